@@ -1,0 +1,37 @@
+// DType: how the numbers of a tensor are stored. Every type is described by a block: so many elements in so
+// many bytes; a plain type is a block of one. The byte layouts are in quant/blocks.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace millrace {
+
+enum class DType : uint8_t {
+  kF32, kF16, kBF16,
+  kF8E4M3,      // one byte each; the tensor carries a scale grid (TensorView::scales)
+  kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1,  // GGUF blocks of 32
+  kQ4_K, kQ5_K, kQ6_K,                // GGUF super-blocks of 256
+  kMXFP4,       // GGUF layout: blocks of 32 in 17 bytes, the e8m0 scale first
+  kMXFP4Split,  // Hugging Face layout: 16-byte nibble blocks here, the e8m0 scales in TensorView::scales
+  kI32, kU8,    // indices and raw bytes: never weights of a matrix product
+};
+
+struct DTypeInfo {
+  std::string_view name;  // as printed and as parsed: "q4_k"
+  int block_elements;
+  int block_bytes;
+};
+
+const DTypeInfo& info(DType type);
+std::optional<DType> parse_dtype(std::string_view name);
+
+// Bytes of `elements` contiguous elements; elements must be a multiple of the block.
+inline size_t bytes_of(DType type, int64_t elements) {
+  const DTypeInfo& i = info(type);
+  return static_cast<size_t>(elements / i.block_elements) * static_cast<size_t>(i.block_bytes);
+}
+
+}  // namespace millrace
