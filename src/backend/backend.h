@@ -1,0 +1,214 @@
+// Backend: the seam between models and devices, and the only one. A model names operations; a device decides
+// how to run and fuse them. Two objects:
+//   Backend  - a device: takes weights in (mapped, kept or repacked) and makes executors.
+//   Executor - one model's working memory on that device: the residual stream, the KV pools, the logits.
+//
+// An executor runs steps. A step is a ragged batch: a flat list of tokens with, per sequence, how long its
+// context already is and where its KV blocks are. Prefill, chunked prefill, decode and verification are all the
+// same call. Operations read and write *slots* that the executor owns, so that the residual stream can live in
+// whatever form the device likes:
+//
+//   embed            tokens            -> residual                      [tokens, hidden]
+//   norm_qkv         residual          -> query, key, value             [tokens, heads * head_dim] ...
+//   rope_append_kv   query, key, value -> query; key, value into the pool
+//   attend           query, pool       -> attention                     [tokens, heads * head_dim]
+//   project_add      attention         -> residual +=
+//   ffn_add          residual          -> residual +=                   (dense layers)
+//   route            residual          -> routing                       (expert layers)
+//   experts_add      residual, routing -> residual +=
+//   norm_logits      residual          -> logits                        [logit rows, vocabulary]
+//
+// Same bits: what a token gets does not depend on the other rows of the batch, on how its prompt was cut, or on
+// the number of threads.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/paging.h"
+#include "tensor/tensor_view.h"
+
+namespace millrace {
+
+// ---------------------------------------------------------------- the batch
+
+struct SequenceSlice {
+  int32_t first_row = 0;    // its tokens are rows [first_row, first_row + num_tokens) of the batch
+  int32_t num_tokens = 0;
+  int32_t context_len = 0;  // tokens of this sequence already in the cache; the first new one has this position
+  // tables[g][i] is the block of group g that holds positions [16 i, 16 i + 16); kNoBlock once out of the window.
+  // Blocks for the new tokens are already there.
+  std::array<const int32_t*, kMaxKvGroups> tables{};
+};
+
+struct Batch {
+  std::span<const int32_t> tokens;             // [num_tokens]
+  std::span<const SequenceSlice> sequences;    // cover the rows, in order
+  std::span<const int32_t> logit_rows;         // rows whose logits are wanted, ascending
+};
+
+// ---------------------------------------------------------------- weights
+
+enum class WeightUse {
+  kMatrix,     // [out, in] or [experts, out, in]: y = W x
+  kEmbedding,  // [vocabulary, hidden]: rows are looked up (and, when tied, also multiplied)
+  kVector,     // norms, biases, sinks: becomes float32, read row by row
+};
+
+// A weight as its backend holds it. Models pass it around and never look inside.
+class Weight {
+ public:
+  virtual ~Weight() = default;
+  int64_t experts = 1, rows = 0, cols = 0;
+};
+using WeightPtr = std::unique_ptr<const Weight>;
+
+// ---------------------------------------------------------------- operations' parameters
+
+struct Norm {  // RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight
+  const Weight* weight = nullptr;
+  float eps = 1e-5f;
+};
+
+struct Linear {
+  const Weight* weight = nullptr;  // [out, in]
+  const Weight* bias = nullptr;    // [out] or absent
+};
+
+struct NormQkv {
+  Norm norm;
+  Linear q, k, v;
+  Norm q_norm, k_norm;  // per head, over head_dim (Qwen 3); weight absent elsewhere
+};
+
+struct Rope {
+  int layer = 0;
+  std::span<const float> inv_freq;  // [rotary_dims / 2] angle per position; scaling (llama3, YaRN) is in here
+  float magnitude = 1.0f;           // multiplies cos and sin (YaRN)
+  bool interleaved = false;         // pairs (2i, 2i+1) as GGUF's llama files want; else (i, i + rotary_dims/2)
+};
+
+struct Attend {
+  int layer = 0;
+  int32_t window = 0;              // a token sees itself and the window - 1 before it; 0: everything
+  float scale = 1.0f;              // of the scores
+  const Weight* sinks = nullptr;   // [heads]: joins the softmax's denominator, contributes no value
+};
+
+struct Ffn {  // x += down(silu(gate n) * (up n)), n = norm(x)
+  Norm norm;
+  Linear gate, up, down;
+};
+
+struct Route {
+  Norm norm;
+  Linear router;  // [experts, hidden]
+  int experts_per_token = 0;
+  // kSoftmaxChosen: softmax over the chosen logits (gpt-oss). kSoftmaxAll: softmax over all, then choose.
+  enum class Weighting { kSoftmaxChosen, kSoftmaxAll, kSoftmaxAllRenormalized } weighting = Weighting::kSoftmaxChosen;
+};
+
+struct Experts {
+  Linear gate, up, down;  // weights [experts, out, in], biases [experts, out]
+  // kSilu: silu(g) * u. kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit),
+  // g * sigmoid(alpha g) * (u + 1).
+  enum class Activation { kSilu, kClampedSwiglu } activation = Activation::kSilu;
+  float alpha = 1.702f, limit = 7.0f;
+};
+
+struct Logits {
+  Norm norm;
+  Linear output;  // [vocabulary, hidden]
+};
+
+// ---------------------------------------------------------------- executor
+
+struct KvGroupSpec {
+  int32_t window = 0;      // 0: full attention
+  int32_t num_layers = 0;  // how many layers live in this group
+  int32_t num_blocks = 0;  // pool size
+};
+
+// Everything an executor sizes its memory by.
+struct ExecutorSpec {
+  int32_t max_tokens = 0;      // rows per step
+  int32_t max_logit_rows = 0;
+  int32_t max_context = 0;     // longest sequence
+  int32_t hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
+  int32_t ffn = 0;                                          // dense intermediate size, 0 without dense layers
+  int32_t experts = 0, experts_per_token = 0, expert_ffn = 0;  // 0 without experts
+  DType kv_type = DType::kF32;
+  std::vector<KvGroupSpec> kv_groups;
+  struct LayerPlace { int32_t group = 0, index = 0; };      // where layer l's keys and values live
+  std::vector<LayerPlace> layers;
+
+  // One block of group g: [layers in group][key, value][kv_heads][16][head_dim], contiguous.
+  size_t kv_block_bytes(int group) const {
+    return static_cast<size_t>(kv_groups[group].num_layers) * 2 * kv_heads * kBlockTokens *
+           bytes_of(kv_type, head_dim);
+  }
+};
+
+enum class Slot { kResidual, kQuery, kKey, kValue, kAttention, kLogits };
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  // Starts a step; the batch's memory must outlive it. Plans attention once for all layers.
+  virtual void begin(const Batch& batch) = 0;
+  virtual void embed(const Weight& table, float scale = 1.0f) = 0;
+  virtual void norm_qkv(const NormQkv& op) = 0;
+  virtual void rope_append_kv(const Rope& op) = 0;
+  virtual void attend(const Attend& op) = 0;
+  virtual void project_add(const Linear& op) = 0;
+  virtual void ffn_add(const Ffn& op) = 0;
+  virtual void route(const Route& op) = 0;
+  virtual void experts_add(const Experts& op) = 0;
+  virtual void norm_logits(const Logits& op) = 0;
+  // [logit rows, vocabulary] of the last step, readable until the next begin().
+  virtual std::span<const float> logits() = 0;
+
+  // For the conformance suite: a slot as float32 [rows, columns], in and out.
+  virtual std::vector<float> read_slot(Slot slot) = 0;
+  virtual void write_slot(Slot slot, std::span<const float> values) = 0;
+};
+
+// ---------------------------------------------------------------- device
+
+struct BackendOptions {
+  int threads = 0;  // 0: one per core this process may use
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;       // "cpu", "reference", "cuda"
+  virtual std::string description() const = 0;     // "cpu, neon+dotprod, 2 threads"
+  virtual std::string_view isa() const = 0;        // "neon_dotprod"; the device's architecture on a GPU
+  virtual int threads() const = 0;
+  virtual DType default_kv_type() const = 0;
+  virtual bool supports_kv_type(DType type) const = 0;
+
+  // Bytes this backend will hold for a weight beyond the file's mapping; asked before anything is loaded.
+  virtual size_t weight_bytes(const TensorView& view, WeightUse use) const = 0;
+  // The view's memory must outlive the weight. Throws Error{kUnsupported} naming the tensor for a type it lacks.
+  virtual WeightPtr load_weight(const TensorView& view, WeightUse use) = 0;
+
+  virtual size_t workspace_bytes(const ExecutorSpec& spec) const = 0;  // of an executor, without the KV pools
+  virtual std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) = 0;
+
+  // Runs body(begin, end) over [0, count) on the device's host threads: loading, measuring bandwidth.
+  virtual void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) = 0;
+};
+
+// "cpu", "reference", "cuda". An unknown name or a device this machine lacks throws Error naming the choices.
+std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options);
+
+}  // namespace millrace

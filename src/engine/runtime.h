@@ -1,0 +1,121 @@
+// Runtime: a checkpoint opened, its model on a device, its tokenizer, and room to run sequences. The plain form
+// of the engine: whoever calls it says which sequences step. (The scheduler that decides for many clients builds
+// on the same parts.)
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "io/checkpoint.h"
+#include "kv/sequence_blocks.h"
+#include "model/model.h"
+#include "tokenizer/chat_template.h"
+#include "tokenizer/tokenizer.h"
+
+namespace millrace {
+
+struct RuntimeOptions {
+  std::string device = "cpu";
+  int threads = 0;            // 0: all
+  int32_t context = 0;        // tokens per sequence; 0: min(trained, 4096)
+  int32_t sequences = 1;      // that fit at full length
+  int32_t step_tokens = 512;  // rows per step: longer prompts go in chunks of this
+  int32_t logit_rows = 1;     // most logit rows asked for in a step
+  std::optional<DType> kv_type;
+  LoadProgress progress;
+};
+
+// One stream of tokens in the runtime's cache.
+class Sequence {
+ public:
+  explicit Sequence(kv::SequenceBlocks blocks) : blocks_(std::move(blocks)) {}
+  int32_t length() const { return blocks_.length(); }
+
+ private:
+  friend class Runtime;
+  kv::SequenceBlocks blocks_;
+};
+
+// Some new tokens of one sequence, and which of them want logits.
+struct StepInput {
+  Sequence* sequence = nullptr;
+  std::span<const int32_t> tokens;
+  enum class Want { kNone, kLast, kAll } want = Want::kLast;
+};
+
+class Runtime {
+ public:
+  // Loads everything. Throws Error.
+  static std::unique_ptr<Runtime> open(const std::string& path, const RuntimeOptions& options);
+
+  const io::Checkpoint& checkpoint() const { return checkpoint_; }
+  const ModelConfig& config() const { return model_->config(); }
+  const Model& model() const { return *model_; }
+  Backend& backend() { return *backend_; }
+  const ExecutorSpec& spec() const { return spec_; }
+  int32_t context() const { return spec_.max_context; }
+
+  // Throws Error{kBadInput} when the checkpoint has none.
+  const Tokenizer& tokenizer() const;
+  std::shared_ptr<const Tokenizer> shared_tokenizer() const;
+  const ChatTemplate* chat_template() const { return chat_template_ ? &*chat_template_ : nullptr; }
+  // Where generation ends: the config's, the tokenizer's.
+  const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
+
+  Sequence make_sequence();
+
+  // One ragged step. Returns logits [wanted rows, vocab] in input order, valid until the next step. The sum of
+  // tokens must be at most spec().max_tokens. Throws Error{kBadInput} when a sequence would pass the context or a
+  // token id is not in the vocabulary, Error{kNoMemory} when the pool has no block left (nothing is changed then).
+  std::span<const float> step(std::span<const StepInput> inputs);
+
+  // Feeds any number of tokens in chunks of spec().max_tokens; logits of the last one.
+  std::span<const float> prefill(Sequence& sequence, std::span<const int32_t> tokens);
+
+ private:
+  Runtime() = default;
+  io::Checkpoint checkpoint_;  // first: everything below points into its mapping
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Model> model_;
+  ExecutorSpec spec_;
+  std::unique_ptr<Executor> executor_;
+  std::vector<kv::BlockPool> pools_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::string tokenizer_error_;
+  std::optional<ChatTemplate> chat_template_;
+  std::vector<int32_t> end_tokens_;
+  // Reused by every step.
+  std::vector<int32_t> tokens_, logit_rows_;
+  std::vector<SequenceSlice> slices_;
+};
+
+// The tokenizer and chat template of a checkpoint, without loading weights.
+std::shared_ptr<const Tokenizer> load_tokenizer(const io::Checkpoint& checkpoint);
+std::string chat_template_text(const io::Checkpoint& checkpoint);  // empty when there is none
+
+// What running this checkpoint takes, known before anything is loaded.
+struct MemoryPlan {
+  size_t weights_mapped = 0;   // read from the file's mapping
+  size_t weights_repacked = 0; // copies the backend makes
+  size_t workspace = 0;
+  struct Group {
+    int32_t window, layers;
+    size_t bytes_per_1k_tokens;  // of a sequence up to its window
+    size_t bytes_at_context;     // one sequence of context_length
+  };
+  std::vector<Group> groups;
+  int32_t context = 0;           // planned
+  size_t memory_available = 0;   // what the machine has for us
+  size_t total = 0;              // repacked + workspace + kv for one sequence + mapped
+  int32_t longest_context = 0;   // that fits beside the weights for one sequence, at most the trained one
+  int32_t users_at_context = 0;  // sequences of `context` that fit
+};
+MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                       const RuntimeOptions& options);
+
+}  // namespace millrace

@@ -1,0 +1,59 @@
+// ModelConfig: what a checkpoint says about its architecture, in one form for GGUF and Hugging Face.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "io/checkpoint.h"
+
+namespace millrace {
+
+enum class RopeScaling { kNone, kLinear, kLlama3, kYarn };
+
+struct ModelConfig {
+  std::string architecture;  // "gpt-oss", "llama", "qwen2", "qwen3", "qwen3moe"
+  std::string name;          // for people
+  int32_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
+  int32_t ffn = 0;                                             // dense layers
+  int32_t experts = 0, experts_per_token = 0, expert_ffn = 0;  // expert layers
+  bool renormalize_experts = true;                             // qwen3moe: norm_topk_prob
+  int32_t context_length = 0;                                  // trained
+  float norm_eps = 1e-5f;
+  bool qk_norm = false;
+
+  std::vector<int32_t> layer_windows;  // [layers]: 0 full attention, else the window
+
+  // Rotary position: after read_config these are the final angles and magnitude, scaling applied.
+  double rope_theta = 10000.0;
+  int32_t rotary_dims = 0;
+  bool rope_interleaved = false;
+  RopeScaling rope_scaling = RopeScaling::kNone;
+  std::vector<float> rope_inv_freq;  // [rotary_dims / 2]
+  float rope_magnitude = 1.0f;
+
+  // Mixture of experts
+  Route::Weighting expert_weighting = Route::Weighting::kSoftmaxChosen;
+  Experts::Activation expert_activation = Experts::Activation::kSilu;
+  float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
+
+  std::vector<int32_t> end_tokens;  // from generation_config / config; the tokenizer knows its own
+};
+
+// Throws Error{kUnsupported} for an unknown architecture, listing those known, and Error{kBadInput} for values
+// that contradict each other.
+ModelConfig read_config(const io::Checkpoint& checkpoint);
+
+// The step and cache memory for `config`: at most max_tokens rows a step, contexts up to max_context, room for
+// `sequences` of them at full length.
+struct ExecutorLimits {
+  int32_t max_tokens = 512;
+  int32_t max_logit_rows = 1;
+  int32_t max_context = 4096;
+  int32_t sequences = 1;
+  DType kv_type = DType::kF32;
+};
+ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits& limits);
+
+}  // namespace millrace
