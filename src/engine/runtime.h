@@ -63,7 +63,8 @@ class Runtime {
   // Throws Error{kBadInput} when the checkpoint has none.
   const Tokenizer& tokenizer() const;
   std::shared_ptr<const Tokenizer> shared_tokenizer() const;
-  const ChatTemplate* chat_template() const { return chat_template_ ? &*chat_template_ : nullptr; }
+  // Parsed at the first call; nullptr when the checkpoint has none. Throws Error when it cannot be understood.
+  const ChatTemplate* chat_template();
   // Where generation ends: the config's, the tokenizer's.
   const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
 
@@ -79,6 +80,8 @@ class Runtime {
 
  private:
   Runtime() = default;
+  void check_input(const StepInput& input) const;
+
   io::Checkpoint checkpoint_;  // first: everything below points into its mapping
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
@@ -98,6 +101,9 @@ class Runtime {
 std::shared_ptr<const Tokenizer> load_tokenizer(const io::Checkpoint& checkpoint);
 std::string chat_template_text(const io::Checkpoint& checkpoint);  // empty when there is none
 
+// The executor's limits that these options mean for a model on a device; plan and runtime both use them.
+ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options);
+
 // What running this checkpoint takes, known before anything is loaded.
 struct MemoryPlan {
   size_t weights_mapped = 0;   // read from the file's mapping
@@ -110,8 +116,9 @@ struct MemoryPlan {
   };
   std::vector<Group> groups;
   int32_t context = 0;           // planned
+  DType kv_type = DType::kF32;
   size_t memory_available = 0;   // what the machine has for us
-  size_t total = 0;              // repacked + workspace + kv for one sequence + mapped
+  size_t total = 0;              // mapped + repacked + workspace + kv for the sequences asked for
   int32_t longest_context = 0;   // that fits beside the weights for one sequence, at most the trained one
   int32_t users_at_context = 0;  // sequences of `context` that fit
 };

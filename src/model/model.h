@@ -17,6 +17,7 @@ struct LayerWeights {
   WeightPtr attn_q_bias, attn_k_bias, attn_v_bias, attn_output_bias;
   WeightPtr attn_q_norm, attn_k_norm, attn_sinks;
   WeightPtr ffn_norm, ffn_gate, ffn_up, ffn_down;  // dense
+  WeightPtr ffn_gate_bias, ffn_up_bias, ffn_down_bias;
   WeightPtr router, router_bias;                   // experts
   WeightPtr gate_experts, up_experts, down_experts, gate_experts_bias, up_experts_bias, down_experts_bias;
 };
@@ -50,6 +51,7 @@ class Model {
   ModelConfig config_;
   ModelWeights weights_;
   size_t bytes_per_token_ = 0;
+  std::vector<std::unique_ptr<std::byte[]>> gathered_;  // weights that could not stay in the mapping
 };
 
 // What loading would cost on this backend, without loading: bytes in the file, bytes held beyond it.

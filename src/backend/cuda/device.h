@@ -1,0 +1,98 @@
+// The CUDA runtime behind RAII: Stream, Event, DeviceBuffer, PinnedBuffer; and the two checks through which every
+// call and every launch goes. All of it is on device 0 (CUDA_VISIBLE_DEVICES says which one that is).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+namespace millrace::cuda {
+
+// Throws Error{kDevice} (Error{kNoMemory} when memory ran out) naming the call, unless it succeeded.
+void check_call(cudaError_t status, const char* call);
+// After every <<<>>>: a launch that was refused throws, naming the kernel. A kernel that fails while running shows
+// at the next call that waits for it.
+void check_launch(const char* kernel);
+
+#define MILLRACE_CUDA_TRY(call) ::millrace::cuda::check_call((call), #call)
+
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+  void synchronize() const;
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record(const Stream& stream);
+  void wait() const;  // for what was recorded last; at once when nothing was
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// Memory of one kind, owned. Empty when default-made or made with 0 bytes; move-only.
+template <class Allocator>
+class Memory {
+ public:
+  Memory() = default;
+  // `what` names the memory in the message when there is too little of it.
+  Memory(size_t bytes, const char* what)
+      : data_(bytes == 0 ? nullptr : Allocator::allocate(bytes, what)), bytes_(bytes) {}
+  ~Memory() {
+    if (data_ != nullptr) Allocator::release(data_);
+  }
+  Memory(Memory&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+struct DeviceAllocator {
+  static void* allocate(size_t bytes, const char* what);  // aligned to 256 bytes
+  static void release(void* data) noexcept;
+};
+struct PinnedAllocator {
+  static void* allocate(size_t bytes, const char* what);
+  static void release(void* data) noexcept;
+};
+using DeviceBuffer = Memory<DeviceAllocator>;
+using PinnedBuffer = Memory<PinnedAllocator>;  // host memory the device copies from and to without a detour
+
+struct DeviceInfo {
+  std::string name;          // "NVIDIA H200"
+  std::string architecture;  // "sm_90"
+  size_t memory_bytes = 0;
+};
+
+// Makes device 0 current and says what it is. Throws Error{kDevice}, one line each: no driver, a driver too old for
+// this binary, no GPU, a GPU this binary has no code for.
+DeviceInfo open_device();
+
+}  // namespace millrace::cuda

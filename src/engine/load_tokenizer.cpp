@@ -1,0 +1,74 @@
+// From a checkpoint's metadata to a tokenizer and a chat template, in plain data: the tokenizer folder knows
+// nothing of files.
+#include "base/error.h"
+#include "engine/runtime.h"
+
+namespace millrace {
+namespace {
+
+GgufVocabulary vocabulary_of(const io::Gguf& gguf) {
+  GgufVocabulary v;
+  v.model = gguf.get_string("tokenizer.ggml.model");
+  v.pre = gguf.get_string("tokenizer.ggml.pre", "default");
+  if (const io::GgufArray* a = gguf.get_array("tokenizer.ggml.tokens")) v.tokens = a->strings;
+  if (const io::GgufArray* a = gguf.get_array("tokenizer.ggml.merges")) v.merges = a->strings;
+  if (const io::GgufArray* a = gguf.get_array("tokenizer.ggml.scores")) {
+    v.scores.reserve(a->reals.size());
+    for (const double score : a->reals) v.scores.push_back(static_cast<float>(score));
+  }
+  if (const io::GgufArray* a = gguf.get_array("tokenizer.ggml.token_type")) {
+    v.types.reserve(a->integers.size());
+    for (const int64_t type : a->integers) v.types.push_back(static_cast<int32_t>(type));
+  }
+  const auto id = [&](const char* name) -> std::optional<TokenId> {
+    const std::string key = fmt::format("tokenizer.ggml.{}_token_id", name);
+    if (!gguf.has(key)) return std::nullopt;
+    const int64_t value = gguf.get_int(key);
+    if (value < 0 || value >= static_cast<int64_t>(v.tokens.size())) {
+      throw_error(ErrorCode::kBadInput, "{}: {}: found {}, expected 0 to {}", gguf.path(), key, value,
+                  static_cast<int64_t>(v.tokens.size()) - 1);
+    }
+    return static_cast<TokenId>(value);
+  };
+  v.bos = id("bos");
+  v.eos = id("eos");
+  v.eot = id("eot");
+  v.eom = id("eom");
+  v.unk = id("unknown");
+  v.pad = id("padding");
+  const auto flag = [&](const char* name) -> std::optional<bool> {
+    const std::string key = fmt::format("tokenizer.ggml.{}", name);
+    if (!gguf.has(key)) return std::nullopt;
+    return gguf.get_bool(key, false);
+  };
+  v.add_bos = flag("add_bos_token");
+  v.add_eos = flag("add_eos_token");
+  v.add_space_prefix = flag("add_space_prefix");
+  return v;
+}
+
+}  // namespace
+
+std::shared_ptr<const Tokenizer> load_tokenizer(const io::Checkpoint& checkpoint) {
+  if (checkpoint.gguf) {
+    if (!checkpoint.gguf->has("tokenizer.ggml.model")) {
+      throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.model: found nothing, expected a tokenizer in the file",
+                  checkpoint.path());
+    }
+    return Tokenizer::from_gguf(vocabulary_of(*checkpoint.gguf), checkpoint.path());
+  }
+  if (checkpoint.hf->tokenizer_json.empty()) {
+    throw_error(ErrorCode::kBadInput, "{}: tokenizer.json: found nothing, expected the model's tokenizer",
+                checkpoint.path());
+  }
+  const nlohmann::json& config = checkpoint.hf->tokenizer_config;
+  return Tokenizer::from_json(checkpoint.hf->tokenizer_json, config.is_null() ? std::string() : config.dump(),
+                              checkpoint.path() + "/tokenizer.json");
+}
+
+std::string chat_template_text(const io::Checkpoint& checkpoint) {
+  if (checkpoint.gguf) return std::string(checkpoint.gguf->get_string("tokenizer.chat_template", ""));
+  return checkpoint.hf->chat_template;
+}
+
+}  // namespace millrace

@@ -1,0 +1,90 @@
+// The memory a checkpoint will need, from the same functions that later allocate it.
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "engine/runtime.h"
+
+namespace millrace {
+namespace {
+
+// What the kernel would give us without swapping, cut by the cgroup's limit.
+size_t available_memory() {
+  size_t available = 0;
+  std::ifstream meminfo("/proc/meminfo");
+  std::string word;
+  while (meminfo >> word) {
+    if (word == "MemAvailable:") {
+      meminfo >> available;
+      available *= 1024;
+      break;
+    }
+  }
+  std::ifstream limit_file("/sys/fs/cgroup/memory.max"), used_file("/sys/fs/cgroup/memory.current");
+  size_t limit = 0, used = 0;
+  if (limit_file >> limit && used_file >> used) available = std::min(available, limit > used ? limit - used : 0);
+  return available;
+}
+
+// Bytes of KV pools for `sequences` of `context`.
+size_t kv_bytes(const ModelConfig& config, ExecutorLimits limits, int32_t context, int32_t sequences) {
+  limits.max_context = context;
+  limits.sequences = sequences;
+  const ExecutorSpec spec = make_executor_spec(config, limits);
+  size_t bytes = 0;
+  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+    bytes += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
+  }
+  return bytes;
+}
+
+// The largest n in [0, most] for which fits(n); fits is monotone.
+template <class Fits>
+int32_t largest(int32_t most, const Fits& fits) {
+  int32_t low = 0, high = most;
+  while (low < high) {
+    const int32_t middle = low + (high - low + 1) / 2;
+    if (fits(middle)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                       const RuntimeOptions& options) {
+  const ExecutorLimits limits = runtime_limits(config, backend, options);
+  const ExecutorSpec spec = make_executor_spec(config, limits);
+  const WeightBytes weights = plan_weights(checkpoint, config, backend);
+
+  MemoryPlan plan;
+  plan.weights_mapped = weights.mapped;
+  plan.weights_repacked = weights.repacked;
+  plan.workspace = backend.workspace_bytes(spec);
+  plan.context = limits.max_context;
+  plan.kv_type = limits.kv_type;
+  plan.memory_available = available_memory();
+  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+    const KvGroupSpec& group = spec.kv_groups[g];
+    const size_t block = spec.kv_block_bytes(static_cast<int>(g));
+    plan.groups.push_back({.window = group.window,
+                           .layers = group.num_layers,
+                           .bytes_per_1k_tokens = block * (1024 / kBlockTokens),
+                           .bytes_at_context = block * static_cast<size_t>(group.num_blocks / limits.sequences)});
+  }
+  const size_t fixed = plan.weights_mapped + plan.weights_repacked + plan.workspace;
+  plan.total = fixed + kv_bytes(config, limits, limits.max_context, limits.sequences);
+  const size_t room = plan.memory_available > fixed ? plan.memory_available - fixed : 0;
+  plan.longest_context = largest(config.context_length, [&](int32_t n) { return kv_bytes(config, limits, n, 1) <= room; });
+  const size_t one = kv_bytes(config, limits, limits.max_context, 1);
+  plan.users_at_context = static_cast<int32_t>(
+      std::min<size_t>(one == 0 ? 0 : room / one, static_cast<size_t>(std::numeric_limits<int32_t>::max())));
+  return plan;
+}
+
+}  // namespace millrace

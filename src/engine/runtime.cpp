@@ -1,0 +1,171 @@
+#include "engine/runtime.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "quant/codec.h"
+
+namespace millrace {
+namespace {
+
+constexpr int32_t kDefaultContext = 4096;
+
+int32_t chosen_context(const ModelConfig& config, const RuntimeOptions& options) {
+  if (options.context < 0 || options.context > (1 << 28)) {
+    throw_error(ErrorCode::kBadInput, "context: found {}, expected 1 to {} tokens", options.context, 1 << 28);
+  }
+  return options.context > 0 ? options.context : std::min(config.context_length, kDefaultContext);
+}
+
+// A NaN among the logits has a cause; name it if it lies in the file.
+[[noreturn]] void explain_nan(const io::Checkpoint& checkpoint) {
+  for (const TensorView& tensor : checkpoint.tensors()) {
+    if (tensor.type == DType::kI32 || tensor.type == DType::kU8 || tensor.type == DType::kF8E4M3) continue;
+    for (int64_t row = 0; row < tensor.rows(); ++row) {
+      if (quant::scales_are_finite(tensor, row)) continue;
+      throw_error(ErrorCode::kBadInput, "{}: tensor {}: row {}: found NaN or infinity, expected finite values and scales",
+                  checkpoint.path(), tensor.name, row);
+    }
+  }
+  throw_error(ErrorCode::kBadInput, "{}: logits: found NaN, expected numbers; every weight is finite, so the values overflow",
+              checkpoint.path());
+}
+
+}  // namespace
+
+ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options) {
+  ExecutorLimits limits;
+  limits.max_context = chosen_context(config, options);
+  limits.max_tokens = std::max(1, std::min(options.step_tokens, limits.max_context * options.sequences));
+  limits.max_logit_rows = std::max(1, options.logit_rows);
+  limits.sequences = std::max(1, options.sequences);
+  limits.kv_type = options.kv_type.value_or(backend.default_kv_type());
+  if (!backend.supports_kv_type(limits.kv_type)) {
+    throw_error(ErrorCode::kUnsupported, "kv type: found {}, expected one that device {} has (its default is {})",
+                info(limits.kv_type).name, backend.name(), info(backend.default_kv_type()).name);
+  }
+  return limits;
+}
+
+std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOptions& options) {
+  std::unique_ptr<Runtime> r(new Runtime);
+  r->checkpoint_ = io::Checkpoint::open(path);
+  r->backend_ = make_backend(options.device, {.threads = options.threads});
+  const ModelConfig config = read_config(r->checkpoint_);
+  r->spec_ = make_executor_spec(config, runtime_limits(config, *r->backend_, options));
+
+  // A damaged or missing tokenizer is an error only for those who need one.
+  try {
+    r->tokenizer_ = load_tokenizer(r->checkpoint_);
+    r->end_tokens_ = r->tokenizer_->end_tokens();
+  } catch (const Error& error) {
+    r->tokenizer_error_ = error.what();
+  }
+  for (const int32_t id : config.end_tokens) {
+    if (std::find(r->end_tokens_.begin(), r->end_tokens_.end(), id) == r->end_tokens_.end()) {
+      r->end_tokens_.push_back(id);
+    }
+  }
+  r->model_ = Model::load(r->checkpoint_, *r->backend_, options.progress);
+  r->executor_ = r->backend_->make_executor(r->spec_);
+  for (const KvGroupSpec& group : r->spec_.kv_groups) r->pools_.emplace_back(group.num_blocks);
+  return r;
+}
+
+std::shared_ptr<const Tokenizer> Runtime::shared_tokenizer() const {
+  if (!tokenizer_) throw Error(ErrorCode::kBadInput, tokenizer_error_);
+  return tokenizer_;
+}
+
+const Tokenizer& Runtime::tokenizer() const { return *shared_tokenizer(); }
+
+const ChatTemplate* Runtime::chat_template() {
+  if (!chat_template_) {
+    const std::string text = chat_template_text(checkpoint_);
+    if (text.empty()) return nullptr;
+    chat_template_.emplace(text, checkpoint_.path());
+  }
+  return &*chat_template_;
+}
+
+Sequence Runtime::make_sequence() {
+  std::vector<kv::BlockPool*> pools;
+  std::vector<int32_t> windows;
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    pools.push_back(&pools_[g]);
+    windows.push_back(spec_.kv_groups[g].window);
+  }
+  return Sequence(kv::SequenceBlocks(std::move(pools), std::move(windows)));
+}
+
+void Runtime::check_input(const StepInput& input) const {
+  const int64_t end = static_cast<int64_t>(input.sequence->length()) + static_cast<int64_t>(input.tokens.size());
+  if (end > spec_.max_context) {
+    throw_error(ErrorCode::kBadInput, "prompt: found {} tokens, expected at most the context of {} (--ctx raises it)",
+                end, spec_.max_context);
+  }
+  for (const int32_t token : input.tokens) {
+    if (token < 0 || token >= spec_.vocab) {
+      throw_error(ErrorCode::kBadInput, "token id: found {}, expected 0 to {}", token, spec_.vocab - 1);
+    }
+  }
+}
+
+std::span<const float> Runtime::step(std::span<const StepInput> inputs) {
+  tokens_.clear();
+  slices_.clear();
+  logit_rows_.clear();
+  for (const StepInput& input : inputs) check_input(input);
+  for (const StepInput& input : inputs) {
+    const auto count = static_cast<int32_t>(input.tokens.size());
+    if (!input.sequence->blocks_.reserve(count)) {
+      throw_error(ErrorCode::kNoMemory, "kv cache: found no free block for {} more tokens, expected room for {} contexts of {}",
+                  count, inputs.size(), spec_.max_context);
+    }
+    const auto first = static_cast<int32_t>(tokens_.size());
+    slices_.push_back({.first_row = first, .num_tokens = count, .context_len = input.sequence->length(), .tables = {}});
+    tokens_.insert(tokens_.end(), input.tokens.begin(), input.tokens.end());
+    if (input.want == StepInput::Want::kLast && count > 0) logit_rows_.push_back(first + count - 1);
+    if (input.want == StepInput::Want::kAll) {
+      for (int32_t i = 0; i < count; ++i) logit_rows_.push_back(first + i);
+    }
+  }
+  MILLRACE_CHECK(tokens_.size() <= static_cast<size_t>(spec_.max_tokens));
+  MILLRACE_CHECK(logit_rows_.size() <= static_cast<size_t>(spec_.max_logit_rows));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    for (size_t g = 0; g < pools_.size(); ++g) {
+      slices_[i].tables[g] = inputs[i].sequence->blocks_.table(static_cast<int>(g));
+    }
+  }
+  model_->forward(*executor_, {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_});
+  for (size_t i = 0; i < inputs.size(); ++i) inputs[i].sequence->blocks_.advance(slices_[i].num_tokens);
+
+  const std::span<const float> logits = executor_->logits();
+  // A sum is NaN exactly when a term is (or infinities of both signs meet, which is as bad).
+  for (size_t row = 0; row < logit_rows_.size(); ++row) {
+    float sum = 0;
+    for (const float x : logits.subspan(row * spec_.vocab, spec_.vocab)) sum += x;
+    if (std::isnan(sum)) explain_nan(checkpoint_);
+  }
+  return logits;
+}
+
+std::span<const float> Runtime::prefill(Sequence& sequence, std::span<const int32_t> tokens) {
+  // Refuse before any work, not after the first chunks.
+  check_input({.sequence = &sequence, .tokens = tokens});
+  std::span<const float> logits;
+  while (!tokens.empty()) {
+    const size_t count = std::min<size_t>(tokens.size(), spec_.max_tokens);
+    const bool last = count == tokens.size();
+    const StepInput input = {.sequence = &sequence,
+                             .tokens = tokens.first(count),
+                             .want = last ? StepInput::Want::kLast : StepInput::Want::kNone};
+    logits = step({&input, 1});
+    tokens = tokens.subspan(count);
+  }
+  return logits;
+}
+
+}  // namespace millrace

@@ -1,0 +1,102 @@
+#include "model/config.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "model/architecture.h"
+
+namespace millrace {
+namespace {
+
+// "eos_token_id": 2 or [2, 3] in generation_config.json and config.json.
+void add_end_tokens(const nlohmann::json& object, std::vector<int32_t>& ends) {
+  if (!object.is_object()) return;
+  const auto it = object.find("eos_token_id");
+  if (it == object.end()) return;
+  const auto add = [&](const nlohmann::json& id) {
+    if (id.is_number_integer() && id >= 0 && id <= INT32_MAX) ends.push_back(id.get<int32_t>());
+  };
+  if (it->is_array()) {
+    for (const nlohmann::json& id : *it) add(id);
+  } else {
+    add(*it);
+  }
+}
+
+// Rows of the embedding: what the files really hold, whatever vocab_size says.
+int32_t read_vocab(const ConfigReader& reader) {
+  const char* name = reader.is_gguf() ? "token_embd.weight" : "model.embed_tokens.weight";
+  const TensorView* view = reader.checkpoint().find_tensor(name);
+  if (view == nullptr) reader.fail(fmt::format("tensor {}", name), "nothing", "the token embedding");
+  if (view->rank != 2 || view->shape[0] < 1 || view->shape[0] > (1 << 26)) {
+    reader.fail(fmt::format("tensor {}", name), fmt::format("rank {} with {} rows", view->rank, view->shape[0]),
+                "[vocabulary, hidden]");
+  }
+  return static_cast<int32_t>(view->shape[0]);
+}
+
+}  // namespace
+
+ModelConfig read_config(const io::Checkpoint& checkpoint) {
+  const Architecture& architecture = find_architecture(checkpoint);
+  const ConfigReader reader(checkpoint, std::string(architecture.name));
+  ModelConfig config;
+  config.architecture = architecture.name;
+  config.vocab = read_vocab(reader);
+  if (checkpoint.gguf) {
+    config.name = checkpoint.gguf->get_string("general.name", "");
+  } else {
+    add_end_tokens(checkpoint.hf->generation_config, config.end_tokens);
+    if (config.end_tokens.empty()) add_end_tokens(checkpoint.hf->config, config.end_tokens);
+  }
+  if (config.name.empty()) {
+    std::string path = checkpoint.path();
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    config.name = path.substr(path.rfind('/') + 1);
+  }
+  architecture.configure(reader, config);
+  return config;
+}
+
+ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits& limits) {
+  ExecutorSpec spec;
+  spec.max_tokens = limits.max_tokens;
+  spec.max_logit_rows = limits.max_logit_rows;
+  spec.max_context = limits.max_context;
+  spec.hidden = config.hidden;
+  spec.heads = config.heads;
+  spec.kv_heads = config.kv_heads;
+  spec.head_dim = config.head_dim;
+  spec.vocab = config.vocab;
+  spec.ffn = config.ffn;
+  spec.experts = config.experts;
+  spec.experts_per_token = config.experts_per_token;
+  spec.expert_ffn = config.expert_ffn;
+  spec.kv_type = limits.kv_type;
+  for (const int32_t window : config.layer_windows) {
+    auto group = std::find_if(spec.kv_groups.begin(), spec.kv_groups.end(),
+                              [&](const KvGroupSpec& g) { return g.window == window; });
+    if (group == spec.kv_groups.end()) {
+      MILLRACE_CHECK(spec.kv_groups.size() < kMaxKvGroups);  // read_hf_layer_types gives one window per model
+      group = spec.kv_groups.insert(group, {.window = window, .num_layers = 0, .num_blocks = 0});
+    }
+    spec.layers.push_back({static_cast<int32_t>(group - spec.kv_groups.begin()), group->num_layers++});
+  }
+  for (KvGroupSpec& group : spec.kv_groups) {
+    // A window group holds its window, a partial block at either end, and the step being written.
+    int64_t tokens = limits.max_context;
+    if (group.window > 0) {
+      tokens = std::min<int64_t>(tokens, static_cast<int64_t>(group.window) + limits.max_tokens + 2 * kBlockTokens);
+    }
+    const int64_t blocks = static_cast<int64_t>(blocks_for(tokens)) * limits.sequences;
+    if (blocks > INT32_MAX) {
+      throw_error(ErrorCode::kNoMemory, "context: found {} tokens for {} sequences, expected at most {} blocks of {}",
+                  limits.max_context, limits.sequences, INT32_MAX, kBlockTokens);
+    }
+    group.num_blocks = static_cast<int32_t>(blocks);
+  }
+  return spec;
+}
+
+}  // namespace millrace
