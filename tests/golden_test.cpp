@@ -1,0 +1,220 @@
+// Every tiny golden model, in every file format it comes in, against what transformers recorded; and on the CPU
+// the same bits however the prompt is cut and whatever shares the batch.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <set>
+
+#include "base/error.h"
+#include "engine/runtime.h"
+#include "golden_reader.h"
+
+namespace millrace {
+namespace {
+
+using golden::Prompt;
+
+RuntimeOptions options_for(const std::string& device, DType kv_type, int threads = 2) {
+  RuntimeOptions o;
+  o.device = device;
+  o.threads = threads;
+  o.kv_type = kv_type;
+  o.context = 512;
+  o.sequences = 8;
+  o.step_tokens = 1024;
+  o.logit_rows = 1024;
+  return o;
+}
+
+// Logits of every token of a prompt, [tokens, vocab], fed in pieces of `chunk`.
+std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens, size_t chunk) {
+  Sequence sequence = runtime.make_sequence();
+  std::vector<float> out;
+  while (!tokens.empty()) {
+    const size_t count = std::min(chunk, tokens.size());
+    const StepInput input = {.sequence = &sequence, .tokens = tokens.first(count), .want = StepInput::Want::kAll};
+    const std::span<const float> logits = runtime.step({&input, 1});
+    out.insert(out.end(), logits.begin(), logits.end());
+    tokens = tokens.subspan(count);
+  }
+  return out;
+}
+
+// Root mean square of a - b over that of b, for one row of logits.
+double relative_error(std::span<const float> a, std::span<const float> b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(b[i], 2);
+  }
+  return std::sqrt(difference / norm);
+}
+
+std::vector<double> row_errors(Runtime& runtime, const golden::Model& model) {
+  std::vector<double> errors;
+  const size_t vocab = static_cast<size_t>(model.vocab_size);
+  for (const Prompt& prompt : model.prompts) {
+    const std::vector<float> logits = all_logits(runtime, prompt.tokens, 1024);
+    for (size_t i = 0; i < prompt.positions.size(); ++i) {
+      errors.push_back(relative_error(std::span(logits).subspan(prompt.positions[i] * vocab, vocab), prompt.row(i)));
+    }
+  }
+  std::sort(errors.begin(), errors.end());
+  return errors;
+}
+
+bool has_quantized_matrices(const io::Checkpoint& checkpoint) {
+  return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(), [](const TensorView& t) {
+    return info(t.type).block_elements > 1 || t.name.ends_with("_blocks");
+  });
+}
+
+// Relative error a device may make in a row of logits.
+//   weights in blocks: activations are rounded to 8 bits per block of 32, a step of amax / 127. The largest of 32
+//     normal values is about 2.1 sigma, so the error is 2.1 / 127 / sqrt(12) = 0.5% of sigma per product;
+//   BF16 cache: 8 bits of mantissa, 2^-9 / sqrt(3) = 0.11% per key and value;
+//   float32 sums of a few hundred terms: 1e-6.
+// Errors of the 5 products of a layer add like noise; 3 sigma are allowed.
+double bound(const Runtime& runtime, DType kv_type) {
+  double noise = 1e-6;
+  if (has_quantized_matrices(runtime.checkpoint())) noise += 0.005;
+  if (kv_type == DType::kBF16) noise += 0.0011;
+  return 3 * noise * std::sqrt(5.0 * runtime.config().layers + 1);
+}
+
+class Golden : public testing::TestWithParam<std::string> {};
+
+TEST_P(Golden, ReferenceAgreesWithTransformers) {
+  const golden::Model model = golden::load_model(GetParam());
+  for (const std::string& path : model.paths) {
+    SCOPED_TRACE(path);
+    const auto runtime = Runtime::open(path, options_for("reference", DType::kF32));
+    EXPECT_EQ(runtime->config().architecture, model.architecture);
+    const std::vector<double> errors = row_errors(*runtime, model);
+    EXPECT_LT(errors.back(), 1e-4);
+    RecordProperty("worst", std::to_string(errors.back()));
+  }
+}
+
+TEST_P(Golden, ReferenceContinuesAsTransformers) {
+  const golden::Model model = golden::load_model(GetParam());
+  const auto runtime = Runtime::open(model.paths.front(), options_for("reference", DType::kF32));
+  Sequence sequence = runtime->make_sequence();
+  std::span<const float> logits = runtime->prefill(sequence, model.prompts[model.greedy.prompt].tokens);
+  for (size_t i = 0; i < model.greedy.tokens.size(); ++i) {
+    const auto best = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    ASSERT_EQ(best, model.greedy.tokens[i]) << "token " << i << ", gap " << model.greedy.gaps[i];
+    logits = runtime->prefill(sequence, std::span(&best, 1));
+  }
+}
+
+TEST_P(Golden, TokenizerAndTemplateAgree) {
+  const golden::Model model = golden::load_model(GetParam());
+  for (const std::string& path : model.paths) {
+    SCOPED_TRACE(path);
+    const auto runtime = Runtime::open(path, options_for("reference", DType::kF32));
+    for (const golden::Text& text : model.texts) EXPECT_EQ(runtime->tokenizer().encode(text.text), text.tokens) << text.text;
+    ASSERT_NE(runtime->chat_template(), nullptr);
+    const nlohmann::ordered_json messages = nlohmann::ordered_json::parse(model.chat.at("messages").dump());
+    const auto token_text = [&](std::optional<TokenId> id) {
+      return id ? runtime->tokenizer().token_bytes(*id, true) : std::string();
+    };
+    const auto ends = runtime->tokenizer().end_tokens();
+    const std::string text = runtime->chat_template()->render(
+        {{"messages", messages},
+         {"add_generation_prompt", true},
+         {"bos_token", token_text(runtime->tokenizer().bos())},
+         {"eos_token", ends.empty() ? std::string() : token_text(ends.front())}});
+    EXPECT_EQ(text, model.chat.at("text").get<std::string>());
+  }
+}
+
+// The devices under test besides the reference: the CPU, and what MILLRACE_TEST_DEVICES adds ("cpu,cuda").
+std::vector<std::string> devices() {
+  const char* variable = std::getenv("MILLRACE_TEST_DEVICES");
+  std::vector<std::string> list;
+  std::string text = variable != nullptr ? variable : "cpu";
+  for (size_t at = 0; at != std::string::npos;) {
+    const size_t comma = text.find(',', at);
+    list.push_back(text.substr(at, comma - at));
+    at = comma == std::string::npos ? comma : comma + 1;
+  }
+  return list;
+}
+
+TEST_P(Golden, DeviceAgreesWithTransformers) {
+  const golden::Model model = golden::load_model(GetParam());
+  for (const std::string& device : devices()) {
+    for (const std::string& path : model.paths) {
+      for (const DType kv_type : {DType::kF32, DType::kBF16}) {
+        SCOPED_TRACE(device + " " + path + " kv " + std::string(info(kv_type).name));
+        const auto runtime = Runtime::open(path, options_for(device, kv_type));
+        const std::vector<double> errors = row_errors(*runtime, model);
+        const double allowed = bound(*runtime, kv_type);
+        const double median = errors[errors.size() / 2];
+        EXPECT_LT(median, allowed);
+        // Rounding may send a token to another expert where two router logits nearly tie; such a row, and those
+        // that attend to it, differ by more. Without experts no row may.
+        EXPECT_LT(errors.back(), runtime->config().experts > 0 ? std::max(0.5, allowed) : allowed);
+        std::printf("[  figure  ] %-60s median %.1e worst %.1e allowed %.1e\n",
+                    (device + " " + path + " kv " + std::string(info(kv_type).name)).c_str(), median, errors.back(),
+                    allowed);
+      }
+    }
+  }
+}
+
+// One piece, pieces of 1, 7, 16 and 33, one thread or three, alone or in a batch with everything else: same bits.
+TEST_P(Golden, SameBitsHoweverCutAndBatched) {
+  const golden::Model model = golden::load_model(GetParam());
+  for (const std::string& device : devices()) {
+    const std::string& path = model.paths.back();
+    SCOPED_TRACE(device + " " + path);
+    const auto runtime = Runtime::open(path, options_for(device, DType::kBF16));
+    std::vector<std::vector<float>> alone;
+    for (const Prompt& prompt : model.prompts) alone.push_back(all_logits(*runtime, prompt.tokens, 1024));
+
+    const Prompt& longest = model.prompts.front();
+    for (const size_t chunk : {1, 7, 16, 33}) {
+      EXPECT_EQ(all_logits(*runtime, longest.tokens, chunk), alone.front()) << "in pieces of " << chunk;
+    }
+    const auto other_threads = Runtime::open(path, options_for(device, DType::kBF16, 3));
+    EXPECT_EQ(all_logits(*other_threads, longest.tokens, 33), alone.front()) << "three threads";
+
+    // All prompts together, each in its own rhythm.
+    const std::vector<size_t> rhythm = {33, 1, 7, 5, 16, 150};
+    std::vector<Sequence> sequences;
+    for (size_t i = 0; i < model.prompts.size(); ++i) sequences.push_back(runtime->make_sequence());
+    std::vector<std::vector<float>> together(model.prompts.size());
+    for (bool more = true; more;) {
+      std::vector<StepInput> inputs;
+      std::vector<size_t> who;
+      for (size_t i = 0; i < model.prompts.size(); ++i) {
+        const std::span<const int32_t> rest = std::span(model.prompts[i].tokens).subspan(sequences[i].length());
+        if (rest.empty()) continue;
+        inputs.push_back({&sequences[i], rest.first(std::min(rest.size(), rhythm[i % rhythm.size()])), StepInput::Want::kAll});
+        who.push_back(i);
+      }
+      more = !inputs.empty();
+      if (!more) break;
+      std::span<const float> logits = runtime->step(inputs);
+      for (size_t j = 0; j < inputs.size(); ++j) {
+        const size_t count = inputs[j].tokens.size() * static_cast<size_t>(model.vocab_size);
+        together[who[j]].insert(together[who[j]].end(), logits.begin(), logits.begin() + static_cast<ptrdiff_t>(count));
+        logits = logits.subspan(count);
+      }
+    }
+    for (size_t i = 0; i < alone.size(); ++i) EXPECT_EQ(together[i], alone[i]) << "prompt " << i << " in a batch";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::ValuesIn(golden::model_names()), [](const auto& param) {
+  std::string name = param.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace millrace

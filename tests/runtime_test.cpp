@@ -1,0 +1,118 @@
+// The runtime on damaged and impossible input, and the memory plan against what is then used.
+#include "engine/runtime.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.h"
+#include "golden_reader.h"
+
+namespace millrace {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// A copy of a golden GGUF in which one block's F16 scale of `tensor` is NaN.
+std::string with_nan_scale(const std::string& source, const std::string& tensor) {
+  const std::string path = (fs::path(testing::TempDir()) / "nan_scale.gguf").string();
+  std::vector<std::byte> bytes = golden::read_bytes(source);
+  const io::Gguf gguf = io::Gguf::parse(bytes, source);
+  const TensorView* view = gguf.find_tensor(tensor);
+  if (view == nullptr) throw std::runtime_error(source + " has no tensor " + tensor);
+  const uint16_t nan = 0x7e00;
+  std::memcpy(bytes.data() + (view->data - bytes.data()), &nan, sizeof nan);
+  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  return path;
+}
+
+class Device : public testing::TestWithParam<const char*> {};
+
+TEST_P(Device, NanScaleIsNamed) {
+  const std::string source = "tests/golden/models/gpt-oss-w128/model.gguf";  // Q8_0 outside the experts
+  for (const std::string tensor : {"blk.0.attn_q.weight", "blk.1.attn_output.weight"}) {
+    const std::string path = with_nan_scale(source, tensor);
+    const std::string error = error_of([&] {
+      const auto runtime = Runtime::open(path, {.device = GetParam(), .threads = 2});
+      Sequence sequence = runtime->make_sequence();
+      const std::vector<int32_t> tokens = {1, 2, 3, 4};
+      runtime->prefill(sequence, tokens);
+    });
+    EXPECT_NE(error.find(path), std::string::npos) << error;
+    EXPECT_NE(error.find(tensor), std::string::npos) << error;
+    EXPECT_NE(error.find("NaN"), std::string::npos) << error;
+    fs::remove(path);
+  }
+}
+
+TEST_P(Device, PromptLongerThanTheContextIsRefusedBeforeAnyWork) {
+  const auto runtime = Runtime::open("tests/golden/models/llama2/hf", {.device = GetParam(), .threads = 1, .context = 20});
+  Sequence sequence = runtime->make_sequence();
+  const std::vector<int32_t> tokens(21, 1);
+  const std::string error = error_of([&] { runtime->prefill(sequence, tokens); });
+  EXPECT_NE(error.find("21 tokens"), std::string::npos) << error;
+  EXPECT_NE(error.find("20"), std::string::npos) << error;
+  EXPECT_EQ(sequence.length(), 0);
+  runtime->prefill(sequence, std::span(tokens).first(20));  // still usable
+  EXPECT_EQ(sequence.length(), 20);
+}
+
+TEST_P(Device, TokensOutsideTheVocabularyAreRefused) {
+  const auto runtime = Runtime::open("tests/golden/models/llama2/hf", {.device = GetParam(), .threads = 1});
+  Sequence sequence = runtime->make_sequence();
+  for (const int32_t bad : {-1, runtime->config().vocab, INT32_MAX}) {
+    const std::string error = error_of([&] { runtime->prefill(sequence, std::span(&bad, 1)); });
+    EXPECT_NE(error.find(std::to_string(bad)), std::string::npos) << error;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, Device, testing::Values("reference", "cpu"));
+
+TEST(Runtime, UnknownDeviceAndKvTypeNameTheChoices) {
+  const std::string path = "tests/golden/models/llama2/hf";
+  EXPECT_NE(error_of([&] { Runtime::open(path, {.device = "tpu"}); }).find("cpu, reference or cuda"), std::string::npos);
+  EXPECT_NE(error_of([&] { Runtime::open(path, {.device = "cpu", .kv_type = DType::kQ4_K}); }).find("q4_k"), std::string::npos);
+}
+
+TEST(Runtime, MissingTokenizerIsAnErrorOnlyWhereOneIsNeeded) {
+  const fs::path copy = fs::path(testing::TempDir()) / "no_tokenizer";
+  fs::remove_all(copy);
+  fs::copy("tests/golden/models/llama2/hf", copy);
+  fs::remove(copy / "tokenizer.json");
+  const auto runtime = Runtime::open(copy.string(), {.device = "cpu", .threads = 1});
+  Sequence sequence = runtime->make_sequence();
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  EXPECT_EQ(runtime->prefill(sequence, tokens).size(), static_cast<size_t>(runtime->config().vocab));
+  EXPECT_NE(error_of([&] { runtime->tokenizer(); }).find("tokenizer.json"), std::string::npos);
+  fs::remove_all(copy);
+}
+
+TEST(MemoryPlan, CountsWhatIsThere) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open("tests/golden/models/gpt-oss-w32/model.gguf");
+  const ModelConfig config = read_config(checkpoint);
+  const auto backend = make_backend("cpu", {.threads = 1});
+  const RuntimeOptions options = {.threads = 1, .context = 4096};
+  const MemoryPlan plan = plan_memory(checkpoint, config, *backend, options);
+  ASSERT_EQ(plan.groups.size(), 2u);
+  EXPECT_EQ(plan.groups[0].window, 32);
+  EXPECT_LT(plan.groups[0].bytes_at_context, plan.groups[1].bytes_at_context) << "a window layer holds less";
+  const size_t per_token = 2ull * config.kv_heads * config.head_dim * sizeof(uint16_t);  // BF16 key and value
+  EXPECT_EQ(plan.groups[1].bytes_per_1k_tokens, per_token * 1024 * plan.groups[1].layers);
+  EXPECT_LE(plan.weights_mapped, checkpoint.mapped_bytes());
+  EXPECT_GT(plan.weights_mapped, checkpoint.mapped_bytes() / 2);
+  EXPECT_EQ(plan.longest_context, config.context_length) << "a tiny model fits whole";
+}
+
+}  // namespace
+}  // namespace millrace

@@ -1,0 +1,91 @@
+// A real model: SmolLM2-135M-Instruct, against transformers on the same dequantized weights.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+#include "engine/runtime.h"
+#include "golden_reader.h"
+
+namespace millrace {
+namespace {
+
+constexpr const char* kPath = "build/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+
+std::unique_ptr<Runtime> open_model(const char* device) {
+  if (!std::filesystem::exists(kPath)) return nullptr;
+  RuntimeOptions options;
+  options.device = device;
+  options.context = 2048;
+  options.step_tokens = 128;
+  options.logit_rows = 128;
+  return Runtime::open(kPath, options);
+}
+
+#define MILLRACE_NEEDS_MODEL(runtime) \
+  if (!(runtime)) GTEST_SKIP() << kPath << " is not there; `python3 tools/fetch_model.py smollm2` fetches it"
+
+std::vector<int32_t> greedy(Runtime& runtime, std::span<const int32_t> prompt, size_t count) {
+  Sequence sequence = runtime.make_sequence();
+  std::vector<int32_t> out;
+  std::span<const float> logits = runtime.prefill(sequence, prompt);
+  while (out.size() < count) {
+    out.push_back(static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    logits = runtime.prefill(sequence, std::span(&out.back(), 1));
+  }
+  return out;
+}
+
+// Mean negative log likelihood of tokens[1..], one context.
+double mean_nll(Runtime& runtime, std::span<const int32_t> tokens) {
+  Sequence sequence = runtime.make_sequence();
+  const size_t vocab = static_cast<size_t>(runtime.config().vocab);
+  double nll = 0;
+  for (size_t at = 0; at < tokens.size();) {
+    const size_t count = std::min<size_t>(128, tokens.size() - at);
+    const StepInput input = {&sequence, tokens.subspan(at, count), StepInput::Want::kAll};
+    const std::span<const float> logits = runtime.step({&input, 1});
+    for (size_t i = 0; i < count && at + i + 1 < tokens.size(); ++i) {
+      const std::span<const float> row = logits.subspan(i * vocab, vocab);
+      const double top = *std::max_element(row.begin(), row.end());
+      double sum = 0;
+      for (const float x : row) sum += std::exp(x - top);
+      nll += top + std::log(sum) - row[tokens[at + i + 1]];
+    }
+    at += count;
+  }
+  return nll / static_cast<double>(tokens.size() - 1);
+}
+
+TEST(SmolLm2, TokenizerAndTemplate) {
+  const auto runtime = open_model("cpu");
+  MILLRACE_NEEDS_MODEL(runtime);
+  const golden::SmolLm2 want = golden::load_smollm2();
+  EXPECT_EQ(runtime->tokenizer().encode(want.chat_text, {.add_special = false, .parse_special = true}), want.chat_tokens);
+  const std::vector<std::byte> text = golden::read_bytes(want.text_path);
+  std::vector<int32_t> ids = runtime->tokenizer().encode({reinterpret_cast<const char*>(text.data()), text.size()}, {.add_special = false});
+  ids.resize(std::min(ids.size(), want.text_tokens.size()));
+  EXPECT_EQ(ids, want.text_tokens);
+}
+
+TEST(SmolLm2, ReferenceGivesTheSame64GreedyTokens) {
+  const auto runtime = open_model("reference");
+  MILLRACE_NEEDS_MODEL(runtime);
+  const golden::SmolLm2 want = golden::load_smollm2();
+  EXPECT_EQ(greedy(*runtime, want.chat_tokens, want.greedy.tokens.size()), want.greedy.tokens);
+}
+
+TEST(SmolLm2, CpuPerplexityIsWithinHalfAPercent) {
+  const auto runtime = open_model("cpu");
+  MILLRACE_NEEDS_MODEL(runtime);
+  const golden::SmolLm2 want = golden::load_smollm2();
+  const double perplexity = std::exp(mean_nll(*runtime, want.text_tokens));
+  std::printf("[  figure  ] perplexity %.4f, transformers %.4f, %+.3f%%\n", perplexity, want.perplexity,
+              100 * (perplexity / want.perplexity - 1));
+  EXPECT_NEAR(perplexity / want.perplexity, 1.0, 0.005);
+}
+
+}  // namespace
+}  // namespace millrace
