@@ -1,0 +1,211 @@
+"""The tiny models: every architecture with every feature on, random weights that keep the logits alive.
+
+Standard deviations are chosen so that attention scores spread (about 1.5), every layer moves the residual
+stream by about its own size and the logits have a standard deviation of 1 to 3.
+"""
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as T
+
+import quantize_formats as qf
+import tiny_tokenizers
+from write_models import Model
+
+QKV, PROJ = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
+
+
+def base_config(kind, architecture, tokenizer, **more):
+    eos = tokenizer["tokens"].index(tokenizer["eos"])
+    bos = {"bos_token_id": tokenizer["tokens"].index(tokenizer["bos"])} if tokenizer["bos"] else {}
+    config = {"architectures": [architecture], "model_type": kind, "hidden_act": "silu", "eos_token_id": eos, **bos,
+              "attention_dropout": 0.0, "initializer_range": 0.02, "max_position_embeddings": 4096,
+              "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+              "use_cache": True, "vocab_size": len(tokenizer["tokens"])}
+    return config | more
+
+
+class Draw:
+    """Draws the weights of one model in order, by Hugging Face name."""
+
+    def __init__(self, seed, config, linear=None):
+        self.rng = np.random.default_rng(seed)
+        self.config = config
+        self.linear_draw = linear or (lambda name, shape, std: qf.exact_q8(self.rng, shape, std))
+        self.out = {}
+
+    def linear(self, name, rows, cols, gain=1.0):
+        self.out[name + ".weight"] = self.linear_draw(name, (rows, cols), gain / np.sqrt(cols))
+
+    def vector(self, name, n, mean, std):
+        self.out[name] = qf.exact_bf16(self.rng, (n,), mean, std)
+
+    def norm(self, name, n):
+        self.vector(name + ".weight", n, 1.0, 0.25)
+
+    def attention(self, at, bias, qk_norm=False):
+        c = self.config
+        hidden, heads, kv = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"]
+        dim = c.get("head_dim") or hidden // heads
+        for proj, rows in zip(QKV, (heads * dim, kv * dim, kv * dim)):
+            self.linear(f"{at}.{proj}", rows, hidden, 1.3)
+            if bias:
+                self.vector(f"{at}.{proj}.bias", rows, 0.0, 0.4)
+        self.linear(f"{at}.o_proj", hidden, heads * dim, 1.6)
+        if bias == "all":
+            self.vector(f"{at}.o_proj.bias", hidden, 0.0, 0.3)
+            self.vector(f"{at}.sinks", heads, 1.0, 1.0)
+        if qk_norm:
+            self.vector(f"{at}.q_norm.weight", dim, 1.2, 0.3)
+            self.vector(f"{at}.k_norm.weight", dim, 1.2, 0.3)
+
+    def mlp(self, at, inner):
+        hidden = self.config["hidden_size"]
+        self.linear(f"{at}.gate_proj", inner, hidden, 1.5)
+        self.linear(f"{at}.up_proj", inner, hidden, 1.5)
+        self.linear(f"{at}.down_proj", hidden, inner, 0.9)
+
+    def gpt_oss_mlp(self, at):
+        c, rng = self.config, self.rng
+        hidden, inner, n = c["hidden_size"], c["intermediate_size"], c["num_local_experts"]
+        self.linear(f"{at}.router", n, hidden, 2.0)
+        self.vector(f"{at}.router.bias", n, 0.0, 0.5)
+        # gate and up with std 3.5, so that about one in twenty meets the clamp at 7
+        self.out[f"{at}.experts.gate_up_proj"] = qf.exact_mxfp4(rng, (n, 2 * inner, hidden), 3.5 / np.sqrt(hidden))
+        self.out[f"{at}.experts.gate_up_proj_bias"] = qf.exact_bf16(rng, (n, 2 * inner), 0.0, 0.5)
+        self.out[f"{at}.experts.down_proj"] = qf.exact_mxfp4(rng, (n, hidden, inner), 0.12 / np.sqrt(inner))
+        self.out[f"{at}.experts.down_proj_bias"] = qf.exact_bf16(rng, (n, hidden), 0.0, 0.2)
+
+    def model(self):
+        c, kind = self.config, self.config["model_type"]
+        hidden = c["hidden_size"]
+        # A tied embedding that dominated the stream would only ever predict the token it has just read.
+        embedding = 0.3 if c["tie_word_embeddings"] else 1.0
+        self.linear("model.embed_tokens", c["vocab_size"], hidden, embedding * np.sqrt(hidden))
+        for i in range(c["num_hidden_layers"]):
+            at = f"model.layers.{i}"
+            self.norm(f"{at}.input_layernorm", hidden)
+            bias = {"gpt_oss": "all", "qwen2": "qkv"}.get(kind)
+            self.attention(f"{at}.self_attn", bias, qk_norm=kind in ("qwen3", "qwen3_moe"))
+            self.norm(f"{at}.post_attention_layernorm", hidden)
+            if kind == "gpt_oss":
+                self.gpt_oss_mlp(f"{at}.mlp")
+            elif kind == "qwen3_moe":
+                self.linear(f"{at}.mlp.gate", c["num_experts"], hidden, 2.0)
+                for e in range(c["num_experts"]):
+                    self.mlp(f"{at}.mlp.experts.{e}", c["moe_intermediate_size"])
+            else:
+                self.mlp(f"{at}.mlp", c["intermediate_size"])
+        self.norm("model.norm", hidden)
+        if c["tie_word_embeddings"]:
+            # The last norm brings the logits to a standard deviation of about 2.
+            self.out["model.norm.weight"].values *= np.float32(2.0 ** -np.rint(np.log2(embedding * np.sqrt(hidden) / 2)))
+        else:
+            self.linear("lm_head", c["vocab_size"], hidden, 1.8)
+        return self.out
+
+
+def shape(hidden, layers, heads, kv, inner, head_dim=None):
+    s = dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv,
+             intermediate_size=inner)
+    return s | ({"head_dim": head_dim} if head_dim else {})
+
+
+def gpt_oss(name, seed, window, s, experts, top_k, original, quantized, **write):
+    tok = tiny_tokenizers.make("gpt-oss")
+    config = base_config("gpt_oss", "GptOssForCausalLM", tok, **s, attention_bias=True, rms_norm_eps=1e-5,
+                         num_local_experts=experts, num_experts_per_tok=top_k, experts_per_token=top_k,
+                         initial_context_length=original, max_position_embeddings=original * 32,
+                         rope_theta=150000, swiglu_limit=7.0, sliding_window=window, output_router_logits=False,
+                         router_aux_loss_coef=0.9)
+    config["layer_types"] = ["full_attention" if i % 2 else "sliding_attention" for i in range(s["num_hidden_layers"])]
+    config["rope_scaling"] = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
+                              "original_max_position_embeddings": original, "truncate": False}
+    if quantized:
+        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    return Model(name, config, Draw(seed, config).model(), tok, **write)
+
+
+def plain(name, seed, kind, architecture, family, s, hf=None, gguf=None, linear=None, **more):
+    tok = tiny_tokenizers.make(family)
+    config = base_config(kind, architecture, tok, **(s | more))
+    draw = Draw(seed, config)
+    if linear:
+        draw.linear_draw = lambda n, sh, std: linear(draw.rng, n, sh, std)
+    return Model(name, config, draw.model(), tok, hf or {}, gguf or {})
+
+
+# Two files that between them use every GGUF type, on different matrices.
+MIX_1 = {"token_embd": T.Q4_K, "output": T.Q6_K, "attn_q": T.Q4_0, "attn_k": T.Q5_0, "attn_v": T.F16,
+         "attn_output": T.Q5_K, "ffn_gate": T.Q4_1, "ffn_up": T.Q8_0, "ffn_down": T.Q6_K}
+MIX_2 = {"token_embd": T.Q5_1, "attn_q": T.Q4_K, "attn_k": T.BF16, "attn_v": T.Q8_0,
+         "attn_output": T.Q5_1, "ffn_gate": T.Q5_K, "ffn_up": T.Q5_0, "ffn_down": T.Q4_K}
+HF_TO_MIX = {"embed_tokens": "token_embd", "lm_head": "output", "q_proj": "attn_q", "k_proj": "attn_k",
+             "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
+             "down_proj": "ffn_down"}
+
+
+def mix(name, seed, types, s, tied):
+    draw = lambda rng, n, sh, std: qf.quantized(rng, sh, std, types[HF_TO_MIX[n.split(".")[-1]]])
+    return plain(name, seed, "llama", "LlamaForCausalLM", "llama3", s, gguf={"types": types}, linear=draw,
+                 tie_word_embeddings=tied)
+
+
+def fp8(name, seed):
+    def draw(rng, n, sh, std):
+        if "self_attn" in n:
+            return qf.fp8_blocks(rng, sh, std, torch.float32)  # DeepSeek's scales
+        return qf.fp8_blocks(rng, sh, std, torch.bfloat16) if ".mlp." in n else qf.exact_q8(rng, sh, std)
+
+    m = plain(name, seed, "qwen3", "Qwen3ForCausalLM", "qwen2", shape(160, 1, 4, 2, 192, 32), hf={"fp8": True},
+              linear=draw, tie_word_embeddings=True, rope_theta=1000000)
+    m.config["quantization_config"] = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                                       "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+    return m
+
+
+def build():
+    """Name -> function that makes the model (each takes a moment, so only the asked ones run)."""
+    llama3_scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                      "original_max_position_embeddings": 64}
+    qwen_moe = dict(num_experts_per_tok=3, decoder_sparse_step=1, mlp_only_layers=[], attention_bias=False,
+                    output_router_logits=False, rope_theta=1000000.0, use_sliding_window=False, sliding_window=None)
+    q8 = {"types": T.Q8_0}
+    mostly_bf16 = {"types": dict.fromkeys(("token_embd", "attn_q", "attn_k", "attn_v"), T.BF16)
+                   | {"attn_output": T.Q8_0, "output": T.Q8_0}}
+    mostly_f16 = {"types": dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), T.F16)
+                  | dict.fromkeys(("token_embd", "ffn_gate", "ffn_up", "ffn_down"), T.Q8_0)}
+    return {
+        "gpt-oss-w32": lambda: gpt_oss("gpt-oss-w32", 11, 32, shape(96, 3, 3, 1, 64, 32), 4, 3, 64, True,
+                                       hf={"experts": "mxfp4", "shards": 3, "template": "file"}, gguf=q8),
+        "gpt-oss-w128": lambda: gpt_oss("gpt-oss-w128", 12, 128, shape(64, 2, 4, 2, 32, 64), 4, 2, 128, False,
+                                        hf={"experts": "bf16"}, gguf=mostly_bf16),
+        "llama2": lambda: plain("llama2", 21, "llama", "LlamaForCausalLM", "spm", shape(64, 2, 4, 4, 64),
+                                hf={"x": 1}, gguf=q8, rms_norm_eps=1e-5, rope_scaling=None),
+        "llama3": lambda: plain("llama3", 22, "llama", "LlamaForCausalLM", "llama3", shape(96, 2, 6, 2, 64, 16),
+                                hf={"x": 1}, gguf=q8, rms_norm_eps=1e-5, rope_theta=500000.0,
+                                tie_word_embeddings=True, rope_scaling=llama3_scaling, attention_bias=False,
+                                mlp_bias=False),
+        "mistral": lambda: plain("mistral", 23, "mistral", "MistralForCausalLM", "spm", shape(64, 2, 6, 2, 64, 16),
+                                 hf={"shards": 2}, gguf=q8, sliding_window=24, rms_norm_eps=1e-5),
+        "mistral-full": lambda: plain("mistral-full", 24, "mistral", "MistralForCausalLM", "spm",
+                                      shape(32, 1, 2, 1, 64, 16), hf={"x": 1}, gguf={"types": T.F32},
+                                      sliding_window=None, tie_word_embeddings=True, rope_theta=1000000.0),
+        "qwen2": lambda: plain("qwen2", 31, "qwen2", "Qwen2ForCausalLM", "qwen2", shape(64, 2, 4, 2, 96),
+                               hf={"x": 1}, gguf={"types": T.Q8_0, "split": 9}, tie_word_embeddings=True,
+                               rope_theta=1000000.0, vocab_size=288, sliding_window=32, use_sliding_window=False,
+                               max_window_layers=2),
+        "qwen3": lambda: plain("qwen3", 32, "qwen3", "Qwen3ForCausalLM", "qwen2", shape(64, 2, 4, 2, 64, 32),
+                               hf={"spelling": 5}, gguf=mostly_f16, tie_word_embeddings=True,
+                               rope_theta=1000000.0, attention_bias=False),
+        "qwen3-fp8": lambda: fp8("qwen3-fp8", 33),
+        "qwen3moe": lambda: plain("qwen3moe", 41, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen2",
+                                  shape(64, 2, 4, 2, 96, 32), hf={"shards": 2}, gguf=q8, num_experts=5,
+                                  moe_intermediate_size=32, norm_topk_prob=True, **qwen_moe),
+        "qwen3moe-raw": lambda: plain("qwen3moe-raw", 42, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen2",
+                                      shape(64, 1, 2, 1, 96, 32), hf={"x": 1}, num_experts=5,
+                                      moe_intermediate_size=32, norm_topk_prob=False, **qwen_moe),
+        "quant-mix-1": lambda: mix("quant-mix-1", 51, MIX_1, shape(256, 1, 4, 1, 256, 64), False),
+        "quant-mix-2": lambda: mix("quant-mix-2", 52, MIX_2, shape(256, 1, 4, 2, 256, 32), True),
+    }

@@ -1,0 +1,249 @@
+"""Writes one tiny model as a Hugging Face directory and as GGUF, with the names and keys the published
+checkpoints and llama.cpp's converter use. A model is a Model: config (as config.json) plus named weights.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as T
+from safetensors.torch import save_file
+
+from quantize_formats import Weight, mxfp4_hf_blocks
+
+GGUF_ARCH = {"gpt_oss": "GPT_OSS", "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3",
+             "qwen3_moe": "QWEN3MOE"}
+
+
+@dataclass
+class Model:
+    name: str
+    config: dict  # what config.json says, in the published (transformers 4) spelling
+    weights: dict  # Hugging Face name -> Weight; gpt-oss experts as rows: gate_up [E, 2I, H], down [E, H, I]
+    tokenizer: dict
+    hf: dict = field(default_factory=dict)  # how to write the directory; empty: not written
+    gguf: dict = field(default_factory=dict)  # how to write the file; empty: not written
+
+    @property
+    def type(self):
+        return self.config["model_type"]
+
+    def head_dim(self):
+        c = self.config
+        return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+
+
+def dump(path, value):
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def hf_tensors(model):
+    """Name -> torch tensor, as published."""
+    brain = lambda v: torch.from_numpy(v.copy()).to(torch.bfloat16)
+    out = {}
+    for name, w in model.weights.items():
+        if "fp8" in w.raw:
+            out[name], out[name + "_scale_inv"] = w.raw["fp8"], w.raw["scale_inv"]
+        elif w.codes is not None and model.hf.get("experts") == "mxfp4":
+            out[name + "_blocks"] = torch.from_numpy(mxfp4_hf_blocks(w))
+            out[name + "_scales"] = torch.from_numpy(w.scales)
+        elif w.codes is not None:
+            out[name] = brain(np.swapaxes(w.values, -1, -2)).contiguous()
+        else:
+            out[name] = brain(w.values)
+            assert torch.equal(out[name].float(), torch.from_numpy(w.values)), name
+    return out
+
+
+def write_hf(model, folder):
+    folder.mkdir(parents=True)
+    config = dict(model.config)
+    if model.hf.get("spelling") == 5:  # transformers 5: one rope_parameters, dtype
+        rope = {"rope_theta": config.pop("rope_theta"), "rope_type": "default"} | (config.pop("rope_scaling", None) or {})
+        config |= {"rope_parameters": rope, "dtype": config.pop("torch_dtype")}
+    dump(folder / "config.json", config)
+    eos = config["eos_token_id"]
+    dump(folder / "generation_config.json", {"eos_token_id": [eos] if model.type == "gpt_oss" else eos,
+                                             "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20})
+    (folder / "tokenizer.json").write_text(model.tokenizer["tokenizer_json"])
+    tokenizer_config = dict(model.tokenizer["config"])
+    if model.hf.get("template") == "file":
+        (folder / "chat_template.jinja").write_text(model.tokenizer["template"])
+    else:
+        tokenizer_config["chat_template"] = model.tokenizer["template"]
+    dump(folder / "tokenizer_config.json", tokenizer_config)
+
+    tensors = hf_tensors(model)
+    shards = model.hf.get("shards", 1)
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = list(tensors)
+    per = math.ceil(len(names) / shards)
+    weight_map = {}
+    for i in range(shards):
+        file = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+        part = names[i * per : (i + 1) * per]
+        save_file({n: tensors[n] for n in part}, folder / file, metadata={"format": "pt"})
+        weight_map |= {n: file for n in part}
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    dump(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def rope_order(heads, head_dim):
+    """Row order of attn_q and attn_k in a llama GGUF: halves interleaved, head by head."""
+    return np.arange(heads * head_dim).reshape(heads, 2, head_dim // 2).swapaxes(1, 2).reshape(-1)
+
+
+def llama3_rope_freqs(config, head_dim):
+    s = config["rope_scaling"]
+    freq = config["rope_theta"] ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    turns = s["original_max_position_embeddings"] * freq / (2 * np.pi)
+    smooth = np.clip((turns - s["low_freq_factor"]) / (s["high_freq_factor"] - s["low_freq_factor"]), 0, 1)
+    return (1 / ((1 - smooth) / s["factor"] + smooth)).astype(np.float32)
+
+
+def gguf_tensors(model):
+    """GGUF name -> Weight, in the converter's order and row layout."""
+    arch = getattr(gguf.MODEL_ARCH, GGUF_ARCH[model.type])
+    names = gguf.get_tensor_name_map(arch, model.config["num_hidden_layers"])
+    heads, kv_heads = model.config["num_attention_heads"], model.config["num_key_value_heads"]
+    out, experts = {}, {}
+
+    def put(name, w):
+        mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert mapped, name
+        out[mapped] = w
+
+    if (model.config.get("rope_scaling") or {}).get("rope_type") == "llama3":
+        out["rope_freqs.weight"] = Weight(llama3_rope_freqs(model.config, model.head_dim()))
+    for name, w in model.weights.items():
+        if model.type in ("llama", "mistral") and name.endswith(("q_proj.weight", "k_proj.weight")):
+            w = w.rows(rope_order(heads if "q_proj" in name else kv_heads, model.head_dim()))
+        if name.endswith(".sinks"):
+            put(name + ".weight", w)
+        elif "experts.gate_up_proj" in name:
+            for part, first in (("gate", 0), ("up", 1)):
+                mapped = name.replace("gate_up_proj", part + "_proj").replace("_bias", ".bias")
+                half = Weight(w.values[..., first::2]) if "_bias" in name else w.rows(np.arange(first, w.values.shape[-2], 2))
+                put(mapped if "_bias" in name else mapped + ".weight", half)
+        elif "experts.down_proj" in name:
+            put(name.replace("_bias", ".bias") if "_bias" in name else name + ".weight", w)
+        elif ".mlp.experts." in name:  # qwen3moe: one tensor per expert, stacked in GGUF
+            before, after = name.split(".experts.")
+            experts.setdefault(before + ".experts." + after.split(".", 1)[1], []).append(w)
+        else:
+            put(name, w)
+    for name, parts in experts.items():
+        stack = lambda get: np.stack([get(p) for p in parts])
+        put(name, Weight(stack(lambda p: p.values), {k: stack(lambda p: p.raw[k]) for k in parts[0].raw}))
+    return out
+
+
+def choose_type(model, name, w):
+    """Vectors and routers stay F32, as the converter has it; experts MXFP4 where they are; the rest as asked."""
+    if w.values.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name:
+        return T.F32
+    if w.codes is not None:
+        return T.MXFP4
+    types = model.gguf["types"]
+    if isinstance(types, T):
+        return types
+    return types[name.split(".")[-2]]
+
+
+def add_metadata(writer, model):
+    c = model.config
+    rope = c.get("rope_scaling") or {}
+    writer.add_type("model")
+    writer.add_name(model.name)
+    writer.add_block_count(c["num_hidden_layers"])
+    writer.add_context_length(c["max_position_embeddings"])
+    writer.add_embedding_length(c["hidden_size"])
+    writer.add_feed_forward_length(c["intermediate_size"])
+    writer.add_head_count(c["num_attention_heads"])
+    writer.add_head_count_kv(c["num_key_value_heads"])
+    writer.add_rope_freq_base(c["rope_theta"])
+    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    if "head_dim" in c:
+        writer.add_key_length(c["head_dim"])
+        writer.add_value_length(c["head_dim"])
+    if model.type in ("llama", "mistral"):
+        writer.add_vocab_size(c["vocab_size"])
+        writer.add_rope_dimension_count(model.head_dim())
+    if model.type in ("gpt_oss", "mistral") and c["sliding_window"]:
+        writer.add_sliding_window(c["sliding_window"])
+    if model.type == "gpt_oss":
+        writer.add_expert_count(c["num_local_experts"])
+        writer.add_expert_used_count(c["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(c["intermediate_size"])
+    if model.type == "qwen3_moe":
+        writer.add_expert_count(c["num_experts"])
+        writer.add_expert_used_count(c["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def add_tokenizer(writer, model):
+    t = model.tokenizer
+    pad = range(len(t["tokens"]), model.config["vocab_size"])  # rows the tokenizer does not know: unused (5)
+    writer.add_tokenizer_model("llama" if t["kind"] == "spm" else "gpt2")
+    writer.add_tokenizer_pre(t["pre"])
+    writer.add_token_list(t["tokens"] + [f"[PAD{i}]" for i in pad])
+    if t["scores"]:
+        writer.add_token_scores(t["scores"] + [-1000.0] * len(pad))
+    writer.add_token_types(t["types"] + [5] * len(pad))
+    if t["merges"]:
+        writer.add_token_merges(t["merges"])
+    if t["bos"]:
+        writer.add_bos_token_id(t["tokens"].index(t["bos"]))
+    writer.add_eos_token_id(t["tokens"].index(t["eos"]))
+    writer.add_add_bos_token(t["add_bos"])
+    if t["kind"] == "spm":
+        writer.add_unk_token_id(0)
+        writer.add_add_eos_token(False)
+    writer.add_chat_template(t["template"])
+
+
+def write_gguf(model, path):
+    """Writes path, or path's -00001-of-0000N parts; returns the first file."""
+    arch = getattr(gguf.MODEL_ARCH, GGUF_ARCH[model.type])
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch], split_max_tensors=model.gguf.get("split", 0))
+    add_metadata(writer, model)
+    add_tokenizer(writer, model)
+    for name, w in gguf_tensors(model).items():
+        qtype = choose_type(model, name, w)
+        writer.add_tensor(name, np.ascontiguousarray(w.gguf(qtype)), raw_dtype=qtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(path.parent.glob(path.stem + "*.gguf"))[0]
+
+
+def read_back(model, first):
+    """Reads the GGUF with gguf-py, decodes every tensor and compares it with the model's weights, bit for bit."""
+    want = {name: w.values for name, w in gguf_tensors(model).items()}
+    seen = {}
+    for file in sorted(first.parent.glob("*.gguf")):
+        for t in gguf.GGUFReader(file).tensors:
+            shape = tuple(int(n) for n in reversed(t.shape))
+            seen[t.name] = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32).reshape(shape)
+    assert seen.keys() == want.keys(), seen.keys() ^ want.keys()
+    head_dim = model.head_dim()
+    for name, got in seen.items():
+        assert np.array_equal(got, want[name]), name
+        part = name.split(".")[2] if name.startswith("blk.") else ""
+        if part in ("attn_q", "attn_k") and name.endswith("weight") and model.type in ("llama", "mistral"):
+            proj = "q_proj" if part == "attn_q" else "k_proj"
+            hf = model.weights[f"model.layers.{name.split('.')[1]}.self_attn.{proj}.weight"].values
+            back = got.reshape(-1, head_dim // 2, 2, got.shape[-1]).swapaxes(1, 2).reshape(got.shape)
+            assert np.array_equal(back, hf), name
