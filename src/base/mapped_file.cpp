@@ -1,3 +1,4 @@
+// File access through the plain system calls, so that every refusal is known with its reason.
 #include "base/mapped_file.h"
 
 #include <fcntl.h>
@@ -5,43 +6,59 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
+#include "base/check.h"
 #include "base/error.h"
 
 namespace millrace {
 namespace {
 
-// Opens a regular file for reading and returns its descriptor and size.
-std::pair<int, size_t> open_regular(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw_error(ErrorCode::kIo, "{}: cannot open: {}", path, std::strerror(errno));
-  struct stat status {};
-  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(fd);
-    throw_error(ErrorCode::kIo, "{}: not a regular file", path);
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
   }
-  return {fd, static_cast<size_t>(status.st_size)};
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// Opens a regular file for reading and returns its descriptor and size.
+std::pair<Descriptor, size_t> open_regular(const std::string& path) {
+  // O_NONBLOCK: opening a pipe must not wait for its other end; regular files ignore it.
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd.get() < 0) throw_error(ErrorCode::kIo, "{}: cannot open: {}", path, std::strerror(errno));
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0)
+    throw_error(ErrorCode::kIo, "{}: cannot open: {}", path, std::strerror(errno));
+  if (!S_ISREG(status.st_mode)) {
+    throw_error(ErrorCode::kIo, "{}: found {}, expected a regular file", path,
+                S_ISDIR(status.st_mode) ? "a directory" : "a device or a pipe");
+  }
+  return {std::move(fd), static_cast<size_t>(status.st_size)};
 }
 
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
   const auto [fd, size] = open_regular(path);
-  size_ = size;
-  if (size > 0) {
-    void* address = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
-    const int reason = errno;
-    ::close(fd);
-    if (address == MAP_FAILED) {
-      throw_error(ErrorCode::kIo, "{}: cannot map {} bytes: {}", path, size, std::strerror(reason));
-    }
-    data_ = static_cast<const std::byte*>(address);
-  } else {
-    ::close(fd);
+  if (size == 0) return;  // an empty mapping is not possible
+  void* address = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
+  if (address == MAP_FAILED) {
+    throw_error(ErrorCode::kIo, "{}: cannot map {} bytes: {}", path, size, std::strerror(errno));
   }
+  data_ = static_cast<const std::byte*>(address);
+  size_ = size;
 }
 
 MappedFile::~MappedFile() {
@@ -61,53 +78,101 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 std::string read_text_file(const std::string& path) {
+  constexpr size_t kMaxBytes = size_t{1} << 30;
   const auto [fd, size] = open_regular(path);
+  if (size > kMaxBytes) {
+    throw_error(ErrorCode::kIo, "{}: size: found {} bytes, expected at most {}", path, size, kMaxBytes);
+  }
   std::string text(size, '\0');
   size_t done = 0;
   while (done < size) {
-    const ssize_t n = ::read(fd, text.data() + done, size - done);
+    const ssize_t n = ::read(fd.get(), text.data() + done, size - done);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
-      const int reason = n < 0 ? errno : EIO;
-      ::close(fd);
       throw_error(ErrorCode::kIo, "{}: read stopped at byte {} of {}: {}", path, done, size,
-                  std::strerror(reason));
+                  n < 0 ? std::strerror(errno) : "the file became shorter");
     }
     done += static_cast<size_t>(n);
   }
-  ::close(fd);
   return text;
 }
 
-AtomicFile::AtomicFile(const std::string& path)
-    : path_(path), temporary_path_(fmt::format("{}.partial.{}", path, ::getpid())) {
-  fd_ = ::open(temporary_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw_error(ErrorCode::kIo, "{}: cannot create: {}", path, std::strerror(errno));
+AtomicFile::AtomicFile(const std::string& path) : path_(path) {
+  struct stat status {};
+  const bool exists = ::stat(path.c_str(), &status) == 0;
+  if (exists && S_ISDIR(status.st_mode)) fail("create", EISDIR);
+  if (exists && !S_ISREG(status.st_mode)) {
+    direct_ = true;
+    fd_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd_ < 0) fail("open", errno);
+    return;
+  }
+  // A link to a file keeps pointing there.
+  std::error_code error;
+  const std::filesystem::path real =
+      exists ? std::filesystem::canonical(path, error) : std::filesystem::path(path);
+  target_ = error ? path : real.string();
+  static std::atomic<int> counter{0};
+  temporary_path_ = fmt::format("{}.partial.{}.{}", target_, ::getpid(), counter++);
+  open_temporary();
 }
 
 AtomicFile::~AtomicFile() {
   if (fd_ < 0) return;
   ::close(fd_);
+  if (!direct_ && !nameless_) ::unlink(temporary_path_.c_str());
+}
+
+void AtomicFile::fail(const char* what, int reason) {
+  throw_error(ErrorCode::kIo, "{}: cannot {}: {}", path_, what, std::strerror(reason));
+}
+
+void AtomicFile::open_temporary() {
+  const std::string parent = std::filesystem::path(target_).parent_path().string();
+  // Naming it later goes through /proc.
+  if (::access("/proc/self/fd", X_OK) == 0) {
+    fd_ = ::open(parent.empty() ? "." : parent.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0644);
+    nameless_ = fd_ >= 0;
+    if (nameless_) return;
+  }
+  // Not every file system has nameless files (nor every kernel: those say EISDIR).
   ::unlink(temporary_path_.c_str());
+  fd_ = ::open(temporary_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (fd_ < 0) fail("create", errno);
+}
+
+void AtomicFile::name_temporary() {
+  if (!nameless_) return;
+  ::unlink(temporary_path_.c_str());
+  const std::string self = fmt::format("/proc/self/fd/{}", fd_);
+  if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, temporary_path_.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+    fail("finish writing", errno);
+  }
+  nameless_ = false;
 }
 
 void AtomicFile::write(const void* data, size_t bytes) {
+  MILLRACE_CHECK(fd_ >= 0);
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t n = ::write(fd_, from, bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw_error(ErrorCode::kIo, "{}: cannot write: {}", path_, std::strerror(errno));
+    if (n < 0) fail("write", errno);
     from += n;
     bytes -= static_cast<size_t>(n);
   }
 }
 
 void AtomicFile::commit() {
-  if (::close(std::exchange(fd_, -1)) != 0 || ::rename(temporary_path_.c_str(), path_.c_str()) != 0) {
-    const int reason = errno;
-    ::unlink(temporary_path_.c_str());
-    throw_error(ErrorCode::kIo, "{}: cannot finish writing: {}", path_, std::strerror(reason));
+  MILLRACE_CHECK(fd_ >= 0);
+  if (!direct_) {
+    // Some file systems find out here that the disk is full.
+    if (::fsync(fd_) != 0) fail("finish writing", errno);
+    name_temporary();
+    if (::rename(temporary_path_.c_str(), target_.c_str()) != 0) fail("finish writing", errno);
   }
+  // From here on the file is in place: the destructor must not remove anything.
+  if (::close(std::exchange(fd_, -1)) != 0) fail("finish writing", errno);
 }
 
 }  // namespace millrace

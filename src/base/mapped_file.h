@@ -1,4 +1,5 @@
 // MappedFile: a read-only file mapping, RAII. Weights are used where they lie in it.
+// AtomicFile: output that appears whole or not at all.
 #pragma once
 
 #include <cstddef>
@@ -26,11 +27,13 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// The whole file as text; for small files such as config.json. Throws Error{kIo}.
+// The whole file as text; for small files such as tokenizer.json. Throws Error{kIo}, also for one over 1 GiB.
 std::string read_text_file(const std::string& path);
 
-// A file that appears whole or not at all: written beside its final name, renamed by commit(), removed by the
-// destructor otherwise. Every failed write throws Error{kIo} with the system's reason.
+// A file that appears whole or not at all. It has no name until commit() gives it one, so that a process that
+// is killed leaves nothing behind; where the file system cannot do that it is written beside its final name
+// and removed by the destructor. A path that names a device or a pipe is written through, never replaced.
+// Every failed write throws Error{kIo} with the system's reason.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -39,11 +42,18 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(const void* data, size_t bytes);
-  void commit();
+  void commit();  // once; nothing may be written after it
 
  private:
-  std::string path_;
-  std::string temporary_path_;
+  [[noreturn]] void fail(const char* what, int reason);
+  void open_temporary();
+  void name_temporary();  // gives a nameless file its temporary name
+
+  std::string path_;            // as given, for messages
+  std::string target_;          // what is replaced: path_ with its links followed
+  std::string temporary_path_;  // beside target_
+  bool nameless_ = false;       // open, but without an entry in the directory
+  bool direct_ = false;         // a device or a pipe
   int fd_ = -1;
 };
 

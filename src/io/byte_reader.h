@@ -1,5 +1,5 @@
-// ByteReader: little-endian reads from a span, none past its end. Every read names the field it is for, so that
-// a file cut anywhere gives a message that says where.
+// ByteReader: little-endian reads from a span, none past its end. Every read names the field it is for, so
+// that a file cut anywhere gives a message that says where.
 #pragma once
 
 #include <fmt/format.h>
@@ -23,11 +23,12 @@ static_assert(std::endian::native == std::endian::little, "files are read in pla
 
 // What is being read, put into words only when something is wrong with it: "metadata 'a.b' element 7 length".
 struct Field {
-  std::string_view kind;        // "metadata", "tensor"; empty for the fixed header
-  std::string_view name = {};   // of the entry, once it is known
-  int64_t entry = -1;           // number of the entry, used while the name is not known
-  std::string_view part = {};   // "type", "offset"
-  int64_t element = -1;         // within an array
+  std::string_view kind;       // "metadata", "tensor"; empty for the fixed header
+  std::string_view name = {};  // of the entry, once it is known
+  int64_t entry = -1;          // number of the entry, used while the name is not known
+  std::string_view part = {};  // "type", "offset"
+  int64_t element = -1;        // within an array
+  bool length = false;         // not the string itself but its length
 
   Field of(std::string_view which_part) const {
     Field field = *this;
@@ -45,6 +46,7 @@ struct Field {
     }
     if (element >= 0) add(fmt::format("element {}", element));
     if (!part.empty()) add(std::string(part));
+    if (length) add("length");
     return out;
   }
 };
@@ -79,15 +81,17 @@ class ByteReader {
     const uint64_t count = read<uint64_t>(field);
     const uint64_t most = remaining() / min_bytes;
     if (count > most) {
-      fail(ErrorCode::kBadInput, field, "found {}, expected at most {} ({} bytes are left in the file)", count,
-           most, remaining());
+      fail(ErrorCode::kBadInput, field, "found {}, expected at most {} ({} bytes are left in the file)",
+           count, most, remaining());
     }
     return count;
   }
 
   // u64 length, then that many bytes; they stay where they are.
   std::string_view read_string(const Field& field) {
-    const uint64_t length = read_count(field.of("length"), 1);
+    Field length_field = field;
+    length_field.length = true;
+    const uint64_t length = read_count(length_field, 1);
     const std::string_view text(reinterpret_cast<const char*>(bytes_.data()) + offset_, length);
     offset_ += length;
     return text;
@@ -96,8 +100,9 @@ class ByteReader {
  private:
   void require(size_t needed, const Field& field) const {
     if (remaining() < needed) {
-      fail(ErrorCode::kBadInput, field, "found the end of the file at byte {}, expected {} more bytes after byte {}",
-           bytes_.size(), needed, offset_);
+      fail(ErrorCode::kBadInput, field,
+           "found the end of the file at byte {}, expected {} more bytes after byte {}", bytes_.size(),
+           needed, offset_);
     }
   }
 

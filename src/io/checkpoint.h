@@ -1,5 +1,6 @@
 // Checkpoint: a model on disk, whichever way it is packed: a GGUF file, or a Hugging Face directory
-// (config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja, *.safetensors).
+// (config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja,
+// *.safetensors).
 #pragma once
 
 #include <nlohmann/json.hpp>

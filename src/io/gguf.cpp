@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -19,12 +20,20 @@ struct Gguf::State {
   std::map<std::string, size_t, std::less<>> index;  // name -> position in tensors
   size_t mapped_bytes = 0;
 
+  void add_part(MappedFile file, GgufPart part) {
+    if (files.empty()) metadata = std::move(part.metadata);
+    add(std::move(part.tensors), file.path());
+    mapped_bytes += file.bytes().size();
+    files.push_back(std::move(file));
+  }
+
   // Adds the tensors of one part.
   void add(std::vector<TensorView> more, const std::string& part_path) {
     for (TensorView& tensor : more) {
       if (!index.emplace(tensor.name, tensors.size()).second) {
-        throw_error(ErrorCode::kBadInput, "{}: tensor {}: found the name in an earlier part too, expected it once",
-                    part_path, printable(tensor.name));
+        throw_error(ErrorCode::kBadInput,
+                    "{}: tensor {}: found the name in an earlier part too, expected it once", part_path,
+                    printable(tensor.name));
       }
       tensors.push_back(std::move(tensor));
     }
@@ -34,8 +43,8 @@ struct Gguf::State {
 namespace {
 
 const char* type_name(const GgufValue& value) {
-  constexpr const char* kNames[] = {"an unsigned integer", "an integer", "a real number",
-                                    "a bool",              "a string",   "an array"};
+  constexpr const char* kNames[] = {
+      "an unsigned integer", "an integer", "a real number", "a bool", "a string", "an array"};
   return kNames[value.index()];
 }
 
@@ -47,15 +56,16 @@ const GgufValue* find_value(const GgufMetadata& metadata, std::string_view key) 
 const GgufValue& require_value(const std::string& path, const GgufMetadata& metadata, std::string_view key) {
   const GgufValue* value = find_value(metadata, key);
   if (value == nullptr) {
-    throw_error(ErrorCode::kBadInput, "{}: metadata {}: found nothing, expected the key", path, printable(key));
+    throw_error(ErrorCode::kBadInput, "{}: metadata {}: found nothing, expected the key", path,
+                printable(key));
   }
   return *value;
 }
 
 [[noreturn]] void wrong_type(const std::string& path, std::string_view key, const GgufValue& value,
                              const char* expected) {
-  throw_error(ErrorCode::kBadInput, "{}: metadata {}: found {}, expected {}", path, printable(key), type_name(value),
-              expected);
+  throw_error(ErrorCode::kBadInput, "{}: metadata {}: found {}, expected {}", path, printable(key),
+              type_name(value), expected);
 }
 
 int64_t as_int(const std::string& path, std::string_view key, const GgufValue& value) {
@@ -64,8 +74,8 @@ int64_t as_int(const std::string& path, std::string_view key, const GgufValue& v
   if (natural == nullptr) wrong_type(path, key, value, "an integer");
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   if (*natural > static_cast<uint64_t>(kMost)) {
-    throw_error(ErrorCode::kBadInput, "{}: metadata {}: found {}, expected at most {}", path, printable(key), *natural,
-                kMost);
+    throw_error(ErrorCode::kBadInput, "{}: metadata {}: found {}, expected at most {}", path, printable(key),
+                *natural, kMost);
   }
   return static_cast<int64_t>(*natural);
 }
@@ -84,7 +94,8 @@ const T& as(const std::string& path, std::string_view key, const GgufValue& valu
   return *held;
 }
 
-int64_t int_or(const std::string& path, const GgufMetadata& metadata, std::string_view key, int64_t fallback) {
+int64_t int_or(const std::string& path, const GgufMetadata& metadata, std::string_view key,
+               int64_t fallback) {
   const GgufValue* value = find_value(metadata, key);
   return value == nullptr ? fallback : as_int(path, key, *value);
 }
@@ -101,24 +112,28 @@ SplitPosition split_position(const GgufPart& part, const std::string& path) {
   if (at.count <= 1) return {};  // writers leave 0 in files that are not split
   // Five digits in the name; the part number is stored as a uint16.
   if (at.count > 65535) {
-    throw_error(ErrorCode::kBadInput, "{}: metadata 'split.count': found {}, expected at most 65535", path, at.count);
+    throw_error(ErrorCode::kBadInput, "{}: metadata 'split.count': found {}, expected at most 65535", path,
+                at.count);
   }
   at.no = as_int(path, "split.no", require_value(path, part.metadata, "split.no"));
   if (at.no < 0 || at.no >= at.count) {
-    throw_error(ErrorCode::kBadInput, "{}: metadata 'split.no': found {}, expected 0 to {}", path, at.no, at.count - 1);
+    throw_error(ErrorCode::kBadInput, "{}: metadata 'split.no': found {}, expected 0 to {}", path, at.no,
+                at.count - 1);
   }
   return at;
 }
 
-std::string split_suffix(int64_t no, int64_t count) { return fmt::format("-{:05}-of-{:05}.gguf", no + 1, count); }
+std::string split_suffix(int64_t no, int64_t count) {
+  return fmt::format("-{:05}-of-{:05}.gguf", no + 1, count);
+}
 
 // The name without its "-00001-of-00003.gguf"; the name must agree with what the file says of itself.
 std::string split_prefix(const std::string& path, const SplitPosition& at) {
   const std::string suffix = split_suffix(at.no, at.count);
   if (!path.ends_with(suffix)) {
     throw_error(ErrorCode::kBadInput,
-                "{}: metadata 'split.no': found part {} of {}, expected a file name that ends in {}", path, at.no + 1,
-                at.count, suffix);
+                "{}: metadata 'split.no': found part {} of {}, expected a file name that ends in {}", path,
+                at.no + 1, at.count, suffix);
   }
   return path.substr(0, path.size() - suffix.size());
 }
@@ -136,37 +151,49 @@ Gguf Gguf::parse(std::span<const std::byte> bytes, const std::string& name) {
   return gguf;
 }
 
+// `given` is the part the user named, for the message about one that is missing.
+void Gguf::open_part(State& state, const std::string& given, const std::string& path, int64_t no,
+                     int64_t count) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    throw_error(ErrorCode::kIo,
+                "{}: metadata 'split.count': found {} parts but not {}, expected every part beside it", given,
+                count, path);
+  }
+  MappedFile file(path);
+  GgufPart part = parse_gguf_part(file.bytes(), path);
+  const SplitPosition at = split_position(part, path);
+  if (at.no != no || at.count != count) {
+    throw_error(ErrorCode::kBadInput, "{}: metadata 'split.no': found part {} of {}, expected part {} of {}",
+                path, at.no + 1, at.count, no + 1, count);
+  }
+  state.add_part(std::move(file), std::move(part));
+}
+
+void Gguf::check_tensor_count(const State& state) {
+  const auto num_tensors = static_cast<int64_t>(state.tensors.size());
+  const int64_t declared = int_or(state.path, state.metadata, "split.tensors.count", num_tensors);
+  if (declared != num_tensors) {
+    throw_error(ErrorCode::kBadInput,
+                "{}: metadata 'split.tensors.count': found {}, expected the {} tensors of the parts",
+                state.path, declared, num_tensors);
+  }
+}
+
 Gguf Gguf::open(const std::string& path) {
   auto state = std::make_shared<State>();
   state->path = path;
-  // Any part opens the whole family; the metadata of the first one counts.
   MappedFile given(path);
   GgufPart given_part = parse_gguf_part(given.bytes(), path);
   const SplitPosition split = split_position(given_part, path);
-  const std::string prefix = split.count > 1 ? split_prefix(path, split) : "";
-  for (int64_t no = 0; no < split.count; ++no) {
-    const std::string part_path = no == split.no ? path : prefix + split_suffix(no, split.count);
-    if (no != split.no && !std::filesystem::exists(part_path)) {
-      throw_error(ErrorCode::kIo, "{}: metadata 'split.count': found {} parts but not {}, expected every part beside it",
-                  path, split.count, part_path);
-    }
-    MappedFile file = no == split.no ? std::move(given) : MappedFile(part_path);
-    GgufPart part = no == split.no ? std::move(given_part) : parse_gguf_part(file.bytes(), part_path);
-    const SplitPosition at = split_position(part, part_path);
-    if (at.no != no || at.count != split.count) {
-      throw_error(ErrorCode::kBadInput, "{}: metadata 'split.no': found part {} of {}, expected part {} of {}", part_path,
-                  at.no + 1, at.count, no + 1, split.count);
-    }
-    if (no == 0) state->metadata = std::move(part.metadata);
-    state->add(std::move(part.tensors), part_path);
-    state->mapped_bytes += file.bytes().size();
-    state->files.push_back(std::move(file));
-  }
-  const auto num_tensors = static_cast<int64_t>(state->tensors.size());
-  const int64_t declared = int_or(path, state->metadata, "split.tensors.count", num_tensors);
-  if (split.count > 1 && declared != num_tensors) {
-    throw_error(ErrorCode::kBadInput, "{}: metadata 'split.tensors.count': found {}, expected the {} tensors of the parts",
-                path, declared, num_tensors);
+  if (split.count == 1) {
+    state->add_part(std::move(given), std::move(given_part));
+  } else {
+    // Any part opens the whole family; the metadata of the first one counts.
+    const std::string prefix = split_prefix(path, split);
+    for (int64_t no = 0; no < split.count; ++no)
+      open_part(*state, path, prefix + split_suffix(no, split.count), no, split.count);
+    check_tensor_count(*state);
   }
   Gguf gguf;
   gguf.state_ = std::move(state);

@@ -38,8 +38,8 @@ class Gguf {
   const std::string& path() const;
   const std::map<std::string, GgufValue, std::less<>>& metadata() const;
   bool has(std::string_view key) const;
-  // Typed access. The get_* forms with a fallback return it when the key is absent; those without throw, naming
-  // the missing key. A key of the wrong type throws either way. Integers that do not fit int64 throw.
+  // Typed access. The get_* forms with a fallback return it when the key is absent; those without throw,
+  // naming the missing key. A key of the wrong type throws either way. Integers that do not fit int64 throw.
   int64_t get_int(std::string_view key) const;
   int64_t get_int(std::string_view key, int64_t fallback) const;
   double get_real(std::string_view key) const;  // also from an integer
@@ -55,6 +55,10 @@ class Gguf {
 
  private:
   struct State;
+  static void open_part(State& state, const std::string& given, const std::string& path, int64_t no,
+                        int64_t count);
+  static void check_tensor_count(const State& state);
+
   std::shared_ptr<State> state_;  // the mappings live as long as any copy
 };
 

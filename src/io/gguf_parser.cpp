@@ -17,7 +17,7 @@
 namespace millrace::io {
 namespace {
 
-constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
+constexpr uint32_t kMagic = 0x46554747;            // "GGUF"
 constexpr size_t kMinMetadataBytes = 8 + 4 + 1;    // key length, type, one byte
 constexpr size_t kMinTensorBytes = 8 + 4 + 4 + 8;  // name length, rank, type, offset
 // Every element becomes 8 or 16 bytes. The largest arrays known are vocabularies and merges, under 2^19.
@@ -29,17 +29,22 @@ size_t min_element_bytes(GgufType type) {
   switch (type) {
     case GgufType::kUint8:
     case GgufType::kInt8:
-    case GgufType::kBool: return 1;
+    case GgufType::kBool:
+      return 1;
     case GgufType::kUint16:
-    case GgufType::kInt16: return 2;
+    case GgufType::kInt16:
+      return 2;
     case GgufType::kUint32:
     case GgufType::kInt32:
-    case GgufType::kFloat32: return 4;
+    case GgufType::kFloat32:
+      return 4;
     case GgufType::kString:
     case GgufType::kUint64:
     case GgufType::kInt64:
-    case GgufType::kFloat64: return 8;
-    case GgufType::kArray: break;
+    case GgufType::kFloat64:
+      return 8;
+    case GgufType::kArray:
+      break;
   }
   return 0;
 }
@@ -107,19 +112,32 @@ class Parser {
 
   GgufValue read_scalar(GgufType type, const Field& field) {
     switch (type) {
-      case GgufType::kUint8: return uint64_t{reader_.read<uint8_t>(field)};
-      case GgufType::kUint16: return uint64_t{reader_.read<uint16_t>(field)};
-      case GgufType::kUint32: return uint64_t{reader_.read<uint32_t>(field)};
-      case GgufType::kUint64: return reader_.read<uint64_t>(field);
-      case GgufType::kInt8: return int64_t{reader_.read<int8_t>(field)};
-      case GgufType::kInt16: return int64_t{reader_.read<int16_t>(field)};
-      case GgufType::kInt32: return int64_t{reader_.read<int32_t>(field)};
-      case GgufType::kInt64: return reader_.read<int64_t>(field);
-      case GgufType::kFloat32: return double{reader_.read<float>(field)};
-      case GgufType::kFloat64: return reader_.read<double>(field);
-      case GgufType::kBool: return read_bool(field);
-      case GgufType::kString: return reader_.read_string(field);
-      case GgufType::kArray: break;
+      case GgufType::kUint8:
+        return uint64_t{reader_.read<uint8_t>(field)};
+      case GgufType::kUint16:
+        return uint64_t{reader_.read<uint16_t>(field)};
+      case GgufType::kUint32:
+        return uint64_t{reader_.read<uint32_t>(field)};
+      case GgufType::kUint64:
+        return reader_.read<uint64_t>(field);
+      case GgufType::kInt8:
+        return int64_t{reader_.read<int8_t>(field)};
+      case GgufType::kInt16:
+        return int64_t{reader_.read<int16_t>(field)};
+      case GgufType::kInt32:
+        return int64_t{reader_.read<int32_t>(field)};
+      case GgufType::kInt64:
+        return reader_.read<int64_t>(field);
+      case GgufType::kFloat32:
+        return double{reader_.read<float>(field)};
+      case GgufType::kFloat64:
+        return reader_.read<double>(field);
+      case GgufType::kBool:
+        return read_bool(field);
+      case GgufType::kString:
+        return reader_.read_string(field);
+      case GgufType::kArray:
+        break;
     }
     reader_.fail(ErrorCode::kUnsupported, field, "found an array, expected a single value");
   }
@@ -203,12 +221,12 @@ class Parser {
     const uint64_t tensor_bytes = size_in_bytes(tensor.view, elements, field.of("shape"));
     tensor.begin = reader_.read<uint64_t>(field.of("offset"));
     if (tensor.begin % alignment_ != 0) {
-      reader_.fail(ErrorCode::kBadInput, field.of("offset"), "found {}, expected a multiple of {}", tensor.begin,
-                   alignment_);
+      reader_.fail(ErrorCode::kBadInput, field.of("offset"), "found {}, expected a multiple of {}",
+                   tensor.begin, alignment_);
     }
     if (tensor.begin > bytes_.size()) {
-      reader_.fail(ErrorCode::kBadInput, field.of("offset"), "found {}, expected less than the file's {} bytes",
-                   tensor.begin, bytes_.size());
+      reader_.fail(ErrorCode::kBadInput, field.of("offset"),
+                   "found {}, expected less than the file's {} bytes", tensor.begin, bytes_.size());
     }
     tensor.end = tensor.begin + tensor_bytes;
     placed_.push_back(std::move(tensor));
@@ -218,17 +236,19 @@ class Parser {
   uint64_t read_shape(TensorView& view, const Field& field) {
     const uint32_t rank = reader_.read<uint32_t>(field.of("rank"));
     if (rank > kGgufMaxRank) {
-      reader_.fail(ErrorCode::kBadInput, field.of("rank"), "found {}, expected at most {}", rank, kGgufMaxRank);
+      reader_.fail(ErrorCode::kBadInput, field.of("rank"), "found {}, expected at most {}", rank,
+                   kGgufMaxRank);
     }
     view.rank = static_cast<int>(rank);
     uint64_t elements = 1;
     for (uint32_t i = 0; i < rank; ++i) {
-      Field dim = field.of("size of dimension");
-      dim.element = -1;
+      constexpr std::string_view kDimensions[kGgufMaxRank] = {"dimension 0", "dimension 1", "dimension 2",
+                                                              "dimension 3"};
+      const Field dim = field.of(kDimensions[i]);
       const uint64_t size = reader_.read<uint64_t>(dim);
       if (size == 0 || size > kMaxInt64 / elements) {
-        reader_.fail(ErrorCode::kBadInput, dim, "found {} (dimension {}), expected at least 1 and a product below 2^63",
-                     size, i);
+        reader_.fail(ErrorCode::kBadInput, dim, "found {}, expected at least 1 and a product below 2^63",
+                     size);
       }
       elements *= size;
       view.shape[rank - 1 - i] = static_cast<int64_t>(size);
@@ -241,8 +261,9 @@ class Parser {
     if (const auto type = dtype_of_gguf(number)) return *type;
     const std::string_view known = gguf_type_name(number);
     if (!known.empty()) {
-      reader_.fail(ErrorCode::kUnsupported, field, "found {} ({}), which is not supported, expected one of {}", number,
-                   known, supported_gguf_types());
+      reader_.fail(ErrorCode::kUnsupported, field,
+                   "found {} ({}), which is not supported, expected one of {}", number, known,
+                   supported_gguf_types());
     }
     reader_.fail(ErrorCode::kBadInput, field, "found {}, an unknown type, expected one of {}", number,
                  supported_gguf_types());
@@ -258,8 +279,9 @@ class Parser {
                    view.cols(), block, type.name);
     }
     if (elements / block > bytes_.size() / block_bytes) {
-      reader_.fail(ErrorCode::kBadInput, field, "found {} elements of {}, expected no more than the file's {} bytes hold",
-                   elements, type.name, bytes_.size());
+      reader_.fail(ErrorCode::kBadInput, field,
+                   "found {} elements of {}, expected no more than the file's {} bytes hold", elements,
+                   type.name, bytes_.size());
     }
     view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
     return elements / block * block_bytes;
@@ -274,8 +296,8 @@ class Parser {
     for (const PlacedTensor& tensor : placed_) {
       if (tensor.end > data_bytes) {
         reader_.fail(ErrorCode::kBadInput, {.kind = "tensor", .name = tensor.view.name, .part = "data"},
-                     "found its end at byte {}, expected it within the file's {} bytes", data_start + tensor.end,
-                     bytes_.size());
+                     "found its end at byte {}, expected it within the file's {} bytes",
+                     data_start + tensor.end, bytes_.size());
       }
       by_offset.push_back(&tensor);
     }
@@ -284,7 +306,8 @@ class Parser {
     for (size_t i = 1; i < by_offset.size(); ++i) {
       const PlacedTensor& before = *by_offset[i - 1];
       if (by_offset[i]->begin < before.end) {
-        reader_.fail(ErrorCode::kBadInput, {.kind = "tensor", .name = by_offset[i]->view.name, .part = "offset"},
+        reader_.fail(ErrorCode::kBadInput,
+                     {.kind = "tensor", .name = by_offset[i]->view.name, .part = "offset"},
                      "found {}, inside tensor {}, expected {} or more", by_offset[i]->begin,
                      printable(before.view.name), before.end);
       }

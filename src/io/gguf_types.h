@@ -12,7 +12,19 @@ namespace millrace::io {
 
 // Types of metadata values.
 enum class GgufType : uint32_t {
-  kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kFloat32, kBool, kString, kArray, kUint64, kInt64, kFloat64,
+  kUint8,
+  kInt8,
+  kUint16,
+  kInt16,
+  kUint32,
+  kInt32,
+  kFloat32,
+  kBool,
+  kString,
+  kArray,
+  kUint64,
+  kInt64,
+  kFloat64,
 };
 
 inline constexpr uint32_t kGgufVersion = 3;

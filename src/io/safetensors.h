@@ -1,4 +1,7 @@
 // safetensors: one mapped file, or a directory's shards through model.safetensors.index.json.
+// Tensors of F32, F16, BF16, F8_E4M3, U8 and I32 are listed. One of another type (I64, BOOL, ...) is checked
+// like the rest but not listed: find_tensor throws Error{kUnsupported} when it is asked for by name, so that
+// a checkpoint with a stray buffer in it still loads.
 #pragma once
 
 #include <memory>
@@ -13,19 +16,24 @@ namespace millrace::io {
 
 class Safetensors {
  public:
+  // Throws Error naming file, field, what was found and what was expected.
   static Safetensors open_file(const std::string& path);
-  // model.safetensors, or every shard that model.safetensors.index.json names (each must be there and hold the
-  // tensors the index promises).
+  // model.safetensors, or every shard that model.safetensors.index.json names (each must be there and hold
+  // the tensors the index promises).
   static Safetensors open_dir(const std::string& directory);
+  // Parses bytes that something else keeps alive (tests, fuzzing); `name` stands for the path in messages.
   static Safetensors parse(std::span<const std::byte> bytes, const std::string& name);
 
+  // Per file in order of their bytes. A tensor lies in the mapping, unless the file puts it at an address its
+  // numbers cannot be read from (no multiple of 2 or 4): such a one is a copy.
   const std::vector<TensorView>& tensors() const;
-  const TensorView* find_tensor(std::string_view name) const;
+  const TensorView* find_tensor(std::string_view name) const;  // nullptr when there is none
   size_t mapped_bytes() const;
+  size_t copied_bytes() const;  // of tensors that had to be copied to be aligned
 
  private:
   struct State;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<State> state_;  // mappings and copies live as long as any copy of this
 };
 
 }  // namespace millrace::io

@@ -1,0 +1,113 @@
+// Finding out what a path is, and gathering the files of a Hugging Face directory.
+#include "io/checkpoint.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/mapped_file.h"
+#include "io/json_file.h"
+#include "io/printable.h"
+
+namespace millrace::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string in_dir(const std::string& directory, const char* name) {
+  return (fs::path(directory) / name).string();
+}
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+nlohmann::json optional_json(const std::string& path) {
+  return exists(path) ? read_json_object(path) : nlohmann::json();
+}
+
+std::string optional_text(const std::string& path) {
+  return exists(path) ? read_text_file(path) : std::string();
+}
+
+// tokenizer_config.json holds one template, or a list of {"name", "template"} of which "default" counts.
+std::string template_of(const nlohmann::json& tokenizer_config, const std::string& path) {
+  if (!tokenizer_config.is_object()) return {};
+  const auto found = tokenizer_config.find("chat_template");
+  if (found == tokenizer_config.end() || found->is_null()) return {};
+  if (found->is_string()) return found->get<std::string>();
+  if (!found->is_array()) {
+    throw_error(ErrorCode::kBadInput, "{}: chat_template: found {}, expected a string or a list of templates",
+                path, found->type_name());
+  }
+  for (const nlohmann::json& entry : *found) {
+    if (!entry.is_object()) continue;
+    const auto name = entry.find("name");
+    const auto text = entry.find("template");
+    if (name != entry.end() && *name == "default" && text != entry.end() && text->is_string()) {
+      return text->get<std::string>();
+    }
+  }
+  return {};
+}
+
+// Everything but the weights.
+HfDirectory read_directory(const std::string& path) {
+  HfDirectory hf;
+  hf.path = path;
+  const std::string config = in_dir(path, "config.json");
+  if (!exists(config)) {
+    throw_error(ErrorCode::kBadInput,
+                "{}: config.json: found no such file, expected a Hugging Face model directory or a GGUF file",
+                path);
+  }
+  hf.config = read_json_object(config);
+  hf.generation_config = optional_json(in_dir(path, "generation_config.json"));
+  hf.tokenizer_json = optional_text(in_dir(path, "tokenizer.json"));
+  const std::string tokenizer_config = in_dir(path, "tokenizer_config.json");
+  hf.tokenizer_config = optional_json(tokenizer_config);
+  hf.chat_template = optional_text(in_dir(path, "chat_template.jinja"));
+  if (hf.chat_template.empty()) hf.chat_template = template_of(hf.tokenizer_config, tokenizer_config);
+  return hf;
+}
+
+// A .safetensors file stands for its directory: the whole of it when the file is one of its shards.
+HfDirectory open_beside(const std::string& file) {
+  const fs::path parent = fs::path(file).parent_path();
+  const std::string directory = parent.empty() ? "." : parent.string();
+  HfDirectory hf = read_directory(directory);
+  const bool shard = exists(in_dir(directory, "model.safetensors.index.json"));
+  hf.weights = shard ? Safetensors::open_dir(directory) : Safetensors::open_file(file);
+  return hf;
+}
+
+}  // namespace
+
+Checkpoint Checkpoint::open(const std::string& path) {
+  Checkpoint checkpoint;
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) {
+    checkpoint.hf = read_directory(path);
+    checkpoint.hf->weights = Safetensors::open_dir(path);
+    return checkpoint;
+  }
+  const MappedFile file(path);
+  const std::string_view start(reinterpret_cast<const char*>(file.bytes().data()),
+                               std::min<size_t>(file.bytes().size(), 16));
+  if (start.starts_with("GGUF")) {
+    checkpoint.gguf = Gguf::open(path);
+  } else if (path.ends_with(".safetensors")) {
+    checkpoint.hf = open_beside(path);
+  } else {
+    throw_error(
+        ErrorCode::kBadInput,
+        "{}: magic: found {}, expected a file that begins with 'GGUF', a .safetensors file or a Hugging Face "
+        "directory",
+        path, start.empty() ? std::string("an empty file") : printable(start));
+  }
+  return checkpoint;
+}
+
+}  // namespace millrace::io
