@@ -4,9 +4,9 @@
 //   Executor - one model's working memory on that device: the residual stream, the KV pools, the logits.
 //
 // An executor runs steps. A step is a ragged batch: a flat list of tokens with, per sequence, how long its
-// context already is and where its KV blocks are. Prefill, chunked prefill, decode and verification are all the
-// same call. Operations read and write *slots* that the executor owns, so that the residual stream can live in
-// whatever form the device likes:
+// context already is and where its KV blocks are. Prefill, chunked prefill, decode and verification are all
+// the same call. Operations read and write *slots* that the executor owns, so that the residual stream can
+// live in whatever form the device likes:
 //
 //   embed            tokens            -> residual                      [tokens, hidden]
 //   norm_qkv         residual          -> query, key, value             [tokens, heads * head_dim] ...
@@ -18,8 +18,8 @@
 //   experts_add      residual, routing -> residual +=
 //   norm_logits      residual          -> logits                        [logit rows, vocabulary]
 //
-// Same bits: what a token gets does not depend on the other rows of the batch, on how its prompt was cut, or on
-// the number of threads.
+// Same bits: what a token gets does not depend on the other rows of the batch, on how its prompt was cut, or
+// on the number of threads.
 #pragma once
 
 #include <array>
@@ -39,18 +39,19 @@ namespace millrace {
 // ---------------------------------------------------------------- the batch
 
 struct SequenceSlice {
-  int32_t first_row = 0;    // its tokens are rows [first_row, first_row + num_tokens) of the batch
+  int32_t first_row = 0;  // its tokens are rows [first_row, first_row + num_tokens) of the batch
   int32_t num_tokens = 0;
-  int32_t context_len = 0;  // tokens of this sequence already in the cache; the first new one has this position
-  // tables[g][i] is the block of group g that holds positions [16 i, 16 i + 16); kNoBlock once out of the window.
-  // Blocks for the new tokens are already there.
+  int32_t context_len =
+      0;  // tokens of this sequence already in the cache; the first new one has this position
+  // tables[g][i] is the block of group g that holds positions [16 i, 16 i + 16); kNoBlock once out of the
+  // window. Blocks for the new tokens are already there.
   std::array<const int32_t*, kMaxKvGroups> tables{};
 };
 
 struct Batch {
-  std::span<const int32_t> tokens;             // [num_tokens]
-  std::span<const SequenceSlice> sequences;    // cover the rows, in order
-  std::span<const int32_t> logit_rows;         // rows whose logits are wanted, ascending
+  std::span<const int32_t> tokens;           // [num_tokens]
+  std::span<const SequenceSlice> sequences;  // cover the rows, in order
+  std::span<const int32_t> logit_rows;       // rows whose logits are wanted, ascending
 };
 
 // ---------------------------------------------------------------- weights
@@ -91,14 +92,14 @@ struct Rope {
   int layer = 0;
   std::span<const float> inv_freq;  // [rotary_dims / 2] angle per position; scaling (llama3, YaRN) is in here
   float magnitude = 1.0f;           // multiplies cos and sin (YaRN)
-  bool interleaved = false;         // pairs (2i, 2i+1) as GGUF's llama files want; else (i, i + rotary_dims/2)
+  bool interleaved = false;  // pairs (2i, 2i+1) as GGUF's llama files want; else (i, i + rotary_dims/2)
 };
 
 struct Attend {
   int layer = 0;
-  int32_t window = 0;              // a token sees itself and the window - 1 before it; 0: everything
-  float scale = 1.0f;              // of the scores
-  const Weight* sinks = nullptr;   // [heads]: joins the softmax's denominator, contributes no value
+  int32_t window = 0;             // a token sees itself and the window - 1 before it; 0: everything
+  float scale = 1.0f;             // of the scores
+  const Weight* sinks = nullptr;  // [heads]: joins the softmax's denominator, contributes no value
 };
 
 struct Ffn {  // x += down(silu(gate n) * (up n)), n = norm(x)
@@ -111,7 +112,11 @@ struct Route {
   Linear router;  // [experts, hidden]
   int experts_per_token = 0;
   // kSoftmaxChosen: softmax over the chosen logits (gpt-oss). kSoftmaxAll: softmax over all, then choose.
-  enum class Weighting { kSoftmaxChosen, kSoftmaxAll, kSoftmaxAllRenormalized } weighting = Weighting::kSoftmaxChosen;
+  enum class Weighting {
+    kSoftmaxChosen,
+    kSoftmaxAll,
+    kSoftmaxAllRenormalized
+  } weighting = Weighting::kSoftmaxChosen;
 };
 
 struct Experts {
@@ -137,15 +142,17 @@ struct KvGroupSpec {
 
 // Everything an executor sizes its memory by.
 struct ExecutorSpec {
-  int32_t max_tokens = 0;      // rows per step
+  int32_t max_tokens = 0;  // rows per step
   int32_t max_logit_rows = 0;
-  int32_t max_context = 0;     // longest sequence
+  int32_t max_context = 0;  // longest sequence
   int32_t hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
-  int32_t ffn = 0;                                          // dense intermediate size, 0 without dense layers
+  int32_t ffn = 0;  // dense intermediate size, 0 without dense layers
   int32_t experts = 0, experts_per_token = 0, expert_ffn = 0;  // 0 without experts
   DType kv_type = DType::kF32;
   std::vector<KvGroupSpec> kv_groups;
-  struct LayerPlace { int32_t group = 0, index = 0; };      // where layer l's keys and values live
+  struct LayerPlace {
+    int32_t group = 0, index = 0;
+  };  // where layer l's keys and values live
   std::vector<LayerPlace> layers;
 
   // One block of group g: [layers in group][key, value][kv_heads][16][head_dim], contiguous.
@@ -189,16 +196,17 @@ struct BackendOptions {
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual std::string_view name() const = 0;       // "cpu", "reference", "cuda"
-  virtual std::string description() const = 0;     // "cpu, neon+dotprod, 2 threads"
-  virtual std::string_view isa() const = 0;        // "neon_dotprod"; the device's architecture on a GPU
+  virtual std::string_view name() const = 0;    // "cpu", "reference", "cuda"
+  virtual std::string description() const = 0;  // "cpu, neon+dotprod, 2 threads"
+  virtual std::string_view isa() const = 0;     // "neon_dotprod"; the device's architecture on a GPU
   virtual int threads() const = 0;
   virtual DType default_kv_type() const = 0;
   virtual bool supports_kv_type(DType type) const = 0;
 
   // Bytes this backend will hold for a weight beyond the file's mapping; asked before anything is loaded.
   virtual size_t weight_bytes(const TensorView& view, WeightUse use) const = 0;
-  // The view's memory must outlive the weight. Throws Error{kUnsupported} naming the tensor for a type it lacks.
+  // The view's memory must outlive the weight. Throws Error{kUnsupported} naming the tensor for a type it
+  // lacks.
   virtual WeightPtr load_weight(const TensorView& view, WeightUse use) = 0;
 
   virtual size_t workspace_bytes(const ExecutorSpec& spec) const = 0;  // of an executor, without the KV pools

@@ -1,5 +1,5 @@
-// The CUDA backend's factory. cuda/ implements it when the build has nvcc, no_cuda/ when it has not, so that no
-// caller needs to know.
+// The CUDA backend's factory. cuda/ implements it when the build has nvcc, no_cuda/ when it has not, so that
+// no caller needs to know.
 #pragma once
 
 #include <memory>

@@ -6,12 +6,17 @@
 #include <cmath>
 #include <fstream>
 #include <string>
+#include <utility>
 
 namespace millrace {
 namespace {
 
-// About 20 us of spinning: longer than the gap between two operations of a step, far shorter than a time slice.
+// About 20 us of spinning: longer than the gap between two operations of a step, far shorter than a time
+// slice.
 constexpr int kSpins = 4000;
+
+// ThreadPool::state_: workers inside (16 bits), open (1 bit), loop number.
+constexpr uint64_t kInside = 0xffff, kOpen = 0x10000, kNextLoop = 0x20000, kLoop = ~(kInside | kOpen);
 
 inline void relax() {
 #if defined(__aarch64__)
@@ -48,20 +53,25 @@ ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : available_cp
 }
 
 ThreadPool::~ThreadPool() {
-  stop_.store(true);
   {
     std::lock_guard lock(mutex_);
-    epoch_.fetch_add(1);
+    stop_.store(true);
   }
   wake_.notify_all();
   for (std::thread& w : workers_) w.join();
 }
 
 void ThreadPool::take_chunks(int thread) {
-  for (;;) {
-    const int64_t begin = next_.fetch_add(chunk_, std::memory_order_relaxed);
-    if (begin >= count_) return;
-    call_(body_, begin, std::min(begin + chunk_, count_), thread);
+  try {
+    for (;;) {
+      const int64_t begin = next_.fetch_add(chunk_, std::memory_order_relaxed);
+      if (begin >= count_) return;
+      call_(body_, begin, std::min(begin + chunk_, count_), thread);
+    }
+  } catch (...) {
+    next_.store(count_, std::memory_order_relaxed);  // the others stop at their next chunk
+    std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::current_exception();
   }
 }
 
@@ -71,35 +81,62 @@ void ThreadPool::run(int64_t count, int64_t chunk, Call call, void* body) {
   count_ = count;
   chunk_ = std::max<int64_t>(1, chunk);
   next_.store(0, std::memory_order_relaxed);
-  busy_.store(size_ - 1, std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_seq_cst);  // publishes the loop to spinning workers
+  // The loop's fields are published by this release to the acquire of a worker that joins. The order of this
+  // store and the load of sleepers_ against a worker's increment and last look (both seq_cst) is what loses
+  // no wake-up.
+  const uint64_t loop = state_.load(std::memory_order_relaxed) + kNextLoop;
+  state_.store(loop | kOpen, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-    { std::lock_guard lock(mutex_); }  // a worker between its last look and its sleep has the lock: wait for it
+    {
+      std::lock_guard lock(mutex_);
+    }  // a worker between its last look and its sleep has the lock: wait for it
     wake_.notify_all();
   }
   take_chunks(0);
-  // Workers that still hold a chunk: wait for their writes to be visible here.
+  // No chunk is left to hand out: close the loop, then wait for the workers that are still inside. The
+  // acquire pairs with their release on leaving, so that their writes are visible here.
+  state_.fetch_and(~kOpen, std::memory_order_relaxed);
   int spins = 0;
-  while (busy_.load(std::memory_order_acquire) != 0) {
+  while ((state_.load(std::memory_order_acquire) & kInside) != 0) {
     relax();
     if (++spins > kSpins) std::this_thread::yield();
   }
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+// Enters the current loop if it is open and not the one seen last.
+bool ThreadPool::join(uint64_t& seen) {
+  uint64_t state = state_.load(std::memory_order_acquire);
+  while ((state & kOpen) != 0 && (state & kLoop) != seen) {
+    if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acquire)) {
+      seen = state & kLoop;
+      return true;
+    }
+  }
+  return false;
 }
 
 void ThreadPool::worker(int thread) {
-  uint32_t seen = 0;
-  for (;;) {
-    for (int i = 0; i < kSpins && epoch_.load(std::memory_order_acquire) == seen; ++i) relax();
-    if (epoch_.load(std::memory_order_acquire) == seen) {
+  uint64_t seen = 0;
+  const auto open = [&] {
+    const uint64_t state = state_.load(std::memory_order_seq_cst);
+    return (state & kOpen) != 0 && (state & kLoop) != seen;
+  };
+  int idle = 0;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    if (join(seen)) {
+      take_chunks(thread);
+      state_.fetch_sub(1, std::memory_order_release);
+      idle = 0;
+    } else if (++idle < kSpins) {
+      relax();
+    } else {
       std::unique_lock lock(mutex_);
       sleepers_.fetch_add(1, std::memory_order_seq_cst);
-      wake_.wait(lock, [&] { return epoch_.load(std::memory_order_seq_cst) != seen; });
+      wake_.wait(lock, [&] { return stop_.load(std::memory_order_relaxed) || open(); });
       sleepers_.fetch_sub(1, std::memory_order_relaxed);
+      idle = 0;
     }
-    ++seen;  // loops are started one at a time, and none starts before all workers finished the last
-    if (stop_.load()) return;
-    take_chunks(thread);
-    busy_.fetch_sub(1, std::memory_order_release);
   }
 }
 

@@ -1,0 +1,288 @@
+// Rope, the paged KV pools and attention.
+//
+// A block of a group lies as [layer][key, value][kv_head], each a run of 16 * head_dim: keys transposed
+// [head_dim][16], values [16][head_dim] (kernel_table.h says why).
+//
+// A task is a tile of query tokens and one KV head. Its context is cut into spans of 512 positions, counted
+// from the sequence's start; each span gives a partial softmax, and partials are merged in order. A step with
+// too few tasks for its threads gives the spans to different threads and merges afterwards: the same numbers
+// either way.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backend/cpu/cpu_executor.h"
+#include "base/check.h"
+#include "base/float_bits.h"
+
+namespace millrace::cpu {
+namespace {
+
+// One head of keys (stride 16) or values (stride 1) into the cache.
+void store_head(DType type, const float* x, int64_t count, uint8_t* to, int64_t at, int64_t stride) {
+  if (type == DType::kF32) {
+    auto* out = reinterpret_cast<float*>(to) + at;
+    for (int64_t d = 0; d < count; ++d) out[d * stride] = x[d];
+  } else if (type == DType::kBF16) {
+    auto* out = reinterpret_cast<uint16_t*>(to) + at;
+    for (int64_t d = 0; d < count; ++d) out[d * stride] = to_bfloat16(x[d]).bits;
+  } else {
+    auto* out = reinterpret_cast<uint16_t*>(to) + at;
+    for (int64_t d = 0; d < count; ++d) out[d * stride] = to_half(x[d]).bits;
+  }
+}
+
+void rotate(float* x, const float* cosines, const float* sines, int64_t half, bool interleaved) {
+  for (int64_t i = 0; i < half; ++i) {
+    float& a = x[interleaved ? 2 * i : i];
+    float& b = x[interleaved ? 2 * i + 1 : i + half];
+    const float a0 = a, b0 = b;
+    a = a0 * cosines[i] - b0 * sines[i];
+    b = b0 * cosines[i] + a0 * sines[i];
+  }
+}
+
+int kv_kernel(DType type) {
+  return static_cast<int>(type == DType::kF32   ? KvType::kF32
+                          : type == DType::kF16 ? KvType::kF16
+                                                : KvType::kBF16);
+}
+
+}  // namespace
+
+CpuExecutor::KvPlace CpuExecutor::place_of(int layer) {
+  const auto [group, index] = spec_.layers[layer];
+  KvPlace place;
+  place.pool = kv_pools_[group].data();
+  place.block_bytes = static_cast<int64_t>(spec_.kv_block_bytes(group));
+  place.head_bytes = kBlockTokens * static_cast<int64_t>(bytes_of(spec_.kv_type, spec_.head_dim));
+  place.key_offset = static_cast<int64_t>(index) * 2 * spec_.kv_heads * place.head_bytes;
+  place.value_offset = place.key_offset + spec_.kv_heads * place.head_bytes;
+  return place;
+}
+
+void CpuExecutor::plan_attention() {
+  num_tiles_ = 0;
+  int64_t covered = 0;
+  for (size_t s = 0; s < batch_.sequences.size(); ++s) {
+    const SequenceSlice& slice = batch_.sequences[s];
+    MILLRACE_CHECK(slice.first_row == covered && slice.context_len + slice.num_tokens <= spec_.max_context);
+    covered += slice.num_tokens;
+    MILLRACE_CHECK(covered <= rows_);
+    for (int32_t i = 0; i < slice.num_tokens; ++i) {
+      work_->positions[slice.first_row + i] = slice.context_len + i;
+      work_->sequence_of[slice.first_row + i] = static_cast<int32_t>(s);
+    }
+    for (int32_t i = 0; i < slice.num_tokens; i += work_->tokens_per_tile) {
+      work_->tiles[num_tiles_++] = {static_cast<int32_t>(s), i,
+                                    std::min(work_->tokens_per_tile, slice.num_tokens - i)};
+    }
+  }
+  MILLRACE_CHECK(covered == rows_);
+}
+
+// Cosines and sines of this step's positions; layers that share inv_freq share them.
+void CpuExecutor::prepare_rotation(const Rope& op) {
+  const auto half = static_cast<int64_t>(op.inv_freq.size());
+  MILLRACE_CHECK(2 * half <= spec_.head_dim);
+  if (rotation_of_ == op.inv_freq.data() && rotation_magnitude_ == op.magnitude && rotation_size_ == half)
+    return;
+  pool_.parallel_for(rows_, 16, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t i = 0; i < half; ++i) {
+        const double angle = static_cast<double>(work_->positions[row]) * op.inv_freq[i];
+        work_->cosines[row * half + i] = static_cast<float>(std::cos(angle) * op.magnitude);
+        work_->sines[row * half + i] = static_cast<float>(std::sin(angle) * op.magnitude);
+      }
+    }
+  });
+  rotation_of_ = op.inv_freq.data();
+  rotation_magnitude_ = op.magnitude;
+  rotation_size_ = half;
+}
+
+void CpuExecutor::append(const KvPlace& place, int group, int64_t row) {
+  const SequenceSlice& s = batch_.sequences[work_->sequence_of[row]];
+  const int32_t position = work_->positions[row], slot = position % kBlockTokens;
+  const int32_t block = s.tables[group][position / kBlockTokens];
+  MILLRACE_CHECK(block >= 0 && block < spec_.kv_groups[group].num_blocks);
+  uint8_t* base = place.pool + block * place.block_bytes;
+  const int64_t dim = spec_.head_dim;
+  for (int64_t h = 0; h < spec_.kv_heads; ++h) {
+    const int64_t at = row * work_->kv_cols + h * dim;
+    store_head(spec_.kv_type, work_->key + at, dim, base + place.key_offset + h * place.head_bytes, slot,
+               kBlockTokens);
+    store_head(spec_.kv_type, work_->value + at, dim, base + place.value_offset + h * place.head_bytes,
+               slot * dim, 1);
+  }
+}
+
+void CpuExecutor::rope_append_kv(const Rope& op) {
+  prepare_rotation(op);
+  const auto half = static_cast<int64_t>(op.inv_freq.size());
+  const KvPlace place = place_of(op.layer);
+  const int group = spec_.layers[op.layer].group;
+  pool_.parallel_for(rows_, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float *c = work_->cosines + row * half, *s = work_->sines + row * half;
+      for (int64_t h = 0; h < spec_.heads; ++h) {
+        rotate(work_->query + row * work_->query_cols + h * spec_.head_dim, c, s, half, op.interleaved);
+      }
+      for (int64_t h = 0; h < spec_.kv_heads; ++h) {
+        rotate(work_->key + row * work_->kv_cols + h * spec_.head_dim, c, s, half, op.interleaved);
+      }
+      append(place, group, row);
+    }
+  });
+}
+
+// Spans [first, last) of the context that some token of the tile sees.
+std::pair<int64_t, int64_t> CpuExecutor::spans_of(const Attend& op, const QueryTile& tile) const {
+  const int32_t from = batch_.sequences[tile.sequence].context_len + tile.first_token;
+  const int32_t first = op.window > 0 ? std::max(0, from - op.window + 1) : 0;
+  return {first / kSpanTokens, (from + tile.num_tokens - 1) / kSpanTokens + 1};
+}
+
+// Positions [first, last) of the span that each row of the tile sees; a row is (token, head of the group).
+void CpuExecutor::visible(const Attend& op, const QueryTile& tile, int64_t span, int32_t* first,
+                          int32_t* last) const {
+  const auto begin = static_cast<int32_t>(span * kSpanTokens);
+  for (int32_t i = 0; i < tile.num_tokens; ++i) {
+    const int32_t position = batch_.sequences[tile.sequence].context_len + tile.first_token + i;
+    const int32_t from = op.window > 0 ? std::max(0, position - op.window + 1) : 0;
+    for (int32_t g = 0; g < work_->group_size; ++g) {
+      first[i * work_->group_size + g] = std::max(from, begin);
+      last[i * work_->group_size + g] = std::min(position + 1, begin + kSpanTokens);
+    }
+  }
+}
+
+void CpuExecutor::attend_span(const Attend& op, const QueryTile& tile, int kv_head, int64_t span,
+                              const Partial& out, int thread) {
+  const ThreadScratch& own_scratch = work_->threads[thread];
+  const SequenceSlice& s = batch_.sequences[tile.sequence];
+  const KvPlace place = place_of(op.layer);
+  visible(op, tile, span, own_scratch.first, own_scratch.last);
+  const int64_t first_head = static_cast<int64_t>(kv_head) * work_->group_size;
+  for (int32_t i = 0; i < tile.num_tokens; ++i) {
+    const float* q = work_->query + (s.first_row + tile.first_token + i) * work_->query_cols;
+    for (int32_t g = 0; g < work_->group_size; ++g) {
+      own_scratch.query[i * work_->group_size + g] = q + (first_head + g) * spec_.head_dim;
+    }
+  }
+  AttendSpan args;
+  args.pool = place.pool;
+  args.block_bytes = place.block_bytes;
+  args.table = s.tables[spec_.layers[op.layer].group];
+  args.key_offset = place.key_offset + kv_head * place.head_bytes;
+  args.value_offset = place.value_offset + kv_head * place.head_bytes;
+  args.head_dim = spec_.head_dim;
+  args.padded_dim = static_cast<int32_t>(work_->padded_dim);
+  args.rows = tile.num_tokens * work_->group_size;
+  args.query = own_scratch.query;
+  args.first = own_scratch.first;
+  args.last = own_scratch.last;
+  args.scale = op.scale;
+  args.largest = out.largest;
+  args.sum = out.sum;
+  args.values = out.values;
+  args.scores = own_scratch.scores;
+  kernels_.attend[kv_kernel(spec_.kv_type)](args);
+}
+
+// total += part for the rows that saw something of the span; the first such span of a row starts its total.
+void CpuExecutor::merge_span(const QueryTile& tile, const Partial& part, const Partial& total,
+                             const int32_t* first, const int32_t* last, bool fresh) {
+  const int64_t dim = work_->padded_dim;
+  for (int32_t r = 0; r < tile.num_tokens * work_->group_size; ++r) {
+    if (fresh) total.sum[r] = 0.0f;
+    if (first[r] >= last[r]) continue;
+    if (total.sum[r] == 0.0f) {
+      total.largest[r] = part.largest[r];
+      total.sum[r] = part.sum[r];
+      std::copy_n(part.values + r * dim, dim, total.values + r * dim);
+      continue;
+    }
+    const float largest = std::max(total.largest[r], part.largest[r]);
+    float weight[2] = {total.largest[r] - largest, part.largest[r] - largest};
+    kernels_.exp(weight, 2, weight);
+    total.sum[r] = total.sum[r] * weight[0] + part.sum[r] * weight[1];
+    kernels_.scale_add(total.values + r * dim, weight[0], part.values + r * dim, weight[1], dim);
+    total.largest[r] = largest;
+  }
+}
+
+// Sinks join the denominator; the rows go to the attention slot.
+void CpuExecutor::finish(const Attend& op, const QueryTile& tile, int kv_head, const Partial& total) {
+  const int64_t first_head = static_cast<int64_t>(kv_head) * work_->group_size;
+  for (int32_t i = 0; i < tile.num_tokens; ++i) {
+    const int64_t row = batch_.sequences[tile.sequence].first_row + tile.first_token + i;
+    for (int32_t g = 0; g < work_->group_size; ++g) {
+      const int32_t r = i * work_->group_size + g;
+      float factor = 1.0f / total.sum[r];
+      if (op.sinks != nullptr) {
+        const float sink = own(*op.sinks).values[first_head + g], largest = std::max(total.largest[r], sink);
+        float weight[2] = {total.largest[r] - largest, sink - largest};
+        kernels_.exp(weight, 2, weight);
+        factor = weight[0] / (total.sum[r] * weight[0] + weight[1]);
+      }
+      float* out = work_->attention + row * work_->query_cols + (first_head + g) * spec_.head_dim;
+      const float* values = total.values + r * work_->padded_dim;
+      for (int64_t d = 0; d < spec_.head_dim; ++d) out[d] = values[d] * factor;
+    }
+  }
+}
+
+void CpuExecutor::attend(const Attend& op) {
+  const int64_t heads = spec_.kv_heads, tasks = num_tiles_ * heads;
+  int64_t most_spans = 0;
+  for (int64_t t = 0; t < num_tiles_; ++t) {
+    const auto [first, last] = spans_of(op, work_->tiles[t]);
+    most_spans = std::max(most_spans, last - first);
+  }
+  if (num_tiles_ > work_->max_split_tiles || most_spans < 2 || pool_.size() == 1) {
+    pool_.parallel_for(tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t task = begin; task < end; ++task) {
+        const QueryTile& tile = work_->tiles[task / heads];
+        const auto kv_head = static_cast<int>(task % heads);
+        const ThreadScratch& mine = work_->threads[thread];
+        const auto [first, last] = spans_of(op, tile);
+        for (int64_t span = first; span < last; ++span) {
+          attend_span(op, tile, kv_head, span, mine.part, thread);
+          merge_span(tile, mine.part, mine.total, mine.first, mine.last, span == first);
+        }
+        finish(op, tile, kv_head, mine.total);
+      }
+    });
+    return;
+  }
+  const int64_t rows = work_->tile_rows;
+  const auto partial = [&](int64_t task, int64_t span) -> Partial {
+    const int64_t at = (task * most_spans + span) * rows;
+    return {work_->split.largest + at, work_->split.sum + at, work_->split.values + at * work_->padded_dim};
+  };
+  pool_.parallel_for(tasks * most_spans, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t task = i / most_spans, at = i % most_spans;
+      const QueryTile& tile = work_->tiles[task / heads];
+      const auto [first, last] = spans_of(op, tile);
+      if (first + at >= last) continue;
+      attend_span(op, tile, static_cast<int>(task % heads), first + at, partial(task, at), thread);
+    }
+  });
+  pool_.parallel_for(tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+    const ThreadScratch& mine = work_->threads[thread];
+    for (int64_t task = begin; task < end; ++task) {
+      const QueryTile& tile = work_->tiles[task / heads];
+      const auto [first, last] = spans_of(op, tile);
+      for (int64_t span = first; span < last; ++span) {
+        visible(op, tile, span, mine.first, mine.last);
+        merge_span(tile, partial(task, span - first), mine.total, mine.first, mine.last, span == first);
+      }
+      finish(op, tile, static_cast<int>(task % heads), mine.total);
+    }
+  });
+}
+
+}  // namespace millrace::cpu

@@ -1,0 +1,72 @@
+#include "backend/cpu/cpu_backend.h"
+
+#include "backend/cpu/cpu_executor.h"
+#include "backend/cpu/features.h"
+#include "backend/cpu/weight.h"
+#include "backend/cpu/workspace.h"
+#include "base/error.h"
+#include "base/thread_pool.h"
+
+namespace millrace {
+namespace {
+
+// More threads than this is a typing error, not a machine.
+constexpr int kMaxThreads = 1024;
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const BackendOptions& options, const cpu::KernelTable& kernels)
+      : kernels_(kernels), pool_(options.threads) {}
+
+  std::string_view name() const override { return "cpu"; }
+  std::string description() const override {
+    return fmt::format("cpu, {}, {} thread{}", kernels_.name, threads(), threads() == 1 ? "" : "s");
+  }
+  std::string_view isa() const override { return kernels_.name; }
+  int threads() const override { return pool_.size(); }
+  DType default_kv_type() const override { return DType::kBF16; }
+  bool supports_kv_type(DType type) const override {
+    return type == DType::kF32 || type == DType::kF16 || type == DType::kBF16;
+  }
+
+  size_t weight_bytes(const TensorView& view, WeightUse use) const override {
+    return cpu::held_bytes(view, use);
+  }
+  WeightPtr load_weight(const TensorView& view, WeightUse use) override { return cpu::load(view, use); }
+
+  size_t workspace_bytes(const ExecutorSpec& spec) const override {
+    return cpu::workspace_bytes(spec, pool_.size());
+  }
+  std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
+    if (!supports_kv_type(spec.kv_type)) {
+      throw_error(ErrorCode::kUnsupported, "KV cache type: found {}, the cpu backend has f32, f16 and bf16",
+                  info(spec.kv_type).name);
+    }
+    return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_);
+  }
+
+  void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override {
+    // A handful of chunks per thread, so that a slow core delays little.
+    const int64_t chunk = std::max<int64_t>(1, count / (int64_t{8} * pool_.size()));
+    pool_.parallel_for(count, chunk, [&](int64_t begin, int64_t end, int) { body(begin, end); });
+  }
+
+ private:
+  const cpu::KernelTable& kernels_;
+  ThreadPool pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options, std::string_view isa) {
+  if (options.threads < 0 || options.threads > kMaxThreads) {
+    throw_error(ErrorCode::kBadInput, "threads: found {}, expected 0 to {}", options.threads, kMaxThreads);
+  }
+  return std::make_unique<CpuBackend>(options, cpu::choose_table(isa));
+}
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
+  return make_cpu_backend(options, cpu::wanted_isa());
+}
+
+}  // namespace millrace

@@ -1,0 +1,106 @@
+// The cpu executor: the operations of backend.h as loops over a thread pool. Every loop hands out tasks that
+// write disjoint outputs, and no number depends on which thread or how many ran them.
+//   cpu_executor.cpp  slots, norms and dense products
+//   attention.cpp     rope, the KV pools, attention
+//   experts.cpp       routing and experts
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cpu/matmul.h"
+#include "backend/cpu/memory.h"
+#include "backend/cpu/workspace.h"
+#include "base/thread_pool.h"
+
+namespace millrace::cpu {
+
+class CpuExecutor final : public Executor {
+ public:
+  CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool);
+
+  void begin(const Batch& batch) override;
+  void embed(const Weight& table, float scale) override;
+  void norm_qkv(const NormQkv& op) override;
+  void rope_append_kv(const Rope& op) override;
+  void attend(const Attend& op) override;
+  void project_add(const Linear& op) override;
+  void ffn_add(const Ffn& op) override;
+  void route(const Route& op) override;
+  void experts_add(const Experts& op) override;
+  void norm_logits(const Logits& op) override;
+  std::span<const float> logits() override;
+  std::vector<float> read_slot(Slot slot) override;
+  void write_slot(Slot slot, std::span<const float> values) override;
+
+ private:
+  // y = x W^T + b into y [rows][stride].
+  struct Product {
+    const Linear* op;
+    float* out;
+  };
+  // gate and up of one feed-forward block, dense or of one expert.
+  struct GateUp {
+    const Linear *gate, *up;
+    const Experts* activation;  // absent: silu
+  };
+
+  struct SlotShape {
+    float* values;
+    int64_t rows, cols, max_rows;
+  };
+  SlotShape shape_of(Slot slot);
+
+  // --- cpu_executor.cpp
+  void norm_rows(const Norm& op, std::span<const int32_t> rows, bool quantize);
+  Rows quantized(const float* values, int64_t rows, int64_t cols, ActivationBlock* blocks, bool wanted);
+  void multiply_all(std::span<const Product> products, const Rows& x, int64_t rows);
+  void multiply_add(const Linear& op, const Rows& x, float* y);
+  void norm_heads(const Norm& op, int64_t heads, float* values);
+  // Rows [first, first + count) of the inner activations of product rows [0, num_m), into inner [num_m][inner
+  // cols].
+  void gate_up(const GateUp& op, int64_t expert, int64_t first, int64_t count, const Rows& x, int64_t num_m,
+               float* inner, ActivationBlock* inner_blocks, int thread);
+
+  // --- attention.cpp
+  struct KvPlace {  // of one layer
+    uint8_t* pool;
+    int64_t block_bytes, key_offset, value_offset, head_bytes;
+  };
+  KvPlace place_of(int layer);
+  void plan_attention();
+  void prepare_rotation(const Rope& op);
+  void append(const KvPlace& place, int group, int64_t row);
+  void attend_span(const Attend& op, const QueryTile& tile, int kv_head, int64_t span, const Partial& out,
+                   int thread);
+  void merge_span(const QueryTile& tile, const Partial& part, const Partial& total, const int32_t* first,
+                  const int32_t* last, bool fresh);
+  void visible(const Attend& op, const QueryTile& tile, int64_t span, int32_t* first, int32_t* last) const;
+  void finish(const Attend& op, const QueryTile& tile, int kv_head, const Partial& total);
+  std::pair<int64_t, int64_t> spans_of(const Attend& op, const QueryTile& tile) const;
+
+  // --- experts.cpp
+  void choose(const Route& op, int64_t token);
+  void sort_by_expert(int64_t chosen);
+  void combine(const Experts& op, int64_t token);
+
+  ExecutorSpec spec_;
+  const KernelTable& kernels_;
+  ThreadPool& pool_;
+  Pages memory_;
+  std::unique_ptr<Workspace> work_;
+  std::vector<Pages> kv_pools_;  // per group
+
+  Batch batch_{};
+  int64_t rows_ = 0;                    // tokens of this step
+  int64_t num_tiles_ = 0;               // query tiles of this step
+  int64_t num_active_ = 0;              // experts with tokens
+  bool normed_quantized_ = false;       // work_->blocks holds work_->normed
+  const float* rotation_of_ = nullptr;  // inv_freq the cosines were made from
+  float rotation_magnitude_ = 0;
+  int64_t rotation_size_ = 0;
+};
+
+}  // namespace millrace::cpu

@@ -1,0 +1,144 @@
+// Routing and experts. Tokens are sorted by expert (stably), each expert's gate, up and down run over its
+// tokens together, cut into chunks of rows so that a popular expert is shared by all threads; the chosen
+// experts of a token are then added in slot order.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backend/cpu/cpu_executor.h"
+#include "base/check.h"
+
+namespace millrace::cpu {
+
+void CpuExecutor::route(const Route& op) {
+  const CpuWeight& router = own(*op.router.weight);
+  MILLRACE_CHECK(router.rows == spec_.experts && op.experts_per_token == spec_.experts_per_token);
+  norm_rows(op.norm, {}, router.int8_activations());
+  const Product product{&op.router, work_->router_logits};
+  multiply_all({&product, 1}, {work_->normed, work_->blocks, spec_.hidden, nullptr}, rows_);
+  pool_.parallel_for(rows_, 16, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) choose(op, t);
+  });
+}
+
+// The k largest logits, ties and NaN to the lower index, and their weights.
+void CpuExecutor::choose(const Route& op, int64_t token) {
+  const int64_t experts = spec_.experts, k = spec_.experts_per_token;
+  float* logits = work_->router_logits + token * experts;
+  int32_t* chosen = work_->chosen + token * k;
+  float* weights = work_->chosen_weight + token * k;
+  const auto key = [&](int64_t e) {
+    return std::isnan(logits[e]) ? -std::numeric_limits<float>::infinity() : logits[e];
+  };
+  for (int64_t slot = 0; slot < k; ++slot) {
+    int32_t best = -1;
+    for (int32_t e = 0; e < experts; ++e) {
+      const bool taken = std::find(chosen, chosen + slot, e) != chosen + slot;
+      if (!taken && (best < 0 || key(e) > key(best))) best = e;
+    }
+    chosen[slot] = best;
+  }
+  const float top = logits[chosen[0]];
+  for (int64_t slot = 0; slot < k; ++slot) weights[slot] = logits[chosen[slot]] - top;
+  kernels_.exp(weights, k, weights);
+  float sum = 0.0f;
+  if (op.weighting == Route::Weighting::kSoftmaxAll) {
+    for (int64_t e = 0; e < experts; ++e) logits[e] -= top;
+    kernels_.exp(logits, experts, logits);
+    for (int64_t e = 0; e < experts; ++e) sum += logits[e];
+  } else {  // softmax over all, renormalized over the chosen, is softmax over the chosen
+    for (int64_t slot = 0; slot < k; ++slot) sum += weights[slot];
+  }
+  for (int64_t slot = 0; slot < k; ++slot) weights[slot] /= sum;
+}
+
+// Counting sort of (token, slot) by expert.
+void CpuExecutor::sort_by_expert(int64_t chosen) {
+  int32_t* start = work_->expert_start;
+  std::fill_n(start, spec_.experts + 1, 0);
+  const int64_t count = rows_ * chosen;
+  for (int64_t i = 0; i < count; ++i) ++start[work_->chosen[i] + 1];
+  num_active_ = 0;
+  for (int32_t e = 0; e < spec_.experts; ++e) {
+    if (start[e + 1] > 0) work_->active[num_active_++] = e;
+    start[e + 1] += start[e];
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t at = start[work_->chosen[i]]++;
+    work_->sorted_token[at] = static_cast<int32_t>(i / chosen);
+    work_->sorted_at[i] = at;
+  }
+  // Every start has moved to its end: the next one's start.
+  for (int32_t e = spec_.experts; e > 0; --e) start[e] = start[e - 1];
+  start[0] = 0;
+}
+
+void CpuExecutor::experts_add(const Experts& op) {
+  const CpuWeight &gate = own(*op.gate.weight), &down = own(*op.down.weight);
+  if ((gate.int8_activations() || own(*op.up.weight).int8_activations()) && !normed_quantized_) {
+    quantized(work_->normed, rows_, spec_.hidden, work_->blocks, true);
+    normed_quantized_ = true;
+  }
+  sort_by_expert(spec_.experts_per_token);
+  const int64_t inner_cols = gate.rows;
+  ActivationBlock* inner_blocks = down.int8_activations() ? work_->inner_blocks : nullptr;
+  const int32_t* start = work_->expert_start;
+
+  const int64_t inner_per_task = rows_per_task(2 * inner_cols * num_active_, pool_.size());
+  const int64_t inner_tasks = tasks_for(inner_cols, inner_per_task);
+  pool_.parallel_for(num_active_ * inner_tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int32_t expert = work_->active[task / inner_tasks];
+      const int64_t at = start[expert], num_m = start[expert + 1] - at;
+      const int64_t first = task % inner_tasks * inner_per_task;
+      const Rows x{work_->normed, work_->blocks, spec_.hidden, work_->sorted_token + at};
+      gate_up({&op.gate, &op.up, &op}, expert, first, std::min(inner_per_task, inner_cols - first), x, num_m,
+              work_->inner + at * inner_cols,
+              inner_blocks == nullptr ? nullptr : inner_blocks + at * inner_cols / kQuantBlock, thread);
+    }
+  });
+
+  const int64_t out_per_task = rows_per_task(down.rows * num_active_, pool_.size());
+  const int64_t out_tasks = tasks_for(down.rows, out_per_task);
+  pool_.parallel_for(num_active_ * out_tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int32_t expert = work_->active[task / out_tasks];
+      const int64_t at = start[expert], num_m = start[expert + 1] - at;
+      const int64_t first = task % out_tasks * out_per_task,
+                    count = std::min(out_per_task, down.rows - first);
+      const Rows x{work_->inner, inner_blocks, inner_cols, nullptr};
+      for (int64_t m = 0; m < num_m; m += kRowsPerPass) {
+        multiply(kernels_, down, expert, first, count, x.from(at + m), std::min(kRowsPerPass, num_m - m),
+                 work_->expert_out + (at + m) * down.rows + first, down.rows, work_->threads[thread].decoded);
+      }
+    }
+  });
+  pool_.parallel_for(rows_, 8, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) combine(op, t);
+  });
+}
+
+// residual += sum over slots of weight * (down + bias)
+void CpuExecutor::combine(const Experts& op, int64_t token) {
+  const int64_t k = spec_.experts_per_token, hidden = spec_.hidden;
+  float* x = work_->residual + token * hidden;
+  constexpr int64_t kStrip = 64;  // columns summed at a time
+  for (int64_t c = 0; c < hidden; c += kStrip) {
+    const int64_t count = std::min(kStrip, hidden - c);
+    float sum[kStrip] = {};
+    for (int64_t slot = 0; slot < k; ++slot) {
+      const float* out = work_->expert_out + work_->sorted_at[token * k + slot] * hidden + c;
+      const float weight = work_->chosen_weight[token * k + slot];
+      if (op.down.bias == nullptr) {
+        for (int64_t i = 0; i < count; ++i) sum[i] += weight * out[i];
+      } else {
+        const float* bias = own(*op.down.bias).values.data() + work_->chosen[token * k + slot] * hidden + c;
+        for (int64_t i = 0; i < count; ++i) sum[i] += weight * (out[i] + bias[i]);
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) x[c + i] += sum[i];
+  }
+}
+
+}  // namespace millrace::cpu

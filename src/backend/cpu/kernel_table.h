@@ -1,0 +1,135 @@
+// KernelTable: the inner loops of the cpu backend as plain function pointers, one table per instruction set,
+// chosen once at start (features.h). Nothing above this header knows an instruction.
+//
+// Same bits. Every table computes the same numbers, bit for bit (conformance_test.cpp compares them):
+//   - A sum over float products has 16 lanes, lane j takes the elements i = j mod 16 in order, each by a
+//   fused
+//     multiply-add; the lanes are then added as a tree: 8 pairs (j, j + 8), 4 pairs (j, j + 4), (j, j + 2),
+//     (0, 1).
+//   - Block-quantized weights meet activations quantized to int8 per 32 values. The sum over a block is an
+//   integer
+//     and exact in any order; a block then adds one fma per output, acc = fma(float(isum), d_w * d_x, acc),
+//     and, for types with a minimum, a second one, acc = fma(m_w, d_x * float(sum of the block's codes),
+//     acc), block by block in order. So the order of float operations does not depend on the width of a
+//     vector.
+//   - Attention: scores are sums over the head's dimensions in order, one lane per token of a 16-token block.
+//   - exp is a polynomial of our own in fused multiply-adds; division and square root are IEEE's.
+// An output depends on its row of weights and its row of activations only, never on the tile it was computed
+// in.
+//
+// How wider units fit in. An entry of `matmul` owns its tile: i8mm (smmla: 2 x 2 outputs per instruction),
+// AVX-512 VNNI (16 outputs of one column of 16 rows) and AMX (16 x 16 outputs per tile) implement the same
+// signature with bigger tiles, and `quantize` may lay the panel out as they like: callers only size it with
+// panel_row_bytes and pass it on. BF16 units (bfdot, AMX-BF16) round and order their sums differently: they
+// are a named option, not a table entry, unless they keep the rule above.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace millrace::cpu {
+
+// One kernel per weight type. The order is the table's and nothing else's.
+enum class Format : int {
+  kF32,
+  kF16,
+  kBF16,  // float activations
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kMXFP4,
+  kMXFP4Split,  // int8 activations
+  kCount,
+};
+
+// The lanes of every float sum, and the tokens of a KV block.
+inline constexpr int kLanes = 16;
+inline constexpr int kQuantBlock = 32;
+
+// How many activation rows share one pass over a chunk of weights: 64 rows of 2,880 int8 codes are 225 KiB,
+// within the second-level cache of every machine we know.
+inline constexpr int64_t kRowsPerPass = 64;
+
+// 32 activations: x = scale * q.
+struct ActivationBlock {
+  float scale;  // amax / 127
+  int32_t sum;  // of q, for weights with an offset or a minimum
+  int8_t q[kQuantBlock];
+};
+static_assert(sizeof(ActivationBlock) == 40);
+
+// Rows of weights [rows, cols] where they lie.
+struct MatrixView {
+  const uint8_t* data;
+  int64_t row_bytes;      // between rows
+  const uint8_t* scales;  // kMXFP4Split: e8m0, one per 32
+  int64_t scale_row_bytes;
+  int64_t cols;
+};
+
+// Rows of activations: float32 [cols] for the float formats, ActivationBlock [cols / 32] for the others.
+struct Panel {
+  const uint8_t* data;
+  int64_t row_bytes;
+  const int32_t* index;  // row m of the product is row index[m] here; absent: row m
+};
+
+// out[m * out_stride + r] = sum_c w[first + r][c] x[m][c] for r < num_rows, m < num_m.
+using MatmulFn = void (*)(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
+                          float* out, int64_t out_stride);
+
+enum class KvType : int { kF32, kF16, kBF16, kCount };
+
+// `rows` queries that read the same head of keys and values over one span of positions. Leaves, per row, the
+// largest score, the sum of exp(score - largest) and the values so weighted; rows that see nothing are left
+// alone. Keys lie transposed, [head_dim][16], so that a vector holds one dimension of a block's 16 tokens;
+// values lie [16][head_dim].
+struct AttendSpan {
+  const uint8_t* pool;  // the group's blocks
+  int64_t block_bytes;
+  const int32_t* table;              // logical block -> block
+  int64_t key_offset, value_offset;  // of this layer and head, bytes into a block
+  int32_t head_dim, padded_dim;      // padded_dim: rounded up to kLanes
+  int32_t rows;
+  const float* const* query;  // [rows] -> [head_dim]
+  const int32_t* first;       // [rows]: positions [first, last) are seen, already cut to this span
+  const int32_t* last;
+  float scale;
+  float* largest;  // [rows]
+  float* sum;      // [rows]
+  float* values;   // [rows][padded_dim]
+  float* scores;   // scratch: [rows][kTileTokens + kLanes]
+};
+using AttendFn = void (*)(const AttendSpan& span);
+
+// Scores are taken a tile at a time, so that values are rescaled once per tile; spans are what is merged.
+// Both are counted from position 0 of the sequence, whatever part of it a step computes.
+inline constexpr int32_t kTileTokens = 64;
+inline constexpr int32_t kSpanTokens = 512;
+
+struct KernelTable {
+  const char* name;
+  MatmulFn matmul[static_cast<int>(Format::kCount)];
+  AttendFn attend[static_cast<int>(KvType::kCount)];
+
+  // Activations [cols] -> ActivationBlock [cols / 32]; cols is a multiple of 32.
+  void (*quantize)(const float* x, int64_t cols, ActivationBlock* out);
+  // y = x / sqrt(mean(x^2) + eps) * weight. y may be x.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t size, float* y);
+  // y = silu(gate) * up
+  void (*silu_mul)(const float* gate, const float* up, int64_t size, float* y);
+  // gpt-oss: g = min(gate, limit), u = clamp(up, +-limit); y = g * sigmoid(alpha g) * (u + 1)
+  void (*clamped_swiglu)(const float* gate, const float* up, float alpha, float limit, int64_t size,
+                         float* y);
+  // y = y * a + x * b, the second product fused
+  void (*scale_add)(float* y, float a, const float* x, float b, int64_t size);
+  // y[i] = exp(x[i])
+  void (*exp)(const float* x, int64_t size, float* y);
+};
+
+}  // namespace millrace::cpu

@@ -1,0 +1,165 @@
+// How each block-quantized type is opened: codes as 32 int8, scales (and minimums) of four rows as four
+// lanes. Included inside the anonymous namespace of every table, after its Simd.
+//
+// A format says
+//   kBlockBytes, kSubBlocks   a stored block holds kSubBlocks runs of 32 elements
+//   kUnsigned, kOffset        codes are not negative; the value is d * (code - kOffset)
+//   kMin                      d * code + m instead
+//   Scales                    of one stored block of four rows; d(s), m(s) for run s
+//   load<r>(block, g)         the codes of run 4 g + r
+//   kDoubled                  codes are twice the values
+// Q6_K has a scale per 16 elements: its dot differs (kHalves).
+#pragma once
+
+using I8x32 = Simd::I8x32;
+using F4 = Simd::F4;
+namespace q = millrace::quant;
+
+// For types with one scale per 32, an f16 at kAt.
+template <int kAt>
+struct HalfScale {
+  F4 scale;
+  explicit HalfScale(const uint8_t* const* rows) : scale(Simd::halves4(rows, kAt)) {}
+  F4 d(int64_t) const { return scale; }
+};
+
+// f16 scale and f16 minimum, the first two of a block.
+struct HalfScaleMin {
+  F4 scale, min;
+  explicit HalfScaleMin(const uint8_t* const* rows)
+      : scale(Simd::halves4(rows, 0)), min(Simd::halves4(rows, 2)) {}
+  F4 d(int64_t) const { return scale; }
+  F4 m(int64_t) const { return min; }
+};
+
+// d * 6-bit scale and -(dmin * 6-bit min) of eight runs: Q4_K and Q5_K.
+struct PackedScales {
+  float scale[8][4], min[8][4];  // [run][row]
+  explicit PackedScales(const uint8_t* const* rows) {
+    float d[4], dmin[4];
+    Simd::store4(d, Simd::halves4(rows, 0));
+    Simd::store4(dmin, Simd::halves4(rows, 2));
+    for (int r = 0; r < 4; ++r) {
+      // Three words: low six bits of scales 0-3, of mins 0-3, then nibbles of both 4-7 with their two high
+      // bits on top of the first two words.
+      uint32_t w[3];
+      __builtin_memcpy(w, rows[r] + 4, 12);
+      const uint32_t s[2] = {w[0] & 0x3f3f3f3fu, (w[2] & 0x0f0f0f0fu) | ((w[0] >> 2) & 0x30303030u)};
+      const uint32_t m[2] = {w[1] & 0x3f3f3f3fu, ((w[2] >> 4) & 0x0f0f0f0fu) | ((w[1] >> 2) & 0x30303030u)};
+      for (int i = 0; i < 8; ++i) {
+        const int shift = 8 * (i % 4);
+        scale[i][r] = d[r] * static_cast<float>(static_cast<int32_t>((s[i / 4] >> shift) & 63u));
+        min[i][r] = -(dmin[r] * static_cast<float>(static_cast<int32_t>((m[i / 4] >> shift) & 63u)));
+      }
+    }
+  }
+  F4 d(int64_t run) const { return Simd::set4(scale[run]); }
+  F4 m(int64_t run) const { return Simd::set4(min[run]); }
+};
+
+template <class Block, int kOffsetValue = 0>
+struct Plain {
+  static constexpr int kBlockBytes = sizeof(Block), kSubBlocks = 1, kOffset = kOffsetValue;
+  static constexpr bool kMin = false, kUnsigned = true, kHalves = false, kSplit = false, kDoubled = false;
+  using Scales = HalfScale<0>;
+};
+
+struct FormatQ8_0 : Plain<q::BlockQ8_0> {
+  static constexpr bool kUnsigned = false;
+  template <int>
+  static I8x32 load(const uint8_t* block, int64_t) {
+    return Simd::load_i8(reinterpret_cast<const int8_t*>(block) + 2);
+  }
+};
+
+struct FormatQ4_0 : Plain<q::BlockQ4_0, 8> {
+  template <int>
+  static I8x32 load(const uint8_t* block, int64_t) {
+    return Simd::load_nibbles(block + 2);
+  }
+};
+
+struct FormatQ4_1 : Plain<q::BlockQ4_1> {
+  static constexpr bool kMin = true;
+  using Scales = HalfScaleMin;
+  template <int>
+  static I8x32 load(const uint8_t* block, int64_t) {
+    return Simd::load_nibbles(block + 4);
+  }
+};
+
+struct FormatQ5_0 : Plain<q::BlockQ5_0, 16> {
+  template <int>
+  static I8x32 load(const uint8_t* block, int64_t) {
+    return Simd::or_fifth_bits(Simd::load_nibbles(block + 6), block + 2);
+  }
+};
+
+struct FormatQ5_1 : Plain<q::BlockQ5_1> {
+  static constexpr bool kMin = true;
+  using Scales = HalfScaleMin;
+  template <int>
+  static I8x32 load(const uint8_t* block, int64_t) {
+    return Simd::or_fifth_bits(Simd::load_nibbles(block + 8), block + 4);
+  }
+};
+
+struct FormatQ4_K : Plain<q::BlockQ4_K> {
+  static constexpr int kSubBlocks = 8;
+  static constexpr bool kMin = true;
+  using Scales = PackedScales;
+  template <int kRun>
+  static I8x32 load(const uint8_t* block, int64_t group) {
+    return Simd::load_nibble_run<4 * (kRun % 2)>(block + 16 + 64 * group + 32 * (kRun / 2));
+  }
+};
+
+struct FormatQ5_K : Plain<q::BlockQ5_K> {
+  static constexpr int kSubBlocks = 8;
+  static constexpr bool kMin = true;
+  using Scales = PackedScales;
+  template <int kRun>
+  static I8x32 load(const uint8_t* block, int64_t group) {
+    const I8x32 low = Simd::load_nibble_run<4 * (kRun % 2)>(block + 48 + 64 * group + 32 * (kRun / 2));
+    return Simd::or_high_run<1>(low, block + 16, static_cast<int>(4 * group + kRun));
+  }
+};
+
+struct FormatQ6_K : Plain<q::BlockQ6_K> {
+  static constexpr int kSubBlocks = 8;
+  static constexpr bool kUnsigned = false, kHalves = true;
+  using Scales = HalfScale<208>;
+  template <int kRun>
+  static I8x32 load(const uint8_t* block, int64_t group) {
+    const I8x32 low = Simd::load_nibble_run<4 * (kRun / 2)>(block + 64 * group + 32 * (kRun % 2));
+    return Simd::sub_i8(Simd::or_high_run<2>(low, block + 128 + 32 * group, 2 * kRun), 32);
+  }
+  static const int8_t* half_scales(const uint8_t* block) {
+    return reinterpret_cast<const int8_t*>(block) + 192;
+  }
+};
+
+// 2^(e - 127). Codes are twice the e2m1 values; the other half is on the activations' side (kDoubled).
+struct E8M0First {
+  F4 scale;
+  explicit E8M0First(const uint8_t* const* rows) : scale(Simd::e8m0_4(rows)) {}
+  F4 d(int64_t) const { return scale; }
+};
+
+struct FormatMXFP4 : Plain<q::BlockMXFP4> {
+  static constexpr bool kUnsigned = false, kDoubled = true;
+  using Scales = E8M0First;
+  template <int>
+  static I8x32 load(const uint8_t* block, int64_t) {
+    return Simd::lookup(Simd::load_nibbles(block + 1), q::kE2M1Doubled);
+  }
+};
+
+struct FormatMXFP4Split : Plain<q::BlockMXFP4Split> {
+  static constexpr bool kUnsigned = false, kSplit = true, kDoubled = true;
+  using Scales = E8M0First;  // of the scale rows
+  template <int>
+  static I8x32 load(const uint8_t* block, int64_t) {
+    return Simd::interleave(Simd::lookup(Simd::load_nibbles(block), q::kE2M1Doubled));
+  }
+};

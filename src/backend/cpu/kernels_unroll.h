@@ -1,0 +1,16 @@
+// unroll<n>(f): f(0), f(1) ... f(n - 1) with the index a constant. Compilers split an array of vectors into
+// registers before they unroll loops, so a tile whose loops are written plainly lives in memory.
+// Included first inside the anonymous namespace of every table.
+
+template <int kValue>
+struct Index {
+  constexpr operator int() const { return kValue; }
+};
+
+template <int kCount, class F>
+[[gnu::always_inline]] inline void unroll(const F& f) {
+  if constexpr (kCount > 0) {
+    unroll<kCount - 1>(f);
+    f(Index<kCount - 1>{});
+  }
+}

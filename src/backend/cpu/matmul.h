@@ -1,0 +1,48 @@
+// A chunk of a matrix product: picks the kernel for the weight's type and walks the activation rows in passes
+// that stay in the cache. Callers split products into tasks; nothing here knows threads.
+#pragma once
+
+#include <algorithm>
+
+#include "backend/cpu/weight.h"
+
+namespace millrace::cpu {
+
+// Activation rows in the forms that weights ask for.
+struct Rows {
+  const float* values = nullptr;            // [rows][cols]
+  const ActivationBlock* blocks = nullptr;  // [rows][cols / 32], made only when some weight wants it
+  int64_t cols = 0;
+  const int32_t* index = nullptr;  // product row m reads row index[m]; absent: row m
+
+  Rows from(int64_t row) const {  // the rows from `row` on
+    Rows r = *this;
+    if (index != nullptr) {
+      r.index += row;
+    } else {
+      r.values += row * cols;
+      if (blocks != nullptr) r.blocks += row * (cols / kQuantBlock);
+    }
+    return r;
+  }
+};
+
+// Rows a thread opens at a time for weights without a kernel of their own.
+inline constexpr int64_t kDecodedRows = 4;
+
+// out[m * out_stride + r] = W[expert][first + r] . x[m], r < num_rows, m < num_m. scratch:
+// [kDecodedRows][cols].
+void multiply(const KernelTable& kernels, const CpuWeight& w, int64_t expert, int64_t first, int64_t num_rows,
+              const Rows& x, int64_t num_m, float* out, int64_t out_stride, float* scratch);
+
+// Rows per task: enough tasks for `threads` to share unevenly, in multiples of 32 so that a task's outputs
+// are whole blocks for the next product.
+inline int64_t rows_per_task(int64_t total_rows, int threads) {
+  const int64_t share = total_rows / (static_cast<int64_t>(threads) * 8);
+  return std::clamp<int64_t>((share + 31) / 32 * 32, 32, 128);
+}
+inline constexpr int64_t kMaxRowsPerTask = 128;
+
+inline int64_t tasks_for(int64_t rows, int64_t per_task) { return (rows + per_task - 1) / per_task; }
+
+}  // namespace millrace::cpu

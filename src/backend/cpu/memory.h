@@ -1,0 +1,45 @@
+// Memory of the cpu backend: anonymous pages that cost nothing until they are touched, and an arena that lays
+// buffers out in them. Running the same layout over no memory tells how many bytes it needs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace millrace::cpu {
+
+class Pages {
+ public:
+  Pages() = default;
+  // Zeroed, page-aligned. Throws Error{kNoMemory} naming `what`.
+  Pages(size_t bytes, const char* what);
+  ~Pages();
+  Pages(Pages&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
+  Pages& operator=(Pages&&) = delete;
+
+  uint8_t* data() const { return data_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class Arena {
+ public:
+  explicit Arena(uint8_t* base) : base_(base) {}
+
+  // Room for `count` values, aligned for any vector; null when the arena only counts.
+  template <class T>
+  T* take(size_t count) {
+    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return at;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  uint8_t* base_;
+  size_t used_ = 0;
+};
+
+}  // namespace millrace::cpu

@@ -1,0 +1,166 @@
+// The vector type on x86: two registers of eight floats, with FMA and F16C. Included inside the anonymous
+// namespace of table_avx2.cpp.
+#pragma once
+
+struct Simd {
+  struct V16 {
+    __m256 a, b;
+  };                  // lanes 0-7, 8-15
+  using F4 = __m128;  // one lane per row of a tile
+  using I4 = __m128i;
+  using I8x32 = __m256i;
+  using Partial = __m256i;  // a block's integer sum in eight parts; the first four from its first half
+
+  // ---- 16 floats
+  static V16 broadcast(float x) {
+    const __m256 v = _mm256_set1_ps(x);
+    return {v, v};
+  }
+  static V16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static V16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static V16 load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))};
+  }
+  static __m256 widen_bf16(const uint16_t* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
+  }
+  static V16 load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
+  static void store(float* p, V16 x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+  }
+  static V16 add(V16 x, V16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+  static V16 sub(V16 x, V16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+  static V16 mul(V16 x, V16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+  static V16 div(V16 x, V16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+  static V16 max(V16 x, V16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+  static V16 min(V16 x, V16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+  static V16 abs(V16 x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+  }
+  static V16 fma(V16 x, V16 y, V16 z) {
+    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+  }
+  // a < b ? x : y
+  static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
+    return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
+            _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+  }
+  static __m256 add_exponent(__m256 a, __m256 magic) {
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(magic), 23)));
+  }
+  // a * 2^n where the low bits of `magic` hold n: adds them to a's exponent.
+  static V16 add_exponent(V16 a, V16 m) { return {add_exponent(a.a, m.a), add_exponent(a.b, m.b)}; }
+  static float sum(V16 x) {
+    const __m256 eight = _mm256_add_ps(x.a, x.b);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+  static float largest(V16 x) {
+    const __m256 eight = _mm256_max_ps(x.a, x.b);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
+  // 16 floats of magnitude at most 127 to int8, to nearest even; returns their sum.
+  static int32_t round_to_int8(V16 x, int8_t* out) {
+    const __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
+    const __m128i a16 = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    const __m128i b16 = _mm_packs_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(a16, b16));
+    const __m128i pairs = _mm_madd_epi16(_mm_add_epi16(a16, b16), _mm_set1_epi16(1));
+    const __m128i two = _mm_add_epi32(pairs, _mm_unpackhi_epi64(pairs, pairs));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+  }
+
+  // ---- one lane per row
+  static F4 zero4() { return _mm_setzero_ps(); }
+  static F4 set4(const float* p) { return _mm_loadu_ps(p); }
+  static void store4(float* p, F4 a) { _mm_storeu_ps(p, a); }
+  static F4 halves4(const uint8_t* const* p, int offset) {
+    uint16_t h[4];
+    for (int j = 0; j < 4; ++j) __builtin_memcpy(&h[j], p[j] + offset, 2);
+    __m128i v = _mm_cvtsi32_si128(h[0]);
+    v = _mm_insert_epi16(v, h[1], 1);
+    v = _mm_insert_epi16(v, h[2], 2);
+    v = _mm_insert_epi16(v, h[3], 3);
+    return _mm_cvtph_ps(v);
+  }
+  // 2^(e - 127) of four e8m0 bytes; 0 is 2^-127, a subnormal. 255, a NaN, becomes infinity.
+  static F4 e8m0_4(const uint8_t* const* p) {
+    const uint32_t packed = static_cast<uint32_t>(*p[0]) | static_cast<uint32_t>(*p[1]) << 8 |
+                            static_cast<uint32_t>(*p[2]) << 16 | static_cast<uint32_t>(*p[3]) << 24;
+    const __m128i e = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(static_cast<int>(packed)));
+    return _mm_castsi128_ps(_mm_max_epu32(_mm_slli_epi32(e, 23), _mm_set1_epi32(0x00400000)));
+  }
+  static F4 mul4(F4 a, float b) { return _mm_mul_ps(a, _mm_set1_ps(b)); }
+  static F4 mul4(F4 a, F4 b) { return _mm_mul_ps(a, b); }
+  static F4 fma4(F4 a, F4 b, F4 c) { return _mm_fmadd_ps(a, b, c); }
+  static F4 fma4(F4 a, float b, F4 c) { return _mm_fmadd_ps(a, _mm_set1_ps(b), c); }
+  static F4 to_float4(I4 a) { return _mm_cvtepi32_ps(a); }
+  static I4 sub4(I4 a, int32_t b) { return _mm_sub_epi32(a, _mm_set1_epi32(b)); }
+
+  // ---- 32 codes
+  static __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  static __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  static I8x32 load_i8(const int8_t* p) { return load256(p); }
+  // Bytes 0..15: low nibbles are elements 0..15, high nibbles 16..31.
+  static I8x32 load_nibbles(const uint8_t* p) {
+    const __m128i v = load128(p);
+    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
+  }
+  // 32 bytes: the low (shift 0) or high (shift 4) nibble of each.
+  template <int kShift>
+  static I8x32 load_nibble_run(const uint8_t* p) {
+    return _mm256_and_si256(_mm256_srli_epi16(load256(p), kShift), _mm256_set1_epi8(15));
+  }
+  // Sets bit 4 of element j where bit j of the 32-bit word at p is set.
+  static I8x32 or_fifth_bits(I8x32 x, const uint8_t* p) {
+    int32_t word;
+    __builtin_memcpy(&word, p, 4);
+    const __m256i byte_of = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
+    const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
+    const __m256i bytes = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(word), byte_of), bit);
+    return _mm256_or_si256(x, _mm256_and_si256(_mm256_cmpeq_epi8(bytes, bit), _mm256_set1_epi8(16)));
+  }
+  // Sets bits 4.. of element j from bits [shift, shift + bits) of byte j.
+  template <int kBits>
+  static I8x32 or_high_run(I8x32 x, const uint8_t* p, int shift) {
+    const __m256i down = _mm256_srl_epi16(load256(p), _mm_cvtsi32_si128(shift));
+    const __m256i kept = _mm256_and_si256(down, _mm256_set1_epi8((1 << kBits) - 1));
+    return _mm256_or_si256(x, _mm256_slli_epi16(kept, 4));
+  }
+  static I8x32 sub_i8(I8x32 x, int8_t b) { return _mm256_sub_epi8(x, _mm256_set1_epi8(b)); }
+  static I8x32 lookup(I8x32 x, const int8_t* table) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(table)), x);
+  }
+  // Nibbles as loaded by load_nibbles to the order low, high, low, high ...
+  static I8x32 interleave(I8x32 x) {
+    const __m128i lo = _mm256_castsi256_si128(x), hi = _mm256_extracti128_si256(x, 1);
+    return _mm256_set_m128i(_mm_unpackhi_epi8(lo, hi), _mm_unpacklo_epi8(lo, hi));
+  }
+
+  // maddubs takes unsigned times signed and saturates at 16 bits: two products of at most 128 * 127 do not
+  // reach it.
+  static __m256i multiply(__m256i not_negative, __m256i x) {
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(not_negative, x), _mm256_set1_epi16(1));
+  }
+  template <bool kUnsigned>
+  static Partial dot(I8x32 w, I8x32 x) {
+    if constexpr (kUnsigned) return multiply(w, x);
+    return multiply(_mm256_sign_epi8(w, w), _mm256_sign_epi8(x, w));  // |w| * (x with w's sign)
+  }
+  // Two halves of 16, each with an integer scale of its own.
+  static Partial dot_halves(I8x32 w, I8x32 x, int32_t first, int32_t second) {
+    return _mm256_mullo_epi32(dot<false>(w, x),
+                              _mm256_set_m128i(_mm_set1_epi32(second), _mm_set1_epi32(first)));
+  }
+  // The sums of four rows, one lane each.
+  static I4 reduce(const Partial* p) {
+    const __m256i four = _mm256_hadd_epi32(_mm256_hadd_epi32(p[0], p[1]), _mm256_hadd_epi32(p[2], p[3]));
+    return _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  }
+};

@@ -1,0 +1,189 @@
+// The vector type on ARM: four registers of four floats. Base ARMv8 and, where the compiler is told so, the
+// dot product instruction of ARMv8.2. Included inside the anonymous namespace of the NEON tables.
+#pragma once
+
+struct Simd {
+  struct V16 {
+    float32x4_t a, b, c, d;
+  };                       // lanes 0-3, 4-7, 8-11, 12-15
+  using F4 = float32x4_t;  // one lane per row of a tile
+  using I4 = int32x4_t;
+  struct I8x32 {
+    int8x16_t lo, hi;
+  };
+  using Partial = int32x4_t;  // a block's integer sum in four parts
+
+  // ---- 16 floats
+  static V16 broadcast(float x) {
+    const float32x4_t v = vdupq_n_f32(x);
+    return {v, v, v, v};
+  }
+  static V16 zero() { return broadcast(0.0f); }
+  static V16 load(const float* p) {
+    return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)};
+  }
+  static V16 load_f16(const uint16_t* p) {
+    const float16x8_t lo = vreinterpretq_f16_u16(vld1q_u16(p)), hi = vreinterpretq_f16_u16(vld1q_u16(p + 8));
+    return {vcvt_f32_f16(vget_low_f16(lo)), vcvt_high_f32_f16(lo), vcvt_f32_f16(vget_low_f16(hi)),
+            vcvt_high_f32_f16(hi)};
+  }
+  static V16 load_bf16(const uint16_t* p) {
+    const uint16x8_t lo = vld1q_u16(p), hi = vld1q_u16(p + 8);
+    return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(lo), 16)),
+            vreinterpretq_f32_u32(vshll_high_n_u16(lo, 16)),
+            vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(hi), 16)),
+            vreinterpretq_f32_u32(vshll_high_n_u16(hi, 16))};
+  }
+  static void store(float* p, V16 x) {
+    vst1q_f32(p, x.a);
+    vst1q_f32(p + 4, x.b);
+    vst1q_f32(p + 8, x.c);
+    vst1q_f32(p + 12, x.d);
+  }
+  static V16 add(V16 x, V16 y) {
+    return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b), vaddq_f32(x.c, y.c), vaddq_f32(x.d, y.d)};
+  }
+  static V16 sub(V16 x, V16 y) {
+    return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b), vsubq_f32(x.c, y.c), vsubq_f32(x.d, y.d)};
+  }
+  static V16 mul(V16 x, V16 y) {
+    return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b), vmulq_f32(x.c, y.c), vmulq_f32(x.d, y.d)};
+  }
+  static V16 div(V16 x, V16 y) {
+    return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.b), vdivq_f32(x.c, y.c), vdivq_f32(x.d, y.d)};
+  }
+  static V16 max(V16 x, V16 y) {
+    return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b), vmaxq_f32(x.c, y.c), vmaxq_f32(x.d, y.d)};
+  }
+  static V16 min(V16 x, V16 y) {
+    return {vminq_f32(x.a, y.a), vminq_f32(x.b, y.b), vminq_f32(x.c, y.c), vminq_f32(x.d, y.d)};
+  }
+  static V16 abs(V16 x) { return {vabsq_f32(x.a), vabsq_f32(x.b), vabsq_f32(x.c), vabsq_f32(x.d)}; }
+  static V16 fma(V16 x, V16 y, V16 z) {
+    return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c),
+            vfmaq_f32(z.d, x.d, y.d)};
+  }
+  // a < b ? x : y
+  static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
+    return {vbslq_f32(vcltq_f32(a.a, b.a), x.a, y.a), vbslq_f32(vcltq_f32(a.b, b.b), x.b, y.b),
+            vbslq_f32(vcltq_f32(a.c, b.c), x.c, y.c), vbslq_f32(vcltq_f32(a.d, b.d), x.d, y.d)};
+  }
+  static float32x4_t add_exponent(float32x4_t a, float32x4_t magic) {
+    return vreinterpretq_f32_u32(
+        vaddq_u32(vreinterpretq_u32_f32(a), vshlq_n_u32(vreinterpretq_u32_f32(magic), 23)));
+  }
+  // a * 2^n where the low bits of `magic` hold n: adds them to a's exponent.
+  static V16 add_exponent(V16 a, V16 m) {
+    return {add_exponent(a.a, m.a), add_exponent(a.b, m.b), add_exponent(a.c, m.c), add_exponent(a.d, m.d)};
+  }
+  static float sum(V16 x) {
+    const float32x4_t four = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
+    const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(vpadd_f32(two, two), 0);
+  }
+  static float largest(V16 x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.a, x.b), vmaxq_f32(x.c, x.d))); }
+  // 16 floats of magnitude at most 127 to int8, to nearest even; returns their sum.
+  static int32_t round_to_int8(V16 x, int8_t* out) {
+    const int16x8_t lo = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(x.a)), vmovn_s32(vcvtnq_s32_f32(x.b)));
+    const int16x8_t hi = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(x.c)), vmovn_s32(vcvtnq_s32_f32(x.d)));
+    vst1q_s8(out, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
+    return vaddvq_s16(vaddq_s16(lo, hi));
+  }
+
+  // ---- one lane per row
+  static F4 zero4() { return vdupq_n_f32(0.0f); }
+  static F4 set4(const float* p) { return vld1q_f32(p); }
+  static void store4(float* p, F4 a) { vst1q_f32(p, a); }
+  // Gathered in integer registers: vector units are the busier ones.
+  static F4 halves4(const uint8_t* const* p, int offset) {
+    uint16_t h[4];
+    for (int j = 0; j < 4; ++j) __builtin_memcpy(&h[j], p[j] + offset, 2);
+    const uint64_t packed = h[0] | static_cast<uint64_t>(h[1]) << 16 | static_cast<uint64_t>(h[2]) << 32 |
+                            static_cast<uint64_t>(h[3]) << 48;
+    return vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(packed)));
+  }
+  // 2^(e - 127) of four e8m0 bytes; 0 is 2^-127, a subnormal. 255, a NaN, becomes infinity.
+  static F4 e8m0_4(const uint8_t* const* p) {
+    const uint8x8_t e = vcreate_u8(*p[0] | static_cast<uint64_t>(*p[1]) << 8 |
+                                   static_cast<uint64_t>(*p[2]) << 16 | static_cast<uint64_t>(*p[3]) << 24);
+    const uint32x4_t bits = vshlq_n_u32(vmovl_u16(vget_low_u16(vmovl_u8(e))), 23);
+    return vreinterpretq_f32_u32(vmaxq_u32(bits, vdupq_n_u32(0x00400000u)));
+  }
+  static F4 mul4(F4 a, float b) { return vmulq_n_f32(a, b); }
+  static F4 mul4(F4 a, F4 b) { return vmulq_f32(a, b); }
+  static F4 fma4(F4 a, F4 b, F4 c) { return vfmaq_f32(c, a, b); }
+  static F4 fma4(F4 a, float b, F4 c) { return vfmaq_n_f32(c, a, b); }
+  static F4 to_float4(I4 a) { return vcvtq_f32_s32(a); }
+  static I4 sub4(I4 a, int32_t b) { return vsubq_s32(a, vdupq_n_s32(b)); }
+
+  // ---- 32 codes
+  static I8x32 load_i8(const int8_t* p) { return {vld1q_s8(p), vld1q_s8(p + 16)}; }
+  // Bytes 0..15: low nibbles are elements 0..15, high nibbles 16..31.
+  static I8x32 load_nibbles(const uint8_t* p) {
+    const uint8x16_t v = vld1q_u8(p);
+    return {vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15))), vreinterpretq_s8_u8(vshrq_n_u8(v, 4))};
+  }
+  // 32 bytes: the low (shift 0) or high (shift 4) nibble of each.
+  template <int kShift>
+  static I8x32 load_nibble_run(const uint8_t* p) {
+    const uint8x16_t a = vld1q_u8(p), b = vld1q_u8(p + 16);
+    if constexpr (kShift == 0) {
+      const uint8x16_t mask = vdupq_n_u8(15);
+      return {vreinterpretq_s8_u8(vandq_u8(a, mask)), vreinterpretq_s8_u8(vandq_u8(b, mask))};
+    } else {
+      return {vreinterpretq_s8_u8(vshrq_n_u8(a, 4)), vreinterpretq_s8_u8(vshrq_n_u8(b, 4))};
+    }
+  }
+  static int8x16_t fifth_bits(uint8x16_t bytes) {
+    const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201u));
+    return vreinterpretq_s8_u8(vandq_u8(vtstq_u8(bytes, bit), vdupq_n_u8(16)));
+  }
+  // Sets bit 4 of element j where bit j of the 32-bit word at p is set.
+  static I8x32 or_fifth_bits(I8x32 x, const uint8_t* p) {
+    const uint8x16_t lo = vcombine_u8(vld1_dup_u8(p), vld1_dup_u8(p + 1));
+    const uint8x16_t hi = vcombine_u8(vld1_dup_u8(p + 2), vld1_dup_u8(p + 3));
+    return {vorrq_s8(x.lo, fifth_bits(lo)), vorrq_s8(x.hi, fifth_bits(hi))};
+  }
+  // Sets bits 4.. of element j from bits [shift, shift + bits) of byte j.
+  template <int kBits>
+  static I8x32 or_high_run(I8x32 x, const uint8_t* p, int shift) {
+    const int8x16_t down = vdupq_n_s8(static_cast<int8_t>(-shift));
+    const uint8x16_t mask = vdupq_n_u8((1 << kBits) - 1);
+    const uint8x16_t a = vandq_u8(vshlq_u8(vld1q_u8(p), down), mask);
+    const uint8x16_t b = vandq_u8(vshlq_u8(vld1q_u8(p + 16), down), mask);
+    return {vorrq_s8(x.lo, vreinterpretq_s8_u8(vshlq_n_u8(a, 4))),
+            vorrq_s8(x.hi, vreinterpretq_s8_u8(vshlq_n_u8(b, 4)))};
+  }
+  static I8x32 sub_i8(I8x32 x, int8_t b) {
+    return {vsubq_s8(x.lo, vdupq_n_s8(b)), vsubq_s8(x.hi, vdupq_n_s8(b))};
+  }
+  static I8x32 lookup(I8x32 x, const int8_t* table) {
+    const int8x16_t t = vld1q_s8(table);
+    return {vqtbl1q_s8(t, vreinterpretq_u8_s8(x.lo)), vqtbl1q_s8(t, vreinterpretq_u8_s8(x.hi))};
+  }
+  // Nibbles as loaded by load_nibbles to the order low, high, low, high ...
+  static I8x32 interleave(I8x32 x) { return {vzip1q_s8(x.lo, x.hi), vzip2q_s8(x.lo, x.hi)}; }
+
+#if defined(__ARM_FEATURE_DOTPROD)
+  static int32x4_t dot16(int8x16_t w, int8x16_t x) { return vdotq_s32(vdupq_n_s32(0), w, x); }
+  template <bool kUnsigned>
+  static Partial dot(I8x32 w, I8x32 x) {
+    return vdotq_s32(dot16(w.lo, x.lo), w.hi, x.hi);
+  }
+#else
+  // Two products of at most 128 * 127 fit in 16 bits.
+  static int32x4_t dot16(int8x16_t w, int8x16_t x) {
+    return vpaddlq_s16(vmlal_high_s8(vmull_s8(vget_low_s8(w), vget_low_s8(x)), w, x));
+  }
+  template <bool kUnsigned>
+  static Partial dot(I8x32 w, I8x32 x) {
+    return vaddq_s32(dot16(w.lo, x.lo), dot16(w.hi, x.hi));
+  }
+#endif
+  // Two halves of 16, each with an integer scale of its own.
+  static Partial dot_halves(I8x32 w, I8x32 x, int32_t first, int32_t second) {
+    return vmlaq_n_s32(vmulq_n_s32(dot16(w.lo, x.lo), first), dot16(w.hi, x.hi), second);
+  }
+  // The sums of four rows, one lane each.
+  static I4 reduce(const Partial* p) { return vpaddq_s32(vpaddq_s32(p[0], p[1]), vpaddq_s32(p[2], p[3])); }
+};

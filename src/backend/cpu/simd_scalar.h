@@ -1,0 +1,245 @@
+// The vector type in plain C++: 16 floats. Slow and obviously right; it is also what every other instruction
+// set is compared with. Included inside the anonymous namespace of table_scalar.cpp.
+#pragma once
+
+struct Simd {
+  struct V16 {
+    float v[16];
+  };  // 16 lanes
+  struct F4 {
+    float v[4];
+  };  // one lane per row of a tile
+  struct I4 {
+    int32_t v[4];
+  };
+  struct I8x32 {
+    int8_t v[32];
+  };
+  using Partial = int32_t;  // a block's integer sum, not yet reduced
+
+  template <class Op>
+  static V16 each(Op op) {
+    V16 r;
+    for (int j = 0; j < 16; ++j) r.v[j] = op(j);
+    return r;
+  }
+  static float bits_to_float(uint32_t u) {
+    float f;
+    __builtin_memcpy(&f, &u, 4);
+    return f;
+  }
+  static uint32_t float_to_bits(float f) {
+    uint32_t u;
+    __builtin_memcpy(&u, &f, 4);
+    return u;
+  }
+
+  static float half_to_float(uint16_t h) {
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, magnitude = h & 0x7fffu;
+    if (magnitude >= 0x7c00u) return bits_to_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    if (magnitude >= 0x0400u) return bits_to_float(sign | ((magnitude << 13) + 0x38000000u));
+    return bits_to_float(float_to_bits(static_cast<float>(magnitude) * 0x1p-24f) | sign);
+  }
+
+  // ---- 16 floats
+  static V16 zero() {
+    return each([](int) { return 0.0f; });
+  }
+  static V16 broadcast(float x) {
+    return each([=](int) { return x; });
+  }
+  // From memory of any alignment: a file need not align its tensors.
+  static V16 load(const float* p) {
+    V16 r;
+    __builtin_memcpy(r.v, p, 64);
+    return r;
+  }
+  static V16 load_f16(const uint16_t* p) {
+    uint16_t h[16];
+    __builtin_memcpy(h, p, 32);
+    return each([&](int j) { return half_to_float(h[j]); });
+  }
+  static V16 load_bf16(const uint16_t* p) {
+    uint16_t h[16];
+    __builtin_memcpy(h, p, 32);
+    return each([&](int j) { return bits_to_float(static_cast<uint32_t>(h[j]) << 16); });
+  }
+  static void store(float* p, V16 a) {
+    for (int j = 0; j < 16; ++j) p[j] = a.v[j];
+  }
+  static V16 add(V16 a, V16 b) {
+    return each([&](int j) { return a.v[j] + b.v[j]; });
+  }
+  static V16 sub(V16 a, V16 b) {
+    return each([&](int j) { return a.v[j] - b.v[j]; });
+  }
+  static V16 mul(V16 a, V16 b) {
+    return each([&](int j) { return a.v[j] * b.v[j]; });
+  }
+  static V16 div(V16 a, V16 b) {
+    return each([&](int j) { return a.v[j] / b.v[j]; });
+  }
+  static V16 max(V16 a, V16 b) {
+    return each([&](int j) { return a.v[j] > b.v[j] ? a.v[j] : b.v[j]; });
+  }
+  static V16 min(V16 a, V16 b) {
+    return each([&](int j) { return a.v[j] < b.v[j] ? a.v[j] : b.v[j]; });
+  }
+  static V16 abs(V16 a) {
+    return each([&](int j) { return __builtin_fabsf(a.v[j]); });
+  }
+  static V16 fma(V16 a, V16 b, V16 c) {
+    return each([&](int j) { return __builtin_fmaf(a.v[j], b.v[j], c.v[j]); });
+  }
+  // a < b ? x : y
+  static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
+    return each([&](int j) { return a.v[j] < b.v[j] ? x.v[j] : y.v[j]; });
+  }
+  // a * 2^n where the low bits of `magic` hold n: adds them to a's exponent.
+  static V16 add_exponent(V16 a, V16 magic) {
+    return each(
+        [&](int j) { return bits_to_float(float_to_bits(a.v[j]) + (float_to_bits(magic.v[j]) << 23)); });
+  }
+  static float sum(V16 a) {
+    float s[8];
+    for (int j = 0; j < 8; ++j) s[j] = a.v[j] + a.v[j + 8];
+    for (int j = 0; j < 4; ++j) s[j] += s[j + 4];
+    return (s[0] + s[2]) + (s[1] + s[3]);
+  }
+  static float largest(V16 a) {
+    float m = a.v[0];
+    for (int j = 1; j < 16; ++j) m = a.v[j] > m ? a.v[j] : m;
+    return m;
+  }
+  // 16 floats of magnitude at most 127 to int8, to nearest even; returns their sum.
+  static int32_t round_to_int8(V16 a, int8_t* out) {
+    int32_t total = 0;
+    for (int j = 0; j < 16; ++j) {
+      // Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
+      const auto q = static_cast<int8_t>(float_to_bits(a.v[j] + 12582912.0f) & 0xffu);
+      out[j] = q;
+      total += q;
+    }
+    return total;
+  }
+
+  // ---- one lane per row
+  static F4 zero4() { return {{0, 0, 0, 0}}; }
+  static F4 set4(const float* p) { return {{p[0], p[1], p[2], p[3]}}; }
+  static void store4(float* p, F4 a) {
+    for (int j = 0; j < 4; ++j) p[j] = a.v[j];
+  }
+  static F4 halves4(const uint8_t* const* p, int offset) {
+    F4 r;
+    for (int j = 0; j < 4; ++j) {
+      uint16_t h;
+      __builtin_memcpy(&h, p[j] + offset, 2);
+      r.v[j] = half_to_float(h);
+    }
+    return r;
+  }
+  // 2^(e - 127) of four e8m0 bytes; 0 is 2^-127, a subnormal. 255, a NaN, becomes infinity.
+  static F4 e8m0_4(const uint8_t* const* p) {
+    F4 r;
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t bits = static_cast<uint32_t>(*p[j]) << 23;
+      r.v[j] = bits_to_float(bits > 0x00400000u ? bits : 0x00400000u);
+    }
+    return r;
+  }
+  static F4 mul4(F4 a, float b) {
+    for (float& x : a.v) x *= b;
+    return a;
+  }
+  static F4 mul4(F4 a, F4 b) {
+    for (int j = 0; j < 4; ++j) a.v[j] *= b.v[j];
+    return a;
+  }
+  static F4 fma4(F4 a, F4 b, F4 c) {
+    for (int j = 0; j < 4; ++j) c.v[j] = __builtin_fmaf(a.v[j], b.v[j], c.v[j]);
+    return c;
+  }
+  static F4 fma4(F4 a, float b, F4 c) {
+    for (int j = 0; j < 4; ++j) c.v[j] = __builtin_fmaf(a.v[j], b, c.v[j]);
+    return c;
+  }
+  static F4 to_float4(I4 a) {
+    F4 r;
+    for (int j = 0; j < 4; ++j) r.v[j] = static_cast<float>(a.v[j]);
+    return r;
+  }
+  static I4 sub4(I4 a, int32_t b) {
+    for (int32_t& x : a.v) x -= b;
+    return a;
+  }
+
+  // ---- 32 codes
+  static I8x32 load_i8(const int8_t* p) {
+    I8x32 r;
+    __builtin_memcpy(r.v, p, 32);
+    return r;
+  }
+  // Bytes 0..15: low nibbles are elements 0..15, high nibbles 16..31.
+  static I8x32 load_nibbles(const uint8_t* p) {
+    I8x32 r;
+    for (int j = 0; j < 16; ++j) {
+      r.v[j] = p[j] & 15;
+      r.v[j + 16] = static_cast<int8_t>(p[j] >> 4);
+    }
+    return r;
+  }
+  // 32 bytes: the low (shift 0) or high (shift 4) nibble of each.
+  template <int kShift>
+  static I8x32 load_nibble_run(const uint8_t* p) {
+    I8x32 r;
+    for (int j = 0; j < 32; ++j) r.v[j] = (p[j] >> kShift) & 15;
+    return r;
+  }
+  // Sets bit 4 of element j where bit j of the 32-bit word at p is set.
+  static I8x32 or_fifth_bits(I8x32 a, const uint8_t* p) {
+    for (int j = 0; j < 32; ++j) a.v[j] = static_cast<int8_t>(a.v[j] | ((p[j / 8] >> (j % 8)) & 1) << 4);
+    return a;
+  }
+  // Sets bits 4.. of element j from bits [shift, shift + bits) of byte j.
+  template <int kBits>
+  static I8x32 or_high_run(I8x32 a, const uint8_t* p, int shift) {
+    for (int j = 0; j < 32; ++j) {
+      a.v[j] = static_cast<int8_t>(a.v[j] | ((p[j] >> shift) & ((1 << kBits) - 1)) << 4);
+    }
+    return a;
+  }
+  static I8x32 sub_i8(I8x32 a, int8_t b) {
+    for (int8_t& x : a.v) x = static_cast<int8_t>(x - b);
+    return a;
+  }
+  static I8x32 lookup(I8x32 a, const int8_t* table) {
+    for (int8_t& x : a.v) x = table[x];
+    return a;
+  }
+  // Nibbles as loaded by load_nibbles to the order low, high, low, high ...
+  static I8x32 interleave(I8x32 a) {
+    I8x32 r;
+    for (int j = 0; j < 16; ++j) {
+      r.v[2 * j] = a.v[j];
+      r.v[2 * j + 1] = a.v[j + 16];
+    }
+    return r;
+  }
+  // kUnsigned: w is not negative.
+  template <bool kUnsigned>
+  static Partial dot(I8x32 w, I8x32 x) {
+    int32_t s = 0;
+    for (int j = 0; j < 32; ++j) s += w.v[j] * x.v[j];
+    return s;
+  }
+  // Two halves of 16, each with an integer scale of its own.
+  static Partial dot_halves(I8x32 w, I8x32 x, int32_t first, int32_t second) {
+    int32_t a = 0, b = 0;
+    for (int j = 0; j < 16; ++j) {
+      a += w.v[j] * x.v[j];
+      b += w.v[j + 16] * x.v[j + 16];
+    }
+    return a * first + b * second;
+  }
+  static I4 reduce(const Partial* p) { return {{p[0], p[1], p[2], p[3]}}; }
+};

@@ -1,0 +1,13 @@
+// The tables this build has. Which of them a machine can run is features.h's business.
+#pragma once
+
+#include "backend/cpu/kernel_table.h"
+
+namespace millrace::cpu {
+
+extern const KernelTable kScalarTable;
+extern const KernelTable kNeonTable;         // ARM builds
+extern const KernelTable kNeonDotprodTable;  // ARM builds
+extern const KernelTable kAvx2Table;         // x86 builds
+
+}  // namespace millrace::cpu

@@ -1,0 +1,319 @@
+// "Same bits": the logits of the cpu backend do not depend on how a prompt was cut, what else was in the
+// batch, the number of threads or the instruction set. A small model with every operation, a windowed and a
+// full layer, dense and expert blocks and mixed weight types is run each way and its logits compared bit by
+// bit; and with `reference`, coarsely, so that equal nonsense does not pass.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "backend/reference/reference_backend.h"
+#include "backend/test_support.h"
+
+namespace millrace {
+namespace {
+
+using namespace testing_support;
+
+constexpr int32_t kHidden = 256, kHeads = 6, kKvHeads = 2, kHeadDim = 24, kVocab = 61, kFfn = 288,
+                  kExperts = 5, kChosen = 2, kExpertFfn = 256, kWindow = 40, kMaxContext = 1200,
+                  kMaxTokens = 200;
+
+ExecutorSpec model_spec(DType kv_type) {
+  ExecutorSpec spec;
+  spec.max_tokens = kMaxTokens;
+  spec.max_logit_rows = kMaxTokens;
+  spec.max_context = kMaxContext;
+  spec.hidden = kHidden;
+  spec.heads = kHeads;
+  spec.kv_heads = kKvHeads;
+  spec.head_dim = kHeadDim;
+  spec.vocab = kVocab;
+  spec.ffn = kFfn;
+  spec.experts = kExperts;
+  spec.experts_per_token = kChosen;
+  spec.expert_ffn = kExpertFfn;
+  spec.kv_type = kv_type;
+  spec.kv_groups = {{kWindow, 1, 300}, {0, 1, 300}};
+  spec.layers = {{0, 0}, {1, 0}};
+  return spec;
+}
+
+// Weights as tensors: each backend loads them for itself.
+struct TinyModel {
+  std::map<std::string, OwnedTensor> tensors;
+  std::vector<float> inv_freq;
+
+  TinyModel() {
+    std::mt19937 random(21);
+    const auto matrix = [&](const std::string& name, DType type, int64_t rows, int64_t cols,
+                            int64_t experts = 0) {
+      tensors[name] = random_tensor(random, type, rows, cols, experts, 0.06f);
+    };
+    const auto vector = [&](const std::string& name, int64_t size, float middle) {
+      tensors[name] = random_vector(random, size, middle, 0.1f);
+    };
+    constexpr int64_t kQuery = kHeads * kHeadDim, kKv = kKvHeads * kHeadDim;
+    matrix("embedding", DType::kQ8_0, kVocab, kHidden);
+    const DType types[2][7] = {
+        {DType::kQ4_1, DType::kQ8_0, DType::kQ5_0, DType::kBF16, DType::kQ4_0, DType::kMXFP4, DType::kQ5_1},
+        {DType::kQ8_0, DType::kF16, DType::kQ8_0, DType::kF32, DType::kMXFP4, DType::kQ4_1, DType::kQ8_0}};
+    for (int l = 0; l < 2; ++l) {
+      const std::string p = std::to_string(l) + ".";
+      vector(p + "norm1", kHidden, 1.0f);
+      vector(p + "norm2", kHidden, 1.0f);
+      vector(p + "q_norm", kHeadDim, 1.0f);
+      vector(p + "sinks", kHeads, 0.5f);
+      vector(p + "q_bias", kQuery, 0.0f);
+      matrix(p + "q", types[l][0], kQuery, kHidden);
+      matrix(p + "k", types[l][1], kKv, kHidden);
+      matrix(p + "v", types[l][2], kKv, kHidden);
+      matrix(p + "o", types[l][3], kHidden, kQuery);
+      const int64_t inner = l == 0 ? kFfn : kExpertFfn, experts = l == 0 ? 0 : kExperts;
+      matrix(p + "gate", types[l][4], inner, kHidden, experts);
+      matrix(p + "up", types[l][5], inner, kHidden, experts);
+      matrix(p + "down", types[l][6], kHidden, inner, experts);
+    }
+    matrix("router", DType::kF32, kExperts, kHidden);
+    vector("router_bias", kExperts, 0.0f);
+    vector("down_bias", kExperts * kHidden, 0.0f);
+    vector("norm", kHidden, 1.0f);
+    matrix("output", DType::kQ8_0, kVocab, kHidden);
+    for (int i = 0; i < kHeadDim / 2; ++i)
+      inv_freq.push_back(static_cast<float>(std::pow(1e4, -2.0 * i / kHeadDim)));
+  }
+};
+
+class Runner {
+ public:
+  Runner(Backend& backend, const TinyModel& model, DType kv_type)
+      : model_(model), spec_(model_spec(kv_type)), executor_(backend.make_executor(spec_)) {
+    for (const auto& [name, tensor] : model.tensors) {
+      const WeightUse use =
+          tensor.view.shape[0] == 1 && tensor.view.rank == 2 ? WeightUse::kVector : WeightUse::kMatrix;
+      weights_[name] = backend.load_weight(tensor.view, use);
+    }
+  }
+
+  struct Piece {
+    int sequence;
+    std::vector<int32_t> tokens;
+  };
+
+  // One step; logits of every row are appended to their sequence's.
+  void step(const std::vector<Piece>& pieces) {
+    std::vector<int32_t> tokens, rows;
+    std::vector<SequenceSlice> slices;
+    for (const Piece& piece : pieces) {
+      const auto count = static_cast<int32_t>(piece.tokens.size());
+      sequences_[piece.sequence].reserve(spec_, count, next_);
+    }
+    for (const Piece& piece : pieces) {
+      const auto count = static_cast<int32_t>(piece.tokens.size());
+      slices.push_back(sequences_[piece.sequence].slice(static_cast<int32_t>(tokens.size()), count));
+      for (int32_t t : piece.tokens) {
+        rows.push_back(static_cast<int32_t>(tokens.size()));
+        tokens.push_back(t);
+      }
+    }
+    executor_->begin({tokens, slices, rows});
+    forward();
+    const std::span<const float> all = executor_->logits();
+    size_t at = 0;
+    for (const Piece& piece : pieces) {
+      const size_t count = piece.tokens.size() * kVocab;
+      std::vector<float>& to = logits_[piece.sequence];
+      to.insert(to.end(), all.begin() + static_cast<int64_t>(at),
+                all.begin() + static_cast<int64_t>(at + count));
+      at += count;
+      sequences_[piece.sequence].length += static_cast<int32_t>(piece.tokens.size());
+    }
+  }
+  const std::vector<float>& logits(int sequence) { return logits_[sequence]; }
+
+ private:
+  const Weight* w(const std::string& name) { return weights_.at(name).get(); }
+
+  void forward() {
+    Executor& e = *executor_;
+    e.embed(*w("embedding"), 2.0f);
+    for (int l = 0; l < 2; ++l) {
+      const std::string p = std::to_string(l) + ".";
+      const Norm head = l == 0 ? Norm{} : Norm{w(p + "q_norm"), 1e-6f};
+      e.norm_qkv(
+          {{w(p + "norm1"), 1e-5f}, {w(p + "q"), w(p + "q_bias")}, {w(p + "k")}, {w(p + "v")}, head, head});
+      e.rope_append_kv({l, model_.inv_freq, 1.1f, l == 1});
+      e.attend({l, l == 0 ? kWindow : 0, 0.2f, l == 0 ? w(p + "sinks") : nullptr});
+      e.project_add({w(p + "o")});
+      if (l == 0) {
+        e.ffn_add({{w(p + "norm2"), 1e-5f}, {w(p + "gate")}, {w(p + "up")}, {w(p + "down")}});
+      } else {
+        e.route({{w(p + "norm2"), 1e-5f}, {w("router"), w("router_bias")}, kChosen});
+        e.experts_add({{w(p + "gate")},
+                       {w(p + "up")},
+                       {w(p + "down"), w("down_bias")},
+                       Experts::Activation::kClampedSwiglu});
+      }
+    }
+    e.norm_logits({{w("norm"), 1e-5f}, {w("output")}});
+  }
+
+  const TinyModel& model_;
+  ExecutorSpec spec_;
+  std::map<std::string, WeightPtr> weights_;
+  std::unique_ptr<Executor> executor_;
+  std::map<int, TestSequence> sequences_;
+  std::map<int, std::vector<float>> logits_;
+  std::array<int32_t, kMaxKvGroups> next_{};
+};
+
+std::vector<int32_t> prompt(int seed, int32_t length) {
+  std::mt19937 random(static_cast<uint32_t>(seed));
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < length; ++i) tokens.push_back(static_cast<int32_t>(random() % kVocab));
+  return tokens;
+}
+
+std::vector<int32_t> part(const std::vector<int32_t>& tokens, size_t from, size_t count) {
+  return {tokens.begin() + static_cast<int64_t>(from),
+          tokens.begin() + static_cast<int64_t>(std::min(tokens.size(), from + count))};
+}
+
+// Logits of one prompt, cut into chunks.
+std::vector<float> alone(Backend& backend, const TinyModel& model, DType kv_type,
+                         const std::vector<int32_t>& tokens, size_t chunk) {
+  Runner runner(backend, model, kv_type);
+  for (size_t at = 0; at < tokens.size(); at += chunk) runner.step({{0, part(tokens, at, chunk)}});
+  return runner.logits(0);
+}
+
+void expect_same_bits(const std::vector<float>& got, const std::vector<float>& want,
+                      const std::string& what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(want[i])) << what;
+    ASSERT_EQ(std::memcmp(&got[i], &want[i], sizeof(float)), 0)
+        << what << " position " << i / kVocab << " logit " << i % kVocab << ": " << got[i] << " and "
+        << want[i];
+  }
+}
+
+TEST(SameBits, HoweverThePromptIsCut) {
+  const TinyModel model;
+  const std::vector<int32_t> tokens = prompt(1, 130);
+  for (Device& device : all_devices(2)) {
+    const std::vector<float> whole = alone(*device.backend, model, DType::kBF16, tokens, 200);
+    for (size_t chunk : {1, 7, 16, 33}) {
+      expect_same_bits(alone(*device.backend, model, DType::kBF16, tokens, chunk), whole,
+                       device.label + " chunks of " + std::to_string(chunk));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(SameBits, WhateverElseIsInTheBatch) {
+  const TinyModel model;
+  const std::vector<int32_t> tokens[3] = {prompt(1, 130), prompt(2, 61), prompt(3, 5)};
+  for (Device& device : all_devices(2)) {
+    Runner runner(*device.backend, model, DType::kF16);
+    runner.step({{1, part(tokens[1], 0, 50)}, {0, part(tokens[0], 0, 33)}});
+    runner.step({{0, part(tokens[0], 33, 90)}, {2, tokens[2]}, {1, part(tokens[1], 50, 1)}});
+    runner.step({{1, part(tokens[1], 51, 10)}, {0, part(tokens[0], 123, 7)}});
+    for (int s = 0; s < 3; ++s) {
+      expect_same_bits(runner.logits(s), alone(*device.backend, model, DType::kF16, tokens[s], 200),
+                       device.label + " sequence " + std::to_string(s));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Past the span of 512 and with fewer tasks than threads, so that attention is split over the context.
+TEST(SameBits, HoweverManyThreads) {
+  const TinyModel model;
+  const std::vector<int32_t> tokens = prompt(4, 1100);
+  const auto one = make_cpu_backend({1});
+  const auto run = [&](Backend& backend) {
+    Runner runner(backend, model, DType::kBF16);
+    size_t at = 0;
+    for (; at + 200 <= 1080; at += 200) runner.step({{0, part(tokens, at, 200)}});
+    runner.step({{0, part(tokens, at, 70)}});
+    for (at += 70; at < 1100; ++at) runner.step({{0, part(tokens, at, 1)}});
+    return runner.logits(0);
+  };
+  const std::vector<float> want = run(*one);
+  for (int threads : {2, 3, 7}) {
+    const auto backend = make_cpu_backend({threads});
+    ASSERT_EQ(backend->threads(), threads);
+    expect_same_bits(run(*backend), want, std::to_string(threads) + " threads");
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(SameBits, OnEveryInstructionSet) {
+  const TinyModel model;
+  const std::vector<int32_t> tokens = prompt(5, 600);
+  std::vector<float> want;
+  for (Device& device : cpu_devices(2)) {
+    const std::vector<float> got = alone(*device.backend, model, DType::kBF16, tokens, 150);
+    if (want.empty()) want = got;
+    expect_same_bits(got, want, device.label);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Every weight type alone, odd shapes: the tables' products agree to the bit.
+TEST(SameBits, EveryTypeOnEveryInstructionSet) {
+  std::mt19937 random(6);
+  for (DType type : matrix_types()) {
+    const int64_t cols = info(type).block_elements == 1 ? 117 : 512;
+    const OwnedTensor weight = random_tensor(random, type, 39, cols);
+    const std::vector<float> x = random_floats(random, static_cast<size_t>(19 * cols));
+    std::vector<float> want;
+    for (Device& device : cpu_devices(1)) {
+      ExecutorSpec spec = model_spec(DType::kF32);
+      spec.hidden = 39;
+      spec.heads = spec.kv_heads = 1;
+      spec.head_dim = static_cast<int32_t>(cols);
+      const auto executor = device.backend->make_executor(spec);
+      const WeightPtr loaded = device.backend->load_weight(weight.view, WeightUse::kMatrix);
+      const std::vector<int32_t> tokens(19, 0);
+      const SequenceSlice slice{0, 19, 0, {}};
+      executor->begin({tokens, {&slice, 1}, {}});
+      executor->write_slot(Slot::kAttention, x);
+      executor->write_slot(Slot::kResidual, std::vector<float>(19 * 39, 0.0f));
+      executor->project_add({loaded.get(), nullptr});
+      const std::vector<float> got = executor->read_slot(Slot::kResidual);
+      if (want.empty()) want = got;
+      expect_same_bits(got, want, device.label + " " + std::string(info(type).name));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// The tiny model is not nonsense: close to the reference, by the norm of the logits.
+TEST(SameBits, AndTheyAreTheRightOnes) {
+  const TinyModel model;
+  const std::vector<int32_t> tokens = prompt(7, 90);
+  const auto reference = make_reference_backend();
+  const std::vector<float> want = alone(*reference, model, DType::kF32, tokens, 200);
+  const auto backend = make_cpu_backend({2});
+  const std::vector<float> got = alone(*backend, model, DType::kBF16, tokens, 40);
+  // Per position, so that the few tokens whose experts int8 activations swap (a tie within rounding) count
+  // once.
+  std::vector<double> errors;
+  for (size_t at = 0; at < want.size(); at += kVocab) {
+    double error = 0, size = 0;
+    for (size_t i = at; i < at + kVocab; ++i) {
+      error += std::pow(static_cast<double>(got[i]) - want[i], 2);
+      size += std::pow(static_cast<double>(want[i]), 2);
+    }
+    errors.push_back(std::sqrt(error / size));
+  }
+  std::sort(errors.begin(), errors.end());
+  EXPECT_LT(errors[errors.size() / 2],
+            0.03);  // some ten products, each about half a percent off by int8 activations
+  EXPECT_LT(errors[errors.size() * 9 / 10], 0.06);
+  RecordProperty("median_error", std::to_string(errors[errors.size() / 2]));
+}
+
+}  // namespace
+}  // namespace millrace
