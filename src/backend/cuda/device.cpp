@@ -33,12 +33,14 @@ void check_driver() {
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaErrorInsufficientDriver) {
     cudaGetLastError();
-    throw_error(ErrorCode::kDevice, "device cuda: the NVIDIA driver is for CUDA {}, this binary needs {} or later",
+    throw_error(ErrorCode::kDevice,
+                "device cuda: the NVIDIA driver is for CUDA {}, this binary needs {} or later",
                 version_text(driver), version_text(runtime));
   }
   if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) {
     cudaGetLastError();
-    throw_error(ErrorCode::kDevice, "device cuda: found no GPU (CUDA_VISIBLE_DEVICES may hide it), expected one");
+    throw_error(ErrorCode::kDevice,
+                "device cuda: found no GPU (CUDA_VISIBLE_DEVICES may hide it), expected one");
   }
   check_call(status, "cudaGetDeviceCount(&count)");
 }
@@ -55,8 +57,8 @@ void check_call(cudaError_t status, const char* call) {
 void check_launch(const char* kernel) {
   const cudaError_t status = cudaGetLastError();
   if (status == cudaSuccess) return;
-  throw_error(ErrorCode::kDevice, "device cuda: launch of {} failed: {} ({})", kernel, cudaGetErrorString(status),
-              cudaGetErrorName(status));
+  throw_error(ErrorCode::kDevice, "device cuda: launch of {} failed: {} ({})", kernel,
+              cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 Stream::Stream() { MILLRACE_CUDA_TRY(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
@@ -82,8 +84,9 @@ void* PinnedAllocator::allocate(size_t bytes, const char* what) {
   const cudaError_t status = cudaMallocHost(&data, bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    throw_error(ErrorCode::kNoMemory, "device cuda: {} needs {:.2f} GiB of pinned host memory, which was refused",
-                what, static_cast<double>(bytes) / kGiB);
+    throw_error(ErrorCode::kNoMemory,
+                "device cuda: {} needs {:.2f} GiB of pinned host memory, which was refused", what,
+                static_cast<double>(bytes) / kGiB);
   }
   check_call(status, "cudaMallocHost");
   return data;
@@ -98,8 +101,8 @@ DeviceInfo open_device() {
   DeviceInfo device{properties.name, fmt::format("sm_{}{}", properties.major, properties.minor),
                     properties.totalGlobalMem};
   if (!has_code_for_device()) {
-    throw_error(ErrorCode::kDevice, "device cuda: the GPU ({}) is {}, this binary has code for {}", device.name,
-                device.architecture, MILLRACE_CUDA_ARCHITECTURES);
+    throw_error(ErrorCode::kDevice, "device cuda: the GPU ({}) is {}, this binary has code for {}",
+                device.name, device.architecture, MILLRACE_CUDA_ARCHITECTURES);
   }
   return device;
 }

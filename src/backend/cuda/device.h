@@ -1,5 +1,5 @@
-// The CUDA runtime behind RAII: Stream, Event, DeviceBuffer, PinnedBuffer; and the two checks through which every
-// call and every launch goes. All of it is on device 0 (CUDA_VISIBLE_DEVICES says which one that is).
+// The CUDA runtime behind RAII: Stream, Event, DeviceBuffer, PinnedBuffer; and the two checks through which
+// every call and every launch goes. All of it is on device 0 (CUDA_VISIBLE_DEVICES says which one that is).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,8 +12,8 @@ namespace millrace::cuda {
 
 // Throws Error{kDevice} (Error{kNoMemory} when memory ran out) naming the call, unless it succeeded.
 void check_call(cudaError_t status, const char* call);
-// After every <<<>>>: a launch that was refused throws, naming the kernel. A kernel that fails while running shows
-// at the next call that waits for it.
+// After every <<<>>>: a launch that was refused throws, naming the kernel. A kernel that fails while running
+// shows at the next call that waits for it.
 void check_launch(const char* kernel);
 
 #define MILLRACE_CUDA_TRY(call) ::millrace::cuda::check_call((call), #call)
@@ -91,8 +91,8 @@ struct DeviceInfo {
   size_t memory_bytes = 0;
 };
 
-// Makes device 0 current and says what it is. Throws Error{kDevice}, one line each: no driver, a driver too old for
-// this binary, no GPU, a GPU this binary has no code for.
+// Makes device 0 current and says what it is. Throws Error{kDevice}, one line each: no driver, a driver too
+// old for this binary, no GPU, a GPU this binary has no code for.
 DeviceInfo open_device();
 
 }  // namespace millrace::cuda

@@ -1,0 +1,78 @@
+#include "backend/cuda/batch_arrays.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace millrace::cuda {
+namespace {
+
+ExecutorSpec two_groups() {
+  ExecutorSpec spec;
+  spec.max_tokens = 8;
+  spec.max_logit_rows = 2;
+  spec.max_context = 64;
+  spec.kv_groups = {{.window = 0, .num_layers = 1, .num_blocks = 16},
+                    {.window = 16, .num_layers = 1, .num_blocks = 8}};
+  return spec;
+}
+
+// A sequence at its start beside one whose window has left its first block.
+struct TwoSequences {
+  std::vector<int32_t> tokens{10, 11, 12, 13, 14}, logit_rows{1, 4};
+  std::vector<int32_t> full_a{7}, window_a{3}, full_b{1, 2, 5}, window_b{kNoBlock, 0, 4};
+  std::vector<SequenceSlice> slices{{0, 2, 0, {full_a.data(), window_a.data()}},
+                                    {2, 3, 31, {full_b.data(), window_b.data()}}};
+  Batch batch{tokens, slices, logit_rows};
+};
+
+std::vector<int32_t> part(const std::vector<int32_t>& all, size_t begin, size_t count) {
+  return {all.begin() + static_cast<std::ptrdiff_t>(begin),
+          all.begin() + static_cast<std::ptrdiff_t>(begin + count)};
+}
+
+TEST(BatchArrays, HoldsEveryPartInOrder) {
+  const TwoSequences two;
+  const BatchArrays arrays(two.batch, two_groups());
+  std::vector<int32_t> values(arrays.size(), -100);
+  arrays.fill(values.data());
+  EXPECT_EQ(part(values, arrays.tokens(), 5), two.tokens);
+  EXPECT_EQ(part(values, arrays.positions(), 5), (std::vector<int32_t>{0, 1, 31, 32, 33}));
+  EXPECT_EQ(part(values, arrays.sequence_of(), 5), (std::vector<int32_t>{0, 0, 1, 1, 1}));
+  EXPECT_EQ(part(values, arrays.logit_rows(), 2), two.logit_rows);
+  EXPECT_EQ(part(values, arrays.table_starts(0), 2), (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(part(values, arrays.tables(0), 4), (std::vector<int32_t>{7, 1, 2, 5}));
+  EXPECT_EQ(part(values, arrays.table_starts(1), 2), (std::vector<int32_t>{0, 1}));
+  EXPECT_EQ(part(values, arrays.tables(1), 4), (std::vector<int32_t>{3, kNoBlock, 0, 4}));
+  EXPECT_EQ(std::count(values.begin(), values.end(), -100), 0) << "an element nobody wrote";
+}
+
+TEST(BatchArrays, KnowsWhichWindowsAreHeld) {
+  const TwoSequences two;
+  const BatchArrays arrays(two.batch, two_groups());
+  EXPECT_TRUE(arrays.holds_window(0, 0));
+  EXPECT_TRUE(arrays.holds_window(1, 16));   // position 31 sees 16 to 31
+  EXPECT_FALSE(arrays.holds_window(1, 17));  // it would see 15 as well
+  EXPECT_FALSE(arrays.holds_window(1, 0));
+}
+
+TEST(BatchArrays, TakesAnEmptyBatch) {
+  const BatchArrays arrays(Batch{}, two_groups());
+  EXPECT_EQ(arrays.size(), 0u);
+  arrays.fill(nullptr);
+}
+
+TEST(BatchArraysDeathTest, RefusesABlockOutsideThePool) {
+  TwoSequences two;
+  two.full_b[1] = 16;
+  EXPECT_DEATH(BatchArrays(two.batch, two_groups()), "num_blocks");
+}
+
+TEST(BatchArraysDeathTest, RefusesAMissingBlockForANewToken) {
+  TwoSequences two;
+  two.window_b[1] = kNoBlock;  // holds position 31, which this step writes
+  EXPECT_DEATH(BatchArrays(two.batch, two_groups()), "first <= ");
+}
+
+}  // namespace
+}  // namespace millrace::cuda

@@ -1,0 +1,71 @@
+// The cuda backend: the first GPU, weights in the file's own encoding in its memory, kernels that decode as
+// they multiply. Simple and right; speed is for the kernels to come.
+#include "backend/cuda_backend.h"
+
+#include "backend/cuda/cuda_executor.h"
+#include "backend/cuda/cuda_weight.h"
+#include "backend/cuda/device.h"
+#include "base/error.h"
+#include "base/thread_pool.h"
+
+namespace millrace {
+namespace {
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(const BackendOptions& options)
+      : device_(cuda::open_device()), pool_(options.threads) {}
+
+  std::string_view name() const override { return "cuda"; }
+  std::string description() const override {
+    constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+    return fmt::format("cuda, {}, {}, {:.1f} GiB", device_.name, device_.architecture,
+                       static_cast<double>(device_.memory_bytes) / kGiB);
+  }
+  std::string_view isa() const override { return device_.architecture; }
+  int threads() const override { return pool_.size(); }
+  DType default_kv_type() const override { return DType::kBF16; }
+  bool supports_kv_type(DType type) const override {
+    return type == DType::kF32 || type == DType::kF16 || type == DType::kBF16;
+  }
+
+  size_t weight_bytes(const TensorView& view, WeightUse use) const override {
+    return cuda::device_weight_bytes(view, use);
+  }
+  WeightPtr load_weight(const TensorView& view, WeightUse use) override {
+    return uploader_.upload(view, use);
+  }
+
+  size_t workspace_bytes(const ExecutorSpec& spec) const override {
+    return cuda::executor_workspace_bytes(spec);
+  }
+  std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
+    if (!supports_kv_type(spec.kv_type)) {
+      throw_error(ErrorCode::kUnsupported, "device cuda: KV cache type {}, expected f32, f16 or bf16",
+                  info(spec.kv_type).name);
+    }
+    return cuda::make_cuda_executor(spec);
+  }
+
+  void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override {
+    const int64_t chunk = count / (int64_t{pool_.size()} * 4) + 1;  // a few chunks each, to even out
+    pool_.parallel_for(count, chunk, [&](int64_t begin, int64_t end, int) { body(begin, end); });
+  }
+
+ private:
+  cuda::DeviceInfo device_;  // first: opens the device
+  ThreadPool pool_;
+  cuda::WeightUploader uploader_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
+  if (options.threads < 0) {
+    throw_error(ErrorCode::kBadInput, "threads: found {}, expected 0 (one per core) or more",
+                options.threads);
+  }
+  return std::make_unique<CudaBackend>(options);
+}
+
+}  // namespace millrace

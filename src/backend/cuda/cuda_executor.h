@@ -1,0 +1,14 @@
+// The CUDA executor: backend.h's operations as launches on one stream. Activations are float32 on the device;
+// only token ids and block tables go in and only logits come out.
+#pragma once
+
+#include <memory>
+
+#include "backend/backend.h"
+
+namespace millrace::cuda {
+
+size_t executor_workspace_bytes(const ExecutorSpec& spec);
+std::unique_ptr<Executor> make_cuda_executor(const ExecutorSpec& spec);
+
+}  // namespace millrace::cuda

@@ -1,0 +1,131 @@
+#include "backend/cuda/cuda_weight.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+#include "quant/codec.h"
+
+namespace millrace::cuda {
+namespace {
+
+// Large enough that a copy over PCIe (some 50 GB/s) hides its start, small enough to pin without a thought.
+constexpr size_t kHalfBytes = size_t{8} << 20;
+
+struct ScaleShape {
+  int64_t rows = 0, per_row = 0;
+  size_t row_bytes = 0;
+};
+
+ScaleShape scale_shape(const TensorView& view) {
+  const ScaleGrid& grid = view.scales;
+  if (grid.data == nullptr) return {};
+  const int64_t rows = (view.rows() + grid.rows_per_scale - 1) / grid.rows_per_scale;
+  const int64_t per_row = (view.cols() + grid.cols_per_scale - 1) / grid.cols_per_scale;
+  return {rows, per_row, bytes_of(grid.type, per_row)};
+}
+
+bool has_scale_grid(DType type) { return type == DType::kF8E4M3 || type == DType::kMXFP4Split; }
+
+void check_view(const TensorView& view) {
+  const DTypeInfo& type = info(view.type);
+  if (view.type == DType::kI32 || view.type == DType::kU8) {
+    throw_error(ErrorCode::kUnsupported, "tensor {}: type {} cannot be a weight on device cuda", view.name,
+                type.name);
+  }
+  if (view.cols() % type.block_elements != 0) {
+    throw_error(ErrorCode::kBadInput, "tensor {}: rows of {} elements, expected a multiple of {} for type {}",
+                view.name, view.cols(), type.block_elements, type.name);
+  }
+  if (view.type == DType::kMXFP4Split && view.scales.data == nullptr) {
+    throw_error(ErrorCode::kBadInput, "tensor {}: type {} has no scales, expected one per 32 elements",
+                view.name, type.name);
+  }
+}
+
+}  // namespace
+
+size_t device_weight_bytes(const TensorView& view, WeightUse use) {
+  if (use == WeightUse::kVector) return static_cast<size_t>(view.elements()) * sizeof(float);
+  const ScaleShape scales = has_scale_grid(view.type) ? scale_shape(view) : ScaleShape{};
+  return view.bytes() + static_cast<size_t>(scales.rows) * scales.row_bytes;
+}
+
+WeightUploader::WeightUploader() : staging_(2 * kHalfBytes, "the upload buffer") {}
+
+WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
+  check_view(view);
+  auto weight = std::make_unique<CudaWeight>();
+  weight->experts = view.rank == 3 ? view.shape[0] : 1;
+  weight->cols = view.cols();
+  weight->rows = weight->experts == 0 ? 0 : view.rows() / weight->experts;
+  if (use == WeightUse::kVector) {
+    upload_vector(view, *weight);
+  } else {
+    upload_matrix(view, *weight);
+    if (has_scale_grid(view.type) && view.scales.data != nullptr) upload_scales(view, *weight);
+  }
+  stream_.synchronize();
+  return weight;
+}
+
+void WeightUploader::upload_matrix(const TensorView& view, CudaWeight& weight) {
+  const size_t row_bytes = bytes_of(view.type, view.cols());
+  weight.values = DeviceBuffer(view.bytes(), view.name.c_str());
+  copy_rows(view.data, view.rows(), row_bytes, view.row_stride_bytes, weight.values.as<void>());
+  weight.matrix.data = weight.values.as<const uint8_t>();
+  weight.matrix.rows = weight.rows;
+  weight.matrix.cols = weight.cols;
+  weight.matrix.row_bytes = static_cast<int64_t>(row_bytes);
+  weight.matrix.type = view.type;
+}
+
+void WeightUploader::upload_scales(const TensorView& view, CudaWeight& weight) {
+  const ScaleGrid& grid = view.scales;
+  const ScaleShape shape = scale_shape(view);
+  const auto stride = static_cast<int64_t>(bytes_of(grid.type, grid.scales_per_row));
+  weight.scale_grid = DeviceBuffer(static_cast<size_t>(shape.rows) * shape.row_bytes, view.name.c_str());
+  copy_rows(grid.data, shape.rows, shape.row_bytes, stride, weight.scale_grid.as<void>());
+  weight.matrix.scales = weight.scale_grid.as<const uint8_t>();
+  weight.matrix.scale_type = grid.type;
+  weight.matrix.rows_per_scale = grid.rows_per_scale;
+  weight.matrix.cols_per_scale = grid.cols_per_scale;
+  weight.matrix.scales_per_row = shape.per_row;
+}
+
+void WeightUploader::upload_vector(const TensorView& view, CudaWeight& weight) {
+  std::vector<float> values(static_cast<size_t>(view.elements()));
+  for (int64_t r = 0; r < view.rows(); ++r) quant::dequantize_row(view, r, values.data() + r * view.cols());
+  const size_t bytes = values.size() * sizeof(float);
+  weight.values = DeviceBuffer(bytes, view.name.c_str());
+  const auto* source = reinterpret_cast<const std::byte*>(values.data());
+  copy_rows(source, 1, bytes, static_cast<int64_t>(bytes), weight.values.as<void>());
+}
+
+void WeightUploader::copy_rows(const std::byte* source, int64_t rows, size_t row_bytes, int64_t stride,
+                               void* target) {
+  if (stride == static_cast<int64_t>(row_bytes)) {  // no gaps: one long row
+    row_bytes *= static_cast<size_t>(rows);
+    rows = 1;
+  }
+  const size_t total = static_cast<size_t>(rows) * row_bytes;
+  for (size_t done = 0; done < total;) {
+    auto* const staging = staging_.as<std::byte>() + static_cast<size_t>(half_) * kHalfBytes;
+    sent_[half_].wait();
+    const size_t chunk = std::min(kHalfBytes, total - done);
+    for (size_t filled = 0; filled < chunk;) {
+      const size_t row = (done + filled) / row_bytes, in_row = (done + filled) % row_bytes;
+      const size_t run = std::min(row_bytes - in_row, chunk - filled);
+      std::memcpy(staging + filled, source + static_cast<int64_t>(row) * stride + in_row, run);
+      filled += run;
+    }
+    MILLRACE_CUDA_TRY(cudaMemcpyAsync(static_cast<std::byte*>(target) + done, staging, chunk,
+                                      cudaMemcpyHostToDevice, stream_.get()));
+    sent_[half_].record(stream_);
+    half_ ^= 1;
+    done += chunk;
+  }
+}
+
+}  // namespace millrace::cuda

@@ -1,0 +1,47 @@
+// A weight on the device, and the way there.
+#pragma once
+
+#include <array>
+
+#include "backend/backend.h"
+#include "backend/cuda/device.h"
+#include "backend/cuda/ops/ops.h"
+
+namespace millrace::cuda {
+
+struct CudaWeight final : Weight {
+  DeviceBuffer values;      // matrices: the file's encoding, rows packed; vectors: float32
+  DeviceBuffer scale_grid;  // scales that lie beside the values
+  DeviceMatrix matrix;      // matrices: points into the two above
+
+  const float* vector() const { return values.as<const float>(); }
+};
+
+inline const CudaWeight& own(const Weight& weight) { return static_cast<const CudaWeight&>(weight); }
+
+// Bytes `view` will take on the device.
+size_t device_weight_bytes(const TensorView& view, WeightUse use);
+
+// Copies weights to the device through a pinned buffer of two halves: one is filled from the file's mapping
+// while the other travels. One caller at a time.
+class WeightUploader {
+ public:
+  WeightUploader();
+  // Returns when the weight is on the device. Throws Error{kUnsupported} for a type that is no weight's,
+  // Error {kBadInput} for a row that is not whole blocks, Error{kNoMemory}; each names the tensor.
+  WeightPtr upload(const TensorView& view, WeightUse use);
+
+ private:
+  // `rows` rows of row_bytes, `stride` bytes apart at `source`, packed to `target` on the device.
+  void copy_rows(const std::byte* source, int64_t rows, size_t row_bytes, int64_t stride, void* target);
+  void upload_matrix(const TensorView& view, CudaWeight& weight);
+  void upload_scales(const TensorView& view, CudaWeight& weight);
+  void upload_vector(const TensorView& view, CudaWeight& weight);
+
+  Stream stream_;
+  PinnedBuffer staging_;
+  std::array<Event, 2> sent_;  // the copy out of each half is done
+  int half_ = 0;
+};
+
+}  // namespace millrace::cuda

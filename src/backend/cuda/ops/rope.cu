@@ -1,0 +1,66 @@
+// Rotary position on queries and keys, then keys and values into the paged cache.
+#include "backend/cuda/device.h"
+#include "backend/cuda/ops/cache.cuh"
+
+namespace millrace::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+__device__ inline void rotate(const RopeParams& op, int i, float c, float s, float* x) {
+  float& a = op.interleaved ? x[2 * i] : x[i];
+  float& b = op.interleaved ? x[2 * i + 1] : x[i + op.half];
+  const float a0 = a, b0 = b;
+  a = fmaf(a0, c, -(b0 * s));
+  b = fmaf(b0, c, a0 * s);
+}
+
+// One CTA per row. The angle is in double: at position 100,000 a float32 angle is off by thousandths. Its
+// sine is taken once per row and shared by all heads.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    rope_append_kv_kernel(LayerCache cache, RopeParams op, float* query, float* key, const float* value) {
+  extern __shared__ float2 turns[];  // [half]: cos and sin, times magnitude
+  const int64_t row = blockIdx.x;
+  const int32_t position = cache.positions[row];
+  for (int i = threadIdx.x; i < op.half; i += kThreads) {
+    double s, c;
+    sincos(static_cast<double>(position) * static_cast<double>(op.inv_freq[i]), &s, &c);
+    turns[i] = {static_cast<float>(c * op.magnitude), static_cast<float>(s * op.magnitude)};
+  }
+  __syncthreads();  // all turns are there before any is used
+
+  const int dim = cache.head_dim;
+  float* my_key = key + row * cache.kv_heads * dim;  // [kv_heads, dim]
+  float* my_query = query + row * cache.heads * dim;
+  for (int i = threadIdx.x; i < (cache.heads + cache.kv_heads) * op.half; i += kThreads) {
+    const int head = i / op.half, pair = i % op.half;
+    float* x = head < cache.heads ? my_query + head * dim : my_key + (head - cache.heads) * dim;
+    rotate(op, pair, turns[pair].x, turns[pair].y, x);
+  }
+  __syncthreads();  // the whole key is rotated before any of it is copied
+
+  const int32_t block = table_of_row(cache, row)[position / kBlockTokens];
+  const int in_block = position % kBlockTokens * dim;
+  const float* my_value = value + row * cache.kv_heads * dim;
+  for (int i = threadIdx.x; i < cache.kv_heads * dim; i += kThreads) {
+    T* to = keys_of_block<T>(cache, block, i / dim) + in_block + i % dim;
+    store_cache(my_key[i], to);
+    store_cache(my_value[i], to + value_distance(cache));
+  }
+}
+
+}  // namespace
+
+void launch_rope_append_kv(const LayerCache& cache, const RopeParams& op, int64_t rows, float* query,
+                           float* key, const float* value, cudaStream_t stream) {
+  if (rows == 0) return;
+  const size_t shared_bytes = static_cast<size_t>(op.half) * sizeof(float2);
+  with_cache_type(cache.type, [&](auto element) {
+    rope_append_kv_kernel<decltype(element)>
+        <<<static_cast<unsigned>(rows), kThreads, shared_bytes, stream>>>(cache, op, query, key, value);
+  });
+  check_launch("rope_append_kv_kernel");
+}
+
+}  // namespace millrace::cuda
