@@ -2,6 +2,7 @@
 #include "engine/runtime.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -26,21 +27,24 @@ std::string error_of(const std::function<void()>& body) {
 
 // A copy of a golden GGUF in which one block's F16 scale of `tensor` is NaN.
 std::string with_nan_scale(const std::string& source, const std::string& tensor) {
-  const std::string path = (fs::path(testing::TempDir()) / "nan_scale.gguf").string();
+  const std::string path =
+      (fs::path(testing::TempDir()) / fmt::format("nan_scale_{}.gguf", ::getpid())).string();
   std::vector<std::byte> bytes = golden::read_bytes(source);
   const io::Gguf gguf = io::Gguf::parse(bytes, source);
   const TensorView* view = gguf.find_tensor(tensor);
-  if (view == nullptr) throw std::runtime_error(source + " has no tensor " + tensor);
+  if (view == nullptr || view->type != DType::kQ8_0)
+    throw std::runtime_error(source + " has no Q8_0 " + tensor);
   const uint16_t nan = 0x7e00;
   std::memcpy(bytes.data() + (view->data - bytes.data()), &nan, sizeof nan);
-  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   return path;
 }
 
 class Device : public testing::TestWithParam<const char*> {};
 
 TEST_P(Device, NanScaleIsNamed) {
-  const std::string source = "tests/golden/models/gpt-oss-w128/model.gguf";  // Q8_0 outside the experts
+  const std::string source = "tests/golden/models/gpt-oss-w32/model.gguf";  // Q8_0 outside the experts
   for (const std::string tensor : {"blk.0.attn_q.weight", "blk.1.attn_output.weight"}) {
     const std::string path = with_nan_scale(source, tensor);
     const std::string error = error_of([&] {
@@ -57,7 +61,8 @@ TEST_P(Device, NanScaleIsNamed) {
 }
 
 TEST_P(Device, PromptLongerThanTheContextIsRefusedBeforeAnyWork) {
-  const auto runtime = Runtime::open("tests/golden/models/llama2/hf", {.device = GetParam(), .threads = 1, .context = 20});
+  const auto runtime =
+      Runtime::open("tests/golden/models/llama2/hf", {.device = GetParam(), .threads = 1, .context = 20});
   Sequence sequence = runtime->make_sequence();
   const std::vector<int32_t> tokens(21, 1);
   const std::string error = error_of([&] { runtime->prefill(sequence, tokens); });
@@ -81,12 +86,14 @@ INSTANTIATE_TEST_SUITE_P(Devices, Device, testing::Values("reference", "cpu"));
 
 TEST(Runtime, UnknownDeviceAndKvTypeNameTheChoices) {
   const std::string path = "tests/golden/models/llama2/hf";
-  EXPECT_NE(error_of([&] { Runtime::open(path, {.device = "tpu"}); }).find("cpu, reference or cuda"), std::string::npos);
-  EXPECT_NE(error_of([&] { Runtime::open(path, {.device = "cpu", .kv_type = DType::kQ4_K}); }).find("q4_k"), std::string::npos);
+  EXPECT_NE(error_of([&] { Runtime::open(path, {.device = "tpu"}); }).find("cpu, reference or cuda"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { Runtime::open(path, {.device = "cpu", .kv_type = DType::kQ4_K}); }).find("q4_k"),
+            std::string::npos);
 }
 
 TEST(Runtime, MissingTokenizerIsAnErrorOnlyWhereOneIsNeeded) {
-  const fs::path copy = fs::path(testing::TempDir()) / "no_tokenizer";
+  const fs::path copy = fs::path(testing::TempDir()) / fmt::format("no_tokenizer_{}", ::getpid());
   fs::remove_all(copy);
   fs::copy("tests/golden/models/llama2/hf", copy);
   fs::remove(copy / "tokenizer.json");

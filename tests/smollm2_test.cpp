@@ -63,9 +63,11 @@ TEST(SmolLm2, TokenizerAndTemplate) {
   const auto runtime = open_model("cpu");
   MILLRACE_NEEDS_MODEL(runtime);
   const golden::SmolLm2 want = golden::load_smollm2();
-  EXPECT_EQ(runtime->tokenizer().encode(want.chat_text, {.add_special = false, .parse_special = true}), want.chat_tokens);
+  EXPECT_EQ(runtime->tokenizer().encode(want.chat_text, {.add_special = false, .parse_special = true}),
+            want.chat_tokens);
   const std::vector<std::byte> text = golden::read_bytes(want.text_path);
-  std::vector<int32_t> ids = runtime->tokenizer().encode({reinterpret_cast<const char*>(text.data()), text.size()}, {.add_special = false});
+  std::vector<int32_t> ids = runtime->tokenizer().encode(
+      {reinterpret_cast<const char*>(text.data()), text.size()}, {.add_special = false});
   ids.resize(std::min(ids.size(), want.text_tokens.size()));
   EXPECT_EQ(ids, want.text_tokens);
 }

@@ -5,8 +5,8 @@ namespace millrace::detail {
 [[noreturn]] void check_failed(const char* condition, const char* file, int line);
 }
 
-#define MILLRACE_CHECK(condition)                                             \
-  do {                                                                        \
-    if (!(condition)) [[unlikely]]                                            \
-      ::millrace::detail::check_failed(#condition, __FILE__, __LINE__);       \
+#define MILLRACE_CHECK(condition)                                       \
+  do {                                                                  \
+    if (!(condition)) [[unlikely]]                                      \
+      ::millrace::detail::check_failed(#condition, __FILE__, __LINE__); \
   } while (false)

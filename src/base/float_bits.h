@@ -7,10 +7,18 @@
 
 namespace millrace {
 
-struct Half { uint16_t bits; };      // IEEE binary16: 1-5-10
-struct BFloat16 { uint16_t bits; };  // 1-8-7: the upper half of a float32
-struct Fp8E4M3 { uint8_t bits; };    // 1-4-3, bias 7, no infinity, NaN is s.1111.111, largest 448
-struct E8M0 { uint8_t bits; };       // 2^(bits - 127), NaN is 255
+struct Half {
+  uint16_t bits;
+};  // IEEE binary16: 1-5-10
+struct BFloat16 {
+  uint16_t bits;
+};  // 1-8-7: the upper half of a float32
+struct Fp8E4M3 {
+  uint8_t bits;
+};  // 1-4-3, bias 7, no infinity, NaN is s.1111.111, largest 448
+struct E8M0 {
+  uint8_t bits;
+};  // 2^(bits - 127), NaN is 255
 
 inline float to_float(BFloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 

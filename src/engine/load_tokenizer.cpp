@@ -52,7 +52,8 @@ GgufVocabulary vocabulary_of(const io::Gguf& gguf) {
 std::shared_ptr<const Tokenizer> load_tokenizer(const io::Checkpoint& checkpoint) {
   if (checkpoint.gguf) {
     if (!checkpoint.gguf->has("tokenizer.ggml.model")) {
-      throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.model: found nothing, expected a tokenizer in the file",
+      throw_error(ErrorCode::kBadInput,
+                  "{}: tokenizer.ggml.model: found nothing, expected a tokenizer in the file",
                   checkpoint.path());
     }
     return Tokenizer::from_gguf(vocabulary_of(*checkpoint.gguf), checkpoint.path());

@@ -23,7 +23,8 @@ size_t available_memory() {
   }
   std::ifstream limit_file("/sys/fs/cgroup/memory.max"), used_file("/sys/fs/cgroup/memory.current");
   size_t limit = 0, used = 0;
-  if (limit_file >> limit && used_file >> used) available = std::min(available, limit > used ? limit - used : 0);
+  if (limit_file >> limit && used_file >> used)
+    available = std::min(available, limit > used ? limit - used : 0);
   return available;
 }
 
@@ -72,15 +73,17 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const KvGroupSpec& group = spec.kv_groups[g];
     const size_t block = spec.kv_block_bytes(static_cast<int>(g));
-    plan.groups.push_back({.window = group.window,
-                           .layers = group.num_layers,
-                           .bytes_per_1k_tokens = block * (1024 / kBlockTokens),
-                           .bytes_at_context = block * static_cast<size_t>(group.num_blocks / limits.sequences)});
+    plan.groups.push_back(
+        {.window = group.window,
+         .layers = group.num_layers,
+         .bytes_per_1k_tokens = block * (1024 / kBlockTokens),
+         .bytes_at_context = block * static_cast<size_t>(group.num_blocks / limits.sequences)});
   }
   const size_t fixed = plan.weights_mapped + plan.weights_repacked + plan.workspace;
   plan.total = fixed + kv_bytes(config, limits, limits.max_context, limits.sequences);
   const size_t room = plan.memory_available > fixed ? plan.memory_available - fixed : 0;
-  plan.longest_context = largest(config.context_length, [&](int32_t n) { return kv_bytes(config, limits, n, 1) <= room; });
+  plan.longest_context =
+      largest(config.context_length, [&](int32_t n) { return kv_bytes(config, limits, n, 1) <= room; });
   const size_t one = kv_bytes(config, limits, limits.max_context, 1);
   plan.users_at_context = static_cast<int32_t>(
       std::min<size_t>(one == 0 ? 0 : room / one, static_cast<size_t>(std::numeric_limits<int32_t>::max())));

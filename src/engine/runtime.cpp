@@ -25,17 +25,20 @@ int32_t chosen_context(const ModelConfig& config, const RuntimeOptions& options)
     if (tensor.type == DType::kI32 || tensor.type == DType::kU8 || tensor.type == DType::kF8E4M3) continue;
     for (int64_t row = 0; row < tensor.rows(); ++row) {
       if (quant::scales_are_finite(tensor, row)) continue;
-      throw_error(ErrorCode::kBadInput, "{}: tensor {}: row {}: found NaN or infinity, expected finite values and scales",
+      throw_error(ErrorCode::kBadInput,
+                  "{}: tensor {}: row {}: found NaN or infinity, expected finite values and scales",
                   checkpoint.path(), tensor.name, row);
     }
   }
-  throw_error(ErrorCode::kBadInput, "{}: logits: found NaN, expected numbers; every weight is finite, so the values overflow",
+  throw_error(ErrorCode::kBadInput,
+              "{}: logits: found NaN, expected numbers; every weight is finite, so the values overflow",
               checkpoint.path());
 }
 
 }  // namespace
 
-ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options) {
+ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
+                              const RuntimeOptions& options) {
   ExecutorLimits limits;
   limits.max_context = chosen_context(config, options);
   limits.max_tokens = std::max(1, std::min(options.step_tokens, limits.max_context * options.sequences));
@@ -43,7 +46,8 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
   limits.sequences = std::max(1, options.sequences);
   limits.kv_type = options.kv_type.value_or(backend.default_kv_type());
   if (!backend.supports_kv_type(limits.kv_type)) {
-    throw_error(ErrorCode::kUnsupported, "kv type: found {}, expected one that device {} has (its default is {})",
+    throw_error(ErrorCode::kUnsupported,
+                "kv type: found {}, expected one that device {} has (its default is {})",
                 info(limits.kv_type).name, backend.name(), info(backend.default_kv_type()).name);
   }
   return limits;
@@ -101,10 +105,12 @@ Sequence Runtime::make_sequence() {
 }
 
 void Runtime::check_input(const StepInput& input) const {
-  const int64_t end = static_cast<int64_t>(input.sequence->length()) + static_cast<int64_t>(input.tokens.size());
+  const int64_t end =
+      static_cast<int64_t>(input.sequence->length()) + static_cast<int64_t>(input.tokens.size());
   if (end > spec_.max_context) {
-    throw_error(ErrorCode::kBadInput, "prompt: found {} tokens, expected at most the context of {} (--ctx raises it)",
-                end, spec_.max_context);
+    throw_error(ErrorCode::kBadInput,
+                "prompt: found {} tokens, expected at most the context of {} (--ctx raises it)", end,
+                spec_.max_context);
   }
   for (const int32_t token : input.tokens) {
     if (token < 0 || token >= spec_.vocab) {
@@ -121,11 +127,13 @@ std::span<const float> Runtime::step(std::span<const StepInput> inputs) {
   for (const StepInput& input : inputs) {
     const auto count = static_cast<int32_t>(input.tokens.size());
     if (!input.sequence->blocks_.reserve(count)) {
-      throw_error(ErrorCode::kNoMemory, "kv cache: found no free block for {} more tokens, expected room for {} contexts of {}",
+      throw_error(ErrorCode::kNoMemory,
+                  "kv cache: found no free block for {} more tokens, expected room for {} contexts of {}",
                   count, inputs.size(), spec_.max_context);
     }
     const auto first = static_cast<int32_t>(tokens_.size());
-    slices_.push_back({.first_row = first, .num_tokens = count, .context_len = input.sequence->length(), .tables = {}});
+    slices_.push_back(
+        {.first_row = first, .num_tokens = count, .context_len = input.sequence->length(), .tables = {}});
     tokens_.insert(tokens_.end(), input.tokens.begin(), input.tokens.end());
     if (input.want == StepInput::Want::kLast && count > 0) logit_rows_.push_back(first + count - 1);
     if (input.want == StepInput::Want::kAll) {

@@ -1,6 +1,6 @@
-// Runtime: a checkpoint opened, its model on a device, its tokenizer, and room to run sequences. The plain form
-// of the engine: whoever calls it says which sequences step. (The scheduler that decides for many clients builds
-// on the same parts.)
+// Runtime: a checkpoint opened, its model on a device, its tokenizer, and room to run sequences. The plain
+// form of the engine: whoever calls it says which sequences step. (The scheduler that decides for many
+// clients builds on the same parts.)
 #pragma once
 
 #include <cstdint>
@@ -63,16 +63,18 @@ class Runtime {
   // Throws Error{kBadInput} when the checkpoint has none.
   const Tokenizer& tokenizer() const;
   std::shared_ptr<const Tokenizer> shared_tokenizer() const;
-  // Parsed at the first call; nullptr when the checkpoint has none. Throws Error when it cannot be understood.
+  // Parsed at the first call; nullptr when the checkpoint has none. Throws Error when it cannot be
+  // understood.
   const ChatTemplate* chat_template();
   // Where generation ends: the config's, the tokenizer's.
   const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
 
   Sequence make_sequence();
 
-  // One ragged step. Returns logits [wanted rows, vocab] in input order, valid until the next step. The sum of
-  // tokens must be at most spec().max_tokens. Throws Error{kBadInput} when a sequence would pass the context or a
-  // token id is not in the vocabulary, Error{kNoMemory} when the pool has no block left (nothing is changed then).
+  // One ragged step. Returns logits [wanted rows, vocab] in input order, valid until the next step. The sum
+  // of tokens must be at most spec().max_tokens. Throws Error{kBadInput} when a sequence would pass the
+  // context or a token id is not in the vocabulary, Error{kNoMemory} when the pool has no block left (nothing
+  // is changed then).
   std::span<const float> step(std::span<const StepInput> inputs);
 
   // Feeds any number of tokens in chunks of spec().max_tokens; logits of the last one.
@@ -102,12 +104,13 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const io::Checkpoint& checkpoint
 std::string chat_template_text(const io::Checkpoint& checkpoint);  // empty when there is none
 
 // The executor's limits that these options mean for a model on a device; plan and runtime both use them.
-ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options);
+ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
+                              const RuntimeOptions& options);
 
 // What running this checkpoint takes, known before anything is loaded.
 struct MemoryPlan {
-  size_t weights_mapped = 0;   // read from the file's mapping
-  size_t weights_repacked = 0; // copies the backend makes
+  size_t weights_mapped = 0;    // read from the file's mapping
+  size_t weights_repacked = 0;  // copies the backend makes
   size_t workspace = 0;
   struct Group {
     int32_t window, layers;
@@ -115,7 +118,7 @@ struct MemoryPlan {
     size_t bytes_at_context;     // one sequence of context_length
   };
   std::vector<Group> groups;
-  int32_t context = 0;           // planned
+  int32_t context = 0;  // planned
   DType kv_type = DType::kF32;
   size_t memory_available = 0;   // what the machine has for us
   size_t total = 0;              // mapped + repacked + workspace + kv for the sequences asked for

@@ -1,6 +1,6 @@
-// Blocks of the paged KV cache: ids and counts, no bytes and no maths. A pool hands out ids; a sequence holds a
-// table per layer group that maps its logical blocks (16 tokens each) to pool ids. Window groups give back the
-// blocks that leave the window.
+// Blocks of the paged KV cache: ids and counts, no bytes and no maths. A pool hands out ids; a sequence holds
+// a table per layer group that maps its logical blocks (16 tokens each) to pool ids. Window groups give back
+// the blocks that leave the window.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,8 @@ class SequenceBlocks {
   struct Group {
     BlockPool* pool;
     int32_t window;
-    int32_t first_held = 0;       // logical blocks before this one are released
-    std::vector<int32_t> table;   // logical block -> id
+    int32_t first_held = 0;      // logical blocks before this one are released
+    std::vector<int32_t> table;  // logical block -> id
   };
   std::vector<Group> groups_;
   int32_t length_ = 0;

@@ -38,17 +38,22 @@ void read_common(const ConfigReader& reader, ModelConfig& config) {
   config.layers = reader.integer("block_count", "num_hidden_layers", 1, 1024);
   config.hidden = reader.integer("embedding_length", "hidden_size", 1, 1 << 17);
   config.heads = reader.integer("attention.head_count", "num_attention_heads", 1, 1024);
-  config.kv_heads = reader.integer_or("attention.head_count_kv", "num_key_value_heads", 1, 1024, config.heads);
-  config.head_dim = reader.integer_or("attention.key_length", "head_dim", 1, 1024, config.hidden / config.heads);
+  config.kv_heads =
+      reader.integer_or("attention.head_count_kv", "num_key_value_heads", 1, 1024, config.heads);
+  config.head_dim =
+      reader.integer_or("attention.key_length", "head_dim", 1, 1024, config.hidden / config.heads);
   const int32_t value_dim = reader.integer_or("attention.value_length", "", 1, 1024, config.head_dim);
   if (value_dim != config.head_dim) {
-    reader.fail("attention.value_length", fmt::format("{}", value_dim), fmt::format("key_length, {}", config.head_dim));
+    reader.fail("attention.value_length", fmt::format("{}", value_dim),
+                fmt::format("key_length, {}", config.head_dim));
   }
   if (config.heads % config.kv_heads != 0) {
-    reader.fail("attention heads", fmt::format("{}", config.heads), fmt::format("a multiple of {} key/value heads", config.kv_heads));
+    reader.fail("attention heads", fmt::format("{}", config.heads),
+                fmt::format("a multiple of {} key/value heads", config.kv_heads));
   }
   config.context_length = reader.integer("context_length", "max_position_embeddings", 1, 1 << 28);
-  config.norm_eps = static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-5));
+  config.norm_eps =
+      static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-5));
   if (!(config.norm_eps > 0)) reader.fail("rms norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
   if (!reader.is_gguf()) {
     const auto activation = reader.hf().find("hidden_act");
@@ -72,14 +77,16 @@ bool read_hf_layer_types(const ConfigReader& reader, ModelConfig& config) {
     return true;
   }
   if (types->size() != static_cast<size_t>(config.layers)) {
-    reader.fail("config.json: layer_types", fmt::format("{} entries", types->size()), fmt::format("{}", config.layers));
+    reader.fail("config.json: layer_types", fmt::format("{} entries", types->size()),
+                fmt::format("{}", config.layers));
   }
   for (int32_t l = 0; l < config.layers; ++l) {
     const nlohmann::json& type = (*types)[l];
     if (type == "sliding_attention") {
       config.layer_windows[l] = reader.integer("", "sliding_window", 1, 1 << 28);
     } else if (type != "full_attention") {
-      reader.fail(fmt::format("config.json: layer_types[{}]", l), type.dump(), "full_attention or sliding_attention");
+      reader.fail(fmt::format("config.json: layer_types[{}]", l), type.dump(),
+                  "full_attention or sliding_attention");
     }
   }
   return true;

@@ -1,4 +1,5 @@
-// Architecture: what one file of this folder provides. A new one is a new file and a line in architecture.cpp.
+// Architecture: what one file of this folder provides. A new one is a new file and a line in
+// architecture.cpp.
 #pragma once
 
 #include <memory>

@@ -30,8 +30,8 @@ int32_t read_vocab(const ConfigReader& reader) {
   const TensorView* view = reader.checkpoint().find_tensor(name);
   if (view == nullptr) reader.fail(fmt::format("tensor {}", name), "nothing", "the token embedding");
   if (view->rank != 2 || view->shape[0] < 1 || view->shape[0] > (1 << 26)) {
-    reader.fail(fmt::format("tensor {}", name), fmt::format("rank {} with {} rows", view->rank, view->shape[0]),
-                "[vocabulary, hidden]");
+    reader.fail(fmt::format("tensor {}", name),
+                fmt::format("rank {} with {} rows", view->rank, view->shape[0]), "[vocabulary, hidden]");
   }
   return static_cast<int32_t>(view->shape[0]);
 }
@@ -87,11 +87,13 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
     // A window group holds its window, a partial block at either end, and the step being written.
     int64_t tokens = limits.max_context;
     if (group.window > 0) {
-      tokens = std::min<int64_t>(tokens, static_cast<int64_t>(group.window) + limits.max_tokens + 2 * kBlockTokens);
+      tokens = std::min<int64_t>(tokens,
+                                 static_cast<int64_t>(group.window) + limits.max_tokens + 2 * kBlockTokens);
     }
     const int64_t blocks = static_cast<int64_t>(blocks_for(tokens)) * limits.sequences;
     if (blocks > INT32_MAX) {
-      throw_error(ErrorCode::kNoMemory, "context: found {} tokens for {} sequences, expected at most {} blocks of {}",
+      throw_error(ErrorCode::kNoMemory,
+                  "context: found {} tokens for {} sequences, expected at most {} blocks of {}",
                   limits.max_context, limits.sequences, INT32_MAX, kBlockTokens);
     }
     group.num_blocks = static_cast<int32_t>(blocks);

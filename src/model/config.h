@@ -41,12 +41,12 @@ struct ModelConfig {
   std::vector<int32_t> end_tokens;  // from generation_config / config; the tokenizer knows its own
 };
 
-// Throws Error{kUnsupported} for an unknown architecture, listing those known, and Error{kBadInput} for values
-// that contradict each other.
+// Throws Error{kUnsupported} for an unknown architecture, listing those known, and Error{kBadInput} for
+// values that contradict each other.
 ModelConfig read_config(const io::Checkpoint& checkpoint);
 
-// The step and cache memory for `config`: at most max_tokens rows a step, contexts up to max_context, room for
-// `sequences` of them at full length.
+// The step and cache memory for `config`: at most max_tokens rows a step, contexts up to max_context, room
+// for `sequences` of them at full length.
 struct ExecutorLimits {
   int32_t max_tokens = 512;
   int32_t max_logit_rows = 1;

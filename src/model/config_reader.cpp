@@ -10,7 +10,8 @@ ConfigReader::ConfigReader(const io::Checkpoint& checkpoint, std::string prefix)
     : checkpoint_(checkpoint), prefix_(std::move(prefix)) {}
 
 void ConfigReader::fail(std::string_view field, const std::string& found, const std::string& expected) const {
-  throw_error(ErrorCode::kBadInput, "{}: {}: found {}, expected {}", checkpoint_.path(), field, found, expected);
+  throw_error(ErrorCode::kBadInput, "{}: {}: found {}, expected {}", checkpoint_.path(), field, found,
+              expected);
 }
 
 std::string ConfigReader::label(std::string_view gguf, std::string_view hf) const {
@@ -33,7 +34,8 @@ std::optional<double> ConfigReader::find(std::string_view gguf, std::string_view
 int32_t ConfigReader::integer(std::string_view gguf, std::string_view hf, int64_t low, int64_t high) const {
   const std::optional<double> value = find(gguf, hf);
   if (!value) fail(label(gguf, hf), "nothing", fmt::format("an integer from {} to {}", low, high));
-  if (!(*value >= static_cast<double>(low) && *value <= static_cast<double>(high)) || *value != std::floor(*value)) {
+  if (!(*value >= static_cast<double>(low) && *value <= static_cast<double>(high)) ||
+      *value != std::floor(*value)) {
     fail(label(gguf, hf), fmt::format("{}", *value), fmt::format("an integer from {} to {}", low, high));
   }
   return static_cast<int32_t>(*value);

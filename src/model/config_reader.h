@@ -1,4 +1,5 @@
-// ConfigReader: one way to ask a checkpoint for a hyperparameter, whether it is a GGUF key or a config.json field.
+// ConfigReader: one way to ask a checkpoint for a hyperparameter, whether it is a GGUF key or a config.json
+// field.
 #pragma once
 
 #include <optional>
@@ -19,10 +20,11 @@ class ConfigReader {
   bool is_gguf() const { return checkpoint_.gguf.has_value(); }
   const nlohmann::json& hf() const { return checkpoint_.hf->config; }
 
-  // The GGUF key is given without prefix. The first form throws Error{kBadInput} naming the missing field, and all
-  // throw when the value is not in [low, high].
+  // The GGUF key is given without prefix. The first form throws Error{kBadInput} naming the missing field,
+  // and all throw when the value is not in [low, high].
   int32_t integer(std::string_view gguf, std::string_view hf, int64_t low, int64_t high) const;
-  int32_t integer_or(std::string_view gguf, std::string_view hf, int64_t low, int64_t high, int64_t fallback) const;
+  int32_t integer_or(std::string_view gguf, std::string_view hf, int64_t low, int64_t high,
+                     int64_t fallback) const;
   double real_or(std::string_view gguf, std::string_view hf, double fallback) const;
 
   // config.json only: a field of an object, with type checks that throw.

@@ -3,6 +3,7 @@
 #include "model/config.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -21,7 +22,7 @@ namespace fs = std::filesystem;
 class BrokenModel {
  public:
   BrokenModel(const std::string& golden, const std::function<void(nlohmann::json&)>& edit)
-      : path_(fs::path(testing::TempDir()) / fs::path("broken_" + golden)) {
+      : path_(fs::path(testing::TempDir()) / fmt::format("broken_{}_{}", golden, ::getpid())) {
     fs::remove_all(path_);
     fs::copy("tests/golden/models/" + golden + "/hf", path_);
     nlohmann::json config;
@@ -54,10 +55,13 @@ void expect_error(const std::string& golden, const std::function<void(nlohmann::
   const std::string error = model.error();
   EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   EXPECT_NE(error.find(model.path()), std::string::npos) << "names the file: " << error;
-  for (const std::string& part : parts) EXPECT_NE(error.find(part), std::string::npos) << part << " in: " << error;
+  for (const std::string& part : parts)
+    EXPECT_NE(error.find(part), std::string::npos) << part << " in: " << error;
 }
 
-TEST(Config, UnchangedCopyLoads) { EXPECT_EQ(BrokenModel("llama2", [](auto&) {}).error(), ""); }
+TEST(Config, UnchangedCopyLoads) {
+  EXPECT_EQ(BrokenModel("llama2", [](auto&) {}).error(), "");
+}
 
 TEST(Config, UnknownArchitectureListsTheKnown) {
   expect_error("llama2", [](auto& c) { c["model_type"] = "mamba"; },
@@ -65,7 +69,8 @@ TEST(Config, UnknownArchitectureListsTheKnown) {
 }
 
 TEST(Config, MissingAndOddSizes) {
-  expect_error("llama2", [](auto& c) { c.erase("num_hidden_layers"); }, {"num_hidden_layers", "found nothing"});
+  expect_error("llama2", [](auto& c) { c.erase("num_hidden_layers"); },
+               {"num_hidden_layers", "found nothing"});
   expect_error("llama2", [](auto& c) { c["num_hidden_layers"] = 2.5; }, {"num_hidden_layers", "2.5"});
   expect_error("llama2", [](auto& c) { c["num_hidden_layers"] = "two"; }, {"num_hidden_layers", "string"});
   expect_error("llama2", [](auto& c) { c["hidden_size"] = -64; }, {"hidden_size", "-64"});
@@ -79,7 +84,8 @@ TEST(Config, LayersThatAreNotThere) {
 }
 
 TEST(Config, ShapesThatContradictTheConfig) {
-  expect_error("llama2", [](auto& c) { c["intermediate_size"] = 32; }, {"mlp.gate_proj.weight", "expected [32, "});
+  expect_error("llama2", [](auto& c) { c["intermediate_size"] = 32; },
+               {"mlp.gate_proj.weight", "expected [32, "});
 }
 
 TEST(Config, RopeScalingErrors) {
@@ -89,7 +95,8 @@ TEST(Config, RopeScalingErrors) {
       c["rope_scaling"] = value;
     };
   };
-  expect_error("llama3", scaling({{"rope_type", "longrope"}, {"factor", 4}}), {"rope scaling", "longrope", "yarn"});
+  expect_error("llama3", scaling({{"rope_type", "longrope"}, {"factor", 4}}),
+               {"rope scaling", "longrope", "yarn"});
   expect_error("llama3", scaling({{"rope_type", "yarn"}}), {"factor"});
   expect_error("llama3", scaling({{"rope_type", "linear"}, {"factor", 0}}), {"factor", "above 0"});
 }
@@ -119,7 +126,8 @@ TEST(Config, YarnMagnitude) {
 
 TEST(ExecutorSpec, WindowGroupsAreSizedByTheirWindow) {
   const ModelConfig config = read_config(io::Checkpoint::open("tests/golden/models/gpt-oss-w32/hf"));
-  const ExecutorSpec spec = make_executor_spec(config, {.max_tokens = 64, .max_logit_rows = 1, .max_context = 100000, .sequences = 3});
+  const ExecutorSpec spec = make_executor_spec(
+      config, {.max_tokens = 64, .max_logit_rows = 1, .max_context = 100000, .sequences = 3});
   ASSERT_EQ(spec.kv_groups.size(), 2u);
   EXPECT_EQ(spec.kv_groups[0].window, 32);
   EXPECT_EQ(spec.kv_groups[0].num_blocks, 3 * blocks_for(32 + 64 + 32));

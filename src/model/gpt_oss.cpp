@@ -1,5 +1,5 @@
-// gpt-oss: alternating window and full attention with learned sinks, YaRN, biases everywhere, and experts in MXFP4
-// with a clamped SwiGLU. OpenAI 2025.
+// gpt-oss: alternating window and full attention with learned sinks, YaRN, biases everywhere, and experts in
+// MXFP4 with a clamped SwiGLU. OpenAI 2025.
 #include "model/architecture.h"
 #include "model/rope.h"
 

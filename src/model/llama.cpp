@@ -32,6 +32,7 @@ constexpr std::string_view kModelTypes[] = {"llama", "mistral"};
 
 }  // namespace
 
-const Architecture kLlama = {"llama", kModelTypes, configure, [] { return std::unique_ptr<Model>(new Llama); }};
+const Architecture kLlama = {"llama", kModelTypes, configure,
+                             [] { return std::unique_ptr<Model>(new Llama); }};
 
 }  // namespace millrace

@@ -9,14 +9,16 @@
 namespace millrace {
 namespace {
 
-// Walks every weight of a model in file-independent order and hands (role, view, use, where it goes) to `visit`.
+// Walks every weight of a model in file-independent order and hands (role, view, use, where it goes) to
+// `visit`.
 template <class Visit>
 void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w, const Visit& visit) {
-  const int64_t q = static_cast<int64_t>(c.heads) * c.head_dim, kv = static_cast<int64_t>(c.kv_heads) * c.head_dim;
-  const auto required = [&](int l, std::string_view role, std::vector<int64_t> shape, WeightUse use, WeightPtr& to) {
-    visit(source.require(l, role, std::move(shape)), use, to);
-  };
-  const auto optional = [&](int l, std::string_view role, std::vector<int64_t> shape, WeightUse use, WeightPtr& to) {
+  const int64_t q = static_cast<int64_t>(c.heads) * c.head_dim,
+                kv = static_cast<int64_t>(c.kv_heads) * c.head_dim;
+  const auto required = [&](int l, std::string_view role, std::vector<int64_t> shape, WeightUse use,
+                            WeightPtr& to) { visit(source.require(l, role, std::move(shape)), use, to); };
+  const auto optional = [&](int l, std::string_view role, std::vector<int64_t> shape, WeightUse use,
+                            WeightPtr& to) {
     if (auto view = source.find(l, role, std::move(shape))) visit(*view, use, to);
   };
   using enum WeightUse;
@@ -81,26 +83,30 @@ void check_output(const io::Checkpoint& checkpoint) {
   if (untied(checkpoint) || checkpoint.gguf) return;
   const auto tie = checkpoint.hf->config.find("tie_word_embeddings");
   if (tie != checkpoint.hf->config.end() && *tie == false) {
-    throw_error(ErrorCode::kBadInput, "{}: tensor lm_head.weight: found nothing, expected it because config.json says tie_word_embeddings false",
+    throw_error(ErrorCode::kBadInput,
+                "{}: tensor lm_head.weight: found nothing, expected it because config.json says "
+                "tie_word_embeddings false",
                 checkpoint.path());
   }
 }
 
 }  // namespace
 
-std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& backend, const LoadProgress& progress) {
+std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& backend,
+                                   const LoadProgress& progress) {
   std::unique_ptr<Model> model = find_architecture(checkpoint).make();
   model->config_ = read_config(checkpoint);
   check_output(checkpoint);
   WeightSource source(checkpoint, model->config_, /*gather=*/true);
   const size_t total = checkpoint.mapped_bytes();
   size_t done = 0;
-  for_each_weight(source, model->config_, model->weights_, [&](const TensorView& view, WeightUse use, WeightPtr& to) {
-    to = backend.load_weight(view, use);
-    model->bytes_per_token_ += bytes_read(view, use, model->config_, !untied(checkpoint));
-    done += view.bytes();
-    if (progress) progress(std::min(done, total), total);
-  });
+  for_each_weight(source, model->config_, model->weights_,
+                  [&](const TensorView& view, WeightUse use, WeightPtr& to) {
+                    to = backend.load_weight(view, use);
+                    model->bytes_per_token_ += bytes_read(view, use, model->config_, !untied(checkpoint));
+                    done += view.bytes();
+                    if (progress) progress(std::min(done, total), total);
+                  });
   model->gathered_ = source.take_gathered();
   if (progress) progress(total, total);
   return model;
@@ -114,7 +120,8 @@ void Model::forward(Executor& executor, const Batch& batch) const {
   executor.norm_logits({.norm = {weights_.output_norm.get(), config_.norm_eps}, .output = {output, nullptr}});
 }
 
-WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend) {
+WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                         const Backend& backend) {
   WeightSource source(checkpoint, config, /*gather=*/false);
   ModelWeights none;
   WeightBytes plan;
@@ -123,6 +130,7 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
     plan.repacked += backend.weight_bytes(view, use);
   });
   plan.repacked += source.gathered_bytes();
+  if (checkpoint.hf) plan.repacked += checkpoint.hf->weights.copied_bytes();
   return plan;
 }
 

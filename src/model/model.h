@@ -18,7 +18,7 @@ struct LayerWeights {
   WeightPtr attn_q_norm, attn_k_norm, attn_sinks;
   WeightPtr ffn_norm, ffn_gate, ffn_up, ffn_down;  // dense
   WeightPtr ffn_gate_bias, ffn_up_bias, ffn_down_bias;
-  WeightPtr router, router_bias;                   // experts
+  WeightPtr router, router_bias;  // experts
   WeightPtr gate_experts, up_experts, down_experts, gate_experts_bias, up_experts_bias, down_experts_bias;
 };
 
@@ -55,7 +55,9 @@ class Model {
 };
 
 // What loading would cost on this backend, without loading: bytes in the file, bytes held beyond it.
-struct WeightBytes { size_t mapped = 0, repacked = 0; };
+struct WeightBytes {
+  size_t mapped = 0, repacked = 0;
+};
 WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend);
 
 }  // namespace millrace

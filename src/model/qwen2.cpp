@@ -26,6 +26,7 @@ constexpr std::string_view kModelTypes[] = {"qwen2"};
 
 }  // namespace
 
-const Architecture kQwen2 = {"qwen2", kModelTypes, configure, [] { return std::unique_ptr<Model>(new Qwen2); }};
+const Architecture kQwen2 = {"qwen2", kModelTypes, configure,
+                             [] { return std::unique_ptr<Model>(new Qwen2); }};
 
 }  // namespace millrace

@@ -27,6 +27,7 @@ constexpr std::string_view kModelTypes[] = {"qwen3"};
 
 }  // namespace
 
-const Architecture kQwen3 = {"qwen3", kModelTypes, configure, [] { return std::unique_ptr<Model>(new Qwen3); }};
+const Architecture kQwen3 = {"qwen3", kModelTypes, configure,
+                             [] { return std::unique_ptr<Model>(new Qwen3); }};
 
 }  // namespace millrace

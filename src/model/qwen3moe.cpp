@@ -1,4 +1,5 @@
-// Qwen 3, mixture of experts: Qwen 3's attention; each token goes to the k experts of largest router probability.
+// Qwen 3, mixture of experts: Qwen 3's attention; each token goes to the k experts of largest router
+// probability.
 #include "base/error.h"
 #include "model/architecture.h"
 #include "model/rope.h"
@@ -23,7 +24,9 @@ void refuse_dense_layers(const ConfigReader& reader) {
   const auto dense = reader.hf().find("mlp_only_layers");
   if ((dense != reader.hf().end() && dense->is_array() && !dense->empty()) ||
       reader.hf_real_or(reader.hf(), "decoder_sparse_step", 1) != 1) {
-    throw_error(ErrorCode::kUnsupported, "{}: config.json: mlp_only_layers, decoder_sparse_step: found dense layers, expected experts in every layer",
+    throw_error(ErrorCode::kUnsupported,
+                "{}: config.json: mlp_only_layers, decoder_sparse_step: found dense layers, expected experts "
+                "in every layer",
                 reader.checkpoint().path());
   }
 }

@@ -14,9 +14,9 @@ struct Scaling {
   std::string type = "none";
   double factor = 1;
   double original_context = 0;
-  double beta_fast = 32, beta_slow = 1;            // yarn
-  bool truncate = true;                            // yarn
-  double attention_factor = 0;                     // yarn; 0: from the factor
+  double beta_fast = 32, beta_slow = 1;              // yarn
+  bool truncate = true;                              // yarn
+  double attention_factor = 0;                       // yarn; 0: from the factor
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
 };
 
@@ -85,7 +85,8 @@ Scaling read_hf_scaling(const ConfigReader& reader, const ModelConfig& config, b
   for (const char* field : {"rope_type", "type"}) {
     const auto it = object.find(field);
     if (it == object.end()) continue;
-    if (!it->is_string()) reader.fail(fmt::format("config.json: rope_scaling.{}", field), it->type_name(), "a string");
+    if (!it->is_string())
+      reader.fail(fmt::format("config.json: rope_scaling.{}", field), it->type_name(), "a string");
     s.type = it->get<std::string>();
     break;
   }
@@ -97,7 +98,8 @@ Scaling read_hf_scaling(const ConfigReader& reader, const ModelConfig& config, b
   s.beta_slow = reader.hf_real_or(object, "beta_slow", 1);
   s.attention_factor = reader.hf_real_or(object, "attention_factor", 0);
   const auto truncate_field = object.find("truncate");
-  s.truncate = truncate_field != object.end() && truncate_field->is_boolean() ? truncate_field->get<bool>() : truncate;
+  s.truncate =
+      truncate_field != object.end() && truncate_field->is_boolean() ? truncate_field->get<bool>() : truncate;
   if (s.type == "llama3") {
     s.low_freq_factor = reader.hf_real(object, "low_freq_factor");
     s.high_freq_factor = reader.hf_real(object, "high_freq_factor");
@@ -110,14 +112,16 @@ void apply_gguf_divisors(const ConfigReader& reader, std::vector<double>& inv_fr
   const TensorView* view = reader.checkpoint().find_tensor("rope_freqs.weight");
   if (view == nullptr) return;
   if (view->elements() != static_cast<int64_t>(inv_freq.size()) || view->type != DType::kF32) {
-    reader.fail("rope_freqs.weight", fmt::format("{} elements of {}", view->elements(), info(view->type).name),
+    reader.fail("rope_freqs.weight",
+                fmt::format("{} elements of {}", view->elements(), info(view->type).name),
                 fmt::format("{} of f32", inv_freq.size()));
   }
   std::vector<float> divisors(inv_freq.size());
   quant::dequantize(DType::kF32, view->data, divisors.data(), view->elements());
   for (size_t i = 0; i < inv_freq.size(); ++i) {
     if (!(divisors[i] > 0)) {
-      reader.fail(fmt::format("rope_freqs.weight[{}]", i), fmt::format("{}", divisors[i]), "a positive number");
+      reader.fail(fmt::format("rope_freqs.weight[{}]", i), fmt::format("{}", divisors[i]),
+                  "a positive number");
     }
     inv_freq[i] /= divisors[i];
   }
@@ -133,7 +137,8 @@ void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_ya
     config.rope_theta = reader.hf_real_or(object, "rope_theta", config.rope_theta);
     const double partial = reader.hf_real_or(reader.hf(), "partial_rotary_factor",
                                              reader.hf_real_or(object, "partial_rotary_factor", 1.0));
-    if (!(partial > 0 && partial <= 1)) reader.fail("config.json: partial_rotary_factor", fmt::format("{}", partial), "above 0, at most 1");
+    if (!(partial > 0 && partial <= 1))
+      reader.fail("config.json: partial_rotary_factor", fmt::format("{}", partial), "above 0, at most 1");
     config.rotary_dims = static_cast<int32_t>(config.head_dim * partial);
   }
   if (config.rotary_dims % 2 != 0 || config.rotary_dims < 2) {
@@ -158,14 +163,16 @@ void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_ya
   } else if (s.type == "llama3") {
     config.rope_scaling = RopeScaling::kLlama3;
     if (!(s.high_freq_factor > s.low_freq_factor)) {
-      reader.fail("rope scaling high_freq_factor", fmt::format("{}", s.high_freq_factor), "above low_freq_factor");
+      reader.fail("rope scaling high_freq_factor", fmt::format("{}", s.high_freq_factor),
+                  "above low_freq_factor");
     }
     apply_llama3(s, inv_freq);
   } else if (s.type == "yarn") {
     config.rope_scaling = RopeScaling::kYarn;
     apply_yarn(s, config.rope_theta, inv_freq, config);
   } else if (s.type != "none") {
-    throw_error(ErrorCode::kUnsupported, "{}: rope scaling: found \"{}\", expected none, linear, llama3 or yarn",
+    throw_error(ErrorCode::kUnsupported,
+                "{}: rope scaling: found \"{}\", expected none, linear, llama3 or yarn",
                 reader.checkpoint().path(), s.type);
   }
   if (reader.is_gguf()) apply_gguf_divisors(reader, inv_freq);

@@ -7,7 +7,8 @@
 namespace millrace {
 
 // Fills config.rope_* from the checkpoint: theta, dims, scaling, the final inv_freq and magnitude.
-// truncate_yarn_range: whether YaRN's correction range is rounded to whole dimensions when the file does not say.
+// truncate_yarn_range: whether YaRN's correction range is rounded to whole dimensions when the file does not
+// say.
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range = true);
 
 }  // namespace millrace

@@ -15,19 +15,13 @@ struct RoleNames {
 };
 
 constexpr RoleNames kLayerRoles[] = {
-    {"attn_norm", "input_layernorm"},
-    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},
-    {"attn_output", "self_attn.o_proj"},
-    {"attn_q_norm", "self_attn.q_norm"},
-    {"attn_k_norm", "self_attn.k_norm"},
-    {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},
-    {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
-    {"ffn_gate_inp", "mlp.router"},  // gpt-oss
-    {"ffn_gate_inp", "mlp.gate"},    // qwen3moe
+    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},       {"ffn_gate_inp", "mlp.router"},  // gpt-oss
+    {"ffn_gate_inp", "mlp.gate"},                                         // qwen3moe
 };
 
 struct ExpertRole {
@@ -104,8 +98,9 @@ const TensorView* WeightSource::find_named(int layer, std::string_view role, std
   return nullptr;
 }
 
-// gpt-oss as published: blocks [experts, rows, cols / 32, 16] and scales [experts, rows, cols / 32] in MXFP4, biases
-// [experts, rows]; gate and up are alternate rows of one tensor, seen here through a doubled row stride.
+// gpt-oss as published: blocks [experts, rows, cols / 32, 16] and scales [experts, rows, cols / 32] in MXFP4,
+// biases [experts, rows]; gate and up are alternate rows of one tensor, seen here through a doubled row
+// stride.
 std::optional<TensorView> WeightSource::find_hf_experts(int layer, std::string_view role) const {
   const auto [stem, suffix] = split_suffix(role);
   const ExpertRole* e = expert_role(stem);
@@ -128,9 +123,13 @@ std::optional<TensorView> WeightSource::find_hf_experts(int layer, std::string_v
   if (scales == nullptr || blocks->rank != 4 || scales->rank != 3 || blocks->type != DType::kU8 ||
       scales->type != DType::kU8 || blocks->shape[3] != 16 || blocks->shape[1] % e->step != 0 ||
       !std::equal(scales->shape.begin(), scales->shape.begin() + 3, blocks->shape.begin())) {
-    throw_error(ErrorCode::kBadInput, "{}: {}_blocks and _scales: found {} and {}, expected u8 [experts, rows, cols/32, 16] and the same without the 16",
-                checkpoint_.path(), base, shape_text({blocks->shape.data(), static_cast<size_t>(blocks->rank)}),
-                scales == nullptr ? "no scales" : shape_text({scales->shape.data(), static_cast<size_t>(scales->rank)}));
+    throw_error(ErrorCode::kBadInput,
+                "{}: {}_blocks and _scales: found {} and {}, expected u8 [experts, rows, cols/32, 16] and "
+                "the same without the 16",
+                checkpoint_.path(), base,
+                shape_text({blocks->shape.data(), static_cast<size_t>(blocks->rank)}),
+                scales == nullptr ? "no scales"
+                                  : shape_text({scales->shape.data(), static_cast<size_t>(scales->rank)}));
   }
   const int64_t groups = blocks->shape[2];  // per row
   TensorView view = *blocks;
@@ -156,15 +155,21 @@ std::optional<TensorView> WeightSource::gather_expert_tensors(int layer, std::st
     const std::string name = fmt::format("model.layers.{}.mlp.experts.{}.{}", layer, i, e->single);
     const TensorView* part = checkpoint_.find_tensor(name + ".weight");
     if (part == nullptr && i == 0) return std::nullopt;
-    if (part == nullptr) throw_error(ErrorCode::kBadInput, "{}: tensor {}.weight: found nothing, expected one per expert", checkpoint_.path(), name);
+    if (part == nullptr)
+      throw_error(ErrorCode::kBadInput, "{}: tensor {}.weight: found nothing, expected one per expert",
+                  checkpoint_.path(), name);
     parts.push_back(*part);
     attach_scales(parts.back(), name);
     const TensorView& first = parts.front();
     const ScaleGrid &a = parts.back().scales, &b = first.scales;
     if (part->rank != 2 || part->shape != first.shape || part->type != first.type ||
-        (a.data == nullptr) != (b.data == nullptr) || a.type != b.type || a.rows_per_scale != b.rows_per_scale ||
-        a.cols_per_scale != b.cols_per_scale || (a.data != nullptr && first.shape[0] % a.rows_per_scale != 0 && config_.experts > 1)) {
-      throw_error(ErrorCode::kBadInput, "{}: tensor {}.weight: found another shape, type or scale grid than expert 0's, expected the same", checkpoint_.path(), name);
+        (a.data == nullptr) != (b.data == nullptr) || a.type != b.type ||
+        a.rows_per_scale != b.rows_per_scale || a.cols_per_scale != b.cols_per_scale ||
+        (a.data != nullptr && first.shape[0] % a.rows_per_scale != 0 && config_.experts > 1)) {
+      throw_error(
+          ErrorCode::kBadInput,
+          "{}: tensor {}.weight: found another shape, type or scale grid than expert 0's, expected the same",
+          checkpoint_.path(), name);
     }
   }
   TensorView view = parts.front();
@@ -191,11 +196,14 @@ std::optional<TensorView> WeightSource::gather_expert_tensors(int layer, std::st
 std::optional<TensorView> WeightSource::gather_transposed(int layer, std::string_view role) {
   const auto [stem, suffix] = split_suffix(role);
   const ExpertRole* e = expert_role(stem);
-  if (e == nullptr || !checkpoint_.hf || suffix != "weight" || config_.architecture != "gpt-oss") return std::nullopt;
-  const TensorView* fused = checkpoint_.find_tensor(fmt::format("model.layers.{}.mlp.experts.{}", layer, e->fused));
+  if (e == nullptr || !checkpoint_.hf || suffix != "weight" || config_.architecture != "gpt-oss")
+    return std::nullopt;
+  const TensorView* fused =
+      checkpoint_.find_tensor(fmt::format("model.layers.{}.mlp.experts.{}", layer, e->fused));
   if (fused == nullptr) return std::nullopt;
   if (fused->rank != 3 || info(fused->type).block_elements != 1 || fused->shape[2] % e->step != 0) {
-    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found {} of rank {}, expected floats [experts, cols, rows]",
+    throw_error(ErrorCode::kBadInput,
+                "{}: tensor {}: found {} of rank {}, expected floats [experts, cols, rows]",
                 checkpoint_.path(), fused->name, info(fused->type).name, fused->rank);
   }
   const int64_t experts = fused->shape[0], cols = fused->shape[1], rows = fused->shape[2] / e->step;
@@ -209,7 +217,8 @@ std::optional<TensorView> WeightSource::gather_transposed(int layer, std::string
   for (int64_t x = 0; x < experts; ++x) {
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c, to += element) {
-        std::memcpy(to, fused->data + element * ((x * cols + c) * fused->shape[2] + e->first + r * e->step), element);
+        std::memcpy(to, fused->data + element * ((x * cols + c) * fused->shape[2] + e->first + r * e->step),
+                    element);
       }
     }
   }
@@ -222,18 +231,21 @@ void WeightSource::attach_scales(TensorView& view, const std::string& base_name)
   const TensorView* grid = checkpoint_.find_tensor(base_name + ".weight_scale_inv");
   if (grid == nullptr) grid = checkpoint_.find_tensor(base_name + ".weight_scale");
   if (grid == nullptr) {
-    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found f8_e4m3 without scales, expected {}.weight_scale_inv or .weight_scale",
+    throw_error(ErrorCode::kBadInput,
+                "{}: tensor {}: found f8_e4m3 without scales, expected {}.weight_scale_inv or .weight_scale",
                 checkpoint_.path(), view.name, base_name);
   }
   const int64_t rows = view.rows(), cols = view.cols();
-  const int64_t grid_cols = grid->rank == 2 ? grid->shape[1] : 1, grid_rows = grid->rank == 0 ? 1 : grid->shape[0];
+  const int64_t grid_cols = grid->rank == 2 ? grid->shape[1] : 1,
+                grid_rows = grid->rank == 0 ? 1 : grid->shape[0];
   // Patches are square where there are several columns of them, 128 in every published file.
   int64_t patch_rows = grid_rows == 1 ? rows : (grid_rows == rows ? 1 : 128);
   int64_t patch_cols = grid_cols == 1 ? cols : 128;
   if (!checkpoint_.hf->config.is_null() && checkpoint_.hf->config.contains("quantization_config")) {
     const auto& q = checkpoint_.hf->config["quantization_config"];
     if (q.is_object() && q.contains("weight_block_size") && q["weight_block_size"].is_array() &&
-        q["weight_block_size"].size() == 2 && q["weight_block_size"][0].is_number_integer() && q["weight_block_size"][1].is_number_integer() && grid->rank == 2) {
+        q["weight_block_size"].size() == 2 && q["weight_block_size"][0].is_number_integer() &&
+        q["weight_block_size"][1].is_number_integer() && grid->rank == 2) {
       patch_rows = q["weight_block_size"][0].get<int64_t>();
       patch_cols = q["weight_block_size"][1].get<int64_t>();
     }
@@ -241,11 +253,15 @@ void WeightSource::attach_scales(TensorView& view, const std::string& base_name)
   const bool fits = patch_rows > 0 && patch_cols > 0 && grid_rows == (rows + patch_rows - 1) / patch_rows &&
                     grid_cols == (cols + patch_cols - 1) / patch_cols;
   if (!fits || (grid->type != DType::kF32 && grid->type != DType::kBF16)) {
-    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found a {} grid of {} x {}, expected f32 or bf16 covering {} x {} in patches",
+    throw_error(ErrorCode::kBadInput,
+                "{}: tensor {}: found a {} grid of {} x {}, expected f32 or bf16 covering {} x {} in patches",
                 checkpoint_.path(), grid->name, info(grid->type).name, grid_rows, grid_cols, rows, cols);
   }
-  view.scales = {.data = grid->data, .type = grid->type, .rows_per_scale = patch_rows,
-                 .cols_per_scale = patch_cols, .scales_per_row = grid_cols};
+  view.scales = {.data = grid->data,
+                 .type = grid->type,
+                 .rows_per_scale = patch_rows,
+                 .cols_per_scale = patch_cols,
+                 .scales_per_row = grid_cols};
 }
 
 std::optional<TensorView> WeightSource::find(int layer, std::string_view role, std::vector<int64_t> shape) {
@@ -263,12 +279,12 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   std::vector<int64_t> seen(found->shape.begin(), found->shape.begin() + found->rank);
   if (seen.size() > 1 && seen.back() == 1 && seen.size() == shape.size() + 1) seen.pop_back();
   if (seen != shape) {
-    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found shape {}, expected {}", checkpoint_.path(), found->name,
-                shape_text(seen), shape_text(shape));
+    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found shape {}, expected {}", checkpoint_.path(),
+                found->name, shape_text(seen), shape_text(shape));
   }
   if (found->type == DType::kU8 || found->type == DType::kI32) {
-    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found type {}, expected a weight type", checkpoint_.path(),
-                found->name, info(found->type).name);
+    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found type {}, expected a weight type",
+                checkpoint_.path(), found->name, info(found->type).name);
   }
   return found;
 }
@@ -277,8 +293,8 @@ TensorView WeightSource::require(int layer, std::string_view role, std::vector<i
   if (std::optional<TensorView> view = find(layer, role, std::move(shape))) return *view;
   std::string tried;
   find_named(layer, role, &tried);
-  throw_error(ErrorCode::kBadInput, "{}: tensor {}: found nothing, expected it for architecture {}", checkpoint_.path(),
-              tried, config_.architecture);
+  throw_error(ErrorCode::kBadInput, "{}: tensor {}: found nothing, expected it for architecture {}",
+              checkpoint_.path(), tried, config_.architecture);
 }
 
 }  // namespace millrace

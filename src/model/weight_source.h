@@ -1,6 +1,6 @@
-// WeightSource: finds a model's tensors by their role, whatever the file calls them and however it packs them, and
-// checks their shapes. Views point into the mapping; only what a file stores in pieces (one tensor per expert) or
-// transposed is gathered into memory of its own.
+// WeightSource: finds a model's tensors by their role, whatever the file calls them and however it packs
+// them, and checks their shapes. Views point into the mapping; only what a file stores in pieces (one tensor
+// per expert) or transposed is gathered into memory of its own.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,9 @@ class WeightSource {
   // `gather` false: plan only; gathered views then have no data, but their bytes are counted.
   WeightSource(const io::Checkpoint& checkpoint, const ModelConfig& config, bool gather);
 
-  // `role` is GGUF's name without "blk.N." ("attn_q.weight"); layer -1 for those outside the layers. The shape must
-  // be the given one (of experts: [experts, rows, cols]); throws Error{kBadInput} naming the tensor otherwise.
+  // `role` is GGUF's name without "blk.N." ("attn_q.weight"); layer -1 for those outside the layers. The
+  // shape must be the given one (of experts: [experts, rows, cols]); throws Error{kBadInput} naming the
+  // tensor otherwise.
   TensorView require(int layer, std::string_view role, std::vector<int64_t> shape);
   std::optional<TensorView> find(int layer, std::string_view role, std::vector<int64_t> shape);
 

@@ -10,13 +10,22 @@
 namespace millrace {
 
 enum class DType : uint8_t {
-  kF32, kF16, kBF16,
-  kF8E4M3,      // one byte each; the tensor carries a scale grid (TensorView::scales)
-  kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ5_1,  // GGUF blocks of 32
-  kQ4_K, kQ5_K, kQ6_K,                // GGUF super-blocks of 256
+  kF32,
+  kF16,
+  kBF16,
+  kF8E4M3,  // one byte each; the tensor carries a scale grid (TensorView::scales)
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,  // GGUF blocks of 32
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,        // GGUF super-blocks of 256
   kMXFP4,       // GGUF layout: blocks of 32 in 17 bytes, the e8m0 scale first
   kMXFP4Split,  // Hugging Face layout: 16-byte nibble blocks here, the e8m0 scales in TensorView::scales
-  kI32, kU8,    // indices and raw bytes: never weights of a matrix product
+  kI32,
+  kU8,  // indices and raw bytes: never weights of a matrix product
 };
 
 struct DTypeInfo {

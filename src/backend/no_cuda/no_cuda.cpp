@@ -5,9 +5,10 @@
 namespace millrace {
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions&) {
-  throw_error(ErrorCode::kUnsupported,
-              "device cuda: this binary was built without CUDA; build it with `make cuda` where nvcc is installed, "
-              "or use --device cpu");
+  throw_error(
+      ErrorCode::kUnsupported,
+      "device cuda: this binary was built without CUDA; build it with `make cuda` where nvcc is installed, "
+      "or use --device cpu");
 }
 
 }  // namespace millrace

@@ -35,9 +35,7 @@ class ReferenceBackend final : public Backend {
     return weight;
   }
 
-  size_t workspace_bytes(const ExecutorSpec& spec) const override {
-    return reference_workspace_bytes(spec);
-  }
+  size_t workspace_bytes(const ExecutorSpec& spec) const override { return reference_workspace_bytes(spec); }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
     return make_reference_executor(spec);
   }

@@ -1,5 +1,5 @@
-// The reference backend: naive, float32 with double sums, one thread, no cleverness. It is the oracle of every
-// test, so it is written to be read.
+// The reference backend: naive, float32 with double sums, one thread, no cleverness. It is the oracle of
+// every test, so it is written to be read.
 #pragma once
 
 #include <memory>

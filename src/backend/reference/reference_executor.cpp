@@ -55,7 +55,8 @@ class ReferenceExecutor final : public Executor {
     chosen_weight_.resize(chosen_.size());
     logits_.resize(static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
-      pools_.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) / sizeof(float) * spec.kv_groups[g].num_blocks);
+      pools_.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) / sizeof(float) *
+                          spec.kv_groups[g].num_blocks);
     }
   }
 
@@ -126,7 +127,8 @@ class ReferenceExecutor final : public Executor {
     const int64_t experts = spec_.experts, k = op.experts_per_token;
     Floats scores(rows_ * experts);
     linear(op.router, 0, normed_.data(), rows_, scores.data());
-    for (int64_t t = 0; t < rows_; ++t) choose(op, &scores[t * experts], &chosen_[t * k], &chosen_weight_[t * k]);
+    for (int64_t t = 0; t < rows_; ++t)
+      choose(op, &scores[t * experts], &chosen_[t * k], &chosen_weight_[t * k]);
   }
 
   void experts_add(const Experts& op) override {
@@ -180,12 +182,18 @@ class ReferenceExecutor final : public Executor {
  private:
   std::pair<Floats*, int64_t> slot_of(Slot slot) {
     switch (slot) {
-      case Slot::kResidual: return {&residual_, spec_.hidden};
-      case Slot::kQuery: return {&query_, spec_.heads * spec_.head_dim};
-      case Slot::kKey: return {&key_, spec_.kv_heads * spec_.head_dim};
-      case Slot::kValue: return {&value_, spec_.kv_heads * spec_.head_dim};
-      case Slot::kAttention: return {&attention_, spec_.heads * spec_.head_dim};
-      case Slot::kLogits: break;
+      case Slot::kResidual:
+        return {&residual_, spec_.hidden};
+      case Slot::kQuery:
+        return {&query_, spec_.heads * spec_.head_dim};
+      case Slot::kKey:
+        return {&key_, spec_.kv_heads * spec_.head_dim};
+      case Slot::kValue:
+        return {&value_, spec_.kv_heads * spec_.head_dim};
+      case Slot::kAttention:
+        return {&attention_, spec_.heads * spec_.head_dim};
+      case Slot::kLogits:
+        break;
     }
     return {&logits_, spec_.vocab};
   }
@@ -229,7 +237,8 @@ class ReferenceExecutor final : public Executor {
     const int64_t block_floats = static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float));
     const int64_t in_block =
         (((static_cast<int64_t>(index) * 2 + part) * spec_.kv_heads + head) * kBlockTokens +
-         position % kBlockTokens) * spec_.head_dim;
+         position % kBlockTokens) *
+        spec_.head_dim;
     return pools_[group].data() + block * block_floats + in_block;
   }
 

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Writes the kept inputs of the gguf and safetensors fuzz targets: tests/fuzz/corpus/{gguf,safetensors}.
+
+Small files, each with another part of the format in it, from which mutations reach the rest. Inputs that once
+crashed are added by hand and not touched by this script.
+"""
+
+import json
+import struct
+from pathlib import Path
+
+CORPUS = Path(__file__).resolve().parent / "corpus"
+SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
+STRING, ARRAY = 8, 9
+
+
+def text(value):
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def scalar(kind, value):
+    return text(value) if kind == STRING else struct.pack(SCALARS[kind], value)
+
+
+def entry(key, kind, value, element=None):
+    out = text(key) + struct.pack("<I", kind)
+    if kind != ARRAY:
+        return out + scalar(kind, value)
+    return out + struct.pack("<IQ", element, len(value)) + b"".join(scalar(element, item) for item in value)
+
+
+def gguf(metadata=(), tensors=(), data=b"", version=3, alignment=32):
+    """tensors: (name, dims fastest first, type, offset)"""
+    out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata)) + b"".join(metadata)
+    for name, dims, kind, offset in tensors:
+        out += text(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims)
+        out += struct.pack("<IQ", kind, offset)
+    if data:
+        out += bytes(-len(out) % alignment) + data
+    return out
+
+
+def safetensors(header, data=b"", padding=0):
+    encoded = json.dumps(header, separators=(",", ":")).encode() + b" " * padding
+    return struct.pack("<Q", len(encoded)) + encoded + data
+
+
+def tensor(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def gguf_files():
+    yield "empty", gguf()
+    yield "version2", gguf([entry("general.architecture", STRING, "llama")], version=2)
+    yield "scalars", gguf([entry(f"k{kind}", kind, 1) for kind in SCALARS])
+    yield "arrays", gguf([entry("tokens", ARRAY, ["a", "", "bc"], STRING), entry("scores", ARRAY, [0.5, -1], 6),
+                          entry("types", ARRAY, [1, -2, 3], 5), entry("flags", ARRAY, [0, 1], 7),
+                          entry("bytes", ARRAY, [255], 0), entry("wide", ARRAY, [1 << 40], 10), entry("none", ARRAY, [], 3)])
+    yield "plain", gguf([entry("general.architecture", STRING, "llama")],
+                        [("a", [3, 2], 0, 0), ("b", [2, 2, 2, 2], 1, 32), ("c", [4], 30, 64), ("s", [], 0, 96)],
+                        bytes(range(100)))
+    blocks = [(2, 32, 18), (3, 32, 20), (6, 32, 22), (7, 32, 24), (8, 32, 34), (39, 32, 17), (12, 256, 144),
+              (13, 256, 176), (14, 256, 210)]
+    offsets, tensors = 0, []
+    for kind, elements, size in blocks:
+        tensors.append((f"t{kind}", [elements], kind, offsets))
+        offsets += size + -size % 32
+    yield "blocks", gguf((), tensors, bytes(offsets))
+    yield "aligned64", gguf([entry("general.alignment", 4, 64)], [("a", [1], 0, 0), ("b", [1], 26, 64)], bytes(68),
+                            alignment=64)
+    yield "split", gguf([entry("split.no", 2, 0), entry("split.count", 2, 2), entry("split.tensors.count", 5, 2)],
+                        [("a", [1], 0, 0)], bytes(4))
+
+
+def safetensors_files():
+    yield "empty", safetensors({})
+    yield "metadata", safetensors({"__metadata__": {"format": "pt", "u": "\u00e9\n"}})
+    kinds = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "F8_E4M3": 1, "I32": 4, "I64": 8, "BOOL": 1, "X9": 3}
+    header, at = {}, 0
+    for kind, size in kinds.items():
+        header[kind] = tensor(kind, [2], at, at + 2 * size)
+        at += 2 * size
+    yield "types", safetensors(header, bytes(at))
+    yield "shapes", safetensors({"s": tensor("F32", [], 0, 4), "e": tensor("F32", [0, 9], 4, 4),
+                                 "d": tensor("U8", [1, 2, 3, 4], 4, 28)}, bytes(range(28)))
+    yield "unaligned", safetensors({"b": tensor("U8", [1], 0, 1), "f": tensor("F32", [2], 1, 9)}, bytes(9), padding=1)
+    yield "overlap", safetensors({"a": tensor("F32", [2], 0, 8), "b": tensor("F32", [2], 4, 12)}, bytes(12))
+    yield "negative", safetensors({"a": tensor("F32", [-1, 1.5], 0, 8)}, bytes(8))
+    yield "nested", struct.pack("<Q", 40) + b'{"a":' + b"[" * 35
+
+
+def main():
+    for folder, files in (("gguf", gguf_files()), ("safetensors", safetensors_files())):
+        directory = CORPUS / folder
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, data in files:
+            (directory / name).write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()
