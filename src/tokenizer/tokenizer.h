@@ -1,5 +1,5 @@
-// Tokenizer: text to ids and back, exactly as the model was trained. Byte-level BPE (GPT-2, Llama 3, Qwen 2/3,
-// SmolLM2, o200k) and SentencePiece BPE with byte fallback (Llama 2, TinyLlama).
+// Tokenizer: text to ids and back, exactly as the model was trained. Byte-level BPE (GPT-2, Llama 3, Qwen
+// 2/3, SmolLM2, o200k) and SentencePiece BPE with byte fallback (Llama 2, TinyLlama).
 #pragma once
 
 #include <cstdint>
@@ -32,21 +32,23 @@ class Tokenizer {
   static std::shared_ptr<const Tokenizer> from_json(std::string_view tokenizer_json,
                                                     std::string_view tokenizer_config_json,
                                                     const std::string& source);
-  static std::shared_ptr<const Tokenizer> from_gguf(const GgufVocabulary& vocabulary, const std::string& source);
+  static std::shared_ptr<const Tokenizer> from_gguf(const GgufVocabulary& vocabulary,
+                                                    const std::string& source);
   virtual ~Tokenizer() = default;
 
   struct EncodeOptions {
-    bool add_special = true;     // bos / eos as the model's post-processor asks
-    bool parse_special = true;   // "<|im_start|>" in the text is the token, not its letters
+    bool add_special = true;    // bos / eos as the model's post-processor asks
+    bool parse_special = true;  // "<|im_start|>" in the text is the token, not its letters
   };
   virtual std::vector<TokenId> encode(std::string_view text, EncodeOptions options) const = 0;
   std::vector<TokenId> encode(std::string_view text) const { return encode(text, EncodeOptions()); }
 
   // The bytes of one token as they appear in running text (may be part of a character). Special tokens give
-  // their literal text when `special` is set and nothing otherwise. An id out of range throws Error{kBadInput}.
+  // their literal text when `special` is set and nothing otherwise. An id out of range throws
+  // Error{kBadInput}.
   virtual std::string token_bytes(TokenId id, bool special) const = 0;
-  // All of them, invalid UTF-8 replaced by U+FFFD as Hugging Face's decode does; a SentencePiece model drops the
-  // leading space its encoder added.
+  // All of them, invalid UTF-8 replaced by U+FFFD as Hugging Face's decode does; a SentencePiece model drops
+  // the leading space its encoder added.
   virtual std::string decode(std::span<const TokenId> ids, bool special) const = 0;
 
   virtual int32_t vocab_size() const = 0;
@@ -55,19 +57,23 @@ class Tokenizer {
   virtual std::optional<TokenId> bos() const = 0;
   // Ends of generation the tokenizer itself knows (eos, eot); generation_config may add more.
   virtual std::vector<TokenId> end_tokens() const = 0;
+  // Whether decode drops one space at the start, which the encoder had put there.
+  virtual bool strips_leading_space() const { return false; }
 };
 
-// Turns ids into text as they come, holding back the bytes of a character that is not complete yet.
+// Turns ids into text as they come, holding back the bytes of a character that is not complete yet. With
+// `continues`, the text goes on from text already shown, and a SentencePiece model's first space stays.
 class StreamingDetokenizer {
  public:
-  explicit StreamingDetokenizer(std::shared_ptr<const Tokenizer> tokenizer, bool special = false);
+  explicit StreamingDetokenizer(std::shared_ptr<const Tokenizer> tokenizer, bool special = false,
+                                bool continues = false);
   std::string push(TokenId id);  // valid UTF-8, possibly empty
   std::string finish();          // what was held back, invalid bytes replaced by U+FFFD
 
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;
   bool special_;
-  bool first_ = true;
+  bool strip_space_;  // the next byte, if it is a space, is the encoder's
   std::string pending_;
 };
 

@@ -1,0 +1,229 @@
+// Tokenizer::from_gguf: the tokenizer.ggml.* arrays. A "gpt2" model brings its merges; a "llama" model brings
+// scores, from which the merges are derived: any two symbols whose text joined is a piece merge, best score
+// first.
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "tokenizer/byte_bpe.h"
+#include "tokenizer/sentencepiece.h"
+#include "tokenizer/unicode.h"
+
+namespace millrace {
+namespace {
+
+// tokenizer.ggml.token_type
+constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
+// Longer pieces are no text; it bounds the work of finding a piece's halves.
+constexpr size_t kMaxPieceBytes = 1024;
+
+int32_t type_of(const GgufVocabulary& v, size_t id) { return v.types.empty() ? kNormal : v.types[id]; }
+
+void check_special(const GgufVocabulary& v, const std::string& source) {
+  const auto check = [&](const char* name, std::optional<TokenId> id) {
+    if (id && (*id < 0 || static_cast<size_t>(*id) >= v.tokens.size()))
+      throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.{}_token_id is {}, expected 0 to {}", source,
+                  name, *id, v.tokens.size() - 1);
+  };
+  check("bos", v.bos);
+  check("eos", v.eos);
+  check("eot", v.eot);
+  check("eom", v.eom);
+  check("unknown", v.unk);
+  check("padding", v.pad);
+}
+
+void check_arrays(const GgufVocabulary& v, const std::string& source) {
+  if (v.tokens.empty())
+    throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.tokens is empty, expected tokens", source);
+  if (v.tokens.size() > INT32_MAX / 2)
+    throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.tokens has {} items, expected at most {}", source,
+                v.tokens.size(), INT32_MAX / 2);
+  if (!v.types.empty() && v.types.size() != v.tokens.size())
+    throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.token_type has {} items, expected {} as in tokens",
+                source, v.types.size(), v.tokens.size());
+  for (size_t i = 0; i < v.types.size(); ++i)
+    if (v.types[i] < kNormal || v.types[i] > kByte)
+      throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.token_type[{}] is {}, expected {} to {}", source,
+                  i, v.types[i], kNormal, kByte);
+  check_special(v, source);
+}
+
+// Control, unknown and user-defined tokens are found in the text by their literal form.
+void add_special_tokens(const GgufVocabulary& v, TokenizerParts& parts) {
+  for (size_t id = 0; id < v.tokens.size(); ++id) {
+    const int32_t type = type_of(v, id);
+    if ((type != kControl && type != kUnknown && type != kUserDefined) || v.tokens[id].empty()) continue;
+    if (v.tokens[id].size() > AddedTokenMatcher::kMaxContentBytes)
+      throw_error(ErrorCode::kUnsupported,
+                  "{}: tokenizer.ggml.tokens[{}], a special token, has {} bytes, supported: {}", parts.source,
+                  id, v.tokens[id].size(), AddedTokenMatcher::kMaxContentBytes);
+    AddedToken token;
+    token.id = static_cast<uint32_t>(id);
+    token.content = v.tokens[id];
+    token.special = type != kUserDefined;
+    parts.added.push_back(std::move(token));
+  }
+}
+
+void add_ends(const GgufVocabulary& v, bool default_bos, TokenizerParts& parts) {
+  parts.bos = v.bos;
+  if (v.add_bos.value_or(default_bos) && v.bos) parts.prefix.push_back(*v.bos);
+  if (v.add_eos.value_or(false) && v.eos) parts.suffix.push_back(*v.eos);
+  for (const std::optional<TokenId> id : {v.eos, v.eot, v.eom})
+    if (id && std::find(parts.ends.begin(), parts.ends.end(), *id) == parts.ends.end())
+      parts.ends.push_back(*id);
+  add_known_end_tokens(parts);
+}
+
+size_t total_bytes(const GgufVocabulary& v) {
+  size_t n = 0;
+  for (const std::string_view token : v.tokens) n += token.size();
+  return n;
+}
+
+// Each half of "left right" is a byte-level token; a half may be a space-free text only.
+void add_merges(const GgufVocabulary& v, TokenizerParts& parts) {
+  parts.merges.reserve(v.merges.size());
+  std::string left, right, joined;
+  for (size_t i = 0; i < v.merges.size(); ++i) {
+    const std::string_view merge = v.merges[i];
+    const size_t space = merge.find(' ', 1);
+    if (space == std::string_view::npos || !decode_byte_characters(merge.substr(0, space), left) ||
+        !decode_byte_characters(merge.substr(space + 1), right))
+      throw_error(ErrorCode::kBadInput,
+                  "{}: tokenizer.ggml.merges[{}] is not two tokens with a space between", parts.source, i);
+    joined.assign(left).append(right);
+    const auto a = parts.tokens.find(left), b = parts.tokens.find(right), c = parts.tokens.find(joined);
+    if (!a || !b || !c)
+      throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.merges[{}]: {} is not in tokenizer.ggml.tokens",
+                  parts.source, i,
+                  !a   ? "its left half"
+                  : !b ? "its right half"
+                       : "what it makes");
+    parts.merges.add(*a, *b, static_cast<uint32_t>(i), *c);
+  }
+}
+
+std::shared_ptr<const Tokenizer> make_byte_level(const GgufVocabulary& v, const std::string& source) {
+  std::optional<std::vector<Scanner>> scanners = find_gguf_scanners(v.pre);
+  if (!scanners)
+    throw_error(
+        ErrorCode::kUnsupported,
+        "{}: tokenizer.ggml.pre is \"{}\", supported: gpt-2, gpt-4o, llama-bpe, qwen2, smollm, default",
+        source, printable(v.pre));
+  TokenizerParts parts;
+  parts.source = source;
+  parts.tokens.reserve(v.tokens.size(), total_bytes(v));
+  std::string bytes;
+  for (size_t id = 0; id < v.tokens.size(); ++id) {
+    const int32_t type = type_of(v, id);
+    const bool searchable = (type == kNormal || type == kByte) && decode_byte_characters(v.tokens[id], bytes);
+    // Of two tokens with the same text the first is the one that is found.
+    if (!searchable || !parts.tokens.add(static_cast<uint32_t>(id), bytes, true))
+      parts.tokens.add(static_cast<uint32_t>(id), searchable ? std::string_view(bytes) : v.tokens[id], false);
+  }
+  add_merges(v, parts);
+  add_special_tokens(v, parts);
+  const Scanner first = scanners->front();
+  const bool llama3 = first == scan_llama3;
+  parts.ignore_merges = llama3 || first == scan_o200k;
+  add_ends(v, llama3, parts);
+  ByteBpeOptions options;
+  options.nfc = first == scan_qwen2;  // the file does not say so, but the model was trained that way
+  options.scanners = std::move(*scanners);
+  options.add_prefix_space = v.add_space_prefix.value_or(false);
+  return std::make_shared<ByteBpe>(std::move(parts), std::move(options));
+}
+
+// Pieces that merging can make: SentencePiece keeps control, unknown and byte pieces apart.
+bool is_piece(int32_t type) { return type == kNormal || type == kUserDefined || type == kUnused; }
+
+// The symbol of one half of a piece: a piece, or a single character that gets a symbol of its own.
+std::optional<uint32_t> symbol_of(std::string_view text, const TokenTable& tokens, TokenTable& extra) {
+  if (const auto id = tokens.find(text)) return *id;
+  if (utf8_sequence_length(text) != text.size()) return std::nullopt;
+  const uint32_t base = static_cast<uint32_t>(tokens.size());
+  if (const auto id = extra.find(text)) return base + *id;
+  const uint32_t id = static_cast<uint32_t>(extra.size());
+  extra.add(id, text, true);
+  return base + id;
+}
+
+void derive_merges(const GgufVocabulary& v, TokenizerParts& parts, TokenTable& extra) {
+  std::vector<float> scores;
+  for (size_t id = 0; id < v.tokens.size(); ++id) {
+    if (std::isnan(v.scores[id]))
+      throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.scores[{}] is not a number", parts.source, id);
+    if (is_piece(type_of(v, id))) scores.push_back(v.scores[id]);
+  }
+  std::sort(scores.begin(), scores.end(), std::greater<>());
+  scores.erase(std::unique(scores.begin(), scores.end()), scores.end());
+  parts.merges.reserve(v.tokens.size() * 4);
+  for (size_t id = 0; id < v.tokens.size(); ++id) {
+    const std::string_view text = v.tokens[id];
+    // Where two tokens have the same text, only the one that is found is made.
+    if (!is_piece(type_of(v, id)) || parts.tokens.find(text) != static_cast<uint32_t>(id)) continue;
+    const auto place = std::lower_bound(scores.begin(), scores.end(), v.scores[id], std::greater<>());
+    const uint32_t rank = static_cast<uint32_t>(place - scores.begin());
+    for (size_t i = 0; i < text.size();) {
+      const size_t n = utf8_sequence_length(text.substr(i));
+      if (n == 0) break;  // not text: no input has its characters
+      i += n;
+      if (i >= text.size()) break;
+      const auto left = symbol_of(text.substr(0, i), parts.tokens, extra);
+      const auto right = symbol_of(text.substr(i), parts.tokens, extra);
+      if (left && right) parts.merges.add(*left, *right, rank, static_cast<uint32_t>(id));
+    }
+  }
+}
+
+void add_pieces(const GgufVocabulary& v, TokenizerParts& parts, SentencePieceOptions& options) {
+  options.byte_ids.fill(-1);
+  parts.tokens.reserve(v.tokens.size(), total_bytes(v));
+  for (size_t id = 0; id < v.tokens.size(); ++id) {
+    const std::string_view text = v.tokens[id];
+    const int32_t type = type_of(v, id);
+    if (text.size() > kMaxPieceBytes)
+      throw_error(ErrorCode::kUnsupported, "{}: tokenizer.ggml.tokens[{}] has {} bytes, supported: {}",
+                  parts.source, id, text.size(), kMaxPieceBytes);
+    if (!is_piece(type) || !parts.tokens.add(static_cast<uint32_t>(id), text, true))
+      parts.tokens.add(static_cast<uint32_t>(id), text, false);
+    if (type == kUnknown && !parts.unk) parts.unk = static_cast<uint32_t>(id);
+    const int byte = type == kByte || v.types.empty() ? byte_of_piece(text) : -1;
+    if (byte >= 0) options.byte_ids[static_cast<size_t>(byte)] = static_cast<int64_t>(id);
+  }
+}
+
+std::shared_ptr<const Tokenizer> make_sentencepiece(const GgufVocabulary& v, const std::string& source) {
+  if (v.scores.size() != v.tokens.size())
+    throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.scores has {} items, expected {} as in tokens",
+                source, v.scores.size(), v.tokens.size());
+  TokenizerParts parts;
+  parts.source = source;
+  parts.fuse_unk = true;
+  SentencePieceOptions options;
+  add_pieces(v, parts, options);
+  if (v.unk) parts.unk = static_cast<uint32_t>(*v.unk);
+  derive_merges(v, parts, options.extra_symbols);
+  add_special_tokens(v, parts);
+  add_ends(v, true, parts);
+  const bool prefix = v.add_space_prefix.value_or(true);
+  options.prefix = prefix ? SentencePieceOptions::Prefix::kAlways : SentencePieceOptions::Prefix::kNever;
+  options.strip_left = prefix ? 1 : 0;
+  return std::make_shared<SentencePiece>(std::move(parts), std::move(options));
+}
+
+}  // namespace
+
+std::shared_ptr<const Tokenizer> Tokenizer::from_gguf(const GgufVocabulary& vocabulary,
+                                                      const std::string& source) {
+  if (vocabulary.model != "gpt2" && vocabulary.model != "llama")
+    throw_error(ErrorCode::kUnsupported, "{}: tokenizer.ggml.model is \"{}\", supported: gpt2, llama", source,
+                printable(vocabulary.model));
+  check_arrays(vocabulary, source);
+  return vocabulary.model == "gpt2" ? make_byte_level(vocabulary, source)
+                                    : make_sentencepiece(vocabulary, source);
+}
+
+}  // namespace millrace
