@@ -1,6 +1,7 @@
 // unroll<n>(f): f(0), f(1) ... f(n - 1) with the index a constant. Compilers split an array of vectors into
 // registers before they unroll loops, so a tile whose loops are written plainly lives in memory.
 // Included first inside the anonymous namespace of every table.
+#pragma once
 
 template <int kValue>
 struct Index {

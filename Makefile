@@ -1,0 +1,76 @@
+# The commands of the project. Each installs what it needs by Debian package name, if it is missing.
+# CMakePresets.json has the builds; tools/run_tests.py has what `make test` runs.
+
+# What may be given to `make run`. $(value) keeps every character as typed; tools/run.sh reads the environment.
+PROMPT ?=
+MODEL ?=
+N ?= 200
+ARGS ?=
+export MILLRACE_PROMPT := $(value PROMPT)
+export MILLRACE_MODEL := $(value MODEL)
+export MILLRACE_N := $(value N)
+unexport PROMPT MODEL N
+
+FUZZ_SECONDS ?= 60
+NVCC ?= nvcc
+
+.DEFAULT_GOAL := help
+.PHONY: help run build test deps deps-test fuzz format lint asan tsan cross cuda clean
+
+help:
+	@echo 'make run      answer a prompt with SmolLM2-135M-Instruct (installs, builds and fetches what is missing)'
+	@echo '                PROMPT="Why is the sky blue?"  what to ask'
+	@echo '                MODEL=path/to/model.gguf       another model: a GGUF file or a Hugging Face directory'
+	@echo '                N=200                          at most so many tokens'
+	@echo '                ARGS="--temp 0.7 --seed 1"     more options; see build/release/millrace run --help'
+	@echo 'make build    build/release/millrace, the one binary'
+	@echo 'make test     every check: format, tests, clang-tidy, sanitizers, fuzz corpus, the other architecture'
+	@echo
+	@echo 'make fuzz     each fuzz target for a minute (FUZZ_SECONDS=60)'
+	@echo 'make format   rewrite the sources with clang-format'
+	@echo 'make lint     clang-format and clang-tidy only'
+	@echo 'make asan     tests under the address and undefined-behaviour sanitizers'
+	@echo 'make tsan     tests of the threads under the thread sanitizer'
+	@echo 'make cross    tests of the kernels on the other architecture (x86-64 or ARM) under qemu'
+	@echo 'make cuda     build/cuda/millrace, with the CUDA backend (needs nvcc)'
+	@echo 'make deps     install the packages a build needs'
+	@echo 'make clean    remove everything built; fetched models in build/models stay'
+
+deps:
+	@tools/install_deps.sh build
+
+deps-test:
+	@tools/install_deps.sh build test optional
+
+build: deps
+	@test -f build/release/build.ninja || cmake --preset release
+	@cmake --build --preset release
+
+run: build
+	@tools/run.sh $(ARGS)
+
+test: deps-test
+	@python3 tools/run_tests.py
+
+fuzz:
+	@tools/install_deps.sh build test fuzz
+	@python3 tools/run_tests.py --only fuzz --fuzz-seconds $(FUZZ_SECONDS)
+
+format:
+	@tools/install_deps.sh build test
+	@python3 tools/lint.py format --fix
+
+lint: deps-test
+	@python3 tools/run_tests.py --only format,tidy
+
+asan tsan cross: deps-test
+	@python3 tools/run_tests.py --only $@
+
+cuda: deps
+	@command -v $(NVCC) >/dev/null || { \
+	  echo 'make cuda: nvcc is not on the PATH; install the CUDA toolkit (12.4 or later), or use: make build' >&2; exit 2; }
+	@test -f build/cuda/build.ninja || cmake --preset cuda -DCMAKE_CUDA_COMPILER="$$(command -v $(NVCC))"
+	@cmake --build --preset cuda
+
+clean:
+	@if [ -d build ]; then find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} +; fi

@@ -1,0 +1,182 @@
+#include "sample/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "base/error.h"
+#include "sample/select.h"
+#include "sample/softmax.h"
+
+namespace millrace {
+namespace {
+
+void check_range(const char* name, double value, double low, bool low_included, double high) {
+  if ((low_included ? value >= low : value > low) && value <= high) return;  // NaN fails
+  throw_error(ErrorCode::kBadInput, "{} is {}, expected {} {} and at most {}", name, value,
+              low_included ? "at least" : "more than", low, high);
+}
+
+// SplitMix64's output function: a bijection whose consecutive inputs give independent-looking outputs, which
+// makes mix(seed, counter) a random stream that can be entered anywhere.
+uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+uint64_t fresh_seed() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+}  // namespace
+
+void validate(const SamplingParams& params, int32_t vocab) {
+  check_range("temperature", params.temperature, 0.0, true, 100.0);
+  check_range("top_k", params.top_k, 0, true, std::numeric_limits<int32_t>::max());
+  check_range("top_p", params.top_p, 0.0, false, 1.0);
+  check_range("min_p", params.min_p, 0.0, true, 1.0);
+  check_range("repetition_penalty", params.repetition_penalty, 0.0, false, 100.0);
+  check_range("presence_penalty", params.presence_penalty, -100.0, true, 100.0);
+  check_range("frequency_penalty", params.frequency_penalty, -100.0, true, 100.0);
+  if (params.logprobs) check_range("logprobs", *params.logprobs, 0, true, 1000);
+  for (const auto& [token, bias] : params.logit_bias) {
+    if (token < 0 || token >= vocab) {
+      throw_error(ErrorCode::kBadInput, "logit_bias names token {}, expected an id in [0, {})", token, vocab);
+    }
+    if (!std::isfinite(bias)) {
+      throw_error(ErrorCode::kBadInput, "logit_bias of token {} is {}, expected a finite number", token,
+                  bias);
+    }
+  }
+}
+
+Sampler::Sampler(const SamplingParams& params, int32_t vocab) : params_(params), vocab_(vocab) {
+  validate(params, vocab);
+  seed_ = params.seed ? *params.seed : fresh_seed();
+  generated_.assign(static_cast<size_t>(vocab), -1);
+}
+
+void Sampler::count(int32_t token, int32_t times_generated) {
+  int32_t& entry = generated_[static_cast<size_t>(token)];
+  if (entry < 0) {
+    entry = 0;
+    seen_.push_back(token);
+  }
+  entry += times_generated;
+}
+
+void Sampler::add_prompt(std::span<const int32_t> tokens) {
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= vocab_) {
+      throw_error(ErrorCode::kBadInput, "prompt holds token {}, expected an id in [0, {})", token, vocab_);
+    }
+    count(token, 0);
+  }
+}
+
+std::span<const float> Sampler::adjusted(std::span<const float> logits) {
+  const bool penalties = params_.repetition_penalty != 1.0f || params_.presence_penalty != 0.0f ||
+                         params_.frequency_penalty != 0.0f;
+  if (!penalties && params_.logit_bias.empty()) return logits;
+  logits_.assign(logits.begin(), logits.end());
+  if (penalties) {
+    for (const int32_t token : seen_) {
+      float& logit = logits_[static_cast<size_t>(token)];
+      const int32_t times = generated_[static_cast<size_t>(token)];
+      logit = logit > 0.0f ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
+      if (times > 0) {
+        logit -= params_.frequency_penalty * static_cast<float>(times);
+        logit -= params_.presence_penalty;
+      }
+    }
+  }
+  for (const auto& [token, bias] : params_.logit_bias) logits_[static_cast<size_t>(token)] += bias;
+  return logits_;
+}
+
+double Sampler::next_uniform() {
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
+  const uint64_t bits = mix(mix(seed_ + kGolden) + kGolden * ++draws_);
+  return static_cast<double>(bits >> 11) * 0x1p-53;  // [0, 1)
+}
+
+int32_t Sampler::draw(std::span<const float> logits) {
+  const int32_t top = argmax(logits);
+  if (top < 0) {
+    throw_error(ErrorCode::kBadInput,
+                "logits: none of {} is a number above -infinity: the model's output is damaged",
+                logits.size());
+  }
+  // Below 1e-6 the second likeliest would need a logit equal to six digits to ever be drawn: greedy.
+  if (params_.temperature < 1e-6f || params_.top_k == 1) return top;
+  softmax_weights(logits, logits[static_cast<size_t>(top)], 1.0f / params_.temperature, weights_);
+  ids_.clear();
+  if (params_.top_k > 0 && params_.top_k < vocab_) {
+    apply_cut(weights_, cut_to_count(weights_, params_.top_k));
+    compact();
+  }
+  if (params_.top_p < 1.0f) {
+    const double total = sum_in_order(weights_);
+    apply_cut(weights_, cut_to_mass(weights_, total, static_cast<double>(params_.top_p) * total));
+  }
+  if (params_.min_p > 0.0f) apply_cut(weights_, {params_.min_p, INT32_MAX});
+
+  const size_t picked = pick(next_uniform());
+  return ids_.empty() ? static_cast<int32_t>(picked) : ids_[picked];
+}
+
+void Sampler::compact() {
+  size_t kept = 0;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (weights_[i] == 0.0f) continue;
+    ids_.push_back(static_cast<int32_t>(i));
+    weights_[kept++] = weights_[i];
+  }
+  weights_.resize(kept);
+}
+
+size_t Sampler::pick(double uniform) {
+  // Inverse of the cumulative sum: over blocks first, then inside the one that holds the target.
+  constexpr size_t kBlock = 512;
+  const std::span<const float> weights = weights_;
+  block_sums_.clear();
+  for (size_t begin = 0; begin < weights.size(); begin += kBlock) {
+    block_sums_.push_back(sum_in_order(weights.subspan(begin, std::min(kBlock, weights.size() - begin))));
+  }
+  double total = 0.0;
+  for (const double sum : block_sums_) total += sum;
+  double left = uniform * total;
+  size_t block = 0;
+  while (block + 1 < block_sums_.size() && left >= block_sums_[block]) left -= block_sums_[block++];
+  size_t last = 0;  // where rounding leaves the target beyond the block: its last weight
+  for (size_t i = block * kBlock; i < std::min(weights.size(), (block + 1) * kBlock); ++i) {
+    if (weights[i] == 0.0f) continue;
+    last = i;
+    left -= static_cast<double>(weights[i]);
+    if (left < 0.0) break;
+  }
+  return last;
+}
+
+SampledToken Sampler::sample(std::span<const float> logits) {
+  if (logits.size() != static_cast<size_t>(vocab_)) {
+    throw_error(ErrorCode::kBadInput, "logits: {} values, expected the vocabulary's {}", logits.size(),
+                vocab_);
+  }
+  SampledToken result;
+  result.token = draw(adjusted(logits));
+  count(result.token, 1);
+  if (params_.logprobs) {
+    const double total = log_sum_exp(logits);
+    result.logprob = log_softmax_at(logits, result.token, total);
+    for (const auto& [id, logit] : largest_values(logits, *params_.logprobs)) {
+      result.top.emplace_back(id, log_softmax_at(logits, id, total));
+    }
+  }
+  return result;
+}
+
+}  // namespace millrace

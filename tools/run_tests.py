@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""Everything `make test` checks, in phases, and one closing line: N passed, N failed, N skipped.
+
+  tools/run_tests.py                        all phases
+  tools/run_tests.py --only format,dev      some of them
+  tools/run_tests.py --only fuzz --fuzz-seconds 60
+
+What this machine cannot do is skipped with a line that says why and what would change it. Status 1 when anything
+failed. Every ctest run counts its tests; a check without tests of its own (format, tidy) counts as one.
+"""
+
+import argparse
+import fnmatch
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+JOBS = str(os.cpu_count() or 2)
+
+# What runs a second time under the sanitizers: everything that reads input, and everything small.
+ASAN_TARGETS = ("base_test", "tensor_test", "quant_test", "io_test", "tokenizer_test", "kv_test", "sched_test",
+                "sample_test", "backend_*test", "model_test", "engine_test", "integration_test", "*_replay", "millrace")
+# ... without what compares with files that were fetched or computes for long: dev runs those.
+ASAN_FILTER = "-*SmolLm2*:*Smollm2*:*SmolLM2*:*Perplexity*:*Linear*:*Speed*:*TenThousand*:*Slow*"
+TSAN_TARGETS = ("base_test",)
+TSAN_FILTER = "*ThreadPool*"
+# What depends on the instruction set, run under qemu on the other architecture.
+CROSS_TARGETS = ("base_test", "tensor_test", "quant_test", "backend_*test", "integration_test")
+CROSS_FILTER = ASAN_FILTER + ":*Cli*:*CommandLine*:*BadInput*"
+FETCHERS = (("fetch_model.py", "smollm2"), ("fetch_tokenizers.py",), ("fetch_templates.py",))
+
+
+class Result:
+    def __init__(self, passed=0, failed=0, skipped=0):
+        self.passed, self.failed, self.skipped = passed, failed, skipped
+
+    def __iadd__(self, other):
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+        return self
+
+    def __str__(self):
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+PASSED, FAILED, SKIPPED = Result(passed=1), Result(failed=1), Result(skipped=1)
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def run(command, **options):
+    return subprocess.run([str(part) for part in command], cwd=ROOT, **options).returncode
+
+
+def skip(what, why, remedy):
+    say(f"SKIPPED: {what} because {why}; {remedy}")
+    return SKIPPED
+
+
+def configure(preset):
+    """Only once: ninja itself configures again when a CMake file or the list of sources changes."""
+    if (BUILD / preset / "build.ninja").is_file():
+        return True
+    return run(["cmake", "--preset", preset], stdout=subprocess.DEVNULL) == 0
+
+
+def build(preset, targets=()):
+    """Builds what matches the patterns in `targets` (all when there are none); False when that fails."""
+    if not configure(preset):
+        say(f"configuring {preset} failed")
+        return False
+    if targets:
+        # Before asking what there is: the list of sources may have changed.
+        if run(["ninja", "-C", BUILD / preset, "build.ninja"], stdout=subprocess.DEVNULL) != 0:
+            return False
+        listing = subprocess.run(["ninja", "-C", str(BUILD / preset), "-t", "targets", "all"], capture_output=True,
+                                 text=True).stdout
+        known = set(re.findall(r"^([\w.-]+): phony$", listing, re.MULTILINE))
+        targets = sorted({name for pattern in targets for name in fnmatch.filter(known, pattern)})
+        if not targets:
+            return True
+    return run(["cmake", "--build", BUILD / preset, "--", "-k", "20", *targets]) == 0
+
+
+def ctest(preset, prefix=(), built=None, **environment):
+    """Runs the tests; `built`: patterns of the programs that were built, where not all were."""
+    report = BUILD / preset / "junit.xml"
+    report.unlink(missing_ok=True)
+    command = [*prefix, "ctest", "--test-dir", BUILD / preset, "-j", JOBS, "--output-on-failure", "--no-tests=ignore",
+               "--output-junit", report]
+    if built:
+        # fuzz_replay_NAME is the test of the program NAME_replay.
+        names = [pattern.replace("*_replay", "fuzz_replay_*").replace("*", ".*") for pattern in built]
+        command += ["-R", "^(" + "|".join(names) + ")$"]
+    status = run(command, env={**os.environ, **environment})
+    if not report.is_file():
+        return FAILED
+    # Not an XML parser: what a failing test printed may be no XML.
+    text = report.read_text(encoding="utf-8", errors="replace")
+    states = re.findall(r'<testcase name="[^"]*" classname="[^"]*" time="[^"]*" status="(\w+)"', text)
+    result = Result(passed=states.count("run"), failed=states.count("fail"))
+    result.skipped = len(states) - result.passed - result.failed
+    if status != 0 and result.failed == 0:
+        result += FAILED
+    return result
+
+
+def lint(check):
+    status = run([sys.executable, "tools/lint.py", check])
+    if status == 3:
+        return skip(check, f"clang-{check}-14 is not installed", f"install it: apt-get install clang-{check}-14")
+    return PASSED if status == 0 else FAILED
+
+
+def run_format(_):
+    return lint("format")
+
+
+def run_tidy(_):
+    if not build("dev"):
+        return FAILED
+    return lint("tidy")
+
+
+def run_dev(_):
+    for script, *arguments in FETCHERS:
+        if (ROOT / "tools" / script).is_file() and run([sys.executable, f"tools/{script}", *arguments],
+                                                       stdout=subprocess.DEVNULL) != 0:
+            say(f"tools/{script} could not fetch everything: the tests that want it will skip and say so")
+    if not build("dev"):
+        return FAILED
+    return ctest("dev")
+
+
+def runs_here(compiler, flags, prefix=()):
+    """Whether a program built with these flags starts on this machine at all."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.cpp"
+        source.write_text("#include <thread>\nint main() { std::thread([] {}).join(); }\n")
+        built = subprocess.run([compiler, *flags, "-o", f"{folder}/probe", str(source)], capture_output=True)
+        if built.returncode != 0:
+            return False
+        return subprocess.run([*prefix, f"{folder}/probe"], capture_output=True).returncode == 0
+
+
+def run_asan(_):
+    if shutil.which("clang++-14") is None:
+        return skip("the address sanitizer", "clang++-14 is not installed",
+                    "install it: apt-get install clang-14 libclang-rt-14-dev")
+    if not runs_here("clang++-14", ["-fsanitize=address,undefined"]):
+        return skip("the address sanitizer", "a program built with it does not start here", "try another kernel")
+    if not build("asan", ASAN_TARGETS):
+        return FAILED
+    return ctest("asan", built=ASAN_TARGETS, GTEST_FILTER=ASAN_FILTER, UBSAN_OPTIONS="print_stacktrace=1")
+
+
+def run_tsan(_):
+    # g++ 12's runtime refuses some kernels' address space layouts; without randomization it takes them.
+    for prefix in ((), ("setarch", "-R")):
+        if runs_here("g++", ["-fsanitize=thread"], prefix):
+            break
+    else:
+        return skip("the thread sanitizer", "a program built with it does not start here",
+                    "try sysctl vm.mmap_rnd_bits=28")
+    if not build("tsan", TSAN_TARGETS):
+        return FAILED
+    return ctest("tsan", prefix, TSAN_TARGETS, GTEST_FILTER=TSAN_FILTER)
+
+
+def run_fuzz(arguments):
+    if not (ROOT / "tests" / "fuzz" / "CMakeLists.txt").is_file():
+        return skip("fuzzing", "there is no tests/fuzz", "write a target")
+    if shutil.which("clang++-14") is None:
+        return skip("fuzzing", "clang++-14 is not installed", "install it: apt-get install clang-14 libclang-rt-14-dev")
+    if not build("fuzz", ("*_fuzz", "fuzz_*")):
+        return FAILED
+    result = Result()
+    programs = sorted(path for path in (BUILD / "fuzz" / "tests" / "fuzz").iterdir()
+                      if path.is_file() and os.access(path, os.X_OK))
+    for program in programs:
+        result += fuzz_one(program, arguments.fuzz_seconds)
+    return result if programs else FAILED
+
+
+def fuzz_one(program, seconds):
+    """The kept corpus, then new inputs for some seconds; what is found new stays in build/fuzz/found."""
+    name = re.sub(r"^fuzz_|_fuzz$|_fuzzer$", "", program.name)
+    kept = [path for path in (ROOT / "tests" / "fuzz" / "corpus" / name, ROOT / "tests" / "fuzz" / name)
+            if path.is_dir()]
+    found = BUILD / "fuzz" / "found" / name
+    found.mkdir(parents=True, exist_ok=True)
+    say(f"{program.name}: {sum(1 for folder in kept for _ in folder.iterdir())} kept inputs, then {seconds} s of new ones")
+    # A file of a few hundred KB justifies no gigabyte: the limit on one allocation is part of the check.
+    command = [program, f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=2048", "-malloc_limit_mb=512",
+               "-print_final_stats=1", "-verbosity=0", f"-artifact_prefix={BUILD / 'fuzz'}/{name}-crash-", found, *kept]
+    log = subprocess.run([str(part) for part in command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         text=True, errors="replace")
+    if log.returncode != 0:
+        say(log.stdout[-6000:])
+        say(f"{program.name}: FAILED; the input is kept as build/fuzz/{name}-crash-*")
+        return FAILED
+    runs = re.search(r"stat::number_of_executed_units:\s*(\d+)", log.stdout)
+    say(f"{program.name}: {runs.group(1) if runs else 'no'} inputs, none crashed, leaked or asked for too much memory")
+    return PASSED
+
+
+def run_cross(_):
+    other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
+    missing = [package for tool, package in
+               ((f"{other}-linux-gnu-g++", f"g++-{other.replace('_', '-')}-linux-gnu"), (f"qemu-{other}", "qemu-user"))
+               if shutil.which(tool) is None]
+    if not Path("/usr/src/googletest").is_dir():
+        missing.append("googletest")
+    if missing:
+        return skip(f"the {other} build under qemu", f"{' and '.join(missing)} is not installed",
+                    f"install it: apt-get install {' '.join(missing)}")
+    preset = f"cross-{other}"
+    if not build(preset, CROSS_TARGETS):
+        return FAILED
+    return ctest(preset, built=CROSS_TARGETS, GTEST_FILTER=CROSS_FILTER)
+
+
+PHASES = {"format": run_format, "dev": run_dev, "tidy": run_tidy, "asan": run_asan, "tsan": run_tsan,
+          "fuzz": run_fuzz, "cross": run_cross}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(PHASES), help="phases, separated by commas")
+    parser.add_argument("--fuzz-seconds", type=int, default=5, help="per fuzz target")
+    arguments = parser.parse_args()
+    names = arguments.only.split(",")
+    if unknown := [name for name in names if name not in PHASES]:
+        parser.error(f"no phase {unknown[0]}, expected some of {', '.join(PHASES)}")
+    total, rows = Result(), []
+    for name in names:
+        say(f"== {name}")
+        start = time.monotonic()
+        result = PHASES[name](arguments)
+        total += result
+        rows.append(f"{name:8} {time.monotonic() - start:6.0f} s   {result}")
+        if name == "dev" and result.failed and not (BUILD / "dev" / "junit.xml").is_file():
+            say("the build failed: the other phases would only fail again")
+            break
+    say("\n" + "\n".join(rows))
+    say(str(total))
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
