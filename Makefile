@@ -11,6 +11,10 @@ export MILLRACE_MODEL := $(value MODEL)
 export MILLRACE_N := $(value N)
 unexport PROMPT MODEL N
 
+# Objects are found again in any clone: paths count from its root.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+
 FUZZ_SECONDS ?= 60
 NVCC ?= nvcc
 

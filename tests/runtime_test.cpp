@@ -16,6 +16,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
+RuntimeOptions on(const std::string& device, int32_t context = 0) {
+  RuntimeOptions options;
+  options.device = device;
+  options.threads = 2;
+  options.context = context;
+  return options;
+}
+
 std::string error_of(const std::function<void()>& body) {
   try {
     body();
@@ -48,7 +56,7 @@ TEST_P(Device, NanScaleIsNamed) {
   for (const std::string tensor : {"blk.0.attn_q.weight", "blk.1.attn_output.weight"}) {
     const std::string path = with_nan_scale(source, tensor);
     const std::string error = error_of([&] {
-      const auto runtime = Runtime::open(path, {.device = GetParam(), .threads = 2});
+      const auto runtime = Runtime::open(path, on(GetParam()));
       Sequence sequence = runtime->make_sequence();
       const std::vector<int32_t> tokens = {1, 2, 3, 4};
       runtime->prefill(sequence, tokens);
@@ -61,8 +69,7 @@ TEST_P(Device, NanScaleIsNamed) {
 }
 
 TEST_P(Device, PromptLongerThanTheContextIsRefusedBeforeAnyWork) {
-  const auto runtime =
-      Runtime::open("tests/golden/models/llama2/hf", {.device = GetParam(), .threads = 1, .context = 20});
+  const auto runtime = Runtime::open("tests/golden/models/llama2/hf", on(GetParam(), 20));
   Sequence sequence = runtime->make_sequence();
   const std::vector<int32_t> tokens(21, 1);
   const std::string error = error_of([&] { runtime->prefill(sequence, tokens); });
@@ -74,7 +81,7 @@ TEST_P(Device, PromptLongerThanTheContextIsRefusedBeforeAnyWork) {
 }
 
 TEST_P(Device, TokensOutsideTheVocabularyAreRefused) {
-  const auto runtime = Runtime::open("tests/golden/models/llama2/hf", {.device = GetParam(), .threads = 1});
+  const auto runtime = Runtime::open("tests/golden/models/llama2/hf", on(GetParam()));
   Sequence sequence = runtime->make_sequence();
   for (const int32_t bad : {-1, runtime->config().vocab, INT32_MAX}) {
     const std::string error = error_of([&] { runtime->prefill(sequence, std::span(&bad, 1)); });
@@ -86,9 +93,13 @@ INSTANTIATE_TEST_SUITE_P(Devices, Device, testing::Values("reference", "cpu"));
 
 TEST(Runtime, UnknownDeviceAndKvTypeNameTheChoices) {
   const std::string path = "tests/golden/models/llama2/hf";
-  EXPECT_NE(error_of([&] { Runtime::open(path, {.device = "tpu"}); }).find("cpu, reference or cuda"),
+  EXPECT_NE(error_of([&] { Runtime::open(path, on("tpu")); }).find("cpu, reference or cuda"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { Runtime::open(path, {.device = "cpu", .kv_type = DType::kQ4_K}); }).find("q4_k"),
+  EXPECT_NE(error_of([&] {
+              RuntimeOptions options = on("cpu");
+              options.kv_type = DType::kQ4_K;
+              Runtime::open(path, options);
+            }).find("q4_k"),
             std::string::npos);
 }
 
@@ -97,7 +108,7 @@ TEST(Runtime, MissingTokenizerIsAnErrorOnlyWhereOneIsNeeded) {
   fs::remove_all(copy);
   fs::copy("tests/golden/models/llama2/hf", copy);
   fs::remove(copy / "tokenizer.json");
-  const auto runtime = Runtime::open(copy.string(), {.device = "cpu", .threads = 1});
+  const auto runtime = Runtime::open(copy.string(), on("cpu"));
   Sequence sequence = runtime->make_sequence();
   const std::vector<int32_t> tokens = {1, 2, 3};
   EXPECT_EQ(runtime->prefill(sequence, tokens).size(), static_cast<size_t>(runtime->config().vocab));
@@ -109,7 +120,7 @@ TEST(MemoryPlan, CountsWhatIsThere) {
   const io::Checkpoint checkpoint = io::Checkpoint::open("tests/golden/models/gpt-oss-w32/model.gguf");
   const ModelConfig config = read_config(checkpoint);
   const auto backend = make_backend("cpu", {.threads = 1});
-  const RuntimeOptions options = {.threads = 1, .context = 4096};
+  const RuntimeOptions options = on("cpu", 4096);
   const MemoryPlan plan = plan_memory(checkpoint, config, *backend, options);
   ASSERT_EQ(plan.groups.size(), 2u);
   EXPECT_EQ(plan.groups[0].window, 32);

@@ -1,13 +1,20 @@
-// ChatTemplate: the Jinja that model files carry, parsed once and rendered as jinja2 would (with Hugging Face's
-// settings: trim_blocks, lstrip_blocks, loop controls, tojson, raise_exception, strftime_now).
+// ChatTemplate: the Jinja that model files carry, parsed once and rendered as jinja2 would (with Hugging
+// Face's settings: trim_blocks, lstrip_blocks, loop controls, tojson, raise_exception, strftime_now).
 #pragma once
 
+#include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace millrace {
+
+struct RenderOptions {
+  std::optional<std::time_t>
+      now;  // what strftime_now() takes for the time, shown in local time; else the clock
+};
 
 class ChatTemplate {
  public:
@@ -18,9 +25,11 @@ class ChatTemplate {
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
 
-  // `variables` is an object: messages, tools, add_generation_prompt, bos_token, eos_token, ... Key order matters
-  // (tojson prints it), hence ordered_json. raise_exception() in the template becomes Error{kBadInput}.
-  std::string render(const nlohmann::ordered_json& variables) const;
+  // `variables` is an object: messages, tools, add_generation_prompt, bos_token, eos_token, ... Key order
+  // matters (tojson prints it), hence ordered_json. raise_exception() in the template becomes
+  // Error{kBadInput}. What it may use is bounded (steps, bytes, depth): a runaway template is an Error too.
+  // Safe to call from several threads at once.
+  std::string render(const nlohmann::ordered_json& variables, const RenderOptions& options = {}) const;
 
  private:
   struct Program;

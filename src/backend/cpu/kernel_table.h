@@ -19,9 +19,9 @@
 //
 // How wider units fit in. An entry of `matmul` owns its tile: i8mm (smmla: 2 x 2 outputs per instruction),
 // AVX-512 VNNI (16 outputs of one column of 16 rows) and AMX (16 x 16 outputs per tile) implement the same
-// signature with bigger tiles, and `quantize` may lay the panel out as they like: callers only size it with
-// panel_row_bytes and pass it on. BF16 units (bfdot, AMX-BF16) round and order their sums differently: they
-// are a named option, not a table entry, unless they keep the rule above.
+// signature with bigger tiles. ActivationBlock is what they read today; a table that wants its panel packed
+// otherwise brings its own `quantize`, for callers only size and pass it on. BF16 units (bfdot, AMX-BF16)
+// round and order their sums differently: a named option, not a table entry, unless they keep the rule above.
 #pragma once
 
 #include <cstddef>
