@@ -1,0 +1,264 @@
+// millrace bench: speed, and how much of the machine it uses: decoding reads every weight once per token, so
+// its limit is the read bandwidth, measured here in the same run with the same threads.
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <memory>
+
+#include "base/error.h"
+#include "commands.h"
+#include "interrupt.h"
+#include "options.h"
+#include "output.h"
+#include "progress.h"
+#include "prompt.h"
+#include "sample/softmax.h"
+
+namespace millrace::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct BenchOptions {
+  ModelOptions model;
+  int32_t prompt = 512, generate = 128, depth = 0, repeat = 3;
+  bool json = false;
+};
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  millrace bench model.gguf\n"
+    "  millrace bench model.gguf -p 2048 -n 64 --depth 8192 --json\n"
+    "  MILLRACE_ISA=scalar millrace bench model.gguf -p 64 -n 16 --repeat 1\n"
+    "Each repeat reads -p tokens, and decodes -n tokens one by one, both after --depth tokens that are not "
+    "timed;\n"
+    "figures are medians. bytes_per_token is what one decoded token reads of the weights, read_gb_s the best "
+    "speed\n"
+    "at which the same threads read plain memory, decode_bandwidth_fraction their use by decoding. "
+    "first_token_s is\n"
+    "the first prompt's time to its first token, with the model just loaded; load_s comes before it.";
+
+struct Samples {
+  std::vector<double> values;
+  double median() const {
+    std::vector<double> sorted = values;
+    std::sort(sorted.begin(), sorted.end());
+    const size_t n = sorted.size();
+    return n == 0 ? 0.0 : n % 2 == 1 ? sorted[n / 2] : 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]);
+  }
+  double low() const { return values.empty() ? 0.0 : *std::min_element(values.begin(), values.end()); }
+  double high() const { return values.empty() ? 0.0 : *std::max_element(values.begin(), values.end()); }
+};
+
+struct BenchResult {
+  Samples prefill, decode;  // tok/s
+  double load_s = 0.0, first_token_s = 0.0, read_gb_s = 0.0;
+  size_t bytes_per_token = 0, peak_rss_bytes = 0, anonymous_bytes = 0;
+  double fraction() const {
+    return read_gb_s > 0 ? decode.median() * static_cast<double>(bytes_per_token) / (read_gb_s * 1e9) : 0.0;
+  }
+};
+
+// A line of /proc/self/status in bytes; 0 where the system has none.
+size_t status_bytes(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  size_t kib = 0;
+  while (status >> word) {
+    if (word == key + ":" && status >> kib) return kib * 1024;
+  }
+  return 0;
+}
+
+// Sums the words so that they must be read; eight chains keep enough loads in flight.
+uint64_t sum_words(const uint64_t* words, int64_t count) {
+  uint64_t sums[8] = {};
+  for (int64_t i = 0; i < count; i += 8) {
+    for (int j = 0; j < 8; ++j) sums[j] += words[i + j];
+  }
+  uint64_t sum = 0;
+  for (const uint64_t s : sums) sum += s;
+  return sum;
+}
+
+// Read bandwidth of the backend's threads over memory far larger than any cache; the best of several passes,
+// as every disturbance only slows one down. In GB/s (1e9).
+double measure_read_gb_s(Backend& backend) {
+  constexpr size_t kBytes = size_t{512} << 20, kPiece = size_t{1} << 20;
+  constexpr int kPasses = 8;
+  void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED)
+    throw_error(ErrorCode::kNoMemory, "bandwidth buffer: cannot map {} bytes", kBytes);
+  const std::shared_ptr<void> owner(memory, [](void* m) { ::munmap(m, kBytes); });
+  ::madvise(memory, kBytes, MADV_HUGEPAGE);
+  uint64_t* words = static_cast<uint64_t*>(memory);
+  constexpr int64_t kPieces = kBytes / kPiece, kWords = kPiece / sizeof(uint64_t);
+  backend.parallel(kPieces, [&](int64_t begin, int64_t end) {
+    std::fill(words + begin * kWords, words + end * kWords, uint64_t{1});
+  });
+  std::atomic<uint64_t> total{0};
+  double best = 0.0;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    throw_if_interrupted();
+    const Clock::time_point start = Clock::now();
+    backend.parallel(kPieces, [&](int64_t begin, int64_t end) {
+      total += sum_words(words + begin * kWords, (end - begin) * kWords);
+    });
+    best = std::max(best, static_cast<double>(kBytes) / seconds_since(start));
+  }
+  if (total != kPasses * (kBytes / sizeof(uint64_t))) {
+    throw_error(ErrorCode::kDevice, "bandwidth buffer: words sum to {}, expected {}", total.load(),
+                kPasses * (kBytes / sizeof(uint64_t)));
+  }
+  return best * 1e-9;
+}
+
+// Any tokens will do; these spread over the vocabulary so that embedding rows and experts vary.
+std::vector<int32_t> some_tokens(int32_t count, int32_t vocab) {
+  std::vector<int32_t> tokens;
+  uint32_t state = 12345;
+  for (int32_t i = 0; i < count; ++i) {
+    state = state * 1664525u + 1013904223u;
+    tokens.push_back(
+        static_cast<int32_t>((static_cast<uint64_t>(state) * static_cast<uint64_t>(vocab)) >> 32));
+  }
+  return tokens;
+}
+
+// A sequence that holds `depth` tokens.
+Sequence sequence_at(Runtime& runtime, int32_t depth, Progress& progress) {
+  Sequence sequence = runtime.make_sequence();
+  const std::vector<int32_t> tokens = some_tokens(depth, runtime.config().vocab);
+  const size_t step = static_cast<size_t>(runtime.spec().max_tokens);
+  for (size_t done = 0; done < tokens.size(); done += step) {
+    progress.update(done, tokens.size());
+    runtime.prefill(sequence, std::span(tokens).subspan(done, std::min(step, tokens.size() - done)));
+  }
+  return sequence;
+}
+
+void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result) {
+  Progress progress("bench", false);
+  const int32_t vocab = runtime.config().vocab;
+  const std::vector<int32_t> prompt = some_tokens(options.prompt, vocab);
+  {
+    Sequence sequence = sequence_at(runtime, options.depth, progress);
+    const Clock::time_point start = Clock::now();
+    const int32_t token = argmax(runtime.prefill(sequence, prompt));
+    const double seconds = seconds_since(start);
+    if (token < 0) throw_error(ErrorCode::kBadInput, "logits: none is a number above -infinity");
+    if (result.prefill.values.empty()) result.first_token_s = seconds;
+    result.prefill.values.push_back(static_cast<double>(prompt.size()) / seconds);
+  }
+  throw_if_interrupted();
+  Sequence sequence = sequence_at(runtime, options.depth, progress);
+  int32_t token = prompt[0];
+  const Clock::time_point start = Clock::now();
+  for (int32_t i = 0; i < options.generate; ++i) {
+    const StepInput input{&sequence, {&token, 1}, StepInput::Want::kLast};
+    const int32_t next = argmax(runtime.step({&input, 1}));
+    token = std::max(next, 0);
+    progress.update(static_cast<size_t>(i), static_cast<size_t>(options.generate));
+  }
+  result.decode.values.push_back(options.generate / seconds_since(start));
+}
+
+nlohmann::ordered_json to_json(const BenchOptions& options, Runtime& runtime, const BenchResult& result) {
+  return {{"decode_tok_s", result.decode.median()},
+          {"prefill_tok_s", result.prefill.median()},
+          {"bytes_per_token", result.bytes_per_token},
+          {"read_gb_s", result.read_gb_s},
+          {"decode_bandwidth_fraction", result.fraction()},
+          {"load_s", result.load_s},
+          {"first_token_s", result.first_token_s},
+          {"peak_rss_bytes", result.peak_rss_bytes},
+          {"anonymous_bytes", result.anonymous_bytes},
+          {"isa", runtime.backend().isa()},
+          {"threads", runtime.backend().threads()},
+          {"device", runtime.backend().name()},
+          {"model", valid_utf8(runtime.checkpoint().path())},
+          {"architecture", runtime.config().architecture},
+          {"prompt_tokens", options.prompt},
+          {"decode_tokens", options.generate},
+          {"depth", options.depth},
+          {"repeat", options.repeat},
+          {"decode_tok_s_range", {result.decode.low(), result.decode.high()}},
+          {"prefill_tok_s_range", {result.prefill.low(), result.prefill.high()}}};
+}
+
+std::string to_text(const BenchOptions& options, Runtime& runtime, const BenchResult& result) {
+  std::string out = fmt::format("{}\n{} on {}\n", runtime.checkpoint().path(), runtime.config().architecture,
+                                runtime.backend().description());
+  const auto line = [&](const std::string& label, const std::string& value) {
+    out += fmt::format("  {:<36} {}\n", label, value);
+  };
+  const auto speed = [](const Samples& s) {
+    return fmt::format("{:.2f} tok/s  (median; {:.2f} to {:.2f})", s.median(), s.low(), s.high());
+  };
+  const std::string at = options.depth > 0 ? fmt::format(" at depth {}", options.depth) : "";
+  line(fmt::format("prefill of {}{}", options.prompt, at), speed(result.prefill));
+  line(fmt::format("decode of {}{}", options.generate, at), speed(result.decode));
+  line("weights read per token", human_bytes(result.bytes_per_token));
+  line("read bandwidth, same threads", fmt::format("{:.1f} GB/s", result.read_gb_s));
+  line("of which decoding uses", fmt::format("{:.1f}%", 100.0 * result.fraction()));
+  line("load", fmt::format("{:.3f} s", result.load_s));
+  line("first token", fmt::format("{:.3f} s", result.first_token_s));
+  line("peak memory", fmt::format("{}, {} of it not file pages", human_bytes(result.peak_rss_bytes),
+                                  human_bytes(result.anonymous_bytes)));
+  return out;
+}
+
+int bench(const BenchOptions& options) {
+  BenchResult result;
+  const Clock::time_point start = Clock::now();
+  const int32_t needed = options.depth + std::max(options.prompt, options.generate);
+  const std::unique_ptr<Runtime> runtime = open_runtime(options.model, [&](RuntimeOptions& runtime_options) {
+    if (runtime_options.context == 0) runtime_options.context = needed;
+  });
+  result.load_s = seconds_since(start);
+  if (runtime->context() < needed) {
+    throw_error(ErrorCode::kBadInput,
+                "--ctx is {}, expected at least {} for --depth {} and the longer of -p {} and -n {}",
+                runtime->context(), needed, options.depth, options.prompt, options.generate);
+  }
+  for (int32_t i = 0; i < options.repeat; ++i) run_once(*runtime, options, result);
+  result.bytes_per_token = runtime->model().bytes_per_token();
+  // Before the bandwidth buffer comes into it.
+  result.peak_rss_bytes = status_bytes("VmHWM");
+  result.anonymous_bytes = status_bytes("RssAnon");
+  result.read_gb_s = measure_read_gb_s(runtime->backend());
+  if (options.json) {
+    write_json(to_json(options, *runtime, result));
+  } else {
+    write_stdout(to_text(options, *runtime, result));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("bench", "speed, bandwidth and memory");
+  auto options = std::make_shared<BenchOptions>();
+  add_model_path(*command, options->model);
+  const auto add = [&](const char* name, int32_t& value, int32_t least, const char* help) {
+    command->add_option(name, value, help)->check(CLI::Range(least, 1 << 24))->capture_default_str();
+  };
+  add("-p,--prompt-tokens", options->prompt, 1, "tokens of the prompt");
+  add("-n,--decode-tokens", options->generate, 1, "tokens to decode");
+  add("--depth", options->depth, 0, "tokens of context already there");
+  add("--repeat", options->repeat, 1, "runs; medians are reported");
+  command->add_flag("--json", options->json, "one JSON object");
+  add_device_options(*command, options->model);
+  command->footer(kFooter);
+  command->callback([options, &action] { action = [options] { return bench(*options); }; });
+}
+
+}  // namespace millrace::cli

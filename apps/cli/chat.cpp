@@ -1,0 +1,249 @@
+// millrace chat: a conversation at the terminal. The KV cache is kept from turn to turn: the history is
+// rendered anew each time, and where it extends what the cache already holds only the new tokens are fed.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "base/error.h"
+#include "base/mapped_file.h"
+#include "channel_filter.h"
+#include "commands.h"
+#include "engine/generate.h"
+#include "interrupt.h"
+#include "line_editor.h"
+#include "options.h"
+#include "output.h"
+#include "progress.h"
+#include "prompt.h"
+
+namespace millrace::cli {
+namespace {
+
+struct ChatOptions {
+  ModelOptions model;
+  SamplingOptions sampling;
+  std::string system;
+  int32_t max_tokens = 0;
+};
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  millrace chat model.gguf\n"
+    "  millrace chat model.gguf --system \"You answer in rhyme.\" --temp 0.9\n"
+    "  printf 'What is 2+2?\\nAnd times 3?\\n' | millrace chat model.gguf\n"
+    "In the chat, Ctrl-C stops the answer, Ctrl-D ends the program, the arrows walk through earlier lines "
+    "(kept in\n"
+    "$XDG_STATE_HOME/millrace/history), and /help lists the commands.";
+
+constexpr const char* kHelp =
+    "  /reset          forget the conversation (the system message stays)\n"
+    "  /system TEXT    set the system message and forget the conversation; no TEXT: none\n"
+    "  /save FILE      write the conversation as JSON\n"
+    "  /help           this list\n"
+    "  /quit           end; so does Ctrl-D\n"
+    "A line that ends in \\ goes on in the next; \"\"\" begins and ends a text of several lines.\n";
+
+std::string history_path() {
+  if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && state[0] == '/') {
+    return std::string(state) + "/millrace/history";
+  }
+  const char* home = std::getenv("HOME");
+  return home == nullptr || home[0] == '\0' ? "" : std::string(home) + "/.local/state/millrace/history";
+}
+
+// What a person says in one go: a line, lines joined by trailing backslashes, or a text between """.
+std::optional<std::string> read_message(LineEditor& editor, const std::string& prompt) {
+  constexpr std::string_view kFence = "\"\"\"";
+  const std::string more = prompt.empty() ? "" : ". ";
+  std::optional<std::string> line = editor.read(prompt);
+  if (!line || interrupt_flag()) return line;
+  std::string text = *line;
+  if (text.starts_with(kFence)) {
+    text.erase(0, kFence.size());
+    while (!text.ends_with(kFence)) {
+      if (!(line = editor.read(more)) || interrupt_flag()) return line;
+      text += (text.empty() ? "" : "\n") + *line;
+    }
+    text.resize(text.size() - kFence.size());
+    if (text.ends_with('\n')) text.pop_back();
+  } else {
+    while (text.ends_with('\\')) {
+      text.back() = '\n';
+      if (!(line = editor.read(more)) || interrupt_flag()) return line;
+      text += *line;
+    }
+  }
+  editor.remember(text.find('\n') == std::string::npos ? text : std::string());
+  return text;
+}
+
+class Chat {
+ public:
+  Chat(Runtime& runtime, const ChatOptions& options)
+      : runtime_(runtime), system_(options.system), sequence_(runtime.make_sequence()) {
+    generate_options_.sampling = sampling_params(options.sampling);
+    generate_options_.max_tokens = options.max_tokens;
+    generate_options_.cancel = &interrupt_flag();
+    validate(generate_options_.sampling, runtime.config().vocab);
+    reset();
+  }
+
+  void reset() {
+    messages_ = Messages::array();
+    if (!system_.empty()) add_message(messages_, "system", system_);
+  }
+
+  // False: the person wants to leave.
+  bool command(const std::string& line) {
+    const size_t space = line.find(' ');
+    const std::string name = line.substr(0, space);
+    const std::string argument =
+        space == std::string::npos ? "" : line.substr(line.find_last_not_of(' ', space) + 2);
+    if (name == "/quit" || name == "/exit") return false;
+    if (name == "/reset") {
+      reset();
+      write_stderr("[the conversation is forgotten]\n");
+    } else if (name == "/system") {
+      system_ = argument;
+      reset();
+      write_stderr(argument.empty() ? "[no system message]\n"
+                                    : "[new system message, the conversation is forgotten]\n");
+    } else if (name == "/save") {
+      save(argument);
+    } else if (name == "/help") {
+      write_stderr(kHelp);
+    } else {
+      write_stderr(fmt::format("[no command {}; /help lists them]\n", valid_utf8(name)));
+    }
+    return true;
+  }
+
+  void say(const std::string& text) {
+    add_message(messages_, "user", text);
+    const std::vector<int32_t> prompt = encode_chat(runtime_, messages_);
+    if (prompt.size() >= static_cast<size_t>(runtime_.context())) {
+      messages_.erase(messages_.size() - 1);
+      write_stderr(fmt::format(
+          "[the conversation has {} tokens, the context {}: /reset, or start with a larger --ctx]\n",
+          prompt.size(), runtime_.context()));
+      return;
+    }
+    reuse_cache(prompt);
+    Progress progress("prompt", false);
+    generate_options_.on_prefill = [&](size_t done, size_t total) {
+      if (!interrupt_flag()) progress.update(done, total);
+      if (done == total) progress.clear();
+    };
+    ChannelFilter filter(runtime_.tokenizer());
+    std::string answer;
+    generate_options_.on_token = [&](const SampledToken& token, std::string_view piece) {
+      const std::string shown = filter.push(token.token, piece);
+      answer += shown;
+      write_stdout(shown);
+    };
+    const GenerateResult result = generate(runtime_, sequence_, prompt, generate_options_);
+    cached_ = prompt;
+    for (const SampledToken& token : result.tokens) cached_.push_back(token.token);
+    cached_.resize(static_cast<size_t>(sequence_.length()));
+    add_message(messages_, "assistant", answer);
+    if (!answer.ends_with('\n')) write_stdout("\n");
+    if (::isatty(STDIN_FILENO) == 1) print_statistics(result);
+    clear_interrupt();
+  }
+
+ private:
+  // Keeps the sequence when the prompt extends what it holds, begins a new one otherwise.
+  void reuse_cache(const std::vector<int32_t>& prompt) {
+    const bool extends =
+        cached_.size() < prompt.size() && std::equal(cached_.begin(), cached_.end(), prompt.begin());
+    if (extends) return;
+    cached_.clear();
+    sequence_ = runtime_.make_sequence();
+  }
+
+  void print_statistics(const GenerateResult& result) const {
+    write_stderr(fmt::format("[{} + {} cached tokens in, {} out at {:.1f} tok/s, {}; {} of {} context]\n",
+                             result.prompt_tokens, result.cached_tokens, result.tokens.size(),
+                             result.decode_tok_s(), to_string(result.finish), sequence_.length(),
+                             runtime_.context()));
+  }
+
+  void save(const std::string& path) const {
+    if (path.empty()) {
+      write_stderr("[/save needs a file name]\n");
+      return;
+    }
+    // A bad file name ends no conversation: it is the one error that is answered here.
+    try {
+      AtomicFile file(path);
+      const std::string text = Messages({{"messages", messages_}}).dump(2) + "\n";
+      file.write(text.data(), text.size());
+      file.commit();
+      write_stderr(fmt::format("[{} messages in {}]\n", messages_.size(), path));
+    } catch (const Error& error) {
+      write_stderr(fmt::format("[{}]\n", error.what()));
+    }
+  }
+
+  Runtime& runtime_;
+  GenerateOptions generate_options_;
+  std::string system_;
+  Messages messages_;
+  Sequence sequence_;
+  std::vector<int32_t> cached_;  // the tokens in sequence_
+};
+
+int chat(const ChatOptions& options) {
+  const std::unique_ptr<Runtime> runtime = open_runtime(options.model);
+  if (runtime->chat_template() == nullptr) {
+    throw_error(ErrorCode::kBadInput, "{}: no chat template, expected one to chat; try millrace run --raw",
+                options.model.path);
+  }
+  Chat conversation(*runtime, options);
+  const bool terminal = ::isatty(STDIN_FILENO) == 1;
+  LineEditor editor(history_path());
+  if (terminal) {
+    write_stderr(fmt::format("{} on {}. /help lists commands, Ctrl-D ends.\n",
+                             valid_utf8(runtime->config().name), runtime->backend().description()));
+  }
+  while (true) {
+    const std::optional<std::string> message = read_message(editor, terminal ? "> " : "");
+    if (!message) break;
+    if (interrupt_flag()) {  // Ctrl-C at the prompt drops the line
+      if (!terminal) throw_if_interrupted();
+      clear_interrupt();
+      write_stderr("\n");
+      continue;
+    }
+    if (message->find_first_not_of(" \t\r\n") == std::string::npos) continue;
+    if (message->starts_with('/')) {
+      if (!conversation.command(*message)) break;
+      continue;
+    }
+    conversation.say(*message);
+  }
+  if (terminal) write_stderr("\n");
+  return 0;
+}
+
+}  // namespace
+
+void add_chat(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("chat", "talk with the model");
+  auto options = std::make_shared<ChatOptions>();
+  add_model_path(*command, options->model);
+  command->add_option("--system", options->system, "system message");
+  command
+      ->add_option("-n,--max-tokens", options->max_tokens,
+                   "most tokens of an answer; 0: until the model ends")
+      ->check(CLI::Range(0, 1 << 28))
+      ->capture_default_str();
+  add_sampling_options(*command, options->sampling);
+  add_device_options(*command, options->model);
+  command->footer(kFooter);
+  command->callback([options, &action] { action = [options] { return chat(*options); }; });
+}
+
+}  // namespace millrace::cli

@@ -1,0 +1,228 @@
+// millrace inspect: what a model file holds and what running it takes, without loading it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "commands.h"
+#include "engine/runtime.h"
+#include "io/printable.h"
+#include "options.h"
+#include "output.h"
+#include "prompt.h"
+
+namespace millrace::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct InspectOptions {
+  ModelOptions model;
+  bool tensors = false, json = false;
+};
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  millrace inspect model.gguf\n"
+    "  millrace inspect model.gguf --ctx 131072 --device cuda   # will it fit?\n"
+    "  millrace inspect model.gguf --tensors                    # every tensor\n"
+    "  millrace inspect model.gguf --json | jq .memory";
+
+// A metadata value for people: long text and arrays cut short.
+Json summarize(const io::GgufValue& value) {
+  struct Visitor {
+    Json operator()(uint64_t v) const { return v; }
+    Json operator()(int64_t v) const { return v; }
+    Json operator()(double v) const { return v; }
+    Json operator()(bool v) const { return v; }
+    Json operator()(std::string_view v) const {
+      return valid_utf8(v.size() > 200 ? std::string(v.substr(0, 200)) + "..." : std::string(v));
+    }
+    Json operator()(const io::GgufArray& v) const {
+      const size_t n = v.integers.size() + v.reals.size() + v.strings.size();
+      if (n <= 8 && !v.integers.empty()) return v.integers;
+      if (n <= 8 && !v.reals.empty()) return v.reals;
+      const char* kind = !v.strings.empty() ? "strings" : !v.reals.empty() ? "reals" : "integers";
+      return fmt::format("[{} {}]", human_count(n), kind);
+    }
+  };
+  return std::visit(Visitor{}, value);
+}
+
+Json metadata_json(const io::Checkpoint& checkpoint) {
+  Json out = Json::object();
+  if (checkpoint.gguf) {
+    for (const auto& [key, value] : checkpoint.gguf->metadata()) out[valid_utf8(key)] = summarize(value);
+  } else {
+    for (const auto& [key, value] : checkpoint.hf->config.items()) out[key] = value;
+  }
+  return out;
+}
+
+Json config_json(const ModelConfig& config) {
+  Json out = {{"architecture", config.architecture},
+              {"name", valid_utf8(config.name)},
+              {"layers", config.layers},
+              {"hidden", config.hidden},
+              {"heads", config.heads},
+              {"kv_heads", config.kv_heads},
+              {"head_dim", config.head_dim},
+              {"vocabulary", config.vocab},
+              {"context_length", config.context_length}};
+  if (config.ffn > 0) out["ffn"] = config.ffn;
+  if (config.experts > 0) {
+    out["experts"] = config.experts;
+    out["experts_per_token"] = config.experts_per_token;
+    out["expert_ffn"] = config.expert_ffn;
+  }
+  std::map<int32_t, int> windows;
+  for (const int32_t window : config.layer_windows) ++windows[window];
+  for (const auto& [window, layers] : windows) {
+    if (window > 0) out[fmt::format("layers_with_window_{}", window)] = layers;
+  }
+  out["rope_theta"] = config.rope_theta;
+  out["end_tokens"] = config.end_tokens;
+  return out;
+}
+
+Json memory_json(const MemoryPlan& plan) {
+  Json groups = Json::array();
+  for (const MemoryPlan::Group& group : plan.groups) {
+    groups.push_back({{"window", group.window},
+                      {"layers", group.layers},
+                      {"kv_bytes_per_1k_tokens", group.bytes_per_1k_tokens},
+                      {"kv_bytes_at_context", group.bytes_at_context}});
+  }
+  return {{"weights_mapped_bytes", plan.weights_mapped},
+          {"weights_repacked_bytes", plan.weights_repacked},
+          {"workspace_bytes", plan.workspace},
+          {"kv_groups", groups},
+          {"context", plan.context},
+          {"total_bytes", plan.total},
+          {"available_bytes", plan.memory_available},
+          {"longest_context", plan.longest_context},
+          {"users_at_context", plan.users_at_context}};
+}
+
+struct TypeTotal {
+  size_t tensors = 0, bytes = 0, elements = 0;
+};
+std::map<std::string_view, TypeTotal> totals_by_type(const io::Checkpoint& checkpoint) {
+  std::map<std::string_view, TypeTotal> totals;
+  for (const TensorView& tensor : checkpoint.tensors()) {
+    TypeTotal& total = totals[info(tensor.type).name];
+    ++total.tensors;
+    total.bytes += tensor.bytes();
+    total.elements += static_cast<size_t>(tensor.elements());
+  }
+  return totals;
+}
+
+std::string shape_text(const TensorView& tensor) {
+  return fmt::format("[{}]", fmt::join(tensor.shape.begin(), tensor.shape.begin() + tensor.rank, ", "));
+}
+
+Json tensors_json(const io::Checkpoint& checkpoint, bool each) {
+  Json types = Json::object(), list = Json::array();
+  for (const auto& [type, total] : totals_by_type(checkpoint)) {
+    types[std::string(type)] = {
+        {"tensors", total.tensors}, {"elements", total.elements}, {"bytes", total.bytes}};
+  }
+  Json out = {{"count", checkpoint.tensors().size()}, {"by_type", types}};
+  if (!each) return out;
+  for (const TensorView& tensor : checkpoint.tensors()) {
+    list.push_back({{"name", valid_utf8(tensor.name)},
+                    {"type", info(tensor.type).name},
+                    {"shape", std::vector(tensor.shape.begin(), tensor.shape.begin() + tensor.rank)},
+                    {"bytes", tensor.bytes()}});
+  }
+  out["list"] = std::move(list);
+  return out;
+}
+
+std::string plain(const Json& value) {
+  // Control characters of metadata must not reach the terminal: JSON escapes them.
+  if (!value.is_string()) return value.dump();
+  const std::string quoted = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
+std::string memory_text(const MemoryPlan& plan, const Backend& backend) {
+  std::string out = fmt::format("Memory on {}\n", backend.description());
+  const auto line = [&](std::string_view label, const std::string& value) {
+    out += fmt::format("  {:<32} {:>12}\n", label, value);
+  };
+  line("weights, mapped from the file", human_bytes(plan.weights_mapped));
+  line("weights, repacked copies", human_bytes(plan.weights_repacked));
+  line("workspace", human_bytes(plan.workspace));
+  for (const MemoryPlan::Group& group : plan.groups) {
+    const std::string kind = group.window > 0 ? fmt::format("window of {}", group.window) : "full attention";
+    line(fmt::format("kv per 1k tokens, {} {} layers", group.layers, kind),
+         human_bytes(group.bytes_per_1k_tokens));
+    line(fmt::format("kv at context {}, same layers", plan.context), human_bytes(group.bytes_at_context));
+  }
+  line(fmt::format("total for one user at {}", plan.context), human_bytes(plan.total));
+  line("available on this machine", human_bytes(plan.memory_available));
+  line("longest context that fits", human_count(static_cast<size_t>(plan.longest_context)));
+  line(fmt::format("users that fit at {}", plan.context),
+       human_count(static_cast<size_t>(plan.users_at_context)));
+  return out;
+}
+
+void print_text(const InspectOptions& options, const io::Checkpoint& checkpoint, const ModelConfig& config,
+                const Backend& backend, const MemoryPlan& plan) {
+  std::string out = fmt::format("{}\n\nModel\n", checkpoint.path());
+  const Json model = config_json(config), metadata = metadata_json(checkpoint);
+  for (const auto& [key, value] : model.items()) out += fmt::format("  {:<28} {}\n", key, plain(value));
+  out += checkpoint.gguf ? "\nMetadata\n" : "\nconfig.json\n";
+  for (const auto& [key, value] : metadata.items()) {
+    out += fmt::format("  {:<44} {}\n", plain(key), plain(value));
+  }
+  out += fmt::format("\nTensors: {}\n", human_count(checkpoint.tensors().size()));
+  for (const auto& [type, total] : totals_by_type(checkpoint)) {
+    out += fmt::format("  {:<12} {:>6} tensors {:>18} elements {:>12}\n", type, total.tensors,
+                       human_count(total.elements), human_bytes(total.bytes));
+  }
+  if (options.tensors) {
+    for (const TensorView& tensor : checkpoint.tensors()) {
+      out += fmt::format("  {:<44} {:<12} {:<24} {:>12}\n", plain(Json(valid_utf8(tensor.name))),
+                         info(tensor.type).name, shape_text(tensor), human_bytes(tensor.bytes()));
+    }
+  }
+  write_stdout(out + "\n" + memory_text(plan, backend));
+}
+
+int inspect(const InspectOptions& options) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(options.model.path);
+  const ModelConfig config = read_config(checkpoint);
+  const RuntimeOptions runtime = runtime_options(options.model);
+  const std::unique_ptr<Backend> backend = make_backend(runtime.device, {.threads = runtime.threads});
+  const MemoryPlan plan = plan_memory(checkpoint, config, *backend, runtime);
+  if (options.json) {
+    write_json({{"path", valid_utf8(checkpoint.path())},
+                {"config", config_json(config)},
+                {"metadata", metadata_json(checkpoint)},
+                {"tensors", tensors_json(checkpoint, options.tensors)},
+                {"device", backend->description()},
+                {"memory", memory_json(plan)}});
+  } else {
+    print_text(options, checkpoint, config, *backend, plan);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("inspect", "metadata, tensors and the memory plan of a model");
+  auto options = std::make_shared<InspectOptions>();
+  add_model_path(*command, options->model);
+  command->add_flag("--tensors", options->tensors, "list every tensor");
+  command->add_flag("--json", options->json, "one JSON object");
+  add_device_options(*command, options->model);
+  command->footer(kFooter);
+  command->callback([options, &action] { action = [options] { return inspect(*options); }; });
+}
+
+}  // namespace millrace::cli

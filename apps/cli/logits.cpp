@@ -1,0 +1,81 @@
+// millrace logits: the numbers themselves, so that anyone can check them against anything.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "base/error.h"
+#include "commands.h"
+#include "io/npy_writer.h"
+#include "options.h"
+#include "output.h"
+#include "progress.h"
+
+namespace millrace::cli {
+namespace {
+
+struct LogitsOptions {
+  ModelOptions model;
+  std::string tokens, out;
+  bool all = false;
+};
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  millrace logits model.gguf --tokens 1,15043,3186 --out last.npy          # float32 [1, vocabulary]\n"
+    "  millrace logits model.gguf --tokens @ids.txt --all --out all.npy         # float32 [tokens, "
+    "vocabulary]\n"
+    "  millrace logits model.gguf --tokens 1,2,3 --device reference --out r.npy # the exact ones\n"
+    "Row i holds the logits of the token that follows tokens[0..i]. Read it with numpy.load.";
+
+// Rows per step with --all: each is a whole vocabulary of floats.
+constexpr int32_t kRowsPerStep = 64;
+
+int logits(const LogitsOptions& options) {
+  const std::vector<int32_t> tokens = parse_tokens(options.tokens);
+  const int32_t count = static_cast<int32_t>(tokens.size());
+  const std::unique_ptr<Runtime> runtime = open_runtime(options.model, [&](RuntimeOptions& runtime_options) {
+    if (runtime_options.context == 0) runtime_options.context = count;
+    if (options.all) runtime_options.step_tokens = runtime_options.logit_rows = kRowsPerStep;
+  });
+  io::NpyWriter writer(options.out, options.all ? count : 1, runtime->config().vocab);
+  Sequence sequence = runtime->make_sequence();
+  Progress progress("tokens", false);
+  const std::span<const int32_t> all = tokens;
+  for (size_t done = 0; done < all.size();) {
+    const size_t n = std::min(static_cast<size_t>(runtime->spec().max_tokens), all.size() - done);
+    const bool last = done + n == all.size();
+    using Want = StepInput::Want;
+    const StepInput input{&sequence, all.subspan(done, n),
+                          options.all ? Want::kAll
+                          : last      ? Want::kLast
+                                      : Want::kNone};
+    const std::span<const float> rows = runtime->step({&input, 1});
+    if (options.all) {
+      writer.write_rows(rows.data(), static_cast<int64_t>(n));
+    } else if (last) {
+      writer.write_rows(rows.data(), 1);
+    }
+    done += n;
+    progress.update(done, all.size());
+  }
+  writer.commit();
+  return 0;
+}
+
+}  // namespace
+
+void add_logits(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("logits", "write a model's logits for given tokens to a .npy file");
+  auto options = std::make_shared<LogitsOptions>();
+  add_model_path(*command, options->model);
+  command->add_option("--tokens", options->tokens, "ids: 1,2,3 or @FILE (@-: standard input)")->required();
+  command->add_flag("--all", options->all, "a row for every token, not only the last");
+  command->add_option("--out", options->out, "the .npy file to write; appears whole or not at all")
+      ->required();
+  add_device_options(*command, options->model);
+  command->footer(kFooter);
+  command->callback([options, &action] { action = [options] { return logits(*options); }; });
+}
+
+}  // namespace millrace::cli

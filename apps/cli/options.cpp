@@ -1,0 +1,142 @@
+#include "options.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/mapped_file.h"
+#include "interrupt.h"
+#include "io/printable.h"
+#include "progress.h"
+
+namespace millrace::cli {
+
+void add_model_path(CLI::App& command, ModelOptions& options) {
+  command.add_option("MODEL", options.path, "GGUF file or Hugging Face directory")->required();
+}
+
+void add_device_options(CLI::App& command, ModelOptions& options) {
+  command.add_option("--device", options.device, "cpu, reference (slow, exact) or cuda")
+      ->capture_default_str();
+  command.add_option("--threads", options.threads, "CPU threads; 0: all that this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command
+      .add_option("--ctx", options.context,
+                  "tokens of context; 0: what the model was trained for, at most 4096")
+      ->check(CLI::Range(0, 1 << 28))
+      ->capture_default_str();
+  command.add_option("--kv-type", options.kv_type,
+                     "type of the KV cache: f32, f16 or bf16; default: the device's");
+}
+
+RuntimeOptions runtime_options(const ModelOptions& options) {
+  RuntimeOptions runtime;
+  runtime.device = options.device;
+  runtime.threads = options.threads;
+  runtime.context = options.context;
+  if (!options.kv_type.empty()) {
+    runtime.kv_type = parse_dtype(options.kv_type);
+    if (!runtime.kv_type) {
+      throw_error(ErrorCode::kBadInput, "--kv-type: found {}, expected f32, f16 or bf16",
+                  io::printable(options.kv_type));
+    }
+  }
+  return runtime;
+}
+
+std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
+                                      const std::function<void(RuntimeOptions&)>& adjust) {
+  RuntimeOptions runtime = runtime_options(options);
+  Progress progress("loading");
+  runtime.progress = [&](size_t done, size_t total) { progress.update(done, total); };
+  if (adjust) adjust(runtime);
+  return Runtime::open(options.path, runtime);
+}
+
+void add_sampling_options(CLI::App& command, SamplingOptions& options) {
+  SamplingParams& p = options.params;
+  p.temperature = 0.7f;
+  p.top_p = 0.95f;
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    command.add_option(name, value, help)->capture_default_str()->group("Sampling, in this order");
+  };
+  add("--repeat-penalty", p.repetition_penalty, "of tokens in prompt and answer; 1: none");
+  add("--frequency-penalty", p.frequency_penalty, "for each time a token was generated");
+  add("--presence-penalty", p.presence_penalty, "for a token that was generated at all");
+  add("--logit-bias", options.biases, "ID=BIAS, added to that token's logit; may be repeated");
+  add("--temp", p.temperature, "temperature; 0: always the likeliest token");
+  add("--top-k", p.top_k, "keep the K likeliest tokens; 0: all");
+  add("--top-p", p.top_p, "keep the likeliest tokens that make up this probability");
+  add("--min-p", p.min_p, "keep tokens at least this times as likely as the likeliest");
+  add("--seed", p.seed, "same seed, same text; default: a new one each time");
+}
+
+SamplingParams sampling_params(const SamplingOptions& options) {
+  SamplingParams params = options.params;
+  for (const std::string& bias : options.biases) {
+    int32_t token = 0;
+    float value = 0.0f;
+    const char* end = bias.data() + bias.size();
+    const auto [after_id, id_error] = std::from_chars(bias.data(), end, token);
+    bool good = id_error == std::errc() && after_id != end && *after_id == '=';
+    if (good) {
+      const auto [after, error] = std::from_chars(after_id + 1, end, value);
+      good = error == std::errc() && after == end;
+    }
+    if (!good) {
+      throw_error(ErrorCode::kBadInput, "--logit-bias: found {}, expected ID=BIAS such as 42=-1.5",
+                  io::printable(bias));
+    }
+    params.logit_bias[token] = value;
+  }
+  return params;
+}
+
+std::string read_input(const std::string& path) {
+  if (path != "-") return read_text_file(path);
+  std::string text;
+  std::array<char, 1 << 16> buffer;
+  while (true) {
+    const ssize_t n = ::read(STDIN_FILENO, buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) {
+      throw_if_interrupted();
+      continue;
+    }
+    if (n < 0) throw_error(ErrorCode::kIo, "standard input: cannot read: {}", std::strerror(errno));
+    if (n == 0) return text;
+    text.append(buffer.data(), static_cast<size_t>(n));
+  }
+}
+
+std::vector<int32_t> parse_tokens(const std::string& text) {
+  const bool from_file = !text.empty() && text[0] == '@';
+  const std::string list = from_file ? read_input(text.substr(1)) : text;
+  const std::string where = from_file ? text.substr(1) : "token list";
+  constexpr std::string_view kSeparators = ", \t\r\n[]";  // a JSON array reads too
+  std::vector<int32_t> tokens;
+  size_t begin = 0;
+  while ((begin = list.find_first_not_of(kSeparators, begin)) != std::string::npos) {
+    const size_t end = std::min(list.find_first_of(kSeparators, begin), list.size());
+    const std::string_view word = std::string_view(list).substr(begin, end - begin);
+    int32_t token = 0;
+    const auto [after, error] = std::from_chars(word.data(), word.data() + word.size(), token);
+    if (error != std::errc() || after != word.data() + word.size() || token < 0) {
+      throw_error(ErrorCode::kBadInput, "{}: token {}: found {}, expected an id such as 42", where,
+                  tokens.size(), io::printable(word));
+    }
+    tokens.push_back(token);
+    begin = end;
+  }
+  if (tokens.empty())
+    throw_error(ErrorCode::kBadInput, "{}: found no token ids, expected at least one", where);
+  return tokens;
+}
+
+}  // namespace millrace::cli

@@ -1,0 +1,43 @@
+// Options that several commands share, and what they turn into.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/runtime.h"
+#include "sample/sampler.h"
+
+namespace millrace::cli {
+
+struct ModelOptions {
+  std::string path;
+  std::string device = "cpu";
+  int threads = 0;
+  int32_t context = 0;
+  std::string kv_type;
+};
+void add_model_path(CLI::App& command, ModelOptions& options);
+void add_device_options(CLI::App& command, ModelOptions& options);  // --device --threads --ctx --kv-type
+// As a RuntimeOptions. Throws Error for a kv type there is not.
+RuntimeOptions runtime_options(const ModelOptions& options);
+// Loads the model behind a progress bar; `adjust` may change what the options do not say.
+std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
+                                      const std::function<void(RuntimeOptions&)>& adjust = {});
+
+struct SamplingOptions {
+  SamplingParams params;
+  std::vector<std::string> biases;  // "ID=BIAS"
+};
+// Command line defaults differ from the library's: temperature 0.7, top-p 0.95.
+void add_sampling_options(CLI::App& command, SamplingOptions& options);
+SamplingParams sampling_params(const SamplingOptions& options);
+
+// The bytes of a file, or of standard input for "-".
+std::string read_input(const std::string& path);
+// "1,2,3", "1 2 3" or "@file" holding such a list. Throws Error naming the piece that is no token id.
+std::vector<int32_t> parse_tokens(const std::string& text);
+
+}  // namespace millrace::cli

@@ -1,0 +1,170 @@
+// millrace run: one prompt, one answer, streamed as it is generated.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "base/error.h"
+#include "channel_filter.h"
+#include "commands.h"
+#include "engine/generate.h"
+#include "interrupt.h"
+#include "options.h"
+#include "output.h"
+#include "progress.h"
+#include "prompt.h"
+
+namespace millrace::cli {
+namespace {
+
+struct RunOptions {
+  ModelOptions model;
+  SamplingOptions sampling;
+  std::string prompt, file, system;
+  int32_t max_tokens = 0;
+  std::vector<std::string> stop;
+  bool raw = false, json = false, special = false, ignore_end = false, quiet = false;
+};
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  millrace run model.gguf -p \"Why is the sky blue?\"\n"
+    "  millrace run model.gguf -f question.txt -n 200 --temp 0      # repeatable: no chance involved\n"
+    "  git diff | millrace run model.gguf --system \"Summarize this change.\" -f -\n"
+    "  millrace run model.gguf --raw -p \"Once upon a time\" --seed 7  # continue the text, no chat "
+    "template\n"
+    "  millrace run model.gguf -p Hi --json --logprobs 5 | jq .tokens[0]\n"
+    "The answer goes to standard output, everything else to standard error. Ctrl-C stops the answer (status "
+    "130).";
+
+std::vector<int32_t> encode_prompt(Runtime& runtime, const RunOptions& options) {
+  const std::string text = options.file.empty() ? options.prompt : read_input(options.file);
+  if (options.raw || runtime.chat_template() == nullptr) {
+    if (!options.system.empty()) {
+      throw_error(ErrorCode::kBadInput, "--system: needs a chat template, found {}",
+                  options.raw ? "--raw" : runtime.checkpoint().path() + " without one");
+    }
+    return runtime.tokenizer().encode(text);
+  }
+  Messages messages = Messages::array();
+  if (!options.system.empty()) add_message(messages, "system", options.system);
+  add_message(messages, "user", text);
+  return encode_chat(runtime, messages);
+}
+
+struct Answer {
+  std::string text, thinking;
+};
+
+nlohmann::ordered_json token_json(const Tokenizer& tokenizer, int32_t id, std::optional<double> logprob) {
+  nlohmann::ordered_json out = {{"id", id}, {"text", valid_utf8(tokenizer.token_bytes(id, true))}};
+  if (logprob) out["logprob"] = *logprob;
+  return out;
+}
+
+void print_json(const Runtime& runtime, const GenerateResult& result, const Answer& answer, bool logprobs) {
+  nlohmann::ordered_json tokens = nlohmann::ordered_json::array();
+  for (const SampledToken& token : result.tokens) {
+    nlohmann::ordered_json entry =
+        token_json(runtime.tokenizer(), token.token, logprobs ? std::optional(token.logprob) : std::nullopt);
+    if (!token.top.empty()) {
+      entry["top"] = nlohmann::ordered_json::array();
+      for (const auto& [id, logprob] : token.top)
+        entry["top"].push_back(token_json(runtime.tokenizer(), id, logprob));
+    }
+    tokens.push_back(std::move(entry));
+  }
+  write_json({{"text", answer.text},
+              {"thinking", answer.thinking},
+              {"finish_reason", to_string(result.finish)},
+              {"seed", result.seed},
+              {"prompt_tokens", result.prompt_tokens},
+              {"generated_tokens", result.tokens.size()},
+              {"prefill_tok_s", result.prefill_tok_s()},
+              {"decode_tok_s", result.decode_tok_s()},
+              {"first_token_s", result.first_token_s},
+              {"tokens", std::move(tokens)}});
+}
+
+int run(const RunOptions& options) {
+  GenerateOptions generate_options;
+  generate_options.sampling = sampling_params(options.sampling);
+  const std::unique_ptr<Runtime> runtime = open_runtime(options.model);
+  const std::vector<int32_t> prompt = encode_prompt(*runtime, options);
+  generate_options.max_tokens = options.max_tokens;
+  generate_options.stop = options.stop;
+  generate_options.show_special = options.special;
+  generate_options.ignore_end = options.ignore_end;
+  generate_options.cancel = &interrupt_flag();
+  Progress progress("prompt", false);
+  generate_options.on_prefill = [&](size_t done, size_t total) {
+    // An interrupt is the cancel flag's matter here: the summary still comes.
+    if (!interrupt_flag()) progress.update(done, total);
+    if (done == total) progress.clear();
+  };
+  // Raw text and text with its special tokens are shown as they are.
+  const bool filtered = !options.raw && !options.special;
+  ChannelFilter filter(runtime->tokenizer());
+  Answer answer;
+  generate_options.on_token = [&](const SampledToken& token, std::string_view text) {
+    const std::string piece = filtered ? filter.push(token.token, text) : std::string(text);
+    answer.text += piece;
+    if (!options.json) write_stdout(piece);
+  };
+  Sequence sequence = runtime->make_sequence();
+  const GenerateResult result = generate(*runtime, sequence, prompt, generate_options);
+  progress.clear();
+  answer.thinking = filter.thinking();
+  if (options.json) {
+    print_json(*runtime, result, answer, options.sampling.params.logprobs.has_value());
+  } else if (!answer.text.ends_with('\n')) {
+    write_stdout("\n");
+  }
+  if (!options.quiet && !options.json) {
+    write_stderr(fmt::format(
+        "[prompt {} tokens, {:.1f} tok/s; generated {} tokens, {:.1f} tok/s; first token {:.2f} s; "
+        "{}; seed {}]\n",
+        result.prompt_tokens, result.prefill_tok_s(), result.tokens.size(), result.decode_tok_s(),
+        result.first_token_s, to_string(result.finish), result.seed));
+  }
+  throw_if_interrupted();
+  return 0;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("run", "answer one prompt");
+  auto options = std::make_shared<RunOptions>();
+  add_model_path(*command, options->model);
+  CLI::Option* prompt = command->add_option("-p,--prompt", options->prompt, "the prompt");
+  CLI::Option* file =
+      command->add_option("-f,--file", options->file, "read the prompt from a file; -: standard input");
+  prompt->excludes(file);
+  command
+      ->add_option("-n,--max-tokens", options->max_tokens, "most tokens to generate; 0: until the model ends")
+      ->check(CLI::Range(0, 1 << 28))
+      ->capture_default_str();
+  command->add_option("--system", options->system, "system message of the chat template");
+  command->add_flag("--raw", options->raw, "no chat template: the model continues the text itself");
+  command->add_option("--stop", options->stop, "stop before this text; may be repeated")
+      ->allow_extra_args(false);
+  command->add_flag("--special", options->special, "show special tokens in the text");
+  command->add_flag("--ignore-end", options->ignore_end, "go on after the model's end token");
+  command->add_flag("--json", options->json, "one JSON object at the end instead of streaming");
+  command->add_option("--logprobs", options->sampling.params.logprobs,
+                      "with --json: log-probabilities of each token and the N likeliest");
+  command->add_flag("-q,--quiet", options->quiet, "no statistics at the end");
+  add_sampling_options(*command, options->sampling);
+  add_device_options(*command, options->model);
+  command->footer(kFooter);
+  command->callback([options, &action, prompt, file] {
+    if (prompt->count() + file->count() == 0)
+      throw CLI::ValidationError("no prompt: give -p TEXT or -f FILE");
+    if (options->sampling.params.logprobs && !options->json) {
+      throw CLI::ValidationError("--logprobs needs --json, which has room for them");
+    }
+    action = [options] { return run(*options); };
+  });
+}
+
+}  // namespace millrace::cli

@@ -1,0 +1,166 @@
+// millrace synth: a model of exact shape with random weights, for speed work and tests, written in one pass.
+#include <fmt/format.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "commands.h"
+#include "io/json_file.h"
+#include "io/printable.h"
+#include "output.h"
+#include "progress.h"
+#include "synth/fill.h"
+#include "synth/plan.h"
+#include "synth/presets.h"
+
+namespace millrace::cli {
+namespace {
+
+struct SynthOptions {
+  std::string source, out, type = "q8_0", expert_type;
+  int32_t layers = 0;
+  int threads = 0;
+  uint64_t seed = 1;
+};
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  millrace synth gpt-oss-20b 20b.gguf                # 12.1 GB: MXFP4 experts, Q8_0 elsewhere, as "
+    "published\n"
+    "  millrace synth gpt-oss-20b short.gguf --layers 4   # the same, cut short\n"
+    "  millrace synth smollm2-135m q4.gguf --type q4_0\n"
+    "  millrace synth path/to/config.json out.gguf        # any Hugging Face config of a supported "
+    "architecture\n"
+    "The text such a model writes means nothing; its speed and memory are those of the real one. The "
+    "vocabulary is\n"
+    "made up too. The same seed gives the same file.";
+
+DType matrix_type(const char* option, const std::string& name) {
+  const std::optional<DType> type = parse_dtype(name);
+  if (!type || !can_fill(*type)) {
+    throw_error(ErrorCode::kBadInput,
+                "{}: found {}, expected f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, "
+                "q6_k or mxfp4",
+                option, io::printable(name));
+  }
+  return *type;
+}
+
+void check_space(const std::string& path, uint64_t bytes) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  struct statvfs status {};
+  if (::statvfs(parent.empty() ? "." : parent.c_str(), &status) != 0) return;  // opening the file says why
+  const uint64_t available = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
+  if (available < bytes) {
+    throw_error(ErrorCode::kIo, "{}: {} of disk space are free, expected {} for this model", path,
+                human_bytes(available), human_bytes(bytes));
+  }
+}
+
+// Streams every tensor: pieces of a batch are filled by all threads, then written in order.
+class TensorStream {
+ public:
+  TensorStream(io::GgufWriter& writer, const SynthOptions& options, uint64_t total)
+      : writer_(writer), pool_(options.threads), seed_(options.seed), total_(total), progress_("writing") {}
+
+  void write(const SynthTensor& tensor, size_t index) {
+    int64_t elements = 1;
+    for (const int64_t n : tensor.shape) elements *= n;
+    if (tensor.sigma == 0.0) return write_fixed(tensor, static_cast<size_t>(elements));
+    const size_t bytes = bytes_of(tensor.type, elements);
+    const size_t block = static_cast<size_t>(info(tensor.type).block_bytes);
+    const size_t piece = kPieceBytes / block * block;  // whole blocks
+    buffer_.resize(kPieces * piece);
+    for (size_t done = 0; done < bytes;) {
+      const size_t batch = std::min(buffer_.size(), bytes - done);
+      const auto pieces = static_cast<int64_t>((batch + piece - 1) / piece);
+      pool_.parallel_for(pieces, 1, [&](int64_t begin, int64_t end, int) {
+        for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+          const uint64_t stream = (static_cast<uint64_t>(index) << 32) + done / piece + i;
+          fill_random(tensor.type, tensor.sigma, seed_, stream, buffer_.data() + i * piece,
+                      std::min(piece, batch - i * piece));
+        }
+      });
+      put(buffer_.data(), batch);
+      done += batch;
+    }
+  }
+
+ private:
+  static constexpr size_t kPieceBytes = size_t{1} << 18, kPieces = 64;
+
+  void write_fixed(const SynthTensor& tensor, size_t elements) {
+    std::vector<float> values = tensor.values;
+    values.resize(elements, 1.0f);
+    put(values.data(), elements * sizeof(float));
+  }
+
+  void put(const void* data, size_t bytes) {
+    writer_.write(data, bytes);
+    written_ += bytes;
+    progress_.update(written_, total_);
+  }
+
+  io::GgufWriter& writer_;
+  ThreadPool pool_;
+  uint64_t seed_, total_, written_ = 0;
+  Progress progress_;
+  std::vector<std::byte> buffer_;
+};
+
+int synth(const SynthOptions& options) {
+  std::optional<nlohmann::json> config = find_preset(options.source);
+  if (!config) {
+    if (!std::filesystem::exists(options.source)) {
+      throw_error(ErrorCode::kBadInput,
+                  "{}: found no such file and no such preset, expected a config.json or one of {}",
+                  options.source, preset_names());
+    }
+    config = io::read_json_object(options.source);
+  }
+  if (options.layers > 0) (*config)["num_hidden_layers"] = options.layers;
+  const DType type = matrix_type("--type", options.type);
+  const DType experts = options.expert_type.empty() ? default_expert_type(*config, type)
+                                                    : matrix_type("--expert-type", options.expert_type);
+  const SynthPlan plan = make_plan(*config, options.source, {type, experts});
+  io::GgufWriter writer(options.out);
+  write_metadata(plan, writer);
+  for (const SynthTensor& tensor : plan.tensors) writer.add_tensor(tensor.name, tensor.type, tensor.shape);
+  const uint64_t bytes = writer.file_bytes();
+  check_space(options.out, bytes);
+  TensorStream stream(writer, options, bytes);
+  for (size_t i = 0; i < plan.tensors.size(); ++i) stream.write(plan.tensors[i], i);
+  writer.commit();
+  write_stdout(fmt::format("{}: {}, {} tensors, {}\n", options.out, plan.architecture, plan.tensors.size(),
+                           human_bytes(bytes)));
+  return 0;
+}
+
+}  // namespace
+
+void add_synth(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("synth", "write a random-weight model of exact shape");
+  auto options = std::make_shared<SynthOptions>();
+  command->add_option("SHAPE", options->source, "a config.json, or: " + preset_names())->required();
+  command->add_option("OUT", options->out, "the GGUF file to write; appears whole or not at all")->required();
+  command
+      ->add_option("--type", options->type,
+                   "of matrices: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k mxfp4")
+      ->capture_default_str();
+  command->add_option("--expert-type", options->expert_type,
+                      "of experts; default: mxfp4 for gpt-oss, else --type");
+  command->add_option("--layers", options->layers, "another number of layers")->check(CLI::Range(1, 1024));
+  command->add_option("--seed", options->seed, "of the weights")->capture_default_str();
+  command->add_option("--threads", options->threads, "0: all that this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command->footer(kFooter);
+  command->callback([options, &action] { action = [options] { return synth(*options); }; });
+}
+
+}  // namespace millrace::cli

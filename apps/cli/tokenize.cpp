@@ -1,0 +1,94 @@
+// millrace tokenize: text to token ids and back. Bytes are taken as they are, whatever the encoding.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "base/error.h"
+#include "commands.h"
+#include "engine/runtime.h"
+#include "options.h"
+#include "output.h"
+#include "prompt.h"
+
+namespace millrace::cli {
+namespace {
+
+struct TokenizeOptions {
+  std::string model, file;
+  std::vector<std::string> words;
+  bool decode = false, no_special = false, json = false, count = false;
+};
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  millrace tokenize model.gguf \"Hello, world\"          # 1 9906 11 1917\n"
+    "  millrace tokenize model.gguf -f book.txt --count\n"
+    "  millrace tokenize model.gguf --decode 9906 11 1917   # also 9906,11,1917 and -f FILE\n"
+    "  millrace tokenize model.gguf \"Hello\" --json | jq .tokens\n"
+    "Text that begins with a dash goes after --.";
+
+std::string input_text(const TokenizeOptions& options) {
+  if (!options.file.empty()) return read_input(options.file);
+  std::string text;
+  for (const std::string& word : options.words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+int decode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
+  const std::vector<int32_t> ids =
+      parse_tokens(options.file.empty() ? input_text(options) : "@" + options.file);
+  const std::string text = tokenizer.decode(ids, !options.no_special);
+  if (options.count) {
+    write_stdout(fmt::format("{}\n", text.size()));
+  } else if (options.json) {
+    write_json({{"count", ids.size()}, {"ids", ids}, {"text", text}});
+  } else {
+    write_stdout(text + "\n");
+  }
+  return 0;
+}
+
+int encode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
+  const bool special = !options.no_special;
+  const std::vector<int32_t> ids =
+      tokenizer.encode(input_text(options), {.add_special = special, .parse_special = special});
+  if (options.count) {
+    write_stdout(fmt::format("{}\n", ids.size()));
+  } else if (options.json) {
+    std::vector<std::string> pieces;
+    for (const int32_t id : ids) pieces.push_back(valid_utf8(tokenizer.token_bytes(id, true)));
+    write_json({{"count", ids.size()}, {"ids", ids}, {"tokens", pieces}});
+  } else {
+    write_stdout(fmt::format("{}\n", fmt::join(ids, " ")));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("tokenize", "text to token ids, or back with --decode");
+  auto options = std::make_shared<TokenizeOptions>();
+  command->add_option("MODEL", options->model, "GGUF file or Hugging Face directory")->required();
+  CLI::Option* words = command->add_option("TEXT", options->words, "the text; with --decode the ids");
+  CLI::Option* file = command->add_option("-f,--file", options->file, "read from a file; -: standard input");
+  words->excludes(file);
+  command->add_flag("--decode", options->decode, "from ids to text");
+  command->add_flag(
+      "--no-special", options->no_special,
+      "encode: add no bos/eos, and take \"<|...|>\" as letters; decode: leave special tokens out");
+  command->add_flag("--count", options->count, "only the number of tokens (of bytes with --decode)");
+  command->add_flag("--json", options->json, "an object with count, ids and tokens (or text)");
+  command->footer(kFooter);
+  command->callback([options, &action, words, file] {
+    if (words->count() + file->count() == 0)
+      throw CLI::ValidationError("nothing to do: give TEXT or -f FILE");
+    action = [options] {
+      const io::Checkpoint checkpoint = io::Checkpoint::open(options->model);
+      const std::shared_ptr<const Tokenizer> tokenizer = load_tokenizer(checkpoint);
+      return options->decode ? decode(*options, *tokenizer) : encode(*options, *tokenizer);
+    };
+  });
+}
+
+}  // namespace millrace::cli
