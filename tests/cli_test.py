@@ -512,6 +512,13 @@ class Terminal:
         before, self.seen = self.seen.split(text, 1)
         return before
 
+    def expect_prompt(self):
+        """The prompt, and the line editor's terminal mode, which it sets a moment later."""
+        self.expect("> ")
+        deadline = time.time() + TIMEOUT
+        while termios.tcgetattr(self.master)[3] & termios.ICANON and time.time() < deadline:
+            time.sleep(0.001)
+
     def send(self, text):
         os.write(self.master, text.encode())
 
@@ -552,25 +559,25 @@ class Chat(CliTest):
         # The end token is made unlikely: answers go on until they are stopped.
         terminal = Terminal("chat", self.model, "--ctx", 400000, "--logit-bias", "639=-1000", "--logit-bias", "637=-1000",
                             env={"XDG_STATE_HOME": str(self.path)})
-        terminal.expect("> ")
+        terminal.expect_prompt()
         terminal.send("hello\n")
         terminal.expect("hello")
         time.sleep(1)
         terminal.send("\x03")
         terminal.expect("cancelled")
-        terminal.expect("> ")
+        terminal.expect_prompt()
         terminal.send("half a line\x03")
-        terminal.expect("> ")
+        terminal.expect_prompt()
         terminal.send("/help\n")
         terminal.expect("/save FILE")
-        terminal.expect("> ")
+        terminal.expect_prompt()
         terminal.send("\x04")
         self.assertEqual(terminal.wait(), 0)
         self.assertIn("hello", (self.path / "millrace" / "history").read_text())
 
     def test_quit(self):
         terminal = Terminal("chat", self.model, env={"XDG_STATE_HOME": str(self.path)})
-        terminal.expect("> ")
+        terminal.expect_prompt()
         terminal.send("/quit\n")
         self.assertEqual(terminal.wait(), 0)
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -87,6 +88,28 @@ TEST_P(Device, TokensOutsideTheVocabularyAreRefused) {
     const std::string error = error_of([&] { runtime->prefill(sequence, std::span(&bad, 1)); });
     EXPECT_NE(error.find(std::to_string(bad)), std::string::npos) << error;
   }
+}
+
+// Every table must let a NaN through, or a damaged file goes unnoticed; and MILLRACE_ISA must choose the
+// table.
+TEST(Runtime, NanScaleIsNamedOnTheScalarTableToo) {
+  const std::string tensor = "blk.0.attn_q.weight";
+  const std::string path = with_nan_scale("tests/golden/models/gpt-oss-w32/model.gguf", tensor);
+  ::setenv("MILLRACE_ISA", "scalar", 1);
+  const std::string error = error_of([&] {
+    const auto runtime = Runtime::open(path, on("cpu"));
+    EXPECT_EQ(runtime->backend().isa(), "scalar");
+    Sequence sequence = runtime->make_sequence();
+    const std::vector<int32_t> tokens = {1, 2, 3, 4};
+    runtime->prefill(sequence, tokens);
+  });
+  EXPECT_NE(error.find(tensor), std::string::npos) << error;
+  ::setenv("MILLRACE_ISA", "sse9", 1);
+  const std::string unknown = error_of([&] { Runtime::open(path, on("cpu")); });
+  EXPECT_NE(unknown.find("sse9"), std::string::npos) << unknown;
+  EXPECT_NE(unknown.find("scalar"), std::string::npos) << unknown;
+  ::unsetenv("MILLRACE_ISA");
+  fs::remove(path);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Device, testing::Values("reference", "cpu"));

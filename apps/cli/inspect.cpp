@@ -82,7 +82,7 @@ Json config_json(const ModelConfig& config) {
     if (window > 0) out[fmt::format("layers_with_window_{}", window)] = layers;
   }
   out["rope_theta"] = config.rope_theta;
-  out["end_tokens"] = config.end_tokens;
+  if (!config.end_tokens.empty()) out["end_tokens"] = config.end_tokens;  // GGUF: the tokenizer's business
   return out;
 }
 
@@ -151,7 +151,7 @@ std::string plain(const Json& value) {
 std::string memory_text(const MemoryPlan& plan, const Backend& backend) {
   std::string out = fmt::format("Memory on {}\n", backend.description());
   const auto line = [&](std::string_view label, const std::string& value) {
-    out += fmt::format("  {:<32} {:>12}\n", label, value);
+    out += fmt::format("  {:<44} {:>12}\n", label, value);
   };
   line("weights, mapped from the file", human_bytes(plan.weights_mapped));
   line("weights, repacked copies", human_bytes(plan.weights_repacked));

@@ -33,8 +33,17 @@ struct Simd {
   static V16 sub(V16 x, V16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
   static V16 mul(V16 x, V16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
   static V16 div(V16 x, V16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
-  static V16 max(V16 x, V16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-  static V16 min(V16 x, V16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+  // maxps and minps give their second operand when either is NaN; a NaN must survive, so a first one is put
+  // back.
+  static __m256 keep_nan(__m256 result, __m256 x) {
+    return _mm256_blendv_ps(result, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  }
+  static V16 max(V16 x, V16 y) {
+    return {keep_nan(_mm256_max_ps(x.a, y.a), x.a), keep_nan(_mm256_max_ps(x.b, y.b), x.b)};
+  }
+  static V16 min(V16 x, V16 y) {
+    return {keep_nan(_mm256_min_ps(x.a, y.a), x.a), keep_nan(_mm256_min_ps(x.b, y.b), x.b)};
+  }
   static V16 abs(V16 x) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
@@ -60,10 +69,13 @@ struct Simd {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
   static float largest(V16 x) {
-    const __m256 eight = _mm256_max_ps(x.a, x.b);
-    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+    const __m256 eight = keep_nan(_mm256_max_ps(x.a, x.b), x.a);
+    const __m256 four = _mm256_permute2f128_ps(eight, eight, 1);  // the halves exchanged
+    const __m256 m4 = keep_nan(_mm256_max_ps(eight, four), eight);
+    const __m256 two = _mm256_permute_ps(m4, 0x4e);  // lanes 2 3 0 1
+    const __m256 m2 = keep_nan(_mm256_max_ps(m4, two), m4);
+    const __m256 one = _mm256_permute_ps(m2, 0xb1);  // lanes 1 0 3 2
+    return _mm256_cvtss_f32(keep_nan(_mm256_max_ps(m2, one), m2));
   }
   // 16 floats of magnitude at most 127 to int8, to nearest even; returns their sum.
   static int32_t round_to_int8(V16 x, int8_t* out) {

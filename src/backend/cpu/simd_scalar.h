@@ -79,11 +79,12 @@ struct Simd {
   static V16 div(V16 a, V16 b) {
     return each([&](int j) { return a.v[j] / b.v[j]; });
   }
+  // A NaN in either operand survives.
   static V16 max(V16 a, V16 b) {
-    return each([&](int j) { return a.v[j] > b.v[j] ? a.v[j] : b.v[j]; });
+    return each([&](int j) { return a.v[j] > b.v[j] || a.v[j] != a.v[j] ? a.v[j] : b.v[j]; });
   }
   static V16 min(V16 a, V16 b) {
-    return each([&](int j) { return a.v[j] < b.v[j] ? a.v[j] : b.v[j]; });
+    return each([&](int j) { return a.v[j] < b.v[j] || a.v[j] != a.v[j] ? a.v[j] : b.v[j]; });
   }
   static V16 abs(V16 a) {
     return each([&](int j) { return __builtin_fabsf(a.v[j]); });
@@ -108,7 +109,7 @@ struct Simd {
   }
   static float largest(V16 a) {
     float m = a.v[0];
-    for (int j = 1; j < 16; ++j) m = a.v[j] > m ? a.v[j] : m;
+    for (int j = 1; j < 16; ++j) m = a.v[j] > m || a.v[j] != a.v[j] ? a.v[j] : m;
     return m;
   }
   // 16 floats of magnitude at most 127 to int8, to nearest even; returns their sum.
