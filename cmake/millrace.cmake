@@ -85,6 +85,7 @@ endfunction()
 function(millrace_test name)
   add_executable(${name} ${ARGN})
   target_link_libraries(${name} PRIVATE millrace_flags GTest::gtest GTest::gtest_main)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O0>)  # a third of the time to compile
   if(MILLRACE_SANITIZE OR CMAKE_CROSSCOMPILING)
     add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
     set_tests_properties(${name} PROPERTIES TIMEOUT 1200)

@@ -49,7 +49,8 @@ void Progress::update(size_t done, size_t total) {
   throw_if_interrupted();
   if (Clock::now() < next_) return;
   next_ = Clock::now() + (terminal_ ? kRedraw : kLogLine);
-  write_stderr(terminal_ ? "\r" + line(done, total) + "\x1b[K" : line(done, total) + "\n");
+  const std::string text = line(done, total);
+  write_stderr(terminal_ ? fmt::format("\r{}\x1b[K", text) : fmt::format("{}\n", text));
   drawn_ = terminal_;
 }
 

@@ -5,7 +5,7 @@
 
 template <int kValue>
 struct Index {
-  constexpr operator int() const { return kValue; }
+  constexpr operator int() const { return kValue; }  // NOLINT(google-explicit-constructor): it is an int
 };
 
 template <int kCount, class F>
