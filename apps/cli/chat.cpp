@@ -83,7 +83,7 @@ class Chat {
  public:
   Chat(Runtime& runtime, const ChatOptions& options)
       : runtime_(runtime), system_(options.system), sequence_(runtime.make_sequence()) {
-    generate_options_.sampling = sampling_params(options.sampling);
+    generate_options_.sampling = sampling_params(options.sampling, runtime.config().sampling);
     generate_options_.max_tokens = options.max_tokens;
     generate_options_.cancel = &interrupt_flag();
     validate(generate_options_.sampling, runtime.config().vocab);

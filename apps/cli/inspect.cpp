@@ -7,6 +7,7 @@
 
 #include "commands.h"
 #include "engine/runtime.h"
+#include "io/hf_directory.h"
 #include "io/printable.h"
 #include "options.h"
 #include "output.h"

@@ -62,24 +62,36 @@ std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
 
 void add_sampling_options(CLI::App& command, SamplingOptions& options) {
   SamplingParams& p = options.params;
-  p.temperature = 0.7f;
-  p.top_p = 0.95f;
+  ModelConfig::Sampling& given = options.given;
   const auto add = [&](const char* name, auto& value, const char* help) {
     command.add_option(name, value, help)->capture_default_str()->group("Sampling, in this order");
   };
-  add("--repeat-penalty", p.repetition_penalty, "of tokens in prompt and answer; 1: none");
+  add("--repeat-penalty", given.repetition_penalty,
+      "of tokens in prompt and answer; 1: none; default: the model's, else 1");
   add("--frequency-penalty", p.frequency_penalty, "for each time a token was generated");
   add("--presence-penalty", p.presence_penalty, "for a token that was generated at all");
   add("--logit-bias", options.biases, "ID=BIAS, added to that token's logit; may be repeated");
-  add("--temp", p.temperature, "temperature; 0: always the likeliest token");
-  add("--top-k", p.top_k, "keep the K likeliest tokens; 0: all");
-  add("--top-p", p.top_p, "keep the likeliest tokens that make up this probability");
-  add("--min-p", p.min_p, "keep tokens at least this times as likely as the likeliest");
+  add("--temp", given.temperature,
+      "temperature; 0: always the likeliest token; default: the model's, else 0.7");
+  add("--top-k", given.top_k, "keep the K likeliest tokens; 0: all; default: the model's, else all");
+  add("--top-p", given.top_p,
+      "keep the likeliest tokens that make up this probability; default: the model's, else 0.95");
+  add("--min-p", given.min_p,
+      "keep tokens at least this times as likely as the likeliest; default: the model's, else 0");
   add("--seed", p.seed, "same seed, same text; default: a new one each time");
 }
 
-SamplingParams sampling_params(const SamplingOptions& options) {
+SamplingParams sampling_params(const SamplingOptions& options, const ModelConfig::Sampling& advised) {
   SamplingParams params = options.params;
+  const auto choose = [](auto& value, const auto& given, const auto& model, auto otherwise) {
+    value = given ? *given : model.value_or(otherwise);
+  };
+  const ModelConfig::Sampling& given = options.given;
+  choose(params.temperature, given.temperature, advised.temperature, 0.7f);
+  choose(params.top_p, given.top_p, advised.top_p, 0.95f);
+  choose(params.top_k, given.top_k, advised.top_k, 0);
+  choose(params.min_p, given.min_p, advised.min_p, 0.0f);
+  choose(params.repetition_penalty, given.repetition_penalty, advised.repetition_penalty, 1.0f);
   for (const std::string& bias : options.biases) {
     int32_t token = 0;
     float value = 0.0f;

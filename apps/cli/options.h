@@ -28,12 +28,13 @@ std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
                                       const std::function<void(RuntimeOptions&)>& adjust = {});
 
 struct SamplingOptions {
-  SamplingParams params;
+  SamplingParams params;            // but for what is given here:
+  ModelConfig::Sampling given;      // what the user said goes before what the model's makers advise
   std::vector<std::string> biases;  // "ID=BIAS"
 };
-// Command line defaults differ from the library's: temperature 0.7, top-p 0.95.
 void add_sampling_options(CLI::App& command, SamplingOptions& options);
-SamplingParams sampling_params(const SamplingOptions& options);
+// Throws Error for a bias that is none. Without word from user or model: temperature 0.7, top-p 0.95.
+SamplingParams sampling_params(const SamplingOptions& options, const ModelConfig::Sampling& advised = {});
 
 // The bytes of a file, or of standard input for "-".
 std::string read_input(const std::string& path);

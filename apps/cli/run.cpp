@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "channel_filter.h"
@@ -87,8 +88,9 @@ void print_json(const Runtime& runtime, const GenerateResult& result, const Answ
 
 int run(const RunOptions& options) {
   GenerateOptions generate_options;
-  generate_options.sampling = sampling_params(options.sampling);
+  sampling_params(options.sampling);  // a mistake is told before the model is loaded
   const std::unique_ptr<Runtime> runtime = open_runtime(options.model);
+  generate_options.sampling = sampling_params(options.sampling, runtime->config().sampling);
   const std::vector<int32_t> prompt = encode_prompt(*runtime, options);
   generate_options.max_tokens = options.max_tokens;
   generate_options.stop = options.stop;

@@ -2,6 +2,7 @@
 // nothing of files.
 #include "base/error.h"
 #include "engine/runtime.h"
+#include "io/hf_directory.h"
 
 namespace millrace {
 namespace {

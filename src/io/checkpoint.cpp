@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
+#include "io/hf_directory.h"
 #include "io/json_file.h"
 #include "io/printable.h"
 
@@ -89,7 +90,7 @@ Checkpoint Checkpoint::open(const std::string& path) {
   Checkpoint checkpoint;
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
-    checkpoint.hf = read_directory(path);
+    checkpoint.hf = std::make_shared<HfDirectory>(read_directory(path));
     checkpoint.hf->weights = Safetensors::open_dir(path);
     return checkpoint;
   }
@@ -99,7 +100,7 @@ Checkpoint Checkpoint::open(const std::string& path) {
   if (start.starts_with("GGUF")) {
     checkpoint.gguf = Gguf::open(path);
   } else if (path.ends_with(".safetensors")) {
-    checkpoint.hf = open_beside(path);
+    checkpoint.hf = std::make_shared<HfDirectory>(open_beside(path));
   } else {
     throw_error(
         ErrorCode::kBadInput,
@@ -109,5 +110,17 @@ Checkpoint Checkpoint::open(const std::string& path) {
   }
   return checkpoint;
 }
+
+const std::string& Checkpoint::path() const { return gguf ? gguf->path() : hf->path; }
+
+const std::vector<TensorView>& Checkpoint::tensors() const {
+  return gguf ? gguf->tensors() : hf->weights.tensors();
+}
+
+const TensorView* Checkpoint::find_tensor(std::string_view name) const {
+  return gguf ? gguf->find_tensor(name) : hf->weights.find_tensor(name);
+}
+
+size_t Checkpoint::mapped_bytes() const { return gguf ? gguf->mapped_bytes() : hf->weights.mapped_bytes(); }
 
 }  // namespace millrace::io

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "io/hf_directory.h"
 #include "io/test_files.h"
 
 namespace millrace::io {

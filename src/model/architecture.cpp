@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "io/hf_directory.h"
 
 namespace millrace {
 

@@ -1,9 +1,11 @@
 #include "model/config.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 #include "base/error.h"
+#include "io/hf_directory.h"
 #include "model/architecture.h"
 
 namespace millrace {
@@ -22,6 +24,31 @@ void add_end_tokens(const nlohmann::json& object, std::vector<int32_t>& ends) {
   } else {
     add(*it);
   }
+}
+
+// A number in [low, high] that generation_config.json or a GGUF key names; anything else is no advice.
+std::optional<float> advised(const io::Checkpoint& checkpoint, const char* gguf, const char* hf, double low,
+                             double high) {
+  double value = std::nan("");
+  if (checkpoint.gguf) {
+    value = checkpoint.gguf->get_real(fmt::format("general.sampling.{}", gguf), value);
+  } else if (checkpoint.hf->generation_config.is_object()) {
+    const auto it = checkpoint.hf->generation_config.find(hf);
+    if (it != checkpoint.hf->generation_config.end() && it->is_number()) value = it->get<double>();
+  }
+  if (!(value >= low && value <= high)) return std::nullopt;
+  return static_cast<float>(value);
+}
+
+ModelConfig::Sampling read_sampling(const io::Checkpoint& checkpoint) {
+  ModelConfig::Sampling sampling;
+  sampling.temperature = advised(checkpoint, "temp", "temperature", 0, 100);
+  sampling.top_p = advised(checkpoint, "top_p", "top_p", 1e-6, 1);
+  sampling.min_p = advised(checkpoint, "min_p", "min_p", 0, 1);
+  sampling.repetition_penalty = advised(checkpoint, "penalty_repeat", "repetition_penalty", 1e-3, 100);
+  if (const auto k = advised(checkpoint, "top_k", "top_k", 0, 1 << 24))
+    sampling.top_k = static_cast<int32_t>(*k);
+  return sampling;
 }
 
 // Rows of the embedding: what the files really hold, whatever vocab_size says.
@@ -55,6 +82,7 @@ ModelConfig read_config(const io::Checkpoint& checkpoint) {
     while (path.size() > 1 && path.back() == '/') path.pop_back();
     config.name = path.substr(path.rfind('/') + 1);
   }
+  config.sampling = read_sampling(checkpoint);
   architecture.configure(reader, config);
   return config;
 }

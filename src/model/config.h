@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,11 @@ struct ModelConfig {
   Experts::Activation expert_activation = Experts::Activation::kSilu;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
 
+  // What the model's makers advise: generation_config.json, or general.sampling.* of a GGUF file.
+  struct Sampling {
+    std::optional<float> temperature, top_p, min_p, repetition_penalty;
+    std::optional<int32_t> top_k;
+  } sampling;
   std::vector<int32_t> end_tokens;  // from generation_config / config; the tokenizer knows its own
 };
 

@@ -3,11 +3,14 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "io/hf_directory.h"
 
 namespace millrace {
 
 ConfigReader::ConfigReader(const io::Checkpoint& checkpoint, std::string prefix)
     : checkpoint_(checkpoint), prefix_(std::move(prefix)) {}
+
+const nlohmann::json& ConfigReader::hf() const { return checkpoint_.hf->config; }
 
 void ConfigReader::fail(std::string_view field, const std::string& found, const std::string& expected) const {
   throw_error(ErrorCode::kBadInput, "{}: {}: found {}, expected {}", checkpoint_.path(), field, found,

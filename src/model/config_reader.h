@@ -2,6 +2,7 @@
 // field.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,7 +19,7 @@ class ConfigReader {
 
   const io::Checkpoint& checkpoint() const { return checkpoint_; }
   bool is_gguf() const { return checkpoint_.gguf.has_value(); }
-  const nlohmann::json& hf() const { return checkpoint_.hf->config; }
+  const nlohmann::json& hf() const;  // config.json
 
   // The GGUF key is given without prefix. The first form throws Error{kBadInput} naming the missing field,
   // and all throw when the value is not in [low, high].

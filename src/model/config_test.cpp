@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "model/model.h"
@@ -122,6 +123,18 @@ TEST(Config, YarnMagnitude) {
   const ModelConfig config = read_config(io::Checkpoint::open("tests/golden/models/gpt-oss-w128/hf"));
   EXPECT_EQ(config.rope_scaling, RopeScaling::kYarn);
   EXPECT_NEAR(config.rope_magnitude, 0.1 * std::log(32.0) + 1.0, 1e-6);
+}
+
+TEST(Config, SamplingAdviceComesFromGenerationConfig) {
+  const BrokenModel model("llama2", [](nlohmann::json&) {});
+  std::ofstream(model.path() + "/generation_config.json")
+      << R"({"temperature": 0.6, "top_k": 20, "top_p": 7.5, "min_p": "x", "do_sample": true})";
+  const ModelConfig::Sampling sampling = read_config(io::Checkpoint::open(model.path())).sampling;
+  EXPECT_EQ(sampling.temperature, 0.6f);
+  EXPECT_EQ(sampling.top_k, 20);
+  EXPECT_FALSE(sampling.top_p) << "no probability";
+  EXPECT_FALSE(sampling.min_p) << "no number";
+  EXPECT_FALSE(sampling.repetition_penalty);
 }
 
 TEST(ExecutorSpec, WindowGroupsAreSizedByTheirWindow) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/weight_source.h"
 

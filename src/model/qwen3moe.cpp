@@ -1,6 +1,7 @@
 // Qwen 3, mixture of experts: Qwen 3's attention; each token goes to the k experts of largest router
 // probability.
 #include "base/error.h"
+#include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/rope.h"
 

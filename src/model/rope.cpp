@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "base/error.h"
+#include "io/hf_directory.h"
 #include "quant/codec.h"
 
 namespace millrace {

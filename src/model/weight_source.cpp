@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "io/hf_directory.h"
 
 namespace millrace {
 namespace {

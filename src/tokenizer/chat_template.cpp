@@ -1,6 +1,8 @@
 // ChatTemplate: parse once, render many times. Here internal errors get the file's name and the line.
 #include "tokenizer/chat_template.h"
 
+#include <nlohmann/json.hpp>
+
 #include "base/error.h"
 #include "tokenizer/template_builtins.h"
 #include "tokenizer/template_eval.h"

@@ -1,4 +1,5 @@
 // Filters on text and numbers.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 

@@ -1,6 +1,7 @@
 // JSON in and out of templates: the render's variables become values, and tojson is Python's json.dumps.
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "tokenizer/template_builtins.h"
 #include "tokenizer/template_text.h"

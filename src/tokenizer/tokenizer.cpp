@@ -2,6 +2,7 @@
 #include "tokenizer/tokenizer.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.h"

@@ -1,6 +1,7 @@
 // Any bytes as a chat template, rendered with a small conversation: an Error, or text.
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/error.h"

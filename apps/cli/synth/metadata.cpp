@@ -2,6 +2,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "io/hf_directory.h"
 #include "model/config_reader.h"
 #include "synth/plan.h"
 #include "synth/vocabulary.h"
@@ -76,7 +77,7 @@ void write_tokenizer(const SynthPlan& plan, io::GgufWriter& writer) {
 
 void write_metadata(const SynthPlan& plan, io::GgufWriter& writer) {
   io::Checkpoint checkpoint;
-  checkpoint.hf.emplace();
+  checkpoint.hf = std::make_shared<io::HfDirectory>();
   checkpoint.hf->path = plan.name;
   checkpoint.hf->config = plan.config;
   const ConfigReader read(checkpoint, "");

@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "base/error.h"
+#include "io/hf_directory.h"
 #include "model/config_reader.h"
 
 namespace millrace::cli {
@@ -51,7 +52,7 @@ std::string rope_type(const nlohmann::json& rope) {
 class Planner {
  public:
   Planner(const nlohmann::json& config, const std::string& source, const SynthTypes& types) : types_(types) {
-    checkpoint_.hf.emplace();
+    checkpoint_.hf = std::make_shared<io::HfDirectory>();
     checkpoint_.hf->path = source;
     checkpoint_.hf->config = config;
     plan_.config = config;

@@ -1,0 +1,22 @@
+// The files of a Hugging Face directory. Apart from checkpoint.h, because the JSON header takes longer to
+// compile than most files that only want to know where a model is.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "io/safetensors.h"
+
+namespace millrace::io {
+
+struct HfDirectory {
+  std::string path;
+  nlohmann::json config;             // config.json
+  nlohmann::json generation_config;  // null when the file is absent
+  std::string tokenizer_json;        // text; empty when the file is absent
+  nlohmann::json tokenizer_config;   // null when absent
+  std::string chat_template;         // chat_template.jinja or tokenizer_config's chat_template; may be empty
+  Safetensors weights;
+};
+
+}  // namespace millrace::io
