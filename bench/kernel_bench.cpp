@@ -30,6 +30,8 @@ constexpr Type kTypes[] = {{"mxfp4", Format::kMXFP4, 32, 17}, {"mxfp4_split", Fo
                            {"bf16", Format::kBF16, 1, 2},     {"f16", Format::kF16, 1, 2},
                            {"f32", Format::kF32, 1, 4}};
 
+constexpr int64_t kRowsPerTask = 128;
+
 struct Options {
   std::vector<std::string> types{"mxfp4", "q8_0"};
   std::vector<int64_t> rows{1, 8, 64, 512};
@@ -56,12 +58,14 @@ double best_time(double budget, F run) {
 }
 
 double read_seconds(ThreadPool& pool, const uint8_t* data, int64_t bytes, double budget) {
-  constexpr int64_t kChunk = 1 << 18;
+  // One core keeps too few plain loads under way to find the memory's limit.
+  constexpr int64_t kChunk = 1 << 18, kReadAhead = 16 << 10;
   std::vector<uint64_t> sums(static_cast<size_t>(pool.size()) * 8);  // kept, so that the loop is
   return best_time(budget, [&] {
     pool.parallel_for(bytes / kChunk, 1, [&](int64_t begin, int64_t end, int thread) {
       uint64_t sum[8] = {}, word[8];
       for (int64_t at = begin * kChunk; at < end * kChunk; at += 64) {
+        __builtin_prefetch(data + at + kReadAhead, 0, 2);  // past the end now and then: it only asks
         std::memcpy(word, data + at, 64);
         for (int i = 0; i < 8; ++i) sum[i] += word[i];
       }
@@ -78,10 +82,8 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
                const uint8_t* data, int64_t bytes, double budget) {
   const int64_t cols = type.elements == 256 ? 2816 : 2880;
   const int64_t row_bytes = cols / type.elements * type.bytes, scale_bytes = cols / 32;
-  // At most a quarter of a second per thread of a slow kernel, and outputs that fit into memory.
   const int64_t rows =
-      std::min({bytes / row_bytes, (int64_t{1} << 28) / (4 * num_m),
-                std::max<int64_t>(2880, int64_t{1} << 17) * 64 / std::max<int64_t>(64, num_m)});
+      std::min(bytes / row_bytes, std::max<int64_t>(kRowsPerTask, (int64_t{1} << 25) / num_m));
   const MatrixView w{data, row_bytes, data, scale_bytes, cols};
   std::vector<float> values(static_cast<size_t>(num_m * cols));
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 2654435761u % 1999) - 999.0f;
@@ -91,20 +93,22 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
   const Panel x{is_float ? reinterpret_cast<const uint8_t*>(values.data())
                          : reinterpret_cast<const uint8_t*>(blocks.data()),
                 is_float ? cols * 4 : cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
-  std::vector<float> out(static_cast<size_t>(num_m * rows));
-  constexpr int64_t kRowsPerTask = 128;
+  // Outputs as the callers have them, a buffer per thread.
+  std::vector<float> out(static_cast<size_t>(num_m * kRowsPerTask * pool.size()));
   const double took = best_time(budget, [&] {
-    pool.parallel_for((rows + kRowsPerTask - 1) / kRowsPerTask, 1, [&](int64_t begin, int64_t end, int) {
-      for (int64_t task = begin; task < end; ++task) {
-        const int64_t first = task * kRowsPerTask, count = std::min(kRowsPerTask, rows - first);
-        for (int64_t m = 0; m < num_m; m += kernels.pass_rows) {
-          const Panel part{x.data + m * x.row_bytes, x.row_bytes, nullptr};
-          kernels.matmul[static_cast<int>(type.format)](w, first, count, part,
-                                                        std::min(kernels.pass_rows, num_m - m),
-                                                        out.data() + m * rows + first, rows);
-        }
-      }
-    });
+    pool.parallel_for(
+        (rows + kRowsPerTask - 1) / kRowsPerTask, 1, [&](int64_t begin, int64_t end, int thread) {
+          float* to = out.data() + thread * num_m * kRowsPerTask;
+          for (int64_t task = begin; task < end; ++task) {
+            const int64_t first = task * kRowsPerTask, count = std::min(kRowsPerTask, rows - first);
+            for (int64_t m = 0; m < num_m; m += kernels.pass_rows) {
+              const Panel part{x.data + m * x.row_bytes, x.row_bytes, nullptr};
+              kernels.matmul[static_cast<int>(type.format)](w, first, count, part,
+                                                            std::min(kernels.pass_rows, num_m - m),
+                                                            to + m * kRowsPerTask, kRowsPerTask);
+            }
+          }
+        });
   });
   const auto all = static_cast<double>(rows);
   return {all * static_cast<double>(row_bytes) / took, all * 2.0 * static_cast<double>(cols * num_m) / took};
