@@ -95,13 +95,10 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
       const CpuWeight& w = own(*p->op->weight);
       const float* bias = values_of(p->op->bias);
       const int64_t first = at * per_task, count = std::min(per_task, w.rows - first);
-      for (int64_t m = 0; m < rows; m += kRowsPerPass) {
-        const int64_t num_m = std::min(kRowsPerPass, rows - m);
-        float* out = p->out + m * w.rows + first;
-        multiply(kernels_, w, 0, first, count, x.from(m), num_m, out, w.rows, work_->threads[thread].decoded);
-        for (int64_t i = 0; bias != nullptr && i < num_m; ++i) {
-          for (int64_t r = 0; r < count; ++r) out[i * w.rows + r] += bias[first + r];
-        }
+      float* out = p->out + first;
+      multiply(kernels_, w, 0, first, count, x, rows, out, w.rows, work_->threads[thread].decoded);
+      for (int64_t i = 0; bias != nullptr && i < rows; ++i) {
+        for (int64_t r = 0; r < count; ++r) out[i * w.rows + r] += bias[first + r];
       }
     }
   });

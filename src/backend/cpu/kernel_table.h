@@ -17,11 +17,12 @@
 // An output depends on its row of weights and its row of activations only, never on the tile it was computed
 // in.
 //
-// How wider units fit in. An entry of `matmul` owns its tile: i8mm (smmla: 2 x 2 outputs per instruction),
-// AVX-512 VNNI (16 outputs of one column of 16 rows) and AMX (16 x 16 outputs per tile) implement the same
-// signature with bigger tiles. ActivationBlock is what they read today; a table that wants its panel packed
-// otherwise brings its own `quantize`, for callers only size and pass it on. BF16 units (bfdot, AMX-BF16)
-// round and order their sums differently: a named option, not a table entry, unless they keep the rule above.
+// How wider units fit in. An entry of `matmul` owns its tile: AVX-512 VNNI (16 outputs of one column of 16
+// rows) and AMX (16 x 16 outputs per tile) implement the same signature with bigger tiles
+// (docs/kernels/x86_matmul.md), and so can i8mm (smmla: 2 x 2 outputs per instruction). ActivationBlock is
+// what they read today; a table that wants its panel packed otherwise brings its own `quantize`, for callers
+// only size and pass it on. BF16 units (bfdot, AMX-BF16) round and order their sums differently: a named
+// option, not a table entry, unless they keep the rule above.
 #pragma once
 
 #include <cstddef>
@@ -51,9 +52,9 @@ enum class Format : int {
 inline constexpr int kLanes = 16;
 inline constexpr int kQuantBlock = 32;
 
-// How many activation rows share one pass over a chunk of weights: 64 rows of 2,880 int8 codes are 225 KiB,
-// within the second-level cache of every machine we know.
-inline constexpr int64_t kRowsPerPass = 64;
+// How many activation rows a caller multiplies at most when the outputs go to a buffer of its own: 256 rows
+// of 128 outputs are 128 KiB. A table says how many of them share a pass over the weights (pass_rows).
+inline constexpr int64_t kRowsPerPass = 256;
 
 // 32 activations: x = scale * q.
 struct ActivationBlock {
@@ -130,6 +131,13 @@ struct KernelTable {
   void (*scale_add)(float* y, float a, const float* x, float b, int64_t size);
   // y[i] = exp(x[i])
   void (*exp)(const float* x, int64_t size, float* y);
+
+  // Activation rows that share one pass over a chunk of weights: 64 rows of 2,880 int8 codes are 225 KiB,
+  // within the second-level cache of every machine we know. A table that packs weights wants as many as there
+  // are.
+  int64_t pass_rows = 64;
+  // Products of many rows are faster where rows lie in order than through an index.
+  bool rows_in_order = false;
 };
 
 }  // namespace millrace::cpu

@@ -65,20 +65,24 @@ int64_t float_rows(const MatrixView& w, int64_t first, int64_t r, int64_t num_ro
   return r;
 }
 
-// Tiles of four rows by one, and of two rows by two: sixteen registers of sums where registers hold four
-// floats.
+template <class Load, int kR, int kM>
+void float_pass(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t m, float* out,
+                int64_t out_stride) {
+  const int64_t r = float_rows<Load, kR, kM>(w, first, 0, num_rows, x, m, out, out_stride);
+  float_rows<Load, 1, kM>(w, first, r, num_rows, x, m, out, out_stride);
+}
+
+// Tiles as large as the registers hold, then four rows by two and by one.
 template <class Load>
 void float_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
                   float* out, int64_t out_stride) {
+  constexpr int kR = Simd::kFloatTileRows, kM = Simd::kFloatTileM;
   int64_t m = 0;
-  for (; m + 2 <= num_m; m += 2) {
-    const int64_t r = float_rows<Load, 2, 2>(w, first, 0, num_rows, x, m, out, out_stride);
-    float_rows<Load, 1, 2>(w, first, r, num_rows, x, m, out, out_stride);
+  for (; m + kM <= num_m; m += kM) float_pass<Load, kR, kM>(w, first, num_rows, x, m, out, out_stride);
+  if constexpr (kM > 2) {
+    for (; m + 2 <= num_m; m += 2) float_pass<Load, 4, 2>(w, first, num_rows, x, m, out, out_stride);
   }
-  if (m < num_m) {
-    const int64_t r = float_rows<Load, 4, 1>(w, first, 0, num_rows, x, m, out, out_stride);
-    float_rows<Load, 1, 1>(w, first, r, num_rows, x, m, out, out_stride);
-  }
+  for (; m < num_m; ++m) float_pass<Load, 4, 1>(w, first, num_rows, x, m, out, out_stride);
 }
 
 // exp to 1.5 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial of degree 6 in r, n into the exponent.
@@ -161,8 +165,9 @@ void quantize(const float* x, int64_t cols, ActivationBlock* out) {
   for (int64_t b = 0; b < cols / kQuantBlock; ++b, x += kQuantBlock) {
     const V16 lo = Simd::load(x), hi = Simd::load(x + kLanes);
     const float most = Simd::largest(Simd::max(Simd::abs(lo), Simd::abs(hi)));
-    // Below 1e-36 the inverse overflows: such a block is zero.
-    const bool zero = most < 1e-36f;
+    // Below 1e-36 the inverse overflows, and below 3e-36 half the scale is subnormal, which would make
+    // (d / 2) * scale and d * (scale / 2) different: such a block is zero.
+    const bool zero = most < 1e-35f;
     const V16 inverse = Simd::broadcast(zero ? 0.0f : 127.0f / most);
     out[b].scale = zero ? 0.0f : most / 127.0f;
     const int32_t first = Simd::round_to_int8(Simd::mul(lo, inverse), out[b].q);

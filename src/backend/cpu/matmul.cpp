@@ -23,7 +23,10 @@ void multiply(const KernelTable& kernels, const CpuWeight& w, int64_t expert, in
   const MatmulFn kernel = kernels.matmul[static_cast<int>(w.format)];
   const int64_t row = expert * w.rows + first;
   if (!w.decoded) {
-    kernel(w.matrix, row, num_rows, panel_for(w, x), num_m, out, out_stride);
+    for (int64_t m = 0; m < num_m; m += kernels.pass_rows) {
+      kernel(w.matrix, row, num_rows, panel_for(w, x.from(m)), std::min(kernels.pass_rows, num_m - m),
+             out + m * out_stride, out_stride);
+    }
     return;
   }
   const MatrixView opened{reinterpret_cast<const uint8_t*>(scratch),

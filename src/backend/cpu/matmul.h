@@ -10,7 +10,7 @@ namespace millrace::cpu {
 
 // Activation rows in the forms that weights ask for.
 struct Rows {
-  const float* values = nullptr;            // [rows][cols]
+  const float* values = nullptr;            // [rows][cols]; absent when every weight wants blocks
   const ActivationBlock* blocks = nullptr;  // [rows][cols / 32], made only when some weight wants it
   int64_t cols = 0;
   const int32_t* index = nullptr;  // product row m reads row index[m]; absent: row m
@@ -20,7 +20,7 @@ struct Rows {
     if (index != nullptr) {
       r.index += row;
     } else {
-      r.values += row * cols;
+      if (values != nullptr) r.values += row * cols;
       if (blocks != nullptr) r.blocks += row * (cols / kQuantBlock);
     }
     return r;

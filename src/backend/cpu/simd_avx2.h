@@ -1,8 +1,9 @@
 // The vector type on x86: two registers of eight floats, with FMA and F16C. Included inside the anonymous
-// namespace of table_avx2.cpp.
+// namespace of table_avx2.cpp, and of table_avx_vnni.cpp, which multiplies bytes by one instruction.
 #pragma once
 
 struct Simd {
+  static constexpr int kFloatTileRows = 2, kFloatTileM = 2;  // sums: eight registers
   struct V16 {
     __m256 a, b;
   };                  // lanes 0-7, 8-15
@@ -158,7 +159,11 @@ struct Simd {
   // maddubs takes unsigned times signed and saturates at 16 bits: two products of at most 128 * 127 do not
   // reach it.
   static __m256i multiply(__m256i not_negative, __m256i x) {
+#if defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), not_negative, x);
+#else
     return _mm256_madd_epi16(_mm256_maddubs_epi16(not_negative, x), _mm256_set1_epi16(1));
+#endif
   }
   template <bool kUnsigned>
   static Partial dot(I8x32 w, I8x32 x) {

@@ -3,6 +3,7 @@
 #pragma once
 
 struct Simd {
+  static constexpr int kFloatTileRows = 2, kFloatTileM = 2;  // sixteen registers of four floats
   struct V16 {
     float32x4_t a, b, c, d;
   };                       // lanes 0-3, 4-7, 8-11, 12-15

@@ -3,6 +3,7 @@
 #pragma once
 
 struct Simd {
+  static constexpr int kFloatTileRows = 2, kFloatTileM = 2;  // sixteen registers of four floats
   struct V16 {
     float v[16];
   };  // 16 lanes

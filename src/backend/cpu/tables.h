@@ -9,5 +9,8 @@ extern const KernelTable kScalarTable;
 extern const KernelTable kNeonTable;         // ARM builds
 extern const KernelTable kNeonDotprodTable;  // ARM builds
 extern const KernelTable kAvx2Table;         // x86 builds
+extern const KernelTable kAvxVnniTable;      // x86 builds
+extern const KernelTable kAvx512Table;       // x86 builds
+extern const KernelTable kAmxTable;          // x86 builds
 
 }  // namespace millrace::cpu

@@ -1,0 +1,174 @@
+// kernel_bench: the matrix products of one instruction set, per weight type and number of activation rows:
+// bytes of weights per second, also as a share of a loop that only reads them in the same run, and operations
+// per second (a multiply and an add are two). Weights are far larger than the caches, activations are not.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "backend/cpu/features.h"
+#include "backend/cpu/memory.h"
+#include "base/error.h"
+#include "base/thread_pool.h"
+
+namespace millrace::cpu {
+namespace {
+
+struct Type {
+  const char* name;
+  Format format;
+  int64_t elements, bytes;  // of a block
+};
+constexpr Type kTypes[] = {{"mxfp4", Format::kMXFP4, 32, 17}, {"mxfp4_split", Format::kMXFP4Split, 32, 16},
+                           {"q8_0", Format::kQ8_0, 32, 34},   {"q4_0", Format::kQ4_0, 32, 18},
+                           {"q4_1", Format::kQ4_1, 32, 20},   {"q5_0", Format::kQ5_0, 32, 22},
+                           {"q5_1", Format::kQ5_1, 32, 24},   {"q4_k", Format::kQ4_K, 256, 144},
+                           {"q5_k", Format::kQ5_K, 256, 176}, {"q6_k", Format::kQ6_K, 256, 210},
+                           {"bf16", Format::kBF16, 1, 2},     {"f16", Format::kF16, 1, 2},
+                           {"f32", Format::kF32, 1, 4}};
+
+constexpr int64_t kRowsPerTask = 128;
+
+struct Options {
+  std::vector<std::string> types{"mxfp4", "q8_0"};
+  std::vector<int64_t> rows{1, 8, 64, 512};
+  std::string isa;
+  int threads = 0;
+  int64_t mib = 512;
+  double seconds = 0.3;  // per figure
+  bool json = false;
+};
+
+// Seconds of the best of the runs that fit into `budget`, at least two.
+template <class F>
+double best_time(double budget, F run) {
+  using Clock = std::chrono::steady_clock;
+  double best = 1e30, spent = 0;
+  for (int i = 0; i < 2 || spent < budget; ++i) {
+    const auto start = Clock::now();
+    run();
+    const double took = std::chrono::duration<double>(Clock::now() - start).count();
+    best = std::min(best, took);
+    spent += took;
+  }
+  return best;
+}
+
+double read_seconds(ThreadPool& pool, const uint8_t* data, int64_t bytes, double budget) {
+  // One core keeps too few plain loads under way to find the memory's limit.
+  constexpr int64_t kChunk = 1 << 18, kReadAhead = 16 << 10;
+  std::vector<uint64_t> sums(static_cast<size_t>(pool.size()) * 8);  // kept, so that the loop is
+  return best_time(budget, [&] {
+    pool.parallel_for(bytes / kChunk, 1, [&](int64_t begin, int64_t end, int thread) {
+      uint64_t sum[8] = {}, word[8];
+      for (int64_t at = begin * kChunk; at < end * kChunk; at += 64) {
+        __builtin_prefetch(data + at + kReadAhead, 0, 2);  // past the end now and then: it only asks
+        std::memcpy(word, data + at, 64);
+        for (int i = 0; i < 8; ++i) sum[i] += word[i];
+      }
+      for (int i = 0; i < 8; ++i) sums[static_cast<size_t>(thread) * 8] += sum[i];
+    });
+  });
+}
+
+struct Figure {
+  double bytes_per_s, ops_per_s;
+};
+
+Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, int64_t num_m,
+               const uint8_t* data, int64_t bytes, double budget) {
+  const int64_t cols = type.elements == 256 ? 2816 : 2880;
+  const int64_t row_bytes = cols / type.elements * type.bytes, scale_bytes = cols / 32;
+  const int64_t rows =
+      std::min(bytes / row_bytes, std::max<int64_t>(kRowsPerTask, (int64_t{1} << 25) / num_m));
+  const MatrixView w{data, row_bytes, data, scale_bytes, cols};
+  std::vector<float> values(static_cast<size_t>(num_m * cols));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 2654435761u % 1999) - 999.0f;
+  std::vector<ActivationBlock> blocks(static_cast<size_t>(num_m * cols / 32));
+  for (int64_t m = 0; m < num_m; ++m) kernels.quantize(&values[m * cols], cols, &blocks[m * cols / 32]);
+  const bool is_float = type.elements == 1;
+  const Panel x{is_float ? reinterpret_cast<const uint8_t*>(values.data())
+                         : reinterpret_cast<const uint8_t*>(blocks.data()),
+                is_float ? cols * 4 : cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
+  // Outputs as the callers have them, a buffer per thread.
+  std::vector<float> out(static_cast<size_t>(num_m * kRowsPerTask * pool.size()));
+  const double took = best_time(budget, [&] {
+    pool.parallel_for(
+        (rows + kRowsPerTask - 1) / kRowsPerTask, 1, [&](int64_t begin, int64_t end, int thread) {
+          float* to = out.data() + thread * num_m * kRowsPerTask;
+          for (int64_t task = begin; task < end; ++task) {
+            const int64_t first = task * kRowsPerTask, count = std::min(kRowsPerTask, rows - first);
+            for (int64_t m = 0; m < num_m; m += kernels.pass_rows) {
+              const Panel part{x.data + m * x.row_bytes, x.row_bytes, nullptr};
+              kernels.matmul[static_cast<int>(type.format)](w, first, count, part,
+                                                            std::min(kernels.pass_rows, num_m - m),
+                                                            to + m * kRowsPerTask, kRowsPerTask);
+            }
+          }
+        });
+  });
+  const auto all = static_cast<double>(rows);
+  return {all * static_cast<double>(row_bytes) / took, all * 2.0 * static_cast<double>(cols * num_m) / took};
+}
+
+int run(const Options& options) {
+  const KernelTable& kernels = choose_table(options.isa.empty() ? wanted_isa() : options.isa);
+  ThreadPool pool(options.threads);
+  const int64_t bytes = options.mib << 20;
+  const Pages memory(static_cast<size_t>(bytes), "weights");
+  // f16 0.065, e8m0 2^-83: nothing overflows or becomes subnormal. Touched by the threads that will read.
+  pool.parallel_for(options.mib, 1, [&](int64_t begin, int64_t end, int) {
+    std::memset(memory.data() + (begin << 20), 0x2c, static_cast<size_t>(end - begin) << 20);
+  });
+  const double read = static_cast<double>(bytes) / read_seconds(pool, memory.data(), bytes, options.seconds);
+  nlohmann::json report{{"isa", kernels.name}, {"threads", pool.size()}, {"read_bytes_per_s", read}};
+  if (!options.json) std::printf("%s, %d threads, reads %.1f GB/s\n", kernels.name, pool.size(), read / 1e9);
+  for (const std::string& name : options.types) {
+    const Type* type =
+        std::find_if(std::begin(kTypes), std::end(kTypes), [&](const Type& t) { return name == t.name; });
+    if (type == std::end(kTypes))
+      throw_error(ErrorCode::kBadInput, "--types: found \"{}\", expected e.g. mxfp4", name);
+    for (int64_t m : options.rows) {
+      const Figure f = measure(kernels, pool, *type, m, memory.data(), bytes, options.seconds);
+      report["products"].push_back({{"type", name},
+                                    {"rows", m},
+                                    {"bytes_per_s", f.bytes_per_s},
+                                    {"share_of_read", f.bytes_per_s / read},
+                                    {"ops_per_s", f.ops_per_s}});
+      if (options.json) continue;
+      std::printf("%-12s %4lld rows  %7.1f GB/s  %5.1f%% of reading  %8.1f GOP/s  %7.2f per thread\n",
+                  type->name, static_cast<long long>(m), f.bytes_per_s / 1e9, 100 * f.bytes_per_s / read,
+                  f.ops_per_s / 1e9, f.ops_per_s / 1e9 / pool.size());
+    }
+  }
+  if (options.json) std::printf("%s\n", report.dump(2).c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace millrace::cpu
+
+int main(int argc, char** argv) {
+  millrace::cpu::Options options;
+  CLI::App app("Speed of the matrix kernels");
+  app.add_option("--types", options.types, "weight types: mxfp4, mxfp4_split, q8_0, q4_k, bf16 ...")
+      ->delimiter(',');
+  app.add_option("--rows", options.rows, "rows of activations")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--isa", options.isa, "kernel table (default: MILLRACE_ISA, else the best)");
+  app.add_option("--threads", options.threads, "0: all")->check(CLI::Range(0, 1024));
+  app.add_option("--mib", options.mib, "weights to walk through")->check(CLI::Range(16, 1 << 20));
+  app.add_option("--seconds", options.seconds, "per figure")->check(CLI::Range(0.0, 3600.0));
+  app.add_flag("--json", options.json);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return millrace::cpu::run(options);
+  } catch (const millrace::Error& e) {
+    std::fprintf(stderr, "kernel_bench: %s\n", e.what());
+    return 2;
+  }
+}

@@ -1,0 +1,165 @@
+// Products of block-quantized weights with one to eight rows of activations (decode): sixteen rows of
+// weights at a time, a lane each, opened straight into registers. Included inside the anonymous namespace of
+// table_avx512.cpp, after kernels_wide_formats.h.
+//
+// Roofline: the weights' bytes from memory. A core of sixteen that share 140 GB/s gets some 3.4 bytes per
+// cycle, so 16 blocks of MXFP4 (272 bytes) may take 80 cycles; opening them and multiplying by one row takes
+// about 35 (port 5: 8 shuffles, 8 lookups; 32 moves for scales; 8 vpdpbusd), each further row 6.
+//
+// vpdpbusd multiplies unsigned by signed bytes: weights are opened unsigned, kOffset too large, and
+// -kOffset * (sum of the activations' codes) is what the integer sum starts from. Exact either way.
+#pragma once
+
+// Weights are read in order, so the next rows are known: their lines are asked for while these rows are
+// multiplied, a few with each chunk, into the second-level cache. The rows of a gate and an up matrix may be
+// interleaved; the lines between are then those of the product that follows.
+struct Ahead {
+  const uint8_t *at, *end;
+  int64_t per_chunk;  // bytes
+  Ahead(const MatrixView& w, int64_t row, int64_t rows, int64_t chunks)
+      : at(w.data + row * w.row_bytes),
+        end(at + rows * w.row_bytes),
+        per_chunk((rows * w.row_bytes / chunks + 127) / 64 * 64) {}
+  [[gnu::always_inline]] void ask() {
+    const uint8_t* stop = end - at < per_chunk ? end : at + per_chunk;
+    for (; at < stop; at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+  }
+};
+
+// Where sixteen rows begin; rows past the last repeat it.
+struct RowPointers {
+  const uint8_t* codes[16];
+  const uint8_t* scales[16];  // of kSplit formats: rows of scales; else the same as codes
+};
+template <class Format>
+inline void point_at(const MatrixView& w, int64_t row, int64_t count, RowPointers& p) {
+  for (int64_t r = 0; r < 16; ++r) {
+    const int64_t at = row + (r < count ? r : count - 1);
+    p.codes[r] = w.data + at * w.row_bytes;
+    p.scales[r] = Format::kSplit ? w.scales + at * w.scale_row_bytes : p.codes[r];
+  }
+}
+
+inline __mmask16 first_lanes(int64_t count) {
+  return static_cast<__mmask16>(count >= 16 ? 0xffff : (1 << count) - 1);
+}
+
+inline const uint8_t* panel_row(const Panel& x, int64_t m) {
+  return x.data + (x.index != nullptr ? x.index[m] : m) * x.row_bytes;
+}
+
+// Four bytes of activations in every lane: folds into the instruction that uses them.
+inline V four_codes(const ActivationBlock& x, int j) {
+  int32_t four;
+  __builtin_memcpy(&four, x.q + 4 * j, 4);
+  return _mm512_set1_epi32(four);
+}
+
+// The integer sums of sixteen opened rows with one block of activations. Two chains: vpdpbusd takes five
+// cycles.
+template <int kOffset>
+[[gnu::always_inline]] inline V dot_opened(const V* u, const ActivationBlock& x) {
+  V a = _mm512_set1_epi32(-kOffset * x.sum), b = _mm512_setzero_si512();
+  unroll<4>([&](auto j) {
+    a = _mm512_dpbusd_epi32(a, u[j], four_codes(x, j));
+    b = _mm512_dpbusd_epi32(b, u[4 + j], four_codes(x, 4 + j));
+  });
+  return _mm512_add_epi32(a, b);
+}
+
+// The same with an integer scale per half; the sums of the halves' codes are taken on the way.
+template <int kOffset>
+[[gnu::always_inline]] inline V dot_halves(const V* u, const ActivationBlock& x, V first, V second) {
+  V a = _mm512_setzero_si512(), b = a, a_sum = a, b_sum = a;
+  unroll<4>([&](auto j) {
+    const V xa = four_codes(x, j), xb = four_codes(x, 4 + j);
+    a = _mm512_dpbusd_epi32(a, u[j], xa);
+    b = _mm512_dpbusd_epi32(b, u[4 + j], xb);
+    a_sum = _mm512_dpbusd_epi32(a_sum, bytes_of(kOffset), xa);
+    b_sum = _mm512_dpbusd_epi32(b_sum, bytes_of(kOffset), xb);
+  });
+  return _mm512_add_epi32(_mm512_mullo_epi32(_mm512_sub_epi32(a, a_sum), first),
+                          _mm512_mullo_epi32(_mm512_sub_epi32(b, b_sum), second));
+}
+
+// One run: acc[m] = fma(isum, d * d_x, acc[m]), and fma(min, d_x * sum, acc[m]).
+template <class Format, int kRun, int kM>
+[[gnu::always_inline]] inline void multiply_run(typename Format::Block& block, const V* half_scales,
+                                                const float* d, const float* m,
+                                                const ActivationBlock* const* x, int64_t run, V16* acc) {
+  V u[8];
+  block.template open<kRun, false>(u);
+  const V16 scale = Simd::load(d);
+  unroll<kM>([&](auto i) {
+    const ActivationBlock& b = x[i][run];
+    V isum;
+    if constexpr (Format::kHalves) {
+      isum = dot_halves<Format::kOffset>(u, b, Format::Block::template half_scale<kRun>(half_scales, 0),
+                                         Format::Block::template half_scale<kRun>(half_scales, 1));
+    } else {
+      isum = dot_opened<Format::kOffset>(u, b);
+    }
+    acc[i] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(scale, Simd::broadcast(b.scale)), acc[i]);
+    if constexpr (Format::kMin) {
+      acc[i] = Simd::fma(Simd::load(m), Simd::broadcast(b.scale * static_cast<float>(b.sum)), acc[i]);
+    }
+  });
+}
+
+// Sixteen rows of weights by kM rows of activations.
+template <class Format, int kM>
+void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, int64_t m0, float* out,
+                   int64_t out_stride, __mmask16 lanes, Ahead* ahead) {
+  const ActivationBlock* x[kM];
+  V16 acc[kM];
+  unroll<kM>([&](auto i) {
+    x[i] = reinterpret_cast<const ActivationBlock*>(panel_row(panel, m0 + i));
+    acc[i] = Simd::zero();
+  });
+  alignas(64) float d[kChunkRuns * 16], m[Format::kMin ? kChunkRuns * 16 : 16];
+  for (int64_t first = 0; first < runs; first += kChunkRuns) {
+    const int64_t count = runs - first < kChunkRuns ? runs - first : kChunkRuns;
+    Format::scales(rows.scales, first, count, d, m);
+    if (ahead != nullptr) ahead->ask();
+    if constexpr (Format::kRuns == 1) {
+      for (int64_t i = 0; i < count; ++i) {
+        typename Format::Block block{rows.codes, (first + i) * Format::kBlockBytes};
+        multiply_run<Format, 0, kM>(block, nullptr, d + 16 * i, m + (Format::kMin ? 16 * i : 0), x, first + i,
+                                    acc);
+      }
+    } else {
+      typename Format::Block block{rows.codes, first / 8 * Format::kBlockBytes};
+      V halves[4];
+      if constexpr (Format::kHalves) block.load_half_scales(halves);
+      unroll<8>([&](auto i) {
+        multiply_run<Format, i, kM>(block, halves, d + 16 * i, m + (Format::kMin ? 16 * i : 0), x, first + i,
+                                    acc);
+      });
+    }
+  }
+  unroll<kM>([&](auto i) { _mm512_mask_storeu_ps(out + (m0 + i) * out_stride, lanes, acc[i]); });
+}
+
+template <class Format>
+void few_rows_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
+                     float* out, int64_t out_stride) {
+  const int64_t runs = w.cols / kQuantBlock, chunks = (runs + kChunkRuns - 1) / kChunkRuns;
+  for (int64_t r = 0; r < num_rows; r += 16) {
+    const int64_t left = num_rows - r, next = left > 32 ? 16 : left - 16;
+    RowPointers rows;
+    point_at<Format>(w, first + r, left, rows);
+    Ahead ahead(w, first + r + 16, next > 0 ? next : 0, chunks);
+    Ahead* once = &ahead;  // the first pass over these rows is the one that waits for memory
+    int64_t m = 0;
+    const auto passes = [&](auto size) {
+      for (; m + size <= num_m; m += size) {
+        few_rows_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), once);
+        once = nullptr;
+      }
+    };
+    passes(Index<8>{});
+    passes(Index<4>{});
+    passes(Index<2>{});
+    passes(Index<1>{});
+  }
+}

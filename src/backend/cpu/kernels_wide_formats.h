@@ -1,0 +1,353 @@
+// How each block-quantized type is opened sixteen rows at a time, for AVX-512 and the AMX tiles. Included
+// inside the anonymous namespace of table_avx512.cpp, after its Simd and kernels_unroll.h.
+//
+// A run is 32 elements. Opened, a run of sixteen rows is eight registers: dword r of register j holds codes
+// 4 j .. 4 j + 3 of row r. That is what vpdpbusd wants beside a broadcast dword of activations (a lane per
+// row of weights, no horizontal sums), and also how a tile of the matrix unit lies in memory. Getting there
+// from rows is a 4 x 4 transposition of dwords: 16 loads and 8 shuffles for 16 x 16 bytes.
+//
+// A format says
+//   kBlockBytes, kRuns   a stored block holds kRuns runs
+//   kOffset              codes are opened unsigned, the value is d * (code - kOffset); kSigned opens
+//                        code - kOffset itself
+//   kMin                 d * code + m instead
+//   kHalves              a run has an integer scale for each of its halves besides (Q6_K)
+//   kSplit               scales are rows of their own
+//   Block(rows, at)      a stored block of sixteen rows, `at` bytes into each; open<run, kSigned>(u)
+//   scales(...)          d (and m) of `runs` runs of sixteen rows from run `first` on, as floats [run][16]
+#pragma once
+
+using V = __m512i;
+namespace q = millrace::quant;
+
+// Runs whose scales are taken together, and that are packed together: one stored block of the K types.
+constexpr int64_t kChunkRuns = 8;
+
+inline V load512(const void* p) { return _mm512_loadu_si512(p); }
+inline V bytes_of(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+
+// t[j]: dword r holds bytes 4 j .. 4 j + 3 of the 16 at rows[r] + at.
+[[gnu::always_inline]] inline void transpose(const uint8_t* const* rows, int64_t at, V* t) {
+  V z[4];  // [i]: rows i, i + 4, i + 8, i + 12
+  unroll<4>([&](auto i) {
+    V v = _mm512_castsi128_si512(Simd::load128(rows[i] + at));
+    v = _mm512_inserti32x4(v, Simd::load128(rows[i + 4] + at), 1);
+    v = _mm512_inserti32x4(v, Simd::load128(rows[i + 8] + at), 2);
+    z[i] = _mm512_inserti32x4(v, Simd::load128(rows[i + 12] + at), 3);
+  });
+  const V a = _mm512_unpacklo_epi32(z[0], z[1]), b = _mm512_unpacklo_epi32(z[2], z[3]);
+  const V c = _mm512_unpackhi_epi32(z[0], z[1]), d = _mm512_unpackhi_epi32(z[2], z[3]);
+  t[0] = _mm512_unpacklo_epi64(a, b);
+  t[1] = _mm512_unpackhi_epi64(a, b);
+  t[2] = _mm512_unpacklo_epi64(c, d);
+  t[3] = _mm512_unpackhi_epi64(c, d);
+}
+
+inline V low_nibbles(V t) { return _mm512_and_si512(t, bytes_of(15)); }
+inline V high_nibbles(V t) { return _mm512_and_si512(_mm512_srli_epi16(t, 4), bytes_of(15)); }
+// u | (bits & 16): 0xf8 is the truth table of a | (b & c).
+inline V or_bit4(V u, V bits) { return _mm512_ternarylogic_epi32(u, bits, bytes_of(16), 0xf8); }
+
+template <bool kSigned, int kOffset>
+inline void lower(V* u) {
+  if constexpr (kSigned && kOffset != 0) {
+    unroll<8>([&](auto j) { u[j] = _mm512_sub_epi8(u[j], bytes_of(kOffset)); });
+  }
+}
+
+// ---------------------------------------------------------------- scales
+
+// One f16 per stored block, `at` bytes into it. Collected through memory: the stores have left long before
+// the registers are loaded.
+template <int kBlockBytes>
+inline void half_scales(const uint8_t* const* rows, int64_t at, int64_t first, int64_t runs, float* out) {
+  alignas(64) uint16_t raw[kChunkRuns][16];
+  for (int64_t r = 0; r < 16; ++r) {
+    const uint8_t* row = rows[r] + first * kBlockBytes + at;
+    for (int64_t b = 0; b < runs; ++b) __builtin_memcpy(&raw[b][r], row + b * kBlockBytes, 2);
+  }
+  for (int64_t b = 0; b < runs; ++b) {
+    _mm512_storeu_ps(out + 16 * b, _mm512_cvtph_ps(Simd::load256(raw[b])));
+  }
+}
+
+// e8m0 bytes, `step` apart: 2^(e - 127) / 2, for codes are twice the e2m1 values. 0 is a subnormal; 255, a
+// NaN, becomes infinity.
+inline void e8m0_scales(const uint8_t* const* rows, int64_t step, int64_t first, int64_t runs, float* out) {
+  alignas(64) uint8_t raw[kChunkRuns][16];
+  for (int64_t r = 0; r < 16; ++r) {
+    const uint8_t* row = rows[r] + first * step;
+    for (int64_t b = 0; b < runs; ++b) raw[b][r] = row[b * step];
+  }
+  for (int64_t b = 0; b < runs; ++b) {
+    const V bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(Simd::load128(raw[b])), 23);
+    const V e = _mm512_max_epu32(bits, _mm512_set1_epi32(0x00400000));
+    _mm512_storeu_ps(out + 16 * b, _mm512_mul_ps(_mm512_castsi512_ps(e), _mm512_set1_ps(0.5f)));
+  }
+}
+
+// Q4_K and Q5_K begin with d, dmin and twelve bytes of 6-bit scales and mins: 16 bytes, one transposition.
+// Words: low six bits of scales 0-3, of mins 0-3, then nibbles of both 4-7 with their two high bits on top of
+// the first two words.
+inline void packed_scales(const uint8_t* const* rows, int64_t at, float* d, float* m) {
+  V t[4];
+  transpose(rows, at, t);
+  const __m512 scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(t[0]));
+  const __m512 min = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(t[0], 16)));
+  const V six = bytes_of(63), two = bytes_of(0x30);
+  const V s[2] = {_mm512_and_si512(t[1], six),
+                  _mm512_or_si512(low_nibbles(t[3]), _mm512_and_si512(_mm512_srli_epi16(t[1], 2), two))};
+  const V n[2] = {_mm512_and_si512(t[2], six),
+                  _mm512_or_si512(high_nibbles(t[3]), _mm512_and_si512(_mm512_srli_epi16(t[2], 2), two))};
+  unroll<8>([&](auto i) {
+    const auto byte = [&](V v) {
+      return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 8 * (i % 4)), _mm512_set1_epi32(63)));
+    };
+    _mm512_storeu_ps(d + 16 * i, _mm512_mul_ps(scale, byte(s[i / 4])));
+    const __m512 product = _mm512_mul_ps(min, byte(n[i / 4]));
+    _mm512_storeu_ps(m + 16 * i, _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(product),
+                                                                      _mm512_set1_epi32(INT32_MIN))));
+  });
+}
+
+// ---------------------------------------------------------------- formats
+
+template <class Stored, int kOffsetValue = 0>
+struct Plain {
+  static constexpr int kBlockBytes = sizeof(Stored), kRuns = 1, kOffset = kOffsetValue;
+  static constexpr bool kMin = false, kHalves = false, kSplit = false;
+  static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
+    half_scales<kBlockBytes>(rows, 0, first, runs, d);
+  }
+};
+template <class Stored>
+struct WithMin : Plain<Stored> {
+  static constexpr bool kMin = true;
+  static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
+    half_scales<sizeof(Stored)>(rows, 0, first, runs, d);
+    half_scales<sizeof(Stored)>(rows, 2, first, runs, m);
+  }
+};
+
+// 32 int8; unsigned they are 128 more.
+struct FormatQ8_0 : Plain<q::BlockQ8_0, 128> {
+  struct Block {
+    const uint8_t* const* rows;
+    int64_t at;
+    template <int, bool kSigned>
+    [[gnu::always_inline]] void open(V* u) {
+      transpose(rows, at + 2, u);
+      transpose(rows, at + 18, u + 4);
+      if constexpr (!kSigned) unroll<8>([&](auto j) { u[j] = _mm512_xor_si512(u[j], bytes_of(128)); });
+    }
+  };
+};
+
+// Sixteen bytes of nibbles at kAt; elements 0-15 are the low ones.
+template <int kAt, int kOffset>
+struct NibbleBlock {
+  const uint8_t* const* rows;
+  int64_t at;
+  [[gnu::always_inline]] void open_nibbles(V* u) {
+    V t[4];
+    transpose(rows, at + kAt, t);
+    unroll<4>([&](auto j) {
+      u[j] = low_nibbles(t[j]);
+      u[4 + j] = high_nibbles(t[j]);
+    });
+  }
+  template <int, bool kSigned>
+  [[gnu::always_inline]] void open(V* u) {
+    open_nibbles(u);
+    lower<kSigned, kOffset>(u);
+  }
+};
+
+struct FormatQ4_0 : Plain<q::BlockQ4_0, 8> {
+  using Block = NibbleBlock<2, 8>;
+};
+struct FormatQ4_1 : WithMin<q::BlockQ4_1> {
+  using Block = NibbleBlock<4, 0>;
+};
+
+// A word of fifth bits before the nibbles: bit i for element i.
+template <int kAt, int kOffset>
+struct FiveBitBlock {
+  const uint8_t* const* rows;
+  int64_t at;
+  template <int, bool kSigned>
+  [[gnu::always_inline]] void open(V* u) {
+    NibbleBlock<kAt + 4, 0>{rows, at}.open_nibbles(u);
+    alignas(64) uint32_t words[16];
+    for (int r = 0; r < 16; ++r) __builtin_memcpy(&words[r], rows[r] + at + kAt, 4);
+    const V word = load512(words);
+    // Byte i of dword r of register j wants bit 4 j + i of its word at its bit 4: eight bits of the quadword
+    // from bit 4 j + i - 4 on, which may wrap.
+    const V place = _mm512_set1_epi64(0x1f1e1d1cfffefdfc);  // 28 29 30 31 | -4 -3 -2 -1
+    unroll<8>([&](auto j) {
+      u[j] = or_bit4(u[j], _mm512_multishift_epi64_epi8(_mm512_add_epi8(place, bytes_of(4 * j)), word));
+    });
+    lower<kSigned, kOffset>(u);
+  }
+};
+
+struct FormatQ5_0 : Plain<q::BlockQ5_0, 16> {
+  using Block = FiveBitBlock<2, 16>;
+};
+struct FormatQ5_1 : WithMin<q::BlockQ5_1> {
+  using Block = FiveBitBlock<4, 0>;
+};
+
+template <class Stored>
+struct Super : Plain<Stored> {
+  static constexpr int kRuns = 8;
+  static constexpr bool kMin = true;
+  static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
+    for (int64_t i = 0; i < runs; i += 8) {
+      packed_scales(rows, (first + i) / 8 * sizeof(Stored), d + 16 * i, m + 16 * i);
+    }
+  }
+};
+
+// Runs 2 i and 2 i + 1 are the low and high nibbles of the same 32 bytes.
+struct FormatQ4_K : Super<q::BlockQ4_K> {
+  struct Block {
+    const uint8_t* const* rows;
+    int64_t at;
+    V t[8];
+    Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
+    template <int kRun, bool>
+    [[gnu::always_inline]] void open(V* u) {
+      if constexpr (kRun % 2 == 0) {
+        transpose(rows, at + 16 + 16 * kRun, t);
+        transpose(rows, at + 32 + 16 * kRun, t + 4);
+        unroll<8>([&](auto j) { u[j] = low_nibbles(t[j]); });
+      } else {
+        unroll<8>([&](auto j) { u[j] = high_nibbles(t[j]); });
+      }
+    }
+  };
+};
+
+// Bit s of byte i of `high` is the fifth bit of element i of run s.
+struct FormatQ5_K : Super<q::BlockQ5_K> {
+  struct Block {
+    const uint8_t* const* rows;
+    int64_t at;
+    V t[8], h[8];
+    Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
+    template <int kRun, bool>
+    [[gnu::always_inline]] void open(V* u) {
+      if constexpr (kRun == 0) {
+        transpose(rows, at + 16, h);
+        transpose(rows, at + 32, h + 4);
+      }
+      if constexpr (kRun % 2 == 0) {
+        transpose(rows, at + 48 + 16 * kRun, t);
+        transpose(rows, at + 64 + 16 * kRun, t + 4);
+      }
+      unroll<8>([&](auto j) {
+        const V low = kRun % 2 == 0 ? low_nibbles(t[j]) : high_nibbles(t[j]);
+        u[j] = or_bit4(low, kRun <= 4 ? _mm512_slli_epi16(h[j], kRun <= 4 ? 4 - kRun : 0)
+                                      : _mm512_srli_epi16(h[j], kRun <= 4 ? 0 : kRun - 4));
+      });
+    }
+  };
+};
+
+// Half g of a block: run 4 g + r has its low bits in nibble r / 2 of low[64 g + 32 (r % 2) + i] and its high
+// two in bits 2 r of high[32 g + i].
+struct FormatQ6_K : Plain<q::BlockQ6_K, 32> {
+  static constexpr int kRuns = 8;
+  static constexpr bool kHalves = true;
+  static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
+    for (int64_t i = 0; i < runs; i += 8) {
+      half_scales<kBlockBytes>(rows, 208, (first + i) / 8, 1, d + 16 * i);
+      for (int64_t s = 1; s < 8; ++s) _mm512_storeu_ps(d + 16 * (i + s), _mm512_loadu_ps(d + 16 * i));
+    }
+  }
+  struct Block {
+    const uint8_t* const* rows;
+    int64_t at;
+    V t[16], h[8];
+    Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
+    template <int kRun, bool kSigned>
+    [[gnu::always_inline]] void open(V* u) {
+      constexpr int kHalf = kRun / 4, kPart = kRun % 4;
+      if constexpr (kPart == 0) {
+        unroll<4>([&](auto i) { transpose(rows, at + 64 * kHalf + 16 * i, t + 4 * i); });
+        unroll<2>([&](auto i) { transpose(rows, at + 128 + 32 * kHalf + 16 * i, h + 4 * i); });
+      }
+      unroll<8>([&](auto j) {
+        const V from = t[8 * (kPart % 2) + j];
+        const V low = kPart / 2 == 0 ? low_nibbles(from) : high_nibbles(from);
+        const V bits =
+            kPart <= 2 ? _mm512_slli_epi16(h[j], kPart <= 2 ? 4 - 2 * kPart : 0) : _mm512_srli_epi16(h[j], 2);
+        u[j] = _mm512_ternarylogic_epi32(low, bits, bytes_of(0x30), 0xf8);
+      });
+      lower<kSigned, 32>(u);
+    }
+    // The integer scale of half `half` of run kRun, a lane per row.
+    template <int kRun>
+    [[gnu::always_inline]] static V half_scale(const V* scales, int half) {
+      const V four = scales[kRun / 2];  // scales 4 i .. 4 i + 3
+      return _mm512_srai_epi32(
+          _mm512_slli_epi32(four, static_cast<unsigned>(24 - 16 * (kRun % 2) - 8 * half)), 24);
+    }
+    [[gnu::always_inline]] void load_half_scales(V* scales) const { transpose(rows, at + 192, scales); }
+  };
+};
+
+// Table lookups by vpermb, which looks at the low six bits of an index: a table of sixteen, four times over,
+// needs no masking of the bits above the nibble. The signed table holds twice the e2m1 values, the unsigned
+// one 12 more.
+alignas(16) constexpr uint8_t kE2M1Raised[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+template <bool kSigned>
+inline V e2m1_table() {
+  return _mm512_broadcast_i32x4(
+      Simd::load128(kSigned ? static_cast<const void*>(q::kE2M1Doubled) : kE2M1Raised));
+}
+
+struct FormatMXFP4 : Plain<q::BlockMXFP4, 12> {
+  static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
+    e8m0_scales(rows, kBlockBytes, first, runs, d);
+  }
+  struct Block {
+    const uint8_t* const* rows;
+    int64_t at;
+    template <int, bool kSigned>
+    [[gnu::always_inline]] void open(V* u) {
+      const V table = e2m1_table<kSigned>();
+      V t[4];
+      transpose(rows, at + 1, t);
+      unroll<4>([&](auto j) {
+        u[j] = _mm512_permutexvar_epi8(t[j], table);
+        u[4 + j] = _mm512_permutexvar_epi8(_mm512_srli_epi16(t[j], 4), table);
+      });
+    }
+  };
+};
+
+// Elements 2 i and 2 i + 1 share byte i: four bits apart, all eight of a dword in order.
+struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 12> {
+  static constexpr bool kSplit = true;
+  static void scales(const uint8_t* const* scale_rows, int64_t first, int64_t runs, float* d, float*) {
+    e8m0_scales(scale_rows, 1, first, runs, d);
+  }
+  struct Block {
+    const uint8_t* const* rows;
+    int64_t at;
+    template <int, bool kSigned>
+    [[gnu::always_inline]] void open(V* u) {
+      const V table = e2m1_table<kSigned>();
+      const V first = _mm512_set1_epi64(0x2c2824200c080400);  // bits 0 4 8 12 of either dword
+      const V second = _mm512_add_epi8(first, bytes_of(16));
+      V t[4];
+      transpose(rows, at, t);
+      unroll<4>([&](auto j) {
+        u[2 * j] = _mm512_permutexvar_epi8(_mm512_multishift_epi64_epi8(first, t[j]), table);
+        u[2 * j + 1] = _mm512_permutexvar_epi8(_mm512_multishift_epi64_epi8(second, t[j]), table);
+      });
+    }
+  };
+};

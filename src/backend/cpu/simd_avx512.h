@@ -1,0 +1,67 @@
+// The vector type with AVX-512: sixteen floats are one register. The matrix products of block-quantized
+// weights do not go through it (kernels_wide_*.h). Included inside the anonymous namespace of
+// table_avx512.cpp.
+#pragma once
+
+struct Simd {
+  using V16 = __m512;
+  // 24 registers of sums, 4 of weights, 1 of activations.
+  static constexpr int kFloatTileRows = 4, kFloatTileM = 6;
+
+  static __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  static __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+
+  static V16 broadcast(float x) { return _mm512_set1_ps(x); }
+  static V16 zero() { return _mm512_setzero_ps(); }
+  static V16 load(const float* p) { return _mm512_loadu_ps(p); }
+  static V16 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(load256(p)); }
+  static V16 load_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
+  }
+  static void store(float* p, V16 x) { _mm512_storeu_ps(p, x); }
+  static V16 add(V16 x, V16 y) { return _mm512_add_ps(x, y); }
+  static V16 sub(V16 x, V16 y) { return _mm512_sub_ps(x, y); }
+  static V16 mul(V16 x, V16 y) { return _mm512_mul_ps(x, y); }
+  static V16 div(V16 x, V16 y) { return _mm512_div_ps(x, y); }
+  // maxps and minps give their second operand when either is NaN; a NaN must survive, so a first one is put
+  // back.
+  static V16 keep_nan(V16 result, V16 x) {
+    return _mm512_mask_mov_ps(result, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+  }
+  static V16 max(V16 x, V16 y) { return keep_nan(_mm512_max_ps(x, y), x); }
+  static V16 min(V16 x, V16 y) { return keep_nan(_mm512_min_ps(x, y), x); }
+  static V16 abs(V16 x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)));
+  }
+  static V16 fma(V16 x, V16 y, V16 z) { return _mm512_fmadd_ps(x, y, z); }
+  // a < b ? x : y
+  static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
+    return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), x);
+  }
+  // a * 2^n where the low bits of `magic` hold n: adds them to a's exponent.
+  static V16 add_exponent(V16 a, V16 magic) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(magic), 23)));
+  }
+  static __m256 low(V16 x) { return _mm512_castps512_ps256(x); }
+  static __m256 high(V16 x) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)); }
+  static float sum(V16 x) {
+    const __m256 eight = _mm256_add_ps(low(x), high(x));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+  static float largest(V16 x) {
+    V16 most = max(x, _mm512_shuffle_f32x4(x, x, 0x4e));       // lanes j and j + 8
+    most = max(most, _mm512_shuffle_f32x4(most, most, 0xb1));  // j and j + 4
+    most = max(most, _mm512_permute_ps(most, 0x4e));           // j and j + 2
+    most = max(most, _mm512_permute_ps(most, 0xb1));           // 0 and 1
+    return _mm512_cvtss_f32(most);
+  }
+  // 16 floats of magnitude at most 127 to int8, to nearest even; returns their sum.
+  static int32_t round_to_int8(V16 x, int8_t* out) {
+    const __m512i v = _mm512_cvtps_epi32(x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtsepi32_epi8(v));
+    return _mm512_reduce_add_epi32(v);
+  }
+};
