@@ -20,7 +20,7 @@ Cache::Impl::Pool::Pool(const GroupOptions& group, const CacheOptions& options, 
       tail_blocks(group.window > 0 ? blocks_for(group.window - 1) : 0),
       blocks(group.num_blocks),
       free(group.num_blocks),
-      evictor(options.eviction, group.num_blocks, seed) {
+      evictor(options.eviction, group.num_blocks, seed, std::max(1, tail_blocks)) {
   // Handed out from the back: low ids first, so a short run touches little memory.
   std::iota(free.rbegin(), free.rend(), 0);
 }

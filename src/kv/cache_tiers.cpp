@@ -304,6 +304,7 @@ bool Cache::Impl::submit_write(int32_t node, int group, Buffer bytes) {
   }
   if (disk_used_ + most > options_.disk_bytes) return false;
   disk_used_ += most;
+  disk_->set_short_of_room(disk_used_ > options_.disk_bytes / 2);
   staged_bytes_ += bytes->span().size();
   ++writes_pending_;
   index_[node].copies[group].writing = true;

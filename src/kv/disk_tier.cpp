@@ -21,9 +21,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kLockName = "millrace-kv.lock";
 constexpr const char* kTemporaryPrefix = "partial-";
-// Automatic compression compresses the first so many blocks of every so many, and goes on if that paid.
+// Automatic compression tries the first so many blocks of every so many.
 constexpr uint64_t kSampleBlocks = 16, kSampleEvery = 4096;
-constexpr double kPays = 0.9;  // stored / raw
+constexpr double kWorthwhile = 0.9;  // stored / raw
 
 double rate(double before, uint64_t bytes, Clock::duration time) {
   const double now = static_cast<double>(bytes) / std::max(std::chrono::duration<double>(time).count(), 1e-9);
@@ -179,22 +179,35 @@ std::vector<std::byte> DiskTier::payload_of(const Job& job, size_t& element_byte
   if (options_.compression == Compression::kOff || !can_compress()) return packed;
   const uint64_t place = blocks_written_++ % kSampleEvery;
   const bool sampling = options_.compression == Compression::kAutomatic && place < kSampleBlocks;
-  if (!sampling && !compressing_ && options_.compression != Compression::kOn) return packed;
+  if (!sampling && options_.compression == Compression::kAutomatic && !pays()) return packed;
 
   Bytes planes(job.bytes->span().size());
   split_planes(job.bytes->span(), options_.element_bytes, planes.span());
   compress(planes.span(), packed);
   if (sampling) {
-    sample_raw_ += planes.span().size();
-    sample_stored_ += packed.size();
-    if (place + 1 == kSampleBlocks) {
-      compressing_ = static_cast<double>(sample_stored_) < kPays * static_cast<double>(sample_raw_);
-      sample_raw_ = sample_stored_ = 0;
-    }
+    if (place == 0) sample_raw_ = sample_stored_ = 0;
+    sample(planes.span(), packed);
   }
   if (packed.size() >= job.bytes->span().size()) packed.clear();
   if (!packed.empty()) element_bytes = options_.element_bytes;
   return packed;
+}
+
+void DiskTier::sample(std::span<const std::byte> raw, std::span<const std::byte> packed) {
+  Bytes unpacked(raw.size());
+  const auto start = Clock::now();
+  decompress(packed, unpacked.span());
+  unpack_rate_ = rate(unpack_rate_, raw.size(), Clock::now() - start);
+  sample_raw_ += raw.size();
+  sample_stored_ += packed.size();
+  saved_ratio_ = static_cast<double>(sample_stored_) / static_cast<double>(sample_raw_);
+}
+
+bool DiskTier::pays() const {
+  if (saved_ratio_ > kWorthwhile) return false;
+  if (short_of_room_.load(std::memory_order_relaxed)) return true;
+  const std::lock_guard lock(mutex_);
+  return rates_.file_read > 0 && saved_ratio_ + rates_.file_read / unpack_rate_ < 1;
 }
 
 int DiskTier::write_block(const Job& job, Done& done) {
@@ -217,7 +230,7 @@ int DiskTier::write_block(const Job& job, Done& done) {
   rates_.write = rate(rates_.write, job.bytes->span().size(), Clock::now() - start);
   rates_.raw_bytes += job.bytes->span().size();
   rates_.stored_bytes += payload.size();
-  rates_.compressing = compressing_ || options_.compression == Compression::kOn;
+  rates_.compressing = !packed.empty();
   return 0;
 }
 
@@ -231,6 +244,7 @@ int DiskTier::read_block(const Job& job, Done& done) {
     return 0;
   }
   if (reason != 0) return reason;
+  const auto file_time = Clock::now() - start;
   Decoded decoded = decode_file(job.label, file);
   if (decoded.bytes == nullptr) {
     drop(name, decoded.fault);
@@ -241,6 +255,7 @@ int DiskTier::read_block(const Job& job, Done& done) {
   done.bytes = std::move(decoded.bytes);
   const std::lock_guard lock(mutex_);
   rates_.read = rate(rates_.read, job.label.raw_bytes, Clock::now() - start);
+  rates_.file_read = rate(rates_.file_read, file.size(), file_time);
   rates_.bytes_read += file.size();
   return 0;
 }

@@ -4,8 +4,12 @@
 //
 // Crash safety: a file is written under a temporary name and renamed. A process that is killed leaves whole
 // files and temporary ones, which the next start removes. Nothing is synced: after a power failure the
-// checksums decide. Trouble: a damaged file is removed with one line of log. When the disk is full or fails
-// the tier turns itself off with one line; every job after that comes back failed.
+// checksums decide.
+// Trouble: a damaged file is removed with one line of log. When the disk is full or fails the tier turns
+// itself off with one line; every job after that comes back failed.
+// Compression, when automatic: the first blocks of every few thousand are compressed to see what it saves. It
+// goes on if it saves a tenth and either room is short (set_short_of_room) or this disk reads so slowly that
+// fewer bytes and the time to unpack them are less than the bytes as they are.
 #pragma once
 
 #include <atomic>
@@ -49,6 +53,7 @@ class DiskTier {
   };
   struct Rates {
     double write = 0, read = 0;  // raw bytes per second of work, with (de)compression
+    double file_read = 0;        // bytes of files per second
     uint64_t raw_bytes = 0, stored_bytes = 0, bytes_read = 0;
     uint64_t files_dropped = 0;
     bool compressing = false;
@@ -68,6 +73,7 @@ class DiskTier {
 
   void take(std::vector<Done>& done);            // moves what has finished into done
   bool wait(std::chrono::milliseconds at_most);  // until something has finished; false: the time is over
+  void set_short_of_room(bool is_short) { short_of_room_.store(is_short, std::memory_order_relaxed); }
   bool on() const { return !off_.load(std::memory_order_acquire); }
   Rates rates() const;
 
@@ -90,6 +96,8 @@ class DiskTier {
   int write_block(const Job& job, Done& done);
   int read_block(const Job& job, Done& done);
   std::vector<std::byte> payload_of(const Job& job, size_t& element_bytes);
+  void sample(std::span<const std::byte> raw, std::span<const std::byte> packed);
+  bool pays() const;
   void turn_off(const char* doing, int reason);
   void drop(const std::string& name, const std::string& fault);
   std::string path(const std::string& name) const { return options_.directory + "/" + name; }
@@ -98,7 +106,7 @@ class DiskTier {
   FileSystem& files_;
   std::shared_ptr<void> lock_;
   std::vector<Found> found_;
-  std::atomic<bool> off_{false};
+  std::atomic<bool> off_{false}, short_of_room_{false};
 
   mutable std::mutex mutex_;  // everything below
   bool stopping_ = false;
@@ -110,7 +118,7 @@ class DiskTier {
   // The writer's own.
   uint64_t temporary_ = 0, blocks_written_ = 0;
   uint64_t sample_raw_ = 0, sample_stored_ = 0;
-  bool compressing_ = false;
+  double saved_ratio_ = 1, unpack_rate_ = 0;  // of the last samples: stored / raw, raw bytes per second
 };
 
 }  // namespace millrace::kv

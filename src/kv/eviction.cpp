@@ -63,11 +63,18 @@ constexpr double kLearningRate = 0.45;  // LeCaR's
 constexpr double kLeastWeight = 0.01;   // an expert that was always wrong is still asked now and then
 }  // namespace
 
-Evictor::Evictor(Eviction policy, int32_t num_blocks, uint64_t seed)
-    : policy_(policy), num_blocks_(std::max(num_blocks, 1)), state_(seed * 2 + 1) {
-  weights_.fill(policy == Eviction::kAdaptive ? 1.0 / 3 : 0.0);
-  if (policy != Eviction::kAdaptive) weights_[static_cast<size_t>(policy)] = 1;
-  if (policy == Eviction::kAdaptive) ghosts_.resize(std::bit_ceil(2 * static_cast<size_t>(num_blocks_)));
+Evictor::Evictor(Eviction policy, int32_t num_blocks, uint64_t seed, int32_t run)
+    : policy_(policy),
+      num_blocks_(std::max(num_blocks, 1)),
+      num_experts_(run > 1 ? 2 : 3),
+      state_(seed * 2 + 1),
+      run_(run) {
+  if (policy != Eviction::kAdaptive) {
+    weights_[static_cast<size_t>(policy)] = 1;
+    return;
+  }
+  for (int i = 0; i < num_experts_; ++i) weights_[i] = 1.0 / num_experts_;
+  ghosts_.resize(std::bit_ceil(2 * static_cast<size_t>(num_blocks_)));
 }
 
 uint64_t Evictor::random() {  // splitmix64
@@ -92,6 +99,8 @@ Evictor::Expert Evictor::draw() {
                 static_cast<int>(Eviction::kLfu) == kLfuExpert &&
                 static_cast<int>(Eviction::kRandom) == kRandomExpert);
   if (policy_ != Eviction::kAdaptive) return static_cast<Expert>(policy_);
+  if (left_of_run_-- > 0) return last_;
+  left_of_run_ = run_ - 1;
   const double x = static_cast<double>(random() >> 11) * 0x1p-53;
   return x < weights_[0] ? kLruExpert : x < weights_[0] + weights_[1] ? kLfuExpert : kRandomExpert;
 }
@@ -128,8 +137,8 @@ void Evictor::returned(const BlockKey& key) {
     // 0.005 ^ age: a block that was gone for a whole pool's worth of evictions proves little.
     weights_[ghost.expert] *= std::exp(-kLearningRate * std::pow(0.005, age));
     double sum = 0;
-    for (double& weight : weights_) sum += weight = std::max(weight, kLeastWeight);
-    for (double& weight : weights_) weight /= sum;
+    for (int i = 0; i < num_experts_; ++i) sum += weights_[i] = std::max(weights_[i], kLeastWeight);
+    for (int i = 0; i < num_experts_; ++i) weights_[i] /= sum;
   }
   ghost.expert = kNobody;
 }

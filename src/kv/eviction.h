@@ -45,7 +45,10 @@ class Heap {
 
 class Evictor {
  public:
-  Evictor(Eviction policy, int32_t num_blocks, uint64_t seed);
+  // run: so many blocks are of use only together (the tail of a window). The adaptive policy then lets one
+  // expert choose that many in a row, and does without the random one, which would spoil a tail with each
+  // choice.
+  Evictor(Eviction policy, int32_t num_blocks, uint64_t seed, int32_t run = 1);
 
   void add(int32_t block, uint64_t last_use, uint64_t uses);
   void remove(int32_t block);
@@ -70,9 +73,11 @@ class Evictor {
 
   Eviction policy_;
   int32_t num_blocks_;
+  int num_experts_;
   uint64_t state_;
   Heap recent_, frequent_;
   Expert last_ = kLruExpert;
+  int32_t run_, left_of_run_ = 0;
   std::array<double, 3> weights_{};
   std::vector<Ghost> ghosts_;  // by key; a newer one takes the place of an older
   uint64_t evictions_ = 0;
