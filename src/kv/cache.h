@@ -54,25 +54,25 @@ struct GroupOptions {
 };
 
 struct CacheOptions {
-  std::vector<GroupOptions> groups;  // 1 to kMaxKvGroups
+  std::vector<GroupOptions> groups = {};  // 1 to kMaxKvGroups
   // What makes KV bytes mean the same: the model's weights, KV type, the device's layout of a block. Caches
   // with different identities never share a block, in memory or on disk. The groups' geometry is added here.
-  std::string identity;
+  std::string identity = {};
   size_t element_bytes = 2;  // of a stored number: compression splits the bytes by it
   bool prefix_cache = true;  // false: nothing is remembered, tokens are not hashed (tiers still swap)
   Eviction eviction = Eviction::kAdaptive;
   // Window groups keep the tail that resuming needs at the end of each prompt and sequence, where prompts
   // were seen to branch, and every so many tokens.
   int32_t boundary_tokens = 512;
-  size_t ram_bytes = 0;        // RAM tier: swapped sequences and blocks that left the main pool; 0: none
-  std::string disk_directory;  // SSD tier; empty: none
-  uint64_t disk_bytes = 0;     // most that the files may take
+  size_t ram_bytes = 0;             // RAM tier: swapped sequences and blocks that left the main pool; 0: none
+  std::string disk_directory = {};  // SSD tier; empty: none
+  uint64_t disk_bytes = 0;          // most that the files may take
   size_t staging_bytes = size_t{64} << 20;  // most that may wait to be written to disk
   Compression compression = Compression::kAutomatic;
-  uint64_t seed = 1;                                 // of random eviction
-  FileSystem* files = nullptr;                       // null: the machine's
-  std::function<void(const std::string& line)> log;  // null: standard error. From any thread
-  std::function<void()> wake;  // a read has finished: poll() has news. From an I/O thread
+  uint64_t seed = 1;                                      // of random eviction
+  FileSystem* files = nullptr;                            // null: the machine's
+  std::function<void(const std::string& line)> log = {};  // null: standard error. From any thread
+  std::function<void()> wake = {};  // a read has finished: poll() has news. From an I/O thread
 };
 
 // ---------------------------------------------------------------- prompt, match, sequence
