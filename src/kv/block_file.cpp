@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cstring>
+#include <string_view>
 
 #include "kv/compressor.h"
 
@@ -14,12 +16,12 @@ struct Header {
   char magic[8];
   uint32_t version, header_bytes;
   uint8_t key[16], parent[16];
-  int32_t group;
-  uint32_t element_bytes;  // 0: plain; else compressed, planes split by this
+  int32_t group, index;
+  uint32_t element_bytes, reserved;  // 0: plain; else compressed, planes split by this
   uint64_t raw_bytes, stored_bytes;
   uint64_t payload_sum;  // xxh64 of the stored bytes
   int32_t tokens[kBlockTokens];
-  uint64_t reserved[3];
+  uint64_t unused[2];
   uint64_t header_sum;  // xxh64 of everything before it
 };
 static_assert(sizeof(Header) == kFileHeaderBytes && offsetof(Header, header_sum) == kFileHeaderBytes - 8);
@@ -36,7 +38,7 @@ std::string fault_of(const Header& header, const BlockLabel& label, size_t file_
   }
   if (header.header_sum != sum_of(header)) return "header checksum: does not match";
   if (std::memcmp(header.key, label.key.bytes.data(), sizeof(header.key)) != 0 ||
-      header.group != label.group) {
+      header.group != label.group || header.index != label.index) {
     return "name: found another block's";
   }
   if (std::memcmp(header.parent, label.parent.bytes.data(), sizeof(header.parent)) != 0 ||
@@ -62,13 +64,12 @@ int hex_value(char c) {
 
 }  // namespace
 
-std::string file_name(const BlockKey& key, int group) {
-  return fmt::format("{}-{}.kv{}", key.hex(), group, kFileVersion);
+std::string file_name(const BlockKey& key, int group, int32_t index) {
+  return fmt::format("{}-{}-{}.kv{}", key.hex(), group, index, kFileVersion);
 }
 
 std::optional<FileName> parse_file_name(const std::string& name) {
-  // 32 digits, '-', one digit, ".kv", up to 9 digits.
-  if (name.size() < 38 || name.size() > 46 || name[32] != '-' || name.compare(34, 3, ".kv") != 0) return {};
+  if (name.size() < 40 || name[32] != '-' || name[34] != '-') return {};
   FileName parsed;
   for (size_t i = 0; i < 16; ++i) {
     const int high = hex_value(name[2 * i]), low = hex_value(name[2 * i + 1]);
@@ -77,10 +78,14 @@ std::optional<FileName> parse_file_name(const std::string& name) {
   }
   parsed.group = name[33] - '0';
   if (parsed.group < 0 || parsed.group >= kMaxKvGroups) return {};
-  for (const char c : name.substr(37)) {
-    if (c < '0' || c > '9') return {};
-    parsed.version = parsed.version * 10 + static_cast<uint32_t>(c - '0');
-  }
+  const char* at = name.data() + 35;
+  const char* const end = name.data() + name.size();
+  auto result = std::from_chars(at, end, parsed.index);
+  if (result.ec != std::errc() || parsed.index < 0) return {};
+  at = result.ptr;
+  if (std::string_view(at, static_cast<size_t>(end - at)).substr(0, 3) != ".kv") return {};
+  result = std::from_chars(at + 3, end, parsed.version);
+  if (result.ec != std::errc() || result.ptr != end) return {};
   return parsed;
 }
 
@@ -93,6 +98,7 @@ std::array<std::byte, kFileHeaderBytes> encode_header(const BlockLabel& label, s
   std::memcpy(header.key, label.key.bytes.data(), sizeof(header.key));
   std::memcpy(header.parent, label.parent.bytes.data(), sizeof(header.parent));
   header.group = label.group;
+  header.index = label.index;
   header.element_bytes = static_cast<uint32_t>(element_bytes);
   header.raw_bytes = label.raw_bytes;
   header.stored_bytes = payload.size();

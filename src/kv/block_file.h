@@ -33,7 +33,7 @@ using Buffer = std::shared_ptr<const Bytes>;
 // Which block: its name, its parent's, what it holds.
 struct BlockLabel {
   BlockKey key, parent;
-  int32_t group = 0;
+  int32_t group = 0, index = 0;  // index: how many blocks come before it
   std::array<int32_t, kBlockTokens> tokens{};
   size_t raw_bytes = 0;
 };
@@ -41,12 +41,13 @@ struct BlockLabel {
 inline constexpr uint32_t kFileVersion = 1;
 inline constexpr size_t kFileHeaderBytes = 176;
 
-// "<32 hex digits>-<group>.kv1". The version is in the name so that a scan knows a stale file without opening
-// it.
-std::string file_name(const BlockKey& key, int group);
+// "<32 hex digits>-<group>-<index>.kv1". The version is there so that a scan knows a stale file without
+// opening it, the index so that it knows which of two files leaves first.
+std::string file_name(const BlockKey& key, int group, int32_t index);
 struct FileName {
   BlockKey key;
   int group = 0;
+  int32_t index = 0;
   uint32_t version = 0;
 };
 std::optional<FileName> parse_file_name(const std::string& name);

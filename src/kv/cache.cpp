@@ -267,7 +267,7 @@ void Cache::Impl::take_path(Rep& s, const Prompt& prompt, int32_t blocks) {
   for (int32_t b = blocks - 1; b >= 0; --b) {  // parents last: they are to leave after their children
     if (path_[b] == kNoNode) continue;
     const BlockKey& parent = b > 0 ? prompt.keys[b - 1] : prompt.root;
-    index_.describe(path_[b], parent, std::span(prompt.tokens).subspan(b * kBlockTokens, kBlockTokens));
+    index_.describe(path_[b], parent, b, std::span(prompt.tokens).subspan(b * kBlockTokens, kBlockTokens));
     touch(path_[b], 1);
   }
   for (int g = 0; g < num_groups(); ++g) {
@@ -408,7 +408,7 @@ void Cache::Impl::advance(Rep& s, std::span<const int32_t> tokens) {
 void Cache::Impl::commit(Rep& s, int32_t index, int32_t final_length) {
   const BlockKey parent = std::exchange(s.key, child_key(s.key, s.tail));
   const int32_t node = index_.find_or_add(s.key);
-  index_.describe(node, parent, s.tail);
+  index_.describe(node, parent, index, s.tail);
   touch(node, 0);
   for (int g = 0; g < num_groups(); ++g) {
     const bool keep = is_kept(s, g, index);

@@ -271,6 +271,7 @@ void Cache::Impl::open_disk() {
   for (const DiskTier::Found& found : disk_->take_found()) {
     const int32_t node = index_.find_or_add(found.key);
     index_[node].last_use = ++tick_;
+    index_[node].index = found.index;
     index_[node].copies[found.group].disk_bytes = found.bytes;
     disk_order_.set(item_of(node, found.group), {tick_, 0});
     disk_used_ += found.bytes;
@@ -284,7 +285,7 @@ void Cache::Impl::open_disk() {
 
 BlockLabel Cache::Impl::label_of(int32_t id, int group) const {
   const Node& node = index_[id];
-  return {node.key, node.parent_key, group, node.tokens, pools_[group].block_bytes};
+  return {node.key, node.parent_key, group, node.index, node.tokens, pools_[group].block_bytes};
 }
 
 void Cache::Impl::mark_dirty(int32_t node, int group) {
@@ -335,7 +336,7 @@ void Cache::Impl::finish_write(const DiskTier::Done& done) {
 // The order and the accounts forget a file; `remove` when it is still there.
 void Cache::Impl::drop_file(int32_t node, int group, bool remove) {
   Copy& copy = index_[node].copies[group];
-  if (remove) disk_->remove(index_[node].key, group);
+  if (remove) disk_->remove(index_[node].key, group, index_[node].index);
   disk_order_.erase(item_of(node, group));
   disk_used_ -= copy.disk_bytes;
   copy.disk_bytes = 0;
@@ -380,6 +381,9 @@ void Cache::Impl::feed_writer() {
   for (int i = 0; i < kMostPerPoll && !dirty_.empty() && may_stage(); ++i) {
     const int32_t node = dirty_.front() / kMaxKvGroups;
     const int group = dirty_.front() % kMaxKvGroups;
+    // Writes under way may turn out smaller than the room set aside for them: wait rather than forget.
+    const uint64_t most = kFileHeaderBytes + pools_[group].block_bytes;
+    if (writes_pending_ > 0 && disk_used_ + most > options_.disk_bytes) return;
     dirty_.pop_front();
     Copy& copy = index_[node].copies[group];
     copy.dirty = false;

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
-#include <tuple>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -24,6 +24,8 @@ constexpr const char* kTemporaryPrefix = "partial-";
 // Automatic compression tries the first so many blocks of every so many.
 constexpr uint64_t kSampleBlocks = 16, kSampleEvery = 4096;
 constexpr double kWorthwhile = 0.9;  // stored / raw
+
+std::string name_of(const BlockLabel& label) { return file_name(label.key, label.group, label.index); }
 
 double rate(double before, uint64_t bytes, Clock::duration time) {
   const double now = static_cast<double>(bytes) / std::max(std::chrono::duration<double>(time).count(), 1e-9);
@@ -67,15 +69,23 @@ void DiskTier::scan() {
     throw_error(ErrorCode::kIo, "{}: cannot read the directory: {}", options_.directory,
                 std::strerror(reason));
   }
-  std::sort(entries.begin(), entries.end(), [](const FileEntry& a, const FileEntry& b) {
-    return std::tie(a.modified_ns, a.name) < std::tie(b.modified_ns, b.name);
+  // Oldest use first. The blocks of a prompt are used within seconds of each other; counting each a second
+  // older than the one before it makes a prompt leave from its end, without which its beginning is still
+  // good.
+  constexpr int64_t kSecond = 1000000000;
+  const auto age = [](const FileEntry& entry) {
+    const auto name = parse_file_name(entry.name);
+    return entry.modified_ns - (name ? name->index * kSecond : 0);
+  };
+  std::sort(entries.begin(), entries.end(), [&](const FileEntry& a, const FileEntry& b) {
+    return std::pair(age(a), std::string_view(a.name)) < std::pair(age(b), std::string_view(b.name));
   });
   size_t half_written = 0, stale = 0, foreign = 0;
   for (const FileEntry& entry : entries) {
     if (entry.name == kLockName) continue;
     const auto name = parse_file_name(entry.name);
     if (name && name->version == kFileVersion) {
-      found_.push_back({name->key, name->group, entry.bytes});
+      found_.push_back({name->key, name->group, name->index, entry.bytes});
     } else if (name || entry.name.starts_with(kTemporaryPrefix)) {
       ++(name ? stale : half_written);
       files_.remove(path(entry.name));
@@ -105,8 +115,8 @@ void DiskTier::write(int32_t item, const BlockLabel& label, Buffer bytes) {
   push(writer_, {Job::Kind::kWrite, item, label, std::move(bytes)});
 }
 
-void DiskTier::remove(const BlockKey& key, int group) {
-  push(writer_, {Job::Kind::kRemove, 0, {.key = key, .parent = {}, .group = group}, nullptr});
+void DiskTier::remove(const BlockKey& key, int group, int32_t index) {
+  push(writer_, {Job::Kind::kRemove, 0, {.key = key, .parent = {}, .group = group, .index = index}, nullptr});
 }
 
 void DiskTier::read(int32_t item, const BlockLabel& label) {
@@ -158,7 +168,7 @@ DiskTier::Done DiskTier::run(const Job& job) {
   done.item = job.item;
   if (!on()) return done;
   if (job.kind == Job::Kind::kRemove) {
-    const int reason = files_.remove(path(file_name(job.label.key, job.label.group)));
+    const int reason = files_.remove(path(name_of(job.label)));
     if (reason != 0 && reason != ENOENT) turn_off("remove a file", reason);
     return done;
   }
@@ -219,7 +229,7 @@ int DiskTier::write_block(const Job& job, Done& done) {
   const std::string temporary = path(fmt::format("{}{}-{}", kTemporaryPrefix, ::getpid(), temporary_++));
   const std::span<const std::byte> parts[] = {header, payload};
   int reason = files_.write(temporary, parts);
-  if (reason == 0) reason = files_.rename(temporary, path(file_name(job.label.key, job.label.group)));
+  if (reason == 0) reason = files_.rename(temporary, path(name_of(job.label)));
   if (reason != 0) {
     files_.remove(temporary);
     return reason;
@@ -236,7 +246,7 @@ int DiskTier::write_block(const Job& job, Done& done) {
 
 int DiskTier::read_block(const Job& job, Done& done) {
   const auto start = Clock::now();
-  const std::string name = file_name(job.label.key, job.label.group);
+  const std::string name = name_of(job.label);
   std::vector<std::byte> file;
   const int reason = files_.read(path(name), file, kFileHeaderBytes + job.label.raw_bytes);
   if (reason == ENOENT || reason == EFBIG) {

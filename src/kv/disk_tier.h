@@ -43,6 +43,7 @@ class DiskTier {
   struct Found {
     BlockKey key;
     int group = 0;
+    int32_t index = 0;
     uint64_t bytes = 0;
   };
   struct Done {
@@ -68,7 +69,7 @@ class DiskTier {
 
   // Writes and removes happen in this order, one after another. So do reads, beside them.
   void write(int32_t item, const BlockLabel& label, Buffer bytes);
-  void remove(const BlockKey& key, int group);
+  void remove(const BlockKey& key, int group, int32_t index);
   void read(int32_t item, const BlockLabel& label);
 
   void take(std::vector<Done>& done);            // moves what has finished into done

@@ -40,10 +40,12 @@ void PrefixIndex::grow() {
   }
 }
 
-void PrefixIndex::describe(int32_t id, const BlockKey& parent, std::span<const int32_t> tokens) {
+void PrefixIndex::describe(int32_t id, const BlockKey& parent, int32_t index,
+                           std::span<const int32_t> tokens) {
   Node& node = nodes_[id];
   if (!node.known) {
     node.parent_key = parent;
+    node.index = index;
     std::copy(tokens.begin(), tokens.end(), node.tokens.begin());
     node.known = true;
   }

@@ -34,6 +34,7 @@ struct Copy {
 
 struct Node {
   BlockKey key, parent_key;
+  int32_t index = 0;  // how many blocks come before it
   std::array<int32_t, kBlockTokens> tokens{};
   bool known =
       false;  // parent_key and tokens are: not so for a file found at the start, until somebody asks for it
@@ -54,7 +55,7 @@ class PrefixIndex {
   int32_t find_or_add(const BlockKey& key);
   // Says what a node is: 16 tokens after `parent` (whose node is found if it exists). Repeating it links a
   // child to a parent that was forgotten and has come back.
-  void describe(int32_t node, const BlockKey& parent, std::span<const int32_t> tokens);
+  void describe(int32_t node, const BlockKey& parent, int32_t index, std::span<const int32_t> tokens);
   // Forgets the node if no copy needs it any longer.
   void erase_if_unused(int32_t node);
 
