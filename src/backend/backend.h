@@ -23,6 +23,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -181,6 +182,13 @@ class Executor {
   virtual void norm_logits(const Logits& op) = 0;
   // [logit rows, vocabulary] of the last step, readable until the next begin().
   virtual std::span<const float> logits() = 0;
+
+  // The bytes of one KV block (spec.kv_block_bytes(group)), for the cache's tiers and copy-on-write. Not
+  // during a step; in order with the steps before and after. read_block has filled `to` on return,
+  // write_block has consumed `from`.
+  virtual void read_block(int group, int32_t block, std::span<std::byte> to) = 0;
+  virtual void write_block(int group, int32_t block, std::span<const std::byte> from) = 0;
+  virtual void copy_block(int group, int32_t from, int32_t to) = 0;
 
   // For the conformance suite: a slot as float32 [rows, columns], in and out.
   virtual std::vector<float> read_slot(Slot slot) = 0;

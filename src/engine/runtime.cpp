@@ -74,7 +74,14 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
   }
   r->model_ = Model::load(r->checkpoint_, *r->backend_, options.progress);
   r->executor_ = r->backend_->make_executor(r->spec_);
-  for (const KvGroupSpec& group : r->spec_.kv_groups) r->pools_.emplace_back(group.num_blocks);
+  r->store_.emplace(*r->executor_);
+  kv::CacheOptions cache;
+  cache.prefix_cache = false;
+  for (size_t g = 0; g < r->spec_.kv_groups.size(); ++g) {
+    const KvGroupSpec& group = r->spec_.kv_groups[g];
+    cache.groups.push_back({group.window, group.num_blocks, r->spec_.kv_block_bytes(static_cast<int>(g))});
+  }
+  r->cache_.emplace(std::move(cache), *r->store_);
   return r;
 }
 
@@ -94,15 +101,7 @@ const ChatTemplate* Runtime::chat_template() {
   return &*chat_template_;
 }
 
-Sequence Runtime::make_sequence() {
-  std::vector<kv::BlockPool*> pools;
-  std::vector<int32_t> windows;
-  for (size_t g = 0; g < pools_.size(); ++g) {
-    pools.push_back(&pools_[g]);
-    windows.push_back(spec_.kv_groups[g].window);
-  }
-  return Sequence(kv::SequenceBlocks(std::move(pools), std::move(windows)));
-}
+Sequence Runtime::make_sequence() { return Sequence(cache_->make_sequence()); }
 
 void Runtime::check_input(const StepInput& input) const {
   const int64_t end =
@@ -126,7 +125,7 @@ std::span<const float> Runtime::step(std::span<const StepInput> inputs) {
   for (const StepInput& input : inputs) check_input(input);
   for (const StepInput& input : inputs) {
     const auto count = static_cast<int32_t>(input.tokens.size());
-    if (!input.sequence->blocks_.reserve(count)) {
+    if (!cache_->reserve(input.sequence->blocks_, count)) {
       throw_error(ErrorCode::kNoMemory,
                   "kv cache: found no free block for {} more tokens, expected room for {} contexts of {}",
                   count, inputs.size(), spec_.max_context);
@@ -143,12 +142,12 @@ std::span<const float> Runtime::step(std::span<const StepInput> inputs) {
   MILLRACE_CHECK(tokens_.size() <= static_cast<size_t>(spec_.max_tokens));
   MILLRACE_CHECK(logit_rows_.size() <= static_cast<size_t>(spec_.max_logit_rows));
   for (size_t i = 0; i < inputs.size(); ++i) {
-    for (size_t g = 0; g < pools_.size(); ++g) {
+    for (size_t g = 0; g < spec_.kv_groups.size(); ++g) {
       slices_[i].tables[g] = inputs[i].sequence->blocks_.table(static_cast<int>(g));
     }
   }
   model_->forward(*executor_, {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_});
-  for (size_t i = 0; i < inputs.size(); ++i) inputs[i].sequence->blocks_.advance(slices_[i].num_tokens);
+  for (size_t i = 0; i < inputs.size(); ++i) cache_->advance(inputs[i].sequence->blocks_, inputs[i].tokens);
 
   const std::span<const float> logits = executor_->logits();
   // A sum is NaN exactly when a term is (or infinities of both signs meet, which is as bad).

@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/executor_store.h"
 #include "io/checkpoint.h"
-#include "kv/sequence_blocks.h"
+#include "kv/cache.h"
 #include "model/model.h"
 #include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
@@ -33,12 +34,12 @@ struct RuntimeOptions {
 // One stream of tokens in the runtime's cache.
 class Sequence {
  public:
-  explicit Sequence(kv::SequenceBlocks blocks) : blocks_(std::move(blocks)) {}
+  explicit Sequence(kv::Sequence blocks) : blocks_(std::move(blocks)) {}
   int32_t length() const { return blocks_.length(); }
 
  private:
   friend class Runtime;
-  kv::SequenceBlocks blocks_;
+  kv::Sequence blocks_;
 };
 
 // Some new tokens of one sequence, and which of them want logits.
@@ -89,7 +90,8 @@ class Runtime {
   std::unique_ptr<Model> model_;
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
-  std::vector<kv::BlockPool> pools_;
+  std::optional<ExecutorStore> store_;
+  std::optional<kv::Cache> cache_;  // blocks only: a caller that steps by hand has nothing to look up
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::string tokenizer_error_;
   std::optional<ChatTemplate> chat_template_;

@@ -223,6 +223,29 @@ CpuExecutor::SlotShape CpuExecutor::shape_of(Slot slot) {
   return {w.logits, static_cast<int64_t>(batch_.logit_rows.size()), spec_.vocab, spec_.max_logit_rows};
 }
 
+std::span<std::byte> CpuExecutor::block_bytes(int group, int32_t block) const {
+  const size_t bytes = spec_.kv_block_bytes(group);
+  MILLRACE_CHECK(block >= 0 && block < spec_.kv_groups[group].num_blocks);
+  return {reinterpret_cast<std::byte*>(kv_pools_[group].data()) + static_cast<size_t>(block) * bytes, bytes};
+}
+
+void CpuExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
+  const std::span<std::byte> from = block_bytes(group, block);
+  MILLRACE_CHECK(to.size() == from.size());
+  std::memcpy(to.data(), from.data(), to.size());
+}
+
+void CpuExecutor::write_block(int group, int32_t block, std::span<const std::byte> from) {
+  const std::span<std::byte> to = block_bytes(group, block);
+  MILLRACE_CHECK(to.size() == from.size());
+  std::memcpy(to.data(), from.data(), to.size());
+}
+
+void CpuExecutor::copy_block(int group, int32_t from, int32_t to) {
+  const std::span<std::byte> source = block_bytes(group, from);
+  std::memcpy(block_bytes(group, to).data(), source.data(), source.size());
+}
+
 std::vector<float> CpuExecutor::read_slot(Slot slot) {
   const SlotShape s = shape_of(slot);
   return {s.values, s.values + s.rows * s.cols};

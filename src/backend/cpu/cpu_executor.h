@@ -32,6 +32,9 @@ class CpuExecutor final : public Executor {
   void experts_add(const Experts& op) override;
   void norm_logits(const Logits& op) override;
   std::span<const float> logits() override;
+  void read_block(int group, int32_t block, std::span<std::byte> to) override;
+  void write_block(int group, int32_t block, std::span<const std::byte> from) override;
+  void copy_block(int group, int32_t from, int32_t to) override;
   std::vector<float> read_slot(Slot slot) override;
   void write_slot(Slot slot, std::span<const float> values) override;
 
@@ -52,6 +55,7 @@ class CpuExecutor final : public Executor {
     int64_t rows, cols, max_rows;
   };
   SlotShape shape_of(Slot slot);
+  std::span<std::byte> block_bytes(int group, int32_t block) const;
 
   // --- cpu_executor.cpp
   void norm_rows(const Norm& op, std::span<const int32_t> rows, bool quantize);

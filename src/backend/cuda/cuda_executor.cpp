@@ -55,6 +55,9 @@ class CudaExecutor final : public Executor {
   void experts_add(const Experts& op) override;
   void norm_logits(const Logits& op) override;
   std::span<const float> logits() override;
+  void read_block(int group, int32_t block, std::span<std::byte> to) override;
+  void write_block(int group, int32_t block, std::span<const std::byte> from) override;
+  void copy_block(int group, int32_t from, int32_t to) override;
   std::vector<float> read_slot(Slot slot) override;
   void write_slot(Slot slot, std::span<const float> values) override;
 
@@ -64,6 +67,7 @@ class CudaExecutor final : public Executor {
     int64_t rows, cols;
   };
   SlotPlace place_of(Slot slot) const;
+  std::span<std::byte> block_bytes(int group, int32_t block) const;  // on the device
   void norm_rows(const Norm& op);
   void norm_heads(const Norm& op, int32_t heads, const DeviceBuffer& values);
   void linear(const Linear& op, const DeviceBuffer& x, int64_t count, bool add, const DeviceBuffer& y,
@@ -316,6 +320,31 @@ CudaExecutor::SlotPlace CudaExecutor::place_of(Slot slot) const {
       break;
   }
   return {logits_, logit_rows_, spec_.vocab};
+}
+
+std::span<std::byte> CudaExecutor::block_bytes(int group, int32_t block) const {
+  const size_t bytes = spec_.kv_block_bytes(group);
+  MILLRACE_CHECK(block >= 0 && block < spec_.kv_groups[static_cast<size_t>(group)].num_blocks);
+  return {pools_[static_cast<size_t>(group)].as<std::byte>() + static_cast<size_t>(block) * bytes, bytes};
+}
+
+void CudaExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
+  const std::span<std::byte> from = block_bytes(group, block);
+  MILLRACE_CHECK(to.size() == from.size());
+  copy(to.data(), from.data(), to.size(), cudaMemcpyDeviceToHost);
+  stream_.synchronize();
+}
+
+void CudaExecutor::write_block(int group, int32_t block, std::span<const std::byte> from) {
+  const std::span<std::byte> to = block_bytes(group, block);
+  MILLRACE_CHECK(to.size() == from.size());
+  copy(to.data(), from.data(), to.size(), cudaMemcpyHostToDevice);
+  stream_.synchronize();
+}
+
+void CudaExecutor::copy_block(int group, int32_t from, int32_t to) {
+  const std::span<std::byte> source = block_bytes(group, from);
+  copy(block_bytes(group, to).data(), source.data(), source.size(), cudaMemcpyDeviceToDevice);
 }
 
 std::vector<float> CudaExecutor::read_slot(Slot slot) {

@@ -167,6 +167,23 @@ class ReferenceExecutor final : public Executor {
     return {logits_.data(), batch_.logit_rows.size() * spec_.vocab};
   }
 
+  void read_block(int group, int32_t block, std::span<std::byte> to) override {
+    const std::span<std::byte> from = block_bytes(group, block);
+    MILLRACE_CHECK(to.size() == from.size());
+    std::copy(from.begin(), from.end(), to.begin());
+  }
+
+  void write_block(int group, int32_t block, std::span<const std::byte> from) override {
+    const std::span<std::byte> to = block_bytes(group, block);
+    MILLRACE_CHECK(to.size() == from.size());
+    std::copy(from.begin(), from.end(), to.begin());
+  }
+
+  void copy_block(int group, int32_t from, int32_t to) override {
+    const std::span<std::byte> source = block_bytes(group, from);
+    std::copy(source.begin(), source.end(), block_bytes(group, to).begin());
+  }
+
   std::vector<float> read_slot(Slot slot) override {
     const auto [values, columns] = slot_of(slot);
     const int64_t rows = slot == Slot::kLogits ? static_cast<int64_t>(batch_.logit_rows.size()) : rows_;
@@ -227,6 +244,13 @@ class ReferenceExecutor final : public Executor {
       a = static_cast<float>(a0 * c - b0 * s);
       b = static_cast<float>(b0 * c + a0 * s);
     }
+  }
+
+  std::span<std::byte> block_bytes(int group, int32_t block) {
+    const size_t bytes = spec_.kv_block_bytes(group);
+    MILLRACE_CHECK(block >= 0 && block < spec_.kv_groups[group].num_blocks);
+    return std::as_writable_bytes(std::span(pools_[group]))
+        .subspan(static_cast<size_t>(block) * bytes, bytes);
   }
 
   // The cached key (part 0) or value (part 1) of one head at one position: [head_dim].

@@ -1,0 +1,67 @@
+// The file of one block on disk: a header of 176 bytes, then the bytes, plain or compressed. docs/kv_cache.md
+// has the layout. A file is believed only if every field, both checksums and the label agree with what was
+// asked for.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/paging.h"
+#include "kv/hash.h"
+
+namespace millrace::kv {
+
+// Bytes that are not cleared before they are filled.
+class Bytes {
+ public:
+  explicit Bytes(size_t size) : data_(new std::byte[size]), size_(size) {}
+  std::span<std::byte> span() { return {data_.get(), size_}; }
+  std::span<const std::byte> span() const { return {data_.get(), size_}; }
+
+ private:
+  std::unique_ptr<std::byte[]> data_;
+  size_t size_;
+};
+using Buffer = std::shared_ptr<const Bytes>;
+
+// Which block: its name, its parent's, what it holds.
+struct BlockLabel {
+  BlockKey key, parent;
+  int32_t group = 0, index = 0;  // index: how many blocks come before it
+  std::array<int32_t, kBlockTokens> tokens{};
+  size_t raw_bytes = 0;
+};
+
+inline constexpr uint32_t kFileVersion = 1;
+inline constexpr size_t kFileHeaderBytes = 176;
+
+// "<32 hex digits>-<group>-<index>.kv1". The version is there so that a scan knows a stale file without
+// opening it, the index so that it knows which of two files leaves first.
+std::string file_name(const BlockKey& key, int group, int32_t index);
+struct FileName {
+  BlockKey key;
+  int group = 0;
+  int32_t index = 0;
+  uint32_t version = 0;
+};
+std::optional<FileName> parse_file_name(const std::string& name);
+
+// The header for a payload that follows it. element_bytes is 0 for a plain payload, else what the planes were
+// split by.
+std::array<std::byte, kFileHeaderBytes> encode_header(const BlockLabel& label, size_t element_bytes,
+                                                      std::span<const std::byte> payload);
+
+// The block's bytes, or what was found and what was expected.
+struct Decoded {
+  Buffer bytes;
+  std::string fault;
+};
+Decoded decode_file(const BlockLabel& expected, std::span<const std::byte> file);
+
+}  // namespace millrace::kv

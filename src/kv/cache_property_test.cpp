@@ -1,0 +1,226 @@
+// Thousands of random operations against a naive model: the tokens of every stream, from which test_model.h
+// knows what each slot must hold. The invariants are checked after every operation.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <random>
+
+#include "kv/cache.h"
+#include "kv/test_model.h"
+
+namespace millrace::kv {
+namespace {
+
+struct Setup {
+  const char* name;
+  std::vector<GroupOptions> groups;
+  size_t ram_blocks = 0;
+  uint64_t disk_blocks = 0;
+  Eviction eviction = Eviction::kAdaptive;
+  size_t staging_blocks = 1000;
+};
+
+class Driver {
+ public:
+  Driver(const Setup& setup, uint32_t seed) : setup_(setup), random_(seed), store_(setup.groups) { open(); }
+
+  void run(int operations) {
+    for (int i = 0; i < operations; ++i) {
+      operate();
+      ASSERT_FALSE(testing::Test::HasFatalFailure()) << setup_.name << " operation " << i;
+      cache_->check_invariants();
+    }
+    close();
+  }
+
+  uint64_t hits = 0, restarts = 0, disk_hits = 0, ram_hits = 0, swaps = 0, copies = 0;
+
+ private:
+  int32_t pick(int32_t below) { return static_cast<int32_t>(random_() % static_cast<uint32_t>(below)); }
+
+  void open() {
+    CacheOptions options;
+    options.groups = setup_.groups;
+    options.identity = "test";
+    options.eviction = setup_.eviction;
+    options.boundary_tokens = 64;
+    options.ram_bytes = setup_.ram_blocks * kTestBlockBytes;
+    if (setup_.disk_blocks > 0) {
+      options.disk_directory = directory_.path();
+      options.disk_bytes = setup_.disk_blocks * (kTestBlockBytes + 176);
+      options.staging_bytes = setup_.staging_blocks * kTestBlockBytes;
+    }
+    cache_.emplace(options, store_);
+  }
+
+  void close() {
+    streams_.clear();
+    cache_->check_invariants();
+    const CacheStats stats = cache_->stats();
+    for (size_t g = 0; g < setup_.groups.size(); ++g) EXPECT_EQ(stats.groups[g].held, 0) << "leaked";
+    EXPECT_EQ(stats.swapped_bytes, 0u);
+    EXPECT_EQ(stats.files_dropped, 0u);
+    EXPECT_EQ(stats.disk_on, setup_.disk_blocks > 0);
+    hits += stats.hit_tokens;
+    disk_hits += stats.disk.hit_tokens;
+    ram_hits += stats.ram.hit_tokens;
+    swaps += stats.swaps_in;
+    copies += stats.copies_on_write;
+    cache_.reset();
+  }
+
+  // Most prompts begin like something that was there before.
+  std::vector<int32_t> new_tokens() {
+    std::vector<int32_t> tokens;
+    if (!history_.empty() && pick(8) != 0) {
+      const std::vector<int32_t>& old = history_[pick(static_cast<int32_t>(history_.size()))];
+      tokens.assign(old.begin(), old.begin() + pick(static_cast<int32_t>(old.size()) + 1));
+    }
+    for (int32_t i = pick(pick(3) == 0 ? 100 : 20) + 1; i > 0; --i) tokens.push_back(pick(2));
+    if (tokens.size() > 150) tokens.resize(150);
+    return tokens;
+  }
+
+  void attach() {
+    TestStream s;
+    s.tokens = new_tokens();
+    s.salt = pick(4) == 0 ? "other" : "";
+    const auto prompt = cache_->make_prompt(s.tokens, s.salt);
+    const Match match = cache_->match(*prompt);
+    std::vector<int32_t> before;
+    for (size_t g = 0; g < setup_.groups.size(); ++g)
+      before.push_back(cache_->available(static_cast<int>(g)));
+    s.sequence = cache_->attach(prompt);
+    ASSERT_EQ(s.sequence.length(), match.tokens);
+    ASSERT_LT(s.sequence.length(), static_cast<int32_t>(s.tokens.size()));
+    ASSERT_LE(match.from_ram + match.from_disk, match.tokens);
+    for (size_t g = 0; g < setup_.groups.size(); ++g) {
+      ASSERT_EQ(before[g] - cache_->available(static_cast<int>(g)), match.takes[g]);
+    }
+    history_.push_back(s.tokens);
+    if (history_.size() > 40) history_.erase(history_.begin() + pick(40));
+    streams_.push_back(std::move(s));
+  }
+
+  bool fits(const BlockCounts& needs) const {
+    for (size_t g = 0; g < setup_.groups.size(); ++g) {
+      if (needs[g] > cache_->available(static_cast<int>(g))) return false;
+    }
+    return true;
+  }
+
+  void step(TestStream& s) {
+    if (!cache_->ready(s.sequence)) return;
+    if (s.sequence.state() != Sequence::State::kActive) return;
+    const int32_t length = s.sequence.length(), n = pick(pick(3) == 0 ? 60 : 5) + 1;
+    while (static_cast<int32_t>(s.tokens.size()) < length + n) s.tokens.push_back(pick(2));
+    const bool should = fits(cache_->blocks_to_reserve(s.sequence, n));
+    ASSERT_EQ(cache_->reserve(s.sequence, n), should);
+    if (!should) return;
+    test_compute(store_, setup_.groups, s, n);
+    const int32_t accepted = pick(3) == 0 ? pick(n) + 1 : n;  // rejected drafts are written again
+    cache_->advance(s.sequence, std::span(s.tokens).subspan(length, accepted));
+    ASSERT_EQ(s.sequence.length(), length + accepted);
+  }
+
+  void release(size_t i) {
+    std::vector<int32_t> expected;
+    const BlockCounts own = cache_->blocks_of_its_own(streams_[i].sequence);
+    for (size_t g = 0; g < setup_.groups.size(); ++g) {
+      expected.push_back(cache_->available(static_cast<int>(g)) + own[g]);
+    }
+    std::swap(streams_[i], streams_.back());
+    streams_.pop_back();
+    for (size_t g = 0; g < setup_.groups.size(); ++g) {
+      ASSERT_EQ(cache_->available(static_cast<int>(g)), expected[g]);
+    }
+  }
+
+  void swap(TestStream& s) {
+    if (s.sequence.state() == Sequence::State::kSwapped) {
+      const bool should = fits(cache_->blocks_to_swap_in(s.sequence));
+      ASSERT_EQ(cache_->swap_in(s.sequence), should);
+    } else if (cache_->ready(s.sequence)) {
+      const SwapCost cost = cache_->swap_cost(s.sequence);
+      ASSERT_EQ(cache_->swap_out(s.sequence), cost.fits);
+    }
+  }
+
+  void operate() {
+    const int32_t what = pick(100);
+    if (what < 12 || streams_.empty()) return attach();
+    const size_t i = pick(static_cast<int32_t>(streams_.size()));
+    if (what < 60) return step(streams_[i]);
+    if (what < 66 && streams_[i].sequence.state() == Sequence::State::kActive) {
+      TestStream copy{cache_->fork(streams_[i].sequence), streams_[i].salt, streams_[i].tokens};
+      copy.tokens.resize(copy.sequence.length());
+      copy.tokens.push_back(pick(2));
+      streams_.push_back(std::move(copy));
+    } else if (what < 76) {
+      release(i);
+    } else if (what < 84) {
+      swap(streams_[i]);
+    } else if (what < 86) {
+      cache_->evict(pick(static_cast<int32_t>(setup_.groups.size())), pick(6));
+    } else if (what < 98) {
+      cache_->poll();
+    } else if (what == 98) {
+      cache_->wait(std::chrono::milliseconds(5));
+    } else if (setup_.disk_blocks > 0 && pick(3) == 0) {
+      if (pick(2) == 0) cache_->flush();
+      close();
+      open();
+      ++restarts;
+    }
+  }
+
+  Setup setup_;
+  std::mt19937 random_;
+  TestDirectory directory_;
+  TestStore store_;
+  std::optional<Cache> cache_;
+  std::vector<TestStream> streams_;
+  std::vector<std::vector<int32_t>> history_;
+};
+
+GroupOptions full(int32_t blocks) { return {0, blocks, kTestBlockBytes}; }
+GroupOptions window(int32_t window, int32_t blocks) { return {window, blocks, kTestBlockBytes}; }
+
+class CacheProperty : public testing::TestWithParam<Setup> {};
+
+TEST_P(CacheProperty, HoldsTheRightBytesAndLosesNoBlock) {
+  uint64_t hits = 0, disk = 0, ram = 0, swaps = 0, copies = 0, restarts = 0;
+  for (uint32_t seed = 1; seed <= 4; ++seed) {
+    Driver driver(GetParam(), seed);
+    driver.run(1500);
+    ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
+    hits += driver.hits;
+    disk += driver.disk_hits;
+    ram += driver.ram_hits;
+    swaps += driver.swaps;
+    copies += driver.copies;
+    restarts += driver.restarts;
+  }
+  // The test must have been about something.
+  EXPECT_GT(hits, 1000u);
+  EXPECT_GT(copies, 20u);
+  EXPECT_EQ(disk > 100, GetParam().disk_blocks > 0);
+  EXPECT_EQ(restarts > 0, GetParam().disk_blocks > 0);
+  EXPECT_EQ(ram > 0, GetParam().ram_blocks > 0);
+  EXPECT_GE(swaps, GetParam().ram_blocks > 0 ? 5u : 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, CacheProperty,
+    testing::Values(Setup{"full", {full(40)}}, Setup{"full_lru_ram", {full(30)}, 40, 0, Eviction::kLru},
+                    Setup{"full_disk_only", {full(30)}, 0, 100, Eviction::kLfu},
+                    Setup{"full_ram_disk", {full(30)}, 20, 60, Eviction::kRandom},
+                    Setup{"full_window_ram", {full(40), window(32, 30)}, 40},
+                    Setup{"window_full_all_tiers", {window(20, 24), full(36)}, 30, 120},
+                    Setup{"slow_disk", {full(24), window(40, 24)}, 0, 60, Eviction::kAdaptive, 2},
+                    Setup{"only_window", {window(33, 30)}, 10, 40},
+                    Setup{"three_groups", {full(40), window(16, 30), window(50, 30)}, 50, 200}),
+    [](const auto& setup) { return std::string(setup.param.name); });
+
+}  // namespace
+}  // namespace millrace::kv

@@ -1,0 +1,433 @@
+// What leaves the main pool and comes back. One mechanism serves both: a node's copy in RAM is made when its
+// block is evicted or when a sequence that holds it is swapped out (then it is pinned until the sequence
+// returns); a file is written behind, from whichever copy is nearest, and read ahead when a prompt that wants
+// it is attached.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "kv/cache_impl.h"
+
+namespace millrace::kv {
+
+using Clock = std::chrono::steady_clock;
+
+Buffer Cache::Impl::read_main(int group, int32_t block) {
+  auto bytes = std::make_shared<Bytes>(pools_[group].block_bytes);
+  store_.read(group, block, bytes->span());
+  return bytes;
+}
+
+// ---------------------------------------------------------------- out of the main pool
+
+// Whatever the policy chose, a descendant that could go instead goes first: without its parent it is lost
+// anyway.
+int32_t Cache::Impl::choose_victim(int group) {
+  constexpr int kChildrenAsked = 8;
+  const Pool& pool = pools_[group];
+  int32_t victim = pools_[group].evictor.choose();
+  if (victim == kNoBlock || pool.window > 0) return victim;
+  for (bool deeper = true; deeper;) {
+    deeper = false;
+    int32_t child = index_[pool.blocks[victim].node].first_child;
+    for (int i = 0; i < kChildrenAsked && child != kNoNode && !deeper;
+         ++i, child = index_[child].next_sibling) {
+      const int32_t block = index_[child].copies[group].block;
+      if (block == kNoBlock || !pool.evictor.contains(block)) continue;
+      victim = block;
+      deeper = true;
+    }
+  }
+  return victim;
+}
+
+void Cache::Impl::demote(int group, int32_t block) {
+  Pool& pool = pools_[group];
+  const int32_t node = pool.blocks[block].node;
+  const Copy& copy = index_[node].copies[group];
+  pool.evictor.remove(block);
+  pool.evictor.evicted(index_[node].key);
+  ++stats_.main.evictions;
+  stats_.main.bytes_read += pool.block_bytes;
+  const bool wanted = pool.window == 0 || copy.keep;
+  if (wanted && copy.ram == nullptr && make_ram_room(pool.block_bytes)) {
+    put_ram(node, group, read_main(group, block));
+  } else if (wanted && copy.ram == nullptr && disk_on() && copy.disk_bytes == 0 && !copy.writing) {
+    if (!may_stage() || !submit_write(node, group, read_main(group, block))) ++stats_.writes_dropped;
+  }
+  unname(group, block);
+  pool.free.push_back(block);
+}
+
+int32_t Cache::Impl::evict(int group, int32_t count) {
+  int32_t evicted = 0;
+  for (; evicted < count && pools_[group].evictor.size() > 0; ++evicted) demote(group, choose_victim(group));
+  return evicted;
+}
+
+// ---------------------------------------------------------------- the RAM tier
+
+bool Cache::Impl::make_ram_room(size_t bytes) {
+  if (ram_used_ - ram_unpinned_ + bytes > options_.ram_bytes) return false;
+  while (ram_used_ + bytes > options_.ram_bytes) {
+    const int32_t item = ram_order_.top();
+    ++stats_.ram.evictions;
+    drop_ram(item / kMaxKvGroups, item % kMaxKvGroups);
+  }
+  return true;
+}
+
+void Cache::Impl::put_ram(int32_t node, int group, Buffer bytes) {
+  ram_used_ += bytes->span().size();
+  ram_unpinned_ += bytes->span().size();
+  stats_.ram.bytes_written += bytes->span().size();
+  ++ram_blocks_;
+  index_[node].copies[group].ram = std::move(bytes);
+  ram_order_.set(item_of(node, group), {index_[node].last_use, 0});
+}
+
+// Not while pinned. What is nowhere else and belongs on disk gets its chance to go there.
+void Cache::Impl::drop_ram(int32_t node, int group) {
+  Copy& copy = index_[node].copies[group];
+  const bool only_here = copy.block == kNoBlock && copy.disk_bytes == 0 && !copy.writing;
+  if (only_here && disk_on() && (!may_stage() || !submit_write(node, group, copy.ram)))
+    ++stats_.writes_dropped;
+  ram_order_.erase(item_of(node, group));
+  ram_used_ -= copy.ram->span().size();
+  ram_unpinned_ -= copy.ram->span().size();
+  --ram_blocks_;
+  copy.ram.reset();
+  index_.erase_if_unused(node);
+}
+
+void Cache::Impl::pin_ram(int32_t node, int group) {
+  Copy& copy = index_[node].copies[group];
+  if (copy.ram_pins++ > 0) return;
+  ram_order_.erase(item_of(node, group));
+  ram_unpinned_ -= copy.ram->span().size();
+}
+
+void Cache::Impl::unpin_ram(int32_t node, int group) {
+  Copy& copy = index_[node].copies[group];
+  if (--copy.ram_pins > 0) return;
+  ram_order_.set(item_of(node, group), {index_[node].last_use, 0});
+  ram_unpinned_ += copy.ram->span().size();
+}
+
+// ---------------------------------------------------------------- swapped sequences
+
+namespace {
+double smoothed(double before, uint64_t bytes, Clock::duration time) {
+  const double now = static_cast<double>(bytes) / std::max(std::chrono::duration<double>(time).count(), 1e-9);
+  return before == 0 ? now : 0.7 * before + 0.3 * now;
+}
+}  // namespace
+
+uint64_t Cache::Impl::bytes_to_swap(const Rep& s) const {
+  uint64_t bytes = 0;
+  for (int g = 0; g < num_groups(); ++g) {
+    const Rep::Table& table = s.tables[g];
+    for (int32_t b = table.first_held; b < blocks_for(s.length); ++b) {
+      const int32_t node = pools_[g].blocks[table.blocks[b]].node;
+      if (node == kNoNode || index_[node].copies[g].ram == nullptr) bytes += pools_[g].block_bytes;
+    }
+  }
+  return bytes;
+}
+
+SwapCost Cache::Impl::swap_cost(const Rep& s) const {
+  SwapCost cost;
+  if (s.state != Sequence::State::kActive) return cost;
+  cost.bytes = bytes_to_swap(s);
+  uint64_t all = 0;
+  for (int g = 0; g < num_groups(); ++g) {
+    all += static_cast<uint64_t>(blocks_for(s.length) - s.tables[g].first_held) * pools_[g].block_bytes;
+  }
+  if (stats_.swap_out_rate > 0) cost.out_seconds = static_cast<double>(cost.bytes) / stats_.swap_out_rate;
+  if (stats_.swap_in_rate > 0) cost.in_seconds = static_cast<double>(all) / stats_.swap_in_rate;
+  // What it shares with the RAM tier already is pinned, and no longer room that could be made.
+  cost.fits = ram_used_ - ram_unpinned_ + all <= options_.ram_bytes;
+  return cost;
+}
+
+bool Cache::Impl::swap_out(Rep& s) {
+  MILLRACE_CHECK(s.state == Sequence::State::kActive);
+  const SwapCost cost = swap_cost(s);
+  if (!cost.fits) return false;
+  const int32_t blocks = blocks_for(s.length);
+  // Pin first: making room must not drop what is there already.
+  for (int g = 0; g < num_groups(); ++g) {
+    const Rep::Table& table = s.tables[g];
+    for (int32_t b = table.first_held; b < blocks; ++b) {
+      const int32_t node = pools_[g].blocks[table.blocks[b]].node;
+      s.swapped[g].push_back({node, nullptr});
+      if (node != kNoNode && index_[node].copies[g].ram != nullptr) pin_ram(node, g);
+    }
+  }
+  const auto start = Clock::now();
+  for (int g = 0; g < num_groups(); ++g) {
+    const Rep::Table& table = s.tables[g];
+    for (int32_t b = table.first_held; b < blocks; ++b) {
+      Rep::Swapped& to = s.swapped[g][b - table.first_held];
+      if (to.node != kNoNode && index_[to.node].copies[g].ram_pins > 0) continue;
+      MILLRACE_CHECK(make_ram_room(pools_[g].block_bytes));
+      Buffer bytes = read_main(g, table.blocks[b]);
+      if (to.node != kNoNode) {
+        put_ram(to.node, g, std::move(bytes));
+        pin_ram(to.node, g);
+      } else {
+        ram_used_ += pools_[g].block_bytes;
+        swapped_bytes_ += pools_[g].block_bytes;
+        to.bytes = std::move(bytes);
+      }
+    }
+  }
+  if (cost.bytes > 0) stats_.swap_out_rate = smoothed(stats_.swap_out_rate, cost.bytes, Clock::now() - start);
+  ++stats_.swaps_out;
+  for (int g = 0; g < num_groups(); ++g) {
+    Rep::Table& table = s.tables[g];
+    for (size_t b = table.first_held; b < table.blocks.size(); ++b) unhold(g, table.blocks[b]);
+    table.blocks.resize(table.first_held);
+  }
+  s.state = Sequence::State::kSwapped;
+  return true;
+}
+
+BlockCounts Cache::Impl::blocks_to_swap_in(const Rep& s) const {
+  BlockCounts needs{};
+  for (int g = 0; g < num_groups(); ++g) {
+    for (const Rep::Swapped& from : s.swapped[g]) {
+      const Copy* copy = from.node != kNoNode ? &index_[from.node].copies[g] : nullptr;
+      const bool in_main = copy != nullptr && copy->block != kNoBlock && !copy->loading;
+      needs[g] += !in_main || pools_[g].blocks[copy->block].refs == 0;
+    }
+  }
+  return needs;
+}
+
+bool Cache::Impl::swap_in(Rep& s) {
+  MILLRACE_CHECK(s.state == Sequence::State::kSwapped);
+  const BlockCounts needs = blocks_to_swap_in(s);
+  for (int g = 0; g < num_groups(); ++g) {
+    if (needs[g] > available(g)) return false;
+  }
+  const auto start = Clock::now();
+  uint64_t moved = 0;
+  for (int g = 0; g < num_groups(); ++g) {  // first hold what is still there
+    for (const Rep::Swapped& from : s.swapped[g]) {
+      const Copy* copy = from.node != kNoNode ? &index_[from.node].copies[g] : nullptr;
+      const bool in_main = copy != nullptr && copy->block != kNoBlock && !copy->loading;
+      s.tables[g].blocks.push_back(in_main ? copy->block : kNoBlock);
+      if (in_main) hold(g, copy->block);
+    }
+  }
+  for (int g = 0; g < num_groups(); ++g) {
+    Rep::Table& table = s.tables[g];
+    for (size_t i = 0; i < s.swapped[g].size(); ++i) {
+      int32_t& block = table.blocks[table.first_held + i];
+      if (block != kNoBlock) continue;
+      const Rep::Swapped& from = s.swapped[g][i];
+      block = allocate(g);
+      store_.write(g, block, (from.node != kNoNode ? index_[from.node].copies[g].ram : from.bytes)->span());
+      moved += pools_[g].block_bytes;
+      if (from.node == kNoNode || index_[from.node].copies[g].block != kNoBlock) continue;
+      index_[from.node].copies[g].block = block;
+      pools_[g].blocks[block].node = from.node;
+    }
+  }
+  if (moved > 0) stats_.swap_in_rate = smoothed(stats_.swap_in_rate, moved, Clock::now() - start);
+  stats_.ram.bytes_read += moved;
+  ++stats_.swaps_in;
+  forget_swapped(s);
+  s.state = Sequence::State::kActive;
+  return true;
+}
+
+void Cache::Impl::forget_swapped(Rep& s) {
+  for (int g = 0; g < num_groups(); ++g) {
+    for (const Rep::Swapped& from : s.swapped[g]) {
+      if (from.node != kNoNode) {
+        unpin_ram(from.node, g);
+      } else {
+        ram_used_ -= pools_[g].block_bytes;
+        swapped_bytes_ -= pools_[g].block_bytes;
+      }
+    }
+    s.swapped[g].clear();
+  }
+}
+
+// ---------------------------------------------------------------- the disk tier
+
+void Cache::Impl::open_disk() {
+  disk_ = std::make_unique<DiskTier>(DiskTier::Options{
+      .directory = options_.disk_directory,
+      .element_bytes = options_.element_bytes,
+      .compression = options_.compression,
+      .files = options_.files != nullptr ? options_.files : &real_file_system(),
+      .log = options_.log,
+      .wake = options_.wake,
+  });
+  for (const DiskTier::Found& found : disk_->take_found()) {
+    const int32_t node = index_.find_or_add(found.key);
+    index_[node].last_use = ++tick_;
+    index_[node].index = found.index;
+    index_[node].copies[found.group].disk_bytes = found.bytes;
+    disk_order_.set(item_of(node, found.group), {tick_, 0});
+    disk_used_ += found.bytes;
+    ++disk_blocks_;
+  }
+  while (disk_used_ > options_.disk_bytes) {
+    const int32_t item = disk_order_.top();
+    drop_file(item / kMaxKvGroups, item % kMaxKvGroups, true);
+  }
+}
+
+BlockLabel Cache::Impl::label_of(int32_t id, int group) const {
+  const Node& node = index_[id];
+  return {node.key, node.parent_key, group, node.index, node.tokens, pools_[group].block_bytes};
+}
+
+void Cache::Impl::mark_dirty(int32_t node, int group) {
+  Copy& copy = index_[node].copies[group];
+  if (!disk_on() || copy.disk_bytes > 0 || copy.writing || copy.dirty) return;
+  copy.dirty = true;
+  dirty_.push_back(item_of(node, group));
+}
+
+// Space on disk is set aside for the block as it is; compression gives some back afterwards.
+bool Cache::Impl::submit_write(int32_t node, int group, Buffer bytes) {
+  const uint64_t most = kFileHeaderBytes + bytes->span().size();
+  while (disk_used_ + most > options_.disk_bytes && !disk_order_.empty()) {
+    const int32_t item = disk_order_.top();
+    ++stats_.disk.evictions;
+    drop_file(item / kMaxKvGroups, item % kMaxKvGroups, true);
+  }
+  if (disk_used_ + most > options_.disk_bytes) return false;
+  disk_used_ += most;
+  disk_->set_short_of_room(disk_used_ > options_.disk_bytes / 2);
+  staged_bytes_ += bytes->span().size();
+  ++writes_pending_;
+  index_[node].copies[group].writing = true;
+  disk_->write(item_of(node, group), label_of(node, group), std::move(bytes));
+  return true;
+}
+
+void Cache::Impl::finish_write(const DiskTier::Done& done) {
+  const int32_t id = done.item / kMaxKvGroups;
+  const int group = done.item % kMaxKvGroups;
+  Copy& copy = index_[id].copies[group];
+  --writes_pending_;
+  staged_bytes_ -= pools_[group].block_bytes;
+  disk_used_ -= kFileHeaderBytes + pools_[group].block_bytes;
+  copy.writing = false;
+  if (done.ok && disk_on()) {
+    copy.disk_bytes = done.stored_bytes;
+    disk_used_ += done.stored_bytes;
+    ++disk_blocks_;
+    stats_.disk.bytes_written += done.stored_bytes;
+    // A prompt may have been attached meanwhile; a block that is being read has a file already, so it is not
+    // this one.
+    disk_order_.set(done.item, {index_[id].last_use, 0});
+  }
+  index_.erase_if_unused(id);
+}
+
+// The order and the accounts forget a file; `remove` when it is still there.
+void Cache::Impl::drop_file(int32_t node, int group, bool remove) {
+  Copy& copy = index_[node].copies[group];
+  if (remove) disk_->remove(index_[node].key, group, index_[node].index);
+  disk_order_.erase(item_of(node, group));
+  disk_used_ -= copy.disk_bytes;
+  copy.disk_bytes = 0;
+  --disk_blocks_;
+  index_.erase_if_unused(node);
+}
+
+void Cache::Impl::submit_read(int32_t node, int group) {
+  ++pools_[group].loading;
+  ++reads_pending_;
+  disk_->read(item_of(node, group), label_of(node, group));
+}
+
+void Cache::Impl::finish_read(const DiskTier::Done& done) {
+  const int32_t id = done.item / kMaxKvGroups;
+  const int group = done.item % kMaxKvGroups;
+  Pool& pool = pools_[group];
+  Copy& copy = index_[id].copies[group];
+  const int32_t block = copy.block;
+  --pool.loading;
+  --reads_pending_;
+  copy.loading = false;
+  if (done.ok) {
+    store_.write(group, block, done.bytes->span());
+    if (copy.disk_bytes > 0) disk_order_.set(done.item, {index_[id].last_use, 0});
+    copy.keep = true;
+    if (pool.blocks[block].refs == 0) pool.evictor.add(block, index_[id].last_use, index_[id].uses);
+    return;
+  }
+  // Those who hold the block see that it has no node any longer: ready().
+  if (pool.blocks[block].refs == 0) pool.free.push_back(block);
+  pool.blocks[block].node = kNoNode;
+  copy.block = kNoBlock;
+  if (copy.disk_bytes > 0)
+    drop_file(id, group, false);
+  else
+    index_.erase_if_unused(id);
+}
+
+void Cache::Impl::feed_writer() {
+  constexpr int kMostPerPoll = 64;  // a step does not wait for more copies than this
+  for (int i = 0; i < kMostPerPoll && !dirty_.empty() && may_stage(); ++i) {
+    const int32_t node = dirty_.front() / kMaxKvGroups;
+    const int group = dirty_.front() % kMaxKvGroups;
+    // Writes under way may turn out smaller than the room set aside for them: wait rather than forget.
+    const uint64_t most = kFileHeaderBytes + pools_[group].block_bytes;
+    if (writes_pending_ > 0 && disk_used_ + most > options_.disk_bytes) return;
+    dirty_.pop_front();
+    Copy& copy = index_[node].copies[group];
+    copy.dirty = false;
+    if (copy.disk_bytes == 0 && !copy.writing && !copy.loading) {
+      Buffer bytes = copy.ram;
+      if (bytes == nullptr && copy.block != kNoBlock) bytes = read_main(group, copy.block);
+      if (bytes != nullptr && !submit_write(node, group, std::move(bytes))) ++stats_.writes_dropped;
+    }
+    index_.erase_if_unused(node);
+  }
+}
+
+void Cache::Impl::turn_disk_off() {
+  disk_off_ = true;
+  dirty_.clear();
+  for (int32_t id = 0; id < index_.size(); ++id) {
+    for (int g = 0; g < kMaxKvGroups && index_[id].used; ++g) {
+      index_[id].copies[g].dirty = false;
+      if (index_[id].copies[g].disk_bytes > 0)
+        drop_file(id, g, false);
+      else if (index_[id].used)
+        index_.erase_if_unused(id);
+    }
+  }
+}
+
+void Cache::Impl::poll() {
+  if (disk_ == nullptr) return;
+  done_.clear();
+  disk_->take(done_);
+  for (const DiskTier::Done& done : done_) done.is_write ? finish_write(done) : finish_read(done);
+  done_.clear();
+  if (!disk_off_ && !disk_->on()) turn_disk_off();
+  feed_writer();
+}
+
+void Cache::Impl::wait(std::chrono::milliseconds at_most) {
+  if (disk_ != nullptr && writes_pending_ + reads_pending_ > 0) disk_->wait(at_most);
+  poll();
+}
+
+void Cache::Impl::flush() {
+  poll();
+  while (disk_on() && (!dirty_.empty() || writes_pending_ > 0)) wait(std::chrono::milliseconds(100));
+}
+
+}  // namespace millrace::kv
