@@ -24,42 +24,48 @@ static_assert(sizeof(TileConfig) == 64);
 // The compiler does not know that tile loads read memory.
 inline void stores_are_done() { asm volatile("" ::: "memory"); }
 
-// Sums of one run into `sums`. kTail: the short group; kSecond: the other pair of tiles, so that two runs are
-// under way.
+// The sums of one run into a tile. kTail: the short group; kSecond: the other tile of sums.
 template <bool kTail, bool kSecond>
-[[gnu::always_inline]] inline void tile_dot(const void* x, int64_t x_stride, const void* codes,
-                                            int32_t* sums) {
+[[gnu::always_inline]] inline void tile_dot(const void* x, int64_t x_stride, const void* codes) {
   if constexpr (kTail && kSecond) {
     _tile_zero(7);
     _tile_loadd(6, x, x_stride);
     _tile_loadd(4, codes, 64);
     _tile_dpbssd(7, 6, 4);
-    _tile_stored(7, sums, 64);
   } else if constexpr (kTail) {
     _tile_zero(5);
     _tile_loadd(6, x, x_stride);
     _tile_loadd(3, codes, 64);
     _tile_dpbssd(5, 6, 3);
-    _tile_stored(5, sums, 64);
   } else if constexpr (kSecond) {
     _tile_zero(1);
     _tile_loadd(2, x, x_stride);
     _tile_loadd(4, codes, 64);
     _tile_dpbssd(1, 2, 4);
-    _tile_stored(1, sums, 64);
   } else {
     _tile_zero(0);
     _tile_loadd(2, x, x_stride);
     _tile_loadd(3, codes, 64);
     _tile_dpbssd(0, 2, 3);
+  }
+}
+template <bool kTail, bool kSecond>
+[[gnu::always_inline]] inline void tile_store(int32_t* sums) {
+  if constexpr (kTail && kSecond) {
+    _tile_stored(7, sums, 64);
+  } else if constexpr (kTail) {
+    _tile_stored(5, sums, 64);
+  } else if constexpr (kSecond) {
+    _tile_stored(1, sums, 64);
+  } else {
     _tile_stored(0, sums, 64);
   }
 }
 
 // Scales of a group of activation rows over a chunk, and scale * sum for minimums.
 struct alignas(64) RowScales {
-  float d[kChunkRuns][16];
-  float sum[kChunkRuns][16];
+  float d[kPackedRuns][16];
+  float sum[kPackedRuns][16];
 };
 
 template <bool kMin>
@@ -73,29 +79,35 @@ void collect_scales(const Panel& x, int64_t m0, int64_t rows, int64_t first, int
   }
 }
 
-// kRows rows of activations by sixteen packed rows over `runs` runs. The tiles of run b + 1 are under way
-// while the sums of run b are added up.
+// kRows rows of activations by sixteen packed rows over `runs` runs, added to out [kRows][16]. Three runs are
+// under way: while run b + 1 is in the tiles, the sums of run b go to memory and those of run b - 1 are added
+// up. A store waits for its tile, and a load behind it whose address ends in the same twelve bits waits for
+// the store: so the loads of the next run come before the stores of this one.
 template <class P, int kRows>
 void tile_runs(const P& w, int64_t first, int64_t runs, const Panel& x, int64_t m0, const RowScales& scales,
-               float* out, int64_t out_stride, __mmask16 lanes) {
+               float (*out)[16]) {
   constexpr bool kTail = kRows < 16;
   alignas(64) int32_t sums[2][P::kDigits][16][16];
-  const auto* codes_x = reinterpret_cast<const ActivationBlock*>(x.data + m0 * x.row_bytes)[first].q;
-  float* to = out + m0 * out_stride;
+  const int64_t stride = x.row_bytes;
+  const auto* codes_x = reinterpret_cast<const ActivationBlock*>(x.data + m0 * stride)[first].q;
   V16 acc[kRows];
-  unroll<kRows>([&](auto r) {
-    acc[r] = first == 0 ? Simd::zero() : _mm512_maskz_loadu_ps(lanes, to + r * out_stride);
-  });
-  const auto start = [&](auto second, int64_t b) __attribute__((always_inline)) {
+  unroll<kRows>([&](auto r) { acc[r] = first == 0 ? Simd::zero() : Simd::load(out[r]); });
+  const auto dot = [&](auto second, int64_t b) __attribute__((always_inline)) {
     const void* at = codes_x + b * static_cast<int64_t>(sizeof(ActivationBlock));
+    if constexpr (P::kDigits == 1) tile_dot<kTail, second != 0>(at, stride, w.codes[b][0]);
+  };
+  const auto store = [&](auto second, int64_t b) __attribute__((always_inline)) {
     if constexpr (P::kDigits == 1) {
-      tile_dot<kTail, second != 0>(at, x.row_bytes, w.codes[b][0], sums[second][0][0]);
-    } else {
-      tile_dot<kTail, false>(at, x.row_bytes, w.codes[b][0], sums[second][0][0]);
-      tile_dot<kTail, true>(at, x.row_bytes, w.codes[b][P::kDigits - 1], sums[second][P::kDigits - 1][0]);
+      tile_store<kTail, second != 0>(sums[second][0][0]);
+    } else {  // both digits at once: there are no tiles left for the next run
+      const void* at = codes_x + b * static_cast<int64_t>(sizeof(ActivationBlock));
+      tile_dot<kTail, false>(at, stride, w.codes[b][0]);
+      tile_dot<kTail, true>(at, stride, w.codes[b][P::kDigits - 1]);
+      tile_store<kTail, false>(sums[second][0][0]);
+      tile_store<kTail, true>(sums[second][P::kDigits - 1][0]);
     }
   };
-  const auto finish = [&](auto second, int64_t b) __attribute__((always_inline)) {
+  const auto add = [&](auto second, int64_t b) __attribute__((always_inline)) {
     const V16 d = Simd::load(w.d[b]);
     unroll<kRows>([&](auto r) __attribute__((always_inline)) {
       V isum = _mm512_load_si512(sums[second][0][r]);
@@ -109,20 +121,40 @@ void tile_runs(const P& w, int64_t first, int64_t runs, const Panel& x, int64_t 
       }
     });
   };
-  start(Index<0>{}, 0);
-  for (int64_t b = 0; b < runs; b += 2) {
-    if (b + 1 < runs) start(Index<1>{}, b + 1);
-    finish(Index<0>{}, b);
-    if (b + 1 >= runs) break;
-    if (b + 2 < runs) start(Index<0>{}, b + 2);
-    finish(Index<1>{}, b + 1);
+  constexpr Index<0> kEven;
+  constexpr Index<1> kOdd;
+  dot(kEven, 0);
+  if (runs > 1) dot(kOdd, 1);
+  store(kEven, 0);
+  int64_t b = 1;
+  for (; b + 2 < runs; b += 2) {  // b is odd
+    dot(kEven, b + 1);
+    store(kOdd, b);
+    add(kEven, b - 1);
+    dot(kOdd, b + 2);
+    store(kEven, b + 1);
+    add(kOdd, b);
   }
-  unroll<kRows>([&](auto r) { _mm512_mask_storeu_ps(to + r * out_stride, lanes, acc[r]); });
+  if (b + 1 < runs) {
+    dot(kEven, b + 1);
+    store(kOdd, b);
+    add(kEven, b - 1);
+    store(kEven, b + 1);
+    add(kOdd, b);
+    add(kEven, b + 1);
+  } else if (b < runs) {
+    store(kOdd, b);
+    add(kEven, b - 1);
+    add(kOdd, b);
+  } else {
+    add(kEven, b - 1);
+  }
+  unroll<kRows>([&](auto r) { Simd::store(out[r], acc[r]); });
 }
 
 template <class P>
-using TileRunsFn = void (*)(const P&, int64_t, int64_t, const Panel&, int64_t, const RowScales&, float*,
-                            int64_t, __mmask16);
+using TileRunsFn = void (*)(const P&, int64_t, int64_t, const Panel&, int64_t, const RowScales&,
+                            float (*)[16]);
 template <class P>
 constexpr TileRunsFn<P> kTileRuns[17] = {
     nullptr,          tile_runs<P, 1>,  tile_runs<P, 2>,  tile_runs<P, 3>,  tile_runs<P, 4>,
@@ -134,8 +166,8 @@ constexpr TileRunsFn<P> kTileRuns[17] = {
 constexpr int64_t kFewTileRows = 4;
 
 template <class P>
-void multiply_by_tiles(const PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
-                       float* out, int64_t out_stride, Ahead& ahead) {
+void multiply_by_tiles(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
+                       Ahead& ahead) {
   stores_are_done();
   RowScales scales;
   for (int64_t m = 0; m < num_m; m += 16) {
@@ -143,7 +175,7 @@ void multiply_by_tiles(const PackedRows<P>& w, int64_t first, int64_t runs, cons
     collect_scales<P::kMin>(x, m, rows, first, runs, scales);
     ahead.ask();
     for (int64_t g = 0; g < w.count; ++g) {
-      kTileRuns<P>[rows](w.groups[g], first, runs, x, m, scales, out + 16 * g, out_stride, w.lanes[g]);
+      kTileRuns<P>[rows](w.groups[g], first, runs, x, m, scales, w.sums[g] + m);
     }
   }
 }

@@ -26,6 +26,9 @@ struct Ahead {
   }
 };
 
+// Runs whose scales are taken together: one stored block of the K types.
+constexpr int64_t kChunkRuns = 8;
+
 // Where sixteen rows begin; rows past the last repeat it.
 struct RowPointers {
   const uint8_t* codes[16];
@@ -37,6 +40,19 @@ inline void point_at(const MatrixView& w, int64_t row, int64_t count, RowPointer
     const int64_t at = row + (r < count ? r : count - 1);
     p.codes[r] = w.data + at * w.row_bytes;
     p.scales[r] = Format::kSplit ? w.scales + at * w.scale_row_bytes : p.codes[r];
+  }
+}
+
+// The first rows of a call have nobody before them to ask: they do it themselves, a little ahead.
+template <class Format>
+[[gnu::always_inline]] inline void ask_own(const RowPointers& rows, int64_t run, int64_t runs) {
+  constexpr int64_t kBytes = kChunkRuns * Format::kBlockBytes / Format::kRuns, kChunksAhead = 3;
+  const int64_t at = run / Format::kRuns * Format::kBlockBytes + kChunksAhead * kBytes;
+  if (at >= runs / Format::kRuns * Format::kBlockBytes) return;
+  for (int64_t r = 0; r < 16; ++r) {
+    for (int64_t line = 0; line < kBytes; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(rows.codes[r] + at + line), _MM_HINT_T0);
+    }
   }
 }
 
@@ -109,7 +125,7 @@ template <class Format, int kRun, int kM>
 // Sixteen rows of weights by kM rows of activations.
 template <class Format, int kM>
 void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, int64_t m0, float* out,
-                   int64_t out_stride, __mmask16 lanes, Ahead* ahead) {
+                   int64_t out_stride, __mmask16 lanes, Ahead* ahead, bool alone) {
   const ActivationBlock* x[kM];
   V16 acc[kM];
   unroll<kM>([&](auto i) {
@@ -121,6 +137,7 @@ void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, in
     const int64_t count = runs - first < kChunkRuns ? runs - first : kChunkRuns;
     Format::scales(rows.scales, first, count, d, m);
     if (ahead != nullptr) ahead->ask();
+    if (alone) ask_own<Format>(rows, first, runs);
     if constexpr (Format::kRuns == 1) {
       for (int64_t i = 0; i < count; ++i) {
         typename Format::Block block{rows.codes, (first + i) * Format::kBlockBytes};
@@ -153,7 +170,8 @@ void few_rows_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const
     int64_t m = 0;
     const auto passes = [&](auto size) {
       for (; m + size <= num_m; m += size) {
-        few_rows_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), once);
+        few_rows_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), once,
+                                    r == 0 && once != nullptr);
         once = nullptr;
       }
     };
