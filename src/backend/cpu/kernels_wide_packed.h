@@ -25,7 +25,7 @@ template <class Format>
 using PackedOf = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin>;
 
 // Groups of one chunk, beside each other in the first-level cache, and the sums of a pass.
-constexpr int64_t kGroups = 2, kPassRows = 256;
+constexpr int64_t kGroups = 3, kPassRows = 256;
 template <class P>
 struct PackedRows {
   P groups[kGroups];
@@ -121,8 +121,8 @@ void multiply_by_vectors(PackedRows<P>& w, int64_t first, int64_t runs, const Pa
   int64_t m = 0;
   const auto passes = [&](auto size) {
     for (; m + size <= num_m; m += size) {
-      ahead.ask();
       for (int64_t g = 0; g < w.count; ++g) {
+        ahead.ask();
         vector_runs<P, size>(w.groups[g], first, runs, x, m, w.sums[g] + m);
       }
     }
@@ -138,7 +138,7 @@ template <class P>
 using MultiplyFn = void (*)(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
                             Ahead& ahead);
 
-// Up to 32 rows of weights by up to kPassRows rows of activations.
+// Up to 48 rows of weights by up to kPassRows rows of activations.
 template <class Format>
 void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t rows_after, const Panel& x,
                  int64_t num_m, float* out, int64_t out_stride, PackedRows<PackedOf<Format>>& packed,
@@ -148,7 +148,7 @@ void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t row
   packed.count = (num_rows + 15) / 16;
   for (int64_t g = 0; g < packed.count; ++g) point_at<Format>(w, row + 16 * g, num_rows - 16 * g, rows[g]);
   const int64_t next = rows_after < 16 * kGroups ? rows_after : 16 * kGroups;
-  Ahead ahead(w, row + num_rows, next, chunks * ((num_m + 15) / 16));
+  Ahead ahead(w, row + num_rows, next, chunks * ((num_m + 15) / 16) * packed.count);
   for (int64_t at = 0; at < runs; at += kPackedRuns) {
     const int64_t count = runs - at < kPackedRuns ? runs - at : kPackedRuns;
     for (int64_t g = 0; g < packed.count; ++g) pack_chunk<Format>(rows[g], at, count, packed.groups[g]);
