@@ -83,7 +83,7 @@ Rows CpuExecutor::quantized(const float* values, int64_t rows, int64_t cols, Act
 void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x, int64_t rows) {
   int64_t total = 0;
   for (const Product& p : products) total += p.op->weight->rows;
-  const int64_t per_task = rows_per_task(total, pool_.size());
+  const int64_t per_task = plain_rows_per_task(total, pool_.size());
   int64_t tasks = 0;
   for (const Product& p : products) tasks += tasks_for(p.op->weight->rows, per_task);
   pool_.parallel_for(tasks, 1, [&](int64_t begin, int64_t end, int thread) {
@@ -108,7 +108,7 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
 void CpuExecutor::multiply_add(const Linear& op, const Rows& x, float* y) {
   const CpuWeight& w = own(*op.weight);
   const float* bias = values_of(op.bias);
-  const int64_t per_task = rows_per_task(w.rows, pool_.size());
+  const int64_t per_task = plain_rows_per_task(w.rows, pool_.size());
   pool_.parallel_for(tasks_for(w.rows, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
     float* tile = work_->threads[thread].tile;
     for (int64_t task = begin; task < end; ++task) {

@@ -88,7 +88,6 @@ class CpuExecutor final : public Executor {
   // --- experts.cpp
   void choose(const Route& op, int64_t token);
   void sort_by_expert(int64_t chosen);
-  void gather_blocks();
   void combine(const Experts& op, int64_t token);
 
   ExecutorSpec spec_;

@@ -74,16 +74,6 @@ void CpuExecutor::sort_by_expert(int64_t chosen) {
   start[0] = 0;
 }
 
-// The quantized rows of every (token, slot), in sorted order.
-void CpuExecutor::gather_blocks() {
-  const int64_t blocks = spec_.hidden / kQuantBlock;
-  pool_.parallel_for(rows_ * spec_.experts_per_token, 16, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      std::copy_n(work_->blocks + work_->sorted_token[i] * blocks, blocks, work_->gathered + i * blocks);
-    }
-  });
-}
-
 void CpuExecutor::experts_add(const Experts& op) {
   const CpuWeight &gate = own(*op.gate.weight), &down = own(*op.down.weight);
   if ((gate.int8_activations() || own(*op.up.weight).int8_activations()) && !normed_quantized_) {
@@ -95,11 +85,6 @@ void CpuExecutor::experts_add(const Experts& op) {
   ActivationBlock* inner_blocks = down.int8_activations() ? work_->inner_blocks : nullptr;
   const int32_t* start = work_->expert_start;
 
-  // With few tokens per expert the index costs less than the copy.
-  const bool in_order = kernels_.rows_in_order && gate.int8_activations() &&
-                        own(*op.up.weight).int8_activations() &&
-                        rows_ * spec_.experts_per_token >= 4 * num_active_;
-  if (in_order) gather_blocks();
   const int64_t inner_per_task = rows_per_task(2 * inner_cols * num_active_, pool_.size());
   const int64_t inner_tasks = tasks_for(inner_cols, inner_per_task);
   pool_.parallel_for(num_active_ * inner_tasks, 1, [&](int64_t begin, int64_t end, int thread) {
@@ -107,10 +92,7 @@ void CpuExecutor::experts_add(const Experts& op) {
       const int32_t expert = work_->active[task / inner_tasks];
       const int64_t at = start[expert], num_m = start[expert + 1] - at;
       const int64_t first = task % inner_tasks * inner_per_task;
-      Rows x{work_->normed, work_->blocks, spec_.hidden, work_->sorted_token + at};
-      if (in_order) {
-        x = {nullptr, work_->gathered + at * (spec_.hidden / kQuantBlock), spec_.hidden, nullptr};
-      }
+      const Rows x{work_->normed, work_->blocks, spec_.hidden, work_->sorted_token + at};
       gate_up({&op.gate, &op.up, &op}, expert, first, std::min(inner_per_task, inner_cols - first), x, num_m,
               work_->inner + at * inner_cols,
               inner_blocks == nullptr ? nullptr : inner_blocks + at * inner_cols / kQuantBlock, thread);

@@ -136,8 +136,6 @@ struct KernelTable {
   // within the second-level cache of every machine we know. A table that packs weights wants as many as there
   // are.
   int64_t pass_rows = 64;
-  // Products of many rows are faster where rows lie in order than through an index.
-  bool rows_in_order = false;
 };
 
 }  // namespace millrace::cpu

@@ -3,161 +3,202 @@
 // after kernels_wide_packed.h.
 //
 // A tile's int32 sums of one run go through memory into registers, where each becomes one fma as everywhere
-// else, so the bits are those of every other table. The activations are read where they lie: 16 rows of 32
-// codes, one ActivationBlock of each row, whatever the stride; a gathered panel (index) takes the vector way.
+// else, so the bits are those of every other table.
 //
-// Roofline, per 16 x 16 outputs and run (16,384 operations): the tile unit needs 16 cycles (half its depth of
-// 64 is used: scales change every 32), the float side 48 operations on two ports, 24 cycles, and the loads
-// (16 + 8 rows of tiles, 16 of sums, 16 broadcasts) about as many. So the float side bounds it, at 680
-// operations per cycle.
+// Roofline, per 16 x 16 outputs and run (16,384 operations), in cycles: the tile unit 16 (half its depth of
+// 64 is used: scales change every 32), storing the sums 16, the float side 24 (48 operations on two ports),
+// loading activations and weights 8 and 4. Alone each is as fast as that; together they reach about 44, if
+// nothing waits in the schedulers: a store of a tile occupies 32 entries until the tile is done, some 60
+// cycles after its last operand.
 #pragma once
 
-// Tiles 0, 1, 5, 7 are sums; 2 and 6 activations; 3 and 4 weights. 5 to 7 are for the last, shorter group of
-// activation rows.
+// Tiles 0 to 3 are sums [16][16] int32; 4 and 5 activations [16][32]; 6 and 7 weights [8][16][4].
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 32, 64, 64, 64, 32, 64};
-  uint8_t rows[16] = {16, 16, 16, 8, 8, 16, 16, 16};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 32, 32, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 8, 8};
 };
 static_assert(sizeof(TileConfig) == 64);
 
 // The compiler does not know that tile loads read memory.
 inline void stores_are_done() { asm volatile("" ::: "memory"); }
 
-// Sums of one run into `sums`. kTail: the short group; kSecond: the other pair of tiles, so that two runs are
-// under way.
-template <bool kTail, bool kSecond>
-[[gnu::always_inline]] inline void tile_dot(const void* x, int64_t x_stride, const void* codes,
-                                            int32_t* sums) {
-  if constexpr (kTail && kSecond) {
-    _tile_zero(7);
-    _tile_loadd(6, x, x_stride);
-    _tile_loadd(4, codes, 64);
-    _tile_dpbssd(7, 6, 4);
-    _tile_stored(7, sums, 64);
-  } else if constexpr (kTail) {
-    _tile_zero(5);
-    _tile_loadd(6, x, x_stride);
-    _tile_loadd(3, codes, 64);
-    _tile_dpbssd(5, 6, 3);
-    _tile_stored(5, sums, 64);
-  } else if constexpr (kSecond) {
-    _tile_zero(1);
-    _tile_loadd(2, x, x_stride);
-    _tile_loadd(4, codes, 64);
-    _tile_dpbssd(1, 2, 4);
-    _tile_stored(1, sums, 64);
-  } else {
+template <int kTile>
+[[gnu::always_inline]] inline void tile_dot(const void* x, const void* codes) {
+  if constexpr (kTile == 0) {
     _tile_zero(0);
-    _tile_loadd(2, x, x_stride);
-    _tile_loadd(3, codes, 64);
-    _tile_dpbssd(0, 2, 3);
-    _tile_stored(0, sums, 64);
+    _tile_loadd(4, x, 32);
+    _tile_loadd(6, codes, 64);
+    _tile_dpbssd(0, 4, 6);
+  } else if constexpr (kTile == 1) {
+    _tile_zero(1);
+    _tile_loadd(5, x, 32);
+    _tile_loadd(7, codes, 64);
+    _tile_dpbssd(1, 5, 7);
+  } else if constexpr (kTile == 2) {
+    _tile_zero(2);
+    _tile_loadd(4, x, 32);
+    _tile_loadd(6, codes, 64);
+    _tile_dpbssd(2, 4, 6);
+  } else {
+    _tile_zero(3);
+    _tile_loadd(5, x, 32);
+    _tile_loadd(7, codes, 64);
+    _tile_dpbssd(3, 5, 7);
   }
 }
+template <int kTile>
+[[gnu::always_inline]] inline void tile_store(int32_t* sums) {
+  if constexpr (kTile == 0) _tile_stored(0, sums, 64);
+  if constexpr (kTile == 1) _tile_stored(1, sums, 64);
+  if constexpr (kTile == 2) _tile_stored(2, sums, 64);
+  if constexpr (kTile == 3) _tile_stored(3, sums, 64);
+}
 
-// Scales of a group of activation rows over a chunk, and scale * sum for minimums.
-struct alignas(64) RowScales {
-  float d[kChunkRuns][16];
-  float sum[kChunkRuns][16];
+// Sixteen rows of activations over a chunk: codes as tiles, scales (and scale * sum for minimums) a row each.
+struct alignas(64) PackedActivations {
+  int8_t codes[kPackedRuns][16][32];
+  float d[kPackedRuns][16];
+  float sum[kPackedRuns][16];
 };
 
 template <bool kMin>
-void collect_scales(const Panel& x, int64_t m0, int64_t rows, int64_t first, int64_t runs, RowScales& to) {
+void pack_activations(const Panel& x, int64_t m0, int64_t rows, int64_t first, int64_t runs,
+                      PackedActivations& to) {
   for (int64_t r = 0; r < rows; ++r) {
-    const auto* block = reinterpret_cast<const ActivationBlock*>(x.data + (m0 + r) * x.row_bytes) + first;
+    const auto* block = reinterpret_cast<const ActivationBlock*>(panel_row(x, m0 + r)) + first;
     for (int64_t b = 0; b < runs; ++b) {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to.codes[b][r]), Simd::load256(block[b].q));
       to.d[b][r] = block[b].scale;
       if constexpr (kMin) to.sum[b][r] = block[b].scale * static_cast<float>(block[b].sum);
     }
   }
 }
 
-// kRows rows of activations by sixteen packed rows over `runs` runs. The tiles of run b + 1 are under way
-// while the sums of run b are added up.
-template <class P, int kRows>
-void tile_runs(const P& w, int64_t first, int64_t runs, const Panel& x, int64_t m0, const RowScales& scales,
-               float* out, int64_t out_stride, __mmask16 lanes) {
-  constexpr bool kTail = kRows < 16;
-  alignas(64) int32_t sums[2][P::kDigits][16][16];
-  const auto* codes_x = reinterpret_cast<const ActivationBlock*>(x.data + m0 * x.row_bytes)[first].q;
-  float* to = out + m0 * out_stride;
-  V16 acc[kRows];
-  unroll<kRows>([&](auto r) {
-    acc[r] = first == 0 ? Simd::zero() : _mm512_maskz_loadu_ps(lanes, to + r * out_stride);
-  });
-  const auto start = [&](auto second, int64_t b) __attribute__((always_inline)) {
-    const void* at = codes_x + b * static_cast<int64_t>(sizeof(ActivationBlock));
-    if constexpr (P::kDigits == 1) {
-      tile_dot<kTail, second != 0>(at, x.row_bytes, w.codes[b][0], sums[second][0][0]);
-    } else {
-      tile_dot<kTail, false>(at, x.row_bytes, w.codes[b][0], sums[second][0][0]);
-      tile_dot<kTail, true>(at, x.row_bytes, w.codes[b][P::kDigits - 1], sums[second][P::kDigits - 1][0]);
+// The rows that will be packed next, into the first-level cache.
+inline void ask_activations(const Panel& x, int64_t m0, int64_t rows, int64_t first, int64_t runs) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto* block = reinterpret_cast<const ActivationBlock*>(panel_row(x, m0 + r)) + first;
+    for (const auto* at = reinterpret_cast<const char*>(block);
+         at < reinterpret_cast<const char*>(block + runs); at += 64) {
+      _mm_prefetch(at, _MM_HINT_T0);
     }
-  };
-  const auto finish = [&](auto second, int64_t b) __attribute__((always_inline)) {
-    const V16 d = Simd::load(w.d[b]);
-    unroll<kRows>([&](auto r) __attribute__((always_inline)) {
-      V isum = _mm512_load_si512(sums[second][0][r]);
-      if constexpr (P::kDigits == 2) {
-        isum =
-            _mm512_add_epi32(_mm512_slli_epi32(isum, 6), _mm512_load_si512(sums[second][P::kDigits - 1][r]));
-      }
-      acc[r] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(d, Simd::broadcast(scales.d[b][r])), acc[r]);
-      if constexpr (P::kMin) {
-        acc[r] = Simd::fma(Simd::load(w.m[b]), Simd::broadcast(scales.sum[b][r]), acc[r]);
-      }
-    });
-  };
-  start(Index<0>{}, 0);
-  for (int64_t b = 0; b < runs; b += 2) {
-    if (b + 1 < runs) start(Index<1>{}, b + 1);
-    finish(Index<0>{}, b);
-    if (b + 1 >= runs) break;
-    if (b + 2 < runs) start(Index<0>{}, b + 2);
-    finish(Index<1>{}, b + 1);
   }
-  unroll<kRows>([&](auto r) { _mm512_mask_storeu_ps(to + r * out_stride, lanes, acc[r]); });
+}
+
+// The sums of run b, stored in `sums`, to one fma (or two) for each output.
+template <class P, int kRows>
+[[gnu::always_inline]] inline void add_sums(const P& w, const PackedActivations& x, int64_t b,
+                                            const int32_t (*sums)[16][16], V16 (&acc)[kRows]) {
+  const V16 d = Simd::load(w.d[b]);
+  unroll<kRows>([&](auto r) __attribute__((always_inline)) {
+    V isum = _mm512_load_si512(sums[0][r]);
+    if constexpr (P::kDigits == 2) {
+      isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 6), _mm512_load_si512(sums[P::kDigits - 1][r]));
+    }
+    acc[r] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(d, Simd::broadcast(x.d[b][r])), acc[r]);
+    if constexpr (P::kMin) {
+      acc[r] = Simd::fma(Simd::load(w.m[b]), Simd::broadcast(x.sum[b][r]), acc[r]);
+    }
+  });
+}
+
+// Run b into tile b % 4; of two digits, into two tiles.
+template <class P, int kStep>
+[[gnu::always_inline]] inline void start_run(const P& w, const PackedActivations& x, int64_t b) {
+  tile_dot<P::kDigits * kStep % 4>(x.codes[b], w.codes[b][0]);
+  if constexpr (P::kDigits == 2) tile_dot<(2 * kStep + 1) % 4>(x.codes[b], w.codes[b][P::kDigits - 1]);
+}
+template <class P, int kStep>
+[[gnu::always_inline]] inline void store_run(int32_t (*sums)[16][16]) {
+  tile_store<P::kDigits * kStep % 4>(sums[0][0]);
+  if constexpr (P::kDigits == 2) tile_store<(2 * kStep + 1) % 4>(sums[P::kDigits - 1][0]);
+}
+
+// kRows rows of activations by sixteen packed rows over `runs` runs, added to out [kRows][16]. While run b +
+// 3 enters the tiles, the sums of run b, done by now, go to memory, and those of run b - 1 are added up. (Run
+// b + 1 for weights of two digits: there are four tiles of sums.)
+template <class P, int kRows>
+void tile_runs(const P& w, const PackedActivations& x, int64_t runs, bool fresh, float (*out)[16]) {
+  constexpr int kAhead = 4 / P::kDigits - 1;
+  alignas(64) int32_t sums[2][P::kDigits][16][16];
+  V16 acc[kRows];
+  if (fresh) {
+    unroll<kRows>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::zero(); });
+  } else {
+    unroll<kRows>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::load(out[r]); });
+  }
+  start_run<P, 0>(w, x, 0);
+  if (kAhead > 1 && runs > 1) start_run<P, 1>(w, x, 1);
+  if (kAhead > 2 && runs > 2) start_run<P, 2>(w, x, 2);
+  int64_t b = 0;
+  for (; b + kAhead + 3 < runs; b += 4) {
+    start_run<P, kAhead>(w, x, b + kAhead);
+    store_run<P, 0>(sums[0]);
+    if (b > 0) add_sums(w, x, b - 1, sums[1], acc);
+    start_run<P, kAhead + 1>(w, x, b + kAhead + 1);
+    store_run<P, 1>(sums[1]);
+    add_sums(w, x, b, sums[0], acc);
+    start_run<P, kAhead + 2>(w, x, b + kAhead + 2);
+    store_run<P, 2>(sums[0]);
+    add_sums(w, x, b + 1, sums[1], acc);
+    start_run<P, kAhead + 3>(w, x, b + kAhead + 3);
+    store_run<P, 3>(sums[1]);
+    add_sums(w, x, b + 2, sums[0], acc);
+  }
+  // The last few, at most 3 + kAhead: b is a multiple of 4.
+  for (; b < runs; b += 4) {
+    if (b + kAhead < runs) start_run<P, kAhead>(w, x, b + kAhead);
+    store_run<P, 0>(sums[0]);
+    if (b > 0) add_sums(w, x, b - 1, sums[1], acc);
+    if (b + 1 >= runs) break;
+    if (b + kAhead + 1 < runs) start_run<P, kAhead + 1>(w, x, b + kAhead + 1);
+    store_run<P, 1>(sums[1]);
+    add_sums(w, x, b, sums[0], acc);
+    if (b + 2 >= runs) break;
+    if (b + kAhead + 2 < runs) start_run<P, kAhead + 2>(w, x, b + kAhead + 2);
+    store_run<P, 2>(sums[0]);
+    add_sums(w, x, b + 1, sums[1], acc);
+    if (b + 3 >= runs) break;
+    store_run<P, 3>(sums[1]);
+    add_sums(w, x, b + 2, sums[0], acc);
+  }
+  add_sums(w, x, runs - 1, sums[(runs - 1) % 2], acc);
+  unroll<kRows>([&](auto r) __attribute__((always_inline)) { Simd::store(out[r], acc[r]); });
 }
 
 template <class P>
-using TileRunsFn = void (*)(const P&, int64_t, int64_t, const Panel&, int64_t, const RowScales&, float*,
-                            int64_t, __mmask16);
-template <class P>
-constexpr TileRunsFn<P> kTileRuns[17] = {
-    nullptr,          tile_runs<P, 1>,  tile_runs<P, 2>,  tile_runs<P, 3>,  tile_runs<P, 4>,
-    tile_runs<P, 5>,  tile_runs<P, 6>,  tile_runs<P, 7>,  tile_runs<P, 8>,  tile_runs<P, 9>,
-    tile_runs<P, 10>, tile_runs<P, 11>, tile_runs<P, 12>, tile_runs<P, 13>, tile_runs<P, 14>,
-    tile_runs<P, 15>, tile_runs<P, 16>};
+void multiply_by_tiles(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
+                       Ahead& ahead) {
+  PackedActivations packed;
+  for (int64_t m = 0; m < num_m; m += 16) {
+    const int64_t rows = num_m - m < 16 ? num_m - m : 16;
+    pack_activations<P::kMin>(x, m, rows, first, runs, packed);
+    stores_are_done();
+    if (m + 16 < num_m) ask_activations(x, m + 16, num_m - m < 32 ? num_m - m - 16 : 16, first, runs);
+    // A short group is rounded up: what the rows past its end give is nobody's.
+    const auto multiply = rows > 12  ? tile_runs<P, 16>
+                          : rows > 8 ? tile_runs<P, 12>
+                          : rows > 4 ? tile_runs<P, 8>
+                                     : tile_runs<P, 4>;
+    for (int64_t g = 0; g < w.count; ++g) {
+      ahead.ask();
+      multiply(w.groups[g], packed, runs, first == 0, w.sums[g] + m);
+    }
+  }
+}
 
 // Fewer rows than this do not pay for packing.
 constexpr int64_t kFewTileRows = 4;
 
-template <class P>
-void multiply_by_tiles(const PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
-                       float* out, int64_t out_stride, Ahead& ahead) {
-  stores_are_done();
-  RowScales scales;
-  for (int64_t m = 0; m < num_m; m += 16) {
-    const int64_t rows = num_m - m < 16 ? num_m - m : 16;
-    collect_scales<P::kMin>(x, m, rows, first, runs, scales);
-    ahead.ask();
-    for (int64_t g = 0; g < w.count; ++g) {
-      kTileRuns<P>[rows](w.groups[g], first, runs, x, m, scales, out + 16 * g, out_stride, w.lanes[g]);
-    }
-  }
-}
-
 template <class Format>
 void tile_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
                  float* out, int64_t out_stride) {
-  if (num_m <= kFewTileRows || x.index != nullptr) {
-    quantized_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride);
+  if (num_m <= kFewTileRows) {
+    few_rows_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride);
     return;
   }
-  TileConfig config;
-  const int64_t tail = num_m % 16;
-  if (tail != 0) config.rows[5] = config.rows[6] = config.rows[7] = static_cast<uint8_t>(tail);
+  const TileConfig config;
   _tile_loadconfig(&config);
   packed_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride, multiply_by_tiles<PackedOf<Format>>);
   _tile_release();

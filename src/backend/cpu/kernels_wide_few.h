@@ -11,20 +11,24 @@
 #pragma once
 
 // Weights are read in order, so the next rows are known: their lines are asked for while these rows are
-// multiplied, a few with each chunk, into the second-level cache. The rows of a gate and an up matrix may be
-// interleaved; the lines between are then those of the product that follows.
+// multiplied, into the second-level cache, a few at every step: a burst would occupy every line buffer of the
+// first level and stop the loads that come after. The rows of a gate and an up matrix may be interleaved; the
+// lines between are then those of the product that follows.
 struct Ahead {
   const uint8_t *at, *end;
-  int64_t per_chunk;  // bytes
-  Ahead(const MatrixView& w, int64_t row, int64_t rows, int64_t chunks)
+  int64_t per_step;  // bytes
+  Ahead(const MatrixView& w, int64_t row, int64_t rows, int64_t steps)
       : at(w.data + row * w.row_bytes),
         end(at + rows * w.row_bytes),
-        per_chunk((rows * w.row_bytes / chunks + 127) / 64 * 64) {}
+        per_step((rows * w.row_bytes / steps + 64) / 64 * 64) {}
   [[gnu::always_inline]] void ask() {
-    const uint8_t* stop = end - at < per_chunk ? end : at + per_chunk;
+    const uint8_t* stop = end - at < per_step ? end : at + per_step;
     for (; at < stop; at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
   }
 };
+
+// Runs whose scales are taken together: one stored block of the K types.
+constexpr int64_t kChunkRuns = 8;
 
 // Where sixteen rows begin; rows past the last repeat it.
 struct RowPointers {
@@ -37,6 +41,19 @@ inline void point_at(const MatrixView& w, int64_t row, int64_t count, RowPointer
     const int64_t at = row + (r < count ? r : count - 1);
     p.codes[r] = w.data + at * w.row_bytes;
     p.scales[r] = Format::kSplit ? w.scales + at * w.scale_row_bytes : p.codes[r];
+  }
+}
+
+// The first rows of a call have nobody before them to ask: they do it themselves, a little ahead.
+template <class Format>
+[[gnu::always_inline]] inline void ask_own(const RowPointers& rows, int64_t run, int64_t runs) {
+  constexpr int64_t kBytes = kChunkRuns * Format::kBlockBytes / Format::kRuns, kChunksAhead = 3;
+  const int64_t at = run / Format::kRuns * Format::kBlockBytes + kChunksAhead * kBytes;
+  if (at >= runs / Format::kRuns * Format::kBlockBytes) return;
+  for (int64_t r = 0; r < 16; ++r) {
+    for (int64_t line = 0; line < kBytes; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(rows.codes[r] + at + line), _MM_HINT_T0);
+    }
   }
 }
 
@@ -109,7 +126,7 @@ template <class Format, int kRun, int kM>
 // Sixteen rows of weights by kM rows of activations.
 template <class Format, int kM>
 void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, int64_t m0, float* out,
-                   int64_t out_stride, __mmask16 lanes, Ahead* ahead) {
+                   int64_t out_stride, __mmask16 lanes, Ahead& ahead, bool alone) {
   const ActivationBlock* x[kM];
   V16 acc[kM];
   unroll<kM>([&](auto i) {
@@ -120,10 +137,11 @@ void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, in
   for (int64_t first = 0; first < runs; first += kChunkRuns) {
     const int64_t count = runs - first < kChunkRuns ? runs - first : kChunkRuns;
     Format::scales(rows.scales, first, count, d, m);
-    if (ahead != nullptr) ahead->ask();
+    if (alone) ask_own<Format>(rows, first, runs);
     if constexpr (Format::kRuns == 1) {
       for (int64_t i = 0; i < count; ++i) {
         typename Format::Block block{rows.codes, (first + i) * Format::kBlockBytes};
+        ahead.ask();
         multiply_run<Format, 0, kM>(block, nullptr, d + 16 * i, m + (Format::kMin ? 16 * i : 0), x, first + i,
                                     acc);
       }
@@ -132,6 +150,7 @@ void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, in
       V halves[4];
       if constexpr (Format::kHalves) block.load_half_scales(halves);
       unroll<8>([&](auto i) {
+        ahead.ask();
         multiply_run<Format, i, kM>(block, halves, d + 16 * i, m + (Format::kMin ? 16 * i : 0), x, first + i,
                                     acc);
       });
@@ -143,18 +162,17 @@ void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, in
 template <class Format>
 void few_rows_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
                      float* out, int64_t out_stride) {
-  const int64_t runs = w.cols / kQuantBlock, chunks = (runs + kChunkRuns - 1) / kChunkRuns;
+  const int64_t runs = w.cols / kQuantBlock;
   for (int64_t r = 0; r < num_rows; r += 16) {
     const int64_t left = num_rows - r, next = left > 32 ? 16 : left - 16;
     RowPointers rows;
     point_at<Format>(w, first + r, left, rows);
-    Ahead ahead(w, first + r + 16, next > 0 ? next : 0, chunks);
-    Ahead* once = &ahead;  // the first pass over these rows is the one that waits for memory
+    Ahead ahead(w, first + r + 16, next > 0 ? next : 0, runs);  // used up by the first pass
     int64_t m = 0;
     const auto passes = [&](auto size) {
       for (; m + size <= num_m; m += size) {
-        few_rows_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), once);
-        once = nullptr;
+        few_rows_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), ahead,
+                                    r == 0 && m == 0);
       }
     };
     passes(Index<8>{});

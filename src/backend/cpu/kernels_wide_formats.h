@@ -20,8 +20,9 @@
 using V = __m512i;
 namespace q = millrace::quant;
 
-// Runs whose scales are taken together, and that are packed together: one stored block of the K types.
-constexpr int64_t kChunkRuns = 8;
+// Runs that are packed together, and the most whose scales are taken together: two stored blocks of the K
+// types.
+constexpr int64_t kPackedRuns = 16;
 
 inline V load512(const void* p) { return _mm512_loadu_si512(p); }
 inline V bytes_of(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
@@ -61,7 +62,7 @@ inline void lower(V* u) {
 // the registers are loaded.
 template <int kBlockBytes>
 inline void half_scales(const uint8_t* const* rows, int64_t at, int64_t first, int64_t runs, float* out) {
-  alignas(64) uint16_t raw[kChunkRuns][16];
+  alignas(64) uint16_t raw[kPackedRuns][16];
   for (int64_t r = 0; r < 16; ++r) {
     const uint8_t* row = rows[r] + first * kBlockBytes + at;
     for (int64_t b = 0; b < runs; ++b) __builtin_memcpy(&raw[b][r], row + b * kBlockBytes, 2);
@@ -74,7 +75,7 @@ inline void half_scales(const uint8_t* const* rows, int64_t at, int64_t first, i
 // e8m0 bytes, `step` apart: 2^(e - 127) / 2, for codes are twice the e2m1 values. 0 is a subnormal; 255, a
 // NaN, becomes infinity.
 inline void e8m0_scales(const uint8_t* const* rows, int64_t step, int64_t first, int64_t runs, float* out) {
-  alignas(64) uint8_t raw[kChunkRuns][16];
+  alignas(64) uint8_t raw[kPackedRuns][16];
   for (int64_t r = 0; r < 16; ++r) {
     const uint8_t* row = rows[r] + first * step;
     for (int64_t b = 0; b < runs; ++b) raw[b][r] = row[b * step];

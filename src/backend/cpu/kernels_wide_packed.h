@@ -17,20 +17,20 @@ template <int kDigitCount, bool kWithMin>
 struct PackedGroup {
   static constexpr int kDigits = kDigitCount;
   static constexpr bool kMin = kWithMin;
-  alignas(64) int8_t codes[kChunkRuns][kDigits][8][64];
-  alignas(64) float d[kChunkRuns][16];
-  alignas(64) float m[kMin ? kChunkRuns : 1][16];
+  alignas(64) int8_t codes[kPackedRuns][kDigits][8][64];
+  alignas(64) float d[kPackedRuns][16];
+  alignas(64) float m[kMin ? kPackedRuns : 1][16];
 };
 template <class Format>
 using PackedOf = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin>;
 
-// Groups of one chunk, beside each other in the first-level cache.
+// Groups of one chunk, beside each other in the first-level cache, and the sums of a pass.
+constexpr int64_t kGroups = 3, kPassRows = 256;
 template <class P>
 struct PackedRows {
-  static constexpr int kGroups = P::kDigits == 1 ? 4 : 2;
   P groups[kGroups];
-  int64_t count;  // in use
-  __mmask16 lanes[kGroups];
+  alignas(64) float sums[kGroups][kPassRows][16];
+  int64_t count;  // of groups in use
 };
 
 // (code * scale of its row) as high * 64 + low, low in [0, 63].
@@ -73,25 +73,25 @@ void pack_chunk(const RowPointers& rows, int64_t first, int64_t count, PackedOf<
       pack_run<Format, 0>(block, nullptr, to.codes[i]);
     }
   } else {
-    typename Format::Block block{rows.codes, first / 8 * Format::kBlockBytes};
-    V halves[4];
-    if constexpr (Format::kHalves) block.load_half_scales(halves);
-    unroll<8>([&](auto i) { pack_run<Format, i>(block, halves, to.codes[i]); });
+    for (int64_t b = 0; b < count; b += 8) {
+      typename Format::Block block{rows.codes, (first + b) / 8 * Format::kBlockBytes};
+      V halves[4];
+      if constexpr (Format::kHalves) block.load_half_scales(halves);
+      unroll<8>([&](auto i) { pack_run<Format, i>(block, halves, to.codes[b + i]); });
+    }
   }
 }
 
-// kM rows of activations by sixteen packed rows over `count` runs, added to out (or beginning it).
+// kM rows of activations by sixteen packed rows over `runs` runs, added to sums [kM][16] (or beginning them).
 template <class P, int kM>
-void vector_runs(const P& w, int64_t first, int64_t count, const Panel& panel, int64_t m0, float* out,
-                 int64_t out_stride, __mmask16 lanes) {
+void vector_runs(const P& w, int64_t first, int64_t runs, const Panel& panel, int64_t m0, float (*sums)[16]) {
   const ActivationBlock* x[kM];
   V16 acc[kM];
-  float* to = out + m0 * out_stride;
   unroll<kM>([&](auto i) {
     x[i] = reinterpret_cast<const ActivationBlock*>(panel_row(panel, m0 + i)) + first;
-    acc[i] = first == 0 ? Simd::zero() : _mm512_maskz_loadu_ps(lanes, to + i * out_stride);
+    acc[i] = first == 0 ? Simd::zero() : Simd::load(sums[i]);
   });
-  for (int64_t b = 0; b < count; ++b) {
+  for (int64_t b = 0; b < runs; ++b) {
     V u[P::kDigits][8];
     unroll<P::kDigits>([&](auto digit) {
       unroll<8>([&](auto j) {
@@ -112,17 +112,18 @@ void vector_runs(const P& w, int64_t first, int64_t count, const Panel& panel, i
       }
     });
   }
-  unroll<kM>([&](auto i) { _mm512_mask_storeu_ps(to + i * out_stride, lanes, acc[i]); });
+  unroll<kM>([&](auto i) { Simd::store(sums[i], acc[i]); });
 }
 
-// Rows [m, num_m) of activations by every packed group, with vector instructions.
 template <class P>
-void multiply_packed(const PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t m,
-                     int64_t num_m, float* out, int64_t out_stride) {
+void multiply_by_vectors(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
+                         Ahead& ahead) {
+  int64_t m = 0;
   const auto passes = [&](auto size) {
     for (; m + size <= num_m; m += size) {
       for (int64_t g = 0; g < w.count; ++g) {
-        vector_runs<P, size>(w.groups[g], first, runs, x, m, out + 16 * g, out_stride, w.lanes[g]);
+        ahead.ask();
+        vector_runs<P, size>(w.groups[g], first, runs, x, m, w.sums[g] + m);
       }
     }
   };
@@ -132,40 +133,51 @@ void multiply_packed(const PackedRows<P>& w, int64_t first, int64_t runs, const 
   passes(Index<1>{});
 }
 
+// Products of one chunk of packed weights with rows [0, num_m), into the sums.
 template <class P>
-using MultiplyFn = void (*)(const PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x,
-                            int64_t num_m, float* out, int64_t out_stride, Ahead& ahead);
+using MultiplyFn = void (*)(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
+                            Ahead& ahead);
 
-template <class P>
-void multiply_by_vectors(const PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
-                         float* out, int64_t out_stride, Ahead& ahead) {
-  for (int64_t m = 0; m < num_m; m += 16) {
-    ahead.ask();
-    multiply_packed(w, first, runs, x, m, m + 16 < num_m ? m + 16 : num_m, out, out_stride);
+// Up to 48 rows of weights by up to kPassRows rows of activations.
+template <class Format>
+void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t rows_after, const Panel& x,
+                 int64_t num_m, float* out, int64_t out_stride, PackedRows<PackedOf<Format>>& packed,
+                 MultiplyFn<PackedOf<Format>> multiply) {
+  const int64_t runs = w.cols / kQuantBlock, chunks = (runs + kPackedRuns - 1) / kPackedRuns;
+  RowPointers rows[kGroups];
+  packed.count = (num_rows + 15) / 16;
+  for (int64_t g = 0; g < packed.count; ++g) point_at<Format>(w, row + 16 * g, num_rows - 16 * g, rows[g]);
+  const int64_t next = rows_after < 16 * kGroups ? rows_after : 16 * kGroups;
+  Ahead ahead(w, row + num_rows, next, chunks * ((num_m + 15) / 16) * packed.count);
+  for (int64_t at = 0; at < runs; at += kPackedRuns) {
+    const int64_t count = runs - at < kPackedRuns ? runs - at : kPackedRuns;
+    for (int64_t g = 0; g < packed.count; ++g) pack_chunk<Format>(rows[g], at, count, packed.groups[g]);
+    multiply(packed, at, count, x, num_m, ahead);
+  }
+  for (int64_t g = 0; g < packed.count; ++g) {
+    const __mmask16 lanes = first_lanes(num_rows - 16 * g);
+    for (int64_t m = 0; m < num_m; ++m) {
+      _mm512_mask_storeu_ps(out + m * out_stride + 16 * g, lanes, Simd::load(packed.sums[g][m]));
+    }
   }
 }
 
 template <class Format>
 void packed_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
                    float* out, int64_t out_stride, MultiplyFn<PackedOf<Format>> multiply) {
-  using Rows = PackedRows<PackedOf<Format>>;
-  constexpr int64_t kRows = 16 * Rows::kGroups;
-  const int64_t runs = w.cols / kQuantBlock, chunks = (runs + kChunkRuns - 1) / kChunkRuns;
-  Rows packed;
-  RowPointers rows[Rows::kGroups];
-  for (int64_t r = 0; r < num_rows; r += kRows) {
-    const int64_t left = num_rows - r < kRows ? num_rows - r : kRows;
-    const int64_t next = num_rows - r - left < kRows ? num_rows - r - left : kRows;
-    packed.count = (left + 15) / 16;
-    for (int64_t g = 0; g < packed.count; ++g) {
-      point_at<Format>(w, first + r + 16 * g, left - 16 * g, rows[g]);
-      packed.lanes[g] = first_lanes(left - 16 * g);
+  PackedRows<PackedOf<Format>> packed;
+  for (int64_t m = 0; m < num_m; m += kPassRows) {
+    Panel part = x;
+    if (x.index != nullptr) {
+      part.index += m;
+    } else {
+      part.data += m * x.row_bytes;
     }
-    Ahead ahead(w, first + r + left, next, chunks * ((num_m + 15) / 16));
-    for (int64_t at = 0; at < runs; at += kChunkRuns) {
-      const int64_t count = runs - at < kChunkRuns ? runs - at : kChunkRuns;
-      for (int64_t g = 0; g < packed.count; ++g) pack_chunk<Format>(rows[g], at, count, packed.groups[g]);
-      multiply(packed, at, count, x, num_m, out + r, out_stride, ahead);
+    const int64_t count_m = num_m - m < kPassRows ? num_m - m : kPassRows;
+    for (int64_t r = 0; r < num_rows; r += 16 * kGroups) {
+      const int64_t count = num_rows - r < 16 * kGroups ? num_rows - r : 16 * kGroups;
+      packed_pass<Format>(w, first + r, count, num_rows - r - count, part, count_m, out + m * out_stride + r,
+                          out_stride, packed, multiply);
     }
   }
 }
@@ -177,7 +189,8 @@ void quantized_matmul(const MatrixView& w, int64_t first, int64_t num_rows, cons
                       float* out, int64_t out_stride) {
   if (num_m <= kFewRows) {
     few_rows_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride);
-    return;
+  } else {
+    packed_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride,
+                          multiply_by_vectors<PackedOf<Format>>);
   }
-  packed_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride, multiply_by_vectors<PackedOf<Format>>);
 }

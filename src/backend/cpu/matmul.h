@@ -43,6 +43,13 @@ inline int64_t rows_per_task(int64_t total_rows, int threads) {
 }
 inline constexpr int64_t kMaxRowsPerTask = 128;
 
+// The same for outputs that nobody reads in blocks: a small matrix (a router) is shared by all threads too.
+inline int64_t plain_rows_per_task(int64_t total_rows, int threads) {
+  if (total_rows >= int64_t{64} * threads) return rows_per_task(total_rows, threads);
+  const int64_t share = (total_rows + threads - 1) / threads;
+  return share < 16 ? std::max<int64_t>(1, share) : (share + 15) / 16 * 16;
+}
+
 inline int64_t tasks_for(int64_t rows, int64_t per_task) { return (rows + per_task - 1) / per_task; }
 
 }  // namespace millrace::cpu

@@ -41,7 +41,6 @@ constexpr KernelTable make_wide_table(const char* name) {
 
 constexpr KernelTable make_amx_table() {
   KernelTable table = make_wide_table("amx");
-  table.rows_in_order = true;
   const auto put = [&](Format format, MatmulFn kernel) { table.matmul[static_cast<int>(format)] = kernel; };
   put(Format::kQ8_0, tile_matmul<FormatQ8_0>);
   put(Format::kQ4_0, tile_matmul<FormatQ4_0>);

@@ -62,7 +62,6 @@ Workspace::Workspace(const ExecutorSpec& spec, int num_threads, Arena& arena) {
   sorted_token = arena.take<int32_t>(size(chosen_rows));
   sorted_at = arena.take<int32_t>(size(chosen_rows));
   expert_out = arena.take<float>(size(chosen_rows * spec.hidden));
-  gathered = arena.take<ActivationBlock>(size(chosen_rows * (spec.hidden / kQuantBlock)));
 
   const int64_t widest =
       std::max({int64_t{spec.hidden}, query_cols, int64_t{spec.ffn}, int64_t{spec.expert_ffn}});

@@ -54,15 +54,14 @@ struct Workspace {
   Partial split;                  // [max_split_tiles * kv_heads * max_spans][tile_rows]
 
   // Experts.
-  float* router_logits;       // [tokens][experts]
-  int32_t* chosen;            // [tokens][chosen]
-  float* chosen_weight;       // [tokens][chosen]
-  int32_t* expert_start;      // [experts + 1]: where an expert's rows begin in sorted order
-  int32_t* active;            // [experts]: experts with rows
-  int32_t* sorted_token;      // [tokens * chosen]: token of a sorted row
-  int32_t* sorted_at;         // [tokens * chosen]: sorted row of (token, slot)
-  float* expert_out;          // [tokens * chosen][hidden], in sorted order
-  ActivationBlock* gathered;  // [tokens * chosen][hidden / 32], in sorted order
+  float* router_logits;   // [tokens][experts]
+  int32_t* chosen;        // [tokens][chosen]
+  float* chosen_weight;   // [tokens][chosen]
+  int32_t* expert_start;  // [experts + 1]: where an expert's rows begin in sorted order
+  int32_t* active;        // [experts]: experts with rows
+  int32_t* sorted_token;  // [tokens * chosen]: token of a sorted row
+  int32_t* sorted_at;     // [tokens * chosen]: sorted row of (token, slot)
+  float* expert_out;      // [tokens * chosen][hidden], in sorted order
 
   ThreadScratch* threads;
 };
