@@ -239,8 +239,13 @@ void Cache::Impl::start(Rep& s, const std::shared_ptr<const Prompt>& prompt) {
   s.key = hit.blocks > 0 ? prompt->keys[hit.blocks - 1] : prompt->root;
   s.prompt_blocks = static_cast<int32_t>(prompt->tokens.size()) / kBlockTokens;
   s.branch_blocks = hit.branch;
+  const bool partial = hit.partial.tokens > 0;
+  if (partial) {  // must not leave while room is made for the rest
+    touch(hit.partial.node, 1);
+    for (int g = 0; g < num_groups(); ++g) hold(g, index_[hit.partial.node].copies[g].block);
+  }
   take_path(s, *prompt, hit.blocks);
-  if (hit.partial.tokens > 0) copy_partial(s, *prompt, hit);
+  if (partial) copy_partial(s, *prompt, hit);
   s.state = s.loads.empty() ? Sequence::State::kActive : Sequence::State::kLoading;
   s.prompt = s.loads.empty() ? nullptr : prompt;
 }
@@ -308,12 +313,11 @@ void Cache::Impl::take_path(Rep& s, const Prompt& prompt, int32_t blocks) {
   }
 }
 
+// The source is held; it is let go here.
 void Cache::Impl::copy_partial(Rep& s, const Prompt& prompt, const Hit& hit) {
-  touch(hit.partial.node, 1);
   const auto begin = prompt.tokens.begin() + hit.blocks * kBlockTokens;
   std::copy(begin, begin + hit.partial.tokens, s.tail.begin());
   const auto& copies = index_[hit.partial.node].copies;
-  for (int g = 0; g < num_groups(); ++g) hold(g, copies[g].block);
   for (int g = 0; g < num_groups(); ++g) {
     const int32_t block = allocate(g);
     store_.copy(g, copies[g].block, block);
