@@ -119,11 +119,12 @@ class Cache::Impl {
 
   // --- cache_lookup.cpp. path_ is the last find()'s nodes, by logical block.
   Hit find(const Prompt& prompt) const;
+  int32_t missing_block(int32_t blocks, int32_t position) const;
   int32_t usable_blocks(int32_t most) const;  // largest n <= most at which every window group has its tail
-  BlockCounts taken_by(int32_t blocks) const;
-  void find_partial(const Prompt& prompt, Hit& hit) const;
+  BlockCounts taken_by(int32_t blocks, int32_t position) const;
+  bool find_partial(const Prompt& prompt, Hit& hit) const;
   void start(Rep& s, const std::shared_ptr<const Prompt>& prompt);
-  void take_path(Rep& s, const Prompt& prompt, int32_t blocks);
+  void take_path(Rep& s, const Prompt& prompt, const Hit& hit);
   void copy_partial(Rep& s, const Prompt& prompt, const Hit& hit);
   void count_hit(const Hit& hit);
 

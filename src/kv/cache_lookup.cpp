@@ -24,25 +24,33 @@ std::shared_ptr<const Prompt> Cache::Impl::make_prompt(std::span<const int32_t> 
   return prompt;
 }
 
-int32_t Cache::Impl::usable_blocks(int32_t most) const {
-  for (int32_t n = most; n > 0;) {
-    int32_t missing = -1;
-    for (int g = 0; g < num_groups(); ++g) {
-      if (pools_[g].window == 0) continue;
-      for (int32_t b = n - 1; b >= first_seen(g, n * kBlockTokens) && b > missing; --b) {
-        if (path_[b] == kNoNode || !index_[path_[b]].copies[g].anywhere()) missing = b;
-      }
+// The last block that a hit of `blocks` blocks needs to go on at this position and nobody has; -1 when it has
+// all.
+int32_t Cache::Impl::missing_block(int32_t blocks, int32_t position) const {
+  int32_t missing = -1;
+  for (int g = 0; g < num_groups(); ++g) {
+    if (pools_[g].window == 0) continue;
+    for (int32_t b = blocks - 1; b >= first_seen(g, position) && b > missing; --b) {
+      if (path_[b] == kNoNode || !index_[path_[b]].copies[g].anywhere()) missing = b;
     }
-    if (missing < 0) return n;
-    n = missing;  // any boundary behind it that is nearer than the window needs this block too
   }
-  return 0;
+  return missing;
 }
 
-BlockCounts Cache::Impl::taken_by(int32_t blocks) const {
+int32_t Cache::Impl::usable_blocks(int32_t most) const {
+  int32_t n = most;
+  // Any boundary behind a missing block that is nearer than the window needs it too: go on before it.
+  for (int32_t missing = 0; n > 0 && missing >= 0;) {
+    missing = missing_block(n, n * kBlockTokens);
+    if (missing >= 0) n = missing;
+  }
+  return n;
+}
+
+BlockCounts Cache::Impl::taken_by(int32_t blocks, int32_t position) const {
   BlockCounts takes{};
   for (int g = 0; g < num_groups(); ++g) {
-    for (int32_t b = first_seen(g, blocks * kBlockTokens); b < blocks; ++b) {
+    for (int32_t b = first_seen(g, position); b < blocks; ++b) {
       const Copy& copy = index_[path_[b]].copies[g];
       takes[g] += copy.block == kNoBlock || (!copy.loading && pools_[g].blocks[copy.block].refs == 0);
     }
@@ -65,22 +73,22 @@ Cache::Impl::Hit Cache::Impl::find(const Prompt& prompt) const {
   if (path_.empty()) return hit;
   // The last token is always left to compute: its logits are wanted.
   const auto most = static_cast<int32_t>(prompt.tokens.size() - 1) / kBlockTokens;
-  hit.branch = std::min(static_cast<int32_t>(path_.size()), most);
+  hit.blocks = hit.branch = std::min(static_cast<int32_t>(path_.size()), most);
+  if (find_partial(prompt, hit)) return hit;
   hit.blocks = usable_blocks(hit.branch);
-  const bool whole_way = hit.blocks == hit.branch;
   while (true) {
-    hit.takes = taken_by(hit.blocks);
+    hit.takes = taken_by(hit.blocks, hit.tokens());
     int32_t excess = 0;
     for (int g = 0; g < num_groups(); ++g) excess = std::max(excess, hit.takes[g] - available(g));
-    if (excess == 0) break;
+    if (excess == 0) return hit;
     hit.blocks = usable_blocks(std::max(0, hit.blocks - excess));
   }
-  if (whole_way && hit.blocks == hit.branch) find_partial(prompt, hit);
-  return hit;
 }
 
-// A block of which only the first tokens fit is copied: its remaining places are then computed.
-void Cache::Impl::find_partial(const Prompt& prompt, Hit& hit) const {
+// All blocks of the path, and of the next one the first tokens: it is copied, and its other places are
+// computed. False, and nothing is changed, when there is no such block, no tail to go on from there, or no
+// room.
+bool Cache::Impl::find_partial(const Prompt& prompt, Hit& hit) const {
   const auto usable = [&](const Node& node) {
     for (int g = 0; g < num_groups(); ++g) {
       const Copy& copy = node.copies[g];
@@ -91,20 +99,21 @@ void Cache::Impl::find_partial(const Prompt& prompt, Hit& hit) const {
   const int32_t begin = hit.blocks * kBlockTokens;
   const int32_t left = static_cast<int32_t>(prompt.tokens.size()) - 1 - begin;
   PrefixIndex::Partial partial;
-  if (hit.blocks <
-      static_cast<int32_t>(path_.size())) {  // all of the block is known, but the last token is wanted
+  if (hit.blocks < static_cast<int32_t>(path_.size())) {  // known as a whole, but for the last token
     const int32_t node = path_[hit.blocks];
     if (node != kNoNode && usable(index_[node])) partial = {node, left};
   } else if (hit.blocks > 0 && left > 0 && path_[hit.blocks - 1] != kNoNode) {
     partial = index_.best_child(path_[hit.blocks - 1], std::span(prompt.tokens).subspan(begin, left), usable);
   }
-  if (partial.tokens == 0) return;
+  if (partial.tokens == 0 || missing_block(hit.blocks, begin + partial.tokens) >= 0) return false;
+  BlockCounts takes = taken_by(hit.blocks, begin + partial.tokens);
   for (int g = 0; g < num_groups(); ++g) {  // the copy, and its source until it is made
     const int32_t source = index_[partial.node].copies[g].block;
-    if (hit.takes[g] + 1 + (pools_[g].blocks[source].refs == 0) > available(g)) return;
+    if (++takes[g] + (pools_[g].blocks[source].refs == 0) > available(g)) return false;
   }
   hit.partial = partial;
-  for (int g = 0; g < num_groups(); ++g) ++hit.takes[g];
+  hit.takes = takes;
+  return true;
 }
 
 Match Cache::Impl::match(const Prompt& prompt) const {
@@ -113,7 +122,7 @@ Match Cache::Impl::match(const Prompt& prompt) const {
   for (int32_t b = 0; b < hit.blocks; ++b) {
     bool ram = false, disk = false;
     for (int g = 0; g < num_groups(); ++g) {
-      if (b < first_seen(g, hit.blocks * kBlockTokens)) continue;
+      if (b < first_seen(g, hit.tokens())) continue;
       const Copy& copy = index_[path_[b]].copies[g];
       if (copy.block != kNoBlock) continue;
       (copy.ram != nullptr ? ram : disk) = true;
@@ -149,7 +158,7 @@ void Cache::Impl::start(Rep& s, const std::shared_ptr<const Prompt>& prompt) {
     touch(hit.partial.node, 1);
     for (int g = 0; g < num_groups(); ++g) hold(g, index_[hit.partial.node].copies[g].block);
   }
-  take_path(s, *prompt, hit.blocks);
+  take_path(s, *prompt, hit);
   if (partial) copy_partial(s, *prompt, hit);
   s.state = s.loads.empty() ? Sequence::State::kActive : Sequence::State::kLoading;
   s.prompt = s.loads.empty() ? nullptr : prompt;
@@ -161,7 +170,7 @@ void Cache::Impl::count_hit(const Hit& hit) {
   for (int32_t b = 0; b < hit.blocks; ++b) {
     TierStats* slowest = &stats_.main;
     for (int g = 0; g < num_groups(); ++g) {
-      if (b < first_seen(g, hit.blocks * kBlockTokens)) continue;
+      if (b < first_seen(g, hit.tokens())) continue;
       const Copy& copy = index_[path_[b]].copies[g];
       TierStats& tier = copy.block != kNoBlock ? stats_.main : copy.ram != nullptr ? stats_.ram : stats_.disk;
       ++tier.hits;
@@ -173,7 +182,8 @@ void Cache::Impl::count_hit(const Hit& hit) {
 
 // Holds the first blocks of path_. First everything that is wanted is made safe, then room is made for the
 // rest.
-void Cache::Impl::take_path(Rep& s, const Prompt& prompt, int32_t blocks) {
+void Cache::Impl::take_path(Rep& s, const Prompt& prompt, const Hit& hit) {
+  const int32_t blocks = hit.blocks;
   for (int32_t b = blocks - 1; b >= 0; --b) {  // parents last: they are to leave after their children
     if (path_[b] == kNoNode) continue;
     const BlockKey& parent = b > 0 ? prompt.keys[b - 1] : prompt.root;
@@ -183,7 +193,7 @@ void Cache::Impl::take_path(Rep& s, const Prompt& prompt, int32_t blocks) {
   for (int g = 0; g < num_groups(); ++g) {
     Rep::Table& table = s.tables[g];
     table.blocks.assign(blocks, kNoBlock);
-    table.first_held = first_seen(g, blocks * kBlockTokens);
+    table.first_held = first_seen(g, hit.tokens());
     for (int32_t b = table.first_held; b < blocks; ++b) {
       Copy& copy = index_[path_[b]].copies[g];
       if (copy.block != kNoBlock) {

@@ -106,6 +106,21 @@ TEST(Cache, PromptAgainIsAHitThatLeavesOneToken) {
   EXPECT_EQ(rig.cache.stats().main.hit_tokens, 15u + 16 + 32 + 63 + 64);
 }
 
+TEST(Cache, PromptAgainIsAHitWithWindowsToo) {
+  Rig rig({full(100), window(40, 100)});
+  for (int32_t length = 100; length < 140; ++length) {
+    const std::vector<int32_t> tokens = counting(1000 * length, length);
+    TestStream first = rig.attach(tokens);
+    for (int32_t i = 0; i < 60; ++i)
+      first.tokens.push_back(i);  // an answer: the prompt's end leaves the window
+    ASSERT_TRUE(rig.run(first));
+    first.sequence.reset();
+    TestStream again = rig.attach(tokens);
+    EXPECT_EQ(again.sequence.length(), std::min(length - 1, length / kBlockTokens * kBlockTokens)) << length;
+    ASSERT_TRUE(rig.run(again));
+  }
+}
+
 TEST(Cache, HitMayEndInsideABlock) {
   Rig rig({full(100)});
   TestStream first = rig.attach(counting(0, 64));
