@@ -1,8 +1,12 @@
-// What the KV cache's tiers are worth on a real model: computes a prompt, writes its blocks to disk, opens a
-// new cache over the same directory and reads them back; with and without compression. Also checks that the
-// logits after the restart have the same bits.
-//   kv_bench MODEL TEXT_FILE [TOKENS] [DIRECTORY]
+// What the KV cache costs and what its tiers are worth.
+//   kv_bench                                         bookkeeping: processor time per call, no model, no bytes
+//   kv_bench MODEL TEXT_FILE [TOKENS] [DIRECTORY]    computes a prompt, writes its blocks to disk, opens a
+//   new
+//       cache over the same directory and reads them back, with and without compression; checks that the
+//       logits after the restart have the same bits.
 #include <fmt/format.h>
+
+#include <time.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -124,8 +128,72 @@ struct Bench {
   }
 };
 
+// ---------------------------------------------------------------- bookkeeping
+
+class NoBytes final : public kv::BlockStore {
+ public:
+  void read(int, int32_t, std::span<std::byte>) override {}
+  void write(int, int32_t, std::span<const std::byte>) override {}
+  void copy(int, int32_t, int32_t) override {}
+};
+
+double thread_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+void bookkeeping() {
+  constexpr int32_t kSequences = 1000, kSteps = 160;
+  NoBytes bytes;
+  kv::CacheOptions options;
+  options.groups = {{128, 20000, 64}, {0, 60000, 64}};
+  options.table_tokens = 4096;
+  kv::Cache cache(options, bytes);
+  std::vector<int32_t> tokens(4096);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 7919 % 50000);
+
+  double start = thread_seconds();
+  for (int i = 0; i < 200; ++i) cache.make_prompt(tokens);
+  fmt::print("hash a prompt of 4096 tokens: {:.0f} us\n", (thread_seconds() - start) / 200 * 1e6);
+  {
+    kv::Sequence s = cache.make_sequence();
+    if (!cache.reserve(s, 4096)) throw_error(ErrorCode::kNoMemory, "kv_bench: the pool is too small");
+    cache.advance(s, tokens);
+  }
+  const auto prompt = cache.make_prompt(tokens);
+  start = thread_seconds();
+  int32_t hit = 0;
+  for (int i = 0; i < 200; ++i) hit = cache.match(*prompt).tokens;
+  const double match = thread_seconds() - start;
+  start = thread_seconds();
+  for (int i = 0; i < 200; ++i) kv::Sequence s = cache.attach(prompt);
+  fmt::print("hit of {} tokens: match {:.0f} us, attach and release {:.0f} us\n", hit, match / 200 * 1e6,
+             (thread_seconds() - start) / 200 * 1e6);
+
+  // Every sequence its own tokens: a block is named for each 16th of them, window blocks leave.
+  std::vector<kv::Sequence> sequences;
+  for (int32_t i = 0; i < kSequences; ++i) sequences.push_back(cache.make_sequence());
+  start = thread_seconds();
+  for (int32_t step = 0; step < kSteps; ++step) {
+    for (int32_t i = 0; i < kSequences; ++i) {
+      const int32_t token = i + step;
+      if (!cache.reserve(sequences[i], 1))
+        throw_error(ErrorCode::kNoMemory, "kv_bench: the pool is too small");
+      cache.advance(sequences[i], {&token, 1});
+    }
+    cache.poll();
+  }
+  fmt::print("reserve and advance {} sequences by a token: {:.0f} us a step\n", kSequences,
+             (thread_seconds() - start) / kSteps * 1e6);
+}
+
 int run(int argc, char** argv) {
-  if (argc < 3) throw_error(ErrorCode::kBadInput, "usage: kv_bench MODEL TEXT_FILE [TOKENS] [DIRECTORY]");
+  if (argc == 1) {
+    bookkeeping();
+    return 0;
+  }
+  if (argc < 3) throw_error(ErrorCode::kBadInput, "usage: kv_bench [MODEL TEXT_FILE [TOKENS] [DIRECTORY]]");
   Bench b;
   b.checkpoint = io::Checkpoint::open(argv[1]);
   b.backend = make_backend("cpu", {});

@@ -34,8 +34,8 @@ ASAN_TARGETS = ("base_test", "tensor_test", "quant_test", "io_test", "tokenizer_
 # dev makes, need not be repeated here.
 CONFORMANCE = "*/scalar_*:*/neon_*:*/avx2_*:Attention.*"
 ASAN_FILTER = f"-*Golden*:*Linear*:*Speed*:*Runaways*:{CONFORMANCE}"
-TSAN_TARGETS = ("base_test",)
-TSAN_FILTER = "*ThreadPool*"
+TSAN_TARGETS = ("base_test", "kv_test")
+TSAN_FILTER = "*ThreadPool*:DiskTest*:*CacheProperty*disk*:*PromptsAreHashed*"
 # What depends on the instruction set, run under qemu on the other architecture.
 CROSS_TARGETS = ("base_test", "tensor_test", "quant_test", "backend_test")
 CROSS_FILTER = f"-{CONFORMANCE}"

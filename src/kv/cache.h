@@ -64,9 +64,10 @@ struct CacheOptions {
   // Window groups keep the tail that resuming needs at the end of each prompt and sequence, where prompts
   // were seen to branch, and every so many tokens.
   int32_t boundary_tokens = 512;
-  size_t ram_bytes = 0;             // RAM tier: swapped sequences and blocks that left the main pool; 0: none
-  std::string disk_directory = {};  // SSD tier; empty: none
-  uint64_t disk_bytes = 0;          // most that the files may take
+  int32_t table_tokens = 0;  // tables are made for sequences this long at once; beyond, growing allocates
+  size_t ram_bytes = 0;      // RAM tier: swapped sequences and blocks that left the main pool; 0: none
+  std::string disk_directory = {};          // SSD tier; empty: none
+  uint64_t disk_bytes = 0;                  // most that the files may take
   size_t staging_bytes = size_t{64} << 20;  // most that may wait to be written to disk
   Compression compression = Compression::kAutomatic;
   uint64_t seed = 1;                                      // of random eviction

@@ -53,10 +53,7 @@ void Cache::Impl::check_pool(int group) const {
     if (s->state == Sequence::State::kSwapped) {
       MILLRACE_CHECK(size == table.first_held);
     } else {
-      // A hit that ends inside a block holds what its last whole block would see: one more at most.
-      const int32_t first = first_seen(group, s->length);
-      MILLRACE_CHECK(size >= blocks_for(s->length) && table.first_held <= first &&
-                     table.first_held >= first - 1);
+      MILLRACE_CHECK(size >= blocks_for(s->length) && table.first_held == first_seen(group, s->length));
     }
   }
   for (const int32_t block : pool.free) ++times_free[block];

@@ -1,7 +1,9 @@
 // The inside of kv::Cache, for its own files only:
-//   cache.cpp        prompts, matching, sequences: attach, reserve, advance, fork
-//   cache_tiers.cpp  what leaves the main pool and comes back: RAM, disk, swapped sequences
-//   cache_check.cpp  statistics and invariants
+//   cache.cpp            construction, the public face
+//   cache_lookup.cpp     prompts, matching, attach
+//   cache_sequences.cpp  blocks of the main pool; reserve, advance, fork
+//   cache_tiers.cpp      what leaves the main pool and comes back: RAM, disk, swapped sequences
+//   cache_check.cpp      statistics and invariants
 //
 // A block of the main pool is in exactly one of four states:
 //   free      refs = 0, no node                       on Pool::free
@@ -57,12 +59,14 @@ class Cache::Impl {
   Impl(CacheOptions options, BlockStore& store);
   ~Impl();
 
-  // --- cache.cpp
+  // --- cache_lookup.cpp
   std::shared_ptr<const Prompt> make_prompt(std::span<const int32_t> tokens, std::string_view salt) const;
   Match match(const Prompt& prompt) const;
   Sequence attach(std::shared_ptr<const Prompt> prompt);
-  Sequence make_sequence(std::string_view salt);
   bool ready(Sequence::Rep& s);
+
+  // --- cache_sequences.cpp
+  Sequence make_sequence(std::string_view salt);
   bool reserve(Sequence::Rep& s, int32_t tokens);
   void advance(Sequence::Rep& s, std::span<const int32_t> tokens);
   Sequence fork(const Sequence::Rep& s);
@@ -113,17 +117,18 @@ class Cache::Impl {
   // The first logical block of a group that the token at this position sees.
   int32_t first_seen(int group, int32_t position) const;
 
-  // --- cache.cpp: looking up. path_ is the last find()'s nodes, by logical block.
+  // --- cache_lookup.cpp. path_ is the last find()'s nodes, by logical block.
   Hit find(const Prompt& prompt) const;
+  int32_t missing_block(int32_t blocks, int32_t position) const;
   int32_t usable_blocks(int32_t most) const;  // largest n <= most at which every window group has its tail
-  BlockCounts taken_by(int32_t blocks) const;
-  void find_partial(const Prompt& prompt, Hit& hit) const;
+  BlockCounts taken_by(int32_t blocks, int32_t position) const;
+  bool find_partial(const Prompt& prompt, Hit& hit) const;
   void start(Rep& s, const std::shared_ptr<const Prompt>& prompt);
-  void take_path(Rep& s, const Prompt& prompt, int32_t blocks);
+  void take_path(Rep& s, const Prompt& prompt, const Hit& hit);
   void copy_partial(Rep& s, const Prompt& prompt, const Hit& hit);
   void count_hit(const Hit& hit);
 
-  // --- cache.cpp: blocks of the main pool
+  // --- cache_sequences.cpp
   int32_t allocate(int group);  // with one reference. There must be one available
   void hold(int group, int32_t block);
   void unhold(int group, int32_t block);
@@ -173,6 +178,7 @@ class Cache::Impl {
   bool has_full_group_ = false;
   PrefixIndex index_;
   std::vector<Rep*> sequences_;
+  std::vector<std::unique_ptr<Rep>> spare_;  // of sequences that are gone: their tables are used again
   uint64_t tick_ = 0;
   mutable std::vector<int32_t> path_;
 

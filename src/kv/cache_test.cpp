@@ -2,13 +2,28 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
+#include <new>
 #include <random>
 #include <set>
 #include <thread>
 
 #include "base/error.h"
 #include "kv/test_model.h"
+
+// Every allocation of this program passes here: a test counts them.
+namespace {
+std::atomic<int64_t> allocations{0};
+}
+void* operator new(size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace millrace::kv {
 namespace {
@@ -89,6 +104,21 @@ TEST(Cache, PromptAgainIsAHitThatLeavesOneToken) {
     ASSERT_TRUE(rig.run(again));
   }
   EXPECT_EQ(rig.cache.stats().main.hit_tokens, 15u + 16 + 32 + 63 + 64);
+}
+
+TEST(Cache, PromptAgainIsAHitWithWindowsToo) {
+  Rig rig({full(100), window(40, 100)});
+  for (int32_t length = 100; length < 140; ++length) {
+    const std::vector<int32_t> tokens = counting(1000 * length, length);
+    TestStream first = rig.attach(tokens);
+    for (int32_t i = 0; i < 60; ++i)
+      first.tokens.push_back(i);  // an answer: the prompt's end leaves the window
+    ASSERT_TRUE(rig.run(first));
+    first.sequence.reset();
+    TestStream again = rig.attach(tokens);
+    EXPECT_EQ(again.sequence.length(), std::min(length - 1, length / kBlockTokens * kBlockTokens)) << length;
+    ASSERT_TRUE(rig.run(again));
+  }
 }
 
 TEST(Cache, HitMayEndInsideABlock) {
@@ -267,6 +297,27 @@ TEST(Cache, RefusesOptionsThatMakeNoSense) {
   EXPECT_EQ(message_of(options), "accepted");
   options.boundary_tokens = 0;
   EXPECT_EQ(message_of(options), "kv cache: boundary tokens: found 0, expected at least 1");
+}
+
+// Decoding with evictions all the time, for long enough to go through the pool several times.
+TEST(Cache, AllocatesNothingPerToken) {
+  Rig rig({full(200), window(64, 120)}, {.table_tokens = 512});
+  const std::vector<int32_t> prompt = counting(0, 64);
+  const auto round = [&](int32_t mark) {
+    for (int32_t i = 0; i < 4; ++i) {
+      Sequence s = rig.cache.make_sequence();
+      for (int32_t p = 0; p < 500; ++p) {
+        ASSERT_TRUE(rig.cache.reserve(s, 1));
+        const int32_t token = mark * 10 + i;
+        rig.cache.advance(s, {&token, 1});
+      }
+    }
+  };
+  for (int32_t i = 0; i < 10; ++i) round(i);
+  const int64_t before = allocations;
+  for (int32_t i = 10; i < 40; ++i) round(i);
+  EXPECT_EQ(allocations, before);
+  EXPECT_GT(rig.cache.stats().main.evictions, 1000u);
 }
 
 // 64 sequences at any time, each from its prompt to its end; lengths 50 to 4,000, short ones more often.

@@ -33,6 +33,11 @@ void Heap::down(int32_t i) {
   place(i, entry);
 }
 
+void Heap::reserve(int32_t ids) {
+  heap_.reserve(static_cast<size_t>(ids));
+  where_.resize(static_cast<size_t>(ids), -1);
+}
+
 void Heap::set(int32_t id, Priority priority) {
   if (id >= static_cast<int32_t>(where_.size())) where_.resize(id + 1, -1);
   if (where_[id] < 0) {
@@ -69,6 +74,8 @@ Evictor::Evictor(Eviction policy, int32_t num_blocks, uint64_t seed, int32_t run
       num_experts_(run > 1 ? 2 : 3),
       state_(seed * 2 + 1),
       run_(run) {
+  recent_.reserve(num_blocks_);
+  frequent_.reserve(num_blocks_);
   if (policy != Eviction::kAdaptive) {
     weights_[static_cast<size_t>(policy)] = 1;
     return;

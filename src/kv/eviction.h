@@ -26,6 +26,7 @@ class Heap {
  public:
   using Priority = std::pair<uint64_t, uint64_t>;
 
+  void reserve(int32_t ids);                // room for ids below this one
   void set(int32_t id, Priority priority);  // inserts or moves
   void erase(int32_t id);                   // no matter when it is not there
   bool contains(int32_t id) const { return id < static_cast<int32_t>(where_.size()) && where_[id] >= 0; }

@@ -1,6 +1,7 @@
 #include "kv/prefix_index.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace millrace::kv {
@@ -16,7 +17,7 @@ int32_t PrefixIndex::find(const BlockKey& key) const {
 int32_t PrefixIndex::find_or_add(const BlockKey& key) {
   if (const int32_t node = find(key); node != kNoNode) return node;
   if (free_.empty()) {
-    if (nodes_.size() == buckets_.size()) grow();
+    if (nodes_.size() == buckets_.size()) set_buckets(2 * buckets_.size());
     free_.push_back(static_cast<int32_t>(nodes_.size()));
     nodes_.emplace_back();
   }
@@ -31,8 +32,14 @@ int32_t PrefixIndex::find_or_add(const BlockKey& key) {
   return id;
 }
 
-void PrefixIndex::grow() {
-  buckets_.assign(2 * buckets_.size(), kNoNode);
+void PrefixIndex::reserve(size_t nodes) {
+  nodes_.reserve(nodes);
+  free_.reserve(nodes);
+  if (nodes > buckets_.size()) set_buckets(std::bit_ceil(nodes));
+}
+
+void PrefixIndex::set_buckets(size_t count) {
+  buckets_.assign(count, kNoNode);
   for (size_t id = 0; id < nodes_.size(); ++id) {
     if (!nodes_[id].used) continue;
     int32_t& bucket = buckets_[nodes_[id].key.low() & (buckets_.size() - 1)];

@@ -48,6 +48,7 @@ struct Node {
 class PrefixIndex {
  public:
   PrefixIndex();
+  void reserve(size_t nodes);
 
   Node& operator[](int32_t node) { return nodes_[node]; }
   const Node& operator[](int32_t node) const { return nodes_[node]; }
@@ -80,7 +81,7 @@ class PrefixIndex {
  private:
   static constexpr int32_t kMostChildren = 256;  // looked at; recomputing 15 tokens is not worth more
   static int32_t common_tokens(const Node& node, std::span<const int32_t> tokens);
-  void grow();
+  void set_buckets(size_t count);
   void unlink(int32_t node);
 
   std::vector<Node> nodes_;

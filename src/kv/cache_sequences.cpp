@@ -1,0 +1,266 @@
+// Blocks of the main pool, and sequences that hold, fill and share them.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "kv/cache_impl.h"
+
+namespace millrace::kv {
+
+int32_t Cache::Impl::allocate(int group) {
+  Pool& pool = pools_[group];
+  if (pool.free.empty()) {
+    const int32_t victim = choose_victim(group);
+    MILLRACE_CHECK(victim != kNoBlock);
+    demote(group, victim);
+  }
+  const int32_t block = pool.free.back();
+  pool.free.pop_back();
+  pool.blocks[block].refs = 1;
+  return block;
+}
+
+void Cache::Impl::hold(int group, int32_t block) {
+  Pool& pool = pools_[group];
+  if (pool.blocks[block].refs++ == 0) pool.evictor.remove(block);
+}
+
+void Cache::Impl::unhold(int group, int32_t block) {
+  Pool& pool = pools_[group];
+  MILLRACE_CHECK(pool.blocks[block].refs > 0);
+  if (--pool.blocks[block].refs > 0) return;
+  const int32_t node = pool.blocks[block].node;
+  if (node == kNoNode) {
+    pool.free.push_back(block);
+  } else if (!index_[node].copies[group].loading) {
+    pool.evictor.add(block, index_[node].last_use, index_[node].uses);
+  }
+}
+
+// As unhold, but what no boundary wants is not worth remembering.
+void Cache::Impl::leave_window(int group, int32_t block) {
+  const Pool::Block& b = pools_[group].blocks[block];
+  if (b.refs == 1 && b.node != kNoNode && !index_[b.node].copies[group].keep) unname(group, block);
+  unhold(group, block);
+}
+
+void Cache::Impl::unname(int group, int32_t block) {
+  const int32_t node = std::exchange(pools_[group].blocks[block].node, kNoNode);
+  index_[node].copies[group].block = kNoBlock;
+  index_.erase_if_unused(node);
+}
+
+void Cache::Impl::touch(int32_t id, uint64_t uses) {
+  Node& node = index_[id];
+  node.last_use = ++tick_;
+  node.uses += uses;
+  for (int g = 0; g < num_groups(); ++g) {
+    const int32_t item = item_of(id, g);
+    if (ram_order_.contains(item)) ram_order_.set(item, {tick_, 0});
+    if (disk_order_.contains(item)) disk_order_.set(item, {tick_, 0});
+  }
+}
+
+int32_t Cache::Impl::available(int group) const {
+  return static_cast<int32_t>(pools_[group].free.size()) + pools_[group].evictor.size();
+}
+
+int32_t Cache::Impl::first_seen(int group, int32_t position) const {
+  const int32_t window = pools_[group].window;
+  return window == 0 ? 0 : std::max(0, position - window + 1) / kBlockTokens;
+}
+
+// ---------------------------------------------------------------- sequences
+
+Cache::Impl::Rep* Cache::Impl::new_rep() {
+  if (spare_.empty()) {
+    spare_.push_back(std::make_unique<Rep>());
+    for (int g = 0; g < num_groups(); ++g) {
+      spare_.back()->tables[g].blocks.reserve(blocks_for(options_.table_tokens));
+    }
+  }
+  Rep* s = spare_.back().release();
+  spare_.pop_back();
+  s->owner = this;
+  s->place = sequences_.size();
+  sequences_.push_back(s);
+  return s;
+}
+
+Sequence Cache::Impl::make_sequence(std::string_view salt) {
+  Rep* s = new_rep();
+  s->key = root_key(identity_, salt);
+  return Sequence(s);
+}
+
+BlockCounts Cache::Impl::blocks_to_reserve(const Rep& s, int32_t tokens) const {
+  BlockCounts needs{};
+  if (tokens <= 0) return needs;
+  const int32_t wanted = blocks_for(static_cast<int64_t>(s.length) + tokens),
+                partial = s.length / kBlockTokens;
+  for (int g = 0; g < num_groups(); ++g) {
+    const auto held = static_cast<int32_t>(s.tables[g].blocks.size());
+    needs[g] = std::max(0, wanted - held);
+    if (s.length % kBlockTokens != 0 && pools_[g].blocks[s.tables[g].blocks[partial]].refs > 1) ++needs[g];
+  }
+  return needs;
+}
+
+bool Cache::Impl::reserve(Rep& s, int32_t tokens) {
+  MILLRACE_CHECK(s.state == Sequence::State::kActive);
+  const BlockCounts needs = blocks_to_reserve(s, tokens);
+  for (int g = 0; g < num_groups(); ++g) {
+    if (needs[g] > available(g)) return false;
+  }
+  for (int g = 0; g < num_groups(); ++g) {
+    if (needs[g] == 0) continue;
+    std::vector<int32_t>& table = s.tables[g].blocks;
+    if (s.length % kBlockTokens != 0) {
+      int32_t& partial = table[s.length / kBlockTokens];
+      if (pools_[g].blocks[partial].refs > 1) {
+        const int32_t copy = allocate(g);
+        store_.copy(g, partial, copy);
+        unhold(g, std::exchange(partial, copy));
+        ++stats_.copies_on_write;
+      }
+    }
+    const int32_t wanted = blocks_for(static_cast<int64_t>(s.length) + tokens);
+    while (static_cast<int32_t>(table.size()) < wanted) table.push_back(allocate(g));
+  }
+  return true;
+}
+
+void Cache::Impl::advance(Rep& s, std::span<const int32_t> tokens) {
+  MILLRACE_CHECK(s.state == Sequence::State::kActive);
+  const int32_t final_length = s.length + static_cast<int32_t>(tokens.size());
+  MILLRACE_CHECK(blocks_for(final_length) <= static_cast<int32_t>(s.tables[0].blocks.size()));
+  if (options_.prefix_cache) {
+    for (const int32_t token : tokens) {
+      s.tail[s.length % kBlockTokens] = token;
+      if (++s.length % kBlockTokens == 0) commit(s, s.length / kBlockTokens - 1, final_length);
+    }
+  }
+  s.length = final_length;
+  for (int g = 0; g < num_groups(); ++g) {
+    Rep::Table& table = s.tables[g];
+    const int32_t first = std::min(first_seen(g, s.length), static_cast<int32_t>(table.blocks.size()));
+    for (; table.first_held < first; ++table.first_held) {
+      leave_window(g, std::exchange(table.blocks[table.first_held], kNoBlock));
+    }
+  }
+}
+
+// A full block gets its name. If that is known already, the sequence takes the known block and gives up its
+// own.
+void Cache::Impl::commit(Rep& s, int32_t index, int32_t final_length) {
+  const BlockKey parent = std::exchange(s.key, child_key(s.key, s.tail));
+  const int32_t node = index_.find_or_add(s.key);
+  index_.describe(node, parent, index, s.tail);
+  touch(node, 0);
+  for (int g = 0; g < num_groups(); ++g) {
+    const bool keep = is_kept(s, g, index);
+    if (!keep && index < first_seen(g, final_length)) continue;  // nobody will ask for it
+    int32_t& mine = s.tables[g].blocks[index];
+    Copy& copy = index_[node].copies[g];
+    if (copy.block == kNoBlock) {
+      copy.block = mine;
+      pools_[g].blocks[mine].node = node;
+      pools_[g].evictor.returned(s.key);
+    } else if (!copy.loading) {
+      hold(g, copy.block);
+      unhold(g, std::exchange(mine, copy.block));
+      ++stats_.deduplicated;
+    }
+    if (keep) {
+      copy.keep = true;
+      mark_dirty(node, g);
+    }
+  }
+  index_.erase_if_unused(node);
+}
+
+// Is the block in the tail that resuming at some boundary needs?
+bool Cache::Impl::is_kept(const Rep& s, int group, int32_t index) const {
+  const Pool& pool = pools_[group];
+  if (pool.window == 0) return true;
+  const auto in_tail_of = [&](int32_t boundary) {
+    return index < boundary && index >= boundary - pool.tail_blocks;
+  };
+  const int32_t every = std::max(1, options_.boundary_tokens / kBlockTokens);
+  return in_tail_of(s.prompt_blocks) || in_tail_of(s.branch_blocks) ||
+         in_tail_of((index / every + 1) * every);
+}
+
+Sequence Cache::Impl::fork(const Rep& s) {
+  MILLRACE_CHECK(s.state == Sequence::State::kActive);
+  Rep* copy = new_rep();
+  copy->length = s.length;
+  copy->cached = s.cached;
+  copy->key = s.key;
+  copy->tail = s.tail;
+  copy->prompt_blocks = s.prompt_blocks;
+  copy->branch_blocks = s.branch_blocks;
+  for (int g = 0; g < num_groups(); ++g) {
+    const Rep::Table& from = s.tables[g];
+    const int32_t count = blocks_for(s.length);  // what is reserved beyond stays its own
+    copy->tables[g].blocks.assign(from.blocks.begin(), from.blocks.begin() + count);
+    copy->tables[g].first_held = from.first_held;
+    for (int32_t b = from.first_held; b < count; ++b) hold(g, from.blocks[b]);
+  }
+  return Sequence(copy);
+}
+
+BlockCounts Cache::Impl::blocks_of_its_own(const Rep& s) const {
+  BlockCounts counts{};
+  for (int g = 0; g < num_groups(); ++g) {
+    for (const int32_t block : s.tables[g].blocks) {
+      if (block == kNoBlock) continue;
+      const Pool::Block& b = pools_[g].blocks[block];
+      counts[g] += b.refs == 1 && (b.node == kNoNode || !index_[b.node].copies[g].loading);
+    }
+  }
+  return counts;
+}
+
+// The end of a sequence is where the next turn of a conversation resumes.
+void Cache::Impl::remember_tail(Rep& s) {
+  const auto blocks = static_cast<int32_t>(s.tables[0].blocks.size());
+  for (int32_t b = blocks - 1; b >= 0; --b) {
+    bool touched = false;
+    for (int g = 0; g < num_groups(); ++g) {
+      const int32_t block = s.tables[g].blocks[b];
+      const int32_t node = block == kNoBlock ? kNoNode : pools_[g].blocks[block].node;
+      if (node == kNoNode) continue;
+      if (!std::exchange(touched, true)) touch(node, 0);
+      index_[node].copies[g].keep = true;
+      mark_dirty(node, g);
+    }
+  }
+}
+
+void Cache::Impl::drop_blocks(Rep& s) {
+  for (int g = 0; g < num_groups(); ++g) {
+    for (const int32_t block : s.tables[g].blocks) {
+      if (block != kNoBlock) unhold(g, block);
+    }
+    s.tables[g].blocks.clear();
+    s.tables[g].first_held = 0;
+  }
+  s.loads.clear();
+  s.length = s.cached = 0;
+}
+
+void Cache::Impl::release(Rep* s) {
+  if (s->state == Sequence::State::kActive) remember_tail(*s);
+  if (s->state == Sequence::State::kSwapped) forget_swapped(*s);
+  drop_blocks(*s);
+  sequences_.back()->place = s->place;
+  std::swap(sequences_[s->place], sequences_.back());
+  sequences_.pop_back();
+  s->state = Sequence::State::kActive;
+  s->prompt_blocks = s->branch_blocks = 0;
+  s->prompt.reset();
+  spare_.emplace_back(s);
+}
+
+}  // namespace millrace::kv
