@@ -21,7 +21,8 @@ std::vector<const KernelTable*> detect() {
   const unsigned long capabilities = getauxval(AT_HWCAP);
   if (capabilities & HWCAP_ASIMD) tables.push_back(&kNeonTable);
   if (capabilities & HWCAP_ASIMDDP) tables.push_back(&kNeonDotprodTable);
-    // i8mm: getauxval(AT_HWCAP2) & HWCAP2_I8MM
+  if ((capabilities & HWCAP_ASIMDDP) && (getauxval(AT_HWCAP2) & HWCAP2_I8MM))
+    tables.push_back(&kNeonI8mmTable);
 #elif defined(__x86_64__)
   __builtin_cpu_init();  // asks the operating system too (xgetbv): wide registers must be saved
   unsigned a = 0, b = 0, c = 0, d = 0;

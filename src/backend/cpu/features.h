@@ -1,7 +1,7 @@
 // Which instruction sets this machine can run, and the kernel table to use: the best one, or the one that
 // MILLRACE_ISA names.
 //
-// Names, best last: scalar; neon, neon_dotprod on ARM; avx2 on x86. Reserved for tables to come: i8mm (ARM),
+// Names, best last: scalar; neon, neon_dotprod, neon_i8mm on ARM; avx2 on x86. Reserved for tables to come:
 // avx512, amx (x86).
 #pragma once
 
