@@ -251,12 +251,14 @@ TEST(SameBits, HoweverManyThreads) {
 TEST(SameBits, OnEveryInstructionSet) {
   const TinyModel model;
   const std::vector<int32_t> tokens = prompt(5, 600);
-  std::vector<float> want;
-  for (Device& device : cpu_devices(2)) {
-    const std::vector<float> got = alone(*device.backend, model, DType::kBF16, tokens, 150);
-    if (want.empty()) want = got;
-    expect_same_bits(got, want, device.label);
-    if (HasFatalFailure()) return;
+  for (DType kv_type : {DType::kBF16, DType::kF8E4M3}) {
+    std::vector<float> want;
+    for (Device& device : cpu_devices(2)) {
+      const std::vector<float> got = alone(*device.backend, model, kv_type, tokens, 150);
+      if (want.empty()) want = got;
+      expect_same_bits(got, want, device.label + " cache " + std::string(info(kv_type).name));
+      if (HasFatalFailure()) return;
+    }
   }
 }
 

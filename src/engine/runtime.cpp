@@ -1,7 +1,12 @@
 #include "engine/runtime.h"
 
+#include <sys/mman.h>
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -33,6 +38,18 @@ int32_t chosen_context(const ModelConfig& config, const RuntimeOptions& options)
   throw_error(ErrorCode::kBadInput,
               "{}: logits: found NaN, expected numbers; every weight is finite, so the values overflow",
               checkpoint.path());
+}
+
+// Everything this process has mapped, weights included, stays in memory.
+void lock_memory() {
+  if (::mlockall(MCL_CURRENT | MCL_FUTURE) == 0) return;
+  const int reason = errno;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  throw_error(ErrorCode::kNoMemory,
+              "--lock: cannot lock memory: {}; found a limit of {} bytes, expected room for the whole model "
+              "(ulimit -l)",
+              std::strerror(reason), limit.rlim_cur);
 }
 
 }  // namespace
@@ -75,6 +92,7 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
   r->model_ = Model::load(r->checkpoint_, *r->backend_, options.progress);
   r->executor_ = r->backend_->make_executor(r->spec_);
   for (const KvGroupSpec& group : r->spec_.kv_groups) r->pools_.emplace_back(group.num_blocks);
+  if (options.lock) lock_memory();
   return r;
 }
 

@@ -34,6 +34,28 @@ struct Simd {
             vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(hi), 16)),
             vreinterpretq_f32_u32(vshll_high_n_u16(hi, 16))};
   }
+  static V16 widen_int8(const uint8_t* p) {
+    const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(p));
+    const int16x8_t lo = vmovl_s8(vget_low_s8(x)), hi = vmovl_high_s8(x);
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_high_s16(lo)),
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_high_s16(hi))};
+  }
+  // The upper halves of floats, then a factor for the difference of the exponents' biases.
+  static float32x4_t e4m3_from_upper(uint16x4_t upper) {
+    return vmulq_n_f32(vreinterpretq_f32_u32(vshll_n_u16(upper, 16)), 0x1p120f);
+  }
+  static V16 widen_e4m3(const uint8_t* p) {
+    const uint8x16_t x = vld1q_u8(p), magnitude = vandq_u8(x, vdupq_n_u8(0x7f));
+    const uint8x16_t nan = vceqq_u8(magnitude, vdupq_n_u8(0x7f)), sign = vandq_u8(x, vdupq_n_u8(0x80));
+    const auto upper = [](uint8x8_t m, uint8x8_t n, uint8x8_t s) {
+      const uint16x8_t number = vshll_n_u8(m, 4), wide_nan = vshll_n_u8(n, 7);
+      return vorrq_u16(vorrq_u16(number, wide_nan), vshll_n_u8(s, 8));
+    };
+    const uint16x8_t lo = upper(vget_low_u8(magnitude), vget_low_u8(nan), vget_low_u8(sign)),
+                     hi = upper(vget_high_u8(magnitude), vget_high_u8(nan), vget_high_u8(sign));
+    return {e4m3_from_upper(vget_low_u16(lo)), e4m3_from_upper(vget_high_u16(lo)),
+            e4m3_from_upper(vget_low_u16(hi)), e4m3_from_upper(vget_high_u16(hi))};
+  }
   static void store(float* p, V16 x) {
     vst1q_f32(p, x.a);
     vst1q_f32(p + 4, x.b);
