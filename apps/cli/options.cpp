@@ -33,7 +33,8 @@ void add_device_options(CLI::App& command, ModelOptions& options) {
       ->check(CLI::Range(0, 1 << 28))
       ->capture_default_str();
   command.add_option("--kv-type", options.kv_type,
-                     "type of the KV cache: f32, f16 or bf16; default: the device's");
+                     "type of the KV cache: f32, f16, bf16, int8 or fp8; default: the device's");
+  command.add_flag("--lock", options.lock, "keep the model in memory: none of it may be paged out");
 }
 
 RuntimeOptions runtime_options(const ModelOptions& options) {
@@ -41,10 +42,15 @@ RuntimeOptions runtime_options(const ModelOptions& options) {
   runtime.device = options.device;
   runtime.threads = options.threads;
   runtime.context = options.context;
+  runtime.lock = options.lock;
   if (!options.kv_type.empty()) {
-    runtime.kv_type = parse_dtype(options.kv_type);
+    // The cache's own names (backend/kv_types.h) for types that files store with other scales.
+    const std::string_view name = options.kv_type == "int8"  ? "q8_0"
+                                  : options.kv_type == "fp8" ? "f8_e4m3"
+                                                             : std::string_view(options.kv_type);
+    runtime.kv_type = parse_dtype(name);
     if (!runtime.kv_type) {
-      throw_error(ErrorCode::kBadInput, "--kv-type: found {}, expected f32, f16 or bf16",
+      throw_error(ErrorCode::kBadInput, "--kv-type: found {}, expected f32, f16, bf16, int8 or fp8",
                   io::printable(options.kv_type));
     }
   }

@@ -26,23 +26,70 @@ inline void relax() {
 #endif
 }
 
-// Quota of cgroup v2 ("max 100000" or "150000 100000") in CPUs; 0 when there is none.
-double cgroup_quota() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
+}  // namespace
+
+namespace {
+
+// "max 100000" or "150000 100000" of version 2; 0 when there is none.
+double quota_v2(const std::string& folder) {
+  std::ifstream file(folder + "/cpu.max");
   std::string quota;
   double period = 0;
   if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
   return std::strtod(quota.c_str(), nullptr) / period;
 }
 
+double quota_v1(const std::string& folder) {
+  std::ifstream quota_file(folder + "/cpu.cfs_quota_us"), period_file(folder + "/cpu.cfs_period_us");
+  double quota = 0, period = 0;
+  if (!(quota_file >> quota) || !(period_file >> period) || quota <= 0 || period <= 0) return 0;
+  return quota / period;
+}
+
+// The tightest quota of a group and those above it: `path` below `root`, then its parents.
+template <class Quota>
+double tightest(const std::string& root, std::string path, Quota quota_of) {
+  double tight = 0;
+  for (;;) {
+    const double quota = quota_of(root + path);
+    if (quota > 0 && (tight == 0 || quota < tight)) tight = quota;
+    if (path.empty()) return tight;
+    path.erase(path.rfind('/'));
+  }
+}
+
 }  // namespace
+
+double cgroup_cpus(const std::string& proc_cgroup, const std::string& root) {
+  std::ifstream groups(proc_cgroup);
+  double tight = 0;
+  const auto note = [&](double quota) {
+    if (quota > 0 && (tight == 0 || quota < tight)) tight = quota;
+  };
+  // "0::/a/b" in version 2, "4:cpu,cpuacct:/a/b" in version 1.
+  for (std::string line; std::getline(groups, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string path = line.substr(second + 1);
+    if (path.empty() || path[0] != '/' || path.find("..") != std::string::npos) path.clear();
+    while (!path.empty() && path.back() == '/') path.pop_back();
+    if (controllers == ",,") note(tightest(root, path, quota_v2));
+    if (controllers.find(",cpu,") != std::string::npos) {
+      note(tightest(root + "/cpu", path, quota_v1));
+      note(tightest(root + "/cpu,cpuacct", path, quota_v1));
+    }
+  }
+  note(quota_v2(root));  // inside a container the own group is mounted as the root
+  return tight;
+}
 
 int available_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
   int cpus = 1;
   if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = std::max(1, CPU_COUNT(&set));
-  const double quota = cgroup_quota();
+  const double quota = cgroup_cpus("/proc/self/cgroup", "/sys/fs/cgroup");
   if (quota > 0) cpus = std::min(cpus, std::max(1, static_cast<int>(std::ceil(quota))));
   return cpus;
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -73,5 +74,9 @@ class ThreadPool {
 
 // CPUs this process may run on: its affinity mask, cut by the cgroup's quota.
 int available_cpus();
+
+// The CPUs that the control groups listed in `proc_cgroup` (as /proc/self/cgroup) and mounted at `root`
+// grant, of versions 1 and 2, the tightest of all levels; 0: no limit.
+double cgroup_cpus(const std::string& proc_cgroup, const std::string& root);
 
 }  // namespace millrace

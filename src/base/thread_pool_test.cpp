@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <vector>
 
@@ -95,6 +98,51 @@ TEST(ThreadPool, IdlePoolUsesNoCpu) {
 }
 
 TEST(ThreadPool, KnowsItsCpus) { EXPECT_GE(available_cpus(), 1); }
+
+// A made-up /sys/fs/cgroup.
+class CgroupTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = std::filesystem::temp_directory_path() / ("millrace_cgroup_" + std::to_string(::getpid()));
+    std::filesystem::remove_all(root_);
+    std::filesystem::create_directories(root_);
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+  void write(const std::string& name, const std::string& text) {
+    std::filesystem::create_directories((root_ / name).parent_path());
+    std::ofstream(root_ / name) << text;
+  }
+  double cpus() { return cgroup_cpus((root_ / "groups").string(), root_.string()); }
+  std::filesystem::path root_;
+};
+
+TEST_F(CgroupTest, NoLimit) {
+  EXPECT_EQ(cpus(), 0);  // nothing mounted
+  write("groups", "0::/a/b\n");
+  write("a/b/cpu.max", "max 100000\n");
+  EXPECT_EQ(cpus(), 0);
+  write("groups", "nonsense\n4:cpu\n0::../../etc\n");
+  EXPECT_EQ(cpus(), 0);
+}
+
+TEST_F(CgroupTest, VersionTwoTakesTheTightestLevel) {
+  write("groups", "0::/a/b\n");
+  write("a/b/cpu.max", "400000 100000\n");
+  EXPECT_EQ(cpus(), 4);
+  write("a/cpu.max", "150000 100000\n");
+  EXPECT_EQ(cpus(), 1.5);
+  write("cpu.max", "50000 100000\n");
+  EXPECT_EQ(cpus(), 0.5);
+}
+
+TEST_F(CgroupTest, VersionOne) {
+  write("groups", "5:memory:/a\n4:cpu,cpuacct:/docker/x\n1:name=systemd:/\n");
+  write("cpu,cpuacct/docker/x/cpu.cfs_quota_us", "300000\n");
+  write("cpu,cpuacct/docker/x/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(cpus(), 3);
+  write("cpu,cpuacct/docker/x/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(cpus(), 0);
+}
 
 }  // namespace
 }  // namespace millrace

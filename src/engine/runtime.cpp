@@ -1,7 +1,12 @@
 #include "engine/runtime.h"
 
+#include <sys/mman.h>
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -33,6 +38,18 @@ int32_t chosen_context(const ModelConfig& config, const RuntimeOptions& options)
   throw_error(ErrorCode::kBadInput,
               "{}: logits: found NaN, expected numbers; every weight is finite, so the values overflow",
               checkpoint.path());
+}
+
+// Everything this process has mapped, weights included, stays in memory.
+void lock_memory() {
+  if (::mlockall(MCL_CURRENT | MCL_FUTURE) == 0) return;
+  const int reason = errno;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  throw_error(ErrorCode::kNoMemory,
+              "--lock: cannot lock memory: {}; found a limit of {} bytes, expected room for the whole model "
+              "(ulimit -l)",
+              std::strerror(reason), limit.rlim_cur);
 }
 
 }  // namespace
@@ -82,6 +99,7 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
     cache.groups.push_back({group.window, group.num_blocks, r->spec_.kv_block_bytes(static_cast<int>(g))});
   }
   r->cache_.emplace(std::move(cache), *r->store_);
+  if (options.lock) lock_memory();
   return r;
 }
 

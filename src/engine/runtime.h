@@ -28,6 +28,7 @@ struct RuntimeOptions {
   int32_t step_tokens = 512;  // rows per step: longer prompts go in chunks of this
   int32_t logit_rows = 1;     // most logit rows asked for in a step
   std::optional<DType> kv_type;
+  bool lock = false;  // keep weights and cache in memory: nothing is paged out
   LoadProgress progress;
 };
 

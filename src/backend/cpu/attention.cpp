@@ -13,14 +13,34 @@
 #include <limits>
 
 #include "backend/cpu/cpu_executor.h"
+#include "backend/kv_types.h"
 #include "base/check.h"
 #include "base/float_bits.h"
 
 namespace millrace::cpu {
 namespace {
 
-// One head of keys (stride 16) or values (stride 1) into the cache.
-void store_head(DType type, const float* x, int64_t count, uint8_t* to, int64_t at, int64_t stride) {
+// One token's head of keys (at token, stride 16) or values (at token * count, stride 1) into the cache.
+void store_int8(const float* x, int64_t count, uint8_t* to, int32_t token, int64_t at, int64_t stride) {
+  auto* scales = reinterpret_cast<uint16_t*>(to);
+  auto* out = reinterpret_cast<int8_t*>(scales + count / kKvScaleDims * kBlockTokens) + at;
+  for (int64_t d = 0; d < count; d += kKvScaleDims) {
+    int8_t codes[kKvScaleDims];
+    scales[d / kKvScaleDims * kBlockTokens + token] = to_int8_codes(x + d, codes);
+    for (int64_t i = 0; i < kKvScaleDims; ++i) out[(d + i) * stride] = codes[i];
+  }
+}
+
+void store_head(DType type, const float* x, int64_t count, uint8_t* to, int32_t token, int64_t at,
+                int64_t stride) {
+  if (type == DType::kQ8_0) {
+    store_int8(x, count, to, token, at, stride);
+    return;
+  }
+  if (type == DType::kF8E4M3) {
+    for (int64_t d = 0; d < count; ++d) to[at + d * stride] = to_e4m3(x[d]);
+    return;
+  }
   if (type == DType::kF32) {
     auto* out = reinterpret_cast<float*>(to) + at;
     for (int64_t d = 0; d < count; ++d) out[d * stride] = x[d];
@@ -44,9 +64,18 @@ void rotate(float* x, const float* cosines, const float* sines, int64_t half, bo
 }
 
 int kv_kernel(DType type) {
-  return static_cast<int>(type == DType::kF32   ? KvType::kF32
-                          : type == DType::kF16 ? KvType::kF16
-                                                : KvType::kBF16);
+  switch (type) {
+    case DType::kF32:
+      return static_cast<int>(KvType::kF32);
+    case DType::kF16:
+      return static_cast<int>(KvType::kF16);
+    case DType::kQ8_0:
+      return static_cast<int>(KvType::kInt8);
+    case DType::kF8E4M3:
+      return static_cast<int>(KvType::kFp8);
+    default:
+      return static_cast<int>(KvType::kBF16);
+  }
 }
 
 }  // namespace
@@ -112,8 +141,8 @@ void CpuExecutor::append(const KvPlace& place, int group, int64_t row) {
   for (int64_t h = 0; h < spec_.kv_heads; ++h) {
     const int64_t at = row * work_->kv_cols + h * dim;
     store_head(spec_.kv_type, work_->key + at, dim, base + place.key_offset + h * place.head_bytes, slot,
-               kBlockTokens);
-    store_head(spec_.kv_type, work_->value + at, dim, base + place.value_offset + h * place.head_bytes,
+               slot, kBlockTokens);
+    store_head(spec_.kv_type, work_->value + at, dim, base + place.value_offset + h * place.head_bytes, slot,
                slot * dim, 1);
   }
 }
@@ -177,6 +206,7 @@ void CpuExecutor::attend_span(const Attend& op, const QueryTile& tile, int kv_he
   args.table = s.tables[spec_.layers[op.layer].group];
   args.key_offset = place.key_offset + kv_head * place.head_bytes;
   args.value_offset = place.value_offset + kv_head * place.head_bytes;
+  args.head_bytes = place.head_bytes;
   args.head_dim = spec_.head_dim;
   args.padded_dim = static_cast<int32_t>(work_->padded_dim);
   args.rows = tile.num_tokens * work_->group_size;

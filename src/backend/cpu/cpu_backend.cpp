@@ -2,8 +2,10 @@
 
 #include "backend/cpu/cpu_executor.h"
 #include "backend/cpu/features.h"
+#include "backend/cpu/memory.h"
 #include "backend/cpu/weight.h"
 #include "backend/cpu/workspace.h"
+#include "backend/kv_types.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 
@@ -26,21 +28,32 @@ class CpuBackend final : public Backend {
   int threads() const override { return pool_.size(); }
   DType default_kv_type() const override { return DType::kBF16; }
   bool supports_kv_type(DType type) const override {
-    return type == DType::kF32 || type == DType::kF16 || type == DType::kBF16;
+    return type == DType::kF32 || type == DType::kF16 || type == DType::kBF16 || type == DType::kQ8_0 ||
+           type == DType::kF8E4M3;
   }
 
   size_t weight_bytes(const TensorView& view, WeightUse use) const override {
     return cpu::held_bytes(view, use);
   }
-  WeightPtr load_weight(const TensorView& view, WeightUse use) override { return cpu::load(view, use); }
+  WeightPtr load_weight(const TensorView& view, WeightUse use) override {
+    read_ahead_.ask(view.data, static_cast<size_t>(view.rows() * view.row_stride_bytes));
+    return cpu::load(view, use);
+  }
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override {
     return cpu::workspace_bytes(spec, pool_.size());
   }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
     if (!supports_kv_type(spec.kv_type)) {
-      throw_error(ErrorCode::kUnsupported, "KV cache type: found {}, the cpu backend has f32, f16 and bf16",
-                  info(spec.kv_type).name);
+      throw_error(
+          ErrorCode::kUnsupported,
+          "KV cache type: found {}, the cpu backend has f32, f16, bf16, int8 (q8_0) and fp8 (f8_e4m3)",
+          info(spec.kv_type).name);
+    }
+    if (spec.kv_type == DType::kQ8_0 && spec.head_dim % kKvScaleDims != 0) {
+      throw_error(ErrorCode::kUnsupported,
+                  "KV cache type int8: heads of {} dimensions, expected a multiple of {}", spec.head_dim,
+                  kKvScaleDims);
     }
     return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_);
   }
@@ -54,6 +67,7 @@ class CpuBackend final : public Backend {
  private:
   const cpu::KernelTable& kernels_;
   ThreadPool pool_;
+  cpu::ReadAhead read_ahead_;
 };
 
 }  // namespace

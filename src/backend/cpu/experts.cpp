@@ -72,6 +72,11 @@ void CpuExecutor::sort_by_expert(int64_t chosen) {
   // Every start has moved to its end: the next one's start.
   for (int32_t e = spec_.experts; e > 0; --e) start[e] = start[e - 1];
   start[0] = 0;
+  // The experts with the most tokens first: what is handed out last is short, and nobody waits for it.
+  std::sort(work_->active, work_->active + num_active_, [&](int32_t a, int32_t b) {
+    const int32_t of_a = start[a + 1] - start[a], of_b = start[b + 1] - start[b];
+    return of_a != of_b ? of_a > of_b : a < b;
+  });
 }
 
 void CpuExecutor::experts_add(const Experts& op) {

@@ -76,7 +76,9 @@ Detected detect() {
   const unsigned long capabilities = getauxval(AT_HWCAP);
   if (capabilities & HWCAP_ASIMD) found.tables.push_back(&kNeonTable);
   if (capabilities & HWCAP_ASIMDDP) found.tables.push_back(&kNeonDotprodTable);
-    // i8mm: getauxval(AT_HWCAP2) & HWCAP2_I8MM
+  if ((capabilities & HWCAP_ASIMDDP) && (getauxval(AT_HWCAP2) & HWCAP2_I8MM)) {
+    found.tables.push_back(&kNeonI8mmTable);
+  }
 #elif defined(__x86_64__)
   detect_x86(found);
 #endif

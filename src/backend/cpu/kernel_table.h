@@ -84,17 +84,18 @@ struct Panel {
 using MatmulFn = void (*)(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
                           float* out, int64_t out_stride);
 
-enum class KvType : int { kF32, kF16, kBF16, kCount };
+enum class KvType : int { kF32, kF16, kBF16, kInt8, kFp8, kCount };  // backend/kv_types.h has the last two
 
 // `rows` queries that read the same head of keys and values over one span of positions. Leaves, per row, the
 // largest score, the sum of exp(score - largest) and the values so weighted; rows that see nothing are left
 // alone. Keys lie transposed, [head_dim][16], so that a vector holds one dimension of a block's 16 tokens;
-// values lie [16][head_dim].
+// values lie [16][head_dim]. kInt8 keeps f16 scales [head_dim / 32][16] before either.
 struct AttendSpan {
   const uint8_t* pool;  // the group's blocks
   int64_t block_bytes;
   const int32_t* table;              // logical block -> block
   int64_t key_offset, value_offset;  // of this layer and head, bytes into a block
+  int64_t head_bytes;                // of one head's keys, or values, in a block
   int32_t head_dim, padded_dim;      // padded_dim: rounded up to kLanes
   int32_t rows;
   const float* const* query;  // [rows] -> [head_dim]

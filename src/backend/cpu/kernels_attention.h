@@ -2,7 +2,7 @@
 // 64 positions at a time. Included inside the anonymous namespace of every table, after kernels_float.h.
 //
 // A row's arithmetic depends on its own query, its own visible range and the tiles' absolute positions only,
-// so rows are grouped freely (four at a time share each load of keys and values).
+// so rows are grouped freely (four or eight at a time share each load of keys and values).
 #pragma once
 
 struct Tile {
@@ -11,38 +11,119 @@ struct Tile {
   const uint8_t* block[kTileTokens / kLanes];
 };
 
-// scores[r][t] = q_r . k_t over one block, t < 16; keys are [head_dim][16].
-template <class Load, int kR>
-void score_block(const AttendSpan& s, int row, const uint8_t* keys, float* scores, int64_t stride) {
-  const auto* k = reinterpret_cast<const typename Load::Stored*>(keys);
-  V16 acc[kR];
-  unroll<kR>([&](auto r) { acc[r] = Simd::zero(); });
-  for (int32_t d = 0; d < s.head_dim; ++d) {
-    const V16 key = Load::load(k + d * kLanes);
-    unroll<kR>([&](auto r) { acc[r] = Simd::fma(key, Simd::broadcast(s.query[row + r][d]), acc[r]); });
+// How a cache is read: key() gives dimension d of a block's 16 tokens, value() dimensions [c, c + 16) of one.
+template <class Load>
+struct KvFloat {
+  using Stored = typename Load::Stored;
+  static V16 key(const uint8_t* head, int32_t, int32_t d) {
+    return Load::load(reinterpret_cast<const Stored*>(head) + d * kLanes);
   }
-  const V16 scale = Simd::broadcast(s.scale);
-  unroll<kR>([&](auto r) { Simd::store(scores + r * stride, Simd::mul(acc[r], scale)); });
+  static V16 value(const uint8_t* head, int32_t dim, int32_t token, int32_t c) {
+    return Load::load(reinterpret_cast<const Stored*>(head) + token * static_cast<int64_t>(dim) + c);
+  }
+};
+
+// 16 bytes to floats by way of memory, for a Simd that has no better way.
+template <class S, class Convert>
+V16 widen16(const uint8_t* p, Convert convert) {
+  float wide[kLanes];
+  for (int i = 0; i < kLanes; ++i) wide[i] = convert(p[i]);
+  return S::load(wide);
+}
+template <class S>
+V16 load_int8(const uint8_t* p) {
+  if constexpr (requires { S::widen_int8(p); }) {
+    return S::widen_int8(p);
+  } else {
+    return widen16<S>(p, [](uint8_t x) { return static_cast<float>(static_cast<int8_t>(x)); });
+  }
+}
+template <class S>
+V16 load_e4m3(const uint8_t* p) {
+  if constexpr (requires { S::widen_e4m3(p); }) {
+    return S::widen_e4m3(p);
+  } else {
+    return widen16<S>(p, [](uint8_t x) {
+      const uint32_t magnitude = x & 0x7fu, sign = (x & 0x80u) << 24;
+      // Seen as the exponent and fraction of a float, e4m3 is too small by 2^120.
+      uint32_t bits = magnitude == 0x7fu ? 0x7fc00000u : magnitude << 20;
+      float value;
+      __builtin_memcpy(&value, &bits, 4);
+      value *= 0x1p120f;
+      __builtin_memcpy(&bits, &value, 4);
+      bits |= sign;
+      __builtin_memcpy(&value, &bits, 4);
+      return value;
+    });
+  }
 }
 
-// values[r][c..c+16) += sum over tokens [from, to) of the tile, in order, of weight * v.
-template <class Load, int kR>
-void add_values(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to) {
-  const int64_t stride = kTileTokens + kLanes;
-  const float* weights = s.scores + row * stride;
-  for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
-    V16 acc[kR];
-    float* values = s.values + row * static_cast<int64_t>(s.padded_dim) + c;
-    unroll<kR>([&](auto r) { acc[r] = Simd::load(values + r * static_cast<int64_t>(s.padded_dim)); });
-    for (int32_t t = from; t < to; ++t) {
-      const auto* v = reinterpret_cast<const typename Load::Stored*>(tile.block[t / kLanes] + s.value_offset);
-      const V16 value = Load::load(v + (t % kLanes) * static_cast<int64_t>(s.head_dim) + c);
-      unroll<kR>(
-          [&](auto r) { acc[r] = Simd::fma(value, Simd::broadcast(weights[r * stride + t]), acc[r]); });
-    }
-    unroll<kR>([&](auto r) { Simd::store(values + r * static_cast<int64_t>(s.padded_dim), acc[r]); });
+struct KvInt8 {
+  static constexpr int32_t kScaleDims = 32;
+  static const uint16_t* scales(const uint8_t* head, int32_t dim) {
+    return reinterpret_cast<const uint16_t*>(head) + dim / kScaleDims * kLanes;
   }
-}
+  static const uint8_t* codes(const uint8_t* head, int32_t dim) {
+    return head + dim / kScaleDims * kLanes * static_cast<int32_t>(sizeof(uint16_t));
+  }
+  static V16 key(const uint8_t* head, int32_t dim, int32_t d) {
+    return Simd::mul(load_int8<Simd>(codes(head, dim) + d * kLanes), Simd::load_f16(scales(head, d)));
+  }
+  static V16 value(const uint8_t* head, int32_t dim, int32_t token, int32_t c) {
+    uint16_t scale[kLanes];
+    for (uint16_t& s : scale) s = scales(head, c)[token];
+    return Simd::mul(load_int8<Simd>(codes(head, dim) + token * static_cast<int64_t>(dim) + c),
+                     Simd::load_f16(scale));
+  }
+};
+
+struct KvFp8 {
+  static V16 key(const uint8_t* head, int32_t, int32_t d) { return load_e4m3<Simd>(head + d * kLanes); }
+  static V16 value(const uint8_t* head, int32_t dim, int32_t token, int32_t c) {
+    return load_e4m3<Simd>(head + token * static_cast<int64_t>(dim) + c);
+  }
+};
+
+// What kR rows share: loads of keys and of values.
+template <class Kv, int kR>
+struct SharedRows {
+  // scores[r][t] = q_r . k_t over one block, t < 16; keys are [head_dim][16].
+  static void score_block(const AttendSpan& s, int row, const uint8_t* keys, float* scores, int64_t stride) {
+    V16 acc[kR];
+    unroll<kR>([&](auto r) { acc[r] = Simd::zero(); });
+    for (int32_t d = 0; d < s.head_dim; ++d) {
+      const V16 key = Kv::key(keys, s.head_dim, d);
+      unroll<kR>([&](auto r) { acc[r] = Simd::fma(key, Simd::broadcast(s.query[row + r][d]), acc[r]); });
+    }
+    const V16 scale = Simd::broadcast(s.scale);
+    unroll<kR>([&](auto r) { Simd::store(scores + r * stride, Simd::mul(acc[r], scale)); });
+  }
+
+  // values[r][c..c+16) += sum over tokens [from, to) of the tile, in order, of weight * v.
+  static void add_values(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to) {
+    const int64_t stride = kTileTokens + kLanes;
+    const float* weights = s.scores + row * stride;
+    for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
+      V16 acc[kR];
+      float* values = s.values + row * static_cast<int64_t>(s.padded_dim) + c;
+      unroll<kR>([&](auto r) { acc[r] = Simd::load(values + r * static_cast<int64_t>(s.padded_dim)); });
+      for (int32_t t = from; t < to; ++t) {
+        const V16 value = Kv::value(tile.block[t / kLanes] + s.value_offset, s.head_dim, t % kLanes, c);
+        unroll<kR>(
+            [&](auto r) { acc[r] = Simd::fma(value, Simd::broadcast(weights[r * stride + t]), acc[r]); });
+      }
+      unroll<kR>([&](auto r) { Simd::store(values + r * static_cast<int64_t>(s.padded_dim), acc[r]); });
+    }
+  }
+};
+
+// How many rows share loads: sixteen registers of sums where registers hold four floats.
+template <class Kv>
+inline constexpr int kSharedRows = 4;
+
+#if defined(__ARM_FEATURE_DOTPROD)
+#include "backend/cpu/kernels_attention_neon.h"
+#endif
 
 inline int32_t clip(int32_t x) { return x < 0 ? 0 : x > kTileTokens ? kTileTokens : x; }
 
@@ -77,7 +158,7 @@ inline void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
 
 // kR rows through one tile. Tokens that all of them see share loads; those before and after are taken row by
 // row, so that every row adds its own tokens, and only those, in order.
-template <class Load, int kR>
+template <class Kv, int kR>
 void attend_rows(const AttendSpan& s, const Tile& tile, int row) {
   const int64_t stride = kTileTokens + kLanes;
   int32_t from[kR], to[kR], all_from = 0, all_to = kTileTokens;
@@ -88,33 +169,38 @@ void attend_rows(const AttendSpan& s, const Tile& tile, int row) {
     all_to = to[r] < all_to ? to[r] : all_to;
   }
   for (int32_t b = tile.lo; b < tile.hi; ++b) {
-    score_block<Load, kR>(s, row, tile.block[b] + s.key_offset, s.scores + row * stride + b * kLanes, stride);
+    SharedRows<Kv, kR>::score_block(s, row, tile.block[b] + s.key_offset,
+                                    s.scores + row * stride + b * kLanes, stride);
   }
   for (int r = 0; r < kR; ++r) {
     if (from[r] < to[r]) soften(s, row + r, from[r], to[r]);
   }
   if (all_from >= all_to) {
-    for (int r = 0; r < kR; ++r) add_values<Load, 1>(s, tile, row + r, from[r], to[r]);
+    for (int r = 0; r < kR; ++r) SharedRows<Kv, 1>::add_values(s, tile, row + r, from[r], to[r]);
     return;
   }
   for (int r = 0; r < kR; ++r) {
-    if (from[r] < all_from) add_values<Load, 1>(s, tile, row + r, from[r], all_from);
+    if (from[r] < all_from) SharedRows<Kv, 1>::add_values(s, tile, row + r, from[r], all_from);
   }
-  add_values<Load, kR>(s, tile, row, all_from, all_to);
+  SharedRows<Kv, kR>::add_values(s, tile, row, all_from, all_to);
   for (int r = 0; r < kR; ++r) {
-    if (all_to < to[r]) add_values<Load, 1>(s, tile, row + r, all_to, to[r]);
+    if (all_to < to[r]) SharedRows<Kv, 1>::add_values(s, tile, row + r, all_to, to[r]);
   }
 }
 
-template <class Load>
+template <class Kv>
 void attend_tile(const AttendSpan& s, const Tile& tile) {
   int row = 0;
-  for (; row + 4 <= s.rows; row += 4) attend_rows<Load, 4>(s, tile, row);
-  for (; row + 2 <= s.rows; row += 2) attend_rows<Load, 2>(s, tile, row);
-  if (row < s.rows) attend_rows<Load, 1>(s, tile, row);
+  constexpr int kMost = kSharedRows<Kv>;
+  for (; row + kMost <= s.rows; row += kMost) attend_rows<Kv, kMost>(s, tile, row);
+  if constexpr (kMost > 4) {
+    for (; row + 4 <= s.rows; row += 4) attend_rows<Kv, 4>(s, tile, row);
+  }
+  for (; row + 2 <= s.rows; row += 2) attend_rows<Kv, 2>(s, tile, row);
+  if (row < s.rows) attend_rows<Kv, 1>(s, tile, row);
 }
 
-template <class Load>
+template <class Kv>
 void attend(const AttendSpan& s) {
   int32_t first = INT32_MAX, last = 0;
   for (int r = 0; r < s.rows; ++r) {
@@ -132,7 +218,16 @@ void attend(const AttendSpan& s) {
     for (int32_t b = tile.lo; b < tile.hi; ++b) {
       tile.block[b] = s.pool + s.table[start / kLanes + b] * s.block_bytes;
     }
-    attend_tile<Load>(s, tile);
+    // The next tile's blocks lie elsewhere in the pool: ask for them while this one is computed.
+    const int32_t next = start / kLanes + kTileTokens / kLanes;
+    for (int32_t b = next; b < next + kTileTokens / kLanes && b * kLanes < last; ++b) {
+      const uint8_t* block = s.pool + s.table[b] * s.block_bytes;
+      for (int64_t at = 0; at < s.head_bytes; at += 64) {
+        __builtin_prefetch(block + s.key_offset + at, 0, 2);
+        __builtin_prefetch(block + s.value_offset + at, 0, 2);
+      }
+    }
+    attend_tile<Kv>(s, tile);
   }
   for (int r = 0; r < s.rows; ++r) {
     if (s.first[r] >= s.last[r]) continue;

@@ -33,9 +33,17 @@ struct HalfScaleMin {
 };
 
 // d * 6-bit scale and -(dmin * 6-bit min) of eight runs: Q4_K and Q5_K.
-struct PackedScales {
+template <class S>
+struct PackedScalesOf {
   float scale[8][4], min[8][4];  // [run][row]
-  explicit PackedScales(const uint8_t* const* rows) {
+  explicit PackedScalesOf(const uint8_t* const* rows) {
+    if constexpr (requires { S::open_packed_scales(rows, scale, min); }) {
+      S::open_packed_scales(rows, scale, min);
+    } else {
+      open(rows);
+    }
+  }
+  void open(const uint8_t* const* rows) {
     float d[4], dmin[4];
     Simd::store4(d, Simd::halves4(rows, 0));
     Simd::store4(dmin, Simd::halves4(rows, 2));
@@ -56,6 +64,7 @@ struct PackedScales {
   F4 d(int64_t run) const { return Simd::set4(scale[run]); }
   F4 m(int64_t run) const { return Simd::set4(min[run]); }
 };
+using PackedScales = PackedScalesOf<Simd>;
 
 template <class Block, int kOffsetValue = 0>
 struct Plain {
@@ -128,6 +137,7 @@ struct FormatQ5_K : Plain<q::BlockQ5_K> {
 struct FormatQ6_K : Plain<q::BlockQ6_K> {
   static constexpr int kSubBlocks = 8;
   static constexpr bool kUnsigned = false, kHalves = true;
+  static constexpr int kHalfScalesAt = 192;
   using Scales = HalfScale<208>;
   template <int kRun>
   static I8x32 load(const uint8_t* block, int64_t group) {
@@ -135,7 +145,7 @@ struct FormatQ6_K : Plain<q::BlockQ6_K> {
     return Simd::sub_i8(Simd::or_high_run<2>(low, block + 128 + 32 * group, 2 * kRun), 32);
   }
   static const int8_t* half_scales(const uint8_t* block) {
-    return reinterpret_cast<const int8_t*>(block) + 192;
+    return reinterpret_cast<const int8_t*>(block) + kHalfScalesAt;
   }
 };
 

@@ -24,6 +24,18 @@ class Pages {
   size_t bytes_ = 0;
 };
 
+// Asks the system to read mapped weights from disk while the model is still being set up, as long as all that
+// was asked for fits in 80% of the machine's memory: more would push its own beginning out again. A model
+// larger than memory is left to be paged in as it is used.
+class ReadAhead {
+ public:
+  ReadAhead();
+  void ask(const void* data, size_t bytes);
+
+ private:
+  size_t room_;  // bytes
+};
+
 class Arena {
  public:
   explicit Arena(uint8_t* base) : base_(base) {}

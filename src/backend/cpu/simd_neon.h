@@ -35,6 +35,28 @@ struct Simd {
             vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(hi), 16)),
             vreinterpretq_f32_u32(vshll_high_n_u16(hi, 16))};
   }
+  static V16 widen_int8(const uint8_t* p) {
+    const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(p));
+    const int16x8_t lo = vmovl_s8(vget_low_s8(x)), hi = vmovl_high_s8(x);
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_high_s16(lo)),
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_high_s16(hi))};
+  }
+  // The upper halves of floats, then a factor for the difference of the exponents' biases.
+  static float32x4_t e4m3_from_upper(uint16x4_t upper) {
+    return vmulq_n_f32(vreinterpretq_f32_u32(vshll_n_u16(upper, 16)), 0x1p120f);
+  }
+  static V16 widen_e4m3(const uint8_t* p) {
+    const uint8x16_t x = vld1q_u8(p), magnitude = vandq_u8(x, vdupq_n_u8(0x7f));
+    const uint8x16_t nan = vceqq_u8(magnitude, vdupq_n_u8(0x7f)), sign = vandq_u8(x, vdupq_n_u8(0x80));
+    const auto upper = [](uint8x8_t m, uint8x8_t n, uint8x8_t s) {
+      const uint16x8_t number = vshll_n_u8(m, 4), wide_nan = vshll_n_u8(n, 7);
+      return vorrq_u16(vorrq_u16(number, wide_nan), vshll_n_u8(s, 8));
+    };
+    const uint16x8_t lo = upper(vget_low_u8(magnitude), vget_low_u8(nan), vget_low_u8(sign)),
+                     hi = upper(vget_high_u8(magnitude), vget_high_u8(nan), vget_high_u8(sign));
+    return {e4m3_from_upper(vget_low_u16(lo)), e4m3_from_upper(vget_high_u16(lo)),
+            e4m3_from_upper(vget_low_u16(hi)), e4m3_from_upper(vget_high_u16(hi))};
+  }
   static void store(float* p, V16 x) {
     vst1q_f32(p, x.a);
     vst1q_f32(p + 4, x.b);
@@ -97,18 +119,76 @@ struct Simd {
   static void store4(float* p, F4 a) { vst1q_f32(p, a); }
   // Gathered in integer registers: vector units are the busier ones.
   static F4 halves4(const uint8_t* const* p, int offset) {
-    uint16_t h[4];
-    for (int j = 0; j < 4; ++j) __builtin_memcpy(&h[j], p[j] + offset, 2);
-    const uint64_t packed = h[0] | static_cast<uint64_t>(h[1]) << 16 | static_cast<uint64_t>(h[2]) << 32 |
-                            static_cast<uint64_t>(h[3]) << 48;
+    const auto half = [&](const uint8_t* from) {
+      uint16_t h;
+      __builtin_memcpy(&h, from + offset, 2);
+      return static_cast<uint64_t>(h);
+    };
+    const uint64_t packed = half(p[0]) | half(p[1]) << 16 | half(p[2]) << 32 | half(p[3]) << 48;
     return vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(packed)));
   }
   // 2^(e - 127) of four e8m0 bytes; 0 is 2^-127, a subnormal. 255, a NaN, becomes infinity.
+  // The upper halves of the floats are made in integer registers.
   static F4 e8m0_4(const uint8_t* const* p) {
-    const uint8x8_t e = vcreate_u8(*p[0] | static_cast<uint64_t>(*p[1]) << 8 |
-                                   static_cast<uint64_t>(*p[2]) << 16 | static_cast<uint64_t>(*p[3]) << 24);
-    const uint32x4_t bits = vshlq_n_u32(vmovl_u16(vget_low_u16(vmovl_u8(e))), 23);
-    return vreinterpretq_f32_u32(vmaxq_u32(bits, vdupq_n_u32(0x00400000u)));
+    const uint64_t upper = static_cast<uint64_t>(*p[0]) << 7 | static_cast<uint64_t>(*p[1]) << 23 |
+                           static_cast<uint64_t>(*p[2]) << 39 | static_cast<uint64_t>(*p[3]) << 55;
+    return vreinterpretq_f32_u32(vshll_n_u16(vmax_u16(vcreate_u16(upper), vdup_n_u16(0x0040)), 16));
+  }
+  // Four rows of four words to four words of four rows.
+  struct Words4 {
+    uint32x4_t word[4];
+  };
+  static Words4 transpose(uint32x4_t a, uint32x4_t b, uint32x4_t c, uint32x4_t d) {
+    const uint32x4_t ac = vzip1q_u32(a, c), ac2 = vzip2q_u32(a, c), bd = vzip1q_u32(b, d),
+                     bd2 = vzip2q_u32(b, d);
+    return {{vzip1q_u32(ac, bd), vzip2q_u32(ac, bd), vzip1q_u32(ac2, bd2), vzip2q_u32(ac2, bd2)}};
+  }
+  static Words4 load_words4(const uint8_t* const* p, int offset) {
+    const auto load = [&](const uint8_t* from) { return vreinterpretq_u32_u8(vld1q_u8(from + offset)); };
+    return transpose(load(p[0]), load(p[1]), load(p[2]), load(p[3]));
+  }
+  // tbl indices that leave byte kByte of each word, above it zeros.
+  template <int kByte>
+  static uint8x16_t pick_byte() {
+    return vreinterpretq_u8_u32(
+        uint32x4_t{0xffffff00u + kByte, 0xffffff04u + kByte, 0xffffff08u + kByte, 0xffffff0cu + kByte});
+  }
+  template <int kByte>
+  static F4 byte_times(uint32x4_t words, F4 by) {
+    const uint32x4_t one = vreinterpretq_u32_u8(vqtbl1q_u8(vreinterpretq_u8_u32(words), pick_byte<kByte>()));
+    return vmulq_f32(vcvtq_f32_u32(one), by);
+  }
+  static void bytes_times(uint32x4_t words, F4 by, float (*out)[4]) {
+    vst1q_f32(out[0], byte_times<0>(words, by));
+    vst1q_f32(out[1], byte_times<1>(words, by));
+    vst1q_f32(out[2], byte_times<2>(words, by));
+    vst1q_f32(out[3], byte_times<3>(words, by));
+  }
+  // The first 16 bytes of Q4_K and Q5_K: d, dmin, then three words of 6-bit scales and minimums
+  // (kernels_formats.h, PackedScales).
+  static void open_packed_scales(const uint8_t* const* p, float (*scale)[4], float (*min)[4]) {
+    const Words4 w = load_words4(p, 0);
+    const F4 d = vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(w.word[0])));
+    const F4 negative = vnegq_f32(vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(w.word[0], 16))));
+    const uint32x4_t six = vdupq_n_u32(0x3f3f3f3fu), four = vdupq_n_u32(0x0f0f0f0fu),
+                     high = vdupq_n_u32(0x30303030u);
+    bytes_times(vandq_u32(w.word[1], six), d, scale);
+    bytes_times(vandq_u32(w.word[2], six), negative, min);
+    const uint32x4_t s = vandq_u32(w.word[3], four), m = vandq_u32(vshrq_n_u32(w.word[3], 4), four);
+    bytes_times(vorrq_u32(s, vandq_u32(vshrq_n_u32(w.word[1], 2), high)), d, scale + 4);
+    bytes_times(vorrq_u32(m, vandq_u32(vshrq_n_u32(w.word[2], 2), high)), negative, min + 4);
+  }
+  // Sixteen int8 at p[r] + offset of four rows to int32 [16][4].
+  template <class Out>
+  static void transpose_bytes16(const uint8_t* const* p, int offset, Out out) {
+    const Words4 w = load_words4(p, offset);
+    unroll<4>([&](auto i) {
+      const int32x4_t words = vreinterpretq_s32_u32(w.word[i]);
+      vst1q_s32(out(4 * i), vshrq_n_s32(vshlq_n_s32(words, 24), 24));
+      vst1q_s32(out(4 * i + 1), vshrq_n_s32(vshlq_n_s32(words, 16), 24));
+      vst1q_s32(out(4 * i + 2), vshrq_n_s32(vshlq_n_s32(words, 8), 24));
+      vst1q_s32(out(4 * i + 3), vshrq_n_s32(words, 24));
+    });
   }
   static F4 mul4(F4 a, float b) { return vmulq_n_f32(a, b); }
   static F4 mul4(F4 a, F4 b) { return vmulq_f32(a, b); }
@@ -166,7 +246,14 @@ struct Simd {
   static I8x32 interleave(I8x32 x) { return {vzip1q_s8(x.lo, x.hi), vzip2q_s8(x.lo, x.hi)}; }
 
 #if defined(__ARM_FEATURE_DOTPROD)
-  static int32x4_t dot16(int8x16_t w, int8x16_t x) { return vdotq_s32(vdupq_n_s32(0), w, x); }
+  // Where a sum begins. Processors drop this instruction before it is issued; compilers would copy a zero
+  // they keep in a register instead, and a copy takes a vector unit.
+  static int32x4_t zero_sum() {
+    int32x4_t zero;
+    asm volatile("movi %0.4s, #0" : "=w"(zero));
+    return zero;
+  }
+  static int32x4_t dot16(int8x16_t w, int8x16_t x) { return vdotq_s32(zero_sum(), w, x); }
   template <bool kUnsigned>
   static Partial dot(I8x32 w, I8x32 x) {
     return vdotq_s32(dot16(w.lo, x.lo), w.hi, x.hi);

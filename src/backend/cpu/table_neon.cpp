@@ -13,9 +13,9 @@ namespace millrace::cpu {
 namespace {
 
 // Bare comments keep clang-format from sorting what must stay in order.
-#include "backend/cpu/simd_neon.h"
-//
 #include "backend/cpu/kernels_unroll.h"
+//
+#include "backend/cpu/simd_neon.h"
 //
 #include "backend/cpu/kernels_formats.h"
 //

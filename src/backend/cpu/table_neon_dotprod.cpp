@@ -13,13 +13,15 @@ namespace millrace::cpu {
 namespace {
 
 // Bare comments keep clang-format from sorting what must stay in order.
-#include "backend/cpu/simd_neon.h"
-//
 #include "backend/cpu/kernels_unroll.h"
+//
+#include "backend/cpu/simd_neon.h"
 //
 #include "backend/cpu/kernels_formats.h"
 //
-#include "backend/cpu/kernels_quantized.h"
+#include "backend/cpu/kernels_tile_neon.h"
+//
+#include "backend/cpu/kernels_quantized_neon.h"
 //
 #include "backend/cpu/kernels_float.h"
 //

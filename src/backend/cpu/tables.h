@@ -8,6 +8,7 @@ namespace millrace::cpu {
 extern const KernelTable kScalarTable;
 extern const KernelTable kNeonTable;         // ARM builds
 extern const KernelTable kNeonDotprodTable;  // ARM builds
+extern const KernelTable kNeonI8mmTable;     // ARM builds
 extern const KernelTable kAvx2Table;         // x86 builds
 extern const KernelTable kAvxVnniTable;      // x86 builds
 extern const KernelTable kAvx512Table;       // x86 builds

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "backend/kv_types.h"
 #include "base/check.h"
 #include "quant/codec.h"
 
@@ -43,7 +44,8 @@ void rms_norm(const Norm& op, const float* x, int64_t size, float* y) {
 
 class ReferenceExecutor final : public Executor {
  public:
-  explicit ReferenceExecutor(const ExecutorSpec& spec) : spec_(spec) {
+  explicit ReferenceExecutor(const ExecutorSpec& spec) : spec_(spec), kv_type_(spec.kv_type) {
+    spec_.kv_type = DType::kF32;  // rounded to kv_type_, kept as float32
     const size_t rows = spec.max_tokens;
     residual_.resize(rows * spec.hidden);
     normed_.resize(rows * spec.hidden);
@@ -55,7 +57,7 @@ class ReferenceExecutor final : public Executor {
     chosen_weight_.resize(chosen_.size());
     logits_.resize(static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
-      pools_.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) / sizeof(float) *
+      pools_.emplace_back(spec_.kv_block_bytes(static_cast<int>(g)) / sizeof(float) *
                           spec.kv_groups[g].num_blocks);
     }
   }
@@ -94,8 +96,12 @@ class ReferenceExecutor final : public Executor {
         for (int h = 0; h < spec_.kv_heads; ++h) {
           float* k = &key_[(row * spec_.kv_heads + h) * dim];
           rotate(op, position, k);
-          std::copy_n(k, dim, cached(s, op.layer, 0, h, position));
-          std::copy_n(&value_[(row * spec_.kv_heads + h) * dim], dim, cached(s, op.layer, 1, h, position));
+          float *to_key = cached(s, op.layer, 0, h, position),
+                *to_value = cached(s, op.layer, 1, h, position);
+          std::copy_n(k, dim, to_key);
+          std::copy_n(&value_[(row * spec_.kv_heads + h) * dim], dim, to_value);
+          round_to_kv_type(kv_type_, to_key, dim);
+          round_to_kv_type(kv_type_, to_value, dim);
         }
       }
     }
@@ -325,6 +331,7 @@ class ReferenceExecutor final : public Executor {
   }
 
   ExecutorSpec spec_;
+  DType kv_type_;
   Batch batch_;
   int64_t rows_ = 0;
   Floats residual_, normed_, query_, key_, value_, attention_, chosen_weight_, logits_;
