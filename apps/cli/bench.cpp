@@ -29,7 +29,7 @@ double seconds_since(Clock::time_point start) {
 struct BenchOptions {
   ModelOptions model;
   int32_t prompt = 512, generate = 128, depth = 0, repeat = 3;
-  bool json = false;
+  bool warm_up = false, json = false;
 };
 
 constexpr const char* kFooter =
@@ -43,7 +43,8 @@ constexpr const char* kFooter =
     "speed\n"
     "at which the same threads read plain memory, decode_bandwidth_fraction their use by decoding. "
     "first_token_s is\n"
-    "the first prompt's time to its first token, with the model just loaded; load_s comes before it.";
+    "the first prompt's time to its first token, with the model just loaded unless --warm-up; load_s comes "
+    "before it.";
 
 struct Samples {
   std::vector<double> values;
@@ -231,6 +232,14 @@ int bench(const BenchOptions& options) {
                 "--ctx is {}, expected at least {} for --depth {} and the longer of -p {} and -n {}",
                 runtime->context(), needed, options.depth, options.prompt, options.generate);
   }
+  if (options.warm_up) {
+    BenchOptions few = options;
+    few.depth = 0;
+    few.prompt = std::min(options.prompt, 32);
+    few.generate = std::min(options.generate, 4);
+    BenchResult untimed;
+    run_once(*runtime, few, untimed);
+  }
   for (int32_t i = 0; i < options.repeat; ++i) run_once(*runtime, options, result);
   result.bytes_per_token = runtime->model().bytes_per_token();
   // Before the bandwidth buffer comes into it.
@@ -259,6 +268,7 @@ void add_bench(CLI::App& app, Action& action) {
   add("-n,--decode-tokens", options->generate, 1, "tokens to decode");
   add("--depth", options->depth, 0, "tokens of context already there");
   add("--repeat", options->repeat, 1, "runs; medians are reported");
+  command->add_flag("--warm-up", options->warm_up, "a short prompt and a few tokens before the clock starts");
   command->add_flag("--json", options->json, "one JSON object");
   add_device_options(*command, options->model);
   command->footer(kFooter);
