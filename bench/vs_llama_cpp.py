@@ -163,7 +163,7 @@ def ensure_venv(folder, jobs):
     say(f"installing {PACKAGE} into {folder}: it is compiled for this processor, which takes many minutes")
     folder.parent.mkdir(parents=True, exist_ok=True)
     log_path = folder.parent / f"{folder.name}.log"
-    environment = dict(os.environ, CMAKE_ARGS=os.environ.get("CMAKE_ARGS", "-DGGML_NATIVE=ON"),
+    environment = dict(os.environ, CMAKE_ARGS=os.environ.get("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"),
                        CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
     with open(log_path, "w") as log:
         for command in ([sys.executable, "-m", "venv", folder],

@@ -72,8 +72,9 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
       r->end_tokens_.push_back(id);
     }
   }
-  r->model_ = Model::load(r->checkpoint_, *r->backend_, options.progress);
+  r->model_ = Model::load(r->checkpoint_, *r->backend_, options.progress, options.quantize);
   r->executor_ = r->backend_->make_executor(r->spec_);
+  if (options.wrap_executor) r->executor_ = options.wrap_executor(std::move(r->executor_));
   for (const KvGroupSpec& group : r->spec_.kv_groups) r->pools_.emplace_back(group.num_blocks);
   return r;
 }
