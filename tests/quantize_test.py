@@ -96,10 +96,14 @@ class Quantize(QuantizeCase):
         for directory in sorted(GOLDEN.glob("*/hf")):
             with self.subTest(model=directory.parent.name):
                 out = self.path / "out.gguf"
+                if directory.parent.name == "qwen3moe-raw":  # weights of experts that are not renormalized
+                    self.bad("quantize", directory, out, "--type", "f32", says=["GGUF's keys for qwen3moe cannot say"])
+                    continue
                 self.good("quantize", directory, out, "--type", "f32")
-                ours, theirs = self.logits(out), self.logits(directory)
+                # The reference computes in float32 whatever the weights' type: only the file can make a difference.
+                ours, theirs = (self.logits(model, "--device", "reference") for model in (out, directory))
                 largest = max(map(abs, theirs))
-                self.assertLess(max(abs(a - b) for a, b in zip(ours, theirs)), 1e-4 * largest)
+                self.assertLess(max(abs(a - b) for a, b in zip(ours, theirs)), 1e-5 * largest)
                 text = "A mill, 3 wheels\nand 1847 stones."
                 self.assertEqual(self.good("tokenize", out, text), self.good("tokenize", directory, text))
 
@@ -199,7 +203,7 @@ class Measure(QuantizeCase):
         # Windows that overlap: every token once, as without a baseline.
         strided = self.perplexity(out, "--ctx", 6, "--stride", 3, "--kl", model)
         self.assertEqual(strided["kl"]["tokens"], strided["scored_tokens"])
-        self.bad("perplexity", model, "--tokens", "1,2,3", "--kl", self.synth("tiny-gpt-oss"), says=["vocabulary"])
+        self.bad("perplexity", model, "--tokens", "1,2,3", "--kl", GOLDEN / "llama2" / "model.gguf", says=["vocabulary"])
         self.bad("perplexity", model, "--tokens", "1,2,3", "--kl-device", "cpu", says=["--kl"])
 
     def test_roofline(self):
@@ -218,7 +222,8 @@ class Measure(QuantizeCase):
             # What decoding reads of the weights is what bench counts, without the embedding's rows and the vectors.
             weights = sum(row["bytes"] for row in report["decode"]["operations"]
                           if row["operation"] not in ("attend", "rope_append_kv")) / 4
-            self.assertAlmostEqual(weights / plain["bytes_per_token"], 1.0, delta=0.1)
+            self.assertLess(weights, plain["bytes_per_token"])
+            self.assertGreater(weights, 0.8 * plain["bytes_per_token"])
         self.assertIn("of peak", self.good("bench", model, "-p", 8, "-n", 2, "--repeat", 1, "--roofline"))
 
 

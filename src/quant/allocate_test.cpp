@@ -41,7 +41,7 @@ TEST(Allocate, StaysWithinTheBudgetAndNearTheBestChoice) {
   for (int round = 0; round < 50; ++round) {
     Tensors tensors(6);
     for (auto& options : tensors) {
-      const double scale = 1.0 + random() % 100;
+      const double scale = 1.0 + static_cast<double>(random() % 100);
       for (size_t bits = 4; bits <= 8; ++bits) {
         options.push_back({DType::kQ8_0, bits * 100, scale / static_cast<double>(1u << (2 * bits))});
       }
@@ -93,7 +93,8 @@ TEST(Request, GivesEachPartItsType) {
   norm.rank = 1;
   EXPECT_EQ(target_type(int4, "blk.0.ffn_up.weight", wide, false), DType::kQ4_K);
   EXPECT_EQ(target_type(int4, "blk.0.ffn_up.weight", odd, false), DType::kQ4_1);
-  EXPECT_EQ(target_type(int4, "blk.0.ffn_up.weight", strange, false), DType::kF16);
+  EXPECT_EQ(target_type(int4, "blk.0.ffn_up.weight", strange, false), DType::kBF16);  // no larger: kept
+  EXPECT_EQ(target_type(q4_0, "blk.0.ffn_up.weight", strange, false), DType::kF16);
   EXPECT_EQ(target_type(int4, "blk.0.ffn_up_exps.weight", fp4, false), DType::kMXFP4);
   EXPECT_EQ(target_type(int8, "blk.0.ffn_up_exps.weight", fp4, false), DType::kMXFP4);
   EXPECT_EQ(target_type(int4, "output.weight", wide, false), DType::kQ6_K);

@@ -42,17 +42,23 @@ void encode_sixteen_bits(const float* x, int64_t count, std::byte* out, Convert&
   }
 }
 
-// At 8 bits the search gains nothing that can be measured: the extreme value takes code 127.
+// At 8 bits the search gains nothing that can be measured: the extreme value takes code 127. Lanes are
+// elements here.
 void encode_q8_0(const float* x, BlockQ8_0& b) {
-  uint32_t most = 0;  // the bits of non-negative floats order as integers
-  for (int j = 0; j < kBlock; ++j) most = std::max(most, std::bit_cast<uint32_t>(x[j]) & 0x7fffffffu);
-  b.d = stored_half(std::bit_cast<float>(most) / 127.0f);
-  const float d = half_value(b.d), inverse = d == 0.0f ? 0.0f : 1.0f / d;
-  constexpr float kMagic = 12582912.0f;  // round_lanes
-  for (int j = 0; j < kBlock; ++j) {
-    const float scaled = std::min(std::max(x[j] * inverse, -127.0f), 127.0f);
-    b.q[j] = static_cast<int8_t>(static_cast<int32_t>((scaled + kMagic) - kMagic));
+  constexpr int kVectors = kBlock / kNumLanes;
+  Lanes v[kVectors], most = all_lanes(0.0f);
+  std::memcpy(v, x, sizeof v);
+  for (const Lanes& part : v) most = lane_max(most, abs_lanes(part));
+  b.d = stored_half(std::max(std::max(most[0], most[1]), std::max(most[2], most[3])) / 127.0f);
+  const float d = half_value(b.d);
+  const Lanes inverse = all_lanes(d == 0.0f ? 0.0f : 1.0f / d);
+  LaneInts codes[kVectors];
+  for (int i = 0; i < kVectors; ++i) {
+    codes[i] = __builtin_convertvector(round_lanes(clamp_lanes(v[i] * inverse, -127.0f, 127.0f)), LaneInts);
   }
+  int32_t wide[kBlock];
+  std::memcpy(wide, codes, sizeof wide);
+  for (int j = 0; j < kBlock; ++j) b.q[j] = static_cast<int8_t>(wide[j]);
 }
 
 // ---------------------------------------------------------------- searched, four blocks at a time

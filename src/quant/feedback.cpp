@@ -29,23 +29,16 @@ void add_scaled(float* y, float scale, const float* x, int64_t count) {
 }
 
 // In place, upper triangle: A = R R', from the last column to the first. A is positive definite by its
-// damping; a pivot that rounding has brought to nothing is lifted.
-void factorize(std::vector<float>& a, int64_t n, const ErrorFeedback::Parallel& parallel) {
+// damping; a pivot that rounding has brought to nothing is lifted. On one thread: n^3 / 6 steps are less than
+// the rows cost, and a column is too short to share.
+void factorize(std::vector<float>& a, int64_t n) {
   for (int64_t j = n - 1; j >= 0; --j) {
-    const float* row_j = &a[j * n + j + 1];
+    const float* row_j = &a[j * n] + j + 1;
     const int64_t known = n - 1 - j;
     const double pivot = std::sqrt(std::max(a[j * n + j] - dot(row_j, row_j, known), 1e-6));
     a[j * n + j] = static_cast<float>(pivot);
-    const auto column = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        a[i * n + j] = static_cast<float>((a[i * n + j] - dot(&a[i * n + j + 1], row_j, known)) / pivot);
-      }
-    };
-    // A loop worth sharing has some hundred thousand steps.
-    if (j * known < 200000) {
-      column(0, j);
-    } else {
-      parallel(j, column);
+    for (int64_t i = 0; i < j; ++i) {
+      a[i * n + j] = static_cast<float>((a[i * n + j] - dot(&a[i * n] + j + 1, row_j, known)) / pivot);
     }
   }
 }
@@ -63,7 +56,7 @@ ErrorFeedback::ErrorFeedback(std::span<const float> products, int64_t cols, int 
     for (int64_t j = i; j < cols; ++j) flow_[i * cols + j] *= scale;
     flow_[i * cols + i] += static_cast<float>(damping);
   }
-  factorize(flow_, cols, parallel);
+  factorize(flow_, cols);
   // Row i of R_BR R_RR^-1: solve y R_RR = R_iR, column by column. Rows are independent, but R_RR is read: the
   // results go to a copy.
   std::vector<float> solved(flow_.size());

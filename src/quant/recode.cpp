@@ -51,9 +51,12 @@ RecodeError recode_rows(const TensorView& view, int64_t first, int64_t count, DT
   const int64_t cols = view.cols();
   const size_t row_bytes = bytes_of(type, cols);
   if (view.type == type) {
+    const bool plain = info(type).block_elements == 1;
+    std::vector<float> values(static_cast<size_t>(plain ? cols : 0));
     for (int64_t r = 0; r < count; ++r, out += row_bytes) {
-      if (!scales_are_finite(view, order.source(first + r))) {
-        throw_error(ErrorCode::kBadInput, "tensor {}: row {}: found NaN or infinity, expected finite scales",
+      if (plain) dequantize_row(view, order.source(first + r), values.data());
+      if (!scales_are_finite(view, order.source(first + r)) || !all_finite(values.data(), plain ? cols : 0)) {
+        throw_error(ErrorCode::kBadInput, "tensor {}: row {}: found NaN or infinity, expected finite values",
                     view.name, first + r);
       }
       std::memcpy(out, view.row(order.source(first + r)), row_bytes);

@@ -37,7 +37,7 @@ Request parse_request(std::string_view option, std::string_view name) {
       throw_error(ErrorCode::kBadInput, "{}: found \"{}\", expected one of {}", option, name,
                   request_names());
     }
-    const bool small = bits_per_weight(*type) < 6.0;
+    const bool small = bits_per_weight(*type) < 6.5;
     request = {*type, small ? DType::kQ6_K : *type, false};
   }
   return request;

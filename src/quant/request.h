@@ -4,7 +4,7 @@
 //   norms, biases, sinks, routers   f32: they are small and everything passes through them
 //   matrices, experts               the type asked for
 //   token_embd, where it is looked up only        the type asked for
-//   output, and token_embd where it serves as it  q6_k for the 4- and 5-bit types, else the type asked for:
+//   output, and token_embd where it serves as it  q6_k for types below it, else the type asked for:
 //   its
 //                                                 errors reach the logits without anything to average them
 // Rows that do not fill a type's blocks take the next type that fits: q4_k -> q4_1, q5_k -> q5_1, q6_k ->

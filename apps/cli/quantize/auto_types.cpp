@@ -15,8 +15,8 @@
 namespace millrace::cli {
 namespace {
 
-// Long enough for a stable ranking, short enough for some twenty passes over a large model.
-constexpr size_t kSampleTokens = 384;
+// The sample's inputs are seen once; its beginning is read again for each of some twenty groups.
+constexpr size_t kSampleTokens = 512, kTrialTokens = 128;
 constexpr int32_t kRowsPerStep = 64;
 constexpr int kBands = 3;           // thirds of the layers
 constexpr int64_t kErrorRows = 64;  // of a tensor, evenly spread, that stand for it
@@ -183,10 +183,10 @@ class TypeSearch {
       return group_of(name, layers_) == group ? kTrialType : view.type;
     };
     const auto runtime = Runtime::open(model_.path, options);
-    const std::vector<float> logits = all_logits(*runtime, tokens_);
+    const std::vector<int32_t> no_next(std::min(tokens_.size(), kTrialTokens), -1);
+    const std::vector<float> logits = all_logits(*runtime, std::span(tokens_).first(no_next.size()));
     DivergenceMeter meter;
-    const std::vector<int32_t> no_next(tokens_.size(), -1);
-    meter.add(runtime->backend(), baseline_, logits, vocab_, no_next);
+    meter.add(runtime->backend(), std::span(baseline_).first(logits.size()), logits, vocab_, no_next);
     return meter.result().mean;
   }
 
