@@ -1,16 +1,16 @@
 // millrace bench: speed, and how much of the machine it uses: decoding reads every weight once per token, so
 // its limit is the read bandwidth, measured here in the same run with the same threads.
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "bench_machine.h"
+#include "bench_roofline.h"
 #include "commands.h"
 #include "interrupt.h"
 #include "options.h"
@@ -30,13 +30,14 @@ double seconds_since(Clock::time_point start) {
 struct BenchOptions {
   ModelOptions model;
   int32_t prompt = 512, generate = 128, depth = 0, repeat = 3;
-  bool json = false;
+  bool warm_up = false, roofline = false, json = false;
 };
 
 constexpr const char* kFooter =
     "Examples:\n"
     "  millrace bench model.gguf\n"
     "  millrace bench model.gguf -p 2048 -n 64 --depth 8192 --json\n"
+    "  millrace bench model.gguf -p 512 -n 32 --roofline        # where the time goes\n"
     "  MILLRACE_ISA=scalar millrace bench model.gguf -p 64 -n 16 --repeat 1\n"
     "Each repeat reads -p tokens, and decodes -n tokens one by one, both after --depth tokens that are not "
     "timed;\n"
@@ -44,7 +45,8 @@ constexpr const char* kFooter =
     "speed\n"
     "at which the same threads read plain memory, decode_bandwidth_fraction their use by decoding. "
     "first_token_s is\n"
-    "the first prompt's time to its first token, with the model just loaded; load_s comes before it.";
+    "the first prompt's time to its first token, with the model just loaded unless --warm-up; load_s comes "
+    "before it.";
 
 struct Samples {
   std::vector<double> values;
@@ -76,61 +78,6 @@ size_t status_bytes(const std::string& key) {
     if (word == key + ":" && status >> kib) return kib * 1024;
   }
   return 0;
-}
-
-// Sums the words so that they must be read; eight chains keep enough loads in flight.
-uint64_t sum_words(const uint64_t* words, int64_t count) {
-  uint64_t sums[8] = {};
-  for (int64_t i = 0; i < count; i += 8) {
-    for (int j = 0; j < 8; ++j) sums[j] += words[i + j];
-  }
-  uint64_t sum = 0;
-  for (const uint64_t s : sums) sum += s;
-  return sum;
-}
-
-// Read bandwidth of the backend's threads over memory far larger than any cache; the best of several passes,
-// as every disturbance only slows one down. In GB/s (1e9).
-double measure_read_gb_s(Backend& backend) {
-  constexpr size_t kBytes = size_t{512} << 20, kPiece = size_t{1} << 20;
-  constexpr int kPasses = 8;
-  void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED)
-    throw_error(ErrorCode::kNoMemory, "bandwidth buffer: cannot map {} bytes", kBytes);
-  const std::shared_ptr<void> owner(memory, [](void* m) { ::munmap(m, kBytes); });
-  ::madvise(memory, kBytes, MADV_HUGEPAGE);
-  uint64_t* words = static_cast<uint64_t*>(memory);
-  constexpr int64_t kPieces = kBytes / kPiece, kWords = kPiece / sizeof(uint64_t);
-  backend.parallel(kPieces, [&](int64_t begin, int64_t end) {
-    std::fill(words + begin * kWords, words + end * kWords, uint64_t{1});
-  });
-  std::atomic<uint64_t> total{0};
-  double best = 0.0;
-  for (int pass = 0; pass < kPasses; ++pass) {
-    throw_if_interrupted();
-    const Clock::time_point start = Clock::now();
-    backend.parallel(kPieces, [&](int64_t begin, int64_t end) {
-      total += sum_words(words + begin * kWords, (end - begin) * kWords);
-    });
-    best = std::max(best, static_cast<double>(kBytes) / seconds_since(start));
-  }
-  if (total != kPasses * (kBytes / sizeof(uint64_t))) {
-    throw_error(ErrorCode::kDevice, "bandwidth buffer: words sum to {}, expected {}", total.load(),
-                kPasses * (kBytes / sizeof(uint64_t)));
-  }
-  return best * 1e-9;
-}
-
-// Any tokens will do; these spread over the vocabulary so that embedding rows and experts vary.
-std::vector<int32_t> some_tokens(int32_t count, int32_t vocab) {
-  std::vector<int32_t> tokens;
-  uint32_t state = 12345;
-  for (int32_t i = 0; i < count; ++i) {
-    state = state * 1664525u + 1013904223u;
-    tokens.push_back(
-        static_cast<int32_t>((static_cast<uint64_t>(state) * static_cast<uint64_t>(vocab)) >> 32));
-  }
-  return tokens;
 }
 
 // A sequence that holds `depth` tokens.
@@ -223,14 +170,28 @@ int bench(const BenchOptions& options) {
   BenchResult result;
   const Clock::time_point start = Clock::now();
   const int32_t needed = options.depth + std::max(options.prompt, options.generate);
+  const auto meter = std::make_shared<OpMeter>();
   const std::unique_ptr<Runtime> runtime = open_runtime(options.model, [&](RuntimeOptions& runtime_options) {
     if (runtime_options.context == 0) runtime_options.context = needed;
+    if (options.roofline) meter->attach(runtime_options);
   });
   result.load_s = seconds_since(start);
   if (runtime->context() < needed) {
     throw_error(ErrorCode::kBadInput,
                 "--ctx is {}, expected at least {} for --depth {} and the longer of -p {} and -n {}",
                 runtime->context(), needed, options.depth, options.prompt, options.generate);
+  }
+  if (options.roofline) {
+    const RooflineRun run = {options.prompt, options.generate, options.depth, options.repeat};
+    return roofline(*runtime, *meter, run, options.json);
+  }
+  if (options.warm_up) {
+    BenchOptions few = options;
+    few.depth = 0;
+    few.prompt = std::min(options.prompt, 32);
+    few.generate = std::min(options.generate, 4);
+    BenchResult untimed;
+    run_once(*runtime, few, untimed);
   }
   for (int32_t i = 0; i < options.repeat; ++i) run_once(*runtime, options, result);
   result.bytes_per_token = runtime->model().bytes_per_token();
@@ -260,8 +221,12 @@ void add_bench(CLI::App& app, Action& action) {
   add("-n,--decode-tokens", options->generate, 1, "tokens to decode");
   add("--depth", options->depth, 0, "tokens of context already there");
   add("--repeat", options->repeat, 1, "runs; medians are reported");
+  command->add_flag("--warm-up", options->warm_up, "a short prompt and a few tokens before the clock starts");
+  command->add_flag("--roofline", options->roofline,
+                    "per operation: time, bytes, operations, and their share of the machine's limits");
   command->add_flag("--json", options->json, "one JSON object");
   add_device_options(*command, options->model);
+  add_quantize_option(*command, options->model);
   command->footer(kFooter);
   command->callback([options, &action] { action = [options] { return bench(*options); }; });
 }

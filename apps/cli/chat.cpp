@@ -242,6 +242,7 @@ void add_chat(CLI::App& app, Action& action) {
       ->capture_default_str();
   add_sampling_options(*command, options->sampling);
   add_device_options(*command, options->model);
+  add_quantize_option(*command, options->model);
   command->footer(kFooter);
   command->callback([options, &action] { action = [options] { return chat(*options); }; });
 }

@@ -222,6 +222,7 @@ void add_inspect(CLI::App& app, Action& action) {
   command->add_flag("--tensors", options->tensors, "list every tensor");
   command->add_flag("--json", options->json, "one JSON object");
   add_device_options(*command, options->model);
+  add_quantize_option(*command, options->model);
   command->footer(kFooter);
   command->callback([options, &action] { action = [options] { return inspect(*options); }; });
 }

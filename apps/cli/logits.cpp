@@ -74,6 +74,7 @@ void add_logits(CLI::App& app, Action& action) {
   command->add_option("--out", options->out, "the .npy file to write; appears whole or not at all")
       ->required();
   add_device_options(*command, options->model);
+  add_quantize_option(*command, options->model);
   command->footer(kFooter);
   command->callback([options, &action] { action = [options] { return logits(*options); }; });
 }

@@ -54,6 +54,7 @@ int run_command_line(int argc, char** argv) {
   add_perplexity(app, action);
   add_bench(app, action);
   add_synth(app, action);
+  add_quantize(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -37,6 +37,11 @@ void add_device_options(CLI::App& command, ModelOptions& options) {
   command.add_flag("--lock", options.lock, "keep the model in memory: none of it may be paged out");
 }
 
+void add_quantize_option(CLI::App& command, ModelOptions& options) {
+  command.add_option("--quantize", options.quantize,
+                     "quantize the weights while loading: " + quant::request_names());
+}
+
 RuntimeOptions runtime_options(const ModelOptions& options) {
   RuntimeOptions runtime;
   runtime.device = options.device;
@@ -54,13 +59,16 @@ RuntimeOptions runtime_options(const ModelOptions& options) {
                   io::printable(options.kv_type));
     }
   }
+  if (!options.quantize.empty()) {
+    runtime.quantize = type_choice(quant::parse_request("--quantize", options.quantize));
+  }
   return runtime;
 }
 
 std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
                                       const std::function<void(RuntimeOptions&)>& adjust) {
   RuntimeOptions runtime = runtime_options(options);
-  Progress progress("loading");
+  Progress progress(options.quantize.empty() ? "loading" : "quantizing");
   runtime.progress = [&](size_t done, size_t total) { progress.update(done, total); };
   if (adjust) adjust(runtime);
   return Runtime::open(options.path, runtime);

@@ -19,10 +19,12 @@ struct ModelOptions {
   int32_t context = 0;
   std::string kv_type;
   bool lock = false;
+  std::string quantize;
 };
 void add_model_path(CLI::App& command, ModelOptions& options);
 void add_device_options(CLI::App& command,
                         ModelOptions& options);  // --device --threads --ctx --kv-type --lock
+void add_quantize_option(CLI::App& command, ModelOptions& options);  // --quantize
 // As a RuntimeOptions. Throws Error for a kv type there is not.
 RuntimeOptions runtime_options(const ModelOptions& options);
 // Loads the model behind a progress bar; `adjust` may change what the options do not say.

@@ -1,11 +1,13 @@
 #include "output.h"
 
 #include <fmt/format.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -53,6 +55,17 @@ std::string human_count(size_t count) {
   std::string digits = fmt::format("{}", count);
   for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, 1, ',');
   return digits;
+}
+
+void check_disk_space(const std::string& path, size_t bytes) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  struct statvfs status {};
+  if (::statvfs(parent.empty() ? "." : parent.c_str(), &status) != 0) return;  // opening the file says why
+  const uint64_t available = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
+  if (available < bytes) {
+    throw_error(ErrorCode::kIo, "{}: {} of disk space are free, expected {} for this file", path,
+                human_bytes(available), human_bytes(bytes));
+  }
 }
 
 }  // namespace millrace::cli

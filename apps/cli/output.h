@@ -20,4 +20,7 @@ bool stderr_is_terminal();
 std::string human_bytes(size_t bytes);  // "12.1 GiB"
 std::string human_count(size_t count);  // "1,234,567"
 
+// Throws Error{kIo} when the disk that `path` will lie on has less than this left.
+void check_disk_space(const std::string& path, size_t bytes);
+
 }  // namespace millrace::cli

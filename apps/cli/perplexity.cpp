@@ -2,19 +2,23 @@
 // tokens that begin every --stride tokens. Each window is read from an empty cache; a token is scored by the
 // probability the model gave it after the tokens before it in the window; every token is scored once, in the
 // first window that holds it, and the first token of the first window of the text (with stride = ctx: of each
-// window) has nothing before it and is not scored.
+// window) has nothing before it and is not scored. With --kl a baseline reads the same windows in step, and
+// what both predict after each scored token's predecessors is compared.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
 #include "commands.h"
+#include "engine/divergence.h"
 #include "options.h"
 #include "output.h"
 #include "progress.h"
+#include "prompt.h"
 #include "sample/softmax.h"
 
 namespace millrace::cli {
@@ -25,6 +29,8 @@ struct PerplexityOptions {
   std::string file, tokens;
   int32_t stride = 0;
   bool json = false;
+  bool compare = false;   // --kl
+  ModelOptions baseline;  // of --kl
 };
 
 constexpr const char* kFooter =
@@ -36,7 +42,18 @@ constexpr const char* kFooter =
     "--stride tokens, each read from an empty cache. A token is scored once, in the first window that holds "
     "it,\n"
     "given the tokens before it in that window; the first token of a window is not scored. The result is\n"
-    "exp(mean of -log p). The default stride, --ctx, gives windows that do not overlap.";
+    "exp(mean of -log p). The default stride, --ctx, gives windows that do not overlap.\n"
+    "  millrace perplexity small.gguf -f book.txt --kl original.gguf      # what quantizing changed\n"
+    "  millrace perplexity model.gguf -f book.txt --kv-type f16 --kl      # what this cache changes\n"
+    "--kl compares with a baseline (default: the same file), which keeps its cache in f32 and its weights as "
+    "stored:\n"
+    "the divergence KL(baseline || model) in nats per scored token, its mean and the value 99% of tokens do "
+    "not "
+    "pass,\n"
+    "and the share of tokens for which both find the same successor likeliest. --kl-device reference "
+    "compares "
+    "with\n"
+    "the oracle's arithmetic.";
 
 // Each scored row is a whole vocabulary of floats: this many at a time.
 constexpr int32_t kRowsPerStep = 64;
@@ -57,10 +74,20 @@ struct Score {
   }
 };
 
+// The model, and with --kl the baseline that reads along.
+struct Readers {
+  std::unique_ptr<Runtime> model, baseline;
+  Score score;
+  DivergenceMeter meter;
+};
+
 // Scores window tokens [first_scored, end) from rows of the tokens before them.
-void score_window(Runtime& runtime, std::span<const int32_t> window, size_t first_scored, Score& score,
+void score_window(Readers& readers, std::span<const int32_t> window, size_t first_scored,
                   const std::function<void(size_t)>& fed) {
+  Runtime& runtime = *readers.model;
   Sequence sequence = runtime.make_sequence();
+  std::optional<Sequence> other;
+  if (readers.baseline) other = readers.baseline->make_sequence();
   const size_t vocab = static_cast<size_t>(runtime.config().vocab);
   const size_t last = window.size() - 1;  // the last token predicts nothing we know
   for (size_t begin = 0; begin < last;) {
@@ -69,9 +96,17 @@ void score_window(Runtime& runtime, std::span<const int32_t> window, size_t firs
     const StepInput input{&sequence, window.subspan(begin, n),
                           wanted ? StepInput::Want::kAll : StepInput::Want::kNone};
     const std::span<const float> rows = runtime.step({&input, 1});
-    for (size_t i = 0; wanted && i < n; ++i) {
-      const size_t target = begin + i + 1;
-      if (target >= first_scored) score.add(-log_softmax_at(rows.subspan(i * vocab, vocab), window[target]));
+    const size_t skip = wanted && first_scored > begin + 1 ? first_scored - begin - 1 : 0;
+    for (size_t i = skip; wanted && i < n; ++i) {
+      readers.score.add(-log_softmax_at(rows.subspan(i * vocab, vocab), window[begin + i + 1]));
+    }
+    if (other) {
+      const StepInput same{&*other, input.tokens, input.want};
+      const std::span<const float> expected = readers.baseline->step({&same, 1});
+      if (wanted) {
+        readers.meter.add(runtime.backend(), expected.subspan(skip * vocab), rows.subspan(skip * vocab),
+                          static_cast<int64_t>(vocab), window.subspan(begin + skip + 1, n - skip));
+      }
     }
     begin += n;
     fed(n);
@@ -84,15 +119,55 @@ std::vector<int32_t> input_tokens(const PerplexityOptions& options) {
   return load_tokenizer(io::Checkpoint::open(options.model.path))->encode(text);
 }
 
+Readers open_readers(const PerplexityOptions& options) {
+  const auto adjust = [](RuntimeOptions& runtime_options) {
+    runtime_options.step_tokens = runtime_options.logit_rows = kRowsPerStep;
+  };
+  Readers readers;
+  readers.model = open_runtime(options.model, adjust);
+  if (!options.compare) return readers;
+  ModelOptions baseline = options.baseline;
+  if (baseline.path.empty()) baseline.path = options.model.path;
+  if (baseline.device.empty()) baseline.device = options.model.device;
+  baseline.threads = options.model.threads;
+  baseline.context = readers.model->context();
+  baseline.kv_type = "f32";
+  readers.baseline = open_runtime(baseline, adjust);
+  if (readers.baseline->config().vocab != readers.model->config().vocab) {
+    throw_error(ErrorCode::kBadInput, "--kl {}: found a vocabulary of {}, expected {} as in {}",
+                baseline.path, readers.baseline->config().vocab, readers.model->config().vocab,
+                options.model.path);
+  }
+  return readers;
+}
+
+nlohmann::ordered_json to_json(const Divergence& d, const PerplexityOptions& options) {
+  return {
+      {"baseline", valid_utf8(options.baseline.path.empty() ? options.model.path : options.baseline.path)},
+      {"mean", d.mean},
+      {"p99", d.p99},
+      {"max", d.most},
+      {"top1_agreement", d.top1_agreement},
+      {"perplexity_ratio", d.perplexity_ratio},
+      {"tokens", d.tokens}};
+}
+
+std::string to_text(const Divergence& d, const PerplexityOptions& options) {
+  return fmt::format(
+      "against    {}\n  KL mean  {:.6f} nats, 99% of tokens at most {:.6f}, largest {:.6f}\n"
+      "  top-1    the same for {:.3f}% of {} tokens\n  perplexity {:+.3f}%\n",
+      options.baseline.path.empty() ? options.model.path : options.baseline.path, d.mean, d.p99, d.most,
+      100.0 * d.top1_agreement, d.tokens, 100.0 * (d.perplexity_ratio - 1.0));
+}
+
 int perplexity(const PerplexityOptions& options) {
   const std::vector<int32_t> tokens = input_tokens(options);
   if (tokens.size() < 2) {
     throw_error(ErrorCode::kBadInput, "{}: {} tokens, expected at least 2: the first is not scored",
                 options.file.empty() ? "--tokens" : options.file, tokens.size());
   }
-  const std::unique_ptr<Runtime> runtime = open_runtime(options.model, [](RuntimeOptions& runtime_options) {
-    runtime_options.step_tokens = runtime_options.logit_rows = kRowsPerStep;
-  });
+  Readers readers = open_readers(options);
+  Runtime* const runtime = readers.model.get();
   for (const int32_t token : tokens) {  // the last token of a window is scored without being fed
     if (token >= runtime->config().vocab) {
       throw_error(ErrorCode::kBadInput, "token id: found {}, expected 0 to {}", token,
@@ -107,7 +182,6 @@ int perplexity(const PerplexityOptions& options) {
                 "a stride of at most the window",
                 stride, window);
   }
-  Score score;
   Progress progress("tokens", false);
   const size_t starts = (tokens.size() - 1 + stride - 1) / stride;
   size_t fed = 0, total = 0, windows = 0, scored_end = 0;
@@ -116,27 +190,33 @@ int perplexity(const PerplexityOptions& options) {
        begin += stride, ++windows) {
     const size_t end = std::min(begin + window, tokens.size());
     const size_t first_scored = std::max(scored_end, begin + 1) - begin;
-    score_window(*runtime, std::span(tokens).subspan(begin, end - begin), first_scored, score, [&](size_t n) {
+    score_window(readers, std::span(tokens).subspan(begin, end - begin), first_scored, [&](size_t n) {
       fed += n;
       progress.update(fed, std::max(fed, total));
     });
     scored_end = end;
   }
   progress.clear();
+  const Score& score = readers.score;
   if (options.json) {
-    write_json({{"perplexity", std::exp(score.mean())},
-                {"nll", score.mean()},
-                {"nll_standard_error", score.error()},
-                {"tokens", tokens.size()},
-                {"scored_tokens", score.tokens},
-                {"windows", windows},
-                {"ctx", window},
-                {"stride", stride},
-                {"device", runtime->backend().name()}});
+    nlohmann::ordered_json out = {{"perplexity", std::exp(score.mean())},
+                                  {"nll", score.mean()},
+                                  {"nll_standard_error", score.error()},
+                                  {"tokens", tokens.size()},
+                                  {"scored_tokens", score.tokens},
+                                  {"windows", windows},
+                                  {"ctx", window},
+                                  {"stride", stride},
+                                  {"device", runtime->backend().name()},
+                                  {"isa", runtime->backend().isa()},
+                                  {"kv_type", info(runtime->spec().kv_type).name}};
+    if (readers.baseline) out["kl"] = to_json(readers.meter.result(), options);
+    write_json(out);
   } else {
     write_stdout(fmt::format(
         "perplexity {:.4f}\nmean nll   {:.6f} +- {:.6f}\ntokens     {} ({} scored, {} windows of {})\n",
         std::exp(score.mean()), score.mean(), score.error(), tokens.size(), score.tokens, windows, window));
+    if (readers.baseline) write_stdout(to_text(readers.meter.result(), options));
   }
   return 0;
 }
@@ -153,10 +233,19 @@ void add_perplexity(CLI::App& app, Action& action) {
   command->add_option("--stride", options->stride, "tokens between the beginnings of windows; 0: --ctx")
       ->check(CLI::Range(0, 1 << 28))
       ->capture_default_str();
+  CLI::Option* kl =
+      command->add_option("--kl", options->baseline.path,
+                          "also the divergence from this model; no value: from the same file, f32 cache");
+  kl->expected(0, 1);
+  options->baseline.device.clear();
+  command->add_option("--kl-device", options->baseline.device, "of the baseline; default: as --device")
+      ->needs(kl);
   command->add_flag("--json", options->json, "one JSON object");
   add_device_options(*command, options->model);
+  add_quantize_option(*command, options->model);
   command->footer(kFooter);
-  command->callback([options, &action, file, tokens] {
+  command->callback([options, &action, file, tokens, kl] {
+    options->compare = kl->count() > 0;
     if (file->count() + tokens->count() == 0)
       throw CLI::ValidationError("no text: give -f FILE or --tokens IDS");
     action = [options] { return perplexity(*options); };

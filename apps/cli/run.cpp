@@ -158,6 +158,7 @@ void add_run(CLI::App& app, Action& action) {
   command->add_flag("-q,--quiet", options->quiet, "no statistics at the end");
   add_sampling_options(*command, options->sampling);
   add_device_options(*command, options->model);
+  add_quantize_option(*command, options->model);
   command->footer(kFooter);
   command->callback([options, &action, prompt, file] {
     if (prompt->count() + file->count() == 0)

@@ -1,6 +1,5 @@
 // millrace synth: a model of exact shape with random weights, for speed work and tests, written in one pass.
 #include <fmt/format.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cstring>
@@ -49,17 +48,6 @@ DType matrix_type(const char* option, const std::string& name) {
                 option, io::printable(name));
   }
   return *type;
-}
-
-void check_space(const std::string& path, uint64_t bytes) {
-  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
-  struct statvfs status {};
-  if (::statvfs(parent.empty() ? "." : parent.c_str(), &status) != 0) return;  // opening the file says why
-  const uint64_t available = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
-  if (available < bytes) {
-    throw_error(ErrorCode::kIo, "{}: {} of disk space are free, expected {} for this model", path,
-                human_bytes(available), human_bytes(bytes));
-  }
 }
 
 // Streams every tensor: pieces of a batch are filled by all threads, then written in order.
@@ -132,7 +120,7 @@ int synth(const SynthOptions& options) {
   write_metadata(plan, writer);
   for (const SynthTensor& tensor : plan.tensors) writer.add_tensor(tensor.name, tensor.type, tensor.shape);
   const uint64_t bytes = writer.file_bytes();
-  check_space(options.out, bytes);
+  check_disk_space(options.out, bytes);
   TensorStream stream(writer, options, bytes);
   for (size_t i = 0; i < plan.tensors.size(); ++i) stream.write(plan.tensors[i], i);
   writer.commit();

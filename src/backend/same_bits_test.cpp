@@ -2,6 +2,7 @@
 // batch, the number of threads or the instruction set. A small model with every operation, a windowed and a
 // full layer, dense and expert blocks and mixed weight types is run each way and its logits compared bit by
 // bit; and with `reference`, coarsely, so that equal nonsense does not pass.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <map>

@@ -61,7 +61,7 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
                        const RuntimeOptions& options) {
   const ExecutorLimits limits = runtime_limits(config, backend, options);
   const ExecutorSpec spec = make_executor_spec(config, limits);
-  const WeightBytes weights = plan_weights(checkpoint, config, backend);
+  const WeightBytes weights = plan_weights(checkpoint, config, backend, options.quantize);
 
   MemoryPlan plan;
   plan.weights_mapped = weights.mapped;

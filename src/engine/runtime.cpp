@@ -89,8 +89,9 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
       r->end_tokens_.push_back(id);
     }
   }
-  r->model_ = Model::load(r->checkpoint_, *r->backend_, options.progress);
+  r->model_ = Model::load(r->checkpoint_, *r->backend_, options.progress, options.quantize);
   r->executor_ = r->backend_->make_executor(r->spec_);
+  if (options.wrap_executor) r->executor_ = options.wrap_executor(std::move(r->executor_));
   r->store_.emplace(*r->executor_);
   kv::CacheOptions cache;
   cache.prefix_cache = false;

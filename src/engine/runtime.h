@@ -28,7 +28,10 @@ struct RuntimeOptions {
   int32_t step_tokens = 512;  // rows per step: longer prompts go in chunks of this
   int32_t logit_rows = 1;     // most logit rows asked for in a step
   std::optional<DType> kv_type;
-  bool lock = false;  // keep weights and cache in memory: nothing is paged out
+  bool lock = false;    // keep weights and cache in memory: nothing is paged out
+  TypeChoice quantize;  // of weights, while they are loaded
+  // Stands between the model and the device's executor: to watch or to time what is called.
+  std::function<std::unique_ptr<Executor>(std::unique_ptr<Executor>)> wrap_executor;
   LoadProgress progress;
 };
 

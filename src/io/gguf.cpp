@@ -15,13 +15,17 @@ namespace millrace::io {
 struct Gguf::State {
   std::string path;
   std::vector<MappedFile> files;
-  GgufMetadata metadata;  // of the first part
+  GgufMetadata metadata;                   // of the first part
+  std::vector<GgufRawValue> raw_metadata;  // the same
   std::vector<TensorView> tensors;
   std::map<std::string, size_t, std::less<>> index;  // name -> position in tensors
   size_t mapped_bytes = 0;
 
   void add_part(MappedFile file, GgufPart part) {
-    if (files.empty()) metadata = std::move(part.metadata);
+    if (files.empty()) {
+      metadata = std::move(part.metadata);
+      raw_metadata = std::move(part.raw_metadata);
+    }
     add(std::move(part.tensors), file.path());
     mapped_bytes += file.bytes().size();
     files.push_back(std::move(file));
@@ -145,6 +149,7 @@ Gguf Gguf::parse(std::span<const std::byte> bytes, const std::string& name) {
   state->path = name;
   GgufPart part = parse_gguf_part(bytes, name);
   state->metadata = std::move(part.metadata);
+  state->raw_metadata = std::move(part.raw_metadata);
   state->add(std::move(part.tensors), name);
   Gguf gguf;
   gguf.state_ = std::move(state);
@@ -202,6 +207,7 @@ Gguf Gguf::open(const std::string& path) {
 
 const std::string& Gguf::path() const { return state_->path; }
 const std::map<std::string, GgufValue, std::less<>>& Gguf::metadata() const { return state_->metadata; }
+const std::vector<GgufRawValue>& Gguf::raw_metadata() const { return state_->raw_metadata; }
 bool Gguf::has(std::string_view key) const { return find_value(state_->metadata, key) != nullptr; }
 
 int64_t Gguf::get_int(std::string_view key) const {

@@ -27,6 +27,12 @@ struct GgufArray {
   std::vector<std::string_view> strings;
 };
 
+// A metadata value as it lies in the file, its type first; for writers that copy it.
+struct GgufRawValue {
+  std::string_view key;
+  std::span<const std::byte> bytes;
+};
+
 class Gguf {
  public:
   // Opens `path` and, when it is part 1 of a split file, its siblings. Throws Error naming file, field, what
@@ -37,6 +43,7 @@ class Gguf {
 
   const std::string& path() const;
   const std::map<std::string, GgufValue, std::less<>>& metadata() const;
+  const std::vector<GgufRawValue>& raw_metadata() const;  // the first part's, in file order
   bool has(std::string_view key) const;
   // Typed access. The get_* forms with a fallback return it when the key is absent; those without throw,
   // naming the missing key. A key of the wrong type throws either way. Integers that do not fit int64 throw.

@@ -96,11 +96,13 @@ class Parser {
                    "found an empty key, expected a name");
     }
     const Field field{.kind = "metadata", .name = key};
+    const size_t begin = reader_.offset();
     const GgufType type = read_type(field.of("type"));
     GgufValue value = type == GgufType::kArray ? GgufValue(read_array(field)) : read_scalar(type, field);
     if (!part_.metadata.emplace(key, std::move(value)).second) {
       reader_.fail(ErrorCode::kBadInput, field, "found the key a second time, expected it once");
     }
+    part_.raw_metadata.push_back({key, bytes_.subspan(begin, reader_.offset() - begin)});
   }
 
   GgufType read_type(const Field& field) {

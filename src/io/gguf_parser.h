@@ -15,7 +15,8 @@ using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
 
 struct GgufPart {
   GgufMetadata metadata;
-  std::vector<TensorView> tensors;  // in file order; data points into `bytes`
+  std::vector<GgufRawValue> raw_metadata;  // in file order
+  std::vector<TensorView> tensors;         // in file order; data points into `bytes`
 };
 
 GgufPart parse_gguf_part(std::span<const std::byte> bytes, const std::string& path);

@@ -41,7 +41,7 @@ void GgufWriter::check_not_started() const {
   }
 }
 
-std::string& GgufWriter::start_value(std::string_view key, GgufType type) {
+void GgufWriter::add_key(std::string_view key) {
   check_not_started();
   if (key.empty() || std::find(keys_.begin(), keys_.end(), key) != keys_.end()) {
     throw_error(ErrorCode::kBadInput,
@@ -50,8 +50,17 @@ std::string& GgufWriter::start_value(std::string_view key, GgufType type) {
   }
   keys_.emplace_back(key);
   append_string(metadata_, key);
+}
+
+std::string& GgufWriter::start_value(std::string_view key, GgufType type) {
+  add_key(key);
   append_raw(metadata_, static_cast<uint32_t>(type));
   return metadata_;
+}
+
+void GgufWriter::copy_value(std::string_view key, std::span<const std::byte> bytes) {
+  add_key(key);
+  metadata_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
 std::string& GgufWriter::start_array(std::string_view key, GgufType type, size_t length) {

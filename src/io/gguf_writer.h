@@ -30,6 +30,8 @@ class GgufWriter {
   void set_i32s(std::string_view key, std::span<const int32_t> values);
   void set_f32s(std::string_view key, std::span<const float> values);
   void set_strings(std::string_view key, std::span<const std::string> values);
+  // A value as another file has it (Gguf::raw_metadata), type included.
+  void copy_value(std::string_view key, std::span<const std::byte> bytes);
 
   // `shape` is slowest dimension first, as in TensorView. Throws Error{kUnsupported} for a type GGUF has not,
   // and Error{kBadInput} for a shape that the type's blocks do not fit or a name used before.
@@ -37,6 +39,8 @@ class GgufWriter {
 
   // Bytes of the whole file; known once everything is declared.
   uint64_t file_bytes() const;
+  // Its first bytes, up to the data: padded to the alignment.
+  std::string header() const;
 
   // The next bytes of the tensors, in pieces of any size that do not cross from one tensor into the next. The
   // first call writes the header. Throws Error when a tensor gets more than it declared or the disk is full.
@@ -54,10 +58,10 @@ class GgufWriter {
     uint64_t offset;  // from the start of the data
   };
 
+  void add_key(std::string_view key);
   std::string& start_value(std::string_view key, GgufType type);
   std::string& start_array(std::string_view key, GgufType type, size_t length);
   void check_not_started() const;
-  std::string header() const;  // padded to the alignment
   void write_header();
   uint64_t padded(uint64_t bytes) const { return (bytes + alignment_ - 1) / alignment_ * alignment_; }
   // Steps over tensors that are complete, writing the padding after each.

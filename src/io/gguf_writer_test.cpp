@@ -20,6 +20,23 @@ using testing::TempDir;
 constexpr std::array<int64_t, 2> kShape = {3, 5};        // 60 bytes of F32
 constexpr std::array<int64_t, 3> kBlocked = {2, 1, 32};  // 34 bytes of MXFP4
 
+TEST(GgufWriter, CopiesMetadataTypeAndAll) {
+  const TempDir dir;
+  const std::string path = dir.path() + "/a.gguf", copy_path = dir.path() + "/b.gguf";
+  GgufWriter writer(path);
+  writer.set_u32("a.u32", 7);
+  writer.set_strings("a.strings", std::array<std::string, 2>{"x", ""});
+  writer.commit();
+  const Gguf gguf = Gguf::open(path);
+  ASSERT_EQ(gguf.raw_metadata().size(), 2u);
+  GgufWriter copy(copy_path);
+  for (const GgufRawValue& value : gguf.raw_metadata()) copy.copy_value(value.key, value.bytes);
+  EXPECT_THROW(copy.copy_value("a.u32", gguf.raw_metadata()[0].bytes), Error);
+  copy.commit();
+  const MappedFile a(path), b(copy_path);
+  EXPECT_TRUE(std::equal(a.bytes().begin(), a.bytes().end(), b.bytes().begin(), b.bytes().end()));
+}
+
 TEST(GgufWriter, RoundTrip) {
   const TempDir dir;
   const std::string path = dir.path() + "/m.gguf";

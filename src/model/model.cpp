@@ -6,21 +6,27 @@
 #include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/weight_source.h"
+#include "quant/recode.h"
 
 namespace millrace {
 namespace {
 
-// Walks every weight of a model in file-independent order and hands (role, view, use, where it goes) to
+// Walks every weight of a model in file-independent order and hands (GGUF name, view, use, where it goes) to
 // `visit`.
 template <class Visit>
 void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w, const Visit& visit) {
   const int64_t q = static_cast<int64_t>(c.heads) * c.head_dim,
                 kv = static_cast<int64_t>(c.kv_heads) * c.head_dim;
+  const auto name_of = [](int l, std::string_view role) {
+    return l < 0 ? std::string(role) : fmt::format("blk.{}.{}", l, role);
+  };
   const auto required = [&](int l, std::string_view role, std::vector<int64_t> shape, WeightUse use,
-                            WeightPtr& to) { visit(source.require(l, role, std::move(shape)), use, to); };
+                            WeightPtr& to) {
+    visit(name_of(l, role), source.require(l, role, std::move(shape)), use, to);
+  };
   const auto optional = [&](int l, std::string_view role, std::vector<int64_t> shape, WeightUse use,
                             WeightPtr& to) {
-    if (auto view = source.find(l, role, std::move(shape))) visit(*view, use, to);
+    if (auto view = source.find(l, role, std::move(shape))) visit(name_of(l, role), *view, use, to);
   };
   using enum WeightUse;
   required(-1, "token_embd.weight", {c.vocab, c.hidden}, kEmbedding, w.token_embedding);
@@ -64,10 +70,13 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w
   }
 }
 
+size_t stored_bytes(const TensorView& view) {
+  return view.bytes() + (view.type == DType::kMXFP4Split ? static_cast<size_t>(view.elements() / 32) : 0);
+}
+
 // Bytes of `view` that one token reads.
 size_t bytes_read(const TensorView& view, WeightUse use, const ModelConfig& config, bool tied) {
-  size_t bytes = view.bytes();
-  if (view.type == DType::kMXFP4Split) bytes += static_cast<size_t>(view.elements() / 32);
+  const size_t bytes = stored_bytes(view);
   if (use == WeightUse::kEmbedding && !tied) return bytes / static_cast<size_t>(view.rows());
   if (view.rank == 3 && config.experts > 0) {
     return bytes / static_cast<size_t>(config.experts) * static_cast<size_t>(config.experts_per_token);
@@ -75,13 +84,33 @@ size_t bytes_read(const TensorView& view, WeightUse use, const ModelConfig& conf
   return bytes;
 }
 
-bool untied(const io::Checkpoint& checkpoint) {
-  return checkpoint.find_tensor(checkpoint.gguf ? "output.weight" : "lm_head.weight") != nullptr;
+// The type a weight is to have in memory: its own unless it is a matrix and `quantize` says otherwise.
+DType loaded_type(const TypeChoice& quantize, const std::string& name, const TensorView& view, WeightUse use,
+                  bool tied) {
+  return !quantize || use == WeightUse::kVector ? view.type : quantize(name, view, tied);
+}
+
+// `view` as `type` in memory of its own, which is added to `owned`.
+TensorView recoded(const TensorView& view, DType type, Backend& backend,
+                   std::vector<std::unique_ptr<std::byte[]>>& owned) {
+  TensorView out = view;
+  out.type = type;
+  out.scales = {};
+  out.row_stride_bytes = static_cast<int64_t>(bytes_of(type, view.cols()));
+  owned.push_back(std::unique_ptr<std::byte[]>(new std::byte[out.bytes()]));
+  std::byte* const data = owned.back().get();
+  out.data = data;
+  const int64_t chunk = quant::recode_chunk(view.cols()), rows = view.rows();
+  backend.parallel((rows + chunk - 1) / chunk, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * chunk, last = std::min(end * chunk, rows);
+    quant::recode_rows(view, first, last - first, type, nullptr, {}, data + first * out.row_stride_bytes);
+  });
+  return out;
 }
 
 // No output matrix means it is the embedding; a file that says otherwise is missing a tensor.
 void check_output(const io::Checkpoint& checkpoint) {
-  if (untied(checkpoint) || checkpoint.gguf) return;
+  if (!has_tied_output(checkpoint) || checkpoint.gguf) return;
   const auto tie = checkpoint.hf->config.find("tie_word_embeddings");
   if (tie != checkpoint.hf->config.end() && *tie == false) {
     throw_error(ErrorCode::kBadInput,
@@ -93,22 +122,55 @@ void check_output(const io::Checkpoint& checkpoint) {
 
 }  // namespace
 
+bool has_tied_output(const io::Checkpoint& checkpoint) {
+  return checkpoint.find_tensor(checkpoint.gguf ? "output.weight" : "lm_head.weight") == nullptr;
+}
+
+TypeChoice type_choice(const quant::Request& request) {
+  return [request](const std::string& name, const TensorView& view, bool tied) {
+    const DType type = quant::target_type(request, name, view, tied);
+    // Written anew only where the numbers change; routers stay as they are, like everything small.
+    const bool same = type == DType::kMXFP4 && view.type == DType::kMXFP4Split;
+    return same || quant::part_of(name, view, tied) == quant::Part::kSmall ? view.type : type;
+  };
+}
+
+void visit_weights(WeightSource& source, const ModelConfig& config,
+                   const std::function<void(const std::string& name, const TensorView& view)>& visit) {
+  ModelWeights none;
+  for_each_weight(
+      source, config, none,
+      [&](const std::string& name, const TensorView& view, WeightUse, WeightPtr&) { visit(name, view); });
+}
+
 std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& backend,
-                                   const LoadProgress& progress) {
+                                   const LoadProgress& progress, const TypeChoice& quantize) {
   std::unique_ptr<Model> model = find_architecture(checkpoint).make();
   model->config_ = read_config(checkpoint);
   check_output(checkpoint);
   WeightSource source(checkpoint, model->config_, /*gather=*/true);
   const size_t total = checkpoint.mapped_bytes();
   size_t done = 0;
+  const bool tied = has_tied_output(checkpoint);
+  const auto keep = [&](std::vector<std::unique_ptr<std::byte[]>> memory) {
+    for (auto& piece : memory) model->gathered_.push_back(std::move(piece));
+  };
   for_each_weight(source, model->config_, model->weights_,
-                  [&](const TensorView& view, WeightUse use, WeightPtr& to) {
+                  [&](const std::string& name, const TensorView& stored, WeightUse use, WeightPtr& to) {
+                    const DType type = loaded_type(quantize, name, stored, use, tied);
+                    auto gathered = source.take_gathered();
+                    TensorView view = stored;
+                    if (type == stored.type) {
+                      keep(std::move(gathered));
+                    } else {
+                      view = recoded(stored, type, backend, model->gathered_);
+                    }
                     to = backend.load_weight(view, use);
-                    model->bytes_per_token_ += bytes_read(view, use, model->config_, !untied(checkpoint));
-                    done += view.bytes();
+                    model->stored_[to.get()] = {view.type, stored_bytes(view)};
+                    model->bytes_per_token_ += bytes_read(view, use, model->config_, tied);
+                    done += stored.bytes();
                     if (progress) progress(std::min(done, total), total);
                   });
-  model->gathered_ = source.take_gathered();
   if (progress) progress(total, total);
   return model;
 }
@@ -121,16 +183,28 @@ void Model::forward(Executor& executor, const Batch& batch) const {
   executor.norm_logits({.norm = {weights_.output_norm.get(), config_.norm_eps}, .output = {output, nullptr}});
 }
 
-WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config,
-                         const Backend& backend) {
+WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                         const TypeChoice& quantize) {
   WeightSource source(checkpoint, config, /*gather=*/false);
   ModelWeights none;
   WeightBytes plan;
-  for_each_weight(source, config, none, [&](const TensorView& view, WeightUse use, WeightPtr&) {
-    plan.mapped += view.bytes();
-    plan.repacked += backend.weight_bytes(view, use);
-  });
-  plan.repacked += source.gathered_bytes();
+  size_t gathered = 0;
+  const bool tied = has_tied_output(checkpoint);
+  for_each_weight(source, config, none,
+                  [&](const std::string& name, const TensorView& stored, WeightUse use, WeightPtr&) {
+                    const size_t copied = source.gathered_bytes() - gathered;  // of this weight
+                    gathered += copied;
+                    TensorView view = stored;
+                    view.type = loaded_type(quantize, name, stored, use, tied);
+                    if (view.type == stored.type) {
+                      plan.mapped += view.bytes();
+                      plan.repacked += copied;
+                    } else {
+                      view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
+                      plan.repacked += view.bytes();
+                    }
+                    plan.repacked += backend.weight_bytes(view, use);
+                  });
   if (checkpoint.hf) plan.repacked += checkpoint.hf->weights.copied_bytes();
   return plan;
 }

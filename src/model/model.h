@@ -4,13 +4,17 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "backend/backend.h"
 #include "io/checkpoint.h"
 #include "model/config.h"
+#include "quant/request.h"
 
 namespace millrace {
+
+class WeightSource;
 
 struct LayerWeights {
   WeightPtr attn_norm, attn_q, attn_k, attn_v, attn_output;
@@ -27,19 +31,32 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
 };
 
+// The type a weight is turned into while it is loaded, by its GGUF name; its own: it stays where it lies.
+// `tied`: the embedding serves as output matrix.
+using TypeChoice = std::function<DType(const std::string& name, const TensorView& view, bool tied)>;
+TypeChoice type_choice(const quant::Request& request);
+
 // Called with done and total bytes while weights are taken in.
 using LoadProgress = std::function<void(size_t done, size_t total)>;
 
+// How a weight was stored when the backend took it in.
+struct StoredWeight {
+  DType type = DType::kF32;
+  size_t bytes = 0;  // of all of it, scales beside it included
+};
+
 class Model {
  public:
-  // The checkpoint must outlive the model: weights stay in its mapping.
+  // The checkpoint must outlive the model: weights stay in its mapping, but for those that `quantize` turns
+  // into another type on the backend's threads.
   static std::unique_ptr<Model> load(const io::Checkpoint& checkpoint, Backend& backend,
-                                     const LoadProgress& progress = {});
+                                     const LoadProgress& progress = {}, const TypeChoice& quantize = {});
   virtual ~Model() = default;
 
   const ModelConfig& config() const { return config_; }
   // Bytes one decoded token must read from the weights (experts: only the chosen ones).
   size_t bytes_per_token() const { return bytes_per_token_; }
+  const StoredWeight& stored_weight(const Weight& weight) const { return stored_.at(&weight); }
 
   // One step: logits of batch.logit_rows are in executor.logits() afterwards.
   void forward(Executor& executor, const Batch& batch) const;
@@ -51,13 +68,22 @@ class Model {
   ModelConfig config_;
   ModelWeights weights_;
   size_t bytes_per_token_ = 0;
-  std::vector<std::unique_ptr<std::byte[]>> gathered_;  // weights that could not stay in the mapping
+  std::unordered_map<const Weight*, StoredWeight> stored_;
+  std::vector<std::unique_ptr<std::byte[]>> gathered_;  // weights that did not stay in the mapping
 };
 
 // What loading would cost on this backend, without loading: bytes in the file, bytes held beyond it.
 struct WeightBytes {
   size_t mapped = 0, repacked = 0;
 };
-WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend);
+WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                         const TypeChoice& quantize = {});
+
+// Every weight the model uses under its GGUF name, whatever the checkpoint calls it, in one order for all
+// files.
+void visit_weights(WeightSource& source, const ModelConfig& config,
+                   const std::function<void(const std::string& name, const TensorView& view)>& visit);
+// No output matrix: the embedding is used as one.
+bool has_tied_output(const io::Checkpoint& checkpoint);
 
 }  // namespace millrace

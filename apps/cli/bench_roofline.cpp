@@ -1,0 +1,310 @@
+#include "bench_roofline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "backend/forwarding_executor.h"
+#include "backend/peak.h"
+#include "base/error.h"
+#include "bench_machine.h"
+#include "output.h"
+#include "prompt.h"
+#include "sample/softmax.h"
+
+namespace millrace::cli {
+namespace {
+
+constexpr const char* kNames[] = {"embed",   "norm_qkv", "rope_append_kv", "attend",     "project_add",
+                                  "ffn_add", "route",    "experts_add",    "norm_logits"};
+
+using Clock = std::chrono::steady_clock;
+
+class MeteredExecutor final : public ForwardingExecutor {
+ public:
+  MeteredExecutor(std::unique_ptr<Executor> inner, std::shared_ptr<OpMeter> meter)
+      : ForwardingExecutor(std::move(inner)), meter_(std::move(meter)) {}
+
+  void begin(const Batch& batch) override {
+    tokens_ = static_cast<double>(batch.tokens.size());
+    logit_rows_ = static_cast<double>(batch.logit_rows.size());
+    sequences_.assign(batch.sequences.begin(), batch.sequences.end());
+    inner().begin(batch);
+  }
+  void embed(const Weight& table, float scale) override {
+    time(Op::kEmbed, [&] { inner().embed(table, scale); });
+    meter_->at(Op::kEmbed).bytes += stored(table).bytes / static_cast<double>(table.rows) * tokens_;
+  }
+  void norm_qkv(const NormQkv& op) override {
+    time(Op::kNormQkv, [&] { inner().norm_qkv(op); });
+    for (const Linear* linear : {&op.q, &op.k, &op.v}) add(Op::kNormQkv, *linear, tokens_);
+  }
+  void rope_append_kv(const Rope& op) override {
+    time(Op::kRopeAppend, [&] { inner().rope_append_kv(op); });
+    meter_->at(Op::kRopeAppend).bytes += tokens_ * kv_bytes_per_token();
+  }
+  void attend(const Attend& op) override {
+    time(Op::kAttend, [&] { inner().attend(op); });
+    const ExecutorSpec& spec = meter_->runtime().spec();
+    OpTotals& totals = meter_->at(Op::kAttend);
+    for (const SequenceSlice& s : sequences_) {
+      double pairs = 0.0, first = s.context_len;  // first: the earliest position any row sees
+      for (int32_t i = 0; i < s.num_tokens; ++i) {
+        const int32_t position = s.context_len + i;
+        const int32_t seen = op.window > 0 ? std::min(op.window, position + 1) : position + 1;
+        pairs += seen;
+        first = std::min<double>(first, position + 1 - seen);
+      }
+      totals.float_ops += 4.0 * pairs * spec.heads * spec.head_dim;
+      totals.bytes += (s.context_len + s.num_tokens - first) * kv_bytes_per_token();
+    }
+  }
+  void project_add(const Linear& op) override {
+    time(Op::kProject, [&] { inner().project_add(op); });
+    add(Op::kProject, op, tokens_);
+  }
+  void ffn_add(const Ffn& op) override {
+    time(Op::kFfn, [&] { inner().ffn_add(op); });
+    for (const Linear* linear : {&op.gate, &op.up, &op.down}) add(Op::kFfn, *linear, tokens_);
+  }
+  void route(const Route& op) override {
+    chosen_ = op.experts_per_token;
+    time(Op::kRoute, [&] { inner().route(op); });
+    add(Op::kRoute, op.router, tokens_);
+  }
+  void experts_add(const Experts& op) override {
+    time(Op::kExperts, [&] { inner().experts_add(op); });
+    for (const Linear* linear : {&op.gate, &op.up, &op.down}) add_experts(*linear);
+  }
+  void norm_logits(const Logits& op) override {
+    time(Op::kLogits, [&] { inner().norm_logits(op); });
+    if (logit_rows_ > 0) add(Op::kLogits, op.output, logit_rows_);
+  }
+
+ private:
+  struct Stored {
+    double bytes;
+    bool int8;
+  };
+  Stored stored(const Weight& weight) const {
+    const StoredWeight& s = meter_->runtime().model().stored_weight(weight);
+    return {static_cast<double>(s.bytes), info(s.type).block_elements > 1};
+  }
+
+  template <class Call>
+  void time(Op op, const Call& call) {
+    const Clock::time_point start = Clock::now();
+    call();
+    OpTotals& totals = meter_->at(op);
+    totals.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    ++totals.calls;
+  }
+
+  void add(Op op, const Linear& linear, double rows) {
+    const Stored s = stored(*linear.weight);
+    OpTotals& totals = meter_->at(op);
+    totals.bytes += s.bytes;
+    (s.int8 ? totals.int8_ops : totals.float_ops) +=
+        2.0 * static_cast<double>(linear.weight->rows * linear.weight->cols) * rows;
+  }
+
+  void add_experts(const Linear& linear) {
+    const Weight& w = *linear.weight;
+    const Stored s = stored(w);
+    const auto experts = static_cast<double>(w.experts);
+    // Of tokens that choose freely, so many different experts; one token's are all different.
+    const double touched =
+        tokens_ == 1.0 ? chosen_ : experts * (1.0 - std::pow(1.0 - chosen_ / experts, tokens_));
+    OpTotals& totals = meter_->at(Op::kExperts);
+    totals.bytes += s.bytes / experts * touched;
+    (s.int8 ? totals.int8_ops : totals.float_ops) +=
+        2.0 * static_cast<double>(w.rows * w.cols) * tokens_ * chosen_;
+  }
+
+  double kv_bytes_per_token() const {
+    const ExecutorSpec& spec = meter_->runtime().spec();
+    return 2.0 * spec.kv_heads * static_cast<double>(bytes_of(spec.kv_type, spec.head_dim));
+  }
+
+  std::shared_ptr<OpMeter> meter_;
+  double tokens_ = 0.0, logit_rows_ = 0.0, chosen_ = 0.0;
+  std::vector<SequenceSlice> sequences_;
+};
+
+struct Machine {
+  double read_gb_s = 0.0;
+  Peak peak;
+};
+
+struct Phase {
+  const char* name;
+  int32_t tokens = 0;
+  double seconds = 0.0;
+  std::vector<OpTotals> totals;
+};
+
+// Per operation: its share of both limits. The larger of the two is how near it is to the machine's best.
+struct Shares {
+  double bandwidth = 0.0, arithmetic = 0.0;
+};
+
+Shares shares_of(const OpTotals& t, const Machine& machine) {
+  Shares shares;
+  if (t.seconds <= 0.0) return shares;
+  shares.bandwidth = t.bytes / t.seconds / (machine.read_gb_s * 1e9);
+  // Time the arithmetic would take at its peak; without a measured integer peak, integers are left out.
+  double seconds = 0.0;
+  if (machine.peak.int8_dot) seconds += t.int8_ops / *machine.peak.int8_dot;
+  if (machine.peak.float_fma) seconds += t.float_ops / *machine.peak.float_fma;
+  shares.arithmetic = seconds / t.seconds;
+  return shares;
+}
+
+std::string to_text(const Phase& phase, const Machine& machine) {
+  std::string out = fmt::format("{} of {} tokens: {:.1f} ms, {:.2f} tok/s\n", phase.name, phase.tokens,
+                                1e3 * phase.seconds, phase.tokens / phase.seconds);
+  out += fmt::format("  {:<15} {:>6} {:>10} {:>6} {:>10} {:>9} {:>10} {:>8} {:>8}\n", "operation", "calls",
+                     "ms", "time", "bytes", "of read", "operations", "of peak", "nearest");
+  double accounted = 0.0;
+  for (size_t i = 0; i < phase.totals.size(); ++i) {
+    const OpTotals& t = phase.totals[i];
+    accounted += t.seconds;
+    if (t.calls == 0) continue;
+    const Shares s = shares_of(t, machine);
+    out += fmt::format("  {:<15} {:>6} {:>10.2f} {:>5.1f}% {:>10} {:>8.1f}% {:>8.2f} G {:>7.1f}% {:>7.1f}%\n",
+                       kNames[i], t.calls, 1e3 * t.seconds, 100.0 * t.seconds / phase.seconds,
+                       human_bytes(static_cast<size_t>(t.bytes)), 100.0 * s.bandwidth,
+                       1e-9 * (t.int8_ops + t.float_ops), 100.0 * s.arithmetic,
+                       100.0 * std::max(s.bandwidth, s.arithmetic));
+  }
+  out += fmt::format("  {:<15} {:>6} {:>10.2f} {:>5.1f}%\n", "the rest", "",
+                     1e3 * (phase.seconds - accounted), 100.0 * (phase.seconds - accounted) / phase.seconds);
+  return out;
+}
+
+nlohmann::ordered_json to_json(const Phase& phase, const Machine& machine) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < phase.totals.size(); ++i) {
+    const OpTotals& t = phase.totals[i];
+    if (t.calls == 0) continue;
+    const Shares s = shares_of(t, machine);
+    rows.push_back({{"operation", kNames[i]},
+                    {"calls", t.calls},
+                    {"seconds", t.seconds},
+                    {"bytes", t.bytes},
+                    {"int8_operations", t.int8_ops},
+                    {"float_operations", t.float_ops},
+                    {"bandwidth_fraction", s.bandwidth},
+                    {"peak_fraction", s.arithmetic}});
+  }
+  return {{"tokens", phase.tokens},
+          {"seconds", phase.seconds},
+          {"tok_s", phase.tokens / phase.seconds},
+          {"operations", std::move(rows)}};
+}
+
+// The phase's run, and of `repeat` of them the fastest: what disturbs one only slows it down.
+template <class Run>
+Phase best_phase(const char* name, int32_t tokens, OpMeter& meter, int32_t repeat, const Run& run) {
+  Phase best{.name = name, .tokens = tokens, .totals = {}};
+  for (int32_t i = 0; i < repeat; ++i) {
+    const double seconds = run();
+    if (i > 0 && seconds >= best.seconds) continue;
+    best.seconds = seconds;
+    best.totals.clear();
+    for (size_t op = 0; op < static_cast<size_t>(Op::kCount); ++op) {
+      best.totals.push_back(meter.totals(static_cast<Op>(op)));
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<int32_t> some_tokens(int32_t count, int32_t vocab) {
+  std::vector<int32_t> tokens;
+  uint32_t state = 12345;
+  for (int32_t i = 0; i < count; ++i) {
+    state = state * 1664525u + 1013904223u;
+    tokens.push_back(
+        static_cast<int32_t>((static_cast<uint64_t>(state) * static_cast<uint64_t>(vocab)) >> 32));
+  }
+  return tokens;
+}
+
+void OpMeter::attach(RuntimeOptions& options) {
+  options.wrap_executor = [meter = shared_from_this()](std::unique_ptr<Executor> inner) {
+    return std::make_unique<MeteredExecutor>(std::move(inner), meter);
+  };
+}
+
+void OpMeter::watch(const Runtime& runtime) { runtime_ = &runtime; }
+
+int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json) {
+  if (runtime.backend().name() == "cuda") {
+    throw_error(ErrorCode::kUnsupported,
+                "--roofline: found device cuda, whose operations return before they are done; expected cpu");
+  }
+  meter.watch(runtime);
+  const int32_t vocab = runtime.config().vocab;
+  const std::vector<int32_t> prompt = some_tokens(run.prompt, vocab), before = some_tokens(run.depth, vocab);
+  const auto start_at_depth = [&] {
+    Sequence sequence = runtime.make_sequence();
+    if (!before.empty()) runtime.prefill(sequence, before);
+    meter.reset();
+    return sequence;
+  };
+  const auto since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  Phase phases[] = {best_phase("prefill", run.prompt, meter, run.repeat,
+                               [&] {
+                                 Sequence sequence = start_at_depth();
+                                 const Clock::time_point start = Clock::now();
+                                 runtime.prefill(sequence, prompt);
+                                 return since(start);
+                               }),
+                    best_phase("decode", run.generate, meter, run.repeat, [&] {
+                      Sequence sequence = start_at_depth();
+                      int32_t token = prompt[0];
+                      const Clock::time_point start = Clock::now();
+                      for (int32_t i = 0; i < run.generate; ++i) {
+                        token = std::max(0, argmax(runtime.prefill(sequence, std::span(&token, 1))));
+                      }
+                      return since(start);
+                    })};
+  const Machine machine = {measure_read_gb_s(runtime.backend()), measure_peak(runtime.backend())};
+  const auto rate = [](const std::optional<double>& ops) {
+    return ops ? nlohmann::ordered_json(*ops * 1e-9) : nlohmann::ordered_json(nullptr);
+  };
+  if (json) {
+    write_json({{"model", valid_utf8(runtime.checkpoint().path())},
+                {"device", runtime.backend().name()},
+                {"isa", runtime.backend().isa()},
+                {"threads", runtime.backend().threads()},
+                {"depth", run.depth},
+                {"read_gb_s", machine.read_gb_s},
+                {"int8_gop_s", rate(machine.peak.int8_dot)},
+                {"fma_gop_s", rate(machine.peak.float_fma)},
+                {"prefill", to_json(phases[0], machine)},
+                {"decode", to_json(phases[1], machine)}});
+    return 0;
+  }
+  std::string out = fmt::format("{}\n{} on {}\n", runtime.checkpoint().path(), runtime.config().architecture,
+                                runtime.backend().description());
+  out += fmt::format("machine: {:.1f} GB/s read", machine.read_gb_s);
+  if (machine.peak.int8_dot) {
+    out +=
+        fmt::format(", {:.1f} Gop/s int8 ({})", *machine.peak.int8_dot * 1e-9, machine.peak.int8_instruction);
+  }
+  if (machine.peak.float_fma) out += fmt::format(", {:.1f} Gop/s float fma", *machine.peak.float_fma * 1e-9);
+  out += "\n";
+  for (const Phase& phase : phases) out += to_text(phase, machine);
+  write_stdout(out);
+  return 0;
+}
+
+}  // namespace millrace::cli

@@ -1,0 +1,49 @@
+// millrace bench --roofline: every operation's time beside the bytes and operations it needs, and beside what
+// the machine could do at most, measured in the same run. An executor that times each call stands between the
+// model and the device (OpMeter); what a call needs is counted from its weights and its batch:
+//   bytes        weights once per call (experts: those that this many tokens are expected to choose), keys
+//   and values
+//                that are in sight once per sequence; activations, which stay in the caches, not at all
+//   operations   two per weight and token, four per query, position in sight and dimension of attention
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/runtime.h"
+
+namespace millrace::cli {
+
+enum class Op { kEmbed, kNormQkv, kRopeAppend, kAttend, kProject, kFfn, kRoute, kExperts, kLogits, kCount };
+
+struct OpTotals {
+  int64_t calls = 0;
+  double seconds = 0.0, bytes = 0.0;
+  double int8_ops = 0.0, float_ops = 0.0;  // by the arithmetic their weights' type asks for
+};
+
+class OpMeter : public std::enable_shared_from_this<OpMeter> {
+ public:
+  void attach(RuntimeOptions& options);  // before Runtime::open
+  void watch(const Runtime& runtime);    // after it
+  void reset() { totals_.assign(static_cast<size_t>(Op::kCount), {}); }
+  const OpTotals& totals(Op op) const { return totals_[static_cast<size_t>(op)]; }
+  const Runtime& runtime() const { return *runtime_; }
+  OpTotals& at(Op op) { return totals_[static_cast<size_t>(op)]; }
+
+ private:
+  const Runtime* runtime_ = nullptr;
+  std::vector<OpTotals> totals_ = std::vector<OpTotals>(static_cast<size_t>(Op::kCount));
+};
+
+struct RooflineRun {
+  int32_t prompt, generate, depth, repeat;
+};
+// Runs both phases under the meter and prints the table. Throws Error for a device whose calls return early.
+int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json);
+
+// Any tokens will do; these spread over the vocabulary so that embedding rows and experts vary.
+std::vector<int32_t> some_tokens(int32_t count, int32_t vocab);
+
+}  // namespace millrace::cli

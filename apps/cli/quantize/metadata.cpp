@@ -1,0 +1,91 @@
+#include "quantize/metadata.h"
+
+#include <array>
+#include <map>
+
+#include "base/error.h"
+#include "gguf_keys.h"
+#include "io/hf_directory.h"
+#include "quantize/vocabulary.h"
+
+namespace millrace::cli {
+namespace {
+
+// general.file_type: what most tensors are.
+uint32_t file_type(DType type) {
+  static const std::map<DType, uint32_t> kTypes = {
+      {DType::kF32, 0},   {DType::kF16, 1},   {DType::kQ4_0, 2},  {DType::kQ4_1, 3},
+      {DType::kQ8_0, 7},  {DType::kQ5_0, 8},  {DType::kQ5_1, 9},  {DType::kQ4_K, 15},
+      {DType::kQ5_K, 17}, {DType::kQ6_K, 18}, {DType::kBF16, 32}, {DType::kMXFP4, 38}};
+  const auto found = kTypes.find(type);
+  return found == kTypes.end() ? 0 : found->second;
+}
+
+void write_quantization_keys(DType type, io::GgufWriter& writer) {
+  writer.set_u32("general.file_type", file_type(type));
+  writer.set_u32("general.quantization_version", 2);
+}
+
+void copy_gguf_keys(const io::Gguf& gguf, io::GgufWriter& writer) {
+  for (const io::GgufRawValue& value : gguf.raw_metadata()) {
+    const bool ours = value.key == "general.file_type" || value.key == "general.quantization_version" ||
+                      value.key == "general.alignment" || value.key.starts_with("split.");
+    if (!ours) writer.copy_value(value.key, value.bytes);
+  }
+}
+
+void write_hf_keys(const io::Checkpoint& checkpoint, const ModelConfig& config, io::GgufWriter& writer) {
+  writer.set_string("general.architecture", config.architecture);
+  writer.set_string("general.name", config.name);
+  write_config_keys(checkpoint.hf->config, checkpoint.path(), config.architecture, config.vocab, writer);
+  if (config.architecture == "llama" && config.layer_windows[0] > 0) {
+    writer.set_u32("llama.attention.sliding_window", static_cast<uint32_t>(config.layer_windows[0]));
+  }
+  write_vocabulary(checkpoint, config, writer);
+}
+
+// The keys once more, in memory, read as any GGUF file is: a model that would compute something else, or cut
+// text otherwise, must not be written.
+void check_hf_keys(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+  io::GgufWriter trial("/dev/null");
+  write_hf_keys(checkpoint, config, trial);
+  trial.add_tensor("token_embd.weight", DType::kF32, std::array<int64_t, 2>{config.vocab, 1});
+  std::string bytes = trial.header();
+  bytes.resize(trial.file_bytes());
+  io::Checkpoint again;
+  again.gguf = io::Gguf::parse(std::as_bytes(std::span(bytes)), checkpoint.path() + " as GGUF");
+  const ModelConfig read = read_config(again);
+  const auto fail = [&](const char* what) {
+    throw_error(ErrorCode::kUnsupported, "{}: {}: found a setting that GGUF's keys for {} cannot say",
+                checkpoint.path(), what, config.architecture);
+  };
+  // The llama3 scaling travels as a tensor of its own.
+  if (config.rope_scaling != RopeScaling::kLlama3 && read.rope_inv_freq != config.rope_inv_freq) {
+    fail("rotary angles");
+  }
+  if (read.rope_magnitude != config.rope_magnitude || read.rotary_dims != config.rotary_dims)
+    fail("rotary scaling");
+  if (read.layer_windows != config.layer_windows) fail("attention windows");
+  if (read.norm_eps != config.norm_eps || read.swiglu_limit != config.swiglu_limit)
+    fail("norm or activation");
+  if (read.head_dim != config.head_dim || read.experts_per_token != config.experts_per_token ||
+      read.expert_weighting != config.expert_weighting) {
+    fail("sizes");
+  }
+  check_vocabulary(checkpoint, again);
+}
+
+}  // namespace
+
+void write_quantized_metadata(const io::Checkpoint& checkpoint, const std::optional<ModelConfig>& config,
+                              DType type, io::GgufWriter& writer) {
+  if (checkpoint.gguf) {
+    copy_gguf_keys(*checkpoint.gguf, writer);
+  } else {
+    check_hf_keys(checkpoint, *config);
+    write_hf_keys(checkpoint, *config, writer);
+  }
+  write_quantization_keys(type, writer);
+}
+
+}  // namespace millrace::cli

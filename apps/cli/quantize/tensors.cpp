@@ -1,0 +1,93 @@
+#include "quantize/tensors.h"
+
+#include <cmath>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "model/model.h"
+#include "model/weight_source.h"
+
+namespace millrace::cli {
+namespace {
+
+// A bias seen through a stride, [.., n, 1], is [.., n] in a file of its own.
+TensorView plain_shape(const TensorView& view) {
+  TensorView out = view;
+  if (out.rank > 1 && out.cols() == 1) --out.rank;
+  return out;
+}
+
+// Hugging Face keeps the halves of a rotated head apart, GGUF's llama files interleave them.
+bool interleaves(const ModelConfig& config, const std::string& name) {
+  const auto is = [&](const char* stem) { return name.find(stem) != std::string::npos; };
+  return config.architecture == "llama" && (is(".attn_q.") || is(".attn_k."));
+}
+
+// llama.cpp's form of the llama3 scaling: what each angle is divided by.
+OutTensor rope_divisors(const ModelConfig& config) {
+  OutTensor out;
+  out.name = "rope_freqs.weight";
+  for (size_t i = 0; i < config.rope_inv_freq.size(); ++i) {
+    const double plain = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / config.rotary_dims);
+    out.values.push_back(static_cast<float>(plain / config.rope_inv_freq[i]));
+  }
+  out.source.name = out.name;
+  out.source.rank = 1;
+  out.source.shape[0] = static_cast<int64_t>(out.values.size());
+  return out;
+}
+
+}  // namespace
+
+std::vector<int64_t> OutTensor::shape() const {
+  const TensorView plain = plain_shape(source);
+  return {plain.shape.begin(), plain.shape.begin() + plain.rank};
+}
+
+std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
+                                    const std::optional<ModelConfig>& config) {
+  std::vector<OutTensor> out;
+  const bool tied = has_tied_output(checkpoint);
+  const auto add = [&](const std::string& name, const TensorView& view) {
+    OutTensor& tensor = out.emplace_back();
+    tensor.name = name;
+    tensor.source = view;
+    tensor.part = quant::part_of(name, view, tied);
+  };
+  if (checkpoint.gguf) {
+    for (const TensorView& view : checkpoint.tensors()) {
+      if (view.type == DType::kI32) {
+        throw_error(ErrorCode::kUnsupported, "{}: tensor {}: found type i32, expected weights",
+                    checkpoint.path(), view.name);
+      }
+      add(view.name, view);
+    }
+    return out;
+  }
+  WeightSource source(checkpoint, *config, /*gather=*/false);
+  visit_weights(source, *config, [&](const std::string& name, const TensorView& view) {
+    add(name, view);
+    if (interleaves(*config, name)) out.back().order.head_dim = config->head_dim;
+  });
+  if (config->rope_scaling == RopeScaling::kLlama3) out.push_back(rope_divisors(*config));
+  return out;
+}
+
+void stream_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelConfig>& config,
+                    const std::vector<OutTensor>& tensors,
+                    const std::function<void(size_t index, const TensorView& source)>& take) {
+  size_t index = 0;
+  if (checkpoint.gguf) {
+    for (; index < tensors.size(); ++index) take(index, tensors[index].source);
+    return;
+  }
+  WeightSource source(checkpoint, *config, /*gather=*/true);
+  visit_weights(source, *config, [&](const std::string& name, const TensorView& view) {
+    MILLRACE_CHECK(tensors[index].name == name);
+    take(index++, view);
+    source.take_gathered();
+  });
+  for (; index < tensors.size(); ++index) take(index, tensors[index].source);
+}
+
+}  // namespace millrace::cli

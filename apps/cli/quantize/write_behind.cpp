@@ -1,0 +1,63 @@
+#include "quantize/write_behind.h"
+
+namespace millrace::cli {
+
+WriteBehind::WriteBehind(io::GgufWriter& writer) : writer_(writer), thread_([this] { run(); }) {}
+
+WriteBehind::~WriteBehind() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void WriteBehind::run() {
+  for (size_t next = 0;; next = 1 - next) {
+    Piece& piece = pieces_[next];
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return piece.full || stop_; });
+    if (!piece.full) return;
+    const bool failed = failure_ != nullptr;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      if (!failed) writer_.write(piece.data.data(), piece.bytes);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    piece.full = false;
+    if (failure) failure_ = failure;
+    lock.unlock();
+    changed_.notify_all();
+  }
+}
+
+std::byte* WriteBehind::buffer(size_t bytes) {
+  Piece& piece = pieces_[filling_];
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !piece.full; });
+  if (failure_) std::rethrow_exception(failure_);
+  if (piece.data.size() < bytes) piece.data.resize(bytes);
+  return piece.data.data();
+}
+
+void WriteBehind::submit(size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    pieces_[filling_].bytes = bytes;
+    pieces_[filling_].full = true;
+  }
+  changed_.notify_all();
+  filling_ = 1 - filling_;
+}
+
+void WriteBehind::finish() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !pieces_[0].full && !pieces_[1].full; });
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+}  // namespace millrace::cli

@@ -1,0 +1,48 @@
+// WriteBehind: a thread that writes one buffer to a file while the next is being made, so that a pass takes
+// the longer of the two and not their sum.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "io/gguf_writer.h"
+
+namespace millrace::cli {
+
+class WriteBehind {
+ public:
+  explicit WriteBehind(io::GgufWriter& writer);
+  ~WriteBehind();  // waits for the write under way; what failed is then lost, so call finish() first
+  WriteBehind(const WriteBehind&) = delete;
+  WriteBehind& operator=(const WriteBehind&) = delete;
+
+  // A buffer of at least `bytes` that nobody reads; waits for one. Throws what an earlier write has thrown.
+  std::byte* buffer(size_t bytes);
+  // Hands the buffer's first `bytes` to the writer.
+  void submit(size_t bytes);
+  // Waits until everything is written. Throws what a write has thrown.
+  void finish();
+
+ private:
+  struct Piece {
+    std::vector<std::byte> data;
+    size_t bytes = 0;
+    bool full = false;
+  };
+  void run();
+
+  io::GgufWriter& writer_;
+  std::array<Piece, 2> pieces_;
+  size_t filling_ = 0;  // the piece the caller fills; the writer goes round likewise
+  std::mutex mutex_;    // guards full, stop_ and failure_
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+}  // namespace millrace::cli

@@ -1,0 +1,43 @@
+// ForwardingExecutor: an Executor that hands every call to another. What watches or times a model derives
+// from it and overrides the calls it is about.
+#pragma once
+
+#include <utility>
+
+#include "backend/backend.h"
+
+namespace millrace {
+
+class ForwardingExecutor : public Executor {
+ public:
+  explicit ForwardingExecutor(std::unique_ptr<Executor> inner) : inner_(std::move(inner)) {}
+
+  void begin(const Batch& batch) override { inner_->begin(batch); }
+  void embed(const Weight& table, float scale) override { inner_->embed(table, scale); }
+  void norm_qkv(const NormQkv& op) override { inner_->norm_qkv(op); }
+  void rope_append_kv(const Rope& op) override { inner_->rope_append_kv(op); }
+  void attend(const Attend& op) override { inner_->attend(op); }
+  void project_add(const Linear& op) override { inner_->project_add(op); }
+  void ffn_add(const Ffn& op) override { inner_->ffn_add(op); }
+  void route(const Route& op) override { inner_->route(op); }
+  void experts_add(const Experts& op) override { inner_->experts_add(op); }
+  void norm_logits(const Logits& op) override { inner_->norm_logits(op); }
+  std::span<const float> logits() override { return inner_->logits(); }
+  void read_block(int group, int32_t block, std::span<std::byte> to) override {
+    inner_->read_block(group, block, to);
+  }
+  void write_block(int group, int32_t block, std::span<const std::byte> from) override {
+    inner_->write_block(group, block, from);
+  }
+  void copy_block(int group, int32_t from, int32_t to) override { inner_->copy_block(group, from, to); }
+  std::vector<float> read_slot(Slot slot) override { return inner_->read_slot(slot); }
+  void write_slot(Slot slot, std::span<const float> values) override { inner_->write_slot(slot, values); }
+
+ protected:
+  Executor& inner() { return *inner_; }
+
+ private:
+  std::unique_ptr<Executor> inner_;
+};
+
+}  // namespace millrace

@@ -1,0 +1,158 @@
+// Each kernel keeps more accumulators than an instruction's latency times its rate, all in registers; an
+// empty asm statement hides their values, so that no multiplication is left out.
+#include "backend/peak.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string_view>
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace millrace {
+namespace {
+
+constexpr int64_t kRounds = 20000;  // of a kernel's inner loop in one call: some hundred microseconds
+
+// A kernel returns the operations it has done.
+using Kernel = double (*)();
+
+#if defined(__aarch64__)
+constexpr int kAccumulators = 16;
+
+// By their encodings: g++, clang and their assemblers disagree on how a function asks for these extensions.
+// v0 to v15 are the accumulators, v16 and v17 the factors; what is in them does not change the speed.
+#define MILLRACE_SIXTEEN_TIMES(encoding)                                                                   \
+  asm volatile(                                                                                            \
+      ".irp d,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n\t"                                                   \
+      ".inst " encoding                                                                                    \
+      " + (17 << 16) + (16 << 5) + \\d\n\t"                                                                \
+      ".endr" ::                                                                                           \
+          : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", \
+            "v15")
+
+double dot_int8() {  // sdot v.4s, v17.16b, v16.16b
+  for (int64_t i = 0; i < kRounds; ++i) MILLRACE_SIXTEEN_TIMES("0x4e809400");
+  return static_cast<double>(kRounds) * kAccumulators * 32;
+}
+
+double matrix_int8() {  // smmla, the same operands
+  for (int64_t i = 0; i < kRounds; ++i) MILLRACE_SIXTEEN_TIMES("0x4e80a400");
+  return static_cast<double>(kRounds) * kAccumulators * 64;
+}
+#undef MILLRACE_SIXTEEN_TIMES
+
+double fma_float() {
+  float32x4_t sums[kAccumulators] = {};
+  float32x4_t a = vdupq_n_f32(1.0f), b = vdupq_n_f32(0.5f);
+  for (int64_t i = 0; i < kRounds; ++i) {
+    asm volatile("" : "+w"(a), "+w"(b));
+    for (float32x4_t& sum : sums) sum = vfmaq_f32(sum, a, b);
+  }
+  for (float32x4_t& sum : sums) asm volatile("" : "+w"(sum));
+  return static_cast<double>(kRounds) * kAccumulators * 8;
+}
+#elif defined(__x86_64__)
+constexpr int kAccumulators = 10;
+
+// Unsigned times signed bytes to words, words to doublewords, and their sum: three instructions for 64
+// operations.
+__attribute__((target("avx2"))) double dot_int8() {
+  __m256i sums[kAccumulators] = {};
+  __m256i a = _mm256_set1_epi8(1), b = _mm256_set1_epi8(2);
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (int64_t i = 0; i < kRounds; ++i) {
+    asm volatile("" : "+x"(a), "+x"(b));
+    for (__m256i& sum : sums) {
+      __m256i words = _mm256_maddubs_epi16(a, b);
+      asm volatile("" : "+x"(words));
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(words, ones));
+    }
+  }
+  for (__m256i& sum : sums) asm volatile("" : "+x"(sum));
+  return static_cast<double>(kRounds) * kAccumulators * 64;
+}
+
+__attribute__((target("avx512f,avx512vnni"))) double dot_int8_wide() {
+  __m512i sums[kAccumulators];
+  for (__m512i& sum : sums) sum = _mm512_setzero_si512();
+  __m512i a = _mm512_set1_epi32(0x01010101), b = _mm512_set1_epi32(0x02020202);
+  for (int64_t i = 0; i < kRounds; ++i) {
+    asm volatile("" : "+v"(a), "+v"(b));
+    for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, a, b);
+  }
+  for (__m512i& sum : sums) asm volatile("" : "+v"(sum));
+  return static_cast<double>(kRounds) * kAccumulators * 128;
+}
+
+__attribute__((target("avx2,fma"))) double fma_float() {
+  __m256 sums[kAccumulators] = {};
+  __m256 a = _mm256_set1_ps(1.0f), b = _mm256_set1_ps(0.5f);
+  for (int64_t i = 0; i < kRounds; ++i) {
+    asm volatile("" : "+x"(a), "+x"(b));
+    for (__m256& sum : sums) sum = _mm256_fmadd_ps(a, b, sum);
+  }
+  for (__m256& sum : sums) asm volatile("" : "+x"(sum));
+  return static_cast<double>(kRounds) * kAccumulators * 16;
+}
+
+__attribute__((target("avx512f"))) double fma_float_wide() {
+  __m512 sums[kAccumulators];
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
+  __m512 a = _mm512_set1_ps(1.0f), b = _mm512_set1_ps(0.5f);
+  for (int64_t i = 0; i < kRounds; ++i) {
+    asm volatile("" : "+v"(a), "+v"(b));
+    for (__m512& sum : sums) sum = _mm512_fmadd_ps(a, b, sum);
+  }
+  for (__m512& sum : sums) asm volatile("" : "+v"(sum));
+  return static_cast<double>(kRounds) * kAccumulators * 32;
+}
+#endif
+
+struct Kernels {
+  Kernel int8 = nullptr, fma = nullptr;
+  const char* int8_instruction = "";
+};
+
+// By the name of the backend's table, which the machine can run or it would not have been chosen.
+Kernels kernels_for([[maybe_unused]] std::string_view isa) {
+#if defined(__aarch64__)
+  if (isa.find("i8mm") != isa.npos) return {matrix_int8, fma_float, "smmla"};
+  if (isa.find("dotprod") != isa.npos) return {dot_int8, fma_float, "sdot"};
+  if (isa.find("neon") != isa.npos) return {nullptr, fma_float, ""};
+#elif defined(__x86_64__)
+  // AMX tiles are not measured here: their peak is a multiple of this one.
+  if (isa.find("amx") != isa.npos) return {nullptr, fma_float_wide, ""};
+  if (isa.find("avx512") != isa.npos) return {dot_int8_wide, fma_float_wide, "vpdpbusd"};
+  if (isa.find("avx") != isa.npos) return {dot_int8, fma_float, "vpmaddubsw + vpmaddwd"};
+#endif
+  return {};
+}
+
+std::optional<double> best_rate(Backend& backend, Kernel kernel) {
+  constexpr int kPasses = 5, kCallsPerThread = 64;
+  if (kernel == nullptr) return std::nullopt;
+  double best = 0.0;
+  const int64_t calls = int64_t{kCallsPerThread} * backend.threads();
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const auto start = std::chrono::steady_clock::now();
+    backend.parallel(calls, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) kernel();
+    });
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    best = std::max(best, kernel() * static_cast<double>(calls) / seconds);
+  }
+  return best;
+}
+
+}  // namespace
+
+Peak measure_peak(Backend& backend) {
+  const Kernels kernels = kernels_for(backend.isa());
+  return {best_rate(backend, kernels.int8), best_rate(backend, kernels.fma), kernels.int8_instruction};
+}
+
+}  // namespace millrace

@@ -1,0 +1,42 @@
+// ErrorFeedback: encoding that lets the columns still to come make up for the errors of those already
+// rounded.
+//
+// What counts is the error of W x, not of W: e A e' over a row's errors e, with A = sum of x x' over the
+// inputs seen. Once a block of columns B is encoded, its errors e_B are fixed; the change of the remaining
+// columns R that makes e A e' least is e_B A_BR A_RR^-1, added to them before they are encoded in turn. With
+// A = R R' (R upper triangular) this is e_B R_BR R_RR^-1 for every block, from one factorization. The rule is
+// that of Optimal Brain Surgeon (Hassibi and Stork 1993), taken block by block (Frantar et al. 2022).
+//
+// A row of n columns costs n^2 / 2 multiply-adds, the factorization n^3 / 3 once per matrix.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "tensor/dtype.h"
+
+namespace millrace::quant {
+
+class ErrorFeedback {
+ public:
+  using Parallel = std::function<void(int64_t count, const std::function<void(int64_t, int64_t)>& body)>;
+
+  // `products` [cols, cols]: sums of x_i x_j, of which the part with j >= i is read. `block`: elements of the
+  // type to be written. `damping`: the share of the mean diagonal added to it; a sample shorter than cols
+  // needs it, for what it does not show must not be thought free of errors.
+  ErrorFeedback(std::span<const float> products, int64_t cols, int block, double damping,
+                const Parallel& parallel);
+
+  // As quant::encode_rows(), but errors flow on along each row; `x` is changed on the way.
+  void encode_rows(DType type, float* x, int64_t num_rows, const float* importance, std::byte* out) const;
+
+ private:
+  int64_t cols_;
+  int block_;
+  // Row i: what one unit of error in column i adds to the columns after its block; the rest is not used.
+  std::vector<float> flow_;  // [cols, cols]
+};
+
+}  // namespace millrace::quant

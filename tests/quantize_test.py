@@ -1,0 +1,257 @@
+"""Quantization and measurement through the real binary: every type, both kinds of input, what it costs a real model.
+
+    tests/quantize_test.py PATH/TO/millrace [unittest options]
+
+Run from the repository root. Needs only Python's own library; the real model is build/models/SmolLM2-135M-Instruct.
+Q4_1.gguf (tools/fetch_model.py smollm2), and where the package gguf is there the files are read with it too.
+"""
+
+import json
+import os
+import pathlib
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BINARY = ""
+TIMEOUT = 600  # of a command, on a machine that is busy with other things
+TYPES = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", "mxfp4", "f16", "bf16", "f32")
+SMOLLM2 = pathlib.Path("build/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+TEXT = pathlib.Path("tests/golden/text/mill.txt")
+GOLDEN = pathlib.Path("tests/golden/models")
+
+
+def millrace(*args, **options):
+    return subprocess.run([BINARY, *map(str, args)], capture_output=True, timeout=TIMEOUT, **options)
+
+
+def floats(path):
+    data = pathlib.Path(path).read_bytes()
+    length = struct.unpack("<H", data[8:10])[0]
+    return struct.unpack(f"<{(len(data) - 10 - length) // 4}f", data[10 + length :])
+
+
+class QuantizeCase(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory(prefix="millrace-quantize-test-")
+        self.addCleanup(directory.cleanup)
+        self.path = pathlib.Path(directory.name)
+
+    def good(self, *args, **options):
+        done = millrace(*args, **options)
+        self.assertEqual(done.returncode, 0, (args, done.stderr))
+        return done.stdout.decode()
+
+    def good_json(self, *args):
+        return json.loads(self.good(*args, "--json"))
+
+    def bad(self, *args, says=(), **options):
+        done = millrace(*args, **options)
+        error = done.stderr.decode()
+        self.assertEqual(done.returncode, 2, (args, error))
+        self.assertRegex(error, r"\Amillrace: [^\n]+\n\Z", args)
+        for piece in says:
+            self.assertIn(piece, error)
+
+    def synth(self, shape, *options):
+        path = self.path / f"{shape}{''.join(options)}.gguf"
+        self.good("synth", shape, path, *options)
+        return path
+
+    def logits(self, model, *options, tokens="1,5,9,2,77,30"):
+        out = self.path / "logits.npy"
+        self.good("logits", model, "--tokens", tokens, "--kv-type", "f32", "--out", out, *options)
+        return floats(out)
+
+
+class Quantize(QuantizeCase):
+    def test_every_type_gives_a_file_of_it_and_the_same_model_as_on_load(self):
+        model = self.synth("tiny-llama", "--type", "f32")
+        for name in TYPES + ("int8", "int4"):
+            out = self.path / "out.gguf"
+            report = self.good_json("quantize", model, out, "--type", name)
+            self.assertEqual(out.stat().st_size, report["file_bytes"])
+            for tensor in report["tensors"]:
+                if "norm" in tensor["name"]:
+                    self.assertEqual((tensor["to"], tensor["relative_rms"]), ("f32", 0.0))
+                else:
+                    self.assertLess(tensor["relative_rms"], 0.13, tensor)
+            # The encoder is the same, and so is every bit of the result.
+            self.assertEqual(self.logits(out), self.logits(model, "--quantize", name), name)
+
+    def test_experts_of_gpt_oss(self):
+        model = self.synth("tiny-gpt-oss")
+        out = self.path / "out.gguf"
+        report = self.good_json("quantize", model, out, "--type", "int4")
+        types = {t["name"]: (t["from"], t["to"]) for t in report["tensors"]}
+        self.assertEqual(types["blk.0.ffn_up_exps.weight"], ("mxfp4", "mxfp4"))  # already in 4 bits: kept, exactly
+        self.assertEqual(types["blk.0.ffn_gate_inp.weight"][1], "f32")
+        self.assertEqual(types["blk.0.attn_sinks.weight"][1], "f32")
+        self.assertEqual(self.logits(out), self.logits(model, "--quantize", "int4"))
+
+    def test_hugging_face_directories_become_the_same_model(self):
+        for directory in sorted(GOLDEN.glob("*/hf")):
+            with self.subTest(model=directory.parent.name):
+                out = self.path / "out.gguf"
+                if directory.parent.name == "qwen3moe-raw":  # weights of experts that are not renormalized
+                    self.bad("quantize", directory, out, "--type", "f32", says=["GGUF's keys for qwen3moe cannot say"])
+                    continue
+                self.good("quantize", directory, out, "--type", "f32")
+                # The reference computes in float32 whatever the weights' type: only the file can make a difference.
+                ours, theirs = (self.logits(model, "--device", "reference") for model in (out, directory))
+                largest = max(map(abs, theirs))
+                self.assertLess(max(abs(a - b) for a, b in zip(ours, theirs)), 1e-5 * largest)
+                text = "A mill, 3 wheels\nand 1847 stones."
+                self.assertEqual(self.good("tokenize", out, text), self.good("tokenize", directory, text))
+
+    def test_quantizing_in_place_and_twice_changes_nothing_more(self):
+        model = self.synth("tiny-llama", "--type", "f32")
+        self.good("quantize", model, model, "--type", "q8_0")
+        once = model.read_bytes()
+        self.good("quantize", model, model, "--type", "q8_0")
+        self.assertEqual(model.read_bytes(), once)
+
+    def test_auto_stays_within_its_budget(self):
+        model = self.synth("tiny-llama", "--type", "f32")
+        for budget, most in (("6bpw", None), ("500K", 500_000)):
+            out = self.path / "auto.gguf"
+            report = self.good_json("quantize", model, out, "--type", "auto", "--budget", budget)
+            if most:
+                self.assertLessEqual(out.stat().st_size, most)
+            else:
+                self.assertLessEqual(report["bits_per_weight"], 6.0)
+            self.good("run", out, "-p", "a", "-n", 2)
+
+    def test_memory_plan_counts_what_is_quantized_on_load(self):
+        model = self.synth("tiny-llama", "--type", "f32")
+        plain = self.good_json("inspect", model)["memory"]
+        small = self.good_json("inspect", model, "--quantize", "q8_0")["memory"]
+        self.assertLess(small["weights_mapped_bytes"], plain["weights_mapped_bytes"] / 10)
+        self.assertGreater(small["weights_repacked_bytes"], plain["weights_mapped_bytes"] / 5)
+
+    def test_bad_input(self):
+        model = self.synth("tiny-llama")
+        out = self.path / "out.gguf"
+        self.bad("quantize", model, out, "--type", "q3_k", says=["--type", "q3_k", "q8_0 q6_k", "int4"])
+        self.bad("run", model, "-p", "a", "--quantize", "nope", says=["--quantize", "nope", "q8_0 q6_k"])
+        self.bad("quantize", model, out, "--type", "auto", says=["--budget"])
+        self.bad("quantize", model, out, "--type", "q4_0", "--budget", "1G", says=["--budget", "auto"])
+        for budget in ("many", "-1", "4.5", "1e30", "nan", ""):
+            self.bad("quantize", model, out, "--type", "auto", "--budget", budget, says=["--budget"])
+        self.bad("quantize", model, out, "--type", "auto", "--budget", "1bpw", says=["--budget", "at least"])
+        self.bad("quantize", self.path / "none.gguf", out, says=["none.gguf"])
+        self.bad("quantize", model, self.path / "no" / "dir.gguf", says=["dir.gguf"])
+        self.assertFalse(out.exists())
+
+    def test_a_full_disk_leaves_nothing(self):
+        model = self.synth("tiny-llama", "--type", "f32")
+        folder = self.path / "folder"
+        folder.mkdir()
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))
+
+        self.bad("quantize", model, folder / "out.gguf", says=["out.gguf"], preexec_fn=limit)
+        self.assertEqual(list(folder.iterdir()), [])
+
+    def test_values_that_are_not_finite_are_named(self):
+        model = self.synth("tiny-llama", "--type", "f32")
+        data = bytearray(model.read_bytes())
+        data[-4:] = struct.pack("<f", float("nan"))  # the last tensor's last value
+        model.write_bytes(data)
+        out = self.path / "out.gguf"
+        self.bad("quantize", model, out, "--type", "q4_0", says=["tensor", "row", "NaN"])
+        self.assertFalse(out.exists())
+
+    def test_files_read_by_gguf_py_hold_the_same_values(self):
+        try:
+            import gguf
+        except ImportError:
+            self.skipTest("the Python package gguf is not installed")
+        model = self.synth("tiny-llama", "--type", "f32")
+        for name in TYPES:
+            out, plain = self.path / "out.gguf", self.path / "plain.gguf"
+            self.good("quantize", model, out, "--type", name)
+            self.good("quantize", out, plain, "--type", "f32")  # our reading of it
+            expected = {t.name: t for t in gguf.GGUFReader(plain).tensors}
+            for tensor in gguf.GGUFReader(out).tensors:
+                theirs = gguf.quants.dequantize(tensor.data, tensor.tensor_type).ravel()
+                self.assertTrue((theirs == expected[tensor.name].data.ravel()).all(), (name, tensor.name))
+
+
+class Measure(QuantizeCase):
+    def perplexity(self, model, *options):
+        return self.good_json("perplexity", model, "--tokens", "1,5,9,2,77,30,8,8,120,7,300,41", *options)
+
+    def test_divergence(self):
+        model = self.synth("tiny-llama", "--type", "f32")
+        out = self.path / "out.gguf"
+        self.good("quantize", model, out, "--type", "q4_0")
+        same = self.perplexity(model, "--kv-type", "f32", "--kl")["kl"]
+        self.assertEqual((same["mean"], same["top1_agreement"], same["perplexity_ratio"]), (0.0, 1.0, 1.0))
+        cache = self.perplexity(model, "--kv-type", "bf16", "--kl")["kl"]
+        coded = self.perplexity(out, "--kv-type", "f32", "--kl", model)
+        self.assertGreater(cache["mean"], 0.0)
+        self.assertGreater(coded["kl"]["mean"], 5 * cache["mean"])
+        self.assertGreaterEqual(coded["kl"]["p99"], coded["kl"]["mean"])
+        self.assertEqual(coded["kl"]["tokens"], coded["scored_tokens"])
+        alone = self.perplexity(model, "--kv-type", "f32")["perplexity"]
+        self.assertAlmostEqual(coded["perplexity"] / alone, coded["kl"]["perplexity_ratio"], places=5)
+        # Windows that overlap: every token once, as without a baseline.
+        strided = self.perplexity(out, "--ctx", 6, "--stride", 3, "--kl", model)
+        self.assertEqual(strided["kl"]["tokens"], strided["scored_tokens"])
+        self.bad("perplexity", model, "--tokens", "1,2,3", "--kl", GOLDEN / "llama2" / "model.gguf", says=["vocabulary"])
+        self.bad("perplexity", model, "--tokens", "1,2,3", "--kl-device", "cpu", says=["--kl"])
+
+    def test_roofline(self):
+        for shape in ("tiny-llama", "tiny-gpt-oss"):
+            model = self.synth(shape)
+            plain = self.good_json("bench", model, "-p", 32, "-n", 4, "--repeat", 1)
+            report = self.good_json("bench", model, "-p", 32, "-n", 4, "--repeat", 1, "--roofline")
+            self.assertGreater(report["read_gb_s"], 0.0)
+            for phase, tokens in (("prefill", 32), ("decode", 4)):
+                rows = report[phase]["operations"]
+                self.assertEqual(report[phase]["tokens"], tokens)
+                self.assertLessEqual(sum(row["seconds"] for row in rows), report[phase]["seconds"])
+                names = {row["operation"] for row in rows}
+                self.assertLessEqual({"embed", "norm_qkv", "attend", "project_add", "norm_logits"}, names)
+                self.assertIn("experts_add" if "oss" in shape else "ffn_add", names)
+            # What decoding reads of the weights is what bench counts, without the embedding's rows and the vectors.
+            weights = sum(row["bytes"] for row in report["decode"]["operations"]
+                          if row["operation"] not in ("attend", "rope_append_kv")) / 4
+            self.assertLess(weights, plain["bytes_per_token"])
+            self.assertGreater(weights, 0.8 * plain["bytes_per_token"])
+        self.assertIn("of peak", self.good("bench", model, "-p", 8, "-n", 2, "--repeat", 1, "--roofline"))
+
+
+@unittest.skipUnless(SMOLLM2.exists(), f"{SMOLLM2} is not there; `python3 tools/fetch_model.py smollm2` fetches it")
+class RealModel(QuantizeCase):
+    """What a type costs SmolLM2-135M, as the perplexity of 2,000 tokens against the file it came from."""
+
+    def cost(self, model, *options):
+        text = self.path / "text.txt"
+        text.write_text(TEXT.read_text())
+        report = self.good_json("perplexity", model, "-f", text, "--ctx", 2048, "--kl", SMOLLM2, *options)
+        print(f"[  figure  ] {options} {pathlib.Path(model).name}: perplexity {100 * (report['kl']['perplexity_ratio'] - 1):+.3f}%, "
+              f"KL {report['kl']['mean']:.5f}, top-1 {100 * report['kl']['top1_agreement']:.2f}%", file=sys.stderr)
+        return report["kl"]["perplexity_ratio"] - 1
+
+    def test_int8_costs_less_than_0_3_percent(self):
+        # int8 keeps this file's 4-bit blocks as they are; q8_0 writes every matrix anew.
+        self.assertLess(abs(self.cost(SMOLLM2, "--quantize", "q8_0")), 0.003)
+
+    def test_auto_at_4_5_bits_costs_less_than_2_percent(self):
+        out = self.path / "auto.gguf"
+        report = self.good_json("quantize", SMOLLM2, out, "--type", "auto", "--budget", "4.5bpw")
+        self.assertLessEqual(report["bits_per_weight"], 4.5)
+        self.assertLess(self.cost(out), 0.02)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: quantize_test.py PATH/TO/millrace [unittest options]")
+    BINARY = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
