@@ -58,7 +58,7 @@ struct CacheOptions {
   // What makes KV bytes mean the same: the model's weights, KV type, the device's layout of a block. Caches
   // with different identities never share a block, in memory or on disk. The groups' geometry is added here.
   std::string identity = {};
-  size_t element_bytes = 2;  // of a stored number: compression splits the bytes by it
+  size_t element_bytes = 2;  // of a stored number: compression splits 2 and 4 into planes, others not
   bool prefix_cache = true;  // false: nothing is remembered, tokens are not hashed (tiers still swap)
   Eviction eviction = Eviction::kAdaptive;
   // Window groups keep the tail that resuming needs at the end of each prompt and sequence, where prompts

@@ -229,7 +229,6 @@ GroupOptions window(int32_t window, int32_t blocks) { return {window, blocks, kT
 class CacheProperty : public testing::TestWithParam<Setup> {};
 
 TEST_P(CacheProperty, HoldsTheRightBytesAndLosesNoBlock) {
-  std::atomic<uint64_t> lines = 0;
   uint64_t hits = 0, disk = 0, ram = 0, swaps = 0, copies = 0, restarts = 0, lines = 0;
   for (uint32_t seed = 1; seed <= 3; ++seed) {
     Driver driver(GetParam(), seed);

@@ -74,16 +74,21 @@ int32_t Cache::Impl::first_seen(int group, int32_t position) const {
 
 Cache::Impl::Rep* Cache::Impl::new_rep() {
   if (spare_.empty()) {
-    spare_.push_back(std::make_unique<Rep>());
+    auto made = std::make_unique<Rep>();
     for (int g = 0; g < num_groups(); ++g) {
-      spare_.back()->tables[g].blocks.reserve(blocks_for(options_.table_tokens));
+      made->tables[g].blocks.reserve(blocks_for(options_.table_tokens));
     }
+    // Room for all there are: giving one back happens in a destructor and must not allocate.
+    constexpr size_t kFirst = 16;
+    const size_t all = sequences_.size() + 1;
+    if (spare_.capacity() < all) spare_.reserve(std::max(kFirst, 2 * all));
+    spare_.push_back(std::move(made));
   }
+  sequences_.push_back(spare_.back().get());  // may throw; then it is still spare
   Rep* s = spare_.back().release();
   spare_.pop_back();
   s->owner = this;
-  s->place = sequences_.size();
-  sequences_.push_back(s);
+  s->place = sequences_.size() - 1;
   return s;
 }
 
@@ -125,6 +130,12 @@ bool Cache::Impl::reserve(Rep& s, int32_t tokens) {
       }
     }
     const int32_t wanted = blocks_for(static_cast<int64_t>(s.length) + tokens);
+    // Before a block is taken, so that none is lost when there is no memory; seldom, so that decoding
+    // allocates nothing.
+    constexpr size_t kFirst = 64;
+    if (const auto size = static_cast<size_t>(wanted); table.capacity() < size) {
+      table.reserve(std::max({size, 2 * table.capacity(), kFirst}));
+    }
     while (static_cast<int32_t>(table.size()) < wanted) table.push_back(allocate(g));
   }
   return true;

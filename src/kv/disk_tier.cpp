@@ -35,6 +35,7 @@ double rate(double before, uint64_t bytes, Clock::duration time) {
 }  // namespace
 
 DiskTier::DiskTier(Options options) : options_(std::move(options)), files_(*options_.files) {
+  options_.element_bytes = std::max<size_t>(options_.element_bytes, 1);  // 0 in a file: not compressed
   if (const int reason = files_.make_directory(options_.directory); reason != 0) {
     throw_error(ErrorCode::kIo, "{}: cannot make the directory: {}", options_.directory,
                 std::strerror(reason));

@@ -415,6 +415,21 @@ TEST_F(DiskTest, CompressesWhenRoomIsShortAndItSaves) {
   EXPECT_EQ(run(cache, counting(0, 160)), 144);
 }
 
+TEST_F(DiskTest, CompressesWhatHasNoPlanes) {
+  groups = {{0, 100, 4096}};
+  store = TestStore(groups);
+  CacheOptions o = options();
+  o.compression = Compression::kOn;
+  for (const size_t element_bytes : {0u, 1u, 2u, 4u, 34u}) {
+    o.element_bytes = element_bytes;
+    const std::vector<int32_t> tokens = counting(1000 * static_cast<int32_t>(element_bytes), 100);
+    remember(o, tokens);
+    Cache cache(o, store);
+    EXPECT_EQ(run(cache, tokens), 96) << element_bytes;
+  }
+  EXPECT_TRUE(log.lines().empty());
+}
+
 TEST(Compressor, SplitsAndJoinsPlanes) {
   std::mt19937 random(1);
   for (const size_t element : {1u, 2u, 3u, 4u}) {

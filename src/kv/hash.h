@@ -1,7 +1,6 @@
 // The two hashes of the cache, each tested against its published vectors.
 //   Blake2b (RFC 7693)  names a block by its content: cryptographic, so that no tenant can make a prompt
-//   whose
-//                       blocks answer to another prompt's name.
+//                       whose blocks answer to another prompt's name.
 //   xxh64 (XXH64)       checksums the bytes of a file: finds damage, at memory speed.
 #pragma once
 
