@@ -223,6 +223,10 @@ def spread(values):
 
 
 def compare(python, binary, options):
+    busy = os.getloadavg()[0]
+    if busy > 0.5:
+        say(f"this machine is busy (load {busy:.1f}): its own threads wait for others', llama.cpp's most of all, as they "
+            "spin; ratios measured now are not those of a quiet machine")
     job = {"model": options.model, "threads": options.threads, "prompt": options.prompt, "depth": options.depth,
            "generate": options.generate, "repeat": options.repeat, "verbose": options.verbose, "probe": True}
     flash = run_peer(python, job)
@@ -237,6 +241,7 @@ def compare(python, binary, options):
     result = {"model": Path(options.model).name, "threads": options.threads, "isa": ours[0]["isa"],
               "prompt_tokens": options.prompt, "decode_tokens": options.generate, "depth": options.depth,
               "rounds": options.rounds, "repeat": options.repeat, "peer": f"{PACKAGE} {peer_version(python)}",
+              "load_average_before": busy,
               "peer_flash_attention": flash,
               "decode_bandwidth_fraction": statistics.median(o["bandwidth"] or 0.0 for o in ours)}
     for phase in PHASES:

@@ -54,7 +54,8 @@ constexpr const char* kFooter =
     "under --budget: bytes of the file (800M, 3.5GiB) or bits per weight (4.5bpw).";
 
 constexpr size_t kPieceBytes = size_t{16} << 20;
-// A sample of some hundred tokens shows less than half of a matrix's input directions (quant/feedback.h).
+// The shipped sample shows too few of a matrix's input directions to trust it further (quant/feedback.h): on
+// SmolLM2 at 4.5 bits 0.1 costs 5.2% of perplexity, 0.03 costs 6.2%.
 constexpr double kDamping = 0.1;
 
 // "4.5bpw" of the weights, or the bytes of the whole file: "800M", "3.5GiB", "1000000".
@@ -213,6 +214,7 @@ nlohmann::ordered_json to_json(const QuantizeOptions& options, const std::vector
   if (report.chosen) {
     out["sample_tokens"] = report.chosen->sample_tokens;
     out["expected_kl"] = report.chosen->expected_kl;
+    out["kl_of_groups_in_q4_0"] = report.chosen->group_kl;
   }
   out["tensors"] = std::move(rows);
   return out;

@@ -57,6 +57,7 @@ ErrorFeedback::ErrorFeedback(std::span<const float> products, int64_t cols, int 
     flow_[i * cols + i] += static_cast<float>(damping);
   }
   factorize(flow_, cols);
+  for (int64_t j = 0; j < cols; ++j) weight_.push_back(flow_[j * cols + j] * flow_[j * cols + j]);
   // Row i of R_BR R_RR^-1: solve y R_RR = R_iR, column by column. Rows are independent, but R_RR is read: the
   // results go to a copy.
   std::vector<float> solved(flow_.size());
@@ -74,8 +75,7 @@ ErrorFeedback::ErrorFeedback(std::span<const float> products, int64_t cols, int 
   flow_ = std::move(solved);
 }
 
-void ErrorFeedback::encode_rows(DType type, float* x, int64_t num_rows, const float* importance,
-                                std::byte* out) const {
+void ErrorFeedback::encode_rows(DType type, float* x, int64_t num_rows, std::byte* out) const {
   MILLRACE_CHECK(info(type).block_elements == block_);
   const size_t block_bytes = static_cast<size_t>(info(type).block_bytes), row_bytes = bytes_of(type, cols_);
   std::vector<float> values(static_cast<size_t>(num_rows * block_)), back(values.size());
@@ -84,8 +84,7 @@ void ErrorFeedback::encode_rows(DType type, float* x, int64_t num_rows, const fl
     for (int64_t r = 0; r < num_rows; ++r) {
       std::copy_n(x + r * cols_ + begin, block_, &values[r * block_]);
     }
-    quant::encode_rows(type, values.data(), num_rows, block_,
-                       importance == nullptr ? nullptr : importance + begin, coded.data());
+    quant::encode_rows(type, values.data(), num_rows, block_, weight_.data() + begin, coded.data());
     dequantize(type, coded.data(), back.data(), num_rows * block_);
     const int64_t rest = begin + block_;
     for (int64_t r = 0; r < num_rows; ++r) {

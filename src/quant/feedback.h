@@ -7,6 +7,9 @@
 // A = R R' (R upper triangular) this is e_B R_BR R_RR^-1 for every block, from one factorization. The rule is
 // that of Optimal Brain Surgeon (Hassibi and Stork 1993), taken block by block (Frantar et al. 2022).
 //
+// The search for a block's scale weighs column j by the square of R_jj: what an error there costs once the
+// columns after it have done what they can.
+//
 // A row of n columns costs n^2 / 2 multiply-adds, the factorization n^3 / 3 once per matrix.
 #pragma once
 
@@ -30,13 +33,14 @@ class ErrorFeedback {
                 const Parallel& parallel);
 
   // As quant::encode_rows(), but errors flow on along each row; `x` is changed on the way.
-  void encode_rows(DType type, float* x, int64_t num_rows, const float* importance, std::byte* out) const;
+  void encode_rows(DType type, float* x, int64_t num_rows, std::byte* out) const;
 
  private:
   int64_t cols_;
   int block_;
   // Row i: what one unit of error in column i adds to the columns after its block; the rest is not used.
-  std::vector<float> flow_;  // [cols, cols]
+  std::vector<float> flow_;    // [cols, cols]
+  std::vector<float> weight_;  // [cols]: R_jj^2
 };
 
 }  // namespace millrace::quant

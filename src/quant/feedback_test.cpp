@@ -67,7 +67,7 @@ TEST(ErrorFeedback, LowersTheErrorOfTheOutput) {
     encode_rows(type, w.data(), kRows, kCols, nullptr, plain.data());
     const ErrorFeedback feedback(products_of(seen), kCols, 32, 0.1, serial);
     std::vector<float> changed = w;
-    feedback.encode_rows(type, changed.data(), kRows, nullptr, fed.data());
+    feedback.encode_rows(type, changed.data(), kRows, fed.data());
     EXPECT_LT(output_error(w, type, fed, seen), 0.3 * output_error(w, type, plain, seen)) << info(type).name;
     EXPECT_LT(output_error(w, type, fed, others), 0.4 * output_error(w, type, plain, others))
         << info(type).name;
@@ -85,7 +85,7 @@ TEST(ErrorFeedback, ChangesNothingWhenInputsAreIndependent) {
     encode_rows(type, w.data(), kRows, kCols, nullptr, plain.data());
     const ErrorFeedback feedback(identity, kCols, info(type).block_elements, 0.1, serial);
     std::vector<float> changed = w;
-    feedback.encode_rows(type, changed.data(), kRows, nullptr, fed.data());
+    feedback.encode_rows(type, changed.data(), kRows, fed.data());
     EXPECT_EQ(plain, fed) << info(type).name;
   }
 }
@@ -94,7 +94,7 @@ TEST(ErrorFeedback, BearsInputsThatAreAllZero) {
   const ErrorFeedback feedback(std::vector<float>(kCols * kCols), kCols, 32, 0.1, serial);
   std::vector<float> w(kCols, 0.5f);
   std::vector<std::byte> out(bytes_of(DType::kQ4_0, kCols));
-  feedback.encode_rows(DType::kQ4_0, w.data(), 1, nullptr, out.data());
+  feedback.encode_rows(DType::kQ4_0, w.data(), 1, out.data());
   std::vector<float> back(kCols);
   dequantize(DType::kQ4_0, out.data(), back.data(), kCols);
   for (const float v : back) EXPECT_NEAR(v, 0.5f, 0.01f);

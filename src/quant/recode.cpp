@@ -79,7 +79,7 @@ RecodeError recode_rows(const TensorView& view, int64_t first, int64_t count, DT
     }
     if (feedback != nullptr) {
       changed = values;
-      feedback->encode_rows(type, changed.data(), rows, importance, out);
+      feedback->encode_rows(type, changed.data(), rows, out);
     } else {
       encode_rows(type, values.data(), rows, cols, importance, out);
     }

@@ -16,7 +16,7 @@ namespace millrace::cli {
 namespace {
 
 // The sample's inputs are seen once; its beginning is read again for each of some twenty groups.
-constexpr size_t kSampleTokens = 512, kTrialTokens = 128;
+constexpr size_t kSampleTokens = 1024, kTrialTokens = 128;
 constexpr int32_t kRowsPerStep = 64;
 constexpr int kBands = 3;           // thirds of the layers
 constexpr int64_t kErrorRows = 64;  // of a tensor, evenly spread, that stand for it
@@ -59,6 +59,7 @@ class TypeSearch {
       result.expected_kl += options_[i][chosen[i]].cost;
     }
     result.calibration = std::move(calibration_);
+    result.group_kl = std::move(group_kl_);
     result.sample_tokens = static_cast<int64_t>(tokens_.size());
     return result;
   }
@@ -168,6 +169,7 @@ class TypeSearch {
     for (const auto& [group, members] : groups) {
       progress.update(done++, groups.size());
       const double kl = divergence_of(group);
+      group_kl_[group] = kl;
       double sum = 0.0;
       for (const size_t i : members) sum += trial_error_[i];
       for (const size_t i : members) {
@@ -208,6 +210,7 @@ class TypeSearch {
   std::vector<int32_t> tokens_;
   std::vector<float> baseline_;
   Calibration calibration_;
+  std::map<std::string, double> group_kl_;
   std::vector<size_t> searched_;                         // indices of the matrices
   std::vector<std::vector<quant::TypeOption>> options_;  // of each of them
   std::vector<double> trial_error_;                      // 0: not tried

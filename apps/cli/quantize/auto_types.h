@@ -21,6 +21,7 @@ struct AutoTypes {
   Calibration calibration;
   double expected_kl = 0.0;  // nats per token on the sample, by the sum of shares; error feedback lowers it
   int64_t sample_tokens = 0;
+  std::map<std::string, double> group_kl;  // of each group alone in the trial type
 };
 
 // Sets the type of every matrix of `tensors` so that their data takes at most `budget` bytes. Throws

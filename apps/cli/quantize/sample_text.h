@@ -3,7 +3,8 @@
 
 namespace millrace::cli {
 
-// Some 400 tokens of English: a story, an explanation, a list, a little code and arithmetic.
+// Some 900 tokens of English: stories, explanations, a letter, a recipe, a list, a little code and
+// arithmetic.
 extern const char* const kSampleText;
 
 }  // namespace millrace::cli
