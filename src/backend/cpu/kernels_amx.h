@@ -7,9 +7,8 @@
 //
 // Roofline, per 16 x 16 outputs and run (16,384 operations), in cycles: the tile unit 16 (half its depth of
 // 64 is used: scales change every 32), storing the sums 16, the float side 24 (48 operations on two ports),
-// loading activations and weights 8 and 4. Alone each is as fast as that; together they reach about 44, if
-// nothing waits in the schedulers: a store of a tile occupies 32 entries until the tile is done, some 60
-// cycles after its last operand.
+// loading activations and weights 8 and 4. They overlap little: 75 one run after the other, 44 in the best
+// schedule found alone, about 105 in this kernel with all the packing (docs/kernels/x86_matmul.md).
 #pragma once
 
 // Tiles 0 to 3 are sums [16][16] int32; 4 and 5 activations [16][32]; 6 and 7 weights [8][16][4].
@@ -103,7 +102,7 @@ template <class P, int kRows>
   });
 }
 
-// Run b into tile b % 4; of two digits, into two tiles.
+// One run into tile kStep % 4; of two digits, into two tiles.
 template <class P, int kStep>
 [[gnu::always_inline]] inline void start_run(const P& w, const PackedActivations& x, int64_t b) {
   tile_dot<P::kDigits * kStep % 4>(x.codes[b], w.codes[b][0]);
@@ -115,56 +114,75 @@ template <class P, int kStep>
   if constexpr (P::kDigits == 2) tile_store<(2 * kStep + 1) % 4>(sums[P::kDigits - 1][0]);
 }
 
-// kRows rows of activations by sixteen packed rows over `runs` runs, added to out [kRows][16]. While run b +
-// 3 enters the tiles, the sums of run b, done by now, go to memory, and those of run b - 1 are added up. (Run
-// b + 1 for weights of two digits: there are four tiles of sums.)
-template <class P, int kRows>
-void tile_runs(const P& w, const PackedActivations& x, int64_t runs, bool fresh, float (*out)[16]) {
+// kRows rows of activations by every packed group over `runs` runs, added to w.sums[g][m ..]. While a run
+// enters the tiles, the sums of the run three before it, done by now, go to memory, and those of the one
+// before that are added up (of weights with two digits: the run before it, for there are four tiles of sums).
+// The pipeline flows on from group to group; kCross is false for chunks whose runs are no multiple of four.
+template <class P, int kRows, bool kCross>
+void tile_groups(PackedRows<P>& w, const PackedActivations& x, int64_t runs, bool fresh, int64_t m) {
   constexpr int kAhead = 4 / P::kDigits - 1;
   alignas(64) int32_t sums[2][P::kDigits][16][16];
-  V16 acc[kRows];
-  if (fresh) {
-    unroll<kRows>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::zero(); });
+  for (int64_t g = 0; g < w.count; ++g) {
+    const P& mine = w.groups[g];
+    const P& next = w.groups[g + 1 < w.count ? g + 1 : g];
+    const bool cross = kCross && g + 1 < w.count;
+    float(*out)[16] = w.sums[g] + m;
+    V16 acc[kRows];
+    if (fresh) {
+      unroll<kRows>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::zero(); });
+    } else {
+      unroll<kRows>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::load(out[r]); });
+    }
+    if (!kCross || g == 0) {
+      start_run<P, 0>(mine, x, 0);
+      if (kAhead > 1 && runs > 1) start_run<P, 1>(mine, x, 1);
+      if (kAhead > 2 && runs > 2) start_run<P, 2>(mine, x, 2);
+    }
+    for (int64_t b = 0; b < runs; b += 4) {
+      if (b + kAhead < runs) {
+        start_run<P, kAhead>(mine, x, b + kAhead);
+      } else if (cross) {
+        start_run<P, kAhead>(next, x, b + kAhead - runs);
+      }
+      store_run<P, 0>(sums[0]);
+      if (b > 0) add_sums(mine, x, b - 1, sums[1], acc);
+      if (b + 1 >= runs) break;
+      if (b + kAhead + 1 < runs) {
+        start_run<P, kAhead + 1>(mine, x, b + kAhead + 1);
+      } else if (cross) {
+        start_run<P, kAhead + 1>(next, x, b + kAhead + 1 - runs);
+      }
+      store_run<P, 1>(sums[1]);
+      add_sums(mine, x, b, sums[0], acc);
+      if (b + 2 >= runs) break;
+      if (b + kAhead + 2 < runs) {
+        start_run<P, kAhead + 2>(mine, x, b + kAhead + 2);
+      } else if (cross) {
+        start_run<P, kAhead + 2>(next, x, b + kAhead + 2 - runs);
+      }
+      store_run<P, 2>(sums[0]);
+      add_sums(mine, x, b + 1, sums[1], acc);
+      if (b + 3 >= runs) break;
+      if (b + kAhead + 3 < runs) {
+        start_run<P, kAhead + 3>(mine, x, b + kAhead + 3);
+      } else if (cross) {
+        start_run<P, kAhead + 3>(next, x, b + kAhead + 3 - runs);
+      }
+      store_run<P, 3>(sums[1]);
+      add_sums(mine, x, b + 2, sums[0], acc);
+    }
+    add_sums(mine, x, runs - 1, sums[(runs - 1) % 2], acc);
+    unroll<kRows>([&](auto r) __attribute__((always_inline)) { Simd::store(out[r], acc[r]); });
+  }
+}
+
+template <class P, int kRows>
+void tile_chunk(PackedRows<P>& w, const PackedActivations& x, int64_t runs, bool fresh, int64_t m) {
+  if (runs % 4 == 0) {
+    tile_groups<P, kRows, true>(w, x, runs, fresh, m);
   } else {
-    unroll<kRows>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::load(out[r]); });
+    tile_groups<P, kRows, false>(w, x, runs, fresh, m);
   }
-  start_run<P, 0>(w, x, 0);
-  if (kAhead > 1 && runs > 1) start_run<P, 1>(w, x, 1);
-  if (kAhead > 2 && runs > 2) start_run<P, 2>(w, x, 2);
-  int64_t b = 0;
-  for (; b + kAhead + 3 < runs; b += 4) {
-    start_run<P, kAhead>(w, x, b + kAhead);
-    store_run<P, 0>(sums[0]);
-    if (b > 0) add_sums(w, x, b - 1, sums[1], acc);
-    start_run<P, kAhead + 1>(w, x, b + kAhead + 1);
-    store_run<P, 1>(sums[1]);
-    add_sums(w, x, b, sums[0], acc);
-    start_run<P, kAhead + 2>(w, x, b + kAhead + 2);
-    store_run<P, 2>(sums[0]);
-    add_sums(w, x, b + 1, sums[1], acc);
-    start_run<P, kAhead + 3>(w, x, b + kAhead + 3);
-    store_run<P, 3>(sums[1]);
-    add_sums(w, x, b + 2, sums[0], acc);
-  }
-  // The last few, at most 3 + kAhead: b is a multiple of 4.
-  for (; b < runs; b += 4) {
-    if (b + kAhead < runs) start_run<P, kAhead>(w, x, b + kAhead);
-    store_run<P, 0>(sums[0]);
-    if (b > 0) add_sums(w, x, b - 1, sums[1], acc);
-    if (b + 1 >= runs) break;
-    if (b + kAhead + 1 < runs) start_run<P, kAhead + 1>(w, x, b + kAhead + 1);
-    store_run<P, 1>(sums[1]);
-    add_sums(w, x, b, sums[0], acc);
-    if (b + 2 >= runs) break;
-    if (b + kAhead + 2 < runs) start_run<P, kAhead + 2>(w, x, b + kAhead + 2);
-    store_run<P, 2>(sums[0]);
-    add_sums(w, x, b + 1, sums[1], acc);
-    if (b + 3 >= runs) break;
-    store_run<P, 3>(sums[1]);
-    add_sums(w, x, b + 2, sums[0], acc);
-  }
-  add_sums(w, x, runs - 1, sums[(runs - 1) % 2], acc);
-  unroll<kRows>([&](auto r) __attribute__((always_inline)) { Simd::store(out[r], acc[r]); });
 }
 
 template <class P>
@@ -175,21 +193,19 @@ void multiply_by_tiles(PackedRows<P>& w, int64_t first, int64_t runs, const Pane
     const int64_t rows = num_m - m < 16 ? num_m - m : 16;
     pack_activations<P::kMin>(x, m, rows, first, runs, packed);
     stores_are_done();
+    ahead.ask();
     if (m + 16 < num_m) ask_activations(x, m + 16, num_m - m < 32 ? num_m - m - 16 : 16, first, runs);
     // A short group is rounded up: what the rows past its end give is nobody's.
-    const auto multiply = rows > 12  ? tile_runs<P, 16>
-                          : rows > 8 ? tile_runs<P, 12>
-                          : rows > 4 ? tile_runs<P, 8>
-                                     : tile_runs<P, 4>;
-    for (int64_t g = 0; g < w.count; ++g) {
-      ahead.ask();
-      multiply(w.groups[g], packed, runs, first == 0, w.sums[g] + m);
+    if (rows > 8) {
+      tile_chunk<P, 16>(w, packed, runs, first == 0, m);
+    } else {
+      tile_chunk<P, 8>(w, packed, runs, first == 0, m);
     }
   }
 }
 
-// Fewer rows than this do not pay for packing.
-constexpr int64_t kFewTileRows = 4;
+// So many rows or fewer do not pay for packing.
+constexpr int64_t kFewTileRows = 8;
 
 template <class Format>
 void tile_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,

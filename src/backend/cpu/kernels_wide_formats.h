@@ -20,9 +20,9 @@
 using V = __m512i;
 namespace q = millrace::quant;
 
-// Runs that are packed together, and the most whose scales are taken together: two stored blocks of the K
+// Runs that are packed together, and the most whose scales are taken together: one stored block of the K
 // types.
-constexpr int64_t kPackedRuns = 16;
+constexpr int64_t kPackedRuns = 8;
 
 inline V load512(const void* p) { return _mm512_loadu_si512(p); }
 inline V bytes_of(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }

@@ -2,10 +2,11 @@
 // a small scratch and multiplied with all the rows from there. Included inside the anonymous namespace of
 // table_avx512.cpp, after kernels_wide_few.h.
 //
-// Loops, outermost first: 64 rows of weights; 8 runs of 32 columns, packed as signed codes (18 KiB,
-// first-level cache); the rows of activations, 8 or 16 at a time; 16 rows of weights; the runs. So a packed
-// chunk is used by every activation row while it is close, and the sums travel to the output and back once
-// per 8 runs.
+// Loops, outermost first: 256 rows of activations; 64 rows of weights; 8 runs of 32 columns, packed as signed
+// codes (18 KiB, first-level cache); the rows of activations, 8 or 16 at a time; 16 rows of weights; the
+// runs. So a packed chunk is used by every activation row while it is close. The sums leave their registers
+// once per 8 runs, for a scratch of their own: outputs lie far apart, often at a power of two, where sixteen
+// of them share a cache set.
 //
 // Roofline: integer operations. Here 16 x 8 outputs per run are 64 vpdpbusd and 24 float operations on two
 // ports: 44 cycles, 186 int8 operations per cycle, which is 73% of what vpdpbusd alone would do.
@@ -25,7 +26,7 @@ template <class Format>
 using PackedOf = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin>;
 
 // Groups of one chunk, beside each other in the first-level cache, and the sums of a pass.
-constexpr int64_t kGroups = 3, kPassRows = 256;
+constexpr int64_t kGroups = 4, kPassRows = 256;
 template <class P>
 struct PackedRows {
   P groups[kGroups];
@@ -121,8 +122,8 @@ void multiply_by_vectors(PackedRows<P>& w, int64_t first, int64_t runs, const Pa
   int64_t m = 0;
   const auto passes = [&](auto size) {
     for (; m + size <= num_m; m += size) {
+      ahead.ask();
       for (int64_t g = 0; g < w.count; ++g) {
-        ahead.ask();
         vector_runs<P, size>(w.groups[g], first, runs, x, m, w.sums[g] + m);
       }
     }
@@ -138,7 +139,7 @@ template <class P>
 using MultiplyFn = void (*)(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
                             Ahead& ahead);
 
-// Up to 48 rows of weights by up to kPassRows rows of activations.
+// Up to 64 rows of weights by up to kPassRows rows of activations.
 template <class Format>
 void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t rows_after, const Panel& x,
                  int64_t num_m, float* out, int64_t out_stride, PackedRows<PackedOf<Format>>& packed,
@@ -148,7 +149,7 @@ void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t row
   packed.count = (num_rows + 15) / 16;
   for (int64_t g = 0; g < packed.count; ++g) point_at<Format>(w, row + 16 * g, num_rows - 16 * g, rows[g]);
   const int64_t next = rows_after < 16 * kGroups ? rows_after : 16 * kGroups;
-  Ahead ahead(w, row + num_rows, next, chunks * ((num_m + 15) / 16) * packed.count);
+  Ahead ahead(w, row + num_rows, next, chunks * ((num_m + 15) / 16));
   for (int64_t at = 0; at < runs; at += kPackedRuns) {
     const int64_t count = runs - at < kPackedRuns ? runs - at : kPackedRuns;
     for (int64_t g = 0; g < packed.count; ++g) pack_chunk<Format>(rows[g], at, count, packed.groups[g]);
