@@ -182,6 +182,9 @@ class Executor {
   virtual void norm_logits(const Logits& op) = 0;
   // [logit rows, vocabulary] of the last step, readable until the next begin().
   virtual std::span<const float> logits() = 0;
+  // [logit rows]: the token of the largest logit, the lowest among equals; -1 when one is NaN. Readable until
+  // the next begin(). Empty: this device leaves it to whoever reads the logits.
+  virtual std::span<const int32_t> greedy_tokens() { return {}; }
 
   // The bytes of one KV block (spec.kv_block_bytes(group)), for the cache's tiers and copy-on-write. Not
   // during a step; in order with the steps before and after. read_block has filled `to` on return,

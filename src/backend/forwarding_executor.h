@@ -23,6 +23,7 @@ class ForwardingExecutor : public Executor {
   void experts_add(const Experts& op) override { inner_->experts_add(op); }
   void norm_logits(const Logits& op) override { inner_->norm_logits(op); }
   std::span<const float> logits() override { return inner_->logits(); }
+  std::span<const int32_t> greedy_tokens() override { return inner_->greedy_tokens(); }
   void read_block(int group, int32_t block, std::span<std::byte> to) override {
     inner_->read_block(group, block, to);
   }

@@ -70,7 +70,7 @@ step host "$build/src/backend/cuda/backend_cuda_test"
 
 export MILLRACE_TEST_DEVICES=cuda
 step conformance "$build/src/backend/backend_test" \
-  --gtest_filter='*cuda*:Attention.*:Damaged.*:SameBits.HoweverThePrompt*:SameBits.WhateverElse*'
+  --gtest_filter='*cuda*:Attention.*:Damaged.*:SameBits.HoweverThePrompt*:SameBits.WhateverElse*:SameBitsDecode.*'
 expect_on_cuda conformance '\[ +OK \].*/cuda_'
 step golden "$build/tests/integration_test" --gtest_filter='*Golden.Device*:*Golden.SameBits*'
 expect_on_cuda golden '\[ +figure +\] cuda '

@@ -29,30 +29,33 @@ void check_slice(const SequenceSlice& s, int32_t expected_row, const ExecutorSpe
 }  // namespace
 
 BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
-    : batch_(batch), rows_(batch.tokens.size()), num_groups_(static_cast<int>(spec.kv_groups.size())) {
-  MILLRACE_CHECK(rows_ <= static_cast<size_t>(spec.max_tokens));
-  MILLRACE_CHECK(batch.logit_rows.size() <= static_cast<size_t>(spec.max_logit_rows));
+    : batch_(batch),
+      max_rows_(static_cast<size_t>(spec.max_tokens)),
+      max_logit_rows_(static_cast<size_t>(spec.max_logit_rows)),
+      num_groups_(static_cast<int>(spec.kv_groups.size())) {
+  MILLRACE_CHECK(batch.tokens.size() <= max_rows_);
+  MILLRACE_CHECK(batch.logit_rows.size() <= max_logit_rows_);
   MILLRACE_CHECK(num_groups_ <= kMaxKvGroups);
-  for (const int32_t row : batch.logit_rows) MILLRACE_CHECK(row >= 0 && static_cast<size_t>(row) < rows_);
+  for (const int32_t row : batch.logit_rows) {
+    MILLRACE_CHECK(row >= 0 && static_cast<size_t>(row) < batch.tokens.size());
+  }
   int32_t covered = 0;
   for (const SequenceSlice& s : batch.sequences) {
     check_slice(s, covered, spec);
     covered += s.num_tokens;
+    if (s.num_tokens == 0) continue;
+    sequences_.push_back({&s, {}});
+    single_tokens_ = single_tokens_ && s.num_tokens == 1;
+    last_position_ = std::max(last_position_, length_after(s) - 1);
   }
-  MILLRACE_CHECK(static_cast<size_t>(covered) == rows_);
+  MILLRACE_CHECK(static_cast<size_t>(covered) == batch.tokens.size());
 
-  size_ = 3 * rows_ + batch.logit_rows.size();
+  size_ = tables();
   for (int g = 0; g < num_groups_; ++g) {
-    groups_[g].starts = size_;
-    size_ += batch.sequences.size();
-  }
-  for (int g = 0; g < num_groups_; ++g) {
-    groups_[g].tables = size_;
-    for (const SequenceSlice& s : batch.sequences) {
-      const int32_t first = first_held_block(s, g, spec.kv_groups[g].num_blocks);
-      MILLRACE_CHECK(s.num_tokens == 0 || first <= s.context_len / kBlockTokens);
-      groups_[g].first_held.push_back(first);
-      size_ += static_cast<size_t>(table_size(s));
+    for (Sequence& s : sequences_) {
+      s.first_held[g] = first_held_block(*s.slice, g, spec.kv_groups[g].num_blocks);
+      MILLRACE_CHECK(s.first_held[g] <= s.slice->context_len / kBlockTokens);
+      size_ += static_cast<size_t>(table_size(*s.slice));
     }
   }
 }
@@ -60,27 +63,28 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
 void BatchArrays::fill(int32_t* out) const {
   std::copy(batch_.tokens.begin(), batch_.tokens.end(), out + tokens());
   std::copy(batch_.logit_rows.begin(), batch_.logit_rows.end(), out + logit_rows());
-  std::array<int32_t, kMaxKvGroups> start{};
-  for (size_t i = 0; i < batch_.sequences.size(); ++i) {
-    const SequenceSlice& s = batch_.sequences[i];
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    const SequenceSlice& s = *sequences_[i].slice;
     for (int32_t t = 0; t < s.num_tokens; ++t) {
       out[positions() + s.first_row + t] = s.context_len + t;
       out[sequence_of() + s.first_row + t] = static_cast<int32_t>(i);
     }
-    for (int g = 0; g < num_groups_; ++g) {
-      out[table_starts(g) + i] = start[g];
-      std::copy_n(s.tables[g], table_size(s), out + tables(g) + start[g]);
-      start[g] += table_size(s);
+  }
+  size_t at = tables();
+  for (int g = 0; g < num_groups_; ++g) {
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      const SequenceSlice& s = *sequences_[i].slice;
+      out[table_starts(g) + i] = static_cast<int32_t>(at);
+      std::copy_n(s.tables[g], table_size(s), out + at);
+      at += static_cast<size_t>(table_size(s));
     }
   }
 }
 
 bool BatchArrays::holds_window(int group, int32_t window) const {
-  for (size_t i = 0; i < batch_.sequences.size(); ++i) {
-    const SequenceSlice& s = batch_.sequences[i];
-    if (s.num_tokens == 0) continue;
-    const int32_t first_seen = window > 0 ? std::max(0, s.context_len - window + 1) : 0;
-    if (groups_[group].first_held[i] > first_seen / kBlockTokens) return false;
+  for (const Sequence& s : sequences_) {
+    const int32_t first_seen = window > 0 ? std::max(0, s.slice->context_len - window + 1) : 0;
+    if (s.first_held[group] > first_seen / kBlockTokens) return false;
   }
   return true;
 }

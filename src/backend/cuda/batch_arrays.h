@@ -1,7 +1,8 @@
-// What the kernels must know about a batch, as one array of int32 that goes to the device in one copy:
-//   tokens [rows] | positions [rows] | sequence_of [rows] | logit_rows | per group: table_starts [sequences]
-//   | tables, one sequence after another, group after group
-// No CUDA in here: tested without a device.
+// What the kernels must know about a batch, as one array of int32 that goes to the device in one copy. The
+// parts before the tables lie where the specification alone says, so that a recorded step finds them again:
+//   tokens, positions, sequence_of [max_tokens] each | logit_rows [max_logit_rows]
+//   | per group: table_starts [max_tokens], from the array's begin | tables, one after another
+// A sequence without tokens in the step is left out. No CUDA in here: tested without a device.
 #pragma once
 
 #include <array>
@@ -19,28 +20,33 @@ class BatchArrays {
   BatchArrays(const Batch& batch, const ExecutorSpec& spec);
 
   size_t size() const { return size_; }
-  void fill(int32_t* out) const;  // [size()]
+  void fill(int32_t* out) const;  // [size()]; what lies between the parts is left as it is
 
   // Where the parts begin.
   size_t tokens() const { return 0; }
-  size_t positions() const { return rows_; }
-  size_t sequence_of() const { return 2 * rows_; }
-  size_t logit_rows() const { return 3 * rows_; }
-  size_t table_starts(int group) const { return groups_[group].starts; }
-  size_t tables(int group) const { return groups_[group].tables; }
+  size_t positions() const { return max_rows_; }
+  size_t sequence_of() const { return 2 * max_rows_; }
+  size_t logit_rows() const { return 3 * max_rows_; }
+  size_t table_starts(int group) const { return 3 * max_rows_ + max_logit_rows_ + group * max_rows_; }
+  size_t tables() const { return table_starts(num_groups_); }
 
   // Whether group `group` holds every position that a row with this window (0: everything) can see.
   bool holds_window(int group, int32_t window) const;
+  // Has every sequence one token in this step?
+  bool single_tokens() const { return single_tokens_; }
+  int32_t last_position() const { return last_position_; }  // the largest; -1 in an empty batch
 
  private:
-  struct Group {
-    size_t starts = 0, tables = 0;
-    std::vector<int32_t> first_held;  // [sequences]: from this logical block on the table has no gap
+  struct Sequence {
+    const SequenceSlice* slice;
+    std::array<int32_t, kMaxKvGroups> first_held;  // from this logical block on the table has no gap
   };
   Batch batch_;
-  size_t rows_ = 0, size_ = 0;
+  std::vector<Sequence> sequences_;  // those with tokens
+  size_t max_rows_ = 0, max_logit_rows_ = 0, size_ = 0;
   int num_groups_ = 0;
-  std::array<Group, kMaxKvGroups> groups_;
+  bool single_tokens_ = true;
+  int32_t last_position_ = -1;
 };
 
 }  // namespace millrace::cuda

@@ -1,5 +1,5 @@
-// The cuda backend: the first GPU, weights in the file's own encoding in its memory, kernels that decode as
-// they multiply. Simple and right; speed is for the kernels to come.
+// The cuda backend: the first GPU. Weights with blocks of 32 lie in its memory as tiles for the tensor cores,
+// others in the file's own encoding.
 #include "backend/cuda_backend.h"
 
 #include "backend/cuda/cuda_executor.h"

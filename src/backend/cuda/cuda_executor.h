@@ -1,5 +1,5 @@
-// The CUDA executor: backend.h's operations as launches on one stream. Activations are float32 on the device;
-// only token ids and block tables go in and only logits come out.
+// The CUDA executor: backend.h's operations, recorded and launched together on one stream. Activations are
+// float32 on the device; only token ids and block tables go in, and only logits or greedy tokens come out.
 #pragma once
 
 #include <memory>

@@ -13,6 +13,9 @@ namespace {
 // Large enough that a copy over PCIe (some 50 GB/s) hides its start, small enough to pin without a thought.
 constexpr size_t kHalfBytes = size_t{8} << 20;
 
+// Rows in the file's encoding that wait on the device to be repacked.
+constexpr size_t kRawBytes = size_t{32} << 20;
+
 struct ScaleShape {
   int64_t rows = 0, per_row = 0;
   size_t row_bytes = 0;
@@ -44,10 +47,22 @@ void check_view(const TensorView& view) {
   }
 }
 
+int64_t experts_of(const TensorView& view) { return view.rank == 3 ? view.shape[0] : 1; }
+int64_t expert_rows_of(const TensorView& view) {
+  return experts_of(view) == 0 ? 0 : view.rows() / experts_of(view);
+}
+
+size_t packed_bytes(const TensorView& view) {
+  const PackedMatrix shape = packed_shape(view.type, expert_rows_of(view), view.cols());
+  return static_cast<size_t>(experts_of(view)) * static_cast<size_t>(shape.tiles_per_expert) *
+         shape.tile_bytes;
+}
+
 }  // namespace
 
 size_t device_weight_bytes(const TensorView& view, WeightUse use) {
   if (use == WeightUse::kVector) return static_cast<size_t>(view.elements()) * sizeof(float);
+  if (packed_format(view.type) != PackedFormat::kNone) return packed_bytes(view);
   const ScaleShape scales = has_scale_grid(view.type) ? scale_shape(view) : ScaleShape{};
   return view.bytes() + static_cast<size_t>(scales.rows) * scales.row_bytes;
 }
@@ -57,11 +72,13 @@ WeightUploader::WeightUploader() : staging_(2 * kHalfBytes, "the upload buffer")
 WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
   check_view(view);
   auto weight = std::make_unique<CudaWeight>();
-  weight->experts = view.rank == 3 ? view.shape[0] : 1;
+  weight->experts = experts_of(view);
   weight->cols = view.cols();
-  weight->rows = weight->experts == 0 ? 0 : view.rows() / weight->experts;
+  weight->rows = expert_rows_of(view);
   if (use == WeightUse::kVector) {
     upload_vector(view, *weight);
+  } else if (packed_format(view.type) != PackedFormat::kNone) {
+    upload_packed(view, *weight);
   } else {
     upload_matrix(view, *weight);
     if (has_scale_grid(view.type) && view.scales.data != nullptr) upload_scales(view, *weight);
@@ -79,6 +96,56 @@ void WeightUploader::upload_matrix(const TensorView& view, CudaWeight& weight) {
   weight.matrix.cols = weight.cols;
   weight.matrix.row_bytes = static_cast<int64_t>(row_bytes);
   weight.matrix.type = view.type;
+}
+
+void WeightUploader::upload_packed(const TensorView& view, CudaWeight& weight) {
+  weight.packed = packed_shape(view.type, weight.rows, weight.cols);
+  weight.matrix.type = view.type;
+  weight.matrix.rows = weight.rows;
+  weight.matrix.cols = weight.cols;
+  weight.values = DeviceBuffer(packed_bytes(view), view.name.c_str());
+  auto* const tiles = weight.values.as<uint8_t>();
+  weight.packed.tiles = tiles;
+  const size_t row_bytes = bytes_of(view.type, view.cols());
+  if (row_bytes == 0) return;
+  const int64_t piece =
+      std::max<int64_t>(1, static_cast<int64_t>(kRawBytes / row_bytes) / kTileRows) * kTileRows;
+  // Whole tiles: the experts' rows are one long run. Else each expert's last tile is padded.
+  const int64_t run = weight.rows % kTileRows == 0 ? view.rows() : weight.rows;
+  for (int64_t begin = 0; begin < view.rows(); begin += run) {
+    for (int64_t done = 0; done < run; done += piece) {
+      const int64_t tile =
+          begin / std::max<int64_t>(1, run) * weight.packed.tiles_per_expert + done / kTileRows;
+      repack_rows(view, begin + done, std::min(piece, run - done), tiles + tile * weight.packed.tile_bytes);
+    }
+  }
+}
+
+void WeightUploader::repack_rows(const TensorView& view, int64_t first, int64_t count, uint8_t* tiles) {
+  const size_t row_bytes = bytes_of(view.type, view.cols());
+  const auto grow = [&](DeviceBuffer& buffer, size_t bytes) {
+    if (buffer.bytes() >= bytes) return;
+    stream_.synchronize();  // the last piece may still be read
+    buffer = DeviceBuffer(bytes, view.name.c_str());
+  };
+  DeviceMatrix raw;
+  raw.type = view.type;
+  raw.rows = count;
+  raw.cols = view.cols();
+  raw.row_bytes = static_cast<int64_t>(row_bytes);
+  grow(raw_, std::max(kRawBytes, static_cast<size_t>(count) * row_bytes));
+  copy_rows(view.data + first * view.row_stride_bytes, count, row_bytes, view.row_stride_bytes,
+            raw_.as<void>());
+  raw.data = raw_.as<const uint8_t>();
+  if (has_scale_grid(view.type)) {  // MXFP4 beside its scales: a byte per 32 columns
+    const ScaleShape shape = scale_shape(view);
+    const auto stride = static_cast<int64_t>(bytes_of(view.scales.type, view.scales.scales_per_row));
+    grow(raw_scales_, static_cast<size_t>(count) * shape.row_bytes);
+    copy_rows(view.scales.data + first * stride, count, shape.row_bytes, stride, raw_scales_.as<void>());
+    raw.scales = raw_scales_.as<const uint8_t>();
+    raw.scales_per_row = shape.per_row;
+  }
+  launch_repack(raw, 1, packed_shape(view.type, count, view.cols()), tiles, stream_.get());
 }
 
 void WeightUploader::upload_scales(const TensorView& view, CudaWeight& weight) {

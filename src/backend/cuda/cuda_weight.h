@@ -6,13 +6,15 @@
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/ops/ops.h"
+#include "backend/cuda/ops/packed.h"
 
 namespace millrace::cuda {
 
 struct CudaWeight final : Weight {
-  DeviceBuffer values;      // matrices: the file's encoding, rows packed; vectors: float32
+  DeviceBuffer values;  // matrices: tiles (packed.h) or the file's encoding, rows packed; vectors: float32
   DeviceBuffer scale_grid;  // scales that lie beside the values
-  DeviceMatrix matrix;      // matrices: points into the two above
+  DeviceMatrix matrix;      // matrices: the shape and type; in the file's encoding points into the two above
+  PackedMatrix packed;      // matrices in tiles; format kNone else
 
   const float* vector() const { return values.as<const float>(); }
 };
@@ -35,12 +37,16 @@ class WeightUploader {
   // `rows` rows of row_bytes, `stride` bytes apart at `source`, packed to `target` on the device.
   void copy_rows(const std::byte* source, int64_t rows, size_t row_bytes, int64_t stride, void* target);
   void upload_matrix(const TensorView& view, CudaWeight& weight);
+  void upload_packed(const TensorView& view, CudaWeight& weight);
+  // Rows [first, first + count) of the view, all of one expert or whole tiles of several, to tiles.
+  void repack_rows(const TensorView& view, int64_t first, int64_t count, uint8_t* tiles);
   void upload_scales(const TensorView& view, CudaWeight& weight);
   void upload_vector(const TensorView& view, CudaWeight& weight);
 
   Stream stream_;
   PinnedBuffer staging_;
-  std::array<Event, 2> sent_;  // the copy out of each half is done
+  DeviceBuffer raw_, raw_scales_;  // rows in the file's encoding on their way to tiles
+  std::array<Event, 2> sent_;      // the copy out of each half is done
   int half_ = 0;
 };
 

@@ -29,6 +29,12 @@ __device__ inline int64_t value_distance(const LayerCache& cache) {
   return static_cast<int64_t>(cache.kv_heads) * kBlockTokens * cache.head_dim;
 }
 
+// Where element `d` of the value at place `in_block` of a block lies.
+__device__ inline int value_offset(const LayerCache& cache, int in_block, int d) {
+  if (cache.value_order == ValueOrder::kRows) return in_block * cache.head_dim + d;
+  return d * kBlockTokens + in_block % 8 / 2 * 4 + in_block / 8 * 2 + in_block % 2;
+}
+
 // The block table of the sequence that a row belongs to.
 __device__ inline const int32_t* table_of_row(const LayerCache& cache, int64_t row) {
   return cache.tables + cache.table_starts[cache.sequence_of[row]];

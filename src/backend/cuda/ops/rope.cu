@@ -7,6 +7,13 @@ namespace {
 
 constexpr int kThreads = 128;
 
+// The angle is in double: at position 100,000 a float32 angle is off by thousandths.
+__device__ inline float2 turn_at(const RopeParams& op, int32_t position, int i) {
+  double s, c;
+  sincos(static_cast<double>(position) * static_cast<double>(op.inv_freq[i]), &s, &c);
+  return {static_cast<float>(c * op.magnitude), static_cast<float>(s * op.magnitude)};
+}
+
 __device__ inline void rotate(const RopeParams& op, int i, float c, float s, float* x) {
   float& a = op.interleaved ? x[2 * i] : x[i];
   float& b = op.interleaved ? x[2 * i + 1] : x[i + op.half];
@@ -15,19 +22,14 @@ __device__ inline void rotate(const RopeParams& op, int i, float c, float s, flo
   b = fmaf(b0, c, a0 * s);
 }
 
-// One CTA per row. The angle is in double: at position 100,000 a float32 angle is off by thousandths. Its
-// sine is taken once per row and shared by all heads.
+// One CTA per row; a sine is taken once per row and shared by all heads.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     rope_append_kv_kernel(LayerCache cache, RopeParams op, float* query, float* key, const float* value) {
   extern __shared__ float2 turns[];  // [half]: cos and sin, times magnitude
   const int64_t row = blockIdx.x;
   const int32_t position = cache.positions[row];
-  for (int i = threadIdx.x; i < op.half; i += kThreads) {
-    double s, c;
-    sincos(static_cast<double>(position) * static_cast<double>(op.inv_freq[i]), &s, &c);
-    turns[i] = {static_cast<float>(c * op.magnitude), static_cast<float>(s * op.magnitude)};
-  }
+  for (int i = threadIdx.x; i < op.half; i += kThreads) turns[i] = turn_at(op, position, i);
   __syncthreads();  // all turns are there before any is used
 
   const int dim = cache.head_dim;
@@ -44,13 +46,29 @@ __global__ void __launch_bounds__(kThreads)
   const int in_block = position % kBlockTokens * dim;
   const float* my_value = value + row * cache.kv_heads * dim;
   for (int i = threadIdx.x; i < cache.kv_heads * dim; i += kThreads) {
-    T* to = keys_of_block<T>(cache, block, i / dim) + in_block + i % dim;
-    store_cache(my_key[i], to);
-    store_cache(my_value[i], to + value_distance(cache));
+    T* keys = keys_of_block<T>(cache, block, i / dim);
+    store_cache(my_key[i], keys + in_block + i % dim);
+    store_cache(my_value[i],
+                keys + value_distance(cache) + value_offset(cache, position % kBlockTokens, i % dim));
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    angles_kernel(const int32_t* positions, int64_t count, RopeParams op, float2* angles) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) angles[i] = turn_at(op, positions[i / op.half], static_cast<int>(i % op.half));
+}
+
 }  // namespace
+
+void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op, float2* angles,
+                   cudaStream_t stream) {
+  const int64_t count = rows * op.half;
+  if (count == 0) return;
+  angles_kernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+      positions, count, op, angles);
+  check_launch("angles_kernel");
+}
 
 void launch_rope_append_kv(const LayerCache& cache, const RopeParams& op, int64_t rows, float* query,
                            float* key, const float* value, cudaStream_t stream) {

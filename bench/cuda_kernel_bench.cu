@@ -1,0 +1,295 @@
+// Times the decode path's kernels on random weights of gpt-oss-20b's shape: each kind alone (24 launches in a
+// graph, each with its own layer's weights, so that nothing comes from L2), then whole layers, then layers
+// without one kind: what a kind costs where it stands. Medians over replays, with the bytes that have to be
+// read.
+//   cuda_kernel_bench [context] [rows]
+//   cuda_kernel_bench [context] [rows] once    one layer and the logits, launched plainly: for a profiler
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/graph.h"
+#include "backend/cuda/ops/ops.h"
+#include "backend/cuda/ops/stream.h"
+#include "base/paging.h"
+
+namespace millrace::cuda {
+namespace {
+
+constexpr int kLayers = 24, kHidden = 2880, kHeads = 64, kKvHeads = 8, kDim = 64, kExperts = 32, kChosen = 4,
+              kVocab = 201088;
+
+__global__ void fill_random(uint32_t* to, size_t words, uint32_t seed, uint32_t mask, uint32_t add) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < words;
+       i += size_t{gridDim.x} * blockDim.x) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    to[i] = (x & mask) + add;
+  }
+}
+__global__ void fill_floats(float* to, size_t count, uint32_t seed, float scale) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    to[i] = (static_cast<float>(x & 0xffff) / 32768.0f - 1.0f) * scale;
+  }
+}
+
+struct Matrix {
+  DeviceBuffer buffer;
+  PackedMatrix packed;
+  size_t bytes = 0;  // of one expert
+  Matrix() = default;
+  Matrix(DType type, int64_t rows, int64_t cols, int64_t experts = 1) {
+    packed = packed_shape(type, rows, cols);
+    bytes = static_cast<size_t>(packed.tiles_per_expert) * packed.tile_bytes;
+    buffer = DeviceBuffer(bytes * static_cast<size_t>(experts), "weights");
+    // Random codes; scales are whatever falls out, kept small: f16 of 2^-8 and less, e8m0 of 2^-15 and less.
+    const bool mx4 = packed.format == PackedFormat::kMx4;
+    fill_random<<<2048, 256>>>(buffer.as<uint32_t>(), bytes * static_cast<size_t>(experts) / 4,
+                               static_cast<uint32_t>(rows * 31 + cols), mx4 ? 0x6f6f6f6fu : 0x1fff1fffu, 0);
+    packed.tiles = buffer.as<const uint8_t>();
+  }
+};
+
+DeviceBuffer floats(size_t count, float scale = 1.0f) {
+  DeviceBuffer buffer(count * sizeof(float), "floats");
+  fill_floats<<<256, 256>>>(buffer.as<float>(), count, static_cast<uint32_t>(count), scale);
+  return buffer;
+}
+
+struct Layer {
+  Matrix q{DType::kQ8_0, kHeads*kDim, kHidden}, k{DType::kQ8_0, kKvHeads*kDim, kHidden},
+      v{DType::kQ8_0, kKvHeads*kDim, kHidden}, o{DType::kQ8_0, kHidden, kHeads*kDim};
+  Matrix gate{DType::kMXFP4, kHidden, kHidden, kExperts}, up{DType::kMXFP4, kHidden, kHidden, kExperts},
+      down{DType::kMXFP4, kHidden, kHidden, kExperts};
+  DeviceBuffer router = floats(kExperts * kHidden, 0.05f), norm = floats(kHidden),
+               bias = floats(kHeads * kDim), expert_bias = floats(kExperts * kHidden);
+};
+
+struct Bench {
+  int32_t context, rows;
+  Stream stream;
+  std::vector<Layer> layers{kLayers};
+  Matrix output{DType::kQ8_0, kVocab, kHidden};
+  DeviceBuffer residual = floats(4 * kHidden), normed = floats(4 * kHidden),
+               query = floats(4 * kHeads * kDim), attention = floats(4 * kHeads * kDim),
+               key = floats(4 * kHeads * kDim), value = floats(4 * kHeads * kDim),
+               scores = floats(4 * kExperts), act = floats(16 * kHidden), logits = floats(size_t{4} * kVocab),
+               angles = floats(4 * kDim);
+  DeviceBuffer quantized{quantized_rows_bytes(4, kHidden), "rows"}, pool, batch,
+      partial{packed_attention_partial_bytes(4, 32, kKvHeads), "partial"},
+      arrived{4 * kKvHeads * 4, "arrived"}, best{16, "best"},
+      candidates{argmax_candidates_bytes(4), "candidates"};
+
+  Bench(int32_t context_len, int32_t num_rows) : context(context_len), rows(num_rows) {
+    const int32_t blocks = blocks_for(context + 1);
+    const size_t block_bytes = size_t{kLayers} / 2 * 2 * kKvHeads * kBlockTokens * kDim * 2;
+    pool = DeviceBuffer(block_bytes * static_cast<size_t>(blocks) * static_cast<size_t>(rows), "pool");
+    fill_random<<<2048, 256>>>(pool.as<uint32_t>(), pool.bytes() / 4, 77, 0xbf7fbf7fu, 0);
+    std::vector<int32_t> host(16, context);                                              // positions
+    for (int32_t r = 0; r < 4; ++r) host[static_cast<size_t>(4 + r)] = r;                // sequence_of
+    for (int32_t r = 0; r < 4; ++r) host[static_cast<size_t>(8 + r)] = 16 + r * blocks;  // table_starts
+    for (int32_t i = 0; i < rows * blocks; ++i)
+      host.push_back(static_cast<int32_t>(int64_t{i} * 7919 % (rows * blocks)));
+    batch = DeviceBuffer(host.size() * 4 + 64, "batch");
+    MILLRACE_CUDA_TRY(cudaMemcpy(batch.as<void>(), host.data(), host.size() * 4, cudaMemcpyHostToDevice));
+    MILLRACE_CUDA_TRY(cudaMemset(arrived.as<void>(), 0, arrived.bytes()));
+    MILLRACE_CUDA_TRY(cudaMemset(candidates.as<void>(), 0, candidates.bytes()));
+    MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
+  }
+
+  void qkv(int l) {
+    Layer& w = layers[static_cast<size_t>(l)];
+    StreamLinear op;
+    op.num_parts = 3;
+    op.parts[0] = {w.q.packed, w.bias.as<float>(), query.as<float>()};
+    op.parts[1] = {w.k.packed, w.bias.as<float>(), key.as<float>()};
+    op.parts[2] = {w.v.packed, w.bias.as<float>(), value.as<float>()};
+    op.x = residual.as<float>();
+    op.norm_weight = w.norm.as<float>();
+    op.eps = 1e-5f;
+    op.tokens = rows;
+    launch_stream_linear(op, stream.get());
+  }
+  void attend(int l) {
+    PackedAttention op;
+    const auto* ints = batch.as<const int32_t>();
+    op.cache = {.pool = pool.as<void>(),
+                .type = DType::kBF16,
+                .block_elements = int64_t{kLayers} / 2 * 2 * kKvHeads * kBlockTokens * kDim,
+                .layer_offset = int64_t{l} / 2 * 2 * kKvHeads * kBlockTokens * kDim,
+                .positions = ints,
+                .sequence_of = ints + 4,
+                .table_starts = ints + 8,
+                .tables = ints,
+                .heads = kHeads,
+                .kv_heads = kKvHeads,
+                .head_dim = kDim,
+                .value_order = ValueOrder::kTransposed};
+    op.op = {l % 2 == 0 ? 128 : 0, 0.125f, layers[static_cast<size_t>(l)].bias.as<float>()};
+    op.rows = rows;
+    op.max_spans = attention_spans(context, op.op.window);
+    op.angles = angles.as<const float2>();
+    op.query = query.as<float>();
+    op.key = key.as<float>();
+    op.value = value.as<float>();
+    op.out = attention.as<float>();
+    op.partial = op.max_spans > 1 ? partial.as<float>() : nullptr;
+    op.arrived = arrived.as<int32_t>();
+    launch_packed_attention(op, stream.get());
+  }
+  void project(int l) {
+    StreamLinear op;
+    op.num_parts = 1;
+    op.parts[0] = {layers[static_cast<size_t>(l)].o.packed, nullptr, residual.as<float>()};
+    op.x = attention.as<float>();
+    op.tokens = rows;
+    op.add = true;
+    launch_stream_linear(op, stream.get());
+  }
+  void route(int l) {
+    Layer& w = layers[static_cast<size_t>(l)];
+    StreamRoute op{w.router.as<float>(),
+                   w.bias.as<float>(),
+                   residual.as<float>(),
+                   w.norm.as<float>(),
+                   1e-5f,
+                   rows,
+                   kExperts,
+                   kHidden,
+                   scores.as<float>(),
+                   normed.as<float>(),
+                   quantized.as<uint8_t>()};
+    launch_stream_route(op, stream.get());
+  }
+  void experts(int l) {
+    Layer& w = layers[static_cast<size_t>(l)];
+    StreamExperts op;
+    op.gate = w.gate.packed, op.up = w.up.packed, op.down = w.down.packed;
+    op.gate_bias = op.up_bias = op.down_bias = w.expert_bias.as<float>();
+    op.scores = scores.as<float>();
+    op.tokens = rows, op.experts = kExperts, op.k = kChosen;
+    op.activation.clamped = true;
+    op.quantized = quantized.as<uint8_t>();
+    op.act = act.as<float>();
+    op.residual = residual.as<float>();
+    launch_stream_experts(op, stream.get());
+  }
+  void head() {
+    StreamLinear op;
+    op.num_parts = 1;
+    op.parts[0] = {output.packed, nullptr, logits.as<float>()};
+    op.x = residual.as<float>();
+    op.norm_weight = layers[0].norm.as<float>();
+    op.eps = 1e-5f;
+    op.tokens = rows;
+    launch_stream_linear(op, stream.get());
+    launch_argmax(logits.as<float>(), rows, kVocab, candidates.as<void>(), best.as<int32_t>(), stream.get());
+  }
+
+  double median_us(const std::function<void()>& record) {
+    const Graph graph(stream, record);
+    cudaEvent_t begin, end;
+    MILLRACE_CUDA_TRY(cudaEventCreate(&begin));
+    MILLRACE_CUDA_TRY(cudaEventCreate(&end));
+    std::vector<float> times;
+    for (int i = 0; i < 40; ++i) {
+      MILLRACE_CUDA_TRY(cudaEventRecord(begin, stream.get()));
+      graph.launch(stream);
+      MILLRACE_CUDA_TRY(cudaEventRecord(end, stream.get()));
+      stream.synchronize();
+      float ms = 0;
+      MILLRACE_CUDA_TRY(cudaEventElapsedTime(&ms, begin, end));
+      if (i >= 10) times.push_back(ms * 1e3f);
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+  void report(const char* name, double us, int launches, double bytes) {
+    std::printf("%-34s %9.1f us, %7.2f us each, %8.2f MB, %5.2f TB/s\n", name, us, us / launches, bytes / 1e6,
+                bytes / us / 1e6);
+  }
+
+  void once() {
+    for (const int l : {1, 2}) {
+      qkv(l);
+      attend(l);
+      project(l);
+      route(l);
+      experts(l);
+    }
+    head();
+    stream.synchronize();
+  }
+
+  void run() {
+    Layer& w = layers[0];
+    const double qkv_bytes = static_cast<double>(w.q.bytes + w.k.bytes + w.v.bytes);
+    const double o_bytes = static_cast<double>(w.o.bytes), router_bytes = kExperts * kHidden * 4.0;
+    const double experts_bytes = 3.0 * kChosen * static_cast<double>(w.gate.bytes) * rows;
+    const double output_bytes = static_cast<double>(output.bytes);
+    const double kv_bytes = rows * kKvHeads * kDim * 4.0 * ((context + 1) + std::min(128, context + 1)) * 12;
+    const double all =
+        kLayers * (qkv_bytes + o_bytes + router_bytes + experts_bytes) + output_bytes + kv_bytes;
+    const auto each = [&](const std::function<void(int)>& launch) {
+      return median_us([&] {
+        for (int l = 0; l < kLayers; ++l) launch(l);
+      });
+    };
+    std::printf("context %d, rows %d\n", context, rows);
+    report("norm, q, k, v", each([&](int l) { qkv(l); }), kLayers, kLayers * qkv_bytes);
+    report("rope, append, attention", each([&](int l) { attend(l); }), kLayers, kv_bytes);
+    report("projection", each([&](int l) { project(l); }), kLayers, kLayers * o_bytes);
+    report("norm, router", each([&](int l) { route(l); }), kLayers, kLayers * router_bytes);
+    report("experts", each([&](int l) { experts(l); }), kLayers, kLayers * experts_bytes);
+    report("norm, logits, argmax", median_us([&] { head(); }), 1, output_bytes);
+    const auto step = [&](int without) {
+      return median_us([&] {
+        for (int l = 0; l < kLayers; ++l) {
+          if (without != 0) qkv(l);
+          if (without != 1) attend(l);
+          if (without != 2) project(l);
+          if (without != 3) route(l);
+          if (without != 4) experts(l);
+        }
+        if (without != 5) head();
+      });
+    };
+    const double whole = step(-1);
+    report("whole step", whole, 1, all);
+    const char* names[] = {"without qkv",    "without attention", "without projection",
+                           "without router", "without experts",   "without logits"};
+    for (int i = 0; i < 6; ++i) {
+      std::printf("  %-32s %9.1f us: it costs %.2f us a layer\n", names[i], step(i),
+                  (whole - step(i)) / (i == 5 ? 1 : kLayers));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace millrace::cuda
+
+int main(int argc, char** argv) {
+  using namespace millrace::cuda;
+  open_device();
+  const int context = argc > 1 ? std::atoi(argv[1]) : 128, rows = argc > 2 ? std::atoi(argv[2]) : 1;
+  if (context < 0 || rows < 1 || rows > 4) {
+    std::fprintf(stderr, "usage: cuda_kernel_bench [context] [rows, 1 to 4]\n");
+    return 2;
+  }
+  Bench bench(context, rows);
+  if (argc > 3 && std::string(argv[3]) == "once") {
+    bench.once();
+  } else {
+    bench.run();
+  }
+  return 0;
+}

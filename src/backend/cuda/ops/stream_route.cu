@@ -1,0 +1,114 @@
+// The router of one token per blockIdx.y: RMSNorm, two experts' scores per CTA, and the normed row kept for
+// the experts. Latency-bound: the router's rows come to shared memory before the residual is there, and what
+// is left is one pass over the row, its norm, and a quarter of a dot product per warp.
+#include "backend/cuda/ops/launch.cuh"
+#include "backend/cuda/ops/quantize.cuh"
+#include "backend/cuda/ops/stream.h"
+#include "backend/cuda/ptx/grid_dependency.cuh"
+
+namespace millrace::cuda {
+namespace {
+
+constexpr int kExpertsPerCta = 2;
+constexpr int kWarpsPerExpert = kRowThreads / kWarpLanes / kExpertsPerCta;
+constexpr int kBarrier = 1;
+
+// A warp's quarter of row . x, both of `quads` float4 in shared memory. Lanes' strides, then the butterfly.
+__device__ inline float dot_part(const float4* row, const float4* x, int quads, int part, int lane) {
+  float sum = 0.0f;
+  for (int i = part * kWarpLanes + lane; i < quads; i += kWarpsPerExpert * kWarpLanes) {
+    const float4 a = row[i], b = x[i];
+    sum = fmaf(a.x, b.x, sum);
+    sum = fmaf(a.y, b.y, sum);
+    sum = fmaf(a.z, b.z, sum);
+    sum = fmaf(a.w, b.w, sum);
+  }
+  return warp_sum(sum);
+}
+
+// shared: router rows [2][cols], the normed row [cols].
+__global__ void __launch_bounds__(kRowThreads) stream_route_kernel(const __grid_constant__ StreamRoute op) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ uint64_t loaded;
+  __shared__ float partial[kRowThreads / kWarpLanes];
+  auto* rows = reinterpret_cast<float4*>(shared);
+  const int quads = op.cols / 4, thread = threadIdx.x;
+  float4* normed = rows + kExpertsPerCta * quads;
+  const int first = static_cast<int>(blockIdx.x) * kExpertsPerCta,
+            here = min(kExpertsPerCta, op.experts - first);
+  const int64_t token = blockIdx.y;
+  if (thread == 0) {
+    ptx::barrier_init(&loaded, 1);
+    ptx::barrier_init_fence();
+    const auto bytes = static_cast<uint32_t>(here * op.cols) * 4u;
+    ptx::barrier_arrive_expect(&loaded, bytes);
+    ptx::bulk_copy(rows, op.router + int64_t{first} * op.cols, bytes, &loaded);
+  }
+  ptx::let_dependents_start();
+  HeldQuads weight;
+  weight.load<false>(reinterpret_cast<const float4*>(op.norm_weight), quads, thread);
+  const int warp = thread / kWarpLanes, lane = thread % kWarpLanes;
+  const int expert = first + thread;  // whose sum this thread ends
+  const float bias = thread < here && op.bias != nullptr ? __ldg(op.bias + expert) : 0.0f;
+  __syncthreads();  // the barrier is there before anybody waits on it
+  ptx::wait_for_previous();
+
+  const int pairs = packed_pairs(op.cols);
+  const QuantizedRows planes = quantized_rows(op.quantized, op.tokens, pairs);
+  quantize_row<kBarrier>(op.x + token * op.cols, op.norm_weight, weight, op.eps, op.cols, thread, partial,
+                         [&](int i, float4 v, const QuantizedQuad& q) {
+                           if (i < quads) normed[i] = v;
+                           if (blockIdx.x != 0) return;  // one CTA keeps the row for the experts
+                           if (i < quads) reinterpret_cast<float4*>(op.normed + token * op.cols)[i] = v;
+                           store_quad(planes, token * pairs, i, q);
+                         });
+  __syncthreads();  // the normed row is there
+  ptx::barrier_wait(&loaded, 0);
+  if (warp / kWarpsPerExpert < here) {
+    const float part =
+        dot_part(rows + warp / kWarpsPerExpert * quads, normed, quads, warp % kWarpsPerExpert, lane);
+    if (lane == 0) partial[warp] = part;
+  }
+  __syncthreads();  // all parts are there
+  if (thread >= here) return;
+  float score = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kWarpsPerExpert; ++i) score += partial[thread * kWarpsPerExpert + i];
+  op.scores[token * op.experts + expert] = score + bias;
+}
+
+// One CTA per row.
+__global__ void __launch_bounds__(kRowThreads)
+    quantize_rows_kernel(const float* x, int64_t rows, int cols, uint8_t* quantized) {
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
+  const int pairs = packed_pairs(cols);
+  const QuantizedRows planes = quantized_rows(quantized, rows, pairs);
+  quantize_row<kBarrier>(
+      x + int64_t{blockIdx.x} * cols, nullptr, HeldQuads{}, 0.0f, cols, threadIdx.x, nullptr,
+      [&](int i, float4, const QuantizedQuad& q) { store_quad(planes, int64_t{blockIdx.x} * pairs, i, q); });
+}
+
+}  // namespace
+
+void launch_stream_route(const StreamRoute& op, cudaStream_t stream) {
+  if (op.tokens == 0) return;
+  const size_t shared_bytes = (kExpertsPerCta + 1) * static_cast<size_t>(op.cols) * sizeof(float);
+  allow_shared_memory(stream_route_kernel, shared_bytes);
+  const dim3 grid(static_cast<unsigned>((op.experts + kExpertsPerCta - 1) / kExpertsPerCta),
+                  static_cast<unsigned>(op.tokens));
+  launch_dependent("stream_route_kernel", stream_route_kernel, grid, kRowThreads, shared_bytes, stream, op);
+}
+
+void launch_quantize_rows(const float* x, int64_t rows, int64_t cols, uint8_t* quantized,
+                          cudaStream_t stream) {
+  if (rows == 0) return;
+  launch_dependent("quantize_rows_kernel", quantize_rows_kernel, dim3(static_cast<unsigned>(rows)),
+                   kRowThreads, 0, stream, x, rows, static_cast<int>(cols), quantized);
+}
+
+size_t quantized_rows_bytes(int64_t rows, int64_t cols) {
+  return static_cast<size_t>(rows) * static_cast<size_t>(packed_pairs(cols)) * kRowPairBytes;
+}
+
+}  // namespace millrace::cuda

@@ -1,0 +1,492 @@
+// The wide products: a CTA of eight warps owns some tiles of 16 rows of activations and some of 8 rows of
+// weights and walks the columns a pair of blocks at a time, both operands through a ring of stages in shared
+// memory. Integer sums per block are exact; each is scaled and added to its output in block order, segment
+// after segment, as the streaming kernels do.
+//
+// Roofline: 2 x 64 x 2 integer operations per byte of weights and row; the tensor cores would do 1,979 TOP/s,
+// but twelve float operations go with each of their instructions (4,096 multiply-adds): 128 lanes then allow
+// some 630.
+#include "backend/cuda/ops/activation.cuh"
+#include "backend/cuda/ops/launch.cuh"
+#include "backend/cuda/ops/tile_stream.cuh"
+#include "backend/cuda/ops/wide.h"
+#include "backend/cuda/ptx/async_copy.cuh"
+
+namespace millrace::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kStages = 4;
+constexpr int kTileTokens = 16;
+
+// One shape of CTA: tiles of 16 activation rows, tiles of 8 weight rows, and how warps share them.
+template <int kMTiles, int kNTiles, int kMWarps>
+struct WideConfig {
+  static constexpr int kM = kMTiles, kN = kNTiles, kWarpsM = kMWarps, kWarpsN = 8 / kMWarps;
+  static constexpr int kMPerWarp = kM / kWarpsM, kNPerWarp = kN / kWarpsN;
+  static_assert(kMPerWarp * kWarpsM == kM && kNPerWarp * kWarpsN == kN);
+};
+
+// A stage: weight codes, weight scales, activation codes, scales of one pair.
+template <PackedFormat kFormat, class Config>
+struct StageLayout {
+  static constexpr int kCodes = kFormat == PackedFormat::kMx4 ? 256 : 512;
+  static constexpr int kScales = kCodes / 16;
+  static constexpr int kWeightScales = Config::kN * kCodes;
+  static constexpr int kActivations = kWeightScales + (Config::kN * kScales + 15) / 16 * 16;
+  static constexpr int kActivationScales = kActivations + Config::kM * 1024;
+  static constexpr int kBytes = kActivationScales + Config::kM * 128;
+};
+
+struct WidePart {
+  const uint8_t* tiles;
+  const float* bias;
+  float* out;
+  int64_t rows;
+  int32_t num_tiles;
+};
+struct WideParams {
+  WidePart parts[3];
+  int32_t num_parts, total_tiles, pairs;
+  uint32_t tile_bytes;
+  WideRows x;
+  int64_t rows;
+  bool add;
+};
+struct WideExpertParams {
+  WideExperts op;
+  int32_t pairs;
+};
+
+// The columns of one CTA: tile pointers of its weights, its first tile of activations.
+template <PackedFormat kFormat, class Config>
+class WideLoop {
+ public:
+  using Layout = StageLayout<kFormat, Config>;
+  float total[Config::kMPerWarp][Config::kNPerWarp][4];
+
+  // tiles: shared, [kN] pointers, null past the end; m_tiles: how many tiles of activations there are from
+  // first on.
+  __device__ void run(uint8_t* shared, const uint8_t* const* tiles, const WideRows& x, int64_t first_tile,
+                      int m_tiles, int pairs) {
+    float sum[Config::kMPerWarp][Config::kNPerWarp][4];
+#pragma unroll
+    for (int m = 0; m < Config::kMPerWarp; ++m) {
+#pragma unroll
+      for (int n = 0; n < Config::kNPerWarp; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[m][n][i] = sum[m][n][i] = 0.0f;
+      }
+    }
+    const int per = pairs_per_segment(pairs);
+    for (int p = 0; p < kStages - 1; ++p) {
+      if (p < pairs) load(shared + p * Layout::kBytes, tiles, x, first_tile, m_tiles, pairs, p);
+      ptx::async_commit();
+    }
+    int left = per;
+    for (int p = 0; p < pairs; ++p) {
+      ptx::async_wait<kStages - 2>();
+      __syncthreads();  // everybody's copies of stage p are there, and its predecessor has been read
+      const int next = p + kStages - 1;
+      if (next < pairs) {
+        load(shared + next % kStages * Layout::kBytes, tiles, x, first_tile, m_tiles, pairs, next);
+      }
+      ptx::async_commit();
+      multiply(shared + p % kStages * Layout::kBytes, sum);
+      if (--left == 0 || p + 1 == pairs) {  // a segment ends
+        left = per;
+#pragma unroll
+        for (int m = 0; m < Config::kMPerWarp; ++m) {
+#pragma unroll
+          for (int n = 0; n < Config::kNPerWarp; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              total[m][n][i] += sum[m][n][i];
+              sum[m][n][i] = 0.0f;
+            }
+          }
+        }
+      }
+    }
+    ptx::async_wait<0>();
+  }
+
+ private:
+  __device__ static void load(uint8_t* stage, const uint8_t* const* tiles, const WideRows& x,
+                              int64_t first_tile, int m_tiles, int pairs, int p) {
+    constexpr int kCodeChunks = Layout::kCodes / 16, kScaleChunks = Layout::kScales / 16;
+    for (int i = threadIdx.x; i < Config::kN * kCodeChunks; i += kThreads) {
+      const uint8_t* tile = tiles[i / kCodeChunks];
+      if (tile != nullptr) {
+        ptx::async_copy16(stage + i * 16, tile + p * Layout::kCodes + i % kCodeChunks * 16);
+      }
+    }
+    for (int i = threadIdx.x; i < Config::kM * 64; i += kThreads) {
+      if (i / 64 < m_tiles) {
+        ptx::async_copy16(stage + Layout::kActivations + i * 16,
+                          x.codes + ((first_tile + i / 64) * pairs + p) * 1024 + i % 64 * 16);
+      }
+    }
+    // Scales: weights' and activations', by different warps.
+    const int i = threadIdx.x;
+    if (i < Config::kN * kScaleChunks) {
+      const uint8_t* tile = tiles[i / kScaleChunks];
+      if (tile != nullptr) {
+        ptx::async_copy16(stage + Layout::kWeightScales + i * 16,
+                          tile + pairs * Layout::kCodes + p * Layout::kScales + i % kScaleChunks * 16);
+      }
+    }
+    const int j = i - 64;
+    if (j >= 0 && j < Config::kM * 8 && j / 8 < m_tiles) {
+      ptx::async_copy16(stage + Layout::kActivationScales + j * 16,
+                        x.scales + ((first_tile + j / 8) * pairs + p) * 32 + j % 8 * 4);
+    }
+  }
+
+  // Twice four values: no byte borrows from the next.
+  __device__ static uint32_t signed_e2m1(uint32_t selectors, uint32_t negative) {
+    constexpr uint32_t kTop = 0x80808080u;
+    return ((e2m1_magnitudes(selectors) | kTop) - e2m1_magnitudes(negative)) ^ kTop;
+  }
+
+  // Both blocks of a lane's weight row, and the scales of rows 2t and 2t + 1.
+  __device__ static void load_tile(const uint8_t* stage, int n, int lane, uint32_t (&b)[2][2],
+                                   float (&scale)[2][2]) {
+    const int t = lane % 4;
+    if constexpr (kFormat == PackedFormat::kQ8) {
+      const uint4 w = *reinterpret_cast<const uint4*>(stage + n * Layout::kCodes + lane * 16);
+      b[0][0] = w.x, b[1][0] = w.y, b[0][1] = w.z, b[1][1] = w.w;
+      const auto* s =
+          reinterpret_cast<const __half2*>(stage + Layout::kWeightScales + n * Layout::kScales) + 2 * t;
+      const float2 low = __half22float2(s[0]), high = __half22float2(s[1]);
+      scale[0][0] = low.x, scale[1][0] = low.y, scale[0][1] = high.x, scale[1][1] = high.y;
+    } else {
+      const uint2 w = *reinterpret_cast<const uint2*>(stage + n * Layout::kCodes + lane * 8);
+      const uint32_t x = w.x + kNegativeSelectors, y = w.y + kNegativeSelectors;
+      b[0][0] = signed_e2m1(w.x, x), b[0][1] = signed_e2m1(w.x >> 16, x >> 16);
+      b[1][0] = signed_e2m1(w.y, y), b[1][1] = signed_e2m1(w.y >> 16, y >> 16);
+      const uint32_t e =
+          *reinterpret_cast<const uint32_t*>(stage + Layout::kWeightScales + n * Layout::kScales + 4 * t);
+      scale[0][0] = __uint_as_float((e & 255u) << 23), scale[1][0] = __uint_as_float((e >> 8 & 255u) << 23);
+      scale[0][1] = __uint_as_float((e >> 16 & 255u) << 23), scale[1][1] = __uint_as_float((e >> 24) << 23);
+    }
+  }
+
+  __device__ static void multiply(const uint8_t* stage,
+                                  float (&sum)[Config::kMPerWarp][Config::kNPerWarp][4]) {
+    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes, g = lane / 4;
+    const int m0 = warp / Config::kWarpsN * Config::kMPerWarp,
+              n0 = warp % Config::kWarpsN * Config::kNPerWarp;
+    uint32_t b[Config::kNPerWarp][2][2];
+    float scale[Config::kNPerWarp][2][2];
+#pragma unroll
+    for (int n = 0; n < Config::kNPerWarp; ++n) load_tile(stage, n0 + n, lane, b[n], scale[n]);
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+#pragma unroll
+      for (int m = 0; m < Config::kMPerWarp; ++m) {
+        const uint8_t* mine = stage + Layout::kActivations + (m0 + m) * 1024 + block * 512 + lane * 16;
+        const uint4 words = *reinterpret_cast<const uint4*>(mine);
+        const uint32_t a[4] = {words.x, words.y, words.z, words.w};
+        const auto* scales =
+            reinterpret_cast<const float*>(stage + Layout::kActivationScales + (m0 + m) * 128) + block * 16;
+        const float low = scales[g], high = scales[g + 8];
+        constexpr int32_t kStart[4] = {kFloatBits, kFloatBits, kFloatBits, kFloatBits};
+#pragma unroll
+        for (int n = 0; n < Config::kNPerWarp; ++n) {
+          int32_t c[4];
+          ptx::mma_s8(c, a, b[n][block], kStart);
+          const float s0 = scale[n][block][0], s1 = scale[n][block][1];
+          float(&to)[4] = sum[m][n];
+          to[0] = fmaf(__int_as_float(c[0]) - kFloatOffset, s0 * low, to[0]);
+          to[1] = fmaf(__int_as_float(c[1]) - kFloatOffset, s1 * low, to[1]);
+          to[2] = fmaf(__int_as_float(c[2]) - kFloatOffset, s0 * high, to[2]);
+          to[3] = fmaf(__int_as_float(c[3]) - kFloatOffset, s1 * high, to[3]);
+        }
+      }
+    }
+  }
+};
+
+struct WideTile {
+  int part, tile;
+};
+__device__ inline WideTile find_tile(const WideParams& p, int tile) {
+  int i = 0;
+  while (i + 1 < p.num_parts && tile >= p.parts[i].num_tiles) tile -= p.parts[i++].num_tiles;
+  return {i, tile};
+}
+
+// grid: x over tiles of weight rows, y over tiles of activation rows.
+template <PackedFormat kFormat, class Config>
+__global__ void __launch_bounds__(kThreads, 2) wide_linear_kernel(const __grid_constant__ WideParams p) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ const uint8_t* tiles[Config::kN];
+  const int first = static_cast<int>(blockIdx.x) * Config::kN;
+  if (threadIdx.x < Config::kN) {
+    const int at = first + static_cast<int>(threadIdx.x);
+    const WideTile tile = find_tile(p, at);
+    tiles[threadIdx.x] =
+        at < p.total_tiles ? p.parts[tile.part].tiles + int64_t{tile.tile} * p.tile_bytes : nullptr;
+  }
+  ptx::let_dependents_start();
+  __syncthreads();  // the pointers are there
+  ptx::wait_for_previous();
+  const int64_t first_tile = int64_t{blockIdx.y} * Config::kM;
+  const int m_tiles =
+      static_cast<int>(min(int64_t{Config::kM}, (p.rows + kTileTokens - 1) / kTileTokens - first_tile));
+  WideLoop<kFormat, Config> loop;
+  loop.run(shared, tiles, p.x, first_tile, m_tiles, p.pairs);
+
+  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int n = 0; n < Config::kNPerWarp; ++n) {
+    const int at = first + warp % Config::kWarpsN * Config::kNPerWarp + n;
+    if (at >= p.total_tiles) continue;
+    const WideTile tile = find_tile(p, at);
+    const WidePart& part = p.parts[tile.part];
+#pragma unroll
+    for (int m = 0; m < Config::kMPerWarp; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t token =
+            (first_tile + warp / Config::kWarpsN * Config::kMPerWarp + m) * kTileTokens + g + i / 2 * 8;
+        const int64_t row = int64_t{tile.tile} * kTileRows + 2 * t + i % 2;
+        if (token >= p.rows || row >= part.rows) continue;
+        const float value = loop.total[m][n][i] + (part.bias != nullptr ? part.bias[row] : 0.0f);
+        float* to = part.out + token * part.rows + row;
+        *to = p.add ? *to + value : value;
+      }
+    }
+  }
+}
+
+// grid: x over tiles of weight rows (of gate and up, half of them each), y over chunks.
+template <PackedFormat kFormat, class Config, bool kGateUp>
+__global__ void __launch_bounds__(kThreads, 2)
+    wide_experts_kernel(const __grid_constant__ WideExpertParams p) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ const uint8_t* tiles[Config::kN];
+  const WideExperts& op = p.op;
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
+  const int chunk = blockIdx.y;
+  if (chunk >= *op.groups.num_chunks) return;
+  const int expert = op.groups.chunks[3 * chunk], first_tile = op.groups.chunks[3 * chunk + 1],
+            m_tiles = op.groups.chunks[3 * chunk + 2];
+  constexpr int kTiles = kGateUp ? Config::kN / 2 : Config::kN;  // of rows
+  const int first = static_cast<int>(blockIdx.x) * kTiles;
+  if (threadIdx.x < Config::kN) {
+    const int i = threadIdx.x, tile = first + (kGateUp ? i / 2 : i);
+    const PackedMatrix& w = kGateUp && i % 2 == 1 ? op.up : op.gate;
+    tiles[i] = tile < w.tiles_per_expert
+                   ? w.tiles + (int64_t{expert} * w.tiles_per_expert + tile) * w.tile_bytes
+                   : nullptr;
+  }
+  __syncthreads();  // the pointers are there
+  WideLoop<kFormat, Config> loop;
+  loop.run(shared, tiles, op.x, first_tile, m_tiles, p.pairs);
+
+  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes, g = lane / 4, t = lane % 4;
+  const int64_t rows = op.gate.rows;
+#pragma unroll
+  for (int m = 0; m < Config::kMPerWarp; ++m) {
+    const int m_tile = warp / Config::kWarpsN * Config::kMPerWarp + m;
+    if (m_tile >= m_tiles) continue;
+#pragma unroll
+    for (int n = 0; n < Config::kNPerWarp; n += kGateUp ? 2 : 1) {
+      const int at = warp % Config::kWarpsN * Config::kNPerWarp + n;
+      const int tile = first + (kGateUp ? at / 2 : at);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t row = int64_t{tile} * kTileRows + 2 * t + i % 2;
+        const int32_t pair = op.groups.order[int64_t{first_tile + m_tile} * kTileTokens + g + i / 2 * 8];
+        if (pair < 0 || row >= rows) continue;
+        const int64_t bias_at = expert * rows + row;
+        float value = loop.total[m][n][i] + (op.gate_bias != nullptr ? op.gate_bias[bias_at] : 0.0f);
+        if constexpr (kGateUp) {
+          const float up = loop.total[m][n + 1][i] + (op.up_bias != nullptr ? op.up_bias[bias_at] : 0.0f);
+          value = activate(op.activation, value, up);
+        }
+        op.out[pair * rows + row] = value;
+      }
+    }
+  }
+}
+
+// One CTA per row.
+__global__ void __launch_bounds__(kRowThreads) wide_quantize_kernel(const __grid_constant__ WideQuantize op) {
+  __shared__ float partial[kRowThreads / kWarpLanes];
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
+  const int64_t i = blockIdx.x;
+  const int64_t source = op.source_rows != nullptr ? op.source_rows[i] : i;
+  if (source < 0) return;  // the whole CTA
+  const int cols = static_cast<int>(op.cols), pairs = packed_pairs(cols);
+  HeldQuads weight;
+  weight.load<false>(reinterpret_cast<const float4*>(op.norm_weight), cols / 4, threadIdx.x);
+  const auto store = [&](int q, float4, const QuantizedQuad& quad) {
+    const int64_t block = i / kTileTokens * 2 * pairs + q / 8;  // of the tile's
+    const int in_block = q % 8, in_tile = static_cast<int>(i % kTileTokens);
+    const int lane = in_tile % 8 * 4 + in_block % 4, word = in_tile / 8 + in_block / 4 * 2;
+    *reinterpret_cast<uint32_t*>(op.to.codes + (block * kWarpLanes + lane) * 16 + word * 4) = quad.codes;
+    if (in_block == 0) op.to.scales[block * kTileTokens + in_tile] = quad.scale;
+  };
+  quantize_row<kComputeBarrier>(op.x + source / op.divide * op.cols, op.norm_weight, weight, op.eps, cols,
+                                threadIdx.x, partial, store);
+}
+
+// One CTA. Within an expert rows come in whatever order the atomics give: no row's result depends on it.
+__global__ void __launch_bounds__(1024)
+    group_experts_kernel(const int32_t* chosen, int64_t pairs, int32_t experts, ExpertGroups groups) {
+  extern __shared__ int32_t counts[];  // [experts], then where each expert's next row goes
+  int32_t* next = counts + experts;
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
+  for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
+  for (int64_t i = threadIdx.x; i < groups.max_rows; i += blockDim.x) groups.order[i] = -1;
+  __syncthreads();  // zeros before counts
+  for (int64_t i = threadIdx.x; i < pairs; i += blockDim.x) atomicAdd(&counts[__ldcg(chosen + i)], 1);
+  __syncthreads();  // counted
+  if (threadIdx.x == 0) {
+    int32_t tile = 0, chunk = 0;
+    for (int32_t e = 0; e < experts; ++e) {
+      next[e] = tile * kTileTokens;
+      int32_t tiles = (counts[e] + kTileTokens - 1) / kTileTokens;
+      while (tiles > 0) {
+        const int32_t here = min(tiles, groups.tiles_per_chunk);
+        groups.chunks[3 * chunk] = e;
+        groups.chunks[3 * chunk + 1] = tile;
+        groups.chunks[3 * chunk + 2] = here;
+        ++chunk;
+        tile += here;
+        tiles -= here;
+      }
+    }
+    *groups.num_chunks = chunk;
+  }
+  __syncthreads();  // placed
+  for (int64_t i = threadIdx.x; i < pairs; i += blockDim.x) {
+    groups.order[atomicAdd(&next[__ldcg(chosen + i)], 1)] = static_cast<int32_t>(i);
+  }
+}
+
+using FewRows = WideConfig<2, 8, 2>;   // 32 rows x 64 outputs: batches
+using ManyRows = WideConfig<8, 8, 4>;  // 128 x 64: prefill
+using ManyThin = WideConfig<8, 4, 4>;  // 128 x 32: when 64 would leave SMs idle
+
+template <PackedFormat kFormat, class Config>
+void launch_linear_as(const WideParams& p, cudaStream_t stream) {
+  constexpr size_t kShared = kStages * StageLayout<kFormat, Config>::kBytes;
+  const auto kernel = wide_linear_kernel<kFormat, Config>;
+  allow_shared_memory(kernel, kShared);
+  constexpr int64_t kRows = Config::kM * kTileTokens;
+  const dim3 grid(static_cast<unsigned>((p.total_tiles + Config::kN - 1) / Config::kN),
+                  static_cast<unsigned>((p.rows + kRows - 1) / kRows));
+  launch_dependent("wide_linear_kernel", kernel, grid, kThreads, kShared, stream, p);
+}
+
+template <PackedFormat kFormat>
+void launch_linear_for(const WideParams& p, cudaStream_t stream) {
+  if (p.rows <= 32) return launch_linear_as<kFormat, FewRows>(p, stream);
+  const int64_t ctas = (p.total_tiles + 7) / 8 * ((p.rows + 127) / 128);
+  if (ctas < 2 * multiprocessors()) return launch_linear_as<kFormat, ManyThin>(p, stream);
+  launch_linear_as<kFormat, ManyRows>(p, stream);
+}
+
+template <PackedFormat kFormat, class Config, bool kGateUp>
+void launch_experts_as(const WideExpertParams& p, cudaStream_t stream) {
+  constexpr size_t kShared = kStages * StageLayout<kFormat, Config>::kBytes;
+  const auto kernel = wide_experts_kernel<kFormat, Config, kGateUp>;
+  allow_shared_memory(kernel, kShared);
+  constexpr int kTiles = kGateUp ? Config::kN / 2 : Config::kN;
+  const dim3 grid(static_cast<unsigned>((p.op.gate.tiles_per_expert + kTiles - 1) / kTiles),
+                  static_cast<unsigned>(p.op.groups.max_chunks));
+  launch_dependent("wide_experts_kernel", kernel, grid, kThreads, kShared, stream, p);
+}
+
+template <PackedFormat kFormat>
+void launch_experts_for(const WideExpertParams& p, cudaStream_t stream) {
+  const bool gate_up = p.op.up.format != PackedFormat::kNone;
+  if (p.op.groups.tiles_per_chunk == FewRows::kM) {
+    gate_up ? launch_experts_as<kFormat, FewRows, true>(p, stream)
+            : launch_experts_as<kFormat, FewRows, false>(p, stream);
+  } else {
+    gate_up ? launch_experts_as<kFormat, ManyRows, true>(p, stream)
+            : launch_experts_as<kFormat, ManyRows, false>(p, stream);
+  }
+}
+
+int64_t tile_rows_for(int64_t rows) { return (rows + kTileTokens - 1) / kTileTokens * kTileTokens; }
+
+}  // namespace
+
+size_t wide_rows_bytes(int64_t rows, int64_t cols) {
+  return static_cast<size_t>(tile_rows_for(rows)) * static_cast<size_t>(packed_pairs(cols)) * 2 * (32 + 4);
+}
+
+WideRows wide_rows(uint8_t* base, int64_t rows, int64_t cols) {
+  const int64_t blocks = tile_rows_for(rows) * packed_pairs(cols) * 2;
+  return {base, reinterpret_cast<float*>(base + blocks * 32)};
+}
+
+void launch_wide_quantize(const WideQuantize& op, cudaStream_t stream) {
+  if (op.rows == 0) return;
+  launch_dependent("wide_quantize_kernel", wide_quantize_kernel, dim3(static_cast<unsigned>(op.rows)),
+                   kRowThreads, 0, stream, op);
+}
+
+void launch_wide_linear(const WideLinear& op, cudaStream_t stream) {
+  if (op.rows == 0) return;
+  WideParams p{};
+  p.num_parts = op.num_parts;
+  for (int i = 0; i < op.num_parts; ++i) {
+    const WideLinear::Part& part = op.parts[i];
+    p.parts[i] = {part.w.tiles, part.bias, part.out, part.w.rows, part.w.tiles_per_expert};
+    p.total_tiles += part.w.tiles_per_expert;
+  }
+  if (p.total_tiles == 0) return;
+  p.pairs = op.parts[0].w.pairs;
+  p.tile_bytes = op.parts[0].w.tile_bytes;
+  p.x = op.x;
+  p.rows = op.rows;
+  p.add = op.add;
+  if (op.parts[0].w.format == PackedFormat::kMx4) return launch_linear_for<PackedFormat::kMx4>(p, stream);
+  launch_linear_for<PackedFormat::kQ8>(p, stream);
+}
+
+ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts) {
+  ExpertGroups groups;
+  const int64_t touched = pairs < experts ? pairs : experts;
+  // Many rows per expert: large tiles; else small ones, whose padding costs less.
+  groups.tiles_per_chunk = pairs > int64_t{experts} * 48 ? ManyRows::kM : FewRows::kM;
+  groups.max_rows = (pairs / kTileTokens + touched) * kTileTokens;
+  groups.max_chunks = static_cast<int32_t>(pairs / (kTileTokens * groups.tiles_per_chunk) + touched);
+  groups.order = base;
+  groups.chunks = base + groups.max_rows;
+  groups.num_chunks = groups.chunks + 3 * int64_t{groups.max_chunks};
+  return groups;
+}
+
+size_t expert_groups_ints(int64_t pairs, int32_t experts) {
+  // The smaller tiles have more chunks: room for either.
+  const int64_t touched = pairs < experts ? pairs : experts;
+  return static_cast<size_t>((pairs / kTileTokens + touched) * (kTileTokens + 3) + 1);
+}
+
+void launch_group_experts(const int32_t* chosen, int64_t pairs, int32_t experts, const ExpertGroups& groups,
+                          cudaStream_t stream) {
+  if (pairs == 0) return;
+  const size_t shared_bytes = 2 * static_cast<size_t>(experts) * sizeof(int32_t);
+  launch_dependent("group_experts_kernel", group_experts_kernel, dim3(1), 1024, shared_bytes, stream, chosen,
+                   pairs, experts, groups);
+}
+
+void launch_wide_experts(const WideExperts& op, cudaStream_t stream) {
+  const WideExpertParams p{op, op.gate.pairs};
+  if (op.groups.max_chunks == 0 || op.gate.tiles_per_expert == 0) return;
+  if (op.gate.format == PackedFormat::kMx4) return launch_experts_for<PackedFormat::kMx4>(p, stream);
+  launch_experts_for<PackedFormat::kQ8>(p, stream);
+}
+
+}  // namespace millrace::cuda

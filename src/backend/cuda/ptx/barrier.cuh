@@ -1,0 +1,61 @@
+// mbarriers in shared memory and the bulk copy that completes on them (sm_90 and later), as thin wrappers.
+// Who waits for whom is said where they are used.
+#pragma once
+
+#include <cstdint>
+
+namespace millrace::cuda::ptx {
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+__device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+}
+// After the inits, before anybody (the copy engine included) uses the barriers.
+__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;"); }
+
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives, and makes the phase wait for `bytes` of copies as well.
+__device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// Returns when the phase of this parity is over.
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  while (!barrier_try_wait(barrier, parity)) {
+  }
+}
+
+// Weights are read once per step: first to leave L2, so that activations and the cache stay.
+inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+
+// `bytes` (a multiple of 16) from global to shared memory, both 16-byte aligned; completes on `barrier`.
+__device__ inline void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], %4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(kEvictFirst)
+      : "memory");
+}
+
+// A barrier among `threads` threads of the CTA, under one of its names 1 to 15.
+template <int kName, int kThreads>
+__device__ inline void named_barrier() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
+}
+
+}  // namespace millrace::cuda::ptx

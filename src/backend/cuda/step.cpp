@@ -1,0 +1,100 @@
+#include "backend/cuda/step.h"
+
+#include <bit>
+
+#include "backend/cuda/cuda_weight.h"
+
+namespace millrace::cuda {
+namespace {
+
+class Signature {
+ public:
+  std::vector<uint64_t> words;
+
+  void add(uint64_t word) { words.push_back(word); }
+  void add(float value) { words.push_back(std::bit_cast<uint32_t>(value)); }
+  // What the launches see of a weight: it may have been freed and another be at its address.
+  void add(const Weight* weight) {
+    if (weight == nullptr) return add(uint64_t{0});
+    const CudaWeight& w = own(*weight);
+    add(reinterpret_cast<uint64_t>(w.values.as<void>()));
+    add(reinterpret_cast<uint64_t>(w.scale_grid.as<void>()));
+    add(static_cast<uint64_t>(w.matrix.type) << 32 | static_cast<uint64_t>(w.experts));
+    add(static_cast<uint64_t>(w.rows) << 32 | static_cast<uint64_t>(w.cols));
+  }
+  void add(const Norm& norm) {
+    add(norm.weight);
+    add(norm.eps);
+  }
+  void add(const Linear& linear) {
+    add(linear.weight);
+    add(linear.bias);
+  }
+
+  void operator()(const EmbedOp& op) {
+    add(op.table);
+    add(op.scale);
+  }
+  void operator()(const NormQkv& op) {
+    add(op.norm);
+    add(op.q);
+    add(op.k);
+    add(op.v);
+    add(op.q_norm);
+    add(op.k_norm);
+  }
+  void operator()(const RopeOp& op) {
+    add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint64_t>(op.table));
+    add(op.params.magnitude);
+    add(uint64_t{op.params.interleaved});
+  }
+  void operator()(const Attend& op) {
+    add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint32_t>(op.window));
+    add(op.scale);
+    add(op.sinks);
+  }
+  void operator()(const ProjectOp& op) { add(op.linear); }
+  void operator()(const Ffn& op) {
+    add(op.norm);
+    add(op.gate);
+    add(op.up);
+    add(op.down);
+  }
+  void operator()(const Route& op) {
+    add(op.norm);
+    add(op.router);
+    add(static_cast<uint64_t>(op.experts_per_token) << 32 | static_cast<uint64_t>(op.weighting));
+  }
+  void operator()(const Experts& op) {
+    add(op.gate);
+    add(op.up);
+    add(op.down);
+    add(static_cast<uint64_t>(op.activation));
+    add(op.alpha);
+    add(op.limit);
+  }
+  void operator()(const Logits& op) {
+    add(op.norm);
+    add(op.output);
+  }
+  void operator()(const ArgmaxOp&) {}
+};
+
+}  // namespace
+
+std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPlan& plan) {
+  Signature signature;
+  signature.words.reserve(16 * ops.size() + 4);
+  signature.add(static_cast<uint64_t>(plan.rows) << 32 | static_cast<uint64_t>(plan.logit_rows));
+  // Spans side by side: a power of two, so that one graph serves many positions.
+  const int32_t spans = attention_spans(plan.last_position < 0 ? 0 : plan.last_position, 0);
+  signature.add(uint64_t{std::bit_ceil(static_cast<uint32_t>(spans))});
+  signature.add(uint64_t{plan.single_tokens} << 1 | uint64_t{plan.softmax_over_all});
+  for (const StepOp& op : ops) {
+    signature.add(uint64_t{op.index()});
+    std::visit(signature, op);
+  }
+  return std::move(signature.words);
+}
+
+}  // namespace millrace::cuda

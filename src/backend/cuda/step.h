@@ -1,0 +1,43 @@
+// A step as the executor records it: the operations a model named, in order, before anything is launched.
+// Knowing them all, the executor fuses across operations and replays a step it has seen as a CUDA graph.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/ops/ops.h"
+
+namespace millrace::cuda {
+
+struct EmbedOp {
+  const Weight* table = nullptr;
+  float scale = 1.0f;
+};
+struct RopeOp {
+  int layer = 0;
+  size_t table = 0;  // of the angle tables
+  RopeParams params;
+};
+struct ProjectOp {
+  Linear linear;
+};
+struct ArgmaxOp {};
+
+using StepOp =
+    std::variant<EmbedOp, NormQkv, RopeOp, Attend, ProjectOp, Ffn, Route, Experts, Logits, ArgmaxOp>;
+
+// What the launches depend on beside the operations.
+struct StepPlan {
+  int64_t rows = 0, logit_rows = 0;
+  bool single_tokens = false;     // every sequence has one token in this step
+  int32_t last_position = -1;     // the largest of any row
+  bool softmax_over_all = false;  // of the last route: experts may be flushed later than it
+};
+
+// Everything that decides which kernels run with which parameters: two steps with equal signatures differ in
+// the contents of device buffers only.
+std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPlan& plan);
+
+}  // namespace millrace::cuda

@@ -1,0 +1,392 @@
+#include "backend/cuda/step_launcher.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "backend/cuda/ops/stream.h"
+#include "backend/cuda/ops/wide.h"
+#include "base/check.h"
+
+namespace millrace::cuda {
+namespace {
+
+constexpr int64_t kMaxStreamRows = 4;  // beyond, wide products read each weight once for all
+
+const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
+
+template <class Array>
+size_t count_of(const Array& array) {
+  return static_cast<size_t>(std::end(array) - std::begin(array));
+}
+
+}  // namespace
+
+StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Stream& stream)
+    : spec_(spec),
+      w_(workspace),
+      stream_(stream),
+      packed_attention_(fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim)) {}
+
+void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
+                          const int32_t* batch_device) {
+  plan_ = plan;
+  batch_ = &batch;
+  batch_device_ = batch_device;
+  fused_rope_ = nullptr;
+  prepare_angles(ops);
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (fuses_rope(ops, i)) {
+      fused_rope_ = &std::get<RopeOp>(ops[i]);
+      continue;
+    }
+    std::visit([this](const auto& op) { visit(op); }, ops[i]);
+  }
+}
+
+// ---------------------------------------------------------------- positions
+
+size_t StepLauncher::angle_table(std::span<const float> inv_freq, float magnitude) {
+  for (size_t i = 0; i < angle_tables_.size(); ++i) {
+    const AngleTable& table = angle_tables_[i];
+    if (table.magnitude == magnitude &&
+        std::equal(table.values.begin(), table.values.end(), inv_freq.begin(), inv_freq.end())) {
+      return i;
+    }
+  }
+  AngleTable& table = angle_tables_.emplace_back();
+  table.values.assign(inv_freq.begin(), inv_freq.end());
+  table.magnitude = magnitude;
+  table.inv_freq = DeviceBuffer(inv_freq.size_bytes(), "the rotary angles");
+  table.angles = DeviceBuffer(static_cast<size_t>(spec_.max_tokens) * inv_freq.size() * sizeof(float2),
+                              "the rotary angles");
+  if (!inv_freq.empty()) {
+    MILLRACE_CUDA_TRY(cudaMemcpyAsync(table.inv_freq.as<void>(), table.values.data(), inv_freq.size_bytes(),
+                                      cudaMemcpyHostToDevice, stream_.get()));
+    stream_.synchronize();
+  }
+  return angle_tables_.size() - 1;
+}
+
+// Rotation and append go into the attention kernel when nobody attends to another row of the same step.
+bool StepLauncher::fuses_rope(const std::vector<StepOp>& ops, size_t at) const {
+  const auto* rope = std::get_if<RopeOp>(&ops[at]);
+  if (rope == nullptr || at + 1 == ops.size()) return false;
+  const auto* attend = std::get_if<Attend>(&ops[at + 1]);
+  return attend != nullptr && attend->layer == rope->layer && packed_attention_ && plan_.single_tokens &&
+         2 * rope->params.half == spec_.head_dim;
+}
+
+void StepLauncher::prepare_angles(const std::vector<StepOp>& ops) {
+  std::vector<bool> done(angle_tables_.size());
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (!fuses_rope(ops, i)) continue;
+    const auto& rope = std::get<RopeOp>(ops[i]);
+    if (done[rope.table]) continue;
+    done[rope.table] = true;
+    launch_angles(in_batch(batch_->positions()), plan_.rows, rope.params,
+                  angle_tables_[rope.table].angles.as<float2>(), stream_.get());
+  }
+}
+
+LayerCache StepLauncher::cache_of(int layer) const {
+  const auto [group, index] = spec_.layers[static_cast<size_t>(layer)];
+  LayerCache cache;
+  cache.pool = w_.pools[static_cast<size_t>(group)].as<void>();
+  cache.type = spec_.kv_type;
+  cache.layer_offset = static_cast<int64_t>(index) * 2 * spec_.kv_heads * kBlockTokens * spec_.head_dim;
+  cache.block_elements = static_cast<int64_t>(spec_.kv_groups[static_cast<size_t>(group)].num_layers) * 2 *
+                         spec_.kv_heads * kBlockTokens * spec_.head_dim;
+  cache.positions = in_batch(batch_->positions());
+  cache.sequence_of = in_batch(batch_->sequence_of());
+  cache.table_starts = in_batch(batch_->table_starts(group));
+  cache.tables = in_batch(0);
+  cache.heads = spec_.heads;
+  cache.kv_heads = spec_.kv_heads;
+  cache.head_dim = spec_.head_dim;
+  cache.value_order = packed_attention_ ? ValueOrder::kTransposed : ValueOrder::kRows;
+  return cache;
+}
+
+// ---------------------------------------------------------------- operations
+
+void StepLauncher::operator()(const EmbedOp& op) {
+  const PackedMatrix& packed = own(*op.table).packed;
+  if (packed.format != PackedFormat::kNone) {
+    return launch_embed_packed(packed, in_batch(batch_->tokens()), plan_.rows, op.scale,
+                               w_.residual.as<float>(), stream_.get());
+  }
+  launch_embed(own(*op.table).matrix, in_batch(batch_->tokens()), plan_.rows, op.scale,
+               w_.residual.as<float>(), stream_.get());
+}
+
+void StepLauncher::operator()(const NormQkv& op) {
+  const int64_t dim = spec_.head_dim;
+  const Target targets[] = {{op.q, w_.query.as<float>(), spec_.heads * dim},
+                            {op.k, w_.key.as<float>(), spec_.kv_heads * dim},
+                            {op.v, w_.value.as<float>(), spec_.kv_heads * dim}};
+  linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, targets, false);
+  if (op.q_norm.weight != nullptr) norm_heads(op.q_norm, spec_.heads, w_.query);
+  if (op.k_norm.weight != nullptr) norm_heads(op.k_norm, spec_.kv_heads, w_.key);
+}
+
+void StepLauncher::operator()(const RopeOp& op) {
+  launch_rope_append_kv(cache_of(op.layer), op.params, plan_.rows, w_.query.as<float>(), w_.key.as<float>(),
+                        w_.value.as<float>(), stream_.get());
+}
+
+void StepLauncher::operator()(const Attend& op) {
+  if (packed_attention_) return packed_attention(op);
+  const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
+  launch_attention(cache_of(op.layer), params, plan_.rows, w_.query.as<float>(), w_.attention.as<float>(),
+                   stream_.get());
+}
+
+void StepLauncher::packed_attention(const Attend& op) {
+  PackedAttention attention;
+  attention.cache = cache_of(op.layer);
+  attention.op = {op.window, op.scale, vector_of(op.sinks)};
+  attention.rows = static_cast<int32_t>(plan_.rows);
+  // A window's rows are cut alike wherever they are past it; else the last position has the most spans.
+  const int32_t spans = attention_spans(std::max(0, plan_.last_position), op.window);
+  attention.max_spans = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(spans)));
+  if (fused_rope_ != nullptr) {
+    attention.angles = angle_tables_[fused_rope_->table].angles.as<const float2>();
+    attention.interleaved = fused_rope_->params.interleaved;
+    fused_rope_ = nullptr;
+  }
+  attention.query = w_.query.as<const float>();
+  attention.key = w_.key.as<const float>();
+  attention.value = w_.value.as<const float>();
+  attention.out = w_.attention.as<float>();
+  if (attention.max_spans > 1 && spans_fit(spec_, plan_.rows, attention.max_spans)) {
+    attention.partial = w_.partial.as<float>();
+  }
+  attention.arrived = w_.arrived.as<int32_t>();
+  launch_packed_attention(attention, stream_.get());
+}
+
+void StepLauncher::operator()(const ProjectOp& op) {
+  const Target target{op.linear, w_.residual.as<float>(), spec_.hidden};
+  const int64_t cols = static_cast<int64_t>(spec_.heads) * spec_.head_dim;
+  linears({w_.attention.as<float>(), plan_.rows, cols, nullptr, nullptr, nullptr}, {&target, 1}, true);
+}
+
+void StepLauncher::operator()(const Ffn& op) {
+  const Target targets[] = {{op.gate, w_.gate.as<float>(), spec_.ffn}, {op.up, w_.up.as<float>(), spec_.ffn}};
+  linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, targets, false);
+  launch_activate({}, plan_.rows * spec_.ffn, w_.gate.as<float>(), w_.up.as<float>(), stream_.get());
+  const Target down{op.down, w_.residual.as<float>(), spec_.hidden};
+  linears({w_.gate.as<float>(), plan_.rows, spec_.ffn, nullptr, nullptr, nullptr}, {&down, 1}, true);
+}
+
+void StepLauncher::operator()(const Logits& op) {
+  const Target target{op.output, w_.logits.as<float>(), spec_.vocab};
+  linears({w_.residual.as<float>(), plan_.logit_rows, spec_.hidden, &op.norm, in_batch(batch_->logit_rows()),
+           &w_.normed_logit_rows},
+          {&target, 1}, false);
+}
+
+void StepLauncher::operator()(const ArgmaxOp&) {
+  launch_argmax(w_.logits.as<float>(), plan_.logit_rows, spec_.vocab, w_.candidates.as<void>(),
+                w_.best.as<int32_t>(), stream_.get());
+}
+
+// ---------------------------------------------------------------- linear layers
+
+void StepLauncher::norm_heads(const Norm& op, int32_t heads, const DeviceBuffer& values) {
+  launch_rmsnorm(values.as<float>(), nullptr, vector_of(op.weight), op.eps, plan_.rows * heads,
+                 spec_.head_dim, values.as<float>(), stream_.get());
+}
+
+void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bool add) {
+  std::vector<Target> by_format[3];
+  for (const Target& target : targets) {
+    const Weight& weight = *target.linear.weight;
+    MILLRACE_CHECK(weight.rows == target.expected_rows && weight.cols == rows.cols);
+    by_format[static_cast<int>(own(weight).packed.format)].push_back(target);
+  }
+  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMx4}) {
+    const std::vector<Target>& mine = by_format[static_cast<int>(format)];
+    if (!mine.empty()) packed_linears(rows, mine, format, add);
+  }
+  const std::vector<Target>& rest = by_format[static_cast<int>(PackedFormat::kNone)];
+  if (rest.empty()) return;
+  const float* x = rows.x;
+  if (rows.norm != nullptr) {
+    launch_rmsnorm(rows.x, rows.source, vector_of(rows.norm->weight), rows.norm->eps, rows.count, rows.cols,
+                   rows.normed->as<float>(), stream_.get());
+    x = rows.normed->as<float>();
+  }
+  for (const Target& target : rest) {
+    launch_linear(own(*target.linear.weight).matrix, vector_of(target.linear.bias), x, rows.count, add,
+                  target.out, stream_.get());
+  }
+}
+
+void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat, bool add) {
+  const float* norm_weight = rows.norm != nullptr ? vector_of(rows.norm->weight) : nullptr;
+  const float eps = rows.norm != nullptr ? rows.norm->eps : 0.0f;
+  MILLRACE_CHECK(targets.size() <= count_of(StreamLinear{}.parts));
+  if (rows.count <= kMaxStreamRows && fits_streaming(own(*targets[0].linear.weight).packed)) {
+    StreamLinear op;
+    for (const Target& target : targets) {
+      op.parts[op.num_parts++] = {own(*target.linear.weight).packed, vector_of(target.linear.bias),
+                                  target.out};
+    }
+    op.x = rows.x;
+    op.source_rows = rows.source;
+    op.norm_weight = norm_weight;
+    op.eps = eps;
+    op.tokens = static_cast<int32_t>(rows.count);
+    op.add = add;
+    return launch_stream_linear(op, stream_.get());
+  }
+  WideQuantize quantize;
+  quantize.x = rows.x;
+  quantize.source_rows = rows.source;
+  quantize.norm_weight = norm_weight;
+  quantize.eps = eps;
+  quantize.rows = rows.count;
+  quantize.cols = rows.cols;
+  quantize.to = wide_rows(w_.wide.as<uint8_t>(), rows.count, rows.cols);
+  launch_wide_quantize(quantize, stream_.get());
+  WideLinear op;
+  for (const Target& target : targets) {
+    op.parts[op.num_parts++] = {own(*target.linear.weight).packed, vector_of(target.linear.bias), target.out};
+  }
+  op.x = quantize.to;
+  op.rows = rows.count;
+  op.add = add;
+  launch_wide_linear(op, stream_.get());
+}
+
+// ---------------------------------------------------------------- experts
+
+void StepLauncher::operator()(const Route& op) {
+  const CudaWeight& router = own(*op.router.weight);
+  MILLRACE_CHECK(router.rows == spec_.experts && router.cols == spec_.hidden);
+  const size_t shared_bytes = size_t{5} * static_cast<size_t>(spec_.hidden) * sizeof(float);
+  if (router.matrix.type == DType::kF32 && spec_.hidden % 32 == 0 && shared_bytes <= 200 * 1024) {
+    StreamRoute route;
+    route.router = router.values.as<const float>();
+    route.bias = vector_of(op.router.bias);
+    route.x = w_.residual.as<const float>();
+    route.norm_weight = vector_of(op.norm.weight);
+    route.eps = op.norm.eps;
+    route.tokens = static_cast<int32_t>(plan_.rows);
+    route.experts = spec_.experts;
+    route.cols = spec_.hidden;
+    route.scores = w_.scores.as<float>();
+    route.normed = w_.normed.as<float>();
+    route.quantized = w_.quantized.as<uint8_t>();
+    return launch_stream_route(route, stream_.get());
+  }
+  launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
+                 spec_.hidden, w_.normed.as<float>(), stream_.get());
+  const Target target{op.router, w_.scores.as<float>(), spec_.experts};
+  linears({w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr}, {&target, 1}, false);
+  if (spec_.hidden % 32 == 0) {
+    launch_quantize_rows(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.quantized.as<uint8_t>(),
+                         stream_.get());
+  }
+}
+
+void StepLauncher::choose_experts() {
+  // Softmax over all, renormalized over the chosen, is softmax over the chosen.
+  launch_choose_experts(w_.scores.as<float>(), plan_.rows, spec_.experts, spec_.experts_per_token,
+                        plan_.softmax_over_all, w_.chosen.as<int32_t>(), w_.chosen_weight.as<float>(),
+                        stream_.get());
+}
+
+bool StepLauncher::stream_experts(const Experts& op) {
+  StreamExperts experts;
+  experts.gate = own(*op.gate.weight).packed;
+  experts.up = own(*op.up.weight).packed;
+  experts.down = own(*op.down.weight).packed;
+  experts.gate_bias = vector_of(op.gate.bias);
+  experts.up_bias = vector_of(op.up.bias);
+  experts.down_bias = vector_of(op.down.bias);
+  experts.scores = w_.scores.as<const float>();
+  experts.tokens = static_cast<int32_t>(plan_.rows);
+  experts.experts = spec_.experts;
+  experts.k = spec_.experts_per_token;
+  experts.softmax_over_all = plan_.softmax_over_all;
+  experts.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
+  experts.quantized = w_.quantized.as<const uint8_t>();
+  experts.act = w_.gate.as<float>();
+  experts.residual = w_.residual.as<float>();
+  if (plan_.rows > kMaxStreamRows || !fits_stream_experts(experts)) return false;
+  launch_stream_experts(experts, stream_.get());
+  return true;
+}
+
+void StepLauncher::quantize_pairs(const DeviceBuffer& x, int32_t divide, int64_t cols) {
+  const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
+  WideQuantize quantize;
+  quantize.x = x.as<const float>();
+  quantize.source_rows = groups.order;
+  quantize.divide = divide;
+  quantize.rows = groups.max_rows;
+  quantize.cols = cols;
+  quantize.to = wide_rows(w_.wide.as<uint8_t>(), groups.max_rows, cols);
+  launch_wide_quantize(quantize, stream_.get());
+}
+
+void StepLauncher::wide_gate_up(const Experts& op) {
+  quantize_pairs(w_.normed, spec_.experts_per_token, spec_.hidden);
+  WideExperts wide;
+  wide.gate = own(*op.gate.weight).packed;
+  wide.up = own(*op.up.weight).packed;
+  wide.gate_bias = vector_of(op.gate.bias);
+  wide.up_bias = vector_of(op.up.bias);
+  wide.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
+  wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
+  wide.x = wide_rows(w_.wide.as<uint8_t>(), wide.groups.max_rows, spec_.hidden);
+  wide.out = w_.gate.as<float>();
+  launch_wide_experts(wide, stream_.get());
+}
+
+void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide,
+                                 const DeviceBuffer& out) {
+  const CudaWeight& weight = own(*op.weight);
+  if (weight.packed.format == PackedFormat::kNone) {
+    return launch_expert_linear(weight.matrix, vector_of(op.bias), x.as<float>(), divide,
+                                w_.chosen.as<int32_t>(), pairs(), out.as<float>(), stream_.get());
+  }
+  quantize_pairs(x, divide, weight.cols);
+  WideExperts wide;
+  wide.gate = weight.packed;
+  wide.gate_bias = vector_of(op.bias);
+  wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
+  wide.x = wide_rows(w_.wide.as<uint8_t>(), wide.groups.max_rows, weight.cols);
+  wide.out = out.as<float>();
+  launch_wide_experts(wide, stream_.get());
+}
+
+void StepLauncher::operator()(const Experts& op) {
+  for (const auto& [linear, rows, cols] : {std::tuple{&op.gate, spec_.expert_ffn, spec_.hidden},
+                                           {&op.up, spec_.expert_ffn, spec_.hidden},
+                                           {&op.down, spec_.hidden, spec_.expert_ffn}}) {
+    MILLRACE_CHECK(linear->weight->rows == rows && linear->weight->cols == cols);
+    MILLRACE_CHECK(linear->weight->experts == spec_.experts);
+  }
+  if (stream_experts(op)) return;
+  choose_experts();
+  launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
+                       expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts), stream_.get());
+  const PackedFormat gate = own(*op.gate.weight).packed.format, up = own(*op.up.weight).packed.format;
+  if (gate != PackedFormat::kNone && gate == up) {
+    wide_gate_up(op);
+  } else {
+    expert_linear(op.gate, w_.normed, spec_.experts_per_token, w_.gate);
+    expert_linear(op.up, w_.normed, spec_.experts_per_token, w_.up);
+    const Activation activation{op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
+    launch_activate(activation, pairs() * spec_.expert_ffn, w_.gate.as<float>(), w_.up.as<float>(),
+                    stream_.get());
+  }
+  expert_linear(op.down, w_.gate, 1, w_.down);
+  launch_combine_experts(w_.down.as<float>(), w_.chosen_weight.as<float>(), plan_.rows,
+                         spec_.experts_per_token, spec_.hidden, w_.residual.as<float>(), stream_.get());
+}
+
+}  // namespace millrace::cuda

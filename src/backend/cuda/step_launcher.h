@@ -1,0 +1,96 @@
+// Launches the kernels of a recorded step. For each operation: the streaming kernels for one to four rows of
+// packed weights, the wide ones for more, the simple ones (ops.h) for every other type. Which of them runs
+// never changes a row's bits: streaming and wide kernels agree, and the rest is chosen by type and shape
+// alone.
+#pragma once
+
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "backend/cuda/batch_arrays.h"
+#include "backend/cuda/cuda_weight.h"
+#include "backend/cuda/step.h"
+#include "backend/cuda/workspace.h"
+
+namespace millrace::cuda {
+
+class StepLauncher {
+ public:
+  StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Stream& stream);
+
+  // The index of a table of rotary angles, uploaded at the first sight of these values.
+  size_t angle_table(std::span<const float> inv_freq, float magnitude);
+  const float* inv_freq(size_t table) const { return angle_tables_[table].inv_freq.as<const float>(); }
+
+  // `batch_device`: batch's arrays on the device.
+  void launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
+              const int32_t* batch_device);
+
+ private:
+  // Rows that linear layers multiply: of x, normed when there is a norm.
+  struct Rows {
+    const float* x;
+    int64_t count, cols;
+    const Norm* norm = nullptr;
+    const int32_t* source = nullptr;  // row of x for each
+    const DeviceBuffer* normed;       // where the simple kernels keep normed rows
+  };
+  struct Target {
+    const Linear& linear;
+    float* out;
+    int64_t expected_rows;
+  };
+
+  void operator()(const EmbedOp& op);
+  void operator()(const NormQkv& op);
+  void operator()(const RopeOp& op);
+  void operator()(const Attend& op);
+  void operator()(const ProjectOp& op);
+  void operator()(const Ffn& op);
+  void operator()(const Route& op);
+  void operator()(const Experts& op);
+  void operator()(const Logits& op);
+  void operator()(const ArgmaxOp& op);
+  template <class Op>
+  void visit(const Op& op) {
+    (*this)(op);
+  }
+
+  void prepare_angles(const std::vector<StepOp>& ops);
+  bool fuses_rope(const std::vector<StepOp>& ops, size_t at) const;
+  void linears(const Rows& rows, std::span<const Target> targets, bool add);
+  void packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat format, bool add);
+  void norm_heads(const Norm& op, int32_t heads, const DeviceBuffer& values);
+  void choose_experts();
+  bool stream_experts(const Experts& op);
+  void wide_gate_up(const Experts& op);
+  // One matrix per pair's expert, of whatever type: out[pair, :] from x[pair / divide, :].
+  void expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
+  void quantize_pairs(const DeviceBuffer& x, int32_t divide, int64_t cols);
+  int64_t pairs() const { return plan_.rows * spec_.experts_per_token; }
+  LayerCache cache_of(int layer) const;
+  void packed_attention(const Attend& op);
+  const int32_t* in_batch(size_t offset) const { return batch_device_ + offset; }
+
+  const ExecutorSpec& spec_;
+  const Workspace& w_;
+  const Stream& stream_;
+  const bool packed_attention_;
+
+  struct AngleTable {
+    std::vector<float> values;
+    float magnitude = 1.0f;
+    DeviceBuffer inv_freq;
+    DeviceBuffer angles;  // [max_tokens, half] cos and sin, of the step's positions
+  };
+  std::deque<AngleTable> angle_tables_;  // a model has one or two
+
+  // Of the step being launched.
+  StepPlan plan_;
+  const BatchArrays* batch_ = nullptr;
+  const int32_t* batch_device_ = nullptr;
+  const RopeOp* fused_rope_ = nullptr;  // the next attention rotates and appends
+};
+
+}  // namespace millrace::cuda

@@ -1,0 +1,99 @@
+#include "backend/cuda/workspace.h"
+
+#include <algorithm>
+
+#include "backend/cuda/ops/ops.h"
+#include "backend/cuda/ops/stream.h"
+#include "backend/cuda/ops/wide.h"
+
+namespace millrace::cuda {
+namespace {
+
+// Spans of a row's attention that wait for the others: enough for 64 rows of 32 spans and 8 KV heads.
+constexpr size_t kPartialBytes = size_t{36} << 20;
+
+struct Sizes {  // bytes
+  explicit Sizes(const ExecutorSpec& spec) {
+    const auto rows = static_cast<size_t>(spec.max_tokens),
+               logit_rows = static_cast<size_t>(spec.max_logit_rows);
+    const size_t pairs = rows * static_cast<size_t>(spec.experts_per_token);
+    const size_t query_cols = static_cast<size_t>(spec.heads) * static_cast<size_t>(spec.head_dim);
+    hidden = rows * static_cast<size_t>(spec.hidden) * 4;
+    query = rows * query_cols * 4;
+    key = rows * static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim) * 4;
+    gate = std::max(rows * static_cast<size_t>(spec.ffn), pairs * static_cast<size_t>(spec.expert_ffn)) * 4;
+    down = pairs * static_cast<size_t>(spec.hidden) * 4;
+    scores = rows * static_cast<size_t>(spec.experts) * 4;
+    chosen = pairs * 4;
+    normed_logit_rows = logit_rows * static_cast<size_t>(spec.hidden) * 4;
+    logits = logit_rows * static_cast<size_t>(spec.vocab) * 4;
+    best = logit_rows * 4;
+    quantized = spec.experts > 0 ? quantized_rows_bytes(spec.max_tokens, spec.hidden) : 0;
+    const auto expert_rows = static_cast<int64_t>(pairs) +
+                             int64_t{16} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
+    wide = std::max({wide_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols)),
+                     wide_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn)),
+                     wide_rows_bytes(spec.max_logit_rows, spec.hidden),
+                     wide_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn))});
+    groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts) * 4 : 0;
+    if (fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim)) {
+      partial = std::min(kPartialBytes, packed_attention_partial_bytes(spec.max_tokens, 32, spec.kv_heads));
+      arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
+    }
+    candidates = argmax_candidates_bytes(spec.max_logit_rows);
+  }
+  size_t total() const {
+    return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
+           logits + best + quantized + wide + groups + partial + arrived + candidates;
+  }
+  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, quantized, wide,
+      groups, partial = 0, arrived = 0, candidates;
+};
+
+DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
+DeviceBuffer zeros(size_t bytes) {
+  DeviceBuffer buffer = memory(bytes);
+  if (bytes > 0) MILLRACE_CUDA_TRY(cudaMemset(buffer.as<void>(), 0, bytes));
+  return buffer;
+}
+
+}  // namespace
+
+Workspace::Workspace(const ExecutorSpec& spec) {
+  const Sizes sizes(spec);
+  residual = memory(sizes.hidden);
+  normed = memory(sizes.hidden);
+  query = memory(sizes.query);
+  attention = memory(sizes.query);
+  key = memory(sizes.key);
+  value = memory(sizes.key);
+  gate = memory(sizes.gate);
+  up = memory(sizes.gate);
+  down = memory(sizes.down);
+  scores = memory(sizes.scores);
+  chosen = memory(sizes.chosen);
+  chosen_weight = memory(sizes.chosen);
+  normed_logit_rows = memory(sizes.normed_logit_rows);
+  logits = memory(sizes.logits);
+  best = memory(sizes.best);
+  quantized = memory(sizes.quantized);
+  wide = memory(sizes.wide);
+  groups = memory(sizes.groups);
+  partial = memory(sizes.partial);
+  arrived = zeros(sizes.arrived);
+  candidates = zeros(sizes.candidates);
+  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+    const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
+    pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");
+  }
+  MILLRACE_CUDA_TRY(
+      cudaDeviceSynchronize());  // the zeros are there before any stream's kernel counts on them
+}
+
+size_t workspace_bytes_of(const ExecutorSpec& spec) { return Sizes(spec).total(); }
+
+bool spans_fit(const ExecutorSpec& spec, int64_t rows, int32_t spans) {
+  return packed_attention_partial_bytes(rows, spans, spec.kv_heads) <= Sizes(spec).partial;
+}
+
+}  // namespace millrace::cuda

@@ -1,0 +1,35 @@
+// An executor's buffers on the device, and how large they are.
+#pragma once
+
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/device.h"
+
+namespace millrace::cuda {
+
+struct Workspace {
+  explicit Workspace(const ExecutorSpec& spec);
+
+  DeviceBuffer residual, normed;                 // [tokens, hidden]
+  DeviceBuffer query, attention;                 // [tokens, heads, head_dim]
+  DeviceBuffer key, value;                       // [tokens, kv_heads, head_dim]
+  DeviceBuffer gate, up;                         // [tokens, ffn] or [tokens, slots, expert_ffn]
+  DeviceBuffer down;                             // [tokens, slots, hidden]
+  DeviceBuffer scores, chosen, chosen_weight;    // [tokens, experts], [tokens, slots] twice
+  DeviceBuffer normed_logit_rows, logits, best;  // [logit rows, hidden], [logit rows, vocab], [logit rows]
+  DeviceBuffer quantized;                        // the normed rows for streaming experts (quantize.cuh)
+  DeviceBuffer wide;                             // quantized rows of wide products (wide.h)
+  DeviceBuffer groups;                           // pairs by expert (wide.h)
+  DeviceBuffer partial, arrived;                 // attention: spans side by side, and how many are done
+  DeviceBuffer candidates;                       // argmax
+  std::vector<DeviceBuffer> pools;  // per group: [blocks][layers][key, value][kv_heads][16 x head_dim]
+};
+
+// Bytes of all of it but the pools.
+size_t workspace_bytes_of(const ExecutorSpec& spec);
+
+// The attention of so many rows, each cut into up to `spans`, may put its spans side by side.
+bool spans_fit(const ExecutorSpec& spec, int64_t rows, int32_t spans);
+
+}  // namespace millrace::cuda
