@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "bench_clients.h"
 #include "bench_machine.h"
 #include "bench_roofline.h"
 #include "commands.h"
@@ -38,6 +39,7 @@ constexpr const char* kFooter =
     "  millrace bench model.gguf\n"
     "  millrace bench model.gguf -p 2048 -n 64 --depth 8192 --json\n"
     "  millrace bench model.gguf -p 512 -n 32 --roofline        # where the time goes\n"
+    "  millrace bench model.gguf --clients 32 -p 256 -n 64\n"
     "  MILLRACE_ISA=scalar millrace bench model.gguf -p 64 -n 16 --repeat 1\n"
     "Each repeat reads -p tokens, and decodes -n tokens one by one, both after --depth tokens that are not "
     "timed;\n"
@@ -111,8 +113,7 @@ void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result
   const Clock::time_point start = Clock::now();
   for (int32_t i = 0; i < options.generate; ++i) {
     const StepInput input{&sequence, {&token, 1}, StepInput::Want::kLast};
-    const int32_t next = argmax(runtime.step({&input, 1}));
-    token = std::max(next, 0);
+    token = runtime.step_greedy({&input, 1})[0];
     progress.update(static_cast<size_t>(i), static_cast<size_t>(options.generate));
   }
   result.decode.values.push_back(options.generate / seconds_since(start));
@@ -225,10 +226,16 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_flag("--roofline", options->roofline,
                     "per operation: time, bytes, operations, and their share of the machine's limits");
   command->add_flag("--json", options->json, "one JSON object");
+  const std::shared_ptr<ClientOptions> clients = add_client_options(*command);
   add_device_options(*command, options->model);
   add_quantize_option(*command, options->model);
   command->footer(kFooter);
-  command->callback([options, &action] { action = [options] { return bench(*options); }; });
+  command->callback([options, clients, &action] {
+    action = [options, clients] {
+      if (clients->clients == 0) return bench(*options);
+      return bench_clients(options->model, *clients, options->prompt, options->generate, options->json);
+    };
+  });
 }
 
 }  // namespace millrace::cli

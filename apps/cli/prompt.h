@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/utf8.h"
 #include "engine/runtime.h"
 
 namespace millrace::cli {
@@ -20,7 +21,6 @@ void add_message(Messages& messages, const std::string& role, const std::string&
 std::string render_chat(Runtime& runtime, const Messages& messages);
 std::vector<int32_t> encode_chat(Runtime& runtime, const Messages& messages);
 
-// Text replaced where it is not UTF-8: JSON and templates take nothing else.
-std::string valid_utf8(std::string_view text);
+using millrace::valid_utf8;
 
 }  // namespace millrace::cli

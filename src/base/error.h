@@ -1,32 +1,14 @@
-// Error: what is thrown for bad files, bad configuration and device failure. It is caught at four places
-// only: the engine thread, the server handler, the command line's main and the language bindings.
-// A message is one line: what was found, what was expected, and where.
+// throw_error: how an Error (millrace/error.h) is thrown. It is caught at four places only: the engine
+// thread, the server handler, the command line's main and the language bindings.
 #pragma once
 
 #include <fmt/format.h>
 
-#include <stdexcept>
-#include <string>
 #include <utility>
 
+#include "millrace/error.h"
+
 namespace millrace {
-
-enum class ErrorCode {
-  kBadInput,     // a file, a prompt or an option is wrong: the user can fix it
-  kUnsupported,  // well-formed, but not something this build can do
-  kIo,           // the operating system refused a read, a write or a mapping
-  kNoMemory,     // does not fit
-  kDevice,       // an accelerator failed
-};
-
-class Error : public std::runtime_error {
- public:
-  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
-  ErrorCode code() const { return code_; }
-
- private:
-  ErrorCode code_;
-};
 
 // throw_error(ErrorCode::kBadInput, "{}: magic is {:#x}, expected {:#x}", path, found, expected);
 template <class... Args>

@@ -40,9 +40,9 @@ std::span<const float> feed(Runtime& runtime, Sequence& sequence, std::span<cons
 }
 
 // From sampled tokens to text that may be shown.
-class TextStream {
+class AnswerText {
  public:
-  TextStream(const Runtime& runtime, const GenerateOptions& options)
+  AnswerText(const Runtime& runtime, const GenerateOptions& options)
       : detokenizer_(runtime.shared_tokenizer(), options.show_special), stops_(options.stop) {}
   std::string push(int32_t token) { return stops_.push(detokenizer_.push(token)); }
   std::string finish() {
@@ -87,28 +87,12 @@ std::optional<FinishReason> limit_reached(const Runtime& runtime, const Sequence
 
 }  // namespace
 
-std::string_view to_string(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kEndToken:
-      return "stop";
-    case FinishReason::kStopString:
-      return "stop_string";
-    case FinishReason::kMaxTokens:
-      return "length";
-    case FinishReason::kContext:
-      return "context";
-    case FinishReason::kCancelled:
-      return "cancelled";
-  }
-  return "unknown";
-}
-
 GenerateResult generate(Runtime& runtime, Sequence& sequence, std::span<const int32_t> prompt,
                         const GenerateOptions& options) {
   check_prompt(runtime, sequence, prompt);
   Sampler sampler(options.sampling, runtime.config().vocab);
   sampler.add_prompt(prompt);
-  TextStream text(runtime, options);
+  AnswerText text(runtime, options);
   GenerateResult result;
   result.seed = sampler.seed();
   result.cached_tokens = sequence.length();

@@ -11,18 +11,10 @@
 #include <vector>
 
 #include "engine/runtime.h"
+#include "millrace/request.h"
 #include "sample/sampler.h"
 
 namespace millrace {
-
-enum class FinishReason {
-  kEndToken,    // the model ended its turn
-  kStopString,  // one of GenerateOptions::stop appeared; it and what follows are not in the text
-  kMaxTokens,   // as many as were asked for
-  kContext,     // the context is full
-  kCancelled,
-};
-std::string_view to_string(FinishReason reason);  // "stop", "stop_string", "length", "context", "cancelled"
 
 struct GenerateOptions {
   SamplingParams sampling;

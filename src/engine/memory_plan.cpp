@@ -7,9 +7,7 @@
 #include "engine/runtime.h"
 
 namespace millrace {
-namespace {
 
-// What the kernel would give us without swapping, cut by the cgroup's limit.
 size_t available_memory() {
   size_t available = 0;
   std::ifstream meminfo("/proc/meminfo");
@@ -27,6 +25,8 @@ size_t available_memory() {
     available = std::min(available, limit > used ? limit - used : 0);
   return available;
 }
+
+namespace {
 
 // Bytes of KV pools for `sequences` of `context`.
 size_t kv_bytes(const ModelConfig& config, ExecutorLimits limits, int32_t context, int32_t sequences) {
@@ -60,7 +60,7 @@ int32_t largest(int32_t most, const Fits& fits) {
 MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                        const RuntimeOptions& options) {
   const ExecutorLimits limits = runtime_limits(config, backend, options);
-  const ExecutorSpec spec = make_executor_spec(config, limits);
+  const ExecutorSpec spec = runtime_spec(config, backend, options);
   const WeightBytes weights = plan_weights(checkpoint, config, backend, options.quantize);
 
   MemoryPlan plan;
@@ -70,23 +70,29 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   plan.context = limits.max_context;
   plan.kv_type = limits.kv_type;
   plan.memory_available = available_memory();
+  ExecutorLimits alone = limits;
+  alone.sequences = 1;
+  const ExecutorSpec one = make_executor_spec(config, alone);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const KvGroupSpec& group = spec.kv_groups[g];
     const size_t block = spec.kv_block_bytes(static_cast<int>(g));
-    plan.groups.push_back(
-        {.window = group.window,
-         .layers = group.num_layers,
-         .bytes_per_1k_tokens = block * (1024 / kBlockTokens),
-         .bytes_at_context = block * static_cast<size_t>(group.num_blocks / limits.sequences)});
+    plan.groups.push_back({.window = group.window,
+                           .layers = group.num_layers,
+                           .bytes_per_1k_tokens = block * (1024 / kBlockTokens),
+                           .bytes_at_context = block * static_cast<size_t>(one.kv_groups[g].num_blocks)});
   }
   const size_t fixed = plan.weights_mapped + plan.weights_repacked + plan.workspace;
-  plan.total = fixed + kv_bytes(config, limits, limits.max_context, limits.sequences);
+  plan.pool = 0;
+  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+    plan.pool += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
+  }
+  plan.total = fixed + plan.pool;
   const size_t room = plan.memory_available > fixed ? plan.memory_available - fixed : 0;
   plan.longest_context =
       largest(config.context_length, [&](int32_t n) { return kv_bytes(config, limits, n, 1) <= room; });
-  const size_t one = kv_bytes(config, limits, limits.max_context, 1);
-  plan.users_at_context = static_cast<int32_t>(
-      std::min<size_t>(one == 0 ? 0 : room / one, static_cast<size_t>(std::numeric_limits<int32_t>::max())));
+  const size_t each = kv_bytes(config, limits, limits.max_context, 1);
+  plan.users_at_context = static_cast<int32_t>(std::min<size_t>(
+      each == 0 ? 0 : room / each, static_cast<size_t>(std::numeric_limits<int32_t>::max())));
   return plan;
 }
 

@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "quant/codec.h"
+#include "sample/softmax.h"
 
 namespace millrace {
 namespace {
@@ -75,7 +76,7 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
   r->checkpoint_ = io::Checkpoint::open(path);
   r->backend_ = make_backend(options.device, {.threads = options.threads});
   const ModelConfig config = read_config(r->checkpoint_);
-  r->spec_ = make_executor_spec(config, runtime_limits(config, *r->backend_, options));
+  r->spec_ = runtime_spec(config, *r->backend_, options);
 
   // A damaged or missing tokenizer is an error only for those who need one.
   try {
@@ -92,14 +93,20 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
   r->model_ = Model::load(r->checkpoint_, *r->backend_, options.progress, options.quantize);
   r->executor_ = r->backend_->make_executor(r->spec_);
   if (options.wrap_executor) r->executor_ = options.wrap_executor(std::move(r->executor_));
-  r->store_.emplace(*r->executor_);
-  kv::CacheOptions cache;
-  cache.prefix_cache = false;
+  r->store_ = std::make_unique<ExecutorStore>(*r->executor_);
+  kv::CacheOptions cache = options.cache;
+  cache.groups.clear();
   for (size_t g = 0; g < r->spec_.kv_groups.size(); ++g) {
-    const KvGroupSpec& group = r->spec_.kv_groups[g];
-    cache.groups.push_back({group.window, group.num_blocks, r->spec_.kv_block_bytes(static_cast<int>(g))});
+    cache.groups.push_back({.window = r->spec_.kv_groups[g].window,
+                            .num_blocks = r->spec_.kv_groups[g].num_blocks,
+                            .block_bytes = r->spec_.kv_block_bytes(static_cast<int>(g))});
   }
-  r->cache_.emplace(std::move(cache), *r->store_);
+  cache.element_bytes = bytes_of(r->spec_.kv_type, 1);  // 0 for a type of blocks
+  cache.table_tokens = r->spec_.max_context;
+  // The order of bytes in a block is the device's own, and so are the last bits of a number.
+  cache.identity = fmt::format("{} {} {} {}", checkpoint_identity(r->checkpoint_, config),
+                               info(r->spec_.kv_type).name, r->backend_->name(), r->backend_->isa());
+  r->cache_ = std::make_unique<kv::Cache>(std::move(cache), *r->store_);
   if (options.lock) lock_memory();
   return r;
 }
@@ -122,6 +129,14 @@ const ChatTemplate* Runtime::chat_template() {
 
 Sequence Runtime::make_sequence() { return Sequence(cache_->make_sequence()); }
 
+void Runtime::check_tokens(std::span<const int32_t> tokens) const {
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= spec_.vocab) {
+      throw_error(ErrorCode::kBadInput, "token id: found {}, expected 0 to {}", token, spec_.vocab - 1);
+    }
+  }
+}
+
 void Runtime::check_input(const StepInput& input) const {
   const int64_t end =
       static_cast<int64_t>(input.sequence->length()) + static_cast<int64_t>(input.tokens.size());
@@ -130,18 +145,49 @@ void Runtime::check_input(const StepInput& input) const {
                 "prompt: found {} tokens, expected at most the context of {} (--ctx raises it)", end,
                 spec_.max_context);
   }
-  for (const int32_t token : input.tokens) {
-    if (token < 0 || token >= spec_.vocab) {
-      throw_error(ErrorCode::kBadInput, "token id: found {}, expected 0 to {}", token, spec_.vocab - 1);
-    }
-  }
+  check_tokens(input.tokens);
 }
 
-std::span<const float> Runtime::step(std::span<const StepInput> inputs) {
+void Runtime::compute(std::span<const Slice> slices) {
   tokens_.clear();
-  slices_.clear();
+  batch_.clear();
   logit_rows_.clear();
+  for (const Slice& slice : slices) {
+    const auto first = static_cast<int32_t>(tokens_.size());
+    const auto count = static_cast<int32_t>(slice.tokens.size());
+    batch_.push_back({.first_row = first,
+                      .num_tokens = count,
+                      .context_len = slice.sequence->length() + slice.ahead,
+                      .tables = {}});
+    for (size_t g = 0; g < spec_.kv_groups.size(); ++g) {
+      batch_.back().tables[g] = slice.sequence->table(static_cast<int>(g));
+    }
+    tokens_.insert(tokens_.end(), slice.tokens.begin(), slice.tokens.end());
+    if (slice.want == Slice::Want::kLast && count > 0) logit_rows_.push_back(first + count - 1);
+    if (slice.want == Slice::Want::kAll) {
+      for (int32_t i = 0; i < count; ++i) logit_rows_.push_back(first + i);
+    }
+  }
+  MILLRACE_CHECK(tokens_.size() <= static_cast<size_t>(spec_.max_tokens));
+  MILLRACE_CHECK(logit_rows_.size() <= static_cast<size_t>(spec_.max_logit_rows));
+  model_->forward(*executor_, {.tokens = tokens_, .sequences = batch_, .logit_rows = logit_rows_});
+}
+
+std::span<const float> Runtime::forward(std::span<const Slice> slices) {
+  compute(slices);
+  return executor_->logits();
+}
+
+void Runtime::check_logits(std::span<const float> row) const {
+  // A sum is NaN exactly when a term is (or infinities of both signs meet, which is as bad).
+  float sum = 0;
+  for (const float x : row) sum += x;
+  if (std::isnan(sum)) explain_nan(checkpoint_);
+}
+
+void Runtime::compute_inputs(std::span<const StepInput> inputs) {
   for (const StepInput& input : inputs) check_input(input);
+  step_slices_.clear();
   for (const StepInput& input : inputs) {
     const auto count = static_cast<int32_t>(input.tokens.size());
     if (!cache_->reserve(input.sequence->blocks_, count)) {
@@ -149,33 +195,46 @@ std::span<const float> Runtime::step(std::span<const StepInput> inputs) {
                   "kv cache: found no free block for {} more tokens, expected room for {} contexts of {}",
                   count, inputs.size(), spec_.max_context);
     }
-    const auto first = static_cast<int32_t>(tokens_.size());
-    slices_.push_back(
-        {.first_row = first, .num_tokens = count, .context_len = input.sequence->length(), .tables = {}});
-    tokens_.insert(tokens_.end(), input.tokens.begin(), input.tokens.end());
-    if (input.want == StepInput::Want::kLast && count > 0) logit_rows_.push_back(first + count - 1);
-    if (input.want == StepInput::Want::kAll) {
-      for (int32_t i = 0; i < count; ++i) logit_rows_.push_back(first + i);
-    }
+    step_slices_.push_back(
+        {.sequence = &input.sequence->blocks_, .tokens = input.tokens, .want = input.want});
   }
-  MILLRACE_CHECK(tokens_.size() <= static_cast<size_t>(spec_.max_tokens));
-  MILLRACE_CHECK(logit_rows_.size() <= static_cast<size_t>(spec_.max_logit_rows));
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    for (size_t g = 0; g < spec_.kv_groups.size(); ++g) {
-      slices_[i].tables[g] = inputs[i].sequence->blocks_.table(static_cast<int>(g));
-    }
-  }
-  model_->forward(*executor_, {.tokens = tokens_, .sequences = slices_, .logit_rows = logit_rows_});
-  for (size_t i = 0; i < inputs.size(); ++i) cache_->advance(inputs[i].sequence->blocks_, inputs[i].tokens);
+  compute(step_slices_);
+}
 
+void Runtime::advance(std::span<const StepInput> inputs) {
+  for (const StepInput& input : inputs) cache_->advance(input.sequence->blocks_, input.tokens);
+}
+
+std::span<const float> Runtime::checked_logits() {
   const std::span<const float> logits = executor_->logits();
-  // A sum is NaN exactly when a term is (or infinities of both signs meet, which is as bad).
   for (size_t row = 0; row < logit_rows_.size(); ++row) {
-    float sum = 0;
-    for (const float x : logits.subspan(row * spec_.vocab, spec_.vocab)) sum += x;
-    if (std::isnan(sum)) explain_nan(checkpoint_);
+    check_logits(logits.subspan(row * spec_.vocab, spec_.vocab));
   }
   return logits;
+}
+
+std::span<const float> Runtime::step(std::span<const StepInput> inputs) {
+  compute_inputs(inputs);
+  advance(inputs);
+  return checked_logits();
+}
+
+std::span<const int32_t> Runtime::step_greedy(std::span<const StepInput> inputs) {
+  compute_inputs(inputs);
+  const std::span<const int32_t> found = executor_->greedy_tokens();
+  advance(inputs);
+  if (found.empty()) {  // the device leaves it to us
+    const std::span<const float> logits = checked_logits();
+    greedy_.clear();
+    for (size_t row = 0; row < logit_rows_.size(); ++row) {
+      greedy_.push_back(std::max(0, argmax(logits.subspan(row * spec_.vocab, spec_.vocab))));
+    }
+    return greedy_;
+  }
+  for (const int32_t token : found) {
+    if (token < 0) explain_nan(checkpoint_);
+  }
+  return found;
 }
 
 std::span<const float> Runtime::prefill(Sequence& sequence, std::span<const int32_t> tokens) {

@@ -20,6 +20,13 @@
 
 namespace millrace {
 
+// Nothing is remembered: for callers who say themselves which sequence steps.
+inline kv::CacheOptions forgetful() {
+  kv::CacheOptions options;
+  options.prefix_cache = false;
+  return options;
+}
+
 struct RuntimeOptions {
   std::string device = "cpu";
   int threads = 0;            // 0: all
@@ -32,10 +39,17 @@ struct RuntimeOptions {
   TypeChoice quantize;  // of weights, while they are loaded
   // Stands between the model and the device's executor: to watch or to time what is called.
   std::function<std::unique_ptr<Executor>(std::unique_ptr<Executor>)> wrap_executor;
+  // The main pool: as many contexts as there are sequences, or a pool for all of them together.
+  bool shared_pool = false;
+  int64_t kv_tokens = 0;  // of a shared pool; 0: every sequence at full length, as far as kv_bytes go
+  size_t kv_bytes = 0;    // 0: half of the memory available
+  std::vector<int32_t> kv_blocks;  // per layer group, instead of all that
+  // What is remembered beyond the life of a sequence; groups and identity are the runtime's to fill in.
+  kv::CacheOptions cache = forgetful();
   LoadProgress progress;
 };
 
-// One stream of tokens in the runtime's cache.
+// One stream of tokens in the runtime's cache; to be destroyed before the runtime.
 class Sequence {
  public:
   explicit Sequence(kv::Sequence blocks) : blocks_(std::move(blocks)) {}
@@ -46,11 +60,20 @@ class Sequence {
   kv::Sequence blocks_;
 };
 
+// Some tokens of one sequence whose blocks are reserved: a row of the engine's own steps.
+struct Slice {
+  const kv::Sequence* sequence = nullptr;
+  std::span<const int32_t> tokens;
+  enum class Want { kNone, kLast, kAll } want = Want::kLast;
+  int32_t ahead = 0;  // tokens computed before these that do not count yet: drafts
+};
+
 // Some new tokens of one sequence, and which of them want logits.
 struct StepInput {
   Sequence* sequence = nullptr;
   std::span<const int32_t> tokens;
-  enum class Want { kNone, kLast, kAll } want = Want::kLast;
+  using Want = Slice::Want;
+  Want want = Want::kLast;
 };
 
 class Runtime {
@@ -65,6 +88,7 @@ class Runtime {
   const ExecutorSpec& spec() const { return spec_; }
   int32_t context() const { return spec_.max_context; }
 
+  bool has_tokenizer() const { return tokenizer_ != nullptr; }
   // Throws Error{kBadInput} when the checkpoint has none.
   const Tokenizer& tokenizer() const;
   std::shared_ptr<const Tokenizer> shared_tokenizer() const;
@@ -75,6 +99,8 @@ class Runtime {
   const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
 
   Sequence make_sequence();
+  kv::Cache& cache() { return *cache_; }
+  Executor& executor() { return *executor_; }
 
   // One ragged step. Returns logits [wanted rows, vocab] in input order, valid until the next step. The sum
   // of tokens must be at most spec().max_tokens. Throws Error{kBadInput} when a sequence would pass the
@@ -82,11 +108,26 @@ class Runtime {
   // is changed then).
   std::span<const float> step(std::span<const StepInput> inputs);
 
+  // The same step, of which only the tokens with the largest logits are wanted: on a device that finds them
+  // itself no logits cross the bus. [wanted rows], valid until the next step.
+  std::span<const int32_t> step_greedy(std::span<const StepInput> inputs);
+
+  // The step itself, for callers who reserve before and advance after it as they like: logits as above,
+  // unchecked. Nothing is allocated once the largest batch has been seen.
+  std::span<const float> forward(std::span<const Slice> slices);
+  // Throws Error{kBadInput} naming the damage in the file when a row of logits holds a NaN.
+  void check_logits(std::span<const float> row) const;
+  void check_tokens(std::span<const int32_t> tokens) const;  // Error{kBadInput} for ids out of range
+
   // Feeds any number of tokens in chunks of spec().max_tokens; logits of the last one.
   std::span<const float> prefill(Sequence& sequence, std::span<const int32_t> tokens);
 
  private:
   Runtime() = default;
+  void compute(std::span<const Slice> slices);
+  void compute_inputs(std::span<const StepInput> inputs);
+  void advance(std::span<const StepInput> inputs);
+  std::span<const float> checked_logits();
   void check_input(const StepInput& input) const;
 
   io::Checkpoint checkpoint_;  // first: everything below points into its mapping
@@ -94,16 +135,21 @@ class Runtime {
   std::unique_ptr<Model> model_;
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
-  std::optional<ExecutorStore> store_;
-  std::optional<kv::Cache> cache_;  // blocks only: a caller that steps by hand has nothing to look up
+  std::unique_ptr<ExecutorStore> store_;
+  std::unique_ptr<kv::Cache> cache_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::string tokenizer_error_;
   std::optional<ChatTemplate> chat_template_;
   std::vector<int32_t> end_tokens_;
   // Reused by every step.
-  std::vector<int32_t> tokens_, logit_rows_;
-  std::vector<SequenceSlice> slices_;
+  std::vector<int32_t> tokens_, logit_rows_, greedy_;
+  std::vector<SequenceSlice> batch_;
+  std::vector<Slice> step_slices_;
 };
+
+// What names a checkpoint's weights: its layout, and bytes from every tensor. Two files with the same name
+// and different weights differ here.
+std::string checkpoint_identity(const io::Checkpoint& checkpoint, const ModelConfig& config);
 
 // The tokenizer and chat template of a checkpoint, without loading weights.
 std::shared_ptr<const Tokenizer> load_tokenizer(const io::Checkpoint& checkpoint);
@@ -113,11 +159,17 @@ std::string chat_template_text(const io::Checkpoint& checkpoint);  // empty when
 ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
                               const RuntimeOptions& options);
 
+ExecutorSpec runtime_spec(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options);
+
+// What the kernel would give us without swapping, cut by the cgroup's limit.
+size_t available_memory();
+
 // What running this checkpoint takes, known before anything is loaded.
 struct MemoryPlan {
   size_t weights_mapped = 0;    // read from the file's mapping
   size_t weights_repacked = 0;  // copies the backend makes
   size_t workspace = 0;
+  size_t pool = 0;  // KV blocks
   struct Group {
     int32_t window, layers;
     size_t bytes_per_1k_tokens;  // of a sequence up to its window
@@ -127,7 +179,7 @@ struct MemoryPlan {
   int32_t context = 0;  // planned
   DType kv_type = DType::kF32;
   size_t memory_available = 0;   // what the machine has for us
-  size_t total = 0;              // mapped + repacked + workspace + kv for the sequences asked for
+  size_t total = 0;              // mapped + repacked + workspace + pool
   int32_t longest_context = 0;   // that fits beside the weights for one sequence, at most the trained one
   int32_t users_at_context = 0;  // sequences of `context` that fit
 };

@@ -26,12 +26,61 @@ uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
+// Buffers of one draw.
+struct Scratch {
+  std::vector<float> logits;       // [vocab] after penalties, bias and constraint
+  std::vector<int32_t> ids;        // of weights once top-k has cut it; empty: a weight's index is its token
+  std::vector<double> block_sums;  // of weights
+  std::vector<float> weights;  // [vocab] unnormalized probabilities, the likeliest 1; cut to 0 when dropped
+};
+thread_local Scratch scratch;
+
 uint64_t fresh_seed() {
   std::random_device device;
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
+// Drops the weights that are 0, keeping the others' tokens in ids.
+void compact() {
+  std::vector<float>& weights = scratch.weights;
+  size_t kept = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] == 0.0f) continue;
+    scratch.ids.push_back(static_cast<int32_t>(i));
+    weights[kept++] = weights[i];
+  }
+  weights.resize(kept);
+}
+
+// Inverse of the cumulative sum: over blocks first, then inside the one that holds the target.
+size_t pick(double uniform) {
+  constexpr size_t kBlock = 512;
+  const std::span<const float> weights = scratch.weights;
+  std::vector<double>& block_sums = scratch.block_sums;
+  block_sums.clear();
+  for (size_t begin = 0; begin < weights.size(); begin += kBlock) {
+    block_sums.push_back(sum_in_order(weights.subspan(begin, std::min(kBlock, weights.size() - begin))));
+  }
+  double total = 0.0;
+  for (const double sum : block_sums) total += sum;
+  double left = uniform * total;
+  size_t block = 0;
+  while (block + 1 < block_sums.size() && left >= block_sums[block]) left -= block_sums[block++];
+  size_t last = 0;  // where rounding leaves the target beyond the block: its last weight
+  for (size_t i = block * kBlock; i < std::min(weights.size(), (block + 1) * kBlock); ++i) {
+    if (weights[i] == 0.0f) continue;
+    last = i;
+    left -= static_cast<double>(weights[i]);
+    if (left < 0.0) break;
+  }
+  return last;
+}
+
 }  // namespace
+
+uint64_t sample_seed(uint64_t seed, int32_t index) {
+  return index == 0 ? seed : mix(mix(seed) + static_cast<uint64_t>(index));
+}
 
 void validate(const SamplingParams& params, int32_t vocab) {
   check_range("temperature", params.temperature, 0.0, true, 100.0);
@@ -56,10 +105,16 @@ void validate(const SamplingParams& params, int32_t vocab) {
 Sampler::Sampler(const SamplingParams& params, int32_t vocab) : params_(params), vocab_(vocab) {
   validate(params, vocab);
   seed_ = params.seed ? *params.seed : fresh_seed();
-  generated_.assign(static_cast<size_t>(vocab), -1);
+  if (has_penalties()) generated_.assign(static_cast<size_t>(vocab), -1);
+}
+
+bool Sampler::has_penalties() const {
+  return params_.repetition_penalty != 1.0f || params_.presence_penalty != 0.0f ||
+         params_.frequency_penalty != 0.0f;
 }
 
 void Sampler::count(int32_t token, int32_t times_generated) {
+  if (generated_.empty()) return;
   int32_t& entry = generated_[static_cast<size_t>(token)];
   if (entry < 0) {
     entry = 0;
@@ -77,14 +132,14 @@ void Sampler::add_prompt(std::span<const int32_t> tokens) {
   }
 }
 
-std::span<const float> Sampler::adjusted(std::span<const float> logits) {
-  const bool penalties = params_.repetition_penalty != 1.0f || params_.presence_penalty != 0.0f ||
-                         params_.frequency_penalty != 0.0f;
-  if (!penalties && params_.logit_bias.empty()) return logits;
-  logits_.assign(logits.begin(), logits.end());
+std::span<const float> Sampler::adjusted(std::span<const float> logits, std::span<const uint64_t> allowed) {
+  const bool penalties = !generated_.empty();
+  if (!penalties && params_.logit_bias.empty() && allowed.empty()) return logits;
+  std::vector<float>& out = scratch.logits;
+  out.assign(logits.begin(), logits.end());
   if (penalties) {
     for (const int32_t token : seen_) {
-      float& logit = logits_[static_cast<size_t>(token)];
+      float& logit = out[static_cast<size_t>(token)];
       const int32_t times = generated_[static_cast<size_t>(token)];
       logit = logit > 0.0f ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
       if (times > 0) {
@@ -93,8 +148,13 @@ std::span<const float> Sampler::adjusted(std::span<const float> logits) {
       }
     }
   }
-  for (const auto& [token, bias] : params_.logit_bias) logits_[static_cast<size_t>(token)] += bias;
-  return logits_;
+  for (const auto& [token, bias] : params_.logit_bias) out[static_cast<size_t>(token)] += bias;
+  if (!allowed.empty()) {
+    for (size_t t = 0; t < out.size(); ++t) {
+      if ((allowed[t / 64] >> (t % 64) & 1) == 0) out[t] = -std::numeric_limits<float>::infinity();
+    }
+  }
+  return out;
 }
 
 double Sampler::next_uniform() {
@@ -112,62 +172,30 @@ int32_t Sampler::draw(std::span<const float> logits) {
   }
   // Below 1e-6 the second likeliest would need a logit equal to six digits to ever be drawn: greedy.
   if (params_.temperature < 1e-6f || params_.top_k == 1) return top;
-  softmax_weights(logits, logits[static_cast<size_t>(top)], 1.0f / params_.temperature, weights_);
-  ids_.clear();
+  std::vector<float>& weights = scratch.weights;
+  softmax_weights(logits, logits[static_cast<size_t>(top)], 1.0f / params_.temperature, weights);
+  scratch.ids.clear();
   if (params_.top_k > 0 && params_.top_k < vocab_) {
-    apply_cut(weights_, cut_to_count(weights_, params_.top_k));
+    apply_cut(weights, cut_to_count(weights, params_.top_k));
     compact();
   }
   if (params_.top_p < 1.0f) {
-    const double total = sum_in_order(weights_);
-    apply_cut(weights_, cut_to_mass(weights_, total, static_cast<double>(params_.top_p) * total));
+    const double total = sum_in_order(weights);
+    apply_cut(weights, cut_to_mass(weights, total, static_cast<double>(params_.top_p) * total));
   }
-  if (params_.min_p > 0.0f) apply_cut(weights_, {params_.min_p, INT32_MAX});
+  if (params_.min_p > 0.0f) apply_cut(weights, {params_.min_p, INT32_MAX});
 
   const size_t picked = pick(next_uniform());
-  return ids_.empty() ? static_cast<int32_t>(picked) : ids_[picked];
+  return scratch.ids.empty() ? static_cast<int32_t>(picked) : scratch.ids[picked];
 }
 
-void Sampler::compact() {
-  size_t kept = 0;
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    if (weights_[i] == 0.0f) continue;
-    ids_.push_back(static_cast<int32_t>(i));
-    weights_[kept++] = weights_[i];
-  }
-  weights_.resize(kept);
-}
-
-size_t Sampler::pick(double uniform) {
-  // Inverse of the cumulative sum: over blocks first, then inside the one that holds the target.
-  constexpr size_t kBlock = 512;
-  const std::span<const float> weights = weights_;
-  block_sums_.clear();
-  for (size_t begin = 0; begin < weights.size(); begin += kBlock) {
-    block_sums_.push_back(sum_in_order(weights.subspan(begin, std::min(kBlock, weights.size() - begin))));
-  }
-  double total = 0.0;
-  for (const double sum : block_sums_) total += sum;
-  double left = uniform * total;
-  size_t block = 0;
-  while (block + 1 < block_sums_.size() && left >= block_sums_[block]) left -= block_sums_[block++];
-  size_t last = 0;  // where rounding leaves the target beyond the block: its last weight
-  for (size_t i = block * kBlock; i < std::min(weights.size(), (block + 1) * kBlock); ++i) {
-    if (weights[i] == 0.0f) continue;
-    last = i;
-    left -= static_cast<double>(weights[i]);
-    if (left < 0.0) break;
-  }
-  return last;
-}
-
-SampledToken Sampler::sample(std::span<const float> logits) {
+SampledToken Sampler::sample(std::span<const float> logits, std::span<const uint64_t> allowed) {
   if (logits.size() != static_cast<size_t>(vocab_)) {
     throw_error(ErrorCode::kBadInput, "logits: {} values, expected the vocabulary's {}", logits.size(),
                 vocab_);
   }
   SampledToken result;
-  result.token = draw(adjusted(logits));
+  result.token = draw(adjusted(logits, allowed));
   count(result.token, 1);
   if (params_.logprobs) {
     const double total = log_sum_exp(logits);

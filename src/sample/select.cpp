@@ -46,13 +46,15 @@ inline bool before(const Entry& a, const Entry& b) {
 }
 
 // The bucket's entries: those in [lowest weight of it, lowest of the next).
-std::vector<Entry> entries_of(std::span<const float> weights, size_t bucket) {
+std::vector<Entry>& entries_of(std::span<const float> weights, size_t bucket) {
   const auto lower_edge = [](size_t b) {
     return std::bit_cast<float>((static_cast<uint32_t>(b) + kLowest) << kMantissaShift);
   };
   const float low = bucket == 0 ? std::numeric_limits<float>::denorm_min() : lower_edge(bucket);
   const float high = bucket == kBuckets - 1 ? 2.0f : lower_edge(bucket + 1);
-  std::vector<Entry> entries;
+  thread_local std::vector<Entry> entries;  // kept: a draw allocates nothing
+  entries.clear();
+  entries.reserve(weights.size());
   const auto add_from = [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       if (weights[i] >= low && weights[i] < high) entries.push_back({weights[i], static_cast<int32_t>(i)});
@@ -82,7 +84,7 @@ Cut cut_to_count(std::span<const float> weights, int64_t k) {
   int64_t left = k;
   for (size_t b = kBuckets; b-- > 0;) {
     if (counts[b] >= left) {
-      std::vector<Entry> entries = entries_of(weights, b);
+      std::vector<Entry>& entries = entries_of(weights, b);
       const auto last = entries.begin() + (left - 1);
       std::nth_element(entries.begin(), last, entries.end(), before);
       return {last->weight, last->id};
@@ -101,7 +103,7 @@ Cut cut_to_mass(std::span<const float> weights, double total, double mass) {
   double left = mass;
   size_t b = kBuckets - 1;
   while (b > 0 && sums[b] < left) left -= sums[b--];
-  std::vector<Entry> entries = entries_of(weights, b);
+  std::vector<Entry>& entries = entries_of(weights, b);
   if (entries.empty()) return {};
   // Halve [first, last) until one entry is left: it is the one that reaches the mass. Linear in the bucket.
   // The order of summing does not matter: weights of one bucket share an exponent, so double adds them

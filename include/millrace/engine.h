@@ -1,0 +1,127 @@
+// The engine: one model, any number of clients. Requests go in from any thread; each answers with a stream of
+// events. A request's tokens do not depend on what else is running.
+//
+//   auto engine = millrace::Engine::create({.model = "model.gguf"});
+//   auto stream = engine->submit({.text = "Once upon a time", .max_tokens = 50});
+//   while (auto event = stream.next()) std::cout << event->text << std::flush;
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "millrace/error.h"
+#include "millrace/request.h"
+#include "millrace/stats.h"
+
+namespace millrace {
+
+enum class Speculation {
+  kOff,
+  kLookup,  // drafts are what followed the same tokens earlier in the request
+  kDraft,   // drafts come from a small model with the same vocabulary
+};
+
+struct EngineOptions {
+  std::string model = {};  // GGUF file or Hugging Face directory
+  std::string device = "cpu";
+  int threads = 0;               // 0: all that this process may use
+  int32_t context = 0;           // tokens per sequence; 0: what the model was trained for, at most 4096
+  std::string kv_type = {};      // f32, f16, bf16; empty: the device's
+  int32_t max_running = 64;      // samples in flight
+  int32_t max_waiting = 100000;  // requests; more are answered with kBusy
+  int32_t step_tokens = 512;     // rows per step: longer prompts go in chunks of this
+  // While others decode, a prompt's chunk takes about so long: what it may delay their tokens by.
+  double chunk_s = 0.25;
+  // Tokens the main pool holds, all sequences together; 0: max_running contexts or what kv_bytes allows.
+  int64_t kv_tokens = 0;
+  size_t kv_bytes = 0;  // most memory for the main pool; 0: half of what is available
+  double ageing = 0.1;  // levels of priority gained per second of waiting
+  bool prefix_cache = true;
+
+  size_t ram_tier_bytes = 0;  // blocks that left the main pool: preempted or cached; 0: no such tier
+  std::string kv_dir = {};    // blocks on disk, found again after a restart; empty: no such tier
+  size_t kv_dir_bytes = size_t{8} << 30;
+
+  Speculation speculation = Speculation::kOff;
+  std::string draft_model = {};  // for kDraft
+  int32_t max_draft = 8;         // tokens
+
+  std::function<void(size_t done, size_t total)> on_load = {};  // bytes
+};
+
+struct ModelInfo {
+  std::string name = {}, architecture = {}, device = {};
+  int32_t vocab = 0;
+  int32_t context = 0;  // of this engine
+  int32_t trained_context = 0;
+  std::vector<int32_t> end_tokens = {};
+  bool has_tokenizer = false, has_chat_template = false;
+};
+
+// The answer to one request. May be moved to another thread; destroying it cancels what is still running.
+class Stream {
+ public:
+  struct State;
+  explicit Stream(std::shared_ptr<State> state);
+  ~Stream();
+  Stream(Stream&&) noexcept;
+  Stream& operator=(Stream&&) noexcept;
+
+  uint64_t id() const;
+  uint64_t seed() const;  // of sample 0, for those who gave none
+  // The next event, in order; waits for it. Nothing once the last event of every sample has been taken.
+  std::optional<Event> next();
+  std::optional<Event> next_for(std::chrono::milliseconds timeout);  // also nothing when none came
+  bool done() const;                                                 // every event has been taken
+  void cancel();  // takes effect at the next step; kCancelled events follow
+  // `notify` is called once for every time the stream stops being empty, from the engine's thread (and now,
+  // when it is not empty): it must return soon and must not call into this stream or the engine.
+  void on_ready(std::function<void()> notify);
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+class Engine {
+ public:
+  // Loads everything. Throws Error.
+  static std::unique_ptr<Engine> create(EngineOptions options);
+  ~Engine();  // shutdown(false)
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Throws Error{kBadInput} for a request that cannot be served as it is written. One that comes when too
+  // many wait, or after shutdown, is answered with a kFailed event (kBusy).
+  Stream submit(const Request& request);
+  void cancel(uint64_t id);  // no effect on one that has ended
+
+  EngineStats stats() const;
+  const ModelInfo& model() const;
+
+  // What the model's own tokenizer and chat template make of a text. Throw Error where the model has none.
+  std::vector<int32_t> tokenize(std::string_view text, bool add_special = true,
+                                bool parse_special = true) const;
+  std::string detokenize(const std::vector<int32_t>& tokens, bool show_special = false) const;
+  std::string token_text(int32_t token) const;  // its bytes, special tokens by name; may be no valid UTF-8
+  std::string render_chat(const std::vector<ChatMessage>& messages) const;
+  // The template's variables as a JSON object: messages, tools, ... What is absent of bos_token, eos_token
+  // and add_generation_prompt is added.
+  std::string render_chat_json(std::string_view variables) const;
+
+  // No more requests; those accepted are finished (drain) or cancelled. Returns when the engine is still.
+  void shutdown(bool drain);
+
+ private:
+  class Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace millrace

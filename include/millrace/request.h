@@ -1,0 +1,87 @@
+// A request as a client writes it, and the events that answer it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "millrace/error.h"
+#include "millrace/sampling.h"
+
+namespace millrace {
+
+struct ChatMessage {
+  std::string role = {};  // "system", "user", "assistant", ...
+  std::string content = {};
+};
+
+struct Request {
+  // The prompt: exactly one of these three.
+  std::vector<int32_t> tokens = {};
+  std::string text = {};  // as it stands, with the tokens the model's tokenizer adds in front
+  std::vector<ChatMessage> messages = {};  // through the model's chat template
+
+  SamplingParams sampling = {};
+  std::shared_ptr<const TokenConstraint> constraint = {};  // cloned for every sample
+  int32_t samples = 1;  // answers to the same prompt, which is computed once. Sample i > 0 has its own seed
+  int32_t max_tokens = 0;                 // per sample; 0: until the context is full
+  std::vector<std::string> stop = {};     // text before which to stop; it does not appear in the answer
+  std::vector<int32_t> stop_tokens = {};  // beside the model's own end tokens
+  bool ignore_end = false;                // end tokens are tokens like any other (stop_tokens still stop)
+  bool show_special = false;              // special tokens appear in the text by name
+
+  // Higher goes first. A request gains EngineOptions::ageing levels for each second it waits.
+  int32_t priority = 0;
+  std::optional<std::chrono::steady_clock::time_point> deadline = {};  // then it ends, wherever it is
+  // Prefixes are shared only among requests with the same salt: tenants cannot probe each other's prompts.
+  std::string cache_salt = {};
+};
+
+enum class FinishReason {
+  kEndToken,    // the model ended its turn, or one of stop_tokens came
+  kStopString,  // one of stop appeared; it and what follows are not in the text
+  kMaxTokens,   // as many as were asked for
+  kContext,     // the context is full
+  kCancelled,
+  kDeadline,
+  kError,  // Event::error says which
+};
+std::string_view to_string(FinishReason reason);  // "stop", "stop_string", "length", "context", ...
+
+struct Usage {
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;  // of the prompt: found in the cache, not computed
+  int32_t generated_tokens = 0;
+  int32_t drafted_tokens = 0, accepted_tokens = 0;  // speculative decoding
+  int32_t preemptions = 0;
+  double queue_s = 0.0;        // from submit to the first step that served it
+  double first_token_s = 0.0;  // from submit to the first token
+  double total_s = 0.0;        // from submit to the end
+};
+
+struct Event {
+  enum class Kind {
+    kToken,     // token, text, logprobs
+    kFinished,  // the last event of this sample: finish, usage, text that was held back
+    kFailed,    // as kFinished, with code and error
+  };
+  Kind kind = Kind::kToken;
+  int32_t sample = 0;
+  int32_t token = -1;
+  // Became certain with this token: valid UTF-8, possibly empty.
+  std::string text = {};
+  double logprob = 0.0;  // 0 unless asked for
+  std::vector<std::pair<int32_t, double>> top = {};
+
+  FinishReason finish = FinishReason::kMaxTokens;
+  Usage usage = {};
+  ErrorCode code = ErrorCode::kInternal;
+  std::string error = {};
+};
+
+}  // namespace millrace

@@ -1,0 +1,185 @@
+// The public face: options become a runtime and a loop; clients' calls become jobs in its inbox.
+#include "millrace/engine.h"
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "engine/chat.h"
+#include "engine/engine_options.h"
+#include "engine/loop.h"
+
+namespace millrace {
+
+class Engine::Impl {
+ public:
+  explicit Impl(const EngineOptions& options) : options_(options), inbox_(std::make_shared<Inbox>()) {
+    RuntimeOptions runtime_options = runtime_options_of(options);
+    runtime_options.cache.wake = [inbox = inbox_] { inbox->poke(); };
+    runtime_ = Runtime::open(options.model, runtime_options);
+    read_info();
+    LoopOptions loop_options;
+    loop_options.limits = limits_of(options, runtime_->spec());
+    loop_options.speculation = options.speculation;
+    loop_options.max_draft = options.max_draft;
+    loop_ = std::make_unique<Loop>(*runtime_, open_drafter(), loop_options, inbox_, recorder_);
+    thread_ = std::thread([this] {
+      loop_->run();
+      runtime_->cache().flush();
+    });
+  }
+  ~Impl() { shutdown(false); }
+
+  Stream submit(const Request& request) {
+    std::shared_ptr<Job> job = make_job(*runtime_, runtime_->cache(), chat_template_, request,
+                                        options_.max_running, next_id_.fetch_add(1), inbox_);
+    const std::shared_ptr<Stream::State> state = job->stream;
+    bool taken = false;
+    std::string refusal;
+    {
+      const std::lock_guard lock(inbox_->mutex);
+      const int64_t waiting =
+          recorder_.waiting.load(std::memory_order_relaxed) + static_cast<int64_t>(inbox_->jobs.size());
+      if (inbox_->stop) {
+        refusal = "the engine is shutting down";
+      } else if (waiting >= options_.max_waiting) {
+        refusal =
+            fmt::format("{} requests are waiting, expected fewer than {}", waiting, options_.max_waiting);
+      } else {
+        inbox_->jobs.push_back(std::move(job));
+        taken = true;
+      }
+    }
+    if (taken) {
+      inbox_->news.notify_one();
+    } else {
+      for (int32_t i = 0; i < request.samples; ++i) {
+        Event event;
+        event.kind = Event::Kind::kFailed;
+        event.finish = FinishReason::kError;
+        event.code = ErrorCode::kBusy;
+        event.error = refusal;
+        event.sample = i;
+        state->finish(std::move(event));
+      }
+    }
+    return Stream(state);
+  }
+
+  void shutdown(bool drain) {
+    const std::lock_guard only_one(shutdown_mutex_);
+    {
+      const std::lock_guard lock(inbox_->mutex);
+      inbox_->drain = drain && !inbox_->stop;
+      inbox_->stop = true;
+    }
+    inbox_->news.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  std::string render(nlohmann::ordered_json variables) const {
+    if (chat_template_ == nullptr) {
+      if (!template_error_.empty()) throw Error(ErrorCode::kUnsupported, template_error_);
+      throw_error(ErrorCode::kBadInput, "{}: has no chat template", options_.model);
+    }
+    return millrace::render_chat(*chat_template_, runtime_->tokenizer(), std::move(variables));
+  }
+
+  const EngineOptions options_;
+  const std::shared_ptr<Inbox> inbox_;
+  Recorder recorder_;
+  std::unique_ptr<Runtime> runtime_;
+  const ChatTemplate* chat_template_ = nullptr;
+  std::string template_error_;
+  ModelInfo info_;
+
+ private:
+  void read_info() {
+    const ModelConfig& config = runtime_->config();
+    // A template this build cannot read is an error for those who send messages only.
+    try {
+      chat_template_ = runtime_->chat_template();
+    } catch (const Error& error) {
+      template_error_ = error.what();
+    }
+    info_ = {.name = config.name,
+             .architecture = config.architecture,
+             .device = runtime_->backend().description(),
+             .vocab = config.vocab,
+             .context = runtime_->context(),
+             .trained_context = config.context_length,
+             .end_tokens = runtime_->end_tokens(),
+             .has_tokenizer = runtime_->has_tokenizer(),
+             .has_chat_template = chat_template_ != nullptr};
+  }
+
+  std::unique_ptr<ModelDrafter> open_drafter() const {
+    if (options_.speculation != Speculation::kDraft) return nullptr;
+    RuntimeOptions draft;
+    draft.device = options_.device;
+    draft.threads = options_.threads;
+    draft.context = runtime_->context();
+    draft.sequences = options_.max_running;
+    draft.step_tokens = std::max(options_.max_running, options_.step_tokens);
+    draft.logit_rows = options_.max_running;
+    draft.shared_pool = true;
+    return std::make_unique<ModelDrafter>(Runtime::open(options_.draft_model, draft),
+                                          runtime_->config().vocab);
+  }
+
+  std::unique_ptr<Loop> loop_;
+  std::atomic<uint64_t> next_id_{1};
+  std::mutex shutdown_mutex_;
+  std::thread thread_;
+};
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+
+std::unique_ptr<Engine> Engine::create(EngineOptions options) {
+  check_options(options);
+  return std::unique_ptr<Engine>(new Engine(std::make_unique<Impl>(options)));
+}
+
+Stream Engine::submit(const Request& request) { return impl_->submit(request); }
+void Engine::cancel(uint64_t id) { impl_->inbox_->cancel(id); }
+EngineStats Engine::stats() const {
+  EngineStats stats = impl_->recorder_.snapshot();
+  const BufferPoolStats pool = buffer_pool().stats();
+  stats.memory = {.in_use = pool.in_use,
+                  .peak = pool.peak,
+                  .reserved = pool.reserved,
+                  .fragmentation = pool.fragmentation(),
+                  .system_calls = pool.system_calls};
+  return stats;
+}
+const ModelInfo& Engine::model() const { return impl_->info_; }
+void Engine::shutdown(bool drain) { impl_->shutdown(drain); }
+
+std::vector<int32_t> Engine::tokenize(std::string_view text, bool add_special, bool parse_special) const {
+  return impl_->runtime_->tokenizer().encode(text,
+                                             {.add_special = add_special, .parse_special = parse_special});
+}
+
+std::string Engine::detokenize(const std::vector<int32_t>& tokens, bool show_special) const {
+  return impl_->runtime_->tokenizer().decode(tokens, show_special);
+}
+
+std::string Engine::token_text(int32_t token) const {
+  return impl_->runtime_->tokenizer().token_bytes(token, true);
+}
+
+std::string Engine::render_chat(const std::vector<ChatMessage>& messages) const {
+  return impl_->render({{"messages", to_json(messages)}});
+}
+
+std::string Engine::render_chat_json(std::string_view variables) const {
+  nlohmann::ordered_json parsed = nlohmann::ordered_json::parse(variables, nullptr, false);
+  if (!parsed.is_object()) {
+    throw_error(ErrorCode::kBadInput, "chat template variables: found no JSON object, expected one");
+  }
+  return impl_->render(std::move(parsed));
+}
+
+}  // namespace millrace

@@ -1,0 +1,290 @@
+// The public API on tiny models: answers, ends, cancellation, bad requests, clients that do not read.
+#include "millrace/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "engine/test_harness.h"
+
+namespace millrace::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+EngineOptions small(const std::string& model = kLlamaModel) {
+  EngineOptions options;
+  options.model = model;
+  options.threads = 1;
+  options.context = 128;
+  options.max_running = 8;
+  options.step_tokens = 64;
+  options.kv_tokens = 1280;
+  return options;
+}
+
+Request ask(std::vector<int32_t> tokens, int32_t max_tokens) {
+  Request r;
+  r.tokens = std::move(tokens);
+  r.max_tokens = max_tokens;
+  r.ignore_end = true;
+  r.sampling.temperature = 0.0f;
+  return r;
+}
+
+struct Read {
+  std::vector<Answer> answers;
+  std::vector<Event> events;
+};
+
+Read read(Stream& stream, int32_t samples = 1) {
+  Read out;
+  out.answers.resize(static_cast<size_t>(samples));
+  while (auto event = stream.next()) {
+    Answer& a = out.answers[static_cast<size_t>(event->sample)];
+    a.text += event->text;
+    if (event->kind == Event::Kind::kToken) {
+      a.tokens.push_back(event->token);
+    } else {
+      a.ended = true;
+      a.finish = event->finish;
+      a.usage = event->usage;
+      a.error = event->error;
+    }
+    out.events.push_back(std::move(*event));
+  }
+  return out;
+}
+
+std::string error_of(Engine& engine, const Request& request) {
+  try {
+    engine.submit(request);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Engine, AnswersManyClientsFromManyThreads) {
+  const auto engine = Engine::create(small());
+  std::vector<Request> requests;
+  std::vector<std::vector<Answer>> want;
+  for (int i = 0; i < 6; ++i) {
+    requests.push_back(ask({5 + i, 17, 40 + i, 9}, 8 + i));
+    requests.back().sampling = {.temperature = 0.9f, .seed = static_cast<uint64_t>(i)};
+    want.push_back(run_alone(kLlamaModel, requests.back()));
+  }
+  std::vector<std::thread> clients;
+  std::atomic<int> wrong{0};
+  for (size_t c = 0; c < 12; ++c) {
+    clients.emplace_back([&, c] {
+      Stream stream = engine->submit(requests[c % requests.size()]);
+      const Read got = read(stream);
+      const Answer& a = got.answers[0];
+      if (a.tokens != want[c % requests.size()][0].tokens || a.finish != FinishReason::kMaxTokens) ++wrong;
+      if (a.usage.generated_tokens != static_cast<int32_t>(a.tokens.size()) || a.usage.prompt_tokens != 4)
+        ++wrong;
+      if (!(a.usage.queue_s <= a.usage.first_token_s && a.usage.first_token_s <= a.usage.total_s)) ++wrong;
+      if (!stream.done()) ++wrong;
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(wrong, 0);
+  engine->shutdown(true);
+  const EngineStats stats = engine->stats();
+  EXPECT_EQ(stats.submitted, 12u);
+  EXPECT_EQ(stats.finished, 12u);
+  EXPECT_EQ(stats.running + stats.waiting, 0);
+  EXPECT_EQ(stats.first_token.total(), 12u);
+  EXPECT_EQ(stats.generated_tokens, stats.first_token.total() + stats.inter_token.total());
+  EXPECT_EQ(stats.blocks_used, 0);
+  EXPECT_EQ(stats.blocks_total, stats.blocks_used + stats.blocks_cached + stats.blocks_free);
+}
+
+TEST(Engine, SamplesShareAPromptAndDifferInSeed) {
+  const auto engine = Engine::create(small());
+  Request r = ask({5, 17, 40, 9, 33}, 10);
+  r.sampling = {.temperature = 1.0f, .seed = 3};
+  r.samples = 4;
+  Stream stream = engine->submit(r);
+  const Read got = read(stream, 4);
+  for (const Answer& a : got.answers) EXPECT_EQ(a.tokens.size(), 10u);
+  EXPECT_NE(got.answers[0].tokens, got.answers[1].tokens);
+  EXPECT_NE(got.answers[1].tokens, got.answers[2].tokens);
+  r.samples = 1;
+  Stream alone = engine->submit(r);
+  EXPECT_EQ(read(alone).answers[0].tokens, got.answers[0].tokens) << "sample 0 has the request's own seed";
+}
+
+TEST(Engine, EndsWhereItIsTold) {
+  const auto engine = Engine::create(small());
+  Stream plain = engine->submit(ask({5, 17, 40, 9}, 20));
+  const Answer want = read(plain).answers[0];
+  ASSERT_EQ(want.tokens.size(), 20u);
+
+  Request tokens = ask({5, 17, 40, 9}, 20);
+  tokens.stop_tokens = {want.tokens[7]};
+  Stream by_token = engine->submit(tokens);
+  const Answer stopped = read(by_token).answers[0];
+  EXPECT_EQ(stopped.finish, FinishReason::kEndToken);
+  EXPECT_LE(stopped.tokens.size(), 8u);
+
+  ASSERT_GT(want.text.size(), 6u);
+  Request text = ask({5, 17, 40, 9}, 20);
+  text.stop = {want.text.substr(3, 3)};
+  Stream by_text = engine->submit(text);
+  const Answer cut = read(by_text).answers[0];
+  EXPECT_EQ(cut.finish, FinishReason::kStopString);
+  EXPECT_EQ(cut.text, want.text.substr(0, want.text.find(text.stop[0])));
+
+  Stream full = engine->submit(ask({5, 17, 40, 9}, 0));
+  const Answer context = read(full).answers[0];
+  EXPECT_EQ(context.finish, FinishReason::kContext);
+  EXPECT_EQ(context.tokens.size(), 128u - 4 + 1);
+}
+
+TEST(Engine, LogprobsComeWithTheTokens) {
+  const auto engine = Engine::create(small());
+  Request r = ask({5, 17, 40}, 3);
+  r.sampling.logprobs = 2;
+  Stream stream = engine->submit(r);
+  for (const Event& event : read(stream).events) {
+    if (event.kind != Event::Kind::kToken) continue;
+    ASSERT_EQ(event.top.size(), 2u);
+    EXPECT_EQ(event.top[0].first, event.token);
+    EXPECT_DOUBLE_EQ(event.top[0].second, event.logprob);
+    EXPECT_LT(event.logprob, 0.0);
+  }
+}
+
+// Even tokens only, then odd ones only.
+class Alternating final : public TokenConstraint {
+ public:
+  std::unique_ptr<TokenConstraint> clone() const override { return std::make_unique<Alternating>(*this); }
+  bool allowed(std::span<uint64_t> mask) override {
+    for (uint64_t& word : mask) word = odd_ ? 0xaaaaaaaaaaaaaaaau : 0x5555555555555555u;
+    return true;
+  }
+  void accept(int32_t) override { odd_ = !odd_; }
+
+ private:
+  bool odd_ = false;
+};
+
+TEST(Engine, AConstraintDecidesWhatMayCome) {
+  EngineOptions options = small();
+  options.speculation = Speculation::kLookup;
+  const auto engine = Engine::create(options);
+  Request r = ask({5, 17, 40}, 12);
+  r.constraint = std::make_shared<Alternating>();
+  r.samples = 2;
+  r.sampling = {.temperature = 1.0f, .seed = 1};
+  Stream stream = engine->submit(r);
+  for (const Answer& a : read(stream, 2).answers) {
+    ASSERT_EQ(a.tokens.size(), 12u);
+    for (size_t i = 0; i < a.tokens.size(); ++i) EXPECT_EQ(a.tokens[i] % 2, static_cast<int32_t>(i % 2));
+  }
+}
+
+TEST(Engine, CancellationDeadlinesAndDroppedStreamsFreeEverything) {
+  const auto engine = Engine::create(small());
+  Stream cancelled = engine->submit(ask({1, 2, 3}, 0));
+  cancelled.cancel();
+  EXPECT_EQ(read(cancelled).answers[0].finish, FinishReason::kCancelled);
+  Request late = ask({1, 2, 3}, 0);
+  late.deadline = std::chrono::steady_clock::now() - milliseconds(1);
+  Stream expired = engine->submit(late);
+  EXPECT_EQ(read(expired).answers[0].finish, FinishReason::kDeadline);
+  { const Stream dropped = engine->submit(ask({1, 2, 3, 4}, 0)); }
+  engine->shutdown(true);
+  const EngineStats stats = engine->stats();
+  EXPECT_EQ(stats.expired, 1u);
+  EXPECT_EQ(stats.cancelled + stats.finished, 2u);
+  EXPECT_EQ(stats.blocks_used, 0);
+}
+
+TEST(Engine, AClientThatNeverReadsStopsNobody) {
+  const auto engine = Engine::create(small());
+  std::vector<Stream> silent;
+  for (int i = 0; i < 4; ++i) silent.push_back(engine->submit(ask({7, 8, 9 + i}, 0)));
+  Stream other = engine->submit(ask({5, 17, 40, 9}, 20));
+  EXPECT_EQ(read(other).answers[0].tokens.size(), 20u);
+  engine->shutdown(true);
+  for (Stream& stream : silent) EXPECT_EQ(read(stream).answers[0].tokens.size(), 126u) << "nothing was lost";
+}
+
+TEST(Engine, NotifiesWhenAStreamHasNews) {
+  const auto engine = Engine::create(small());
+  Stream stream = engine->submit(ask({5, 17}, 5));
+  std::atomic<int> calls{0};
+  stream.on_ready([&] { ++calls; });
+  EXPECT_EQ(read(stream).answers[0].tokens.size(), 5u);
+  EXPECT_GE(calls.load(), 1);
+}
+
+TEST(Engine, BadRequestsAreNamed) {
+  const auto engine = Engine::create(small());
+  const auto has = [&](const Request& r, const char* piece) {
+    const std::string error = error_of(*engine, r);
+    EXPECT_NE(error.find(piece), std::string::npos) << "found: " << error << ", expected: " << piece;
+  };
+  has({}, "exactly one");
+  Request both = ask({1}, 1);
+  both.text = "x";
+  has(both, "exactly one");
+  has(ask({-1}, 1), "token id: found -1");
+  has(ask(std::vector<int32_t>(129, 1), 1), "129 tokens");
+  Request samples = ask({1}, 1);
+  samples.samples = 9;
+  has(samples, "samples: found 9");
+  Request hot = ask({1}, 1);
+  hot.sampling.temperature = -1.0f;
+  has(hot, "temperature is -1");
+  has(ask({1}, -1), "max_tokens: found -1");
+  EngineOptions nothing;
+  EXPECT_THROW(Engine::create(nothing), Error);
+  EngineOptions tiny = small();
+  tiny.kv_tokens = 64;
+  EXPECT_THROW(Engine::create(tiny), Error);
+}
+
+TEST(Engine, TooManyAreToldSoAndSoAreThoseWhoComeTooLate) {
+  EngineOptions options = small();
+  options.max_waiting = 0;
+  const auto engine = Engine::create(options);
+  Stream busy = engine->submit(ask({1, 2}, 3));
+  const Event event = *busy.next();
+  EXPECT_EQ(event.kind, Event::Kind::kFailed);
+  EXPECT_EQ(event.code, ErrorCode::kBusy);
+  EXPECT_FALSE(busy.next().has_value());
+  engine->shutdown(true);
+  Stream late = engine->submit(ask({1, 2}, 3));
+  EXPECT_EQ(late.next()->code, ErrorCode::kBusy);
+}
+
+TEST(Engine, ShutdownWithoutDrainCancelsWhatRuns) {
+  const auto engine = Engine::create(small());
+  std::vector<Stream> streams;
+  for (int i = 0; i < 20; ++i) streams.push_back(engine->submit(ask({1, 2, i}, 0)));
+  engine->shutdown(false);
+  for (Stream& stream : streams) {
+    const Answer a = read(stream).answers[0];
+    EXPECT_TRUE(a.ended);
+    EXPECT_TRUE(a.finish == FinishReason::kCancelled || a.finish == FinishReason::kContext);
+  }
+}
+
+TEST(Engine, TokenizesAndRenders) {
+  const auto engine = Engine::create(small("tests/golden/models/gpt-oss-w32/hf"));
+  EXPECT_TRUE(engine->model().has_tokenizer);
+  ASSERT_TRUE(engine->model().has_chat_template);
+  const std::vector<int32_t> ids = engine->tokenize("hello");
+  EXPECT_EQ(engine->detokenize(ids), "hello");
+  const std::string text = engine->render_chat({{.role = "user", .content = "hello"}});
+  EXPECT_NE(text.find("hello"), std::string::npos);
+  EXPECT_EQ(text, engine->render_chat_json(R"({"messages": [{"role": "user", "content": "hello"}]})"));
+  EXPECT_THROW(engine->render_chat_json("[1]"), Error);
+}
+
+}  // namespace
+}  // namespace millrace::test

@@ -1,0 +1,99 @@
+// From a request as written to a job the engine can take: checked and tokenized on the client's own thread.
+#include "engine/job.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "engine/chat.h"
+
+namespace millrace {
+namespace {
+
+std::vector<int32_t> prompt_tokens(const Runtime& runtime, const ChatTemplate* chat_template,
+                                   const Request& request) {
+  const int kinds = static_cast<int>(!request.tokens.empty()) + static_cast<int>(!request.text.empty()) +
+                    static_cast<int>(!request.messages.empty());
+  if (kinds != 1) {
+    throw_error(ErrorCode::kBadInput, "prompt: found {} of tokens, text and messages, expected exactly one",
+                kinds);
+  }
+  if (!request.tokens.empty()) {
+    runtime.check_tokens(request.tokens);
+    return request.tokens;
+  }
+  if (!request.text.empty()) return runtime.tokenizer().encode(request.text);
+  if (chat_template == nullptr) {
+    throw_error(ErrorCode::kBadInput, "messages: {} has no chat template, expected text or tokens",
+                runtime.checkpoint().path());
+  }
+  const std::string text =
+      render_chat(*chat_template, runtime.tokenizer(), {{"messages", to_json(request.messages)}});
+  // The template writes the bos itself.
+  return runtime.tokenizer().encode(text, {.add_special = false, .parse_special = true});
+}
+
+void check(const Runtime& runtime, const Request& request, size_t tokens, int32_t max_running) {
+  if (tokens == 0) throw_error(ErrorCode::kBadInput, "prompt: found no tokens, expected at least one");
+  if (tokens > static_cast<size_t>(runtime.context())) {
+    throw_error(ErrorCode::kBadInput,
+                "the prompt has {} tokens, expected at most the context of {} (the model was trained for {})",
+                tokens, runtime.context(), runtime.config().context_length);
+  }
+  if (request.samples < 1 || request.samples > max_running) {
+    throw_error(ErrorCode::kBadInput, "samples: found {}, expected 1 to {}", request.samples, max_running);
+  }
+  if (request.max_tokens < 0) {
+    throw_error(ErrorCode::kBadInput, "max_tokens: found {}, expected 0 (no limit) or more",
+                request.max_tokens);
+  }
+  runtime.check_tokens(request.stop_tokens);
+}
+
+}  // namespace
+
+std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
+                              const ChatTemplate* chat_template, const Request& request, int32_t max_running,
+                              uint64_t id, std::shared_ptr<Inbox> inbox) {
+  auto job = std::make_shared<Job>();
+  job->arrival = std::chrono::steady_clock::now();
+  const std::vector<int32_t> tokens = prompt_tokens(runtime, chat_template, request);
+  check(runtime, request, tokens.size(), max_running);
+  // Without a tokenizer tokens still go in and out; only text does not.
+  if (runtime.has_tokenizer()) job->tokenizer = runtime.shared_tokenizer();
+  if (!request.stop.empty()) runtime.tokenizer();
+  job->sampler.emplace(request.sampling, runtime.config().vocab);
+  job->sampler->add_prompt(tokens);
+  job->prompt = cache.make_prompt(tokens, request.cache_salt);
+  job->end_tokens = request.stop_tokens;
+  if (!request.ignore_end) {
+    job->end_tokens.insert(job->end_tokens.end(), runtime.end_tokens().begin(), runtime.end_tokens().end());
+  }
+  job->request = request;
+  job->request.tokens = {};
+  job->request.text = {};
+  job->request.messages = {};
+  job->stream = std::make_shared<Stream::State>(id, job->sampler->seed(), request.samples, std::move(inbox));
+  return job;
+}
+
+std::string_view to_string(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kEndToken:
+      return "stop";
+    case FinishReason::kStopString:
+      return "stop_string";
+    case FinishReason::kMaxTokens:
+      return "length";
+    case FinishReason::kContext:
+      return "context";
+    case FinishReason::kCancelled:
+      return "cancelled";
+    case FinishReason::kDeadline:
+      return "deadline";
+    case FinishReason::kError:
+      return "error";
+  }
+  return "unknown";
+}
+
+}  // namespace millrace

@@ -1,0 +1,79 @@
+// How many blocks the main pool has. What the engine allocates and what `millrace inspect` says come from
+// here.
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "engine/runtime.h"
+
+namespace millrace {
+namespace {
+
+size_t pool_bytes(const ExecutorSpec& spec) {
+  size_t bytes = 0;
+  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+    bytes += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
+  }
+  return bytes;
+}
+
+// Room for `tokens` of all sequences together. A window group needs the window of everybody who runs, the
+// step being written, and the tails that the prefix cache keeps (about one window in every 512 tokens).
+void set_shared_blocks(ExecutorSpec& spec, int32_t sequences, int64_t tokens) {
+  constexpr int64_t kTailEvery = 512;
+  for (KvGroupSpec& group : spec.kv_groups) {
+    int64_t blocks = blocks_for(tokens);
+    if (group.window > 0) {
+      const int64_t window = blocks_for(group.window) + 2;
+      blocks =
+          std::min(blocks, sequences * window + blocks_for(spec.max_tokens) + tokens / kTailEvery * window);
+    }
+    group.num_blocks = static_cast<int32_t>(blocks);
+  }
+}
+
+}  // namespace
+
+ExecutorSpec runtime_spec(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options) {
+  ExecutorLimits limits = runtime_limits(config, backend, options);
+  if (!options.shared_pool) {
+    ExecutorSpec spec = make_executor_spec(config, limits);
+    MILLRACE_CHECK(options.kv_blocks.empty());
+    return spec;
+  }
+  const int32_t sequences = limits.sequences;
+  limits.sequences = 1;
+  ExecutorSpec spec = make_executor_spec(config, limits);
+  if (!options.kv_blocks.empty()) {
+    MILLRACE_CHECK(options.kv_blocks.size() == spec.kv_groups.size());
+    for (size_t g = 0; g < spec.kv_groups.size(); ++g) spec.kv_groups[g].num_blocks = options.kv_blocks[g];
+    return spec;
+  }
+  const int64_t context_tokens = static_cast<int64_t>(blocks_for(spec.max_context) + 1) * kBlockTokens;
+  int64_t tokens = options.kv_tokens > 0 ? options.kv_tokens : context_tokens * sequences;
+  const size_t most = options.kv_bytes > 0 ? options.kv_bytes : available_memory() / 2;
+  if (options.kv_tokens == 0) {
+    int64_t low = 0, high = tokens / kBlockTokens;
+    while (low < high) {
+      const int64_t middle = low + (high - low + 1) / 2;
+      set_shared_blocks(spec, sequences, middle * kBlockTokens);
+      if (pool_bytes(spec) <= most) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    tokens = low * kBlockTokens;
+  }
+  if (tokens < context_tokens) {
+    throw_error(
+        ErrorCode::kNoMemory,
+        "kv cache: a pool of {} tokens, expected at least {} for one context of {} (a smaller context "
+        "or a larger pool)",
+        tokens, context_tokens, spec.max_context);
+  }
+  set_shared_blocks(spec, sequences, tokens);
+  return spec;
+}
+
+}  // namespace millrace

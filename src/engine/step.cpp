@@ -1,0 +1,332 @@
+// One step and what comes of it: drafts, the ragged batch, tokens picked, events.
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/loop.h"
+
+namespace millrace {
+namespace {
+
+bool contains(const std::vector<int32_t>& list, int32_t token) {
+  return std::find(list.begin(), list.end(), token) != list.end();
+}
+
+// Steps of at most so many rows say what a decode step costs; larger ones are prompts.
+constexpr int32_t kDecodeRows = 64;
+
+}  // namespace
+
+// ---------------------------------------------------------------- drafts
+
+void Loop::propose_drafts() {
+  draft_items_.clear();
+  const auto batch = static_cast<double>(scheduler_.running());
+  const double step_s = decode_cost_.step_s(batch);
+  const double row_cost = step_s > 0 ? batch * decode_cost_.row_s() / step_s : 0.3;
+  const double draft_cost = drafter_ && step_s > 0 ? batch * drafter_->draft_s() / step_s : 0.0;
+  int32_t left = options_.limits.draft_rows;
+  for (const Id id : scheduler_.running_ids()) {
+    Sample& sample = *samples_[id];
+    sample.drafts.clear();
+    const auto known = static_cast<int32_t>(sample.tokens.size());
+    if (left <= 0 || sample.blocks.state() != kv::Sequence::State::kActive ||
+        sample.blocks.length() + 1 != known || sample.generated() == 0) {
+      continue;
+    }
+    int32_t most = std::min({options_.max_draft, left, runtime_.context() - known});
+    const int32_t asked = sample.job->request.max_tokens;
+    if (asked > 0) most = std::min(most, asked - sample.generated() - 1);
+    if (most <= 0) continue;
+    if (drafter_) {
+      const int32_t count = sample.draft_lengths[0].best(row_cost, draft_cost, most);
+      if (count <= 0) continue;
+      draft_items_.push_back({.sequence = &sample.draft_blocks,
+                              .tokens = sample.tokens,
+                              .sampler = &sample.sampler,
+                              .count = count,
+                              .drafts = &sample.drafts});
+      left -= count;
+    } else {
+      std::array<int32_t, LookupDrafter::kOrders.size()> counts;
+      for (size_t i = 0; i < counts.size(); ++i)
+        counts[i] = sample.draft_lengths[i].best(row_cost, 0.0, most);
+      sample.evidence = sample.lookup.propose(sample.tokens, counts, sample.drafts);
+      left -= static_cast<int32_t>(sample.drafts.size());
+    }
+  }
+  if (!draft_items_.empty()) {
+    try {
+      drafter_->propose(draft_items_);
+    } catch (...) {
+      // Drafts are a hope, not a promise: without them the step is only slower.
+      for (const ModelDrafter::Item& item : draft_items_) item.drafts->clear();
+    }
+  }
+  for (const Id id : scheduler_.running_ids()) {
+    scheduler_.want_drafts(id, static_cast<int32_t>(samples_[id]->drafts.size()));
+  }
+}
+
+// ---------------------------------------------------------------- the step
+
+void Loop::step(std::span<Item> items) {
+  try {
+    forward(items);
+  } catch (...) {
+    if (items.size() == 1) {
+      fail(items[0].id, std::current_exception());
+      return;
+    }
+    // Whose fault it was shows when each runs alone. Nothing has advanced: computing it again is harmless.
+    for (Item& item : items) step({&item, 1});
+  }
+}
+
+void Loop::forward(std::span<Item> items) {
+  const double begin = recorder_.now();
+  const Rows rows = prepare(items, begin);
+  const std::span<const float> logits = runtime_.forward(slices_);
+  const double computed = recorder_.now();
+  pick_all(items, logits, rows.logits);
+  for (Item& item : items) {
+    if (!item.last || item.sample->job->request.samples == 1 || item.sample->job->forked) continue;
+    try {
+      fork_samples(item, logits);
+    } catch (...) {
+      item.sample->failure = std::current_exception();
+    }
+  }
+  for (Item& item : items) after_step(item);
+  record_step(rows, items.size(), computed - begin, recorder_.now() - computed);
+}
+
+// The batch, in slices_.
+Loop::Rows Loop::prepare(std::span<Item> items, double now) {
+  slices_.clear();
+  fed_.clear();
+  size_t with_drafts = 0;
+  for (const Item& item : items) with_drafts += item.drafts > 0 ? static_cast<size_t>(1 + item.drafts) : 0;
+  fed_.reserve(with_drafts);  // the slices point into it
+  Rows rows;
+  for (Item& item : items) {
+    Sample& sample = *item.sample;
+    if (!sample.served) {
+      sample.served = true;
+      sample.usage.queue_s = now - sample.job->arrival_s;
+      recorder_.queue_time.add(sample.usage.queue_s);
+      Recorder::add(recorder_.prompt_tokens, static_cast<uint64_t>(sample.usage.prompt_tokens));
+    }
+    Slice slice{
+        .sequence = &sample.blocks,
+        .tokens = std::span(sample.tokens)
+                      .subspan(static_cast<size_t>(sample.blocks.length()), static_cast<size_t>(item.tokens)),
+        .want = item.last ? Slice::Want::kLast : Slice::Want::kNone};
+    if (item.drafts > 0) {
+      const size_t at = fed_.size();
+      fed_.push_back(sample.tokens.back());
+      fed_.insert(fed_.end(), sample.drafts.begin(), sample.drafts.begin() + item.drafts);
+      slice.tokens = std::span(fed_).subspan(at);
+      slice.want = Slice::Want::kAll;
+    }
+    slices_.push_back(slice);
+    item.row = rows.logits;
+    rows.logits += item.last ? static_cast<size_t>(1 + item.drafts) : 0;
+    rows.all += item.tokens + item.drafts;
+    if (item.tokens > 1) rows.prompts += item.tokens;
+  }
+  return rows;
+}
+
+// Everybody picks at the same time; what is wrong with one is kept for later.
+void Loop::pick_all(std::span<Item> items, std::span<const float> logits, size_t logit_rows) {
+  struct Pick {
+    Loop* loop;
+    std::span<Item> items;
+    std::span<const float> logits;
+  } all{this, items, logits};
+  const auto body = [&all](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      Item& item = all.items[static_cast<size_t>(i)];
+      if (item.last) all.loop->pick(item, all.logits);
+    }
+  };
+  constexpr size_t kWorthSharing = 4;
+  if (logit_rows < kWorthSharing) {
+    body(0, static_cast<int64_t>(items.size()));
+  } else {
+    runtime_.backend().parallel(static_cast<int64_t>(items.size()), body);
+  }
+}
+
+void Loop::record_step(const Rows& rows, size_t batch, double model_s, double sample_s) {
+  if (rows.all <= kDecodeRows) decode_cost_.add(rows.all, model_s);
+  if (rows.prompts >= 2 * kBlockTokens && 2 * rows.prompts >= rows.all && model_s > 0) {
+    const double rate = rows.all / model_s;
+    rates_.prompt_tok_s = rates_.prompt_tok_s > 0 ? 0.8 * rates_.prompt_tok_s + 0.2 * rate : rate;
+  }
+  Recorder::add(recorder_.steps, 1);
+  Recorder::add(recorder_.batch_sum, batch);
+  Recorder::add(recorder_.rows_sum, static_cast<uint64_t>(rows.all));
+  Recorder::add(recorder_.budget_sum, static_cast<uint64_t>(options_.limits.step_tokens));
+  Recorder::add(recorder_.computed_tokens, static_cast<uint64_t>(rows.all));
+  Recorder::add(recorder_.busy_s, model_s);
+  Recorder::add(recorder_.sample_s, sample_s);
+  recorder_.step_time.add(model_s + sample_s);
+  recorder_.computed_rate.add(recorder_.now(), rows.all);
+}
+
+// The tokens that follow: one, and one more for every draft that was right. Any thread.
+void Loop::pick(Item& item, std::span<const float> logits) {
+  Sample& sample = *item.sample;
+  sample.picked.clear();
+  const auto vocab = static_cast<size_t>(runtime_.config().vocab);
+  try {
+    for (int32_t i = 0; i <= item.drafts; ++i) {
+      const std::span<const float> row = logits.subspan((item.row + static_cast<size_t>(i)) * vocab, vocab);
+      runtime_.check_logits(row);
+      std::span<const uint64_t> allowed;
+      if (sample.constraint) {
+        std::fill(sample.mask.begin(), sample.mask.end(), 0);
+        if (sample.constraint->allowed(sample.mask)) allowed = sample.mask;
+      }
+      sample.picked.push_back(sample.sampler.sample(row, allowed));
+      const int32_t token = sample.picked.back().token;
+      if (sample.constraint) sample.constraint->accept(token);
+      if (i < item.drafts &&
+          (token != sample.drafts[static_cast<size_t>(i)] || contains(sample.job->end_tokens, token)))
+        break;
+    }
+  } catch (...) {
+    sample.failure = std::current_exception();
+  }
+}
+
+// ---------------------------------------------------------------- after it
+
+// The prompt is computed: the other samples share its blocks and pick their own first tokens.
+void Loop::fork_samples(const Item& item, std::span<const float> logits) {
+  Sample& parent = *item.sample;
+  Job& job = *parent.job;
+  job.forked = true;
+  if (parent.failure) {
+    job.forked = false;  // all of them end with it
+    return;
+  }
+  const auto vocab = static_cast<size_t>(runtime_.config().vocab);
+  // The children stand where the parent stands once its prompt counts.
+  cache_.advance(parent.blocks,
+                 std::span(parent.tokens).subspan(static_cast<size_t>(parent.blocks.length())));
+  for (int32_t i = 1; i < job.request.samples; ++i) {
+    Id id = -1;
+    try {
+      SamplingParams params = job.request.sampling;
+      params.seed = sample_seed(job.stream->seed, i);
+      Sampler sampler(params, runtime_.config().vocab);
+      sampler.add_prompt(job.prompt->tokens);
+      auto child = std::make_unique<Sample>(parent.job, i, std::move(sampler));
+      child->tokens.reserve(parent.tokens.capacity());
+      child->tokens = parent.tokens;
+      child->picked.reserve(parent.picked.capacity());
+      child->drafts.reserve(parent.drafts.capacity());
+      if (options_.speculation == Speculation::kLookup) child->lookup.reserve(parent.tokens.capacity());
+      child->mask.resize(parent.mask.size());
+      child->usage = parent.usage;
+      child->served = true;
+      child->blocks = cache_.fork(parent.blocks);
+      id = new_id();
+      samples_[id] = std::move(child);
+      ids_of_[job.stream->id].push_back(id);
+      scheduler_.fork(item.id, id);
+      Item first{
+          .id = id, .sample = samples_[id].get(), .tokens = 0, .drafts = 0, .last = true, .row = item.row};
+      pick(first, logits.subspan(0, (item.row + 1) * vocab));
+      after_step(first);
+    } catch (...) {
+      if (id >= 0) {
+        fail(id, std::current_exception());
+      } else {
+        Event event;
+        describe(event, std::current_exception());
+        event.sample = i;
+        job.stream->finish(std::move(event));
+        --job.open;
+        scheduler_.drop_sample(item.id);
+      }
+    }
+  }
+}
+
+void Loop::after_step(Item& item) {
+  Sample& sample = *item.sample;
+  try {
+    if (sample.failure) std::rethrow_exception(sample.failure);
+    const int32_t length = sample.blocks.length();
+    const auto known = static_cast<int32_t>(sample.tokens.size());
+    // Drafts that were right are the first of what was picked: they are computed already.
+    const int32_t right = item.last ? static_cast<int32_t>(sample.picked.size()) - 1 : 0;
+    const int32_t fed = std::min(length + item.tokens, known);
+    for (const SampledToken& picked : sample.picked) {
+      if (item.last) sample.tokens.push_back(picked.token);
+    }
+    cache_.advance(sample.blocks,
+                   std::span(sample.tokens)
+                       .subspan(static_cast<size_t>(length), static_cast<size_t>(fed + right - length)));
+    if (item.drafts > 0) {
+      sample.draft_lengths[sample.evidence].add(item.drafts, right);
+      sample.usage.drafted_tokens += item.drafts;
+      sample.usage.accepted_tokens += right;
+      Recorder::add(recorder_.drafted, static_cast<uint64_t>(item.drafts));
+      Recorder::add(recorder_.accepted, static_cast<uint64_t>(right));
+    }
+    if (item.last) {
+      for (size_t i = 0; i < sample.picked.size(); ++i) {
+        if (deliver(item.id, sample, sample.picked[i], fed + static_cast<int32_t>(i))) return;
+      }
+    }
+    scheduler_.update(item.id, sample.blocks.length(), static_cast<int32_t>(sample.tokens.size()));
+  } catch (...) {
+    fail(item.id, std::current_exception());
+  }
+}
+
+// Tells the client of one token; `fed` tokens came before it. True when it was the last.
+bool Loop::deliver(Id id, Sample& sample, const SampledToken& token, int32_t fed) {
+  const Job& job = *sample.job;
+  const double now = recorder_.now();
+  ++sample.usage.generated_tokens;
+  Recorder::add(recorder_.generated_tokens, 1);
+  recorder_.generated_rate.add(now, 1);
+  if (sample.usage.generated_tokens == 1) {
+    sample.usage.first_token_s = now - job.arrival_s;
+    recorder_.first_token.add(sample.usage.first_token_s);
+  } else {
+    recorder_.inter_token.add(now - sample.last_token_s);
+  }
+  sample.last_token_s = now;
+
+  const bool end_token = contains(job.end_tokens, token.token);
+  Event event;
+  event.kind = Event::Kind::kToken;
+  event.sample = sample.index;
+  event.token = token.token;
+  event.logprob = token.logprob;
+  event.top = token.top;
+  if (!end_token) event.text = sample.text.push(token.token);
+  job.stream->push(std::move(event));
+
+  const int32_t asked = job.request.max_tokens;
+  if (end_token) {
+    end(id, FinishReason::kEndToken);
+  } else if (sample.text.stopped()) {
+    end(id, FinishReason::kStopString);
+  } else if (asked > 0 && sample.usage.generated_tokens >= asked) {
+    end(id, FinishReason::kMaxTokens);
+  } else if (fed >= runtime_.context()) {
+    end(id, FinishReason::kContext);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace millrace

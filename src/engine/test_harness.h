@@ -1,0 +1,130 @@
+// A loop driven by hand, round by round, on a tiny model; and requests run on it.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine_options.h"
+#include "engine/loop.h"
+
+namespace millrace::test {
+
+inline const std::string kWindowModel = "tests/golden/models/gpt-oss-w32/model.gguf";
+inline const std::string kLlamaModel = "tests/golden/models/llama3/model.gguf";
+
+// What one sample answered.
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::string text;
+  FinishReason finish = FinishReason::kError;
+  std::string error;
+  Usage usage;
+  bool ended = false;
+};
+
+struct Harness {
+  // kv_blocks: per group, empty for a pool as the options say.
+  explicit Harness(const EngineOptions& engine_options, std::vector<int32_t> kv_blocks = {},
+                   std::unique_ptr<ModelDrafter> drafter = nullptr)
+      : options(engine_options), inbox(std::make_shared<Inbox>()) {
+    RuntimeOptions r = runtime_options_of(options);
+    r.kv_blocks = std::move(kv_blocks);
+    r.cache.log = [](const std::string&) {};
+    runtime = Runtime::open(options.model, r);
+    new_loop(std::move(drafter));
+  }
+  ~Harness() {
+    streams.clear();
+    loop.reset();
+  }
+
+  // Another engine's life over the same cache.
+  void new_loop(std::unique_ptr<ModelDrafter> drafter = nullptr) {
+    streams.clear();
+    loop.reset();
+    inbox = std::make_shared<Inbox>();
+    recorder = std::make_unique<Recorder>();
+    LoopOptions l;
+    l.limits = limits_of(options, runtime->spec());
+    l.speculation = options.speculation;
+    l.max_draft = options.max_draft;
+    loop = std::make_unique<Loop>(*runtime, std::move(drafter), l, inbox, *recorder);
+  }
+
+  size_t submit(const Request& request) {
+    std::shared_ptr<Job> job =
+        make_job(*runtime, runtime->cache(), nullptr, request, options.max_running, next_id++, inbox);
+    streams.emplace_back(job->stream);
+    answers.emplace_back(static_cast<size_t>(request.samples));
+    inbox->jobs.push_back(std::move(job));
+    return streams.size() - 1;
+  }
+
+  void read(size_t request) {
+    Stream& stream = streams[request];
+    while (auto event = stream.next_for(std::chrono::milliseconds(0))) {
+      Answer& answer = answers[request][static_cast<size_t>(event->sample)];
+      if (answer.ended) throw std::runtime_error("an event after the last one");
+      answer.text += event->text;
+      if (event->kind == Event::Kind::kToken) {
+        answer.tokens.push_back(event->token);
+        continue;
+      }
+      answer.ended = true;
+      answer.finish = event->finish;
+      answer.error = event->error;
+      answer.usage = event->usage;
+    }
+  }
+  void read_all() {
+    for (size_t i = 0; i < streams.size(); ++i) read(i);
+  }
+
+  // Rounds until nothing is left to do; `each` runs after every one.
+  void run(const std::function<void()>& each = {}) {
+    int idle = 0;
+    while (idle < 3) {
+      const bool moved = loop->turn();
+      read_all();
+      if (each) each();
+      if (moved) {
+        idle = 0;
+      } else {
+        runtime->cache().wait(std::chrono::milliseconds(5));
+        idle = recorder->running.load() + recorder->waiting.load() > 0 ? 0 : idle + 1;
+      }
+    }
+  }
+
+  EngineOptions options;
+  std::shared_ptr<Inbox> inbox;
+  std::unique_ptr<Runtime> runtime;
+  std::unique_ptr<Recorder> recorder;
+  std::unique_ptr<Loop> loop;
+  std::vector<Stream> streams;
+  std::vector<std::vector<Answer>> answers;  // by request and sample; survives new_loop
+  uint64_t next_id = 1;
+};
+
+// Answers of one request that has the engine to itself: nothing remembered, nothing shared, no drafts.
+inline std::vector<Answer> run_alone(const std::string& model, const Request& request, int threads = 1) {
+  EngineOptions options;
+  options.model = model;
+  options.threads = threads;
+  options.context = 128;
+  options.max_running = 8;
+  options.step_tokens = 256;
+  options.kv_tokens = 2048;
+  options.prefix_cache = false;
+  Harness alone(options);
+  alone.submit(request);
+  alone.run();
+  return alone.answers[0];
+}
+
+}  // namespace millrace::test
