@@ -32,7 +32,7 @@ ASAN_TARGETS = ("base_test", "tensor_test", "quant_test", "io_test", "tokenizer_
 # ... without what compares with files that were fetched or computes for long: dev runs those.
 # SameBits runs every kernel of every type and compares the tables to the bit, so the comparison with the reference, which
 # dev makes, need not be repeated here.
-CONFORMANCE = "*/scalar_*:*/neon_*:*/avx2_*:Attention.*"
+CONFORMANCE = "*/scalar_*:*/neon_*:*/avx*:*/amx*:Attention.*:SameBitsDecode.*:InstructionCount.*"
 ASAN_FILTER = f"-*Golden*:*Linear*:*Speed*:*Runaways*:{CONFORMANCE}"
 TSAN_TARGETS = ("base_test", "kv_test")
 TSAN_FILTER = "*ThreadPool*:DiskTest*:*CacheProperty*disk*:*PromptsAreHashed*"

@@ -178,7 +178,8 @@ CudaExecutor::SlotPlace CudaExecutor::place_of(Slot slot) const {
 std::span<std::byte> CudaExecutor::block_bytes(int group, int32_t block) const {
   const size_t bytes = spec_.kv_block_bytes(group);
   MILLRACE_CHECK(block >= 0 && block < spec_.kv_groups[static_cast<size_t>(group)].num_blocks);
-  return {work_.pools[static_cast<size_t>(group)].as<std::byte>() + static_cast<size_t>(block) * bytes, bytes};
+  return {work_.pools[static_cast<size_t>(group)].as<std::byte>() + static_cast<size_t>(block) * bytes,
+          bytes};
 }
 
 void CudaExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
