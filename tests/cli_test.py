@@ -102,7 +102,17 @@ class Help(CliTest):
         self.bad("run", self.model, "-p", "a", "--no-such-option", says=["--no-such-option"])
         self.bad("run", self.model, "-p", "a", "--threads", "-1", says=["--threads"])
         self.bad("run", self.model, "-p", "a", "--logprobs", "2", says=["--json"])
+        self.bad("run", self.model, "-p", "a", "--kv-type", "int7", says=["--kv-type", "int7", "int8"])
+        self.bad("bench", self.model, "--clients", 2, "--roofline", says=["--roofline", "--clients"])
+        self.bad("bench", self.model, "--kv-dir", "x", says=["--kv-dir", "--clients"])
         self.bad("tokenize", self.model, says=["TEXT"])
+
+
+class Clients(CliTest):
+    def test_many_clients_finish(self):
+        out = self.good_json("bench", self.model, "--clients", 3, "-p", 16, "-n", 4, "--kv-type", "f16")
+        self.assertEqual((out["clients"], out["failed"]), (3, 0))
+        self.assertGreater(out["generated_tokens"], out["requests"])
 
 
 class Run(CliTest):

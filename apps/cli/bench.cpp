@@ -230,7 +230,20 @@ void add_bench(CLI::App& app, Action& action) {
   add_device_options(*command, options->model);
   add_quantize_option(*command, options->model);
   command->footer(kFooter);
-  command->callback([options, clients, &action] {
+  command->callback([options, clients, command, &action] {
+    // What the other way of measuring would not look at is refused, not ignored.
+    const bool many = clients->clients > 0;
+    for (const char* name : {"--depth", "--repeat", "--warm-up", "--roofline", "--lock", "--quantize"}) {
+      if (many && command->count(name) > 0) {
+        throw CLI::ValidationError(fmt::format("{} does not go with --clients", name));
+      }
+    }
+    for (const char* name : {"--priorities", "--ram-tier", "--kv-dir", "--kv-dir-size", "--speculate",
+                             "--draft-model", "--no-prefix-cache"}) {
+      if (!many && command->count(name) > 0) {
+        throw CLI::ValidationError(fmt::format("{} needs --clients", name));
+      }
+    }
     action = [options, clients] {
       if (clients->clients == 0) return bench(*options);
       return bench_clients(options->model, *clients, options->prompt, options->generate, options->json);

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
+#include "engine/engine_options.h"
 #include "interrupt.h"
 #include "io/printable.h"
 #include "progress.h"
@@ -49,15 +50,7 @@ RuntimeOptions runtime_options(const ModelOptions& options) {
   runtime.context = options.context;
   runtime.lock = options.lock;
   if (!options.kv_type.empty()) {
-    // The cache's own names (backend/kv_types.h) for types that files store with other scales.
-    const std::string_view name = options.kv_type == "int8"  ? "q8_0"
-                                  : options.kv_type == "fp8" ? "f8_e4m3"
-                                                             : std::string_view(options.kv_type);
-    runtime.kv_type = parse_dtype(name);
-    if (!runtime.kv_type) {
-      throw_error(ErrorCode::kBadInput, "--kv-type: found {}, expected f32, f16, bf16, int8 or fp8",
-                  io::printable(options.kv_type));
-    }
+    runtime.kv_type = parse_kv_type("--kv-type", options.kv_type);
   }
   if (!options.quantize.empty()) {
     runtime.quantize = type_choice(quant::parse_request("--quantize", options.quantize));

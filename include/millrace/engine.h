@@ -33,7 +33,7 @@ struct EngineOptions {
   std::string device = "cpu";
   int threads = 0;               // 0: all that this process may use
   int32_t context = 0;           // tokens per sequence; 0: what the model was trained for, at most 4096
-  std::string kv_type = {};      // f32, f16, bf16; empty: the device's
+  std::string kv_type = {};      // f32, f16, bf16, int8, fp8; empty: the device's
   int32_t max_running = 64;      // samples in flight
   int32_t max_waiting = 100000;  // requests; more are answered with kBusy
   int32_t step_tokens = 512;     // rows per step: longer prompts go in chunks of this

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "io/printable.h"
 
 namespace millrace {
 namespace {
@@ -33,6 +34,15 @@ void check_options(const EngineOptions& options) {
   }
 }
 
+DType parse_kv_type(std::string_view option, std::string_view name) {
+  const std::optional<DType> type = parse_dtype(name == "int8" ? "q8_0" : name == "fp8" ? "f8_e4m3" : name);
+  if (!type) {
+    throw_error(ErrorCode::kBadInput, "{}: found {}, expected f32, f16, bf16, int8 or fp8", option,
+                io::printable(name));
+  }
+  return *type;
+}
+
 RuntimeOptions runtime_options_of(const EngineOptions& options) {
   RuntimeOptions r;
   r.device = options.device;
@@ -42,10 +52,7 @@ RuntimeOptions runtime_options_of(const EngineOptions& options) {
   r.step_tokens = std::max(options.step_tokens, options.max_running);
   r.logit_rows = options.max_running + draft_rows(options);
   if (!options.kv_type.empty()) {
-    r.kv_type = parse_dtype(options.kv_type);
-    if (!r.kv_type) {
-      throw_error(ErrorCode::kBadInput, "kv type: found {}, expected f32, f16 or bf16", options.kv_type);
-    }
+    r.kv_type = parse_kv_type("kv_type", options.kv_type);
   }
   r.shared_pool = true;
   r.kv_tokens = options.kv_tokens;

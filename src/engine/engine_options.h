@@ -7,6 +7,9 @@
 
 namespace millrace {
 
+// f32, f16, bf16, int8 or fp8, the last two by the cache's own names (backend/kv_types.h) for types that
+// files store with other scales. Throws Error{kBadInput} naming the option.
+DType parse_kv_type(std::string_view option, std::string_view name);
 // Throws Error{kBadInput} naming the option that makes no sense.
 void check_options(const EngineOptions& options);
 RuntimeOptions runtime_options_of(const EngineOptions& options);
