@@ -110,6 +110,7 @@ class Engine {
                                 bool parse_special = true) const;
   std::string detokenize(const std::vector<int32_t>& tokens, bool show_special = false) const;
   std::string token_text(int32_t token) const;  // its bytes, special tokens by name; may be no valid UTF-8
+  bool is_special(int32_t token) const;         // a control token: part of no text
   std::string render_chat(const std::vector<ChatMessage>& messages) const;
   // The template's variables as a JSON object: messages, tools, ... What is absent of bos_token, eos_token
   // and add_generation_prompt is added.

@@ -170,6 +170,8 @@ std::string Engine::token_text(int32_t token) const {
   return impl_->runtime_->tokenizer().token_bytes(token, true);
 }
 
+bool Engine::is_special(int32_t token) const { return impl_->runtime_->tokenizer().is_special(token); }
+
 std::string Engine::render_chat(const std::vector<ChatMessage>& messages) const {
   return impl_->render({{"messages", to_json(messages)}});
 }
