@@ -8,11 +8,13 @@ function build(node, props, children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) node.append(child);
+  }
   return node;
 }
 
-// el("button", { class: "quiet", onclick: f }, "Copy")
+// el("button", { class: "quiet", onclick: f }, "Copy"); a child is a node, a text, nothing, or a list of those
 export function el(tag, props = {}, ...children) {
   return build(document.createElement(tag), props, children);
 }

@@ -1,10 +1,12 @@
 // Markdown as models write it, to elements: headings, paragraphs, lists, quotes, tables, fenced code, and inside a
 // line code, bold, italic, strike-through and links. Nodes are made by name and text is set as text, so HTML in an
-// answer is shown, never obeyed; a link leads to http or https or is no link. Every search that fails is remembered,
-// so time is linear in the text, however it was made.
+// answer is shown, never obeyed; a link leads to http or https or is no link. Time is linear in the text, however it
+// was made: searches that fail are remembered, others are bounded, and no pattern can go back over what it has read.
 import { copyButton, el } from "./dom.js";
 
 const kDeepest = 12; // of nested lists, quotes and emphasis; deeper is shown as it was written
+const kLongest = 2000; // of a link's label and address, in characters
+const kTries = 32; // at a closing mark
 
 // ---- Inside a line ----
 
@@ -16,13 +18,20 @@ const kMarks = [
   ["_", "em"],
 ];
 const kSpecial = /[\\`*_~[!h<]/g; // where something may begin; h for http
-const kUrl = /https?:\/\/[^\s<>"'`]+/iy;
+const kUrl = /https?:\/\/[^\s<>"'`]{1,2000}/iy;
 const kPunctuation = /[!-/:-@[-`{-~]/;
 const isWord = (c) => c !== undefined && /[\p{L}\p{N}_]/u.test(c);
 const isSpace = (c) => c === undefined || /\s/.test(c);
 
-function link(url, ...label) {
-  return el("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, ...label);
+function link(url, label) {
+  return el("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, label);
+}
+
+// How many backticks come before each position.
+function countTicks(text) {
+  const before = new Uint32Array(text.length + 1);
+  for (let i = 0; i < text.length; i++) before[i + 1] = before[i] + (text[i] === "`");
+  return before;
 }
 
 class Inline {
@@ -30,6 +39,7 @@ class Inline {
     this.text = text;
     this.depth = depth;
     this.absent = new Set(); // closers that occur nowhere further on
+    this.ticks = countTicks(text);
     this.nodes = [];
     this.plain = "";
   }
@@ -88,7 +98,7 @@ class Inline {
       if (isSpace(this.text[from]) || (mark[0] === "_" && isWord(this.text[at - 1]))) continue;
       const close = this.closer(mark, from);
       if (close < 0) continue;
-      this.push(el(tag, {}, ...this.inner(from, close)));
+      this.push(el(tag, {}, this.inner(from, close)));
       return close + mark.length;
     }
     return 0;
@@ -96,12 +106,11 @@ class Inline {
 
   // Where `mark` ends what began before `from`: not after a space, not half of a longer mark, not inside code.
   closer(mark, from) {
-    for (let at = this.find(mark, from), tries = 0; at >= 0 && tries < 32; tries++) {
+    for (let at = this.find(mark, from), tries = 0; at >= 0 && tries < kTries; tries++) {
       const after = this.text[at + mark.length];
       const longer = mark.length === 1 && (after === mark || this.text[at - 1] === mark);
       const inWord = mark[0] === "_" && isWord(after);
-      const tick = this.text.lastIndexOf("`", at);
-      const inCode = tick >= from && this.text.slice(from, at).split("`").length % 2 === 0;
+      const inCode = (this.ticks[at] - this.ticks[from]) % 2 === 1;
       if (at > from && !isSpace(this.text[at - 1]) && !longer && !inWord && !inCode) return at;
       at = this.find(mark, at + (longer && after === mark ? 2 : 1));
     }
@@ -113,17 +122,17 @@ class Inline {
     const open = at + (image ? 1 : 0);
     if (this.text[open] !== "[") return 0;
     const middle = this.find("](", open);
-    if (middle < 0 || this.text.slice(open + 1, middle).includes("\n\n")) return 0;
+    if (middle < 0 || middle - open > kLongest) return 0;
     let end = middle + 2;
-    for (let parens = 1; end < this.text.length && !isSpace(this.text[end]); end++) {
+    for (let parens = 1; end - middle < kLongest && !isSpace(this.text[end]); end++) {
       if (this.text[end] === "(") parens++;
       if (this.text[end] === ")" && --parens === 0) break;
     }
     const url = this.text.slice(middle + 2, end);
     if (isSpace(this.text[end])) end = this.find(")", end); // a title follows
-    if (end < 0 || !/^https?:\/\/[^\s]+$/i.test(url)) return 0;
+    if (end < 0 || !/^https?:\/\/\S+$/i.test(url)) return 0;
     const label = this.inner(open + 1, middle);
-    this.push(link(url, ...(label.length ? label : [url])));
+    this.push(link(url, label.length ? label : url));
     return end + 1;
   }
 
@@ -174,14 +183,13 @@ function inline(text, depth = 0) {
 
 // ---- Lines to blocks ----
 
-const kFence = /^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
-const kHeading = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
+const kFence = /^ {0,3}(?:(`{3,})([^`]*)|(~{3,})(.*))$/;
+const kHeading = /^ {0,3}(#{1,6})\s(.*)$/;
 const kRule = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const kItem = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/;
 const kQuote = /^ {0,3}>\s?/;
-const kTableRule = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
-const isTable = (lines, at) =>
-  lines[at].includes("|") && lines[at + 1]?.includes("-") && lines[at + 1].includes("|") && kTableRule.test(lines[at + 1]);
+const isTableRule = (line) => line.includes("|") && line.includes("-") && cells(line).every((cell) => /^:?-+:?$/.test(cell));
+const isTable = (lines, at) => lines[at].includes("|") && at + 1 < lines.length && isTableRule(lines[at + 1]);
 const beginsBlock = (lines, at) =>
   kFence.test(lines[at]) || kHeading.test(lines[at]) || kRule.test(lines[at]) || kQuote.test(lines[at]) ||
   kItem.test(lines[at]) || isTable(lines, at);
@@ -196,7 +204,7 @@ function* cut(lines) {
     const first = at;
     const fence = kFence.exec(lines[at]);
     if (fence) {
-      for (at++; at < lines.length && !closesFence(lines[at], fence[1]); ) at++;
+      for (at++; at < lines.length && !closesFence(lines[at], fence[1] ?? fence[3]); ) at++;
       at++;
     } else if (kHeading.test(lines[at]) || kRule.test(lines[at])) {
       at++;
@@ -251,11 +259,11 @@ function list(lines, depth) {
   const start = isOrdered(first) ? parseInt(first[2], 10) : 1;
   const nodes = items.map((item) => {
     const rest = item.slice(1);
-    const indent = Math.min(...rest.filter((line) => line.trim()).map(indentOf), 8);
-    const body = [item[0], ...rest.map((line) => line.slice(Math.min(indent, indentOf(line))))];
-    return el("li", {}, ...tight(blocks(body, depth + 1)));
+    const indent = rest.reduce((least, line) => (line.trim() ? Math.min(least, indentOf(line)) : least), 8);
+    const body = [item[0]].concat(rest.map((line) => line.slice(Math.min(indent, indentOf(line)))));
+    return el("li", {}, tight(blocks(body, depth + 1)));
   });
-  return el(isOrdered(first) ? "ol" : "ul", { start: start === 1 ? null : start }, ...nodes);
+  return el(isOrdered(first) ? "ol" : "ul", { start: start === 1 ? null : start }, nodes);
 }
 
 // An item of one paragraph needs no paragraph.
@@ -265,16 +273,19 @@ function tight(nodes) {
 }
 
 function cells(line) {
-  const trimmed = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
-  return trimmed.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+  const trimmed = line.trim();
+  const inner = trimmed.slice(trimmed.startsWith("|") ? 1 : 0, /(^|[^\\])\|$/.test(trimmed.slice(-2)) ? -1 : undefined);
+  return inner.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
 function table(lines, depth) {
   const sides = cells(lines[1]).map((rule) => (rule.endsWith(":") ? (rule.startsWith(":") ? "middle" : "right") : null));
-  const row = (tag, line) =>
-    el("tr", {}, ...sides.map((side, i) => el(tag, { class: side }, ...inline(cells(line)[i] ?? "", depth))));
+  const row = (tag, line) => {
+    const texts = cells(line);
+    return el("tr", {}, sides.map((side, i) => el(tag, { class: side }, inline(texts[i] ?? "", depth))));
+  };
   const head = el("thead", {}, row("th", lines[0]));
-  const body = el("tbody", {}, ...lines.slice(2).map((line) => row("td", line)));
+  const body = el("tbody", {}, lines.slice(2).map((line) => row("td", line)));
   return el("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, el("table", {}, head, body));
 }
 
@@ -284,23 +295,23 @@ export function codeBlock(text, language) {
 }
 
 function fenced(lines) {
-  const [, fence, language] = kFence.exec(lines[0]);
-  const closed = lines.length > 1 && closesFence(lines.at(-1), fence);
-  return codeBlock(lines.slice(1, closed ? -1 : undefined).join("\n"), language);
+  const [, ticks, ticksInfo, tildes, tildesInfo] = kFence.exec(lines[0]);
+  const closed = lines.length > 1 && closesFence(lines.at(-1), ticks ?? tildes);
+  return codeBlock(lines.slice(1, closed ? -1 : undefined).join("\n"), (ticksInfo ?? tildesInfo).trim().split(" ")[0]);
 }
 
 function block(lines, depth) {
   const heading = kHeading.exec(lines[0]);
   if (kFence.test(lines[0])) return fenced(lines);
-  if (heading) return el(`h${Math.min(heading[1].length + 2, 6)}`, {}, ...inline(heading[2], depth)); // the page has h1, h2
+  if (heading) return el(`h${Math.min(heading[1].length + 2, 6)}`, {}, inline(heading[2].trim(), depth)); // the page has h1, h2
   if (kRule.test(lines[0])) return el("hr");
   if (depth < kDeepest && kQuote.test(lines[0])) {
-    return el("blockquote", {}, ...blocks(lines.map((line) => line.replace(kQuote, "")), depth + 1));
+    return el("blockquote", {}, blocks(lines.map((line) => line.replace(kQuote, "")), depth + 1));
   }
   if (depth < kDeepest && kItem.test(lines[0])) return list(lines, depth);
   if (lines.length > 1 && isTable(lines, 0)) return table(lines, depth);
-  const text = lines.map((line) => line.trimStart().replace(/ {2,}$/, "\\")).join("\n");
-  return el("p", {}, ...inline(text, depth));
+  const text = lines.map((line) => (line.endsWith("  ") ? line.trim() + "\\" : line.trimStart())).join("\n");
+  return el("p", {}, inline(text, depth));
 }
 
 function blocks(lines, depth) {
