@@ -82,8 +82,13 @@ function atBottom() {
   return scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 48;
 }
 
+function showWayDown() {
+  byId("to-bottom").hidden = atBottom();
+}
+
 function toBottom() {
   scroller.scrollTop = scroller.scrollHeight;
+  showWayDown();
 }
 
 // Draws at most once a frame, and follows the text only for a reader who is at its end.
@@ -97,6 +102,7 @@ function drawer(message) {
       const follow = atBottom();
       views.get(message)?.update([...turns.values()].some((turn) => turn.message === message));
       if (follow) toBottom();
+      else showWayDown();
     });
   };
 }
@@ -256,7 +262,7 @@ function bind() {
   });
   addEventListener("keydown", (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && stop());
   byId("to-bottom").addEventListener("click", toBottom);
-  scroller.addEventListener("scroll", () => (byId("to-bottom").hidden = atBottom()));
+  scroller.addEventListener("scroll", showWayDown);
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     setApiKey(byId("key-entry").value.trim());

@@ -103,7 +103,9 @@ export class AssistantView {
     this.note.hidden = !this.note.textContent;
     this.note.classList.toggle("mild", !error);
     this.speed.textContent = speedLine(stats);
-    for (const button of this.actions.querySelectorAll("button")) button.hidden = live;
+    const [copy, again] = this.actions.children;
+    copy.hidden = live || !content;
+    again.hidden = live;
   }
 
   showCalls(live) {
