@@ -7,6 +7,7 @@ Needs Debian's haproxy; without it the test skips and says so.
 """
 
 import collections
+import contextlib
 import http.client
 import json
 import os
@@ -59,9 +60,13 @@ class Proxy:
     def ask(self, path, body=None, headers=None):
         """(the server that answered, status, JSON)"""
         connection, answer = self.request("POST" if body is not None else "GET", path, body, headers)
-        with connection:
+        with contextlib.closing(connection):
             data = answer.read()
         return answer.getheader("X-Served-By"), answer.status, json.loads(data)
+
+    def redispatched(self):
+        """How many requests were sent to a second server: HAProxy logs their number of retries as +N."""
+        return len(re.findall(r" \d+/\d+/\d+/\d+/\+\d+ ", pathlib.Path(self.log.name).read_text()))
 
     def stop(self):
         self.process.terminate()
@@ -97,7 +102,7 @@ class Load:
 
     def one(self, body, begin):
         connection, answer = self.proxy.request("POST", "/v1/completions", body)
-        with connection:
+        with contextlib.closing(connection):
             server = answer.getheader("X-Served-By")
             data = answer.read()  # raises IncompleteRead when the connection breaks inside
         if answer.status != 200:
@@ -187,7 +192,7 @@ class HaproxyTest(unittest.TestCase):
         whole = [outcome for outcome in outcomes if outcome.kind == "whole"]
         streams = [outcome for outcome in outcomes if outcome.kind == "stream"]
         summary = collections.Counter((o.kind, o.status, o.detail if isinstance(o.detail, str) else "") for o in outcomes)
-        print(f"\n{len(outcomes)} requests: {dict(summary)}", flush=True)
+        print(f"\n{len(outcomes)} requests, {self.proxy.redispatched()} moved: {dict(summary)}", flush=True)
 
         # Not streamed: an answer, or an error with a status and a message. Never silence. Those the victim had were
         # asked of the other server, so that in fact all are answered.
@@ -195,8 +200,7 @@ class HaproxyTest(unittest.TestCase):
             self.assertIsNotNone(outcome.status, outcome)
             self.assertTrue(outcome.detail, outcome)
         self.assertEqual({outcome.status for outcome in whole}, {200})
-        moved = [o for o in whole if o.at < killed and o.server == "two"]
-        self.assertTrue(moved)
+        self.assertGreater(self.proxy.redispatched(), 0)
         # Streams: whole, or visibly broken. A stream that ends well without its last word would be a lie.
         self.assertFalse([outcome for outcome in streams if outcome.detail == "cut without a word"])
         broken = [outcome for outcome in streams if outcome.status != 200]

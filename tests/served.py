@@ -1,5 +1,6 @@
 """Servers for tests: starts the real binary on a real model, waits until it is ready, stops it. Only Python's own library."""
 
+import functools
 import http.client
 import json
 import os
@@ -22,6 +23,7 @@ def skip(what, why, remedy):
     sys.exit(SKIPPED)
 
 
+@functools.cache
 def fetch_model(name, what):
     """The path of a model of tools/fetch_model.py; skips the test when it is not here and cannot be fetched."""
     done = subprocess.run([sys.executable, ROOT / "tools/fetch_model.py", name], capture_output=True, text=True)
