@@ -17,6 +17,7 @@ void add_logits(CLI::App& app, Action& action);
 void add_perplexity(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_synth(CLI::App& app, Action& action);
+void add_serve(CLI::App& app, Action& action);
 void add_quantize(CLI::App& app, Action& action);
 
 }  // namespace millrace::cli
