@@ -348,6 +348,20 @@ class OfficialClient(SharedServer):
         self.assertTrue(wait_for(lambda: self.server.stats()["requests"]["running"] == 0))
 
 
+class NodeClient(SharedServer):
+    def test_official_client(self):
+        missing = harness.node_package("openai")
+        if missing:
+            print(f"SKIPPED: the tests with the official Node client because {missing}", file=sys.stderr)
+            self.skipTest(missing)
+        # Node looks for packages beside the script.
+        script = harness.NODE / "node_client.mjs"
+        script.write_text((pathlib.Path(__file__).resolve().parent / "server" / "node_client.mjs").read_text())
+        done = subprocess.run(["node", script, self.server.url], capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("ok "), 6, done.stdout)
+
+
 class Limits(unittest.TestCase):
     """Servers of their own: keys, rates, connections, signals."""
 

@@ -67,8 +67,8 @@ class Api {
   std::string model_id_;
   int64_t created_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::unique_ptr<chat::Format> format_;
   std::unique_ptr<Constraints> constraints_;
+  std::unique_ptr<chat::Format> format_;
   Timeline timeline_;
   ResponseStore store_;
   Counters counters_;

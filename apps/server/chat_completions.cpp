@@ -182,10 +182,11 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
   if (const Json* modalities = fields.array("modalities")) {
     if (*modalities != Json::array({"text"})) fields.refuse("modalities", "expected [\"text\"]");
   }
-  const chat::Conversation conversation = read_conversation(fields);
+  chat::Conversation conversation = read_conversation(fields);
+  const Constraints::Grammar content = api.constraints().of_request(fields, &conversation);
   request.tokens = api.format().prompt(conversation);
   request.stop_tokens = api.format().stop_tokens();
-  request.constraint = api.constraints().of_chat(fields, api.format(), conversation);
+  request.constraint = api.format().constraint(conversation, content);
 
   Timeline::Entry entry;
   entry.id = new_id("chatcmpl-", 24);

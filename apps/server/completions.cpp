@@ -199,7 +199,7 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   if (fields.has("suffix")) fields.refuse("suffix", "is not supported by this model");
   const auto best_of = fields.integer("best_of", 1, 128);
   if (best_of && *best_of != base.samples) fields.refuse("best_of", "is supported only when it equals n");
-  base.constraint = api.constraints().of_request(fields);
+  base.constraint = api.constraints().for_text(api.constraints().of_request(fields));
   const bool echo = fields.boolean("echo").value_or(false);
   if (echo && base.sampling.logprobs) fields.refuse("echo", "is not supported together with logprobs");
 

@@ -1,12 +1,9 @@
-// Constraints: what a request says its answer must look like, compiled once and kept for the next request
-// that says the same.
+// Constraints: what a request says its answer must look like, compiled (and kept for the next request that
+// says the same) into a grammar.
 #pragma once
 
-#include <list>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <unordered_map>
 
 #include "chat/format.h"
 #include "grammar/grammar.h"
@@ -18,27 +15,24 @@ namespace millrace::server {
 class Constraints {
  public:
   explicit Constraints(const Engine& engine) : engine_(engine) {}
+  using Grammar = std::shared_ptr<const grammar::Grammar>;
 
-  // response_format, grammar or regex of a plain completion; null when there is none.
-  std::shared_ptr<const TokenConstraint> of_request(const Fields& fields);
-  // The same for a chat, together with tool_choice and strict tools: the format knows where each applies.
-  std::shared_ptr<const TokenConstraint> of_chat(const Fields& fields, const chat::Format& format,
-                                                 const chat::Conversation& conversation);
-  // text.format of the responses API: {"type", "schema", ...}.
-  std::shared_ptr<const grammar::Grammar> of_text_format(const Fields& format);
+  // response_format, regex or grammar: at most one of them; null when there is none. A schema is also told to
+  // the conversation, for formats that show it to the model.
+  Grammar of_request(const Fields& fields, chat::Conversation* conversation = nullptr);
+  // {"type": "json_schema", ...}: in a chat the schema lies in json_schema, in a response beside the type.
+  Grammar of_format(const Fields& format, chat::Conversation* conversation);
+  // For a plain text: from its first token to its end.
+  std::shared_ptr<const TokenConstraint> for_text(Grammar grammar);
 
  private:
-  std::shared_ptr<const grammar::Grammar> grammar_of(const Fields& fields);
-  std::shared_ptr<const grammar::Grammar> compiled(const std::string& path, char kind,
-                                                   const std::string& source);
+  Grammar compiled(grammar::Cache::Kind kind, const std::string& text, const std::string& path);
   std::shared_ptr<const grammar::Vocabulary> vocabulary();
 
   const Engine& engine_;
+  grammar::Cache cache_;
   std::mutex mutex_;
   std::shared_ptr<const grammar::Vocabulary> vocabulary_;  // made when first wanted
-  using Item = std::pair<std::string, std::shared_ptr<const grammar::Grammar>>;
-  std::list<Item> recent_;  // the last used first
-  std::unordered_map<std::string, std::list<Item>::iterator> by_source_;
 };
 
 }  // namespace millrace::server

@@ -14,15 +14,17 @@ foreach(item IN LISTS FILES)
   math(EXPR size "${digits} / 2")
   string(REGEX REPLACE "(..)" "0x\\1," bytes "${hex}")
   set(type "application/octet-stream")
-  foreach(pair "html=text/html; charset=utf-8" "js=text/javascript; charset=utf-8" "mjs=text/javascript; charset=utf-8"
-               "css=text/css; charset=utf-8" "json=application/json" "svg=image/svg+xml" "png=image/png"
-               "ico=image/x-icon" "woff2=font/woff2" "txt=text/plain; charset=utf-8"
-               "webmanifest=application/manifest+json")
+  foreach(pair html=text/html js=text/javascript mjs=text/javascript css=text/css txt=text/plain json=application/json
+               svg=image/svg+xml png=image/png ico=image/x-icon woff2=font/woff2
+               webmanifest=application/manifest+json)
     string(REGEX MATCH "^([^=]+)=(.+)$" matched "${pair}")
     if(url MATCHES "\\.${CMAKE_MATCH_1}$")
       string(REGEX REPLACE "^[^=]+=" "" type "${pair}")
     endif()
   endforeach()
+  if(type MATCHES "^text/")
+    set(type "${type}; charset=utf-8")
+  endif()
   # An empty file still needs an element.
   string(APPEND arrays "const unsigned char kData${count}[] = {${bytes}0};\n")
   string(APPEND table "    {\"${url}\", \"${type}\", \"\\\"${digest}\\\"\", kData${count}, ${size}},\n")

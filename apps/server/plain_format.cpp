@@ -20,7 +20,7 @@ class PlainParser final : public chat::AnswerParser {
 
 class PlainFormat final : public chat::Format {
  public:
-  explicit PlainFormat(const Engine& engine) : engine_(engine) {}
+  PlainFormat(const Engine& engine, Constraints& constraints) : engine_(engine), constraints_(constraints) {}
   std::string_view name() const override { return "plain"; }
   std::vector<int32_t> prompt(const chat::Conversation& conversation) const override {
     Json messages = Json::array();
@@ -36,18 +36,19 @@ class PlainFormat final : public chat::Format {
   std::vector<int32_t> stop_tokens() const override { return {}; }
   std::shared_ptr<const TokenConstraint> constraint(
       const chat::Conversation& /*conversation*/,
-      std::shared_ptr<const grammar::Grammar> /*content*/) const override {
-    return nullptr;
+      std::shared_ptr<const grammar::Grammar> content) const override {
+    return constraints_.for_text(std::move(content));
   }
 
  private:
   const Engine& engine_;
+  Constraints& constraints_;
 };
 
 }  // namespace
 
-std::unique_ptr<chat::Format> make_plain_format(const Engine& engine) {
-  return std::make_unique<PlainFormat>(engine);
+std::unique_ptr<chat::Format> make_plain_format(const Engine& engine, Constraints& constraints) {
+  return std::make_unique<PlainFormat>(engine, constraints);
 }
 
 }  // namespace millrace::server

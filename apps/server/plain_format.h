@@ -4,9 +4,10 @@
 #include <memory>
 
 #include "chat/format.h"
+#include "constraints.h"
 
 namespace millrace::server {
 
-std::unique_ptr<chat::Format> make_plain_format(const Engine& engine);
+std::unique_ptr<chat::Format> make_plain_format(const Engine& engine, Constraints& constraints);
 
 }  // namespace millrace::server

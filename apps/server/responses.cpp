@@ -40,10 +40,10 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   const auto top = fields.integer("top_logprobs", 0, 20);
   if (input.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   Json text_echo = {{"format", {{"type", "text"}}}, {"verbosity", "medium"}};
-  std::shared_ptr<const grammar::Grammar> content;
+  Constraints::Grammar content;
   if (const std::optional<Fields> text = fields.object("text")) {
     if (const std::optional<Fields> format = text->object("format")) {
-      content = api.constraints().of_text_format(*format);
+      content = api.constraints().of_format(*format, &input.conversation);
       text_echo["format"] = format->json();
     }
   }

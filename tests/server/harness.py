@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMOLLM2 = ROOT / "build" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 PYTHON = ROOT / "build" / "python"
+NODE = ROOT / "build" / "node"
 
 
 class Server:
@@ -110,6 +112,20 @@ def package(name, *requirements):
             return f"the package {name} cannot be had from PyPI ({last})"
         (target / ".whole").touch()
     sys.path.insert(0, str(target))
+    return None
+
+
+def node_package(name):
+    """A package from npm in build/node. None, or why it cannot be had."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        return "node and npm are not installed; apt-get install npm"
+    if not (NODE / "node_modules" / name / "package.json").is_file():
+        NODE.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(NODE), name],
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["npm failed"])[-1]
+            return f"the package {name} cannot be had from npm ({last})"
     return None
 
 
