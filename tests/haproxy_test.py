@@ -28,8 +28,7 @@ BINARY = ""
 HAPROXY = need_command(WHAT, "haproxy")
 DEPLOY = ROOT / "deploy"
 CLIENTS = 12
-LOAD_S = 6  # before the kill and after it, half each
-TOKENS = 60
+TOKENS = 16
 TIMEOUT_S = 30
 
 Outcome = collections.namedtuple("Outcome", "kind server at status detail")
@@ -82,7 +81,6 @@ class Load:
         self.proxy = proxy
         self.stopping = threading.Event()
         self.outcomes = []
-        self.in_flight = collections.Counter()
         self.threads = [threading.Thread(target=self.client, args=(i,)) for i in range(CLIENTS)]
         for thread in self.threads:
             thread.start()
@@ -121,7 +119,7 @@ class Load:
 class HaproxyTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.model = fetch_model("stories15m", WHAT)
+        cls.model = fetch_model("smollm2", WHAT)
         cls.servers = [cls.start(), cls.start()]
         for server in cls.servers:
             server.wait_ready()
@@ -148,10 +146,10 @@ class HaproxyTest(unittest.TestCase):
 
     def test_a_conversation_stays_where_its_cache_is(self):
         served = set()
-        for topic in ("mills", "rivers", "bread", "wheat", "wheels", "stones", "sluices", "weirs"):
+        for topic in ("mills", "rivers", "bread", "wheat", "wheels", "stones"):
             messages = [{"role": "system", "content": "You tell stories. " * 10}, {"role": "user", "content": f"About {topic}."}]
             by = set()
-            for turn in range(3):
+            for turn in range(2):
                 server, status, answer = self.proxy.ask("/v1/chat/completions", {"messages": messages, "max_tokens": 4})
                 self.assertEqual(status, 200, answer)
                 by.add(server)
@@ -164,7 +162,7 @@ class HaproxyTest(unittest.TestCase):
 
     def test_what_routes_a_request(self):
         def servers(path, make, headers=None):
-            return {self.proxy.ask(path, make(i), headers and headers(i))[0] for i in range(12)}
+            return {self.proxy.ask(path, make(i), headers and headers(i))[0] for i in range(8)}
 
         def chat(text, **more):
             return {"messages": [{"role": "user", "content": text}], "max_tokens": 1, **more}
@@ -182,13 +180,14 @@ class HaproxyTest(unittest.TestCase):
 
     def test_z_a_killed_server_takes_no_answer_with_it(self):
         load = Load(self.proxy)
-        time.sleep(LOAD_S / 2)
-        victim, other = self.servers
-        self.wait_for(lambda: victim.get("/stats")[1]["requests"]["running"] >= 2)
-        killed = time.monotonic()
-        victim.kill()
-        time.sleep(LOAD_S / 2)
-        outcomes = load.finish()
+        victim = self.servers[0]
+        try:
+            self.wait_for(lambda: len(load.outcomes) >= CLIENTS and victim.get("/stats")[1]["requests"]["running"] >= 2)
+            killed = time.monotonic()
+            victim.kill()
+            self.wait_for(lambda: sum(outcome.at > killed + 0.5 for outcome in load.outcomes) >= CLIENTS)
+        finally:
+            outcomes = load.finish()
         whole = [outcome for outcome in outcomes if outcome.kind == "whole"]
         streams = [outcome for outcome in outcomes if outcome.kind == "stream"]
         summary = collections.Counter((o.kind, o.status, o.detail if isinstance(o.detail, str) else "") for o in outcomes)
@@ -232,7 +231,7 @@ class DeployFilesTest(unittest.TestCase):
         self.assertNotIn("WARNING", done.stderr)
 
     def test_grafana_asks_for_metrics_that_exist(self):
-        server = Server(BINARY, fetch_model("stories15m", WHAT), "--threads", 1, "--kv-tokens", 4096).wait_ready()
+        server = Server(BINARY, fetch_model("smollm2", WHAT), "--threads", 1, "--kv-tokens", 8192).wait_ready()
         self.addCleanup(server.stop)
         metrics = server.get("/metrics")[1].decode()
         names = set(re.findall(r"^(millrace:\w+)", metrics, re.MULTILINE))
