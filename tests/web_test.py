@@ -145,9 +145,10 @@ class WebTest(unittest.TestCase):
 
     def wait_done(self, page):
         expect(page.locator("#send")).to_be_visible()
+        expect(page.locator(".assistant").last).to_have_attribute("aria-busy", "false")  # and drawn
 
     def answer(self, page):
-        return page.locator(".assistant .prose").last.inner_text()
+        return page.locator(".assistant > .prose").last.inner_text()
 
     def shot(self, page, name):
         if SHOTS:
@@ -160,7 +161,7 @@ class WebTest(unittest.TestCase):
         page = self.open(settings={"max_tokens": 100})
         expect(page.locator("#model")).to_have_text(re.compile("SmolLM2"))
         self.send(page, "Explain how a water mill works.", wait=False)
-        expect(page.locator(".assistant .prose").last).not_to_be_empty()
+        expect(page.locator(".assistant > .prose").last).not_to_be_empty()
         early = self.answer(page)
         expect(page.locator("#stop")).to_be_visible()
         self.wait_done(page)
@@ -175,7 +176,7 @@ class WebTest(unittest.TestCase):
         page = self.open(settings={"max_tokens": LONG, "temperature": 1, "seed": 1})
         for stop in (lambda: page.click("#stop"), lambda: page.keyboard.press("Escape")):
             self.send(page, "Tell me a very long story about a mill.", wait=False)
-            expect(page.locator(".assistant .prose").last).not_to_be_empty()
+            expect(page.locator(".assistant > .prose").last).not_to_be_empty()
             stop()
             self.wait_done(page)
             expect(page.locator(".assistant .problem").last).to_have_text("Stopped.")
@@ -384,7 +385,7 @@ class WebTest(unittest.TestCase):
 
     def test_a_phone_does_not_scroll_sideways(self):
         page = self.open(viewport=NARROW, has_touch=True, is_mobile=True)
-        overflow = "document.documentElement.scrollWidth - innerWidth"
+        overflow = f"document.documentElement.scrollWidth - {NARROW['width']}"  # innerWidth would grow with the page
         self.assertLessEqual(page.evaluate(overflow), 0)
         page.fill("#prompt", "w" * 300)
         page.tap("#send")
@@ -392,7 +393,7 @@ class WebTest(unittest.TestCase):
         wide = "| " + " | ".join(["column"] * 20) + " |\n|" + "---|" * 20 + "\n\n```\n" + "code " * 100 + "\n```\n" + "word" * 100
         page.evaluate("""async (text) => {
           const { markdown } = await import("/markdown.js");
-          document.querySelector(".assistant .prose").append(...markdown(text));
+          document.querySelector(".assistant > .prose").append(...markdown(text));
         }""", wide)
         self.assertLessEqual(page.evaluate(overflow), 0)
         self.assertLessEqual(page.evaluate("document.querySelector('#scroll').scrollWidth - document.querySelector('#scroll').clientWidth"), 0)
