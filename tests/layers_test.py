@@ -58,7 +58,7 @@ def layer_of(path):
 def resolve(root, source, name):
     """The file an include names, looked for where the compiler looks, or None."""
     own_app = Path(*source.parts[:2])  # apps/cli: its files name each other from there
-    for folder in (source.parent, own_app, Path("src"), Path("include")):
+    for folder in (source.parent, own_app, Path("apps"), Path("src"), Path("include")):
         candidate = root / folder / name
         if candidate.is_file():
             resolved = candidate.resolve()

@@ -25,6 +25,8 @@ SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc"}
 BUILD = ROOT / "build" / "dev"
 CLEAN = ROOT / "build" / "tidy"
 NOT_INSTALLED = 3
+# clang 14 cannot read libstdc++'s <coroutine>: the two files that have coroutines in them.
+COROUTINES = {"apps/server/http/connection.cpp", "apps/server/http/server.cpp"}
 
 
 def require(tool):
@@ -89,6 +91,7 @@ def check_tidy():
     entries = [entry for entry in database
                if Path(entry["file"]).is_relative_to(ROOT)
                and Path(entry["file"]).relative_to(ROOT).parts[0] in ("src", "apps")
+               and str(Path(entry["file"]).relative_to(ROOT)) not in COROUTINES
                and entry["file"].endswith(".cpp") and not entry["file"].endswith("_test.cpp")]
     CLEAN.mkdir(parents=True, exist_ok=True)
     headers = repository_headers()

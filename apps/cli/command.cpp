@@ -11,7 +11,8 @@
 namespace millrace::cli {
 
 Option Option::required() { return option_->required(), *this; }
-Option Option::range(int64_t least, int64_t most) { return option_->check(CLI::Range(least, most)), *this; }
+Option Option::range(int32_t least, int32_t most) { return option_->check(CLI::Range(least, most)), *this; }
+Option Option::range(double least, double most) { return option_->check(CLI::Range(least, most)), *this; }
 Option Option::one_of(const std::vector<std::string>& words) {
   return option_->check(CLI::IsMember(words)), *this;
 }
@@ -33,6 +34,7 @@ Option Command::option(const std::string& name, T& value, const std::string& hel
 template Option Command::option(const std::string&, std::string&, const std::string&);
 template Option Command::option(const std::string&, int32_t&, const std::string&);
 template Option Command::option(const std::string&, int64_t&, const std::string&);
+template Option Command::option(const std::string&, uint16_t&, const std::string&);
 template Option Command::option(const std::string&, uint32_t&, const std::string&);
 template Option Command::option(const std::string&, uint64_t&, const std::string&);
 template Option Command::option(const std::string&, float&, const std::string&);

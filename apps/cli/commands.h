@@ -14,5 +14,6 @@ void add_perplexity(CommandLine& line);
 void add_bench(CommandLine& line);
 void add_synth(CommandLine& line);
 void add_quantize(CommandLine& line);
+void add_serve(CommandLine& line);
 
 }  // namespace millrace::cli

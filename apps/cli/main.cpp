@@ -26,6 +26,7 @@ constexpr const char* kFooter =
     "Start with:\n"
     "  millrace run model.gguf -p \"Why is the sky blue?\"\n"
     "  millrace chat model.gguf\n"
+    "  millrace serve model.gguf                  # OpenAI's API and a page on http://127.0.0.1:8080\n"
     "  millrace inspect model.gguf                # what is in it, what memory it needs\n"
     "  millrace synth tiny-gpt-oss tiny.gguf      # a random-weight model to try things on\n"
     "MODEL is a GGUF file (the first part of a split one) or a Hugging Face directory with safetensors.\n"
@@ -45,6 +46,7 @@ int run_command_line(int argc, char** argv) {
                    kFooter);
   add_run(line);
   add_chat(line);
+  add_serve(line);
   add_inspect(line);
   add_tokenize(line);
   add_logits(line);

@@ -63,6 +63,14 @@ struct ModelInfo {
   int32_t trained_context = 0;
   std::vector<int32_t> end_tokens = {};
   bool has_tokenizer = false, has_chat_template = false;
+
+  struct Memory {               // bytes, as planned and allocated at the start
+    size_t weights_mapped = 0;  // read where they lie in the file
+    size_t weights_copied = 0;  // repacked, or on a device of its own
+    size_t workspace = 0;
+    size_t kv_pool = 0;
+    size_t available = 0;  // what the machine still had for us when all this was there
+  } memory = {};
 };
 
 // The answer to one request. May be moved to another thread; destroying it cancels what is still running.

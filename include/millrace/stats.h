@@ -49,6 +49,9 @@ struct EngineStats {
   double sample_s = 0.0;    // spent choosing tokens and making events
   // Blocks of the main pool, all groups together.
   int64_t blocks_total = 0, blocks_used = 0, blocks_cached = 0, blocks_free = 0;
+  // Blocks that left it and are kept elsewhere.
+  int64_t ram_blocks = 0, disk_blocks = 0;
+  uint64_t ram_bytes = 0, disk_bytes = 0;
   // Prefix cache: tokens asked for, and found in the pool, in RAM, on disk.
   uint64_t cache_queries = 0, cache_hits_pool = 0, cache_hits_ram = 0, cache_hits_disk = 0;
   uint64_t preemptions_swap = 0, preemptions_recompute = 0;

@@ -45,6 +45,9 @@ struct Conversation {
   std::string reasoning_effort = {};    // low, medium, high; empty: the model's default
   std::string date = {};                // YYYY-MM-DD, for templates that want today's; empty: today
   std::string template_variables = {};  // more for the template, a JSON object; empty: none
+  // What the answer is to look like, told to a model whose format has a place for it (harmony): a JSON schema
+  // with a name and a description. Telling is not holding: that is constraint()'s.
+  std::string response_name = {}, response_description = {}, response_schema = {};
 };
 
 // A piece of an answer, in the order it became certain.

@@ -112,6 +112,16 @@ class Engine::Impl {
              .end_tokens = runtime_->end_tokens(),
              .has_tokenizer = runtime_->has_tokenizer(),
              .has_chat_template = chat_template_ != nullptr};
+    const WeightBytes weights = plan_weights(runtime_->checkpoint(), config, runtime_->backend());
+    const ExecutorSpec& spec = runtime_->spec();
+    info_.memory = {.weights_mapped = weights.mapped,
+                    .weights_copied = weights.repacked,
+                    .workspace = runtime_->backend().workspace_bytes(spec),
+                    .available = available_memory()};
+    for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+      info_.memory.kv_pool +=
+          spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
+    }
   }
 
   std::unique_ptr<ModelDrafter> open_drafter() const {

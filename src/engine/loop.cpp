@@ -439,6 +439,10 @@ void Loop::record_gauges(bool all) {
   set(recorder_.blocks_free, free);
   set(recorder_.blocks_cached, cached);
   set(recorder_.blocks_held, held);
+  set(recorder_.ram_blocks, stats.ram.blocks);
+  set(recorder_.ram_bytes, static_cast<int64_t>(stats.ram.bytes));
+  set(recorder_.disk_blocks, stats.disk.blocks);
+  set(recorder_.disk_bytes, static_cast<int64_t>(stats.disk.bytes));
   const auto count = [](Recorder::Counter& c, uint64_t value) { c.store(value, std::memory_order_relaxed); };
   count(recorder_.cache_queries, stats.prompt_tokens);
   count(recorder_.hits_pool, stats.main.hit_tokens);

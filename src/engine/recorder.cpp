@@ -97,6 +97,10 @@ EngineStats Recorder::snapshot() const {
   s.blocks_used = get(blocks_held);
   s.blocks_cached = get(blocks_cached);
   s.blocks_free = get(blocks_free);
+  s.ram_blocks = get(ram_blocks);
+  s.ram_bytes = static_cast<uint64_t>(get(ram_bytes));
+  s.disk_blocks = get(disk_blocks);
+  s.disk_bytes = static_cast<uint64_t>(get(disk_bytes));
   s.cache_queries = get(cache_queries);
   s.cache_hits_pool = get(hits_pool);
   s.cache_hits_ram = get(hits_ram);

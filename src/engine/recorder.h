@@ -55,6 +55,7 @@ struct Recorder {
   Counter steps{0}, batch_sum{0}, rows_sum{0}, budget_sum{0};
   std::atomic<double> busy_s{0}, schedule_s{0}, sample_s{0};
   Gauge blocks_total{0}, blocks_held{0}, blocks_cached{0}, blocks_free{0};
+  Gauge ram_blocks{0}, ram_bytes{0}, disk_blocks{0}, disk_bytes{0};
   Counter cache_queries{0}, hits_pool{0}, hits_ram{0}, hits_disk{0};
   Counter preemptions_swap{0}, preemptions_recompute{0};
   Counter drafted{0}, accepted{0};

@@ -1,0 +1,220 @@
+// Who may ask, what answers, and the one place where what is thrown becomes a response.
+#include "api.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+#include <new>
+
+#include "api_error.h"
+#include "assets.h"
+#include "endpoints.h"
+#include "plain_format.h"
+
+namespace millrace::server {
+
+void Counters::count(int status) {
+  ++requests;
+  ++(status < 400 ? status_2xx : status < 500 ? status_4xx : status_5xx);
+}
+
+namespace {
+
+std::string id_of_model(const Engine& engine, const ServerOptions& options) {
+  if (!options.model_id.empty()) return options.model_id;
+  return engine.model().name.empty() ? "default" : engine.model().name;
+}
+
+// What needs no key: is it alive, and the page, which asks for the key itself.
+bool is_open(const HttpRequest& request) {
+  const std::string& path = request.path;
+  return path == "/health" || path == "/ready" || request.method == "OPTIONS" || find_asset(path) != nullptr;
+}
+
+}  // namespace
+
+Api::Api(Engine& engine, const ServerOptions& options)
+    : engine_(engine),
+      options_(options),
+      log_(options.log_json),
+      model_id_(id_of_model(engine, options)),
+      created_(static_cast<int64_t>(unix_time())),
+      constraints_(std::make_unique<Constraints>(engine)),
+      format_(make_plain_format(engine, *constraints_)),
+      timeline_(options.timeline),
+      store_(options.stored_responses, options.stored_bytes),
+      keys_(std::make_shared<Keys>(options.keys_file.empty() ? Keys() : Keys::from_file(options.keys_file))),
+      rate_(options.rate_per_minute) {}
+
+Api::~Api() = default;
+
+double Api::uptime_s() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+void Api::reload_keys() {
+  if (options_.keys_file.empty()) return;
+  try {
+    auto fresh = std::make_shared<Keys>(Keys::from_file(options_.keys_file));
+    log_.write("info", "keys read again", {{"keys", static_cast<double>(fresh->size())}});
+    const std::lock_guard lock(keys_mutex_);
+    keys_ = std::move(fresh);
+  } catch (const std::exception& error) {
+    log_.write("error", "keys not read, the old ones stay", {{"reason", std::string(error.what())}});
+  }
+}
+
+std::optional<HttpResponse> Api::admit(const HttpRequest& head, Client& client) {
+  if (is_open(head)) return std::nullopt;
+  std::shared_ptr<const Keys> keys;
+  {
+    const std::lock_guard lock(keys_mutex_);
+    keys = keys_;
+  }
+  if (keys->in_use()) {
+    const std::optional<std::string> name = keys->check(head.header("authorization"));
+    if (!name) {
+      return error_response({401,
+                             "no valid API key was given: expected the header 'Authorization: Bearer KEY'",
+                             "", "invalid_api_key"});
+    }
+    client.key_name = *name;
+  }
+  if (head.method != "POST") return std::nullopt;
+  if (draining_) {
+    ApiError error(503, "the server is shutting down", "", "shutting_down");
+    error.retry_after_s = 1;
+    return error_response(error);
+  }
+  const RateLimiter::Verdict verdict = rate_.take(keys->in_use() ? client.key_name : client.remote);
+  if (verdict.allowed) return std::nullopt;
+  ApiError error(429,
+                 fmt::format("more than {} requests a minute: try again in {:.1f} s", rate_.per_minute(),
+                             verdict.wait_s),
+                 "", "rate_limit_exceeded");
+  error.retry_after_s = static_cast<int>(std::ceil(verdict.wait_s));
+  HttpResponse response = error_response(error);
+  response.headers.emplace_back("x-ratelimit-limit-requests", fmt::format("{}", rate_.per_minute()));
+  response.headers.emplace_back("x-ratelimit-remaining-requests", "0");
+  response.headers.emplace_back("x-ratelimit-reset-requests", fmt::format("{:.1f}s", verdict.wait_s));
+  return response;
+}
+
+void Api::add_headers(HttpResponse& response, const HttpRequest& request) const {
+  if (options_.cors_origin.empty() || request.header("origin").empty()) return;
+  response.headers.emplace_back("access-control-allow-origin", options_.cors_origin);
+  if (options_.cors_origin != "*") response.headers.emplace_back("vary", "origin");
+  response.headers.emplace_back("access-control-expose-headers", "x-request-id");
+  if (request.method != "OPTIONS") return;
+  response.headers.emplace_back("access-control-allow-methods", "GET, POST, DELETE, OPTIONS");
+  const std::string_view wanted = request.header("access-control-request-headers");
+  response.headers.emplace_back("access-control-allow-headers",
+                                wanted.empty() ? "authorization, content-type" : std::string(wanted));
+  response.headers.emplace_back("access-control-max-age", "600");
+}
+
+Reply Api::handle(const HttpRequest& request, const Client& client) {
+  try {
+    return route(request, client);
+  } catch (const ApiError& error) {
+    return {.response = error_response(error)};
+  } catch (const Error& error) {
+    return {.response = error_response(to_api_error(error.code(), error.what()))};
+  } catch (const std::bad_alloc&) {
+    return {.response = error_response({503, "out of memory", "", "out_of_memory"})};
+  } catch (const std::exception& error) {
+    log_.write(
+        "error", "internal error",
+        {{"request_id", client.request_id}, {"path", request.path}, {"reason", std::string(error.what())}});
+    return {.response = error_response({500, "internal error", "", "internal_error"})};
+  }
+}
+
+namespace {
+
+using Handler = Reply (*)(Api&, const HttpRequest&, const Client&);
+struct Route {
+  std::string_view method, path;
+  Handler handler;
+};
+constexpr Route kRoutes[] = {
+    {"POST", "/v1/chat/completions", chat_completions},
+    {"POST", "/v1/completions", completions},
+    {"POST", "/v1/responses", create_response},
+    {"POST", "/v1/embeddings", embeddings},
+    {"GET", "/v1/models", [](Api& api, const HttpRequest&, const Client&) { return list_models(api); }},
+    {"POST", "/tokenize", [](Api& api, const HttpRequest& r, const Client&) { return tokenize(api, r); }},
+    {"POST", "/detokenize", [](Api& api, const HttpRequest& r, const Client&) { return detokenize(api, r); }},
+    {"POST", "/apply-template",
+     [](Api& api, const HttpRequest& r, const Client&) { return apply_template(api, r); }},
+    {"GET", "/health", [](Api&, const HttpRequest&, const Client&) { return health(); }},
+    {"GET", "/ready", [](Api& api, const HttpRequest&, const Client&) { return ready(api); }},
+    {"GET", "/metrics",
+     [](Api& api, const HttpRequest&, const Client&) {
+       return Reply{metrics(api), {}};
+     }},
+    {"GET", "/stats",
+     [](Api& api, const HttpRequest&, const Client&) {
+       return Reply{stats_json(api), {}};
+     }},
+};
+
+Reply wrong_method(std::string_view allowed) {
+  Reply reply{.response = error_response(
+                  {405, fmt::format("expected the method {}", allowed), "", "method_not_allowed"})};
+  reply.response.headers.emplace_back("allow", std::string(allowed));
+  return reply;
+}
+
+// /v1/responses/ID, /v1/responses/ID/cancel, /v1/responses/ID/input_items
+Reply route_response(Api& api, const HttpRequest& request, const std::string& method, std::string rest,
+                     const Client& client) {
+  const size_t slash = rest.find('/');
+  const std::string action = slash == std::string::npos ? "" : rest.substr(slash + 1);
+  rest.resize(std::min(rest.size(), slash));
+  if (action.empty() && slash == std::string::npos) {
+    if (method == "GET") return get_response(api, rest, request, client);
+    if (method == "DELETE") return delete_response(api, rest, client);
+    return wrong_method("GET, DELETE");
+  }
+  if (action == "cancel") return method == "POST" ? cancel_response(api, rest, client) : wrong_method("POST");
+  if (action == "input_items") {
+    return method == "GET" ? get_input_items(api, rest, request, client) : wrong_method("GET");
+  }
+  throw ApiError(404, fmt::format("there is nothing at {}", request.path), "", "not_found");
+}
+
+}  // namespace
+
+Reply Api::route(const HttpRequest& request, const Client& client) {
+  if (request.method == "OPTIONS") {
+    HttpResponse none{.status = 204};
+    none.content_type.clear();
+    return {.response = none};
+  }
+  const std::string method = request.method == "HEAD" ? "GET" : request.method;
+  std::string path = request.path;
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  const Route* same_path = nullptr;
+  for (const Route& route : kRoutes) {
+    if (route.path != path) continue;
+    if (route.method == method) return route.handler(*this, request, client);
+    same_path = &route;
+  }
+  if (same_path != nullptr) return wrong_method(same_path->method);
+  constexpr std::string_view kModels = "/v1/models/", kResponses = "/v1/responses/";
+  if (path.starts_with(kModels)) {
+    return method == "GET" ? get_model(*this, path.substr(kModels.size())) : wrong_method("GET");
+  }
+  if (path.starts_with(kResponses)) {
+    return route_response(*this, request, method, path.substr(kResponses.size()), client);
+  }
+  if (const Asset* asset = find_asset(request.path)) {
+    return method == "GET" ? Reply{.response = asset_response(*asset, request)} : wrong_method("GET");
+  }
+  throw ApiError(404, fmt::format("there is nothing at {} (see /openapi.json)", request.path.substr(0, 200)),
+                 "", "not_found");
+}
+
+}  // namespace millrace::server

@@ -1,0 +1,81 @@
+// Api: from a request to its reply. Plain functions on plain data; any thread may call.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "chat/format.h"
+#include "constraints.h"
+#include "http.h"
+#include "keys.h"
+#include "log.h"
+#include "millrace/engine.h"
+#include "options.h"
+#include "response_store.h"
+#include "timeline.h"
+
+namespace millrace::server {
+
+struct Counters {
+  std::atomic<int64_t> connections{0}, streams{0};
+  std::atomic<uint64_t> requests{0}, status_2xx{0}, status_4xx{0}, status_5xx{0}, refused_connections{0};
+  void count(int status);
+};
+
+class Api {
+ public:
+  Api(Engine& engine, const ServerOptions& options);
+  ~Api();
+
+  // What can be said before the body is read: nothing when the request may go on. Fills in client.key_name.
+  std::optional<HttpResponse> admit(const HttpRequest& head, Client& client);
+  // Never throws: what goes wrong is a response.
+  Reply handle(const HttpRequest& request, const Client& client);
+
+  // Headers that every response carries (CORS).
+  void add_headers(HttpResponse& response, const HttpRequest& request) const;
+
+  void reload_keys();  // logs what came of it; the old ones stay when the file is bad
+  void set_draining() { draining_ = true; }
+  bool draining() const { return draining_; }
+
+  // Runs an answer that nobody waits for to its end. Set by the server.
+  std::function<void(std::shared_ptr<Answer>)> run_detached;
+
+  Engine& engine() { return engine_; }
+  const ModelInfo& engine_info() const { return engine_.model(); }
+  const ServerOptions& options() const { return options_; }
+  const chat::Format& format() const { return *format_; }
+  Constraints& constraints() { return *constraints_; }
+  Timeline& timeline() { return timeline_; }
+  ResponseStore& store() { return store_; }
+  Counters& counters() { return counters_; }
+  const Log& log() const { return log_; }
+  const std::string& model_id() const { return model_id_; }
+  int64_t created() const { return created_; }  // Unix time
+  double uptime_s() const;
+
+ private:
+  Reply route(const HttpRequest& request, const Client& client);
+
+  Engine& engine_;
+  const ServerOptions options_;
+  Log log_;
+  std::string model_id_;
+  int64_t created_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::unique_ptr<Constraints> constraints_;
+  std::unique_ptr<chat::Format> format_;
+  Timeline timeline_;
+  ResponseStore store_;
+  Counters counters_;
+  std::mutex keys_mutex_;
+  std::shared_ptr<const Keys> keys_;
+  RateLimiter rate_;
+  std::atomic<bool> draining_{false};
+};
+
+}  // namespace millrace::server

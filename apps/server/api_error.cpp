@@ -1,0 +1,126 @@
+#include "api_error.h"
+
+#include <fmt/format.h>
+
+#include "base/utf8.h"
+#include "json_text.h"
+
+namespace millrace::server {
+
+ApiError::ApiError(int http_status, std::string text, std::string path, std::string machine_code)
+    : status(http_status), message(std::move(text)), param(std::move(path)), code(std::move(machine_code)) {}
+
+namespace {
+
+std::string_view type_of(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 429:
+      return "rate_limit_error";
+    case 501:
+      return "not_implemented_error";
+    case 503:
+      return "overloaded_error";
+    default:
+      return status >= 500 ? "server_error" : "invalid_request_error";
+  }
+}
+
+std::string quoted_or_null(std::string_view text) {
+  if (text.empty()) return "null";
+  std::string out;
+  append_json(out, valid_utf8(text));
+  return out;
+}
+
+}  // namespace
+
+std::string error_object(const ApiError& error) {
+  std::string message;
+  append_json(message, valid_utf8(error.message));
+  return fmt::format(R"({{"message":{},"type":"{}","param":{},"code":{}}})", message, type_of(error.status),
+                     quoted_or_null(error.param), quoted_or_null(error.code));
+}
+
+std::string error_body(const ApiError& error) {
+  return fmt::format(R"({{"error":{}}})", error_object(error));
+}
+
+HttpResponse error_response(const ApiError& error) {
+  HttpResponse response{.status = error.status, .body = error_body(error)};
+  if (error.retry_after_s > 0)
+    response.headers.emplace_back("retry-after", std::to_string(error.retry_after_s));
+  if (error.status == 401) response.headers.emplace_back("www-authenticate", "Bearer");
+  return response;
+}
+
+ApiError to_api_error(ErrorCode code, const std::string& message) {
+  switch (code) {
+    case ErrorCode::kBadInput:
+      return {400, message};
+    case ErrorCode::kUnsupported:
+      return {400, message, "", "unsupported"};
+    case ErrorCode::kNoMemory:
+      return {503, message, "", "out_of_memory"};
+    case ErrorCode::kBusy: {
+      ApiError error(503, message, "", "busy");
+      error.retry_after_s = 1;
+      return error;
+    }
+    case ErrorCode::kIo:
+    case ErrorCode::kDevice:
+    case ErrorCode::kInternal:
+      break;
+  }
+  return {500, message, "", "internal_error"};
+}
+
+std::string_view reason_phrase(int status) {
+  switch (status) {
+    case 100:
+      return "Continue";
+    case 200:
+      return "OK";
+    case 204:
+      return "No Content";
+    case 304:
+      return "Not Modified";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 413:
+      return "Content Too Large";
+    case 415:
+      return "Unsupported Media Type";
+    case 417:
+      return "Expectation Failed";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    case 505:
+      return "HTTP Version Not Supported";
+    default:
+      return status < 400 ? "OK" : status < 500 ? "Bad Request" : "Internal Server Error";
+  }
+}
+
+}  // namespace millrace::server

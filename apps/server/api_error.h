@@ -1,0 +1,37 @@
+// ApiError: what a client did wrong or cannot have, with the HTTP status and OpenAI's error object. Thrown by
+// whatever reads a request; caught where requests are handled (api.cpp) and nowhere else.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "http.h"
+#include "millrace/error.h"
+
+namespace millrace::server {
+
+struct ApiError : std::exception {
+  ApiError(int http_status, std::string text, std::string path = {}, std::string machine_code = {});
+  const char* what() const noexcept override { return message.c_str(); }
+
+  int status;
+  std::string message;
+  std::string param;  // path of the offending field, e.g. messages[0].role; empty: null
+  std::string code;   // for programs, e.g. model_not_found; empty: null
+  int retry_after_s = 0;
+};
+
+// {"error": {"message", "type", "param", "code"}}; the type follows from the status.
+std::string error_body(const ApiError& error);
+// The same without the outer braces' key, for events inside a stream.
+std::string error_object(const ApiError& error);
+// What the engine refused: bad input 400, does not fit 400 or 503, busy 503, a fault of ours 500.
+ApiError to_api_error(ErrorCode code, const std::string& message);
+
+HttpResponse error_response(const ApiError& error);
+
+std::string_view reason_phrase(int status);
+
+}  // namespace millrace::server

@@ -1,0 +1,55 @@
+#include "chat_answer.h"
+
+#include "generation.h"
+#include "ids.h"
+#include "logprobs.h"
+
+namespace millrace::server {
+
+const std::vector<chat::Delta>& ChatReader::take(const Event& event) {
+  deltas_.clear();
+  if (event.kind == Event::Kind::kToken) {
+    parser_->token(event.token, event.text, deltas_);
+    if (logprobs_ && !engine_->is_special(event.token)) {
+      pending_logprobs_.push_back(token_logprob_json(*engine_, event));
+    }
+  } else {
+    parser_->finish(event.text, deltas_);
+    finish_ = finish_name(event.finish);
+  }
+  bool content = false, other = false;
+  for (const chat::Delta& delta : deltas_) {
+    switch (delta.kind) {
+      case chat::Delta::Kind::kReasoning:
+        reasoning_ += delta.text;
+        other = true;
+        break;
+      case chat::Delta::Kind::kContent:
+        content_ += delta.text;
+        content = true;
+        break;
+      case chat::Delta::Kind::kToolCall:
+        calls_.push_back({.id = new_id("call_", 24), .name = delta.name, .arguments = {}});
+        other = true;
+        break;
+      case chat::Delta::Kind::kToolArguments:
+        calls_[static_cast<size_t>(delta.call)].arguments += delta.text;
+        other = true;
+        break;
+    }
+    if (delta.kind == chat::Delta::Kind::kReasoning) ++reasoning_tokens_;
+  }
+  // A token's logprob belongs where its text went; text may be late by some tokens.
+  if (content) {
+    for (const std::string& item : pending_logprobs_) {
+      if (!ready_logprobs_.empty()) ready_logprobs_.push_back(',');
+      ready_logprobs_ += item;
+    }
+  }
+  if (content || other) pending_logprobs_.clear();
+  return deltas_;
+}
+
+std::string ChatReader::take_logprobs() { return std::exchange(ready_logprobs_, {}); }
+
+}  // namespace millrace::server

@@ -1,0 +1,48 @@
+// ChatReader: one choice of a chat's answer while it is read: the format's parser, and what it has found so
+// far.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chat/format.h"
+#include "millrace/engine.h"
+
+namespace millrace::server {
+
+struct ReadCall {
+  std::string id, name, arguments;
+};
+
+class ChatReader {
+ public:
+  ChatReader(const Engine& engine, std::unique_ptr<chat::AnswerParser> parser, bool logprobs)
+      : engine_(&engine), parser_(std::move(parser)), logprobs_(logprobs) {}
+
+  // What an event adds, in order; valid until the next call. A call that begins has its id in calls().
+  const std::vector<chat::Delta>& take(const Event& event);
+  // Logprob objects, joined by commas, of the content tokens since the last call.
+  std::string take_logprobs();
+
+  const std::string& content() const { return content_; }
+  const std::string& reasoning() const { return reasoning_; }
+  const std::vector<ReadCall>& calls() const { return calls_; }
+  int64_t reasoning_tokens() const { return reasoning_tokens_; }
+  bool finished() const { return !finish_.empty(); }
+  // stop, length or tool_calls; empty while it runs.
+  std::string finish() const { return finish_ == "stop" && !calls_.empty() ? "tool_calls" : finish_; }
+
+ private:
+  const Engine* engine_;
+  std::unique_ptr<chat::AnswerParser> parser_;
+  bool logprobs_;
+  std::vector<chat::Delta> deltas_;
+  std::string content_, reasoning_, finish_;
+  std::vector<ReadCall> calls_;
+  int64_t reasoning_tokens_ = 0;
+  std::string ready_logprobs_;
+  std::vector<std::string> pending_logprobs_;  // of tokens whose text is not certain yet
+};
+
+}  // namespace millrace::server

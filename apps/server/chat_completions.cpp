@@ -1,0 +1,207 @@
+// POST /v1/chat/completions.
+#include <fmt/format.h>
+
+#include "api_error.h"
+#include "chat_answer.h"
+#include "conversation.h"
+#include "endpoints.h"
+#include "generation.h"
+#include "ids.h"
+#include "request_fields.h"
+
+namespace millrace::server {
+namespace {
+
+class ChatAnswer final : public Answer {
+ public:
+  ChatAnswer(Api& api, const chat::Conversation& conversation, const Request& request, StreamOptions stream,
+             Headers headers, Timeline::Entry entry)
+      : id_(entry.id),
+        model_(json_string(api.model_id())),
+        stream_(stream),
+        logprobs_(request.sampling.logprobs.has_value()),
+        headers_(std::move(headers)),
+        generation_(api.engine(), api.timeline(), {request}, std::move(entry)) {
+    for (size_t i = 0; i < generation_.choices(); ++i) {
+      readers_.emplace_back(api.engine(), api.format().parser(conversation), logprobs_);
+    }
+    began_.resize(readers_.size());
+  }
+
+  bool streaming() const override { return stream_.stream; }
+  void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
+  Headers headers() const override { return headers_; }
+  int64_t generated_tokens() const override { return generation_.totals().generated; }
+
+  bool advance(std::string& out, size_t most) override {
+    while (out.size() < most) {
+      const std::optional<Generation::Item> item = generation_.next();
+      if (!item) break;
+      take(*item, out);
+    }
+    if (!generation_.done()) return false;
+    if (stream_.stream && !ended_) {
+      ended_ = true;
+      if (generation_.failure()) {
+        out += fmt::format("data: {{\"error\":{}}}\n\n", error_object(*generation_.failure()));
+      } else if (stream_.include_usage) {
+        out += fmt::format("data: {{{},\"choices\":[],\"usage\":{}}}\n\n", common(), usage());
+      }
+      out += "data: [DONE]\n\n";
+    }
+    return true;
+  }
+
+  std::optional<HttpResponse> response() override {
+    if (generation_.failure() && !sent_) return error_response(*generation_.failure());
+    if (stream_.stream || !generation_.done()) return std::nullopt;
+    std::string list;
+    for (size_t i = 0; i < readers_.size(); ++i) {
+      if (i > 0) list.push_back(',');
+      list += whole_choice(i);
+    }
+    return HttpResponse{.body = fmt::format("{{{},\"choices\":[{}],\"usage\":{}}}", common(), list, usage()),
+                        .headers = headers_};
+  }
+
+ private:
+  void take(const Generation::Item& item, std::string& out) {
+    ChatReader& reader = readers_[item.choice];
+    const std::vector<chat::Delta>& deltas = reader.take(item.event);
+    if (!stream_.stream || item.event.kind == Event::Kind::kFailed) return;
+    if (!began_[item.choice]) {
+      began_[item.choice] = true;
+      chunk(out, item.choice, R"("role":"assistant","content":"")");
+    }
+    for (const chat::Delta& delta : deltas) chunk_of(out, item.choice, reader, delta);
+    if (reader.finished()) chunk(out, item.choice, "", reader.finish());
+  }
+
+  void chunk_of(std::string& out, size_t choice, ChatReader& reader, const chat::Delta& delta) {
+    switch (delta.kind) {
+      case chat::Delta::Kind::kReasoning:
+        chunk(out, choice, "\"reasoning_content\":" + json_string(delta.text));
+        break;
+      case chat::Delta::Kind::kContent:
+        chunk(out, choice, "\"content\":" + json_string(delta.text), "", reader.take_logprobs());
+        break;
+      case chat::Delta::Kind::kToolCall:
+        chunk(
+            out, choice,
+            fmt::format(
+                R"("tool_calls":[{{"index":{},"id":"{}","type":"function","function":{{"name":{},"arguments":""}}}}])",
+                delta.call, reader.calls()[static_cast<size_t>(delta.call)].id, json_string(delta.name)));
+        break;
+      case chat::Delta::Kind::kToolArguments:
+        chunk(out, choice,
+              fmt::format(R"("tool_calls":[{{"index":{},"function":{{"arguments":{}}}}}])", delta.call,
+                          json_string(delta.text)));
+        break;
+    }
+  }
+
+  void chunk(std::string& out, size_t choice, std::string_view delta, std::string_view finish = {},
+             const std::string& logprobs = {}) {
+    sent_ = true;
+    out += "data: {";
+    out += common();
+    out += fmt::format(
+        R"(,"choices":[{{"index":{},"delta":{{{}}},"logprobs":{},"finish_reason":{}}}]{}}})", choice, delta,
+        logprobs.empty() ? "null" : fmt::format(R"({{"content":[{}],"refusal":null}})", logprobs),
+        finish.empty() ? "null" : fmt::format("\"{}\"", finish),
+        stream_.include_usage ? ",\"usage\":null" : "");
+    out += "\n\n";
+  }
+
+  std::string whole_choice(size_t index) {
+    ChatReader& reader = readers_[index];
+    std::string message = R"("role":"assistant","content":)";
+    message += reader.content().empty() && !reader.calls().empty() ? "null" : json_string(reader.content());
+    message += ",\"refusal\":null";
+    if (!reader.reasoning().empty()) message += ",\"reasoning_content\":" + json_string(reader.reasoning());
+    if (!reader.calls().empty()) {
+      std::string calls;
+      for (const ReadCall& call : reader.calls()) {
+        if (!calls.empty()) calls.push_back(',');
+        calls += fmt::format(R"({{"id":"{}","type":"function","function":{{"name":{},"arguments":{}}}}})",
+                             call.id, json_string(call.name), json_string(call.arguments));
+      }
+      message += ",\"tool_calls\":[" + calls + "]";
+    }
+    const std::string logprobs =
+        logprobs_ ? fmt::format(R"({{"content":[{}],"refusal":null}})", reader.take_logprobs()) : "null";
+    return fmt::format(R"({{"index":{},"message":{{{}}},"logprobs":{},"finish_reason":"{}"}})", index,
+                       message, logprobs, reader.finish());
+  }
+
+  const std::string& common() {
+    if (common_.empty()) {
+      common_ = fmt::format(R"("id":"{}","object":"chat.completion{}","created":{},"model":{})", id_,
+                            stream_.stream ? ".chunk" : "", static_cast<int64_t>(unix_time()), model_);
+    }
+    return common_;
+  }
+  std::string usage() const {
+    const Generation::Totals& t = generation_.totals();
+    int64_t reasoning = 0;
+    for (const ChatReader& reader : readers_) reasoning += reader.reasoning_tokens();
+    return fmt::format(
+        R"({{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{},"prompt_tokens_details":{{"cached_tokens":{}}},)"
+        R"("completion_tokens_details":{{"reasoning_tokens":{}}}}})",
+        t.prompt, t.generated, t.prompt + t.generated, t.cached, reasoning);
+  }
+
+  const std::string id_, model_;
+  const StreamOptions stream_;
+  const bool logprobs_;
+  const Headers headers_;
+  Generation generation_;
+  std::vector<ChatReader> readers_;
+  std::vector<bool> began_;
+  std::string common_;
+  bool sent_ = false, ended_ = false;
+};
+
+}  // namespace
+
+Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) {
+  const Json body = parse_object(http.body);
+  const Fields fields(body);
+  check_model(fields, api);
+  const StreamOptions stream = read_stream_options(fields);
+  Request request = read_request(fields, api, client);
+  const auto limit = fields.integer("max_completion_tokens", 1, 1 << 28);
+  const auto old_limit = fields.integer("max_tokens", 1, 1 << 28);
+  request.max_tokens = static_cast<int32_t>(limit.value_or(old_limit.value_or(0)));
+  const auto top = fields.integer("top_logprobs", 0, 20);
+  if (fields.boolean("logprobs").value_or(false)) {
+    request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
+  } else if (top) {
+    fields.refuse("top_logprobs", "is only allowed when logprobs is true");
+  }
+  if (const Json* modalities = fields.array("modalities")) {
+    if (*modalities != Json::array({"text"})) fields.refuse("modalities", "expected [\"text\"]");
+  }
+  chat::Conversation conversation = read_conversation(fields);
+  const Constraints::Grammar content = api.constraints().of_request(fields, &conversation);
+  request.tokens = api.format().prompt(conversation);
+  request.stop_tokens = api.format().stop_tokens();
+  request.constraint = api.format().constraint(conversation, content);
+
+  Timeline::Entry entry;
+  entry.id = new_id("chatcmpl-", 24);
+  entry.request_id = client.request_id;
+  entry.endpoint = "chat";
+  entry.stream = stream.stream;
+  Headers headers = warn_ignored(
+      fields,
+      {"service_tier", "store", "metadata", "user", "prediction", "verbosity", "web_search_options",
+       "prompt_cache_key", "safety_identifier", "functions", "function_call", "audio"},
+      api, client);
+  Reply reply;
+  reply.answer =
+      std::make_unique<ChatAnswer>(api, conversation, request, stream, std::move(headers), std::move(entry));
+  return reply;
+}
+
+}  // namespace millrace::server

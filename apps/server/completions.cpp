@@ -1,0 +1,228 @@
+// POST /v1/completions: text or tokens in, text out, for one prompt or many.
+#include <fmt/format.h>
+
+#include "api_error.h"
+#include "base/error.h"
+#include "endpoints.h"
+#include "generation.h"
+#include "ids.h"
+#include "logprobs.h"
+#include "request_fields.h"
+
+namespace millrace::server {
+namespace {
+
+constexpr size_t kMaxPrompts = 256;
+
+struct Prompt {
+  std::string text;
+  std::vector<int32_t> tokens;
+};
+
+std::vector<int32_t> read_tokens(const Json& list, const std::string& path, int32_t vocab) {
+  std::vector<int32_t> tokens;
+  tokens.reserve(list.size());
+  for (size_t i = 0; i < list.size(); ++i) {
+    const Json& value = list[i];
+    if (!value.is_number_integer()) wrong_type(element_path(path, i), value, "a token id");
+    if (value.is_number_unsigned() ? value.get<uint64_t>() >= static_cast<uint64_t>(vocab)
+                                   : value.get<int64_t>() < 0) {
+      bad_field(element_path(path, i), fmt::format("found {}, expected 0 to {}", value.dump(), vocab - 1));
+    }
+    tokens.push_back(value.get<int32_t>());
+  }
+  if (tokens.empty()) bad_field(path, "found no tokens, expected at least one");
+  return tokens;
+}
+
+// A string, strings, token ids, or lists of token ids.
+std::vector<Prompt> read_prompts(const Fields& fields, const Api& api) {
+  const Json* prompt = fields.find("prompt");
+  if (prompt == nullptr) bad_field("prompt", "is missing, expected a string or an array", "missing_field");
+  const int32_t vocab = api.engine_info().vocab;
+  std::vector<Prompt> prompts;
+  const auto add_text = [&](const Json& value, const std::string& path) {
+    std::string text = value.get<std::string>();
+    if (text.empty()) bad_field(path, "found an empty string, expected some text");
+    prompts.push_back({.text = std::move(text), .tokens = {}});
+  };
+  if (prompt->is_string()) {
+    add_text(*prompt, "prompt");
+    return prompts;
+  }
+  if (!prompt->is_array()) wrong_type("prompt", *prompt, "a string or an array");
+  if (prompt->empty()) bad_field("prompt", "found an empty array, expected at least one prompt");
+  if ((*prompt)[0].is_number()) {
+    prompts.push_back({.text = {}, .tokens = read_tokens(*prompt, "prompt", vocab)});
+    return prompts;
+  }
+  if (prompt->size() > kMaxPrompts) {
+    bad_field("prompt", fmt::format("found {} prompts, expected at most {}", prompt->size(), kMaxPrompts));
+  }
+  for (size_t i = 0; i < prompt->size(); ++i) {
+    const std::string path = element_path("prompt", i);
+    const Json& value = (*prompt)[i];
+    if (value.is_string()) {
+      add_text(value, path);
+    } else if (value.is_array()) {
+      prompts.push_back({.text = {}, .tokens = read_tokens(value, path, vocab)});
+    } else {
+      wrong_type(path, value, "a string or an array of token ids");
+    }
+  }
+  return prompts;
+}
+
+class CompletionAnswer final : public Answer {
+ public:
+  CompletionAnswer(Api& api, const std::vector<Request>& requests, std::vector<std::string> echoes,
+                   StreamOptions stream, Headers headers, Timeline::Entry entry)
+      : engine_(api.engine()),
+        id_(entry.id),
+        model_(json_string(api.model_id())),
+        stream_(stream),
+        logprobs_(requests.front().sampling.logprobs.has_value()),
+        headers_(std::move(headers)),
+        generation_(api.engine(), api.timeline(), requests, std::move(entry)),
+        choices_(generation_.choices()) {
+    const size_t samples = choices_.size() / requests.size();
+    for (size_t i = 0; i < choices_.size() && !echoes.empty(); ++i) choices_[i].fresh = echoes[i / samples];
+  }
+
+  bool streaming() const override { return stream_.stream; }
+  void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
+  Headers headers() const override { return headers_; }
+  int64_t generated_tokens() const override { return generation_.totals().generated; }
+
+  bool advance(std::string& out, size_t most) override {
+    while (out.size() < most) {
+      std::optional<Generation::Item> item = generation_.next();
+      if (!item) break;
+      take(*item, out);
+    }
+    if (!generation_.done()) return false;
+    if (stream_.stream && !ended_) {
+      ended_ = true;
+      if (generation_.failure()) {
+        out += fmt::format("data: {{\"error\":{}}}\n\n", error_object(*generation_.failure()));
+      } else if (stream_.include_usage) {
+        out += fmt::format("data: {{{},\"choices\":[],\"usage\":{}}}\n\n", common(), usage());
+      }
+      out += "data: [DONE]\n\n";
+    }
+    return true;
+  }
+
+  std::optional<HttpResponse> response() override {
+    if (generation_.failure() && !sent_) return error_response(*generation_.failure());
+    if (stream_.stream || !generation_.done()) return std::nullopt;
+    std::string list;
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      if (i > 0) list.push_back(',');
+      list += choice_json(i, choices_[i].text + choices_[i].fresh, choices_[i].finish);
+    }
+    HttpResponse response{
+        .body = fmt::format("{{{},\"choices\":[{}],\"usage\":{}}}", common(), list, usage()),
+        .headers = headers_};
+    return response;
+  }
+
+ private:
+  struct Choice {
+    std::string text;   // given, or collected
+    std::string fresh;  // not yet given
+    std::string finish;
+    LogprobColumns logprobs;
+  };
+
+  void take(const Generation::Item& item, std::string& out) {
+    Choice& choice = choices_[item.choice];
+    const Event& event = item.event;
+    choice.fresh += event.text;
+    if (event.kind == Event::Kind::kToken) {
+      if (logprobs_)
+        choice.logprobs.add(engine_, event, choice.text.size() + choice.fresh.size() - event.text.size());
+    } else {
+      choice.finish = finish_name(event.finish);
+    }
+    if (event.kind == Event::Kind::kFailed || !stream_.stream) return;
+    if (choice.fresh.empty() && choice.finish.empty() && choice.logprobs.empty()) return;
+    sent_ = true;
+    out += fmt::format("data: {{{},\"choices\":[{}]{}}}\n\n", common(),
+                       choice_json(item.choice, choice.fresh, choice.finish),
+                       stream_.include_usage ? ",\"usage\":null" : "");
+    choice.text += choice.fresh;
+    choice.fresh.clear();
+  }
+
+  std::string choice_json(size_t index, const std::string& text, const std::string& finish) {
+    LogprobColumns& columns = choices_[index].logprobs;
+    return fmt::format(R"({{"index":{},"text":{},"logprobs":{},"finish_reason":{}}})", index,
+                       json_string(text), logprobs_ && !columns.empty() ? columns.take() : "null",
+                       finish.empty() ? "null" : "\"" + finish + "\"");
+  }
+  std::string common() const {
+    return fmt::format(R"("id":"{}","object":"text_completion","created":{},"model":{})", id_, created_,
+                       model_);
+  }
+  std::string usage() const {
+    const Generation::Totals& t = generation_.totals();
+    return fmt::format(
+        R"({{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{},"prompt_tokens_details":{{"cached_tokens":{}}}}})",
+        t.prompt, t.generated, t.prompt + t.generated, t.cached);
+  }
+
+  const Engine& engine_;
+  const std::string id_, model_;
+  const int64_t created_ = static_cast<int64_t>(unix_time());
+  const StreamOptions stream_;
+  const bool logprobs_;
+  const Headers headers_;
+  Generation generation_;
+  std::vector<Choice> choices_;
+  bool sent_ = false, ended_ = false;
+};
+
+}  // namespace
+
+Reply completions(Api& api, const HttpRequest& request, const Client& client) {
+  const Json body = parse_object(request.body);
+  const Fields fields(body);
+  check_model(fields, api);
+  const StreamOptions stream = read_stream_options(fields);
+  Request base = read_request(fields, api, client);
+  // OpenAI's own default; without it an answer would fill the context.
+  base.max_tokens = static_cast<int32_t>(fields.integer("max_tokens", 1, 1 << 28).value_or(16));
+  if (const auto logprobs = fields.integer("logprobs", 0, 20)) {
+    base.sampling.logprobs = static_cast<int32_t>(*logprobs);
+  }
+  if (fields.has("suffix")) fields.refuse("suffix", "is not supported by this model");
+  const auto best_of = fields.integer("best_of", 1, 128);
+  if (best_of && *best_of != base.samples) fields.refuse("best_of", "is supported only when it equals n");
+  base.constraint = api.constraints().for_text(api.constraints().of_request(fields));
+  const bool echo = fields.boolean("echo").value_or(false);
+  if (echo && base.sampling.logprobs) fields.refuse("echo", "is not supported together with logprobs");
+
+  std::vector<Request> requests;
+  std::vector<std::string> echoes;
+  for (Prompt& prompt : read_prompts(fields, api)) {
+    Request r = base;
+    if (echo)
+      echoes.push_back(prompt.tokens.empty() ? prompt.text : api.engine().detokenize(prompt.tokens, true));
+    r.text = std::move(prompt.text);
+    r.tokens = std::move(prompt.tokens);
+    requests.push_back(std::move(r));
+  }
+  Timeline::Entry entry;
+  entry.id = new_id("cmpl-", 24);
+  entry.request_id = client.request_id;
+  entry.endpoint = "completions";
+  entry.stream = stream.stream;
+  Headers headers = warn_ignored(fields, {"user"}, api, client);
+  Reply reply;
+  reply.answer = std::make_unique<CompletionAnswer>(api, requests, std::move(echoes), stream,
+                                                    std::move(headers), std::move(entry));
+  return reply;
+}
+
+}  // namespace millrace::server

@@ -1,0 +1,74 @@
+#include "constraints.h"
+
+#include <fmt/format.h>
+
+#include "api_error.h"
+
+namespace millrace::server {
+
+using grammar::Cache;
+
+Constraints::Grammar Constraints::compiled(Cache::Kind kind, const std::string& text,
+                                           const std::string& path) {
+  try {
+    return cache_.get(kind, text);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kBadInput && error.code() != ErrorCode::kUnsupported) throw;
+    bad_field(path, error.what(), error.code() == ErrorCode::kUnsupported ? "unsupported" : "invalid_value");
+  }
+}
+
+Constraints::Grammar Constraints::of_format(const Fields& format, chat::Conversation* conversation) {
+  const auto type = format.choice("type", {"text", "json_object", "json_schema"});
+  if (!type) bad_field(format.path_of("type"), "is missing, expected a string", "missing_field");
+  if (*type == "text") return nullptr;
+  if (*type == "json_object") return compiled(Cache::Kind::kJsonObject, "", format.path());
+  const std::optional<Fields> nested = format.object("json_schema");
+  const Fields& place = nested ? *nested : format;
+  const Json* schema = place.find("schema");
+  if (schema == nullptr)
+    bad_field(place.path_of("schema"), "is missing, expected a JSON schema", "missing_field");
+  const std::string text = schema->dump();
+  Grammar grammar = compiled(Cache::Kind::kJsonSchema, text, place.path_of("schema"));
+  place.boolean("strict");  // its type is checked; answers are held to the schema either way
+  if (conversation != nullptr) {
+    conversation->response_name = place.text("name").value_or("");
+    conversation->response_description = place.text("description").value_or("");
+    conversation->response_schema = text;
+  }
+  return grammar;
+}
+
+Constraints::Grammar Constraints::of_request(const Fields& fields, chat::Conversation* conversation) {
+  const std::optional<Fields> format = fields.object("response_format");
+  const std::optional<std::string> regex = fields.text("regex"), rules = fields.text("grammar");
+  const int given = static_cast<int>(format.has_value()) + static_cast<int>(regex.has_value()) +
+                    static_cast<int>(rules.has_value());
+  if (given > 1) {
+    bad_field(regex ? "regex" : "grammar", "expected only one of response_format, regex and grammar");
+  }
+  if (format) return of_format(*format, conversation);
+  if (regex) return compiled(Cache::Kind::kRegex, *regex, "regex");
+  if (rules) return compiled(Cache::Kind::kGbnf, *rules, "grammar");
+  return nullptr;
+}
+
+std::shared_ptr<const grammar::Vocabulary> Constraints::vocabulary() {
+  const std::lock_guard lock(mutex_);
+  if (!vocabulary_) {
+    const int32_t size = engine_.model().vocab;
+    std::vector<std::string> bytes(static_cast<size_t>(size));
+    for (int32_t token = 0; token < size; ++token) {
+      if (!engine_.is_special(token)) bytes[static_cast<size_t>(token)] = engine_.token_text(token);
+    }
+    vocabulary_ = grammar::make_vocabulary(bytes);
+  }
+  return vocabulary_;
+}
+
+std::shared_ptr<const TokenConstraint> Constraints::for_text(Grammar grammar) {
+  if (!grammar) return nullptr;
+  return grammar::constrain(std::move(grammar), vocabulary(), engine_.model().end_tokens);
+}
+
+}  // namespace millrace::server

@@ -1,0 +1,38 @@
+// Constraints: what a request says its answer must look like, compiled (and kept for the next request that
+// says the same) into a grammar.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "chat/format.h"
+#include "grammar/grammar.h"
+#include "json_text.h"
+#include "millrace/engine.h"
+
+namespace millrace::server {
+
+class Constraints {
+ public:
+  explicit Constraints(const Engine& engine) : engine_(engine) {}
+  using Grammar = std::shared_ptr<const grammar::Grammar>;
+
+  // response_format, regex or grammar: at most one of them; null when there is none. A schema is also told to
+  // the conversation, for formats that show it to the model.
+  Grammar of_request(const Fields& fields, chat::Conversation* conversation = nullptr);
+  // {"type": "json_schema", ...}: in a chat the schema lies in json_schema, in a response beside the type.
+  Grammar of_format(const Fields& format, chat::Conversation* conversation);
+  // For a plain text: from its first token to its end.
+  std::shared_ptr<const TokenConstraint> for_text(Grammar grammar);
+
+ private:
+  Grammar compiled(grammar::Cache::Kind kind, const std::string& text, const std::string& path);
+  std::shared_ptr<const grammar::Vocabulary> vocabulary();
+
+  const Engine& engine_;
+  grammar::Cache cache_;
+  std::mutex mutex_;
+  std::shared_ptr<const grammar::Vocabulary> vocabulary_;  // made when first wanted
+};
+
+}  // namespace millrace::server

@@ -1,0 +1,19 @@
+// From the fields of a chat request to a chat::Conversation.
+#pragma once
+
+#include "chat/format.h"
+#include "json_text.h"
+
+namespace millrace::server {
+
+// messages, tools, tool_choice, parallel_tool_calls, reasoning_effort, chat_template_kwargs.
+chat::Conversation read_conversation(const Fields& fields);
+
+// Parts that both APIs share. `content` is a string, null or an array of parts with text.
+std::string read_content(const Json* content, const std::string& path);
+chat::Tool read_function(const Fields& function);
+std::string read_schema(const Fields& fields, std::string_view key);  // an object, as text; empty: absent
+void check_tool_choice(const chat::Conversation& conversation, const std::string& path);
+std::string read_effort(const Fields& fields, std::string_view key);
+
+}  // namespace millrace::server

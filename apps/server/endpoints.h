@@ -1,0 +1,32 @@
+// The endpoints: each takes a request and gives its reply, or throws ApiError (or Error, from the engine).
+#pragma once
+
+#include "api.h"
+
+namespace millrace::server {
+
+Reply chat_completions(Api& api, const HttpRequest& request, const Client& client);
+Reply completions(Api& api, const HttpRequest& request, const Client& client);
+
+// /v1/responses and what lies under it
+Reply create_response(Api& api, const HttpRequest& request, const Client& client);
+Reply get_response(Api& api, const std::string& id, const HttpRequest& request, const Client& client);
+Reply get_input_items(Api& api, const std::string& id, const HttpRequest& request, const Client& client);
+Reply cancel_response(Api& api, const std::string& id, const Client& client);
+Reply delete_response(Api& api, const std::string& id, const Client& client);
+
+Reply embeddings(Api& api, const HttpRequest& request, const Client& client);
+
+// info.cpp
+Reply list_models(Api& api);
+Reply get_model(Api& api, const std::string& id);
+Reply tokenize(Api& api, const HttpRequest& request);
+Reply detokenize(Api& api, const HttpRequest& request);
+Reply apply_template(Api& api, const HttpRequest& request);
+Reply health();
+Reply ready(Api& api);
+
+HttpResponse metrics(Api& api);     // Prometheus' text format
+HttpResponse stats_json(Api& api);  // docs/server.md
+
+}  // namespace millrace::server

@@ -1,0 +1,89 @@
+#include "generation.h"
+
+namespace millrace::server {
+
+std::string_view finish_name(FinishReason reason) {
+  return reason == FinishReason::kEndToken || reason == FinishReason::kStopString ? "stop" : "length";
+}
+
+Generation::Generation(Engine& engine, Timeline& timeline, const std::vector<Request>& requests,
+                       Timeline::Entry entry)
+    : timeline_(timeline) {
+  samples_ = static_cast<size_t>(requests.front().samples);
+  choices_ = samples_ * requests.size();
+  open_ = choices_;
+  entry.start = unix_time();
+  entry.samples = static_cast<int32_t>(choices_);
+  try {
+    for (const Request& request : requests) streams_.push_back(engine.submit(request));
+  } catch (const Error& error) {
+    throw to_api_error(error.code(), error.what());
+  }
+  entry_ = timeline_.add(std::move(entry));
+}
+
+Generation::~Generation() {
+  timeline_.update(*entry_, [&](Timeline::Entry& e) {
+    if (e.total_s) return;
+    e.total_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    e.state = "cancelled";
+    e.finish = "client gone";
+  });
+}
+
+void Generation::on_ready(const std::function<void()>& notify) {
+  for (Stream& stream : streams_) stream.on_ready(notify);
+}
+
+void Generation::cancel() {
+  for (Stream& stream : streams_) stream.cancel();
+}
+
+std::optional<Generation::Item> Generation::next() {
+  for (size_t tried = 0; tried < streams_.size(); ++tried) {
+    const size_t s = (turn_ + tried) % streams_.size();
+    std::optional<Event> event = streams_[s].next_for(std::chrono::milliseconds(0));
+    if (!event) continue;
+    turn_ = (s + 1) % streams_.size();
+    Item item{.choice = s * samples_ + static_cast<size_t>(event->sample), .event = *std::move(event)};
+    record(item, item.event.sample == 0);
+    return item;
+  }
+  return std::nullopt;
+}
+
+void Generation::record(const Item& item, bool first_of_prompt) {
+  const Event& event = item.event;
+  if (event.kind == Event::Kind::kToken) {
+    ++totals_.generated;
+    timeline_.update(*entry_, [&](Timeline::Entry& e) {
+      e.generated_tokens = totals_.generated;
+      if (!first_token_) return;
+      e.state = "running";
+      e.first_token_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    });
+    first_token_ = false;
+    return;
+  }
+  --open_;
+  if (first_of_prompt) {
+    totals_.prompt += event.usage.prompt_tokens;
+    totals_.cached += event.usage.cached_tokens;
+  }
+  if (event.kind == Event::Kind::kFailed && !failure_) {
+    failure_ = to_api_error(event.code, event.error.empty() ? "the request failed" : event.error);
+    if (open_ > 0) cancel();
+  }
+  timeline_.update(*entry_, [&](Timeline::Entry& e) {
+    e.prompt_tokens = totals_.prompt;
+    e.cached_tokens = totals_.cached;
+    e.preemptions += event.usage.preemptions;
+    if (first_of_prompt && !e.queue_s) e.queue_s = event.usage.queue_s;
+    if (open_ > 0) return;
+    e.total_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    e.finish = failure_ ? failure_->message : std::string(to_string(event.finish));
+    e.state = failure_ ? "failed" : event.finish == FinishReason::kCancelled ? "cancelled" : "done";
+  });
+}
+
+}  // namespace millrace::server

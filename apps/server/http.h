@@ -1,0 +1,73 @@
+// A request and a response as plain data, between the sockets (connection.cpp) and what answers (api.cpp).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace millrace::server {
+
+using Headers = std::vector<std::pair<std::string, std::string>>;
+
+struct HttpRequest {
+  std::string method, target;  // as sent
+  std::string path, query;     // of the target, the path percent-decoded
+  Headers headers;
+  std::string body;
+  int version = 11;  // 10 or 11
+  bool keep_alive = true;
+  bool expects_continue = false;
+
+  std::string_view header(std::string_view name) const;  // empty when absent; names in any case
+  std::string query_value(std::string_view name) const;  // percent-decoded; empty when absent
+  static void split_target(HttpRequest& request);        // target -> path, query
+};
+
+struct HttpResponse {
+  int status = 200;
+  std::string content_type = "application/json";
+  std::string body = {};
+  Headers headers = {};
+};
+
+// Who asks, as far as the connection knows.
+struct Client {
+  std::string request_id;   // of this request: theirs or ours
+  std::string traceparent;  // empty: none given
+  std::string remote;       // address
+  std::string key_name;     // empty: no keys in use
+};
+
+// An answer that takes time. Whoever holds it calls on_ready once, then advance every time it was told to,
+// from one thread at a time. Destroying it cancels what still runs.
+class Answer {
+ public:
+  Answer() = default;
+  Answer(const Answer&) = delete;
+  Answer& operator=(const Answer&) = delete;
+  virtual ~Answer() = default;
+
+  virtual bool streaming() const = 0;  // server-sent events; else response() once it is done
+  // `notify` is called from any thread when there may be something to take. It must return soon.
+  virtual void on_ready(std::function<void()> notify) = 0;
+  // Takes what has come. Appends events to `out` and stops early when it holds `most` bytes or more. True:
+  // that was all.
+  virtual bool advance(std::string& out, size_t most) = 0;
+  // Set when it failed before anything was sent, or when it is done and not streaming.
+  virtual std::optional<HttpResponse> response() = 0;
+  virtual Headers headers() const { return {}; }  // beside the usual ones
+  // For the log's line about it.
+  virtual int64_t generated_tokens() const { return 0; }
+};
+
+struct Reply {
+  HttpResponse response = {};
+  std::unique_ptr<Answer> answer = {};  // instead of the response
+};
+
+}  // namespace millrace::server

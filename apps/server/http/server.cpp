@@ -1,0 +1,264 @@
+// The listener, the signals and the end: everything that is not one client's.
+#include "server.h"
+
+#include <sys/resource.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/strand.hpp>
+#include <csignal>
+#include <list>
+#include <thread>
+
+#include "api_error.h"
+#include "base/error.h"
+#include "http/connection.h"
+
+namespace millrace::server {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+template <class T>
+using Awaitable = asio::awaitable<T>;
+
+std::chrono::steady_clock::duration seconds(double s) {
+  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(s));
+}
+
+// Each connection is a file to the system, and its usual limit is 1,024.
+void raise_file_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+class Server {
+ public:
+  Server(Api& api, const ServerOptions& options)
+      : api_(api),
+        options_(options),
+        workers_(static_cast<size_t>(options.threads)),
+        io_(options.threads),
+        control_(asio::make_strand(io_)),
+        acceptor_(control_),
+        signals_(control_, SIGINT, SIGTERM, SIGHUP) {
+    if (!options.tls_cert.empty()) tls_ = make_tls(options.tls_cert, options.tls_key);
+    api_.run_detached = [this](std::shared_ptr<Answer> answer) {
+      asio::co_spawn(asio::make_strand(io_), run_detached(std::move(answer)), asio::detached);
+    };
+  }
+
+  std::string listen();
+  void run();
+
+ private:
+  Awaitable<void> accept_loop();
+  Awaitable<void> signal_loop();
+  Awaitable<void> drain();
+  Awaitable<void> sample_loop();
+  Awaitable<void> run_detached(std::shared_ptr<Answer> answer);
+  static void refuse(tcp::socket socket);
+  void stop_connections(bool at_once);
+
+  Api& api_;
+  const ServerOptions& options_;
+  std::unique_ptr<asio::ssl::context> tls_;
+  asio::thread_pool workers_;
+  asio::io_context io_;
+  // The loops below run on it, and what they share needs no lock.
+  asio::strand<asio::io_context::executor_type> control_;
+  tcp::acceptor acceptor_;
+  asio::signal_set signals_;
+  std::chrono::steady_clock::time_point deadline_;  // of draining
+  bool ending_ = false;
+
+  std::mutex mutex_;
+  std::list<std::weak_ptr<Connection>> connections_;
+  std::atomic<int64_t> detached_{0};
+};
+
+std::string Server::listen() {
+  error_code error;
+  tcp::resolver resolver(io_);
+  // Numbers and "localhost" need no network; a name is looked up.
+  const auto found =
+      resolver.resolve(options_.host, std::to_string(options_.port), tcp::resolver::passive, error);
+  if (error || found.empty()) {
+    throw_error(ErrorCode::kBadInput,
+                "--host: found {}: {}, expected an address such as 127.0.0.1 or 0.0.0.0", options_.host,
+                error.message());
+  }
+  const tcp::endpoint endpoint = found.begin()->endpoint();
+  const auto check = [&](const char* what) {
+    if (!error) return;
+    throw_error(ErrorCode::kIo, "cannot {} {}:{}: {}", what, options_.host, options_.port, error.message());
+  };
+  acceptor_.open(endpoint.protocol(), error);
+  check("open a socket for");
+  acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+  check("set up");
+  acceptor_.bind(endpoint, error);
+  check("bind to");
+  acceptor_.listen(1024, error);
+  check("listen on");
+  const tcp::endpoint at = acceptor_.local_endpoint();
+  const std::string address = at.address().to_string();
+  return fmt::format("{}://{}:{}", tls_ ? "https" : "http",
+                     at.address().is_v6() ? "[" + address + "]" : address, at.port());
+}
+
+void Server::run() {
+  asio::co_spawn(control_, accept_loop(), asio::detached);
+  asio::co_spawn(control_, signal_loop(), asio::detached);
+  asio::co_spawn(control_, sample_loop(), asio::detached);
+  std::vector<std::thread> threads;
+  for (int i = 1; i < options_.threads; ++i) threads.emplace_back([this] { io_.run(); });
+  io_.run();
+  for (std::thread& thread : threads) thread.join();
+  workers_.join();
+}
+
+void Server::refuse(tcp::socket socket) {
+  const std::string body = error_body({503, "too many connections", "", "too_many_connections"});
+  const std::string text = fmt::format(
+      "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+      "content-length: {}\r\nconnection: close\r\n\r\n{}",
+      body.size(), body);
+  error_code ignored;
+  socket.non_blocking(true, ignored);
+  socket.write_some(asio::buffer(text), ignored);  // fits any socket's buffer
+}
+
+Awaitable<void> Server::accept_loop() {
+  while (!ending_) {
+    auto strand = asio::make_strand(io_);
+    error_code error;
+    tcp::socket socket =
+        co_await acceptor_.async_accept(strand, asio::redirect_error(asio::use_awaitable, error));
+    if (ending_) break;
+    if (error) {
+      // Out of files: wait for some to be closed rather than spin.
+      api_.log().write("error", "accept failed", {{"reason", error.message()}});
+      asio::steady_timer pause(control_, seconds(0.1));
+      co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
+      continue;
+    }
+    if (api_.counters().connections >= options_.max_connections) {
+      ++api_.counters().refused_connections;
+      refuse(std::move(socket));
+      continue;
+    }
+    const tcp::endpoint remote = socket.remote_endpoint(error);
+    auto connection =
+        std::make_shared<Connection>(api_, workers_, strand, make_transport(std::move(socket), tls_.get()),
+                                     error ? std::string() : remote.address().to_string());
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase_if(connections_, [](const auto& c) { return c.expired(); });
+      connections_.push_back(connection);
+    }
+    asio::co_spawn(
+        strand, [](std::shared_ptr<Connection> c) -> Awaitable<void> { co_await c->run(); }(connection),
+        [this](const std::exception_ptr& error_ptr) {
+          if (!error_ptr) return;
+          try {
+            std::rethrow_exception(error_ptr);
+          } catch (const std::exception& e) {
+            api_.log().write("error", "connection failed", {{"reason", std::string(e.what())}});
+          }
+        });
+  }
+}
+
+Awaitable<void> Server::signal_loop() {
+  while (true) {
+    error_code error;
+    const int signal = co_await signals_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+    if (error) co_return;
+    if (signal == SIGHUP) {
+      api_.reload_keys();
+      continue;
+    }
+    if (ending_) {
+      api_.log().write("warn", "second signal: ending at once");
+      deadline_ = {};
+      continue;
+    }
+    ending_ = true;
+    api_.log().write("info", "draining", {{"streams", static_cast<double>(api_.counters().streams)}});
+    asio::co_spawn(control_, drain(), asio::detached);
+  }
+}
+
+void Server::stop_connections(bool at_once) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& weak : connections_) {
+    if (const auto connection = weak.lock()) connection->stop(at_once);
+  }
+}
+
+Awaitable<void> Server::drain() {
+  api_.set_draining();
+  error_code ignored;
+  acceptor_.close(ignored);
+  stop_connections(false);
+  deadline_ = std::chrono::steady_clock::now() + seconds(options_.drain_timeout_s);
+  std::optional<std::chrono::steady_clock::time_point> cut;
+  asio::steady_timer pause(control_);
+  while (api_.counters().connections > 0 || detached_ > 0) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!cut && now > deadline_) {
+      cut = now;
+      api_.log().write("warn", "cancelling what is left",
+                       {{"streams", static_cast<double>(api_.counters().streams)}});
+      stop_connections(true);
+    }
+    if (cut && now > *cut + seconds(2)) break;
+    pause.expires_after(seconds(0.02));
+    co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+  api_.log().write("info", "stopped");
+  io_.stop();
+}
+
+Awaitable<void> Server::sample_loop() {
+  asio::steady_timer timer(control_, std::chrono::steady_clock::now());
+  while (!ending_) {
+    api_.timeline().sample(api_.engine().stats(), api_.counters().streams);
+    timer.expires_at(timer.expiry() + seconds(1));
+    error_code ignored;
+    co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+}
+
+Awaitable<void> Server::run_detached(std::shared_ptr<Answer> answer) {
+  ++detached_;
+  auto waiter = std::make_shared<Waiter>(co_await asio::this_coro::executor);
+  answer->on_ready([waiter] { waiter->wake_from_elsewhere(); });
+  std::string ignored;
+  while (!answer->advance(ignored, 1 << 16)) {
+    ignored.clear();
+    co_await waiter->until(std::chrono::steady_clock::now() + std::chrono::hours(1));
+  }
+  --detached_;
+}
+
+}  // namespace
+
+void serve(Engine& engine, const ServerOptions& options,
+           const std::function<void(const std::string& url)>& listening) {
+  raise_file_limit();
+  Api api(engine, options);
+  Server server(api, options);
+  const std::string url = server.listen();
+  listening(url);
+  server.run();
+}
+
+}  // namespace millrace::server

@@ -1,0 +1,26 @@
+// Logprobs in the two shapes OpenAI has for them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "millrace/engine.h"
+
+namespace millrace::server {
+
+// Of chat and responses: {"token", "logprob", "bytes", "top_logprobs": [...]}.
+std::string token_logprob_json(const Engine& engine, const Event& event);
+
+// Of completions: columns that grow.
+class LogprobColumns {
+ public:
+  void add(const Engine& engine, const Event& event, size_t text_offset);
+  bool empty() const { return tokens_.empty(); }
+  // {"tokens", "token_logprobs", "top_logprobs", "text_offset"} of what was added since the last call.
+  std::string take();
+
+ private:
+  std::vector<std::string> tokens_, logprobs_, tops_, offsets_;
+};
+
+}  // namespace millrace::server

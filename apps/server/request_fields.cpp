@@ -1,0 +1,126 @@
+#include "request_fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "api_error.h"
+
+namespace millrace::server {
+namespace {
+
+constexpr size_t kMaxStops = 16;
+constexpr size_t kMaxStopBytes = 1000;
+
+std::vector<std::string> read_stop(const Fields& fields) {
+  const Json* stop = fields.find("stop");
+  if (stop == nullptr) return {};
+  std::vector<std::string> list;
+  const std::string path = fields.path_of("stop");
+  const auto add = [&](const Json& value, const std::string& where) {
+    if (!value.is_string()) wrong_type(where, value, "a string");
+    std::string text = value.get<std::string>();
+    if (text.empty()) bad_field(where, "found an empty string, expected some text");
+    if (text.size() > kMaxStopBytes)
+      bad_field(where, fmt::format("expected at most {} bytes", kMaxStopBytes));
+    list.push_back(std::move(text));
+  };
+  if (!stop->is_array()) {
+    if (!stop->is_string()) wrong_type(path, *stop, "a string or an array of strings");
+    add(*stop, path);
+    return list;
+  }
+  if (stop->size() > kMaxStops) {
+    bad_field(path, fmt::format("found {} strings, expected at most {}", stop->size(), kMaxStops));
+  }
+  for (size_t i = 0; i < stop->size(); ++i) add((*stop)[i], element_path(path, i));
+  return list;
+}
+
+std::map<int32_t, float> read_logit_bias(const Fields& fields, int32_t vocab) {
+  std::map<int32_t, float> bias;
+  const std::optional<Fields> object = fields.object("logit_bias");
+  if (!object) return bias;
+  for (const auto& [key, value] : object->json().items()) {
+    int32_t token = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
+    if (error != std::errc() || end != key.data() + key.size() || token < 0 || token >= vocab) {
+      bad_field(object->path_of(key), fmt::format("expected token ids from 0 to {} as keys", vocab - 1));
+    }
+    bias[token] = static_cast<float>(object->number(key, -100, 100).value_or(0));
+  }
+  return bias;
+}
+
+}  // namespace
+
+void check_model(const Fields& fields, const Api& api) {
+  const std::optional<std::string> model = fields.text("model");
+  if (!model || *model == api.model_id()) return;
+  const auto& aliases = api.options().aliases;
+  if (std::find(aliases.begin(), aliases.end(), *model) != aliases.end()) return;
+  throw ApiError(
+      404,
+      fmt::format("the model '{}' does not exist; this server has '{}' (see --model-id and --alias)",
+                  model->substr(0, 200), api.model_id()),
+      "model", "model_not_found");
+}
+
+StreamOptions read_stream_options(const Fields& fields) {
+  StreamOptions options;
+  options.stream = fields.boolean("stream").value_or(false);
+  if (const std::optional<Fields> more = fields.object("stream_options")) {
+    if (!options.stream) fields.refuse("stream_options", "is only allowed when stream is true");
+    options.include_usage = more->boolean("include_usage").value_or(false);
+  }
+  return options;
+}
+
+Request read_request(const Fields& fields, const Api& api, const Client& client) {
+  constexpr int64_t kInt = std::numeric_limits<int32_t>::max();
+  Request r;
+  SamplingParams& s = r.sampling;
+  const auto real = [&](std::string_view key, double least, double most, float& value) {
+    if (const auto given = fields.number(key, least, most)) value = static_cast<float>(*given);
+  };
+  real("temperature", 0, 2, s.temperature);
+  real("top_p", 0, 1, s.top_p);
+  if (s.top_p == 0) s.top_p = std::numeric_limits<float>::min();  // the likeliest token alone
+  real("min_p", 0, 1, s.min_p);
+  real("presence_penalty", -2, 2, s.presence_penalty);
+  real("frequency_penalty", -2, 2, s.frequency_penalty);
+  real("repetition_penalty", 0.01, 100, s.repetition_penalty);
+  s.top_k = static_cast<int32_t>(std::max<int64_t>(0, fields.integer("top_k", -1, kInt).value_or(0)));
+  s.logit_bias = read_logit_bias(fields, api.engine_info().vocab);
+  constexpr auto kAny = std::numeric_limits<int64_t>::max();
+  if (const auto seed = fields.integer("seed", -kAny, kAny)) s.seed = static_cast<uint64_t>(*seed);
+  r.stop = read_stop(fields);
+  r.samples = static_cast<int32_t>(fields.integer("n", 1, 128).value_or(1));
+  r.priority = static_cast<int32_t>(fields.integer("priority", -1000000, 1000000).value_or(0));
+  r.ignore_end = fields.boolean("ignore_eos").value_or(false);
+  if (api.options().request_timeout_s > 0) {
+    r.deadline = std::chrono::steady_clock::now() +
+                 std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                     std::chrono::duration<double>(api.options().request_timeout_s));
+  }
+  r.cache_salt = fields.text("cache_salt").value_or("");
+  if (api.options().isolate_cache) r.cache_salt = client.key_name + "\n" + r.cache_salt;
+  return r;
+}
+
+Headers warn_ignored(const Fields& fields, std::initializer_list<std::string_view> names, const Api& api,
+                     const Client& client) {
+  std::string list;
+  for (const std::string_view name : names) {
+    if (!fields.has(name)) continue;
+    if (!list.empty()) list += ", ";
+    list += name;
+  }
+  if (list.empty()) return {};
+  api.log().write("warn", "fields ignored", {{"request_id", client.request_id}, {"fields", list}});
+  return {{"x-millrace-ignored", list}};
+}
+
+}  // namespace millrace::server

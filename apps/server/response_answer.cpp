@@ -1,0 +1,248 @@
+#include "response_answer.h"
+
+#include <fmt/format.h>
+
+#include "api_error.h"
+#include "ids.h"
+
+namespace millrace::server {
+namespace {
+
+std::string dump(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+}  // namespace
+
+ResponseAnswer::ResponseAnswer(Api& api, ResponseInput input, const Request& request, std::string owner,
+                               Headers headers, Timeline::Entry entry)
+    : api_(api),
+      id_(entry.id),
+      owner_(std::move(owner)),
+      input_(std::move(input)),
+      headers_(std::move(headers)),
+      generation_(api.engine(), api.timeline(), {request}, std::move(entry)),
+      reader_(api.engine(), api.format().parser(input_.conversation), input_.logprobs) {}
+
+// ---------------------------------------------------------------- what has come
+
+bool ResponseAnswer::advance(std::string& out, size_t most) {
+  while (out.size() < most) {
+    const std::optional<Generation::Item> item = generation_.next();
+    if (!item) break;
+    take(item->event, out);
+  }
+  return generation_.done();
+}
+
+void ResponseAnswer::take(const Event& event_in, std::string& out) {
+  if (event_in.kind == Event::Kind::kFailed && !began_) {
+    status_ = "failed";
+    if (input_.background) store({});
+    return;  // an HTTP error
+  }
+  if (!began_) {
+    began_ = true;
+    const std::string now = "\"response\":" + dump(body());
+    event(out, "response.created", now);
+    event(out, "response.in_progress", now);
+  }
+  for (const chat::Delta& delta : reader_.take(event_in)) {
+    switch (delta.kind) {
+      case chat::Delta::Kind::kReasoning:
+        add_text(OutputItem::Kind::kReasoning, delta, out);
+        break;
+      case chat::Delta::Kind::kContent:
+        add_text(OutputItem::Kind::kMessage, delta, out);
+        break;
+      case chat::Delta::Kind::kToolCall:
+        close(out);
+        open(OutputItem::Kind::kCall, delta.name, reader_.calls()[static_cast<size_t>(delta.call)].id, out);
+        break;
+      case chat::Delta::Kind::kToolArguments:
+        add_text(OutputItem::Kind::kCall, delta, out);
+        break;
+    }
+  }
+  if (event_in.kind != Event::Kind::kToken) finish(event_in, out);
+}
+
+void ResponseAnswer::add_text(OutputItem::Kind kind, const chat::Delta& delta, std::string& out) {
+  if (items_.empty() || items_.back().done || items_.back().kind != kind) {
+    close(out);
+    open(kind, "", "", out);
+  }
+  OutputItem& item = items_.back();
+  item.text += delta.text;
+  const std::string fields = place() + ",\"delta\":" + json_string(delta.text);
+  if (kind == OutputItem::Kind::kCall) {
+    event(out, "response.function_call_arguments.delta", fields);
+  } else if (kind == OutputItem::Kind::kReasoning) {
+    event(out, "response.reasoning_text.delta", fields + ",\"content_index\":0");
+  } else {
+    const std::string logprobs = reader_.take_logprobs();
+    if (!item.logprobs.empty() && !logprobs.empty()) item.logprobs.push_back(',');
+    item.logprobs += logprobs;
+    event(out, "response.output_text.delta", fields + ",\"content_index\":0,\"logprobs\":[" + logprobs + "]");
+  }
+}
+
+void ResponseAnswer::open(OutputItem::Kind kind, const std::string& name, const std::string& call_id,
+                          std::string& out) {
+  const std::string_view prefix = kind == OutputItem::Kind::kReasoning ? "rs_"
+                                  : kind == OutputItem::Kind::kMessage ? "msg_"
+                                                                       : "fc_";
+  items_.push_back({.kind = kind,
+                    .id = new_id(prefix, 24),
+                    .text = {},
+                    .name = name,
+                    .call_id = call_id,
+                    .logprobs = {},
+                    .done = false});
+  Json item = item_json(items_.back());
+  if (kind != OutputItem::Kind::kCall) item["content"] = Json::array();
+  event(out, "response.output_item.added",
+        fmt::format("\"output_index\":{},\"item\":{}", items_.size() - 1, dump(item)));
+  if (kind == OutputItem::Kind::kMessage) {
+    event(out, "response.content_part.added",
+          place() +
+              R"(,"content_index":0,"part":{"type":"output_text","text":"","annotations":[],"logprobs":[]})");
+  } else if (kind == OutputItem::Kind::kReasoning) {
+    event(out, "response.content_part.added",
+          place() + R"(,"content_index":0,"part":{"type":"reasoning_text","text":""})");
+  }
+}
+
+void ResponseAnswer::close(std::string& out) {
+  if (items_.empty() || items_.back().done) return;
+  OutputItem& item = items_.back();
+  item.done = true;
+  const Json json = item_json(item);
+  if (item.kind == OutputItem::Kind::kCall) {
+    event(out, "response.function_call_arguments.done",
+          place() + ",\"name\":" + json_string(item.name) + ",\"arguments\":" + json_string(item.text));
+  } else {
+    const bool reasoning = item.kind == OutputItem::Kind::kReasoning;
+    event(out, reasoning ? "response.reasoning_text.done" : "response.output_text.done",
+          place() + ",\"content_index\":0,\"text\":" + json_string(item.text) +
+              (reasoning ? "" : ",\"logprobs\":[" + item.logprobs + "]"));
+    event(out, "response.content_part.done",
+          place() + ",\"content_index\":0,\"part\":" + dump(json["content"][0]));
+  }
+  event(out, "response.output_item.done",
+        fmt::format("\"output_index\":{},\"item\":{}", items_.size() - 1, dump(json)));
+}
+
+void ResponseAnswer::finish(const Event& event_in, std::string& out) {
+  // Nothing at all is still a message: clients look for one.
+  if (items_.empty()) open(OutputItem::Kind::kMessage, "", "", out);
+  close(out);
+  if (generation_.failure()) {
+    status_ = "failed";
+  } else if (event_in.finish == FinishReason::kCancelled) {
+    status_ = "cancelled";
+  } else if (finish_name(event_in.finish) == "length") {
+    status_ = "incomplete";
+    incomplete_ = "max_output_tokens";
+  } else {
+    status_ = "completed";
+  }
+  ended_ = true;
+  if (input_.store) store({});
+  const std::string_view name = status_ == "completed"    ? "response.completed"
+                                : status_ == "incomplete" ? "response.incomplete"
+                                                          : "response.failed";
+  event(out, name, "\"response\":" + dump(body()));
+}
+
+// ---------------------------------------------------------------- in JSON
+
+void ResponseAnswer::event(std::string& out, std::string_view type, const std::string& fields) {
+  if (!input_.stream) return;
+  out += fmt::format("event: {}\ndata: {{\"type\":\"{}\",\"sequence_number\":{},{}}}\n\n", type, type,
+                     sequence_++, fields);
+}
+
+std::string ResponseAnswer::place() const {
+  return fmt::format("\"output_index\":{},\"item_id\":\"{}\"", items_.size() - 1, items_.back().id);
+}
+
+Json ResponseAnswer::item_json(const OutputItem& item) const {
+  const char* status = !item.done ? "in_progress" : status_ == "incomplete" ? "incomplete" : "completed";
+  switch (item.kind) {
+    case OutputItem::Kind::kReasoning:
+      return {{"id", item.id},
+              {"type", "reasoning"},
+              {"summary", Json::array()},
+              {"content", Json::array({{{"type", "reasoning_text"}, {"text", item.text}}})},
+              {"status", status}};
+    case OutputItem::Kind::kCall:
+      return {{"id", item.id},     {"type", "function_call"}, {"call_id", item.call_id},
+              {"name", item.name}, {"arguments", item.text},  {"status", status}};
+    case OutputItem::Kind::kMessage:
+      break;
+  }
+  return {{"id", item.id},
+          {"type", "message"},
+          {"role", "assistant"},
+          {"content", Json::array({{{"type", "output_text"},
+                                    {"text", item.text},
+                                    {"annotations", Json::array()},
+                                    {"logprobs", Json::parse("[" + item.logprobs + "]")}}})},
+          {"status", status}};
+}
+
+Json ResponseAnswer::body() const {
+  Json output = Json::array();
+  for (const OutputItem& item : items_) output.push_back(item_json(item));
+  const Generation::Totals& t = generation_.totals();
+  Json response = {{"id", id_}, {"object", "response"}, {"created_at", created_}, {"status", status_}};
+  response["error"] = nullptr;
+  if (generation_.failure()) {
+    response["error"] = {{"code", "server_error"}, {"message", generation_.failure()->message}};
+  }
+  response["incomplete_details"] = incomplete_.empty() ? Json(nullptr) : Json({{"reason", incomplete_}});
+  response["model"] = api_.model_id();
+  response["output"] = std::move(output);
+  for (const auto& [key, value] : input_.echo.items()) response[key] = value;
+  response["usage"] = nullptr;
+  if (ended_) {
+    response["usage"] = {{"input_tokens", t.prompt},
+                         {"input_tokens_details", {{"cached_tokens", t.cached}}},
+                         {"output_tokens", t.generated},
+                         {"output_tokens_details", {{"reasoning_tokens", reader_.reasoning_tokens()}}},
+                         {"total_tokens", t.prompt + t.generated}};
+  }
+  return response;
+}
+
+std::string ResponseAnswer::running_body() const { return dump(body()); }
+
+std::vector<chat::Message> ResponseAnswer::messages() const {
+  std::vector<chat::Message> all = input_.messages;
+  chat::Message answer{.role = "assistant", .content = reader_.content()};
+  answer.reasoning = reader_.reasoning();
+  for (const ReadCall& call : reader_.calls()) {
+    answer.tool_calls.push_back({.id = call.id, .name = call.name, .arguments = call.arguments});
+  }
+  all.push_back(std::move(answer));
+  return all;
+}
+
+void ResponseAnswer::store(std::function<void()> cancel) {
+  // Deleted while it ran: it stays deleted.
+  if (input_.background && ended_ && !api_.store().contains(id_)) return;
+  api_.store().put({.id = id_,
+                    .owner = owner_,
+                    .body = dump(body()),
+                    .input_items = input_.items,
+                    .messages = messages(),
+                    .cancel = std::move(cancel)});
+}
+
+std::optional<HttpResponse> ResponseAnswer::response() {
+  if (generation_.failure() && !began_) return error_response(*generation_.failure());
+  if (input_.stream || !generation_.done()) return std::nullopt;
+  if (generation_.failure()) return error_response(*generation_.failure());
+  return HttpResponse{.body = dump(body()), .headers = headers_};
+}
+
+}  // namespace millrace::server

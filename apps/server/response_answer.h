@@ -1,0 +1,60 @@
+// ResponseAnswer: an answer in the shape of the responses API: items (reasoning, message, function calls)
+// that are opened, filled and closed, each with its events.
+#pragma once
+
+#include <mutex>
+
+#include "chat_answer.h"
+#include "generation.h"
+#include "response_input.h"
+
+namespace millrace::server {
+
+class ResponseAnswer final : public Answer {
+ public:
+  ResponseAnswer(Api& api, ResponseInput input, const Request& request, std::string owner, Headers headers,
+                 Timeline::Entry entry);
+
+  bool streaming() const override { return input_.stream; }
+  void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
+  bool advance(std::string& out, size_t most) override;
+  std::optional<HttpResponse> response() override;
+  Headers headers() const override { return headers_; }
+  int64_t generated_tokens() const override { return generation_.totals().generated; }
+
+  void cancel() { generation_.cancel(); }  // from any thread
+  const std::string& id() const { return id_; }
+  std::string running_body() const;          // as it is before anything has come
+  void store(std::function<void()> cancel);  // keeps it as it is now
+
+ private:
+  struct OutputItem {
+    enum class Kind { kReasoning, kMessage, kCall } kind;
+    std::string id, text, name, call_id, logprobs;
+    bool done = false;
+  };
+  void take(const Event& event, std::string& out);
+  void add_text(OutputItem::Kind kind, const chat::Delta& delta, std::string& out);
+  void open(OutputItem::Kind kind, const std::string& name, const std::string& call_id, std::string& out);
+  void close(std::string& out);
+  void finish(const Event& event, std::string& out);
+  void event(std::string& out, std::string_view type, const std::string& fields);
+  std::string place() const;  // "output_index" and "item_id" of the item that is open
+  Json item_json(const OutputItem& item) const;
+  Json body() const;
+  std::vector<chat::Message> messages() const;
+
+  Api& api_;
+  const std::string id_, owner_;
+  const int64_t created_ = static_cast<int64_t>(unix_time());
+  const ResponseInput input_;
+  const Headers headers_;
+  Generation generation_;
+  ChatReader reader_;
+  std::vector<OutputItem> items_;
+  std::string status_ = "in_progress", incomplete_;
+  int64_t sequence_ = 0;
+  bool began_ = false, ended_ = false;
+};
+
+}  // namespace millrace::server

@@ -1,0 +1,58 @@
+// Walks a trie of tokens through the automaton, from one state on a stack of which nothing is known. Sets of
+// configurations are numbered as they are met and their steps remembered: in the middle of a string, a
+// hundred thousand trie nodes cost one table lookup each.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "grammar/automaton.h"
+#include "grammar/mask_cache.h"
+#include "grammar/stacks.h"
+#include "grammar/vocabulary.h"
+
+namespace millrace::grammar {
+
+class MaskWalk {
+ public:
+  MaskWalk(const Automaton& automaton, const Vocabulary& vocabulary);
+  // Tokens from their first byte on.
+  MaskEntry from_state(StateId state);
+  // Tokens from the places on where the entry above left its rule, which returns to `state`.
+  MaskEntry from_exits(StateId state, const MaskEntry& above);
+
+ private:
+  static constexpr int32_t kUnknown = -1, kDead = 0;  // set 0 is the dead one
+  struct Set {
+    std::vector<Config> expanded = {};
+    std::array<int32_t, 256> next = {};
+    bool ends = false;
+  };
+  int32_t start(StateId state);
+  int32_t number_of(ConfigSet& set);
+  int32_t step(int32_t set, uint8_t byte) {
+    const int32_t known = sets_[set].next[byte];
+    return known != kUnknown ? known : compute_step(set, byte);
+  }
+  int32_t compute_step(int32_t set, uint8_t byte);
+  bool may_go_on(std::span<const TrieNode> trie, uint32_t node) const;
+  void walk(std::span<const TrieNode> trie, uint32_t node, int32_t set);
+  MaskEntry finish(MaskEntry entry);
+
+  const Automaton& automaton_;
+  const Vocabulary& vocabulary_;
+  Stacks stacks_;
+  Stepper stepper_;
+  std::vector<Set> sets_;
+  std::map<std::vector<Config>, int32_t> number_of_;
+  ConfigSet scratch_;
+  ByteSet follow_;               // what may come after the rule of the first state
+  std::vector<int32_t> path_;    // set at each depth
+  std::vector<int32_t> tokens_;  // found
+  std::vector<uint32_t> exits_;
+};
+
+}  // namespace millrace::grammar

@@ -1,0 +1,487 @@
+"""The server through its own socket: the official OpenAI client, raw and malformed bytes, signals.
+
+    tests/server_test.py PATH/TO/millrace [unittest options]
+
+Run from the repository root. The model is build/models/SmolLM2-135M-Instruct.Q4_1.gguf (tools/fetch_model.py smollm2); the
+client comes from PyPI into build/python/openai. What cannot be had is skipped and said.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "server"))
+import harness  # noqa: E402
+import malformed  # noqa: E402
+from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
+
+BINARY = ""
+NO_CLIENT = None  # why there is no openai
+MESSAGES = [{"role": "user", "content": "Name a colour."}]
+LONG = {"messages": MESSAGES, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class SharedServer(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(BINARY, SMOLLM2, "--ctx", 2048, "--max-running", 16, "--model-id", "smollm2", "--alias",
+                            "gpt-4o-mini", "--header-timeout", 2, "--log-json")
+        cls.server.__enter__()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.__exit__()
+
+    def good(self, method, path, body=None, **options):
+        status, parsed = self.server.json(method, path, body, **options)
+        self.assertEqual(status, 200, parsed)
+        return parsed
+
+    def refused(self, path, body, status, param=None):
+        code, parsed = self.server.json("POST", path, body)
+        self.assertEqual(code, status, parsed)
+        self.assertEqual(set(parsed["error"]), {"message", "type", "param", "code"})
+        if param:
+            self.assertEqual(parsed["error"]["param"], param)
+            self.assertIn(param, parsed["error"]["message"])
+
+
+class Endpoints(SharedServer):
+    def test_small_endpoints(self):
+        self.assertEqual(self.good("GET", "/health")["status"], "ok")
+        self.assertEqual(self.good("GET", "/ready")["model"], "smollm2")
+        models = self.good("GET", "/v1/models")["data"]
+        self.assertEqual([m["id"] for m in models], ["smollm2", "gpt-4o-mini"])
+        self.assertEqual(self.good("GET", "/v1/models/smollm2")["object"], "model")
+        tokens = self.good("POST", "/tokenize", {"content": "Hello, world"})
+        self.assertEqual(tokens["count"], len(tokens["tokens"]))
+        self.assertEqual(self.good("POST", "/detokenize", {"tokens": tokens["tokens"]})["content"], "Hello, world")
+        prompt = self.good("POST", "/apply-template", {"messages": MESSAGES})["prompt"]
+        self.assertIn("<|im_start|>user\nName a colour.<|im_end|>", prompt)
+        self.assertTrue(prompt.endswith("<|im_start|>assistant\n"), prompt)
+
+    def test_page_and_description(self):
+        status, headers, body = self.server.request("GET", "/")
+        self.assertEqual((status, headers["content-type"]), (200, "text/html; charset=utf-8"))
+        self.assertIn(b"Millrace", body)
+        again = self.server.request("GET", "/", headers={"if-none-match": headers["etag"]})
+        self.assertEqual((again[0], again[2]), (304, b""))
+        described = self.good("GET", "/openapi.json")
+        self.assertIn("/v1/chat/completions", described["paths"])
+
+    def test_headers_in_and_out(self):
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        _, headers, _ = self.server.request("GET", "/health", headers={"x-request-id": "mine-1", "traceparent": trace})
+        self.assertEqual((headers["x-request-id"], headers["traceparent"]), ("mine-1", trace))
+        _, headers, _ = self.server.request("GET", "/health", headers={"x-request-id": "no good\tid", "traceparent": "x"})
+        self.assertTrue(headers["x-request-id"].startswith("req-"))
+        self.assertNotIn("traceparent", headers)
+        self.assertNotIn("access-control-allow-origin",
+                         self.server.request("GET", "/health", headers={"origin": "http://x"})[1])
+        lines = [json.loads(line) for line in self.server.log().splitlines()]
+        mine = [line for line in lines if line.get("request_id") == "mine-1"]
+        self.assertEqual([(line["path"], line["status"], line["traceparent"]) for line in mine], [("/health", 200, trace)])
+
+    def test_ignored_fields_are_named(self):
+        _, headers, _ = self.server.request("POST", "/v1/chat/completions",
+                                            {"messages": MESSAGES, "max_tokens": 1, "service_tier": "auto", "unheard_of": 1})
+        self.assertEqual(headers["x-millrace-ignored"], "service_tier")
+
+    def test_refusals_name_the_field(self):
+        chat = "/v1/chat/completions"
+        self.refused(chat, {"messages": MESSAGES, "temperature": "hot"}, 400, "temperature")
+        self.refused(chat, {"messages": [MESSAGES[0], {"role": "user", "content": 1}]}, 400, "messages[1].content")
+        self.refused(chat, {"messages": MESSAGES, "model": "gpt-99"}, 404)
+        self.refused(chat, {"messages": MESSAGES, "logit_bias": {"abc": 1}}, 400, "logit_bias.abc")
+        self.refused("/v1/completions", {"prompt": ["x", 5]}, 400, "prompt[1]")
+        self.refused(chat, {"messages": [{"role": "user", "content": "x " * 5000}]}, 400)
+        self.refused("/nowhere", {}, 404)
+        status, headers, _ = self.server.request("GET", chat)
+        self.assertEqual((status, headers["allow"]), (405, "POST"))
+
+    def test_keep_alive_and_pipelining(self):
+        one = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+        last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        self.assertEqual(self.server.raw(one * 5 + last).count(b"HTTP/1.1 200 OK"), 6)
+        body = json.dumps({"prompt": "a", "max_tokens": 2})
+        chunked = (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n" +
+                   b"".join(f"1\r\n{c}\r\n".encode() for c in body) + b"0\r\n\r\n")
+        self.assertIn(b"HTTP/1.1 200 OK", self.server.raw(chunked))
+        old = self.server.raw(b"GET /health HTTP/1.0\r\n\r\n")
+        self.assertIn(b"connection: close", old)
+        head = self.server.raw(b"HEAD /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+        self.assertTrue(head.endswith(b"\r\n\r\n"), head)
+
+    def test_metrics_and_stats(self):
+        self.good("POST", "/v1/completions", {"prompt": "One two three", "max_tokens": 3})
+        text = self.server.request("GET", "/metrics")[2].decode()
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_hits_total",
+                     "prefix_cache_queries_total", "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_sum",
+                     "e2e_request_latency_seconds_count", "request_queue_time_seconds_bucket", "num_preemptions_total",
+                     "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"):
+            self.assertIn(f"millrace:{name}{{", text)
+        for line in text.splitlines():
+            self.assertRegex(line, r"^(# (HELP|TYPE) millrace:\w+ .+|millrace:\w+\{.*\} [-+0-9.e]+)$")
+        stats = self.server.stats()
+        self.assertGreater(stats["throughput"]["generated_tokens"], 0)
+        self.assertEqual(stats["blocks"]["total"], sum(stats["blocks"][k] for k in ("used", "cached", "free")))
+        newest = stats["timeline"][0]
+        self.assertEqual((newest["endpoint"], newest["state"], newest["generated_tokens"]), ("completions", "done", 3))
+        self.assertGreater(stats["memory"]["plan"]["kv_pool"], 0)
+        self.assertTrue(wait_for(lambda: len(self.server.stats()["history"]["running"]) > 1))
+
+
+class Malformed(SharedServer):
+    def test_corpus(self):
+        items = malformed.corpus()
+        self.assertGreaterEqual(len(items), 500)
+
+        def send(i):
+            wrong = []
+            for name, data, half_close, statuses in items[i::8]:
+                reply = self.server.raw(data, timeout=8, half_close=half_close)
+                status = int(reply[9:12]) if reply.startswith(b"HTTP/1.1 ") else None
+                if status not in statuses:
+                    wrong.append((name, status, reply[:200]))
+                elif status and status >= 400 and b'{"error":{"message":' not in reply:
+                    wrong.append((name, "no error object", reply[:200]))
+            return wrong
+
+        self.assertEqual([w for part in in_threads(8, send) for w in part], [])
+        stats = self.server.stats()
+        self.assertEqual(stats["server"]["responses"]["5xx"], 0)
+        self.assertTrue(wait_for(lambda: self.server.stats()["server"]["connections"] == 1), "connections left open")
+        self.assertEqual(self.good("GET", "/health")["status"], "ok")
+
+    def test_slowloris_is_cut_off(self):
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=20) as s:
+            start = time.monotonic()
+            try:
+                for byte in b"GET /health HTTP/1.1\r\nx: " + b"a" * 100:
+                    s.sendall(bytes([byte]))
+                    time.sleep(0.1)
+            except OSError:
+                pass
+            self.assertEqual(harness.read_all(s), b"")
+            self.assertLess(time.monotonic() - start, 12)
+        self.assertEqual(self.good("GET", "/health")["status"], "ok")
+
+
+class Streams(SharedServer):
+    def events(self, body, path="/v1/chat/completions"):
+        status, headers, text = self.server.request("POST", path, body)
+        self.assertEqual((status, headers["content-type"]), (200, "text/event-stream; charset=utf-8"), text)
+        return [line[6:] for line in text.decode().splitlines() if line.startswith("data: ")]
+
+    def test_events_by_hand(self):
+        body = {"messages": MESSAGES, "max_tokens": 8, "temperature": 0, "stream": True,
+                "stream_options": {"include_usage": True}}
+        events = self.events(body)
+        self.assertEqual(events[-1], "[DONE]")
+        chunks = [json.loads(event) for event in events[:-1]]
+        self.assertEqual(len({c["id"] for c in chunks}), 1)
+        self.assertEqual(chunks[0]["choices"][0]["delta"], {"role": "assistant", "content": ""})
+        text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
+        self.assertEqual(chunks[-1]["choices"], [])
+        self.assertEqual(chunks[-1]["usage"]["completion_tokens"], 8)
+        whole = self.good("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 8, "temperature": 0})
+        self.assertEqual(whole["choices"][0]["message"]["content"], text)
+        self.assertEqual(whole["choices"][0]["finish_reason"], "length")
+        self.assertGreater(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+
+    def test_client_gone_cancels(self):
+        before = self.server.stats()["requests"]["cancelled"]
+        for body in (LONG, {**LONG, "stream": False}):
+            s = socket.create_connection(("127.0.0.1", self.server.port))
+            s.sendall(post("/v1/chat/completions", json.dumps(body)))
+            if body["stream"]:
+                self.assertIn(b"200 OK", s.recv(4096))
+            self.assertTrue(wait_for(lambda: self.server.stats()["requests"]["running"] == 1))
+            s.close()
+            self.assertTrue(wait_for(lambda: self.server.stats()["requests"]["running"] == 0), "still running")
+        self.assertEqual(self.server.stats()["requests"]["cancelled"], before + 2)
+        self.assertEqual(self.server.stats()["timeline"][0]["state"], "cancelled")
+
+    def test_many_streams_are_not_mixed_up(self):
+        def one(i):
+            word = f"{i * 7919 % 1000:03}"
+            events = self.events({"prompt": f"Repeat {word} {word} {word} {word}", "max_tokens": 12, "temperature": 0,
+                                  "stream": True, "logprobs": 0, "seed": i}, "/v1/completions")
+            chunks = [json.loads(event) for event in events[:-1]]
+            self.assertEqual(len({c["id"] for c in chunks}), 1)
+            return word, chunks[0]["id"], "".join(c["choices"][0]["text"] for c in chunks)
+
+        together = in_threads(24, one)
+        self.assertEqual(len({name for _, name, _ in together}), 24)
+        for i in (0, 11, 23):
+            self.assertEqual(one(i)[2], together[i][2])
+
+
+@unittest.skipUnless(SMOLLM2.is_file(), "no model")
+class OfficialClient(SharedServer):
+    @classmethod
+    def setUpClass(cls):
+        if NO_CLIENT:
+            raise unittest.SkipTest(NO_CLIENT)
+        super().setUpClass()
+        import openai
+        cls.openai = openai
+        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0)
+
+    def chat(self, **options):
+        return self.client.chat.completions.create(model="smollm2", messages=MESSAGES, **options)
+
+    def test_models(self):
+        self.assertEqual(self.client.models.list().data[0].id, "smollm2")
+        self.assertEqual(self.client.models.retrieve("smollm2").owned_by, "millrace")
+
+    def test_chat(self):
+        done = self.chat(max_completion_tokens=12, temperature=0, seed=1)
+        self.assertEqual(done.choices[0].message.role, "assistant")
+        self.assertTrue(done.choices[0].message.content)
+        self.assertEqual(done.usage.total_tokens, done.usage.prompt_tokens + done.usage.completion_tokens)
+
+    def test_stream(self):
+        text = ""
+        for chunk in self.chat(max_tokens=12, temperature=0, stream=True, stream_options={"include_usage": True}):
+            if chunk.choices:
+                text += chunk.choices[0].delta.content or ""
+            usage = chunk.usage
+        self.assertEqual(usage.completion_tokens, 12)
+        self.assertEqual(text, self.chat(max_tokens=12, temperature=0).choices[0].message.content)
+
+    def test_samples_seed_stop_bias(self):
+        first = self.chat(n=3, seed=5, max_tokens=8, temperature=1.5)
+        again = self.chat(n=3, seed=5, max_tokens=8, temperature=1.5)
+        texts = [c.message.content for c in first.choices]
+        self.assertEqual(texts, [c.message.content for c in again.choices])
+        self.assertEqual(len(set(texts)), 3)
+        whole = self.chat(max_tokens=20, temperature=0).choices[0]
+        word = whole.message.content.split()[1]
+        stopped = self.chat(max_tokens=20, temperature=0, stop=[word]).choices[0]
+        self.assertEqual(stopped.finish_reason, "stop")
+        self.assertNotIn(word, stopped.message.content)
+        token = self.server.json("POST", "/tokenize", {"content": " yes", "add_special": False})[1]["tokens"][0]
+        biased = self.chat(max_tokens=3, temperature=0, logit_bias={str(token): 100})
+        self.assertEqual(biased.choices[0].message.content, " yes yes yes")
+
+    def test_logprobs(self):
+        choice = self.chat(max_tokens=5, temperature=0, logprobs=True, top_logprobs=3).choices[0]
+        self.assertEqual(len(choice.logprobs.content), 5)
+        for item in choice.logprobs.content:
+            self.assertEqual(len(item.top_logprobs), 3)
+            self.assertEqual(item.token, item.top_logprobs[0].token)  # greedy
+            self.assertEqual(bytes(item.bytes).decode(), item.token)
+        self.assertEqual("".join(i.token for i in choice.logprobs.content), choice.message.content)
+        old = self.client.completions.create(model="smollm2", prompt="One two", max_tokens=4, temperature=0, logprobs=2)
+        logprobs = old.choices[0].logprobs
+        self.assertEqual("".join(logprobs.tokens), old.choices[0].text)
+        self.assertEqual([len(t) for t in logprobs.top_logprobs], [2] * 4)
+
+    def test_completions(self):
+        done = self.client.completions.create(model="smollm2", prompt=["One two three", "A B C"], n=2, max_tokens=4, temperature=0,
+                                              echo=True)
+        self.assertEqual([c.index for c in done.choices], [0, 1, 2, 3])
+        self.assertEqual(done.choices[0].text, done.choices[1].text)
+        self.assertTrue(done.choices[0].text.startswith("One two three"))
+        self.assertTrue(done.choices[2].text.startswith("A B C"))
+        pieces = list(self.client.completions.create(model="smollm2", prompt="One two three", max_tokens=4, temperature=0, stream=True))
+        self.assertEqual("One two three" + "".join(p.choices[0].text for p in pieces), done.choices[0].text)
+
+    def test_errors_are_the_client_s_own(self):
+        with self.assertRaises(self.openai.BadRequestError) as caught:
+            self.chat(temperature=9)
+        self.assertEqual(caught.exception.param, "temperature")
+        with self.assertRaises(self.openai.NotFoundError):
+            self.client.chat.completions.create(model="another", messages=MESSAGES)
+
+    def test_responses(self):
+        first = self.client.responses.create(model="smollm2", input="My name is Ada.", instructions="Be brief.",
+                                             max_output_tokens=10, temperature=0)
+        self.assertIn(first.status, ("completed", "incomplete"))
+        self.assertTrue(first.output_text)
+        self.assertEqual(self.client.responses.retrieve(first.id).output_text, first.output_text)
+        second = self.client.responses.create(model="smollm2", input="What is my name?", previous_response_id=first.id,
+                                              max_output_tokens=12, temperature=0)
+        self.assertGreater(second.usage.input_tokens, first.usage.input_tokens)
+        items = self.client.responses.input_items.list(first.id).data
+        self.assertEqual(items[0].content[0].text, "My name is Ada.")
+        self.client.responses.delete(first.id)
+        with self.assertRaises(self.openai.NotFoundError):
+            self.client.responses.retrieve(first.id)
+
+    def test_responses_stream(self):
+        types, text = [], ""
+        with self.client.responses.stream(model="smollm2", input="Count to five.", max_output_tokens=10, temperature=0) as stream:
+            for event in stream:
+                types.append(event.type)
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+        self.assertEqual(types[:4], ["response.created", "response.in_progress", "response.output_item.added",
+                                     "response.content_part.added"])
+        self.assertEqual(types[-4:], ["response.output_text.done", "response.content_part.done", "response.output_item.done",
+                                      "response.incomplete"])
+        self.assertTrue(text)
+
+    def test_responses_background_and_cancel(self):
+        running = self.client.responses.create(model="smollm2", input="Tell a long story.", background=True,
+                                               extra_body={"ignore_eos": True})
+        self.assertEqual(running.status, "in_progress")
+        self.assertEqual(self.client.responses.cancel(running.id).status, "cancelled")
+        self.assertTrue(wait_for(lambda: self.client.responses.retrieve(running.id).status == "cancelled"))
+        self.assertTrue(wait_for(lambda: self.server.stats()["requests"]["running"] == 0))
+
+
+class NodeClient(SharedServer):
+    def test_official_client(self):
+        missing = harness.node_package("openai")
+        if missing:
+            print(f"SKIPPED: the tests with the official Node client because {missing}", file=sys.stderr)
+            self.skipTest(missing)
+        # Node looks for packages beside the script.
+        script = harness.NODE / "node_client.mjs"
+        script.write_text((pathlib.Path(__file__).resolve().parent / "server" / "node_client.mjs").read_text())
+        done = subprocess.run(["node", script, self.server.url], capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("ok "), 6, done.stdout)
+
+
+class Limits(unittest.TestCase):
+    """Servers of their own: keys, rates, connections, signals."""
+
+    def start(self, *options):
+        server = Server(BINARY, SMOLLM2, "--ctx", 2048, *options)
+        server.__enter__()
+        self.addCleanup(server.__exit__)
+        return server
+
+    def test_keys_rate_and_reload(self):
+        with tempfile.TemporaryDirectory() as folder:
+            keys = pathlib.Path(folder) / "keys"
+            keys.write_text("# people\nada sk-ada\nsk-second\n")
+            server = self.start("--keys", keys, "--rate", 4, "--cors", "https://app.example")
+            ask = {"prompt": "x", "max_tokens": 1}
+
+            def status(key, **options):
+                headers = {"authorization": f"Bearer {key}"} if key else {}
+                return server.request("POST", "/v1/completions", ask, headers=headers, **options)
+
+            self.assertEqual(server.request("GET", "/health")[0], 200)
+            self.assertEqual(server.request("GET", "/stats")[0], 401)
+            for wrong in (None, "sk-ad", "sk-adaa", "sk-adasomething", ""):
+                self.assertEqual(status(wrong)[0], 401)
+            self.assertEqual([status("sk-ada")[0] for _ in range(5)], [200] * 4 + [429])
+            _, headers, _ = status("sk-ada")
+            self.assertGreaterEqual(int(headers["retry-after"]), 1)
+            self.assertEqual(status("sk-second")[0], 200)  # a bucket of its own
+            keys.write_text("sk-third\n")
+            server.process.send_signal(signal.SIGHUP)
+            self.assertTrue(wait_for(lambda: status("sk-third")[0] in (200, 429)))
+            self.assertEqual(status("sk-second")[0], 401)
+            keys.write_text("one two three\n")
+            server.process.send_signal(signal.SIGHUP)
+            self.assertTrue(wait_for(lambda: "old ones stay" in server.log()))
+            self.assertIn(status("sk-third")[0], (200, 429))
+            _, headers, _ = server.request("OPTIONS", "/v1/completions", headers={"origin": "https://app.example"})
+            self.assertEqual(headers["access-control-allow-origin"], "https://app.example")
+            self.assertNotIn("sk-ada", server.log())
+            self.assertIn("ada", server.log())
+
+    def test_connection_limit_and_slow_reader(self):
+        server = self.start("--max-connections", 8, "--write-timeout", 1, "--max-running", 4)
+        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
+        self.assertTrue(wait_for(lambda: b" 503 " in server.raw(b"GET /health HTTP/1.1\r\n\r\n")))
+        for s in idle:
+            s.close()
+        self.assertTrue(wait_for(lambda: b" 200 " in server.raw(b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n")))
+        # A reader that never reads is given up; others go on meanwhile.
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        slow.connect(("127.0.0.1", server.port))
+        wide = {"prompt": "x", "max_tokens": 1900, "n": 4, "ignore_eos": True, "stream": True, "logprobs": 20}
+        slow.sendall(post("/v1/completions", json.dumps(wide)))
+        self.assertEqual(server.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2})[0], 200)
+        self.assertTrue(wait_for(lambda: server.stats()["requests"]["cancelled"] == 1, 60), server.stats()["requests"])
+        slow.close()
+
+    def test_sigterm_drains(self):
+        server = self.start("--idle-timeout", 30)
+        idle = socket.create_connection(("127.0.0.1", server.port))
+        stream = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        body = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
+        stream.sendall(post("/v1/completions", json.dumps(body)))
+        first = stream.recv(4096)
+        self.assertIn(b"200 OK", first)
+        server.process.send_signal(signal.SIGTERM)
+        self.assertEqual(harness.read_all(idle), b"")
+        rest = first + harness.read_all(stream)
+        self.assertIn(b"data: [DONE]", rest)
+        self.assertEqual(server.process.wait(20), 0)
+        with self.assertRaises(OSError):
+            socket.create_connection(("127.0.0.1", server.port), timeout=1)
+
+    def test_second_signal_ends_at_once(self):
+        server = self.start()
+        stream = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        stream.sendall(post("/v1/chat/completions", json.dumps(LONG)))
+        stream.recv(4096)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        self.assertEqual(server.process.wait(20), 0)
+        self.assertLess(time.monotonic() - start, 8)
+
+    def test_tls(self):
+        import shutil
+        import ssl
+        if shutil.which("openssl") is None:
+            self.skipTest("SKIPPED: no openssl program to make a certificate with; apt-get install openssl")
+        with tempfile.TemporaryDirectory() as folder:
+            cert, key = f"{folder}/cert.pem", f"{folder}/key.pem"
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "1",
+                            "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+            server = self.start("--tls-cert", cert, "--tls-key", key)
+            self.assertEqual(server.scheme, "https")
+            context = ssl.create_default_context(cafile=cert)
+            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as plain:
+                with context.wrap_socket(plain, server_hostname="127.0.0.1") as s:
+                    body = {"prompt": "x", "max_tokens": 5, "stream": True}
+                    s.sendall(post("/v1/completions", json.dumps(body)))
+                    self.assertIn(b"data: [DONE]", harness.read_all(s))
+            self.assertEqual(server.raw(b"GET / HTTP/1.1\r\n\r\n", timeout=5)[:5] in (b"", b"\x15\x03\x01\x00\x02"), True)
+
+    def test_bad_options(self):
+        for options, says in ((["--host", "999.1.1.1"], "--host"), (["--keys", "/nonexistent"], "/nonexistent"),
+                              (["--tls-cert", "/nonexistent", "--tls-key", "/nonexistent"], "--tls-cert")):
+            done = subprocess.run([BINARY, "serve", SMOLLM2, "--port", "0", *options], capture_output=True, timeout=60, cwd=harness.ROOT)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertRegex(done.stderr.decode(), r"\Amillrace: [^\n]*" + says)
+
+
+if __name__ == "__main__":
+    BINARY = os.path.abspath(sys.argv[1])
+    if not SMOLLM2.is_file():
+        print(f"SKIPPED: the server's tests because {SMOLLM2.relative_to(harness.ROOT)} is not there; run: "
+              "tools/fetch_model.py smollm2", file=sys.stderr)
+        sys.exit(0)
+    NO_CLIENT = harness.package("openai")
+    if NO_CLIENT:
+        print(f"SKIPPED: the tests with the official client because {NO_CLIENT}", file=sys.stderr)
+    unittest.main(argv=sys.argv[1:], verbosity=2)
