@@ -91,7 +91,7 @@ std::function<int()> CommandLine::parse(int argc, char** argv) {
       return command.actions_->run;
     }
   } catch (const CLI::CallForHelp&) {
-    return print(chosen()->help());
+    return print(chosen() == app_.get() ? app_->help() : chosen()->help("millrace"));
   } catch (const CLI::CallForVersion&) {
     return print(version_ + "\n");
   } catch (const CLI::ParseError& error) {
