@@ -233,7 +233,7 @@ void add_bench(CommandLine& line) {
   command.check([clients, command] {
     // What the other way of measuring would not look at is refused, not ignored.
     const bool many = clients->clients > 0;
-    for (const char* name : {"--depth", "--repeat", "--warm-up", "--roofline", "--lock", "--quantize"}) {
+    for (const char* name : {"--depth", "--repeat", "--warm-up", "--roofline"}) {
       if (many && command.given(name)) {
         throw UsageError(fmt::format("{} does not go with --clients", name));
       }

@@ -159,6 +159,8 @@ EngineOptions engine_options(const ModelOptions& model, const ClientOptions& opt
   e.threads = model.threads;
   e.context = model.context > 0 ? model.context : longest;
   e.kv_type = model.kv_type;
+  e.quantize = model.quantize;
+  e.lock = model.lock;
   e.max_running = options.max_running;
   e.step_tokens = options.step_tokens;
   e.kv_tokens = options.kv_tokens;

@@ -49,6 +49,8 @@ EngineOptions engine_options(const ServeOptions& o) {
   e.threads = o.model.threads;
   e.context = o.model.context;
   e.kv_type = o.model.kv_type;
+  e.quantize = o.model.quantize;
+  e.lock = o.model.lock;
   e.max_running = o.engine.max_running;
   e.max_waiting = o.max_queue;
   e.step_tokens = o.engine.step_tokens;
@@ -129,9 +131,6 @@ void add_server_options(Command& command, ServeOptions& o) {
 }
 
 int serve(ServeOptions& o) {
-  if (o.model.lock || !o.model.quantize.empty()) {
-    throw_error(ErrorCode::kUnsupported, "serve: --lock and --quantize are not supported yet");
-  }
   server::ServerOptions& s = o.server;
   s.body_bytes = o.body_mb << 20;
   s.header_bytes = o.header_kb << 10;
@@ -146,7 +145,7 @@ int serve(ServeOptions& o) {
   EngineOptions e = engine_options(o);
   std::unique_ptr<Engine> engine;
   {
-    Progress progress("loading");
+    Progress progress(o.model.quantize.empty() ? "loading" : "quantizing");
     e.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
     engine = Engine::create(e);
   }
@@ -165,6 +164,7 @@ void add_serve(CommandLine& line) {
   auto o = std::make_shared<ServeOptions>();
   add_model_path(command, o->model);
   add_device_options(command, o->model);
+  add_quantize_option(command, o->model);
   add_engine_options(command, *o);
   add_server_options(command, *o);
   command.footer(kFooter);
