@@ -31,10 +31,12 @@ enum class Speculation {
 struct EngineOptions {
   std::string model = {};  // GGUF file or Hugging Face directory
   std::string device = "cpu";
-  int threads = 0;               // 0: all that this process may use
-  int32_t context = 0;           // tokens per sequence; 0: what the model was trained for, at most 4096
-  std::string kv_type = {};      // f32, f16, bf16, int8, fp8; empty: the device's
-  int32_t max_running = 64;      // samples in flight
+  int threads = 0;            // 0: all that this process may use
+  int32_t context = 0;        // tokens per sequence; 0: what the model was trained for, at most 4096
+  std::string kv_type = {};   // f32, f16, bf16, int8, fp8; empty: the device's
+  std::string quantize = {};  // the weights, while they are loaded: int8, int4, q4_k, ...; empty: as they are
+  bool lock = false;          // keep weights and cache in memory: nothing is paged out
+  int32_t max_running = 64;   // samples in flight
   int32_t max_waiting = 100000;  // requests; more are answered with kBusy
   int32_t step_tokens = 512;     // rows per step: longer prompts go in chunks of this
   // While others decode, a prompt's chunk takes about so long: what it may delay their tokens by.

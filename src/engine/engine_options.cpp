@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "io/printable.h"
+#include "quant/request.h"
 
 namespace millrace {
 namespace {
@@ -48,6 +49,11 @@ RuntimeOptions runtime_options_of(const EngineOptions& options) {
   r.device = options.device;
   r.threads = options.threads;
   r.context = options.context;
+  r.lock = options.lock;
+  if (!options.quantize.empty()) {
+    r.quantize = type_choice(quant::parse_request("quantize", options.quantize));
+    r.quantized_to = options.quantize;
+  }
   r.sequences = options.max_running;
   r.step_tokens = std::max(options.step_tokens, options.max_running);
   r.logit_rows = options.max_running + draft_rows(options);

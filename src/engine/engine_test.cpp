@@ -1,8 +1,11 @@
 // The public API on tiny models: answers, ends, cancellation, bad requests, clients that do not read.
 #include "millrace/engine.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <thread>
 
 #include "engine/test_harness.h"
@@ -272,6 +275,31 @@ TEST(Engine, ShutdownWithoutDrainCancelsWhatRuns) {
     EXPECT_TRUE(a.ended);
     EXPECT_TRUE(a.finish == FinishReason::kCancelled || a.finish == FinishReason::kContext);
   }
+}
+
+TEST(Engine, QuantizedWeightsDoNotTakeTheBlocksOfOthersFromDisk) {
+  const std::filesystem::path directory =
+      std::filesystem::temp_directory_path() / fmt::format("millrace-engine-test-{}", ::getpid());
+  const std::shared_ptr<void> cleanup(nullptr, [&](void*) { std::filesystem::remove_all(directory); });
+  std::vector<int32_t> prompt(48);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i % 37) + 5;
+  const auto cached = [&](const char* quantize) {
+    EngineOptions options = small();
+    options.kv_dir = directory.string();
+    options.quantize = quantize;
+    auto engine = Engine::create(options);
+    Stream stream = engine->submit(ask(prompt, 2));
+    const int32_t found = read(stream).answers[0].usage.cached_tokens;
+    engine->shutdown(true);
+    return found;
+  };
+  EXPECT_EQ(cached(""), 0);
+  EXPECT_GE(cached(""), 32);
+  EXPECT_EQ(cached("q8_0"), 0);
+  EXPECT_GE(cached("q8_0"), 32);
+  EngineOptions options = small();
+  options.quantize = "nope";
+  EXPECT_THROW(Engine::create(options), Error);
 }
 
 TEST(Engine, TokenizesAndRenders) {

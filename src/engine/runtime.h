@@ -37,6 +37,8 @@ struct RuntimeOptions {
   std::optional<DType> kv_type;
   bool lock = false;    // keep weights and cache in memory: nothing is paged out
   TypeChoice quantize;  // of weights, while they are loaded
+  std::string
+      quantized_to;  // what `quantize` does, in a word: other weights, so other names for cached blocks
   // Stands between the model and the device's executor: to watch or to time what is called.
   std::function<std::unique_ptr<Executor>(std::unique_ptr<Executor>)> wrap_executor;
   // The main pool: as many contexts as there are sequences, or a pool for all of them together.
