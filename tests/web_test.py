@@ -396,6 +396,7 @@ class WebTest(unittest.TestCase):
           document.querySelector(".assistant > .prose").append(...markdown(text));
         }""", wide)
         self.assertLessEqual(page.evaluate(overflow), 0)
+        self.assertEqual(page.evaluate(NAMELESS), [])
         self.assertLessEqual(page.evaluate("document.querySelector('#scroll').scrollWidth - document.querySelector('#scroll').clientWidth"), 0)
         expect(page.locator("#sidebar")).to_be_hidden()
         page.tap("#open-sidebar")
@@ -404,6 +405,7 @@ class WebTest(unittest.TestCase):
         expect(page.locator("#sidebar")).to_be_hidden()
         page.goto(self.server.url + "/dashboard.html")
         expect(page.locator("#tiles .value").first).to_be_visible()
+        self.assertEqual(page.evaluate(NAMELESS), [])
         self.assertLessEqual(page.evaluate(overflow), 0)
 
     def test_everything_is_reached_by_keyboard(self):

@@ -57,8 +57,8 @@ export function drawIcons(root = document) {
 }
 
 // A button with an icon alone: its label is for the ear and the pointer.
-export function iconButton(name, label, onclick, extra = {}) {
-  return el("button", { type: "button", class: "quiet icon", "aria-label": label, title: label, onclick, ...extra }, icon(name));
+export function iconButton(name, label, onclick) {
+  return el("button", { type: "button", class: "quiet icon", "aria-label": label, title: label, onclick }, icon(name));
 }
 
 export async function copyText(text) {

@@ -38,7 +38,7 @@ class Inline {
   constructor(text, depth) {
     this.text = text;
     this.depth = depth;
-    this.absent = new Set(); // closers that occur nowhere further on
+    this.absent = new Set(); // closers that were looked for up to the end, in vain
     this.ticks = countTicks(text);
     this.nodes = [];
     this.plain = "";

@@ -54,6 +54,9 @@ export class Sidebar {
   show() {
     const current = this.page.current();
     const conversations = loadConversations();
+    const state = JSON.stringify([current, ...conversations.map(({ id, title }) => [id, title])]);
+    if (state === this.shown) return; // whoever is in the list with the keyboard stays there
+    this.shown = state;
     byId("conversations").replaceChildren(...conversations.map((one) => this.item(one, one.id === current)));
     byId("export-all").disabled = !conversations.length;
   }
