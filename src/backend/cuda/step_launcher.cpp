@@ -10,7 +10,8 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int64_t kMaxStreamRows = 4;  // beyond, wide products read each weight once for all
+constexpr int64_t kMinPromptRows = 16;  // of a chunk, from which on two rows of a warp share keys and values
+constexpr int64_t kMaxStreamRows = 4;   // beyond, wide products read each weight once for all
 
 const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
 
@@ -79,12 +80,11 @@ bool StepLauncher::fuses_rope(const std::vector<StepOp>& ops, size_t at) const {
 void StepLauncher::prepare_angles(const std::vector<StepOp>& ops) {
   std::vector<bool> done(angle_tables_.size());
   for (size_t i = 0; i < ops.size(); ++i) {
-    if (!fuses_rope(ops, i)) continue;
-    const auto& rope = std::get<RopeOp>(ops[i]);
-    if (done[rope.table]) continue;
-    done[rope.table] = true;
-    launch_angles(in_batch(batch_->positions()), plan_.rows, rope.params,
-                  angle_tables_[rope.table].angles.as<float2>(), stream_.get());
+    const auto* rope = std::get_if<RopeOp>(&ops[i]);
+    if (rope == nullptr || done[rope->table]) continue;
+    done[rope->table] = true;
+    launch_angles(in_batch(batch_->positions()), plan_.rows, rope->params,
+                  angle_tables_[rope->table].angles.as<float2>(), stream_.get());
   }
 }
 
@@ -130,8 +130,9 @@ void StepLauncher::operator()(const NormQkv& op) {
 }
 
 void StepLauncher::operator()(const RopeOp& op) {
-  launch_rope_append_kv(cache_of(op.layer), op.params, plan_.rows, w_.query.as<float>(), w_.key.as<float>(),
-                        w_.value.as<float>(), stream_.get());
+  launch_rope_append_kv(cache_of(op.layer), op.params, angle_tables_[op.table].angles.as<const float2>(),
+                        plan_.rows, w_.query.as<float>(), w_.key.as<float>(), w_.value.as<float>(),
+                        stream_.get());
 }
 
 void StepLauncher::operator()(const Attend& op) {
@@ -162,6 +163,7 @@ void StepLauncher::packed_attention(const Attend& op) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
+  attention.prompt = !plan_.single_tokens && plan_.rows >= kMinPromptRows;
   launch_packed_attention(attention, stream_.get());
 }
 
@@ -278,7 +280,7 @@ void StepLauncher::operator()(const Route& op) {
     route.cols = spec_.hidden;
     route.scores = w_.scores.as<float>();
     route.normed = w_.normed.as<float>();
-    route.quantized = w_.quantized.as<uint8_t>();
+    if (plan_.rows <= kMaxStreamRows) route.quantized = w_.quantized.as<uint8_t>();
     return launch_stream_route(route, stream_.get());
   }
   launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
@@ -320,13 +322,14 @@ bool StepLauncher::stream_experts(const Experts& op) {
   return true;
 }
 
-void StepLauncher::quantize_pairs(const DeviceBuffer& x, int32_t divide, int64_t cols) {
+// Rows of x, each of `copies` pairs, into the groups' order.
+void StepLauncher::quantize_pairs(const DeviceBuffer& x, int32_t copies, int64_t cols) {
   const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
   WideQuantize quantize;
   quantize.x = x.as<const float>();
-  quantize.source_rows = groups.order;
-  quantize.divide = divide;
-  quantize.rows = groups.max_rows;
+  quantize.places = groups.places;
+  quantize.copies = copies;
+  quantize.rows = pairs() / copies;
   quantize.cols = cols;
   quantize.to = wide_rows(w_.wide.as<uint8_t>(), groups.max_rows, cols);
   launch_wide_quantize(quantize, stream_.get());

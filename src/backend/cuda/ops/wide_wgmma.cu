@@ -1,0 +1,490 @@
+// The wide products on Hopper's warpgroup instructions, to the bit what wide.cu computes. Codes of
+// activations and weights go through the tensor cores as f16 integers: the float32 sum of a block of 32 is
+// an integer below 2^24 and therefore exact in any order, and the scales and the chain of fused
+// multiply-adds over blocks follow as everywhere. See docs/kernels/cuda_prefill.md.
+//
+// A CTA is persistent: one warpgroup brings operands, two multiply 64 rows x kN outputs each. A stage is one
+// pair of blocks: activations come as bulk copies in the layout the tensor core reads (WideRows), weights
+// are loaded to registers some pairs ahead, decoded to f16 and stored.
+//
+// Roofline: 989 TFLOP/s of the tensor cores (f16), but two float operations per output and block of 32: with
+// 128 lanes an SM, 475 cycles per 128 x 128 x 64 at least beside the 512 of the tensor cores, and some 200 of
+// decoding.
+#include <cuda_fp16.h>
+
+#include "backend/cuda/ops/activation.cuh"
+#include "backend/cuda/ops/launch.cuh"
+#include "backend/cuda/ops/tile_stream.cuh"
+#include "backend/cuda/ops/wide.h"
+#include "backend/cuda/ptx/wgmma.cuh"
+
+namespace millrace::cuda {
+namespace {
+
+constexpr int kGroupThreads = 128;  // a warpgroup
+constexpr int kThreads = 3 * kGroupThreads;
+constexpr int kConsumers = 2;
+constexpr int kRows = kWgmmaRows;  // of activations, per consumer
+constexpr int kTileBytes = kRows * ptx::kSwizzleRowBytes;
+// Together what 384 threads of 168 registers start with.
+constexpr int kConsumerRegisters = 208, kProducerRegisters = 88;
+static_assert(kConsumers * kConsumerRegisters + kProducerRegisters == 3 * 168);
+
+// kN weight rows per CTA.
+template <int kN>
+struct WgmmaStage {
+  static constexpr int kActivations = 0;
+  static constexpr int kWeights = kConsumers * kTileBytes;
+  static constexpr int kActivationScales = kWeights + kN * ptx::kSwizzleRowBytes;
+  static constexpr int kWeightScales = kActivationScales + kConsumers * 2 * kRows * 4;  // [block][kN]
+  static constexpr int kBytes = (kWeightScales + 2 * kN * 4 + 1023) / 1024 * 1024;
+  static constexpr int kCount = 6;
+};
+
+// One CTA's work: kN / 8 tiles of weights on up to two tiles of rows.
+struct WgmmaItem {
+  int32_t expert, first_tile, m_tiles, first_n;
+};
+
+// ---------------------------------------------------------------- what is multiplied
+
+struct WgmmaLinear {
+  struct Part {
+    const uint8_t* tiles;
+    const float* bias;
+    float* out;
+    int64_t rows;
+    int32_t num_tiles;
+  };
+  Part parts[3];
+  int32_t num_parts, total_tiles, pairs;
+  uint32_t tile_bytes;
+  WideRows x;
+  int64_t rows;
+  bool add;
+
+  struct Place {
+    int part, tile;
+  };
+  __device__ Place place_of(int tile) const {
+    int i = 0;
+    while (i + 1 < num_parts && tile >= parts[i].num_tiles) tile -= parts[i++].num_tiles;
+    return {i, tile};
+  }
+  template <int kN>
+  __device__ int items() const {
+    return (total_tiles + kN / 8 - 1) / (kN / 8) * m_items();
+  }
+  __device__ int m_items() const { return static_cast<int>((rows + 2 * kRows - 1) / (2 * kRows)); }
+  // CTAs that follow one another share weights.
+  template <int kN>
+  __device__ WgmmaItem item(int i) const {
+    const int m = i % m_items(), tiles = static_cast<int>((rows + kRows - 1) / kRows);
+    return {0, 2 * m, min(2, tiles - 2 * m), i / m_items() * (kN / 8)};
+  }
+  // Past the last tile: any, its sums are not stored.
+  __device__ const uint8_t* tile(const WgmmaItem& item, int n) const {
+    const Place at = place_of(min(item.first_n + n, total_tiles - 1));
+    return parts[at.part].tiles + int64_t{at.tile} * tile_bytes;
+  }
+  // Rows `row` and row + 8 of the item's, and columns 2t and 2t + 1 of each tile.
+  template <int kN>
+  __device__ void store(const WgmmaItem& item, int row, int t, const float (&total)[kN / 2]) const {
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      if (item.first_n + j >= total_tiles) continue;
+      const Place at = place_of(item.first_n + j);
+      const Part& part = parts[at.part];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t token = int64_t{item.first_tile} * kRows + row + i / 2 * 8;
+        const int64_t column = int64_t{at.tile} * kTileRows + 2 * t + i % 2;
+        if (token >= rows || column >= part.rows) continue;
+        const float value = total[4 * j + i] + (part.bias != nullptr ? __ldg(part.bias + column) : 0.0f);
+        float* to = part.out + token * part.rows + column;
+        *to = add ? *to + value : value;
+      }
+    }
+  }
+};
+
+template <bool kGateUp>
+struct WgmmaExperts {
+  WideExperts op;
+  WideRows x;
+  int32_t pairs;
+
+  // Gate and up alternate in tiles, so that a lane holds both.
+  template <int kN>
+  static constexpr int kTiles = kGateUp ? kN / 16 : kN / 8;
+  template <int kN>
+  __device__ int n_items() const {
+    return (op.gate.tiles_per_expert + kTiles<kN> - 1) / kTiles<kN>;
+  }
+  template <int kN>
+  __device__ int items() const {
+    return *op.groups.num_chunks * n_items<kN>();
+  }
+  // CTAs that follow one another share activations; the chunks of an expert, its weights.
+  template <int kN>
+  __device__ WgmmaItem item(int i) const {
+    const int32_t* chunk = op.groups.chunks + 3 * (i / n_items<kN>());
+    return {chunk[0], chunk[1], chunk[2], i % n_items<kN>() * kTiles<kN>};
+  }
+  __device__ const uint8_t* tile(const WgmmaItem& item, int n) const {
+    const PackedMatrix& w = kGateUp && n % 2 == 1 ? op.up : op.gate;
+    const int tile = min(item.first_n + (kGateUp ? n / 2 : n), w.tiles_per_expert - 1);
+    return w.tiles + (int64_t{item.expert} * w.tiles_per_expert + tile) * w.tile_bytes;
+  }
+  template <int kN>
+  __device__ void store(const WgmmaItem& item, int row, int t, const float (&total)[kN / 2]) const {
+    const int64_t rows = op.gate.rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t pair = op.groups.order[int64_t{item.first_tile} * kRows + row + half * 8];
+      if (pair < 0) continue;
+#pragma unroll
+      for (int j = 0; j < kN / 8; j += kGateUp ? 2 : 1) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int64_t column = int64_t{item.first_n + (kGateUp ? j / 2 : j)} * kTileRows + 2 * t + i;
+          if (column >= rows) continue;
+          const int64_t bias_at = item.expert * rows + column;
+          float value =
+              total[4 * j + 2 * half + i] + (op.gate_bias != nullptr ? __ldg(op.gate_bias + bias_at) : 0.0f);
+          if constexpr (kGateUp) {
+            const float up = total[4 * (j + 1) + 2 * half + i] +
+                             (op.up_bias != nullptr ? __ldg(op.up_bias + bias_at) : 0.0f);
+            value = activate(op.activation, value, up);
+          }
+          op.out[pair * rows + column] = value;
+        }
+      }
+    }
+  }
+};
+
+#ifdef MILLRACE_HAS_WGMMA
+
+// ---------------------------------------------------------------- the ring
+
+template <int kN>
+struct WgmmaRing {
+  using Stage = WgmmaStage<kN>;
+  uint8_t* stages;
+  uint64_t *rows_full, *weights_full, *empty;  // [kCount] each
+  int at = 0;
+  uint32_t phase = 0;
+
+  __device__ explicit WgmmaRing(uint8_t* shared) : stages(shared) {
+    rows_full = reinterpret_cast<uint64_t*>(shared + Stage::kCount * Stage::kBytes);
+    weights_full = rows_full + Stage::kCount;
+    empty = weights_full + Stage::kCount;
+  }
+  static constexpr size_t bytes() { return Stage::kCount * Stage::kBytes + 3 * Stage::kCount * 8; }
+  __device__ void init() const {
+    for (int i = 0; i < Stage::kCount; ++i) {
+      ptx::barrier_init(rows_full + i, 1);
+      ptx::barrier_init(weights_full + i, kGroupThreads / kWarpLanes);
+      ptx::barrier_init(empty + i, kConsumers * kGroupThreads / kWarpLanes);
+    }
+    ptx::barrier_init_fence();
+  }
+  __device__ uint8_t* stage() const { return stages + at * Stage::kBytes; }
+  __device__ void advance() {
+    if (++at == Stage::kCount) at = 0, phase ^= 1;
+  }
+};
+
+// ---------------------------------------------------------------- bringing operands
+
+// A lane's part of a tile's pair: of row g, elements 4t.. and 16+4t.. of both blocks.
+template <PackedFormat kFormat>
+struct RawPair;
+
+template <>
+struct RawPair<PackedFormat::kMx4> {
+  uint2 codes;
+  uint32_t scales;
+  static constexpr int kAhead = 2;
+
+  __device__ void load(const uint8_t* tile, int pairs, int p, int lane) {
+    codes = __ldg(reinterpret_cast<const uint2*>(tile + p * 256 + lane * 8));
+    scales = __ldg(reinterpret_cast<const uint16_t*>(tile + pairs * 256 + (p * 8 + lane / 4) * 2));
+  }
+  __device__ uint4 block(bool odd) const {
+    constexpr uint32_t kTop = 0x80808080u;
+    const uint32_t w = odd ? codes.y : codes.x, n = w + kNegativeSelectors;
+    uint4 out;
+    codes_to_f16((e2m1_magnitudes(w) | kTop) - e2m1_magnitudes(n), out.x, out.y);
+    codes_to_f16((e2m1_magnitudes(w >> 16) | kTop) - e2m1_magnitudes(n >> 16), out.z, out.w);
+    return out;
+  }
+  __device__ float scale(bool odd) const {
+    return __uint_as_float(odd ? scales >> 8 << 23 : (scales & 255u) << 23);
+  }
+};
+
+template <>
+struct RawPair<PackedFormat::kQ8> {
+  uint4 codes;
+  uint32_t scales;
+  static constexpr int kAhead = 2;
+
+  __device__ void load(const uint8_t* tile, int pairs, int p, int lane) {
+    codes = __ldg(reinterpret_cast<const uint4*>(tile + p * 512 + lane * 16));
+    scales = __ldg(reinterpret_cast<const uint32_t*>(tile + pairs * 512 + (p * 8 + lane / 4) * 4));
+  }
+  __device__ uint4 block(bool odd) const {
+    constexpr uint32_t kTop = 0x80808080u;
+    uint4 out;
+    codes_to_f16((odd ? codes.y : codes.x) ^ kTop, out.x, out.y);
+    codes_to_f16((odd ? codes.w : codes.z) ^ kTop, out.z, out.w);
+    return out;
+  }
+  __device__ float scale(bool odd) const {
+    return __half2float(__ushort_as_half(static_cast<uint16_t>(odd ? scales >> 16 : scales & 0xffffu)));
+  }
+};
+
+template <PackedFormat kFormat, int kN, class Problem>
+class Producer {
+ public:
+  using Stage = WgmmaStage<kN>;
+  static constexpr int kTiles = kN / 32;  // of a warp
+  using Raw = RawPair<kFormat>;
+
+  __device__ void run(const Problem& p, WgmmaRing<kN> ring) {
+    const int thread = threadIdx.x;
+    warp_ = thread / kWarpLanes, lane_ = thread % kWarpLanes;
+    const int items = p.template items<kN>();
+    for (int i = blockIdx.x; i < items; i += gridDim.x) {
+      const WgmmaItem item = p.template item<kN>(i);
+      const uint8_t* tiles[kTiles];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) tiles[n] = p.tile(item, warp_ * kTiles + n);
+      Raw raw[Raw::kAhead][kTiles];
+#pragma unroll
+      for (int a = 0; a < Raw::kAhead; ++a) load(tiles, p.pairs, a, raw[a]);
+      for (int pair = 0; pair < p.pairs; pair += Raw::kAhead) {
+#pragma unroll
+        for (int a = 0; a < Raw::kAhead; ++a) {
+          if (pair + a >= p.pairs) break;
+          ptx::barrier_wait(ring.empty + ring.at, ring.phase ^ 1);
+          if (thread == 0) bring_rows(p, item, pair + a, ring);
+          store(raw[a], ring.stage());
+          load(tiles, p.pairs, pair + a + Raw::kAhead, raw[a]);
+          ptx::publish_to_async();
+          __syncwarp();  // every lane's part of the weights is there
+          if (lane_ == 0) ptx::barrier_arrive(ring.weights_full + ring.at);
+          ring.advance();
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ void load(const uint8_t* const (&tiles)[kTiles], int pairs, int p, Raw (&raw)[kTiles]) const {
+    if (p >= pairs) return;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) raw[n].load(tiles[n], pairs, p, lane_);
+  }
+
+  __device__ static void bring_rows(const Problem& p, const WgmmaItem& item, int pair,
+                                    const WgmmaRing<kN>& ring) {
+    constexpr uint32_t kScaleBytes = 2 * kRows * 4;
+    uint64_t* full = ring.rows_full + ring.at;
+    ptx::barrier_arrive_expect(full, static_cast<uint32_t>(item.m_tiles) * (kTileBytes + kScaleBytes));
+    for (int m = 0; m < item.m_tiles; ++m) {
+      const int64_t at = int64_t{item.first_tile + m} * p.pairs + pair;
+      ptx::bulk_copy_kept(ring.stage() + Stage::kActivations + m * kTileBytes, p.x.codes + at * kTileBytes,
+                          kTileBytes, full);
+      ptx::bulk_copy_kept(ring.stage() + Stage::kActivationScales + m * kScaleBytes,
+                          p.x.scales + at * 2 * kRows, kScaleBytes, full);
+    }
+  }
+
+  // A lane's eight elements of a block are one chunk of 16 bytes. Odd rows begin with the odd block: eight
+  // lanes so write to eight different chunks.
+  __device__ void store(const Raw (&raw)[kTiles], uint8_t* stage) const {
+    const int g = lane_ / 4, t = lane_ % 4;
+    const bool odd = g % 2 == 1;
+    const int first = ((odd ? 4 + t : t) ^ g) * 16;
+    auto* scales = reinterpret_cast<float*>(stage + Stage::kWeightScales);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const int row = (warp_ * kTiles + n) * kTileRows + g;
+      uint8_t* to = stage + Stage::kWeights + row * ptx::kSwizzleRowBytes;
+      *reinterpret_cast<uint4*>(to + first) = raw[n].block(odd);
+      *reinterpret_cast<uint4*>(to + (first ^ 64)) = raw[n].block(!odd);
+      if (t < 2) scales[t * kN + row] = raw[n].scale(t == 1);
+    }
+  }
+
+  int warp_, lane_;
+};
+
+// ---------------------------------------------------------------- multiplying
+
+template <int kN, class Problem>
+class Consumer {
+ public:
+  using Stage = WgmmaStage<kN>;
+
+  __device__ void run(const Problem& p, WgmmaRing<kN> ring, int me) {
+    const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x % kGroupThreads / kWarpLanes;
+    const int row = warp * 16 + lane / 4;
+    const int items = p.template items<kN>(), per = pairs_per_segment(p.pairs);
+    for (int i = blockIdx.x; i < items; i += gridDim.x) {
+      const WgmmaItem item = p.template item<kN>(i);
+      const bool mine = me < item.m_tiles;
+      float total[kN / 2], sum[kN / 2];
+#pragma unroll
+      for (int j = 0; j < kN / 2; ++j) total[j] = sum[j] = 0.0f;
+      int left = per;
+      for (int pair = 0; pair < p.pairs; ++pair) {
+        ptx::barrier_wait(ring.rows_full + ring.at, ring.phase);
+        ptx::barrier_wait(ring.weights_full + ring.at, ring.phase);
+        if (mine) multiply(ring.stage(), me, row, lane % 4, sum);
+        __syncwarp();  // the warp has read the stage
+        if (lane == 0) ptx::barrier_arrive(ring.empty + ring.at);
+        ring.advance();
+        if (--left == 0 || pair + 1 == p.pairs) {  // a segment ends
+          left = per;
+#pragma unroll
+          for (int j = 0; j < kN / 2; ++j) total[j] += sum[j], sum[j] = 0.0f;
+        }
+      }
+      if (mine) p.template store<kN>(item, me * kRows + row, lane % 4, total);
+    }
+  }
+
+ private:
+  __device__ static void multiply(const uint8_t* stage, int me, int row, int t, float (&sum)[kN / 2]) {
+    const uint64_t a = ptx::wgmma_operand(stage + Stage::kActivations + me * kTileBytes),
+                   b = ptx::wgmma_operand(stage + Stage::kWeights);
+    const auto* row_scales =
+        reinterpret_cast<const float*>(stage + Stage::kActivationScales) + me * 2 * kRows + row;
+    const auto* scales = reinterpret_cast<const float2*>(stage + Stage::kWeightScales) + t;
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      float d[kN / 2];
+      ptx::wgmma_fence();
+      ptx::wgmma_f16(d, a + 4 * block, b + 4 * block, false);
+      ptx::wgmma_f16(d, a + 4 * block + 2, b + 4 * block + 2, true);
+      ptx::wgmma_commit();
+      const float low = row_scales[block * kRows], high = row_scales[block * kRows + 8];
+      ptx::wgmma_wait<0>();
+      ptx::hold_sums(d);
+#pragma unroll
+      for (int j = 0; j < kN / 8; ++j) {
+        const float2 s = scales[block * (kN / 2) + 4 * j];
+        sum[4 * j] = fmaf(d[4 * j], s.x * low, sum[4 * j]);
+        sum[4 * j + 1] = fmaf(d[4 * j + 1], s.y * low, sum[4 * j + 1]);
+        sum[4 * j + 2] = fmaf(d[4 * j + 2], s.x * high, sum[4 * j + 2]);
+        sum[4 * j + 3] = fmaf(d[4 * j + 3], s.y * high, sum[4 * j + 3]);
+      }
+    }
+  }
+};
+
+#endif  // MILLRACE_HAS_WGMMA
+
+template <PackedFormat kFormat, int kN, class Problem>
+__global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const __grid_constant__ Problem p) {
+#ifdef MILLRACE_HAS_WGMMA
+  extern __shared__ __align__(1024) uint8_t shared[];
+  WgmmaRing<kN> ring(shared);
+  if (threadIdx.x == 0) ring.init();
+  ptx::let_dependents_start();
+  __syncthreads();  // the barriers are there
+  ptx::wait_for_previous();
+  const int group = threadIdx.x / kGroupThreads;
+  if (group == 0) {
+    ptx::fewer_registers<kProducerRegisters>();
+    Producer<kFormat, kN, Problem>().run(p, ring);
+  } else {
+    ptx::more_registers<kConsumerRegisters>();
+    Consumer<kN, Problem>().run(p, ring, group - 1);
+  }
+#else
+  __trap();
+#endif
+}
+
+#ifndef MILLRACE_HAS_WGMMA
+template <int kN>
+struct WgmmaRing {  // for the host's pass: its size alone
+  static constexpr size_t bytes() {
+    return WgmmaStage<kN>::kCount * WgmmaStage<kN>::kBytes + 3 * WgmmaStage<kN>::kCount * 8;
+  }
+};
+#endif
+
+template <PackedFormat kFormat, int kN, class Problem>
+void launch_as(const Problem& p, int64_t items, cudaStream_t stream) {
+  const auto kernel = wgmma_kernel<kFormat, kN, Problem>;
+  const size_t shared = WgmmaRing<kN>::bytes();
+  allow_shared_memory(kernel, shared);
+  const int64_t ctas = items < multiprocessors() ? items : multiprocessors();
+  launch_dependent("wgmma_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, shared, stream, p);
+}
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <PackedFormat kFormat>
+void launch_linear_for(const WgmmaLinear& p, cudaStream_t stream) {
+  const int64_t m = divide_up(p.rows, 2 * kRows), wide = divide_up(p.total_tiles, 16) * m;
+  if (wide < multiprocessors()) return launch_as<kFormat, 64>(p, divide_up(p.total_tiles, 8) * m, stream);
+  launch_as<kFormat, 128>(p, wide, stream);
+}
+
+template <PackedFormat kFormat, bool kGateUp>
+void launch_experts_for(const WideExperts& op, cudaStream_t stream) {
+  const WgmmaExperts<kGateUp> p{op, op.x, op.gate.pairs};
+  const int64_t items = divide_up(op.gate.tiles_per_expert, kGateUp ? 8 : 16) * op.groups.max_chunks;
+  launch_as<kFormat, 128>(p, items, stream);
+}
+
+}  // namespace
+
+void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream) {
+  WgmmaLinear p{};
+  p.num_parts = op.num_parts;
+  for (int i = 0; i < op.num_parts; ++i) {
+    const WideLinear::Part& part = op.parts[i];
+    p.parts[i] = {part.w.tiles, part.bias, part.out, part.w.rows, part.w.tiles_per_expert};
+    p.total_tiles += part.w.tiles_per_expert;
+  }
+  if (p.total_tiles == 0) return;
+  p.pairs = op.parts[0].w.pairs;
+  p.tile_bytes = op.parts[0].w.tile_bytes;
+  p.x = op.x;
+  p.rows = op.rows;
+  p.add = op.add;
+  if (op.parts[0].w.format == PackedFormat::kMx4) return launch_linear_for<PackedFormat::kMx4>(p, stream);
+  launch_linear_for<PackedFormat::kQ8>(p, stream);
+}
+
+void launch_wgmma_experts(const WideExperts& op, cudaStream_t stream) {
+  const bool gate_up = op.up.format != PackedFormat::kNone;
+  if (op.gate.format == PackedFormat::kMx4) {
+    return gate_up ? launch_experts_for<PackedFormat::kMx4, true>(op, stream)
+                   : launch_experts_for<PackedFormat::kMx4, false>(op, stream);
+  }
+  gate_up ? launch_experts_for<PackedFormat::kQ8, true>(op, stream)
+          : launch_experts_for<PackedFormat::kQ8, false>(op, stream);
+}
+
+bool has_wgmma() {
+  static const bool has = [] {
+    cudaFuncAttributes attributes{};
+    check_call(cudaFuncGetAttributes(&attributes, wgmma_kernel<PackedFormat::kQ8, 64, WgmmaLinear>),
+               "cudaFuncGetAttributes");
+    // Without sm_90a in the build the kernel is a trap, of a few registers.
+    return attributes.binaryVersion == 90 && attributes.numRegs > 64;
+  }();
+  return has;
+}
+
+}  // namespace millrace::cuda
