@@ -225,7 +225,8 @@ void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bo
   }
 }
 
-void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat, bool add) {
+void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat format,
+                                  bool add) {
   const float* norm_weight = rows.norm != nullptr ? vector_of(rows.norm->weight) : nullptr;
   const float eps = rows.norm != nullptr ? rows.norm->eps : 0.0f;
   MILLRACE_CHECK(targets.size() <= count_of(StreamLinear{}.parts));
@@ -250,6 +251,7 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
   quantize.eps = eps;
   quantize.rows = rows.count;
   quantize.cols = rows.cols;
+  quantize.weights = format;
   quantize.to = wide_rows(w_.wide.as<uint8_t>(), rows.count, rows.cols);
   launch_wide_quantize(quantize, stream_.get());
   WideLinear op;
@@ -323,20 +325,21 @@ bool StepLauncher::stream_experts(const Experts& op) {
 }
 
 // Rows of x, each of `copies` pairs, into the groups' order.
-void StepLauncher::quantize_pairs(const DeviceBuffer& x, int32_t copies, int64_t cols) {
+void StepLauncher::quantize_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w) {
   const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
   WideQuantize quantize;
   quantize.x = x.as<const float>();
   quantize.places = groups.places;
   quantize.copies = copies;
   quantize.rows = pairs() / copies;
-  quantize.cols = cols;
-  quantize.to = wide_rows(w_.wide.as<uint8_t>(), groups.max_rows, cols);
+  quantize.cols = w.cols;
+  quantize.weights = w.format;
+  quantize.to = wide_rows(w_.wide.as<uint8_t>(), groups.max_rows, w.cols);
   launch_wide_quantize(quantize, stream_.get());
 }
 
 void StepLauncher::wide_gate_up(const Experts& op) {
-  quantize_pairs(w_.normed, spec_.experts_per_token, spec_.hidden);
+  quantize_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
   WideExperts wide;
   wide.gate = own(*op.gate.weight).packed;
   wide.up = own(*op.up.weight).packed;
@@ -356,7 +359,7 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
     return launch_expert_linear(weight.matrix, vector_of(op.bias), x.as<float>(), divide,
                                 w_.chosen.as<int32_t>(), pairs(), out.as<float>(), stream_.get());
   }
-  quantize_pairs(x, divide, weight.cols);
+  quantize_pairs(x, divide, weight.packed);
   WideExperts wide;
   wide.gate = weight.packed;
   wide.gate_bias = vector_of(op.bias);

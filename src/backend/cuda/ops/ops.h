@@ -140,7 +140,7 @@ bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32
 int32_t attention_spans(int32_t position, int32_t window);
 size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t kv_heads);
 void launch_packed_attention(const PackedAttention& op, cudaStream_t stream);
-// The same bits where many rows follow one another, without angles: a warp takes two rows, a CTA 24.
+// The same bits where many rows follow one another, without angles: a warp takes two rows.
 void launch_prompt_attention(const PackedAttention& op, cudaStream_t stream);
 
 // cos and sin of every row's angles, times magnitude: [rows, half].

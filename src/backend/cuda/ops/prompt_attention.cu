@@ -1,31 +1,41 @@
 // Attention of prompts: the numbers of packed_attention.cu to the bit, arranged for many rows that follow one
 // another. A warp takes two rows of a sequence with all heads of a KV head: 16 rows of a product, the upper
 // halves of queries and weights in one product and the rest in another. It walks the units alone, so nothing
-// waits for another warp; the twelve warps of a CTA have neighbouring rows and find keys and values in L1.
+// waits for another warp; the eight warps of a CTA have neighbouring rows and find keys and values in L1.
 //
 // Roofline: 2 x 4 x 64 x heads operations per row and position (twice, for the two halves): 64 products of
 // m16n8k16 per unit of a warp, some 300 tensor core cycles of its scheduler, beside as many instructions of
-// softmax. Values are loaded under the scores; three warps a scheduler hide the rest.
+// softmax. Values are loaded under the scores, the next keys under the softmax.
 #include "backend/cuda/ops/packed_attention.cuh"
 
 namespace millrace::cuda {
 namespace {
 
-constexpr int kPromptWarps = 12;
+constexpr int kPromptWarps = 8;
 constexpr int kPromptThreads = kPromptWarps * kWarpLanes;
 constexpr int kRowsPerWarp = 2;
 
 // One of a warp's two rows: its heads are rows g (or g + 8) of the products.
 struct PromptRow {
-  int64_t row;  // negative: none
+  int64_t row;
   Sight sight;
+  int32_t left, left_in_span;  // units
   RunningWeight span, all;
-  __device__ bool sees(int32_t unit) const {
-    return row >= 0 && unit >= sight.first_unit && unit < sight.first_unit + sight.units;
+
+  __device__ void begin(int64_t at, int32_t position, int32_t window) {
+    row = at;
+    sight = sight_of(position, window);
+    left = sight.units;
+    left_in_span = min(sight.units_per_span, left);
+    span = all = RunningWeight{};
   }
-  __device__ bool ends_span(int32_t unit) const {
-    const int32_t next = unit + 1 - sight.first_unit;
-    return next == sight.units || next % sight.units_per_span == 0;
+  __device__ bool sees(int32_t unit) const { return unit >= sight.first_unit && left > 0; }
+  // After a unit it sees: does a span end?
+  __device__ bool advance() {
+    --left;
+    if (--left_in_span > 0) return false;
+    left_in_span = min(sight.units_per_span, left);
+    return true;
   }
 };
 
@@ -34,44 +44,47 @@ class PromptWalker {
   __device__ PromptWalker(const PackedAttention& p, int kv_head, float* all)
       : p_(p), kv_head_(kv_head), lane_(threadIdx.x % kWarpLanes), all_(all + lane_) {}
 
-  // Rows of one sequence; the second may be negative.
+  // Rows of one sequence, the second not before the first. The same row twice: it is computed twice.
   __device__ void run(int64_t first, int64_t second) {
-    begin(first, rows_[0]);
-    begin(second, rows_[1]);
+    rows_[0].begin(first, p_.cache.positions[first], p_.op.window);
+    rows_[1].begin(second, p_.cache.positions[second], p_.op.window);
     table_ = table_of_row(p_.cache, first);
+    last_block_ = rows_[1].sight.last / kBlockTokens;
     load_queries();
 #pragma unroll
     for (int i = 0; i < 32; ++i) sums_[i] = 0.0f, all_[i * kWarpLanes] = 0.0f;
-    int32_t unit = rows_[0].sight.first_unit, last = rows_[0].sight.last;
-    if (second >= 0) {
-      unit = min(unit, rows_[1].sight.first_unit);
-      last = max(last, rows_[1].sight.last);
-    }
-    last_block_ = last / kBlockTokens;
+    const int32_t last_unit = rows_[1].sight.last / kUnit;
+    // Units that both rows see all of need no masks.
+    const int32_t first_whole = (rows_[1].sight.first + kUnit - 1) / kUnit,
+                  past_whole = (rows_[0].sight.last + 1) / kUnit;
+    int32_t unit = rows_[0].sight.first_unit;
     load_keys(unit);
-    for (; unit <= last / kUnit; ++unit) {
-      load_values(unit, last);
-      float score[2][kTilesOfUnit][2];
-      scores(unit, score);
-      float top[2], weight[2];
-      soften(score[0], top[0], weight[0]);
-      soften(score[1], top[1], weight[1]);
-      add_values(unit, score, top, weight);
-      if (unit < last / kUnit) load_keys(unit + 1);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (rows_[r].sees(unit) && rows_[r].ends_span(unit)) end_span(r);
+    for (; unit <= last_unit; ++unit) {
+      if (unit >= first_whole && unit < past_whole) {
+        step<false>(unit, last_unit);
+      } else {
+        step<true>(unit, last_unit);
       }
     }
     store(0);
-    if (second >= 0) store(1);
+    if (second != first) store(1);
   }
 
  private:
-  __device__ void begin(int64_t row, PromptRow& to) const {
-    to.row = row;
-    to.sight = sight_of(row >= 0 ? p_.cache.positions[row] : 0, p_.op.window);
-    to.span = to.all = RunningWeight{};
+  template <bool kEdge>
+  __device__ __forceinline__ void step(int32_t unit, int32_t last_unit) {
+    load_values<kEdge>(unit);
+    float score[2][kTilesOfUnit][2], top[2], weight[2];
+    scores<kEdge>(unit, score);
+    load_keys(min(unit + 1, last_unit));
+    soften<kEdge>(score[0], top[0], weight[0]);
+    soften<kEdge>(score[1], top[1], weight[1]);
+    const bool sees[2] = {!kEdge || rows_[0].sees(unit), !kEdge || rows_[1].sees(unit)};
+    add_values(sees, score, top, weight);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (sees[r] && rows_[r].advance()) end_span(r);
+    }
   }
 
   __device__ void load_queries() {
@@ -79,7 +92,7 @@ class PromptWalker {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       HeadPart query{};
-      if (g < group && rows_[r].row >= 0) {
+      if (g < group) {
         query = load_part(p_.query + (rows_[r].row * p_.cache.heads + kv_head_ * group + g) * kDim, t);
       }
 #pragma unroll
@@ -90,49 +103,53 @@ class PromptWalker {
     }
   }
 
+  // Of a unit's two blocks one may be past the last or before a window: whatever stands for it is masked.
   __device__ const __nv_bfloat16* block_of(int32_t logical) const {
-    const int32_t block = logical <= last_block_ ? table_[logical] : kNoBlock;
-    return block == kNoBlock ? nullptr : keys_of_block<__nv_bfloat16>(p_.cache, block, kv_head_);
+    int32_t block = table_[min(logical, last_block_)];
+    if (block == kNoBlock) block = table_[last_block_];
+    return keys_of_block<__nv_bfloat16>(p_.cache, block, kv_head_);
   }
   __device__ void load_keys(int32_t unit) {
     const int g = lane_ / 4, t = lane_ % 4;
 #pragma unroll
     for (int b = 0; b < kBlocksOfUnit; ++b) {
-      const __nv_bfloat16* keys = block_of(unit * kBlocksOfUnit + b);
+      blocks_[b] = block_of(unit * kBlocksOfUnit + b);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const auto* row = reinterpret_cast<const uint4*>(keys + (8 * n + g) * kDim);
-        keys_[2 * b + n][0] = keys != nullptr ? row[t] : uint4{0, 0, 0, 0};
-        keys_[2 * b + n][1] = keys != nullptr ? row[4 + t] : uint4{0, 0, 0, 0};
+        const auto* row = reinterpret_cast<const uint4*>(blocks_[b] + (8 * n + g) * kDim) + t;
+        keys_[2 * b + n][0] = row[0];
+        keys_[2 * b + n][1] = row[4];
       }
     }
   }
-  // Zeros for positions after the last: nobody may have written them, and a weight of zero does not undo a
-  // NaN.
-  __device__ void load_values(int32_t unit, int32_t last) {
+  // Of the unit whose keys were loaded last. Zeros for what no row sees: nobody may have written it, and a
+  // weight of zero does not undo a NaN.
+  template <bool kEdge>
+  __device__ void load_values(int32_t unit) {
     const int g = lane_ / 4, t = lane_ % 4;
 #pragma unroll
     for (int b = 0; b < kBlocksOfUnit; ++b) {
-      const __nv_bfloat16* keys = block_of(unit * kBlocksOfUnit + b);
-      const __nv_bfloat16* values = keys + value_distance(p_.cache);
+      const auto* values =
+          reinterpret_cast<const uint2*>(blocks_[b] + value_distance(p_.cache) + g * kBlockTokens) + t;
 #pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-        values_[n][b] = keys != nullptr
-                            ? reinterpret_cast<const uint2*>(values + (8 * n + g) * kBlockTokens)[t]
-                            : uint2{0, 0};
-      }
+      for (int n = 0; n < kDim / 8; ++n) values_[n][b] = values[n * 8 * kBlockTokens / 4];
     }
-    if ((unit + 1) * kUnit - 1 <= last) return;
+    if (!kEdge) return;
+    const int32_t from = rows_[0].sight.first, to = rows_[1].sight.last;
+    const auto mask = [&](int32_t position) {
+      return (position >= from && position <= to ? 0xffffu : 0u) |
+             (position + 1 >= from && position + 1 <= to ? 0xffff0000u : 0u);
+    };
 #pragma unroll
     for (int b = 0; b < kBlocksOfUnit; ++b) {
       const int32_t first = unit * kUnit + b * kBlockTokens + 2 * t;
-      const uint32_t low = (first <= last ? 0xffffu : 0u) | (first + 1 <= last ? 0xffff0000u : 0u);
-      const uint32_t high = (first + 8 <= last ? 0xffffu : 0u) | (first + 9 <= last ? 0xffff0000u : 0u);
+      const uint32_t low = mask(first), high = mask(first + 8);
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n) values_[n][b].x &= low, values_[n][b].y &= high;
     }
   }
 
+  template <bool kEdge>
   __device__ void scores(int32_t unit, float (&score)[2][kTilesOfUnit][2]) const {
 #pragma unroll
     for (int n = 0; n < kTilesOfUnit; ++n) {
@@ -148,15 +165,18 @@ class PromptWalker {
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        float& to = score[i / 2][n][i % 2];
+        to = (c[i] + d[i]) * p_.op.scale;
+        if (!kEdge) continue;
         const int32_t position = unit * kUnit + 8 * n + 2 * (lane_ % 4) + i % 2;
         const Sight& sight = rows_[i / 2].sight;
-        const bool seen = position >= sight.first && position <= sight.last;
-        score[i / 2][n][i % 2] = seen ? (c[i] + d[i]) * p_.op.scale : -INFINITY;
+        if (position < sight.first || position > sight.last) to = -INFINITY;
       }
     }
   }
 
   // Scores to weights, with the unit's own largest.
+  template <bool kEdge>
   __device__ static void soften(float (&score)[kTilesOfUnit][2], float& top, float& sum) {
     top = -INFINITY;
 #pragma unroll
@@ -168,7 +188,8 @@ class PromptWalker {
     for (int n = 0; n < kTilesOfUnit; ++n) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        score[n][j] = score[n][j] == -INFINITY ? 0.0f : exp2f((score[n][j] - top) * kLog2e);
+        const float weight = exp2f((score[n][j] - top) * kLog2e);
+        score[n][j] = kEdge && score[n][j] == -INFINITY ? 0.0f : weight;
         sum += score[n][j];
       }
     }
@@ -176,8 +197,8 @@ class PromptWalker {
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
   }
 
-  __device__ void add_values(int32_t unit, const float (&weight)[2][kTilesOfUnit][2], const float (&top)[2],
-                             const float (&weights)[2]) {
+  __device__ void add_values(const bool (&sees)[2], const float (&weight)[2][kTilesOfUnit][2],
+                             const float (&top)[2], const float (&weights)[2]) {
     uint32_t upper[kBlocksOfUnit][4], rest[kBlocksOfUnit][4];
 #pragma unroll
     for (int b = 0; b < kBlocksOfUnit; ++b) {
@@ -192,7 +213,7 @@ class PromptWalker {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       by[r] = {1.0f, 0.0f};
-      if (rows_[r].sees(unit)) by[r] = rows_[r].span.add(top[r], weights[r]);
+      if (sees[r]) by[r] = rows_[r].span.add(top[r], weights[r]);
     }
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
@@ -249,6 +270,7 @@ class PromptWalker {
   float* all_;  // [32][lane]
   const int32_t* table_;
   int32_t last_block_;
+  const __nv_bfloat16* blocks_[kBlocksOfUnit];  // of the unit whose keys are loaded
   PromptRow rows_[2];
   uint32_t upper_[4][4], rest_[4][4];  // queries
   uint4 keys_[kTilesOfUnit][2];        // as UnitCache
@@ -256,7 +278,7 @@ class PromptWalker {
   float sums_[32];  // [n][row][column], of the span
 };
 
-// grid: x over 24 rows, the last first (they see the most), y over KV heads.
+// grid: x over 16 rows, the last first (they see the most), y over KV heads.
 __global__ void __launch_bounds__(kPromptThreads, 1)
     prompt_attention_kernel(const __grid_constant__ PackedAttention p) {
   __shared__ float all[kPromptWarps][32 * kWarpLanes];
@@ -267,7 +289,7 @@ __global__ void __launch_bounds__(kPromptThreads, 1)
   const bool two = first + 1 < p.rows, together = two && sequence[first] == sequence[first + 1];
   PromptWalker walker(p, blockIdx.y, all[warp]);
   for (int64_t row = first; row <= first + (two && !together ? 1 : 0); ++row) {
-    walker.run(row, together ? first + 1 : -1);
+    walker.run(row, together ? first + 1 : row);
   }
 }
 

@@ -6,6 +6,8 @@
 // Roofline: 2 x 64 x 2 integer operations per byte of weights and row; the tensor cores would do 1,979 TOP/s,
 // but twelve float operations go with each of their instructions (4,096 multiply-adds): 128 lanes then allow
 // some 630.
+#include <cuda_bf16.h>
+
 #include "backend/cuda/ops/activation.cuh"
 #include "backend/cuda/ops/launch.cuh"
 #include "backend/cuda/ops/tile_stream.cuh"
@@ -315,16 +317,26 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// Quad q of row i as warpgroups read it: its eight bytes are half of a chunk.
-__device__ inline void store_swizzled(const WideRows& to, int64_t i, int pairs, int q,
-                                      const QuantizedQuad& quad) {
-  const int64_t at = i / kWgmmaRows * pairs + q / 16;
+// Quad q of row i as warpgroups read it. Lanes of a block's two halves exchange codes, so that each has four
+// elements that follow one another.
+__device__ inline void store_swizzled(const WideQuantize& op, int64_t i, int pairs, int q,
+                                      const QuantizedQuad& quad, uint32_t other) {
   const int row = static_cast<int>(i % kWgmmaRows), block = q / 8 % 2, t = q % 4, half = q / 4 % 2;
-  uint2 f16;
-  codes_to_f16(quad.codes ^ 0x80808080u, f16.x, f16.y);
-  *reinterpret_cast<uint2*>(to.codes + at * kWgmmaRows * ptx::kSwizzleRowBytes +
-                            ptx::swizzled(row, (block * 4 + t) * 16) + half * 8) = f16;
-  if (q % 8 == 0) to.scales[(at * 2 + block) * kWgmmaRows + row] = quad.scale;
+  const uint32_t codes =
+      half == 0 ? ptx::permute(quad.codes, other, 0x5140u) : ptx::permute(other, quad.codes, 0x7362u);
+  uint2 words;
+  if (op.weights == PackedFormat::kMx4) {
+    const auto value = [&](int n) { return static_cast<float>(static_cast<int8_t>(codes >> (8 * n))); };
+    const __nv_bfloat162 a = __floats2bfloat162_rn(value(0), value(1)),
+                         b = __floats2bfloat162_rn(value(2), value(3));
+    words = {*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b)};
+  } else {
+    codes_to_f16(codes ^ 0x80808080u, words.x, words.y);
+  }
+  uint8_t* tile = op.to.codes + (i / kWgmmaRows * pairs + q / 16) * kWgmmaTileBytes;
+  *reinterpret_cast<uint2*>(tile + ptx::swizzled(row, (block * 4 + t) * 16) + half * 8) = words;
+  auto* scales = reinterpret_cast<float*>(tile + kWgmmaRows * ptx::kSwizzleRowBytes);
+  if (q % 8 == 0) scales[block * kWgmmaRows + row] = quad.scale;
 }
 
 // The same as warps read it.
@@ -348,9 +360,11 @@ __global__ void __launch_bounds__(kRowThreads)
   HeldQuads weight;
   weight.load<false>(reinterpret_cast<const float4*>(op.norm_weight), cols / 4, threadIdx.x);
   const auto store = [&](int q, float4, const QuantizedQuad& quad) {
+    const uint32_t eight_lanes = 0xffu << (threadIdx.x & 24u);
+    const uint32_t other = __shfl_xor_sync(eight_lanes, quad.codes, 4);
     for (int c = 0; c < op.copies; ++c) {
       const int64_t to = op.places != nullptr ? __ldg(op.places + i * op.copies + c) : i;
-      swizzled ? store_swizzled(op.to, to, pairs, q, quad) : store_fragment(op.to, to, pairs, q, quad);
+      swizzled ? store_swizzled(op, to, pairs, q, quad, other) : store_fragment(op.to, to, pairs, q, quad);
     }
   };
   quantize_row<kComputeBarrier>(op.x + source * op.cols, op.norm_weight, weight, op.eps, cols, threadIdx.x,

@@ -10,14 +10,16 @@ namespace millrace::cuda {
 
 // Quantized rows as the A operand reads them, in tiles (the last padded) and whole pairs of blocks.
 // For warps (wide.cu), 16 rows a tile: codes [tile][block][lane] 16 bytes; scales [tile][block][16].
-// For warpgroups (wide_wgmma.cu), 64 rows: codes [tile][pair][row] 64 f16 integers, each eight of them
-// elements
-//   4t.. and 16+4t.. of a block, swizzled (ptx/wgmma.cuh); scales [tile][pair][even, odd][row].
+// For warpgroups (wide_wgmma.cu), 64 rows: [tile][pair] of codes [row] of 64 integers, as bf16 for MXFP4
+// weights
+//   and f16 for the others, swizzled (ptx/wgmma.cuh), each eight of them elements 4t, 16+4t, 4t+1, .. of a
+//   block; then scales [even, odd][row].
 struct WideRows {
   uint8_t* codes = nullptr;
-  float* scales = nullptr;
+  float* scales = nullptr;  // for warps
 };
 inline constexpr int kWarpRows = 16, kWgmmaRows = 64;
+inline constexpr int kWgmmaTileBytes = kWgmmaRows * (128 + 2 * 4);  // of one pair
 // Whether this GPU and binary take warpgroups, for everything.
 bool has_wgmma();
 size_t wide_rows_bytes(int64_t rows, int64_t cols);
@@ -34,6 +36,7 @@ struct WideQuantize {
   const float* norm_weight = nullptr;
   float eps = 0.0f;
   int64_t rows = 0, cols = 0;
+  PackedFormat weights = PackedFormat::kNone;  // that the rows are for
   WideRows to;
 };
 void launch_wide_quantize(const WideQuantize& op, cudaStream_t stream);

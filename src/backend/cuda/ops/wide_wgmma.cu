@@ -1,15 +1,17 @@
 // The wide products on Hopper's warpgroup instructions, to the bit what wide.cu computes. Codes of
-// activations and weights go through the tensor cores as f16 integers: the float32 sum of a block of 32 is
-// an integer below 2^24 and therefore exact in any order, and the scales and the chain of fused
-// multiply-adds over blocks follow as everywhere. See docs/kernels/cuda_prefill.md.
+// activations go through the tensor cores as integers in f16 (for 8-bit weights) or bf16 (for MXFP4): the
+// float32 sum of a block of 32 is an integer below 2^24, times a power of two, and therefore exact in any
+// order; the scales and the chain of fused multiply-adds over blocks follow as everywhere. A power of two
+// goes into the bf16 weight: one multiply-add is then left per output and block. See
+// docs/kernels/cuda_prefill.md.
 //
-// A CTA is persistent: one warpgroup brings operands, two multiply 64 rows x kN outputs each. A stage is one
+// A CTA is persistent: two warpgroups bring operands, two multiply 64 rows x kN outputs each. A stage is one
 // pair of blocks: activations come as bulk copies in the layout the tensor core reads (WideRows), weights
-// are loaded to registers some pairs ahead, decoded to f16 and stored.
+// are loaded to registers some pairs ahead, decoded and stored.
 //
-// Roofline: 989 TFLOP/s of the tensor cores (f16), but two float operations per output and block of 32: with
-// 128 lanes an SM, 475 cycles per 128 x 128 x 64 at least beside the 512 of the tensor cores, and some 200 of
-// decoding.
+// Roofline: 989 TFLOP/s of the tensor cores, 512 cycles per 128 x 128 x 64 of an SM; beside them 256 issue
+// slots of each scheduler for the multiply-adds (512 for 8-bit weights) and some 250 to decode.
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "backend/cuda/ops/activation.cuh"
@@ -21,24 +23,28 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int kGroupThreads = 128;  // a warpgroup
-constexpr int kThreads = 3 * kGroupThreads;
-constexpr int kConsumers = 2;
-constexpr int kRows = kWgmmaRows;  // of activations, per consumer
-constexpr int kTileBytes = kRows * ptx::kSwizzleRowBytes;
-// Together what 384 threads of 168 registers start with.
-constexpr int kConsumerRegisters = 208, kProducerRegisters = 88;
-static_assert(kConsumers * kConsumerRegisters + kProducerRegisters == 3 * 168);
+constexpr int kGroupThreads = 128;             // a warpgroup
+constexpr int kConsumers = 2, kProducers = 2;  // warpgroups
+constexpr int kThreads = (kConsumers + kProducers) * kGroupThreads;
+constexpr int kProducerWarps = kProducers * kGroupThreads / kWarpLanes;
+constexpr int kRows = kWgmmaRows;                         // of activations, per consumer
+constexpr int kScalesAt = kRows * ptx::kSwizzleRowBytes;  // in a tile of activations
+constexpr int kTileBytes = kWgmmaTileBytes;
+// Together what 512 threads of 128 registers start with.
+constexpr int kConsumerRegisters = 208, kProducerRegisters = 48;
+static_assert(kConsumers * kConsumerRegisters + kProducers * kProducerRegisters == 4 * 128);
 
-// kN weight rows per CTA.
+// kN weight rows per CTA. Scales of 8-bit weights: [block][t][j][2] of column 8j + 2t + .., as lanes want
+// them, their t 36 floats apart so that no two meet in a bank.
 template <int kN>
 struct WgmmaStage {
-  static constexpr int kActivations = 0;
-  static constexpr int kWeights = kConsumers * kTileBytes;
-  static constexpr int kActivationScales = kWeights + kN * ptx::kSwizzleRowBytes;
-  static constexpr int kWeightScales = kActivationScales + kConsumers * 2 * kRows * 4;  // [block][kN]
-  static constexpr int kBytes = (kWeightScales + 2 * kN * 4 + 1023) / 1024 * 1024;
+  static constexpr int kTileStride = (kTileBytes + 1023) / 1024 * 1024;
+  static constexpr int kWeights = kConsumers * kTileStride;
+  static constexpr int kWeightScales = kWeights + kN * ptx::kSwizzleRowBytes;
+  static constexpr int kLaneScales = 36, kBlockScales = 4 * kLaneScales;
+  static constexpr int kBytes = (kWeightScales + 2 * kBlockScales * 4 + 1023) / 1024 * 1024;
   static constexpr int kCount = 6;
+  static_assert(kN / 4 <= kLaneScales);
 };
 
 // One CTA's work: kN / 8 tiles of weights on up to two tiles of rows.
@@ -185,7 +191,7 @@ struct WgmmaRing {
   __device__ void init() const {
     for (int i = 0; i < Stage::kCount; ++i) {
       ptx::barrier_init(rows_full + i, 1);
-      ptx::barrier_init(weights_full + i, kGroupThreads / kWarpLanes);
+      ptx::barrier_init(weights_full + i, kProducerWarps);
       ptx::barrier_init(empty + i, kConsumers * kGroupThreads / kWarpLanes);
     }
     ptx::barrier_init_fence();
@@ -198,30 +204,44 @@ struct WgmmaRing {
 
 // ---------------------------------------------------------------- bringing operands
 
-// A lane's part of a tile's pair: of row g, elements 4t.. and 16+4t.. of both blocks.
+// A lane's part of a tile's pair: of row g, elements 4t.. and 16+4t.. of both blocks, in the order of
+// store_swizzled (wide.cu): 4t, 16+4t, 4t+1, ..
 template <PackedFormat kFormat>
 struct RawPair;
+
+// As bf16, times the scale over 2^64: the largest and smallest scales a model may have then fit (2^64 is
+// given back in the activations' scales).
+inline constexpr float kScaleOffset = 18446744073709551616.0f;
 
 template <>
 struct RawPair<PackedFormat::kMx4> {
   uint2 codes;
   uint32_t scales;
-  static constexpr int kAhead = 2;
+  static constexpr int kAhead = 3;
 
   __device__ void load(const uint8_t* tile, int pairs, int p, int lane) {
     codes = __ldg(reinterpret_cast<const uint2*>(tile + p * 256 + lane * 8));
     scales = __ldg(reinterpret_cast<const uint16_t*>(tile + pairs * 256 + (p * 8 + lane / 4) * 2));
   }
   __device__ uint4 block(bool odd) const {
-    constexpr uint32_t kTop = 0x80808080u;
-    const uint32_t w = odd ? codes.y : codes.x, n = w + kNegativeSelectors;
-    uint4 out;
-    codes_to_f16((e2m1_magnitudes(w) | kTop) - e2m1_magnitudes(n), out.x, out.y);
-    codes_to_f16((e2m1_magnitudes(w >> 16) | kTop) - e2m1_magnitudes(n >> 16), out.z, out.w);
-    return out;
+    const uint32_t w = odd ? codes.y : codes.x;
+    // Back to sign and magnitude: where w's fourth bit is set, the sum has the magnitude (packed.h).
+    const uint32_t signs = w & kNegativeSelectors, negative = signs - (signs >> 3);
+    const uint32_t e2m1 = (w & ~negative) | ((w + kNegativeSelectors) & negative);
+    const uint32_t exponent = min((odd ? scales >> 8 : scales & 255u) + 63u, 255u) << 7;
+    const uint32_t scale = exponent * 0x10001u;
+    return {spread(e2m1 << 12, scale), spread(e2m1 << 8, scale), spread(e2m1 << 4, scale),
+            spread(e2m1, scale)};
   }
-  __device__ float scale(bool odd) const {
-    return __uint_as_float(odd ? scales >> 8 << 23 : (scales & 255u) << 23);
+
+ private:
+  // The codes in bits 12-15 and 28-31: their exponents are the lowest two bits of a bf16's, which makes them
+  // 2^-126 times what they mean, zero and one half included.
+  __device__ static uint32_t spread(uint32_t codes, uint32_t scale) {
+    const uint32_t bits = (codes & 0x80008000u) | ((codes & 0x70007000u) >> 6);
+    const __nv_bfloat162 v = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits),
+                                     *reinterpret_cast<const __nv_bfloat162*>(&scale));
+    return *reinterpret_cast<const uint32_t*>(&v);
   }
 };
 
@@ -237,9 +257,10 @@ struct RawPair<PackedFormat::kQ8> {
   }
   __device__ uint4 block(bool odd) const {
     constexpr uint32_t kTop = 0x80808080u;
+    const uint32_t low = (odd ? codes.y : codes.x) ^ kTop, high = (odd ? codes.w : codes.z) ^ kTop;
     uint4 out;
-    codes_to_f16((odd ? codes.y : codes.x) ^ kTop, out.x, out.y);
-    codes_to_f16((odd ? codes.w : codes.z) ^ kTop, out.z, out.w);
+    codes_to_f16(ptx::permute(low, high, 0x5140u), out.x, out.y);
+    codes_to_f16(ptx::permute(low, high, 0x7362u), out.z, out.w);
     return out;
   }
   __device__ float scale(bool odd) const {
@@ -251,7 +272,7 @@ template <PackedFormat kFormat, int kN, class Problem>
 class Producer {
  public:
   using Stage = WgmmaStage<kN>;
-  static constexpr int kTiles = kN / 32;  // of a warp
+  static constexpr int kTiles = kN / 8 / kProducerWarps;  // of a warp
   using Raw = RawPair<kFormat>;
 
   __device__ void run(const Problem& p, WgmmaRing<kN> ring) {
@@ -292,16 +313,13 @@ class Producer {
 
   __device__ static void bring_rows(const Problem& p, const WgmmaItem& item, int pair,
                                     const WgmmaRing<kN>& ring) {
-    constexpr uint32_t kScaleBytes = 2 * kRows * 4;
     uint64_t* full = ring.rows_full + ring.at;
-    ptx::barrier_arrive_expect(full, static_cast<uint32_t>(item.m_tiles) * (kTileBytes + kScaleBytes));
-    for (int m = 0; m < item.m_tiles; ++m) {
-      const int64_t at = int64_t{item.first_tile + m} * p.pairs + pair;
-      ptx::bulk_copy_kept(ring.stage() + Stage::kActivations + m * kTileBytes, p.x.codes + at * kTileBytes,
-                          kTileBytes, full);
-      ptx::bulk_copy_kept(ring.stage() + Stage::kActivationScales + m * kScaleBytes,
-                          p.x.scales + at * 2 * kRows, kScaleBytes, full);
-    }
+    ptx::barrier_arrive_expect(full, static_cast<uint32_t>(item.m_tiles * kTileBytes));
+    const uint8_t* from = p.x.codes + (int64_t{item.first_tile} * p.pairs + pair) * kTileBytes;
+    ptx::bulk_copy_kept(ring.stage(), from, kTileBytes, full);
+    if (item.m_tiles == 1) return;
+    ptx::bulk_copy_kept(ring.stage() + Stage::kTileStride, from + int64_t{p.pairs} * kTileBytes, kTileBytes,
+                        full);
   }
 
   // A lane's eight elements of a block are one chunk of 16 bytes. Odd rows begin with the odd block: eight
@@ -310,14 +328,17 @@ class Producer {
     const int g = lane_ / 4, t = lane_ % 4;
     const bool odd = g % 2 == 1;
     const int first = ((odd ? 4 + t : t) ^ g) * 16;
-    auto* scales = reinterpret_cast<float*>(stage + Stage::kWeightScales);
+    [[maybe_unused]] auto* scales = reinterpret_cast<float*>(stage + Stage::kWeightScales);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const int row = (warp_ * kTiles + n) * kTileRows + g;
       uint8_t* to = stage + Stage::kWeights + row * ptx::kSwizzleRowBytes;
       *reinterpret_cast<uint4*>(to + first) = raw[n].block(odd);
       *reinterpret_cast<uint4*>(to + (first ^ 64)) = raw[n].block(!odd);
-      if (t < 2) scales[t * kN + row] = raw[n].scale(t == 1);
+      if constexpr (kFormat == PackedFormat::kQ8) {
+        const int at = g / 2 * Stage::kLaneScales + row / 8 * 2 + g % 2;
+        if (t < 2) scales[t * Stage::kBlockScales + at] = raw[n].scale(t == 1);
+      }
     }
   }
 
@@ -326,7 +347,7 @@ class Producer {
 
 // ---------------------------------------------------------------- multiplying
 
-template <int kN, class Problem>
+template <PackedFormat kFormat, int kN, class Problem>
 class Consumer {
  public:
   using Stage = WgmmaStage<kN>;
@@ -361,30 +382,51 @@ class Consumer {
 
  private:
   __device__ static void multiply(const uint8_t* stage, int me, int row, int t, float (&sum)[kN / 2]) {
-    const uint64_t a = ptx::wgmma_operand(stage + Stage::kActivations + me * kTileBytes),
-                   b = ptx::wgmma_operand(stage + Stage::kWeights);
-    const auto* row_scales =
-        reinterpret_cast<const float*>(stage + Stage::kActivationScales) + me * 2 * kRows + row;
-    const auto* scales = reinterpret_cast<const float2*>(stage + Stage::kWeightScales) + t;
+    const uint8_t* rows = stage + me * Stage::kTileStride;
+    const uint64_t a = ptx::wgmma_operand(rows), b = ptx::wgmma_operand(stage + Stage::kWeights);
+    const auto* row_scales = reinterpret_cast<const float*>(rows + kScalesAt) + row;
+    [[maybe_unused]] const auto* scales =
+        reinterpret_cast<const float4*>(stage + Stage::kWeightScales + t * Stage::kLaneScales * 4);
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       float d[kN / 2];
       ptx::wgmma_fence();
-      ptx::wgmma_f16(d, a + 4 * block, b + 4 * block, false);
-      ptx::wgmma_f16(d, a + 4 * block + 2, b + 4 * block + 2, true);
+      product(d, a + 4 * block, b + 4 * block, false);
+      product(d, a + 4 * block + 2, b + 4 * block + 2, true);
       ptx::wgmma_commit();
-      const float low = row_scales[block * kRows], high = row_scales[block * kRows + 8];
-      ptx::wgmma_wait<0>();
-      ptx::hold_sums(d);
+      float low = row_scales[block * kRows], high = row_scales[block * kRows + 8];
+      if constexpr (kFormat == PackedFormat::kMx4) {
+        low *= kScaleOffset, high *= kScaleOffset;
+        ptx::wgmma_wait<0>();
+        ptx::hold_sums(d);
 #pragma unroll
-      for (int j = 0; j < kN / 8; ++j) {
-        const float2 s = scales[block * (kN / 2) + 4 * j];
-        sum[4 * j] = fmaf(d[4 * j], s.x * low, sum[4 * j]);
-        sum[4 * j + 1] = fmaf(d[4 * j + 1], s.y * low, sum[4 * j + 1]);
-        sum[4 * j + 2] = fmaf(d[4 * j + 2], s.x * high, sum[4 * j + 2]);
-        sum[4 * j + 3] = fmaf(d[4 * j + 3], s.y * high, sum[4 * j + 3]);
+        for (int j = 0; j < kN / 2; ++j) sum[j] = fmaf(d[j], j % 4 < 2 ? low : high, sum[j]);
+      } else {
+        ptx::wgmma_wait<0>();
+        ptx::hold_sums(d);
+#pragma unroll
+        for (int j = 0; j < kN / 8; j += 2) {
+          const float4 s = scales[block * (Stage::kBlockScales / 4) + j / 2];
+          add_four(d, 4 * j, s.x, s.y, low, high, sum);
+          add_four(d, 4 * j + 4, s.z, s.w, low, high, sum);
+        }
       }
     }
+  }
+
+  __device__ static void product(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate) {
+    if constexpr (kFormat == PackedFormat::kMx4) {
+      ptx::wgmma_bf16(d, a, b, accumulate);
+    } else {
+      ptx::wgmma_f16(d, a, b, accumulate);
+    }
+  }
+  __device__ static void add_four(const float (&d)[kN / 2], int at, float even, float odd, float low,
+                                  float high, float (&sum)[kN / 2]) {
+    sum[at] = fmaf(d[at], even * low, sum[at]);
+    sum[at + 1] = fmaf(d[at + 1], odd * low, sum[at + 1]);
+    sum[at + 2] = fmaf(d[at + 2], even * high, sum[at + 2]);
+    sum[at + 3] = fmaf(d[at + 3], odd * high, sum[at + 3]);
   }
 };
 
@@ -400,12 +442,12 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const __grid_constan
   __syncthreads();  // the barriers are there
   ptx::wait_for_previous();
   const int group = threadIdx.x / kGroupThreads;
-  if (group == 0) {
+  if (group < kProducers) {
     ptx::fewer_registers<kProducerRegisters>();
     Producer<kFormat, kN, Problem>().run(p, ring);
   } else {
     ptx::more_registers<kConsumerRegisters>();
-    Consumer<kN, Problem>().run(p, ring, group - 1);
+    Consumer<kFormat, kN, Problem>().run(p, ring, group - kProducers);
   }
 #else
   __trap();
@@ -481,7 +523,7 @@ bool has_wgmma() {
     cudaFuncAttributes attributes{};
     check_call(cudaFuncGetAttributes(&attributes, wgmma_kernel<PackedFormat::kQ8, 64, WgmmaLinear>),
                "cudaFuncGetAttributes");
-    // Without sm_90a in the build the kernel is a trap, of a few registers.
+    // Without sm_90a in the build the kernel is a trap, which takes few registers.
     return attributes.binaryVersion == 90 && attributes.numRegs > 64;
   }();
   return has;
