@@ -47,10 +47,27 @@ struct WgmmaStage {
   static_assert(kN / 4 <= kLaneScales);
 };
 
-// One CTA's work: kN / 8 tiles of weights on up to two tiles of rows.
+// One CTA's work: kN / 8 tiles of weights, from first_n on, on up to two tiles of rows.
 struct WgmmaItem {
-  int32_t expert, first_tile, m_tiles, first_n;
+  int32_t matrix;  // part or expert
+  int32_t first_tile, m_tiles, first_n;
 };
+
+// Two neighbouring columns of a row of `columns`, together where that keeps them aligned.
+__device__ inline void store_two(float* row, int32_t column, int32_t columns, float a, float b) {
+  if (columns % 2 == 0) {
+    if (column < columns) *reinterpret_cast<float2*>(row + column) = {a, b};
+  } else {
+    if (column < columns) row[column] = a;
+    if (column + 1 < columns) row[column + 1] = b;
+  }
+}
+// As far as there are, else any. `row` may be null: zeros.
+__device__ inline float2 load_two(const float* row, int32_t column, int32_t columns) {
+  if (row == nullptr) return {0.0f, 0.0f};
+  if (columns % 2 == 0) return *reinterpret_cast<const float2*>(row + min(column, columns - 2));
+  return {row[min(column, columns - 1)], row[min(column + 1, columns - 1)]};
+}
 
 // ---------------------------------------------------------------- what is multiplied
 
@@ -59,56 +76,62 @@ struct WgmmaLinear {
     const uint8_t* tiles;
     const float* bias;
     float* out;
-    int64_t rows;
-    int32_t num_tiles;
+    int32_t rows, num_tiles;
   };
   Part parts[3];
-  int32_t num_parts, total_tiles, pairs;
+  int32_t num_parts, pairs;
   uint32_t tile_bytes;
   WideRows x;
   int64_t rows;
   bool add;
 
-  struct Place {
-    int part, tile;
-  };
-  __device__ Place place_of(int tile) const {
-    int i = 0;
-    while (i + 1 < num_parts && tile >= parts[i].num_tiles) tile -= parts[i++].num_tiles;
-    return {i, tile};
-  }
   template <int kN>
-  __device__ int items() const {
-    return (total_tiles + kN / 8 - 1) / (kN / 8) * m_items();
+  __host__ __device__ int n_items(int part) const {
+    return (parts[part].num_tiles + kN / 8 - 1) / (kN / 8);
   }
-  __device__ int m_items() const { return static_cast<int>((rows + 2 * kRows - 1) / (2 * kRows)); }
+  __host__ __device__ int m_items() const { return static_cast<int>((rows + 2 * kRows - 1) / (2 * kRows)); }
+  template <int kN>
+  __host__ __device__ int items() const {
+    int n = 0;
+    for (int i = 0; i < num_parts; ++i) n += n_items<kN>(i);
+    return n * m_items();
+  }
   // CTAs that follow one another share weights.
   template <int kN>
   __device__ WgmmaItem item(int i) const {
     const int m = i % m_items(), tiles = static_cast<int>((rows + kRows - 1) / kRows);
-    return {0, 2 * m, min(2, tiles - 2 * m), i / m_items() * (kN / 8)};
+    int n = i / m_items(), part = 0;
+    while (part + 1 < num_parts && n >= n_items<kN>(part)) n -= n_items<kN>(part++);
+    return {part, 2 * m, min(2, tiles - 2 * m), n * (kN / 8)};
   }
   // Past the last tile: any, its sums are not stored.
   __device__ const uint8_t* tile(const WgmmaItem& item, int n) const {
-    const Place at = place_of(min(item.first_n + n, total_tiles - 1));
-    return parts[at.part].tiles + int64_t{at.tile} * tile_bytes;
+    const Part& part = parts[item.matrix];
+    return part.tiles + int64_t{min(item.first_n + n, part.num_tiles - 1)} * tile_bytes;
   }
-  // Rows `row` and row + 8 of the item's, and columns 2t and 2t + 1 of each tile.
+  // Rows `row` and row + 8 of the item's, and columns 2t and 2t + 1 of each tile. What is read is read before
+  // anything is stored, all at once: an item has this wait once.
   template <int kN>
   __device__ void store(const WgmmaItem& item, int row, int t, const float (&total)[kN / 2]) const {
+    const Part& part = parts[item.matrix];
+    const int32_t first = item.first_n * kTileRows + 2 * t;
+    float2 bias[kN / 8];
 #pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-      if (item.first_n + j >= total_tiles) continue;
-      const Place at = place_of(item.first_n + j);
-      const Part& part = parts[at.part];
+    for (int j = 0; j < kN / 8; ++j) bias[j] = load_two(part.bias, first + 8 * j, part.rows);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int64_t token = int64_t{item.first_tile} * kRows + row + i / 2 * 8;
-        const int64_t column = int64_t{at.tile} * kTileRows + 2 * t + i % 2;
-        if (token >= rows || column >= part.rows) continue;
-        const float value = total[4 * j + i] + (part.bias != nullptr ? __ldg(part.bias + column) : 0.0f);
-        float* to = part.out + token * part.rows + column;
-        *to = add ? *to + value : value;
+    for (int half = 0; half < 2; ++half) {
+      const int64_t token = int64_t{item.first_tile} * kRows + row + half * 8;
+      if (token >= rows) continue;
+      float* out = part.out + token * part.rows;
+      float2 old[kN / 8] = {};
+      if (add) {
+#pragma unroll
+        for (int j = 0; j < kN / 8; ++j) old[j] = load_two(out, first + 8 * j, part.rows);
+      }
+#pragma unroll
+      for (int j = 0; j < kN / 8; ++j) {
+        const float a = total[4 * j + 2 * half] + bias[j].x, b = total[4 * j + 2 * half + 1] + bias[j].y;
+        store_two(out, first + 8 * j, part.rows, add ? old[j].x + a : a, add ? old[j].y + b : b);
       }
     }
   }
@@ -140,31 +163,37 @@ struct WgmmaExperts {
   __device__ const uint8_t* tile(const WgmmaItem& item, int n) const {
     const PackedMatrix& w = kGateUp && n % 2 == 1 ? op.up : op.gate;
     const int tile = min(item.first_n + (kGateUp ? n / 2 : n), w.tiles_per_expert - 1);
-    return w.tiles + (int64_t{item.expert} * w.tiles_per_expert + tile) * w.tile_bytes;
+    return w.tiles + (int64_t{item.matrix} * w.tiles_per_expert + tile) * w.tile_bytes;
   }
   template <int kN>
   __device__ void store(const WgmmaItem& item, int row, int t, const float (&total)[kN / 2]) const {
-    const int64_t rows = op.gate.rows;
+    const auto columns = static_cast<int32_t>(op.gate.rows);
+    const int32_t first = item.first_n * kTileRows + 2 * t;
+    const int32_t* order = op.groups.order + int64_t{item.first_tile} * kRows + row;
+    const int32_t pair[2] = {order[0], order[8]};
+    const auto biases = [&](const float* bias) {
+      return bias != nullptr ? bias + int64_t{item.matrix} * columns : nullptr;
+    };
+    // All at once, as WgmmaLinear does.
+    float2 gate_bias[kTiles<kN>], up_bias[kTiles<kN>];
+#pragma unroll
+    for (int n = 0; n < kTiles<kN>; ++n) {
+      gate_bias[n] = load_two(biases(op.gate_bias), first + 8 * n, columns);
+      if (kGateUp) up_bias[n] = load_two(biases(op.up_bias), first + 8 * n, columns);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t pair = op.groups.order[int64_t{item.first_tile} * kRows + row + half * 8];
-      if (pair < 0) continue;
+      if (pair[half] < 0) continue;
+      float* out = op.out + int64_t{pair[half]} * columns;
 #pragma unroll
-      for (int j = 0; j < kN / 8; j += kGateUp ? 2 : 1) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int64_t column = int64_t{item.first_n + (kGateUp ? j / 2 : j)} * kTileRows + 2 * t + i;
-          if (column >= rows) continue;
-          const int64_t bias_at = item.expert * rows + column;
-          float value =
-              total[4 * j + 2 * half + i] + (op.gate_bias != nullptr ? __ldg(op.gate_bias + bias_at) : 0.0f);
-          if constexpr (kGateUp) {
-            const float up = total[4 * (j + 1) + 2 * half + i] +
-                             (op.up_bias != nullptr ? __ldg(op.up_bias + bias_at) : 0.0f);
-            value = activate(op.activation, value, up);
-          }
-          op.out[pair * rows + column] = value;
+      for (int n = 0; n < kTiles<kN>; ++n) {
+        const int at = 4 * (kGateUp ? 2 * n : n) + 2 * half;
+        float a = total[at] + gate_bias[n].x, b = total[at + 1] + gate_bias[n].y;
+        if constexpr (kGateUp) {
+          a = activate(op.activation, a, total[at + 4] + up_bias[n].x);
+          b = activate(op.activation, b, total[at + 5] + up_bias[n].y);
         }
+        store_two(out, first + 8 * n, columns, a, b);
       }
     }
   }
@@ -191,8 +220,8 @@ struct WgmmaRing {
   __device__ void init() const {
     for (int i = 0; i < Stage::kCount; ++i) {
       ptx::barrier_init(rows_full + i, 1);
-      ptx::barrier_init(weights_full + i, kProducerWarps);
-      ptx::barrier_init(empty + i, kConsumers * kGroupThreads / kWarpLanes);
+      ptx::barrier_init(weights_full + i, kProducers * kGroupThreads);
+      ptx::barrier_init(empty + i, kConsumers * kGroupThreads);
     }
     ptx::barrier_init_fence();
   }
@@ -296,8 +325,7 @@ class Producer {
           store(raw[a], ring.stage());
           load(tiles, p.pairs, pair + a + Raw::kAhead, raw[a]);
           ptx::publish_to_async();
-          __syncwarp();  // every lane's part of the weights is there
-          if (lane_ == 0) ptx::barrier_arrive(ring.weights_full + ring.at);
+          ptx::barrier_arrive(ring.weights_full + ring.at);
           ring.advance();
         }
       }
@@ -367,8 +395,7 @@ class Consumer {
         ptx::barrier_wait(ring.rows_full + ring.at, ring.phase);
         ptx::barrier_wait(ring.weights_full + ring.at, ring.phase);
         if (mine) multiply(ring.stage(), me, row, lane % 4, sum);
-        __syncwarp();  // the warp has read the stage
-        if (lane == 0) ptx::barrier_arrive(ring.empty + ring.at);
+        ptx::barrier_arrive(ring.empty + ring.at);
         ring.advance();
         if (--left == 0 || pair + 1 == p.pairs) {  // a segment ends
           left = per;
@@ -476,9 +503,8 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <PackedFormat kFormat>
 void launch_linear_for(const WgmmaLinear& p, cudaStream_t stream) {
-  const int64_t m = divide_up(p.rows, 2 * kRows), wide = divide_up(p.total_tiles, 16) * m;
-  if (wide < multiprocessors()) return launch_as<kFormat, 64>(p, divide_up(p.total_tiles, 8) * m, stream);
-  launch_as<kFormat, 128>(p, wide, stream);
+  if (p.items<128>() < multiprocessors()) return launch_as<kFormat, 64>(p, p.items<64>(), stream);
+  launch_as<kFormat, 128>(p, p.items<128>(), stream);
 }
 
 template <PackedFormat kFormat, bool kGateUp>
@@ -495,15 +521,15 @@ void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream) {
   p.num_parts = op.num_parts;
   for (int i = 0; i < op.num_parts; ++i) {
     const WideLinear::Part& part = op.parts[i];
-    p.parts[i] = {part.w.tiles, part.bias, part.out, part.w.rows, part.w.tiles_per_expert};
-    p.total_tiles += part.w.tiles_per_expert;
+    p.parts[i] = {part.w.tiles, part.bias, part.out, static_cast<int32_t>(part.w.rows),
+                  part.w.tiles_per_expert};
   }
-  if (p.total_tiles == 0) return;
   p.pairs = op.parts[0].w.pairs;
   p.tile_bytes = op.parts[0].w.tile_bytes;
   p.x = op.x;
   p.rows = op.rows;
   p.add = op.add;
+  if (p.items<64>() == 0) return;
   if (op.parts[0].w.format == PackedFormat::kMx4) return launch_linear_for<PackedFormat::kMx4>(p, stream);
   launch_linear_for<PackedFormat::kQ8>(p, stream);
 }
