@@ -7,7 +7,7 @@
 //
 // A CTA is persistent: two warpgroups bring operands, two multiply 64 rows x kN outputs each. A stage is one
 // pair of blocks: activations come as bulk copies in the layout the tensor core reads (WideRows), weights
-// are loaded to registers some pairs ahead, decoded and stored.
+// come as they are some pairs ahead, are decoded and stored.
 //
 // Roofline: 989 TFLOP/s of the tensor cores, 512 cycles per 128 x 128 x 64 of an SM; beside them 256 issue
 // slots of each scheduler for the multiply-adds (512 for 8-bit weights) and some 250 to decode.
@@ -43,8 +43,29 @@ struct WgmmaStage {
   static constexpr int kWeightScales = kWeights + kN * ptx::kSwizzleRowBytes;
   static constexpr int kLaneScales = 36, kBlockScales = 4 * kLaneScales;
   static constexpr int kBytes = (kWeightScales + 2 * kBlockScales * 4 + 1023) / 1024 * 1024;
-  static constexpr int kCount = 6;
+  static constexpr int kCount = 5;
   static_assert(kN / 4 <= kLaneScales);
+};
+
+// Weights as they are in memory, on their way to a producer warp: two slots of some pairs of its tiles.
+template <PackedFormat kFormat, int kN>
+struct RawSlot {
+  static constexpr int kCodes = kFormat == PackedFormat::kMx4 ? 256 : 512, kScales = kCodes / 16;
+  static constexpr int kPairs = 1024 / kCodes;
+  static constexpr int kTiles = kN / 8 / kProducerWarps;  // of a warp
+  static constexpr int kScalesAt = kTiles * kPairs * kCodes;
+  static constexpr int kBytes = kScalesAt + kTiles * kPairs * kScales;
+  static constexpr int kCount = 2;
+};
+
+// Shared memory of a CTA: stages, slots of every producer warp, barriers.
+template <PackedFormat kFormat, int kN>
+struct WgmmaShared {
+  using Stage = WgmmaStage<kN>;
+  using Raw = RawSlot<kFormat, kN>;
+  static constexpr int kRaw = Stage::kCount * Stage::kBytes;
+  static constexpr int kBarriers = kRaw + kProducerWarps * Raw::kCount * Raw::kBytes;
+  static constexpr int kBytes = kBarriers + (3 * Stage::kCount + kProducerWarps * Raw::kCount) * 8;
 };
 
 // One CTA's work: kN / 8 tiles of weights, from first_n on, on up to two tiles of rows.
@@ -203,26 +224,29 @@ struct WgmmaExperts {
 
 // ---------------------------------------------------------------- the ring
 
-template <int kN>
+template <PackedFormat kFormat, int kN>
 struct WgmmaRing {
+  using Shared = WgmmaShared<kFormat, kN>;
   using Stage = WgmmaStage<kN>;
   uint8_t* stages;
   uint64_t *rows_full, *weights_full, *empty;  // [kCount] each
+  uint64_t* raw_full;                          // [producer warp][slot]
   int at = 0;
   uint32_t phase = 0;
 
   __device__ explicit WgmmaRing(uint8_t* shared) : stages(shared) {
-    rows_full = reinterpret_cast<uint64_t*>(shared + Stage::kCount * Stage::kBytes);
+    rows_full = reinterpret_cast<uint64_t*>(shared + Shared::kBarriers);
     weights_full = rows_full + Stage::kCount;
     empty = weights_full + Stage::kCount;
+    raw_full = empty + Stage::kCount;
   }
-  static constexpr size_t bytes() { return Stage::kCount * Stage::kBytes + 3 * Stage::kCount * 8; }
   __device__ void init() const {
     for (int i = 0; i < Stage::kCount; ++i) {
       ptx::barrier_init(rows_full + i, 1);
       ptx::barrier_init(weights_full + i, kProducers * kGroupThreads);
       ptx::barrier_init(empty + i, kConsumers * kGroupThreads);
     }
+    for (int i = 0; i < kProducerWarps * Shared::Raw::kCount; ++i) ptx::barrier_init(raw_full + i, 1);
     ptx::barrier_init_fence();
   }
   __device__ uint8_t* stage() const { return stages + at * Stage::kBytes; }
@@ -246,11 +270,10 @@ template <>
 struct RawPair<PackedFormat::kMx4> {
   uint2 codes;
   uint32_t scales;
-  static constexpr int kAhead = 3;
 
-  __device__ void load(const uint8_t* tile, int pairs, int p, int lane) {
-    codes = __ldg(reinterpret_cast<const uint2*>(tile + p * 256 + lane * 8));
-    scales = __ldg(reinterpret_cast<const uint16_t*>(tile + pairs * 256 + (p * 8 + lane / 4) * 2));
+  __device__ void load(const uint8_t* pair_codes, const uint8_t* pair_scales, int lane) {
+    codes = reinterpret_cast<const uint2*>(pair_codes)[lane];
+    scales = reinterpret_cast<const uint16_t*>(pair_scales)[lane / 4];
   }
   __device__ uint4 block(bool odd) const {
     const uint32_t w = odd ? codes.y : codes.x;
@@ -278,11 +301,10 @@ template <>
 struct RawPair<PackedFormat::kQ8> {
   uint4 codes;
   uint32_t scales;
-  static constexpr int kAhead = 2;
 
-  __device__ void load(const uint8_t* tile, int pairs, int p, int lane) {
-    codes = __ldg(reinterpret_cast<const uint4*>(tile + p * 512 + lane * 16));
-    scales = __ldg(reinterpret_cast<const uint32_t*>(tile + pairs * 512 + (p * 8 + lane / 4) * 4));
+  __device__ void load(const uint8_t* pair_codes, const uint8_t* pair_scales, int lane) {
+    codes = reinterpret_cast<const uint4*>(pair_codes)[lane];
+    scales = reinterpret_cast<const uint32_t*>(pair_scales)[lane / 4];
   }
   __device__ uint4 block(bool odd) const {
     constexpr uint32_t kTop = 0x80808080u;
@@ -301,46 +323,65 @@ template <PackedFormat kFormat, int kN, class Problem>
 class Producer {
  public:
   using Stage = WgmmaStage<kN>;
-  static constexpr int kTiles = kN / 8 / kProducerWarps;  // of a warp
+  using Slot = RawSlot<kFormat, kN>;
   using Raw = RawPair<kFormat>;
+  static constexpr int kTiles = Slot::kTiles;
 
-  __device__ void run(const Problem& p, WgmmaRing<kN> ring) {
+  __device__ void run(const Problem& p, WgmmaRing<kFormat, kN> ring) {
     const int thread = threadIdx.x;
     warp_ = thread / kWarpLanes, lane_ = thread % kWarpLanes;
+    raw_ = ring.stages + WgmmaShared<kFormat, kN>::kRaw + warp_ * Slot::kCount * Slot::kBytes;
+    raw_full_ = ring.raw_full + warp_ * Slot::kCount;
     const int items = p.template items<kN>();
     for (int i = blockIdx.x; i < items; i += gridDim.x) {
       const WgmmaItem item = p.template item<kN>(i);
       const uint8_t* tiles[kTiles];
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) tiles[n] = p.tile(item, warp_ * kTiles + n);
-      Raw raw[Raw::kAhead][kTiles];
+      for (int n = 0; n < Slot::kCount; ++n) ask(tiles, p.pairs, n * Slot::kPairs);
+      for (int first = 0; first < p.pairs; first += Slot::kPairs) {
+        const uint32_t slot = taken_ % Slot::kCount;
+        ptx::barrier_wait(raw_full_ + slot, taken_ / Slot::kCount % 2);
+        ++taken_;
+        const uint8_t* from = raw_ + slot * Slot::kBytes;
 #pragma unroll
-      for (int a = 0; a < Raw::kAhead; ++a) load(tiles, p.pairs, a, raw[a]);
-      for (int pair = 0; pair < p.pairs; pair += Raw::kAhead) {
-#pragma unroll
-        for (int a = 0; a < Raw::kAhead; ++a) {
-          if (pair + a >= p.pairs) break;
+        for (int a = 0; a < Slot::kPairs; ++a) {
+          if (first + a >= p.pairs) break;
           ptx::barrier_wait(ring.empty + ring.at, ring.phase ^ 1);
-          if (thread == 0) bring_rows(p, item, pair + a, ring);
-          store(raw[a], ring.stage());
-          load(tiles, p.pairs, pair + a + Raw::kAhead, raw[a]);
+          if (thread == 0) bring_rows(p, item, first + a, ring);
+          store(from + a * Slot::kCodes, from + Slot::kScalesAt + a * Slot::kScales, ring.stage());
           ptx::publish_to_async();
           ptx::barrier_arrive(ring.weights_full + ring.at);
           ring.advance();
         }
+        __syncwarp();  // the slot is read
+        ask(tiles, p.pairs, first + Slot::kCount * Slot::kPairs);
       }
     }
   }
 
  private:
-  __device__ void load(const uint8_t* const (&tiles)[kTiles], int pairs, int p, Raw (&raw)[kTiles]) const {
-    if (p >= pairs) return;
+  // The pairs from `first` on into the next slot, if there are any. Copies, not loads: the fence that shows
+  // the tensor core what was stored waits for every load under way.
+  __device__ void ask(const uint8_t* const (&tiles)[kTiles], int pairs, int first) {
+    if (first >= pairs) return;
+    const uint32_t slot = asked_++ % Slot::kCount;
+    if (lane_ != 0) return;
+    const auto count = static_cast<uint32_t>(min(Slot::kPairs, pairs - first));
+    uint8_t* to = raw_ + slot * Slot::kBytes;
+    ptx::barrier_arrive_expect(raw_full_ + slot, kTiles * count * (Slot::kCodes + Slot::kScales));
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) raw[n].load(tiles[n], pairs, p, lane_);
+    for (int n = 0; n < kTiles; ++n) {
+      ptx::bulk_copy_kept(to + n * Slot::kPairs * Slot::kCodes, tiles[n] + first * Slot::kCodes,
+                          count * Slot::kCodes, raw_full_ + slot);
+      ptx::bulk_copy_kept(to + Slot::kScalesAt + n * Slot::kPairs * Slot::kScales,
+                          tiles[n] + pairs * Slot::kCodes + first * Slot::kScales, count * Slot::kScales,
+                          raw_full_ + slot);
+    }
   }
 
   __device__ static void bring_rows(const Problem& p, const WgmmaItem& item, int pair,
-                                    const WgmmaRing<kN>& ring) {
+                                    const WgmmaRing<kFormat, kN>& ring) {
     uint64_t* full = ring.rows_full + ring.at;
     ptx::barrier_arrive_expect(full, static_cast<uint32_t>(item.m_tiles * kTileBytes));
     const uint8_t* from = p.x.codes + (int64_t{item.first_tile} * p.pairs + pair) * kTileBytes;
@@ -352,25 +393,31 @@ class Producer {
 
   // A lane's eight elements of a block are one chunk of 16 bytes. Odd rows begin with the odd block: eight
   // lanes so write to eight different chunks.
-  __device__ void store(const Raw (&raw)[kTiles], uint8_t* stage) const {
+  __device__ void store(const uint8_t* codes, const uint8_t* pair_scales, uint8_t* stage) const {
     const int g = lane_ / 4, t = lane_ % 4;
     const bool odd = g % 2 == 1;
     const int first = ((odd ? 4 + t : t) ^ g) * 16;
     [[maybe_unused]] auto* scales = reinterpret_cast<float*>(stage + Stage::kWeightScales);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
+      Raw raw;
+      raw.load(codes + n * Slot::kPairs * Slot::kCodes, pair_scales + n * Slot::kPairs * Slot::kScales,
+               lane_);
       const int row = (warp_ * kTiles + n) * kTileRows + g;
       uint8_t* to = stage + Stage::kWeights + row * ptx::kSwizzleRowBytes;
-      *reinterpret_cast<uint4*>(to + first) = raw[n].block(odd);
-      *reinterpret_cast<uint4*>(to + (first ^ 64)) = raw[n].block(!odd);
+      *reinterpret_cast<uint4*>(to + first) = raw.block(odd);
+      *reinterpret_cast<uint4*>(to + (first ^ 64)) = raw.block(!odd);
       if constexpr (kFormat == PackedFormat::kQ8) {
         const int at = g / 2 * Stage::kLaneScales + row / 8 * 2 + g % 2;
-        if (t < 2) scales[t * Stage::kBlockScales + at] = raw[n].scale(t == 1);
+        if (t < 2) scales[t * Stage::kBlockScales + at] = raw.scale(t == 1);
       }
     }
   }
 
   int warp_, lane_;
+  uint8_t* raw_;
+  uint64_t* raw_full_;
+  uint32_t asked_ = 0, taken_ = 0;  // slots
 };
 
 // ---------------------------------------------------------------- multiplying
@@ -380,7 +427,7 @@ class Consumer {
  public:
   using Stage = WgmmaStage<kN>;
 
-  __device__ void run(const Problem& p, WgmmaRing<kN> ring, int me) {
+  __device__ void run(const Problem& p, WgmmaRing<kFormat, kN> ring, int me) {
     const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x % kGroupThreads / kWarpLanes;
     const int row = warp * 16 + lane / 4;
     const int items = p.template items<kN>(), per = pairs_per_segment(p.pairs);
@@ -463,7 +510,7 @@ template <PackedFormat kFormat, int kN, class Problem>
 __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const __grid_constant__ Problem p) {
 #ifdef MILLRACE_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
-  WgmmaRing<kN> ring(shared);
+  WgmmaRing<kFormat, kN> ring(shared);
   if (threadIdx.x == 0) ring.init();
   ptx::let_dependents_start();
   __syncthreads();  // the barriers are there
@@ -481,22 +528,13 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_kernel(const __grid_constan
 #endif
 }
 
-#ifndef MILLRACE_HAS_WGMMA
-template <int kN>
-struct WgmmaRing {  // for the host's pass: its size alone
-  static constexpr size_t bytes() {
-    return WgmmaStage<kN>::kCount * WgmmaStage<kN>::kBytes + 3 * WgmmaStage<kN>::kCount * 8;
-  }
-};
-#endif
-
 template <PackedFormat kFormat, int kN, class Problem>
 void launch_as(const Problem& p, int64_t items, cudaStream_t stream) {
   const auto kernel = wgmma_kernel<kFormat, kN, Problem>;
-  const size_t shared = WgmmaRing<kN>::bytes();
-  allow_shared_memory(kernel, shared);
+  constexpr size_t kShared = WgmmaShared<kFormat, kN>::kBytes;
+  allow_shared_memory(kernel, kShared);
   const int64_t ctas = items < multiprocessors() ? items : multiprocessors();
-  launch_dependent("wgmma_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, shared, stream, p);
+  launch_dependent("wgmma_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, kShared, stream, p);
 }
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
