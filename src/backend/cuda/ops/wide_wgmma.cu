@@ -20,6 +20,10 @@
 #include "backend/cuda/ops/wide.h"
 #include "backend/cuda/ptx/wgmma.cuh"
 
+#if defined(__CUDA_ARCH__) && !defined(MILLRACE_HAS_WGMMA)
+#pragma nv_diag_suppress 177  // unused: for this architecture the kernel is empty
+#endif
+
 namespace millrace::cuda {
 namespace {
 
