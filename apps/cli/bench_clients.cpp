@@ -299,7 +299,7 @@ std::shared_ptr<ClientOptions> add_client_options(Command& command) {
   add("--requests", o->requests, 1, "of each client, one after another");
   add("--shared-prefix", o->shared_prefix, 0, "tokens that all prompts begin with");
   add("--max-running", o->max_running, 1, "sequences in flight");
-  add("--step-tokens", o->step_tokens, 1, "rows of a step");
+  add("--step-tokens", o->step_tokens, 0, "rows of a step; 0: the device's");
   add("--kv-tokens", o->kv_tokens, 0,
       "that the main pool holds; 0: every sequence at full length, if it fits");
   add("--max-draft", o->max_draft, 1, "tokens guessed at once");

@@ -11,7 +11,7 @@ namespace millrace::cli {
 
 struct ClientOptions {
   int32_t clients = 0, requests = 4, shared_prefix = 0;
-  int32_t max_running = 64, step_tokens = 512, kv_tokens = 0, max_draft = 8;
+  int32_t max_running = 64, step_tokens = 0, kv_tokens = 0, max_draft = 8;
   std::vector<int32_t> priorities = {0};
   std::string kv_dir, speculate = "off", draft_model;
   size_t kv_dir_mb = 8192, ram_mb = 0;

@@ -38,7 +38,7 @@ struct EngineOptions {
   bool lock = false;          // keep weights and cache in memory: nothing is paged out
   int32_t max_running = 64;   // samples in flight
   int32_t max_waiting = 100000;  // requests; more are answered with kBusy
-  int32_t step_tokens = 512;     // rows per step: longer prompts go in chunks of this
+  int32_t step_tokens = 0;       // rows per step: longer prompts go in chunks of this; 0: the device's
   // While others decode, a prompt's chunk takes about so long: what it may delay their tokens by.
   double chunk_s = 0.25;
   // Tokens the main pool holds, all sequences together; 0: max_running contexts or what kv_bytes allows.

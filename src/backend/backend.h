@@ -212,6 +212,8 @@ class Backend {
   virtual std::string_view isa() const = 0;     // "neon_dotprod"; the device's architecture on a GPU
   virtual int threads() const = 0;
   virtual DType default_kv_type() const = 0;
+  // Rows of a step beyond which a prompt gains little by longer chunks.
+  virtual int32_t default_step_tokens() const { return 512; }
   virtual bool supports_kv_type(DType type) const = 0;
 
   // Bytes this backend will hold for a weight beyond the file's mapping; asked before anything is loaded.

@@ -131,7 +131,7 @@ class Engine::Impl {
     draft.threads = options_.threads;
     draft.context = runtime_->context();
     draft.sequences = options_.max_running;
-    draft.step_tokens = std::max(options_.max_running, options_.step_tokens);
+    draft.step_tokens = options_.step_tokens == 0 ? 0 : std::max(options_.max_running, options_.step_tokens);
     draft.logit_rows = options_.max_running;
     draft.shared_pool = true;
     return std::make_unique<ModelDrafter>(Runtime::open(options_.draft_model, draft),

@@ -25,7 +25,7 @@ void check_options(const EngineOptions& options) {
   if (options.model.empty()) throw_error(ErrorCode::kBadInput, "model: found no path, expected one");
   check("max_running", options.max_running, 1, 1 << 16);
   check("max_waiting", options.max_waiting, 0, 1 << 30);
-  check("step_tokens", options.step_tokens, 1, 1 << 20);
+  check("step_tokens", options.step_tokens, 0, 1 << 20);
   check("chunk_s", options.chunk_s, 1e-3, 3600);
   check("ageing", options.ageing, 0, 1e6);
   check("kv_tokens", static_cast<double>(options.kv_tokens), 0, 1e12);
@@ -55,7 +55,7 @@ RuntimeOptions runtime_options_of(const EngineOptions& options) {
     r.quantized_to = options.quantize;
   }
   r.sequences = options.max_running;
-  r.step_tokens = std::max(options.step_tokens, options.max_running);
+  r.step_tokens = options.step_tokens == 0 ? 0 : std::max(options.step_tokens, options.max_running);
   r.logit_rows = options.max_running + draft_rows(options);
   if (!options.kv_type.empty()) {
     r.kv_type = parse_kv_type("kv_type", options.kv_type);

@@ -59,7 +59,10 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
                               const RuntimeOptions& options) {
   ExecutorLimits limits;
   limits.max_context = chosen_context(config, options);
-  limits.max_tokens = std::max(1, std::min(options.step_tokens, limits.max_context * options.sequences));
+  const int32_t step_tokens = options.step_tokens > 0
+                                  ? options.step_tokens
+                                  : std::max(backend.default_step_tokens(), options.sequences);
+  limits.max_tokens = std::max(1, std::min(step_tokens, limits.max_context * options.sequences));
   limits.max_logit_rows = std::max(1, options.logit_rows);
   limits.sequences = std::max(1, options.sequences);
   limits.kv_type = options.kv_type.value_or(backend.default_kv_type());

@@ -29,11 +29,11 @@ inline kv::CacheOptions forgetful() {
 
 struct RuntimeOptions {
   std::string device = "cpu";
-  int threads = 0;            // 0: all
-  int32_t context = 0;        // tokens per sequence; 0: min(trained, 4096)
-  int32_t sequences = 1;      // that fit at full length
-  int32_t step_tokens = 512;  // rows per step: longer prompts go in chunks of this
-  int32_t logit_rows = 1;     // most logit rows asked for in a step
+  int threads = 0;          // 0: all
+  int32_t context = 0;      // tokens per sequence; 0: min(trained, 4096)
+  int32_t sequences = 1;    // that fit at full length
+  int32_t step_tokens = 0;  // rows per step: longer prompts go in chunks of this; 0: the device's
+  int32_t logit_rows = 1;   // most logit rows asked for in a step
   std::optional<DType> kv_type;
   bool lock = false;    // keep weights and cache in memory: nothing is paged out
   TypeChoice quantize;  // of weights, while they are loaded

@@ -25,6 +25,7 @@ class CudaBackend final : public Backend {
   std::string_view isa() const override { return device_.architecture; }
   int threads() const override { return pool_.size(); }
   DType default_kv_type() const override { return DType::kBF16; }
+  int32_t default_step_tokens() const override { return 4096; }
   bool supports_kv_type(DType type) const override {
     return type == DType::kF32 || type == DType::kF16 || type == DType::kBF16;
   }

@@ -10,7 +10,8 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int64_t kMaxStreamRows = 4;  // beyond, wide products read each weight once for all
+constexpr int64_t kMinPromptRows = 16;  // of a chunk, from which on two rows of a warp share keys and values
+constexpr int64_t kMaxStreamRows = 4;   // beyond, wide products read each weight once for all
 
 const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
 
@@ -79,12 +80,11 @@ bool StepLauncher::fuses_rope(const std::vector<StepOp>& ops, size_t at) const {
 void StepLauncher::prepare_angles(const std::vector<StepOp>& ops) {
   std::vector<bool> done(angle_tables_.size());
   for (size_t i = 0; i < ops.size(); ++i) {
-    if (!fuses_rope(ops, i)) continue;
-    const auto& rope = std::get<RopeOp>(ops[i]);
-    if (done[rope.table]) continue;
-    done[rope.table] = true;
-    launch_angles(in_batch(batch_->positions()), plan_.rows, rope.params,
-                  angle_tables_[rope.table].angles.as<float2>(), stream_.get());
+    const auto* rope = std::get_if<RopeOp>(&ops[i]);
+    if (rope == nullptr || done[rope->table]) continue;
+    done[rope->table] = true;
+    launch_angles(in_batch(batch_->positions()), plan_.rows, rope->params,
+                  angle_tables_[rope->table].angles.as<float2>(), stream_.get());
   }
 }
 
@@ -130,8 +130,9 @@ void StepLauncher::operator()(const NormQkv& op) {
 }
 
 void StepLauncher::operator()(const RopeOp& op) {
-  launch_rope_append_kv(cache_of(op.layer), op.params, plan_.rows, w_.query.as<float>(), w_.key.as<float>(),
-                        w_.value.as<float>(), stream_.get());
+  launch_rope_append_kv(cache_of(op.layer), op.params, angle_tables_[op.table].angles.as<const float2>(),
+                        plan_.rows, w_.query.as<float>(), w_.key.as<float>(), w_.value.as<float>(),
+                        stream_.get());
 }
 
 void StepLauncher::operator()(const Attend& op) {
@@ -162,6 +163,7 @@ void StepLauncher::packed_attention(const Attend& op) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
+  attention.prompt = !plan_.single_tokens && plan_.rows >= kMinPromptRows;
   launch_packed_attention(attention, stream_.get());
 }
 
@@ -223,7 +225,8 @@ void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bo
   }
 }
 
-void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat, bool add) {
+void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat format,
+                                  bool add) {
   const float* norm_weight = rows.norm != nullptr ? vector_of(rows.norm->weight) : nullptr;
   const float eps = rows.norm != nullptr ? rows.norm->eps : 0.0f;
   MILLRACE_CHECK(targets.size() <= count_of(StreamLinear{}.parts));
@@ -248,6 +251,7 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
   quantize.eps = eps;
   quantize.rows = rows.count;
   quantize.cols = rows.cols;
+  quantize.weights = format;
   quantize.to = wide_rows(w_.wide.as<uint8_t>(), rows.count, rows.cols);
   launch_wide_quantize(quantize, stream_.get());
   WideLinear op;
@@ -278,7 +282,7 @@ void StepLauncher::operator()(const Route& op) {
     route.cols = spec_.hidden;
     route.scores = w_.scores.as<float>();
     route.normed = w_.normed.as<float>();
-    route.quantized = w_.quantized.as<uint8_t>();
+    if (plan_.rows <= kMaxStreamRows) route.quantized = w_.quantized.as<uint8_t>();
     return launch_stream_route(route, stream_.get());
   }
   launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
@@ -320,20 +324,22 @@ bool StepLauncher::stream_experts(const Experts& op) {
   return true;
 }
 
-void StepLauncher::quantize_pairs(const DeviceBuffer& x, int32_t divide, int64_t cols) {
+// Rows of x, each of `copies` pairs, into the groups' order.
+void StepLauncher::quantize_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w) {
   const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
   WideQuantize quantize;
   quantize.x = x.as<const float>();
-  quantize.source_rows = groups.order;
-  quantize.divide = divide;
-  quantize.rows = groups.max_rows;
-  quantize.cols = cols;
-  quantize.to = wide_rows(w_.wide.as<uint8_t>(), groups.max_rows, cols);
+  quantize.places = groups.places;
+  quantize.copies = copies;
+  quantize.rows = pairs() / copies;
+  quantize.cols = w.cols;
+  quantize.weights = w.format;
+  quantize.to = wide_rows(w_.wide.as<uint8_t>(), groups.max_rows, w.cols);
   launch_wide_quantize(quantize, stream_.get());
 }
 
 void StepLauncher::wide_gate_up(const Experts& op) {
-  quantize_pairs(w_.normed, spec_.experts_per_token, spec_.hidden);
+  quantize_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
   WideExperts wide;
   wide.gate = own(*op.gate.weight).packed;
   wide.up = own(*op.up.weight).packed;
@@ -353,7 +359,7 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
     return launch_expert_linear(weight.matrix, vector_of(op.bias), x.as<float>(), divide,
                                 w_.chosen.as<int32_t>(), pairs(), out.as<float>(), stream_.get());
   }
-  quantize_pairs(x, divide, weight.cols);
+  quantize_pairs(x, divide, weight.packed);
   WideExperts wide;
   wide.gate = weight.packed;
   wide.gate_bias = vector_of(op.bias);

@@ -29,8 +29,9 @@ struct Sizes {  // bytes
     logits = logit_rows * static_cast<size_t>(spec.vocab) * 4;
     best = logit_rows * 4;
     quantized = spec.experts > 0 ? quantized_rows_bytes(spec.max_tokens, spec.hidden) : 0;
-    const auto expert_rows = static_cast<int64_t>(pairs) +
-                             int64_t{16} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
+    const auto expert_rows =
+        static_cast<int64_t>(pairs) +
+        int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
     wide = std::max({wide_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols)),
                      wide_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn)),
                      wide_rows_bytes(spec.max_logit_rows, spec.hidden),

@@ -28,19 +28,25 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One thread per element of the residual.
+// One CTA per token.
+template <class Vector>
 __global__ void __launch_bounds__(kThreads)
-    combine_experts_kernel(const float* down, const float* weights, int64_t size, int k, int64_t hidden,
-                           float* residual) {
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < size;
-       i += int64_t{gridDim.x} * kThreads) {
-    const int64_t t = i / hidden, c = i % hidden;
-    float sum = 0.0f;
+    combine_experts_kernel(const Vector* down, const float* weights, int k, int columns, Vector* residual) {
+  constexpr int kLanes = sizeof(Vector) / sizeof(float);
+  const int64_t t = blockIdx.x;
+  for (int c = threadIdx.x; c < columns; c += kThreads) {
+    float sum[kLanes] = {};
     for (int slot = 0; slot < k; ++slot) {
       const int64_t pair = t * k + slot;
-      sum = fmaf(weights[pair], down[pair * hidden + c], sum);
+      const Vector v = down[pair * columns + c];
+      const float weight = weights[pair];
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) sum[i] = fmaf(weight, reinterpret_cast<const float*>(&v)[i], sum[i]);
     }
-    residual[i] += sum;
+    Vector to = residual[t * columns + c];
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) reinterpret_cast<float*>(&to)[i] += sum[i];
+    residual[t * columns + c] = to;
   }
 }
 
@@ -70,9 +76,15 @@ void launch_activate(const Activation& op, int64_t size, float* gate, const floa
 void launch_combine_experts(const float* down, const float* weights, int64_t count, int k, int64_t hidden,
                             float* residual, cudaStream_t stream) {
   if (count == 0) return;
-  const int64_t size = count * hidden;
-  combine_experts_kernel<<<elementwise_grid(size), kThreads, 0, stream>>>(down, weights, size, k, hidden,
-                                                                          residual);
+  const auto ctas = static_cast<unsigned>(count);
+  if (hidden % 4 == 0) {
+    combine_experts_kernel<<<ctas, kThreads, 0, stream>>>(reinterpret_cast<const float4*>(down), weights, k,
+                                                          static_cast<int>(hidden / 4),
+                                                          reinterpret_cast<float4*>(residual));
+  } else {
+    combine_experts_kernel<<<ctas, kThreads, 0, stream>>>(down, weights, k, static_cast<int>(hidden),
+                                                          residual);
+  }
   check_launch("combine_experts_kernel");
 }
 

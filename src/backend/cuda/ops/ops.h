@@ -94,15 +94,16 @@ struct LayerCache {
 };
 
 // Rotates query [rows, heads, dim] and key [rows, kv_heads, dim] in place, then stores key and value in the
-// cache. Floor: (8 (heads + kv_heads) + kv_heads (4 + 2 sizeof type)) dim * rows / B.
+// cache. angles: [rows, half] from launch_angles. Floor: (8 (heads + kv_heads) + kv_heads (4 + 2 sizeof
+// type)) dim * rows / B.
 struct RopeParams {
   const float* inv_freq = nullptr;  // [half]
   int32_t half = 0;                 // rotary dims / 2
   float magnitude = 1.0f;
   bool interleaved = false;
 };
-void launch_rope_append_kv(const LayerCache& cache, const RopeParams& op, int64_t rows, float* query,
-                           float* key, const float* value, cudaStream_t stream);
+void launch_rope_append_kv(const LayerCache& cache, const RopeParams& op, const float2* angles, int64_t rows,
+                           float* query, float* key, const float* value, cudaStream_t stream);
 
 // out[row, head, :] = softmax(scale q.k) v over the positions the row may see. One CTA per (row, head) walks
 // the context alone: a long context with few rows leaves most of the chip idle. Floor: kv_heads * dim * 2 *
@@ -132,12 +133,15 @@ struct PackedAttention {
   float* out = nullptr;                                            // [rows, heads, 64]
   float* partial = nullptr;    // packed_attention_partial_bytes(), or null: a row's spans follow one another
   int32_t* arrived = nullptr;  // [rows, kv_heads], zero before and after
+  bool prompt = false;         // many rows follow one another in their sequences: launch_prompt_attention
 };
 bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim);
 // Into how many spans a row at `position` is cut; by that and the window alone.
 int32_t attention_spans(int32_t position, int32_t window);
 size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t kv_heads);
 void launch_packed_attention(const PackedAttention& op, cudaStream_t stream);
+// The same bits where many rows follow one another, without angles: a warp takes two rows.
+void launch_prompt_attention(const PackedAttention& op, cudaStream_t stream);
 
 // cos and sin of every row's angles, times magnitude: [rows, half].
 void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op, float2* angles,

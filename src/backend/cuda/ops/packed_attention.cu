@@ -12,71 +12,15 @@
 // Roofline: 2 x 64 x 2 bytes per position and KV head / B; 8 warps hold 64 KB in flight per CTA, two CTAs per
 // SM. Short contexts are latency-bound; in a step of single tokens old keys and values are loaded before the
 // kernel ahead has ended.
-#include <cuda_bf16.h>
-
-#include "backend/cuda/ops/cache.cuh"
-#include "backend/cuda/ops/launch.cuh"
-#include "backend/cuda/ops/reduce.cuh"
-#include "backend/cuda/ptx/grid_dependency.cuh"
-#include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ops/packed_attention.cuh"
 
 namespace millrace::cuda {
 namespace {
 
-constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpLanes;
-constexpr int kDim = 64;
-constexpr int kGroup = 8;  // query heads per KV head, at most
-constexpr int kUnit = 32;  // positions of a warp
-constexpr int kMaxSpans = 32;
-constexpr int kTilesOfUnit = kUnit / 8, kBlocksOfUnit = kUnit / kBlockTokens;
 constexpr int kRowPad = kDim + 8;  // floats between heads in shared memory: no two lanes meet in a bank
 constexpr int kPartialFloats = kGroup * (kDim + 2);  // of a span: sums, then maxima, then weights' sums
-constexpr float kLog2e = 1.4426950408889634f;
 
-// What a row sees, in units and spans.
-struct Sight {
-  int32_t first, last;  // positions
-  int32_t first_unit, units;
-  int32_t units_per_span, spans;
-};
-
-__host__ __device__ inline Sight sight_of(int32_t position, int32_t window) {
-  Sight s;
-  s.last = position;
-  s.first = window > 0 && position >= window ? position - window + 1 : 0;
-  s.first_unit = s.first / kUnit;
-  s.units = s.last / kUnit - s.first_unit + 1;
-  s.units_per_span = kWarps;
-  while (s.units > s.units_per_span * kMaxSpans) s.units_per_span *= 2;
-  s.spans = (s.units + s.units_per_span - 1) / s.units_per_span;
-  return s;
-}
-
-__device__ inline uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-// Two floats as bf16, and what that leaves of them as bf16.
-__device__ inline void split_bf16(float a, float b, uint32_t& upper, uint32_t& rest) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  upper = *reinterpret_cast<const uint32_t*>(&pair);
-  rest = pack_bf16(a - __low2float(pair), b - __high2float(pair));
-}
-
-// Elements 8t..8t+7 and 32+8t..32+8t+7 of a head: what lane (g, t) holds of a query or key.
-struct HeadPart {
-  float x[16];
-};
-__device__ inline HeadPart load_part(const float* head, int t) {
-  HeadPart p;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(head + (i / 2) * 32 + 8 * t) + i % 2);
-    p.x[4 * i] = v.x, p.x[4 * i + 1] = v.y, p.x[4 * i + 2] = v.z, p.x[4 * i + 3] = v.w;
-  }
-  return p;
-}
 __device__ inline void turn(float2 by, float& a, float& b) {
   const float a0 = a, b0 = b;
   a = fmaf(a0, by.x, -(b0 * by.y));
@@ -256,25 +200,20 @@ __device__ __forceinline__ void attend_unit(const UnitCache& u, const QueryFragm
   if (t == 0) tops[g] = top, weights[g] = sum;
 }
 
-// A running softmax of one head, two dimensions per lane.
+// Two dimensions per lane.
 struct Running {
-  float top = -INFINITY, weight = 0.0f;
+  RunningWeight state;
   float2 sum = {0.0f, 0.0f};
   __device__ void add(float other_top, float other_weight, float2 other) {
-    const float new_top = fmaxf(top, other_top);
-    const float mine = top == new_top ? 1.0f : exp2f((top - new_top) * kLog2e);
-    const float its = other_top == new_top ? 1.0f : exp2f((other_top - new_top) * kLog2e);
-    weight = fmaf(weight, mine, other_weight * its);
-    sum.x = fmaf(sum.x, mine, other.x * its);
-    sum.y = fmaf(sum.y, mine, other.y * its);
-    top = new_top;
+    const RunningWeight::Factors by = state.add(other_top, other_weight);
+    sum = {by.merge(sum.x, other.x), by.merge(sum.y, other.y)};
   }
 };
 
 __device__ inline void store_out(const PackedAttention& p, int64_t row, int head, int lane, float sink,
-                                 Running state) {
-  if (p.op.sinks != nullptr) state.add(sink, 1.0f, {0.0f, 0.0f});
-  const float2 out = {state.sum.x / state.weight, state.sum.y / state.weight};
+                                 Running all) {
+  if (p.op.sinks != nullptr) all.add(sink, 1.0f, {0.0f, 0.0f});
+  const float2 out = {all.sum.x / all.state.weight, all.sum.y / all.state.weight};
   reinterpret_cast<float2*>(p.out + (row * p.cache.heads + head) * kDim)[lane] = out;
 }
 
@@ -384,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   bool ahead = kAppend;
   do {
     state = walker.walk(span, ahead, q, warp, lane, u, shared);
-    all.add(state.top, state.weight, state.sum);
+    all.add(state.state.top, state.state.weight, state.sum);
     ahead = false;
   } while (in_turn && ++span < spans);
   if (in_turn || spans == 1) {
@@ -394,7 +333,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t place = row * p.cache.kv_heads + kv_head;
   float* mine = p.partial + (place * gridDim.z + span) * kPartialFloats;
   reinterpret_cast<float2*>(mine + warp * kDim)[lane] = state.sum;
-  if (lane == 0) mine[kGroup * kDim + warp] = state.top, mine[kGroup * (kDim + 1) + warp] = state.weight;
+  if (lane == 0) {
+    mine[kGroup * kDim + warp] = state.state.top;
+    mine[kGroup * (kDim + 1) + warp] = state.state.weight;
+  }
   if (!last_to_arrive(p.arrived + place, spans) || warp >= group) return;
   all = Running{};
 #pragma unroll 4
@@ -423,6 +365,7 @@ size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t k
 
 void launch_packed_attention(const PackedAttention& op, cudaStream_t stream) {
   if (op.rows == 0) return;
+  if (op.prompt && op.angles == nullptr) return launch_prompt_attention(op, stream);
   const dim3 grid(static_cast<unsigned>(op.rows), static_cast<unsigned>(op.cache.kv_heads),
                   static_cast<unsigned>(op.partial != nullptr ? op.max_spans : 1));
   const auto kernel = op.angles != nullptr ? packed_attention_kernel<true> : packed_attention_kernel<false>;

@@ -3,11 +3,13 @@
 // RMSNorm, by 256 threads in a fixed order.
 #pragma once
 
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "backend/cuda/ops/packed.h"
 #include "backend/cuda/ops/reduce.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/permute.cuh"
 
 namespace millrace::cuda {
 
@@ -23,6 +25,18 @@ struct QuantizedQuad {
   uint32_t codes;  // four int8
   float scale;     // of the block
 };
+
+// Four codes plus 128, as two pairs of f16 integers: 1024 + u is the f16 0x6400 | u.
+__device__ inline void codes_to_f16(uint32_t plus128, uint32_t& low, uint32_t& high) {
+  constexpr uint32_t kExponents = 0x64646464u;
+  const __half2 offset = __half2half2(__ushort_as_half(0x6480));
+  const auto half = [&](uint32_t bits) {
+    const __half2 v = __hsub2(*reinterpret_cast<const __half2*>(&bits), offset);
+    return *reinterpret_cast<const uint32_t*>(&v);
+  };
+  low = half(ptx::permute(plus128, kExponents, 0x4140u));
+  high = half(ptx::permute(plus128, kExponents, 0x4342u));
+}
 
 // Eight neighbouring lanes, aligned, hold a block of 32. All lanes of the warp must call. What is not finite
 // makes the scale not finite, and with it every product.

@@ -22,14 +22,15 @@ __device__ inline void rotate(const RopeParams& op, int i, float c, float s, flo
   b = fmaf(b0, c, a0 * s);
 }
 
-// One CTA per row; a sine is taken once per row and shared by all heads.
+// One CTA per row; its turns are shared by all heads.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    rope_append_kv_kernel(LayerCache cache, RopeParams op, float* query, float* key, const float* value) {
+    rope_append_kv_kernel(LayerCache cache, RopeParams op, const float2* angles, float* query, float* key,
+                          const float* value) {
   extern __shared__ float2 turns[];  // [half]: cos and sin, times magnitude
   const int64_t row = blockIdx.x;
   const int32_t position = cache.positions[row];
-  for (int i = threadIdx.x; i < op.half; i += kThreads) turns[i] = turn_at(op, position, i);
+  for (int i = threadIdx.x; i < op.half; i += kThreads) turns[i] = angles[row * op.half + i];
   __syncthreads();  // all turns are there before any is used
 
   const int dim = cache.head_dim;
@@ -70,13 +71,13 @@ void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op,
   check_launch("angles_kernel");
 }
 
-void launch_rope_append_kv(const LayerCache& cache, const RopeParams& op, int64_t rows, float* query,
-                           float* key, const float* value, cudaStream_t stream) {
+void launch_rope_append_kv(const LayerCache& cache, const RopeParams& op, const float2* angles, int64_t rows,
+                           float* query, float* key, const float* value, cudaStream_t stream) {
   if (rows == 0) return;
   const size_t shared_bytes = static_cast<size_t>(op.half) * sizeof(float2);
   with_cache_type(cache.type, [&](auto element) {
-    rope_append_kv_kernel<decltype(element)>
-        <<<static_cast<unsigned>(rows), kThreads, shared_bytes, stream>>>(cache, op, query, key, value);
+    rope_append_kv_kernel<decltype(element)><<<static_cast<unsigned>(rows), kThreads, shared_bytes, stream>>>(
+        cache, op, angles, query, key, value);
   });
   check_launch("rope_append_kv_kernel");
 }

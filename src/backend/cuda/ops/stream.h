@@ -31,8 +31,8 @@ struct StreamLinear {
 void launch_stream_linear(const StreamLinear& op, cudaStream_t stream);
 
 // scores[t, e] = router[e, :] . norm(x[t, :]) + bias[e]; also keeps the normed rows, as float32 [tokens,
-// cols] and quantized (quantize.cuh's planes of `tokens` rows). router: float32 [experts, cols], cols a
-// multiple of 32. Latency-bound: 4 cols experts bytes from L2.
+// cols] and, unless that is null, quantized (quantize.cuh's planes of `tokens` rows). router: float32
+// [experts, cols], cols a multiple of 32. Latency-bound: 4 cols experts bytes from L2.
 struct StreamRoute {
   const float* router = nullptr;
   const float* bias = nullptr;

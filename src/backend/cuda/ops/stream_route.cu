@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kRowThreads) stream_route_kernel(const __grid_
                            if (i < quads) normed[i] = v;
                            if (blockIdx.x != 0) return;  // one CTA keeps the row for the experts
                            if (i < quads) reinterpret_cast<float4*>(op.normed + token * op.cols)[i] = v;
-                           store_quad(planes, token * pairs, i, q);
+                           if (op.quantized != nullptr) store_quad(planes, token * pairs, i, q);
                          });
   __syncthreads();  // the normed row is there
   ptx::barrier_wait(&loaded, 0);
@@ -75,6 +75,74 @@ __global__ void __launch_bounds__(kRowThreads) stream_route_kernel(const __grid_
 #pragma unroll
   for (int i = 0; i < kWarpsPerExpert; ++i) score += partial[thread * kWarpsPerExpert + i];
   op.scores[token * op.experts + expert] = score + bias;
+}
+
+// Many tokens, kBatchTokens of them per CTA: the router's rows then come from L2 once for all of these. The
+// sums are those of stream_route_kernel. shared: normed rows [kBatchTokens][cols], parts [kBatchTokens]
+// [experts][4].
+constexpr int kBatchTokens = 8;
+
+__device__ inline void add_products(float4 a, float4 b, float& sum) {
+  sum = fmaf(a.x, b.x, sum);
+  sum = fmaf(a.y, b.y, sum);
+  sum = fmaf(a.z, b.z, sum);
+  sum = fmaf(a.w, b.w, sum);
+}
+
+__global__ void __launch_bounds__(kRowThreads) batch_route_kernel(const __grid_constant__ StreamRoute op) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ float partial[kRowThreads / kWarpLanes];
+  const int quads = op.cols / 4, thread = threadIdx.x, warp = thread / kWarpLanes, lane = thread % kWarpLanes;
+  auto* normed = reinterpret_cast<float4*>(shared);
+  auto* parts = reinterpret_cast<float*>(normed + kBatchTokens * quads);
+  ptx::let_dependents_start();
+  HeldQuads weight;
+  weight.load<false>(reinterpret_cast<const float4*>(op.norm_weight), quads, thread);
+  ptx::wait_for_previous();
+  const int first = static_cast<int>(blockIdx.x) * kBatchTokens, here = min(kBatchTokens, op.tokens - first);
+  for (int k = 0; k < kBatchTokens; ++k) {
+    const int64_t token = first + min(k, here - 1);  // past the last: any, nobody reads its sums
+    quantize_row<kBarrier>(op.x + token * op.cols, op.norm_weight, weight, op.eps, op.cols, thread, partial,
+                           [&](int i, float4 v, const QuantizedQuad&) {
+                             if (i >= quads) return;
+                             normed[k * quads + i] = v;
+                             if (k < here) reinterpret_cast<float4*>(op.normed + token * op.cols)[i] = v;
+                           });
+  }
+  __syncthreads();  // the normed rows are there
+  const auto* router = reinterpret_cast<const float4*>(op.router);
+  const int part = warp % kWarpsPerExpert;
+  for (int e = warp / kWarpsPerExpert * 2; e < op.experts;
+       e += kRowThreads / kWarpLanes / kWarpsPerExpert * 2) {
+    const float4* rows[2] = {router + int64_t{e} * quads,
+                             router + int64_t{min(e + 1, op.experts - 1)} * quads};
+    float sum[2][kBatchTokens] = {};
+    for (int i = part * kWarpLanes + lane; i < quads; i += kWarpsPerExpert * kWarpLanes) {
+      const float4 a = __ldg(rows[0] + i), b = __ldg(rows[1] + i);
+#pragma unroll
+      for (int k = 0; k < kBatchTokens; ++k) {
+        const float4 x = normed[k * quads + i];
+        add_products(a, x, sum[0][k]);
+        add_products(b, x, sum[1][k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kBatchTokens; ++k) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float all = warp_sum(sum[j][k]);
+        if (lane == 0 && e + j < op.experts) parts[(k * op.experts + e + j) * kWarpsPerExpert + part] = all;
+      }
+    }
+  }
+  __syncthreads();  // all parts are there
+  for (int i = thread; i < here * op.experts; i += kRowThreads) {
+    float score = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kWarpsPerExpert; ++j) score += parts[i * kWarpsPerExpert + j];
+    const float bias = op.bias != nullptr ? __ldg(op.bias + i % op.experts) : 0.0f;
+    op.scores[int64_t{first} * op.experts + i] = score + bias;
+  }
 }
 
 // One CTA per row.
@@ -93,6 +161,14 @@ __global__ void __launch_bounds__(kRowThreads)
 
 void launch_stream_route(const StreamRoute& op, cudaStream_t stream) {
   if (op.tokens == 0) return;
+  const size_t batch_bytes =
+      kBatchTokens * (static_cast<size_t>(op.cols) + static_cast<size_t>(op.experts) * kWarpsPerExpert) * 4;
+  if (op.quantized == nullptr && batch_bytes <= 200 * 1024) {
+    allow_shared_memory(batch_route_kernel, batch_bytes);
+    const dim3 ctas(static_cast<unsigned>((op.tokens + kBatchTokens - 1) / kBatchTokens));
+    return launch_dependent("batch_route_kernel", batch_route_kernel, ctas, kRowThreads, batch_bytes, stream,
+                            op);
+  }
   const size_t shared_bytes = (kExpertsPerCta + 1) * static_cast<size_t>(op.cols) * sizeof(float);
   allow_shared_memory(stream_route_kernel, shared_bytes);
   const dim3 grid(static_cast<unsigned>((op.experts + kExpertsPerCta - 1) / kExpertsPerCta),

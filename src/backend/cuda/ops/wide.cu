@@ -6,18 +6,21 @@
 // Roofline: 2 x 64 x 2 integer operations per byte of weights and row; the tensor cores would do 1,979 TOP/s,
 // but twelve float operations go with each of their instructions (4,096 multiply-adds): 128 lanes then allow
 // some 630.
+#include <cuda_bf16.h>
+
 #include "backend/cuda/ops/activation.cuh"
 #include "backend/cuda/ops/launch.cuh"
 #include "backend/cuda/ops/tile_stream.cuh"
 #include "backend/cuda/ops/wide.h"
 #include "backend/cuda/ptx/async_copy.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
 
 namespace millrace::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kStages = 4;
-constexpr int kTileTokens = 16;
+constexpr int kTileTokens = kWarpRows;
 
 // One shape of CTA: tiles of 16 activation rows, tiles of 8 weight rows, and how warps share them.
 template <int kMTiles, int kNTiles, int kMWarps>
@@ -314,26 +317,58 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
+// Quad q of row i as warpgroups read it. Lanes of a block's two halves exchange codes, so that each has four
+// elements that follow one another.
+__device__ inline void store_swizzled(const WideQuantize& op, int64_t i, int pairs, int q,
+                                      const QuantizedQuad& quad, uint32_t other) {
+  const int row = static_cast<int>(i % kWgmmaRows), block = q / 8 % 2, t = q % 4, half = q / 4 % 2;
+  const uint32_t codes =
+      half == 0 ? ptx::permute(quad.codes, other, 0x5140u) : ptx::permute(other, quad.codes, 0x7362u);
+  uint2 words;
+  if (op.weights == PackedFormat::kMx4) {
+    const auto value = [&](int n) { return static_cast<float>(static_cast<int8_t>(codes >> (8 * n))); };
+    const __nv_bfloat162 a = __floats2bfloat162_rn(value(0), value(1)),
+                         b = __floats2bfloat162_rn(value(2), value(3));
+    words = {*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b)};
+  } else {
+    codes_to_f16(codes ^ 0x80808080u, words.x, words.y);
+  }
+  uint8_t* tile = op.to.codes + (i / kWgmmaRows * pairs + q / 16) * kWgmmaTileBytes;
+  *reinterpret_cast<uint2*>(tile + ptx::swizzled(row, (block * 4 + t) * 16) + half * 8) = words;
+  auto* scales = reinterpret_cast<float*>(tile + kWgmmaRows * ptx::kSwizzleRowBytes);
+  if (q % 8 == 0) scales[block * kWgmmaRows + row] = quad.scale;
+}
+
+// The same as warps read it.
+__device__ inline void store_fragment(const WideRows& to, int64_t i, int pairs, int q,
+                                      const QuantizedQuad& quad) {
+  const int64_t block = i / kTileTokens * 2 * pairs + q / 8;  // of the tile's
+  const int in_block = q % 8, in_tile = static_cast<int>(i % kTileTokens);
+  const int lane = in_tile % 8 * 4 + in_block % 4, word = in_tile / 8 + in_block / 4 * 2;
+  *reinterpret_cast<uint32_t*>(to.codes + (block * kWarpLanes + lane) * 16 + word * 4) = quad.codes;
+  if (in_block == 0) to.scales[block * kTileTokens + in_tile] = quad.scale;
+}
+
 // One CTA per row.
-__global__ void __launch_bounds__(kRowThreads) wide_quantize_kernel(const __grid_constant__ WideQuantize op) {
+__global__ void __launch_bounds__(kRowThreads)
+    wide_quantize_kernel(const __grid_constant__ WideQuantize op, bool swizzled) {
   __shared__ float partial[kRowThreads / kWarpLanes];
   ptx::let_dependents_start();
   ptx::wait_for_previous();
-  const int64_t i = blockIdx.x;
-  const int64_t source = op.source_rows != nullptr ? op.source_rows[i] : i;
-  if (source < 0) return;  // the whole CTA
+  const int64_t i = blockIdx.x, source = op.source_rows != nullptr ? op.source_rows[i] : i;
   const int cols = static_cast<int>(op.cols), pairs = packed_pairs(cols);
   HeldQuads weight;
   weight.load<false>(reinterpret_cast<const float4*>(op.norm_weight), cols / 4, threadIdx.x);
   const auto store = [&](int q, float4, const QuantizedQuad& quad) {
-    const int64_t block = i / kTileTokens * 2 * pairs + q / 8;  // of the tile's
-    const int in_block = q % 8, in_tile = static_cast<int>(i % kTileTokens);
-    const int lane = in_tile % 8 * 4 + in_block % 4, word = in_tile / 8 + in_block / 4 * 2;
-    *reinterpret_cast<uint32_t*>(op.to.codes + (block * kWarpLanes + lane) * 16 + word * 4) = quad.codes;
-    if (in_block == 0) op.to.scales[block * kTileTokens + in_tile] = quad.scale;
+    const uint32_t eight_lanes = 0xffu << (threadIdx.x & 24u);
+    const uint32_t other = __shfl_xor_sync(eight_lanes, quad.codes, 4);
+    for (int c = 0; c < op.copies; ++c) {
+      const int64_t to = op.places != nullptr ? __ldg(op.places + i * op.copies + c) : i;
+      swizzled ? store_swizzled(op, to, pairs, q, quad, other) : store_fragment(op.to, to, pairs, q, quad);
+    }
   };
-  quantize_row<kComputeBarrier>(op.x + source / op.divide * op.cols, op.norm_weight, weight, op.eps, cols,
-                                threadIdx.x, partial, store);
+  quantize_row<kComputeBarrier>(op.x + source * op.cols, op.norm_weight, weight, op.eps, cols, threadIdx.x,
+                                partial, store);
 }
 
 // One CTA. Within an expert rows come in whatever order the atomics give: no row's result depends on it.
@@ -351,8 +386,8 @@ __global__ void __launch_bounds__(1024)
   if (threadIdx.x == 0) {
     int32_t tile = 0, chunk = 0;
     for (int32_t e = 0; e < experts; ++e) {
-      next[e] = tile * kTileTokens;
-      int32_t tiles = (counts[e] + kTileTokens - 1) / kTileTokens;
+      next[e] = tile * groups.tile_rows;
+      int32_t tiles = (counts[e] + groups.tile_rows - 1) / groups.tile_rows;
       while (tiles > 0) {
         const int32_t here = min(tiles, groups.tiles_per_chunk);
         groups.chunks[3 * chunk] = e;
@@ -367,7 +402,9 @@ __global__ void __launch_bounds__(1024)
   }
   __syncthreads();  // placed
   for (int64_t i = threadIdx.x; i < pairs; i += blockDim.x) {
-    groups.order[atomicAdd(&next[__ldcg(chosen + i)], 1)] = static_cast<int32_t>(i);
+    const int32_t row = atomicAdd(&next[__ldcg(chosen + i)], 1);
+    groups.order[row] = static_cast<int32_t>(i);
+    groups.places[i] = row;
   }
 }
 
@@ -417,27 +454,31 @@ void launch_experts_for(const WideExpertParams& p, cudaStream_t stream) {
   }
 }
 
-int64_t tile_rows_for(int64_t rows) { return (rows + kTileTokens - 1) / kTileTokens * kTileTokens; }
+int64_t tile_rows() { return has_wgmma() ? kWgmmaRows : kWarpRows; }
+int64_t tile_rows_for(int64_t rows) { return (rows + tile_rows() - 1) / tile_rows() * tile_rows(); }
+int64_t code_bytes() { return has_wgmma() ? 2 : 1; }
 
 }  // namespace
 
 size_t wide_rows_bytes(int64_t rows, int64_t cols) {
-  return static_cast<size_t>(tile_rows_for(rows)) * static_cast<size_t>(packed_pairs(cols)) * 2 * (32 + 4);
+  return static_cast<size_t>(tile_rows_for(rows)) * static_cast<size_t>(packed_pairs(cols)) * 2 *
+         static_cast<size_t>(32 * code_bytes() + 4);
 }
 
 WideRows wide_rows(uint8_t* base, int64_t rows, int64_t cols) {
   const int64_t blocks = tile_rows_for(rows) * packed_pairs(cols) * 2;
-  return {base, reinterpret_cast<float*>(base + blocks * 32)};
+  return {base, reinterpret_cast<float*>(base + blocks * 32 * code_bytes())};
 }
 
 void launch_wide_quantize(const WideQuantize& op, cudaStream_t stream) {
   if (op.rows == 0) return;
   launch_dependent("wide_quantize_kernel", wide_quantize_kernel, dim3(static_cast<unsigned>(op.rows)),
-                   kRowThreads, 0, stream, op);
+                   kRowThreads, 0, stream, op, has_wgmma());
 }
 
 void launch_wide_linear(const WideLinear& op, cudaStream_t stream) {
   if (op.rows == 0) return;
+  if (has_wgmma()) return launch_wgmma_linear(op, stream);
   WideParams p{};
   p.num_parts = op.num_parts;
   for (int i = 0; i < op.num_parts; ++i) {
@@ -459,11 +500,13 @@ ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts) {
   ExpertGroups groups;
   const int64_t touched = pairs < experts ? pairs : experts;
   // Many rows per expert: large tiles; else small ones, whose padding costs less.
-  groups.tiles_per_chunk = pairs > int64_t{experts} * 48 ? ManyRows::kM : FewRows::kM;
-  groups.max_rows = (pairs / kTileTokens + touched) * kTileTokens;
-  groups.max_chunks = static_cast<int32_t>(pairs / (kTileTokens * groups.tiles_per_chunk) + touched);
+  groups.tiles_per_chunk = has_wgmma() ? 2 : pairs > int64_t{experts} * 48 ? ManyRows::kM : FewRows::kM;
+  groups.tile_rows = static_cast<int32_t>(tile_rows());
+  groups.max_rows = (pairs / tile_rows() + touched) * tile_rows();
+  groups.max_chunks = static_cast<int32_t>(pairs / (tile_rows() * groups.tiles_per_chunk) + touched);
   groups.order = base;
-  groups.chunks = base + groups.max_rows;
+  groups.places = base + groups.max_rows;
+  groups.chunks = groups.places + pairs;
   groups.num_chunks = groups.chunks + 3 * int64_t{groups.max_chunks};
   return groups;
 }
@@ -471,7 +514,7 @@ ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts) {
 size_t expert_groups_ints(int64_t pairs, int32_t experts) {
   // The smaller tiles have more chunks: room for either.
   const int64_t touched = pairs < experts ? pairs : experts;
-  return static_cast<size_t>((pairs / kTileTokens + touched) * (kTileTokens + 3) + 1);
+  return static_cast<size_t>((pairs / tile_rows() + touched) * (tile_rows() + 3) + pairs + 1);
 }
 
 void launch_group_experts(const int32_t* chosen, int64_t pairs, int32_t experts, const ExpertGroups& groups,
@@ -485,6 +528,7 @@ void launch_group_experts(const int32_t* chosen, int64_t pairs, int32_t experts,
 void launch_wide_experts(const WideExperts& op, cudaStream_t stream) {
   const WideExpertParams p{op, op.gate.pairs};
   if (op.groups.max_chunks == 0 || op.gate.tiles_per_expert == 0) return;
+  if (has_wgmma()) return launch_wgmma_experts(op, stream);
   if (op.gate.format == PackedFormat::kMx4) return launch_experts_for<PackedFormat::kMx4>(p, stream);
   launch_experts_for<PackedFormat::kQ8>(p, stream);
 }

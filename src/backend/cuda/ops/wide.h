@@ -8,24 +8,35 @@
 
 namespace millrace::cuda {
 
-// Quantized rows as the A operand reads them, in tiles of 16 rows (16 rows each, the last padded):
-//   codes [tile][block][lane] 16 bytes; scales [tile][block][16]. Blocks are padded to whole pairs.
+// Quantized rows as the A operand reads them, in tiles (the last padded) and whole pairs of blocks.
+// For warps (wide.cu), 16 rows a tile: codes [tile][block][lane] 16 bytes; scales [tile][block][16].
+// For warpgroups (wide_wgmma.cu), 64 rows: [tile][pair] of codes [row] of 64 integers, as bf16 for MXFP4
+// weights
+//   and f16 for the others, swizzled (ptx/wgmma.cuh), each eight of them elements 4t, 16+4t, 4t+1, .. of a
+//   block; then scales [even, odd][row].
 struct WideRows {
   uint8_t* codes = nullptr;
-  float* scales = nullptr;
+  float* scales = nullptr;  // for warps
 };
+inline constexpr int kWarpRows = 16, kWgmmaRows = 64;
+inline constexpr int kWgmmaTileBytes = kWgmmaRows * (128 + 2 * 4);  // of one pair
+// Whether this GPU and binary take warpgroups, for everything.
+bool has_wgmma();
 size_t wide_rows_bytes(int64_t rows, int64_t cols);
 WideRows wide_rows(uint8_t* base, int64_t rows, int64_t cols);
 
-// Quantizes rows of x, normed when norm_weight is there. Row i of the result is row r of x: r =
-// source_rows[i] / divide, or i when that is null; negative: nobody needs it. Floor: 5 cols rows / B.
+// Quantizes `rows` rows of x, normed when norm_weight is there: row i is row source_rows[i] of x, or i when
+// that is null, and goes to rows places[i * copies], .. of the result, or to row i. Floor: (4 + copies) cols
+// rows / B.
 struct WideQuantize {
   const float* x = nullptr;  // [.., cols]
   const int32_t* source_rows = nullptr;
-  int32_t divide = 1;
+  const int32_t* places = nullptr;
+  int32_t copies = 1;
   const float* norm_weight = nullptr;
   float eps = 0.0f;
   int64_t rows = 0, cols = 0;
+  PackedFormat weights = PackedFormat::kNone;  // that the rows are for
   WideRows to;
 };
 void launch_wide_quantize(const WideQuantize& op, cudaStream_t stream);
@@ -46,15 +57,16 @@ struct WideLinear {
 };
 void launch_wide_linear(const WideLinear& op, cudaStream_t stream);
 
-// (token, slot) pairs sorted by expert, each expert's padded to tiles of 16 rows, and the tiles cut into
+// (token, slot) pairs sorted by expert, each expert's padded to whole tiles of rows, and the tiles cut into
 // chunks.
 struct ExpertGroups {
   int32_t* order = nullptr;   // [max_rows]: the pair of each sorted row, -1 in the padding
+  int32_t* places = nullptr;  // [pairs]: the sorted row of each
   int32_t* chunks = nullptr;  // [max_chunks][3]: expert, first tile, tiles
   int32_t* num_chunks = nullptr;
   int64_t max_rows = 0;
   int32_t max_chunks = 0;
-  int32_t tiles_per_chunk = 0;
+  int32_t tile_rows = 0, tiles_per_chunk = 0;
 };
 // Sizes for so many pairs; int32s to allocate in all, and the parts of such an allocation.
 ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts);
@@ -73,5 +85,9 @@ struct WideExperts {
   float* out = nullptr;  // [pairs, gate.rows]
 };
 void launch_wide_experts(const WideExperts& op, cudaStream_t stream);
+
+// What the two above call where has_wgmma().
+void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream);
+void launch_wgmma_experts(const WideExperts& op, cudaStream_t stream);
 
 }  // namespace millrace::cuda

@@ -52,6 +52,15 @@ __device__ inline void bulk_copy(void* to, const void* from, uint32_t bytes, uin
       : "memory");
 }
 
+// The same for what is read again soon.
+__device__ inline void bulk_copy_kept(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
 // A barrier among `threads` threads of the CTA, under one of its names 1 to 15.
 template <int kName, int kThreads>
 __device__ inline void named_barrier() {
