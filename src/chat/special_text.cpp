@@ -73,9 +73,9 @@ bool SpecialText::has_name(const Json& value) const {
   });
 }
 
-SpecialText::Mask SpecialText::mask(Json& variables) const {
-  if (!has_name(variables)) return {};
-  const std::string all = variables.dump();
+SpecialText::Mask SpecialText::choose_mask(const Json& value) const {
+  if (!has_name(value)) return {};
+  const std::string all = value.dump();
   std::vector<std::string> unused;
   for (int i = 0; i < kPrivateCharacters && unused.size() < 2; ++i) {
     if (all.find(private_character(i)) == std::string::npos) unused.push_back(private_character(i));
@@ -84,23 +84,19 @@ SpecialText::Mask SpecialText::mask(Json& variables) const {
     throw_error(ErrorCode::kBadInput,
                 "messages: they use every character from U+E000 to U+EFFF, expected two left over");
   }
-  const Mask mask = {.control = unused[0], .marker = unused[1]};
-  mask_value(variables, mask, false);
-  return mask;
+  return {.control = unused[0], .marker = unused[1]};
 }
 
-void SpecialText::mask_value(Json& value, const Mask& mask, bool keep_markers) const {
+void SpecialText::mask(Json& value, const Mask& mask, bool keep_markers) const {
   if (value.is_string()) {
     value = masked(value.get<std::string>(), mask, keep_markers);
   } else if (value.is_array()) {
-    for (Json& item : value) mask_value(item, mask, keep_markers);
+    for (Json& item : value) this->mask(item, mask, keep_markers);
   } else if (value.is_object()) {
-    const auto role = value.find("role");
-    const bool assistant = role != value.end() && *role == "assistant";
     Json out = Json::object();
     for (auto& [key, item] : value.items()) {
-      mask_value(item, mask, keep_markers || assistant);
-      out[masked(key, mask, keep_markers || assistant)] = std::move(item);
+      this->mask(item, mask, keep_markers);
+      out[masked(key, mask, keep_markers)] = std::move(item);
     }
     value = std::move(out);
   }

@@ -30,9 +30,11 @@ class SpecialText {
   // <tool_call>).
   SpecialText(const Codec& codec, const std::vector<std::string>& markers);
 
-  // Masks every string in the value, keys too. An assistant's own text keeps its markers: templates look for
-  // </think> there.
-  Mask mask(nlohmann::ordered_json& variables) const;
+  // Two characters that do not occur in the value; empty when no name does either.
+  Mask choose_mask(const nlohmann::ordered_json& value) const;
+  // Masks every string in the value, keys too. An assistant's own text keeps its markers (templates look for
+  // </think> there).
+  void mask(nlohmann::ordered_json& value, const Mask& mask, bool keep_markers) const;
   // Tokens of a text rendered from masked variables.
   std::vector<int32_t> encode(const Codec& codec, std::string_view rendered, const Mask& mask) const;
   static std::string unmask(std::string_view text, const Mask& mask);
@@ -45,7 +47,6 @@ class SpecialText {
   // The first name at or behind `from`, the longest of those that begin there; null: none.
   const Name* find(std::string_view text, size_t from, size_t& at) const;
   bool has_name(const nlohmann::ordered_json& value) const;
-  void mask_value(nlohmann::ordered_json& value, const Mask& mask, bool keep_markers) const;
   std::string masked(const std::string& text, const Mask& mask, bool keep_markers) const;
 
   std::vector<Name> names_;  // longest first

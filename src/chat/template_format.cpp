@@ -63,7 +63,13 @@ class TemplateFormat : public Format {
     check_template();
     check_tool_choice(conversation);
     nlohmann::ordered_json variables = template_variables(conversation, traits_);
-    const SpecialText::Mask mask = special_.mask(variables);
+    const SpecialText::Mask mask = special_.choose_mask(variables);
+    // Our own markers around tools are as good as the template's: only what is the client's is masked.
+    if (!mask.empty()) {
+      variables = template_variables(
+          conversation, traits_,
+          [&](nlohmann::ordered_json& value, bool assistant) { special_.mask(value, mask, assistant); });
+    }
     return special_.encode(*codec_, codec_->render(variables.dump()), mask);
   }
 

@@ -14,24 +14,42 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json tool_json(const Tool& tool) {
-  Json function = {{"name", valid_utf8(tool.name)}, {"description", valid_utf8(tool.description)}};
-  function["parameters"] = tool.parameters.empty()
-                               ? Json{{"type", "object"}, {"properties", Json::object()}}
-                               : parse_json(tool.parameters, "parameters of tool " + tool.name);
-  return {{"type", "function"}, {"function", std::move(function)}};
-}
+// The client's values, seen by `clean`.
+class Source {
+ public:
+  explicit Source(const Clean& clean) : clean_(clean) {}
 
-// Templates take arguments as an object; what is no JSON goes in as it is.
-Json arguments_json(const ToolCall& call) {
-  if (call.arguments.empty()) return Json::object();
-  Json value = try_parse_json(call.arguments);
-  return value.is_discarded() ? Json(valid_utf8(call.arguments)) : value;
-}
+  Json json(Json value, bool assistant = false) const {
+    if (clean_) clean_(value, assistant);
+    return value;
+  }
+  std::string text(const std::string& text, bool assistant = false) const {
+    return json(valid_utf8(text), assistant).get<std::string>();
+  }
+  Json tool(const Tool& tool) const {
+    Json function = {{"name", text(tool.name)}, {"description", text(tool.description)}};
+    function["parameters"] = tool.parameters.empty()
+                                 ? Json{{"type", "object"}, {"properties", Json::object()}}
+                                 : json(parse_json(tool.parameters, "parameters of tool " + tool.name));
+    return {{"type", "function"}, {"function", std::move(function)}};
+  }
+  // Templates take arguments as an object; what is no JSON goes in as it is.
+  Json arguments(const ToolCall& call) const {
+    if (call.arguments.empty()) return Json::object();
+    Json value = try_parse_json(call.arguments);
+    return json(value.is_discarded() ? Json(valid_utf8(call.arguments)) : std::move(value));
+  }
+  Json function(const ToolCall& call) const {
+    return {{"name", text(call.name)}, {"arguments", arguments(call)}};
+  }
+
+ private:
+  const Clean& clean_;
+};
 
 // Mistral's templates take ids of nine letters or digits and no others.
 std::string call_id(const std::string& id, Family family) {
-  if (family != Family::kMistral || id.empty()) return valid_utf8(id);
+  if (family != Family::kMistral || id.empty()) return id;
   bool fits = id.size() == 9;
   uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : id) {
@@ -45,24 +63,14 @@ std::string call_id(const std::string& id, Family family) {
   return out;
 }
 
-Json call_json(const ToolCall& call, Family family) {
-  Json function = {{"name", valid_utf8(call.name)}, {"arguments", arguments_json(call)}};
-  return {{"id", call_id(call.id, family)}, {"type", "function"}, {"function", std::move(function)}};
-}
-
 // Our own words for a template that has none for tools.
-std::string tools_text(const Conversation& conversation) {
+std::string tools_text(const Conversation& conversation, const Source& source) {
   std::string out = "You can call these functions, given as JSON, one on each line:\n<tools>\n";
-  for (const Tool& tool : conversation.tools) out += tool_json(tool)["function"].dump() + "\n";
+  for (const Tool& tool : conversation.tools) out += source.tool(tool)["function"].dump() + "\n";
   return out +
          "</tools>\nTo call one, answer with its name and its arguments as JSON in this form, once for each "
          "call:\n"
          "<tool_call>\n{\"name\": \"NAME\", \"arguments\": {\"KEY\": \"VALUE\"}}\n</tool_call>";
-}
-
-std::string call_text(const ToolCall& call) {
-  const Json object = {{"name", valid_utf8(call.name)}, {"arguments", arguments_json(call)}};
-  return "<tool_call>\n" + object.dump() + "\n</tool_call>";
 }
 
 void add_text(Json& message, const std::string& text) {
@@ -72,8 +80,8 @@ void add_text(Json& message, const std::string& text) {
 
 class Messages {
  public:
-  Messages(const Conversation& conversation, const TemplateTraits& traits)
-      : conversation_(conversation), traits_(traits) {}
+  Messages(const Conversation& conversation, const TemplateTraits& traits, const Source& source)
+      : conversation_(conversation), traits_(traits), source_(source) {}
 
   Json run() {
     size_t first = 0;
@@ -83,9 +91,9 @@ class Messages {
     };
     const std::vector<Message>& messages = conversation_.messages;
     for (; first < messages.size() && is_system(messages[first]); ++first) {
-      add_system(valid_utf8(messages[first].content));
+      add_system(source_.text(messages[first].content));
     }
-    if (!traits_.native_tools && offers_tools(conversation_)) add_system(tools_text(conversation_));
+    if (!traits_.native_tools && offers_tools(conversation_)) add_system(tools_text(conversation_, source_));
     const bool given = first > 0 || !system.empty();
     if (given && traits_.system_role) out_.push_back({{"role", "system"}, {"content", system}});
     for (size_t i = first; i < messages.size(); ++i) add(messages[i], i);
@@ -108,7 +116,7 @@ class Messages {
   }
 
   void add(const Message& message, size_t index) {
-    const std::string content = valid_utf8(message.content);
+    const std::string content = source_.text(message.content, message.role == "assistant");
     if (message.role == "assistant") {
       assistant(message, content);
     } else if (message.role == "tool" || message.role == "function") {
@@ -126,9 +134,11 @@ class Messages {
 
   void assistant(const Message& message, const std::string& content) {
     Json out = {{"role", "assistant"}, {"content", content}};
-    if (!message.reasoning.empty()) out["reasoning_content"] = valid_utf8(message.reasoning);
+    if (!message.reasoning.empty()) out["reasoning_content"] = source_.text(message.reasoning, true);
     if (!traits_.native_tools) {
-      for (const ToolCall& call : message.tool_calls) add_text(out, call_text(call));
+      for (const ToolCall& call : message.tool_calls) {
+        add_text(out, "<tool_call>\n" + source_.function(call).dump() + "\n</tool_call>");
+      }
       out_.push_back(std::move(out));
       return;
     }
@@ -141,7 +151,9 @@ class Messages {
         out = {{"role", "assistant"}, {"content", ""}};
         calls = Json::array();
       }
-      calls.push_back(call_json(call, traits_.family));
+      calls.push_back({{"id", source_.text(call_id(call.id, traits_.family))},
+                       {"type", "function"},
+                       {"function", source_.function(call)}});
     }
     if (!calls.empty()) out["tool_calls"] = std::move(calls);
     out_.push_back(std::move(out));
@@ -150,8 +162,10 @@ class Messages {
   void result(const Message& message, const std::string& content) {
     if (traits_.native_tools) {
       Json out = {{"role", "tool"}, {"content", content}};
-      if (!message.name.empty()) out["name"] = valid_utf8(message.name);
-      if (!message.tool_call_id.empty()) out["tool_call_id"] = call_id(message.tool_call_id, traits_.family);
+      if (!message.name.empty()) out["name"] = source_.text(message.name);
+      if (!message.tool_call_id.empty()) {
+        out["tool_call_id"] = source_.text(call_id(message.tool_call_id, traits_.family));
+      }
       out_.push_back(std::move(out));
       return;
     }
@@ -166,6 +180,7 @@ class Messages {
 
   const Conversation& conversation_;
   const TemplateTraits& traits_;
+  const Source& source_;
   Json out_ = Json::array();
 };
 
@@ -178,19 +193,20 @@ std::string long_date(const std::string& date) {
   return fmt::format("{:02} {} {}", day, kMonths[static_cast<size_t>(month) - 1], year);
 }
 
-void add_variables(const Conversation& conversation, const TemplateTraits& traits, Json& out) {
+void add_variables(const Conversation& conversation, const TemplateTraits& traits, const Source& source,
+                   Json& out) {
   if (traits.native_tools && offers_tools(conversation)) {
     out["tools"] = Json::array();
-    for (const Tool& tool : conversation.tools) out["tools"].push_back(tool_json(tool));
+    for (const Tool& tool : conversation.tools) out["tools"].push_back(source.tool(tool));
   }
   out["add_generation_prompt"] = true;
   if (!conversation.reasoning_effort.empty()) {
-    out["reasoning_effort"] = valid_utf8(conversation.reasoning_effort);
+    out["reasoning_effort"] = source.text(conversation.reasoning_effort);
     out["enable_thinking"] = !thinking_off(conversation);
   }
   out["date_string"] = long_date(conversation.date.empty() ? today() : valid_utf8(conversation.date));
   if (conversation.template_variables.empty()) return;
-  const Json more = parse_json(conversation.template_variables, "template variables");
+  const Json more = source.json(parse_json(conversation.template_variables, "template variables"));
   if (!more.is_object()) {
     throw_error(ErrorCode::kBadInput, "template variables: found no JSON object, expected one");
   }
@@ -205,17 +221,19 @@ bool thinking_off(const Conversation& conversation) {
   return conversation.reasoning_effort == "none" || conversation.reasoning_effort == "minimal";
 }
 
-Json template_variables(const Conversation& conversation, const TemplateTraits& traits) {
-  Json messages = Messages(conversation, traits).run();
+Json template_variables(const Conversation& conversation, const TemplateTraits& traits, const Clean& clean) {
+  const Source source(clean);
+  Json messages = Messages(conversation, traits, source).run();
   for (Json& message : messages) message.erase("result");
   Json out = {{"messages", std::move(messages)}};
-  add_variables(conversation, traits, out);
+  add_variables(conversation, traits, source, out);
   return out;
 }
 
 Json short_variables(const Conversation& conversation, const TemplateTraits& traits) {
   Json out = {{"messages", {{{"role", "user"}, {"content", "x"}}}}};
-  add_variables(conversation, traits, out);
+  const Clean as_it_is = {};
+  add_variables(conversation, traits, Source(as_it_is), out);
   out.erase("tools");
   return out;
 }
