@@ -257,6 +257,7 @@ bool SchemaCompiler::satisfies(const Json& value, const Conjunction& schemas, ui
 }
 
 ExprId SchemaCompiler::resolved(const Conjunction& schemas) {
+  if (schemas.empty()) return json_.value();
   const uint8_t types = types_of(schemas);
   if (const auto values = values_of(schemas)) {
     std::vector<ExprId> literals;
