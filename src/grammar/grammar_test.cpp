@@ -139,6 +139,8 @@ TEST(Regex, DoesNotBlowUp) {
   for (int i = 0; i < 60; ++i) nested = "(" + nested + ")*";
   expect_language(compile_regex(nested), {"", "aaa"}, {"b"});
   expect_language(compile_regex("(a|b)*a(a|b){40}"), {"a" + std::string(40, 'b')}, {std::string(41, 'b')});
+  expect_error([] { compile_regex("((a{0,50}){0,50}){0,30}"); }, ErrorCode::kUnsupported,
+               "repetitions in repetitions");
   EXPECT_LT(cpu_seconds() - start, 20.0);  // milliseconds when right, years when exponential
 }
 
