@@ -27,7 +27,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build" / "cache" / "json_schema_suite"
 PACKAGE = "jsonschema==4.26.0"
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 # Files whose schemas must all be taken, except for REFUSED; in the others, refusing is allowed and counted.
 SUPPORTED = {"additionalProperties", "anyOf", "boolean_schema", "const", "default", "enum", "exclusiveMaximum",

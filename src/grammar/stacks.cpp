@@ -56,8 +56,19 @@ void Stacks::grow_table() {
 
 void Stepper::add(Stacks& stacks, Config config, ConfigSet& out) {
   size_t next = out.configs.size();
+  if (next == 0) seen_.clear();
+  const auto key = [](Config c) { return uint64_t{c.state} << 32 | c.stack; };
+  const auto is_new = [&](Config c) {
+    constexpr size_t kFewConfigs = 32;  // looking through so many is faster than a table
+    if (out.configs.size() < kFewConfigs)
+      return std::find(out.configs.begin(), out.configs.end(), c) == out.configs.end();
+    if (seen_.empty()) {
+      for (const Config& known : out.configs) seen_.insert(key(known));
+    }
+    return seen_.insert(key(c)).second;
+  };
   const auto insert = [&](Config c) {
-    if (std::find(out.configs.begin(), out.configs.end(), c) != out.configs.end()) return;
+    if (!is_new(c)) return;
     if (out.configs.size() >= kMaxConfigs)
       throw_error(ErrorCode::kUnsupported, "grammar: ambiguous in more than {} ways at once", kMaxConfigs);
     out.configs.push_back(c);

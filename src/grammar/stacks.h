@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "grammar/automaton.h"
@@ -66,7 +67,7 @@ struct ConfigSet {
 class Stepper {
  public:
   explicit Stepper(const Automaton& automaton) : automaton_(&automaton) {}
-  // Adds the configuration, and where it may return to if its rule may end here.
+  // Adds the configuration (one set is built at a time), and where it may return to if its rule may end here.
   void add(Stacks& stacks, Config config, ConfigSet& out);
   // The set together with the beginnings of all rules it may call before it reads.
   void expand(Stacks& stacks, std::span<const Config> set, std::vector<Config>& out);
@@ -84,6 +85,7 @@ class Stepper {
   const Automaton* automaton_;
   std::vector<Call> calls_;  // a heap, lowest rank first
   std::vector<StackEdge> edges_;
+  std::unordered_set<uint64_t> seen_;  // the set being built, once it is too large to look through
 };
 
 }  // namespace millrace::grammar
