@@ -113,7 +113,7 @@ void Stepper::expand(Stacks& stacks, std::span<const Config> set, std::vector<Co
     edges_.clear();
     while (!calls_.empty() && calls_.front().rank == rank) {
       std::pop_heap(calls_.begin(), calls_.end(), std::greater<>());
-      if (edges_.empty() || edges_.back() != calls_.back().edge) edges_.push_back(calls_.back().edge);
+      if (edges_.empty() || !(edges_.back() == calls_.back().edge)) edges_.push_back(calls_.back().edge);
       calls_.pop_back();
     }
     const Config config = {automaton_->rules[automaton_->rule_of_rank[rank]].start, stacks.node(edges_)};

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <tuple>
 #include <unordered_set>
 #include <vector>
 
@@ -20,7 +21,8 @@ constexpr StateId kBottom = 0xfffffffe;
 struct StackEdge {
   StateId target = kBottom;  // where the caller goes on
   NodeId below = 0;
-  auto operator<=>(const StackEdge&) const = default;
+  bool operator==(const StackEdge&) const = default;
+  bool operator<(const StackEdge& o) const { return std::tie(target, below) < std::tie(o.target, o.below); }
 };
 
 // Immutable nodes by number; node 0 is the bottom.
@@ -49,7 +51,8 @@ class Stacks {
 struct Config {
   StateId state = 0;
   NodeId stack = 0;
-  auto operator<=>(const Config&) const = default;
+  bool operator==(const Config&) const = default;
+  bool operator<(const Config& o) const { return std::tie(state, stack) < std::tie(o.state, o.stack); }
 };
 
 // A set of configurations after a byte. `ends`: the bottom was reached, all that was pushed is done.
@@ -78,7 +81,7 @@ class Stepper {
   struct Call {
     uint32_t rank = 0;
     StackEdge edge = {};
-    auto operator<=>(const Call&) const = default;
+    bool operator>(const Call& o) const { return std::tie(o.rank, o.edge) < std::tie(rank, edge); }
   };
   void push_calls(const Stacks& stacks, Config config);
 
