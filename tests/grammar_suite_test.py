@@ -27,18 +27,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build" / "cache" / "json_schema_suite"
 PACKAGE = "jsonschema==4.26.0"
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
-# Files whose schemas must all be taken; in the others, refusing is allowed and counted.
+# Files whose schemas must all be taken, except for REFUSED; in the others, refusing is allowed and counted.
 SUPPORTED = {"additionalProperties", "anyOf", "boolean_schema", "const", "default", "enum", "exclusiveMaximum",
              "exclusiveMinimum", "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems",
              "minLength", "minimum", "multipleOf", "pattern", "patternProperties", "prefixItems", "properties",
-             "required", "type", "infinite-loop-detection"}
-# (file, schema, instance): right by the suite, not written by this grammar, and documented as such.
+             "required", "type", "infinite-loop-detection", "propertyNames", "allOf", "minProperties"}
+REFUSED = {("additionalProperties", "dependentSchemas with additionalProperties"), ("multipleOf", "float division = inf")}
+# (file, schema): why what is by the suite is not written by this grammar.
 NARROWER = {
-    ("const", "float and integers are equal up to 64-bit representation limits"): "more than 18 digits",
-    ("multipleOf", "float division = inf"): "more than 15 digits",
-    ("maxProperties", "maxProperties = 0 means the object is empty"): None,
+    ("const", "float and integers are equal up to 64-bit representation limits"): "more digits than are written",
+    ("const", "const with object"): "the properties of a const come in its own order",
 }
 FORMATS = ["date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "json-pointer"]
 
@@ -207,7 +206,7 @@ def run_suite(suite, driver, oracle, faults, counts, verbose):
                 refusals[name] += 1
                 if answer["error"] != "unsupported":
                     faults.append(f"{where}: {answer['error']}: {answer['message']}")
-                elif name in SUPPORTED:
+                elif name in SUPPORTED and (name, case["description"]) not in REFUSED:
                     faults.append(f"{where}: refused: {answer['message']}")
                 if verbose:
                     print(f"refused {where}: {answer['message']}")
@@ -241,7 +240,8 @@ def run_formats(suite, driver, oracle, faults, counts):
 
 def run_ours(driver, oracle, faults, counts):
     for case in json.loads(OUR_SCHEMAS.read_text(encoding="utf-8")):
-        answer = driver.ask(schema=case["schema"], texts=case.get("accept", []) + case.get("reject", []), walks=40)
+        answer = driver.ask(schema=case["schema"], texts=case.get("accept", []) + case.get("reject", []),
+                            walks=case.get("walks", 60))
         where = f"ours: {case['description']}"
         if "error" in answer:
             if case.get("error") != answer["error"] or case.get("message", "") not in answer["message"]:

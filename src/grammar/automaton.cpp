@@ -265,7 +265,7 @@ Automaton compile_automaton(const GrammarBuilder& builder, RuleId root, const st
   automaton.rules.resize(lowered.size());
   for (RuleId r = 0; r < lowered.size(); ++r) {
     automaton.rules[r].name = lowered[r].name;
-    RuleStates states = determinize(lowered[r].nfa);
+    RuleStates states = determinize(lowered[r].nfa, what);
     lowered[r].nfa = {};
     trim(states);
     drop_calls_of_itself(states, r);

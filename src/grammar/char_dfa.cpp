@@ -9,6 +9,7 @@ namespace millrace::grammar {
 namespace {
 
 constexpr size_t kMaxDfaStates = 20'000;
+constexpr size_t kMaxWork = 5'000'000;          // places visited: some tenths of a second
 constexpr size_t kMaxTableEntries = 4'000'000;  // states times classes: 16 MB
 
 void check_size(size_t states, size_t classes, const std::string& what) {
@@ -20,9 +21,11 @@ void check_size(size_t states, size_t classes, const std::string& what) {
 // A place in an NFA: state * 4, + 1 once something was read, + 2 once the end was asked for.
 constexpr uint32_t kRead = 1, kEnded = 2;
 
-void close(const CharNfa& nfa, std::vector<uint32_t>& places) {
+void close(const CharNfa& nfa, std::vector<uint32_t>& places, size_t& work, const std::string& what) {
   for (size_t i = 0; i < places.size(); ++i) {
     const uint32_t flags = places[i] & 3;
+    if (++work > kMaxWork)
+      throw_error(ErrorCode::kUnsupported, "{}: repetitions in repetitions take too many steps", what);
     for (const CharNfa::Edge& edge : nfa.states[places[i] / 4]) {
       uint32_t to = edge.target * 4 + flags;
       if (edge.kind == CharNfa::Edge::Kind::kSet) continue;
@@ -75,10 +78,11 @@ CharDfa CharDfa::from_nfa(const CharNfa& nfa, const std::string& what) {
   }
   dfa.num_classes_ = static_cast<uint32_t>(members.size());
 
+  size_t work = 0;
   std::map<std::vector<uint32_t>, uint32_t> ids;
   std::vector<std::vector<uint32_t>> subsets;
   const auto intern = [&](std::vector<uint32_t> places) {
-    close(nfa, places);
+    close(nfa, places, work, what);
     const auto [it, is_new] = ids.try_emplace(places, static_cast<uint32_t>(subsets.size()));
     if (is_new) {
       check_size(subsets.size() + 1, dfa.num_classes_, what);

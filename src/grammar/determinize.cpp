@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/error.h"
 #include "grammar/rule_nfa.h"
 
 namespace millrace::grammar {
@@ -11,15 +12,20 @@ namespace {
 
 using Subset = std::vector<uint32_t>;
 
+// Steps over states and edges. Nested repetitions need a step for each pair of states: some tenths of a
+// second, then the rule is left as it is, and if even that takes so much it is refused.
+constexpr size_t kMaxWork = 10'000'000;
+
 class Determinizer {
  public:
-  explicit Determinizer(const Nfa& nfa) : nfa_(nfa), mark_(nfa.states.size(), 0) {}
+  Determinizer(const Nfa& nfa, const std::string& what)
+      : nfa_(nfa), what_(what), mark_(nfa.states.size(), 0) {}
 
   RuleStates run() {
     const size_t budget = 4 * nfa_.states.size() + 2000;
     intern({nfa_.start});
     for (size_t i = 0; i < subsets_.size(); ++i) {
-      if (subsets_.size() > budget) return without_empty_edges();
+      if (subsets_.size() > budget || work_ > kMaxWork) return without_empty_edges();
       const Subset subset = *subsets_[i];
       expand(subset, i);
     }
@@ -34,6 +40,7 @@ class Determinizer {
     while (!todo.empty()) {
       const uint32_t s = todo.back();
       todo.pop_back();
+      work_ += 1 + nfa_.states[s].size();
       for (const Nfa::Edge& edge : nfa_.states[s]) {
         if (edge.kind != Nfa::Edge::Kind::kEmpty || mark_[edge.target] == stamp_) continue;
         mark_[edge.target] = stamp_;
@@ -100,6 +107,7 @@ class Determinizer {
   }
 
   RuleStates without_empty_edges() {
+    work_ = 0;
     RuleStates result;
     std::map<uint32_t, uint32_t> id_of = {{nfa_.start, 0}};
     std::vector<uint32_t> order = {nfa_.start};
@@ -111,6 +119,8 @@ class Determinizer {
     for (size_t i = 0; i < order.size(); ++i) {
       Subset subset = {order[i]};
       close(subset);
+      if (work_ > kMaxWork)
+        throw_error(ErrorCode::kUnsupported, "{}: repetitions in repetitions take too many steps", what_);
       RuleStates::One state;
       for (const uint32_t s : subset) {
         if (s == nfa_.accept) state.accepting = true;
@@ -126,6 +136,8 @@ class Determinizer {
   }
 
   const Nfa& nfa_;
+  const std::string& what_;
+  size_t work_ = 0;
   std::vector<uint32_t> mark_;
   uint32_t stamp_ = 0;
   std::map<Subset, uint32_t> ids_;
@@ -135,6 +147,6 @@ class Determinizer {
 
 }  // namespace
 
-RuleStates determinize(const Nfa& nfa) { return Determinizer(nfa).run(); }
+RuleStates determinize(const Nfa& nfa, const std::string& what) { return Determinizer(nfa, what).run(); }
 
 }  // namespace millrace::grammar

@@ -81,6 +81,7 @@ struct RuleStates {
   };
   std::vector<One> states = {};
 };
-RuleStates determinize(const Nfa& nfa);
+// Throws Error{kUnsupported}, naming `what`, for nested repetitions of which each state reaches most others.
+RuleStates determinize(const Nfa& nfa, const std::string& what);
 
 }  // namespace millrace::grammar

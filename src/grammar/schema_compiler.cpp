@@ -12,6 +12,13 @@ constexpr size_t kMaxRules = 5000;
 constexpr size_t kMaxAlternatives = 20'000;  // of all anyOf and oneOf together, multiplied out
 constexpr size_t kMaxExclusive = 64;         // branches of one oneOf
 
+std::string printable(const std::string& text) {
+  constexpr size_t kMaxShown = 40;
+  std::string out;
+  for (const char c : text.substr(0, kMaxShown)) out += c > 0x20 && c < 0x7f ? c : '?';
+  return "'" + out + "'";
+}
+
 }  // namespace
 
 SchemaCompiler::SchemaCompiler(SchemaDocument& document, GrammarBuilder& builder)
@@ -164,7 +171,8 @@ uint8_t SchemaCompiler::type_named(const Json& schema, const Json& name) {
       {"string", kString}, {"array", kArray},     {"object", kObject}};
   const auto it = name.is_string() ? types.find(name.get<std::string>()) : types.end();
   if (it == types.end())
-    document_.fail(schema, "type", "found {}, expected the name of a JSON type", name.type_name());
+    document_.fail(schema, "type", "found {}, expected the name of a JSON type",
+                   name.is_string() ? printable(name.get<std::string>()) : name.type_name());
   return it->second;
 }
 
@@ -244,9 +252,11 @@ bool SchemaCompiler::satisfies(const Json& value, const Conjunction& schemas, ui
     return !dfa || (text && dfa->matches(*text));
   }
   if (!value.is_structured()) return true;
-  constexpr const char* kContainerKeywords[] = {
-      "properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
-      "items",      "prefixItems",       "additionalItems",      "minItems", "maxItems",      "uniqueItems"};
+  constexpr const char* kContainerKeywords[] = {"properties",   "patternProperties", "additionalProperties",
+                                                "required",     "minProperties",     "maxProperties",
+                                                "items",        "prefixItems",       "additionalItems",
+                                                "minItems",     "maxItems",          "uniqueItems",
+                                                "propertyNames"};
   for (const Json* schema : schemas) {
     for (const char* key : kContainerKeywords) {
       if (schema->contains(key))
@@ -257,6 +267,7 @@ bool SchemaCompiler::satisfies(const Json& value, const Conjunction& schemas, ui
 }
 
 ExprId SchemaCompiler::resolved(const Conjunction& schemas) {
+  if (schemas.empty()) return json_.value();
   const uint8_t types = types_of(schemas);
   if (const auto values = values_of(schemas)) {
     std::vector<ExprId> literals;

@@ -84,8 +84,10 @@ class SchemaCompiler {
     bool required = false;
   };
   std::vector<Property> properties_of(const Conjunction& schemas);
+  std::optional<CharDfa> names_of(const Conjunction& schemas);
   Conjunction schemas_for(const Conjunction& schemas, const std::string& name);
-  ExprId other_pairs(const Conjunction& schemas, const std::vector<Property>& properties);
+  ExprId other_pairs(const Conjunction& schemas, const std::vector<Property>& properties,
+                     const std::optional<CharDfa>& names);
   ExprId property_graph(const std::vector<Property>& properties, ExprId others, uint32_t min, uint32_t max);
 
   SchemaDocument& document_;

@@ -78,6 +78,38 @@ ExprId SchemaCompiler::array_of(const Conjunction& schemas) {
       {builder_.bytes("["), json_.space(), builder_.graph(std::move(graph)), builder_.bytes("]")});
 }
 
+// The names that all propertyNames allow; nothing when there is no such keyword.
+std::optional<CharDfa> SchemaCompiler::names_of(const Conjunction& schemas) {
+  std::optional<CharDfa> dfa;
+  for (const Json* schema : schemas) {
+    if (!schema->contains("propertyNames")) continue;
+    const std::string what = "schema: " + document_.pointer(*schema) + "/propertyNames";
+    const auto restrict_to = [&](const CharDfa& other) {
+      dfa = dfa ? dfa->intersection(other, what) : other;
+    };
+    Open open;
+    if (!add(open, document_.child(*schema, "propertyNames"), -1) || !follow(open)) {
+      restrict_to(CharDfa::of_texts({}, what));
+      continue;
+    }
+    if (!open.groups.empty())
+      document_.refuse(*schema, "propertyNames", "anyOf and oneOf are not supported here");
+    Conjunction parts;
+    for (const Open::Item& item : open.items) parts.push_back(item.schema);
+    if ((types_of(parts) & kString) == 0) restrict_to(CharDfa::of_texts({}, what));
+    if (const auto values = values_of(parts)) {
+      std::vector<std::string> texts;
+      for (const Json* value : *values) {
+        if (value->is_string()) texts.push_back(value->get<std::string>());
+      }
+      restrict_to(CharDfa::of_texts(texts, what));
+    }
+    if (parts.empty()) continue;
+    if (const std::optional<CharDfa> strings = string_dfa(parts, true)) restrict_to(*strings);
+  }
+  return dfa;
+}
+
 // What the value of this property must satisfy.
 Conjunction SchemaCompiler::schemas_for(const Conjunction& schemas, const std::string& name) {
   Conjunction parts;
@@ -132,7 +164,8 @@ std::vector<SchemaCompiler::Property> SchemaCompiler::properties_of(const Conjun
 
 // "name": value for any name that is not one of `properties`. Names are told apart by which patterns of
 // patternProperties they match: each set of patterns has an automaton of its names and a conjunction.
-ExprId SchemaCompiler::other_pairs(const Conjunction& schemas, const std::vector<Property>& properties) {
+ExprId SchemaCompiler::other_pairs(const Conjunction& schemas, const std::vector<Property>& properties,
+                                   const std::optional<CharDfa>& allowed_names) {
   struct Pattern {
     const Json* schema = nullptr;
     std::string text = {};
@@ -168,8 +201,9 @@ ExprId SchemaCompiler::other_pairs(const Conjunction& schemas, const std::vector
     });
     if (is_never) continue;
     ExprId key = json_.string();
-    if (!names.empty() || !patterns.empty()) {
+    if (!names.empty() || !patterns.empty() || allowed_names) {
       CharDfa dfa = CharDfa::of_texts(names, what).complement();
+      if (allowed_names) dfa = dfa.intersection(*allowed_names, what);
       for (size_t i = 0; i < patterns.size(); ++i) {
         const CharDfa& matched = pattern_dfa(*patterns[i].schema, "patternProperties", patterns[i].text);
         dfa = dfa.intersection((chosen >> i & 1) != 0 ? matched : matched.complement(), what);
@@ -195,11 +229,16 @@ ExprId SchemaCompiler::object_of(const Conjunction& schemas) {
   if (max < min) return builder_.nothing();
   const bool is_any = std::none_of(schemas.begin(), schemas.end(), [](const Json* schema) {
     return schema->contains("properties") || schema->contains("patternProperties") ||
-           schema->contains("additionalProperties") || schema->contains("required");
+           schema->contains("additionalProperties") || schema->contains("required") ||
+           schema->contains("propertyNames");
   });
   if (is_any && min == 0 && max == kUnbounded) return json_.object();
-  const std::vector<Property> properties = properties_of(schemas);
-  const ExprId others = other_pairs(schemas, properties);
+  const std::optional<CharDfa> names = names_of(schemas);
+  std::vector<Property> properties = properties_of(schemas);
+  const ExprId others = other_pairs(schemas, properties, names);
+  for (Property& p : properties) {
+    if (names && !names->matches(p.name)) p.pair = builder_.nothing();
+  }
   const auto num_required = static_cast<uint32_t>(
       std::count_if(properties.begin(), properties.end(), [](const Property& p) { return p.required; }));
   if (min <= num_required) min = 0;

@@ -20,7 +20,6 @@ constexpr std::array kRefused = {"if",
                                  "contains",
                                  "minContains",
                                  "maxContains",
-                                 "propertyNames",
                                  "dependentRequired",
                                  "dependentSchemas",
                                  "dependencies",
@@ -42,6 +41,14 @@ std::string escaped(std::string_view name) {
       out += c;
     }
   }
+  return out;
+}
+
+// As it may stand in a message.
+std::string shown(std::string_view text) {
+  constexpr size_t kMaxShown = 80;
+  std::string out;
+  for (const char c : text.substr(0, kMaxShown)) out += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
   return out;
 }
 
@@ -139,14 +146,14 @@ const Json& SchemaDocument::child(const Json& schema, std::string_view key, cons
 const Json& SchemaDocument::resolve(const Json& schema) {
   const std::string& ref = *string(schema, "$ref");
   if (!ref.starts_with('#'))
-    refuse(schema, "$ref", "refers to '{}', only parts of this document ('#/...') can be", escaped(ref));
+    refuse(schema, "$ref", "refers to '{}', only parts of this document ('#/...') can be", shown(ref));
   if (ref.size() > 1 && ref[1] != '/')
-    refuse(schema, "$ref", "refers to the anchor '{}', only '#' and '#/...' are supported", escaped(ref));
+    refuse(schema, "$ref", "refers to the anchor '{}', only '#' and '#/...' are supported", shown(ref));
   const Json* at = &root_;
   for (size_t begin = 2; begin <= ref.size() && ref.size() > 1;) {
     const size_t end = std::min(ref.find('/', begin), ref.size());
     const std::optional<std::string> step = unescaped(std::string_view(ref).substr(begin, end - begin));
-    if (!step) fail(schema, "$ref", "found '{}', expected a JSON pointer", escaped(ref));
+    if (!step) fail(schema, "$ref", "found '{}', expected a JSON pointer", shown(ref));
     if (at != &root_ && at->is_object() && at->contains("$id") && (*at)["$id"].is_string())
       refuse(schema, "$ref", "leads through a part with an $id of its own");
     const Json* next = nullptr;
@@ -158,7 +165,7 @@ const Json& SchemaDocument::resolve(const Json& schema) {
       const size_t index = std::stoul(*step);
       if (index < at->size()) next = &(*at)[index];
     }
-    if (next == nullptr) fail(schema, "$ref", "refers to '{}', which is not there", escaped(ref));
+    if (next == nullptr) fail(schema, "$ref", "refers to '{}', which is not there", shown(ref));
     at = next;
     begin = end + 1;
   }
@@ -210,6 +217,11 @@ void SchemaDocument::check(const Json& schema) {
   }
   if (&schema != &root_ && schema.contains("$id") && schema["$id"].is_string())
     refuse(schema, "$id", "a part with an $id of its own is not supported");
+  if (&schema == &root_ && schema.contains("$schema")) {
+    const std::string& dialect = *string(schema, "$schema");
+    if (!dialect.starts_with("http://json-schema.org/") && !dialect.starts_with("https://json-schema.org/"))
+      refuse(schema, "$schema", "a dialect other than JSON Schema's own is not supported");
+  }
   if (const auto it = schema.find("uniqueItems"); it != schema.end()) {
     if (!it->is_boolean()) fail(schema, "uniqueItems", "expected true or false");
   }

@@ -56,8 +56,19 @@ void Stacks::grow_table() {
 
 void Stepper::add(Stacks& stacks, Config config, ConfigSet& out) {
   size_t next = out.configs.size();
+  if (next == 0) seen_.clear();
+  const auto key = [](Config c) { return uint64_t{c.state} << 32 | c.stack; };
+  const auto is_new = [&](Config c) {
+    constexpr size_t kFewConfigs = 32;  // looking through so many is faster than a table
+    if (out.configs.size() < kFewConfigs)
+      return std::find(out.configs.begin(), out.configs.end(), c) == out.configs.end();
+    if (seen_.empty()) {
+      for (const Config& known : out.configs) seen_.insert(key(known));
+    }
+    return seen_.insert(key(c)).second;
+  };
   const auto insert = [&](Config c) {
-    if (std::find(out.configs.begin(), out.configs.end(), c) != out.configs.end()) return;
+    if (!is_new(c)) return;
     if (out.configs.size() >= kMaxConfigs)
       throw_error(ErrorCode::kUnsupported, "grammar: ambiguous in more than {} ways at once", kMaxConfigs);
     out.configs.push_back(c);
@@ -102,7 +113,7 @@ void Stepper::expand(Stacks& stacks, std::span<const Config> set, std::vector<Co
     edges_.clear();
     while (!calls_.empty() && calls_.front().rank == rank) {
       std::pop_heap(calls_.begin(), calls_.end(), std::greater<>());
-      if (edges_.empty() || edges_.back() != calls_.back().edge) edges_.push_back(calls_.back().edge);
+      if (edges_.empty() || !(edges_.back() == calls_.back().edge)) edges_.push_back(calls_.back().edge);
       calls_.pop_back();
     }
     const Config config = {automaton_->rules[automaton_->rule_of_rank[rank]].start, stacks.node(edges_)};

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <span>
+#include <tuple>
+#include <unordered_set>
 #include <vector>
 
 #include "grammar/automaton.h"
@@ -19,7 +21,8 @@ constexpr StateId kBottom = 0xfffffffe;
 struct StackEdge {
   StateId target = kBottom;  // where the caller goes on
   NodeId below = 0;
-  auto operator<=>(const StackEdge&) const = default;
+  bool operator==(const StackEdge&) const = default;
+  bool operator<(const StackEdge& o) const { return std::tie(target, below) < std::tie(o.target, o.below); }
 };
 
 // Immutable nodes by number; node 0 is the bottom.
@@ -48,7 +51,8 @@ class Stacks {
 struct Config {
   StateId state = 0;
   NodeId stack = 0;
-  auto operator<=>(const Config&) const = default;
+  bool operator==(const Config&) const = default;
+  bool operator<(const Config& o) const { return std::tie(state, stack) < std::tie(o.state, o.stack); }
 };
 
 // A set of configurations after a byte. `ends`: the bottom was reached, all that was pushed is done.
@@ -66,7 +70,7 @@ struct ConfigSet {
 class Stepper {
  public:
   explicit Stepper(const Automaton& automaton) : automaton_(&automaton) {}
-  // Adds the configuration, and where it may return to if its rule may end here.
+  // Adds the configuration (one set is built at a time), and where it may return to if its rule may end here.
   void add(Stacks& stacks, Config config, ConfigSet& out);
   // The set together with the beginnings of all rules it may call before it reads.
   void expand(Stacks& stacks, std::span<const Config> set, std::vector<Config>& out);
@@ -77,13 +81,14 @@ class Stepper {
   struct Call {
     uint32_t rank = 0;
     StackEdge edge = {};
-    auto operator<=>(const Call&) const = default;
+    bool operator>(const Call& o) const { return std::tie(o.rank, o.edge) < std::tie(rank, edge); }
   };
   void push_calls(const Stacks& stacks, Config config);
 
   const Automaton* automaton_;
   std::vector<Call> calls_;  // a heap, lowest rank first
   std::vector<StackEdge> edges_;
+  std::unordered_set<uint64_t> seen_;  // the set being built, once it is too large to look through
 };
 
 }  // namespace millrace::grammar

@@ -1,0 +1,201 @@
+// What constrained output costs per token with a real vocabulary: the time of allowed() and of accept(), in
+// CPU time of this thread, cold (a new grammar) and warm (the grammar was used before).
+//   grammar_bench VOCABULARY_DIRECTORY    e.g. build/models/tokenizers/gpt-oss (tools/fetch_tokenizers.py)
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "grammar/grammar.h"
+#include "tokenizer/tokenizer.h"
+
+namespace millrace {
+namespace {
+
+double cpu_us() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// 20 fields, nested, with strings, enums, bounds, arrays and optional parts.
+constexpr const char* kSchema = R"({"type": "object", "properties": {
+  "id": {"type": "string", "format": "uuid"}, "name": {"type": "string", "minLength": 1, "maxLength": 80},
+  "age": {"type": "integer", "minimum": 0, "maximum": 150}, "email": {"type": "string", "format": "email"},
+  "status": {"enum": ["active", "inactive", "pending", "banned"]}, "score": {"type": "number", "minimum": 0, "maximum": 1},
+  "created": {"type": "string", "format": "date-time"}, "note": {"type": ["string", "null"]},
+  "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 20},
+  "address": {"type": "object", "properties": {"street": {"type": "string"}, "city": {"type": "string"},
+     "zip": {"type": "string", "pattern": "^\\d{5}(-\\d{4})?$"}, "country": {"type": "string"}},
+     "required": ["street", "city", "zip", "country"], "additionalProperties": false},
+  "items": {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {
+     "sku": {"type": "string"}, "quantity": {"type": "integer", "minimum": 1}, "price": {"type": "number"},
+     "options": {"type": "object", "additionalProperties": {"type": "string"}}},
+     "required": ["sku", "quantity", "price"], "additionalProperties": false}},
+  "children": {"type": "array", "items": {"$ref": "#"}}, "verified": {"type": "boolean"},
+  "comment": {"type": "string"}},
+  "required": ["id", "name", "age", "email", "status", "address", "items", "comment"], "additionalProperties": false})";
+
+constexpr const char* kText =
+    R"({"id": "123e4567-e89b-12d3-a456-426614174000", "name": "Ada Lovelace", "age": 36, "email": "ada@example.org", )"
+    R"("status": "active", "score": 0.97, "created": "2024-05-06T07:08:09Z", "note": "She wrote the first program, )"
+    R"(and said: \"The engine weaves algebraical patterns just as the Jacquard loom weaves flowers and leaves.\"", )"
+    R"("tags": ["mathematics", "poetry", "analytical engine"], "address": {"street": "12 St James's Square", )"
+    R"("city": "London", "zip": "12345", "country": "United Kingdom"}, "items": [{"sku": "A-1", "quantity": 2, )"
+    R"("price": 12.5, "options": {"colour": "green", "size": "large"}}, {"sku": "B-22", "quantity": 10, "price": 3}], )"
+    R"("verified": true, "comment": "Nothing more to say about this customer, except that the naïve café order was )"
+    R"(cancelled twice — 日本語も入っています."})";
+
+struct Times {
+  std::vector<double> mask, accept;
+};
+
+void print(const char* name, const char* state, Times& times) {
+  const auto at = [](std::vector<double>& values, double part) {
+    std::sort(values.begin(), values.end());
+    return values[std::min(values.size() - 1,
+                           static_cast<size_t>(part * static_cast<double>(values.size())))];
+  };
+  std::printf(
+      "%-22s %-5s %6zu tokens   mask median %8.2f  p99 %8.2f  max %8.2f us   accept median %6.2f  p99 %6.2f "
+      "us\n",
+      name, state, times.mask.size(), at(times.mask, 0.5), at(times.mask, 0.99), times.mask.back(),
+      at(times.accept, 0.5), at(times.accept, 0.99));
+}
+
+class Bench {
+ public:
+  explicit Bench(const std::string& directory) {
+    tokenizer_ = Tokenizer::from_json(read_file(directory + "/tokenizer.json"),
+                                      read_file(directory + "/tokenizer_config.json"), directory);
+    std::vector<std::string> bytes;
+    for (TokenId t = 0; t < tokenizer_->vocab_size(); ++t) bytes.push_back(tokenizer_->token_bytes(t, false));
+    const double start = cpu_us();
+    vocabulary_ = grammar::make_vocabulary(bytes);
+    std::printf("vocabulary of %zu tokens: trie built in %.0f ms\n", bytes.size(), (cpu_us() - start) * 1e-3);
+    mask_.resize((bytes.size() + 63) / 64);
+    end_ = tokenizer_->end_tokens().at(0);
+  }
+
+  // The tokens of `text` as the model would write them, again and again; the first time counts as cold.
+  void run(const char* name, const std::shared_ptr<const grammar::Grammar>& grammar, const std::string& text,
+           int rounds, size_t skip = 0) {
+    const std::vector<TokenId> tokens =
+        tokenizer_->encode(text, {.add_special = false, .parse_special = false});
+    Times cold, warm;
+    for (int round = 0; round < rounds; ++round) follow(grammar, tokens, skip, round == 0 ? cold : warm);
+    print(name, "cold", cold);
+    print(name, "warm", warm);
+  }
+
+  // A model with random weights: every path the grammar has, so masks are met for the first time all along.
+  void run_random(const char* name, const std::shared_ptr<const grammar::Grammar>& grammar, int rounds) {
+    Times first, later;
+    for (int round = 0; round < rounds; ++round) draw(grammar, static_cast<uint64_t>(round), first);
+    for (int round = 0; round < rounds; ++round) draw(grammar, static_cast<uint64_t>(round), later);
+    print(name, "cold", first);
+    print(name, "warm", later);
+  }
+
+  template <class Compile>
+  std::shared_ptr<const grammar::Grammar> compile(const char* name, Compile compile) {
+    const double start = cpu_us();
+    std::shared_ptr<const grammar::Grammar> result = compile();
+    std::printf("%-22s compiled in %.2f ms\n", name, (cpu_us() - start) * 1e-3);
+    return result;
+  }
+
+ private:
+  void take(TokenConstraint& constraint, TokenId token, bool counts, Times& times) {
+    const double start = cpu_us();
+    constraint.accept(token);
+    if (counts) times.accept.push_back(cpu_us() - start);
+  }
+  void ask(TokenConstraint& constraint, bool counts, Times& times) {
+    std::fill(mask_.begin(), mask_.end(), 0);
+    const double start = cpu_us();
+    constraint.allowed(mask_);
+    if (counts) times.mask.push_back(cpu_us() - start);
+  }
+
+  void follow(const std::shared_ptr<const grammar::Grammar>& grammar, const std::vector<TokenId>& tokens,
+              size_t skip, Times& times) {
+    const auto constraint = grammar::constrain(grammar, vocabulary_, {end_});
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      ask(*constraint, i >= skip, times);
+      take(*constraint, tokens[i], i >= skip, times);
+    }
+    ask(*constraint, true, times);
+  }
+
+  void draw(const std::shared_ptr<const grammar::Grammar>& grammar, uint64_t seed, Times& times) {
+    std::mt19937_64 random(seed);
+    const auto constraint = grammar::constrain(grammar, vocabulary_, {end_});
+    std::vector<TokenId> allowed;
+    for (int i = 0; i < 200; ++i) {
+      ask(*constraint, true, times);
+      allowed.clear();
+      for (size_t w = 0; w < mask_.size(); ++w) {
+        for (uint64_t word = mask_[w]; word != 0; word &= word - 1) {
+          allowed.push_back(static_cast<TokenId>(w * 64 + static_cast<size_t>(__builtin_ctzll(word))));
+        }
+      }
+      const TokenId token = allowed[random() % allowed.size()];
+      take(*constraint, token, true, times);
+      if (token == end_) break;
+    }
+  }
+
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::shared_ptr<const grammar::Vocabulary> vocabulary_;
+  std::vector<uint64_t> mask_;
+  TokenId end_ = 0;
+};
+
+void run(const std::string& directory) {
+  Bench bench(directory);
+  const auto object = bench.compile("json_object", [] { return grammar::compile_json_object(); });
+  const auto schema =
+      bench.compile("schema, 20 fields", [] { return grammar::compile_json_schema(kSchema); });
+  const auto regex = bench.compile("regex", [] {
+    return grammar::compile_regex(
+        "(Name|Alias): [A-Z][a-z]+( [A-Z][a-z]+)*; tel\\. \\+\\d{1,3}( \\d{2,4}){2,4}; .{0,60}");
+  });
+  const std::string prose =
+      "{\"text\": \"" + std::string(R"(It was the best of times, it was the worst of times, it was )"
+                                    R"(the age of wisdom, it was the age of foolishness.)");
+  bench.run("json_object", object, kText, 20);
+  bench.run("schema, 20 fields", schema, kText, 20);
+  bench.run("regex", regex,
+            "Name: Ada Lovelace; tel. +44 20 7946 0958; wrote programs before there were computers", 20);
+  bench.run("inside a string", object, prose, 20, 4);
+  bench.run_random("json_object, random", object, 30);
+  bench.run_random("schema, random", schema, 30);
+  bench.run_random("regex, random", regex, 30);
+}
+
+}  // namespace
+}  // namespace millrace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: grammar_bench VOCABULARY_DIRECTORY\n");
+    return 2;
+  }
+  try {
+    millrace::run(argv[1]);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 2;
+  }
+  return 0;
+}
