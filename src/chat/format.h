@@ -69,7 +69,9 @@ class AnswerParser {
  public:
   virtual ~AnswerParser() = default;
   // Every token of the answer, end token included, with the text that became certain with it (Event::text
-  // with show_special off). Appends to `out`.
+  // with show_special off). Appends to `out`. Stop strings are better looked for in the content that comes
+  // out than by the engine: there they would cut thinking and arguments too, and hold text back past a
+  // control token.
   virtual void token(int32_t token, std::string_view text, std::vector<Delta>& out) = 0;
   // No more tokens come; `text` is what was held back. Appends what is still pending.
   virtual void finish(std::string_view text, std::vector<Delta>& out) = 0;
@@ -79,7 +81,7 @@ class AnswerParser {
 class Format {
  public:
   virtual ~Format() = default;
-  virtual std::string_view name() const = 0;  // harmony, hermes, llama3, plain
+  virtual std::string_view name() const = 0;  // harmony, hermes, llama3, mistral, plain
   virtual std::vector<int32_t> prompt(const Conversation& conversation) const = 0;
   virtual std::unique_ptr<AnswerParser> parser(const Conversation& conversation) const = 0;
   // Tokens that end the turn, beside the model's own.

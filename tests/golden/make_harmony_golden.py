@@ -195,8 +195,65 @@ def more(count, path):
                 "cases": [record(f"random {i}", source.conversation()) for i in range(int(count))]})
 
 
+def template_variables(conversation):
+    """The conversation as a gpt-oss chat template wants it; None for what it cannot say at all."""
+    messages = []
+    for m in conversation["messages"]:
+        out = {"role": m["role"], "content": m.get("content", "")}
+        if m.get("tool_calls"):
+            if len(m["tool_calls"]) > 1:
+                return None
+            call = m["tool_calls"][0]
+            try:
+                arguments = json.loads(call["arguments"])
+            except ValueError:
+                return None
+            out["tool_calls"] = [{"type": "function", "function": {"name": call["name"], "arguments": arguments}}]
+        if m.get("reasoning"):
+            out["thinking"] = m["reasoning"]
+        messages.append(out)
+    tools = [{"type": "function", "function": {k: v for k, v in t.items()}} for t in conversation["tools"]]
+    variables = {"messages": messages, "tools": tools or None, "add_generation_prompt": True,
+                 "strftime_now": lambda _: conversation["date"]}
+    if conversation["effort"]:
+        variables["reasoning_effort"] = conversation["effort"]
+    return variables
+
+
+def template(path):
+    import jinja2
+    import jinja2.sandbox
+
+    def refuse(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    environment.globals["raise_exception"] = refuse
+    source = environment.from_string(pathlib.Path(path).read_text())
+    same, refused, differ = 0, 0, []
+    for name, conversation in harmony_conversations.written():
+        variables = template_variables(conversation)
+        try:
+            text = source.render(**variables) if variables else None
+        except Exception as error:  # what jinja2 raises is as varied as Python
+            print(f"{name}: the template refuses: {error}")
+            text = None
+        if text is None:
+            refused += 1
+            continue
+        ours = ENCODING.decode_utf8(render(conversation))
+        if ours == text:
+            same += 1
+            continue
+        at = next((i for i, (a, b) in enumerate(zip(ours, text)) if a != b), min(len(ours), len(text)))
+        differ.append(name)
+        print(f"{name}: openai-harmony {ours[max(at - 30, 0):at + 50]!r}, template {text[max(at - 30, 0):at + 50]!r}")
+    print(f"{same} the same, {len(differ)} differ, {refused} cannot be said with the template")
+
+
 if __name__ == "__main__":
-    actions = {"write": write, "random": more}
+    actions = {"write": write, "random": more, "template": template}
     if len(sys.argv) < 2 or sys.argv[1] not in actions:
         sys.exit(__doc__)
     actions[sys.argv[1]](*sys.argv[2:])

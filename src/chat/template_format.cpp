@@ -1,0 +1,133 @@
+#include "chat/template_format.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "chat/special_text.h"
+#include "chat/template_constraint.h"
+#include "chat/template_messages.h"
+#include "chat/template_traits.h"
+#include "chat/tools.h"
+
+namespace millrace::chat {
+namespace {
+
+// Ordinary tokens in some vocabularies, and yet no words of a user's.
+const std::vector<std::string> kMarkers = {"<think>",      "</think>",        "<tool_call>",
+                                           "</tool_call>", "<tool_response>", "</tool_response>"};
+// Control tokens whose place in an answer means something.
+constexpr std::array<const char*, 8> kAnswerNames = {"<think>",      "</think>",      "<tool_call>",
+                                                     "</tool_call>", "[TOOL_CALLS]",  "[ARGS]",
+                                                     "[CALL_ID]",    "<|python_tag|>"};
+constexpr std::array<const char*, 5> kTurnEnds = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>",
+                                                  "</s>"};
+
+std::string_view without_trailing_space(std::string_view text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
+  return text;
+}
+
+bool ends_with(std::string_view text, std::string_view tail) {
+  return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
+}
+
+class TemplateFormat : public Format {
+ public:
+  TemplateFormat(std::shared_ptr<const Codec> codec, std::shared_ptr<const Grammars> grammars)
+      : codec_(std::move(codec)),
+        grammars_(std::move(grammars)),
+        special_(*codec_, kMarkers),
+        text_(text_mask(*codec_)) {
+    if (codec_->has_template()) traits_ = probe_template(*codec_);
+    for (const char* name : kAnswerNames) {
+      const int32_t token = codec_->find_special(name);
+      if (token >= 0) names_[token] = name;
+    }
+    for (const char* name : kTurnEnds) {
+      const int32_t token = codec_->find_special(name);
+      const bool used =
+          traits_.rendered.find(name) != std::string::npos || std::string_view(name) == "<|eom_id|>";
+      if (token >= 0 && used) stops_.push_back(token);
+    }
+  }
+
+  std::string_view name() const override {
+    if (!traits_.native_tools) return "plain";
+    return traits_.family == Family::kLlama3    ? "llama3"
+           : traits_.family == Family::kMistral ? "mistral"
+                                                : "hermes";
+  }
+
+  std::vector<int32_t> prompt(const Conversation& conversation) const override {
+    check_template();
+    check_tool_choice(conversation);
+    nlohmann::ordered_json variables = template_variables(conversation, traits_);
+    const SpecialText::Mask mask = special_.mask(variables);
+    return special_.encode(*codec_, codec_->render(variables.dump()), mask);
+  }
+
+  std::unique_ptr<AnswerParser> parser(const Conversation& conversation) const override {
+    TemplateAnswer answer;
+    answer.family = traits_.family;
+    answer.names = names_;
+    answer.thinking = thinking(conversation) == Thinking::kOpened;
+    for (const Tool* tool : callable_tools(conversation)) answer.tools.push_back(tool->name);
+    return std::make_unique<TemplateParser>(std::move(answer));
+  }
+
+  std::vector<int32_t> stop_tokens() const override { return stops_; }
+
+  std::shared_ptr<const TokenConstraint> constraint(
+      const Conversation& conversation, std::shared_ptr<const grammar::Grammar> content) const override {
+    check_tool_choice(conversation);
+    std::vector<int32_t> ends = codec_->end_tokens();
+    for (const int32_t token : stops_) {
+      if (std::find(ends.begin(), ends.end(), token) == ends.end()) ends.push_back(token);
+    }
+    const TemplateConstraintInput in = {.codec = codec_,
+                                        .grammars = *grammars_,
+                                        .text = text_,
+                                        .traits = traits_,
+                                        .thinking = thinking(conversation),
+                                        .ends = std::move(ends)};
+    return template_constraint(in, conversation, std::move(content));
+  }
+
+ private:
+  void check_template() const {
+    if (!codec_->has_template()) {
+      throw_error(ErrorCode::kUnsupported,
+                  "messages: the model has no chat template, expected text or tokens");
+    }
+  }
+
+  // By how the template begins an answer.
+  Thinking thinking(const Conversation& conversation) const {
+    if (!codec_->has_template()) return Thinking::kNone;
+    const std::string rendered = codec_->render(short_variables(conversation, traits_).dump());
+    const std::string_view end = without_trailing_space(rendered);
+    if (ends_with(end, "<think>")) return Thinking::kOpened;
+    if (ends_with(end, "</think>") || (traits_.thinking_switch && thinking_off(conversation)))
+      return Thinking::kNone;
+    const bool knows = codec_->encode("<think>", true).size() == 1 && traits_.thinking_switch;
+    return knows ? Thinking::kMay : Thinking::kNone;
+  }
+
+  std::shared_ptr<const Codec> codec_;
+  std::shared_ptr<const Grammars> grammars_;
+  SpecialText special_;
+  std::vector<uint64_t> text_;
+  TemplateTraits traits_;
+  std::map<int32_t, std::string> names_;
+  std::vector<int32_t> stops_;
+};
+
+}  // namespace
+
+std::unique_ptr<Format> make_template_format(std::shared_ptr<const Codec> codec,
+                                             std::shared_ptr<const Grammars> grammars) {
+  return std::make_unique<TemplateFormat>(std::move(codec), std::move(grammars));
+}
+
+}  // namespace millrace::chat

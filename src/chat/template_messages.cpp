@@ -1,0 +1,223 @@
+#include "chat/template_messages.h"
+
+#include <array>
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/utf8.h"
+#include "chat/harmony_render.h"
+#include "chat/json_text.h"
+#include "chat/tools.h"
+
+namespace millrace::chat {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json tool_json(const Tool& tool) {
+  Json function = {{"name", valid_utf8(tool.name)}, {"description", valid_utf8(tool.description)}};
+  function["parameters"] = tool.parameters.empty()
+                               ? Json{{"type", "object"}, {"properties", Json::object()}}
+                               : parse_json(tool.parameters, "parameters of tool " + tool.name);
+  return {{"type", "function"}, {"function", std::move(function)}};
+}
+
+// Templates take arguments as an object; what is no JSON goes in as it is.
+Json arguments_json(const ToolCall& call) {
+  if (call.arguments.empty()) return Json::object();
+  Json value = try_parse_json(call.arguments);
+  return value.is_discarded() ? Json(valid_utf8(call.arguments)) : value;
+}
+
+// Mistral's templates take ids of nine letters or digits and no others.
+std::string call_id(const std::string& id, Family family) {
+  if (family != Family::kMistral || id.empty()) return valid_utf8(id);
+  bool fits = id.size() == 9;
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : id) {
+    fits = fits && ((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'));
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  }
+  if (fits) return id;
+  constexpr std::string_view kLetters = "0123456789abcdefghijklmnopqrstuvwxyz";
+  std::string out;
+  for (int i = 0; i < 9; ++i, hash /= kLetters.size()) out += kLetters[hash % kLetters.size()];
+  return out;
+}
+
+Json call_json(const ToolCall& call, Family family) {
+  Json function = {{"name", valid_utf8(call.name)}, {"arguments", arguments_json(call)}};
+  return {{"id", call_id(call.id, family)}, {"type", "function"}, {"function", std::move(function)}};
+}
+
+// Our own words for a template that has none for tools.
+std::string tools_text(const Conversation& conversation) {
+  std::string out = "You can call these functions, given as JSON, one on each line:\n<tools>\n";
+  for (const Tool& tool : conversation.tools) out += tool_json(tool)["function"].dump() + "\n";
+  return out +
+         "</tools>\nTo call one, answer with its name and its arguments as JSON in this form, once for each "
+         "call:\n"
+         "<tool_call>\n{\"name\": \"NAME\", \"arguments\": {\"KEY\": \"VALUE\"}}\n</tool_call>";
+}
+
+std::string call_text(const ToolCall& call) {
+  const Json object = {{"name", valid_utf8(call.name)}, {"arguments", arguments_json(call)}};
+  return "<tool_call>\n" + object.dump() + "\n</tool_call>";
+}
+
+void add_text(Json& message, const std::string& text) {
+  std::string content = message["content"];
+  message["content"] = content.empty() ? text : content + "\n" + text;
+}
+
+class Messages {
+ public:
+  Messages(const Conversation& conversation, const TemplateTraits& traits)
+      : conversation_(conversation), traits_(traits) {}
+
+  Json run() {
+    size_t first = 0;
+    std::string system;
+    const auto add_system = [&](const std::string& text) {
+      if (!text.empty()) system += (system.empty() ? "" : "\n\n") + text;
+    };
+    const std::vector<Message>& messages = conversation_.messages;
+    for (; first < messages.size() && is_system(messages[first]); ++first) {
+      add_system(valid_utf8(messages[first].content));
+    }
+    if (!traits_.native_tools && offers_tools(conversation_)) add_system(tools_text(conversation_));
+    const bool given = first > 0 || !system.empty();
+    if (given && traits_.system_role) out_.push_back({{"role", "system"}, {"content", system}});
+    for (size_t i = first; i < messages.size(); ++i) add(messages[i], i);
+    if (!traits_.system_role && !system.empty()) into_first_user(system);
+    return std::move(out_);
+  }
+
+ private:
+  static bool is_system(const Message& message) {
+    return message.role == "system" || message.role == "developer";
+  }
+
+  void into_first_user(const std::string& system) {
+    for (Json& message : out_) {
+      if (message["role"] != "user") continue;
+      message["content"] = system + "\n\n" + message["content"].get<std::string>();
+      return;
+    }
+    out_.insert(out_.begin(), Json{{"role", "user"}, {"content", system}});
+  }
+
+  void add(const Message& message, size_t index) {
+    const std::string content = valid_utf8(message.content);
+    if (message.role == "assistant") {
+      assistant(message, content);
+    } else if (message.role == "tool" || message.role == "function") {
+      result(message, content);
+    } else if (is_system(message)) {
+      out_.push_back({{"role", "system"}, {"content", content}});
+    } else if (message.role == "user") {
+      out_.push_back({{"role", "user"}, {"content", content}});
+    } else {
+      throw_error(ErrorCode::kBadInput,
+                  "message {}: role is {}, expected system, developer, user, assistant or tool", index,
+                  valid_utf8(message.role));
+    }
+  }
+
+  void assistant(const Message& message, const std::string& content) {
+    Json out = {{"role", "assistant"}, {"content", content}};
+    if (!message.reasoning.empty()) out["reasoning_content"] = valid_utf8(message.reasoning);
+    if (!traits_.native_tools) {
+      for (const ToolCall& call : message.tool_calls) add_text(out, call_text(call));
+      out_.push_back(std::move(out));
+      return;
+    }
+    Json calls = Json::array();
+    for (const ToolCall& call : message.tool_calls) {
+      // Where a template takes one call a message, each gets its own.
+      if (!calls.empty() && !traits_.many_calls) {
+        out["tool_calls"] = std::move(calls);
+        out_.push_back(std::move(out));
+        out = {{"role", "assistant"}, {"content", ""}};
+        calls = Json::array();
+      }
+      calls.push_back(call_json(call, traits_.family));
+    }
+    if (!calls.empty()) out["tool_calls"] = std::move(calls);
+    out_.push_back(std::move(out));
+  }
+
+  void result(const Message& message, const std::string& content) {
+    if (traits_.native_tools) {
+      Json out = {{"role", "tool"}, {"content", content}};
+      if (!message.name.empty()) out["name"] = valid_utf8(message.name);
+      if (!message.tool_call_id.empty()) out["tool_call_id"] = call_id(message.tool_call_id, traits_.family);
+      out_.push_back(std::move(out));
+      return;
+    }
+    const std::string text = "<tool_response>\n" + content + "\n</tool_response>";
+    const bool joins = !out_.empty() && out_.back().contains("result");
+    if (joins) {
+      add_text(out_.back(), text);
+    } else {
+      out_.push_back({{"role", "user"}, {"content", text}, {"result", true}});
+    }
+  }
+
+  const Conversation& conversation_;
+  const TemplateTraits& traits_;
+  Json out_ = Json::array();
+};
+
+// "26 Jul 2024", as Llama's templates write a date.
+std::string long_date(const std::string& date) {
+  int year = 0, month = 0, day = 0;
+  if (std::sscanf(date.c_str(), "%d-%d-%d", &year, &month, &day) != 3 || month < 1 || month > 12) return date;
+  constexpr std::array<const char*, 12> kMonths = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                                   "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+  return fmt::format("{:02} {} {}", day, kMonths[static_cast<size_t>(month) - 1], year);
+}
+
+void add_variables(const Conversation& conversation, const TemplateTraits& traits, Json& out) {
+  if (traits.native_tools && offers_tools(conversation)) {
+    out["tools"] = Json::array();
+    for (const Tool& tool : conversation.tools) out["tools"].push_back(tool_json(tool));
+  }
+  out["add_generation_prompt"] = true;
+  if (!conversation.reasoning_effort.empty()) {
+    out["reasoning_effort"] = valid_utf8(conversation.reasoning_effort);
+    out["enable_thinking"] = !thinking_off(conversation);
+  }
+  out["date_string"] = long_date(conversation.date.empty() ? today() : valid_utf8(conversation.date));
+  if (conversation.template_variables.empty()) return;
+  const Json more = parse_json(conversation.template_variables, "template variables");
+  if (!more.is_object()) {
+    throw_error(ErrorCode::kBadInput, "template variables: found no JSON object, expected one");
+  }
+  for (const auto& [name, value] : more.items()) {
+    if (name != "messages" && name != "tools") out[name] = value;
+  }
+}
+
+}  // namespace
+
+bool thinking_off(const Conversation& conversation) {
+  return conversation.reasoning_effort == "none" || conversation.reasoning_effort == "minimal";
+}
+
+Json template_variables(const Conversation& conversation, const TemplateTraits& traits) {
+  Json messages = Messages(conversation, traits).run();
+  for (Json& message : messages) message.erase("result");
+  Json out = {{"messages", std::move(messages)}};
+  add_variables(conversation, traits, out);
+  return out;
+}
+
+Json short_variables(const Conversation& conversation, const TemplateTraits& traits) {
+  Json out = {{"messages", {{{"role", "user"}, {"content", "x"}}}}};
+  add_variables(conversation, traits, out);
+  out.erase("tools");
+  return out;
+}
+
+}  // namespace millrace::chat

@@ -1,0 +1,89 @@
+#include "chat/template_traits.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace millrace::chat {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kUser = "probe question";
+constexpr const char* kSystem = "probe instruction";
+constexpr const char* kFunction = "probe_function";
+constexpr const char* kValue = "probe value";
+constexpr const char* kResult = "probe result";
+
+Json message(const char* role, const char* content) { return {{"role", role}, {"content", content}}; }
+
+Json call(const char* id) {
+  return {{"id", id},
+          {"type", "function"},
+          {"function", {{"name", kFunction}, {"arguments", {{"key", kValue}}}}}};
+}
+
+// What the template makes of it, or nothing where it refuses.
+std::string try_render(const Codec& codec, const Json& variables) {
+  try {
+    return codec.render(variables.dump());
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+Json with_tools(int num_calls) {
+  Json calls = Json::array();
+  // Mistral's templates want ids of nine letters.
+  for (int i = 0; i < num_calls; ++i) calls.push_back(call(i == 0 ? "callaaaa0" : "callaaaa1"));
+  Json assistant = {{"role", "assistant"}, {"content", ""}, {"tool_calls", calls}};
+  Json messages = {message("user", kUser), assistant};
+  for (int i = 0; i < num_calls; ++i) {
+    messages.push_back({{"role", "tool"},
+                        {"name", kFunction},
+                        {"tool_call_id", i == 0 ? "callaaaa0" : "callaaaa1"},
+                        {"content", kResult}});
+  }
+  const Json schema = {{"type", "object"}, {"properties", {{"key", {{"type", "string"}}}}}};
+  const Json tool = {{"type", "function"},
+                     {"function", {{"name", kFunction}, {"description", "probe"}, {"parameters", schema}}}};
+  return {{"messages", messages}, {"tools", {tool}}};
+}
+
+}  // namespace
+
+TemplateTraits probe_template(const Codec& codec) {
+  TemplateTraits out;
+  const Json user = message("user", kUser);
+  out.system_role = has(try_render(codec, {{"messages", {message("system", kSystem), user}}}), kSystem);
+  const std::string on = try_render(codec, {{"messages", {user}}, {"enable_thinking", true}});
+  const std::string off = try_render(codec, {{"messages", {user}}, {"enable_thinking", false}});
+  out.thinking_switch = on != off;
+
+  out.rendered = try_render(codec, with_tools(1));
+  Json without_list = with_tools(1);
+  without_list.erase("tools");
+  // The tool is told of when leaving it out changes the text; the call and the result must be there anyway.
+  const bool told = try_render(codec, without_list) != out.rendered;
+  const bool complete =
+      told && has(out.rendered, kFunction) && has(out.rendered, kValue) && has(out.rendered, kResult);
+  const std::string many = try_render(codec, with_tools(2));
+  out.many_calls = !many.empty();
+  if (!complete) return out;
+  if (has(out.rendered, "<tool_call>")) {
+    out.native_tools = true;
+  } else if (has(out.rendered, "[TOOL_CALLS]")) {
+    out.family = Family::kMistral;
+    out.native_tools = true;
+    out.named_arguments = has(out.rendered, "[ARGS]");
+  } else if (has(out.rendered, "{\"name\": \"probe_function\", \"parameters\": ") ||
+             codec.find_special("<|python_tag|>") >= 0) {
+    out.family = Family::kLlama3;
+    out.native_tools = true;
+  }
+  return out;
+}
+
+}  // namespace millrace::chat

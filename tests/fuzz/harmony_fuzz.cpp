@@ -1,0 +1,59 @@
+// Any tokens as an answer, harmony's and the template families': read without a fault, calls numbered as they
+// come, and of harmony no text lost. Bytes below 16 are control tokens, the rest are letters; the first byte
+// chooses the family.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "chat/harmony_parser.h"
+#include "chat/template_parser.h"
+#include "touch.h"
+
+namespace {
+
+using namespace millrace::chat;
+
+constexpr const char* kNames[] = {"<think>",      "</think>", "<tool_call>",   "</tool_call>",
+                                  "[TOOL_CALLS]", "[ARGS]",   "<|python_tag|>"};
+
+std::unique_ptr<AnswerParser> make_parser(uint8_t choice) {
+  const HarmonyTokens tokens = {
+      .start = 0, .end = 1, .message = 2, .channel = 3, .constrain = 4, .ret = 5, .call = 6};
+  if (choice % 5 == 0)
+    return std::make_unique<HarmonyParser>(tokens, std::vector<std::string>{"f", "get_weather"});
+  TemplateAnswer answer;
+  answer.family = static_cast<Family>(choice % 5 - 1);
+  answer.tools = {"f", "get_weather"};
+  answer.thinking = choice >= 128;
+  for (int32_t i = 0; i < 7; ++i) answer.names[i] = kNames[i];
+  return std::make_unique<TemplateParser>(std::move(answer));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const auto parser = make_parser(data[0]);
+  std::vector<Delta> deltas;
+  size_t letters = 0;
+  for (size_t i = 1; i < size; ++i) {
+    const bool control = data[i] < 16;
+    parser->token(data[i], control ? "" : std::string(1, static_cast<char>(data[i])), deltas);
+    letters += data[i] == '*' ? 1 : 0;
+  }
+  parser->finish("", deltas);
+  int32_t calls = 0;
+  size_t read = 0;
+  for (const Delta& delta : deltas) {
+    if (delta.kind == Delta::Kind::kToolCall && delta.call != calls++) __builtin_trap();
+    if (delta.kind == Delta::Kind::kToolArguments && delta.call != calls - 1) __builtin_trap();
+    if (delta.kind != Delta::Kind::kToolCall && delta.text.empty()) __builtin_trap();
+    read += static_cast<size_t>(std::count(delta.text.begin(), delta.text.end(), '*'));
+    millrace::fuzz::touch(delta.text);
+  }
+  if (data[0] % 5 == 0 && read != letters) __builtin_trap();
+  return 0;
+}
