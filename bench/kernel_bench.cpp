@@ -12,6 +12,7 @@
 #include "backend/cpu/features.h"
 #include "backend/cpu/memory.h"
 #include "base/error.h"
+#include "base/read_loop.h"
 #include "base/thread_pool.h"
 
 namespace millrace::cpu {
@@ -58,20 +59,18 @@ double best_time(double budget, F run) {
 }
 
 double read_seconds(ThreadPool& pool, const uint8_t* data, int64_t bytes, double budget) {
-  // One core keeps too few plain loads under way to find the memory's limit.
-  constexpr int64_t kChunk = 1 << 18, kReadAhead = 16 << 10;
+  constexpr int64_t kChunk = 1 << 18;
   std::vector<uint64_t> sums(static_cast<size_t>(pool.size()) * 8);  // kept, so that the loop is
-  return best_time(budget, [&] {
-    pool.parallel_for(bytes / kChunk, 1, [&](int64_t begin, int64_t end, int thread) {
-      uint64_t sum[8] = {}, word[8];
-      for (int64_t at = begin * kChunk; at < end * kChunk; at += 64) {
-        __builtin_prefetch(data + at + kReadAhead, 0, 2);  // past the end now and then: it only asks
-        std::memcpy(word, data + at, 64);
-        for (int i = 0; i < 8; ++i) sum[i] += word[i];
-      }
-      for (int i = 0; i < 8; ++i) sums[static_cast<size_t>(thread) * 8] += sum[i];
+  const auto* memory = reinterpret_cast<const std::byte*>(data);
+  const auto read = [&](bool ahead) {
+    return best_time(budget, [&] {
+      pool.parallel_for(bytes / kChunk, 1, [&](int64_t begin, int64_t end, int thread) {
+        sums[static_cast<size_t>(thread) * 8] +=
+            sum_words(memory + begin * kChunk, (end - begin) * kChunk, ahead);
+      });
     });
-  });
+  };
+  return std::min(read(false), read(true));
 }
 
 struct Figure {

@@ -247,7 +247,9 @@ class RealModel(QuantizeCase):
 
     def auto(self, budget):
         out = self.path / f"auto-{budget}.gguf"
-        report = self.good_json("quantize", SMOLLM2, out, "--type", "auto", "--budget", budget)
+        sample = self.path / "sample.txt"  # a third of the tokens of the built-in one: half the time, the same result
+        sample.write_text(TEXT.read_text()[5000:6600])
+        report = self.good_json("quantize", SMOLLM2, out, "--type", "auto", "--budget", budget, "--sample", sample)
         self.assertLessEqual(report["bits_per_weight"], float(budget.removesuffix("bpw")))
         return self.cost(out)
 

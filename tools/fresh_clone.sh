@@ -27,10 +27,22 @@ cp -a "$folder/bare/." "$machine"
 cp -L /etc/resolv.conf "$machine/etc/resolv.conf"
 [ -z "${PREPARE:-}" ] || "$PREPARE" "$machine"
 
+# Devices of its own, none of the host's: whoever removes the folder while it is mounted removes nothing else.
 mount -t proc proc "$machine/proc"
-mount --rbind /dev "$machine/dev"
-mount --make-rslave "$machine/dev"
+mount -t tmpfs -o mode=755 tmpfs "$machine/dev"
 trap 'umount -R "$machine/dev" "$machine/proc"' EXIT
+mkdir "$machine/dev/pts" "$machine/dev/shm"
+mount -t devpts -o newinstance,ptmxmode=0666 devpts "$machine/dev/pts"
+mount -t tmpfs tmpfs "$machine/dev/shm"
+ln -s pts/ptmx "$machine/dev/ptmx"
+ln -s /proc/self/fd "$machine/dev/fd"
+device() { mknod -m 666 "$machine/dev/$1" c "$2" "$3"; }  # NAME MAJOR MINOR
+device null 1 3
+device zero 1 5
+device full 1 7
+device random 1 8
+device urandom 1 9
+device tty 5 0
 git clone --quiet --no-local "$root" "$machine/root/millrace"
 
 status=0

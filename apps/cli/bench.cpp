@@ -211,43 +211,43 @@ int bench(const BenchOptions& options) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("bench", "speed, bandwidth and memory");
+void add_bench(CommandLine& line) {
+  Command command = line.add("bench", "speed, bandwidth and memory");
   auto options = std::make_shared<BenchOptions>();
-  add_model_path(*command, options->model);
+  add_model_path(command, options->model);
   const auto add = [&](const char* name, int32_t& value, int32_t least, const char* help) {
-    command->add_option(name, value, help)->check(CLI::Range(least, 1 << 24))->capture_default_str();
+    command.option(name, value, help).range(least, 1 << 24).show_default();
   };
   add("-p,--prompt-tokens", options->prompt, 1, "tokens of the prompt");
   add("-n,--decode-tokens", options->generate, 1, "tokens to decode");
   add("--depth", options->depth, 0, "tokens of context already there");
   add("--repeat", options->repeat, 1, "runs; medians are reported");
-  command->add_flag("--warm-up", options->warm_up, "a short prompt and a few tokens before the clock starts");
-  command->add_flag("--roofline", options->roofline,
-                    "per operation: time, bytes, operations, and their share of the machine's limits");
-  command->add_flag("--json", options->json, "one JSON object");
-  const std::shared_ptr<ClientOptions> clients = add_client_options(*command);
-  add_device_options(*command, options->model);
-  add_quantize_option(*command, options->model);
-  command->footer(kFooter);
-  command->callback([options, clients, command, &action] {
+  command.flag("--warm-up", options->warm_up, "a short prompt and a few tokens before the clock starts");
+  command.flag("--roofline", options->roofline,
+               "per operation: time, bytes, operations, and their share of the machine's limits");
+  command.flag("--json", options->json, "one JSON object");
+  const std::shared_ptr<ClientOptions> clients = add_client_options(command);
+  add_device_options(command, options->model);
+  add_quantize_option(command, options->model);
+  command.footer(kFooter);
+  command.check([clients, command] {
     // What the other way of measuring would not look at is refused, not ignored.
     const bool many = clients->clients > 0;
     for (const char* name : {"--depth", "--repeat", "--warm-up", "--roofline", "--lock", "--quantize"}) {
-      if (many && command->count(name) > 0) {
-        throw CLI::ValidationError(fmt::format("{} does not go with --clients", name));
+      if (many && command.given(name)) {
+        throw UsageError(fmt::format("{} does not go with --clients", name));
       }
     }
     for (const char* name : {"--priorities", "--ram-tier", "--kv-dir", "--kv-dir-size", "--speculate",
                              "--draft-model", "--no-prefix-cache"}) {
-      if (!many && command->count(name) > 0) {
-        throw CLI::ValidationError(fmt::format("{} needs --clients", name));
+      if (!many && command.given(name)) {
+        throw UsageError(fmt::format("{} needs --clients", name));
       }
     }
-    action = [options, clients] {
-      if (clients->clients == 0) return bench(*options);
-      return bench_clients(options->model, *clients, options->prompt, options->generate, options->json);
-    };
+  });
+  command.runs([options, clients] {
+    if (clients->clients == 0) return bench(*options);
+    return bench_clients(options->model, *clients, options->prompt, options->generate, options->json);
   });
 }
 

@@ -287,14 +287,11 @@ std::string to_text(const Engine& engine, const ClientOptions& options, const Re
 
 }  // namespace
 
-std::shared_ptr<ClientOptions> add_client_options(CLI::App& command) {
+std::shared_ptr<ClientOptions> add_client_options(Command& command) {
   auto o = std::make_shared<ClientOptions>();
   const std::string group = "Many clients (--clients)";
   const auto add = [&](const char* name, int32_t& value, int32_t least, const char* help) {
-    command.add_option(name, value, help)
-        ->check(CLI::Range(least, 1 << 24))
-        ->capture_default_str()
-        ->group(group);
+    command.option(name, value, help).range(least, 1 << 24).show_default().group(group);
   };
   add("--clients", o->clients, 0, "that send requests of up to -p and -n tokens at the same time; 0: none");
   add("--requests", o->requests, 1, "of each client, one after another");
@@ -304,18 +301,18 @@ std::shared_ptr<ClientOptions> add_client_options(CLI::App& command) {
   add("--kv-tokens", o->kv_tokens, 0,
       "that the main pool holds; 0: every sequence at full length, if it fits");
   add("--max-draft", o->max_draft, 1, "tokens guessed at once");
-  command.add_option("--priorities", o->priorities, "of the clients in turn, e.g. 0,0,5")
-      ->delimiter(',')
-      ->group(group);
-  command.add_option("--ram-tier", o->ram_mb, "MiB for blocks that left the main pool")->group(group);
-  command.add_option("--kv-dir", o->kv_dir, "directory for blocks on disk")->group(group);
-  command.add_option("--kv-dir-size", o->kv_dir_mb, "MiB of it")->capture_default_str()->group(group);
-  command.add_option("--speculate", o->speculate, "off, lookup or draft")
-      ->check(CLI::IsMember({"off", "lookup", "draft"}))
-      ->capture_default_str()
-      ->group(group);
-  command.add_option("--draft-model", o->draft_model, "for --speculate draft")->group(group);
-  command.add_flag("--no-prefix-cache", o->no_prefix_cache, "nothing is remembered")->group(group);
+  command.option("--priorities", o->priorities, "of the clients in turn, e.g. 0,0,5")
+      .separated_by(',')
+      .group(group);
+  command.option("--ram-tier", o->ram_mb, "MiB for blocks that left the main pool").group(group);
+  command.option("--kv-dir", o->kv_dir, "directory for blocks on disk").group(group);
+  command.option("--kv-dir-size", o->kv_dir_mb, "MiB of it").show_default().group(group);
+  command.option("--speculate", o->speculate, "off, lookup or draft")
+      .one_of({"off", "lookup", "draft"})
+      .show_default()
+      .group(group);
+  command.option("--draft-model", o->draft_model, "for --speculate draft").group(group);
+  command.flag("--no-prefix-cache", o->no_prefix_cache, "nothing is remembered").group(group);
   return o;
 }
 

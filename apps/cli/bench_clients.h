@@ -1,7 +1,6 @@
 // millrace bench --clients N: many clients of one engine.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,7 +18,7 @@ struct ClientOptions {
   bool no_prefix_cache = false;
 };
 // --clients and what belongs to it; -p, -n and --json are bench's own.
-std::shared_ptr<ClientOptions> add_client_options(CLI::App& command);
+std::shared_ptr<ClientOptions> add_client_options(Command& command);
 int bench_clients(const ModelOptions& model, const ClientOptions& options, int32_t prompt, int32_t generate,
                   bool json);
 

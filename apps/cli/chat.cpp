@@ -230,21 +230,19 @@ int chat(const ChatOptions& options) {
 
 }  // namespace
 
-void add_chat(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("chat", "talk with the model");
+void add_chat(CommandLine& line) {
+  Command command = line.add("chat", "talk with the model");
   auto options = std::make_shared<ChatOptions>();
-  add_model_path(*command, options->model);
-  command->add_option("--system", options->system, "system message");
-  command
-      ->add_option("-n,--max-tokens", options->max_tokens,
-                   "most tokens of an answer; 0: until the model ends")
-      ->check(CLI::Range(0, 1 << 28))
-      ->capture_default_str();
-  add_sampling_options(*command, options->sampling);
-  add_device_options(*command, options->model);
-  add_quantize_option(*command, options->model);
-  command->footer(kFooter);
-  command->callback([options, &action] { action = [options] { return chat(*options); }; });
+  add_model_path(command, options->model);
+  command.option("--system", options->system, "system message");
+  command.option("-n,--max-tokens", options->max_tokens, "most tokens of an answer; 0: until the model ends")
+      .range(0, 1 << 28)
+      .show_default();
+  add_sampling_options(command, options->sampling);
+  add_device_options(command, options->model);
+  add_quantize_option(command, options->model);
+  command.footer(kFooter);
+  command.runs([options] { return chat(*options); });
 }
 
 }  // namespace millrace::cli

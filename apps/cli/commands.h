@@ -1,23 +1,19 @@
-// The commands. Each add_*() declares a subcommand with its options and help; when the user names it, parsing
-// sets `action`, and main runs that. An action returns the exit status and throws Error for what goes wrong.
+// The commands. Each add_*() declares one with its options, its help and what it does.
 #pragma once
 
-#include <CLI/CLI.hpp>
-#include <functional>
+#include "command.h"
 
 namespace millrace::cli {
 
-using Action = std::function<int()>;
-
-void add_run(CLI::App& app, Action& action);
-void add_chat(CLI::App& app, Action& action);
-void add_inspect(CLI::App& app, Action& action);
-void add_tokenize(CLI::App& app, Action& action);
-void add_logits(CLI::App& app, Action& action);
-void add_perplexity(CLI::App& app, Action& action);
-void add_bench(CLI::App& app, Action& action);
-void add_synth(CLI::App& app, Action& action);
-void add_serve(CLI::App& app, Action& action);
-void add_quantize(CLI::App& app, Action& action);
+void add_run(CommandLine& line);
+void add_chat(CommandLine& line);
+void add_inspect(CommandLine& line);
+void add_tokenize(CommandLine& line);
+void add_logits(CommandLine& line);
+void add_perplexity(CommandLine& line);
+void add_bench(CommandLine& line);
+void add_synth(CommandLine& line);
+void add_quantize(CommandLine& line);
+void add_serve(CommandLine& line);
 
 }  // namespace millrace::cli

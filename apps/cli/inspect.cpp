@@ -215,16 +215,16 @@ int inspect(const InspectOptions& options) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("inspect", "metadata, tensors and the memory plan of a model");
+void add_inspect(CommandLine& line) {
+  Command command = line.add("inspect", "metadata, tensors and the memory plan of a model");
   auto options = std::make_shared<InspectOptions>();
-  add_model_path(*command, options->model);
-  command->add_flag("--tensors", options->tensors, "list every tensor");
-  command->add_flag("--json", options->json, "one JSON object");
-  add_device_options(*command, options->model);
-  add_quantize_option(*command, options->model);
-  command->footer(kFooter);
-  command->callback([options, &action] { action = [options] { return inspect(*options); }; });
+  add_model_path(command, options->model);
+  command.flag("--tensors", options->tensors, "list every tensor");
+  command.flag("--json", options->json, "one JSON object");
+  add_device_options(command, options->model);
+  add_quantize_option(command, options->model);
+  command.footer(kFooter);
+  command.runs([options] { return inspect(*options); });
 }
 
 }  // namespace millrace::cli

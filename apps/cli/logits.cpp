@@ -65,18 +65,17 @@ int logits(const LogitsOptions& options) {
 
 }  // namespace
 
-void add_logits(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("logits", "write a model's logits for given tokens to a .npy file");
+void add_logits(CommandLine& line) {
+  Command command = line.add("logits", "write a model's logits for given tokens to a .npy file");
   auto options = std::make_shared<LogitsOptions>();
-  add_model_path(*command, options->model);
-  command->add_option("--tokens", options->tokens, "ids: 1,2,3 or @FILE (@-: standard input)")->required();
-  command->add_flag("--all", options->all, "a row for every token, not only the last");
-  command->add_option("--out", options->out, "the .npy file to write; appears whole or not at all")
-      ->required();
-  add_device_options(*command, options->model);
-  add_quantize_option(*command, options->model);
-  command->footer(kFooter);
-  command->callback([options, &action] { action = [options] { return logits(*options); }; });
+  add_model_path(command, options->model);
+  command.option("--tokens", options->tokens, "ids: 1,2,3 or @FILE (@-: standard input)").required();
+  command.flag("--all", options->all, "a row for every token, not only the last");
+  command.option("--out", options->out, "the .npy file to write; appears whole or not at all").required();
+  add_device_options(command, options->model);
+  add_quantize_option(command, options->model);
+  command.footer(kFooter);
+  command.runs([options] { return logits(*options); });
 }
 
 }  // namespace millrace::cli

@@ -42,43 +42,27 @@ int fail(int status, std::string message) {
 }
 
 int run_command_line(int argc, char** argv) {
-  CLI::App app("Millrace: runs large language models on your machine.", "millrace");
-  app.set_version_flag("--version", "millrace " MILLRACE_VERSION);
-  app.require_subcommand(1);
-  app.footer(kFooter);
-  Action action;
-  add_run(app, action);
-  add_chat(app, action);
-  add_serve(app, action);
-  add_inspect(app, action);
-  add_tokenize(app, action);
-  add_logits(app, action);
-  add_perplexity(app, action);
-  add_bench(app, action);
-  add_synth(app, action);
-  add_quantize(app, action);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    // The help asked for is that of the innermost command named.
-    const auto chosen = app.get_subcommands();
-    write_stdout((chosen.empty() ? &app : chosen.back())->help());
-    return 0;
-  } catch (const CLI::CallForVersion&) {
-    write_stdout("millrace " MILLRACE_VERSION "\n");
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    const auto chosen = app.get_subcommands();
-    const std::string name = chosen.empty() ? "millrace" : "millrace " + chosen.back()->get_name();
-    return fail(kStatusBadInput, fmt::format("{} (see {} --help)", error.what(), name));
-  }
-  return action();
+  CommandLine line("Millrace: runs large language models on your machine.", "millrace " MILLRACE_VERSION,
+                   kFooter);
+  add_run(line);
+  add_chat(line);
+  add_serve(line);
+  add_inspect(line);
+  add_tokenize(line);
+  add_logits(line);
+  add_perplexity(line);
+  add_bench(line);
+  add_synth(line);
+  add_quantize(line);
+  return line.parse(argc, argv)();
 }
 
 int guarded_main(int argc, char** argv) {
   try {
     return run_command_line(argc, argv);
   } catch (const Error& error) {
+    return fail(kStatusBadInput, error.what());
+  } catch (const UsageError& error) {
     return fail(kStatusBadInput, error.what());
   } catch (const Interrupted& interrupted) {
     return 128 + interrupted.signal;

@@ -18,29 +18,27 @@
 
 namespace millrace::cli {
 
-void add_model_path(CLI::App& command, ModelOptions& options) {
-  command.add_option("MODEL", options.path, "GGUF file or Hugging Face directory")->required();
+void add_model_path(Command& command, ModelOptions& options) {
+  command.option("MODEL", options.path, "GGUF file or Hugging Face directory").required();
 }
 
-void add_device_options(CLI::App& command, ModelOptions& options) {
-  command.add_option("--device", options.device, "cpu, reference (slow, exact) or cuda")
-      ->capture_default_str();
-  command.add_option("--threads", options.threads, "CPU threads; 0: all that this process may use")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+void add_device_options(Command& command, ModelOptions& options) {
+  command.option("--device", options.device, "cpu, reference (slow, exact) or cuda").show_default();
+  command.option("--threads", options.threads, "CPU threads; 0: all that this process may use")
+      .range(0, 1024)
+      .show_default();
   command
-      .add_option("--ctx", options.context,
-                  "tokens of context; 0: what the model was trained for, at most 4096")
-      ->check(CLI::Range(0, 1 << 28))
-      ->capture_default_str();
-  command.add_option("--kv-type", options.kv_type,
-                     "type of the KV cache: f32, f16, bf16, int8 or fp8; default: the device's");
-  command.add_flag("--lock", options.lock, "keep the model in memory: none of it may be paged out");
+      .option("--ctx", options.context, "tokens of context; 0: what the model was trained for, at most 4096")
+      .range(0, 1 << 28)
+      .show_default();
+  command.option("--kv-type", options.kv_type,
+                 "type of the KV cache: f32, f16, bf16, int8 or fp8; default: the device's");
+  command.flag("--lock", options.lock, "keep the model in memory: none of it may be paged out");
 }
 
-void add_quantize_option(CLI::App& command, ModelOptions& options) {
-  command.add_option("--quantize", options.quantize,
-                     "quantize the weights while loading: " + quant::request_names());
+void add_quantize_option(Command& command, ModelOptions& options) {
+  command.option("--quantize", options.quantize,
+                 "quantize the weights while loading: " + quant::request_names());
 }
 
 RuntimeOptions runtime_options(const ModelOptions& options) {
@@ -67,11 +65,11 @@ std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
   return Runtime::open(options.path, runtime);
 }
 
-void add_sampling_options(CLI::App& command, SamplingOptions& options) {
+void add_sampling_options(Command& command, SamplingOptions& options) {
   SamplingParams& p = options.params;
   ModelConfig::Sampling& given = options.given;
   const auto add = [&](const char* name, auto& value, const char* help) {
-    command.add_option(name, value, help)->capture_default_str()->group("Sampling, in this order");
+    command.option(name, value, help).show_default().group("Sampling, in this order");
   };
   add("--repeat-penalty", given.repetition_penalty,
       "of tokens in prompt and answer; 1: none; default: the model's, else 1");

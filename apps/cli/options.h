@@ -1,12 +1,12 @@
 // Options that several commands share, and what they turn into.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "command.h"
 #include "engine/runtime.h"
 #include "sample/sampler.h"
 
@@ -21,10 +21,10 @@ struct ModelOptions {
   bool lock = false;
   std::string quantize;
 };
-void add_model_path(CLI::App& command, ModelOptions& options);
-void add_device_options(CLI::App& command,
+void add_model_path(Command& command, ModelOptions& options);
+void add_device_options(Command& command,
                         ModelOptions& options);  // --device --threads --ctx --kv-type --lock
-void add_quantize_option(CLI::App& command, ModelOptions& options);  // --quantize
+void add_quantize_option(Command& command, ModelOptions& options);  // --quantize
 // As a RuntimeOptions. Throws Error for a kv type there is not.
 RuntimeOptions runtime_options(const ModelOptions& options);
 // Loads the model behind a progress bar; `adjust` may change what the options do not say.
@@ -36,7 +36,7 @@ struct SamplingOptions {
   ModelConfig::Sampling given;      // what the user said goes before what the model's makers advise
   std::vector<std::string> biases;  // "ID=BIAS"
 };
-void add_sampling_options(CLI::App& command, SamplingOptions& options);
+void add_sampling_options(Command& command, SamplingOptions& options);
 // Throws Error for a bias that is none. Without word from user or model: temperature 0.7, top-p 0.95.
 SamplingParams sampling_params(const SamplingOptions& options, const ModelConfig::Sampling& advised = {});
 

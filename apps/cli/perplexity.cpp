@@ -223,33 +223,30 @@ int perplexity(const PerplexityOptions& options) {
 
 }  // namespace
 
-void add_perplexity(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("perplexity", "how well the model predicts a text");
+void add_perplexity(CommandLine& line) {
+  Command command = line.add("perplexity", "how well the model predicts a text");
   auto options = std::make_shared<PerplexityOptions>();
-  add_model_path(*command, options->model);
-  CLI::Option* file = command->add_option("-f,--file", options->file, "the text; -: standard input");
-  CLI::Option* tokens = command->add_option("--tokens", options->tokens, "ids instead: 1,2,3 or @FILE");
-  file->excludes(tokens);
-  command->add_option("--stride", options->stride, "tokens between the beginnings of windows; 0: --ctx")
-      ->check(CLI::Range(0, 1 << 28))
-      ->capture_default_str();
-  CLI::Option* kl =
-      command->add_option("--kl", options->baseline.path,
-                          "also the divergence from this model; no value: from the same file, f32 cache");
-  kl->expected(0, 1);
+  add_model_path(command, options->model);
+  Option file = command.option("-f,--file", options->file, "the text; -: standard input");
+  Option tokens = command.option("--tokens", options->tokens, "ids instead: 1,2,3 or @FILE");
+  file.excludes(tokens);
+  command.option("--stride", options->stride, "tokens between the beginnings of windows; 0: --ctx")
+      .range(0, 1 << 28)
+      .show_default();
+  Option kl = command.option("--kl", options->baseline.path,
+                             "also the divergence from this model; no value: from the same file, f32 cache");
+  kl.value_may_be_left_out();
   options->baseline.device.clear();
-  command->add_option("--kl-device", options->baseline.device, "of the baseline; default: as --device")
-      ->needs(kl);
-  command->add_flag("--json", options->json, "one JSON object");
-  add_device_options(*command, options->model);
-  add_quantize_option(*command, options->model);
-  command->footer(kFooter);
-  command->callback([options, &action, file, tokens, kl] {
-    options->compare = kl->count() > 0;
-    if (file->count() + tokens->count() == 0)
-      throw CLI::ValidationError("no text: give -f FILE or --tokens IDS");
-    action = [options] { return perplexity(*options); };
+  command.option("--kl-device", options->baseline.device, "of the baseline; default: as --device").needs(kl);
+  command.flag("--json", options->json, "one JSON object");
+  add_device_options(command, options->model);
+  add_quantize_option(command, options->model);
+  command.footer(kFooter);
+  command.check([options, file, tokens, kl] {
+    options->compare = kl.given();
+    if (!file.given() && !tokens.given()) throw UsageError("no text: give -f FILE or --tokens IDS");
   });
+  command.runs([options] { return perplexity(*options); });
 }
 
 }  // namespace millrace::cli

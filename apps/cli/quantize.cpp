@@ -317,23 +317,22 @@ int quantize(const QuantizeOptions& options) {
 
 }  // namespace
 
-void add_quantize(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("quantize", "a GGUF file of another type from any checkpoint");
+void add_quantize(CommandLine& line) {
+  Command command = line.add("quantize", "a GGUF file of another type from any checkpoint");
   auto options = std::make_shared<QuantizeOptions>();
-  command->add_option("IN", options->model.path, "GGUF file or Hugging Face directory")->required();
-  command->add_option("OUT", options->out, "the GGUF file to write; appears whole or not at all")->required();
-  command->add_option("--type", options->type, "of matrices: " + quant::request_names() + " auto")
-      ->capture_default_str();
-  command->add_option("--output-type", options->output_type, "of the output matrix, or of a tied embedding");
-  command->add_option("--budget", options->budget, "for auto: 800M (the file) or 4.5bpw (bits per weight)");
-  command->add_option("--sample", options->sample, "for auto: a text to measure by; -: standard input");
-  command->add_option("--device", options->model.device, "for auto: where to measure")->capture_default_str();
-  command->add_option("--threads", options->model.threads, "0: all that this process may use")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  command->add_flag("--json", options->json, "one JSON object");
-  command->footer(kFooter);
-  command->callback([options, &action] { action = [options] { return quantize(*options); }; });
+  command.option("IN", options->model.path, "GGUF file or Hugging Face directory").required();
+  command.option("OUT", options->out, "the GGUF file to write; appears whole or not at all").required();
+  command.option("--type", options->type, "of matrices: " + quant::request_names() + " auto").show_default();
+  command.option("--output-type", options->output_type, "of the output matrix, or of a tied embedding");
+  command.option("--budget", options->budget, "for auto: 800M (the file) or 4.5bpw (bits per weight)");
+  command.option("--sample", options->sample, "for auto: a text to measure by; -: standard input");
+  command.option("--device", options->model.device, "for auto: where to measure").show_default();
+  command.option("--threads", options->model.threads, "0: all that this process may use")
+      .range(0, 1024)
+      .show_default();
+  command.flag("--json", options->json, "one JSON object");
+  command.footer(kFooter);
+  command.runs([options] { return quantize(*options); });
 }
 
 }  // namespace millrace::cli

@@ -134,40 +134,36 @@ int run(const RunOptions& options) {
 
 }  // namespace
 
-void add_run(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("run", "answer one prompt");
+void add_run(CommandLine& line) {
+  Command command = line.add("run", "answer one prompt");
   auto options = std::make_shared<RunOptions>();
-  add_model_path(*command, options->model);
-  CLI::Option* prompt = command->add_option("-p,--prompt", options->prompt, "the prompt");
-  CLI::Option* file =
-      command->add_option("-f,--file", options->file, "read the prompt from a file; -: standard input");
-  prompt->excludes(file);
-  command
-      ->add_option("-n,--max-tokens", options->max_tokens, "most tokens to generate; 0: until the model ends")
-      ->check(CLI::Range(0, 1 << 28))
-      ->capture_default_str();
-  command->add_option("--system", options->system, "system message of the chat template");
-  command->add_flag("--raw", options->raw, "no chat template: the model continues the text itself");
-  command->add_option("--stop", options->stop, "stop before this text; may be repeated")
-      ->allow_extra_args(false);
-  command->add_flag("--special", options->special, "show special tokens in the text");
-  command->add_flag("--ignore-end", options->ignore_end, "go on after the model's end token");
-  command->add_flag("--json", options->json, "one JSON object at the end instead of streaming");
-  command->add_option("--logprobs", options->sampling.params.logprobs,
-                      "with --json: log-probabilities of each token and the N likeliest");
-  command->add_flag("-q,--quiet", options->quiet, "no statistics at the end");
-  add_sampling_options(*command, options->sampling);
-  add_device_options(*command, options->model);
-  add_quantize_option(*command, options->model);
-  command->footer(kFooter);
-  command->callback([options, &action, prompt, file] {
-    if (prompt->count() + file->count() == 0)
-      throw CLI::ValidationError("no prompt: give -p TEXT or -f FILE");
+  add_model_path(command, options->model);
+  Option prompt = command.option("-p,--prompt", options->prompt, "the prompt");
+  Option file = command.option("-f,--file", options->file, "read the prompt from a file; -: standard input");
+  prompt.excludes(file);
+  command.option("-n,--max-tokens", options->max_tokens, "most tokens to generate; 0: until the model ends")
+      .range(0, 1 << 28)
+      .show_default();
+  command.option("--system", options->system, "system message of the chat template");
+  command.flag("--raw", options->raw, "no chat template: the model continues the text itself");
+  command.option("--stop", options->stop, "stop before this text; may be repeated").one_value_each_time();
+  command.flag("--special", options->special, "show special tokens in the text");
+  command.flag("--ignore-end", options->ignore_end, "go on after the model's end token");
+  command.flag("--json", options->json, "one JSON object at the end instead of streaming");
+  command.option("--logprobs", options->sampling.params.logprobs,
+                 "with --json: log-probabilities of each token and the N likeliest");
+  command.flag("-q,--quiet", options->quiet, "no statistics at the end");
+  add_sampling_options(command, options->sampling);
+  add_device_options(command, options->model);
+  add_quantize_option(command, options->model);
+  command.footer(kFooter);
+  command.check([options, prompt, file] {
+    if (!prompt.given() && !file.given()) throw UsageError("no prompt: give -p TEXT or -f FILE");
     if (options->sampling.params.logprobs && !options->json) {
-      throw CLI::ValidationError("--logprobs needs --json, which has room for them");
+      throw UsageError("--logprobs needs --json, which has room for them");
     }
-    action = [options] { return run(*options); };
   });
+  command.runs([options] { return run(*options); });
 }
 
 }  // namespace millrace::cli

@@ -65,74 +65,67 @@ EngineOptions engine_options(const ServeOptions& o) {
   return e;
 }
 
-void add_engine_options(CLI::App& command, ServeOptions& o) {
+void add_engine_options(Command& command, ServeOptions& o) {
   const char* group = "Engine";
   const auto add = [&](const char* name, auto& value, const char* help) {
-    return command.add_option(name, value, help)->capture_default_str()->group(group);
+    return command.option(name, value, help).show_default().group(group);
   };
-  add("--max-running", o.engine.max_running, "answers computed at the same time")
-      ->check(CLI::Range(1, 1 << 16));
-  add("--max-queue", o.max_queue, "requests that may wait; more are answered with 503")
-      ->check(CLI::Range(0, 1 << 24));
-  add("--step-tokens", o.engine.step_tokens, "rows of a step: longer prompts go in pieces")
-      ->check(CLI::Range(1, 1 << 20));
+  add("--max-running", o.engine.max_running, "answers computed at the same time").range(1, 1 << 16);
+  add("--max-queue", o.max_queue, "requests that may wait; more are answered with 503").range(0, 1 << 24);
+  add("--step-tokens", o.engine.step_tokens, "rows of a step: longer prompts go in pieces").range(1, 1 << 20);
   add("--kv-tokens", o.engine.kv_tokens,
       "tokens the KV cache holds; 0: as many as half of the free memory allows")
-      ->check(CLI::Range(0, 1 << 30));
+      .range(0, 1 << 30);
   add("--ram-tier", o.engine.ram_mb, "MiB for blocks that left the KV cache");
   add("--kv-dir", o.engine.kv_dir, "directory for blocks on disk, found again after a restart");
   add("--kv-dir-size", o.engine.kv_dir_mb, "MiB of it");
   add("--speculate", o.engine.speculate, "off, lookup (in the request's own text) or draft (--draft-model)")
-      ->check(CLI::IsMember({"off", "lookup", "draft"}));
+      .one_of({"off", "lookup", "draft"});
   add("--draft-model", o.engine.draft_model, "small model with the same vocabulary, for --speculate draft");
-  add("--max-draft", o.engine.max_draft, "tokens guessed at once")->check(CLI::Range(1, 64));
-  command.add_flag("--no-prefix-cache", o.engine.no_prefix_cache, "prompts share nothing")->group(group);
+  add("--max-draft", o.engine.max_draft, "tokens guessed at once").range(1, 64);
+  command.flag("--no-prefix-cache", o.engine.no_prefix_cache, "prompts share nothing").group(group);
 }
 
-void add_server_options(CLI::App& command, ServeOptions& o) {
+void add_server_options(Command& command, ServeOptions& o) {
   server::ServerOptions& s = o.server;
   std::string group = "Where it listens";
   const auto add = [&](const char* name, auto& value, const char* help) {
-    return command.add_option(name, value, help)->capture_default_str()->group(group);
+    return command.option(name, value, help).show_default().group(group);
   };
   add("--host", s.host, "address; 0.0.0.0: every one of this machine's");
   add("--port", s.port, "0: any free one");
-  CLI::Option* cert = add("--tls-cert", s.tls_cert, "PEM certificate chain: https instead of http");
-  CLI::Option* key = add("--tls-key", s.tls_key, "its private key");
-  cert->needs(key);
-  key->needs(cert);
+  Option cert = add("--tls-cert", s.tls_cert, "PEM certificate chain: https instead of http");
+  Option key = add("--tls-key", s.tls_key, "its private key");
+  cert.needs(key);
+  key.needs(cert);
   group = "Who may ask";
   add("--keys", s.keys_file, "file of API keys; without it everybody who can connect may ask");
   add("--rate", s.rate_per_minute,
       "requests a minute of each key (without keys: of each address); 0: any number")
-      ->check(CLI::Range(0.0, 1e9));
+      .range(0.0, 1e9);
   add("--cors", s.cors_origin, "origin whose pages may ask from a browser, or *; default: none");
-  command.add_flag("--isolate-cache", s.isolate_cache, "share cached prompts within a key only")
-      ->group(group);
+  command.flag("--isolate-cache", s.isolate_cache, "share cached prompts within a key only").group(group);
   group = "What they see";
   add("--model-id", s.model_id, "the model's name in the API; default: its file's");
   add("--alias", s.aliases, "other names to accept for it; may be repeated");
   group = "Limits";
-  add("--max-connections", s.max_connections, "open at the same time")->check(CLI::Range(1, 1 << 20));
-  add("--max-body", o.body_mb, "MiB of a request")->check(CLI::Range(1, 4096));
-  add("--max-header", o.header_kb, "KiB of its header")->check(CLI::Range(1, 1024));
-  add("--header-timeout", s.header_timeout_s, "seconds for a request to arrive")
-      ->check(CLI::Range(0.1, 3600.0));
-  add("--idle-timeout", s.idle_timeout_s, "seconds a connection may be idle")
-      ->check(CLI::Range(0.1, 86400.0));
+  add("--max-connections", s.max_connections, "open at the same time").range(1, 1 << 20);
+  add("--max-body", o.body_mb, "MiB of a request").range(1, 4096);
+  add("--max-header", o.header_kb, "KiB of its header").range(1, 1024);
+  add("--header-timeout", s.header_timeout_s, "seconds for a request to arrive").range(0.1, 3600.0);
+  add("--idle-timeout", s.idle_timeout_s, "seconds a connection may be idle").range(0.1, 86400.0);
   add("--write-timeout", s.write_timeout_s, "seconds a client may not read, until its request is cancelled")
-      ->check(CLI::Range(0.1, 3600.0));
+      .range(0.1, 3600.0);
   add("--request-timeout", s.request_timeout_s, "seconds until an answer ends where it is; 0: none")
-      ->check(CLI::Range(0.0, 1e6));
+      .range(0.0, 1e6);
   add("--drain-timeout", s.drain_timeout_s, "seconds for what is under way after SIGTERM")
-      ->check(CLI::Range(0.0, 86400.0));
-  add("--store", s.stored_responses, "answers of /v1/responses kept for later requests")
-      ->check(CLI::Range(0, 1 << 20));
-  add("--http-threads", s.threads, "for sockets; as many again read requests")->check(CLI::Range(1, 64));
+      .range(0.0, 86400.0);
+  add("--store", s.stored_responses, "answers of /v1/responses kept for later requests").range(0, 1 << 20);
+  add("--http-threads", s.threads, "for sockets; as many again read requests").range(1, 64);
   group = "What it says";
-  command.add_flag("--log-json", s.log_json, "a JSON object per line")->group(group);
-  command.add_flag("--quiet", o.quiet, "no line for each request")->group(group);
-  command.add_flag("--no-timeline", o.no_timeline, "/stats lists no requests")->group(group);
+  command.flag("--log-json", s.log_json, "a JSON object per line").group(group);
+  command.flag("--quiet", o.quiet, "no line for each request").group(group);
+  command.flag("--no-timeline", o.no_timeline, "/stats lists no requests").group(group);
 }
 
 int serve(ServeOptions& o) {
@@ -167,15 +160,15 @@ int serve(ServeOptions& o) {
 
 }  // namespace
 
-void add_serve(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("serve", "answer OpenAI's API over HTTP, with a page to chat");
+void add_serve(CommandLine& line) {
+  Command command = line.add("serve", "answer OpenAI's API over HTTP, with a page to chat");
   auto o = std::make_shared<ServeOptions>();
-  add_model_path(*command, o->model);
-  add_device_options(*command, o->model);
-  add_engine_options(*command, *o);
-  add_server_options(*command, *o);
-  command->footer(kFooter);
-  command->callback([o, &action] { action = [o] { return serve(*o); }; });
+  add_model_path(command, o->model);
+  add_device_options(command, o->model);
+  add_engine_options(command, *o);
+  add_server_options(command, *o);
+  command.footer(kFooter);
+  command.runs([o] { return serve(*o); });
 }
 
 }  // namespace millrace::cli

@@ -131,24 +131,24 @@ int synth(const SynthOptions& options) {
 
 }  // namespace
 
-void add_synth(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("synth", "write a random-weight model of exact shape");
+void add_synth(CommandLine& line) {
+  Command command = line.add("synth", "write a random-weight model of exact shape");
   auto options = std::make_shared<SynthOptions>();
-  command->add_option("SHAPE", options->source, "a config.json, or: " + preset_names())->required();
-  command->add_option("OUT", options->out, "the GGUF file to write; appears whole or not at all")->required();
+  command.option("SHAPE", options->source, "a config.json, or: " + preset_names()).required();
+  command.option("OUT", options->out, "the GGUF file to write; appears whole or not at all").required();
   command
-      ->add_option("--type", options->type,
-                   "of matrices: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k mxfp4")
-      ->capture_default_str();
-  command->add_option("--expert-type", options->expert_type,
-                      "of experts; default: mxfp4 for gpt-oss, else --type");
-  command->add_option("--layers", options->layers, "another number of layers")->check(CLI::Range(1, 1024));
-  command->add_option("--seed", options->seed, "of the weights")->capture_default_str();
-  command->add_option("--threads", options->threads, "0: all that this process may use")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  command->footer(kFooter);
-  command->callback([options, &action] { action = [options] { return synth(*options); }; });
+      .option("--type", options->type,
+              "of matrices: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k mxfp4")
+      .show_default();
+  command.option("--expert-type", options->expert_type,
+                 "of experts; default: mxfp4 for gpt-oss, else --type");
+  command.option("--layers", options->layers, "another number of layers").range(1, 1024);
+  command.option("--seed", options->seed, "of the weights").show_default();
+  command.option("--threads", options->threads, "0: all that this process may use")
+      .range(0, 1024)
+      .show_default();
+  command.footer(kFooter);
+  command.runs([options] { return synth(*options); });
 }
 
 }  // namespace millrace::cli

@@ -67,28 +67,26 @@ int encode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
 
 }  // namespace
 
-void add_tokenize(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("tokenize", "text to token ids, or back with --decode");
+void add_tokenize(CommandLine& line) {
+  Command command = line.add("tokenize", "text to token ids, or back with --decode");
   auto options = std::make_shared<TokenizeOptions>();
-  command->add_option("MODEL", options->model, "GGUF file or Hugging Face directory")->required();
-  CLI::Option* words = command->add_option("TEXT", options->words, "the text; with --decode the ids");
-  CLI::Option* file = command->add_option("-f,--file", options->file, "read from a file; -: standard input");
-  words->excludes(file);
-  command->add_flag("--decode", options->decode, "from ids to text");
-  command->add_flag(
-      "--no-special", options->no_special,
-      "encode: add no bos/eos, and take \"<|...|>\" as letters; decode: leave special tokens out");
-  command->add_flag("--count", options->count, "only the number of tokens (of bytes with --decode)");
-  command->add_flag("--json", options->json, "an object with count, ids and tokens (or text)");
-  command->footer(kFooter);
-  command->callback([options, &action, words, file] {
-    if (words->count() + file->count() == 0)
-      throw CLI::ValidationError("nothing to do: give TEXT or -f FILE");
-    action = [options] {
-      const io::Checkpoint checkpoint = io::Checkpoint::open(options->model);
-      const std::shared_ptr<const Tokenizer> tokenizer = load_tokenizer(checkpoint);
-      return options->decode ? decode(*options, *tokenizer) : encode(*options, *tokenizer);
-    };
+  command.option("MODEL", options->model, "GGUF file or Hugging Face directory").required();
+  Option words = command.option("TEXT", options->words, "the text; with --decode the ids");
+  Option file = command.option("-f,--file", options->file, "read from a file; -: standard input");
+  words.excludes(file);
+  command.flag("--decode", options->decode, "from ids to text");
+  command.flag("--no-special", options->no_special,
+               "encode: add no bos/eos, and take \"<|...|>\" as letters; decode: leave special tokens out");
+  command.flag("--count", options->count, "only the number of tokens (of bytes with --decode)");
+  command.flag("--json", options->json, "an object with count, ids and tokens (or text)");
+  command.footer(kFooter);
+  command.check([words, file] {
+    if (!words.given() && !file.given()) throw UsageError("nothing to do: give TEXT or -f FILE");
+  });
+  command.runs([options] {
+    const io::Checkpoint checkpoint = io::Checkpoint::open(options->model);
+    const std::shared_ptr<const Tokenizer> tokenizer = load_tokenizer(checkpoint);
+    return options->decode ? decode(*options, *tokenizer) : encode(*options, *tokenizer);
   });
 }
 

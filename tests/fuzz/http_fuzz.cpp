@@ -1,5 +1,5 @@
-// Any bytes as what a stranger sends: a refusal with a status, or a request whose body is read as a chat. The first
-// byte says how the rest is cut into reads.
+// Any bytes as what a stranger sends: a refusal with a status, or a request whose body is read as a chat. The
+// first byte says how the rest is cut into reads.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
