@@ -16,12 +16,12 @@
 namespace millrace::server {
 
 struct StoredResponse {
-  std::string id;
-  std::string owner;  // the key that made it; another key does not see it
-  std::string body;   // the response object as JSON
+  std::string id = {};
+  std::string owner = {};  // the key that made it; another key does not see it
+  std::string body = {};   // the response object as JSON
   Json input_items = Json::array();
-  std::vector<chat::Message> messages;  // the conversation up to and with this answer, instructions left out
-  std::function<void()> cancel;         // while it runs
+  std::vector<chat::Message> messages = {};  // up to and with this answer, instructions left out
+  std::function<void()> cancel = {};         // while it runs
 };
 
 class ResponseStore {

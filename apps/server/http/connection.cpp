@@ -182,7 +182,10 @@ Connection::Awaitable<void> Connection::fail(const HttpParser& parser) {
   HttpRequest request = parser.head();
   request.keep_alive = false;
   Client client{.request_id = new_id("req-", 24), .traceparent = {}, .remote = remote_, .key_name = {}};
-  if (co_await send(request, client, {.status = error.status, .body = error_body(error)})) co_await linger();
+  // A variable of its own: g++ 12 destroys an aggregate that is made inside a co_await twice.
+  HttpResponse response = error_response(error);
+  const bool sent = co_await send(request, client, std::move(response));
+  if (sent) co_await linger();
   log(request, client, error.status, Clock::now(), 0, false);
 }
 
@@ -305,6 +308,7 @@ Connection::Awaitable<bool> Connection::send_events(const HttpRequest& request, 
   const bool chunked = request.version >= 11;
   HttpResponse head{.content_type = "text/event-stream; charset=utf-8"};
   head.headers = {{"cache-control", "no-cache"}, {"x-accel-buffering", "no"}};
+  for (auto& header : answer.headers()) head.headers.push_back(std::move(header));
   api_.add_headers(head, request);
   api_.counters().count(200);
   std::string out = head_text(request, client, head, request.keep_alive && chunked, chunked);
