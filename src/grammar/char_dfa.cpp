@@ -65,13 +65,13 @@ CharDfa CharDfa::from_nfa(const CharNfa& nfa, const std::string& what) {
   }
   std::sort(bounds.begin(), bounds.end());
   bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
-  std::map<std::vector<uint8_t>, uint32_t> classes;
-  std::vector<std::vector<uint8_t>> members;  // [class][set]
+  std::map<std::vector<uint32_t>, uint32_t> classes;
+  std::vector<std::vector<uint32_t>> members;  // [class][set]
   dfa.bounds_ = bounds;
   dfa.class_of_segment_.clear();
   for (const uint32_t bound : bounds) {
-    std::vector<uint8_t> in(nfa.sets.size());
-    for (size_t i = 0; i < nfa.sets.size(); ++i) in[i] = nfa.sets[i].contains(bound);
+    std::vector<uint32_t> in(nfa.sets.size());
+    for (size_t i = 0; i < nfa.sets.size(); ++i) in[i] = nfa.sets[i].contains(bound) ? 1 : 0;
     const auto [it, is_new] = classes.try_emplace(in, static_cast<uint32_t>(members.size()));
     if (is_new) members.push_back(in);
     dfa.class_of_segment_.push_back(it->second);
