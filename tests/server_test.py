@@ -311,6 +311,62 @@ class OfficialClient(SharedServer):
         with self.assertRaises(self.openai.NotFoundError):
             self.client.chat.completions.create(model="another", messages=MESSAGES)
 
+    def test_constrained_output(self):
+        schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
+                                                   "age": {"type": "integer", "minimum": 0, "maximum": 120}},
+                  "required": ["name", "age"], "additionalProperties": False}
+        for temperature in (0, 1.5):
+            done = self.chat(max_tokens=200, temperature=temperature, seed=3, response_format={
+                "type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}})
+            person = json.loads(done.choices[0].message.content)
+            self.assertEqual(set(person), {"name", "age"})
+            self.assertIn(person["age"], range(121))
+        response = self.client.responses.create(model="smollm2", input="Who?", temperature=0, text={
+            "format": {"type": "json_schema", "name": "person", "strict": True, "schema": schema}})
+        self.assertEqual(set(json.loads(response.output_text)), {"name", "age"})
+        number = self.client.completions.create(model="smollm2", prompt="Call", max_tokens=30, temperature=1,
+                                                extra_body={"regex": "[0-9]{3}-[0-9]{4}"}).choices[0]
+        self.assertRegex(number.text, r"\A[0-9]{3}-[0-9]{4}\Z")
+        self.assertEqual(number.finish_reason, "stop")
+        self.refused("/v1/completions", {"prompt": "x", "regex": "("}, 400, "regex")
+        self.refused("/v1/chat/completions", {"messages": MESSAGES, "response_format": {
+            "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}}, 400,
+            "response_format.json_schema.schema")
+
+    def test_tools(self):
+        tools = [{"type": "function", "function": {"name": "get_weather", "description": "The weather of a city.", "strict": True,
+                                                   "parameters": {"type": "object", "additionalProperties": False,
+                                                                  "properties": {"city": {"type": "string", "maxLength": 20}},
+                                                                  "required": ["city"]}}}]
+        for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+            done = self.chat(tools=tools, tool_choice=choice, max_tokens=200, temperature=0, parallel_tool_calls=False)
+            call = done.choices[0].message.tool_calls[0]
+            self.assertEqual((call.type, call.function.name), ("function", "get_weather"))
+            self.assertEqual(list(json.loads(call.function.arguments)), ["city"])
+            self.assertEqual(done.choices[0].finish_reason, "tool_calls")
+        name, arguments, ids = "", "", set()
+        for chunk in self.chat(tools=tools, tool_choice="required", max_tokens=200, temperature=0, parallel_tool_calls=False,
+                               stream=True):
+            for piece in chunk.choices[0].delta.tool_calls or []:
+                ids.add(piece.id)
+                name += piece.function.name or ""
+                arguments += piece.function.arguments or ""
+        self.assertEqual((name, arguments), ("get_weather", call.function.arguments))
+        self.assertEqual(len(ids - {None}), 1)
+        # The conversation goes on with what the tool said.
+        history = [*MESSAGES, done.choices[0].message.model_dump(exclude_none=True),
+                   {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        after = self.client.chat.completions.create(model="smollm2", messages=history, tools=tools, max_tokens=5)
+        self.assertGreater(after.usage.prompt_tokens, done.usage.prompt_tokens)
+        flat = [{"type": "function", **tools[0]["function"]}]
+        response = self.client.responses.create(model="smollm2", input="Weather in Oslo?", tools=flat, tool_choice="required",
+                                                temperature=0, parallel_tool_calls=False)
+        item = next(item for item in response.output if item.type == "function_call")
+        self.assertEqual(item.name, "get_weather")
+        again = self.client.responses.create(model="smollm2", previous_response_id=response.id, max_output_tokens=5, input=[
+            {"type": "function_call_output", "call_id": item.call_id, "output": "rain"}])
+        self.assertGreater(again.usage.input_tokens, response.usage.input_tokens)
+
     def test_responses(self):
         first = self.client.responses.create(model="smollm2", input="My name is Ada.", instructions="Be brief.",
                                              max_output_tokens=10, temperature=0)
@@ -423,7 +479,9 @@ class Limits(unittest.TestCase):
     def test_sigterm_drains(self):
         server = self.start("--idle-timeout", 30)
         idle = socket.create_connection(("127.0.0.1", server.port))
+        self.addCleanup(idle.close)
         stream = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        self.addCleanup(stream.close)
         body = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True}
         stream.sendall(post("/v1/completions", json.dumps(body)))
         first = stream.recv(4096)
@@ -439,6 +497,7 @@ class Limits(unittest.TestCase):
     def test_second_signal_ends_at_once(self):
         server = self.start()
         stream = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        self.addCleanup(stream.close)
         stream.sendall(post("/v1/chat/completions", json.dumps(LONG)))
         stream.recv(4096)
         server.process.send_signal(signal.SIGTERM)

@@ -10,7 +10,6 @@
 #include "api_error.h"
 #include "assets.h"
 #include "endpoints.h"
-#include "plain_format.h"
 
 namespace millrace::server {
 
@@ -41,7 +40,7 @@ Api::Api(Engine& engine, const ServerOptions& options)
       model_id_(id_of_model(engine, options)),
       created_(static_cast<int64_t>(unix_time())),
       constraints_(std::make_unique<Constraints>(engine)),
-      format_(make_plain_format(engine, *constraints_)),
+      format_(chat::make_format(engine)),
       timeline_(options.timeline),
       store_(options.stored_responses, options.stored_bytes),
       keys_(std::make_shared<Keys>(options.keys_file.empty() ? Keys() : Keys::from_file(options.keys_file))),

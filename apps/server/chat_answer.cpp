@@ -6,8 +6,27 @@
 
 namespace millrace::server {
 
+// Cuts the content where a string to stop at begins, and holds back what may be the beginning of one.
+void ChatReader::apply_stops(bool last) {
+  for (size_t i = 0; i < deltas_.size(); ++i) {
+    if (deltas_[i].kind != chat::Delta::Kind::kContent) continue;
+    deltas_[i].text = stops_.push(deltas_[i].text);
+    if (!stops_.stopped()) continue;
+    deltas_.resize(i + 1);
+    finish_ = "stop";
+  }
+  if (last && !stops_.stopped()) {
+    std::string held = stops_.finish();
+    if (!held.empty()) deltas_.push_back({.kind = chat::Delta::Kind::kContent, .text = std::move(held)});
+  }
+  std::erase_if(deltas_, [](const chat::Delta& delta) {
+    return delta.kind == chat::Delta::Kind::kContent && delta.text.empty();
+  });
+}
+
 const std::vector<chat::Delta>& ChatReader::take(const Event& event) {
   deltas_.clear();
+  if (stopped()) return deltas_;
   if (event.kind == Event::Kind::kToken) {
     parser_->token(event.token, event.text, deltas_);
     if (logprobs_ && !engine_->is_special(event.token)) {
@@ -17,6 +36,7 @@ const std::vector<chat::Delta>& ChatReader::take(const Event& event) {
     parser_->finish(event.text, deltas_);
     finish_ = finish_name(event.finish);
   }
+  apply_stops(event.kind != Event::Kind::kToken);
   bool content = false, other = false;
   for (const chat::Delta& delta : deltas_) {
     switch (delta.kind) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "chat/format.h"
+#include "engine/stop_matcher.h"
 #include "millrace/engine.h"
 
 namespace millrace::server {
@@ -17,8 +18,11 @@ struct ReadCall {
 
 class ChatReader {
  public:
-  ChatReader(const Engine& engine, std::unique_ptr<chat::AnswerParser> parser, bool logprobs)
-      : engine_(&engine), parser_(std::move(parser)), logprobs_(logprobs) {}
+  // `stop`: strings before which the content ends. The engine knows only the whole text, where they would cut
+  // thinking and arguments too.
+  ChatReader(const Engine& engine, std::unique_ptr<chat::AnswerParser> parser, bool logprobs,
+             std::vector<std::string> stop)
+      : engine_(&engine), parser_(std::move(parser)), logprobs_(logprobs), stops_(std::move(stop)) {}
 
   // What an event adds, in order; valid until the next call. A call that begins has its id in calls().
   const std::vector<chat::Delta>& take(const Event& event);
@@ -30,13 +34,17 @@ class ChatReader {
   const std::vector<ReadCall>& calls() const { return calls_; }
   int64_t reasoning_tokens() const { return reasoning_tokens_; }
   bool finished() const { return !finish_.empty(); }
+  bool stopped() const { return stops_.stopped(); }  // by a string: what still comes is dropped
   // stop, length or tool_calls; empty while it runs.
   std::string finish() const { return finish_ == "stop" && !calls_.empty() ? "tool_calls" : finish_; }
 
  private:
+  void apply_stops(bool last);
+
   const Engine* engine_;
   std::unique_ptr<chat::AnswerParser> parser_;
   bool logprobs_;
+  StopMatcher stops_;
   std::vector<chat::Delta> deltas_;
   std::string content_, reasoning_, finish_;
   std::vector<ReadCall> calls_;

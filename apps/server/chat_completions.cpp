@@ -14,8 +14,9 @@ namespace {
 
 class ChatAnswer final : public Answer {
  public:
-  ChatAnswer(Api& api, const chat::Conversation& conversation, const Request& request, StreamOptions stream,
-             Headers headers, Timeline::Entry entry)
+  ChatAnswer(Api& api, const chat::Conversation& conversation, const Request& request,
+             const std::vector<std::string>& stop, StreamOptions stream, Headers headers,
+             Timeline::Entry entry)
       : id_(entry.id),
         model_(json_string(api.model_id())),
         stream_(stream),
@@ -23,7 +24,7 @@ class ChatAnswer final : public Answer {
         headers_(std::move(headers)),
         generation_(api.engine(), api.timeline(), {request}, std::move(entry)) {
     for (size_t i = 0; i < generation_.choices(); ++i) {
-      readers_.emplace_back(api.engine(), api.format().parser(conversation), logprobs_);
+      readers_.emplace_back(api.engine(), api.format().parser(conversation), logprobs_, stop);
     }
     began_.resize(readers_.size());
   }
@@ -67,7 +68,10 @@ class ChatAnswer final : public Answer {
  private:
   void take(const Generation::Item& item, std::string& out) {
     ChatReader& reader = readers_[item.choice];
+    if (reader.stopped()) return;
     const std::vector<chat::Delta>& deltas = reader.take(item.event);
+    // The engine cancels all samples of a request or none.
+    if (reader.stopped() && ++stopped_ == readers_.size()) generation_.cancel();
     if (!stream_.stream || item.event.kind == Event::Kind::kFailed) return;
     if (!began_[item.choice]) {
       began_[item.choice] = true;
@@ -159,6 +163,7 @@ class ChatAnswer final : public Answer {
   std::vector<ChatReader> readers_;
   std::vector<bool> began_;
   std::string common_;
+  size_t stopped_ = 0;  // choices, by a string
   bool sent_ = false, ended_ = false;
 };
 
@@ -188,6 +193,8 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
   request.stop_tokens = api.format().stop_tokens();
   request.constraint = api.format().constraint(conversation, content);
 
+  const std::vector<std::string> stop = std::exchange(request.stop, {});
+
   Timeline::Entry entry;
   entry.id = new_id("chatcmpl-", 24);
   entry.request_id = client.request_id;
@@ -199,8 +206,8 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
        "prompt_cache_key", "safety_identifier", "functions", "function_call", "audio"},
       api, client);
   Reply reply;
-  reply.answer =
-      std::make_unique<ChatAnswer>(api, conversation, request, stream, std::move(headers), std::move(entry));
+  reply.answer = std::make_unique<ChatAnswer>(api, conversation, request, stop, stream, std::move(headers),
+                                              std::move(entry));
   return reply;
 }
 

@@ -20,7 +20,7 @@ ResponseAnswer::ResponseAnswer(Api& api, ResponseInput input, const Request& req
       input_(std::move(input)),
       headers_(std::move(headers)),
       generation_(api.engine(), api.timeline(), {request}, std::move(entry)),
-      reader_(api.engine(), api.format().parser(input_.conversation), input_.logprobs) {}
+      reader_(api.engine(), api.format().parser(input_.conversation), input_.logprobs, {}) {}
 
 // ---------------------------------------------------------------- what has come
 

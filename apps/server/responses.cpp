@@ -34,7 +34,9 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   const Fields fields(body);
   check_model(fields, api);
   Request request = read_request(fields, api, client);
-  if (fields.has("n")) fields.refuse("n", "is not part of this endpoint");
+  for (const std::string_view key : {"n", "stop"}) {
+    if (fields.has(key)) fields.refuse(key, "is not part of this endpoint");
+  }
   request.max_tokens = static_cast<int32_t>(fields.integer("max_output_tokens", 1, 1 << 28).value_or(0));
   ResponseInput input = read_response_input(fields, api, client);
   const auto top = fields.integer("top_logprobs", 0, 20);
