@@ -405,6 +405,73 @@ class OfficialClient(SharedServer):
         self.assertTrue(wait_for(lambda: self.server.stats()["requests"]["running"] == 0))
 
 
+class Harmony(unittest.TestCase):
+    """gpt-oss's format with random weights: what a model does that follows nothing must still come out in shape."""
+
+    SCHEMA = {"type": "object", "additionalProperties": False, "required": ["name", "age", "tags"],
+              "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"},
+                             "tags": {"type": "array", "maxItems": 3, "items": {"enum": ["a", "b"]}}}}
+    TOOL = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": {
+        "type": "object", "additionalProperties": False, "required": ["city"],
+        "properties": {"city": {"type": "string", "maxLength": 8}}}}}
+
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory(prefix="millrace-harmony-test-")
+        model = pathlib.Path(cls.directory.name) / "tiny.gguf"
+        subprocess.run([BINARY, "synth", "tiny-gpt-oss", str(model)], check=True, capture_output=True)
+        cls.server = Server(BINARY, model, "--ctx", 2048)
+        cls.server.__enter__()
+        tokens = cls.server.json("POST", "/tokenize", {"content": "<|end|>"})[1]["tokens"]
+        cls.end = {str(tokens[-1]): 8}  # thoughts of random weights would hardly ever end by themselves
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.__exit__()
+        cls.directory.cleanup()
+
+    def ask(self, seed, **fields):
+        status, answer = self.server.json("POST", "/v1/chat/completions", {
+            "messages": MESSAGES, "max_tokens": 600, "seed": seed, "logit_bias": self.end, **fields})
+        self.assertEqual(status, 200, answer)
+        choice = answer["choices"][0]
+        self.assertIsInstance(choice["message"]["content"], (str, type(None)))
+        return choice["finish_reason"], choice["message"]
+
+    def test_final_text_keeps_to_the_schema_and_thoughts_are_free(self):
+        ended = thought = 0
+        for seed in range(30):
+            finish, message = self.ask(seed, response_format={
+                "type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": self.SCHEMA}})
+            thought += bool(message.get("reasoning_content"))
+            if finish == "stop":
+                ended += 1
+                value = json.loads(message["content"])
+                self.assertEqual(set(value), set(self.SCHEMA["required"]))
+                self.assertIsInstance(value["age"], int)
+                self.assertTrue(set(value["tags"]) <= {"a", "b"} and len(value["tags"]) <= 3, value)
+        self.assertGreater(ended, 20)
+        self.assertGreater(thought, 5)
+
+    def test_a_required_call_is_made_with_arguments_in_shape(self):
+        called = 0
+        for seed in range(30):
+            finish, message = self.ask(seed, tools=[self.TOOL], tool_choice="required")
+            if finish != "tool_calls":
+                self.assertEqual(finish, "length")
+                continue
+            called += 1
+            for call in message["tool_calls"]:
+                self.assertEqual(call["function"]["name"], "weather")
+                self.assertEqual(set(json.loads(call["function"]["arguments"])), {"city"})
+        self.assertGreater(called, 20)
+
+    def test_whatever_comes_is_an_answer(self):
+        for seed in range(30):
+            _, message = self.ask(seed, tools=[self.TOOL], max_tokens=60, logit_bias={})
+            self.assertTrue(message["content"] or message.get("reasoning_content") or message.get("tool_calls"), message)
+
+
 class NodeClient(SharedServer):
     def test_official_client(self):
         missing = harness.node_package("openai")
