@@ -40,7 +40,7 @@ Api::Api(Engine& engine, const ServerOptions& options)
       model_id_(id_of_model(engine, options)),
       created_(static_cast<int64_t>(unix_time())),
       constraints_(std::make_unique<Constraints>(engine)),
-      format_(chat::make_format(engine)),
+      format_(chat::make_format(engine, constraints_->grammars())),
       timeline_(options.timeline),
       store_(options.stored_responses, options.stored_bytes),
       keys_(std::make_shared<Keys>(options.keys_file.empty() ? Keys() : Keys::from_file(options.keys_file))),

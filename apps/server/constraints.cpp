@@ -11,7 +11,7 @@ using grammar::Cache;
 Constraints::Grammar Constraints::compiled(Cache::Kind kind, const std::string& text,
                                            const std::string& path) {
   try {
-    return cache_.get(kind, text);
+    return grammars_->get(kind, text);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kBadInput && error.code() != ErrorCode::kUnsupported) throw;
     bad_field(path, error.what(), error.code() == ErrorCode::kUnsupported ? "unsupported" : "invalid_value");
@@ -53,22 +53,9 @@ Constraints::Grammar Constraints::of_request(const Fields& fields, chat::Convers
   return nullptr;
 }
 
-std::shared_ptr<const grammar::Vocabulary> Constraints::vocabulary() {
-  const std::lock_guard lock(mutex_);
-  if (!vocabulary_) {
-    const int32_t size = engine_.model().vocab;
-    std::vector<std::string> bytes(static_cast<size_t>(size));
-    for (int32_t token = 0; token < size; ++token) {
-      if (!engine_.is_special(token)) bytes[static_cast<size_t>(token)] = engine_.token_text(token);
-    }
-    vocabulary_ = grammar::make_vocabulary(bytes);
-  }
-  return vocabulary_;
-}
-
 std::shared_ptr<const TokenConstraint> Constraints::for_text(Grammar grammar) {
   if (!grammar) return nullptr;
-  return grammar::constrain(std::move(grammar), vocabulary(), engine_.model().end_tokens);
+  return grammars_->constrain(std::move(grammar), engine_.model().end_tokens);
 }
 
 }  // namespace millrace::server

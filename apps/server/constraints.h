@@ -3,8 +3,9 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
+#include <string>
 
+#include "chat/engine_grammars.h"
 #include "chat/format.h"
 #include "grammar/grammar.h"
 #include "json_text.h"
@@ -14,7 +15,8 @@ namespace millrace::server {
 
 class Constraints {
  public:
-  explicit Constraints(const Engine& engine) : engine_(engine) {}
+  explicit Constraints(const Engine& engine)
+      : engine_(engine), grammars_(std::make_shared<chat::EngineGrammars>(engine)) {}
   using Grammar = std::shared_ptr<const grammar::Grammar>;
 
   // response_format, regex or grammar: at most one of them; null when there is none. A schema is also told to
@@ -22,17 +24,15 @@ class Constraints {
   Grammar of_request(const Fields& fields, chat::Conversation* conversation = nullptr);
   // {"type": "json_schema", ...}: in a chat the schema lies in json_schema, in a response beside the type.
   Grammar of_format(const Fields& format, chat::Conversation* conversation);
+  std::shared_ptr<const chat::EngineGrammars> grammars() const { return grammars_; }
   // For a plain text: from its first token to its end.
   std::shared_ptr<const TokenConstraint> for_text(Grammar grammar);
 
  private:
   Grammar compiled(grammar::Cache::Kind kind, const std::string& text, const std::string& path);
-  std::shared_ptr<const grammar::Vocabulary> vocabulary();
 
   const Engine& engine_;
-  grammar::Cache cache_;
-  std::mutex mutex_;
-  std::shared_ptr<const grammar::Vocabulary> vocabulary_;  // made when first wanted
+  std::shared_ptr<const chat::EngineGrammars> grammars_;
 };
 
 }  // namespace millrace::server

@@ -15,6 +15,8 @@
 
 namespace millrace::chat {
 
+class EngineGrammars;  // engine_grammars.h
+
 struct Tool {
   std::string name = {}, description = {};
   std::string parameters = {};  // a JSON schema; empty: the tool takes none
@@ -93,6 +95,6 @@ class Format {
 };
 
 // The format of this engine's model: by its special tokens and its chat template. The engine must outlive it.
-std::unique_ptr<Format> make_format(const Engine& engine);
+std::unique_ptr<Format> make_format(const Engine& engine, std::shared_ptr<const EngineGrammars> grammars);
 
 }  // namespace millrace::chat
