@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -137,14 +138,19 @@ def run_tidy(_):
     return lint("tidy")
 
 
-def run_dev(_):
+def fetch():
     for script, *arguments in FETCHERS:
         if (ROOT / "tools" / script).is_file() and run([sys.executable, f"tools/{script}", *arguments],
                                                        stdout=subprocess.DEVNULL) != 0:
             say(f"tools/{script} could not fetch everything: the tests that want it will skip and say so")
-    if not build("dev"):
-        return FAILED
-    return ctest("dev")
+
+
+def run_dev(_):
+    fetching = threading.Thread(target=fetch)  # waits for the network while the compiler does not
+    fetching.start()
+    built = build("dev")
+    fetching.join()
+    return ctest("dev") if built else FAILED
 
 
 def runs_here(compiler, flags, prefix=()):
