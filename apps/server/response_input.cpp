@@ -154,7 +154,8 @@ void read_reasoning(const Fields& fields, ResponseInput& out) {
 
 Json given_or(const Fields& fields, std::string_view key, Json otherwise) {
   const Json* value = fields.find(key);
-  return value == nullptr ? std::move(otherwise) : *value;
+  if (value != nullptr) return *value;
+  return otherwise;
 }
 
 }  // namespace
