@@ -52,7 +52,7 @@ def emit(kind, name, items):
     print(f"constexpr {kind} {name}Data[] = {{")
     line = "   "
     for item in items:
-        if len(line) + len(item) + 2 > 108:
+        if len(line) + len(item) + 2 > 118:
             print(line)
             line = "   "
         line += " " + item + ","

@@ -105,7 +105,21 @@ void read_tools(const Fields& fields, chat::Conversation& conversation) {
   }
 }
 
-void read_tool_choice(const Fields& fields, chat::Conversation& conversation) {
+void check_tool_choice(const chat::Conversation& conversation, const std::string& path) {
+  using Choice = chat::ToolChoice;
+  if (conversation.tool_choice == Choice::kAuto || conversation.tool_choice == Choice::kNone) return;
+  if (conversation.tools.empty()) bad_field(path, "wants a tool to be called, expected some in tools");
+  if (conversation.tool_choice != Choice::kNamed) return;
+  const auto same = [&](const chat::Tool& tool) { return tool.name == conversation.named_tool; };
+  if (std::none_of(conversation.tools.begin(), conversation.tools.end(), same)) {
+    bad_field(path, fmt::format("names the tool \"{}\", which is not in tools",
+                                conversation.named_tool.substr(0, 60)));
+  }
+}
+
+}  // namespace
+
+void read_tool_choice(const Fields& fields, chat::Conversation& conversation, bool nested) {
   const Json* choice = fields.find("tool_choice");
   if (choice == nullptr) return;
   using Choice = chat::ToolChoice;
@@ -117,26 +131,12 @@ void read_tool_choice(const Fields& fields, chat::Conversation& conversation) {
   } else {
     const Fields named(*choice, fields.path_of("tool_choice"));
     named.choice("type", {"function"});
-    const std::optional<Fields> function = named.object("function");
+    const std::optional<Fields> function = nested ? named.object("function") : named;
     if (!function) bad_field(named.path_of("function"), "is missing, expected an object", "missing_field");
     conversation.tool_choice = Choice::kNamed;
     conversation.named_tool = function->required_text("name");
   }
   check_tool_choice(conversation, fields.path_of("tool_choice"));
-}
-
-}  // namespace
-
-void check_tool_choice(const chat::Conversation& conversation, const std::string& path) {
-  using Choice = chat::ToolChoice;
-  if (conversation.tool_choice == Choice::kAuto || conversation.tool_choice == Choice::kNone) return;
-  if (conversation.tools.empty()) bad_field(path, "wants a tool to be called, expected some in tools");
-  if (conversation.tool_choice != Choice::kNamed) return;
-  const auto same = [&](const chat::Tool& tool) { return tool.name == conversation.named_tool; };
-  if (std::none_of(conversation.tools.begin(), conversation.tools.end(), same)) {
-    bad_field(path, fmt::format("names the tool \"{}\", which is not in tools",
-                                conversation.named_tool.substr(0, 60)));
-  }
 }
 
 chat::Conversation read_conversation(const Fields& fields) {
@@ -150,7 +150,7 @@ chat::Conversation read_conversation(const Fields& fields) {
         read_message(Fields((*messages)[i], element_path(fields.path_of("messages"), i))));
   }
   read_tools(fields, conversation);
-  read_tool_choice(fields, conversation);
+  read_tool_choice(fields, conversation, true);
   conversation.parallel_tool_calls = fields.boolean("parallel_tool_calls").value_or(true);
   conversation.reasoning_effort = read_effort(fields, "reasoning_effort");
   conversation.template_variables = read_schema(fields, "chat_template_kwargs");

@@ -124,21 +124,7 @@ void read_tools(const Fields& fields, ResponseInput& out) {
   out.echo["tools"] = std::move(echo);
   const Json* choice = fields.find("tool_choice");
   out.echo["tool_choice"] = choice == nullptr ? Json("auto") : *choice;
-  if (choice != nullptr) {
-    using Choice = chat::ToolChoice;
-    if (choice->is_string()) {
-      const std::string name = *fields.choice("tool_choice", {"none", "auto", "required"});
-      conversation.tool_choice = name == "none"   ? Choice::kNone
-                                 : name == "auto" ? Choice::kAuto
-                                                  : Choice::kRequired;
-    } else {
-      const Fields named(*choice, "tool_choice");
-      named.choice("type", {"function"});
-      conversation.tool_choice = Choice::kNamed;
-      conversation.named_tool = named.required_text("name");
-    }
-    check_tool_choice(conversation, "tool_choice");
-  }
+  read_tool_choice(fields, conversation, false);
   conversation.parallel_tool_calls = fields.boolean("parallel_tool_calls").value_or(true);
   out.echo["parallel_tool_calls"] = conversation.parallel_tool_calls;
 }
