@@ -3,70 +3,30 @@
 
 #include "api_error.h"
 #include "chat_answer.h"
+#include "choices_answer.h"
 #include "conversation.h"
 #include "endpoints.h"
-#include "generation.h"
 #include "ids.h"
 #include "request_fields.h"
 
 namespace millrace::server {
 namespace {
 
-class ChatAnswer final : public Answer {
+class ChatAnswer final : public ChoicesAnswer {
  public:
   ChatAnswer(Api& api, const chat::Conversation& conversation, const Request& request,
              const std::vector<std::string>& stop, StreamOptions stream, Headers headers,
              Timeline::Entry entry)
-      : id_(entry.id),
-        model_(json_string(api.model_id())),
-        stream_(stream),
-        logprobs_(request.sampling.logprobs.has_value()),
-        headers_(std::move(headers)),
-        generation_(api.engine(), api.timeline(), {request}, std::move(entry)) {
+      : ChoicesAnswer(api, {request}, stream, std::move(headers), std::move(entry),
+                      stream.stream ? "chat.completion.chunk" : "chat.completion") {
     for (size_t i = 0; i < generation_.choices(); ++i) {
       readers_.emplace_back(api.engine(), api.format().parser(conversation), logprobs_, stop);
     }
     began_.resize(readers_.size());
   }
 
-  bool streaming() const override { return stream_.stream; }
-  void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
-  Headers headers() const override { return headers_; }
-  int64_t generated_tokens() const override { return generation_.totals().generated; }
-
-  bool advance(std::string& out, size_t most) override {
-    while (out.size() < most) {
-      const std::optional<Generation::Item> item = generation_.next();
-      if (!item) break;
-      take(*item, out);
-    }
-    if (!generation_.done()) return false;
-    if (stream_.stream && !ended_) {
-      ended_ = true;
-      if (generation_.failure()) {
-        out += fmt::format("data: {{\"error\":{}}}\n\n", error_object(*generation_.failure()));
-      } else if (stream_.include_usage) {
-        out += fmt::format("data: {{{},\"choices\":[],\"usage\":{}}}\n\n", common(), usage());
-      }
-      out += "data: [DONE]\n\n";
-    }
-    return true;
-  }
-
-  std::optional<HttpResponse> response() override {
-    if (generation_.failure() && !sent_) return error_response(*generation_.failure());
-    if (stream_.stream || !generation_.done()) return std::nullopt;
-    std::string list;
-    for (size_t i = 0; i < readers_.size(); ++i) {
-      if (i > 0) list.push_back(',');
-      list += whole_choice(i);
-    }
-    return HttpResponse{.body = fmt::format("{{{},\"choices\":[{}],\"usage\":{}}}", common(), list, usage()),
-                        .headers = headers_};
-  }
-
  private:
-  void take(const Generation::Item& item, std::string& out) {
+  void take(const Generation::Item& item, std::string& out) override {
     ChatReader& reader = readers_[item.choice];
     if (reader.stopped()) return;
     const std::vector<chat::Delta>& deltas = reader.take(item.event);
@@ -106,18 +66,13 @@ class ChatAnswer final : public Answer {
 
   void chunk(std::string& out, size_t choice, std::string_view delta, std::string_view finish = {},
              const std::string& logprobs = {}) {
-    sent_ = true;
-    out += "data: {";
-    out += common();
-    out += fmt::format(
-        R"(,"choices":[{{"index":{},"delta":{{{}}},"logprobs":{},"finish_reason":{}}}]{}}})", choice, delta,
-        logprobs.empty() ? "null" : fmt::format(R"({{"content":[{}],"refusal":null}})", logprobs),
-        finish.empty() ? "null" : fmt::format("\"{}\"", finish),
-        stream_.include_usage ? ",\"usage\":null" : "");
-    out += "\n\n";
+    send(out, fmt::format(
+                  R"({{"index":{},"delta":{{{}}},"logprobs":{},"finish_reason":{}}})", choice, delta,
+                  logprobs.empty() ? "null" : fmt::format(R"({{"content":[{}],"refusal":null}})", logprobs),
+                  finish.empty() ? "null" : fmt::format("\"{}\"", finish)));
   }
 
-  std::string whole_choice(size_t index) {
+  std::string whole_choice(size_t index) override {
     ChatReader& reader = readers_[index];
     std::string message = R"("role":"assistant","content":)";
     message += reader.content().empty() && !reader.calls().empty() ? "null" : json_string(reader.content());
@@ -138,33 +93,15 @@ class ChatAnswer final : public Answer {
                        message, logprobs, reader.finish());
   }
 
-  const std::string& common() {
-    if (common_.empty()) {
-      common_ = fmt::format(R"("id":"{}","object":"chat.completion{}","created":{},"model":{})", id_,
-                            stream_.stream ? ".chunk" : "", static_cast<int64_t>(unix_time()), model_);
-    }
-    return common_;
-  }
-  std::string usage() const {
-    const Generation::Totals& t = generation_.totals();
+  std::string usage_details() const override {
     int64_t reasoning = 0;
     for (const ChatReader& reader : readers_) reasoning += reader.reasoning_tokens();
-    return fmt::format(
-        R"({{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{},"prompt_tokens_details":{{"cached_tokens":{}}},)"
-        R"("completion_tokens_details":{{"reasoning_tokens":{}}}}})",
-        t.prompt, t.generated, t.prompt + t.generated, t.cached, reasoning);
+    return fmt::format(R"(,"completion_tokens_details":{{"reasoning_tokens":{}}})", reasoning);
   }
 
-  const std::string id_, model_;
-  const StreamOptions stream_;
-  const bool logprobs_;
-  const Headers headers_;
-  Generation generation_;
   std::vector<ChatReader> readers_;
   std::vector<bool> began_;
-  std::string common_;
   size_t stopped_ = 0;  // choices, by a string
-  bool sent_ = false, ended_ = false;
 };
 
 }  // namespace

@@ -3,8 +3,8 @@
 
 #include "api_error.h"
 #include "base/error.h"
+#include "choices_answer.h"
 #include "endpoints.h"
-#include "generation.h"
 #include "ids.h"
 #include "logprobs.h"
 #include "request_fields.h"
@@ -73,58 +73,15 @@ std::vector<Prompt> read_prompts(const Fields& fields, const Api& api) {
   return prompts;
 }
 
-class CompletionAnswer final : public Answer {
+class CompletionAnswer final : public ChoicesAnswer {
  public:
   CompletionAnswer(Api& api, const std::vector<Request>& requests, std::vector<std::string> echoes,
                    StreamOptions stream, Headers headers, Timeline::Entry entry)
-      : engine_(api.engine()),
-        id_(entry.id),
-        model_(json_string(api.model_id())),
-        stream_(stream),
-        logprobs_(requests.front().sampling.logprobs.has_value()),
-        headers_(std::move(headers)),
-        generation_(api.engine(), api.timeline(), requests, std::move(entry)),
+      : ChoicesAnswer(api, requests, stream, std::move(headers), std::move(entry), "text_completion"),
+        engine_(api.engine()),
         choices_(generation_.choices()) {
     const size_t samples = choices_.size() / requests.size();
     for (size_t i = 0; i < choices_.size() && !echoes.empty(); ++i) choices_[i].fresh = echoes[i / samples];
-  }
-
-  bool streaming() const override { return stream_.stream; }
-  void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
-  Headers headers() const override { return headers_; }
-  int64_t generated_tokens() const override { return generation_.totals().generated; }
-
-  bool advance(std::string& out, size_t most) override {
-    while (out.size() < most) {
-      std::optional<Generation::Item> item = generation_.next();
-      if (!item) break;
-      take(*item, out);
-    }
-    if (!generation_.done()) return false;
-    if (stream_.stream && !ended_) {
-      ended_ = true;
-      if (generation_.failure()) {
-        out += fmt::format("data: {{\"error\":{}}}\n\n", error_object(*generation_.failure()));
-      } else if (stream_.include_usage) {
-        out += fmt::format("data: {{{},\"choices\":[],\"usage\":{}}}\n\n", common(), usage());
-      }
-      out += "data: [DONE]\n\n";
-    }
-    return true;
-  }
-
-  std::optional<HttpResponse> response() override {
-    if (generation_.failure() && !sent_) return error_response(*generation_.failure());
-    if (stream_.stream || !generation_.done()) return std::nullopt;
-    std::string list;
-    for (size_t i = 0; i < choices_.size(); ++i) {
-      if (i > 0) list.push_back(',');
-      list += choice_json(i, choices_[i].text + choices_[i].fresh, choices_[i].finish);
-    }
-    HttpResponse response{
-        .body = fmt::format("{{{},\"choices\":[{}],\"usage\":{}}}", common(), list, usage()),
-        .headers = headers_};
-    return response;
   }
 
  private:
@@ -135,7 +92,7 @@ class CompletionAnswer final : public Answer {
     LogprobColumns logprobs;
   };
 
-  void take(const Generation::Item& item, std::string& out) {
+  void take(const Generation::Item& item, std::string& out) override {
     Choice& choice = choices_[item.choice];
     const Event& event = item.event;
     choice.fresh += event.text;
@@ -147,40 +104,23 @@ class CompletionAnswer final : public Answer {
     }
     if (event.kind == Event::Kind::kFailed || !stream_.stream) return;
     if (choice.fresh.empty() && choice.finish.empty() && choice.logprobs.empty()) return;
-    sent_ = true;
-    out += fmt::format("data: {{{},\"choices\":[{}]{}}}\n\n", common(),
-                       choice_json(item.choice, choice.fresh, choice.finish),
-                       stream_.include_usage ? ",\"usage\":null" : "");
+    send(out, choice_json(item.choice, choice.fresh, choice.finish));
     choice.text += choice.fresh;
     choice.fresh.clear();
   }
 
+  std::string whole_choice(size_t index) override {
+    return choice_json(index, choices_[index].text + choices_[index].fresh, choices_[index].finish);
+  }
   std::string choice_json(size_t index, const std::string& text, const std::string& finish) {
     LogprobColumns& columns = choices_[index].logprobs;
     return fmt::format(R"({{"index":{},"text":{},"logprobs":{},"finish_reason":{}}})", index,
                        json_string(text), logprobs_ && !columns.empty() ? columns.take() : "null",
                        finish.empty() ? "null" : "\"" + finish + "\"");
   }
-  std::string common() const {
-    return fmt::format(R"("id":"{}","object":"text_completion","created":{},"model":{})", id_, created_,
-                       model_);
-  }
-  std::string usage() const {
-    const Generation::Totals& t = generation_.totals();
-    return fmt::format(
-        R"({{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{},"prompt_tokens_details":{{"cached_tokens":{}}}}})",
-        t.prompt, t.generated, t.prompt + t.generated, t.cached);
-  }
 
   const Engine& engine_;
-  const std::string id_, model_;
-  const int64_t created_ = static_cast<int64_t>(unix_time());
-  const StreamOptions stream_;
-  const bool logprobs_;
-  const Headers headers_;
-  Generation generation_;
   std::vector<Choice> choices_;
-  bool sent_ = false, ended_ = false;
 };
 
 }  // namespace

@@ -13,7 +13,8 @@ chat::Conversation read_conversation(const Fields& fields);
 std::string read_content(const Json* content, const std::string& path);
 chat::Tool read_function(const Fields& function);
 std::string read_schema(const Fields& fields, std::string_view key);  // an object, as text; empty: absent
-// tool_choice, and whether there is such a tool. `nested`: a named function lies in an object, as chats have it.
+// tool_choice, and whether there is such a tool. `nested`: a named function lies in an object, as chats have
+// it.
 void read_tool_choice(const Fields& fields, chat::Conversation& conversation, bool nested);
 std::string read_effort(const Fields& fields, std::string_view key);
 
