@@ -34,7 +34,7 @@ struct BenchOptions {
   bool warm_up = false, roofline = false, json = false;
 };
 
-constexpr const char* kFooter =
+constexpr const char* kBenchFooter =
     "Examples:\n"
     "  millrace bench model.gguf\n"
     "  millrace bench model.gguf -p 2048 -n 64 --depth 8192 --json\n"
@@ -229,7 +229,7 @@ void add_bench(CommandLine& line) {
   const std::shared_ptr<ClientOptions> clients = add_client_options(command);
   add_device_options(command, options->model);
   add_quantize_option(command, options->model);
-  command.footer(kFooter);
+  command.footer(kBenchFooter);
   command.check([clients, command] {
     // What the other way of measuring would not look at is refused, not ignored.
     const bool many = clients->clients > 0;

@@ -28,7 +28,7 @@ struct ChatOptions {
   int32_t max_tokens = 0;
 };
 
-constexpr const char* kFooter =
+constexpr const char* kChatFooter =
     "Examples:\n"
     "  millrace chat model.gguf\n"
     "  millrace chat model.gguf --system \"You answer in rhyme.\" --temp 0.9\n"
@@ -241,7 +241,7 @@ void add_chat(CommandLine& line) {
   add_sampling_options(command, options->sampling);
   add_device_options(command, options->model);
   add_quantize_option(command, options->model);
-  command.footer(kFooter);
+  command.footer(kChatFooter);
   command.runs([options] { return chat(*options); });
 }
 

@@ -23,7 +23,7 @@ struct InspectOptions {
   bool tensors = false, json = false;
 };
 
-constexpr const char* kFooter =
+constexpr const char* kInspectFooter =
     "Examples:\n"
     "  millrace inspect model.gguf\n"
     "  millrace inspect model.gguf --ctx 131072 --device cuda   # will it fit?\n"
@@ -223,7 +223,7 @@ void add_inspect(CommandLine& line) {
   command.flag("--json", options->json, "one JSON object");
   add_device_options(command, options->model);
   add_quantize_option(command, options->model);
-  command.footer(kFooter);
+  command.footer(kInspectFooter);
   command.runs([options] { return inspect(*options); });
 }
 

@@ -20,7 +20,7 @@ struct LogitsOptions {
   bool all = false;
 };
 
-constexpr const char* kFooter =
+constexpr const char* kLogitsFooter =
     "Examples:\n"
     "  millrace logits model.gguf --tokens 1,15043,3186 --out last.npy          # float32 [1, vocabulary]\n"
     "  millrace logits model.gguf --tokens @ids.txt --all --out all.npy         # float32 [tokens, "
@@ -29,14 +29,14 @@ constexpr const char* kFooter =
     "Row i holds the logits of the token that follows tokens[0..i]. Read it with numpy.load.";
 
 // Rows per step with --all: each is a whole vocabulary of floats.
-constexpr int32_t kRowsPerStep = 64;
+constexpr int32_t kLogitsRows = 64;
 
 int logits(const LogitsOptions& options) {
   const std::vector<int32_t> tokens = parse_tokens(options.tokens);
   const int32_t count = static_cast<int32_t>(tokens.size());
   const std::unique_ptr<Runtime> runtime = open_runtime(options.model, [&](RuntimeOptions& runtime_options) {
     if (runtime_options.context == 0) runtime_options.context = count;
-    if (options.all) runtime_options.step_tokens = runtime_options.logit_rows = kRowsPerStep;
+    if (options.all) runtime_options.step_tokens = runtime_options.logit_rows = kLogitsRows;
   });
   io::NpyWriter writer(options.out, options.all ? count : 1, runtime->config().vocab);
   Sequence sequence = runtime->make_sequence();
@@ -74,7 +74,7 @@ void add_logits(CommandLine& line) {
   command.option("--out", options->out, "the .npy file to write; appears whole or not at all").required();
   add_device_options(command, options->model);
   add_quantize_option(command, options->model);
-  command.footer(kFooter);
+  command.footer(kLogitsFooter);
   command.runs([options] { return logits(*options); });
 }
 

@@ -22,7 +22,7 @@ namespace {
 constexpr int kStatusInternal = 1;
 constexpr int kStatusBadInput = 2;
 
-constexpr const char* kFooter =
+constexpr const char* kMainFooter =
     "Start with:\n"
     "  millrace run model.gguf -p \"Why is the sky blue?\"\n"
     "  millrace chat model.gguf\n"
@@ -43,7 +43,7 @@ int fail(int status, std::string message) {
 
 int run_command_line(int argc, char** argv) {
   CommandLine line("Millrace: runs large language models on your machine.", "millrace " MILLRACE_VERSION,
-                   kFooter);
+                   kMainFooter);
   add_run(line);
   add_chat(line);
   add_serve(line);

@@ -33,7 +33,7 @@ struct PerplexityOptions {
   ModelOptions baseline;  // of --kl
 };
 
-constexpr const char* kFooter =
+constexpr const char* kPerplexityFooter =
     "Examples:\n"
     "  millrace perplexity model.gguf -f book.txt --ctx 2048\n"
     "  millrace perplexity model.gguf --tokens @ids.txt --ctx 512 --stride 256 --json\n"
@@ -56,7 +56,7 @@ constexpr const char* kFooter =
     "the oracle's arithmetic.";
 
 // Each scored row is a whole vocabulary of floats: this many at a time.
-constexpr int32_t kRowsPerStep = 64;
+constexpr int32_t kPerplexityRows = 64;
 
 struct Score {
   double nll = 0.0, squares = 0.0;
@@ -121,7 +121,7 @@ std::vector<int32_t> input_tokens(const PerplexityOptions& options) {
 
 Readers open_readers(const PerplexityOptions& options) {
   const auto adjust = [](RuntimeOptions& runtime_options) {
-    runtime_options.step_tokens = runtime_options.logit_rows = kRowsPerStep;
+    runtime_options.step_tokens = runtime_options.logit_rows = kPerplexityRows;
   };
   Readers readers;
   readers.model = open_runtime(options.model, adjust);
@@ -241,7 +241,7 @@ void add_perplexity(CommandLine& line) {
   command.flag("--json", options->json, "one JSON object");
   add_device_options(command, options->model);
   add_quantize_option(command, options->model);
-  command.footer(kFooter);
+  command.footer(kPerplexityFooter);
   command.check([options, file, tokens, kl] {
     options->compare = kl.given();
     if (!file.given() && !tokens.given()) throw UsageError("no text: give -f FILE or --tokens IDS");

@@ -34,7 +34,7 @@ struct QuantizeOptions {
   bool json = false;
 };
 
-constexpr const char* kFooter =
+constexpr const char* kQuantizeFooter =
     "Examples:\n"
     "  millrace quantize model.gguf small.gguf --type q4_k\n"
     "  millrace quantize path/to/hf-directory model.gguf --type int8\n"
@@ -331,7 +331,7 @@ void add_quantize(CommandLine& line) {
       .range(0, 1024)
       .show_default();
   command.flag("--json", options->json, "one JSON object");
-  command.footer(kFooter);
+  command.footer(kQuantizeFooter);
   command.runs([options] { return quantize(*options); });
 }
 

@@ -26,7 +26,7 @@ struct RunOptions {
   bool raw = false, json = false, special = false, ignore_end = false, quiet = false;
 };
 
-constexpr const char* kFooter =
+constexpr const char* kRunFooter =
     "Examples:\n"
     "  millrace run model.gguf -p \"Why is the sky blue?\"\n"
     "  millrace run model.gguf -f question.txt -n 200 --temp 0      # repeatable: no chance involved\n"
@@ -156,7 +156,7 @@ void add_run(CommandLine& line) {
   add_sampling_options(command, options->sampling);
   add_device_options(command, options->model);
   add_quantize_option(command, options->model);
-  command.footer(kFooter);
+  command.footer(kRunFooter);
   command.check([options, prompt, file] {
     if (!prompt.given() && !file.given()) throw UsageError("no prompt: give -p TEXT or -f FILE");
     if (options->sampling.params.logprobs && !options->json) {

@@ -16,7 +16,7 @@
 namespace millrace::cli {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kServeFooter =
     "Examples:\n"
     "  millrace serve model.gguf                           # http://127.0.0.1:8080, this machine only\n"
     "  millrace serve model.gguf --host 0.0.0.0 --keys keys.txt --rate 600\n"
@@ -167,7 +167,7 @@ void add_serve(CommandLine& line) {
   add_quantize_option(command, o->model);
   add_engine_options(command, *o);
   add_server_options(command, *o);
-  command.footer(kFooter);
+  command.footer(kServeFooter);
   command.runs([o] { return serve(*o); });
 }
 

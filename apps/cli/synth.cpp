@@ -27,7 +27,7 @@ struct SynthOptions {
   uint64_t seed = 1;
 };
 
-constexpr const char* kFooter =
+constexpr const char* kSynthFooter =
     "Examples:\n"
     "  millrace synth gpt-oss-20b 20b.gguf                # 12.1 GB: MXFP4 experts, Q8_0 elsewhere, as "
     "published\n"
@@ -147,7 +147,7 @@ void add_synth(CommandLine& line) {
   command.option("--threads", options->threads, "0: all that this process may use")
       .range(0, 1024)
       .show_default();
-  command.footer(kFooter);
+  command.footer(kSynthFooter);
   command.runs([options] { return synth(*options); });
 }
 

@@ -20,7 +20,7 @@ struct TokenizeOptions {
   bool decode = false, no_special = false, json = false, count = false;
 };
 
-constexpr const char* kFooter =
+constexpr const char* kTokenizeFooter =
     "Examples:\n"
     "  millrace tokenize model.gguf \"Hello, world\"          # 1 9906 11 1917\n"
     "  millrace tokenize model.gguf -f book.txt --count\n"
@@ -79,7 +79,7 @@ void add_tokenize(CommandLine& line) {
                "encode: add no bos/eos, and take \"<|...|>\" as letters; decode: leave special tokens out");
   command.flag("--count", options->count, "only the number of tokens (of bytes with --decode)");
   command.flag("--json", options->json, "an object with count, ids and tokens (or text)");
-  command.footer(kFooter);
+  command.footer(kTokenizeFooter);
   command.check([words, file] {
     if (!words.given() && !file.given()) throw UsageError("nothing to do: give TEXT or -f FILE");
   });

@@ -9,7 +9,7 @@
 #include "backend/reference/reference_backend.h"
 #include "backend/test_support.h"
 
-namespace millrace {
+namespace millrace::decode_shapes {
 namespace {
 
 using namespace testing_support;
@@ -355,4 +355,4 @@ TEST(SameBitsDecode, AndTheyAreTheRightOnes) {
 }
 
 }  // namespace
-}  // namespace millrace
+}  // namespace millrace::decode_shapes

@@ -4,6 +4,8 @@
 #include <array>
 #include <string_view>
 
+#include "chat/json_scanner.h"
+
 namespace millrace::chat {
 namespace {
 
@@ -38,8 +40,6 @@ bool is_recipient(std::string_view word, bool whole) {
   }
   return false;
 }
-
-bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
 }  // namespace
 

@@ -14,18 +14,18 @@ namespace {
 using test::Json;
 using test::Read;
 
-const std::vector<std::string> kTools = {"get_weather", "get_location"};
+const std::vector<std::string> kHarmonyTools = {"get_weather", "get_location"};
 
 class HarmonyParserTest : public testing::Test {
  protected:
-  Read read(const std::vector<int32_t>& tokens, const std::vector<std::string>& tools = kTools) {
+  Read read(const std::vector<int32_t>& tokens, const std::vector<std::string>& tools = kHarmonyTools) {
     HarmonyParser parser(find_harmony_tokens(codec_), tools);
     std::vector<Delta> deltas;
     for (const int32_t token : tokens) parser.token(token, codec_.plain_text(token), deltas);
     parser.finish("", deltas);
     return test::read_deltas(deltas);
   }
-  Read read(const std::string& text, const std::vector<std::string>& tools = kTools) {
+  Read read(const std::string& text, const std::vector<std::string>& tools = kHarmonyTools) {
     return read(codec_.encode(text, true), tools);
   }
   static Read content(const std::string& text) { return {.reasoning = "", .content = text, .calls = {}}; }
@@ -154,7 +154,7 @@ TEST_F(HarmonyParserTest, SeveralCalls) {
 }
 
 TEST_F(HarmonyParserTest, TextComesAsSoonAsItIsSure) {
-  HarmonyParser parser(find_harmony_tokens(codec_), kTools);
+  HarmonyParser parser(find_harmony_tokens(codec_), kHarmonyTools);
   std::vector<Delta> deltas;
   size_t expected = 0;
   for (const int32_t token : codec_.encode("<|channel|>final<|message|>", true)) {
@@ -216,7 +216,7 @@ TEST_F(HarmonyParserTest, NothingIsLostOfAnything) {
     ASSERT_EQ(static_cast<size_t>(std::count(all.begin(), all.end(), '*')), letters) << round << " " << got;
 
     // The same text in longer pieces.
-    HarmonyParser parser(find_harmony_tokens(codec_), kTools);
+    HarmonyParser parser(find_harmony_tokens(codec_), kHarmonyTools);
     std::vector<Delta> deltas;
     std::string held;
     for (const int32_t token : tokens) {

@@ -9,6 +9,8 @@
 
 namespace millrace::chat {
 
+inline bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
 class JsonScanner {
  public:
   enum class State {

@@ -10,7 +10,6 @@ constexpr std::string_view kArgs = "[ARGS]", kCallId = "[CALL_ID]";
 // More text than this before a call's name is known is no call.
 constexpr size_t kMaxHeld = 16384;
 
-bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 bool starts_with(std::string_view text, std::string_view head) { return text.substr(0, head.size()) == head; }
 // Can still become `whole`.
 bool is_start(std::string_view part, std::string_view whole) {
@@ -246,25 +245,25 @@ void TemplateParser::named_call(char c, std::vector<Delta>& out) {
 }
 
 void TemplateParser::call(char c, std::vector<Delta>& out) {
-  using Json = JsonScanner::State;
-  const Json state = scanner_.push(c);
+  using JsonState = JsonScanner::State;
+  const JsonState state = scanner_.push(c);
   if (!is_open_) {
     const bool known =
         std::find(answer_.tools.begin(), answer_.tools.end(), scanner_.name()) != answer_.tools.end();
     // Without a marker around it only the name tells a call from an answer in JSON.
     const bool refused =
         scanner_.has_name() && answer_.family == Family::kLlama3 && marker_.empty() && !known;
-    if (state == Json::kBad || refused || held_.size() > kMaxHeld) return not_a_call(out);
+    if (state == JsonState::kBad || refused || held_.size() > kMaxHeld) return not_a_call(out);
     if (scanner_.has_name()) open_call(scanner_.name(), out);
   }
   const std::string arguments = scanner_.take_arguments();
   has_arguments_ |= !arguments.empty();
   put(Delta::Kind::kToolArguments, arguments, out);
-  if (state == Json::kMore) return;
-  if (state == Json::kDone && !has_arguments_) put(Delta::Kind::kToolArguments, "{}", out);
+  if (state == JsonState::kMore) return;
+  if (state == JsonState::kDone && !has_arguments_) put(Delta::Kind::kToolArguments, "{}", out);
   state_ = State::kAfterCall;
   held_.clear();
-  if (state == Json::kBad) {  // too late to take it back: the rest is text
+  if (state == JsonState::kBad) {  // too late to take it back: the rest is text
     in_list_ = false;
     end_calls();
     read_again(std::string(1, c));

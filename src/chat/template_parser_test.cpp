@@ -13,7 +13,7 @@ namespace {
 
 using test::Read;
 
-const std::vector<std::string> kTools = {"get_weather", "f"};
+const std::vector<std::string> kTemplateTools = {"get_weather", "f"};
 
 Read read_in(const TemplateAnswer& answer, const std::vector<std::string>& pieces) {
   TemplateParser parser(answer);
@@ -29,7 +29,7 @@ Read read_in(const TemplateAnswer& answer, const std::vector<std::string>& piece
 
 // The answer whole, byte by byte, and in random pieces: it must not matter.
 Read read(Family family, const std::string& text, bool thinking = false,
-          const std::vector<std::string>& tools = kTools) {
+          const std::vector<std::string>& tools = kTemplateTools) {
   const TemplateAnswer answer = {.family = family, .tools = tools, .thinking = thinking};
   std::vector<std::string> bytes, parts;
   std::mt19937 random(static_cast<unsigned>(text.size()));
@@ -139,7 +139,7 @@ TEST(TemplateParser, HermesThatIsNone) {
 }
 
 TEST(TemplateParser, ArgumentsComeAsTheyAre) {
-  TemplateParser parser({.family = Family::kHermes, .tools = kTools});
+  TemplateParser parser({.family = Family::kHermes, .tools = kTemplateTools});
   std::vector<Delta> deltas;
   const auto push = [&](const std::string& text) {
     deltas.clear();
@@ -190,7 +190,7 @@ TEST(TemplateParser, MistralCalls) {
 
 TEST(TemplateParser, ControlTokensStandForTheirNames) {
   TemplateAnswer answer = {
-      .family = Family::kMistral, .tools = kTools, .names = {{9, "[TOOL_CALLS]"}, {10, "[ARGS]"}}};
+      .family = Family::kMistral, .tools = kTemplateTools, .names = {{9, "[TOOL_CALLS]"}, {10, "[ARGS]"}}};
   TemplateParser parser(answer);
   std::vector<Delta> deltas;
   parser.token(1, "Hm.", deltas);

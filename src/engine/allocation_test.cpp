@@ -33,7 +33,7 @@ void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 namespace millrace::test {
 namespace {
 
-EngineOptions small(const std::string& model) {
+EngineOptions counted_options(const std::string& model) {
   EngineOptions options;
   options.model = model;
   options.threads = 2;
@@ -44,7 +44,7 @@ EngineOptions small(const std::string& model) {
   return options;
 }
 
-Request ask(int32_t first, int32_t max_tokens) {
+Request ask_from(int32_t first, int32_t max_tokens) {
   Request r;
   for (int32_t i = 0; i < 20; ++i) r.tokens.push_back(3 + (first * 31 + i * 7) % 200);
   r.max_tokens = max_tokens;
@@ -56,12 +56,12 @@ Request ask(int32_t first, int32_t max_tokens) {
 TEST(Allocation, DecodingAllocatesNothing) {
   for (const std::string& model : {kWindowModel, kLlamaModel}) {
     for (const Speculation speculation : {Speculation::kOff, Speculation::kLookup}) {
-      EngineOptions options = small(model);
+      EngineOptions options = counted_options(model);
       options.speculation = speculation;
       options.threads = 1;  // a thread allocates its own buffers the first time it draws, whenever that is
       options.prefix_cache = false;
       Harness h(options);
-      for (int i = 0; i < 4; ++i) h.submit(ask(i, 200));
+      for (int i = 0; i < 4; ++i) h.submit(ask_from(i, 200));
       for (auto& answers : h.answers) {
         answers[0].tokens.reserve(400);
         answers[0].text.reserve(8000);
@@ -89,10 +89,10 @@ TEST(Allocation, DecodingAllocatesNothing) {
 // The n-th allocation of the engine's thread fails, for n from the first to the last there is. (Without the
 // prefix cache, whose index does not promise this.)
 TEST(Allocation, AFailureCostsOneRequest) {
-  const std::vector<Request> requests = {ask(1, 12), ask(2, 30), ask(3, 20)};
+  const std::vector<Request> requests = {ask_from(1, 12), ask_from(2, 30), ask_from(3, 20)};
   std::vector<std::vector<Answer>> want;
   for (const Request& r : requests) want.push_back(run_alone(kLlamaModel, r));
-  EngineOptions options = small(kLlamaModel);
+  EngineOptions options = counted_options(kLlamaModel);
   options.threads = 1;
   options.prefix_cache = false;
   int failed_requests = 0, runs = 0;

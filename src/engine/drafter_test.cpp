@@ -88,7 +88,7 @@ TEST(Speculation, KeepsTheDistributionOfTheModel) {
   }
 }
 
-Request ask(int32_t seed, float temperature) {
+Request ask_seeded(int32_t seed, float temperature) {
   Request r;
   for (int32_t i = 0; i < 12; ++i) r.tokens.push_back(3 + (seed * 17 + i * 5) % 200);
   r.max_tokens = 40;
@@ -120,7 +120,7 @@ DraftRun run_with_drafts_of(const std::string& draft_model) {
                                                 Runtime::open(kLlamaModel, RuntimeOptions())->config().vocab);
   Harness h(options, {}, std::move(drafter));
   std::vector<Request> requests;
-  for (int32_t i = 0; i < 6; ++i) requests.push_back(ask(i, i % 2 == 0 ? 0.0f : 0.9f));
+  for (int32_t i = 0; i < 6; ++i) requests.push_back(ask_seeded(i, i % 2 == 0 ? 0.0f : 0.9f));
   for (const Request& r : requests) h.submit(r);
   h.run();
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -9,7 +9,7 @@ namespace millrace::grammar {
 namespace {
 
 constexpr size_t kMaxDfaStates = 20'000;
-constexpr size_t kMaxWork = 5'000'000;          // places visited: some tenths of a second
+constexpr size_t kMaxDfaWork = 5'000'000;       // places visited: some tenths of a second
 constexpr size_t kMaxTableEntries = 4'000'000;  // states times classes: 16 MB
 
 void check_size(size_t states, size_t classes, const std::string& what) {
@@ -24,7 +24,7 @@ constexpr uint32_t kRead = 1, kEnded = 2;
 void close(const CharNfa& nfa, std::vector<uint32_t>& places, size_t& work, const std::string& what) {
   for (size_t i = 0; i < places.size(); ++i) {
     const uint32_t flags = places[i] & 3;
-    if (++work > kMaxWork)
+    if (++work > kMaxDfaWork)
       throw_error(ErrorCode::kUnsupported, "{}: repetitions in repetitions take too many steps", what);
     for (const CharNfa::Edge& edge : nfa.states[places[i] / 4]) {
       uint32_t to = edge.target * 4 + flags;

@@ -14,7 +14,7 @@ using Subset = std::vector<uint32_t>;
 
 // Steps over states and edges. Nested repetitions need a step for each pair of states: some tenths of a
 // second, then the rule is left as it is, and if even that takes so much it is refused.
-constexpr size_t kMaxWork = 10'000'000;
+constexpr size_t kMaxSubsetWork = 10'000'000;
 
 class Determinizer {
  public:
@@ -25,7 +25,7 @@ class Determinizer {
     const size_t budget = 4 * nfa_.states.size() + 2000;
     intern({nfa_.start});
     for (size_t i = 0; i < subsets_.size(); ++i) {
-      if (subsets_.size() > budget || work_ > kMaxWork) return without_empty_edges();
+      if (subsets_.size() > budget || work_ > kMaxSubsetWork) return without_empty_edges();
       const Subset subset = *subsets_[i];
       expand(subset, i);
     }
@@ -119,7 +119,7 @@ class Determinizer {
     for (size_t i = 0; i < order.size(); ++i) {
       Subset subset = {order[i]};
       close(subset);
-      if (work_ > kMaxWork)
+      if (work_ > kMaxSubsetWork)
         throw_error(ErrorCode::kUnsupported, "{}: repetitions in repetitions take too many steps", what_);
       RuleStates::One state;
       for (const uint32_t s : subset) {

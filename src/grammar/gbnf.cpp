@@ -12,7 +12,7 @@
 namespace millrace::grammar {
 namespace {
 
-constexpr int kMaxDepth = 100;                 // of groups in groups
+constexpr int kMaxGbnfDepth = 100;             // of groups in groups
 constexpr uint32_t kMaxRepeat = 100'000;       // the states it takes are limited too
 constexpr std::string_view kWhat = "grammar";  // names the input in messages
 
@@ -115,9 +115,9 @@ class GbnfParser {
   }
 
   ExprId parse_choice(int depth) {
-    if (depth > kMaxDepth)
+    if (depth > kMaxGbnfDepth)
       throw_error(ErrorCode::kUnsupported, "{}: line {}: more than {} groups in one another", kWhat,
-                  line(pos_), kMaxDepth);
+                  line(pos_), kMaxGbnfDepth);
     std::vector<ExprId> parts = {parse_sequence(depth)};
     while (take('|')) {
       skip_space();

@@ -9,7 +9,7 @@
 namespace millrace::grammar {
 namespace {
 
-constexpr int kMaxDepth = 100;            // of groups in groups
+constexpr int kMaxRegexDepth = 100;       // of groups in groups
 constexpr uint32_t kMaxRepeat = 100'000;  // the states it takes are limited too
 constexpr size_t kMaxNfaStates = 100'000;
 
@@ -100,7 +100,8 @@ class RegexParser {
   }
 
   void parse_choice(uint32_t from, uint32_t to, int depth) {
-    if (depth > kMaxDepth) refuse(pos_, fmt::format("more than {} groups in one another", kMaxDepth));
+    if (depth > kMaxRegexDepth)
+      refuse(pos_, fmt::format("more than {} groups in one another", kMaxRegexDepth));
     do {
       const uint32_t begin = add_state();
       empty_edge(from, begin);

@@ -9,7 +9,7 @@
 namespace millrace::grammar {
 namespace {
 
-constexpr size_t kMaxDepth = 512;  // of nesting in the text
+constexpr size_t kMaxSchemaDepth = 512;  // of nesting in the text
 constexpr size_t kMaxPointer = 4000;
 
 // Keywords that restrict and are not understood. All others that are not understood are notes, as JSON Schema
@@ -96,8 +96,8 @@ void check_depth(std::string_view text) {
     if (c == '"') in_string = true;
     if (c == '{' || c == '[') ++depth;
     if ((c == '}' || c == ']') && depth > 0) --depth;
-    if (depth > kMaxDepth)
-      throw_error(ErrorCode::kUnsupported, "schema: offset {}: nested more than {} deep", i, kMaxDepth);
+    if (depth > kMaxSchemaDepth)
+      throw_error(ErrorCode::kUnsupported, "schema: offset {}: nested more than {} deep", i, kMaxSchemaDepth);
   }
 }
 

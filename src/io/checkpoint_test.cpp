@@ -19,7 +19,7 @@ std::string weights(const std::string& tensor) {
   return safetensors_file(R"({")" + tensor + R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "w");
 }
 
-std::string error_of(const std::string& path) {
+std::string open_error(const std::string& path) {
   return message_of([&] { Checkpoint::open(path); });
 }
 
@@ -72,20 +72,20 @@ TEST(Checkpoint, AShardGivenDirectlyOpensAllShards) {
 
 TEST(Checkpoint, SaysWhatIsMissing) {
   const TempDir dir;
-  expect_contains(error_of(dir.path()), {dir.path() + ": config.json: found no such file"});
+  expect_contains(open_error(dir.path()), {dir.path() + ": config.json: found no such file"});
   dir.write("config.json", "{}");
-  expect_contains(error_of(dir.path()), {dir.path() + ": weights: found neither model.safetensors nor"});
-  expect_contains(error_of(dir.path() + "/absent"), {"/absent: cannot open: No such file or directory"});
+  expect_contains(open_error(dir.path()), {dir.path() + ": weights: found neither model.safetensors nor"});
+  expect_contains(open_error(dir.path() + "/absent"), {"/absent: cannot open: No such file or directory"});
 }
 
 TEST(Checkpoint, SaysWhatItFoundInstead) {
   const TempDir dir;
   expect_contains(
-      error_of(dir.write("a.bin", std::string("PK\3\4 and more of it", 20))),
+      open_error(dir.write("a.bin", std::string("PK\3\4 and more of it", 20))),
       {"a.bin: magic: found 'PK\\x03\\x04 and more of'", "expected a file that begins with 'GGUF'"});
-  expect_contains(error_of(dir.write("empty", "")), {"empty: magic: found an empty file"});
-  expect_contains(error_of(dir.write("short.gguf", "GG")), {"short.gguf: magic: found 'GG', expected"});
-  expect_contains(error_of("/dev/null"), {"/dev/null: found a device or a pipe, expected a regular file"});
+  expect_contains(open_error(dir.write("empty", "")), {"empty: magic: found an empty file"});
+  expect_contains(open_error(dir.write("short.gguf", "GG")), {"short.gguf: magic: found 'GG', expected"});
+  expect_contains(open_error("/dev/null"), {"/dev/null: found a device or a pipe, expected a regular file"});
 }
 
 TEST(Checkpoint, ConfigFilesMustBeObjects) {
@@ -93,7 +93,7 @@ TEST(Checkpoint, ConfigFilesMustBeObjects) {
   dir.write("model.safetensors", weights("t"));
   const auto with = [&](const char* name, const std::string& text) {
     dir.write(name, text);
-    const std::string message = error_of(dir.path());
+    const std::string message = open_error(dir.path());
     dir.write(name, "{}");
     return message;
   };

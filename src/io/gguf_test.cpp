@@ -23,7 +23,7 @@ using testing::TempDir;
 constexpr uint32_t kF32 = 0, kQ4_0 = 2;
 
 // Metadata of every kind, a [2, 3] F32 tensor at 0 and a [2, 32] Q4_0 tensor at 32.
-GgufBuilder example() {
+GgufBuilder gguf_example() {
   GgufBuilder file;
   file.string("general.architecture", "llama")
       .u32("llama.block_count", 7)
@@ -48,14 +48,14 @@ GgufBuilder example() {
   return file;
 }
 
-std::string error_of(const std::string& bytes) {
+std::string gguf_error(const std::string& bytes) {
   const Buffer buffer(bytes);
   return message_of([&] { Gguf::parse(buffer.bytes(), "x.gguf"); });
 }
-std::string error_of(GgufBuilder builder) { return error_of(builder.build()); }
+std::string gguf_error(GgufBuilder builder) { return gguf_error(builder.build()); }
 
 TEST(Gguf, ReadsEveryKindOfMetadata) {
-  const Buffer buffer(example().build());
+  const Buffer buffer(gguf_example().build());
   const Gguf gguf = Gguf::parse(buffer.bytes(), "x.gguf");
   EXPECT_EQ(gguf.path(), "x.gguf");
   EXPECT_EQ(gguf.metadata().size(), 17u);
@@ -79,7 +79,7 @@ TEST(Gguf, ReadsEveryKindOfMetadata) {
 }
 
 TEST(Gguf, TensorsLieInTheFileSlowestDimensionFirst) {
-  const Buffer buffer(example().build());
+  const Buffer buffer(gguf_example().build());
   const Gguf gguf = Gguf::parse(buffer.bytes(), "x.gguf");
   ASSERT_EQ(gguf.tensors().size(), 2u);
   const TensorView* b = gguf.find_tensor("b.weight");
@@ -98,7 +98,7 @@ TEST(Gguf, TensorsLieInTheFileSlowestDimensionFirst) {
 }
 
 TEST(Gguf, ReadsVersion2AndFilesWithoutTensors) {
-  GgufBuilder file = example();
+  GgufBuilder file = gguf_example();
   file.version = 2;
   const Buffer buffer(file.build());
   EXPECT_EQ(Gguf::parse(buffer.bytes(), "x").tensors().size(), 2u);
@@ -118,19 +118,19 @@ TEST(Gguf, HonoursTheAlignment) {
   EXPECT_EQ((gguf.find_tensor("b")->data - buffer.bytes().data()) % 64, 0);
   for (const uint32_t bad : {0u, 1u, 4u, 48u, 0x80000000u}) {
     expect_contains(
-        error_of(GgufBuilder().u32("general.alignment", bad)),
+        gguf_error(GgufBuilder().u32("general.alignment", bad)),
         {"x.gguf: metadata 'general.alignment': found " + std::to_string(bad), "expected a power of two"});
   }
-  expect_contains(error_of(GgufBuilder().string("general.alignment", "32")), {"expected uint32"});
+  expect_contains(gguf_error(GgufBuilder().string("general.alignment", "32")), {"expected uint32"});
 }
 
 // The heart of it: wherever the file is cut, the message names the file and a field at or before the cut.
 TEST(Gguf, CutAnywhereNamesTheField) {
-  GgufBuilder builder = example();
+  GgufBuilder builder = gguf_example();
   const std::string whole = builder.build();
   std::set<std::string> named;
   for (size_t cut = 0; cut < whole.size(); ++cut) {
-    const std::string message = error_of(whole.substr(0, cut));
+    const std::string message = gguf_error(whole.substr(0, cut));
     ASSERT_TRUE(message.starts_with("x.gguf: ")) << cut << ": " << message;
     const std::string field = message.substr(8, message.find(": found") - 8);
     named.insert(field);
@@ -152,52 +152,53 @@ TEST(Gguf, CutAnywhereNamesTheField) {
 }
 
 TEST(Gguf, RefusesOtherFilesAndVersions) {
-  expect_contains(error_of(std::string("")), {"x.gguf: magic: found an empty file"});
-  expect_contains(error_of(std::string("GGML\3\0\0\0", 8)), {"x.gguf: magic: found 'GGML', expected 'GGUF'"});
-  GgufBuilder file = example();
+  expect_contains(gguf_error(std::string("")), {"x.gguf: magic: found an empty file"});
+  expect_contains(gguf_error(std::string("GGML\3\0\0\0", 8)),
+                  {"x.gguf: magic: found 'GGML', expected 'GGUF'"});
+  GgufBuilder file = gguf_example();
   file.version = 1;
-  expect_contains(error_of(file), {"x.gguf: version: found 1, expected 2 or 3"});
+  expect_contains(gguf_error(file), {"x.gguf: version: found 1, expected 2 or 3"});
   file.version = 4;
-  expect_contains(error_of(file), {"version: found 4"});
+  expect_contains(gguf_error(file), {"version: found 4"});
   file.version = 0x03000000;
-  expect_contains(error_of(file), {"version: found 0x03000000", "big-endian"});
+  expect_contains(gguf_error(file), {"version: found 0x03000000", "big-endian"});
 }
 
 TEST(Gguf, RefusesCountsTheFileCannotHold) {
   for (const uint64_t count : {uint64_t{1000}, uint64_t{1} << 32, uint64_t{1} << 61, ~uint64_t{0}}) {
     const std::string found = "found " + std::to_string(count) + ", expected at most";
-    GgufBuilder file = example();
+    GgufBuilder file = gguf_example();
     file.tensor_count = count;
-    expect_contains(error_of(file), {"x.gguf: tensor count: " + found});
-    file = example();
+    expect_contains(gguf_error(file), {"x.gguf: tensor count: " + found});
+    file = gguf_example();
     file.metadata_count = count;
-    expect_contains(error_of(file), {"x.gguf: metadata count: " + found});
-    expect_contains(error_of(GgufBuilder().array("k", GgufType::kString, count, {gguf_string("")})),
+    expect_contains(gguf_error(file), {"x.gguf: metadata count: " + found});
+    expect_contains(gguf_error(GgufBuilder().array("k", GgufType::kString, count, {gguf_string("")})),
                     {"metadata 'k' array length: " + found});
-    expect_contains(error_of(GgufBuilder().array("k", GgufType::kInt64, count, {raw<int64_t>(0)})),
+    expect_contains(gguf_error(GgufBuilder().array("k", GgufType::kInt64, count, {raw<int64_t>(0)})),
                     {"metadata 'k' array length: " + found});
-    expect_contains(error_of(GgufBuilder().array("k", GgufType::kString, 1, {raw(count)})),
+    expect_contains(gguf_error(GgufBuilder().array("k", GgufType::kString, 1, {raw(count)})),
                     {"metadata 'k' element 0 length: " + found});
-    expect_contains(error_of(GgufBuilder().value("k", GgufType::kString, raw(count))),
+    expect_contains(gguf_error(GgufBuilder().value("k", GgufType::kString, raw(count))),
                     {"metadata 'k' length: " + found});
   }
 }
 
 TEST(Gguf, RefusesBadMetadata) {
-  expect_contains(error_of(GgufBuilder().value("k", static_cast<GgufType>(13), raw<uint64_t>(0))),
+  expect_contains(gguf_error(GgufBuilder().value("k", static_cast<GgufType>(13), raw<uint64_t>(0))),
                   {"metadata 'k' type: found 13, expected 0 to 12"});
-  expect_contains(error_of(GgufBuilder().value("k", GgufType::kBool, raw<uint8_t>(2))),
+  expect_contains(gguf_error(GgufBuilder().value("k", GgufType::kBool, raw<uint8_t>(2))),
                   {"metadata 'k': found 2, expected a bool"});
-  expect_contains(error_of(GgufBuilder().u32("k", 1).u32("k", 2)),
+  expect_contains(gguf_error(GgufBuilder().u32("k", 1).u32("k", 2)),
                   {"metadata 'k': found the key a second time"});
-  expect_contains(error_of(GgufBuilder().u32("", 1)), {"metadata 0 key: found an empty key"});
+  expect_contains(gguf_error(GgufBuilder().u32("", 1)), {"metadata 0 key: found an empty key"});
   expect_contains(
-      error_of(GgufBuilder().array("k", GgufType::kArray, 1, {raw<uint32_t>(0), raw<uint64_t>(0)})),
+      gguf_error(GgufBuilder().array("k", GgufType::kArray, 1, {raw<uint32_t>(0), raw<uint64_t>(0)})),
       {"metadata 'k' array type: found an array of arrays"});
-  expect_contains(error_of(GgufBuilder().array("k", GgufType::kUint64, 1, {raw(~uint64_t{0})})),
+  expect_contains(gguf_error(GgufBuilder().array("k", GgufType::kUint64, 1, {raw(~uint64_t{0})})),
                   {"metadata 'k' element 0: found 18446744073709551615, expected at most"});
   // A key with a line break in it still gives one line.
-  expect_contains(error_of(GgufBuilder().value("a\nb", GgufType::kBool, raw<uint8_t>(2))),
+  expect_contains(gguf_error(GgufBuilder().value("a\nb", GgufType::kBool, raw<uint8_t>(2))),
                   {"metadata 'a\\x0ab'"});
 }
 
@@ -205,7 +206,7 @@ TEST(Gguf, RefusesBadTensors) {
   const auto with = [](const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset) {
     GgufBuilder file;
     file.tensor("t", dims, type, offset).data(std::string(64, 'd'));
-    return error_of(file);
+    return gguf_error(file);
   };
   expect_contains(with({1, 1, 1, 1, 1}, kF32, 0), {"x.gguf: tensor 't' rank: found 5, expected at most 4"});
   expect_contains(with({4, 0}, kF32, 0), {"tensor 't' dimension 1: found 0, expected at least 1"});
@@ -232,21 +233,21 @@ TEST(Gguf, RefusesOverlappingAndRepeatedTensors) {
   const std::string data(128, 'd');
   GgufBuilder overlapping;
   overlapping.tensor("b", {8}, kF32, 32).tensor("a", {9}, kF32, 0).data(data);
-  expect_contains(error_of(overlapping),
+  expect_contains(gguf_error(overlapping),
                   {"x.gguf: tensor 'b' offset: found 32, inside tensor 'a', expected 36 or more"});
   GgufBuilder same;
   same.tensor("a", {8}, kF32, 0).tensor("b", {8}, kF32, 0).data(data);
-  expect_contains(error_of(same), {"offset: found 0, inside tensor"});
+  expect_contains(gguf_error(same), {"offset: found 0, inside tensor"});
   GgufBuilder twice;
   twice.tensor("a", {8}, kF32, 0).tensor("a", {8}, kF32, 32).data(data);
-  expect_contains(error_of(twice), {"tensor 'a': found the name a second time"});
+  expect_contains(gguf_error(twice), {"tensor 'a': found the name a second time"});
   GgufBuilder unnamed;
   unnamed.tensor("", {8}, kF32, 0).data(data);
-  expect_contains(error_of(unnamed), {"tensor 0 name: found an empty name"});
+  expect_contains(gguf_error(unnamed), {"tensor 0 name: found an empty name"});
 }
 
 TEST(Gguf, TypedAccessSaysWhatIsWrong) {
-  const Buffer buffer(example().build());
+  const Buffer buffer(gguf_example().build());
   const Gguf gguf = Gguf::parse(buffer.bytes(), "x.gguf");
   EXPECT_EQ(gguf.get_int("absent", 5), 5);
   EXPECT_EQ(gguf.get_string("absent", "f"), "f");

@@ -47,7 +47,7 @@ struct SafetensorsType {
   std::optional<DType> type;  // empty: sizes are checked, the tensor cannot be used
 };
 
-constexpr SafetensorsType kTypes[] = {
+constexpr SafetensorsType kSafetensorsTypes[] = {
     {"F32", 4, DType::kF32},
     {"F16", 2, DType::kF16},
     {"BF16", 2, DType::kBF16},
@@ -68,7 +68,7 @@ constexpr SafetensorsType kTypes[] = {
 };
 
 const SafetensorsType* find_type(std::string_view name) {
-  for (const SafetensorsType& type : kTypes) {
+  for (const SafetensorsType& type : kSafetensorsTypes) {
     if (type.name == name) return &type;
   }
   return nullptr;

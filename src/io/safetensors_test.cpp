@@ -18,17 +18,17 @@ using testing::raw;
 using testing::safetensors_file;
 using testing::TempDir;
 
-std::string error_of(const std::string& bytes) {
+std::string safetensors_error(const std::string& bytes) {
   const Buffer buffer(bytes);
   return message_of([&] { Safetensors::parse(buffer.bytes(), "x.safetensors"); });
 }
 
 // The header alone decides, with 64 bytes of data behind it.
 std::string header_error(const std::string& header) {
-  return error_of(safetensors_file(header, std::string(64, 'd')));
+  return safetensors_error(safetensors_file(header, std::string(64, 'd')));
 }
 
-std::string example() {
+std::string safetensors_example() {
   return safetensors_file(
       R"({"__metadata__":{"format":"pt"},"b":{"dtype":"BF16","shape":[2,3],"data_offsets":[24,36]},)"
       R"("a":{"dtype":"F32","shape":[1,2,3],"data_offsets":[0,24]},"s":{"shape":[],"data_offsets":[36,40],"dtype":"F32"},)"
@@ -37,7 +37,7 @@ std::string example() {
 }
 
 TEST(Safetensors, ReadsShapesTypesAndData) {
-  const Buffer buffer(example());
+  const Buffer buffer(safetensors_example());
   const Safetensors file = Safetensors::parse(buffer.bytes(), "x.safetensors");
   ASSERT_EQ(file.tensors().size(), 4u);
   EXPECT_EQ(file.tensors()[0].name, "a");  // in order of their bytes
@@ -57,7 +57,7 @@ TEST(Safetensors, ReadsShapesTypesAndData) {
 }
 
 TEST(Safetensors, AnUnsupportedTypeFailsOnlyWhenAskedFor) {
-  const Buffer buffer(example());
+  const Buffer buffer(safetensors_example());
   const Safetensors file = Safetensors::parse(buffer.bytes(), "x.safetensors");
   expect_contains(message_of([&] { file.find_tensor("n"); }),
                   {"x.safetensors: tensor 'n' dtype: found 'I64'", "not supported"});
@@ -82,9 +82,9 @@ TEST(Safetensors, CopiesWhatIsNotAligned) {
 }
 
 TEST(Safetensors, CutAnywhereIsAnError) {
-  const std::string whole = example();
+  const std::string whole = safetensors_example();
   for (size_t cut = 0; cut < whole.size(); ++cut) {
-    const std::string message = error_of(whole.substr(0, cut));
+    const std::string message = safetensors_error(whole.substr(0, cut));
     EXPECT_TRUE(message.starts_with(cut < whole.size() - 48 ? "x.safetensors: header length: found"
                                                             : "x.safetensors: tensor '"))
         << cut << ": " << message;
@@ -93,7 +93,7 @@ TEST(Safetensors, CutAnywhereIsAnError) {
 
 // The header cut with its length corrected: the JSON itself is incomplete.
 TEST(Safetensors, CutHeaderIsAnError) {
-  const std::string header = example().substr(8, example().size() - 8 - 48);
+  const std::string header = safetensors_example().substr(8, safetensors_example().size() - 8 - 48);
   for (size_t cut = 2; cut < header.size(); ++cut) {
     EXPECT_TRUE(
         header_error(header.substr(0, cut)).starts_with("x.safetensors: header: found what is not JSON"))
@@ -103,7 +103,7 @@ TEST(Safetensors, CutHeaderIsAnError) {
 
 TEST(Safetensors, RefusesABadHeaderLength) {
   for (const uint64_t length : {uint64_t{0}, uint64_t{1}, uint64_t{57}, uint64_t{1} << 40, ~uint64_t{0}}) {
-    expect_contains(error_of(raw(length) + std::string(56, ' ')),
+    expect_contains(safetensors_error(raw(length) + std::string(56, ' ')),
                     {"x.safetensors: header length: found " + std::to_string(length) + ", expected 2 to 56"});
   }
 }

@@ -223,9 +223,6 @@ class Driver {
   std::vector<std::vector<int32_t>> history_;
 };
 
-GroupOptions full(int32_t blocks) { return {0, blocks, kTestBlockBytes}; }
-GroupOptions window(int32_t window, int32_t blocks) { return {window, blocks, kTestBlockBytes}; }
-
 class CacheProperty : public testing::TestWithParam<Setup> {};
 
 TEST_P(CacheProperty, HoldsTheRightBytesAndLosesNoBlock) {

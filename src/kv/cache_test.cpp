@@ -28,15 +28,6 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 namespace millrace::kv {
 namespace {
 
-GroupOptions full(int32_t blocks) { return {0, blocks, kTestBlockBytes}; }
-GroupOptions window(int32_t window, int32_t blocks) { return {window, blocks, kTestBlockBytes}; }
-
-std::vector<int32_t> counting(int32_t from, int32_t count) {
-  std::vector<int32_t> tokens(static_cast<size_t>(count));
-  for (int32_t i = 0; i < count; ++i) tokens[i] = from + i;
-  return tokens;
-}
-
 // A cache with its store, and streams run through it.
 struct Rig {
   explicit Rig(std::vector<GroupOptions> groups_in, CacheOptions options_in = {})

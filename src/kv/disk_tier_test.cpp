@@ -74,12 +74,6 @@ class Log {
   std::vector<std::string> lines_;
 };
 
-std::vector<int32_t> counting(int32_t from, int32_t count) {
-  std::vector<int32_t> tokens(static_cast<size_t>(count));
-  for (int32_t i = 0; i < count; ++i) tokens[i] = from + i;
-  return tokens;
-}
-
 class DiskTest : public testing::Test {
  protected:
   CacheOptions options() {

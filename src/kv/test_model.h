@@ -19,6 +19,15 @@ namespace millrace::kv {
 
 inline constexpr size_t kTestBlockBytes = kBlockTokens * sizeof(uint64_t);
 
+inline GroupOptions full(int32_t blocks) { return {0, blocks, kTestBlockBytes}; }
+inline GroupOptions window(int32_t window, int32_t blocks) { return {window, blocks, kTestBlockBytes}; }
+
+inline std::vector<int32_t> counting(int32_t from, int32_t count) {
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  for (int32_t i = 0; i < count; ++i) tokens[i] = from + i;
+  return tokens;
+}
+
 class TestStore final : public BlockStore {
  public:
   explicit TestStore(const std::vector<GroupOptions>& groups) {
