@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "base/paging.h"
+#include "base/topology.h"
 #include "tensor/tensor_view.h"
 
 namespace millrace {
@@ -201,7 +202,8 @@ class Executor {
 // ---------------------------------------------------------------- device
 
 struct BackendOptions {
-  int threads = 0;  // 0: one per core this process may use
+  int threads = 0;         // 0: one per core this process may use
+  Topology topology = {};  // empty: this machine's
 };
 
 class Backend {

@@ -247,6 +247,11 @@ TEST(SameBits, HoweverManyThreads) {
     expect_same_bits(run(*backend), want, std::to_string(threads) + " threads");
     if (HasFatalFailure()) return;
   }
+  // Made-up memory nodes, of which this machine has perhaps one.
+  const auto nodes = make_cpu_backend({5, {{0, {0}}, {1, {1000, 1001, 1002, 1003}}}});
+  EXPECT_NE(nodes->description().find("5 threads on 2 memory nodes"), std::string::npos)
+      << nodes->description();
+  expect_same_bits(run(*nodes), want, "two memory nodes");
 }
 
 TEST(SameBits, OnEveryInstructionSet) {

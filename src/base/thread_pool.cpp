@@ -3,9 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cmath>
-#include <fstream>
-#include <string>
 #include <utility>
 
 namespace millrace {
@@ -28,75 +25,37 @@ inline void relax() {
 
 }  // namespace
 
-namespace {
+ThreadPool::ThreadPool(int threads) : ThreadPool(threads, machine_topology()) {}
 
-// "max 100000" or "150000 100000" of version 2; 0 when there is none.
-double quota_v2(const std::string& folder) {
-  std::ifstream file(folder + "/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
-  return std::strtod(quota.c_str(), nullptr) / period;
-}
-
-double quota_v1(const std::string& folder) {
-  std::ifstream quota_file(folder + "/cpu.cfs_quota_us"), period_file(folder + "/cpu.cfs_period_us");
-  double quota = 0, period = 0;
-  if (!(quota_file >> quota) || !(period_file >> period) || quota <= 0 || period <= 0) return 0;
-  return quota / period;
-}
-
-// The tightest quota of a group and those above it: `path` below `root`, then its parents.
-template <class Quota>
-double tightest(const std::string& root, std::string path, Quota quota_of) {
-  double tight = 0;
-  for (;;) {
-    const double quota = quota_of(root + path);
-    if (quota > 0 && (tight == 0 || quota < tight)) tight = quota;
-    if (path.empty()) return tight;
-    path.erase(path.rfind('/'));
-  }
-}
-
-}  // namespace
-
-double cgroup_cpus(const std::string& proc_cgroup, const std::string& root) {
-  std::ifstream groups(proc_cgroup);
-  double tight = 0;
-  const auto note = [&](double quota) {
-    if (quota > 0 && (tight == 0 || quota < tight)) tight = quota;
-  };
-  // "0::/a/b" in version 2, "4:cpu,cpuacct:/a/b" in version 1.
-  for (std::string line; std::getline(groups, line);) {
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    std::string path = line.substr(second + 1);
-    if (path.empty() || path[0] != '/' || path.find("..") != std::string::npos) path.clear();
-    while (!path.empty() && path.back() == '/') path.pop_back();
-    if (controllers == ",,") note(tightest(root, path, quota_v2));
-    if (controllers.find(",cpu,") != std::string::npos) {
-      note(tightest(root + "/cpu", path, quota_v1));
-      note(tightest(root + "/cpu,cpuacct", path, quota_v1));
+ThreadPool::ThreadPool(int threads, const Topology& topology)
+    : size_(threads > 0 ? threads : available_cpus()), node_of_cpu_(CPU_SETSIZE, 0) {
+  // Threads are dealt to nodes in the ratio of their CPUs; a node without a thread has no share of a loop.
+  int64_t cpus = 0, dealt = 0;
+  for (const MemoryNode& node : topology) cpus += static_cast<int64_t>(node.cpus.size());
+  int64_t seen = 0;
+  std::vector<const MemoryNode*> home;  // of each thread
+  for (const MemoryNode& node : topology) {
+    seen += static_cast<int64_t>(node.cpus.size());
+    const int64_t until = cpus == 0 ? size_ : (seen * size_ + cpus / 2) / cpus;
+    if (until == dealt) continue;
+    for (const int cpu : node.cpus) node_of_cpu_[cpu] = num_nodes_;
+    for (; dealt < until; ++dealt) {
+      home.push_back(&node);
+      node_of_thread_.push_back(num_nodes_);
     }
+    threads_until_.push_back(until);
+    ++num_nodes_;
   }
-  note(quota_v2(root));  // inside a container the own group is mounted as the root
-  return tight;
-}
-
-int available_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  int cpus = 1;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = std::max(1, CPU_COUNT(&set));
-  const double quota = cgroup_cpus("/proc/self/cgroup", "/sys/fs/cgroup");
-  if (quota > 0) cpus = std::min(cpus, std::max(1, static_cast<int>(std::ceil(quota))));
-  return cpus;
-}
-
-ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : available_cpus()) {
+  shares_ = std::make_unique<Share[]>(num_nodes_);
   workers_.reserve(size_ - 1);
-  for (int t = 1; t < size_; ++t) workers_.emplace_back([this, t] { worker(t); });
+  for (int t = 1; t < size_; ++t) {
+    workers_.emplace_back([this, t, cpus = num_nodes_ > 1 ? home[t]->cpus : std::vector<int>()] {
+      // To its node and not to one CPU: which of them is free is the system's to know. Where it refuses, the
+      // thread is only sometimes far from its share.
+      if (!cpus.empty()) (void)run_on(cpus);
+      worker(t);
+    });
+  }
 }
 
 ThreadPool::~ThreadPool() {
@@ -108,15 +67,23 @@ ThreadPool::~ThreadPool() {
   for (std::thread& w : workers_) w.join();
 }
 
+// The share of the own node first, then what the others have not got to.
 void ThreadPool::take_chunks(int thread) {
+  // The caller's thread is not ours to bind: it helps the node on which it happens to be.
+  const int cpu = thread == 0 && num_nodes_ > 1 ? sched_getcpu() : -1;
+  const int home = cpu < 0 ? node_of_thread_[thread] : node_of_cpu_[cpu];
   try {
-    for (;;) {
-      const int64_t begin = next_.fetch_add(chunk_, std::memory_order_relaxed);
-      if (begin >= count_) return;
-      call_(body_, begin, std::min(begin + chunk_, count_), thread);
+    for (int k = 0; k < num_nodes_; ++k) {
+      Share& share = shares_[(home + k) % num_nodes_];
+      for (;;) {
+        const int64_t begin = share.next.fetch_add(chunk_, std::memory_order_relaxed);
+        if (begin >= share.end) break;
+        call_(body_, begin, std::min(begin + chunk_, share.end), thread);
+      }
     }
   } catch (...) {
-    next_.store(count_, std::memory_order_relaxed);  // the others stop at their next chunk
+    // The others stop at their next chunk.
+    for (int k = 0; k < num_nodes_; ++k) shares_[k].next.store(shares_[k].end, std::memory_order_relaxed);
     std::lock_guard lock(mutex_);
     if (!failure_) failure_ = std::current_exception();
   }
@@ -125,9 +92,17 @@ void ThreadPool::take_chunks(int thread) {
 void ThreadPool::run(int64_t count, int64_t chunk, Call call, void* body) {
   call_ = call;
   body_ = body;
-  count_ = count;
   chunk_ = std::max<int64_t>(1, chunk);
-  next_.store(0, std::memory_order_relaxed);
+  // Node k has the same part of every loop, whatever its length: rows of a weight stay with the node that
+  // touched them first.
+  const int64_t chunks = (count + chunk_ - 1) / chunk_;
+  int64_t begin = 0;
+  for (int k = 0; k < num_nodes_; ++k) {
+    const int64_t end = k + 1 == num_nodes_ ? count : chunks * threads_until_[k] / size_ * chunk_;
+    shares_[k].next.store(begin, std::memory_order_relaxed);
+    shares_[k].end = end;
+    begin = end;
+  }
   // The loop's fields are published by this release to the acquire of a worker that joins. The order of this
   // store and the load of sleepers_ against a worker's increment and last look (both seq_cst) is what loses
   // no wake-up.

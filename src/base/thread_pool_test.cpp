@@ -4,12 +4,12 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 namespace millrace {
@@ -97,51 +97,79 @@ TEST(ThreadPool, IdlePoolUsesNoCpu) {
   EXPECT_LT(cpu_time() - before, 0.05);
 }
 
-TEST(ThreadPool, KnowsItsCpus) { EXPECT_GE(available_cpus(), 1); }
+// Two made-up nodes of CPUs that this machine may not have: two threads each.
+const Topology kTwoNodes = {{0, {0, 1}}, {1, {1000, 1001}}};
 
-// A made-up /sys/fs/cgroup.
-class CgroupTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    root_ = std::filesystem::temp_directory_path() / ("millrace_cgroup_" + std::to_string(::getpid()));
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directories(root_);
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-  void write(const std::string& name, const std::string& text) {
-    std::filesystem::create_directories((root_ / name).parent_path());
-    std::ofstream(root_ / name) << text;
-  }
-  double cpus() { return cgroup_cpus((root_ / "groups").string(), root_.string()); }
-  std::filesystem::path root_;
-};
-
-TEST_F(CgroupTest, NoLimit) {
-  EXPECT_EQ(cpus(), 0);  // nothing mounted
-  write("groups", "0::/a/b\n");
-  write("a/b/cpu.max", "max 100000\n");
-  EXPECT_EQ(cpus(), 0);
-  write("groups", "nonsense\n4:cpu\n0::../../etc\n");
-  EXPECT_EQ(cpus(), 0);
+TEST(ThreadPool, DealsThreadsToNodes) {
+  EXPECT_EQ(ThreadPool(4, kTwoNodes).nodes(), 2);
+  EXPECT_EQ(ThreadPool(1, kTwoNodes).nodes(), 1);
+  EXPECT_EQ(ThreadPool(3, Topology{{0, {0}}, {3, {1}}, {7, {2}}}).nodes(), 3);
+  EXPECT_EQ(ThreadPool(2, Topology{{0, {}}}).nodes(), 1);
 }
 
-TEST_F(CgroupTest, VersionTwoTakesTheTightestLevel) {
-  write("groups", "0::/a/b\n");
-  write("a/b/cpu.max", "400000 100000\n");
-  EXPECT_EQ(cpus(), 4);
-  write("a/cpu.max", "150000 100000\n");
-  EXPECT_EQ(cpus(), 1.5);
-  write("cpu.max", "50000 100000\n");
-  EXPECT_EQ(cpus(), 0.5);
+TEST(ThreadPool, CoversEveryIndexOnceOnSeveralNodes) {
+  for (int threads : {2, 3, 5, 8}) {
+    ThreadPool pool(threads, {{0, {0}}, {1, {1, 2, 3}}, {2, {4, 5}}});
+    for (int64_t count : {2, 7, 100, 1000}) {
+      for (int64_t chunk : {1, 3, 64}) {
+        std::vector<std::atomic<int>> hits(static_cast<size_t>(count));
+        pool.parallel_for(count, chunk, [&](int64_t begin, int64_t end, int) {
+          if (count > chunk) {
+            EXPECT_EQ(begin % chunk, 0);
+          }
+          for (int64_t i = begin; i < end; ++i) ++hits[i];
+        });
+        for (const auto& hit : hits) ASSERT_EQ(hit.load(), 1);
+      }
+    }
+  }
 }
 
-TEST_F(CgroupTest, VersionOne) {
-  write("groups", "5:memory:/a\n4:cpu,cpuacct:/docker/x\n1:name=systemd:/\n");
-  write("cpu,cpuacct/docker/x/cpu.cfs_quota_us", "300000\n");
-  write("cpu,cpuacct/docker/x/cpu.cfs_period_us", "100000\n");
-  EXPECT_EQ(cpus(), 3);
-  write("cpu,cpuacct/docker/x/cpu.cfs_quota_us", "-1\n");
-  EXPECT_EQ(cpus(), 0);
+// Workers of the second node (threads 2 and 3) begin in the second half, every time; who is done helps the
+// others.
+TEST(ThreadPool, EachNodeBeginsWithItsPart) {
+  ThreadPool pool(4, kTwoNodes);
+  int own = 0, loops = 0;
+  for (int loop = 0; loop < 200; ++loop) {
+    std::array<std::atomic<int64_t>, 4> first{-1, -1, -1, -1};
+    pool.parallel_for(40, 1, [&](int64_t begin, int64_t, int thread) {
+      int64_t none = -1;
+      first[thread].compare_exchange_strong(none, begin);
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    });
+    for (int thread : {2, 3}) {
+      if (first[thread] < 0) continue;
+      ++loops;
+      own += first[thread] >= 20;
+    }
+  }
+  EXPECT_GT(loops, 0);
+  EXPECT_GT(own, loops * 3 / 4);  // a worker that comes when its part is done begins elsewhere
+}
+
+// A node whose threads hang in their first chunk does not keep the rest of its part from being done.
+TEST(ThreadPool, OthersFinishTheWorkOfASlowNode) {
+  ThreadPool pool(4, kTwoNodes);
+  std::array<std::atomic<int>, 4> done{};
+  pool.parallel_for(400, 1, [&](int64_t, int64_t, int thread) {
+    ++done[thread];
+    std::this_thread::sleep_for(thread >= 2 ? std::chrono::milliseconds(60) : std::chrono::microseconds(50));
+  });
+  EXPECT_EQ(done[0] + done[1] + done[2] + done[3], 400);
+  EXPECT_GT(done[0] + done[1], 250);  // their own 200 and most of the others'
+}
+
+// A neighbour that takes most of one core away costs its share of the work, not half the speed: the thread
+// there does little, the other the rest.
+TEST(ThreadPool, AStolenCoreTakesFewChunks) {
+  ThreadPool pool(2);
+  std::array<std::atomic<int>, 2> done{};
+  pool.parallel_for(200, 1, [&](int64_t, int64_t, int thread) {
+    ++done[thread];
+    std::this_thread::sleep_for(thread == 1 ? std::chrono::milliseconds(20) : std::chrono::microseconds(200));
+  });
+  EXPECT_EQ(done[0] + done[1], 200);
+  EXPECT_LT(done[1], 60);
 }
 
 }  // namespace

@@ -18,11 +18,13 @@ constexpr int kMaxThreads = 1024;
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const BackendOptions& options, const cpu::KernelTable& kernels)
-      : kernels_(kernels), pool_(options.threads) {}
+      : kernels_(kernels),
+        pool_(options.threads, options.topology.empty() ? machine_topology() : options.topology) {}
 
   std::string_view name() const override { return "cpu"; }
   std::string description() const override {
-    return fmt::format("cpu, {}, {} thread{}", kernels_.name, threads(), threads() == 1 ? "" : "s");
+    const std::string nodes = pool_.nodes() > 1 ? fmt::format(" on {} memory nodes", pool_.nodes()) : "";
+    return fmt::format("cpu, {}, {} thread{}{}", kernels_.name, threads(), threads() == 1 ? "" : "s", nodes);
   }
   std::string_view isa() const override { return kernels_.name; }
   int threads() const override { return pool_.size(); }
@@ -36,7 +38,13 @@ class CpuBackend final : public Backend {
     return cpu::held_bytes(view, use);
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
-    read_ahead_.ask(view.data, static_cast<size_t>(view.rows() * view.row_stride_bytes));
+    if (pool_.nodes() > 1 && use == WeightUse::kMatrix) {
+      const int64_t matrices = view.rank == 3 ? std::max<int64_t>(1, view.shape[0]) : 1;
+      read_ahead_.read_by_node(reinterpret_cast<const uint8_t*>(view.data), matrices, view.rows() / matrices,
+                               view.row_stride_bytes, pool_);
+    } else {
+      read_ahead_.ask(view.data, static_cast<size_t>(view.rows() * view.row_stride_bytes));
+    }
     return cpu::load(view, use);
   }
 

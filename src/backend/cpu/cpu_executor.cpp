@@ -81,6 +81,11 @@ Rows CpuExecutor::quantized(const float* values, int64_t rows, int64_t cols, Act
 }
 
 void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x, int64_t rows) {
+  if (pool_.nodes() > 1 && products.size() > 1) {
+    // A loop each: only so has every memory node the same part of every matrix.
+    for (const Product& product : products) multiply_all({&product, 1}, x, rows);
+    return;
+  }
   int64_t total = 0;
   for (const Product& p : products) total += p.op->weight->rows;
   const int64_t per_task = plain_rows_per_task(total, pool_.size());

@@ -90,13 +90,23 @@ void CpuExecutor::experts_add(const Experts& op) {
   ActivationBlock* inner_blocks = down.int8_activations() ? work_->inner_blocks : nullptr;
   const int32_t* start = work_->expert_start;
 
+  // Task -> expert and part of its rows. The fattest expert comes first; on several memory nodes every
+  // expert's first rows do, because a node has the first part of a loop and of the rows.
+  struct Task {
+    int32_t expert;
+    int64_t part;
+  };
+  const auto task_of = [&](int64_t task, int64_t parts) {
+    return pool_.nodes() > 1 ? Task{work_->active[task % num_active_], task / num_active_}
+                             : Task{work_->active[task / parts], task % parts};
+  };
+
   const int64_t inner_per_task = rows_per_task(2 * inner_cols * num_active_, pool_.size());
   const int64_t inner_tasks = tasks_for(inner_cols, inner_per_task);
   pool_.parallel_for(num_active_ * inner_tasks, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t task = begin; task < end; ++task) {
-      const int32_t expert = work_->active[task / inner_tasks];
-      const int64_t at = start[expert], num_m = start[expert + 1] - at;
-      const int64_t first = task % inner_tasks * inner_per_task;
+      const auto [expert, part] = task_of(task, inner_tasks);
+      const int64_t at = start[expert], num_m = start[expert + 1] - at, first = part * inner_per_task;
       const Rows x{work_->normed, work_->blocks, spec_.hidden, work_->sorted_token + at};
       gate_up({&op.gate, &op.up, &op}, expert, first, std::min(inner_per_task, inner_cols - first), x, num_m,
               work_->inner + at * inner_cols,
@@ -108,10 +118,9 @@ void CpuExecutor::experts_add(const Experts& op) {
   const int64_t out_tasks = tasks_for(down.rows, out_per_task);
   pool_.parallel_for(num_active_ * out_tasks, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t task = begin; task < end; ++task) {
-      const int32_t expert = work_->active[task / out_tasks];
-      const int64_t at = start[expert], num_m = start[expert + 1] - at;
-      const int64_t first = task % out_tasks * out_per_task,
-                    count = std::min(out_per_task, down.rows - first);
+      const auto [expert, part] = task_of(task, out_tasks);
+      const int64_t at = start[expert], num_m = start[expert + 1] - at, first = part * out_per_task;
+      const int64_t count = std::min(out_per_task, down.rows - first);
       const Rows x{work_->inner, inner_blocks, inner_cols, nullptr};
       multiply(kernels_, down, expert, first, count, x.from(at), num_m,
                work_->expert_out + at * down.rows + first, down.rows, work_->threads[thread].decoded);

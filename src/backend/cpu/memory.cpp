@@ -28,9 +28,28 @@ ReadAhead::ReadAhead() : room_(0) {
   if (sysinfo(&memory) == 0) room_ = static_cast<size_t>(memory.totalram) * memory.mem_unit / 10 * 8;
 }
 
-void ReadAhead::ask(const void* data, size_t bytes) {
-  if (data == nullptr || bytes == 0 || bytes > room_) return;
+bool ReadAhead::take_room(size_t bytes) {
+  if (bytes > room_) return false;
   room_ -= bytes;
+  return true;
+}
+
+void ReadAhead::read_by_node(const uint8_t* data, int64_t matrices, int64_t rows, int64_t stride,
+                             ThreadPool& pool) {
+  if (data == nullptr || !take_room(static_cast<size_t>(matrices * rows * stride))) return;
+  constexpr int64_t kStep = 4096, kRows = 16;
+  pool.parallel_for(rows, kRows, [&](int64_t begin, int64_t end, int) {
+    for (int64_t matrix = 0; matrix < matrices; ++matrix) {
+      const uint8_t* first = data + (matrix * rows + begin) * stride;
+      for (int64_t at = 0; at < (end - begin) * stride; at += kStep) {
+        (void)*static_cast<const volatile uint8_t*>(first + at);
+      }
+    }
+  });
+}
+
+void ReadAhead::ask(const void* data, size_t bytes) {
+  if (data == nullptr || bytes == 0 || !take_room(bytes)) return;
   // Whole pages around the tensor. A wish: memory that is no file says EINVAL or does nothing.
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t first = reinterpret_cast<uintptr_t>(data) / page * page;

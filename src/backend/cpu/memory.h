@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/thread_pool.h"
+
 namespace millrace::cpu {
 
 class Pages {
@@ -31,8 +33,12 @@ class ReadAhead {
  public:
   ReadAhead();
   void ask(const void* data, size_t bytes);
+  // On several memory nodes: reads `matrices` of rows x stride bytes now, each part of their rows by a thread
+  // of the node that will multiply it, because a page of a file lies on the node that read it first.
+  void read_by_node(const uint8_t* data, int64_t matrices, int64_t rows, int64_t stride, ThreadPool& pool);
 
  private:
+  bool take_room(size_t bytes);
   size_t room_;  // bytes
 };
 

@@ -1,0 +1,141 @@
+#include "base/topology.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <system_error>
+
+namespace millrace {
+
+std::vector<int> parse_cpu_list(std::string_view text) {
+  std::vector<int> cpus;
+  const char *at = text.data(), *end = at + text.size();
+  while (at < end) {
+    int first = 0;
+    auto [after, error] = std::from_chars(at, end, first);
+    if (error != std::errc()) break;
+    int last = first;
+    if (after < end && *after == '-') {
+      const auto range = std::from_chars(after + 1, end, last);
+      if (range.ec != std::errc()) break;
+      after = range.ptr;
+    }
+    if (first < 0 || last >= CPU_SETSIZE) break;
+    for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
+    if (after == end || *after != ',') break;
+    at = after + 1;
+  }
+  return cpus;
+}
+
+Topology read_topology(const std::string& root, const std::vector<int>& allowed) {
+  std::map<int, std::vector<int>> nodes;  // by number: a folder is listed in any order
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(root, none)) {
+    const std::string name = entry.path().filename().string();
+    int id = 0;
+    if (name.rfind("node", 0) != 0) continue;
+    const auto [after, error] = std::from_chars(name.data() + 4, name.data() + name.size(), id);
+    if (error != std::errc() || after != name.data() + name.size()) continue;
+    std::ifstream file(entry.path() / "cpulist");
+    std::string list;
+    std::getline(file, list);
+    for (const int cpu : parse_cpu_list(list)) {
+      if (std::find(allowed.begin(), allowed.end(), cpu) != allowed.end()) nodes[id].push_back(cpu);
+    }
+  }
+  Topology topology;
+  for (auto& [id, cpus] : nodes) topology.push_back({id, std::move(cpus)});
+  if (topology.empty()) topology.push_back({0, allowed});
+  return topology;
+}
+
+Topology machine_topology() { return read_topology("/sys/devices/system/node", allowed_cpus()); }
+
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+bool run_on(const std::vector<int>& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  return sched_setaffinity(0, sizeof set, &set) == 0;
+}
+
+namespace {
+
+// "max 100000" or "150000 100000" of version 2; 0 when there is none.
+double quota_v2(const std::string& folder) {
+  std::ifstream file(folder + "/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
+  return std::strtod(quota.c_str(), nullptr) / period;
+}
+
+double quota_v1(const std::string& folder) {
+  std::ifstream quota_file(folder + "/cpu.cfs_quota_us"), period_file(folder + "/cpu.cfs_period_us");
+  double quota = 0, period = 0;
+  if (!(quota_file >> quota) || !(period_file >> period) || quota <= 0 || period <= 0) return 0;
+  return quota / period;
+}
+
+// The tightest quota of a group and those above it: `path` below `root`, then its parents.
+template <class Quota>
+double tightest(const std::string& root, std::string path, Quota quota_of) {
+  double tight = 0;
+  for (;;) {
+    const double quota = quota_of(root + path);
+    if (quota > 0 && (tight == 0 || quota < tight)) tight = quota;
+    if (path.empty()) return tight;
+    path.erase(path.rfind('/'));
+  }
+}
+
+}  // namespace
+
+double cgroup_cpus(const std::string& proc_cgroup, const std::string& root) {
+  std::ifstream groups(proc_cgroup);
+  double tight = 0;
+  const auto note = [&](double quota) {
+    if (quota > 0 && (tight == 0 || quota < tight)) tight = quota;
+  };
+  // "0::/a/b" in version 2, "4:cpu,cpuacct:/a/b" in version 1.
+  for (std::string line; std::getline(groups, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string path = line.substr(second + 1);
+    if (path.empty() || path[0] != '/' || path.find("..") != std::string::npos) path.clear();
+    while (!path.empty() && path.back() == '/') path.pop_back();
+    if (controllers == ",,") note(tightest(root, path, quota_v2));
+    if (controllers.find(",cpu,") != std::string::npos) {
+      note(tightest(root + "/cpu", path, quota_v1));
+      note(tightest(root + "/cpu,cpuacct", path, quota_v1));
+    }
+  }
+  note(quota_v2(root));  // inside a container the own group is mounted as the root
+  return tight;
+}
+
+int available_cpus() {
+  int cpus = std::max(1, static_cast<int>(allowed_cpus().size()));
+  const double quota = cgroup_cpus("/proc/self/cgroup", "/sys/fs/cgroup");
+  if (quota > 0) cpus = std::min(cpus, std::max(1, static_cast<int>(std::ceil(quota))));
+  return cpus;
+}
+
+}  // namespace millrace
