@@ -4,10 +4,8 @@
 // compared bit by bit.
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "backend/reference/reference_backend.h"
-#include "backend/test_support.h"
+#include "backend/step_runner.h"
 
 namespace millrace::decode_shapes {
 namespace {
@@ -17,7 +15,7 @@ using namespace testing_support;
 constexpr int32_t kHidden = 160, kHeads = 8, kKvHeads = 2, kHeadDim = 64, kVocab = 83, kExperts = 6,
                   kChosen = 4, kExpertFfn = 96, kWindow = 128, kMaxTokens = 96;
 
-ExecutorSpec decode_spec() {
+ExecutorSpec decode_spec(const Backend& backend) {
   ExecutorSpec spec;
   spec.max_tokens = spec.max_logit_rows = kMaxTokens;
   spec.max_context = 1100;
@@ -29,25 +27,14 @@ ExecutorSpec decode_spec() {
   spec.experts = kExperts;
   spec.experts_per_token = kChosen;
   spec.expert_ffn = kExpertFfn;
-  spec.kv_type = DType::kBF16;
+  spec.kv_type = backend.supports_kv_type(DType::kBF16) ? DType::kBF16 : DType::kF32;
   spec.kv_groups = {{kWindow, 1, 400}, {0, 1, 400}};
   spec.layers = {{0, 0}, {1, 0}};
   return spec;
 }
 
-struct DecodeModel {
-  std::map<std::string, OwnedTensor> tensors;
-  std::vector<float> inv_freq;
-
-  DecodeModel() {
-    std::mt19937 random(31);
-    const auto matrix = [&](const std::string& name, DType type, int64_t rows, int64_t cols,
-                            int64_t experts = 0) {
-      tensors[name] = random_tensor(random, type, rows, cols, experts, 0.08f);
-    };
-    const auto vector = [&](const std::string& name, int64_t size, float middle) {
-      tensors[name] = random_vector(random, size, middle, 0.1f);
-    };
+struct DecodeModel : RandomModel {
+  DecodeModel() : RandomModel(31, 0.08f, kHeadDim) {
     matrix("embedding", DType::kQ8_0, kVocab, kHidden);
     matrix("output", DType::kQ8_0, kVocab, kHidden);
     vector("norm", kHidden, 1.0f);
@@ -70,146 +57,68 @@ struct DecodeModel {
       vector(p + "gate_bias", kExperts * kExpertFfn, 0.0f);
       vector(p + "down_bias", kExperts * kHidden, 0.0f);
     }
-    for (int i = 0; i < kHeadDim / 2; ++i)
-      inv_freq.push_back(static_cast<float>(std::pow(1e4, -2.0 * i / kHeadDim)));
   }
 };
 
-class DecodeRunner {
+class DecodeRunner final : public StepRunner {
  public:
-  DecodeRunner(Backend& backend, const DecodeModel& model) : model_(model), spec_(decode_spec()) {
-    if (!backend.supports_kv_type(spec_.kv_type)) spec_.kv_type = DType::kF32;
-    for (const auto& [name, tensor] : model.tensors) {
-      const bool is_vector = tensor.view.shape[0] == 1 && tensor.view.rank == 2;
-      weights_[name] = backend.load_weight(tensor.view, is_vector             ? WeightUse::kVector
-                                                        : name == "embedding" ? WeightUse::kEmbedding
-                                                                              : WeightUse::kMatrix);
-    }
-    executor_ = backend.make_executor(spec_);
-  }
-
-  bool read_every_slot = false;  // after each operation: nothing is fused
-
-  struct Piece {
-    int sequence;
-    std::vector<int32_t> tokens;
-  };
-  void step(const std::vector<Piece>& pieces) {
-    std::vector<int32_t> tokens, rows;
-    std::vector<SequenceSlice> slices;
-    for (const Piece& piece : pieces) {
-      sequences_[piece.sequence].reserve(spec_, static_cast<int32_t>(piece.tokens.size()), next_);
-    }
-    for (const Piece& piece : pieces) {
-      const auto count = static_cast<int32_t>(piece.tokens.size());
-      slices.push_back(sequences_[piece.sequence].slice(static_cast<int32_t>(tokens.size()), count));
-      for (int32_t t : piece.tokens) {
-        rows.push_back(static_cast<int32_t>(tokens.size()));
-        tokens.push_back(t);
-      }
-    }
-    executor_->begin({tokens, slices, rows});
-    forward();
-    const std::span<const int32_t> greedy = executor_->greedy_tokens();
-    const std::span<const float> all = executor_->logits();
-    size_t at = 0;
-    for (const Piece& piece : pieces) {
-      const auto from = all.begin() + static_cast<int64_t>(at * kVocab);
-      std::vector<float>& to = logits_[piece.sequence];
-      to.insert(to.end(), from, from + static_cast<int64_t>(piece.tokens.size() * kVocab));
-      at += piece.tokens.size();
-      sequences_[piece.sequence].length += static_cast<int32_t>(piece.tokens.size());
-    }
-    for (size_t r = 0; r < greedy.size(); ++r) {
-      const auto row = all.subspan(r * kVocab, kVocab);
-      ASSERT_EQ(greedy[r], std::max_element(row.begin(), row.end()) - row.begin());
-    }
-  }
-  const std::vector<float>& logits(int sequence) { return logits_[sequence]; }
+  DecodeRunner(Backend& backend, const DecodeModel& model, bool read_every_slot = false)
+      : StepRunner(backend, model, decode_spec(backend)), read_every_slot_(read_every_slot) {}
 
  private:
-  const Weight* w(const std::string& name) { return weights_.at(name).get(); }
-  void pause(Slot slot) {
-    if (read_every_slot) executor_->read_slot(slot);
+  void pause(Executor& e, Slot slot) {
+    if (read_every_slot_) e.read_slot(slot);
   }
 
-  void forward() {
-    Executor& e = *executor_;
+  void forward(Executor& e) override {
     e.embed(*w("embedding"), 2.0f);
     for (int l = 0; l < 2; ++l) {
       const std::string p = std::to_string(l) + ".";
-      pause(Slot::kResidual);
+      pause(e, Slot::kResidual);
       e.norm_qkv(
           {{w(p + "norm1"), 1e-5f}, {w(p + "q"), w(p + "q_bias")}, {w(p + "k")}, {w(p + "v")}, {}, {}});
-      pause(Slot::kQuery);
+      pause(e, Slot::kQuery);
       e.rope_append_kv({l, model_.inv_freq, 1.1f, l == 1});
-      pause(Slot::kQuery);
+      pause(e, Slot::kQuery);
       e.attend({l, l == 0 ? kWindow : 0, 0.125f, w(p + "sinks")});
-      pause(Slot::kAttention);
+      pause(e, Slot::kAttention);
       e.project_add({w(p + "o"), w(p + "o_bias")});
-      pause(Slot::kResidual);
+      pause(e, Slot::kResidual);
       e.route({{w(p + "norm2"), 1e-5f}, {w(p + "router"), w(p + "router_bias")}, kChosen});
-      pause(Slot::kResidual);
+      pause(e, Slot::kResidual);
       e.experts_add({{w(p + "gate"), w(p + "gate_bias")},
                      {w(p + "up")},
                      {w(p + "down"), w(p + "down_bias")},
                      Experts::Activation::kClampedSwiglu});
-      pause(Slot::kResidual);
+      pause(e, Slot::kResidual);
     }
     e.norm_logits({{w("norm"), 1e-5f}, {w("output")}});
   }
 
-  const DecodeModel& model_;
-  ExecutorSpec spec_;
-  std::map<std::string, WeightPtr> weights_;
-  std::unique_ptr<Executor> executor_;
-  std::map<int, TestSequence> sequences_;
-  std::map<int, std::vector<float>> logits_;
-  std::array<int32_t, kMaxKvGroups> next_{};
+  bool read_every_slot_;  // after each operation: nothing is fused
 };
 
-std::vector<int32_t> some_prompt(int seed, int32_t length) {
-  std::mt19937 random(static_cast<uint32_t>(seed));
-  std::vector<int32_t> tokens;
-  for (int32_t i = 0; i < length; ++i) tokens.push_back(static_cast<int32_t>(random() % kVocab));
-  return tokens;
-}
-std::vector<int32_t> cut(const std::vector<int32_t>& tokens, size_t from, size_t count) {
-  from = std::min(from, tokens.size());
-  return {tokens.begin() + static_cast<int64_t>(from),
-          tokens.begin() + static_cast<int64_t>(std::min(tokens.size(), from + count))};
+std::vector<int32_t> prompt(int seed, int32_t length) { return random_prompt(seed, length, kVocab); }
+
+std::vector<float> alone(Backend& backend, const DecodeModel& model, const std::vector<int32_t>& tokens,
+                         size_t chunk, bool read_every_slot = false) {
+  return run_alone(DecodeRunner(backend, model, read_every_slot), tokens, chunk);
 }
 
-void expect_bits(const std::vector<float>& got, const std::vector<float>& want, const std::string& what) {
-  ASSERT_EQ(got.size(), want.size()) << what;
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_TRUE(std::isfinite(want[i])) << what << " position " << i / kVocab;
-    ASSERT_EQ(std::memcmp(&got[i], &want[i], sizeof(float)), 0)
-        << what << " position " << i / kVocab << " logit " << i % kVocab << ": " << got[i] << " and "
-        << want[i];
-  }
-}
-
-std::vector<float> run_alone(Backend& backend, const DecodeModel& model, const std::vector<int32_t>& tokens,
-                             size_t chunk, bool read_every_slot = false) {
-  DecodeRunner runner(backend, model);
-  runner.read_every_slot = read_every_slot;
-  for (size_t at = 0; at < tokens.size(); at += chunk) {
-    runner.step({{0, cut(tokens, at, chunk)}});
-    if (::testing::Test::HasFatalFailure()) break;
-  }
-  return runner.logits(0);
+void expect_same_bits(const std::vector<float>& got, const std::vector<float>& want,
+                      const std::string& what) {
+  testing_support::expect_same_bits(got, want, kVocab, what);
 }
 
 // Past two spans of 256 positions; chunks of 1 to 4 stream, larger ones do not.
 TEST(SameBitsDecode, HoweverThePromptIsCut) {
   const DecodeModel model;
-  const std::vector<int32_t> tokens = some_prompt(1, 600);
+  const std::vector<int32_t> tokens = prompt(1, 600);
   for (Device& device : all_devices(2)) {
-    const std::vector<float> one_by_one = run_alone(*device.backend, model, tokens, 1);
+    const std::vector<float> one_by_one = alone(*device.backend, model, tokens, 1);
     for (size_t chunk : {2, 3, 4, 5, 33, 96}) {
-      expect_bits(run_alone(*device.backend, model, tokens, chunk), one_by_one,
-                  device.label + " chunks of " + std::to_string(chunk));
+      expect_same_bits(alone(*device.backend, model, tokens, chunk), one_by_one,
+                       device.label + " chunks of " + std::to_string(chunk));
       if (HasFatalFailure()) return;
     }
   }
@@ -217,10 +126,10 @@ TEST(SameBitsDecode, HoweverThePromptIsCut) {
 
 TEST(SameBitsDecode, WhetherOrNotOperationsAreFused) {
   const DecodeModel model;
-  const std::vector<int32_t> tokens = some_prompt(2, 290);
+  const std::vector<int32_t> tokens = prompt(2, 290);
   for (Device& device : all_devices(2)) {
-    expect_bits(run_alone(*device.backend, model, tokens, 1, true),
-                run_alone(*device.backend, model, tokens, 1), device.label);
+    expect_same_bits(alone(*device.backend, model, tokens, 1, true), alone(*device.backend, model, tokens, 1),
+                     device.label);
     if (HasFatalFailure()) return;
   }
 }
@@ -229,7 +138,7 @@ TEST(SameBitsDecode, WhetherOrNotOperationsAreFused) {
 TEST(SameBitsDecode, WhateverElseIsInTheBatch) {
   const DecodeModel model;
   std::vector<std::vector<int32_t>> prompts;
-  for (int s = 0; s < 12; ++s) prompts.push_back(some_prompt(10 + s, 40 + 25 * s));
+  for (int s = 0; s < 12; ++s) prompts.push_back(prompt(10 + s, 40 + 25 * s));
   for (Device& device : all_devices(2)) {
     DecodeRunner runner(*device.backend, model);
     std::vector<size_t> done(prompts.size(), 0);
@@ -247,7 +156,7 @@ TEST(SameBitsDecode, WhateverElseIsInTheBatch) {
         const size_t count = std::min(
             {decode ? size_t{1} : 1 + random() % 30, kMaxTokens - rows, prompts[s].size() - done[s]});
         if (count == 0) continue;
-        pieces.push_back({static_cast<int>(s), cut(prompts[s], done[s], count)});
+        pieces.push_back({static_cast<int>(s), part(prompts[s], done[s], count)});
         done[s] += count;
         rows += count;
       }
@@ -255,8 +164,8 @@ TEST(SameBitsDecode, WhateverElseIsInTheBatch) {
       if (HasFatalFailure()) return;
     }
     for (size_t s = 0; s < prompts.size(); s += 3) {
-      expect_bits(runner.logits(static_cast<int>(s)), run_alone(*device.backend, model, prompts[s], 50),
-                  device.label + " sequence " + std::to_string(s));
+      expect_same_bits(runner.logits(static_cast<int>(s)), alone(*device.backend, model, prompts[s], 50),
+                       device.label + " sequence " + std::to_string(s));
       if (HasFatalFailure()) return;
     }
   }
@@ -267,7 +176,7 @@ TEST(SameBitsDecode, WhateverElseIsInTheBatch) {
 void compare_tall(Backend& device, int32_t hidden, int32_t expert_ffn, int32_t vocab,
                   const std::string& label) {
   std::mt19937 random(41);
-  ExecutorSpec spec = decode_spec();
+  ExecutorSpec spec = decode_spec(device);
   spec.hidden = hidden;
   spec.expert_ffn = expert_ffn;
   spec.vocab = vocab;
@@ -311,7 +220,7 @@ void compare_tall(Backend& device, int32_t hidden, int32_t expert_ffn, int32_t v
   std::vector<float> among(all.begin() + 3 * int64_t{vocab}, all.begin() + 4 * int64_t{vocab});
   const auto residual = all.begin() + 7 * int64_t{vocab} + 3 * int64_t{hidden};
   among.insert(among.end(), residual, residual + hidden);
-  expect_bits(one, among, label);
+  expect_same_bits(one, among, label);
   double error = 0, size = 0;
   for (size_t i = 0; i < want.size(); ++i) {
     error += std::pow(static_cast<double>(one[i]) - want[i], 2);
@@ -332,11 +241,11 @@ TEST(SameBitsDecode, HoweverTallTheMatrices) {
 // Equal nonsense does not pass: close to the reference, by the norm of each position's logits.
 TEST(SameBitsDecode, AndTheyAreTheRightOnes) {
   const DecodeModel model;
-  const std::vector<int32_t> tokens = some_prompt(7, 300);
+  const std::vector<int32_t> tokens = prompt(7, 300);
   const auto reference = make_reference_backend();
-  const std::vector<float> want = run_alone(*reference, model, tokens, 90);
+  const std::vector<float> want = alone(*reference, model, tokens, 90);
   for (Device& device : all_devices(2)) {
-    const std::vector<float> got = run_alone(*device.backend, model, tokens, 1);
+    const std::vector<float> got = alone(*device.backend, model, tokens, 1);
     ASSERT_EQ(got.size(), want.size());
     std::vector<double> errors;
     for (size_t at = 0; at < want.size(); at += kVocab) {

@@ -5,10 +5,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "backend/reference/reference_backend.h"
-#include "backend/test_support.h"
+#include "backend/step_runner.h"
 
 namespace millrace {
 namespace {
@@ -39,20 +37,8 @@ ExecutorSpec model_spec(DType kv_type) {
   return spec;
 }
 
-// Weights as tensors: each backend loads them for itself.
-struct TinyModel {
-  std::map<std::string, OwnedTensor> tensors;
-  std::vector<float> inv_freq;
-
-  TinyModel() {
-    std::mt19937 random(21);
-    const auto matrix = [&](const std::string& name, DType type, int64_t rows, int64_t cols,
-                            int64_t experts = 0) {
-      tensors[name] = random_tensor(random, type, rows, cols, experts, 0.06f);
-    };
-    const auto vector = [&](const std::string& name, int64_t size, float middle) {
-      tensors[name] = random_vector(random, size, middle, 0.1f);
-    };
+struct TinyModel : RandomModel {
+  TinyModel() : RandomModel(21, 0.06f, kHeadDim) {
     constexpr int64_t kQuery = kHeads * kHeadDim, kKv = kKvHeads * kHeadDim;
     matrix("embedding", DType::kQ8_0, kVocab, kHidden);
     const DType types[2][7] = {
@@ -79,63 +65,16 @@ struct TinyModel {
     vector("down_bias", kExperts * kHidden, 0.0f);
     vector("norm", kHidden, 1.0f);
     matrix("output", DType::kQ8_0, kVocab, kHidden);
-    for (int i = 0; i < kHeadDim / 2; ++i)
-      inv_freq.push_back(static_cast<float>(std::pow(1e4, -2.0 * i / kHeadDim)));
   }
 };
 
-class Runner {
+class Runner final : public StepRunner {
  public:
   Runner(Backend& backend, const TinyModel& model, DType kv_type)
-      : model_(model), spec_(model_spec(kv_type)), executor_(backend.make_executor(spec_)) {
-    for (const auto& [name, tensor] : model.tensors) {
-      const WeightUse use =
-          tensor.view.shape[0] == 1 && tensor.view.rank == 2 ? WeightUse::kVector : WeightUse::kMatrix;
-      weights_[name] = backend.load_weight(tensor.view, use);
-    }
-  }
-
-  struct Piece {
-    int sequence;
-    std::vector<int32_t> tokens;
-  };
-
-  // One step; logits of every row are appended to their sequence's.
-  void step(const std::vector<Piece>& pieces) {
-    std::vector<int32_t> tokens, rows;
-    std::vector<SequenceSlice> slices;
-    for (const Piece& piece : pieces) {
-      const auto count = static_cast<int32_t>(piece.tokens.size());
-      sequences_[piece.sequence].reserve(spec_, count, next_);
-    }
-    for (const Piece& piece : pieces) {
-      const auto count = static_cast<int32_t>(piece.tokens.size());
-      slices.push_back(sequences_[piece.sequence].slice(static_cast<int32_t>(tokens.size()), count));
-      for (int32_t t : piece.tokens) {
-        rows.push_back(static_cast<int32_t>(tokens.size()));
-        tokens.push_back(t);
-      }
-    }
-    executor_->begin({tokens, slices, rows});
-    forward();
-    const std::span<const float> all = executor_->logits();
-    size_t at = 0;
-    for (const Piece& piece : pieces) {
-      const size_t count = piece.tokens.size() * kVocab;
-      std::vector<float>& to = logits_[piece.sequence];
-      to.insert(to.end(), all.begin() + static_cast<int64_t>(at),
-                all.begin() + static_cast<int64_t>(at + count));
-      at += count;
-      sequences_[piece.sequence].length += static_cast<int32_t>(piece.tokens.size());
-    }
-  }
-  const std::vector<float>& logits(int sequence) { return logits_[sequence]; }
+      : StepRunner(backend, model, model_spec(kv_type)) {}
 
  private:
-  const Weight* w(const std::string& name) { return weights_.at(name).get(); }
-
-  void forward() {
-    Executor& e = *executor_;
+  void forward(Executor& e) override {
     e.embed(*w("embedding"), 2.0f);
     for (int l = 0; l < 2; ++l) {
       const std::string p = std::to_string(l) + ".";
@@ -157,45 +96,18 @@ class Runner {
     }
     e.norm_logits({{w("norm"), 1e-5f}, {w("output")}});
   }
-
-  const TinyModel& model_;
-  ExecutorSpec spec_;
-  std::map<std::string, WeightPtr> weights_;
-  std::unique_ptr<Executor> executor_;
-  std::map<int, TestSequence> sequences_;
-  std::map<int, std::vector<float>> logits_;
-  std::array<int32_t, kMaxKvGroups> next_{};
 };
 
-std::vector<int32_t> prompt(int seed, int32_t length) {
-  std::mt19937 random(static_cast<uint32_t>(seed));
-  std::vector<int32_t> tokens;
-  for (int32_t i = 0; i < length; ++i) tokens.push_back(static_cast<int32_t>(random() % kVocab));
-  return tokens;
-}
+std::vector<int32_t> prompt(int seed, int32_t length) { return random_prompt(seed, length, kVocab); }
 
-std::vector<int32_t> part(const std::vector<int32_t>& tokens, size_t from, size_t count) {
-  return {tokens.begin() + static_cast<int64_t>(from),
-          tokens.begin() + static_cast<int64_t>(std::min(tokens.size(), from + count))};
-}
-
-// Logits of one prompt, cut into chunks.
 std::vector<float> alone(Backend& backend, const TinyModel& model, DType kv_type,
                          const std::vector<int32_t>& tokens, size_t chunk) {
-  Runner runner(backend, model, kv_type);
-  for (size_t at = 0; at < tokens.size(); at += chunk) runner.step({{0, part(tokens, at, chunk)}});
-  return runner.logits(0);
+  return run_alone(Runner(backend, model, kv_type), tokens, chunk);
 }
 
 void expect_same_bits(const std::vector<float>& got, const std::vector<float>& want,
                       const std::string& what) {
-  ASSERT_EQ(got.size(), want.size()) << what;
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_TRUE(std::isfinite(want[i])) << what;
-    ASSERT_EQ(std::memcmp(&got[i], &want[i], sizeof(float)), 0)
-        << what << " position " << i / kVocab << " logit " << i % kVocab << ": " << got[i] << " and "
-        << want[i];
-  }
+  testing_support::expect_same_bits(got, want, kVocab, what);
 }
 
 TEST(SameBits, HoweverThePromptIsCut) {
