@@ -64,6 +64,10 @@ HttpParser& HttpParser::operator=(HttpParser&&) noexcept = default;
 size_t HttpParser::feed(std::string_view bytes) {
   if (impl_->state == State::kDone || impl_->state == State::kFailed) return 0;
   const bool in_header = impl_->state == State::kHeader;
+  // Five bytes, "0\r\n\r\n", are the least that ends a body in chunks; with fewer Beast's parser asserts when
+  // it has seen the last chunk before.
+  constexpr size_t kLastChunk = 5;
+  if (!in_header && impl_->parser.chunked() && bytes.size() < kLastChunk) return 0;
   impl_->parser.eager(!in_header);
   boost::system::error_code error;
   const size_t taken = impl_->parser.put(boost::asio::buffer(bytes.data(), bytes.size()), error);
