@@ -119,10 +119,16 @@ bool Loop::take_inbox() {
   }
   for (std::shared_ptr<Job>& job : new_jobs_) admit(std::move(job));
   new_jobs_.clear();
-  for (const uint64_t request : new_cancels_) {
-    const auto found = ids_of_.find(request);
+  for (const Inbox::Cancel& cancel : new_cancels_) {
+    const auto found = ids_of_.find(cancel.request);
     if (found == ids_of_.end()) continue;
-    for (const Id id : found->second) scheduler_.cancel(id);
+    for (const Id id : found->second) {
+      const Sample& sample = *samples_[id];
+      // Before the samples fork, the first stands for all of them.
+      const bool one =
+          sample.index == cancel.sample && (sample.job->request.samples == 1 || sample.job->forked);
+      if (cancel.sample < 0 || one) scheduler_.cancel(id);
+    }
   }
   new_cancels_.clear();
   if (!stop) return true;

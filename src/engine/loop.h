@@ -103,7 +103,7 @@ class Loop final : private sched::Memory {
   std::vector<Id> loading_;
   std::unordered_map<uint64_t, std::vector<Id>> ids_of_;  // of a request, those not ended
   std::vector<std::shared_ptr<Job>> new_jobs_;
-  std::vector<uint64_t> new_cancels_;
+  std::vector<Inbox::Cancel> new_cancels_;
 
   Buffer<Item> items_;
   Buffer<Slice> slices_;
