@@ -6,6 +6,7 @@ Run from the repository root. The model is build/models/SmolLM2-135M-Instruct.Q4
 client comes from PyPI into build/python/openai. What cannot be had is skipped and said.
 """
 
+import array
 import json
 import os
 import pathlib
@@ -20,12 +21,16 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "server"))
 import harness  # noqa: E402
 import malformed  # noqa: E402
-from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
+from harness import ROOT, SMOLLM2, Server, in_threads, post  # noqa: E402
 
 BINARY = ""
 NO_CLIENT = None  # why there is no openai
 MESSAGES = [{"role": "user", "content": "Name a colour."}]
 LONG = {"messages": MESSAGES, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b))
 
 
 def wait_for(condition, seconds=20):
@@ -277,6 +282,13 @@ class OfficialClient(SharedServer):
         stopped = self.chat(max_tokens=20, temperature=0, stop=[word]).choices[0]
         self.assertEqual(stopped.finish_reason, "stop")
         self.assertNotIn(word, stopped.message.content)
+        # A choice that has stopped is not computed on while the other is.
+        two = {"n": 2, "seed": 5, "max_tokens": 60, "temperature": 1.5, "extra_body": {"ignore_eos": True}}
+        texts = [c.message.content for c in self.chat(**two).choices]
+        word = next(w for w in texts[0].split()[1:] if w not in texts[1])
+        some = self.chat(**two, stop=[word])
+        self.assertEqual([c.finish_reason for c in some.choices], ["stop", "length"])
+        self.assertLess(some.usage.completion_tokens, 60 + len(texts[0].split(word)[0]) + 10)
         token = self.server.json("POST", "/tokenize", {"content": " yes", "add_special": False})[1]["tokens"][0]
         biased = self.chat(max_tokens=3, temperature=0, logit_bias={str(token): 100})
         self.assertEqual(biased.choices[0].message.content, " yes yes yes")
@@ -303,6 +315,55 @@ class OfficialClient(SharedServer):
         self.assertTrue(done.choices[2].text.startswith("A B C"))
         pieces = list(self.client.completions.create(model="smollm2", prompt="One two three", max_tokens=4, temperature=0, stream=True))
         self.assertEqual("One two three" + "".join(p.choices[0].text for p in pieces), done.choices[0].text)
+
+    def test_embeddings(self):
+        create = self.client.embeddings.create
+        recorded = json.loads((ROOT / "tests/golden/embeddings.json").read_text())["smollm2"]
+        floats = array.array("f", (ROOT / "tests/golden/embeddings.f32").read_bytes())
+        size = recorded["hidden"]
+        prompts = [p["tokens"] for p in recorded["prompts"]]
+        answers = {pooling: create(model="smollm2", input=prompts, extra_body={"pooling": pooling}) for pooling in ("mean", "last")}
+        for i, prompt in enumerate(recorded["prompts"]):
+            for row, pooling in enumerate(("mean", "last")):
+                got = answers[pooling].data[i]
+                self.assertEqual((got.index, got.object, len(got.embedding)), (i, "embedding", size))
+                self.assertAlmostEqual(dot(got.embedding, got.embedding), 1, places=5)
+                want = floats[prompt["offset"] + row * size : prompt["offset"] + (row + 1) * size]
+                self.assertGreater(dot(got.embedding, want) / dot(want, want) ** 0.5, 0.995)  # transformers'
+        self.assertEqual(answers["mean"].usage.prompt_tokens, sum(len(p) for p in prompts))
+        self.assertEqual(answers["mean"].usage.total_tokens, answers["mean"].usage.prompt_tokens)
+        # Alone and together, as text or as tokens, as numbers or as base64 (the client's own choice): the same numbers.
+        texts = ["The miller grinds corn.", "A mill grinds wheat.", "Tax law of 1987"]
+        together = [d.embedding for d in create(model="smollm2", input=texts).data]
+        for text, vector in zip(texts, together):
+            numbers = create(model="smollm2", input=text, encoding_format="float").data[0].embedding
+            self.assertEqual(array.array("f", numbers), array.array("f", vector))
+            tokens = self.server.json("POST", "/tokenize", {"content": text})[1]["tokens"]
+            self.assertEqual(create(model="smollm2", input=tokens).data[0].embedding, vector)
+        self.assertGreater(dot(together[0], together[1]), dot(together[0], together[2]))
+        short = create(model="smollm2", input=texts[0], dimensions=64).data[0].embedding
+        length = dot(together[0][:64], together[0][:64]) ** 0.5
+        for a, b in zip(short, together[0], strict=False):
+            self.assertAlmostEqual(a, b / length, places=5)
+        self.assertEqual(len(short), 64)
+
+    def test_embeddings_refused(self):
+        path = "/v1/embeddings"
+        self.refused(path, {"input": ["short", "x " * 3000]}, 400, "input[1]")
+        self.refused(path, {"input": "x " * 3000}, 400, "input")
+        self.refused(path, {}, 400, "input")
+        self.refused(path, {"input": []}, 400, "input")
+        self.refused(path, {"input": ["a", ""]}, 400, "input[1]")
+        self.refused(path, {"input": [[1, 2], [3, 1 << 40]]}, 400, "input[1][1]")
+        self.refused(path, {"input": [1, "a"]}, 400, "input[1]")
+        self.refused(path, {"input": "a", "dimensions": 577}, 400, "dimensions")
+        self.refused(path, {"input": "a", "encoding_format": "int8"}, 400, "encoding_format")
+        self.refused(path, {"input": "a", "pooling": "max"}, 400, "pooling")
+        self.refused(path, {"input": "a", "model": "text-embedding-3-small"}, 404)
+        with self.assertRaises(self.openai.BadRequestError) as caught:
+            self.client.embeddings.create(model="smollm2", input=["a"] * 2049)
+        self.assertEqual(caught.exception.param, "input")
+        self.assertEqual(self.server.stats()["server"]["responses"]["5xx"], 0)
 
     def test_errors_are_the_client_s_own(self):
         with self.assertRaises(self.openai.BadRequestError) as caught:

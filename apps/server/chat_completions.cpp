@@ -12,6 +12,12 @@
 namespace millrace::server {
 namespace {
 
+// Under both names that clients look for: OpenRouter's, which gpt-oss's own suite wants, and DeepSeek's.
+std::string reasoning_fields(std::string_view text) {
+  const std::string value = json_string(text);
+  return fmt::format(R"("reasoning":{},"reasoning_content":{})", value, value);
+}
+
 class ChatAnswer final : public ChoicesAnswer {
  public:
   ChatAnswer(Api& api, const chat::Conversation& conversation, const Request& request,
@@ -30,8 +36,7 @@ class ChatAnswer final : public ChoicesAnswer {
     ChatReader& reader = readers_[item.choice];
     if (reader.stopped()) return;
     const std::vector<chat::Delta>& deltas = reader.take(item.event);
-    // The engine cancels all samples of a request or none.
-    if (reader.stopped() && ++stopped_ == readers_.size()) generation_.cancel();
+    if (reader.stopped()) generation_.stop(item.choice);
     if (!stream_.stream || item.event.kind == Event::Kind::kFailed) return;
     if (!began_[item.choice]) {
       began_[item.choice] = true;
@@ -44,7 +49,7 @@ class ChatAnswer final : public ChoicesAnswer {
   void chunk_of(std::string& out, size_t choice, ChatReader& reader, const chat::Delta& delta) {
     switch (delta.kind) {
       case chat::Delta::Kind::kReasoning:
-        chunk(out, choice, "\"reasoning_content\":" + json_string(delta.text));
+        chunk(out, choice, reasoning_fields(delta.text));
         break;
       case chat::Delta::Kind::kContent:
         chunk(out, choice, "\"content\":" + json_string(delta.text), "", reader.take_logprobs());
@@ -77,7 +82,7 @@ class ChatAnswer final : public ChoicesAnswer {
     std::string message = R"("role":"assistant","content":)";
     message += reader.content().empty() && !reader.calls().empty() ? "null" : json_string(reader.content());
     message += ",\"refusal\":null";
-    if (!reader.reasoning().empty()) message += ",\"reasoning_content\":" + json_string(reader.reasoning());
+    if (!reader.reasoning().empty()) message += "," + reasoning_fields(reader.reasoning());
     if (!reader.calls().empty()) {
       std::string calls;
       for (const ReadCall& call : reader.calls()) {
@@ -101,7 +106,6 @@ class ChatAnswer final : public ChoicesAnswer {
 
   std::vector<ChatReader> readers_;
   std::vector<bool> began_;
-  size_t stopped_ = 0;  // choices, by a string
 };
 
 }  // namespace

@@ -7,71 +7,13 @@
 #include "endpoints.h"
 #include "ids.h"
 #include "logprobs.h"
+#include "prompts.h"
 #include "request_fields.h"
 
 namespace millrace::server {
 namespace {
 
 constexpr size_t kMaxPrompts = 256;
-
-struct Prompt {
-  std::string text;
-  std::vector<int32_t> tokens;
-};
-
-std::vector<int32_t> read_tokens(const Json& list, const std::string& path, int32_t vocab) {
-  std::vector<int32_t> tokens;
-  tokens.reserve(list.size());
-  for (size_t i = 0; i < list.size(); ++i) {
-    const Json& value = list[i];
-    if (!value.is_number_integer()) wrong_type(element_path(path, i), value, "a token id");
-    if (value.is_number_unsigned() ? value.get<uint64_t>() >= static_cast<uint64_t>(vocab)
-                                   : value.get<int64_t>() < 0) {
-      bad_field(element_path(path, i), fmt::format("found {}, expected 0 to {}", value.dump(), vocab - 1));
-    }
-    tokens.push_back(value.get<int32_t>());
-  }
-  if (tokens.empty()) bad_field(path, "found no tokens, expected at least one");
-  return tokens;
-}
-
-// A string, strings, token ids, or lists of token ids.
-std::vector<Prompt> read_prompts(const Fields& fields, const Api& api) {
-  const Json* prompt = fields.find("prompt");
-  if (prompt == nullptr) bad_field("prompt", "is missing, expected a string or an array", "missing_field");
-  const int32_t vocab = api.engine_info().vocab;
-  std::vector<Prompt> prompts;
-  const auto add_text = [&](const Json& value, const std::string& path) {
-    std::string text = value.get<std::string>();
-    if (text.empty()) bad_field(path, "found an empty string, expected some text");
-    prompts.push_back({.text = std::move(text), .tokens = {}});
-  };
-  if (prompt->is_string()) {
-    add_text(*prompt, "prompt");
-    return prompts;
-  }
-  if (!prompt->is_array()) wrong_type("prompt", *prompt, "a string or an array");
-  if (prompt->empty()) bad_field("prompt", "found an empty array, expected at least one prompt");
-  if ((*prompt)[0].is_number()) {
-    prompts.push_back({.text = {}, .tokens = read_tokens(*prompt, "prompt", vocab)});
-    return prompts;
-  }
-  if (prompt->size() > kMaxPrompts) {
-    bad_field("prompt", fmt::format("found {} prompts, expected at most {}", prompt->size(), kMaxPrompts));
-  }
-  for (size_t i = 0; i < prompt->size(); ++i) {
-    const std::string path = element_path("prompt", i);
-    const Json& value = (*prompt)[i];
-    if (value.is_string()) {
-      add_text(value, path);
-    } else if (value.is_array()) {
-      prompts.push_back({.text = {}, .tokens = read_tokens(value, path, vocab)});
-    } else {
-      wrong_type(path, value, "a string or an array of token ids");
-    }
-  }
-  return prompts;
-}
 
 class CompletionAnswer final : public ChoicesAnswer {
  public:
@@ -145,7 +87,7 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
 
   std::vector<Request> requests;
   std::vector<std::string> echoes;
-  for (Prompt& prompt : read_prompts(fields, api)) {
+  for (Prompt& prompt : read_prompts(fields, "prompt", api.engine_info().vocab, kMaxPrompts)) {
     Request r = base;
     if (echo)
       echoes.push_back(prompt.tokens.empty() ? prompt.text : api.engine().detokenize(prompt.tokens, true));

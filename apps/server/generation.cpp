@@ -39,6 +39,11 @@ void Generation::cancel() {
   for (Stream& stream : streams_) stream.cancel();
 }
 
+void Generation::stop(size_t choice) {
+  stopped_ = true;
+  streams_[choice / samples_].cancel_sample(static_cast<int32_t>(choice % samples_));
+}
+
 std::optional<Generation::Item> Generation::next() {
   for (size_t tried = 0; tried < streams_.size(); ++tried) {
     const size_t s = (turn_ + tried) % streams_.size();
@@ -81,8 +86,12 @@ void Generation::record(const Item& item, bool first_of_prompt) {
     if (first_of_prompt && !e.queue_s) e.queue_s = event.usage.queue_s;
     if (open_ > 0) return;
     e.total_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    e.finish = failure_ ? failure_->message : std::string(to_string(event.finish));
-    e.state = failure_ ? "failed" : event.finish == FinishReason::kCancelled ? "cancelled" : "done";
+    const bool stopped = stopped_ && event.finish == FinishReason::kCancelled;
+    e.finish = failure_ ? failure_->message
+                        : std::string(to_string(stopped ? FinishReason::kStopString : event.finish));
+    e.state = failure_                                               ? "failed"
+              : event.finish == FinishReason::kCancelled && !stopped ? "cancelled"
+                                                                     : "done";
   });
 }
 

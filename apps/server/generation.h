@@ -28,7 +28,8 @@ class Generation {
   void on_ready(const std::function<void()>& notify);
   std::optional<Item> next();  // nothing: none has come, or done()
   bool done() const { return open_ == 0; }
-  void cancel();  // from any thread
+  void cancel();             // from any thread
+  void stop(size_t choice);  // what was to be found in it is: no more of it is computed
 
   size_t choices() const { return choices_; }
   struct Totals {
@@ -46,7 +47,7 @@ class Generation {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::vector<Stream> streams_;
   size_t samples_ = 1, choices_ = 0, open_ = 0, turn_ = 0;
-  bool first_token_ = true;
+  bool first_token_ = true, stopped_ = false;
   Totals totals_;
   std::optional<ApiError> failure_;
 };

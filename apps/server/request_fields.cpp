@@ -78,9 +78,22 @@ StreamOptions read_stream_options(const Fields& fields) {
   return options;
 }
 
+Request read_service(const Fields& fields, const Api& api, const Client& client) {
+  Request r;
+  r.priority = static_cast<int32_t>(fields.integer("priority", -1000000, 1000000).value_or(0));
+  if (api.options().request_timeout_s > 0) {
+    r.deadline = std::chrono::steady_clock::now() +
+                 std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                     std::chrono::duration<double>(api.options().request_timeout_s));
+  }
+  r.cache_salt = fields.text("cache_salt").value_or("");
+  if (api.options().isolate_cache) r.cache_salt = client.key_name + "\n" + r.cache_salt;
+  return r;
+}
+
 Request read_request(const Fields& fields, const Api& api, const Client& client) {
   constexpr int64_t kInt = std::numeric_limits<int32_t>::max();
-  Request r;
+  Request r = read_service(fields, api, client);
   SamplingParams& s = r.sampling;
   const auto real = [&](std::string_view key, double least, double most, float& value) {
     if (const auto given = fields.number(key, least, most)) value = static_cast<float>(*given);
@@ -98,15 +111,7 @@ Request read_request(const Fields& fields, const Api& api, const Client& client)
   if (const auto seed = fields.integer("seed", -kAny, kAny)) s.seed = static_cast<uint64_t>(*seed);
   r.stop = read_stop(fields);
   r.samples = static_cast<int32_t>(fields.integer("n", 1, 128).value_or(1));
-  r.priority = static_cast<int32_t>(fields.integer("priority", -1000000, 1000000).value_or(0));
   r.ignore_end = fields.boolean("ignore_eos").value_or(false);
-  if (api.options().request_timeout_s > 0) {
-    r.deadline = std::chrono::steady_clock::now() +
-                 std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                     std::chrono::duration<double>(api.options().request_timeout_s));
-  }
-  r.cache_salt = fields.text("cache_salt").value_or("");
-  if (api.options().isolate_cache) r.cache_salt = client.key_name + "\n" + r.cache_salt;
   return r;
 }
 

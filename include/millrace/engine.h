@@ -63,6 +63,7 @@ struct ModelInfo {
   int32_t vocab = 0;
   int32_t context = 0;  // of this engine
   int32_t trained_context = 0;
+  int32_t embedding_size = 0;  // 0: this device gives none
   std::vector<int32_t> end_tokens = {};
   bool has_tokenizer = false, has_chat_template = false;
 
@@ -90,7 +91,8 @@ class Stream {
   std::optional<Event> next();
   std::optional<Event> next_for(std::chrono::milliseconds timeout);  // also nothing when none came
   bool done() const;                                                 // every event has been taken
-  void cancel();  // takes effect at the next step; kCancelled events follow
+  void cancel();                       // takes effect at the next step; kCancelled events follow
+  void cancel_sample(int32_t sample);  // that one alone, once it has given a token; the others go on
   // `notify` is called once for every time the stream stops being empty, from the engine's thread (and now,
   // when it is not empty): it must return soon and must not call into this stream or the engine.
   void on_ready(std::function<void()> notify);

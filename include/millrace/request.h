@@ -20,11 +20,21 @@ struct ChatMessage {
   std::string content = {};
 };
 
+// How the hidden states of a prompt's tokens, behind the model's last norm, become one vector.
+enum class Pooling {
+  kMean,  // of all tokens: every one is computed, nothing is taken from the prefix cache
+  kLast,  // the last token's, which has seen all others
+};
+
 struct Request {
   // The prompt: exactly one of these three.
   std::vector<int32_t> tokens = {};
   std::string text = {};  // as it stands, with the tokens the model's tokenizer adds in front
   std::vector<ChatMessage> messages = {};  // through the model's chat template
+
+  // An embedding of the prompt instead of an answer: one kFinished event brings it. Sampling and max_tokens
+  // mean nothing then; samples, stop and constraint are refused.
+  std::optional<Pooling> embedding = {};
 
   SamplingParams sampling = {};
   std::shared_ptr<const TokenConstraint> constraint = {};  // cloned for every sample
@@ -49,7 +59,8 @@ enum class FinishReason {
   kContext,     // the context is full
   kCancelled,
   kDeadline,
-  kError,  // Event::error says which
+  kEmbedded,  // Event::embedding has it
+  kError,     // Event::error says which
 };
 std::string_view to_string(FinishReason reason);  // "stop", "stop_string", "length", "context", ...
 
@@ -79,6 +90,7 @@ struct Event {
   std::vector<std::pair<int32_t, double>> top = {};
 
   FinishReason finish = FinishReason::kMaxTokens;
+  std::vector<float> embedding = {};  // [ModelInfo::embedding_size], of kEmbedded; not normalised
   Usage usage = {};
   ErrorCode code = ErrorCode::kInternal;
   std::string error = {};

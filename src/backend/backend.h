@@ -34,6 +34,7 @@
 
 #include "base/paging.h"
 #include "base/topology.h"
+#include "millrace/error.h"
 #include "tensor/tensor_view.h"
 
 namespace millrace {
@@ -187,6 +188,12 @@ class Executor {
   // the next begin(). Empty: this device leaves it to whoever reads the logits.
   virtual std::span<const int32_t> greedy_tokens() { return {}; }
 
+  // The final norm of one row of the last step, [hidden], until the next begin(): what embeddings are made
+  // of. For backends that say so (gives_hidden_states); any number of threads at once.
+  virtual void read_hidden(const Norm& /*norm*/, int32_t /*row*/, std::span<float> /*to*/) {
+    throw Error(ErrorCode::kUnsupported, "this device gives no hidden states");
+  }
+
   // The bytes of one KV block (spec.kv_block_bytes(group)), for the cache's tiers and copy-on-write. Not
   // during a step; in order with the steps before and after. read_block has filled `to` on return,
   // write_block has consumed `from`.
@@ -217,6 +224,7 @@ class Backend {
   // Rows of a step beyond which a prompt gains little by longer chunks.
   virtual int32_t default_step_tokens() const { return 512; }
   virtual bool supports_kv_type(DType type) const = 0;
+  virtual bool gives_hidden_states() const { return false; }  // of its executors: read_hidden
 
   // Bytes this backend will hold for a weight beyond the file's mapping; asked before anything is loaded.
   virtual size_t weight_bytes(const TensorView& view, WeightUse use) const = 0;

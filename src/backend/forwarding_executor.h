@@ -24,6 +24,9 @@ class ForwardingExecutor : public Executor {
   void norm_logits(const Logits& op) override { inner_->norm_logits(op); }
   std::span<const float> logits() override { return inner_->logits(); }
   std::span<const int32_t> greedy_tokens() override { return inner_->greedy_tokens(); }
+  void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override {
+    inner_->read_hidden(norm, row, to);
+  }
   void read_block(int group, int32_t block, std::span<std::byte> to) override {
     inner_->read_block(group, block, to);
   }

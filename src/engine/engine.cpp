@@ -109,6 +109,7 @@ class Engine::Impl {
              .vocab = config.vocab,
              .context = runtime_->context(),
              .trained_context = config.context_length,
+             .embedding_size = runtime_->backend().gives_hidden_states() ? config.hidden : 0,
              .end_tokens = runtime_->end_tokens(),
              .has_tokenizer = runtime_->has_tokenizer(),
              .has_chat_template = chat_template_ != nullptr};

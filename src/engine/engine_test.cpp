@@ -206,6 +206,25 @@ TEST(Engine, CancellationDeadlinesAndDroppedStreamsFreeEverything) {
   EXPECT_EQ(stats.blocks_used, 0);
 }
 
+TEST(Engine, OneSampleIsCancelledAndTheOthersGoOn) {
+  EngineOptions options = small();
+  Harness h(options);
+  Request r = ask({1, 2, 3}, 30);
+  r.samples = 3;
+  h.submit(r);
+  h.streams[0].cancel_sample(1);  // not there yet: nothing happens
+  h.loop->turn();
+  h.loop->turn();
+  h.streams[0].cancel_sample(1);
+  h.run();
+  EXPECT_EQ(h.answers[0][1].finish, FinishReason::kCancelled);
+  EXPECT_EQ(h.answers[0][1].tokens.size(), 2u);
+  for (const size_t i : {0, 2}) {
+    EXPECT_EQ(h.answers[0][i].finish, FinishReason::kMaxTokens);
+    EXPECT_EQ(h.answers[0][i].tokens.size(), 30u);
+  }
+}
+
 TEST(Engine, AClientThatNeverReadsStopsNobody) {
   const auto engine = Engine::create(small());
   std::vector<Stream> silent;

@@ -32,6 +32,21 @@ std::vector<int32_t> prompt_tokens(const Runtime& runtime, const ChatTemplate* c
   return runtime.tokenizer().encode(text, {.add_special = false, .parse_special = true});
 }
 
+void check_embedding(const Runtime& runtime, const Request& request) {
+  if (!runtime.backend().gives_hidden_states()) {
+    throw_error(ErrorCode::kUnsupported,
+                "embedding: the device {} gives no hidden states, expected cpu or reference",
+                runtime.backend().name());
+  }
+  if (request.samples != 1 || !request.stop.empty() || request.constraint) {
+    throw_error(
+        ErrorCode::kBadInput,
+        "embedding: found {} samples, {} stop strings and {} constraint, expected one and none of the "
+        "others",
+        request.samples, request.stop.size(), request.constraint ? "a" : "no");
+  }
+}
+
 void check(const Runtime& runtime, const Request& request, size_t tokens, int32_t max_running) {
   if (tokens == 0) throw_error(ErrorCode::kBadInput, "prompt: found no tokens, expected at least one");
   if (tokens > static_cast<size_t>(runtime.context())) {
@@ -47,9 +62,23 @@ void check(const Runtime& runtime, const Request& request, size_t tokens, int32_
                 request.max_tokens);
   }
   runtime.check_tokens(request.stop_tokens);
+  if (request.embedding) check_embedding(runtime, request);
 }
 
 }  // namespace
+
+HiddenPool::HiddenPool(Pooling kind, int32_t prompt_tokens, int32_t hidden)
+    : sum(static_cast<size_t>(hidden), 0.0),
+      row(static_cast<size_t>(hidden)),
+      next(kind == Pooling::kLast ? prompt_tokens - 1 : 0),
+      count(prompt_tokens - next) {}
+
+std::vector<float> HiddenPool::mean() const {
+  std::vector<float> out;
+  out.reserve(sum.size());
+  for (const double s : sum) out.push_back(static_cast<float>(s / count));
+  return out;
+}
 
 std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
                               const ChatTemplate* chat_template, const Request& request, int32_t max_running,
@@ -72,6 +101,7 @@ std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
   job->request.tokens = {};
   job->request.text = {};
   job->request.messages = {};
+  if (request.embedding) job->request.max_tokens = 1;  // its buffers are made for the prompt alone
   job->stream = std::make_shared<Stream::State>(id, job->sampler->seed(), request.samples, std::move(inbox));
   return job;
 }
@@ -90,6 +120,8 @@ std::string_view to_string(FinishReason reason) {
       return "cancelled";
     case FinishReason::kDeadline:
       return "deadline";
+    case FinishReason::kEmbedded:
+      return "embedded";
     case FinishReason::kError:
       return "error";
   }

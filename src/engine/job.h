@@ -62,6 +62,18 @@ class TextStream {
   StopMatcher stops_;
 };
 
+// Hidden states of a prompt's tokens on their way to one embedding. Summed in double in the order of their
+// positions, so that it does not matter in which chunks they come.
+struct HiddenPool {
+  HiddenPool(Pooling kind, int32_t prompt_tokens, int32_t hidden);
+
+  Buffer<double> sum;  // [hidden]
+  Buffer<float> row;   // [hidden]
+  int32_t next;        // position to be added; those before it are in, or not wanted
+  int32_t count;       // positions that will be in
+  std::vector<float> mean() const;
+};
+
 struct Sample {
   Sample(std::shared_ptr<Job> owner, int32_t which, Sampler own_sampler);
 
@@ -76,7 +88,8 @@ struct Sample {
   // What of them is to be found again when it starts (over); null once it runs.
   std::shared_ptr<const kv::Prompt> prompt;
   kv::Sequence blocks;
-  kv::Sequence draft_blocks;  // in the draft model's cache
+  std::optional<HiddenPool> hidden;  // for an embedding
+  kv::Sequence draft_blocks;         // in the draft model's cache
   Buffer<int32_t> drafts;
   LookupDrafter lookup;
   std::array<DraftLength, LookupDrafter::kOrders.size()> draft_lengths;  // by the lookup's evidence
@@ -88,6 +101,8 @@ struct Sample {
   Buffer<SampledToken> picked;  // by this step
   std::exception_ptr failure;   // of this step
 
+  // Every token has to be computed: what the cache remembers of it has no hidden states.
+  bool needs_every_row() const { return job->request.embedding == Pooling::kMean; }
   int32_t prompt_tokens() const { return static_cast<int32_t>(job->prompt->tokens.size()); }
   int32_t generated() const { return static_cast<int32_t>(tokens.size()) - prompt_tokens(); }
 };

@@ -119,10 +119,16 @@ bool Loop::take_inbox() {
   }
   for (std::shared_ptr<Job>& job : new_jobs_) admit(std::move(job));
   new_jobs_.clear();
-  for (const uint64_t request : new_cancels_) {
-    const auto found = ids_of_.find(request);
+  for (const Inbox::Cancel& cancel : new_cancels_) {
+    const auto found = ids_of_.find(cancel.request);
     if (found == ids_of_.end()) continue;
-    for (const Id id : found->second) scheduler_.cancel(id);
+    for (const Id id : found->second) {
+      const Sample& sample = *samples_[id];
+      // Before the samples fork, the first stands for all of them.
+      const bool one =
+          sample.index == cancel.sample && (sample.job->request.samples == 1 || sample.job->forked);
+      if (cancel.sample < 0 || one) scheduler_.cancel(id);
+    }
   }
   new_cancels_.clear();
   if (!stop) return true;
@@ -254,7 +260,11 @@ void Loop::start(const sched::Plan::Start& start) {
       sample.drafts.reserve(static_cast<size_t>(options_.max_draft));
     if (options_.speculation == Speculation::kLookup) sample.lookup.reserve(capacity);
     if (sample.constraint) sample.mask.resize((static_cast<size_t>(runtime_.config().vocab) + 63) / 64);
-    sample.blocks = cache_.attach(std::move(sample.prompt));
+    if (request.embedding && !sample.hidden) {
+      sample.hidden.emplace(*request.embedding, sample.prompt_tokens(), runtime_.config().hidden);
+    }
+    sample.blocks = sample.needs_every_row() ? cache_.make_sequence(request.cache_salt)
+                                             : cache_.attach(std::move(sample.prompt));
     sample.prompt.reset();
     if (!sample.served) sample.usage.cached_tokens = sample.blocks.cached_tokens();
   }
@@ -396,7 +406,7 @@ sched::Memory::Start Loop::to_start(Id id) const {
     for (size_t g = 0; g < groups; ++g) ++start.blocks[g];  // for the token it is about to compute
     return start;
   }
-  const kv::Match match = cache_.match(*sample.prompt);
+  const kv::Match match = sample.needs_every_row() ? kv::Match{} : cache_.match(*sample.prompt);
   start.computed = match.tokens;
   start.loading = match.from_disk > 0;
   for (size_t g = 0; g < groups; ++g) {

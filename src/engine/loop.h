@@ -42,7 +42,8 @@ class Loop final : private sched::Memory {
     Sample* sample;
     int32_t tokens, drafts;
     bool last;
-    size_t row = 0;  // of its first logits
+    size_t row = 0;         // of its first logits
+    int32_t first_row = 0;  // of its tokens in the batch
   };
 
   // --- loop.cpp: requests come, start, give way and end
@@ -83,6 +84,8 @@ class Loop final : private sched::Memory {
   void pick_all(std::span<Item> items, std::span<const float> logits, size_t logit_rows);
   void record_step(const Rows& rows, size_t batch, double model_s, double sample_s);
   void pick(Item& item, std::span<const float> logits);
+  void pool_hidden(Item& item);
+  void deliver_embedding(Id id, const Sample& sample);
   void after_step(Item& item);
   void fork_samples(const Item& item, std::span<const float> logits);
   bool deliver(Id id, Sample& sample, const SampledToken& token, int32_t fed);
@@ -100,7 +103,7 @@ class Loop final : private sched::Memory {
   std::vector<Id> loading_;
   std::unordered_map<uint64_t, std::vector<Id>> ids_of_;  // of a request, those not ended
   std::vector<std::shared_ptr<Job>> new_jobs_;
-  std::vector<uint64_t> new_cancels_;
+  std::vector<Inbox::Cancel> new_cancels_;
 
   Buffer<Item> items_;
   Buffer<Slice> slices_;

@@ -87,6 +87,7 @@ class Runtime {
   const ModelConfig& config() const { return model_->config(); }
   const Model& model() const { return *model_; }
   Backend& backend() { return *backend_; }
+  const Backend& backend() const { return *backend_; }
   const ExecutorSpec& spec() const { return spec_; }
   int32_t context() const { return spec_.max_context; }
 
@@ -117,6 +118,8 @@ class Runtime {
   // The step itself, for callers who reserve before and advance after it as they like: logits as above,
   // unchecked. Nothing is allocated once the largest batch has been seen.
   std::span<const float> forward(std::span<const Slice> slices);
+  // The hidden state of one row of that step (all slices' tokens in order) behind the last norm, [hidden].
+  void read_hidden(int32_t row, std::span<float> to) const { model_->read_hidden(*executor_, row, to); }
   // Throws Error{kBadInput} naming the damage in the file when a row of logits holds a NaN.
   void check_logits(std::span<const float> row) const;
   void check_tokens(std::span<const int32_t> tokens) const;  // Error{kBadInput} for ids out of range

@@ -42,7 +42,8 @@ Request random_request(Random& random, const std::vector<std::vector<int32_t>>& 
   const int own = random.pick(shared == 0 ? 1 : 0, 10);
   for (int i = 0; i < own; ++i) r.tokens.push_back(random.pick(3, kVocab - 1));
   r.max_tokens = random.pick(1, 24);
-  r.samples = random.chance(15) ? random.pick(2, 3) : 1;
+  if (random.chance(20)) r.embedding = random.chance(60) ? Pooling::kMean : Pooling::kLast;
+  r.samples = !r.embedding && random.chance(15) ? random.pick(2, 3) : 1;
   r.ignore_end = random.chance(50);
   r.priority = random.pick(0, 3);
   r.sampling.seed = static_cast<uint64_t>(random.pick(0, 1 << 20));
@@ -79,7 +80,8 @@ const Catalogue& catalogue_of(const std::string& model) {
 }
 
 struct Counts {
-  uint64_t schedules = 0, finished = 0, cancelled = 0, swaps = 0, recomputes = 0, hits = 0, accepted = 0;
+  uint64_t schedules = 0, finished = 0, cancelled = 0, swaps = 0, recomputes = 0, hits = 0, accepted = 0,
+           embeddings = 0;
 };
 
 // Some requests of the catalogue arriving and being cancelled at random; answers compared at the end.
@@ -128,6 +130,8 @@ void run_schedule(Harness& h, const Catalogue& catalogue, Random& random, Counts
       ASSERT_EQ(got[s].finish, want[s].finish) << got[s].error;
       ASSERT_EQ(got[s].tokens, want[s].tokens) << "request " << a->which << " sample " << s;
       ASSERT_EQ(got[s].text, want[s].text);
+      ASSERT_EQ(got[s].embedding, want[s].embedding) << "request " << a->which;
+      counts.embeddings += !got[s].embedding.empty();
       ++counts.finished;
     }
   }
@@ -190,6 +194,7 @@ void run_schedules(const std::string& model, size_t groups, int engines, int sch
   EXPECT_GT(counts.hits, 1000u);
   EXPECT_GT(counts.cancelled, 10u);
   EXPECT_GT(counts.accepted, 10u);
+  EXPECT_GT(counts.embeddings, 500u);
 }
 
 TEST(SameBits, RandomSchedulesWithWindows) { run_schedules(kWindowModel, 2, 40, 25, 1); }
@@ -204,6 +209,7 @@ TEST(SameBits, AloneIsWhatGenerateGives) {
     const auto runtime = Runtime::open(model, options);
     for (size_t i = 0; i < catalogue.requests.size(); i += 5) {
       const Request& r = catalogue.requests[i];
+      if (r.embedding) continue;
       GenerateOptions g;
       g.sampling = r.sampling;
       g.max_tokens = r.max_tokens;

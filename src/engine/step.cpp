@@ -120,7 +120,7 @@ Loop::Rows Loop::prepare(std::span<Item> items, double now) {
         .sequence = &sample.blocks,
         .tokens = std::span(sample.tokens)
                       .subspan(static_cast<size_t>(sample.blocks.length()), static_cast<size_t>(item.tokens)),
-        .want = item.last ? Slice::Want::kLast : Slice::Want::kNone};
+        .want = item.last && !sample.hidden ? Slice::Want::kLast : Slice::Want::kNone};
     if (item.drafts > 0) {
       const size_t at = fed_.size();
       fed_.push_back(sample.tokens.back());
@@ -130,7 +130,8 @@ Loop::Rows Loop::prepare(std::span<Item> items, double now) {
     }
     slices_.push_back(slice);
     item.row = rows.logits;
-    rows.logits += item.last ? static_cast<size_t>(1 + item.drafts) : 0;
+    item.first_row = rows.all;
+    rows.logits += slice.want != Slice::Want::kNone ? static_cast<size_t>(1 + item.drafts) : 0;
     rows.all += item.tokens + item.drafts;
     if (item.tokens > 1) rows.prompts += item.tokens;
   }
@@ -147,7 +148,11 @@ void Loop::pick_all(std::span<Item> items, std::span<const float> logits, size_t
   const auto body = [&all](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       Item& item = all.items[static_cast<size_t>(i)];
-      if (item.last) all.loop->pick(item, all.logits);
+      if (item.sample->hidden) {
+        all.loop->pool_hidden(item);
+      } else if (item.last) {
+        all.loop->pick(item, all.logits);
+      }
     }
   };
   constexpr size_t kWorthSharing = 4;
@@ -195,6 +200,22 @@ void Loop::pick(Item& item, std::span<const float> logits) {
       if (i < item.drafts &&
           (token != sample.drafts[static_cast<size_t>(i)] || contains(sample.job->end_tokens, token)))
         break;
+    }
+  } catch (...) {
+    sample.failure = std::current_exception();
+  }
+}
+
+// Adds this step's rows to an embedding; those of a prompt that is computed again are in already.
+void Loop::pool_hidden(Item& item) {
+  Sample& sample = *item.sample;
+  HiddenPool& pool = *sample.hidden;
+  sample.failure = nullptr;
+  try {
+    const int32_t first = sample.blocks.length(), last = first + item.tokens;
+    for (; pool.next >= first && pool.next < last; ++pool.next) {
+      runtime_.read_hidden(item.first_row + pool.next - first, pool.row);
+      for (size_t i = 0; i < pool.row.size(); ++i) pool.sum[i] += pool.row[i];
     }
   } catch (...) {
     sample.failure = std::current_exception();
@@ -263,7 +284,7 @@ void Loop::after_step(Item& item) {
     const int32_t length = sample.blocks.length();
     const auto known = static_cast<int32_t>(sample.tokens.size());
     // Drafts that were right are the first of what was picked: they are computed already.
-    const int32_t right = item.last ? static_cast<int32_t>(sample.picked.size()) - 1 : 0;
+    const int32_t right = item.last && !sample.hidden ? static_cast<int32_t>(sample.picked.size()) - 1 : 0;
     const int32_t fed = std::min(length + item.tokens, known);
     for (const SampledToken& picked : sample.picked) {
       if (item.last) sample.tokens.push_back(picked.token);
@@ -278,6 +299,10 @@ void Loop::after_step(Item& item) {
       Recorder::add(recorder_.drafted, static_cast<uint64_t>(item.drafts));
       Recorder::add(recorder_.accepted, static_cast<uint64_t>(right));
     }
+    if (item.last && sample.hidden) {
+      deliver_embedding(item.id, sample);
+      return;
+    }
     if (item.last) {
       for (size_t i = 0; i < sample.picked.size(); ++i) {
         if (deliver(item.id, sample, sample.picked[i], fed + static_cast<int32_t>(i))) return;
@@ -287,6 +312,16 @@ void Loop::after_step(Item& item) {
   } catch (...) {
     fail(item.id, std::current_exception());
   }
+}
+
+void Loop::deliver_embedding(Id id, const Sample& sample) {
+  MILLRACE_CHECK(sample.hidden->next == sample.prompt_tokens());
+  Event event;
+  event.kind = Event::Kind::kFinished;
+  event.finish = FinishReason::kEmbedded;
+  event.embedding = sample.hidden->mean();
+  runtime_.check_logits(event.embedding);
+  end_sample(id, std::move(event));
 }
 
 // Tells the client of one token; `fed` tokens came before it. True when it was the last.

@@ -18,11 +18,11 @@ std::optional<Event> take(Stream::State& state) {
 
 }  // namespace
 
-void Inbox::cancel(uint64_t id) {
+void Inbox::cancel(uint64_t id, int32_t sample) {
   {
     const std::lock_guard lock(mutex);
     if (stop && !drain) return;
-    cancelled.push_back(id);
+    cancelled.push_back({id, sample});
   }
   news.notify_one();
 }
@@ -118,6 +118,7 @@ bool Stream::done() const {
 }
 
 void Stream::cancel() { state_->inbox->cancel(state_->id); }
+void Stream::cancel_sample(int32_t sample) { state_->inbox->cancel(state_->id, sample); }
 
 void Stream::on_ready(std::function<void()> notify) {
   const std::lock_guard lock(state_->mutex);

@@ -22,12 +22,16 @@ struct Inbox {
   std::mutex mutex;
   std::condition_variable news;
   std::vector<std::shared_ptr<Job>> jobs;
-  std::vector<uint64_t> cancelled;
+  struct Cancel {
+    uint64_t request;
+    int32_t sample;  // -1: all of them
+  };
+  std::vector<Cancel> cancelled;
   bool stop = false;   // no more jobs are taken
   bool drain = false;  // those taken are finished first
   bool poked = false;  // something outside has changed: a read from disk is there
 
-  void cancel(uint64_t id);
+  void cancel(uint64_t id, int32_t sample = -1);
   void poke();
 };
 

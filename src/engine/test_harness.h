@@ -21,6 +21,7 @@ inline const std::string kLlamaModel = "tests/golden/models/llama3/model.gguf";
 struct Answer {
   std::vector<int32_t> tokens;
   std::string text;
+  std::vector<float> embedding;
   FinishReason finish = FinishReason::kError;
   std::string error;
   Usage usage;
@@ -77,6 +78,7 @@ struct Harness {
       }
       answer.ended = true;
       answer.finish = event->finish;
+      answer.embedding = std::move(event->embedding);
       answer.error = event->error;
       answer.usage = event->usage;
     }

@@ -60,6 +60,10 @@ class Model {
 
   // One step: logits of batch.logit_rows are in executor.logits() afterwards.
   void forward(Executor& executor, const Batch& batch) const;
+  // The hidden state of one row of that step behind the last norm, [hidden].
+  void read_hidden(Executor& executor, int32_t row, std::span<float> to) const {
+    executor.read_hidden({weights_.output_norm.get(), config_.norm_eps}, row, to);
+  }
 
  protected:
   // A decoder layer in this architecture's own words.

@@ -10,6 +10,7 @@
 #include "conversation.h"
 #include "http/http_parser.h"
 #include "json_text.h"
+#include "prompts.h"
 #include "touch.h"
 
 namespace {
@@ -25,6 +26,10 @@ void read_body(const HttpRequest& request) {
     const Fields fields(body);
     fields.number("temperature", 0, 2);
     fields.integer("max_tokens", 1, 1 << 28);
+    if (fields.has("prompt")) {
+      for (const Prompt& prompt : read_prompts(fields, "prompt", 1000, 16))
+        fuzz::touch(prompt.path + prompt.text);
+    }
     const chat::Conversation conversation = read_conversation(fields);
     for (const chat::Message& message : conversation.messages) fuzz::touch(message.role + message.content);
   } catch (const ApiError& error) {

@@ -29,6 +29,7 @@ class CpuBackend final : public Backend {
   std::string_view isa() const override { return kernels_.name; }
   int threads() const override { return pool_.size(); }
   DType default_kv_type() const override { return DType::kBF16; }
+  bool gives_hidden_states() const override { return true; }
   bool supports_kv_type(DType type) const override {
     return type == DType::kF32 || type == DType::kF16 || type == DType::kBF16 || type == DType::kQ8_0 ||
            type == DType::kF8E4M3;

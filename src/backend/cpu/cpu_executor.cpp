@@ -209,6 +209,12 @@ std::span<const float> CpuExecutor::logits() {
   return {work_->logits, batch_.logit_rows.size() * static_cast<size_t>(spec_.vocab)};
 }
 
+void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to) {
+  MILLRACE_CHECK(row >= 0 && row < rows_ && std::ssize(to) == spec_.hidden);
+  kernels_.rms_norm(work_->residual + row * int64_t{spec_.hidden}, values_of(norm.weight), norm.eps,
+                    spec_.hidden, to.data());
+}
+
 CpuExecutor::SlotShape CpuExecutor::shape_of(Slot slot) {
   const Workspace& w = *work_;
   switch (slot) {

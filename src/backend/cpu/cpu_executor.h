@@ -32,6 +32,7 @@ class CpuExecutor final : public Executor {
   void experts_add(const Experts& op) override;
   void norm_logits(const Logits& op) override;
   std::span<const float> logits() override;
+  void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override;
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
   void write_block(int group, int32_t block, std::span<const std::byte> from) override;
   void copy_block(int group, int32_t from, int32_t to) override;

@@ -14,6 +14,7 @@ class ReferenceBackend final : public Backend {
   std::string_view isa() const override { return "none"; }
   int threads() const override { return 1; }
   DType default_kv_type() const override { return DType::kF32; }
+  bool gives_hidden_states() const override { return true; }
   bool supports_kv_type(DType type) const override { return type == DType::kF32; }
 
   size_t weight_bytes(const TensorView& view, WeightUse use) const override {

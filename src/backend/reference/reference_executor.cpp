@@ -173,6 +173,11 @@ class ReferenceExecutor final : public Executor {
     return {logits_.data(), batch_.logit_rows.size() * spec_.vocab};
   }
 
+  void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override {
+    MILLRACE_CHECK(row >= 0 && row < rows_ && std::ssize(to) == spec_.hidden);
+    rms_norm(norm, &residual_[static_cast<int64_t>(row) * spec_.hidden], spec_.hidden, to.data());
+  }
+
   void read_block(int group, int32_t block, std::span<std::byte> to) override {
     const std::span<std::byte> from = block_bytes(group, block);
     MILLRACE_CHECK(to.size() == from.size());

@@ -1,0 +1,175 @@
+// Any bytes as the body of a request, through all of the server behind its sockets and a tiny model: every
+// endpoint answers with JSON and no fault of its own, streams are events of JSON. The first byte chooses
+// endpoint and model. Bytes without a brace are edits of a body that is right: pairs of a place in its tree
+// and a value to put there. Answers are followed for a few steps and then left, as a client that goes away.
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "server/api.h"
+#include "touch.h"
+
+namespace {
+
+using namespace millrace;
+using namespace millrace::server;
+
+struct World {
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Api> api;
+};
+
+World make_world(const char* model) {
+  EngineOptions options;
+  options.model = model;
+  options.threads = 1;
+  options.context = 96;
+  options.kv_tokens = 1024;
+  options.max_running = 4;
+  ServerOptions server;
+  server.model_id = "m";
+  server.stored_responses = 8;
+  server.request_timeout_s = 1;
+  World world{Engine::create(options), nullptr};
+  world.api = std::make_unique<Api>(*world.engine, server);
+  world.api->run_detached = [](const std::shared_ptr<Answer>&) {};
+  return world;
+}
+
+World& world(size_t which) {
+  static World* const worlds = new World[2]{make_world("tests/golden/models/gpt-oss-w32/model.gguf"),
+                                            make_world("tests/golden/models/llama3/model.gguf")};
+  return worlds[which];
+}
+
+void check(bool good) {
+  if (!good) __builtin_trap();
+}
+
+void check_response(const HttpResponse& response) {
+  check(response.status < 500 || response.status == 503);
+  check(Json::accept(response.body));
+}
+
+// Server-sent events: lines `data: JSON`, `event: name`, comments, and nothing else.
+void check_events(std::string_view text) {
+  while (!text.empty()) {
+    const size_t end = text.find('\n');
+    check(end != std::string_view::npos);
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(end + 1);
+    if (line.starts_with("data: ")) {
+      check(line == "data: [DONE]" || Json::accept(line.substr(6)));
+    } else {
+      check(line.empty() || line.starts_with("event: ") || line.starts_with(":"));
+    }
+  }
+}
+
+void follow(std::unique_ptr<Answer> answer) {
+  struct News {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool there = false;
+  };
+  const auto news = std::make_shared<News>();
+  answer->on_ready([news] {
+    const std::lock_guard lock(news->mutex);
+    news->there = true;
+    news->changed.notify_one();
+  });
+  constexpr int kSteps = 12;
+  for (int step = 0; step < kSteps; ++step) {
+    std::string out;
+    const bool done = answer->advance(out, 1 << 16);
+    check_events(out);
+    if (const std::optional<HttpResponse> response = answer->response()) check_response(*response);
+    if (done) return;
+    std::unique_lock lock(news->mutex);
+    check(news->changed.wait_for(lock, std::chrono::seconds(8), [&] { return news->there; }));
+    news->there = false;
+  }
+}
+
+// Every value of the tree, in order, until the `left`-th.
+Json* find_place(Json& node, size_t& left) {
+  if (left-- == 0) return &node;
+  if (!node.is_structured()) return nullptr;
+  for (Json& child : node) {
+    if (Json* const found = find_place(child, left)) return found;
+  }
+  return nullptr;
+}
+
+// A body with everything in it that an endpoint reads.
+constexpr std::string_view kBodies[] = {
+    R"({"model": "m", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text",
+     "text": "a"}]}, {"role": "assistant", "content": null, "reasoning": "r", "tool_calls": [{"id": "c", "type": "function",
+     "function": {"name": "f", "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "c", "content": "4"}],
+     "tools": [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object",
+     "properties": {"a": {"type": "string"}}, "required": ["a"]}, "strict": true}}], "tool_choice": "auto", "max_tokens": 4,
+     "stream": true, "stream_options": {"include_usage": true}, "n": 2, "seed": 1, "stop": ["x", "yz"], "logprobs": true,
+     "top_logprobs": 2, "logit_bias": {"7": -100}, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+     "presence_penalty": 1, "repetition_penalty": 1.1, "reasoning_effort": "low", "response_format": {"type": "text"},
+     "chat_template_kwargs": {"a": 1}, "priority": 1, "cache_salt": "s", "parallel_tool_calls": true})",
+    R"({"model": "m", "instructions": "i", "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+     {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+     {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+     {"type": "function_call_output", "call_id": "c", "output": "o"}], "tools": [{"type": "function", "name": "f",
+     "parameters": {"type": "object"}, "strict": false}], "tool_choice": "auto", "max_output_tokens": 4, "stream": false,
+     "reasoning": {"effort": "high"}, "text": {"format": {"type": "text"}}, "metadata": {"a": "b"}, "store": true,
+     "temperature": 1, "top_logprobs": 1, "include": ["message.output_text.logprobs"], "previous_response_id": null,
+     "background": false})",
+    R"({"prompt": ["a b", [1, 2, 3]], "n": 2, "max_tokens": 3, "echo": true, "stream": false, "stop": "q", "logprobs": null,
+     "ignore_eos": true, "regex": "(ab|c)+", "grammar": null, "suffix": null, "best_of": 2, "user": "u"})",
+    R"({"input": [[1, 2], [3], "a b"], "pooling": "last", "dimensions": 5, "encoding_format": "base64", "model": "m"})",
+    R"({"content": "a", "add_special": false, "parse_special": true, "messages": null})",
+    R"({"tokens": [1, 200, 3], "show_special": false})",
+    R"({"messages": [{"role": "user", "content": "a"}], "tools": [], "reasoning_effort": "low"})"};
+
+std::string edited(std::string_view edits, std::string_view text) {
+  Json body = Json::parse(text);
+  static const Json kValues = Json::parse(
+      R"([null, true, false, 0, 1, 2, -1, 3.5, 1e300, 9223372036854775807, 18446744073709551615, -9223372036854775808,
+          "", "a", "auto", "required", "none", "low", "high", "user", "assistant", "tool", "developer", "f", "text",
+          "json_object", "json_schema", "function", "\u0000", "<|end|>", "\ud83d\ude00", "[a-", "(a|b)*", "root ::= \"a\"",
+          [], {}, [[]], [1, 2, 3], ["a", 1], [null], {"a": 1}, {"type": "text"}, {"type": "object"}, {"type": "string"},
+          {"type": "function", "name": "f"}, {"type": "json_object"}, {"effort": "low"}, {"include_usage": true},
+          {"role": "user", "content": "a"}, [{"role": "user", "content": "a"}], [{"type": "input_text", "text": "b"}]])");
+  for (size_t i = 0; i + 1 < edits.size(); i += 2) {
+    size_t left = static_cast<uint8_t>(edits[i]);
+    if (Json* const place = find_place(body, left)) {
+      *place = kValues[static_cast<uint8_t>(edits[i + 1]) % kValues.size()];
+    }
+  }
+  return body.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  constexpr std::string_view kPaths[] = {"/v1/chat/completions", "/v1/responses", "/v1/completions",
+                                         "/v1/embeddings",       "/tokenize",     "/detokenize",
+                                         "/apply-template"};
+  if (size == 0) return 0;
+  Api& api = *world(data[0] >= 128 ? 1 : 0).api;
+  HttpRequest request;
+  request.method = "POST";
+  const size_t which = data[0] % std::size(kPaths);
+  request.path = request.target = kPaths[which];
+  const std::string_view rest(reinterpret_cast<const char*>(data + 1), size - 1);
+  request.body = rest.find('{') == std::string_view::npos ? edited(rest, kBodies[which]) : std::string(rest);
+  Client client;
+  client.request_id = "r";
+  Reply reply = api.handle(request, client);
+  if (reply.answer) {
+    follow(std::move(reply.answer));
+  } else {
+    check_response(reply.response);
+  }
+  return 0;
+}
