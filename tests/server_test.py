@@ -10,6 +10,7 @@ import array
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -604,6 +605,23 @@ class Limits(unittest.TestCase):
         self.assertEqual(server.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2})[0], 200)
         self.assertTrue(wait_for(lambda: server.stats()["requests"]["cancelled"] == 1, 60), server.stats()["requests"])
         slow.close()
+
+    @unittest.skipUnless(shutil.which("prlimit"), "no prlimit; apt-get install util-linux")
+    def test_more_connections_than_files(self):
+        server = Server(BINARY, SMOLLM2, "--ctx", 256, "--max-running", 2)
+        server.command = ["prlimit", "--nofile=32:100", *server.command]
+        with server:
+            self.assertIn("the limit of open files leaves fewer connections", server.log())
+            most = server.stats()["server"]["max_connections"]
+            self.assertTrue(32 < most < 100, most)  # the soft limit was raised
+            idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(150)]
+            # The first of those that are too many is told so at once, and nothing but connections is refused.
+            idle[most + 1].settimeout(10)
+            self.assertIn(b"too many connections", idle[most + 1].recv(4096))
+            for s in idle:
+                s.close()
+            self.assertTrue(wait_for(lambda: b" 200 " in server.raw(b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n")))
+            self.assertNotIn("accept failed", server.log())
 
     def test_sigterm_drains(self):
         server = self.start("--idle-timeout", 30)

@@ -96,6 +96,9 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
   r->model_ = Model::load(r->checkpoint_, *r->backend_, options.progress, options.quantize);
   r->executor_ = r->backend_->make_executor(r->spec_);
   if (options.wrap_executor) r->executor_ = options.wrap_executor(std::move(r->executor_));
+  // A step with more drafts than any before it is no reason to allocate.
+  r->tokens_.reserve(static_cast<size_t>(r->spec_.max_tokens));
+  r->logit_rows_.reserve(static_cast<size_t>(r->spec_.max_logit_rows));
   r->store_ = std::make_unique<ExecutorStore>(*r->executor_);
   kv::CacheOptions cache = options.cache;
   cache.groups.clear();

@@ -214,7 +214,12 @@ void find_first_and_follow(Automaton& automaton) {
   }
 }
 
-void find_plain(Automaton& automaton, RuleId non_ascii) {
+// Whether plain characters may follow where the state's rule ends.
+bool plain_after(const Automaton& automaton, const State& state, const ByteSet& plain) {
+  return state.accepting && (automaton.rules[state.rule].follow & plain).any();
+}
+
+void find_plain(Automaton& automaton, RuleId non_ascii, RuleId separators) {
   ByteSet plain, plain_ascii;
   for (unsigned b = 0; b < 256; ++b) {
     if (is_plain(b)) plain.set(b);
@@ -236,12 +241,14 @@ void find_plain(Automaton& automaton, RuleId non_ascii) {
         state.plain_next = edge.target;
     }
     for (const CallEdge& edge : automaton.calls_of(s)) {
+      if (edge.rule == separators) continue;  // begins like plain characters, and is none
       if (edge.rule == non_ascii && edge.target == state.plain_next) continue;
       if ((automaton.rules[edge.rule].first & plain).any()) other_calls = true;
     }
-    state.plain_only = state.plain_next != kNoState && !state.accepting && !other_calls &&
+    const bool ends = plain_after(automaton, state, plain);
+    state.plain_only = state.plain_next != kNoState && !ends && !other_calls &&
                        (bytes_to(s, state.plain_next, true) & plain).none();
-    state.plain_dead = !state.accepting && (first_of(automaton, s) & plain).none();
+    state.plain_dead = !ends && (first_of(automaton, s) & plain).none();
   }
 }
 
@@ -277,7 +284,7 @@ Automaton compile_automaton(const GrammarBuilder& builder, RuleId root, const st
   automaton.states.push_back(end);
   rank_rules(automaton, what);
   find_first_and_follow(automaton);
-  find_plain(automaton, lowering.non_ascii());
+  find_plain(automaton, lowering.non_ascii(), lowering.separators());
   return automaton;
 }
 

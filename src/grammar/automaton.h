@@ -33,9 +33,9 @@ struct State {
   uint32_t first_byte_edge = 0, first_call_edge = 0;  // its edges end where those of the next state begin
   RuleId rule = 0;
   bool accepting = false;  // the rule may end here
-  // Plain characters are what a JSON string holds unescaped (is_plain). plain_next: any one of them leads
-  // there; kNoState: not so. plain_only: a plain character leads nowhere else. plain_dead: no plain character
-  // is possible, and the rule cannot end.
+  // Plain characters are what a JSON string holds unescaped and a pattern's dot takes (is_plain, and beyond
+  // ASCII all but line separators). plain_next: any one of them leads there; kNoState: not so. plain_only: a
+  // plain character leads nowhere else, not by the rule's end either. plain_dead: none is possible.
   bool plain_only = false, plain_dead = false;
   StateId plain_next = kNoState;
 };
@@ -70,6 +70,8 @@ struct Automaton {
 };
 
 constexpr bool is_plain(uint32_t c) { return c >= 0x20 && c != '"' && c != '\\'; }
+constexpr uint32_t kFirstLineSeparator = 0x2028, kLastLineSeparator = 0x2029;
+constexpr bool is_line_separator(uint32_t c) { return c >= kFirstLineSeparator && c <= kLastLineSeparator; }
 
 // Throws Error{kUnsupported} for what is too large or calls itself before it reads, Error{kBadInput} when no
 // text matches. `what` names the input in messages.

@@ -1,5 +1,7 @@
 // One answer held to a grammar: the set of configurations after what was accepted, and the mask of what may
-// come next. Steps are a microsecond or two, so a clone copies the set and shares all the rest.
+// come next. Steps are a microsecond or two, so a clone copies the set and shares all the rest. Masks that no
+// answer has needed before take up to milliseconds: another thread computes them while the model does its
+// step.
 #include <algorithm>
 #include <utility>
 
@@ -22,6 +24,8 @@ class GrammarConstraint final : public TokenConstraint {
         stepper_(grammar_->automaton()) {
     const Automaton& automaton = grammar_->automaton();
     stepper_.add(stacks_, {automaton.rules[automaton.root].start, 0}, set_);
+    // Here, on the thread of the one who asks: the first mask is there before the engine sees the request.
+    masks_->apply(automaton, *vocabulary_, stacks_, set_, {});
   }
 
   std::unique_ptr<TokenConstraint> clone() const override {
@@ -53,9 +57,19 @@ class GrammarConstraint final : public TokenConstraint {
     if (!is_text || !read(vocabulary_->bytes_of(token)))
       throw_error(ErrorCode::kBadInput, "constraint: token {} cannot come next", token);
     if (stacks_.size() > max_nodes_) forget_unused();
+    compute_ahead();
   }
 
  private:
+  // The next mask is asked for after the model's next step: what is missing for it is computed meanwhile.
+  void compute_ahead() {
+    if (masks_->is_ready(stacks_, set_)) return;
+    vocabulary_->background().post(
+        [grammar = grammar_, vocabulary = vocabulary_.get(), masks = masks_, stacks = stacks_, set = set_] {
+          masks->apply(grammar->automaton(), *vocabulary, stacks, set, {});
+        });
+  }
+
   // False, and nothing changes, if the bytes cannot come next.
   bool read(std::string_view bytes) {
     ConfigSet set = set_;

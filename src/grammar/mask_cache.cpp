@@ -1,8 +1,19 @@
 #include "grammar/mask_cache.h"
 
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
 #include "grammar/mask_walk.h"
 
 namespace millrace::grammar {
+namespace {
+
+// For another thread that computes what we want: most entries take less. It may have no core to run on: after
+// that we compute the same.
+constexpr std::chrono::milliseconds kPatience{1};
+
+}  // namespace
 
 size_t MaskEntry::bytes() const {
   constexpr size_t kOverhead = 256;  // of the node, its maps and its place in the map above
@@ -16,14 +27,46 @@ void MaskEntry::apply(const Vocabulary& vocabulary, std::span<uint64_t> mask) co
   for (const int32_t t : tokens) mask[t / 64] |= uint64_t{1} << (t % 64);
 }
 
+// Marks a place as being computed, until it goes.
+class MaskCache::Computing {
+ public:
+  Computing(MaskCache& cache, Place place) : cache_(cache), place_(place) {}
+  ~Computing() {
+    {
+      const std::unique_lock lock(cache_.mutex_);
+      cache_.computing_.erase(place_);
+    }
+    cache_.computed_.notify_all();
+  }
+  Computing(const Computing&) = delete;
+  Computing& operator=(const Computing&) = delete;
+
+ private:
+  MaskCache& cache_;
+  Place place_;
+};
+
 std::shared_ptr<MaskCache::Node> MaskCache::find(const Automaton& automaton, const Vocabulary& vocabulary,
                                                  StateId state, const std::shared_ptr<Node>& above) {
-  auto& map = above != nullptr ? above->below : roots_;
+  NodeMap& map = above != nullptr ? above->below : roots_;
   {
     std::shared_lock lock(mutex_);
     const auto it = map.find(state);
     if (it != map.end()) return it->second;
   }
+  const Place place = {above.get(), state};
+  bool is_ours = true;
+  {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      const auto it = map.find(state);
+      if (it != map.end()) return it->second;
+      is_ours = computing_.insert(place).second;
+      if (is_ours || computed_.wait_for(lock, kPatience) == std::cv_status::timeout) break;
+    }
+  }
+  std::optional<Computing> computing;
+  if (is_ours) computing.emplace(*this, place);
   auto node = std::make_shared<Node>();
   MaskWalk walk(automaton, vocabulary);
   node->entry = above != nullptr ? walk.from_exits(state, above->entry) : walk.from_state(state);
@@ -40,9 +83,26 @@ std::shared_ptr<MaskCache::Node> MaskCache::find(const Automaton& automaton, con
   return it->second;
 }
 
+bool MaskCache::is_ready(const Stacks& stacks, const ConfigSet& set) {
+  std::shared_lock lock(mutex_);
+  return std::all_of(set.configs.begin(), set.configs.end(), [&](const Config& config) {
+    return is_ready(stacks, config.stack, roots_, config.state);
+  });
+}
+
+bool MaskCache::is_ready(const Stacks& stacks, NodeId stack, const NodeMap& map, StateId state) const {
+  const auto it = map.find(state);
+  if (it == map.end()) return false;
+  if (it->second->entry.exits.empty()) return true;
+  const std::span<const StackEdge> edges = stacks.edges(stack);
+  return std::all_of(edges.begin(), edges.end(), [&](const StackEdge& edge) {
+    return edge.target == kBottom || is_ready(stacks, edge.below, it->second->below, edge.target);
+  });
+}
+
 void MaskCache::descend(const Automaton& automaton, const Vocabulary& vocabulary, const Stacks& stacks,
                         NodeId stack, const std::shared_ptr<Node>& node, std::span<uint64_t> mask) {
-  node->entry.apply(vocabulary, mask);
+  if (!mask.empty()) node->entry.apply(vocabulary, mask);
   if (node->entry.exits.empty()) return;
   for (const StackEdge& edge : stacks.edges(stack)) {
     if (edge.target == kBottom) continue;

@@ -8,12 +8,15 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "grammar/automaton.h"
@@ -37,9 +40,11 @@ struct MaskEntry {
 class MaskCache {
  public:
   explicit MaskCache(size_t max_bytes) : max_bytes_(max_bytes) {}
-  // Sets the bits of all tokens that may come next.
+  // Sets the bits of all tokens that may come next; with an empty mask, only computes what is missing for it.
   void apply(const Automaton& automaton, const Vocabulary& vocabulary, const Stacks& stacks,
              const ConfigSet& set, std::span<uint64_t> mask);
+  // Whether apply() would find all it needs.
+  bool is_ready(const Stacks& stacks, const ConfigSet& set);
   size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
   size_t num_computed() const { return num_computed_.load(std::memory_order_relaxed); }
 
@@ -48,16 +53,23 @@ class MaskCache {
     MaskEntry entry = {};
     std::unordered_map<StateId, std::shared_ptr<Node>> below = {};  // under mutex_
   };
-  // The entry of `state` after `above` (null: at the beginning of a token), computed if it is not there.
+  using Place = std::pair<const Node*, StateId>;
+  class Computing;
+  using NodeMap = std::unordered_map<StateId, std::shared_ptr<Node>>;
+  // The entry of `state` after `above` (null: at the beginning of a token), computed if it is not there. Who
+  // finds another thread computing it waits a while.
   std::shared_ptr<Node> find(const Automaton& automaton, const Vocabulary& vocabulary, StateId state,
                              const std::shared_ptr<Node>& above);
+  bool is_ready(const Stacks& stacks, NodeId stack, const NodeMap& map, StateId state) const;
   void descend(const Automaton& automaton, const Vocabulary& vocabulary, const Stacks& stacks, NodeId stack,
                const std::shared_ptr<Node>& node, std::span<uint64_t> mask);
 
   size_t max_bytes_;
   std::atomic<size_t> bytes_ = 0, num_computed_ = 0;
   std::shared_mutex mutex_;
-  std::unordered_map<StateId, std::shared_ptr<Node>> roots_;
+  std::condition_variable_any computed_;
+  std::set<Place> computing_;  // under mutex_
+  NodeMap roots_;
 };
 
 }  // namespace millrace::grammar

@@ -37,6 +37,9 @@ std::vector<Case> cases() {
       {"brackets", compile_gbnf("root ::= (\"[\" root \"]\" | \"{\" root \"}\")*")},
       {"nothing but the empty text", compile_regex("")},
       {"counted prose", compile_regex(".{0,40}|[a-z ]{3,50}")},
+      {"dots", compile_regex(".{2,9}(\"[^\\n]{0,3})?")},
+      {"prose and more",
+       compile_gbnf("root ::= (word \"\\n\")* word\nword ::= [^\\n\\u2028]{1,6} | . \"x\"")},
   };
 }
 
@@ -74,6 +77,80 @@ TEST(Mask, IsWhatTryingEveryTokenGives) {
         text += tokens[token];
       }
     }
+  }
+}
+
+// A stack under a rule: up to three of its callers, their callers and so on.
+NodeId some_stack(const Automaton& automaton, Stacks& stacks, RuleId rule, std::mt19937_64& random) {
+  std::vector<StateId> returns;
+  for (uint64_t depth = random() % 4; depth > 0; --depth) {
+    std::vector<StateId> targets;
+    for (const CallEdge& edge : automaton.call_edges) {
+      if (edge.rule == rule) targets.push_back(edge.target);
+    }
+    if (targets.empty()) break;
+    returns.push_back(targets[random() % targets.size()]);
+    rule = automaton.states[returns.back()].rule;
+  }
+  NodeId stack = 0;
+  for (; !returns.empty(); returns.pop_back()) {
+    const StackEdge edge = {returns.back(), stack};
+    stack = stacks.node({&edge, 1});
+  }
+  return stack;
+}
+
+// Any state, as it is or on a stack: what the compiler knows of plain characters must never show in a mask.
+TEST(Mask, OfRandomStatesIsThePlainWalks) {
+  std::vector<std::string> tokens = test_tokens();
+  for (const char* text :
+       {"\u2028", "a\u2028b", "x\u2029", "it was the best of times", "éé€é", "日本語も\"", "ab\ncd"})
+    tokens.insert(tokens.end() - 1, text);
+  const Vocabulary vocabulary(tokens);
+  std::mt19937_64 random(11);
+  for (const Case& c : cases()) {
+    const Automaton& automaton = c.grammar->automaton();
+    MaskCache cache(size_t{1} << 24);
+    Stacks stacks;
+    Stepper stepper(automaton);
+    ConfigSet start, set, next;
+    std::vector<Config> expanded;
+    for (int trial = 0; trial < 40; ++trial) {
+      const auto state = static_cast<StateId>(random() % automaton.num_states());
+      start.clear();
+      stepper.add(stacks, {state, some_stack(automaton, stacks, automaton.states[state].rule, random)},
+                  start);
+      std::vector<uint64_t> mask(vocabulary.num_words(), 0);
+      cache.apply(automaton, vocabulary, stacks, start, mask);
+      for (size_t t = 0; t < tokens.size(); ++t) {
+        set = start;
+        for (const char byte : tokens[t]) {
+          stepper.expand(stacks, set.configs, expanded);
+          stepper.shift(stacks, expanded, static_cast<uint8_t>(byte), next);
+          std::swap(set, next);
+        }
+        ASSERT_EQ(has(mask, t), !tokens[t].empty() && set.alive())
+            << c.name << ": token '" << tokens[t] << "', state " << start.configs[0].state << ", trial "
+            << trial;
+      }
+    }
+  }
+}
+
+TEST(Mask, IsComputedBeforeItIsAskedFor) {
+  const std::vector<std::string> tokens = test_tokens();
+  const auto vocabulary = make_vocabulary(tokens);
+  const auto grammar =
+      compile_json_schema(R"({"type": "object", "properties": {"foo": {"type": "string"}}})");
+  const auto constraint = constrain(grammar, vocabulary, {test_end_token()});
+  const auto computed = [&] { return grammar->masks(vocabulary)->num_computed(); };
+  for (const char byte : std::string("{\"foo\":\"a")) {
+    vocabulary->background().wait_until_idle();
+    const size_t before = computed();
+    EXPECT_GT(before, 0u);
+    mask_of(*constraint, tokens.size());
+    EXPECT_EQ(computed(), before) << byte;
+    constraint->accept(byte);
   }
 }
 
@@ -144,9 +221,11 @@ TEST(Mask, SecondRequestComputesNothing) {
   const auto vocabulary = make_vocabulary(tokens);
   const auto grammar = compile_json_object();
   random_walk(grammar, vocabulary, tokens, 5);
+  vocabulary->background().wait_until_idle();
   const size_t computed = grammar->masks(vocabulary)->num_computed();
   EXPECT_GT(computed, 0u);
   random_walk(grammar, vocabulary, tokens, 5);
+  vocabulary->background().wait_until_idle();
   EXPECT_EQ(grammar->masks(vocabulary)->num_computed(), computed);
 }
 

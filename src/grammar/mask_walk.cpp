@@ -1,14 +1,19 @@
 #include "grammar/mask_walk.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace millrace::grammar {
 
 MaskWalk::MaskWalk(const Automaton& automaton, const Vocabulary& vocabulary)
-    : automaton_(automaton), vocabulary_(vocabulary), stepper_(automaton) {
-  sets_.emplace_back();
-  sets_[0].next.fill(kDead);
-}
+    : automaton_(automaton),
+      vocabulary_(vocabulary),
+      stepper_(automaton),
+      next_(256, kDead),
+      ends_(1, 0),
+      expanded_(1),
+      path_(vocabulary.longest_token() + 1, kDead),
+      found_(vocabulary.num_words(), 0) {}
 
 int32_t MaskWalk::number_of(ConfigSet& set) {
   if (!set.alive()) return kDead;
@@ -16,20 +21,28 @@ int32_t MaskWalk::number_of(ConfigSet& set) {
   // The bottom's own end is part of the set: a configuration of no state.
   std::vector<Config> key = set.configs;
   if (set.ends) key.push_back({kBottom, 0});
-  const auto [it, is_new] = number_of_.try_emplace(std::move(key), static_cast<int32_t>(sets_.size()));
+  const auto [it, is_new] = number_of_.try_emplace(std::move(key), static_cast<int32_t>(ends_.size()));
   if (is_new) {
-    Set& added = sets_.emplace_back();
-    added.next.fill(kUnknown);
-    added.ends = set.ends;
-    stepper_.expand(stacks_, set.configs, added.expanded);
+    next_.resize(next_.size() + 256, kUnknown);
+    ends_.push_back(set.ends ? 1 : 0);
+    stepper_.expand(stacks_, set.configs, expanded_.emplace_back());
   }
   return it->second;
 }
 
 int32_t MaskWalk::compute_step(int32_t set, uint8_t byte) {
-  stepper_.shift(stacks_, sets_[set].expanded, byte, scratch_);
+  // Bytes that no edge tells apart lead to the same set: one step for all of them.
+  int first = 0, last = 255;
+  for (const Config& config : expanded_[set]) {
+    for (const ByteEdge& edge : automaton_.bytes_of(config.state)) {
+      first = std::max<int>(first, edge.last < byte ? edge.last + 1 : edge.first <= byte ? edge.first : 0);
+      last = std::min<int>(last, edge.first > byte ? edge.first - 1 : edge.last >= byte ? edge.last : 255);
+    }
+  }
+  stepper_.shift(stacks_, expanded_[set], byte, scratch_);
   const int32_t next = number_of(scratch_);
-  sets_[set].next[byte] = next;
+  const auto row = next_.begin() + static_cast<std::ptrdiff_t>(set) * 256;
+  std::fill(row + first, row + last + 1, next);
   return next;
 }
 
@@ -37,21 +50,29 @@ int32_t MaskWalk::start(StateId state) {
   ConfigSet set;
   stepper_.add(stacks_, {state, 0}, set);
   follow_ = automaton_.rules[automaton_.states[state].rule].follow;
+  has_follow_ = follow_.any();
   return number_of(set);
 }
 
 bool MaskWalk::may_go_on(std::span<const TrieNode> trie, uint32_t node) const {
+  if (!has_follow_) return false;
   for (uint32_t child = node + 1; child < trie[node].end; child = trie[child].end) {
     if (follow_.test(trie[child].byte)) return true;
   }
   return false;
 }
 
+void MaskWalk::take(const TrieNode& node) {
+  const auto add = [&](int32_t t) { found_[t / 64] |= uint64_t{1} << (t % 64); };
+  if (node.token < 0) return;
+  add(node.token);
+  if (!node.has_same) return;
+  for (int32_t t = vocabulary_.next_same(node.token); t >= 0; t = vocabulary_.next_same(t)) add(t);
+}
+
 void MaskWalk::walk(std::span<const TrieNode> trie, uint32_t node, int32_t set) {
   const uint32_t end = trie[node].end;
-  const size_t base = trie[node].depth;
-  if (path_.size() < base + 2) path_.resize(base + 2);
-  path_[base] = set;
+  path_[trie[node].depth] = set;
   for (uint32_t i = node + 1; i < end;) {
     const TrieNode& at = trie[i];
     const int32_t next = step(path_[at.depth - 1u], at.byte);
@@ -59,23 +80,26 @@ void MaskWalk::walk(std::span<const TrieNode> trie, uint32_t node, int32_t set) 
       i = at.end;
       continue;
     }
-    if (path_.size() <= at.depth) path_.resize(at.depth + 1u);
     path_[at.depth] = next;
-    for (int32_t t = at.token; t >= 0; t = vocabulary_.next_same(t)) tokens_.push_back(t);
-    if (sets_[next].ends && may_go_on(trie, i)) exits_.push_back(i);
+    take(at);
+    if (ends_[next] != 0 && may_go_on(trie, i)) exits_.push_back(i);
     ++i;
   }
 }
 
 MaskEntry MaskWalk::finish(MaskEntry entry) {
+  size_t count = 0;
+  for (const uint64_t word : found_) count += static_cast<size_t>(std::popcount(word));
   // A list costs a random write per token, a mask one word per 64 tokens of the vocabulary.
-  if (tokens_.size() > vocabulary_.num_tokens() / 64) {
-    entry.dense.assign(vocabulary_.num_words(), 0);
-    for (const int32_t t : tokens_) entry.dense[t / 64] |= uint64_t{1} << (t % 64);
+  if (count > vocabulary_.num_tokens() / 64) {
+    entry.dense = std::move(found_);
   } else {
-    std::sort(tokens_.begin(), tokens_.end());
-    tokens_.erase(std::unique(tokens_.begin(), tokens_.end()), tokens_.end());
-    entry.tokens = tokens_;
+    entry.tokens.reserve(count);
+    for (size_t w = 0; w < found_.size(); ++w) {
+      for (uint64_t word = found_[w]; word != 0; word &= word - 1) {
+        entry.tokens.push_back(static_cast<int32_t>(w * 64 + static_cast<size_t>(std::countr_zero(word))));
+      }
+    }
   }
   entry.exits = std::move(exits_);
   return entry;
@@ -108,7 +132,7 @@ MaskEntry MaskWalk::from_exits(StateId state, const MaskEntry& above) {
   const std::span<const TrieNode> trie = above.in_all ? vocabulary_.all() : vocabulary_.not_plain();
   const int32_t first = start(state);
   for (const uint32_t node : above.exits) {
-    if (sets_[first].ends && may_go_on(trie, node)) exits_.push_back(node);
+    if (ends_[first] != 0 && may_go_on(trie, node)) exits_.push_back(node);
     walk(trie, node, first);
   }
   return finish(std::move(entry));

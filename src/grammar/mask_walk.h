@@ -26,32 +26,31 @@ class MaskWalk {
 
  private:
   static constexpr int32_t kUnknown = -1, kDead = 0;  // set 0 is the dead one
-  struct Set {
-    std::vector<Config> expanded = {};
-    std::array<int32_t, 256> next = {};
-    bool ends = false;
-  };
   int32_t start(StateId state);
   int32_t number_of(ConfigSet& set);
   int32_t step(int32_t set, uint8_t byte) {
-    const int32_t known = sets_[set].next[byte];
+    const int32_t known = next_[static_cast<size_t>(set) * 256 + byte];
     return known != kUnknown ? known : compute_step(set, byte);
   }
   int32_t compute_step(int32_t set, uint8_t byte);
   bool may_go_on(std::span<const TrieNode> trie, uint32_t node) const;
   void walk(std::span<const TrieNode> trie, uint32_t node, int32_t set);
+  void take(const TrieNode& node);
   MaskEntry finish(MaskEntry entry);
 
   const Automaton& automaton_;
   const Vocabulary& vocabulary_;
   Stacks stacks_;
   Stepper stepper_;
-  std::vector<Set> sets_;
+  std::vector<int32_t> next_;                  // [set][byte]
+  std::vector<uint8_t> ends_;                  // [set]
+  std::vector<std::vector<Config>> expanded_;  // [set]
   std::map<std::vector<Config>, int32_t> number_of_;
   ConfigSet scratch_;
-  ByteSet follow_;               // what may come after the rule of the first state
+  ByteSet follow_;  // what may come after the rule of the first state
+  bool has_follow_ = false;
   std::vector<int32_t> path_;    // set at each depth
-  std::vector<int32_t> tokens_;  // found
+  std::vector<uint64_t> found_;  // mask of tokens
   std::vector<uint32_t> exits_;
 };
 

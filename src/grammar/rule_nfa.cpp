@@ -13,6 +13,17 @@ constexpr uint64_t kInlineOnceSize = 4000;  // into its only caller
 constexpr uint64_t kRepeatInlineSize = 10;  // larger bodies of counted repetitions are called
 constexpr uint64_t kTooLarge = uint64_t{1} << 40;
 
+const CodepointSet& line_separators() {
+  static const CodepointSet set(kFirstLineSeparator, kLastLineSeparator);
+  return set;
+}
+
+const CodepointSet& plain_beyond_ascii() {
+  static const CodepointSet set =
+      CodepointSet(0x80, kLastCodepoint).intersection(line_separators().complement());
+  return set;
+}
+
 }  // namespace
 
 RuleLowering::RuleLowering(const GrammarBuilder& builder, RuleId root, std::string what)
@@ -143,8 +154,8 @@ std::vector<RuleLowering::Lowered> RuleLowering::lower() {
     tails_.clear();
     nfa.start = new_state();
     nfa.accept = new_state();
-    if (is_expr && id == kNoRule) {
-      lower_set(CodepointSet(0x80, kLastCodepoint), nfa.start, nfa.accept, false);
+    if (i == non_ascii_ || i == separators_) {
+      lower_set(i == separators_ ? line_separators() : plain_beyond_ascii(), nfa.start, nfa.accept, false);
     } else {
       lower(is_expr ? id : builder_.rules()[id].body, nfa.start, nfa.accept);
     }
@@ -171,13 +182,13 @@ RuleId RuleLowering::outlined(ExprId body) {
   return it->second;
 }
 
-RuleId RuleLowering::non_ascii_rule() {
-  if (non_ascii_ == kNoRule) {
-    non_ascii_ = static_cast<RuleId>(lowered_.size());
-    lowered_.push_back({"(beyond ASCII)", {}});
+RuleId RuleLowering::characters_rule(RuleId& rule, const char* name) {
+  if (rule == kNoRule) {
+    rule = static_cast<RuleId>(lowered_.size());
+    lowered_.push_back({name, {}});
     pending_.push_back({true, kNoRule});
   }
-  return non_ascii_;
+  return rule;
 }
 
 uint32_t RuleLowering::new_state() {
@@ -237,14 +248,18 @@ void RuleLowering::lower(ExprId id, uint32_t from, uint32_t to) {
 }
 
 void RuleLowering::lower_set(const CodepointSet& set, uint32_t from, uint32_t to, bool may_call) {
-  static const CodepointSet beyond_ascii(0x80, kLastCodepoint);
-  const bool calls = may_call && set.contains(beyond_ascii);
-  if (calls) add_edge(from, {Nfa::Edge::Kind::kCall, 0, 0, non_ascii_rule(), to});
-  std::vector<Utf8Sequence> sequences;
-  for (const CodepointRange& range : set.ranges()) {
-    const CodepointRange part = {range.first, calls ? std::min(range.last, 0x7fu) : range.last};
-    if (part.first <= part.last) append_utf8_sequences(part, sequences);
+  const auto call = [&](RuleId rule) { add_edge(from, {Nfa::Edge::Kind::kCall, 0, 0, rule, to}); };
+  CodepointSet rest = set;
+  if (may_call && set.contains(plain_beyond_ascii())) {
+    call(characters_rule(non_ascii_, "(beyond ASCII)"));
+    rest = set.intersection(plain_beyond_ascii().complement());
+    if (set.contains(line_separators())) {
+      call(characters_rule(separators_, "(line separators)"));
+      rest = rest.intersection(line_separators().complement());
+    }
   }
+  std::vector<Utf8Sequence> sequences;
+  for (const CodepointRange& range : rest.ranges()) append_utf8_sequences(range, sequences);
   for (const Utf8Sequence& sequence : sequences) {
     uint32_t target = to;
     std::vector<uint32_t> tail = {to};

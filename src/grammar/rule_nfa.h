@@ -35,7 +35,9 @@ class RuleLowering {
   };
   // [0] is the root; calls in the automata are indices into this list.
   std::vector<Lowered> lower();
-  RuleId non_ascii() const { return non_ascii_; }  // the rule for "any character beyond ASCII", or kNoRule
+  // The rules for any character beyond ASCII but the line separators, and for these; kNoRule if never called.
+  RuleId non_ascii() const { return non_ascii_; }
+  RuleId separators() const { return separators_; }
 
   static constexpr RuleId kNoRule = 0xffffffff;
 
@@ -46,7 +48,7 @@ class RuleLowering {
   bool is_inlined(RuleId rule);
   RuleId called(RuleId rule);
   RuleId outlined(ExprId body);
-  RuleId non_ascii_rule();
+  RuleId characters_rule(RuleId& rule, const char* name);
 
   uint32_t new_state();
   void add_edge(uint32_t from, Nfa::Edge edge);
@@ -66,7 +68,7 @@ class RuleLowering {
   std::map<std::pair<bool, uint32_t>, RuleId> index_of_;
   // States from which a fixed tail of bytes leads to a target: shared by all characters that end alike.
   std::map<std::vector<uint32_t>, uint32_t> tails_;
-  RuleId non_ascii_ = kNoRule;
+  RuleId non_ascii_ = kNoRule, separators_ = kNoRule;
   Nfa* nfa_ = nullptr;
   size_t total_states_ = 0;
 };

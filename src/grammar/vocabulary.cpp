@@ -33,7 +33,7 @@ uint32_t plain_characters(std::string_view text) {
     }
     constexpr uint32_t kFirstOfLength[] = {0, 0, 0x80, 0x800, 0x10000};
     if (lead < 0xc2 || lead > 0xf4 || codepoint < kFirstOfLength[length] || codepoint > kLastCodepoint ||
-        (codepoint >= 0xd800 && codepoint <= 0xdfff)) {
+        (codepoint >= 0xd800 && codepoint <= 0xdfff) || is_line_separator(codepoint)) {
       return 0;
     }
     i += length;
@@ -50,6 +50,7 @@ Vocabulary::Vocabulary(const std::vector<std::string>& bytes) : next_same_(bytes
       throw_error(ErrorCode::kUnsupported, "vocabulary: token {} has {} bytes, at most {} are supported",
                   first_byte_.size(), token.size(), kMaxTokenBytes);
     first_byte_.push_back(static_cast<uint32_t>(bytes_.size()));
+    longest_token_ = std::max(longest_token_, token.size());
     bytes_ += token;
   }
   first_byte_.push_back(static_cast<uint32_t>(bytes_.size()));
@@ -81,9 +82,10 @@ Vocabulary::Vocabulary(const std::vector<std::string>& bytes) : next_same_(bytes
       }
       for (size_t i = common; i < text.size(); ++i) {
         path.push_back(static_cast<uint32_t>(trie.size()));
-        trie.push_back({0, -1, static_cast<uint16_t>(i + 1), static_cast<uint8_t>(text[i])});
+        trie.push_back({0, -1, static_cast<uint16_t>(i + 1), static_cast<uint8_t>(text[i]), false});
       }
       TrieNode& node = trie[path.back()];
+      node.has_same = node.token >= 0;
       if (node.token < 0) {
         node.token = t;
       } else if (with_plain) {  // the chain of equals is the same in both tries

@@ -1,8 +1,10 @@
 // The listener, the signals and the end: everything that is not one client's.
 #include "server.h"
 
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
+#include <array>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
@@ -10,6 +12,8 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/strand.hpp>
 #include <csignal>
+#include <filesystem>
+#include <iterator>
 #include <list>
 #include <thread>
 
@@ -30,20 +34,50 @@ std::chrono::steady_clock::duration seconds(double s) {
   return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(s));
 }
 
-// Each connection is a file to the system, and its usual limit is 1,024.
-void raise_file_limit() {
+// Each connection is a file to the system, and its usual limit is 1,024. Returns the limit, as high as it
+// goes.
+rlim_t raise_file_limit() {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return RLIM_INFINITY;
+  const rlim_t before = limit.rlim_cur;
   limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
+  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_max : before;
 }
+
+// So many connections leave files for all the rest: the cache's, those opened while running, and the sockets
+// of those who are refused, who would otherwise wait for an answer that nobody can give.
+int connections_within(rlim_t files, int wanted) {
+  constexpr rlim_t kReserve = 32;
+  std::error_code ignored;
+  const std::filesystem::directory_iterator open_files("/proc/self/fd", ignored);
+  const rlim_t taken = kReserve + static_cast<rlim_t>(std::distance(begin(open_files), end(open_files)));
+  const rlim_t room = files > taken ? files - taken : 1;
+  return room < static_cast<rlim_t>(wanted) ? static_cast<int>(room) : wanted;
+}
+
+// What is started meanwhile inherits the name, which tells the threads of this folder from the engine's (top
+// -H).
+class ThreadName {
+ public:
+  explicit ThreadName(const char* name) {
+    ::prctl(PR_GET_NAME, before_.data());
+    ::prctl(PR_SET_NAME, name);
+  }
+  ~ThreadName() { ::prctl(PR_SET_NAME, before_.data()); }
+  ThreadName(const ThreadName&) = delete;
+  ThreadName& operator=(const ThreadName&) = delete;
+
+ private:
+  std::array<char, 16> before_{};
+};
 
 class Server {
  public:
   Server(Api& api, const ServerOptions& options)
       : api_(api),
         options_(options),
-        workers_(static_cast<size_t>(options.threads)),
+        // The name lasts until the pool is made.
+        workers_((ThreadName("http-requests"), static_cast<size_t>(options.threads))),
         io_(options.threads),
         control_(asio::make_strand(io_)),
         acceptor_(control_),
@@ -105,7 +139,7 @@ std::string Server::listen() {
   check("set up");
   acceptor_.bind(endpoint, error);
   check("bind to");
-  acceptor_.listen(1024, error);
+  acceptor_.listen(tcp::acceptor::max_listen_connections, error);
   check("listen on");
   const tcp::endpoint at = acceptor_.local_endpoint();
   const std::string address = at.address().to_string();
@@ -118,7 +152,10 @@ void Server::run() {
   asio::co_spawn(control_, signal_loop(), asio::detached);
   asio::co_spawn(control_, sample_loop(), asio::detached);
   std::vector<std::thread> threads;
-  for (int i = 1; i < options_.threads; ++i) threads.emplace_back([this] { io_.run(); });
+  {
+    const ThreadName name("http");
+    for (int i = 1; i < options_.threads; ++i) threads.emplace_back([this] { io_.run(); });
+  }
   io_.run();
   for (std::thread& thread : threads) thread.join();
   workers_.join();
@@ -253,9 +290,15 @@ Awaitable<void> Server::run_detached(std::shared_ptr<Answer> answer) {
 
 void serve(Engine& engine, const ServerOptions& options,
            const std::function<void(const std::string& url)>& listening) {
-  raise_file_limit();
-  Api api(engine, options);
-  Server server(api, options);
+  ServerOptions within = options;
+  within.max_connections = connections_within(raise_file_limit(), options.max_connections);
+  Api api(engine, within);
+  if (within.max_connections < options.max_connections) {
+    api.log().write("warn", "the limit of open files leaves fewer connections (ulimit -Hn)",
+                    {{"max_connections", static_cast<double>(within.max_connections)},
+                     {"wanted", static_cast<double>(options.max_connections)}});
+  }
+  Server server(api, within);
   const std::string url = server.listen();
   listening(url);
   server.run();
