@@ -19,6 +19,9 @@ namespace millrace::kv {
 
 inline constexpr size_t kTestBlockBytes = kBlockTokens * sizeof(uint64_t);
 
+// Allocations of this thread until one fails; -1: never. operator new is in cache_test.cpp.
+extern thread_local int64_t test_fail_in;
+
 class TestStore final : public BlockStore {
  public:
   explicit TestStore(const std::vector<GroupOptions>& groups) {
