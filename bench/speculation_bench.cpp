@@ -1,5 +1,5 @@
 // Decoding with and without lookup drafts on text that repeats: processor time, the two alternating.
-//   speculation_bench MODEL [repetitions]
+//   speculation_bench MODEL [repetitions [weights]]      weights: q8_0, ... quantized while loading
 #include <time.h>
 
 #include <cstdio>
@@ -19,7 +19,8 @@ double processor_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// A code edit and a JSON document: what is asked for is nearly what was given.
+// A code edit, a JSON document that goes on, and one that is to be written out again: what is asked for is
+// nearly what was given.
 const char* const kPrompts[] = {
     "def area(shape):\n    if shape.kind == 'circle':\n        return 3.14159 * shape.radius * shape.radius\n"
     "    if shape.kind == 'square':\n        return shape.side * shape.side\n    return 0\n\n"
@@ -29,10 +30,17 @@ const char* const kPrompts[] = {
     "\"open\"}, "
     "{\"id\": 3, \"name\": \"gamma\", \"state\": \"open\"}, {\"id\": 4, \"name\": \"delta\", \"state\": "
     "\"open\"}, ",
+    "{\"order\": 4711, \"customer\": {\"name\": \"Ada Miller\", \"city\": \"Bristol\"}, \"items\": ["
+    "{\"part\": \"wheel\", \"count\": 2, \"price\": 180}, {\"part\": \"shaft\", \"count\": 1, \"price\": "
+    "75}, "
+    "{\"part\": \"sluice gate\", \"count\": 4, \"price\": 310}, {\"part\": \"bearing\", \"count\": 8, "
+    "\"price\": 12}], \"paid\": true, \"carrier\": \"river boat\"}\n\nThe same document again:\n"
+    "{\"order\": 4711, \"customer\": {\"name\": ",
 };
 
 struct Run {
   double seconds = 0;
+  Usage usage;
   std::vector<int32_t> tokens;
 };
 
@@ -42,6 +50,7 @@ Run decode(Engine& engine, const char* prompt) {
   Run run;
   double start = 0;
   while (const auto event = stream.next()) {
+    run.usage = event->usage;
     if (event->kind != Event::Kind::kToken) break;
     if (run.tokens.empty()) start = processor_seconds();  // the prompt is not counted
     run.tokens.push_back(event->token);
@@ -54,11 +63,12 @@ Run decode(Engine& engine, const char* prompt) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: speculation_bench MODEL [repetitions]\n");
+    std::fprintf(stderr, "usage: speculation_bench MODEL [repetitions [weights]]\n");
     return 2;
   }
   const int repetitions = argc > 2 ? std::atoi(argv[2]) : 3;
   EngineOptions options{.model = argv[1], .threads = 1, .context = 1024, .max_running = 1, .kv_tokens = 2048};
+  if (argc > 3) options.quantize = argv[3];
   const auto plain = Engine::create(options);
   options.speculation = Speculation::kLookup;
   options.max_draft = 16;
@@ -66,10 +76,9 @@ int main(int argc, char** argv) {
   for (const char* prompt : kPrompts) {
     for (int i = 0; i < repetitions; ++i) {
       const Run a = decode(*plain, prompt), b = decode(*drafting, prompt);
-      const EngineStats stats = drafting->stats();
-      std::printf("without %.3f s, with drafts %.3f s: %.2fx; tokens %s; %lu of %lu drafts right so far\n",
-                  a.seconds, b.seconds, a.seconds / b.seconds, a.tokens == b.tokens ? "equal" : "DIFFER",
-                  stats.accepted, stats.drafted);
+      std::printf("without %.3f s, with drafts %.3f s: %.2fx; tokens %s; %d of %d drafts right\n", a.seconds,
+                  b.seconds, a.seconds / b.seconds, a.tokens == b.tokens ? "equal" : "DIFFER",
+                  b.usage.accepted_tokens, b.usage.drafted_tokens);
     }
   }
   return 0;

@@ -52,17 +52,6 @@ Event last_event(Engine& engine, const Request& request) {
   return event.value_or(Event{});
 }
 
-// Euclidean distance of a and b over the length of b.
-double relative_error(std::span<const float> a, std::span<const float> b) {
-  EXPECT_EQ(a.size(), b.size());
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
-    norm += std::pow(b[i], 2);
-  }
-  return std::sqrt(difference / norm);
-}
-
 // The worst over all prompts and both kinds of pooling.
 double worst_error(Engine& engine, const std::vector<Recorded>& prompts) {
   double worst = 0;
@@ -72,8 +61,8 @@ double worst_error(Engine& engine, const std::vector<Recorded>& prompts) {
       EXPECT_EQ(event.finish, FinishReason::kEmbedded) << event.error;
       EXPECT_EQ(event.usage.prompt_tokens, static_cast<int32_t>(prompt.tokens.size()));
       EXPECT_EQ(event.usage.generated_tokens, 0);
-      worst = std::max(
-          worst, relative_error(event.embedding, pooling == Pooling::kMean ? prompt.mean : prompt.last));
+      worst = std::max(worst, golden::relative_error(event.embedding,
+                                                     pooling == Pooling::kMean ? prompt.mean : prompt.last));
     }
   }
   return worst;
@@ -126,7 +115,7 @@ TEST(Embedding, PrefixHits) {
   EXPECT_EQ(again.embedding, first.embedding);
   const Event found = last_event(*engine, last);  // what the mean has computed is remembered, by whole blocks
   EXPECT_EQ(found.usage.cached_tokens, static_cast<int32_t>(prompt.tokens.size()) / 16 * 16);
-  EXPECT_LT(relative_error(found.embedding, prompt.last), 0.1);
+  EXPECT_LT(golden::relative_error(found.embedding, prompt.last), 0.1);
 }
 
 TEST(Embedding, WhatMakesNoSenseIsRefused) {

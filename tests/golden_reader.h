@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -23,6 +24,17 @@ namespace millrace::golden {
 static_assert(std::endian::native == std::endian::little, "fixtures are little-endian");
 
 inline const std::string kRoot = "tests/golden/";
+
+// The length of a - b over that of b. Rows of different sizes are no rows of the same thing.
+inline double relative_error(std::span<const float> a, std::span<const float> b) {
+  if (a.size() != b.size()) throw std::runtime_error("compared rows have different sizes");
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(b[i], 2);
+  }
+  return std::sqrt(difference / norm);
+}
 
 inline std::vector<std::byte> read_bytes(const std::string& path) {
   std::ifstream in(path, std::ios::binary | std::ios::ate);

@@ -44,24 +44,14 @@ std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens,
   return out;
 }
 
-// Root mean square of a - b over that of b, for one row of logits.
-double relative_error(std::span<const float> a, std::span<const float> b) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
-    norm += std::pow(b[i], 2);
-  }
-  return std::sqrt(difference / norm);
-}
-
 std::vector<double> row_errors(Runtime& runtime, const golden::Model& model) {
   std::vector<double> errors;
   const size_t vocab = static_cast<size_t>(model.vocab_size);
   for (const Prompt& prompt : model.prompts) {
     const std::vector<float> logits = all_logits(runtime, prompt.tokens, 1024);
     for (size_t i = 0; i < prompt.positions.size(); ++i) {
-      errors.push_back(
-          relative_error(std::span(logits).subspan(prompt.positions[i] * vocab, vocab), prompt.row(i)));
+      errors.push_back(golden::relative_error(std::span(logits).subspan(prompt.positions[i] * vocab, vocab),
+                                              prompt.row(i)));
     }
   }
   std::sort(errors.begin(), errors.end());

@@ -2,12 +2,22 @@
 
 namespace millrace::cli {
 
-ChannelFilter::ChannelFilter(const Tokenizer& tokenizer)
-    : start_(tokenizer.find("<|start|>")),
-      channel_token_(tokenizer.find("<|channel|>")),
-      message_(tokenizer.find("<|message|>")),
-      end_(tokenizer.find("<|end|>")),
-      constrain_(tokenizer.find("<|constrain|>")) {
+namespace {
+
+std::optional<int32_t> special_token(const Engine& engine, std::string_view name) {
+  const std::vector<int32_t> ids = engine.tokenize(name, /*add_special=*/false);
+  if (ids.size() != 1 || engine.token_text(ids[0]) != name) return std::nullopt;
+  return ids[0];
+}
+
+}  // namespace
+
+ChannelFilter::ChannelFilter(const Engine& engine)
+    : start_(special_token(engine, "<|start|>")),
+      channel_token_(special_token(engine, "<|channel|>")),
+      message_(special_token(engine, "<|message|>")),
+      end_(special_token(engine, "<|end|>")),
+      constrain_(special_token(engine, "<|constrain|>")) {
   harmony_ = start_ && channel_token_ && message_ && end_;
 }
 

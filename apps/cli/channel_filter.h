@@ -7,14 +7,14 @@
 #include <string>
 #include <string_view>
 
-#include "tokenizer/tokenizer.h"
+#include "millrace/engine.h"
 
 namespace millrace::cli {
 
 class ChannelFilter {
  public:
   // Follows the turn from just behind the prompt's "<|start|>assistant".
-  explicit ChannelFilter(const Tokenizer& tokenizer);
+  explicit ChannelFilter(const Engine& engine);
 
   // Takes a sampled token and the text that became certain with it (which precedes a special token); returns
   // what belongs to the answer.
@@ -25,7 +25,7 @@ class ChannelFilter {
   enum class Part { kRole, kChannel, kBody };
 
   bool harmony_;
-  std::optional<TokenId> start_, channel_token_, message_, end_, constrain_;
+  std::optional<int32_t> start_, channel_token_, message_, end_, constrain_;
   Part part_ = Part::kBody;  // a model that does not keep to the form is shown as it is
   std::string channel_, thinking_;
 };

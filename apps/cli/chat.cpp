@@ -1,21 +1,20 @@
-// millrace chat: a conversation at the terminal. The KV cache is kept from turn to turn: the history is
-// rendered anew each time, and where it extends what the cache already holds only the new tokens are fed.
+// millrace chat: a conversation at the terminal. The history is rendered anew each turn; the engine's prefix
+// cache finds what it has computed before, and only the new tokens are fed.
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <memory>
 
+#include "answer.h"
 #include "base/error.h"
 #include "base/mapped_file.h"
 #include "channel_filter.h"
 #include "commands.h"
-#include "engine/generate.h"
 #include "interrupt.h"
 #include "line_editor.h"
 #include "options.h"
 #include "output.h"
-#include "progress.h"
 #include "prompt.h"
 
 namespace millrace::cli {
@@ -81,12 +80,10 @@ std::optional<std::string> read_message(LineEditor& editor, const std::string& p
 
 class Chat {
  public:
-  Chat(Runtime& runtime, const ChatOptions& options)
-      : runtime_(runtime), system_(options.system), sequence_(runtime.make_sequence()) {
-    generate_options_.sampling = sampling_params(options.sampling, runtime.config().sampling);
-    generate_options_.max_tokens = options.max_tokens;
-    generate_options_.cancel = &interrupt_flag();
-    validate(generate_options_.sampling, runtime.config().vocab);
+  Chat(Engine& engine, const ChatOptions& options) : engine_(engine), system_(options.system) {
+    request_.sampling = sampling_params(options.sampling, engine.model().sampling);
+    request_.max_tokens = options.max_tokens;
+    validate(request_.sampling, engine.model().vocab);
     reset();
   }
 
@@ -122,31 +119,22 @@ class Chat {
 
   void say(const std::string& text) {
     add_message(messages_, "user", text);
-    const std::vector<int32_t> prompt = encode_chat(runtime_, messages_);
-    if (prompt.size() >= static_cast<size_t>(runtime_.context())) {
+    request_.tokens = encode_chat(engine_, messages_);
+    const int32_t context = engine_.model().context;
+    if (request_.tokens.size() >= static_cast<size_t>(context)) {
       messages_.erase(messages_.size() - 1);
       write_stderr(fmt::format(
           "[the conversation has {} tokens, the context {}: /reset, or start with a larger --ctx]\n",
-          prompt.size(), runtime_.context()));
+          request_.tokens.size(), context));
       return;
     }
-    reuse_cache(prompt);
-    Progress progress("prompt", false);
-    generate_options_.on_prefill = [&](size_t done, size_t total) {
-      if (!interrupt_flag()) progress.update(done, total);
-      if (done == total) progress.clear();
-    };
-    ChannelFilter filter(runtime_.tokenizer());
+    ChannelFilter filter(engine_);
     std::string answer;
-    generate_options_.on_token = [&](const SampledToken& token, std::string_view piece) {
-      const std::string shown = filter.push(token.token, piece);
+    const AnswerResult result = stream_answer(engine_, request_, [&](int32_t token, std::string_view piece) {
+      const std::string shown = filter.push(token, piece);
       answer += shown;
       write_stdout(shown);
-    };
-    const GenerateResult result = generate(runtime_, sequence_, prompt, generate_options_);
-    cached_ = prompt;
-    for (const SampledToken& token : result.tokens) cached_.push_back(token.token);
-    cached_.resize(static_cast<size_t>(sequence_.length()));
+    });
     add_message(messages_, "assistant", answer);
     if (!answer.ends_with('\n')) write_stdout("\n");
     if (::isatty(STDIN_FILENO) == 1) print_statistics(result);
@@ -154,20 +142,11 @@ class Chat {
   }
 
  private:
-  // Keeps the sequence when the prompt extends what it holds, begins a new one otherwise.
-  void reuse_cache(const std::vector<int32_t>& prompt) {
-    const bool extends =
-        cached_.size() < prompt.size() && std::equal(cached_.begin(), cached_.end(), prompt.begin());
-    if (extends) return;
-    cached_.clear();
-    sequence_ = runtime_.make_sequence();
-  }
-
-  void print_statistics(const GenerateResult& result) const {
+  void print_statistics(const AnswerResult& result) const {
     write_stderr(fmt::format("[{} + {} cached tokens in, {} out at {:.1f} tok/s, {}; {} of {} context]\n",
-                             result.prompt_tokens, result.cached_tokens, result.tokens.size(),
-                             result.decode_tok_s(), to_string(result.finish), sequence_.length(),
-                             runtime_.context()));
+                             result.computed_tokens(), result.usage.cached_tokens, result.tokens.size(),
+                             result.decode_tok_s(), to_string(result.finish),
+                             request_.tokens.size() + result.tokens.size(), engine_.model().context));
   }
 
   void save(const std::string& path) const {
@@ -187,26 +166,26 @@ class Chat {
     }
   }
 
-  Runtime& runtime_;
-  GenerateOptions generate_options_;
+  Engine& engine_;
+  Request request_;  // with the tokens of the last turn
   std::string system_;
   Messages messages_;
-  Sequence sequence_;
-  std::vector<int32_t> cached_;  // the tokens in sequence_
 };
 
 int chat(const ChatOptions& options) {
-  const std::unique_ptr<Runtime> runtime = open_runtime(options.model);
-  if (runtime->chat_template() == nullptr) {
+  const std::unique_ptr<Engine> engine = open_engine(options.model);
+  const ModelInfo& model = engine->model();
+  if (!model.chat_template_error.empty()) throw Error(ErrorCode::kUnsupported, model.chat_template_error);
+  if (!model.has_chat_template) {
     throw_error(ErrorCode::kBadInput, "{}: no chat template, expected one to chat; try millrace run --raw",
                 options.model.path);
   }
-  Chat conversation(*runtime, options);
+  Chat conversation(*engine, options);
   const bool terminal = ::isatty(STDIN_FILENO) == 1;
   LineEditor editor(history_path());
   if (terminal) {
-    write_stderr(fmt::format("{} on {}. /help lists commands, Ctrl-D ends.\n",
-                             valid_utf8(runtime->config().name), runtime->backend().description()));
+    write_stderr(
+        fmt::format("{} on {}. /help lists commands, Ctrl-D ends.\n", valid_utf8(model.name), model.device));
   }
   while (true) {
     const std::optional<std::string> message = read_message(editor, terminal ? "> " : "");

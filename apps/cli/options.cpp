@@ -67,7 +67,7 @@ std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
 
 void add_sampling_options(Command& command, SamplingOptions& options) {
   SamplingParams& p = options.params;
-  ModelConfig::Sampling& given = options.given;
+  ModelInfo::Sampling& given = options.given;
   const auto add = [&](const char* name, auto& value, const char* help) {
     command.option(name, value, help).show_default().group("Sampling, in this order");
   };
@@ -86,12 +86,12 @@ void add_sampling_options(Command& command, SamplingOptions& options) {
   add("--seed", p.seed, "same seed, same text; default: a new one each time");
 }
 
-SamplingParams sampling_params(const SamplingOptions& options, const ModelConfig::Sampling& advised) {
+SamplingParams sampling_params(const SamplingOptions& options, const ModelInfo::Sampling& advised) {
   SamplingParams params = options.params;
   const auto choose = [](auto& value, const auto& given, const auto& model, auto otherwise) {
     value = given ? *given : model.value_or(otherwise);
   };
-  const ModelConfig::Sampling& given = options.given;
+  const ModelInfo::Sampling& given = options.given;
   choose(params.temperature, given.temperature, advised.temperature, 0.7f);
   choose(params.top_p, given.top_p, advised.top_p, 0.95f);
   choose(params.top_k, given.top_k, advised.top_k, 0);

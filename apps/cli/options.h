@@ -8,6 +8,7 @@
 
 #include "command.h"
 #include "engine/runtime.h"
+#include "millrace/engine.h"
 #include "sample/sampler.h"
 
 namespace millrace::cli {
@@ -33,12 +34,12 @@ std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
 
 struct SamplingOptions {
   SamplingParams params;            // but for what is given here:
-  ModelConfig::Sampling given;      // what the user said goes before what the model's makers advise
+  ModelInfo::Sampling given;        // what the user said goes before what the model's makers advise
   std::vector<std::string> biases;  // "ID=BIAS"
 };
 void add_sampling_options(Command& command, SamplingOptions& options);
 // Throws Error for a bias that is none. Without word from user or model: temperature 0.7, top-p 0.95.
-SamplingParams sampling_params(const SamplingOptions& options, const ModelConfig::Sampling& advised = {});
+SamplingParams sampling_params(const SamplingOptions& options, const ModelInfo::Sampling& advised = {});
 
 // The bytes of a file, or of standard input for "-".
 std::string read_input(const std::string& path);

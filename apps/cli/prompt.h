@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/utf8.h"
-#include "engine/runtime.h"
+#include "millrace/engine.h"
 
 namespace millrace::cli {
 
@@ -16,10 +16,9 @@ using Messages = nlohmann::ordered_json;
 
 void add_message(Messages& messages, const std::string& role, const std::string& content);
 
-// The conversation through the model's chat template, ready for the assistant to answer. The runtime must
-// have one.
-std::string render_chat(Runtime& runtime, const Messages& messages);
-std::vector<int32_t> encode_chat(Runtime& runtime, const Messages& messages);
+// The conversation through the model's chat template, ready for the assistant to answer. Throws Error when
+// the model has none that can be used.
+std::vector<int32_t> encode_chat(const Engine& engine, const Messages& messages);
 
 using millrace::valid_utf8;
 

@@ -4,14 +4,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "answer.h"
 #include "base/error.h"
 #include "channel_filter.h"
 #include "commands.h"
-#include "engine/generate.h"
 #include "interrupt.h"
 #include "options.h"
 #include "output.h"
-#include "progress.h"
 #include "prompt.h"
 
 namespace millrace::cli {
@@ -37,40 +36,41 @@ constexpr const char* kRunFooter =
     "The answer goes to standard output, everything else to standard error. Ctrl-C stops the answer (status "
     "130).";
 
-std::vector<int32_t> encode_prompt(Runtime& runtime, const RunOptions& options) {
+std::vector<int32_t> encode_prompt(const Engine& engine, const RunOptions& options) {
   const std::string text = options.file.empty() ? options.prompt : read_input(options.file);
-  if (options.raw || runtime.chat_template() == nullptr) {
+  const ModelInfo& model = engine.model();
+  // A template that cannot be read is an error, not a reason to do without.
+  if (options.raw || (!model.has_chat_template && model.chat_template_error.empty())) {
     if (!options.system.empty()) {
       throw_error(ErrorCode::kBadInput, "--system: needs a chat template, found {}",
-                  options.raw ? "--raw" : runtime.checkpoint().path() + " without one");
+                  options.raw ? "--raw" : options.model.path + " without one");
     }
-    return runtime.tokenizer().encode(text);
+    return engine.tokenize(text);
   }
   Messages messages = Messages::array();
   if (!options.system.empty()) add_message(messages, "system", options.system);
   add_message(messages, "user", text);
-  return encode_chat(runtime, messages);
+  return encode_chat(engine, messages);
 }
 
 struct Answer {
   std::string text, thinking;
 };
 
-nlohmann::ordered_json token_json(const Tokenizer& tokenizer, int32_t id, std::optional<double> logprob) {
-  nlohmann::ordered_json out = {{"id", id}, {"text", valid_utf8(tokenizer.token_bytes(id, true))}};
+nlohmann::ordered_json token_json(const Engine& engine, int32_t id, std::optional<double> logprob) {
+  nlohmann::ordered_json out = {{"id", id}, {"text", valid_utf8(engine.token_text(id))}};
   if (logprob) out["logprob"] = *logprob;
   return out;
 }
 
-void print_json(const Runtime& runtime, const GenerateResult& result, const Answer& answer, bool logprobs) {
+void print_json(const Engine& engine, const AnswerResult& result, const Answer& answer, bool logprobs) {
   nlohmann::ordered_json tokens = nlohmann::ordered_json::array();
-  for (const SampledToken& token : result.tokens) {
+  for (const Event& token : result.tokens) {
     nlohmann::ordered_json entry =
-        token_json(runtime.tokenizer(), token.token, logprobs ? std::optional(token.logprob) : std::nullopt);
+        token_json(engine, token.token, logprobs ? std::optional(token.logprob) : std::nullopt);
     if (!token.top.empty()) {
       entry["top"] = nlohmann::ordered_json::array();
-      for (const auto& [id, logprob] : token.top)
-        entry["top"].push_back(token_json(runtime.tokenizer(), id, logprob));
+      for (const auto& [id, logprob] : token.top) entry["top"].push_back(token_json(engine, id, logprob));
     }
     tokens.push_back(std::move(entry));
   }
@@ -78,46 +78,40 @@ void print_json(const Runtime& runtime, const GenerateResult& result, const Answ
               {"thinking", answer.thinking},
               {"finish_reason", to_string(result.finish)},
               {"seed", result.seed},
-              {"prompt_tokens", result.prompt_tokens},
+              {"prompt_tokens", result.usage.prompt_tokens},
               {"generated_tokens", result.tokens.size()},
               {"prefill_tok_s", result.prefill_tok_s()},
               {"decode_tok_s", result.decode_tok_s()},
-              {"first_token_s", result.first_token_s},
+              {"first_token_s", result.usage.first_token_s},
               {"tokens", std::move(tokens)}});
 }
 
 int run(const RunOptions& options) {
-  GenerateOptions generate_options;
   sampling_params(options.sampling);  // a mistake is told before the model is loaded
-  const std::unique_ptr<Runtime> runtime = open_runtime(options.model);
-  generate_options.sampling = sampling_params(options.sampling, runtime->config().sampling);
-  const std::vector<int32_t> prompt = encode_prompt(*runtime, options);
-  generate_options.max_tokens = options.max_tokens;
-  generate_options.stop = options.stop;
-  generate_options.show_special = options.special;
-  generate_options.ignore_end = options.ignore_end;
-  generate_options.cancel = &interrupt_flag();
-  Progress progress("prompt", false);
-  generate_options.on_prefill = [&](size_t done, size_t total) {
-    // An interrupt is the cancel flag's matter here: the summary still comes.
-    if (!interrupt_flag()) progress.update(done, total);
-    if (done == total) progress.clear();
-  };
+  const std::unique_ptr<Engine> engine = open_engine(options.model);
+  Request request;
+  request.sampling = sampling_params(options.sampling, engine->model().sampling);
+  request.tokens = encode_prompt(*engine, options);
+  if (request.tokens.empty()) {
+    throw_error(ErrorCode::kBadInput,
+                "the prompt has no tokens, expected at least one (the model adds none itself)");
+  }
+  request.max_tokens = options.max_tokens;
+  request.stop = options.stop;
+  request.show_special = options.special;
+  request.ignore_end = options.ignore_end;
   // Raw text and text with its special tokens are shown as they are.
   const bool filtered = !options.raw && !options.special;
-  ChannelFilter filter(runtime->tokenizer());
+  ChannelFilter filter(*engine);
   Answer answer;
-  generate_options.on_token = [&](const SampledToken& token, std::string_view text) {
-    const std::string piece = filtered ? filter.push(token.token, text) : std::string(text);
+  const AnswerResult result = stream_answer(*engine, request, [&](int32_t token, std::string_view text) {
+    const std::string piece = filtered ? filter.push(token, text) : std::string(text);
     answer.text += piece;
     if (!options.json) write_stdout(piece);
-  };
-  Sequence sequence = runtime->make_sequence();
-  const GenerateResult result = generate(*runtime, sequence, prompt, generate_options);
-  progress.clear();
+  });
   answer.thinking = filter.thinking();
   if (options.json) {
-    print_json(*runtime, result, answer, options.sampling.params.logprobs.has_value());
+    print_json(*engine, result, answer, options.sampling.params.logprobs.has_value());
   } else if (!answer.text.ends_with('\n')) {
     write_stdout("\n");
   }
@@ -125,8 +119,8 @@ int run(const RunOptions& options) {
     write_stderr(fmt::format(
         "[prompt {} tokens, {:.1f} tok/s; generated {} tokens, {:.1f} tok/s; first token {:.2f} s; "
         "{}; seed {}]\n",
-        result.prompt_tokens, result.prefill_tok_s(), result.tokens.size(), result.decode_tok_s(),
-        result.first_token_s, to_string(result.finish), result.seed));
+        result.usage.prompt_tokens, result.prefill_tok_s(), result.tokens.size(), result.decode_tok_s(),
+        result.usage.first_token_s, to_string(result.finish), result.seed));
   }
   throw_if_interrupted();
   return 0;

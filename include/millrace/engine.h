@@ -66,6 +66,12 @@ struct ModelInfo {
   int32_t embedding_size = 0;  // 0: this device gives none
   std::vector<int32_t> end_tokens = {};
   bool has_tokenizer = false, has_chat_template = false;
+  std::string chat_template_error = {};  // why the model's template cannot be used; empty when it can
+
+  struct Sampling {  // what the model's makers advise, where they do
+    std::optional<float> temperature, top_p, min_p, repetition_penalty;
+    std::optional<int32_t> top_k;
+  } sampling = {};
 
   struct Memory {               // bytes, as planned and allocated at the start
     size_t weights_mapped = 0;  // read where they lie in the file

@@ -112,7 +112,13 @@ class Engine::Impl {
              .embedding_size = runtime_->backend().gives_hidden_states() ? config.hidden : 0,
              .end_tokens = runtime_->end_tokens(),
              .has_tokenizer = runtime_->has_tokenizer(),
-             .has_chat_template = chat_template_ != nullptr};
+             .has_chat_template = chat_template_ != nullptr,
+             .chat_template_error = template_error_,
+             .sampling = {.temperature = config.sampling.temperature,
+                          .top_p = config.sampling.top_p,
+                          .min_p = config.sampling.min_p,
+                          .repetition_penalty = config.sampling.repetition_penalty,
+                          .top_k = config.sampling.top_k}};
     const WeightBytes weights = plan_weights(runtime_->checkpoint(), config, runtime_->backend());
     const ExecutorSpec& spec = runtime_->spec();
     info_.memory = {.weights_mapped = weights.mapped,

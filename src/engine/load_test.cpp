@@ -107,13 +107,13 @@ TEST(Load, TwoHundredClientsWithPriorities) {
 TEST(Load, ATenthOfTheMemoryChangesNoToken) {
   MILLRACE_NEEDS_MODEL();
   std::vector<Request> requests;
-  for (int32_t i = 0; i < 24; ++i) requests.push_back(ask(i, 6 + i * 5 % 10, 30 + i % 12));
-  const auto large = Engine::create(options_of(24, 0));
+  for (int32_t i = 0; i < 36; ++i) requests.push_back(ask(i, 6 + i * 5 % 10, 30 + i % 12));
+  const auto large = Engine::create(options_of(36, 0));
   const std::vector<Done> want = run_all(*large, requests);
   int64_t need = 0;
   for (const Request& r : requests) need += static_cast<int64_t>(r.tokens.size()) + r.max_tokens;
   for (const size_t ram : {size_t{0}, size_t{64} << 20}) {
-    EngineOptions options = options_of(24, std::max<int64_t>(need / 10, 144));
+    EngineOptions options = options_of(36, need / 10);
     options.ram_tier_bytes = ram;
     const auto small = Engine::create(options);
     const std::vector<Done> got = run_all(*small, requests);

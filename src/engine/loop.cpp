@@ -189,8 +189,13 @@ void Loop::poll_loading() {
   for (size_t i = 0; i < loading_.size();) {
     const Id id = loading_[i];
     Sample& sample = *samples_[id];
-    if (!cache_.ready(sample.blocks)) {
-      ++i;
+    try {
+      if (!cache_.ready(sample.blocks)) {
+        ++i;
+        continue;
+      }
+    } catch (...) {
+      fail(id, std::current_exception());  // which takes it out of loading_
       continue;
     }
     scheduler_.stands_at(id, sample.blocks.length(), false);

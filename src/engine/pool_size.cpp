@@ -65,14 +65,14 @@ ExecutorSpec runtime_spec(const ModelConfig& config, const Backend& backend, con
     }
     tokens = low * kBlockTokens;
   }
+  set_shared_blocks(spec, sequences, tokens);
   if (tokens < context_tokens) {
     throw_error(
         ErrorCode::kNoMemory,
-        "kv cache: a pool of {} tokens, expected at least {} for one context of {} (a smaller context "
-        "or a larger pool)",
-        tokens, context_tokens, spec.max_context);
+        "kv cache: a pool of {} tokens ({} bytes), expected at least {} for one context of {} (a smaller "
+        "context or a larger pool)",
+        tokens, pool_bytes(spec), context_tokens, spec.max_context);
   }
-  set_shared_blocks(spec, sequences, tokens);
   return spec;
 }
 

@@ -8,7 +8,6 @@
 #include <random>
 
 #include "base/error.h"
-#include "engine/generate.h"
 #include "engine/test_harness.h"
 
 namespace millrace::test {
@@ -80,8 +79,8 @@ const Catalogue& catalogue_of(const std::string& model) {
 }
 
 struct Counts {
-  uint64_t schedules = 0, finished = 0, cancelled = 0, swaps = 0, recomputes = 0, hits = 0, accepted = 0,
-           embeddings = 0;
+  uint64_t schedules = 0, finished = 0, cancelled = 0, forked = 0, swaps = 0, recomputes = 0, hits = 0,
+           from_ram = 0, from_disk = 0, accepted = 0, restarts = 0, embeddings = 0;
 };
 
 // Some requests of the catalogue arriving and being cancelled at random; answers compared at the end.
@@ -133,6 +132,7 @@ void run_schedule(Harness& h, const Catalogue& catalogue, Random& random, Counts
       ASSERT_EQ(got[s].embedding, want[s].embedding) << "request " << a->which;
       counts.embeddings += !got[s].embedding.empty();
       ++counts.finished;
+      counts.forked += s > 0;
     }
   }
   const kv::CacheStats stats = h.runtime->cache().stats();
@@ -169,10 +169,19 @@ std::vector<int32_t> random_pool(Random& random, size_t groups) {
 
 void run_schedules(const std::string& model, size_t groups, int engines, int schedules, uint64_t seed) {
   const Catalogue& catalogue = catalogue_of(model);
+  namespace fs = std::filesystem;
+  const fs::path directory =
+      fs::path(testing::TempDir()) / fmt::format("same_bits_kv_{}_{}", ::getpid(), seed);
+  fs::remove_all(directory);
   Counts counts;
   Random random(seed);
   for (int e = 0; e < engines; ++e) {
-    const EngineOptions options = random_options(random, model);
+    EngineOptions options = random_options(random, model);
+    if (options.prefix_cache && random.chance(40)) {  // a new process finds what earlier ones left
+      options.kv_dir = directory.string();
+      options.kv_dir_bytes = size_t{1} << random.pick(18, 24);
+      counts.restarts += fs::exists(directory);
+    }
     Harness h(options, random_pool(random, groups));
     for (int s = 0; s < schedules; ++s) {
       run_schedule(h, catalogue, random, counts);
@@ -180,18 +189,25 @@ void run_schedules(const std::string& model, size_t groups, int engines, int sch
         FAIL() << "engine " << e << " schedule " << s << " of seed " << seed;
       }
     }
-    counts.hits += h.runtime->cache().stats().hit_tokens;
+    if (random.chance(50)) h.runtime->cache().flush();  // or die in the middle of writing
+    const kv::CacheStats stats = h.runtime->cache().stats();
+    counts.hits += stats.hit_tokens;
+    counts.from_ram += stats.ram.hit_tokens;
+    counts.from_disk += stats.disk.hit_tokens;
   }
+  fs::remove_all(directory);
   std::printf(
-      "[  figure  ] %lu schedules: %lu samples compared, %lu cancelled, %lu swaps, %lu recomputations, %lu "
-      "tokens "
-      "found, %lu drafts right\n",
-      counts.schedules, counts.finished, counts.cancelled, counts.swaps, counts.recomputes, counts.hits,
-      counts.accepted);
+      "[  figure  ] %lu schedules: %lu samples compared (%lu forked), %lu cancelled, %lu swaps, %lu "
+      "recomputations, %lu tokens found (%lu in RAM, %lu on disk, %lu restarts), %lu drafts right\n",
+      counts.schedules, counts.finished, counts.forked, counts.cancelled, counts.swaps, counts.recomputes,
+      counts.hits, counts.from_ram, counts.from_disk, counts.restarts, counts.accepted);
   // The paths this is about were taken.
   EXPECT_GT(counts.swaps, 10u);
   EXPECT_GT(counts.recomputes, 10u);
   EXPECT_GT(counts.hits, 1000u);
+  EXPECT_GT(counts.from_ram, 100u);
+  EXPECT_GT(counts.from_disk, 0u);  // how much depends on when the disk's thread runs
+  EXPECT_GT(counts.forked, 100u);
   EXPECT_GT(counts.cancelled, 10u);
   EXPECT_GT(counts.accepted, 10u);
   EXPECT_GT(counts.embeddings, 500u);
@@ -200,27 +216,33 @@ void run_schedules(const std::string& model, size_t groups, int engines, int sch
 TEST(SameBits, RandomSchedulesWithWindows) { run_schedules(kWindowModel, 2, 40, 25, 1); }
 TEST(SameBits, RandomSchedulesWithFullAttention) { run_schedules(kLlamaModel, 1, 40, 25, 2); }
 
-// What a request answers alone is what the plain loop of one sequence answers.
-TEST(SameBits, AloneIsWhatGenerateGives) {
+// What a request answers alone is what the plainest loop over a Runtime gives: feed, sample, feed.
+TEST(SameBits, AloneIsWhatAPlainLoopGives) {
   for (const std::string& model : {kWindowModel, kLlamaModel}) {
     const Catalogue& catalogue = catalogue_of(model);
     RuntimeOptions options;
     options.context = kContext;
     const auto runtime = Runtime::open(model, options);
+    const std::vector<int32_t>& ends = runtime->end_tokens();
     for (size_t i = 0; i < catalogue.requests.size(); i += 5) {
       const Request& r = catalogue.requests[i];
       if (r.embedding) continue;
-      GenerateOptions g;
-      g.sampling = r.sampling;
-      g.max_tokens = r.max_tokens;
-      g.ignore_end = r.ignore_end;
+      Sampler sampler(r.sampling, runtime->config().vocab);
+      sampler.add_prompt(r.tokens);
       Sequence sequence = runtime->make_sequence();
-      const GenerateResult result = generate(*runtime, sequence, r.tokens, g);
+      std::span<const float> logits = runtime->prefill(sequence, r.tokens);
       std::vector<int32_t> tokens;
-      for (const SampledToken& token : result.tokens) tokens.push_back(token.token);
+      while (true) {
+        tokens.push_back(sampler.sample(logits).token);
+        const bool end = !r.ignore_end && std::count(ends.begin(), ends.end(), tokens.back()) > 0;
+        if (end || tokens.size() == static_cast<size_t>(r.max_tokens)) break;
+        logits = runtime->prefill(sequence, {&tokens.back(), 1});
+      }
       EXPECT_EQ(tokens, catalogue.alone[i][0].tokens);
-      EXPECT_EQ(result.text, catalogue.alone[i][0].text);
-      EXPECT_EQ(result.finish, catalogue.alone[i][0].finish);
+      if (!r.ignore_end && !tokens.empty() && std::count(ends.begin(), ends.end(), tokens.back()) > 0) {
+        tokens.pop_back();
+      }
+      EXPECT_EQ(runtime->tokenizer().decode(tokens, false), catalogue.alone[i][0].text);
     }
   }
 }

@@ -228,15 +228,12 @@ void Loop::pool_hidden(Item& item) {
 void Loop::fork_samples(const Item& item, std::span<const float> logits) {
   Sample& parent = *item.sample;
   Job& job = *parent.job;
-  job.forked = true;
-  if (parent.failure) {
-    job.forked = false;  // all of them end with it
-    return;
-  }
+  if (parent.failure) return;  // all of them end with it
   const auto vocab = static_cast<size_t>(runtime_.config().vocab);
   // The children stand where the parent stands once its prompt counts.
   cache_.advance(parent.blocks,
                  std::span(parent.tokens).subspan(static_cast<size_t>(parent.blocks.length())));
+  job.forked = true;
   for (int32_t i = 1; i < job.request.samples; ++i) {
     Id id = -1;
     try {

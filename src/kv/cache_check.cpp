@@ -50,6 +50,7 @@ void Cache::Impl::check_pool(int group) const {
       MILLRACE_CHECK((table.blocks[b] == kNoBlock) == (b < table.first_held));
       if (table.blocks[b] != kNoBlock) ++refs[table.blocks[b]];
     }
+    if (s->sources[group] != kNoBlock) ++refs[s->sources[group]];
     if (s->state == Sequence::State::kSwapped) {
       MILLRACE_CHECK(size == table.first_held);
     } else {

@@ -43,14 +43,20 @@ struct Sequence::Rep {
   std::shared_ptr<const Prompt> prompt;  // while loading: to look it up again if a read fails
   struct Load {
     int group;
-    int32_t index;
+    int32_t index;  // logical block; kNoBlock: the group's source
   };
   std::vector<Load> loads;
+  // While loading: blocks held per group whose first tokens go into the sequence's own last block once they
+  // are there; kNoBlock for none.
+  std::array<int32_t, kMaxKvGroups> sources;
+  std::array<Buffer, kMaxKvGroups> ram_sources;  // while it is attached: the same, for those found in RAM
 
   struct Swapped {
     int32_t node = kNoNode;  // its RAM copy is pinned; or, without one:
     Buffer bytes;
+    bool done = false;  // it is pinned or copied; false only while swap_out is at work
   };
+  Rep() { sources.fill(kNoBlock); }
   std::array<std::vector<Swapped>, kMaxKvGroups> swapped;  // of the logical blocks from first_held on
 };
 
@@ -70,7 +76,7 @@ class Cache::Impl {
   bool reserve(Sequence::Rep& s, int32_t tokens);
   void advance(Sequence::Rep& s, std::span<const int32_t> tokens);
   Sequence fork(const Sequence::Rep& s);
-  void release(Sequence::Rep* s);
+  void release(Sequence::Rep* s) noexcept;
   int32_t available(int group) const;
   BlockCounts blocks_to_reserve(const Sequence::Rep& s, int32_t tokens) const;
   BlockCounts blocks_of_its_own(const Sequence::Rep& s) const;
@@ -124,9 +130,15 @@ class Cache::Impl {
   BlockCounts taken_by(int32_t blocks, int32_t position) const;
   bool find_partial(const Prompt& prompt, Hit& hit) const;
   void start(Rep& s, const std::shared_ptr<const Prompt>& prompt);
-  void take_path(Rep& s, const Prompt& prompt, const Hit& hit);
-  void copy_partial(Rep& s, const Prompt& prompt, const Hit& hit);
+  void hold_found(Rep& s, const Prompt& prompt, const Hit& hit);
+  void take_path(Rep& s, const Hit& hit);
+  void take_partial(Rep& s, const Prompt& prompt, const Hit& hit);
+  void fill_from_ram(int32_t node, int group, int32_t block);
+  void read_into(int32_t node, int group, int32_t block);
+  void copy_sources(Rep& s);
+  void undo_start(Rep& s, const Hit& hit) noexcept;
   void count_hit(const Hit& hit);
+  TierStats& count_block(int32_t node, int32_t index, int32_t position);
 
   // --- cache_sequences.cpp
   int32_t allocate(int group);  // with one reference. There must be one available
@@ -140,6 +152,8 @@ class Cache::Impl {
   void remember_tail(Rep& s);
   void drop_blocks(Rep& s);
   Rep* new_rep();
+  int32_t add_node(const BlockKey& key);
+  void give_back(int group, int32_t block) noexcept;  // one that allocate() gave and nobody has seen
 
   // --- cache_tiers.cpp
   struct Buffers;
@@ -147,20 +161,21 @@ class Cache::Impl {
   Buffer read_main(int group, int32_t block);
   int32_t choose_victim(int group);
   void demote(int group, int32_t block);
+  void keep_copy(int group, int32_t block);
   bool make_ram_room(size_t bytes);
   void put_ram(int32_t node, int group, Buffer bytes);
   void drop_ram(int32_t node, int group);
   void pin_ram(int32_t node, int group);
   void unpin_ram(int32_t node, int group);
-  void forget_swapped(Rep& s);
+  void copy_out(Rep& s, int32_t blocks);
+  void forget_swapped(Rep& s) noexcept;
   uint64_t bytes_to_swap(const Rep& s) const;
 
   void open_disk();
-  void mark_dirty(int32_t node, int group);
+  void mark_dirty(int32_t node, int group) noexcept;
   bool disk_on() const { return disk_ != nullptr && !disk_off_; }
   bool may_stage() const { return disk_on() && staged_bytes_ < options_.staging_bytes; }
   bool submit_write(int32_t node, int group, Buffer bytes);
-  void submit_read(int32_t node, int group);
   void drop_file(int32_t node, int group, bool remove);
   void finish_write(const DiskTier::Done& done);
   void finish_read(const DiskTier::Done& done);

@@ -91,8 +91,7 @@ Cache::Impl::Hit Cache::Impl::find(const Prompt& prompt) const {
 bool Cache::Impl::find_partial(const Prompt& prompt, Hit& hit) const {
   const auto usable = [&](const Node& node) {
     for (int g = 0; g < num_groups(); ++g) {
-      const Copy& copy = node.copies[g];
-      if (copy.block == kNoBlock || copy.loading) return false;
+      if (!node.copies[g].anywhere()) return false;
     }
     return true;
   };
@@ -108,31 +107,49 @@ bool Cache::Impl::find_partial(const Prompt& prompt, Hit& hit) const {
   if (partial.tokens == 0 || missing_block(hit.blocks, begin + partial.tokens) >= 0) return false;
   BlockCounts takes = taken_by(hit.blocks, begin + partial.tokens);
   for (int g = 0; g < num_groups(); ++g) {  // the copy, and its source until it is made
-    const int32_t source = index_[partial.node].copies[g].block;
-    if (++takes[g] + (pools_[g].blocks[source].refs == 0) > available(g)) return false;
+    const Copy& source = index_[partial.node].copies[g];
+    takes[g] += 1 + (source.block == kNoBlock && source.ram == nullptr);
+    const bool cached =
+        source.block != kNoBlock && !source.loading && pools_[g].blocks[source.block].refs == 0;
+    if (takes[g] + cached > available(g)) return false;
   }
   hit.partial = partial;
   hit.takes = takes;
   return true;
 }
 
+// The slowest tier that some group's bytes of a block come from.
+TierStats& Cache::Impl::count_block(int32_t node, int32_t index, int32_t position) {
+  TierStats* slowest = &stats_.main;
+  for (int g = 0; g < num_groups(); ++g) {
+    if (index < first_seen(g, position)) continue;
+    const Copy& copy = index_[node].copies[g];
+    TierStats& tier = copy.block != kNoBlock ? stats_.main : copy.ram != nullptr ? stats_.ram : stats_.disk;
+    ++tier.hits;
+    if (&tier == &stats_.disk || (&tier == &stats_.ram && slowest == &stats_.main)) slowest = &tier;
+  }
+  return *slowest;
+}
+
 Match Cache::Impl::match(const Prompt& prompt) const {
   const Hit hit = find(prompt);
   Match match{.tokens = hit.tokens(), .takes = hit.takes};
-  for (int32_t b = 0; b < hit.blocks; ++b) {
+  const auto count = [&](int32_t node, int32_t index, int32_t tokens) {
     bool ram = false, disk = false;
     for (int g = 0; g < num_groups(); ++g) {
-      if (b < first_seen(g, hit.tokens())) continue;
-      const Copy& copy = index_[path_[b]].copies[g];
+      if (index < first_seen(g, hit.tokens())) continue;
+      const Copy& copy = index_[node].copies[g];
       if (copy.block != kNoBlock) continue;
       (copy.ram != nullptr ? ram : disk) = true;
     }
     if (disk) {
-      match.from_disk += kBlockTokens;
+      match.from_disk += tokens;
     } else if (ram) {
-      match.from_ram += kBlockTokens;
+      match.from_ram += tokens;
     }
-  }
+  };
+  for (int32_t b = 0; b < hit.blocks; ++b) count(path_[b], b, kBlockTokens);
+  if (hit.partial.tokens > 0) count(hit.partial.node, hit.blocks, hit.partial.tokens);
   return match;
 }
 
@@ -148,98 +165,176 @@ Sequence Cache::Impl::attach(std::shared_ptr<const Prompt> prompt) {
 
 void Cache::Impl::start(Rep& s, const std::shared_ptr<const Prompt>& prompt) {
   const Hit hit = find(*prompt);
+  const auto blocks = static_cast<size_t>(hit.blocks);
+  // What follows holds and marks blocks, and does so without allocating.
+  for (int g = 0; g < num_groups(); ++g) s.tables[g].blocks.reserve(blocks + 1);
+  s.loads.reserve((blocks + 1) * pools_.size());
   count_hit(hit);
   s.length = s.cached = hit.tokens();
-  s.key = hit.blocks > 0 ? prompt->keys[hit.blocks - 1] : prompt->root;
+  s.key = hit.blocks > 0 ? prompt->keys[blocks - 1] : prompt->root;
   s.prompt_blocks = static_cast<int32_t>(prompt->tokens.size()) / kBlockTokens;
   s.branch_blocks = hit.branch;
-  const bool partial = hit.partial.tokens > 0;
-  if (partial) {  // must not leave while room is made for the rest
-    touch(hit.partial.node, 1);
-    for (int g = 0; g < num_groups(); ++g) hold(g, index_[hit.partial.node].copies[g].block);
+  hold_found(s, *prompt, hit);
+  try {
+    take_path(s, hit);
+    if (hit.partial.tokens > 0) take_partial(s, *prompt, hit);
+  } catch (...) {
+    undo_start(s, hit);
+    s.key = prompt->root;
+    throw;
   }
-  take_path(s, *prompt, hit);
-  if (partial) copy_partial(s, *prompt, hit);
   s.state = s.loads.empty() ? Sequence::State::kActive : Sequence::State::kLoading;
   s.prompt = s.loads.empty() ? nullptr : prompt;
 }
 
 void Cache::Impl::count_hit(const Hit& hit) {
   stats_.hit_tokens += static_cast<uint64_t>(hit.tokens());
-  stats_.main.hit_tokens += static_cast<uint64_t>(hit.partial.tokens);
-  for (int32_t b = 0; b < hit.blocks; ++b) {
-    TierStats* slowest = &stats_.main;
-    for (int g = 0; g < num_groups(); ++g) {
-      if (b < first_seen(g, hit.tokens())) continue;
-      const Copy& copy = index_[path_[b]].copies[g];
-      TierStats& tier = copy.block != kNoBlock ? stats_.main : copy.ram != nullptr ? stats_.ram : stats_.disk;
-      ++tier.hits;
-      if (&tier == &stats_.disk || (&tier == &stats_.ram && slowest == &stats_.main)) slowest = &tier;
-    }
-    slowest->hit_tokens += kBlockTokens;
-  }
+  for (int32_t b = 0; b < hit.blocks; ++b) count_block(path_[b], b, hit.tokens()).hit_tokens += kBlockTokens;
+  if (hit.partial.tokens == 0) return;
+  count_block(hit.partial.node, hit.blocks, hit.tokens()).hit_tokens +=
+      static_cast<uint64_t>(hit.partial.tokens);
 }
 
-// Holds the first blocks of path_. First everything that is wanted is made safe, then room is made for the
-// rest.
-void Cache::Impl::take_path(Rep& s, const Prompt& prompt, const Hit& hit) {
-  const int32_t blocks = hit.blocks;
-  for (int32_t b = blocks - 1; b >= 0; --b) {  // parents last: they are to leave after their children
-    if (path_[b] == kNoNode) continue;
+// Everything that is wanted is made safe, before room is made for what has to come from elsewhere. Blocks of
+// the main pool are in the table, blocks in RAM pinned, blocks on disk marked as loading without a place.
+void Cache::Impl::hold_found(Rep& s, const Prompt& prompt, const Hit& hit) {
+  // False for a block in RAM.
+  const auto hold_copy = [&](int32_t node, int g, int32_t index, int32_t& place) {
+    Copy& copy = index_[node].copies[g];
+    if (copy.block != kNoBlock) {
+      hold(g, place = copy.block);
+      if (copy.loading) s.loads.push_back({g, index});
+    } else if (copy.ram != nullptr) {
+      return false;
+    } else {
+      copy.loading = true;
+      disk_order_.erase(item_of(node, g));
+    }
+    return true;
+  };
+  if (hit.partial.tokens > 0) {
+    touch(hit.partial.node, 1);
+    for (int g = 0; g < num_groups(); ++g) {
+      // The bytes are all that is wanted of a copy in RAM: it may leave meanwhile.
+      if (!hold_copy(hit.partial.node, g, kNoBlock, s.sources[g]))
+        s.ram_sources[g] = index_[hit.partial.node].copies[g].ram;
+    }
+  }
+  // Parents last: they are to leave after their children. A partial block that is known as a whole is on the
+  // path too; others have been described before.
+  const int32_t last = hit.blocks < static_cast<int32_t>(path_.size()) ? hit.blocks : hit.blocks - 1;
+  for (int32_t b = last; b >= 0; --b) {
+    if (path_[b] == kNoNode || (b == hit.blocks && hit.partial.node != path_[b])) continue;
     const BlockKey& parent = b > 0 ? prompt.keys[b - 1] : prompt.root;
     index_.describe(path_[b], parent, b, std::span(prompt.tokens).subspan(b * kBlockTokens, kBlockTokens));
     touch(path_[b], 1);
   }
   for (int g = 0; g < num_groups(); ++g) {
     Rep::Table& table = s.tables[g];
-    table.blocks.assign(blocks, kNoBlock);
+    table.blocks.assign(hit.blocks, kNoBlock);
     table.first_held = first_seen(g, hit.tokens());
-    for (int32_t b = table.first_held; b < blocks; ++b) {
-      Copy& copy = index_[path_[b]].copies[g];
-      if (copy.block != kNoBlock) {
-        hold(g, table.blocks[b] = copy.block);
-        if (copy.loading) s.loads.push_back({g, b});
-      } else if (copy.ram != nullptr) {
-        pin_ram(path_[b], g);
-      } else {
-        copy.loading = true;
-        disk_order_.erase(item_of(path_[b], g));
-      }
-    }
-  }
-  for (int g = 0; g < num_groups(); ++g) {
-    Rep::Table& table = s.tables[g];
-    for (int32_t b = table.first_held; b < blocks; ++b) {
-      if (table.blocks[b] != kNoBlock) continue;
-      const int32_t node = path_[b], block = table.blocks[b] = allocate(g);
-      Copy& copy = index_[node].copies[g];
-      copy.block = block;
-      pools_[g].blocks[block].node = node;
-      pools_[g].evictor.returned(index_[node].key);
-      if (copy.loading) {
-        submit_read(node, g);
-        s.loads.push_back({g, b});
-      } else {
-        store_.write(g, block, copy.ram->span());
-        stats_.ram.bytes_read += pools_[g].block_bytes;
-        unpin_ram(node, g);
-      }
+    for (int32_t b = table.first_held; b < hit.blocks; ++b) {
+      if (!hold_copy(path_[b], g, b, table.blocks[b])) pin_ram(path_[b], g);
     }
   }
 }
 
-// The source is held; it is let go here.
-void Cache::Impl::copy_partial(Rep& s, const Prompt& prompt, const Hit& hit) {
+// The block is the node's own from here on.
+void Cache::Impl::fill_from_ram(int32_t node, int group, int32_t block) {
+  Copy& copy = index_[node].copies[group];
+  store_.write(group, block, copy.ram->span());
+  stats_.ram.bytes_read += pools_[group].block_bytes;
+  copy.block = block;
+  pools_[group].blocks[block].node = node;
+  pools_[group].evictor.returned(index_[node].key);
+  unpin_ram(node, group);
+}
+
+// As above, when the reader is done with it.
+void Cache::Impl::read_into(int32_t node, int group, int32_t block) {
+  disk_->read(item_of(node, group), label_of(node, group));
+  ++pools_[group].loading;
+  ++reads_pending_;
+  index_[node].copies[group].block = block;
+  pools_[group].blocks[block].node = node;
+  pools_[group].evictor.returned(index_[node].key);
+}
+
+// A place in the main pool for the blocks of the path that have none.
+void Cache::Impl::take_path(Rep& s, const Hit& hit) {
+  for (int g = 0; g < num_groups(); ++g) {
+    Rep::Table& table = s.tables[g];
+    for (int32_t b = table.first_held; b < hit.blocks; ++b) {
+      if (table.blocks[b] != kNoBlock) continue;
+      const int32_t node = path_[b], block = allocate(g);
+      const bool from_disk = index_[node].copies[g].loading;
+      try {
+        from_disk ? read_into(node, g, block) : fill_from_ram(node, g, block);
+      } catch (...) {
+        give_back(g, block);
+        throw;
+      }
+      table.blocks[b] = block;
+      if (from_disk) s.loads.push_back({g, b});
+    }
+  }
+}
+
+// The first tokens of a block in one of the sequence's own. A source that is not there yet is copied when it
+// is: ready().
+void Cache::Impl::take_partial(Rep& s, const Prompt& prompt, const Hit& hit) {
   const auto begin = prompt.tokens.begin() + hit.blocks * kBlockTokens;
   std::copy(begin, begin + hit.partial.tokens, s.tail.begin());
-  const auto& copies = index_[hit.partial.node].copies;
+  const int32_t node = hit.partial.node;
   for (int g = 0; g < num_groups(); ++g) {
-    const int32_t block = allocate(g);
-    store_.copy(g, copies[g].block, block);
-    s.tables[g].blocks.push_back(block);
-    ++stats_.copies_on_write;
+    s.tables[g].blocks.push_back(allocate(g));
+    if (s.ram_sources[g] != nullptr) {
+      store_.write(g, s.tables[g].blocks.back(), s.ram_sources[g]->span());
+      stats_.ram.bytes_read += pools_[g].block_bytes;
+    } else if (s.sources[g] == kNoBlock) {
+      const int32_t block = allocate(g);
+      try {
+        read_into(node, g, block);
+      } catch (...) {
+        give_back(g, block);
+        throw;
+      }
+      s.sources[g] = block;
+      s.loads.push_back({g, kNoBlock});
+    }
   }
-  for (int g = 0; g < num_groups(); ++g) unhold(g, copies[g].block);
+  s.ram_sources.fill(nullptr);
+  copy_sources(s);
+}
+
+// Something could not be taken: the sequence lets go of everything, and begins with nothing.
+void Cache::Impl::undo_start(Rep& s, const Hit& hit) noexcept {
+  const auto not_read = [&](int32_t node, int g) {
+    Copy& copy = index_[node].copies[g];
+    if (!copy.loading || copy.block != kNoBlock) return false;
+    copy.loading = false;
+    disk_order_.set(item_of(node, g), {index_[node].last_use, 0});
+    return true;
+  };
+  for (int g = 0; g < num_groups(); ++g) {
+    const Rep::Table& table = s.tables[g];
+    for (int32_t b = table.first_held; b < hit.blocks; ++b) {
+      if (table.blocks[b] == kNoBlock && !not_read(path_[b], g)) unpin_ram(path_[b], g);
+    }
+    if (hit.partial.tokens > 0 && s.ram_sources[g] == nullptr) not_read(hit.partial.node, g);
+  }
+  drop_blocks(s);
+}
+
+// Those that are there; they are let go.
+void Cache::Impl::copy_sources(Rep& s) {
+  for (int g = 0; g < num_groups(); ++g) {
+    const int32_t source = s.sources[g];
+    if (source == kNoBlock || index_[pools_[g].blocks[source].node].copies[g].loading) continue;
+    store_.copy(g, source, s.tables[g].blocks[s.length / kBlockTokens]);
+    ++stats_.copies_on_write;
+    unhold(g, std::exchange(s.sources[g], kNoBlock));
+  }
 }
 
 bool Cache::Impl::ready(Rep& s) {
@@ -247,7 +342,7 @@ bool Cache::Impl::ready(Rep& s) {
     bool failed = false;
     while (!s.loads.empty() && !failed) {
       const auto [g, b] = s.loads.back();
-      const int32_t node = pools_[g].blocks[s.tables[g].blocks[b]].node;
+      const int32_t node = pools_[g].blocks[b == kNoBlock ? s.sources[g] : s.tables[g].blocks[b]].node;
       failed = node == kNoNode;
       if (!failed && index_[node].copies[g].loading) return false;
       if (!failed) s.loads.pop_back();
@@ -259,6 +354,7 @@ bool Cache::Impl::ready(Rep& s) {
       start(s, prompt);
       continue;
     }
+    copy_sources(s);
     s.state = Sequence::State::kActive;
     s.prompt.reset();
   }

@@ -20,7 +20,8 @@ struct Setup {
   uint64_t disk_blocks = 0;
   Eviction eviction = Eviction::kAdaptive;
   size_t staging_blocks = 1000;
-  bool flaky = false;  // files are damaged and the disk fails now and then
+  bool flaky = false;    // files are damaged and the disk fails now and then
+  bool starved = false;  // allocations fail now and then
 };
 void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.name; }
 
@@ -59,7 +60,7 @@ class Driver {
 
   void run(int operations) {
     for (int i = 0; i < operations; ++i) {
-      operate();
+      setup_.starved&& pick(2) == 0 ? operate_without_memory() : operate();
       ASSERT_FALSE(testing::Test::HasFatalFailure()) << setup_.name << " operation " << i;
       cache_->check_invariants();
     }
@@ -67,7 +68,7 @@ class Driver {
   }
 
   std::atomic<uint64_t> lines = 0;
-  uint64_t hits = 0, restarts = 0, disk_hits = 0, ram_hits = 0, swaps = 0, copies = 0;
+  uint64_t hits = 0, restarts = 0, disk_hits = 0, ram_hits = 0, swaps = 0, copies = 0, failures = 0;
 
  private:
   int32_t pick(int32_t below) { return static_cast<int32_t>(random_() % static_cast<uint32_t>(below)); }
@@ -184,12 +185,36 @@ class Driver {
     }
   }
 
+  // A request that fails in the middle of a step is let go, as the engine does.
+  void step_or_release(size_t i) {
+    try {
+      step(streams_[i]);
+    } catch (const std::bad_alloc&) {
+      test_fail_in = -1;
+      ++failures;
+      release(i);
+    }
+  }
+
+  // One of the next allocations fails. Whatever throws leaves the cache as it was, or a sequence that can be
+  // let go: the invariants are checked after it like after any other.
+  void operate_without_memory() {
+    streams_.reserve(streams_.size() + 2);
+    test_fail_in = pick(pick(2) == 0 ? 4 : 40);
+    try {
+      operate();
+    } catch (const std::bad_alloc&) {
+      ++failures;
+    }
+    test_fail_in = -1;
+  }
+
   void operate() {
     const int32_t what = pick(100);
     if (what < 12 || streams_.empty()) return attach();
     const size_t i = pick(static_cast<int32_t>(streams_.size()));
     if (streams_.size() > 5 && pick(3) == 0) return release(i);
-    if (what < 60) return step(streams_[i]);
+    if (what < 60) return step_or_release(i);
     if (what < 66 && streams_[i].sequence.state() == Sequence::State::kActive) {
       TestStream copy{cache_->fork(streams_[i].sequence), streams_[i].salt, streams_[i].tokens};
       copy.tokens.resize(copy.sequence.length());
@@ -205,7 +230,7 @@ class Driver {
       cache_->poll();
     } else if (what == 98) {
       cache_->wait(std::chrono::milliseconds(5));
-    } else if (setup_.disk_blocks > 0 && pick(setup_.flaky ? 1 : 3) == 0) {
+    } else if (setup_.disk_blocks > 0 && test_fail_in < 0 && pick(setup_.flaky ? 1 : 3) == 0) {
       if (pick(2) == 0) cache_->flush();
       close();
       open();
@@ -226,7 +251,7 @@ class Driver {
 class CacheProperty : public testing::TestWithParam<Setup> {};
 
 TEST_P(CacheProperty, HoldsTheRightBytesAndLosesNoBlock) {
-  uint64_t hits = 0, disk = 0, ram = 0, swaps = 0, copies = 0, restarts = 0, lines = 0;
+  uint64_t hits = 0, disk = 0, ram = 0, swaps = 0, copies = 0, restarts = 0, lines = 0, failures = 0;
   for (uint32_t seed = 1; seed <= 3; ++seed) {
     Driver driver(GetParam(), seed);
     driver.run(1500);
@@ -238,11 +263,13 @@ TEST_P(CacheProperty, HoldsTheRightBytesAndLosesNoBlock) {
     copies += driver.copies;
     restarts += driver.restarts;
     lines += driver.lines;
+    failures += driver.failures;
   }
   // The test must have been about something. With a disk, how much is found depends on how soon its thread
   // gets to run.
   EXPECT_GT(hits, GetParam().disk_blocks > 0 ? 200u : 1000u);
   EXPECT_GT(copies, 20u);
+  EXPECT_EQ(failures > 100, GetParam().starved) << failures;
   EXPECT_EQ(lines > 0, GetParam().flaky);
   EXPECT_EQ(disk > 0, GetParam().disk_blocks > 0);
   EXPECT_EQ(restarts > 0, GetParam().disk_blocks > 0);
@@ -259,6 +286,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Setup{"window_full_all_tiers", {window(20, 24), full(36)}, 30, 120},
                     Setup{"slow_disk", {full(24), window(40, 24)}, 0, 60, Eviction::kAdaptive, 2},
                     Setup{"flaky_disk", {full(24), window(40, 24)}, 12, 60, Eviction::kAdaptive, 100, true},
+                    Setup{
+                        "starved", {full(24), window(40, 24)}, 12, 60, Eviction::kAdaptive, 100, false, true},
                     Setup{"only_window", {window(33, 30)}, 10, 40},
                     Setup{"three_groups", {full(40), window(16, 30), window(50, 30)}, 50, 200}),
     [](const auto& setup) { return std::string(setup.param.name); });

@@ -7,6 +7,8 @@
 
 namespace millrace::kv {
 
+// What is short of memory on the way out of the pool is forgotten: only the store's errors pass through, and
+// then nothing is changed.
 int32_t Cache::Impl::allocate(int group) {
   Pool& pool = pools_[group];
   if (pool.free.empty()) {
@@ -18,6 +20,25 @@ int32_t Cache::Impl::allocate(int group) {
   pool.free.pop_back();
   pool.blocks[block].refs = 1;
   return block;
+}
+
+void Cache::Impl::give_back(int group, int32_t block) noexcept {
+  pools_[group].blocks[block].refs = 0;
+  pools_[group].free.push_back(block);
+}
+
+// A node and a place for it in every order, so that nothing that is done with it later allocates.
+int32_t Cache::Impl::add_node(const BlockKey& key) {
+  const int32_t node = index_.find_or_add(key);
+  try {
+    const int32_t items = index_.size() * kMaxKvGroups;
+    if (options_.ram_bytes > 0) ram_order_.reserve(items);
+    if (disk_ != nullptr) disk_order_.reserve(items);
+  } catch (...) {
+    index_.erase_if_unused(node);
+    throw;
+  }
+  return node;
 }
 
 void Cache::Impl::hold(int group, int32_t block) {
@@ -124,7 +145,12 @@ bool Cache::Impl::reserve(Rep& s, int32_t tokens) {
       int32_t& partial = table[s.length / kBlockTokens];
       if (pools_[g].blocks[partial].refs > 1) {
         const int32_t copy = allocate(g);
-        store_.copy(g, partial, copy);
+        try {
+          store_.copy(g, partial, copy);
+        } catch (...) {
+          give_back(g, copy);
+          throw;
+        }
         unhold(g, std::exchange(partial, copy));
         ++stats_.copies_on_write;
       }
@@ -164,8 +190,9 @@ void Cache::Impl::advance(Rep& s, std::span<const int32_t> tokens) {
 // A full block gets its name. If that is known already, the sequence takes the known block and gives up its
 // own.
 void Cache::Impl::commit(Rep& s, int32_t index, int32_t final_length) {
-  const BlockKey parent = std::exchange(s.key, child_key(s.key, s.tail));
-  const int32_t node = index_.find_or_add(s.key);
+  const BlockKey key = child_key(s.key, s.tail);
+  const int32_t node = add_node(key);  // may throw: nothing is changed
+  const BlockKey parent = std::exchange(s.key, key);
   index_.describe(node, parent, index, s.tail);
   touch(node, 0);
   for (int g = 0; g < num_groups(); ++g) {
@@ -205,6 +232,8 @@ bool Cache::Impl::is_kept(const Rep& s, int group, int32_t index) const {
 Sequence Cache::Impl::fork(const Rep& s) {
   MILLRACE_CHECK(s.state == Sequence::State::kActive);
   Rep* copy = new_rep();
+  Sequence forked(copy);
+  for (int g = 0; g < num_groups(); ++g) copy->tables[g].blocks.reserve(s.tables[g].blocks.size());
   copy->length = s.length;
   copy->cached = s.cached;
   copy->key = s.key;
@@ -218,7 +247,7 @@ Sequence Cache::Impl::fork(const Rep& s) {
     copy->tables[g].first_held = from.first_held;
     for (int32_t b = from.first_held; b < count; ++b) hold(g, from.blocks[b]);
   }
-  return Sequence(copy);
+  return forked;
 }
 
 BlockCounts Cache::Impl::blocks_of_its_own(const Rep& s) const {
@@ -229,6 +258,9 @@ BlockCounts Cache::Impl::blocks_of_its_own(const Rep& s) const {
       const Pool::Block& b = pools_[g].blocks[block];
       counts[g] += b.refs == 1 && (b.node == kNoNode || !index_[b.node].copies[g].loading);
     }
+    if (s.sources[g] == kNoBlock) continue;
+    const Pool::Block& b = pools_[g].blocks[s.sources[g]];
+    counts[g] += b.refs == 1 && (b.node == kNoNode || !index_[b.node].copies[g].loading);
   }
   return counts;
 }
@@ -256,12 +288,14 @@ void Cache::Impl::drop_blocks(Rep& s) {
     }
     s.tables[g].blocks.clear();
     s.tables[g].first_held = 0;
+    if (s.sources[g] != kNoBlock) unhold(g, std::exchange(s.sources[g], kNoBlock));
+    s.ram_sources[g].reset();
   }
   s.loads.clear();
   s.length = s.cached = 0;
 }
 
-void Cache::Impl::release(Rep* s) {
+void Cache::Impl::release(Rep* s) noexcept {
   if (s->state == Sequence::State::kActive) remember_tail(*s);
   if (s->state == Sequence::State::kSwapped) forget_swapped(*s);
   drop_blocks(*s);

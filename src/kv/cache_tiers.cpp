@@ -15,6 +15,7 @@ using Clock = std::chrono::steady_clock;
 Buffer Cache::Impl::read_main(int group, int32_t block) {
   auto bytes = std::make_shared<Bytes>(pools_[group].block_bytes);
   store_.read(group, block, bytes->span());
+  stats_.main.bytes_read += pools_[group].block_bytes;
   return bytes;
 }
 
@@ -43,20 +44,29 @@ int32_t Cache::Impl::choose_victim(int group) {
 
 void Cache::Impl::demote(int group, int32_t block) {
   Pool& pool = pools_[group];
-  const int32_t node = pool.blocks[block].node;
-  const Copy& copy = index_[node].copies[group];
-  pool.evictor.remove(block);
-  pool.evictor.evicted(index_[node].key);
-  ++stats_.main.evictions;
-  stats_.main.bytes_read += pool.block_bytes;
-  const bool wanted = pool.window == 0 || copy.keep;
-  if (wanted && copy.ram == nullptr && make_ram_room(pool.block_bytes)) {
-    put_ram(node, group, read_main(group, block));
-  } else if (wanted && copy.ram == nullptr && disk_on() && copy.disk_bytes == 0 && !copy.writing) {
-    if (!may_stage() || !submit_write(node, group, read_main(group, block))) ++stats_.writes_dropped;
+  try {
+    keep_copy(group, block);
+  } catch (const std::bad_alloc&) {
+    ++stats_.writes_dropped;  // forgotten: nobody waits for a memory
   }
+  pool.evictor.remove(block);
+  pool.evictor.evicted(index_[pool.blocks[block].node].key);
+  ++stats_.main.evictions;
   unname(group, block);
   pool.free.push_back(block);
+}
+
+// One tier down.
+void Cache::Impl::keep_copy(int group, int32_t block) {
+  const Pool& pool = pools_[group];
+  const int32_t node = pool.blocks[block].node;
+  const Copy& copy = index_[node].copies[group];
+  if (copy.ram != nullptr || (pool.window > 0 && !copy.keep)) return;
+  if (make_ram_room(pool.block_bytes)) {
+    put_ram(node, group, read_main(group, block));
+  } else if (disk_on() && copy.disk_bytes == 0 && !copy.writing) {
+    if (!may_stage() || !submit_write(node, group, read_main(group, block))) ++stats_.writes_dropped;
+  }
 }
 
 int32_t Cache::Impl::evict(int group, int32_t count) {
@@ -150,26 +160,22 @@ SwapCost Cache::Impl::swap_cost(const Rep& s) const {
   return cost;
 }
 
-bool Cache::Impl::swap_out(Rep& s) {
-  MILLRACE_CHECK(s.state == Sequence::State::kActive);
-  const SwapCost cost = swap_cost(s);
-  if (!cost.fits) return false;
-  const int32_t blocks = blocks_for(s.length);
+void Cache::Impl::copy_out(Rep& s, int32_t blocks) {
   // Pin first: making room must not drop what is there already.
   for (int g = 0; g < num_groups(); ++g) {
     const Rep::Table& table = s.tables[g];
     for (int32_t b = table.first_held; b < blocks; ++b) {
       const int32_t node = pools_[g].blocks[table.blocks[b]].node;
-      s.swapped[g].push_back({node, nullptr});
-      if (node != kNoNode && index_[node].copies[g].ram != nullptr) pin_ram(node, g);
+      const bool in_ram = node != kNoNode && index_[node].copies[g].ram != nullptr;
+      s.swapped[g].push_back({node, nullptr, in_ram});
+      if (in_ram) pin_ram(node, g);
     }
   }
-  const auto start = Clock::now();
   for (int g = 0; g < num_groups(); ++g) {
     const Rep::Table& table = s.tables[g];
     for (int32_t b = table.first_held; b < blocks; ++b) {
       Rep::Swapped& to = s.swapped[g][b - table.first_held];
-      if (to.node != kNoNode && index_[to.node].copies[g].ram_pins > 0) continue;
+      if (to.done) continue;
       MILLRACE_CHECK(make_ram_room(pools_[g].block_bytes));
       Buffer bytes = read_main(g, table.blocks[b]);
       if (to.node != kNoNode) {
@@ -180,7 +186,22 @@ bool Cache::Impl::swap_out(Rep& s) {
         swapped_bytes_ += pools_[g].block_bytes;
         to.bytes = std::move(bytes);
       }
+      to.done = true;
     }
+  }
+}
+
+bool Cache::Impl::swap_out(Rep& s) {
+  MILLRACE_CHECK(s.state == Sequence::State::kActive);
+  const SwapCost cost = swap_cost(s);
+  if (!cost.fits) return false;
+  const int32_t blocks = blocks_for(s.length);
+  const auto start = Clock::now();
+  try {
+    copy_out(s, blocks);
+  } catch (...) {
+    forget_swapped(s);
+    throw;
   }
   if (cost.bytes > 0) stats_.swap_out_rate = smoothed(stats_.swap_out_rate, cost.bytes, Clock::now() - start);
   ++stats_.swaps_out;
@@ -210,6 +231,9 @@ bool Cache::Impl::swap_in(Rep& s) {
   const BlockCounts needs = blocks_to_swap_in(s);
   for (int g = 0; g < num_groups(); ++g) {
     if (needs[g] > available(g)) return false;
+  }
+  for (int g = 0; g < num_groups(); ++g) {
+    s.tables[g].blocks.reserve(s.tables[g].blocks.size() + s.swapped[g].size());
   }
   const auto start = Clock::now();
   uint64_t moved = 0;
@@ -243,9 +267,10 @@ bool Cache::Impl::swap_in(Rep& s) {
   return true;
 }
 
-void Cache::Impl::forget_swapped(Rep& s) {
+void Cache::Impl::forget_swapped(Rep& s) noexcept {
   for (int g = 0; g < num_groups(); ++g) {
     for (const Rep::Swapped& from : s.swapped[g]) {
+      if (!from.done) continue;
       if (from.node != kNoNode) {
         unpin_ram(from.node, g);
       } else {
@@ -269,7 +294,7 @@ void Cache::Impl::open_disk() {
       .wake = options_.wake,
   });
   for (const DiskTier::Found& found : disk_->take_found()) {
-    const int32_t node = index_.find_or_add(found.key);
+    const int32_t node = add_node(found.key);
     index_[node].last_use = ++tick_;
     index_[node].index = found.index;
     index_[node].copies[found.group].disk_bytes = found.bytes;
@@ -288,11 +313,16 @@ BlockLabel Cache::Impl::label_of(int32_t id, int group) const {
   return {node.key, node.parent_key, group, node.index, node.tokens, pools_[group].block_bytes};
 }
 
-void Cache::Impl::mark_dirty(int32_t node, int group) {
+// Without memory for the queue the block stays off the disk.
+void Cache::Impl::mark_dirty(int32_t node, int group) noexcept {
   Copy& copy = index_[node].copies[group];
   if (!disk_on() || copy.disk_bytes > 0 || copy.writing || copy.dirty) return;
-  copy.dirty = true;
-  dirty_.push_back(item_of(node, group));
+  try {
+    dirty_.push_back(item_of(node, group));
+    copy.dirty = true;
+  } catch (const std::bad_alloc&) {
+    ++stats_.writes_dropped;
+  }
 }
 
 // Space on disk is set aside for the block as it is; compression gives some back afterwards.
@@ -304,12 +334,13 @@ bool Cache::Impl::submit_write(int32_t node, int group, Buffer bytes) {
     drop_file(item / kMaxKvGroups, item % kMaxKvGroups, true);
   }
   if (disk_used_ + most > options_.disk_bytes) return false;
+  const size_t size = bytes->span().size();
+  disk_->write(item_of(node, group), label_of(node, group), std::move(bytes));  // may throw
   disk_used_ += most;
   disk_->set_short_of_room(disk_used_ > options_.disk_bytes / 2);
-  staged_bytes_ += bytes->span().size();
+  staged_bytes_ += size;
   ++writes_pending_;
   index_[node].copies[group].writing = true;
-  disk_->write(item_of(node, group), label_of(node, group), std::move(bytes));
   return true;
 }
 
@@ -342,12 +373,6 @@ void Cache::Impl::drop_file(int32_t node, int group, bool remove) {
   copy.disk_bytes = 0;
   --disk_blocks_;
   index_.erase_if_unused(node);
-}
-
-void Cache::Impl::submit_read(int32_t node, int group) {
-  ++pools_[group].loading;
-  ++reads_pending_;
-  disk_->read(item_of(node, group), label_of(node, group));
 }
 
 void Cache::Impl::finish_read(const DiskTier::Done& done) {
@@ -388,9 +413,13 @@ void Cache::Impl::feed_writer() {
     Copy& copy = index_[node].copies[group];
     copy.dirty = false;
     if (copy.disk_bytes == 0 && !copy.writing && !copy.loading) {
-      Buffer bytes = copy.ram;
-      if (bytes == nullptr && copy.block != kNoBlock) bytes = read_main(group, copy.block);
-      if (bytes != nullptr && !submit_write(node, group, std::move(bytes))) ++stats_.writes_dropped;
+      try {
+        Buffer bytes = copy.ram;
+        if (bytes == nullptr && copy.block != kNoBlock) bytes = read_main(group, copy.block);
+        if (bytes != nullptr && !submit_write(node, group, std::move(bytes))) ++stats_.writes_dropped;
+      } catch (const std::bad_alloc&) {
+        ++stats_.writes_dropped;
+      }
     }
     index_.erase_if_unused(node);
   }

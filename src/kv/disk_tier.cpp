@@ -107,7 +107,11 @@ void DiskTier::scan() {
 void DiskTier::push(Worker& worker, Job job) {
   {
     const std::lock_guard lock(mutex_);
+    // Room for its answer too: the threads must not be the ones to find that there is none.
+    const bool answered = job.kind != Job::Kind::kRemove;
+    if (answered && done_.capacity() <= unanswered_) done_.reserve(2 * unanswered_ + 16);
     worker.jobs.push_back(std::move(job));
+    unanswered_ += answered;
   }
   worker.changed.notify_one();
 }
@@ -126,7 +130,9 @@ void DiskTier::read(int32_t item, const BlockLabel& label) {
 
 void DiskTier::take(std::vector<Done>& done) {
   const std::lock_guard lock(mutex_);
+  done.reserve(done.size() + done_.size());  // may throw: they are still here then
   for (Done& one : done_) done.push_back(std::move(one));
+  unanswered_ -= done_.size();
   done_.clear();
 }
 
@@ -168,18 +174,20 @@ DiskTier::Done DiskTier::run(const Job& job) {
   done.is_write = job.kind == Job::Kind::kWrite;
   done.item = job.item;
   if (!on()) return done;
-  if (job.kind == Job::Kind::kRemove) {
-    const int reason = files_.remove(path(name_of(job.label)));
-    if (reason != 0 && reason != ENOENT) turn_off("remove a file", reason);
-    return done;
-  }
+  const bool removing = job.kind == Job::Kind::kRemove;
   int reason = 0;
   try {
-    reason = done.is_write ? write_block(job, done) : read_block(job, done);
+    if (removing) {
+      reason = files_.remove(path(name_of(job.label)));
+      if (reason == ENOENT) reason = 0;
+    } else {
+      reason = done.is_write ? write_block(job, done) : read_block(job, done);
+    }
   } catch (const std::bad_alloc&) {
+    done.ok = false;
     reason = ENOMEM;
   }
-  if (reason != 0) turn_off(done.is_write ? "write" : "read", reason);
+  if (reason != 0) turn_off(removing ? "remove a file" : done.is_write ? "write" : "read", reason);
   return done;
 }
 
@@ -278,10 +286,14 @@ void DiskTier::drop(const std::string& name, const std::string& fault) {
   ++rates_.files_dropped;
 }
 
-void DiskTier::turn_off(const char* doing, int reason) {
+void DiskTier::turn_off(const char* doing, int reason) noexcept {
   if (off_.exchange(true, std::memory_order_acq_rel)) return;
-  options_.log(fmt::format("{}: cannot {}: {}; the disk tier of the KV cache is off now", options_.directory,
-                           doing, std::strerror(reason)));
+  try {
+    options_.log(fmt::format("{}: cannot {}: {}; the disk tier of the KV cache is off now",
+                             options_.directory, doing, std::strerror(reason)));
+  } catch (const std::bad_alloc&) {
+    std::fputs("millrace: out of memory; the disk tier of the KV cache is off now\n", stderr);
+  }
 }
 
 }  // namespace millrace::kv

@@ -99,7 +99,7 @@ class DiskTier {
   std::vector<std::byte> payload_of(const Job& job, size_t& element_bytes);
   void sample(std::span<const std::byte> raw, std::span<const std::byte> packed);
   bool pays() const;
-  void turn_off(const char* doing, int reason);
+  void turn_off(const char* doing, int reason) noexcept;
   void drop(const std::string& name, const std::string& fault);
   std::string path(const std::string& name) const { return options_.directory + "/" + name; }
 
@@ -113,6 +113,7 @@ class DiskTier {
   bool stopping_ = false;
   Worker writer_, reader_;
   std::vector<Done> done_;
+  size_t unanswered_ = 0;  // jobs whose Done has not been taken
   std::condition_variable finished_;
   Rates rates_;
 

@@ -34,8 +34,9 @@ void Heap::down(int32_t i) {
 }
 
 void Heap::reserve(int32_t ids) {
-  heap_.reserve(static_cast<size_t>(ids));
-  where_.resize(static_cast<size_t>(ids), -1);
+  const auto count = static_cast<size_t>(ids);
+  if (heap_.capacity() < count) heap_.reserve(std::max(count, 2 * heap_.capacity()));
+  if (where_.size() < count) where_.resize(std::max(count, 2 * where_.size()), -1);
 }
 
 void Heap::set(int32_t id, Priority priority) {
@@ -65,7 +66,10 @@ void Heap::erase(int32_t id) {
 
 namespace {
 constexpr double kLearningRate = 0.45;  // LeCaR's
-constexpr double kLeastWeight = 0.01;   // an expert that was always wrong is still asked now and then
+// While more than a quarter of the pool was never found again, the least recent of those goes: single
+// questions do not push out the prompt that they share.
+constexpr int kOnceShare = 4;
+constexpr double kLeastWeight = 0.01;  // an expert that was always wrong is still asked now and then
 }  // namespace
 
 Evictor::Evictor(Eviction policy, int32_t num_blocks, uint64_t seed, int32_t run)
@@ -76,11 +80,13 @@ Evictor::Evictor(Eviction policy, int32_t num_blocks, uint64_t seed, int32_t run
       run_(run) {
   recent_.reserve(num_blocks_);
   frequent_.reserve(num_blocks_);
+  once_.reserve(num_blocks_);
   if (policy != Eviction::kAdaptive) {
     weights_[static_cast<size_t>(policy)] = 1;
     return;
   }
-  for (int i = 0; i < num_experts_; ++i) weights_[i] = 1.0 / num_experts_;
+  weights_ = {0.45, 0.45, 0.1};  // random choices spoil chains: they have to earn more
+  if (num_experts_ == 2) weights_ = {0.5, 0.5, 0.0};
   ghosts_.resize(std::bit_ceil(2 * static_cast<size_t>(num_blocks_)));
 }
 
@@ -94,11 +100,13 @@ uint64_t Evictor::random() {  // splitmix64
 void Evictor::add(int32_t block, uint64_t last_use, uint64_t uses) {
   recent_.set(block, {last_use, 0});
   frequent_.set(block, {uses, last_use});
+  if (uses == 0) once_.set(block, {last_use, 0});
 }
 
 void Evictor::remove(int32_t block) {
   recent_.erase(block);
   frequent_.erase(block);
+  once_.erase(block);
 }
 
 Evictor::Expert Evictor::draw() {
@@ -121,6 +129,7 @@ int32_t Evictor::choose() {
     case kRandomExpert:
       return recent_.at(static_cast<int32_t>(random() % static_cast<uint64_t>(recent_.size())));
     default:
+      if (policy_ == Eviction::kAdaptive && kOnceShare * once_.size() > num_blocks_) return once_.top();
       return recent_.top();
   }
 }

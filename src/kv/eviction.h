@@ -26,7 +26,8 @@ class Heap {
  public:
   using Priority = std::pair<uint64_t, uint64_t>;
 
-  void reserve(int32_t ids);                // room for ids below this one
+  // Room for ids below this one: set() then allocates nothing. Grows by doubling.
+  void reserve(int32_t ids);
   void set(int32_t id, Priority priority);  // inserts or moves
   void erase(int32_t id);                   // no matter when it is not there
   bool contains(int32_t id) const { return id < static_cast<int32_t>(where_.size()) && where_[id] >= 0; }
@@ -77,6 +78,7 @@ class Evictor {
   int num_experts_;
   uint64_t state_;
   Heap recent_, frequent_;
+  Heap once_;  // those never found again, by last use
   Expert last_ = kLruExpert;
   int32_t run_, left_of_run_ = 0;
   std::array<double, 3> weights_{};

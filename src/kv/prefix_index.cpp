@@ -18,8 +18,10 @@ int32_t PrefixIndex::find_or_add(const BlockKey& key) {
   if (const int32_t node = find(key); node != kNoNode) return node;
   if (free_.empty()) {
     if (nodes_.size() == buckets_.size()) set_buckets(2 * buckets_.size());
-    free_.push_back(static_cast<int32_t>(nodes_.size()));
+    if (nodes_.size() == nodes_.capacity()) nodes_.reserve(std::max<size_t>(64, 2 * nodes_.size()));
+    free_.reserve(nodes_.capacity());  // erasing a node must not allocate
     nodes_.emplace_back();
+    free_.push_back(static_cast<int32_t>(nodes_.size()) - 1);
   }
   const int32_t id = free_.back();
   free_.pop_back();

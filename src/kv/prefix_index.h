@@ -52,8 +52,8 @@ class PrefixIndex {
 
   Node& operator[](int32_t node) { return nodes_[node]; }
   const Node& operator[](int32_t node) const { return nodes_[node]; }
-  int32_t find(const BlockKey& key) const;  // kNoNode when there is none
-  int32_t find_or_add(const BlockKey& key);
+  int32_t find(const BlockKey& key) const;   // kNoNode when there is none
+  int32_t find_or_add(const BlockKey& key);  // when there is no memory it throws, and nothing is changed
   // Says what a node is: 16 tokens after `parent` (whose node is found if it exists). Repeating it links a
   // child to a parent that was forgotten and has come back.
   void describe(int32_t node, const BlockKey& parent, int32_t index, std::span<const int32_t> tokens);

@@ -28,6 +28,9 @@ inline std::vector<int32_t> counting(int32_t from, int32_t count) {
   return tokens;
 }
 
+// Allocations of this thread until one fails; -1: never. operator new is in cache_test.cpp.
+extern thread_local int64_t test_fail_in;
+
 class TestStore final : public BlockStore {
  public:
   explicit TestStore(const std::vector<GroupOptions>& groups) {

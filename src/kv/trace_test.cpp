@@ -102,8 +102,7 @@ TEST(Trace, WindowLayersResumeWhereTailsWereKept) {
     EXPECT_GT(chat.rate, 0.8);
     const Result shared = replay(make_trace(SharedPromptTrace{}), groups, Eviction::kAdaptive);
     print(tight ? "shared prompts, window 128, little memory" : "shared prompts, window 128", shared);
-    // 200 requests are hardly enough to learn that frequency counts here, in both pools at once.
-    EXPECT_GT(shared.rate, tight ? 0.75 : 0.8);
+    EXPECT_GT(shared.rate, 0.8);
   }
 }
 
