@@ -2,17 +2,21 @@
 """Many streaming clients of one server: is anything lost or mixed up, does memory stay flat, what do clients wait.
 
     bench/server_load.py BINARY MODEL [--clients 500] [--seconds 180] [--tokens 48] [--json] [-- options of serve]
+    bench/server_load.py BINARY MODEL --clients 2000 --requests 1 --words 2 --tokens 4     all open at once
+    bench/server_load.py BINARY MODEL --clients 64 --requests 4 --as-bench 64              the load of `millrace bench`
 
 Each client sends a completion with a prompt of its own, reads its stream, checks it and sends the next, until the time is
-over. A stream is right when its id never changes, its tokens are counted right by the server, it ends with [DONE], and, since
-sampling is greedy, the same prompt always gets the same text (every --repeat-th prompt is asked again).
-Times are the client's: from sending to the first event with text, and between events. The server's overhead over the
-engine alone is the ratio of two runs of the same load, taken one after the other on a quiet machine:
-    millrace bench MODEL --clients N -p P -n T     (the engine alone)
-    bench/server_load.py ...                        (the same through HTTP: "generated_tok_s")
-and, without a second run, cpu_outside_engine: CPU seconds of the server's process not spent in the model, the scheduler or
-the sampler, as a part of all (on the CPU backend, with as many threads as cores). Python's own library only; the clients run
-in a process of their own, whose CPU time is printed too: on few cores it is part of what is measured.
+over or it has sent --requests. A stream is right when its id never changes, its tokens are counted right by the server, it
+ends with [DONE], and, since sampling is greedy, equal prompts get texts of which one begins with the other (every
+--repeat-th prompt is asked again, and short ones meet often). Times are the client's: from sending to the first event with
+text, and between events.
+
+What the server costs over the engine alone: --as-bench P sends the very requests of
+    millrace bench MODEL --clients N --requests R -p P -n TOKENS --ctx 512 --max-running 64 --json
+so that generated_tok_s and cpu_ms_per_token of the two can be compared (taken alternately); and, in one run, http_cpu_part
+is the processor time of the server's own threads (sockets, reading requests) as a part of the whole process's. Python's own
+library only; the clients run in a process of their own, whose CPU time is printed too: on few cores it is part of what
+is measured.
 """
 
 import argparse
@@ -20,6 +24,7 @@ import asyncio
 import json
 import os
 import random
+import resource
 import sys
 import time
 from pathlib import Path
@@ -41,19 +46,37 @@ class Load:
         self.first, self.between, self.faults = [], [], []
         self.tokens = self.finished = 0
         self.known = {}
+        self.state, self.vocab = 42, 0
         self.end = time.monotonic() + arguments.seconds
 
-    def prompt(self, rng):
+    def draw(self, rng):
+        """(prompt, number of tokens to generate)"""
+        options = self.arguments
+        if options.as_bench:
+            # As apps/cli/bench_clients.cpp draws them, one after another whoever sends.
+            low, high = max(1, options.as_bench // 4), options.as_bench
+            tokens = [self.drawn(0, self.vocab - 1) for _ in range(self.drawn(low, high))]
+            return tokens, self.drawn(max(1, options.tokens // 4), options.tokens)
         # One of a few prompts now and then, so that equal prompts meet under different loads.
-        seed = rng.randrange(20) if rng.randrange(self.arguments.repeat) == 0 else rng.randrange(1 << 40)
-        own = random.Random(seed)
-        return " ".join(own.choice(WORDS) for _ in range(own.randrange(4, 40))), seed < 20
+        repeated = rng.randrange(options.repeat) == 0
+        own = random.Random(rng.randrange(20 if repeated else 1 << 40))
+        words = " ".join(own.choice(WORDS) for _ in range(own.randrange(min(4, options.words), options.words + 1)))
+        return words, options.tokens if repeated else rng.randrange(max(1, options.tokens // 4), options.tokens + 1)
+
+    def drawn(self, low, high):
+        self.state = (self.state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        return low + (self.state >> 33) % (high - low + 1)
+
+    def check_text(self, prompt, text):
+        text = text.rstrip("\ufffd")  # a character that the last token cut
+        known = self.known.setdefault(str(prompt), text)
+        if not known.startswith(text) and not text.startswith(known):
+            raise ValueError(f"another text for the same prompt: {prompt[:40]!r}")
+        if len(text) > len(known):
+            self.known[str(prompt)] = text
 
     async def ask(self, rng):
-        prompt, repeated = self.prompt(rng)
-        wanted = rng.randrange(self.arguments.tokens // 4, self.arguments.tokens + 1)
-        if repeated:
-            wanted = self.arguments.tokens
+        prompt, wanted = self.draw(rng)
         body = json.dumps({"prompt": prompt, "max_tokens": wanted, "temperature": 0, "ignore_eos": True, "stream": True,
                            "stream_options": {"include_usage": True}}).encode()
         start = time.monotonic()
@@ -86,8 +109,7 @@ class Load:
                     last = now
             if not done or len(ids) != 1 or usage is None or usage["completion_tokens"] != wanted:
                 raise ValueError(f"broken stream: done {done}, ids {len(ids)}, usage {usage}, wanted {wanted}")
-            if repeated and self.known.setdefault(prompt, text) != text:
-                raise ValueError(f"another text for the same prompt: {prompt[:40]!r}")
+            self.check_text(prompt, text)
             self.tokens += wanted
             self.finished += 1
         finally:
@@ -95,12 +117,21 @@ class Load:
 
     async def client(self, number):
         rng = random.Random(number)
-        while time.monotonic() < self.end:
+        sent = 0
+        while time.monotonic() < self.end if self.arguments.requests == 0 else sent < self.arguments.requests:
+            sent += 1
             try:
                 await self.ask(rng)
             except (OSError, ValueError, asyncio.IncompleteReadError) as error:
                 self.faults.append(f"client {number}: {error}")
                 await asyncio.sleep(0.1)
+
+    async def open_streams(self):
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"GET /stats HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        _, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        return json.loads(body)["server"]["streams"]
 
     async def run(self, watch):
         watcher = asyncio.create_task(watch())
@@ -114,9 +145,14 @@ def resident(pid):
 
 
 def cpu_seconds(pid):
-    with open(f"/proc/{pid}/stat") as f:
-        fields = f.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """(of all threads, of those that serve HTTP: the first, and those that are named so)"""
+    total = http = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        seconds = int((task / "schedstat").read_text().split()[0]) * 1e-9
+        total += seconds
+        if task.name == str(pid) or (task / "comm").read_text().startswith("http"):
+            http += seconds
+    return total, http
 
 
 def main():
@@ -127,23 +163,31 @@ def main():
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeat", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=0, help="of each client; 0: until --seconds are over")
+    parser.add_argument("--words", type=int, default=39, help="of the longest prompt")
+    parser.add_argument("--as-bench", type=int, default=0, metavar="P", help="the requests of millrace bench -p P")
     parser.add_argument("--json", action="store_true")
     arguments, options = parser.parse_known_args()
     options = [o for o in options if o != "--"] or ["--ctx", "512", "--max-running", "64"]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with Server(arguments.binary, arguments.model, "--quiet", *options) as server:
-        pid, memory = server.process.pid, []
+        pid, memory, files, streams = server.process.pid, [], [0], [0]
         load = Load(server.port, arguments)
+        load.vocab = server.stats()["model"]["vocab"]
 
         async def watch():
             while True:
                 memory.append(resident(pid))
+                files.append(len(os.listdir(f"/proc/{pid}/fd")))
+                streams.append(await load.open_streams())
                 await asyncio.sleep(1)
 
         before, mine, begin = server.stats(), time.process_time(), time.monotonic()
-        cpu = cpu_seconds(pid)
+        cpu_before, http_before = cpu_seconds(pid)
         asyncio.run(load.run(watch))
         seconds = time.monotonic() - begin
-        cpu = cpu_seconds(pid) - cpu
+        cpu, http_cpu = cpu_seconds(pid)
+        cpu, http_cpu = cpu - cpu_before, http_cpu - http_before
         after = server.stats()
         fourth = max(1, len(memory) // 4)
         result = {
@@ -153,12 +197,12 @@ def main():
             "inter_token_p50_s": round(quantile(load.between, 0.5), 4), "inter_token_p99_s": round(quantile(load.between, 0.99), 4),
             "resident_second_quarter_mb": round(max(memory[fourth:2 * fourth + 1] or memory) / 1e6, 1),
             "resident_last_quarter_mb": round(max(memory[-fourth:]) / 1e6, 1),
-            "server_cpu_s": round(cpu, 1), "client_cpu_s": round(time.process_time() - mine, 1),
+            "most_streams": max(streams), "most_files": max(files), "server_cpu_s": round(cpu, 1), "http_cpu_s": round(http_cpu, 3),
+            "http_cpu_part": round(http_cpu / max(cpu, 1e-9), 4),
+            "cpu_ms_per_token": round(1e3 * cpu / max(1, load.tokens), 3), "client_cpu_s": round(time.process_time() - mine, 1),
             "engine_steps_s": round(sum(after["steps"][k] - before["steps"][k] for k in ("model_s", "schedule_s", "sample_s")), 1),
             "connections_left": after["server"]["connections"] - 1, "server_5xx": after["server"]["responses"]["5xx"],
         }
-        threads = os.cpu_count() or 1
-        result["cpu_outside_engine"] = round(max(0.0, 1 - min(1.0, threads * result["engine_steps_s"] / max(cpu, 1e-9))), 4)
     for fault in load.faults[:10]:
         print(fault, file=sys.stderr)
     if arguments.json:

@@ -35,8 +35,8 @@ ASAN_TARGETS = ("base_test", "tensor_test", "quant_test", "io_test", "tokenizer_
 # dev makes, need not be repeated here.
 CONFORMANCE = "*/scalar_*:*/neon_*:*/avx*:*/amx*:Attention.*:SameBitsDecode.*:InstructionCount.*"
 ASAN_FILTER = f"-*Golden*:*Linear*:*Speed*:*Runaways*:{CONFORMANCE}"
-TSAN_TARGETS = ("base_test", "kv_test")
-TSAN_FILTER = "*ThreadPool*:DiskTest*:*CacheProperty*disk*:*PromptsAreHashed*"
+TSAN_TARGETS = ("base_test", "kv_test", "grammar_test")
+TSAN_FILTER = "*ThreadPool*:DiskTest*:*CacheProperty*disk*:*PromptsAreHashed*:Mask.ManyThreads*:Mask.IsComputed*"
 # What depends on the instruction set, run under qemu on the other architecture.
 CROSS_TARGETS = ("base_test", "tensor_test", "quant_test", "backend_test")
 CROSS_FILTER = f"-{CONFORMANCE}"

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <ctime>
 #include <deque>
 #include <mutex>
 
@@ -31,11 +32,17 @@ struct Load {
 };
 
 struct Result {
-  double seconds = 0;
+  double seconds = 0, cpu_s = 0;  // cpu_s: of the whole process
   int64_t prompt_tokens = 0, generated_tokens = 0, cached_tokens = 0, failed = 0;
   std::map<int32_t, std::vector<double>> queue_s, first_token_s;  // by priority
   double tok_s() const { return seconds > 0 ? static_cast<double>(generated_tokens) / seconds : 0; }
 };
+
+double process_cpu_s() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 double quantile(std::vector<double> values, double fraction) {
   if (values.empty()) return 0;
@@ -76,6 +83,7 @@ class Clients {
 
   Result run(const std::function<void(double seconds)>& live) {
     const Clock::time_point start = Clock::now();
+    const double cpu_before = process_cpu_s();
     const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
     ReadyList ready;  // outlives the streams that tell it
     std::vector<std::optional<Stream>> streams(static_cast<size_t>(load_.clients));
@@ -105,6 +113,7 @@ class Clients {
       }
     }
     result.seconds = elapsed();
+    result.cpu_s = process_cpu_s() - cpu_before;
     return result;
   }
 
@@ -224,6 +233,7 @@ Json to_json(const Engine& engine, const ClientOptions& options, const Result& o
       {"requests", options.clients * options.requests},
       {"failed", many.failed},
       {"seconds", many.seconds},
+      {"cpu_s", many.cpu_s},
       {"generated_tok_s", many.tok_s()},
       {"total_tok_s", static_cast<double>(many.prompt_tokens + many.generated_tokens) / many.seconds},
       {"one_client_tok_s", one.tok_s()},

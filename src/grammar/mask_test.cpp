@@ -38,6 +38,8 @@ std::vector<Case> cases() {
       {"nothing but the empty text", compile_regex("")},
       {"counted prose", compile_regex(".{0,40}|[a-z ]{3,50}")},
       {"dots", compile_regex(".{2,9}(\"[^\\n]{0,3})?")},
+      {"prose with words after it",
+       compile_gbnf("root ::= (w \"the\")+\nw ::= [^\\n]{1,2} | \"\\n\" w \"\\n\"")},
       {"prose and more",
        compile_gbnf("root ::= (word \"\\n\")* word\nword ::= [^\\n\\u2028]{1,6} | . \"x\"")},
   };
