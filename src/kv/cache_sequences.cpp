@@ -138,6 +138,16 @@ bool Cache::Impl::reserve(Rep& s, int32_t tokens) {
   for (int g = 0; g < num_groups(); ++g) {
     if (needs[g] > available(g)) return false;
   }
+  const int32_t wanted = blocks_for(static_cast<int64_t>(s.length) + tokens);
+  // Before any block is taken, so that nothing has changed when there is no memory; seldom, so that decoding
+  // allocates nothing.
+  for (int g = 0; g < num_groups(); ++g) {
+    constexpr size_t kFirst = 64;
+    std::vector<int32_t>& table = s.tables[g].blocks;
+    if (const auto size = static_cast<size_t>(wanted); table.capacity() < size) {
+      table.reserve(std::max({size, 2 * table.capacity(), kFirst}));
+    }
+  }
   for (int g = 0; g < num_groups(); ++g) {
     if (needs[g] == 0) continue;
     std::vector<int32_t>& table = s.tables[g].blocks;
@@ -154,13 +164,6 @@ bool Cache::Impl::reserve(Rep& s, int32_t tokens) {
         unhold(g, std::exchange(partial, copy));
         ++stats_.copies_on_write;
       }
-    }
-    const int32_t wanted = blocks_for(static_cast<int64_t>(s.length) + tokens);
-    // Before a block is taken, so that none is lost when there is no memory; seldom, so that decoding
-    // allocates nothing.
-    constexpr size_t kFirst = 64;
-    if (const auto size = static_cast<size_t>(wanted); table.capacity() < size) {
-      table.reserve(std::max({size, 2 * table.capacity(), kFirst}));
     }
     while (static_cast<int32_t>(table.size()) < wanted) table.push_back(allocate(g));
   }
@@ -267,8 +270,10 @@ BlockCounts Cache::Impl::blocks_of_its_own(const Rep& s) const {
 
 // The end of a sequence is where the next turn of a conversation resumes.
 void Cache::Impl::remember_tail(Rep& s) {
-  const auto blocks = static_cast<int32_t>(s.tables[0].blocks.size());
-  for (int32_t b = blocks - 1; b >= 0; --b) {
+  // Tables differ in length when the store failed in the middle of reserve().
+  size_t blocks = s.tables[0].blocks.size();
+  for (int g = 1; g < num_groups(); ++g) blocks = std::min(blocks, s.tables[g].blocks.size());
+  for (int32_t b = static_cast<int32_t>(blocks) - 1; b >= 0; --b) {
     bool touched = false;
     for (int g = 0; g < num_groups(); ++g) {
       const int32_t block = s.tables[g].blocks[b];
