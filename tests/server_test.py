@@ -603,7 +603,7 @@ class Limits(unittest.TestCase):
         wide = {"prompt": "x", "max_tokens": 1900, "n": 4, "ignore_eos": True, "stream": True, "logprobs": 20}
         slow.sendall(post("/v1/completions", json.dumps(wide)))
         self.assertEqual(server.request("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2})[0], 200)
-        self.assertTrue(wait_for(lambda: server.stats()["requests"]["cancelled"] == 1, 60), server.stats()["requests"])
+        self.assertTrue(wait_for(lambda: server.stats()["requests"]["cancelled"] == 1, 120), server.stats()["requests"])
         slow.close()
 
     @unittest.skipUnless(shutil.which("prlimit"), "no prlimit; apt-get install util-linux")

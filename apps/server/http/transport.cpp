@@ -72,6 +72,9 @@ class TlsTransport final : public Transport {
 std::unique_ptr<Transport> make_transport(tcp::socket socket, asio::ssl::context* tls) {
   error_code ignored;
   socket.set_option(tcp::no_delay(true), ignored);
+  // Left alone, the system keeps megabytes for a client that does not read, and we learn of it minutes later.
+  constexpr int kSendBuffer = 256 << 10;
+  socket.set_option(asio::socket_base::send_buffer_size(kSendBuffer), ignored);
   if (tls != nullptr) return std::make_unique<TlsTransport>(std::move(socket), *tls);
   return std::make_unique<PlainTransport>(std::move(socket));
 }
