@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/buffer_pool.h"
 #include "engine/executor_store.h"
 #include "io/checkpoint.h"
 #include "kv/cache.h"
@@ -147,9 +148,9 @@ class Runtime {
   std::optional<ChatTemplate> chat_template_;
   std::vector<int32_t> end_tokens_;
   // Reused by every step.
-  std::vector<int32_t> tokens_, logit_rows_, greedy_;
-  std::vector<SequenceSlice> batch_;
-  std::vector<Slice> step_slices_;
+  Buffer<int32_t> tokens_, logit_rows_, greedy_;
+  Buffer<SequenceSlice> batch_;
+  Buffer<Slice> step_slices_;
 };
 
 // What names a checkpoint's weights: its layout, and bytes from every tensor. Two files with the same name

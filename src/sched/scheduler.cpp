@@ -223,7 +223,12 @@ const Plan& Scheduler::plan(double now, const Memory& memory, const Rates& rates
   prompt_left_ = rows_left_;
   if (others_wait && rates.prompt_tok_s > 0) {
     const double chunk = rates.prompt_tok_s * limits_.chunk_s;
-    if (chunk < prompt_left_) prompt_left_ = std::max(kBlockTokens, static_cast<int32_t>(chunk));
+    // A step may always be doubled: else a large batch, slower than chunk_s by itself, would hardly grow and
+    // never be filled.
+    const int32_t least = std::max(kBlockTokens, limits_.step_tokens - rows_left_);
+    if (chunk < prompt_left_) {
+      prompt_left_ = std::min(prompt_left_, std::max(least, static_cast<int32_t>(chunk)));
+    }
   }
   plan_prompts(memory, rates);
   plan_.started_work = 0;

@@ -128,6 +128,15 @@ TEST(Scheduler, APromptTakesNoLongerThanItMayWhileOthersDecode) {
   EXPECT_EQ(f.tokens_of(f.step(), 1), 350) << "nobody waits for a token any more";
 }
 
+TEST(Scheduler, PromptsMayAlwaysDoubleAStep) {
+  Fixture f({.groups = 1, .step_tokens = 512, .logit_rows = 64, .max_running = 64, .chunk_s = 0.25});
+  for (Id id = 0; id < 40; ++id) f.add(id, 8);
+  f.step();
+  f.rates.prompt_tok_s = 10;  // chunk_s would allow two tokens
+  f.add(40, 200);
+  EXPECT_EQ(f.tokens_of(f.step(), 40), 40);
+}
+
 TEST(Scheduler, HigherPrioritiesStartFirstAndWaitingMakesUpForALowerOne) {
   Fixture f({.groups = 1, .step_tokens = 8, .logit_rows = 8, .max_running = 8, .ageing = 0.1});
   f.add(0, 8, 0, 0.0);
