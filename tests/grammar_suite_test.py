@@ -12,7 +12,7 @@ Then the same walks for schemas of our own, and formats from the suite's optiona
 must be valid and not the other way round.
 
 The suite comes in the source archive of jsonschema, fetched by pip into build/cache. Without network the test
-says so and is skipped (exit status 0).
+says so and is skipped.
 """
 
 import json
@@ -59,7 +59,7 @@ def prepare():
             venv.create(CACHE / "venv", with_pip=True, clear=True)
             pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
             subprocess.run([*pip, "install", f"{PACKAGE.replace('jsonschema', 'jsonschema[format]')}"], check=True)
-            subprocess.run([*pip, "download", "--no-deps", "--no-binary", ":all:", "-d", CACHE, PACKAGE], check=True)
+            subprocess.run([*pip, "download", "--no-deps", "--no-binary", "jsonschema", "-d", CACHE, PACKAGE], check=True)
             archive = next(CACHE.glob("jsonschema-*.tar.gz"))
             with tarfile.open(archive) as tar:
                 tar.extractall(CACHE)
