@@ -21,15 +21,7 @@ double AnswerResult::decode_tok_s() const {
 }
 
 std::unique_ptr<Engine> open_engine(const ModelOptions& options) {
-  runtime_options(options);  // a mistake is told under the option's own name
-  EngineOptions engine;
-  engine.model = options.path;
-  engine.device = options.device;
-  engine.threads = options.threads;
-  engine.context = options.context;
-  engine.kv_type = options.kv_type;
-  engine.quantize = options.quantize;
-  engine.lock = options.lock;
+  EngineOptions engine = engine_options(options);
   engine.max_running = 1;
   Progress progress(options.quantize.empty() ? "loading" : "quantizing");
   engine.on_load = [&](size_t done, size_t total) { progress.update(done, total); };

@@ -162,14 +162,8 @@ class Clients {
 };
 
 EngineOptions engine_options(const ModelOptions& model, const ClientOptions& options, int32_t longest) {
-  EngineOptions e;
-  e.model = model.path;
-  e.device = model.device;
-  e.threads = model.threads;
-  e.context = model.context > 0 ? model.context : longest;
-  e.kv_type = model.kv_type;
-  e.quantize = model.quantize;
-  e.lock = model.lock;
+  EngineOptions e = cli::engine_options(model);
+  if (e.context == 0) e.context = longest;
   e.max_running = options.max_running;
   e.step_tokens = options.step_tokens;
   e.kv_tokens = options.kv_tokens;

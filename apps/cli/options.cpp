@@ -56,6 +56,19 @@ RuntimeOptions runtime_options(const ModelOptions& options) {
   return runtime;
 }
 
+EngineOptions engine_options(const ModelOptions& options) {
+  runtime_options(options);  // a mistake is told under the option's own name
+  EngineOptions engine;
+  engine.model = options.path;
+  engine.device = options.device;
+  engine.threads = options.threads;
+  engine.context = options.context;
+  engine.kv_type = options.kv_type;
+  engine.quantize = options.quantize;
+  engine.lock = options.lock;
+  return engine;
+}
+
 std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
                                       const std::function<void(RuntimeOptions&)>& adjust) {
   RuntimeOptions runtime = runtime_options(options);

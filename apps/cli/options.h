@@ -28,6 +28,8 @@ void add_device_options(Command& command,
 void add_quantize_option(Command& command, ModelOptions& options);  // --quantize
 // As a RuntimeOptions. Throws Error for a kv type there is not.
 RuntimeOptions runtime_options(const ModelOptions& options);
+// As an EngineOptions, equally checked; the rest of it is as it comes.
+EngineOptions engine_options(const ModelOptions& options);
 // Loads the model behind a progress bar; `adjust` may change what the options do not say.
 std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
                                       const std::function<void(RuntimeOptions&)>& adjust = {});

@@ -43,14 +43,7 @@ struct ServeOptions {
 };
 
 EngineOptions engine_options(const ServeOptions& o) {
-  EngineOptions e;
-  e.model = o.model.path;
-  e.device = o.model.device;
-  e.threads = o.model.threads;
-  e.context = o.model.context;
-  e.kv_type = o.model.kv_type;
-  e.quantize = o.model.quantize;
-  e.lock = o.model.lock;
+  EngineOptions e = engine_options(o.model);
   e.max_running = o.engine.max_running;
   e.max_waiting = o.max_queue;
   e.step_tokens = o.engine.step_tokens;
