@@ -1,6 +1,7 @@
 // Decoding with and without lookup drafts on text that repeats: processor time of the whole process (wall
 // time with "wall"), the two alternating.
-//   speculation_bench MODEL [repetitions [weights [threads [wall]]]]      weights: q8_0, ...; "": as they are
+//   speculation_bench MODEL [repetitions [weights [threads [wall|edits]]]]      weights: q8_0, ...; "": as
+//   they are
 //
 // Two kinds of text. Edits are written whatever the model would say (a constraint allows one token at each
 // place): a file of code with a name changed and lines added, a JSON document with values changed. A small
@@ -201,19 +202,21 @@ Run decode(Engine& engine, const Text& text) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: speculation_bench MODEL [repetitions [weights [threads [wall]]]]\n");
+    std::fprintf(stderr, "usage: speculation_bench MODEL [repetitions [weights [threads [wall|edits]]]]\n");
     return 2;
   }
   const int repetitions = argc > 2 ? std::atoi(argv[2]) : 3;
   EngineOptions options{.model = argv[1], .threads = 1, .context = 2048, .max_running = 1, .kv_tokens = 4096};
   if (argc > 3) options.quantize = argv[3];
   if (argc > 4) options.threads = std::atoi(argv[4]);
-  wall = argc > 5 && std::strcmp(argv[5], "wall") == 0;
+  const bool edits = argc > 5 && std::strcmp(argv[5], "edits") == 0;
+  wall = edits || (argc > 5 && std::strcmp(argv[5], "wall") == 0);
   const auto plain = Engine::create(options);
   options.speculation = Speculation::kLookup;
   options.max_draft = 16;
   const auto drafting = Engine::create(options);
   for (const Text& text : texts()) {
+    if (edits && text.answer.empty()) continue;
     for (int i = 0; i < repetitions; ++i) {
       const Run a = decode(*plain, text), b = decode(*drafting, text);
       std::printf(
