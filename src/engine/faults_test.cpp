@@ -122,7 +122,7 @@ TEST(Faults, ADiskThatIsFullOrBrokenTurnsItsTierOffAndRequestsGoOn) {
   std::vector<std::vector<int32_t>> want;
   for (int32_t i = 0; i < 24; ++i) want.push_back(run_alone(kWindowModel, document(i))[0].tokens);
   for (const bool writes : {true, false}) {
-    for (const int after : {0, 5, 23}) {
+    for (const int after : {0, 5, 11}) {
       const Directory directory("broken");
       BrokenFiles files(writes, after, writes ? ENOSPC : EIO);
       std::atomic<int> lines{0};
