@@ -38,7 +38,8 @@ void Loop::propose_drafts() {
     if (asked > 0) most = std::min(most, asked - sample.generated() - 1);
     if (most <= 0) continue;
     if (drafter_) {
-      const int32_t count = sample.draft_lengths[0].best(row_cost, draft_cost, most);
+      sample.evidence = DraftLengths::kModel;
+      const int32_t count = sample.draft_lengths.of[sample.evidence].best(row_cost, draft_cost, most);
       if (count <= 0) continue;
       draft_items_.push_back({.sequence = &sample.draft_blocks,
                               .tokens = sample.tokens,
@@ -47,10 +48,10 @@ void Loop::propose_drafts() {
                               .drafts = &sample.drafts});
       left -= count;
     } else {
-      std::array<int32_t, LookupDrafter::kOrders.size()> counts;
-      for (size_t i = 0; i < counts.size(); ++i)
-        counts[i] = sample.draft_lengths[i].best(row_cost, 0.0, most);
-      sample.evidence = sample.lookup.propose(sample.tokens, counts, sample.drafts);
+      sample.evidence = sample.lookup.look(sample.tokens);
+      if (sample.evidence == LookupDrafter::kNone) continue;
+      const int32_t count = sample.draft_lengths.of[sample.evidence].best(row_cost, 0.0, most);
+      sample.lookup.take(sample.tokens, count, sample.drafts);
       left -= static_cast<int32_t>(sample.drafts.size());
     }
   }
@@ -290,7 +291,7 @@ void Loop::after_step(Item& item) {
                    std::span(sample.tokens)
                        .subspan(static_cast<size_t>(length), static_cast<size_t>(fed + right - length)));
     if (item.drafts > 0) {
-      sample.draft_lengths[sample.evidence].add(item.drafts, right);
+      sample.draft_lengths.of[sample.evidence].add(item.drafts, right);
       sample.usage.drafted_tokens += item.drafts;
       sample.usage.accepted_tokens += right;
       Recorder::add(recorder_.drafted, static_cast<uint64_t>(item.drafts));

@@ -29,13 +29,15 @@ struct Answer {
 };
 
 struct Harness {
-  // kv_blocks: per group, empty for a pool as the options say.
+  // kv_blocks: per group, empty for a pool as the options say. change: what no engine option says.
   explicit Harness(const EngineOptions& engine_options, std::vector<int32_t> kv_blocks = {},
-                   std::unique_ptr<ModelDrafter> drafter = nullptr)
+                   std::unique_ptr<ModelDrafter> drafter = nullptr,
+                   const std::function<void(RuntimeOptions&)>& change = {})
       : options(engine_options), inbox(std::make_shared<Inbox>()) {
     RuntimeOptions r = runtime_options_of(options);
     r.kv_blocks = std::move(kv_blocks);
     r.cache.log = [](const std::string&) {};
+    if (change) change(r);
     runtime = Runtime::open(options.model, r);
     new_loop(std::move(drafter));
   }
