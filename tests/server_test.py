@@ -725,9 +725,11 @@ class Limits(unittest.TestCase):
         with open("/proc/net/tcp") as table:
             listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
         self.assertIn(f"0100007F:{server.port:04X}", listening)  # 127.0.0.1, and nothing wider
-        for body, status in (("x" * (1 << 20), 200), ("x" * (2 << 20), 413)):
-            data = json.dumps({"content": body}) if status > 200 else json.dumps({"content": body[:-100]})
-            self.assertIn(f"HTTP/1.1 {status} ".encode(), server.raw(post("/tokenize", data)))
+        for length, status in ((1 << 20, 200), ((1 << 20) + 1, 413)):
+            data = '{"content": "' + "mill " * (length // 5)
+            data = data[:length - 2] + '"}'
+            self.assertEqual(len(data), length)
+            self.assertIn(f"HTTP/1.1 {status} ".encode(), server.raw(post("/tokenize", data), timeout=60))
         self.assertIn(b"HTTP/1.1 431 ", server.raw(post("/tokenize", "{}", f"x: {'y' * 2000}\r\n")))
         start = time.monotonic()
         self.assertEqual(server.raw(b"", timeout=30), b"")  # nothing is sent: closed by the server
