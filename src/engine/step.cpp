@@ -345,6 +345,7 @@ bool Loop::deliver(Id id, Sample& sample, const SampledToken& token, int32_t fed
   event.logprob = token.logprob;
   event.top = token.top;
   if (!end_token) event.text = sample.text.push(token.token);
+  if (sample.usage.generated_tokens == 1) event.usage = sample.usage;
   job.stream->push(std::move(event));
 
   const int32_t asked = job.request.max_tokens;
