@@ -80,7 +80,7 @@ const Catalogue& catalogue_of(const std::string& model) {
 
 struct Counts {
   uint64_t schedules = 0, finished = 0, cancelled = 0, forked = 0, swaps = 0, recomputes = 0, hits = 0,
-           from_ram = 0, from_disk = 0, accepted = 0, restarts = 0, embeddings = 0;
+           from_ram = 0, from_disk = 0, accepted = 0, restarts = 0, embeddings = 0, ahead = 0;
 };
 
 // Some requests of the catalogue arriving and being cancelled at random; answers compared at the end.
@@ -167,7 +167,22 @@ std::vector<int32_t> random_pool(Random& random, size_t groups) {
   return blocks;
 }
 
-void run_schedules(const std::string& model, size_t groups, int engines, int schedules, uint64_t seed) {
+// The paths this is about were taken.
+void expect_all_seen(const Counts& counts) {
+  EXPECT_GT(counts.swaps, 10u);
+  EXPECT_GT(counts.recomputes, 10u);
+  EXPECT_GT(counts.hits, 1000u);
+  EXPECT_GT(counts.from_ram, 100u);
+  EXPECT_GT(counts.from_disk, 0u);  // how much depends on when the disk's thread runs
+  EXPECT_GT(counts.forked, 100u);
+  EXPECT_GT(counts.cancelled, 10u);
+  EXPECT_GT(counts.accepted, 10u);
+  EXPECT_GT(counts.embeddings, 500u);
+}
+
+// `device_samples`: by a device that picks tokens itself, next steps launched before they are read.
+void run_schedules(const std::string& model, size_t groups, int engines, int schedules, uint64_t seed,
+                   bool device_samples = false) {
   const Catalogue& catalogue = catalogue_of(model);
   namespace fs = std::filesystem;
   const fs::path directory =
@@ -182,7 +197,7 @@ void run_schedules(const std::string& model, size_t groups, int engines, int sch
       options.kv_dir_bytes = size_t{1} << random.pick(18, 24);
       counts.restarts += fs::exists(directory);
     }
-    Harness h(options, random_pool(random, groups));
+    Harness h(options, random_pool(random, groups), nullptr, device_samples);
     for (int s = 0; s < schedules; ++s) {
       run_schedule(h, catalogue, random, counts);
       if (testing::Test::HasFatalFailure()) {
@@ -194,6 +209,7 @@ void run_schedules(const std::string& model, size_t groups, int engines, int sch
     counts.hits += stats.hit_tokens;
     counts.from_ram += stats.ram.hit_tokens;
     counts.from_disk += stats.disk.hit_tokens;
+    if (h.sampling != nullptr) counts.ahead += static_cast<uint64_t>(h.sampling->steps_ahead);
   }
   fs::remove_all(directory);
   std::printf(
@@ -201,20 +217,19 @@ void run_schedules(const std::string& model, size_t groups, int engines, int sch
       "recomputations, %lu tokens found (%lu in RAM, %lu on disk, %lu restarts), %lu drafts right\n",
       counts.schedules, counts.finished, counts.forked, counts.cancelled, counts.swaps, counts.recomputes,
       counts.hits, counts.from_ram, counts.from_disk, counts.restarts, counts.accepted);
-  // The paths this is about were taken.
-  EXPECT_GT(counts.swaps, 10u);
-  EXPECT_GT(counts.recomputes, 10u);
-  EXPECT_GT(counts.hits, 1000u);
-  EXPECT_GT(counts.from_ram, 100u);
-  EXPECT_GT(counts.from_disk, 0u);  // how much depends on when the disk's thread runs
-  EXPECT_GT(counts.forked, 100u);
-  EXPECT_GT(counts.cancelled, 10u);
-  EXPECT_GT(counts.accepted, 10u);
-  EXPECT_GT(counts.embeddings, 500u);
+  if (device_samples) {
+    EXPECT_GT(counts.ahead, 500u);
+  } else {
+    expect_all_seen(counts);
+  }
 }
 
 TEST(SameBits, RandomSchedulesWithWindows) { run_schedules(kWindowModel, 2, 40, 25, 1); }
 TEST(SameBits, RandomSchedulesWithFullAttention) { run_schedules(kLlamaModel, 1, 40, 25, 2); }
+TEST(SameBits, RandomSchedulesOnADeviceThatSamples) {
+  run_schedules(kWindowModel, 2, 12, 10, 3, true);
+  run_schedules(kLlamaModel, 1, 12, 10, 4, true);
+}
 
 // What a request answers alone is what the plainest loop over a Runtime gives: feed, sample, feed.
 TEST(SameBits, AloneIsWhatAPlainLoopGives) {

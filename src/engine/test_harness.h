@@ -11,6 +11,7 @@
 
 #include "engine/engine_options.h"
 #include "engine/loop.h"
+#include "engine/naive_sampling.h"
 
 namespace millrace::test {
 
@@ -22,6 +23,7 @@ struct Answer {
   std::vector<int32_t> tokens;
   std::string text;
   std::vector<float> embedding;
+  std::vector<double> logprobs;  // the chosen's, and those of the likeliest, one after another
   FinishReason finish = FinishReason::kError;
   std::string error;
   Usage usage;
@@ -31,9 +33,16 @@ struct Answer {
 struct Harness {
   // kv_blocks: per group, empty for a pool as the options say.
   explicit Harness(const EngineOptions& engine_options, std::vector<int32_t> kv_blocks = {},
-                   std::unique_ptr<ModelDrafter> drafter = nullptr)
+                   std::unique_ptr<ModelDrafter> drafter = nullptr, bool device_samples = false)
       : options(engine_options), inbox(std::make_shared<Inbox>()) {
     RuntimeOptions r = runtime_options_of(options);
+    if (device_samples) {
+      r.wrap_executor = [this](std::unique_ptr<Executor> inner) {
+        auto wrapped = std::make_unique<SamplingExecutor>(std::move(inner));
+        sampling = wrapped.get();
+        return wrapped;
+      };
+    }
     r.kv_blocks = std::move(kv_blocks);
     r.cache.log = [](const std::string&) {};
     runtime = Runtime::open(options.model, r);
@@ -74,6 +83,11 @@ struct Harness {
       answer.text += event->text;
       if (event->kind == Event::Kind::kToken) {
         answer.tokens.push_back(event->token);
+        if (event->logprob != 0.0) answer.logprobs.push_back(event->logprob);
+        for (const auto& [token, logprob] : event->top) {
+          answer.logprobs.push_back(token);
+          answer.logprobs.push_back(logprob);
+        }
         continue;
       }
       answer.ended = true;
@@ -106,6 +120,7 @@ struct Harness {
   EngineOptions options;
   std::shared_ptr<Inbox> inbox;
   std::unique_ptr<Runtime> runtime;
+  SamplingExecutor* sampling = nullptr;  // the runtime's, when its device samples
   std::unique_ptr<Recorder> recorder;
   std::unique_ptr<Loop> loop;
   std::vector<Stream> streams;

@@ -74,10 +74,12 @@ step conformance "$build/src/backend/backend_test" \
 expect_on_cuda conformance '\[ +OK \].*/cuda_'
 step golden "$build/tests/integration_test" --gtest_filter='*Golden.Device*:*Golden.SameBits*'
 expect_on_cuda golden '\[ +figure +\] cuda '
+step sampling "$build/tests/integration_test" --gtest_filter='Sampling.*:*Embedding*'
+expect_on_cuda sampling '\[ +figure +\] cuda sampling'
 
 if command -v compute-sanitizer >/dev/null; then
   # A small model with everything in it: sinks, windows, experts, ragged batches.
-  small='--gtest_filter=*Golden.Device*/gpt_oss_w32:*Golden.Device*/qwen3'
+  small='--gtest_filter=*Golden.Device*/gpt_oss_w32:*Golden.Device*/qwen3:Sampling.EnginesAnswer*'
   for tool in memcheck racecheck; do
     step "$tool" timeout "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$build/tests/integration_test" "$small"

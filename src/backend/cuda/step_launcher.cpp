@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "backend/cuda/ops/sample.h"
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ops/wide.h"
 #include "base/check.h"
@@ -29,11 +30,15 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
       packed_attention_(fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim)) {}
 
 void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
-                          const int32_t* batch_device) {
+                          int32_t* batch_device) {
   plan_ = plan;
   batch_ = &batch;
   batch_device_ = batch_device;
   fused_rope_ = nullptr;
+  if (plan.takes_sampled && std::holds_alternative<EmbedOp>(ops.front())) {
+    launch_take_sampled(w_.best.as<const int32_t>(), in_batch(batch.sampled_rows()), plan.rows,
+                        batch_device + batch.tokens(), stream_.get());
+  }
   prepare_angles(ops);
   for (size_t i = 0; i < ops.size(); ++i) {
     if (fuses_rope(ops, i)) {
@@ -191,6 +196,12 @@ void StepLauncher::operator()(const Logits& op) {
 void StepLauncher::operator()(const ArgmaxOp&) {
   launch_argmax(w_.logits.as<float>(), plan_.logit_rows, spec_.vocab, w_.candidates.as<void>(),
                 w_.best.as<int32_t>(), stream_.get());
+}
+
+void StepLauncher::operator()(const SampleOp&) {
+  launch_sample(w_.logits.as<float>(), plan_.logit_rows, spec_.vocab,
+                static_cast<const SampleParams*>(plan_.sampling), w_.best.as<int32_t>(),
+                w_.sample_details.as<SampleDetails>(), stream_.get());
 }
 
 // ---------------------------------------------------------------- linear layers

@@ -23,9 +23,9 @@ class StepLauncher {
   size_t angle_table(std::span<const float> inv_freq, float magnitude);
   const float* inv_freq(size_t table) const { return angle_tables_[table].inv_freq.as<const float>(); }
 
-  // `batch_device`: batch's arrays on the device.
+  // `batch_device`: batch's arrays on the device; the tokens among them are written when plan.takes_sampled.
   void launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
-              const int32_t* batch_device);
+              int32_t* batch_device);
 
  private:
   // Rows that linear layers multiply: of x, normed when there is a norm.
@@ -52,6 +52,7 @@ class StepLauncher {
   void operator()(const Experts& op);
   void operator()(const Logits& op);
   void operator()(const ArgmaxOp& op);
+  void operator()(const SampleOp& op);
   template <class Op>
   void visit(const Op& op) {
     (*this)(op);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cuda/ops/ops.h"
+#include "backend/cuda/ops/sample.h"
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ops/wide.h"
 
@@ -42,13 +43,14 @@ struct Sizes {  // bytes
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
     }
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
+    sample_details = logit_rows * sizeof(SampleDetails);
   }
   size_t total() const {
     return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
-           logits + best + quantized + wide + groups + partial + arrived + candidates;
+           logits + best + quantized + wide + groups + partial + arrived + candidates + sample_details;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, quantized, wide,
-      groups, partial = 0, arrived = 0, candidates;
+      groups, partial = 0, arrived = 0, candidates, sample_details;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -83,6 +85,7 @@ Workspace::Workspace(const ExecutorSpec& spec) {
   partial = memory(sizes.partial);
   arrived = zeros(sizes.arrived);
   candidates = zeros(sizes.candidates);
+  sample_details = zeros(sizes.sample_details);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");

@@ -23,6 +23,7 @@ struct Workspace {
   DeviceBuffer groups;                           // pairs by expert (wide.h)
   DeviceBuffer partial, arrived;                 // attention: spans side by side, and how many are done
   DeviceBuffer candidates;                       // argmax
+  DeviceBuffer sample_details;                   // [logit rows]
   std::vector<DeviceBuffer> pools;  // per group: [blocks][layers][key, value][kv_heads][16 x head_dim]
 };
 
