@@ -5,23 +5,20 @@
 
 #include <chrono>
 #include <cstring>
-#include <sstream>
 
 #include "backend/backend.h"
 #include "engine/sampling_cases.h"
 #include "engine/test_harness.h"
+#include "golden_reader.h"
 #include "sample/softmax.h"
 
 namespace millrace::test {
 namespace {
 
-std::vector<std::string> devices() {
-  std::vector<std::string> names = {"reference"};
-  const char* variable = std::getenv("MILLRACE_TEST_DEVICES");
-  std::istringstream list(variable != nullptr ? variable : "");
-  for (std::string name; std::getline(list, name, ',');) {
-    if (name != "cpu" && name != "reference") names.push_back(name);
-  }
+// The reference stands for no device.
+std::vector<std::string> sampling_devices() {
+  std::vector<std::string> names = golden::device_names();
+  names[0] = "reference";
   return names;
 }
 
@@ -98,7 +95,7 @@ void expect_as_the_sampler(const SampledRow& got, const SamplingCase& c, const s
 }
 
 TEST(Sampling, DevicesPickWhatTheSamplerPicks) {
-  for (const std::string& device : devices()) {
+  for (const std::string& device : sampling_devices()) {
     int compared = 0;
     const bool real = device != "reference";
     for (const auto& [vocab, batches] :
@@ -140,7 +137,7 @@ TEST(Sampling, DevicesPickWhatTheSamplerPicks) {
 
 // Rows of the plainest kind take a way of their own.
 TEST(Sampling, GreedyRows) {
-  for (const std::string& device : devices()) {
+  for (const std::string& device : sampling_devices()) {
     for (const int32_t vocab : {83, 50257}) {
       Rows rows(device, vocab);
       std::vector<std::unique_ptr<SamplingCase>> cases;
@@ -177,7 +174,7 @@ std::vector<int32_t> plain_answer(Runtime& runtime, const Request& r) {
 }
 
 TEST(Sampling, EnginesAnswerWhatAPlainLoopAnswers) {
-  for (const std::string& device : devices()) {
+  for (const std::string& device : sampling_devices()) {
     for (const std::string& model : {kWindowModel, kLlamaModel}) {
       EngineOptions options;
       options.model = model;
@@ -217,7 +214,7 @@ TEST(Sampling, EnginesAnswerWhatAPlainLoopAnswers) {
 
 // One stream, each step launched before the last one's token is read.
 TEST(Sampling, GreedyDecodingIsWhatAPlainLoopGives) {
-  for (const std::string& device : devices()) {
+  for (const std::string& device : sampling_devices()) {
     for (const std::string& model : {kWindowModel, kLlamaModel}) {
       RuntimeOptions options;
       options.device = device;
