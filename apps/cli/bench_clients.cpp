@@ -94,6 +94,7 @@ class Clients {
     ReadyList ready;  // outlives the streams that tell it
     std::vector<std::optional<Stream>> streams(static_cast<size_t>(load_.clients));
     std::vector<int32_t> sent(streams.size(), 0), priority(streams.size(), 0);
+    std::vector<bool> ended(streams.size(), false);  // news may come after the last event was read
     const auto send = [&](size_t c) {
       priority[c] = load_.priorities[c % load_.priorities.size()];
       streams[c].emplace(engine_.submit(request(priority[c])));
@@ -111,10 +112,11 @@ class Clients {
       while (const std::optional<Event> event = streams[*c]->next_for(std::chrono::milliseconds(0))) {
         count(*event, priority[*c], result);
       }
-      if (!streams[*c]->done()) continue;
+      if (!streams[*c]->done() || ended[*c]) continue;
       if (sent[*c] < load_.requests) {
         send(*c);
       } else {
+        ended[*c] = true;
         --open;
       }
     }

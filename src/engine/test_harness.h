@@ -129,9 +129,11 @@ struct Harness {
 };
 
 // Answers of one request that has the engine to itself: nothing remembered, nothing shared, no drafts.
-inline std::vector<Answer> run_alone(const std::string& model, const Request& request, int threads = 1) {
+inline std::vector<Answer> run_alone(const std::string& model, const Request& request, int threads = 1,
+                                     const std::string& device = "cpu") {
   EngineOptions options;
   options.model = model;
+  options.device = device;
   options.threads = threads;
   options.context = 128;
   options.max_running = 8;

@@ -63,7 +63,7 @@ command -v ninja >/dev/null || configure+=(-G "Unix Makefiles")
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 step configure cmake "${configure[@]}" || finish
-step build cmake --build "$build" --parallel "$jobs" --target backend_cuda_test backend_test integration_test ||
+step build cmake --build "$build" --parallel "$jobs" --target backend_cuda_test backend_test engine_test integration_test ||
   finish
 
 step host "$build/src/backend/cuda/backend_cuda_test"
@@ -76,6 +76,8 @@ step golden "$build/tests/integration_test" --gtest_filter='*Golden.Device*:*Gol
 expect_on_cuda golden '\[ +figure +\] cuda '
 step sampling "$build/tests/integration_test" --gtest_filter='Sampling.*:*Embedding*'
 expect_on_cuda sampling '\[ +figure +\] cuda sampling'
+step engine "$build/src/engine/engine_test" --gtest_filter='SameBits.RandomSchedulesOnOtherDevices'
+expect_on_cuda engine '\[ +figure +\] cuda schedules'
 
 if command -v compute-sanitizer >/dev/null; then
   # A small model with everything in it: sinks, windows, experts, ragged batches.

@@ -12,6 +12,7 @@ namespace millrace::cuda {
 namespace {
 
 constexpr int64_t kMinPromptRows = 16;  // of a chunk, from which on two rows of a warp share keys and values
+constexpr int32_t kMaxSpansInTurn = 8;  // of one CTA: 2,048 positions, some 20 us
 constexpr int64_t kMaxStreamRows = 4;   // beyond, wide products read each weight once for all
 
 const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
@@ -164,7 +165,11 @@ void StepLauncher::packed_attention(const Attend& op) {
   attention.key = w_.key.as<const float>();
   attention.value = w_.value.as<const float>();
   attention.out = w_.attention.as<float>();
-  if (attention.max_spans > 1 && spans_fit(spec_, plan_.rows, attention.max_spans)) {
+  // Side by side where few rows would leave multiprocessors idle, or make others wait for a long one; else a
+  // row's spans follow one another, which saves their way through memory.
+  const bool enough = plan_.rows * spec_.kv_heads * 4 >= int64_t{multiprocessors()} * 5;
+  const bool in_turn = enough && attention.max_spans <= kMaxSpansInTurn;
+  if (attention.max_spans > 1 && !in_turn && spans_fit(spec_, plan_.rows, attention.max_spans)) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();

@@ -402,7 +402,7 @@ __device__ int32_t RowSampler::run(const float* logits, int64_t vocab, const Sam
   });
 }
 
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
     sample_kernel(const float* logits, int64_t vocab, const SampleParams* params, int32_t* tokens,
                   SampleDetails* details) {
   extern __shared__ __align__(16) unsigned char memory[];
