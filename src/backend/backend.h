@@ -158,8 +158,12 @@ struct SampleRow {
   int32_t logprobs = -1;                // so many likeliest, 0: the chosen token's only; -1: none at all
 
   // A device that samples does rows like this itself, whatever it leaves to the host.
-  bool simple() const { return counted.empty() && allowed.empty() && logprobs < 0; }
-  bool plain_greedy() const { return !draw && simple() && bias.empty(); }
+  static constexpr int32_t kMostLogprobs = 20;
+  static constexpr size_t kMostBiases = 1024;
+  bool simple() const {
+    return counted.empty() && allowed.empty() && bias.size() <= kMostBiases && logprobs <= kMostLogprobs;
+  }
+  bool plain_greedy() const { return !draw && simple() && bias.empty() && logprobs < 0; }
 };
 
 struct SampledRow {

@@ -109,7 +109,6 @@ inline NaiveSample naive_sample(const SampleRow& row, std::span<const float> log
 class SamplingExecutor final : public ForwardingExecutor {
  public:
   using ForwardingExecutor::ForwardingExecutor;
-  static constexpr int32_t kMostLogprobs = 20;
 
   int steps_ahead = 0, rows_left = 0;  // begun before the last tokens were asked for; read as logits
 
@@ -134,7 +133,7 @@ class SamplingExecutor final : public ForwardingExecutor {
     Step& step = steps_.emplace_back();
     for (size_t r = 0; r < rows.size(); ++r) {
       SampleRow row = rows[r];
-      if (row.logprobs > kMostLogprobs) row.wanted = false;
+      if (row.logprobs > SampleRow::kMostLogprobs) row.wanted = false;
       step.tokens.push_back(naive_sample(row, logits.subspan(r * vocab, vocab)));
     }
     for (const NaiveSample& s : step.tokens) {

@@ -120,6 +120,7 @@ TEST(Pick, StepsAheadSurviveEnds) {
     r.max_tokens = 30 + i;
     r.sampling.seed = static_cast<uint64_t>(i);
     r.ignore_end = true;
+    if (i == 2) r.sampling.logprobs = 3;
     Request stops = r;
     const std::vector<int32_t> all = run_alone(kLlamaModel, r)[0].tokens;
     stops.stop_tokens = {all[10 + static_cast<size_t>(i)]};
@@ -129,6 +130,7 @@ TEST(Pick, StepsAheadSurviveEnds) {
   device.run();
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(device.answers[i][0].tokens, want[i][0].tokens);
+    EXPECT_EQ(device.answers[i][0].logprobs, want[i][0].logprobs);
     EXPECT_EQ(device.answers[i][0].finish, want[i][0].finish);
   }
   EXPECT_GT(device.sampling->steps_ahead, 10);

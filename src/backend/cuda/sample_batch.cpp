@@ -4,6 +4,8 @@
 
 namespace millrace::cuda {
 
+static_assert(kMaxTopLogits >= SampleRow::kMostLogprobs);
+
 void SampleBatch::lay_out(std::span<const SampleRow> rows, size_t most_bytes) {
   static_assert(sizeof(SampleParams) % kWord == 0 && sizeof(TokenCount) == kWord &&
                 sizeof(TokenBias) == kWord && sizeof(uint64_t) == kWord);

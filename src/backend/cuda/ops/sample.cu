@@ -21,8 +21,11 @@ namespace {
 namespace cg = cooperative_groups;
 
 constexpr int kCluster = 8;
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / kWarpLanes;
+// Of a CTA: all that fit where few rows leave the rest of the GPU idle, else half, so that one CTA of an SM
+// works while the other waits for its cluster. The token does not depend on it.
+constexpr int kFewRowsThreads = 1024, kManyRowsThreads = 512;
+constexpr int64_t kFewRows = 16;  // clusters that run at once, one CTA to an SM
+constexpr int kMaxWarps = kFewRowsThreads / kWarpLanes;
 constexpr int kBinBits = 10, kBins = 1 << kBinBits, kLevels = 3;  // weights in [0, 1] have 30 bits
 constexpr int kOwnBins = kBins / kCluster;
 // A bin's units as three sums of 32 bits, which have atomics of their own in shared memory: 14 bits of each
@@ -39,9 +42,9 @@ struct Slot {  // what a CTA tells the others
 struct Shared {
   uint32_t planes[kPlanes][kBins];  // this CTA's part of the row
   uint64_t totals[kOwnBins];        // the whole row's, of the bins this CTA adds up
-  uint64_t warp_sums[kWarps];
+  uint64_t warp_sums[kMaxWarps];
   Slot slots[2];  // in turn: one is written while the others may still read the other
-  Best warp_bests[kWarps];
+  Best warp_bests[kMaxWarps];
   Best top[kMaxTopLogits];  // of this CTA's part
   struct {
     uint64_t left, total;
@@ -83,8 +86,11 @@ struct Cut {
 
 // One row, seen by one thread of its cluster. All members must be called by every thread of the cluster, with
 // the same arguments.
+template <int kThreads>
 class RowSampler {
  public:
+  static constexpr int kWarps = kThreads / kWarpLanes;
+
   __device__ RowSampler(Shared& shared, float* values, int64_t vocab)
       : shared_(shared),
         values_(values),
@@ -119,9 +125,16 @@ class RowSampler {
   __device__ void note_logprobs(int wanted, Best largest, SampleDetails& out);
   template <class Measure>
   __device__ Cut select(const Cut& cut, uint64_t target, Measure&& measure);
+  __device__ void add_planes();
   __device__ bool find_bin(uint64_t target);
   template <class Measure>
-  __device__ int32_t find_in_order(uint64_t left, bool of_total, double uniform, Measure&& measure);
+  __device__ uint64_t measure_part(Measure&& measure) const {
+    uint64_t sum = 0;
+    each([&](int i) { sum += measure(values_[i], begin_ + i); });
+    return sum;
+  }
+  template <class Measure>
+  __device__ int32_t find_in_order(const uint64_t* known, double uniform, uint64_t part, Measure&& measure);
 
   // Thread 0's slot goes to everybody: lane r has that of CTA r, lanes from 8 on a neutral one.
   __device__ Slot exchange(const Slot& mine) {
@@ -138,7 +151,7 @@ class RowSampler {
     __syncthreads();  // every warp's is there
     Slot slot{0, {}};
     if (threadIdx.x == 0) {
-      for (const Best& b : shared_.warp_bests) slot.best = better(slot.best, b);
+      for (int w = 0; w < kWarps; ++w) slot.best = better(slot.best, shared_.warp_bests[w]);
     }
     return warp_best(exchange(slot).best);
   }
@@ -149,7 +162,7 @@ class RowSampler {
     __syncthreads();  // every warp's is there
     Slot slot{0, {}};
     if (threadIdx.x == 0) {
-      for (const uint64_t sum : shared_.warp_sums) slot.sum += sum;
+      for (int w = 0; w < kWarps; ++w) slot.sum += shared_.warp_sums[w];
     }
     return exchange(slot).sum;
   }
@@ -163,7 +176,8 @@ class RowSampler {
   int turn_ = 0;
 };
 
-__device__ Best RowSampler::load(const float* row) {
+template <int kThreads>
+__device__ Best RowSampler<kThreads>::load(const float* row) {
   constexpr int kAhead = 8;  // loads in flight of a lane: 32 KB of an SM
   Best best;
   for (int first = first_ + lane_; first < last_; first += kAhead * kWarpLanes) {
@@ -184,7 +198,8 @@ __device__ Best RowSampler::load(const float* row) {
   return cluster_best(best);
 }
 
-__device__ void RowSampler::adjust(const SampleParams& p, const SampleParams* base) {
+template <int kThreads>
+__device__ void RowSampler<kThreads>::adjust(const SampleParams& p, const SampleParams* base) {
   const auto* counted = reinterpret_cast<const TokenCount*>(base) + p.counted;
   __syncthreads();  // all of the part is loaded, and read for logprobs, before others write to it
   for (int i = threadIdx.x; i < p.num_counted; i += kThreads) {
@@ -210,7 +225,8 @@ __device__ void RowSampler::adjust(const SampleParams& p, const SampleParams* ba
 }
 
 // The likeliest of each part one after another, then the parts' lists merged by CTA 0.
-__device__ void RowSampler::note_logprobs(int wanted, Best largest, SampleDetails& out) {
+template <int kThreads>
+__device__ void RowSampler<kThreads>::note_logprobs(int wanted, Best largest, SampleDetails& out) {
   uint64_t units = 0;
   each([&](int i) { units += sampling::units_of(sampling::weight_of(values_[i], largest.value, 1.0f)); });
   units = cluster_sum(units);
@@ -228,7 +244,7 @@ __device__ void RowSampler::note_logprobs(int wanted, Best largest, SampleDetail
     if (lane_ == 0) shared_.warp_bests[warp_] = best;
     __syncthreads();  // every warp's is there
     last = Best{};
-    for (const Best& b : shared_.warp_bests) last = better(last, b);
+    for (int w = 0; w < kWarps; ++w) last = better(last, shared_.warp_bests[w]);
     if (threadIdx.x == 0) shared_.top[n] = last;
   }
   cluster_.sync();  // all lists are there
@@ -250,32 +266,56 @@ __device__ void RowSampler::note_logprobs(int wanted, Best largest, SampleDetail
   }
 }
 
+// The whole row's sums of this CTA's bins: neighbouring threads share a bin, each has some of the parts.
+template <int kThreads>
+__device__ void RowSampler<kThreads>::add_planes() {
+  constexpr int kSharers = kThreads / kOwnBins, kParts = kCluster / kSharers;
+  static_assert(kSharers * kParts == kCluster);
+  const int own = static_cast<int>(threadIdx.x) / kSharers, sharer = static_cast<int>(threadIdx.x) % kSharers;
+  const int bin = rank_ * kOwnBins + own;
+  uint64_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const uint32_t* planes = cluster_.map_shared_rank(&shared_.planes[0][0], sharer * kParts + i);
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      sum += uint64_t{planes[plane * kBins + bin]} << (plane * kPlaneBits);
+    }
+  }
+#pragma unroll
+  for (int distance = 1; distance < kSharers; distance *= 2) {
+    sum += __shfl_xor_sync(kAllLanes, sum, distance);
+  }
+  if (sharer == 0) shared_.totals[own] = sum;
+}
+
 // The bin in which the sum from the highest bin down reaches the target: into shared_.found_bin. False when
 // the sum of all does not.
-__device__ bool RowSampler::find_bin(uint64_t target) {
-  constexpr int kBinsOfWarp = kBins / kWarps;
-  static_assert(kBinsOfWarp == 2 * kWarpLanes);
-  const int upper = kBins - 1 - (warp_ * kBinsOfWarp + 2 * lane_);  // and the one below it
-  uint64_t sums[2];
+template <int kThreads>
+__device__ bool RowSampler<kThreads>::find_bin(uint64_t target) {
+  constexpr int kBinsOfLane = kBins / kThreads;
+  static_assert(kBinsOfLane * kThreads == kBins);
+  const int upper = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsOfLane;  // and those below it
+  uint64_t sums[kBinsOfLane], mine = 0;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < kBinsOfLane; ++i) {
     const int bin = upper - i;
     sums[i] = cluster_.map_shared_rank(shared_.totals, bin / kOwnBins)[bin % kOwnBins];
+    mine += sums[i];
   }
-  const uint64_t through = warp_prefix(sums[0] + sums[1], lane_);
+  const uint64_t through = warp_prefix(mine, lane_);
   if (lane_ == kWarpLanes - 1) shared_.warp_sums[warp_] = through;
   __syncthreads();  // every warp's is there
-  uint64_t before = 0;
+  uint64_t above = 0;
   int holder = 0;
-  while (holder < kWarps && before + shared_.warp_sums[holder] < target) {
-    before += shared_.warp_sums[holder++];
-  }
+  while (holder < kWarps && above + shared_.warp_sums[holder] < target) above += shared_.warp_sums[holder++];
   if (warp_ == holder) {
-    const uint64_t above = before + through - sums[0] - sums[1];
-    if (above < target && target <= above + sums[0]) {
-      shared_.found_bin = {target - above, sums[0], upper};
-    } else if (above + sums[0] < target && target <= above + sums[0] + sums[1]) {
-      shared_.found_bin = {target - above - sums[0], sums[1], upper - 1};
+    above += through - mine;
+#pragma unroll
+    for (int i = 0; i < kBinsOfLane; ++i) {
+      if (above < target && target <= above + sums[i])
+        shared_.found_bin = {target - above, sums[i], upper - i};
+      above += sums[i];
     }
   }
   __syncthreads();  // the bin is known; warp_sums may be written again
@@ -283,8 +323,9 @@ __device__ bool RowSampler::find_bin(uint64_t target) {
 }
 
 // What stays when the likeliest are taken until their measures reach the target.
+template <int kThreads>
 template <class Measure>
-__device__ Cut RowSampler::select(const Cut& cut, uint64_t target, Measure&& measure) {
+__device__ Cut RowSampler<kThreads>::select(const Cut& cut, uint64_t target, Measure&& measure) {
   uint32_t prefix = 0;
   uint64_t left = target, total = 0;
   for (int level = 0; level < kLevels; ++level) {
@@ -305,17 +346,7 @@ __device__ Cut RowSampler::select(const Cut& cut, uint64_t target, Measure&& mea
       if (high != 0) atomicAdd(&shared_.planes[2][bin], high);
     });
     cluster_.sync();  // all parts' planes are complete
-    if (threadIdx.x < kOwnBins) {
-      const int bin = rank_ * kOwnBins + static_cast<int>(threadIdx.x);
-      uint64_t sum = 0;
-      for (int r = 0; r < kCluster; ++r) {
-        const uint32_t* planes = cluster_.map_shared_rank(&shared_.planes[0][0], r);
-        for (int plane = 0; plane < kPlanes; ++plane) {
-          sum += uint64_t{planes[plane * kBins + bin]} << (plane * kPlaneBits);
-        }
-      }
-      shared_.totals[threadIdx.x] = sum;
-    }
+    add_planes();
     cluster_.sync();  // all totals are there, and no plane is read any more
     if (!find_bin(left)) return cut;
     left = shared_.found_bin.left;
@@ -324,24 +355,23 @@ __device__ Cut RowSampler::select(const Cut& cut, uint64_t target, Measure&& mea
   }
   // Equal weights: as many as are needed, in order of their ids.
   const uint64_t each_has = measure(__uint_as_float(prefix));
-  const uint64_t needed = (left + each_has - 1) / each_has;
-  if (needed * each_has == total) return {prefix, prefix == cut.key ? cut.id : INT_MAX};
-  const int32_t id = find_in_order(needed - 1, false, 0.0, [&](float value, int32_t token) {
+  const uint64_t before = (left + each_has - 1) / each_has - 1;
+  if ((before + 1) * each_has == total) return {prefix, prefix == cut.key ? cut.id : INT_MAX};
+  const auto equal = [&](float value, int32_t token) {
     const uint32_t key = __float_as_uint(value);
     return uint64_t{key == prefix && cut.keeps(key, token)};
-  });
-  return {prefix, id};
+  };
+  return {prefix, find_in_order(&before, 0.0, measure_part(equal), equal)};
 }
 
-// The token at which the sum of measures, in order of ids, goes beyond `left`; of_total: beyond the unit that
-// the random number draws from the sum of all.
+// The token at which the sum of measures, in order of ids, goes beyond *known; null: beyond the unit that the
+// random number draws from the sum of all. `part`: measure_part(measure).
+template <int kThreads>
 template <class Measure>
-__device__ int32_t RowSampler::find_in_order(uint64_t left, bool of_total, double uniform,
-                                             Measure&& measure) {
-  uint64_t sum = 0;
-  each([&](int i) { sum += measure(values_[i], begin_ + i); });
-  const uint64_t sums = cluster_sums(sum);
-  if (of_total) left = sampling::drawn_unit(uniform, warp_sum_units(sums));
+__device__ int32_t RowSampler<kThreads>::find_in_order(const uint64_t* known, double uniform, uint64_t part,
+                                                       Measure&& measure) {
+  const uint64_t sums = cluster_sums(part);
+  uint64_t left = known != nullptr ? *known : sampling::drawn_unit(uniform, warp_sum_units(sums));
   int owner = 0;
   for (; owner < kCluster - 1; ++owner) {
     const uint64_t here = __shfl_sync(kAllLanes, sums, owner);
@@ -369,8 +399,9 @@ __device__ int32_t RowSampler::find_in_order(uint64_t left, bool of_total, doubl
   return warp_best(exchange(slot).best).index;
 }
 
-__device__ int32_t RowSampler::run(const float* logits, int64_t vocab, const SampleParams& p,
-                                   const SampleParams* base, SampleDetails* details) {
+template <int kThreads>
+__device__ int32_t RowSampler<kThreads>::run(const float* logits, int64_t vocab, const SampleParams& p,
+                                             const SampleParams* base, SampleDetails* details) {
   Best best = load(logits);
   if (best.index < 0) return best.index;
   if (best.value == -INFINITY) return kNothing;
@@ -383,26 +414,31 @@ __device__ int32_t RowSampler::run(const float* logits, int64_t vocab, const Sam
     if (best.value == -INFINITY) return kNothing;
   }
   if (p.mode == SampleParams::kGreedy) return best.index;
-  each([&](int i) { values_[i] = sampling::weight_of(values_[i], best.value, p.scale); });
+  uint64_t units = 0;  // of this thread's part of what is kept
+  each([&](int i) {
+    const float weight = sampling::weight_of(values_[i], best.value, p.scale);
+    values_[i] = weight;
+    units += sampling::units_of(weight);
+  });
   Cut cut;
+  const auto kept_units = [&cut](float weight, int32_t token) {
+    return cut.keeps(__float_as_uint(weight), token) ? sampling::units_of(weight) : uint64_t{0};
+  };
   if (p.top_k > 0 && p.top_k < vocab) {
     cut = select(cut, static_cast<uint64_t>(p.top_k), [](float) { return uint64_t{1}; });
+    units = measure_part(kept_units);
   }
   if (p.top_p < 1.0f) {
-    uint64_t units = 0;
-    each([&](int i) {
-      if (cut.keeps(__float_as_uint(values_[i]), begin_ + i)) units += sampling::units_of(values_[i]);
-    });
     const uint64_t mass = sampling::units_of_mass(p.top_p, cluster_sum(units));
     cut = select(cut, mass, [](float weight) { return sampling::units_of(weight); });
   }
   if (p.min_p > 0.0f && __float_as_uint(p.min_p) > cut.key) cut = {__float_as_uint(p.min_p), INT_MAX};
-  return find_in_order(0, true, p.uniform, [&](float weight, int32_t token) {
-    return cut.keeps(__float_as_uint(weight), token) ? sampling::units_of(weight) : uint64_t{0};
-  });
+  if (p.top_p < 1.0f || p.min_p > 0.0f) units = measure_part(kept_units);
+  return find_in_order(nullptr, p.uniform, units, kept_units);
 }
 
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
+template <int kThreads>
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1024 / kThreads)
     sample_kernel(const float* logits, int64_t vocab, const SampleParams* params, int32_t* tokens,
                   SampleDetails* details) {
   extern __shared__ __align__(16) unsigned char memory[];
@@ -413,7 +449,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 2)
     if (blockIdx.x % kCluster == 0 && threadIdx.x == 0) tokens[row] = kLeft;
     return;  // the whole cluster
   }
-  RowSampler sampler(shared, reinterpret_cast<float*>(memory + sizeof(Shared)), vocab);
+  RowSampler<kThreads> sampler(shared, reinterpret_cast<float*>(memory + sizeof(Shared)), vocab);
   const float* from = logits + row * vocab;
   const int32_t token = sampler.run(from, vocab, p, params, details + row);
   if (sampler.leads()) {
@@ -443,9 +479,11 @@ void launch_sample(const float* logits, int64_t rows, int64_t vocab, const Sampl
                    int32_t* tokens, SampleDetails* details, cudaStream_t stream) {
   if (rows == 0) return;
   const size_t bytes = shared_bytes(vocab);
-  allow_shared_memory(sample_kernel, bytes);
-  sample_kernel<<<static_cast<unsigned>(rows * kCluster), kThreads, bytes, stream>>>(logits, vocab, params,
-                                                                                     tokens, details);
+  const bool few = rows <= kFewRows;
+  const auto kernel = few ? sample_kernel<kFewRowsThreads> : sample_kernel<kManyRowsThreads>;
+  allow_shared_memory(kernel, bytes);
+  kernel<<<static_cast<unsigned>(rows * kCluster), few ? kFewRowsThreads : kManyRowsThreads, bytes, stream>>>(
+      logits, vocab, params, tokens, details);
   check_launch("sample_kernel");
 }
 
