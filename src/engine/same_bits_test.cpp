@@ -73,9 +73,9 @@ Catalogue make_catalogue(const std::string& model, const std::string& device, in
   return catalogue;
 }
 
-const Catalogue& catalogue_of(const std::string& model, const std::string& device = "cpu") {
+const Catalogue& catalogue_of(const std::string& model, const char* device = "cpu") {
   static std::map<std::string, Catalogue> all;
-  const std::string name = device + " " + model;
+  const std::string name = device + (" " + model);
   auto found = all.find(name);
   if (found == all.end()) found = all.emplace(name, make_catalogue(model, device, 40)).first;
   return found->second;
@@ -189,7 +189,7 @@ enum class Picks {
 };
 void run_schedules(const std::string& model, size_t groups, int engines, int schedules, uint64_t seed,
                    Picks picks = Picks::kHere, const std::string& device = "cpu") {
-  const Catalogue& catalogue = catalogue_of(model, device);
+  const Catalogue& catalogue = catalogue_of(model, device.c_str());
   namespace fs = std::filesystem;
   const fs::path directory =
       fs::path(testing::TempDir()) / fmt::format("same_bits_kv_{}_{}", ::getpid(), seed);
