@@ -185,7 +185,9 @@ TEST(Sampling, EnginesAnswerWhatAPlainLoopAnswers) {
       options.max_running = 12;
       options.step_tokens = 64;
       options.kv_tokens = 12 * 128;
-      Harness h(options, {}, nullptr, device == "reference");
+      SamplingExecutor* stand_in = nullptr;
+      Harness h(options, {}, nullptr,
+                device == "reference" ? sampling_device(&stand_in) : std::function<void(RuntimeOptions&)>());
       RuntimeOptions plain;
       plain.device = device;
       plain.threads = 1;

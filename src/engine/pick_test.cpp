@@ -92,7 +92,8 @@ TEST(Pick, ADeviceThatSamplesGivesTheSameAnswers) {
   for (const Speculation speculation : {Speculation::kOff, Speculation::kLookup}) {
     EngineOptions options = eight_at_once();
     options.speculation = speculation;
-    Harness here(options), device(options, {}, nullptr, true);
+    SamplingExecutor* sampling = nullptr;
+    Harness here(options), device(options, {}, nullptr, sampling_device(&sampling));
     for (const Request& r : requests_of_every_kind()) {
       here.submit(r);
       device.submit(r);
@@ -106,13 +107,14 @@ TEST(Pick, ADeviceThatSamplesGivesTheSameAnswers) {
         EXPECT_EQ(device.answers[i][s].finish, FinishReason::kMaxTokens) << device.answers[i][s].error;
       }
     }
-    EXPECT_GT(device.sampling->rows_left, 20);
+    EXPECT_GT(sampling->rows_left, 20);
   }
 }
 
 // Whoever ends by a stop token leaves a row in the step that was launched ahead; those beside it go on.
 TEST(Pick, StepsAheadSurviveEnds) {
-  Harness device(eight_at_once(), {}, nullptr, true);
+  SamplingExecutor* sampling = nullptr;
+  Harness device(eight_at_once(), {}, nullptr, sampling_device(&sampling));
   std::vector<std::vector<Answer>> want;
   for (int i = 0; i < 6; ++i) {
     Request r;
@@ -133,7 +135,7 @@ TEST(Pick, StepsAheadSurviveEnds) {
     EXPECT_EQ(device.answers[i][0].logprobs, want[i][0].logprobs);
     EXPECT_EQ(device.answers[i][0].finish, want[i][0].finish);
   }
-  EXPECT_GT(device.sampling->steps_ahead, 10);
+  EXPECT_GT(sampling->steps_ahead, 10);
   EXPECT_EQ(device.recorder->decode_tokens.load() > 0, true);
 }
 

@@ -4,10 +4,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <random>
-#include <sstream>
 
 #include "base/error.h"
 #include "engine/test_harness.h"
@@ -59,7 +57,7 @@ Request random_request(Random& random, const std::vector<std::vector<int32_t>>& 
   return r;
 }
 
-Catalogue make_catalogue(const std::string& model, const std::string& device, int count) {
+Catalogue make_catalogue(const std::string& model, int count) {
   Random random(11);
   std::vector<std::vector<int32_t>> documents(3);
   for (auto& document : documents) {
@@ -68,22 +66,21 @@ Catalogue make_catalogue(const std::string& model, const std::string& device, in
   Catalogue catalogue;
   for (int i = 0; i < count; ++i) {
     catalogue.requests.push_back(random_request(random, documents));
-    catalogue.alone.push_back(run_alone(model, catalogue.requests.back(), 1 + i % 2, device));
+    catalogue.alone.push_back(run_alone(model, catalogue.requests.back(), 1 + i % 2));
   }
   return catalogue;
 }
 
-const Catalogue& catalogue_of(const std::string& model, const char* device = "cpu") {
+const Catalogue& catalogue_of(const std::string& model) {
   static std::map<std::string, Catalogue> all;
-  const std::string name = device + (" " + model);
-  auto found = all.find(name);
-  if (found == all.end()) found = all.emplace(name, make_catalogue(model, device, 40)).first;
+  auto found = all.find(model);
+  if (found == all.end()) found = all.emplace(model, make_catalogue(model, 40)).first;
   return found->second;
 }
 
 struct Counts {
   uint64_t schedules = 0, finished = 0, cancelled = 0, forked = 0, swaps = 0, recomputes = 0, hits = 0,
-           from_ram = 0, from_disk = 0, accepted = 0, restarts = 0, embeddings = 0, ahead = 0;
+           from_ram = 0, from_disk = 0, accepted = 0, restarts = 0, embeddings = 0;
 };
 
 // Some requests of the catalogue arriving and being cancelled at random; answers compared at the end.
@@ -170,26 +167,8 @@ std::vector<int32_t> random_pool(Random& random, size_t groups) {
   return blocks;
 }
 
-// The paths this is about were taken.
-void expect_all_seen(const Counts& counts) {
-  EXPECT_GT(counts.swaps, 10u);
-  EXPECT_GT(counts.recomputes, 10u);
-  EXPECT_GT(counts.hits, 1000u);
-  EXPECT_GT(counts.from_ram, 100u);
-  EXPECT_GT(counts.from_disk, 0u);  // how much depends on when the disk's thread runs
-  EXPECT_GT(counts.forked, 100u);
-  EXPECT_GT(counts.cancelled, 10u);
-  EXPECT_GT(counts.accepted, 10u);
-  EXPECT_GT(counts.embeddings, 500u);
-}
-
-enum class Picks {
-  kHere,
-  kByAStandIn,  // for a device that picks tokens itself: next steps are launched before they are read
-};
-void run_schedules(const std::string& model, size_t groups, int engines, int schedules, uint64_t seed,
-                   Picks picks = Picks::kHere, const std::string& device = "cpu") {
-  const Catalogue& catalogue = catalogue_of(model, device.c_str());
+void run_schedules(const std::string& model, size_t groups, int engines, int schedules, uint64_t seed) {
+  const Catalogue& catalogue = catalogue_of(model);
   namespace fs = std::filesystem;
   const fs::path directory =
       fs::path(testing::TempDir()) / fmt::format("same_bits_kv_{}_{}", ::getpid(), seed);
@@ -198,13 +177,12 @@ void run_schedules(const std::string& model, size_t groups, int engines, int sch
   Random random(seed);
   for (int e = 0; e < engines; ++e) {
     EngineOptions options = random_options(random, model);
-    options.device = device;
     if (options.prefix_cache && random.chance(40)) {  // a new process finds what earlier ones left
       options.kv_dir = directory.string();
       options.kv_dir_bytes = size_t{1} << random.pick(18, 24);
       counts.restarts += fs::exists(directory);
     }
-    Harness h(options, random_pool(random, groups), nullptr, picks == Picks::kByAStandIn);
+    Harness h(options, random_pool(random, groups));
     for (int s = 0; s < schedules; ++s) {
       run_schedule(h, catalogue, random, counts);
       if (testing::Test::HasFatalFailure()) {
@@ -216,7 +194,6 @@ void run_schedules(const std::string& model, size_t groups, int engines, int sch
     counts.hits += stats.hit_tokens;
     counts.from_ram += stats.ram.hit_tokens;
     counts.from_disk += stats.disk.hit_tokens;
-    if (h.sampling != nullptr) counts.ahead += static_cast<uint64_t>(h.sampling->steps_ahead);
   }
   fs::remove_all(directory);
   std::printf(
@@ -224,32 +201,20 @@ void run_schedules(const std::string& model, size_t groups, int engines, int sch
       "recomputations, %lu tokens found (%lu in RAM, %lu on disk, %lu restarts), %lu drafts right\n",
       counts.schedules, counts.finished, counts.forked, counts.cancelled, counts.swaps, counts.recomputes,
       counts.hits, counts.from_ram, counts.from_disk, counts.restarts, counts.accepted);
-  if (picks == Picks::kByAStandIn) {
-    EXPECT_GT(counts.ahead, 200u);
-  } else if (device == "cpu") {
-    expect_all_seen(counts);
-  }
+  // The paths this is about were taken.
+  EXPECT_GT(counts.swaps, 10u);
+  EXPECT_GT(counts.recomputes, 10u);
+  EXPECT_GT(counts.hits, 1000u);
+  EXPECT_GT(counts.from_ram, 100u);
+  EXPECT_GT(counts.from_disk, 0u);  // how much depends on when the disk's thread runs
+  EXPECT_GT(counts.forked, 100u);
+  EXPECT_GT(counts.cancelled, 10u);
+  EXPECT_GT(counts.accepted, 10u);
+  EXPECT_GT(counts.embeddings, 500u);
 }
 
 TEST(SameBits, RandomSchedulesWithWindows) { run_schedules(kWindowModel, 2, 40, 25, 1); }
 TEST(SameBits, RandomSchedulesWithFullAttention) { run_schedules(kLlamaModel, 1, 40, 25, 2); }
-TEST(SameBits, RandomSchedulesOnADeviceThatSamples) {
-  run_schedules(kWindowModel, 2, 9, 8, 3, Picks::kByAStandIn);
-  run_schedules(kLlamaModel, 1, 9, 8, 4, Picks::kByAStandIn);
-}
-TEST(SameBits, RandomSchedulesOnOtherDevices) {
-  const char* variable = std::getenv("MILLRACE_TEST_DEVICES");
-  std::istringstream list(variable != nullptr ? variable : "");
-  bool any = false;
-  for (std::string device; std::getline(list, device, ',');) {
-    if (device == "cpu") continue;
-    any = true;
-    run_schedules(kWindowModel, 2, 6, 10, 6, Picks::kHere, device);
-    run_schedules(kLlamaModel, 1, 6, 10, 7, Picks::kHere, device);
-    std::printf("[  figure  ] %s schedules done\n", device.c_str());
-  }
-  if (!any) GTEST_SKIP() << "MILLRACE_TEST_DEVICES names no other device";
-}
 
 // What a request answers alone is what the plainest loop over a Runtime gives: feed, sample, feed.
 TEST(SameBits, AloneIsWhatAPlainLoopGives) {

@@ -31,20 +31,15 @@ struct Answer {
 };
 
 struct Harness {
-  // kv_blocks: per group, empty for a pool as the options say.
+  // kv_blocks: per group, empty for a pool as the options say. change: what no engine option says.
   explicit Harness(const EngineOptions& engine_options, std::vector<int32_t> kv_blocks = {},
-                   std::unique_ptr<ModelDrafter> drafter = nullptr, bool device_samples = false)
+                   std::unique_ptr<ModelDrafter> drafter = nullptr,
+                   const std::function<void(RuntimeOptions&)>& change = {})
       : options(engine_options), inbox(std::make_shared<Inbox>()) {
     RuntimeOptions r = runtime_options_of(options);
-    if (device_samples) {
-      r.wrap_executor = [this](std::unique_ptr<Executor> inner) {
-        auto wrapped = std::make_unique<SamplingExecutor>(std::move(inner));
-        sampling = wrapped.get();
-        return wrapped;
-      };
-    }
     r.kv_blocks = std::move(kv_blocks);
     r.cache.log = [](const std::string&) {};
+    if (change) change(r);
     runtime = Runtime::open(options.model, r);
     new_loop(std::move(drafter));
   }
@@ -120,13 +115,23 @@ struct Harness {
   EngineOptions options;
   std::shared_ptr<Inbox> inbox;
   std::unique_ptr<Runtime> runtime;
-  SamplingExecutor* sampling = nullptr;  // the runtime's, when its device samples
   std::unique_ptr<Recorder> recorder;
   std::unique_ptr<Loop> loop;
   std::vector<Stream> streams;
   std::vector<std::vector<Answer>> answers;  // by request and sample; survives new_loop
   uint64_t next_id = 1;
 };
+
+// A change of Harness: its device samples, and *to is the one that does.
+inline std::function<void(RuntimeOptions&)> sampling_device(SamplingExecutor** to) {
+  return [to](RuntimeOptions& options) {
+    options.wrap_executor = [to](std::unique_ptr<Executor> inner) {
+      auto wrapped = std::make_unique<SamplingExecutor>(std::move(inner));
+      *to = wrapped.get();
+      return wrapped;
+    };
+  };
+}
 
 // Answers of one request that has the engine to itself: nothing remembered, nothing shared, no drafts.
 inline std::vector<Answer> run_alone(const std::string& model, const Request& request, int threads = 1,

@@ -76,7 +76,7 @@ step golden "$build/tests/integration_test" --gtest_filter='*Golden.Device*:*Gol
 expect_on_cuda golden '\[ +figure +\] cuda '
 step sampling "$build/tests/integration_test" --gtest_filter='Sampling.*:*Embedding*'
 expect_on_cuda sampling '\[ +figure +\] cuda sampling'
-step engine "$build/src/engine/engine_test" --gtest_filter='SameBits.RandomSchedulesOnOtherDevices'
+step engine "$build/src/engine/engine_test" --gtest_filter='Ahead.*'
 expect_on_cuda engine '\[ +figure +\] cuda schedules'
 
 if command -v compute-sanitizer >/dev/null; then
