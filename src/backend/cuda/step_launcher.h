@@ -10,6 +10,7 @@
 
 #include "backend/cuda/batch_arrays.h"
 #include "backend/cuda/cuda_weight.h"
+#include "backend/cuda/ops/wide.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/workspace.h"
 
@@ -66,6 +67,8 @@ class StepLauncher {
   void choose_experts();
   bool stream_experts(const Experts& op);
   void wide_gate_up(const Experts& op);
+  bool rounds_act(const Experts& op) const;
+  void wide_expert_linear(const Linear& op, const WideRows& x, const DeviceBuffer& out);
   // One matrix per pair's expert, of whatever type: out[pair, :] from x[pair / divide, :].
   void expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
   void quantize_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);
