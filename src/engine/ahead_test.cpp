@@ -24,7 +24,8 @@ class AheadSchedules {
     for (int e = 0; e < engines && !testing::Test::HasFatalFailure(); ++e) {
       const EngineOptions options = make_options(model);
       std::vector<int32_t> pool;  // for one context at least, so that some have to give way
-      for (int g = 0; g < (model == kWindowModel ? 2 : 1); ++g) pool.push_back(chance(70) ? between(11, 16) : 40);
+      for (int g = 0; g < (model == kWindowModel ? 2 : 1); ++g)
+        pool.push_back(chance(70) ? between(11, 16) : 40);
       SamplingExecutor* sampling = nullptr;
       const auto change = stand_in_ ? sampling_device(&sampling) : std::function<void(RuntimeOptions&)>();
       Harness h(options, pool, nullptr, change);
