@@ -54,6 +54,8 @@ def main():
             engine, server = engine_alone(a), through_http(a)
         else:
             server, engine = through_http(a), engine_alone(a)
+        if abs(server["tokens"] / engine["tokens"] - 1) > 0.02:
+            sys.exit(f"the engine generated {engine['tokens']} tokens and the server {server['tokens']}: not the same requests")
         cpu.append(server["ms"] / engine["ms"] - 1)
         speed.append(1 - server["tok_s"] / engine["tok_s"])
         own.append(server["http"])

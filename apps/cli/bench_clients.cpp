@@ -164,7 +164,8 @@ class Clients {
     r.sampling.temperature = load_.temperature;
     r.sampling.top_p = load_.top_p;
     r.sampling.top_k = load_.top_k;
-    r.sampling.seed = random();
+    // Drawn only where it is used: bench/server_load.py --as-bench repeats the greedy load's draws.
+    if (load_.temperature > 0.0f) r.sampling.seed = random();
     r.priority = priority;
     return r;
   }
