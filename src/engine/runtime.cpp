@@ -77,9 +77,11 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
 std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOptions& options) {
   std::unique_ptr<Runtime> r(new Runtime);
   r->checkpoint_ = io::Checkpoint::open(path);
-  r->backend_ = make_backend(options.device, {.threads = options.threads});
   const ModelConfig config = read_config(r->checkpoint_);
-  r->spec_ = runtime_spec(config, *r->backend_, options);
+  ChosenBackend chosen = open_backend(r->checkpoint_, config, options);
+  r->backend_ = std::move(chosen.backend);
+  r->device_note_ = std::move(chosen.note);
+  r->spec_ = runtime_spec(r->checkpoint_, config, *r->backend_, options);
 
   // A damaged or missing tokenizer is an error only for those who need one.
   try {
