@@ -105,7 +105,7 @@ struct Bench {
                scores = floats(4 * kExperts), act = floats(16 * kHidden), logits = floats(size_t{4} * kVocab),
                angles = floats(4 * kDim);
   DeviceBuffer quantized{quantized_rows_bytes(4, kHidden), "rows"}, rounded{4 * kHidden * 2, "rows"}, pool,
-      batch, partial{packed_attention_partial_bytes(4, 32, kKvHeads), "partial"},
+      batch, partial{packed_attention_partial_bytes(4, 256, kKvHeads, kDim), "partial"},
       arrived{4 * kKvHeads * 4, "arrived"}, best{16, "best"},
       candidates{argmax_candidates_bytes(4), "candidates"};
 
@@ -153,7 +153,7 @@ struct Bench {
                 .heads = kHeads,
                 .kv_heads = kKvHeads,
                 .head_dim = kDim,
-                .value_order = ValueOrder::kTransposed};
+                .order = CacheOrder::kSwizzled};
     op.op = {l % 2 == 0 ? 128 : 0, 0.125f, layers[static_cast<size_t>(l)].bias.as<float>()};
     op.rows = rows;
     op.max_spans = attention_spans(context, op.op.window);
@@ -162,7 +162,7 @@ struct Bench {
     op.key = key.as<float>();
     op.value = value.as<float>();
     op.out = attention.as<float>();
-    op.partial = op.max_spans > 1 ? partial.as<float>() : nullptr;
+    op.partial = op.max_spans > 1 && op.op.window == 0 ? partial.as<float>() : nullptr;
     op.arrived = arrived.as<int32_t>();
     launch_packed_attention(op, stream.get());
   }

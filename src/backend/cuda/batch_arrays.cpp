@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/ops/attention_plan.h"
 #include "base/check.h"
 
 namespace millrace::cuda {
@@ -60,6 +61,21 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
       size_ += static_cast<size_t>(table_size(*s.slice));
     }
   }
+  cut_chunks(prompt_chunk_tokens(spec.heads, spec.kv_heads, spec.head_dim));
+  chunks_at_ = size_;
+  size_ += 2 * chunks_.size();
+}
+
+void BatchArrays::cut_chunks(int32_t tokens) {
+  if (single_tokens_ || tokens == 0) return;
+  for (const Sequence& s : sequences_) {
+    for (int32_t at = 0; at < s.slice->num_tokens; at += tokens) {
+      const int32_t rows = std::min(tokens, s.slice->num_tokens - at);
+      chunks_.push_back({s.slice->first_row + at, rows, s.slice->context_len + at + rows - 1});
+    }
+  }
+  std::stable_sort(chunks_.begin(), chunks_.end(),
+                   [](const Chunk& a, const Chunk& b) { return a.last_position > b.last_position; });
 }
 
 void BatchArrays::fill(int32_t* out) const {
@@ -82,6 +98,10 @@ void BatchArrays::fill(int32_t* out) const {
       std::copy_n(s.tables[g], table_size(s), out + at);
       at += static_cast<size_t>(table_size(s));
     }
+  }
+  for (const Chunk& chunk : chunks_) {
+    out[at++] = chunk.first_row;
+    out[at++] = chunk.rows;
   }
 }
 

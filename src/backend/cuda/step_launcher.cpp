@@ -11,8 +11,8 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int64_t kMinPromptRows = 16;  // of a chunk, from which on two rows of a warp share keys and values
-constexpr int32_t kMaxSpansInTurn = 8;  // of one CTA: 2,048 positions, some 20 us
+constexpr int64_t kMinPromptRows = 16;  // of a step, from which on rows share keys and values
+constexpr int32_t kMaxSpansInTurn = 8;  // of one CTA: 4,096 positions
 
 const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
 
@@ -108,7 +108,7 @@ LayerCache StepLauncher::cache_of(int layer) const {
   cache.heads = spec_.heads;
   cache.kv_heads = spec_.kv_heads;
   cache.head_dim = spec_.head_dim;
-  cache.value_order = packed_attention_ ? ValueOrder::kTransposed : ValueOrder::kRows;
+  cache.order = packed_attention_ ? CacheOrder::kSwizzled : CacheOrder::kRows;
   return cache;
 }
 
@@ -152,7 +152,6 @@ void StepLauncher::packed_attention(const Attend& op) {
   attention.cache = cache_of(op.layer);
   attention.op = {op.window, op.scale, vector_of(op.sinks)};
   attention.rows = static_cast<int32_t>(plan_.rows);
-  // A window's rows are cut alike wherever they are past it; else the last position has the most spans.
   const int32_t spans = attention_spans(std::max(0, plan_.last_position), op.window);
   attention.max_spans = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(spans)));
   if (fused_rope_ != nullptr) {
@@ -165,14 +164,19 @@ void StepLauncher::packed_attention(const Attend& op) {
   attention.value = w_.value.as<const float>();
   attention.out = w_.attention.as<float>();
   // Side by side where few rows would leave multiprocessors idle, or make others wait for a long one; else a
-  // row's spans follow one another, which saves their way through memory.
+  // row's spans follow one another, which saves their way through memory, as they do where a window leaves
+  // two of them.
   const bool enough = plan_.rows * spec_.kv_heads * 4 >= int64_t{multiprocessors()} * 5;
-  const bool in_turn = enough && attention.max_spans <= kMaxSpansInTurn;
+  const bool in_turn =
+      (enough && attention.max_spans <= kMaxSpansInTurn) || (op.window > 0 && attention.max_spans <= 2);
   if (attention.max_spans > 1 && !in_turn && spans_fit(spec_, plan_.rows, attention.max_spans)) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
-  attention.prompt = !plan_.single_tokens && plan_.rows >= kMinPromptRows;
+  if (has_wgmma() && plan_.rows >= kMinPromptRows) {
+    attention.chunks = in_batch(batch_->chunks());
+    attention.num_chunks = batch_->num_chunks();
+  }
   launch_packed_attention(attention, stream_.get());
 }
 

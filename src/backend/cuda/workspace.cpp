@@ -1,6 +1,7 @@
 #include "backend/cuda/workspace.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "backend/cuda/ops/ops.h"
 #include "backend/cuda/ops/sample.h"
@@ -10,7 +11,7 @@
 namespace millrace::cuda {
 namespace {
 
-// Spans of a row's attention that wait for the others: enough for 64 rows of 32 spans and 8 KV heads.
+// Spans of a row's attention that wait for the others: enough for 32 rows of 64 spans and 8 KV heads.
 constexpr size_t kPartialBytes = size_t{36} << 20;
 
 struct Sizes {  // bytes
@@ -42,7 +43,10 @@ struct Sizes {  // bytes
     wide_act = pairs > 0 ? wide_rows_bytes(expert_rows, spec.expert_ffn) : 0;
     groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts) * 4 : 0;
     if (fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim)) {
-      partial = std::min(kPartialBytes, packed_attention_partial_bytes(spec.max_tokens, 32, spec.kv_heads));
+      const auto spans = static_cast<uint32_t>(attention_spans(spec.max_context, 0));
+      partial = std::min(kPartialBytes, packed_attention_partial_bytes(
+                                            spec.max_tokens, static_cast<int32_t>(std::bit_ceil(spans)),
+                                            spec.kv_heads, spec.head_dim));
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
     }
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
@@ -103,7 +107,7 @@ Workspace::Workspace(const ExecutorSpec& spec) {
 size_t workspace_bytes_of(const ExecutorSpec& spec) { return Sizes(spec).total(); }
 
 bool spans_fit(const ExecutorSpec& spec, int64_t rows, int32_t spans) {
-  return packed_attention_partial_bytes(rows, spans, spec.kv_heads) <= Sizes(spec).partial;
+  return packed_attention_partial_bytes(rows, spans, spec.kv_heads, spec.head_dim) <= Sizes(spec).partial;
 }
 
 }  // namespace millrace::cuda
