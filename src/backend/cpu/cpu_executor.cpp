@@ -13,14 +13,15 @@ const float* values_of(const Weight* vector) {
   return vector == nullptr ? nullptr : own(*vector).values.data();
 }
 
-bool wants_blocks(const Linear& op) { return own(*op.weight).int8_activations(); }
-
 }  // namespace
 
 CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool)
-    : spec_(spec), kernels_(kernels), pool_(pool), memory_(workspace_bytes(spec, pool.size()), "workspace") {
+    : spec_(spec),
+      kernels_(kernels),
+      pool_(pool),
+      memory_(workspace_bytes(spec, pool.size(), kernels.to_tiles != nullptr), "workspace") {
   Arena arena(memory_.data());
-  work_ = std::make_unique<Workspace>(spec, pool.size(), arena);
+  work_ = std::make_unique<Workspace>(spec, pool.size(), kernels.to_tiles != nullptr, arena);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     // A vector behind the last value may be loaded past it: one more cache line.
     const size_t blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
@@ -34,7 +35,7 @@ void CpuExecutor::begin(const Batch& batch) {
   batch_ = batch;
   rows_ = static_cast<int64_t>(batch.tokens.size());
   rotation_of_ = nullptr;
-  normed_quantized_ = false;
+  normed_forms_ = {};
   plan_attention();
 }
 
@@ -51,9 +52,32 @@ void CpuExecutor::embed(const Weight& table, float scale) {
   });
 }
 
-// normed[i] = norm(residual[rows[i]]), or of every row when `rows` is empty; and quantized where a product
-// wants it.
-void CpuExecutor::norm_rows(const Norm& op, std::span<const int32_t> rows, bool quantize) {
+CpuExecutor::Forms CpuExecutor::forms_for(std::initializer_list<const Linear*> ops, int64_t rows) const {
+  Forms forms;
+  for (const Linear* op : ops) {
+    const Activations form = kernels_.activations(own(*op->weight).format, rows);
+    forms.blocks |= form == Activations::kBlocks;
+    forms.binary |= form == Activations::kBinaryBlocks;
+    forms.tiles |= form == Activations::kTiles;
+  }
+  return forms;
+}
+
+// Columns [first, first + count) of row `row` of `rows`, in the forms that were asked for.
+void CpuExecutor::make_forms(Forms forms, const float* x, int64_t first, int64_t count, int64_t row,
+                             int64_t rows, int64_t cols, const Formed& to) const {
+  const int64_t at = (row * cols + first) / kQuantBlock;
+  if (forms.blocks) kernels_.quantize(x, count, to.blocks + at);
+  if (forms.binary) kernels_.quantize_binary(x, count, to.binary + at);
+  if (forms.tiles) {
+    const TileRow place = tile_row(to.tiles, rows, cols, row, first / kQuantBlock);
+    kernels_.to_tiles(x, count, place.at, place.height);
+  }
+}
+
+// normed[i] = norm(residual[rows[i]]), or of every row when `rows` is empty; and in the forms that products
+// want.
+void CpuExecutor::norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms) {
   const int64_t count = rows.empty() ? rows_ : static_cast<int64_t>(rows.size());
   const float* weight = values_of(op.weight);
   pool_.parallel_for(count, 4, [&](int64_t begin, int64_t end, int) {
@@ -61,23 +85,22 @@ void CpuExecutor::norm_rows(const Norm& op, std::span<const int32_t> rows, bool 
       const int64_t row = rows.empty() ? i : rows[i];
       float* y = work_->normed + i * spec_.hidden;
       kernels_.rms_norm(work_->residual + row * spec_.hidden, weight, op.eps, spec_.hidden, y);
-      if (quantize) kernels_.quantize(y, spec_.hidden, work_->blocks + i * (spec_.hidden / kQuantBlock));
+      make_forms(forms, y, 0, spec_.hidden, i, count, spec_.hidden, input());
     }
   });
-  normed_quantized_ = quantize;
+  normed_forms_ = forms;
 }
 
-// `values` [rows][cols] with their blocks, made here when wanted.
-Rows CpuExecutor::quantized(const float* values, int64_t rows, int64_t cols, ActivationBlock* blocks,
-                            bool wanted) {
-  if (wanted) {
+// `values` [rows][cols] with their other forms, made here when wanted.
+Rows CpuExecutor::formed(const float* values, int64_t rows, int64_t cols, Forms forms) {
+  if (forms.blocks || forms.binary || forms.tiles) {
     pool_.parallel_for(rows, 4, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
-        kernels_.quantize(values + i * cols, cols, blocks + i * (cols / kQuantBlock));
+        make_forms(forms, values + i * cols, 0, cols, i, rows, cols, input());
       }
     });
   }
-  return {values, blocks, cols, nullptr};
+  return input().rows(values, cols, forms);
 }
 
 void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x, int64_t rows) {
@@ -143,20 +166,20 @@ void CpuExecutor::norm_heads(const Norm& op, int64_t heads, float* values) {
 }
 
 void CpuExecutor::norm_qkv(const NormQkv& op) {
-  norm_rows(op.norm, {}, wants_blocks(op.q) || wants_blocks(op.k) || wants_blocks(op.v));
+  norm_rows(op.norm, {}, forms_for({&op.q, &op.k, &op.v}, rows_));
   const Product products[] = {{&op.q, work_->query}, {&op.k, work_->key}, {&op.v, work_->value}};
-  multiply_all(products, {work_->normed, work_->blocks, spec_.hidden, nullptr}, rows_);
+  multiply_all(products, normed(), rows_);
   norm_heads(op.q_norm, spec_.heads, work_->query);
   norm_heads(op.k_norm, spec_.kv_heads, work_->key);
 }
 
 void CpuExecutor::project_add(const Linear& op) {
-  multiply_add(op, quantized(work_->attention, rows_, work_->query_cols, work_->blocks, wants_blocks(op)),
+  multiply_add(op, formed(work_->attention, rows_, work_->query_cols, forms_for({&op}, rows_)),
                work_->residual);
 }
 
 void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64_t count, const Rows& x,
-                          int64_t num_m, float* inner, ActivationBlock* inner_blocks, int thread) {
+                          int64_t num_m, const Inner& inner, int thread) {
   const CpuWeight &gate = own(*op.gate->weight), &up = own(*op.up->weight);
   const float *gate_bias = values_of(op.gate->bias), *up_bias = values_of(op.up->bias);
   float* g = work_->threads[thread].tile;
@@ -168,7 +191,7 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
     multiply(kernels_, gate, expert, first, count, x.from(m), rows, g, count, decoded);
     multiply(kernels_, up, expert, first, count, x.from(m), rows, u, count, decoded);
     for (int64_t i = 0; i < rows; ++i) {
-      float *gi = g + i * count, *ui = u + i * count, *y = inner + (m + i) * gate.rows + first;
+      float *gi = g + i * count, *ui = u + i * count, *y = inner.values + (m + i) * gate.rows + first;
       for (int64_t r = 0; gate_bias != nullptr && r < count; ++r) gi[r] += gate_bias[offset + r];
       for (int64_t r = 0; up_bias != nullptr && r < count; ++r) ui[r] += up_bias[offset + r];
       if (op.activation != nullptr && op.activation->activation == Experts::Activation::kClampedSwiglu) {
@@ -176,33 +199,32 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
       } else {
         kernels_.silu_mul(gi, ui, count, y);
       }
-      if (inner_blocks != nullptr) {
-        kernels_.quantize(y, count, inner_blocks + ((m + i) * gate.rows + first) / kQuantBlock);
-      }
+      make_forms(inner.forms, y, first, count, m + i, num_m, gate.rows, inner.formed);
     }
   }
 }
 
 void CpuExecutor::ffn_add(const Ffn& op) {
-  norm_rows(op.norm, {}, wants_blocks(op.gate) || wants_blocks(op.up));
-  const Rows x{work_->normed, work_->blocks, spec_.hidden, nullptr};
+  norm_rows(op.norm, {}, forms_for({&op.gate, &op.up}, rows_));
   const int64_t inner_cols = op.gate.weight->rows, per_task = rows_per_task(2 * inner_cols, pool_.size());
-  ActivationBlock* inner_blocks = wants_blocks(op.down) ? work_->inner_blocks : nullptr;
+  const Inner inner{work_->inner,
+                    {work_->inner_blocks, work_->inner_binary, work_->inner_tiles},
+                    forms_for({&op.down}, rows_)};
   pool_.parallel_for(tasks_for(inner_cols, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task * per_task, count = std::min(per_task, inner_cols - first);
-      gate_up({&op.gate, &op.up, nullptr}, 0, first, count, x, rows_, work_->inner, inner_blocks, thread);
+      gate_up({&op.gate, &op.up, nullptr}, 0, first, count, normed(), rows_, inner, thread);
     }
   });
-  multiply_add(op.down, {work_->inner, inner_blocks, inner_cols, nullptr}, work_->residual);
+  multiply_add(op.down, inner.formed.rows(inner.values, inner_cols, inner.forms), work_->residual);
 }
 
 void CpuExecutor::norm_logits(const Logits& op) {
   const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
   if (rows == 0) return;
-  norm_rows(op.norm, batch_.logit_rows, wants_blocks(op.output));
+  norm_rows(op.norm, batch_.logit_rows, forms_for({&op.output}, rows));
   const Product product{&op.output, work_->logits};
-  multiply_all({&product, 1}, {work_->normed, work_->blocks, spec_.hidden, nullptr}, rows);
+  multiply_all({&product, 1}, normed(), rows);
 }
 
 std::span<const float> CpuExecutor::logits() {

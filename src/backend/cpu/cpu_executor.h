@@ -5,6 +5,7 @@
 //   experts.cpp       routing and experts
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <vector>
@@ -50,6 +51,23 @@ class CpuExecutor final : public Executor {
     const Linear *gate, *up;
     const Experts* activation;  // absent: silu
   };
+  // Forms of activations besides float32 that some product wants.
+  struct Forms {
+    bool blocks = false, binary = false, tiles = false;
+  };
+  struct Formed {
+    ActivationBlock *blocks, *binary;
+    uint16_t* tiles;
+    Rows rows(const float* values, int64_t cols, Forms made, const int32_t* index = nullptr) const {
+      return {values, blocks, cols, index, made.binary ? binary : nullptr, made.tiles ? tiles : nullptr};
+    }
+  };
+  // The activations between up and down, of num_m rows.
+  struct Inner {
+    float* values;
+    Formed formed;
+    Forms forms;
+  };
 
   struct SlotShape {
     float* values;
@@ -59,15 +77,21 @@ class CpuExecutor final : public Executor {
   std::span<std::byte> block_bytes(int group, int32_t block) const;
 
   // --- cpu_executor.cpp
-  void norm_rows(const Norm& op, std::span<const int32_t> rows, bool quantize);
-  Rows quantized(const float* values, int64_t rows, int64_t cols, ActivationBlock* blocks, bool wanted);
+  Forms forms_for(std::initializer_list<const Linear*> ops, int64_t rows) const;
+  void make_forms(Forms forms, const float* x, int64_t first, int64_t count, int64_t row, int64_t rows,
+                  int64_t cols, const Formed& to) const;
+  Formed inner_at(int64_t at) const;  // from value `at` on
+  Formed input() const { return {work_->blocks, work_->input_binary, work_->input_tiles}; }
+  void norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms);
+  Rows normed() const { return input().rows(work_->normed, spec_.hidden, normed_forms_); }
+  Rows formed(const float* values, int64_t rows, int64_t cols, Forms forms);
   void multiply_all(std::span<const Product> products, const Rows& x, int64_t rows);
   void multiply_add(const Linear& op, const Rows& x, float* y);
   void norm_heads(const Norm& op, int64_t heads, float* values);
   // Rows [first, first + count) of the inner activations of product rows [0, num_m), into inner [num_m][inner
   // cols].
   void gate_up(const GateUp& op, int64_t expert, int64_t first, int64_t count, const Rows& x, int64_t num_m,
-               float* inner, ActivationBlock* inner_blocks, int thread);
+               const Inner& inner, int thread);
 
   // --- attention.cpp
   struct KvPlace {  // of one layer
@@ -89,6 +113,7 @@ class CpuExecutor final : public Executor {
   // --- experts.cpp
   void choose(const Route& op, int64_t token);
   void sort_by_expert(int64_t chosen);
+  void gather_tiles();
   void combine(const Experts& op, int64_t token);
 
   ExecutorSpec spec_;
@@ -102,7 +127,7 @@ class CpuExecutor final : public Executor {
   int64_t rows_ = 0;                    // tokens of this step
   int64_t num_tiles_ = 0;               // query tiles of this step
   int64_t num_active_ = 0;              // experts with tokens
-  bool normed_quantized_ = false;       // work_->blocks holds work_->normed
+  Forms normed_forms_;                  // that work_->normed has
   const float* rotation_of_ = nullptr;  // inv_freq the cosines were made from
   float rotation_magnitude_ = 0;
   int64_t rotation_size_ = 0;

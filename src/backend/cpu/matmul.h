@@ -14,14 +14,20 @@ struct Rows {
   const ActivationBlock* blocks = nullptr;  // [rows][cols / 32], made only when some weight wants it
   int64_t cols = 0;
   const int32_t* index = nullptr;  // product row m reads row index[m]; absent: row m
+  // For formats of powers of two, one of both: binary blocks [rows][cols / 32], or the product's rows in
+  // their order (never by the index) as tiles.
+  const ActivationBlock* binary = nullptr;
+  const uint16_t* tiles = nullptr;
 
-  Rows from(int64_t row) const {  // the rows from `row` on
+  Rows from(int64_t row) const {  // the rows from `row` on, a multiple of kTileHeight where there are tiles
     Rows r = *this;
+    if (tiles != nullptr) r.tiles += row * cols;
     if (index != nullptr) {
       r.index += row;
     } else {
       if (values != nullptr) r.values += row * cols;
       if (blocks != nullptr) r.blocks += row * (cols / kQuantBlock);
+      if (binary != nullptr) r.binary += row * (cols / kQuantBlock);
     }
     return r;
   }
