@@ -111,21 +111,25 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
   }
   int64_t total = 0;
   for (const Product& p : products) total += p.op->weight->rows;
-  const int64_t per_task = plain_rows_per_task(total, pool_.size());
+  // A matrix of few rows (a router) with many tokens is shared out by tokens: no thread reads them all.
+  const bool by_tokens = total <= kMaxRowsPerTask && rows >= int64_t{16} * pool_.size();
+  const int64_t per_task = by_tokens ? kMaxRowsPerTask : plain_rows_per_task(total, pool_.size());
+  const int64_t step = by_tokens ? kTileHeight : rows, parts = tasks_for(rows, step);
   int64_t tasks = 0;
   for (const Product& p : products) tasks += tasks_for(p.op->weight->rows, per_task);
-  pool_.parallel_for(tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+  pool_.parallel_for(tasks * parts, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t task = begin; task < end; ++task) {
       const Product* p = products.data();
-      int64_t at = task;
+      int64_t at = task / parts;
       for (; at >= tasks_for(p->op->weight->rows, per_task); ++p)
         at -= tasks_for(p->op->weight->rows, per_task);
       const CpuWeight& w = own(*p->op->weight);
       const float* bias = values_of(p->op->bias);
       const int64_t first = at * per_task, count = std::min(per_task, w.rows - first);
-      float* out = p->out + first;
-      multiply(kernels_, w, 0, first, count, x, rows, out, w.rows, work_->threads[thread].decoded);
-      for (int64_t i = 0; bias != nullptr && i < rows; ++i) {
+      const int64_t m = task % parts * step, num_m = std::min(step, rows - m);
+      float* out = p->out + m * w.rows + first;
+      multiply(kernels_, w, 0, first, count, x.from(m), num_m, out, w.rows, work_->threads[thread].decoded);
+      for (int64_t i = 0; bias != nullptr && i < num_m; ++i) {
         for (int64_t r = 0; r < count; ++r) out[i * w.rows + r] += bias[first + r];
       }
     }
