@@ -4,6 +4,7 @@
 // read.
 //   cuda_kernel_bench [context] [rows]
 //   cuda_kernel_bench [context] [rows] once    one layer and the logits, launched plainly: for a profiler
+//   cuda_kernel_bench wide [rows]              the products of a prompt of so many rows, or of a large batch
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include "backend/cuda/graph.h"
 #include "backend/cuda/ops/ops.h"
 #include "backend/cuda/ops/stream.h"
+#include "backend/cuda/ops/wide.h"
 #include "base/paging.h"
 
 namespace millrace::cuda {
@@ -62,6 +64,27 @@ DeviceBuffer floats(size_t count, float scale = 1.0f) {
   return buffer;
 }
 
+double median_us(const Stream& stream, const std::function<void()>& record) {
+  const Graph graph(stream, record);
+  cudaEvent_t begin, end;
+  MILLRACE_CUDA_TRY(cudaEventCreate(&begin));
+  MILLRACE_CUDA_TRY(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < 40; ++i) {
+    MILLRACE_CUDA_TRY(cudaEventRecord(begin, stream.get()));
+    graph.launch(stream);
+    MILLRACE_CUDA_TRY(cudaEventRecord(end, stream.get()));
+    stream.synchronize();
+    float ms = 0;
+    MILLRACE_CUDA_TRY(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 10) times.push_back(ms * 1e3f);
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
 struct Layer {
   Matrix q{DType::kQ8_0, kHeads*kDim, kHidden}, k{DType::kQ8_0, kKvHeads*kDim, kHidden},
       v{DType::kQ8_0, kKvHeads*kDim, kHidden}, o{DType::kQ8_0, kHidden, kHeads*kDim};
@@ -81,8 +104,8 @@ struct Bench {
                key = floats(4 * kHeads * kDim), value = floats(4 * kHeads * kDim),
                scores = floats(4 * kExperts), act = floats(16 * kHidden), logits = floats(size_t{4} * kVocab),
                angles = floats(4 * kDim);
-  DeviceBuffer quantized{quantized_rows_bytes(4, kHidden), "rows"}, pool, batch,
-      partial{packed_attention_partial_bytes(4, 32, kKvHeads), "partial"},
+  DeviceBuffer quantized{quantized_rows_bytes(4, kHidden), "rows"}, rounded{4 * kHidden * 2, "rows"}, pool,
+      batch, partial{packed_attention_partial_bytes(4, 32, kKvHeads), "partial"},
       arrived{4 * kKvHeads * 4, "arrived"}, best{16, "best"},
       candidates{argmax_candidates_bytes(4), "candidates"};
 
@@ -164,7 +187,8 @@ struct Bench {
                    kHidden,
                    scores.as<float>(),
                    normed.as<float>(),
-                   quantized.as<uint8_t>()};
+                   quantized.as<uint8_t>(),
+                   rounded.as<uint16_t>()};
     launch_stream_route(op, stream.get());
   }
   void experts(int l) {
@@ -176,6 +200,7 @@ struct Bench {
     op.tokens = rows, op.experts = kExperts, op.k = kChosen;
     op.activation.clamped = true;
     op.quantized = quantized.as<uint8_t>();
+    op.rounded = rounded.as<uint16_t>();
     op.act = act.as<float>();
     op.residual = residual.as<float>();
     launch_stream_experts(op, stream.get());
@@ -190,27 +215,6 @@ struct Bench {
     op.tokens = rows;
     launch_stream_linear(op, stream.get());
     launch_argmax(logits.as<float>(), rows, kVocab, candidates.as<void>(), best.as<int32_t>(), stream.get());
-  }
-
-  double median_us(const std::function<void()>& record) {
-    const Graph graph(stream, record);
-    cudaEvent_t begin, end;
-    MILLRACE_CUDA_TRY(cudaEventCreate(&begin));
-    MILLRACE_CUDA_TRY(cudaEventCreate(&end));
-    std::vector<float> times;
-    for (int i = 0; i < 40; ++i) {
-      MILLRACE_CUDA_TRY(cudaEventRecord(begin, stream.get()));
-      graph.launch(stream);
-      MILLRACE_CUDA_TRY(cudaEventRecord(end, stream.get()));
-      stream.synchronize();
-      float ms = 0;
-      MILLRACE_CUDA_TRY(cudaEventElapsedTime(&ms, begin, end));
-      if (i >= 10) times.push_back(ms * 1e3f);
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
   }
 
   void report(const char* name, double us, int launches, double bytes) {
@@ -240,7 +244,7 @@ struct Bench {
     const double all =
         kLayers * (qkv_bytes + o_bytes + router_bytes + experts_bytes) + output_bytes + kv_bytes;
     const auto each = [&](const std::function<void(int)>& launch) {
-      return median_us([&] {
+      return median_us(stream, [&] {
         for (int l = 0; l < kLayers; ++l) launch(l);
       });
     };
@@ -250,9 +254,9 @@ struct Bench {
     report("projection", each([&](int l) { project(l); }), kLayers, kLayers * o_bytes);
     report("norm, router", each([&](int l) { route(l); }), kLayers, kLayers * router_bytes);
     report("experts", each([&](int l) { experts(l); }), kLayers, kLayers * experts_bytes);
-    report("norm, logits, argmax", median_us([&] { head(); }), 1, output_bytes);
+    report("norm, logits, argmax", median_us(stream, [&] { head(); }), 1, output_bytes);
     const auto step = [&](int without) {
-      return median_us([&] {
+      return median_us(stream, [&] {
         for (int l = 0; l < kLayers; ++l) {
           if (without != 0) qkv(l);
           if (without != 1) attend(l);
@@ -274,12 +278,137 @@ struct Bench {
   }
 };
 
+// The products of many rows: experts of random tokens, q, k, v and the projection. Four layers in turn.
+struct WideBench {
+  static constexpr int kFew = 4;
+  int64_t rows;
+  Stream stream;
+  std::vector<Layer> layers{kFew};
+  int64_t pairs = rows * kChosen;
+  ExpertGroups sizes = expert_groups(nullptr, pairs, kExperts);
+  DeviceBuffer x = floats(static_cast<size_t>(rows * kHeads) * kDim),
+               out{static_cast<size_t>(pairs) * kHidden * 4, "out"},
+               query{static_cast<size_t>(rows * kHeads) * kDim * 4, "query"};
+  DeviceBuffer operand{wide_rows_bytes(sizes.max_rows, kHeads*kDim), "operand"},
+      act{wide_rows_bytes(sizes.max_rows, kHidden), "act"},
+      groups{expert_groups_ints(pairs, kExperts) * 4, "groups"},
+      chosen{static_cast<size_t>(pairs) * 4, "chosen"};
+
+  explicit WideBench(int64_t count) : rows(count) {
+    std::vector<int32_t> host(static_cast<size_t>(pairs));
+    uint32_t state = 12345;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int s = 0; s < kChosen; ++s) {  // four different ones
+        state = state * 1664525u + 1013904223u;
+        host[static_cast<size_t>(r * kChosen + s)] =
+            static_cast<int32_t>((state >> 20) % (kExperts / kChosen)) * kChosen + s;
+      }
+    }
+    MILLRACE_CUDA_TRY(cudaMemcpy(chosen.as<void>(), host.data(), host.size() * 4, cudaMemcpyHostToDevice));
+    MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
+  }
+  ExpertGroups made() { return expert_groups(groups.as<int32_t>(), pairs, kExperts); }
+  void group() { launch_group_experts(chosen.as<int32_t>(), pairs, kExperts, made(), stream.get()); }
+  void round_rows(int32_t copies, const int32_t* places, int64_t count, int64_t cols, PackedFormat format) {
+    WideQuantize op;
+    op.x = x.as<float>();
+    op.places = places;
+    op.copies = copies;
+    op.rows = count;
+    op.cols = cols;
+    op.weights = format;
+    op.to = wide_rows(operand.as<uint8_t>(), places != nullptr ? sizes.max_rows : rows, cols);
+    launch_wide_quantize(op, stream.get());
+  }
+  void gate_up(int l) {
+    Layer& w = layers[static_cast<size_t>(l)];
+    WideExperts op;
+    op.experts = kExperts;
+    op.gate = w.gate.packed, op.up = w.up.packed;
+    op.gate_bias = op.up_bias = w.expert_bias.as<float>();
+    op.activation.clamped = true;
+    op.groups = made();
+    op.x = wide_rows(operand.as<uint8_t>(), sizes.max_rows, kHidden);
+    op.out = out.as<float>();
+    if (has_wgmma()) op.act = wide_rows(act.as<uint8_t>(), sizes.max_rows, kHidden);
+    launch_wide_experts(op, stream.get());
+  }
+  void down(int l) {
+    WideExperts op;
+    op.experts = kExperts;
+    op.gate = layers[static_cast<size_t>(l)].down.packed;
+    op.gate_bias = layers[static_cast<size_t>(l)].expert_bias.as<float>();
+    op.groups = made();
+    op.x = wide_rows(operand.as<uint8_t>(), sizes.max_rows, kHidden);
+    op.out = out.as<float>();
+    launch_wide_experts(op, stream.get());
+  }
+  void linear(int l, bool projection) {
+    Layer& w = layers[static_cast<size_t>(l)];
+    WideLinear op;
+    if (projection) {
+      op.parts[op.num_parts++] = {w.o.packed, nullptr, out.as<float>()};
+    } else {
+      op.parts[op.num_parts++] = {w.q.packed, w.bias.as<float>(), query.as<float>()};
+      op.parts[op.num_parts++] = {w.k.packed, w.bias.as<float>(), out.as<float>()};
+      op.parts[op.num_parts++] = {w.v.packed, w.bias.as<float>(), out.as<float>()};
+    }
+    op.x = wide_rows(operand.as<uint8_t>(), rows, projection ? kHeads * kDim : kHidden);
+    op.rows = rows;
+    op.add = projection;
+    launch_wide_linear(op, stream.get());
+  }
+  void report(const char* name, const std::function<void(int)>& launch, double flops, double bytes) {
+    const double us = median_us(stream,
+                                [&] {
+                                  for (int l = 0; l < kFew; ++l) launch(l);
+                                }) /
+                      kFew;
+    std::printf("%-28s %9.1f us, %6.1f TFLOP/s, %5.2f TB/s of weights\n", name, us, flops / us / 1e6,
+                bytes / us / 1e6);
+  }
+  void run() {
+    const double expert = 2.0 * kHidden * kHidden * static_cast<double>(pairs);
+    const double experts_bytes =
+        static_cast<double>(layers[0].gate.bytes) * std::min<double>(kExperts, static_cast<double>(pairs));
+    std::printf("%lld rows\n", static_cast<long long>(rows));
+    report(
+        "group", [&](int) { group(); }, 0, 0);
+    report(
+        "rows for gate and up",
+        [&](int) { round_rows(kChosen, made().places, rows, kHidden, PackedFormat::kMx4); }, 0, 0);
+    report(
+        "gate and up", [&](int l) { gate_up(l); }, 2 * expert, 2 * experts_bytes);
+    report(
+        "down", [&](int l) { down(l); }, expert, experts_bytes);
+    report(
+        "rows for q, k, v", [&](int) { round_rows(1, nullptr, rows, kHidden, PackedFormat::kQ8); }, 0, 0);
+    report(
+        "q, k, v", [&](int l) { linear(l, false); },
+        2.0 * kHidden * (kHeads + 2 * kKvHeads) * kDim * static_cast<double>(rows),
+        static_cast<double>(layers[0].q.bytes + layers[0].k.bytes + layers[0].v.bytes));
+    round_rows(1, nullptr, rows, kHeads * kDim, PackedFormat::kQ8);
+    report(
+        "projection", [&](int l) { linear(l, true); },
+        2.0 * kHidden * kHeads * kDim * static_cast<double>(rows), static_cast<double>(layers[0].o.bytes));
+  }
+};
+
 }  // namespace
 }  // namespace millrace::cuda
 
 int main(int argc, char** argv) {
   using namespace millrace::cuda;
   open_device();
+  if (argc > 1 && std::string(argv[1]) == "wide") {
+    const int rows = argc > 2 ? std::atoi(argv[2]) : 2048;
+    if (rows < 1 || rows > 16384) {
+      std::fprintf(stderr, "usage: cuda_kernel_bench wide [rows, 1 to 16384]\n");
+      return 2;
+    }
+    WideBench(rows).run();
+    return 0;
+  }
   const int context = argc > 1 ? std::atoi(argv[1]) : 128, rows = argc > 2 ? std::atoi(argv[2]) : 1;
   if (context < 0 || rows < 1 || rows > 4) {
     std::fprintf(stderr, "usage: cuda_kernel_bench [context] [rows, 1 to 4]\n");

@@ -193,7 +193,8 @@ int run(int argc, char** argv) {
     bookkeeping();
     return 0;
   }
-  if (argc < 3) throw_error(ErrorCode::kBadInput, "usage: kv_bench [MODEL TEXT_FILE [TOKENS] [DIRECTORY]]");
+  if (argc < 3)
+    throw_error(ErrorCode::kBadInput, "usage: kv_bench [MODEL TEXT_FILE [TOKENS] [DIRECTORY] [plain]]");
   Bench b;
   b.checkpoint = io::Checkpoint::open(argv[1]);
   b.backend = make_backend("cpu", {});
@@ -211,8 +212,10 @@ int run(int argc, char** argv) {
   b.executor = b.backend->make_executor(b.spec);
   b.store.emplace(*b.executor);
   b.run(kv::Compression::kOff, "plain");
-  b.run(kv::Compression::kOn, "compressed");
-  b.run(kv::Compression::kAutomatic, "automatic");
+  if (argc <= 5 || std::string(argv[5]) != "plain") {
+    b.run(kv::Compression::kOn, "compressed");
+    b.run(kv::Compression::kAutomatic, "automatic");
+  }
   std::filesystem::remove_all(b.directory);
   return 0;
 }

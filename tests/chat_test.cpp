@@ -12,11 +12,13 @@
 
 #include "chat/harmony_format.h"
 #include "chat/harmony_render.h"
+#include "chat/plan_constraint.h"
 #include "chat/special_text.h"
 #include "chat/template_format.h"
 #include "chat/template_messages.h"
 #include "chat/test_support.h"
 #include "engine/chat.h"
+#include "grammar/grammar.h"
 #include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
@@ -198,6 +200,121 @@ TEST(ChatFormats, ThinkingOfQwen3) {
   parser->finish("", deltas);
   EXPECT_EQ(test::read_deltas(deltas),
             (test::Read{.reasoning = "hm", .content = "", .calls = {{"f", "{\"a\": 1}"}}}));
+}
+
+// What the server has, with a vocabulary that no engine holds.
+class RealGrammars : public Grammars {
+ public:
+  explicit RealGrammars(const Codec& codec) {
+    std::vector<std::string> bytes(static_cast<size_t>(codec.vocab()));
+    for (int32_t t = 0; t < codec.vocab(); ++t) {
+      if (!codec.is_special(t)) bytes[static_cast<size_t>(t)] = codec.token_text(t);
+    }
+    vocabulary_ = grammar::make_vocabulary(bytes);
+  }
+  std::unique_ptr<TokenConstraint> constrain(std::shared_ptr<const grammar::Grammar> grammar,
+                                             std::vector<int32_t> end_tokens) const override {
+    return grammar::constrain(std::move(grammar), vocabulary_, std::move(end_tokens));
+  }
+  std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema) const override {
+    return grammar::compile_json_schema(schema);
+  }
+  std::shared_ptr<const grammar::Grammar> json_object() const override {
+    return grammar::compile_json_object();
+  }
+  std::shared_ptr<const grammar::Grammar> regex(std::string_view pattern) const override {
+    return grammar::compile_regex(pattern);
+  }
+
+ private:
+  std::shared_ptr<const grammar::Vocabulary> vocabulary_;
+};
+
+// Strict tools with tool_choice auto where nothing marks a call: whatever begins like one has its arguments
+// held.
+TEST(ChatFormats, StrictCallsOfLlama3) {
+  const auto tokenizer = load_tokenizer("llama3");
+  const fs::path path = "build/models/templates/llama-3.1.jinja";
+  if (!tokenizer || !fs::exists(path))
+    GTEST_SKIP() << "SKIPPED: to run this test: tools/fetch_tokenizers.py llama3, tools/fetch_templates.py";
+  const auto codec =
+      std::make_shared<RealCodec>(tokenizer, std::make_unique<ChatTemplate>(read_text(path), "llama-3.1"));
+  const auto format = make_template_format(codec, std::make_shared<RealGrammars>(*codec));
+  Conversation conversation;
+  conversation.messages = {{.role = "user", .content = "hi"}};
+  conversation.tools = {{.name = "move",
+                         .parameters = R"({"type":"object","additionalProperties":false,"required":["by"],
+                         "properties":{"by":{"type":"integer","minimum":0,"maximum":99}}})",
+                         .strict = true}};
+  const auto constraint = format->constraint(conversation, nullptr);
+  ASSERT_NE(constraint, nullptr);
+  const size_t words = (static_cast<size_t>(codec->vocab()) + 63) / 64;
+
+  // How many of the tokens may come.
+  const auto num_allowed = [&](const std::vector<int32_t>& tokens) -> size_t {
+    const auto held = constraint->clone();
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      std::vector<uint64_t> mask(words);
+      if (!held->allowed(mask) || !test_bit(mask, tokens[i])) return i;
+      held->accept(tokens[i]);
+    }
+    return tokens.size();
+  };
+  const auto call = [&](const std::string& arguments) {
+    std::vector<int32_t> out;
+    for (const std::string& part : {std::string("{\"name\": \"move\", \"parameters\": "), arguments,
+                                    std::string("}"), std::string("<|eot_id|>")}) {
+      const auto tokens = codec->encode(part, true);
+      out.insert(out.end(), tokens.begin(), tokens.end());
+    }
+    return out;
+  };
+  for (const char* text : {"Hello {there}, \xe4\xbd\xa0\xe5\xa5\xbd.<|eot_id|>", "\n\nHello", "<|eot_id|>",
+                           "```json\n{\"name\": \"move\"}\n```<|eot_id|>"}) {
+    const auto tokens = codec->encode(text, true);
+    EXPECT_EQ(num_allowed(tokens), tokens.size()) << text;
+  }
+  EXPECT_EQ(num_allowed(call("{\"by\": 12}")), call("{\"by\": 12}").size());
+  for (const char* arguments : {"{\"by\": 100}", "{\"at\": 1}", "{}"}) {
+    EXPECT_LT(num_allowed(call(arguments)), call(arguments).size()) << arguments;
+  }
+  for (const char* text : {"{\"a\": 1}<|eot_id|>", "\n{\"name\": \"move\"", "<|python_tag|>x",
+                           "{\"parameters\": {\"by\": \"x\"}, \"name\": \"move\"}<|eot_id|>"}) {
+    const auto tokens = codec->encode(text, true);
+    EXPECT_LT(num_allowed(tokens), tokens.size()) << text;
+  }
+
+  // Random tokens, begun with one that begins a call.
+  int calls = 0;
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
+    uint32_t state = seed * 2654435761u;
+    const auto held = constraint->clone();
+    const auto parser = format->parser(conversation);
+    std::vector<Delta> deltas;
+    for (int i = 0; i < 60; ++i) {
+      std::vector<uint64_t> mask(words);
+      if (!held->allowed(mask)) break;
+      std::vector<int32_t> allowed;
+      for (int32_t t = 0; t < codec->vocab() && i > 0; ++t) {
+        if (test_bit(mask, t)) allowed.push_back(t);
+      }
+      if (i == 0) allowed = {codec->encode("{\"name", false)[0]};
+      ASSERT_FALSE(allowed.empty());
+      state = state * 1664525u + 1013904223u;
+      const int32_t token = allowed[(state >> 8) % allowed.size()];
+      held->accept(token);
+      parser->token(token, codec->is_special(token) ? "" : codec->token_text(token), deltas);
+      if (codec->is_special(token)) break;
+    }
+    parser->finish("", deltas);
+    const test::Read read = test::read_deltas(deltas);
+    ASSERT_EQ(read.calls.size(), 1u) << read.content;
+    const Json arguments = Json::parse(read.calls[0].second);
+    EXPECT_EQ(arguments.size(), 1u);
+    EXPECT_TRUE(arguments["by"] >= 0 && arguments["by"] <= 99) << arguments;
+    ++calls;
+  }
+  EXPECT_EQ(calls, 20);
 }
 
 }  // namespace

@@ -8,12 +8,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -97,6 +99,17 @@ struct Model {
 };
 
 // Every model under tests/golden/models, by name.
+// The CPU, and what MILLRACE_TEST_DEVICES adds ("cuda").
+inline std::vector<std::string> device_names() {
+  std::vector<std::string> names = {"cpu"};
+  const char* variable = std::getenv("MILLRACE_TEST_DEVICES");
+  std::istringstream list(variable != nullptr ? variable : "");
+  for (std::string name; std::getline(list, name, ',');) {
+    if (name != "cpu" && name != "reference") names.push_back(name);
+  }
+  return names;
+}
+
 inline std::vector<std::string> model_names() {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(kRoot + "models")) {

@@ -1,5 +1,6 @@
 // One message on the page. The views show what the message says and are told when it grows; they decide nothing.
 import { codeBlock, GrowingMarkdown } from "./markdown.js";
+import { number } from "./chart.js";
 import { copyButton, el, icon, iconButton } from "./dom.js";
 
 const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : `${s.toFixed(1)} s`);
@@ -8,10 +9,10 @@ const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : `${s.toFixed(1)} s`);
 export function speedLine(stats) {
   if (!stats) return "";
   const parts = [];
-  if (stats.rate > 0) parts.push(`${stats.exact ? "" : "≈ "}${stats.rate.toFixed(1)} tokens/s`);
+  if (stats.rate > 0) parts.push(`${stats.exact ? "" : "≈ "}${number(stats.rate, stats.rate < 100 ? 1 : 0)} tokens/s`);
   if (stats.first > 0) parts.push(`first token ${seconds(stats.first)}`);
-  if (stats.tokens > 0 && stats.exact) parts.push(`${stats.tokens} tokens`);
-  if (stats.cached > 0) parts.push(`${stats.cached} of ${stats.prompt} prompt tokens cached`);
+  if (stats.tokens > 0 && stats.exact) parts.push(`${number(stats.tokens)} tokens`);
+  if (stats.cached > 0) parts.push(`${number(stats.cached)} of ${number(stats.prompt)} prompt tokens cached`);
   return parts.join(" · ");
 }
 

@@ -110,11 +110,15 @@ void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result
   throw_if_interrupted();
   Sequence sequence = sequence_at(runtime, options.depth, progress);
   int32_t token = prompt[0];
+  std::vector<int32_t> answer(static_cast<size_t>(options.generate));
   const Clock::time_point start = Clock::now();
-  for (int32_t i = 0; i < options.generate; ++i) {
-    const StepInput input{&sequence, {&token, 1}, StepInput::Want::kLast};
-    token = runtime.step_greedy({&input, 1})[0];
-    progress.update(static_cast<size_t>(i), static_cast<size_t>(options.generate));
+  constexpr size_t kAtOnce = 256;  // between looks at the progress
+  for (size_t done = 0; done < answer.size(); done += kAtOnce) {
+    const auto some = std::span(answer).subspan(done, std::min(kAtOnce, answer.size() - done));
+    runtime.generate_greedy(sequence, token, some);
+    token = some.back();
+    progress.update(done, answer.size());
+    throw_if_interrupted();
   }
   result.decode.values.push_back(options.generate / seconds_since(start));
 }
@@ -238,8 +242,9 @@ void add_bench(CommandLine& line) {
         throw UsageError(fmt::format("{} does not go with --clients", name));
       }
     }
-    for (const char* name : {"--priorities", "--ram-tier", "--kv-dir", "--kv-dir-size", "--speculate",
-                             "--draft-model", "--no-prefix-cache"}) {
+    for (const char* name :
+         {"--priorities", "--ram-tier", "--kv-dir", "--kv-dir-size", "--speculate", "--draft-model",
+          "--no-prefix-cache", "--exact", "--temp", "--top-p", "--top-k"}) {
       if (!many && command.given(name)) {
         throw UsageError(fmt::format("{} needs --clients", name));
       }

@@ -29,11 +29,16 @@ using Json = nlohmann::ordered_json;
 struct Load {
   int32_t clients, requests, prompt, generate, shared_prefix;
   std::vector<int32_t> priorities;
+  bool exact = false;
+  float temperature = 0.0f, top_p = 1.0f;
+  int32_t top_k = 0;
 };
 
 struct Result {
   double seconds = 0, cpu_s = 0;  // cpu_s: of the whole process
   int64_t prompt_tokens = 0, generated_tokens = 0, cached_tokens = 0, failed = 0;
+  double decode_s = 0;  // of steps without prompts
+  uint64_t decode_tokens = 0;
   std::map<int32_t, std::vector<double>> queue_s, first_token_s;  // by priority
   double tok_s() const { return seconds > 0 ? static_cast<double>(generated_tokens) / seconds : 0; }
 };
@@ -84,10 +89,12 @@ class Clients {
   Result run(const std::function<void(double seconds)>& live) {
     const Clock::time_point start = Clock::now();
     const double cpu_before = process_cpu_s();
+    const EngineStats before = engine_.stats();
     const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
     ReadyList ready;  // outlives the streams that tell it
     std::vector<std::optional<Stream>> streams(static_cast<size_t>(load_.clients));
     std::vector<int32_t> sent(streams.size(), 0), priority(streams.size(), 0);
+    std::vector<bool> ended(streams.size(), false);  // news may come after the last event was read
     const auto send = [&](size_t c) {
       priority[c] = load_.priorities[c % load_.priorities.size()];
       streams[c].emplace(engine_.submit(request(priority[c])));
@@ -105,15 +112,19 @@ class Clients {
       while (const std::optional<Event> event = streams[*c]->next_for(std::chrono::milliseconds(0))) {
         count(*event, priority[*c], result);
       }
-      if (!streams[*c]->done()) continue;
+      if (!streams[*c]->done() || ended[*c]) continue;
       if (sent[*c] < load_.requests) {
         send(*c);
       } else {
+        ended[*c] = true;
         --open;
       }
     }
     result.seconds = elapsed();
     result.cpu_s = process_cpu_s() - cpu_before;
+    const EngineStats after = engine_.stats();
+    result.decode_s = after.decode_s - before.decode_s;
+    result.decode_tokens = after.decode_tokens - before.decode_tokens;
     return result;
   }
 
@@ -146,11 +157,15 @@ class Clients {
   Request request(int32_t priority) {
     Request r;
     r.tokens = prefix_;
-    const int32_t own = between(std::max(1, load_.prompt / 4), load_.prompt);
+    const int32_t own = load_.exact ? load_.prompt : between(std::max(1, load_.prompt / 4), load_.prompt);
     for (int32_t i = 0; i < own; ++i) r.tokens.push_back(token());
-    r.max_tokens = between(std::max(1, load_.generate / 4), load_.generate);
+    r.max_tokens = load_.exact ? load_.generate : between(std::max(1, load_.generate / 4), load_.generate);
     r.ignore_end = true;
-    r.sampling.temperature = 0.0f;
+    r.sampling.temperature = load_.temperature;
+    r.sampling.top_p = load_.top_p;
+    r.sampling.top_k = load_.top_k;
+    // Drawn only where it is used: bench/server_load.py --as-bench repeats the greedy load's draws.
+    if (load_.temperature > 0.0f) r.sampling.seed = random();
     r.priority = priority;
     return r;
   }
@@ -238,7 +253,12 @@ Json to_json(const Engine& engine, const ClientOptions& options, const Result& o
       {"steps", s.steps},
       {"mean_batch", s.mean_batch},
       {"mean_rows", s.mean_rows},
+      {"decode_tok_s", many.decode_s > 0 ? static_cast<double>(many.decode_tokens) / many.decode_s : 0.0},
+      {"decode_tokens", many.decode_tokens},
+      {"decode_s", many.decode_s},
       {"model_s", s.busy_s},
+      {"wait_s", s.wait_s},
+      {"host_s", s.busy_s - s.wait_s + s.schedule_s + s.sample_s},
       {"schedule_s", s.schedule_s},
       {"sample_s", s.sample_s},
       {"blocks_total", s.blocks_total},
@@ -272,6 +292,9 @@ std::string to_text(const Engine& engine, const ClientOptions& options, const Re
                    many.tok_s(), one.tok_s(), one.tok_s() > 0 ? many.tok_s() / one.tok_s() : 0.0));
   line("prompts",
        fmt::format("{} tokens, {} of them found in the cache", many.prompt_tokens, many.cached_tokens));
+  line("steps without prompts",
+       fmt::format("{} tokens, {:.1f} tok/s", many.decode_tokens,
+                   many.decode_s > 0 ? static_cast<double>(many.decode_tokens) / many.decode_s : 0.0));
   line("steps",
        fmt::format("{}, on average {:.1f} sequences and {:.1f} rows", s.steps, s.mean_batch, s.mean_rows));
   line("time in model, scheduler, sampler",
@@ -318,6 +341,11 @@ std::shared_ptr<ClientOptions> add_client_options(Command& command) {
       .show_default()
       .group(group);
   command.option("--draft-model", o->draft_model, "for --speculate draft").group(group);
+  command.flag("--exact", o->exact, "every request has all of -p and -n tokens, not up to that many")
+      .group(group);
+  command.option("--temp", o->temperature, "of sampling; 0: greedy").range(0.0, 100.0).group(group);
+  command.option("--top-p", o->top_p, "of sampling").range(0.0, 1.0).show_default().group(group);
+  add("--top-k", o->top_k, 0, "of sampling; 0: all");
   command.flag("--no-prefix-cache", o->no_prefix_cache, "nothing is remembered").group(group);
   return o;
 }
@@ -339,10 +367,20 @@ int bench_clients(const ModelOptions& model, const ClientOptions& options, int32
   LiveLine live(*engine);
   const auto show = [&](double seconds) { live.update(seconds); };
   // Few requests are enough for one client: nothing varies but their lengths.
-  const Load alone{1, 3, prompt, generate, options.shared_prefix, {0}};
+  const Load alone{1,
+                   3,
+                   prompt,
+                   generate,
+                   options.shared_prefix,
+                   {0},
+                   options.exact,
+                   options.temperature,
+                   options.top_p,
+                   options.top_k};
   const Result one = Clients(*engine, alone, 7).run(show);
-  const Load all{options.clients, options.requests,      prompt,
-                 generate,        options.shared_prefix, options.priorities};
+  const Load all{options.clients,       options.requests,   prompt,        generate,
+                 options.shared_prefix, options.priorities, options.exact, options.temperature,
+                 options.top_p,         options.top_k};
   const Result many = Clients(*engine, all, 42).run(show);
   if (json) {
     write_json(to_json(*engine, options, one, many));

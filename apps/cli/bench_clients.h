@@ -16,6 +16,9 @@ struct ClientOptions {
   std::string kv_dir, speculate = "off", draft_model;
   size_t kv_dir_mb = 8192, ram_mb = 0;
   bool no_prefix_cache = false;
+  bool exact = false;  // every request has all of -p and -n
+  float temperature = 0.0f, top_p = 1.0f;
+  int32_t top_k = 0;
 };
 // --clients and what belongs to it; -p, -n and --json are bench's own.
 std::shared_ptr<ClientOptions> add_client_options(Command& command);

@@ -60,7 +60,10 @@ CommandLine::CommandLine(const std::string& description, const std::string& vers
   app_->require_subcommand(1);
   app_->footer(footer);
 }
-CommandLine::~CommandLine() = default;
+CommandLine::~CommandLine() {
+  // A check may hold the command that holds it.
+  for (const Command& command : commands_) command.actions_->check = nullptr;
+}
 
 Command CommandLine::add(const std::string& name, const std::string& description) {
   return commands_.emplace_back(app_->add_subcommand(name, description));

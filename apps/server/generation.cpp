@@ -1,5 +1,7 @@
 #include "generation.h"
 
+#include <algorithm>
+
 namespace millrace::server {
 
 std::string_view finish_name(FinishReason reason) {
@@ -63,8 +65,13 @@ void Generation::record(const Item& item, bool first_of_prompt) {
     ++totals_.generated;
     timeline_.update(*entry_, [&](Timeline::Entry& e) {
       e.generated_tokens = totals_.generated;
+      if (event.usage.generated_tokens > 0 && first_of_prompt) {
+        e.prompt_tokens += event.usage.prompt_tokens;
+        e.cached_tokens += event.usage.cached_tokens;
+      }
       if (!first_token_) return;
       e.state = "running";
+      e.queue_s = event.usage.queue_s;
       e.first_token_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     });
     first_token_ = false;
@@ -80,8 +87,8 @@ void Generation::record(const Item& item, bool first_of_prompt) {
     if (open_ > 0) cancel();
   }
   timeline_.update(*entry_, [&](Timeline::Entry& e) {
-    e.prompt_tokens = totals_.prompt;
-    e.cached_tokens = totals_.cached;
+    e.prompt_tokens = std::max(e.prompt_tokens, totals_.prompt);
+    e.cached_tokens = std::max(e.cached_tokens, totals_.cached);
     e.preemptions += event.usage.preemptions;
     if (first_of_prompt && !e.queue_s) e.queue_s = event.usage.queue_s;
     if (open_ > 0) return;

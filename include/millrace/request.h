@@ -77,7 +77,7 @@ struct Usage {
 
 struct Event {
   enum class Kind {
-    kToken,     // token, text, logprobs
+    kToken,     // token, text, logprobs; the first of a sample has its usage so far
     kFinished,  // the last event of this sample: finish, usage, text that was held back
     kFailed,    // as kFinished, with code and error
   };

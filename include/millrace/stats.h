@@ -45,8 +45,12 @@ struct EngineStats {
   double mean_rows = 0.0;   // tokens per step
   double budget_use = 0.0;  // rows over the step's token budget, mean
   double busy_s = 0.0;      // spent in the model
+  double wait_s = 0.0;      // of that, waiting for a device while the engine's thread had nothing to do
   double schedule_s = 0.0;  // spent deciding
   double sample_s = 0.0;    // spent choosing tokens and making events
+  // Steps in which every sequence computed one token: whole rounds of the engine, and the tokens they gave.
+  double decode_s = 0.0;
+  uint64_t decode_tokens = 0;
   // Blocks of the main pool, all groups together.
   int64_t blocks_total = 0, blocks_used = 0, blocks_cached = 0, blocks_free = 0;
   // Blocks that left it and are kept elsewhere.

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "base/paging.h"
+#include "base/sampling_math.h"
 #include "base/topology.h"
 #include "millrace/error.h"
 #include "tensor/tensor_view.h"
@@ -55,6 +56,9 @@ struct Batch {
   std::span<const int32_t> tokens;           // [num_tokens]
   std::span<const SequenceSlice> sequences;  // cover the rows, in order
   std::span<const int32_t> logit_rows;       // rows whose logits are wanted, ascending
+  // Empty, or for each token the logit row of the step before whose sampled token it is; -1: `tokens` has it.
+  // For executors that sample(): the step can start before anybody here knows those tokens.
+  std::span<const int32_t> sampled_rows = {};  // [num_tokens]
 };
 
 // ---------------------------------------------------------------- weights
@@ -135,6 +139,48 @@ struct Logits {
   Linear output;  // [vocabulary, hidden]
 };
 
+// ---------------------------------------------------------------- sampling
+
+// How one row of logits becomes a token: SamplingParams (millrace/sampling.h) as plain data, what was seen so
+// far, and the random number of this draw. The rule is sample::Sampler's (base/sampling_math.h has the
+// arithmetic): the same logits and the same numbers give the same token.
+struct SampleRow {
+  bool wanted = false;  // else the row's logits will be read
+  bool draw = false;    // else the likeliest, the lowest id among equals
+  float scale = 1.0f;   // of logits: 1 / temperature
+  int32_t top_k = 0;
+  float top_p = 1.0f, min_p = 0.0f;
+  double uniform = 0.0;  // in [0, 1)
+  float repetition_penalty = 1.0f, presence_penalty = 0.0f, frequency_penalty = 0.0f;
+  std::span<const TokenCount> counted;  // what the penalties apply to; every token once
+  std::span<const TokenBias> bias;      // every token once
+  std::span<const uint64_t> allowed;    // bit t % 64 of word t / 64; empty: every token is
+  int32_t logprobs = -1;                // so many likeliest, 0: the chosen token's only; -1: none at all
+
+  // A device that samples does rows like this itself, whatever it leaves to the host.
+  static constexpr int32_t kMostLogprobs = 20;
+  static constexpr size_t kMostBiases = 1024;
+  bool simple() const {
+    return counted.empty() && allowed.empty() && bias.size() <= kMostBiases && logprobs <= kMostLogprobs;
+  }
+  bool plain_greedy() const { return !draw && simple() && bias.empty() && logprobs < 0; }
+};
+
+struct SampledRow {
+  static constexpr int32_t kNotANumber = -1;  // in place of a token: one of the logits is NaN
+  static constexpr int32_t kNothing = -2;     // none of them is above -infinity
+  static constexpr int32_t kLeft = -3;        // this device does not do what was asked for: read the logits
+  int32_t token = kLeft;
+  // With logprobs >= 0, of the logits as the model gave them:
+  float chosen = 0.0f, largest = 0.0f;  // logits
+  uint64_t units = 0;                   // sum of e^(logit - largest), sampling::units_of each
+  struct Top {
+    int32_t token;
+    float logit;
+  };
+  std::span<const Top> top;  // likeliest first, ties to the lower id
+};
+
 // ---------------------------------------------------------------- executor
 
 struct KvGroupSpec {
@@ -187,6 +233,20 @@ class Executor {
   // [logit rows]: the token of the largest logit, the lowest among equals; -1 when one is NaN. Readable until
   // the next begin(). Empty: this device leaves it to whoever reads the logits.
   virtual std::span<const int32_t> greedy_tokens() { return {}; }
+
+  // Does sample() pick tokens, of rows that are simple() at least?
+  virtual bool samples() const { return false; }
+  // Sets to work what was asked for so far, on a device that would else wait for more.
+  virtual void start() {}
+  // Starts picking the tokens of this step's logit rows, [logit rows]; what the rows point to is read before
+  // it returns. False: this device leaves it to whoever reads the logits. A row's token does not depend on
+  // the other rows.
+  virtual bool sample(std::span<const SampleRow> /*rows*/) { return false; }
+  // Waits for them: of the earliest step that was sample()d and not yet asked for. At most one step may be
+  // begun (and sampled) between a step's sample() and this; readable until the second begin() after it.
+  virtual std::span<const SampledRow> sampled() { return {}; }
+  // logits() of which only these rows, ascending, have to be there.
+  virtual std::span<const float> logits_of(std::span<const int32_t> /*rows*/) { return logits(); }
 
   // The final norm of one row of the last step, [hidden], until the next begin(): what embeddings are made
   // of. For backends that say so (gives_hidden_states); any number of threads at once.

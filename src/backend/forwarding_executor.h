@@ -24,6 +24,11 @@ class ForwardingExecutor : public Executor {
   void norm_logits(const Logits& op) override { inner_->norm_logits(op); }
   std::span<const float> logits() override { return inner_->logits(); }
   std::span<const int32_t> greedy_tokens() override { return inner_->greedy_tokens(); }
+  bool samples() const override { return inner_->samples(); }
+  void start() override { inner_->start(); }
+  bool sample(std::span<const SampleRow> rows) override { return inner_->sample(rows); }
+  std::span<const SampledRow> sampled() override { return inner_->sampled(); }
+  std::span<const float> logits_of(std::span<const int32_t> rows) override { return inner_->logits_of(rows); }
   void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override {
     inner_->read_hidden(norm, row, to);
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -12,7 +13,8 @@ namespace {
 
 // Zeroed pages aligned to `alignment`, large ones where the system has them; null when it has none at all.
 std::byte* map_aligned(size_t bytes, size_t alignment) {
-  void* raw = ::mmap(nullptr, bytes + alignment, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* raw = ::mmap(nullptr, bytes + alignment, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
   auto* begin = static_cast<std::byte*>(raw);
   const size_t skip = (alignment - reinterpret_cast<uintptr_t>(begin) % alignment) % alignment;
@@ -31,101 +33,110 @@ BuddyAllocator::~BuddyAllocator() {
 }
 
 int BuddyAllocator::order_of(size_t bytes) {
-  const size_t pages = std::max<size_t>(1, (bytes + kPage - 1) / kPage);
-  return std::countr_zero(std::bit_ceil(pages));
+  return std::countr_zero(std::bit_ceil(std::max<size_t>(1, (bytes + kPage - 1) / kPage)));
 }
 
-size_t BuddyAllocator::rounded(size_t bytes) { return kPage << order_of(bytes); }
-
-BuddyAllocator::Region& BuddyAllocator::region_of(const void* block) {
-  const auto* at = static_cast<const std::byte*>(block);
-  for (const auto& region : regions_) {
-    if (at >= region->base && at < region->base + kRegion) return *region;
+uint32_t BuddyAllocator::page_at(const void* run) const {
+  const auto* at = static_cast<const std::byte*>(run);
+  for (size_t r = 0; r < regions_.size(); ++r) {
+    const std::byte* base = regions_[r]->base;
+    if (at >= base && at < base + kRegion) {
+      return static_cast<uint32_t>(r * kRegionPages + static_cast<size_t>(at - base) / kPage);
+    }
   }
-  MILLRACE_CHECK(false && "a block of no region");
-  return *regions_.front();
+  MILLRACE_CHECK(false && "memory of no region");
+  return kNoPage;
 }
 
-void BuddyAllocator::push(Region& region, std::byte* block, int order) {
-  region.head[static_cast<size_t>(block - region.base) / kPage] = static_cast<uint8_t>(order | kFreeBit);
-  auto* free = reinterpret_cast<Free*>(block);
-  free->previous = nullptr;
-  free->next = lists_[static_cast<size_t>(order)];
-  if (free->next != nullptr) free->next->previous = free;
-  lists_[static_cast<size_t>(order)] = free;
+void BuddyAllocator::push(uint32_t page, int order) {
+  uint32_t& list = lists_[static_cast<size_t>(order)];
+  head(page) = static_cast<uint8_t>(order | kFreeBit);
+  previous(page) = kNoPage;
+  next(page) = list;
+  if (list != kNoPage) previous(list) = page;
+  list = page;
+  free_.fetch_add(kPage << order, std::memory_order_relaxed);
+  free_blocks_[static_cast<size_t>(order)].fetch_add(1, std::memory_order_relaxed);
 }
 
-void BuddyAllocator::remove(Region& region, std::byte* block, int order) {
-  auto* free = reinterpret_cast<Free*>(block);
-  if (free->previous != nullptr) {
-    free->previous->next = free->next;
-  } else {
-    lists_[static_cast<size_t>(order)] = free->next;
-  }
-  if (free->next != nullptr) free->next->previous = free->previous;
-  region.head[static_cast<size_t>(block - region.base) / kPage] = kInside;
+void BuddyAllocator::remove(uint32_t page, int order) {
+  const uint32_t before = previous(page), after = next(page);
+  (before == kNoPage ? lists_[static_cast<size_t>(order)] : next(before)) = after;
+  if (after != kNoPage) previous(after) = before;
+  head(page) = kInside;
+  free_.fetch_sub(kPage << order, std::memory_order_relaxed);
+  free_blocks_[static_cast<size_t>(order)].fetch_sub(1, std::memory_order_relaxed);
 }
 
-BuddyAllocator::Region* BuddyAllocator::add_region() {
+bool BuddyAllocator::add_region() {
   auto region = std::make_unique<Region>();
   regions_.reserve(regions_.size() + 1);
   region->base = map_aligned(kRegion, kRegion);
-  if (region->base == nullptr) return nullptr;
-  ++system_calls_;
+  if (region->base == nullptr) return false;
   region->head.fill(kInside);
   regions_.push_back(std::move(region));
-  push(*regions_.back(), regions_.back()->base, kOrders - 1);
-  return regions_.back().get();
+  reserved_.fetch_add(kRegion, std::memory_order_relaxed);
+  push(static_cast<uint32_t>((regions_.size() - 1) * kRegionPages), kOrders - 1);
+  return true;
 }
 
 void* BuddyAllocator::allocate(size_t bytes) {
   const int wanted = order_of(bytes);
   MILLRACE_CHECK(wanted < kOrders);
   int order = wanted;
-  while (order < kOrders && lists_[static_cast<size_t>(order)] == nullptr) ++order;
+  while (order < kOrders && lists_[static_cast<size_t>(order)] == kNoPage) ++order;
   if (order == kOrders) {
-    if (add_region() == nullptr) return nullptr;
+    if (!add_region()) return nullptr;
     order = kOrders - 1;
   }
-  auto* block = reinterpret_cast<std::byte*>(lists_[static_cast<size_t>(order)]);
-  Region& region = region_of(block);
-  remove(region, block, order);
-  while (order > wanted) {
+  const uint32_t page = lists_[static_cast<size_t>(order)];
+  remove(page, order);
+  trim(page, order, rounded(std::max<size_t>(bytes, 1)) / kPage);
+  return regions_[page / kRegionPages]->base + page % kRegionPages * kPage;
+}
+
+// Keeps the first `pages` of a block that is nobody's, as blocks of falling orders; the rest is free.
+void BuddyAllocator::trim(uint32_t page, int order, size_t pages) {
+  while (pages != size_t{1} << order) {
     --order;
-    push(region, block + (kPage << order), order);
+    const size_t half = size_t{1} << order;
+    if (pages > half) {
+      head(page) = static_cast<uint8_t>(order);
+      page += static_cast<uint32_t>(half);
+      pages -= half;
+    } else {
+      push(page + static_cast<uint32_t>(half), order);
+    }
   }
-  region.head[static_cast<size_t>(block - region.base) / kPage] = static_cast<uint8_t>(wanted);
-  return block;
+  head(page) = static_cast<uint8_t>(order);
 }
 
-void BuddyAllocator::release(void* pointer) {
-  auto* block = static_cast<std::byte*>(pointer);
-  Region& region = region_of(block);
-  size_t at = static_cast<size_t>(block - region.base) / kPage;
-  int order = region.head[at];
-  MILLRACE_CHECK(order < kOrders);  // a free one, or the middle of one, is not
-  region.head[at] = kInside;
+void BuddyAllocator::release(void* run, size_t bytes) {
+  uint32_t page = page_at(run);
+  const uint32_t end = page + static_cast<uint32_t>(rounded(std::max<size_t>(bytes, 1)) / kPage);
+  while (page < end) {
+    const int order = head(page);
+    MILLRACE_CHECK(order < kOrders);  // a free one, or the middle of one, is not
+    give_block(page, order);
+    page += uint32_t{1} << order;
+  }
+  MILLRACE_CHECK(page == end);
+}
+
+void BuddyAllocator::give_block(uint32_t page, int order) {
+  head(page) = kInside;
   for (; order + 1 < kOrders; ++order) {
-    const size_t buddy = at ^ (size_t{1} << order);
-    if (region.head[buddy] != (order | kFreeBit)) break;
-    remove(region, region.base + buddy * kPage, order);
-    at = std::min(at, buddy);
+    const uint32_t buddy = page ^ (uint32_t{1} << order);
+    if (head(buddy) != (order | kFreeBit)) break;
+    remove(buddy, order);
+    page = std::min(page, buddy);
   }
-  push(region, region.base + at * kPage, order);
-}
-
-size_t BuddyAllocator::free_bytes() const {
-  size_t bytes = 0;
-  for (int order = 0; order < kOrders; ++order) {
-    for (const Free* f = lists_[static_cast<size_t>(order)]; f != nullptr; f = f->next)
-      bytes += kPage << order;
-  }
-  return bytes;
+  push(page, order);
 }
 
 size_t BuddyAllocator::largest_free() const {
   for (int order = kOrders - 1; order >= 0; --order) {
-    if (lists_[static_cast<size_t>(order)] != nullptr) return kPage << order;
+    if (free_blocks_[static_cast<size_t>(order)].load(std::memory_order_relaxed) > 0) return kPage << order;
   }
   return 0;
 }
@@ -202,59 +213,67 @@ void BufferPool::give_small(void* buffer) {
     list = slab->next;
   }
   if (slab->next != nullptr) slab->next->previous = slab->previous;
-  buddies_.release(slab);
+  buddies_.release(slab, kSlab);
 }
 
 // ---------------------------------------------------------------- the pool
 
+void BufferPool::count(size_t held) {
+  const size_t now = in_use_.load(std::memory_order_relaxed) + held;
+  in_use_.store(now, std::memory_order_relaxed);
+  if (now > peak_.load(std::memory_order_relaxed)) peak_.store(now, std::memory_order_relaxed);
+}
+
 void* BufferPool::allocate(size_t bytes) {
   const std::lock_guard lock(mutex_);
   void* buffer = nullptr;
-  size_t held = 0;
+  size_t held = BuddyAllocator::rounded(bytes);
   if (bytes <= kLargestClass) {
     const int index = class_of(bytes);
     buffer = take_small(index);
     held = class_bytes(index);
   } else if (bytes <= BuddyAllocator::kRegion) {
     buffer = buddies_.allocate(bytes);
-    held = BuddyAllocator::rounded(bytes);
   } else {
-    held = (bytes + BuddyAllocator::kPage - 1) / BuddyAllocator::kPage * BuddyAllocator::kPage;
-    buffer = map_aligned(held, BuddyAllocator::kPage);
-    if (buffer != nullptr) huge_ += held;
-    ++huge_calls_;
+    constexpr size_t kHugePage = size_t{2} << 20;
+    buffer = map_aligned(held, kHugePage);
+    if (buffer != nullptr) huge_.fetch_add(held, std::memory_order_relaxed);
+    huge_calls_.fetch_add(1, std::memory_order_relaxed);
   }
   if (buffer == nullptr) throw std::bad_alloc();
-  in_use_ += held;
-  peak_ = std::max(peak_, in_use_);
+  count(held);
+  return buffer;
+}
+
+void* BufferPool::allocate_zeroed(size_t bytes) {
+  void* buffer = allocate(bytes);
+  if (bytes <= BuddyAllocator::kRegion) std::memset(buffer, 0, bytes);  // beyond, it is the system's own
   return buffer;
 }
 
 void BufferPool::release(void* buffer, size_t bytes) noexcept {
   if (buffer == nullptr) return;
   const std::lock_guard lock(mutex_);
+  size_t held = BuddyAllocator::rounded(bytes);
   if (bytes <= kLargestClass) {
-    in_use_ -= class_bytes(class_of(bytes));
+    held = class_bytes(class_of(bytes));
     give_small(buffer);
   } else if (bytes <= BuddyAllocator::kRegion) {
-    in_use_ -= BuddyAllocator::rounded(bytes);
-    buddies_.release(buffer);
+    buddies_.release(buffer, bytes);
   } else {
-    const size_t held = (bytes + BuddyAllocator::kPage - 1) / BuddyAllocator::kPage * BuddyAllocator::kPage;
-    in_use_ -= held;
-    huge_ -= held;
+    huge_.fetch_sub(held, std::memory_order_relaxed);
     ::munmap(buffer, held);
   }
+  in_use_.fetch_sub(held, std::memory_order_relaxed);
 }
 
 BufferPoolStats BufferPool::stats() const {
-  const std::lock_guard lock(mutex_);
-  return {.in_use = in_use_,
-          .peak = peak_,
-          .reserved = buddies_.reserved() + huge_,
+  return {.in_use = in_use_.load(std::memory_order_relaxed),
+          .peak = peak_.load(std::memory_order_relaxed),
+          .reserved = buddies_.reserved() + huge_.load(std::memory_order_relaxed),
           .free = buddies_.free_bytes(),
           .largest_free = buddies_.largest_free(),
-          .system_calls = buddies_.system_calls() + huge_calls_};
+          .system_calls = buddies_.system_calls() + huge_calls_.load(std::memory_order_relaxed)};
 }
 
 BufferPool& buffer_pool() {

@@ -1,10 +1,11 @@
-// BufferPool: memory for the buffers of requests and steps, which come and go all the time. Small ones come
-// from size classes (four to an octave, so at most a fifth is lost to rounding), classes and large ones from
-// a buddy allocator over regions of large pages. A buffer that is given back is there for the next one: in
-// steady state the system is not asked for anything.
+// BufferPool: memory for the buffers of requests and steps, an executor's workspace among them. Small ones
+// come from size classes (four to an octave, so at most a fifth is lost to rounding), classes and large ones
+// from a buddy allocator over regions of large pages. A buffer that is given back is there for the next one:
+// in steady state the system is not asked for anything.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -26,7 +27,8 @@ struct BufferPoolStats {
   }
 };
 
-// Blocks of 2^k pages of 4 KiB; two halves that are free become whole again.
+// Runs of 4 KiB pages cut from blocks of 2^k pages; two halves that are free become whole again. What a block
+// has beyond the run is free at once. Nothing is written into free memory: pages cost nothing until used.
 class BuddyAllocator {
  public:
   static constexpr size_t kPage = 4096, kRegion = size_t{32} << 20;
@@ -37,34 +39,46 @@ class BuddyAllocator {
   BuddyAllocator(const BuddyAllocator&) = delete;
   BuddyAllocator& operator=(const BuddyAllocator&) = delete;
 
-  // At least `bytes`, aligned to its own rounded size; null when the system has no more.
+  // rounded(bytes) of them, aligned to the power of two at or above that; null when the system has no more.
   void* allocate(size_t bytes);
-  void release(void* block);
-  static size_t rounded(size_t bytes);  // what allocate() gives
+  void release(void* run, size_t bytes);  // bytes as allocated
+  static size_t rounded(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-  size_t reserved() const { return regions_.size() * kRegion; }
-  size_t free_bytes() const;
+  // From any thread, while another allocates: each figure is right, together they may be of two moments.
+  size_t reserved() const { return reserved_.load(std::memory_order_relaxed); }
+  size_t free_bytes() const { return free_.load(std::memory_order_relaxed); }
   size_t largest_free() const;
-  uint64_t system_calls() const { return system_calls_; }
+  uint64_t system_calls() const { return reserved() / kRegion; }
 
  private:
-  struct Free {
-    Free *next, *previous;
-  };
+  static constexpr size_t kRegionPages = kRegion / kPage;
+  static constexpr uint8_t kFreeBit = 0x40, kInside = 0xff;
+  static constexpr uint32_t kNoPage = ~uint32_t{0};
+  // A page of all: which region's, and which of its pages.
   struct Region {
     std::byte* base;
-    std::array<uint8_t, kRegion / kPage> head;  // of a block: its order, plus kFreeBit; else kInside
+    std::array<uint8_t, kRegionPages> head;             // of a block: its order, plus kFreeBit; else kInside
+    std::array<uint32_t, kRegionPages> next, previous;  // of a free block: its neighbours in the list
   };
-  static constexpr uint8_t kFreeBit = 0x40, kInside = 0xff;
   static int order_of(size_t bytes);
-  Region* add_region();
-  Region& region_of(const void* block);
-  void push(Region& region, std::byte* block, int order);
-  void remove(Region& region, std::byte* block, int order);
+  bool add_region();
+  uint32_t page_at(const void* run) const;
+  uint8_t& head(uint32_t page) { return regions_[page / kRegionPages]->head[page % kRegionPages]; }
+  uint32_t& next(uint32_t page) { return regions_[page / kRegionPages]->next[page % kRegionPages]; }
+  uint32_t& previous(uint32_t page) { return regions_[page / kRegionPages]->previous[page % kRegionPages]; }
+  void push(uint32_t page, int order);
+  void remove(uint32_t page, int order);
+  void trim(uint32_t page, int order, size_t pages);
+  void give_block(uint32_t page, int order);
 
   std::vector<std::unique_ptr<Region>> regions_;
-  std::array<Free*, kOrders> lists_{};
-  uint64_t system_calls_ = 0;
+  std::array<uint32_t, kOrders> lists_ = [] {
+    std::array<uint32_t, kOrders> none;
+    none.fill(kNoPage);
+    return none;
+  }();
+  std::atomic<size_t> reserved_{0}, free_{0};
+  std::array<std::atomic<int32_t>, kOrders> free_blocks_{};
 };
 
 class BufferPool {
@@ -76,8 +90,9 @@ class BufferPool {
 
   // Aligned to 16 bytes, from 256 bytes on to 64. Throws std::bad_alloc. Any thread.
   void* allocate(size_t bytes);
+  void* allocate_zeroed(size_t bytes);
   void release(void* buffer, size_t bytes) noexcept;  // bytes as allocated
-  BufferPoolStats stats() const;
+  BufferPoolStats stats() const;                      // takes no lock
 
  private:
   static constexpr size_t kSmallest = 64, kLargestClass = size_t{16} << 10, kSlab = size_t{64} << 10;
@@ -88,11 +103,14 @@ class BufferPool {
   void* take_small(int index);
   void give_small(void* buffer);
 
-  mutable std::mutex mutex_;
+  void count(size_t held);
+
+  std::mutex mutex_;
   BuddyAllocator buddies_;
   std::array<Slab*, kClasses> partial_{};  // slabs with free places
-  size_t in_use_ = 0, peak_ = 0, huge_ = 0;
-  uint64_t huge_calls_ = 0;
+  // Written under the lock, read by anybody.
+  std::atomic<size_t> in_use_{0}, peak_{0}, huge_{0};
+  std::atomic<uint64_t> huge_calls_{0};
 };
 
 // The one that every engine of this process draws from.

@@ -71,6 +71,38 @@ TEST(BufferPool, BuddiesBecomeWholeAgain) {
   EXPECT_EQ(whole.system_calls, 1u);
 }
 
+// What is beyond the last page is free, and everything becomes whole again in any order of giving back.
+TEST(BufferPool, LargeBuffersTakeThePagesTheyNeed) {
+  std::mt19937 random(5);
+  BuddyAllocator buddies;
+  std::vector<std::pair<void*, size_t>> held;
+  size_t used = 0;
+  for (const size_t pages : {5000u, 1000u, 1u, 3u, 777u, 64u, 900u}) {
+    const size_t bytes = pages * BuddyAllocator::kPage - random() % BuddyAllocator::kPage;
+    held.emplace_back(buddies.allocate(bytes), bytes);
+    used += pages * BuddyAllocator::kPage;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(held.back().first) % BuddyAllocator::kPage, 0u);
+    EXPECT_EQ(buddies.reserved() - buddies.free_bytes(), used);
+  }
+  EXPECT_EQ(buddies.reserved(), BuddyAllocator::kRegion) << "7,745 of 8,192 pages fit one region";
+  std::shuffle(held.begin(), held.end(), random);
+  for (const auto& [run, bytes] : held) buddies.release(run, bytes);
+  EXPECT_EQ(buddies.free_bytes(), BuddyAllocator::kRegion);
+  EXPECT_EQ(buddies.largest_free(), BuddyAllocator::kRegion);
+}
+
+TEST(BufferPool, ZeroedIsZeroWhateverWasThereBefore) {
+  BufferPool pool;
+  for (const size_t bytes : {size_t{100}, size_t{100000}, size_t{33} << 20}) {
+    for (int round = 0; round < 2; ++round) {
+      auto* buffer = static_cast<std::byte*>(pool.allocate_zeroed(bytes));
+      EXPECT_TRUE(std::all_of(buffer, buffer + bytes, [](std::byte b) { return b == std::byte{0}; }));
+      std::memset(buffer, 0xff, bytes);
+      pool.release(buffer, bytes);
+    }
+  }
+}
+
 TEST(BufferPool, SteadyStateAsksTheSystemForNothing) {
   BufferPool pool;
   const auto round = [&] {

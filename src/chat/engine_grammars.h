@@ -29,6 +29,9 @@ class EngineGrammars : public Grammars {
   std::shared_ptr<const grammar::Grammar> json_object() const override {
     return get(grammar::Cache::Kind::kJsonObject, "");
   }
+  std::shared_ptr<const grammar::Grammar> regex(std::string_view pattern) const override {
+    return get(grammar::Cache::Kind::kRegex, pattern);
+  }
 
  private:
   std::shared_ptr<const grammar::Vocabulary> vocabulary() const;

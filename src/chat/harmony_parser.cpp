@@ -38,12 +38,13 @@ void HarmonyParser::finish(std::string_view text, std::vector<Delta>& out) {
 
 void HarmonyParser::add_text(std::string_view text, std::vector<Delta>& out) {
   size_t used = 0;
+  std::string refused;  // by the header; it may end within a character, whose rest is in `text`
   while (!in_message_ && used < text.size()) {
     if (header_.add(text[used++])) continue;
     open_message(out);
-    emit(header_.text(), out);
+    refused = header_.text();
   }
-  emit(text.substr(used), out);
+  emit(refused.append(text.substr(used)), out);
 }
 
 void HarmonyParser::emit(std::string_view text, std::vector<Delta>& out) {

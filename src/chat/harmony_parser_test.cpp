@@ -6,6 +6,7 @@
 
 #include <random>
 
+#include "base/utf8.h"
 #include "chat/test_support.h"
 
 namespace millrace::chat {
@@ -229,6 +230,28 @@ TEST_F(HarmonyParserTest, NothingIsLostOfAnything) {
     }
     parser.finish(held, deltas);
     ASSERT_EQ(test::read_deltas(deltas), got) << round;
+  }
+}
+
+// Each delta becomes an event of its own: none may end within a character that came whole.
+TEST_F(HarmonyParserTest, EveryDeltaIsWholeCharacters) {
+  const std::vector<std::string> pieces = {
+      "<|start|>", "<|end|>",  "<|message|>",  "<|channel|>", "<|constrain|>", "analysis", "final", " to=",
+      "fun",       "\xc3\xa9", "\xef\xbf\xbd", "json",        "get_weather",   " ",        "a"};
+  std::mt19937 random(11);
+  for (int round = 0; round < 3000; ++round) {
+    HarmonyParser parser(find_harmony_tokens(codec_), kHarmonyTools);
+    std::vector<Delta> deltas;
+    for (size_t i = random() % 16; i > 0; --i) {
+      const std::string& piece = pieces[random() % pieces.size()];
+      const int32_t token = codec_.find_special(piece);
+      parser.token(token < 0 ? 0 : token, token < 0 ? piece : "", deltas);
+    }
+    parser.finish("", deltas);
+    for (const Delta& delta : deltas) {
+      ASSERT_EQ(valid_utf8(delta.text), delta.text) << round;
+      ASSERT_EQ(valid_utf8(delta.name), delta.name) << round;
+    }
   }
 }
 

@@ -138,9 +138,14 @@ class PlanConstraint : public TokenConstraint {
       inner_->accept(token);
       return;
     }
-    const bool ended = test_bit(scratch_, node.grammar_end);
-    const int next = ended ? node.next : node.instead;
-    if (next < 0 || (!ended && !taken_.empty())) {
+    // Where no text is a match too, both what follows it and what stands in its place may come.
+    int next = taken_.empty() ? node.instead : -1;
+    if (test_bit(scratch_, node.grammar_end)) {
+      scratch_.assign(scratch_.size(), 0);
+      add_node(plan_->node(node.next), {}, scratch_);
+      if (test_bit(scratch_, token)) next = node.next;
+    }
+    if (next < 0) {
       lost_ = true;
       return;
     }

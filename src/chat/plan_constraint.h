@@ -26,6 +26,7 @@ class Grammars {
   // Throw Error as grammar::compile_json_schema does.
   virtual std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema) const = 0;
   virtual std::shared_ptr<const grammar::Grammar> json_object() const = 0;
+  virtual std::shared_ptr<const grammar::Grammar> regex(std::string_view pattern) const = 0;
 };
 
 // Nodes are numbered in the order they were added; the first is where an answer begins.

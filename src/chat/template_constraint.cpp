@@ -9,6 +9,10 @@
 namespace millrace::chat {
 namespace {
 
+// Any text that no reader takes for a call of llama3, which begins with a brace: until one is known not to be
+// a call it is too late to hold it.
+constexpr const char* kNoCall = R"(\s*([^\s{][\s\S]*)?)";
+
 // How a family writes a call, around the arguments.
 struct CallText {
   std::string marker;      // begins a call, or all of them; empty: none
@@ -168,10 +172,10 @@ std::shared_ptr<const TokenConstraint> template_constraint(const TemplateConstra
   const bool strict = std::any_of(conversation.tools.begin(), conversation.tools.end(),
                                   [](const Tool& tool) { return tool.strict; });
   const bool forbids = conversation.tool_choice == ToolChoice::kNone && !conversation.tools.empty();
-  const bool marked = in.traits.family != Family::kLlama3;
-  const bool holds_tools =
-      must_call(conversation) || forbids || (strict && offers_tools(conversation) && marked);
-  if (!content && !holds_tools) return nullptr;
+  const bool strict_call = strict && offers_tools(conversation);
+  if (!content && !must_call(conversation) && !forbids && !strict_call) return nullptr;
+  const bool unmarked = in.traits.family == Family::kLlama3;
+  if (!content && strict_call && unmarked) content = in.grammars.regex(kNoCall);
   Builder builder(in, conversation);
   return make_plan_constraint(builder.build(content), in.codec);
 }

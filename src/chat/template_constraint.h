@@ -30,7 +30,8 @@ struct TemplateConstraintInput {
 };
 
 // Null when there is nothing to hold the answer to. A strict tool that the model may or may not call (auto)
-// is held where a marker begins its calls; llama3 has none, and there it is not.
+// is held behind the marker that begins its calls; llama3 has none, and there an answer that begins with a
+// brace is a call.
 std::shared_ptr<const TokenConstraint> template_constraint(const TemplateConstraintInput& in,
                                                            const Conversation& conversation,
                                                            std::shared_ptr<const grammar::Grammar> content);

@@ -65,6 +65,25 @@ Request ask_from(int32_t first, int32_t max_tokens) {
   return r;
 }
 
+// What steps write is the pool's, counted, and there for the next engine.
+TEST(Allocation, AnExecutorsWorkspaceComesFromThePool) {
+  const EngineOptions options = counted_options(kLlamaModel);
+  const size_t before = buffer_pool().stats().in_use;
+  uint64_t asked = 0;
+  for (int life = 0; life < 3; ++life) {
+    const auto engine = Engine::create(options);
+    const size_t workspace = engine->model().memory.workspace;
+    EXPECT_GT(workspace, size_t{1} << 16);
+    const MemoryStats memory = engine->stats().memory;
+    EXPECT_GE(memory.in_use, before + workspace);
+    EXPECT_GE(memory.peak, memory.in_use);
+    EXPECT_GE(memory.reserved, memory.in_use);
+    if (life == 0) asked = memory.system_calls;
+    EXPECT_EQ(memory.system_calls, asked) << "the second engine takes what the first gave back";
+  }
+  EXPECT_EQ(buffer_pool().stats().in_use, before);
+}
+
 TEST(Allocation, DecodingAllocatesNothing) {
   for (const std::string& model : {kWindowModel, kLlamaModel}) {
     for (const Speculation speculation : {Speculation::kOff, Speculation::kLookup}) {

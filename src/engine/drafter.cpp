@@ -16,6 +16,7 @@ void LookupDrafter::reserve(size_t capacity) {
   const size_t size = std::bit_ceil(2 * std::max<size_t>(capacity, 16));
   for (Table& table : tables_) table.after.assign(size, 0);
   learned_ = 0;
+  from_ = copy_ = ahead_ = 0;
 }
 
 namespace {
@@ -48,24 +49,36 @@ int32_t LookupDrafter::find(const Table& table, std::span<const int32_t> tokens,
   return same ? after : 0;
 }
 
-size_t LookupDrafter::propose(std::span<const int32_t> tokens, const std::array<int32_t, 3>& counts,
-                              Buffer<int32_t>& drafts) {
-  drafts.clear();
-  if (tables_[0].after.empty()) return 0;
+LookupDrafter::Evidence LookupDrafter::look(std::span<const int32_t> tokens) {
+  constexpr int32_t kMostAgree = 24;
+  constexpr int32_t kStray = 16;  // tokens that a copy may differ for and still be thought to go on
+  from_ = 0;
+  if (tables_[0].after.empty()) return kNone;
   learn(tokens);
-  size_t evidence = 0;
-  int32_t from = 0;
-  for (; evidence < kOrders.size(); ++evidence) {
-    from = find(tables_[evidence], tokens, kOrders[evidence]);
-    if (from > 0) break;
+  const auto size = static_cast<int32_t>(tokens.size());
+  for (size_t t = 0; t < kOrders.size() && from_ == 0; ++t) from_ = find(tables_[t], tokens, kOrders[t]);
+  int32_t agree = 0;
+  while (agree < std::min(from_, kMostAgree) && tokens[from_ - 1 - agree] == tokens[size - 1 - agree])
+    ++agree;
+  if (agree >= 3) {
+    copy_ = from_;
+    ahead_ = size;
+    return agree >= 24 ? k24Agree : agree >= 12 ? k12Agree : agree >= 6 ? k6Agree : k3Agree;
   }
-  if (from == 0) return 0;
-  for (int32_t i = 0; i < counts[evidence]; ++i) {
+  if (copy_ > 0 && size > ahead_ && size - ahead_ <= kStray) {
+    from_ = copy_ + size - ahead_;
+    return kResumed;
+  }
+  return from_ > 0 ? k2Agree : kNone;
+}
+
+void LookupDrafter::take(std::span<const int32_t> tokens, int32_t count, Buffer<int32_t>& drafts) const {
+  drafts.clear();
+  for (int32_t i = 0; from_ > 0 && i < count; ++i) {
     // Past the end it goes on with its own guesses: a repetition repeats.
-    const size_t at = static_cast<size_t>(from) + static_cast<size_t>(i);
+    const size_t at = static_cast<size_t>(from_) + static_cast<size_t>(i);
     drafts.push_back(at < tokens.size() ? tokens[at] : drafts[at - tokens.size()]);
   }
-  return evidence;
 }
 
 // ---------------------------------------------------------------- how many

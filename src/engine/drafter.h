@@ -16,20 +16,29 @@
 
 namespace millrace {
 
-// What followed the same few tokens the last time they came.
+// What followed the same few tokens the last time they came, the longest agreement first; and, where a copy
+// was left for a moment (a word was changed), what it would go on with.
 class LookupDrafter {
  public:
+  // What speaks for a guess. How often it is right differs between them, and is to be followed apart.
+  enum Evidence : uint8_t {
+    k24Agree,  // the last tokens, with those before what is continued
+    k12Agree,
+    k6Agree,
+    k3Agree,
+    kResumed,  // the text that drafts came from goes on behind a token that differed
+    k2Agree,
+    kNone,
+  };
   // Room for a sequence of `capacity` tokens; nothing allocates after this.
   void reserve(size_t capacity);
-  // How many of the last tokens agree with what is continued, the better evidence first. How often drafts are
-  // right differs between them, and is to be followed apart.
-  static constexpr std::array<int, 3> kOrders = {6, 3, 2};
-  // Guesses at what follows `tokens`, which only ever grow from call to call: at most counts[i] when the
-  // evidence is kOrders[i]. Returns i; with no evidence there are no guesses.
-  size_t propose(std::span<const int32_t> tokens, const std::array<int32_t, 3>& counts,
-                 Buffer<int32_t>& drafts);
+  // Looks for what may follow `tokens`, which only ever grow from call to call.
+  Evidence look(std::span<const int32_t> tokens);
+  // Guesses, as many as asked for, at what follows the tokens of the last look(); none without evidence.
+  void take(std::span<const int32_t> tokens, int32_t count, Buffer<int32_t>& drafts) const;
 
  private:
+  static constexpr std::array<int, 4> kOrders = {12, 6, 3, 2};
   struct Table {
     Buffer<int32_t> after;  // hash of the last tokens -> where what followed them begins; 0: nowhere
   };
@@ -37,12 +46,15 @@ class LookupDrafter {
   void learn(std::span<const int32_t> tokens);
 
   std::array<Table, kOrders.size()> tables_;
-  size_t learned_ = 0;  // tokens whose predecessors are in the tables
+  size_t learned_ = 0;            // tokens whose predecessors are in the tables
+  int32_t from_ = 0;              // where the guesses of the last look() begin; 0: there are none
+  int32_t copy_ = 0, ahead_ = 0;  // a copy of text: token copy_ + i came, or was to come, at ahead_ + i
 };
 
 // How often a sequence's drafts were right, and how many to ask for.
 class DraftLength {
  public:
+  explicit DraftLength(double expected = 0.75) : right_(4 * expected), wrong_(4 * (1 - expected)) {}
   void add(int32_t drafted, int32_t accepted);
   // The number for which expected tokens per expected time are most. row_cost: one more row in a step,
   // draft_cost: making one draft, both in units of a step without drafts.
@@ -50,8 +62,16 @@ class DraftLength {
   double acceptance() const { return right_ / (right_ + wrong_); }
 
  private:
-  double right_ = 3.0, wrong_ = 1.0;  // decayed counts; the start is hopeful
-  mutable int32_t refused_ = 0;       // in a row
+  double right_, wrong_;         // decayed counts; the start is a guess of four drafts' weight
+  mutable int32_t refused_ = 0;  // in a row
+};
+
+// One for each evidence, and one for a draft model.
+struct DraftLengths {
+  static constexpr size_t kModel = LookupDrafter::kNone;
+  std::array<DraftLength, kModel + 1> of = {DraftLength(0.98), DraftLength(0.95), DraftLength(0.9),
+                                            DraftLength(0.75), DraftLength(0.6),  DraftLength(0.5),
+                                            DraftLength(0.75)};
 };
 
 // How long a step takes by its rows: a line through the recent ones.

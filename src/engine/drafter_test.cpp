@@ -16,18 +16,21 @@ TEST(LookupDrafter, ContinuesWhatCameBefore) {
   drafter.reserve(64);
   Buffer<int32_t> drafts;
   const std::vector<int32_t> text = {1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3};
-  drafter.propose(text, {4, 4, 4}, drafts);
+  EXPECT_EQ(drafter.look(text), LookupDrafter::k2Agree);
+  drafter.take(text, 4, drafts);
   EXPECT_EQ(std::vector<int32_t>(drafts.begin(), drafts.end()), (std::vector<int32_t>{4, 5, 6, 7}));
   const std::vector<int32_t> periodic = {1, 2, 3, 1, 2, 3, 1, 2};
   LookupDrafter other;
   other.reserve(64);
-  other.propose(periodic, {7, 7, 7}, drafts);
+  EXPECT_EQ(other.look(periodic), LookupDrafter::k3Agree);
+  other.take(periodic, 7, drafts);
   EXPECT_EQ(std::vector<int32_t>(drafts.begin(), drafts.end()), (std::vector<int32_t>{3, 1, 2, 3, 1, 2, 3}))
       << "a repetition repeats";
   LookupDrafter none;
   none.reserve(64);
   const std::vector<int32_t> fresh = {1, 2, 3, 4, 5, 6};
-  none.propose(fresh, {4, 4, 4}, drafts);
+  EXPECT_EQ(none.look(fresh), LookupDrafter::kNone);
+  none.take(fresh, 4, drafts);
   EXPECT_TRUE(drafts.empty());
 }
 
@@ -37,9 +40,39 @@ TEST(LookupDrafter, PrefersTheLongerAndTheLaterEvidence) {
   Buffer<int32_t> drafts;
   // "3 4" came last before 9; "2 3 4" before 7.
   const std::vector<int32_t> text = {1, 2, 3, 4, 7, 8, 3, 4, 9, 1, 2, 3, 4};
-  EXPECT_EQ(drafter.propose(text, {1, 1, 1}, drafts), 1u) << "three tokens agree";
+  EXPECT_EQ(drafter.look(text), LookupDrafter::k3Agree);
+  drafter.take(text, 1, drafts);
   ASSERT_EQ(drafts.size(), 1u);
   EXPECT_EQ(drafts[0], 7);
+}
+
+// A copy of 60 tokens with one changed: behind it the copy goes on at once, and what speaks for it grows.
+TEST(LookupDrafter, ResumesACopyBehindAChangedToken) {
+  LookupDrafter drafter;
+  drafter.reserve(200);
+  Buffer<int32_t> drafts;
+  std::vector<int32_t> text;
+  for (int32_t i = 0; i < 60; ++i) text.push_back(100 + i);
+  for (int32_t i = 0; i < 30; ++i) {
+    drafter.look(text);
+    text.push_back(100 + i);
+  }
+  EXPECT_EQ(drafter.look(text), LookupDrafter::k24Agree);
+  text.push_back(7);  // instead of 130
+  EXPECT_EQ(drafter.look(text), LookupDrafter::kResumed);
+  drafter.take(text, 3, drafts);
+  EXPECT_EQ(std::vector<int32_t>(drafts.begin(), drafts.end()), (std::vector<int32_t>{131, 132, 133}));
+  const LookupDrafter::Evidence then[] = {LookupDrafter::kResumed, LookupDrafter::kResumed,
+                                          LookupDrafter::k3Agree};
+  for (int32_t i = 0; i < 3; ++i) {
+    text.push_back(131 + i);
+    EXPECT_EQ(drafter.look(text), then[i]) << i;
+  }
+  for (int32_t i = 3; i < 12; ++i) {
+    text.push_back(131 + i);
+    drafter.look(text);
+  }
+  EXPECT_EQ(drafter.look(text), LookupDrafter::k12Agree);
 }
 
 TEST(DraftLength, FollowsAcceptanceAndCost) {

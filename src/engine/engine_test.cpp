@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "engine/test_harness.h"
@@ -206,6 +208,35 @@ TEST(Engine, CancellationDeadlinesAndDroppedStreamsFreeEverything) {
   EXPECT_EQ(stats.blocks_used, 0);
 }
 
+TEST(Engine, ARequestIsCancelledByItsNumber) {
+  const auto engine = Engine::create(small());
+  Stream first = engine->submit(ask({1, 2, 3}, 0)), second = engine->submit(ask({4, 5, 6}, 20));
+  engine->cancel(first.id());
+  engine->cancel(first.id() + 1000);  // nobody's
+  EXPECT_EQ(read(first).answers[0].finish, FinishReason::kCancelled);
+  EXPECT_EQ(read(second).answers[0].tokens.size(), 20u);
+}
+
+TEST(Engine, TextAndMessagesAreWhatTheirTokensAre) {
+  const auto engine = Engine::create(small("tests/golden/models/gpt-oss-w32/hf"));
+  const auto answer = [&](Request r) {
+    r.max_tokens = 6;
+    r.ignore_end = true;
+    r.sampling.temperature = 0.0f;
+    Stream stream = engine->submit(r);
+    return read(stream).answers[0];
+  };
+  Request text, tokens, messages;
+  text.text = "hello mill";
+  tokens.tokens = engine->tokenize("hello mill");
+  EXPECT_EQ(answer(text).tokens, answer(tokens).tokens);
+  messages.messages = {{.role = "user", .content = "hi"}};
+  tokens.tokens = engine->tokenize(engine->render_chat(messages.messages), false);
+  const Answer chat = answer(messages);
+  EXPECT_EQ(chat.tokens, answer(tokens).tokens);
+  EXPECT_EQ(chat.usage.prompt_tokens, static_cast<int32_t>(tokens.tokens.size()));
+}
+
 TEST(Engine, OneSampleIsCancelledAndTheOthersGoOn) {
   EngineOptions options = small();
   Harness h(options);
@@ -302,10 +333,11 @@ TEST(Engine, QuantizedWeightsDoNotTakeTheBlocksOfOthersFromDisk) {
   const std::shared_ptr<void> cleanup(nullptr, [&](void*) { std::filesystem::remove_all(directory); });
   std::vector<int32_t> prompt(48);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i % 37) + 5;
-  const auto cached = [&](const char* quantize) {
+  const auto cached = [&](const char* quantize, const char* kv_type = "") {
     EngineOptions options = small();
     options.kv_dir = directory.string();
     options.quantize = quantize;
+    options.kv_type = kv_type;
     auto engine = Engine::create(options);
     Stream stream = engine->submit(ask(prompt, 2));
     const int32_t found = read(stream).answers[0].usage.cached_tokens;
@@ -316,9 +348,26 @@ TEST(Engine, QuantizedWeightsDoNotTakeTheBlocksOfOthersFromDisk) {
   EXPECT_GE(cached(""), 32);
   EXPECT_EQ(cached("q8_0"), 0);
   EXPECT_GE(cached("q8_0"), 32);
+  EXPECT_EQ(cached("", "f32"), 0) << "another type of cache";
+  EXPECT_GE(cached("", "f32"), 32);
   EngineOptions options = small();
   options.quantize = "nope";
   EXPECT_THROW(Engine::create(options), Error);
+}
+
+TEST(Engine, TheReadmeShowsTheExampleThatIsCompiled) {
+  const auto lines_of = [](const char* path) {
+    std::ifstream file(path);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    return lines;
+  };
+  std::vector<std::string> example = lines_of("examples/generate.cpp");
+  const std::vector<std::string> readme = lines_of("README.md");
+  ASSERT_FALSE(example.empty());
+  EXPECT_LE(example.size(), 30u);
+  for (std::string& line : example) line = line.empty() ? line : "    " + line;
+  EXPECT_NE(std::search(readme.begin(), readme.end(), example.begin(), example.end()), readme.end());
 }
 
 TEST(Engine, TokenizesAndRenders) {

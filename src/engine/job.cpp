@@ -35,7 +35,7 @@ std::vector<int32_t> prompt_tokens(const Runtime& runtime, const ChatTemplate* c
 void check_embedding(const Runtime& runtime, const Request& request) {
   if (!runtime.backend().gives_hidden_states()) {
     throw_error(ErrorCode::kUnsupported,
-                "embedding: the device {} gives no hidden states, expected cpu or reference",
+                "embedding: the device {} gives no hidden states, expected cpu, cuda or reference",
                 runtime.backend().name());
   }
   if (request.samples != 1 || !request.stop.empty() || request.constraint) {

@@ -92,8 +92,8 @@ struct Sample {
   kv::Sequence draft_blocks;         // in the draft model's cache
   Buffer<int32_t> drafts;
   LookupDrafter lookup;
-  std::array<DraftLength, LookupDrafter::kOrders.size()> draft_lengths;  // by the lookup's evidence
-  size_t evidence = 0;                                                   // of these drafts
+  DraftLengths draft_lengths;
+  size_t evidence = 0;  // of these drafts
 
   Usage usage;
   bool served = false;          // has been part of a step

@@ -32,10 +32,15 @@ Loop::Loop(Runtime& runtime, std::unique_ptr<ModelDrafter> drafter, const LoopOp
   loading_.reserve(most);
   fed_.reserve(2 * static_cast<size_t>(options.limits.draft_rows));
   draft_items_.reserve(most);
+  if (runtime.executor().samples()) {
+    sample_rows_.reserve(static_cast<size_t>(runtime.spec().max_logit_rows));
+    left_rows_.reserve(static_cast<size_t>(runtime.spec().max_logit_rows));
+    ahead_items_.reserve(most);
+  }
   record_gauges(true);
 }
 
-Loop::~Loop() = default;
+Loop::~Loop() { forget_ahead(); }
 
 // ---------------------------------------------------------------- rounds
 
@@ -62,6 +67,13 @@ bool Loop::round() {
   const double begin = recorder_.now();
   cache_.poll();
   poll_loading();
+  if (!ahead_items_.empty()) {
+    items_.swap(ahead_items_);
+    ahead_items_.clear();
+    finish_ahead();
+    record_round(begin);
+    return true;
+  }
   if (options_.speculation != Speculation::kOff) propose_drafts();
   const double planning = recorder_.now();
   const sched::Plan& plan = scheduler_.plan(planning, *this, rates_);
@@ -69,7 +81,7 @@ bool Loop::round() {
   const double stepping = recorder_.now();
   Recorder::add(recorder_.schedule_s, stepping - begin);
   if (!items_.empty()) step(items_);
-  record_gauges(false);
+  record_round(begin);
   if (moved || !items_.empty()) return true;
   if (!loading_.empty()) return false;
   // Somebody wants to run and nobody can: what it needs is not there at all.
@@ -85,6 +97,26 @@ bool Loop::round() {
   }
   fail(stuck, error);
   return true;
+}
+
+// The step of items_ is under way.
+void Loop::finish_ahead() {
+  try {
+    finish(items_, ahead_rows_, ahead_begin_, true);
+  } catch (...) {
+    std::erase_if(items_, [](const Item& item) { return item.sample == nullptr; });
+    retry(items_, std::current_exception());
+  }
+}
+
+void Loop::record_round(double begin) {
+  record_gauges(false);
+  const uint64_t generated = recorder_.generated_tokens.load(std::memory_order_relaxed);
+  if (!items_.empty() && decoding_) {
+    Recorder::add(recorder_.decode_s, recorder_.now() - begin);
+    Recorder::add(recorder_.decode_tokens, generated - generated_);
+  }
+  generated_ = generated;
 }
 
 void Loop::wait() {
@@ -305,6 +337,9 @@ void Loop::release(Id id) noexcept {
     if (found->second.empty()) ids_of_.erase(found);
   }
   std::erase(loading_, id);
+  for (Item& item : ahead_items_) {
+    if (item.id == id) item.sample = nullptr;
+  }
   samples_[id].reset();
   free_ids_.push_back(id);
 }

@@ -44,10 +44,13 @@ class Loop final : private sched::Memory {
     bool last;
     size_t row = 0;         // of its first logits
     int32_t first_row = 0;  // of its tokens in the batch
+    bool masked = false;    // sample->mask says which tokens are allowed now
   };
 
   // --- loop.cpp: requests come, start, give way and end
   bool round();
+  void finish_ahead();
+  void record_round(double begin);
   void wait();
   bool take_inbox();
   void stop_all();
@@ -75,20 +78,38 @@ class Loop final : private sched::Memory {
   // --- step.cpp: one step and what comes of it
   void propose_drafts();
   void step(std::span<Item> items);
+  void retry(std::span<Item> items, const std::exception_ptr& error);
   struct Rows {  // of a step
     int32_t all = 0, prompts = 0;
     size_t logits = 0;
   };
+  struct Picks {                          // what tokens are picked from
+    std::span<const SampledRow> sampled;  // by the device; empty: it does not
+    std::span<const float> logits;        // [logit rows, vocabulary], of the rows that it left
+  };
   void forward(std::span<Item> items);
   Rows prepare(std::span<Item> items, double now);
-  void pick_all(std::span<Item> items, std::span<const float> logits, size_t logit_rows);
+  void finish(std::span<Item> items, const Rows& rows, double begin, bool on_device);
   void record_step(const Rows& rows, size_t batch, double model_s, double sample_s);
-  void pick(Item& item, std::span<const float> logits);
   void pool_hidden(Item& item);
   void deliver_embedding(Id id, const Sample& sample);
   void after_step(Item& item);
   void fork_samples(const Item& item, std::span<const float> logits);
   bool deliver(Id id, Sample& sample, const SampledToken& token, int32_t fed);
+
+  // --- pick.cpp: tokens
+  bool forks(const Item& item) const;
+  bool device_may_pick(const Item& item) const;
+  bool sample_on_device(std::span<Item> items, const Rows& rows);
+  void make_masks(std::span<Item> items);
+  static bool fill_mask(Sample& sample);
+  Picks wait_for(std::span<const Item> items, bool on_device);
+  void pick_all(std::span<Item> items, const Picks& picks);
+  void pick(Item& item, const Picks& picks);
+  SampledToken pick_row(const Item& item, size_t row, const Picks& picks);
+  bool may_go_ahead(std::span<const Item> items) const;
+  void go_ahead(std::span<const Item> items);
+  void forget_ahead() noexcept;
 
   Runtime& runtime_;
   kv::Cache& cache_;
@@ -109,9 +130,18 @@ class Loop final : private sched::Memory {
   Buffer<Slice> slices_;
   Buffer<int32_t> fed_;  // tokens and drafts of those that have drafts
   Buffer<ModelDrafter::Item> draft_items_;
+  Buffer<SampleRow> sample_rows_;
+  Buffer<int32_t> left_rows_;  // that the device did not pick from
+  // The step that was launched before this one's tokens were read; empty: none. Those who have ended since
+  // have no sample.
+  Buffer<Item> ahead_items_;
+  Rows ahead_rows_;
+  double ahead_begin_ = 0, last_computed_ = 0;
   StepCost decode_cost_;
   sched::Rates rates_;
   uint64_t rounds_ = 0;
+  uint64_t generated_ = 0;  // tokens, until the round before
+  bool decoding_ = false;   // the last step had no prompts
 };
 
 // Makes `event` the last one of a sample that failed. Needs no memory when there is none.

@@ -91,6 +91,9 @@ EngineStats Recorder::snapshot() const {
   s.budget_use =
       static_cast<double>(get(rows_sum)) / std::max<double>(1.0, static_cast<double>(get(budget_sum)));
   s.busy_s = get(busy_s);
+  s.wait_s = get(wait_s);
+  s.decode_s = get(decode_s);
+  s.decode_tokens = get(decode_tokens);
   s.schedule_s = get(schedule_s);
   s.sample_s = get(sample_s);
   s.blocks_total = get(blocks_total);

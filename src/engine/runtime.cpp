@@ -99,6 +99,7 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
   // A step with more drafts than any before it is no reason to allocate.
   r->tokens_.reserve(static_cast<size_t>(r->spec_.max_tokens));
   r->logit_rows_.reserve(static_cast<size_t>(r->spec_.max_logit_rows));
+  if (r->executor_->samples()) r->sampled_rows_.reserve(static_cast<size_t>(r->spec_.max_tokens));
   r->store_ = std::make_unique<ExecutorStore>(*r->executor_);
   kv::CacheOptions cache = options.cache;
   cache.groups.clear();
@@ -159,6 +160,9 @@ void Runtime::compute(std::span<const Slice> slices) {
   tokens_.clear();
   batch_.clear();
   logit_rows_.clear();
+  sampled_rows_.clear();
+  const bool takes_sampled =
+      std::any_of(slices.begin(), slices.end(), [](const Slice& slice) { return slice.sampled_row >= 0; });
   for (const Slice& slice : slices) {
     const auto first = static_cast<int32_t>(tokens_.size());
     const auto count = static_cast<int32_t>(slice.tokens.size());
@@ -170,6 +174,7 @@ void Runtime::compute(std::span<const Slice> slices) {
       batch_.back().tables[g] = slice.sequence->table(static_cast<int>(g));
     }
     tokens_.insert(tokens_.end(), slice.tokens.begin(), slice.tokens.end());
+    if (takes_sampled) sampled_rows_.resize(tokens_.size(), slice.sampled_row);
     if (slice.want == Slice::Want::kLast && count > 0) logit_rows_.push_back(first + count - 1);
     if (slice.want == Slice::Want::kAll) {
       for (int32_t i = 0; i < count; ++i) logit_rows_.push_back(first + i);
@@ -177,7 +182,9 @@ void Runtime::compute(std::span<const Slice> slices) {
   }
   MILLRACE_CHECK(tokens_.size() <= static_cast<size_t>(spec_.max_tokens));
   MILLRACE_CHECK(logit_rows_.size() <= static_cast<size_t>(spec_.max_logit_rows));
-  model_->forward(*executor_, {.tokens = tokens_, .sequences = batch_, .logit_rows = logit_rows_});
+  model_->forward(
+      *executor_,
+      {.tokens = tokens_, .sequences = batch_, .logit_rows = logit_rows_, .sampled_rows = sampled_rows_});
 }
 
 std::span<const float> Runtime::forward(std::span<const Slice> slices) {
@@ -190,6 +197,11 @@ void Runtime::check_logits(std::span<const float> row) const {
   float sum = 0;
   for (const float x : row) sum += x;
   if (std::isnan(sum)) explain_nan(checkpoint_);
+}
+
+void Runtime::explain_no_token(int32_t sampled) const {
+  if (sampled == SampledRow::kNotANumber) explain_nan(checkpoint_);
+  throw_no_logits(static_cast<size_t>(spec_.vocab));
 }
 
 void Runtime::compute_inputs(std::span<const StepInput> inputs) {
@@ -242,6 +254,49 @@ std::span<const int32_t> Runtime::step_greedy(std::span<const StepInput> inputs)
     if (token < 0) explain_nan(checkpoint_);
   }
   return found;
+}
+
+void Runtime::generate_greedy(Sequence& sequence, int32_t token, std::span<int32_t> out) {
+  if (!executor_->samples()) {
+    for (int32_t& next : out) {
+      const StepInput input{&sequence, {&token, 1}, StepInput::Want::kLast};
+      token = next = step_greedy({&input, 1})[0];
+    }
+    return;
+  }
+  check_input({.sequence = &sequence, .tokens = {&token, 1}});
+  SampleRow greedy;
+  greedy.wanted = true;
+  size_t launched = 0;
+  const auto launch_next = [&] {
+    const auto ahead = launched == 0 ? 0 : 1;  // of what counts as computed
+    if (sequence.length() + ahead + 1 > spec_.max_context || !cache_->reserve(sequence.blocks_, ahead + 1)) {
+      throw_error(ErrorCode::kNoMemory, "kv cache: found no room for token {}, expected a context of {}",
+                  sequence.length() + ahead + 1, spec_.max_context);
+    }
+    const Slice slice{.sequence = &sequence.blocks_,
+                      .tokens = {&token, 1},  // which is not looked at when it is taken from the device
+                      .ahead = ahead,
+                      .sampled_row = launched == 0 ? -1 : 0};
+    compute({&slice, 1});
+    executor_->sample({&greedy, 1});
+    ++launched;
+  };
+  size_t read = 0;
+  try {
+    if (!out.empty()) launch_next();
+    for (; read < out.size();) {
+      if (launched < out.size()) launch_next();
+      const int32_t found = executor_->sampled()[0].token;
+      ++read;
+      if (found < 0) explain_no_token(found);
+      cache_->advance(sequence.blocks_, {&token, 1});
+      out[read - 1] = token = found;
+    }
+  } catch (...) {
+    for (; read < launched; ++read) executor_->sampled();
+    throw;
+  }
 }
 
 std::span<const float> Runtime::prefill(Sequence& sequence, std::span<const int32_t> tokens) {

@@ -69,6 +69,8 @@ struct Slice {
   std::span<const int32_t> tokens;
   enum class Want { kNone, kLast, kAll } want = Want::kLast;
   int32_t ahead = 0;  // tokens computed before these that do not count yet: drafts
+  // Not -1: the one token is what the device picks in this row of the step before (Batch::sampled_rows).
+  int32_t sampled_row = -1;
 };
 
 // Some new tokens of one sequence, and which of them want logits.
@@ -116,9 +118,19 @@ class Runtime {
   // itself no logits cross the bus. [wanted rows], valid until the next step.
   std::span<const int32_t> step_greedy(std::span<const StepInput> inputs);
 
+  // Greedy decoding of one sequence: `token` is fed, the token that follows goes into out[0] and is fed, and
+  // so on; the last one is not. Where the device samples, a step is launched before the last one's token is
+  // read.
+  void generate_greedy(Sequence& sequence, int32_t token, std::span<int32_t> out);
+
   // The step itself, for callers who reserve before and advance after it as they like: logits as above,
   // unchecked. Nothing is allocated once the largest batch has been seen.
   std::span<const float> forward(std::span<const Slice> slices);
+  // The same without waiting, for those who let the executor sample.
+  void launch(std::span<const Slice> slices) { compute(slices); }
+  // Throws for a row from which the device picked no token (SampledRow): what check_logits or the sampler
+  // would.
+  [[noreturn]] void explain_no_token(int32_t sampled) const;
   // The hidden state of one row of that step (all slices' tokens in order) behind the last norm, [hidden].
   void read_hidden(int32_t row, std::span<float> to) const { model_->read_hidden(*executor_, row, to); }
   // Throws Error{kBadInput} naming the damage in the file when a row of logits holds a NaN.
@@ -148,7 +160,7 @@ class Runtime {
   std::optional<ChatTemplate> chat_template_;
   std::vector<int32_t> end_tokens_;
   // Reused by every step.
-  Buffer<int32_t> tokens_, logit_rows_, greedy_;
+  Buffer<int32_t> tokens_, logit_rows_, sampled_rows_, greedy_;
   Buffer<SequenceSlice> batch_;
   Buffer<Slice> step_slices_;
 };

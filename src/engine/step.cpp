@@ -1,4 +1,4 @@
-// One step and what comes of it: drafts, the ragged batch, tokens picked, events.
+// One step and what comes of it: drafts, the ragged batch, events. pick.cpp has how tokens are picked.
 #include <algorithm>
 
 #include "base/check.h"
@@ -38,7 +38,8 @@ void Loop::propose_drafts() {
     if (asked > 0) most = std::min(most, asked - sample.generated() - 1);
     if (most <= 0) continue;
     if (drafter_) {
-      const int32_t count = sample.draft_lengths[0].best(row_cost, draft_cost, most);
+      sample.evidence = DraftLengths::kModel;
+      const int32_t count = sample.draft_lengths.of[sample.evidence].best(row_cost, draft_cost, most);
       if (count <= 0) continue;
       draft_items_.push_back({.sequence = &sample.draft_blocks,
                               .tokens = sample.tokens,
@@ -47,10 +48,10 @@ void Loop::propose_drafts() {
                               .drafts = &sample.drafts});
       left -= count;
     } else {
-      std::array<int32_t, LookupDrafter::kOrders.size()> counts;
-      for (size_t i = 0; i < counts.size(); ++i)
-        counts[i] = sample.draft_lengths[i].best(row_cost, 0.0, most);
-      sample.evidence = sample.lookup.propose(sample.tokens, counts, sample.drafts);
+      sample.evidence = sample.lookup.look(sample.tokens);
+      if (sample.evidence == LookupDrafter::kNone) continue;
+      const int32_t count = sample.draft_lengths.of[sample.evidence].best(row_cost, 0.0, most);
+      sample.lookup.take(sample.tokens, count, sample.drafts);
       left -= static_cast<int32_t>(sample.drafts.size());
     }
   }
@@ -73,31 +74,51 @@ void Loop::step(std::span<Item> items) {
   try {
     forward(items);
   } catch (...) {
-    if (items.size() == 1) {
-      fail(items[0].id, std::current_exception());
-      return;
-    }
-    // Whose fault it was shows when each runs alone. Nothing has advanced: computing it again is harmless.
-    for (Item& item : items) step({&item, 1});
+    retry(items, std::current_exception());
   }
+}
+
+// Whose fault it was shows when each runs alone. Nothing has advanced: computing it again is harmless.
+void Loop::retry(std::span<Item> items, const std::exception_ptr& error) {
+  forget_ahead();  // it stands on tokens that nobody got
+  if (items.size() == 1) {
+    fail(items[0].id, error);
+    return;
+  }
+  for (Item& item : items) step({&item, 1});
 }
 
 void Loop::forward(std::span<Item> items) {
   const double begin = recorder_.now();
   const Rows rows = prepare(items, begin);
-  const std::span<const float> logits = runtime_.forward(slices_);
+  runtime_.launch(slices_);
+  const bool on_device = sample_on_device(items, rows);
+  finish(items, rows, begin, on_device);
+}
+
+// The rest of a step that is launched: `on_device`, and its tokens are being picked.
+void Loop::finish(std::span<Item> items, const Rows& rows, double begin, bool on_device) {
+  if (on_device) go_ahead(items);
+  const double waiting = recorder_.now();
+  const Picks picks = wait_for(items, on_device);
   const double computed = recorder_.now();
-  pick_all(items, logits, rows.logits);
+  Recorder::add(recorder_.wait_s, computed - waiting);
+  pick_all(items, picks);
   for (Item& item : items) {
-    if (!item.last || item.sample->job->request.samples == 1 || item.sample->job->forked) continue;
+    if (item.sample == nullptr || !forks(item)) continue;
     try {
-      fork_samples(item, logits);
+      fork_samples(item, picks.logits);
     } catch (...) {
       item.sample->failure = std::current_exception();
     }
   }
-  for (Item& item : items) after_step(item);
-  record_step(rows, items.size(), computed - begin, recorder_.now() - computed);
+  for (Item& item : items) {
+    if (item.sample != nullptr) after_step(item);
+  }
+  // A step that was launched ahead began when the one before it ended.
+  const double model_s = computed - std::max(begin, last_computed_);
+  last_computed_ = computed;
+  record_step(rows, items.size(), model_s, recorder_.now() - computed);
 }
 
 // The batch, in slices_.
@@ -138,31 +159,6 @@ Loop::Rows Loop::prepare(std::span<Item> items, double now) {
   return rows;
 }
 
-// Everybody picks at the same time; what is wrong with one is kept for later.
-void Loop::pick_all(std::span<Item> items, std::span<const float> logits, size_t logit_rows) {
-  struct Pick {
-    Loop* loop;
-    std::span<Item> items;
-    std::span<const float> logits;
-  } all{this, items, logits};
-  const auto body = [&all](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      Item& item = all.items[static_cast<size_t>(i)];
-      if (item.sample->hidden) {
-        all.loop->pool_hidden(item);
-      } else if (item.last) {
-        all.loop->pick(item, all.logits);
-      }
-    }
-  };
-  constexpr size_t kWorthSharing = 4;
-  if (logit_rows < kWorthSharing) {
-    body(0, static_cast<int64_t>(items.size()));
-  } else {
-    runtime_.backend().parallel(static_cast<int64_t>(items.size()), body);
-  }
-}
-
 void Loop::record_step(const Rows& rows, size_t batch, double model_s, double sample_s) {
   if (rows.all <= kDecodeRows) decode_cost_.add(rows.all, model_s);
   if (rows.prompts >= 2 * kBlockTokens && 2 * rows.prompts >= rows.all && model_s > 0) {
@@ -176,34 +172,9 @@ void Loop::record_step(const Rows& rows, size_t batch, double model_s, double sa
   Recorder::add(recorder_.computed_tokens, static_cast<uint64_t>(rows.all));
   Recorder::add(recorder_.busy_s, model_s);
   Recorder::add(recorder_.sample_s, sample_s);
+  decoding_ = rows.prompts == 0;
   recorder_.step_time.add(model_s + sample_s);
   recorder_.computed_rate.add(recorder_.now(), rows.all);
-}
-
-// The tokens that follow: one, and one more for every draft that was right. Any thread.
-void Loop::pick(Item& item, std::span<const float> logits) {
-  Sample& sample = *item.sample;
-  sample.picked.clear();
-  const auto vocab = static_cast<size_t>(runtime_.config().vocab);
-  try {
-    for (int32_t i = 0; i <= item.drafts; ++i) {
-      const std::span<const float> row = logits.subspan((item.row + static_cast<size_t>(i)) * vocab, vocab);
-      runtime_.check_logits(row);
-      std::span<const uint64_t> allowed;
-      if (sample.constraint) {
-        std::fill(sample.mask.begin(), sample.mask.end(), 0);
-        if (sample.constraint->allowed(sample.mask)) allowed = sample.mask;
-      }
-      sample.picked.push_back(sample.sampler.sample(row, allowed));
-      const int32_t token = sample.picked.back().token;
-      if (sample.constraint) sample.constraint->accept(token);
-      if (i < item.drafts &&
-          (token != sample.drafts[static_cast<size_t>(i)] || contains(sample.job->end_tokens, token)))
-        break;
-    }
-  } catch (...) {
-    sample.failure = std::current_exception();
-  }
 }
 
 // Adds this step's rows to an embedding; those of a prompt that is computed again are in already.
@@ -229,7 +200,6 @@ void Loop::fork_samples(const Item& item, std::span<const float> logits) {
   Sample& parent = *item.sample;
   Job& job = *parent.job;
   if (parent.failure) return;  // all of them end with it
-  const auto vocab = static_cast<size_t>(runtime_.config().vocab);
   // The children stand where the parent stands once its prompt counts.
   cache_.advance(parent.blocks,
                  std::span(parent.tokens).subspan(static_cast<size_t>(parent.blocks.length())));
@@ -257,7 +227,7 @@ void Loop::fork_samples(const Item& item, std::span<const float> logits) {
       scheduler_.fork(item.id, id);
       Item first{
           .id = id, .sample = samples_[id].get(), .tokens = 0, .drafts = 0, .last = true, .row = item.row};
-      pick(first, logits.subspan(0, (item.row + 1) * vocab));
+      pick(first, {.sampled = {}, .logits = logits});
       after_step(first);
     } catch (...) {
       if (id >= 0) {
@@ -290,7 +260,7 @@ void Loop::after_step(Item& item) {
                    std::span(sample.tokens)
                        .subspan(static_cast<size_t>(length), static_cast<size_t>(fed + right - length)));
     if (item.drafts > 0) {
-      sample.draft_lengths[sample.evidence].add(item.drafts, right);
+      sample.draft_lengths.of[sample.evidence].add(item.drafts, right);
       sample.usage.drafted_tokens += item.drafts;
       sample.usage.accepted_tokens += right;
       Recorder::add(recorder_.drafted, static_cast<uint64_t>(item.drafts));
@@ -344,6 +314,7 @@ bool Loop::deliver(Id id, Sample& sample, const SampledToken& token, int32_t fed
   event.logprob = token.logprob;
   event.top = token.top;
   if (!end_token) event.text = sample.text.push(token.token);
+  if (sample.usage.generated_tokens == 1) event.usage = sample.usage;
   job.stream->push(std::move(event));
 
   const int32_t asked = job.request.max_tokens;

@@ -11,6 +11,7 @@
 
 #include "engine/engine_options.h"
 #include "engine/loop.h"
+#include "engine/naive_sampling.h"
 
 namespace millrace::test {
 
@@ -22,6 +23,7 @@ struct Answer {
   std::vector<int32_t> tokens;
   std::string text;
   std::vector<float> embedding;
+  std::vector<double> logprobs;  // the chosen's, and those of the likeliest, one after another
   FinishReason finish = FinishReason::kError;
   std::string error;
   Usage usage;
@@ -29,13 +31,15 @@ struct Answer {
 };
 
 struct Harness {
-  // kv_blocks: per group, empty for a pool as the options say.
+  // kv_blocks: per group, empty for a pool as the options say. change: what no engine option says.
   explicit Harness(const EngineOptions& engine_options, std::vector<int32_t> kv_blocks = {},
-                   std::unique_ptr<ModelDrafter> drafter = nullptr)
+                   std::unique_ptr<ModelDrafter> drafter = nullptr,
+                   const std::function<void(RuntimeOptions&)>& change = {})
       : options(engine_options), inbox(std::make_shared<Inbox>()) {
     RuntimeOptions r = runtime_options_of(options);
     r.kv_blocks = std::move(kv_blocks);
     r.cache.log = [](const std::string&) {};
+    if (change) change(r);
     runtime = Runtime::open(options.model, r);
     new_loop(std::move(drafter));
   }
@@ -74,6 +78,11 @@ struct Harness {
       answer.text += event->text;
       if (event->kind == Event::Kind::kToken) {
         answer.tokens.push_back(event->token);
+        if (event->logprob != 0.0) answer.logprobs.push_back(event->logprob);
+        for (const auto& [token, logprob] : event->top) {
+          answer.logprobs.push_back(token);
+          answer.logprobs.push_back(logprob);
+        }
         continue;
       }
       answer.ended = true;
@@ -113,10 +122,23 @@ struct Harness {
   uint64_t next_id = 1;
 };
 
+// A change of Harness: its device samples, and *to is the one that does.
+inline std::function<void(RuntimeOptions&)> sampling_device(SamplingExecutor** to) {
+  return [to](RuntimeOptions& options) {
+    options.wrap_executor = [to](std::unique_ptr<Executor> inner) {
+      auto wrapped = std::make_unique<SamplingExecutor>(std::move(inner));
+      *to = wrapped.get();
+      return wrapped;
+    };
+  };
+}
+
 // Answers of one request that has the engine to itself: nothing remembered, nothing shared, no drafts.
-inline std::vector<Answer> run_alone(const std::string& model, const Request& request, int threads = 1) {
+inline std::vector<Answer> run_alone(const std::string& model, const Request& request, int threads = 1,
+                                     const std::string& device = "cpu") {
   EngineOptions options;
   options.model = model;
+  options.device = device;
   options.threads = threads;
   options.context = 128;
   options.max_running = 8;

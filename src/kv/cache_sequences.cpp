@@ -197,7 +197,10 @@ void Cache::Impl::commit(Rep& s, int32_t index, int32_t final_length) {
   const int32_t node = add_node(key);  // may throw: nothing is changed
   const BlockKey parent = std::exchange(s.key, key);
   index_.describe(node, parent, index, s.tail);
-  touch(node, 0);
+  // Computed again although it was there (a window's tail was not): somebody did find it.
+  bool again = false;
+  for (int g = 0; g < num_groups(); ++g) again |= index_[node].copies[g].block != kNoBlock;
+  touch(node, again ? 1 : 0);
   for (int g = 0; g < num_groups(); ++g) {
     const bool keep = is_kept(s, g, index);
     if (!keep && index < first_seen(g, final_length)) continue;  // nobody will ask for it

@@ -50,7 +50,8 @@ void Cache::Impl::demote(int group, int32_t block) {
     ++stats_.writes_dropped;  // forgotten: nobody waits for a memory
   }
   pool.evictor.remove(block);
-  pool.evictor.evicted(index_[pool.blocks[block].node].key);
+  const Node& node = index_[pool.blocks[block].node];
+  pool.evictor.evicted(node.key, node.uses);
   ++stats_.main.evictions;
   unname(group, block);
   pool.free.push_back(block);

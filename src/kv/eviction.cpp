@@ -66,9 +66,11 @@ void Heap::erase(int32_t id) {
 
 namespace {
 constexpr double kLearningRate = 0.45;  // LeCaR's
-// While more than a quarter of the pool was never found again, the least recent of those goes: single
-// questions do not push out the prompt that they share.
-constexpr int kOnceShare = 4;
+// Blocks never found again leave first while they are more than once_target_, so that single questions do not
+// push out the prompt they share. The target begins here and moves with what the ghosts say (ARC's): such a
+// block that comes back left too early, and any other that comes back had to leave because of them.
+constexpr double kOnceStart = 0.25, kOnceLeast = 0.02;  // of the pool
+constexpr double kOnceUp = 1, kOnceDown = 2;            // blocks, per block that came back
 constexpr double kLeastWeight = 0.01;  // an expert that was always wrong is still asked now and then
 }  // namespace
 
@@ -87,6 +89,7 @@ Evictor::Evictor(Eviction policy, int32_t num_blocks, uint64_t seed, int32_t run
   }
   weights_ = {0.45, 0.45, 0.1};  // random choices spoil chains: they have to earn more
   if (num_experts_ == 2) weights_ = {0.5, 0.5, 0.0};
+  once_target_ = kOnceStart * num_blocks_;
   ghosts_.resize(std::bit_ceil(2 * static_cast<size_t>(num_blocks_)));
 }
 
@@ -100,7 +103,11 @@ uint64_t Evictor::random() {  // splitmix64
 void Evictor::add(int32_t block, uint64_t last_use, uint64_t uses) {
   recent_.set(block, {last_use, 0});
   frequent_.set(block, {uses, last_use});
-  if (uses == 0) once_.set(block, {last_use, 0});
+  if (uses == 0) {
+    once_.set(block, {last_use, 0});
+  } else {
+    once_.erase(block);
+  }
 }
 
 void Evictor::remove(int32_t block) {
@@ -122,6 +129,11 @@ Evictor::Expert Evictor::draw() {
 
 int32_t Evictor::choose() {
   if (recent_.empty()) return kNoBlock;
+  if (policy_ == Eviction::kAdaptive && once_.size() > once_target_) {
+    last_ = kOnce;
+    left_of_run_ = 0;
+    return once_.top();
+  }
   last_ = draw();
   switch (last_) {
     case kLfuExpert:
@@ -129,17 +141,16 @@ int32_t Evictor::choose() {
     case kRandomExpert:
       return recent_.at(static_cast<int32_t>(random() % static_cast<uint64_t>(recent_.size())));
     default:
-      if (policy_ == Eviction::kAdaptive && kOnceShare * once_.size() > num_blocks_) return once_.top();
       return recent_.top();
   }
 }
 
-void Evictor::evicted(const BlockKey& key) {
+void Evictor::evicted(const BlockKey& key, uint64_t uses) {
   ++evictions_;
   if (ghosts_.empty()) return;
   uint64_t name;
   std::memcpy(&name, key.bytes.data() + 8, sizeof(name));
-  ghost_of(key) = {name, evictions_, last_};
+  ghost_of(key) = {name, evictions_, last_, uses > 0};
 }
 
 void Evictor::returned(const BlockKey& key) {
@@ -150,6 +161,10 @@ void Evictor::returned(const BlockKey& key) {
   if (ghost.expert == kNobody || ghost.name != name) return;
   const double age = static_cast<double>(evictions_ - ghost.when) / num_blocks_;
   if (age <= 2) {
+    once_target_ = ghost.found_again ? std::max(once_target_ - kOnceDown, kOnceLeast * num_blocks_)
+                                     : std::min(once_target_ + kOnceUp, 1.0 * num_blocks_);
+  }
+  if (age <= 2 && ghost.expert != kOnce) {
     // 0.005 ^ age: a block that was gone for a whole pool's worth of evictions proves little.
     weights_[ghost.expert] *= std::exp(-kLearningRate * std::pow(0.005, age));
     double sum = 0;

@@ -5,8 +5,9 @@
 // The adaptive policy has three experts (least recently used, least frequently used, random). Each eviction
 // is one expert's choice, drawn by their weights, and the victim's name goes into a ghost list with that
 // expert's number. A block that comes back (computed or loaded again) and is found there was a mistake: the
-// expert's weight falls, by more the shorter the block was gone. The idea of ghost lists is ARC's, the update
-// is LeCaR's (Vietri et al. 2018).
+// expert's weight falls, by more the shorter the block was gone. Before any expert is asked, blocks that were
+// never found again leave, as long as there are more of them than a target that the same ghosts move. The
+// ghost lists and the target are ARC's idea, the experts' weights LeCaR's (Vietri et al. 2018).
 #pragma once
 
 #include <array>
@@ -57,17 +58,20 @@ class Evictor {
   bool contains(int32_t block) const { return recent_.contains(block); }
   int32_t size() const { return recent_.size(); }
 
-  int32_t choose();                   // kNoBlock when there is none; the block stays until remove
-  void evicted(const BlockKey& key);  // what the last choose (or a descendant of it) was about
+  int32_t choose();  // kNoBlock when there is none; the block stays until remove
+  // What the last choose (or a descendant of it) was about, and how often that had been found again.
+  void evicted(const BlockKey& key, uint64_t uses);
   void returned(const BlockKey& key);
   const std::array<double, 3>& weights() const { return weights_; }  // lru, lfu, random
+  double once_target() const { return once_target_; }                // blocks
 
  private:
-  enum Expert : uint8_t { kLruExpert, kLfuExpert, kRandomExpert, kNobody };
+  enum Expert : uint8_t { kLruExpert, kLfuExpert, kRandomExpert, kOnce, kNobody };
   struct Ghost {
     uint64_t name = 0;  // the key's other half
     uint64_t when = 0;
     Expert expert = kNobody;
+    bool found_again = false;
   };
   uint64_t random();
   Expert draw();
@@ -79,6 +83,7 @@ class Evictor {
   uint64_t state_;
   Heap recent_, frequent_;
   Heap once_;  // those never found again, by last use
+  double once_target_ = 0;
   Expert last_ = kLruExpert;
   int32_t run_, left_of_run_ = 0;
   std::array<double, 3> weights_{};

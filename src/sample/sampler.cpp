@@ -6,6 +6,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/sampling_math.h"
 #include "sample/select.h"
 #include "sample/softmax.h"
 
@@ -28,9 +29,9 @@ uint64_t mix(uint64_t z) {
 
 // Buffers of one draw.
 struct Scratch {
-  std::vector<float> logits;       // [vocab] after penalties, bias and constraint
-  std::vector<int32_t> ids;        // of weights once top-k has cut it; empty: a weight's index is its token
-  std::vector<double> block_sums;  // of weights
+  std::vector<float> logits;         // [vocab] after penalties, bias and constraint
+  std::vector<int32_t> ids;          // of weights once top-k has cut it; empty: a weight's index is its token
+  std::vector<uint64_t> block_sums;  // of weights
   std::vector<float> weights;  // [vocab] unnormalized probabilities, the likeliest 1; cut to 0 when dropped
 };
 thread_local Scratch scratch;
@@ -56,24 +57,19 @@ void compact() {
 size_t pick(double uniform) {
   constexpr size_t kBlock = 512;
   const std::span<const float> weights = scratch.weights;
-  std::vector<double>& block_sums = scratch.block_sums;
+  std::vector<uint64_t>& block_sums = scratch.block_sums;
   block_sums.clear();
+  uint64_t total = 0;
   for (size_t begin = 0; begin < weights.size(); begin += kBlock) {
-    block_sums.push_back(sum_in_order(weights.subspan(begin, std::min(kBlock, weights.size() - begin))));
+    block_sums.push_back(sum_units(weights.subspan(begin, std::min(kBlock, weights.size() - begin))));
+    total += block_sums.back();
   }
-  double total = 0.0;
-  for (const double sum : block_sums) total += sum;
-  double left = uniform * total;
+  uint64_t left = sampling::drawn_unit(uniform, total);
   size_t block = 0;
-  while (block + 1 < block_sums.size() && left >= block_sums[block]) left -= block_sums[block++];
-  size_t last = 0;  // where rounding leaves the target beyond the block: its last weight
-  for (size_t i = block * kBlock; i < std::min(weights.size(), (block + 1) * kBlock); ++i) {
-    if (weights[i] == 0.0f) continue;
-    last = i;
-    left -= static_cast<double>(weights[i]);
-    if (left < 0.0) break;
-  }
-  return last;
+  while (left >= block_sums[block]) left -= block_sums[block++];
+  size_t i = block * kBlock;
+  while (left >= sampling::units_of(weights[i])) left -= sampling::units_of(weights[i++]);
+  return i;
 }
 
 }  // namespace
@@ -105,7 +101,8 @@ void validate(const SamplingParams& params, int32_t vocab) {
 Sampler::Sampler(const SamplingParams& params, int32_t vocab) : params_(params), vocab_(vocab) {
   validate(params, vocab);
   seed_ = params.seed ? *params.seed : fresh_seed();
-  if (has_penalties()) generated_.assign(static_cast<size_t>(vocab), -1);
+  if (has_penalties()) place_.assign(static_cast<size_t>(vocab), -1);
+  for (const auto& [token, bias] : params.logit_bias) bias_.push_back({token, bias});
 }
 
 bool Sampler::has_penalties() const {
@@ -114,13 +111,13 @@ bool Sampler::has_penalties() const {
 }
 
 void Sampler::count(int32_t token, int32_t times_generated) {
-  if (generated_.empty()) return;
-  int32_t& entry = generated_[static_cast<size_t>(token)];
-  if (entry < 0) {
-    entry = 0;
-    seen_.push_back(token);
+  if (place_.empty()) return;
+  int32_t& place = place_[static_cast<size_t>(token)];
+  if (place < 0) {
+    place = static_cast<int32_t>(counted_.size());
+    counted_.push_back({token, 0});
   }
-  entry += times_generated;
+  counted_[static_cast<size_t>(place)].times += times_generated;
 }
 
 void Sampler::add_prompt(std::span<const int32_t> tokens) {
@@ -133,22 +130,15 @@ void Sampler::add_prompt(std::span<const int32_t> tokens) {
 }
 
 std::span<const float> Sampler::adjusted(std::span<const float> logits, std::span<const uint64_t> allowed) {
-  const bool penalties = !generated_.empty();
-  if (!penalties && params_.logit_bias.empty() && allowed.empty()) return logits;
+  if (counted_.empty() && bias_.empty() && allowed.empty()) return logits;
   std::vector<float>& out = scratch.logits;
   out.assign(logits.begin(), logits.end());
-  if (penalties) {
-    for (const int32_t token : seen_) {
-      float& logit = out[static_cast<size_t>(token)];
-      const int32_t times = generated_[static_cast<size_t>(token)];
-      logit = logit > 0.0f ? logit / params_.repetition_penalty : logit * params_.repetition_penalty;
-      if (times > 0) {
-        logit -= params_.frequency_penalty * static_cast<float>(times);
-        logit -= params_.presence_penalty;
-      }
-    }
+  for (const auto& [token, times] : counted_) {
+    float& logit = out[static_cast<size_t>(token)];
+    logit = sampling::penalized(logit, times, params_.repetition_penalty, params_.presence_penalty,
+                                params_.frequency_penalty);
   }
-  for (const auto& [token, bias] : params_.logit_bias) out[static_cast<size_t>(token)] += bias;
+  for (const auto& [token, bias] : bias_) out[static_cast<size_t>(token)] += bias;
   if (!allowed.empty()) {
     for (size_t t = 0; t < out.size(); ++t) {
       if ((allowed[t / 64] >> (t % 64) & 1) == 0) out[t] = -std::numeric_limits<float>::infinity();
@@ -157,36 +147,37 @@ std::span<const float> Sampler::adjusted(std::span<const float> logits, std::spa
   return out;
 }
 
-double Sampler::next_uniform() {
+double Sampler::uniform(int32_t ahead) const {
   constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
-  const uint64_t bits = mix(mix(seed_ + kGolden) + kGolden * ++draws_);
+  const uint64_t draw = draws_ + 1 + static_cast<uint64_t>(ahead);
+  const uint64_t bits = mix(mix(seed_ + kGolden) + kGolden * draw);
   return static_cast<double>(bits >> 11) * 0x1p-53;  // [0, 1)
 }
 
 int32_t Sampler::draw(std::span<const float> logits) {
   const int32_t top = argmax(logits);
-  if (top < 0) {
-    throw_error(ErrorCode::kBadInput,
-                "logits: none of {} is a number above -infinity: the model's output is damaged",
-                logits.size());
-  }
-  // Below 1e-6 the second likeliest would need a logit equal to six digits to ever be drawn: greedy.
-  if (params_.temperature < 1e-6f || params_.top_k == 1) return top;
+  if (top < 0) throw_no_logits(logits.size());
+  if (!draws()) return top;
   std::vector<float>& weights = scratch.weights;
-  softmax_weights(logits, logits[static_cast<size_t>(top)], 1.0f / params_.temperature, weights);
+  softmax_weights(logits, logits[static_cast<size_t>(top)], scale(), weights);
   scratch.ids.clear();
   if (params_.top_k > 0 && params_.top_k < vocab_) {
     apply_cut(weights, cut_to_count(weights, params_.top_k));
     compact();
   }
   if (params_.top_p < 1.0f) {
-    const double total = sum_in_order(weights);
-    apply_cut(weights, cut_to_mass(weights, total, static_cast<double>(params_.top_p) * total));
+    const uint64_t total = sum_units(weights);
+    apply_cut(weights, cut_to_mass(weights, total, sampling::units_of_mass(params_.top_p, total)));
   }
   if (params_.min_p > 0.0f) apply_cut(weights, {params_.min_p, INT32_MAX});
 
-  const size_t picked = pick(next_uniform());
+  const size_t picked = pick(uniform());
   return scratch.ids.empty() ? static_cast<int32_t>(picked) : scratch.ids[picked];
+}
+
+void Sampler::accept(int32_t token) {
+  count(token, 1);
+  if (draws()) ++draws_;
 }
 
 SampledToken Sampler::sample(std::span<const float> logits, std::span<const uint64_t> allowed) {
@@ -196,7 +187,7 @@ SampledToken Sampler::sample(std::span<const float> logits, std::span<const uint
   }
   SampledToken result;
   result.token = draw(adjusted(logits, allowed));
-  count(result.token, 1);
+  accept(result.token);
   if (params_.logprobs) {
     const double total = log_sum_exp(logits);
     result.logprob = log_softmax_at(logits, result.token, total);

@@ -1,8 +1,9 @@
 // Sampler: from logits to the next token, with the state one request needs (what it has seen, its random
 // stream). What SamplingParams mean and their order: millrace/sampling.h. Same seed and same logits give the
 // same tokens on every machine: the generator is counter-based and the arithmetic is our own
-// (sample/softmax.h). Buffers of the vocabulary's size belong to the thread, not to the sampler: a thousand
-// requests share them.
+// (base/sampling_math.h). A device that picks tokens itself is told what the sampler knows (counted, bias,
+// uniform) and the sampler which token it was (accept). Buffers of the vocabulary's size belong to the
+// thread, not to the sampler: a thousand requests share them.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sampling_math.h"
 #include "millrace/sampling.h"
 
 namespace millrace {
@@ -39,20 +41,33 @@ class Sampler {
   // picked.
   SampledToken sample(std::span<const float> logits, std::span<const uint64_t> allowed = {});
 
- private:
+  // Below a temperature of 1e-6 the second likeliest would need a logit equal to six digits to ever be drawn:
+  // greedy.
+  bool draws() const { return params_.temperature >= 1e-6f && params_.top_k != 1; }
+  float scale() const { return 1.0f / params_.temperature; }  // of logits, when it draws
+  // The random number of the next draw, or of the one after `ahead` others.
+  double uniform(int32_t ahead = 0) const;
+  // What penalties apply to; nothing without penalties.
+  std::span<const TokenCount> counted() const { return counted_; }
+  std::span<const TokenBias> bias() const { return bias_; }
+  // Counts a token that was picked elsewhere, by the same rules.
+  void accept(int32_t token);
+
   bool has_penalties() const;
+
+ private:
   std::span<const float> adjusted(std::span<const float> logits, std::span<const uint64_t> allowed);
   int32_t draw(std::span<const float> logits);
   void count(int32_t token, int32_t times_generated);
-  double next_uniform();
 
   SamplingParams params_;
   int32_t vocab_;
   uint64_t seed_;
   uint64_t draws_ = 0;  // the random stream's counter
+  std::vector<TokenBias> bias_;
   // With penalties only:
-  std::vector<int32_t> generated_;  // [vocab] times generated; -1: never seen (0: in the prompt only)
-  std::vector<int32_t> seen_;       // tokens whose generated_ is not -1
+  std::vector<int32_t> place_;  // [vocab] in counted_; -1: never seen
+  std::vector<TokenCount> counted_;
 };
 
 // The seed of sample `index` of a request: its own for the first, another for each of the rest.

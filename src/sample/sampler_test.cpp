@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/sampling_math.h"
 #include "sample/select.h"
 #include "sample/softmax.h"
 
@@ -291,14 +292,53 @@ TEST(Sampler, RejectsParametersByName) {
 }
 
 TEST(Softmax, ExponentialIsAccurate) {
+  using sampling::exp_nonpositive;
+  std::vector<float> weights;
   for (double x = 0.0; x > -86.9; x -= 0.00137) {
     const double exact = std::exp(static_cast<double>(static_cast<float>(x)));
     EXPECT_NEAR(exp_nonpositive(static_cast<float>(x)) / exact, 1.0, 3e-7) << x;
+    const std::vector<float> four(4, static_cast<float>(x));  // those of the vectors are the same bits
+    softmax_weights(four, 0.0f, 1.0f, weights);
+    EXPECT_EQ(weights[3], exp_nonpositive(four[3])) << x;
   }
   EXPECT_EQ(exp_nonpositive(0.0f), 1.0f);
   EXPECT_EQ(exp_nonpositive(-1000.0f), 0.0f);
   EXPECT_EQ(exp_nonpositive(-kInf), 0.0f);
   EXPECT_EQ(exp_nonpositive(kNan), 0.0f);
+}
+
+TEST(Softmax, UnitsAddUpInAnyOrder) {
+  std::vector<float> weights;
+  softmax_weights(make_logits(20001, 9, 9.0f), 30.0f, 1.0f, weights);
+  weights[5] = 1.0f;
+  uint64_t sum = 0;
+  for (size_t i = weights.size(); i-- > 0;) sum += sampling::units_of(weights[i]);
+  EXPECT_EQ(sum_units(weights), sum);
+  EXPECT_EQ(sampling::units_of(1.0f), uint64_t{1} << 40);
+  EXPECT_EQ(sampling::units_of(0x1p-41f), 0u);  // halves go to even
+  EXPECT_EQ(sampling::units_of(0x1.8p-40f), 2u);
+  EXPECT_EQ(sampling::drawn_unit(0.0, 7), 0u);
+  EXPECT_EQ(sampling::drawn_unit(0.9999999999999999, uint64_t{1} << 58), (uint64_t{1} << 58) - 32);
+  EXPECT_EQ(sampling::units_of_mass(1e-30f, 5), 1u);
+}
+
+// What a device that picks tokens is told gives what sample() gives.
+TEST(Sampler, AcceptsWhatWasPickedElsewhere) {
+  const std::vector<float> logits = make_logits(900, 6);
+  SamplingParams params;
+  params.seed = 3;
+  params.presence_penalty = 0.5f;
+  Sampler here(params, 900), elsewhere(params, 900);
+  for (int i = 0; i < 20; ++i) {
+    const double uniform = elsewhere.uniform();
+    EXPECT_EQ(here.uniform(), uniform);
+    if (i > 0) {
+      EXPECT_EQ(elsewhere.counted().size(), here.counted().size());
+    }
+    const double next = here.uniform(1);
+    elsewhere.accept(here.sample(logits).token);
+    EXPECT_EQ(elsewhere.uniform(), next);
+  }
 }
 
 TEST(Select, CutsAgreeWithSorting) {
@@ -312,10 +352,9 @@ TEST(Select, CutsAgreeWithSorting) {
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weights[a] > weights[b]; });
     const Cut cut = cut_to_count(weights, k);
     EXPECT_EQ(cut.id, static_cast<int32_t>(order[static_cast<size_t>(k - 1)]));
-    double mass = 0.0;
-    for (int64_t i = 0; i + 1 < k; ++i) mass += static_cast<double>(weights[order[static_cast<size_t>(i)]]);
-    EXPECT_EQ(cut_to_mass(weights, sum_in_order(weights), mass + 0.5 * static_cast<double>(cut.weight)).id,
-              cut.id);
+    uint64_t mass = 1;
+    for (int64_t i = 0; i + 1 < k; ++i) mass += sampling::units_of(weights[order[static_cast<size_t>(i)]]);
+    EXPECT_EQ(cut_to_mass(weights, sum_units(weights), mass).id, cut.id);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <limits>
 
+#include "base/sampling_math.h"
 #include "sample/lanes.h"
 
 namespace millrace {
@@ -94,26 +95,25 @@ Cut cut_to_count(std::span<const float> weights, int64_t k) {
   return {};
 }
 
-Cut cut_to_mass(std::span<const float> weights, double total, double mass) {
+Cut cut_to_mass(std::span<const float> weights, uint64_t total, uint64_t mass) {
   // Weights below (total - mass) / n sum to less than total - mass: all of them are beyond the cut. Half of
-  // that leaves room for rounding.
-  const float floor = static_cast<float>(0.5 * (total - mass) / static_cast<double>(weights.size()));
-  std::array<double, kBuckets> sums{};
-  for_buckets(weights, floor, [&](size_t bucket, float w) { sums[bucket] += static_cast<double>(w); });
-  double left = mass;
+  // that, less a unit, leaves room for rounding.
+  const double mean_beyond = static_cast<double>(total - mass) / static_cast<double>(weights.size());
+  const auto floor = static_cast<float>(std::max(0.0, 0.5 * mean_beyond - 1.0) / sampling::kUnits);
+  std::array<uint64_t, kBuckets> sums{};
+  for_buckets(weights, floor, [&](size_t bucket, float w) { sums[bucket] += sampling::units_of(w); });
+  uint64_t left = mass;
   size_t b = kBuckets - 1;
   while (b > 0 && sums[b] < left) left -= sums[b--];
   std::vector<Entry>& entries = entries_of(weights, b);
   if (entries.empty()) return {};
   // Halve [first, last) until one entry is left: it is the one that reaches the mass. Linear in the bucket.
-  // The order of summing does not matter: weights of one bucket share an exponent, so double adds them
-  // exactly.
   auto first = entries.begin(), last = entries.end();
   while (last - first > 1) {
     const auto middle = first + (last - first) / 2;
     std::nth_element(first, middle, last, before);
-    double upper = 0.0;
-    for (auto e = first; e != middle; ++e) upper += static_cast<double>(e->weight);
+    uint64_t upper = 0;
+    for (auto e = first; e != middle; ++e) upper += sampling::units_of(e->weight);
     if (upper >= left) {
       last = middle;
     } else {

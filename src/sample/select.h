@@ -18,8 +18,8 @@ struct Cut {
 // weights are in [0, 1]; entries that are 0 are out already.
 // The k largest, k >= 1.
 Cut cut_to_count(std::span<const float> weights, int64_t k);
-// The fewest largest whose sum is at least `mass` (> 0); `total` is the sum of all.
-Cut cut_to_mass(std::span<const float> weights, double total, double mass);
+// The fewest largest whose units (sampling::units_of) sum to at least `mass`; 0 < mass <= total, all units.
+Cut cut_to_mass(std::span<const float> weights, uint64_t total, uint64_t mass);
 // Sets what is beyond the cut to 0.
 void apply_cut(std::span<float> weights, Cut cut);
 

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/sampling_math.h"
 #include "sample/lanes.h"
 
 namespace millrace {
@@ -27,17 +28,14 @@ inline I4 ordered_key(F4 x) {
   return lanes::choose(I4(x == x), key, lanes::splat(kLowestKey));
 }
 
+// sampling::exp_nonpositive for four.
 inline F4 exp_lanes(F4 x) {
-  // e^x = 2^n e^r, n = round(x / ln 2), |r| <= ln(2) / 2. Adding 1.5 * 2^23 rounds to an integer in the low
-  // bits.
-  constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;
-  constexpr float kLn2High = 0.693145752f, kLn2Low = 1.42860677e-6f;  // ln 2 split: n * high is exact
-  const I4 in_range = I4(x >= -87.0f);                                // NaN is not
-  const F4 clamped = lanes::choose(in_range, x, lanes::splat(-87.0f));
+  using namespace sampling;
+  const I4 in_range = I4(x >= kLowestExponent);  // NaN is not
+  const F4 clamped = lanes::choose(in_range, x, lanes::splat(kLowestExponent));
   const F4 shifted = clamped * kLog2E + kRound;
   const F4 n = shifted - kRound;
   const F4 r = (clamped - n * kLn2High) - n * kLn2Low;
-  // Taylor to degree 6: the remainder is below 2e-7 of the value for |r| <= 0.347.
   F4 p = lanes::splat(1.0f / 720.0f);
   p = p * r + 1.0f / 120.0f;
   p = p * r + 1.0f / 24.0f;
@@ -45,7 +43,6 @@ inline F4 exp_lanes(F4 x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  // The low bits of `shifted` hold n: moved up to the exponent they multiply by 2^n. n >= -126 here.
   const I4 value = lanes::bits(p) + (lanes::bits(shifted) << 23);
   return lanes::floats(value & in_range);
 }
@@ -58,12 +55,10 @@ void exp_shifted(std::span<const float> logits, float largest, float scale, floa
     lanes::store(out + i, exp_lanes((a - largest) * scale));
     lanes::store(out + i + kWidth, exp_lanes((b - largest) * scale));
   }
-  for (; i < logits.size(); ++i) out[i] = exp_nonpositive((logits[i] - largest) * scale);
+  for (; i < logits.size(); ++i) out[i] = sampling::exp_nonpositive((logits[i] - largest) * scale);
 }
 
 }  // namespace
-
-float exp_nonpositive(float x) { return exp_lanes(lanes::splat(x))[0]; }
 
 int32_t argmax(std::span<const float> logits) {
   const auto better = [](I4 a, I4 b) { return lanes::choose(I4(a > b), a, b); };
@@ -90,52 +85,67 @@ void softmax_weights(std::span<const float> logits, float largest, float scale, 
   exp_shifted(logits, largest, scale, out.data());
 }
 
-double sum_in_order(std::span<const float> weights) {
-  // Four chains: one alone would wait for each addition to finish.
-  D4 a{}, b{}, c{}, d{};
-  const float* w = weights.data();
-  const float* const end = w + weights.size();
-  for (; end - w >= 16; w += 16) {
-    a += __builtin_convertvector(lanes::load(w), D4);
-    b += __builtin_convertvector(lanes::load(w + 4), D4);
-    c += __builtin_convertvector(lanes::load(w + 8), D4);
-    d += __builtin_convertvector(lanes::load(w + 12), D4);
+uint64_t sum_units(std::span<const float> weights) {
+  // Units of 4,096 weights are below 2^53: doubles add them exactly.
+  constexpr size_t kExact = 4096;
+  constexpr double kRoundDouble = 0x1p52;
+  uint64_t sum = 0;
+  for (size_t begin = 0; begin < weights.size(); begin += kExact) {
+    const float* w = weights.data() + begin;
+    const float* const end = weights.data() + std::min(weights.size(), begin + kExact);
+    D4 a{}, b{};  // two chains: one alone would wait for each addition to finish
+    for (; end - w >= 8; w += 8) {
+      const D4 x = __builtin_convertvector(lanes::load(w), D4) * sampling::kUnits;
+      const D4 y = __builtin_convertvector(lanes::load(w + 4), D4) * sampling::kUnits;
+      a += (x + kRoundDouble) - kRoundDouble;
+      b += (y + kRoundDouble) - kRoundDouble;
+    }
+    const D4 lanes_sum = a + b;
+    sum += static_cast<uint64_t>((lanes_sum[0] + lanes_sum[1]) + (lanes_sum[2] + lanes_sum[3]));
+    for (; w != end; ++w) sum += sampling::units_of(*w);
   }
-  const D4 lanes_sum = (a + b) + (c + d);
-  double sum = (lanes_sum[0] + lanes_sum[1]) + (lanes_sum[2] + lanes_sum[3]);
-  for (; w != end; ++w) sum += static_cast<double>(*w);
   return sum;
+}
+
+void throw_no_logits(size_t count) {
+  throw_error(ErrorCode::kBadInput,
+              "logits: none of {} is a number above -infinity: the model's output is damaged", count);
 }
 
 double log_sum_exp(std::span<const float> logits) {
   const int32_t top = argmax(logits);
-  if (top < 0) {
-    throw_error(ErrorCode::kBadInput,
-                "logits: none of {} is a number above -infinity: the model's output is damaged",
-                logits.size());
-  }
+  if (top < 0) throw_no_logits(logits.size());
   const float largest = logits[static_cast<size_t>(top)];
   if (std::isinf(largest)) return static_cast<double>(largest);
   std::array<float, 1024> weights;
-  double sum = 0.0;
+  uint64_t units = 0;
   for (size_t begin = 0; begin < logits.size(); begin += weights.size()) {
     const size_t n = std::min(weights.size(), logits.size() - begin);
     exp_shifted(logits.subspan(begin, n), largest, 1.0f, weights.data());
-    sum += sum_in_order({weights.data(), n});
+    units += sum_units({weights.data(), n});
   }
-  return static_cast<double>(largest) + std::log(sum);
+  return log_of_units(largest, units);
+}
+
+double log_of_units(float largest, uint64_t units) {
+  return static_cast<double>(largest) + std::log(static_cast<double>(units) / sampling::kUnits);
+}
+
+double log_softmax_of(float logit, double log_sum, uint64_t units) {
+  constexpr double kNever = -std::numeric_limits<double>::infinity();
+  if (std::isnan(logit)) return kNever;
+  if (!std::isinf(log_sum)) return static_cast<double>(logit) - log_sum;
+  // +infinite logits share the probability evenly.
+  return std::isinf(logit) && logit > 0 ? -std::log(static_cast<double>(units) / sampling::kUnits) : kNever;
 }
 
 double log_softmax_at(std::span<const float> logits, int32_t index, double log_sum) {
-  const float value = logits[static_cast<size_t>(index)];
-  if (std::isnan(value)) return -std::numeric_limits<double>::infinity();
+  uint64_t units = 0;
   if (std::isinf(log_sum)) {
-    // +infinite logits share the probability evenly.
     const auto ties = std::count(logits.begin(), logits.end(), std::numeric_limits<float>::infinity());
-    return std::isinf(value) && value > 0 ? -std::log(static_cast<double>(ties))
-                                          : -std::numeric_limits<double>::infinity();
+    units = static_cast<uint64_t>(ties) * sampling::units_of(1.0f);
   }
-  return static_cast<double>(value) - log_sum;
+  return log_softmax_of(logits[static_cast<size_t>(index)], log_sum, units);
 }
 
 }  // namespace millrace

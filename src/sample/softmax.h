@@ -1,5 +1,4 @@
-// Softmax arithmetic that gives the same bits on every machine: an exponential of our own in float32 (libm's
-// differs between builds), sums in double in a fixed order. No multiply-add is fused (-ffp-contract=off).
+// Softmax arithmetic that gives the same bits on every machine: base/sampling_math.h, several at a time.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +6,6 @@
 #include <vector>
 
 namespace millrace {
-
-// e^x for x <= 0 to about 2e-7 relative; 0 below -87 and for NaN.
-float exp_nonpositive(float x);
 
 // Index of the largest value, the lowest index among equals; NaN never wins. -1 when nothing is above
 // -infinity.
@@ -20,11 +16,18 @@ int32_t argmax(std::span<const float> logits);
 // 1e6.
 void softmax_weights(std::span<const float> logits, float largest, float scale, std::vector<float>& out);
 
-// Sum of weights in double, in a fixed order.
-double sum_in_order(std::span<const float> weights);
+// Sum of weights in [0, 1], each rounded to units (sampling::units_of): exact in any order.
+uint64_t sum_units(std::span<const float> weights);
+
+// Throws Error{kBadInput}: of so many logits none is a number above -infinity.
+[[noreturn]] void throw_no_logits(size_t count);
 
 // log(sum(e^logits)). Throws Error{kBadInput} when no logit is a number above -infinity.
 double log_sum_exp(std::span<const float> logits);
+// The same where the largest and the sum of all sampling::weight_of(logit, largest, 1) are known.
+double log_of_units(float largest, uint64_t units);
+// log softmax of one logit then.
+double log_softmax_of(float logit, double log_sum, uint64_t units);
 
 // log softmax(logits)[index], given log_sum_exp(logits).
 double log_softmax_at(std::span<const float> logits, int32_t index, double log_sum);

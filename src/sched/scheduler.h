@@ -120,6 +120,9 @@ class Scheduler {
   int32_t running() const { return static_cast<int32_t>(running_.size()); }
   int32_t waiting() const { return waiting_count_; }
   int32_t swapped() const { return swapped_count_; }
+  // Would plan() let everybody who runs go on, and do nothing else but that? As far as is known without
+  // asking for memory.
+  bool quiet(double now) const { return waiting_count_ == 0 && doomed_.empty() && now < next_deadline(); }
   // When plan() could have something to say without a call in between; kNever: not.
   double next_deadline() const;
 

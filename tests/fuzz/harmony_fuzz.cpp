@@ -1,6 +1,6 @@
 // Any tokens as an answer, harmony's and the template families': read without a fault, calls numbered as they
-// come, and of harmony no text lost. Bytes below 16 are control tokens, the rest are letters; the first byte
-// chooses the family.
+// come, no character cut in two, and of harmony no text lost. Bytes below 16 are control tokens, the rest are
+// letters, those beyond ASCII of two bytes; the first byte chooses the family.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/utf8.h"
 #include "chat/harmony_parser.h"
 #include "chat/template_parser.h"
 #include "touch.h"
@@ -32,6 +33,14 @@ std::unique_ptr<AnswerParser> make_parser(uint8_t choice) {
   return std::make_unique<TemplateParser>(std::move(answer));
 }
 
+std::string text_of(uint8_t byte) {
+  if (byte < 16) return "";
+  if (byte < 128) return std::string(1, static_cast<char>(byte));
+  return {static_cast<char>(0xc0 | byte >> 6), static_cast<char>(0x80 | (byte & 0x3f))};
+}
+
+bool is_utf8(const std::string& text) { return millrace::valid_utf8(text) == text; }
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -40,8 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<Delta> deltas;
   size_t letters = 0;
   for (size_t i = 1; i < size; ++i) {
-    const bool control = data[i] < 16;
-    parser->token(data[i], control ? "" : std::string(1, static_cast<char>(data[i])), deltas);
+    parser->token(data[i], text_of(data[i]), deltas);
     letters += data[i] == '*' ? 1 : 0;
   }
   parser->finish("", deltas);
@@ -51,6 +59,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (delta.kind == Delta::Kind::kToolCall && delta.call != calls++) __builtin_trap();
     if (delta.kind == Delta::Kind::kToolArguments && delta.call != calls - 1) __builtin_trap();
     if (delta.kind != Delta::Kind::kToolCall && delta.text.empty()) __builtin_trap();
+    if (!is_utf8(delta.text) || !is_utf8(delta.name)) __builtin_trap();
     read += static_cast<size_t>(std::count(delta.text.begin(), delta.text.end(), '*'));
     millrace::fuzz::touch(delta.text);
   }

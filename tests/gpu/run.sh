@@ -63,7 +63,7 @@ command -v ninja >/dev/null || configure+=(-G "Unix Makefiles")
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 step configure cmake "${configure[@]}" || finish
-step build cmake --build "$build" --parallel "$jobs" --target backend_cuda_test backend_test integration_test ||
+step build cmake --build "$build" --parallel "$jobs" --target backend_cuda_test backend_test engine_test integration_test ||
   finish
 
 step host "$build/src/backend/cuda/backend_cuda_test"
@@ -74,10 +74,14 @@ step conformance "$build/src/backend/backend_test" \
 expect_on_cuda conformance '\[ +OK \].*/cuda_'
 step golden "$build/tests/integration_test" --gtest_filter='*Golden.Device*:*Golden.SameBits*'
 expect_on_cuda golden '\[ +figure +\] cuda '
+step sampling "$build/tests/integration_test" --gtest_filter='Sampling.*:*Embedding*'
+expect_on_cuda sampling '\[ +figure +\] cuda sampling'
+step engine "$build/src/engine/engine_test" --gtest_filter='Ahead.*'
+expect_on_cuda engine '\[ +figure +\] cuda schedules'
 
 if command -v compute-sanitizer >/dev/null; then
   # A small model with everything in it: sinks, windows, experts, ragged batches.
-  small='--gtest_filter=*Golden.Device*/gpt_oss_w32:*Golden.Device*/qwen3'
+  small='--gtest_filter=*Golden.Device*/gpt_oss_w32:*Golden.Device*/qwen3:Sampling.EnginesAnswer*'
   for tool in memcheck racecheck; do
     step "$tool" timeout "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$build/tests/integration_test" "$small"

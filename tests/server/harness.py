@@ -22,6 +22,8 @@ NODE = ROOT / "build" / "node"
 class Server:
     """`with Server(binary, model, "--option") as server:`; server.url, server.port, server.log()."""
 
+    description = None  # a Description that every answer of json() is held to
+
     def __init__(self, binary, model, *options):
         self.command = [str(binary), "serve", str(model), "--port", "0", *map(str, options)]
 
@@ -64,8 +66,11 @@ class Server:
             connection.close()
 
     def json(self, method, path, body=None, **options):
-        status, _, text = self.request(method, path, body, **options)
-        return status, json.loads(text)
+        status, headers, text = self.request(method, path, body, **options)
+        parsed = json.loads(text)
+        if self.description:
+            self.description.check(method, path, status, headers["content-type"], parsed)
+        return status, parsed
 
     def stats(self, **options):
         return self.json("GET", "/stats", **options)[1]

@@ -119,7 +119,7 @@ class CpuExecutor final : public Executor {
   ExecutorSpec spec_;
   const KernelTable& kernels_;
   ThreadPool& pool_;
-  Pages memory_;
+  StepMemory memory_;
   std::unique_ptr<Workspace> work_;
   std::vector<Pages> kv_pools_;  // per group
 

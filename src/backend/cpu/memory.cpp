@@ -4,6 +4,9 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include <algorithm>
+
+#include "base/buffer_pool.h"
 #include "base/error.h"
 
 namespace millrace::cpu {
@@ -22,6 +25,17 @@ Pages::Pages(size_t bytes, const char* what) : bytes_(bytes) {
 Pages::~Pages() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }
+
+// At least more than the largest class, so that it begins a page.
+StepMemory::StepMemory(size_t bytes, const char* what) : bytes_(std::max(bytes, size_t{32} << 10)) {
+  try {
+    data_ = static_cast<uint8_t*>(buffer_pool().allocate_zeroed(bytes_));
+  } catch (const std::bad_alloc&) {
+    throw_error(ErrorCode::kNoMemory, "{}: cannot reserve {} bytes", what, bytes);
+  }
+}
+
+StepMemory::~StepMemory() { buffer_pool().release(data_, bytes_); }
 
 ReadAhead::ReadAhead() : room_(0) {
   struct sysinfo memory {};

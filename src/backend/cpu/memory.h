@@ -1,5 +1,6 @@
-// Memory of the cpu backend: anonymous pages that cost nothing until they are touched, and an arena that lays
-// buffers out in them. Running the same layout over no memory tells how many bytes it needs.
+// Memory of the cpu backend: anonymous pages that cost nothing until they are touched (the KV pools), a piece
+// of the process's buffer pool (what steps write), and an arena that lays buffers out in it. Running the same
+// layout over no memory tells how many bytes it needs.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,22 @@ class Pages {
   ~Pages();
   Pages(Pages&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
   Pages& operator=(Pages&&) = delete;
+
+  uint8_t* data() const { return data_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// What an executor's steps write, from the buffer pool: one that is let go is there for the next executor.
+class StepMemory {
+ public:
+  // Zeroed, aligned to 4096. Throws Error{kNoMemory} naming `what`.
+  StepMemory(size_t bytes, const char* what);
+  ~StepMemory();
+  StepMemory(const StepMemory&) = delete;
+  StepMemory& operator=(const StepMemory&) = delete;
 
   uint8_t* data() const { return data_; }
 

@@ -36,6 +36,8 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
   MILLRACE_CHECK(batch.tokens.size() <= max_rows_);
   MILLRACE_CHECK(batch.logit_rows.size() <= max_logit_rows_);
   MILLRACE_CHECK(num_groups_ <= kMaxKvGroups);
+  MILLRACE_CHECK(batch.sampled_rows.empty() || batch.sampled_rows.size() == batch.tokens.size());
+  for (const int32_t row : batch.sampled_rows) MILLRACE_CHECK(row >= -1 && row < spec.max_logit_rows);
   for (const int32_t row : batch.logit_rows) {
     MILLRACE_CHECK(row >= 0 && static_cast<size_t>(row) < batch.tokens.size());
   }
@@ -62,6 +64,8 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
 
 void BatchArrays::fill(int32_t* out) const {
   std::copy(batch_.tokens.begin(), batch_.tokens.end(), out + tokens());
+  std::fill_n(out + sampled_rows(), batch_.tokens.size(), -1);
+  std::copy(batch_.sampled_rows.begin(), batch_.sampled_rows.end(), out + sampled_rows());
   std::copy(batch_.logit_rows.begin(), batch_.logit_rows.end(), out + logit_rows());
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const SequenceSlice& s = *sequences_[i].slice;

@@ -1,6 +1,6 @@
 // What the kernels must know about a batch, as one array of int32 that goes to the device in one copy. The
 // parts before the tables lie where the specification alone says, so that a recorded step finds them again:
-//   tokens, positions, sequence_of [max_tokens] each | logit_rows [max_logit_rows]
+//   tokens, positions, sequence_of, sampled_rows [max_tokens] each | logit_rows [max_logit_rows]
 //   | per group: table_starts [max_tokens], from the array's begin | tables, one after another
 // A sequence without tokens in the step is left out. No CUDA in here: tested without a device.
 #pragma once
@@ -26,8 +26,9 @@ class BatchArrays {
   size_t tokens() const { return 0; }
   size_t positions() const { return max_rows_; }
   size_t sequence_of() const { return 2 * max_rows_; }
-  size_t logit_rows() const { return 3 * max_rows_; }
-  size_t table_starts(int group) const { return 3 * max_rows_ + max_logit_rows_ + group * max_rows_; }
+  size_t sampled_rows() const { return 3 * max_rows_; }
+  size_t logit_rows() const { return 4 * max_rows_; }
+  size_t table_starts(int group) const { return 4 * max_rows_ + max_logit_rows_ + group * max_rows_; }
   size_t tables() const { return table_starts(num_groups_); }
 
   // Whether group `group` holds every position that a row with this window (0: everything) can see.

@@ -30,6 +30,8 @@ class CudaBackend final : public Backend {
     return type == DType::kF32 || type == DType::kF16 || type == DType::kBF16;
   }
 
+  bool gives_hidden_states() const override { return true; }
+
   size_t weight_bytes(const TensorView& view, WeightUse use) const override {
     return cuda::device_weight_bytes(view, use);
   }

@@ -1,9 +1,13 @@
 #include "backend/cuda/cuda_executor.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
 #include <optional>
 
 #include "backend/cuda/graph.h"
+#include "backend/cuda/sample_batch.h"
 #include "backend/cuda/step_launcher.h"
 #include "base/check.h"
 #include "base/error.h"
@@ -17,8 +21,11 @@ class CudaExecutor final : public Executor {
  public:
   explicit CudaExecutor(const ExecutorSpec& spec)
       : spec_(spec), work_(spec), launcher_(spec_, work_, stream_) {
-    logits_host_ = PinnedBuffer(work_.logits.bytes(), "the logits");
-    best_host_ = PinnedBuffer(work_.best.bytes(), "the greedy tokens");
+    for (Sampled& s : sampled_) {
+      s.tokens = PinnedBuffer(work_.best.bytes(), "the sampled tokens");
+      s.details = PinnedBuffer(work_.sample_details.bytes(), "the logprobs");
+      s.rows.reserve(static_cast<size_t>(spec.max_logit_rows));
+    }
   }
   ~CudaExecutor() override { cudaStreamSynchronize(stream_.get()); }  // nothing may still use the buffers
 
@@ -33,6 +40,12 @@ class CudaExecutor final : public Executor {
   void experts_add(const Experts& op) override { ops_.emplace_back(op); }
   void norm_logits(const Logits& op) override { ops_.emplace_back(op); }
   std::span<const float> logits() override;
+  std::span<const float> logits_of(std::span<const int32_t> rows) override;
+  bool samples() const override { return fits_sampling(spec_.vocab); }
+  void start() override { flush(); }
+  bool sample(std::span<const SampleRow> rows) override;
+  std::span<const SampledRow> sampled() override;
+  void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override;
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
   void write_block(int group, int32_t block, std::span<const std::byte> from) override;
   void copy_block(int group, int32_t from, int32_t to) override;
@@ -48,6 +61,8 @@ class CudaExecutor final : public Executor {
   SlotPlace place_of(Slot slot) const;
   std::span<std::byte> block_bytes(int group, int32_t block) const;  // on the device
   void flush();
+  void upload_sampling(std::span<const SampleRow> rows);
+  float* host_logits();
   void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     MILLRACE_CUDA_TRY(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()));
   }
@@ -57,7 +72,7 @@ class CudaExecutor final : public Executor {
   Workspace work_;
   StepLauncher launcher_;
   GraphCache graphs_;
-  PinnedBuffer logits_host_, best_host_;
+  PinnedBuffer logits_host_;  // made when somebody reads logits
 
   // The batch: filled in pinned memory, then copied. The next step waits for the copy before it fills again.
   PinnedBuffer batch_host_;
@@ -67,6 +82,25 @@ class CudaExecutor final : public Executor {
   std::vector<int32_t> tokens_;
   StepPlan plan_;
   std::vector<StepOp> ops_;  // recorded, not launched
+  std::vector<uint64_t> last_signature_;
+
+  // Sampling: the rows' parameters on their way to the device, and two steps' tokens on their way back.
+  PinnedBuffer sampling_host_;
+  DeviceBuffer sampling_device_;
+  Event sampling_sent_;
+  struct Sampled {
+    SampleBatch batch;
+    PinnedBuffer tokens, details;
+    Event ready;
+    std::vector<SampledRow> rows;
+  };
+  std::array<Sampled, 2> sampled_;
+  size_t started_ = 0, taken_ = 0;  // steps, so far
+
+  // The last step's hidden states behind a norm, brought over when somebody reads the first of them.
+  std::mutex hidden_mutex_;
+  PinnedBuffer hidden_host_;
+  const Weight* hidden_norm_ = nullptr;  // null: not there
 };
 
 // ---------------------------------------------------------------- the batch
@@ -78,6 +112,9 @@ void CudaExecutor::begin(const Batch& batch) {
   plan_.logit_rows = static_cast<int64_t>(batch.logit_rows.size());
   plan_.single_tokens = batch_->single_tokens();
   plan_.last_position = batch_->last_position();
+  // Steps that decode all look: one graph serves those that were launched ahead and those that were not.
+  plan_.takes_sampled = !batch.sampled_rows.empty() || plan_.single_tokens;
+  hidden_norm_ = nullptr;
   tokens_.assign(batch.tokens.begin(), batch.tokens.end());
   const size_t bytes = batch_->size() * sizeof(int32_t);
   if (bytes == 0) return;
@@ -119,38 +156,147 @@ void CudaExecutor::route(const Route& op) {
   ops_.emplace_back(op);
 }
 
-// Decoding repeats: its steps are captured at first sight. A chunk of a prompt is launched as it is.
+// Decoding repeats: its steps are captured, those of few rows at first sight, larger ones, beside which
+// launching is short, at the second in a row. A chunk of a prompt is launched as it is.
 void CudaExecutor::flush() {
   if (ops_.empty()) return;
-  constexpr int64_t kMaxGraphRows = 256;
-  const auto launch = [&] { launcher_.launch(ops_, plan_, *batch_, batch_device_.as<const int32_t>()); };
+  constexpr int64_t kMaxGraphRows = 256, kAtFirstSight = 4;
+  const auto launch = [&] { launcher_.launch(ops_, plan_, *batch_, batch_device_.as<int32_t>()); };
   if (plan_.single_tokens && plan_.rows > 0 && plan_.rows <= kMaxGraphRows) {
-    graphs_.get(signature_of(ops_, plan_), stream_, launch).launch(stream_);
+    std::vector<uint64_t> signature = signature_of(ops_, plan_);
+    if (plan_.rows <= kAtFirstSight || signature == last_signature_ || graphs_.has(signature)) {
+      graphs_.get(signature, stream_, launch).launch(stream_);
+    } else {
+      launch();
+    }
+    last_signature_ = std::move(signature);
   } else {
     launch();
   }
   ops_.clear();
 }
 
+float* CudaExecutor::host_logits() {
+  if (logits_host_.bytes() == 0) logits_host_ = PinnedBuffer(work_.logits.bytes(), "the logits");
+  return logits_host_.as<float>();
+}
+
 std::span<const float> CudaExecutor::logits() {
   flush();
   const size_t count = static_cast<size_t>(plan_.logit_rows) * static_cast<size_t>(spec_.vocab);
-  if (count > 0) {
-    copy(logits_host_.as<void>(), work_.logits.as<void>(), count * sizeof(float), cudaMemcpyDeviceToHost);
-    stream_.synchronize();
-  }
+  if (count == 0) return {};
+  copy(host_logits(), work_.logits.as<void>(), count * sizeof(float), cudaMemcpyDeviceToHost);
+  stream_.synchronize();
   return {logits_host_.as<const float>(), count};
+}
+
+std::span<const float> CudaExecutor::logits_of(std::span<const int32_t> rows) {
+  flush();
+  const auto vocab = static_cast<size_t>(spec_.vocab);
+  for (size_t i = 0; i < rows.size();) {  // rows that follow one another in one copy
+    size_t n = 1;
+    while (i + n < rows.size() && rows[i + n] == rows[i] + static_cast<int32_t>(n)) ++n;
+    MILLRACE_CHECK(rows[i] >= 0 && rows[i + n - 1] < plan_.logit_rows);
+    const size_t at = static_cast<size_t>(rows[i]) * vocab;
+    copy(host_logits() + at, work_.logits.as<float>() + at, n * vocab * sizeof(float),
+         cudaMemcpyDeviceToHost);
+    i += n;
+  }
+  if (!rows.empty()) stream_.synchronize();
+  return {host_logits(), static_cast<size_t>(plan_.logit_rows) * vocab};
 }
 
 std::span<const int32_t> CudaExecutor::greedy_tokens() {
   ops_.emplace_back(ArgmaxOp{});
   flush();
   const auto count = static_cast<size_t>(plan_.logit_rows);
+  auto* tokens = sampled_[started_ % 2].tokens.as<int32_t>();
   if (count > 0) {
-    copy(best_host_.as<void>(), work_.best.as<void>(), count * sizeof(int32_t), cudaMemcpyDeviceToHost);
+    copy(tokens, work_.best.as<void>(), count * sizeof(int32_t), cudaMemcpyDeviceToHost);
     stream_.synchronize();
   }
-  return {best_host_.as<const int32_t>(), count};
+  std::replace(tokens, tokens + count, SampledRow::kNothing, 0);  // all are the largest then
+  return {tokens, count};
+}
+
+// ---------------------------------------------------------------- sampling
+
+void CudaExecutor::upload_sampling(std::span<const SampleRow> rows) {
+  const SampleBatch& batch = sampled_[started_ % 2].batch;
+  sampling_sent_.wait();
+  if (batch.bytes() > sampling_device_.bytes()) {
+    stream_.synchronize();  // the last step's kernels may still read the old one
+    graphs_.clear();
+    sampling_host_ = PinnedBuffer(2 * batch.bytes(), "the sampling parameters");
+    sampling_device_ = DeviceBuffer(2 * batch.bytes(), "the sampling parameters");
+  }
+  batch.fill(rows, sampling_host_.as<void>());
+  copy(sampling_device_.as<void>(), sampling_host_.as<void>(), batch.bytes(), cudaMemcpyHostToDevice);
+  sampling_sent_.record(stream_);
+  plan_.sampling = sampling_device_.as<void>();
+}
+
+bool CudaExecutor::sample(std::span<const SampleRow> rows) {
+  MILLRACE_CHECK(rows.size() == static_cast<size_t>(plan_.logit_rows));
+  MILLRACE_CHECK(started_ - taken_ < sampled_.size());
+  Sampled& s = sampled_[started_ % 2];
+  s.batch.lay_out(rows);
+  const bool greedy = s.batch.plain_greedy();
+  if (!greedy && !fits_sampling(spec_.vocab)) return false;
+  if (greedy) {
+    ops_.emplace_back(ArgmaxOp{});
+  } else {
+    upload_sampling(rows);
+    ops_.emplace_back(SampleOp{});
+  }
+  flush();
+  if (!rows.empty()) {
+    copy(s.tokens.as<void>(), work_.best.as<void>(), rows.size() * sizeof(int32_t), cudaMemcpyDeviceToHost);
+  }
+  if (s.batch.details()) {
+    copy(s.details.as<void>(), work_.sample_details.as<void>(), rows.size() * sizeof(SampleDetails),
+         cudaMemcpyDeviceToHost);
+  }
+  s.ready.record(stream_);
+  ++started_;
+  return true;
+}
+
+std::span<const SampledRow> CudaExecutor::sampled() {
+  MILLRACE_CHECK(taken_ < started_);
+  Sampled& s = sampled_[taken_++ % 2];
+  s.ready.wait();
+  s.rows.assign(s.batch.rows(), {});
+  for (size_t r = 0; r < s.rows.size(); ++r) {
+    SampledRow& row = s.rows[r];
+    if (s.batch.skips(r)) continue;
+    row.token = s.tokens.as<const int32_t>()[r];
+    if (s.batch.logprobs(r) < 0 || row.token < 0) continue;
+    const SampleDetails& details = s.details.as<const SampleDetails>()[r];
+    row.chosen = details.chosen;
+    row.largest = details.largest;
+    row.units = details.units;
+    static_assert(sizeof(SampledRow::Top) == sizeof(SampleDetails::Top));
+    row.top = {reinterpret_cast<const SampledRow::Top*>(details.top), static_cast<size_t>(details.num_top)};
+  }
+  return s.rows;
+}
+
+void CudaExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to) {
+  const auto hidden = static_cast<size_t>(spec_.hidden);
+  MILLRACE_CHECK(row >= 0 && row < plan_.rows && to.size() == hidden);
+  const std::lock_guard lock(hidden_mutex_);
+  if (hidden_norm_ != norm.weight) {
+    flush();
+    const size_t bytes = static_cast<size_t>(plan_.rows) * hidden * sizeof(float);
+    if (bytes > hidden_host_.bytes()) hidden_host_ = PinnedBuffer(bytes, "the hidden states");
+    launch_rmsnorm(work_.residual.as<const float>(), nullptr, own(*norm.weight).vector(), norm.eps,
+                   plan_.rows, spec_.hidden, work_.normed.as<float>(), stream_.get());
+    copy(hidden_host_.as<void>(), work_.normed.as<void>(), bytes, cudaMemcpyDeviceToHost);
+    stream_.synchronize();
+    hidden_norm_ = norm.weight;
+  }
+  std::memcpy(to.data(), hidden_host_.as<const float>() + static_cast<size_t>(row) * hidden, to.size_bytes());
 }
 
 // ---------------------------------------------------------------- slots

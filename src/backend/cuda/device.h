@@ -95,4 +95,7 @@ struct DeviceInfo {
 // old for this binary, no GPU, a GPU this binary has no code for.
 DeviceInfo open_device();
 
+// Multiprocessors of the current device.
+int multiprocessors();
+
 }  // namespace millrace::cuda

@@ -1,6 +1,7 @@
 // CUDA graphs behind RAII, and the few that an executor keeps: one per kind of step it has seen.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <list>
 #include <tuple>
@@ -41,6 +42,9 @@ class Graph {
 // The most recently used graphs by signature.
 class GraphCache {
  public:
+  bool has(const std::vector<uint64_t>& signature) const {
+    return std::any_of(graphs_.begin(), graphs_.end(), [&](const auto& g) { return g.first == signature; });
+  }
   // The graph of this signature, captured now when there is none.
   template <class Record>
   const Graph& get(std::vector<uint64_t> signature, const Stream& stream, Record&& record) {

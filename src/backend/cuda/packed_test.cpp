@@ -4,20 +4,38 @@
 
 #include <random>
 
-#include "quant/blocks.h"
-
 namespace millrace::cuda {
 namespace {
 
-// Doubled values as quant/blocks.h has them; a negative zero may lose its sign.
 TEST(PackedMx4, EveryWordDecodesToItsCodes) {
   std::mt19937 random(1);
   for (int n = 0; n < 200000; ++n) {
     const uint32_t codes = n < 65536 ? static_cast<uint32_t>(n) * 0x10001u : static_cast<uint32_t>(random());
-    const uint32_t word = encode_e2m1(codes);
-    for (int i = 0; i < 8; ++i) {
-      ASSERT_EQ(decode_e2m1(word, i), quant::kE2M1Doubled[codes >> (4 * i) & 15u])
-          << std::hex << codes << " " << i;
+    const uint32_t word = encode_mx4(codes);
+    for (int i = 0; i < 8; ++i)
+      ASSERT_EQ(decode_mx4(word, i), codes >> (4 * i) & 15u) << std::hex << codes << " " << i;
+  }
+}
+
+TEST(PackedMx4, ScalesUpTo2To33AreKept) {
+  for (int e = 0; e <= 160; ++e) {
+    EXPECT_EQ(decode_mx4_scale(encode_mx4_scale(static_cast<uint8_t>(e))), e);
+  }
+  EXPECT_EQ(encode_mx4_scale(161), 255);  // infinite: shows in whatever is computed with it
+  EXPECT_EQ(encode_mx4_scale(255), 255);
+}
+
+// The fragment of step s of lane t is words 2s and 2s + 1 of its eight elements: k 2t, 2t + 1, then 2t + 8,
+// 2t + 9.
+TEST(PackedMx4, ActivationsMeetTheirWeights) {
+  for (uint32_t odd = 0; odd < 2; ++odd) {
+    for (uint32_t t = 0; t < 4; ++t) {
+      for (uint32_t word = 0; word < 4; ++word) {
+        for (uint32_t i = 0; i < 2; ++i) {
+          const uint32_t step = 2 * odd + word / 2, k = 2 * t + 8 * (word % 2) + i;
+          EXPECT_EQ(mx4_position(32 * odd + 8 * t + 2 * word + i), 16 * step + k);
+        }
+      }
     }
   }
 }

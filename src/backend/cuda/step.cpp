@@ -78,6 +78,7 @@ class Signature {
     add(op.output);
   }
   void operator()(const ArgmaxOp&) {}
+  void operator()(const SampleOp&) {}
 };
 
 }  // namespace
@@ -89,7 +90,8 @@ std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPla
   // Spans side by side: a power of two, so that one graph serves many positions.
   const int32_t spans = attention_spans(plan.last_position < 0 ? 0 : plan.last_position, 0);
   signature.add(uint64_t{std::bit_ceil(static_cast<uint32_t>(spans))});
-  signature.add(uint64_t{plan.single_tokens} << 1 | uint64_t{plan.softmax_over_all});
+  signature.add(uint64_t{plan.takes_sampled} << 2 | uint64_t{plan.single_tokens} << 1 |
+                uint64_t{plan.softmax_over_all});
   for (const StepOp& op : ops) {
     signature.add(uint64_t{op.index()});
     std::visit(signature, op);

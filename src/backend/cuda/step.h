@@ -24,16 +24,19 @@ struct ProjectOp {
   Linear linear;
 };
 struct ArgmaxOp {};
+struct SampleOp {};  // the rows' parameters lie in a buffer of the executor's
 
-using StepOp =
-    std::variant<EmbedOp, NormQkv, RopeOp, Attend, ProjectOp, Ffn, Route, Experts, Logits, ArgmaxOp>;
+using StepOp = std::variant<EmbedOp, NormQkv, RopeOp, Attend, ProjectOp, Ffn, Route, Experts, Logits,
+                            ArgmaxOp, SampleOp>;
 
 // What the launches depend on beside the operations.
 struct StepPlan {
   int64_t rows = 0, logit_rows = 0;
-  bool single_tokens = false;     // every sequence has one token in this step
-  int32_t last_position = -1;     // the largest of any row
-  bool softmax_over_all = false;  // of the last route: experts may be flushed later than it
+  bool single_tokens = false;      // every sequence has one token in this step
+  int32_t last_position = -1;      // the largest of any row
+  bool takes_sampled = false;      // some tokens are those that the step before picked
+  const void* sampling = nullptr;  // SampleParams and what they point to, on the device
+  bool softmax_over_all = false;   // of the last route: experts may be flushed later than it
 };
 
 // Everything that decides which kernels run with which parameters: two steps with equal signatures differ in

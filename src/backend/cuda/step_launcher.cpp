@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "backend/cuda/ops/sample.h"
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ops/wide.h"
 #include "base/check.h"
@@ -11,7 +12,7 @@ namespace millrace::cuda {
 namespace {
 
 constexpr int64_t kMinPromptRows = 16;  // of a chunk, from which on two rows of a warp share keys and values
-constexpr int64_t kMaxStreamRows = 4;   // beyond, wide products read each weight once for all
+constexpr int32_t kMaxSpansInTurn = 8;  // of one CTA: 2,048 positions, some 20 us
 
 const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
 
@@ -29,11 +30,15 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
       packed_attention_(fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim)) {}
 
 void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
-                          const int32_t* batch_device) {
+                          int32_t* batch_device) {
   plan_ = plan;
   batch_ = &batch;
   batch_device_ = batch_device;
   fused_rope_ = nullptr;
+  if (plan.takes_sampled && std::holds_alternative<EmbedOp>(ops.front())) {
+    launch_take_sampled(w_.best.as<const int32_t>(), in_batch(batch.sampled_rows()), plan.rows,
+                        batch_device + batch.tokens(), stream_.get());
+  }
   prepare_angles(ops);
   for (size_t i = 0; i < ops.size(); ++i) {
     if (fuses_rope(ops, i)) {
@@ -159,7 +164,11 @@ void StepLauncher::packed_attention(const Attend& op) {
   attention.key = w_.key.as<const float>();
   attention.value = w_.value.as<const float>();
   attention.out = w_.attention.as<float>();
-  if (attention.max_spans > 1 && spans_fit(spec_, plan_.rows, attention.max_spans)) {
+  // Side by side where few rows would leave multiprocessors idle, or make others wait for a long one; else a
+  // row's spans follow one another, which saves their way through memory.
+  const bool enough = plan_.rows * spec_.kv_heads * 4 >= int64_t{multiprocessors()} * 5;
+  const bool in_turn = enough && attention.max_spans <= kMaxSpansInTurn;
+  if (attention.max_spans > 1 && !in_turn && spans_fit(spec_, plan_.rows, attention.max_spans)) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
@@ -191,6 +200,12 @@ void StepLauncher::operator()(const Logits& op) {
 void StepLauncher::operator()(const ArgmaxOp&) {
   launch_argmax(w_.logits.as<float>(), plan_.logit_rows, spec_.vocab, w_.candidates.as<void>(),
                 w_.best.as<int32_t>(), stream_.get());
+}
+
+void StepLauncher::operator()(const SampleOp&) {
+  launch_sample(w_.logits.as<float>(), plan_.logit_rows, spec_.vocab,
+                static_cast<const SampleParams*>(plan_.sampling), w_.best.as<int32_t>(),
+                w_.sample_details.as<SampleDetails>(), stream_.get());
 }
 
 // ---------------------------------------------------------------- linear layers
@@ -282,16 +297,19 @@ void StepLauncher::operator()(const Route& op) {
     route.cols = spec_.hidden;
     route.scores = w_.scores.as<float>();
     route.normed = w_.normed.as<float>();
-    if (plan_.rows <= kMaxStreamRows) route.quantized = w_.quantized.as<uint8_t>();
+    if (plan_.rows <= kMaxStreamRows) {
+      route.quantized = w_.quantized.as<uint8_t>();
+      route.rounded = w_.rounded.as<uint16_t>();
+    }
     return launch_stream_route(route, stream_.get());
   }
   launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
                  spec_.hidden, w_.normed.as<float>(), stream_.get());
   const Target target{op.router, w_.scores.as<float>(), spec_.experts};
   linears({w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr}, {&target, 1}, false);
-  if (spec_.hidden % 32 == 0) {
+  if (spec_.hidden % 32 == 0 && plan_.rows <= kMaxStreamRows) {
     launch_quantize_rows(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.quantized.as<uint8_t>(),
-                         stream_.get());
+                         w_.rounded.as<uint16_t>(), stream_.get());
   }
 }
 
@@ -317,6 +335,7 @@ bool StepLauncher::stream_experts(const Experts& op) {
   experts.softmax_over_all = plan_.softmax_over_all;
   experts.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
   experts.quantized = w_.quantized.as<const uint8_t>();
+  experts.rounded = w_.rounded.as<const uint16_t>();
   experts.act = w_.gate.as<float>();
   experts.residual = w_.residual.as<float>();
   if (plan_.rows > kMaxStreamRows || !fits_stream_experts(experts)) return false;
@@ -341,6 +360,7 @@ void StepLauncher::quantize_pairs(const DeviceBuffer& x, int32_t copies, const P
 void StepLauncher::wide_gate_up(const Experts& op) {
   quantize_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
   WideExperts wide;
+  wide.experts = spec_.experts;
   wide.gate = own(*op.gate.weight).packed;
   wide.up = own(*op.up.weight).packed;
   wide.gate_bias = vector_of(op.gate.bias);
@@ -349,6 +369,27 @@ void StepLauncher::wide_gate_up(const Experts& op) {
   wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
   wide.x = wide_rows(w_.wide.as<uint8_t>(), wide.groups.max_rows, spec_.hidden);
   wide.out = w_.gate.as<float>();
+  if (rounds_act(op)) wide.act = wide_rows(w_.wide_act.as<uint8_t>(), wide.groups.max_rows, spec_.expert_ffn);
+  launch_wide_experts(wide, stream_.get());
+}
+
+// Whether gate and up leave their activations as down's operand.
+bool StepLauncher::rounds_act(const Experts& op) const {
+  return has_wgmma() && own(*op.gate.weight).packed.format == PackedFormat::kMx4 &&
+         own(*op.up.weight).packed.format == PackedFormat::kMx4 &&
+         own(*op.down.weight).packed.format == PackedFormat::kMx4;
+}
+
+// out[pair] = the pair's expert . row of x, x in the groups' order.
+void StepLauncher::wide_expert_linear(const Linear& op, const WideRows& x, const DeviceBuffer& out) {
+  const CudaWeight& weight = own(*op.weight);
+  WideExperts wide;
+  wide.experts = spec_.experts;
+  wide.gate = weight.packed;
+  wide.gate_bias = vector_of(op.bias);
+  wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
+  wide.x = x;
+  wide.out = out.as<float>();
   launch_wide_experts(wide, stream_.get());
 }
 
@@ -360,13 +401,8 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
                                 w_.chosen.as<int32_t>(), pairs(), out.as<float>(), stream_.get());
   }
   quantize_pairs(x, divide, weight.packed);
-  WideExperts wide;
-  wide.gate = weight.packed;
-  wide.gate_bias = vector_of(op.bias);
-  wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
-  wide.x = wide_rows(w_.wide.as<uint8_t>(), wide.groups.max_rows, weight.cols);
-  wide.out = out.as<float>();
-  launch_wide_experts(wide, stream_.get());
+  const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
+  wide_expert_linear(op, wide_rows(w_.wide.as<uint8_t>(), groups.max_rows, weight.cols), out);
 }
 
 void StepLauncher::operator()(const Experts& op) {
@@ -390,7 +426,13 @@ void StepLauncher::operator()(const Experts& op) {
     launch_activate(activation, pairs() * spec_.expert_ffn, w_.gate.as<float>(), w_.up.as<float>(),
                     stream_.get());
   }
-  expert_linear(op.down, w_.gate, 1, w_.down);
+  if (rounds_act(op)) {
+    const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
+    wide_expert_linear(op.down, wide_rows(w_.wide_act.as<uint8_t>(), groups.max_rows, spec_.expert_ffn),
+                       w_.down);
+  } else {
+    expert_linear(op.down, w_.gate, 1, w_.down);
+  }
   launch_combine_experts(w_.down.as<float>(), w_.chosen_weight.as<float>(), plan_.rows,
                          spec_.experts_per_token, spec_.hidden, w_.residual.as<float>(), stream_.get());
 }

@@ -10,6 +10,7 @@
 
 #include "backend/cuda/batch_arrays.h"
 #include "backend/cuda/cuda_weight.h"
+#include "backend/cuda/ops/wide.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/workspace.h"
 
@@ -23,9 +24,9 @@ class StepLauncher {
   size_t angle_table(std::span<const float> inv_freq, float magnitude);
   const float* inv_freq(size_t table) const { return angle_tables_[table].inv_freq.as<const float>(); }
 
-  // `batch_device`: batch's arrays on the device.
+  // `batch_device`: batch's arrays on the device; the tokens among them are written when plan.takes_sampled.
   void launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
-              const int32_t* batch_device);
+              int32_t* batch_device);
 
  private:
   // Rows that linear layers multiply: of x, normed when there is a norm.
@@ -52,6 +53,7 @@ class StepLauncher {
   void operator()(const Experts& op);
   void operator()(const Logits& op);
   void operator()(const ArgmaxOp& op);
+  void operator()(const SampleOp& op);
   template <class Op>
   void visit(const Op& op) {
     (*this)(op);
@@ -65,6 +67,8 @@ class StepLauncher {
   void choose_experts();
   bool stream_experts(const Experts& op);
   void wide_gate_up(const Experts& op);
+  bool rounds_act(const Experts& op) const;
+  void wide_expert_linear(const Linear& op, const WideRows& x, const DeviceBuffer& out);
   // One matrix per pair's expert, of whatever type: out[pair, :] from x[pair / divide, :].
   void expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
   void quantize_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);

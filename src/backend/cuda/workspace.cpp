@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cuda/ops/ops.h"
+#include "backend/cuda/ops/sample.h"
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ops/wide.h"
 
@@ -28,7 +29,9 @@ struct Sizes {  // bytes
     normed_logit_rows = logit_rows * static_cast<size_t>(spec.hidden) * 4;
     logits = logit_rows * static_cast<size_t>(spec.vocab) * 4;
     best = logit_rows * 4;
-    quantized = spec.experts > 0 ? quantized_rows_bytes(spec.max_tokens, spec.hidden) : 0;
+    const int64_t stream_rows = std::min(spec.max_tokens, kMaxStreamRows);
+    quantized = spec.experts > 0 ? quantized_rows_bytes(stream_rows, spec.hidden) : 0;
+    rounded = spec.experts > 0 ? static_cast<size_t>(stream_rows) * static_cast<size_t>(spec.hidden) * 2 : 0;
     const auto expert_rows =
         static_cast<int64_t>(pairs) +
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
@@ -36,19 +39,22 @@ struct Sizes {  // bytes
                      wide_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn)),
                      wide_rows_bytes(spec.max_logit_rows, spec.hidden),
                      wide_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn))});
+    wide_act = pairs > 0 ? wide_rows_bytes(expert_rows, spec.expert_ffn) : 0;
     groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts) * 4 : 0;
     if (fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim)) {
       partial = std::min(kPartialBytes, packed_attention_partial_bytes(spec.max_tokens, 32, spec.kv_heads));
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
     }
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
+    sample_details = logit_rows * sizeof(SampleDetails);
   }
   size_t total() const {
     return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
-           logits + best + quantized + wide + groups + partial + arrived + candidates;
+           logits + best + quantized + rounded + wide + wide_act + groups + partial + arrived + candidates +
+           sample_details;
   }
-  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, quantized, wide,
-      groups, partial = 0, arrived = 0, candidates;
+  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, quantized, rounded,
+      wide, wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -78,11 +84,14 @@ Workspace::Workspace(const ExecutorSpec& spec) {
   logits = memory(sizes.logits);
   best = memory(sizes.best);
   quantized = memory(sizes.quantized);
+  rounded = memory(sizes.rounded);
   wide = memory(sizes.wide);
+  wide_act = memory(sizes.wide_act);
   groups = memory(sizes.groups);
   partial = memory(sizes.partial);
   arrived = zeros(sizes.arrived);
   candidates = zeros(sizes.candidates);
+  sample_details = zeros(sizes.sample_details);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");

@@ -19,10 +19,12 @@ struct Workspace {
   DeviceBuffer scores, chosen, chosen_weight;    // [tokens, experts], [tokens, slots] twice
   DeviceBuffer normed_logit_rows, logits, best;  // [logit rows, hidden], [logit rows, vocab], [logit rows]
   DeviceBuffer quantized;                        // the normed rows for streaming experts (quantize.cuh)
-  DeviceBuffer wide;                             // quantized rows of wide products (wide.h)
-  DeviceBuffer groups;                           // pairs by expert (wide.h)
-  DeviceBuffer partial, arrived;                 // attention: spans side by side, and how many are done
-  DeviceBuffer candidates;                       // argmax
+  DeviceBuffer rounded;                          // the same rows as bf16, for MXFP4 experts
+  DeviceBuffer wide, wide_act;      // operands of wide products (wide.h), and of the experts' down
+  DeviceBuffer groups;              // pairs by expert (wide.h)
+  DeviceBuffer partial, arrived;    // attention: spans side by side, and how many are done
+  DeviceBuffer candidates;          // argmax
+  DeviceBuffer sample_details;      // [logit rows]
   std::vector<DeviceBuffer> pools;  // per group: [blocks][layers][key, value][kv_heads][16 x head_dim]
 };
 

@@ -1,10 +1,8 @@
 // The greedy token of each row of logits: kParts CTAs per row find their part's best, the last to arrive the
 // row's.
-#include <climits>
-
+#include "backend/cuda/ops/best.cuh"
 #include "backend/cuda/ops/launch.cuh"
 #include "backend/cuda/ops/ops.h"
-#include "backend/cuda/ops/reduce.cuh"
 #include "backend/cuda/ptx/grid_dependency.cuh"
 
 namespace millrace::cuda {
@@ -13,30 +11,10 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kParts = 32;  // CTAs per row: some 6,000 logits each of a vocabulary of 200,000
 
-struct Best {
-  float value;
-  int32_t index;  // INT_MAX: none; -1: there was a NaN
-};
-
 struct Row {
   Best parts[kParts];
   int32_t arrived;  // zero before and after
 };
-
-// A total order: NaN before everything, larger values, lower indices.
-__device__ inline Best better(Best a, Best b) {
-  if (a.index < 0 || b.index < 0) return {0.0f, -1};
-  return a.value > b.value || (a.value == b.value && a.index < b.index) ? a : b;
-}
-
-__device__ inline Best warp_best(Best best) {
-#pragma unroll
-  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
-    best = better(best, {__shfl_xor_sync(kAllLanes, best.value, distance),
-                         __shfl_xor_sync(kAllLanes, best.index, distance)});
-  }
-  return best;
-}
 
 __global__ void __launch_bounds__(kThreads)
     argmax_kernel(const float* logits, int64_t vocab, Row* rows, int32_t* best) {
@@ -47,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = blockIdx.y, part = (vocab + kParts - 1) / kParts;
   const int64_t begin = blockIdx.x * part, end = min(begin + part, vocab);
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  Best mine{-INFINITY, INT_MAX};
+  Best mine;
   for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
     const float value = __ldcg(logits + row * vocab + i);
     mine = better(mine, {value, isnan(value) ? -1 : static_cast<int32_t>(i)});
@@ -67,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
   __threadfence();
   const Best* all = rows[row].parts;
   mine = warp_best({__ldcg(&all[lane].value), __ldcg(&all[lane].index)});
-  if (lane == 0) best[row] = mine.index == INT_MAX ? 0 : mine.index;
+  if (lane == 0) best[row] = mine.index >= 0 && mine.value == -INFINITY ? -2 : mine.index;
 }
 
 }  // namespace

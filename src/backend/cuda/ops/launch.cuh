@@ -40,7 +40,4 @@ void allow_shared_memory(Kernel* kernel, size_t bytes) {
       "cudaFuncSetAttribute(shared memory)");
 }
 
-// Multiprocessors of the current device.
-int multiprocessors();
-
 }  // namespace millrace::cuda

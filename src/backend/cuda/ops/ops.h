@@ -147,7 +147,8 @@ void launch_prompt_attention(const PackedAttention& op, cudaStream_t stream);
 void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op, float2* angles,
                    cudaStream_t stream);
 
-// best[r]: the index of the largest of logits[r, :], the lowest among equals; -1 when one of them is NaN.
+// best[r]: the index of the largest of logits[r, :], the lowest among equals; -1 when one of them is NaN, -2
+// when none is above -infinity.
 // Floor: 4 vocab * rows / B. `candidates`: argmax_candidates_bytes().
 void launch_argmax(const float* logits, int64_t rows, int64_t vocab, void* candidates, int32_t* best,
                    cudaStream_t stream);

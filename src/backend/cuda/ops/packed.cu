@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/ops/decode.cuh"
 #include "backend/cuda/ops/packed.h"
 #include "backend/cuda/ops/reduce.cuh"
 #include "quant/blocks.h"
@@ -30,11 +31,6 @@ __device__ inline int block_code(DType type, const uint8_t* block, int k) {
 __device__ inline uint32_t nibble_code(DType type, const uint8_t* codes, int k) {
   if (type == DType::kMXFP4) return (codes[k % 16] >> (4 * (k / 16))) & 15u;
   return (codes[k / 2] >> (4 * (k % 2))) & 15u;
-}
-
-// The exponent of half the scale. 255 (not a number) becomes infinite, which nothing finite survives.
-__device__ inline uint8_t halved_e8m0(uint8_t e) {
-  return e == 255 ? 255 : static_cast<uint8_t>(e == 0 ? 0 : e - 1);
 }
 
 __device__ inline int first_of_lane(int t, int i) { return 4 * t + i % 4 + 16 * (i / 4); }  // i in [0, 8)
@@ -76,7 +72,7 @@ __device__ inline void repack_q8(const DeviceMatrix& from, const Source& source,
 }
 
 __device__ inline void repack_mx4(const DeviceMatrix& from, const Source& source, int64_t pair, int g, int t,
-                                  uint8_t* tile, int32_t pairs) {
+                                  uint8_t* tile) {
   const bool split = from.type == DType::kMXFP4Split;
   uint32_t words[2] = {};
   uint8_t scales[2] = {};
@@ -84,14 +80,15 @@ __device__ inline void repack_mx4(const DeviceMatrix& from, const Source& source
     const int64_t b = 2 * pair + odd;
     if (source.row == nullptr || b >= source.blocks) continue;
     const uint8_t* codes = split ? source.row + b * 16 : source.row + b * 17 + 1;
-    scales[odd] = halved_e8m0(split ? source.scales[b] : codes[-1]);
+    scales[odd] = encode_mx4_scale(split ? source.scales[b] : codes[-1]);
     uint32_t plain = 0;
-    for (int i = 0; i < 8; ++i) plain |= nibble_code(from.type, codes, first_of_lane(t, i)) << (4 * i);
-    words[odd] = encode_e2m1(plain);
+    for (int i = 0; i < 8; ++i) plain |= nibble_code(from.type, codes, 8 * t + i) << (4 * i);
+    words[odd] = encode_mx4(plain);
   }
-  *reinterpret_cast<uint2*>(tile + pair * 256 + (4 * g + t) * 8) = {words[0], words[1]};
+  uint8_t* to = tile + pair * kMx4PairBytes;
+  *reinterpret_cast<uint2*>(to + (4 * g + t) * 8) = {words[0], words[1]};
   if (t == 0) {
-    *reinterpret_cast<uint16_t*>(tile + int64_t{pairs} * 256 + (pair * 8 + g) * 2) =
+    *reinterpret_cast<uint16_t*>(to + kMx4ScalesAt + g * 2) =
         static_cast<uint16_t>(scales[0] | scales[1] << 8);
   }
 }
@@ -106,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
     uint8_t* to_tile = out + tile * to.tile_bytes;
     const Source source = source_of(from, to, tile, g);
     if (to.format == PackedFormat::kMx4) {
-      repack_mx4(from, source, pair, g, t, to_tile, to.pairs);
+      repack_mx4(from, source, pair, g, t, to_tile);
     } else {
       repack_q8(from, source, pair, g, t, to_tile, to.pairs);
     }
@@ -117,15 +114,16 @@ __global__ void __launch_bounds__(kThreads)
 __device__ inline float packed_element(const PackedMatrix& m, int64_t row, int c) {
   const uint8_t* tile = m.tiles + row / kTileRows * m.tile_bytes;
   const int g = static_cast<int>(row % kTileRows), pair = c / kPairColumns, odd = c / 32 % 2, k = c % 32;
-  const int lane = 4 * g + k % 16 / 4, high = k / 16, scale_at = (pair * 8 + g) * 2 + odd;
   if (m.format == PackedFormat::kQ8) {
+    const int lane = 4 * g + k % 16 / 4, high = k / 16;
     const auto code = static_cast<int8_t>(tile[pair * 512 + lane * 16 + (odd + 2 * high) * 4 + k % 4]);
-    const __half scale = reinterpret_cast<const __half*>(tile + m.pairs * 512)[scale_at];
+    const __half scale = reinterpret_cast<const __half*>(tile + m.pairs * 512)[(pair * 8 + g) * 2 + odd];
     return __half2float(scale) * static_cast<float>(code);
   }
-  const uint32_t word = reinterpret_cast<const uint32_t*>(tile + pair * 256)[lane * 2 + odd];
-  const uint32_t exponent = tile[m.pairs * 256 + scale_at];
-  return __uint_as_float(exponent << 23) * static_cast<float>(decode_e2m1(word, k % 4 + 4 * high));
+  const uint8_t* from = tile + pair * kMx4PairBytes;
+  const uint32_t word = reinterpret_cast<const uint32_t*>(from)[(4 * g + k / 8) * 2 + odd];
+  const uint8_t exponent = decode_mx4_scale(from[kMx4ScalesAt + g * 2 + odd]);
+  return e8m0_to_float(exponent) * e2m1_to_float(decode_mx4(word, k % 8));
 }
 
 // One CTA per token.

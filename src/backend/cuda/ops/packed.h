@@ -8,16 +8,17 @@
 //   kQ8:   [pair][lane] 16 bytes: even low, odd low, even high, odd high; then [pair][g][even, odd] f16
 //   scales.
 //          544 bytes per pair. From Q8_0, and from Q4_0 and Q5_0, whose codes fit a byte.
-//   kMx4:  [pair][lane] 8 bytes: a word per block, its nibbles 0-3 the low and 4-7 the high elements, coded
-//   as below;
-//          then [pair][g][even, odd] e8m0 of half the scale, since a code means twice its value. 272 bytes
-//          per pair. From MXFP4 in either layout.
+//   kMx4:  [pair] of [lane] 8 bytes, a word per block, then [g][even, odd] the block's scale: 272 bytes per
+//   pair.
+//          Lane (g, t)'s eight elements of a block are 8t..8t+7: as an operand of m16n8k16 those of step s
+//          are 8t+4s..8t+4s+3, which makes a row of activations readable as it is. From MXFP4 in either
+//          layout.
 // Rows are padded to 8 per expert with zero scales.
 //
-// The nibbles of a word w are looked up by byte permutation, whose selectors are three bits of index and a
-// fourth that gives zero for a table of positive bytes. A value v is table[w] - table[w + 0x88888888]:
-// positive ones have their index in w, whose fourth bit is clear, negative ones in the sum, and the carries
-// of that addition are in the code (encode_e2m1). One addition, on a pipe that is idle, serves eight weights.
+// An e2m1 code is a bf16 in disguise: with its exponent in the lowest two bits of a bf16's it is 2^-126 times
+// what it means, zero and one half included. A word holds its four pairs of elements (2i in the low half) so
+// that three of them need a shift and a mask (mx4.cuh). The scale is stored as the exponent of what those
+// have to be multiplied by to be weights times 2^-32, a bf16 without rounding for every scale up to 2^33.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,29 +35,46 @@ inline constexpr int kPairColumns = 64;
 // kernel computes it: that fixes its bits.
 inline constexpr int kSegments = 16;
 
-inline constexpr uint32_t kNegativeSelectors = 0x88888888u;
+// Sums of products with MXFP4 weights come out 2^-32 times what they are; this makes them right.
+inline constexpr float kMx4Unscale = 0x1p32f;
+// The stored exponent of a scale of 2^(e8m0 - 127). What no bf16 holds becomes infinite, and shows.
+__host__ __device__ inline constexpr uint8_t encode_mx4_scale(uint8_t e8m0) {
+  constexpr int kOffset = 126 - 32;
+  return static_cast<uint8_t>(e8m0 + kOffset < 255 ? e8m0 + kOffset : 255);
+}
+// 255 for one that had become infinite.
+__host__ __device__ inline constexpr uint8_t decode_mx4_scale(uint8_t stored) {
+  return static_cast<uint8_t>(stored == 255 ? 255 : stored < 94 ? 0 : stored - 94);
+}
 
-// Eight e2m1 codes, nibble i of `codes` element i, as the lookups want them.
-__host__ __device__ inline constexpr uint32_t encode_e2m1(uint32_t codes) {
-  uint32_t word = 0, carry = 0;
+// Where bit b (0: mantissa, 1, 2: exponent, 3: sign) of element i lies: shifts of 0, 3 and 6 bring those of
+// pairs 0 to 2 where a bf16 has them, and pair 3 has the bits that are left.
+__host__ __device__ inline constexpr int mx4_bit(int i, int b) {
+  constexpr uint32_t kPlaces[4] = {0xf876u, 0xc543u, 0x9210u, 0xedbau};
+  return static_cast<int>(kPlaces[i / 2] >> (4 * b) & 15u) + 16 * (i % 2);
+}
+// Eight e2m1 codes, nibble i of `codes` element i.
+__host__ __device__ inline constexpr uint32_t encode_mx4(uint32_t codes) {
+  uint32_t word = 0;
   for (int i = 0; i < 8; ++i) {
-    const uint32_t code = codes >> (4 * i) & 15u, magnitude = code & 7u;
-    // A negative zero becomes a positive one. A positive 7 over a carry selects 0 in the sum, whose value is
-    // zero.
-    const uint32_t nibble = code > 8 ? 8 + magnitude - carry : magnitude;
-    carry = nibble + 8 + carry >= 16 ? 1 : 0;
-    word |= nibble << (4 * i);
+    for (int b = 0; b < 4; ++b) word |= (codes >> (4 * i + b) & 1u) << mx4_bit(i, b);
   }
   return word;
 }
-// Twice the value of nibble i, from the encoded word.
-__host__ __device__ inline constexpr int decode_e2m1(uint32_t word, int i) {
-  constexpr uint32_t kMagnitudes = 0xc8643210u;
-  const auto lookup = [](uint32_t selector) {
-    return selector < 8 ? static_cast<int>(kMagnitudes >> (4 * selector) & 15u) : 0;
-  };
-  return lookup(word >> (4 * i) & 15u) - lookup((word + kNegativeSelectors) >> (4 * i) & 15u);
+// The e2m1 code of element i.
+__host__ __device__ inline constexpr uint32_t decode_mx4(uint32_t word, int i) {
+  uint32_t code = 0;
+  for (int b = 0; b < 4; ++b) code |= (word >> mx4_bit(i, b) & 1u) << b;
+  return code;
 }
+// Where element i of a pair of blocks lies among the 64 columns of activations in memory, so that the tensor
+// core meets it together with its weight: a lane's fragment of 16 columns has two neighbours in the first
+// half of them and two in the second.
+__host__ __device__ inline constexpr uint32_t mx4_position(uint32_t i) {
+  const uint32_t step = i / 32 * 2 + i / 4 % 2, lane = i % 32 / 8, half = i % 4 / 2;
+  return step * 16 + half * 8 + lane * 2 + i % 2;
+}
+
 enum class PackedFormat : int32_t { kNone, kQ8, kMx4 };
 
 struct PackedMatrix {
@@ -71,8 +89,9 @@ struct PackedMatrix {
 __host__ __device__ inline constexpr int32_t packed_pairs(int64_t cols) {
   return static_cast<int32_t>((cols + kPairColumns - 1) / kPairColumns);
 }
+inline constexpr int kMx4ScalesAt = 256, kMx4PairBytes = 272;
 __host__ __device__ inline constexpr uint32_t pair_bytes(PackedFormat format) {
-  return format == PackedFormat::kMx4 ? 272 : 544;
+  return format == PackedFormat::kMx4 ? kMx4PairBytes : 544;
 }
 // The pairs of one segment: [s * n, (s + 1) * n) of them.
 __host__ __device__ inline constexpr int32_t pairs_per_segment(int32_t pairs) {

@@ -257,17 +257,17 @@ class SpanWalker {
     float tops[kWarps][kGroup], weights[kWarps][kGroup];
   };
 
-  // `ahead`: u already holds the first turn's units.
-  __device__ __forceinline__ Running walk(int32_t span, bool ahead, const QueryFragments& q, int warp,
-                                          int lane, UnitCache& u, Shared& shared) const {
+  // `ahead`: u already holds the first turn's units. Leaves those of `next_span`'s first turn in u, when
+  // there is one: they are on their way while this one's are added up.
+  __device__ __forceinline__ Running walk(int32_t span, int32_t next_span, bool ahead,
+                                          const QueryFragments& q, int warp, int lane, UnitCache& u,
+                                          Shared& shared) const {
     Running state;
     const int32_t first = first_of(span), count = count_of(span);
     for (int32_t turn = 0; turn < count; turn += kWarps) {
       const int32_t unit = first + turn + warp, here = min(kWarps, count - turn);
       if (warp < here) {
-        if (!ahead || turn > 0) {
-          load_unit(p_.cache, table_, kv_head_, unit, position_ / kBlockTokens, lane, u);
-        }
+        if (!ahead) load_unit(p_.cache, table_, kv_head_, unit, position_ / kBlockTokens, lane, u);
         if (unit == position_ / kUnit) {
           if (kAppend) append(p_, row_, kv_head_, position_, table_, lane, u);
           clear_after(position_, unit, lane % 4, u);
@@ -275,6 +275,11 @@ class SpanWalker {
         attend_unit(u, q, sight_, unit, p_.op.scale, lane, shared.sums[warp], shared.tops[warp],
                     shared.weights[warp]);
       }
+      const bool more = turn + kWarps < count;
+      const int32_t next = more ? unit + kWarps : first_of(next_span) + warp;
+      const int32_t there = more ? count - turn - kWarps : next_span >= 0 ? count_of(next_span) : 0;
+      if (warp < there) load_unit(p_.cache, table_, kv_head_, next, position_ / kBlockTokens, lane, u);
+      ahead = true;
       __syncthreads();  // all units of this turn are there
       for (int32_t i = 0; i < here; ++i) {
         state.add(shared.tops[i][warp], shared.weights[i][warp],
@@ -322,9 +327,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   Running all, state;
   bool ahead = kAppend;
   do {
-    state = walker.walk(span, ahead, q, warp, lane, u, shared);
+    state = walker.walk(span, in_turn && span + 1 < spans ? span + 1 : -1, ahead, q, warp, lane, u, shared);
     all.add(state.state.top, state.state.weight, state.sum);
-    ahead = false;
+    ahead = true;
   } while (in_turn && ++span < spans);
   if (in_turn || spans == 1) {
     if (warp < group) store_out(p, row, head, lane, sink, all);

@@ -7,6 +7,8 @@
 
 namespace millrace::cuda {
 
+inline constexpr int32_t kMaxStreamRows = 4;  // beyond, wide products read each weight once for all
+
 // Does the shape fit the streaming kernels? By its columns alone.
 bool fits_streaming(const PackedMatrix& w);
 
@@ -43,6 +45,7 @@ struct StreamRoute {
   float* scores = nullptr;
   float* normed = nullptr;
   uint8_t* quantized = nullptr;
+  uint16_t* rounded = nullptr;  // with `quantized`: the normed rows as bf16, [tokens, cols]
 };
 void launch_stream_route(const StreamRoute& op, cudaStream_t stream);
 
@@ -57,14 +60,15 @@ struct StreamExperts {
   bool softmax_over_all = false;
   Activation activation;
   const uint8_t* quantized = nullptr;  // planes of `tokens` rows, from launch_stream_route
-  float* act = nullptr;
-  float* residual = nullptr;  // [tokens, hidden]
+  const uint16_t* rounded = nullptr;   // the same rows as bf16, for MXFP4
+  float* act = nullptr;                // bf16 when down is MXFP4
+  float* residual = nullptr;           // [tokens, hidden]
 };
 bool fits_stream_experts(const StreamExperts& op);
 void launch_stream_experts(const StreamExperts& op, cudaStream_t stream);
 
-// Rows of x into quantize.cuh's planes, without a norm.
-void launch_quantize_rows(const float* x, int64_t rows, int64_t cols, uint8_t* quantized,
+// Rows of x into quantize.cuh's planes and, as bf16, into `rounded`, without a norm.
+void launch_quantize_rows(const float* x, int64_t rows, int64_t cols, uint8_t* quantized, uint16_t* rounded,
                           cudaStream_t stream);
 // Bytes of the planes of `rows` rows.
 size_t quantized_rows_bytes(int64_t rows, int64_t cols);

@@ -1,54 +1,20 @@
 // The expert layer of one to four tokens in two kernels: gate and up with the activation, then down with the
 // weighted sum. Each token streams its own experts (blockIdx.y).
 //
-// Roofline: gpt-oss-20b, one token: gate and up 4 x 2 x 8.8 MB / 2 ... in all 35.3 MB and 17.6 MB of tiles
-// per layer, 8.2 and 4.1 us at B = 4.3 TB/s. Arithmetic per 16 weights of a lane: some 20 integer operations
-// to expand the nibbles and 10 others, half of what the SM can issue at that rate. Gate and up cannot begin
-// before the router has spoken; down can: its first stages are under way while gate and up still compute.
-#include "backend/cuda/ops/activation.cuh"
-#include "backend/cuda/ops/choose.cuh"
-#include "backend/cuda/ops/launch.cuh"
-#include "backend/cuda/ops/stream.h"
-#include "backend/cuda/ops/tile_stream.cuh"
+// Roofline: the chosen tiles' bytes at B = 4.3 TB/s. Gate and up cannot begin before the router has spoken;
+// down can: its first stages are under way while gate and up still compute. MXFP4 experts have kernels of
+// their own: stream_mx4.cu.
+#include "backend/cuda/ops/stream_experts.cuh"
 
 namespace millrace::cuda {
 namespace {
-
-constexpr int kMaxChosen = 8;
-constexpr int kDownTiles = 4;  // of a round; an H200's SMs have three each for 2,880 rows
-
-struct Params {
-  StreamExperts op;
-  StreamShape shape;
-};
-
-struct Choice {
-  int32_t expert[kMaxChosen];
-  float weight[kMaxChosen];
-};
-
-__device__ inline void choose(const StreamExperts& op, int lane, Choice& choice) {
-  choose_experts(op.scores + int64_t{blockIdx.y} * op.experts, op.experts, op.k, op.softmax_over_all, lane,
-                 choice.expert, choice.weight);
-}
-
-__device__ inline const uint8_t* expert_tile(const PackedMatrix& w, int expert, int tile) {
-  return w.tiles + (static_cast<int64_t>(expert) * w.tiles_per_expert + tile) * w.tile_bytes;
-}
-
-// What the sixteen segments give for one row of a tile: at partial + segment * stride.
-__device__ inline float add_segments(const float* partial, int stride) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int s = 0; s < kSegments; ++s) sum += partial[s * stride];
-  return sum;
-}
 
 // ---------------------------------------------------------------- gate and up
 
 // One output of a round: asked for before its tiles are multiplied, so that the biases are there.
 struct GateUpOutput {
-  float* to = nullptr;
+  int slot = -1;
+  int64_t row = 0;
   float gate_bias = 0.0f, up_bias = 0.0f;
 };
 __device__ inline GateUpOutput find_gate_up(const StreamExperts& op, const Choice& choice, int first,
@@ -60,7 +26,7 @@ __device__ inline GateUpOutput find_gate_up(const StreamExperts& op, const Choic
   const int64_t row = int64_t{tile} * kTileRows + g, rows = op.gate.rows;
   if (row >= rows) return out;
   const int64_t at = choice.expert[slot] * rows + row;
-  out.to = op.act + (int64_t{blockIdx.y} * op.k + slot) * rows + row;
+  out.slot = slot, out.row = row;
   if (op.gate_bias != nullptr) out.gate_bias = __ldg(op.gate_bias + at);
   if (op.up_bias != nullptr) out.up_bias = __ldg(op.up_bias + at);
   return out;
@@ -68,9 +34,9 @@ __device__ inline GateUpOutput find_gate_up(const StreamExperts& op, const Choic
 
 // A piece of work is a slot's tile of 8 gate rows with the same 8 up rows. partial [piece][segment][gate,
 // up][8].
-template <PackedFormat kFormat, int kPairs>
+template <int kPairs>
 __global__ void __launch_bounds__(kComputeThreads, 2)
-    stream_gate_up_kernel(const __grid_constant__ Params p) {
+    stream_gate_up_kernel(const __grid_constant__ ExpertParams p) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ Choice choice;
   const StreamExperts& op = p.op;
@@ -95,7 +61,7 @@ __global__ void __launch_bounds__(kComputeThreads, 2)
     if (lane == 0) feeder.fill();
   }
   const QuantizedRows x = quantized_rows(const_cast<uint8_t*>(op.quantized), op.tokens, pairs);
-  SingleRow<kFormat, kPairs> row;
+  SingleRow<kPairs> row;
   row.template load<true>(x, blockIdx.y, pairs, warp % 4, lane);
   __syncthreads();  // the choice and the barriers are there
   constexpr int kValues = 2 * kTileRows;
@@ -112,54 +78,17 @@ __global__ void __launch_bounds__(kComputeThreads, 2)
       partial[(n * kSegments + 4 * (warp % 4) + lane % 4) * kValues + warp / 4 * kTileRows + lane / 4] = sum;
     }
     ptx::named_barrier<kComputeBarrier, kComputeThreads>();  // all partial sums of the round are there
-    if (out.to != nullptr) {
+    if (out.slot >= 0) {
       const float* mine = partial + threadIdx.x / kTileRows * kSegments * kValues + threadIdx.x % kTileRows;
       const float gate = add_segments(mine, kValues) + out.gate_bias;
       const float up = add_segments(mine + kTileRows, kValues) + out.up_bias;
-      *out.to = activate(op.activation, gate, up);
+      store_act(op, out.slot, out.row, activate(op.activation, gate, up));
     }
     ptx::named_barrier<kComputeBarrier, kComputeThreads>();  // and read, before the next round's
   }
 }
 
 // ---------------------------------------------------------------- down
-
-// A warp adds up one tile of 8 rows over its k slots, in order: partial [slot][tile][segment][8], `stride`
-// floats from slot to slot. Four slots side by side.
-struct DownOutput {
-  float bias[kMaxChosen / 4] = {};
-  float old = 0.0f;
-};
-__device__ inline DownOutput find_down(const StreamExperts& op, const Choice& choice, int tile, int lane) {
-  DownOutput out;
-  const int64_t row = int64_t{tile} * kTileRows + lane % kTileRows, rows = op.down.rows;
-  if (row >= rows) return out;
-  out.old = __ldcg(op.residual + blockIdx.y * rows + row);
-#pragma unroll
-  for (int i = 0; i < kMaxChosen / 4; ++i) {
-    const int slot = 4 * i + lane / kTileRows;
-    if (op.down_bias != nullptr && slot < op.k) {
-      out.bias[i] = __ldg(op.down_bias + choice.expert[slot] * rows + row);
-    }
-  }
-  return out;
-}
-__device__ inline void finish_down(const StreamExperts& op, const Choice& choice, const DownOutput& out,
-                                   const float* partial, int stride, int tile, int lane) {
-  const int g = lane % kTileRows;
-  const int64_t row = int64_t{tile} * kTileRows + g, rows = op.down.rows;
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kMaxChosen / 4; ++i) {
-    const int slot = 4 * i + lane / kTileRows;
-    const float value =
-        slot < op.k ? add_segments(partial + slot * stride + g, kTileRows) + out.bias[i] : 0.0f;
-    for (int s = 4 * i; s < min(4 * i + 4, op.k); ++s) {
-      sum = fmaf(choice.weight[s], __shfl_sync(kAllLanes, value, s % 4 * kTileRows + g), sum);
-    }
-  }
-  if (lane < kTileRows && row < rows) op.residual[blockIdx.y * rows + row] = out.old + sum;
-}
 
 // The k rows of activations, the next one's loads under way while one is quantized.
 __device__ inline void quantize_slots(const float* act, int k, int cols, const QuantizedRows& to) {
@@ -184,8 +113,9 @@ static_assert(kHeldQuads * kRowThreads >=
 
 // A piece of work is one slot's tile of 8 rows. A round is some tiles: first all of slot 0, then of slot 1,
 // so that a warp holds one slot's activations at a time.
-template <PackedFormat kFormat, int kPairs>
-__global__ void __launch_bounds__(kComputeThreads, 2) stream_down_kernel(const __grid_constant__ Params p) {
+template <int kPairs>
+__global__ void __launch_bounds__(kComputeThreads, 2)
+    stream_down_kernel(const __grid_constant__ ExpertParams p) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ Choice choice;
   const StreamExperts& op = p.op;
@@ -220,7 +150,7 @@ __global__ void __launch_bounds__(kComputeThreads, 2) stream_down_kernel(const _
     const int count = min(kDownTiles, last - u0);
     const DownOutput out = find_down(op, choice, u0 + min(warp, count - 1), lane);
     for (int s = 0; s < k; ++s) {
-      SingleRow<kFormat, kPairs> row;
+      SingleRow<kPairs> row;
       row.template load<false>(x, s, pairs, warp % 4, lane);
       for (int n = 0; n < count; ++n) {
         const int i = (u0 - first) * k + s * count + n;  // four warps take the even pieces, four the odd ones
@@ -245,11 +175,6 @@ static_assert(kDownTiles <= kComputeWarps);  // a warp per tile adds it up
 
 // ---------------------------------------------------------------- launching
 
-dim3 grid_of(int64_t pieces, int32_t tokens) {
-  const int64_t ctas = pieces < multiprocessors() ? pieces : multiprocessors();
-  return {static_cast<unsigned>(ctas), static_cast<unsigned>(tokens)};
-}
-
 StreamShape gate_up_shape(const StreamExperts& op) {
   constexpr uint32_t kPartial = kRoundStages * kSegments * 2 * kTileRows * sizeof(float);
   const int64_t pieces = int64_t{op.k} * op.gate.tiles_per_expert, ctas = multiprocessors();
@@ -266,62 +191,63 @@ StreamShape down_shape(const StreamExperts& op) {
   return shape;
 }
 
-template <PackedFormat kFormat, int kPairs>
-void launch_gate_up(const Params& p, cudaStream_t stream) {
-  const auto kernel = stream_gate_up_kernel<kFormat, kPairs>;
+template <int kPairs>
+void launch_gate_up(const ExpertParams& p, cudaStream_t stream) {
+  const auto kernel = stream_gate_up_kernel<kPairs>;
   allow_shared_memory(kernel, p.shape.total());
   launch_dependent("stream_gate_up_kernel", kernel,
-                   grid_of(int64_t{p.op.k} * p.op.gate.tiles_per_expert, p.op.tokens), kComputeThreads,
+                   expert_grid(int64_t{p.op.k} * p.op.gate.tiles_per_expert, p.op.tokens), kComputeThreads,
                    p.shape.total(), stream, p);
 }
 
-template <PackedFormat kFormat>
-void launch_gate_up_for_pairs(const Params& p, cudaStream_t stream) {
+void launch_gate_up_for_pairs(const ExpertParams& p, cudaStream_t stream) {
   const int per = pairs_per_segment(p.op.gate.pairs);
-  if (per == 1) return launch_gate_up<kFormat, 1>(p, stream);
-  if (per == 2) return launch_gate_up<kFormat, 2>(p, stream);
-  if (per == 3) return launch_gate_up<kFormat, 3>(p, stream);
-  launch_gate_up<kFormat, 4>(p, stream);
+  if (per == 1) return launch_gate_up<1>(p, stream);
+  if (per == 2) return launch_gate_up<2>(p, stream);
+  if (per == 3) return launch_gate_up<3>(p, stream);
+  launch_gate_up<4>(p, stream);
 }
 
-template <PackedFormat kFormat, int kPairs>
-void launch_down(const Params& p, cudaStream_t stream) {
-  const auto kernel = stream_down_kernel<kFormat, kPairs>;
+template <int kPairs>
+void launch_down(const ExpertParams& p, cudaStream_t stream) {
+  const auto kernel = stream_down_kernel<kPairs>;
   allow_shared_memory(kernel, p.shape.total());
-  launch_dependent("stream_down_kernel", kernel, grid_of(p.op.down.tiles_per_expert, p.op.tokens),
+  launch_dependent("stream_down_kernel", kernel, expert_grid(p.op.down.tiles_per_expert, p.op.tokens),
                    kComputeThreads, p.shape.total(), stream, p);
 }
 
-template <PackedFormat kFormat>
-void launch_down_for_pairs(const Params& p, cudaStream_t stream) {
+void launch_down_for_pairs(const ExpertParams& p, cudaStream_t stream) {
   const int per = pairs_per_segment(p.op.down.pairs);
-  if (per == 1) return launch_down<kFormat, 1>(p, stream);
-  if (per == 2) return launch_down<kFormat, 2>(p, stream);
-  if (per == 3) return launch_down<kFormat, 3>(p, stream);
-  launch_down<kFormat, 4>(p, stream);
+  if (per == 1) return launch_down<1>(p, stream);
+  if (per == 2) return launch_down<2>(p, stream);
+  if (per == 3) return launch_down<3>(p, stream);
+  launch_down<4>(p, stream);
 }
 
 }  // namespace
 
 bool fits_stream_experts(const StreamExperts& op) {
-  return op.gate.format != PackedFormat::kNone && op.gate.format == op.up.format &&
-         op.down.format != PackedFormat::kNone && op.k <= kMaxChosen &&
-         pairs_per_segment(op.gate.pairs) <= 4 && pairs_per_segment(op.down.pairs) <= 4 &&
-         gate_up_shape(op).stages >= 2 && down_shape(op).stages >= 4;
+  if (op.gate.format == PackedFormat::kNone || op.gate.format != op.up.format || op.k > kMaxChosen)
+    return false;
+  if (op.down.format == PackedFormat::kNone) return false;
+  if (pairs_per_segment(op.gate.pairs) > 4 || pairs_per_segment(op.down.pairs) > 4) return false;
+  const bool gate_up_fits = op.gate.format == PackedFormat::kMx4 ? mx4_gate_up_shape(op).stages >= 2
+                                                                 : gate_up_shape(op).stages >= 2;
+  return gate_up_fits &&
+         (op.down.format == PackedFormat::kMx4 ? mx4_down_shape(op).stages >= 2 : down_shape(op).stages >= 4);
 }
 
 void launch_stream_experts(const StreamExperts& op, cudaStream_t stream) {
   if (op.tokens == 0) return;
-  const Params gate_up{op, gate_up_shape(op)}, down{op, down_shape(op)};
   if (op.gate.format == PackedFormat::kMx4) {
-    launch_gate_up_for_pairs<PackedFormat::kMx4>(gate_up, stream);
+    launch_mx4_gate_up(op, stream);
   } else {
-    launch_gate_up_for_pairs<PackedFormat::kQ8>(gate_up, stream);
+    launch_gate_up_for_pairs({op, gate_up_shape(op)}, stream);
   }
   if (op.down.format == PackedFormat::kMx4) {
-    launch_down_for_pairs<PackedFormat::kMx4>(down, stream);
+    launch_mx4_down(op, stream);
   } else {
-    launch_down_for_pairs<PackedFormat::kQ8>(down, stream);
+    launch_down_for_pairs({op, down_shape(op)}, stream);
   }
 }
 

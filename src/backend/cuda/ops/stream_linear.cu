@@ -51,7 +51,7 @@ __device__ inline Output find_output(const Params& p, int first, int count, int 
 }
 
 // kPairs: pairs of a segment whose activations a lane holds; 0: it reads them from shared memory every time.
-template <PackedFormat kFormat, int kPairs>
+template <int kPairs>
 __global__ void __launch_bounds__(kComputeThreads, 2) stream_linear_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) uint8_t shared[];
   Ring ring = p.shape.ring(shared);
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kComputeThreads, 2) stream_linear_kernel(const
 
   const WarpColumns columns(p.pairs, warp);
   constexpr int kHeld = kPairs > 0 ? kPairs : 1;
-  HeldActivations<kFormat, kHeld> held;
+  HeldActivations<kHeld> held;
   if constexpr (kPairs > 0) held.template load<false>(x, 0, tokens, p.pairs, columns, lane);
   for (int u0 = first; u0 < last; u0 += kRoundStages) {
     const int count = min(kRoundStages, last - u0);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kComputeThreads, 2) stream_linear_kernel(const
       if constexpr (kPairs > 0) {
         sum = held.multiply(tile, p.pairs, columns, lane);
       } else {
-        sum = multiply_from<kFormat>(tile, p.pairs, columns, lane, x, 0, tokens);
+        sum = multiply_from(tile, p.pairs, columns, lane, x, 0, tokens);
       }
       ring.release(lane);
       ring.advance();
@@ -123,21 +123,20 @@ __global__ void __launch_bounds__(kComputeThreads, 2) stream_linear_kernel(const
 }
 static_assert(kRoundStages * kTileRows * kMaxStreamTokens <= kComputeThreads);  // an output per thread
 
-template <PackedFormat kFormat, int kPairs>
+template <int kPairs>
 void launch(const Params& p, cudaStream_t stream) {
-  const auto kernel = stream_linear_kernel<kFormat, kPairs>;
+  const auto kernel = stream_linear_kernel<kPairs>;
   allow_shared_memory(kernel, p.shape.total());
   const int ctas = p.total_tiles < multiprocessors() ? p.total_tiles : multiprocessors();
   launch_dependent("stream_linear_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kComputeThreads,
                    p.shape.total(), stream, p);
 }
 
-template <PackedFormat kFormat>
 void launch_for_pairs(const Params& p, cudaStream_t stream) {
   const int per = pairs_per_segment(p.pairs);
-  if (per <= 3) return launch<kFormat, 3>(p, stream);
-  if (per <= 4) return launch<kFormat, 4>(p, stream);
-  launch<kFormat, 0>(p, stream);
+  if (per <= 3) return launch<3>(p, stream);
+  if (per <= 4) return launch<4>(p, stream);
+  launch<0>(p, stream);
 }
 
 StreamShape shape_of(uint32_t tile_bytes, int32_t pairs, int32_t tokens, int64_t most) {
@@ -160,7 +159,7 @@ int multiprocessors() {
 }
 
 bool fits_streaming(const PackedMatrix& w) {
-  if (w.format == PackedFormat::kNone) return false;
+  if (w.format != PackedFormat::kQ8) return false;
   const StreamShape shape = shape_of(w.tile_bytes, w.pairs, kMaxStreamTokens, 2);
   return shape.stages == 2;
 }
@@ -173,8 +172,7 @@ void launch_stream_linear(const StreamLinear& op, cudaStream_t stream) {
   if (p.total_tiles == 0) return;
   const int64_t ctas = p.total_tiles < multiprocessors() ? p.total_tiles : multiprocessors();
   p.shape = shape_of(p.tile_bytes, p.pairs, op.tokens, (p.total_tiles + ctas - 1) / ctas);
-  if (op.parts[0].w.format == PackedFormat::kMx4) return launch_for_pairs<PackedFormat::kMx4>(p, stream);
-  launch_for_pairs<PackedFormat::kQ8>(p, stream);
+  launch_for_pairs(p, stream);
 }
 
 }  // namespace millrace::cuda

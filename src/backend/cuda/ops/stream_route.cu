@@ -2,6 +2,7 @@
 // the experts. Latency-bound: the router's rows come to shared memory before the residual is there, and what
 // is left is one pass over the row, its norm, and a quarter of a dot product per warp.
 #include "backend/cuda/ops/launch.cuh"
+#include "backend/cuda/ops/mx4.cuh"
 #include "backend/cuda/ops/quantize.cuh"
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ptx/grid_dependency.cuh"
@@ -12,6 +13,11 @@ namespace {
 constexpr int kExpertsPerCta = 2;
 constexpr int kWarpsPerExpert = kRowThreads / kWarpLanes / kExpertsPerCta;
 constexpr int kBarrier = 1;
+
+// Quad i of a row, as bf16.
+__device__ inline void round_quad(uint16_t* row, int i, float4 v) {
+  reinterpret_cast<uint2*>(row)[i] = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
+}
 
 // A warp's quarter of row . x, both of `quads` float4 in shared memory. Lanes' strides, then the butterfly.
 __device__ inline float dot_part(const float4* row, const float4* x, int quads, int part, int lane) {
@@ -61,6 +67,8 @@ __global__ void __launch_bounds__(kRowThreads) stream_route_kernel(const __grid_
                            if (blockIdx.x != 0) return;  // one CTA keeps the row for the experts
                            if (i < quads) reinterpret_cast<float4*>(op.normed + token * op.cols)[i] = v;
                            if (op.quantized != nullptr) store_quad(planes, token * pairs, i, q);
+                           if (op.rounded != nullptr && i < quads)
+                             round_quad(op.rounded + token * op.cols, i, v);
                          });
   __syncthreads();  // the normed row is there
   ptx::barrier_wait(&loaded, 0);
@@ -147,14 +155,16 @@ __global__ void __launch_bounds__(kRowThreads) batch_route_kernel(const __grid_c
 
 // One CTA per row.
 __global__ void __launch_bounds__(kRowThreads)
-    quantize_rows_kernel(const float* x, int64_t rows, int cols, uint8_t* quantized) {
+    quantize_rows_kernel(const float* x, int64_t rows, int cols, uint8_t* quantized, uint16_t* rounded) {
   ptx::let_dependents_start();
   ptx::wait_for_previous();
   const int pairs = packed_pairs(cols);
   const QuantizedRows planes = quantized_rows(quantized, rows, pairs);
-  quantize_row<kBarrier>(
-      x + int64_t{blockIdx.x} * cols, nullptr, HeldQuads{}, 0.0f, cols, threadIdx.x, nullptr,
-      [&](int i, float4, const QuantizedQuad& q) { store_quad(planes, int64_t{blockIdx.x} * pairs, i, q); });
+  quantize_row<kBarrier>(x + int64_t{blockIdx.x} * cols, nullptr, HeldQuads{}, 0.0f, cols, threadIdx.x,
+                         nullptr, [&](int i, float4 v, const QuantizedQuad& q) {
+                           store_quad(planes, int64_t{blockIdx.x} * pairs, i, q);
+                           if (4 * i < cols) round_quad(rounded + int64_t{blockIdx.x} * cols, i, v);
+                         });
 }
 
 }  // namespace
@@ -163,7 +173,10 @@ void launch_stream_route(const StreamRoute& op, cudaStream_t stream) {
   if (op.tokens == 0) return;
   const size_t batch_bytes =
       kBatchTokens * (static_cast<size_t>(op.cols) + static_cast<size_t>(op.experts) * kWarpsPerExpert) * 4;
-  if (op.quantized == nullptr && batch_bytes <= 200 * 1024) {
+  // Up to some hundred tokens, CTAs for four experts of one token each are quicker (36 us for any number of
+  // tokens up to a thousand else); beyond, reading the router's rows again for each token is not.
+  constexpr int32_t kFewTokens = 320;
+  if (op.quantized == nullptr && op.tokens > kFewTokens && batch_bytes <= 200 * 1024) {
     allow_shared_memory(batch_route_kernel, batch_bytes);
     const dim3 ctas(static_cast<unsigned>((op.tokens + kBatchTokens - 1) / kBatchTokens));
     return launch_dependent("batch_route_kernel", batch_route_kernel, ctas, kRowThreads, batch_bytes, stream,
@@ -176,11 +189,11 @@ void launch_stream_route(const StreamRoute& op, cudaStream_t stream) {
   launch_dependent("stream_route_kernel", stream_route_kernel, grid, kRowThreads, shared_bytes, stream, op);
 }
 
-void launch_quantize_rows(const float* x, int64_t rows, int64_t cols, uint8_t* quantized,
+void launch_quantize_rows(const float* x, int64_t rows, int64_t cols, uint8_t* quantized, uint16_t* rounded,
                           cudaStream_t stream) {
   if (rows == 0) return;
   launch_dependent("quantize_rows_kernel", quantize_rows_kernel, dim3(static_cast<unsigned>(rows)),
-                   kRowThreads, 0, stream, x, rows, static_cast<int>(cols), quantized);
+                   kRowThreads, 0, stream, x, rows, static_cast<int>(cols), quantized, rounded);
 }
 
 size_t quantized_rows_bytes(int64_t rows, int64_t cols) {

@@ -11,6 +11,7 @@
 
 #include "backend/cuda/ops/packed.h"
 #include "backend/cuda/ops/quantize.cuh"
+#include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/ptx/mma.cuh"
@@ -26,22 +27,11 @@ static_assert(kComputeThreads == kRowThreads);
 inline constexpr int kMaxStages = 16;
 inline constexpr int kRoundStages = 8;  // stages whose partial sums are kept before they are added up
 inline constexpr int kComputeBarrier = 1;
-inline constexpr int kMaxStreamTokens = 4;  // two columns of the product each
-
-// Twice the magnitudes of four e2m1 selectors, zero where their fourth bit is set (packed.h).
-__device__ inline uint32_t e2m1_magnitudes(uint32_t selectors) {
-  return ptx::permute(0x03020100u, 0x0c080604u, selectors);
-}
+inline constexpr int kMaxStreamTokens = kMaxStreamRows;  // two columns of the product each
 
 // The scales of both blocks of row g.
-template <PackedFormat kFormat>
 __device__ inline float2 load_scales(const uint8_t* tile, int pairs, int pair, int lane) {
-  if constexpr (kFormat == PackedFormat::kQ8) {
-    return __half22float2(*reinterpret_cast<const __half2*>(tile + pairs * 512 + (pair * 8 + lane / 4) * 4));
-  } else {
-    const uint32_t e = *reinterpret_cast<const uint16_t*>(tile + pairs * 256 + (pair * 8 + lane / 4) * 2);
-    return {__uint_as_float((e & 255u) << 23), __uint_as_float((e >> 8) << 23)};
-  }
+  return __half22float2(*reinterpret_cast<const __half2*>(tile + pairs * 512 + (pair * 8 + lane / 4) * 4));
 }
 
 // A lane's activations of one pair. As the B operand column 2i holds token i's even and column 2i + 1 its odd
@@ -72,29 +62,14 @@ __device__ inline LaneActivations load_activations(const QuantizedRows& x, int r
 }
 
 // sum += row g of the pair . token t, the even block first.
-template <PackedFormat kFormat>
 __device__ inline void multiply_pair(const uint8_t* tile, int pairs, int pair, int lane,
                                      const LaneActivations& x, float& sum) {
-  const float2 scale = load_scales<kFormat>(tile, pairs, pair, lane);
+  const float2 scale = load_scales(tile, pairs, pair, lane);
   constexpr int32_t kStart[4] = {kFloatBits, kFloatBits, kFloatBits, kFloatBits};
   int32_t c[4];
-  if constexpr (kFormat == PackedFormat::kQ8) {
-    const uint4 words = *reinterpret_cast<const uint4*>(tile + pair * 512 + lane * 16);
-    const uint32_t a[4] = {words.x, words.y, words.z, words.w};
-    ptx::mma_s8(c, a, x.b, kStart);
-  } else {  // what is positive, less what is negative
-    const uint2 w = *reinterpret_cast<const uint2*>(tile + pair * 256 + lane * 8);
-    const uint2 n = {w.x + kNegativeSelectors, w.y + kNegativeSelectors};
-    const uint32_t positive[4] = {e2m1_magnitudes(w.x), e2m1_magnitudes(w.y), e2m1_magnitudes(w.x >> 16),
-                                  e2m1_magnitudes(w.y >> 16)};
-    const uint32_t negative[4] = {e2m1_magnitudes(n.x), e2m1_magnitudes(n.y), e2m1_magnitudes(n.x >> 16),
-                                  e2m1_magnitudes(n.y >> 16)};
-    constexpr int32_t kZero[4] = {0, 0, 0, 0};
-    int32_t minus[4];
-    ptx::mma_s8(c, positive, x.b, kStart);
-    ptx::mma_s8(minus, negative, x.b, kZero);
-    c[0] -= minus[0], c[3] -= minus[3];
-  }
+  const uint4 words = *reinterpret_cast<const uint4*>(tile + pair * 512 + lane * 16);
+  const uint32_t a[4] = {words.x, words.y, words.z, words.w};
+  ptx::mma_s8(c, a, x.b, kStart);
   sum = fmaf(__int_as_float(c[0]) - kFloatOffset, scale.x * x.scale.x, sum);
   sum = fmaf(__int_as_float(c[3]) - kFloatOffset, scale.y * x.scale.y, sum);
 }
@@ -111,7 +86,7 @@ struct WarpColumns {
 };
 
 // The activations of a warp's columns, kPairs pairs per segment, in registers.
-template <PackedFormat kFormat, int kPairs>
+template <int kPairs>
 struct HeldActivations {
   LaneActivations x[2][kPairs];
 
@@ -137,34 +112,33 @@ struct HeldActivations {
     if (c.end == c.begin + 2 * kPairs) {
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
-        multiply_pair<kFormat>(tile, pairs, c.begin + j, lane, x[0][j], sum.x);
-        multiply_pair<kFormat>(tile, pairs, c.begin + kPairs + j, lane, x[1][j], sum.y);
+        multiply_pair(tile, pairs, c.begin + j, lane, x[0][j], sum.x);
+        multiply_pair(tile, pairs, c.begin + kPairs + j, lane, x[1][j], sum.y);
       }
       return sum;
     }
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
-      if (c.begin + j < c.middle) multiply_pair<kFormat>(tile, pairs, c.begin + j, lane, x[0][j], sum.x);
-      if (c.middle + j < c.end) multiply_pair<kFormat>(tile, pairs, c.middle + j, lane, x[1][j], sum.y);
+      if (c.begin + j < c.middle) multiply_pair(tile, pairs, c.begin + j, lane, x[0][j], sum.x);
+      if (c.middle + j < c.end) multiply_pair(tile, pairs, c.middle + j, lane, x[1][j], sum.y);
     }
     return sum;
   }
 };
 
 // The same with the activations read from shared memory every time: columns too many to hold.
-template <PackedFormat kFormat>
 __device__ inline float2 multiply_from(const uint8_t* tile, int pairs, const WarpColumns& c, int lane,
                                        const QuantizedRows& x, int row, int count) {
   float2 sum = {0.0f, 0.0f};
 #pragma unroll 4
   for (int p = c.begin; p < c.middle; ++p) {
     const LaneActivations a = load_activations<false>(x, row, count, pairs, p, lane);
-    multiply_pair<kFormat>(tile, pairs, p, lane, a, sum.x);
+    multiply_pair(tile, pairs, p, lane, a, sum.x);
   }
 #pragma unroll 4
   for (int p = c.middle; p < c.end; ++p) {
     const LaneActivations a = load_activations<false>(x, row, count, pairs, p, lane);
-    multiply_pair<kFormat>(tile, pairs, p, lane, a, sum.y);
+    multiply_pair(tile, pairs, p, lane, a, sum.y);
   }
   return sum;
 }
@@ -172,10 +146,10 @@ __device__ inline float2 multiply_from(const uint8_t* tile, int pairs, const War
 // One row of activations, for warps that own four segments each (four warps a tile, two tiles side by side).
 // The four segments take turns in the columns of one chain of products, so that lane (g, t) ends with row g
 // of segment t: scales are applied once for four pairs. kPairs: pairs of a segment.
-template <PackedFormat kFormat, int kPairs>
+template <int kPairs>
 class SingleRow {
  public:
-  static constexpr int kPairBytes = kFormat == PackedFormat::kQ8 ? 512 : 256;
+  static constexpr int kPairBytes = 512;
 
   // `quarter`: of the columns. A segment past the end, or its missing pairs, are zeros times weights that are
   // there.
@@ -209,33 +183,14 @@ class SingleRow {
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
-      int32_t c[4] = {kFloatBits, kFloatBits, kFloatBits, kFloatBits}, minus[4] = {0, 0, 0, 0};
+      int32_t c[4] = {kFloatBits, kFloatBits, kFloatBits, kFloatBits};
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        const uint8_t* from = tile + at_[s] + j * kPairBytes;
-        if constexpr (kFormat == PackedFormat::kQ8) {
-          const uint4 w = *reinterpret_cast<const uint4*>(from);
-          const uint32_t a[4] = {w.x, w.y, w.z, w.w};
-          ptx::mma_s8(c, a, b_[j][s], c);
-        } else {  // what is positive, less what is negative
-          const uint2 w = *reinterpret_cast<const uint2*>(from);
-          const uint2 n = {w.x + kNegativeSelectors, w.y + kNegativeSelectors};
-          const uint32_t positive[4] = {e2m1_magnitudes(w.x), e2m1_magnitudes(w.y),
-                                        e2m1_magnitudes(w.x >> 16), e2m1_magnitudes(w.y >> 16)};
-          const uint32_t negative[4] = {e2m1_magnitudes(n.x), e2m1_magnitudes(n.y),
-                                        e2m1_magnitudes(n.x >> 16), e2m1_magnitudes(n.y >> 16)};
-          ptx::mma_s8(c, positive, b_[j][s], c);
-          ptx::mma_s8(minus, negative, b_[j][s], minus);  // a chain of its own: half the latency
-        }
+        const uint4 w = *reinterpret_cast<const uint4*>(tile + at_[s] + j * kPairBytes);
+        const uint32_t a[4] = {w.x, w.y, w.z, w.w};
+        ptx::mma_s8(c, a, b_[j][s], c);
       }
-      if constexpr (kFormat == PackedFormat::kMx4) c[0] -= minus[0], c[3] -= minus[3];
-      float2 scale;
-      if constexpr (kFormat == PackedFormat::kQ8) {
-        scale = __half22float2(*reinterpret_cast<const __half2*>(tile + scale_at_ + j * 32));
-      } else {
-        const uint32_t e = *reinterpret_cast<const uint16_t*>(tile + scale_at_ + j * 16);
-        scale = {__uint_as_float((e & 255u) << 23), __uint_as_float((e >> 8) << 23)};
-      }
+      const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(tile + scale_at_ + j * 32));
       sum = fmaf(__int_as_float(c[0]) - kFloatOffset, scale.x * scale_[j].x, sum);
       sum = fmaf(__int_as_float(c[3]) - kFloatOffset, scale.y * scale_[j].y, sum);
     }
@@ -312,6 +267,19 @@ struct Feeder {
   __device__ void fill() {
     while (next < count && next < ring.stages) feed();
   }
+  // The same by a warp, a piece per lane: what precedes a copy takes longer than the copy. The first pass of
+  // the ring waits for nobody. All lanes must call; lane 0 goes on feeding.
+  __device__ void fill_by_warp(int lane) {
+    const int pieces = min(count, ring.stages);
+    if (lane < pieces) {
+      Ring mine = ring;
+      mine.slot = lane;
+      issue(mine, lane);
+    }
+    next = pieces;
+    ring.slot = pieces == ring.stages ? 0 : pieces;
+    ring.pass = pieces == ring.stages ? 1 : 0;
+  }
   // After this warp has read piece i: the stage of the piece before it, which the others have most likely
   // read too.
   __device__ void refill(int i) {
@@ -355,7 +323,7 @@ inline constexpr int kManyPieces = 32;
 
 // As many stages as fit, at most `pieces`.
 inline StreamShape stream_shape(uint32_t piece_bytes, int64_t pieces, uint32_t rows_bytes,
-                                uint32_t partial_bytes) {
+                                uint32_t partial_bytes, uint32_t ring_bytes = kRingBytes) {
   StreamShape shape;
   shape.stage_bytes = (piece_bytes + 127) / 128 * 128;
   shape.rows_bytes = (rows_bytes + 15) / 16 * 16;
@@ -364,7 +332,7 @@ inline StreamShape stream_shape(uint32_t piece_bytes, int64_t pieces, uint32_t r
   const auto fit = [&](uint32_t limit) {
     return limit < fixed ? 0 : int64_t{(limit - fixed) / shape.stage_bytes};
   };
-  int64_t stages = fit(pieces >= kManyPieces ? kDeepBytes : kRingBytes);
+  int64_t stages = fit(pieces >= kManyPieces ? kDeepBytes : ring_bytes);
   if (fit(kWholeBytes) >= pieces) stages = pieces;
   if (stages < 2) stages = fit(kMostBytes);
   stages = stages < pieces ? stages : pieces;

@@ -3,13 +3,14 @@
 // memory. Integer sums per block are exact; each is scaled and added to its output in block order, segment
 // after segment, as the streaming kernels do.
 //
+// MXFP4 weights become bf16 and multiply bf16 activations in one chain per segment (mx4.cuh).
+//
 // Roofline: 2 x 64 x 2 integer operations per byte of weights and row; the tensor cores would do 1,979 TOP/s,
 // but twelve float operations go with each of their instructions (4,096 multiply-adds): 128 lanes then allow
 // some 630.
-#include <cuda_bf16.h>
-
 #include "backend/cuda/ops/activation.cuh"
 #include "backend/cuda/ops/launch.cuh"
+#include "backend/cuda/ops/mx4.cuh"
 #include "backend/cuda/ops/tile_stream.cuh"
 #include "backend/cuda/ops/wide.h"
 #include "backend/cuda/ptx/async_copy.cuh"
@@ -33,12 +34,14 @@ struct WideConfig {
 // A stage: weight codes, weight scales, activation codes, scales of one pair.
 template <PackedFormat kFormat, class Config>
 struct StageLayout {
-  static constexpr int kCodes = kFormat == PackedFormat::kMx4 ? 256 : 512;
-  static constexpr int kScales = kCodes / 16;
+  static constexpr bool kMx4 = kFormat == PackedFormat::kMx4;  // scales behind the codes, none of activations
+  static constexpr int kCodes = kMx4 ? kMx4PairBytes : 512;
+  static constexpr int kScales = kMx4 ? 0 : 32;
   static constexpr int kWeightScales = Config::kN * kCodes;
-  static constexpr int kActivations = kWeightScales + (Config::kN * kScales + 15) / 16 * 16;
-  static constexpr int kActivationScales = kActivations + Config::kM * 1024;
-  static constexpr int kBytes = kActivationScales + Config::kM * 128;
+  static constexpr int kActivations = kWeightScales + Config::kN * kScales;
+  static constexpr int kTileBytes = kMx4 ? 2048 : 1024;  // of 16 rows
+  static constexpr int kActivationScales = kActivations + Config::kM * kTileBytes;
+  static constexpr int kBytes = kActivationScales + (kMx4 ? 0 : Config::kM * 128);
 };
 
 struct WidePart {
@@ -95,7 +98,11 @@ class WideLoop {
         load(shared + next % kStages * Layout::kBytes, tiles, x, first_tile, m_tiles, pairs, next);
       }
       ptx::async_commit();
-      multiply(shared + p % kStages * Layout::kBytes, sum);
+      if constexpr (Layout::kMx4) {
+        multiply_mx4(shared + p % kStages * Layout::kBytes, sum);
+      } else {
+        multiply(shared + p % kStages * Layout::kBytes, sum);
+      }
       if (--left == 0 || p + 1 == pairs) {  // a segment ends
         left = per;
 #pragma unroll
@@ -112,24 +119,43 @@ class WideLoop {
       }
     }
     ptx::async_wait<0>();
+    if constexpr (Layout::kMx4) unscale();
   }
 
  private:
+  __device__ void unscale() {
+#pragma unroll
+    for (int m = 0; m < Config::kMPerWarp; ++m) {
+#pragma unroll
+      for (int n = 0; n < Config::kNPerWarp; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[m][n][i] *= kMx4Unscale;
+      }
+    }
+  }
+
   __device__ static void load(uint8_t* stage, const uint8_t* const* tiles, const WideRows& x,
                               int64_t first_tile, int m_tiles, int pairs, int p) {
-    constexpr int kCodeChunks = Layout::kCodes / 16, kScaleChunks = Layout::kScales / 16;
+    constexpr int kCodeChunks = Layout::kCodes / 16;
     for (int i = threadIdx.x; i < Config::kN * kCodeChunks; i += kThreads) {
       const uint8_t* tile = tiles[i / kCodeChunks];
       if (tile != nullptr) {
         ptx::async_copy16(stage + i * 16, tile + p * Layout::kCodes + i % kCodeChunks * 16);
       }
     }
-    for (int i = threadIdx.x; i < Config::kM * 64; i += kThreads) {
-      if (i / 64 < m_tiles) {
+    constexpr int kTileChunks = Layout::kTileBytes / 16;
+    for (int i = threadIdx.x; i < Config::kM * kTileChunks; i += kThreads) {
+      if (i / kTileChunks < m_tiles) {
         ptx::async_copy16(stage + Layout::kActivations + i * 16,
-                          x.codes + ((first_tile + i / 64) * pairs + p) * 1024 + i % 64 * 16);
+                          x.codes + ((first_tile + i / kTileChunks) * pairs + p) * Layout::kTileBytes +
+                              i % kTileChunks * 16);
       }
     }
+    if constexpr (!Layout::kMx4) load_scales(stage, tiles, x, first_tile, m_tiles, pairs, p);
+  }
+  __device__ static void load_scales(uint8_t* stage, const uint8_t* const* tiles, const WideRows& x,
+                                     int64_t first_tile, int m_tiles, int pairs, int p) {
+    constexpr int kScaleChunks = Layout::kScales / 16;
     // Scales: weights' and activations', by different warps.
     const int i = threadIdx.x;
     if (i < Config::kN * kScaleChunks) {
@@ -146,32 +172,44 @@ class WideLoop {
     }
   }
 
-  // Twice four values: no byte borrows from the next.
-  __device__ static uint32_t signed_e2m1(uint32_t selectors, uint32_t negative) {
-    constexpr uint32_t kTop = 0x80808080u;
-    return ((e2m1_magnitudes(selectors) | kTop) - e2m1_magnitudes(negative)) ^ kTop;
-  }
-
   // Both blocks of a lane's weight row, and the scales of rows 2t and 2t + 1.
   __device__ static void load_tile(const uint8_t* stage, int n, int lane, uint32_t (&b)[2][2],
                                    float (&scale)[2][2]) {
     const int t = lane % 4;
-    if constexpr (kFormat == PackedFormat::kQ8) {
-      const uint4 w = *reinterpret_cast<const uint4*>(stage + n * Layout::kCodes + lane * 16);
-      b[0][0] = w.x, b[1][0] = w.y, b[0][1] = w.z, b[1][1] = w.w;
-      const auto* s =
-          reinterpret_cast<const __half2*>(stage + Layout::kWeightScales + n * Layout::kScales) + 2 * t;
-      const float2 low = __half22float2(s[0]), high = __half22float2(s[1]);
-      scale[0][0] = low.x, scale[1][0] = low.y, scale[0][1] = high.x, scale[1][1] = high.y;
-    } else {
-      const uint2 w = *reinterpret_cast<const uint2*>(stage + n * Layout::kCodes + lane * 8);
-      const uint32_t x = w.x + kNegativeSelectors, y = w.y + kNegativeSelectors;
-      b[0][0] = signed_e2m1(w.x, x), b[0][1] = signed_e2m1(w.x >> 16, x >> 16);
-      b[1][0] = signed_e2m1(w.y, y), b[1][1] = signed_e2m1(w.y >> 16, y >> 16);
-      const uint32_t e =
-          *reinterpret_cast<const uint32_t*>(stage + Layout::kWeightScales + n * Layout::kScales + 4 * t);
-      scale[0][0] = __uint_as_float((e & 255u) << 23), scale[1][0] = __uint_as_float((e >> 8 & 255u) << 23);
-      scale[0][1] = __uint_as_float((e >> 16 & 255u) << 23), scale[1][1] = __uint_as_float((e >> 24) << 23);
+    const uint4 w = *reinterpret_cast<const uint4*>(stage + n * Layout::kCodes + lane * 16);
+    b[0][0] = w.x, b[1][0] = w.y, b[0][1] = w.z, b[1][1] = w.w;
+    const auto* s =
+        reinterpret_cast<const __half2*>(stage + Layout::kWeightScales + n * Layout::kScales) + 2 * t;
+    const float2 low = __half22float2(s[0]), high = __half22float2(s[1]);
+    scale[0][0] = low.x, scale[1][0] = low.y, scale[0][1] = high.x, scale[1][1] = high.y;
+  }
+
+  __device__ static void multiply_mx4(const uint8_t* stage,
+                                      float (&sum)[Config::kMPerWarp][Config::kNPerWarp][4]) {
+    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+    const int m0 = warp / Config::kWarpsN * Config::kMPerWarp,
+              n0 = warp % Config::kWarpsN * Config::kNPerWarp;
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      uint4 b[Config::kNPerWarp];
+#pragma unroll
+      for (int n = 0; n < Config::kNPerWarp; ++n) {
+        const uint8_t* from = stage + (n0 + n) * Layout::kCodes;
+        const uint32_t scale = from[kMx4ScalesAt + lane / 4 * 2 + block];
+        b[n] = mx4_weights(reinterpret_cast<const uint32_t*>(from)[2 * lane + block], mx4_scale(scale));
+      }
+#pragma unroll
+      for (int m = 0; m < Config::kMPerWarp; ++m) {
+        const auto* rows = reinterpret_cast<const uint4*>(stage + Layout::kActivations +
+                                                          (m0 + m) * Layout::kTileBytes + block * 1024);
+        const uint4 low = rows[lane], high = rows[kWarpLanes + lane];
+        const uint32_t a0[4] = {low.x, low.y, low.z, low.w}, a1[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int n = 0; n < Config::kNPerWarp; ++n) {
+          ptx::mma_bf16(sum[m][n], a0, b[n].x, b[n].y);
+          ptx::mma_bf16(sum[m][n], a1, b[n].z, b[n].w);
+        }
+      }
     }
   }
 
@@ -275,8 +313,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   ptx::wait_for_previous();
   const int chunk = blockIdx.y;
   if (chunk >= *op.groups.num_chunks) return;
-  const int expert = op.groups.chunks[3 * chunk], first_tile = op.groups.chunks[3 * chunk + 1],
-            m_tiles = op.groups.chunks[3 * chunk + 2];
+  const int expert = op.groups.chunks[4 * chunk], first_tile = op.groups.chunks[4 * chunk + 1],
+            m_tiles = op.groups.chunks[4 * chunk + 2];
   constexpr int kTiles = kGateUp ? Config::kN / 2 : Config::kN;  // of rows
   const int first = static_cast<int>(blockIdx.x) * kTiles;
   if (threadIdx.x < Config::kN) {
@@ -325,14 +363,7 @@ __device__ inline void store_swizzled(const WideQuantize& op, int64_t i, int pai
   const uint32_t codes =
       half == 0 ? ptx::permute(quad.codes, other, 0x5140u) : ptx::permute(other, quad.codes, 0x7362u);
   uint2 words;
-  if (op.weights == PackedFormat::kMx4) {
-    const auto value = [&](int n) { return static_cast<float>(static_cast<int8_t>(codes >> (8 * n))); };
-    const __nv_bfloat162 a = __floats2bfloat162_rn(value(0), value(1)),
-                         b = __floats2bfloat162_rn(value(2), value(3));
-    words = {*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b)};
-  } else {
-    codes_to_f16(codes ^ 0x80808080u, words.x, words.y);
-  }
+  codes_to_f16(codes ^ 0x80808080u, words.x, words.y);
   uint8_t* tile = op.to.codes + (i / kWgmmaRows * pairs + q / 16) * kWgmmaTileBytes;
   *reinterpret_cast<uint2*>(tile + ptx::swizzled(row, (block * 4 + t) * 16) + half * 8) = words;
   auto* scales = reinterpret_cast<float*>(tile + kWgmmaRows * ptx::kSwizzleRowBytes);
@@ -349,6 +380,25 @@ __device__ inline void store_fragment(const WideRows& to, int64_t i, int pairs, 
   if (in_block == 0) to.scales[block * kTileTokens + in_tile] = quad.scale;
 }
 
+// Quad q of row i for MXFP4 weights: rounded, not quantized.
+__device__ inline void store_rounded(const WideRows& to, int64_t i, int pairs, int q, float4 v,
+                                     bool swizzled) {
+  const uint2 words = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
+  if (swizzled) {
+    uint8_t* tile = to.codes + (i / kWgmmaRows * pairs + q / 16) * kMx4TileBytes;
+    const auto row = static_cast<uint32_t>(i % kWgmmaRows), first = static_cast<uint32_t>(q % 16 * 4);
+    *reinterpret_cast<uint32_t*>(tile + ptx::swizzled(row, mx4_position(first) * 2)) = words.x;
+    *reinterpret_cast<uint32_t*>(tile + ptx::swizzled(row, mx4_position(first + 2) * 2)) = words.y;
+    return;
+  }
+  const int in_tile = static_cast<int>(i % kTileTokens), t = q % 8 / 2, step = q % 2;
+  auto* lane_words = reinterpret_cast<uint32_t*>(
+      to.codes +
+      (((i / kTileTokens * 2 * pairs + q / 8) * 2 + step) * kWarpLanes + in_tile % 8 * 4 + t) * 16);
+  lane_words[in_tile / 8] = words.x;
+  lane_words[2 + in_tile / 8] = words.y;
+}
+
 // One CTA per row.
 __global__ void __launch_bounds__(kRowThreads)
     wide_quantize_kernel(const __grid_constant__ WideQuantize op, bool swizzled) {
@@ -359,7 +409,14 @@ __global__ void __launch_bounds__(kRowThreads)
   const int cols = static_cast<int>(op.cols), pairs = packed_pairs(cols);
   HeldQuads weight;
   weight.load<false>(reinterpret_cast<const float4*>(op.norm_weight), cols / 4, threadIdx.x);
-  const auto store = [&](int q, float4, const QuantizedQuad& quad) {
+  const auto store = [&](int q, float4 v, const QuantizedQuad& quad) {
+    if (op.weights == PackedFormat::kMx4) {
+      for (int c = 0; c < op.copies; ++c) {
+        const int64_t to = op.places != nullptr ? __ldg(op.places + i * op.copies + c) : i;
+        store_rounded(op.to, to, pairs, q, v, swizzled);
+      }
+      return;
+    }
     const uint32_t eight_lanes = 0xffu << (threadIdx.x & 24u);
     const uint32_t other = __shfl_xor_sync(eight_lanes, quad.codes, 4);
     for (int c = 0; c < op.copies; ++c) {
@@ -387,12 +444,14 @@ __global__ void __launch_bounds__(1024)
     int32_t tile = 0, chunk = 0;
     for (int32_t e = 0; e < experts; ++e) {
       next[e] = tile * groups.tile_rows;
-      int32_t tiles = (counts[e] + groups.tile_rows - 1) / groups.tile_rows;
+      int32_t rows = counts[e], tiles = (rows + groups.tile_rows - 1) / groups.tile_rows;
       while (tiles > 0) {
         const int32_t here = min(tiles, groups.tiles_per_chunk);
-        groups.chunks[3 * chunk] = e;
-        groups.chunks[3 * chunk + 1] = tile;
-        groups.chunks[3 * chunk + 2] = here;
+        groups.chunks[4 * chunk] = e;
+        groups.chunks[4 * chunk + 1] = tile;
+        groups.chunks[4 * chunk + 2] = here;
+        groups.chunks[4 * chunk + 3] = min(rows, here * groups.tile_rows);
+        rows -= here * groups.tile_rows;
         ++chunk;
         tile += here;
         tiles -= here;
@@ -456,18 +515,18 @@ void launch_experts_for(const WideExpertParams& p, cudaStream_t stream) {
 
 int64_t tile_rows() { return has_wgmma() ? kWgmmaRows : kWarpRows; }
 int64_t tile_rows_for(int64_t rows) { return (rows + tile_rows() - 1) / tile_rows() * tile_rows(); }
-int64_t code_bytes() { return has_wgmma() ? 2 : 1; }
 
 }  // namespace
 
 size_t wide_rows_bytes(int64_t rows, int64_t cols) {
+  // Two bytes an element (bf16, or f16 codes) and a scale per block: the most that any of them takes.
   return static_cast<size_t>(tile_rows_for(rows)) * static_cast<size_t>(packed_pairs(cols)) * 2 *
-         static_cast<size_t>(32 * code_bytes() + 4);
+         (32 * 2 + 4);
 }
 
 WideRows wide_rows(uint8_t* base, int64_t rows, int64_t cols) {
   const int64_t blocks = tile_rows_for(rows) * packed_pairs(cols) * 2;
-  return {base, reinterpret_cast<float*>(base + blocks * 32 * code_bytes())};
+  return {base, reinterpret_cast<float*>(base + blocks * 32 * 2)};
 }
 
 void launch_wide_quantize(const WideQuantize& op, cudaStream_t stream) {
@@ -500,21 +559,22 @@ ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts) {
   ExpertGroups groups;
   const int64_t touched = pairs < experts ? pairs : experts;
   // Many rows per expert: large tiles; else small ones, whose padding costs less.
-  groups.tiles_per_chunk = has_wgmma() ? 2 : pairs > int64_t{experts} * 48 ? ManyRows::kM : FewRows::kM;
+  const bool many = pairs > int64_t{experts} * 48;
+  groups.tiles_per_chunk = has_wgmma() ? (many ? 2 : 1) : many ? ManyRows::kM : FewRows::kM;
   groups.tile_rows = static_cast<int32_t>(tile_rows());
   groups.max_rows = (pairs / tile_rows() + touched) * tile_rows();
   groups.max_chunks = static_cast<int32_t>(pairs / (tile_rows() * groups.tiles_per_chunk) + touched);
   groups.order = base;
   groups.places = base + groups.max_rows;
   groups.chunks = groups.places + pairs;
-  groups.num_chunks = groups.chunks + 3 * int64_t{groups.max_chunks};
+  groups.num_chunks = groups.chunks + 4 * int64_t{groups.max_chunks};
   return groups;
 }
 
 size_t expert_groups_ints(int64_t pairs, int32_t experts) {
   // The smaller tiles have more chunks: room for either.
   const int64_t touched = pairs < experts ? pairs : experts;
-  return static_cast<size_t>((pairs / tile_rows() + touched) * (tile_rows() + 3) + pairs + 1);
+  return static_cast<size_t>((pairs / tile_rows() + touched) * (tile_rows() + 4) + pairs + 1);
 }
 
 void launch_group_experts(const int32_t* chosen, int64_t pairs, int32_t experts, const ExpertGroups& groups,

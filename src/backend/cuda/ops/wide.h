@@ -10,16 +10,19 @@ namespace millrace::cuda {
 
 // Quantized rows as the A operand reads them, in tiles (the last padded) and whole pairs of blocks.
 // For warps (wide.cu), 16 rows a tile: codes [tile][block][lane] 16 bytes; scales [tile][block][16].
-// For warpgroups (wide_wgmma.cu), 64 rows: [tile][pair] of codes [row] of 64 integers, as bf16 for MXFP4
-// weights
-//   and f16 for the others, swizzled (ptx/wgmma.cuh), each eight of them elements 4t, 16+4t, 4t+1, .. of a
-//   block; then scales [even, odd][row].
+// For warpgroups (wide_wgmma.cu), 64 rows: [tile][pair] of codes [row] of 64 integers as f16, swizzled
+//   (ptx/wgmma.cuh), each eight of them elements 4t, 16+4t, 4t+1, .. of a block; then scales [even,
+//   odd][row].
+// For MXFP4 weights rows are not quantized but rounded to bf16. For warps: [tile][block][step][lane] 16
+// bytes; for
+//   warpgroups (wide_mx4.cu): [tile][pair][row] of 64 elements in the order of mx4_position, swizzled.
 struct WideRows {
   uint8_t* codes = nullptr;
   float* scales = nullptr;  // for warps
 };
 inline constexpr int kWarpRows = 16, kWgmmaRows = 64;
 inline constexpr int kWgmmaTileBytes = kWgmmaRows * (128 + 2 * 4);  // of one pair
+inline constexpr int kMx4TileBytes = kWgmmaRows * 128;              // the same for MXFP4 weights
 // Whether this GPU and binary take warpgroups, for everything.
 bool has_wgmma();
 size_t wide_rows_bytes(int64_t rows, int64_t cols);
@@ -62,7 +65,7 @@ void launch_wide_linear(const WideLinear& op, cudaStream_t stream);
 struct ExpertGroups {
   int32_t* order = nullptr;   // [max_rows]: the pair of each sorted row, -1 in the padding
   int32_t* places = nullptr;  // [pairs]: the sorted row of each
-  int32_t* chunks = nullptr;  // [max_chunks][3]: expert, first tile, tiles
+  int32_t* chunks = nullptr;  // [max_chunks][4]: expert, first tile, tiles, rows
   int32_t* num_chunks = nullptr;
   int64_t max_rows = 0;
   int32_t max_chunks = 0;
@@ -74,15 +77,17 @@ size_t expert_groups_ints(int64_t pairs, int32_t experts);
 void launch_group_experts(const int32_t* chosen, int64_t pairs, int32_t experts, const ExpertGroups& groups,
                           cudaStream_t stream);
 
-// act[pair, :] = activation(gate, up) or out[pair, :] = down, of each pair's expert. x: rows in the groups'
-// order.
+// out[pair, :] = activation(gate, up) or down, of each pair's expert. x: rows in the groups' order. With
+// `act` (warpgroups and MXFP4 only) activations go there instead, as the rows that down multiplies.
 struct WideExperts {
   PackedMatrix gate, up;  // down alone: gate, and up.format kNone
+  int32_t experts = 0;
   const float *gate_bias = nullptr, *up_bias = nullptr;
   Activation activation;
   ExpertGroups groups;
   WideRows x;
   float* out = nullptr;  // [pairs, gate.rows]
+  WideRows act;
 };
 void launch_wide_experts(const WideExperts& op, cudaStream_t stream);
 

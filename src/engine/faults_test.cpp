@@ -1,0 +1,204 @@
+// A whole engine against what goes wrong around it: a disk that is full or broken, a process that is killed
+// in the middle of its work, tenants that must not see each other's prompts; and 64 requests in one batch.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <random>
+
+#include "engine/test_harness.h"
+
+namespace millrace::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Directory {
+ public:
+  explicit Directory(const char* name)
+      : path_(fs::path(testing::TempDir()) / fmt::format("millrace-{}-{}", name, ::getpid())) {
+    fs::remove_all(path_);
+  }
+  ~Directory() { fs::remove_all(path_); }
+  std::string path() const { return path_.string(); }
+
+ private:
+  fs::path path_;
+};
+
+EngineOptions crowded(const std::string& model) {
+  EngineOptions options;
+  options.model = model;
+  options.threads = 1;
+  options.context = 128;
+  options.max_running = 8;
+  options.step_tokens = 64;
+  options.kv_tokens = 640;  // less than the requests below hold together: blocks leave and come back
+  return options;
+}
+
+// Requests of six documents: every second one begins as another does.
+Request document(int32_t i, int32_t max_tokens = 12) {
+  Request r;
+  for (int32_t p = 0; p < 60 + i % 7; ++p)
+    r.tokens.push_back(3 + (i % 6 * 41 + p * 13 + (p > 40 ? i : 0)) % 240);
+  r.max_tokens = max_tokens;
+  r.ignore_end = true;
+  r.sampling = {.temperature = 0.7f, .seed = static_cast<uint64_t>(i)};
+  return r;
+}
+
+TEST(Faults, InABatchOfSixtyFourEverybodyGetsWhatTheyGetAlone) {
+  for (const std::string& model : {kWindowModel, kLlamaModel}) {
+    EngineOptions options = crowded(model);
+    options.max_running = 64;
+    options.step_tokens = 256;
+    options.kv_tokens = 0;
+    options.threads = 2;
+    Harness h(options);
+    for (int32_t i = 0; i < 64; ++i) h.submit(document(i, 16));
+    int32_t most = 0;
+    h.run([&] { most = std::max(most, static_cast<int32_t>(h.recorder->running.load())); });
+    EXPECT_EQ(most, 64);
+    for (int32_t i = 0; i < 64; ++i) {
+      EXPECT_EQ(h.answers[static_cast<size_t>(i)][0].tokens, run_alone(model, document(i, 16))[0].tokens)
+          << i;
+    }
+  }
+}
+
+TEST(Faults, AnotherSaltFindsNothing) {
+  const auto engine = Engine::create(crowded(kLlamaModel));
+  const auto cached = [&](const char* salt) {
+    Request r = document(0);
+    r.cache_salt = salt;
+    Stream stream = engine->submit(r);
+    int32_t found = -1;
+    while (const auto event = stream.next()) found = event->usage.cached_tokens;
+    return found;
+  };
+  EXPECT_EQ(cached("one"), 0);
+  EXPECT_GE(cached("one"), 48);
+  EXPECT_EQ(cached("two"), 0);
+  EXPECT_EQ(cached(""), 0);
+}
+
+// Every operation on files fails from its n-th call on.
+class BrokenFiles final : public kv::FileSystem {
+ public:
+  BrokenFiles(bool writes, int after, int reason) : writes_(writes), left_(after), reason_(reason) {}
+  int make_directory(const std::string& path) override { return real_.make_directory(path); }
+  int list(const std::string& directory, std::vector<kv::FileEntry>& entries) override {
+    return real_.list(directory, entries);
+  }
+  int write(const std::string& path, std::span<const std::span<const std::byte>> parts) override {
+    return writes_ && fails() ? reason_ : real_.write(path, parts);
+  }
+  int read(const std::string& path, std::vector<std::byte>& to, size_t limit) override {
+    return !writes_ && fails() ? reason_ : real_.read(path, to, limit);
+  }
+  int rename(const std::string& from, const std::string& to) override { return real_.rename(from, to); }
+  int remove(const std::string& path) override { return real_.remove(path); }
+  int touch(const std::string& path) override { return real_.touch(path); }
+  int lock(const std::string& path, std::shared_ptr<void>& lock, std::string& holder) override {
+    return real_.lock(path, lock, holder);
+  }
+  bool failed() const { return left_ < 0; }
+
+ private:
+  bool fails() { return left_-- <= 0; }
+  kv::FileSystem& real_ = kv::real_file_system();
+  const bool writes_;
+  std::atomic<int> left_;
+  const int reason_;
+};
+
+TEST(Faults, ADiskThatIsFullOrBrokenTurnsItsTierOffAndRequestsGoOn) {
+  std::vector<std::vector<int32_t>> want;
+  for (int32_t i = 0; i < 24; ++i) want.push_back(run_alone(kWindowModel, document(i))[0].tokens);
+  for (const bool writes : {true, false}) {
+    for (const int after : {0, 5, 11}) {
+      const Directory directory("broken");
+      BrokenFiles files(writes, after, writes ? ENOSPC : EIO);
+      std::atomic<int> lines{0};
+      EngineOptions options = crowded(kWindowModel);
+      options.kv_dir = directory.path();
+      int32_t wrong = 0;
+      bool on = true;
+      for (int life = 0; life < 2; ++life) {  // the second reads what the first could write
+        Harness h(options, {}, nullptr, [&](RuntimeOptions& r) {
+          r.cache.files = &files;
+          r.cache.log = [&lines](const std::string&) { ++lines; };
+        });
+        for (int32_t i = 0; i < 24; ++i) h.submit(document(i));
+        h.run([&] { h.runtime->cache().check_invariants(); });
+        h.runtime->cache().flush();
+        on = h.runtime->cache().stats().disk_on;
+        for (int32_t i = 0; i < 24; ++i) {
+          const Answer& got = h.answers[static_cast<size_t>(i)][0];
+          wrong += got.finish != FinishReason::kMaxTokens || got.tokens != want[static_cast<size_t>(i)];
+        }
+      }
+      EXPECT_EQ(wrong, 0) << (writes ? "ENOSPC" : "EIO") << " after " << after;
+      EXPECT_TRUE(files.failed());
+      EXPECT_FALSE(on);
+      EXPECT_GE(lines, 1);
+    }
+  }
+}
+
+// Killed in the middle of serving, twenty times over one directory: each new process opens it, finds what was
+// written, and answers as if nothing had happened.
+TEST(Faults, KilledTwentyTimesUnderLoadTheNextProcessGoesOn) {
+  const Directory directory("killed");
+  EngineOptions options = crowded(kWindowModel);
+  options.kv_dir = directory.path();
+  options.kv_dir_bytes = size_t{1} << 20;  // small enough that files leave all the time, too
+  std::vector<std::vector<int32_t>> want;
+  for (int32_t i = 0; i < 12; ++i) want.push_back(run_alone(kWindowModel, document(i))[0].tokens);
+  std::mt19937 random(9);
+  uint64_t found = 0;
+  for (int kill = 0; kill < 20; ++kill) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      const auto engine = Engine::create(options);
+      for (int32_t i = kill;; i += 8) {
+        std::vector<Stream> streams;
+        for (int32_t k = 0; k < 8; ++k) streams.push_back(engine->submit(document(i + k)));
+        for (Stream& stream : streams) {
+          while (stream.next()) {
+          }
+        }
+      }
+    }
+    ::usleep(static_cast<useconds_t>(40000 + random() % 120000));
+    ASSERT_EQ(::kill(child, SIGKILL), 0);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "the child failed by itself";
+
+    const auto engine = Engine::create(options);
+    for (int32_t i = 0; i < 12; ++i) {
+      Stream stream = engine->submit(document(i));
+      std::vector<int32_t> tokens;
+      while (const auto event = stream.next()) {
+        if (event->kind == Event::Kind::kToken) tokens.push_back(event->token);
+      }
+      ASSERT_EQ(tokens, want[static_cast<size_t>(i)]) << "request " << i << " after kill " << kill;
+    }
+    engine->shutdown(true);
+    found += engine->stats().cache_hits_disk;
+  }
+  std::printf("[  figure  ] 20 kills under load: %lu tokens found on disk by the processes that followed\n",
+              found);
+  EXPECT_GT(found, 1000u);
+}
+
+}  // namespace
+}  // namespace millrace::test
