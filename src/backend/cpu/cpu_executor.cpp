@@ -1,6 +1,7 @@
 // Slots, norms and dense products.
 #include "backend/cpu/cpu_executor.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -8,6 +9,8 @@
 
 namespace millrace::cpu {
 namespace {
+
+constexpr int64_t kGreedyPiece = 4096;  // logits a task looks through
 
 const float* values_of(const Weight* vector) {
   return vector == nullptr ? nullptr : own(*vector).values.data();
@@ -27,6 +30,8 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
     const size_t blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     kv_pools_.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks + 64, "KV cache");
   }
+  greedy_.reserve(static_cast<size_t>(spec.max_logit_rows));
+  largest_.resize(static_cast<size_t>(spec.max_logit_rows * tasks_for(spec.vocab, kGreedyPiece)));
 }
 
 void CpuExecutor::begin(const Batch& batch) {
@@ -59,6 +64,7 @@ CpuExecutor::Forms CpuExecutor::forms_for(std::initializer_list<const Linear*> o
     forms.blocks |= form == Activations::kBlocks;
     forms.binary |= form == Activations::kBinaryBlocks;
     forms.tiles |= form == Activations::kTiles;
+    forms.values |= form == Activations::kFloat;
   }
   return forms;
 }
@@ -103,6 +109,18 @@ Rows CpuExecutor::formed(const float* values, int64_t rows, int64_t cols, Forms 
   return input().rows(values, cols, forms);
 }
 
+// Rows [first, first + count) of a product with rows [m, m + num_m) of x.
+void CpuExecutor::multiply_part(const Product& product, int64_t first, int64_t count, const Rows& x,
+                                int64_t m, int64_t num_m, int thread) {
+  const CpuWeight& w = own(*product.op->weight);
+  const float* bias = values_of(product.op->bias);
+  float* out = product.out + m * w.rows + first;
+  multiply(kernels_, w, 0, first, count, x.from(m), num_m, out, w.rows, work_->threads[thread].decoded);
+  for (int64_t i = 0; bias != nullptr && i < num_m; ++i) {
+    for (int64_t r = 0; r < count; ++r) out[i * w.rows + r] += bias[first + r];
+  }
+}
+
 void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x, int64_t rows) {
   if (pool_.nodes() > 1 && products.size() > 1) {
     // A loop each: only so has every memory node the same part of every matrix.
@@ -111,6 +129,18 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
   }
   int64_t total = 0;
   for (const Product& p : products) total += p.op->weight->rows;
+  if (rows <= kFewTokens && total >= int64_t{64} * pool_.size() && pool_.nodes() == 1) {
+    share_rows(total, [&](int64_t first, int64_t count, int thread) {
+      for (const Product* p = products.data(); count > 0; first -= p->op->weight->rows, ++p) {
+        const int64_t some = std::min(count, p->op->weight->rows - first);
+        if (some <= 0) continue;
+        multiply_part(*p, first, some, x, 0, rows, thread);
+        first += some;
+        count -= some;
+      }
+    });
+    return;
+  }
   // A matrix of few rows (a router) with many tokens is shared out by tokens: no thread reads them all.
   const bool by_tokens = total <= kMaxRowsPerTask && rows >= int64_t{16} * pool_.size();
   const int64_t per_task = by_tokens ? kMaxRowsPerTask : plain_rows_per_task(total, pool_.size());
@@ -123,37 +153,46 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
       int64_t at = task / parts;
       for (; at >= tasks_for(p->op->weight->rows, per_task); ++p)
         at -= tasks_for(p->op->weight->rows, per_task);
-      const CpuWeight& w = own(*p->op->weight);
-      const float* bias = values_of(p->op->bias);
-      const int64_t first = at * per_task, count = std::min(per_task, w.rows - first);
-      const int64_t m = task % parts * step, num_m = std::min(step, rows - m);
-      float* out = p->out + m * w.rows + first;
-      multiply(kernels_, w, 0, first, count, x.from(m), num_m, out, w.rows, work_->threads[thread].decoded);
-      for (int64_t i = 0; bias != nullptr && i < num_m; ++i) {
-        for (int64_t r = 0; r < count; ++r) out[i * w.rows + r] += bias[first + r];
-      }
+      const int64_t first = at * per_task, m = task % parts * step;
+      multiply_part(*p, first, std::min(per_task, p->op->weight->rows - first), x, m,
+                    std::min(step, rows - m), thread);
     }
   });
 }
 
-// y [rows_][w.rows] += x W^T + b
-void CpuExecutor::multiply_add(const Linear& op, const Rows& x, float* y) {
+// Columns [first, first + count) of y [rows_][w.rows] += x W^T + b.
+void CpuExecutor::multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, float* y,
+                                    int thread) {
   const CpuWeight& w = own(*op.weight);
   const float* bias = values_of(op.bias);
-  const int64_t per_task = plain_rows_per_task(w.rows, pool_.size());
-  pool_.parallel_for(tasks_for(w.rows, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
-    float* tile = work_->threads[thread].tile;
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task * per_task, count = std::min(per_task, w.rows - first);
-      for (int64_t m = 0; m < rows_; m += kRowsPerPass) {
-        const int64_t num_m = std::min(kRowsPerPass, rows_ - m);
-        multiply(kernels_, w, 0, first, count, x.from(m), num_m, tile, count, work_->threads[thread].decoded);
-        for (int64_t i = 0; i < num_m; ++i) {
-          float* to = y + (m + i) * w.rows + first;
-          const float* from = tile + i * count;
-          for (int64_t r = 0; r < count; ++r) to[r] += from[r] + (bias == nullptr ? 0.0f : bias[first + r]);
-        }
+  float* tile = work_->threads[thread].tile;
+  for (int64_t m = 0; m < rows_; m += kRowsPerPass) {
+    const int64_t num_m = std::min(kRowsPerPass, rows_ - m);
+    multiply(kernels_, w, 0, first, count, x.from(m), num_m, tile, count, work_->threads[thread].decoded);
+    for (int64_t i = 0; i < num_m; ++i) {
+      float* to = y + (m + i) * w.rows + first;
+      const float* from = tile + i * count;
+      for (int64_t r = 0; r < count; ++r) to[r] += from[r] + (bias == nullptr ? 0.0f : bias[first + r]);
+    }
+  }
+}
+
+// y += x W^T + b
+void CpuExecutor::multiply_add(const Linear& op, const Rows& x, float* y) {
+  const int64_t rows = op.weight->rows;
+  if (rows_ <= kFewTokens && rows >= int64_t{64} * pool_.size() && pool_.nodes() == 1) {
+    share_rows(rows, [&](int64_t first, int64_t count, int thread) {
+      for (int64_t r = 0; r < count; r += kMostFewRows) {
+        multiply_add_part(op, first + r, std::min(kMostFewRows, count - r), x, y, thread);
       }
+    });
+    return;
+  }
+  const int64_t per_task = plain_rows_per_task(rows, pool_.size());
+  pool_.parallel_for(tasks_for(rows, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task * per_task;
+      multiply_add_part(op, first, std::min(per_task, rows - first), x, y, thread);
     }
   });
 }
@@ -195,7 +234,8 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
     multiply(kernels_, gate, expert, first, count, x.from(m), rows, g, count, decoded);
     multiply(kernels_, up, expert, first, count, x.from(m), rows, u, count, decoded);
     for (int64_t i = 0; i < rows; ++i) {
-      float *gi = g + i * count, *ui = u + i * count, *y = inner.values + (m + i) * gate.rows + first;
+      float *gi = g + i * count, *ui = u + i * count;
+      float* y = inner.forms.values ? inner.values + (m + i) * gate.rows + first : gi;
       for (int64_t r = 0; gate_bias != nullptr && r < count; ++r) gi[r] += gate_bias[offset + r];
       for (int64_t r = 0; up_bias != nullptr && r < count; ++r) ui[r] += up_bias[offset + r];
       if (op.activation != nullptr && op.activation->activation == Experts::Activation::kClampedSwiglu) {
@@ -214,12 +254,22 @@ void CpuExecutor::ffn_add(const Ffn& op) {
   const Inner inner{work_->inner,
                     {work_->inner_blocks, work_->inner_binary, work_->inner_tiles},
                     forms_for({&op.down}, rows_)};
-  pool_.parallel_for(tasks_for(inner_cols, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task * per_task, count = std::min(per_task, inner_cols - first);
-      gate_up({&op.gate, &op.up, nullptr}, 0, first, count, normed(), rows_, inner, thread);
-    }
-  });
+  const auto part = [&](int64_t first, int64_t count, int thread) {
+    gate_up({&op.gate, &op.up, nullptr}, 0, first, count, normed(), rows_, inner, thread);
+  };
+  if (rows_ <= kFewTokens && pool_.nodes() == 1) {
+    share_rows(inner_cols, [&](int64_t first, int64_t count, int thread) {
+      for (int64_t r = 0; r < count; r += kMostFewRows) {
+        part(first + r, std::min(kMostFewRows, count - r), thread);
+      }
+    });
+  } else {
+    pool_.parallel_for(tasks_for(inner_cols, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t task = begin; task < end; ++task) {
+        part(task * per_task, std::min(per_task, inner_cols - task * per_task), thread);
+      }
+    });
+  }
   multiply_add(op.down, inner.formed.rows(inner.values, inner_cols, inner.forms), work_->residual);
 }
 
@@ -233,6 +283,34 @@ void CpuExecutor::norm_logits(const Logits& op) {
 
 std::span<const float> CpuExecutor::logits() {
   return {work_->logits, batch_.logit_rows.size() * static_cast<size_t>(spec_.vocab)};
+}
+
+std::span<const int32_t> CpuExecutor::greedy_tokens() {
+  const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
+  const int64_t vocab = spec_.vocab, pieces = tasks_for(vocab, kGreedyPiece);
+  pool_.parallel_for(rows * pieces, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task % pieces * kGreedyPiece, last = std::min(first + kGreedyPiece, vocab);
+      const float* logits = work_->logits + task / pieces * vocab;
+      Largest found{logits[first], static_cast<int32_t>(first)};
+      bool nan = false;
+      for (int64_t i = first; i < last; ++i) {
+        nan |= std::isnan(logits[i]);
+        if (logits[i] > found.value) found = {logits[i], static_cast<int32_t>(i)};
+      }
+      largest_[static_cast<size_t>(task)] = {found.value, nan ? -1 : found.token};
+    }
+  });
+  greedy_.clear();
+  for (int64_t row = 0; row < rows; ++row) {
+    const Largest* piece = largest_.data() + row * pieces;
+    Largest found = piece[0];
+    for (int64_t i = 1; i < pieces && found.token >= 0; ++i) {
+      if (piece[i].token < 0 || piece[i].value > found.value) found = piece[i];
+    }
+    greedy_.push_back(found.token);
+  }
+  return greedy_;
 }
 
 void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to) {

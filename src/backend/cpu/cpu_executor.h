@@ -33,6 +33,7 @@ class CpuExecutor final : public Executor {
   void experts_add(const Experts& op) override;
   void norm_logits(const Logits& op) override;
   std::span<const float> logits() override;
+  std::span<const int32_t> greedy_tokens() override;
   void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override;
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
   void write_block(int group, int32_t block, std::span<const std::byte> from) override;
@@ -51,9 +52,9 @@ class CpuExecutor final : public Executor {
     const Linear *gate, *up;
     const Experts* activation;  // absent: silu
   };
-  // Forms of activations besides float32 that some product wants.
+  // Forms of activations that some product wants.
   struct Forms {
-    bool blocks = false, binary = false, tiles = false;
+    bool blocks = false, binary = false, tiles = false, values = false;
   };
   struct Formed {
     ActivationBlock *blocks, *binary;
@@ -62,7 +63,7 @@ class CpuExecutor final : public Executor {
       return {values, blocks, cols, index, made.binary ? binary : nullptr, made.tiles ? tiles : nullptr};
     }
   };
-  // The activations between up and down, of num_m rows.
+  // The activations between up and down, of num_m rows; values only where the forms have them.
   struct Inner {
     float* values;
     Formed formed;
@@ -85,6 +86,20 @@ class CpuExecutor final : public Executor {
   void norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms);
   Rows normed() const { return input().rows(work_->normed, spec_.hidden, normed_forms_); }
   Rows formed(const float* values, int64_t rows, int64_t cols, Forms forms);
+  // body(first, count, thread) for parts of [0, rows).
+  template <class Body>
+  void share_rows(int64_t rows, Body body) {
+    const ShrinkingParts parts(rows, pool_.size());
+    pool_.parallel_for(parts.count(), 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t i = begin; i < end; ++i) {
+        const auto [first, count] = parts.part(i);
+        body(first, count, thread);
+      }
+    });
+  }
+  void multiply_part(const Product& product, int64_t first, int64_t count, const Rows& x, int64_t m,
+                     int64_t num_m, int thread);
+  void multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, float* y, int thread);
   void multiply_all(std::span<const Product> products, const Rows& x, int64_t rows);
   void multiply_add(const Linear& op, const Rows& x, float* y);
   void norm_heads(const Norm& op, int64_t heads, float* values);
@@ -114,6 +129,8 @@ class CpuExecutor final : public Executor {
   void choose(const Route& op, int64_t token);
   void sort_by_expert(int64_t chosen);
   void gather_tiles();
+  template <class Part>
+  void share_experts(int64_t rows, int64_t per_task, Part part);
   void combine(const Experts& op, int64_t token);
 
   ExecutorSpec spec_;
@@ -122,6 +139,14 @@ class CpuExecutor final : public Executor {
   StepMemory memory_;
   std::unique_ptr<Workspace> work_;
   std::vector<Pages> kv_pools_;  // per group
+
+  // The largest logit of a piece of a row.
+  struct Largest {
+    float value;
+    int32_t token;  // -1: a NaN
+  };
+  std::vector<Largest> largest_;  // [logit rows][pieces]
+  std::vector<int32_t> greedy_;   // [logit rows]
 
   Batch batch_{};
   int64_t rows_ = 0;                    // tokens of this step

@@ -104,6 +104,32 @@ CpuExecutor::Formed CpuExecutor::inner_at(int64_t at) const {
   return from;
 }
 
+// part(expert, first, count, thread) for the rows of every active expert's matrix, `per_task` at a time. The
+// fattest expert comes first; on several memory nodes every expert's first rows do, because a node has the
+// first part of a loop and of the rows.
+template <class Part>
+void CpuExecutor::share_experts(int64_t rows, int64_t per_task, Part part) {
+  if (rows_ <= kFewTokens && pool_.nodes() == 1) {
+    share_rows(num_active_ * rows, [&](int64_t first, int64_t count, int thread) {
+      while (count > 0) {
+        const int64_t row = first % rows, some = std::min({count, rows - row, kMostFewRows});
+        part(work_->active[first / rows], row, some, thread);
+        first += some;
+        count -= some;
+      }
+    });
+    return;
+  }
+  const int64_t tasks = tasks_for(rows, per_task);
+  pool_.parallel_for(num_active_ * tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t i = pool_.nodes() > 1 ? task % num_active_ : task / tasks;
+      const int64_t first = (pool_.nodes() > 1 ? task / num_active_ : task % tasks) * per_task;
+      part(work_->active[i], first, std::min(per_task, rows - first), thread);
+    }
+  });
+}
+
 void CpuExecutor::experts_add(const Experts& op) {
   const CpuWeight &gate = own(*op.gate.weight), &down = own(*op.down.weight);
   const Forms forms = forms_for({&op.gate, &op.up}, rows_), inner_forms = forms_for({&op.down}, rows_);
@@ -115,43 +141,21 @@ void CpuExecutor::experts_add(const Experts& op) {
   const int64_t inner_cols = gate.rows;
   const int32_t* start = work_->expert_start;
 
-  // Task -> expert and part of its rows. The fattest expert comes first; on several memory nodes every
-  // expert's first rows do, because a node has the first part of a loop and of the rows.
-  struct Task {
-    int32_t expert;
-    int64_t part;
+  const auto gate_up_part = [&](int32_t expert, int64_t first, int64_t count, int thread) {
+    const int64_t at = start[expert], num_m = start[expert + 1] - at;
+    Rows x = input().rows(work_->normed, spec_.hidden, forms, work_->sorted_token + at);
+    if (x.tiles != nullptr) x.tiles += at * spec_.hidden;
+    const Inner inner{work_->inner + at * inner_cols, inner_at(at * inner_cols), inner_forms};
+    gate_up({&op.gate, &op.up, &op}, expert, first, count, x, num_m, inner, thread);
   };
-  const auto task_of = [&](int64_t task, int64_t parts) {
-    return pool_.nodes() > 1 ? Task{work_->active[task % num_active_], task / num_active_}
-                             : Task{work_->active[task / parts], task % parts};
+  const auto down_part = [&](int32_t expert, int64_t first, int64_t count, int thread) {
+    const int64_t at = start[expert], num_m = start[expert + 1] - at;
+    const Rows x = inner_at(at * inner_cols).rows(work_->inner + at * inner_cols, inner_cols, inner_forms);
+    multiply(kernels_, down, expert, first, count, x, num_m, work_->expert_out + at * down.rows + first,
+             down.rows, work_->threads[thread].decoded);
   };
-
-  const int64_t inner_per_task = rows_per_task(2 * inner_cols * num_active_, pool_.size());
-  const int64_t inner_tasks = tasks_for(inner_cols, inner_per_task);
-  pool_.parallel_for(num_active_ * inner_tasks, 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t task = begin; task < end; ++task) {
-      const auto [expert, part] = task_of(task, inner_tasks);
-      const int64_t at = start[expert], num_m = start[expert + 1] - at, first = part * inner_per_task;
-      Rows x = input().rows(work_->normed, spec_.hidden, forms, work_->sorted_token + at);
-      if (x.tiles != nullptr) x.tiles += at * spec_.hidden;
-      const Inner inner{work_->inner + at * inner_cols, inner_at(at * inner_cols), inner_forms};
-      gate_up({&op.gate, &op.up, &op}, expert, first, std::min(inner_per_task, inner_cols - first), x, num_m,
-              inner, thread);
-    }
-  });
-
-  const int64_t out_per_task = rows_per_task(down.rows * num_active_, pool_.size());
-  const int64_t out_tasks = tasks_for(down.rows, out_per_task);
-  pool_.parallel_for(num_active_ * out_tasks, 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t task = begin; task < end; ++task) {
-      const auto [expert, part] = task_of(task, out_tasks);
-      const int64_t at = start[expert], num_m = start[expert + 1] - at, first = part * out_per_task;
-      const int64_t count = std::min(out_per_task, down.rows - first);
-      const Rows x = inner_at(at * inner_cols).rows(work_->inner + at * inner_cols, inner_cols, inner_forms);
-      multiply(kernels_, down, expert, first, count, x, num_m, work_->expert_out + at * down.rows + first,
-               down.rows, work_->threads[thread].decoded);
-    }
-  });
+  share_experts(inner_cols, rows_per_task(2 * inner_cols * num_active_, pool_.size()), gate_up_part);
+  share_experts(down.rows, rows_per_task(down.rows * num_active_, pool_.size()), down_part);
   pool_.parallel_for(rows_, 8, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) combine(op, t);
   });

@@ -10,10 +10,10 @@
 // where they lie in a row, a register each, and never transposed; activations come as pairs of columns
 // (to_tiles), and outputs [weights][activations] are transposed once, at the end.
 //
-// Loops, outermost first: 256 rows of activations; 32 rows of weights; chunks of 8 blocks, opened into a
-// scratch; pairs of tiles of activations; the blocks of the chunk, four products each (32 x 32 outputs). The
-// first pair opens a block, then multiplies the one before it. Sums stay in their tiles unless there is more
-// than one pair.
+// Loops, outermost first: 256 rows of activations; 32 rows of weights; chunks of 8 or 30 blocks, opened into
+// a scratch; pairs of tiles of activations; the blocks of the chunk, four products each (32 x 32 outputs).
+// The first pair opens a block, then multiplies the one before it. Sums stay in their tiles unless there is
+// more than one pair.
 //
 // Roofline, per 16 rows of weights and block, in cycles: opening 24 (48 vector operations on two ports) to 27
 // (64 loads); a product of 16 x 16 outputs 16 in the tile unit, with its share of loads 21 from the first
@@ -101,13 +101,14 @@ struct TileRowOf<FormatMXFP4Split> {
 }
 
 // Block `block` of sixteen rows from `row` on, of which `rows` exist (the last is repeated), as a tile.
+// halfway() is called after eight of them.
 template <class Format>
 struct TileWeights {
   using Row = TileRowOf<Format>;
   Row opener;
-  template <bool kFull>
+  template <bool kFull, class Halfway>
   [[gnu::always_inline]] void open(const MatrixView& w, int64_t row, int64_t rows, int64_t block,
-                                   uint16_t (*to)[32]) const {
+                                   uint16_t (*to)[32], Halfway halfway) const {
     // Without split scales a row's scale lies just before its codes. Strides are taken once: the stores below
     // could overwrite them for all the compiler knows.
     const int64_t code_bytes = w.row_bytes, scale_bytes = Format::kSplit ? w.scale_row_bytes : code_bytes;
@@ -116,12 +117,14 @@ struct TileWeights {
     const uint8_t* scale = scales;
     const uint8_t* codes = w.data + row * code_bytes + block * Format::kBlockBytes;
     const V table = load512(kE2M1Words);
+    const Row row_of = opener;  // in registers
     uint32_t any = 0;
     unroll<16>([&](auto r) __attribute__((always_inline)) {
+      if constexpr (r == 8) halfway();
       const uint32_t e = *scale;
       any |= e;
       asm("" : "+r"(any));  // now: put off, sixteen scales would have to be kept
-      const V indices = opener.template indices<r % 2 == 0>(Format::kSplit ? codes : scale + Row::kCodesAt);
+      const V indices = row_of.template indices<r % 2 == 0>(Format::kSplit ? codes : scale + Row::kCodesAt);
       const V down = _mm512_set1_epi32(static_cast<int32_t>(kScaleWords.of[e]));
       _mm512_store_si512(to[r], _mm512_subs_epu16(_mm512_permutexvar_epi16(indices, table), down));
       if (kFull || r + 1 < rows) {
@@ -134,8 +137,10 @@ struct TileWeights {
   }
 };
 
-// 32 rows of weights over a chunk of blocks as tiles: 16 KiB of the first-level cache.
-constexpr int64_t kOpenBlocks = 8;
+// 32 rows of weights over a chunk of blocks as tiles. With many rows of activations 8 blocks, 16 KiB of the
+// first-level cache; up to kFewPairs pairs of groups use a chunk too seldom to pay for loading and storing
+// their sums around it, and take kOpenBlocks.
+constexpr int64_t kOpenBlocks = 30, kNearBlocks = 8, kFewPairs = 2;
 struct OpenedTiles {
   alignas(64) uint16_t words[kOpenBlocks][2][16][32];  // [block][group][row][place]
 };
@@ -152,21 +157,38 @@ class RowOpener {
         alone_(alone),
         ahead_(w, row + rows, rows_after < 32 ? rows_after : 32, blocks_) {}
 
-  [[gnu::always_inline]] void open(int64_t block, uint16_t (*to)[16][32]) {
+  // quarter(0) to quarter(3) are called on the way.
+  template <class Quarter>
+  [[gnu::always_inline]] void open(int64_t block, uint16_t (*to)[16][32], Quarter quarter) {
     ahead_.ask();
     if (alone_) ask_own(block);
+    ask_near(block);
     if (rows_ >= 32) {
-      weights_.template open<true>(w_, row_, 16, block, to[0]);
-      weights_.template open<true>(w_, row_ + 16, 16, block, to[1]);
+      weights_.template open<true>(w_, row_, 16, block, to[0], [&] { quarter(Index<0>{}); });
+      quarter(Index<1>{});
+      weights_.template open<true>(w_, row_ + 16, 16, block, to[1], [&] { quarter(Index<2>{}); });
+      quarter(Index<3>{});
     } else {
       open_short(block, to);
+      unroll<4>(quarter);
     }
   }
 
  private:
   [[gnu::noinline]] void open_short(int64_t block, uint16_t (*to)[16][32]) {
-    weights_.template open<false>(w_, row_, rows_ < 16 ? rows_ : 16, block, to[0]);
-    if (rows_ > 16) weights_.template open<false>(w_, row_ + 16, rows_ - 16, block, to[1]);
+    weights_.template open<false>(w_, row_, rows_ < 16 ? rows_ : 16, block, to[0], [] {});
+    if (rows_ > 16) weights_.template open<false>(w_, row_ + 16, rows_ - 16, block, to[1], [] {});
+  }
+  // From the second-level cache, where the 32 rows before these asked for them, to the first: four rows with
+  // every block, kNear blocks ahead.
+  [[gnu::always_inline]] void ask_near(int64_t block) const {
+    constexpr int64_t kNear = 8, kBytes = kNear * Format::kBlockBytes;
+    const uint8_t* from = w_.data + (row_ + block % kNear * 4) * w_.row_bytes + (block / kNear + 1) * kBytes;
+    for (int64_t r = 0; r < 4; ++r, from += w_.row_bytes) {
+      for (int64_t line = 64; line <= kBytes; line += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(from + line), _MM_HINT_T0);
+      }
+    }
   }
   // The first rows of a call have nobody before them to ask: with every block the lines of a few rows, so
   // that kAsked blocks take all 32 rows kAsked blocks further.
@@ -206,19 +228,28 @@ struct TileColumn {
   int64_t step;
 };
 
+// Product kQuarter of the four of a block; two where there is one group of activations.
+template <bool kTwo, int kQuarter>
+[[gnu::always_inline]] inline void multiply_quarter(const uint16_t (*w)[16][32], TileColumn a, TileColumn b,
+                                                    int64_t block) {
+  if constexpr (kQuarter == 0) {
+    _tile_loadd(6, a.at + block * a.step, a.step / 16);
+    _tile_loadd(4, w[0], 64);
+    _tile_dpbf16ps(0, 4, 6);
+  } else if constexpr (kQuarter == 1) {
+    _tile_loadd(5, w[1], 64);
+    _tile_dpbf16ps(1, 5, 6);
+  } else if constexpr (kTwo && kQuarter == 2) {
+    _tile_loadd(7, b.at + block * b.step, b.step / 16);
+    _tile_dpbf16ps(2, 4, 7);
+  } else if constexpr (kTwo) {
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
 template <bool kTwo>
 [[gnu::always_inline]] inline void multiply_block(const uint16_t (*w)[16][32], TileColumn a, TileColumn b,
                                                   int64_t block) {
-  _tile_loadd(6, a.at + block * a.step, a.step / 16);
-  _tile_loadd(4, w[0], 64);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(5, w[1], 64);
-  _tile_dpbf16ps(1, 5, 6);
-  if constexpr (kTwo) {
-    _tile_loadd(7, b.at + block * b.step, b.step / 16);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_dpbf16ps(3, 5, 7);
-  }
+  unroll<4>([&](auto quarter) { multiply_quarter<kTwo, quarter>(w, a, b, block); });
 }
 
 // One or two groups of activations by opened weights.
@@ -227,16 +258,19 @@ void multiply_opened(const OpenedTiles& w, int64_t first, int64_t count, TileCol
   for (int64_t i = 0; i < count; ++i) multiply_block<kTwo>(w.words[i], a, b, first + i);
 }
 
-// The same, opening as it goes: a block is multiplied after the next one was opened, so that its stores are
-// done.
+// The same, opening as it goes. The products of the block before are strewn among the rows of this one: the
+// tile unit works for longer than the processor looks ahead past a whole block's opening.
 template <bool kTwo, class Format>
 void open_and_multiply(RowOpener<Format>& opener, OpenedTiles& w, int64_t first, int64_t count, TileColumn a,
                        TileColumn b) {
-  opener.open(first, w.words[0]);
+  opener.open(first, w.words[0], [](auto) {});
+  stores_are_done();
   for (int64_t i = 1; i < count; ++i) {
-    opener.open(first + i, w.words[i]);
-    stores_are_done();
-    multiply_block<kTwo>(w.words[i - 1], a, b, first + i - 1);
+    opener.open(
+        first + i, w.words[i], [&](auto quarter) __attribute__((always_inline)) {
+          stores_are_done();
+          multiply_quarter<kTwo, quarter>(w.words[i - 1], a, b, first + i - 1);
+        });
   }
   stores_are_done();
   multiply_block<kTwo>(w.words[count - 1], a, b, first + count - 1);
@@ -313,8 +347,9 @@ void bf16_rows(RowOpener<Format>& opener, int64_t num_rows, int64_t blocks, cons
     return {x + group * blocks * 1024, 64 * (num_m - 16 * group < 16 ? num_m - 16 * group : 16)};
   };
   const bool keep = pairs == 1;  // in their tiles
-  for (int64_t block = 0; block < blocks; block += kOpenBlocks) {
-    const int64_t count = blocks - block < kOpenBlocks ? blocks - block : kOpenBlocks;
+  const int64_t chunk = pairs <= kFewPairs && !keep ? kOpenBlocks : kNearBlocks;
+  for (int64_t block = 0; block < blocks; block += chunk) {
+    const int64_t count = blocks - block < chunk ? blocks - block : chunk;
     for (int64_t p = 0; p < pairs; ++p) {
       const bool two = 2 * p + 1 < groups;
       const TileColumn a = column(2 * p), b = two ? column(2 * p + 1) : a;
