@@ -258,6 +258,25 @@ std::span<const int32_t> Runtime::step_greedy(std::span<const StepInput> inputs)
   return found;
 }
 
+void Runtime::repeat_last_block(Sequence& sequence, int32_t tokens) {
+  MILLRACE_CHECK(sequence.length() >= kBlockTokens && sequence.length() % kBlockTokens == 0 &&
+                 tokens % kBlockTokens == 0);
+  const std::vector<int32_t> some(kBlockTokens, 0);
+  for (int32_t done = 0; done < tokens; done += kBlockTokens) {
+    const int32_t block = sequence.length() / kBlockTokens;
+    if (sequence.length() + kBlockTokens > spec_.max_context ||
+        !cache_->reserve(sequence.blocks_, kBlockTokens)) {
+      throw_error(ErrorCode::kNoMemory, "kv cache: found no room for token {}, expected a context of {}",
+                  sequence.length() + kBlockTokens, spec_.max_context);
+    }
+    for (int g = 0; g < static_cast<int>(spec_.kv_groups.size()); ++g) {
+      const int32_t* table = sequence.blocks_.table(g);
+      executor_->copy_block(g, table[block - 1], table[block]);
+    }
+    cache_->advance(sequence.blocks_, some);
+  }
+}
+
 void Runtime::generate_greedy(Sequence& sequence, int32_t token, std::span<int32_t> out) {
   if (!executor_->samples()) {
     for (int32_t& next : out) {

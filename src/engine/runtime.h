@@ -142,6 +142,11 @@ class Runtime {
   // Feeds any number of tokens in chunks of spec().max_tokens; logits of the last one.
   std::span<const float> prefill(Sequence& sequence, std::span<const int32_t> tokens);
 
+  // Lengthens a sequence without computing: its last block of keys and values again and again. What it then
+  // says is nonsense, but takes the time that it would. `sequence` ends with a block, `tokens` are whole
+  // blocks.
+  void repeat_last_block(Sequence& sequence, int32_t tokens);
+
  private:
   Runtime() = default;
   void compute(std::span<const Slice> slices);
