@@ -45,6 +45,10 @@ void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, 
       fused_rope_ = &std::get<RopeOp>(ops[i]);
       continue;
     }
+    if (launch_moe(ops, i)) {
+      ++i;
+      continue;
+    }
     std::visit([this](const auto& op) { visit(op); }, ops[i]);
   }
 }
@@ -285,28 +289,49 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
 
 // ---------------------------------------------------------------- experts
 
-void StepLauncher::operator()(const Route& op) {
+StreamRoute StepLauncher::stream_route(const Route& op) const {
+  StreamRoute route;
+  route.router = own(*op.router.weight).values.as<const float>();
+  route.bias = vector_of(op.router.bias);
+  route.x = w_.residual.as<const float>();
+  route.norm_weight = vector_of(op.norm.weight);
+  route.eps = op.norm.eps;
+  route.tokens = static_cast<int32_t>(plan_.rows);
+  route.experts = spec_.experts;
+  route.cols = spec_.hidden;
+  route.scores = w_.scores.as<float>();
+  route.normed = w_.normed.as<float>();
+  if (plan_.rows <= kMaxStreamRows) {
+    route.quantized = w_.quantized.as<uint8_t>();
+    route.rounded = w_.rounded.as<uint16_t>();
+  }
+  return route;
+}
+
+// The router's rows lie as the streaming kernels want them.
+bool StepLauncher::routes_by_stream(const Route& op) const {
   const CudaWeight& router = own(*op.router.weight);
   MILLRACE_CHECK(router.rows == spec_.experts && router.cols == spec_.hidden);
   const size_t shared_bytes = size_t{5} * static_cast<size_t>(spec_.hidden) * sizeof(float);
-  if (router.matrix.type == DType::kF32 && spec_.hidden % 32 == 0 && shared_bytes <= 200 * 1024) {
-    StreamRoute route;
-    route.router = router.values.as<const float>();
-    route.bias = vector_of(op.router.bias);
-    route.x = w_.residual.as<const float>();
-    route.norm_weight = vector_of(op.norm.weight);
-    route.eps = op.norm.eps;
-    route.tokens = static_cast<int32_t>(plan_.rows);
-    route.experts = spec_.experts;
-    route.cols = spec_.hidden;
-    route.scores = w_.scores.as<float>();
-    route.normed = w_.normed.as<float>();
-    if (plan_.rows <= kMaxStreamRows) {
-      route.quantized = w_.quantized.as<uint8_t>();
-      route.rounded = w_.rounded.as<uint16_t>();
-    }
-    return launch_stream_route(route, stream_.get());
-  }
+  return router.matrix.type == DType::kF32 && spec_.hidden % 32 == 0 && shared_bytes <= 200 * 1024;
+}
+
+// Router and experts of one row in one kernel. False: they are not, and nothing was launched.
+bool StepLauncher::launch_moe(const std::vector<StepOp>& ops, size_t at) {
+  const auto* route = std::get_if<Route>(&ops[at]);
+  const auto* experts = at + 1 < ops.size() ? std::get_if<Experts>(&ops[at + 1]) : nullptr;
+  if (route == nullptr || experts == nullptr || plan_.rows > kMaxStreamRows || !whole_grid_.mine())
+    return false;
+  if (!routes_by_stream(*route)) return false;
+  check_experts(*experts);
+  const StreamExperts streamed = stream_experts(*experts);
+  if (!fits_stream_moe(stream_route(*route), streamed)) return false;
+  launch_stream_moe(stream_route(*route), streamed, w_.moe_sync.as<MoeSync>(), stream_.get());
+  return true;
+}
+
+void StepLauncher::operator()(const Route& op) {
+  if (routes_by_stream(op)) return launch_stream_route(stream_route(op), stream_.get());
   launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
                  spec_.hidden, w_.normed.as<float>(), stream_.get());
   const Target target{op.router, w_.scores.as<float>(), spec_.experts};
@@ -324,7 +349,7 @@ void StepLauncher::choose_experts() {
                         stream_.get());
 }
 
-bool StepLauncher::stream_experts(const Experts& op) {
+StreamExperts StepLauncher::stream_experts(const Experts& op) const {
   StreamExperts experts;
   experts.gate = own(*op.gate.weight).packed;
   experts.up = own(*op.up.weight).packed;
@@ -342,9 +367,7 @@ bool StepLauncher::stream_experts(const Experts& op) {
   experts.rounded = w_.rounded.as<const uint16_t>();
   experts.act = w_.gate.as<float>();
   experts.residual = w_.residual.as<float>();
-  if (plan_.rows > kMaxStreamRows || !fits_stream_experts(experts)) return false;
-  launch_stream_experts(experts, stream_.get());
-  return true;
+  return experts;
 }
 
 // Rows of x, each of `copies` pairs, into the groups' order.
@@ -409,14 +432,21 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
   wide_expert_linear(op, wide_rows(w_.wide.as<uint8_t>(), groups.max_rows, weight.cols), out);
 }
 
-void StepLauncher::operator()(const Experts& op) {
+void StepLauncher::check_experts(const Experts& op) const {
   for (const auto& [linear, rows, cols] : {std::tuple{&op.gate, spec_.expert_ffn, spec_.hidden},
                                            {&op.up, spec_.expert_ffn, spec_.hidden},
                                            {&op.down, spec_.hidden, spec_.expert_ffn}}) {
     MILLRACE_CHECK(linear->weight->rows == rows && linear->weight->cols == cols);
     MILLRACE_CHECK(linear->weight->experts == spec_.experts);
   }
-  if (stream_experts(op)) return;
+}
+
+void StepLauncher::operator()(const Experts& op) {
+  check_experts(op);
+  if (plan_.rows <= kMaxStreamRows) {
+    const StreamExperts streamed = stream_experts(op);
+    if (fits_stream_experts(streamed)) return launch_stream_experts(streamed, stream_.get());
+  }
   choose_experts();
   launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
                        expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts), stream_.get());

@@ -33,6 +33,7 @@ struct Sizes {  // bytes
     const int64_t stream_rows = std::min(spec.max_tokens, kMaxStreamRows);
     quantized = spec.experts > 0 ? quantized_rows_bytes(stream_rows, spec.hidden) : 0;
     rounded = spec.experts > 0 ? static_cast<size_t>(stream_rows) * static_cast<size_t>(spec.hidden) * 2 : 0;
+    moe_sync = spec.experts > 0 ? sizeof(MoeSync) : 0;
     const auto expert_rows =
         static_cast<int64_t>(pairs) +
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
@@ -54,11 +55,11 @@ struct Sizes {  // bytes
   }
   size_t total() const {
     return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
-           logits + best + quantized + rounded + wide + wide_act + groups + partial + arrived + candidates +
-           sample_details;
+           logits + best + quantized + rounded + moe_sync + wide + wide_act + groups + partial + arrived +
+           candidates + sample_details;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, quantized, rounded,
-      wide, wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
+      moe_sync, wide, wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -89,6 +90,7 @@ Workspace::Workspace(const ExecutorSpec& spec) {
   best = memory(sizes.best);
   quantized = memory(sizes.quantized);
   rounded = memory(sizes.rounded);
+  moe_sync = zeros(sizes.moe_sync);
   wide = memory(sizes.wide);
   wide_act = memory(sizes.wide_act);
   groups = memory(sizes.groups);

@@ -318,7 +318,8 @@ struct StreamShape {
 // An SM has 228 KB, 1 KB of each CTA's is the system's. A kernel whose tiles all fit kWholeBytes takes as
 // much and loads everything at once; beside it one of kRingBytes has room, so that consecutive kernels
 // overlap. A kernel of many pieces (the logits) wants a deeper ring.
-inline constexpr uint32_t kWholeBytes = 131500, kRingBytes = 97000, kDeepBytes = 115456, kMostBytes = 231000;
+inline constexpr uint32_t kWholeBytes = 131500, kRingBytes = 97000, kDeepBytes = 115456, kMostBytes = 231000,
+                          kMoeBytes = 129500;
 inline constexpr int kManyPieces = 32;
 
 // As many stages as fit, at most `pieces`.

@@ -61,6 +61,9 @@ __device__ inline void bulk_copy_kept(void* to, const void* from, uint32_t bytes
       : "memory");
 }
 
+// What this thread wrote to shared memory is there for the tensor cores and the copy engine.
+__device__ inline void publish_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // A barrier among `threads` threads of the CTA, under one of its names 1 to 15.
 template <int kName, int kThreads>
 __device__ inline void named_barrier() {

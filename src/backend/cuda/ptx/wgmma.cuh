@@ -190,7 +190,4 @@ __device__ inline void wgmma_bf16_columns(float (&d)[64], const uint32_t (&a)[4]
 
 #endif  // MILLRACE_HAS_WGMMA
 
-// What this thread wrote to shared memory is there for the tensor cores and the copy engine.
-__device__ inline void publish_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 }  // namespace millrace::cuda::ptx
