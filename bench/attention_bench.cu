@@ -1,7 +1,7 @@
 // Speeds of attention on this machine's GPU: prompts in TFLOP/s (causal, half of all pairs counted; 4
 // operations per pair and dimension) with block tables in order and shuffled, single rows in TB/s of keys and
 // values. bench/attention_torch.py prints torch's in the same units.
-//   attention_bench [prompt|decode]
+//   attention_bench [prompt|decode|long]   (long: one row at 32k, for a profiler)
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -93,12 +93,15 @@ struct Setup {
     std::mt19937 random(1);
     if (s.shuffled) std::shuffle(table.begin(), table.end(), random);
     host.insert(host.end(), table.begin(), table.end());
+    while (host.size() % 4 != 0) host.push_back(0);
     chunks_at = host.size();
     const int32_t most = prompt_chunk_tokens(s.heads, s.kv_heads, s.dim);
     for (int32_t at = (s.tokens - 1) / most * most; at >= 0 && s.tokens > 1; at -= most) {
       for (int32_t q = 0; q < s.sequences; ++q, ++num_chunks) {
-        host.push_back(q * s.tokens + at);
-        host.push_back(std::min(most, s.tokens - at));
+        for (const int32_t v :
+             {q * s.tokens + at, std::min(most, s.tokens - at), s.context - s.tokens + at, q}) {
+          host.push_back(v);
+        }
       }
     }
     ints = DeviceBuffer(host.size() * 4, "ints");
@@ -173,6 +176,10 @@ int main(int argc, char** argv) {
   using namespace millrace::cuda;
   open_device();
   const char* only = argc > 1 ? argv[1] : "";
+  if (std::strcmp(only, "long") == 0) {
+    decode({64, 8, 64, 1, 32768, 1, 0, 12, true, true}, true);
+    return 0;
+  }
   if (std::strcmp(only, "decode") != 0) {
     for (const bool shuffled : {false, true}) {
       prompt({64, 8, 64, 1, 8192, 8192, 0, 1, shuffled, true});

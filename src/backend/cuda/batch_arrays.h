@@ -2,7 +2,7 @@
 // parts before the tables lie where the specification alone says, so that a recorded step finds them again:
 //   tokens, positions, sequence_of, sampled_rows [max_tokens] each | logit_rows [max_logit_rows]
 //   | per group: table_starts [max_tokens], from the array's begin | tables, one after another
-//   | chunks: first row and rows of up to prompt_chunk_tokens() of a sequence, those that see the most first
+//   | chunks (ops.h, PackedAttention), aligned to four
 // A sequence without tokens in the step is left out. No CUDA in here: tested without a device.
 #pragma once
 
@@ -47,7 +47,7 @@ class BatchArrays {
     std::array<int32_t, kMaxKvGroups> first_held;  // from this logical block on the table has no gap
   };
   struct Chunk {
-    int32_t first_row, rows, last_position;
+    int32_t first_row, rows, position, sequence;
   };
   void cut_chunks(int32_t tokens);  // of a chunk, at most
 

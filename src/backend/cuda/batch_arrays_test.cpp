@@ -58,8 +58,9 @@ TEST(BatchArrays, ChunksOfASequenceThatSeeTheMostComeFirst) {
   std::vector<int32_t> values(arrays.size(), -100);
   arrays.fill(values.data());
   EXPECT_EQ(arrays.num_chunks(), 3);
-  EXPECT_EQ(arrays.chunks(), arrays.tables() + 8);
-  EXPECT_EQ(part(values, arrays.chunks(), 6), (std::vector<int32_t>{4, 1, 2, 2, 0, 2}));
+  EXPECT_EQ(arrays.chunks() % 4, 0u);
+  EXPECT_GE(arrays.chunks(), arrays.tables() + 8);
+  EXPECT_EQ(part(values, arrays.chunks(), 12), (std::vector<int32_t>{4, 1, 33, 1, 2, 2, 31, 1, 0, 2, 0, 0}));
   const SequenceSlice slice{0, 1, 2, {two.full_a.data(), two.window_a.data()}};
   const std::vector<int32_t> token{10};
   EXPECT_EQ(BatchArrays({token, {&slice, 1}, {}}, spec).num_chunks(), 0);  // single tokens

@@ -136,7 +136,8 @@ struct PackedAttention {
   float* out = nullptr;                                            // [rows, heads, dim]
   float* partial = nullptr;    // packed_attention_partial_bytes(), or null: a row's spans follow one another
   int32_t* arrived = nullptr;  // [rows, kv_heads], zero before and after
-  // [num_chunks][first row, rows]: rows of one sequence, at most prompt_chunk_tokens(), heavy ones first.
+  // [num_chunks][first row, rows, position of the first, sequence], 16-byte aligned: rows of one sequence, at
+  // most prompt_chunk_tokens(), those that see the most first.
   const int32_t* chunks = nullptr;
   int32_t num_chunks = 0;
 };

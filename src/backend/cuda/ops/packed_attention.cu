@@ -3,11 +3,11 @@
 //
 // An item is one span of one row and KV head, or the whole row where there are enough of them; a CTA walks
 // its share of the items. One warp brings tiles of 128 positions by bulk copies, page by page, up to 96 KB
-// ahead, in a step of single tokens before the kernel ahead has ended. Eight warps multiply: of a tile's
-// scores each has one page of 16 positions; largest scores, weights and their sums are exchanged through
-// shared memory; of the values each has an eighth of the dimensions, so that the chain over positions stays
-// in order. The next tile's scores are computed beside that chain. Spans that lie in different CTAs are added
-// up in order by the last to arrive.
+// ahead, in a step of single tokens before the kernel ahead has ended; another brings queries, new keys and
+// values, an item ahead. Eight warps multiply: of a tile's scores each has one page of 16 positions; largest
+// scores, weights and their sums are exchanged through shared memory; of the values each has an eighth of the
+// dimensions, so that the chain over positions stays in order. The next tile's scores are computed beside
+// that chain. Spans that lie in different CTAs are added up in order by the last to arrive.
 //
 // Roofline: 2 x dim x 2 bytes per position and KV head / 4.3 TB/s. A tile takes a CTA some 500 cycles of
 // latency, two CTAs to an SM, where its bytes take 1,750 (dim 64): short contexts are bound by latency, long
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kWarps = kTilePages;  // that multiply
 constexpr int kMultiplyThreads = kWarps * kWarpLanes;
-constexpr int kThreads = kMultiplyThreads + kWarpLanes;
+constexpr int kThreads = kMultiplyThreads + 2 * kWarpLanes;
 constexpr int kMaxSlots = 6;
 constexpr int kRingBytes = 96 * 1024;
 constexpr int kWeightRow = kKeyTile * 2 + 16;  // bytes between heads: eight rows lie in different banks
@@ -37,13 +37,27 @@ struct DecodeShape {
   static constexpr int kSlotBytes = kParts * kTilePartBytes;
   static constexpr int kSlots = kRingBytes / kSlotBytes;             // at most
   static constexpr int kPartialFloats = kMaxHeadGroup * (kDim + 2);  // of a span: sums, maxima, weights
+  static constexpr int kBatch = 24 / kColumns;  // spans asked for at once when they are added up
 };
 
+// What a row brings: its queries (rows apart by 32 bytes more: four heads lie in different banks), and with
+// angles the key and value to be stored.
+template <int kDim>
+struct RowInput {
+  float query[kMaxHeadGroup][kDim + 8];
+  float key[kDim], value[kDim];
+  float2 turns[kDim / 2];
+};
+constexpr int kInputs = 2;
+
+template <int kDim>
 struct DecodeShared {  // behind the slots
-  uint64_t full[kMaxSlots], empty[kMaxSlots];
+  RowInput<kDim> inputs[kInputs];
+  uint64_t full[kMaxSlots], empty[kMaxSlots], input_full[kInputs], input_empty[kInputs];
   float tops[kMaxHeadGroup][kWarps];  // of each head, by page
   float sums[kWarps][kWarpLanes];     // of a page's weights, by lane
   uint8_t weights[kMaxHeadGroup * kWeightRow];
+  float spans[DecodeShape<kDim>::kBatch][2 * kMaxHeadGroup];  // maxima, then weights
   int32_t last;
 };
 
@@ -62,9 +76,11 @@ struct Item {
   Sight sight;
   int32_t span;  // of the row, or -1: all of them
   int32_t first_tile, past_tile;
+  const int32_t* table;
 };
 
-// The items of all CTAs: spans outermost, so that rows that have fewer leave no gaps in the middle.
+// The items of all CTAs: spans outermost, so that rows that have fewer leave no gaps in the middle. What they
+// are read from was there before the step.
 struct Items {
   const PackedAttention& p;
   bool whole;  // rows
@@ -79,7 +95,11 @@ struct Items {
     const int32_t span = i / rows_and_heads, in_span = i - span * rows_and_heads;
     item.row = in_span / p.cache.kv_heads;
     item.kv_head = in_span - static_cast<int32_t>(item.row) * p.cache.kv_heads;
-    item.sight = sight_of(p.cache.positions[item.row], p.op.window);
+    // With angles every sequence has one row.
+    const int64_t sequence = p.angles != nullptr ? item.row : p.cache.sequence_of[item.row];
+    const int32_t position = p.cache.positions[item.row], start = p.cache.table_starts[sequence];
+    item.table = p.cache.tables + start;
+    item.sight = sight_of(position, p.op.window);
     const int32_t spans = item.sight.spans(), absolute = item.sight.first_span() + span;
     if (span >= spans) return false;
     item.span = whole || spans == 1 ? -1 : span;
@@ -96,7 +116,7 @@ struct Items {
 // One warp. With angles, the row's own key and value are not in the cache yet.
 template <int kDim>
 __device__ void bring_items(const PackedAttention& p, uint8_t* slots, int32_t num_slots,
-                            DecodeShared& shared) {
+                            DecodeShared<kDim>& shared) {
   const Items items(p);
   Place place;
   const auto bring = [&](auto values, const TileSource& source, int32_t tile) {
@@ -108,12 +128,44 @@ __device__ void bring_items(const PackedAttention& p, uint8_t* slots, int32_t nu
   for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
     Item item;
     if (!items.at(i, item)) continue;
-    const TileSource source{p.cache, table_of_row(p.cache, item.row), item.kv_head,
-                            item.sight.first / kBlockTokens, item.sight.last + (p.angles == nullptr ? 1 : 0)};
+    const TileSource source{p.cache, item.table, item.kv_head, item.sight.first / kBlockTokens,
+                            item.sight.last + (p.angles == nullptr ? 1 : 0)};
     for (int32_t tile = item.first_tile; tile < item.past_tile; ++tile) {
       bring(std::false_type{}, source, tile);
       bring(std::true_type{}, source, tile);
     }
+  }
+}
+
+// One warp, a lane per copy: the heads' queries, then key, value and angles.
+template <int kDim>
+__device__ void bring_inputs(const PackedAttention& p, DecodeShared<kDim>& shared) {
+  const Items items(p);
+  const int lane = threadIdx.x % kWarpLanes, group = p.cache.heads / p.cache.kv_heads;
+  constexpr uint32_t kRowBytes = kDim * sizeof(float);
+  const int extra = p.angles != nullptr ? 3 : 0;
+  Place place;
+  for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
+    Item item;
+    if (!items.at(i, item)) continue;
+    ptx::barrier_wait(shared.input_empty + place.slot, place.phase ^ 1u);
+    uint64_t* full = shared.input_full + place.slot;
+    RowInput<kDim>& to = shared.inputs[place.slot];
+    if (lane == 0) ptx::barrier_arrive_expect(full, static_cast<uint32_t>(group + extra) * kRowBytes);
+    __syncwarp();
+    const int64_t kv_row = (item.row * p.cache.kv_heads + item.kv_head) * kDim;
+    if (lane < group) {
+      ptx::bulk_copy_kept(to.query[lane],
+                          p.query + (item.row * p.cache.heads + item.kv_head * group + lane) * kDim,
+                          kRowBytes, full);
+    } else if (lane == group && extra > 0) {
+      ptx::bulk_copy_kept(to.key, p.key + kv_row, kRowBytes, full);
+    } else if (lane == group + 1 && extra > 0) {
+      ptx::bulk_copy_kept(to.value, p.value + kv_row, kRowBytes, full);
+    } else if (lane == group + 2 && extra > 0) {
+      ptx::bulk_copy_kept(to.turns, p.angles + item.row * (kDim / 2), kRowBytes, full);
+    }
+    place = place.next(kInputs);
   }
 }
 
@@ -128,7 +180,8 @@ class DecodeWalker {
   using Shape = DecodeShape<kDim>;
 
  public:
-  __device__ DecodeWalker(const PackedAttention& p, uint8_t* slots, int32_t num_slots, DecodeShared& shared)
+  __device__ DecodeWalker(const PackedAttention& p, uint8_t* slots, int32_t num_slots,
+                          DecodeShared<kDim>& shared)
       : p_(p),
         slots_(slots),
         num_slots_(num_slots),
@@ -137,13 +190,27 @@ class DecodeWalker {
         lane_(threadIdx.x % kWarpLanes),
         group_(p.cache.heads / p.cache.kv_heads) {}
 
+  // Before anything of the step is read, the first item is known.
   __device__ void run() {
     const Items items(p_);
+    Item item;
+    bool waited = false;
     for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
-      Item item;
       if (!items.at(i, item)) continue;
-      load_query(item);
-      walk(item);
+      sink_ = p_.op.sinks != nullptr && lane_ / 4 < group_
+                  ? __ldg(p_.op.sinks + item.kv_head * group_ + lane_ / 4) * kLog2e
+                  : 0.0f;
+      const bool appends = p_.angles != nullptr && item.past_tile == item.sight.last / kKeyTile + 1 &&
+                           warp_ == item.sight.last % kKeyTile / kBlockTokens;
+      if (appends) block_ = item.table[item.sight.last / kBlockTokens];
+      if (!waited) ptx::wait_for_previous();
+      waited = true;
+      ptx::barrier_wait(shared_.input_full + input_.slot, input_.phase);
+      load_query();
+      walk(item, appends);
+      __syncwarp();
+      if (lane_ == 0) ptx::barrier_arrive(shared_.input_empty + input_.slot);
+      input_ = input_.next(kInputs);
       if (item.span < 0) {
         store_out(item);
       } else {
@@ -162,18 +229,19 @@ class DecodeWalker {
   __device__ static void meet() { ptx::named_barrier<1, kMultiplyThreads>(); }
 
   // The query as rows 0-7 of an A operand: dimensions 16s + 2t, 2t + 1, 2t + 8, 2t + 9.
-  __device__ void load_query(const Item& item) {
+  __device__ void load_query() {
     const int g = lane_ / 4, t = lane_ % 4;
+    const RowInput<kDim>& input = shared_.inputs[input_.slot];
     float x[Shape::kSteps][4] = {};
     if (g < group_) {
-      const float* from = p_.query + (item.row * p_.cache.heads + item.kv_head * group_ + g) * kDim + 2 * t;
+      const float* from = input.query[g] + 2 * t;
 #pragma unroll
       for (int s = 0; s < Shape::kSteps; ++s) {
-        const float2 low = __ldcg(reinterpret_cast<const float2*>(from + 16 * s)),
-                     high = __ldcg(reinterpret_cast<const float2*>(from + 16 * s + 8));
+        const float2 low = *reinterpret_cast<const float2*>(from + 16 * s),
+                     high = *reinterpret_cast<const float2*>(from + 16 * s + 8);
         x[s][0] = low.x, x[s][1] = low.y, x[s][2] = high.x, x[s][3] = high.y;
       }
-      if (p_.angles != nullptr) rotate(p_.angles + item.row * (kDim / 2), t, x);
+      if (p_.angles != nullptr) rotate(input.turns, t, x);
     }
     const float scale = p_.op.scale * kLog2e;
 #pragma unroll
@@ -198,37 +266,42 @@ class DecodeWalker {
     }
   }
 
-  // The new token's key (or value), rotated and rounded, into its slot and into the cache. The warp that has
-  // its page.
+  // The new token's key (or value), rotated and rounded, into its slot: by the warp that has its page.
   template <bool kValues>
-  __device__ void append(const Item& item, uint8_t* to) const {
-    const int32_t position = item.sight.last;
-    const int64_t at = (item.row * p_.cache.kv_heads + item.kv_head) * kDim;
-    const auto row = static_cast<uint32_t>(position % kKeyTile);
-    const int32_t block = table_of_row(p_.cache, item.row)[position / kBlockTokens];
-    auto* cached = keys_of_block<__nv_bfloat16>(p_.cache, block, item.kv_head) +
-                   (kValues ? value_distance(p_.cache) : 0);
+  __device__ void append(const Item& item, uint8_t* to) {
+    const auto row = static_cast<uint32_t>(item.sight.last % kKeyTile);
+    const RowInput<kDim>& input = shared_.inputs[input_.slot];
 #pragma unroll
     for (int k = 0; k < kDim / 64; ++k) {
-      const int i = lane_ + kWarpLanes * k, pair = kDim / 2;
-      const int d[2] = {p_.interleaved ? 2 * i : i, p_.interleaved ? 2 * i + 1 : i + pair};
-      const float* from = (kValues ? p_.value : p_.key) + at;
-      float x[2] = {__ldcg(from + d[0]), __ldcg(from + d[1])};
-      if constexpr (!kValues) turn(p_.angles[item.row * (kDim / 2) + i], x[0], x[1]);
+      const int i = lane_ + kWarpLanes * k;
+      const int d[2] = {p_.interleaved ? 2 * i : i, p_.interleaved ? 2 * i + 1 : i + kDim / 2};
+      const float* from = kValues ? input.value : input.key;
+      float x[2] = {from[d[0]], from[d[1]]};
+      if constexpr (!kValues) turn(input.turns[i], x[0], x[1]);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const __nv_bfloat16 rounded = __float2bfloat16_rn(x[e]);
         const uint32_t in_part = ptx::swizzled(row, static_cast<uint32_t>(d[e] % kPartDims) * 2);
         *reinterpret_cast<__nv_bfloat16*>(to + d[e] / kPartDims * kTilePartBytes + in_part) = rounded;
-        cached[cache_offset(p_.cache, position % kBlockTokens, d[e])] = rounded;
       }
     }
-    ptx::publish_to_async();
     __syncwarp();
   }
-  __device__ bool appends(const Item& item, int32_t tile) const {
-    return p_.angles != nullptr && tile == item.sight.last / kKeyTile &&
-           warp_ == item.sight.last % kKeyTile / kBlockTokens;
+  // And from there into the cache, when nobody waits for it: 16 bytes a lane.
+  __device__ void store_appended(const Item& item, const uint8_t* keys, const uint8_t* values) const {
+    constexpr int kChunks = kDim / 8;
+    const int32_t in_block = item.sight.last % kBlockTokens, chunk = lane_ % kChunks;
+    auto* cached = keys_of_block<__nv_bfloat16>(p_.cache, block_, item.kv_head);
+    const int32_t row = item.sight.last % kKeyTile;
+    const int at = chunk / 8 * kTilePartBytes + row * ptx::kSwizzleRowBytes + chunk % 8 * 16;
+    const int64_t to = chunk / 8 * (kBlockTokens * kPartDims) + in_block * kPartDims + chunk % 8 * 8;
+    if (lane_ < kChunks) {
+      *reinterpret_cast<uint4*>(cached + to) = *reinterpret_cast<const uint4*>(keys + at);
+    } else if (lane_ < 2 * kChunks) {
+      *reinterpret_cast<uint4*>(cached + value_distance(p_.cache) + to) =
+          *reinterpret_cast<const uint4*>(values + at);
+    }
+    ptx::publish_to_async();  // what was written to the slots is, before a copy may follow it
   }
 
   // Scores of this warp's page of a tile.
@@ -301,36 +374,44 @@ class DecodeWalker {
     return by;
   }
 
-  __device__ void walk(const Item& item) {
+  // `appends`: this warp has the page of the new token, in the last tile, whose slots it then keeps to the
+  // end.
+  __device__ void walk(const Item& item, bool appends) {
     total_ = SpanMerge{};
 #pragma unroll
     for (int n = 0; n < Shape::kColumns; ++n) total_sum_[n][0] = total_sum_[n][1] = 0.0f;
     begin_span();
+    const int32_t last_tile = item.past_tile - 1;
     float score[2][4];
-    wait_full(place_);
-    if (appends(item, item.first_tile)) append<false>(item, slot(place_));
-    scores(slot(place_), score);
-    release(place_);
-    for (int32_t tile = item.first_tile; tile < item.past_tile; ++tile) {
+    Place keys = place_;
+    wait_full(keys);
+    if (appends && item.first_tile == last_tile) append<false>(item, slot(keys));
+    scores(slot(keys), score);
+    if (!appends || item.first_tile != last_tile) release(keys);
+    for (int32_t tile = item.first_tile; tile <= last_tile; ++tile) {
       const Place values = place_.next(num_slots_);
       const float by = soften(item, tile, score);
-      if (appends(item, tile)) {
+      const bool more = tile < last_tile;
+      if (appends && !more) {
         wait_full(values);
         append<true>(item, slot(values));
       }
-      meet();  // weights, their sums and the new value are there
-      const bool more = tile + 1 < item.past_tile;
-      Place keys = values;  // of the next tile; without one, scores of whatever, which nobody reads
+      meet();               // weights, their sums and the new value are there
+      Place next = values;  // keys of the next tile; without one, scores of whatever, which nobody reads
       if (more) {
-        keys = values.next(num_slots_);
+        next = keys = values.next(num_slots_);
         wait_full(keys);
-        if (appends(item, tile + 1)) append<false>(item, slot(keys));
+        if (appends && tile + 1 == last_tile) append<false>(item, slot(keys));
       }
       wait_full(values);
       scale_sums(by);
-      scores(slot(keys), score);
+      scores(slot(next), score);
       add_values(slot(values));
-      if (more) release(keys);
+      if (more && (!appends || tile + 1 != last_tile)) release(keys);
+      if (appends && !more) {
+        store_appended(item, slot(keys), slot(values));
+        release(keys);
+      }
       release(values);
       place_ = more ? keys : values.next(num_slots_);
       if (!more || (tile + 1) % kSpanTiles == 0) end_span(item);
@@ -393,31 +474,38 @@ class DecodeWalker {
   __device__ void merge_if_last(const Item& item) {
     const int32_t spans = item.sight.spans();
     int32_t* arrived = p_.arrived + item.row * p_.cache.kv_heads + item.kv_head;
-    __threadfence();  // this thread's part of the span is visible before the count says so
-    meet();           // everybody's
+    meet();  // everybody's part of the span is written
     if (threadIdx.x == 0) {
+      __threadfence();  // and visible before the count says so
       shared_.last = atomicAdd(arrived, 1) == spans - 1 ? 1 : 0;
       if (shared_.last != 0) *arrived = 0;
+      __threadfence();
     }
     meet();
     if (shared_.last == 0) return;
-    __threadfence();
-    constexpr int kBatch = 16 / Shape::kColumns;  // spans asked for at once
+    constexpr int kBatch = Shape::kBatch;
     for (int32_t first = 0; first < spans; first += kBatch) {
       float2 sums[kBatch][Shape::kColumns];
-      float tops[kBatch], weights[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         float* from = partial_of(item, min(first + i, spans - 1));
 #pragma unroll
         for (int n = 0; n < Shape::kColumns; ++n) sums[i][n] = __ldcg(sums_of(from, n));
-        tops[i] = __ldcg(from + kMaxHeadGroup * kDim + lane_ / 4);
-        weights[i] = __ldcg(from + kMaxHeadGroup * (kDim + 1) + lane_ / 4);
       }
+      for (int i = threadIdx.x; i < kBatch * 2 * kMaxHeadGroup; i += kMultiplyThreads) {
+        const float* from = partial_of(item, min(first + i / (2 * kMaxHeadGroup), spans - 1));
+        shared_.spans[i / (2 * kMaxHeadGroup)][i % (2 * kMaxHeadGroup)] =
+            __ldcg(from + kMaxHeadGroup * kDim + i % (2 * kMaxHeadGroup));
+      }
+      meet();  // maxima and weights are there
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (first + i < spans) merge(tops[i], weights[i], [&](int n) { return sums[i][n]; });
+        if (first + i < spans) {
+          merge(shared_.spans[i][lane_ / 4], shared_.spans[i][kMaxHeadGroup + lane_ / 4],
+                [&](int n) { return sums[i][n]; });
+        }
       }
+      meet();  // and read, before the next ones are written
     }
     store_out(item);
   }
@@ -427,7 +515,7 @@ class DecodeWalker {
     if (g >= group_) return;
     const int head = item.kv_head * group_ + g;
     if (p_.op.sinks != nullptr) {
-      merge(__ldg(p_.op.sinks + head) * kLog2e, 1.0f, [](int) { return float2{0.0f, 0.0f}; });
+      merge(sink_, 1.0f, [](int) { return float2{0.0f, 0.0f}; });
     }
     const float share = 1.0f / total_.weight;
     float* out = p_.out + (item.row * p_.cache.heads + head) * kDim + 2 * t;
@@ -441,9 +529,11 @@ class DecodeWalker {
   const PackedAttention& p_;
   uint8_t* slots_;
   int32_t num_slots_;
-  DecodeShared& shared_;
+  DecodeShared<kDim>& shared_;
   const int warp_, lane_, group_;
-  Place place_;  // of the next keys
+  Place place_, input_;  // of the next keys, and of the row
+  int32_t block_ = 0;    // of the new token
+  float sink_;           // of head g
   uint32_t query_[Shape::kSteps][2];
   float top_, weight_;             // of head g, of the span; weight_ is this lane's share
   float sum_[Shape::kColumns][4];  // [n][0..1]: head g, dimensions 2t, 2t + 1 of column n; the rest is zero
@@ -455,22 +545,29 @@ template <int kDim>
 __global__ void __launch_bounds__(kThreads, 2)
     packed_attention_kernel(const __grid_constant__ PackedAttention p, int32_t num_slots) {
   extern __shared__ __align__(1024) uint8_t slots[];
-  auto& shared = *reinterpret_cast<DecodeShared*>(slots + num_slots * DecodeShape<kDim>::kSlotBytes);
+  auto& shared = *reinterpret_cast<DecodeShared<kDim>*>(slots + num_slots * DecodeShape<kDim>::kSlotBytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < num_slots; ++i) {
       ptx::barrier_init(shared.full + i, 1);
       ptx::barrier_init(shared.empty + i, kWarps);
     }
+    for (int i = 0; i < kInputs; ++i) {
+      ptx::barrier_init(shared.input_full + i, 1);
+      ptx::barrier_init(shared.input_empty + i, kWarps);
+    }
     ptx::barrier_init_fence();
   }
   ptx::let_dependents_start();
   __syncthreads();  // the barriers are there
-  if (threadIdx.x >= kMultiplyThreads) {
+  const int warp = threadIdx.x / kWarpLanes;
+  if (warp == kWarps) {
     // What earlier steps stored is there before the kernel ahead has ended.
     if (p.angles == nullptr) ptx::wait_for_previous();
     bring_items<kDim>(p, slots, num_slots, shared);
-  } else {
+  } else if (warp > kWarps) {
     ptx::wait_for_previous();
+    bring_inputs<kDim>(p, shared);
+  } else {
     DecodeWalker<kDim>(p, slots, num_slots, shared).run();
   }
 }
@@ -482,7 +579,7 @@ void launch_as(const PackedAttention& op, cudaStream_t stream) {
   const int64_t ctas = std::min<int64_t>(items, 2 * multiprocessors());
   int32_t slots = Shape::kSlots;
   if (op.op.window > 0) slots = std::min(slots, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
-  const size_t bytes = static_cast<size_t>(slots) * Shape::kSlotBytes + sizeof(DecodeShared);
+  const size_t bytes = static_cast<size_t>(slots) * Shape::kSlotBytes + sizeof(DecodeShared<kDim>);
   const auto kernel = packed_attention_kernel<kDim>;
   allow_shared_memory(kernel, bytes);
   launch_dependent("packed_attention_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes,

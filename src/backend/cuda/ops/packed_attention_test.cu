@@ -126,14 +126,17 @@ struct Device {
     all.insert(all.end(), p.sequence_of.begin(), p.sequence_of.end());
     all.insert(all.end(), p.starts.begin(), p.starts.end());
     all.insert(all.end(), p.tables.begin(), p.tables.end());
+    while (all.size() % 4 != 0) all.push_back(0);
     chunks_at = all.size();
-    int32_t row = 0;
+    int32_t row = 0, sequence = 0;
     for (const Sequence& s : p.c.sequences) {
       for (int32_t at = 0; at < s.tokens && tokens_per_chunk > 0; at += tokens_per_chunk, ++num_chunks) {
-        all.push_back(row + at);
-        all.push_back(std::min(tokens_per_chunk, s.tokens - at));
+        for (const int32_t v :
+             {row + at, std::min(tokens_per_chunk, s.tokens - at), s.before + at, sequence}) {
+          all.push_back(v);
+        }
       }
-      row += s.tokens;
+      row += s.tokens, ++sequence;
     }
     ints = on_device(all);
     arrived = on_device(std::vector<int32_t>(static_cast<size_t>(p.rows * p.c.kv_heads), 0));

@@ -36,45 +36,52 @@ struct PromptShape {
   static constexpr int kQueryPartBytes = kGroupRows * ptx::kSwizzleRowBytes;
   static constexpr int kQueryBytes = kParts * kQueryPartBytes;  // of a warpgroup
   static constexpr int kTotalBytes = kGroupRows * kDim * static_cast<int>(sizeof(float));
-  // Shared memory: keys, values, queries, totals, barriers.
+  // Shared memory: keys, values, queries, totals, barriers, records of the first items.
   static constexpr int kValuesAt = kSlots * kSlotBytes;
   static constexpr int kQueriesAt = 2 * kValuesAt;
   static constexpr int kTotalsAt = kQueriesAt + kConsumers * kQueryBytes;
   static constexpr int kBarriersAt = kTotalsAt + kConsumers * kTotalBytes;
-  static constexpr int kSharedBytes = kBarriersAt + 4 * kSlots * static_cast<int>(sizeof(uint64_t));
+  static constexpr int kRecordsAt = kBarriersAt + 4 * kSlots * static_cast<int>(sizeof(uint64_t));
+  static constexpr int kRecords = 128;  // items that are looked up ahead
+  static constexpr int kSharedBytes = kRecordsAt + kRecords * static_cast<int>(sizeof(int4));
   static_assert(kSharedBytes <= 232448);
 };
 
 // Rows of one sequence with one KV head.
 struct PromptItem {
-  int64_t first_row;
-  int32_t tokens;
+  int32_t first_row, tokens, position, sequence;  // position: of the first row
   int kv_head;
-  int32_t position;  // of the first row
-  int32_t first, first_tile, past_tile;
 
-  __device__ PromptItem(const PackedAttention& p, int32_t i) {
-    const int32_t chunk = i / p.cache.kv_heads;
-    kv_head = i - chunk * p.cache.kv_heads;
-    first_row = p.chunks[2 * chunk];
-    tokens = p.chunks[2 * chunk + 1];
-    position = p.cache.positions[first_row];
-    first = sight_of(position, p.op.window).first;
-    first_tile = first / kKeyTile;
-    past_tile = (position + tokens - 1) / kKeyTile + 1;
-  }
+  __device__ int32_t first(const PackedAttention& p) const { return sight_of(position, p.op.window).first; }
+  __device__ int32_t first_tile(const PackedAttention& p) const { return first(p) / kKeyTile; }
+  __device__ int32_t past_tile() const { return (position + tokens - 1) / kKeyTile + 1; }
 };
 
 // The items of this CTA: heavy ones come first, so every second round goes the other way.
-template <class Visit>
-__device__ void visit_items(const PackedAttention& p, const Visit& visit) {
-  const auto ctas = static_cast<int32_t>(gridDim.x), mine = static_cast<int32_t>(blockIdx.x);
-  const int32_t items = p.num_chunks * p.cache.kv_heads;
-  for (int32_t round = 0; round * ctas < items; ++round) {
-    const int32_t i = round * ctas + (round % 2 == 0 ? mine : ctas - 1 - mine);
-    if (i < items) visit(PromptItem(p, i));
+struct PromptItems {
+  const PackedAttention& p;
+  int4* records;  // [count] of the first rounds, in shared memory
+  int count;
+
+  __device__ int32_t index(int32_t round) const {
+    const auto ctas = static_cast<int32_t>(gridDim.x), mine = static_cast<int32_t>(blockIdx.x);
+    return round * ctas + (round % 2 == 0 ? mine : ctas - 1 - mine);
   }
-}
+  __device__ bool has(int32_t round) const { return index(round) < p.num_chunks * p.cache.kv_heads; }
+  __device__ int4 record(int32_t round) const {
+    return reinterpret_cast<const int4*>(p.chunks)[index(round) / p.cache.kv_heads];
+  }
+  // By all threads, before a barrier.
+  __device__ void look_up() const {
+    for (int32_t r = static_cast<int32_t>(threadIdx.x); r < count; r += static_cast<int32_t>(blockDim.x)) {
+      if (has(r)) records[r] = record(r);
+    }
+  }
+  __device__ PromptItem at(int32_t round) const {
+    const int4 r = round < count ? records[round] : record(round);
+    return {r.x, r.y, r.z, r.w, index(round) % p.cache.kv_heads};
+  }
+};
 
 #ifdef MILLRACE_HAS_WGMMA
 
@@ -109,16 +116,18 @@ struct PromptRing {
 
 // One warp, keys or values.
 template <int kDim, bool kValues>
-__device__ void bring_tiles(const PackedAttention& p, const PromptRing<kDim>& ring) {
+__device__ void bring_tiles(const PackedAttention& p, const PromptItems& items,
+                            const PromptRing<kDim>& ring) {
   uint32_t n = 0;
-  visit_items(p, [&](const PromptItem& item) {
-    const TileSource source{p.cache, table_of_row(p.cache, item.first_row), item.kv_head,
-                            item.first / kBlockTokens, item.position + item.tokens};
-    for (int32_t tile = item.first_tile; tile < item.past_tile; ++tile, ++n) {
+  for (int32_t round = 0; items.has(round); ++round) {
+    const PromptItem item = items.at(round);
+    const TileSource source{p.cache, p.cache.tables + p.cache.table_starts[item.sequence], item.kv_head,
+                            item.first(p) / kBlockTokens, item.position + item.tokens};
+    for (int32_t tile = item.first_tile(p); tile < item.past_tile(); ++tile, ++n) {
       ring.wait_empty(n);
       bring_tile<kDim, kValues>(source, tile, ring.slot(n), ring.full + n % PromptShape<kDim>::kSlots);
     }
-  });
+  }
 }
 
 // A warpgroup's 64 rows. Lane (g, t) of warp w has rows 16w + g and 16w + g + 8, of a tile's scores columns
@@ -127,6 +136,7 @@ template <int kDim>
 class PromptRows {
   using Shape = PromptShape<kDim>;
   static constexpr int kSums = kDim / 2;
+  static constexpr int kChunks = kDim / 8, kQueryLoads = kGroupRows * kChunks / kGroupThreads;
 
  public:
   __device__ PromptRows(const PackedAttention& p, uint8_t* shared)
@@ -140,8 +150,15 @@ class PromptRows {
                     thread_),
         group_(p.cache.heads / p.cache.kv_heads) {}
 
-  __device__ __forceinline__ void run() {
-    visit_items(p_, [&](const PromptItem& item) { attend(item); });
+  __device__ __forceinline__ void run(const PromptItems& items) {
+    float4 raw[kQueryLoads][2];
+    load_queries(items.at(0), raw);
+    for (int32_t round = 0; items.has(round); ++round) {
+      const PromptItem item = items.at(round);
+      store_queries(raw);
+      const bool more = items.has(round + 1);
+      attend(item, more ? items.at(round + 1) : item, raw);
+    }
   }
 
  private:
@@ -150,8 +167,11 @@ class PromptRows {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + warpgroup_), "n"(kGroupThreads) : "memory");
   }
 
-  __device__ __forceinline__ void attend(const PromptItem& item) {
-    const int32_t tiles = item.past_tile - item.first_tile;
+  // Leaves the queries of the next item in `raw`: on their way while this one's last are added and stored.
+  __device__ __forceinline__ void attend(const PromptItem& item, const PromptItem& next,
+                                         float4 (&raw)[kQueryLoads][2]) {
+    const int32_t first_tile = item.first_tile(p_), past_tile = item.past_tile();
+    const int32_t tiles = past_tile - first_tile;
     if (first_row() >= item.tokens * group_) {  // no rows for this warpgroup
       for (int32_t i = 0; i < tiles; ++i, ++n_) {
         keys_.wait_full(n_);
@@ -159,9 +179,9 @@ class PromptRows {
         values_.wait_full(n_);
         values_.release(n_);
       }
+      load_queries(next, raw);
       return;
     }
-    load_queries(item);
     begin(item);
     float score[kKeyTile / 2], sum[kSums];
     uint32_t weight[kTilePages][4];
@@ -174,10 +194,10 @@ class PromptRows {
     ptx::hold_sums(score);
     keys_.release(n_);
     float by[2];
-    soften(item.first_tile, score, by);
+    soften(first_tile, score, by);
     round_weights(score, weight);
     if (tiles > 1) keys_.wait_full(n_ + 1);
-    for (int32_t tile = item.first_tile + 1; tile < item.past_tile; ++tile) {
+    for (int32_t tile = first_tile + 1; tile < past_tile; ++tile) {
       ptx::hold_sums(sum);
       multiply_keys_at(n_ + 1, score);
       values_.wait_full(n_);
@@ -191,7 +211,7 @@ class PromptRows {
       soften(tile, score, by);
       // Here, since the assembler would have the softmax wait for the values' products; not over this loop.
       ptx::hold_sums(score);
-      if (tile + 1 < item.past_tile) keys_.wait_full(n_ + 2);
+      if (tile + 1 < past_tile) keys_.wait_full(n_ + 2);
       ptx::wgmma_wait<0>();
       ptx::hold_sums(sum);
       hold(weight);
@@ -208,6 +228,7 @@ class PromptRows {
     values_.wait_full(n_);
     ptx::hold_sums(sum);
     multiply_values(weight, sum);
+    load_queries(next, raw);
     ptx::wgmma_wait<0>();
     ptx::hold_sums(sum);
     hold(weight);
@@ -216,27 +237,34 @@ class PromptRows {
     store(item, sum);
   }
 
-  // Queries, times scale and log2 e, to shared memory. Rows past the last token are zeros.
-  __device__ void load_queries(const PromptItem& item) const {
-    constexpr int kChunks = kDim / 8, kEach = kGroupRows * kChunks / kGroupThreads;
-    meet();  // the products with the last item's queries are done
-    const float scale = p_.op.scale * kLog2e;
-    const float* from = p_.query + (item.first_row * p_.cache.heads + item.kv_head * group_) * kDim;
+  // Rows past the last token are zeros.
+  __device__ __forceinline__ void load_queries(const PromptItem& item, float4 (&raw)[kQueryLoads][2]) const {
+    const float* from = p_.query + (int64_t{item.first_row} * p_.cache.heads + item.kv_head * group_) * kDim;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int at = i * kGroupThreads + thread_, row = at / kChunks, chunk = at % kChunks;
-      const int token = (first_row() + row) / group_, head = (first_row() + row) % group_;
-      uint4 words{0, 0, 0, 0};
+    for (int i = 0; i < kQueryLoads; ++i) {
+      const int at = i * kGroupThreads + thread_, row = first_row() + at / kChunks;
+      const int token = row / group_, head = row - token * group_;
+      raw[i][0] = raw[i][1] = float4{0, 0, 0, 0};
       if (token < item.tokens) {
         const auto* x = reinterpret_cast<const float4*>(
-            from + (static_cast<int64_t>(token) * p_.cache.heads + head) * kDim + chunk * 8);
-        const float4 a = x[0], b = x[1];
-        words = {pack_bf16(a.x * scale, a.y * scale), pack_bf16(a.z * scale, a.w * scale),
-                 pack_bf16(b.x * scale, b.y * scale), pack_bf16(b.z * scale, b.w * scale)};
+            from + (static_cast<int64_t>(token) * p_.cache.heads + head) * kDim + at % kChunks * 8);
+        raw[i][0] = x[0], raw[i][1] = x[1];
       }
+    }
+  }
+  // Times scale and log2 e, rounded, to shared memory.
+  __device__ __forceinline__ void store_queries(const float4 (&raw)[kQueryLoads][2]) const {
+    meet();  // the products with the last item's queries are done
+    const float scale = p_.op.scale * kLog2e;
+#pragma unroll
+    for (int i = 0; i < kQueryLoads; ++i) {
+      const int at = i * kGroupThreads + thread_, row = at / kChunks, chunk = at % kChunks;
+      const float4 a = raw[i][0], b = raw[i][1];
       *reinterpret_cast<uint4*>(
           queries_ + chunk / 8 * Shape::kQueryPartBytes +
-          ptx::swizzled(static_cast<uint32_t>(row), static_cast<uint32_t>(chunk % 8 * 16))) = words;
+          ptx::swizzled(static_cast<uint32_t>(row), static_cast<uint32_t>(chunk % 8 * 16))) =
+          uint4{pack_bf16(a.x * scale, a.y * scale), pack_bf16(a.z * scale, a.w * scale),
+                pack_bf16(b.x * scale, b.y * scale), pack_bf16(b.z * scale, b.w * scale)};
     }
     ptx::publish_to_async();
     meet();  // all rows are there
@@ -366,7 +394,7 @@ class PromptRows {
       if (p_.op.sinks != nullptr) sink[r] = total_[r].add(__ldg(p_.op.sinks + head) * kLog2e, 1.0f);
       share[r] = 1.0f / total_[r].weight;
       out[r] = token < item.tokens
-                   ? p_.out + ((item.first_row + token) * p_.cache.heads + head) * kDim + lane % 4 * 2
+                   ? p_.out + (int64_t{item.first_row + token} * p_.cache.heads + head) * kDim + lane % 4 * 2
                    : nullptr;
     }
 #pragma unroll
@@ -412,17 +440,19 @@ __global__ void __launch_bounds__(PromptShape<kDim>::kThreads, 1)
     PromptRing<kDim>(shared, true).init();
     ptx::barrier_init_fence();
   }
+  const PromptItems items{p, reinterpret_cast<int4*>(shared + Shape::kRecordsAt), Shape::kRecords};
+  items.look_up();
   ptx::let_dependents_start();
-  __syncthreads();  // the barriers are there
+  __syncthreads();  // the barriers and records are there
   ptx::wait_for_previous();
   if (threadIdx.x < Shape::kConsumers * kGroupThreads) {
     ptx::more_registers<Shape::kConsumerRegisters>();
-    PromptRows<kDim>(p, shared).run();
+    PromptRows<kDim>(p, shared).run(items);
   } else {
     ptx::fewer_registers<Shape::kLoaderRegisters>();
     const int warp = threadIdx.x % kGroupThreads / kWarpLanes;
-    if (warp == 0) bring_tiles<kDim, false>(p, PromptRing<kDim>(shared, false));
-    if (warp == 1) bring_tiles<kDim, true>(p, PromptRing<kDim>(shared, true));
+    if (warp == 0) bring_tiles<kDim, false>(p, items, PromptRing<kDim>(shared, false));
+    if (warp == 1) bring_tiles<kDim, true>(p, items, PromptRing<kDim>(shared, true));
   }
 #else
   __trap();
