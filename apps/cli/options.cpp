@@ -9,11 +9,13 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/backend.h"
 #include "base/error.h"
 #include "base/mapped_file.h"
 #include "engine/engine_options.h"
 #include "interrupt.h"
 #include "io/printable.h"
+#include "output.h"
 #include "progress.h"
 
 namespace millrace::cli {
@@ -23,7 +25,10 @@ void add_model_path(Command& command, ModelOptions& options) {
 }
 
 void add_device_options(Command& command, ModelOptions& options) {
-  command.option("--device", options.device, "cpu, reference (slow, exact) or cuda").show_default();
+  command
+      .option("--device", options.device,
+              "cpu, reference (slow, exact), cuda or auto (cuda where it can be used)")
+      .show_default();
   command.option("--threads", options.threads, "CPU threads; 0: all that this process may use")
       .range(0, 1024)
       .show_default();
@@ -41,9 +46,26 @@ void add_quantize_option(Command& command, ModelOptions& options) {
                  "quantize the weights while loading: " + quant::request_names());
 }
 
+namespace {
+// auto: the GPU when there is one that this binary can use, else the CPU, and a line that says why.
+std::string chosen_device(const std::string& device) {
+  if (device != "auto") return device;
+  static const std::string chosen = [] {
+    try {
+      make_backend("cuda", {.threads = 1});
+      return "cuda";
+    } catch (const Error& error) {
+      write_stderr(fmt::format("device auto: cpu, because of this: {}\n", error.what()));
+      return "cpu";
+    }
+  }();
+  return chosen;
+}
+}  // namespace
+
 RuntimeOptions runtime_options(const ModelOptions& options) {
   RuntimeOptions runtime;
-  runtime.device = options.device;
+  runtime.device = chosen_device(options.device);
   runtime.threads = options.threads;
   runtime.context = options.context;
   runtime.lock = options.lock;
@@ -60,7 +82,7 @@ EngineOptions engine_options(const ModelOptions& options) {
   runtime_options(options);  // a mistake is told under the option's own name
   EngineOptions engine;
   engine.model = options.path;
-  engine.device = options.device;
+  engine.device = chosen_device(options.device);
   engine.threads = options.threads;
   engine.context = options.context;
   engine.kv_type = options.kv_type;

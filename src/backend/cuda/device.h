@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -97,5 +98,10 @@ DeviceInfo open_device();
 
 // Multiprocessors of the current device.
 int multiprocessors();
+// Whether it has bulk copies, barriers that count bytes, clusters and programmatic launches (9.0 and later).
+// Kernels that need one of them are empty in code for older GPUs and must not be launched there.
+bool has_bulk_copies();
+// Shared memory that a CTA may have, in bytes.
+uint32_t most_shared_memory();
 
 }  // namespace millrace::cuda
