@@ -99,6 +99,27 @@ void* PinnedAllocator::allocate(size_t bytes, const char* what) {
 }
 void PinnedAllocator::release(void* data) noexcept { cudaFreeHost(data); }
 
+namespace {
+int attribute_of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  MILLRACE_CUDA_TRY(cudaGetDevice(&device));
+  MILLRACE_CUDA_TRY(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+}  // namespace
+
+bool has_bulk_copies() {
+  static const bool has = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9 &&
+                          code_architecture() >= 90;  // and not made from code for older ones
+  return has;
+}
+
+uint32_t most_shared_memory() {
+  static const auto bytes =
+      static_cast<uint32_t>(attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  return bytes;
+}
+
 void use_device() {
   thread_local int current = -1;
   const int wanted = opened_gpu.load(std::memory_order_relaxed);

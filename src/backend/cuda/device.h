@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -100,5 +101,10 @@ void use_device();
 
 // Multiprocessors of the current device.
 int multiprocessors();
+// Whether it has bulk copies, barriers that count bytes, clusters and programmatic launches (9.0 and later).
+// Kernels that need one of them are empty in code for older GPUs and must not be launched there.
+bool has_bulk_copies();
+// Shared memory that a CTA may have, in bytes.
+uint32_t most_shared_memory();
 
 }  // namespace millrace::cuda

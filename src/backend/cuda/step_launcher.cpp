@@ -313,7 +313,8 @@ bool StepLauncher::routes_by_stream(const Route& op) const {
   const CudaWeight& router = own(*op.router.weight);
   MILLRACE_CHECK(router.rows == spec_.experts && router.cols == spec_.hidden);
   const size_t shared_bytes = size_t{5} * static_cast<size_t>(spec_.hidden) * sizeof(float);
-  return router.matrix.type == DType::kF32 && spec_.hidden % 32 == 0 && shared_bytes <= 200 * 1024;
+  return has_bulk_copies() && router.matrix.type == DType::kF32 && spec_.hidden % 32 == 0 &&
+         shared_bytes <= 200 * 1024;
 }
 
 // Router and experts of one row in one kernel. False: they are not, and nothing was launched.

@@ -34,6 +34,8 @@ struct DeviceMatrix {
 
 // Does this binary hold code that the current device can run?
 bool has_code_for_device();
+// The architecture of the code that runs on it, 90 for sm_90: of the PTX where the driver translates that.
+int code_architecture();
 
 // out[t, :] = table[tokens[t], :] * scale. Floor: (row_bytes + 4 hidden) * count / B.
 void launch_embed(const DeviceMatrix& table, const int32_t* tokens, int64_t count, float scale, float* out,

@@ -322,7 +322,8 @@ StreamShape moe_shape(const StreamExperts& op) {
   shape.rows_bytes = gate_up > act ? gate_up : act;
   shape.partial_bytes = k * kDownTiles * kMultiplyWarps * kTileRows * sizeof(float);
   const uint32_t fixed = shape.total();
-  const uint32_t fit = fixed < kMoeBytes ? (kMoeBytes - fixed) / shape.stage_bytes : 0;
+  const uint32_t most_here = most_shared_memory() < kMoeBytes ? most_shared_memory() : kMoeBytes;
+  const uint32_t fit = fixed < most_here ? (most_here - fixed) / shape.stage_bytes : 0;
   shape.stages = static_cast<int32_t>(fit < kMaxStages ? fit : kMaxStages);
   return shape;
 }
@@ -340,6 +341,7 @@ void launch(const MoeParams& p, cudaStream_t stream) {
 bool fits_stream_moe(const StreamRoute& route, const StreamExperts& op) {
   const auto is_mx4 = [](const PackedMatrix& w) { return w.format == PackedFormat::kMx4; };
   if (!is_mx4(op.gate) || !is_mx4(op.up) || !is_mx4(op.down)) return false;
+  if (!has_bulk_copies()) return false;
   if (op.tokens != 1 || op.k > kMaxChosen || op.k % 2 != 0 || op.experts > kMostExperts ||
       op.experts > multiprocessors())
     return false;

@@ -9,6 +9,7 @@
 
 #include <cuda_fp16.h>
 
+#include "backend/cuda/device.h"
 #include "backend/cuda/ops/packed.h"
 #include "backend/cuda/ops/quantize.cuh"
 #include "backend/cuda/ops/stream.h"
@@ -331,7 +332,8 @@ inline StreamShape stream_shape(uint32_t piece_bytes, int64_t pieces, uint32_t r
   shape.partial_bytes = partial_bytes;
   const uint32_t fixed = shape.total();
   const auto fit = [&](uint32_t limit) {
-    return limit < fixed ? 0 : int64_t{(limit - fixed) / shape.stage_bytes};
+    limit = limit < most_shared_memory() ? limit : most_shared_memory();
+    return limit < fixed || !has_bulk_copies() ? 0 : int64_t{(limit - fixed) / shape.stage_bytes};
   };
   int64_t stages = fit(pieces >= kManyPieces ? kDeepBytes : ring_bytes);
   if (fit(kWholeBytes) >= pieces) stages = pieces;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/ptx/barrier.cuh"
+
 namespace millrace::cuda::ptx {
 
 // A word with its tag, in one access: whoever sees the tag has the word.
@@ -32,7 +34,7 @@ __device__ inline void wait_count(const uint32_t* count, uint32_t target) {
 
 // `bytes` (a multiple of 16) on their way to L2.
 __device__ inline void prefetch_l2(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+  MILLRACE_BULK_ASM("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 }  // namespace millrace::cuda::ptx
