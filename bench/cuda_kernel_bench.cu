@@ -5,6 +5,7 @@
 //   cuda_kernel_bench [context] [rows]
 //   cuda_kernel_bench [context] [rows] once    one layer and the logits, launched plainly: for a profiler
 //   cuda_kernel_bench wide [rows]              the products of a prompt of so many rows, or of a large batch
+//   ... bf16                                   the same with BF16 in place of Q8_0
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -51,10 +52,11 @@ struct Matrix {
     packed = packed_shape(type, rows, cols);
     bytes = static_cast<size_t>(packed.tiles_per_expert) * packed.tile_bytes;
     buffer = DeviceBuffer(bytes * static_cast<size_t>(experts), "weights");
-    // Random codes; scales are whatever falls out, f16 of 2^-8 and less, e8m0 of 2^-29 to 4.
+    // Random codes; scales are whatever falls out, kept finite: e8m0 of 2^-29 to 4, and elsewhere with the
+    // top bit of an exponent clear nothing overflows.
     const bool mx4 = packed.format == PackedFormat::kMx4;
     fill_random<<<2048, 256>>>(buffer.as<uint32_t>(), bytes * static_cast<size_t>(experts) / 4,
-                               static_cast<uint32_t>(rows * 31 + cols), mx4 ? 0x1f1f1f1fu : 0x1fff1fffu,
+                               static_cast<uint32_t>(rows * 31 + cols), mx4 ? 0x1f1f1f1fu : 0xbf7fbf7fu,
                                mx4 ? 0xc0c0c0c0u : 0u);
     packed.tiles = buffer.as<const uint8_t>();
   }
@@ -87,9 +89,11 @@ double median_us(const Stream& stream, const std::function<void()>& record) {
   return times[times.size() / 2];
 }
 
+DType dense_type = DType::kQ8_0;  // of everything but the experts and the router
+
 struct Layer {
-  Matrix q{DType::kQ8_0, kHeads*kDim, kHidden}, k{DType::kQ8_0, kKvHeads*kDim, kHidden},
-      v{DType::kQ8_0, kKvHeads*kDim, kHidden}, o{DType::kQ8_0, kHidden, kHeads*kDim};
+  Matrix q{dense_type, kHeads*kDim, kHidden}, k{dense_type, kKvHeads*kDim, kHidden},
+      v{dense_type, kKvHeads*kDim, kHidden}, o{dense_type, kHidden, kHeads*kDim};
   Matrix gate{DType::kMXFP4, kHidden, kHidden, kExperts}, up{DType::kMXFP4, kHidden, kHidden, kExperts},
       down{DType::kMXFP4, kHidden, kHidden, kExperts};
   DeviceBuffer router = floats(kExperts * kHidden, 0.05f), norm = floats(kHidden),
@@ -100,14 +104,14 @@ struct Bench {
   int32_t context, rows;
   Stream stream;
   std::vector<Layer> layers{kLayers};
-  Matrix output{DType::kQ8_0, kVocab, kHidden};
+  Matrix output{dense_type, kVocab, kHidden};
   DeviceBuffer residual = floats(4 * kHidden), normed = floats(4 * kHidden),
                query = floats(4 * kHeads * kDim), attention = floats(4 * kHeads * kDim),
                key = floats(4 * kHeads * kDim), value = floats(4 * kHeads * kDim),
                scores = floats(4 * kExperts), act = floats(16 * kHidden), logits = floats(size_t{4} * kVocab),
                angles = floats(4 * kDim);
-  DeviceBuffer quantized{quantized_rows_bytes(4, kHidden), "rows"}, rounded{4 * kHidden * 2, "rows"}, pool,
-      batch, partial{packed_attention_partial_bytes(4, 256, kKvHeads, kDim), "partial"},
+  DeviceBuffer rounded{4 * kHidden * 2, "rows"}, pool, batch,
+      partial{packed_attention_partial_bytes(4, 256, kKvHeads, kDim), "partial"},
       arrived{4 * kKvHeads * 4, "arrived"}, best{16, "best"},
       candidates{argmax_candidates_bytes(4), "candidates"}, moe_sync{sizeof(MoeSync), "sync"};
 
@@ -190,7 +194,6 @@ struct Bench {
             kHidden,
             scores.as<float>(),
             normed.as<float>(),
-            quantized.as<uint8_t>(),
             rounded.as<uint16_t>()};
   }
   StreamExperts experts_of(int l) {
@@ -201,7 +204,6 @@ struct Bench {
     op.scores = scores.as<float>();
     op.tokens = rows, op.experts = kExperts, op.k = kChosen;
     op.activation.clamped = true;
-    op.quantized = quantized.as<uint8_t>();
     op.rounded = rounded.as<uint16_t>();
     op.act = act.as<float>();
     op.residual = residual.as<float>();
@@ -323,6 +325,8 @@ struct WideBench {
   int64_t rows;
   Stream stream;
   std::vector<Layer> layers{kFew};
+  Matrix output{dense_type, kVocab, kHidden};
+  DeviceBuffer logits{static_cast<size_t>(std::min<int64_t>(rows, 128)) * kVocab * 4, "logits"};
   int64_t pairs = rows * kChosen;
   ExpertGroups sizes = expert_groups(nullptr, pairs, kExperts);
   DeviceBuffer x = floats(static_cast<size_t>(rows * kHeads) * kDim),
@@ -349,15 +353,15 @@ struct WideBench {
   ExpertGroups made() { return expert_groups(groups.as<int32_t>(), pairs, kExperts); }
   void group() { launch_group_experts(chosen.as<int32_t>(), pairs, kExperts, made(), stream.get()); }
   void round_rows(int32_t copies, const int32_t* places, int64_t count, int64_t cols, PackedFormat format) {
-    WideQuantize op;
+    WideRound op;
     op.x = x.as<float>();
     op.places = places;
     op.copies = copies;
     op.rows = count;
     op.cols = cols;
     op.weights = format;
-    op.to = wide_rows(operand.as<uint8_t>(), places != nullptr ? sizes.max_rows : rows, cols);
-    launch_wide_quantize(op, stream.get());
+    op.to = {operand.as<uint8_t>()};
+    launch_wide_round(op, stream.get());
   }
   void gate_up(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
@@ -367,9 +371,9 @@ struct WideBench {
     op.gate_bias = op.up_bias = w.expert_bias.as<float>();
     op.activation.clamped = true;
     op.groups = made();
-    op.x = wide_rows(operand.as<uint8_t>(), sizes.max_rows, kHidden);
+    op.x = {operand.as<uint8_t>()};
     op.out = out.as<float>();
-    if (has_wgmma()) op.act = wide_rows(act.as<uint8_t>(), sizes.max_rows, kHidden);
+    if (has_wgmma()) op.act = {act.as<uint8_t>()}, op.act_weights = w.down.packed.format;
     launch_wide_experts(op, stream.get());
   }
   void down(int l) {
@@ -378,7 +382,7 @@ struct WideBench {
     op.gate = layers[static_cast<size_t>(l)].down.packed;
     op.gate_bias = layers[static_cast<size_t>(l)].expert_bias.as<float>();
     op.groups = made();
-    op.x = wide_rows(operand.as<uint8_t>(), sizes.max_rows, kHidden);
+    op.x = {operand.as<uint8_t>()};
     op.out = out.as<float>();
     launch_wide_experts(op, stream.get());
   }
@@ -392,9 +396,16 @@ struct WideBench {
       op.parts[op.num_parts++] = {w.k.packed, w.bias.as<float>(), out.as<float>()};
       op.parts[op.num_parts++] = {w.v.packed, w.bias.as<float>(), out.as<float>()};
     }
-    op.x = wide_rows(operand.as<uint8_t>(), rows, projection ? kHeads * kDim : kHidden);
+    op.x = {operand.as<uint8_t>()};
     op.rows = rows;
     op.add = projection;
+    launch_wide_linear(op, stream.get());
+  }
+  void head(int64_t count) {
+    WideLinear op;
+    op.parts[op.num_parts++] = {output.packed, nullptr, logits.as<float>()};
+    op.x = {operand.as<uint8_t>()};
+    op.rows = count;
     launch_wide_linear(op, stream.get());
   }
   void report(const char* name, const std::function<void(int)>& launch, double flops, double bytes) {
@@ -421,15 +432,20 @@ struct WideBench {
     report(
         "down", [&](int l) { down(l); }, expert, experts_bytes);
     report(
-        "rows for q, k, v", [&](int) { round_rows(1, nullptr, rows, kHidden, PackedFormat::kQ8); }, 0, 0);
+        "rows for q, k, v",
+        [&](int) { round_rows(1, nullptr, rows, kHidden, packed_format(dense_type, kHidden)); }, 0, 0);
     report(
         "q, k, v", [&](int l) { linear(l, false); },
         2.0 * kHidden * (kHeads + 2 * kKvHeads) * kDim * static_cast<double>(rows),
         static_cast<double>(layers[0].q.bytes + layers[0].k.bytes + layers[0].v.bytes));
-    round_rows(1, nullptr, rows, kHeads * kDim, PackedFormat::kQ8);
+    round_rows(1, nullptr, rows, kHeads * kDim, packed_format(dense_type, kHidden));
     report(
         "projection", [&](int l) { linear(l, true); },
         2.0 * kHidden * kHeads * kDim * static_cast<double>(rows), static_cast<double>(layers[0].o.bytes));
+    const int64_t logit_rows = std::min<int64_t>(rows, 128);
+    report(
+        "logits of up to 128 rows", [&](int) { head(logit_rows); },
+        2.0 * kHidden * kVocab * static_cast<double>(logit_rows), static_cast<double>(output.bytes));
   }
 };
 
@@ -439,6 +455,10 @@ struct WideBench {
 int main(int argc, char** argv) {
   using namespace millrace::cuda;
   open_device();
+  if (argc > 1 && std::string(argv[argc - 1]) == "bf16") {
+    dense_type = millrace::DType::kBF16;
+    --argc;
+  }
   if (argc > 1 && std::string(argv[1]) == "wide") {
     const int rows = argc > 2 ? std::atoi(argv[2]) : 2048;
     if (rows < 1 || rows > 16384) {

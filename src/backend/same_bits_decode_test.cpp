@@ -1,7 +1,7 @@
 // "Same bits" on the shapes that a GPU's decode path has kernels of its own for: heads of 64 with a bf16
-// cache, Q8_0 layers and MXFP4 experts. One model's logits, token by token, in chunks of every size, alone
-// and in batches, and with every operation's result read in between (nothing fused, nothing replayed),
-// compared bit by bit.
+// cache, Q8_0 layers and MXFP4 experts, and the same in other types. One model's logits, token by token, in
+// chunks of every size, alone and in batches, and with every operation's result read in between (nothing
+// fused, nothing replayed), compared bit by bit.
 #include <gtest/gtest.h>
 
 #include "backend/reference/reference_backend.h"
@@ -33,10 +33,20 @@ ExecutorSpec decode_spec(const Backend& backend) {
   return spec;
 }
 
+struct Types {
+  DType dense = DType::kQ8_0, v = DType::kQ4_0, o = DType::kQ8_0;  // v: of the second layer
+  DType experts = DType::kMXFP4, down = DType::kQ8_0;              // down: of the second layer
+};
+// K-quants have blocks of 256: only the projection's columns are whole ones.
+constexpr Types kOtherTypes[] = {
+    {DType::kBF16, DType::kQ8_0, DType::kQ4_K, DType::kBF16, DType::kMXFP4},
+    {DType::kF16, DType::kQ5_1, DType::kQ6_K, DType::kQ8_0, DType::kBF16},
+};
+
 struct DecodeModel : RandomModel {
-  DecodeModel() : RandomModel(31, 0.08f, kHeadDim) {
-    matrix("embedding", DType::kQ8_0, kVocab, kHidden);
-    matrix("output", DType::kQ8_0, kVocab, kHidden);
+  explicit DecodeModel(const Types& types = {}) : RandomModel(31, 0.08f, kHeadDim) {
+    matrix("embedding", types.dense, kVocab, kHidden);
+    matrix("output", types.dense, kVocab, kHidden);
     vector("norm", kHidden, 1.0f);
     for (int l = 0; l < 2; ++l) {
       const std::string p = std::to_string(l) + ".";
@@ -45,15 +55,15 @@ struct DecodeModel : RandomModel {
       vector(p + "sinks", kHeads, 0.5f);
       vector(p + "q_bias", kHeads * kHeadDim, 0.0f);
       vector(p + "o_bias", kHidden, 0.0f);
-      matrix(p + "q", DType::kQ8_0, kHeads * kHeadDim, kHidden);
-      matrix(p + "k", DType::kQ8_0, kKvHeads * kHeadDim, kHidden);
-      matrix(p + "v", l == 0 ? DType::kQ8_0 : DType::kQ4_0, kKvHeads * kHeadDim, kHidden);
-      matrix(p + "o", DType::kQ8_0, kHidden, kHeads * kHeadDim);
+      matrix(p + "q", types.dense, kHeads * kHeadDim, kHidden);
+      matrix(p + "k", types.dense, kKvHeads * kHeadDim, kHidden);
+      matrix(p + "v", l == 0 ? types.dense : types.v, kKvHeads * kHeadDim, kHidden);
+      matrix(p + "o", types.o, kHidden, kHeads * kHeadDim);
       matrix(p + "router", DType::kF32, kExperts, kHidden);
       vector(p + "router_bias", kExperts, 0.0f);
-      matrix(p + "gate", DType::kMXFP4, kExpertFfn, kHidden, kExperts);
-      matrix(p + "up", DType::kMXFP4, kExpertFfn, kHidden, kExperts);
-      matrix(p + "down", l == 0 ? DType::kMXFP4 : DType::kQ8_0, kHidden, kExpertFfn, kExperts);
+      matrix(p + "gate", types.experts, kExpertFfn, kHidden, kExperts);
+      matrix(p + "up", types.experts, kExpertFfn, kHidden, kExperts);
+      matrix(p + "down", l == 0 ? types.experts : types.down, kHidden, kExpertFfn, kExperts);
       vector(p + "gate_bias", kExperts * kExpertFfn, 0.0f);
       vector(p + "down_bias", kExperts * kHidden, 0.0f);
     }
@@ -124,6 +134,22 @@ TEST(SameBitsDecode, HoweverThePromptIsCut) {
   }
 }
 
+TEST(SameBitsDecode, WhateverTheTypes) {
+  for (const Types& types : kOtherTypes) {
+    const DecodeModel model(types);
+    const std::vector<int32_t> tokens = prompt(4, 140);
+    for (Device& device : all_devices(2)) {
+      const std::vector<float> one_by_one = alone(*device.backend, model, tokens, 1);
+      for (size_t chunk : {3, 4, 5, 70}) {
+        expect_same_bits(
+            alone(*device.backend, model, tokens, chunk), one_by_one,
+            device.label + " " + std::string(info(types.dense).name) + " chunks of " + std::to_string(chunk));
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(SameBitsDecode, WhetherOrNotOperationsAreFused) {
   const DecodeModel model;
   const std::vector<int32_t> tokens = prompt(2, 290);
@@ -173,8 +199,8 @@ TEST(SameBitsDecode, WhateverElseIsInTheBatch) {
 
 // Matrices so tall that a GPU's CTAs have many tiles each and their rings of stages go round: one row alone,
 // as decoding has it, against the same row among others, and both against the reference.
-void compare_tall(Backend& device, int32_t hidden, int32_t expert_ffn, int32_t vocab,
-                  const std::string& label) {
+void compare_tall(Backend& device, int32_t hidden, int32_t expert_ffn, int32_t vocab, DType expert_type,
+                  DType output_type, const std::string& label) {
   std::mt19937 random(41);
   ExecutorSpec spec = decode_spec(device);
   spec.hidden = hidden;
@@ -184,11 +210,11 @@ void compare_tall(Backend& device, int32_t hidden, int32_t expert_ffn, int32_t v
   const auto reference = make_reference_backend();
   const OwnedTensor norm = random_vector(random, hidden, 1.0f, 0.1f),
                     router = random_tensor(random, DType::kF32, kExperts, hidden, 0, 0.1f),
-                    gate = random_tensor(random, DType::kMXFP4, expert_ffn, hidden, kExperts, 0.1f),
-                    up = random_tensor(random, DType::kMXFP4, expert_ffn, hidden, kExperts, 0.1f),
-                    down = random_tensor(random, DType::kMXFP4, hidden, expert_ffn, kExperts, 0.1f),
+                    gate = random_tensor(random, expert_type, expert_ffn, hidden, kExperts, 0.1f),
+                    up = random_tensor(random, expert_type, expert_ffn, hidden, kExperts, 0.1f),
+                    down = random_tensor(random, expert_type, hidden, expert_ffn, kExperts, 0.1f),
                     bias = random_vector(random, kExperts * hidden, 0.0f, 0.3f),
-                    output = random_tensor(random, DType::kQ8_0, vocab, hidden, 0, 0.1f);
+                    output = random_tensor(random, output_type, vocab, hidden, 0, 0.1f);
   const std::vector<float> x = random_floats(random, static_cast<size_t>(7 * hidden));
   const auto run = [&](Backend& backend, int32_t first, int32_t rows) {
     if (!backend.supports_kv_type(spec.kv_type)) spec.kv_type = DType::kF32;
@@ -320,16 +346,21 @@ TEST(SameBitsDecode, InEveryRaggedBatch) {
 
 TEST(SameBitsDecode, HoweverTallTheMatrices) {
   for (Device& device : all_devices(2)) {
-    compare_tall(*device.backend, 64, 4800, 20000, device.label + " tall experts and logits");
+    const std::string tall = device.label + " tall experts and logits ", wide = device.label + " tall down ";
+    compare_tall(*device.backend, 64, 4800, 20000, DType::kMXFP4, DType::kQ8_0, tall + "mxfp4");
     if (HasFatalFailure()) return;
-    compare_tall(*device.backend, 4800, 64, 64, device.label + " tall down");
+    compare_tall(*device.backend, 4800, 64, 64, DType::kMXFP4, DType::kQ8_0, wide + "mxfp4");
+    if (HasFatalFailure()) return;
+    compare_tall(*device.backend, 64, 4800, 20000, DType::kQ8_0, DType::kBF16, tall + "q8_0");
+    if (HasFatalFailure()) return;
+    compare_tall(*device.backend, 4800, 64, 64, DType::kBF16, DType::kF16, wide + "bf16");
     if (HasFatalFailure()) return;
   }
 }
 
 // Equal nonsense does not pass: close to the reference, by the norm of each position's logits.
-TEST(SameBitsDecode, AndTheyAreTheRightOnes) {
-  const DecodeModel model;
+void compare_with_reference(const Types& types) {
+  const DecodeModel model(types);
   const std::vector<int32_t> tokens = prompt(7, 300);
   const auto reference = make_reference_backend();
   const std::vector<float> want = alone(*reference, model, tokens, 90);
@@ -350,6 +381,10 @@ TEST(SameBitsDecode, AndTheyAreTheRightOnes) {
     EXPECT_LT(errors[errors.size() / 2], 0.03) << device.label;
     EXPECT_LT(errors[errors.size() * 9 / 10], 0.08) << device.label;
   }
+}
+TEST(SameBitsDecode, AndTheyAreTheRightOnes) {
+  compare_with_reference({});
+  for (const Types& types : kOtherTypes) compare_with_reference(types);
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ size_t packed_bytes(const TensorView& view) {
 
 size_t device_weight_bytes(const TensorView& view, WeightUse use) {
   if (use == WeightUse::kVector) return static_cast<size_t>(view.elements()) * sizeof(float);
-  if (packed_format(view.type) != PackedFormat::kNone) return packed_bytes(view);
+  if (packed_format(view.type, view.cols()) != PackedFormat::kNone) return packed_bytes(view);
   const ScaleShape scales = has_scale_grid(view.type) ? scale_shape(view) : ScaleShape{};
   return view.bytes() + static_cast<size_t>(scales.rows) * scales.row_bytes;
 }
@@ -77,7 +77,7 @@ WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
   weight->rows = expert_rows_of(view);
   if (use == WeightUse::kVector) {
     upload_vector(view, *weight);
-  } else if (packed_format(view.type) != PackedFormat::kNone) {
+  } else if (packed_format(view.type, view.cols()) != PackedFormat::kNone) {
     upload_packed(view, *weight);
   } else {
     upload_matrix(view, *weight);
@@ -108,6 +108,8 @@ void WeightUploader::upload_packed(const TensorView& view, CudaWeight& weight) {
   weight.packed.tiles = tiles;
   const size_t row_bytes = bytes_of(view.type, view.cols());
   if (row_bytes == 0) return;
+  // A grid whose scales have several rows each is there as a whole; MXFP4's go piece by piece.
+  if (view.type == DType::kF8E4M3 && view.scales.data != nullptr) upload_scales(view, weight);
   const int64_t piece =
       std::max<int64_t>(1, static_cast<int64_t>(kRawBytes / row_bytes) / kTileRows) * kTileRows;
   // Whole tiles: the experts' rows are one long run. Else each expert's last tile is padded.
@@ -116,19 +118,25 @@ void WeightUploader::upload_packed(const TensorView& view, CudaWeight& weight) {
     for (int64_t done = 0; done < run; done += piece) {
       const int64_t tile =
           begin / std::max<int64_t>(1, run) * weight.packed.tiles_per_expert + done / kTileRows;
-      repack_rows(view, begin + done, std::min(piece, run - done), tiles + tile * weight.packed.tile_bytes);
+      repack_rows(view, weight.matrix, begin + done, std::min(piece, run - done),
+                  tiles + tile * weight.packed.tile_bytes);
     }
   }
+  if (weight.scale_grid.bytes() == 0) return;
+  stream_.synchronize();  // the last piece has been repacked
+  weight.scale_grid = DeviceBuffer();
+  weight.matrix.scales = nullptr;
 }
 
-void WeightUploader::repack_rows(const TensorView& view, int64_t first, int64_t count, uint8_t* tiles) {
+void WeightUploader::repack_rows(const TensorView& view, const DeviceMatrix& grid, int64_t first,
+                                 int64_t count, uint8_t* tiles) {
   const size_t row_bytes = bytes_of(view.type, view.cols());
   const auto grow = [&](DeviceBuffer& buffer, size_t bytes) {
     if (buffer.bytes() >= bytes) return;
     stream_.synchronize();  // the last piece may still be read
     buffer = DeviceBuffer(bytes, view.name.c_str());
   };
-  DeviceMatrix raw;
+  DeviceMatrix raw = grid;
   raw.type = view.type;
   raw.rows = count;
   raw.cols = view.cols();
@@ -137,7 +145,7 @@ void WeightUploader::repack_rows(const TensorView& view, int64_t first, int64_t 
   copy_rows(view.data + first * view.row_stride_bytes, count, row_bytes, view.row_stride_bytes,
             raw_.as<void>());
   raw.data = raw_.as<const uint8_t>();
-  if (has_scale_grid(view.type)) {  // MXFP4 beside its scales: a byte per 32 columns
+  if (view.type == DType::kMXFP4Split) {  // its scales beside it: a byte per 32 columns
     const ScaleShape shape = scale_shape(view);
     const auto stride = static_cast<int64_t>(bytes_of(view.scales.type, view.scales.scales_per_row));
     grow(raw_scales_, static_cast<size_t>(count) * shape.row_bytes);
@@ -145,7 +153,7 @@ void WeightUploader::repack_rows(const TensorView& view, int64_t first, int64_t 
     raw.scales = raw_scales_.as<const uint8_t>();
     raw.scales_per_row = shape.per_row;
   }
-  launch_repack(raw, 1, packed_shape(view.type, count, view.cols()), tiles, stream_.get());
+  launch_repack(raw, first, packed_shape(view.type, count, view.cols()), tiles, stream_.get());
 }
 
 void WeightUploader::upload_scales(const TensorView& view, CudaWeight& weight) {

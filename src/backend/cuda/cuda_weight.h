@@ -39,7 +39,9 @@ class WeightUploader {
   void upload_matrix(const TensorView& view, CudaWeight& weight);
   void upload_packed(const TensorView& view, CudaWeight& weight);
   // Rows [first, first + count) of the view, all of one expert or whole tiles of several, to tiles.
-  void repack_rows(const TensorView& view, int64_t first, int64_t count, uint8_t* tiles);
+  // grid: with the scales beside the values, where those have several rows each.
+  void repack_rows(const TensorView& view, const DeviceMatrix& grid, int64_t first, int64_t count,
+                   uint8_t* tiles);
   void upload_scales(const TensorView& view, CudaWeight& weight);
   void upload_vector(const TensorView& view, CudaWeight& weight);
 

@@ -224,13 +224,13 @@ void StepLauncher::norm_heads(const Norm& op, int32_t heads, const DeviceBuffer&
 }
 
 void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bool add) {
-  std::vector<Target> by_format[3];
+  std::vector<Target> by_format[kPackedFormats];
   for (const Target& target : targets) {
     const Weight& weight = *target.linear.weight;
     MILLRACE_CHECK(weight.rows == target.expected_rows && weight.cols == rows.cols);
     by_format[static_cast<int>(own(weight).packed.format)].push_back(target);
   }
-  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMx4}) {
+  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMx4, PackedFormat::kBf16}) {
     const std::vector<Target>& mine = by_format[static_cast<int>(format)];
     if (!mine.empty()) packed_linears(rows, mine, format, add);
   }
@@ -267,21 +267,21 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
     op.add = add;
     return launch_stream_linear(op, stream_.get());
   }
-  WideQuantize quantize;
-  quantize.x = rows.x;
-  quantize.source_rows = rows.source;
-  quantize.norm_weight = norm_weight;
-  quantize.eps = eps;
-  quantize.rows = rows.count;
-  quantize.cols = rows.cols;
-  quantize.weights = format;
-  quantize.to = wide_rows(w_.wide.as<uint8_t>(), rows.count, rows.cols);
-  launch_wide_quantize(quantize, stream_.get());
+  WideRound round;
+  round.x = rows.x;
+  round.source_rows = rows.source;
+  round.norm_weight = norm_weight;
+  round.eps = eps;
+  round.rows = rows.count;
+  round.cols = rows.cols;
+  round.weights = format;
+  round.to = {w_.wide.as<uint8_t>()};
+  launch_wide_round(round, stream_.get());
   WideLinear op;
   for (const Target& target : targets) {
     op.parts[op.num_parts++] = {own(*target.linear.weight).packed, vector_of(target.linear.bias), target.out};
   }
-  op.x = quantize.to;
+  op.x = round.to;
   op.rows = rows.count;
   op.add = add;
   launch_wide_linear(op, stream_.get());
@@ -301,10 +301,7 @@ StreamRoute StepLauncher::stream_route(const Route& op) const {
   route.cols = spec_.hidden;
   route.scores = w_.scores.as<float>();
   route.normed = w_.normed.as<float>();
-  if (plan_.rows <= kMaxStreamRows) {
-    route.quantized = w_.quantized.as<uint8_t>();
-    route.rounded = w_.rounded.as<uint16_t>();
-  }
+  if (plan_.rows <= kMaxStreamRows) route.rounded = w_.rounded.as<uint16_t>();
   return route;
 }
 
@@ -338,8 +335,8 @@ void StepLauncher::operator()(const Route& op) {
   const Target target{op.router, w_.scores.as<float>(), spec_.experts};
   linears({w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr}, {&target, 1}, false);
   if (spec_.hidden % 32 == 0 && plan_.rows <= kMaxStreamRows) {
-    launch_quantize_rows(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.quantized.as<uint8_t>(),
-                         w_.rounded.as<uint16_t>(), stream_.get());
+    launch_round_rows(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.rounded.as<uint16_t>(),
+                      stream_.get());
   }
 }
 
@@ -364,7 +361,6 @@ StreamExperts StepLauncher::stream_experts(const Experts& op) const {
   experts.k = spec_.experts_per_token;
   experts.softmax_over_all = plan_.softmax_over_all;
   experts.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
-  experts.quantized = w_.quantized.as<const uint8_t>();
   experts.rounded = w_.rounded.as<const uint16_t>();
   experts.act = w_.gate.as<float>();
   experts.residual = w_.residual.as<float>();
@@ -372,21 +368,21 @@ StreamExperts StepLauncher::stream_experts(const Experts& op) const {
 }
 
 // Rows of x, each of `copies` pairs, into the groups' order.
-void StepLauncher::quantize_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w) {
+void StepLauncher::round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w) {
   const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
-  WideQuantize quantize;
-  quantize.x = x.as<const float>();
-  quantize.places = groups.places;
-  quantize.copies = copies;
-  quantize.rows = pairs() / copies;
-  quantize.cols = w.cols;
-  quantize.weights = w.format;
-  quantize.to = wide_rows(w_.wide.as<uint8_t>(), groups.max_rows, w.cols);
-  launch_wide_quantize(quantize, stream_.get());
+  WideRound round;
+  round.x = x.as<const float>();
+  round.places = groups.places;
+  round.copies = copies;
+  round.rows = pairs() / copies;
+  round.cols = w.cols;
+  round.weights = w.format;
+  round.to = {w_.wide.as<uint8_t>()};
+  launch_wide_round(round, stream_.get());
 }
 
 void StepLauncher::wide_gate_up(const Experts& op) {
-  quantize_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
+  round_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
   WideExperts wide;
   wide.experts = spec_.experts;
   wide.gate = own(*op.gate.weight).packed;
@@ -395,17 +391,20 @@ void StepLauncher::wide_gate_up(const Experts& op) {
   wide.up_bias = vector_of(op.up.bias);
   wide.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
   wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
-  wide.x = wide_rows(w_.wide.as<uint8_t>(), wide.groups.max_rows, spec_.hidden);
+  wide.x = {w_.wide.as<uint8_t>()};
   wide.out = w_.gate.as<float>();
-  if (rounds_act(op)) wide.act = wide_rows(w_.wide_act.as<uint8_t>(), wide.groups.max_rows, spec_.expert_ffn);
+  if (rounds_act(op)) {
+    wide.act = {w_.wide_act.as<uint8_t>()};
+    wide.act_weights = own(*op.down.weight).packed.format;
+  }
   launch_wide_experts(wide, stream_.get());
 }
 
 // Whether gate and up leave their activations as down's operand.
 bool StepLauncher::rounds_act(const Experts& op) const {
-  return has_wgmma() && own(*op.gate.weight).packed.format == PackedFormat::kMx4 &&
-         own(*op.up.weight).packed.format == PackedFormat::kMx4 &&
-         own(*op.down.weight).packed.format == PackedFormat::kMx4;
+  const PackedFormat gate = own(*op.gate.weight).packed.format;
+  return has_wgmma() && gate != PackedFormat::kNone && gate == own(*op.up.weight).packed.format &&
+         own(*op.down.weight).packed.format != PackedFormat::kNone;
 }
 
 // out[pair] = the pair's expert . row of x, x in the groups' order.
@@ -428,9 +427,8 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
     return launch_expert_linear(weight.matrix, vector_of(op.bias), x.as<float>(), divide,
                                 w_.chosen.as<int32_t>(), pairs(), out.as<float>(), stream_.get());
   }
-  quantize_pairs(x, divide, weight.packed);
-  const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
-  wide_expert_linear(op, wide_rows(w_.wide.as<uint8_t>(), groups.max_rows, weight.cols), out);
+  round_pairs(x, divide, weight.packed);
+  wide_expert_linear(op, {w_.wide.as<uint8_t>()}, out);
 }
 
 void StepLauncher::check_experts(const Experts& op) const {
@@ -462,9 +460,7 @@ void StepLauncher::operator()(const Experts& op) {
                     stream_.get());
   }
   if (rounds_act(op)) {
-    const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
-    wide_expert_linear(op.down, wide_rows(w_.wide_act.as<uint8_t>(), groups.max_rows, spec_.expert_ffn),
-                       w_.down);
+    wide_expert_linear(op.down, {w_.wide_act.as<uint8_t>()}, w_.down);
   } else {
     expert_linear(op.down, w_.gate, 1, w_.down);
   }

@@ -94,7 +94,7 @@ class StepLauncher {
   void wide_expert_linear(const Linear& op, const WideRows& x, const DeviceBuffer& out);
   // One matrix per pair's expert, of whatever type: out[pair, :] from x[pair / divide, :].
   void expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
-  void quantize_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);
+  void round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);
   int64_t pairs() const { return plan_.rows * spec_.experts_per_token; }
   LayerCache cache_of(int layer) const;
   void packed_attention(const Attend& op);

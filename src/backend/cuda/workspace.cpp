@@ -31,7 +31,6 @@ struct Sizes {  // bytes
     logits = logit_rows * static_cast<size_t>(spec.vocab) * 4;
     best = logit_rows * 4;
     const int64_t stream_rows = std::min(spec.max_tokens, kMaxStreamRows);
-    quantized = spec.experts > 0 ? quantized_rows_bytes(stream_rows, spec.hidden) : 0;
     rounded = spec.experts > 0 ? static_cast<size_t>(stream_rows) * static_cast<size_t>(spec.hidden) * 2 : 0;
     moe_sync = spec.experts > 0 ? sizeof(MoeSync) : 0;
     const auto expert_rows =
@@ -55,11 +54,11 @@ struct Sizes {  // bytes
   }
   size_t total() const {
     return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
-           logits + best + quantized + rounded + moe_sync + wide + wide_act + groups + partial + arrived +
-           candidates + sample_details;
+           logits + best + rounded + moe_sync + wide + wide_act + groups + partial + arrived + candidates +
+           sample_details;
   }
-  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, quantized, rounded,
-      moe_sync, wide, wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
+  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, rounded, moe_sync,
+      wide, wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -88,7 +87,6 @@ Workspace::Workspace(const ExecutorSpec& spec) {
   normed_logit_rows = memory(sizes.normed_logit_rows);
   logits = memory(sizes.logits);
   best = memory(sizes.best);
-  quantized = memory(sizes.quantized);
   rounded = memory(sizes.rounded);
   moe_sync = zeros(sizes.moe_sync);
   wide = memory(sizes.wide);

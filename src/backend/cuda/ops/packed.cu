@@ -1,8 +1,10 @@
-// Repacking at load: one thread per (tile, pair, lane) gathers its 16 codes. See packed.h for the layout.
+// Repacking at load: one thread per (tile, pair, lane) gathers its 16 codes, or eight elements. See packed.h
+// for the layout.
 #include <cuda_fp16.h>
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/ops/decode.cuh"
+#include "backend/cuda/ops/mx4.cuh"
 #include "backend/cuda/ops/packed.h"
 #include "backend/cuda/ops/reduce.cuh"
 #include "quant/blocks.h"
@@ -33,41 +35,37 @@ __device__ inline uint32_t nibble_code(DType type, const uint8_t* codes, int k) 
   return (codes[k / 2] >> (4 * (k % 2))) & 15u;
 }
 
-__device__ inline int first_of_lane(int t, int i) { return 4 * t + i % 4 + 16 * (i / 4); }  // i in [0, 8)
-
 struct Source {
   const uint8_t* row;  // null in the padding
   const uint8_t* scales;
   int64_t blocks;
 };
 
-__device__ inline Source source_of(const DeviceMatrix& from, const PackedMatrix& to, int64_t tile, int g) {
-  const int64_t expert = tile / to.tiles_per_expert, row = tile % to.tiles_per_expert * kTileRows + g;
+__device__ inline Source source_of(const DeviceMatrix& from, const PackedMatrix& to, int64_t row) {
   if (row >= to.rows) return {nullptr, nullptr, 0};
-  const int64_t source_row = expert * to.rows + row;
-  return {from.data + source_row * from.row_bytes,
-          from.scales != nullptr ? from.scales + source_row * from.scales_per_row : nullptr, to.cols / 32};
+  return {from.data + row * from.row_bytes,
+          from.scales != nullptr ? from.scales + row * from.scales_per_row : nullptr, to.cols / 32};
 }
 
 __device__ inline void repack_q8(const DeviceMatrix& from, const Source& source, int64_t pair, int g, int t,
-                                 uint8_t* tile, int32_t pairs) {
-  const int64_t block_bytes = from.row_bytes / source.blocks;
+                                 uint8_t* tile) {
   uint32_t words[4] = {};
   uint16_t scales[2] = {};
   for (int odd = 0; odd < 2; ++odd) {
     const int64_t b = 2 * pair + odd;
     if (source.row == nullptr || b >= source.blocks) continue;
-    const uint8_t* block = source.row + b * block_bytes;
-    scales[odd] = static_cast<uint16_t>(block[0] | block[1] << 8);
+    const uint8_t* block = source.row + b * (from.row_bytes / source.blocks);
+    scales[odd] = encode_q8_scale(half_bits_to_float(static_cast<uint16_t>(block[0] | block[1] << 8)));
     for (int i = 0; i < 8; ++i) {
-      const auto code = static_cast<uint8_t>(block_code(from.type, block, first_of_lane(t, i)));
-      words[odd + 2 * (i / 4)] |= static_cast<uint32_t>(code) << (8 * (i % 4));
+      const auto code = static_cast<uint32_t>(block_code(from.type, block, 8 * t + i) + 128);
+      words[2 * odd + i / 4] |= code << (8 * (i % 4));
     }
   }
-  *reinterpret_cast<uint4*>(tile + pair * 512 + (4 * g + t) * 16) = {words[0], words[1], words[2], words[3]};
+  uint8_t* to = tile + pair * kQ8PairBytes;
+  *reinterpret_cast<uint4*>(to + (4 * g + t) * 16) = {words[0], words[1], words[2], words[3]};
   if (t == 0) {
-    *reinterpret_cast<uint32_t*>(tile + int64_t{pairs} * 512 + (pair * 8 + g) * 4) =
-        scales[0] | static_cast<uint32_t>(scales[1]) << 16;
+    *reinterpret_cast<uint32_t*>(to + kQ8ScalesAt + g * 4) = scales[0] | static_cast<uint32_t>(scales[1])
+                                                                             << 16;
   }
 }
 
@@ -93,34 +91,54 @@ __device__ inline void repack_mx4(const DeviceMatrix& from, const Source& source
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    repack_kernel(DeviceMatrix from, int64_t tiles, PackedMatrix to, uint8_t* out) {
-  const int64_t count = tiles * to.pairs * kWarpLanes;
+__global__ void __launch_bounds__(kThreads) repack_kernel(DeviceMatrix from, PackedMatrix to, uint8_t* out) {
+  const int64_t count = int64_t{to.tiles_per_expert} * to.pairs * kWarpLanes;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * kThreads) {
     const int lane = static_cast<int>(i % kWarpLanes), g = lane / 4, t = lane % 4;
     const int64_t pair = i / kWarpLanes % to.pairs, tile = i / kWarpLanes / to.pairs;
     uint8_t* to_tile = out + tile * to.tile_bytes;
-    const Source source = source_of(from, to, tile, g);
+    const Source source = source_of(from, to, tile * kTileRows + g);
     if (to.format == PackedFormat::kMx4) {
       repack_mx4(from, source, pair, g, t, to_tile);
     } else {
-      repack_q8(from, source, pair, g, t, to_tile, to.pairs);
+      repack_q8(from, source, pair, g, t, to_tile);
     }
+  }
+}
+
+// Eight elements a thread, of whatever type.
+template <class Decoder>
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(DeviceMatrix from, int64_t first_row, PackedMatrix to, uint8_t* out) {
+  const int64_t count = int64_t{to.tiles_per_expert} * to.pairs * 64;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
+    const int chunk = static_cast<int>(i % 8), row = static_cast<int>(i / 8 % 8);
+    const int64_t pair = i / 64 % to.pairs, tile = i / 64 / to.pairs;
+    const int64_t at = tile * kTileRows + row, column = pair * kPairColumns + chunk * 8;
+    float w[8] = {};
+    if (at < to.rows && column < to.cols) Decoder::decode8(from, first_row + at, column, 8, w);
+    *reinterpret_cast<uint4*>(out + tile * to.tile_bytes + pair * kBf16PairBytes +
+                              bf16_chunk(static_cast<uint32_t>(row), static_cast<uint32_t>(chunk))) = {
+        bf16_pair(w[0], w[1]), bf16_pair(w[2], w[3]), bf16_pair(w[4], w[5]), bf16_pair(w[6], w[7])};
   }
 }
 
 // Element c of a row, of the tile that holds it.
 __device__ inline float packed_element(const PackedMatrix& m, int64_t row, int c) {
-  const uint8_t* tile = m.tiles + row / kTileRows * m.tile_bytes;
-  const int g = static_cast<int>(row % kTileRows), pair = c / kPairColumns, odd = c / 32 % 2, k = c % 32;
-  if (m.format == PackedFormat::kQ8) {
-    const int lane = 4 * g + k % 16 / 4, high = k / 16;
-    const auto code = static_cast<int8_t>(tile[pair * 512 + lane * 16 + (odd + 2 * high) * 4 + k % 4]);
-    const __half scale = reinterpret_cast<const __half*>(tile + m.pairs * 512)[(pair * 8 + g) * 2 + odd];
-    return __half2float(scale) * static_cast<float>(code);
+  const int g = static_cast<int>(row % kTileRows), odd = c / 32 % 2, k = c % 32;
+  const uint8_t* from =
+      m.tiles + row / kTileRows * m.tile_bytes + int64_t{c / kPairColumns} * pair_bytes(m.format);
+  if (m.format == PackedFormat::kBf16) {
+    const uint8_t* chunk = from + bf16_chunk(static_cast<uint32_t>(g), static_cast<uint32_t>(c % 64 / 8));
+    return bf16_bits_to_float(reinterpret_cast<const uint16_t*>(chunk)[c % 8]);
   }
-  const uint8_t* from = tile + pair * kMx4PairBytes;
+  if (m.format == PackedFormat::kQ8) {
+    const int code = from[(4 * g + k / 8) * 16 + odd * 8 + k % 8] - 128;
+    return decode_q8_scale(reinterpret_cast<const uint16_t*>(from + kQ8ScalesAt)[g * 2 + odd]) *
+           static_cast<float>(code);
+  }
   const uint32_t word = reinterpret_cast<const uint32_t*>(from)[(4 * g + k / 8) * 2 + odd];
   const uint8_t exponent = decode_mx4_scale(from[kMx4ScalesAt + g * 2 + odd]);
   return e8m0_to_float(exponent) * e2m1_to_float(decode_mx4(word, k % 8));
@@ -144,7 +162,8 @@ void launch_embed_packed(const PackedMatrix& table, const int32_t* tokens, int64
   check_launch("embed_packed_kernel");
 }
 
-PackedFormat packed_format(DType type) {
+PackedFormat packed_format(DType type, int64_t cols) {
+  if (cols % 32 != 0) return PackedFormat::kNone;
   switch (type) {
     case DType::kQ8_0:
     case DType::kQ4_0:
@@ -153,14 +172,18 @@ PackedFormat packed_format(DType type) {
     case DType::kMXFP4:
     case DType::kMXFP4Split:
       return PackedFormat::kMx4;
-    default:
+    case DType::kF32:
+    case DType::kI32:
+    case DType::kU8:
       return PackedFormat::kNone;
+    default:
+      return PackedFormat::kBf16;
   }
 }
 
 PackedMatrix packed_shape(DType type, int64_t rows, int64_t cols) {
   PackedMatrix shape;
-  shape.format = packed_format(type);
+  shape.format = packed_format(type, cols);
   shape.rows = rows;
   shape.cols = cols;
   shape.tiles_per_expert = static_cast<int32_t>((rows + kTileRows - 1) / kTileRows);
@@ -169,15 +192,23 @@ PackedMatrix packed_shape(DType type, int64_t rows, int64_t cols) {
   return shape;
 }
 
-void launch_repack(const DeviceMatrix& from, int64_t experts, const PackedMatrix& to, uint8_t* tiles,
+void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatrix& to, uint8_t* tiles,
                    cudaStream_t stream) {
-  const int64_t count = experts * to.tiles_per_expert;
-  if (count == 0 || to.pairs == 0) return;
-  const int64_t blocks = (count * to.pairs * kWarpLanes + kThreads - 1) / kThreads;
+  const int64_t per_pair = to.format == PackedFormat::kBf16 ? 64 : kWarpLanes;
+  const int64_t blocks = (int64_t{to.tiles_per_expert} * to.pairs * per_pair + kThreads - 1) / kThreads;
+  if (blocks == 0) return;
   constexpr int64_t kMaxBlocks = 1 << 16;
-  repack_kernel<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(
-      from, count, to, tiles);
-  check_launch("repack_kernel");
+  const auto grid = static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  if (to.format != PackedFormat::kBf16) {
+    repack_kernel<<<grid, kThreads, 0, stream>>>(from, to, tiles);
+    return check_launch("repack_kernel");
+  }
+  DeviceMatrix shifted = from;  // decoders number rows as the grid of scales does
+  shifted.data -= first_row * from.row_bytes;
+  with_decoder(from.type, [&](auto decoder) {
+    round_kernel<decltype(decoder)><<<grid, kThreads, 0, stream>>>(shifted, first_row, to, tiles);
+  });
+  check_launch("round_kernel");
 }
 
 }  // namespace millrace::cuda

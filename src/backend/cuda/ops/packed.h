@@ -1,29 +1,31 @@
 // Weights repacked for the tensor cores: tiles of 8 rows x all columns, contiguous, so that one bulk copy
-// brings a tile and every lane of a warp finds its matrix fragment in one aligned word.
+// brings a tile and every lane of a warp finds its matrix fragments in aligned words. Every packed weight is
+// a bf16 value, and activations are rounded to bf16: a sum is made of tensor core products of 16 columns.
 //
-// Columns go in pairs of blocks of 32 (a missing last block is zeros). Lane (g, t) = (lane / 4, lane % 4) of
-// pair p holds, of row g, elements 4t..4t+3 and 16+4t..16+4t+3 of the even and of the odd block: as the A
-// operand of m16n8k32 rows 0-7 are the even and rows 8-15 the odd block, as the B operand they are two
-// fragments.
-//   kQ8:   [pair][lane] 16 bytes: even low, odd low, even high, odd high; then [pair][g][even, odd] f16
-//   scales.
-//          544 bytes per pair. From Q8_0, and from Q4_0 and Q5_0, whose codes fit a byte.
+// Columns go in pairs of blocks of 32 (a missing last block is zeros). Lane (g, t) = (lane / 4, lane % 4).
+//   kQ8:   [pair] of [lane] 16 bytes, eight per block: elements 8t..8t+7 of row g, plus 128; then [g][even,
+//          odd] the block's scale: 544 bytes per pair. From Q8_0, and from Q4_0 and Q5_0, whose codes fit a
+//          byte. The weight is code * bf16(scale), rounded to bf16.
 //   kMx4:  [pair] of [lane] 8 bytes, a word per block, then [g][even, odd] the block's scale: 272 bytes per
-//   pair.
-//          Lane (g, t)'s eight elements of a block are 8t..8t+7: as an operand of m16n8k16 those of step s
-//          are 8t+4s..8t+4s+3, which makes a row of activations readable as it is. From MXFP4 in either
-//          layout.
-// Rows are padded to 8 per expert with zero scales.
+//          pair. The same eight elements. From MXFP4 in either layout, exact.
+//   kBf16: [pair][row][64] as they are, chunks of 16 bytes exchanged by chunk ^ row (the 128-byte swizzle of
+//          warpgroup products): 1,024 bytes per pair. From BF16, exact; from F16 and every other type that
+//          has no format of its own, rounded.
+// As operands of m16n8k16, elements 8t+4s..8t+4s+3 of a block are step s of kQ8 and kMx4, elements
+// 4t..4t+3 of each 16 columns a step of kBf16: that makes a row of activations readable as it lies.
+// Rows are padded to 8 per expert with zeros.
 //
-// An e2m1 code is a bf16 in disguise: with its exponent in the lowest two bits of a bf16's it is 2^-126 times
-// what it means, zero and one half included. A word holds its four pairs of elements (2i in the low half) so
-// that three of them need a rotation and a mask, and the fourth one multiplication (mx4.cuh). The scale is
-// stored as the exponent of what those have to be multiplied by to be weights times 2^-32, a bf16 without
-// rounding for every scale up to 2^33.
+// Eight bits with an exponent of 0 or 1 are the bf16 u * 2^-133, so one fused multiply-add with the scale
+// makes (u - 128) * scale of them, rounded once. An e2m1 code is a bf16 in disguise as well: with its
+// exponent in the lowest two bits of a bf16's it is 2^-126 times what it means, zero and one half included. A
+// word holds its four pairs of elements (2i in the low half) so that three of them need a rotation and a
+// mask, and the fourth one multiplication (mx4.cuh). Scales are stored as what those have to be multiplied by
+// to be weights times 2^-32, a bf16 without rounding for every MXFP4 scale up to 2^33.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "backend/cuda/ops/ops.h"
@@ -36,7 +38,7 @@ inline constexpr int kPairColumns = 64;
 // kernel computes it: that fixes its bits.
 inline constexpr int kSegments = 16;
 
-// Sums of products with MXFP4 weights come out 2^-32 times what they are; this makes them right.
+// Sums of products with kMx4 and kQ8 weights come out 2^-32 times what they are; this makes them right.
 inline constexpr float kMx4Unscale = 0x1p32f;
 // The stored exponent of a scale of 2^(e8m0 - 127). What no bf16 holds becomes infinite, and shows.
 __host__ __device__ inline constexpr uint8_t encode_mx4_scale(uint8_t e8m0) {
@@ -80,14 +82,35 @@ __host__ __device__ inline constexpr uint32_t decode_mx4(uint32_t word, int i) {
   return code;
 }
 // Where element i of a pair of blocks lies among the 64 columns of activations in memory, so that the tensor
-// core meets it together with its weight: a lane's fragment of 16 columns has two neighbours in the first
-// half of them and two in the second.
+// core meets it together with its weight of kMx4 and kQ8: a lane's fragment of 16 columns has two neighbours
+// in the first half of them and two in the second.
 __host__ __device__ inline constexpr uint32_t mx4_position(uint32_t i) {
   const uint32_t step = i / 32 * 2 + i / 4 % 2, lane = i % 32 / 8, half = i % 4 / 2;
   return step * 16 + half * 8 + lane * 2 + i % 2;
 }
 
-enum class PackedFormat : int32_t { kNone, kQ8, kMx4 };
+// The stored scale of kQ8: a bf16, rounded to nearest, 2^101 times what it is. What is not finite stays so.
+inline constexpr float kQ8ScaleUp = 0x1p101f;
+__host__ __device__ inline constexpr uint16_t encode_q8_scale(float scale) {
+  const auto bits = std::bit_cast<uint32_t>(scale * kQ8ScaleUp);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+__host__ __device__ inline constexpr float decode_q8_scale(uint16_t stored) {
+  return std::bit_cast<float>(static_cast<uint32_t>(stored) << 16) / kQ8ScaleUp;
+}
+
+enum class PackedFormat : int32_t { kNone, kQ8, kMx4, kBf16 };
+inline constexpr int kPackedFormats = 4;
+
+// The same for any format.
+__host__ __device__ inline constexpr uint32_t column_position(PackedFormat format, uint32_t i) {
+  return format == PackedFormat::kBf16 ? i : mx4_position(i);
+}
+// Where eight elements, 8 * chunk and on, of a row of a pair of kBf16 lie.
+__host__ __device__ inline constexpr uint32_t bf16_chunk(uint32_t row, uint32_t chunk) {
+  return row * 128 + (chunk ^ row % 8) * 16;
+}
 
 struct PackedMatrix {
   const uint8_t* tiles = nullptr;  // [experts][tiles_per_expert][tile_bytes]
@@ -102,24 +125,30 @@ __host__ __device__ inline constexpr int32_t packed_pairs(int64_t cols) {
   return static_cast<int32_t>((cols + kPairColumns - 1) / kPairColumns);
 }
 inline constexpr int kMx4ScalesAt = 256, kMx4PairBytes = 272;
+inline constexpr int kQ8ScalesAt = 512, kQ8PairBytes = 544;
+inline constexpr int kBf16PairBytes = 1024;
 __host__ __device__ inline constexpr uint32_t pair_bytes(PackedFormat format) {
-  return format == PackedFormat::kMx4 ? kMx4PairBytes : 544;
+  return format == PackedFormat::kMx4  ? kMx4PairBytes
+         : format == PackedFormat::kQ8 ? kQ8PairBytes
+                                       : kBf16PairBytes;
 }
 // The pairs of one segment: [s * n, (s + 1) * n) of them.
 __host__ __device__ inline constexpr int32_t pairs_per_segment(int32_t pairs) {
   return (pairs + kSegments - 1) / kSegments;
 }
 
-// What `type` is repacked to; kNone: it stays in the file's encoding.
-PackedFormat packed_format(DType type);
+// What rows of `cols` elements of `type` are repacked to; kNone: they stay in the file's encoding (F32, and
+// rows that are not whole blocks of 32).
+PackedFormat packed_format(DType type, int64_t cols);
 // Shape of the packed form of [experts, rows, cols], without tiles.
 PackedMatrix packed_shape(DType type, int64_t rows, int64_t cols);
 
-// `from`: [experts * rows] rows in the file's encoding. Bound by the bytes read and written.
-void launch_repack(const DeviceMatrix& from, int64_t experts, const PackedMatrix& to, uint8_t* tiles,
+// `from`: `to.rows` rows in the file's encoding, which are rows `first_row` and on of the grid of scales
+// beside them, where there is one. Bound by the bytes read and written.
+void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatrix& to, uint8_t* tiles,
                    cudaStream_t stream);
 
-// out[t, :] = row tokens[t] of the table * scale, to the bit what the file's encoding says.
+// out[t, :] = row tokens[t] of the table * scale: what the format holds, without a further rounding.
 void launch_embed_packed(const PackedMatrix& table, const int32_t* tokens, int64_t count, float scale,
                          float* out, cudaStream_t stream);
 

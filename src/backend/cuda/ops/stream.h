@@ -33,8 +33,8 @@ struct StreamLinear {
 void launch_stream_linear(const StreamLinear& op, cudaStream_t stream);
 
 // scores[t, e] = router[e, :] . norm(x[t, :]) + bias[e]; also keeps the normed rows, as float32 [tokens,
-// cols] and, unless that is null, quantized (quantize.cuh's planes of `tokens` rows). router: float32
-// [experts, cols], cols a multiple of 32. Latency-bound: 4 cols experts bytes from L2.
+// cols] and, unless that is null, as bf16. router: float32 [experts, cols], cols a multiple of 32.
+// Latency-bound: 4 cols experts bytes from L2.
 struct StreamRoute {
   const float* router = nullptr;
   const float* bias = nullptr;
@@ -44,8 +44,7 @@ struct StreamRoute {
   int32_t tokens = 0, experts = 0, cols = 0;
   float* scores = nullptr;
   float* normed = nullptr;
-  uint8_t* quantized = nullptr;
-  uint16_t* rounded = nullptr;  // with `quantized`: the normed rows as bf16, [tokens, cols]
+  uint16_t* rounded = nullptr;  // [tokens, cols]: the normed rows as bf16, or null
 };
 void launch_stream_route(const StreamRoute& op, cudaStream_t stream);
 
@@ -59,10 +58,9 @@ struct StreamExperts {
   int32_t tokens = 0, experts = 0, k = 0;
   bool softmax_over_all = false;
   Activation activation;
-  const uint8_t* quantized = nullptr;  // planes of `tokens` rows, from launch_stream_route
-  const uint16_t* rounded = nullptr;   // the same rows as bf16, for MXFP4
-  float* act = nullptr;                // bf16 when down is MXFP4
-  float* residual = nullptr;           // [tokens, hidden]
+  const uint16_t* rounded = nullptr;  // [tokens, cols] bf16, from launch_stream_route
+  float* act = nullptr;               // holds bf16
+  float* residual = nullptr;          // [tokens, hidden]
 };
 bool fits_stream_experts(const StreamExperts& op);
 void launch_stream_experts(const StreamExperts& op, cudaStream_t stream);
@@ -78,10 +76,7 @@ struct MoeSync {
 bool fits_stream_moe(const StreamRoute& route, const StreamExperts& op);
 void launch_stream_moe(const StreamRoute& route, const StreamExperts& op, MoeSync* sync, cudaStream_t stream);
 
-// Rows of x into quantize.cuh's planes and, as bf16, into `rounded`, without a norm.
-void launch_quantize_rows(const float* x, int64_t rows, int64_t cols, uint8_t* quantized, uint16_t* rounded,
-                          cudaStream_t stream);
-// Bytes of the planes of `rows` rows.
-size_t quantized_rows_bytes(int64_t rows, int64_t cols);
+// Rows of x as bf16, without a norm; cols a multiple of 4.
+void launch_round_rows(const float* x, int64_t rows, int64_t cols, uint16_t* rounded, cudaStream_t stream);
 
 }  // namespace millrace::cuda

@@ -47,11 +47,7 @@ __device__ inline float add_segments(const float* partial, int stride) {
 // Row `row` of a slot's activations, as the kernel after this one reads them.
 __device__ inline void store_act(const StreamExperts& op, int slot, int64_t row, float value) {
   const int64_t at = (int64_t{blockIdx.y} * op.k + slot) * op.gate.rows + row;
-  if (op.down.format == PackedFormat::kMx4) {
-    reinterpret_cast<__nv_bfloat16*>(op.act)[at] = __float2bfloat16_rn(value);
-  } else {
-    op.act[at] = value;
-  }
+  reinterpret_cast<__nv_bfloat16*>(op.act)[at] = __float2bfloat16_rn(value);
 }
 
 // A warp adds up one tile of 8 rows over its k slots, in order: partial [slot][tile][segment][8], `stride`

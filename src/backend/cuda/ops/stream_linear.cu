@@ -1,22 +1,37 @@
 // Products of one to four rows with packed matrices: norm, QKV, output projection, logits.
 //
-// Roofline: B = 4.3 TB/s (measured copy of an H200); a CTA per SM streams its tiles of 8 rows through about
-// 100 KB of stages, twice what latency x bandwidth asks for, and computes at several times the rate at which
-// they come (per 16 weights of a lane one wide load, one tensor core instruction and some eight others). What
-// is left over the floor is the start: the row's norm and its codes, about a microsecond, under which the
-// first stages arrive.
+// A CTA is sixteen warps, one per segment of the columns (tile_format.cuh). Tiles of 8 rows pass through a
+// ring of stages in shared memory, each whole or, where tiles are large, in two or four parts that warps of
+// those columns alone read. Rows of activations lie in shared memory as bf16; the product's columns are
+// tokens. Where all tiles of a CTA are in the ring at once, two of them make the 16 rows of a product.
+//
+// Roofline: the tiles' bytes at B = 4.3 TB/s (measured copy of an H200). Stages of some 100 KB are twice what
+// latency x bandwidth asks for. Of 8-bit weights a pair of blocks is some 40 instructions of a warp: a tile
+// of 2,880 columns takes a third of the time in which it comes. What is left over the floor is the start: the
+// row's norm, under which the first stages arrive.
 #include "backend/cuda/ops/launch.cuh"
+#include "backend/cuda/ops/row.cuh"
 #include "backend/cuda/ops/stream.h"
+#include "backend/cuda/ops/tile_format.cuh"
 #include "backend/cuda/ops/tile_stream.cuh"
 
 namespace millrace::cuda {
 namespace {
+
+constexpr int kWarps = kSegments;
+constexpr int kThreads = kWarps * kWarpLanes;
+static_assert(kThreads == kRoundThreads);
+constexpr int kFeeder =
+    kThreads - kWarpLanes;      // the thread that asks for pieces: its segment is the shortest
+constexpr int kRoundTiles = 8;  // tiles whose partial sums are kept before they are added up
 
 struct Params {
   StreamLinear op;
   StreamShape shape;
   int32_t total_tiles, cols, pairs;
   uint32_t tile_bytes;
+  int32_t parts;  // of a tile, a stage each: 1, 2 or 4
+  bool whole;     // all tiles of a CTA are in the ring at once
 };
 
 struct Tile {
@@ -50,64 +65,98 @@ __device__ inline Output find_output(const Params& p, int first, int count, int 
   return out;
 }
 
-// kPairs: pairs of a segment whose activations a lane holds; 0: it reads them from shared memory every time.
-template <int kPairs>
-__global__ void __launch_bounds__(kComputeThreads, 2) stream_linear_kernel(const __grid_constant__ Params p) {
+// Pairs of a part of a tile, the last of them perhaps not all there.
+__host__ __device__ inline int part_pairs(int pairs, int parts) {
+  return pairs_per_segment(pairs) * (kSegments / parts);
+}
+// Rows of activations, far enough apart that neighbours lie in different banks.
+__host__ __device__ inline uint32_t row_stride(int pairs) {
+  return static_cast<uint32_t>(pairs) * kPairColumns * 2 + 64;
+}
+
+// sum of a product's rows g and g + 8 for tokens 2t and 2t + 1, kept for the tile(s).
+template <bool kTwo>
+__device__ inline void keep(float* partial, const float (&sum)[4], int tokens, int lane) {
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int token = 2 * t + i;
+    if (token >= tokens) continue;
+    partial[g * tokens + token] = sum[i];
+    if constexpr (kTwo) partial[(kSegments * kTileRows + g) * tokens + token] = sum[2 + i];
+  }
+}
+
+// kPairs: at most so many pairs of a segment; 0: any number. kTokens: at most so many.
+template <PackedFormat kFormat, int kPairs, int kTokens>
+__global__ void __launch_bounds__(kThreads, 2) stream_linear_kernel(const __grid_constant__ Params p) {
+  using Format = TileFormat<kFormat>;
   extern __shared__ __align__(128) uint8_t shared[];
-  Ring ring = p.shape.ring(shared);
+  Ring ring = p.shape.ring(shared, kWarps / p.parts);
   float* partial = p.shape.partial(shared);  // [tile][segment][8 rows][tokens]
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int first = static_cast<int>(int64_t{blockIdx.x} * p.total_tiles / gridDim.x);
   const int last = static_cast<int>(int64_t{blockIdx.x + 1} * p.total_tiles / gridDim.x);
-  Feeder feeder(ring, last - first, [&](const Ring& stage, int i) {
-    const Tile tile = find_tile(p.op, first + i);
-    stage.claim(p.tile_bytes);
-    stage.copy(0, tile.part->w.tiles + static_cast<int64_t>(tile.tile) * p.tile_bytes, p.tile_bytes);
+  const int in_part = part_pairs(p.pairs, p.parts), part = warp * p.parts / kWarps;
+  Feeder feeder(ring, (last - first) * p.parts, [&](const Ring& stage, int i) {
+    const Tile tile = find_tile(p.op, first + i / p.parts);
+    const int begin = i % p.parts * in_part;
+    const auto bytes = static_cast<uint32_t>(max(0, min(in_part, p.pairs - begin)) * Format::kPairBytes);
+    stage.claim(bytes);
+    const uint8_t* from = tile.part->w.tiles + int64_t{tile.tile} * p.tile_bytes;
+    if (bytes > 0) stage.copy(0, from + begin * Format::kPairBytes, bytes);
   });
-  if (threadIdx.x == 0) {
-    ring.init();
-    feeder.fill();  // weights wait for nobody
+  if (warp == kWarps - 1) {
+    if (lane == 0) ring.init();
+    __syncwarp();               // the barriers are there
+    feeder.fill_by_warp(lane);  // weights wait for nobody
   }
   ptx::let_dependents_start();
-  HeldQuads norm_weight;
-  norm_weight.load<false>(reinterpret_cast<const float4*>(p.op.norm_weight), p.cols / 4, threadIdx.x);
+  RowQuads norm_weight;
+  norm_weight.load<false>(p.op.norm_weight, p.cols / 4);
   __syncthreads();  // the barriers are there before anybody uses them
   ptx::wait_for_previous();
   const int tokens = p.op.tokens, values = kTileRows * tokens;
-  const QuantizedRows x = quantized_rows(p.shape.rows(shared), tokens, p.pairs);
-  for (int t = 0; t < tokens; ++t) {
-    const int64_t row = p.op.source_rows != nullptr ? p.op.source_rows[t] : t;
-    quantize_row<kComputeBarrier>(
-        p.op.x + row * p.cols, p.op.norm_weight, norm_weight, p.op.eps, p.cols, threadIdx.x,
-        p.shape.scratch(shared),
-        [&](int i, float4, const QuantizedQuad& q) { store_quad(x, int64_t{t} * p.pairs, i, q); });
-  }
-  __syncthreads();  // the rows are quantized
+  uint8_t* rows = p.shape.rows(shared);
+  const uint32_t stride = row_stride(p.pairs);
+  const auto row = [&](int t) {
+    return p.op.x + (p.op.source_rows != nullptr ? p.op.source_rows[t] : t) * int64_t{p.cols};
+  };
+  const auto store = [&](int t, int i, uint2 words) {
+    reinterpret_cast<uint2*>(rows + static_cast<uint32_t>(t) * stride)[i] = words;
+  };
+  round_rows<kTokens>(tokens, row, p.op.norm_weight, norm_weight, p.op.eps, p.cols, partial, store);
+  __syncthreads();  // the rows are rounded
 
-  const WarpColumns columns(p.pairs, warp);
-  constexpr int kHeld = kPairs > 0 ? kPairs : 1;
-  HeldActivations<kHeld> held;
-  if constexpr (kPairs > 0) held.template load<false>(x, 0, tokens, p.pairs, columns, lane);
-  for (int u0 = first; u0 < last; u0 += kRoundStages) {
-    const int count = min(kRoundStages, last - u0);
+  const WarpSegment segment(p.pairs, warp);
+  const int token = activation_row<kFormat>(lane);
+  const uint8_t* x = rows + (token < tokens ? token : 0) * stride + segment.first * (kPairColumns * 2);
+  const int in_stage = (segment.first - part * in_part) * Format::kPairBytes;
+  for (int skip = 0; skip < part; ++skip) ring.advance();  // to the first piece of the warp's columns
+  for (int u0 = first; u0 < last; u0 += kRoundTiles) {
+    const int count = min(kRoundTiles, last - u0);
     const Output out = find_output(p, u0, count, threadIdx.x);
-    for (int n = 0; n < count; ++n) {
-      const uint8_t* tile = ring.wait_full();
-      float2 sum;
-      if constexpr (kPairs > 0) {
-        sum = held.multiply(tile, p.pairs, columns, lane);
+    for (int n = 0; n < count;) {
+      const uint8_t* tile = ring.wait_full() + in_stage;
+      float* to = partial + (n * kSegments + warp) * values;
+      float sum[4] = {};
+      if (p.whole && n + 1 < count) {  // nobody reuses a stage
+        ring.advance();
+        multiply_segment<kFormat, kPairs, true>(tile, ring.wait_full() + in_stage, x, segment.count, lane,
+                                                sum);
+        keep<true>(to, sum, tokens, lane);
+        n += 2;
       } else {
-        sum = multiply_from(tile, p.pairs, columns, lane, x, 0, tokens);
+        multiply_segment<kFormat, kPairs, false>(tile, tile, x, segment.count, lane, sum);
+        ring.release(lane);
+        keep<false>(to, sum, tokens, lane);
+        if (threadIdx.x == kFeeder) {
+          for (int i = 0; i < p.parts; ++i) feeder.refill((u0 - first + n) * p.parts + part);
+        }
+        __syncwarp();  // nobody of the feeder's warp spins for a piece that has yet to be asked for
+        ++n;
       }
-      ring.release(lane);
-      ring.advance();
-      if (threadIdx.x == 0) feeder.refill(u0 - first + n);
-      __syncwarp();  // nobody of warp 0 spins for a piece that thread 0 has yet to ask for
-      if (lane % 4 < tokens) {
-        float* to = partial + (n * kSegments + 2 * warp) * values + lane / 4 * tokens + lane % 4;
-        to[0] = sum.x;
-        to[values] = sum.y;
-      }
+      for (int i = 0; i < p.parts; ++i) ring.advance();
     }
     __syncthreads();  // all partial sums of the round are there
     if (out.to != nullptr) {
@@ -115,35 +164,61 @@ __global__ void __launch_bounds__(kComputeThreads, 2) stream_linear_kernel(const
       float sum = 0.0f;
 #pragma unroll
       for (int s = 0; s < kSegments; ++s) sum += mine[s * values];
-      const float value = sum + out.bias;
+      const float value = sum * Format::kUnscale + out.bias;
       *out.to = p.op.add ? out.old + value : value;
     }
-    if (u0 + kRoundStages < last) __syncthreads();  // and read, before the next round's
+    if (u0 + kRoundTiles < last) __syncthreads();  // and read, before the next round's
   }
 }
-static_assert(kRoundStages * kTileRows * kMaxStreamTokens <= kComputeThreads);  // an output per thread
+static_assert(kRoundTiles * kTileRows * kMaxStreamTokens <= kThreads);  // an output per thread
 
-template <int kPairs>
+template <PackedFormat kFormat, int kPairs, int kTokens>
 void launch(const Params& p, cudaStream_t stream) {
-  const auto kernel = stream_linear_kernel<kPairs>;
+  const auto kernel = stream_linear_kernel<kFormat, kPairs, kTokens>;
   allow_shared_memory(kernel, p.shape.total());
   const int ctas = p.total_tiles < multiprocessors() ? p.total_tiles : multiprocessors();
-  launch_dependent("stream_linear_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kComputeThreads,
+  launch_dependent("stream_linear_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads,
                    p.shape.total(), stream, p);
 }
 
+template <PackedFormat kFormat, int kPairs>
+void launch_for_tokens(const Params& p, cudaStream_t stream) {
+  p.op.tokens == 1 ? launch<kFormat, kPairs, 1>(p, stream)
+                   : launch<kFormat, kPairs, kMaxStreamTokens>(p, stream);
+}
+template <PackedFormat kFormat>
 void launch_for_pairs(const Params& p, cudaStream_t stream) {
   const int per = pairs_per_segment(p.pairs);
-  if (per <= 3) return launch<3>(p, stream);
-  if (per <= 4) return launch<4>(p, stream);
-  launch<0>(p, stream);
+  if (per <= 3) return launch_for_tokens<kFormat, 3>(p, stream);
+  if (per <= 4) return launch_for_tokens<kFormat, 4>(p, stream);
+  launch_for_tokens<kFormat, 0>(p, stream);
 }
 
-StreamShape shape_of(uint32_t tile_bytes, int32_t pairs, int32_t tokens, int64_t most) {
-  const auto rows_bytes = static_cast<uint32_t>(tokens) * static_cast<uint32_t>(pairs) * kRowPairBytes;
+// Tiles larger than this go in parts, so that some are on their way while others are read.
+constexpr uint32_t kLargeTile = 36 * 1024, kHugeTile = 2 * kLargeTile;
+constexpr uint32_t kPartsBytes = 150000;  // two tiles of 4,096 bf16 columns
+constexpr int64_t kAllBytes = 135000;     // beside this much a kernel of kRingBytes has room
+
+struct Plan {
+  StreamShape shape;
+  int32_t parts = 1;
+};
+// For so many tiles of a CTA.
+Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles) {
+  Plan plan;
+  plan.parts = w.tile_bytes > kHugeTile ? 4 : w.tile_bytes > kLargeTile ? 2 : 1;
+  const uint32_t rows_bytes = static_cast<uint32_t>(tokens) * row_stride(w.pairs);
   const uint32_t partial_bytes =
-      kRoundStages * kSegments * kTileRows * static_cast<uint32_t>(tokens) * sizeof(float);
-  return stream_shape(tile_bytes, most, rows_bytes, partial_bytes);
+      kRoundTiles * kSegments * kTileRows * static_cast<uint32_t>(tokens) * sizeof(float);
+  const auto piece = static_cast<uint32_t>(part_pairs(w.pairs, plan.parts)) * pair_bytes(w.format);
+  plan.shape = stream_shape(plan.parts == 1 ? w.tile_bytes : piece, tiles * plan.parts, rows_bytes,
+                            partial_bytes, plan.parts == 1 ? kRingBytes : kPartsBytes);
+  if (plan.parts == 1 && tiles <= kMaxStages &&
+      plan.shape.total() + (tiles - plan.shape.stages) * plan.shape.stage_bytes <= kAllBytes) {
+    plan.shape.stages = static_cast<int32_t>(tiles);
+  }
+  plan.shape.stages = plan.shape.stages / plan.parts * plan.parts;  // a stage has the same readers always
+  return plan;
 }
 
 }  // namespace
@@ -159,20 +234,25 @@ int multiprocessors() {
 }
 
 bool fits_streaming(const PackedMatrix& w) {
-  if (w.format != PackedFormat::kQ8) return false;
-  const StreamShape shape = shape_of(w.tile_bytes, w.pairs, kMaxStreamTokens, 2);
-  return shape.stages == 2;
+  if (w.format != PackedFormat::kQ8 && w.format != PackedFormat::kBf16) return false;
+  const Plan plan = plan_of(w, kMaxStreamTokens, 2);
+  return plan.shape.stages >= std::max(plan.parts, 2);
 }
 
 void launch_stream_linear(const StreamLinear& op, cudaStream_t stream) {
   if (op.tokens == 0) return;
-  Params p{
-      op, {}, 0, static_cast<int32_t>(op.parts[0].w.cols), op.parts[0].w.pairs, op.parts[0].w.tile_bytes};
+  const PackedMatrix& w = op.parts[0].w;
+  Params p{op, {}, 0, static_cast<int32_t>(w.cols), w.pairs, w.tile_bytes, 1, false};
   for (int i = 0; i < op.num_parts; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
   if (p.total_tiles == 0) return;
   const int64_t ctas = p.total_tiles < multiprocessors() ? p.total_tiles : multiprocessors();
-  p.shape = shape_of(p.tile_bytes, p.pairs, op.tokens, (p.total_tiles + ctas - 1) / ctas);
-  launch_for_pairs(p, stream);
+  const int64_t most = (p.total_tiles + ctas - 1) / ctas;
+  const Plan plan = plan_of(w, op.tokens, most);
+  p.shape = plan.shape;
+  p.parts = plan.parts;
+  p.whole = plan.parts == 1 && plan.shape.stages >= most;
+  if (w.format == PackedFormat::kBf16) return launch_for_pairs<PackedFormat::kBf16>(p, stream);
+  launch_for_pairs<PackedFormat::kQ8>(p, stream);
 }
 
 }  // namespace millrace::cuda

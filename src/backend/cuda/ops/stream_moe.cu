@@ -11,6 +11,7 @@
 // Roofline: gpt-oss-20b: 52.9 MB of tiles, 12.3 us at B = 4.3 TB/s, after some 4 us in which nothing can be
 // asked for: the row, the scores, the choice and the first bytes. Some 38 instructions of a warp per 16 x 32
 // weights, 7 us of issue slots.
+#include "backend/cuda/ops/norm_row.cuh"
 #include "backend/cuda/ops/stream_mx4.cuh"
 #include "backend/cuda/ptx/grid_sync.cuh"
 
@@ -35,8 +36,8 @@ struct MoeParams {
 
 // The first kRowThreads threads: the row's norm, as bf16 (and zeros in a missing last block) to x, and,
 // unless that is null, as float32 to `normed`.
-__device__ inline void norm_row(const StreamRoute& op, const HeldQuads& weight, int pairs, float* partial,
-                                uint8_t* x, float4* normed) {
+__device__ inline void norm_to_shared(const StreamRoute& op, const HeldQuads& weight, int pairs,
+                                      float* partial, uint8_t* x, float4* normed) {
   const int quads = op.cols / 4, thread = threadIdx.x;
   const auto* from = reinterpret_cast<const float4*>(op.x);
   HeldQuads held;
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(kThreads, 2) mx4_moe_kernel(const __grid_const
   ptx::wait_for_previous();
   const uint32_t epoch = __ldcg(&p.sync->epoch);  // how many such kernels there have been
   if (threadIdx.x < kRowThreads) {
-    norm_row(p.route, weight, op.gate.pairs, parts, rows, scores ? normed : nullptr);
+    norm_to_shared(p.route, weight, op.gate.pairs, parts, rows, scores ? normed : nullptr);
     if (scores) {
       ptx::barrier_wait(&router_full, 0);
       ptx::named_barrier<kNormBarrier, kRowThreads>();  // the normed row is there, and `parts` read

@@ -3,7 +3,7 @@
 // is left is one pass over the row, its norm, and a quarter of a dot product per warp.
 #include "backend/cuda/ops/launch.cuh"
 #include "backend/cuda/ops/mx4.cuh"
-#include "backend/cuda/ops/quantize.cuh"
+#include "backend/cuda/ops/norm_row.cuh"
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ptx/grid_dependency.cuh"
 
@@ -59,17 +59,13 @@ __global__ void __launch_bounds__(kRowThreads) stream_route_kernel(const __grid_
   __syncthreads();  // the barrier is there before anybody waits on it
   ptx::wait_for_previous();
 
-  const int pairs = packed_pairs(op.cols);
-  const QuantizedRows planes = quantized_rows(op.quantized, op.tokens, pairs);
-  quantize_row<kBarrier>(op.x + token * op.cols, op.norm_weight, weight, op.eps, op.cols, thread, partial,
-                         [&](int i, float4 v, const QuantizedQuad& q) {
-                           if (i < quads) normed[i] = v;
-                           if (blockIdx.x != 0) return;  // one CTA keeps the row for the experts
-                           if (i < quads) reinterpret_cast<float4*>(op.normed + token * op.cols)[i] = v;
-                           if (op.quantized != nullptr) store_quad(planes, token * pairs, i, q);
-                           if (op.rounded != nullptr && i < quads)
-                             round_quad(op.rounded + token * op.cols, i, v);
-                         });
+  norm_row<kBarrier>(op.x + token * op.cols, op.norm_weight, weight, op.eps, op.cols, thread, partial,
+                     [&](int i, float4 v) {
+                       normed[i] = v;
+                       if (blockIdx.x != 0) return;  // one CTA keeps the row for the experts
+                       reinterpret_cast<float4*>(op.normed + token * op.cols)[i] = v;
+                       if (op.rounded != nullptr) round_quad(op.rounded + token * op.cols, i, v);
+                     });
   __syncthreads();  // the normed row is there
   ptx::barrier_wait(&loaded, 0);
   if (warp / kWarpsPerExpert < here) {
@@ -110,12 +106,11 @@ __global__ void __launch_bounds__(kRowThreads) batch_route_kernel(const __grid_c
   const int first = static_cast<int>(blockIdx.x) * kBatchTokens, here = min(kBatchTokens, op.tokens - first);
   for (int k = 0; k < kBatchTokens; ++k) {
     const int64_t token = first + min(k, here - 1);  // past the last: any, nobody reads its sums
-    quantize_row<kBarrier>(op.x + token * op.cols, op.norm_weight, weight, op.eps, op.cols, thread, partial,
-                           [&](int i, float4 v, const QuantizedQuad&) {
-                             if (i >= quads) return;
-                             normed[k * quads + i] = v;
-                             if (k < here) reinterpret_cast<float4*>(op.normed + token * op.cols)[i] = v;
-                           });
+    norm_row<kBarrier>(op.x + token * op.cols, op.norm_weight, weight, op.eps, op.cols, thread, partial,
+                       [&](int i, float4 v) {
+                         normed[k * quads + i] = v;
+                         if (k < here) reinterpret_cast<float4*>(op.normed + token * op.cols)[i] = v;
+                       });
   }
   __syncthreads();  // the normed rows are there
   const auto* router = reinterpret_cast<const float4*>(op.router);
@@ -153,18 +148,14 @@ __global__ void __launch_bounds__(kRowThreads) batch_route_kernel(const __grid_c
   }
 }
 
-// One CTA per row.
 __global__ void __launch_bounds__(kRowThreads)
-    quantize_rows_kernel(const float* x, int64_t rows, int cols, uint8_t* quantized, uint16_t* rounded) {
+    round_rows_kernel(const float* x, int64_t quads, uint16_t* rounded) {
   ptx::let_dependents_start();
   ptx::wait_for_previous();
-  const int pairs = packed_pairs(cols);
-  const QuantizedRows planes = quantized_rows(quantized, rows, pairs);
-  quantize_row<kBarrier>(x + int64_t{blockIdx.x} * cols, nullptr, HeldQuads{}, 0.0f, cols, threadIdx.x,
-                         nullptr, [&](int i, float4 v, const QuantizedQuad& q) {
-                           store_quad(planes, int64_t{blockIdx.x} * pairs, i, q);
-                           if (4 * i < cols) round_quad(rounded + int64_t{blockIdx.x} * cols, i, v);
-                         });
+  const int64_t i = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
+  if (i >= quads) return;
+  const float4 v = __ldcg(reinterpret_cast<const float4*>(x) + i);
+  reinterpret_cast<uint2*>(rounded)[i] = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
 }
 
 }  // namespace
@@ -176,7 +167,7 @@ void launch_stream_route(const StreamRoute& op, cudaStream_t stream) {
   // Up to some hundred tokens, CTAs for four experts of one token each are quicker (36 us for any number of
   // tokens up to a thousand else); beyond, reading the router's rows again for each token is not.
   constexpr int32_t kFewTokens = 320;
-  if (op.quantized == nullptr && op.tokens > kFewTokens && batch_bytes <= 200 * 1024) {
+  if (op.rounded == nullptr && op.tokens > kFewTokens && batch_bytes <= 200 * 1024) {
     allow_shared_memory(batch_route_kernel, batch_bytes);
     const dim3 ctas(static_cast<unsigned>((op.tokens + kBatchTokens - 1) / kBatchTokens));
     return launch_dependent("batch_route_kernel", batch_route_kernel, ctas, kRowThreads, batch_bytes, stream,
@@ -189,15 +180,12 @@ void launch_stream_route(const StreamRoute& op, cudaStream_t stream) {
   launch_dependent("stream_route_kernel", stream_route_kernel, grid, kRowThreads, shared_bytes, stream, op);
 }
 
-void launch_quantize_rows(const float* x, int64_t rows, int64_t cols, uint8_t* quantized, uint16_t* rounded,
-                          cudaStream_t stream) {
-  if (rows == 0) return;
-  launch_dependent("quantize_rows_kernel", quantize_rows_kernel, dim3(static_cast<unsigned>(rows)),
-                   kRowThreads, 0, stream, x, rows, static_cast<int>(cols), quantized, rounded);
-}
-
-size_t quantized_rows_bytes(int64_t rows, int64_t cols) {
-  return static_cast<size_t>(rows) * static_cast<size_t>(packed_pairs(cols)) * kRowPairBytes;
+void launch_round_rows(const float* x, int64_t rows, int64_t cols, uint16_t* rounded, cudaStream_t stream) {
+  const int64_t quads = rows * cols / 4;
+  if (quads == 0) return;
+  launch_dependent("round_rows_kernel", round_rows_kernel,
+                   dim3(static_cast<unsigned>((quads + kRowThreads - 1) / kRowThreads)), kRowThreads, 0,
+                   stream, x, quads, rounded);
 }
 
 }  // namespace millrace::cuda

@@ -1,211 +1,23 @@
-// What the streaming kernels share: a CTA of eight warps through whose shared memory tiles of packed weights
-// (packed.h) pass in a ring of stages, brought by bulk copies that thread 0 asks for. Each warp owns two
-// segments of the columns, in every tile, so its share of the activations stays in registers; what the
-// sixteen segments give is added up in order.
+// What the streaming kernels share: a CTA of sixteen warps through whose shared memory tiles of packed
+// weights (packed.h) pass in a ring of stages, brought by bulk copies that one thread asks for. Each warp
+// owns a segment of the columns, in every tile; what the sixteen segments give is added up in order.
 //
 // Registers and shared memory leave room for two CTAs per SM: while one finishes, the next kernel's
 // (programmatic dependent launch) already has its first stages under way.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include "backend/cuda/device.h"
 #include "backend/cuda/ops/packed.h"
-#include "backend/cuda/ops/quantize.cuh"
+#include "backend/cuda/ops/reduce.cuh"
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/ptx/mma.cuh"
-#include "backend/cuda/ptx/permute.cuh"
 
 namespace millrace::cuda {
 
-inline constexpr int kComputeWarps = 8;
-inline constexpr int kWarpSegments = kSegments / kComputeWarps;
-static_assert(kWarpSegments == 2);
-inline constexpr int kComputeThreads = kComputeWarps * kWarpLanes;
-static_assert(kComputeThreads == kRowThreads);
 inline constexpr int kMaxStages = 16;
-inline constexpr int kRoundStages = 8;  // stages whose partial sums are kept before they are added up
-inline constexpr int kComputeBarrier = 1;
-inline constexpr int kMaxStreamTokens = kMaxStreamRows;  // two columns of the product each
-
-// The scales of both blocks of row g.
-__device__ inline float2 load_scales(const uint8_t* tile, int pairs, int pair, int lane) {
-  return __half22float2(*reinterpret_cast<const __half2*>(tile + pairs * 512 + (pair * 8 + lane / 4) * 4));
-}
-
-// A lane's activations of one pair. As the B operand column 2i holds token i's even and column 2i + 1 its odd
-// block, so that c[0] is row g of the even and c[3] of the odd block, for token t.
-struct LaneActivations {
-  uint32_t b[2];
-  float2 scale;
-};
-
-// Rows [row, row + count) of the planes, count <= 4.
-template <bool kGlobal>
-__device__ inline LaneActivations load_activations(const QuantizedRows& x, int row, int count, int pairs,
-                                                   int pair, int lane) {
-  LaneActivations a{{0u, 0u}, {0.0f, 0.0f}};
-  const int g = lane / 4, t = lane % 4;
-  if (g / 2 < count) {
-    const auto* from = reinterpret_cast<const uint2*>(x.codes) +
-                       (static_cast<int64_t>(row + g / 2) * pairs + pair) * 8 + g % 2 * 4 + t;
-    const uint2 words = kGlobal ? __ldcg(from) : *from;
-    a.b[0] = words.x, a.b[1] = words.y;
-  }
-  if (t < count) {
-    const int64_t at = static_cast<int64_t>(row + t) * pairs + pair;
-    const auto* scales = reinterpret_cast<const float2*>(x.scales) + at;
-    a.scale = kGlobal ? __ldcg(scales) : *scales;
-  }
-  return a;
-}
-
-// sum += row g of the pair . token t, the even block first.
-__device__ inline void multiply_pair(const uint8_t* tile, int pairs, int pair, int lane,
-                                     const LaneActivations& x, float& sum) {
-  const float2 scale = load_scales(tile, pairs, pair, lane);
-  constexpr int32_t kStart[4] = {kFloatBits, kFloatBits, kFloatBits, kFloatBits};
-  int32_t c[4];
-  const uint4 words = *reinterpret_cast<const uint4*>(tile + pair * 512 + lane * 16);
-  const uint32_t a[4] = {words.x, words.y, words.z, words.w};
-  ptx::mma_s8(c, a, x.b, kStart);
-  sum = fmaf(__int_as_float(c[0]) - kFloatOffset, scale.x * x.scale.x, sum);
-  sum = fmaf(__int_as_float(c[3]) - kFloatOffset, scale.y * x.scale.y, sum);
-}
-
-// A warp's two segments of every tile: pairs [begin, middle) and [middle, end).
-struct WarpColumns {
-  int begin, middle, end;
-  __device__ WarpColumns(int pairs, int warp) {
-    const int per = pairs_per_segment(pairs);
-    begin = min(2 * warp * per, pairs);
-    middle = min(begin + per, pairs);
-    end = min(middle + per, pairs);
-  }
-};
-
-// The activations of a warp's columns, kPairs pairs per segment, in registers.
-template <int kPairs>
-struct HeldActivations {
-  LaneActivations x[2][kPairs];
-
-  // Rows [row, row + count) of the planes.
-  template <bool kGlobal>
-  __device__ void load(const QuantizedRows& planes, int row, int count, int pairs, const WarpColumns& c,
-                       int lane) {
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      if (c.begin + j < c.middle) {
-        x[0][j] = load_activations<kGlobal>(planes, row, count, pairs, c.begin + j, lane);
-      }
-      if (c.middle + j < c.end) {
-        x[1][j] = load_activations<kGlobal>(planes, row, count, pairs, c.middle + j, lane);
-      }
-    }
-  }
-
-  // Both segments of one tile. Without a branch where the columns are whole, so that loads, lookups and
-  // products of different pairs overlap.
-  __device__ float2 multiply(const uint8_t* tile, int pairs, const WarpColumns& c, int lane) const {
-    float2 sum = {0.0f, 0.0f};
-    if (c.end == c.begin + 2 * kPairs) {
-#pragma unroll
-      for (int j = 0; j < kPairs; ++j) {
-        multiply_pair(tile, pairs, c.begin + j, lane, x[0][j], sum.x);
-        multiply_pair(tile, pairs, c.begin + kPairs + j, lane, x[1][j], sum.y);
-      }
-      return sum;
-    }
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      if (c.begin + j < c.middle) multiply_pair(tile, pairs, c.begin + j, lane, x[0][j], sum.x);
-      if (c.middle + j < c.end) multiply_pair(tile, pairs, c.middle + j, lane, x[1][j], sum.y);
-    }
-    return sum;
-  }
-};
-
-// The same with the activations read from shared memory every time: columns too many to hold.
-__device__ inline float2 multiply_from(const uint8_t* tile, int pairs, const WarpColumns& c, int lane,
-                                       const QuantizedRows& x, int row, int count) {
-  float2 sum = {0.0f, 0.0f};
-#pragma unroll 4
-  for (int p = c.begin; p < c.middle; ++p) {
-    const LaneActivations a = load_activations<false>(x, row, count, pairs, p, lane);
-    multiply_pair(tile, pairs, p, lane, a, sum.x);
-  }
-#pragma unroll 4
-  for (int p = c.middle; p < c.end; ++p) {
-    const LaneActivations a = load_activations<false>(x, row, count, pairs, p, lane);
-    multiply_pair(tile, pairs, p, lane, a, sum.y);
-  }
-  return sum;
-}
-
-// One row of activations, for warps that own four segments each (four warps a tile, two tiles side by side).
-// The four segments take turns in the columns of one chain of products, so that lane (g, t) ends with row g
-// of segment t: scales are applied once for four pairs. kPairs: pairs of a segment.
-template <int kPairs>
-class SingleRow {
- public:
-  static constexpr int kPairBytes = 512;
-
-  // `quarter`: of the columns. A segment past the end, or its missing pairs, are zeros times weights that are
-  // there.
-  template <bool kGlobal>
-  __device__ void load(const QuantizedRows& x, int64_t row, int pairs, int quarter, int lane) {
-    const int g = lane / 4, t = lane % 4;
-    const auto* codes = reinterpret_cast<const uint2*>(x.codes) + row * pairs * 8 + g % 2 * 4 + t;
-    const auto* scales = reinterpret_cast<const float2*>(x.scales) + row * pairs;
-    const int code_segment = 4 * quarter + g / 2, scale_segment = 4 * quarter + t;
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      const int p = first_of(code_segment, pairs) + j;
-      uint2 words = {0u, 0u};
-      if (p / kPairs == code_segment) words = kGlobal ? __ldcg(codes + p * 8) : codes[p * 8];
-#pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        b_[j][s][0] = g / 2 == s ? words.x : 0u, b_[j][s][1] = g / 2 == s ? words.y : 0u;
-      }
-      const int q = first_of(scale_segment, pairs) + j;
-      scale_[j] = {0.0f, 0.0f};
-      if (q / kPairs == scale_segment) scale_[j] = kGlobal ? __ldcg(scales + q) : scales[q];
-    }
-#pragma unroll
-    for (int s = 0; s < 4; ++s)
-      at_[s] = first_of(4 * quarter + s, pairs) * kPairBytes + lane * (kPairBytes / 32);
-    scale_at_ = pairs * kPairBytes + (first_of(scale_segment, pairs) * 8 + g) * (kPairBytes / 128);
-  }
-
-  // Row g of the tile, segment t.
-  __device__ float multiply(const uint8_t* tile) const {
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      int32_t c[4] = {kFloatBits, kFloatBits, kFloatBits, kFloatBits};
-#pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        const uint4 w = *reinterpret_cast<const uint4*>(tile + at_[s] + j * kPairBytes);
-        const uint32_t a[4] = {w.x, w.y, w.z, w.w};
-        ptx::mma_s8(c, a, b_[j][s], c);
-      }
-      const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(tile + scale_at_ + j * 32));
-      sum = fmaf(__int_as_float(c[0]) - kFloatOffset, scale.x * scale_[j].x, sum);
-      sum = fmaf(__int_as_float(c[3]) - kFloatOffset, scale.y * scale_[j].y, sum);
-    }
-    return sum;
-  }
-
- private:
-  // Where a segment's pairs begin, or, when they are not all there, the last ones that are.
-  __device__ static int first_of(int segment, int pairs) { return min(segment * kPairs, pairs - kPairs); }
-
-  uint32_t b_[kPairs][4][2];  // the codes, in their segment's turn; zeros in the others'
-  float2 scale_[kPairs];
-  int at_[4], scale_at_;
-};
+inline constexpr int kMaxStreamTokens = kMaxStreamRows;
 
 // The ring: pieces of work go through its stages in turn. `full` completes when a stage's bytes are there,
 // `empty` when all its readers have read it.
@@ -288,19 +100,19 @@ struct Feeder {
   }
 };
 
-// Shared memory of a streaming CTA: the ring, quantized rows, partial sums [slots][16 segments][floats],
+// Shared memory of a streaming CTA: the ring, rows of activations, partial sums [slots][16 segments][floats],
 // barriers.
 struct StreamShape {
   uint32_t stage_bytes = 0;  // a multiple of 128
   int32_t stages = 0;
-  uint32_t rows_bytes = 0;     // of quantized rows, a multiple of 16
+  uint32_t rows_bytes = 0;     // of activations, a multiple of 16
   uint32_t partial_bytes = 0;  // a multiple of 16
 
   __host__ __device__ uint32_t total() const {
     return stage_bytes * static_cast<uint32_t>(stages) + rows_bytes + partial_bytes + 16 * sizeof(float) +
            2 * kMaxStages * sizeof(uint64_t);
   }
-  __device__ Ring ring(uint8_t* shared, int readers = kComputeWarps) const {
+  __device__ Ring ring(uint8_t* shared, int readers = kSegments) const {
     auto* barriers =
         reinterpret_cast<uint64_t*>(rows(shared) + rows_bytes + partial_bytes + 16 * sizeof(float));
     return {shared, barriers, barriers + kMaxStages, stage_bytes, stages, readers};

@@ -1,16 +1,14 @@
-// The wide products: a CTA of eight warps owns some tiles of 16 rows of activations and some of 8 rows of
-// weights and walks the columns a pair of blocks at a time, both operands through a ring of stages in shared
-// memory. Integer sums per block are exact; each is scaled and added to its output in block order, segment
-// after segment, as the streaming kernels do.
+// The wide products for GPUs without warpgroup instructions, and what goes before the products on all: rows
+// rounded into operands, pairs of tokens and experts sorted. A CTA of eight warps owns some tiles of 16 rows
+// of activations and some of 8 rows of weights and walks the columns a pair of blocks at a time, both
+// operands through a ring of stages in shared memory. A segment is one chain of products (tile_format.cuh).
 //
-// MXFP4 weights become bf16 and multiply bf16 activations in one chain per segment (mx4.cuh).
-//
-// Roofline: 2 x 64 x 2 integer operations per byte of weights and row; the tensor cores would do 1,979 TOP/s,
-// but twelve float operations go with each of their instructions (4,096 multiply-adds): 128 lanes then allow
-// some 630.
+// Roofline: that of the tensor cores with mma.sync, some two thirds of what warpgroup instructions reach on
+// Hopper; decoding is some 40 instructions per 8 x 64 weights, once for up to 64 rows of a warp.
 #include "backend/cuda/ops/activation.cuh"
 #include "backend/cuda/ops/launch.cuh"
-#include "backend/cuda/ops/mx4.cuh"
+#include "backend/cuda/ops/row.cuh"
+#include "backend/cuda/ops/tile_format.cuh"
 #include "backend/cuda/ops/tile_stream.cuh"
 #include "backend/cuda/ops/wide.h"
 #include "backend/cuda/ptx/async_copy.cuh"
@@ -31,17 +29,13 @@ struct WideConfig {
   static_assert(kMPerWarp * kWarpsM == kM && kNPerWarp * kWarpsN == kN);
 };
 
-// A stage: weight codes, weight scales, activation codes, scales of one pair.
+// A stage: weights, then activations of one pair.
 template <PackedFormat kFormat, class Config>
 struct StageLayout {
-  static constexpr bool kMx4 = kFormat == PackedFormat::kMx4;  // scales behind the codes, none of activations
-  static constexpr int kCodes = kMx4 ? kMx4PairBytes : 512;
-  static constexpr int kScales = kMx4 ? 0 : 32;
-  static constexpr int kWeightScales = Config::kN * kCodes;
-  static constexpr int kActivations = kWeightScales + Config::kN * kScales;
-  static constexpr int kTileBytes = kMx4 ? 2048 : 1024;  // of 16 rows
-  static constexpr int kActivationScales = kActivations + Config::kM * kTileBytes;
-  static constexpr int kBytes = kActivationScales + (kMx4 ? 0 : Config::kM * 128);
+  static constexpr int kPairBytes = TileFormat<kFormat>::kPairBytes;
+  static constexpr int kActivations = Config::kN * kPairBytes;
+  static constexpr int kTileBytes = 2048;  // of 16 rows
+  static constexpr int kBytes = kActivations + Config::kM * kTileBytes;
 };
 
 struct WidePart {
@@ -98,11 +92,7 @@ class WideLoop {
         load(shared + next % kStages * Layout::kBytes, tiles, x, first_tile, m_tiles, pairs, next);
       }
       ptx::async_commit();
-      if constexpr (Layout::kMx4) {
-        multiply_mx4(shared + p % kStages * Layout::kBytes, sum);
-      } else {
-        multiply(shared + p % kStages * Layout::kBytes, sum);
-      }
+      multiply(shared + p % kStages * Layout::kBytes, sum);
       if (--left == 0 || p + 1 == pairs) {  // a segment ends
         left = per;
 #pragma unroll
@@ -119,7 +109,7 @@ class WideLoop {
       }
     }
     ptx::async_wait<0>();
-    if constexpr (Layout::kMx4) unscale();
+    unscale();
   }
 
  private:
@@ -129,121 +119,49 @@ class WideLoop {
 #pragma unroll
       for (int n = 0; n < Config::kNPerWarp; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) total[m][n][i] *= kMx4Unscale;
+        for (int i = 0; i < 4; ++i) total[m][n][i] *= TileFormat<kFormat>::kUnscale;
       }
     }
   }
 
   __device__ static void load(uint8_t* stage, const uint8_t* const* tiles, const WideRows& x,
                               int64_t first_tile, int m_tiles, int pairs, int p) {
-    constexpr int kCodeChunks = Layout::kCodes / 16;
-    for (int i = threadIdx.x; i < Config::kN * kCodeChunks; i += kThreads) {
-      const uint8_t* tile = tiles[i / kCodeChunks];
+    constexpr int kPairChunks = Layout::kPairBytes / 16;
+    for (int i = threadIdx.x; i < Config::kN * kPairChunks; i += kThreads) {
+      const uint8_t* tile = tiles[i / kPairChunks];
       if (tile != nullptr) {
-        ptx::async_copy16(stage + i * 16, tile + p * Layout::kCodes + i % kCodeChunks * 16);
+        ptx::async_copy16(stage + i * 16, tile + int64_t{p} * Layout::kPairBytes + i % kPairChunks * 16);
       }
     }
     constexpr int kTileChunks = Layout::kTileBytes / 16;
     for (int i = threadIdx.x; i < Config::kM * kTileChunks; i += kThreads) {
       if (i / kTileChunks < m_tiles) {
         ptx::async_copy16(stage + Layout::kActivations + i * 16,
-                          x.codes + ((first_tile + i / kTileChunks) * pairs + p) * Layout::kTileBytes +
+                          x.data + ((first_tile + i / kTileChunks) * pairs + p) * Layout::kTileBytes +
                               i % kTileChunks * 16);
-      }
-    }
-    if constexpr (!Layout::kMx4) load_scales(stage, tiles, x, first_tile, m_tiles, pairs, p);
-  }
-  __device__ static void load_scales(uint8_t* stage, const uint8_t* const* tiles, const WideRows& x,
-                                     int64_t first_tile, int m_tiles, int pairs, int p) {
-    constexpr int kScaleChunks = Layout::kScales / 16;
-    // Scales: weights' and activations', by different warps.
-    const int i = threadIdx.x;
-    if (i < Config::kN * kScaleChunks) {
-      const uint8_t* tile = tiles[i / kScaleChunks];
-      if (tile != nullptr) {
-        ptx::async_copy16(stage + Layout::kWeightScales + i * 16,
-                          tile + pairs * Layout::kCodes + p * Layout::kScales + i % kScaleChunks * 16);
-      }
-    }
-    const int j = i - 64;
-    if (j >= 0 && j < Config::kM * 8 && j / 8 < m_tiles) {
-      ptx::async_copy16(stage + Layout::kActivationScales + j * 16,
-                        x.scales + ((first_tile + j / 8) * pairs + p) * 32 + j % 8 * 4);
-    }
-  }
-
-  // Both blocks of a lane's weight row, and the scales of rows 2t and 2t + 1.
-  __device__ static void load_tile(const uint8_t* stage, int n, int lane, uint32_t (&b)[2][2],
-                                   float (&scale)[2][2]) {
-    const int t = lane % 4;
-    const uint4 w = *reinterpret_cast<const uint4*>(stage + n * Layout::kCodes + lane * 16);
-    b[0][0] = w.x, b[1][0] = w.y, b[0][1] = w.z, b[1][1] = w.w;
-    const auto* s =
-        reinterpret_cast<const __half2*>(stage + Layout::kWeightScales + n * Layout::kScales) + 2 * t;
-    const float2 low = __half22float2(s[0]), high = __half22float2(s[1]);
-    scale[0][0] = low.x, scale[1][0] = low.y, scale[0][1] = high.x, scale[1][1] = high.y;
-  }
-
-  __device__ static void multiply_mx4(const uint8_t* stage,
-                                      float (&sum)[Config::kMPerWarp][Config::kNPerWarp][4]) {
-    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-    const int m0 = warp / Config::kWarpsN * Config::kMPerWarp,
-              n0 = warp % Config::kWarpsN * Config::kNPerWarp;
-#pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      uint4 b[Config::kNPerWarp];
-#pragma unroll
-      for (int n = 0; n < Config::kNPerWarp; ++n) {
-        const uint8_t* from = stage + (n0 + n) * Layout::kCodes;
-        const uint32_t scale = from[kMx4ScalesAt + lane / 4 * 2 + block];
-        b[n] = mx4_weights(reinterpret_cast<const uint32_t*>(from)[2 * lane + block], mx4_scale(scale));
-      }
-#pragma unroll
-      for (int m = 0; m < Config::kMPerWarp; ++m) {
-        const auto* rows = reinterpret_cast<const uint4*>(stage + Layout::kActivations +
-                                                          (m0 + m) * Layout::kTileBytes + block * 1024);
-        const uint4 low = rows[lane], high = rows[kWarpLanes + lane];
-        const uint32_t a0[4] = {low.x, low.y, low.z, low.w}, a1[4] = {high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int n = 0; n < Config::kNPerWarp; ++n) {
-          ptx::mma_bf16(sum[m][n], a0, b[n].x, b[n].y);
-          ptx::mma_bf16(sum[m][n], a1, b[n].z, b[n].w);
-        }
       }
     }
   }
 
   __device__ static void multiply(const uint8_t* stage,
                                   float (&sum)[Config::kMPerWarp][Config::kNPerWarp][4]) {
-    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes, g = lane / 4;
+    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
     const int m0 = warp / Config::kWarpsN * Config::kMPerWarp,
               n0 = warp % Config::kWarpsN * Config::kNPerWarp;
-    uint32_t b[Config::kNPerWarp][2][2];
-    float scale[Config::kNPerWarp][2][2];
+    uint32_t b[Config::kNPerWarp][4][2];
 #pragma unroll
-    for (int n = 0; n < Config::kNPerWarp; ++n) load_tile(stage, n0 + n, lane, b[n], scale[n]);
+    for (int n = 0; n < Config::kNPerWarp; ++n)
+      TileFormat<kFormat>::load(stage + (n0 + n) * Layout::kPairBytes, lane, b[n]);
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
+    for (int m = 0; m < Config::kMPerWarp; ++m) {
+      const auto* rows =
+          reinterpret_cast<const uint4*>(stage + Layout::kActivations + (m0 + m) * Layout::kTileBytes);
 #pragma unroll
-      for (int m = 0; m < Config::kMPerWarp; ++m) {
-        const uint8_t* mine = stage + Layout::kActivations + (m0 + m) * 1024 + block * 512 + lane * 16;
-        const uint4 words = *reinterpret_cast<const uint4*>(mine);
+      for (int s = 0; s < 4; ++s) {
+        const uint4 words = rows[s * kWarpLanes + lane];
         const uint32_t a[4] = {words.x, words.y, words.z, words.w};
-        const auto* scales =
-            reinterpret_cast<const float*>(stage + Layout::kActivationScales + (m0 + m) * 128) + block * 16;
-        const float low = scales[g], high = scales[g + 8];
-        constexpr int32_t kStart[4] = {kFloatBits, kFloatBits, kFloatBits, kFloatBits};
 #pragma unroll
-        for (int n = 0; n < Config::kNPerWarp; ++n) {
-          int32_t c[4];
-          ptx::mma_s8(c, a, b[n][block], kStart);
-          const float s0 = scale[n][block][0], s1 = scale[n][block][1];
-          float(&to)[4] = sum[m][n];
-          to[0] = fmaf(__int_as_float(c[0]) - kFloatOffset, s0 * low, to[0]);
-          to[1] = fmaf(__int_as_float(c[1]) - kFloatOffset, s1 * low, to[1]);
-          to[2] = fmaf(__int_as_float(c[2]) - kFloatOffset, s0 * high, to[2]);
-          to[3] = fmaf(__int_as_float(c[3]) - kFloatOffset, s1 * high, to[3]);
-        }
+        for (int n = 0; n < Config::kNPerWarp; ++n) ptx::mma_bf16(sum[m][n], a, b[n][s][0], b[n][s][1]);
       }
     }
   }
@@ -355,77 +273,48 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// Quad q of row i as warpgroups read it. Lanes of a block's two halves exchange codes, so that each has four
-// elements that follow one another.
-__device__ inline void store_swizzled(const WideQuantize& op, int64_t i, int pairs, int q,
-                                      const QuantizedQuad& quad, uint32_t other) {
-  const int row = static_cast<int>(i % kWgmmaRows), block = q / 8 % 2, t = q % 4, half = q / 4 % 2;
-  const uint32_t codes =
-      half == 0 ? ptx::permute(quad.codes, other, 0x5140u) : ptx::permute(other, quad.codes, 0x7362u);
-  uint2 words;
-  codes_to_f16(codes ^ 0x80808080u, words.x, words.y);
-  uint8_t* tile = op.to.codes + (i / kWgmmaRows * pairs + q / 16) * kWgmmaTileBytes;
-  *reinterpret_cast<uint2*>(tile + ptx::swizzled(row, (block * 4 + t) * 16) + half * 8) = words;
-  auto* scales = reinterpret_cast<float*>(tile + kWgmmaRows * ptx::kSwizzleRowBytes);
-  if (q % 8 == 0) scales[block * kWgmmaRows + row] = quad.scale;
-}
-
-// The same as warps read it.
-__device__ inline void store_fragment(const WideRows& to, int64_t i, int pairs, int q,
-                                      const QuantizedQuad& quad) {
-  const int64_t block = i / kTileTokens * 2 * pairs + q / 8;  // of the tile's
-  const int in_block = q % 8, in_tile = static_cast<int>(i % kTileTokens);
-  const int lane = in_tile % 8 * 4 + in_block % 4, word = in_tile / 8 + in_block / 4 * 2;
-  *reinterpret_cast<uint32_t*>(to.codes + (block * kWarpLanes + lane) * 16 + word * 4) = quad.codes;
-  if (in_block == 0) to.scales[block * kTileTokens + in_tile] = quad.scale;
-}
-
-// Quad q of row i for MXFP4 weights: rounded, not quantized.
-__device__ inline void store_rounded(const WideRows& to, int64_t i, int pairs, int q, float4 v,
-                                     bool swizzled) {
-  const uint2 words = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
+// Quad q of row i: two neighbours each, where column_position has them.
+__device__ inline void store_quad(const WideRound& op, int64_t i, int pairs, int q, uint2 words,
+                                  bool swizzled) {
+  const auto first = static_cast<uint32_t>(q % 16 * 4);
+  const uint32_t at[2] = {column_position(op.weights, first), column_position(op.weights, first + 2)};
+  const uint32_t word[2] = {words.x, words.y};
   if (swizzled) {
-    uint8_t* tile = to.codes + (i / kWgmmaRows * pairs + q / 16) * kMx4TileBytes;
-    const auto row = static_cast<uint32_t>(i % kWgmmaRows), first = static_cast<uint32_t>(q % 16 * 4);
-    *reinterpret_cast<uint32_t*>(tile + ptx::swizzled(row, mx4_position(first) * 2)) = words.x;
-    *reinterpret_cast<uint32_t*>(tile + ptx::swizzled(row, mx4_position(first + 2) * 2)) = words.y;
+    uint8_t* tile = op.to.data + (i / kWgmmaRows * pairs + q / 16) * kWgmmaTileBytes;
+    const auto row = static_cast<uint32_t>(i % kWgmmaRows);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) *reinterpret_cast<uint32_t*>(tile + ptx::swizzled(row, at[j] * 2)) = word[j];
     return;
   }
-  const int in_tile = static_cast<int>(i % kTileTokens), t = q % 8 / 2, step = q % 2;
-  auto* lane_words = reinterpret_cast<uint32_t*>(
-      to.codes +
-      (((i / kTileTokens * 2 * pairs + q / 8) * 2 + step) * kWarpLanes + in_tile % 8 * 4 + t) * 16);
-  lane_words[in_tile / 8] = words.x;
-  lane_words[2 + in_tile / 8] = words.y;
+  // [step][lane] of rows g, g + 8 of columns 2t and 2t + 1, then of columns 2t + 8 and 2t + 9.
+  uint8_t* tile = op.to.data + (i / kTileTokens * pairs + q / 16) * (4 * kWarpLanes * 16);
+  const auto row = static_cast<uint32_t>(i % kTileTokens);
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const uint32_t lane = row % 8 * 4 + at[j] % 8 / 2;
+    *reinterpret_cast<uint32_t*>(tile + (at[j] / 16 * kWarpLanes + lane) * 16 + at[j] % 16 / 8 * 8 +
+                                 row / 8 * 4) = word[j];
+  }
 }
 
 // One CTA per row.
-__global__ void __launch_bounds__(kRowThreads)
-    wide_quantize_kernel(const __grid_constant__ WideQuantize op, bool swizzled) {
-  __shared__ float partial[kRowThreads / kWarpLanes];
+__global__ void __launch_bounds__(kRoundThreads)
+    wide_round_kernel(const __grid_constant__ WideRound op, bool swizzled) {
+  __shared__ float partial[kRoundWarps];
   ptx::let_dependents_start();
+  const int cols = static_cast<int>(op.cols), pairs = packed_pairs(cols);
+  RowQuads weight;
+  weight.load<false>(op.norm_weight, cols / 4);
   ptx::wait_for_previous();
   const int64_t i = blockIdx.x, source = op.source_rows != nullptr ? op.source_rows[i] : i;
-  const int cols = static_cast<int>(op.cols), pairs = packed_pairs(cols);
-  HeldQuads weight;
-  weight.load<false>(reinterpret_cast<const float4*>(op.norm_weight), cols / 4, threadIdx.x);
-  const auto store = [&](int q, float4 v, const QuantizedQuad& quad) {
-    if (op.weights == PackedFormat::kMx4) {
-      for (int c = 0; c < op.copies; ++c) {
-        const int64_t to = op.places != nullptr ? __ldg(op.places + i * op.copies + c) : i;
-        store_rounded(op.to, to, pairs, q, v, swizzled);
-      }
-      return;
-    }
-    const uint32_t eight_lanes = 0xffu << (threadIdx.x & 24u);
-    const uint32_t other = __shfl_xor_sync(eight_lanes, quad.codes, 4);
-    for (int c = 0; c < op.copies; ++c) {
-      const int64_t to = op.places != nullptr ? __ldg(op.places + i * op.copies + c) : i;
-      swizzled ? store_swizzled(op, to, pairs, q, quad, other) : store_fragment(op.to, to, pairs, q, quad);
-    }
-  };
-  quantize_row<kComputeBarrier>(op.x + source * op.cols, op.norm_weight, weight, op.eps, cols, threadIdx.x,
-                                partial, store);
+  round_rows<1>(
+      1, [&](int) { return op.x + source * op.cols; }, op.norm_weight, weight, op.eps, cols, partial,
+      [&](int, int q, uint2 words) {
+        for (int c = 0; c < op.copies; ++c) {
+          const int64_t to = op.places != nullptr ? __ldg(op.places + i * op.copies + c) : i;
+          store_quad(op, to, pairs, q, words, swizzled);
+        }
+      });
 }
 
 // One CTA. Within an expert rows come in whatever order the atomics give: no row's result depends on it.
@@ -519,25 +408,18 @@ int64_t tile_rows_for(int64_t rows) { return (rows + tile_rows() - 1) / tile_row
 }  // namespace
 
 size_t wide_rows_bytes(int64_t rows, int64_t cols) {
-  // Two bytes an element (bf16, or f16 codes) and a scale per block: the most that any of them takes.
-  return static_cast<size_t>(tile_rows_for(rows)) * static_cast<size_t>(packed_pairs(cols)) * 2 *
-         (32 * 2 + 4);
+  return static_cast<size_t>(tile_rows_for(rows)) * static_cast<size_t>(packed_pairs(cols)) * kPairColumns *
+         2;
 }
 
-WideRows wide_rows(uint8_t* base, int64_t rows, int64_t cols) {
-  const int64_t blocks = tile_rows_for(rows) * packed_pairs(cols) * 2;
-  return {base, reinterpret_cast<float*>(base + blocks * 32 * 2)};
-}
-
-void launch_wide_quantize(const WideQuantize& op, cudaStream_t stream) {
+void launch_wide_round(const WideRound& op, cudaStream_t stream) {
   if (op.rows == 0) return;
-  launch_dependent("wide_quantize_kernel", wide_quantize_kernel, dim3(static_cast<unsigned>(op.rows)),
-                   kRowThreads, 0, stream, op, has_wgmma());
+  launch_dependent("wide_round_kernel", wide_round_kernel, dim3(static_cast<unsigned>(op.rows)),
+                   kRoundThreads, 0, stream, op, has_wgmma());
 }
 
 void launch_wide_linear(const WideLinear& op, cudaStream_t stream) {
   if (op.rows == 0) return;
-  if (has_wgmma()) return launch_wgmma_linear(op, stream);
   WideParams p{};
   p.num_parts = op.num_parts;
   for (int i = 0; i < op.num_parts; ++i) {
@@ -546,13 +428,23 @@ void launch_wide_linear(const WideLinear& op, cudaStream_t stream) {
     p.total_tiles += part.w.tiles_per_expert;
   }
   if (p.total_tiles == 0) return;
+  const bool wgmma = has_wgmma();
   p.pairs = op.parts[0].w.pairs;
   p.tile_bytes = op.parts[0].w.tile_bytes;
   p.x = op.x;
   p.rows = op.rows;
   p.add = op.add;
-  if (op.parts[0].w.format == PackedFormat::kMx4) return launch_linear_for<PackedFormat::kMx4>(p, stream);
-  launch_linear_for<PackedFormat::kQ8>(p, stream);
+  switch (op.parts[0].w.format) {
+    case PackedFormat::kMx4:
+      return wgmma ? launch_wgmma_linear<PackedFormat::kMx4>(op, stream)
+                   : launch_linear_for<PackedFormat::kMx4>(p, stream);
+    case PackedFormat::kBf16:
+      return wgmma ? launch_wgmma_linear<PackedFormat::kBf16>(op, stream)
+                   : launch_linear_for<PackedFormat::kBf16>(p, stream);
+    default:
+      return wgmma ? launch_wgmma_linear<PackedFormat::kQ8>(op, stream)
+                   : launch_linear_for<PackedFormat::kQ8>(p, stream);
+  }
 }
 
 ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts) {
@@ -588,9 +480,18 @@ void launch_group_experts(const int32_t* chosen, int64_t pairs, int32_t experts,
 void launch_wide_experts(const WideExperts& op, cudaStream_t stream) {
   const WideExpertParams p{op, op.gate.pairs};
   if (op.groups.max_chunks == 0 || op.gate.tiles_per_expert == 0) return;
-  if (has_wgmma()) return launch_wgmma_experts(op, stream);
-  if (op.gate.format == PackedFormat::kMx4) return launch_experts_for<PackedFormat::kMx4>(p, stream);
-  launch_experts_for<PackedFormat::kQ8>(p, stream);
+  const bool wgmma = has_wgmma();
+  switch (op.gate.format) {
+    case PackedFormat::kMx4:
+      return wgmma ? launch_wgmma_experts<PackedFormat::kMx4>(op, stream)
+                   : launch_experts_for<PackedFormat::kMx4>(p, stream);
+    case PackedFormat::kBf16:
+      return wgmma ? launch_wgmma_experts<PackedFormat::kBf16>(op, stream)
+                   : launch_experts_for<PackedFormat::kBf16>(p, stream);
+    default:
+      return wgmma ? launch_wgmma_experts<PackedFormat::kQ8>(op, stream)
+                   : launch_experts_for<PackedFormat::kQ8>(p, stream);
+  }
 }
 
 }  // namespace millrace::cuda

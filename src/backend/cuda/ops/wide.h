@@ -1,5 +1,5 @@
 // Products of many rows with packed weights: batches of more than four tokens, prefill, and the experts of
-// both. The same integers, scales and order of sums as the streaming kernels (stream.h): a row's bits do not
+// both. The same bf16 products in the same order as the streaming kernels (stream.h): a row's bits do not
 // depend on which of them computed it.
 #pragma once
 
@@ -8,30 +8,23 @@
 
 namespace millrace::cuda {
 
-// Quantized rows as the A operand reads them, in tiles (the last padded) and whole pairs of blocks.
-// For warps (wide.cu), 16 rows a tile: codes [tile][block][lane] 16 bytes; scales [tile][block][16].
-// For warpgroups (wide_wgmma.cu), 64 rows: [tile][pair] of codes [row] of 64 integers as f16, swizzled
-//   (ptx/wgmma.cuh), each eight of them elements 4t, 16+4t, 4t+1, .. of a block; then scales [even,
-//   odd][row].
-// For MXFP4 weights rows are not quantized but rounded to bf16. For warps: [tile][block][step][lane] 16
-// bytes; for
-//   warpgroups (wide_mx4.cu): [tile][pair][row] of 64 elements in the order of mx4_position, swizzled.
+// Rows of activations as the products read them: bf16, in tiles of rows (the last padded) and whole pairs of
+// blocks. For warps (wide.cu), 16 rows: [tile][block][step][lane] 16 bytes. For warpgroups
+// (wide_product.cuh), 64 rows: [tile][pair][row] of 64 elements in the order of column_position, swizzled
+// (ptx/wgmma.cuh).
 struct WideRows {
-  uint8_t* codes = nullptr;
-  float* scales = nullptr;  // for warps
+  uint8_t* data = nullptr;
 };
 inline constexpr int kWarpRows = 16, kWgmmaRows = 64;
-inline constexpr int kWgmmaTileBytes = kWgmmaRows * (128 + 2 * 4);  // of one pair
-inline constexpr int kMx4TileBytes = kWgmmaRows * 128;              // the same for MXFP4 weights
+inline constexpr int kWgmmaTileBytes = kWgmmaRows * 128;  // of one pair
 // Whether this GPU and binary take warpgroups, for everything.
 bool has_wgmma();
 size_t wide_rows_bytes(int64_t rows, int64_t cols);
-WideRows wide_rows(uint8_t* base, int64_t rows, int64_t cols);
 
-// Quantizes `rows` rows of x, normed when norm_weight is there: row i is row source_rows[i] of x, or i when
-// that is null, and goes to rows places[i * copies], .. of the result, or to row i. Floor: (4 + copies) cols
+// Rounds `rows` rows of x, normed when norm_weight is there: row i is row source_rows[i] of x, or i when that
+// is null, and goes to rows places[i * copies], .. of the result, or to row i. Floor: (4 + 2 copies) cols
 // rows / B.
-struct WideQuantize {
+struct WideRound {
   const float* x = nullptr;  // [.., cols]
   const int32_t* source_rows = nullptr;
   const int32_t* places = nullptr;
@@ -42,10 +35,9 @@ struct WideQuantize {
   PackedFormat weights = PackedFormat::kNone;  // that the rows are for
   WideRows to;
 };
-void launch_wide_quantize(const WideQuantize& op, cudaStream_t stream);
+void launch_wide_round(const WideRound& op, cudaStream_t stream);
 
-// As StreamLinear, for any number of rows. Compute-bound beyond some 100 rows: per 8 x 32 weights and 16 rows
-// one tensor core instruction and twelve float operations of a warp.
+// As StreamLinear, for any number of rows. Compute-bound beyond some 200 rows.
 struct WideLinear {
   struct Part {
     PackedMatrix w;
@@ -78,7 +70,7 @@ void launch_group_experts(const int32_t* chosen, int64_t pairs, int32_t experts,
                           cudaStream_t stream);
 
 // out[pair, :] = activation(gate, up) or down, of each pair's expert. x: rows in the groups' order. With
-// `act` (warpgroups and MXFP4 only) activations go there instead, as the rows that down multiplies.
+// `act` (warpgroups only) activations go there instead, as the rows that down multiplies.
 struct WideExperts {
   PackedMatrix gate, up;  // down alone: gate, and up.format kNone
   int32_t experts = 0;
@@ -88,11 +80,14 @@ struct WideExperts {
   WideRows x;
   float* out = nullptr;  // [pairs, gate.rows]
   WideRows act;
+  PackedFormat act_weights = PackedFormat::kNone;  // of down
 };
 void launch_wide_experts(const WideExperts& op, cudaStream_t stream);
 
-// What the two above call where has_wgmma().
+// What the two above call where has_wgmma(): a file per format.
+template <PackedFormat kFormat>
 void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream);
+template <PackedFormat kFormat>
 void launch_wgmma_experts(const WideExperts& op, cudaStream_t stream);
 
 }  // namespace millrace::cuda

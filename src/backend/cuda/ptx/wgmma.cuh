@@ -64,34 +64,6 @@ __device__ inline void fewer_registers() {
 }
 
 #define MILLRACE_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-// d (+)= a b of a warpgroup: 64 x 64 outputs, 16 columns.
-__device__ inline void wgmma_f16(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1, 0, 0;\n}"
-      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12), MILLRACE_FOUR(16),
-        MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28)
-      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
-}
-// d (+)= a b of a warpgroup: 64 x 128 outputs, 16 columns.
-__device__ inline void wgmma_f16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, 0, 0;\n}"
-      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12), MILLRACE_FOUR(16),
-        MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28), MILLRACE_FOUR(32), MILLRACE_FOUR(36),
-        MILLRACE_FOUR(40), MILLRACE_FOUR(44), MILLRACE_FOUR(48), MILLRACE_FOUR(52), MILLRACE_FOUR(56),
-        MILLRACE_FOUR(60)
-      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
-}
 // d (+)= a b of a warpgroup: 64 x n outputs, 16 columns. a: a lane's fragment as of ptx/mma.cuh's m16n8k16,
 // of the warp's 16 rows; it may not change before the product is done.
 __device__ inline void wgmma_bf16(float (&d)[16], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
@@ -142,7 +114,27 @@ __device__ inline void wgmma_bf16(float (&d)[64], const uint32_t (&a)[4], uint64
         MILLRACE_FOUR(60)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(accumulate)));
 }
-// The same with both operands in shared memory.
+// The same with a in shared memory too.
+__device__ inline void wgmma_bf16(float (&d)[16], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, p, 1, 1, 0, 0;\n}"
+      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12)
+      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+}
+__device__ inline void wgmma_bf16(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n}"
+      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12), MILLRACE_FOUR(16),
+        MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28)
+      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+}
 __device__ inline void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
@@ -185,6 +177,24 @@ __device__ inline void wgmma_bf16_columns(float (&d)[64], const uint32_t (&a)[4]
         MILLRACE_FOUR(40), MILLRACE_FOUR(44), MILLRACE_FOUR(48), MILLRACE_FOUR(52), MILLRACE_FOUR(56),
         MILLRACE_FOUR(60)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ inline void wgmma_bf16(float (&d)[96], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+      "%96, %97, p, 1, 1, 0, 0;\n}"
+      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12), MILLRACE_FOUR(16),
+        MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28), MILLRACE_FOUR(32), MILLRACE_FOUR(36),
+        MILLRACE_FOUR(40), MILLRACE_FOUR(44), MILLRACE_FOUR(48), MILLRACE_FOUR(52), MILLRACE_FOUR(56),
+        MILLRACE_FOUR(60), MILLRACE_FOUR(64), MILLRACE_FOUR(68), MILLRACE_FOUR(72), MILLRACE_FOUR(76),
+        MILLRACE_FOUR(80), MILLRACE_FOUR(84), MILLRACE_FOUR(88), MILLRACE_FOUR(92)
+      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
 }
 #undef MILLRACE_FOUR
 
