@@ -572,16 +572,29 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
+// What a CTA of the current device may have, at most.
+int shared_memory_limit() {
+  static const int limit = [] {
+    int device = 0, bytes = 0;
+    MILLRACE_CUDA_TRY(cudaGetDevice(&device));
+    MILLRACE_CUDA_TRY(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return bytes;
+  }();
+  return limit;
+}
+
 template <int kDim>
 void launch_as(const PackedAttention& op, cudaStream_t stream) {
   using Shape = DecodeShape<kDim>;
   const int64_t items = int64_t{op.rows} * op.cache.kv_heads * (op.partial != nullptr ? op.max_spans : 1);
   const int64_t ctas = std::min<int64_t>(items, 2 * multiprocessors());
-  int32_t slots = Shape::kSlots;
-  if (op.op.window > 0) slots = std::min(slots, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
-  const size_t bytes = static_cast<size_t>(slots) * Shape::kSlotBytes + sizeof(DecodeShared<kDim>);
+  constexpr int kBehind = static_cast<int>(sizeof(DecodeShared<kDim>));
+  int32_t slots = std::min(Shape::kSlots, (shared_memory_limit() - kBehind) / Shape::kSlotBytes);
   const auto kernel = packed_attention_kernel<kDim>;
-  allow_shared_memory(kernel, bytes);
+  // As much as any launch needs: those of a graph differ, and the last word would be for all.
+  allow_shared_memory(kernel, static_cast<size_t>(slots * Shape::kSlotBytes + kBehind));
+  if (op.op.window > 0) slots = std::min(slots, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
+  const auto bytes = static_cast<size_t>(slots * Shape::kSlotBytes + kBehind);
   launch_dependent("packed_attention_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes,
                    stream, op, slots);
 }
