@@ -223,8 +223,9 @@ Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles) {
   const auto piece = static_cast<uint32_t>(part_pairs(w.pairs, plan.parts)) * pair_bytes(w.format);
   plan.shape = stream_shape(plan.parts == 1 ? w.tile_bytes : piece, tiles * plan.parts, rows_bytes,
                             partial_bytes, plan.parts == 1 ? kRingBytes : kPartsBytes);
-  if (plan.parts == 1 && tiles <= kMaxStages &&
-      plan.shape.total() + (tiles - plan.shape.stages) * plan.shape.stage_bytes <= kAllBytes) {
+  const int64_t most = std::min(kAllBytes, int64_t{most_shared_memory()});
+  if (plan.parts == 1 && plan.shape.stages > 0 && tiles <= kMaxStages &&
+      plan.shape.total() + (tiles - plan.shape.stages) * plan.shape.stage_bytes <= most) {
     plan.shape.stages = static_cast<int32_t>(tiles);
   }
   plan.shape.stages = plan.shape.stages / plan.parts * plan.parts;  // a stage has the same readers always
