@@ -72,7 +72,7 @@ asan tsan cross: deps-test
 
 cuda: deps
 	@command -v $(NVCC) >/dev/null || { \
-	  echo 'make cuda: nvcc is not on the PATH; install the CUDA toolkit (12.4 or later), or use: make build' >&2; exit 2; }
+	  echo 'make cuda: nvcc is not on the PATH; install the CUDA toolkit (12.8 or later), or use: make build' >&2; exit 2; }
 	@test -f build/cuda/build.ninja || cmake --preset cuda -DCMAKE_CUDA_COMPILER="$$(command -v $(NVCC))"
 	@cmake --build --preset cuda
 

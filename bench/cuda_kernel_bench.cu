@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -51,11 +52,12 @@ struct Matrix {
     packed = packed_shape(type, rows, cols);
     bytes = static_cast<size_t>(packed.tiles_per_expert) * packed.tile_bytes;
     buffer = DeviceBuffer(bytes * static_cast<size_t>(experts), "weights");
-    // Random codes; scales are whatever falls out, kept finite: with the top bit of an exponent clear nothing
-    // overflows.
+    // Random codes; scales are whatever falls out, kept finite: e8m0 of 2^-29 to 4, and elsewhere with the
+    // top bit of an exponent clear nothing overflows.
     const bool mx4 = packed.format == PackedFormat::kMx4;
     fill_random<<<2048, 256>>>(buffer.as<uint32_t>(), bytes * static_cast<size_t>(experts) / 4,
-                               static_cast<uint32_t>(rows * 31 + cols), mx4 ? 0x6f6f6f6fu : 0xbf7fbf7fu, 0);
+                               static_cast<uint32_t>(rows * 31 + cols), mx4 ? 0x1f1f1f1fu : 0xbf7fbf7fu,
+                               mx4 ? 0xc0c0c0c0u : 0u);
     packed.tiles = buffer.as<const uint8_t>();
   }
 };
@@ -109,9 +111,9 @@ struct Bench {
                scores = floats(4 * kExperts), act = floats(16 * kHidden), logits = floats(size_t{4} * kVocab),
                angles = floats(4 * kDim);
   DeviceBuffer rounded{4 * kHidden * 2, "rows"}, pool, batch,
-      partial{packed_attention_partial_bytes(4, 32, kKvHeads), "partial"},
+      partial{packed_attention_partial_bytes(4, 256, kKvHeads, kDim), "partial"},
       arrived{4 * kKvHeads * 4, "arrived"}, best{16, "best"},
-      candidates{argmax_candidates_bytes(4), "candidates"};
+      candidates{argmax_candidates_bytes(4), "candidates"}, moe_sync{sizeof(MoeSync), "sync"};
 
   Bench(int32_t context_len, int32_t num_rows) : context(context_len), rows(num_rows) {
     const int32_t blocks = blocks_for(context + 1);
@@ -127,6 +129,7 @@ struct Bench {
     MILLRACE_CUDA_TRY(cudaMemcpy(batch.as<void>(), host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     MILLRACE_CUDA_TRY(cudaMemset(arrived.as<void>(), 0, arrived.bytes()));
     MILLRACE_CUDA_TRY(cudaMemset(candidates.as<void>(), 0, candidates.bytes()));
+    MILLRACE_CUDA_TRY(cudaMemset(moe_sync.as<void>(), 0, moe_sync.bytes()));
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
   }
 
@@ -157,7 +160,7 @@ struct Bench {
                 .heads = kHeads,
                 .kv_heads = kKvHeads,
                 .head_dim = kDim,
-                .value_order = ValueOrder::kTransposed};
+                .order = CacheOrder::kSwizzled};
     op.op = {l % 2 == 0 ? 128 : 0, 0.125f, layers[static_cast<size_t>(l)].bias.as<float>()};
     op.rows = rows;
     op.max_spans = attention_spans(context, op.op.window);
@@ -166,7 +169,7 @@ struct Bench {
     op.key = key.as<float>();
     op.value = value.as<float>();
     op.out = attention.as<float>();
-    op.partial = op.max_spans > 1 ? partial.as<float>() : nullptr;
+    op.partial = op.max_spans > 1 && op.op.window == 0 ? partial.as<float>() : nullptr;
     op.arrived = arrived.as<int32_t>();
     launch_packed_attention(op, stream.get());
   }
@@ -179,22 +182,21 @@ struct Bench {
     op.add = true;
     launch_stream_linear(op, stream.get());
   }
-  void route(int l) {
+  StreamRoute route_of(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
-    StreamRoute op{w.router.as<float>(),
-                   w.bias.as<float>(),
-                   residual.as<float>(),
-                   w.norm.as<float>(),
-                   1e-5f,
-                   rows,
-                   kExperts,
-                   kHidden,
-                   scores.as<float>(),
-                   normed.as<float>(),
-                   rounded.as<uint16_t>()};
-    launch_stream_route(op, stream.get());
+    return {w.router.as<float>(),
+            w.bias.as<float>(),
+            residual.as<float>(),
+            w.norm.as<float>(),
+            1e-5f,
+            rows,
+            kExperts,
+            kHidden,
+            scores.as<float>(),
+            normed.as<float>(),
+            rounded.as<uint16_t>()};
   }
-  void experts(int l) {
+  StreamExperts experts_of(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
     StreamExperts op;
     op.gate = w.gate.packed, op.up = w.up.packed, op.down = w.down.packed;
@@ -205,8 +207,11 @@ struct Bench {
     op.rounded = rounded.as<uint16_t>();
     op.act = act.as<float>();
     op.residual = residual.as<float>();
-    launch_stream_experts(op, stream.get());
+    return op;
   }
+  void route(int l) { launch_stream_route(route_of(l), stream.get()); }
+  void experts(int l) { launch_stream_experts(experts_of(l), stream.get()); }
+  void moe(int l) { launch_stream_moe(route_of(l), experts_of(l), moe_sync.as<MoeSync>(), stream.get()); }
   void head() {
     StreamLinear op;
     op.num_parts = 1;
@@ -236,7 +241,31 @@ struct Bench {
     stream.synchronize();
   }
 
+  // Some layers' router and experts, in three kernels and in one.
+  bool same_bits() {
+    std::vector<float> start(static_cast<size_t>(rows) * kHidden), results[2];
+    const size_t bytes = start.size() * sizeof(float);
+    MILLRACE_CUDA_TRY(cudaMemcpy(start.data(), residual.as<void>(), bytes, cudaMemcpyDeviceToHost));
+    for (std::vector<float>& result : results) {
+      MILLRACE_CUDA_TRY(cudaMemcpy(residual.as<void>(), start.data(), bytes, cudaMemcpyHostToDevice));
+      for (int l = 0; l < 8; ++l) {
+        if (&result == results) {
+          route(l);
+          experts(l);
+        } else {
+          moe(l);
+        }
+      }
+      stream.synchronize();
+      result.resize(start.size());
+      MILLRACE_CUDA_TRY(cudaMemcpy(result.data(), residual.as<void>(), bytes, cudaMemcpyDeviceToHost));
+    }
+    MILLRACE_CUDA_TRY(cudaMemcpy(residual.as<void>(), start.data(), bytes, cudaMemcpyHostToDevice));
+    return results[0] != start && std::memcmp(results[0].data(), results[1].data(), bytes) == 0;
+  }
+
   void run() {
+    const bool fused = fits_stream_moe(route_of(0), experts_of(0));
     Layer& w = layers[0];
     const double qkv_bytes = static_cast<double>(w.q.bytes + w.k.bytes + w.v.bytes);
     const double o_bytes = static_cast<double>(w.o.bytes), router_bytes = kExperts * kHidden * 4.0;
@@ -256,6 +285,11 @@ struct Bench {
     report("projection", each([&](int l) { project(l); }), kLayers, kLayers * o_bytes);
     report("norm, router", each([&](int l) { route(l); }), kLayers, kLayers * router_bytes);
     report("experts", each([&](int l) { experts(l); }), kLayers, kLayers * experts_bytes);
+    if (fused) {
+      std::printf("norm, router, experts in one kernel: %s bits\n", same_bits() ? "the same" : "OTHER");
+      report("norm, router, experts", each([&](int l) { moe(l); }), kLayers,
+             kLayers * (router_bytes + experts_bytes));
+    }
     report("norm, logits, argmax", median_us(stream, [&] { head(); }), 1, output_bytes);
     const auto step = [&](int without) {
       return median_us(stream, [&] {
@@ -263,19 +297,24 @@ struct Bench {
           if (without != 0) qkv(l);
           if (without != 1) attend(l);
           if (without != 2) project(l);
-          if (without != 3) route(l);
-          if (without != 4) experts(l);
+          if (without == 3) continue;
+          if (fused) {
+            moe(l);
+          } else {
+            route(l);
+            experts(l);
+          }
         }
-        if (without != 5) head();
+        if (without != 4) head();
       });
     };
     const double whole = step(-1);
     report("whole step", whole, 1, all);
-    const char* names[] = {"without qkv",    "without attention", "without projection",
-                           "without router", "without experts",   "without logits"};
-    for (int i = 0; i < 6; ++i) {
+    const char* names[] = {"without qkv", "without attention", "without projection", "without experts",
+                           "without logits"};
+    for (int i = 0; i < 5; ++i) {
       std::printf("  %-32s %9.1f us: it costs %.2f us a layer\n", names[i], step(i),
-                  (whole - step(i)) / (i == 5 ? 1 : kLayers));
+                  (whole - step(i)) / (i == 4 ? 1 : kLayers));
     }
   }
 };

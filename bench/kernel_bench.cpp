@@ -86,12 +86,26 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
   const MatrixView w{data, row_bytes, data, scale_bytes, cols};
   std::vector<float> values(static_cast<size_t>(num_m * cols));
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 2654435761u % 1999) - 999.0f;
-  std::vector<ActivationBlock> blocks(static_cast<size_t>(num_m * cols / 32));
-  for (int64_t m = 0; m < num_m; ++m) kernels.quantize(&values[m * cols], cols, &blocks[m * cols / 32]);
-  const bool is_float = type.elements == 1;
-  const Panel x{is_float ? reinterpret_cast<const uint8_t*>(values.data())
-                         : reinterpret_cast<const uint8_t*>(blocks.data()),
-                is_float ? cols * 4 : cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
+  std::vector<ActivationBlock> blocks;
+  std::vector<uint16_t> tiles;
+  Panel x{reinterpret_cast<const uint8_t*>(values.data()), cols * 4, nullptr};
+  const Activations form = kernels.activations(type.format, num_m);
+  if (form == Activations::kTiles) {
+    tiles.resize(static_cast<size_t>(num_m * cols + kTileSlack));
+    for (int64_t m = 0; m < num_m; ++m) {
+      const TileRow to = tile_row(tiles.data(), num_m, cols, m);
+      kernels.to_tiles(&values[m * cols], cols, to.at, to.height);
+    }
+    x = {reinterpret_cast<const uint8_t*>(tiles.data()), cols * 2, nullptr};
+  } else if (form != Activations::kFloat) {
+    const auto quantize = form == Activations::kBlocks ? kernels.quantize : kernels.quantize_binary;
+    blocks.resize(static_cast<size_t>(num_m * cols / 32));
+    for (int64_t m = 0; m < num_m; ++m) quantize(&values[m * cols], cols, &blocks[m * cols / 32]);
+    x = {reinterpret_cast<const uint8_t*>(blocks.data()),
+         cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
+  }
+  const auto at = static_cast<int>(type.format);
+  const MatmulFn kernel = form == Activations::kTiles ? kernels.tile_matmul[at] : kernels.matmul[at];
   // Outputs as the callers have them, a buffer per thread.
   std::vector<float> out(static_cast<size_t>(num_m * kRowsPerTask * pool.size()));
   const double took = best_time(budget, [&] {
@@ -102,9 +116,8 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
             const int64_t first = task * kRowsPerTask, count = std::min(kRowsPerTask, rows - first);
             for (int64_t m = 0; m < num_m; m += kernels.pass_rows) {
               const Panel part{x.data + m * x.row_bytes, x.row_bytes, nullptr};
-              kernels.matmul[static_cast<int>(type.format)](w, first, count, part,
-                                                            std::min(kernels.pass_rows, num_m - m),
-                                                            to + m * kRowsPerTask, kRowsPerTask);
+              kernel(w, first, count, part, std::min(kernels.pass_rows, num_m - m), to + m * kRowsPerTask,
+                     kRowsPerTask);
             }
           }
         });

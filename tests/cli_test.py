@@ -12,6 +12,7 @@ import math
 import os
 import pathlib
 import pty
+import re
 import resource
 import select
 import signal
@@ -207,8 +208,20 @@ class Run(CliTest):
                 scale = math.sqrt(sum(x * x for x in reference))
                 self.assertLess(math.dist(cpu, reference), 0.05 * scale)
 
+    def test_device_auto(self):
+        done = millrace("run", self.model, "-p", "a", "-n", 2, "--device", "auto")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        cuda = millrace("run", self.model, "-p", "a", "-n", 2, "--device", "cuda")
+        said = re.findall(rb"using the CPU: device cuda: [^\n]+\n", done.stderr)
+        silent = cuda.returncode == 0 or b"built without CUDA" in cuda.stderr
+        self.assertEqual(len(said), 0 if silent else 1, done.stderr)
+        if cuda.returncode != 0:  # one clear line
+            self.assertRegex(cuda.stderr, rb"\Amillrace: device cuda: [^\n]+\n\Z")
+            self.assertEqual(cuda.stdout, b"")
+
     def test_bad_input(self):
         self.bad("run", self.model, "-p", "a", "--device", "tpu", says=["tpu", "cpu"])
+        self.bad("run", self.model, "-p", "a", "--gpu-memory", "1.5", says=["--gpu-memory", "1.5"])
         self.bad("run", self.model, "-p", "a", "--temp", -1, says=["temperature is -1"])
         self.bad("run", self.model, "-p", "a", "--top-p", 0, says=["top_p is 0"])
         self.bad("run", self.model, "-p", "a", "--logit-bias", "x=1", says=["--logit-bias", "ID=BIAS"])

@@ -98,7 +98,6 @@ struct Model {
   nlohmann::json chat;  // {messages, text}, with add_generation_prompt
 };
 
-// Every model under tests/golden/models, by name.
 // The CPU, and what MILLRACE_TEST_DEVICES adds ("cuda").
 inline std::vector<std::string> device_names() {
   std::vector<std::string> names = {"cpu"};
@@ -110,6 +109,7 @@ inline std::vector<std::string> device_names() {
   return names;
 }
 
+// Every model under tests/golden/models, by name.
 inline std::vector<std::string> model_names() {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(kRoot + "models")) {

@@ -114,9 +114,85 @@ TEST(Runtime, NanScaleIsNamedOnTheScalarTableToo) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, Device, testing::Values("reference", "cpu"));
 
+TEST(Runtime, AutoIsTheCpuWhereThereIsNoGpu) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open("tests/golden/models/llama3/model.gguf");
+  const ModelConfig config = read_config(checkpoint);
+  RuntimeOptions options;
+  options.device = "auto";
+  const ChosenBackend chosen = open_backend(checkpoint, config, options);
+  if (chosen.backend->name() == "cuda") GTEST_SKIP() << "there is a GPU";
+  EXPECT_EQ(chosen.backend->name(), "cpu");
+  options.gpu_memory = 0.0;
+  EXPECT_THROW(open_backend(checkpoint, config, options), Error);
+  options.gpu_memory = 0.5;
+  for (const char* device : {"cuda:", "cuda:x", "cuda:-1", "cuda:1x", "gpu"}) {
+    options.device = device;
+    try {
+      open_backend(checkpoint, config, options);
+      ADD_FAILURE() << device;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kBadInput) << error.what();
+      EXPECT_NE(std::string(error.what()).find(device), std::string::npos) << error.what();
+    }
+  }
+}
+
+// A device with little memory of its own, standing on the CPU.
+class SmallDevice final : public Backend {
+ public:
+  explicit SmallDevice(size_t memory) : memory_(memory), cpu_(make_backend("cpu", {.threads = 1})) {}
+  std::string_view name() const override { return "small"; }
+  std::string description() const override { return "small"; }
+  std::string_view isa() const override { return cpu_->isa(); }
+  int threads() const override { return 1; }
+  DType default_kv_type() const override { return DType::kF32; }
+  bool supports_kv_type(DType type) const override { return cpu_->supports_kv_type(type); }
+  std::optional<size_t> own_memory() const override { return memory_; }
+  size_t weight_bytes(const TensorView& view, WeightUse) const override { return view.bytes(); }
+  WeightPtr load_weight(const TensorView& view, WeightUse use) override {
+    return cpu_->load_weight(view, use);
+  }
+  size_t workspace_bytes(const ExecutorSpec&) const override { return 1000; }
+  std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
+    return cpu_->make_executor(spec);
+  }
+  void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override {
+    cpu_->parallel(count, body);
+  }
+
+ private:
+  size_t memory_;
+  std::unique_ptr<Backend> cpu_;
+};
+
+TEST(Runtime, APoolOnADeviceFillsWhatItHas) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open("tests/golden/models/llama3/model.gguf");
+  const ModelConfig config = read_config(checkpoint);
+  RuntimeOptions options;
+  options.context = 64;
+  options.sequences = 1000;
+  options.shared_pool = true;
+  const size_t weights = plan_weights(checkpoint, config, SmallDevice(0)).repacked;
+  const auto pool = [&](size_t memory) {
+    const ExecutorSpec spec = runtime_spec(checkpoint, config, SmallDevice(memory), options);
+    return spec.kv_block_bytes(0) * static_cast<size_t>(spec.kv_groups[0].num_blocks);
+  };
+  const size_t room = 1 << 20;
+  EXPECT_LE(pool(weights + 1000 + room), room);
+  EXPECT_GT(pool(weights + 1000 + room), room * 9 / 10);
+  for (const size_t memory : {weights / 2, weights + 1001}) {  // no weights; no context
+    try {
+      pool(memory);
+      ADD_FAILURE() << memory;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kNoMemory) << error.what();
+    }
+  }
+}
+
 TEST(Runtime, UnknownDeviceAndKvTypeNameTheChoices) {
   const std::string path = "tests/golden/models/llama2/hf";
-  EXPECT_NE(error_of([&] { Runtime::open(path, on("tpu")); }).find("cpu, reference or cuda"),
+  EXPECT_NE(error_of([&] { Runtime::open(path, on("tpu")); }).find("auto, cpu, reference, cuda or cuda:N"),
             std::string::npos);
   EXPECT_NE(error_of([&] {
               RuntimeOptions options = on("cpu");

@@ -91,6 +91,45 @@ TEST(SmolLm2, CpuPerplexityIsWithinHalfAPercent) {
   EXPECT_NEAR(perplexity / want.perplexity, 1.0, 0.005);
 }
 
+// 64 greedy tokens of every further device are the CPU's, or the first that differs is one between which and
+// the CPU's own choice lies less than both devices' rounding: their logits at that place differ by more than
+// the gap.
+TEST(SmolLm2, FurtherDevicesContinueAsTheCpu) {
+  if (golden::device_names().size() < 2) GTEST_SKIP() << "no device but the cpu (MILLRACE_TEST_DEVICES)";
+  const golden::SmolLm2 want = golden::load_smollm2();
+  for (const std::string& device : golden::device_names()) {
+    if (device == "cpu") continue;
+    const auto cpu = open_model("cpu"), other = open_model(device.c_str());
+    MILLRACE_NEEDS_MODEL(cpu);
+    Sequence cpu_sequence = cpu->make_sequence(), other_sequence = other->make_sequence();
+    std::span<const float> a = cpu->prefill(cpu_sequence, want.chat_tokens);
+    std::span<const float> b = other->prefill(other_sequence, want.chat_tokens);
+    const auto best = [](std::span<const float> row) {
+      return static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin());
+    };
+    int equal = 0;
+    float largest = 0;  // difference of two logits
+    for (; equal < 64; ++equal) {
+      float here = 0;
+      for (size_t i = 0; i < a.size(); ++i) here = std::max(here, std::abs(a[i] - b[i]));
+      largest = std::max(largest, here);
+      const int32_t mine = best(a), its = best(b);
+      if (mine != its) {
+        const float gap = a[mine] - a[its];
+        std::printf("[  figure  ] %s: token %d differs, a gap of %.4f where logits differ by %.4f\n",
+                    device.c_str(), equal, gap, here);
+        EXPECT_LT(gap, 2 * here) << device;
+        break;
+      }
+      a = cpu->prefill(cpu_sequence, std::span(&mine, 1));
+      b = other->prefill(other_sequence, std::span(&its, 1));
+    }
+    std::printf("[  figure  ] %s SmolLM2: %d of 64 greedy tokens as the cpu, logits differ by %.4f at most\n",
+                device.c_str(), equal, largest);
+    EXPECT_LT(largest, 1.5f) << device;  // of logits that spread over some 30
+  }
+}
+
 // The perplexity above holds for every instruction set, because they agree to the bit: 70 tokens in steps of
 // 64, 1, 5.
 TEST(SmolLm2, EveryInstructionSetGivesTheSameLogits) {

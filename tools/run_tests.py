@@ -251,9 +251,22 @@ def run_cross(_):
     return ctest(preset, built=CROSS_TARGETS, GTEST_FILTER=CROSS_FILTER)
 
 
+def run_cuda(_):
+    """Compiles the CUDA backend for Hopper and Blackwell; what runs on a GPU is tests/gpu/run.sh's."""
+    if shutil.which("nvcc") is None:
+        return skip("compiling the CUDA backend", "nvcc is not installed", "install the CUDA toolkit, 12.8 or later")
+    directory = BUILD / "cuda-check"
+    # Code that nobody runs need not be fast.
+    if not (directory / "build.ninja").is_file() and run(
+            ["cmake", "--preset", "cuda", "-B", directory, "-DCMAKE_CUDA_ARCHITECTURES=90a-real;120-real",
+             "-DCMAKE_CUDA_FLAGS=-Xptxas=-O0"], stdout=subprocess.DEVNULL) != 0:
+        return FAILED
+    return PASSED if run(["cmake", "--build", directory, "--target", "millrace_backend_cuda"]) == 0 else FAILED
+
+
 # tidy reads what dev compiles, and before dev's tests: by then what is fetched beside it all is there.
 PHASES = {"format": run_format, "tidy": run_tidy, "dev": run_dev, "asan": run_asan, "tsan": run_tsan,
-          "fuzz": run_fuzz, "cross": run_cross}
+          "fuzz": run_fuzz, "cross": run_cross, "cuda": run_cuda}
 
 
 def main():

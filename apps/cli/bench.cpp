@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/paging.h"
 #include "bench_clients.h"
 #include "bench_machine.h"
 #include "bench_roofline.h"
@@ -82,15 +83,20 @@ size_t status_bytes(const std::string& key) {
   return 0;
 }
 
-// A sequence that holds `depth` tokens.
+// A sequence that holds `depth` tokens. Of a deep one the first are computed and the rest repeats them.
 Sequence sequence_at(Runtime& runtime, int32_t depth, Progress& progress) {
+  constexpr int32_t kComputed = 512;
   Sequence sequence = runtime.make_sequence();
-  const std::vector<int32_t> tokens = some_tokens(depth, runtime.config().vocab);
-  const size_t step = static_cast<size_t>(runtime.spec().max_tokens);
-  for (size_t done = 0; done < tokens.size(); done += step) {
-    progress.update(done, tokens.size());
-    runtime.prefill(sequence, std::span(tokens).subspan(done, std::min(step, tokens.size() - done)));
-  }
+  const int32_t repeated = std::max(0, depth - kComputed) / kBlockTokens * kBlockTokens;
+  const std::vector<int32_t> tokens = some_tokens(depth - repeated, runtime.config().vocab);
+  const int32_t first = std::min(depth, kComputed);
+  const auto compute = [&](int32_t from, int32_t until) {
+    if (from < until) runtime.prefill(sequence, std::span(tokens).subspan(from, until - from));
+  };
+  compute(0, first);
+  progress.update(static_cast<size_t>(first), static_cast<size_t>(depth));
+  if (repeated > 0) runtime.repeat_last_block(sequence, repeated);
+  compute(first, depth - repeated);
   return sequence;
 }
 

@@ -360,6 +360,7 @@ int bench_clients(const ModelOptions& model, const ClientOptions& options, int32
     e.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
     engine = Engine::create(e);
   }
+  tell_device(engine->model().device_note);
   if (engine->model().context < longest) {
     throw_error(ErrorCode::kBadInput, "--ctx is {}, expected at least {} for --shared-prefix, -p and -n",
                 engine->model().context, longest);

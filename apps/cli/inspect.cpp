@@ -198,7 +198,9 @@ int inspect(const InspectOptions& options) {
   const io::Checkpoint checkpoint = io::Checkpoint::open(options.model.path);
   const ModelConfig config = read_config(checkpoint);
   const RuntimeOptions runtime = runtime_options(options.model);
-  const std::unique_ptr<Backend> backend = make_backend(runtime.device, {.threads = runtime.threads});
+  const ChosenBackend chosen = open_backend(checkpoint, config, runtime);
+  const std::unique_ptr<Backend>& backend = chosen.backend;
+  tell_device(chosen.note);
   const MemoryPlan plan = plan_memory(checkpoint, config, *backend, runtime);
   if (options.json) {
     write_json({{"path", valid_utf8(checkpoint.path())},

@@ -14,6 +14,7 @@
 #include "engine/engine_options.h"
 #include "interrupt.h"
 #include "io/printable.h"
+#include "output.h"
 #include "progress.h"
 
 namespace millrace::cli {
@@ -23,7 +24,15 @@ void add_model_path(Command& command, ModelOptions& options) {
 }
 
 void add_device_options(Command& command, ModelOptions& options) {
-  command.option("--device", options.device, "cpu, reference (slow, exact) or cuda").show_default();
+  command
+      .option(
+          "--device", options.device,
+          "cpu, cuda, cuda:N (one of several GPUs) or reference (slow, exact); auto: a GPU with room for the "
+          "model, else the CPU")
+      .show_default();
+  command.option("--gpu-memory", options.gpu_memory, "part of a GPU's free memory that may be taken")
+      .range(0.01, 1.0)
+      .show_default();
   command.option("--threads", options.threads, "CPU threads; 0: all that this process may use")
       .range(0, 1024)
       .show_default();
@@ -36,6 +45,10 @@ void add_device_options(Command& command, ModelOptions& options) {
   command.flag("--lock", options.lock, "keep the model in memory: none of it may be paged out");
 }
 
+void tell_device(const std::string& note) {
+  if (!note.empty()) write_stderr(fmt::format("millrace: using the CPU: {}\n", note));
+}
+
 void add_quantize_option(Command& command, ModelOptions& options) {
   command.option("--quantize", options.quantize,
                  "quantize the weights while loading: " + quant::request_names());
@@ -45,6 +58,7 @@ RuntimeOptions runtime_options(const ModelOptions& options) {
   RuntimeOptions runtime;
   runtime.device = options.device;
   runtime.threads = options.threads;
+  runtime.gpu_memory = options.gpu_memory;
   runtime.context = options.context;
   runtime.lock = options.lock;
   if (!options.kv_type.empty()) {
@@ -62,6 +76,7 @@ EngineOptions engine_options(const ModelOptions& options) {
   engine.model = options.path;
   engine.device = options.device;
   engine.threads = options.threads;
+  engine.gpu_memory = options.gpu_memory;
   engine.context = options.context;
   engine.kv_type = options.kv_type;
   engine.quantize = options.quantize;
@@ -75,7 +90,10 @@ std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
   Progress progress(options.quantize.empty() ? "loading" : "quantizing");
   runtime.progress = [&](size_t done, size_t total) { progress.update(done, total); };
   if (adjust) adjust(runtime);
-  return Runtime::open(options.path, runtime);
+  std::unique_ptr<Runtime> opened = Runtime::open(options.path, runtime);
+  progress.clear();
+  tell_device(opened->device_note());
+  return opened;
 }
 
 void add_sampling_options(Command& command, SamplingOptions& options) {

@@ -15,7 +15,8 @@ namespace millrace::cli {
 
 struct ModelOptions {
   std::string path;
-  std::string device = "cpu";
+  std::string device = "auto";
+  double gpu_memory = 0.9;
   int threads = 0;
   int32_t context = 0;
   std::string kv_type;
@@ -24,7 +25,9 @@ struct ModelOptions {
 };
 void add_model_path(Command& command, ModelOptions& options);
 void add_device_options(Command& command,
-                        ModelOptions& options);  // --device --threads --ctx --kv-type --lock
+                        ModelOptions& options);  // --device --gpu-memory --threads --ctx --kv-type --lock
+// "auto" did not find a GPU: says so and why, if there is anything to say.
+void tell_device(const std::string& note);
 void add_quantize_option(Command& command, ModelOptions& options);  // --quantize
 // As a RuntimeOptions. Throws Error for a kv type there is not.
 RuntimeOptions runtime_options(const ModelOptions& options);

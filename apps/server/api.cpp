@@ -113,6 +113,14 @@ void Api::add_headers(HttpResponse& response, const HttpRequest& request) const 
   response.headers.emplace_back("access-control-max-age", "600");
 }
 
+std::string Api::failure() {
+  std::string failure = engine_.failure();
+  if (!failure.empty()) {
+    std::call_once(failure_logged_, [&] { log_.write("error", "the device failed", {{"reason", failure}}); });
+  }
+  return failure;
+}
+
 Reply Api::handle(const HttpRequest& request, const Client& client) {
   try {
     return route(request, client);
@@ -147,7 +155,7 @@ constexpr Route kRoutes[] = {
     {"POST", "/detokenize", [](Api& api, const HttpRequest& r, const Client&) { return detokenize(api, r); }},
     {"POST", "/apply-template",
      [](Api& api, const HttpRequest& r, const Client&) { return apply_template(api, r); }},
-    {"GET", "/health", [](Api&, const HttpRequest&, const Client&) { return health(); }},
+    {"GET", "/health", [](Api& api, const HttpRequest&, const Client&) { return health(api); }},
     {"GET", "/ready", [](Api& api, const HttpRequest&, const Client&) { return ready(api); }},
     {"GET", "/metrics",
      [](Api& api, const HttpRequest&, const Client&) {

@@ -41,6 +41,8 @@ class Api {
   void reload_keys();  // logs what came of it; the old ones stay when the file is bad
   void set_draining() { draining_ = true; }
   bool draining() const { return draining_; }
+  // Engine::failure(); logged when it is first seen.
+  std::string failure();
 
   // Runs an answer that nobody waits for to its end. Set by the server.
   std::function<void(std::shared_ptr<Answer>)> run_detached;
@@ -64,6 +66,7 @@ class Api {
   Engine& engine_;
   const ServerOptions options_;
   Log log_;
+  std::once_flag failure_logged_;
   std::string model_id_;
   int64_t created_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

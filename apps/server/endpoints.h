@@ -23,7 +23,7 @@ Reply get_model(Api& api, const std::string& id);
 Reply tokenize(Api& api, const HttpRequest& request);
 Reply detokenize(Api& api, const HttpRequest& request);
 Reply apply_template(Api& api, const HttpRequest& request);
-Reply health();
+Reply health(Api& api);
 Reply ready(Api& api);
 
 HttpResponse metrics(Api& api);     // Prometheus' text format

@@ -98,9 +98,15 @@ Reply apply_template(Api& api, const HttpRequest& request) {
   return json_reply({{"prompt", valid_utf8(api.engine().detokenize(tokens, true))}, {"tokens", tokens}});
 }
 
-Reply health() { return json_reply({{"status", "ok"}}); }
+Reply health(Api& api) {
+  const std::string failure = api.failure();
+  if (!failure.empty()) return json_reply({{"status", "failed"}, {"reason", valid_utf8(failure)}}, 503);
+  return json_reply({{"status", "ok"}});
+}
 
 Reply ready(Api& api) {
+  const std::string failure = api.failure();
+  if (!failure.empty()) return json_reply({{"status", "failed"}, {"reason", valid_utf8(failure)}}, 503);
   if (api.draining()) return json_reply({{"status", "draining"}}, 503);
   return json_reply({{"status", "ready"}, {"model", api.model_id()}});
 }

@@ -30,7 +30,10 @@ enum class Speculation {
 
 struct EngineOptions {
   std::string model = {};  // GGUF file or Hugging Face directory
+  // cpu, cuda, cuda:1 (another GPU), reference; auto: a GPU if there is one with room for the model, else the
+  // CPU (ModelInfo::device_note says why).
   std::string device = "cpu";
+  double gpu_memory = 0.9;    // of a GPU's free memory, how much may be taken
   int threads = 0;            // 0: all that this process may use
   int32_t context = 0;        // tokens per sequence; 0: what the model was trained for, at most 4096
   std::string kv_type = {};   // f32, f16, bf16, int8, fp8; empty: the device's
@@ -43,7 +46,7 @@ struct EngineOptions {
   double chunk_s = 0.25;
   // Tokens the main pool holds, all sequences together; 0: max_running contexts or what kv_bytes allows.
   int64_t kv_tokens = 0;
-  size_t kv_bytes = 0;  // most memory for the main pool; 0: half of what is available
+  size_t kv_bytes = 0;  // most memory for the main pool; 0: half of what is available, on a GPU all of it
   double ageing = 0.1;  // levels of priority gained per second of waiting
   bool prefix_cache = true;
 
@@ -60,6 +63,8 @@ struct EngineOptions {
 
 struct ModelInfo {
   std::string name = {}, architecture = {}, device = {};
+  std::string device_note =
+      {};  // of the device auto: why it is not a GPU; empty when it is, or the build knows none
   int32_t vocab = 0;
   int32_t context = 0;  // of this engine
   int32_t trained_context = 0;
@@ -121,6 +126,9 @@ class Engine {
   void cancel(uint64_t id);  // no effect on one that has ended
 
   EngineStats stats() const;
+  // Why nobody can be answered any more: the device failed, and stays failed. Empty while all is well. What
+  // runs and what is submitted then ends with a kFailed event that says the same (kDevice).
+  std::string failure() const;
   const ModelInfo& model() const;
 
   // What the model's own tokenizer and chat template make of a text. Throw Error where the model has none.

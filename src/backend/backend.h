@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -269,8 +270,9 @@ class Executor {
 // ---------------------------------------------------------------- device
 
 struct BackendOptions {
-  int threads = 0;         // 0: one per core this process may use
-  Topology topology = {};  // empty: this machine's
+  int threads = 0;               // 0: one per core this process may use
+  Topology topology = {};        // empty: this machine's
+  double memory_fraction = 0.9;  // of a device's own memory that is free, how much we may take
 };
 
 class Backend {
@@ -285,6 +287,9 @@ class Backend {
   virtual int32_t default_step_tokens() const { return 512; }
   virtual bool supports_kv_type(DType type) const = 0;
   virtual bool gives_hidden_states() const { return false; }  // of its executors: read_hidden
+  // Bytes for weights, pools and workspace on a device with memory of its own; nothing: it uses the
+  // machine's.
+  virtual std::optional<size_t> own_memory() const { return std::nullopt; }
 
   // Bytes this backend will hold for a weight beyond the file's mapping; asked before anything is loaded.
   virtual size_t weight_bytes(const TensorView& view, WeightUse use) const = 0;
@@ -299,7 +304,8 @@ class Backend {
   virtual void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) = 0;
 };
 
-// "cpu", "reference", "cuda". An unknown name or a device this machine lacks throws Error naming the choices.
+// "cpu", "reference", "cuda", "cuda:1" (another GPU). An unknown name or a device this machine lacks throws
+// Error naming the choices.
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options);
 
 }  // namespace millrace

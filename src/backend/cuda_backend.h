@@ -9,6 +9,6 @@
 namespace millrace {
 
 // Throws Error{kDevice} when there is no usable GPU, Error{kUnsupported} in a build without CUDA.
-std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options, int gpu);
 
 }  // namespace millrace

@@ -1,4 +1,7 @@
 // The one place that knows which devices this build has.
+#include <charconv>
+#include <optional>
+
 #include "backend/backend.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cuda_backend.h"
@@ -6,12 +9,28 @@
 #include "base/error.h"
 
 namespace millrace {
+namespace {
+
+// N of "cuda:N"; 0 of "cuda"; nothing of anything else.
+std::optional<int> gpu_of(std::string_view name) {
+  constexpr std::string_view kCuda = "cuda";
+  if (name == kCuda) return 0;
+  if (!name.starts_with("cuda:")) return std::nullopt;
+  const std::string_view number = name.substr(kCuda.size() + 1);
+  int gpu = -1;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), gpu);
+  if (error != std::errc() || end != number.data() + number.size() || gpu < 0) return std::nullopt;
+  return gpu;
+}
+
+}  // namespace
 
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options) {
   if (name == "cpu") return make_cpu_backend(options);
   if (name == "reference") return make_reference_backend();
-  if (name == "cuda") return make_cuda_backend(options);
-  throw_error(ErrorCode::kBadInput, "device: found \"{}\", expected cpu, reference or cuda", name);
+  if (const std::optional<int> gpu = gpu_of(name)) return make_cuda_backend(options, *gpu);
+  throw_error(ErrorCode::kBadInput, "device: found \"{}\", expected auto, cpu, reference, cuda or cuda:N",
+              name);
 }
 
 }  // namespace millrace

@@ -86,6 +86,12 @@ class StepRunner {
     }
   }
   const std::vector<float>& logits(int sequence) { return logits_[sequence]; }
+  // As if nothing had run; the pool's blocks keep what they have.
+  void restart() {
+    sequences_.clear();
+    logits_.clear();
+    next_ = {};
+  }
 
  protected:
   virtual void forward(Executor& e) = 0;

@@ -26,7 +26,7 @@ class Engine::Impl {
     loop_ = std::make_unique<Loop>(*runtime_, open_drafter(), loop_options, inbox_, recorder_);
     thread_ = std::thread([this] {
       loop_->run();
-      runtime_->cache().flush();
+      if (!loop_->device_lost()) runtime_->cache().flush();
     });
   }
   ~Impl() { shutdown(false); }
@@ -65,6 +65,11 @@ class Engine::Impl {
       }
     }
     return Stream(state);
+  }
+
+  std::string failure() const {
+    const std::lock_guard lock(inbox_->mutex);
+    return inbox_->failure;
   }
 
   void shutdown(bool drain) {
@@ -106,6 +111,7 @@ class Engine::Impl {
     info_ = {.name = config.name,
              .architecture = config.architecture,
              .device = runtime_->backend().description(),
+             .device_note = runtime_->device_note(),
              .vocab = config.vocab,
              .context = runtime_->context(),
              .trained_context = config.context_length,
@@ -124,7 +130,7 @@ class Engine::Impl {
     info_.memory = {.weights_mapped = weights.mapped,
                     .weights_copied = weights.repacked,
                     .workspace = runtime_->backend().workspace_bytes(spec),
-                    .available = available_memory()};
+                    .available = runtime_->backend().own_memory().value_or(available_memory())};
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
       info_.memory.kv_pool +=
           spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
@@ -135,6 +141,7 @@ class Engine::Impl {
     if (options_.speculation != Speculation::kDraft) return nullptr;
     RuntimeOptions draft;
     draft.device = options_.device;
+    draft.gpu_memory = options_.gpu_memory;
     draft.threads = options_.threads;
     draft.context = runtime_->context();
     draft.sequences = options_.max_running;
@@ -161,6 +168,8 @@ std::unique_ptr<Engine> Engine::create(EngineOptions options) {
 
 Stream Engine::submit(const Request& request) { return impl_->submit(request); }
 void Engine::cancel(uint64_t id) { impl_->inbox_->cancel(id); }
+std::string Engine::failure() const { return impl_->failure(); }
+
 EngineStats Engine::stats() const {
   EngineStats stats = impl_->recorder_.snapshot();
   const BufferPoolStats pool = buffer_pool().stats();

@@ -23,6 +23,7 @@ void check_options(const EngineOptions& options) {
     throw_error(ErrorCode::kBadInput, "{}: found {}, expected {} to {}", name, value, least, most);
   };
   if (options.model.empty()) throw_error(ErrorCode::kBadInput, "model: found no path, expected one");
+  check("gpu_memory", options.gpu_memory, 0.01, 1);
   check("max_running", options.max_running, 1, 1 << 16);
   check("max_waiting", options.max_waiting, 0, 1 << 30);
   check("step_tokens", options.step_tokens, 0, 1 << 20);
@@ -48,6 +49,7 @@ RuntimeOptions runtime_options_of(const EngineOptions& options) {
   RuntimeOptions r;
   r.device = options.device;
   r.threads = options.threads;
+  r.gpu_memory = options.gpu_memory;
   r.context = options.context;
   r.lock = options.lock;
   if (!options.quantize.empty()) {

@@ -152,6 +152,51 @@ TEST(Faults, ADiskThatIsFullOrBrokenTurnsItsTierOffAndRequestsGoOn) {
   }
 }
 
+// A device that fails at its n-th step and at everything after that, as a GPU does after a fault in a kernel.
+class DyingExecutor final : public ForwardingExecutor {
+ public:
+  DyingExecutor(std::unique_ptr<Executor> inner, int steps)
+      : ForwardingExecutor(std::move(inner)), left_(steps) {}
+  void begin(const Batch& batch) override {
+    if (left_-- <= 0) throw Error(ErrorCode::kDevice, "device cuda: an illegal memory access");
+    ForwardingExecutor::begin(batch);
+  }
+  void read_block(int group, int32_t block, std::span<std::byte> to) override {
+    if (left_ < 0) throw Error(ErrorCode::kDevice, "device cuda: an illegal memory access");
+    ForwardingExecutor::read_block(group, block, to);
+  }
+
+ private:
+  int left_;
+};
+
+TEST(Faults, ADeadDeviceIsToldToEverybodyAndTriedNoMore) {
+  for (const int steps : {0, 3, 11}) {
+    EngineOptions options = crowded(kWindowModel);
+    options.ram_tier_bytes = size_t{1} << 20;
+    Harness h(options, {}, nullptr, [&](RuntimeOptions& runtime) {
+      runtime.wrap_executor = [&](std::unique_ptr<Executor> inner) {
+        return std::make_unique<DyingExecutor>(std::move(inner), steps);
+      };
+    });
+    for (int32_t i = 0; i < 20; ++i) h.submit(document(i));  // eight run, the others wait
+    h.run();
+    for (int32_t i = 0; i < 20; ++i) {
+      const Answer& answer = h.answers[static_cast<size_t>(i)][0];
+      EXPECT_TRUE(answer.ended) << i;
+      EXPECT_EQ(answer.finish, FinishReason::kError) << i;
+      EXPECT_EQ(answer.error, "device cuda: an illegal memory access") << i;
+    }
+    EXPECT_TRUE(h.loop->device_lost());
+    EXPECT_EQ(h.inbox->failure, "device cuda: an illegal memory access");
+    h.submit(document(0));
+    h.run();
+    EXPECT_EQ(h.answers[20][0].error, "device cuda: an illegal memory access");
+    EXPECT_EQ(h.recorder->failed.load(), 21u);
+    EXPECT_EQ(h.recorder->running.load() + h.recorder->waiting.load(), 0);
+  }
+}
+
 // Killed in the middle of serving, twenty times over one directory: each new process opens it, finds what was
 // written, and answers as if nothing had happened.
 TEST(Faults, KilledTwentyTimesUnderLoadTheNextProcessGoesOn) {

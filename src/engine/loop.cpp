@@ -51,8 +51,8 @@ void Loop::run() {
       if (!round()) wait();
       failures = 0;
     } catch (...) {
-      // Not of any one request (those are caught where they happen): memory was short for a moment, or the
-      // device is gone. After a few rounds somebody has to give way.
+      // Not of any one request (those are caught where they happen): memory was short for a moment. After a
+      // few rounds somebody has to give way.
       if (++failures < 3) continue;
       const Id id = scheduler_.running() > 0 ? scheduler_.running_ids().back() : scheduler_.first_waiting();
       if (id >= 0) fail(id, std::current_exception());
@@ -64,6 +64,17 @@ void Loop::run() {
 bool Loop::turn() { return take_inbox() && round(); }
 
 bool Loop::round() {
+  if (lost_) return fail_all();
+  try {
+    return plan_and_step();
+  } catch (...) {
+    note_loss(std::current_exception());
+    if (!lost_) throw;
+    return true;
+  }
+}
+
+bool Loop::plan_and_step() {
   const double begin = recorder_.now();
   cache_.poll();
   poll_loading();
@@ -175,6 +186,19 @@ void Loop::stop_all() {
   }
 }
 
+// The device is lost: nobody's request can help it, so everybody is told.
+bool Loop::fail_all() {
+  forget_ahead();
+  bool any = false;
+  for (size_t id = 0; id < samples_.size(); ++id) {
+    if (!samples_[id]) continue;
+    fail(static_cast<Id>(id), lost_);
+    any = true;
+  }
+  record_gauges(false);
+  return any;
+}
+
 sched::Id Loop::new_id() {
   if (free_ids_.empty()) {
     scheduler_.reserve(static_cast<Id>(samples_.size()) + 1);
@@ -192,6 +216,7 @@ void Loop::admit(std::shared_ptr<Job> job) {
   Job& j = *job;
   j.open = j.request.samples;
   Recorder::add(recorder_.submitted, 1);
+  if (lost_) return fail_job(j, lost_);
   try {
     auto sample = std::make_unique<Sample>(job, 0, std::move(*j.sampler));
     sample->tokens.assign(j.prompt->tokens.begin(), j.prompt->tokens.end());
@@ -409,7 +434,28 @@ void describe(Event& event, const std::exception_ptr& error) noexcept {
   }
 }
 
+bool Loop::is_of_device(const std::exception_ptr& error) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return e.code() == ErrorCode::kDevice;
+  } catch (...) {
+    return false;
+  }
+}
+
+// The first failure of the device: a round later everybody has it.
+void Loop::note_loss(const std::exception_ptr& error) noexcept {
+  if (lost_ || !is_of_device(error)) return;
+  lost_ = error;
+  Event event;
+  describe(event, error);
+  const std::lock_guard lock(inbox_->mutex);
+  inbox_->failure = std::move(event.error);
+}
+
 void Loop::fail(Id id, std::exception_ptr error) noexcept {
+  note_loss(error);
   if (!samples_[id]) return;
   Event event;
   describe(event, error);

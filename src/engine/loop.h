@@ -34,6 +34,7 @@ class Loop final : private sched::Memory {
   // Takes the inbox and does one round, without waiting: what run() repeats, for tests that look in between.
   // False when there was nothing to do.
   bool turn();
+  bool device_lost() const { return lost_ != nullptr; }
 
  private:
   using Id = sched::Id;
@@ -49,11 +50,13 @@ class Loop final : private sched::Memory {
 
   // --- loop.cpp: requests come, start, give way and end
   bool round();
+  bool plan_and_step();
   void finish_ahead();
   void record_round(double begin);
   void wait();
   bool take_inbox();
   void stop_all();
+  bool fail_all();
   void admit(std::shared_ptr<Job> job);
   Id new_id();
   void poll_loading();
@@ -63,6 +66,8 @@ class Loop final : private sched::Memory {
   void collect(const sched::Work& work);
   void end(Id id, FinishReason reason);
   void fail(Id id, std::exception_ptr error) noexcept;
+  static bool is_of_device(const std::exception_ptr& error) noexcept;
+  void note_loss(const std::exception_ptr& error) noexcept;
   void fail_job(Job& job, std::exception_ptr error) noexcept;
   void end_sample(Id id, Event&& event) noexcept;
   void release(Id id) noexcept;
@@ -118,6 +123,7 @@ class Loop final : private sched::Memory {
   std::shared_ptr<Inbox> inbox_;
   Recorder& recorder_;
   sched::Scheduler scheduler_;
+  std::exception_ptr lost_;  // what the device failed with: it stays failed
 
   std::vector<std::unique_ptr<Sample>> samples_;  // by id
   std::vector<Id> free_ids_;

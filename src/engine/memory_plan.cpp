@@ -60,7 +60,7 @@ int32_t largest(int32_t most, const Fits& fits) {
 MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                        const RuntimeOptions& options) {
   const ExecutorLimits limits = runtime_limits(config, backend, options);
-  const ExecutorSpec spec = runtime_spec(config, backend, options);
+  const ExecutorSpec spec = runtime_spec(checkpoint, config, backend, options);
   const WeightBytes weights = plan_weights(checkpoint, config, backend, options.quantize);
 
   MemoryPlan plan;
@@ -69,7 +69,7 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   plan.workspace = backend.workspace_bytes(spec);
   plan.context = limits.max_context;
   plan.kv_type = limits.kv_type;
-  plan.memory_available = available_memory();
+  plan.memory_available = backend.own_memory().value_or(available_memory());
   ExecutorLimits alone = limits;
   alone.sequences = 1;
   const ExecutorSpec one = make_executor_spec(config, alone);

@@ -32,13 +32,46 @@ void set_shared_blocks(ExecutorSpec& spec, int32_t sequences, int64_t tokens) {
   }
 }
 
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+// What a device with memory of its own leaves for the pools; `spec` has all sizes but theirs.
+size_t room_on_device(size_t memory, const io::Checkpoint& checkpoint, const ModelConfig& config,
+                      const Backend& backend, const RuntimeOptions& options, const ExecutorSpec& spec) {
+  const size_t weights = plan_weights(checkpoint, config, backend, options.quantize).repacked;
+  const size_t workspace = backend.workspace_bytes(spec);
+  if (weights + workspace < memory) return memory - weights - workspace;
+  throw_error(
+      ErrorCode::kNoMemory,
+      "device {}: weights of {:.2f} GiB and a workspace of {:.2f} GiB, expected at most {:.2f} GiB, {:.0f}% "
+      "of what the device has free (--gpu-memory; --quantize makes weights smaller)",
+      backend.name(), static_cast<double>(weights) / kGiB, static_cast<double>(workspace) / kGiB,
+      static_cast<double>(memory) / kGiB, 100 * options.gpu_memory);
+}
+
+// Of a pool with a context of its own for each sequence.
+void check_room(const ExecutorSpec& spec, const Backend& backend, size_t room) {
+  if (pool_bytes(spec) <= room) return;
+  throw_error(ErrorCode::kNoMemory,
+              "device {}: a KV cache of {:.2f} GiB for contexts of {}, expected at most {:.2f} GiB beside "
+              "the weights "
+              "(a smaller --ctx, or more --gpu-memory)",
+              backend.name(), static_cast<double>(pool_bytes(spec)) / kGiB, spec.max_context,
+              static_cast<double>(room) / kGiB);
+}
+
 }  // namespace
 
-ExecutorSpec runtime_spec(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options) {
+ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                          const RuntimeOptions& options) {
   ExecutorLimits limits = runtime_limits(config, backend, options);
+  std::optional<size_t> room;
+  if (const std::optional<size_t> memory = backend.own_memory()) {
+    room = room_on_device(*memory, checkpoint, config, backend, options, make_executor_spec(config, limits));
+  }
   if (!options.shared_pool) {
     ExecutorSpec spec = make_executor_spec(config, limits);
     MILLRACE_CHECK(options.kv_blocks.empty());
+    if (room) check_room(spec, backend, *room);
     return spec;
   }
   const int32_t sequences = limits.sequences;
@@ -51,7 +84,8 @@ ExecutorSpec runtime_spec(const ModelConfig& config, const Backend& backend, con
   }
   const int64_t context_tokens = static_cast<int64_t>(blocks_for(spec.max_context) + 1) * kBlockTokens;
   int64_t tokens = options.kv_tokens > 0 ? options.kv_tokens : context_tokens * sequences;
-  const size_t most = options.kv_bytes > 0 ? options.kv_bytes : available_memory() / 2;
+  size_t most = options.kv_bytes > 0 ? options.kv_bytes : room.value_or(available_memory() / 2);
+  if (room) most = std::min(most, *room);
   if (options.kv_tokens == 0) {
     int64_t low = 0, high = tokens / kBlockTokens;
     while (low < high) {

@@ -77,9 +77,11 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
 std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOptions& options) {
   std::unique_ptr<Runtime> r(new Runtime);
   r->checkpoint_ = io::Checkpoint::open(path);
-  r->backend_ = make_backend(options.device, {.threads = options.threads});
   const ModelConfig config = read_config(r->checkpoint_);
-  r->spec_ = runtime_spec(config, *r->backend_, options);
+  ChosenBackend chosen = open_backend(r->checkpoint_, config, options);
+  r->backend_ = std::move(chosen.backend);
+  r->device_note_ = std::move(chosen.note);
+  r->spec_ = runtime_spec(r->checkpoint_, config, *r->backend_, options);
 
   // A damaged or missing tokenizer is an error only for those who need one.
   try {
@@ -254,6 +256,25 @@ std::span<const int32_t> Runtime::step_greedy(std::span<const StepInput> inputs)
     if (token < 0) explain_nan(checkpoint_);
   }
   return found;
+}
+
+void Runtime::repeat_last_block(Sequence& sequence, int32_t tokens) {
+  MILLRACE_CHECK(sequence.length() >= kBlockTokens && sequence.length() % kBlockTokens == 0 &&
+                 tokens % kBlockTokens == 0);
+  const std::vector<int32_t> some(kBlockTokens, 0);
+  for (int32_t done = 0; done < tokens; done += kBlockTokens) {
+    const int32_t block = sequence.length() / kBlockTokens;
+    if (sequence.length() + kBlockTokens > spec_.max_context ||
+        !cache_->reserve(sequence.blocks_, kBlockTokens)) {
+      throw_error(ErrorCode::kNoMemory, "kv cache: found no room for token {}, expected a context of {}",
+                  sequence.length() + kBlockTokens, spec_.max_context);
+    }
+    for (int g = 0; g < static_cast<int>(spec_.kv_groups.size()); ++g) {
+      const int32_t* table = sequence.blocks_.table(g);
+      executor_->copy_block(g, table[block - 1], table[block]);
+    }
+    cache_->advance(sequence.blocks_, some);
+  }
 }
 
 void Runtime::generate_greedy(Sequence& sequence, int32_t token, std::span<int32_t> out) {

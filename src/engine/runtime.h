@@ -29,12 +29,13 @@ inline kv::CacheOptions forgetful() {
 }
 
 struct RuntimeOptions {
-  std::string device = "cpu";
-  int threads = 0;          // 0: all
-  int32_t context = 0;      // tokens per sequence; 0: min(trained, 4096)
-  int32_t sequences = 1;    // that fit at full length
-  int32_t step_tokens = 0;  // rows per step: longer prompts go in chunks of this; 0: the device's
-  int32_t logit_rows = 1;   // most logit rows asked for in a step
+  std::string device = "cpu";  // auto: a GPU if there is one with room for the model, else the CPU
+  int threads = 0;             // 0: all
+  double gpu_memory = 0.9;     // of a GPU's free memory, how much may be taken
+  int32_t context = 0;         // tokens per sequence; 0: min(trained, 4096)
+  int32_t sequences = 1;       // that fit at full length
+  int32_t step_tokens = 0;     // rows per step: longer prompts go in chunks of this; 0: the device's
+  int32_t logit_rows = 1;      // most logit rows asked for in a step
   std::optional<DType> kv_type;
   bool lock = false;    // keep weights and cache in memory: nothing is paged out
   TypeChoice quantize;  // of weights, while they are loaded
@@ -91,6 +92,7 @@ class Runtime {
   const Model& model() const { return *model_; }
   Backend& backend() { return *backend_; }
   const Backend& backend() const { return *backend_; }
+  const std::string& device_note() const { return device_note_; }  // ChosenBackend::note
   const ExecutorSpec& spec() const { return spec_; }
   int32_t context() const { return spec_.max_context; }
 
@@ -140,6 +142,11 @@ class Runtime {
   // Feeds any number of tokens in chunks of spec().max_tokens; logits of the last one.
   std::span<const float> prefill(Sequence& sequence, std::span<const int32_t> tokens);
 
+  // Lengthens a sequence without computing: its last block of keys and values again and again. What it then
+  // says is nonsense, but takes the time that it would. `sequence` ends with a block, `tokens` are whole
+  // blocks.
+  void repeat_last_block(Sequence& sequence, int32_t tokens);
+
  private:
   Runtime() = default;
   void compute(std::span<const Slice> slices);
@@ -150,6 +157,7 @@ class Runtime {
 
   io::Checkpoint checkpoint_;  // first: everything below points into its mapping
   std::unique_ptr<Backend> backend_;
+  std::string device_note_;
   std::unique_ptr<Model> model_;
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
@@ -177,7 +185,18 @@ std::string chat_template_text(const io::Checkpoint& checkpoint);  // empty when
 ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
                               const RuntimeOptions& options);
 
-ExecutorSpec runtime_spec(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options);
+// The same with the pools' sizes. Throws Error{kNoMemory} saying what is missing when a device's own memory
+// is too small for the model, or the pool for one context.
+ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                          const RuntimeOptions& options);
+
+struct ChosenBackend {
+  std::unique_ptr<Backend> backend;
+  std::string note;  // of auto: why it is not a GPU; empty when it is, or when the build knows none
+};
+// The device that the options name.
+ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                           const RuntimeOptions& options);
 
 // What the kernel would give us without swapping, cut by the cgroup's limit.
 size_t available_memory();

@@ -81,8 +81,8 @@ void Loop::step(std::span<Item> items) {
 // Whose fault it was shows when each runs alone. Nothing has advanced: computing it again is harmless.
 void Loop::retry(std::span<Item> items, const std::exception_ptr& error) {
   forget_ahead();  // it stands on tokens that nobody got
-  if (items.size() == 1) {
-    fail(items[0].id, error);
+  if (items.size() == 1 || is_of_device(error)) {
+    for (const Item& item : items) fail(item.id, error);
     return;
   }
   for (Item& item : items) step({&item, 1});

@@ -74,6 +74,13 @@ step conformance "$build/src/backend/backend_test" \
 expect_on_cuda conformance '\[ +OK \].*/cuda_'
 step golden "$build/tests/integration_test" --gtest_filter='*Golden.Device*:*Golden.SameBits*'
 expect_on_cuda golden '\[ +figure +\] cuda '
+model=build/models/SmolLM2-135M-Instruct.Q4_1.gguf
+if [ -f "$model" ]; then
+  step real "$build/tests/integration_test" --gtest_filter='SmolLm2.FurtherDevices*'
+  expect_on_cuda real '\[ +figure +\] cuda SmolLM2'
+else
+  summary+=("SKIPPED  real: $model is not there; python3 tools/fetch_model.py smollm2")
+fi
 step sampling "$build/tests/integration_test" --gtest_filter='Sampling.*:*Embedding*'
 expect_on_cuda sampling '\[ +figure +\] cuda sampling'
 step engine "$build/src/engine/engine_test" --gtest_filter='Ahead.*'
@@ -90,5 +97,5 @@ if command -v compute-sanitizer >/dev/null; then
 else
   summary+=("SKIPPED  memcheck, racecheck: compute-sanitizer is not installed")
 fi
-grep -hE '\[ +figure +\]' "$logs/golden.log"
+grep -hE '\[ +figure +\] cuda' "$logs"/*.log | sort -u
 finish

@@ -1,6 +1,7 @@
 // Slots, norms and dense products.
 #include "backend/cpu/cpu_executor.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -9,23 +10,28 @@
 namespace millrace::cpu {
 namespace {
 
+constexpr int64_t kGreedyPiece = 4096;  // logits a task looks through
+
 const float* values_of(const Weight* vector) {
   return vector == nullptr ? nullptr : own(*vector).values.data();
 }
 
-bool wants_blocks(const Linear& op) { return own(*op.weight).int8_activations(); }
-
 }  // namespace
 
 CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool)
-    : spec_(spec), kernels_(kernels), pool_(pool), memory_(workspace_bytes(spec, pool.size()), "workspace") {
+    : spec_(spec),
+      kernels_(kernels),
+      pool_(pool),
+      memory_(workspace_bytes(spec, pool.size(), kernels.to_tiles != nullptr), "workspace") {
   Arena arena(memory_.data());
-  work_ = std::make_unique<Workspace>(spec, pool.size(), arena);
+  work_ = std::make_unique<Workspace>(spec, pool.size(), kernels.to_tiles != nullptr, arena);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     // A vector behind the last value may be loaded past it: one more cache line.
     const size_t blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     kv_pools_.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks + 64, "KV cache");
   }
+  greedy_.reserve(static_cast<size_t>(spec.max_logit_rows));
+  largest_.resize(static_cast<size_t>(spec.max_logit_rows * tasks_for(spec.vocab, kGreedyPiece)));
 }
 
 void CpuExecutor::begin(const Batch& batch) {
@@ -34,7 +40,7 @@ void CpuExecutor::begin(const Batch& batch) {
   batch_ = batch;
   rows_ = static_cast<int64_t>(batch.tokens.size());
   rotation_of_ = nullptr;
-  normed_quantized_ = false;
+  normed_forms_ = {};
   plan_attention();
 }
 
@@ -51,9 +57,33 @@ void CpuExecutor::embed(const Weight& table, float scale) {
   });
 }
 
-// normed[i] = norm(residual[rows[i]]), or of every row when `rows` is empty; and quantized where a product
-// wants it.
-void CpuExecutor::norm_rows(const Norm& op, std::span<const int32_t> rows, bool quantize) {
+CpuExecutor::Forms CpuExecutor::forms_for(std::initializer_list<const Linear*> ops, int64_t rows) const {
+  Forms forms;
+  for (const Linear* op : ops) {
+    const Activations form = kernels_.activations(own(*op->weight).format, rows);
+    forms.blocks |= form == Activations::kBlocks;
+    forms.binary |= form == Activations::kBinaryBlocks;
+    forms.tiles |= form == Activations::kTiles;
+    forms.values |= form == Activations::kFloat;
+  }
+  return forms;
+}
+
+// Columns [first, first + count) of row `row` of `rows`, in the forms that were asked for.
+void CpuExecutor::make_forms(Forms forms, const float* x, int64_t first, int64_t count, int64_t row,
+                             int64_t rows, int64_t cols, const Formed& to) const {
+  const int64_t at = (row * cols + first) / kQuantBlock;
+  if (forms.blocks) kernels_.quantize(x, count, to.blocks + at);
+  if (forms.binary) kernels_.quantize_binary(x, count, to.binary + at);
+  if (forms.tiles) {
+    const TileRow place = tile_row(to.tiles, rows, cols, row, first / kQuantBlock);
+    kernels_.to_tiles(x, count, place.at, place.height);
+  }
+}
+
+// normed[i] = norm(residual[rows[i]]), or of every row when `rows` is empty; and in the forms that products
+// want.
+void CpuExecutor::norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms) {
   const int64_t count = rows.empty() ? rows_ : static_cast<int64_t>(rows.size());
   const float* weight = values_of(op.weight);
   pool_.parallel_for(count, 4, [&](int64_t begin, int64_t end, int) {
@@ -61,23 +91,34 @@ void CpuExecutor::norm_rows(const Norm& op, std::span<const int32_t> rows, bool 
       const int64_t row = rows.empty() ? i : rows[i];
       float* y = work_->normed + i * spec_.hidden;
       kernels_.rms_norm(work_->residual + row * spec_.hidden, weight, op.eps, spec_.hidden, y);
-      if (quantize) kernels_.quantize(y, spec_.hidden, work_->blocks + i * (spec_.hidden / kQuantBlock));
+      make_forms(forms, y, 0, spec_.hidden, i, count, spec_.hidden, input());
     }
   });
-  normed_quantized_ = quantize;
+  normed_forms_ = forms;
 }
 
-// `values` [rows][cols] with their blocks, made here when wanted.
-Rows CpuExecutor::quantized(const float* values, int64_t rows, int64_t cols, ActivationBlock* blocks,
-                            bool wanted) {
-  if (wanted) {
+// `values` [rows][cols] with their other forms, made here when wanted.
+Rows CpuExecutor::formed(const float* values, int64_t rows, int64_t cols, Forms forms) {
+  if (forms.blocks || forms.binary || forms.tiles) {
     pool_.parallel_for(rows, 4, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
-        kernels_.quantize(values + i * cols, cols, blocks + i * (cols / kQuantBlock));
+        make_forms(forms, values + i * cols, 0, cols, i, rows, cols, input());
       }
     });
   }
-  return {values, blocks, cols, nullptr};
+  return input().rows(values, cols, forms);
+}
+
+// Rows [first, first + count) of a product with rows [m, m + num_m) of x.
+void CpuExecutor::multiply_part(const Product& product, int64_t first, int64_t count, const Rows& x,
+                                int64_t m, int64_t num_m, int thread) {
+  const CpuWeight& w = own(*product.op->weight);
+  const float* bias = values_of(product.op->bias);
+  float* out = product.out + m * w.rows + first;
+  multiply(kernels_, w, 0, first, count, x.from(m), num_m, out, w.rows, work_->threads[thread].decoded);
+  for (int64_t i = 0; bias != nullptr && i < num_m; ++i) {
+    for (int64_t r = 0; r < count; ++r) out[i * w.rows + r] += bias[first + r];
+  }
 }
 
 void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x, int64_t rows) {
@@ -88,45 +129,70 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
   }
   int64_t total = 0;
   for (const Product& p : products) total += p.op->weight->rows;
-  const int64_t per_task = plain_rows_per_task(total, pool_.size());
+  if (rows <= kFewTokens && total >= int64_t{64} * pool_.size() && pool_.nodes() == 1) {
+    share_rows(total, [&](int64_t first, int64_t count, int thread) {
+      for (const Product* p = products.data(); count > 0; first -= p->op->weight->rows, ++p) {
+        const int64_t some = std::min(count, p->op->weight->rows - first);
+        if (some <= 0) continue;
+        multiply_part(*p, first, some, x, 0, rows, thread);
+        first += some;
+        count -= some;
+      }
+    });
+    return;
+  }
+  // A matrix of few rows (a router) with many tokens is shared out by tokens: no thread reads them all.
+  const bool by_tokens = total <= kMaxRowsPerTask && rows >= int64_t{16} * pool_.size();
+  const int64_t per_task = by_tokens ? kMaxRowsPerTask : plain_rows_per_task(total, pool_.size());
+  const int64_t step = by_tokens ? kTileHeight : rows, parts = tasks_for(rows, step);
   int64_t tasks = 0;
   for (const Product& p : products) tasks += tasks_for(p.op->weight->rows, per_task);
-  pool_.parallel_for(tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+  pool_.parallel_for(tasks * parts, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t task = begin; task < end; ++task) {
       const Product* p = products.data();
-      int64_t at = task;
+      int64_t at = task / parts;
       for (; at >= tasks_for(p->op->weight->rows, per_task); ++p)
         at -= tasks_for(p->op->weight->rows, per_task);
-      const CpuWeight& w = own(*p->op->weight);
-      const float* bias = values_of(p->op->bias);
-      const int64_t first = at * per_task, count = std::min(per_task, w.rows - first);
-      float* out = p->out + first;
-      multiply(kernels_, w, 0, first, count, x, rows, out, w.rows, work_->threads[thread].decoded);
-      for (int64_t i = 0; bias != nullptr && i < rows; ++i) {
-        for (int64_t r = 0; r < count; ++r) out[i * w.rows + r] += bias[first + r];
-      }
+      const int64_t first = at * per_task, m = task % parts * step;
+      multiply_part(*p, first, std::min(per_task, p->op->weight->rows - first), x, m,
+                    std::min(step, rows - m), thread);
     }
   });
 }
 
-// y [rows_][w.rows] += x W^T + b
-void CpuExecutor::multiply_add(const Linear& op, const Rows& x, float* y) {
+// Columns [first, first + count) of y [rows_][w.rows] += x W^T + b.
+void CpuExecutor::multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, float* y,
+                                    int thread) {
   const CpuWeight& w = own(*op.weight);
   const float* bias = values_of(op.bias);
-  const int64_t per_task = plain_rows_per_task(w.rows, pool_.size());
-  pool_.parallel_for(tasks_for(w.rows, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
-    float* tile = work_->threads[thread].tile;
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task * per_task, count = std::min(per_task, w.rows - first);
-      for (int64_t m = 0; m < rows_; m += kRowsPerPass) {
-        const int64_t num_m = std::min(kRowsPerPass, rows_ - m);
-        multiply(kernels_, w, 0, first, count, x.from(m), num_m, tile, count, work_->threads[thread].decoded);
-        for (int64_t i = 0; i < num_m; ++i) {
-          float* to = y + (m + i) * w.rows + first;
-          const float* from = tile + i * count;
-          for (int64_t r = 0; r < count; ++r) to[r] += from[r] + (bias == nullptr ? 0.0f : bias[first + r]);
-        }
+  float* tile = work_->threads[thread].tile;
+  for (int64_t m = 0; m < rows_; m += kRowsPerPass) {
+    const int64_t num_m = std::min(kRowsPerPass, rows_ - m);
+    multiply(kernels_, w, 0, first, count, x.from(m), num_m, tile, count, work_->threads[thread].decoded);
+    for (int64_t i = 0; i < num_m; ++i) {
+      float* to = y + (m + i) * w.rows + first;
+      const float* from = tile + i * count;
+      for (int64_t r = 0; r < count; ++r) to[r] += from[r] + (bias == nullptr ? 0.0f : bias[first + r]);
+    }
+  }
+}
+
+// y += x W^T + b
+void CpuExecutor::multiply_add(const Linear& op, const Rows& x, float* y) {
+  const int64_t rows = op.weight->rows;
+  if (rows_ <= kFewTokens && rows >= int64_t{64} * pool_.size() && pool_.nodes() == 1) {
+    share_rows(rows, [&](int64_t first, int64_t count, int thread) {
+      for (int64_t r = 0; r < count; r += kMostFewRows) {
+        multiply_add_part(op, first + r, std::min(kMostFewRows, count - r), x, y, thread);
       }
+    });
+    return;
+  }
+  const int64_t per_task = plain_rows_per_task(rows, pool_.size());
+  pool_.parallel_for(tasks_for(rows, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task * per_task;
+      multiply_add_part(op, first, std::min(per_task, rows - first), x, y, thread);
     }
   });
 }
@@ -143,20 +209,20 @@ void CpuExecutor::norm_heads(const Norm& op, int64_t heads, float* values) {
 }
 
 void CpuExecutor::norm_qkv(const NormQkv& op) {
-  norm_rows(op.norm, {}, wants_blocks(op.q) || wants_blocks(op.k) || wants_blocks(op.v));
+  norm_rows(op.norm, {}, forms_for({&op.q, &op.k, &op.v}, rows_));
   const Product products[] = {{&op.q, work_->query}, {&op.k, work_->key}, {&op.v, work_->value}};
-  multiply_all(products, {work_->normed, work_->blocks, spec_.hidden, nullptr}, rows_);
+  multiply_all(products, normed(), rows_);
   norm_heads(op.q_norm, spec_.heads, work_->query);
   norm_heads(op.k_norm, spec_.kv_heads, work_->key);
 }
 
 void CpuExecutor::project_add(const Linear& op) {
-  multiply_add(op, quantized(work_->attention, rows_, work_->query_cols, work_->blocks, wants_blocks(op)),
+  multiply_add(op, formed(work_->attention, rows_, work_->query_cols, forms_for({&op}, rows_)),
                work_->residual);
 }
 
 void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64_t count, const Rows& x,
-                          int64_t num_m, float* inner, ActivationBlock* inner_blocks, int thread) {
+                          int64_t num_m, const Inner& inner, int thread) {
   const CpuWeight &gate = own(*op.gate->weight), &up = own(*op.up->weight);
   const float *gate_bias = values_of(op.gate->bias), *up_bias = values_of(op.up->bias);
   float* g = work_->threads[thread].tile;
@@ -168,7 +234,8 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
     multiply(kernels_, gate, expert, first, count, x.from(m), rows, g, count, decoded);
     multiply(kernels_, up, expert, first, count, x.from(m), rows, u, count, decoded);
     for (int64_t i = 0; i < rows; ++i) {
-      float *gi = g + i * count, *ui = u + i * count, *y = inner + (m + i) * gate.rows + first;
+      float *gi = g + i * count, *ui = u + i * count;
+      float* y = inner.forms.values ? inner.values + (m + i) * gate.rows + first : gi;
       for (int64_t r = 0; gate_bias != nullptr && r < count; ++r) gi[r] += gate_bias[offset + r];
       for (int64_t r = 0; up_bias != nullptr && r < count; ++r) ui[r] += up_bias[offset + r];
       if (op.activation != nullptr && op.activation->activation == Experts::Activation::kClampedSwiglu) {
@@ -176,37 +243,74 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
       } else {
         kernels_.silu_mul(gi, ui, count, y);
       }
-      if (inner_blocks != nullptr) {
-        kernels_.quantize(y, count, inner_blocks + ((m + i) * gate.rows + first) / kQuantBlock);
-      }
+      make_forms(inner.forms, y, first, count, m + i, num_m, gate.rows, inner.formed);
     }
   }
 }
 
 void CpuExecutor::ffn_add(const Ffn& op) {
-  norm_rows(op.norm, {}, wants_blocks(op.gate) || wants_blocks(op.up));
-  const Rows x{work_->normed, work_->blocks, spec_.hidden, nullptr};
+  norm_rows(op.norm, {}, forms_for({&op.gate, &op.up}, rows_));
   const int64_t inner_cols = op.gate.weight->rows, per_task = rows_per_task(2 * inner_cols, pool_.size());
-  ActivationBlock* inner_blocks = wants_blocks(op.down) ? work_->inner_blocks : nullptr;
-  pool_.parallel_for(tasks_for(inner_cols, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task * per_task, count = std::min(per_task, inner_cols - first);
-      gate_up({&op.gate, &op.up, nullptr}, 0, first, count, x, rows_, work_->inner, inner_blocks, thread);
-    }
-  });
-  multiply_add(op.down, {work_->inner, inner_blocks, inner_cols, nullptr}, work_->residual);
+  const Inner inner{work_->inner,
+                    {work_->inner_blocks, work_->inner_binary, work_->inner_tiles},
+                    forms_for({&op.down}, rows_)};
+  const auto part = [&](int64_t first, int64_t count, int thread) {
+    gate_up({&op.gate, &op.up, nullptr}, 0, first, count, normed(), rows_, inner, thread);
+  };
+  if (rows_ <= kFewTokens && pool_.nodes() == 1) {
+    share_rows(inner_cols, [&](int64_t first, int64_t count, int thread) {
+      for (int64_t r = 0; r < count; r += kMostFewRows) {
+        part(first + r, std::min(kMostFewRows, count - r), thread);
+      }
+    });
+  } else {
+    pool_.parallel_for(tasks_for(inner_cols, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t task = begin; task < end; ++task) {
+        part(task * per_task, std::min(per_task, inner_cols - task * per_task), thread);
+      }
+    });
+  }
+  multiply_add(op.down, inner.formed.rows(inner.values, inner_cols, inner.forms), work_->residual);
 }
 
 void CpuExecutor::norm_logits(const Logits& op) {
   const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
   if (rows == 0) return;
-  norm_rows(op.norm, batch_.logit_rows, wants_blocks(op.output));
+  norm_rows(op.norm, batch_.logit_rows, forms_for({&op.output}, rows));
   const Product product{&op.output, work_->logits};
-  multiply_all({&product, 1}, {work_->normed, work_->blocks, spec_.hidden, nullptr}, rows);
+  multiply_all({&product, 1}, normed(), rows);
 }
 
 std::span<const float> CpuExecutor::logits() {
   return {work_->logits, batch_.logit_rows.size() * static_cast<size_t>(spec_.vocab)};
+}
+
+std::span<const int32_t> CpuExecutor::greedy_tokens() {
+  const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
+  const int64_t vocab = spec_.vocab, pieces = tasks_for(vocab, kGreedyPiece);
+  pool_.parallel_for(rows * pieces, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task % pieces * kGreedyPiece, last = std::min(first + kGreedyPiece, vocab);
+      const float* logits = work_->logits + task / pieces * vocab;
+      Largest found{logits[first], static_cast<int32_t>(first)};
+      bool nan = false;
+      for (int64_t i = first; i < last; ++i) {
+        nan |= std::isnan(logits[i]);
+        if (logits[i] > found.value) found = {logits[i], static_cast<int32_t>(i)};
+      }
+      largest_[static_cast<size_t>(task)] = {found.value, nan ? -1 : found.token};
+    }
+  });
+  greedy_.clear();
+  for (int64_t row = 0; row < rows; ++row) {
+    const Largest* piece = largest_.data() + row * pieces;
+    Largest found = piece[0];
+    for (int64_t i = 1; i < pieces && found.token >= 0; ++i) {
+      if (piece[i].token < 0 || piece[i].value > found.value) found = piece[i];
+    }
+    greedy_.push_back(found.token);
+  }
+  return greedy_;
 }
 
 void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to) {

@@ -5,6 +5,7 @@
 //   experts.cpp       routing and experts
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <vector>
@@ -32,6 +33,7 @@ class CpuExecutor final : public Executor {
   void experts_add(const Experts& op) override;
   void norm_logits(const Logits& op) override;
   std::span<const float> logits() override;
+  std::span<const int32_t> greedy_tokens() override;
   void read_hidden(const Norm& norm, int32_t row, std::span<float> to) override;
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
   void write_block(int group, int32_t block, std::span<const std::byte> from) override;
@@ -50,6 +52,23 @@ class CpuExecutor final : public Executor {
     const Linear *gate, *up;
     const Experts* activation;  // absent: silu
   };
+  // Forms of activations that some product wants.
+  struct Forms {
+    bool blocks = false, binary = false, tiles = false, values = false;
+  };
+  struct Formed {
+    ActivationBlock *blocks, *binary;
+    uint16_t* tiles;
+    Rows rows(const float* values, int64_t cols, Forms made, const int32_t* index = nullptr) const {
+      return {values, blocks, cols, index, made.binary ? binary : nullptr, made.tiles ? tiles : nullptr};
+    }
+  };
+  // The activations between up and down, of num_m rows; values only where the forms have them.
+  struct Inner {
+    float* values;
+    Formed formed;
+    Forms forms;
+  };
 
   struct SlotShape {
     float* values;
@@ -59,15 +78,35 @@ class CpuExecutor final : public Executor {
   std::span<std::byte> block_bytes(int group, int32_t block) const;
 
   // --- cpu_executor.cpp
-  void norm_rows(const Norm& op, std::span<const int32_t> rows, bool quantize);
-  Rows quantized(const float* values, int64_t rows, int64_t cols, ActivationBlock* blocks, bool wanted);
+  Forms forms_for(std::initializer_list<const Linear*> ops, int64_t rows) const;
+  void make_forms(Forms forms, const float* x, int64_t first, int64_t count, int64_t row, int64_t rows,
+                  int64_t cols, const Formed& to) const;
+  Formed inner_at(int64_t at) const;  // from value `at` on
+  Formed input() const { return {work_->blocks, work_->input_binary, work_->input_tiles}; }
+  void norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms);
+  Rows normed() const { return input().rows(work_->normed, spec_.hidden, normed_forms_); }
+  Rows formed(const float* values, int64_t rows, int64_t cols, Forms forms);
+  // body(first, count, thread) for parts of [0, rows).
+  template <class Body>
+  void share_rows(int64_t rows, Body body) {
+    const ShrinkingParts parts(rows, pool_.size());
+    pool_.parallel_for(parts.count(), 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t i = begin; i < end; ++i) {
+        const auto [first, count] = parts.part(i);
+        body(first, count, thread);
+      }
+    });
+  }
+  void multiply_part(const Product& product, int64_t first, int64_t count, const Rows& x, int64_t m,
+                     int64_t num_m, int thread);
+  void multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, float* y, int thread);
   void multiply_all(std::span<const Product> products, const Rows& x, int64_t rows);
   void multiply_add(const Linear& op, const Rows& x, float* y);
   void norm_heads(const Norm& op, int64_t heads, float* values);
   // Rows [first, first + count) of the inner activations of product rows [0, num_m), into inner [num_m][inner
   // cols].
   void gate_up(const GateUp& op, int64_t expert, int64_t first, int64_t count, const Rows& x, int64_t num_m,
-               float* inner, ActivationBlock* inner_blocks, int thread);
+               const Inner& inner, int thread);
 
   // --- attention.cpp
   struct KvPlace {  // of one layer
@@ -89,6 +128,9 @@ class CpuExecutor final : public Executor {
   // --- experts.cpp
   void choose(const Route& op, int64_t token);
   void sort_by_expert(int64_t chosen);
+  void gather_tiles();
+  template <class Part>
+  void share_experts(int64_t rows, int64_t per_task, Part part);
   void combine(const Experts& op, int64_t token);
 
   ExecutorSpec spec_;
@@ -98,11 +140,19 @@ class CpuExecutor final : public Executor {
   std::unique_ptr<Workspace> work_;
   std::vector<Pages> kv_pools_;  // per group
 
+  // The largest logit of a piece of a row.
+  struct Largest {
+    float value;
+    int32_t token;  // -1: a NaN
+  };
+  std::vector<Largest> largest_;  // [logit rows][pieces]
+  std::vector<int32_t> greedy_;   // [logit rows]
+
   Batch batch_{};
   int64_t rows_ = 0;                    // tokens of this step
   int64_t num_tiles_ = 0;               // query tiles of this step
   int64_t num_active_ = 0;              // experts with tokens
-  bool normed_quantized_ = false;       // work_->blocks holds work_->normed
+  Forms normed_forms_;                  // that work_->normed has
   const float* rotation_of_ = nullptr;  // inv_freq the cosines were made from
   float rotation_magnitude_ = 0;
   int64_t rotation_size_ = 0;

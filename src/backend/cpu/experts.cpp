@@ -12,11 +12,10 @@
 namespace millrace::cpu {
 
 void CpuExecutor::route(const Route& op) {
-  const CpuWeight& router = own(*op.router.weight);
-  MILLRACE_CHECK(router.rows == spec_.experts && op.experts_per_token == spec_.experts_per_token);
-  norm_rows(op.norm, {}, router.int8_activations());
+  MILLRACE_CHECK(op.router.weight->rows == spec_.experts && op.experts_per_token == spec_.experts_per_token);
+  norm_rows(op.norm, {}, forms_for({&op.router}, rows_));
   const Product product{&op.router, work_->router_logits};
-  multiply_all({&product, 1}, {work_->normed, work_->blocks, spec_.hidden, nullptr}, rows_);
+  multiply_all({&product, 1}, normed(), rows_);
   pool_.parallel_for(rows_, 16, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) choose(op, t);
   });
@@ -79,53 +78,84 @@ void CpuExecutor::sort_by_expert(int64_t chosen) {
   });
 }
 
+// The rows of every expert, one after the other, as tiles of their own: a task is 16 rows of an expert. The
+// first expert has the most.
+void CpuExecutor::gather_tiles() {
+  const int32_t* start = work_->expert_start;
+  const auto rows_of = [&](int64_t i) { return start[work_->active[i] + 1] - start[work_->active[i]]; };
+  const int64_t groups = tasks_for(rows_of(0), kTileHeight), hidden = spec_.hidden;
+  pool_.parallel_for(num_active_ * groups, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t i = task % num_active_, num_m = rows_of(i), at = start[work_->active[i]];
+      const int64_t first = task / num_active_ * kTileHeight, last = std::min(first + kTileHeight, num_m);
+      for (int64_t m = first; m < last; ++m) {
+        const TileRow to = tile_row(work_->input_tiles + at * hidden, num_m, hidden, m);
+        kernels_.to_tiles(work_->normed + work_->sorted_token[at + m] * hidden, hidden, to.at, to.height);
+      }
+    }
+  });
+}
+
+CpuExecutor::Formed CpuExecutor::inner_at(int64_t at) const {
+  Formed from{work_->inner_blocks + at / kQuantBlock, nullptr, nullptr};
+  if (work_->inner_tiles == nullptr) return from;
+  if (rows_ <= kBinaryRows) from.binary = work_->inner_binary + at / kQuantBlock;
+  from.tiles = work_->inner_tiles + at;
+  return from;
+}
+
+// part(expert, first, count, thread) for the rows of every active expert's matrix, `per_task` at a time. The
+// fattest expert comes first; on several memory nodes every expert's first rows do, because a node has the
+// first part of a loop and of the rows.
+template <class Part>
+void CpuExecutor::share_experts(int64_t rows, int64_t per_task, Part part) {
+  if (rows_ <= kFewTokens && pool_.nodes() == 1) {
+    share_rows(num_active_ * rows, [&](int64_t first, int64_t count, int thread) {
+      while (count > 0) {
+        const int64_t row = first % rows, some = std::min({count, rows - row, kMostFewRows});
+        part(work_->active[first / rows], row, some, thread);
+        first += some;
+        count -= some;
+      }
+    });
+    return;
+  }
+  const int64_t tasks = tasks_for(rows, per_task);
+  pool_.parallel_for(num_active_ * tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t i = pool_.nodes() > 1 ? task % num_active_ : task / tasks;
+      const int64_t first = (pool_.nodes() > 1 ? task / num_active_ : task % tasks) * per_task;
+      part(work_->active[i], first, std::min(per_task, rows - first), thread);
+    }
+  });
+}
+
 void CpuExecutor::experts_add(const Experts& op) {
   const CpuWeight &gate = own(*op.gate.weight), &down = own(*op.down.weight);
-  if ((gate.int8_activations() || own(*op.up.weight).int8_activations()) && !normed_quantized_) {
-    quantized(work_->normed, rows_, spec_.hidden, work_->blocks, true);
-    normed_quantized_ = true;
-  }
+  const Forms forms = forms_for({&op.gate, &op.up}, rows_), inner_forms = forms_for({&op.down}, rows_);
+  const Forms missing{forms.blocks && !normed_forms_.blocks, forms.binary && !normed_forms_.binary, false};
+  formed(work_->normed, rows_, spec_.hidden, missing);
+  normed_forms_ = {};  // the tiles below are other rows
   sort_by_expert(spec_.experts_per_token);
+  if (forms.tiles) gather_tiles();
   const int64_t inner_cols = gate.rows;
-  ActivationBlock* inner_blocks = down.int8_activations() ? work_->inner_blocks : nullptr;
   const int32_t* start = work_->expert_start;
 
-  // Task -> expert and part of its rows. The fattest expert comes first; on several memory nodes every
-  // expert's first rows do, because a node has the first part of a loop and of the rows.
-  struct Task {
-    int32_t expert;
-    int64_t part;
+  const auto gate_up_part = [&](int32_t expert, int64_t first, int64_t count, int thread) {
+    const int64_t at = start[expert], num_m = start[expert + 1] - at;
+    Rows x = input().rows(work_->normed, spec_.hidden, forms, work_->sorted_token + at);
+    if (x.tiles != nullptr) x.tiles += at * spec_.hidden;
+    const Inner inner{work_->inner + at * inner_cols, inner_at(at * inner_cols), inner_forms};
+    gate_up({&op.gate, &op.up, &op}, expert, first, count, x, num_m, inner, thread);
   };
-  const auto task_of = [&](int64_t task, int64_t parts) {
-    return pool_.nodes() > 1 ? Task{work_->active[task % num_active_], task / num_active_}
-                             : Task{work_->active[task / parts], task % parts};
+  const auto down_part = [&](int32_t expert, int64_t first, int64_t count, int thread) {
+    const int64_t at = start[expert], num_m = start[expert + 1] - at;
+    const Rows x = inner_at(at * inner_cols).rows(work_->inner + at * inner_cols, inner_cols, inner_forms);
+    multiply(kernels_, down, expert, first, count, x, num_m, work_->expert_out + at * down.rows + first,
+             down.rows, work_->threads[thread].decoded);
   };
-
-  const int64_t inner_per_task = rows_per_task(2 * inner_cols * num_active_, pool_.size());
-  const int64_t inner_tasks = tasks_for(inner_cols, inner_per_task);
-  pool_.parallel_for(num_active_ * inner_tasks, 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t task = begin; task < end; ++task) {
-      const auto [expert, part] = task_of(task, inner_tasks);
-      const int64_t at = start[expert], num_m = start[expert + 1] - at, first = part * inner_per_task;
-      const Rows x{work_->normed, work_->blocks, spec_.hidden, work_->sorted_token + at};
-      gate_up({&op.gate, &op.up, &op}, expert, first, std::min(inner_per_task, inner_cols - first), x, num_m,
-              work_->inner + at * inner_cols,
-              inner_blocks == nullptr ? nullptr : inner_blocks + at * inner_cols / kQuantBlock, thread);
-    }
-  });
-
-  const int64_t out_per_task = rows_per_task(down.rows * num_active_, pool_.size());
-  const int64_t out_tasks = tasks_for(down.rows, out_per_task);
-  pool_.parallel_for(num_active_ * out_tasks, 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t task = begin; task < end; ++task) {
-      const auto [expert, part] = task_of(task, out_tasks);
-      const int64_t at = start[expert], num_m = start[expert + 1] - at, first = part * out_per_task;
-      const int64_t count = std::min(out_per_task, down.rows - first);
-      const Rows x{work_->inner, inner_blocks, inner_cols, nullptr};
-      multiply(kernels_, down, expert, first, count, x.from(at), num_m,
-               work_->expert_out + at * down.rows + first, down.rows, work_->threads[thread].decoded);
-    }
-  });
+  share_experts(inner_cols, rows_per_task(2 * inner_cols * num_active_, pool_.size()), gate_up_part);
+  share_experts(down.rows, rows_per_task(down.rows * num_active_, pool_.size()), down_part);
   pool_.parallel_for(rows_, 8, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) combine(op, t);
   });

@@ -1,28 +1,30 @@
 // KernelTable: the inner loops of the cpu backend as plain function pointers, one table per instruction set,
 // chosen once at start (features.h). Nothing above this header knows an instruction.
 //
-// Same bits. Every table computes the same numbers, bit for bit (conformance_test.cpp compares them):
+// Same bits. Every table computes the same numbers, bit for bit (same_bits_test.cpp compares them), but for
+// the last point:
 //   - A sum over float products has 16 lanes, lane j takes the elements i = j mod 16 in order, each by a
-//   fused
-//     multiply-add; the lanes are then added as a tree: 8 pairs (j, j + 8), 4 pairs (j, j + 4), (j, j + 2),
-//     (0, 1).
+//     fused multiply-add; the lanes are then added as a tree: 8 pairs (j, j + 8), 4 pairs (j, j + 4),
+//     (j, j + 2), (0, 1).
 //   - Block-quantized weights meet activations quantized to int8 per 32 values. The sum over a block is an
-//   integer
-//     and exact in any order; a block then adds one fma per output, acc = fma(float(isum), d_w * d_x, acc),
-//     and, for types with a minimum, a second one, acc = fma(m_w, d_x * float(sum of the block's codes),
-//     acc), block by block in order. So the order of float operations does not depend on the width of a
-//     vector.
+//     integer and exact in any order; a block then adds one fma per output,
+//     acc = fma(float(isum), d_w * d_x, acc), and, for types with a minimum, a second one,
+//     acc = fma(m_w, d_x * float(sum of the block's codes), acc), block by block in order. So the order of
+//     float operations does not depend on the width of a vector.
 //   - Attention: scores are sums over the head's dimensions in order, one lane per token of a 16-token block.
 //   - exp is a polynomial of our own in fused multiply-adds; division and square root are IEEE's.
+//   - Formats with a tile_matmul (MXFP4 in `amx`, nowhere else) meet activations whose scales are powers of
+//     two. Then everything that is multiplied is an integer times a power of two, exact in bf16, a block's
+//     sum is exact in any order in float32, and acc = fma(float(isum), d_w * d_x, acc) is one rounded
+//     addition of it: what a bf16 tile does when it sums over all columns. So int8 kernels (few rows) and
+//     bf16 tiles (many) give the same bits, as long as nothing is subnormal: activations below 2^-60 count as
+//     zero. Such products have bits of their own, different from those of the other tables.
 // An output depends on its row of weights and its row of activations only, never on the tile it was computed
-// in.
+// in: for a given table the bits are the same for any batch, chunking and number of threads.
 //
 // How wider units fit in. An entry of `matmul` owns its tile: AVX-512 VNNI (16 outputs of one column of 16
 // rows) and AMX (16 x 16 outputs per tile) implement the same signature with bigger tiles
-// (docs/kernels/x86_matmul.md), and so can i8mm (smmla: 2 x 2 outputs per instruction). ActivationBlock is
-// what they read today; a table that wants its panel packed otherwise brings its own `quantize`, for callers
-// only size and pass it on. BF16 units (bfdot, AMX-BF16) round and order their sums differently: a named
-// option, not a table entry, unless they keep the rule above.
+// (docs/kernels/x86_matmul.md), and so does i8mm (smmla: 2 x 2 outputs per instruction).
 #pragma once
 
 #include <cstddef>
@@ -73,7 +75,30 @@ struct MatrixView {
   int64_t cols;
 };
 
-// Rows of activations: float32 [cols] for the float formats, ActivationBlock [cols / 32] for the others.
+// What a format's kernel reads: float32 [cols], ActivationBlock [cols / 32], the same with scales that are
+// powers of two, or these as bf16 tiles.
+enum class Activations { kFloat, kBlocks, kBinaryBlocks, kTiles };
+
+// Up to so many rows of a step are multiplied as blocks where a table also has tiles.
+inline constexpr int64_t kBinaryRows = 16;
+
+// Tiles: rows in groups of 16, the last group as short as it is; a group lies [cols / 32][16 pairs of
+// columns][its rows][2] bf16, columns within 32 in the table's own order. So `rows` rows are rows * cols
+// values whatever their groups, and a panel may be cut at every 16th row. A kernel may load 16 rows where
+// fewer are left: kTileSlack bytes behind the last row must be readable.
+inline constexpr int64_t kTileHeight = 16;
+inline constexpr int64_t kTileSlack = 1024;
+struct TileRow {
+  uint16_t* at;
+  int64_t height;  // of its group
+};
+inline TileRow tile_row(uint16_t* panel, int64_t rows, int64_t cols, int64_t row, int64_t block = 0) {
+  const int64_t group = row / kTileHeight * kTileHeight;
+  const int64_t height = rows - group < kTileHeight ? rows - group : kTileHeight;
+  return {panel + group * cols + block * height * kQuantBlock + (row - group) * 2, height};
+}
+
+// Rows of activations; row_bytes of tiles is what a row takes on average, cols * 2, and they have no index.
 struct Panel {
   const uint8_t* data;
   int64_t row_bytes;
@@ -137,6 +162,20 @@ struct KernelTable {
   // within the second-level cache of every machine we know. A table that packs weights wants as many as there
   // are.
   int64_t pass_rows = 64;
+
+  // For formats of powers of two: products of many rows with bf16 tiles; `matmul` then takes binary blocks.
+  MatmulFn tile_matmul[static_cast<int>(Format::kCount)] = {};
+  // Activations [cols] -> ActivationBlock [cols / 32] with scales that are powers of two; and the same
+  // numbers as a row of tiles, to their places in a group of `height` rows. cols is a multiple of 32.
+  void (*quantize_binary)(const float* x, int64_t cols, ActivationBlock* out) = nullptr;
+  void (*to_tiles)(const float* x, int64_t cols, uint16_t* to, int64_t height) = nullptr;
+
+  // What a product of a step of `rows` rows reads.
+  Activations activations(Format format, int64_t rows) const {
+    if (format <= Format::kBF16) return Activations::kFloat;
+    if (tile_matmul[static_cast<int>(format)] == nullptr) return Activations::kBlocks;
+    return rows <= kBinaryRows ? Activations::kBinaryBlocks : Activations::kTiles;
+  }
 };
 
 }  // namespace millrace::cpu

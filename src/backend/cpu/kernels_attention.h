@@ -5,6 +5,9 @@
 // so rows are grouped freely (four or eight at a time share each load of keys and values).
 #pragma once
 
+// Blocks or sixteens of dimensions at once.
+constexpr int kAtOnce = Simd::kAttendAtOnce;
+
 struct Tile {
   int32_t start;   // position of its first token
   int32_t lo, hi;  // blocks [lo, hi) of the tile that some row sees
@@ -84,42 +87,77 @@ struct KvFp8 {
   }
 };
 
-// What kR rows share: loads of keys and of values.
+// What kR rows share: loads of keys and of values. kWide blocks, or sixteens of dimensions, are taken at once
+// where there are registers for it: a row's factor is then loaded once for all of them.
 template <class Kv, int kR>
 struct SharedRows {
-  // scores[r][t] = q_r . k_t over one block, t < 16; keys are [head_dim][16].
-  static void score_block(const AttendSpan& s, int row, const uint8_t* keys, float* scores, int64_t stride) {
-    V16 acc[kR];
-    unroll<kR>([&](auto r) { acc[r] = Simd::zero(); });
+  // scores[r][t] = q_r . k_t over kWide blocks, t < 16 each; keys are [head_dim][16].
+  template <int kWide>
+  static void score_blocks(const AttendSpan& s, int row, const uint8_t* const* block, float* scores,
+                           int64_t stride) {
+    V16 acc[kWide][kR];
+    unroll<kWide>([&](auto w) { unroll<kR>([&](auto r) { acc[w][r] = Simd::zero(); }); });
+    const uint8_t* keys[kWide];
+    unroll<kWide>([&](auto w) { keys[w] = block[w] + s.key_offset; });
     for (int32_t d = 0; d < s.head_dim; ++d) {
-      const V16 key = Kv::key(keys, s.head_dim, d);
-      unroll<kR>([&](auto r) { acc[r] = Simd::fma(key, Simd::broadcast(s.query[row + r][d]), acc[r]); });
+      V16 key[kWide];
+      unroll<kWide>([&](auto w) { key[w] = Kv::key(keys[w], s.head_dim, d); });
+      unroll<kR>([&](auto r) {
+        const V16 q = Simd::broadcast(s.query[row + r][d]);
+        unroll<kWide>([&](auto w) { acc[w][r] = Simd::fma(key[w], q, acc[w][r]); });
+      });
     }
     const V16 scale = Simd::broadcast(s.scale);
-    unroll<kR>([&](auto r) { Simd::store(scores + r * stride, Simd::mul(acc[r], scale)); });
+    unroll<kWide>([&](auto w) {
+      unroll<kR>([&](auto r) { Simd::store(scores + r * stride + w * kLanes, Simd::mul(acc[w][r], scale)); });
+    });
   }
 
-  // values[r][c..c+16) += sum over tokens [from, to) of the tile, in order, of weight * v.
-  static void add_values(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to) {
-    const int64_t stride = kTileTokens + kLanes;
+  // values[r][c..c+16 kWide) += sum over tokens [from, to) of the tile, in order, of weight * v.
+  template <int kWide>
+  static void add_dims(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to, int32_t c) {
+    const int64_t stride = kTileTokens + kLanes, dim = s.padded_dim;
     const float* weights = s.scores + row * stride;
-    for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
-      V16 acc[kR];
-      float* values = s.values + row * static_cast<int64_t>(s.padded_dim) + c;
-      unroll<kR>([&](auto r) { acc[r] = Simd::load(values + r * static_cast<int64_t>(s.padded_dim)); });
-      for (int32_t t = from; t < to; ++t) {
-        const V16 value = Kv::value(tile.block[t / kLanes] + s.value_offset, s.head_dim, t % kLanes, c);
-        unroll<kR>(
-            [&](auto r) { acc[r] = Simd::fma(value, Simd::broadcast(weights[r * stride + t]), acc[r]); });
-      }
-      unroll<kR>([&](auto r) { Simd::store(values + r * static_cast<int64_t>(s.padded_dim), acc[r]); });
+    V16 acc[kWide][kR];
+    float* values = s.values + row * dim + c;
+    unroll<kWide>(
+        [&](auto w) { unroll<kR>([&](auto r) { acc[w][r] = Simd::load(values + r * dim + w * kLanes); }); });
+    for (int32_t t = from; t < to; ++t) {
+      const uint8_t* head = tile.block[t / kLanes] + s.value_offset;
+      V16 value[kWide];
+      unroll<kWide>([&](auto w) { value[w] = Kv::value(head, s.head_dim, t % kLanes, c + w * kLanes); });
+      unroll<kR>([&](auto r) {
+        const V16 weight = Simd::broadcast(weights[r * stride + t]);
+        unroll<kWide>([&](auto w) { acc[w][r] = Simd::fma(value[w], weight, acc[w][r]); });
+      });
     }
+    unroll<kWide>(
+        [&](auto w) { unroll<kR>([&](auto r) { Simd::store(values + r * dim + w * kLanes, acc[w][r]); }); });
+  }
+
+  static void score_tile(const AttendSpan& s, const Tile& tile, int row, float* scores, int64_t stride) {
+    int32_t b = tile.lo;
+    if constexpr (kAtOnce > 1) {
+      for (; b + kAtOnce <= tile.hi; b += kAtOnce) {
+        score_blocks<kAtOnce>(s, row, tile.block + b, scores + b * kLanes, stride);
+      }
+    }
+    for (; b < tile.hi; ++b) score_blocks<1>(s, row, tile.block + b, scores + b * kLanes, stride);
+  }
+  static void add_values(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to) {
+    int32_t c = 0;
+    if constexpr (kAtOnce > 1) {
+      for (; c + kAtOnce * kLanes <= s.padded_dim; c += kAtOnce * kLanes) {
+        add_dims<kAtOnce>(s, tile, row, from, to, c);
+      }
+    }
+    for (; c < s.padded_dim; c += kLanes) add_dims<1>(s, tile, row, from, to, c);
   }
 };
 
 // How many rows share loads: sixteen registers of sums where registers hold four floats.
 template <class Kv>
-inline constexpr int kSharedRows = 4;
+inline constexpr int kSharedRows = Simd::kAttendRows;
 
 #if defined(__ARM_FEATURE_DOTPROD)
 #include "backend/cpu/kernels_attention_neon.h"
@@ -139,10 +177,19 @@ inline void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
   for (int32_t t = first + kLanes; t < last; t += kLanes) most = Simd::max(most, Simd::load(scores + t));
   const float tile_largest = Simd::largest(most);
   const float largest = s.largest[row] > tile_largest ? s.largest[row] : tile_largest;
-  float keep[kLanes];
-  Simd::store(keep, exp16(Simd::broadcast(s.largest[row] - largest)));
   float* lane_sums = scores + kTileTokens;
-  V16 sums = Simd::mul(Simd::load(lane_sums), Simd::broadcast(keep[0]));
+  V16 sums = Simd::load(lane_sums);
+  // Mostly the largest is an old one, and everything would be multiplied by exactly one.
+  if (!(s.largest[row] == largest && largest > never)) {
+    float keep[kLanes];
+    Simd::store(keep, exp16(Simd::broadcast(s.largest[row] - largest)));
+    const V16 factor = Simd::broadcast(keep[0]);
+    sums = Simd::mul(sums, factor);
+    float* values = s.values + row * static_cast<int64_t>(s.padded_dim);
+    for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
+      Simd::store(values + c, Simd::mul(Simd::load(values + c), factor));
+    }
+  }
   for (int32_t t = first; t < last; t += kLanes) {
     const V16 weight = exp16(Simd::sub(Simd::load(scores + t), Simd::broadcast(largest)));
     Simd::store(scores + t, weight);
@@ -150,10 +197,6 @@ inline void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
   }
   Simd::store(lane_sums, sums);
   s.largest[row] = largest;
-  float* values = s.values + row * static_cast<int64_t>(s.padded_dim);
-  for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
-    Simd::store(values + c, Simd::mul(Simd::load(values + c), Simd::broadcast(keep[0])));
-  }
 }
 
 // kR rows through one tile. Tokens that all of them see share loads; those before and after are taken row by
@@ -168,10 +211,7 @@ void attend_rows(const AttendSpan& s, const Tile& tile, int row) {
     all_from = from[r] > all_from ? from[r] : all_from;
     all_to = to[r] < all_to ? to[r] : all_to;
   }
-  for (int32_t b = tile.lo; b < tile.hi; ++b) {
-    SharedRows<Kv, kR>::score_block(s, row, tile.block[b] + s.key_offset,
-                                    s.scores + row * stride + b * kLanes, stride);
-  }
+  SharedRows<Kv, kR>::score_tile(s, tile, row, s.scores + row * stride, stride);
   for (int r = 0; r < kR; ++r) {
     if (from[r] < to[r]) soften(s, row + r, from[r], to[r]);
   }

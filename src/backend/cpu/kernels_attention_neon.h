@@ -36,6 +36,11 @@ struct SharedRows<KvFloat<Load>, 8> {
     });
   }
 
+  static void score_tile(const AttendSpan& s, const Tile& tile, int row, float* scores, int64_t stride) {
+    for (int32_t b = tile.lo; b < tile.hi; ++b) {
+      score_block(s, row, tile.block[b] + s.key_offset, scores + b * kLanes, stride);
+    }
+  }
   static void score_block(const AttendSpan& s, int row, const uint8_t* keys, float* scores, int64_t stride) {
     for (int half = 0; half < kLanes; half += 8) {
       const Stored* k = reinterpret_cast<const Stored*>(keys) + half;

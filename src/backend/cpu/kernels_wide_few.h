@@ -21,6 +21,16 @@ struct Ahead {
       : at(w.data + row * w.row_bytes),
         end(at + rows * w.row_bytes),
         per_step((rows * w.row_bytes / steps + 64) / 64 * 64) {}
+  // The same where a step is as long as kBytes everywhere.
+  template <int64_t kBytes>
+  [[gnu::always_inline]] void ask_bytes() {
+    if (at >= end) return;
+    // No lambda: g++ takes one that only asks for lines for one that does nothing.
+    for (int64_t line = 0; line < kBytes; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(at + line), _MM_HINT_T1);
+    }
+    at += kBytes;
+  }
   [[gnu::always_inline]] void ask() {
     const uint8_t* stop = end - at < per_step ? end : at + per_step;
     for (; at < stop; at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
@@ -54,6 +64,18 @@ template <class Format>
     for (int64_t line = 0; line < kBytes; line += 64) {
       _mm_prefetch(reinterpret_cast<const char*>(rows.codes[r] + at + line), _MM_HINT_T0);
     }
+  }
+}
+
+// The lines of the next chunk from the second-level cache to the first, those of two rows with every run: the
+// first loads of a chunk touch them all, and would wait for each other.
+template <class Format>
+[[gnu::always_inline]] inline void ask_next_chunk(const RowPointers& rows, int64_t next, int64_t i) {
+  constexpr int64_t kBytes = kChunkRuns * Format::kBlockBytes;
+  const int64_t at = next * Format::kBlockBytes;
+  for (int64_t line = 64; line <= kBytes; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(rows.codes[2 * i] + at + line), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(rows.codes[2 * i + 1] + at + line), _MM_HINT_T0);
   }
 }
 
@@ -100,10 +122,10 @@ template <int kOffset>
 }
 
 // One run: acc[m] = fma(isum, d * d_x, acc[m]), and fma(min, d_x * sum, acc[m]).
-template <class Format, int kRun, int kM>
-[[gnu::always_inline]] inline void multiply_run(typename Format::Block& block, const V* half_scales,
-                                                const float* d, const float* m,
-                                                const ActivationBlock* const* x, int64_t run, V16* acc) {
+template <class Format, int kRun, int kM, class Block>
+[[gnu::always_inline]] inline void multiply_run(Block& block, const V* half_scales, const float* d,
+                                                const float* m, const ActivationBlock* const* x, int64_t run,
+                                                V16* acc) {
   V u[8];
   block.template open<kRun, false>(u);
   const V16 scale = Simd::load(d);
@@ -123,6 +145,39 @@ template <class Format, int kRun, int kM>
   });
 }
 
+// Formats whose blocks are opened from rows that are evenly apart.
+template <class Format>
+concept Even = requires {
+  typename Format::template BlockOf<EvenRows>;
+};
+
+// The runs of a chunk by kM rows of activations, for formats with a block per run.
+template <class Format, int kM>
+[[gnu::always_inline]] inline void multiply_chunk(const RowPointers& rows, bool even, int64_t first,
+                                                  int64_t count, const float* d, const float* m,
+                                                  const ActivationBlock* const* x, V16* acc, Ahead& ahead) {
+  const auto run = [&](auto block, int64_t i) __attribute__((always_inline)) {
+    ahead.ask_bytes<16 * Format::kBlockBytes>();
+    ask_next_chunk<Format>(rows, first + kChunkRuns, i);
+    multiply_run<Format, 0, kM>(block, nullptr, d + 16 * i, m + (Format::kMin ? 16 * i : 0), x, first + i,
+                                acc);
+  };
+  if constexpr (Even<Format>) {
+    if (even) {
+      const uint8_t* const base = rows.codes[0] + first * Format::kBlockBytes;
+      const int64_t apart = rows.codes[1] - rows.codes[0];
+      EvenRows four{{base, base + 4 * apart, base + 8 * apart, base + 12 * apart}, apart};
+      for (int64_t i = 0; i < count; ++i, four.go(Format::kBlockBytes)) {
+        run(typename Format::template BlockOf<EvenRows>{four, 0}, i);
+      }
+      return;
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    run(typename Format::Block{rows.codes, (first + i) * Format::kBlockBytes}, i);
+  }
+}
+
 // Sixteen rows of weights by kM rows of activations.
 template <class Format, int kM>
 void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, int64_t m0, float* out,
@@ -139,12 +194,7 @@ void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, in
     Format::scales(rows.scales, first, count, d, m);
     if (alone) ask_own<Format>(rows, first, runs);
     if constexpr (Format::kRuns == 1) {
-      for (int64_t i = 0; i < count; ++i) {
-        typename Format::Block block{rows.codes, (first + i) * Format::kBlockBytes};
-        ahead.ask();
-        multiply_run<Format, 0, kM>(block, nullptr, d + 16 * i, m + (Format::kMin ? 16 * i : 0), x, first + i,
-                                    acc);
-      }
+      multiply_chunk<Format, kM>(rows, lanes == 0xffff, first, count, d, m, x, acc, ahead);
     } else {
       typename Format::Block block{rows.codes, first / 8 * Format::kBlockBytes};
       V halves[4];

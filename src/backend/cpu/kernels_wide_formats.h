@@ -27,8 +27,19 @@ constexpr int64_t kPackedRuns = 8;
 inline V load512(const void* p) { return _mm512_loadu_si512(p); }
 inline V bytes_of(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
 
+// Sixteen rows, evenly apart: four pointers and a distance are registers, sixteen pointers are loads.
+struct EvenRows {
+  const uint8_t* four[4];  // rows 0, 4, 8, 12
+  int64_t apart;
+  [[gnu::always_inline]] const uint8_t* operator[](int r) const { return four[r / 4] + r % 4 * apart; }
+  [[gnu::always_inline]] void go(int64_t bytes) {
+    unroll<4>([&](auto i) { four[i] += bytes; });
+  }
+};
+
 // t[j]: dword r holds bytes 4 j .. 4 j + 3 of the 16 at rows[r] + at.
-[[gnu::always_inline]] inline void transpose(const uint8_t* const* rows, int64_t at, V* t) {
+template <class Rows>
+[[gnu::always_inline]] inline void transpose(const Rows& rows, int64_t at, V* t) {
   V z[4];  // [i]: rows i, i + 4, i + 8, i + 12
   unroll<4>([&](auto i) {
     V v = _mm512_castsi128_si512(Simd::load128(rows[i] + at));
@@ -72,19 +83,74 @@ inline void half_scales(const uint8_t* const* rows, int64_t at, int64_t first, i
   }
 }
 
-// e8m0 bytes, `step` apart: 2^(e - 127) / 2, for codes are twice the e2m1 values. 0 is a subnormal; 255, a
-// NaN, becomes infinity.
-inline void e8m0_scales(const uint8_t* const* rows, int64_t step, int64_t first, int64_t runs, float* out) {
+// e8m0 bytes to 2^(e - 127) / 2, for codes are twice the e2m1 values. 0 is a subnormal; 255, a NaN, becomes
+// infinity.
+inline void e8m0_floats(const uint8_t* bytes, float* out) {
+  const V bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(Simd::load128(bytes)), 23);
+  const V e = _mm512_max_epu32(bits, _mm512_set1_epi32(0x00400000));
+  _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_castsi512_ps(e), _mm512_set1_ps(0.5f)));
+}
+
+// b where the mask has ones, a elsewhere.
+inline V blend_bits(V a, V b, uint64_t mask) {
+  return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi64(static_cast<int64_t>(mask)), 0xd8);
+}
+
+// Where the scales of eight blocks of one row lie: eight bytes from each, in every byte of qword `block`.
+template <int kStep>
+struct ScaleSpread {
+  uint8_t place[64];
+};
+template <int kStep>
+constexpr ScaleSpread<kStep> make_scale_spread() {
+  ScaleSpread<kStep> spread{};
+  for (int i = 0; i < 64; ++i) spread.place[i] = static_cast<uint8_t>(i / 8 * kStep % 64);
+  return spread;
+}
+alignas(64) constexpr ScaleSpread<1> kSpreadSplit = make_scale_spread<1>();
+alignas(64) constexpr ScaleSpread<17> kSpread17 = make_scale_spread<17>();
+
+// The same eight bytes from blocks of MXFP4 (17 bytes each; blocks 4 to 7 begin behind byte 64), and from a
+// row of scales.
+inline V spread_scales(const uint8_t* row, Index<17>) {
+  const V place = load512(kSpread17.place);
+  const V first = _mm512_permutexvar_epi8(place, load512(row));
+  return _mm512_mask_permutexvar_epi8(first, 0xffffffff00000000, place, load512(row + 64));
+}
+inline V spread_scales(const uint8_t* row, Index<1>) {
+  const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row));
+  return _mm512_permutexvar_epi8(load512(kSpreadSplit.place), _mm512_castsi128_si512(eight));
+}
+
+// Byte r of qword b: the scale of block b of row r, r < 8.
+template <int kStep>
+[[gnu::always_inline]] inline V eight_rows_of_scales(const uint8_t* const* rows, int64_t at) {
+  V v[8];
+  unroll<8>([&](auto r) { v[r] = spread_scales(rows[r] + at, Index<kStep>{}); });
+  unroll<4>([&](auto i) { v[2 * i] = blend_bits(v[2 * i], v[2 * i + 1], 0xff00ff00ff00ff00); });
+  unroll<2>([&](auto i) { v[4 * i] = blend_bits(v[4 * i], v[4 * i + 2], 0xffff0000ffff0000); });
+  return blend_bits(v[0], v[4], 0xffffffff00000000);
+}
+
+// e8m0 bytes of sixteen rows, kStep apart. Eight blocks at a time are transposed in registers: byte by byte
+// through memory they cost as much as the codes.
+template <int kStep>
+inline void e8m0_scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* out) {
   alignas(64) uint8_t raw[kPackedRuns][16];
+  if (runs == kPackedRuns) {
+    const V low = eight_rows_of_scales<kStep>(rows, first * kStep);
+    const V high = eight_rows_of_scales<kStep>(rows + 8, first * kStep);
+    alignas(64) uint8_t even[4][16], odd[4][16];
+    _mm512_store_si512(even, _mm512_unpacklo_epi64(low, high));
+    _mm512_store_si512(odd, _mm512_unpackhi_epi64(low, high));
+    unroll<kPackedRuns>([&](auto b) { e8m0_floats(b % 2 == 0 ? even[b / 2] : odd[b / 2], out + 16 * b); });
+    return;
+  }
   for (int64_t r = 0; r < 16; ++r) {
-    const uint8_t* row = rows[r] + first * step;
-    for (int64_t b = 0; b < runs; ++b) raw[b][r] = row[b * step];
+    const uint8_t* row = rows[r] + first * kStep;
+    for (int64_t b = 0; b < runs; ++b) raw[b][r] = row[b * kStep];
   }
-  for (int64_t b = 0; b < runs; ++b) {
-    const V bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(Simd::load128(raw[b])), 23);
-    const V e = _mm512_max_epu32(bits, _mm512_set1_epi32(0x00400000));
-    _mm512_storeu_ps(out + 16 * b, _mm512_mul_ps(_mm512_castsi512_ps(e), _mm512_set1_ps(0.5f)));
-  }
+  for (int64_t b = 0; b < runs; ++b) e8m0_floats(raw[b], out + 16 * b);
 }
 
 // Q4_K and Q5_K begin with d, dmin and twelve bytes of 6-bit scales and mins: 16 bytes, one transposition.
@@ -132,8 +198,9 @@ struct WithMin : Plain<Stored> {
 
 // 32 int8; unsigned they are 128 more.
 struct FormatQ8_0 : Plain<q::BlockQ8_0, 128> {
-  struct Block {
-    const uint8_t* const* rows;
+  template <class Rows>
+  struct BlockOf {
+    Rows rows;
     int64_t at;
     template <int, bool kSigned>
     [[gnu::always_inline]] void open(V* u) {
@@ -142,6 +209,7 @@ struct FormatQ8_0 : Plain<q::BlockQ8_0, 128> {
       if constexpr (!kSigned) unroll<8>([&](auto j) { u[j] = _mm512_xor_si512(u[j], bytes_of(128)); });
     }
   };
+  using Block = BlockOf<const uint8_t* const*>;
 };
 
 // Sixteen bytes of nibbles at kAt; elements 0-15 are the low ones.
@@ -311,10 +379,11 @@ inline V e2m1_table() {
 
 struct FormatMXFP4 : Plain<q::BlockMXFP4, 12> {
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
-    e8m0_scales(rows, kBlockBytes, first, runs, d);
+    e8m0_scales<kBlockBytes>(rows, first, runs, d);
   }
-  struct Block {
-    const uint8_t* const* rows;
+  template <class Rows>
+  struct BlockOf {
+    Rows rows;
     int64_t at;
     template <int, bool kSigned>
     [[gnu::always_inline]] void open(V* u) {
@@ -327,13 +396,14 @@ struct FormatMXFP4 : Plain<q::BlockMXFP4, 12> {
       });
     }
   };
+  using Block = BlockOf<const uint8_t* const*>;
 };
 
 // Elements 2 i and 2 i + 1 share byte i: four bits apart, all eight of a dword in order.
 struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 12> {
   static constexpr bool kSplit = true;
   static void scales(const uint8_t* const* scale_rows, int64_t first, int64_t runs, float* d, float*) {
-    e8m0_scales(scale_rows, 1, first, runs, d);
+    e8m0_scales<1>(scale_rows, first, runs, d);
   }
   struct Block {
     const uint8_t* const* rows;

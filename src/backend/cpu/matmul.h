@@ -14,14 +14,20 @@ struct Rows {
   const ActivationBlock* blocks = nullptr;  // [rows][cols / 32], made only when some weight wants it
   int64_t cols = 0;
   const int32_t* index = nullptr;  // product row m reads row index[m]; absent: row m
+  // For formats of powers of two, one of both: binary blocks [rows][cols / 32], or the product's rows in
+  // their order (never by the index) as tiles.
+  const ActivationBlock* binary = nullptr;
+  const uint16_t* tiles = nullptr;
 
-  Rows from(int64_t row) const {  // the rows from `row` on
+  Rows from(int64_t row) const {  // the rows from `row` on, a multiple of kTileHeight where there are tiles
     Rows r = *this;
+    if (tiles != nullptr) r.tiles += row * cols;
     if (index != nullptr) {
       r.index += row;
     } else {
       if (values != nullptr) r.values += row * cols;
       if (blocks != nullptr) r.blocks += row * (cols / kQuantBlock);
+      if (binary != nullptr) r.binary += row * (cols / kQuantBlock);
     }
     return r;
   }
@@ -35,13 +41,14 @@ inline constexpr int64_t kDecodedRows = 4;
 void multiply(const KernelTable& kernels, const CpuWeight& w, int64_t expert, int64_t first, int64_t num_rows,
               const Rows& x, int64_t num_m, float* out, int64_t out_stride, float* scratch);
 
+inline constexpr int64_t kMaxRowsPerTask = 128;
+
 // Rows per task: enough tasks for `threads` to share unevenly, in multiples of 32 so that a task's outputs
 // are whole blocks for the next product.
 inline int64_t rows_per_task(int64_t total_rows, int threads) {
   const int64_t share = total_rows / (static_cast<int64_t>(threads) * 8);
   return std::clamp<int64_t>((share + 31) / 32 * 32, 32, 128);
 }
-inline constexpr int64_t kMaxRowsPerTask = 128;
 
 // The same for outputs that nobody reads in blocks: a small matrix (a router) is shared by all threads too.
 inline int64_t plain_rows_per_task(int64_t total_rows, int threads) {
@@ -49,6 +56,51 @@ inline int64_t plain_rows_per_task(int64_t total_rows, int threads) {
   const int64_t share = (total_rows + threads - 1) / threads;
   return share < 16 ? std::max<int64_t>(1, share) : (share + 15) / 16 * 16;
 }
+
+// The rows of a step of few tokens, where reading the weights is all: handed out in parts that become
+// smaller, so that most rows follow rows of the same part (whose kernel asks for them ahead) and nobody waits
+// long for the last part.
+class ShrinkingParts {
+ public:
+  static constexpr int64_t kUnit = 32;  // rows: whole blocks for the next product
+  ShrinkingParts(int64_t rows, int threads) : rows_(rows), threads_(threads) {
+    int64_t left = tasks_for_units(rows);
+    for (int64_t& size : sizes_) {
+      size = left / (2 * threads_);
+      if (size <= 1) size = 0;
+      left -= size * threads_;
+      count_ += size > 0 ? threads_ : 0;
+    }
+    count_ += left;
+  }
+  int64_t count() const { return count_; }
+  struct Part {
+    int64_t first, count;
+  };
+  Part part(int64_t index) const {
+    int64_t at = 0;
+    for (const int64_t size : sizes_) {
+      if (size == 0) break;
+      if (index < threads_) return cut(at + index * size, size);
+      index -= threads_;
+      at += size * threads_;
+    }
+    return cut(at + index, 1);
+  }
+
+ private:
+  static int64_t tasks_for_units(int64_t rows) { return (rows + kUnit - 1) / kUnit; }
+  Part cut(int64_t unit, int64_t units) const {
+    const int64_t first = unit * kUnit;
+    return {first, std::min(units * kUnit, rows_ - first)};
+  }
+  int64_t rows_, threads_, count_ = 0;
+  int64_t sizes_[3] = {};  // units of a part, `threads` parts of each; then single units
+};
+
+// Up to so many tokens are a few, and so many rows of their outputs fit into a thread's buffer.
+inline constexpr int64_t kFewTokens = 8;
+inline constexpr int64_t kMostFewRows = kRowsPerPass * kMaxRowsPerTask / kFewTokens;
 
 inline int64_t tasks_for(int64_t rows, int64_t per_task) { return (rows + per_task - 1) / per_task; }
 

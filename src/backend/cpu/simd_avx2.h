@@ -4,6 +4,8 @@
 
 struct Simd {
   static constexpr int kFloatTileRows = 2, kFloatTileM = 2;  // sums: eight registers
+  // Query rows that share loads in attention, and blocks taken at once.
+  static constexpr int kAttendRows = 4, kAttendAtOnce = 1;
   struct V16 {
     __m256 a, b;
   };                  // lanes 0-7, 8-15

@@ -7,6 +7,8 @@ struct Simd {
   using V16 = __m512;
   // 24 registers of sums, 4 of weights, 1 of activations.
   static constexpr int kFloatTileRows = 4, kFloatTileM = 6;
+  // Query rows that share loads in attention, and blocks taken at once.
+  static constexpr int kAttendRows = 8, kAttendAtOnce = 2;
 
   static __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   static __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }

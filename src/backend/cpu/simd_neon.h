@@ -4,6 +4,8 @@
 
 struct Simd {
   static constexpr int kFloatTileRows = 2, kFloatTileM = 2;  // sixteen registers of four floats
+  // Query rows that share loads in attention, and blocks taken at once.
+  static constexpr int kAttendRows = 4, kAttendAtOnce = 1;
   struct V16 {
     float32x4_t a, b, c, d;
   };                       // lanes 0-3, 4-7, 8-11, 12-15

@@ -4,6 +4,9 @@
 
 struct Simd {
   static constexpr int kFloatTileRows = 2, kFloatTileM = 2;  // sixteen registers of four floats
+  // Query rows that share loads in attention, and blocks taken at once: those of the widest table, so that
+  // every machine tests them.
+  static constexpr int kAttendRows = 8, kAttendAtOnce = 2;
   struct V16 {
     float v[16];
   };  // 16 lanes

@@ -1,7 +1,7 @@
-// Kernels for x86 with AVX-512 (F, BW, VL, VNNI, VBMI), and the same with AMX int8 tiles for products with
-// many rows; compiled with all their flags, for compilers use tiles only where told. Everything is in the
-// anonymous namespace and no STL is used: an inline function compiled with these flags must not be picked by
-// the linker for other files.
+// Kernels for x86 with AVX-512 (F, BW, VL, VNNI, VBMI), and the same with AMX tiles: int8 for products with
+// many rows, bf16 for MXFP4; compiled with all their flags, for compilers use tiles only where told.
+// Everything is in the anonymous namespace and no STL is used: an inline function compiled with these flags
+// must not be picked by the linker for other files.
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,6 +26,8 @@ using V16 = Simd::V16;
 #include "backend/cpu/kernels_wide_packed.h"
 //
 #include "backend/cpu/kernels_amx.h"
+//
+#include "backend/cpu/kernels_amx_bf16.h"
 //
 #include "backend/cpu/kernels_float.h"
 //
@@ -52,6 +54,10 @@ constexpr KernelTable make_amx_table() {
   put(Format::kQ6_K, tile_matmul<FormatQ6_K>);
   put(Format::kMXFP4, tile_matmul<FormatMXFP4>);
   put(Format::kMXFP4Split, tile_matmul<FormatMXFP4Split>);
+  table.tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
+  table.tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
+  table.quantize_binary = quantize_binary;
+  table.to_tiles = to_tiles;
   return table;
 }
 

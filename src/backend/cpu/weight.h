@@ -14,8 +14,6 @@ struct CpuWeight final : Weight {
   Format format = Format::kF32;  // of a matrix
   bool decoded = false;          // FP8: opened to float32 a few rows at a time, then format is kF32
   std::vector<float> values;     // of a vector
-
-  bool int8_activations() const { return format > Format::kBF16; }
 };
 
 inline const CpuWeight& own(const Weight& weight) { return static_cast<const CpuWeight&>(weight); }

@@ -23,7 +23,7 @@ Partial take_partial(Arena& arena, int64_t rows, int64_t padded_dim) {
 
 }  // namespace
 
-Workspace::Workspace(const ExecutorSpec& spec, int num_threads, Arena& arena) {
+Workspace::Workspace(const ExecutorSpec& spec, int num_threads, bool with_tiles, Arena& arena) {
   const int64_t tokens = spec.max_tokens, chosen_rows = tokens * spec.experts_per_token;
   query_cols = static_cast<int64_t>(spec.heads) * spec.head_dim;
   kv_cols = static_cast<int64_t>(spec.kv_heads) * spec.head_dim;
@@ -47,6 +47,15 @@ Workspace::Workspace(const ExecutorSpec& spec, int num_threads, Arena& arena) {
   const int64_t inner_size = std::max(tokens * spec.ffn, chosen_rows * spec.expert_ffn);
   inner = arena.take<float>(size(inner_size));
   inner_blocks = arena.take<ActivationBlock>(size(inner_size / kQuantBlock));
+  const int64_t widest_input = std::max<int64_t>(spec.hidden, query_cols), few = kBinaryRows;
+  const int64_t input_size =
+      std::max(std::max(tokens, int64_t{spec.max_logit_rows}) * widest_input, chosen_rows * spec.hidden);
+  const int64_t inner_few =
+      few * std::max<int64_t>(spec.ffn, int64_t{spec.experts_per_token} * spec.expert_ffn);
+  input_binary = with_tiles ? arena.take<ActivationBlock>(size(few * widest_input / kQuantBlock)) : nullptr;
+  inner_binary = with_tiles ? arena.take<ActivationBlock>(size(inner_few / kQuantBlock)) : nullptr;
+  input_tiles = with_tiles ? arena.take<uint16_t>(size(input_size + kTileSlack)) : nullptr;
+  inner_tiles = with_tiles ? arena.take<uint16_t>(size(inner_size + kTileSlack)) : nullptr;
   cosines = arena.take<float>(size(tokens * (spec.head_dim / 2)));
   sines = arena.take<float>(size(tokens * (spec.head_dim / 2)));
   positions = arena.take<int32_t>(size(tokens));
@@ -80,9 +89,9 @@ Workspace::Workspace(const ExecutorSpec& spec, int num_threads, Arena& arena) {
   }
 }
 
-size_t workspace_bytes(const ExecutorSpec& spec, int threads) {
+size_t workspace_bytes(const ExecutorSpec& spec, int threads, bool with_tiles) {
   Arena count(nullptr);
-  const Workspace layout(spec, threads, count);
+  const Workspace layout(spec, threads, with_tiles, count);
   return count.used();
 }
 

@@ -30,7 +30,7 @@ struct ThreadScratch {
 };
 
 struct Workspace {
-  Workspace(const ExecutorSpec& spec, int threads, Arena& arena);
+  Workspace(const ExecutorSpec& spec, int threads, bool with_tiles, Arena& arena);
 
   // Shapes that follow from the spec.
   int64_t query_cols, kv_cols, padded_dim;
@@ -47,11 +47,14 @@ struct Workspace {
   ActivationBlock* blocks;        // [tokens][max(hidden, heads * head_dim) / 32]: input of a product
   float* inner;                   // [tokens][ffn] or [tokens * chosen][expert_ffn]
   ActivationBlock* inner_blocks;  // the same, quantized
-  float *cosines, *sines;         // [tokens][head_dim / 2]
-  int32_t* positions;             // [tokens]
-  int32_t* sequence_of;           // [tokens]
-  QueryTile* tiles;               // [tokens]
-  Partial split;                  // [max_split_tiles * kv_heads * max_spans][tile_rows]
+  // For tables with tiles: what binary blocks a step of few tokens has, and tiles, of both inputs.
+  ActivationBlock *input_binary, *inner_binary;
+  uint16_t *input_tiles, *inner_tiles;
+  float *cosines, *sines;  // [tokens][head_dim / 2]
+  int32_t* positions;      // [tokens]
+  int32_t* sequence_of;    // [tokens]
+  QueryTile* tiles;        // [tokens]
+  Partial split;           // [max_split_tiles * kv_heads * max_spans][tile_rows]
 
   // Experts.
   float* router_logits;   // [tokens][experts]
@@ -66,6 +69,7 @@ struct Workspace {
   ThreadScratch* threads;
 };
 
-size_t workspace_bytes(const ExecutorSpec& spec, int threads);
+// with_tiles: for a table that has to_tiles.
+size_t workspace_bytes(const ExecutorSpec& spec, int threads, bool with_tiles);
 
 }  // namespace millrace::cpu

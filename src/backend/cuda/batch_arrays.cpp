@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/ops/attention_plan.h"
 #include "base/check.h"
 
 namespace millrace::cuda {
@@ -60,6 +61,23 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
       size_ += static_cast<size_t>(table_size(*s.slice));
     }
   }
+  cut_chunks(prompt_chunk_tokens(spec.heads, spec.kv_heads, spec.head_dim));
+  if (chunks_.empty()) return;
+  chunks_at_ = (size_ + 3) / 4 * 4;
+  size_ = chunks_at_ + 4 * chunks_.size();
+}
+
+void BatchArrays::cut_chunks(int32_t tokens) {
+  if (single_tokens_ || tokens == 0) return;
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    const SequenceSlice& s = *sequences_[i].slice;
+    for (int32_t at = 0; at < s.num_tokens; at += tokens) {
+      chunks_.push_back({s.first_row + at, std::min(tokens, s.num_tokens - at), s.context_len + at,
+                         static_cast<int32_t>(i)});
+    }
+  }
+  std::stable_sort(chunks_.begin(), chunks_.end(),
+                   [](const Chunk& a, const Chunk& b) { return a.position + a.rows > b.position + b.rows; });
 }
 
 void BatchArrays::fill(int32_t* out) const {
@@ -82,6 +100,10 @@ void BatchArrays::fill(int32_t* out) const {
       std::copy_n(s.tables[g], table_size(s), out + at);
       at += static_cast<size_t>(table_size(s));
     }
+  }
+  int32_t* to = out + chunks_at_;
+  for (const Chunk& chunk : chunks_) {
+    for (const int32_t value : {chunk.first_row, chunk.rows, chunk.position, chunk.sequence}) *to++ = value;
   }
 }
 

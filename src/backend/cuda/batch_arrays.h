@@ -2,6 +2,7 @@
 // parts before the tables lie where the specification alone says, so that a recorded step finds them again:
 //   tokens, positions, sequence_of, sampled_rows [max_tokens] each | logit_rows [max_logit_rows]
 //   | per group: table_starts [max_tokens], from the array's begin | tables, one after another
+//   | chunks (ops.h, PackedAttention), aligned to four
 // A sequence without tokens in the step is left out. No CUDA in here: tested without a device.
 #pragma once
 
@@ -31,6 +32,9 @@ class BatchArrays {
   size_t table_starts(int group) const { return 4 * max_rows_ + max_logit_rows_ + group * max_rows_; }
   size_t tables() const { return table_starts(num_groups_); }
 
+  size_t chunks() const { return chunks_at_; }
+  int32_t num_chunks() const { return static_cast<int32_t>(chunks_.size()); }
+
   // Whether group `group` holds every position that a row with this window (0: everything) can see.
   bool holds_window(int group, int32_t window) const;
   // Has every sequence one token in this step?
@@ -42,9 +46,15 @@ class BatchArrays {
     const SequenceSlice* slice;
     std::array<int32_t, kMaxKvGroups> first_held;  // from this logical block on the table has no gap
   };
+  struct Chunk {
+    int32_t first_row, rows, position, sequence;
+  };
+  void cut_chunks(int32_t tokens);  // of a chunk, at most
+
   Batch batch_;
   std::vector<Sequence> sequences_;  // those with tokens
-  size_t max_rows_ = 0, max_logit_rows_ = 0, size_ = 0;
+  std::vector<Chunk> chunks_;
+  size_t max_rows_ = 0, max_logit_rows_ = 0, size_ = 0, chunks_at_ = 0;
   int num_groups_ = 0;
   bool single_tokens_ = true;
   int32_t last_position_ = -1;

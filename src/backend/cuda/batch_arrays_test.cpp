@@ -50,6 +50,22 @@ TEST(BatchArrays, HoldsEveryPartWhereTheSpecificationSays) {
   EXPECT_EQ(arrays.last_position(), 33);
 }
 
+TEST(BatchArrays, ChunksOfASequenceThatSeeTheMostComeFirst) {
+  const TwoSequences two;
+  ExecutorSpec spec = two_groups();
+  spec.heads = 96, spec.kv_heads = 1, spec.head_dim = 64;  // two tokens a chunk
+  const BatchArrays arrays(two.batch, spec);
+  std::vector<int32_t> values(arrays.size(), -100);
+  arrays.fill(values.data());
+  EXPECT_EQ(arrays.num_chunks(), 3);
+  EXPECT_EQ(arrays.chunks() % 4, 0u);
+  EXPECT_GE(arrays.chunks(), arrays.tables() + 8);
+  EXPECT_EQ(part(values, arrays.chunks(), 12), (std::vector<int32_t>{4, 1, 33, 1, 2, 2, 31, 1, 0, 2, 0, 0}));
+  const SequenceSlice slice{0, 1, 2, {two.full_a.data(), two.window_a.data()}};
+  const std::vector<int32_t> token{10};
+  EXPECT_EQ(BatchArrays({token, {&slice, 1}, {}}, spec).num_chunks(), 0);  // single tokens
+}
+
 TEST(BatchArrays, PartsDoNotMoveAsTheBatchGrows) {
   const TwoSequences two;
   const std::vector<int32_t> token{10};

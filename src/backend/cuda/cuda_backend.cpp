@@ -1,4 +1,4 @@
-// The cuda backend: the first GPU. Weights with blocks of 32 lie in its memory as tiles for the tensor cores,
+// The cuda backend: one GPU. Weights with blocks of 32 lie in its memory as tiles for the tensor cores,
 // others in the file's own encoding.
 #include "backend/cuda_backend.h"
 
@@ -13,8 +13,10 @@ namespace {
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(const BackendOptions& options)
-      : device_(cuda::open_device()), pool_(options.threads) {}
+  CudaBackend(const BackendOptions& options, int gpu)
+      : device_(cuda::open_device(gpu)),
+        own_memory_(static_cast<size_t>(static_cast<double>(device_.free_bytes) * options.memory_fraction)),
+        pool_(options.threads) {}
 
   std::string_view name() const override { return "cuda"; }
   std::string description() const override {
@@ -31,6 +33,7 @@ class CudaBackend final : public Backend {
   }
 
   bool gives_hidden_states() const override { return true; }
+  std::optional<size_t> own_memory() const override { return own_memory_; }
 
   size_t weight_bytes(const TensorView& view, WeightUse use) const override {
     return cuda::device_weight_bytes(view, use);
@@ -57,18 +60,19 @@ class CudaBackend final : public Backend {
 
  private:
   cuda::DeviceInfo device_;  // first: opens the device
+  size_t own_memory_;
   ThreadPool pool_;
   cuda::WeightUploader uploader_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options, int gpu) {
   if (options.threads < 0) {
     throw_error(ErrorCode::kBadInput, "threads: found {}, expected 0 (one per core) or more",
                 options.threads);
   }
-  return std::make_unique<CudaBackend>(options);
+  return std::make_unique<CudaBackend>(options, gpu);
 }
 
 }  // namespace millrace

@@ -106,6 +106,7 @@ class CudaExecutor final : public Executor {
 // ---------------------------------------------------------------- the batch
 
 void CudaExecutor::begin(const Batch& batch) {
+  use_device();
   ops_.clear();
   batch_.emplace(batch, spec_);
   plan_.rows = static_cast<int64_t>(batch.tokens.size());
@@ -283,6 +284,7 @@ std::span<const SampledRow> CudaExecutor::sampled() {
 }
 
 void CudaExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to) {
+  use_device();
   const auto hidden = static_cast<size_t>(spec_.hidden);
   MILLRACE_CHECK(row >= 0 && row < plan_.rows && to.size() == hidden);
   const std::lock_guard lock(hidden_mutex_);
@@ -329,6 +331,7 @@ std::span<std::byte> CudaExecutor::block_bytes(int group, int32_t block) const {
 }
 
 void CudaExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
+  use_device();
   const std::span<std::byte> from = block_bytes(group, block);
   MILLRACE_CHECK(to.size() == from.size());
   flush();  // what the step wrote
@@ -337,6 +340,7 @@ void CudaExecutor::read_block(int group, int32_t block, std::span<std::byte> to)
 }
 
 void CudaExecutor::write_block(int group, int32_t block, std::span<const std::byte> from) {
+  use_device();
   const std::span<std::byte> to = block_bytes(group, block);
   MILLRACE_CHECK(to.size() == from.size());
   flush();
@@ -345,6 +349,7 @@ void CudaExecutor::write_block(int group, int32_t block, std::span<const std::by
 }
 
 void CudaExecutor::copy_block(int group, int32_t from, int32_t to) {
+  use_device();
   const std::span<std::byte> source = block_bytes(group, from);
   flush();
   copy(block_bytes(group, to).data(), source.data(), source.size(), cudaMemcpyDeviceToDevice);

@@ -1,5 +1,7 @@
 #include "backend/cuda/device.h"
 
+#include <atomic>
+
 #include "backend/cuda/ops/ops.h"
 #include "base/error.h"
 
@@ -20,7 +22,10 @@ std::string version_text(int version) { return fmt::format("{}.{}", version / 10
               static_cast<double>(total) / kGiB);
 }
 
-void check_driver() {
+std::atomic<int> opened_gpu{0};
+
+// How many GPUs there are.
+int check_driver() {
   int driver = 0, runtime = 0;
   cudaRuntimeGetVersion(&runtime);
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
@@ -43,6 +48,7 @@ void check_driver() {
                 "device cuda: found no GPU (CUDA_VISIBLE_DEVICES may hide it), expected one");
   }
   check_call(status, "cudaGetDeviceCount(&count)");
+  return count;
 }
 
 }  // namespace
@@ -93,13 +99,49 @@ void* PinnedAllocator::allocate(size_t bytes, const char* what) {
 }
 void PinnedAllocator::release(void* data) noexcept { cudaFreeHost(data); }
 
-DeviceInfo open_device() {
-  check_driver();
-  MILLRACE_CUDA_TRY(cudaSetDevice(0));
+namespace {
+int attribute_of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  MILLRACE_CUDA_TRY(cudaGetDevice(&device));
+  MILLRACE_CUDA_TRY(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+}  // namespace
+
+bool has_bulk_copies() {
+  static const bool has = attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9 &&
+                          code_architecture() >= 90;  // and not made from code for older ones
+  return has;
+}
+
+uint32_t most_shared_memory() {
+  static const auto bytes =
+      static_cast<uint32_t>(attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  return bytes;
+}
+
+void use_device() {
+  thread_local int current = -1;
+  const int wanted = opened_gpu.load(std::memory_order_relaxed);
+  if (current == wanted) return;
+  MILLRACE_CUDA_TRY(cudaSetDevice(wanted));
+  current = wanted;
+}
+
+DeviceInfo open_device(int gpu) {
+  const int count = check_driver();
+  if (gpu >= count) {
+    throw_error(ErrorCode::kDevice, "device cuda:{}: found {} GPU{}, expected cuda:0 to cuda:{}", gpu, count,
+                count == 1 ? "" : "s", count - 1);
+  }
+  opened_gpu = gpu;
+  use_device();
   cudaDeviceProp properties{};
-  MILLRACE_CUDA_TRY(cudaGetDeviceProperties(&properties, 0));
+  MILLRACE_CUDA_TRY(cudaGetDeviceProperties(&properties, gpu));
   DeviceInfo device{properties.name, fmt::format("sm_{}{}", properties.major, properties.minor),
                     properties.totalGlobalMem};
+  size_t total = 0;
+  MILLRACE_CUDA_TRY(cudaMemGetInfo(&device.free_bytes, &total));
   if (!has_code_for_device()) {
     throw_error(ErrorCode::kDevice, "device cuda: the GPU ({}) is {}, this binary has code for {}",
                 device.name, device.architecture, MILLRACE_CUDA_ARCHITECTURES);

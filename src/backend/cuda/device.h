@@ -1,10 +1,12 @@
 // The CUDA runtime behind RAII: Stream, Event, DeviceBuffer, PinnedBuffer; and the two checks through which
-// every call and every launch goes. All of it is on device 0 (CUDA_VISIBLE_DEVICES says which one that is).
+// every call and every launch goes. All of it is on the thread's current device: open_device() makes it so,
+// and a process uses one GPU.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -88,14 +90,21 @@ using PinnedBuffer = Memory<PinnedAllocator>;  // host memory the device copies 
 struct DeviceInfo {
   std::string name;          // "NVIDIA H200"
   std::string architecture;  // "sm_90"
-  size_t memory_bytes = 0;
+  size_t memory_bytes = 0, free_bytes = 0;
 };
 
-// Makes device 0 current and says what it is. Throws Error{kDevice}, one line each: no driver, a driver too
-// old for this binary, no GPU, a GPU this binary has no code for.
-DeviceInfo open_device();
+// Makes a GPU (of those that CUDA_VISIBLE_DEVICES leaves) current and says what it is. Throws Error{kDevice},
+// one line each: no driver, a driver too old for this binary, no such GPU, a GPU this binary has no code for.
+DeviceInfo open_device(int gpu);
+// Makes it current on the calling thread too: every thread begins with GPU 0.
+void use_device();
 
 // Multiprocessors of the current device.
 int multiprocessors();
+// Whether it has bulk copies, barriers that count bytes, clusters and programmatic launches (9.0 and later).
+// Kernels that need one of them are empty in code for older GPUs and must not be launched there.
+bool has_bulk_copies();
+// Shared memory that a CTA may have, in bytes.
+uint32_t most_shared_memory();
 
 }  // namespace millrace::cuda

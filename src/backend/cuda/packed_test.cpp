@@ -20,6 +20,18 @@ TEST(PackedMx4, EveryWordDecodesToItsCodes) {
   }
 }
 
+TEST(PackedMx4, PairsAreBf16sInDisguise) {
+  std::mt19937 random(2);
+  for (int n = 0; n < 200000; ++n) {
+    const auto codes = static_cast<uint32_t>(random());
+    const uint32_t word = encode_mx4(codes);
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t code = codes >> (4 * i) & 15u, half = mx4_pair(word, i / 2) >> (16 * (i % 2)) & 0xffffu;
+      ASSERT_EQ(half, (code & 8u) << 12 | (code & 7u) << 6) << std::hex << codes << " " << i;
+    }
+  }
+}
+
 TEST(PackedMx4, ScalesUpTo2To33AreKept) {
   for (int e = 0; e <= 160; ++e) {
     EXPECT_EQ(decode_mx4_scale(encode_mx4_scale(static_cast<uint8_t>(e))), e);

@@ -11,8 +11,8 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int64_t kMinPromptRows = 16;  // of a chunk, from which on two rows of a warp share keys and values
-constexpr int32_t kMaxSpansInTurn = 8;  // of one CTA: 2,048 positions, some 20 us
+constexpr int64_t kMinPromptRows = 16;  // of a step, from which on rows share keys and values
+constexpr int32_t kMaxSpansInTurn = 8;  // of one CTA: 4,096 positions
 
 const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
 
@@ -43,6 +43,10 @@ void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, 
   for (size_t i = 0; i < ops.size(); ++i) {
     if (fuses_rope(ops, i)) {
       fused_rope_ = &std::get<RopeOp>(ops[i]);
+      continue;
+    }
+    if (launch_moe(ops, i)) {
+      ++i;
       continue;
     }
     std::visit([this](const auto& op) { visit(op); }, ops[i]);
@@ -108,7 +112,7 @@ LayerCache StepLauncher::cache_of(int layer) const {
   cache.heads = spec_.heads;
   cache.kv_heads = spec_.kv_heads;
   cache.head_dim = spec_.head_dim;
-  cache.value_order = packed_attention_ ? ValueOrder::kTransposed : ValueOrder::kRows;
+  cache.order = packed_attention_ ? CacheOrder::kSwizzled : CacheOrder::kRows;
   return cache;
 }
 
@@ -152,7 +156,6 @@ void StepLauncher::packed_attention(const Attend& op) {
   attention.cache = cache_of(op.layer);
   attention.op = {op.window, op.scale, vector_of(op.sinks)};
   attention.rows = static_cast<int32_t>(plan_.rows);
-  // A window's rows are cut alike wherever they are past it; else the last position has the most spans.
   const int32_t spans = attention_spans(std::max(0, plan_.last_position), op.window);
   attention.max_spans = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(spans)));
   if (fused_rope_ != nullptr) {
@@ -165,14 +168,19 @@ void StepLauncher::packed_attention(const Attend& op) {
   attention.value = w_.value.as<const float>();
   attention.out = w_.attention.as<float>();
   // Side by side where few rows would leave multiprocessors idle, or make others wait for a long one; else a
-  // row's spans follow one another, which saves their way through memory.
+  // row's spans follow one another, which saves their way through memory, as they do where a window leaves
+  // two of them.
   const bool enough = plan_.rows * spec_.kv_heads * 4 >= int64_t{multiprocessors()} * 5;
-  const bool in_turn = enough && attention.max_spans <= kMaxSpansInTurn;
+  const bool in_turn =
+      (enough && attention.max_spans <= kMaxSpansInTurn) || (op.window > 0 && attention.max_spans <= 2);
   if (attention.max_spans > 1 && !in_turn && spans_fit(spec_, plan_.rows, attention.max_spans)) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
-  attention.prompt = !plan_.single_tokens && plan_.rows >= kMinPromptRows;
+  if (has_wgmma() && plan_.rows >= kMinPromptRows) {
+    attention.chunks = in_batch(batch_->chunks());
+    attention.num_chunks = batch_->num_chunks();
+  }
   launch_packed_attention(attention, stream_.get());
 }
 
@@ -281,25 +289,47 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
 
 // ---------------------------------------------------------------- experts
 
-void StepLauncher::operator()(const Route& op) {
+StreamRoute StepLauncher::stream_route(const Route& op) const {
+  StreamRoute route;
+  route.router = own(*op.router.weight).values.as<const float>();
+  route.bias = vector_of(op.router.bias);
+  route.x = w_.residual.as<const float>();
+  route.norm_weight = vector_of(op.norm.weight);
+  route.eps = op.norm.eps;
+  route.tokens = static_cast<int32_t>(plan_.rows);
+  route.experts = spec_.experts;
+  route.cols = spec_.hidden;
+  route.scores = w_.scores.as<float>();
+  route.normed = w_.normed.as<float>();
+  if (plan_.rows <= kMaxStreamRows) route.rounded = w_.rounded.as<uint16_t>();
+  return route;
+}
+
+// The router's rows lie as the streaming kernels want them.
+bool StepLauncher::routes_by_stream(const Route& op) const {
   const CudaWeight& router = own(*op.router.weight);
   MILLRACE_CHECK(router.rows == spec_.experts && router.cols == spec_.hidden);
   const size_t shared_bytes = size_t{5} * static_cast<size_t>(spec_.hidden) * sizeof(float);
-  if (router.matrix.type == DType::kF32 && spec_.hidden % 32 == 0 && shared_bytes <= 200 * 1024) {
-    StreamRoute route;
-    route.router = router.values.as<const float>();
-    route.bias = vector_of(op.router.bias);
-    route.x = w_.residual.as<const float>();
-    route.norm_weight = vector_of(op.norm.weight);
-    route.eps = op.norm.eps;
-    route.tokens = static_cast<int32_t>(plan_.rows);
-    route.experts = spec_.experts;
-    route.cols = spec_.hidden;
-    route.scores = w_.scores.as<float>();
-    route.normed = w_.normed.as<float>();
-    if (plan_.rows <= kMaxStreamRows) route.rounded = w_.rounded.as<uint16_t>();
-    return launch_stream_route(route, stream_.get());
-  }
+  return has_bulk_copies() && router.matrix.type == DType::kF32 && spec_.hidden % 32 == 0 &&
+         shared_bytes <= 200 * 1024;
+}
+
+// Router and experts of one row in one kernel. False: they are not, and nothing was launched.
+bool StepLauncher::launch_moe(const std::vector<StepOp>& ops, size_t at) {
+  const auto* route = std::get_if<Route>(&ops[at]);
+  const auto* experts = at + 1 < ops.size() ? std::get_if<Experts>(&ops[at + 1]) : nullptr;
+  if (route == nullptr || experts == nullptr || plan_.rows > kMaxStreamRows || !whole_grid_.mine())
+    return false;
+  if (!routes_by_stream(*route)) return false;
+  check_experts(*experts);
+  const StreamExperts streamed = stream_experts(*experts);
+  if (!fits_stream_moe(stream_route(*route), streamed)) return false;
+  launch_stream_moe(stream_route(*route), streamed, w_.moe_sync.as<MoeSync>(), stream_.get());
+  return true;
+}
+
+void StepLauncher::operator()(const Route& op) {
+  if (routes_by_stream(op)) return launch_stream_route(stream_route(op), stream_.get());
   launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
                  spec_.hidden, w_.normed.as<float>(), stream_.get());
   const Target target{op.router, w_.scores.as<float>(), spec_.experts};
@@ -317,7 +347,7 @@ void StepLauncher::choose_experts() {
                         stream_.get());
 }
 
-bool StepLauncher::stream_experts(const Experts& op) {
+StreamExperts StepLauncher::stream_experts(const Experts& op) const {
   StreamExperts experts;
   experts.gate = own(*op.gate.weight).packed;
   experts.up = own(*op.up.weight).packed;
@@ -334,9 +364,7 @@ bool StepLauncher::stream_experts(const Experts& op) {
   experts.rounded = w_.rounded.as<const uint16_t>();
   experts.act = w_.gate.as<float>();
   experts.residual = w_.residual.as<float>();
-  if (plan_.rows > kMaxStreamRows || !fits_stream_experts(experts)) return false;
-  launch_stream_experts(experts, stream_.get());
-  return true;
+  return experts;
 }
 
 // Rows of x, each of `copies` pairs, into the groups' order.
@@ -403,14 +431,21 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
   wide_expert_linear(op, {w_.wide.as<uint8_t>()}, out);
 }
 
-void StepLauncher::operator()(const Experts& op) {
+void StepLauncher::check_experts(const Experts& op) const {
   for (const auto& [linear, rows, cols] : {std::tuple{&op.gate, spec_.expert_ffn, spec_.hidden},
                                            {&op.up, spec_.expert_ffn, spec_.hidden},
                                            {&op.down, spec_.hidden, spec_.expert_ffn}}) {
     MILLRACE_CHECK(linear->weight->rows == rows && linear->weight->cols == cols);
     MILLRACE_CHECK(linear->weight->experts == spec_.experts);
   }
-  if (stream_experts(op)) return;
+}
+
+void StepLauncher::operator()(const Experts& op) {
+  check_experts(op);
+  if (plan_.rows <= kMaxStreamRows) {
+    const StreamExperts streamed = stream_experts(op);
+    if (fits_stream_experts(streamed)) return launch_stream_experts(streamed, stream_.get());
+  }
   choose_experts();
   launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
                        expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts), stream_.get());

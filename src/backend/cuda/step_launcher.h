@@ -4,17 +4,36 @@
 // alone.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <span>
 #include <vector>
 
 #include "backend/cuda/batch_arrays.h"
 #include "backend/cuda/cuda_weight.h"
+#include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ops/wide.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/workspace.h"
 
 namespace millrace::cuda {
+
+// The right to launch kernels whose CTAs wait for one another: they need room on every SM at the same time,
+// and two such kernels side by side could wait for ever. One executor of a process has it, the first.
+class WholeGrid {
+ public:
+  WholeGrid() : mine_(!taken_.test_and_set()) {}
+  ~WholeGrid() {
+    if (mine_) taken_.clear();
+  }
+  WholeGrid(const WholeGrid&) = delete;
+  WholeGrid& operator=(const WholeGrid&) = delete;
+  bool mine() const { return mine_; }
+
+ private:
+  static inline std::atomic_flag taken_;
+  bool mine_;
+};
 
 class StepLauncher {
  public:
@@ -65,7 +84,11 @@ class StepLauncher {
   void packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat format, bool add);
   void norm_heads(const Norm& op, int32_t heads, const DeviceBuffer& values);
   void choose_experts();
-  bool stream_experts(const Experts& op);
+  void check_experts(const Experts& op) const;
+  StreamRoute stream_route(const Route& op) const;
+  bool routes_by_stream(const Route& op) const;
+  StreamExperts stream_experts(const Experts& op) const;
+  bool launch_moe(const std::vector<StepOp>& ops, size_t at);
   void wide_gate_up(const Experts& op);
   bool rounds_act(const Experts& op) const;
   void wide_expert_linear(const Linear& op, const WideRows& x, const DeviceBuffer& out);
@@ -95,6 +118,7 @@ class StepLauncher {
   const BatchArrays* batch_ = nullptr;
   const int32_t* batch_device_ = nullptr;
   const RopeOp* fused_rope_ = nullptr;  // the next attention rotates and appends
+  WholeGrid whole_grid_;
 };
 
 }  // namespace millrace::cuda

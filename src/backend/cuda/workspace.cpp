@@ -1,6 +1,7 @@
 #include "backend/cuda/workspace.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "backend/cuda/ops/ops.h"
 #include "backend/cuda/ops/sample.h"
@@ -10,7 +11,7 @@
 namespace millrace::cuda {
 namespace {
 
-// Spans of a row's attention that wait for the others: enough for 64 rows of 32 spans and 8 KV heads.
+// Spans of a row's attention that wait for the others: enough for 32 rows of 64 spans and 8 KV heads.
 constexpr size_t kPartialBytes = size_t{36} << 20;
 
 struct Sizes {  // bytes
@@ -31,6 +32,7 @@ struct Sizes {  // bytes
     best = logit_rows * 4;
     const int64_t stream_rows = std::min(spec.max_tokens, kMaxStreamRows);
     rounded = spec.experts > 0 ? static_cast<size_t>(stream_rows) * static_cast<size_t>(spec.hidden) * 2 : 0;
+    moe_sync = spec.experts > 0 ? sizeof(MoeSync) : 0;
     const auto expert_rows =
         static_cast<int64_t>(pairs) +
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
@@ -41,7 +43,10 @@ struct Sizes {  // bytes
     wide_act = pairs > 0 ? wide_rows_bytes(expert_rows, spec.expert_ffn) : 0;
     groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts) * 4 : 0;
     if (fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim)) {
-      partial = std::min(kPartialBytes, packed_attention_partial_bytes(spec.max_tokens, 32, spec.kv_heads));
+      const auto spans = static_cast<uint32_t>(attention_spans(spec.max_context, 0));
+      partial = std::min(kPartialBytes, packed_attention_partial_bytes(
+                                            spec.max_tokens, static_cast<int32_t>(std::bit_ceil(spans)),
+                                            spec.kv_heads, spec.head_dim));
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
     }
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
@@ -49,11 +54,11 @@ struct Sizes {  // bytes
   }
   size_t total() const {
     return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
-           logits + best + rounded + wide + wide_act + groups + partial + arrived + candidates +
+           logits + best + rounded + moe_sync + wide + wide_act + groups + partial + arrived + candidates +
            sample_details;
   }
-  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, rounded, wide,
-      wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
+  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, rounded, moe_sync,
+      wide, wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -83,6 +88,7 @@ Workspace::Workspace(const ExecutorSpec& spec) {
   logits = memory(sizes.logits);
   best = memory(sizes.best);
   rounded = memory(sizes.rounded);
+  moe_sync = zeros(sizes.moe_sync);
   wide = memory(sizes.wide);
   wide_act = memory(sizes.wide_act);
   groups = memory(sizes.groups);
@@ -101,7 +107,7 @@ Workspace::Workspace(const ExecutorSpec& spec) {
 size_t workspace_bytes_of(const ExecutorSpec& spec) { return Sizes(spec).total(); }
 
 bool spans_fit(const ExecutorSpec& spec, int64_t rows, int32_t spans) {
-  return packed_attention_partial_bytes(rows, spans, spec.kv_heads) <= Sizes(spec).partial;
+  return packed_attention_partial_bytes(rows, spans, spec.kv_heads, spec.head_dim) <= Sizes(spec).partial;
 }
 
 }  // namespace millrace::cuda

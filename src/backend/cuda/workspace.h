@@ -19,6 +19,7 @@ struct Workspace {
   DeviceBuffer scores, chosen, chosen_weight;    // [tokens, experts], [tokens, slots] twice
   DeviceBuffer normed_logit_rows, logits, best;  // [logit rows, hidden], [logit rows, vocab], [logit rows]
   DeviceBuffer rounded;                          // the normed rows as bf16, for streaming experts
+  DeviceBuffer moe_sync;                         // MoeSync (stream.h)
   DeviceBuffer wide, wide_act;      // operands of wide products (wide.h), and of the experts' down
   DeviceBuffer groups;              // pairs by expert (wide.h)
   DeviceBuffer partial, arrived;    // attention: spans side by side, and how many are done

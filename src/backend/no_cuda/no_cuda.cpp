@@ -4,7 +4,7 @@
 
 namespace millrace {
 
-std::unique_ptr<Backend> make_cuda_backend(const BackendOptions&) {
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions&, int) {
   throw_error(
       ErrorCode::kUnsupported,
       "device cuda: this binary was built without CUDA; build it with `make cuda` where nvcc is installed, "

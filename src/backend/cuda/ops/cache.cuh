@@ -19,7 +19,8 @@ __device__ inline void store_cache(float x, float* to) { *to = x; }
 __device__ inline void store_cache(float x, __half* to) { *to = __float2half_rn(x); }
 __device__ inline void store_cache(float x, __nv_bfloat16* to) { *to = __float2bfloat16_rn(x); }
 
-// The keys of one KV head in one block: [16][head_dim]. Its values lie value_distance() elements further.
+// The keys of one KV head in one block: [16][head_dim], in the cache's order. Its values lie value_distance()
+// elements further.
 template <class T>
 __device__ inline T* keys_of_block(const LayerCache& cache, int32_t block, int kv_head) {
   return static_cast<T*>(cache.pool) + block * cache.block_elements + cache.layer_offset +
@@ -29,10 +30,10 @@ __device__ inline int64_t value_distance(const LayerCache& cache) {
   return static_cast<int64_t>(cache.kv_heads) * kBlockTokens * cache.head_dim;
 }
 
-// Where element `d` of the value at place `in_block` of a block lies.
-__device__ inline int value_offset(const LayerCache& cache, int in_block, int d) {
-  if (cache.value_order == ValueOrder::kRows) return in_block * cache.head_dim + d;
-  return d * kBlockTokens + in_block % 8 / 2 * 4 + in_block / 8 * 2 + in_block % 2;
+// Where element `d` of the key or value at place `in_block` of a block lies.
+__device__ inline int cache_offset(const LayerCache& cache, int in_block, int d) {
+  if (cache.order == CacheOrder::kRows) return in_block * cache.head_dim + d;
+  return d / 64 * (kBlockTokens * 64) + in_block * 64 + ((d % 64) ^ (in_block % 8 * 8));
 }
 
 // The block table of the sequence that a row belongs to.

@@ -19,10 +19,11 @@ inline constexpr int kHeldScores = 4;  // per lane, in registers: models have up
 
 // A token's scores, those beyond 32 kHeldScores read again whenever they are needed.
 struct LaneScores {
-  const float* all;
-  int experts;
+  const float* all = nullptr;
+  int experts = 0;
   float held[kHeldScores];
 
+  LaneScores() = default;  // for who fills `held` with all there are
   __device__ LaneScores(const float* score, int count, int lane) : all(score), experts(count) {
 #pragma unroll
     for (int i = 0; i < kHeldScores; ++i) {
@@ -40,11 +41,10 @@ struct LaneScores {
   }
 };
 
-// score [experts]; chosen, weights [k], written by lane 0 and visible to the warp. Each turn finds the first
-// candidate after the one chosen last. All lanes must call; k <= experts.
-__device__ inline void choose_experts(const float* score, int experts, int k, bool softmax_over_all, int lane,
+// chosen, weights [k], written by lane 0 and visible to the warp. Each turn finds the first candidate after
+// the one chosen last. All lanes must call; k <= experts.
+__device__ inline void choose_experts(const LaneScores& scores, int k, bool softmax_over_all, int lane,
                                       int32_t* chosen, float* weights) {
-  const LaneScores scores(score, experts, lane);
   uint32_t last_key = 0xffffffffu;
   int32_t last_expert = -1;
   float top = 0.0f, chosen_sum = 0.0f;
@@ -79,6 +79,11 @@ __device__ inline void choose_experts(const float* score, int experts, int k, bo
     for (int slot = 0; slot < k; ++slot) weights[slot] /= sum;
   }
   __syncwarp();
+}
+
+__device__ inline void choose_experts(const float* score, int experts, int k, bool softmax_over_all, int lane,
+                                      int32_t* chosen, float* weights) {
+  choose_experts(LaneScores(score, experts, lane), k, softmax_over_all, lane, chosen, weights);
 }
 
 }  // namespace millrace::cuda

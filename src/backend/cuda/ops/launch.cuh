@@ -26,7 +26,7 @@ void launch_dependent(const char* name, void (*kernel)(Parameters...), dim3 grid
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = has_bulk_copies() ? 1 : 0;
   check_call(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), name);
   check_launch(name);
 }

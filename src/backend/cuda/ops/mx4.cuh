@@ -27,10 +27,8 @@ __device__ inline uint32_t mx4_scale(uint32_t exponent) { return exponent * 0x00
 
 // A lane's eight elements of a block: words 0 and 1 belong to step 0, 2 and 3 to step 1.
 __device__ inline uint4 mx4_weights(uint32_t w, uint32_t scale) {
-  constexpr uint32_t kBits = 0x81c081c0u;
-  const uint32_t last = (w << 1 & 0x80008000u) | (w >> 5 & 0x01000100u) | (w >> 4 & 0x00c000c0u);
-  return {bf16_product(w & kBits, scale), bf16_product(w << 3 & kBits, scale),
-          bf16_product(w << 6 & kBits, scale), bf16_product(last, scale)};
+  return {bf16_product(mx4_pair(w, 0), scale), bf16_product(mx4_pair(w, 1), scale),
+          bf16_product(mx4_pair(w, 2), scale), bf16_product(mx4_pair(w, 3), scale)};
 }
 
 }  // namespace millrace::cuda

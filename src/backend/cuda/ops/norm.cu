@@ -34,6 +34,12 @@ bool has_code_for_device() {
   return found;
 }
 
+int code_architecture() {
+  cudaFuncAttributes attributes;
+  check_call(cudaFuncGetAttributes(&attributes, rmsnorm_kernel<kRowThreads>), "cudaFuncGetAttributes");
+  return attributes.ptxVersion;  // of a cubin: what it was made from
+}
+
 void launch_rmsnorm(const float* x, const int32_t* source_rows, const float* weight, float eps, int64_t rows,
                     int64_t size, float* y, cudaStream_t stream) {
   if (rows == 0) return;

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/ops/attention_plan.h"
 #include "tensor/dtype.h"
 
 namespace millrace::cuda {
@@ -33,6 +34,8 @@ struct DeviceMatrix {
 
 // Does this binary hold code that the current device can run?
 bool has_code_for_device();
+// The architecture of the code that runs on it, 90 for sm_90: of the PTX where the driver translates that.
+int code_architecture();
 
 // out[t, :] = table[tokens[t], :] * scale. Floor: (row_bytes + 4 hidden) * count / B.
 void launch_embed(const DeviceMatrix& table, const int32_t* tokens, int64_t count, float scale, float* out,
@@ -74,9 +77,10 @@ void launch_activate(const Activation& op, int64_t size, float* gate, const floa
 void launch_combine_experts(const float* down, const float* weights, int64_t count, int k, int64_t hidden,
                             float* residual, cudaStream_t stream);
 
-// How values lie in a block. kTransposed: [head_dim][16], the positions in the order in which the tensor
-// core's lanes take them (packed_attention.cu): 0 1 8 9, 2 3 10 11, 4 5 12 13, 6 7 14 15.
-enum class ValueOrder : int32_t { kRows, kTransposed };
+// How keys and values lie in a block. kSwizzled: [head_dim / 64][16] rows of 64 elements, their eighths
+// exchanged by eighth ^ (position % 8): a plain copy of a block is an operand of the tensor cores
+// (ptx/wgmma.cuh).
+enum class CacheOrder : int32_t { kRows, kSwizzled };
 
 // One layer's keys and values in a group's pool, and where each row of the batch finds them.
 // Pool: [blocks][layers][key, value][kv_heads][16][head_dim] of `type`.
@@ -90,7 +94,7 @@ struct LayerCache {
   const int32_t* table_starts = nullptr;  // [sequences]: where a sequence's table begins in `tables`
   const int32_t* tables = nullptr;        // [.. logical blocks] -> pool block
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
-  ValueOrder value_order = ValueOrder::kRows;
+  CacheOrder order = CacheOrder::kRows;
 };
 
 // Rotates query [rows, heads, dim] and key [rows, kv_heads, dim] in place, then stores key and value in the
@@ -114,33 +118,34 @@ struct AttentionParams {
   float scale = 1.0f;
   const float* sinks = nullptr;  // [heads] or null
 };
-// Keys and values as rows (ValueOrder::kRows).
+// Keys and values as rows (CacheOrder::kRows).
 void launch_attention(const LayerCache& cache, const AttentionParams& op, int64_t rows, const float* query,
                       float* out, cudaStream_t stream);
 
-// The same on the tensor cores for bf16 caches with ValueOrder::kTransposed, head_dim 64 and at most 8 query
-// heads per KV head. With `angles` it also rotates query and key and stores key and value, which is right
-// when every sequence has one new token only (nobody attends to what another row stores in the same launch).
+// The same on the tensor cores for bf16 caches in CacheOrder::kSwizzled, head_dim 64 or 128 and at most 8
+// query heads per KV head. With `angles` it also rotates query and key and stores key and value, which is
+// right when every sequence has one new token only (nobody attends to what another row stores in the same
+// launch). With `chunks` (and without `angles`) the prompt kernel does it: the same bits.
 struct PackedAttention {
   LayerCache cache;
   AttentionParams op;
   int32_t rows = 0;
   int32_t max_spans = 1;  // of any row, see attention_spans
   const float2* angles =
-      nullptr;               // [rows, 32]: cos and sin, or null: query is rotated, key and value are stored
+      nullptr;               // [rows, dim / 2]: cos and sin, or null: query is rotated, key and value stored
   bool interleaved = false;  // pairs that rotate
-  const float *query = nullptr, *key = nullptr, *value = nullptr;  // [rows, .., 64]
-  float* out = nullptr;                                            // [rows, heads, 64]
+  const float *query = nullptr, *key = nullptr, *value = nullptr;  // [rows, .., dim]
+  float* out = nullptr;                                            // [rows, heads, dim]
   float* partial = nullptr;    // packed_attention_partial_bytes(), or null: a row's spans follow one another
   int32_t* arrived = nullptr;  // [rows, kv_heads], zero before and after
-  bool prompt = false;         // many rows follow one another in their sequences: launch_prompt_attention
+  // [num_chunks][first row, rows, position of the first, sequence], 16-byte aligned: rows of one sequence, at
+  // most prompt_chunk_tokens(), those that see the most first.
+  const int32_t* chunks = nullptr;
+  int32_t num_chunks = 0;
 };
 bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim);
-// Into how many spans a row at `position` is cut; by that and the window alone.
-int32_t attention_spans(int32_t position, int32_t window);
-size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t kv_heads);
+size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t kv_heads, int32_t head_dim);
 void launch_packed_attention(const PackedAttention& op, cudaStream_t stream);
-// The same bits where many rows follow one another, without angles: a warp takes two rows.
 void launch_prompt_attention(const PackedAttention& op, cudaStream_t stream);
 
 // cos and sin of every row's angles, times magnitude: [rows, half].

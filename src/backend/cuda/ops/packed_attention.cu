@@ -1,380 +1,608 @@
-// Attention over the paged cache on the tensor cores: all query heads of a KV head at once, so that keys and
-// values are read once for the group.
+// Attention of single rows over the paged cache on the tensor cores: all query heads of a KV head at once, so
+// that keys and values are read once for the group. The numbers are those of packed_attention.cuh.
 //
-// A warp takes 32 positions (a unit): the product's 16 rows are 8 heads twice, the upper half of each query
-// (and then of each weight) as bf16 and what is left of it, so that nothing but the cache is rounded to 8
-// bits. Keys and values go straight to registers: with dimensions (keys) and positions (values) dealt to
-// lanes as the fragments want them, every load is 8 or 16 aligned bytes. The units of a span follow one
-// another in a running softmax; the spans of a row (at most 32, of a length that depends on the row's
-// position alone) are computed by different CTAs and added up in order by the last to arrive. A row's bits
-// depend on its position, the window and the cache.
+// An item is one span of one row and KV head, or the whole row where there are enough of them; a CTA walks
+// its share of the items. One warp brings tiles of 128 positions by bulk copies, page by page, up to 96 KB
+// ahead, in a step of single tokens before the kernel ahead has ended; another brings queries, new keys and
+// values, an item ahead. Eight warps multiply: of a tile's scores each has one page of 16 positions; largest
+// scores, weights and their sums are exchanged through shared memory; of the values each has an eighth of the
+// dimensions, so that the chain over positions stays in order. The next tile's scores are computed beside
+// that chain. Spans that lie in different CTAs are added up in order by the last to arrive.
 //
-// Roofline: 2 x 64 x 2 bytes per position and KV head / B; 8 warps hold 64 KB in flight per CTA, two CTAs per
-// SM. Short contexts are latency-bound; in a step of single tokens old keys and values are loaded before the
-// kernel ahead has ended.
+// Roofline: 2 x dim x 2 bytes per position and KV head / 4.3 TB/s. A tile takes a CTA some 500 cycles of
+// latency, two CTAs to an SM, where its bytes take 1,750 (dim 64): short contexts are bound by latency, long
+// ones by memory.
 #include "backend/cuda/ops/packed_attention.cuh"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "backend/cuda/ptx/mma.cuh"
 
 namespace millrace::cuda {
 namespace {
 
-constexpr int kThreads = kWarps * kWarpLanes;
-constexpr int kRowPad = kDim + 8;  // floats between heads in shared memory: no two lanes meet in a bank
-constexpr int kPartialFloats = kGroup * (kDim + 2);  // of a span: sums, then maxima, then weights' sums
+constexpr int kWarps = kTilePages;  // that multiply
+constexpr int kMultiplyThreads = kWarps * kWarpLanes;
+constexpr int kThreads = kMultiplyThreads + 2 * kWarpLanes;
+constexpr int kMaxSlots = 6;
+constexpr int kRingBytes = 96 * 1024;
+constexpr int kWeightRow = kKeyTile * 2 + 16;  // bytes between heads: eight rows lie in different banks
+
+template <int kDim>
+struct DecodeShape {
+  static constexpr int kParts = kDim / kPartDims;
+  static constexpr int kSteps = kDim / 16;              // products of 16 dimensions in a score
+  static constexpr int kColumns = kDim / (8 * kWarps);  // products of 8 dimensions in a warp's values
+  static constexpr int kSlotBytes = kParts * kTilePartBytes;
+  static constexpr int kSlots = kRingBytes / kSlotBytes;             // at most
+  static constexpr int kPartialFloats = kMaxHeadGroup * (kDim + 2);  // of a span: sums, maxima, weights
+  static constexpr int kBatch = 24 / kColumns;  // spans asked for at once when they are added up
+};
+
+// What a row brings: its queries (rows apart by 32 bytes more: four heads lie in different banks), and with
+// angles the key and value to be stored.
+template <int kDim>
+struct RowInput {
+  float query[kMaxHeadGroup][kDim + 8];
+  float key[kDim], value[kDim];
+  float2 turns[kDim / 2];
+};
+constexpr int kInputs = 2;
+
+template <int kDim>
+struct DecodeShared {  // behind the slots
+  RowInput<kDim> inputs[kInputs];
+  uint64_t full[kMaxSlots], empty[kMaxSlots], input_full[kInputs], input_empty[kInputs];
+  float tops[kMaxHeadGroup][kWarps];  // of each head, by page
+  float sums[kWarps][kWarpLanes];     // of a page's weights, by lane
+  uint8_t weights[kMaxHeadGroup * kWeightRow];
+  float spans[DecodeShape<kDim>::kBatch][2 * kMaxHeadGroup];  // maxima, then weights
+  int32_t last;
+};
+
+// A place in the ring of slots: keys and values of tile after tile, in turn.
+struct Place {
+  int32_t slot = 0;
+  uint32_t phase = 0;
+  __device__ Place next(int32_t slots) const {
+    return slot + 1 == slots ? Place{0, phase ^ 1u} : Place{slot + 1, phase};
+  }
+};
+
+struct Item {
+  int64_t row;
+  int kv_head;
+  Sight sight;
+  int32_t span;  // of the row, or -1: all of them
+  int32_t first_tile, past_tile;
+  const int32_t* table;
+};
+
+// The items of all CTAs: spans outermost, so that rows that have fewer leave no gaps in the middle. What they
+// are read from was there before the step.
+struct Items {
+  const PackedAttention& p;
+  bool whole;  // rows
+  int32_t count, rows_and_heads;
+
+  __device__ explicit Items(const PackedAttention& op)
+      : p(op), whole(op.partial == nullptr), rows_and_heads(op.rows * op.cache.kv_heads) {
+    count = whole ? rows_and_heads : rows_and_heads * op.max_spans;
+  }
+  // False: the row has no such span.
+  __device__ bool at(int32_t i, Item& item) const {
+    const int32_t span = i / rows_and_heads, in_span = i - span * rows_and_heads;
+    item.row = in_span / p.cache.kv_heads;
+    item.kv_head = in_span - static_cast<int32_t>(item.row) * p.cache.kv_heads;
+    // With angles every sequence has one row.
+    const int64_t sequence = p.angles != nullptr ? item.row : p.cache.sequence_of[item.row];
+    const int32_t position = p.cache.positions[item.row], start = p.cache.table_starts[sequence];
+    item.table = p.cache.tables + start;
+    item.sight = sight_of(position, p.op.window);
+    const int32_t spans = item.sight.spans(), absolute = item.sight.first_span() + span;
+    if (span >= spans) return false;
+    item.span = whole || spans == 1 ? -1 : span;
+    item.first_tile = item.sight.first_tile();
+    item.past_tile = item.sight.past_tile();
+    if (item.span >= 0) {
+      item.first_tile = max(item.first_tile, absolute * kSpanTiles);
+      item.past_tile = min(item.past_tile, (absolute + 1) * kSpanTiles);
+    }
+    return true;
+  }
+};
+
+// One warp. With angles, the row's own key and value are not in the cache yet.
+template <int kDim>
+__device__ void bring_items(const PackedAttention& p, uint8_t* slots, int32_t num_slots,
+                            DecodeShared<kDim>& shared) {
+  const Items items(p);
+  Place place;
+  const auto bring = [&](auto values, const TileSource& source, int32_t tile) {
+    ptx::barrier_wait(shared.empty + place.slot, place.phase ^ 1u);
+    bring_tile<kDim, decltype(values)::value>(
+        source, tile, slots + place.slot * DecodeShape<kDim>::kSlotBytes, shared.full + place.slot);
+    place = place.next(num_slots);
+  };
+  for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
+    Item item;
+    if (!items.at(i, item)) continue;
+    const TileSource source{p.cache, item.table, item.kv_head, item.sight.first / kBlockTokens,
+                            item.sight.last + (p.angles == nullptr ? 1 : 0)};
+    for (int32_t tile = item.first_tile; tile < item.past_tile; ++tile) {
+      bring(std::false_type{}, source, tile);
+      bring(std::true_type{}, source, tile);
+    }
+  }
+}
+
+// One warp, a lane per copy: the heads' queries, then key, value and angles.
+template <int kDim>
+__device__ void bring_inputs(const PackedAttention& p, DecodeShared<kDim>& shared) {
+  const Items items(p);
+  const int lane = threadIdx.x % kWarpLanes, group = p.cache.heads / p.cache.kv_heads;
+  constexpr uint32_t kRowBytes = kDim * sizeof(float);
+  const int extra = p.angles != nullptr ? 3 : 0;
+  Place place;
+  for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
+    Item item;
+    if (!items.at(i, item)) continue;
+    ptx::barrier_wait(shared.input_empty + place.slot, place.phase ^ 1u);
+    uint64_t* full = shared.input_full + place.slot;
+    RowInput<kDim>& to = shared.inputs[place.slot];
+    if (lane == 0) ptx::barrier_arrive_expect(full, static_cast<uint32_t>(group + extra) * kRowBytes);
+    __syncwarp();
+    const int64_t kv_row = (item.row * p.cache.kv_heads + item.kv_head) * kDim;
+    if (lane < group) {
+      ptx::bulk_copy_kept(to.query[lane],
+                          p.query + (item.row * p.cache.heads + item.kv_head * group + lane) * kDim,
+                          kRowBytes, full);
+    } else if (lane == group && extra > 0) {
+      ptx::bulk_copy_kept(to.key, p.key + kv_row, kRowBytes, full);
+    } else if (lane == group + 1 && extra > 0) {
+      ptx::bulk_copy_kept(to.value, p.value + kv_row, kRowBytes, full);
+    } else if (lane == group + 2 && extra > 0) {
+      ptx::bulk_copy_kept(to.turns, p.angles + item.row * (kDim / 2), kRowBytes, full);
+    }
+    place = place.next(kInputs);
+  }
+}
 
 __device__ inline void turn(float2 by, float& a, float& b) {
   const float a0 = a, b0 = b;
   a = fmaf(a0, by.x, -(b0 * by.y));
   b = fmaf(b0, by.x, a0 * by.y);
 }
-// turns: [32]. Both kinds of pairs lie within a lane's part.
-__device__ inline void rotate_part(HeadPart& p, const float2* turns, bool interleaved, int t) {
-  if (interleaved) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) turn(turns[i / 4 * 16 + 4 * t + i % 4], p.x[2 * i], p.x[2 * i + 1]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) turn(turns[8 * t + i], p.x[i], p.x[i + 8]);
-  }
-}
 
-// A lane's keys and values of a unit: keys of position 8n + g, dimensions as HeadPart; values of dimension 8n
-// + g, positions 2t, 2t + 1, 8 + 2t, 9 + 2t of each block.
-struct UnitCache {
-  uint4 keys[kTilesOfUnit][2];
-  uint2 values[kDim / 8][kBlocksOfUnit];
-};
+template <int kDim>
+class DecodeWalker {
+  using Shape = DecodeShape<kDim>;
 
-__device__ __forceinline__ void load_unit(const LayerCache& cache, const int32_t* table, int kv_head,
-                                          int32_t unit, int32_t last_block, int lane, UnitCache& u) {
-  const int g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int b = 0; b < kBlocksOfUnit; ++b) {
-    const int32_t logical = unit * kBlocksOfUnit + b;
-    const int32_t block = logical <= last_block ? table[logical] : kNoBlock;
-    const bool there = block != kNoBlock;
-    const auto* keys = keys_of_block<__nv_bfloat16>(cache, there ? block : 0, kv_head);
-    const auto* values = keys + value_distance(cache);
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const auto* row = reinterpret_cast<const uint4*>(keys + (8 * n + g) * kDim);
-      u.keys[2 * b + n][0] = there ? __ldcg(row + t) : uint4{0, 0, 0, 0};
-      u.keys[2 * b + n][1] = there ? __ldcg(row + 4 + t) : uint4{0, 0, 0, 0};
-    }
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      const auto* row = reinterpret_cast<const uint2*>(values + (8 * n + g) * kBlockTokens);
-      u.values[n][b] = there ? __ldcg(row + t) : uint2{0, 0};
-    }
-  }
-}
-
-// The new token's key and value, rotated and rounded: into the unit's registers and into the cache.
-__device__ __forceinline__ void append(const PackedAttention& p, int64_t row, int kv_head, int32_t position,
-                                       const int32_t* table, int lane, UnitCache& u) {
-  const int g = lane / 4, t = lane % 4, in_block = position % kBlockTokens;
-  const int64_t at = (row * p.cache.kv_heads + kv_head) * kDim;
-  auto* keys = keys_of_block<__nv_bfloat16>(p.cache, table[position / kBlockTokens], kv_head);
-  HeadPart key = load_part(p.key + at, t);
-  rotate_part(key, p.angles + row * (kDim / 2), p.interleaved, t);
-  uint4 words[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float* x = key.x + 8 * h;
-    words[h] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
-  }
-  const bool my_key = g == position % 8;
-#pragma unroll
-  for (int n = 0; n < kTilesOfUnit; ++n) {
-    const bool here = my_key && n == position % kUnit / 8;
-    u.keys[n][0] = here ? words[0] : u.keys[n][0];
-    u.keys[n][1] = here ? words[1] : u.keys[n][1];
-  }
-  if (my_key) {
-    auto* to = reinterpret_cast<uint4*>(keys + in_block * kDim);
-    to[t] = words[0], to[4 + t] = words[1];
-  }
-  // The bits of a lane's words that are the new position's; none in lanes that do not hold it.
-  const bool my_value = t == in_block % 8 / 2;
-  const uint32_t place = my_value ? (in_block % 2 == 0 ? 0xffffu : 0xffff0000u) : 0u;
-  __nv_bfloat16* values = keys + value_distance(p.cache);
-#pragma unroll
-  for (int n = 0; n < kDim / 8; ++n) {
-    const __nv_bfloat16 value = __float2bfloat16_rn(__ldcg(p.value + at + 8 * n + g));
-    if (my_value) values[value_offset(p.cache, in_block, 8 * n + g)] = value;
-    const uint32_t twice = __bfloat16_as_ushort(value) * 0x10001u;
-#pragma unroll
-    for (int b = 0; b < kBlocksOfUnit; ++b) {
-      const uint32_t in_this = b == position % kUnit / kBlockTokens ? place : 0u;
-      const uint32_t low = in_block / 8 == 0 ? in_this : 0u, high = in_block / 8 == 1 ? in_this : 0u;
-      u.values[n][b].x = (u.values[n][b].x & ~low) | (twice & low);
-      u.values[n][b].y = (u.values[n][b].y & ~high) | (twice & high);
-    }
-  }
-}
-
-// Zeros for positions after the last: nobody has written them, and a weight of zero does not undo a NaN.
-__device__ __forceinline__ void clear_after(int32_t last, int32_t unit, int t, UnitCache& u) {
-#pragma unroll
-  for (int b = 0; b < kBlocksOfUnit; ++b) {
-    const int32_t first = unit * kUnit + b * kBlockTokens + 2 * t;
-    const uint32_t low = (first <= last ? 0xffffu : 0u) | (first + 1 <= last ? 0xffff0000u : 0u);
-    const uint32_t high = (first + 8 <= last ? 0xffffu : 0u) | (first + 9 <= last ? 0xffff0000u : 0u);
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      u.values[n][b].x &= low;
-      u.values[n][b].y &= high;
-    }
-  }
-}
-
-// The query as the A operand: rows 0-7 the heads' upper halves, rows 8-15 the rest.
-struct QueryFragments {
-  uint32_t a[4][4];
-};
-__device__ inline QueryFragments query_fragments(const PackedAttention& p, int64_t row, int kv_head,
-                                                 int lane) {
-  const int g = lane / 4, t = lane % 4, group = p.cache.heads / p.cache.kv_heads;
-  HeadPart query{};
-  if (g < group) {
-    query = load_part(p.query + (row * p.cache.heads + kv_head * group + g) * kDim, t);
-    if (p.angles != nullptr) rotate_part(query, p.angles + row * (kDim / 2), p.interleaved, t);
-  }
-  QueryFragments q;
-#pragma unroll
-  for (int s = 0; s < 4; ++s) {
-    split_bf16(query.x[4 * s], query.x[4 * s + 1], q.a[s][0], q.a[s][1]);
-    split_bf16(query.x[4 * s + 2], query.x[4 * s + 3], q.a[s][2], q.a[s][3]);
-  }
-  return q;
-}
-
-// One unit: its sums [64] per head, largest score and sum of weights, to shared memory (rows of kRowPad
-// floats).
-__device__ __forceinline__ void attend_unit(const UnitCache& u, const QueryFragments& q, const Sight& sight,
-                                            int32_t unit, float scale, int lane, float* sums, float* tops,
-                                            float* weights) {
-  const int g = lane / 4, t = lane % 4;
-  float score[kTilesOfUnit][2];
-  float top = -INFINITY;
-#pragma unroll
-  for (int n = 0; n < kTilesOfUnit; ++n) {
-    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    ptx::mma_bf16(c, q.a[0], u.keys[n][0].x, u.keys[n][0].y);
-    ptx::mma_bf16(c, q.a[1], u.keys[n][0].z, u.keys[n][0].w);
-    ptx::mma_bf16(c, q.a[2], u.keys[n][1].x, u.keys[n][1].y);
-    ptx::mma_bf16(c, q.a[3], u.keys[n][1].z, u.keys[n][1].w);
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int32_t position = unit * kUnit + 8 * n + 2 * t + j;
-      const bool seen = position >= sight.first && position <= sight.last;
-      score[n][j] = seen ? (c[j] + c[2 + j]) * scale : -INFINITY;
-      top = fmaxf(top, score[n][j]);
-    }
-  }
-  top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
-  top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
-  float sum = 0.0f;
-#pragma unroll
-  for (int n = 0; n < kTilesOfUnit; ++n) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      score[n][j] = score[n][j] == -INFINITY ? 0.0f : exp2f((score[n][j] - top) * kLog2e);
-      sum += score[n][j];
-    }
-  }
-  sum += __shfl_xor_sync(kAllLanes, sum, 1);
-  sum += __shfl_xor_sync(kAllLanes, sum, 2);
-  uint32_t weight[kBlocksOfUnit][4];
-#pragma unroll
-  for (int b = 0; b < kBlocksOfUnit; ++b) {
-    split_bf16(score[2 * b][0], score[2 * b][1], weight[b][0], weight[b][1]);
-    split_bf16(score[2 * b + 1][0], score[2 * b + 1][1], weight[b][2], weight[b][3]);
-  }
-#pragma unroll
-  for (int n = 0; n < kDim / 8; ++n) {
-    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int b = 0; b < kBlocksOfUnit; ++b) ptx::mma_bf16(c, weight[b], u.values[n][b].x, u.values[n][b].y);
-    *reinterpret_cast<float2*>(sums + g * kRowPad + 8 * n + 2 * t) = {c[0] + c[2], c[1] + c[3]};
-  }
-  if (t == 0) tops[g] = top, weights[g] = sum;
-}
-
-// Two dimensions per lane.
-struct Running {
-  RunningWeight state;
-  float2 sum = {0.0f, 0.0f};
-  __device__ void add(float other_top, float other_weight, float2 other) {
-    const RunningWeight::Factors by = state.add(other_top, other_weight);
-    sum = {by.merge(sum.x, other.x), by.merge(sum.y, other.y)};
-  }
-};
-
-__device__ inline void store_out(const PackedAttention& p, int64_t row, int head, int lane, float sink,
-                                 Running all) {
-  if (p.op.sinks != nullptr) all.add(sink, 1.0f, {0.0f, 0.0f});
-  const float2 out = {all.sum.x / all.state.weight, all.sum.y / all.state.weight};
-  reinterpret_cast<float2*>(p.out + (row * p.cache.heads + head) * kDim)[lane] = out;
-}
-
-// Has every span of (row, KV head) been written? True in one CTA, for all its threads, which then see them
-// all.
-__device__ inline bool last_to_arrive(int32_t* arrived, int32_t spans) {
-  __shared__ bool last;
-  __threadfence();  // this thread's part of the span is visible before the count says so
-  __syncthreads();  // everybody's
-  if (threadIdx.x == 0) {
-    last = atomicAdd(arrived, 1) == spans - 1;
-    if (last) *arrived = 0;
-  }
-  __syncthreads();
-  if (last) __threadfence();
-  return last;
-}
-
-// One span of a row: warp w takes unit w of each turn, then adds up head w of the group.
-template <bool kAppend>
-class SpanWalker {
  public:
-  __device__ SpanWalker(const PackedAttention& p, int64_t row, int kv_head)
+  __device__ DecodeWalker(const PackedAttention& p, uint8_t* slots, int32_t num_slots,
+                          DecodeShared<kDim>& shared)
       : p_(p),
-        row_(row),
-        kv_head_(kv_head),
-        position_(p.cache.positions[row]),
-        sight_(sight_of(position_, p.op.window)),
-        table_(table_of_row(p.cache, row)) {}
+        slots_(slots),
+        num_slots_(num_slots),
+        shared_(shared),
+        warp_(threadIdx.x / kWarpLanes),
+        lane_(threadIdx.x % kWarpLanes),
+        group_(p.cache.heads / p.cache.kv_heads) {}
 
-  __device__ const Sight& sight() const { return sight_; }
-
-  // What earlier steps stored is there before the kernel ahead has ended; a key of this step is not.
-  __device__ __forceinline__ void load_ahead(int32_t span, int warp, int lane, UnitCache& u) const {
-    if (!kAppend || warp >= count_of(span)) return;
-    load_unit(p_.cache, table_, kv_head_, first_of(span) + warp, position_ / kBlockTokens, lane, u);
-  }
-
-  struct Shared {
-    float sums[kWarps][kGroup * kRowPad];
-    float tops[kWarps][kGroup], weights[kWarps][kGroup];
-  };
-
-  // `ahead`: u already holds the first turn's units. Leaves those of `next_span`'s first turn in u, when
-  // there is one: they are on their way while this one's are added up.
-  __device__ __forceinline__ Running walk(int32_t span, int32_t next_span, bool ahead,
-                                          const QueryFragments& q, int warp, int lane, UnitCache& u,
-                                          Shared& shared) const {
-    Running state;
-    const int32_t first = first_of(span), count = count_of(span);
-    for (int32_t turn = 0; turn < count; turn += kWarps) {
-      const int32_t unit = first + turn + warp, here = min(kWarps, count - turn);
-      if (warp < here) {
-        if (!ahead) load_unit(p_.cache, table_, kv_head_, unit, position_ / kBlockTokens, lane, u);
-        if (unit == position_ / kUnit) {
-          if (kAppend) append(p_, row_, kv_head_, position_, table_, lane, u);
-          clear_after(position_, unit, lane % 4, u);
-        }
-        attend_unit(u, q, sight_, unit, p_.op.scale, lane, shared.sums[warp], shared.tops[warp],
-                    shared.weights[warp]);
+  // Before anything of the step is read, the first item is known.
+  __device__ void run() {
+    const Items items(p_);
+    Item item;
+    bool waited = false;
+    for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
+      if (!items.at(i, item)) continue;
+      sink_ = p_.op.sinks != nullptr && lane_ / 4 < group_
+                  ? __ldg(p_.op.sinks + item.kv_head * group_ + lane_ / 4) * kLog2e
+                  : 0.0f;
+      const bool appends = p_.angles != nullptr && item.past_tile == item.sight.last / kKeyTile + 1 &&
+                           warp_ == item.sight.last % kKeyTile / kBlockTokens;
+      if (appends) block_ = item.table[item.sight.last / kBlockTokens];
+      if (!waited) ptx::wait_for_previous();
+      waited = true;
+      ptx::barrier_wait(shared_.input_full + input_.slot, input_.phase);
+      load_query();
+      walk(item, appends);
+      __syncwarp();
+      if (lane_ == 0) ptx::barrier_arrive(shared_.input_empty + input_.slot);
+      input_ = input_.next(kInputs);
+      if (item.span < 0) {
+        store_out(item);
+      } else {
+        merge_if_last(item);
       }
-      const bool more = turn + kWarps < count;
-      const int32_t next = more ? unit + kWarps : first_of(next_span) + warp;
-      const int32_t there = more ? count - turn - kWarps : next_span >= 0 ? count_of(next_span) : 0;
-      if (warp < there) load_unit(p_.cache, table_, kv_head_, next, position_ / kBlockTokens, lane, u);
-      ahead = true;
-      __syncthreads();  // all units of this turn are there
-      for (int32_t i = 0; i < here; ++i) {
-        state.add(shared.tops[i][warp], shared.weights[i][warp],
-                  *reinterpret_cast<const float2*>(&shared.sums[i][warp * kRowPad + 2 * lane]));
-      }
-      __syncthreads();  // and read, before the next turn's
     }
-    return state;
   }
 
  private:
-  __device__ int32_t first_of(int32_t span) const { return sight_.first_unit + span * sight_.units_per_span; }
-  __device__ int32_t count_of(int32_t span) const {
-    return min(sight_.units_per_span, sight_.units - span * sight_.units_per_span);
+  __device__ uint8_t* slot(Place at) const { return slots_ + at.slot * Shape::kSlotBytes; }
+  __device__ void wait_full(Place at) const { ptx::barrier_wait(shared_.full + at.slot, at.phase); }
+  __device__ void release(Place at) const {
+    __syncwarp();
+    if (lane_ == 0) ptx::barrier_arrive(shared_.empty + at.slot);
+  }
+  __device__ static void meet() { ptx::named_barrier<1, kMultiplyThreads>(); }
+
+  // The query as rows 0-7 of an A operand: dimensions 16s + 2t, 2t + 1, 2t + 8, 2t + 9.
+  __device__ void load_query() {
+    const int g = lane_ / 4, t = lane_ % 4;
+    const RowInput<kDim>& input = shared_.inputs[input_.slot];
+    float x[Shape::kSteps][4] = {};
+    if (g < group_) {
+      const float* from = input.query[g] + 2 * t;
+#pragma unroll
+      for (int s = 0; s < Shape::kSteps; ++s) {
+        const float2 low = *reinterpret_cast<const float2*>(from + 16 * s),
+                     high = *reinterpret_cast<const float2*>(from + 16 * s + 8);
+        x[s][0] = low.x, x[s][1] = low.y, x[s][2] = high.x, x[s][3] = high.y;
+      }
+      if (p_.angles != nullptr) rotate(input.turns, t, x);
+    }
+    const float scale = p_.op.scale * kLog2e;
+#pragma unroll
+    for (int s = 0; s < Shape::kSteps; ++s) {
+      query_[s][0] = pack_bf16(x[s][0] * scale, x[s][1] * scale);
+      query_[s][1] = pack_bf16(x[s][2] * scale, x[s][3] * scale);
+    }
+  }
+  // Both kinds of pairs lie within a lane.
+  __device__ void rotate(const float2* turns, int t, float (&x)[Shape::kSteps][4]) const {
+    constexpr int kHalf = Shape::kSteps / 2;
+    if (p_.interleaved) {
+#pragma unroll
+      for (int i = 0; i < 2 * Shape::kSteps; ++i) {
+        turn(turns[8 * (i / 2) + 4 * (i % 2) + t], x[i / 2][2 * (i % 2)], x[i / 2][2 * (i % 2) + 1]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4 * kHalf; ++i) {
+        turn(turns[16 * (i / 4) + 2 * t + i % 2 + i % 4 / 2 * 8], x[i / 4][i % 4], x[i / 4 + kHalf][i % 4]);
+      }
+    }
+  }
+
+  // The new token's key (or value), rotated and rounded, into its slot: by the warp that has its page.
+  template <bool kValues>
+  __device__ void append(const Item& item, uint8_t* to) {
+    const auto row = static_cast<uint32_t>(item.sight.last % kKeyTile);
+    const RowInput<kDim>& input = shared_.inputs[input_.slot];
+#pragma unroll
+    for (int k = 0; k < kDim / 64; ++k) {
+      const int i = lane_ + kWarpLanes * k;
+      const int d[2] = {p_.interleaved ? 2 * i : i, p_.interleaved ? 2 * i + 1 : i + kDim / 2};
+      const float* from = kValues ? input.value : input.key;
+      float x[2] = {from[d[0]], from[d[1]]};
+      if constexpr (!kValues) turn(input.turns[i], x[0], x[1]);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const __nv_bfloat16 rounded = __float2bfloat16_rn(x[e]);
+        const uint32_t in_part = ptx::swizzled(row, static_cast<uint32_t>(d[e] % kPartDims) * 2);
+        *reinterpret_cast<__nv_bfloat16*>(to + d[e] / kPartDims * kTilePartBytes + in_part) = rounded;
+      }
+    }
+    __syncwarp();
+  }
+  // And from there into the cache, when nobody waits for it: 16 bytes a lane.
+  __device__ void store_appended(const Item& item, const uint8_t* keys, const uint8_t* values) const {
+    constexpr int kChunks = kDim / 8;
+    const int32_t in_block = item.sight.last % kBlockTokens, chunk = lane_ % kChunks;
+    auto* cached = keys_of_block<__nv_bfloat16>(p_.cache, block_, item.kv_head);
+    const int32_t row = item.sight.last % kKeyTile;
+    const int at = chunk / 8 * kTilePartBytes + row * ptx::kSwizzleRowBytes + chunk % 8 * 16;
+    const int64_t to = chunk / 8 * (kBlockTokens * kPartDims) + in_block * kPartDims + chunk % 8 * 8;
+    if (lane_ < kChunks) {
+      *reinterpret_cast<uint4*>(cached + to) = *reinterpret_cast<const uint4*>(keys + at);
+    } else if (lane_ < 2 * kChunks) {
+      *reinterpret_cast<uint4*>(cached + value_distance(p_.cache) + to) =
+          *reinterpret_cast<const uint4*>(values + at);
+    }
+    ptx::publish_to_async();  // what was written to the slots is, before a copy may follow it
+  }
+
+  // Scores of this warp's page of a tile.
+  __device__ __forceinline__ void scores(const uint8_t* keys, float (&score)[2][4]) const {
+    const int row = warp_ * kBlockTokens + lane_ % 8, chunk = lane_ / 8;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0.0f;
+#pragma unroll
+      for (int s = 0; s < Shape::kSteps; s += 2) {
+        const auto at = static_cast<uint32_t>(2 * s % 8 + chunk) * 16;
+        const uint4 k = ptx::load_matrices(keys + 2 * s / 8 * kTilePartBytes +
+                                           ptx::swizzled(static_cast<uint32_t>(row + 8 * n), at));
+        const uint32_t first[4] = {query_[s][0], 0, query_[s][1], 0},
+                       second[4] = {query_[s + 1][0], 0, query_[s + 1][1], 0};
+        ptx::mma_bf16(score[n], first, k.x, k.y);
+        ptx::mma_bf16(score[n], second, k.z, k.w);
+      }
+    }
+  }
+
+  // Adds a tile's values to the sums of this warp's dimensions.
+  __device__ __forceinline__ void add_values(const uint8_t* values) {
+#pragma unroll
+    for (int i = 0; i < kKeyTile / 32; ++i) {
+      const uint4 w =
+          ptx::load_matrices(shared_.weights + lane_ % 8 * kWeightRow + (32 * i + lane_ / 8 * 8) * 2);
+      const uint32_t first[4] = {w.x, 0, w.y, 0}, second[4] = {w.z, 0, w.w, 0};
+#pragma unroll
+      for (int n = 0; n < Shape::kColumns; ++n) {
+        const int column = warp_ * Shape::kColumns + n;
+        const uint4 v = ptx::load_matrices_transposed(
+            values + column / 8 * kTilePartBytes +
+            ptx::swizzled(static_cast<uint32_t>(32 * i + lane_), static_cast<uint32_t>(column % 8 * 16)));
+        ptx::mma_bf16(sum_[n], first, v.x, v.y);
+        ptx::mma_bf16(sum_[n], second, v.z, v.w);
+      }
+    }
+  }
+
+  // Scores of a tile become weights in shared memory; returns what the sums so far are multiplied with.
+  __device__ __forceinline__ float soften(const Item& item, int32_t tile, float (&score)[2][4]) {
+    const int g = lane_ / 4, t = lane_ % 4;
+    const int32_t from = tile * kKeyTile;
+    if (from < item.sight.first || from + kKeyTile - 1 > item.sight.last) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int32_t position = from + warp_ * kBlockTokens + i / 2 * 8 + 2 * t + i % 2;
+        const bool seen = position >= item.sight.first && position <= item.sight.last;
+        if (!seen) score[i / 2][i % 2] = -INFINITY;
+      }
+    }
+    const float most = quad_max(fmaxf(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1])));
+    if (t == 0) shared_.tops[g][warp_] = most;
+    meet();  // all pages' largest are there
+    const float4 low = *reinterpret_cast<const float4*>(&shared_.tops[g][0]),
+                 high = *reinterpret_cast<const float4*>(&shared_.tops[g][4]);
+    const float tile_top = fmaxf(fmaxf(fmaxf(low.x, low.y), fmaxf(low.z, low.w)),
+                                 fmaxf(fmaxf(high.x, high.y), fmaxf(high.z, high.w)));
+    const float new_top = fmaxf(top_, tile_top), base = base_of(new_top), by = exp2_of(top_ - base);
+    top_ = new_top;
+    float w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = exp2_of(score[i / 2][i % 2] - base);
+    shared_.sums[warp_][lane_] = (w[0] + w[1]) + (w[2] + w[3]);
+    auto* to =
+        reinterpret_cast<uint32_t*>(shared_.weights + g * kWeightRow + (warp_ * kBlockTokens + 2 * t) * 2);
+    to[0] = pack_bf16(w[0], w[1]);
+    to[4] = pack_bf16(w[2], w[3]);
+    return by;
+  }
+
+  // `appends`: this warp has the page of the new token, in the last tile, whose slots it then keeps to the
+  // end.
+  __device__ void walk(const Item& item, bool appends) {
+    total_ = SpanMerge{};
+#pragma unroll
+    for (int n = 0; n < Shape::kColumns; ++n) total_sum_[n][0] = total_sum_[n][1] = 0.0f;
+    begin_span();
+    const int32_t last_tile = item.past_tile - 1;
+    float score[2][4];
+    Place keys = place_;
+    wait_full(keys);
+    if (appends && item.first_tile == last_tile) append<false>(item, slot(keys));
+    scores(slot(keys), score);
+    if (!appends || item.first_tile != last_tile) release(keys);
+    for (int32_t tile = item.first_tile; tile <= last_tile; ++tile) {
+      const Place values = place_.next(num_slots_);
+      const float by = soften(item, tile, score);
+      const bool more = tile < last_tile;
+      if (appends && !more) {
+        wait_full(values);
+        append<true>(item, slot(values));
+      }
+      meet();               // weights, their sums and the new value are there
+      Place next = values;  // keys of the next tile; without one, scores of whatever, which nobody reads
+      if (more) {
+        next = keys = values.next(num_slots_);
+        wait_full(keys);
+        if (appends && tile + 1 == last_tile) append<false>(item, slot(keys));
+      }
+      wait_full(values);
+      scale_sums(by);
+      scores(slot(next), score);
+      add_values(slot(values));
+      if (more && (!appends || tile + 1 != last_tile)) release(keys);
+      if (appends && !more) {
+        store_appended(item, slot(keys), slot(values));
+        release(keys);
+      }
+      release(values);
+      place_ = more ? keys : values.next(num_slots_);
+      if (!more || (tile + 1) % kSpanTiles == 0) end_span(item);
+    }
+  }
+
+  __device__ void begin_span() {
+    top_ = -INFINITY;
+    weight_ = 0.0f;
+#pragma unroll
+    for (int n = 0; n < Shape::kColumns; ++n) {
+      sum_[n][0] = sum_[n][1] = sum_[n][2] = sum_[n][3] = 0.0f;
+    }
+  }
+  __device__ __forceinline__ void scale_sums(float by) {
+    float w[kWarps];
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) w[i] = shared_.sums[i][lane_];
+    weight_ = fmaf(weight_, by, ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7])));
+#pragma unroll
+    for (int n = 0; n < Shape::kColumns; ++n) sum_[n][0] *= by, sum_[n][1] *= by;
+  }
+
+  __device__ float* partial_of(const Item& item, int32_t span) const {
+    const int64_t place = item.row * p_.cache.kv_heads + item.kv_head;
+    return p_.partial + (place * p_.max_spans + span) * Shape::kPartialFloats;
+  }
+  // Sums lie as the lanes have them.
+  __device__ float2* sums_of(float* partial, int n) const {
+    return reinterpret_cast<float2*>(partial) + (n * kWarps + warp_) * kWarpLanes + lane_;
+  }
+  __device__ void end_span(const Item& item) {
+    const float weight = quad_sum(weight_);
+    const int g = lane_ / 4;
+    if (item.span < 0) {
+      merge(top_, weight, [&](int n) { return float2{sum_[n][0], sum_[n][1]}; });
+    } else {
+      float* mine = partial_of(item, item.span);
+#pragma unroll
+      for (int n = 0; n < Shape::kColumns; ++n) *sums_of(mine, n) = {sum_[n][0], sum_[n][1]};
+      if (warp_ == 0 && lane_ % 4 == 0) {
+        mine[kMaxHeadGroup * kDim + g] = top_;
+        mine[kMaxHeadGroup * (kDim + 1) + g] = weight;
+      }
+    }
+    begin_span();
+  }
+  template <class Sums>
+  __device__ __forceinline__ void merge(float top, float weight, const Sums& sums) {
+    const SpanMerge::Factors by = total_.add(top, weight);
+#pragma unroll
+    for (int n = 0; n < Shape::kColumns; ++n) {
+      const float2 other = sums(n);
+      total_sum_[n][0] = by.merge(total_sum_[n][0], other.x);
+      total_sum_[n][1] = by.merge(total_sum_[n][1], other.y);
+    }
+  }
+
+  // The CTA that wrote the last of a row's spans sees them all and adds them up.
+  __device__ void merge_if_last(const Item& item) {
+    const int32_t spans = item.sight.spans();
+    int32_t* arrived = p_.arrived + item.row * p_.cache.kv_heads + item.kv_head;
+    meet();  // everybody's part of the span is written
+    if (threadIdx.x == 0) {
+      __threadfence();  // and visible before the count says so
+      shared_.last = atomicAdd(arrived, 1) == spans - 1 ? 1 : 0;
+      if (shared_.last != 0) *arrived = 0;
+      __threadfence();
+    }
+    meet();
+    if (shared_.last == 0) return;
+    constexpr int kBatch = Shape::kBatch;
+    for (int32_t first = 0; first < spans; first += kBatch) {
+      float2 sums[kBatch][Shape::kColumns];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        float* from = partial_of(item, min(first + i, spans - 1));
+#pragma unroll
+        for (int n = 0; n < Shape::kColumns; ++n) sums[i][n] = __ldcg(sums_of(from, n));
+      }
+      for (int i = threadIdx.x; i < kBatch * 2 * kMaxHeadGroup; i += kMultiplyThreads) {
+        const float* from = partial_of(item, min(first + i / (2 * kMaxHeadGroup), spans - 1));
+        shared_.spans[i / (2 * kMaxHeadGroup)][i % (2 * kMaxHeadGroup)] =
+            __ldcg(from + kMaxHeadGroup * kDim + i % (2 * kMaxHeadGroup));
+      }
+      meet();  // maxima and weights are there
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (first + i < spans) {
+          merge(shared_.spans[i][lane_ / 4], shared_.spans[i][kMaxHeadGroup + lane_ / 4],
+                [&](int n) { return sums[i][n]; });
+        }
+      }
+      meet();  // and read, before the next ones are written
+    }
+    store_out(item);
+  }
+
+  __device__ void store_out(const Item& item) {
+    const int g = lane_ / 4, t = lane_ % 4;
+    if (g >= group_) return;
+    const int head = item.kv_head * group_ + g;
+    if (p_.op.sinks != nullptr) {
+      merge(sink_, 1.0f, [](int) { return float2{0.0f, 0.0f}; });
+    }
+    const float share = 1.0f / total_.weight;
+    float* out = p_.out + (item.row * p_.cache.heads + head) * kDim + 2 * t;
+#pragma unroll
+    for (int n = 0; n < Shape::kColumns; ++n) {
+      *reinterpret_cast<float2*>(out + (warp_ * Shape::kColumns + n) * 8) = {total_sum_[n][0] * share,
+                                                                             total_sum_[n][1] * share};
+    }
   }
 
   const PackedAttention& p_;
-  int64_t row_;
-  int kv_head_;
-  int32_t position_;
-  Sight sight_;
-  const int32_t* table_;
+  uint8_t* slots_;
+  int32_t num_slots_;
+  DecodeShared<kDim>& shared_;
+  const int warp_, lane_, group_;
+  Place place_, input_;  // of the next keys, and of the row
+  int32_t block_ = 0;    // of the new token
+  float sink_;           // of head g
+  uint32_t query_[Shape::kSteps][2];
+  float top_, weight_;             // of head g, of the span; weight_ is this lane's share
+  float sum_[Shape::kColumns][4];  // [n][0..1]: head g, dimensions 2t, 2t + 1 of column n; the rest is zero
+  SpanMerge total_;
+  float total_sum_[Shape::kColumns][2];
 };
 
-// grid: x rows, y KV heads, z spans side by side, or 1: a CTA takes all spans of its row in turn.
-template <bool kAppend>
+template <int kDim>
 __global__ void __launch_bounds__(kThreads, 2)
-    packed_attention_kernel(const __grid_constant__ PackedAttention p) {
-  __shared__ __align__(16) typename SpanWalker<kAppend>::Shared shared;
-  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  const int64_t row = blockIdx.x;
-  const int kv_head = blockIdx.y, group = p.cache.heads / p.cache.kv_heads;
-  int32_t span = blockIdx.z;
+    packed_attention_kernel(const __grid_constant__ PackedAttention p, int32_t num_slots) {
+  extern __shared__ __align__(1024) uint8_t slots[];
+  auto& shared = *reinterpret_cast<DecodeShared<kDim>*>(slots + num_slots * DecodeShape<kDim>::kSlotBytes);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < num_slots; ++i) {
+      ptx::barrier_init(shared.full + i, 1);
+      ptx::barrier_init(shared.empty + i, kWarps);
+    }
+    for (int i = 0; i < kInputs; ++i) {
+      ptx::barrier_init(shared.input_full + i, 1);
+      ptx::barrier_init(shared.input_empty + i, kWarps);
+    }
+    ptx::barrier_init_fence();
+  }
   ptx::let_dependents_start();
-  const SpanWalker<kAppend> walker(p, row, kv_head);
-  const int32_t spans = walker.sight().spans;
-  if (span >= spans) return;
-  const int head = kv_head * group + warp;
-  const float sink = p.op.sinks != nullptr && warp < group ? __ldg(p.op.sinks + head) : 0.0f;
-  UnitCache u;
-  walker.load_ahead(span, warp, lane, u);
-  ptx::wait_for_previous();
-  const QueryFragments q = query_fragments(p, row, kv_head, lane);
-  const bool in_turn = gridDim.z == 1;
-  Running all, state;
-  bool ahead = kAppend;
-  do {
-    state = walker.walk(span, in_turn && span + 1 < spans ? span + 1 : -1, ahead, q, warp, lane, u, shared);
-    all.add(state.state.top, state.state.weight, state.sum);
-    ahead = true;
-  } while (in_turn && ++span < spans);
-  if (in_turn || spans == 1) {
-    if (warp < group) store_out(p, row, head, lane, sink, all);
-    return;
+  __syncthreads();  // the barriers are there
+  const int warp = threadIdx.x / kWarpLanes;
+  if (warp == kWarps) {
+    // What earlier steps stored is there before the kernel ahead has ended.
+    if (p.angles == nullptr) ptx::wait_for_previous();
+    bring_items<kDim>(p, slots, num_slots, shared);
+  } else if (warp > kWarps) {
+    ptx::wait_for_previous();
+    bring_inputs<kDim>(p, shared);
+  } else {
+    DecodeWalker<kDim>(p, slots, num_slots, shared).run();
   }
-  const int64_t place = row * p.cache.kv_heads + kv_head;
-  float* mine = p.partial + (place * gridDim.z + span) * kPartialFloats;
-  reinterpret_cast<float2*>(mine + warp * kDim)[lane] = state.sum;
-  if (lane == 0) {
-    mine[kGroup * kDim + warp] = state.state.top;
-    mine[kGroup * (kDim + 1) + warp] = state.state.weight;
-  }
-  if (!last_to_arrive(p.arrived + place, spans) || warp >= group) return;
-  all = Running{};
-#pragma unroll 4
-  for (int32_t s = 0; s < spans; ++s) {
-    const float* from = p.partial + (place * gridDim.z + s) * kPartialFloats;
-    all.add(__ldcg(from + kGroup * kDim + warp), __ldcg(from + kGroup * (kDim + 1) + warp),
-            __ldcg(reinterpret_cast<const float2*>(from + warp * kDim) + lane));
-  }
-  store_out(p, row, head, lane, sink, all);
+}
+
+template <int kDim>
+void launch_as(const PackedAttention& op, cudaStream_t stream) {
+  using Shape = DecodeShape<kDim>;
+  const int64_t items = int64_t{op.rows} * op.cache.kv_heads * (op.partial != nullptr ? op.max_spans : 1);
+  const int64_t ctas = std::min<int64_t>(items, 2 * multiprocessors());
+  int32_t slots = Shape::kSlots;
+  if (op.op.window > 0) slots = std::min(slots, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
+  const size_t bytes = static_cast<size_t>(slots) * Shape::kSlotBytes + sizeof(DecodeShared<kDim>);
+  const auto kernel = packed_attention_kernel<kDim>;
+  allow_shared_memory(kernel, bytes);
+  launch_dependent("packed_attention_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes,
+                   stream, op, slots);
 }
 
 }  // namespace
 
 bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim) {
-  return kv_type == DType::kBF16 && head_dim == kDim && kv_heads > 0 && heads % kv_heads == 0 &&
-         heads / kv_heads <= kGroup;
+  return kv_type == DType::kBF16 && (head_dim == 64 || head_dim == 128) && kv_heads > 0 &&
+         heads % kv_heads == 0 && heads / kv_heads <= kMaxHeadGroup;
 }
 
-int32_t attention_spans(int32_t position, int32_t window) { return sight_of(position, window).spans; }
-
-size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t kv_heads) {
+size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t kv_heads, int32_t head_dim) {
   if (max_spans <= 1) return 0;
   return static_cast<size_t>(rows) * static_cast<size_t>(max_spans) * static_cast<size_t>(kv_heads) *
-         kPartialFloats * sizeof(float);
+         kMaxHeadGroup * static_cast<size_t>(head_dim + 2) * sizeof(float);
 }
 
 void launch_packed_attention(const PackedAttention& op, cudaStream_t stream) {
   if (op.rows == 0) return;
-  if (op.prompt && op.angles == nullptr) return launch_prompt_attention(op, stream);
-  const dim3 grid(static_cast<unsigned>(op.rows), static_cast<unsigned>(op.cache.kv_heads),
-                  static_cast<unsigned>(op.partial != nullptr ? op.max_spans : 1));
-  const auto kernel = op.angles != nullptr ? packed_attention_kernel<true> : packed_attention_kernel<false>;
-  launch_dependent("packed_attention_kernel", kernel, grid, kThreads, 0, stream, op);
+  if (op.num_chunks > 0 && op.angles == nullptr) return launch_prompt_attention(op, stream);
+  op.cache.head_dim == 64 ? launch_as<64>(op, stream) : launch_as<128>(op, stream);
 }
 
 }  // namespace millrace::cuda

@@ -1,83 +1,124 @@
-// What the attention kernels on the tensor cores share (packed_attention.cu has the numerics): how a row is
-// cut into units and spans, numbers as two bf16, and the running softmax.
+// What the attention kernels on the tensor cores share: the numbers, and how keys and values come to shared
+// memory.
+//
+// The numbers, the same for one row (packed_attention.cu) and for many (prompt_attention.cu). Queries, times
+// scale and log2 e, are rounded to bf16, weights too; sums are float32. Positions are cut at absolute
+// multiples into tiles of 128 and spans of 512. In a span a running softmax goes from tile to tile: largest
+// score so far, sums times exp2(old - new), then the values' products in a chain of 16 positions after 16.
+// The weights of a row are added up in four lanes, (t) of a quad those of columns 2t and 2t + 1 of each 8:
+// per page of 16 positions first, then the pages of a tile as a tree; the lanes meet at the end of a span.
+// Spans are added in order, the sink last. A tile or span that a row does not see changes nothing, so it
+// makes no difference whether it is masked or left out: a row's bits depend on its position, the window and
+// the cache. That warp and warpgroup products agree: docs/kernels/cuda_decode.md.
 #pragma once
 
 #include <cuda_bf16.h>
 
+#include "backend/cuda/ops/attention_plan.h"
 #include "backend/cuda/ops/cache.cuh"
 #include "backend/cuda/ops/launch.cuh"
 #include "backend/cuda/ops/reduce.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/grid_dependency.cuh"
-#include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
 
 namespace millrace::cuda {
 
-inline constexpr int kWarps = 8;
-inline constexpr int kDim = 64;
-inline constexpr int kGroup = 8;  // query heads per KV head, at most
-inline constexpr int kUnit = 32;  // positions of a warp
-inline constexpr int kMaxSpans = 32;
-inline constexpr int kTilesOfUnit = kUnit / 8, kBlocksOfUnit = kUnit / kBlockTokens;
+inline constexpr int kTilePages = kKeyTile / kBlockTokens;
+inline constexpr int kPartDims = 64;  // dimensions of a swizzled row of 128 bytes
+inline constexpr int kPagePartBytes = kBlockTokens * ptx::kSwizzleRowBytes;
+inline constexpr int kTilePartBytes = kTilePages * kPagePartBytes;
 inline constexpr float kLog2e = 1.4426950408889634f;
 
-// What a row sees, in units and spans.
-struct Sight {
-  int32_t first, last;  // positions
-  int32_t first_unit, units;
-  int32_t units_per_span, spans;
-};
-
-__host__ __device__ inline Sight sight_of(int32_t position, int32_t window) {
-  Sight s;
-  s.last = position;
-  s.first = window > 0 && position >= window ? position - window + 1 : 0;
-  s.first_unit = s.first / kUnit;
-  s.units = s.last / kUnit - s.first_unit + 1;
-  s.units_per_span = kWarps;
-  while (s.units > s.units_per_span * kMaxSpans) s.units_per_span *= 2;
-  s.spans = (s.units + s.units_per_span - 1) / s.units_per_span;
-  return s;
+// 2^x; 0 for -infinity, 1 for 0. Never far from zero: subnormal results are zeros.
+__device__ inline float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
+// What is taken off scores whose largest is `top`: of a row that has seen nothing yet, nothing.
+__device__ inline float base_of(float top) { return top == -INFINITY ? 0.0f : top; }
 
 __device__ inline uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
-// Two floats as bf16, and what that leaves of them as bf16.
-__device__ inline void split_bf16(float a, float b, uint32_t& upper, uint32_t& rest) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  upper = *reinterpret_cast<const uint32_t*>(&pair);
-  rest = pack_bf16(a - __low2float(pair), b - __high2float(pair));
+
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// Elements 8t..8t+7 and 32+8t..32+8t+7 of a head: what lane (g, t) holds of a query or key.
-struct HeadPart {
-  float x[16];
-};
-__device__ inline HeadPart load_part(const float* head, int t) {
-  HeadPart p;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(head + (i / 2) * 32 + 8 * t) + i % 2);
-    p.x[4 * i] = v.x, p.x[4 * i + 1] = v.y, p.x[4 * i + 2] = v.z, p.x[4 * i + 3] = v.w;
-  }
-  return p;
-}
-// A running softmax of one head: its largest score and the sum of weights; what it does to a sum of values.
-struct RunningWeight {
+// Spans added up: the largest score, the sum of weights, and what that does to a sum of values.
+struct SpanMerge {
   float top = -INFINITY, weight = 0.0f;
   struct Factors {
     float mine, its;
     __device__ float merge(float sum, float other) const { return fmaf(sum, mine, other * its); }
   };
   __device__ Factors add(float other_top, float other_weight) {
-    const float new_top = fmaxf(top, other_top);
-    const Factors by{top == new_top ? 1.0f : exp2f((top - new_top) * kLog2e),
-                     other_top == new_top ? 1.0f : exp2f((other_top - new_top) * kLog2e)};
+    const float new_top = fmaxf(top, other_top), base = base_of(new_top);
+    const Factors by{exp2_of(top - base), exp2_of(other_top - base)};
     weight = by.merge(weight, other_weight);
     top = new_top;
     return by;
   }
 };
+
+// What a row sees.
+struct Sight {
+  int32_t first, last;  // positions
+  __device__ int32_t first_tile() const { return first / kKeyTile; }
+  __device__ int32_t past_tile() const { return last / kKeyTile + 1; }
+  __device__ int32_t first_span() const { return first / kSpanKeys; }
+  __device__ int32_t spans() const { return last / kSpanKeys - first_span() + 1; }
+};
+__device__ inline Sight sight_of(int32_t position, int32_t window) {
+  return {window > 0 && position >= window ? position - window + 1 : 0, position};
+}
+
+// The keys or the values of one tile, as a warp brings them: [64 dimensions][128 positions] of swizzled rows,
+// once per 64 dimensions. Positions from `past` on and pages before `first_page` are not read; values there
+// are zeros, since a weight of zero does not undo a NaN.
+struct TileSource {
+  const LayerCache& cache;
+  const int32_t* table;
+  int kv_head;
+  int32_t first_page, past;
+};
+template <int kDim, bool kValues>
+__device__ inline void bring_tile(const TileSource& from, int32_t tile, uint8_t* slot, uint64_t* full) {
+  constexpr int kParts = kDim / kPartDims;
+  const int lane = threadIdx.x % kWarpLanes, place = lane % kTilePages, part = lane / kTilePages;
+  const int32_t page = tile * kTilePages + place;
+  int32_t rows = min(max(from.past - page * kBlockTokens, 0), kBlockTokens), block = kNoBlock;
+  if (page >= from.first_page && rows > 0 && part < kParts) block = from.table[page];
+  if (block == kNoBlock) rows = 0;
+  if constexpr (kValues) {
+    if (__any_sync(kAllLanes, part < kParts && rows < kBlockTokens)) {
+      for (int i = 0; i < kParts * kTilePages; ++i) {
+        uint8_t* to = slot + i / kTilePages * kTilePartBytes + i % kTilePages * kPagePartBytes;
+        const int begin = __shfl_sync(kAllLanes, rows, i) * ptx::kSwizzleRowBytes;
+        for (int at = begin + 16 * lane; at < kPagePartBytes; at += 16 * kWarpLanes) {
+          *reinterpret_cast<uint4*>(to + at) = uint4{0, 0, 0, 0};
+        }
+      }
+      ptx::publish_to_async();
+    }
+  }
+  const auto bytes = static_cast<uint32_t>(rows * ptx::kSwizzleRowBytes);
+  const uint32_t all = __reduce_add_sync(kAllLanes, bytes);  // and the zeros are there
+  if (lane == 0) ptx::barrier_arrive_expect(full, all);
+  __syncwarp();
+  if (rows == 0) return;
+  const auto* keys = keys_of_block<__nv_bfloat16>(from.cache, block, from.kv_head) +
+                     part * (kPagePartBytes / static_cast<int>(sizeof(__nv_bfloat16)));
+  ptx::bulk_copy_kept(slot + part * kTilePartBytes + place * kPagePartBytes,
+                      kValues ? keys + value_distance(from.cache) : keys, bytes, full);
+}
 
 }  // namespace millrace::cuda

@@ -1,307 +1,479 @@
-// Attention of prompts: the numbers of packed_attention.cu to the bit, arranged for many rows that follow one
-// another. A warp takes two rows of a sequence with all heads of a KV head: 16 rows of a product, the upper
-// halves of queries and weights in one product and the rest in another. It walks the units alone, so nothing
-// waits for another warp; the eight warps of a CTA have neighbouring rows and find keys and values in L1.
+// Attention of many rows that follow one another, on Hopper's warpgroup products: the numbers of
+// packed_attention.cuh to the bit.
 //
-// Roofline: 2 x 4 x 64 x heads operations per row and position (twice, for the two halves): 64 products of
-// m16n8k16 per unit of a warp, some 300 tensor core cycles of its scheduler, beside as many instructions of
-// softmax. Values are loaded under the scores, the next keys under the softmax.
+// A persistent CTA walks its share of (chunk of a sequence, KV head). Two warps bring tiles of 128 positions
+// by bulk copies, one the keys and one the values; the cache is kept in the order in which the tensor cores
+// take both. Three warpgroups (two for 128 dimensions) have 64 rows of the product each: a row is one query
+// head of one token, so that a KV head's keys serve all its query heads. The scores of the next tile and the
+// values of this one are multiplied while the softmax of the next tile waits for its scores, and while the
+// other warpgroups compute theirs. Only tiles at the edge of what a row sees are masked. What a row has of
+// the spans before lies in shared memory: it is needed once in four tiles.
+//
+// Roofline: 4 x 64 x 128 x dim operations per warpgroup and tile: 512 cycles of the tensor cores at dim 64,
+// beside 512 cycles of the unit that computes exponentials (16 a cycle) and some 350 of everything else.
+#include <algorithm>
+
 #include "backend/cuda/ops/packed_attention.cuh"
+
+#if defined(__CUDA_ARCH__) && !defined(MILLRACE_HAS_WGMMA)
+#pragma nv_diag_suppress 177  // unused: for this architecture the kernel is empty
+#endif
 
 namespace millrace::cuda {
 namespace {
 
-constexpr int kPromptWarps = 8;
-constexpr int kPromptThreads = kPromptWarps * kWarpLanes;
-constexpr int kRowsPerWarp = 2;
+constexpr int kGroupRows = 64, kGroupThreads = 128, kGroupWarps = 4;
 
-// One of a warp's two rows: its heads are rows g (or g + 8) of the products.
-struct PromptRow {
-  int64_t row;
-  Sight sight;
-  int32_t left, left_in_span;  // units
-  RunningWeight span, all;
+template <int kDim>
+struct PromptShape {
+  static constexpr int kParts = kDim / kPartDims;
+  static constexpr int kConsumers = prompt_rows(kDim) / kGroupRows;
+  static constexpr int kThreads = (kConsumers + 1) * kGroupThreads;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kLoaderRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kSlots = kDim == 64 ? 4 : 2;  // of keys, and as many of values
+  static constexpr int kSlotBytes = kParts * kTilePartBytes;
+  static constexpr int kQueryPartBytes = kGroupRows * ptx::kSwizzleRowBytes;
+  static constexpr int kQueryBytes = kParts * kQueryPartBytes;  // of a warpgroup
+  static constexpr int kTotalBytes = kGroupRows * kDim * static_cast<int>(sizeof(float));
+  // Shared memory: keys, values, queries, totals, barriers, records of the first items.
+  static constexpr int kValuesAt = kSlots * kSlotBytes;
+  static constexpr int kQueriesAt = 2 * kValuesAt;
+  static constexpr int kTotalsAt = kQueriesAt + kConsumers * kQueryBytes;
+  static constexpr int kBarriersAt = kTotalsAt + kConsumers * kTotalBytes;
+  static constexpr int kRecordsAt = kBarriersAt + 4 * kSlots * static_cast<int>(sizeof(uint64_t));
+  static constexpr int kRecords = 128;  // items that are looked up ahead
+  static constexpr int kSharedBytes = kRecordsAt + kRecords * static_cast<int>(sizeof(int4));
+  static_assert(kSharedBytes <= 232448);
+};
 
-  __device__ void begin(int64_t at, int32_t position, int32_t window) {
-    row = at;
-    sight = sight_of(position, window);
-    left = sight.units;
-    left_in_span = min(sight.units_per_span, left);
-    span = all = RunningWeight{};
+// Rows of one sequence with one KV head.
+struct PromptItem {
+  int32_t first_row, tokens, position, sequence;  // position: of the first row
+  int kv_head;
+
+  __device__ int32_t first(const PackedAttention& p) const { return sight_of(position, p.op.window).first; }
+  __device__ int32_t first_tile(const PackedAttention& p) const { return first(p) / kKeyTile; }
+  __device__ int32_t past_tile() const { return (position + tokens - 1) / kKeyTile + 1; }
+};
+
+// The items of this CTA: heavy ones come first, so every second round goes the other way.
+struct PromptItems {
+  const PackedAttention& p;
+  int4* records;  // [count] of the first rounds, in shared memory
+  int count;
+
+  __device__ int32_t index(int32_t round) const {
+    const auto ctas = static_cast<int32_t>(gridDim.x), mine = static_cast<int32_t>(blockIdx.x);
+    return round * ctas + (round % 2 == 0 ? mine : ctas - 1 - mine);
   }
-  __device__ bool sees(int32_t unit) const { return unit >= sight.first_unit && left > 0; }
-  // After a unit it sees: does a span end?
-  __device__ bool advance() {
-    --left;
-    if (--left_in_span > 0) return false;
-    left_in_span = min(sight.units_per_span, left);
-    return true;
+  __device__ bool has(int32_t round) const { return index(round) < p.num_chunks * p.cache.kv_heads; }
+  __device__ int4 record(int32_t round) const {
+    return reinterpret_cast<const int4*>(p.chunks)[index(round) / p.cache.kv_heads];
+  }
+  // By all threads, before a barrier.
+  __device__ void look_up() const {
+    for (int32_t r = static_cast<int32_t>(threadIdx.x); r < count; r += static_cast<int32_t>(blockDim.x)) {
+      if (has(r)) records[r] = record(r);
+    }
+  }
+  __device__ PromptItem at(int32_t round) const {
+    const int4 r = round < count ? records[round] : record(round);
+    return {r.x, r.y, r.z, r.w, index(round) % p.cache.kv_heads};
   }
 };
 
-class PromptWalker {
- public:
-  __device__ PromptWalker(const PackedAttention& p, int kv_head, float* all)
-      : p_(p), kv_head_(kv_head), lane_(threadIdx.x % kWarpLanes), all_(all + lane_) {}
+#ifdef MILLRACE_HAS_WGMMA
 
-  // Rows of one sequence, the second not before the first. The same row twice: it is computed twice.
-  __device__ void run(int64_t first, int64_t second) {
-    rows_[0].begin(first, p_.cache.positions[first], p_.op.window);
-    rows_[1].begin(second, p_.cache.positions[second], p_.op.window);
-    table_ = table_of_row(p_.cache, first);
-    last_block_ = rows_[1].sight.last / kBlockTokens;
-    load_queries();
-#pragma unroll
-    for (int i = 0; i < 32; ++i) sums_[i] = 0.0f, all_[i * kWarpLanes] = 0.0f;
-    const int32_t last_unit = rows_[1].sight.last / kUnit;
-    // Units that both rows see all of need no masks.
-    const int32_t first_whole = (rows_[1].sight.first + kUnit - 1) / kUnit,
-                  past_whole = (rows_[0].sight.last + 1) / kUnit;
-    int32_t unit = rows_[0].sight.first_unit;
-    load_keys(unit);
-    for (; unit <= last_unit; ++unit) {
-      if (unit >= first_whole && unit < past_whole) {
-        step<false>(unit, last_unit);
-      } else {
-        step<true>(unit, last_unit);
-      }
+// Slots of keys or values; n counts tiles through, over all items of a CTA.
+template <int kDim>
+struct PromptRing {
+  using Shape = PromptShape<kDim>;
+  uint8_t* slots;
+  uint64_t *full, *empty;
+
+  __device__ PromptRing(uint8_t* shared, bool values)
+      : slots(shared + (values ? Shape::kValuesAt : 0)),
+        full(reinterpret_cast<uint64_t*>(shared + Shape::kBarriersAt) + (values ? 2 * Shape::kSlots : 0)),
+        empty(full + Shape::kSlots) {}
+  __device__ void init() const {
+    for (int i = 0; i < Shape::kSlots; ++i) {
+      ptx::barrier_init(full + i, 1);
+      ptx::barrier_init(empty + i, Shape::kConsumers * kGroupWarps);
     }
-    store(0);
-    if (second != first) store(1);
+  }
+  __device__ uint8_t* slot(uint32_t n) const { return slots + n % Shape::kSlots * Shape::kSlotBytes; }
+  __device__ void wait_full(uint32_t n) const {
+    ptx::barrier_wait(full + n % Shape::kSlots, n / Shape::kSlots % 2);
+  }
+  __device__ void wait_empty(uint32_t n) const {
+    ptx::barrier_wait(empty + n % Shape::kSlots, n / Shape::kSlots % 2 ^ 1);
+  }
+  __device__ void release(uint32_t n) const {
+    if (threadIdx.x % kWarpLanes == 0) ptx::barrier_arrive(empty + n % Shape::kSlots);
+  }
+};
+
+// One warp, keys or values.
+template <int kDim, bool kValues>
+__device__ void bring_tiles(const PackedAttention& p, const PromptItems& items,
+                            const PromptRing<kDim>& ring) {
+  uint32_t n = 0;
+  for (int32_t round = 0; items.has(round); ++round) {
+    const PromptItem item = items.at(round);
+    const TileSource source{p.cache, p.cache.tables + p.cache.table_starts[item.sequence], item.kv_head,
+                            item.first(p) / kBlockTokens, item.position + item.tokens};
+    for (int32_t tile = item.first_tile(p); tile < item.past_tile(); ++tile, ++n) {
+      ring.wait_empty(n);
+      bring_tile<kDim, kValues>(source, tile, ring.slot(n), ring.full + n % PromptShape<kDim>::kSlots);
+    }
+  }
+}
+
+// A warpgroup's 64 rows. Lane (g, t) of warp w has rows 16w + g and 16w + g + 8, of a tile's scores columns
+// 8j + 2t and + 1.
+template <int kDim>
+class PromptRows {
+  using Shape = PromptShape<kDim>;
+  static constexpr int kSums = kDim / 2;
+  static constexpr int kChunks = kDim / 8, kQueryLoads = kGroupRows * kChunks / kGroupThreads;
+
+ public:
+  __device__ PromptRows(const PackedAttention& p, uint8_t* shared)
+      : p_(p),
+        keys_(shared, false),
+        values_(shared, true),
+        warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kGroupThreads), 0)),
+        thread_(threadIdx.x % kGroupThreads),
+        queries_(shared + Shape::kQueriesAt + warpgroup_ * Shape::kQueryBytes),
+        total_sums_(reinterpret_cast<float4*>(shared + Shape::kTotalsAt + warpgroup_ * Shape::kTotalBytes) +
+                    thread_),
+        group_(p.cache.heads / p.cache.kv_heads) {}
+
+  __device__ __forceinline__ void run(const PromptItems& items) {
+    float4 raw[kQueryLoads][2];
+    load_queries(items.at(0), raw);
+    for (int32_t round = 0; items.has(round); ++round) {
+      const PromptItem item = items.at(round);
+      store_queries(raw);
+      const bool more = items.has(round + 1);
+      attend(item, more ? items.at(round + 1) : item, raw);
+    }
   }
 
  private:
-  template <bool kEdge>
-  __device__ __forceinline__ void step(int32_t unit, int32_t last_unit) {
-    load_values<kEdge>(unit);
-    float score[2][kTilesOfUnit][2], top[2], weight[2];
-    scores<kEdge>(unit, score);
-    load_keys(min(unit + 1, last_unit));
-    soften<kEdge>(score[0], top[0], weight[0]);
-    soften<kEdge>(score[1], top[1], weight[1]);
-    const bool sees[2] = {!kEdge || rows_[0].sees(unit), !kEdge || rows_[1].sees(unit)};
-    add_values(sees, score, top, weight);
+  __device__ int first_row() const { return warpgroup_ * kGroupRows; }
+  __device__ void meet() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + warpgroup_), "n"(kGroupThreads) : "memory");
+  }
+
+  // Leaves the queries of the next item in `raw`: on their way while this one's last are added and stored.
+  __device__ __forceinline__ void attend(const PromptItem& item, const PromptItem& next,
+                                         float4 (&raw)[kQueryLoads][2]) {
+    const int32_t first_tile = item.first_tile(p_), past_tile = item.past_tile();
+    const int32_t tiles = past_tile - first_tile;
+    if (first_row() >= item.tokens * group_) {  // no rows for this warpgroup
+      for (int32_t i = 0; i < tiles; ++i, ++n_) {
+        keys_.wait_full(n_);
+        keys_.release(n_);
+        values_.wait_full(n_);
+        values_.release(n_);
+      }
+      load_queries(next, raw);
+      return;
+    }
+    begin(item);
+    float score[kKeyTile / 2], sum[kSums];
+    uint32_t weight[kTilePages][4];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sum[i] = 0.0f;
+
+    keys_.wait_full(n_);
+    multiply_keys(score);
+    ptx::wgmma_wait<0>();
+    ptx::hold_sums(score);
+    keys_.release(n_);
+    float by[2];
+    soften(first_tile, score, by);
+    round_weights(score, weight);
+    if (tiles > 1) keys_.wait_full(n_ + 1);
+    for (int32_t tile = first_tile + 1; tile < past_tile; ++tile) {
+      ptx::hold_sums(sum);
+      multiply_keys_at(n_ + 1, score);
+      values_.wait_full(n_);
+      multiply_values(weight, sum);
+      ptx::wgmma_wait<1>();
+      ptx::hold_sums(score);
+      keys_.release(n_ + 1);
+      const bool next_span = tile % kSpanTiles == 0;
+      const float top[2] = {top_[0], top_[1]}, share[2] = {share_[0], share_[1]};
+      if (next_span) begin_span();
+      soften(tile, score, by);
+      // Here, since the assembler would have the softmax wait for the values' products; not over this loop.
+      ptx::hold_sums(score);
+      if (tile + 1 < past_tile) keys_.wait_full(n_ + 2);
+      ptx::wgmma_wait<0>();
+      ptx::hold_sums(sum);
+      hold(weight);
+      values_.release(n_);
+      ++n_;
+      round_weights(score, weight);
+      if (next_span) {
+        end_span(top, share, sum);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sum[i] *= by[i / 2 % 2];
+      }
+    }
+    values_.wait_full(n_);
+    ptx::hold_sums(sum);
+    multiply_values(weight, sum);
+    load_queries(next, raw);
+    ptx::wgmma_wait<0>();
+    ptx::hold_sums(sum);
+    hold(weight);
+    values_.release(n_);
+    ++n_;
+    store(item, sum);
+  }
+
+  // Rows past the last token are zeros.
+  __device__ __forceinline__ void load_queries(const PromptItem& item, float4 (&raw)[kQueryLoads][2]) const {
+    const float* from = p_.query + (int64_t{item.first_row} * p_.cache.heads + item.kv_head * group_) * kDim;
+#pragma unroll
+    for (int i = 0; i < kQueryLoads; ++i) {
+      const int at = i * kGroupThreads + thread_, row = first_row() + at / kChunks;
+      const int token = row / group_, head = row - token * group_;
+      raw[i][0] = raw[i][1] = float4{0, 0, 0, 0};
+      if (token < item.tokens) {
+        const auto* x = reinterpret_cast<const float4*>(
+            from + (static_cast<int64_t>(token) * p_.cache.heads + head) * kDim + at % kChunks * 8);
+        raw[i][0] = x[0], raw[i][1] = x[1];
+      }
+    }
+  }
+  // Times scale and log2 e, rounded, to shared memory.
+  __device__ __forceinline__ void store_queries(const float4 (&raw)[kQueryLoads][2]) const {
+    meet();  // the products with the last item's queries are done
+    const float scale = p_.op.scale * kLog2e;
+#pragma unroll
+    for (int i = 0; i < kQueryLoads; ++i) {
+      const int at = i * kGroupThreads + thread_, row = at / kChunks, chunk = at % kChunks;
+      const float4 a = raw[i][0], b = raw[i][1];
+      *reinterpret_cast<uint4*>(
+          queries_ + chunk / 8 * Shape::kQueryPartBytes +
+          ptx::swizzled(static_cast<uint32_t>(row), static_cast<uint32_t>(chunk % 8 * 16))) =
+          uint4{pack_bf16(a.x * scale, a.y * scale), pack_bf16(a.z * scale, a.w * scale),
+                pack_bf16(b.x * scale, b.y * scale), pack_bf16(b.z * scale, b.w * scale)};
+    }
+    ptx::publish_to_async();
+    meet();  // all rows are there
+  }
+
+  __device__ void begin(const PromptItem& item) {
+    const int lane = thread_ % kWarpLanes;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (sees[r] && rows_[r].advance()) end_span(r);
+      const int row = first_row() + thread_ / kWarpLanes * 16 + lane / 4 + 8 * r;
+      sight_[r] = sight_of(item.position + row / group_, p_.op.window);
+      total_[r] = SpanMerge{};
     }
+    // Tiles that all rows of the warpgroup see all of need no masks.
+    const int32_t first_token = first_row() / group_, last_token = (first_row() + kGroupRows - 1) / group_;
+    first_whole_ = (sight_of(item.position + last_token, p_.op.window).first + kKeyTile - 1) / kKeyTile;
+    past_whole_ = (item.position + first_token + 1) / kKeyTile;
+    begin_span();
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) total_sums_[i * kGroupThreads] = float4{0, 0, 0, 0};
+  }
+  __device__ void begin_span() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top_[r] = -INFINITY, share_[r] = 0.0f;
   }
 
-  __device__ void load_queries() {
-    const int g = lane_ / 4, t = lane_ % 4, group = p_.cache.heads / p_.cache.kv_heads;
+  __device__ __forceinline__ void multiply_keys(float (&score)[kKeyTile / 2]) const {
+    multiply_keys_at(n_, score);
+  }
+  __device__ __forceinline__ void multiply_keys_at(uint32_t n, float (&score)[kKeyTile / 2]) const {
+    const uint64_t a = ptx::wgmma_operand(queries_), b = ptx::wgmma_operand(keys_.slot(n));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < kDim / 16; ++s) {
+      ptx::wgmma_bf16(score, a + s / 4 * (Shape::kQueryPartBytes / 16) + s % 4 * 2,
+                      b + s / 4 * (kTilePartBytes / 16) + s % 4 * 2, s > 0);
+    }
+    ptx::wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_values(const uint32_t (&weight)[kTilePages][4],
+                                                  float (&sum)[kSums]) const {
+    const uint64_t b = ptx::wgmma_columns(values_.slot(n_), kTilePartBytes);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int page = 0; page < kTilePages; ++page) {
+      ptx::wgmma_bf16_columns(sum, weight[page], b + page * (kPagePartBytes / 16));
+    }
+    ptx::wgmma_commit();
+  }
+  __device__ static void hold(uint32_t (&weight)[kTilePages][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * kTilePages; ++i) asm volatile("" : "+r"(weight[i / 4][i % 4])::"memory");
+  }
+
+  // Scores become weights; `by`: what the sums so far are multiplied with.
+  __device__ __forceinline__ void soften(int32_t tile, float (&score)[kKeyTile / 2], float (&by)[2]) {
+    if (tile < first_whole_ || tile >= past_whole_) mask(tile, score);
+    float most[2] = {top_[0], top_[1]};
+#pragma unroll
+    for (int i = 0; i < kKeyTile / 2; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], score[i]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      HeadPart query{};
-      if (g < group) {
-        query = load_part(p_.query + (rows_[r].row * p_.cache.heads + kv_head_ * group + g) * kDim, t);
-      }
+      most[r] = quad_max(most[r]);
+      const float base = base_of(most[r]);
+      by[r] = exp2_of(top_[r] - base);
+      top_[r] = most[r];
+      float pages[kTilePages];
 #pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        split_bf16(query.x[4 * s], query.x[4 * s + 1], upper_[s][r], rest_[s][r]);
-        split_bf16(query.x[4 * s + 2], query.x[4 * s + 3], upper_[s][2 + r], rest_[s][2 + r]);
+      for (int page = 0; page < kTilePages; ++page) {
+        float* w = score + 8 * page + 2 * r;
+        w[0] = exp2_of(w[0] - base), w[1] = exp2_of(w[1] - base);
+        w[4] = exp2_of(w[4] - base), w[5] = exp2_of(w[5] - base);
+        pages[page] = (w[0] + w[1]) + (w[4] + w[5]);
       }
+      share_[r] = fmaf(
+          share_[r], by[r],
+          ((pages[0] + pages[1]) + (pages[2] + pages[3])) + ((pages[4] + pages[5]) + (pages[6] + pages[7])));
     }
   }
-
-  // Of a unit's two blocks one may be past the last or before a window: whatever stands for it is masked.
-  __device__ const __nv_bfloat16* block_of(int32_t logical) const {
-    int32_t block = table_[min(logical, last_block_)];
-    if (block == kNoBlock) block = table_[last_block_];
-    return keys_of_block<__nv_bfloat16>(p_.cache, block, kv_head_);
-  }
-  __device__ void load_keys(int32_t unit) {
-    const int g = lane_ / 4, t = lane_ % 4;
-#pragma unroll
-    for (int b = 0; b < kBlocksOfUnit; ++b) {
-      blocks_[b] = block_of(unit * kBlocksOfUnit + b);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const auto* row = reinterpret_cast<const uint4*>(blocks_[b] + (8 * n + g) * kDim) + t;
-        keys_[2 * b + n][0] = row[0];
-        keys_[2 * b + n][1] = row[4];
-      }
-    }
-  }
-  // Of the unit whose keys were loaded last. Zeros for what no row sees: nobody may have written it, and a
-  // weight of zero does not undo a NaN.
-  template <bool kEdge>
-  __device__ void load_values(int32_t unit) {
-    const int g = lane_ / 4, t = lane_ % 4;
-#pragma unroll
-    for (int b = 0; b < kBlocksOfUnit; ++b) {
-      const auto* values =
-          reinterpret_cast<const uint2*>(blocks_[b] + value_distance(p_.cache) + g * kBlockTokens) + t;
-#pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) values_[n][b] = values[n * 8 * kBlockTokens / 4];
-    }
-    if (!kEdge) return;
-    const int32_t from = rows_[0].sight.first, to = rows_[1].sight.last;
-    const auto mask = [&](int32_t position) {
-      return (position >= from && position <= to ? 0xffffu : 0u) |
-             (position + 1 >= from && position + 1 <= to ? 0xffff0000u : 0u);
-    };
-#pragma unroll
-    for (int b = 0; b < kBlocksOfUnit; ++b) {
-      const int32_t first = unit * kUnit + b * kBlockTokens + 2 * t;
-      const uint32_t low = mask(first), high = mask(first + 8);
-#pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) values_[n][b].x &= low, values_[n][b].y &= high;
-    }
-  }
-
-  template <bool kEdge>
-  __device__ void scores(int32_t unit, float (&score)[2][kTilesOfUnit][2]) const {
-#pragma unroll
-    for (int n = 0; n < kTilesOfUnit; ++n) {
-      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      const uint32_t k[4][2] = {{keys_[n][0].x, keys_[n][0].y},
-                                {keys_[n][0].z, keys_[n][0].w},
-                                {keys_[n][1].x, keys_[n][1].y},
-                                {keys_[n][1].z, keys_[n][1].w}};
-#pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        ptx::mma_bf16(c, upper_[s], k[s][0], k[s][1]);
-        ptx::mma_bf16(d, rest_[s], k[s][0], k[s][1]);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& to = score[i / 2][n][i % 2];
-        to = (c[i] + d[i]) * p_.op.scale;
-        if (!kEdge) continue;
-        const int32_t position = unit * kUnit + 8 * n + 2 * (lane_ % 4) + i % 2;
-        const Sight& sight = rows_[i / 2].sight;
-        if (position < sight.first || position > sight.last) to = -INFINITY;
-      }
-    }
-  }
-
-  // Scores to weights, with the unit's own largest.
-  template <bool kEdge>
-  __device__ static void soften(float (&score)[kTilesOfUnit][2], float& top, float& sum) {
-    top = -INFINITY;
-#pragma unroll
-    for (int n = 0; n < kTilesOfUnit; ++n) top = fmaxf(fmaxf(top, score[n][0]), score[n][1]);
-    top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
-    sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < kTilesOfUnit; ++n) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float weight = exp2f((score[n][j] - top) * kLog2e);
-        score[n][j] = kEdge && score[n][j] == -INFINITY ? 0.0f : weight;
-        sum += score[n][j];
-      }
-    }
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-  }
-
-  __device__ void add_values(const bool (&sees)[2], const float (&weight)[2][kTilesOfUnit][2],
-                             const float (&top)[2], const float (&weights)[2]) {
-    uint32_t upper[kBlocksOfUnit][4], rest[kBlocksOfUnit][4];
-#pragma unroll
-    for (int b = 0; b < kBlocksOfUnit; ++b) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&pair)[2] = weight[i % 2][2 * b + i / 2];
-        split_bf16(pair[0], pair[1], upper[b][i], rest[b][i]);
-      }
-    }
-    // A row that does not see the unit keeps what it has.
-    RunningWeight::Factors by[2];
+  __device__ __forceinline__ void mask(int32_t tile, float (&score)[kKeyTile / 2]) const {
+    const int32_t from = tile * kKeyTile + thread_ % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      by[r] = {1.0f, 0.0f};
-      if (sees[r]) by[r] = rows_[r].span.add(top[r], weights[r]);
-    }
+      const int32_t low = sight_[r].first - from, high = sight_[r].last - from;
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, d[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int b = 0; b < kBlocksOfUnit; ++b) {
-        ptx::mma_bf16(c, upper[b], values_[n][b].x, values_[n][b].y);
-        ptx::mma_bf16(d, rest[b], values_[n][b].x, values_[n][b].y);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums_[4 * n + i] = by[i / 2].merge(sums_[4 * n + i], c[i] + d[i]);
-    }
-  }
-
-  // What the row has so far is in this warp's shared memory: needed once in a span, not in registers.
-  __device__ void end_span(int r) {
-    const RunningWeight::Factors by = rows_[r].all.add(rows_[r].span.top, rows_[r].span.weight);
-    rows_[r].span = RunningWeight{};
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float& to = all_[(4 * n + 2 * r + j) * kWarpLanes];
-        float& from = sums_[4 * n + 2 * r + j];
-        to = by.merge(to, from);
-        from = 0.0f;
+      for (int i = 0; i < kKeyTile / 4; ++i) {
+        const int column = i / 2 * 8 + i % 2;
+        float& s = score[i / 2 * 4 + 2 * r + i % 2];
+        s = column >= low && column <= high ? s : -INFINITY;
       }
     }
   }
+  __device__ __forceinline__ static void round_weights(const float (&score)[kKeyTile / 2],
+                                                       uint32_t (&weight)[kTilePages][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * kTilePages; ++i) {
+      weight[i / 4][i % 4] = pack_bf16(score[2 * i], score[2 * i + 1]);
+    }
+  }
 
-  __device__ void store(int r) {
-    const int g = lane_ / 4, t = lane_ % 4, group = p_.cache.heads / p_.cache.kv_heads;
-    if (g >= group) return;
-    const int head = kv_head_ * group + g;
-    RunningWeight& all = rows_[r].all;
-    RunningWeight::Factors by{1.0f, 0.0f};
-    const bool sink = p_.op.sinks != nullptr;
-    if (sink) by = all.add(__ldg(p_.op.sinks + head), 1.0f);
-    float* out = p_.out + (rows_[r].row * p_.cache.heads + head) * kDim;
+  // The span's sums go to the row's and start again at zero.
+  __device__ __forceinline__ void end_span(const float (&top)[2], const float (&share)[2],
+                                           float (&sum)[kSums]) {
+    const SpanMerge::Factors by[2] = {total_[0].add(top[0], quad_sum(share[0])),
+                                      total_[1].add(top[1], quad_sum(share[1]))};
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-      float v[2];
+    for (int i = 0; i < kSums / 4; ++i) {
+      float4 all = total_sums_[i * kGroupThreads];
+      all.x = by[0].merge(all.x, sum[4 * i]), all.y = by[0].merge(all.y, sum[4 * i + 1]);
+      all.z = by[1].merge(all.z, sum[4 * i + 2]), all.w = by[1].merge(all.w, sum[4 * i + 3]);
+      total_sums_[i * kGroupThreads] = all;
+      sum[4 * i] = sum[4 * i + 1] = sum[4 * i + 2] = sum[4 * i + 3] = 0.0f;
+    }
+  }
+
+  __device__ void store(const PromptItem& item, float (&sum)[kSums]) {
+    const int lane = thread_ % kWarpLanes;
+    SpanMerge::Factors span[2], sink[2];
+    float share[2];
+    float* out[2];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        v[j] = all_[(4 * n + 2 * r + j) * kWarpLanes];
-        if (sink) v[j] = by.merge(v[j], 0.0f);
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row() + thread_ / kWarpLanes * 16 + lane / 4 + 8 * r;
+      const int token = row / group_, head = item.kv_head * group_ + row % group_;
+      span[r] = total_[r].add(top_[r], quad_sum(share_[r]));
+      sink[r] = {1.0f, 0.0f};
+      if (p_.op.sinks != nullptr) sink[r] = total_[r].add(__ldg(p_.op.sinks + head) * kLog2e, 1.0f);
+      share[r] = 1.0f / total_[r].weight;
+      out[r] = token < item.tokens
+                   ? p_.out + (int64_t{item.first_row + token} * p_.cache.heads + head) * kDim + lane % 4 * 2
+                   : nullptr;
+    }
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) {
+      const float4 all = total_sums_[i * kGroupThreads];
+      const float before[2][2] = {{all.x, all.y}, {all.z, all.w}};
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float v[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          v[e] = span[r].merge(before[r][e], sum[4 * i + 2 * r + e]);
+          v[e] = sink[r].merge(v[e], 0.0f) * share[r];
+        }
+        if (out[r] != nullptr) *reinterpret_cast<float2*>(out[r] + 8 * i) = {v[0], v[1]};
       }
-      *reinterpret_cast<float2*>(out + 8 * n + 2 * t) = {v[0] / all.weight, v[1] / all.weight};
     }
   }
 
   const PackedAttention& p_;
-  int kv_head_, lane_;
-  float* all_;  // [32][lane]
-  const int32_t* table_;
-  int32_t last_block_;
-  const __nv_bfloat16* blocks_[kBlocksOfUnit];  // of the unit whose keys are loaded
-  PromptRow rows_[2];
-  uint32_t upper_[4][4], rest_[4][4];  // queries
-  uint4 keys_[kTilesOfUnit][2];        // as UnitCache
-  uint2 values_[kDim / 8][kBlocksOfUnit];
-  float sums_[32];  // [n][row][column], of the span
+  const PromptRing<kDim> keys_, values_;
+  const int warpgroup_, thread_;
+  uint8_t* queries_;
+  float4* total_sums_;  // [.. of four sums][thread], of the spans before
+  const int group_;
+  uint32_t n_ = 0;  // tiles so far
+  Sight sight_[2];
+  int32_t first_whole_, past_whole_;
+  float top_[2], share_[2];  // of the span; share_ is this lane's part of the weights' sum
+  SpanMerge total_[2];       // of the spans before
 };
 
-// grid: x over 16 rows, the last first (they see the most), y over KV heads.
-__global__ void __launch_bounds__(kPromptThreads, 1)
+#endif  // MILLRACE_HAS_WGMMA
+
+template <int kDim>
+__global__ void __launch_bounds__(PromptShape<kDim>::kThreads, 1)
     prompt_attention_kernel(const __grid_constant__ PackedAttention p) {
-  __shared__ float all[kPromptWarps][32 * kWarpLanes];
-  const int warp = threadIdx.x / kWarpLanes;
-  const int64_t group = gridDim.x - 1 - blockIdx.x, first = (group * kPromptWarps + warp) * kRowsPerWarp;
-  if (first >= p.rows) return;
-  const int32_t* sequence = p.cache.sequence_of;
-  const bool two = first + 1 < p.rows, together = two && sequence[first] == sequence[first + 1];
-  PromptWalker walker(p, blockIdx.y, all[warp]);
-  for (int64_t row = first; row <= first + (two && !together ? 1 : 0); ++row) {
-    walker.run(row, together ? first + 1 : row);
+#ifdef MILLRACE_HAS_WGMMA
+  using Shape = PromptShape<kDim>;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  if (threadIdx.x == 0) {
+    PromptRing<kDim>(shared, false).init();
+    PromptRing<kDim>(shared, true).init();
+    ptx::barrier_init_fence();
   }
+  const PromptItems items{p, reinterpret_cast<int4*>(shared + Shape::kRecordsAt), Shape::kRecords};
+  items.look_up();
+  ptx::let_dependents_start();
+  __syncthreads();  // the barriers and records are there
+  ptx::wait_for_previous();
+  if (threadIdx.x < Shape::kConsumers * kGroupThreads) {
+    ptx::more_registers<Shape::kConsumerRegisters>();
+    PromptRows<kDim>(p, shared).run(items);
+  } else {
+    ptx::fewer_registers<Shape::kLoaderRegisters>();
+    const int warp = threadIdx.x % kGroupThreads / kWarpLanes;
+    if (warp == 0) bring_tiles<kDim, false>(p, items, PromptRing<kDim>(shared, false));
+    if (warp == 1) bring_tiles<kDim, true>(p, items, PromptRing<kDim>(shared, true));
+  }
+#else
+  __trap();
+#endif
+}
+
+template <int kDim>
+void launch_as(const PackedAttention& op, cudaStream_t stream) {
+  using Shape = PromptShape<kDim>;
+  const auto kernel = prompt_attention_kernel<kDim>;
+  allow_shared_memory(kernel, Shape::kSharedBytes);
+  const int64_t items = int64_t{op.num_chunks} * op.cache.kv_heads;
+  launch_dependent("prompt_attention_kernel", kernel,
+                   dim3(static_cast<unsigned>(std::min<int64_t>(items, multiprocessors()))), Shape::kThreads,
+                   Shape::kSharedBytes, stream, op);
 }
 
 }  // namespace
 
-// Launched after everything before it is complete: keys and values may then come through L1.
 void launch_prompt_attention(const PackedAttention& op, cudaStream_t stream) {
-  constexpr int kRows = kPromptWarps * kRowsPerWarp;
-  const dim3 grid(static_cast<unsigned>((op.rows + kRows - 1) / kRows),
-                  static_cast<unsigned>(op.cache.kv_heads));
-  prompt_attention_kernel<<<grid, kPromptThreads, 0, stream>>>(op);
-  check_launch("prompt_attention_kernel");
+  op.cache.head_dim == 64 ? launch_as<64>(op, stream) : launch_as<128>(op, stream);
 }
 
 }  // namespace millrace::cuda

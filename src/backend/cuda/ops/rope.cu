@@ -44,13 +44,12 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();  // the whole key is rotated before any of it is copied
 
   const int32_t block = table_of_row(cache, row)[position / kBlockTokens];
-  const int in_block = position % kBlockTokens * dim;
   const float* my_value = value + row * cache.kv_heads * dim;
   for (int i = threadIdx.x; i < cache.kv_heads * dim; i += kThreads) {
     T* keys = keys_of_block<T>(cache, block, i / dim);
-    store_cache(my_key[i], keys + in_block + i % dim);
-    store_cache(my_value[i],
-                keys + value_distance(cache) + value_offset(cache, position % kBlockTokens, i % dim));
+    const int at = cache_offset(cache, position % kBlockTokens, i % dim);
+    store_cache(my_key[i], keys + at);
+    store_cache(my_value[i], keys + value_distance(cache) + at);
   }
 }
 

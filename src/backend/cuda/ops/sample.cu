@@ -15,6 +15,10 @@
 #include "backend/cuda/ptx/grid_dependency.cuh"
 #include "base/sampling_math.h"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#pragma nv_diag_suppress 177  // unused: for this architecture the kernel is empty
+#endif
+
 namespace millrace::cuda {
 namespace {
 
@@ -83,6 +87,8 @@ struct Cut {
     return other > key || (other == key && token <= id);
   }
 };
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older GPUs have no clusters: fits_sampling
 
 // One row, seen by one thread of its cluster. All members must be called by every thread of the cluster, with
 // the same arguments.
@@ -459,6 +465,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 102
   sampler.finish();
 }
 
+#else
+template <int kThreads>
+__global__ void sample_kernel(const float*, int64_t, const SampleParams*, int32_t*, SampleDetails*) {}
+#endif
+
 constexpr int kTakeThreads = 256;
 __global__ void __launch_bounds__(kTakeThreads)
     take_sampled_kernel(const int32_t* sampled, const int32_t* rows, int64_t count, int32_t* tokens) {
@@ -471,8 +482,8 @@ __global__ void __launch_bounds__(kTakeThreads)
 }  // namespace
 
 bool fits_sampling(int64_t vocab) {
-  constexpr size_t kMaxShared = 227 * 1024;
-  return vocab > 0 && shared_bytes(vocab) <= kMaxShared;
+  return has_bulk_copies() && vocab > 0 &&
+         shared_bytes(vocab) <= most_shared_memory();  // clusters came with them
 }
 
 void launch_sample(const float* logits, int64_t rows, int64_t vocab, const SampleParams* params,

@@ -65,6 +65,17 @@ struct StreamExperts {
 bool fits_stream_experts(const StreamExperts& op);
 void launch_stream_experts(const StreamExperts& op, cudaStream_t stream);
 
+// Both in one kernel, for one token and MXFP4 experts whose columns leave the last segment empty. Its CTAs
+// wait for one another: two such kernels may not run side by side. `sync`: zeros at first. The same bits as
+// above.
+struct MoeSync {
+  uint64_t scores[128];  // each with the number of the kernel it is for
+  uint32_t epoch;        // kernels so far
+  uint32_t arrived;      // CTAs, in all kernels
+};
+bool fits_stream_moe(const StreamRoute& route, const StreamExperts& op);
+void launch_stream_moe(const StreamRoute& route, const StreamExperts& op, MoeSync* sync, cudaStream_t stream);
+
 // Rows of x as bf16, without a norm; cols a multiple of 4.
 void launch_round_rows(const float* x, int64_t rows, int64_t cols, uint16_t* rounded, cudaStream_t stream);
 

@@ -34,11 +34,13 @@ __device__ inline const uint8_t* expert_tile(const PackedMatrix& w, int expert, 
   return w.tiles + (static_cast<int64_t>(expert) * w.tiles_per_expert + tile) * w.tile_bytes;
 }
 
-// What the sixteen segments give for one row of a tile: at partial + segment * stride.
+// What the segments give for one row of a tile: at partial + segment * stride. A segment that is empty may be
+// left out: it adds zero to a sum that is never -0.
+template <int kCount = kSegments>
 __device__ inline float add_segments(const float* partial, int stride) {
   float sum = 0.0f;
 #pragma unroll
-  for (int s = 0; s < kSegments; ++s) sum += partial[s * stride];
+  for (int s = 0; s < kCount; ++s) sum += partial[s * stride];
   return sum;
 }
 
@@ -68,6 +70,7 @@ __device__ inline DownOutput find_down(const StreamExperts& op, const Choice& ch
   }
   return out;
 }
+template <int kCount = kSegments>
 __device__ inline void finish_down(const StreamExperts& op, const Choice& choice, const DownOutput& out,
                                    const float* partial, int stride, int tile, int lane) {
   const int g = lane % kTileRows;
@@ -77,7 +80,7 @@ __device__ inline void finish_down(const StreamExperts& op, const Choice& choice
   for (int i = 0; i < kMaxChosen / 4; ++i) {
     const int slot = 4 * i + lane / kTileRows;
     const float value =
-        slot < op.k ? add_segments(partial + slot * stride + g, kTileRows) + out.bias[i] : 0.0f;
+        slot < op.k ? add_segments<kCount>(partial + slot * stride + g, kTileRows) + out.bias[i] : 0.0f;
     for (int s = 4 * i; s < min(4 * i + 4, op.k); ++s) {
       sum = fmaf(choice.weight[s], __shfl_sync(kAllLanes, value, s % 4 * kTileRows + g), sum);
     }

@@ -10,8 +10,7 @@
 // Some 38 instructions of a warp per 16 x 32 weights, 7 us of issue slots for both kernels. Gate and up
 // cannot begin before the router has spoken; down can: its first stages are under way while gate and up still
 // compute.
-#include "backend/cuda/ops/mx4.cuh"
-#include "backend/cuda/ops/stream_experts.cuh"
+#include "backend/cuda/ops/stream_mx4.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -19,40 +18,8 @@ namespace {
 constexpr int kWarps = kSegments;
 constexpr int kThreads = kWarps * kWarpLanes;
 constexpr int kFeeder =
-    kThreads - kWarpLanes;  // the thread that asks for pieces: its segment is the shortest
-constexpr int kPieceRows = 2 * kTileRows;
+    kThreads - kWarpLanes;        // the thread that asks for pieces: its segment is the shortest
 constexpr int kGateUpRound = 16;  // pieces whose partial sums are kept before they are added up
-
-// sum += rows of two tiles . x over the warp's segment. x: this lane's row of activations.
-template <int kPairs>
-__device__ inline void multiply_segment(const uint8_t* first_tile, const uint8_t* second_tile,
-                                        const uint8_t* x, int first, int count, int lane, float (&sum)[4]) {
-  const uint8_t* tiles[2] = {first_tile + first * kMx4PairBytes, second_tile + first * kMx4PairBytes};
-  const int scale_at = kMx4ScalesAt + lane / 4 * 2;
-  x += first * (kPairColumns * 2) + lane % 4 * 16;
-#pragma unroll
-  for (int j = 0; j < kPairs; ++j) {
-    if (j >= count) break;
-    uint2 words[2];
-    uint32_t scales[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      words[i] = reinterpret_cast<const uint2*>(tiles[i] + j * kMx4PairBytes)[lane];
-      scales[i] = *reinterpret_cast<const uint16_t*>(tiles[i] + j * kMx4PairBytes + scale_at);
-    }
-#pragma unroll
-    for (int odd = 0; odd < 2; ++odd) {
-      const uint4 b = *reinterpret_cast<const uint4*>(x + j * (kPairColumns * 2) + odd * 64);
-      const uint4 low =
-          mx4_weights(odd ? words[0].y : words[0].x, mx4_scale(odd ? scales[0] >> 8 : scales[0] & 255u));
-      const uint4 high =
-          mx4_weights(odd ? words[1].y : words[1].x, mx4_scale(odd ? scales[1] >> 8 : scales[1] & 255u));
-      const uint32_t a0[4] = {low.x, high.x, low.y, high.y}, a1[4] = {low.z, high.z, low.w, high.w};
-      ptx::mma_bf16(sum, a0, b.x, b.y);
-      ptx::mma_bf16(sum, a1, b.z, b.w);
-    }
-  }
-}
 
 // Rows of bf16 activations on their way to shared memory, one copy; the columns of a missing last block are
 // zeros. Everybody calls zero_padding before the barrier that shows everybody `full`.
@@ -74,35 +41,7 @@ struct SharedRows {
   }
 };
 
-struct Segment {
-  int first, count;
-  __device__ Segment(int pairs, int index) {
-    const int per = pairs_per_segment(pairs);
-    first = min(index * per, pairs);
-    count = min(per, pairs - first);
-  }
-};
-
 // ---------------------------------------------------------------- gate and up
-
-// One of a piece's sums, [gate, up][8], asked for before its tiles are multiplied, so that the bias is there.
-struct HalfOutput {
-  int slot = -1;
-  int64_t row = 0;
-  float bias = 0.0f;
-};
-__device__ inline HalfOutput find_half(const StreamExperts& op, const Choice& choice, int first, int count) {
-  HalfOutput out;
-  const int n = static_cast<int>(threadIdx.x) / kPieceRows, value = threadIdx.x % kPieceRows;
-  if (n >= count) return out;
-  const int slot = (first + n) / op.gate.tiles_per_expert, tile = (first + n) % op.gate.tiles_per_expert;
-  out.row = int64_t{tile} * kTileRows + value % kTileRows;
-  if (out.row >= op.gate.rows) return out;
-  out.slot = slot;
-  const float* bias = value < kTileRows ? op.gate_bias : op.up_bias;
-  if (bias != nullptr) out.bias = __ldg(bias + choice.expert[slot] * op.gate.rows + out.row);
-  return out;
-}
 
 // A piece is a slot's tile of 8 gate rows with the same 8 up rows. partial [piece][segment][gate, up][8].
 template <int kPairs>

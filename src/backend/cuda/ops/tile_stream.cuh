@@ -6,6 +6,7 @@
 // (programmatic dependent launch) already has its first stages under way.
 #pragma once
 
+#include "backend/cuda/device.h"
 #include "backend/cuda/ops/packed.h"
 #include "backend/cuda/ops/reduce.cuh"
 #include "backend/cuda/ops/stream.h"
@@ -130,7 +131,8 @@ struct StreamShape {
 // An SM has 228 KB, 1 KB of each CTA's is the system's. A kernel whose tiles all fit kWholeBytes takes as
 // much and loads everything at once; beside it one of kRingBytes has room, so that consecutive kernels
 // overlap. A kernel of many pieces (the logits) wants a deeper ring.
-inline constexpr uint32_t kWholeBytes = 131500, kRingBytes = 97000, kDeepBytes = 115456, kMostBytes = 231000;
+inline constexpr uint32_t kWholeBytes = 131500, kRingBytes = 97000, kDeepBytes = 115456, kMostBytes = 231000,
+                          kMoeBytes = 129500;
 inline constexpr int kManyPieces = 32;
 
 // As many stages as fit, at most `pieces`.
@@ -142,7 +144,8 @@ inline StreamShape stream_shape(uint32_t piece_bytes, int64_t pieces, uint32_t r
   shape.partial_bytes = partial_bytes;
   const uint32_t fixed = shape.total();
   const auto fit = [&](uint32_t limit) {
-    return limit < fixed ? 0 : int64_t{(limit - fixed) / shape.stage_bytes};
+    limit = limit < most_shared_memory() ? limit : most_shared_memory();
+    return limit < fixed || !has_bulk_copies() ? 0 : int64_t{(limit - fixed) / shape.stage_bytes};
   };
   int64_t stages = fit(pieces >= kManyPieces ? kDeepBytes : ring_bytes);
   if (fit(kWholeBytes) >= pieces) stages = pieces;

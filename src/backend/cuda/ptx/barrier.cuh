@@ -1,8 +1,15 @@
 // mbarriers in shared memory and the bulk copy that completes on them (sm_90 and later), as thin wrappers.
-// Who waits for whom is said where they are used.
+// Who waits for whom is said where they are used. In code for older GPUs they are nothing, so that a kernel
+// with them compiles; it must not be launched there (has_bulk_copies).
 #pragma once
 
 #include <cstdint>
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define MILLRACE_BULK_ASM(...)
+#else
+#define MILLRACE_BULK_ASM(...) asm volatile(__VA_ARGS__)
+#endif
 
 namespace millrace::cuda::ptx {
 
@@ -11,23 +18,23 @@ __device__ inline uint32_t shared_address(const void* p) {
 }
 
 __device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+  MILLRACE_BULK_ASM("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
 // After the inits, before anybody (the copy engine included) uses the barriers.
-__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;"); }
+__device__ inline void barrier_init_fence() { MILLRACE_BULK_ASM("fence.mbarrier_init.release.cluster;"); }
 
 __device__ inline void barrier_arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+  MILLRACE_BULK_ASM("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 // Arrives, and makes the phase wait for `bytes` of copies as well.
 __device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
+  MILLRACE_BULK_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                    "r"(bytes)
+                    : "memory");
 }
 __device__ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
+  uint32_t done = 1;
+  MILLRACE_BULK_ASM(
       "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
       : "=r"(done)
       : "r"(shared_address(barrier)), "r"(parity)
@@ -45,7 +52,7 @@ inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 
 // `bytes` (a multiple of 16) from global to shared memory, both 16-byte aligned; completes on `barrier`.
 __device__ inline void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-  asm volatile(
+  MILLRACE_BULK_ASM(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
       "[%3], %4;" ::"r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(kEvictFirst)
@@ -54,11 +61,16 @@ __device__ inline void bulk_copy(void* to, const void* from, uint32_t bytes, uin
 
 // The same for what is read again soon.
 __device__ inline void bulk_copy_kept(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-  asm volatile(
+  MILLRACE_BULK_ASM(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
           shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
+}
+
+// What this thread wrote to shared memory is there for the tensor cores and the copy engine.
+__device__ inline void publish_to_async() {
+  MILLRACE_BULK_ASM("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // A barrier among `threads` threads of the CTA, under one of its names 1 to 15.

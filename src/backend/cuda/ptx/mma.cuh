@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/ptx/barrier.cuh"
+
 namespace millrace::cuda::ptx {
 
 // d = c + a b, exact, both signed.
@@ -25,6 +27,26 @@ __device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t 
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8 x 8 matrices of 16-bit elements, rows of 16 aligned bytes; lane l gives the address of row l % 8 of
+// matrix l / 8. Lane (g, t) gets of each row g, columns 2t and 2t + 1: a[0] or b[0] of the above.
+__device__ inline uint4 load_matrices(const void* row) {
+  uint4 m;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m.x), "=r"(m.y), "=r"(m.z), "=r"(m.w)
+               : "r"(shared_address(row))
+               : "memory");
+  return m;
+}
+// The same, transposed: rows 2t and 2t + 1 of column g.
+__device__ inline uint4 load_matrices_transposed(const void* row) {
+  uint4 m;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(m.x), "=r"(m.y), "=r"(m.z), "=r"(m.w)
+               : "r"(shared_address(row))
+               : "memory");
+  return m;
 }
 
 }  // namespace millrace::cuda::ptx

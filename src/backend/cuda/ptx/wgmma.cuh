@@ -30,6 +30,14 @@ __device__ inline uint64_t wgmma_operand(const void* p) {
          kSwizzle128 << 62;
 }
 
+// An operand whose rows are the 16 (or more) columns of the product and whose 128 bytes are 64 of its
+// outputs, swizzled alike; the next 64 outputs lie `next_bytes` further. 16 columns further on: + 128.
+__device__ inline uint64_t wgmma_columns(const void* p, uint32_t next_bytes) {
+  constexpr uint64_t kEightColumns = 1024 / 16, kSwizzle128 = 1;
+  return uint64_t{(shared_address(p) & 0x3ffffu) >> 4} | uint64_t{next_bytes >> 4} << 16 |
+         kEightColumns << 32 | kSwizzle128 << 62;
+}
+
 // Before the first product of a batch: registers written by this warpgroup are the tensor core's now.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -142,6 +150,34 @@ __device__ inline void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b, bool a
         MILLRACE_FOUR(60)
       : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
 }
+// d += a b where b has its 16 columns of the product as rows: 64 (or twice 64) outputs are one row of 128
+// bytes, see wgmma_columns.
+__device__ inline void wgmma_bf16_columns(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12), MILLRACE_FOUR(16),
+        MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ inline void wgmma_bf16_columns(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"
+      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12), MILLRACE_FOUR(16),
+        MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28), MILLRACE_FOUR(32), MILLRACE_FOUR(36),
+        MILLRACE_FOUR(40), MILLRACE_FOUR(44), MILLRACE_FOUR(48), MILLRACE_FOUR(52), MILLRACE_FOUR(56),
+        MILLRACE_FOUR(60)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 __device__ inline void wgmma_bf16(float (&d)[96], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %98, 0;\n"
@@ -163,8 +199,5 @@ __device__ inline void wgmma_bf16(float (&d)[96], uint64_t a, uint64_t b, bool a
 #undef MILLRACE_FOUR
 
 #endif  // MILLRACE_HAS_WGMMA
-
-// What this thread wrote to shared memory is there for the tensor cores and the copy engine.
-__device__ inline void publish_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace millrace::cuda::ptx

@@ -1,0 +1,320 @@
+// Attention on the tensor cores against float64 on the host, every combination of its features, and its
+// kernels against one another bit by bit: prompts in chunks of different sizes, single rows with their spans
+// in turn and side by side, with the new key and value appended on the way. What no row may see is NaN, in
+// the cache and in the output before each run. Needs a GPU: says so and skips without.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "backend/cuda/device.h"
+#include "backend/cuda/ops/ops.h"
+#include "backend/cuda/ops/wide.h"
+#include "base/paging.h"
+
+namespace millrace::cuda {
+namespace {
+
+struct Sequence {
+  int32_t before, tokens;  // in the cache, and new
+};
+
+struct Case {
+  int32_t heads, kv_heads, dim, window;
+  bool sinks;
+  std::vector<Sequence> sequences;
+};
+
+// To bf16, ties to even.
+uint16_t to_bf16(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+float from_bf16(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
+
+template <class T>
+DeviceBuffer on_device(const std::vector<T>& values) {
+  DeviceBuffer buffer(values.size() * sizeof(T), "test");
+  MILLRACE_CUDA_TRY(
+      cudaMemcpy(buffer.as<void>(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return buffer;
+}
+template <class T>
+std::vector<T> from_device(const DeviceBuffer& buffer) {
+  std::vector<T> values(buffer.bytes() / sizeof(T));
+  MILLRACE_CUDA_TRY(cudaMemcpy(values.data(), buffer.as<void>(), buffer.bytes(), cudaMemcpyDeviceToHost));
+  return values;
+}
+
+// A batch, its cache (blocks in random places, NaN where nothing was stored) and what the kernels need.
+struct Problem {
+  Case c;
+  std::mt19937 random{5};
+  int32_t rows = 0, last_position = 0;
+  std::vector<int32_t> positions, sequence_of, starts, tables;
+  std::vector<uint16_t> pool;
+  std::vector<float> query, key, value, sinks;
+  float scale;
+  int64_t block_elements;
+
+  explicit Problem(const Case& which) : c(which), scale(1.0f / std::sqrt(static_cast<float>(which.dim))) {
+    int32_t blocks = 0;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const Sequence& sequence = c.sequences[s];
+      starts.push_back(blocks);
+      blocks += blocks_for(sequence.before + sequence.tokens);
+      for (int32_t t = 0; t < sequence.tokens; ++t) {
+        positions.push_back(sequence.before + t);
+        sequence_of.push_back(static_cast<int32_t>(s));
+        last_position = std::max(last_position, positions.back());
+      }
+    }
+    rows = static_cast<int32_t>(positions.size());
+    for (int32_t i = 0; i < blocks; ++i) tables.push_back(i);
+    std::shuffle(tables.begin(), tables.end(), random);
+    block_elements = int64_t{2} * 2 * c.kv_heads * kBlockTokens * c.dim;  // two layers, the second is used
+    pool.assign(static_cast<size_t>(blocks * block_elements), 0xffff);
+    const auto per_row = static_cast<size_t>(c.dim);
+    query = normals(static_cast<size_t>(rows * c.heads) * per_row, 2.0f);
+    key = normals(static_cast<size_t>(rows * c.kv_heads) * per_row, 1.0f);
+    value = normals(key.size(), 1.0f);
+    if (c.sinks) sinks = normals(static_cast<size_t>(c.heads), 1.0f);
+  }
+  std::vector<float> normals(size_t count, float size) {
+    std::normal_distribution<float> normal(0.0f, size);
+    std::vector<float> x(count);
+    for (float& v : x) v = normal(random);
+    return x;
+  }
+  uint16_t& cached(size_t s, int32_t position, int32_t head, int32_t d, bool is_value) {
+    const int32_t block = tables[static_cast<size_t>(starts[s] + position / kBlockTokens)];
+    const int32_t in_block = position % kBlockTokens;
+    const int64_t per_head = int64_t{kBlockTokens} * c.dim;
+    const int64_t at = block * block_elements + (2 + (is_value ? 1 : 0)) * c.kv_heads * per_head +
+                       head * per_head + d / 64 * (kBlockTokens * 64) + in_block * 64 +
+                       ((d % 64) ^ (in_block % 8 * 8));
+    return pool[static_cast<size_t>(at)];
+  }
+  // Random keys and values: of all positions, or of those before the new tokens.
+  void fill_cache(bool new_ones_too) {
+    std::normal_distribution<float> normal;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const int32_t count = c.sequences[s].before + (new_ones_too ? c.sequences[s].tokens : 0);
+      for (int32_t p = 0; p < count; ++p) {
+        for (int32_t i = 0; i < 2 * c.kv_heads * c.dim; ++i) {
+          cached(s, p, i / 2 / c.dim, i / 2 % c.dim, i % 2 == 1) = to_bf16(normal(random));
+        }
+      }
+    }
+  }
+};
+
+// On the device, with an output that is NaN until somebody writes it.
+struct Device {
+  const Problem& p;
+  DeviceBuffer pool = on_device(p.pool), ints, query = on_device(p.query), key = on_device(p.key),
+               value = on_device(p.value), sinks = on_device(p.sinks), arrived, partial;
+  size_t chunks_at = 0;
+  int32_t num_chunks = 0, max_spans;
+
+  Device(const Problem& problem, int32_t tokens_per_chunk = 0)
+      : p(problem), max_spans(attention_spans(p.last_position, p.c.window)) {
+    std::vector<int32_t> all = p.positions;
+    all.insert(all.end(), p.sequence_of.begin(), p.sequence_of.end());
+    all.insert(all.end(), p.starts.begin(), p.starts.end());
+    all.insert(all.end(), p.tables.begin(), p.tables.end());
+    while (all.size() % 4 != 0) all.push_back(0);
+    chunks_at = all.size();
+    int32_t row = 0, sequence = 0;
+    for (const Sequence& s : p.c.sequences) {
+      for (int32_t at = 0; at < s.tokens && tokens_per_chunk > 0; at += tokens_per_chunk, ++num_chunks) {
+        for (const int32_t v :
+             {row + at, std::min(tokens_per_chunk, s.tokens - at), s.before + at, sequence}) {
+          all.push_back(v);
+        }
+      }
+      row += s.tokens, ++sequence;
+    }
+    ints = on_device(all);
+    arrived = on_device(std::vector<int32_t>(static_cast<size_t>(p.rows * p.c.kv_heads), 0));
+    partial = DeviceBuffer(
+        packed_attention_partial_bytes(p.rows, std::max(2, max_spans), p.c.kv_heads, p.c.dim), "partial");
+  }
+  PackedAttention op() const {
+    const auto* at = ints.as<const int32_t>();
+    PackedAttention a;
+    a.cache.pool = pool.as<void>();
+    a.cache.type = DType::kBF16;
+    a.cache.block_elements = p.block_elements;
+    a.cache.layer_offset = p.block_elements / 2;
+    a.cache.positions = at;
+    a.cache.sequence_of = at + p.rows;
+    a.cache.table_starts = at + 2 * p.rows;
+    a.cache.tables = at + 2 * p.rows + p.starts.size();
+    a.cache.heads = p.c.heads, a.cache.kv_heads = p.c.kv_heads, a.cache.head_dim = p.c.dim;
+    a.cache.order = CacheOrder::kSwizzled;
+    a.op = {p.c.window, p.scale, p.c.sinks ? sinks.as<const float>() : nullptr};
+    a.rows = p.rows;
+    a.max_spans = max_spans;
+    a.query = query.as<const float>(), a.key = key.as<const float>(), a.value = value.as<const float>();
+    a.arrived = arrived.as<int32_t>();
+    a.chunks = at + chunks_at;
+    a.num_chunks = num_chunks;
+    return a;
+  }
+  std::vector<float> run(PackedAttention a, bool side_by_side) const {
+    const DeviceBuffer out =
+        on_device(std::vector<float>(p.query.size(), std::numeric_limits<float>::quiet_NaN()));
+    a.out = out.as<float>();
+    a.partial = side_by_side ? partial.as<float>() : nullptr;
+    launch_packed_attention(a, nullptr);
+    MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
+    return from_device<float>(out);
+  }
+};
+
+// Some rows in float64, from the rounded query: weights are off by half a bf16 each, everything else by less.
+void expect_right(Problem& p, const std::vector<float>& got, int step) {
+  const int32_t group = p.c.heads / p.c.kv_heads;
+  const float scale = p.scale * 1.4426950408889634f;
+  for (int32_t row = 0; row < p.rows; row += step) {
+    const auto s = static_cast<size_t>(p.sequence_of[static_cast<size_t>(row)]);
+    const int32_t last = p.positions[static_cast<size_t>(row)];
+    const int32_t first = p.c.window > 0 ? std::max(0, last - p.c.window + 1) : 0;
+    for (int32_t head = 0; head < p.c.heads; head += row % 2 == 0 ? 1 : 3) {
+      const size_t at = static_cast<size_t>((row * p.c.heads + head) * p.c.dim);
+      std::vector<double> score;
+      double top = p.c.sinks ? p.sinks[static_cast<size_t>(head)] * 1.4426950408889634 : -INFINITY;
+      for (int32_t i = first; i <= last; ++i) {
+        double sum = 0;
+        for (int32_t d = 0; d < p.c.dim; ++d) {
+          sum += double{from_bf16(to_bf16(p.query[at + static_cast<size_t>(d)] * scale))} *
+                 from_bf16(p.cached(s, i, head / group, d, false));
+        }
+        score.push_back(sum);
+        top = std::max(top, sum);
+      }
+      double weights =
+          p.c.sinks ? std::exp2(p.sinks[static_cast<size_t>(head)] * 1.4426950408889634 - top) : 0;
+      std::vector<double> out(static_cast<size_t>(p.c.dim)), size(out.size());
+      for (int32_t i = first; i <= last; ++i) {
+        const double w = std::exp2(score[static_cast<size_t>(i - first)] - top);
+        weights += w;
+        for (int32_t d = 0; d < p.c.dim; ++d) {
+          const double v = from_bf16(p.cached(s, i, head / group, d, true));
+          out[static_cast<size_t>(d)] += w * v;
+          size[static_cast<size_t>(d)] += w * std::fabs(v);
+        }
+      }
+      for (size_t d = 0; d < out.size(); ++d) {
+        const double error = std::fabs(got[at + d] - out[d] / weights);
+        ASSERT_LE(error, 0x1p-8 * size[d] / weights + 1e-6)
+            << "row " << row << " at " << last << " head " << head << " dim " << d;
+      }
+    }
+  }
+}
+
+void expect_same(const std::vector<float>& got, const std::vector<float>& want, const Problem& p,
+                 const char* what) {
+  ASSERT_EQ(got.size(), want.size());
+  const auto width = static_cast<size_t>(p.c.heads * p.c.dim);
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(want[i]))
+        << what << ": row " << i / width << " at " << p.positions[i / width] << " head "
+        << i % width / static_cast<size_t>(p.c.dim) << ": " << got[i] << " and " << want[i];
+  }
+}
+
+bool no_gpu() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) != cudaSuccess || count == 0;
+}
+#define SKIP_WITHOUT_GPU() \
+  if (no_gpu()) GTEST_SKIP() << "*** no GPU: attention was not tested on one ***"
+
+struct Shape {
+  int32_t heads, kv_heads, dim;
+};
+class PackedAttentionTest : public ::testing::TestWithParam<Shape> {};
+
+std::vector<Sequence> ragged() {
+  return {{0, 1}, {0, 17}, {505, 33}, {0, 700}, {1020, 9}, {129, 1}, {3, 127}, {1600, 2}};
+}
+
+TEST_P(PackedAttentionTest, EveryFeatureAndEveryCut) {
+  SKIP_WITHOUT_GPU();
+  const Shape shape = GetParam();
+  for (const int32_t window : {0, 128, 37}) {
+    for (const bool sinks : {false, true}) {
+      SCOPED_TRACE("window " + std::to_string(window) + (sinks ? " sinks" : ""));
+      Problem p({shape.heads, shape.kv_heads, shape.dim, window, sinks, ragged()});
+      p.fill_cache(true);
+      const Device single(p);
+      const std::vector<float> in_turn = single.run(single.op(), false);
+      expect_right(p, in_turn, 7);
+      if (HasFatalFailure()) return;
+      expect_same(single.run(single.op(), true), in_turn, p, "spans side by side");
+      if (!has_wgmma()) continue;
+      const int32_t most = prompt_chunk_tokens(shape.heads, shape.kv_heads, shape.dim);
+      for (const int32_t tokens : {most, 5}) {
+        const Device chunks(p, std::min(tokens, most));
+        expect_same(chunks.run(chunks.op(), false), in_turn, p, "prompt kernel");
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(PackedAttentionTest, AppendingOnTheWay) {
+  SKIP_WITHOUT_GPU();
+  const Shape shape = GetParam();
+  for (const bool interleaved : {false, true}) {
+    Problem p({shape.heads,
+               shape.kv_heads,
+               shape.dim,
+               interleaved ? 128 : 0,
+               true,
+               {{0, 1}, {15, 1}, {16, 1}, {127, 1}, {128, 1}, {300, 1}, {511, 1}, {512, 1}, {1535, 1}}});
+    p.fill_cache(false);
+    std::vector<float2> turns;
+    for (int32_t i = 0; i < p.rows * shape.dim / 2; ++i) {
+      turns.push_back({std::cos(static_cast<float>(i)), std::sin(static_cast<float>(i))});
+    }
+    const DeviceBuffer angles = on_device(turns);
+    const RopeParams rope{nullptr, shape.dim / 2, 1.0f, interleaved};
+    const Device apart(p);
+    launch_rope_append_kv(apart.op().cache, rope, angles.as<const float2>(), p.rows, apart.query.as<float>(),
+                          apart.key.as<float>(), apart.value.as<float>(), nullptr);
+    const std::vector<float> want = apart.run(apart.op(), false);
+    const auto pool = from_device<uint16_t>(apart.pool);
+    for (const bool side_by_side : {false, true}) {
+      const Device fused(p);
+      PackedAttention op = fused.op();
+      op.angles = angles.as<const float2>();
+      op.interleaved = interleaved;
+      expect_same(fused.run(op, side_by_side), want, p, "appended on the way");
+      EXPECT_TRUE(from_device<uint16_t>(fused.pool) == pool) << "the caches differ";
+      if (HasFatalFailure()) return;
+    }
+    p.pool = pool;
+    p.query = from_device<float>(apart.query);
+    expect_right(p, want, 1);
+    if (HasFatalFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, PackedAttentionTest,
+                         ::testing::Values(Shape{2, 2, 64}, Shape{8, 2, 64}, Shape{16, 2, 64},
+                                           Shape{6, 2, 64}, Shape{3, 3, 128}, Shape{8, 2, 128},
+                                           Shape{8, 1, 128}),
+                         [](const ::testing::TestParamInfo<Shape>& i) {
+                           return "heads" + std::to_string(i.param.heads) + "of" +
+                                  std::to_string(i.param.kv_heads) + "dim" + std::to_string(i.param.dim);
+                         });
+
+}  // namespace
+}  // namespace millrace::cuda
