@@ -454,7 +454,7 @@ struct WideBench {
 
 int main(int argc, char** argv) {
   using namespace millrace::cuda;
-  open_device();
+  open_device(0);
   if (argc > 1 && std::string(argv[argc - 1]) == "bf16") {
     dense_type = millrace::DType::kBF16;
     --argc;
