@@ -90,7 +90,7 @@ __device__ inline void keep(float* partial, const float (&sum)[4], int tokens, i
   }
 }
 
-// kPairs: at most so many pairs of a segment; 0: any number. kTokens: at most so many.
+// kPairs: pairs of a whole segment; 0: any number. kTokens: at most so many.
 template <PackedFormat kFormat, int kPairs, int kTokens>
 __global__ void __launch_bounds__(kThreads, 2) stream_linear_kernel(const __grid_constant__ Params p) {
   using Format = TileFormat<kFormat>;
@@ -199,8 +199,8 @@ void launch_for_tokens(const Params& p, cudaStream_t stream) {
 template <PackedFormat kFormat>
 void launch_for_pairs(const Params& p, cudaStream_t stream) {
   const int per = pairs_per_segment(p.pairs);
-  if (per <= 3) return launch_for_tokens<kFormat, 3>(p, stream);
-  if (per <= 4) return launch_for_tokens<kFormat, 4>(p, stream);
+  if (per == 3) return launch_for_tokens<kFormat, 3>(p, stream);
+  if (per == 4) return launch_for_tokens<kFormat, 4>(p, stream);
   launch_for_tokens<kFormat, 0>(p, stream);
 }
 

@@ -99,7 +99,7 @@ __device__ inline void load_activations(const uint8_t* x, int lane, uint32_t (&b
 }
 
 // sum += rows 0-7 of the tile `low` and, where there is one, 8-15 of `high`, times the activations at x, over
-// `count` pairs, at most kPairs; kPairs 0: any number. The tiles begin with the first of the pairs.
+// `count` pairs; most often kPairs, unless that is 0. The tiles begin with the first of the pairs.
 template <PackedFormat kFormat, int kPairs, bool kTwo>
 __device__ inline void multiply_segment(const uint8_t* low, const uint8_t* high, const uint8_t* x, int count,
                                         int lane, float (&sum)[4]) {
@@ -115,14 +115,12 @@ __device__ inline void multiply_segment(const uint8_t* low, const uint8_t* high,
       ptx::mma_bf16(sum, both, b[s][0], b[s][1]);
     }
   };
-  if constexpr (kPairs > 0) {
+  if (kPairs > 0 &&
+      count == kPairs) {  // without a branch, so that one pair's loads overlap another's products
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      if (j >= count) break;
-      multiply(j);
-    }
+    for (int j = 0; j < kPairs; ++j) multiply(j);
   } else {
-#pragma unroll 2
+#pragma unroll 1
     for (int j = 0; j < count; ++j) multiply(j);
   }
 }

@@ -1,0 +1,178 @@
+// Times the dense bf16 product (ops/wide_product.cuh) beside cuBLAS in one run, in turns, on the same
+// numbers, and prints how far apart the results are: both multiply bf16 exactly and sum in float32, in
+// another order. Ours sums every segment of the columns for itself, which is what makes a row's bits
+// independent of the batch.
+//   gemm_bench [rows outputs columns]     columns a multiple of 64; without: 4096^3 and gpt-oss-20b's shapes
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#include "backend/cuda/device.h"
+#include "backend/cuda/ops/packed.h"
+#include "backend/cuda/ops/wide.h"
+#ifdef MILLRACE_HAS_CUBLAS
+#include <cublas_v2.h>
+#endif
+
+namespace millrace::cuda {
+namespace {
+
+// Eight bits of fraction: exact as bf16.
+__device__ inline float value_at(size_t i, uint32_t seed) {
+  uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
+  x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+  return static_cast<float>(static_cast<int>(x & 255u) - 128) / 128.0f;
+}
+__global__ void fill(float* floats, uint16_t* bf16, size_t count, uint32_t seed) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x) {
+    const float v = value_at(i, seed);
+    if (floats != nullptr) floats[i] = v;
+    bf16[i] = static_cast<uint16_t>(__float_as_uint(v) >> 16);
+  }
+}
+
+struct Gemm {
+  int64_t rows, outputs, cols;
+  Stream stream;
+  DeviceBuffer weights{static_cast<size_t>(outputs * cols) * 2, "weights"},
+      x{static_cast<size_t>(rows * cols) * 4, "x"}, x_bf16{static_cast<size_t>(rows * cols) * 2, "x"},
+      operand{wide_rows_bytes(rows, cols), "operand"}, tiles,
+      ours{static_cast<size_t>(rows * outputs) * 4, "y"},
+      theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
+  PackedMatrix packed = packed_shape(DType::kBF16, outputs, cols);
+
+  Gemm(int64_t m, int64_t n, int64_t k) : rows(m), outputs(n), cols(k) {
+    fill<<<1024, 256, 0, stream.get()>>>(nullptr, weights.as<uint16_t>(), static_cast<size_t>(n * k), 1);
+    fill<<<1024, 256, 0, stream.get()>>>(x.as<float>(), x_bf16.as<uint16_t>(), static_cast<size_t>(m * k), 2);
+    tiles = DeviceBuffer(static_cast<size_t>(packed.tiles_per_expert) * packed.tile_bytes, "tiles");
+    DeviceMatrix raw;
+    raw.data = weights.as<const uint8_t>();
+    raw.rows = n;
+    raw.cols = k;
+    raw.row_bytes = k * 2;
+    raw.type = DType::kBF16;
+    launch_repack(raw, 0, packed, tiles.as<uint8_t>(), stream.get());
+    packed.tiles = tiles.as<const uint8_t>();
+    stream.synchronize();
+  }
+
+  void round() {
+    WideRound op;
+    op.x = x.as<const float>();
+    op.rows = rows;
+    op.cols = cols;
+    op.weights = PackedFormat::kBf16;
+    op.to = {operand.as<uint8_t>()};
+    launch_wide_round(op, stream.get());
+  }
+  void multiply() {
+    WideLinear op;
+    op.parts[op.num_parts++] = {packed, nullptr, ours.as<float>()};
+    op.x = {operand.as<uint8_t>()};
+    op.rows = rows;
+    launch_wide_linear(op, stream.get());
+  }
+
+  // Of ten launches, in microseconds each.
+  double time(const std::function<void()>& launch) const {
+    cudaEvent_t begin, end;
+    MILLRACE_CUDA_TRY(cudaEventCreate(&begin));
+    MILLRACE_CUDA_TRY(cudaEventCreate(&end));
+    MILLRACE_CUDA_TRY(cudaEventRecord(begin, stream.get()));
+    for (int i = 0; i < 10; ++i) launch();
+    MILLRACE_CUDA_TRY(cudaEventRecord(end, stream.get()));
+    stream.synchronize();
+    float ms = 0;
+    MILLRACE_CUDA_TRY(cudaEventElapsedTime(&ms, begin, end));
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    return ms * 100.0;
+  }
+
+  double difference() const {  // of the two results, by their norm
+    std::vector<float> a(static_cast<size_t>(rows * outputs)), b(a.size());
+    MILLRACE_CUDA_TRY(cudaMemcpy(a.data(), ours.as<void>(), a.size() * 4, cudaMemcpyDeviceToHost));
+    MILLRACE_CUDA_TRY(cudaMemcpy(b.data(), theirs.as<void>(), b.size() * 4, cudaMemcpyDeviceToHost));
+    double error = 0, size = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      error += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+      size += double{b[i]} * b[i];
+    }
+    return std::sqrt(error / size);
+  }
+
+  void run(const std::function<void(Gemm&)>& library) {
+    std::vector<double> mine, other;
+    round();
+    for (int i = 0; i < 12; ++i) {
+      mine.push_back(time([&] { multiply(); }));
+      if (library) other.push_back(time([&] { library(*this); }));
+    }
+    const double rounding = time([&] { round(); });
+    const auto median = [](std::vector<double>& v) {
+      std::sort(v.begin(), v.end());
+      return v.empty() ? 0.0 : v[v.size() / 2];
+    };
+    const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(outputs * cols);
+    const double us = median(mine), theirs_us = median(other);
+    std::printf("%6lld x %6lld x %6lld: %8.1f us, %6.1f TFLOP/s (rows rounded in %.1f us)",
+                static_cast<long long>(rows), static_cast<long long>(outputs), static_cast<long long>(cols),
+                us, flops / us / 1e6, rounding);
+    if (library) {
+      std::printf("; cuBLAS %8.1f us, %6.1f TFLOP/s: %.0f%% of it; apart %.1e", theirs_us,
+                  flops / theirs_us / 1e6, 100 * theirs_us / us, difference());
+    }
+    std::printf("\n");
+  }
+};
+
+}  // namespace
+}  // namespace millrace::cuda
+
+int main(int argc, char** argv) {
+  using namespace millrace::cuda;
+  open_device();
+  std::function<void(Gemm&)> library;
+#ifdef MILLRACE_HAS_CUBLAS
+  cublasHandle_t handle = nullptr;
+  if (cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS) {
+    std::fprintf(stderr, "gemm_bench: cublasCreate failed\n");
+    return 2;
+  }
+  library = [&](Gemm& g) {
+    const float one = 1.0f, zero = 0.0f;
+    cublasSetStream(handle, g.stream.get());
+    const cublasStatus_t status = cublasGemmEx(
+        handle, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(g.outputs), static_cast<int>(g.rows),
+        static_cast<int>(g.cols), &one, g.weights.as<void>(), CUDA_R_16BF, static_cast<int>(g.cols),
+        g.x_bf16.as<void>(), CUDA_R_16BF, static_cast<int>(g.cols), &zero, g.theirs.as<void>(), CUDA_R_32F,
+        static_cast<int>(g.outputs), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+      std::fprintf(stderr, "gemm_bench: cublasGemmEx failed with status %d\n", static_cast<int>(status));
+      std::exit(2);
+    }
+  };
+#else
+  std::printf("built without cuBLAS: ours alone\n");
+#endif
+  if (argc == 4) {
+    const int64_t m = std::atoll(argv[1]), n = std::atoll(argv[2]), k = std::atoll(argv[3]);
+    if (m < 1 || n < 1 || k < 64 || k % 64 != 0) {
+      std::fprintf(stderr, "usage: gemm_bench [rows outputs columns]\n");
+      return 2;
+    }
+    Gemm(m, n, k).run(library);
+    return 0;
+  }
+  const int64_t shapes[][3] = {{4096, 4096, 4096}, {2048, 5120, 2880}, {2048, 2880, 4096},
+                               {8192, 5120, 2880}, {8192, 2880, 4096}, {128, 201088, 2880}};
+  for (const auto& s : shapes) Gemm(s[0], s[1], s[2]).run(library);
+#ifdef MILLRACE_HAS_CUBLAS
+  cublasDestroy(handle);
+#endif
+  return 0;
+}
