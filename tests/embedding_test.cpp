@@ -82,14 +82,13 @@ TEST(Embedding, TinyModelsAgreeWithTransformers) {
       SCOPED_TRACE(path);
       EXPECT_LT(worst_error(*open(path, "reference"), prompts), 1e-4);
       // As in golden_test.cpp: 8-bit activations cost 0.5% a product, of which a layer has 5; a token near a
-      // tie of two experts may go elsewhere.
+      // tie of two experts may go elsewhere. A GPU rounds activations of every product to bf16, 0.2%.
       for (const std::string& device : golden::device_names()) {
         const auto engine = open(path, device);
         const bool experts =
             engine->model().architecture == "gpt-oss" || engine->model().architecture == "qwen3moe";
-        EXPECT_LT(worst_error(*engine, prompts),
-                  has_blocks(path) ? (experts ? 0.5 : 0.1) : (experts ? 1e-3 : 1e-4))
-            << device;
+        const double exact = device.starts_with("cuda") ? (experts ? 0.5 : 0.03) : (experts ? 1e-3 : 1e-4);
+        EXPECT_LT(worst_error(*engine, prompts), has_blocks(path) ? (experts ? 0.5 : 0.1) : exact) << device;
       }
     }
   }

@@ -130,8 +130,9 @@ struct StreamShape {
 
 // An SM has 228 KB, 1 KB of each CTA's is the system's. A kernel whose tiles all fit kWholeBytes takes as
 // much and loads everything at once; beside it one of kRingBytes has room, so that consecutive kernels
-// overlap. A kernel of many pieces (the logits) wants a deeper ring.
-inline constexpr uint32_t kWholeBytes = 131500, kRingBytes = 97000, kDeepBytes = 115456, kMostBytes = 231000,
+// overlap. A kernel of many pieces (the logits) wants a deeper ring, and no second CTA beside it: where SMs
+// become free one by one, the first would get two, and work for both.
+inline constexpr uint32_t kWholeBytes = 131500, kRingBytes = 97000, kDeepBytes = 165000, kMostBytes = 231000,
                           kMoeBytes = 129500;
 inline constexpr int kManyPieces = 32;
 
