@@ -135,7 +135,7 @@ struct Gemm {
 
 int main(int argc, char** argv) {
   using namespace millrace::cuda;
-  open_device();
+  open_device(0);
   std::function<void(Gemm&)> library;
 #ifdef MILLRACE_HAS_CUBLAS
   cublasHandle_t handle = nullptr;
