@@ -2,6 +2,8 @@
 // operations per pair and dimension) with block tables in order and shuffled, single rows in TB/s of keys and
 // values. bench/attention_torch.py prints torch's in the same units.
 //   attention_bench [prompt|decode|long]   (long: one row at 32k, for a profiler)
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -51,6 +52,20 @@ std::string with_nan_scale(const std::string& source, const std::string& tensor)
 }
 
 class Device : public testing::TestWithParam<const char*> {};
+
+TEST_P(Device, ARepeatedBlockLengthensASequence) {
+  const auto runtime = Runtime::open("tests/golden/models/gpt-oss-w32/model.gguf", on(GetParam(), 256));
+  const std::vector<int32_t> tokens(48, 5);
+  Sequence sequence = runtime->make_sequence();
+  runtime->prefill(sequence, tokens);
+  runtime->repeat_last_block(sequence, 160);  // past the window of 32 several times
+  EXPECT_EQ(sequence.length(), 208);
+  for (const float logit : runtime->prefill(sequence, std::span(tokens).first(16))) {
+    ASSERT_TRUE(std::isfinite(logit));
+  }
+  const std::string error = error_of([&] { runtime->repeat_last_block(sequence, 64); });
+  EXPECT_NE(error.find("a context of 256"), std::string::npos) << error;
+}
 
 TEST_P(Device, NanScaleIsNamed) {
   const std::string source = "tests/golden/models/gpt-oss-w32/model.gguf";  // Q8_0 outside the experts

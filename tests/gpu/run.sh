@@ -4,6 +4,7 @@
 #   tests/gpu/run.sh
 #   MILLRACE_DEPS_DIR=dir tests/gpu/run.sh   where fmt, nlohmann-json and CLI11 are not installed: dir/include/fmt,
 #                                            dir/include/nlohmann, dir/include/CLI (and dir/googletest, its source)
+#   FALLBACK=1 tests/gpu/run.sh              also as on a GPU before sm_90: the driver translates code for 8.0
 # Other settings: CUDA_ARCHITECTURES (90a), JOBS, SANITIZER_SECONDS (90: limit of each sanitizer run).
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 2
@@ -57,6 +58,7 @@ expect_on_cuda() { # expect_on_cuda STEP PATTERN
   fi
 }
 
+[ -z "${FALLBACK:-}" ] || CUDA_ARCHITECTURES="80-virtual;${CUDA_ARCHITECTURES:-90a-real}"
 configure=(--preset cuda -B "$build" -DMILLRACE_TESTS=ON "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90a}")
 command -v ninja >/dev/null || configure+=(-G "Unix Makefiles")
 [ -z "${MILLRACE_DEPS_DIR:-}" ] || configure+=("-DMILLRACE_DEPS_DIR=$(realpath "$MILLRACE_DEPS_DIR")")
@@ -85,6 +87,12 @@ step sampling "$build/tests/integration_test" --gtest_filter='Sampling.*:*Embedd
 expect_on_cuda sampling '\[ +figure +\] cuda sampling'
 step engine "$build/src/engine/engine_test" --gtest_filter='Ahead.*'
 expect_on_cuda engine '\[ +figure +\] cuda schedules'
+
+if [ -n "${FALLBACK:-}" ]; then
+  step fallback env CUDA_FORCE_PTX_JIT=1 "$build/src/backend/backend_test" \
+    --gtest_filter='*Experts/cuda*:*cuda_mxfp4*:*cuda_q8_0*:SameBitsDecode.*'
+  expect_on_cuda fallback '\[ +OK \].*/cuda_'
+fi
 
 if command -v compute-sanitizer >/dev/null; then
   # A small model with everything in it: sinks, windows, experts, ragged batches.

@@ -117,7 +117,7 @@ void CpuExecutor::multiply_part(const Product& product, int64_t first, int64_t c
   float* out = product.out + m * w.rows + first;
   multiply(kernels_, w, 0, first, count, x.from(m), num_m, out, w.rows, work_->threads[thread].decoded);
   for (int64_t i = 0; bias != nullptr && i < num_m; ++i) {
-    for (int64_t r = 0; r < count; ++r) out[i * w.rows + r] += bias[first + r];
+    kernels_.scale_add(out + i * w.rows, 1.0f, bias + first, 1.0f, count);  // their sum
   }
 }
 
@@ -236,8 +236,9 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
     for (int64_t i = 0; i < rows; ++i) {
       float *gi = g + i * count, *ui = u + i * count;
       float* y = inner.forms.values ? inner.values + (m + i) * gate.rows + first : gi;
-      for (int64_t r = 0; gate_bias != nullptr && r < count; ++r) gi[r] += gate_bias[offset + r];
-      for (int64_t r = 0; up_bias != nullptr && r < count; ++r) ui[r] += up_bias[offset + r];
+      // Times one and one: plain sums, by the table's vectors.
+      if (gate_bias != nullptr) kernels_.scale_add(gi, 1.0f, gate_bias + offset, 1.0f, count);
+      if (up_bias != nullptr) kernels_.scale_add(ui, 1.0f, up_bias + offset, 1.0f, count);
       if (op.activation != nullptr && op.activation->activation == Experts::Activation::kClampedSwiglu) {
         kernels_.clamped_swiglu(gi, ui, op.activation->alpha, op.activation->limit, count, y);
       } else {

@@ -12,6 +12,7 @@ struct Tile {
   int32_t start;   // position of its first token
   int32_t lo, hi;  // blocks [lo, hi) of the tile that some row sees
   const uint8_t* block[kTileTokens / kLanes];
+  const uint8_t* next[kTileTokens / kLanes];  // blocks of the tile behind, to be asked for; or this one's
 };
 
 // How a cache is read: key() gives dimension d of a block's 16 tokens, value() dimensions [c, c + 16) of one.
@@ -93,14 +94,21 @@ template <class Kv, int kR>
 struct SharedRows {
   // scores[r][t] = q_r . k_t over kWide blocks, t < 16 each; keys are [head_dim][16].
   template <int kWide>
-  static void score_blocks(const AttendSpan& s, int row, const uint8_t* const* block, float* scores,
-                           int64_t stride) {
+  static void score_blocks(const AttendSpan& s, int row, const uint8_t* const* block,
+                           const uint8_t* const* behind, float* scores, int64_t stride) {
+    [[maybe_unused]] const int64_t bytes = s.head_bytes / s.head_dim;  // of a dimension of sixteen keys
     V16 acc[kWide][kR];
     unroll<kWide>([&](auto w) { unroll<kR>([&](auto r) { acc[w][r] = Simd::zero(); }); });
-    const uint8_t* keys[kWide];
-    unroll<kWide>([&](auto w) { keys[w] = block[w] + s.key_offset; });
+    const uint8_t *keys[kWide], *next[kWide];
+    unroll<kWide>([&](auto w) {
+      keys[w] = block[w] + s.key_offset;
+      next[w] = behind[w] + s.key_offset;
+    });
     for (int32_t d = 0; d < s.head_dim; ++d) {
       V16 key[kWide];
+      if constexpr (kAtOnce > 1) {
+        for (int w = 0; w < kWide; ++w) __builtin_prefetch(next[w] + d * bytes, 0, 3);
+      }
       unroll<kWide>([&](auto w) { key[w] = Kv::key(keys[w], s.head_dim, d); });
       unroll<kR>([&](auto r) {
         const V16 q = Simd::broadcast(s.query[row + r][d]);
@@ -117,6 +125,8 @@ struct SharedRows {
   template <int kWide>
   static void add_dims(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to, int32_t c) {
     const int64_t stride = kTileTokens + kLanes, dim = s.padded_dim;
+    // A token's values, and where these dimensions begin in the next tile.
+    [[maybe_unused]] const int64_t bytes = s.head_bytes / kLanes, next = s.value_offset + c * bytes / dim;
     const float* weights = s.scores + row * stride;
     V16 acc[kWide][kR];
     float* values = s.values + row * dim + c;
@@ -124,6 +134,7 @@ struct SharedRows {
         [&](auto w) { unroll<kR>([&](auto r) { acc[w][r] = Simd::load(values + r * dim + w * kLanes); }); });
     for (int32_t t = from; t < to; ++t) {
       const uint8_t* head = tile.block[t / kLanes] + s.value_offset;
+      if constexpr (kAtOnce > 1) __builtin_prefetch(tile.next[t / kLanes] + next + t % kLanes * bytes, 0, 3);
       V16 value[kWide];
       unroll<kWide>([&](auto w) { value[w] = Kv::value(head, s.head_dim, t % kLanes, c + w * kLanes); });
       unroll<kR>([&](auto r) {
@@ -139,10 +150,11 @@ struct SharedRows {
     int32_t b = tile.lo;
     if constexpr (kAtOnce > 1) {
       for (; b + kAtOnce <= tile.hi; b += kAtOnce) {
-        score_blocks<kAtOnce>(s, row, tile.block + b, scores + b * kLanes, stride);
+        score_blocks<kAtOnce>(s, row, tile.block + b, tile.next + b, scores + b * kLanes, stride);
       }
     }
-    for (; b < tile.hi; ++b) score_blocks<1>(s, row, tile.block + b, scores + b * kLanes, stride);
+    for (; b < tile.hi; ++b)
+      score_blocks<1>(s, row, tile.block + b, tile.next + b, scores + b * kLanes, stride);
   }
   static void add_values(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to) {
     int32_t c = 0;
@@ -240,6 +252,14 @@ void attend_tile(const AttendSpan& s, const Tile& tile) {
   if (row < s.rows) attend_rows<Kv, 1>(s, tile, row);
 }
 
+// The keys and values of a block.
+[[gnu::always_inline]] inline void ask_block(const AttendSpan& s, const uint8_t* block) {
+  for (int64_t at = 0; at < s.head_bytes; at += 64) {
+    __builtin_prefetch(block + s.key_offset + at, 0, 2);
+    __builtin_prefetch(block + s.value_offset + at, 0, 2);
+  }
+}
+
 template <class Kv>
 void attend(const AttendSpan& s) {
   int32_t first = INT32_MAX, last = 0;
@@ -254,18 +274,20 @@ void attend(const AttendSpan& s) {
     }
   }
   for (int32_t start = first / kTileTokens * kTileTokens; start < last; start += kTileTokens) {
-    Tile tile{start, clip(first - start) / kLanes, (clip(last - start) + kLanes - 1) / kLanes, {}};
+    Tile tile{start, clip(first - start) / kLanes, (clip(last - start) + kLanes - 1) / kLanes, {}, {}};
     for (int32_t b = tile.lo; b < tile.hi; ++b) {
-      tile.block[b] = s.pool + s.table[start / kLanes + b] * s.block_bytes;
+      tile.block[b] = tile.next[b] = s.pool + s.table[start / kLanes + b] * s.block_bytes;
     }
-    // The next tile's blocks lie elsewhere in the pool: ask for them while this one is computed.
+    // The next tile's blocks lie elsewhere in the pool: ask for them while this one is computed. Where a core
+    // is fast, its loops do so, a line at a time: all at once they would keep its own loads waiting.
     const int32_t next = start / kLanes + kTileTokens / kLanes;
     for (int32_t b = next; b < next + kTileTokens / kLanes && b * kLanes < last; ++b) {
       const uint8_t* block = s.pool + s.table[b] * s.block_bytes;
-      for (int64_t at = 0; at < s.head_bytes; at += 64) {
-        __builtin_prefetch(block + s.key_offset + at, 0, 2);
-        __builtin_prefetch(block + s.value_offset + at, 0, 2);
-      }
+      tile.next[b - next] = block;
+      if constexpr (kAtOnce == 1) ask_block(s, block);
+    }
+    if (kAtOnce > 1 && start <= first) {
+      for (int32_t b = tile.lo; b < tile.hi; ++b) ask_block(s, tile.block[b]);
     }
     attend_tile<Kv>(s, tile);
   }

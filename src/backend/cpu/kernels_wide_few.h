@@ -4,7 +4,9 @@
 //
 // Roofline: the weights' bytes from memory. A core of sixteen that share 140 GB/s gets some 3.4 bytes per
 // cycle, so 16 blocks of MXFP4 (272 bytes) may take 80 cycles; opening them and multiplying by one row takes
-// about 35 (port 5: 8 shuffles, 8 lookups; 32 moves for scales; 8 vpdpbusd), each further row 6.
+// some 55 operations on two vector ports (12 inserts, 8 shuffles, 8 lookups, 8 vpdpbusd, 10 for the scales),
+// each further row 12. Measured: 16 ns from the cache, 29 from memory, where reading alone takes 24
+// (docs/kernels/x86_matmul.md).
 //
 // vpdpbusd multiplies unsigned by signed bytes: weights are opened unsigned, kOffset too large, and
 // -kOffset * (sum of the activations' codes) is what the integer sum starts from. Exact either way.
@@ -21,19 +23,23 @@ struct Ahead {
       : at(w.data + row * w.row_bytes),
         end(at + rows * w.row_bytes),
         per_step((rows * w.row_bytes / steps + 64) / 64 * 64) {}
-  // The same where a step is as long as kBytes everywhere.
+  [[gnu::always_inline]] void ask() {
+    const uint8_t* stop = end - at < per_step ? end : at + per_step;
+    for (; at < stop; at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+  }
+  // The same without counting, where rows lie one behind the other and a step takes kBytes of them.
   template <int64_t kBytes>
   [[gnu::always_inline]] void ask_bytes() {
+    if (per_step > kBytes + 64) {
+      ask();
+      return;
+    }
     if (at >= end) return;
     // No lambda: g++ takes one that only asks for lines for one that does nothing.
     for (int64_t line = 0; line < kBytes; line += 64) {
       _mm_prefetch(reinterpret_cast<const char*>(at + line), _MM_HINT_T1);
     }
     at += kBytes;
-  }
-  [[gnu::always_inline]] void ask() {
-    const uint8_t* stop = end - at < per_step ? end : at + per_step;
-    for (; at < stop; at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
   }
 };
 

@@ -573,15 +573,22 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 template <int kDim>
+constexpr size_t shared_bytes(int32_t slots) {
+  return static_cast<size_t>(slots) * DecodeShape<kDim>::kSlotBytes + sizeof(DecodeShared<kDim>);
+}
+
+template <int kDim>
 void launch_as(const PackedAttention& op, cudaStream_t stream) {
   using Shape = DecodeShape<kDim>;
   const int64_t items = int64_t{op.rows} * op.cache.kv_heads * (op.partial != nullptr ? op.max_spans : 1);
   const int64_t ctas = std::min<int64_t>(items, 2 * multiprocessors());
-  int32_t slots = Shape::kSlots;
-  if (op.op.window > 0) slots = std::min(slots, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
-  const size_t bytes = static_cast<size_t>(slots) * Shape::kSlotBytes + sizeof(DecodeShared<kDim>);
+  const auto most = static_cast<int>(most_shared_memory() - sizeof(DecodeShared<kDim>));
+  int32_t slots = std::min(Shape::kSlots, most / Shape::kSlotBytes);
   const auto kernel = packed_attention_kernel<kDim>;
-  allow_shared_memory(kernel, bytes);
+  // As much as any launch needs: those of a graph differ, and the last word would be for all.
+  allow_shared_memory(kernel, shared_bytes<kDim>(slots));
+  if (op.op.window > 0) slots = std::min(slots, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
+  const size_t bytes = shared_bytes<kDim>(slots);
   launch_dependent("packed_attention_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes,
                    stream, op, slots);
 }
@@ -589,8 +596,11 @@ void launch_as(const PackedAttention& op, cudaStream_t stream) {
 }  // namespace
 
 bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim) {
+  const size_t bytes = head_dim == 64 ? shared_bytes<64>(DecodeShape<64>::kSlots)
+                                      : shared_bytes<128>(DecodeShape<128>::kSlots);
   return kv_type == DType::kBF16 && (head_dim == 64 || head_dim == 128) && kv_heads > 0 &&
-         heads % kv_heads == 0 && heads / kv_heads <= kMaxHeadGroup;
+         heads % kv_heads == 0 && heads / kv_heads <= kMaxHeadGroup && has_bulk_copies() &&
+         bytes <= most_shared_memory();
 }
 
 size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t kv_heads, int32_t head_dim) {

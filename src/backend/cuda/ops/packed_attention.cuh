@@ -108,10 +108,11 @@ __device__ inline void bring_tile(const TileSource& from, int32_t tile, uint8_t*
         }
       }
       ptx::publish_to_async();
+      __syncwarp();  // all zeros are there before the first lane says so
     }
   }
   const auto bytes = static_cast<uint32_t>(rows * ptx::kSwizzleRowBytes);
-  const uint32_t all = __reduce_add_sync(kAllLanes, bytes);  // and the zeros are there
+  const uint32_t all = __reduce_add_sync(kAllLanes, bytes);
   if (lane == 0) ptx::barrier_arrive_expect(full, all);
   __syncwarp();
   if (rows == 0) return;

@@ -4,10 +4,12 @@
 // the cache and in the output before each run. Needs a GPU: says so and skips without.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "backend/cuda/device.h"

@@ -3,7 +3,7 @@
 // A CTA is sixteen warps, one per segment of the columns (tile_format.cuh). Tiles of 8 rows pass through a
 // ring of stages in shared memory, each whole or, where tiles are large, in two or four parts that warps of
 // those columns alone read. Rows of activations lie in shared memory as bf16; the product's columns are
-// tokens. Where all tiles of a CTA are in the ring at once, two of them make the 16 rows of a product.
+// tokens. Where the ring is deep enough, two of them make the 16 rows of a product.
 //
 // Roofline: the tiles' bytes at B = 4.3 TB/s (measured copy of an H200). Stages of some 100 KB are twice what
 // latency x bandwidth asks for. Of 8-bit weights a pair of blocks is some 40 instructions of a warp: a tile
@@ -24,6 +24,8 @@ static_assert(kThreads == kRoundThreads);
 constexpr int kFeeder =
     kThreads - kWarpLanes;      // the thread that asks for pieces: its segment is the shortest
 constexpr int kRoundTiles = 8;  // tiles whose partial sums are kept before they are added up
+constexpr int kStagesByTwo =
+    6;  // of a ring in which two tiles may be read at once: the others are on their way
 
 struct Params {
   StreamLinear op;
@@ -31,7 +33,8 @@ struct Params {
   int32_t total_tiles, cols, pairs;
   uint32_t tile_bytes;
   int32_t parts;  // of a tile, a stage each: 1, 2 or 4
-  bool whole;     // all tiles of a CTA are in the ring at once
+  bool whole;     // all tiles of a CTA are in the ring at once: nobody reuses a stage
+  bool by_two;    // two tiles make the 16 rows of a product
 };
 
 struct Tile {
@@ -140,11 +143,18 @@ __global__ void __launch_bounds__(kThreads, 2) stream_linear_kernel(const __grid
       const uint8_t* tile = ring.wait_full() + in_stage;
       float* to = partial + (n * kSegments + warp) * values;
       float sum[4] = {};
-      if (p.whole && n + 1 < count) {  // nobody reuses a stage
+      if (p.by_two && n + 1 < count) {
+        const Ring before = ring;
         ring.advance();
         multiply_segment<kFormat, kPairs, true>(tile, ring.wait_full() + in_stage, x, segment.count, lane,
                                                 sum);
+        if (!p.whole) before.release(lane), ring.release(lane);
         keep<true>(to, sum, tokens, lane);
+        if (!p.whole && threadIdx.x == kFeeder) {  // the stages of the two tiles before these
+          feeder.refill(u0 - first + n - 1);
+          feeder.refill(u0 - first + n);
+        }
+        __syncwarp();
         n += 2;
       } else {
         multiply_segment<kFormat, kPairs, false>(tile, tile, x, segment.count, lane, sum);
@@ -213,8 +223,9 @@ Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles) {
   const auto piece = static_cast<uint32_t>(part_pairs(w.pairs, plan.parts)) * pair_bytes(w.format);
   plan.shape = stream_shape(plan.parts == 1 ? w.tile_bytes : piece, tiles * plan.parts, rows_bytes,
                             partial_bytes, plan.parts == 1 ? kRingBytes : kPartsBytes);
-  if (plan.parts == 1 && tiles <= kMaxStages &&
-      plan.shape.total() + (tiles - plan.shape.stages) * plan.shape.stage_bytes <= kAllBytes) {
+  const int64_t most = std::min(kAllBytes, int64_t{most_shared_memory()});
+  if (plan.parts == 1 && plan.shape.stages > 0 && tiles <= kMaxStages &&
+      plan.shape.total() + (tiles - plan.shape.stages) * plan.shape.stage_bytes <= most) {
     plan.shape.stages = static_cast<int32_t>(tiles);
   }
   plan.shape.stages = plan.shape.stages / plan.parts * plan.parts;  // a stage has the same readers always
@@ -242,7 +253,7 @@ bool fits_streaming(const PackedMatrix& w) {
 void launch_stream_linear(const StreamLinear& op, cudaStream_t stream) {
   if (op.tokens == 0) return;
   const PackedMatrix& w = op.parts[0].w;
-  Params p{op, {}, 0, static_cast<int32_t>(w.cols), w.pairs, w.tile_bytes, 1, false};
+  Params p{op, {}, 0, static_cast<int32_t>(w.cols), w.pairs, w.tile_bytes, 1, false, false};
   for (int i = 0; i < op.num_parts; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
   if (p.total_tiles == 0) return;
   const int64_t ctas = p.total_tiles < multiprocessors() ? p.total_tiles : multiprocessors();
@@ -251,6 +262,7 @@ void launch_stream_linear(const StreamLinear& op, cudaStream_t stream) {
   p.shape = plan.shape;
   p.parts = plan.parts;
   p.whole = plan.parts == 1 && plan.shape.stages >= most;
+  p.by_two = plan.parts == 1 && (p.whole || plan.shape.stages >= kStagesByTwo);
   if (w.format == PackedFormat::kBf16) return launch_for_pairs<PackedFormat::kBf16>(p, stream);
   launch_for_pairs<PackedFormat::kQ8>(p, stream);
 }
