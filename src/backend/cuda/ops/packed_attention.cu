@@ -57,7 +57,8 @@ struct DecodeShared {  // behind the slots
   float tops[kMaxHeadGroup][kWarps];  // of each head, by page
   float sums[kWarps][kWarpLanes];     // of a page's weights, by lane
   uint8_t weights[kMaxHeadGroup * kWeightRow];
-  float spans[DecodeShape<kDim>::kBatch][2 * kMaxHeadGroup];  // maxima, then weights
+  float span_tops[DecodeShape<kDim>::kBatch][kMaxHeadGroup];
+  float3 merges[DecodeShape<kDim>::kBatch][kMaxHeadGroup];  // factors, and the span's weight
   int32_t last;
 };
 
@@ -461,7 +462,15 @@ class DecodeWalker {
   }
   template <class Sums>
   __device__ __forceinline__ void merge(float top, float weight, const Sums& sums) {
-    const SpanMerge::Factors by = total_.add(top, weight);
+    add_sums(total_.add(top, weight), sums);
+  }
+  template <class Sums>
+  __device__ __forceinline__ void add_span(SpanMerge::Factors by, float weight, const Sums& sums) {
+    total_.weight = by.merge(total_.weight, weight);
+    add_sums(by, sums);
+  }
+  template <class Sums>
+  __device__ __forceinline__ void add_sums(SpanMerge::Factors by, const Sums& sums) {
 #pragma unroll
     for (int n = 0; n < Shape::kColumns; ++n) {
       const float2 other = sums(n);
@@ -470,20 +479,28 @@ class DecodeWalker {
     }
   }
 
-  // The CTA that wrote the last of a row's spans sees them all and adds them up.
-  __device__ void merge_if_last(const Item& item) {
-    const int32_t spans = item.sight.spans();
-    int32_t* arrived = p_.arrived + item.row * p_.cache.kv_heads + item.kv_head;
+  // Counts this CTA's span; true in the CTA that has the last of a row's, which then sees them all.
+  __device__ bool last_to_arrive(const Item& item) {
     meet();  // everybody's part of the span is written
     if (threadIdx.x == 0) {
-      __threadfence();  // and visible before the count says so
-      shared_.last = atomicAdd(arrived, 1) == spans - 1 ? 1 : 0;
-      if (shared_.last != 0) *arrived = 0;
-      __threadfence();
+      int32_t* arrived = p_.arrived + item.row * p_.cache.kv_heads + item.kv_head;
+      const bool last = ptx::count_in(arrived) == item.sight.spans() - 1;
+      if (last) *arrived = 0;
+      shared_.last = last ? 1 : 0;
     }
     meet();
-    if (shared_.last == 0) return;
+    return shared_.last != 0;
+  }
+
+  // In order, but for the factors: a span's depend on the largest score before it alone, so that each is
+  // computed by a thread of its own.
+  __device__ void merge_if_last(const Item& item) {
+    if (!last_to_arrive(item)) return;
     constexpr int kBatch = Shape::kBatch;
+    const int32_t spans = item.sight.spans();
+    const int g = lane_ / 4, mine = static_cast<int>(threadIdx.x) / kMaxHeadGroup,
+              head = static_cast<int>(threadIdx.x) % kMaxHeadGroup;
+    float top_before = -INFINITY;  // of `head`
     for (int32_t first = 0; first < spans; first += kBatch) {
       float2 sums[kBatch][Shape::kColumns];
 #pragma unroll
@@ -492,21 +509,33 @@ class DecodeWalker {
 #pragma unroll
         for (int n = 0; n < Shape::kColumns; ++n) sums[i][n] = __ldcg(sums_of(from, n));
       }
-      for (int i = threadIdx.x; i < kBatch * 2 * kMaxHeadGroup; i += kMultiplyThreads) {
-        const float* from = partial_of(item, min(first + i / (2 * kMaxHeadGroup), spans - 1));
-        shared_.spans[i / (2 * kMaxHeadGroup)][i % (2 * kMaxHeadGroup)] =
-            __ldcg(from + kMaxHeadGroup * kDim + i % (2 * kMaxHeadGroup));
+      float weight = 0.0f;
+      if (mine < kBatch) {
+        const float* from = partial_of(item, min(first + mine, spans - 1)) + kMaxHeadGroup * kDim + head;
+        shared_.span_tops[mine][head] = first + mine < spans ? __ldcg(from) : -INFINITY;
+        weight = __ldcg(from + kMaxHeadGroup);
       }
-      meet();  // maxima and weights are there
+      meet();                                          // all largest scores are there
+      float before = -INFINITY, mine_top = -INFINITY;  // largest before span `mine`, and its own
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (first + i < spans) {
-          merge(shared_.spans[i][lane_ / 4], shared_.spans[i][kMaxHeadGroup + lane_ / 4],
-                [&](int n) { return sums[i][n]; });
-        }
+        const float top = shared_.span_tops[i][head];
+        if (i == mine) before = top_before, mine_top = top;
+        top_before = fmaxf(top_before, top);
       }
-      meet();  // and read, before the next ones are written
+      if (mine < kBatch) {
+        const float base = base_of(fmaxf(before, mine_top));
+        shared_.merges[mine][head] = {exp2_of(before - base), exp2_of(mine_top - base), weight};
+      }
+      meet();  // and all factors
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (first + i >= spans) break;
+        const float3 m = shared_.merges[i][g];
+        add_span({m.x, m.y}, m.z, [&](int n) { return sums[i][n]; });
+      }
     }
+    total_.top = __shfl_sync(kAllLanes, top_before, g);  // lane g has head g
     store_out(item);
   }
 

@@ -73,6 +73,14 @@ __device__ inline void publish_to_async() {
   MILLRACE_BULK_ASM("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Adds one to a counter in global memory, for all CTAs; returns what it was. What this CTA wrote before a
+// barrier ahead of it is visible to who counts later, and what others did before they counted is here.
+__device__ inline int32_t count_in(int32_t* counter) {
+  int32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
 // A barrier among `threads` threads of the CTA, under one of its names 1 to 15.
 template <int kName, int kThreads>
 __device__ inline void named_barrier() {
