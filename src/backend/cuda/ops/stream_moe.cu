@@ -93,52 +93,96 @@ __device__ inline void choose_when_there(const MoeParams& p, uint32_t tag, int l
 
 // ---------------------------------------------------------------- pieces
 
-// A CTA's pieces of two tiles, numbered through: gate and up of 8 rows, then down of 8 rows for one slot and
-// the next. Down's go in rounds of kDownTiles tiles, in these two slots after two.
+// A CTA's pieces of two tiles: gate and up of 8 rows, then down of 8 rows for one slot and the next. Known
+// before the choice is: what follows it should be short.
 struct Pieces {
-  int first, count;            // of gate and up
+  int count, slot, tile;       // of gate and up, and the first one's
   int first_tile, down_tiles;  // of down
 
-  __device__ explicit Pieces(const StreamExperts& op) {
-    const auto cut = [](int total, unsigned at) { return static_cast<int>(int64_t{at} * total / gridDim.x); };
-    const int total = op.k * op.gate.tiles_per_expert, down = op.down.tiles_per_expert;
-    first = cut(total, blockIdx.x), count = cut(total, blockIdx.x + 1) - first;
-    first_tile = cut(down, blockIdx.x), down_tiles = cut(down, blockIdx.x + 1) - first_tile;
-  }
-  __device__ int all(const StreamExperts& op) const { return count + down_tiles * op.k / 2; }
-
-  struct Tiles {
-    const uint8_t *low, *high;
-    uint32_t bytes;
-  };
-  __device__ Tiles find(const StreamExperts& op, const Choice& choice, int i) const {
-    if (i < count) {
-      const int u = first + i, slot = u / op.gate.tiles_per_expert,
-                tile = u - slot * op.gate.tiles_per_expert;
-      const int expert = choice.expert[slot];
-      return {expert_tile(op.gate, expert, tile), expert_tile(op.up, expert, tile), op.gate.tile_bytes};
+  // f(slot, tile) for each piece of gate and up, in order.
+  template <class F>
+  __device__ void each_gate_up(const StreamExperts& op, F&& f) const {
+    for (int i = 0, s = slot, t = tile; i < count; ++i) {
+      f(s, t);
+      if (++t == op.gate.tiles_per_expert) t = 0, ++s;
     }
-    i -= count;
-    const int per_round = kDownTiles * op.k / 2, round = i / per_round, in_round = i - round * per_round;
-    const int here = min(kDownTiles, down_tiles - round * kDownTiles), slots = in_round / here;
-    const int tile = first_tile + round * kDownTiles + in_round - slots * here;
-    return {expert_tile(op.down, choice.expert[2 * slots], tile),
-            expert_tile(op.down, choice.expert[2 * slots + 1], tile), op.down.tile_bytes};
+  }
+  // The same of down: rounds of kDownTiles tiles, in these two slots after two; the first of the two.
+  template <class F>
+  __device__ void each_down(const StreamExperts& op, F&& f) const {
+    for (int u0 = 0; u0 < down_tiles; u0 += kDownTiles) {
+      const int here = min(kDownTiles, down_tiles - u0);
+      for (int s = 0; s < op.k; s += 2) {
+        for (int n = 0; n < here; ++n) f(s, first_tile + u0 + n);
+      }
+    }
   }
 };
 
+__device__ inline Pieces find_pieces(const StreamExperts& op) {
+  const auto cut = [](int total, unsigned at) {
+    return static_cast<int>(at * static_cast<unsigned>(total) / gridDim.x);
+  };
+  const int per = op.gate.tiles_per_expert, total = op.k * per, down = op.down.tiles_per_expert;
+  const int first = cut(total, blockIdx.x), first_tile = cut(down, blockIdx.x);
+  return {cut(total, blockIdx.x + 1) - first, first / per, first % per, first_tile,
+          cut(down, blockIdx.x + 1) - first_tile};
+}
+
+// One thread: brings all pieces.
+__device__ inline void bring(const StreamExperts& op, const Choice& choice, const Pieces& pieces, Ring ring) {
+  const auto copy = [&](const uint8_t* low, const uint8_t* high, uint32_t bytes) {
+    ring.claim(2 * bytes);
+    ring.copy(0, low, bytes);
+    ring.copy(bytes, high, bytes);
+    ring.advance();
+  };
+  pieces.each_gate_up(op, [&](int slot, int tile) {
+    const int expert = choice.expert[slot];
+    copy(expert_tile(op.gate, expert, tile), expert_tile(op.up, expert, tile), op.gate.tile_bytes);
+  });
+  const auto down_tile = [&](int slot, int tile) { return expert_tile(op.down, choice.expert[slot], tile); };
+  int n = 0;
+  pieces.each_down(op, [&](int slot, int tile) {
+    if (n++ == ring.stages) {  // the ring is full, and nobody reads it before everybody has arrived
+      int i = 0;
+      pieces.each_down(op, [&](int later, int row) {
+        if (i++ < ring.stages) return;
+        ptx::prefetch_l2(down_tile(later, row), op.down.tile_bytes);
+        ptx::prefetch_l2(down_tile(later + 1, row), op.down.tile_bytes);
+      });
+    }
+    copy(down_tile(slot, tile), down_tile(slot + 1, tile), op.down.tile_bytes);
+  });
+}
+
 // ---------------------------------------------------------------- gate and up, down
 
-// partial [piece][segment][gate, up][8].
+// Which sum of the pieces from u0 on this thread adds up, [piece][gate, up][8]: its slot (-1: none) and row.
+__device__ inline int2 half_place(const StreamExperts& op, const Pieces& pieces, int u0) {
+  const int n = u0 + static_cast<int>(threadIdx.x) / kPieceRows, g = threadIdx.x % kTileRows;
+  if (n >= min(u0 + kRound, pieces.count)) return {-1, 0};
+  const int tile = pieces.tile + n, slots = tile / op.gate.tiles_per_expert;
+  const int row = (tile - slots * op.gate.tiles_per_expert) * kTileRows + g;
+  return {row < op.gate.rows ? pieces.slot + slots : -1, row};
+}
+__device__ inline float half_bias(const StreamExperts& op, const Choice& choice, int2 place) {
+  const float* bias = threadIdx.x % kPieceRows < kTileRows ? op.gate_bias : op.up_bias;
+  if (place.x < 0 || bias == nullptr) return 0.0f;
+  return __ldg(bias + choice.expert[place.x] * op.gate.rows + place.y);
+}
+
+// partial [piece][segment][gate, up][8]. first: of each thread, half_place of the first round.
 template <int kPairs>
 __device__ void gate_up(const MoeParams& p, const Choice& choice, const Pieces& pieces, Ring& ring,
-                        const uint8_t* x, float* partial) {
+                        const int2* first, const uint8_t* x, float* partial) {
   const StreamExperts& op = p.op;
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const Segment segment(op.gate.pairs, warp);
   for (int u0 = 0; u0 < pieces.count; u0 += kRound) {
     const int count = min(kRound, pieces.count - u0);
-    const HalfOutput out = find_half(op, choice, pieces.first + u0, count);
+    const int2 place = u0 == 0 ? first[threadIdx.x] : half_place(op, pieces, u0);
+    const float bias = half_bias(op, choice, place);
     for (int n = 0; n < count; ++n, ring.advance()) {
       const uint8_t* stage = ring.wait_full();
       float sum[4] = {};
@@ -153,14 +197,13 @@ __device__ void gate_up(const MoeParams& p, const Choice& choice, const Pieces& 
     ptx::named_barrier<kMultiplyBarrier, kMultiplyThreads>();  // all partial sums of the round are there
     const int value = threadIdx.x % kPieceRows;
     float half = 0.0f;
-    if (out.slot >= 0) {
+    if (place.x >= 0) {
       half = add_segments<kMultiplyWarps>(
                  partial + threadIdx.x / kPieceRows * kMultiplyWarps * kPieceRows + value, kPieceRows) +
-             out.bias;
+             bias;
     }
     const float up = __shfl_down_sync(kAllLanes, half, kTileRows);
-    if (out.slot >= 0 && value < kTileRows)
-      store_act(op, out.slot, out.row, activate(op.activation, half, up));
+    if (place.x >= 0 && value < kTileRows) store_act(op, place.x, place.y, activate(op.activation, half, up));
     ptx::named_barrier<kMultiplyBarrier, kMultiplyThreads>();  // and read, and the activations written
   }
 }
@@ -238,6 +281,7 @@ template <int kPairs>
 __global__ void __launch_bounds__(kThreads, 2) mx4_moe_kernel(const __grid_constant__ MoeParams p) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ Choice choice;
+  __shared__ Pieces known;
   __shared__ uint64_t router_full;
   __shared__ float parts[kRowThreads / kWarpLanes];
   const StreamExperts& op = p.op;
@@ -262,6 +306,12 @@ __global__ void __launch_bounds__(kThreads, 2) mx4_moe_kernel(const __grid_const
   if (threadIdx.x < kRowThreads)
     weight.load<false>(reinterpret_cast<const float4*>(p.route.norm_weight), p.route.cols / 4, threadIdx.x);
   const float bias = scores && p.route.bias != nullptr ? __ldg(p.route.bias + blockIdx.x) : 0.0f;
+  auto* first = reinterpret_cast<int2*>(p.shape.partial(shared));  // until down needs it
+  {
+    const Pieces found = find_pieces(op);
+    if (threadIdx.x < kMultiplyThreads) first[threadIdx.x] = half_place(op, found, 0);
+    if (threadIdx.x == 0) known = found;
+  }
   __syncthreads();  // the barriers are there
   ptx::wait_for_previous();
   const uint32_t epoch = __ldcg(&p.sync->epoch);  // how many such kernels there have been
@@ -276,32 +326,15 @@ __global__ void __launch_bounds__(kThreads, 2) mx4_moe_kernel(const __grid_const
   }
   __syncthreads();  // the normed row is there, the ring's memory free
 
-  const Pieces pieces(op);
-  Feeder feeder(ring, pieces.all(op), [&](const Ring& stage, int i) {
-    const Pieces::Tiles tiles = pieces.find(op, choice, i);
-    stage.claim(2 * tiles.bytes);
-    stage.copy(0, tiles.low, tiles.bytes);
-    stage.copy(tiles.bytes, tiles.high, tiles.bytes);
-  });
+  const Pieces pieces = known;
   if (warp == kMultiplyWarps) choose_when_there(p, epoch + 1, lane, choice);
   __syncthreads();  // the choice is there
   if (warp == kMultiplyWarps) {
-    if (lane == 0) {
-      while (feeder.next < feeder.count) {
-        if (feeder.next == pieces.count + ring.stages) {  // nobody reads them before everybody has arrived
-          for (int i = feeder.next; i < feeder.count; ++i) {
-            const Pieces::Tiles tiles = pieces.find(op, choice, i);
-            ptx::prefetch_l2(tiles.low, tiles.bytes);
-            ptx::prefetch_l2(tiles.high, tiles.bytes);
-          }
-        }
-        feeder.feed();
-      }
-    }
+    if (lane == 0) bring(op, choice, pieces, ring);
     return;
   }
   auto* partial = reinterpret_cast<float*>(rows + static_cast<uint32_t>(op.gate.pairs) * kPairColumns * 2);
-  gate_up<kPairs>(p, choice, pieces, ring, rows, partial);
+  gate_up<kPairs>(p, choice, pieces, ring, first, rows, partial);
   const uint32_t everybody = (epoch + 1) * gridDim.x;
   if (threadIdx.x == 0) ptx::add_release(&p.sync->arrived, 1);
   down<kPairs>(p, choice, pieces, ring, rows, p.shape.partial(shared), everybody);
@@ -321,6 +354,8 @@ StreamShape moe_shape(const StreamExperts& op) {
   const uint32_t act = k * row_bytes(op.down);
   shape.stage_bytes = 2 * most;
   shape.rows_bytes = gate_up > act ? gate_up : act;
+  static_assert(2 * kDownTiles * kTileRows * sizeof(float) >=
+                kWarpLanes * sizeof(int2));  // half_place, k >= 2
   shape.partial_bytes = k * kDownTiles * kMultiplyWarps * kTileRows * sizeof(float);
   const uint32_t fixed = shape.total();
   const uint32_t most_here = most_shared_memory() < kMoeBytes ? most_shared_memory() : kMoeBytes;
