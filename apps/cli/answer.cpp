@@ -25,7 +25,10 @@ std::unique_ptr<Engine> open_engine(const ModelOptions& options) {
   engine.max_running = 1;
   Progress progress(options.quantize.empty() ? "loading" : "quantizing");
   engine.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
-  return Engine::create(engine);
+  std::unique_ptr<Engine> created = Engine::create(engine);
+  progress.clear();
+  tell_quantized(created->model().quantized);
+  return created;
 }
 
 AnswerResult stream_answer(Engine& engine, const Request& request,

@@ -142,6 +142,7 @@ int serve(ServeOptions& o) {
     e.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
     engine = Engine::create(e);
   }
+  tell_quantized(engine->model().quantized);
   server::serve(*engine, s, [&](const std::string& url) {
     write_stdout(
         fmt::format("millrace: {} on {}, listening on {}\n", s.model_id, engine->model().device, url));
