@@ -28,6 +28,7 @@ std::unique_ptr<Engine> open_engine(const ModelOptions& options) {
   std::unique_ptr<Engine> opened = Engine::create(engine);
   progress.clear();
   tell_device(opened->model().device_note);
+  tell_quantized(opened->model().quantized);
   return opened;
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "commands.h"
+#include "engine/auto_types.h"
 #include "engine/runtime.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
@@ -197,7 +198,8 @@ void print_text(const InspectOptions& options, const io::Checkpoint& checkpoint,
 int inspect(const InspectOptions& options) {
   const io::Checkpoint checkpoint = io::Checkpoint::open(options.model.path);
   const ModelConfig config = read_config(checkpoint);
-  const RuntimeOptions runtime = runtime_options(options.model);
+  RuntimeOptions runtime = runtime_options(options.model);
+  if (runtime.quantize_auto) tell_quantized(resolve_auto_types(options.model.path, runtime));
   const ChosenBackend chosen = open_backend(checkpoint, config, runtime);
   const std::unique_ptr<Backend>& backend = chosen.backend;
   tell_device(chosen.note);

@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <array>
@@ -51,7 +52,10 @@ void tell_device(const std::string& note) {
 
 void add_quantize_option(Command& command, ModelOptions& options) {
   command.option("--quantize", options.quantize,
-                 "quantize the weights while loading: " + quant::request_names());
+                 "quantize the weights while loading: " + quant::request_names() + " auto");
+  command.option("--budget", options.budget,
+                 "for --quantize auto: 4.5bpw (bits per weight) or 800M (the weights)");
+  command.option("--sample", options.sample, "for --quantize auto: a text to measure by; -: standard input");
 }
 
 RuntimeOptions runtime_options(const ModelOptions& options) {
@@ -64,14 +68,23 @@ RuntimeOptions runtime_options(const ModelOptions& options) {
   if (!options.kv_type.empty()) {
     runtime.kv_type = parse_kv_type("--kv-type", options.kv_type);
   }
-  if (!options.quantize.empty()) {
+  if ((options.quantize == "auto") == options.budget.empty()) {
+    throw_error(ErrorCode::kBadInput, "--budget: found {}, expected {}",
+                options.budget.empty() ? "none" : io::printable(options.budget),
+                options.quantize == "auto" ? "one for --quantize auto, such as 4.5bpw or 800M"
+                                           : "it with --quantize auto only");
+  }
+  if (options.quantize == "auto") {
+    runtime.quantize_auto = {options.budget,
+                             options.sample.empty() ? std::string() : read_input(options.sample)};
+  } else if (!options.quantize.empty()) {
     runtime.quantize = type_choice(quant::parse_request("--quantize", options.quantize));
   }
   return runtime;
 }
 
 EngineOptions engine_options(const ModelOptions& options) {
-  runtime_options(options);  // a mistake is told under the option's own name
+  const RuntimeOptions runtime = runtime_options(options);  // a mistake is told under the option's own name
   EngineOptions engine;
   engine.model = options.path;
   engine.device = options.device;
@@ -80,6 +93,8 @@ EngineOptions engine_options(const ModelOptions& options) {
   engine.context = options.context;
   engine.kv_type = options.kv_type;
   engine.quantize = options.quantize;
+  engine.quantize_budget = options.budget;
+  if (runtime.quantize_auto) engine.quantize_sample = runtime.quantize_auto->sample;
   engine.lock = options.lock;
   return engine;
 }
@@ -93,7 +108,12 @@ std::unique_ptr<Runtime> open_runtime(const ModelOptions& options,
   std::unique_ptr<Runtime> opened = Runtime::open(options.path, runtime);
   progress.clear();
   tell_device(opened->device_note());
+  tell_quantized(opened->quantized());
   return opened;
+}
+
+void tell_quantized(const std::string& chosen) {
+  if (!chosen.empty()) fmt::print(stderr, "{}\n", chosen);
 }
 
 void add_sampling_options(Command& command, SamplingOptions& options) {

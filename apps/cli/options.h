@@ -21,14 +21,16 @@ struct ModelOptions {
   int32_t context = 0;
   std::string kv_type;
   bool lock = false;
-  std::string quantize;
+  std::string quantize, budget, sample;  // the last two for "auto"; sample names a file
 };
 void add_model_path(Command& command, ModelOptions& options);
 void add_device_options(Command& command,
                         ModelOptions& options);  // --device --gpu-memory --threads --ctx --kv-type --lock
 // "auto" did not find a GPU: says so and why, if there is anything to say.
 void tell_device(const std::string& note);
-void add_quantize_option(Command& command, ModelOptions& options);  // --quantize
+void add_quantize_option(Command& command, ModelOptions& options);  // --quantize --budget --sample
+// What --quantize auto chose and what that costs, on standard error.
+void tell_quantized(const std::string& chosen);
 // As a RuntimeOptions. Throws Error for a kv type there is not.
 RuntimeOptions runtime_options(const ModelOptions& options);
 // As an EngineOptions, equally checked; the rest of it is as it comes.

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "commands.h"
+#include "engine/auto_types.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
 #include "options.h"
@@ -20,9 +21,7 @@
 #include "progress.h"
 #include "prompt.h"
 #include "quant/feedback.h"
-#include "quantize/auto_types.h"
 #include "quantize/metadata.h"
-#include "quantize/tensors.h"
 #include "quantize/write_behind.h"
 
 namespace millrace::cli {
@@ -31,7 +30,7 @@ namespace {
 struct QuantizeOptions {
   ModelOptions model;  // path, threads and, for auto, the device
   std::string out, type = "int8", output_type, budget, sample;
-  bool json = false;
+  bool portable = false, json = false;
 };
 
 constexpr const char* kQuantizeFooter =
@@ -51,37 +50,10 @@ constexpr const char* kQuantizeFooter =
     "--output-type says otherwise. auto gives each tensor the type that disturbs the logits least on a "
     "sample "
     "text\n"
-    "under --budget: bytes of the file (800M, 3.5GiB) or bits per weight (4.5bpw).";
+    "under --budget: bytes of the file (800M, 3.5GiB) or bits per weight (4.5bpw).\n"
+    "q4_z is Millrace's own: q4_1 in 4.5 bits. Other programs cannot read it; --portable keeps auto from it.";
 
 constexpr size_t kPieceBytes = size_t{16} << 20;
-// The shipped sample shows too few of a matrix's input directions to trust it further (quant/feedback.h): on
-// SmolLM2 at 4.5 bits 0.1 costs 5.2% of perplexity, 0.03 costs 6.2%.
-constexpr double kDamping = 0.1;
-
-// "4.5bpw" of the weights, or the bytes of the whole file: "800M", "3.5GiB", "1000000".
-size_t budget_bytes(const std::string& text, int64_t elements, size_t header_bytes) {
-  double value = 0.0;
-  const char* end = text.data() + text.size();
-  const auto [after, error] = std::from_chars(text.data(), end, value);
-  const std::string unit(after, end);
-  const struct {
-    const char* name;
-    double bytes;
-  } kUnits[] = {{"", 1},    {"B", 1},    {"K", 1e3},      {"KB", 1e3},     {"M", 1e6},     {"MB", 1e6},
-                {"G", 1e9}, {"GB", 1e9}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}};
-  double bytes = -1.0;
-  for (const auto& u : kUnits) {
-    if (unit == u.name) bytes = std::max(0.0, value * u.bytes - static_cast<double>(header_bytes));
-  }
-  if (unit == "bpw") bytes = value * static_cast<double>(elements) / 8.0;
-  if (error != std::errc() || !(value > 0.0) || bytes < 0.0 || bytes > 1e15) {
-    throw_error(
-        ErrorCode::kBadInput,
-        "--budget: found {}, expected bytes such as 800M or 3.5GiB, or bits per weight such as 4.5bpw",
-        io::printable(text));
-  }
-  return static_cast<size_t>(bytes);
-}
 
 struct Report {
   std::vector<quant::RecodeError> errors;  // of each tensor
@@ -97,7 +69,8 @@ class TensorRecoder {
       : behind_(writer), pool_(threads), total_(total), progress_("quantizing") {}
 
   // `inputs` of the matrix on the sample, or none: what its errors are weighed by and flow along.
-  quant::RecodeError recode(const OutTensor& tensor, const TensorView& source, const Inputs* inputs) {
+  quant::RecodeError recode(const OutTensor& tensor, const TensorView& source,
+                            const quant::MatrixInputs* inputs) {
     if (!tensor.values.empty()) {
       const size_t bytes = tensor.values.size() * sizeof(float);
       std::memcpy(behind_.buffer(bytes), tensor.values.data(), bytes);
@@ -109,7 +82,12 @@ class TensorRecoder {
     const int64_t batch = std::max<int64_t>(1, static_cast<int64_t>(kPieceBytes / row_bytes));
     const float* importance = inputs == nullptr ? nullptr : inputs->squares.data();
     const quant::ErrorFeedback* feedback =
-        inputs == nullptr || tensor.type == source.type ? nullptr : feedback_for(tensor.type, cols, *inputs);
+        inputs == nullptr || tensor.type == source.type
+            ? nullptr
+            : feedback_.of(tensor.type, cols, *inputs, [&](int64_t count, const auto& body) {
+                pool_.parallel_for(count, std::max<int64_t>(1, count / (8 * pool_.size())),
+                                   [&](int64_t begin, int64_t end, int) { body(begin, end); });
+              });
     quant::RecodeError sum;
     std::mutex mutex;
     for (int64_t first = 0; first < rows; first += batch) {
@@ -132,29 +110,11 @@ class TensorRecoder {
   void finish() { behind_.finish(); }
 
  private:
-  // Kept from one matrix to the next: those that share their inputs come one after the other.
-  const quant::ErrorFeedback* feedback_for(DType type, int64_t cols, const Inputs& inputs) {
-    const int block = info(type).block_elements;
-    if (!inputs.products) return nullptr;
-    if (feedback_of_ == inputs.products && feedback_block_ == block) return feedback_.get();
-    feedback_ = std::make_unique<quant::ErrorFeedback>(
-        *inputs.products, cols, block, kDamping,
-        [&](int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-          pool_.parallel_for(count, std::max<int64_t>(1, count / (8 * pool_.size())),
-                             [&](int64_t begin, int64_t end, int) { body(begin, end); });
-        });
-    feedback_of_ = inputs.products;
-    feedback_block_ = block;
-    return feedback_.get();
-  }
-
   WriteBehind behind_;
   ThreadPool pool_;
   size_t total_, done_ = 0;
   Progress progress_;
-  std::unique_ptr<quant::ErrorFeedback> feedback_;
-  std::shared_ptr<const std::vector<float>> feedback_of_;
-  int feedback_block_ = 0;
+  quant::FeedbackCache feedback_;
 };
 
 int64_t elements_of(const std::vector<OutTensor>& tensors) {
@@ -263,7 +223,7 @@ void write_file(const QuantizeOptions& options, const io::Checkpoint& checkpoint
   {
     TensorRecoder recoder(writer, options.model.threads, report.read_bytes);
     stream_tensors(checkpoint, config, tensors, [&](size_t i, const TensorView& source) {
-      const Inputs* inputs = nullptr;
+      const quant::MatrixInputs* inputs = nullptr;
       if (report.chosen) {
         const auto found = report.chosen->calibration.find(tensors[i].name);
         if (found != report.chosen->calibration.end()) inputs = &found->second;
@@ -299,10 +259,13 @@ int quantize(const QuantizeOptions& options) {
   std::vector<OutTensor> tensors = list_tensors(checkpoint, config);
   Report report;
   if (options.type == "auto") {
-    const size_t budget =
-        budget_bytes(options.budget, elements_of(tensors), header_bytes(checkpoint, config, tensors));
+    const size_t budget = budget_bytes("--budget", options.budget, elements_of(tensors),
+                                       header_bytes(checkpoint, config, tensors));
     const std::string sample = options.sample.empty() ? std::string() : read_input(options.sample);
-    report.chosen = choose_types(options.model, sample, budget, tensors);
+    RuntimeOptions runtime = runtime_options(options.model);
+    Progress progress("measuring");
+    runtime.progress = [&](size_t done, size_t total) { progress.update(done, total); };
+    report.chosen = choose_types(options.model.path, runtime, sample, budget, tensors, options.portable);
   } else {
     set_types(options, checkpoint, tensors);
   }
@@ -330,6 +293,7 @@ void add_quantize(CommandLine& line) {
   command.option("--threads", options->model.threads, "0: all that this process may use")
       .range(0, 1024)
       .show_default();
+  command.flag("--portable", options->portable, "for auto: only types that other programs read too");
   command.flag("--json", options->json, "one JSON object");
   command.footer(kQuantizeFooter);
   command.runs([options] { return quantize(*options); });

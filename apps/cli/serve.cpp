@@ -143,6 +143,7 @@ int serve(ServeOptions& o) {
     engine = Engine::create(e);
   }
   tell_device(engine->model().device_note);
+  tell_quantized(engine->model().quantized);
   server::serve(*engine, s, [&](const std::string& url) {
     write_stdout(
         fmt::format("millrace: {} on {}, listening on {}\n", s.model_id, engine->model().device, url));

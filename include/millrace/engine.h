@@ -33,13 +33,17 @@ struct EngineOptions {
   // cpu, cuda, cuda:1 (another GPU), reference; auto: a GPU if there is one with room for the model, else the
   // CPU (ModelInfo::device_note says why).
   std::string device = "cpu";
-  double gpu_memory = 0.9;    // of a GPU's free memory, how much may be taken
-  int threads = 0;            // 0: all that this process may use
-  int32_t context = 0;        // tokens per sequence; 0: what the model was trained for, at most 4096
-  std::string kv_type = {};   // f32, f16, bf16, int8, fp8; empty: the device's
-  std::string quantize = {};  // the weights, while they are loaded: int8, int4, q4_k, ...; empty: as they are
-  bool lock = false;          // keep weights and cache in memory: nothing is paged out
-  int32_t max_running = 64;   // samples in flight
+  double gpu_memory = 0.9;   // of a GPU's free memory, how much may be taken
+  int threads = 0;           // 0: all that this process may use
+  int32_t context = 0;       // tokens per sequence; 0: what the model was trained for, at most 4096
+  std::string kv_type = {};  // f32, f16, bf16, int8, fp8; empty: the device's
+  std::string quantize =
+      {};  // the weights, while they are loaded: int8, int4, q4_k, ..., auto; empty: as they are
+  // For quantize "auto": what the weights may take, 4.5bpw (bits per weight) or 800M, and a text to measure
+  // by (not its name; empty: a built-in one).
+  std::string quantize_budget = {}, quantize_sample = {};
+  bool lock = false;             // keep weights and cache in memory: nothing is paged out
+  int32_t max_running = 64;      // samples in flight
   int32_t max_waiting = 100000;  // requests; more are answered with kBusy
   int32_t step_tokens = 0;       // rows per step: longer prompts go in chunks of this; 0: the device's
   // While others decode, a prompt's chunk takes about so long: what it may delay their tokens by.
@@ -77,6 +81,8 @@ struct ModelInfo {
     std::optional<float> temperature, top_p, min_p, repetition_penalty;
     std::optional<int32_t> top_k;
   } sampling = {};
+
+  std::string quantized = {};  // what quantize "auto" chose and is expected to cost, in words
 
   struct Memory {               // bytes, as planned and allocated at the start
     size_t weights_mapped = 0;  // read where they lie in the file

@@ -33,10 +33,10 @@ struct OwnedTensor {
 };
 
 inline const std::vector<DType>& matrix_types() {
-  static const std::vector<DType> types = {DType::kF32,   DType::kF16,       DType::kBF16, DType::kF8E4M3,
-                                           DType::kQ8_0,  DType::kQ4_0,      DType::kQ4_1, DType::kQ5_0,
-                                           DType::kQ5_1,  DType::kQ4_K,      DType::kQ5_K, DType::kQ6_K,
-                                           DType::kMXFP4, DType::kMXFP4Split};
+  static const std::vector<DType> types = {DType::kF32,   DType::kF16,        DType::kBF16, DType::kF8E4M3,
+                                           DType::kQ8_0,  DType::kQ4_0,       DType::kQ4_1, DType::kQ5_0,
+                                           DType::kQ5_1,  DType::kQ4_K,       DType::kQ5_K, DType::kQ6_K,
+                                           DType::kMXFP4, DType::kMXFP4Split, DType::kQ4_Z};
   return types;
 }
 

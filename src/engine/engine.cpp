@@ -125,7 +125,9 @@ class Engine::Impl {
                           .min_p = config.sampling.min_p,
                           .repetition_penalty = config.sampling.repetition_penalty,
                           .top_k = config.sampling.top_k}};
-    const WeightBytes weights = plan_weights(runtime_->checkpoint(), config, runtime_->backend());
+    const WeightBytes weights =
+        plan_weights(runtime_->checkpoint(), config, runtime_->backend(), runtime_->type_choice());
+    info_.quantized = runtime_->quantized();
     const ExecutorSpec& spec = runtime_->spec();
     info_.memory = {.weights_mapped = weights.mapped,
                     .weights_copied = weights.repacked,

@@ -31,6 +31,12 @@ void check_options(const EngineOptions& options) {
   check("ageing", options.ageing, 0, 1e6);
   check("kv_tokens", static_cast<double>(options.kv_tokens), 0, 1e12);
   check("max_draft", options.max_draft, 1, 64);
+  if ((options.quantize == "auto") == options.quantize_budget.empty()) {
+    throw_error(
+        ErrorCode::kBadInput, "quantize_budget: found {}, expected {}",
+        options.quantize_budget.empty() ? "none" : io::printable(options.quantize_budget),
+        options.quantize == "auto" ? "one for quantize auto, such as 4.5bpw" : "it with quantize auto only");
+  }
   if (options.speculation == Speculation::kDraft && options.draft_model.empty()) {
     throw_error(ErrorCode::kBadInput, "draft_model: found no path, expected one for drafts from a model");
   }
@@ -52,7 +58,9 @@ RuntimeOptions runtime_options_of(const EngineOptions& options) {
   r.gpu_memory = options.gpu_memory;
   r.context = options.context;
   r.lock = options.lock;
-  if (!options.quantize.empty()) {
+  if (options.quantize == "auto") {
+    r.quantize_auto = {options.quantize_budget, options.quantize_sample};
+  } else if (!options.quantize.empty()) {
     r.quantize = type_choice(quant::parse_request("quantize", options.quantize));
     r.quantized_to = options.quantize;
   }

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "engine/auto_types.h"
 #include "quant/codec.h"
 #include "sample/softmax.h"
 
@@ -74,9 +75,14 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
   return limits;
 }
 
-std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOptions& options) {
+std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOptions& wanted) {
+  RuntimeOptions options = wanted;
+  std::string quantized;
+  if (options.quantize_auto) quantized = resolve_auto_types(path, options);
   std::unique_ptr<Runtime> r(new Runtime);
   r->checkpoint_ = io::Checkpoint::open(path);
+  r->quantized_ = std::move(quantized);
+  r->type_choice_ = options.quantize;
   const ModelConfig config = read_config(r->checkpoint_);
   ChosenBackend chosen = open_backend(r->checkpoint_, config, options);
   r->backend_ = std::move(chosen.backend);
@@ -95,7 +101,8 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
       r->end_tokens_.push_back(id);
     }
   }
-  r->model_ = Model::load(r->checkpoint_, *r->backend_, options.progress, options.quantize);
+  r->model_ =
+      Model::load(r->checkpoint_, *r->backend_, options.progress, options.quantize, options.quantize_inputs);
   r->executor_ = r->backend_->make_executor(r->spec_);
   if (options.wrap_executor) r->executor_ = options.wrap_executor(std::move(r->executor_));
   // A step with more drafts than any before it is no reason to allocate.

@@ -28,6 +28,11 @@ inline kv::CacheOptions forgetful() {
   return options;
 }
 
+struct AutoQuantize {
+  std::string budget;  // "4.5bpw", "800M"
+  std::string sample;  // a text to measure by; empty: the built-in one
+};
+
 struct RuntimeOptions {
   std::string device = "cpu";  // auto: a GPU if there is one with room for the model, else the CPU
   int threads = 0;             // 0: all
@@ -39,6 +44,8 @@ struct RuntimeOptions {
   std::optional<DType> kv_type;
   bool lock = false;    // keep weights and cache in memory: nothing is paged out
   TypeChoice quantize;  // of weights, while they are loaded
+  InputsOf quantize_inputs;
+  std::optional<AutoQuantize> quantize_auto;  // instead: the types are chosen by measurement (auto_types.h)
   std::string
       quantized_to;  // what `quantize` does, in a word: other weights, so other names for cached blocks
   // Stands between the model and the device's executor: to watch or to time what is called.
@@ -95,6 +102,11 @@ class Runtime {
   const std::string& device_note() const { return device_note_; }  // ChosenBackend::note
   const ExecutorSpec& spec() const { return spec_; }
   int32_t context() const { return spec_.max_context; }
+  // What quantize_auto chose and what it is expected to cost; empty without it.
+  const std::string& quantized() const { return quantized_; }
+  const TypeChoice& type_choice() const {
+    return type_choice_;
+  }  // of the weights that were quantized on load
 
   bool has_tokenizer() const { return tokenizer_ != nullptr; }
   // Throws Error{kBadInput} when the checkpoint has none.
@@ -167,6 +179,8 @@ class Runtime {
   std::string tokenizer_error_;
   std::optional<ChatTemplate> chat_template_;
   std::vector<int32_t> end_tokens_;
+  std::string quantized_;
+  TypeChoice type_choice_;
   // Reused by every step.
   Buffer<int32_t> tokens_, logit_rows_, sampled_rows_, greedy_;
   Buffer<SequenceSlice> batch_;

@@ -8,6 +8,9 @@
 namespace millrace::io {
 namespace {
 
+// Types of our own have numbers that no other program gives to anything: ggml counts up from 0.
+constexpr uint32_t kPrivateTypes = 0x4d520000;  // "MR"
+
 struct Row {
   uint32_t number;
   std::string_view name;
@@ -53,6 +56,7 @@ constexpr std::array kTypes = {
     Row{37, "IQ4_NL_4_8", {}},
     Row{38, "IQ4_NL_8_8", {}},
     Row{39, "MXFP4", DType::kMXFP4},
+    Row{kPrivateTypes, "Q4_Z", DType::kQ4_Z},
 };
 
 const Row* find(uint32_t number) {

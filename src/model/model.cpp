@@ -91,8 +91,8 @@ DType loaded_type(const TypeChoice& quantize, const std::string& name, const Ten
 }
 
 // `view` as `type` in memory of its own, which is added to `owned`.
-TensorView recoded(const TensorView& view, DType type, Backend& backend,
-                   std::vector<std::unique_ptr<std::byte[]>>& owned) {
+TensorView recoded(const TensorView& view, DType type, Backend& backend, const quant::MatrixInputs* inputs,
+                   quant::FeedbackCache& cache, std::vector<std::unique_ptr<std::byte[]>>& owned) {
   TensorView out = view;
   out.type = type;
   out.scales = {};
@@ -100,10 +100,16 @@ TensorView recoded(const TensorView& view, DType type, Backend& backend,
   owned.push_back(std::unique_ptr<std::byte[]>(new std::byte[out.bytes()]));
   std::byte* const data = owned.back().get();
   out.data = data;
+  const float* importance = inputs == nullptr ? nullptr : inputs->squares.data();
+  const quant::ErrorFeedback* feedback =
+      inputs == nullptr ? nullptr
+                        : cache.of(type, view.cols(), *inputs,
+                                   [&](int64_t count, const auto& body) { backend.parallel(count, body); });
   const int64_t chunk = quant::recode_chunk(view.cols()), rows = view.rows();
   backend.parallel((rows + chunk - 1) / chunk, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * chunk, last = std::min(end * chunk, rows);
-    quant::recode_rows(view, first, last - first, type, nullptr, {}, data + first * out.row_stride_bytes);
+    quant::recode_rows(view, first, last - first, type, importance, {}, data + first * out.row_stride_bytes,
+                       feedback);
   });
   return out;
 }
@@ -144,7 +150,8 @@ void visit_weights(WeightSource& source, const ModelConfig& config,
 }
 
 std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& backend,
-                                   const LoadProgress& progress, const TypeChoice& quantize) {
+                                   const LoadProgress& progress, const TypeChoice& quantize,
+                                   const InputsOf& inputs) {
   std::unique_ptr<Model> model = find_architecture(checkpoint).make();
   model->config_ = read_config(checkpoint);
   check_output(checkpoint);
@@ -152,6 +159,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   const size_t total = checkpoint.mapped_bytes();
   size_t done = 0;
   const bool tied = has_tied_output(checkpoint);
+  quant::FeedbackCache feedback;
   const auto keep = [&](std::vector<std::unique_ptr<std::byte[]>> memory) {
     for (auto& piece : memory) model->gathered_.push_back(std::move(piece));
   };
@@ -163,7 +171,8 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
                     if (type == stored.type) {
                       keep(std::move(gathered));
                     } else {
-                      view = recoded(stored, type, backend, model->gathered_);
+                      view = recoded(stored, type, backend, inputs ? inputs(name) : nullptr, feedback,
+                                     model->gathered_);
                     }
                     to = backend.load_weight(view, use);
                     model->stored_[to.get()] = {view.type, stored_bytes(view)};

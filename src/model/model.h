@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "io/checkpoint.h"
 #include "model/config.h"
+#include "quant/feedback.h"
 #include "quant/request.h"
 
 namespace millrace {
@@ -35,6 +36,8 @@ struct ModelWeights {
 // `tied`: the embedding serves as output matrix.
 using TypeChoice = std::function<DType(const std::string& name, const TensorView& view, bool tied)>;
 TypeChoice type_choice(const quant::Request& request);
+// What the encoder may know of a matrix's inputs, by its GGUF name; nullptr: nothing.
+using InputsOf = std::function<const quant::MatrixInputs*(const std::string& name)>;
 
 // Called with done and total bytes while weights are taken in.
 using LoadProgress = std::function<void(size_t done, size_t total)>;
@@ -50,7 +53,8 @@ class Model {
   // The checkpoint must outlive the model: weights stay in its mapping, but for those that `quantize` turns
   // into another type on the backend's threads.
   static std::unique_ptr<Model> load(const io::Checkpoint& checkpoint, Backend& backend,
-                                     const LoadProgress& progress = {}, const TypeChoice& quantize = {});
+                                     const LoadProgress& progress = {}, const TypeChoice& quantize = {},
+                                     const InputsOf& inputs = {});
   virtual ~Model() = default;
 
   const ModelConfig& config() const { return config_; }

@@ -74,6 +74,15 @@ struct BlockQ6_K {
   uint16_t d;
 };
 
+// x = d * (q - z): Q4_1 in the bytes of Q4_0. `dz` has the scale in its upper nine bits, d = (1 + mantissa /
+// 16) * 2^(exponent - 24), exponent above mantissa, and in the lower seven the zero point in eighths of a
+// step (q4_z_scale, q4_z_min). Every pattern is finite. Q4_K keeps its scales in as few bits, but wants rows
+// in 256s.
+struct BlockQ4_Z {
+  uint16_t dz;
+  uint8_t q[kBlock / 2];
+};
+
 // x = 2^(e - 127) * e2m1[q]
 struct BlockMXFP4 {
   uint8_t e;  // e8m0
@@ -90,10 +99,17 @@ struct BlockMXFP4Split {
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20);
 static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24);
 static_assert(sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210);
+static_assert(sizeof(BlockQ4_Z) == 18);
 static_assert(sizeof(BlockMXFP4) == 17 && sizeof(BlockMXFP4Split) == 16);
 
 // Twice the value of each e2m1 code: small integers, so that products of them are exact.
 inline constexpr int8_t kE2M1Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// The scale of a Q4_Z block as the bits of a float32: nine bits in place, and the exponent's other bias.
+inline constexpr uint32_t kQ4ZScaleBias = (127 - 24) << 23;
+constexpr uint32_t q4_z_scale_bits(uint16_t dz) { return (uint32_t{dz} >> 7 << 19) + kQ4ZScaleBias; }
+// What is added to d * q, in units of d: at most 0, and exact.
+constexpr float q4_z_min(uint16_t dz) { return -0.125f * static_cast<float>(dz & 127); }
 
 // Scale and min (6 bits each) of sub-block s of a Q4_K or Q5_K block. Sub-blocks 0-3 lie in the low six bits
 // of scales[s] and scales[s + 4]; 4-7 have their low nibbles in scales[s + 4] and their two high bits on top

@@ -1,6 +1,7 @@
 #include "quant/codec.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -30,6 +31,11 @@ void decode(const BlockQ4_0& b, float* out) {
 
 void decode(const BlockQ4_1& b, float* out) {
   for (int j = 0; j < kBlock; ++j) out[j] = half(b.d) * static_cast<float>(nibble(b.q, j)) + half(b.m);
+}
+
+void decode(const BlockQ4_Z& b, float* out) {
+  const float d = std::bit_cast<float>(q4_z_scale_bits(b.dz)), m = d * q4_z_min(b.dz);
+  for (int j = 0; j < kBlock; ++j) out[j] = d * static_cast<float>(nibble(b.q, j)) + m;
 }
 
 void decode(const BlockQ5_0& b, float* out) {
@@ -179,6 +185,25 @@ void encode(const float* x, BlockQ4_1& b) {
   pack_nibbles(codes, b.q);
 }
 
+// The step that spans the block's ends and zero, rounded up so that it still does; the zero point to its
+// nearest.
+void encode(const float* x, BlockQ4_Z& b) {
+  float low = 0.0f, high = 0.0f;
+  for (int j = 0; j < kBlock; ++j) {
+    low = std::min(low, x[j]);
+    high = std::max(high, x[j]);
+  }
+  const uint32_t step = std::bit_cast<uint32_t>((high - low) / 15.0f);
+  const uint32_t bits = step <= kQ4ZScaleBias ? 0 : std::min((step - kQ4ZScaleBias + 0x7ffffu) >> 19, 511u);
+  const float d = std::bit_cast<float>(q4_z_scale_bits(static_cast<uint16_t>(bits << 7)));
+  b.dz = static_cast<uint16_t>(bits << 7 | static_cast<uint32_t>(nearest(-low, 0.125f * d, 0, 127)));
+  uint8_t codes[kBlock];
+  for (int j = 0; j < kBlock; ++j) {
+    codes[j] = static_cast<uint8_t>(nearest(x[j] - d * q4_z_min(b.dz), d, 0, 15));
+  }
+  pack_nibbles(codes, b.q);
+}
+
 void encode(const float* x, BlockQ5_0& b) {
   uint8_t codes[kBlock];
   codes_around_zero(x, b, 5, codes);
@@ -283,6 +308,9 @@ void dequantize(DType type, const std::byte* source, float* out, int64_t element
     case DType::kQ5_1:
       decode_all<BlockQ5_1>(source, out, elements, kBlock);
       return;
+    case DType::kQ4_Z:
+      decode_all<BlockQ4_Z>(source, out, elements, kBlock);
+      return;
     case DType::kQ4_K:
       decode_all<BlockQ4_K>(source, out, elements, kSuperBlock);
       return;
@@ -358,6 +386,9 @@ void quantize(DType type, const float* source, std::byte* out, int64_t elements)
       return;
     case DType::kMXFP4:
       encode_all<BlockMXFP4>(source, out, elements);
+      return;
+    case DType::kQ4_Z:
+      encode_all<BlockQ4_Z>(source, out, elements);
       return;
     default:
       throw_error(ErrorCode::kUnsupported, "cannot quantize to {}", info(type).name);

@@ -87,6 +87,8 @@ double allowed(DType type) {
       return 1.0 / 8 + 0x1p-10;  // the far side has no code 8: a whole step
     case DType::kQ4_1:
       return 0.5 * 2 / 15 + 0x1p-9;  // the range is up to twice the magnitude
+    case DType::kQ4_Z:
+      return (0.5 + 1.0 / 16) * 2 / 15 * (17.0 / 16) + 1e-6;  // the zero point's step and the scale's besides
     case DType::kQ5_0:
       return 1.0 / 16 + 0x1p-10;
     case DType::kQ5_1:
@@ -98,8 +100,8 @@ double allowed(DType type) {
   }
 }
 
-const DType kWritable[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ8_0, DType::kQ4_0,
-                           DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kMXFP4};
+const DType kWritable[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ8_0,  DType::kQ4_0,
+                           DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kMXFP4, DType::kQ4_Z};
 
 TEST(Codec, QuantizedValuesStayWithinAStep) {
   std::mt19937 random(11);
@@ -129,7 +131,7 @@ TEST(Codec, QuantizedValuesStayWithinAStep) {
 TEST(Codec, ValuesOnTheGridSurvive) {
   for (DType type : kWritable) {
     // All codes of the 4-bit types; 0.25 * [-16, 15] for five bits and more.
-    const bool four = type == DType::kQ4_0 || type == DType::kQ4_1;
+    const bool four = type == DType::kQ4_0 || type == DType::kQ4_1 || type == DType::kQ4_Z;
     std::vector<float> x(32), y(32);
     for (int j = 0; j < 32; ++j) x[j] = 0.25f * static_cast<float>(four ? j % 16 - 8 : j - 16);
     if (type == DType::kMXFP4) {

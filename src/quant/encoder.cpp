@@ -11,9 +11,9 @@
 namespace millrace::quant {
 namespace {
 
-constexpr std::array kEncodable = {DType::kQ8_0,  DType::kQ6_K, DType::kQ5_K, DType::kQ5_1,
-                                   DType::kQ5_0,  DType::kQ4_K, DType::kQ4_1, DType::kQ4_0,
-                                   DType::kMXFP4, DType::kF16,  DType::kBF16, DType::kF32};
+constexpr std::array kEncodable = {DType::kQ8_0, DType::kQ6_K, DType::kQ5_K, DType::kQ5_1, DType::kQ5_0,
+                                   DType::kQ4_K, DType::kQ4_1, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4,
+                                   DType::kF16,  DType::kBF16, DType::kF32};
 
 // ---------------------------------------------------------------- one pass
 
@@ -117,6 +117,48 @@ void encode_above_min(FourBlocks& four, float top, Block* out) {
   for (int l = 0; l < kNumLanes; ++l) {
     out[l].d = d.bits[l];
     out[l].m = m.bits[l];
+    pack(four, l, out[l]);
+  }
+}
+
+// The scales Q4_Z can hold on either side of the one wanted, and with each some zero points around the one
+// wanted: the pair whose codes err least.
+void encode_zero_point(FourBlocks& four, BlockQ4_Z* out) {
+  constexpr float kTop = 15.0f, kMostEighths = 127.0f;
+  const ScaleMin fit = fit_above_min<kBlock>(four.x, four.w, kTop, /*below_zero=*/true);
+  const LaneInts bias = LaneInts{} + static_cast<int32_t>(kQ4ZScaleBias);
+  const LaneInts below = (reinterpret_cast<LaneInts>(fit.scale) - bias) >> 19;
+  LaneInts best_bits = {};
+  Lanes best_error = all_lanes(INFINITY), best_zero = all_lanes(0.0f);
+  for (int up = 0; up <= 1; ++up) {
+    LaneInts bits = below + up;
+    bits = bits < 0 ? LaneInts{} : bits;
+    bits = bits > 511 ? LaneInts{} + 511 : bits;
+    const Lanes d = reinterpret_cast<Lanes>((bits << 19) + bias), inverse = all_lanes(1.0f) / d;
+    const Lanes wanted = round_lanes(clamp_lanes(all_lanes(-8.0f) * fit.min * inverse, 0.0f, kMostEighths));
+    for (int off = -2; off <= 2; ++off) {
+      const Lanes eighths = clamp_lanes(wanted + all_lanes(static_cast<float>(off)), 0.0f, kMostEighths);
+      const Lanes zero = all_lanes(0.125f) * eighths;
+      Lanes error = all_lanes(0.0f);
+      for (int j = 0; j < kBlock; ++j) {
+        const Lanes y = four.x[j] * inverse + zero;
+        const Lanes miss = y - clamp_lanes(round_lanes(clamp_lanes(y, -1.0f, 16.0f)), 0.0f, kTop);
+        error += four.w[j] * miss * miss;
+      }
+      error *= d * d;
+      const LaneInts better = error < best_error;
+      best_error = select(better, error, best_error);
+      best_zero = select(better, eighths, best_zero);
+      best_bits = (better & bits) | (~better & best_bits);
+    }
+  }
+  const Lanes inverse = all_lanes(1.0f) / reinterpret_cast<Lanes>((best_bits << 19) + bias);
+  for (int j = 0; j < kBlock; ++j) {
+    const Lanes y = clamp_lanes(four.x[j] * inverse + all_lanes(0.125f) * best_zero, -1.0f, 16.0f);
+    four.codes[j] = clamp_lanes(round_lanes(y), 0.0f, kTop);
+  }
+  for (int l = 0; l < kNumLanes; ++l) {
+    out[l].dz = static_cast<uint16_t>(best_bits[l] << 7 | static_cast<int32_t>(best_zero[l]));
     pack(four, l, out[l]);
   }
 }
@@ -243,6 +285,8 @@ void encode_rows(DType type, const float* x, int64_t num_rows, int64_t cols, con
       return by_fours(+[](Four f, BlockQ4_1* b) { encode_above_min(f, 15.0f, b); });
     case DType::kQ5_1:
       return by_fours(+[](Four f, BlockQ5_1* b) { encode_above_min(f, 31.0f, b); });
+    case DType::kQ4_Z:
+      return by_fours(+[](Four f, BlockQ4_Z* b) { encode_zero_point(f, b); });
     case DType::kMXFP4:
       return by_fours(+[](Four f, BlockMXFP4* b) { encode_mxfp4(f, b); });
     case DType::kQ4_K:

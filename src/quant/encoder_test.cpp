@@ -64,6 +64,7 @@ const Bound kBounds[] = {{DType::kF16, 0x1p-11},
                          {DType::kQ5_0, signed_error(2.43, 32) * 0.95},
                          {DType::kQ4_K, min_error(16) * 0.9},
                          {DType::kQ4_1, min_error(16) * 0.9},
+                         {DType::kQ4_Z, min_error(16) * 0.92},
                          {DType::kQ4_0, signed_error(2.43, 16) * 0.95},
                          // A value's neighbours are a fifth to a half of it apart: uniform, 0.12 at most.
                          {DType::kMXFP4, 0.12}};
@@ -80,7 +81,7 @@ TEST(Encoder, ErrsNoMoreThanTheFormatImplies) {
 
 TEST(Encoder, IsNeverWorseThanRoundToNearest) {
   for (const DType type :
-       {DType::kQ8_0, DType::kQ5_1, DType::kQ5_0, DType::kQ4_1, DType::kQ4_0, DType::kMXFP4}) {
+       {DType::kQ8_0, DType::kQ5_1, DType::kQ5_0, DType::kQ4_1, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4}) {
     for (uint32_t seed = 0; seed < 4; ++seed) {
       std::vector<float> x = gaussian(40 * 96, seed);
       for (size_t i = 7; i < x.size(); i += 101) x[i] *= 8.0f;  // outliers, as real weights have
@@ -96,7 +97,8 @@ TEST(Encoder, IsNeverWorseThanRoundToNearest) {
 
 TEST(Encoder, KeepsWhatTheFormatHoldsExactly) {
   // Encoding decoded blocks again gives the same values: a file quantized twice to a type loses nothing more.
-  for (const DType type : {DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kMXFP4}) {
+  for (const DType type :
+       {DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4}) {
     const std::vector<float> once = there_and_back(type, gaussian(32 * 256, 3), 256);
     const double again = relative_rms(once, there_and_back(type, once, 256));
     EXPECT_LT(again, 1e-3) << info(type).name;  // a scale may move by a bit of its f16
@@ -107,11 +109,20 @@ TEST(Encoder, KeepsWhatTheFormatHoldsExactly) {
   }
 }
 
+// What Q4_Z is for: 16 even levels of any step and place in a half bit less than Q4_1 takes. Codes survive
+// the change, and what is left is the rounding of scale (1/16) and zero point (1/8 of a step).
+TEST(Encoder, KeepsTheCodesOfQ4_1InQ4_Z) {
+  const std::vector<float> once = there_and_back(DType::kQ4_1, gaussian(64 * 576, 4), 576);
+  EXPECT_LT(relative_rms(once, there_and_back(DType::kQ4_Z, once, 576)), 0.022);
+  EXPECT_GT(relative_rms(once, there_and_back(DType::kQ4_0, once, 576)), 0.06);
+}
+
 TEST(Encoder, WeighsColumnsByTheirImportance) {
   const std::vector<float> x = gaussian(128 * 256, 5);
   std::vector<float> importance(256);
   for (size_t c = 0; c < importance.size(); ++c) importance[c] = c % 8 == 0 ? 50.0f : 1.0f;
-  for (const DType type : {DType::kQ6_K, DType::kQ4_K, DType::kQ4_1, DType::kQ4_0, DType::kMXFP4}) {
+  for (const DType type :
+       {DType::kQ6_K, DType::kQ4_K, DType::kQ4_1, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4}) {
     const double plain = relative_rms(x, there_and_back(type, x, 256), importance.data(), 256);
     const double weighed =
         relative_rms(x, there_and_back(type, x, 256, importance.data()), importance.data(), 256);

@@ -62,7 +62,7 @@ TEST(ErrorFeedback, LowersTheErrorOfTheOutput) {
   std::vector<float> w(kRows * kCols);
   for (float& v : w) v = normal(random);
   const std::vector<float> seen = inputs(128, 1), others = inputs(64, 2);
-  for (const DType type : {DType::kQ4_0, DType::kMXFP4, DType::kQ4_1}) {
+  for (const DType type : {DType::kQ4_0, DType::kMXFP4, DType::kQ4_1, DType::kQ4_Z}) {
     std::vector<std::byte> plain(bytes_of(type, kRows * kCols)), fed(plain.size());
     encode_rows(type, w.data(), kRows, kCols, nullptr, plain.data());
     const ErrorFeedback feedback(products_of(seen), kCols, 32, 0.1, serial);

@@ -24,6 +24,7 @@ enum class DType : uint8_t {
   kQ6_K,        // GGUF super-blocks of 256
   kMXFP4,       // GGUF layout: blocks of 32 in 17 bytes, the e8m0 scale first
   kMXFP4Split,  // Hugging Face layout: 16-byte nibble blocks here, the e8m0 scales in TensorView::scales
+  kQ4_Z,        // our own: blocks of 32 in 18 bytes, a short scale and a zero point between the codes
   kI32,
   kU8,  // indices and raw bytes: never weights of a matrix product
 };

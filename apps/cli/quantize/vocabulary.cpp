@@ -24,7 +24,7 @@ const char* pre_name(const nlohmann::json& pre_tokenizer) {
   return "gpt-2";
 }
 
-struct Vocabulary {
+struct GgufVocabulary {
   bool sentencepiece = false;
   std::vector<std::string> tokens, merges;
   std::vector<int32_t> types;
@@ -32,7 +32,7 @@ struct Vocabulary {
 };
 
 // A piece made by an earlier merge is the better one; pieces no merge makes are the worst.
-void score_pieces(const TokenizerJson& json, Vocabulary& v) {
+void score_pieces(const TokenizerJson& json, GgufVocabulary& v) {
   std::map<std::string, size_t> rank;
   for (size_t i = 0; i < json.merges.size(); ++i) {
     rank.emplace(json.merges[i].first + json.merges[i].second, i);
@@ -45,8 +45,8 @@ void score_pieces(const TokenizerJson& json, Vocabulary& v) {
   }
 }
 
-Vocabulary make_vocabulary(const TokenizerJson& json, const std::string& source, int32_t size) {
-  Vocabulary v;
+GgufVocabulary gguf_vocabulary(const TokenizerJson& json, const std::string& source, int32_t size) {
+  GgufVocabulary v;
   const nlohmann::json model = json.rest.value("model", nlohmann::json::object());
   v.sentencepiece = model.value("byte_fallback", false);
   v.tokens.resize(static_cast<size_t>(size));
@@ -111,7 +111,7 @@ void write_vocabulary(const io::Checkpoint& hf, const ModelConfig& config, io::G
   if (hf.hf->tokenizer_json.empty()) return;
   const std::string source = hf.path() + "/tokenizer.json";
   const TokenizerJson json = parse_tokenizer_json(hf.hf->tokenizer_json, source);
-  const Vocabulary v = make_vocabulary(json, source, config.vocab);
+  const GgufVocabulary v = gguf_vocabulary(json, source, config.vocab);
   const auto tokenizer = load_tokenizer(hf);
   writer.set_string("tokenizer.ggml.model", v.sentencepiece ? "llama" : "gpt2");
   const auto pre = json.rest.find("pre_tokenizer");

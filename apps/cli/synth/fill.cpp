@@ -1,6 +1,7 @@
 #include "synth/fill.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -84,6 +85,16 @@ void fill_simple(double sigma, int levels, Random& random, std::byte* out, size_
   });
 }
 
+void fill_q4_z(double sigma, Random& random, std::byte* out, size_t bytes) {
+  const auto step = static_cast<float>(sigma * std::sqrt(12.0) / 16.0);
+  const int64_t bits = (int64_t{std::bit_cast<uint32_t>(step)} - int64_t{quant::kQ4ZScaleBias}) >> 19;
+  const auto dz = static_cast<uint16_t>(std::clamp<int64_t>(bits, 0, 511) << 7 | 60);  // 7.5: the middle
+  fill_blocks<quant::BlockQ4_Z>(out, bytes, [&](quant::BlockQ4_Z& block) {
+    random.fill(block.q);
+    block.dz = dz;
+  });
+}
+
 // Q4_K and Q5_K: x = d * scale * q - dmin * min with uniform 6-bit scale and min; dmin centres it on average.
 template <class Block>
 void fill_k(double sigma, int levels, Random& random, std::byte* out, size_t bytes) {
@@ -162,6 +173,8 @@ void fill_random(DType type, double sigma, uint64_t seed, uint64_t stream, std::
       return fill_k<quant::BlockQ5_K>(sigma, 32, random, out, bytes);
     case DType::kQ6_K:
       return fill_q6_k(sigma, random, out, bytes);
+    case DType::kQ4_Z:
+      return fill_q4_z(sigma, random, out, bytes);
     case DType::kMXFP4:
       return fill_mxfp4(sigma, random, out, bytes);
     default:

@@ -46,7 +46,8 @@ enum class Format : int {
   kQ5_K,
   kQ6_K,
   kMXFP4,
-  kMXFP4Split,  // int8 activations
+  kMXFP4Split,
+  kQ4_Z,  // int8 activations
   kCount,
 };
 

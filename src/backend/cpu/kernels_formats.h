@@ -149,6 +149,23 @@ struct FormatQ6_K : Plain<q::BlockQ6_K> {
   }
 };
 
+// A short float and a zero point in sixteen bits (quant/blocks.h).
+struct ZeroPointScale {
+  F4 scale, min;
+  explicit ZeroPointScale(const uint8_t* const* rows) { Simd::zero_points4(rows, scale, min); }
+  F4 d(int64_t) const { return scale; }
+  F4 m(int64_t) const { return min; }
+};
+
+struct FormatQ4_Z : Plain<q::BlockQ4_Z> {
+  static constexpr bool kMin = true;
+  using Scales = ZeroPointScale;
+  template <int>
+  static I8x32 load(const uint8_t* block, int64_t) {
+    return Simd::load_nibbles(block + 2);
+  }
+};
+
 // 2^(e - 127). Codes are twice the e2m1 values; the other half is on the activations' side (kDoubled).
 struct E8M0First {
   F4 scale;

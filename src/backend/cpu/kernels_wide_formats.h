@@ -83,6 +83,25 @@ inline void half_scales(const uint8_t* const* rows, int64_t at, int64_t first, i
   }
 }
 
+// Q4_Z: d and m = -z d, exact, for d has five bits and z seven.
+template <int kBlockBytes>
+inline void zero_point_scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
+  alignas(64) uint16_t raw[kPackedRuns][16];
+  for (int64_t r = 0; r < 16; ++r) {
+    const uint8_t* row = rows[r] + first * kBlockBytes;
+    for (int64_t b = 0; b < runs; ++b) __builtin_memcpy(&raw[b][r], row + b * kBlockBytes, 2);
+  }
+  for (int64_t b = 0; b < runs; ++b) {
+    const V dz = _mm512_cvtepu16_epi32(Simd::load256(raw[b]));
+    const V bits = _mm512_add_epi32(_mm512_slli_epi32(_mm512_srli_epi32(dz, 7), 19),
+                                    _mm512_set1_epi32(static_cast<int>(q::kQ4ZScaleBias)));
+    const __m512 scale = _mm512_castsi512_ps(bits);
+    const __m512 eighths = _mm512_cvtepi32_ps(_mm512_and_si512(dz, _mm512_set1_epi32(127)));
+    _mm512_storeu_ps(d + 16 * b, scale);
+    _mm512_storeu_ps(m + 16 * b, _mm512_mul_ps(scale, _mm512_mul_ps(eighths, _mm512_set1_ps(-0.125f))));
+  }
+}
+
 // e8m0 bytes to 2^(e - 127) / 2, for codes are twice the e2m1 values. 0 is a subnormal; 255, a NaN, becomes
 // infinity.
 inline void e8m0_floats(const uint8_t* bytes, float* out) {
@@ -237,6 +256,14 @@ struct FormatQ4_0 : Plain<q::BlockQ4_0, 8> {
 };
 struct FormatQ4_1 : WithMin<q::BlockQ4_1> {
   using Block = NibbleBlock<4, 0>;
+};
+
+struct FormatQ4_Z : Plain<q::BlockQ4_Z> {
+  static constexpr bool kMin = true;
+  using Block = NibbleBlock<2, 0>;
+  static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
+    zero_point_scales<kBlockBytes>(rows, first, runs, d, m);
+  }
 };
 
 // A word of fifth bits before the nibbles: bit i for element i.

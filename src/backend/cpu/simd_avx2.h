@@ -111,6 +111,17 @@ struct Simd {
     const __m128i e = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(static_cast<int>(packed)));
     return _mm_castsi128_ps(_mm_max_epu32(_mm_slli_epi32(e, 23), _mm_set1_epi32(0x00400000)));
   }
+  // d and m = -z d of four Q4_Z blocks: exact, for d has five bits and z seven.
+  static void zero_points4(const uint8_t* const* p, F4& d, F4& m) {
+    uint16_t dz[4];
+    for (int j = 0; j < 4; ++j) __builtin_memcpy(&dz[j], p[j], 2);
+    const __m128i wide = _mm_setr_epi32(dz[0], dz[1], dz[2], dz[3]);
+    const __m128i bits = _mm_add_epi32(_mm_slli_epi32(_mm_srli_epi32(wide, 7), 19),
+                                       _mm_set1_epi32(static_cast<int>(quant::kQ4ZScaleBias)));
+    d = _mm_castsi128_ps(bits);
+    const F4 eighths = _mm_cvtepi32_ps(_mm_and_si128(wide, _mm_set1_epi32(127)));
+    m = _mm_mul_ps(d, _mm_mul_ps(eighths, _mm_set1_ps(-0.125f)));
+  }
   static F4 mul4(F4 a, float b) { return _mm_mul_ps(a, _mm_set1_ps(b)); }
   static F4 mul4(F4 a, F4 b) { return _mm_mul_ps(a, b); }
   static F4 fma4(F4 a, F4 b, F4 c) { return _mm_fmadd_ps(a, b, c); }

@@ -136,6 +136,24 @@ struct Simd {
                            static_cast<uint64_t>(*p[2]) << 39 | static_cast<uint64_t>(*p[3]) << 55;
     return vreinterpretq_f32_u32(vshll_n_u16(vmax_u16(vcreate_u16(upper), vdup_n_u16(0x0040)), 16));
   }
+  // d and m = -z d of four Q4_Z blocks: exact, for d has five bits and z seven. Widened by zip, which two
+  // units do, and not by shifts or conversions: d is the upper half of a float; 0x4b00 above an integer makes
+  // it 2^23 more, as a float.
+  static void zero_points4(const uint8_t* const* p, F4& d, F4& m) {
+    const auto word = [](const uint8_t* from) {
+      uint16_t h;
+      __builtin_memcpy(&h, from, 2);
+      return static_cast<uint64_t>(h);
+    };
+    const uint16x8_t dz = vcombine_u16(
+        vcreate_u16(word(p[0]) | word(p[1]) << 16 | word(p[2]) << 32 | word(p[3]) << 48), vdup_n_u16(0));
+    const uint16x8_t scale = vaddq_u16(vandq_u16(vshrq_n_u16(dz, 4), vdupq_n_u16(0x0ff8)),
+                                       vdupq_n_u16(static_cast<uint16_t>(quant::kQ4ZScaleBias >> 16)));
+    d = vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), scale));
+    const uint16x8_t zero = vandq_u16(dz, vdupq_n_u16(127));
+    const F4 eighths = vreinterpretq_f32_u16(vzip1q_u16(zero, vdupq_n_u16(0x4b00)));
+    m = vmulq_f32(d, vmulq_n_f32(vsubq_f32(eighths, vdupq_n_f32(0x1p23f)), -0.125f));
+  }
   // Four rows of four words to four words of four rows.
   struct Words4 {
     uint32x4_t word[4];

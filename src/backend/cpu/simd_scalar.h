@@ -152,6 +152,15 @@ struct Simd {
     }
     return r;
   }
+  // d and m = -z d of four Q4_Z blocks: exact, for d has five bits and z seven.
+  static void zero_points4(const uint8_t* const* p, F4& d, F4& m) {
+    for (int j = 0; j < 4; ++j) {
+      uint16_t dz;
+      __builtin_memcpy(&dz, p[j], 2);
+      d.v[j] = bits_to_float(quant::q4_z_scale_bits(dz));
+      m.v[j] = d.v[j] * quant::q4_z_min(dz);
+    }
+  }
   static F4 mul4(F4 a, float b) {
     for (float& x : a.v) x *= b;
     return a;

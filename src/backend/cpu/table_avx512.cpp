@@ -54,6 +54,7 @@ constexpr KernelTable make_amx_table() {
   put(Format::kQ6_K, tile_matmul<FormatQ6_K>);
   put(Format::kMXFP4, tile_matmul<FormatMXFP4>);
   put(Format::kMXFP4Split, tile_matmul<FormatMXFP4Split>);
+  put(Format::kQ4_Z, tile_matmul<FormatQ4_Z>);
   table.tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
   table.tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
   table.quantize_binary = quantize_binary;

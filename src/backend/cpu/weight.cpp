@@ -37,6 +37,8 @@ std::optional<Format> format_of(DType type) {
       return Format::kMXFP4;
     case DType::kMXFP4Split:
       return Format::kMXFP4Split;
+    case DType::kQ4_Z:
+      return Format::kQ4_Z;
     case DType::kI32:
     case DType::kU8:
       break;

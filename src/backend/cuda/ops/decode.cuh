@@ -187,6 +187,19 @@ struct DecodeQ4_1 {
   }
 };
 
+struct DecodeQ4_Z {
+  using Block = quant::BlockQ4_Z;
+  __host__ __device__ static void decode8(const DeviceMatrix& m, int64_t row, int64_t c, int, float* w) {
+    const uint8_t* b = block_at<Block>(m, row, c, kBlock);
+    const int j = static_cast<int>(c % kBlock);
+    const auto dz = static_cast<uint16_t>(b[0] | b[1] << 8);
+    const float d = std::bit_cast<float>(quant::q4_z_scale_bits(dz)), low = d * quant::q4_z_min(dz);
+    const uint64_t q = load_bytes8<2>(b + offsetof(Block, q) + j % 16);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) w[i] = d * static_cast<float>(nibble_of(q, i, j / 16)) + low;
+  }
+};
+
 struct DecodeQ5_0 {
   using Block = quant::BlockQ5_0;
   __host__ __device__ static void decode8(const DeviceMatrix& m, int64_t row, int64_t c, int, float* w) {
@@ -329,6 +342,8 @@ bool with_decoder(DType type, Launch&& launch) {
       return launch(DecodeQ6_K{}), true;
     case DType::kMXFP4:
       return launch(DecodeMXFP4{}), true;
+    case DType::kQ4_Z:
+      return launch(DecodeQ4_Z{}), true;
     case DType::kMXFP4Split:
       return launch(DecodeMXFP4Split{}), true;
     case DType::kI32:

@@ -1,4 +1,4 @@
-#include "quantize/calibration.h"
+#include "engine/calibration.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "model/weight_source.h"
 #include "quant/codec.h"
 
-namespace millrace::cli {
+namespace millrace {
 namespace {
 
 std::vector<float> decoded_row(const TensorView& view, int64_t row) {
@@ -131,7 +131,7 @@ class InputObserver final : public ForwardingExecutor {
 
   // `x` [rows, cols] is the input of all of `names`.
   void accumulate(const std::vector<std::string>& names, const std::vector<float>& x, int64_t cols) {
-    Inputs& inputs = calibration_[names[0]];
+    quant::MatrixInputs& inputs = calibration_[names[0]];
     if (inputs.squares.empty()) {
       inputs.squares.resize(static_cast<size_t>(cols));
       const size_t bytes = static_cast<size_t>(cols * cols) * sizeof(float);
@@ -178,4 +178,4 @@ std::unique_ptr<Executor> observe_inputs(std::unique_ptr<Executor> inner, const 
   return std::make_unique<InputObserver>(std::move(inner), checkpoint, config, calibration);
 }
 
-}  // namespace millrace::cli
+}  // namespace millrace

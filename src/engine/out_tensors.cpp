@@ -1,4 +1,4 @@
-#include "quantize/tensors.h"
+#include "engine/out_tensors.h"
 
 #include <cmath>
 
@@ -7,7 +7,7 @@
 #include "model/model.h"
 #include "model/weight_source.h"
 
-namespace millrace::cli {
+namespace millrace {
 namespace {
 
 // A bias seen through a stride, [.., n, 1], is [.., n] in a file of its own.
@@ -90,4 +90,4 @@ void stream_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelC
   for (; index < tensors.size(); ++index) take(index, tensors[index].source);
 }
 
-}  // namespace millrace::cli
+}  // namespace millrace

@@ -1,6 +1,6 @@
-#include "quantize/sample_text.h"
+#include "engine/sample_text.h"
 
-namespace millrace::cli {
+namespace millrace {
 
 const char* const kSampleText =
     "The ferry left at seven, as it had every morning since the bridge came down. Anna stood at the rail "
@@ -65,4 +65,4 @@ const char* const kSampleText =
     "the empty farm, and when they came over the hill they saw the lights of the harbour, and beyond them, "
     "very small, a ship that seemed not to move at all.";
 
-}  // namespace millrace::cli
+}  // namespace millrace

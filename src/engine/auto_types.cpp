@@ -1,18 +1,18 @@
-#include "quantize/auto_types.h"
+#include "engine/auto_types.h"
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "base/error.h"
 #include "engine/divergence.h"
+#include "engine/sample_text.h"
 #include "io/gguf_types.h"
-#include "output.h"
-#include "progress.h"
+#include "io/printable.h"
 #include "quant/allocate.h"
 #include "quant/encoder.h"
-#include "quantize/sample_text.h"
 
-namespace millrace::cli {
+namespace millrace {
 namespace {
 
 // The sample's inputs are seen once; its beginning is read again for each of some twenty groups.
@@ -21,8 +21,8 @@ constexpr int32_t kRowsPerStep = 64;
 constexpr int kBands = 3;           // thirds of the layers
 constexpr int64_t kErrorRows = 64;  // of a tensor, evenly spread, that stand for it
 constexpr DType kTrialType = DType::kQ4_0;
-constexpr DType kCandidates[] = {DType::kMXFP4, DType::kQ4_0, DType::kQ4_K, DType::kQ4_1, DType::kQ5_0,
-                                 DType::kQ5_K,  DType::kQ5_1, DType::kQ6_K, DType::kQ8_0};
+constexpr DType kCandidates[] = {DType::kMXFP4, DType::kQ4_0, DType::kQ4_Z, DType::kQ4_K, DType::kQ4_1,
+                                 DType::kQ5_0,  DType::kQ5_K, DType::kQ5_1, DType::kQ6_K, DType::kQ8_0};
 
 // A group: one role ("ffn_down.weight") in one band of layers, or a matrix outside the layers.
 std::string group_of(const std::string& name, int layers) {
@@ -35,9 +35,9 @@ std::string group_of(const std::string& name, int layers) {
 
 class TypeSearch {
  public:
-  TypeSearch(const ModelOptions& model, const std::string& sample, std::vector<OutTensor>& tensors)
-      : model_(model), tensors_(tensors) {
-    model_.context = static_cast<int32_t>(kSampleTokens);
+  TypeSearch(const std::string& path, const RuntimeOptions& runtime, const std::string& sample,
+             std::vector<OutTensor>& tensors, bool portable)
+      : path_(path), runtime_(runtime), tensors_(tensors), portable_(portable) {
     measure_baseline(sample);
     index_tensors();
   }
@@ -66,14 +66,17 @@ class TypeSearch {
 
  private:
   RuntimeOptions runtime_options_for_sample() const {
-    RuntimeOptions options = runtime_options(model_);
+    RuntimeOptions options;
+    options.device = runtime_.device;
+    options.threads = runtime_.threads;
+    options.context = static_cast<int32_t>(kSampleTokens);
     options.kv_type = DType::kF32;
     options.step_tokens = options.logit_rows = kRowsPerStep;
     return options;
   }
 
   void measure_baseline(const std::string& sample) {
-    const io::Checkpoint checkpoint = io::Checkpoint::open(model_.path);
+    const io::Checkpoint checkpoint = io::Checkpoint::open(path_);
     const ModelConfig config = read_config(checkpoint);
     layers_ = config.layers;
     tokens_ = load_tokenizer(checkpoint)->encode(sample.empty() ? std::string(kSampleText) : sample);
@@ -86,7 +89,7 @@ class TypeSearch {
     options.wrap_executor = [&](std::unique_ptr<Executor> inner) {
       return observe_inputs(std::move(inner), checkpoint, config, calibration_);
     };
-    const auto runtime = Runtime::open(model_.path, options);
+    const auto runtime = Runtime::open(path_, options);
     vocab_ = runtime->config().vocab;
     baseline_ = all_logits(*runtime, tokens_);
     for (auto& [name, inputs] : calibration_) smooth(inputs.squares);
@@ -127,7 +130,7 @@ class TypeSearch {
 
   // What each matrix may become, with its own error as cost; measure_groups() turns that into divergence.
   void make_options() {
-    ThreadPool pool(model_.threads);
+    ThreadPool pool(runtime_.threads);
     options_.resize(searched_.size());
     trial_error_.resize(searched_.size());
     pool.parallel_for(static_cast<int64_t>(searched_.size()), 1, [&](int64_t begin, int64_t end, int) {
@@ -147,6 +150,7 @@ class TypeSearch {
     }
     for (const DType type : kCandidates) {
       const bool fits = tensor.source.cols() % info(type).block_elements == 0;
+      if (portable_ && type == DType::kQ4_Z) continue;
       if (!fits || bytes(type) >= bytes(stored)) continue;
       options_[i].push_back({type, bytes(type), error_in(tensor, type)});
     }
@@ -164,10 +168,10 @@ class TypeSearch {
     for (size_t i = 0; i < searched_.size(); ++i) {
       if (trial_error_[i] > 0.0) groups[group_of(tensors_[searched_[i]].name, layers_)].push_back(i);
     }
-    Progress progress("measuring", false);
-    size_t done = 0;
+    size_t all_bytes = 0, done = 0;  // progress is told in bytes, as that of loading is
+    for (const OutTensor& tensor : tensors_) all_bytes += tensor.source.bytes();
     for (const auto& [group, members] : groups) {
-      progress.update(done++, groups.size());
+      if (runtime_.progress) runtime_.progress(all_bytes / groups.size() * done++, all_bytes);
       const double kl = divergence_of(group);
       group_kl_[group] = kl;
       double sum = 0.0;
@@ -184,7 +188,7 @@ class TypeSearch {
     options.quantize = [&](const std::string& name, const TensorView& view, bool) {
       return group_of(name, layers_) == group ? kTrialType : view.type;
     };
-    const auto runtime = Runtime::open(model_.path, options);
+    const auto runtime = Runtime::open(path_, options);
     const std::vector<int32_t> no_next(std::min(tokens_.size(), kTrialTokens), -1);
     const std::vector<float> logits = all_logits(*runtime, std::span(tokens_).first(no_next.size()));
     DivergenceMeter meter;
@@ -203,8 +207,10 @@ class TypeSearch {
     return sum;
   }
 
-  ModelOptions model_;
+  const std::string& path_;
+  const RuntimeOptions& runtime_;
   std::vector<OutTensor>& tensors_;
+  bool portable_;
   int layers_ = 0;
   int64_t vocab_ = 0;
   std::vector<int32_t> tokens_;
@@ -218,9 +224,66 @@ class TypeSearch {
 
 }  // namespace
 
-AutoTypes choose_types(const ModelOptions& model, const std::string& sample, size_t budget,
-                       std::vector<OutTensor>& tensors) {
-  return TypeSearch(model, sample, tensors).search(budget);
+size_t budget_bytes(std::string_view option, const std::string& text, int64_t elements, size_t header_bytes) {
+  double value = 0.0;
+  const char* end = text.data() + text.size();
+  const auto [after, error] = std::from_chars(text.data(), end, value);
+  const std::string unit(after, end);
+  const struct {
+    const char* name;
+    double bytes;
+  } kUnits[] = {{"", 1},    {"B", 1},    {"K", 1e3},      {"KB", 1e3},     {"M", 1e6},     {"MB", 1e6},
+                {"G", 1e9}, {"GB", 1e9}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}};
+  double bytes = -1.0;
+  for (const auto& u : kUnits) {
+    if (unit == u.name) bytes = std::max(0.0, value * u.bytes - static_cast<double>(header_bytes));
+  }
+  if (unit == "bpw") bytes = value * static_cast<double>(elements) / 8.0;
+  if (error != std::errc() || !(value > 0.0) || bytes < 0.0 || bytes > 1e15) {
+    throw_error(ErrorCode::kBadInput,
+                "{}: found {}, expected bytes such as 800M or 3.5GiB, or bits per weight such as 4.5bpw",
+                option, io::printable(text));
+  }
+  return static_cast<size_t>(bytes);
 }
 
-}  // namespace millrace::cli
+AutoTypes choose_types(const std::string& path, const RuntimeOptions& runtime, const std::string& sample,
+                       size_t budget, std::vector<OutTensor>& tensors, bool portable) {
+  return TypeSearch(path, runtime, sample, tensors, portable).search(budget);
+}
+
+std::string resolve_auto_types(const std::string& path, RuntimeOptions& runtime) {
+  const AutoQuantize request = *std::exchange(runtime.quantize_auto, std::nullopt);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+  std::optional<ModelConfig> config;
+  if (checkpoint.hf) config = read_config(checkpoint);
+  std::vector<OutTensor> tensors = list_tensors(checkpoint, config);
+  int64_t elements = 0;
+  for (const OutTensor& tensor : tensors) elements += tensor.source.elements();
+  const auto chosen = std::make_shared<AutoTypes>(choose_types(
+      path, runtime, request.sample, budget_bytes("--budget", request.budget, elements, 0), tensors));
+  const auto types = std::make_shared<std::map<std::string, DType>>();
+  size_t bytes = 0;
+  for (const OutTensor& tensor : tensors) {
+    bytes += tensor.bytes();
+    if (tensor.part != quant::Part::kSmall) types->emplace(tensor.name, tensor.type);
+  }
+  runtime.quantize = [types](const std::string& name, const TensorView& view, bool) {
+    const auto found = types->find(name);
+    const bool same =
+        found == types->end() || (found->second == DType::kMXFP4 && view.type == DType::kMXFP4Split);
+    return same ? view.type : found->second;
+  };
+  runtime.quantize_inputs = [chosen](const std::string& name) -> const quant::MatrixInputs* {
+    const auto found = chosen->calibration.find(name);
+    return found == chosen->calibration.end() ? nullptr : &found->second;
+  };
+  runtime.quantized_to =
+      fmt::format("auto {} {:x}", request.budget, std::hash<std::string>{}(request.sample));
+  return fmt::format(
+      "auto: {:.3f} bits per weight, expected divergence {:.5f} nats a token on {} tokens of sample text",
+      8.0 * static_cast<double>(bytes) / static_cast<double>(elements), chosen->expected_kl,
+      chosen->sample_tokens);
+}
+
+}  // namespace millrace

@@ -11,24 +11,20 @@
 #include "base/thread_pool.h"
 #include "io/checkpoint.h"
 #include "model/config.h"
+#include "quant/feedback.h"
 
-namespace millrace::cli {
+namespace millrace {
 
-struct Inputs {
-  std::vector<float> squares;  // [cols]
-  // [cols, cols], the part with j >= i: sums of x_i x_j, for quant::ErrorFeedback. Matrices of the same input
-  // share them. Absent where they would take more than kMaxProductBytes each or kMaxProductsBytes in all.
-  std::shared_ptr<std::vector<float>> products;
-};
+// Sums of products are left out where they would take more than this for one matrix, or for all.
 inline constexpr size_t kMaxProductBytes = size_t{64} << 20, kMaxProductsBytes = size_t{2} << 30;
 
 // By GGUF name of the weight. Down projections of experts have none: their inputs are
 // as many as there are experts, and a short text reaches few of them.
-using Calibration = std::map<std::string, Inputs>;
+using Calibration = std::map<std::string, quant::MatrixInputs>;
 
 // An executor that adds to `calibration` on its way through. The checkpoint, the config and the map must
 // outlive it.
 std::unique_ptr<Executor> observe_inputs(std::unique_ptr<Executor> inner, const io::Checkpoint& checkpoint,
                                          const ModelConfig& config, Calibration& calibration);
 
-}  // namespace millrace::cli
+}  // namespace millrace

@@ -12,7 +12,7 @@
 #include "quant/recode.h"
 #include "quant/request.h"
 
-namespace millrace::cli {
+namespace millrace {
 
 struct OutTensor {
   std::string name;   // GGUF's
@@ -36,4 +36,4 @@ void stream_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelC
                     const std::vector<OutTensor>& tensors,
                     const std::function<void(size_t index, const TensorView& source)>& take);
 
-}  // namespace millrace::cli
+}  // namespace millrace
