@@ -33,6 +33,7 @@ constexpr Layout kLayouts[] = {
     {DType::kQ4_K, 256, 2 + 2 + 12 + 128},       // two scales, 8 pairs of 6 bits, nibbles
     {DType::kQ5_K, 256, 2 + 2 + 12 + 32 + 128},  // the same and fifth bits
     {DType::kQ6_K, 256, 128 + 64 + 16 + 2},      // low nibbles, high pairs, 16 scales, scale
+    {DType::kQ4_Z, 32, 2 + 16},                  // scale and zero point, nibbles
     {DType::kMXFP4, 32, 1 + 16},                 // e8m0, nibbles
     {DType::kMXFP4Split, 32, 16},                // nibbles
     {DType::kI32, 1, 4},
