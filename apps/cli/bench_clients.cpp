@@ -361,6 +361,7 @@ int bench_clients(const ModelOptions& model, const ClientOptions& options, int32
     engine = Engine::create(e);
   }
   tell_device(engine->model().device_note);
+  tell_quantized(engine->model().quantized);
   if (engine->model().context < longest) {
     throw_error(ErrorCode::kBadInput, "--ctx is {}, expected at least {} for --shared-prefix, -p and -n",
                 engine->model().context, longest);
