@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "backend/cuda/device.h"
-#include "backend/cuda/graph.h"
 #include "backend/cuda/ops/ops.h"
 #include "base/paging.h"
+#include "graph_time.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -41,24 +41,7 @@ DeviceBuffer floats(size_t count) {
 }
 
 double median_us(const Stream& stream, int times, const std::function<void()>& record) {
-  const Graph graph(stream, record);
-  cudaEvent_t begin, end;
-  MILLRACE_CUDA_TRY(cudaEventCreate(&begin));
-  MILLRACE_CUDA_TRY(cudaEventCreate(&end));
-  std::vector<float> all;
-  for (int i = 0; i < times + 3; ++i) {
-    MILLRACE_CUDA_TRY(cudaEventRecord(begin, stream.get()));
-    graph.launch(stream);
-    MILLRACE_CUDA_TRY(cudaEventRecord(end, stream.get()));
-    stream.synchronize();
-    float ms = 0;
-    MILLRACE_CUDA_TRY(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) all.push_back(ms * 1e3f);
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  std::sort(all.begin(), all.end());
-  return all[all.size() / 2];
+  return median_us(stream, 3, times, record);
 }
 
 struct Setting {

@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/graph.h"
 #include "backend/cuda/ops/ops.h"
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ops/wide.h"
 #include "base/paging.h"
+#include "graph_time.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -69,24 +69,7 @@ DeviceBuffer floats(size_t count, float scale = 1.0f) {
 }
 
 double median_us(const Stream& stream, const std::function<void()>& record) {
-  const Graph graph(stream, record);
-  cudaEvent_t begin, end;
-  MILLRACE_CUDA_TRY(cudaEventCreate(&begin));
-  MILLRACE_CUDA_TRY(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 40; ++i) {
-    MILLRACE_CUDA_TRY(cudaEventRecord(begin, stream.get()));
-    graph.launch(stream);
-    MILLRACE_CUDA_TRY(cudaEventRecord(end, stream.get()));
-    stream.synchronize();
-    float ms = 0;
-    MILLRACE_CUDA_TRY(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 10) times.push_back(ms * 1e3f);
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return median_us(stream, 10, 30, record);
 }
 
 DType dense_type = DType::kQ8_0;  // of everything but the experts and the router
