@@ -114,7 +114,15 @@ void stream_rows(const MatrixView& w, int64_t row, int64_t rows, const Panel& x,
     stream.scales[r] = Format::kSplit ? w.scales + at * w.scale_row_bytes : nullptr;
   });
   unroll<kM>([&](auto m) { stream.x[m] = reinterpret_cast<const ActivationBlock*>(panel_row(x, m0 + m)); });
-  stream.run(w.cols / (kQuantBlock * Format::kSubBlocks), rows > 4 ? 4 * w.row_bytes : 0);
+  const int64_t blocks = w.cols / (kQuantBlock * Format::kSubBlocks), ahead = rows > 4 ? 4 * w.row_bytes : 0;
+  if constexpr (kHasOwnStream<Format> && kM == 1) {
+    if (blocks >= 2) {
+      MxStream mx;
+      store_lanes(out, mx.run(stream.weights, stream.x[0], blocks, ahead), rows);
+      return;
+    }
+  }
+  stream.run(blocks, ahead);
   unroll<kM>([&](auto m) { store_lanes(out + m * out_stride, stream.acc[m], rows); });
 }
 

@@ -22,6 +22,8 @@ namespace {
 //
 #include "backend/cpu/kernels_tile_neon.h"
 //
+#include "backend/cpu/kernels_stream_mx4_neon.h"
+//
 #include "backend/cpu/kernels_quantized_neon.h"
 //
 #include "backend/cpu/kernels_float.h"
