@@ -118,7 +118,7 @@ void stream_rows(const MatrixView& w, int64_t row, int64_t rows, const Panel& x,
   if constexpr (kHasOwnStream<Format> && kM == 1) {
     if (blocks >= 2) {
       MxStream mx;
-      store_lanes(out, mx.run(stream.weights, stream.x[0], blocks, ahead), rows);
+      store_lanes(out, mx.run(stream.weights, stream.x[0], blocks, rows > 8 ? 8 * w.row_bytes : 0), rows);
       return;
     }
   }
