@@ -29,7 +29,7 @@ HAPROXY = need_command(WHAT, "haproxy")
 DEPLOY = ROOT / "deploy"
 CLIENTS = 12
 TOKENS = 16
-TIMEOUT_S = 30
+TIMEOUT_S = 120  # for machines that are busy or stalled
 
 Outcome = collections.namedtuple("Outcome", "kind server at status detail")
 
@@ -183,9 +183,9 @@ class HaproxyTest(unittest.TestCase):
         victim = self.servers[0]
         try:
             self.wait_for(lambda: len(load.outcomes) >= CLIENTS and victim.get("/stats")[1]["requests"]["running"] >= 2)
-            killed = time.monotonic()
             victim.kill()
-            self.wait_for(lambda: sum(outcome.at > killed + 0.5 for outcome in load.outcomes) >= CLIENTS)
+            killed = time.monotonic()  # the process is gone, and with it its sockets
+            self.wait_for(lambda: sum(outcome.at > killed for outcome in load.outcomes) >= CLIENTS)
         finally:
             outcomes = load.finish()
         whole = [outcome for outcome in outcomes if outcome.kind == "whole"]
@@ -204,10 +204,10 @@ class HaproxyTest(unittest.TestCase):
         self.assertFalse([outcome for outcome in streams if outcome.detail == "cut without a word"])
         broken = [outcome for outcome in streams if outcome.status != 200]
         for outcome in broken:
-            self.assertLessEqual(outcome.at, killed + 0.5, outcome)
+            self.assertLessEqual(outcome.at, killed, outcome)
         self.assertTrue([o for o in streams if o.detail == "whole"])
         # Traffic moves over: what was asked after the kill came from the other.
-        late = [outcome for outcome in outcomes if outcome.at > killed + 0.5]
+        late = [outcome for outcome in outcomes if outcome.at > killed]
         self.assertTrue(late)
         self.assertEqual({(outcome.server, outcome.status) for outcome in late}, {("two", 200)})
 

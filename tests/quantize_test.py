@@ -157,10 +157,14 @@ class Quantize(QuantizeCase):
     def test_bad_input(self):
         model = self.synth("tiny-llama")
         out = self.path / "out.gguf"
-        self.bad("quantize", model, out, "--type", "q3_k", says=["--type", "q3_k", "q8_0 q6_k", "int4"])
+        self.bad("quantize", model, out, "--type", "q3_k", says=["--type", "q3_k", "q8_0 q6_k", "int4 auto"])
         self.bad("run", model, "-p", "a", "--quantize", "nope", says=["--quantize", "nope", "q8_0 q6_k"])
         self.bad("quantize", model, out, "--type", "auto", says=["--budget"])
         self.bad("quantize", model, out, "--type", "q4_0", "--budget", "1G", says=["--budget", "auto"])
+        for option in (("--sample", TEXT), ("--portable",), ("--device", "cpu")):
+            self.bad("quantize", model, out, "--type", "q4_0", *option, says=[option[0], "q4_0", "auto"])
+        self.bad("quantize", model, out, "--type", "auto", "--budget", "5bpw", "--output-type", "q8_0", says=["--output-type"])
+        self.bad("run", model, "-p", "a", "--quantize", "q4_0", "--sample", TEXT, says=["--sample", "--quantize auto"])
         self.bad("run", model, "-p", "a", "--quantize", "auto", says=["--budget", "none", "4.5bpw"])
         self.bad("run", model, "-p", "a", "--budget", "4.5bpw", says=["--budget", "--quantize auto"])
         self.bad("run", model, "-p", "a", "--quantize", "auto", "--budget", "1bpw", says=["--budget", "at least"])

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -15,7 +16,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SKIPPED = 77  # the exit status that tests/CMakeLists.txt tells ctest to count as skipped
-START_S = 60  # a model has to be loaded, on a machine that may be busy
+START_S = 120  # a model has to be loaded, on a machine that may be busy
 
 
 def skip(what, why, remedy):
@@ -66,9 +67,15 @@ def use_venv(what, package):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port nobody listens on, below those that the system gives to connections: it stays free while nobody asks for it."""
+    for port in random.sample(range(20000, 32000), 1000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no port from 20000 to 32000 is free")
 
 
 class Server:
@@ -86,7 +93,7 @@ class Server:
 
     def get(self, path, key=None):
         """The status and the JSON of an answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
             answer = connection.getresponse()
@@ -116,7 +123,7 @@ class Server:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.kill()
         self.log.close()

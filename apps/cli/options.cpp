@@ -74,6 +74,10 @@ RuntimeOptions runtime_options(const ModelOptions& options) {
                 options.quantize == "auto" ? "one for --quantize auto, such as 4.5bpw or 800M"
                                            : "it with --quantize auto only");
   }
+  if (options.quantize != "auto" && !options.sample.empty()) {
+    throw_error(ErrorCode::kBadInput, "--sample: found {}, expected it with --quantize auto only",
+                io::printable(options.sample));
+  }
   if (options.quantize == "auto") {
     runtime.quantize_auto = {options.budget,
                              options.sample.empty() ? std::string() : read_input(options.sample)};

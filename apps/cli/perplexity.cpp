@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "backend/kv_types.h"
 #include "base/error.h"
 #include "commands.h"
 #include "engine/divergence.h"
@@ -209,7 +210,7 @@ int perplexity(const PerplexityOptions& options) {
                                   {"stride", stride},
                                   {"device", runtime->backend().name()},
                                   {"isa", runtime->backend().isa()},
-                                  {"kv_type", info(runtime->spec().kv_type).name}};
+                                  {"kv_type", kv_type_name(runtime->spec().kv_type)}};
     if (readers.baseline) out["kl"] = to_json(readers.meter.result(), options);
     write_json(out);
   } else {

@@ -144,7 +144,7 @@ void set_types(const QuantizeOptions& options, const io::Checkpoint& checkpoint,
                std::vector<OutTensor>& tensors) {
   quant::Request request = quant::parse_request("--type", options.type);
   if (!options.output_type.empty()) {
-    request.output_type = quant::parse_request("--output-type", options.output_type).type;
+    request.output_type = quant::parse_request("--output-type", options.output_type, false).type;
   }
   const bool tied = has_tied_output(checkpoint);
   for (OutTensor& tensor : tensors) {
@@ -245,6 +245,20 @@ size_t header_bytes(const io::Checkpoint& checkpoint, const std::optional<ModelC
   return trial.header().size();
 }
 
+// An option that would not be looked at is a misunderstanding.
+void check_options(const QuantizeOptions& options) {
+  const bool automatic = options.type == "auto";
+  const auto only = [&](const char* option, bool given, bool with_auto) {
+    if (!given || automatic == with_auto) return;
+    throw_error(ErrorCode::kBadInput, "{}: found --type {}, expected {}", option, options.type,
+                with_auto ? "auto" : "another: auto chooses for every tensor");
+  };
+  only("--sample", !options.sample.empty(), true);
+  only("--portable", options.portable, true);
+  only("--device", options.model.device != "auto", true);
+  only("--output-type", !options.output_type.empty(), false);
+}
+
 int quantize(const QuantizeOptions& options) {
   if (options.type != "auto") quant::parse_request("--type", options.type);  // before anything is opened
   if ((options.type == "auto") != !options.budget.empty()) {
@@ -253,6 +267,7 @@ int quantize(const QuantizeOptions& options) {
         options.budget.empty() ? "none" : options.budget,
         options.type == "auto" ? "one for --type auto, such as 4.5bpw or 800M" : "it with --type auto only");
   }
+  check_options(options);
   const io::Checkpoint checkpoint = io::Checkpoint::open(options.model.path);
   std::optional<ModelConfig> config;
   if (checkpoint.hf) config = read_config(checkpoint);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string_view>
 
 #include "base/float_bits.h"
 #include "tensor/dtype.h"
@@ -14,6 +15,23 @@
 namespace millrace {
 
 inline constexpr int64_t kKvScaleDims = 32;
+
+// What people call them.
+struct KvTypeName {
+  std::string_view name;
+  DType type;
+};
+inline constexpr KvTypeName kKvTypeNames[] = {{"f32", DType::kF32},
+                                              {"f16", DType::kF16},
+                                              {"bf16", DType::kBF16},
+                                              {"int8", DType::kQ8_0},
+                                              {"fp8", DType::kF8E4M3}};
+inline std::string_view kv_type_name(DType type) {
+  for (const KvTypeName& known : kKvTypeNames) {
+    if (known.type == type) return known.name;
+  }
+  return info(type).name;
+}
 
 // To nearest even; magnitudes above 448 become 448, NaN stays NaN.
 inline uint8_t to_e4m3(float x) {

@@ -14,24 +14,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/descriptor.h"
 #include "base/error.h"
 
 namespace millrace {
 namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // Opens a regular file for reading and returns its descriptor and size.
 std::pair<Descriptor, size_t> open_regular(const std::string& path) {

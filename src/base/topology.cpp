@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <map>
 #include <system_error>
 
@@ -93,25 +94,33 @@ double quota_v1(const std::string& folder) {
   return quota / period;
 }
 
-// The tightest quota of a group and those above it: `path` below `root`, then its parents.
-template <class Quota>
-double tightest(const std::string& root, std::string path, Quota quota_of) {
-  double tight = 0;
-  for (;;) {
-    const double quota = quota_of(root + path);
-    if (quota > 0 && (tight == 0 || quota < tight)) tight = quota;
-    if (path.empty()) return tight;
-    path.erase(path.rfind('/'));
+// What is left below the limit of a group: bytes that the kernel could give, those of cached files among
+// them.
+size_t memory_left(const std::string& folder, const char* limit_name, const char* used_name,
+                   const char* prefix) {
+  std::ifstream limit_file(folder + limit_name), used_file(folder + used_name),
+      details(folder + "/memory.stat");
+  size_t limit = 0, used = 0, files = 0, bytes = 0;
+  if (!(limit_file >> limit) || !(used_file >> used)) return kNoLimit;  // "max", or no such group
+  for (std::string name; details >> name >> bytes;) {
+    if (name == std::string(prefix) + "active_file" || name == std::string(prefix) + "inactive_file")
+      files += bytes;
   }
+  used -= std::min(used, files);
+  return limit - std::min(limit, used);
 }
 
-}  // namespace
-
-double cgroup_cpus(const std::string& proc_cgroup, const std::string& root) {
+// Calls `v2` or `v1` with the folder of each group that the controller has this process in, and of those
+// above it.
+template <class Visit2, class Visit1>
+void for_each_group(const std::string& proc_cgroup, const std::string& root, const std::string& controller,
+                    std::initializer_list<const char*> mounts, Visit2 v2, Visit1 v1) {
   std::ifstream groups(proc_cgroup);
-  double tight = 0;
-  const auto note = [&](double quota) {
-    if (quota > 0 && (tight == 0 || quota < tight)) tight = quota;
+  const auto upwards = [](const std::string& mount, std::string path, const auto& visit) {
+    for (;; path.erase(path.rfind('/'))) {
+      visit(mount + path);
+      if (path.empty()) return;
+    }
   };
   // "0::/a/b" in version 2, "4:cpu,cpuacct:/a/b" in version 1.
   for (std::string line; std::getline(groups, line);) {
@@ -121,13 +130,38 @@ double cgroup_cpus(const std::string& proc_cgroup, const std::string& root) {
     std::string path = line.substr(second + 1);
     if (path.empty() || path[0] != '/' || path.find("..") != std::string::npos) path.clear();
     while (!path.empty() && path.back() == '/') path.pop_back();
-    if (controllers == ",,") note(tightest(root, path, quota_v2));
-    if (controllers.find(",cpu,") != std::string::npos) {
-      note(tightest(root + "/cpu", path, quota_v1));
-      note(tightest(root + "/cpu,cpuacct", path, quota_v1));
-    }
+    if (controllers == ",,") upwards(root, path, v2);
+    if (controllers.find("," + controller + ",") == std::string::npos) continue;
+    for (const char* mount : mounts) upwards(root + mount, path, v1);
   }
-  note(quota_v2(root));  // inside a container the own group is mounted as the root
+  v2(root);  // inside a container the own group is mounted as the root
+}
+
+}  // namespace
+
+double cgroup_cpus(const std::string& proc_cgroup, const std::string& root) {
+  double tight = 0;
+  const auto note = [&](double quota) {
+    if (quota > 0 && (tight == 0 || quota < tight)) tight = quota;
+  };
+  for_each_group(
+      proc_cgroup, root, "cpu", {"/cpu", "/cpu,cpuacct"},
+      [&](const std::string& folder) { note(quota_v2(folder)); },
+      [&](const std::string& folder) { note(quota_v1(folder)); });
+  return tight;
+}
+
+size_t cgroup_memory(const std::string& proc_cgroup, const std::string& root) {
+  size_t tight = kNoLimit;
+  for_each_group(
+      proc_cgroup, root, "memory", {"/memory"},
+      [&](const std::string& folder) {
+        tight = std::min(tight, memory_left(folder, "/memory.max", "/memory.current", ""));
+      },
+      [&](const std::string& folder) {
+        tight = std::min(tight,
+                         memory_left(folder, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_"));
+      });
   return tight;
 }
 

@@ -2,6 +2,8 @@
 // (sockets, or parts of one) reads another node's memory at a fraction of the speed of its own.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,5 +39,9 @@ int available_cpus();
 // The CPUs that the control groups listed in `proc_cgroup` (as /proc/self/cgroup) and mounted at `root`
 // grant, of versions 1 and 2, the tightest of all levels; 0: no limit.
 double cgroup_cpus(const std::string& proc_cgroup, const std::string& root);
+
+// Bytes that the same groups leave to this process, the tightest of all levels.
+inline constexpr size_t kNoLimit = SIZE_MAX;
+size_t cgroup_memory(const std::string& proc_cgroup, const std::string& root);
 
 }  // namespace millrace

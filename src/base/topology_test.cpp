@@ -83,6 +83,30 @@ TEST_F(SystemFiles, VersionOne) {
   EXPECT_EQ(cpus(), 0);
 }
 
+TEST_F(SystemFiles, Memory) {
+  const auto memory = [&] { return cgroup_memory((root_ / "groups").string(), root_.string()); };
+  EXPECT_EQ(memory(), kNoLimit);
+  write("groups", "0::/a/b\n");
+  write("a/b/memory.max", "max\n");
+  write("a/b/memory.current", "5000\n");
+  EXPECT_EQ(memory(), kNoLimit);
+  write("a/memory.max", "10000\n");
+  write("a/memory.current", "8000\n");
+  EXPECT_EQ(memory(), 2000u);
+  write("a/memory.stat", "anon 1000\nactive_file 3000\ninactive_file 1000\nunevictable 7\n");
+  EXPECT_EQ(memory(), 6000u) << "cached files make room";
+  write("memory.max", "100\n");
+  write("memory.current", "500\n");
+  EXPECT_EQ(memory(), 0u);
+  std::filesystem::remove_all(root_ / "a");
+  std::filesystem::remove(root_ / "memory.max");
+  write("groups", "5:memory:/x/y\n");
+  write("memory/x/memory.limit_in_bytes", "9000\n");
+  write("memory/x/memory.usage_in_bytes", "4000\n");
+  write("memory/x/memory.stat", "active_file 1\ntotal_active_file 500\n");
+  EXPECT_EQ(memory(), 5500u);
+}
+
 TEST_F(SystemFiles, Nodes) {
   const std::string root = root_.string();
   Topology one = read_topology(root + "/absent", {0, 5});

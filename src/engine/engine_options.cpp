@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/kv_types.h"
 #include "base/error.h"
 #include "io/printable.h"
 #include "quant/request.h"
@@ -37,18 +38,20 @@ void check_options(const EngineOptions& options) {
         options.quantize_budget.empty() ? "none" : io::printable(options.quantize_budget),
         options.quantize == "auto" ? "one for quantize auto, such as 4.5bpw" : "it with quantize auto only");
   }
+  if (options.quantize != "auto" && !options.quantize_sample.empty()) {
+    throw_error(ErrorCode::kBadInput, "quantize_sample: found a text, expected it with quantize auto only");
+  }
   if (options.speculation == Speculation::kDraft && options.draft_model.empty()) {
     throw_error(ErrorCode::kBadInput, "draft_model: found no path, expected one for drafts from a model");
   }
 }
 
 DType parse_kv_type(std::string_view option, std::string_view name) {
-  const std::optional<DType> type = parse_dtype(name == "int8" ? "q8_0" : name == "fp8" ? "f8_e4m3" : name);
-  if (!type) {
-    throw_error(ErrorCode::kBadInput, "{}: found {}, expected f32, f16, bf16, int8 or fp8", option,
-                io::printable(name));
+  for (const KvTypeName& known : kKvTypeNames) {
+    if (known.name == name) return known.type;
   }
-  return *type;
+  throw_error(ErrorCode::kBadInput, "{}: found {}, expected f32, f16, bf16, int8 or fp8", option,
+              io::printable(name));
 }
 
 RuntimeOptions runtime_options_of(const EngineOptions& options) {

@@ -278,8 +278,8 @@ TEST(Engine, AClientThatNeverReadsStopsNobody) {
 
 TEST(Engine, NotifiesWhenAStreamHasNews) {
   const auto engine = Engine::create(small());
-  Stream stream = engine->submit(ask({5, 17}, 5));
   std::atomic<int> calls{0};
+  Stream stream = engine->submit(ask({5, 17}, 5));
   stream.on_ready([&] { ++calls; });
   EXPECT_EQ(read(stream).answers[0].tokens.size(), 5u);
   EXPECT_GE(calls.load(), 1);

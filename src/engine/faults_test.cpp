@@ -209,6 +209,8 @@ TEST(Faults, KilledTwentyTimesUnderLoadTheNextProcessGoesOn) {
   std::mt19937 random(9);
   uint64_t found = 0;
   for (int kill = 0; kill < 20; ++kill) {
+    int news[2];
+    ASSERT_EQ(::pipe(news), 0);
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
@@ -216,13 +218,18 @@ TEST(Faults, KilledTwentyTimesUnderLoadTheNextProcessGoesOn) {
       for (int32_t i = kill;; i += 8) {
         std::vector<Stream> streams;
         for (int32_t k = 0; k < 8; ++k) streams.push_back(engine->submit(document(i + k)));
+        if (i == kill && ::write(news[1], "1", 1) != 1) ::_exit(1);
         for (Stream& stream : streams) {
           while (stream.next()) {
           }
         }
       }
     }
-    ::usleep(static_cast<useconds_t>(40000 + random() % 120000));
+    ::close(news[1]);
+    char word = 0;
+    EXPECT_EQ(::read(news[0], &word, 1), 1) << "the child ended before it was asked anything";
+    ::close(news[0]);
+    ::usleep(static_cast<useconds_t>(random() % 120000));
     ASSERT_EQ(::kill(child, SIGKILL), 0);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);

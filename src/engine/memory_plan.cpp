@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "base/topology.h"
 #include "engine/runtime.h"
 
 namespace millrace {
@@ -19,11 +20,7 @@ size_t available_memory() {
       break;
     }
   }
-  std::ifstream limit_file("/sys/fs/cgroup/memory.max"), used_file("/sys/fs/cgroup/memory.current");
-  size_t limit = 0, used = 0;
-  if (limit_file >> limit && used_file >> used)
-    available = std::min(available, limit > used ? limit - used : 0);
-  return available;
+  return std::min(available, cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup"));
 }
 
 namespace {

@@ -48,18 +48,59 @@ size_t room_on_device(size_t memory, const io::Checkpoint& checkpoint, const Mod
       static_cast<double>(memory) / kGiB, 100 * options.gpu_memory);
 }
 
+// Blocks of a shared pool, as many tokens as `most` bytes hold and no more than `tokens`; how many that is.
+int64_t set_blocks_within(ExecutorSpec& spec, int32_t sequences, int64_t tokens, size_t most) {
+  int64_t low = 0, high = tokens / kBlockTokens;
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    set_shared_blocks(spec, sequences, middle * kBlockTokens);
+    if (pool_bytes(spec) <= most) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  set_shared_blocks(spec, sequences, low * kBlockTokens);
+  return low * kBlockTokens;
+}
+
+[[noreturn]] void throw_no_room(const Backend& backend, std::string_view what, int64_t tokens, size_t bytes,
+                                size_t room, int64_t fits, std::string_view remedy) {
+  throw_error(
+      ErrorCode::kNoMemory,
+      "device {}: {} of {} tokens takes {:.2f} GiB of KV cache, {:.2f} GiB more than there is room for; {} "
+      "tokens would fit ({})",
+      backend.name(), what, tokens, static_cast<double>(bytes) / kGiB,
+      static_cast<double>(bytes - room) / kGiB, fits, remedy);
+}
+
 // Of a pool with a context of its own for each sequence.
-void check_room(const ExecutorSpec& spec, const Backend& backend, size_t room) {
-  if (pool_bytes(spec) <= room) return;
-  throw_error(ErrorCode::kNoMemory,
-              "device {}: a KV cache of {:.2f} GiB for contexts of {}, expected at most {:.2f} GiB beside "
-              "the weights "
-              "(a smaller --ctx, or more --gpu-memory)",
-              backend.name(), static_cast<double>(pool_bytes(spec)) / kGiB, spec.max_context,
-              static_cast<double>(room) / kGiB);
+void check_room(const ModelConfig& config, ExecutorLimits limits, const Backend& backend, size_t room) {
+  const int32_t wanted = limits.max_context;
+  const auto bytes_of = [&](int64_t context) {
+    limits.max_context = static_cast<int32_t>(context);
+    return pool_bytes(make_executor_spec(config, limits));
+  };
+  const size_t bytes = bytes_of(wanted);
+  if (bytes <= room) return;
+  int64_t low = 0, high = wanted;
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    if (bytes_of(middle) <= room) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  throw_no_room(backend, "a context", wanted, bytes, room, low, "--ctx");
 }
 
 }  // namespace
+
+void check_context(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options) {
+  if (options.shared_pool || backend.own_memory()) return;  // runtime_spec has looked
+  check_room(config, runtime_limits(config, backend, options), backend, available_memory());
+}
 
 ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                           const RuntimeOptions& options) {
@@ -69,10 +110,9 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
     room = room_on_device(*memory, checkpoint, config, backend, options, make_executor_spec(config, limits));
   }
   if (!options.shared_pool) {
-    ExecutorSpec spec = make_executor_spec(config, limits);
     MILLRACE_CHECK(options.kv_blocks.empty());
-    if (room) check_room(spec, backend, *room);
-    return spec;
+    if (room) check_room(config, limits, backend, *room);
+    return make_executor_spec(config, limits);
   }
   const int32_t sequences = limits.sequences;
   limits.sequences = 1;
@@ -83,29 +123,28 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
     return spec;
   }
   const int64_t context_tokens = static_cast<int64_t>(blocks_for(spec.max_context) + 1) * kBlockTokens;
-  int64_t tokens = options.kv_tokens > 0 ? options.kv_tokens : context_tokens * sequences;
+  if (options.kv_tokens > 0) {
+    const size_t most = room.value_or(available_memory());
+    set_shared_blocks(spec, sequences, options.kv_tokens);
+    if (const size_t bytes = pool_bytes(spec); bytes > most) {
+      const int64_t fits = set_blocks_within(spec, sequences, options.kv_tokens, most);
+      throw_no_room(backend, "a pool", options.kv_tokens, bytes, most, fits, "--kv-tokens");
+    }
+    if (options.kv_tokens < context_tokens) {
+      throw_error(
+          ErrorCode::kNoMemory,
+          "kv cache: a pool of {} tokens, expected at least {} for one context of {} (--ctx, --kv-tokens)",
+          options.kv_tokens, context_tokens, spec.max_context);
+    }
+    return spec;
+  }
   size_t most = options.kv_bytes > 0 ? options.kv_bytes : room.value_or(available_memory() / 2);
   if (room) most = std::min(most, *room);
-  if (options.kv_tokens == 0) {
-    int64_t low = 0, high = tokens / kBlockTokens;
-    while (low < high) {
-      const int64_t middle = low + (high - low + 1) / 2;
-      set_shared_blocks(spec, sequences, middle * kBlockTokens);
-      if (pool_bytes(spec) <= most) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    tokens = low * kBlockTokens;
-  }
-  set_shared_blocks(spec, sequences, tokens);
+  const int64_t tokens = set_blocks_within(spec, sequences, context_tokens * sequences, most);
   if (tokens < context_tokens) {
-    throw_error(
-        ErrorCode::kNoMemory,
-        "kv cache: a pool of {} tokens ({} bytes), expected at least {} for one context of {} (a smaller "
-        "context or a larger pool)",
-        tokens, pool_bytes(spec), context_tokens, spec.max_context);
+    set_shared_blocks(spec, sequences, context_tokens);
+    throw_no_room(backend, "a context", spec.max_context, pool_bytes(spec), most,
+                  std::max<int64_t>(0, tokens - kBlockTokens), "--ctx");
   }
   return spec;
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "backend/kv_types.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "engine/auto_types.h"
@@ -68,9 +69,13 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
   limits.sequences = std::max(1, options.sequences);
   limits.kv_type = options.kv_type.value_or(backend.default_kv_type());
   if (!backend.supports_kv_type(limits.kv_type)) {
-    throw_error(ErrorCode::kUnsupported,
-                "kv type: found {}, expected one that device {} has (its default is {})",
-                info(limits.kv_type).name, backend.name(), info(backend.default_kv_type()).name);
+    std::string known;
+    for (const KvTypeName& type : kKvTypeNames) {
+      if (backend.supports_kv_type(type.type))
+        known += fmt::format("{}{}", known.empty() ? "" : ", ", type.name);
+    }
+    throw_error(ErrorCode::kUnsupported, "kv type: found {}, device {} has {}", kv_type_name(limits.kv_type),
+                backend.name(), known);
   }
   return limits;
 }
@@ -87,6 +92,7 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
   ChosenBackend chosen = open_backend(r->checkpoint_, config, options);
   r->backend_ = std::move(chosen.backend);
   r->device_note_ = std::move(chosen.note);
+  check_context(config, *r->backend_, options);
   r->spec_ = runtime_spec(r->checkpoint_, config, *r->backend_, options);
 
   // A damaged or missing tokenizer is an error only for those who need one.

@@ -204,6 +204,10 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
 ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                           const RuntimeOptions& options);
 
+// Throws Error{kNoMemory} when contexts of their own do not fit the machine's memory. A pool promises pages
+// that it has not got yet: without this, the one that is too many ends the process.
+void check_context(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options);
+
 struct ChosenBackend {
   std::unique_ptr<Backend> backend;
   std::string note;  // of auto: why it is not a GPU; empty when it is, or when the build knows none

@@ -1,8 +1,11 @@
 #include "grammar/codepoint_set.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/utf8.h"
 
 namespace millrace::grammar {
 namespace {
@@ -27,8 +30,8 @@ void split_sequence(uint32_t first, uint32_t last, int length, std::vector<Utf8S
     }
   }
   std::string low, high;
-  append_utf8(first, low);
-  append_utf8(last, high);
+  append_utf8(low, first);
+  append_utf8(high, last);
   Utf8Sequence sequence;
   sequence.length = length;
   for (int i = 0; i < length; ++i) {
@@ -118,46 +121,14 @@ void append_utf8_sequences(CodepointRange range, std::vector<Utf8Sequence>& out)
   }
 }
 
-void append_utf8(uint32_t codepoint, std::string& out) {
-  const auto put = [&](uint32_t byte) { out += static_cast<char>(byte); };
-  if (codepoint < 0x80) {
-    put(codepoint);
-  } else if (codepoint < 0x800) {
-    put(0xc0 | (codepoint >> 6));
-    put(0x80 | (codepoint & 0x3f));
-  } else if (codepoint < 0x10000) {
-    put(0xe0 | (codepoint >> 12));
-    put(0x80 | ((codepoint >> 6) & 0x3f));
-    put(0x80 | (codepoint & 0x3f));
-  } else {
-    put(0xf0 | (codepoint >> 18));
-    put(0x80 | ((codepoint >> 12) & 0x3f));
-    put(0x80 | ((codepoint >> 6) & 0x3f));
-    put(0x80 | (codepoint & 0x3f));
-  }
-}
-
 uint32_t next_codepoint(std::string_view text, size_t& pos, std::string_view what) {
-  const auto byte = [&](size_t i) -> uint32_t {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
-  };
-  const uint32_t lead = byte(pos);
-  if (lead < 0x80) {
-    ++pos;
-    return lead;
+  size_t length = utf8_sequence_length(text.substr(pos));
+  if (length == 0) {
+    throw_error(
+        ErrorCode::kBadInput, "{}: offset {}: found {}, expected UTF-8", what, pos,
+        pos < text.size() ? fmt::format("byte {:#04x}", static_cast<unsigned char>(text[pos])) : "the end");
   }
-  const int length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  uint32_t codepoint = lead & (0xffu >> (length + 1));
-  bool valid = lead >= 0xc2 && lead <= 0xf4;
-  for (int i = 1; i < length; ++i) {
-    valid = valid && (byte(pos + i) & 0xc0) == 0x80;
-    codepoint = codepoint << 6 | (byte(pos + i) & 0x3f);
-  }
-  constexpr uint32_t kFirstOfLength[] = {0, 0, 0x80, 0x800, 0x10000};
-  if (!valid || codepoint < kFirstOfLength[length] || codepoint > kLastCodepoint ||
-      (codepoint >= kFirstSurrogate && codepoint <= kLastSurrogate)) {
-    throw_error(ErrorCode::kBadInput, "{}: offset {}: found byte {:#04x}, expected UTF-8", what, pos, lead);
-  }
+  const uint32_t codepoint = decode_valid_utf8(text.data() + pos, length);
   pos += length;
   return codepoint;
 }

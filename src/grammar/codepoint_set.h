@@ -50,7 +50,6 @@ struct Utf8Sequence {
 };
 
 void append_utf8_sequences(CodepointRange range, std::vector<Utf8Sequence>& out);
-void append_utf8(uint32_t codepoint, std::string& out);
 // The character at `pos`, which moves past it; what is not UTF-8 throws Error{kBadInput} naming `what`.
 uint32_t next_codepoint(std::string_view text, size_t& pos, std::string_view what);
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "grammar/compiled_grammar.h"
 #include "grammar/expression.h"
 
@@ -246,7 +247,7 @@ class GbnfParser {
     std::string text;
     while (!take('"')) {
       if (pos_ >= text_.size() || peek() == '\n') fail(here(), "the literal's closing '\"'");
-      append_utf8(parse_character(), text);
+      append_utf8(text, parse_character());
     }
     return builder_->bytes(text);
   }

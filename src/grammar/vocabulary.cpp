@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "grammar/automaton.h"
 #include "grammar/grammar.h"
 
@@ -15,28 +16,11 @@ constexpr size_t kMaxTokenBytes = 65535;  // the depth of a trie node
 // Characters of a plain token, 0 for any other.
 uint32_t plain_characters(std::string_view text) {
   uint32_t count = 0;
-  for (size_t i = 0; i < text.size(); ++count) {
-    const auto byte = [&](size_t j) -> uint32_t {
-      return j < text.size() ? static_cast<unsigned char>(text[j]) : 0u;
-    };
-    const uint32_t lead = byte(i);
-    if (lead < 0x80) {
-      if (!is_plain(lead)) return 0;
-      ++i;
-      continue;
-    }
-    const int length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-    uint32_t codepoint = lead & (0xffu >> (length + 1));
-    for (int j = 1; j < length; ++j) {
-      if ((byte(i + j) & 0xc0) != 0x80) return 0;
-      codepoint = codepoint << 6 | (byte(i + j) & 0x3f);
-    }
-    constexpr uint32_t kFirstOfLength[] = {0, 0, 0x80, 0x800, 0x10000};
-    if (lead < 0xc2 || lead > 0xf4 || codepoint < kFirstOfLength[length] || codepoint > kLastCodepoint ||
-        (codepoint >= 0xd800 && codepoint <= 0xdfff) || is_line_separator(codepoint)) {
-      return 0;
-    }
-    i += length;
+  for (size_t length = 0; !text.empty(); text.remove_prefix(length), ++count) {
+    length = utf8_sequence_length(text);
+    if (length == 0) return 0;
+    const uint32_t codepoint = decode_valid_utf8(text.data(), length);
+    if (codepoint < 0x80 ? !is_plain(codepoint) : is_line_separator(codepoint)) return 0;
   }
   return count;
 }

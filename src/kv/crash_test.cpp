@@ -30,8 +30,8 @@ std::vector<int32_t> tokens_of(int32_t i) {
   return tokens;
 }
 
-// Serves requests until it is killed.
-[[noreturn]] void serve(const std::string& directory, uint32_t seed) {
+// Serves requests until it is killed, and says in `news` when the first is done.
+[[noreturn]] void serve(const std::string& directory, uint32_t seed, int news) {
   TestStore store(kGroups);
   Cache cache(options(directory), store);
   std::mt19937 random(seed);
@@ -40,6 +40,8 @@ std::vector<int32_t> tokens_of(int32_t i) {
     s.tokens = tokens_of(static_cast<int32_t>(random() % 60));
     s.sequence = cache.attach(cache.make_prompt(s.tokens));
     if (!test_run(cache, store, kGroups, s)) ::_exit(1);
+    if (news >= 0 && ::write(news, "1", 1) != 1) ::_exit(1);
+    news = -1;
     cache.poll();
     if (random() % 4 == 0) cache.flush();
   }
@@ -50,10 +52,16 @@ TEST(Crash, KilledTwentyTimesTheDirectoryIsReadable) {
   std::mt19937 random(7);
   int64_t found = 0, half_written = 0;
   for (int kill = 0; kill < 20; ++kill) {
+    int news[2];
+    ASSERT_EQ(::pipe(news), 0);
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
-    if (child == 0) serve(directory.path(), static_cast<uint32_t>(kill));
-    ::usleep(static_cast<useconds_t>(20000 + random() % 80000));
+    if (child == 0) serve(directory.path(), static_cast<uint32_t>(kill), news[1]);
+    ::close(news[1]);
+    char word = 0;
+    EXPECT_EQ(::read(news[0], &word, 1), 1) << "the child ended before it served anybody";
+    ::close(news[0]);
+    ::usleep(static_cast<useconds_t>(random() % 80000));
     ASSERT_EQ(::kill(child, SIGKILL), 0);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);

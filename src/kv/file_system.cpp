@@ -11,22 +11,10 @@
 #include <system_error>
 #include <utility>
 
+#include "base/descriptor.h"
+
 namespace millrace::kv {
 namespace {
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 int write_all(int fd, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {

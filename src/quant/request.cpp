@@ -25,7 +25,7 @@ std::string request_names() {
   return out + "int8 int4";
 }
 
-Request parse_request(std::string_view option, std::string_view name) {
+Request parse_request(std::string_view option, std::string_view name, bool knows_auto) {
   Request request;
   if (name == "int8") {
     request = {DType::kQ8_0, DType::kQ8_0, true};
@@ -34,8 +34,8 @@ Request parse_request(std::string_view option, std::string_view name) {
   } else {
     const std::optional<DType> type = parse_dtype(name);
     if (!type || !can_encode(*type)) {
-      throw_error(ErrorCode::kBadInput, "{}: found \"{}\", expected one of {}", option, name,
-                  request_names());
+      throw_error(ErrorCode::kBadInput, "{}: found \"{}\", expected one of {}{}", option, name,
+                  request_names(), knows_auto ? " auto" : "");
     }
     const bool small = bits_per_weight(*type) < 6.5;
     request = {*type, small ? DType::kQ6_K : *type, false};

@@ -34,7 +34,7 @@ struct Request {
 // "q8_0" and every other type that can be written; "int8" is q8_0, "int4" is q4_k: of our 4-bit types the one
 // of least error per bit on weights (4.5 bits; where rows are no multiple of 256 q4_1, 5 bits, has the
 // least). Throws Error{kBadInput} listing the known names; `option` names where it was given.
-Request parse_request(std::string_view option, std::string_view name);
+Request parse_request(std::string_view option, std::string_view name, bool knows_auto = true);
 std::string request_names();  // "q8_0 q6_k ... int8 int4"
 
 // The type that rows of `cols` get when `wanted` does not fit them.

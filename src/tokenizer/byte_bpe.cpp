@@ -123,7 +123,7 @@ void ByteBpe::start_symbols(std::string_view word, std::vector<uint32_t>& symbol
 std::string ByteBpe::decode(std::span<const TokenId> ids, bool special) const {
   std::string bytes;
   for (const TokenId id : ids) bytes += token_bytes(id, special);
-  return utf8_lossy(bytes);
+  return valid_utf8(bytes);
 }
 
 }  // namespace millrace

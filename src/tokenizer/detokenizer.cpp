@@ -17,13 +17,13 @@ std::string StreamingDetokenizer::push(TokenId id) {
     strip_space_ = false;
   }
   const size_t held = incomplete_utf8_suffix(pending_);
-  std::string out = utf8_lossy(std::string_view(pending_).substr(0, pending_.size() - held));
+  std::string out = valid_utf8(std::string_view(pending_).substr(0, pending_.size() - held));
   pending_.erase(0, pending_.size() - held);
   return out;
 }
 
 std::string StreamingDetokenizer::finish() {
-  std::string out = utf8_lossy(pending_);
+  std::string out = valid_utf8(pending_);
   pending_.clear();
   return out;
 }

@@ -171,7 +171,7 @@ std::string SentencePiece::decode(std::span<const TokenId> ids, bool special) co
   flush();
   size_t strip = 0;
   while (strip < options_.strip_left && strip < out.size() && out[strip] == ' ') ++strip;
-  return utf8_lossy(std::string_view(out).substr(strip));
+  return valid_utf8(std::string_view(out).substr(strip));
 }
 
 }  // namespace millrace

@@ -59,26 +59,7 @@ bool strips(const std::string_view* chars, char32_t c) {
 
 }  // namespace
 
-bool is_valid_utf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    auto byte = static_cast<unsigned char>(text[i]);
-    size_t length = byte < 0x80                   ? 1
-                    : byte >= 0xc2 && byte < 0xe0 ? 2
-                    : byte >= 0xe0 && byte < 0xf0 ? 3
-                    : byte >= 0xf0 && byte < 0xf5 ? 4
-                                                  : 0;
-    if (length == 0 || i + length > text.size()) return false;
-    for (size_t k = 1; k < length; ++k) {
-      if ((static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80) return false;
-    }
-    size_t at = i;
-    char32_t c = next_code_point(text, at);
-    bool too_long = (length == 3 && c < 0x800) || (length == 4 && c < 0x10000);
-    if (too_long || c > 0x10ffff || (c >= 0xd800 && c <= 0xdfff)) return false;
-    i += length;
-  }
-  return true;
-}
+bool is_valid_utf8(std::string_view text) { return valid_utf8_prefix(text) == text.size(); }
 
 int64_t count_code_points(std::string_view text) {
   int64_t count = 0;
@@ -102,25 +83,6 @@ char32_t next_code_point(std::string_view text, size_t& position) {
   for (size_t k = 1; k < length; ++k) c = (c << 6) | (byte(position + k) & 0x3f);
   position = std::min(position + length, text.size());
   return c;
-}
-
-void append_utf8(std::string& out, char32_t c) {
-  auto put = [&](char32_t byte) { out += static_cast<char>(static_cast<unsigned char>(byte)); };
-  if (c < 0x80) {
-    put(c);
-  } else if (c < 0x800) {
-    put(0xc0 | (c >> 6));
-    put(0x80 | (c & 0x3f));
-  } else if (c < 0x10000) {
-    put(0xe0 | (c >> 12));
-    put(0x80 | ((c >> 6) & 0x3f));
-    put(0x80 | (c & 0x3f));
-  } else {
-    put(0xf0 | (c >> 18));
-    put(0x80 | ((c >> 12) & 0x3f));
-    put(0x80 | ((c >> 6) & 0x3f));
-    put(0x80 | (c & 0x3f));
-  }
 }
 
 std::vector<std::string_view> split_code_points(std::string_view text) {

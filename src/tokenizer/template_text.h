@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/utf8.h"
+
 namespace millrace::jinja {
 
 bool is_valid_utf8(std::string_view text);
@@ -15,7 +17,6 @@ int64_t count_code_points(std::string_view text);
 size_t byte_offset(std::string_view text, int64_t index);
 // The code point at byte `position`, which moves past it.
 char32_t next_code_point(std::string_view text, size_t& position);
-void append_utf8(std::string& out, char32_t code_point);
 std::vector<std::string_view> split_code_points(std::string_view text);
 
 bool is_space(char32_t c);

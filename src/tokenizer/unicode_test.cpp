@@ -1,4 +1,4 @@
-// UTF-8 at its edges, and NFC.
+// Character classes, and NFC.
 #include "tokenizer/unicode.h"
 
 #include <gtest/gtest.h>
@@ -7,31 +7,6 @@
 
 namespace millrace {
 namespace {
-
-TEST(Unicode, SequenceLengths) {
-  EXPECT_EQ(utf8_sequence_length(""), 0u);
-  EXPECT_EQ(utf8_sequence_length("a"), 1u);
-  EXPECT_EQ(utf8_sequence_length("\xc3\xa9"), 2u);
-  EXPECT_EQ(utf8_sequence_length("\xf0\x9f\x99\x82"), 4u);
-  for (const char* bad : {"\x80", "\xc0\xaf", "\xc1\xbf", "\xe0\x80\x80", "\xed\xa0\x80", "\xf0\x80\x80\x80",
-                          "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe4\xb8", "\xc3(", "\xe4\xb8("})
-    EXPECT_EQ(utf8_sequence_length(bad), 0u) << bad;
-}
-
-TEST(Unicode, LossyReplacesMaximalParts) {
-  EXPECT_EQ(utf8_lossy("a\xe4\xb8z"), "a\xef\xbf\xbdz");
-  EXPECT_EQ(utf8_lossy("\xed\xa0\x80"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
-  EXPECT_EQ(utf8_lossy("\xf0\x9f\x99\xf0\x9f\x99\x82\xff"), "\xef\xbf\xbd\xf0\x9f\x99\x82\xef\xbf\xbd");
-}
-
-TEST(Unicode, IncompleteSuffixes) {
-  EXPECT_EQ(incomplete_utf8_suffix("abc"), 0u);
-  EXPECT_EQ(incomplete_utf8_suffix("a\xc3"), 1u);
-  EXPECT_EQ(incomplete_utf8_suffix("a\xf0\x9f\x99"), 3u);
-  EXPECT_EQ(incomplete_utf8_suffix("\xf0\x9f\x99\x82"), 0u);
-  EXPECT_EQ(incomplete_utf8_suffix("a\xe0\x80"), 0u);  // can become nothing
-  EXPECT_EQ(incomplete_utf8_suffix("\x80\x80\x80"), 0u);
-}
 
 TEST(Unicode, Classes) {
   const CodePointTable& t = char_flags_table();

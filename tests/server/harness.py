@@ -43,7 +43,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(20)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -75,7 +75,7 @@ class Server:
     def stats(self, **options):
         return self.json("GET", "/stats", **options)[1]
 
-    def raw(self, data, timeout=10, half_close=False):
+    def raw(self, data, timeout=60, half_close=False):
         """Sends bytes, reads until the server closes or `timeout`; what came back."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as s:
             try:

@@ -15,12 +15,14 @@ import shared
 from harness import SMOLLM2, Server, post
 from shared import LONG, MESSAGES, wait_for
 
+LONGER = {**LONG, "max_tokens": 8000}  # still running when others have been asked and answered, on any machine
+
 
 class Limits(unittest.TestCase):
     """Servers of their own: keys, rates, connections, signals."""
 
-    def start(self, *options):
-        server = Server(shared.BINARY, SMOLLM2, "--ctx", 2048, *options)
+    def start(self, *options, ctx=2048):
+        server = Server(shared.BINARY, SMOLLM2, "--ctx", ctx, *options)
         server.__enter__()
         self.addCleanup(server.__exit__)
         return server
@@ -40,9 +42,13 @@ class Limits(unittest.TestCase):
             self.assertEqual(server.request("GET", "/stats")[0], 401)
             for wrong in (None, "sk-ad", "sk-adaa", "sk-adasomething", ""):
                 self.assertEqual(status(wrong)[0], 401)
-            self.assertEqual([status("sk-ada")[0] for _ in range(5)], [200] * 4 + [429])
-            _, headers, _ = status("sk-ada")
-            self.assertGreaterEqual(int(headers["retry-after"]), 1)
+            # Four at once, then one in 15 s. On a slow machine some come back while the first ones are answered.
+            start, answered = time.monotonic(), 0
+            while (refused := status("sk-ada"))[0] == 200:
+                answered += 1
+            self.assertEqual(refused[0], 429)
+            self.assertGreaterEqual(int(refused[1]["retry-after"]), 1)
+            self.assertTrue(4 <= answered <= 4 + (time.monotonic() - start) / 15, answered)
             self.assertEqual(status("sk-second")[0], 200)  # a bucket of its own
             keys.write_text("sk-third\n")
             server.process.send_signal(signal.SIGHUP)
@@ -58,7 +64,7 @@ class Limits(unittest.TestCase):
             self.assertIn("ada", server.log())
 
     def test_sizes_queue_and_idle_time(self):
-        server = self.start("--max-running", 1, "--max-queue", 1, "--max-body", 1, "--max-header", 1, "--idle-timeout", 1)
+        server = self.start("--max-running", 1, "--max-queue", 1, "--max-body", 1, "--max-header", 1, "--idle-timeout", 2, ctx=8192)
         with open("/proc/net/tcp") as table:
             listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
         self.assertIn(f"0100007F:{server.port:04X}", listening)  # 127.0.0.1, and nothing wider
@@ -66,18 +72,17 @@ class Limits(unittest.TestCase):
             data = '{"content": "' + "mill " * (length // 5)
             data = data[:length - 2] + '"}'
             self.assertEqual(len(data), length)
-            self.assertIn(f"HTTP/1.1 {status} ".encode(), server.raw(post("/tokenize", data), timeout=60))
+            self.assertIn(f"HTTP/1.1 {status} ".encode(), server.raw(post("/tokenize", data)))
         self.assertIn(b"HTTP/1.1 431 ", server.raw(post("/tokenize", "{}", f"x: {'y' * 2000}\r\n")))
-        start = time.monotonic()
-        self.assertEqual(server.raw(b"", timeout=30), b"")  # nothing is sent: closed by the server
-        self.assertLess(time.monotonic() - start, 20)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as idle:
+            self.assertEqual(idle.recv(1), b"")  # nothing is sent: closed by the server, or this raises
 
         streams = []
         for state in ("running", "waiting"):
             s = socket.create_connection(("127.0.0.1", server.port))
             self.addCleanup(s.close)
             streams.append(s)
-            s.sendall(post("/v1/chat/completions", json.dumps(LONG)))
+            s.sendall(post("/v1/chat/completions", json.dumps(LONGER)))
             self.assertTrue(wait_for(lambda name=state: server.stats()["requests"][name] == 1), state)
         status, headers, body = server.request("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1})
         self.assertEqual(status, 503, body)
@@ -88,10 +93,10 @@ class Limits(unittest.TestCase):
         self.assertEqual(server.request("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1})[0], 200)
 
     def test_priority_goes_first(self):
-        server = self.start("--max-running", 1)
+        server = self.start("--max-running", 1, ctx=8192)
         first = socket.create_connection(("127.0.0.1", server.port))
         self.addCleanup(first.close)
-        first.sendall(post("/v1/chat/completions", json.dumps(LONG)))
+        first.sendall(post("/v1/chat/completions", json.dumps(LONGER)))
         self.assertTrue(wait_for(lambda: server.stats()["requests"]["running"] == 1))
         waiting = []
         for number, priority in enumerate((-5, 5)):
@@ -110,7 +115,7 @@ class Limits(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             keys = pathlib.Path(folder) / "keys"
             keys.write_text("ada sk-ada\nbob sk-bob\n")
-            server = self.start("--request-timeout", 1, "--keys", keys, "--isolate-cache")
+            server = self.start("--keys", keys, "--isolate-cache")
 
             def ask(key, **fields):
                 status, answer = server.json("POST", "/v1/completions", {"ignore_eos": True, **fields},
@@ -123,17 +128,19 @@ class Limits(unittest.TestCase):
                       for key in ("sk-ada", "sk-bob", "sk-ada", "sk-bob")]
             self.assertEqual(cached[:2], [0, 0])
             self.assertTrue(cached[2] > 0 and cached[3] > 0, cached)
-            finish, usage = ask("sk-ada", prompt="Once", max_tokens=2000)
-            self.assertEqual(finish, "length")
-            self.assertLess(usage["completion_tokens"], 2000)
+        server = self.start("--request-timeout", 1)
+        finish, usage = ask("nobody's", prompt="Once", max_tokens=2000)
+        self.assertEqual(finish, "length")
+        self.assertLess(usage["completion_tokens"], 2000)
 
     def test_connection_limit_and_slow_reader(self):
         server = self.start("--max-connections", 8, "--write-timeout", 1, "--max-running", 4)
         idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
-        self.assertTrue(wait_for(lambda: b" 503 " in server.raw(b"GET /health HTTP/1.1\r\n\r\n")))
+        ask = b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n"
+        self.assertTrue(wait_for(lambda: b" 503 " in server.raw(ask)))
         for s in idle:
             s.close()
-        self.assertTrue(wait_for(lambda: b" 200 " in server.raw(b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n")))
+        self.assertTrue(wait_for(lambda: b" 200 " in server.raw(ask)))
         # A reader that never reads is given up; others go on meanwhile.
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -154,7 +161,7 @@ class Limits(unittest.TestCase):
             self.assertTrue(32 < most < 100, most)  # the soft limit was raised
             idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(150)]
             # The first of those that are too many is told so at once, and nothing but connections is refused.
-            idle[most + 1].settimeout(10)
+            idle[most + 1].settimeout(60)
             self.assertIn(b"too many connections", idle[most + 1].recv(4096))
             for s in idle:
                 s.close()
@@ -175,22 +182,23 @@ class Limits(unittest.TestCase):
         self.assertEqual(harness.read_all(idle), b"")
         rest = first + harness.read_all(stream)
         self.assertIn(b"data: [DONE]", rest)
-        self.assertEqual(server.process.wait(20), 0)
+        self.assertEqual(server.process.wait(60), 0)
         with self.assertRaises(OSError):
             socket.create_connection(("127.0.0.1", server.port), timeout=1)
 
     def test_second_signal_ends_at_once(self):
-        server = self.start()
+        server = self.start("--drain-timeout", 600)
         stream = socket.create_connection(("127.0.0.1", server.port), timeout=60)
         self.addCleanup(stream.close)
         stream.sendall(post("/v1/chat/completions", json.dumps(LONG)))
-        stream.recv(4096)
+        begin = stream.recv(4096)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        # Signals of one kind that come together are one.
+        self.assertTrue(wait_for(lambda: "draining" in server.log()))
         server.process.send_signal(signal.SIGTERM)
-        start = time.monotonic()
-        self.assertEqual(server.process.wait(20), 0)
-        self.assertLess(time.monotonic() - start, 8)
+        self.assertEqual(server.process.wait(60), 0)
+        self.assertIn("second signal", server.log())
+        self.assertNotIn(b"[DONE]", begin + harness.read_all(stream))
 
     def test_tls(self):
         import shutil

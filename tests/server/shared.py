@@ -17,7 +17,8 @@ def dot(a, b):
     return sum(x * y for x, y in zip(a, b))
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
+    """Whether it came to be; the time is for machines that are busy or stalled, and no measure of anything."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
