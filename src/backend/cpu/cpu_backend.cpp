@@ -36,7 +36,7 @@ class CpuBackend final : public Backend {
   }
 
   size_t weight_bytes(const TensorView& view, WeightUse use) const override {
-    return cpu::held_bytes(view, use);
+    return cpu::held_bytes(view, use, kernels_, packing_room_);
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
     if (pool_.nodes() > 1 && use == WeightUse::kMatrix) {
@@ -46,7 +46,10 @@ class CpuBackend final : public Backend {
     } else {
       read_ahead_.ask(view.data, static_cast<size_t>(view.rows() * view.row_stride_bytes));
     }
-    return cpu::load(view, use);
+    const size_t held = use == WeightUse::kVector ? 0 : weight_bytes(view, use);
+    WeightPtr weight = cpu::load(view, use, kernels_, packing_room_, pool_);
+    packing_room_ -= held;
+    return weight;
   }
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override {
@@ -77,6 +80,7 @@ class CpuBackend final : public Backend {
   const cpu::KernelTable& kernels_;
   ThreadPool pool_;
   cpu::ReadAhead read_ahead_;
+  size_t packing_room_ = cpu::physical_memory() / 3;  // bytes: the file itself may be in memory too
 };
 
 }  // namespace

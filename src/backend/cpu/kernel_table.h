@@ -48,6 +48,11 @@ enum class Format : int {
   kMXFP4,
   kMXFP4Split,
   kQ4_Z,  // int8 activations
+  // The same packed by fours of rows (pack_rows.h), with kernels where that is faster: they are null
+  // elsewhere.
+  kPackedQ4_K,
+  kPackedQ5_K,
+  kPackedQ6_K,
   kCount,
 };
 

@@ -78,6 +78,42 @@ struct PanelScales {
 #include "backend/cpu/kernels_tile_sdot.h"
 #endif
 
+// Weights packed by fours of rows (kernels_packed_neon.h): opened where they lie, four rows at a time.
+template <class Packed>
+void open_packed_four(const uint8_t* from, int64_t ahead, int quad, int64_t blocks, Opened& to) {
+  for (int64_t b = 0; b < blocks; b += 8, from += Packed::kBlockBytes) {
+    for (int64_t line = 0; line < Packed::kBlockBytes; line += 64) {
+      __builtin_prefetch(from + ahead + line, 0, 2);
+    }
+    const typename Packed::Scales scales(from);
+    constexpr float kFactor = Packed::Scales::kFactor;
+    unroll<8>([&](auto run) {
+      int8x16_t codes[8];
+      unroll<8>([&](auto i) {
+        codes[i] = Packed::template code<run, i>(from);
+        if constexpr (Packed::kOffset != 0) codes[i] = vsubq_s8(codes[i], vdupq_n_s8(Packed::kOffset));
+      });
+      store_packed(to.codes[b + run], quad, codes);
+      store_scales(to.d[b + run], quad, vmulq_n_f32(scales.template scale_of<run>(), kFactor));
+      if constexpr (Packed::kMin) {
+        store_scales(to.m[b + run], quad, vmulq_n_f32(scales.template min_of<run>(), kFactor));
+      }
+      if constexpr (Packed::kHalves) {
+        unroll<2>([&](auto i) { store_half(to.half[b + run][i], quad, scales.template half<run, i>()); });
+      }
+    });
+  }
+}
+
+template <class Packed>
+void open_packed(const MatrixView& w, int64_t row, int64_t rows, int64_t at, int64_t blocks, Opened& to) {
+  unroll<kTileQuads>([&](auto quad) {
+    const int64_t four = row + (4 * quad < rows ? 4 * quad : 0);  // past `rows` any four will do
+    open_packed_four<Packed>(w.data + four * w.row_bytes + at * Packed::kBlockBytes,
+                             4 * kTileQuads * w.row_bytes, quad, blocks, to);
+  });
+}
+
 // Rows [row, row + 4 * kTileQuads) of the panel of `blocks` runs of 32 that begins at stored block `at`.
 template <class Format>
 void open_panel(const MatrixView& w, int64_t row, int64_t rows, int64_t at, int64_t blocks, Opened& to) {
@@ -132,7 +168,11 @@ void tile_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pan
       const int64_t blocks = all_blocks - at < kPanelBlocks ? all_blocks - at : kPanelBlocks;
       prepare_scales<Format>(rows_of_pass, pass, at, blocks, scales);
       for (int64_t r = 0; r < num_rows; r += kRows) {
-        open_panel<Format>(w, first + r, num_rows - r, at / Format::kSubBlocks, blocks, opened);
+        if constexpr (requires { Format::kPacked; }) {
+          open_packed<Format>(w, first + r, num_rows - r, at / Format::kSubBlocks, blocks, opened);
+        } else {
+          open_panel<Format>(w, first + r, num_rows - r, at / Format::kSubBlocks, blocks, opened);
+        }
         multiply_panel<Format>(opened, blocks, rows_of_pass, at, scales, pass, num_rows - r,
                                out + m * out_stride + r, out_stride, at == 0);
       }

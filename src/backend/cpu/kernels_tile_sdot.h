@@ -46,6 +46,13 @@ template <class Format>
   }
 }
 
+// A run of four rows that is interleaved already, and its scales.
+inline void store_packed(int8_t* to, int, const int8x16_t (&codes)[8]) {
+  unroll<8>([&](auto i) { vst1q_s8(to + 16 * i, codes[i]); });
+}
+inline void store_scales(float* to, int, F4 rows) { Simd::store4(to, rows); }
+inline void store_half(int32_t* to, int, int32x4_t rows) { vst1q_s32(to, rows); }
+
 // Weights stay in eight registers for a block; each activation row takes two loads, eight sdot, a conversion,
 // a multiplication and a fused multiply-add.
 template <class Format, int kM>

@@ -34,6 +34,22 @@ inline void store_pairs(float* to, F4 rows) {
   vst1q_f32(to + 4, vreinterpretq_f32_f64(vdupq_laneq_f64(pairs, 1)));
 }
 
+inline void store_scales(float* to, int quad, F4 rows) { store_pairs(to + 8 * quad, rows); }
+inline void store_half(int32_t* to, int quad, int32x4_t rows) {
+  const int64x2_t pairs = vreinterpretq_s64_s32(rows);
+  vst1q_s32(to + 8 * quad, vreinterpretq_s32_s64(vdupq_laneq_s64(pairs, 0)));
+  vst1q_s32(to + 8 * quad + 4, vreinterpretq_s32_s64(vdupq_laneq_s64(pairs, 1)));
+}
+// A run of four rows that lies by fours of columns: two of them make eight columns of two pairs of rows.
+inline void store_packed(int8_t* to, int quad, const int8x16_t (&codes)[8]) {
+  unroll<4>([&](auto k) {
+    const int32x4_t a = vreinterpretq_s32_s8(codes[2 * k]), b = vreinterpretq_s32_s8(codes[2 * k + 1]);
+    int8_t* at = to + 64 * k + 32 * quad;
+    vst1q_s8(at, vreinterpretq_s8_s32(vzip1q_s32(a, b)));
+    vst1q_s8(at + 16, vreinterpretq_s8_s32(vzip2q_s32(a, b)));
+  });
+}
+
 // One stored block of four rows: runs [b, b + kSubBlocks).
 template <class Format>
 [[gnu::always_inline]] inline void open_quad(const uint8_t* const* weights, const uint8_t* const* scale_rows,

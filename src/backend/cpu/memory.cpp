@@ -37,10 +37,12 @@ StepMemory::StepMemory(size_t bytes, const char* what) : bytes_(std::max(bytes, 
 
 StepMemory::~StepMemory() { buffer_pool().release(data_, bytes_); }
 
-ReadAhead::ReadAhead() : room_(0) {
+size_t physical_memory() {
   struct sysinfo memory {};
-  if (sysinfo(&memory) == 0) room_ = static_cast<size_t>(memory.totalram) * memory.mem_unit / 10 * 8;
+  return sysinfo(&memory) == 0 ? static_cast<size_t>(memory.totalram) * memory.mem_unit : 0;
 }
+
+ReadAhead::ReadAhead() : room_(physical_memory() / 10 * 8) {}
 
 bool ReadAhead::take_room(size_t bytes) {
   if (bytes > room_) return false;

@@ -59,6 +59,8 @@ class ReadAhead {
   size_t room_;  // bytes
 };
 
+size_t physical_memory();  // bytes
+
 class Arena {
  public:
   explicit Arena(uint8_t* base) : base_(base) {}

@@ -25,6 +25,8 @@ namespace {
 //
 #include "backend/cpu/kernels_quantized_neon.h"
 //
+#include "backend/cpu/kernels_packed_neon.h"
+//
 #include "backend/cpu/kernels_float.h"
 //
 #include "backend/cpu/kernels_attention.h"
@@ -33,6 +35,6 @@ namespace {
 
 }  // namespace
 
-const KernelTable kNeonDotprodTable = make_table("neon_dotprod");
+const KernelTable kNeonDotprodTable = with_packed(make_table("neon_dotprod"));
 
 }  // namespace millrace::cpu

@@ -26,6 +26,8 @@ namespace {
 //
 #include "backend/cpu/kernels_quantized_neon.h"
 //
+#include "backend/cpu/kernels_packed_neon.h"
+//
 #include "backend/cpu/kernels_float.h"
 //
 #include "backend/cpu/kernels_attention.h"
@@ -34,6 +36,6 @@ namespace {
 
 }  // namespace
 
-const KernelTable kNeonI8mmTable = make_table("neon_i8mm");
+const KernelTable kNeonI8mmTable = with_packed(make_table("neon_i8mm"));
 
 }  // namespace millrace::cpu

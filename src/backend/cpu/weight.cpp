@@ -1,12 +1,16 @@
 #include "backend/cpu/weight.h"
 
+#include <algorithm>
 #include <optional>
 
+#include "backend/cpu/pack_rows.h"
 #include "base/error.h"
 #include "quant/codec.h"
 
 namespace millrace::cpu {
 namespace {
+
+constexpr int64_t kPackFours = 16;  // a thread packs at a time
 
 std::optional<Format> format_of(DType type) {
   switch (type) {
@@ -46,13 +50,56 @@ std::optional<Format> format_of(DType type) {
   return std::nullopt;
 }
 
-}  // namespace
-
-size_t held_bytes(const TensorView& view, WeightUse use) {
-  return use == WeightUse::kVector ? static_cast<size_t>(view.elements()) * sizeof(float) : 0;
+struct Packing {
+  Format format;
+  void (*block)(const uint8_t* const* rows, uint8_t* to);
+};
+std::optional<Packing> packing_of(DType type) {
+  if (type == DType::kQ4_K) return Packing{Format::kPackedQ4_K, pack_block_q4_k};
+  if (type == DType::kQ5_K) return Packing{Format::kPackedQ5_K, pack_block_q5_k};
+  if (type == DType::kQ6_K) return Packing{Format::kPackedQ6_K, pack_block_q6_k};
+  return std::nullopt;
 }
 
-WeightPtr load(const TensorView& view, WeightUse use) {
+int64_t packed_row_bytes(const TensorView& view) {
+  return static_cast<int64_t>(bytes_of(view.type, view.cols()));
+}
+
+// All experts' rows by fours; the last is repeated where rows are missing.
+void pack(const TensorView& view, CpuWeight& weight, ThreadPool& pool) {
+  const Packing packing = *packing_of(view.type);
+  const int64_t rows = view.rows(), row_bytes = packed_row_bytes(view), fours = (rows + 3) / 4;
+  const int64_t blocks = view.cols() / info(view.type).block_elements, block_bytes = row_bytes / blocks;
+  weight.packed = std::make_unique<Pages>(static_cast<size_t>(4 * fours * row_bytes), "packed weights");
+  const auto* from = reinterpret_cast<const uint8_t*>(view.data);
+  uint8_t* const to = weight.packed->data();
+  pool.parallel_for(fours, kPackFours, [&](int64_t begin, int64_t end, int) {
+    for (int64_t four = begin; four < end; ++four) {
+      for (int64_t b = 0; b < blocks; ++b) {
+        const uint8_t* at[4];
+        for (int64_t r = 0; r < 4; ++r) {
+          at[r] = from + std::min(4 * four + r, rows - 1) * view.row_stride_bytes + b * block_bytes;
+        }
+        packing.block(at, to + 4 * (four * row_bytes + b * block_bytes));
+      }
+    }
+  });
+  weight.format = packing.format;
+  weight.matrix = {to, row_bytes, nullptr, 0, view.cols()};
+}
+
+}  // namespace
+
+size_t held_bytes(const TensorView& view, WeightUse use, const KernelTable& kernels, size_t room) {
+  if (use == WeightUse::kVector) return static_cast<size_t>(view.elements()) * sizeof(float);
+  const std::optional<Packing> packing = packing_of(view.type);
+  if (!packing || kernels.matmul[static_cast<int>(packing->format)] == nullptr) return 0;
+  const auto bytes = static_cast<size_t>((view.rows() + 3) / 4 * 4 * packed_row_bytes(view));
+  return bytes <= room ? bytes : 0;
+}
+
+WeightPtr load(const TensorView& view, WeightUse use, const KernelTable& kernels, size_t room,
+               ThreadPool& pool) {
   const std::optional<Format> format = format_of(view.type);
   if (!format) {
     throw_error(ErrorCode::kUnsupported, "{}: type is {}, which the cpu backend cannot multiply", view.name,
@@ -78,6 +125,7 @@ WeightPtr load(const TensorView& view, WeightUse use) {
   weight->matrix = {reinterpret_cast<const uint8_t*>(view.data), view.row_stride_bytes,
                     reinterpret_cast<const uint8_t*>(view.scales.data), view.scales.scales_per_row,
                     view.cols()};
+  if (use != WeightUse::kVector && held_bytes(view, use, kernels, room) > 0) pack(view, *weight, pool);
   if (use == WeightUse::kVector) {
     weight->values.resize(static_cast<size_t>(view.elements()));
     for (int64_t r = 0; r < view.rows(); ++r) {
