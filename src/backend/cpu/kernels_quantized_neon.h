@@ -117,8 +117,9 @@ void stream_rows(const MatrixView& w, int64_t row, int64_t rows, const Panel& x,
   const int64_t blocks = w.cols / (kQuantBlock * Format::kSubBlocks), ahead = rows > 4 ? 4 * w.row_bytes : 0;
   if constexpr (kHasOwnStream<Format> && kM == 1) {
     if (blocks >= 2) {
-      MxStream mx;
-      store_lanes(out, mx.run(stream.weights, stream.x[0], blocks, rows > 8 ? 8 * w.row_bytes : 0), rows);
+      MxStream<Format> mx;
+      const int64_t two_tiles = rows > 8 ? 8 * w.row_bytes : 0;
+      store_lanes(out, mx.run(stream.weights, stream.scales, stream.x[0], blocks, two_tiles), rows);
       return;
     }
   }

@@ -105,8 +105,9 @@ struct Ordered {
 };
 #undef MILLRACE_ORDERED
 
+template <class Format>
 struct MxStream {
-  static constexpr int kBytes = sizeof(q::BlockMXFP4);
+  static constexpr int kBytes = Format::kBlockBytes, kCodesAt = Format::kSplit ? 0 : 1;
   const int8x16_t values = vld1q_s8(q::kE2M1Doubled), nibble = vdupq_n_s8(15);
   const F4 origin = vreinterpretq_f32_s32(vdupq_n_s32(kFloatOrigin));
   int8x16_t raw[4];                                // of block b + 1 when a step begins
@@ -115,9 +116,9 @@ struct MxStream {
   int32x4_t pair01, pair23;                        // sums of block b - 1, of two rows each
   F4 factor = Simd::zero4(), acc = Simd::zero4();  // of block b - 1; of those before
 
-  // Block b at `block`, its activations at `x`; the two after next begin at `ahead`, the next activations at
-  // `next`.
-  [[gnu::always_inline]] void step(const uint8_t* const (&block)[4], const uint8_t* const (&ahead)[4],
+  // Block b: its scales at `e8m0`, its activations at `x`; block b + 2 begins at `ahead`, the next
+  // activations at `next`.
+  [[gnu::always_inline]] void step(const uint8_t* const (&e8m0)[4], const uint8_t* const (&ahead)[4],
                                    const ActivationBlock* x, const ActivationBlock* next) {
     using O = Ordered;
     int32x4_t sum[4], four;
@@ -132,14 +133,14 @@ struct MxStream {
     const auto middle = [&](auto r) __attribute__((always_inline)) {
       low[r] = O::lookup(values, lower[r]);
       sum[r] = O::dot(sum[r], high[r], x_high);
-      raw[r] = O::load(ahead[r] + 1);
+      raw[r] = O::load(ahead[r] + kCodesAt);
     };
     begin(Index<0>{});
-    scale[0] = O::load_byte(block[0]);
-    scale[1] = O::load_byte(block[1]);
+    scale[0] = O::load_byte(e8m0[0]);
+    scale[1] = O::load_byte(e8m0[1]);
     begin(Index<1>{});
-    scale[2] = O::load_byte(block[2]);
-    scale[3] = O::load_byte(block[3]);
+    scale[2] = O::load_byte(e8m0[2]);
+    scale[3] = O::load_byte(e8m0[3]);
     begin(Index<2>{});
     four = O::add_pairs(pair01, pair23);
     begin(Index<3>{});
@@ -162,44 +163,65 @@ struct MxStream {
     factor = O::mul_lane0(scales, x_scale);
     high[3] = O::lookup(values, upper[3]);
     pair23 = O::add_pairs(sum[2], sum[3]);
+    order_activations();
   }
 
-  // Lanes of the four rows at `rows`; `blocks` >= 2. `ahead`: as Stream::run.
-  [[gnu::always_inline]] F4 run(const uint8_t* const (&rows)[4], const ActivationBlock* x, int64_t blocks,
-                                int64_t ahead) {
-    const uint8_t* at[4];
+  // Where low and high nibbles are neighbours, it is cheaper to part the activations than the codes of four
+  // rows.
+  [[gnu::always_inline]] void order_activations() {
+    if constexpr (Format::kSplit) {
+      const int8x16_t even = vuzp1q_s8(x_low, x_high), odd = vuzp2q_s8(x_low, x_high);
+      x_low = even;
+      x_high = odd;
+    }
+  }
+
+  // Lanes of the four rows at `rows`, whose scales lie at `scales` if apart; `blocks` >= 2. `ahead`: as
+  // Stream::run.
+  [[gnu::always_inline]] F4 run(const uint8_t* const (&rows)[4], const uint8_t* const (&scales)[4],
+                                const ActivationBlock* x, int64_t blocks, int64_t ahead) {
+    const uint8_t *at[4], *e8m0[4];
     unroll<4>([&](auto r) {
       at[r] = rows[r];
-      const I8x32 first = FormatMXFP4::load<0>(at[r], 0);
+      e8m0[r] = scales[r];
+      const I8x32 first = Simd::lookup(Simd::load_nibbles(at[r] + kCodesAt), q::kE2M1Doubled);
       low[r] = first.lo;
       high[r] = first.hi;
-      raw[r] = Ordered::load(at[r] + kBytes + 1);
+      raw[r] = Ordered::load(at[r] + kBytes + kCodesAt);
     });
     x_low = Ordered::load(x->q);
     x_high = Ordered::load(x->q + 16);
+    order_activations();
     pair01 = pair23 = vdupq_n_s32(0);  // of no block: its factor is zero
-    const auto steps = [&](auto count) __attribute__((always_inline)) {
+    const auto steps = [&](auto count, const auto& later) __attribute__((always_inline)) {
       unroll<decltype(count){}>([&](auto k) __attribute__((always_inline)) {
-        const uint8_t *block[4], *later[4];
+        const uint8_t *scale_at[4], *codes_at[4];
         unroll<4>([&](auto r) {
-          block[r] = at[r] + k * kBytes;
-          later[r] = at[r] + (k + 2) * kBytes;
+          scale_at[r] = Format::kSplit ? e8m0[r] + k : at[r] + k * kBytes;
+          codes_at[r] = later(r, k);
         });
-        step(block, later, x + k, x + k + 1);
+        step(scale_at, codes_at, x + k, x + k + 1);
       });
-      unroll<4>([&](auto r) { at[r] += decltype(count){} * kBytes; });
+      unroll<4>([&](auto r) {
+        at[r] += decltype(count){} * kBytes;
+        e8m0[r] += decltype(count){};
+      });
       x += decltype(count){};
+    };
+    const auto after_next = [&](int r, int k) __attribute__((always_inline)) {
+      return at[r] + (k + 2) * kBytes;
     };
     int64_t b = 0;
     for (; b + 4 <= blocks - 2; b += 4) {
       unroll<4>([&](auto r) { __builtin_prefetch(at[r] + ahead); });
-      steps(Index<4>{});
+      steps(Index<4>{}, after_next);
     }
-    for (; b < blocks - 2; ++b) steps(Index<1>{});
-    // Nothing lies behind the last block: the row's beginning is read again, for nobody.
-    step(at, rows, x, x + 1);
-    unroll<4>([&](auto r) { at[r] += kBytes; });
-    step(at, rows, x + 1, x);
+    for (; b < blocks - 2; ++b) steps(Index<1>{}, after_next);
+    // Nothing lies behind the last block: a row's beginning is read again, for nobody.
+    const auto beginning = [&](int r, int) __attribute__((always_inline)) { return rows[r]; };
+    steps(Index<1>{}, beginning);
+    unroll<4>([&](auto r) { at[r] = Format::kSplit ? e8m0[r] : at[r]; });
+    step(at, rows, x, x - 1);
     const F4 last = vsubq_f32(vreinterpretq_f32_s32(vpaddq_s32(pair01, pair23)), origin);
     return Simd::fma4(last, factor, acc);
   }
@@ -209,3 +231,5 @@ template <class Format>
 inline constexpr bool kHasOwnStream = false;
 template <>
 inline constexpr bool kHasOwnStream<FormatMXFP4> = true;
+template <>
+inline constexpr bool kHasOwnStream<FormatMXFP4Split> = true;
