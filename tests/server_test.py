@@ -204,6 +204,14 @@ class Streams(SharedServer):
         self.assertEqual(whole["choices"][0]["finish_reason"], "length")
         self.assertGreater(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
 
+    def test_an_answer_may_not_end_by_itself(self):
+        end = self.good("POST", "/tokenize", {"content": "<|im_end|>", "add_special": False})["tokens"]
+        self.assertEqual(len(end), 1)
+        likely = {"max_tokens": 6, "logit_bias": {str(end[0]): 100}}
+        for ignore, finish, tokens in ((False, "stop", 1), (True, "length", 6)):
+            answer = self.good("POST", "/v1/chat/completions", {"messages": MESSAGES, "ignore_eos": ignore, **likely})
+            self.assertEqual((answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]), (finish, tokens))
+
     def test_client_gone_cancels(self):
         before = self.server.stats()["requests"]["cancelled"]
         for nth, body in enumerate((LONG, {**LONG, "stream": False}), start=1):

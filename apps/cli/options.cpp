@@ -63,6 +63,11 @@ RuntimeOptions runtime_options(const ModelOptions& options) {
   runtime.device = options.device;
   runtime.threads = options.threads;
   runtime.gpu_memory = options.gpu_memory;
+  if (options.gpu_memory != ModelOptions().gpu_memory &&
+      (options.device == "cpu" || options.device == "reference")) {
+    throw_error(ErrorCode::kBadInput, "--gpu-memory: found --device {}, expected a GPU or auto",
+                options.device);
+  }
   runtime.context = options.context;
   runtime.lock = options.lock;
   if (!options.kv_type.empty()) {

@@ -51,7 +51,7 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   }
   input.echo["text"] = std::move(text_echo);
   request.tokens = api.format().prompt(input.conversation);
-  request.stop_tokens = api.format().stop_tokens();
+  if (!request.ignore_end) request.stop_tokens = api.format().stop_tokens();
   request.constraint = api.format().constraint(input.conversation, std::move(content));
 
   Timeline::Entry entry;

@@ -155,9 +155,9 @@ TEST(ThreadPool, EachNodeBeginsWithItsPart) {
       if (!comes([&] { return begun == 4 || late > 0; })) ++late;
     });
     ASSERT_EQ(late, 0) << "a thread did not take part in loop " << loop;
-    EXPECT_LT(first[1], 20);
-    EXPECT_GE(first[2], 20);
-    EXPECT_GE(first[3], 20);
+    ASSERT_LT(first[1], 20);
+    ASSERT_GE(first[2], 20);
+    ASSERT_GE(first[3], 20);
   }
 }
 
