@@ -202,14 +202,15 @@ struct PackedStream {
 
   [[gnu::always_inline]] void run(int64_t blocks) {
     for (int64_t b = 0; b < blocks; ++b) {
-      unroll<Packed::kBlockBytes / 64>([&](auto line) { __builtin_prefetch(weights + kAhead + 64 * line); });
+      unroll<Packed::kBlockBytes / 64>(
+          [&](auto line) { __builtin_prefetch(weights + kAhead + 64 * line, 0, 2); });
       const Scales s(weights);
       unroll<8>([&](auto i) { multiply_run<i>(s, 8 * b + i); });
       weights += Packed::kBlockBytes;
       unroll<kM>([&](auto m) { x[m] += 8; });
     }
   }
-  static constexpr int64_t kAhead = 4 * Packed::kBlockBytes;  // fours of rows follow each other
+  static constexpr int64_t kAhead = 9216;  // bytes, to the second-level cache; fours follow each other
 };
 
 // Lanes of a four that begins `at` outputs from `out`, maybe before it or with its end past `count` of them.
