@@ -8,6 +8,7 @@
 
 #include "base/buffer_pool.h"
 #include "base/error.h"
+#include "base/topology.h"
 
 namespace millrace::cpu {
 
@@ -39,7 +40,8 @@ StepMemory::~StepMemory() { buffer_pool().release(data_, bytes_); }
 
 size_t physical_memory() {
   struct sysinfo memory {};
-  return sysinfo(&memory) == 0 ? static_cast<size_t>(memory.totalram) * memory.mem_unit : 0;
+  const size_t machine = sysinfo(&memory) == 0 ? static_cast<size_t>(memory.totalram) * memory.mem_unit : 0;
+  return std::min(machine, cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup"));
 }
 
 ReadAhead::ReadAhead() : room_(physical_memory() / 10 * 8) {}

@@ -59,7 +59,7 @@ class ReadAhead {
   size_t room_;  // bytes
 };
 
-size_t physical_memory();  // bytes
+size_t physical_memory();  // bytes, of which this process may use at most what its control groups leave
 
 class Arena {
  public:
