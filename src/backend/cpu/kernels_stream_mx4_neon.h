@@ -108,13 +108,18 @@ struct Ordered {
 template <class Format>
 struct MxStream {
   static constexpr int kBytes = Format::kBlockBytes, kCodesAt = Format::kSplit ? 0 : 1;
-  const int8x16_t values = vld1q_s8(q::kE2M1Doubled), nibble = vdupq_n_s8(15);
-  const F4 origin = vreinterpretq_f32_s32(vdupq_n_s32(kFloatOrigin));
+  const int8x16_t values, nibble;
+  const F4 origin;
   int8x16_t raw[4];                                // of block b + 1 when a step begins
   int8x16_t low[4], high[4];                       // codes of block b
   int8x16_t x_low, x_high;                         // its activations
   int32x4_t pair01, pair23;                        // sums of block b - 1, of two rows each
   F4 factor = Simd::zero4(), acc = Simd::zero4();  // of block b - 1; of those before
+
+  MxStream()
+      : values(vld1q_s8(q::kE2M1Doubled)),
+        nibble(vdupq_n_s8(15)),
+        origin(vreinterpretq_f32_s32(vdupq_n_s32(kFloatOrigin))) {}
 
   // Block b: its scales at `e8m0`, its activations at `x`; block b + 2 begins at `ahead`, the next
   // activations at `next`.
