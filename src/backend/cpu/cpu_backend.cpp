@@ -80,7 +80,7 @@ class CpuBackend final : public Backend {
   const cpu::KernelTable& kernels_;
   ThreadPool pool_;
   cpu::ReadAhead read_ahead_;
-  size_t packing_room_ = cpu::physical_memory() / 3;  // bytes: the file itself may be in memory too
+  size_t packing_room_ = cpu::usable_memory() / 3;  // bytes: the file itself may be in memory too
 };
 
 }  // namespace

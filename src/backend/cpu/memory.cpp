@@ -38,13 +38,13 @@ StepMemory::StepMemory(size_t bytes, const char* what) : bytes_(std::max(bytes, 
 
 StepMemory::~StepMemory() { buffer_pool().release(data_, bytes_); }
 
-size_t physical_memory() {
+size_t usable_memory() {
   struct sysinfo memory {};
   const size_t machine = sysinfo(&memory) == 0 ? static_cast<size_t>(memory.totalram) * memory.mem_unit : 0;
   return std::min(machine, cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup"));
 }
 
-ReadAhead::ReadAhead() : room_(physical_memory() / 10 * 8) {}
+ReadAhead::ReadAhead() : room_(usable_memory() / 10 * 8) {}
 
 bool ReadAhead::take_room(size_t bytes) {
   if (bytes > room_) return false;

@@ -59,7 +59,7 @@ class ReadAhead {
   size_t room_;  // bytes
 };
 
-size_t physical_memory();  // bytes, of which this process may use at most what its control groups leave
+size_t usable_memory();  // bytes: of the machine, or what the control groups leave to this process
 
 class Arena {
  public:
