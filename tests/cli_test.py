@@ -222,6 +222,9 @@ class Run(CliTest):
     def test_bad_input(self):
         self.bad("run", self.model, "-p", "a", "--device", "tpu", says=["tpu", "cpu"])
         self.bad("run", self.model, "-p", "a", "--gpu-memory", "1.5", says=["--gpu-memory", "1.5"])
+        self.bad("tune", self.path / "none.gguf", says=["none.gguf"])
+        self.bad("tune", self.model, "--device", "cpu", says=["cpu", "cuda"])
+        self.bad("tune", self.model, "--print", says=["--print", "MODEL"])
         self.bad("run", self.model, "-p", "a", "--temp", -1, says=["temperature is -1"])
         self.bad("run", self.model, "-p", "a", "--top-p", 0, says=["top_p is 0"])
         self.bad("run", self.model, "-p", "a", "--logit-bias", "x=1", says=["--logit-bias", "ID=BIAS"])
