@@ -9,6 +9,8 @@
 // through the tensor cores twice, with tokens 0-127 and then 128-255. Its weights stay in shared memory
 // meanwhile, tokens pass through: two rings. The same bits as any other kernel.
 //
+// Where the last round of items would leave half of the SMs idle, its items are halved: 128 tokens each.
+//
 // Nobody waits for outputs: a half's totals are stored while the chain of the other half runs, the second
 // half's while the next item's first chain does. Weights are asked for by one thread, tokens by another.
 //
@@ -65,10 +67,12 @@ struct LargeProblem : WgmmaLinear {
   static constexpr bool kDirect = kFormat == PackedFormat::kBf16;
   static constexpr int kCtas = kShare == LargeShare::kNothing ? 1 : 2;
   static constexpr int kOld = kDirect ? 8 : 4;  // outputs that are added to at a time: registers
+  static constexpr bool kHalves = kDirect;      // of the last round: registers again
   // What a cluster does at a time.
   static constexpr int kUnitTiles = kLargeTiles * (kShare == LargeShare::kTokens ? 2 : 1);
   static constexpr int kUnitTokens = kLargeTokens * (kShare == LargeShare::kWeights ? 2 : 1);
   CUtensorMap token_map, maps[3];  // of the parts
+  int32_t whole_units;             // the rest goes in halves of the tokens
 
   __host__ __device__ int part_units(int part) const {
     return (parts[part].num_tiles + kUnitTiles - 1) / kUnitTiles;
@@ -82,6 +86,7 @@ struct LargeProblem : WgmmaLinear {
     return static_cast<int>((rows + kUnitTokens - 1) / kUnitTokens);
   }
   __host__ __device__ int units() const { return weight_units() * token_units(); }
+  __host__ __device__ int half_units() const { return 2 * (units() - whole_units); }
 
   // Unit i, of which this is CTA `rank`: bands of tokens, in each all weights, in turn.
   __device__ LargeItem item(int i, int rank) const {
@@ -93,6 +98,12 @@ struct LargeProblem : WgmmaLinear {
     while (part + 1 < num_parts && n >= part_units(part)) n -= part_units(part++);
     return {part, n * kUnitTiles + (kShare == LargeShare::kTokens ? rank * kLargeTiles : 0),
             m * kUnitTokens + (kShare == LargeShare::kWeights ? rank * kLargeTokens : 0)};
+  }
+
+  __device__ LargeItem half_item(int i, int rank) const {
+    LargeItem half = item(whole_units + i / 2, rank);
+    half.first_token += i % 2 * kPieceTokens;
+    return half;
   }
 
   // sum: of the warp's rows g and g + 8, tokens 8j + 2t and + 1 of the half `piece`.
@@ -178,13 +189,36 @@ struct LargeRings {
   }
 };
 
-// One thread: the weights of all items, pair after pair.
-template <class Problem, LargeShare kShare, class Rings>
-__device__ void load_large_weights(const Problem& p, const Rings& rings, int rank) {
+// One thread's copies, of the weights or of the tokens of all items.
+template <class Problem, LargeShare kShare, bool kLoose>
+struct LargeLoader {
   using Layout = typename Problem::Layout;
-  uint32_t n = 0;
-  for (int i = blockIdx.x / Problem::kCtas; i < p.units(); i += gridDim.x / Problem::kCtas) {
-    const LargeItem item = p.item(i, rank);
+  const Problem& p;
+  const LargeRings<Problem, kShare>& rings;
+  const int rank, cluster, clusters;
+  uint32_t n = 0;  // slots filled so far
+
+  __device__ void load_weights() {
+    for (int i = cluster; i < p.whole_units; i += clusters) load_weights(p.item(i, rank));
+    for (int i = cluster; i < p.half_units(); i += clusters) load_weights(p.half_item(i, rank));
+  }
+  // Of a segment's first half and then of its second.
+  __device__ void load_tokens() {
+    const int per = kLoose ? 1 : pairs_per_segment(p.pairs);
+    for (int i = cluster; i < p.whole_units; i += clusters) {
+      const int tile = p.item(i, rank).first_token / kWgmmaRows;
+      for (int begin = 0; begin < p.pairs; begin += per) {
+        const int end = min(begin + per, p.pairs);
+        load_tokens(tile, begin, end);
+        load_tokens(tile + kPieceTokens / kWgmmaRows, begin, end);
+      }
+    }
+    for (int i = cluster; i < p.half_units(); i += clusters)
+      load_tokens(p.half_item(i, rank).first_token / kWgmmaRows, 0, p.pairs);
+  }
+
+ private:
+  __device__ void load_weights(const LargeItem& item) {
     const CUtensorMap* map = p.maps + item.part;
     for (int pair = 0; pair < p.pairs; ++pair, ++n) {
       rings.weights.claim(n, 2 * Layout::kHalfBytes);
@@ -197,43 +231,34 @@ __device__ void load_large_weights(const Problem& p, const Rings& rings, int ran
       }
     }
   }
-}
-
-// One thread: the tokens of all items, of a segment's first half and then of its second.
-template <class Problem, LargeShare kShare, bool kLoose, class Rings>
-__device__ void load_large_tokens(const Problem& p, const Rings& rings, int rank) {
-  using Layout = typename Problem::Layout;
-  const int per = kLoose ? 1 : pairs_per_segment(p.pairs);
-  uint32_t n = 0;
-  for (int i = blockIdx.x / Problem::kCtas; i < p.units(); i += gridDim.x / Problem::kCtas) {
-    const int tile = p.item(i, rank).first_token / kWgmmaRows;
-    for (int begin = 0; begin < p.pairs; begin += per) {
-      const int end = min(begin + per, p.pairs);
-      for (int piece = 0; piece < 2; ++piece) {
-        for (int pair = begin; pair < end; ++pair, ++n) {
-          rings.tokens.claim(n, Layout::kTokenBytes);
-          uint8_t* to = rings.tokens.slot(n);
-          const int at = pair * (kWgmmaTileBytes / 1024), first = tile + 2 * piece;
-          if constexpr (kShare == LargeShare::kTokens) {  // its half, to both
-            ptx::kilobyte_box_copy_to(3, to + rank * kWgmmaTileBytes, &p.token_map, at, first + rank,
-                                      rings.tokens.full(n));
-          } else {
-            ptx::kilobyte_box_copy(to, &p.token_map, at, first, rings.tokens.full(n));
-          }
-        }
+  __device__ void load_tokens(int tile, int begin, int end) {
+    for (int pair = begin; pair < end; ++pair, ++n) {
+      rings.tokens.claim(n, Layout::kTokenBytes);
+      uint8_t* to = rings.tokens.slot(n);
+      const int at = pair * (kWgmmaTileBytes / 1024);
+      if constexpr (kShare == LargeShare::kTokens) {  // its half, to both
+        ptx::kilobyte_box_copy_to(3, to + rank * kWgmmaTileBytes, &p.token_map, at, tile + rank,
+                                  rings.tokens.full(n));
+      } else {
+        ptx::kilobyte_box_copy(to, &p.token_map, at, tile, rings.tokens.full(n));
       }
     }
   }
-}
+};
 
 template <class Problem, class Rings>
 struct LargeMultiplier {
   using Layout = typename Problem::Layout;
   const Problem& p;
   const Rings& rings;
-  const int warp, lane, rank;
+  const int warp, lane;
   uint32_t w = 0, x = 0;  // slots read so far
   float total[2][64];     // of the two halves
+
+  // Out of registers that are there anyway.
+  __device__ static int rank() { return static_cast<int>(blockIdx.x % Problem::kCtas); }
+  __device__ static int cluster() { return static_cast<int>(blockIdx.x / Problem::kCtas); }
+  __device__ static int clusters() { return static_cast<int>(gridDim.x / Problem::kCtas); }
 
   // Slot w's weights times slot x's tokens, left under way.
   __device__ void multiply(float (&sum)[64], uint32_t w_slot, uint32_t x_slot, bool first) {
@@ -255,9 +280,9 @@ struct LargeMultiplier {
     ptx::wgmma_commit();
   }
 
-  // The chain of a segment of `count` pairs for one half; its end releases what only this half reads. With
-  // `done` (a unit, or -1) the other half's totals are complete: they are stored under way.
-  template <int kPiece>
+  // The chain of a segment of `count` pairs for one half; kLast: nobody else reads their weights. With `done`
+  // (a unit, or -1) the other half's totals are complete: they are stored under way.
+  template <int kPiece, bool kLast>
   __device__ void chain(int count, int done) {
     float sum[64];
     for (int j = 0; j < count; ++j) {
@@ -266,38 +291,39 @@ struct LargeMultiplier {
       rings.tokens.wait_full(x + j);
       if constexpr (Problem::kDirect) {
         multiply(sum, w + j, x + j, j == 0);
-        if (stores) store<1 - kPiece>(done);
+        if (stores) store<1 - kPiece>(p.item(done, rank()));
         if (j > 0) {
           ptx::wgmma_wait<1>();
-          release<kPiece>(j - 1);
+          release<kLast>(j - 1);
         }
       } else {
         if (j > 0) {  // the fragments are in use until then
           ptx::wgmma_wait<0>();
-          release<kPiece>(j - 1);
+          release<kLast>(j - 1);
         }
-        if (stores) store<1 - kPiece>(done);  // beside fragments it would not fit the registers
+        if (stores)
+          store<1 - kPiece>(p.item(done, rank()));  // beside fragments it would not fit the registers
         multiply(sum, w + j, x + j, j == 0);
       }
     }
     ptx::wgmma_wait<0>();
     ptx::hold_sums(sum);
-    release<kPiece>(count - 1);
+    release<kLast>(count - 1);
 #pragma unroll
     for (int i = 0; i < 64; ++i) total[kPiece][i] += sum[i];
     x += count;
-    if (kPiece == 1) w += count;
+    if (kLast) w += count;
   }
   template <int kPiece>
-  __device__ void store(int unit) {
-    p.store(p.item(unit, rank), kPiece, warp, lane, total[kPiece]);
+  __device__ void store(const LargeItem& item) {
+    p.store(item, kPiece, warp, lane, total[kPiece]);
 #pragma unroll
     for (int i = 0; i < 64; ++i) total[kPiece][i] = 0.0f;
   }
-  template <int kPiece>
+  template <bool kLast>
   __device__ void release(int j) const {
     rings.tokens.release(x + j, lane);
-    if (kPiece == 1) rings.weights.release(w + j, lane);
+    if (kLast) rings.weights.release(w + j, lane);
   }
 
   __device__ void run() {
@@ -305,22 +331,28 @@ struct LargeMultiplier {
     int before = -1;  // the unit whose second half has yet to be stored
 #pragma unroll
     for (int i = 0; i < 64; ++i) total[0][i] = total[1][i] = 0.0f;
-    for (int i = blockIdx.x / Problem::kCtas; i < p.units(); i += gridDim.x / Problem::kCtas) {
+    for (int i = cluster(); i < p.whole_units; i += clusters()) {
       for (int begin = 0; begin < p.pairs; begin += per) {
         const int count = min(per, p.pairs - begin);
-        chain<0>(count, before);
+        chain<0, false>(count, before);
         before = -1;
-        chain<1>(count, begin + per >= p.pairs ? i : -1);
+        chain<1, true>(count, begin + per >= p.pairs ? i : -1);
       }
       before = i;
     }
-    if (before >= 0) store<1>(before);
+    if (before >= 0) store<1>(p.item(before, rank()));
+    if constexpr (Problem::kHalves) {
+      for (int i = cluster(); i < p.half_units(); i += clusters()) {
+        for (int begin = 0; begin < p.pairs; begin += per) chain<0, true>(min(per, p.pairs - begin), -1);
+        store<0>(p.half_item(i, rank()));
+      }
+    }
   }
 
   __device__ void run_loose() {
     static_assert(Problem::kDirect);
-    for (int i = blockIdx.x / Problem::kCtas; i < p.units(); i += gridDim.x / Problem::kCtas) {
-      const LargeItem item = p.item(i, rank);
+    for (int i = cluster(); i < p.whole_units; i += clusters()) {
+      const LargeItem item = p.item(i, rank());
       for (int pair = 0; pair < p.pairs; ++pair, ++w, x += 2) {
         rings.weights.wait_full(w);
         rings.tokens.wait_full(x);
@@ -357,7 +389,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   const LargeRings<Problem, kShare> rings(shared);
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  const int rank = static_cast<int>(blockIdx.x % Problem::kCtas);
   if (threadIdx.x == 0) {
     rings.weights.init();
     rings.tokens.init();
@@ -369,7 +400,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp < kMultiplyWarps) {
     ptx::more_registers<kLargeRegisters>();
     ptx::wait_for_previous();
-    LargeMultiplier<Problem, LargeRings<Problem, kShare>> multiplier{p, rings, warp, lane, rank};
+    LargeMultiplier<Problem, LargeRings<Problem, kShare>> multiplier{p, rings, warp, lane};
     if constexpr (kLoose) {
       multiplier.run_loose();
     } else {
@@ -377,11 +408,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     ptx::fewer_registers<kLargeLoaderRegisters>();
+    LargeLoader<Problem, kShare, kLoose> loader{p, rings, static_cast<int>(blockIdx.x % Problem::kCtas),
+                                                static_cast<int>(blockIdx.x / Problem::kCtas),
+                                                static_cast<int>(gridDim.x / Problem::kCtas)};
     if (warp == kMultiplyWarps && lane == 0) {
-      load_large_weights<Problem, kShare>(p, rings, rank);  // which no kernel of a step writes
+      loader.load_weights();  // which no kernel of a step writes
     } else if (warp == kMultiplyWarps + 1 && lane == 0) {
       ptx::wait_for_previous();
-      load_large_tokens<Problem, kShare, kLoose>(p, rings, rank);
+      loader.load_tokens();
     }
   }
   // Nobody leaves while the other may still arrive at its barriers.
@@ -414,7 +448,7 @@ template <PackedFormat kFormat, LargeShare kShare, bool kLoose = false>
 void launch_large(const WgmmaLinear& linear, cudaStream_t stream) {
   using Problem = LargeProblem<kFormat, kShare>;
   constexpr int kKilobytes = kWgmmaTileBytes / 1024;
-  Problem p{linear, {}, {}};
+  Problem p{linear, {}, {}, 0};
   p.token_map = ptx::kilobyte_rows_map(p.x.data, static_cast<uint64_t>(divide_up(p.rows, kWgmmaRows)),
                                        static_cast<uint64_t>(p.pairs) * kKilobytes,
                                        kShare == LargeShare::kTokens ? 1 : 2, kKilobytes);
@@ -426,8 +460,10 @@ void launch_large(const WgmmaLinear& linear, cudaStream_t stream) {
   const auto kernel = wide_large_kernel<kFormat, kShare, kLoose>;
   allow_shared_memory(kernel, Problem::Layout::kBytes);
   static const int resident = resident_ctas(kernel, Problem::kCtas, Problem::Layout::kBytes);
-  const int64_t wanted = int64_t{p.units()} * Problem::kCtas;
-  const int64_t ctas = wanted < resident ? wanted : resident;
+  const int clusters = resident / Problem::kCtas, rest = p.units() % clusters;
+  p.whole_units = kLoose || !Problem::kHalves || 2 * rest > clusters ? p.units() : p.units() - rest;
+  const int64_t wanted = p.whole_units > p.half_units() ? p.whole_units : p.half_units();
+  const int64_t ctas = Problem::kCtas * (wanted < clusters ? wanted : clusters);
   launch_in_clusters(Problem::kCtas, "wide_large_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads,
                      Problem::Layout::kBytes, stream, p);
 }
