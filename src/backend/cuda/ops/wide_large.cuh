@@ -1,6 +1,6 @@
 // Large items of wide linear products on Hopper's warpgroup instructions: 128 outputs x 256 tokens a CTA,
-// where wide_product.cuh has 128 x 128. All SMs' operands come out of L2, which gives a cycle some 39 bytes
-// to each; a product of m x n outputs asks for 4,096 (m + n) / (m n) at the tensor cores' rate: 64 for 128 x
+// where wide_product.cuh has 128 x 128. All SMs' operands come out of L2, which gives each some 39 bytes a
+// cycle (what 128 x 128 items reach); a product of m x n outputs asks for 4,096 (m + n) / (m n) at the tensor cores' rate: 64 for 128 x
 // 128, 48 for 128 x 256, 40 and 32 where two CTAs share weights or tokens (a cluster, each brings half of
 // them to both).
 //
