@@ -1,8 +1,8 @@
 // Large items of wide linear products on Hopper's warpgroup instructions: 128 outputs x 256 tokens a CTA,
 // where wide_product.cuh has 128 x 128. All SMs' operands come out of L2, which gives each some 39 bytes a
-// cycle (what 128 x 128 items reach); a product of m x n outputs asks for 4,096 (m + n) / (m n) at the tensor cores' rate: 64 for 128 x
-// 128, 48 for 128 x 256, 40 and 32 where two CTAs share weights or tokens (a cluster, each brings half of
-// them to both).
+// cycle (what 128 x 128 items reach); a product of m x n outputs asks for 4,096 (m + n) / (m n) at the tensor
+// cores' rate: 64 for 128 x 128, 48 for 128 x 256, 40 and 32 where two CTAs share weights or tokens (a
+// cluster, each brings half of them to both).
 //
 // A segment's sums are one chain, added to the totals at its end (tile_format.cuh). Totals of 64 x 256
 // outputs are 128 registers of a thread, so there are sums for half of the tokens at a time: a segment goes
