@@ -74,7 +74,8 @@ Tuned::Tuned(const TuneTable& table) {
   for (const TuneEntry& entry : table.entries) {
     const bool wide = entry.key.kernel == kWideKernel;
     if (!wide && entry.key.kernel != kStreamKernel) {
-      throw_unknown(entry, "kernel", entry.key.kernel, std::initializer_list{kWideKernel, kStreamKernel});
+      throw_unknown(entry, "kernel", entry.key.kernel,
+                    std::vector<std::string_view>{kWideKernel, kStreamKernel});
     }
     const PackedFormat format = format_of(entry);
     const uint32_t value = wide ? static_cast<uint32_t>(find_choice(entry, wide_candidates()).items)
