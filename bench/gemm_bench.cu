@@ -1,7 +1,8 @@
-// Times the dense bf16 product (ops/wide_product.cuh) beside cuBLAS in one run, in turns, on the same
-// numbers, and prints how far apart the results are: both multiply bf16 exactly and sum in float32, in
-// another order. Ours sums every segment of the columns for itself, which is what makes a row's bits
-// independent of the batch.
+// Times the dense bf16 product (ops/wide_product.cuh, ops/wide_large.cuh), cut into items in every way there
+// is, beside cuBLAS in one run, in turns, on the same numbers; prints how far apart the results are: both
+// multiply bf16 exactly and sum in float32, in another order. Ours sums every segment of the columns for
+// itself, which is what makes a row's bits independent of the batch; "one chain" does not, and says what that
+// costs.
 //   gemm_bench [rows outputs columns]     columns a multiple of 64; without: 4096^3 and gpt-oss-20b's shapes
 #include <algorithm>
 #include <cmath>
@@ -13,6 +14,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/ops/packed.h"
 #include "backend/cuda/ops/wide.h"
+#include "backend/cuda/tuned.h"
 #ifdef MILLRACE_HAS_CUBLAS
 #include <cublas_v2.h>
 #endif
@@ -41,8 +43,8 @@ struct Gemm {
   DeviceBuffer weights{static_cast<size_t>(outputs * cols) * 2, "weights"},
       x{static_cast<size_t>(rows * cols) * 4, "x"}, x_bf16{static_cast<size_t>(rows * cols) * 2, "x"},
       operand{wide_rows_bytes(rows, cols), "operand"}, tiles,
-      ours{static_cast<size_t>(rows * outputs) * 4, "y"},
-      theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
+      ours{static_cast<size_t>(rows * outputs) * 4, "y"}, first{static_cast<size_t>(rows * outputs) * 4, "y"},
+      count{8, "a count"}, theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
   PackedMatrix packed = packed_shape(DType::kBF16, outputs, cols);
 
   Gemm(int64_t m, int64_t n, int64_t k) : rows(m), outputs(n), cols(k) {
@@ -69,12 +71,25 @@ struct Gemm {
     op.to = {operand.as<uint8_t>()};
     launch_wide_round(op, stream.get());
   }
-  void multiply() {
+  void multiply(WideItems items, const DeviceBuffer& out) {
     WideLinear op;
-    op.parts[op.num_parts++] = {packed, nullptr, ours.as<float>()};
+    op.parts[op.num_parts++] = {packed, nullptr, out.as<float>()};
     op.x = {operand.as<uint8_t>()};
     op.rows = rows;
+    op.items = items;
     launch_wide_linear(op, stream.get());
+  }
+  // Outputs of `items`, poisoned before, that differ from those of the built-in choice.
+  uint64_t differing(WideItems items) {
+    MILLRACE_CUDA_TRY(cudaMemsetAsync(ours.as<void>(), 0xff, ours.bytes(), stream.get()));
+    MILLRACE_CUDA_TRY(cudaMemsetAsync(count.as<void>(), 0, 8, stream.get()));
+    multiply(items, ours);
+    launch_count_differences(ours.as<void>(), first.as<void>(), rows * outputs, count.as<uint64_t>(),
+                             stream.get());
+    stream.synchronize();
+    uint64_t differ = 0;
+    MILLRACE_CUDA_TRY(cudaMemcpy(&differ, count.as<void>(), 8, cudaMemcpyDeviceToHost));
+    return differ;
   }
 
   // Of ten launches, in microseconds each.
@@ -106,27 +121,39 @@ struct Gemm {
   }
 
   void run(const std::function<void(Gemm&)>& library) {
-    std::vector<double> mine, other;
+    std::vector<ItemsName> ways;
+    for (const ItemsName& way : wide_candidates()) {
+      if (has_wgmma() ? fits_items(way.items, PackedFormat::kBf16, packed.pairs)
+                      : way.items == WideItems::kDefault)
+        ways.push_back(way);
+    }
+    if (has_wgmma()) ways.push_back({WideItems::kLoose, "128x256, one chain"});
     round();
-    for (int i = 0; i < 12; ++i) {
-      mine.push_back(time([&] { multiply(); }));
+    multiply(WideItems::kDefault, first);
+    std::vector<std::vector<double>> mine(ways.size());
+    std::vector<double> other;
+    for (int i = 0; i < 7; ++i) {
+      for (size_t w = 0; w < ways.size(); ++w)
+        mine[w].push_back(time([&] { multiply(ways[w].items, ours); }));
       if (library) other.push_back(time([&] { library(*this); }));
     }
-    const double rounding = time([&] { round(); });
     const auto median = [](std::vector<double>& v) {
       std::sort(v.begin(), v.end());
       return v.empty() ? 0.0 : v[v.size() / 2];
     };
     const double flops = 2.0 * static_cast<double>(rows) * static_cast<double>(outputs * cols);
-    const double us = median(mine), theirs_us = median(other);
-    std::printf("%6lld x %6lld x %6lld: %8.1f us, %6.1f TFLOP/s (rows rounded in %.1f us)",
-                static_cast<long long>(rows), static_cast<long long>(outputs), static_cast<long long>(cols),
-                us, flops / us / 1e6, rounding);
-    if (library) {
-      std::printf("; cuBLAS %8.1f us, %6.1f TFLOP/s: %.0f%% of it; apart %.1e", theirs_us,
-                  flops / theirs_us / 1e6, 100 * theirs_us / us, difference());
+    const double theirs_us = median(other);
+    std::printf("%lld x %lld x %lld", static_cast<long long>(rows), static_cast<long long>(outputs),
+                static_cast<long long>(cols));
+    if (library) std::printf(": cuBLAS %.1f us, %.1f TFLOP/s", theirs_us, flops / theirs_us / 1e6);
+    std::printf("; rows rounded in %.1f us\n", time([&] { round(); }));
+    for (size_t w = 0; w < ways.size(); ++w) {
+      const double us = median(mine[w]);
+      const uint64_t differ = differing(ways[w].items);
+      std::printf("  %-24s %8.1f us, %6.1f TFLOP/s", std::string(ways[w].name).c_str(), us, flops / us / 1e6);
+      if (library) std::printf(", %3.0f%% of cuBLAS, apart %.1e", 100 * theirs_us / us, difference());
+      std::printf(differ == 0 ? "\n" : ", %llu outputs differ\n", static_cast<unsigned long long>(differ));
     }
-    std::printf("\n");
   }
 };
 
@@ -168,8 +195,9 @@ int main(int argc, char** argv) {
     Gemm(m, n, k).run(library);
     return 0;
   }
-  const int64_t shapes[][3] = {{4096, 4096, 4096}, {2048, 5120, 2880}, {2048, 2880, 4096},
-                               {8192, 5120, 2880}, {8192, 2880, 4096}, {128, 201088, 2880}};
+  const int64_t shapes[][3] = {{4096, 4096, 4096}, {512, 5120, 2880},  {512, 2880, 4096},  {2048, 5120, 2880},
+                               {2048, 2880, 4096}, {4096, 5120, 2880}, {4096, 2880, 4096}, {8192, 5120, 2880},
+                               {8192, 2880, 4096}, {128, 201088, 2880}};
   for (const auto& s : shapes) Gemm(s[0], s[1], s[2]).run(library);
 #ifdef MILLRACE_HAS_CUBLAS
   cublasDestroy(handle);

@@ -15,5 +15,6 @@ void add_bench(CommandLine& line);
 void add_synth(CommandLine& line);
 void add_quantize(CommandLine& line);
 void add_serve(CommandLine& line);
+void add_tune(CommandLine& line);
 
 }  // namespace millrace::cli

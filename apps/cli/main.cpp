@@ -54,6 +54,7 @@ int run_command_line(int argc, char** argv) {
   add_bench(line);
   add_synth(line);
   add_quantize(line);
+  add_tune(line);
   return line.parse(argc, argv)();
 }
 

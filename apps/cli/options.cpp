@@ -47,7 +47,7 @@ void add_device_options(Command& command, ModelOptions& options) {
 }
 
 void tell_device(const std::string& note) {
-  if (!note.empty()) write_stderr(fmt::format("millrace: using the CPU: {}\n", note));
+  if (!note.empty()) write_stderr(fmt::format("millrace: {}\n", note));
 }
 
 void add_quantize_option(Command& command, ModelOptions& options) {

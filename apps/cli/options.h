@@ -26,7 +26,8 @@ struct ModelOptions {
 void add_model_path(Command& command, ModelOptions& options);
 void add_device_options(Command& command,
                         ModelOptions& options);  // --device --gpu-memory --threads --ctx --kv-type --lock
-// "auto" did not find a GPU: says so and why, if there is anything to say.
+// What there is to say of the device, if anything: "auto" did not find a GPU and why, a tuning file is not
+// used.
 void tell_device(const std::string& note);
 void add_quantize_option(Command& command, ModelOptions& options);  // --quantize --budget --sample
 // What --quantize auto chose and what that costs, on standard error.

@@ -67,8 +67,9 @@ struct EngineOptions {
 
 struct ModelInfo {
   std::string name = {}, architecture = {}, device = {};
-  std::string device_note =
-      {};  // of the device auto: why it is not a GPU; empty when it is, or the build knows none
+  // What there is to say of the device: why auto is not a GPU, why a tuning file is not used. Most often
+  // nothing.
+  std::string device_note = {};
   int32_t vocab = 0;
   int32_t context = 0;  // of this engine
   int32_t trained_context = 0;

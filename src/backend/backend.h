@@ -33,6 +33,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/tuning.h"
 #include "base/paging.h"
 #include "base/sampling_math.h"
 #include "base/topology.h"
@@ -299,6 +300,14 @@ class Backend {
 
   virtual size_t workspace_bytes(const ExecutorSpec& spec) const = 0;  // of an executor, without the KV pools
   virtual std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) = 0;
+
+  // Variants of kernels, where there are any to choose from (tuning.h). use_tuned throws Error{kBadInput} for
+  // a table with names it does not know; before the first executor is made.
+  virtual std::optional<TuneTarget> tune_target() const { return std::nullopt; }
+  virtual void use_tuned(const TuneTable& /*table*/) {}
+  virtual TuneTable tune(std::span<const TuneShape> /*shapes*/, const TuneProgress& /*progress*/) {
+    throw Error(ErrorCode::kUnsupported, "this device has no kernels to choose from");
+  }
 
   // Runs body(begin, end) over [0, count) on the device's host threads: loading, measuring bandwidth.
   virtual void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) = 0;

@@ -424,7 +424,7 @@ TEST_P(Conformance, Experts) {
       const LinearPair gate(pair, random, type(), inner, hidden, gpt_oss, kExperts),
           up(pair, random, type(), inner, hidden, gpt_oss, kExperts),
           down(pair, random, type(), hidden, inner, gpt_oss, kExperts),
-          router(pair, random, DType::kF32, kExperts, hidden, gpt_oss);
+          router(pair, random, gpt_oss ? DType::kBF16 : DType::kF32, kExperts, hidden, gpt_oss);
       const OwnedTensor ones = random_vector(random, hidden, 1.0f, 0.0f);
       const auto [norm_want, norm_got] = pair.load(ones, WeightUse::kVector);
       Flat flat(kTokens);

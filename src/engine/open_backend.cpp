@@ -18,16 +18,21 @@ BackendOptions backend_options(const RuntimeOptions& options) {
 ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& config,
                            const RuntimeOptions& options) {
   const BackendOptions wanted = backend_options(options);
-  if (options.device != "auto") return {make_backend(options.device, wanted), ""};
+  if (options.device != "auto") {
+    std::unique_ptr<Backend> named = make_backend(options.device, wanted);
+    std::string note = load_tuning(*named);
+    return {std::move(named), std::move(note)};
+  }
   std::unique_ptr<Backend> gpu;
   try {
     gpu = make_backend("cuda", wanted);
     runtime_spec(checkpoint, config, *gpu, options);
-    return {std::move(gpu), ""};
+    std::string note = load_tuning(*gpu);
+    return {std::move(gpu), std::move(note)};
   } catch (const Error& error) {
     const bool built_without = !gpu && error.code() == ErrorCode::kUnsupported;
     if (error.code() == ErrorCode::kBadInput) throw;
-    return {make_backend("cpu", wanted), built_without ? "" : error.what()};
+    return {make_backend("cpu", wanted), built_without ? "" : fmt::format("using the CPU: {}", error.what())};
   }
 }
 

@@ -210,7 +210,7 @@ void check_context(const ModelConfig& config, const Backend& backend, const Runt
 
 struct ChosenBackend {
   std::unique_ptr<Backend> backend;
-  std::string note;  // of auto: why it is not a GPU; empty when it is, or when the build knows none
+  std::string note;  // ModelInfo::device_note
 };
 // The device that the options name.
 ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& config,

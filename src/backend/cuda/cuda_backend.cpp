@@ -5,6 +5,8 @@
 #include "backend/cuda/cuda_executor.h"
 #include "backend/cuda/cuda_weight.h"
 #include "backend/cuda/device.h"
+#include "backend/cuda/tune.h"
+#include "backend/cuda/tuned.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 
@@ -21,8 +23,8 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   std::string description() const override {
     constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-    return fmt::format("cuda, {}, {}, {:.1f} GiB", device_.name, device_.architecture,
-                       static_cast<double>(device_.memory_bytes) / kGiB);
+    return fmt::format("cuda, {}, {}, {:.1f} GiB{}", device_.name, device_.architecture,
+                       static_cast<double>(device_.memory_bytes) / kGiB, tuned_ ? ", tuned" : "");
   }
   std::string_view isa() const override { return device_.architecture; }
   int threads() const override { return pool_.size(); }
@@ -53,6 +55,19 @@ class CudaBackend final : public Backend {
     return cuda::make_cuda_executor(spec);
   }
 
+  std::optional<TuneTarget> tune_target() const override {
+    return TuneTarget{device_.name, cuda::driver_version(),
+                      fmt::format("CUDA {}, kernels {}", cuda::runtime_version(), cuda::kKernelRevision)};
+  }
+  void use_tuned(const TuneTable& table) override {
+    cuda::use_tuned(cuda::Tuned(table));
+    tuned_ = !table.entries.empty();
+  }
+  TuneTable tune(std::span<const TuneShape> shapes, const TuneProgress& progress) override {
+    cuda::use_tuned({});  // the first candidate is the built-in choice
+    return cuda::tune_kernels(*tune_target(), shapes, progress);
+  }
+
   void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override {
     const int64_t chunk = count / (int64_t{pool_.size()} * 4) + 1;  // a few chunks each, to even out
     pool_.parallel_for(count, chunk, [&](int64_t begin, int64_t end, int) { body(begin, end); });
@@ -63,6 +78,7 @@ class CudaBackend final : public Backend {
   size_t own_memory_;
   ThreadPool pool_;
   cuda::WeightUploader uploader_;
+  bool tuned_ = false;
 };
 
 }  // namespace

@@ -52,6 +52,14 @@ int64_t expert_rows_of(const TensorView& view) {
   return experts_of(view) == 0 ? 0 : view.rows() / experts_of(view);
 }
 
+// Routers are small, and their scores decide: they are kept exact. (A matrix as small that is none costs
+// little.)
+constexpr int64_t kFewRows = 256;
+bool keeps_floats(const TensorView& view, WeightUse use) {
+  return use == WeightUse::kMatrix && view.rank == 2 && view.rows() <= kFewRows &&
+         (view.type == DType::kF16 || view.type == DType::kBF16);
+}
+
 size_t packed_bytes(const TensorView& view) {
   const PackedMatrix shape = packed_shape(view.type, expert_rows_of(view), view.cols());
   return static_cast<size_t>(experts_of(view)) * static_cast<size_t>(shape.tiles_per_expert) *
@@ -62,9 +70,11 @@ size_t packed_bytes(const TensorView& view) {
 
 size_t device_weight_bytes(const TensorView& view, WeightUse use) {
   if (use == WeightUse::kVector) return static_cast<size_t>(view.elements()) * sizeof(float);
-  if (packed_format(view.type, view.cols()) != PackedFormat::kNone) return packed_bytes(view);
+  const size_t floats =
+      keeps_floats(view, use) ? static_cast<size_t>(view.elements()) * sizeof(float) : size_t{0};
+  if (packed_format(view.type, view.cols()) != PackedFormat::kNone) return packed_bytes(view) + floats;
   const ScaleShape scales = has_scale_grid(view.type) ? scale_shape(view) : ScaleShape{};
-  return view.bytes() + static_cast<size_t>(scales.rows) * scales.row_bytes;
+  return view.bytes() + static_cast<size_t>(scales.rows) * scales.row_bytes + floats;
 }
 
 WeightUploader::WeightUploader() : staging_(2 * kHalfBytes, "the upload buffer") {}
@@ -76,13 +86,14 @@ WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
   weight->cols = view.cols();
   weight->rows = expert_rows_of(view);
   if (use == WeightUse::kVector) {
-    upload_vector(view, *weight);
+    weight->values = upload_floats(view);
   } else if (packed_format(view.type, view.cols()) != PackedFormat::kNone) {
     upload_packed(view, *weight);
   } else {
     upload_matrix(view, *weight);
     if (has_scale_grid(view.type) && view.scales.data != nullptr) upload_scales(view, *weight);
   }
+  if (keeps_floats(view, use)) weight->floats = upload_floats(view);
   stream_.synchronize();
   return weight;
 }
@@ -169,13 +180,14 @@ void WeightUploader::upload_scales(const TensorView& view, CudaWeight& weight) {
   weight.matrix.scales_per_row = shape.per_row;
 }
 
-void WeightUploader::upload_vector(const TensorView& view, CudaWeight& weight) {
+DeviceBuffer WeightUploader::upload_floats(const TensorView& view) {
   std::vector<float> values(static_cast<size_t>(view.elements()));
   for (int64_t r = 0; r < view.rows(); ++r) quant::dequantize_row(view, r, values.data() + r * view.cols());
   const size_t bytes = values.size() * sizeof(float);
-  weight.values = DeviceBuffer(bytes, view.name.c_str());
+  DeviceBuffer buffer(bytes, view.name.c_str());
   const auto* source = reinterpret_cast<const std::byte*>(values.data());
-  copy_rows(source, 1, bytes, static_cast<int64_t>(bytes), weight.values.as<void>());
+  copy_rows(source, 1, bytes, static_cast<int64_t>(bytes), buffer.as<void>());
+  return buffer;
 }
 
 void WeightUploader::copy_rows(const std::byte* source, int64_t rows, size_t row_bytes, int64_t stride,

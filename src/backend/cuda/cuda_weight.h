@@ -13,10 +13,16 @@ namespace millrace::cuda {
 struct CudaWeight final : Weight {
   DeviceBuffer values;  // matrices: tiles (packed.h) or the file's encoding, rows packed; vectors: float32
   DeviceBuffer scale_grid;  // scales that lie beside the values
+  DeviceBuffer floats;      // 16-bit matrices of few rows, as float32 too: the router's kernels read those
   DeviceMatrix matrix;      // matrices: the shape and type; in the file's encoding points into the two above
   PackedMatrix packed;      // matrices in tiles; format kNone else
 
   const float* vector() const { return values.as<const float>(); }
+  // A matrix's rows as float32, or null.
+  const float* float_rows() const {
+    return packed.format == PackedFormat::kNone && matrix.type == DType::kF32 ? values.as<const float>()
+                                                                              : floats.as<const float>();
+  }
 };
 
 inline const CudaWeight& own(const Weight& weight) { return static_cast<const CudaWeight&>(weight); }
@@ -43,7 +49,7 @@ class WeightUploader {
   void repack_rows(const TensorView& view, const DeviceMatrix& grid, int64_t first, int64_t count,
                    uint8_t* tiles);
   void upload_scales(const TensorView& view, CudaWeight& weight);
-  void upload_vector(const TensorView& view, CudaWeight& weight);
+  DeviceBuffer upload_floats(const TensorView& view);
 
   Stream stream_;
   PinnedBuffer staging_;

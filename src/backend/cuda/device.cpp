@@ -128,6 +128,17 @@ void use_device() {
   current = wanted;
 }
 
+std::string driver_version() {
+  int version = 0;
+  MILLRACE_CUDA_TRY(cudaDriverGetVersion(&version));
+  return version_text(version);
+}
+std::string runtime_version() {
+  int version = 0;
+  MILLRACE_CUDA_TRY(cudaRuntimeGetVersion(&version));
+  return version_text(version);
+}
+
 DeviceInfo open_device(int gpu) {
   const int count = check_driver();
   if (gpu >= count) {

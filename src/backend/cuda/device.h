@@ -99,6 +99,10 @@ DeviceInfo open_device(int gpu);
 // Makes it current on the calling thread too: every thread begins with GPU 0.
 void use_device();
 
+// "13.0": of the CUDA that the driver is for, and that this binary was built with.
+std::string driver_version();
+std::string runtime_version();
+
 // Multiprocessors of the current device.
 int multiprocessors();
 // Whether it has bulk copies, barriers that count bytes, clusters and programmatic launches (9.0 and later).

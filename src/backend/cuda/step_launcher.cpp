@@ -291,7 +291,7 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
 
 StreamRoute StepLauncher::stream_route(const Route& op) const {
   StreamRoute route;
-  route.router = own(*op.router.weight).values.as<const float>();
+  route.router = own(*op.router.weight).float_rows();
   route.bias = vector_of(op.router.bias);
   route.x = w_.residual.as<const float>();
   route.norm_weight = vector_of(op.norm.weight);
@@ -310,7 +310,7 @@ bool StepLauncher::routes_by_stream(const Route& op) const {
   const CudaWeight& router = own(*op.router.weight);
   MILLRACE_CHECK(router.rows == spec_.experts && router.cols == spec_.hidden);
   const size_t shared_bytes = size_t{5} * static_cast<size_t>(spec_.hidden) * sizeof(float);
-  return has_bulk_copies() && router.matrix.type == DType::kF32 && spec_.hidden % 32 == 0 &&
+  return has_bulk_copies() && router.float_rows() != nullptr && spec_.hidden % 32 == 0 &&
          shared_bytes <= 200 * 1024;
 }
 

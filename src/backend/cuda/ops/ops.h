@@ -159,4 +159,8 @@ void launch_argmax(const float* logits, int64_t rows, int64_t vocab, void* candi
                    cudaStream_t stream);
 size_t argmax_candidates_bytes(int64_t rows);
 
+// Adds to *count how many of `words` words differ: for comparing what two kernels wrote.
+void launch_count_differences(const void* a, const void* b, int64_t words, uint64_t* count,
+                              cudaStream_t stream);
+
 }  // namespace millrace::cuda

@@ -28,8 +28,10 @@ struct StreamLinear {
   const float* norm_weight = nullptr;    // [cols] or null
   float eps = 0.0f;
   int32_t tokens = 0;
-  bool add = false;  // to out
+  bool add = false;         // to out
+  uint32_t ring_bytes = 0;  // of a stream of many tiles; 0: what is tuned (tuned.h) or, else, built in
 };
+bool streams_many(const StreamLinear& op);  // ring_bytes counts
 void launch_stream_linear(const StreamLinear& op, cudaStream_t stream);
 
 // scores[t, e] = router[e, :] . norm(x[t, :]) + bias[e]; also keeps the normed rows, as float32 [tokens,

@@ -14,6 +14,7 @@
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ops/tile_format.cuh"
 #include "backend/cuda/ops/tile_stream.cuh"
+#include "backend/cuda/tuned.h"
 
 namespace millrace::cuda {
 namespace {
@@ -214,7 +215,7 @@ struct Plan {
   int32_t parts = 1;
 };
 // For so many tiles of a CTA.
-Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles) {
+Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, uint32_t deep_bytes = kDeepBytes) {
   Plan plan;
   plan.parts = w.tile_bytes > kHugeTile ? 4 : w.tile_bytes > kLargeTile ? 2 : 1;
   const uint32_t rows_bytes = static_cast<uint32_t>(tokens) * row_stride(w.pairs);
@@ -222,7 +223,7 @@ Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles) {
       kRoundTiles * kSegments * kTileRows * static_cast<uint32_t>(tokens) * sizeof(float);
   const auto piece = static_cast<uint32_t>(part_pairs(w.pairs, plan.parts)) * pair_bytes(w.format);
   plan.shape = stream_shape(plan.parts == 1 ? w.tile_bytes : piece, tiles * plan.parts, rows_bytes,
-                            partial_bytes, plan.parts == 1 ? kRingBytes : kPartsBytes);
+                            partial_bytes, plan.parts == 1 ? kRingBytes : kPartsBytes, deep_bytes);
   const int64_t most = std::min(kAllBytes, int64_t{most_shared_memory()});
   if (plan.parts == 1 && plan.shape.stages > 0 && tiles <= kMaxStages &&
       plan.shape.total() + (tiles - plan.shape.stages) * plan.shape.stage_bytes <= most) {
@@ -230,6 +231,12 @@ Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles) {
   }
   plan.shape.stages = plan.shape.stages / plan.parts * plan.parts;  // a stage has the same readers always
   return plan;
+}
+
+// The most that a CTA gets.
+int64_t tiles_per_cta(int64_t tiles) {
+  const int64_t ctas = tiles < multiprocessors() ? tiles : multiprocessors();
+  return (tiles + ctas - 1) / ctas;
 }
 
 }  // namespace
@@ -250,15 +257,23 @@ bool fits_streaming(const PackedMatrix& w) {
   return plan.shape.stages >= std::max(plan.parts, 2);
 }
 
+bool streams_many(const StreamLinear& op) {
+  int64_t tiles = 0;
+  for (int i = 0; i < op.num_parts; ++i) tiles += op.parts[i].w.tiles_per_expert;
+  if (tiles == 0 || !fits_streaming(op.parts[0].w)) return false;
+  const int64_t most = tiles_per_cta(tiles);
+  return most * plan_of(op.parts[0].w, op.tokens, most).parts >= kManyPieces;
+}
+
 void launch_stream_linear(const StreamLinear& op, cudaStream_t stream) {
   if (op.tokens == 0) return;
   const PackedMatrix& w = op.parts[0].w;
   Params p{op, {}, 0, static_cast<int32_t>(w.cols), w.pairs, w.tile_bytes, 1, false, false};
   for (int i = 0; i < op.num_parts; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
   if (p.total_tiles == 0) return;
-  const int64_t ctas = p.total_tiles < multiprocessors() ? p.total_tiles : multiprocessors();
-  const int64_t most = (p.total_tiles + ctas - 1) / ctas;
-  const Plan plan = plan_of(w, op.tokens, most);
+  const uint32_t ring_bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op);
+  const int64_t most = tiles_per_cta(p.total_tiles);
+  const Plan plan = plan_of(w, op.tokens, most, ring_bytes > 0 ? ring_bytes : kDeepBytes);
   p.shape = plan.shape;
   p.parts = plan.parts;
   p.whole = plan.parts == 1 && plan.shape.stages >= most;

@@ -138,7 +138,8 @@ inline constexpr int kManyPieces = 32;
 
 // As many stages as fit, at most `pieces`.
 inline StreamShape stream_shape(uint32_t piece_bytes, int64_t pieces, uint32_t rows_bytes,
-                                uint32_t partial_bytes, uint32_t ring_bytes = kRingBytes) {
+                                uint32_t partial_bytes, uint32_t ring_bytes = kRingBytes,
+                                uint32_t deep_bytes = kDeepBytes) {
   StreamShape shape;
   shape.stage_bytes = (piece_bytes + 127) / 128 * 128;
   shape.rows_bytes = (rows_bytes + 15) / 16 * 16;
@@ -148,7 +149,7 @@ inline StreamShape stream_shape(uint32_t piece_bytes, int64_t pieces, uint32_t r
     limit = limit < most_shared_memory() ? limit : most_shared_memory();
     return limit < fixed || !has_bulk_copies() ? 0 : int64_t{(limit - fixed) / shape.stage_bytes};
   };
-  int64_t stages = fit(pieces >= kManyPieces ? kDeepBytes : ring_bytes);
+  int64_t stages = fit(pieces >= kManyPieces ? deep_bytes : ring_bytes);
   if (fit(kWholeBytes) >= pieces) stages = pieces;
   if (stages < 2) stages = fit(kMostBytes);
   stages = stages < pieces ? stages : pieces;

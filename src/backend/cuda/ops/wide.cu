@@ -13,6 +13,7 @@
 #include "backend/cuda/ops/wide.h"
 #include "backend/cuda/ptx/async_copy.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
+#include "backend/cuda/tuned.h"
 
 namespace millrace::cuda {
 namespace {
@@ -418,8 +419,10 @@ void launch_wide_round(const WideRound& op, cudaStream_t stream) {
                    kRoundThreads, 0, stream, op, has_wgmma());
 }
 
-void launch_wide_linear(const WideLinear& op, cudaStream_t stream) {
-  if (op.rows == 0) return;
+void launch_wide_linear(const WideLinear& wanted, cudaStream_t stream) {
+  if (wanted.rows == 0) return;
+  WideLinear op = wanted;
+  if (op.items == WideItems::kDefault) op.items = tuned_items(op);
   WideParams p{};
   p.num_parts = op.num_parts;
   for (int i = 0; i < op.num_parts; ++i) {

@@ -427,18 +427,31 @@ void launch_linear_as(const WgmmaLinear& linear, cudaStream_t stream) {
 
 // Which items: 128 outputs x 128 rows, or smaller ones where that leaves SMs idle. What a stage of each
 // takes, in cycles, some of it latency; rounds of items make up the rest.
-template <PackedFormat kFormat>
-void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream) {
-  WgmmaLinear p = wgmma_linear(op);
+inline WideItems fewest_rounds(WgmmaLinear p) {
   const auto rounds = [&](int64_t items) { return divide_up(items, multiprocessors()); };
   p.item_rows = kWgmmaRows;
   const int64_t small = 220 * rounds(p.items<64>());
   p.item_rows = 2 * kWgmmaRows;
   const int64_t half = (p.rows > kWgmmaRows ? 320 : 220) * rounds(p.items<64>());
   const int64_t whole = (p.rows > kWgmmaRows ? 560 : 320) * rounds(p.items<128>());
-  if (whole <= half && whole <= small) return launch_linear_as<kFormat, 2>(p, stream);
-  if (small < half) p.item_rows = kWgmmaRows;
-  launch_linear_as<kFormat, 1>(p, stream);
+  if (whole <= half && whole <= small) return WideItems::kWhole;
+  return small < half ? WideItems::kSmall : WideItems::kHalf;
+}
+
+template <PackedFormat kFormat>
+void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream) {
+  WgmmaLinear p = wgmma_linear(op);
+  const WideItems items = op.items == WideItems::kDefault ? fewest_rounds(p) : op.items;
+  p.item_rows = items == WideItems::kSmall ? kWgmmaRows : 2 * kWgmmaRows;
+  switch (items) {
+    case WideItems::kWhole:
+      return launch_linear_as<kFormat, 2>(p, stream);
+    case WideItems::kHalf:
+    case WideItems::kSmall:
+      return launch_linear_as<kFormat, 1>(p, stream);
+    default:
+      return launch_large_linear(p, kFormat, items, stream);
+  }
 }
 
 template <PackedFormat kFormat>

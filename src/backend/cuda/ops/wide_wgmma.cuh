@@ -73,6 +73,10 @@ inline WgmmaLinear wgmma_linear(const WideLinear& op) {
   return p;
 }
 
+// The large items (wide_large.cuh).
+void launch_large_linear(const WgmmaLinear& linear, PackedFormat format, WideItems items,
+                         cudaStream_t stream);
+
 template <bool kGateUp>
 struct WgmmaExperts {
   WideExperts op;

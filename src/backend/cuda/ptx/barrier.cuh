@@ -87,4 +87,31 @@ __device__ inline void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
 }
 
+// ---- barriers of a cluster's CTAs
+
+// Arrives at the barrier that CTA `cta` of the cluster has where this one has `barrier`.
+__device__ inline void barrier_arrive_at(uint64_t* barrier, uint32_t cta) {
+  MILLRACE_BULK_ASM(
+      "{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %0, %1;\n"
+      " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
+      "r"(cta)
+      : "memory");
+}
+// As barrier_wait, for one at which other CTAs arrive too.
+__device__ inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
+  uint32_t done = 1;
+  do {
+    MILLRACE_BULK_ASM(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (done == 0);
+}
+// All threads of all CTAs of the cluster.
+__device__ inline void cluster_barrier() {
+  MILLRACE_BULK_ASM("barrier.cluster.arrive;\n barrier.cluster.wait;" ::: "memory");
+}
+
 }  // namespace millrace::cuda::ptx

@@ -1,0 +1,83 @@
+// What launchers make of a tuning table. No GPU.
+#include "backend/cuda/tuned.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "base/error.h"
+
+namespace millrace::cuda {
+namespace {
+
+TuneEntry entry(std::string kernel, std::string format, int64_t outputs, int64_t cols, int64_t rows,
+                std::string choice) {
+  return {"x", {std::move(kernel), std::move(format), outputs, cols, rows}, std::move(choice), {}};
+}
+
+TEST(Tuned, NamesAreDifferent) {
+  std::set<std::string_view> names;
+  for (const ItemsName& c : wide_candidates()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
+  names.clear();
+  for (const RingName& c : ring_candidates()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
+  // The first is what runs without a table.
+  EXPECT_EQ(wide_candidates()[0].items, WideItems::kDefault);
+  EXPECT_EQ(ring_candidates()[0].bytes, 0u);
+}
+
+TEST(Tuned, AnEntryHoldsFromTheOneBeforeItOn) {
+  TuneTable table;
+  table.entries = {entry("wide_linear", "bf16", 5120, 2880, 2048, "128x256"),
+                   entry("wide_linear", "bf16", 5120, 2880, 128, "64x128"),
+                   entry("wide_linear", "q8", 5120, 2880, 128, "64x64"),
+                   entry("stream_linear", "q8", 201088, 2880, 1, "200 KB"),
+                   entry("stream_linear", "q8", 201088, 2880, 4, "231 KB")};
+  const Tuned tuned(table);
+  const auto items = [&](int64_t rows) { return tuned.items(PackedFormat::kBf16, 5120, 2880, rows); };
+  EXPECT_EQ(items(5), WideItems::kHalf);
+  EXPECT_EQ(items(128), WideItems::kHalf);
+  EXPECT_EQ(items(129), WideItems::kLarge);
+  EXPECT_EQ(items(2048), WideItems::kLarge);
+  EXPECT_EQ(items(100000), WideItems::kLarge);
+  EXPECT_EQ(tuned.items(PackedFormat::kQ8, 5120, 2880, 2048), WideItems::kSmall);
+  EXPECT_EQ(tuned.items(PackedFormat::kMx4, 5120, 2880, 128), WideItems::kDefault);
+  EXPECT_EQ(tuned.items(PackedFormat::kBf16, 5112, 2880, 128), WideItems::kDefault);
+  EXPECT_EQ(tuned.items(PackedFormat::kBf16, 5120, 4096, 128), WideItems::kDefault);
+  EXPECT_EQ(tuned.ring_bytes(PackedFormat::kQ8, 201088, 2880, 1), 200000u);
+  EXPECT_EQ(tuned.ring_bytes(PackedFormat::kQ8, 201088, 2880, 2), 231000u);
+  EXPECT_EQ(tuned.ring_bytes(PackedFormat::kQ8, 5120, 2880, 1), 0u);
+  EXPECT_TRUE(Tuned().empty());
+  EXPECT_EQ(Tuned().items(PackedFormat::kBf16, 5120, 2880, 128), WideItems::kDefault);
+}
+
+TEST(Tuned, WhatIsUnknownIsNamed) {
+  const TuneEntry bad[] = {
+      entry("wide", "bf16", 1, 64, 1, "default"),          entry("wide_linear", "bf15", 1, 64, 1, "default"),
+      entry("wide_linear", "bf16", 1, 64, 1, "129x256"),   entry("stream_linear", "q8", 1, 64, 1, "128x128"),
+      entry("wide_linear", "mx4", 1, 64, 1, "128x256"),       // has no such kernel
+      entry("wide_linear", "bf16", 1, 16384, 1, "128x256")};  // a segment does not fit
+  for (const TuneEntry& e : bad) {
+    TuneTable table;
+    table.entries = {e};
+    try {
+      const Tuned tuned(table);
+      ADD_FAILURE() << e.key.kernel << " " << e.key.format << " " << e.choice;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kBadInput);
+      EXPECT_NE(std::string(error.what()).find("the tuning of x"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Tuned, LargeItemsFitWhatTheyMay) {
+  for (const ItemsName& c : wide_candidates()) {
+    EXPECT_TRUE(fits_items(c.items, PackedFormat::kBf16, packed_pairs(2880))) << c.name;
+    EXPECT_TRUE(fits_items(c.items, PackedFormat::kBf16, packed_pairs(6144))) << c.name;
+    EXPECT_TRUE(fits_items(c.items, PackedFormat::kQ8, packed_pairs(4096))) << c.name;
+    EXPECT_EQ(fits_items(c.items, PackedFormat::kMx4, packed_pairs(2880)), c.items < WideItems::kLarge);
+    EXPECT_EQ(fits_items(c.items, PackedFormat::kBf16, packed_pairs(8192)), c.items < WideItems::kLarge);
+  }
+}
+
+}  // namespace
+}  // namespace millrace::cuda

@@ -1,0 +1,260 @@
+// Every way to cut a wide product into items gives the same bits, those of the streaming kernels, in odd
+// shapes and for any number of parts, and writes nothing else. Needs a GPU.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <optional>
+#include <random>
+
+#include "backend/cuda/device.h"
+#include "backend/cuda/ops/stream.h"
+#include "backend/cuda/ops/wide.h"
+#include "backend/cuda/tuned.h"
+#include "base/error.h"
+
+namespace millrace::cuda {
+namespace {
+
+bool no_gpu() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) != cudaSuccess || count == 0;
+}
+#define SKIP_WITHOUT_GPU() \
+  if (no_gpu()) GTEST_SKIP() << "*** no GPU: wide products were not tested on one ***"
+
+struct Case {
+  int64_t rows;
+  std::vector<int64_t> outputs;  // of the parts
+  int64_t cols;
+  bool add, bias;
+};
+
+constexpr int64_t kGuard = 4096;  // floats behind each part's outputs, which nobody may touch
+
+template <class T>
+DeviceBuffer to_device(const std::vector<T>& values) {
+  DeviceBuffer buffer(values.size() * sizeof(T), "test");
+  MILLRACE_CUDA_TRY(
+      cudaMemcpy(buffer.as<void>(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return buffer;
+}
+
+class Problem {
+ public:
+  Problem(const Case& c, DType type, uint32_t seed) : case_(c), type_(type), random_(seed) {
+    for (const int64_t outputs : c.outputs) add_part(outputs);
+    std::vector<float> x(static_cast<size_t>(c.rows * c.cols));
+    for (float& v : x) v = normal_(random_);
+    x_ = to_device(x);
+    operand_ = DeviceBuffer(wide_rows_bytes(c.rows, c.cols), "test");
+    // The rows past the last of a tile are whatever memory holds: NaN here.
+    MILLRACE_CUDA_TRY(cudaMemset(operand_.as<void>(), 0xff, operand_.bytes()));
+    WideRound round;
+    round.x = x_.as<const float>();
+    round.rows = c.rows;
+    round.cols = c.cols;
+    round.weights = packed_format(type, c.cols);
+    round.to = {operand_.as<uint8_t>()};
+    launch_wide_round(round, stream_.get());
+    size_t floats = 0;
+    for (const int64_t outputs : c.outputs) floats += static_cast<size_t>(c.rows * outputs + kGuard);
+    for (float& v : old_.emplace(floats)) v = normal_(random_);
+    old_device_ = to_device(*old_);
+  }
+
+  // What a launch leaves in the outputs and behind them, poisoned before: with NaN, or what is added to.
+  std::vector<float> wide(WideItems items) {
+    WideLinear op;
+    float* to = fresh_outputs();
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      op.parts[op.num_parts++] = {parts_[i].w, case_.bias ? parts_[i].bias.as<float>() : nullptr, to};
+      to += case_.rows * parts_[i].w.rows + kGuard;
+    }
+    op.x = {operand_.as<uint8_t>()};
+    op.rows = case_.rows;
+    op.add = case_.add;
+    op.items = items;
+    launch_wide_linear(op, stream_.get());
+    return outputs();
+  }
+  // The first rows of each part, by the streaming kernels: laid out as above.
+  std::vector<float> streamed(int64_t rows) {
+    StreamLinear op;
+    float* to = fresh_outputs();
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      op.parts[op.num_parts++] = {parts_[i].w, case_.bias ? parts_[i].bias.as<float>() : nullptr, to};
+      to += case_.rows * parts_[i].w.rows + kGuard;
+    }
+    op.x = x_.as<const float>();
+    op.tokens = static_cast<int32_t>(rows);
+    op.add = case_.add;
+    launch_stream_linear(op, stream_.get());
+    return outputs();
+  }
+  bool streams() const { return fits_streaming(parts_[0].w); }
+  PackedFormat format() const { return parts_[0].w.format; }
+  int32_t pairs() const { return parts_[0].w.pairs; }
+
+ private:
+  struct Part {
+    DeviceBuffer tiles, bias;
+    PackedMatrix w;
+  };
+  void add_part(int64_t outputs) {
+    std::vector<uint8_t> raw(static_cast<size_t>(outputs) * bytes_of(type_, case_.cols));
+    for (uint8_t& b : raw) b = static_cast<uint8_t>(random_() & 255u);
+    if (type_ == DType::kBF16) {
+      for (size_t i = 1; i < raw.size(); i += 2)  // 2^-7 to 1, of both signs
+        raw[i] = static_cast<uint8_t>((raw[i] & 0x80u) | (0x3cu + (raw[i] & 3u)));
+    } else {
+      for (size_t i = 1; i < raw.size(); i += 34) raw[i] = 0x20;  // an f16 scale near 2^-7
+    }
+    const DeviceBuffer from_buffer = to_device(raw);
+    Part part;
+    part.w = packed_shape(type_, outputs, case_.cols);
+    part.tiles = DeviceBuffer(static_cast<size_t>(part.w.tiles_per_expert) * part.w.tile_bytes, "test");
+    part.w.tiles = part.tiles.as<const uint8_t>();
+    DeviceMatrix from;
+    from.data = from_buffer.as<const uint8_t>();
+    from.rows = outputs;
+    from.cols = case_.cols;
+    from.row_bytes = static_cast<int64_t>(bytes_of(type_, case_.cols));
+    from.type = type_;
+    launch_repack(from, 0, part.w, part.tiles.as<uint8_t>(), stream_.get());
+    stream_.synchronize();
+    std::vector<float> bias(static_cast<size_t>(outputs));
+    for (float& v : bias) v = normal_(random_);
+    part.bias = to_device(bias);
+    parts_.push_back(std::move(part));
+  }
+  float* fresh_outputs() {
+    out_ = DeviceBuffer(old_->size() * sizeof(float), "test");
+    if (case_.add) {
+      MILLRACE_CUDA_TRY(
+          cudaMemcpy(out_.as<void>(), old_device_.as<void>(), out_.bytes(), cudaMemcpyDeviceToDevice));
+    } else {
+      MILLRACE_CUDA_TRY(cudaMemset(out_.as<void>(), 0xff, out_.bytes()));
+    }
+    return out_.as<float>();
+  }
+  std::vector<float> outputs() {
+    stream_.synchronize();
+    std::vector<float> host(old_->size());
+    MILLRACE_CUDA_TRY(cudaMemcpy(host.data(), out_.as<void>(), out_.bytes(), cudaMemcpyDeviceToHost));
+    return host;
+  }
+
+  Case case_;
+  DType type_;
+  std::mt19937 random_;
+  std::normal_distribution<float> normal_;
+  Stream stream_;
+  std::vector<Part> parts_;
+  DeviceBuffer x_, operand_, out_, old_device_;
+  std::optional<std::vector<float>> old_;
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b, size_t* where) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::bit_cast<uint32_t>(a[i]) == std::bit_cast<uint32_t>(b[i])) continue;
+    *where = i;
+    return false;
+  }
+  return true;
+}
+
+const Case kCases[] = {
+    {1, {8}, 32, false, false},
+    {5, {7}, 64, false, true},
+    {64, {136}, 96, true, false},
+    {65, {100, 36}, 1024, false, true},
+    {127, {128, 128, 128}, 1056, true, true},
+    {129, {257}, 2880, false, true},
+    {255, {2880}, 4096, true, false},
+    {256, {264, 520, 8}, 2880, false, true},
+    {257, {2880}, 4096, true, true},
+    {385, {1024}, 6144, false, false},
+    {513, {4096, 512, 512}, 2880, false, true},
+    {2300, {4096, 512, 512}, 2880, true, true},  // several items a CTA, two bands
+    {4500, {640}, 64, false, false},
+};
+
+class WideItemsTest : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Types, WideItemsTest, ::testing::Values(DType::kBF16, DType::kQ8_0),
+                         [](const auto& p) {
+                           return std::string(p.param == DType::kBF16 ? "bf16" : "q8_0");
+                         });
+
+TEST_P(WideItemsTest, AllGiveTheSameBits) {
+  SKIP_WITHOUT_GPU();
+  open_device(0);
+  uint32_t seed = 1;
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(fmt::format("{} rows, {} outputs of {} parts, {} columns{}{}", c.rows, c.outputs[0],
+                             c.outputs.size(), c.cols, c.add ? ", add" : "", c.bias ? ", bias" : ""));
+    Problem p(c, GetParam(), ++seed);
+    const std::vector<float> want = p.wide(WideItems::kDefault);
+    int64_t written = 0, expected = 0;
+    for (const float v : want) written += std::isnan(v) ? 0 : 1;
+    for (const int64_t n : c.outputs) expected += n * c.rows;
+    if (!c.add) {
+      EXPECT_EQ(written, expected);  // all of it, and nothing behind it
+    }
+    size_t at = 0;
+    for (const ItemsName& candidate : wide_candidates()) {
+      if (!has_wgmma() || !fits_items(candidate.items, p.format(), p.pairs())) continue;
+      for (int again = 0; again < 2; ++again)
+        ASSERT_TRUE(same_bits(want, p.wide(candidate.items), &at)) << candidate.name << " at " << at;
+    }
+    if (!p.streams()) continue;
+    const int64_t rows = std::min<int64_t>(c.rows, 4);
+    const std::vector<float> few = p.streamed(rows);
+    size_t first = 0;
+    for (const int64_t n : c.outputs) {
+      for (size_t i = first; i < first + static_cast<size_t>(rows * n); ++i)
+        ASSERT_EQ(std::bit_cast<uint32_t>(want[i]), std::bit_cast<uint32_t>(few[i])) << "streamed at " << i;
+      first += static_cast<size_t>(c.rows * n + kGuard);
+    }
+  }
+}
+
+TEST(WideItems, OneChainIsCloseToSixteen) {
+  SKIP_WITHOUT_GPU();
+  open_device(0);
+  if (!has_wgmma()) GTEST_SKIP() << "*** no warpgroup instructions: one chain was not tested ***";
+  for (const Case& c : kCases) {
+    Problem p(c, DType::kBF16, 77);
+    const std::vector<float> want = p.wide(WideItems::kDefault), got = p.wide(WideItems::kLoose);
+    double error = 0, size = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      ASSERT_EQ(std::isnan(want[i]), std::isnan(got[i])) << i;
+      if (std::isnan(want[i])) continue;
+      error += (double{want[i]} - got[i]) * (double{want[i]} - got[i]);
+      size += double{want[i]} * want[i];
+    }
+    EXPECT_LE(std::sqrt(error), 1e-5 * std::sqrt(size)) << c.rows << " rows, " << c.cols << " columns";
+  }
+}
+
+// Also what a table that says so launches.
+TEST(WideItems, ATableChooses) {
+  SKIP_WITHOUT_GPU();
+  open_device(0);
+  const Case c{300, {520}, 2880, false, true};
+  Problem p(c, DType::kBF16, 3);
+  const std::vector<float> want = p.wide(WideItems::kDefault);
+  for (const ItemsName& candidate : wide_candidates()) {
+    if (!has_wgmma() || !fits_items(candidate.items, p.format(), p.pairs())) continue;
+    TuneTable table;
+    table.entries.push_back(
+        {"x", {std::string(kWideKernel), "bf16", 520, 2880, 512}, std::string(candidate.name), {}});
+    use_tuned(Tuned(table));
+    size_t at = 0;
+    EXPECT_TRUE(same_bits(want, p.wide(WideItems::kDefault), &at)) << candidate.name << " at " << at;
+  }
+  use_tuned({});
+}
+
+}  // namespace
+}  // namespace millrace::cuda

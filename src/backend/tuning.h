@@ -1,0 +1,82 @@
+// Which variant of a kernel a device uses for a shape, as a table that a person can read: what was timed, how
+// long each took, what was chosen. All variants give the same bits, so a table can only make things slow.
+//
+// A table is made by `millrace tune`, once for a GPU and a build, and kept in a file of the user's cache
+// directory; opening a device reads it (load_tuning) and never times anything.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tensor/dtype.h"
+
+namespace millrace {
+
+class Backend;
+
+// For what a table holds. Of another driver or build its times say nothing.
+struct TuneTarget {
+  std::string device;  // "NVIDIA H200"
+  std::string driver;  // "13.0"
+  std::string build;   // "CUDA 13.0, kernels 1"
+  bool operator==(const TuneTarget&) const = default;
+};
+
+// Matrices that a model multiplies the same rows with, together.
+struct TuneShape {
+  struct Part {
+    DType type;
+    int64_t outputs;
+  };
+  std::string what;  // "q, k, v"
+  std::vector<Part> parts;
+  int64_t cols = 0;
+  bool add = false;       // to what is there
+  int64_t most_rows = 0;  // at once
+};
+
+struct TuneKey {
+  std::string kernel, format;     // "wide_linear", "bf16"
+  int64_t outputs = 0, cols = 0;  // of all parts
+  int64_t rows = 0;               // and fewer, down to the entry before
+  bool operator==(const TuneKey&) const = default;
+};
+struct TuneTime {
+  std::string candidate;
+  double us = 0.0;
+};
+struct TuneEntry {
+  std::string what;
+  TuneKey key;
+  std::string choice;
+  std::vector<TuneTime> times;
+};
+struct TuneTable {
+  TuneTarget target;
+  std::vector<TuneEntry> entries;
+};
+
+// Called with each entry as it is made.
+using TuneProgress = std::function<void(const TuneEntry&)>;
+
+// $XDG_CACHE_HOME/millrace/tune-nvidia_h200-13.0.json, or under ~/.cache. Throws Error{kBadInput} where
+// neither directory is known.
+std::string tune_file(const TuneTarget& target);
+
+std::string tune_text(const TuneTable& table);  // JSON
+// Throws Error{kBadInput} naming the path and what is wrong.
+TuneTable parse_tune_text(const std::string& text, const std::string& path);
+
+// `made` in place of the entries of `old` with the same keys; of another target `old` counts for nothing.
+TuneTable merge_tuned(const TuneTable& old, const TuneTable& made);
+// Makes the directories too. Throws Error{kIo}.
+void write_tuned(const TuneTable& table, const std::string& path);
+
+// Gives the device the table of its file, if there is one. Returns what there is to say: nothing, or one
+// line why the file is not used; built-in choices hold then.
+std::string load_tuning(Backend& backend);
+
+}  // namespace millrace
