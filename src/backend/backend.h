@@ -33,6 +33,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/kv_types.h"
 #include "base/paging.h"
 #include "base/sampling_math.h"
 #include "base/topology.h"
@@ -208,7 +209,7 @@ struct ExecutorSpec {
   // One block of group g: [layers in group][key, value][kv_heads][16][head_dim], contiguous.
   size_t kv_block_bytes(int group) const {
     return static_cast<size_t>(kv_groups[group].num_layers) * 2 * kv_heads * kBlockTokens *
-           bytes_of(kv_type, head_dim);
+           kv_head_bytes(kv_type, head_dim);
   }
 };
 
