@@ -155,15 +155,16 @@ TEST(SameBitsDecode, WhateverTheTypes) {
 TEST(SameBitsDecode, InACacheOfFp8) {
   const DecodeModel model;
   for (Device& device : all_devices(2)) {
-    const int32_t longest = device.label.starts_with("cuda") ? 560 : 180;  // past a span of 512
-    std::vector<std::vector<int32_t>> prompts;
-    for (int s = 0; s < 6; ++s) prompts.push_back(prompt(60 + s, s == 0 ? longest : 30 + 17 * s));
+    const bool fast = device.label.starts_with("cuda");
+    std::vector<std::vector<int32_t>> prompts;  // past a span of 512 where that is cheap
+    for (int s = 0; s < (fast ? 6 : 4); ++s)
+      prompts.push_back(prompt(60 + s, fast && s == 0 ? 560 : 100 - 17 * s));
     const auto run = [&](const std::vector<int32_t>& tokens, size_t chunk, bool read_every_slot = false) {
       return alone(*device.backend, model, tokens, chunk, read_every_slot, DType::kF8E4M3);
     };
     std::vector<std::vector<float>> one_by_one;
     for (const std::vector<int32_t>& tokens : prompts) one_by_one.push_back(run(tokens, 1));
-    for (const size_t chunk : {2, 4, 5, 33, 96}) {
+    for (const size_t chunk : fast ? std::vector<size_t>{2, 4, 5, 33, 96} : std::vector<size_t>{5, 33}) {
       expect_same_bits(run(prompts[0], chunk), one_by_one[0],
                        device.label + " fp8, chunks of " + std::to_string(chunk));
       if (HasFatalFailure()) return;
