@@ -1,7 +1,8 @@
 // Speeds of attention on this machine's GPU: prompts in TFLOP/s (causal, half of all pairs counted; 4
 // operations per pair and dimension) with block tables in order and shuffled, single rows in TB/s of keys and
 // values. bench/attention_torch.py prints torch's in the same units.
-//   attention_bench [prompt|decode|long]   (long: one row at 32k, for a profiler)
+//   attention_bench [prompt|decode|long|fp8]   (long: one row at 32k, for a profiler; fp8: caches of bf16 and
+//                                              of fp8 in turn)
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -24,6 +25,15 @@ __global__ void fill_bf16(uint32_t* to, size_t words, uint32_t seed) {
     uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
     x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
     to[i] = (x & 0x807f807fu) | 0x3f003f00u | (x >> 9 & 0x00800080u);  // +-0.5 to 2
+  }
+}
+// Codes of one sign and scales up to 1: any byte may be either.
+__global__ void fill_fp8(uint32_t* to, size_t words, uint32_t seed) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < words;
+       i += size_t{gridDim.x} * blockDim.x) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    to[i] = (x & 0x3f3f3f3fu) | 0x40404040u;
   }
 }
 __global__ void fill_floats(float* to, size_t count, uint32_t seed) {
@@ -49,26 +59,28 @@ struct Setting {
   int32_t window;
   int32_t layers;
   bool shuffled, sinks;
+  bool fp8 = false;
 };
 
 struct Setup {
   Setting s;
   Stream stream;
   int32_t rows = s.sequences * s.tokens, blocks = blocks_for(s.context);
-  int64_t block_elements = int64_t{s.layers} * 2 * s.kv_heads * kBlockTokens * s.dim;
-  DeviceBuffer pool{static_cast<size_t>(s.sequences * blocks * block_elements) * 2, "pool"}, ints,
-      query = floats(static_cast<size_t>(rows) * static_cast<size_t>(s.heads * s.dim)),
-      key = floats(static_cast<size_t>(rows) * static_cast<size_t>(s.kv_heads * s.dim)),
-      value = floats(static_cast<size_t>(rows) * static_cast<size_t>(s.kv_heads * s.dim)),
-      out = floats(static_cast<size_t>(rows) * static_cast<size_t>(s.heads * s.dim)),
-      angles = floats(static_cast<size_t>(rows) * static_cast<size_t>(s.dim)),
-      sinks = floats(static_cast<size_t>(s.heads)), partial,
-      arrived{static_cast<size_t>(rows * s.kv_heads) * 4, "arrived"};
+  int64_t layer_elements = int64_t{2} * s.kv_heads * kBlockTokens * (s.fp8 ? s.dim + 1 : s.dim);
+  int64_t block_elements = s.layers * layer_elements;
+  DeviceBuffer pool{static_cast<size_t>(s.sequences * blocks * block_elements) * (s.fp8 ? 1 : 2), "pool"},
+      ints, query = floats(static_cast<size_t>(rows) * static_cast<size_t>(s.heads * s.dim)),
+            key = floats(static_cast<size_t>(rows) * static_cast<size_t>(s.kv_heads * s.dim)),
+            value = floats(static_cast<size_t>(rows) * static_cast<size_t>(s.kv_heads * s.dim)),
+            out = floats(static_cast<size_t>(rows) * static_cast<size_t>(s.heads * s.dim)),
+            angles = floats(static_cast<size_t>(rows) * static_cast<size_t>(s.dim)),
+            sinks = floats(static_cast<size_t>(s.heads)), partial,
+            arrived{static_cast<size_t>(rows * s.kv_heads) * 4, "arrived"};
   size_t chunks_at = 0;
   int32_t num_chunks = 0;
 
   explicit Setup(const Setting& setting) : s(setting) {
-    fill_bf16<<<2048, 256>>>(pool.as<uint32_t>(), pool.bytes() / 4, 77);
+    (s.fp8 ? fill_fp8 : fill_bf16)<<<2048, 256>>>(pool.as<uint32_t>(), pool.bytes() / 4, 77u);
     MILLRACE_CUDA_TRY(cudaMemset(arrived.as<void>(), 0, arrived.bytes()));
     std::vector<int32_t> host, table;
     for (int32_t r = 0; r < rows; ++r) host.push_back(s.context - s.tokens + r % s.tokens);
@@ -100,9 +112,9 @@ struct Setup {
     const auto* at = ints.as<const int32_t>();
     PackedAttention a;
     a.cache = {.pool = pool.as<void>(),
-               .type = DType::kBF16,
+               .type = s.fp8 ? DType::kF8E4M3 : DType::kBF16,
                .block_elements = block_elements,
-               .layer_offset = int64_t{layer % s.layers} * 2 * s.kv_heads * kBlockTokens * s.dim,
+               .layer_offset = layer % s.layers * layer_elements,
                .positions = at,
                .sequence_of = at + rows,
                .table_starts = at + 2 * rows,
@@ -134,8 +146,8 @@ void prompt(const Setting& s) {
     const int32_t seen = s.context - s.tokens + t + 1;
     pairs += s.window > 0 ? std::min(seen, s.window) : seen;
   }
-  std::printf("prompt %2d x %5d heads %d/%d dim %3d window %3d %-9s %-6s %9.1f us %7.1f TFLOP/s\n",
-              s.sequences, s.tokens, s.heads, s.kv_heads, s.dim, s.window,
+  std::printf("prompt %s %2d x %5d heads %d/%d dim %3d window %3d %-9s %-6s %9.1f us %7.1f TFLOP/s\n",
+              s.fp8 ? "fp8 " : "bf16", s.sequences, s.tokens, s.heads, s.kv_heads, s.dim, s.window,
               s.shuffled ? "shuffled" : "in order", s.sinks ? "sinks" : "", us,
               4 * pairs * s.heads * s.dim * s.sequences / us * 1e-6);
 }
@@ -148,9 +160,9 @@ void decode(const Setting& s, bool side_by_side) {
       launch_packed_attention(setup.op(l, side_by_side), setup.stream.get());
   });
   const double seen = s.window > 0 ? std::min(s.context, s.window) : s.context;
-  const double bytes = seen * s.sequences * s.kv_heads * s.dim * 4 * kLaunches;
-  std::printf("decode %3d x %5d heads %d/%d dim %3d window %3d %-12s %8.2f us a launch %6.2f TB/s\n",
-              s.sequences, s.context, s.heads, s.kv_heads, s.dim, s.window,
+  const double bytes = seen * s.sequences * s.kv_heads * (s.fp8 ? 2 * s.dim + 2 : 4 * s.dim) * kLaunches;
+  std::printf("decode %s %3d x %5d heads %d/%d dim %3d window %3d %-12s %8.2f us a launch %6.2f TB/s\n",
+              s.fp8 ? "fp8 " : "bf16", s.sequences, s.context, s.heads, s.kv_heads, s.dim, s.window,
               side_by_side ? "side by side" : "in turn", us / kLaunches, bytes / us * 1e-6);
 }
 
@@ -163,6 +175,22 @@ int main(int argc, char** argv) {
   const char* only = argc > 1 ? argv[1] : "";
   if (std::strcmp(only, "long") == 0) {
     decode({64, 8, 64, 1, 32768, 1, 0, 12, true, true}, true);
+    return 0;
+  }
+  if (std::strcmp(only, "fp8") == 0) {
+    for (const int32_t context : {1024, 8192, 32768}) {
+      for (const bool fp8 : {false, true, false, true}) {
+        decode({64, 8, 64, 1, context, 1, 0, 12, true, true, fp8}, true);
+      }
+    }
+    for (const bool fp8 : {false, true}) {
+      decode({64, 8, 64, 1, 2048, 1, 128, 12, true, true, fp8}, false);
+      decode({64, 8, 64, 128, 1024, 1, 0, 2, true, true, fp8}, false);
+      decode({32, 8, 128, 1, 32768, 1, 0, 2, true, false, fp8}, true);
+      prompt({64, 8, 64, 1, 8192, 8192, 0, 1, true, true, fp8});
+      prompt({64, 8, 64, 1, 2048, 2048, 128, 1, true, true, fp8});
+      prompt({32, 8, 128, 1, 8192, 8192, 0, 1, true, false, fp8});
+    }
     return 0;
   }
   if (std::strcmp(only, "decode") != 0) {

@@ -75,7 +75,7 @@ bool has_16_bit_matrices(const io::Checkpoint& checkpoint) {
 //     normal values is about 2.1 sigma, so the error is 2.1 / 127 / sqrt(12) = 0.5% of sigma per product;
 //   a GPU multiplies bf16 by bf16: activations are rounded, 0.16% of a value on average, and so are weights
 //     that no bf16 holds: 0.25% in all; blocks, whose scale is rounded too, are within the 0.5% above;
-//   BF16 cache: 8 bits of mantissa, 2^-9 / sqrt(3) = 0.11% per key and value;
+//   BF16 cache: 8 bits of mantissa, 2^-9 / sqrt(3) = 0.11% per key and value; fp8: 4 bits, 1.8%;
 //   float32 sums of a few hundred terms: 1e-6.
 // Errors of the 5 products of a layer add like noise; 3 sigma are allowed.
 double bound(const Runtime& runtime, const std::string& device, DType kv_type) {
@@ -86,6 +86,7 @@ double bound(const Runtime& runtime, const std::string& device, DType kv_type) {
     noise += 0.0025;
   }
   if (kv_type == DType::kBF16) noise += 0.0011;
+  if (kv_type == DType::kF8E4M3) noise += 0.018;
   return 3 * noise * std::sqrt(5.0 * runtime.config().layers + 1);
 }
 
@@ -154,7 +155,7 @@ TEST_P(Golden, DeviceAgreesWithTransformers) {
   const golden::Model model = golden::load_model(GetParam());
   for (const std::string& device : devices()) {
     for (const std::string& path : model.paths) {
-      for (const DType kv_type : {DType::kF32, DType::kBF16}) {
+      for (const DType kv_type : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
         SCOPED_TRACE(device + " " + path + " kv " + std::string(info(kv_type).name));
         const auto runtime = Runtime::open(path, options_for(device, kv_type));
         const std::vector<double> errors = row_errors(*runtime, model);

@@ -19,13 +19,13 @@ namespace {
 
 class Rig {
  public:
-  Rig(const std::string& path, const std::string& device)
+  Rig(const std::string& path, const std::string& device, std::optional<DType> kv_type)
       : checkpoint_(io::Checkpoint::open(path)), backend_(make_backend(device, {.threads = 2})) {
     ExecutorLimits limits;
     limits.max_tokens = 96;
     limits.max_context = 512;
     limits.sequences = 3;
-    limits.kv_type = backend_->default_kv_type();
+    limits.kv_type = kv_type.value_or(backend_->default_kv_type());
     spec_ = make_executor_spec(read_config(checkpoint_), limits);
     for (KvGroupSpec& group : spec_.kv_groups) group.num_blocks += 40;  // room to remember tails in
     model_ = Model::load(checkpoint_, *backend_);
@@ -92,9 +92,10 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-void test_all_ways(const std::string& path, const std::string& device) {
-  SCOPED_TRACE(path + " on " + device);
-  Rig rig(path, device);
+void test_all_ways(const std::string& path, const std::string& device,
+                   std::optional<DType> kv_type = std::nullopt) {
+  SCOPED_TRACE(path + " on " + device + (kv_type ? " cache " + std::string(info(*kv_type).name) : ""));
+  Rig rig(path, device, kv_type);
   std::mt19937 random(3);
   std::vector<int32_t> tokens(300);
   for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(rig.vocab()));
@@ -172,6 +173,9 @@ TEST(KvCache, EveryWayBackGivesTheSameBits) {
   for (const char* model : {"gpt-oss-w32", "gpt-oss-w128", "mistral", "llama3"}) {
     for (const std::string& device : devices) {
       test_all_ways(std::string("tests/golden/models/") + model + "/model.gguf", device);
+      if (device != "reference") {  // which has blocks of f32 only
+        test_all_ways(std::string("tests/golden/models/") + model + "/model.gguf", device, DType::kF8E4M3);
+      }
     }
   }
 }

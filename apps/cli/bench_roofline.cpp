@@ -126,7 +126,7 @@ class MeteredExecutor final : public ForwardingExecutor {
 
   double kv_bytes_per_token() const {
     const ExecutorSpec& spec = meter_->runtime().spec();
-    return 2.0 * spec.kv_heads * static_cast<double>(bytes_of(spec.kv_type, spec.head_dim));
+    return 2.0 * spec.kv_heads * static_cast<double>(kv_head_bytes(spec.kv_type, spec.head_dim));
   }
 
   std::shared_ptr<OpMeter> meter_;

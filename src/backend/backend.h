@@ -33,6 +33,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/kv_types.h"
 #include "backend/tuning.h"
 #include "base/paging.h"
 #include "base/sampling_math.h"
@@ -209,7 +210,7 @@ struct ExecutorSpec {
   // One block of group g: [layers in group][key, value][kv_heads][16][head_dim], contiguous.
   size_t kv_block_bytes(int group) const {
     return static_cast<size_t>(kv_groups[group].num_layers) * 2 * kv_heads * kBlockTokens *
-           bytes_of(kv_type, head_dim);
+           kv_head_bytes(kv_type, head_dim);
   }
 };
 
@@ -257,11 +258,12 @@ class Executor {
   }
 
   // The bytes of one KV block (spec.kv_block_bytes(group)), for the cache's tiers and copy-on-write. Not
-  // during a step; in order with the steps before and after. read_block has filled `to` on return,
-  // write_block has consumed `from`.
+  // during a step; in order with the steps before and after, whenever the bytes move. read_block has filled
+  // `to` when finish_reads() returns, and `to` must be there until then; write_block has consumed `from`.
   virtual void read_block(int group, int32_t block, std::span<std::byte> to) = 0;
   virtual void write_block(int group, int32_t block, std::span<const std::byte> from) = 0;
   virtual void copy_block(int group, int32_t from, int32_t to) = 0;
+  virtual void finish_reads() {}
 
   // For the conformance suite: a slot as float32 [rows, columns], in and out.
   virtual std::vector<float> read_slot(Slot slot) = 0;

@@ -583,13 +583,15 @@ void compare_attention(Backend& device, const AttentionCase& c, const std::strin
 
 TEST(Attention, MatchesReference) {
   const AttentionCase cases[] = {
-      {8, 2, 64, 0, true, false, DType::kF32},   {8, 2, 64, 128, true, false, DType::kBF16},
-      {3, 1, 20, 0, false, true, DType::kF32},   {3, 3, 8, 0, false, false, DType::kF16},
-      {3, 3, 8, 20, false, true, DType::kF32},   {9, 3, 64, 0, false, true, DType::kBF16},
-      {40, 1, 16, 1, true, false, DType::kF32},  {2, 2, 33, 700, true, false, DType::kF32},
-      {5, 1, 128, 0, false, false, DType::kF32}, {8, 1, 64, 0, true, false, DType::kBF16},
-      {16, 2, 20, 50, true, false, DType::kF32}, {8, 2, 64, 128, true, false, DType::kQ8_0},
-      {8, 1, 32, 0, false, false, DType::kQ8_0}, {9, 3, 40, 0, true, true, DType::kF8E4M3},
+      {8, 2, 64, 0, true, false, DType::kF32},       {8, 2, 64, 128, true, false, DType::kBF16},
+      {3, 1, 20, 0, false, true, DType::kF32},       {3, 3, 8, 0, false, false, DType::kF16},
+      {3, 3, 8, 20, false, true, DType::kF32},       {9, 3, 64, 0, false, true, DType::kBF16},
+      {40, 1, 16, 1, true, false, DType::kF32},      {2, 2, 33, 700, true, false, DType::kF32},
+      {5, 1, 128, 0, false, false, DType::kF32},     {8, 1, 64, 0, true, false, DType::kBF16},
+      {16, 2, 20, 50, true, false, DType::kF32},     {8, 2, 64, 128, true, false, DType::kQ8_0},
+      {8, 1, 32, 0, false, false, DType::kQ8_0},     {9, 3, 40, 0, true, true, DType::kF8E4M3},
+      {8, 2, 64, 0, true, false, DType::kF8E4M3},    {8, 1, 64, 128, true, true, DType::kF8E4M3},
+      {4, 2, 128, 50, false, false, DType::kF8E4M3}, {16, 1, 64, 0, false, false, DType::kF8E4M3},
   };
   for (Device& device : all_devices()) {
     for (const AttentionCase& c : cases) {

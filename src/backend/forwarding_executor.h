@@ -39,6 +39,7 @@ class ForwardingExecutor : public Executor {
     inner_->write_block(group, block, from);
   }
   void copy_block(int group, int32_t from, int32_t to) override { inner_->copy_block(group, from, to); }
+  void finish_reads() override { inner_->finish_reads(); }
   std::vector<float> read_slot(Slot slot) override { return inner_->read_slot(slot); }
   void write_slot(Slot slot, std::span<const float> values) override { inner_->write_slot(slot, values); }
 

@@ -15,7 +15,7 @@ using namespace testing_support;
 constexpr int32_t kHidden = 160, kHeads = 8, kKvHeads = 2, kHeadDim = 64, kVocab = 83, kExperts = 6,
                   kChosen = 4, kExpertFfn = 96, kWindow = 128, kMaxTokens = 96;
 
-ExecutorSpec decode_spec(const Backend& backend) {
+ExecutorSpec decode_spec(const Backend& backend, DType kv_type = DType::kBF16) {
   ExecutorSpec spec;
   spec.max_tokens = spec.max_logit_rows = kMaxTokens;
   spec.max_context = 1100;
@@ -27,7 +27,7 @@ ExecutorSpec decode_spec(const Backend& backend) {
   spec.experts = kExperts;
   spec.experts_per_token = kChosen;
   spec.expert_ffn = kExpertFfn;
-  spec.kv_type = backend.supports_kv_type(DType::kBF16) ? DType::kBF16 : DType::kF32;
+  spec.kv_type = backend.supports_kv_type(kv_type) ? kv_type : DType::kF32;
   spec.kv_groups = {{kWindow, 1, 600}, {0, 1, 600}};
   spec.layers = {{0, 0}, {1, 0}};
   return spec;
@@ -72,8 +72,9 @@ struct DecodeModel : RandomModel {
 
 class DecodeRunner final : public StepRunner {
  public:
-  DecodeRunner(Backend& backend, const DecodeModel& model, bool read_every_slot = false)
-      : StepRunner(backend, model, decode_spec(backend)), read_every_slot_(read_every_slot) {}
+  DecodeRunner(Backend& backend, const DecodeModel& model, bool read_every_slot = false,
+               DType kv_type = DType::kBF16)
+      : StepRunner(backend, model, decode_spec(backend, kv_type)), read_every_slot_(read_every_slot) {}
 
  private:
   void pause(Executor& e, Slot slot) {
@@ -111,8 +112,8 @@ class DecodeRunner final : public StepRunner {
 std::vector<int32_t> prompt(int seed, int32_t length) { return random_prompt(seed, length, kVocab); }
 
 std::vector<float> alone(Backend& backend, const DecodeModel& model, const std::vector<int32_t>& tokens,
-                         size_t chunk, bool read_every_slot = false) {
-  return run_alone(DecodeRunner(backend, model, read_every_slot), tokens, chunk);
+                         size_t chunk, bool read_every_slot = false, DType kv_type = DType::kBF16) {
+  return run_alone(DecodeRunner(backend, model, read_every_slot, kv_type), tokens, chunk);
 }
 
 void expect_same_bits(const std::vector<float>& got, const std::vector<float>& want,
@@ -146,6 +147,48 @@ TEST(SameBitsDecode, WhateverTheTypes) {
             device.label + " " + std::string(info(types.dense).name) + " chunks of " + std::to_string(chunk));
         if (HasFatalFailure()) return;
       }
+    }
+  }
+}
+
+// Scales are of one token and head: chunks, neighbours and fusing leave the same codes and the same bits.
+TEST(SameBitsDecode, InACacheOfFp8) {
+  const DecodeModel model;
+  for (Device& device : all_devices(2)) {
+    const bool fast = device.label.starts_with("cuda");
+    std::vector<std::vector<int32_t>> prompts;  // past a span of 512 where that is cheap
+    for (int s = 0; s < (fast ? 6 : 4); ++s)
+      prompts.push_back(prompt(60 + s, fast && s == 0 ? 560 : 100 - 17 * s));
+    const auto run = [&](const std::vector<int32_t>& tokens, size_t chunk, bool read_every_slot = false) {
+      return alone(*device.backend, model, tokens, chunk, read_every_slot, DType::kF8E4M3);
+    };
+    std::vector<std::vector<float>> one_by_one;
+    for (const std::vector<int32_t>& tokens : prompts) one_by_one.push_back(run(tokens, 1));
+    for (const size_t chunk : fast ? std::vector<size_t>{2, 4, 5, 33, 96} : std::vector<size_t>{5, 33}) {
+      expect_same_bits(run(prompts[0], chunk), one_by_one[0],
+                       device.label + " fp8, chunks of " + std::to_string(chunk));
+      if (HasFatalFailure()) return;
+    }
+    expect_same_bits(run(prompts[3], 1, true), one_by_one[3], device.label + " fp8, nothing fused");
+    DecodeRunner together(*device.backend, model, false, DType::kF8E4M3);
+    std::vector<size_t> done(prompts.size(), 0);
+    for (size_t step = 0, left = prompts.size(); left > 0; ++step) {
+      std::vector<DecodeRunner::Piece> pieces;
+      for (size_t s = 0; s < prompts.size(); ++s) {
+        const size_t wanted = step % 3 == 2 ? 1 : 1 + (step + 5 * s) % 15;
+        const size_t count = std::min(wanted, prompts[s].size() - done[s]);
+        if (count == 0) continue;
+        pieces.push_back({static_cast<int>(s), part(prompts[s], done[s], count)});
+        done[s] += count;
+        if (done[s] == prompts[s].size()) --left;
+      }
+      together.step(pieces);
+      if (HasFatalFailure()) return;
+    }
+    for (size_t s = 0; s < prompts.size(); ++s) {
+      expect_same_bits(together.logits(static_cast<int>(s)), one_by_one[s],
+                       device.label + " fp8, sequence " + std::to_string(s));
+      if (HasFatalFailure()) return;
     }
   }
 }

@@ -16,6 +16,7 @@ class ExecutorStore final : public kv::BlockStore {
     executor_.write_block(group, block, from);
   }
   void copy(int group, int32_t from, int32_t to) override { executor_.copy_block(group, from, to); }
+  void finish() override { executor_.finish_reads(); }
 
  private:
   Executor& executor_;

@@ -10,9 +10,11 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/paging.h"
+#include "kv/block_store.h"
 #include "kv/hash.h"
 
 namespace millrace::kv {
@@ -21,12 +23,38 @@ namespace millrace::kv {
 class Bytes {
  public:
   explicit Bytes(size_t size) : data_(new std::byte[size]), size_(size) {}
+  ~Bytes() { abandon(); }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+
+  size_t size() const { return size_; }
   std::span<std::byte> span() { return {data_.get(), size_}; }
-  std::span<const std::byte> span() const { return {data_.get(), size_}; }
+  // Waits for a block that is on its way here; on the engine's thread. For another thread (the disk tier's)
+  // somebody has asked before.
+  std::span<const std::byte> span() const {
+    if (coming_from_ != nullptr) arrive();
+    return {data_.get(), size_};
+  }
+  // Fills the bytes, sooner or later.
+  void read_from(BlockStore& store, int group, int32_t block) {
+    store.read(group, block, span());
+    coming_from_ = &store;
+  }
 
  private:
+  void arrive() const { std::exchange(coming_from_, nullptr)->finish(); }
+  // Nobody may write to what is no longer there.
+  void abandon() const noexcept {
+    if (coming_from_ == nullptr) return;
+    try {
+      arrive();
+    } catch (...) {  // a device that failed has forgotten the read; whoever uses it next is told
+    }
+  }
+
   std::unique_ptr<std::byte[]> data_;
   size_t size_;
+  mutable BlockStore* coming_from_ = nullptr;
 };
 using Buffer = std::shared_ptr<const Bytes>;
 

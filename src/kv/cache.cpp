@@ -71,6 +71,7 @@ Cache::Impl::Impl(CacheOptions options, BlockStore& store) : options_(std::move(
     if (i == g) store_.write(g, 0, read_main(g, 0)->span());
     const auto start = std::chrono::steady_clock::now();
     const Buffer bytes = read_main(g, 0);
+    store_.finish();
     const auto middle = std::chrono::steady_clock::now();
     store_.write(g, 0, bytes->span());
     const std::chrono::duration<double> out = middle - start, in = std::chrono::steady_clock::now() - middle;

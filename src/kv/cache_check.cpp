@@ -90,8 +90,8 @@ void Cache::Impl::check_nodes() const {
       MILLRACE_CHECK(!copy.loading || copy.block != kNoBlock);
       MILLRACE_CHECK(ram_order_.contains(item_of(id, g)) == (copy.ram != nullptr && copy.ram_pins == 0));
       MILLRACE_CHECK(disk_order_.contains(item_of(id, g)) == (copy.disk_bytes > 0 && !copy.loading));
-      if (copy.ram != nullptr) ram += copy.ram->span().size();
-      if (copy.ram != nullptr && copy.ram_pins == 0) unpinned += copy.ram->span().size();
+      if (copy.ram != nullptr) ram += copy.ram->size();
+      if (copy.ram != nullptr && copy.ram_pins == 0) unpinned += copy.ram->size();
       if (copy.writing) disk += kFileHeaderBytes + pools_[g].block_bytes;
       disk += copy.disk_bytes;
       ram_blocks += copy.ram != nullptr;

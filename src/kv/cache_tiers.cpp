@@ -14,7 +14,7 @@ using Clock = std::chrono::steady_clock;
 
 Buffer Cache::Impl::read_main(int group, int32_t block) {
   auto bytes = std::make_shared<Bytes>(pools_[group].block_bytes);
-  store_.read(group, block, bytes->span());
+  bytes->read_from(store_, group, block);
   stats_.main.bytes_read += pools_[group].block_bytes;
   return bytes;
 }
@@ -89,9 +89,9 @@ bool Cache::Impl::make_ram_room(size_t bytes) {
 }
 
 void Cache::Impl::put_ram(int32_t node, int group, Buffer bytes) {
-  ram_used_ += bytes->span().size();
-  ram_unpinned_ += bytes->span().size();
-  stats_.ram.bytes_written += bytes->span().size();
+  ram_used_ += bytes->size();
+  ram_unpinned_ += bytes->size();
+  stats_.ram.bytes_written += bytes->size();
   ++ram_blocks_;
   index_[node].copies[group].ram = std::move(bytes);
   ram_order_.set(item_of(node, group), {index_[node].last_use, 0});
@@ -104,8 +104,8 @@ void Cache::Impl::drop_ram(int32_t node, int group) {
   if (only_here && disk_on() && (!may_stage() || !submit_write(node, group, copy.ram)))
     ++stats_.writes_dropped;
   ram_order_.erase(item_of(node, group));
-  ram_used_ -= copy.ram->span().size();
-  ram_unpinned_ -= copy.ram->span().size();
+  ram_used_ -= copy.ram->size();
+  ram_unpinned_ -= copy.ram->size();
   --ram_blocks_;
   copy.ram.reset();
   index_.erase_if_unused(node);
@@ -115,14 +115,14 @@ void Cache::Impl::pin_ram(int32_t node, int group) {
   Copy& copy = index_[node].copies[group];
   if (copy.ram_pins++ > 0) return;
   ram_order_.erase(item_of(node, group));
-  ram_unpinned_ -= copy.ram->span().size();
+  ram_unpinned_ -= copy.ram->size();
 }
 
 void Cache::Impl::unpin_ram(int32_t node, int group) {
   Copy& copy = index_[node].copies[group];
   if (--copy.ram_pins > 0) return;
   ram_order_.set(item_of(node, group), {index_[node].last_use, 0});
-  ram_unpinned_ += copy.ram->span().size();
+  ram_unpinned_ += copy.ram->size();
 }
 
 // ---------------------------------------------------------------- swapped sequences
@@ -328,14 +328,14 @@ void Cache::Impl::mark_dirty(int32_t node, int group) noexcept {
 
 // Space on disk is set aside for the block as it is; compression gives some back afterwards.
 bool Cache::Impl::submit_write(int32_t node, int group, Buffer bytes) {
-  const uint64_t most = kFileHeaderBytes + bytes->span().size();
+  const uint64_t most = kFileHeaderBytes + bytes->size();
   while (disk_used_ + most > options_.disk_bytes && !disk_order_.empty()) {
     const int32_t item = disk_order_.top();
     ++stats_.disk.evictions;
     drop_file(item / kMaxKvGroups, item % kMaxKvGroups, true);
   }
   if (disk_used_ + most > options_.disk_bytes) return false;
-  const size_t size = bytes->span().size();
+  const size_t size = bytes->span().size();  // all there, before another thread looks at them
   disk_->write(item_of(node, group), label_of(node, group), std::move(bytes));  // may throw
   disk_used_ += most;
   disk_->set_short_of_room(disk_used_ > options_.disk_bytes / 2);

@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kv/cache.h"
@@ -39,8 +42,17 @@ class TestStore final : public BlockStore {
       block_bytes_.push_back(group.block_bytes);
     }
   }
+  // What the block holds now is there when finish() returns; before, `to` is something else.
   void read(int group, int32_t block, std::span<std::byte> to) override {
-    std::memcpy(to.data(), at(group, block), block_bytes_[group]);
+    late_.reset(new (std::malloc(sizeof(Late) + to.size())) Late{to, std::move(late_)});
+    std::memcpy(late_->content(), at(group, block), to.size());
+    std::memset(to.data(), 0xCD, to.size());
+  }
+  void finish() override {
+    while (late_ != nullptr) {
+      std::memcpy(late_->to.data(), late_->content(), late_->to.size());
+      late_ = std::move(late_->next);
+    }
   }
   void write(int group, int32_t block, std::span<const std::byte> from) override {
     std::memcpy(at(group, block), from.data(), block_bytes_[group]);
@@ -60,6 +72,20 @@ class TestStore final : public BlockStore {
 
  private:
   std::byte* at(int group, int32_t block) { return pools_[group].data() + block * block_bytes_[group]; }
+  // A read that nobody has waited for, its bytes behind it. By malloc: allocations of the cache are counted
+  // and made to fail, a device's are none.
+  struct Late {
+    struct Free {
+      void operator()(Late* late) const {
+        late->~Late();
+        std::free(late);
+      }
+    };
+    std::span<std::byte> to;
+    std::unique_ptr<Late, Free> next;
+    std::byte* content() { return reinterpret_cast<std::byte*>(this + 1); }
+  };
+  std::unique_ptr<Late, Late::Free> late_;
   std::vector<std::vector<std::byte>> pools_;
   std::vector<size_t> block_bytes_;
 };

@@ -37,8 +37,8 @@ void store_head(DType type, const float* x, int64_t count, uint8_t* to, int32_t 
     store_int8(x, count, to, token, at, stride);
     return;
   }
-  if (type == DType::kF8E4M3) {
-    for (int64_t d = 0; d < count; ++d) to[at + d * stride] = to_e4m3(x[d]);
+  if (type == DType::kF8E4M3) {  // scales [16] first
+    to[token] = to_fp8_codes(x, count, to + kBlockTokens + at, stride);
     return;
   }
   if (type == DType::kF32) {
@@ -85,7 +85,7 @@ CpuExecutor::KvPlace CpuExecutor::place_of(int layer) {
   KvPlace place;
   place.pool = kv_pools_[group].data();
   place.block_bytes = static_cast<int64_t>(spec_.kv_block_bytes(group));
-  place.head_bytes = kBlockTokens * static_cast<int64_t>(bytes_of(spec_.kv_type, spec_.head_dim));
+  place.head_bytes = kBlockTokens * static_cast<int64_t>(kv_head_bytes(spec_.kv_type, spec_.head_dim));
   place.key_offset = static_cast<int64_t>(index) * 2 * spec_.kv_heads * place.head_bytes;
   place.value_offset = place.key_offset + spec_.kv_heads * place.head_bytes;
   return place;

@@ -120,7 +120,8 @@ enum class KvType : int { kF32, kF16, kBF16, kInt8, kFp8, kCount };  // backend/
 // `rows` queries that read the same head of keys and values over one span of positions. Leaves, per row, the
 // largest score, the sum of exp(score - largest) and the values so weighted; rows that see nothing are left
 // alone. Keys lie transposed, [head_dim][16], so that a vector holds one dimension of a block's 16 tokens;
-// values lie [16][head_dim]. kInt8 keeps f16 scales [head_dim / 32][16] before either.
+// values lie [16][head_dim]. kInt8 keeps f16 scales [head_dim / 32][16] before either, kFp8
+// e8m0 scales [16].
 struct AttendSpan {
   const uint8_t* pool;  // the group's blocks
   int64_t block_bytes;

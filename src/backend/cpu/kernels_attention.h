@@ -81,10 +81,19 @@ struct KvInt8 {
   }
 };
 
-struct KvFp8 {
-  static V16 key(const uint8_t* head, int32_t, int32_t d) { return load_e4m3<Simd>(head + d * kLanes); }
+struct KvFp8 {  // e8m0 scales [16], then the codes
+  static float scale(uint8_t bits) {
+    const uint32_t wide = static_cast<uint32_t>(bits) << 23;
+    float value;
+    __builtin_memcpy(&value, &wide, 4);
+    return value;
+  }
+  static V16 key(const uint8_t* head, int32_t, int32_t d) {
+    return Simd::mul(load_e4m3<Simd>(head + kLanes + d * kLanes), widen16<Simd>(head, scale));
+  }
   static V16 value(const uint8_t* head, int32_t dim, int32_t token, int32_t c) {
-    return load_e4m3<Simd>(head + token * static_cast<int64_t>(dim) + c);
+    return Simd::mul(load_e4m3<Simd>(head + kLanes + token * static_cast<int64_t>(dim) + c),
+                     Simd::broadcast(scale(head[token])));
   }
 };
 

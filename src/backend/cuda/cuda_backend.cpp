@@ -31,7 +31,7 @@ class CudaBackend final : public Backend {
   DType default_kv_type() const override { return DType::kBF16; }
   int32_t default_step_tokens() const override { return 4096; }
   bool supports_kv_type(DType type) const override {
-    return type == DType::kF32 || type == DType::kF16 || type == DType::kBF16;
+    return type == DType::kF32 || type == DType::kF16 || type == DType::kBF16 || type == DType::kF8E4M3;
   }
 
   bool gives_hidden_states() const override { return true; }
@@ -49,7 +49,8 @@ class CudaBackend final : public Backend {
   }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
     if (!supports_kv_type(spec.kv_type)) {
-      throw_error(ErrorCode::kUnsupported, "device cuda: KV cache type {}, expected f32, f16 or bf16",
+      throw_error(ErrorCode::kUnsupported,
+                  "device cuda: KV cache type {}, expected f32, f16, bf16 or fp8 (f8_e4m3)",
                   info(spec.kv_type).name);
     }
     return cuda::make_cuda_executor(spec);

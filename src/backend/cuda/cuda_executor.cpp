@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 
+#include "backend/cuda/block_copies.h"
 #include "backend/cuda/graph.h"
 #include "backend/cuda/sample_batch.h"
 #include "backend/cuda/step_launcher.h"
@@ -20,7 +21,10 @@ namespace {
 class CudaExecutor final : public Executor {
  public:
   explicit CudaExecutor(const ExecutorSpec& spec)
-      : spec_(spec), work_(spec), launcher_(spec_, work_, stream_) {
+      : spec_(spec),
+        work_(spec),
+        launcher_(spec_, work_, stream_),
+        block_copies_(stream_, largest_block_of(spec)) {
     for (Sampled& s : sampled_) {
       s.tokens = PinnedBuffer(work_.best.bytes(), "the sampled tokens");
       s.details = PinnedBuffer(work_.sample_details.bytes(), "the logprobs");
@@ -49,6 +53,10 @@ class CudaExecutor final : public Executor {
   void read_block(int group, int32_t block, std::span<std::byte> to) override;
   void write_block(int group, int32_t block, std::span<const std::byte> from) override;
   void copy_block(int group, int32_t from, int32_t to) override;
+  void finish_reads() override {
+    use_device();
+    block_copies_.finish();
+  }
   std::span<const int32_t> greedy_tokens() override;
   std::vector<float> read_slot(Slot slot) override;
   void write_slot(Slot slot, std::span<const float> values) override;
@@ -72,6 +80,7 @@ class CudaExecutor final : public Executor {
   Workspace work_;
   StepLauncher launcher_;
   GraphCache graphs_;
+  BlockCopies block_copies_;
   PinnedBuffer logits_host_;  // made when somebody reads logits
 
   // The batch: filled in pinned memory, then copied. The next step waits for the copy before it fills again.
@@ -335,8 +344,7 @@ void CudaExecutor::read_block(int group, int32_t block, std::span<std::byte> to)
   const std::span<std::byte> from = block_bytes(group, block);
   MILLRACE_CHECK(to.size() == from.size());
   flush();  // what the step wrote
-  copy(to.data(), from.data(), to.size(), cudaMemcpyDeviceToHost);
-  stream_.synchronize();
+  block_copies_.read(from.data(), to);
 }
 
 void CudaExecutor::write_block(int group, int32_t block, std::span<const std::byte> from) {
@@ -344,8 +352,7 @@ void CudaExecutor::write_block(int group, int32_t block, std::span<const std::by
   const std::span<std::byte> to = block_bytes(group, block);
   MILLRACE_CHECK(to.size() == from.size());
   flush();
-  copy(to.data(), from.data(), to.size(), cudaMemcpyHostToDevice);
-  stream_.synchronize();
+  block_copies_.write(to.data(), from);
 }
 
 void CudaExecutor::copy_block(int group, int32_t from, int32_t to) {

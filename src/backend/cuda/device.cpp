@@ -70,6 +70,9 @@ void check_launch(const char* kernel) {
 Stream::Stream() { MILLRACE_CUDA_TRY(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
 Stream::~Stream() { cudaStreamDestroy(stream_); }
 void Stream::synchronize() const { MILLRACE_CUDA_TRY(cudaStreamSynchronize(stream_)); }
+void Stream::wait_for(const Event& event) const {
+  MILLRACE_CUDA_TRY(cudaStreamWaitEvent(stream_, event.get(), 0));
+}
 
 Event::Event() { MILLRACE_CUDA_TRY(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
 Event::~Event() { cudaEventDestroy(event_); }

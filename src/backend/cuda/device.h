@@ -20,6 +20,8 @@ void check_launch(const char* kernel);
 
 #define MILLRACE_CUDA_TRY(call) ::millrace::cuda::check_call((call), #call)
 
+class Event;
+
 class Stream {
  public:
   Stream();
@@ -28,6 +30,8 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
   cudaStream_t get() const { return stream_; }
   void synchronize() const;
+  void wait_for(
+      const Event& event) const;  // what is asked for later starts after what it was recorded behind
 
  private:
   cudaStream_t stream_ = nullptr;
@@ -41,6 +45,7 @@ class Event {
   Event& operator=(const Event&) = delete;
   void record(const Stream& stream);
   void wait() const;  // for what was recorded last; at once when nothing was
+  cudaEvent_t get() const { return event_; }
 
  private:
   cudaEvent_t event_ = nullptr;

@@ -102,9 +102,10 @@ LayerCache StepLauncher::cache_of(int layer) const {
   LayerCache cache;
   cache.pool = w_.pools[static_cast<size_t>(group)].as<void>();
   cache.type = spec_.kv_type;
-  cache.layer_offset = static_cast<int64_t>(index) * 2 * spec_.kv_heads * kBlockTokens * spec_.head_dim;
-  cache.block_elements = static_cast<int64_t>(spec_.kv_groups[static_cast<size_t>(group)].num_layers) * 2 *
-                         spec_.kv_heads * kBlockTokens * spec_.head_dim;
+  const int32_t head_elements = spec_.head_dim + (spec_.kv_type == DType::kF8E4M3 ? 1 : 0);  // and its scale
+  const int64_t layer_elements = int64_t{2} * spec_.kv_heads * kBlockTokens * head_elements;
+  cache.layer_offset = index * layer_elements;
+  cache.block_elements = spec_.kv_groups[static_cast<size_t>(group)].num_layers * layer_elements;
   cache.positions = in_batch(batch_->positions());
   cache.sequence_of = in_batch(batch_->sequence_of());
   cache.table_starts = in_batch(batch_->table_starts(group));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "backend/cuda/block_copies.h"
 #include "backend/cuda/ops/ops.h"
 #include "backend/cuda/ops/sample.h"
 #include "backend/cuda/ops/stream.h"
@@ -104,7 +105,17 @@ Workspace::Workspace(const ExecutorSpec& spec) {
       cudaDeviceSynchronize());  // the zeros are there before any stream's kernel counts on them
 }
 
-size_t workspace_bytes_of(const ExecutorSpec& spec) { return Sizes(spec).total(); }
+size_t workspace_bytes_of(const ExecutorSpec& spec) {
+  return Sizes(spec).total() + BlockCopies::device_bytes(largest_block_of(spec));
+}
+
+size_t largest_block_of(const ExecutorSpec& spec) {
+  size_t largest = 0;
+  for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+    largest = std::max(largest, spec.kv_block_bytes(static_cast<int>(g)));
+  }
+  return largest;
+}
 
 bool spans_fit(const ExecutorSpec& spec, int64_t rows, int32_t spans) {
   return packed_attention_partial_bytes(rows, spans, spec.kv_heads, spec.head_dim) <= Sizes(spec).partial;

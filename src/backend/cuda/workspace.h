@@ -28,8 +28,11 @@ struct Workspace {
   std::vector<DeviceBuffer> pools;  // per group: [blocks][layers][key, value][kv_heads][16 x head_dim]
 };
 
-// Bytes of all of it but the pools.
+// Bytes of all of it but the pools, and of what blocks need that leave them (block_copies.h).
 size_t workspace_bytes_of(const ExecutorSpec& spec);
+
+// Of any group's, in bytes.
+size_t largest_block_of(const ExecutorSpec& spec);
 
 // The attention of so many rows, each cut into up to `spans`, may put its spans side by side.
 bool spans_fit(const ExecutorSpec& spec, int64_t rows, int32_t spans);

@@ -61,15 +61,14 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t* table = table_of_row(cache, row);
   float top = -INFINITY, sum = 0.0f;
   for (int32_t b = first / kBlockTokens; b <= position / kBlockTokens; ++b) {
-    const T* keys = keys_of_block<T>(cache, table[b], kv_head);
-    const T* values = keys + value_distance(cache);
+    const HeadRows<T> rows(cache, table[b], kv_head);
     const int low = max(first - b * kBlockTokens, 0),
               high = min(position - b * kBlockTokens, kBlockTokens - 1);
     float* mine = scores + (b & 1) * kBlockTokens;
     for (int j = warp; j < kBlockTokens; j += kWarps) {
       if (j < low || j > high) continue;  // the whole warp alike
       float dot = 0.0f;
-      for (int d = lane; d < dim; d += kWarpLanes) dot = fmaf(q[d], cache_to_float(keys[j * dim + d]), dot);
+      for (int d = lane; d < dim; d += kWarpLanes) dot = fmaf(q[d], rows.key(j, d), dot);
       dot = warp_sum(dot);
       if (lane == 0) mine[j] = dot * op.scale;
     }
@@ -81,8 +80,7 @@ __global__ void __launch_bounds__(kThreads)
       float value = sums[d] * weights.correction;
 #pragma unroll
       for (int j = 0; j < kBlockTokens; ++j) {
-        if (j >= low && j <= high)
-          value = fmaf(weights.weight[j], cache_to_float(values[j * dim + d]), value);
+        if (j >= low && j <= high) value = fmaf(weights.weight[j], rows.value(j, d), value);
       }
       sums[d] = value;
     }

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "backend/cuda/ops/kv_fp8.cuh"
 #include "backend/cuda/ops/ops.h"
 #include "base/paging.h"
 
@@ -36,6 +37,37 @@ __device__ inline int cache_offset(const LayerCache& cache, int in_block, int d)
   return d / 64 * (kBlockTokens * 64) + in_block * 64 + ((d % 64) ^ (in_block % 8 * 8));
 }
 
+// e4m3 codes: their heads lie as kv_fp8.cuh says.
+struct Fp8Code {
+  uint8_t bits;
+};
+
+// What a block holds of one KV head, of keys and values as rows (CacheOrder::kRows).
+template <class T>
+struct HeadRows {
+  const T *keys, *values;
+  int dim;
+  __device__ HeadRows(const LayerCache& cache, int32_t block, int kv_head)
+      : keys(keys_of_block<T>(cache, block, kv_head)),
+        values(keys + value_distance(cache)),
+        dim(cache.head_dim) {}
+  __device__ float key(int in_block, int d) const { return cache_to_float(keys[in_block * dim + d]); }
+  __device__ float value(int in_block, int d) const { return cache_to_float(values[in_block * dim + d]); }
+};
+template <>
+struct HeadRows<Fp8Code> {
+  Fp8Head head;
+  int dim;
+  __device__ HeadRows(const LayerCache& cache, int32_t block, int kv_head)
+      : head(fp8_head(cache, block, kv_head)), dim(cache.head_dim) {}
+  __device__ float key(int in_block, int d) const {
+    return fp8_value(head.keys[in_block * dim + d]) * fp8_scale_of(head.scales[in_block]);
+  }
+  __device__ float value(int in_block, int d) const {
+    return fp8_value(head.values[in_block * dim + d]) * fp8_scale_of(head.scales[kBlockTokens + in_block]);
+  }
+};
+
 // The block table of the sequence that a row belongs to.
 __device__ inline const int32_t* table_of_row(const LayerCache& cache, int64_t row) {
   return cache.tables + cache.table_starts[cache.sequence_of[row]];
@@ -48,6 +80,8 @@ void with_cache_type(DType type, Launch&& launch) {
     launch(__half{});
   } else if (type == DType::kBF16) {
     launch(__nv_bfloat16{});
+  } else if (type == DType::kF8E4M3) {
+    launch(Fp8Code{});
   } else {
     launch(float{});
   }

@@ -83,10 +83,11 @@ void launch_combine_experts(const float* down, const float* weights, int64_t cou
 enum class CacheOrder : int32_t { kRows, kSwizzled };
 
 // One layer's keys and values in a group's pool, and where each row of the batch finds them.
-// Pool: [blocks][layers][key, value][kv_heads][16][head_dim] of `type`.
+// Pool: [blocks][layers][key, value][kv_heads][16][head_dim] of `type`; for kF8E4M3 as kv_fp8.cuh says, a
+// byte being an element.
 struct LayerCache {
   void* pool = nullptr;
-  DType type = DType::kF32;               // kF32, kF16, kBF16
+  DType type = DType::kF32;               // kF32, kF16, kBF16, kF8E4M3
   int64_t block_elements = 0;             // of one block, all layers
   int64_t layer_offset = 0;               // elements before this layer's keys in a block
   const int32_t* positions = nullptr;     // [rows]
@@ -122,9 +123,9 @@ struct AttentionParams {
 void launch_attention(const LayerCache& cache, const AttentionParams& op, int64_t rows, const float* query,
                       float* out, cudaStream_t stream);
 
-// The same on the tensor cores for bf16 caches in CacheOrder::kSwizzled, head_dim 64 or 128 and at most 8
-// query heads per KV head. With `angles` it also rotates query and key and stores key and value, which is
-// right when every sequence has one new token only (nobody attends to what another row stores in the same
+// The same on the tensor cores for bf16 and fp8 caches in CacheOrder::kSwizzled, head_dim 64 or 128 and at
+// most 8 query heads per KV head. With `angles` it also rotates query and key and stores key and value, which
+// is right when every sequence has one new token only (nobody attends to what another row stores in the same
 // launch). With `chunks` (and without `angles`) the prompt kernel does it: the same bits.
 struct PackedAttention {
   LayerCache cache;

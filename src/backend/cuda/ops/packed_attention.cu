@@ -9,9 +9,12 @@
 // dimensions, so that the chain over positions stays in order. The next tile's scores are computed beside
 // that chain. Spans that lie in different CTAs are added up in order by the last to arrive.
 //
-// Roofline: 2 x dim x 2 bytes per position and KV head / 4.3 TB/s. A tile takes a CTA some 500 cycles of
-// latency, two CTAs to an SM, where its bytes take 1,750 (dim 64): short contexts are bound by latency, long
-// ones by memory.
+// A cache of fp8 (kv_fp8.cuh) comes as it is, twice as many tiles ahead; codes become bf16 on the way to the
+// products, scores and weights are multiplied with the scales.
+//
+// Roofline: 2 x dim x 2 bytes (fp8: 2 x dim + 2) per position and KV head / 4.3 TB/s. A tile takes a CTA some
+// 500 cycles of latency, two CTAs to an SM, where its bytes take 1,750 (dim 64): short contexts are bound by
+// latency, long ones by memory.
 #include "backend/cuda/ops/packed_attention.cuh"
 
 #include <algorithm>
@@ -25,40 +28,40 @@ namespace {
 constexpr int kWarps = kTilePages;  // that multiply
 constexpr int kMultiplyThreads = kWarps * kWarpLanes;
 constexpr int kThreads = kMultiplyThreads + 2 * kWarpLanes;
-constexpr int kMaxSlots = 6;
 constexpr int kRingBytes = 96 * 1024;
 constexpr int kWeightRow = kKeyTile * 2 + 16;  // bytes between heads: eight rows lie in different banks
 
-template <int kDim>
+template <int kDim, bool kFp8>
 struct DecodeShape {
   static constexpr int kParts = kDim / kPartDims;
   static constexpr int kSteps = kDim / 16;              // products of 16 dimensions in a score
   static constexpr int kColumns = kDim / (8 * kWarps);  // products of 8 dimensions in a warp's values
-  static constexpr int kSlotBytes = kParts * kTilePartBytes;
-  static constexpr int kSlots = kRingBytes / kSlotBytes;             // at most
+  static constexpr int kSlotBytes = kFp8 ? kTilePages * fp8_key_bytes(kDim) : kParts * kTilePartBytes;
+  static constexpr int kSlots = kRingBytes / kSlotBytes;  // at most
+  static constexpr int kQueryPad = kFp8 ? 16 : 8;  // floats between heads: lanes of a load meet no bank twice
   static constexpr int kPartialFloats = kMaxHeadGroup * (kDim + 2);  // of a span: sums, maxima, weights
   static constexpr int kBatch = 24 / kColumns;  // spans asked for at once when they are added up
 };
 
-// What a row brings: its queries (rows apart by 32 bytes more: four heads lie in different banks), and with
-// angles the key and value to be stored.
-template <int kDim>
+// What a row brings: its queries, and with angles the key and value to be stored.
+template <int kDim, bool kFp8>
 struct RowInput {
-  float query[kMaxHeadGroup][kDim + 8];
+  float query[kMaxHeadGroup][kDim + DecodeShape<kDim, kFp8>::kQueryPad];
   float key[kDim], value[kDim];
   float2 turns[kDim / 2];
 };
 constexpr int kInputs = 2;
 
-template <int kDim>
+template <int kDim, bool kFp8>
 struct DecodeShared {  // behind the slots
-  RowInput<kDim> inputs[kInputs];
-  uint64_t full[kMaxSlots], empty[kMaxSlots], input_full[kInputs], input_empty[kInputs];
+  using Shape = DecodeShape<kDim, kFp8>;
+  RowInput<kDim, kFp8> inputs[kInputs];
+  uint64_t full[Shape::kSlots], empty[Shape::kSlots], input_full[kInputs], input_empty[kInputs];
   float tops[kMaxHeadGroup][kWarps];  // of each head, by page
   float sums[kWarps][kWarpLanes];     // of a page's weights, by lane
   uint8_t weights[kMaxHeadGroup * kWeightRow];
-  float span_tops[DecodeShape<kDim>::kBatch][kMaxHeadGroup];
-  float3 merges[DecodeShape<kDim>::kBatch][kMaxHeadGroup];  // factors, and the span's weight
+  float span_tops[Shape::kBatch][kMaxHeadGroup];
+  float3 merges[Shape::kBatch][kMaxHeadGroup];  // factors, and the span's weight
   int32_t last;
 };
 
@@ -115,15 +118,20 @@ struct Items {
 };
 
 // One warp. With angles, the row's own key and value are not in the cache yet.
-template <int kDim>
+template <int kDim, bool kFp8>
 __device__ void bring_items(const PackedAttention& p, uint8_t* slots, int32_t num_slots,
-                            DecodeShared<kDim>& shared) {
+                            DecodeShared<kDim, kFp8>& shared) {
   const Items items(p);
   Place place;
   const auto bring = [&](auto values, const TileSource& source, int32_t tile) {
     ptx::barrier_wait(shared.empty + place.slot, place.phase ^ 1u);
-    bring_tile<kDim, decltype(values)::value>(
-        source, tile, slots + place.slot * DecodeShape<kDim>::kSlotBytes, shared.full + place.slot);
+    constexpr bool kValues = decltype(values)::value;
+    uint8_t* slot = slots + place.slot * DecodeShape<kDim, kFp8>::kSlotBytes;
+    if constexpr (kFp8) {
+      bring_fp8_tile<kDim, kValues>(source, tile, slot, shared.full + place.slot);
+    } else {
+      bring_tile<kDim, kValues>(source, tile, slot, shared.full + place.slot);
+    }
     place = place.next(num_slots);
   };
   for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
@@ -139,8 +147,8 @@ __device__ void bring_items(const PackedAttention& p, uint8_t* slots, int32_t nu
 }
 
 // One warp, a lane per copy: the heads' queries, then key, value and angles.
-template <int kDim>
-__device__ void bring_inputs(const PackedAttention& p, DecodeShared<kDim>& shared) {
+template <int kDim, bool kFp8>
+__device__ void bring_inputs(const PackedAttention& p, DecodeShared<kDim, kFp8>& shared) {
   const Items items(p);
   const int lane = threadIdx.x % kWarpLanes, group = p.cache.heads / p.cache.kv_heads;
   constexpr uint32_t kRowBytes = kDim * sizeof(float);
@@ -151,7 +159,7 @@ __device__ void bring_inputs(const PackedAttention& p, DecodeShared<kDim>& share
     if (!items.at(i, item)) continue;
     ptx::barrier_wait(shared.input_empty + place.slot, place.phase ^ 1u);
     uint64_t* full = shared.input_full + place.slot;
-    RowInput<kDim>& to = shared.inputs[place.slot];
+    RowInput<kDim, kFp8>& to = shared.inputs[place.slot];
     if (lane == 0) ptx::barrier_arrive_expect(full, static_cast<uint32_t>(group + extra) * kRowBytes);
     __syncwarp();
     const int64_t kv_row = (item.row * p.cache.kv_heads + item.kv_head) * kDim;
@@ -176,13 +184,13 @@ __device__ inline void turn(float2 by, float& a, float& b) {
   b = fmaf(b0, by.x, a0 * by.y);
 }
 
-template <int kDim>
+template <int kDim, bool kFp8>
 class DecodeWalker {
-  using Shape = DecodeShape<kDim>;
+  using Shape = DecodeShape<kDim, kFp8>;
 
  public:
   __device__ DecodeWalker(const PackedAttention& p, uint8_t* slots, int32_t num_slots,
-                          DecodeShared<kDim>& shared)
+                          DecodeShared<kDim, kFp8>& shared)
       : p_(p),
         slots_(slots),
         num_slots_(num_slots),
@@ -209,8 +217,7 @@ class DecodeWalker {
       ptx::barrier_wait(shared_.input_full + input_.slot, input_.phase);
       load_query();
       walk(item, appends);
-      __syncwarp();
-      if (lane_ == 0) ptx::barrier_arrive(shared_.input_empty + input_.slot);
+      arrive_of_warp(shared_.input_empty + input_.slot);
       input_ = input_.next(kInputs);
       if (item.span < 0) {
         store_out(item);
@@ -223,24 +230,29 @@ class DecodeWalker {
  private:
   __device__ uint8_t* slot(Place at) const { return slots_ + at.slot * Shape::kSlotBytes; }
   __device__ void wait_full(Place at) const { ptx::barrier_wait(shared_.full + at.slot, at.phase); }
-  __device__ void release(Place at) const {
-    __syncwarp();
-    if (lane_ == 0) ptx::barrier_arrive(shared_.empty + at.slot);
-  }
+  __device__ void release(Place at) const { arrive_of_warp(shared_.empty + at.slot); }
   __device__ static void meet() { ptx::named_barrier<1, kMultiplyThreads>(); }
 
-  // The query as rows 0-7 of an A operand: dimensions 16s + 2t, 2t + 1, 2t + 8, 2t + 9.
+  // The query as rows 0-7 of an A operand: dimensions 16s + 2t, 2t + 1, 2t + 8, 2t + 9; of an fp8 cache,
+  // whose keys come four to a word, 16s + 4t to 4t + 3.
+  static constexpr int kSecond = kFp8 ? 2 : 8;  // from the first two to the others
+  __device__ static int first_dim(int t) { return kFp8 ? 4 * t : 2 * t; }
   __device__ void load_query() {
     const int g = lane_ / 4, t = lane_ % 4;
-    const RowInput<kDim>& input = shared_.inputs[input_.slot];
+    const RowInput<kDim, kFp8>& input = shared_.inputs[input_.slot];
     float x[Shape::kSteps][4] = {};
     if (g < group_) {
-      const float* from = input.query[g] + 2 * t;
+      const float* from = input.query[g] + first_dim(t);
 #pragma unroll
       for (int s = 0; s < Shape::kSteps; ++s) {
-        const float2 low = *reinterpret_cast<const float2*>(from + 16 * s),
-                     high = *reinterpret_cast<const float2*>(from + 16 * s + 8);
-        x[s][0] = low.x, x[s][1] = low.y, x[s][2] = high.x, x[s][3] = high.y;
+        if constexpr (kFp8) {
+          const float4 four = *reinterpret_cast<const float4*>(from + 16 * s);
+          x[s][0] = four.x, x[s][1] = four.y, x[s][2] = four.z, x[s][3] = four.w;
+        } else {
+          const float2 low = *reinterpret_cast<const float2*>(from + 16 * s),
+                       high = *reinterpret_cast<const float2*>(from + 16 * s + 8);
+          x[s][0] = low.x, x[s][1] = low.y, x[s][2] = high.x, x[s][3] = high.y;
+        }
       }
       if (p_.angles != nullptr) rotate(input.turns, t, x);
     }
@@ -257,56 +269,129 @@ class DecodeWalker {
     if (p_.interleaved) {
 #pragma unroll
       for (int i = 0; i < 2 * Shape::kSteps; ++i) {
-        turn(turns[8 * (i / 2) + 4 * (i % 2) + t], x[i / 2][2 * (i % 2)], x[i / 2][2 * (i % 2) + 1]);
+        turn(turns[8 * (i / 2) + (first_dim(t) + i % 2 * kSecond) / 2], x[i / 2][2 * (i % 2)],
+             x[i / 2][2 * (i % 2) + 1]);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < 4 * kHalf; ++i) {
-        turn(turns[16 * (i / 4) + 2 * t + i % 2 + i % 4 / 2 * 8], x[i / 4][i % 4], x[i / 4 + kHalf][i % 4]);
+        turn(turns[16 * (i / 4) + first_dim(t) + i % 2 + i % 4 / 2 * kSecond], x[i / 4][i % 4],
+             x[i / 4 + kHalf][i % 4]);
       }
     }
   }
 
+  // Two of the new token's dimensions that rotate together, and what they are.
+  struct NewPair {
+    int d[2];
+    float x[2];
+  };
+  template <bool kValues>
+  __device__ NewPair new_pair(int k) const {
+    const RowInput<kDim, kFp8>& input = shared_.inputs[input_.slot];
+    const int i = lane_ + kWarpLanes * k;
+    NewPair pair;
+    pair.d[0] = p_.interleaved ? 2 * i : i, pair.d[1] = p_.interleaved ? 2 * i + 1 : i + kDim / 2;
+    const float* from = kValues ? input.value : input.key;
+    pair.x[0] = from[pair.d[0]], pair.x[1] = from[pair.d[1]];
+    if constexpr (!kValues) turn(input.turns[i], pair.x[0], pair.x[1]);
+    return pair;
+  }
   // The new token's key (or value), rotated and rounded, into its slot: by the warp that has its page.
   template <bool kValues>
   __device__ void append(const Item& item, uint8_t* to) {
-    const auto row = static_cast<uint32_t>(item.sight.last % kKeyTile);
-    const RowInput<kDim>& input = shared_.inputs[input_.slot];
+    if constexpr (kFp8) {
+      append_codes<kValues>(item, to);
+    } else {
+      const auto row = static_cast<uint32_t>(item.sight.last % kKeyTile);
 #pragma unroll
-    for (int k = 0; k < kDim / 64; ++k) {
-      const int i = lane_ + kWarpLanes * k;
-      const int d[2] = {p_.interleaved ? 2 * i : i, p_.interleaved ? 2 * i + 1 : i + kDim / 2};
-      const float* from = kValues ? input.value : input.key;
-      float x[2] = {from[d[0]], from[d[1]]};
-      if constexpr (!kValues) turn(input.turns[i], x[0], x[1]);
+      for (int k = 0; k < kDim / 64; ++k) {
+        const NewPair pair = new_pair<kValues>(k);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const __nv_bfloat16 rounded = __float2bfloat16_rn(x[e]);
-        const uint32_t in_part = ptx::swizzled(row, static_cast<uint32_t>(d[e] % kPartDims) * 2);
-        *reinterpret_cast<__nv_bfloat16*>(to + d[e] / kPartDims * kTilePartBytes + in_part) = rounded;
+        for (int e = 0; e < 2; ++e) {
+          const uint32_t in_part = ptx::swizzled(row, static_cast<uint32_t>(pair.d[e] % kPartDims) * 2);
+          *reinterpret_cast<__nv_bfloat16*>(to + pair.d[e] / kPartDims * kTilePartBytes + in_part) =
+              __float2bfloat16_rn(pair.x[e]);
+        }
       }
     }
     __syncwarp();
   }
+  // Both scales go with the key: the value's is needed before the value is.
+  template <bool kValues>
+  __device__ void append_codes(const Item& item, uint8_t* to) const {
+    const int in_block = item.sight.last % kBlockTokens;
+    uint8_t* page = to + warp_ * (kValues ? fp8_value_bytes(kDim) : fp8_key_bytes(kDim));
+    const uint8_t value_scale = new_scale<true>(), scale = kValues ? value_scale : new_scale<false>();
+    if (!kValues && lane_ < 2) page[lane_ * kBlockTokens + in_block] = lane_ == 0 ? scale : value_scale;
+#pragma unroll
+    for (int k = 0; k < kDim / 64; ++k) {
+      const NewPair pair = new_pair<kValues>(k);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int at =
+            kValues ? fp8_value_at(in_block, pair.d[e]) : kFp8ScalesBytes + fp8_key_at(in_block, pair.d[e]);
+        page[at] = fp8_code(pair.x[e], scale);
+      }
+    }
+  }
+  template <bool kValues>
+  __device__ uint8_t new_scale() const {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int k = 0; k < kDim / 64; ++k) {
+      const NewPair pair = new_pair<kValues>(k);
+      largest = max(largest, max(magnitude_bits(pair.x[0]), magnitude_bits(pair.x[1])));
+    }
+    return fp8_scale_of_warp(largest);
+  }
   // And from there into the cache, when nobody waits for it: 16 bytes a lane.
   __device__ void store_appended(const Item& item, const uint8_t* keys, const uint8_t* values) const {
-    constexpr int kChunks = kDim / 8;
-    const int32_t in_block = item.sight.last % kBlockTokens, chunk = lane_ % kChunks;
-    auto* cached = keys_of_block<__nv_bfloat16>(p_.cache, block_, item.kv_head);
-    const int32_t row = item.sight.last % kKeyTile;
-    const int at = chunk / 8 * kTilePartBytes + row * ptx::kSwizzleRowBytes + chunk % 8 * 16;
-    const int64_t to = chunk / 8 * (kBlockTokens * kPartDims) + in_block * kPartDims + chunk % 8 * 8;
-    if (lane_ < kChunks) {
-      *reinterpret_cast<uint4*>(cached + to) = *reinterpret_cast<const uint4*>(keys + at);
-    } else if (lane_ < 2 * kChunks) {
-      *reinterpret_cast<uint4*>(cached + value_distance(p_.cache) + to) =
-          *reinterpret_cast<const uint4*>(values + at);
+    const int32_t in_block = item.sight.last % kBlockTokens;
+    if constexpr (kFp8) {
+      store_codes(in_block, fp8_head(p_.cache, block_, item.kv_head), keys + warp_ * fp8_key_bytes(kDim),
+                  values + warp_ * fp8_value_bytes(kDim));
+    } else {
+      constexpr int kChunks = kDim / 8;
+      const int32_t chunk = lane_ % kChunks;
+      auto* cached = keys_of_block<__nv_bfloat16>(p_.cache, block_, item.kv_head);
+      const int32_t row = item.sight.last % kKeyTile;
+      const int at = chunk / 8 * kTilePartBytes + row * ptx::kSwizzleRowBytes + chunk % 8 * 16;
+      const int64_t to = chunk / 8 * (kBlockTokens * kPartDims) + in_block * kPartDims + chunk % 8 * 8;
+      if (lane_ < kChunks) {
+        *reinterpret_cast<uint4*>(cached + to) = *reinterpret_cast<const uint4*>(keys + at);
+      } else if (lane_ < 2 * kChunks) {
+        *reinterpret_cast<uint4*>(cached + value_distance(p_.cache) + to) =
+            *reinterpret_cast<const uint4*>(values + at);
+      }
     }
     ptx::publish_to_async();  // what was written to the slots is, before a copy may follow it
   }
+  // A key's codes are whole rows of 64 bytes; a value's lie between those of the position beside it.
+  __device__ void store_codes(int32_t in_block, const Fp8Head& head, const uint8_t* keys,
+                              const uint8_t* values) const {
+    if (lane_ < kDim / 16) {
+      const int at = lane_ / 4 * kFp8PartBytes + in_block * kFp8PartDims + lane_ % 4 * 16;
+      *reinterpret_cast<uint4*>(head.keys + at) =
+          *reinterpret_cast<const uint4*>(keys + kFp8ScalesBytes + at);
+    }
+    if (lane_ < 2) head.scales[lane_ * kBlockTokens + in_block] = keys[lane_ * kBlockTokens + in_block];
+#pragma unroll
+    for (int k = 0; k < kDim / kWarpLanes; ++k) {
+      const int at = fp8_value_at(in_block, lane_ + kWarpLanes * k);
+      head.values[at] = values[at];
+    }
+  }
 
   // Scores of this warp's page of a tile.
-  __device__ __forceinline__ void scores(const uint8_t* keys, float (&score)[2][4]) const {
+  __device__ __forceinline__ void scores(const uint8_t* keys, float (&score)[2][4]) {
+    if constexpr (kFp8) {
+      fp8_scores(keys + warp_ * fp8_key_bytes(kDim), score);
+    } else {
+      bf16_scores(keys, score);
+    }
+  }
+  __device__ __forceinline__ void bf16_scores(const uint8_t* keys, float (&score)[2][4]) const {
     const int row = warp_ * kBlockTokens + lane_ % 8, chunk = lane_ / 8;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -324,8 +409,38 @@ class DecodeWalker {
     }
   }
 
+  __device__ __forceinline__ void fp8_scores(const uint8_t* page, float (&score)[2][4]) {
+    const int g = lane_ / 4, t = lane_ % 4;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0.0f;
+#pragma unroll
+      for (int part = 0; part < Shape::kParts; ++part) {
+        const uint4 codes = *reinterpret_cast<const uint4*>(page + kFp8ScalesBytes + part * kFp8PartBytes +
+                                                            (8 * n + g) * kFp8PartDims + t * 16);
+        const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t* q = query_[4 * part + i];
+          const uint32_t a[4] = {q[0], 0, q[1], 0};
+          ptx::mma_bf16(score[n], a, codes_to_bf16<kCodes01>(words[i]), codes_to_bf16<kCodes23>(words[i]));
+        }
+      }
+      const uint32_t scales = *reinterpret_cast<const uint16_t*>(page + 8 * n + 2 * t);
+      score[n][0] *= fp8_scale_of(scales & 255u), score[n][1] *= fp8_scale_of(scales >> 8);
+      value_scales_[n] = *reinterpret_cast<const uint16_t*>(page + kBlockTokens + 8 * n + 2 * t);
+    }
+  }
+
   // Adds a tile's values to the sums of this warp's dimensions.
   __device__ __forceinline__ void add_values(const uint8_t* values) {
+    if constexpr (kFp8) {
+      add_fp8_values(values);
+    } else {
+      add_bf16_values(values);
+    }
+  }
+  __device__ __forceinline__ void add_bf16_values(const uint8_t* values) {
 #pragma unroll
     for (int i = 0; i < kKeyTile / 32; ++i) {
       const uint4 w =
@@ -343,16 +458,50 @@ class DecodeWalker {
     }
   }
 
+  // Four pages at a time. The weights of a page lie in the order in which its values' codes come.
+  __device__ __forceinline__ void add_fp8_values(const uint8_t* values) {
+    const auto pair = static_cast<uint32_t>(lane_ % 8);
+#pragma unroll
+    for (int i = 0; i < kTilePages / 4; ++i) {
+      uint4 w[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        w[h] = ptx::load_matrices(shared_.weights + lane_ % 8 * kWeightRow +
+                                  (64 * i + 32 * h + lane_ / 8 * 8) * 2);
+      }
+#pragma unroll
+      for (int n = 0; n < Shape::kColumns; ++n) {
+        const int column = warp_ * Shape::kColumns + n;
+        const uint4 v = ptx::load_matrices_transposed(
+            values + (4 * i + lane_ / 8) * fp8_value_bytes(kDim) + column / 8 * kFp8PartBytes +
+            ptx::swizzled(pair, static_cast<uint32_t>(column % 8 * 16)));
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int page = 0; page < 4; ++page) {
+          const uint4& of = w[page / 2];
+          const uint32_t a[4] = {page % 2 == 0 ? of.x : of.z, 0, page % 2 == 0 ? of.y : of.w, 0};
+          ptx::mma_bf16(sum_[n], a, codes_to_bf16<kCodes01>(words[page]),
+                        codes_to_bf16<kCodes23>(words[page]));
+        }
+      }
+    }
+  }
+
   // Scores of a tile become weights in shared memory; returns what the sums so far are multiplied with.
   __device__ __forceinline__ float soften(const Item& item, int32_t tile, float (&score)[2][4]) {
     const int g = lane_ / 4, t = lane_ % 4;
     const int32_t from = tile * kKeyTile;
+    float value_scale[4];
+#pragma unroll
+    for (int i = 0; i < 4 && kFp8; ++i) {
+      value_scale[i] = fp8_scale_of(value_scales_[i / 2] >> (i % 2 * 8) & 255u);
+    }
     if (from < item.sight.first || from + kKeyTile - 1 > item.sight.last) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int32_t position = from + warp_ * kBlockTokens + i / 2 * 8 + 2 * t + i % 2;
         const bool seen = position >= item.sight.first && position <= item.sight.last;
-        if (!seen) score[i / 2][i % 2] = -INFINITY;
+        if (!seen) score[i / 2][i % 2] = -INFINITY, value_scale[i] = 0.0f;
       }
     }
     const float most = quad_max(fmaxf(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1])));
@@ -368,10 +517,13 @@ class DecodeWalker {
 #pragma unroll
     for (int i = 0; i < 4; ++i) w[i] = exp2_of(score[i / 2][i % 2] - base);
     shared_.sums[warp_][lane_] = (w[0] + w[1]) + (w[2] + w[3]);
-    auto* to =
-        reinterpret_cast<uint32_t*>(shared_.weights + g * kWeightRow + (warp_ * kBlockTokens + 2 * t) * 2);
+    // Of an fp8 cache the products take positions 4t to 4t + 3 where they take 2t, 2t + 1, 2t + 8, 2t + 9.
+    const int at = warp_ * kBlockTokens + (kFp8 ? t / 2 * 2 + t % 2 * 8 : 2 * t);
+    auto* to = reinterpret_cast<uint32_t*>(shared_.weights + g * kWeightRow + at * 2);
+#pragma unroll
+    for (int i = 0; i < 4 && kFp8; ++i) w[i] *= value_scale[i];
     to[0] = pack_bf16(w[0], w[1]);
-    to[4] = pack_bf16(w[2], w[3]);
+    to[kFp8 ? 2 : 4] = pack_bf16(w[2], w[3]);
     return by;
   }
 
@@ -558,11 +710,12 @@ class DecodeWalker {
   const PackedAttention& p_;
   uint8_t* slots_;
   int32_t num_slots_;
-  DecodeShared<kDim>& shared_;
+  DecodeShared<kDim, kFp8>& shared_;
   const int warp_, lane_, group_;
-  Place place_, input_;  // of the next keys, and of the row
-  int32_t block_ = 0;    // of the new token
-  float sink_;           // of head g
+  Place place_, input_;       // of the next keys, and of the row
+  int32_t block_ = 0;         // of the new token
+  uint32_t value_scales_[2];  // of the scores' positions, two bytes each
+  float sink_;                // of head g
   uint32_t query_[Shape::kSteps][2];
   float top_, weight_;             // of head g, of the span; weight_ is this lane's share
   float sum_[Shape::kColumns][4];  // [n][0..1]: head g, dimensions 2t, 2t + 1 of column n; the rest is zero
@@ -570,19 +723,20 @@ class DecodeWalker {
   float total_sum_[Shape::kColumns][2];
 };
 
-template <int kDim>
+template <int kDim, bool kFp8>
 __global__ void __launch_bounds__(kThreads, 2)
     packed_attention_kernel(const __grid_constant__ PackedAttention p, int32_t num_slots) {
   extern __shared__ __align__(1024) uint8_t slots[];
-  auto& shared = *reinterpret_cast<DecodeShared<kDim>*>(slots + num_slots * DecodeShape<kDim>::kSlotBytes);
+  auto& shared =
+      *reinterpret_cast<DecodeShared<kDim, kFp8>*>(slots + num_slots * DecodeShape<kDim, kFp8>::kSlotBytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < num_slots; ++i) {
       ptx::barrier_init(shared.full + i, 1);
-      ptx::barrier_init(shared.empty + i, kWarps);
+      ptx::barrier_init(shared.empty + i, kWarps * kArrivalsOfWarp);
     }
     for (int i = 0; i < kInputs; ++i) {
       ptx::barrier_init(shared.input_full + i, 1);
-      ptx::barrier_init(shared.input_empty + i, kWarps);
+      ptx::barrier_init(shared.input_empty + i, kWarps * kArrivalsOfWarp);
     }
     ptx::barrier_init_fence();
   }
@@ -592,43 +746,55 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (warp == kWarps) {
     // What earlier steps stored is there before the kernel ahead has ended.
     if (p.angles == nullptr) ptx::wait_for_previous();
-    bring_items<kDim>(p, slots, num_slots, shared);
+    bring_items(p, slots, num_slots, shared);
   } else if (warp > kWarps) {
     ptx::wait_for_previous();
-    bring_inputs<kDim>(p, shared);
+    bring_inputs(p, shared);
   } else {
-    DecodeWalker<kDim>(p, slots, num_slots, shared).run();
+    DecodeWalker<kDim, kFp8>(p, slots, num_slots, shared).run();
   }
 }
 
-template <int kDim>
+template <int kDim, bool kFp8>
 constexpr size_t shared_bytes(int32_t slots) {
-  return static_cast<size_t>(slots) * DecodeShape<kDim>::kSlotBytes + sizeof(DecodeShared<kDim>);
+  return static_cast<size_t>(slots) * DecodeShape<kDim, kFp8>::kSlotBytes + sizeof(DecodeShared<kDim, kFp8>);
 }
 
-template <int kDim>
+template <int kDim, bool kFp8>
 void launch_as(const PackedAttention& op, cudaStream_t stream) {
-  using Shape = DecodeShape<kDim>;
+  using Shape = DecodeShape<kDim, kFp8>;
   const int64_t items = int64_t{op.rows} * op.cache.kv_heads * (op.partial != nullptr ? op.max_spans : 1);
   const int64_t ctas = std::min<int64_t>(items, 2 * multiprocessors());
-  const auto most = static_cast<int>(most_shared_memory() - sizeof(DecodeShared<kDim>));
+  const auto most = static_cast<int>(most_shared_memory() - sizeof(DecodeShared<kDim, kFp8>));
   int32_t slots = std::min(Shape::kSlots, most / Shape::kSlotBytes);
-  const auto kernel = packed_attention_kernel<kDim>;
+  const auto kernel = packed_attention_kernel<kDim, kFp8>;
   // As much as any launch needs: those of a graph differ, and the last word would be for all.
-  allow_shared_memory(kernel, shared_bytes<kDim>(slots));
+  allow_shared_memory(kernel, shared_bytes<kDim, kFp8>(slots));
   if (op.op.window > 0) slots = std::min(slots, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
-  const size_t bytes = shared_bytes<kDim>(slots);
+  const size_t bytes = shared_bytes<kDim, kFp8>(slots);
   launch_dependent("packed_attention_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes,
                    stream, op, slots);
+}
+
+// with(kDim, kFp8) as types, for whichever kernel a cache needs.
+template <class With>
+auto with_shape(DType type, int32_t head_dim, With&& with) {
+  using Dim64 = std::integral_constant<int, 64>;
+  using Dim128 = std::integral_constant<int, 128>;
+  if (type == DType::kF8E4M3) {
+    return head_dim == 64 ? with(Dim64{}, std::true_type{}) : with(Dim128{}, std::true_type{});
+  }
+  return head_dim == 64 ? with(Dim64{}, std::false_type{}) : with(Dim128{}, std::false_type{});
 }
 
 }  // namespace
 
 bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim) {
-  const size_t bytes = head_dim == 64 ? shared_bytes<64>(DecodeShape<64>::kSlots)
-                                      : shared_bytes<128>(DecodeShape<128>::kSlots);
-  return kv_type == DType::kBF16 && (head_dim == 64 || head_dim == 128) && kv_heads > 0 &&
-         heads % kv_heads == 0 && heads / kv_heads <= kMaxHeadGroup && has_bulk_copies() &&
+  const size_t bytes = with_shape(kv_type, head_dim, [](auto dim, auto fp8) {
+    return shared_bytes<dim(), fp8()>(DecodeShape<dim(), fp8()>::kSlots);
+  });
+  return (kv_type == DType::kBF16 || kv_type == DType::kF8E4M3) && (head_dim == 64 || head_dim == 128) &&
+         kv_heads > 0 && heads % kv_heads == 0 && heads / kv_heads <= kMaxHeadGroup && has_bulk_copies() &&
          bytes <= most_shared_memory();
 }
 
@@ -641,7 +807,8 @@ size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t k
 void launch_packed_attention(const PackedAttention& op, cudaStream_t stream) {
   if (op.rows == 0) return;
   if (op.num_chunks > 0 && op.angles == nullptr) return launch_prompt_attention(op, stream);
-  op.cache.head_dim == 64 ? launch_as<64>(op, stream) : launch_as<128>(op, stream);
+  with_shape(op.cache.type, op.cache.head_dim,
+             [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, stream); });
 }
 
 }  // namespace millrace::cuda

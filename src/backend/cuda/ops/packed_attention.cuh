@@ -9,7 +9,9 @@
 // per page of 16 positions first, then the pages of a tile as a tree; the lanes meet at the end of a span.
 // Spans are added in order, the sink last. A tile or span that a row does not see changes nothing, so it
 // makes no difference whether it is masked or left out: a row's bits depend on its position, the window and
-// the cache. That warp and warpgroup products agree: docs/kernels/cuda_decode.md.
+// the cache. That warp and warpgroup products agree: docs/kernels/cuda_decode.md. An fp8 cache is one of bf16
+// numbers that are kept in fewer bytes: scales are powers of two, so it makes no difference whether keys and
+// values are multiplied with them, or scores and weights.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,6 +31,18 @@ inline constexpr int kPartDims = 64;  // dimensions of a swizzled row of 128 byt
 inline constexpr int kPagePartBytes = kBlockTokens * ptx::kSwizzleRowBytes;
 inline constexpr int kTilePartBytes = kTilePages * kPagePartBytes;
 inline constexpr float kLog2e = 1.4426950408889634f;
+
+// How a warp that has read a slot says so: one lane for all, after __syncwarp, or (32) every lane for itself,
+// which is the order that compute-sanitizer's racecheck knows of.
+inline constexpr int kArrivalsOfWarp = 1;
+__device__ inline void arrive_of_warp(uint64_t* barrier) {
+  if constexpr (kArrivalsOfWarp == 1) {
+    __syncwarp();
+    if (threadIdx.x % kWarpLanes == 0) ptx::barrier_arrive(barrier);
+  } else {
+    ptx::barrier_arrive(barrier);
+  }
+}
 
 // 2^x; 0 for -infinity, 1 for 0. Never far from zero: subnormal results are zeros.
 __device__ inline float exp2_of(float x) {
@@ -120,6 +134,26 @@ __device__ inline void bring_tile(const TileSource& from, int32_t tile, uint8_t*
                      part * (kPagePartBytes / static_cast<int>(sizeof(__nv_bfloat16)));
   ptx::bulk_copy_kept(slot + part * kTilePartBytes + place * kPagePartBytes,
                       kValues ? keys + value_distance(from.cache) : keys, bytes, full);
+}
+
+// The same of an fp8 cache: whole pages after one another, keys with their scales before them. Codes that
+// nobody stored are finite numbers, so nothing has to be zeros; scales are not looked at where a row does not
+// see.
+template <int kDim, bool kValues>
+__device__ inline void bring_fp8_tile(const TileSource& from, int32_t tile, uint8_t* slot, uint64_t* full) {
+  constexpr uint32_t kPageBytes = kValues ? fp8_value_bytes(kDim) : fp8_key_bytes(kDim);
+  const int lane = threadIdx.x % kWarpLanes;
+  const int32_t page = tile * kTilePages + lane;
+  int32_t block = kNoBlock;
+  if (lane < kTilePages && page >= from.first_page && page * kBlockTokens < from.past) {
+    block = from.table[page];
+  }
+  const uint32_t all = __popc(__ballot_sync(kAllLanes, block != kNoBlock)) * kPageBytes;
+  if (lane == 0) ptx::barrier_arrive_expect(full, all);
+  __syncwarp();
+  if (block == kNoBlock) return;
+  const Fp8Head head = fp8_head(from.cache, block, from.kv_head);
+  ptx::bulk_copy_kept(slot + lane * kPageBytes, kValues ? head.values : head.scales, kPageBytes, full);
 }
 
 }  // namespace millrace::cuda

@@ -7,7 +7,8 @@
 // head of one token, so that a KV head's keys serve all its query heads. The scores of the next tile and the
 // values of this one are multiplied while the softmax of the next tile waits for its scores, and while the
 // other warpgroups compute theirs. Only tiles at the edge of what a row sees are masked. What a row has of
-// the spans before lies in shared memory: it is needed once in four tiles.
+// the spans before lies in shared memory: it is needed once in four tiles. Of an fp8 cache four warps load
+// codes and store them as bf16, two the keys and two the values: the products do not know of it.
 //
 // Roofline: 4 x 64 x 128 x dim operations per warpgroup and tile: 512 cycles of the tensor cores at dim 64,
 // beside 512 cycles of the unit that computes exponentials (16 a cycle) and some 350 of everything else.
@@ -24,13 +25,15 @@ namespace {
 
 constexpr int kGroupRows = 64, kGroupThreads = 128, kGroupWarps = 4;
 
-template <int kDim>
+template <int kDim, bool kFp8>
 struct PromptShape {
   static constexpr int kParts = kDim / kPartDims;
   static constexpr int kConsumers = prompt_rows(kDim) / kGroupRows;
   static constexpr int kThreads = (kConsumers + 1) * kGroupThreads;
+  // Of 65,536; converting takes more than asking for copies.
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
-  static constexpr int kLoaderRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kLoaderRegisters = kConsumers == 3 ? 32 : (kFp8 ? 48 : 40);
+  static constexpr int kLoaders = kFp8 ? 2 : 1;      // warps that fill a slot
   static constexpr int kSlots = kDim == 64 ? 4 : 2;  // of keys, and as many of values
   static constexpr int kSlotBytes = kParts * kTilePartBytes;
   static constexpr int kQueryPartBytes = kGroupRows * ptx::kSwizzleRowBytes;
@@ -86,9 +89,9 @@ struct PromptItems {
 #ifdef MILLRACE_HAS_WGMMA
 
 // Slots of keys or values; n counts tiles through, over all items of a CTA.
-template <int kDim>
+template <int kDim, bool kFp8>
 struct PromptRing {
-  using Shape = PromptShape<kDim>;
+  using Shape = PromptShape<kDim, kFp8>;
   uint8_t* slots;
   uint64_t *full, *empty;
 
@@ -98,7 +101,7 @@ struct PromptRing {
         empty(full + Shape::kSlots) {}
   __device__ void init() const {
     for (int i = 0; i < Shape::kSlots; ++i) {
-      ptx::barrier_init(full + i, 1);
+      ptx::barrier_init(full + i, Shape::kLoaders);
       ptx::barrier_init(empty + i, Shape::kConsumers * kGroupWarps);
     }
   }
@@ -114,27 +117,120 @@ struct PromptRing {
   }
 };
 
-// One warp, keys or values.
+// What a warp makes of the codes of 64 dimensions of a page: rows of bf16. A lane has 16 bytes of each half
+// of the page (its keys 0-7 and 8-15, or as many values): where they come from and go to in the first is all
+// that it keeps, the rest follows by constants.
+template <bool kValues>
+struct Fp8Lane {
+  uint32_t row, from, to;
+
+  __device__ Fp8Lane() {
+    const uint32_t lane = threadIdx.x % kWarpLanes, g = lane / 4, t = lane % 4;
+    if constexpr (kValues) {
+      row = lane / 8 * 2;  // and the next
+      from = lane * 16;
+      to = ptx::swizzled(row, (lane % 8 ^ lane / 8) * 16);
+    } else {
+      row = g % 4 * 2 + g / 4;  // in this order lanes that store together meet no bank twice
+      from = row * kFp8PartDims + t * 16;
+      to = ptx::swizzled(row, t * 8);
+    }
+  }
+  // By what the codes are multiplied: keys, or two rows of values; those that nobody stored become zeros,
+  // since a weight of zero does not undo an infinite scale.
+  __device__ __forceinline__ uint32_t factors(const uint8_t* scales, int half, int32_t rows) const {
+    const int at = static_cast<int>(row) + 8 * half;
+    if constexpr (!kValues) return fp8_factor(__ldcg(scales + at)) * 0x10001u;
+    const uint32_t two = __ldcg(reinterpret_cast<const uint16_t*>(scales + kBlockTokens + at));
+    return (at < rows ? fp8_factor(two & 255u) : 0u) | (at + 1 < rows ? fp8_factor(two >> 8) << 16 : 0u);
+  }
+  __device__ __forceinline__ void store(const uint4& codes, uint32_t by, int half, uint8_t* page) const {
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+    if constexpr (kValues) {
+      const uint32_t first = ptx::permute(by, 0u, 0x1010u), second = ptx::permute(by, 0u, 0x3232u);
+      uint32_t even[4], odd[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        even[k] = codes_to_bf16<kCodes02>(words[k], first);
+        odd[k] = codes_to_bf16<kCodes13>(words[k], second);
+      }
+      const uint32_t at = (to ^ (half * 64u)) + half * 1024u;  // pairs 4 to 7: other chunks
+      *reinterpret_cast<uint4*>(page + at) = uint4{even[0], even[1], even[2], even[3]};
+      *reinterpret_cast<uint4*>(page + ((at ^ 16u) + 128u)) = uint4{odd[0], odd[1], odd[2], odd[3]};
+    } else {
+#pragma unroll
+      for (uint32_t k = 0; k < 4; ++k) {
+        *reinterpret_cast<uint2*>(page + ((to ^ (32u * k)) + half * 1024u)) =
+            uint2{codes_to_bf16<kCodes01>(words[k], by), codes_to_bf16<kCodes23>(words[k], by)};
+      }
+    }
+  }
+};
+
+// Every second page of a tile, by one of two warps.
 template <int kDim, bool kValues>
+__device__ __forceinline__ void convert_tile(const Fp8Lane<kValues>& mine, const TileSource& from,
+                                             int32_t tile, int first, uint8_t* slot, uint64_t* full) {
+  const int lane = threadIdx.x % kWarpLanes;
+  const int32_t first_page = tile * kTilePages;
+  int32_t block = kNoBlock;
+  if (lane < kTilePages && first_page + lane >= from.first_page &&
+      (first_page + lane) * kBlockTokens < from.past) {
+    block = from.table[first_page + lane];
+  }
+#pragma unroll 1
+  for (int i = first; i < kTilePages; i += 2) {
+    const int32_t at = __shfl_sync(kAllLanes, block, i);
+    const int32_t rows = at == kNoBlock ? 0 : from.past - (first_page + i) * kBlockTokens;
+    const Fp8Head head = fp8_head(from.cache, max(at, 0), from.kv_head);  // zeros of block 0's codes
+    const uint8_t* source = (kValues ? head.values : head.keys) + mine.from;
+#pragma unroll 1
+    for (int part = 0; part < kDim / kPartDims; ++part) {
+      uint4 codes[2];
+      uint32_t by[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        codes[half] = __ldcg(reinterpret_cast<const uint4*>(source + part * kFp8PartBytes + half * 512));
+        by[half] = mine.factors(head.scales, half, rows);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        mine.store(codes[half], by[half], half, slot + part * kTilePartBytes + i * kPagePartBytes);
+      }
+    }
+  }
+  ptx::publish_to_async();
+  __syncwarp();  // all lanes' rows are there, for the tensor cores too
+  if (lane == 0) ptx::barrier_arrive(full);
+}
+
+// One warp, keys or values; of an fp8 cache one of two.
+template <int kDim, bool kFp8, bool kValues>
 __device__ void bring_tiles(const PackedAttention& p, const PromptItems& items,
-                            const PromptRing<kDim>& ring) {
+                            const PromptRing<kDim, kFp8>& ring, int half) {
   uint32_t n = 0;
+  [[maybe_unused]] const Fp8Lane<kValues> mine;
   for (int32_t round = 0; items.has(round); ++round) {
     const PromptItem item = items.at(round);
     const TileSource source{p.cache, p.cache.tables + p.cache.table_starts[item.sequence], item.kv_head,
                             item.first(p) / kBlockTokens, item.position + item.tokens};
     for (int32_t tile = item.first_tile(p); tile < item.past_tile(); ++tile, ++n) {
       ring.wait_empty(n);
-      bring_tile<kDim, kValues>(source, tile, ring.slot(n), ring.full + n % PromptShape<kDim>::kSlots);
+      uint64_t* full = ring.full + n % PromptShape<kDim, kFp8>::kSlots;
+      if constexpr (kFp8) {
+        convert_tile<kDim>(mine, source, tile, half, ring.slot(n), full);
+      } else {
+        bring_tile<kDim, kValues>(source, tile, ring.slot(n), full);
+      }
     }
   }
 }
 
 // A warpgroup's 64 rows. Lane (g, t) of warp w has rows 16w + g and 16w + g + 8, of a tile's scores columns
 // 8j + 2t and + 1.
-template <int kDim>
+template <int kDim, bool kFp8>
 class PromptRows {
-  using Shape = PromptShape<kDim>;
+  using Shape = PromptShape<kDim, kFp8>;
   static constexpr int kSums = kDim / 2;
   static constexpr int kChunks = kDim / 8, kQueryLoads = kGroupRows * kChunks / kGroupThreads;
 
@@ -415,7 +511,7 @@ class PromptRows {
   }
 
   const PackedAttention& p_;
-  const PromptRing<kDim> keys_, values_;
+  const PromptRing<kDim, kFp8> keys_, values_;
   const int warpgroup_, thread_;
   uint8_t* queries_;
   float4* total_sums_;  // [.. of four sums][thread], of the spans before
@@ -429,15 +525,16 @@ class PromptRows {
 
 #endif  // MILLRACE_HAS_WGMMA
 
-template <int kDim>
-__global__ void __launch_bounds__(PromptShape<kDim>::kThreads, 1)
+template <int kDim, bool kFp8>
+__global__ void __launch_bounds__((PromptShape<kDim, kFp8>::kThreads), 1)
     prompt_attention_kernel(const __grid_constant__ PackedAttention p) {
 #ifdef MILLRACE_HAS_WGMMA
-  using Shape = PromptShape<kDim>;
+  using Shape = PromptShape<kDim, kFp8>;
+  using Ring = PromptRing<kDim, kFp8>;
   extern __shared__ __align__(1024) uint8_t shared[];
   if (threadIdx.x == 0) {
-    PromptRing<kDim>(shared, false).init();
-    PromptRing<kDim>(shared, true).init();
+    Ring(shared, false).init();
+    Ring(shared, true).init();
     ptx::barrier_init_fence();
   }
   const PromptItems items{p, reinterpret_cast<int4*>(shared + Shape::kRecordsAt), Shape::kRecords};
@@ -447,22 +544,24 @@ __global__ void __launch_bounds__(PromptShape<kDim>::kThreads, 1)
   ptx::wait_for_previous();
   if (threadIdx.x < Shape::kConsumers * kGroupThreads) {
     ptx::more_registers<Shape::kConsumerRegisters>();
-    PromptRows<kDim>(p, shared).run(items);
+    PromptRows<kDim, kFp8>(p, shared).run(items);
   } else {
     ptx::fewer_registers<Shape::kLoaderRegisters>();
     const int warp = threadIdx.x % kGroupThreads / kWarpLanes;
-    if (warp == 0) bring_tiles<kDim, false>(p, items, PromptRing<kDim>(shared, false));
-    if (warp == 1) bring_tiles<kDim, true>(p, items, PromptRing<kDim>(shared, true));
+    if (warp < 2 * Shape::kLoaders) {
+      if (warp % 2 == 0) bring_tiles<kDim, kFp8, false>(p, items, Ring(shared, false), warp / 2);
+      if (warp % 2 == 1) bring_tiles<kDim, kFp8, true>(p, items, Ring(shared, true), warp / 2);
+    }
   }
 #else
   __trap();
 #endif
 }
 
-template <int kDim>
+template <int kDim, bool kFp8>
 void launch_as(const PackedAttention& op, cudaStream_t stream) {
-  using Shape = PromptShape<kDim>;
-  const auto kernel = prompt_attention_kernel<kDim>;
+  using Shape = PromptShape<kDim, kFp8>;
+  const auto kernel = prompt_attention_kernel<kDim, kFp8>;
   allow_shared_memory(kernel, Shape::kSharedBytes);
   const int64_t items = int64_t{op.num_chunks} * op.cache.kv_heads;
   launch_dependent("prompt_attention_kernel", kernel,
@@ -473,7 +572,11 @@ void launch_as(const PackedAttention& op, cudaStream_t stream) {
 }  // namespace
 
 void launch_prompt_attention(const PackedAttention& op, cudaStream_t stream) {
-  op.cache.head_dim == 64 ? launch_as<64>(op, stream) : launch_as<128>(op, stream);
+  if (op.cache.type == DType::kF8E4M3) {
+    op.cache.head_dim == 64 ? launch_as<64, true>(op, stream) : launch_as<128, true>(op, stream);
+  } else {
+    op.cache.head_dim == 64 ? launch_as<64, false>(op, stream) : launch_as<128, false>(op, stream);
+  }
 }
 
 }  // namespace millrace::cuda

@@ -1,6 +1,7 @@
 // Rotary position on queries and keys, then keys and values into the paged cache.
 #include "backend/cuda/device.h"
 #include "backend/cuda/ops/cache.cuh"
+#include "backend/cuda/ops/reduce.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -20,6 +21,42 @@ __device__ inline void rotate(const RopeParams& op, int i, float c, float s, flo
   const float a0 = a, b0 = b;
   a = fmaf(a0, c, -(b0 * s));
   b = fmaf(b0, c, a0 * s);
+}
+
+// A row's keys and values, [kv_heads, dim], to their place in a block; by all threads.
+template <class T>
+__device__ void append(T, const LayerCache& cache, int32_t block, int in_block, const float* key,
+                       const float* value) {
+  const int dim = cache.head_dim;
+  for (int i = threadIdx.x; i < cache.kv_heads * dim; i += kThreads) {
+    T* keys = keys_of_block<T>(cache, block, i / dim);
+    const int at = cache_offset(cache, in_block, i % dim);
+    store_cache(key[i], keys + at);
+    store_cache(value[i], keys + value_distance(cache) + at);
+  }
+}
+// A warp per head, key or value: its scale is the largest dimension's.
+__device__ void append(Fp8Code, const LayerCache& cache, int32_t block, int in_block, const float* key,
+                       const float* value) {
+  const int dim = cache.head_dim, lane = threadIdx.x % kWarpLanes;
+  const bool rows = cache.order == CacheOrder::kRows;
+  for (int i = threadIdx.x / kWarpLanes; i < 2 * cache.kv_heads; i += kThreads / kWarpLanes) {
+    const bool is_value = i >= cache.kv_heads;
+    const int kv_head = is_value ? i - cache.kv_heads : i;
+    const float* x = (is_value ? value : key) + kv_head * dim;
+    const Fp8Head head = fp8_head(cache, block, kv_head);
+    uint32_t largest = 0;
+    for (int d = lane; d < dim; d += kWarpLanes) largest = max(largest, magnitude_bits(x[d]));
+    const uint8_t scale = fp8_scale_of_warp(largest);
+    uint8_t* codes = is_value ? head.values : head.keys;
+    for (int d = lane; d < dim; d += kWarpLanes) {
+      const int at = rows       ? in_block * dim + d
+                     : is_value ? fp8_value_at(in_block, d)
+                                : fp8_key_at(in_block, d);
+      codes[at] = fp8_code(x[d], scale);
+    }
+    if (lane == 0) head.scales[(is_value ? kBlockTokens : 0) + in_block] = scale;
+  }
 }
 
 // One CTA per row; its turns are shared by all heads.
@@ -44,13 +81,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();  // the whole key is rotated before any of it is copied
 
   const int32_t block = table_of_row(cache, row)[position / kBlockTokens];
-  const float* my_value = value + row * cache.kv_heads * dim;
-  for (int i = threadIdx.x; i < cache.kv_heads * dim; i += kThreads) {
-    T* keys = keys_of_block<T>(cache, block, i / dim);
-    const int at = cache_offset(cache, position % kBlockTokens, i % dim);
-    store_cache(my_key[i], keys + at);
-    store_cache(my_value[i], keys + value_distance(cache) + at);
-  }
+  append(T{}, cache, block, position % kBlockTokens, my_key, value + row * cache.kv_heads * dim);
 }
 
 __global__ void __launch_bounds__(kThreads)
