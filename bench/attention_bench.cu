@@ -172,6 +172,7 @@ void decode(const Setting& s, bool side_by_side) {
 int main(int argc, char** argv) {
   using namespace millrace::cuda;
   open_device(0);
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const char* only = argc > 1 ? argv[1] : "";
   if (std::strcmp(only, "long") == 0) {
     decode({64, 8, 64, 1, 32768, 1, 0, 12, true, true}, true);

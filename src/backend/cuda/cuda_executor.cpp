@@ -116,7 +116,7 @@ class CudaExecutor final : public Executor {
 
 void CudaExecutor::begin(const Batch& batch) {
   use_device();
-  ops_.clear();
+  flush();  // a step of which nobody wanted a result: its keys and values are wanted
   batch_.emplace(batch, spec_);
   plan_.rows = static_cast<int64_t>(batch.tokens.size());
   plan_.logit_rows = static_cast<int64_t>(batch.logit_rows.size());

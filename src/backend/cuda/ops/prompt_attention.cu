@@ -30,9 +30,11 @@ struct PromptShape {
   static constexpr int kParts = kDim / kPartDims;
   static constexpr int kConsumers = prompt_rows(kDim) / kGroupRows;
   static constexpr int kThreads = (kConsumers + 1) * kGroupThreads;
-  // Of 65,536; converting takes more than asking for copies.
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
-  static constexpr int kLoaderRegisters = kConsumers == 3 ? 32 : (kFp8 ? 48 : 40);
+  // What a launch gives each thread, dealt anew; converting takes more than asking for copies.
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : (kFp8 ? 224 : 232);
+  static constexpr int kLoaderRegisters = kConsumers == 3 ? 32 : (kFp8 ? 56 : 40);
+  static_assert(kConsumers * kConsumerRegisters + kLoaderRegisters <=
+                65536 / kThreads / 8 * 8 * kThreads / kGroupThreads);
   static constexpr int kLoaders = kFp8 ? 2 : 1;      // warps that fill a slot
   static constexpr int kSlots = kDim == 64 ? 4 : 2;  // of keys, and as many of values
   static constexpr int kSlotBytes = kParts * kTilePartBytes;
