@@ -217,7 +217,7 @@ class DecodeWalker {
       ptx::barrier_wait(shared_.input_full + input_.slot, input_.phase);
       load_query();
       walk(item, appends);
-      arrive_of_warp(shared_.input_empty + input_.slot);
+      ptx::barrier_arrive(shared_.input_empty + input_.slot);
       input_ = input_.next(kInputs);
       if (item.span < 0) {
         store_out(item);
@@ -230,7 +230,8 @@ class DecodeWalker {
  private:
   __device__ uint8_t* slot(Place at) const { return slots_ + at.slot * Shape::kSlotBytes; }
   __device__ void wait_full(Place at) const { ptx::barrier_wait(shared_.full + at.slot, at.phase); }
-  __device__ void release(Place at) const { arrive_of_warp(shared_.empty + at.slot); }
+  // Every lane for itself: not slower than one for its warp, and an order that racecheck can follow.
+  __device__ void release(Place at) const { ptx::barrier_arrive(shared_.empty + at.slot); }
   __device__ static void meet() { ptx::named_barrier<1, kMultiplyThreads>(); }
 
   // The query as rows 0-7 of an A operand: dimensions 16s + 2t, 2t + 1, 2t + 8, 2t + 9; of an fp8 cache,
@@ -732,11 +733,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (threadIdx.x == 0) {
     for (int i = 0; i < num_slots; ++i) {
       ptx::barrier_init(shared.full + i, 1);
-      ptx::barrier_init(shared.empty + i, kWarps * kArrivalsOfWarp);
+      ptx::barrier_init(shared.empty + i, kMultiplyThreads);
     }
     for (int i = 0; i < kInputs; ++i) {
       ptx::barrier_init(shared.input_full + i, 1);
-      ptx::barrier_init(shared.input_empty + i, kWarps * kArrivalsOfWarp);
+      ptx::barrier_init(shared.input_empty + i, kMultiplyThreads);
     }
     ptx::barrier_init_fence();
   }

@@ -32,18 +32,6 @@ inline constexpr int kPagePartBytes = kBlockTokens * ptx::kSwizzleRowBytes;
 inline constexpr int kTilePartBytes = kTilePages * kPagePartBytes;
 inline constexpr float kLog2e = 1.4426950408889634f;
 
-// How a warp that has read a slot says so: one lane for all, after __syncwarp, or (32) every lane for itself,
-// which is the order that compute-sanitizer's racecheck knows of.
-inline constexpr int kArrivalsOfWarp = 1;
-__device__ inline void arrive_of_warp(uint64_t* barrier) {
-  if constexpr (kArrivalsOfWarp == 1) {
-    __syncwarp();
-    if (threadIdx.x % kWarpLanes == 0) ptx::barrier_arrive(barrier);
-  } else {
-    ptx::barrier_arrive(barrier);
-  }
-}
-
 // 2^x; 0 for -infinity, 1 for 0. Never far from zero: subnormal results are zeros.
 __device__ inline float exp2_of(float x) {
   float y;

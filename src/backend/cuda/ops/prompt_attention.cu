@@ -7,8 +7,9 @@
 // head of one token, so that a KV head's keys serve all its query heads. The scores of the next tile and the
 // values of this one are multiplied while the softmax of the next tile waits for its scores, and while the
 // other warpgroups compute theirs. Only tiles at the edge of what a row sees are masked. What a row has of
-// the spans before lies in shared memory: it is needed once in four tiles. Of an fp8 cache four warps load
-// codes and store them as bf16, two the keys and two the values: the products do not know of it.
+// the spans before lies in shared memory: it is needed once in four tiles. Of an fp8 cache codes come into
+// the upper halves of a slot's pages, and four warps, two for the keys and two for the values, make bf16 of
+// them in place: the products do not know of it.
 //
 // Roofline: 4 x 64 x 128 x dim operations per warpgroup and tile: 512 cycles of the tensor cores at dim 64,
 // beside 512 cycles of the unit that computes exponentials (16 a cycle) and some 350 of everything else.
@@ -48,7 +49,10 @@ struct PromptShape {
   static constexpr int kBarriersAt = kTotalsAt + kConsumers * kTotalBytes;
   static constexpr int kRecordsAt = kBarriersAt + 4 * kSlots * static_cast<int>(sizeof(uint64_t));
   static constexpr int kRecords = 128;  // items that are looked up ahead
-  static constexpr int kSharedBytes = kRecordsAt + kRecords * static_cast<int>(sizeof(int4));
+  // And of an fp8 cache, for keys and values: barriers of codes that have come, their scales.
+  static constexpr int kCodesAt = kRecordsAt + kRecords * static_cast<int>(sizeof(int4));
+  static constexpr int kScalesAt = kCodesAt + 2 * kSlots * static_cast<int>(sizeof(uint64_t));
+  static constexpr int kSharedBytes = kFp8 ? kScalesAt + 2 * kSlots * kKeyTile : kCodesAt;
   static_assert(kSharedBytes <= 232448);
 };
 
@@ -94,17 +98,20 @@ struct PromptItems {
 template <int kDim, bool kFp8>
 struct PromptRing {
   using Shape = PromptShape<kDim, kFp8>;
-  uint8_t* slots;
-  uint64_t *full, *empty;
+  uint8_t *slots, *scales;
+  uint64_t *full, *empty, *codes;
 
   __device__ PromptRing(uint8_t* shared, bool values)
       : slots(shared + (values ? Shape::kValuesAt : 0)),
+        scales(shared + Shape::kScalesAt + (values ? Shape::kSlots * kKeyTile : 0)),
         full(reinterpret_cast<uint64_t*>(shared + Shape::kBarriersAt) + (values ? 2 * Shape::kSlots : 0)),
-        empty(full + Shape::kSlots) {}
+        empty(full + Shape::kSlots),
+        codes(reinterpret_cast<uint64_t*>(shared + Shape::kCodesAt) + (values ? Shape::kSlots : 0)) {}
   __device__ void init() const {
     for (int i = 0; i < Shape::kSlots; ++i) {
       ptx::barrier_init(full + i, Shape::kLoaders);
       ptx::barrier_init(empty + i, Shape::kConsumers * kGroupWarps);
+      if constexpr (kFp8) ptx::barrier_init(codes + i, 1);
     }
   }
   __device__ uint8_t* slot(uint32_t n) const { return slots + n % Shape::kSlots * Shape::kSlotBytes; }
@@ -114,6 +121,15 @@ struct PromptRing {
   __device__ void wait_empty(uint32_t n) const {
     ptx::barrier_wait(empty + n % Shape::kSlots, n / Shape::kSlots % 2 ^ 1);
   }
+  // The same for all lanes.
+  __device__ bool is_empty(uint32_t n) const {
+    const bool mine = ptx::barrier_test(empty + n % Shape::kSlots, n / Shape::kSlots % 2 ^ 1);
+    return __all_sync(kAllLanes, mine);
+  }
+  __device__ void wait_codes(uint32_t n) const {
+    ptx::barrier_wait(codes + n % Shape::kSlots, n / Shape::kSlots % 2);
+  }
+  __device__ uint8_t* scales_of(uint32_t n) const { return scales + n % Shape::kSlots * kKeyTile; }
   __device__ void release(uint32_t n) const {
     if (threadIdx.x % kWarpLanes == 0) ptx::barrier_arrive(empty + n % Shape::kSlots);
   }
@@ -138,12 +154,12 @@ struct Fp8Lane {
       to = ptx::swizzled(row, t * 8);
     }
   }
-  // By what the codes are multiplied: keys, or two rows of values; those that nobody stored become zeros,
-  // since a weight of zero does not undo an infinite scale.
+  // By what the codes are multiplied: keys, or two rows of values; those that nobody stored (from `rows` on)
+  // become zeros, since a weight of zero does not undo an infinite scale.
   __device__ __forceinline__ uint32_t factors(const uint8_t* scales, int half, int32_t rows) const {
     const int at = static_cast<int>(row) + 8 * half;
-    if constexpr (!kValues) return fp8_factor(__ldcg(scales + at)) * 0x10001u;
-    const uint32_t two = __ldcg(reinterpret_cast<const uint16_t*>(scales + kBlockTokens + at));
+    if constexpr (!kValues) return fp8_factor(scales[at]) * 0x10001u;
+    const uint32_t two = *reinterpret_cast<const uint16_t*>(scales + at);
     return (at < rows ? fp8_factor(two & 255u) : 0u) | (at + 1 < rows ? fp8_factor(two >> 8) << 16 : 0u);
   }
   __device__ __forceinline__ void store(const uint4& codes, uint32_t by, int half, uint8_t* page) const {
@@ -169,62 +185,114 @@ struct Fp8Lane {
   }
 };
 
-// Every second page of a tile, by one of two warps.
-template <int kDim, bool kValues>
-__device__ __forceinline__ void convert_tile(const Fp8Lane<kValues>& mine, const TileSource& from,
-                                             int32_t tile, int first, uint8_t* slot, uint64_t* full) {
-  const int lane = threadIdx.x % kWarpLanes;
-  const int32_t first_page = tile * kTilePages;
-  int32_t block = kNoBlock;
-  if (lane < kTilePages && first_page + lane >= from.first_page &&
-      (first_page + lane) * kBlockTokens < from.past) {
-    block = from.table[first_page + lane];
+// All tiles of all items, in the order in which they are used.
+struct TileWalk {
+  const PackedAttention& p;
+  const PromptItems& items;
+  int32_t round = 0, tile = 0, past_tile = 0;
+  uint32_t n = 0;  // tiles so far
+  PromptItem item{};
+
+  __device__ TileWalk(const PackedAttention& op, const PromptItems& all) : p(op), items(all) { enter(); }
+  __device__ bool has() const { return tile < past_tile; }
+  __device__ void next() {
+    ++n;
+    if (++tile == past_tile) ++round, enter();
   }
+  __device__ int32_t first_page() const { return item.first(p) / kBlockTokens; }
+  __device__ int32_t past() const { return item.position + item.tokens; }
+
+ private:
+  __device__ void enter() {
+    tile = past_tile = 0;
+    if (!items.has(round)) return;
+    item = items.at(round);
+    tile = item.first_tile(p);
+    past_tile = item.past_tile();
+  }
+};
+
+template <int kDim, bool kValues>
+__device__ void bring_codes(const TileWalk& at, const PromptRing<kDim, true>& ring) {
+  const LayerCache& cache = at.p.cache;
+  const int lane = threadIdx.x % kWarpLanes, place = lane % kTilePages, part = lane / kTilePages;
+  const int32_t page = at.tile * kTilePages + place;
+  const bool mine = part < kDim / kPartDims && page >= at.first_page() && page * kBlockTokens < at.past();
+  const uint32_t bytes = (mine ? kFp8PartBytes : 0) + (mine && part == 0 ? kBlockTokens : 0);
+  const uint32_t all = __reduce_add_sync(kAllLanes, bytes);
+  uint64_t* come = ring.codes + at.n % PromptShape<kDim, true>::kSlots;
+  if (lane == 0) ptx::barrier_arrive_expect(come, all);
+  __syncwarp();
+  if (!mine) return;
+  const int32_t block = cache.tables[cache.table_starts[at.item.sequence] + page];
+  const Fp8Head head = fp8_head(cache, block, at.item.kv_head);
+  ptx::bulk_copy_kept(ring.slot(at.n) + part * kTilePartBytes + place * kPagePartBytes + kFp8PartBytes,
+                      (kValues ? head.values : head.keys) + part * kFp8PartBytes, kFp8PartBytes, come);
+  if (part > 0) return;
+  ptx::bulk_copy_kept(ring.scales_of(at.n) + place * kBlockTokens, head.scales + (kValues ? kBlockTokens : 0),
+                      kBlockTokens, come);
+}
+
+// Every second page of a tile, by one of two warps: a lane has read its codes before any lane stores.
+template <int kDim, bool kValues>
+__device__ __forceinline__ void convert_tile(const Fp8Lane<kValues>& mine, const TileWalk& at, int first,
+                                             uint8_t* slot, const uint8_t* scales, uint64_t* full) {
 #pragma unroll 1
   for (int i = first; i < kTilePages; i += 2) {
-    const int32_t at = __shfl_sync(kAllLanes, block, i);
-    const int32_t rows = at == kNoBlock ? 0 : from.past - (first_page + i) * kBlockTokens;
-    const Fp8Head head = fp8_head(from.cache, max(at, 0), from.kv_head);  // zeros of block 0's codes
-    const uint8_t* source = (kValues ? head.values : head.keys) + mine.from;
+    const int32_t page = at.tile * kTilePages + i;
+    const int32_t rows = page < at.first_page() ? 0 : at.past() - page * kBlockTokens;
+    uint32_t by[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) by[half] = mine.factors(scales + i * kBlockTokens, half, rows);
 #pragma unroll 1
     for (int part = 0; part < kDim / kPartDims; ++part) {
+      uint8_t* to = slot + part * kTilePartBytes + i * kPagePartBytes;
       uint4 codes[2];
-      uint32_t by[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        codes[half] = __ldcg(reinterpret_cast<const uint4*>(source + part * kFp8PartBytes + half * 512));
-        by[half] = mine.factors(head.scales, half, rows);
+        codes[half] = *reinterpret_cast<const uint4*>(to + kFp8PartBytes + mine.from + half * 512);
       }
+      __syncwarp();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        mine.store(codes[half], by[half], half, slot + part * kTilePartBytes + i * kPagePartBytes);
-      }
+      for (int half = 0; half < 2; ++half) mine.store(codes[half], by[half], half, to);
     }
   }
   ptx::publish_to_async();
   __syncwarp();  // all lanes' rows are there, for the tensor cores too
-  if (lane == 0) ptx::barrier_arrive(full);
+  if (threadIdx.x % kWarpLanes == 0) ptx::barrier_arrive(full);
 }
 
-// One warp, keys or values; of an fp8 cache one of two.
-template <int kDim, bool kFp8, bool kValues>
+// One warp, keys or values.
+template <int kDim, bool kValues>
 __device__ void bring_tiles(const PackedAttention& p, const PromptItems& items,
-                            const PromptRing<kDim, kFp8>& ring, int half) {
+                            const PromptRing<kDim, false>& ring, int /*half*/) {
   uint32_t n = 0;
-  [[maybe_unused]] const Fp8Lane<kValues> mine;
   for (int32_t round = 0; items.has(round); ++round) {
     const PromptItem item = items.at(round);
     const TileSource source{p.cache, p.cache.tables + p.cache.table_starts[item.sequence], item.kv_head,
                             item.first(p) / kBlockTokens, item.position + item.tokens};
     for (int32_t tile = item.first_tile(p); tile < item.past_tile(); ++tile, ++n) {
       ring.wait_empty(n);
-      uint64_t* full = ring.full + n % PromptShape<kDim, kFp8>::kSlots;
-      if constexpr (kFp8) {
-        convert_tile<kDim>(mine, source, tile, half, ring.slot(n), full);
-      } else {
-        bring_tile<kDim, kValues>(source, tile, ring.slot(n), full);
-      }
+      bring_tile<kDim, kValues>(source, tile, ring.slot(n), ring.full + n % PromptShape<kDim, false>::kSlots);
     }
+  }
+}
+// The same of an fp8 cache by two, the first of which asks for codes, as far ahead as slots are empty.
+template <int kDim, bool kValues>
+__device__ void bring_tiles(const PackedAttention& p, const PromptItems& items,
+                            const PromptRing<kDim, true>& ring, int half) {
+  constexpr uint32_t kSlots = PromptShape<kDim, true>::kSlots;
+  const Fp8Lane<kValues> mine;
+  TileWalk ahead(p, items);
+  for (TileWalk at(p, items); at.has(); at.next()) {
+    while (half == 0 && ahead.has() && ahead.n < at.n + kSlots) {
+      if (ahead.n > at.n && !ring.is_empty(ahead.n)) break;
+      ring.wait_empty(ahead.n);
+      bring_codes<kDim, kValues>(ahead, ring);
+      ahead.next();
+    }
+    ring.wait_codes(at.n);
+    convert_tile<kDim>(mine, at, half, ring.slot(at.n), ring.scales_of(at.n), ring.full + at.n % kSlots);
   }
 }
 
@@ -551,8 +619,8 @@ __global__ void __launch_bounds__((PromptShape<kDim, kFp8>::kThreads), 1)
     ptx::fewer_registers<Shape::kLoaderRegisters>();
     const int warp = threadIdx.x % kGroupThreads / kWarpLanes;
     if (warp < 2 * Shape::kLoaders) {
-      if (warp % 2 == 0) bring_tiles<kDim, kFp8, false>(p, items, Ring(shared, false), warp / 2);
-      if (warp % 2 == 1) bring_tiles<kDim, kFp8, true>(p, items, Ring(shared, true), warp / 2);
+      if (warp % 2 == 0) bring_tiles<kDim, false>(p, items, Ring(shared, false), warp / 2);
+      if (warp % 2 == 1) bring_tiles<kDim, true>(p, items, Ring(shared, true), warp / 2);
     }
   }
 #else

@@ -41,6 +41,16 @@ __device__ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
       : "memory");
   return done != 0;
 }
+// The same, without the while that try_wait may take.
+__device__ inline bool barrier_test(uint64_t* barrier, uint32_t parity) {
+  uint32_t done = 1;
+  MILLRACE_BULK_ASM(
+      "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 // Returns when the phase of this parity is over.
 __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
   while (!barrier_try_wait(barrier, parity)) {
