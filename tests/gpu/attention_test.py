@@ -3,7 +3,7 @@
 head, windows, sinks, types of the KV cache, blocks in order and scattered, ragged batches of prompts and decodes.
 attention_driver runs the steps through the same calls as a model's; outputs and cache are NaN before they are written.
 
-    attention_test.py ATTENTION_DRIVER [--device cuda] [--every N]    every Nth case; needs torch
+    attention_test.py ATTENTION_DRIVER [--device cuda] [--match 'dim 64 .* kv fp8'] [--every N]    every Nth case; needs torch
 
 What torch is given is what the device was given, rounded where the device rounds by contract: rotated keys and values
 to the cache's type and, on the tensor cores, queries (times scale and log2 e) to bf16. Everything from there on is
@@ -21,6 +21,7 @@ Ends with 77, loudly, where torch or a GPU is missing.
 import argparse
 import itertools
 import math
+import re
 import struct
 import subprocess
 import sys
@@ -59,7 +60,7 @@ class Case:
         self.index, self.dim, self.heads, self.kv_heads = index, dim, heads, kv_heads
         self.window, self.sinks, self.kv_type, self.in_order, self.steps = window, sinks, kv_type, in_order, steps
         # How positions turn goes round: all dimensions in halves or in pairs, some of them, and with a magnitude.
-        way = index % 4
+        way = (index + index // 4) % 4  # not in step with what changes from case to case
         self.half = dim // 4 if way == 2 else dim // 2
         self.interleaved = way == 1
         self.magnitude = 1.25 if way == 3 else 1.0
@@ -287,6 +288,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("driver")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--match", default="")
     parser.add_argument("--every", type=int, default=1)
     options = parser.parse_args()
     global torch
@@ -300,7 +302,7 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     began = time.time()
     driver = Driver(options.driver, options.device)
-    cases = all_cases()[::options.every]
+    cases = [case for case in all_cases() if re.search(options.match, str(case))][::options.every]
     largest, tensor_cores, rows, failures = 0.0, 0, 0, unnoticed_twists(driver, all_cases(), on)
     for case in cases:
         worst, n = run_case(driver, case, on)
