@@ -1,4 +1,4 @@
-// Which kernels a binary takes on this machine's GPU. Needs a GPU.
+// Which kernels a binary takes on this machine's GPU, and what is said when memory runs out. Needs a GPU.
 #include "backend/cuda/device.h"
 
 #include <gtest/gtest.h>
@@ -8,18 +8,23 @@
 
 #include "backend/cuda/ops/ops.h"
 #include "backend/cuda/ops/wide.h"
+#include "base/error.h"
 
 namespace millrace::cuda {
 namespace {
+
+bool no_gpu() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) != cudaSuccess || count == 0;
+}
+#define SKIP_WITHOUT_GPU() \
+  if (no_gpu()) GTEST_SKIP() << "*** no GPU: the device was not tested ***"
 
 // By what the code was compiled for, not by what the GPU could do: code for sm_80 that the driver has
 // translated for an H200 must not ask for its bulk copies, whose kernels are empty in it.
 // MILLRACE_EXPECT_KERNELS (of tests/gpu/run.sh) says what this build is for.
 TEST(CudaDevice, TakesTheKernelsOfItsCode) {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    GTEST_SKIP() << "*** no GPU: which kernels are taken was not tested ***";
-  }
+  SKIP_WITHOUT_GPU();
   const DeviceInfo device = open_device(0);
   const int code = code_architecture();
   const std::string kind = has_wgmma() ? "wgmma" : has_bulk_copies() ? "bulk" : "portable";
@@ -31,6 +36,22 @@ TEST(CudaDevice, TakesTheKernelsOfItsCode) {
   if (const char* expected = std::getenv("MILLRACE_EXPECT_KERNELS")) {
     EXPECT_EQ(kind, expected);
   }
+}
+
+TEST(CudaDevice, NamesWhatDidNotFitAndGoesOn) {
+  SKIP_WITHOUT_GPU();
+  open_device(0);
+  try {
+    const DeviceBuffer buffer(size_t{1} << 50, "a large test");
+    FAIL() << "a petabyte";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNoMemory);
+    EXPECT_EQ(std::string(error.what()).find("device cuda: a large test needs 1048576.00 GiB, found "), 0u)
+        << error.what();
+  }
+  const DeviceBuffer small(1024, "a small test");
+  MILLRACE_CUDA_TRY(cudaMemset(small.as<void>(), 0, small.bytes()));
+  MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
 }
 
 }  // namespace
