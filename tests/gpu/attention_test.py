@@ -3,14 +3,14 @@
 head, windows, sinks, types of the KV cache, blocks in order and scattered, ragged batches of prompts and decodes.
 attention_driver runs the steps through the same calls as a model's; outputs and cache are NaN before they are written.
 
-    attention_test.py ATTENTION_DRIVER [--device cuda] [--match 'dim 64 .* kv fp8'] [--every N]    every Nth case; needs torch
+    attention_test.py ATTENTION_DRIVER [--device cuda] [--match 'dim 64 .* kv fp8'] [--part 0/3]    needs torch
 
 What torch is given is what the device was given, rounded where the device rounds by contract: rotated keys and values
 to the cache's type and, on the tensor cores, queries (times scale and log2 e) to bf16. Everything from there on is
 float64. A device may leave queries as they are: a case passes if all its rows are within one of the two bounds.
 
 The bound of an output, with weights w, values v, W = sum w and L positions:
-    tensor cores  (2^-9 + (L/8 + 32) 2^-22) sum w|v| / W    weights are rounded to bf16, half a step is 2^-9 of them;
+    tensor cores  (2^-8 + (L/8 + 32) 2^-22) sum w|v| / W    weights are rounded to bf16, off by 2^-8 of them at most;
                                                             a chain of L/16 products in float32 that cut what does not
                                                             fit, factors of exp2 once a tile of 128
     else          (L + 64) 2^-23 sum w|v| / W               one float32 chain over the positions
@@ -164,7 +164,7 @@ def attention(case, query, keys, values, sinks, first, tensor_cores, twist=""):
     out = (w @ v) / total
     size = (w @ v.abs()) / total
     moved = ((w * error) @ v.abs() + (w * error).sum(-1, keepdim=True) * out.abs()) / total
-    share = 2.0**-9 + (length / 8 + 32) * 2.0**-22 if tensor_cores else (length + 64) * 2.0**-23
+    share = 2.0**-8 + (length / 8 + 32) * 2.0**-22 if tensor_cores else (length + 64) * 2.0**-23
     return out.transpose(0, 1), (share * size + moved).transpose(0, 1) + 1e-30
 
 
@@ -289,8 +289,9 @@ def main():
     parser.add_argument("driver")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--match", default="")
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--part", default="0/1", help="K/N: every Nth case from the Kth on")
     options = parser.parse_args()
+    first, step = map(int, options.part.split("/"))
     global torch
     try:
         import torch
@@ -302,7 +303,7 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     began = time.time()
     driver = Driver(options.driver, options.device)
-    cases = [case for case in all_cases() if re.search(options.match, str(case))][::options.every]
+    cases = [case for case in all_cases() if re.search(options.match, str(case))][first::step]
     largest, tensor_cores, rows, failures = 0.0, 0, 0, unnoticed_twists(driver, all_cases(), on)
     for case in cases:
         worst, n = run_case(driver, case, on)

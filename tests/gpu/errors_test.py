@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -24,11 +25,19 @@ def millrace(*args, **environment):
                           env={**os.environ, **environment})
 
 
-def run(device, *args, **environment):
-    return millrace("run", MODEL, "-p", "a", "-n", "1", "--device", device, *args, **environment)
+def run(device, *args, model=MODEL, **environment):
+    return millrace("run", model, "-p", "a", "-n", "1", "--device", device, *args, **environment)
 
 
 class Errors(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory(prefix="millrace-errors-test-")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.directory.cleanup()
+
     def expect(self, says, *args, device="cuda", **environment):
         """The device by name: this one line and nothing else. With auto: the CPU, and the same line behind a colon."""
         named = run(device, *args, **environment)
@@ -43,14 +52,6 @@ class Errors(unittest.TestCase):
 
 
 class WithoutAGpu(Errors):
-    @classmethod
-    def setUpClass(cls):
-        cls.directory = tempfile.TemporaryDirectory(prefix="millrace-driver-test-")
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.directory.cleanup()
-
     def driver(self, name, version=0, init=0):
         """The search path of a driver for CUDA `version` whose cuInit returns `init`; 0: a file that is none."""
         folder = pathlib.Path(self.directory.name) / name
@@ -101,18 +102,30 @@ class WithAGpu(Errors):
                 return self.expect(r"the GPU \(.*\) is sm_\d+, this binary has code for \d", **{variable: "1"})
         self.skipTest("*** this binary has both code and PTX for this GPU: nothing is missing from it ***")
 
+    def long_model(self):
+        """A model of 20 million tokens: its cache takes 5 GiB, whatever GPU this is. 0.01 of it is the least one may ask for."""
+        data = bytearray(pathlib.Path(MODEL).read_bytes())
+        at = data.index(b"llama.context_length") + len(b"llama.context_length")
+        self.assertEqual(struct.unpack_from("<I", data, at)[0], 4)  # uint32
+        struct.pack_into("<I", data, at + 4, 20_000_000)
+        path = pathlib.Path(self.directory.name) / "long.gguf"
+        path.write_bytes(data)
+        return str(path)
+
     def test_too_little_memory(self):
-        self.expect("weights of .* and a workspace of .*, expected at most .*--gpu-memory", "--gpu-memory", "0.00000001")
+        self.expect("a context of 20000000 tokens takes .* of KV cache, .* more than there is room for; .* tokens would fit",
+                    "--ctx", "20000000", "--gpu-memory", "0.01", model=self.long_model())
 
     def test_inspect_answers_where_it_does_not_fit(self):
-        args = ("inspect", MODEL, "--device", "cuda", "--ctx", "4096", "--gpu-memory", "0.00000001")
+        args = ("inspect", self.long_model(), "--device", "cuda", "--ctx", "20000000", "--gpu-memory", "0.01")
         done = millrace(*args)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("total for one user at 4096", done.stdout)
-        self.assertRegex(done.stdout, r"does not fit: device cuda: weights of .* and a workspace of ")
+        self.assertIn("total for one user at 20000000", done.stdout)
+        self.assertRegex(done.stdout, r"does not fit: device cuda: a context of 20000000 tokens takes .*; \d+ tokens would fit")
         memory = json.loads(millrace(*args, "--json").stdout)["memory"]
-        self.assertIn("weights of", memory["does_not_fit"])
-        self.assertEqual(memory["longest_context"], 0)
+        self.assertIn("a context of 20000000 tokens", memory["does_not_fit"])
+        self.assertGreater(memory["longest_context"], 1000)
+        self.assertGreater(memory["total_bytes"], memory["available_bytes"])
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ build_step build "$build" "${CUDA_ARCHITECTURES:-$architectures}" \
 
 export MILLRACE_TEST_DEVICES=cuda
 export XDG_CACHE_HOME=$PWD/$build/cache # a table of tuned kernels that somebody else made is not under test
-rm -rf "$XDG_CACHE_HOME"
+rm -rf "$XDG_CACHE_HOME" && mkdir -p "$XDG_CACHE_HOME"
 
 # Kernels with the programs of one build: every op, type and odd shape against the reference; bit by bit however a prompt
 # is cut and whatever else is in the batch, 10,000 ragged batches among it; attention against torch in float64.
@@ -147,11 +147,13 @@ kernels() { # kernels SUFFIX DIRECTORY KIND
   start "types$s" "$backend_test" --gtest_filter='SameBitsDecode.WhateverTheTypes:SameBitsDecode.Whether*'
   start "batch$s" "$backend_test" --gtest_filter='SameBits*.WhateverElse*:SameBitsDecode.Among*'
   start "ragged$s" "$backend_test" --gtest_filter='SameBitsDecode.InEvery*'
-  start "attention$s" "$python" tests/gpu/attention_test.py "$2/tests/attention_driver"
+  for part in 0 1 2; do
+    start "attention$s.$part" "$python" tests/gpu/attention_test.py "$2/tests/attention_driver" --part $part/3
+  done
 }
 kernels_ran() { # kernels_ran SUFFIX
   expect_on_cuda '\[ +OK \].*/cuda_' "conformance$1"
-  expect_on_cuda '\[ +figure +\] cuda ' "host$1" "ragged$1" "attention$1"
+  expect_on_cuda '\[ +figure +\] cuda ' "host$1" "ragged$1" "attention$1".{0,1,2}
 }
 
 kernels '' "$build" "$kind"
