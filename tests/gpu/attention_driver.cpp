@@ -10,7 +10,9 @@
 //   step   int32 pieces (0: the case is over), per piece sequence, tokens;
 //          float32 query [rows, heads, dim], key and value [rows, kv_heads, dim]
 //   answer float32 attention [rows, heads, dim]
+#include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <limits>
 #include <map>
 #include <memory>
