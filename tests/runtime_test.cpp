@@ -246,5 +246,38 @@ TEST(MemoryPlan, CountsWhatIsThere) {
   EXPECT_EQ(plan.longest_context, config.context_length) << "a tiny model fits whole";
 }
 
+// Whoever asks whether a model fits wants the plan most where it does not.
+TEST(MemoryPlan, IsThereWhereItDoesNotFit) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open("tests/golden/models/llama3/model.gguf");
+  const ModelConfig config = read_config(checkpoint);
+  RuntimeOptions options;
+  options.context = 64;
+  const size_t fixed = plan_weights(checkpoint, config, SmallDevice(0)).repacked + 1000;
+  const auto plan_with = [&](size_t memory) {
+    return plan_memory(checkpoint, config, SmallDevice(memory), options);
+  };
+  const MemoryPlan roomy = plan_with(fixed + (size_t{1} << 30));
+  EXPECT_EQ(roomy.does_not_fit, "");
+  EXPECT_GE(roomy.longest_context, 64);
+  for (const bool shared_pool : {false, true}) {
+    options.shared_pool = shared_pool;
+    const MemoryPlan no_context = plan_with(fixed + roomy.pool / 2);
+    EXPECT_NE(no_context.does_not_fit.find("device small: a context of 64 tokens"), std::string::npos)
+        << no_context.does_not_fit;
+    EXPECT_EQ(no_context.does_not_fit.find('\n'), std::string::npos);
+    EXPECT_EQ(no_context.context, 64);
+    EXPECT_EQ(no_context.weights_repacked, fixed - 1000);
+    EXPECT_GT(no_context.total, no_context.memory_available);
+    EXPECT_GT(no_context.longest_context, 0);
+    EXPECT_LT(no_context.longest_context, 64);
+    EXPECT_EQ(no_context.users_at_context, 0);
+    const MemoryPlan no_weights = plan_with(fixed / 2);
+    EXPECT_NE(no_weights.does_not_fit.find("weights of"), std::string::npos) << no_weights.does_not_fit;
+    EXPECT_EQ(no_weights.longest_context, 0);
+  }
+  options.kv_type = DType::kQ4_K;  // not a matter of memory
+  EXPECT_THROW(plan_with(fixed), Error);
+}
+
 }  // namespace
 }  // namespace millrace

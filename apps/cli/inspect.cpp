@@ -96,15 +96,17 @@ Json memory_json(const MemoryPlan& plan) {
                       {"kv_bytes_per_1k_tokens", group.bytes_per_1k_tokens},
                       {"kv_bytes_at_context", group.bytes_at_context}});
   }
-  return {{"weights_mapped_bytes", plan.weights_mapped},
-          {"weights_repacked_bytes", plan.weights_repacked},
-          {"workspace_bytes", plan.workspace},
-          {"kv_groups", groups},
-          {"context", plan.context},
-          {"total_bytes", plan.total},
-          {"available_bytes", plan.memory_available},
-          {"longest_context", plan.longest_context},
-          {"users_at_context", plan.users_at_context}};
+  Json out = {{"weights_mapped_bytes", plan.weights_mapped},
+              {"weights_repacked_bytes", plan.weights_repacked},
+              {"workspace_bytes", plan.workspace},
+              {"kv_groups", groups},
+              {"context", plan.context},
+              {"total_bytes", plan.total},
+              {"available_bytes", plan.memory_available},
+              {"longest_context", plan.longest_context},
+              {"users_at_context", plan.users_at_context}};
+  if (!plan.does_not_fit.empty()) out["does_not_fit"] = plan.does_not_fit;
+  return out;
 }
 
 struct TypeTotal {
@@ -165,10 +167,12 @@ std::string memory_text(const MemoryPlan& plan, const Backend& backend) {
     line(fmt::format("kv at context {}, same layers", plan.context), human_bytes(group.bytes_at_context));
   }
   line(fmt::format("total for one user at {}", plan.context), human_bytes(plan.total));
-  line("available on this machine", human_bytes(plan.memory_available));
+  line(backend.own_memory() ? "available on the device (--gpu-memory)" : "available on this machine",
+       human_bytes(plan.memory_available));
   line("longest context that fits", human_count(static_cast<size_t>(plan.longest_context)));
   line(fmt::format("users that fit at {}", plan.context),
        human_count(static_cast<size_t>(plan.users_at_context)));
+  if (!plan.does_not_fit.empty()) out += fmt::format("  does not fit: {}\n", plan.does_not_fit);
   return out;
 }
 

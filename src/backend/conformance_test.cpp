@@ -503,6 +503,15 @@ INSTANTIATE_TEST_SUITE_P(Types, Conformance,
                                             ::testing::ValuesIn(matrix_types())),
                          name_of);
 
+TEST(ConformanceTypes, AreAllThatWeightsHave) {
+  for (int i = 0; i <= static_cast<int>(DType::kU8); ++i) {
+    const auto type = static_cast<DType>(i);
+    const bool is_weight = type != DType::kI32 && type != DType::kU8;
+    EXPECT_EQ(std::count(matrix_types().begin(), matrix_types().end(), type), is_weight ? 1 : 0)
+        << info(type).name;
+  }
+}
+
 // ---------------------------------------------------------------- attention
 
 struct AttentionCase {

@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "base/error.h"
 #include "base/topology.h"
 #include "engine/runtime.h"
 
@@ -52,15 +53,28 @@ int32_t largest(int32_t most, const Fits& fits) {
   return low;
 }
 
+// What would run. Where that is refused for want of memory, `reason` says so and the spec has a context for
+// every sequence, whatever it takes: a plan is there to be looked at.
+ExecutorSpec spec_to_plan(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                          const RuntimeOptions& options, std::string& reason) {
+  try {
+    check_context(config, backend, options);
+    return runtime_spec(checkpoint, config, backend, options);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNoMemory) throw;
+    reason = error.what();
+    return make_executor_spec(config, runtime_limits(config, backend, options));
+  }
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                        const RuntimeOptions& options) {
   const ExecutorLimits limits = runtime_limits(config, backend, options);
-  const ExecutorSpec spec = runtime_spec(checkpoint, config, backend, options);
-  const WeightBytes weights = plan_weights(checkpoint, config, backend, options.quantize);
-
   MemoryPlan plan;
+  const ExecutorSpec spec = spec_to_plan(checkpoint, config, backend, options, plan.does_not_fit);
+  const WeightBytes weights = plan_weights(checkpoint, config, backend, options.quantize);
   plan.weights_mapped = weights.mapped;
   plan.weights_repacked = weights.repacked;
   plan.workspace = backend.workspace_bytes(spec);
@@ -78,7 +92,9 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
                            .bytes_per_1k_tokens = block * (1024 / kBlockTokens),
                            .bytes_at_context = block * static_cast<size_t>(one.kv_groups[g].num_blocks)});
   }
-  const size_t fixed = plan.weights_mapped + plan.weights_repacked + plan.workspace;
+  // A device with memory of its own holds copies; the file's mapping is the machine's.
+  const size_t mapped = backend.own_memory() ? 0 : plan.weights_mapped;
+  const size_t fixed = mapped + plan.weights_repacked + plan.workspace;
   plan.pool = 0;
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     plan.pool += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);

@@ -234,9 +234,10 @@ struct MemoryPlan {
   int32_t context = 0;  // planned
   DType kv_type = DType::kF32;
   size_t memory_available = 0;   // what the machine has for us
-  size_t total = 0;              // mapped + repacked + workspace + pool
+  size_t total = 0;              // of that: mapped (where it is the machine's) + repacked + workspace + pool
   int32_t longest_context = 0;   // that fits beside the weights for one sequence, at most the trained one
   int32_t users_at_context = 0;  // sequences of `context` that fit
+  std::string does_not_fit;      // why running it would be refused, with what would fit; empty: it fits
 };
 MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                        const RuntimeOptions& options);

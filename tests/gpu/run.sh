@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# Builds the CUDA backend in build/gpu and tests it on this machine's GPU against the reference and the golden
-# models, then under compute-sanitizer. Some minutes; without a GPU or nvcc it says so and ends with status 0.
+# Builds the CUDA backend in build/gpu and proves it on this machine's GPU: every step against its oracle, side by side,
+# some of them under compute-sanitizer; then what is timed, alone. Under six minutes on 16 cores, the build included.
+# Prints the seconds of each step; ends with status 1 if one failed or ran nothing on cuda. Without a GPU or nvcc it says
+# so and ends with status 0.
 #   tests/gpu/run.sh
 #   MILLRACE_DEPS_DIR=dir tests/gpu/run.sh   where fmt, nlohmann-json and CLI11 are not installed: dir/include/fmt,
 #                                            dir/include/nlohmann, dir/include/CLI (and dir/googletest, its source)
-#   FALLBACK=1 tests/gpu/run.sh              also as on a GPU before sm_90: the driver translates code for 8.0
-# Other settings: CUDA_ARCHITECTURES (90a), JOBS, SANITIZER_SECONDS (90: limit of each sanitizer run).
+#   PORTABLE=1 tests/gpu/run.sh              also the kernels of other GPUs, each in a build of its own: those of sm_80,
+#                                            translated by the driver, and those with bulk copies but no warpgroup products
+#   ONLY='host|attention' tests/gpu/run.sh   some steps (a regular expression), after the build
+# Other settings: CUDA_ARCHITECTURES (this GPU's), JOBS, STEP_SECONDS (150: limit of a step), PYTHON (python3, with torch).
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 2
 export PATH="$PATH:/usr/local/cuda/bin"
@@ -19,91 +23,182 @@ command -v nvcc >/dev/null || skip "nvcc is not installed"
 command -v cmake >/dev/null || skip "cmake is not installed"
 
 build=build/gpu
+logs=build/gpu/logs
 jobs=${JOBS:-$(nproc)}
-limit=${SANITIZER_SECONDS:-90}
-logs=$build/logs
-mkdir -p "$logs"
+limit=${STEP_SECONDS:-150}
+python=${PYTHON:-python3}
+only=${ONLY:-.}
 summary=()
 failed=0
+SECONDS=0
+rm -rf "$logs" && mkdir -p "$logs"
 
-step() { # step NAME COMMAND...: runs it, keeps its output, notes how it ended; its status
+note() { summary+=("$(printf '%-8s %-16s %s' "$@")"); }
+
+# ---------------------------------------------------------------- steps
+
+# start NAME COMMAND...: beside the others. finish_all waits for them and notes how each ended.
+started=()
+start() {
+  local name=$1
+  shift
+  [[ $name =~ $only ]] || return 0
+  started+=("$name")
+  (
+    SECONDS=0
+    status=0
+    timeout "$limit" "$@" >"$logs/$name.log" 2>&1 || status=$?
+    echo "$status $SECONDS" >"$logs/$name.status"
+  ) &
+}
+finish_all() {
+  local name status seconds
+  wait
+  for name in "${started[@]}"; do
+    read -r status seconds <"$logs/$name.status"
+    if [ "$status" = 0 ]; then
+      note passed "$name" "$seconds s"
+    elif [ "$status" = 77 ]; then
+      note SKIPPED "$name" "$(grep -h -m1 'SKIPPED' "$logs/$name.log")"
+    else
+      failed=1
+      note FAILED "$name" "$seconds s, status $status$([ "$status" = 124 ] && echo ": over $limit s"), $logs/$name.log"
+      echo "--- $name"
+      grep -E 'FAILED|Failure|error' "$logs/$name.log" | head -n 20
+      tail -n 15 "$logs/$name.log"
+    fi
+  done
+  started=()
+}
+alone() { # alone NAME COMMAND...: nothing beside it
+  start "$@"
+  finish_all
+}
+# A test program that ran nothing on the GPU has proved nothing.
+expect_on_cuda() { # expect_on_cuda PATTERN NAME...
+  local count name pattern=$1
+  shift
+  for name in "$@"; do
+    [ -f "$logs/$name.log" ] && ! grep -qs '^77 ' "$logs/$name.status" || continue
+    count=$(grep -cE "$pattern" "$logs/$name.log")
+    note '' "$name" "$count results on cuda"
+    if [ "$count" = 0 ]; then
+      failed=1
+      note FAILED "$name" "no line matches '$pattern': nothing ran on cuda"
+    fi
+  done
+}
+finish() {
+  echo
+  grep -hE '\[ +figure +\] cuda' "$logs"/*.log | sort -u
+  printf '%s\n' "${summary[@]}"
+  echo "$([ "$failed" = 0 ] && echo passed || echo FAILED): $SECONDS s in all, the build included"
+  exit "$failed"
+}
+
+build_in() { # build_in DIRECTORY ARCHITECTURES TARGET...
+  local directory=$1 architectures=$2 configure
+  shift 2
+  configure=(--preset cuda -B "$directory" -DMILLRACE_TESTS=ON "-DCMAKE_CUDA_ARCHITECTURES=$architectures")
+  command -v ninja >/dev/null || configure+=(-G "Unix Makefiles")
+  [ -z "${MILLRACE_DEPS_DIR:-}" ] || configure+=("-DMILLRACE_DEPS_DIR=$(realpath "$MILLRACE_DEPS_DIR")")
+  cmake "${configure[@]}" && cmake --build "$directory" --parallel "$jobs" --target "$@"
+}
+build_step() { # build_step NAME DIRECTORY ARCHITECTURES TARGET...: its status
   local name=$1 began=$SECONDS status=0
   shift
-  echo "--- $name"
-  "$@" >"$logs/$name.log" 2>&1 || status=$?
+  build_in "$@" >"$logs/$name.log" 2>&1 || status=$?
   if [ "$status" = 0 ]; then
-    summary+=("$(printf 'passed   %-12s %4d s' "$name" $((SECONDS - began)))")
+    note passed "$name" "$((SECONDS - began)) s"
   else
     failed=1
-    summary+=("$(printf 'FAILED   %-12s %4d s  status %d, %s' "$name" $((SECONDS - began)) "$status" "$logs/$name.log")")
-    tail -n 40 "$logs/$name.log"
+    note FAILED "$name" "$((SECONDS - began)) s, status $status, $logs/$name.log"
+    grep -E 'error|FAILED' "$logs/$name.log" | head -n 20
   fi
   return "$status"
 }
 
-finish() {
-  echo
-  printf '%s\n' "${summary[@]}"
-  exit "$failed"
-}
-
-# A test program that ran nothing on the GPU has proved nothing.
-expect_on_cuda() { # expect_on_cuda STEP PATTERN
-  local count
-  count=$(grep -cE "$2" "$logs/$1.log")
-  summary+=("         $1: $count results on cuda")
-  if [ "$count" = 0 ]; then
-    failed=1
-    summary+=("FAILED   $1: no line matches '$2': nothing ran on cuda")
-  fi
-}
-
-[ -z "${FALLBACK:-}" ] || CUDA_ARCHITECTURES="80-virtual;${CUDA_ARCHITECTURES:-90a-real}"
-configure=(--preset cuda -B "$build" -DMILLRACE_TESTS=ON "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90a}")
-command -v ninja >/dev/null || configure+=(-G "Unix Makefiles")
-[ -z "${MILLRACE_DEPS_DIR:-}" ] || configure+=("-DMILLRACE_DEPS_DIR=$(realpath "$MILLRACE_DEPS_DIR")")
+# ---------------------------------------------------------------- what is proved
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-step configure cmake "${configure[@]}" || finish
-step build cmake --build "$build" --parallel "$jobs" --target backend_cuda_test backend_test engine_test integration_test ||
-  finish
-
-step host "$build/src/backend/cuda/backend_cuda_test"
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
+case $capability in
+  90) architectures=90a-real kind=wgmma ;;
+  1[0-9][0-9]) architectures=$capability-real kind=bulk ;;
+  *) architectures=$capability-real kind=portable ;;
+esac
+[ -z "${CUDA_ARCHITECTURES:-}" ] || kind='' # whatever was asked for
+build_step build "$build" "${CUDA_ARCHITECTURES:-$architectures}" \
+  millrace backend_cuda_test backend_test engine_test integration_test attention_driver gemm_bench || finish
 
 export MILLRACE_TEST_DEVICES=cuda
-step conformance "$build/src/backend/backend_test" \
-  --gtest_filter='*cuda*:Attention.*:Damaged.*:SameBits.HoweverThePrompt*:SameBits.WhateverElse*:SameBitsDecode.*:Blocks.*'
-expect_on_cuda conformance '\[ +OK \].*/cuda_'
-step golden "$build/tests/integration_test" --gtest_filter='*Golden.Device*:*Golden.SameBits*:KvCache.*'
-expect_on_cuda golden '\[ +figure +\] cuda '
+export XDG_CACHE_HOME=$PWD/$build/cache # a table of tuned kernels that somebody else made is not under test
+rm -rf "$XDG_CACHE_HOME" && mkdir -p "$XDG_CACHE_HOME"
+
+# Kernels with the programs of one build: every op, type and odd shape against the reference; bit by bit however a prompt
+# is cut and whatever else is in the batch, 10,000 ragged batches among it; attention against torch in float64.
+kernels() { # kernels SUFFIX DIRECTORY KIND
+  local s=$1 backend_test=$2/src/backend/backend_test
+  start "host$s" env ${3:+MILLRACE_EXPECT_KERNELS="$3"} "$2/src/backend/cuda/backend_cuda_test"
+  start "conformance$s" "$backend_test" --gtest_filter='*cuda*:Attention.*:Damaged.*:Blocks.*'
+  start "cut$s" "$backend_test" --gtest_filter='SameBitsDecode.HoweverThePrompt*:SameBits.HoweverThePrompt*'
+  start "fp8$s" "$backend_test" --gtest_filter='SameBitsDecode.InACacheOfFp8'
+  start "tall$s" "$backend_test" --gtest_filter='SameBitsDecode.HoweverTall*:SameBitsDecode.AndThey*'
+  start "types$s" "$backend_test" --gtest_filter='SameBitsDecode.WhateverTheTypes:SameBitsDecode.Whether*'
+  start "batch$s" "$backend_test" --gtest_filter='SameBits*.WhateverElse*:SameBitsDecode.Among*'
+  start "ragged$s" "$backend_test" --gtest_filter='SameBitsDecode.InEvery*'
+  for part in 0 1 2; do
+    start "attention$s.$part" "$python" tests/gpu/attention_test.py "$2/tests/attention_driver" --part $part/3
+  done
+}
+kernels_ran() { # kernels_ran SUFFIX
+  expect_on_cuda '\[ +OK \].*/cuda_' "conformance$1"
+  expect_on_cuda '\[ +figure +\] cuda ' "host$1" "ragged$1" "attention$1".{0,1,2}
+}
+
+kernels '' "$build" "$kind"
+# Golden models against transformers; a real model's 64 greedy tokens against the CPU's; the engine.
+integration=$build/tests/integration_test
+start golden "$integration" --gtest_filter='*Golden.Device*:*Golden.SameBits*:KvCache.*'
+start sampling "$integration" --gtest_filter='Sampling.*:*Embedding*'
+start engine "$build/src/engine/engine_test" --gtest_filter='Ahead.*'
+start errors "$python" tests/gpu/errors_test.py "$build/millrace"
 model=build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 if [ -f "$model" ]; then
-  step real "$build/tests/integration_test" --gtest_filter='SmolLm2.FurtherDevices*'
-  expect_on_cuda real '\[ +figure +\] cuda SmolLM2'
+  start real "$integration" --gtest_filter='SmolLm2.FurtherDevices*'
 else
-  summary+=("SKIPPED  real: $model is not there; python3 tools/fetch_model.py smollm2")
+  note SKIPPED real "*** $model is not there: python3 tools/fetch_model.py smollm2 ***"
 fi
-step sampling "$build/tests/integration_test" --gtest_filter='Sampling.*:*Embedding*'
-expect_on_cuda sampling '\[ +figure +\] cuda sampling'
-step engine "$build/src/engine/engine_test" --gtest_filter='Ahead.*'
-expect_on_cuda engine '\[ +figure +\] cuda schedules'
-
-if [ -n "${FALLBACK:-}" ]; then
-  step fallback env CUDA_FORCE_PTX_JIT=1 "$build/src/backend/backend_test" \
-    --gtest_filter='*Experts/cuda*:*cuda_mxfp4*:*cuda_q8_0*:SameBitsDecode.*'
-  expect_on_cuda fallback '\[ +OK \].*/cuda_'
-fi
-
 if command -v compute-sanitizer >/dev/null; then
-  # A small model with everything in it: sinks, windows, experts, ragged batches.
+  # Small models with everything in them: sinks, windows, experts, ragged batches.
   small='--gtest_filter=*Golden.Device*/gpt_oss_w32:*Golden.Device*/qwen3:Sampling.EnginesAnswer*'
   for tool in memcheck racecheck; do
-    step "$tool" timeout "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$build/tests/integration_test" "$small"
-    expect_on_cuda "$tool" '\[ +figure +\] cuda '
+    start "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$integration" "$small"
   done
 else
-  summary+=("SKIPPED  memcheck, racecheck: compute-sanitizer is not installed")
+  note SKIPPED sanitizers '*** compute-sanitizer is not installed: neither memcheck nor racecheck ran ***'
 fi
-grep -hE '\[ +figure +\] cuda' "$logs"/*.log | sort -u
+finish_all
+kernels_ran ''
+expect_on_cuda '\[ +figure +\] cuda ' golden sampling engine real memcheck racecheck
+expect_on_cuda 'WithAGpu.* \.\.\. ok' errors
+
+if [ -n "${PORTABLE:-}" ]; then
+  for kind in portable:80-virtual bulk:90-real; do
+    directory=build/gpu-${kind%%:*}
+    build_step "build_${kind%%:*}" "$directory" "${kind#*:}" backend_cuda_test backend_test attention_driver || continue
+    # What the driver has translated is kept for the others.
+    [ "$kind" = bulk:90-real ] || alone "translate" "$directory/src/backend/backend_test" --gtest_filter='*cuda_q8_0*'
+    kernels "_${kind%%:*}" "$directory" "${kind%%:*}"
+    finish_all
+    kernels_ran "_${kind%%:*}"
+  done
+fi
+
+# ---------------------------------------------------------------- what is timed
+
+alone tune "$build/millrace" tune
+alone tuned "$build/millrace" tune --print
+alone gemm_bench "$build/bench/gemm_bench"
+for name in tuned gemm_bench; do [ ! -f "$logs/$name.log" ] || cat "$logs/$name.log"; done
 finish

@@ -42,10 +42,10 @@ void launch_dependent(const char* name, void (*kernel)(Parameters...), dim3 grid
                      std::forward<Arguments>(arguments)...);
 }
 
-// Lets a kernel use more than 48 KB of shared memory.
+// Lets a kernel use more than 48 KB of shared memory, its __shared__ variables (8 KB at most) among them.
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, size_t bytes) {
-  if (bytes <= 48 * 1024) return;
+  if (bytes <= 40 * 1024) return;
   check_call(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
       "cudaFuncSetAttribute(shared memory)");

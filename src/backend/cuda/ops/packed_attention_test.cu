@@ -307,8 +307,9 @@ bool no_gpu() {
   int count = 0;
   return cudaGetDeviceCount(&count) != cudaSuccess || count == 0;
 }
-#define SKIP_WITHOUT_GPU() \
-  if (no_gpu()) GTEST_SKIP() << "*** no GPU: attention was not tested on one ***"
+#define SKIP_WITHOUT_GPU()                                                         \
+  if (no_gpu()) GTEST_SKIP() << "*** no GPU: attention was not tested on one ***"; \
+  if (!has_bulk_copies()) GTEST_SKIP() << "*** code for GPUs before sm_90 has other kernels ***"
 
 struct Shape {
   int32_t heads, kv_heads, dim;
