@@ -1,14 +1,18 @@
-// Times the dense bf16 product (ops/wide_product.cuh, ops/wide_large.cuh), cut into items in every way there
-// is, beside cuBLAS in one run, in turns, on the same numbers; prints how far apart the results are: both
-// multiply bf16 exactly and sum in float32, in another order. Ours sums every segment of the columns for
-// itself, which is what makes a row's bits independent of the batch; "one chain" does not, and says what that
-// costs.
-//   gemm_bench [rows outputs columns]     columns a multiple of 64; without: 4096^3 and gpt-oss-20b's shapes
+// Times the dense product of bf16 and of 8-bit weights (ops/wide_product.cuh, ops/wide_large.cuh), cut into
+// items in every way there is, beside cuBLAS's bf16 in one run, in turns. With bf16 weights both have the
+// same numbers, and it prints how far apart the results are: both multiply exactly and sum in float32, in
+// another order. Ours sums every segment of the columns for itself, which is what makes a row's bits
+// independent of the batch; "one chain" does not, and says what that costs. Numbers are drawn from a normal
+// distribution: a GPU is slower on them than on zeros, and their sums are not exact in any order. "of the
+// tensor cores": of 4,096 FLOP a cycle and SM, at the clock that was read right after.
+//   gemm_bench [q8] [rows outputs columns]     columns a multiple of 64; without: 4096^3, gpt-oss-20b's
+//   shapes
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "backend/cuda/device.h"
@@ -22,11 +26,34 @@
 namespace millrace::cuda {
 namespace {
 
-// Eight bits of fraction: exact as bf16.
-__device__ inline float value_at(size_t i, uint32_t seed) {
+__device__ inline uint32_t random_at(size_t i, uint32_t seed) {
   uint32_t x = static_cast<uint32_t>(i) * 2654435761u + seed;
-  x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
-  return static_cast<float>(static_cast<int>(x & 255u) - 128) / 128.0f;
+  x ^= x >> 15, x *= 2246822519u, x ^= x >> 13, x *= 3266489917u, x ^= x >> 16;
+  return x;
+}
+// Near enough to normal, of variance one: four bytes' sum. bf16 as they are.
+__device__ inline float value_at(size_t i, uint32_t seed) {
+  const uint32_t x = random_at(i, seed);
+  const int sum = static_cast<int>((x & 255u) + (x >> 8 & 255u) + (x >> 16 & 255u) + (x >> 24));
+  return __uint_as_float(__float_as_uint(static_cast<float>(sum - 510) / 147.8f) & 0xffff0000u);
+}
+// Q8_0: random codes, an f16 scale of 2^-7 to 2^-6.
+__global__ void fill_q8(uint8_t* to, size_t bytes) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < bytes;
+       i += size_t{gridDim.x} * blockDim.x)
+    to[i] = i % 34 == 1 ? static_cast<uint8_t>(0x20u + (random_at(i, 3) & 3u))
+                        : static_cast<uint8_t>(random_at(i, 3));
+}
+// How many cycles pass in how many nanoseconds.
+__global__ void read_clock(uint64_t* to) {
+  uint64_t begin, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  const long long cycles = clock64();
+  do {
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (now - begin < 40000);
+  to[0] = static_cast<uint64_t>(clock64() - cycles);
+  to[1] = now - begin;
 }
 __global__ void fill(float* floats, uint16_t* bf16, size_t count, uint32_t seed) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
@@ -38,16 +65,17 @@ __global__ void fill(float* floats, uint16_t* bf16, size_t count, uint32_t seed)
 }
 
 struct Gemm {
+  DType type;
   int64_t rows, outputs, cols;
   Stream stream;
-  DeviceBuffer weights{static_cast<size_t>(outputs * cols) * 2, "weights"},
+  DeviceBuffer weights{static_cast<size_t>(outputs * cols) * 2, "weights"}, codes,
       x{static_cast<size_t>(rows * cols) * 4, "x"}, x_bf16{static_cast<size_t>(rows * cols) * 2, "x"},
       operand{wide_rows_bytes(rows, cols), "operand"}, tiles,
       ours{static_cast<size_t>(rows * outputs) * 4, "y"}, first{static_cast<size_t>(rows * outputs) * 4, "y"},
-      count{8, "a count"}, theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
-  PackedMatrix packed = packed_shape(DType::kBF16, outputs, cols);
+      count{16, "a count"}, theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
+  PackedMatrix packed = packed_shape(type, outputs, cols);
 
-  Gemm(int64_t m, int64_t n, int64_t k) : rows(m), outputs(n), cols(k) {
+  Gemm(DType t, int64_t m, int64_t n, int64_t k) : type(t), rows(m), outputs(n), cols(k) {
     fill<<<1024, 256, 0, stream.get()>>>(nullptr, weights.as<uint16_t>(), static_cast<size_t>(n * k), 1);
     fill<<<1024, 256, 0, stream.get()>>>(x.as<float>(), x_bf16.as<uint16_t>(), static_cast<size_t>(m * k), 2);
     tiles = DeviceBuffer(static_cast<size_t>(packed.tiles_per_expert) * packed.tile_bytes, "tiles");
@@ -55,8 +83,13 @@ struct Gemm {
     raw.data = weights.as<const uint8_t>();
     raw.rows = n;
     raw.cols = k;
-    raw.row_bytes = k * 2;
-    raw.type = DType::kBF16;
+    raw.row_bytes = static_cast<int64_t>(bytes_of(type, k));
+    raw.type = type;
+    if (type != DType::kBF16) {
+      codes = DeviceBuffer(static_cast<size_t>(n * raw.row_bytes), "codes");
+      fill_q8<<<1024, 256, 0, stream.get()>>>(codes.as<uint8_t>(), codes.bytes());
+      raw.data = codes.as<const uint8_t>();
+    }
     launch_repack(raw, 0, packed, tiles.as<uint8_t>(), stream.get());
     packed.tiles = tiles.as<const uint8_t>();
     stream.synchronize();
@@ -67,7 +100,7 @@ struct Gemm {
     op.x = x.as<const float>();
     op.rows = rows;
     op.cols = cols;
-    op.weights = PackedFormat::kBf16;
+    op.weights = packed.format;
     op.to = {operand.as<uint8_t>()};
     launch_wide_round(op, stream.get());
   }
@@ -93,25 +126,32 @@ struct Gemm {
   }
 
   // Of ten launches, in microseconds each.
-  double time(const std::function<void()>& launch) const {
+  double time(const std::function<void()>& launch, double* ghz = nullptr) const {
     cudaEvent_t begin, end;
     MILLRACE_CUDA_TRY(cudaEventCreate(&begin));
     MILLRACE_CUDA_TRY(cudaEventCreate(&end));
     MILLRACE_CUDA_TRY(cudaEventRecord(begin, stream.get()));
     for (int i = 0; i < 10; ++i) launch();
     MILLRACE_CUDA_TRY(cudaEventRecord(end, stream.get()));
+    if (ghz != nullptr) read_clock<<<1, 1, 0, stream.get()>>>(count.as<uint64_t>());
     stream.synchronize();
     float ms = 0;
     MILLRACE_CUDA_TRY(cudaEventElapsedTime(&ms, begin, end));
     cudaEventDestroy(begin);
     cudaEventDestroy(end);
+    if (ghz != nullptr) {
+      uint64_t passed[2];
+      MILLRACE_CUDA_TRY(cudaMemcpy(passed, count.as<void>(), sizeof(passed), cudaMemcpyDeviceToHost));
+      *ghz = static_cast<double>(passed[0]) / static_cast<double>(passed[1]);
+    }
     return ms * 100.0;
   }
 
-  double difference() const {  // of the two results, by their norm
-    std::vector<float> a(static_cast<size_t>(rows * outputs)), b(a.size());
-    MILLRACE_CUDA_TRY(cudaMemcpy(a.data(), ours.as<void>(), a.size() * 4, cudaMemcpyDeviceToHost));
-    MILLRACE_CUDA_TRY(cudaMemcpy(b.data(), theirs.as<void>(), b.size() * 4, cudaMemcpyDeviceToHost));
+  double difference() const {  // of the two results' last rows, by their norm
+    const int64_t last = std::min<int64_t>(rows, 64), from = (rows - last) * outputs;
+    std::vector<float> a(static_cast<size_t>(last * outputs)), b(a.size());
+    MILLRACE_CUDA_TRY(cudaMemcpy(a.data(), ours.as<float>() + from, a.size() * 4, cudaMemcpyDeviceToHost));
+    MILLRACE_CUDA_TRY(cudaMemcpy(b.data(), theirs.as<float>() + from, b.size() * 4, cudaMemcpyDeviceToHost));
     double error = 0, size = 0;
     for (size_t i = 0; i < a.size(); ++i) {
       error += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
@@ -123,19 +163,19 @@ struct Gemm {
   void run(const std::function<void(Gemm&)>& library) {
     std::vector<ItemsName> ways;
     for (const ItemsName& way : wide_candidates()) {
-      if (has_wgmma() ? fits_items(way.items, PackedFormat::kBf16, packed.pairs)
-                      : way.items == WideItems::kDefault)
+      if (has_wgmma() ? fits_items(way.items, packed.format, packed.pairs) : way.items == WideItems::kDefault)
         ways.push_back(way);
     }
-    if (has_wgmma()) ways.push_back({WideItems::kLoose, "128x256, one chain"});
+    if (has_wgmma() && fits_items(WideItems::kLoose, packed.format, packed.pairs))
+      ways.push_back({WideItems::kLoose, "128x256, one chain"});
     round();
     multiply(WideItems::kDefault, first);
     std::vector<std::vector<double>> mine(ways.size());
-    std::vector<double> other;
+    std::vector<double> other, clocks(ways.size()), their_clock(1);
     for (int i = 0; i < 7; ++i) {
       for (size_t w = 0; w < ways.size(); ++w)
-        mine[w].push_back(time([&] { multiply(ways[w].items, ours); }));
-      if (library) other.push_back(time([&] { library(*this); }));
+        mine[w].push_back(time([&] { multiply(ways[w].items, ours); }, &clocks[w]));
+      if (library) other.push_back(time([&] { library(*this); }, &their_clock[0]));
     }
     const auto median = [](std::vector<double>& v) {
       std::sort(v.begin(), v.end());
@@ -145,13 +185,19 @@ struct Gemm {
     const double theirs_us = median(other);
     std::printf("%lld x %lld x %lld", static_cast<long long>(rows), static_cast<long long>(outputs),
                 static_cast<long long>(cols));
-    if (library) std::printf(": cuBLAS %.1f us, %.1f TFLOP/s", theirs_us, flops / theirs_us / 1e6);
+    if (type != DType::kBF16) std::printf(", 8 bits");
+    if (library)
+      std::printf(": cuBLAS %.1f us, %.1f TFLOP/s, %.2f GHz", theirs_us, flops / theirs_us / 1e6,
+                  their_clock[0]);
     std::printf("; rows rounded in %.1f us\n", time([&] { round(); }));
     for (size_t w = 0; w < ways.size(); ++w) {
       const double us = median(mine[w]);
       const uint64_t differ = differing(ways[w].items);
-      std::printf("  %-24s %8.1f us, %6.1f TFLOP/s", std::string(ways[w].name).c_str(), us, flops / us / 1e6);
-      if (library) std::printf(", %3.0f%% of cuBLAS, apart %.1e", 100 * theirs_us / us, difference());
+      std::printf("  %-24s %8.1f us, %6.1f TFLOP/s, %2.0f%% of the tensor cores at %.2f GHz",
+                  std::string(ways[w].name).c_str(), us, flops / us / 1e6,
+                  flops / us / (clocks[w] * 4096 * multiprocessors()) / 10, clocks[w]);
+      if (library) std::printf(", %3.0f%% of cuBLAS", 100 * theirs_us / us);
+      if (library && type == DType::kBF16) std::printf(", apart %.1e", difference());
       std::printf(differ == 0 ? "\n" : ", %llu outputs differ\n", static_cast<unsigned long long>(differ));
     }
   }
@@ -186,19 +232,26 @@ int main(int argc, char** argv) {
 #else
   std::printf("built without cuBLAS: ours alone\n");
 #endif
-  if (argc == 4) {
-    const int64_t m = std::atoll(argv[1]), n = std::atoll(argv[2]), k = std::atoll(argv[3]);
+  using millrace::DType;
+  DType type = DType::kBF16;
+  if (argc > 1 && std::string(argv[1]) == "q8") {
+    type = DType::kQ8_0;
+    --argc, ++argv;
+  }
+  if (argc > 1) {
+    const int64_t m = argc == 4 ? std::atoll(argv[1]) : 0, n = argc == 4 ? std::atoll(argv[2]) : 0,
+                  k = argc == 4 ? std::atoll(argv[3]) : 0;
     if (m < 1 || n < 1 || k < 64 || k % 64 != 0) {
-      std::fprintf(stderr, "usage: gemm_bench [rows outputs columns]\n");
+      std::fprintf(stderr, "usage: gemm_bench [q8] [rows outputs columns]\n");
       return 2;
     }
-    Gemm(m, n, k).run(library);
+    Gemm(type, m, n, k).run(library);
     return 0;
   }
   const int64_t shapes[][3] = {{4096, 4096, 4096}, {512, 5120, 2880},  {512, 2880, 4096},  {2048, 5120, 2880},
                                {2048, 2880, 4096}, {4096, 5120, 2880}, {4096, 2880, 4096}, {8192, 5120, 2880},
                                {8192, 2880, 4096}, {128, 201088, 2880}};
-  for (const auto& s : shapes) Gemm(s[0], s[1], s[2]).run(library);
+  for (const auto& s : shapes) Gemm(type, s[0], s[1], s[2]).run(library);
 #ifdef MILLRACE_HAS_CUBLAS
   cublasDestroy(handle);
 #endif

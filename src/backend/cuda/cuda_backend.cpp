@@ -49,8 +49,7 @@ class CudaBackend final : public Backend {
   }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
     if (!supports_kv_type(spec.kv_type)) {
-      throw_error(ErrorCode::kUnsupported,
-                  "device cuda: KV cache type {}, expected f32, f16, bf16 or fp8",
+      throw_error(ErrorCode::kUnsupported, "device cuda: KV cache type {}, expected f32, f16, bf16 or fp8",
                   info(spec.kv_type).name);
     }
     return cuda::make_cuda_executor(spec);

@@ -12,9 +12,7 @@ constexpr ItemsName kItems[] = {{WideItems::kDefault, "default"},
                                 {WideItems::kWhole, "128x128"},
                                 {WideItems::kHalf, "64x128"},
                                 {WideItems::kSmall, "64x64"},
-                                {WideItems::kLarge, "128x256"},
-                                {WideItems::kLargeTokens, "128x256 shared tokens"},
-                                {WideItems::kLargeWeights, "128x256 shared weights"}};
+                                {WideItems::kLarge, "128x256"}};
 constexpr RingName kRings[] = {
     {0, "default"}, {140000, "140 KB"}, {165000, "165 KB"}, {200000, "200 KB"}, {231000, "231 KB"}};
 constexpr PackedFormat kFormats[] = {PackedFormat::kQ8, PackedFormat::kMx4, PackedFormat::kBf16};

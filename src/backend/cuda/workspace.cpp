@@ -66,6 +66,8 @@ DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
 DeviceBuffer zeros(size_t bytes) {
   DeviceBuffer buffer = memory(bytes);
   if (bytes > 0) MILLRACE_CUDA_TRY(cudaMemset(buffer.as<void>(), 0, bytes));
+  // Steps run in a stream that does not wait for this one.
+  MILLRACE_CUDA_TRY(cudaStreamSynchronize(nullptr));
   return buffer;
 }
 

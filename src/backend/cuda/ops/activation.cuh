@@ -14,11 +14,18 @@ __device__ inline float sigmoid(float x) {
   return fmaf(r, fmaf(-y, r, 1.0f), r);
 }
 
+// kClamped is the activation's: known outside of a loop, its iterations overlap.
+template <bool kClamped>
+__device__ inline float activate_as(float alpha, float limit, float g, float u) {
+  if constexpr (!kClamped) return g * sigmoid(g) * u;
+  g = limit < g ? limit : g;
+  float v = limit < u ? limit : u;
+  v = u < -limit ? -limit : v;
+  return g * sigmoid(alpha * g) * (v + 1.0f);
+}
 __device__ inline float activate(const Activation& op, float g, float u) {
-  if (!op.clamped) return g * sigmoid(g) * u;
-  g = op.limit < g ? op.limit : g;
-  u = u < -op.limit ? -op.limit : (op.limit < u ? op.limit : u);
-  return g * sigmoid(op.alpha * g) * (u + 1.0f);
+  return op.clamped ? activate_as<true>(op.alpha, op.limit, g, u)
+                    : activate_as<false>(op.alpha, op.limit, g, u);
 }
 
 }  // namespace millrace::cuda

@@ -132,7 +132,7 @@ struct StreamShape {
 // much and loads everything at once; beside it one of kRingBytes has room, so that consecutive kernels
 // overlap. A kernel of many pieces (the logits) wants a deeper ring, and no second CTA beside it: where SMs
 // become free one by one, the first would get two, and work for both.
-inline constexpr uint32_t kWholeBytes = 131500, kRingBytes = 97000, kDeepBytes = 165000, kMostBytes = 231000,
+inline constexpr uint32_t kWholeBytes = 131500, kRingBytes = 97000, kDeepBytes = 200000, kMostBytes = 231000,
                           kMoeBytes = 129500;
 inline constexpr int kManyPieces = 32;
 

@@ -38,16 +38,14 @@ struct WideRound {
 void launch_wide_round(const WideRound& op, cudaStream_t stream);
 
 // What a CTA of a product on warpgroups multiplies at a time: outputs x rows. The large ones (wide_large.cuh)
-// are for bf16 and 8 bits; in two of them pairs of CTAs share tokens or weights. All give the same bits.
+// are for bf16. All but the last give the same bits.
 enum class WideItems : int32_t {
   kDefault,  // what is tuned (tuned.h) or, else, what takes the fewest rounds of the first three
   kWhole,    // 128 x 128
   kHalf,     // 64 x 128
   kSmall,    // 64 x 64
   kLarge,    // 128 x 256
-  kLargeTokens,
-  kLargeWeights,
-  kLoose,  // 128 x 256, bf16, one chain over all columns: other bits, for gemm_bench
+  kLoose,    // 128 x 256, bf16, one chain over all columns: other bits, for gemm_bench
 };
 bool fits_items(WideItems items, PackedFormat format, int32_t pairs);
 

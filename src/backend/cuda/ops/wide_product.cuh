@@ -5,8 +5,8 @@
 // segment, add.
 //
 // A CTA is persistent: two warpgroups multiply 64 rows of weights each by up to 128 tokens or, where there is
-// too little work for all SMs, the same 64 rows by half of the tokens each; one thread brings a pair of
-// blocks a stage: raw weights as boxes of 8 tiles, tokens as bulk copies.
+// too little work for all SMs, the same 64 rows by half of the tokens each. A stage is a pair of blocks: one
+// thread brings its raw weights, a box of tiles (of gate and of up: two), another its tokens.
 //
 // Roofline: 989 TFLOP/s of the tensor cores, 512 cycles per stage of 128 x 128 x 64. Decoding MXFP4 takes
 // some 160 cycles of each scheduler's integer unit meanwhile, 8 bits some 60. All SMs' stages want 5 (MXFP4)
@@ -25,9 +25,9 @@ namespace millrace::cuda {
 inline constexpr int kMostTokens = 2 * kWgmmaRows;  // of a CTA
 inline constexpr int kMultiplyWarps = kConsumers * kGroupWarps;
 inline constexpr int kThreads =
-    (kConsumers + 1) * kGroupThreads;  // of the last group one thread is at work: the loader
+    (kConsumers + 1) * kGroupThreads;  // of the last group two threads are at work: the loaders
 // Together what 384 threads of 168 registers start with.
-inline constexpr int kConsumerRegisters = 232, kLoaderRegisters = 40;
+inline constexpr int kConsumerRegisters = 240, kLoaderRegisters = 24;
 static_assert(kConsumers * kConsumerRegisters + kLoaderRegisters == 3 * 168);
 inline constexpr int kBoxTiles = 8;  // of raw weights, that one copy brings
 
@@ -38,7 +38,9 @@ struct Stages {
   static constexpr int kBoxBytes = kBoxTiles * TileFormat<kFormat>::kPairBytes;
   static constexpr int kRawAt = kMostTokens * ptx::kSwizzleRowBytes;
   static constexpr int kStageBytes = (kRawAt + kBoxes * kBoxBytes + 1023) / 1024 * 1024;
-  static constexpr int kCount = 232448 / (kStageBytes + 16) < 12 ? 232448 / (kStageBytes + 16) : 12;
+  static constexpr int kMostBytes = 232448;
+  static constexpr int kFits = kMostBytes / (kStageBytes + 2 * 8);
+  static constexpr int kCount = kFits < 12 ? kFits : 12;
   static constexpr int kBytes = kCount * (kStageBytes + 2 * 8);
   static constexpr int kOutputs = kBoxes * kBoxTiles * kTileRows;
   static_assert(kBoxBytes % 128 == 0);
@@ -52,10 +54,11 @@ struct LinearProblem : WgmmaLinear {
   using Layout = Stages<kFormat, kBoxes>;
   using Format = TileFormat<kFormat>;
   static constexpr int kBoxCount = kBoxes;
-  CUtensorMap maps[3];  // of the parts
+  static constexpr int kCopies = 1;  // of weights, for a stage
+  CUtensorMap rows_map, maps[3];     // of activations, of the parts
 
   __device__ const CUtensorMap* map(const WgmmaItem& item, int) const { return maps + item.matrix; }
-  __device__ int first_tile(const WgmmaItem& item, int half) const { return item.first_n + half * kBoxTiles; }
+  __device__ int first_tile(const WgmmaItem& item) const { return item.first_n; }
   // Which of a stage's tiles are rows 0-7 and 8-15 of a warp.
   __device__ static int raw_tile(int warp, int half) { return 2 * warp % (kBoxes * kBoxTiles) + half; }
 
@@ -93,11 +96,12 @@ struct DownProblem : WgmmaExperts<false> {
   using Layout = Stages<kFormat, 2>;
   using Format = TileFormat<kFormat>;
   static constexpr int kBoxCount = 2;
-  CUtensorMap maps[1];
+  static constexpr int kCopies = 1;
+  CUtensorMap rows_map, maps[1];
 
   __device__ const CUtensorMap* map(const WgmmaItem&, int) const { return maps; }
-  __device__ int first_tile(const WgmmaItem& item, int half) const {
-    return item.matrix * op.gate.tiles_per_expert + item.first_n + half * kBoxTiles;
+  __device__ int first_tile(const WgmmaItem& item) const {
+    return item.matrix * op.gate.tiles_per_expert + item.first_n;
   }
   __device__ static int raw_tile(int warp, int half) { return 2 * warp + half; }
 
@@ -133,10 +137,11 @@ struct GateUpProblem : WgmmaExperts<true> {
   using Layout = Stages<kFormat, 2>;
   using Format = TileFormat<kFormat>;
   static constexpr int kBoxCount = 2;
-  CUtensorMap maps[2];  // of gate and up
+  static constexpr int kCopies = 2;
+  CUtensorMap rows_map, maps[2];  // of gate and up
 
   __device__ const CUtensorMap* map(const WgmmaItem&, int half) const { return maps + half; }
-  __device__ int first_tile(const WgmmaItem& item, int) const {
+  __device__ int first_tile(const WgmmaItem& item) const {
     return item.matrix * op.gate.tiles_per_expert + item.first_n;
   }
   __device__ static int raw_tile(int warp, int half) { return warp + half * kBoxTiles; }
@@ -151,6 +156,16 @@ struct GateUpProblem : WgmmaExperts<true> {
     const float gate_bias = there && op.gate_bias != nullptr ? op.gate_bias[bias_at] : 0.0f;
     const float up_bias = there && op.up_bias != nullptr ? op.up_bias[bias_at] : 0.0f;
     if (op.act.data == nullptr) return store_plain<kTokens>(item, column, t, gate_bias, up_bias, sum);
+    if (op.activation.clamped) return store_operand<kTokens, true>(item, warp, g, t, gate_bias, up_bias, sum);
+    store_operand<kTokens, false>(item, warp, g, t, gate_bias, up_bias, sum);
+  }
+  template <int kTokens, bool kClamped>
+  __device__ void store_operand(const WgmmaItem& item, int warp, int g, int t, float gate_bias, float up_bias,
+                                const float (&sum)[kTokens / 2]) const {
+    const auto columns = static_cast<int32_t>(op.gate.rows);
+    const int column = (item.first_n + warp) * kTileRows + g;
+    const bool there = column < columns;
+    const float alpha = op.activation.alpha, limit = op.activation.limit;
     // Straight into the operand of down, whose rows are in the same order. A lane and its neighbour of the
     // next row exchange tokens, so that each has two columns of one. Columns past the last are zeros.
     const bool odd = g % 2 == 1;
@@ -160,8 +175,8 @@ struct GateUpProblem : WgmmaExperts<true> {
                                       kWgmmaTileBytes;
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
-      float a = activate(op.activation, sum[4 * j] + gate_bias, sum[4 * j + 2] + up_bias);
-      float b = activate(op.activation, sum[4 * j + 1] + gate_bias, sum[4 * j + 3] + up_bias);
+      float a = activate_as<kClamped>(alpha, limit, sum[4 * j] + gate_bias, sum[4 * j + 2] + up_bias);
+      float b = activate_as<kClamped>(alpha, limit, sum[4 * j + 1] + gate_bias, sum[4 * j + 3] + up_bias);
       if (!there) a = b = 0.0f;
       const float other = __shfl_xor_sync(kAllLanes, odd ? a : b, 4);
       const uint32_t token = static_cast<uint32_t>(8 * j + 2 * t) + (odd ? 1u : 0u), row = token % kWgmmaRows;
@@ -209,18 +224,20 @@ struct WideRing {
   }
   __device__ void init() const {
     for (int i = 0; i < kCount; ++i) {
-      ptx::barrier_init(full + i, 1);
+      ptx::barrier_init(full + i, 2);
       ptx::barrier_init(empty + i, kMultiplyWarps);
     }
     ptx::barrier_init_fence();
   }
   __device__ uint8_t* stage(uint32_t n) const { return stages + n % kCount * Layout::kStageBytes; }
-  __device__ void wait_full(uint32_t n) const { ptx::barrier_wait(full + n % kCount, n / kCount % 2); }
   __device__ void wait_empty(uint32_t n) const { ptx::barrier_wait(empty + n % kCount, n / kCount % 2 ^ 1); }
 };
 
-// One thread.
-template <int kMost, class Problem>
+// Who brings what, one thread each. Asking for a copy takes a thread 100 to 200 cycles: all of a stage's by
+// one would take longer than its products.
+enum class Brings { kWeights, kTokens };
+
+template <int kMost, Brings kBrings, class Problem>
 __device__ void load_items(const Problem& p, const WideRing<typename Problem::Layout>& ring) {
   using Layout = typename Problem::Layout;
   constexpr int kBoxes = Problem::kBoxCount;
@@ -228,24 +245,25 @@ __device__ void load_items(const Problem& p, const WideRing<typename Problem::La
   const int items = p.template items<Layout::kOutputs>();
   for (int i = blockIdx.x; i < items; i += gridDim.x) {
     const WgmmaItem item = p.template item<Layout::kOutputs>(i);
-    const int width = width_of<kMost, kBoxes>(item), first = min(width, kWgmmaRows);
-    const auto bytes = static_cast<uint32_t>(width * ptx::kSwizzleRowBytes + kBoxes * Layout::kBoxBytes);
+    const int width = width_of<kMost, kBoxes>(item);
     const uint8_t* rows = p.x.data + int64_t{item.first_tile} * p.pairs * kWgmmaTileBytes;
-    const int tiles[2] = {p.first_tile(item, 0), p.first_tile(item, 1)};
+    const int tile = p.first_tile(item);
+    const auto bytes = static_cast<uint32_t>(kBrings == Brings::kWeights ? kBoxes * Layout::kBoxBytes
+                                                                         : width * ptx::kSwizzleRowBytes);
     for (int pair = 0; pair < p.pairs; ++pair, ++n) {
       ring.wait_empty(n);
       uint64_t* full = ring.full + n % Layout::kCount;
       uint8_t* stage = ring.stage(n);
       ptx::barrier_arrive_expect(full, bytes);
-      for (int half = 0; half < kBoxes; ++half) {
-        ptx::box_copy(stage + Layout::kRawAt + half * Layout::kBoxBytes, p.map(item, half),
-                      pair * Problem::Format::kPairBytes, tiles[half], full);
-      }
-      const uint8_t* from = rows + pair * kWgmmaTileBytes;
-      ptx::bulk_copy_kept(stage, from, static_cast<uint32_t>(first * ptx::kSwizzleRowBytes), full);
-      if (width > first) {
-        ptx::bulk_copy_kept(stage + kWgmmaTileBytes, from + int64_t{p.pairs} * kWgmmaTileBytes,
-                            static_cast<uint32_t>((width - first) * ptx::kSwizzleRowBytes), full);
+      if constexpr (kBrings == Brings::kWeights) {
+        for (int copy = 0; copy < Problem::kCopies; ++copy) {
+          ptx::box_copy(stage + Layout::kRawAt + copy * Layout::kBoxBytes, p.map(item, copy),
+                        pair * Problem::Format::kPairBytes, tile, full);
+        }
+      } else if (width > kWgmmaRows) {
+        ptx::kilobyte_box_copy(stage, &p.rows_map, pair * (kWgmmaTileBytes / 1024), item.first_tile, full);
+      } else {
+        ptx::bulk_copy_kept(stage, rows + pair * kWgmmaTileBytes, bytes, full);
       }
     }
   }
@@ -255,45 +273,83 @@ __device__ void load_items(const Problem& p, const WideRing<typename Problem::La
 struct Fragments {
   uint32_t a[4][4];
 
-  template <class Format>
+  // Steps 0 and 1, or 2 and 3.
+  template <class Format, int kHalf>
   __device__ void decode(const uint8_t* low_tile, const uint8_t* high_tile, int lane) {
-    uint32_t low[4][2], high[4][2];
+    uint32_t low[4][2], high[4][2];  // what is not used is not computed
     Format::load(low_tile, lane, low);
     Format::load(high_tile, lane, high);
 #pragma unroll
-    for (int s = 0; s < 4; ++s)
+    for (int s = 2 * kHalf; s < 2 * kHalf + 2; ++s)
       a[s][0] = low[s][0], a[s][1] = high[s][0], a[s][2] = low[s][1], a[s][3] = high[s][1];
   }
 };
+
+// Where a warp is in a ring of slots with barriers [full][empty]. Slots are counted on, not divided out, and
+// addresses are the warp's, not a lane's: a warp's next product is accepted when its last one is under way,
+// so what stands between the last product of a slot and the first of the next is time in which the tensor
+// cores run dry.
+template <int kCount, int kSlotBytes>
+struct SlotCursor {
+  const uint8_t* slots;
+  uint32_t data, barriers;  // addresses in shared memory
+  uint32_t slot = 0, parity = 0;
+
+  __device__ SlotCursor(const uint8_t* first, const uint64_t* full)
+      : slots(first),
+        data(ptx::warp_uniform(ptx::shared_address(first))),
+        barriers(ptx::warp_uniform(ptx::shared_address(full))) {}
+  __device__ const uint8_t* bytes() const { return slots + slot * kSlotBytes; }
+  // An operand so many bytes into the slot.
+  __device__ uint64_t operand(uint32_t offset) const {
+    return ptx::wgmma_operand_at(data + offset) + slot * (kSlotBytes / 16u);
+  }
+  __device__ void wait() const { ptx::barrier_wait_at(barriers + 8 * slot, parity); }
+  __device__ void advance() {
+    if (++slot == kCount) slot = 0, parity ^= 1u;
+  }
+  // The warp has read it.
+  __device__ void release(int lane) const { release(slot, lane); }
+  __device__ void release_previous(int lane) const { release(slot == 0 ? kCount - 1u : slot - 1, lane); }
+
+ private:
+  __device__ void release(uint32_t at, int lane) const {
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive_at(barriers + 8 * (kCount + at));
+  }
+};
+template <class Layout>
+using StageCursor = SlotCursor<Layout::kCount, Layout::kStageBytes>;
 
 template <int kTokens, class Problem>
 struct Multiplier {
   using Layout = typename Problem::Layout;
   const Problem& p;
-  const WideRing<Layout>& ring;
+  StageCursor<Layout>& at;
   const int warp, lane;
-  const int first_token;  // of the stage's
+  const int group;             // of the warpgroups, the warp's
+  const uint32_t first_token;  // of the stage's
   float sum[kTokens / 2];
 
-  // Stage n's weights, decoded while the products of the stage before are under way.
-  __device__ void load(Fragments& f, uint32_t n) const {
-    ring.wait_full(n);
+  // Half of a stage's weights, decoded under products of the stage before.
+  template <int kHalf>
+  __device__ void load(Fragments& f, const StageCursor<Layout>& from) const {
     if constexpr (!Problem::kDirect) {
       using Format = typename Problem::Format;
-      const uint8_t* raw = ring.stage(n) + Layout::kRawAt;
-      f.template decode<Format>(raw + Problem::raw_tile(warp, 0) * Format::kPairBytes,
-                                raw + Problem::raw_tile(warp, 1) * Format::kPairBytes, lane);
+      const uint8_t* raw = from.bytes() + Layout::kRawAt;
+      f.template decode<Format, kHalf>(raw + Problem::raw_tile(warp, 0) * Format::kPairBytes,
+                                       raw + Problem::raw_tile(warp, 1) * Format::kPairBytes, lane);
     }
   }
-  // The products of stage n, left under way.
-  __device__ void multiply(const Fragments& f, uint32_t n, bool first) {
-    const uint8_t* stage = ring.stage(n);
-    const uint64_t b = ptx::wgmma_operand(stage + first_token * ptx::kSwizzleRowBytes);
-    const int group = warp / kGroupWarps % Problem::kBoxCount;
-    const uint64_t a = ptx::wgmma_operand(stage + Layout::kRawAt + group * Layout::kBoxBytes);
-    ptx::wgmma_fence();
+  // Half of the stage's products, left under way.
+  template <int kHalf>
+  __device__ void multiply(const Fragments& f, bool first) {
+    const uint64_t b = at.operand(first_token * ptx::kSwizzleRowBytes);
+    const uint64_t a =
+        at.operand(Layout::kRawAt + static_cast<uint32_t>(group % Problem::kBoxCount * Layout::kBoxBytes));
+    if (kHalf == 0) ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 2 * kHalf; i < 2 * kHalf + 2; ++i) {
       if constexpr (Problem::kDirect) {
         ptx::wgmma_bf16(sum, a + 2 * i, b + 2 * i, !first || i > 0);
       } else {
@@ -302,66 +358,76 @@ struct Multiplier {
     }
     ptx::wgmma_commit();
   }
-  __device__ void release(uint32_t n) const {
-    __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(ring.empty + n % Layout::kCount);
-  }
-  // The sum of a segment is there, stage n its last.
-  __device__ void end_segment(uint32_t n, float (&total)[kTokens / 2]) {
-    ptx::wgmma_wait<0>();
-    ptx::hold_sums(sum);
-    release(n);
-#pragma unroll
-    for (int j = 0; j < kTokens / 2; ++j) total[j] += sum[j];
-  }
 
-  __device__ void run(const WgmmaItem& item, uint32_t n) {
+  __device__ void run(const WgmmaItem& item) {
     const int per = pairs_per_segment(p.pairs);
     float total[kTokens / 2];
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) total[j] = 0.0f;
-    int done = 0;  // pairs of the segment
-    const auto step = [&](Fragments& f, uint32_t at) {
-      load(f, at);
-      if (done == per) {
-        end_segment(at - 1, total);
-        done = 0;
-      }
-      multiply(f, at, done == 0);
+    int done = 0;        // pairs of the segment
+    int left = p.pairs;  // of the item
+    // The stage's products in two halves; in the middle, under the first of them, the stage before is given
+    // back and the next one's weights are decoded.
+    const auto step = [&](Fragments& f, Fragments& next_f) {
+      multiply<0>(f, done == 0);
       if (done > 0) {
         ptx::wgmma_wait<1>();
-        release(at - 1);
+        at.release_previous(lane);
       }
-      ++done;
+      StageCursor<Layout> next = at;
+      next.advance();
+      --left;
+      if (!Problem::kDirect && left > 0) {
+        next.wait();
+        load<0>(next_f, next);
+      }
+      multiply<1>(f, false);
+      if (left > 0) {
+        if (Problem::kDirect) next.wait();
+        load<1>(next_f, next);
+      }
+      if (++done == per || left == 0) {  // the sum of a segment is there
+        done = 0;
+        ptx::wgmma_wait<0>();
+        ptx::hold_sums(sum);
+        at.release(lane);
+#pragma unroll
+        for (int j = 0; j < kTokens / 2; ++j) total[j] += sum[j];
+      }
+      at = next;
     };
     Fragments even, odd;
-    int pair = 0;
-    for (; pair + 1 < p.pairs; pair += 2, n += 2) {
-      step(even, n);
-      step(odd, n + 1);
+    at.wait();
+    load<0>(even, at);
+    load<1>(even, at);
+    while (true) {
+      step(even, odd);
+      if (left == 0) break;
+      step(odd, even);
+      if (left == 0) break;
     }
-    if (pair < p.pairs) step(even, n++);
-    end_segment(n - 1, total);
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) total[j] *= Problem::Format::kUnscale;
-    p.template store<kTokens>(item, warp, lane / 4, lane % 4, first_token, total);
+    p.template store<kTokens>(item, warp, lane / 4, lane % 4, static_cast<int>(first_token), total);
   }
 };
 
 template <int kMost, class Problem>
 __device__ void multiply_items(const Problem& p, const WideRing<typename Problem::Layout>& ring) {
-  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+  const int warp = static_cast<int>(ptx::warp_uniform(threadIdx.x / kWarpLanes)),
+            lane = threadIdx.x % kWarpLanes;
   constexpr int kBoxes = Problem::kBoxCount, kOutputs = Problem::Layout::kOutputs;
   constexpr int kWide = kMost / (3 - kBoxes), kNarrow = kWide / 2 < 32 ? 32 : kWide / 2;
-  const int group = kBoxes == 1 ? warp / kGroupWarps : 0;  // its share of the tokens
-  uint32_t n = 0;
+  const int group = warp / kGroupWarps;
+  const auto share = static_cast<uint32_t>(kBoxes == 1 ? group : 0);  // of the tokens
+  StageCursor<typename Problem::Layout> at(ring.stages, ring.full);
   const int items = p.template items<kOutputs>();
-  for (int i = blockIdx.x; i < items; i += gridDim.x, n += static_cast<uint32_t>(p.pairs)) {
+  for (int i = blockIdx.x; i < items; i += gridDim.x) {
     const WgmmaItem item = p.template item<kOutputs>(i);
     if (kNarrow == kWide || width_of<kMost, kBoxes>(item) == kMost) {
-      Multiplier<kWide, Problem>{p, ring, warp, lane, group * kWide, {}}.run(item, n);
+      Multiplier<kWide, Problem>{p, at, warp, lane, group, share * kWide, {}}.run(item);
     } else {
-      Multiplier<kNarrow, Problem>{p, ring, warp, lane, group * kNarrow, {}}.run(item, n);
+      Multiplier<kNarrow, Problem>{p, at, warp, lane, group, share * kNarrow, {}}.run(item);
     }
   }
 }
@@ -382,7 +448,9 @@ __global__ void __launch_bounds__(kThreads, 1) wide_product_kernel(const __grid_
     multiply_items<kMost>(p, ring);
   } else {
     ptx::fewer_registers<kLoaderRegisters>();
-    if (threadIdx.x % kGroupThreads == 0) load_items<kMost>(p, ring);
+    const int thread = threadIdx.x % kGroupThreads;
+    if (thread == 0) load_items<kMost, Brings::kWeights>(p, ring);
+    if (thread == kWarpLanes) load_items<kMost, Brings::kTokens>(p, ring);
   }
 #else
   __trap();
@@ -404,36 +472,45 @@ void launch_for(const Problem& p, int64_t most_rows, int64_t items, cudaStream_t
                           : launch_as<2 * kWgmmaRows>(p, items, stream);
 }
 
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Boxes of so many tiles x a pair of blocks.
 template <PackedFormat kFormat>
-CUtensorMap map_of(const uint8_t* tiles, int64_t count, uint32_t tile_bytes) {
-  return ptx::byte_rows_map(tiles, static_cast<uint64_t>(count), tile_bytes, kBoxTiles,
+CUtensorMap map_of(const uint8_t* tiles, int64_t count, uint32_t tile_bytes, int box_tiles) {
+  return ptx::byte_rows_map(tiles, static_cast<uint64_t>(count), tile_bytes, static_cast<uint32_t>(box_tiles),
                             TileFormat<kFormat>::kPairBytes);
 }
 template <PackedFormat kFormat>
-CUtensorMap map_of(const PackedMatrix& w, int64_t experts) {
-  return map_of<kFormat>(w.tiles, experts * w.tiles_per_expert, w.tile_bytes);
+CUtensorMap map_of(const PackedMatrix& w, int64_t experts, int box_tiles) {
+  return map_of<kFormat>(w.tiles, experts * w.tiles_per_expert, w.tile_bytes, box_tiles);
 }
-
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// Boxes of two tiles of 64 rows x a pair of blocks.
+inline CUtensorMap rows_map_of(const WideRows& x, int64_t tiles, int32_t pairs) {
+  constexpr int kKilobytes = kWgmmaTileBytes / 1024;
+  return ptx::kilobyte_rows_map(x.data, static_cast<uint64_t>(tiles),
+                                static_cast<uint64_t>(pairs) * kKilobytes, 2, kKilobytes);
+}
 
 template <PackedFormat kFormat, int kBoxes>
 void launch_linear_as(const WgmmaLinear& linear, cudaStream_t stream) {
-  LinearProblem<kFormat, kBoxes> p{linear, {}};
+  LinearProblem<kFormat, kBoxes> p{
+      linear, rows_map_of(linear.x, divide_up(linear.rows, kWgmmaRows), linear.pairs), {}};
   for (int i = 0; i < p.num_parts; ++i)
-    p.maps[i] = map_of<kFormat>(p.parts[i].tiles, p.parts[i].num_tiles, p.tile_bytes);
+    p.maps[i] = map_of<kFormat>(p.parts[i].tiles, p.parts[i].num_tiles, p.tile_bytes, kBoxes * kBoxTiles);
   const int64_t rows = p.rows < p.item_rows ? p.rows : p.item_rows;
   launch_for(p, rows, p.template items<Stages<kFormat, kBoxes>::kOutputs>(), stream);
 }
 
-// Which items: 128 outputs x 128 rows, or smaller ones where that leaves SMs idle. What a stage of each
-// takes, in cycles, some of it latency; rounds of items make up the rest.
+// Which items: 128 outputs x 128 rows, or smaller ones where that leaves SMs idle. What a round of each
+// takes, in parts of what `millrace tune` measured for q, k, v and the projection of gpt-oss-20b in 8 bits on
+// an H200: 64 outputs cost 0.67 to 0.73 of 128, 64 x 64 some 0.57, and with few rows only the weights count.
 inline WideItems fewest_rounds(WgmmaLinear p) {
   const auto rounds = [&](int64_t items) { return divide_up(items, multiprocessors()); };
   p.item_rows = kWgmmaRows;
-  const int64_t small = 220 * rounds(p.items<64>());
+  const int64_t small = (p.rows > kWgmmaRows ? 320 : 220) * rounds(p.items<64>());
   p.item_rows = 2 * kWgmmaRows;
-  const int64_t half = (p.rows > kWgmmaRows ? 320 : 220) * rounds(p.items<64>());
-  const int64_t whole = (p.rows > kWgmmaRows ? 560 : 320) * rounds(p.items<128>());
+  const int64_t half = (p.rows > kWgmmaRows ? 385 : 220) * rounds(p.items<64>());
+  const int64_t whole = (p.rows > kWgmmaRows ? 560 : p.rows > 32 ? 320 : 220) * rounds(p.items<128>());
   if (whole <= half && whole <= small) return WideItems::kWhole;
   return small < half ? WideItems::kSmall : WideItems::kHalf;
 }
@@ -458,12 +535,16 @@ template <PackedFormat kFormat>
 void launch_wgmma_experts(const WideExperts& op, cudaStream_t stream) {
   const int64_t tiles = op.gate.tiles_per_expert, chunks = op.groups.max_chunks;
   const int64_t most_rows = int64_t{op.groups.tiles_per_chunk} * op.groups.tile_rows;
+  const CUtensorMap rows_map = rows_map_of(op.x, op.groups.max_rows / kWgmmaRows, op.gate.pairs);
   if (op.up.format == PackedFormat::kNone) {
-    const DownProblem<kFormat> p{{op, op.x, op.gate.pairs}, {map_of<kFormat>(op.gate, op.experts)}};
+    const DownProblem<kFormat> p{
+        {op, op.x, op.gate.pairs}, rows_map, {map_of<kFormat>(op.gate, op.experts, 2 * kBoxTiles)}};
     return launch_for(p, most_rows, divide_up(tiles, 2 * kBoxTiles) * chunks, stream);
   }
-  const GateUpProblem<kFormat> p{{op, op.x, op.gate.pairs},
-                                 {map_of<kFormat>(op.gate, op.experts), map_of<kFormat>(op.up, op.experts)}};
+  const GateUpProblem<kFormat> p{
+      {op, op.x, op.gate.pairs},
+      rows_map,
+      {map_of<kFormat>(op.gate, op.experts, kBoxTiles), map_of<kFormat>(op.up, op.experts, kBoxTiles)}};
   launch_for(p, most_rows, divide_up(tiles, kBoxTiles) * chunks, stream);
 }
 

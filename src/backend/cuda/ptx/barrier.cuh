@@ -23,23 +23,27 @@ __device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
 // After the inits, before anybody (the copy engine included) uses the barriers.
 __device__ inline void barrier_init_fence() { MILLRACE_BULK_ASM("fence.mbarrier_init.release.cluster;"); }
 
-__device__ inline void barrier_arrive(uint64_t* barrier) {
-  MILLRACE_BULK_ASM("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ inline void barrier_arrive_at(uint32_t address) {
+  MILLRACE_BULK_ASM("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
 }
+__device__ inline void barrier_arrive(uint64_t* barrier) { barrier_arrive_at(shared_address(barrier)); }
 // Arrives, and makes the phase wait for `bytes` of copies as well.
 __device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   MILLRACE_BULK_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                     "r"(bytes)
                     : "memory");
 }
-__device__ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
+__device__ inline bool barrier_try_wait_at(uint32_t address, uint32_t parity) {
   uint32_t done = 1;
   MILLRACE_BULK_ASM(
       "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
       : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
+      : "r"(address), "r"(parity)
       : "memory");
   return done != 0;
+}
+__device__ inline bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  return barrier_try_wait_at(shared_address(barrier), parity);
 }
 // The same, without the while that try_wait may take.
 __device__ inline bool barrier_test(uint64_t* barrier, uint32_t parity) {
@@ -52,9 +56,12 @@ __device__ inline bool barrier_test(uint64_t* barrier, uint32_t parity) {
   return done != 0;
 }
 // Returns when the phase of this parity is over.
-__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
-  while (!barrier_try_wait(barrier, parity)) {
+__device__ inline void barrier_wait_at(uint32_t address, uint32_t parity) {
+  while (!barrier_try_wait_at(address, parity)) {
   }
+}
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  barrier_wait_at(shared_address(barrier), parity);
 }
 
 // Weights are read once per step: first to leave L2, so that activations and the cache stay.
@@ -95,33 +102,6 @@ __device__ inline int32_t count_in(int32_t* counter) {
 template <int kName, int kThreads>
 __device__ inline void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
-}
-
-// ---- barriers of a cluster's CTAs
-
-// Arrives at the barrier that CTA `cta` of the cluster has where this one has `barrier`.
-__device__ inline void barrier_arrive_at(uint64_t* barrier, uint32_t cta) {
-  MILLRACE_BULK_ASM(
-      "{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %0, %1;\n"
-      " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
-      "r"(cta)
-      : "memory");
-}
-// As barrier_wait, for one at which other CTAs arrive too.
-__device__ inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
-  uint32_t done = 1;
-  do {
-    MILLRACE_BULK_ASM(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-  } while (done == 0);
-}
-// All threads of all CTAs of the cluster.
-__device__ inline void cluster_barrier() {
-  MILLRACE_BULK_ASM("barrier.cluster.arrive;\n barrier.cluster.wait;" ::: "memory");
 }
 
 }  // namespace millrace::cuda::ptx

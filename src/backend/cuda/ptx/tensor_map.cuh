@@ -65,23 +65,4 @@ __device__ inline void kilobyte_box_copy(void* to, const CUtensorMap* map, int32
       "l"(map), "r"(0), "r"(at), "r"(row), "r"(shared_address(barrier))
       : "memory");
 }
-// Both, to the same place of every CTA of the cluster whose bit is in `ctas`, completing on the barrier that
-// each has at the place of this one's.
-__device__ inline void box_copy_to(uint16_t ctas, void* to, const CUtensorMap* map, int32_t at, int32_t row,
-                                   uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
-      "l"(map), "r"(at / 4), "r"(row), "r"(shared_address(barrier)), "h"(ctas)
-      : "memory");
-}
-__device__ inline void kilobyte_box_copy_to(uint16_t ctas, void* to, const CUtensorMap* map, int32_t at,
-                                            int32_t row, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
-      "l"(map), "r"(0), "r"(at), "r"(row), "r"(shared_address(barrier)), "h"(ctas)
-      : "memory");
-}
-
 }  // namespace millrace::cuda::ptx
