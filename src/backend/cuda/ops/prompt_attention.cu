@@ -49,10 +49,12 @@ struct PromptShape {
   static constexpr int kBarriersAt = kTotalsAt + kConsumers * kTotalBytes;
   static constexpr int kRecordsAt = kBarriersAt + 4 * kSlots * static_cast<int>(sizeof(uint64_t));
   static constexpr int kRecords = 128;  // items that are looked up ahead
-  // And of an fp8 cache, for keys and values: barriers of codes that have come, their scales.
+  // And of an fp8 cache, for keys and values: barriers of codes that have come, their scales with what a tile
+  // is.
   static constexpr int kCodesAt = kRecordsAt + kRecords * static_cast<int>(sizeof(int4));
+  static constexpr int kScalesBytes = kKeyTile + static_cast<int>(sizeof(int4));
   static constexpr int kScalesAt = kCodesAt + 2 * kSlots * static_cast<int>(sizeof(uint64_t));
-  static constexpr int kSharedBytes = kFp8 ? kScalesAt + 2 * kSlots * kKeyTile : kCodesAt;
+  static constexpr int kSharedBytes = kFp8 ? kScalesAt + 2 * kSlots * kScalesBytes : kCodesAt;
   static_assert(kSharedBytes <= 232448);
 };
 
@@ -103,7 +105,7 @@ struct PromptRing {
 
   __device__ PromptRing(uint8_t* shared, bool values)
       : slots(shared + (values ? Shape::kValuesAt : 0)),
-        scales(shared + Shape::kScalesAt + (values ? Shape::kSlots * kKeyTile : 0)),
+        scales(shared + Shape::kScalesAt + (values ? Shape::kSlots * Shape::kScalesBytes : 0)),
         full(reinterpret_cast<uint64_t*>(shared + Shape::kBarriersAt) + (values ? 2 * Shape::kSlots : 0)),
         empty(full + Shape::kSlots),
         codes(reinterpret_cast<uint64_t*>(shared + Shape::kCodesAt) + (values ? Shape::kSlots : 0)) {}
@@ -129,7 +131,9 @@ struct PromptRing {
   __device__ void wait_codes(uint32_t n) const {
     ptx::barrier_wait(codes + n % Shape::kSlots, n / Shape::kSlots % 2);
   }
-  __device__ uint8_t* scales_of(uint32_t n) const { return scales + n % Shape::kSlots * kKeyTile; }
+  __device__ uint8_t* scales_of(uint32_t n) const { return scales + n % Shape::kSlots * Shape::kScalesBytes; }
+  // Counted from the tile's begin: the first page that is seen, past the last position; is there another?
+  __device__ int4* about(uint32_t n) const { return reinterpret_cast<int4*>(scales_of(n) + kKeyTile); }
   __device__ void release(uint32_t n) const {
     if (threadIdx.x % kWarpLanes == 0) ptx::barrier_arrive(empty + n % Shape::kSlots);
   }
@@ -201,6 +205,7 @@ struct TileWalk {
   }
   __device__ int32_t first_page() const { return item.first(p) / kBlockTokens; }
   __device__ int32_t past() const { return item.position + item.tokens; }
+  __device__ bool more() const { return tile + 1 < past_tile || items.has(round + 1); }
 
  private:
   __device__ void enter() {
@@ -221,7 +226,11 @@ __device__ void bring_codes(const TileWalk& at, const PromptRing<kDim, true>& ri
   const uint32_t bytes = (mine ? kFp8PartBytes : 0) + (mine && part == 0 ? kBlockTokens : 0);
   const uint32_t all = __reduce_add_sync(kAllLanes, bytes);
   uint64_t* come = ring.codes + at.n % PromptShape<kDim, true>::kSlots;
-  if (lane == 0) ptx::barrier_arrive_expect(come, all);
+  if (lane == 0) {
+    *ring.about(at.n) = {at.first_page() - at.tile * kTilePages, at.past() - at.tile * kKeyTile,
+                         at.more() ? 1 : 0, 0};
+    ptx::barrier_arrive_expect(come, all);
+  }
   __syncwarp();
   if (!mine) return;
   const int32_t block = cache.tables[cache.table_starts[at.item.sequence] + page];
@@ -233,28 +242,28 @@ __device__ void bring_codes(const TileWalk& at, const PromptRing<kDim, true>& ri
                       kBlockTokens, come);
 }
 
-// Every second page of a tile, by one of two warps: a lane has read its codes before any lane stores.
+// Every second page of a tile, by one of two warps: a lane has read its codes before any lane stores. Seen
+// are pages from `first_page` on and positions before `past`, counted from the tile's.
 template <int kDim, bool kValues>
-__device__ __forceinline__ void convert_tile(const Fp8Lane<kValues>& mine, const TileWalk& at, int first,
+__device__ __forceinline__ void convert_tile(const Fp8Lane<kValues>& mine, int first_page, int past, int half,
                                              uint8_t* slot, const uint8_t* scales, uint64_t* full) {
 #pragma unroll 1
-  for (int i = first; i < kTilePages; i += 2) {
-    const int32_t page = at.tile * kTilePages + i;
-    const int32_t rows = page < at.first_page() ? 0 : at.past() - page * kBlockTokens;
+  for (int i = half; i < kTilePages; i += 2) {
+    const int rows = i < first_page ? 0 : past - i * kBlockTokens;
     uint32_t by[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) by[half] = mine.factors(scales + i * kBlockTokens, half, rows);
+    for (int h = 0; h < 2; ++h) by[h] = mine.factors(scales + i * kBlockTokens, h, rows);
 #pragma unroll 1
     for (int part = 0; part < kDim / kPartDims; ++part) {
       uint8_t* to = slot + part * kTilePartBytes + i * kPagePartBytes;
       uint4 codes[2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        codes[half] = *reinterpret_cast<const uint4*>(to + kFp8PartBytes + mine.from + half * 512);
+      for (int h = 0; h < 2; ++h) {
+        codes[h] = *reinterpret_cast<const uint4*>(to + kFp8PartBytes + mine.from + h * 512);
       }
       __syncwarp();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) mine.store(codes[half], by[half], half, to);
+      for (int h = 0; h < 2; ++h) mine.store(codes[h], by[h], h, to);
     }
   }
   ptx::publish_to_async();
@@ -284,15 +293,18 @@ __device__ void bring_tiles(const PackedAttention& p, const PromptItems& items,
   constexpr uint32_t kSlots = PromptShape<kDim, true>::kSlots;
   const Fp8Lane<kValues> mine;
   TileWalk ahead(p, items);
-  for (TileWalk at(p, items); at.has(); at.next()) {
-    while (half == 0 && ahead.has() && ahead.n < at.n + kSlots) {
-      if (ahead.n > at.n && !ring.is_empty(ahead.n)) break;
+  bool more = true;
+  for (uint32_t n = 0; more; ++n) {
+    while (half == 0 && ahead.has() && ahead.n < n + kSlots) {
+      if (ahead.n > n && !ring.is_empty(ahead.n)) break;
       ring.wait_empty(ahead.n);
       bring_codes<kDim, kValues>(ahead, ring);
       ahead.next();
     }
-    ring.wait_codes(at.n);
-    convert_tile<kDim>(mine, at, half, ring.slot(at.n), ring.scales_of(at.n), ring.full + at.n % kSlots);
+    ring.wait_codes(n);
+    const int4 about = *ring.about(n);
+    convert_tile<kDim>(mine, about.x, about.y, half, ring.slot(n), ring.scales_of(n), ring.full + n % kSlots);
+    more = about.z != 0;
   }
 }
 

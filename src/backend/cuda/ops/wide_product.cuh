@@ -273,14 +273,13 @@ __device__ void load_items(const Problem& p, const WideRing<typename Problem::La
 struct Fragments {
   uint32_t a[4][4];
 
-  // Steps 0 and 1, or 2 and 3.
-  template <class Format, int kHalf>
+  template <class Format>
   __device__ void decode(const uint8_t* low_tile, const uint8_t* high_tile, int lane) {
-    uint32_t low[4][2], high[4][2];  // what is not used is not computed
+    uint32_t low[4][2], high[4][2];
     Format::load(low_tile, lane, low);
     Format::load(high_tile, lane, high);
 #pragma unroll
-    for (int s = 2 * kHalf; s < 2 * kHalf + 2; ++s)
+    for (int s = 0; s < 4; ++s)
       a[s][0] = low[s][0], a[s][1] = high[s][0], a[s][2] = low[s][1], a[s][3] = high[s][1];
   }
 };
@@ -309,13 +308,15 @@ struct SlotCursor {
     if (++slot == kCount) slot = 0, parity ^= 1u;
   }
   // The warp has read it.
-  __device__ void release(int lane) const { release(slot, lane); }
-  __device__ void release_previous(int lane) const { release(slot == 0 ? kCount - 1u : slot - 1, lane); }
-
- private:
-  __device__ void release(uint32_t at, int lane) const {
+  __device__ void release(int lane) const {
     __syncwarp();
-    if (lane == 0) ptx::barrier_arrive_at(barriers + 8 * (kCount + at));
+    if (lane == 0) ptx::barrier_arrive_at(barriers + 8 * (kCount + slot));
+  }
+  __device__ void release_previous(int lane) const { previous().release(lane); }
+  __device__ SlotCursor previous() const {  // to be given back: its parity is not meant
+    SlotCursor before = *this;
+    before.slot = slot == 0 ? kCount - 1u : slot - 1;
+    return before;
   }
 };
 template <class Layout>
@@ -331,25 +332,22 @@ struct Multiplier {
   const uint32_t first_token;  // of the stage's
   float sum[kTokens / 2];
 
-  // Half of a stage's weights, decoded under products of the stage before.
-  template <int kHalf>
-  __device__ void load(Fragments& f, const StageCursor<Layout>& from) const {
-    if constexpr (!Problem::kDirect) {
-      using Format = typename Problem::Format;
-      const uint8_t* raw = from.bytes() + Layout::kRawAt;
-      f.template decode<Format, kHalf>(raw + Problem::raw_tile(warp, 0) * Format::kPairBytes,
-                                       raw + Problem::raw_tile(warp, 1) * Format::kPairBytes, lane);
-    }
+  // A stage's weights, decoded while products of the stage before are under way.
+  __device__ void load(Fragments& f) const {
+    using Format = typename Problem::Format;
+    const uint8_t* raw = at.bytes() + Layout::kRawAt;
+    f.template decode<Format>(raw + Problem::raw_tile(warp, 0) * Format::kPairBytes,
+                              raw + Problem::raw_tile(warp, 1) * Format::kPairBytes, lane);
   }
-  // Half of the stage's products, left under way.
-  template <int kHalf>
+  // Products kFirst to kLast - 1 of the stage's four, left under way.
+  template <int kFirst, int kLast>
   __device__ void multiply(const Fragments& f, bool first) {
     const uint64_t b = at.operand(first_token * ptx::kSwizzleRowBytes);
     const uint64_t a =
         at.operand(Layout::kRawAt + static_cast<uint32_t>(group % Problem::kBoxCount * Layout::kBoxBytes));
-    if (kHalf == 0) ptx::wgmma_fence();
+    if (kFirst == 0) ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 2 * kHalf; i < 2 * kHalf + 2; ++i) {
+    for (int i = kFirst; i < kLast; ++i) {
       if constexpr (Problem::kDirect) {
         ptx::wgmma_bf16(sum, a + 2 * i, b + 2 * i, !first || i > 0);
       } else {
@@ -358,18 +356,23 @@ struct Multiplier {
     }
     ptx::wgmma_commit();
   }
-
-  __device__ void run(const WgmmaItem& item) {
-    const int per = pairs_per_segment(p.pairs);
-    float total[kTokens / 2];
+  // The sum of a segment is there.
+  __device__ void end_segment(const StageCursor<Layout>& last, float (&total)[kTokens / 2]) {
+    ptx::wgmma_wait<0>();
+    ptx::hold_sums(sum);
+    last.release(lane);
 #pragma unroll
-    for (int j = 0; j < kTokens / 2; ++j) total[j] = 0.0f;
+    for (int j = 0; j < kTokens / 2; ++j) total[j] += sum[j];
+  }
+
+  // Weights that are operands as they lie: under a stage's first two products the stage before is given back,
+  // under the others the next is waited for.
+  __device__ void run_direct(float (&total)[kTokens / 2], int per) {
     int done = 0;        // pairs of the segment
     int left = p.pairs;  // of the item
-    // The stage's products in two halves; in the middle, under the first of them, the stage before is given
-    // back and the next one's weights are decoded.
-    const auto step = [&](Fragments& f, Fragments& next_f) {
-      multiply<0>(f, done == 0);
+    const auto step = [&] {
+      const Fragments none{};
+      multiply<0, 2>(none, done == 0);
       if (done > 0) {
         ptx::wgmma_wait<1>();
         at.release_previous(lane);
@@ -377,34 +380,59 @@ struct Multiplier {
       StageCursor<Layout> next = at;
       next.advance();
       --left;
-      if (!Problem::kDirect && left > 0) {
-        next.wait();
-        load<0>(next_f, next);
-      }
-      multiply<1>(f, false);
-      if (left > 0) {
-        if (Problem::kDirect) next.wait();
-        load<1>(next_f, next);
-      }
-      if (++done == per || left == 0) {  // the sum of a segment is there
+      multiply<2, 4>(none, false);
+      if (left > 0) next.wait();
+      if (++done == per || left == 0) {
         done = 0;
-        ptx::wgmma_wait<0>();
-        ptx::hold_sums(sum);
-        at.release(lane);
-#pragma unroll
-        for (int j = 0; j < kTokens / 2; ++j) total[j] += sum[j];
+        end_segment(at, total);
       }
       at = next;
     };
-    Fragments even, odd;
     at.wait();
-    load<0>(even, at);
-    load<1>(even, at);
-    while (true) {
-      step(even, odd);
+    while (true) {  // by twos: or the assembler waits for products between two stages
+      step();
       if (left == 0) break;
-      step(odd, even);
+      step();
       if (left == 0) break;
+    }
+  }
+  // Weights that are decoded: under the four products of the stage before.
+  __device__ void run_decoded(float (&total)[kTokens / 2], int per) {
+    int done = 0;
+    const auto step = [&](Fragments& f) {
+      at.wait();
+      load(f);
+      if (done == per) {
+        end_segment(at.previous(), total);
+        done = 0;
+      }
+      multiply<0, 4>(f, done == 0);
+      if (done > 0) {
+        ptx::wgmma_wait<1>();
+        at.release_previous(lane);
+      }
+      ++done;
+      at.advance();
+    };
+    Fragments even, odd;
+    int pair = 0;
+    for (; pair + 1 < p.pairs; pair += 2) {
+      step(even);
+      step(odd);
+    }
+    if (pair < p.pairs) step(even);
+    end_segment(at.previous(), total);
+  }
+
+  __device__ void run(const WgmmaItem& item) {
+    const int per = pairs_per_segment(p.pairs);
+    float total[kTokens / 2];
+#pragma unroll
+    for (int j = 0; j < kTokens / 2; ++j) total[j] = 0.0f;
+    if constexpr (Problem::kDirect) {
+      run_direct(total, per);
+    } else {
+      run_decoded(total, per);
     }
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) total[j] *= Problem::Format::kUnscale;
