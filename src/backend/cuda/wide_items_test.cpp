@@ -189,6 +189,7 @@ const Case kCases[] = {
     {513, {4096, 512, 512}, 2880, false, true},
     {2300, {4096, 512, 512}, 2880, true, true},  // several items a CTA, two bands
     {4500, {640}, 64, false, false},
+    {3, {1400}, 5120, true, true},  // streamed in four parts a tile, more than a tile a CTA
 };
 
 class WideItemsTest : public ::testing::TestWithParam<DType> {};

@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_linear_kernel(const __grid
         ring.release(lane);
         keep<false>(to, sum, tokens, lane);
         if (threadIdx.x == kFeeder) {
-          for (int i = 0; i < p.parts; ++i) feeder.refill((u0 - first + n) * p.parts + part);
+          for (int i = 0; i < p.parts; ++i) feeder.refill((u0 - first + n) * p.parts + part, p.parts);
         }
         __syncwarp();  // nobody of the feeder's warp spins for a piece that has yet to be asked for
         ++n;
@@ -222,8 +222,13 @@ Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, uint32_t deep
   const uint32_t partial_bytes =
       kRoundTiles * kSegments * kTileRows * static_cast<uint32_t>(tokens) * sizeof(float);
   const auto piece = static_cast<uint32_t>(part_pairs(w.pairs, plan.parts)) * pair_bytes(w.format);
-  plan.shape = stream_shape(plan.parts == 1 ? w.tile_bytes : piece, tiles * plan.parts, rows_bytes,
-                            partial_bytes, plan.parts == 1 ? kRingBytes : kPartsBytes, deep_bytes);
+  const auto shape = [&](uint32_t ring_bytes) {
+    return stream_shape(plan.parts == 1 ? w.tile_bytes : piece, tiles * plan.parts, rows_bytes, partial_bytes,
+                        ring_bytes, deep_bytes);
+  };
+  plan.shape = shape(plan.parts == 1 ? kRingBytes : kPartsBytes);
+  // Two tiles at least, so that one comes while the other is read.
+  if (plan.parts > 1 && plan.shape.stages < 2 * plan.parts) plan.shape = shape(kMostBytes);
   const int64_t most = std::min(kAllBytes, int64_t{most_shared_memory()});
   if (plan.parts == 1 && plan.shape.stages > 0 && tiles <= kMaxStages &&
       plan.shape.total() + (tiles - plan.shape.stages) * plan.shape.stage_bytes <= most) {

@@ -93,10 +93,10 @@ struct Feeder {
     ring.slot = pieces == ring.stages ? 0 : pieces;
     ring.pass = pieces == ring.stages ? 1 : 0;
   }
-  // After this warp has read piece i: the stage of the piece before it, which the others have most likely
-  // read too.
-  __device__ void refill(int i) {
-    if (next < count && next < i + ring.stages) feed();
+  // After this warp has read and given back piece i: the stage of a piece before it, which the others have
+  // most likely read too; but what this warp reads next, `ahead` pieces on, is asked for in any case.
+  __device__ void refill(int i, int ahead = 1) {
+    if (next < count && (next < i + ring.stages || next <= i + ahead)) feed();
   }
 };
 
