@@ -74,7 +74,7 @@ struct Report {
 class TensorRecoder {
  public:
   TensorRecoder(io::GgufWriter& writer, const std::vector<OutTensor>& tensors, int threads, size_t total)
-      : before_(ranges_of(tensors)),
+      : before_(ranges_of(tensors), available_memory()),
         behind_(writer),
         pool_(threads),
         total_(total),

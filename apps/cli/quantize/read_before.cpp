@@ -14,6 +14,7 @@ namespace {
 
 // How much is asked for at a time, and how far before its use: some tenth of a second of a fast disk.
 constexpr size_t kStep = size_t{4} << 20, kDistance = size_t{128} << 20;
+constexpr size_t kMemoryParts = 8;  // of the memory that may be used, one; the disk's cache needs the rest
 
 // Reads mapped pages and enters them into the page table. A kernel before 5.14 knows only how to start
 // reading. What cannot be read is reported where it is used.
@@ -30,7 +31,8 @@ void bring_in(const std::byte* data, size_t bytes) {
 
 }  // namespace
 
-ReadBefore::ReadBefore(std::vector<Range> ranges) : ranges_(std::move(ranges)) {
+ReadBefore::ReadBefore(std::vector<Range> ranges, size_t memory)
+    : ranges_(std::move(ranges)), distance_(std::max(kStep, std::min(kDistance, memory / kMemoryParts))) {
   size_t sum = 0;
   for (const Range& range : ranges_) {
     starts_.push_back(sum);
@@ -55,7 +57,7 @@ void ReadBefore::run() {
       const size_t step = std::min(kStep, bytes - done);
       {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return stop_ || starts_[index] + done < wanted_ + kDistance; });
+        changed_.wait(lock, [&] { return stop_ || starts_[index] + done < wanted_ + distance_; });
         if (stop_) return;
       }
       bring_in(data + done, step);

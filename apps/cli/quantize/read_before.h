@@ -16,8 +16,9 @@ class ReadBefore {
     const std::byte* data;
     size_t bytes;
   };
-  // Ranges may overlap (rows of two tensors in turns): what is there already costs nothing.
-  explicit ReadBefore(std::vector<Range> ranges);
+  // Ranges may overlap (rows of two tensors in turns): what is there already costs nothing. `memory`: bytes
+  // that may be used; a small part of them is.
+  ReadBefore(std::vector<Range> ranges, size_t memory);
   ~ReadBefore();
   ReadBefore(const ReadBefore&) = delete;
   ReadBefore& operator=(const ReadBefore&) = delete;
@@ -31,6 +32,7 @@ class ReadBefore {
   void run();
 
   std::vector<Range> ranges_;
+  size_t distance_;             // bytes to be ahead at most
   std::vector<size_t> starts_;  // of each range, in bytes of all before it
   std::mutex mutex_;            // guards read_, wanted_ and stop_
   std::condition_variable changed_;

@@ -84,6 +84,7 @@ WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
     if (has_scale_grid(view.type) && view.scales.data != nullptr) upload_scales(view, *weight);
   }
   stream_.synchronize();
+  weight->copied = true;
   return weight;
 }
 
