@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/read_before.h"
 #include "base/thread_pool.h"
 #include "commands.h"
 #include "engine/auto_types.h"
@@ -22,7 +23,6 @@
 #include "prompt.h"
 #include "quant/feedback.h"
 #include "quantize/metadata.h"
-#include "quantize/read_before.h"
 #include "quantize/write_behind.h"
 
 namespace millrace::cli {
@@ -74,7 +74,7 @@ struct Report {
 class TensorRecoder {
  public:
   TensorRecoder(io::GgufWriter& writer, const std::vector<OutTensor>& tensors, int threads, size_t total)
-      : before_(ranges_of(tensors), available_memory()),
+      : before_(ranges_of(tensors)),
         behind_(writer),
         pool_(threads),
         total_(total),

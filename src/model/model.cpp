@@ -1,8 +1,10 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
+#include "base/read_before.h"
 #include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/weight_source.h"
@@ -115,6 +117,24 @@ TensorView recoded(const TensorView& view, DType type, Backend& backend, const q
   return out;
 }
 
+// Where the weights lie that will be quantized, in the order they are loaded; nothing for the others.
+std::vector<ReadBefore::Range> ranges_to_quantize(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                                                  const TypeChoice& quantize, bool tied) {
+  WeightSource source(checkpoint, config, /*gather=*/false);
+  ModelWeights none;
+  std::vector<ReadBefore::Range> ranges;
+  for_each_weight(
+      source, config, none, [&](const std::string& name, const TensorView& view, WeightUse use, WeightPtr&) {
+        const bool read = view.data != nullptr && view.rows() > 0 &&
+                          loaded_type(quantize, name, view, use, tied) != view.type;
+        const size_t bytes = read ? static_cast<size_t>((view.rows() - 1) * view.row_stride_bytes) +
+                                        bytes_of(view.type, view.cols())
+                                  : 0;
+        ranges.push_back({view.data, bytes});
+      });
+  return ranges;
+}
+
 // No output matrix means it is the embedding; a file that says otherwise is missing a tensor.
 void check_output(const io::Checkpoint& checkpoint) {
   if (!has_tied_output(checkpoint) || checkpoint.gguf) return;
@@ -164,9 +184,14 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   const auto keep = [&](std::vector<std::unique_ptr<std::byte[]>> memory) {
     for (auto& piece : memory) model->gathered_.push_back(std::move(piece));
   };
+  // What is quantized is read to its end, once: the disk goes on while the processors encode.
+  std::optional<ReadBefore> before;
+  if (quantize) before.emplace(ranges_to_quantize(checkpoint, model->config_, quantize, tied));
+  size_t index = 0;
   for_each_weight(source, model->config_, model->weights_,
                   [&](const std::string& name, const TensorView& stored, WeightUse use, WeightPtr& to) {
                     const DType type = loaded_type(quantize, name, stored, use, tied);
+                    if (before) before->begin(index++);
                     auto gathered = source.take_gathered();
                     TensorView view = stored;
                     if (type != stored.type) {

@@ -1,5 +1,5 @@
-// ReadBefore: a thread that brings the tensors of a mapped file into memory, in the order they will be
-// encoded and some way before it, so that no encoder waits for a page while the disk has nothing to do.
+// ReadBefore: a thread that brings parts of a mapped file into memory, in the order they will be used and
+// some way before it, so that who uses them does not wait for a page while the disk has nothing to do.
 #pragma once
 
 #include <condition_variable>
@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace millrace::cli {
+namespace millrace {
 
 class ReadBefore {
  public:
@@ -16,9 +16,8 @@ class ReadBefore {
     const std::byte* data;
     size_t bytes;
   };
-  // Ranges may overlap (rows of two tensors in turns): what is there already costs nothing. `memory`: bytes
-  // that may be used; a small part of them is.
-  ReadBefore(std::vector<Range> ranges, size_t memory);
+  // Ranges may overlap (rows of two tensors in turns): what is there already costs nothing.
+  explicit ReadBefore(std::vector<Range> ranges);
   ~ReadBefore();
   ReadBefore(const ReadBefore&) = delete;
   ReadBefore& operator=(const ReadBefore&) = delete;
@@ -26,13 +25,15 @@ class ReadBefore {
   // Waits until the first `bytes` of range `index` are in memory. What was read may leave again if memory is
   // short; it is then read as any page of a mapping is.
   void wait_for(size_t index, size_t bytes);
+  // Range `index` is being used: reads on to its end and some way beyond. Waits for nothing.
+  void begin(size_t index);
   double waited() const { return waited_; }  // seconds, in wait_for()
 
  private:
   void run();
 
   std::vector<Range> ranges_;
-  size_t distance_;             // bytes to be ahead at most
+  size_t distance_ = 0;         // bytes to be ahead at most
   std::vector<size_t> starts_;  // of each range, in bytes of all before it
   std::mutex mutex_;            // guards read_, wanted_ and stop_
   std::condition_variable changed_;
@@ -42,4 +43,4 @@ class ReadBefore {
   std::thread thread_;
 };
 
-}  // namespace millrace::cli
+}  // namespace millrace

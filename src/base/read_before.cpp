@@ -1,4 +1,4 @@
-#include "quantize/read_before.h"
+#include "base/read_before.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <utility>
 
-namespace millrace::cli {
+#include "base/topology.h"
+
+namespace millrace {
 namespace {
 
 // How much is asked for at a time, and how far before its use: some tenth of a second of a fast disk.
@@ -31,8 +33,11 @@ void bring_in(const std::byte* data, size_t bytes) {
 
 }  // namespace
 
-ReadBefore::ReadBefore(std::vector<Range> ranges, size_t memory)
-    : ranges_(std::move(ranges)), distance_(std::max(kStep, std::min(kDistance, memory / kMemoryParts))) {
+ReadBefore::ReadBefore(std::vector<Range> ranges) : ranges_(std::move(ranges)) {
+  const size_t machine =
+      static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t memory = std::min(machine, cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup"));
+  distance_ = std::clamp(memory / kMemoryParts, kStep, kDistance);
   size_t sum = 0;
   for (const Range& range : ranges_) {
     starts_.push_back(sum);
@@ -71,6 +76,14 @@ void ReadBefore::run() {
   }
 }
 
+void ReadBefore::begin(size_t index) {
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_ = std::max(wanted_, starts_[index] + ranges_[index].bytes);
+  }
+  changed_.notify_all();
+}
+
 void ReadBefore::wait_for(size_t index, size_t bytes) {
   const size_t until = starts_[index] + std::min(bytes, ranges_[index].bytes);
   std::unique_lock lock(mutex_);
@@ -82,4 +95,4 @@ void ReadBefore::wait_for(size_t index, size_t bytes) {
   waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-}  // namespace millrace::cli
+}  // namespace millrace
