@@ -75,6 +75,8 @@ class Quantize(QuantizeCase):
             out = self.path / "out.gguf"
             report = self.good_json("quantize", model, out, "--type", name)
             self.assertEqual(out.stat().st_size, report["file_bytes"])
+            self.assertIn(report["limit"], ("reading", "encoding", "writing"))
+            self.assertLess(report["waited_to_read_seconds"] + report["waited_to_write_seconds"], report["seconds"])
             for tensor in report["tensors"]:
                 if "norm" in tensor["name"]:
                     self.assertEqual((tensor["to"], tensor["relative_rms"]), ("f32", 0.0))

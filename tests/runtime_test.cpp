@@ -163,7 +163,7 @@ class SmallDevice final : public Backend {
   DType default_kv_type() const override { return DType::kF32; }
   bool supports_kv_type(DType type) const override { return cpu_->supports_kv_type(type); }
   std::optional<size_t> own_memory() const override { return memory_; }
-  size_t weight_bytes(const TensorView& view, WeightUse) const override { return view.bytes(); }
+  size_t weight_bytes(const TensorView& view, WeightUse, size_t) const override { return view.bytes(); }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
     return cpu_->load_weight(view, use);
   }

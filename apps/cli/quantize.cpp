@@ -1,5 +1,5 @@
-// millrace quantize: any checkpoint into a GGUF file of another type, in one pass: rows are decoded, encoded
-// and compared on all threads while the ones before them are written.
+// millrace quantize: any checkpoint into a GGUF file of another type, in one pass: rows are encoded on all
+// threads while the ones after them are read and the ones before them are written.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/read_before.h"
 #include "base/thread_pool.h"
 #include "commands.h"
 #include "engine/auto_types.h"
@@ -59,17 +60,29 @@ struct Report {
   std::vector<quant::RecodeError> errors;  // of each tensor
   std::optional<AutoTypes> chosen;
   size_t read_bytes = 0, file_bytes = 0;
-  double seconds = 0.0;
+  double seconds = 0.0, waited_to_read = 0.0, waited_to_write = 0.0;
+
+  double encoding_seconds() const { return std::max(0.0, seconds - waited_to_read - waited_to_write); }
+  // What took longest, with the two others under way beside it.
+  const char* limit() const {
+    if (encoding_seconds() >= std::max(waited_to_read, waited_to_write)) return "encoding";
+    return waited_to_read > waited_to_write ? "reading" : "writing";
+  }
 };
 
 // Encodes and writes one tensor after the other.
 class TensorRecoder {
  public:
-  TensorRecoder(io::GgufWriter& writer, int threads, size_t total)
-      : behind_(writer), pool_(threads), total_(total), progress_("quantizing") {}
+  TensorRecoder(io::GgufWriter& writer, const std::vector<OutTensor>& tensors, int threads, size_t total)
+      : before_(ranges_of(tensors)),
+        behind_(writer),
+        pool_(threads),
+        total_(total),
+        progress_("quantizing") {}
 
-  // `inputs` of the matrix on the sample, or none: what its errors are weighed by and flow along.
-  quant::RecodeError recode(const OutTensor& tensor, const TensorView& source,
+  // Tensor `index` of the list. `inputs` of the matrix on the sample, or none: what its errors are weighed by
+  // and flow along.
+  quant::RecodeError recode(size_t index, const OutTensor& tensor, const TensorView& source,
                             const quant::MatrixInputs* inputs) {
     if (!tensor.values.empty()) {
       const size_t bytes = tensor.values.size() * sizeof(float);
@@ -92,6 +105,9 @@ class TensorRecoder {
     std::mutex mutex;
     for (int64_t first = 0; first < rows; first += batch) {
       const int64_t count = std::min(batch, rows - first);
+      // In another order than the file's the rows come from all over it.
+      const int64_t last = tensor.order.head_dim == 0 ? first + count : rows;
+      before_.wait_for(index, static_cast<size_t>(last * source.row_stride_bytes));
       std::byte* const out = behind_.buffer(static_cast<size_t>(count) * row_bytes);
       pool_.parallel_for((count + chunk - 1) / chunk, 1, [&](int64_t begin, int64_t end, int) {
         const int64_t from = begin * chunk, to = std::min(end * chunk, count);
@@ -108,8 +124,25 @@ class TensorRecoder {
     return sum;
   }
   void finish() { behind_.finish(); }
+  double waited_to_read() const { return before_.waited(); }
+  double waited_to_write() const { return behind_.waited(); }
 
  private:
+  // Where each tensor lies in the file; nothing for those that are gathered, in memory, as they come.
+  static std::vector<ReadBefore::Range> ranges_of(const std::vector<OutTensor>& tensors) {
+    std::vector<ReadBefore::Range> ranges;
+    for (const OutTensor& tensor : tensors) {
+      const TensorView& view = tensor.source;
+      const bool mapped = view.data != nullptr && tensor.values.empty() && view.rows() > 0;
+      const size_t bytes = mapped ? static_cast<size_t>((view.rows() - 1) * view.row_stride_bytes) +
+                                        bytes_of(view.type, view.cols())
+                                  : 0;
+      ranges.push_back({view.data, bytes});
+    }
+    return ranges;
+  }
+
+  ReadBefore before_;
   WriteBehind behind_;
   ThreadPool pool_;
   size_t total_, done_ = 0;
@@ -170,7 +203,11 @@ nlohmann::ordered_json to_json(const QuantizeOptions& options, const std::vector
       {"bits_per_weight",
        8.0 * static_cast<double>(data_bytes(tensors)) / static_cast<double>(elements_of(tensors))},
       {"seconds", report.seconds},
-      {"read_gb_s", static_cast<double>(report.read_bytes) * 1e-9 / report.seconds}};
+      {"read_gb_s", static_cast<double>(report.read_bytes) * 1e-9 / report.seconds},
+      {"write_gb_s", static_cast<double>(report.file_bytes) * 1e-9 / report.seconds},
+      {"waited_to_read_seconds", report.waited_to_read},
+      {"waited_to_write_seconds", report.waited_to_write},
+      {"limit", report.limit()}};
   if (report.chosen) {
     out["sample_tokens"] = report.chosen->sample_tokens;
     out["expected_kl"] = report.chosen->expected_kl;
@@ -201,11 +238,14 @@ std::string to_text(const QuantizeOptions& options, const std::vector<OutTensor>
     out += fmt::format("expected divergence {:.5f} nats a token on {} tokens of sample text\n",
                        report.chosen->expected_kl, report.chosen->sample_tokens);
   }
-  out += fmt::format(
-      "{}: {}, {:.3f} bits per weight, {:.1f} s, {}/s read\n", options.out, human_bytes(report.file_bytes),
-      8.0 * static_cast<double>(data_bytes(tensors)) / static_cast<double>(elements_of(tensors)),
-      report.seconds,
-      human_bytes(static_cast<size_t>(static_cast<double>(report.read_bytes) / report.seconds)));
+  out +=
+      fmt::format("{}: {}, {:.3f} bits per weight, {:.1f} s, {}/s read, {}/s written, {} is the limit\n",
+                  options.out, human_bytes(report.file_bytes),
+                  8.0 * static_cast<double>(data_bytes(tensors)) / static_cast<double>(elements_of(tensors)),
+                  report.seconds,
+                  human_bytes(static_cast<size_t>(static_cast<double>(report.read_bytes) / report.seconds)),
+                  human_bytes(static_cast<size_t>(static_cast<double>(report.file_bytes) / report.seconds)),
+                  report.limit());
   return out;
 }
 
@@ -221,19 +261,24 @@ void write_file(const QuantizeOptions& options, const io::Checkpoint& checkpoint
   for (const OutTensor& tensor : tensors) report.read_bytes += tensor.source.bytes();
   report.errors.resize(tensors.size());
   {
-    TensorRecoder recoder(writer, options.model.threads, report.read_bytes);
+    TensorRecoder recoder(writer, tensors, options.model.threads, report.read_bytes);
     stream_tensors(checkpoint, config, tensors, [&](size_t i, const TensorView& source) {
       const quant::MatrixInputs* inputs = nullptr;
       if (report.chosen) {
         const auto found = report.chosen->calibration.find(tensors[i].name);
         if (found != report.chosen->calibration.end()) inputs = &found->second;
       }
-      report.errors[i] = recoder.recode(tensors[i], source, inputs);
+      report.errors[i] = recoder.recode(i, tensors[i], source, inputs);
     });
     recoder.finish();
+    report.waited_to_read = recoder.waited_to_read();
+    report.waited_to_write = recoder.waited_to_write();
   }
+  const auto encoded = std::chrono::steady_clock::now();
   writer.commit();
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto end = std::chrono::steady_clock::now();
+  report.waited_to_write += std::chrono::duration<double>(end - encoded).count();
+  report.seconds = std::chrono::duration<double>(end - start).count();
 }
 
 // Bytes of the file before its data.

@@ -68,7 +68,8 @@ struct Batch {
 
 enum class WeightUse {
   kMatrix,     // [out, in] or [experts, out, in]: y = W x
-  kEmbedding,  // [vocabulary, hidden]: rows are looked up (and, when tied, also multiplied)
+  kLookup,     // [vocabulary, hidden]: rows are looked up
+  kEmbedding,  // the same, of a model without an output matrix: multiplied too
   kVector,     // norms, biases, sinks: becomes float32, read row by row
 };
 
@@ -77,6 +78,7 @@ class Weight {
  public:
   virtual ~Weight() = default;
   int64_t experts = 1, rows = 0, cols = 0;
+  bool copied = false;  // all of it is in memory of its own: the view's may go
 };
 using WeightPtr = std::unique_ptr<const Weight>;
 
@@ -295,9 +297,11 @@ class Backend {
   virtual std::optional<size_t> own_memory() const { return std::nullopt; }
 
   // Bytes this backend will hold for a weight beyond the file's mapping; asked before anything is loaded.
-  virtual size_t weight_bytes(const TensorView& view, WeightUse use) const = 0;
-  // The view's memory must outlive the weight. Throws Error{kUnsupported} naming the tensor for a type it
-  // lacks.
+  // A kMatrix for which that is not 0 will be copied. `before`: what this has said of the weights that will
+  // be loaded before it, in all; copies that only speed things up end where memory does.
+  virtual size_t weight_bytes(const TensorView& view, WeightUse use, size_t before) const = 0;
+  // The view's memory must outlive the weight unless it is copied. Throws Error{kUnsupported} naming the
+  // tensor for a type it lacks.
   virtual WeightPtr load_weight(const TensorView& view, WeightUse use) = 0;
 
   virtual size_t workspace_bytes(const ExecutorSpec& spec) const = 0;  // of an executor, without the KV pools

@@ -649,8 +649,8 @@ TEST(Backend, NamesWhatItCannotLoad) {
   std::mt19937 random(9);
   for (Device& device : cpu_devices(1)) {
     OwnedTensor t = random_tensor(random, DType::kF32, 2, 8);
-    EXPECT_EQ(device.backend->weight_bytes(t.view, WeightUse::kMatrix), 0u);
-    EXPECT_EQ(device.backend->weight_bytes(t.view, WeightUse::kVector), 64u);
+    EXPECT_EQ(device.backend->weight_bytes(t.view, WeightUse::kMatrix, 0), 0u);
+    EXPECT_EQ(device.backend->weight_bytes(t.view, WeightUse::kVector, 0), 64u);
     t.view.type = DType::kI32;
     t.view.name = "strange.weight";
     try {
@@ -665,6 +665,26 @@ TEST(Backend, NamesWhatItCannotLoad) {
     spec.kv_type = DType::kQ8_0;  // a scale per 32 dimensions
     spec.head_dim = 48;
     EXPECT_THROW(device.backend->make_executor(spec), Error);
+  }
+}
+
+// What the memory plan counts is what is held, and what is only looked up is not copied to be multiplied.
+TEST(Backend, CopiesWhatItSaysItWill) {
+  std::mt19937 random(10);
+  const OwnedTensor t = random_tensor(random, DType::kQ4_K, 8, 512);
+  for (Device& device : cpu_devices(1)) {
+    const auto bytes = [&](WeightUse use, size_t before) {
+      return device.backend->weight_bytes(t.view, use, before);
+    };
+    EXPECT_EQ(bytes(WeightUse::kLookup, 0), 0u) << device.label;
+    EXPECT_EQ(bytes(WeightUse::kEmbedding, 0), bytes(WeightUse::kMatrix, 0)) << device.label;
+    // Weights before it may have taken all the room there is.
+    EXPECT_EQ(bytes(WeightUse::kMatrix, std::numeric_limits<size_t>::max()), 0u) << device.label;
+    EXPECT_EQ(device.backend->load_weight(t.view, WeightUse::kMatrix)->copied,
+              bytes(WeightUse::kMatrix, 0) > 0)
+        << device.label;
+    EXPECT_FALSE(device.backend->load_weight(t.view, WeightUse::kLookup)->copied) << device.label;
+    EXPECT_FALSE(device.backend->load_weight(t.view, WeightUse::kEmbedding)->copied) << device.label;
   }
 }
 

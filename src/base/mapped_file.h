@@ -55,6 +55,7 @@ class AtomicFile {
   bool nameless_ = false;       // open, but without an entry in the directory
   bool direct_ = false;         // a device or a pipe
   int fd_ = -1;
+  size_t written_ = 0, flushed_ = 0;  // bytes written, and those the disk was asked to take
 };
 
 }  // namespace millrace

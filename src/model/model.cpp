@@ -1,8 +1,10 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
+#include "base/read_before.h"
 #include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/weight_source.h"
@@ -29,7 +31,8 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w
     if (auto view = source.find(l, role, std::move(shape))) visit(name_of(l, role), *view, use, to);
   };
   using enum WeightUse;
-  required(-1, "token_embd.weight", {c.vocab, c.hidden}, kEmbedding, w.token_embedding);
+  const bool tied = !source.find(-1, "output.weight", {c.vocab, c.hidden});
+  required(-1, "token_embd.weight", {c.vocab, c.hidden}, tied ? kEmbedding : kLookup, w.token_embedding);
   required(-1, "output_norm.weight", {c.hidden}, kVector, w.output_norm);
   optional(-1, "output.weight", {c.vocab, c.hidden}, kMatrix, w.output);
   w.layers.resize(c.layers);
@@ -75,9 +78,9 @@ size_t stored_bytes(const TensorView& view) {
 }
 
 // Bytes of `view` that one token reads.
-size_t bytes_read(const TensorView& view, WeightUse use, const ModelConfig& config, bool tied) {
+size_t bytes_read(const TensorView& view, WeightUse use, const ModelConfig& config) {
   const size_t bytes = stored_bytes(view);
-  if (use == WeightUse::kEmbedding && !tied) return bytes / static_cast<size_t>(view.rows());
+  if (use == WeightUse::kLookup) return bytes / static_cast<size_t>(view.rows());
   if (view.rank == 3 && config.experts > 0) {
     return bytes / static_cast<size_t>(config.experts) * static_cast<size_t>(config.experts_per_token);
   }
@@ -112,6 +115,24 @@ TensorView recoded(const TensorView& view, DType type, Backend& backend, const q
                        feedback);
   });
   return out;
+}
+
+// Where the weights lie that will be quantized, in the order they are loaded; nothing for the others.
+std::vector<ReadBefore::Range> ranges_to_quantize(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                                                  const TypeChoice& quantize, bool tied) {
+  WeightSource source(checkpoint, config, /*gather=*/false);
+  ModelWeights none;
+  std::vector<ReadBefore::Range> ranges;
+  for_each_weight(
+      source, config, none, [&](const std::string& name, const TensorView& view, WeightUse use, WeightPtr&) {
+        const bool read = view.data != nullptr && view.rows() > 0 &&
+                          loaded_type(quantize, name, view, use, tied) != view.type;
+        const size_t bytes = read ? static_cast<size_t>((view.rows() - 1) * view.row_stride_bytes) +
+                                        bytes_of(view.type, view.cols())
+                                  : 0;
+        ranges.push_back({view.data, bytes});
+      });
+  return ranges;
 }
 
 // No output matrix means it is the embedding; a file that says otherwise is missing a tensor.
@@ -163,20 +184,26 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   const auto keep = [&](std::vector<std::unique_ptr<std::byte[]>> memory) {
     for (auto& piece : memory) model->gathered_.push_back(std::move(piece));
   };
+  // What is quantized is read to its end, once: the disk goes on while the processors encode.
+  std::optional<ReadBefore> before;
+  if (quantize) before.emplace(ranges_to_quantize(checkpoint, model->config_, quantize, tied));
+  size_t index = 0;
   for_each_weight(source, model->config_, model->weights_,
                   [&](const std::string& name, const TensorView& stored, WeightUse use, WeightPtr& to) {
                     const DType type = loaded_type(quantize, name, stored, use, tied);
+                    if (before) before->begin(index++);
                     auto gathered = source.take_gathered();
                     TensorView view = stored;
-                    if (type == stored.type) {
-                      keep(std::move(gathered));
-                    } else {
-                      view = recoded(stored, type, backend, inputs ? inputs(name) : nullptr, feedback,
-                                     model->gathered_);
+                    if (type != stored.type) {
+                      std::vector<std::unique_ptr<std::byte[]>> memory;
+                      view =
+                          recoded(stored, type, backend, inputs ? inputs(name) : nullptr, feedback, memory);
+                      gathered = std::move(memory);
                     }
                     to = backend.load_weight(view, use);
+                    if (!to->copied) keep(std::move(gathered));
                     model->stored_[to.get()] = {view.type, stored_bytes(view)};
-                    model->bytes_per_token_ += bytes_read(view, use, model->config_, tied);
+                    model->bytes_per_token_ += bytes_read(view, use, model->config_);
                     done += stored.bytes();
                     if (progress) progress(std::min(done, total), total);
                   });
@@ -197,7 +224,7 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
   WeightSource source(checkpoint, config, /*gather=*/false);
   ModelWeights none;
   WeightBytes plan;
-  size_t gathered = 0;
+  size_t gathered = 0, held_before = 0;
   const bool tied = has_tied_output(checkpoint);
   for_each_weight(source, config, none,
                   [&](const std::string& name, const TensorView& stored, WeightUse use, WeightPtr&) {
@@ -205,14 +232,14 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
                     gathered += copied;
                     TensorView view = stored;
                     view.type = loaded_type(quantize, name, stored, use, tied);
-                    if (view.type == stored.type) {
-                      plan.mapped += view.bytes();
-                      plan.repacked += copied;
-                    } else {
-                      view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
-                      plan.repacked += view.bytes();
-                    }
-                    plan.repacked += backend.weight_bytes(view, use);
+                    const bool same = view.type == stored.type;
+                    if (!same) view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
+                    const size_t held = backend.weight_bytes(view, use, held_before);
+                    held_before += held;
+                    if (same) plan.mapped += view.bytes();
+                    // What was gathered or quantized is let go where the backend has a copy of it.
+                    const bool let_go = held > 0 && use == WeightUse::kMatrix;
+                    plan.repacked += held + (let_go ? 0 : same ? copied : view.bytes());
                   });
   if (checkpoint.hf) plan.repacked += checkpoint.hf->weights.copied_bytes();
   return plan;

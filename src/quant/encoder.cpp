@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "quant/codec.h"
+#include "quant/encode_tables.h"
 #include "quant/encoder_blocks.h"
 #include "quant/fit.h"
 
@@ -15,53 +17,44 @@ constexpr std::array kEncodable = {DType::kQ8_0, DType::kQ6_K, DType::kQ5_K, DTy
                                    DType::kQ4_K, DType::kQ4_1, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4,
                                    DType::kF16,  DType::kBF16, DType::kF32};
 
-// ---------------------------------------------------------------- one pass
-
-// to_half without its branches, so that the loop over a row is vector code; saturates at the largest half.
-uint16_t half_bits(float x) {
-  const uint32_t u = std::bit_cast<uint32_t>(x), magnitude = u & 0x7fffffffu;
-  const uint32_t held = std::min(magnitude, 0x477fe000u);  // 65504
-  const uint32_t rounded = (held + 0xfffu + ((held >> 13) & 1u) - 0x38000000u) >> 13;
-  const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(held) + 0.5f) - 0x3f000000u;
-  return static_cast<uint16_t>((u >> 16 & 0x8000u) | (held < 0x38800000u ? small : rounded));
-}
-
-uint16_t bfloat16_bits(float x) {
-  const uint32_t u = std::bit_cast<uint32_t>(x);
-  return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
-
-template <class Convert>
-void encode_sixteen_bits(const float* x, int64_t count, std::byte* out, Convert&& convert) {
-  constexpr int64_t kPiece = 256;
-  uint16_t bits[kPiece];
-  for (int64_t done = 0; done < count; done += kPiece) {
-    const int64_t n = std::min(kPiece, count - done);
-    for (int64_t i = 0; i < n; ++i) bits[i] = convert(x[done + i]);
-    std::memcpy(out + done * 2, bits, static_cast<size_t>(n) * 2);
+// The entry of a table, or none: f32 is copied, q4_z is searched with weights, all alike where there are
+// none.
+std::optional<Encoding> encoding_of(DType type) {
+  switch (type) {
+    case DType::kF16:
+      return Encoding::kF16;
+    case DType::kBF16:
+      return Encoding::kBF16;
+    case DType::kQ8_0:
+      return Encoding::kQ8_0;
+    case DType::kQ4_0:
+      return Encoding::kQ4_0;
+    case DType::kQ5_0:
+      return Encoding::kQ5_0;
+    case DType::kQ4_1:
+      return Encoding::kQ4_1;
+    case DType::kQ5_1:
+      return Encoding::kQ5_1;
+    case DType::kMXFP4:
+      return Encoding::kMXFP4;
+    case DType::kQ4_K:
+      return Encoding::kQ4_K;
+    case DType::kQ5_K:
+      return Encoding::kQ5_K;
+    case DType::kQ6_K:
+      return Encoding::kQ6_K;
+    default:
+      return std::nullopt;
   }
 }
 
-// At 8 bits the search gains nothing that can be measured: the extreme value takes code 127. Lanes are
-// elements here.
-void encode_q8_0(const float* x, BlockQ8_0& b) {
-  constexpr int kVectors = kBlock / kNumLanes;
-  Lanes v[kVectors], most = all_lanes(0.0f);
-  std::memcpy(v, x, sizeof v);
-  for (const Lanes& part : v) most = lane_max(most, abs_lanes(part));
-  b.d = stored_half(std::max(std::max(most[0], most[1]), std::max(most[2], most[3])) / 127.0f);
-  const float d = half_value(b.d);
-  const Lanes inverse = all_lanes(d == 0.0f ? 0.0f : 1.0f / d);
-  LaneInts codes[kVectors];
-  for (int i = 0; i < kVectors; ++i) {
-    codes[i] = __builtin_convertvector(round_lanes(clamp_lanes(v[i] * inverse, -127.0f, 127.0f)), LaneInts);
-  }
-  int32_t wide[kBlock];
-  std::memcpy(wide, codes, sizeof wide);
-  for (int j = 0; j < kBlock; ++j) b.q[j] = static_cast<int8_t>(wide[j]);
+// Types that have nothing to weigh.
+bool weighs_nothing(DType type) {
+  return type == DType::kF16 || type == DType::kBF16 || type == DType::kQ8_0;
 }
 
-// ---------------------------------------------------------------- searched, four blocks at a time
+// ---------------------------------------------------------------- searched with weights, four blocks at a
+// time
 
 // Four blocks with their weights, element by element.
 struct FourBlocks {
@@ -256,9 +249,26 @@ bool can_encode(DType type) {
   return std::find(kEncodable.begin(), kEncodable.end(), type) != kEncodable.end();
 }
 
+std::optional<EncodeError> encode_alike(DType type, const float* x, int64_t count, std::byte* out) {
+  const std::optional<Encoding> encoding = encoding_of(type);
+  if (!encoding) return std::nullopt;
+  // Sums of squares are float within a piece.
+  constexpr int64_t kPiece = 4096;
+  const EncodeFn encode = best_encoders().encode[static_cast<int>(*encoding)];
+  EncodeError sum;
+  for (int64_t done = 0; done < count; done += kPiece) {
+    const EncodeSums piece = encode(x + done, std::min(kPiece, count - done) / info(type).block_elements,
+                                    reinterpret_cast<uint8_t*>(out) + bytes_of(type, done));
+    sum.error += piece.error;
+    sum.total += piece.total;
+  }
+  return sum;
+}
+
 void encode_rows(DType type, const float* x, int64_t num_rows, int64_t cols, const float* importance,
                  std::byte* out) {
   const int64_t count = num_rows * cols;
+  if ((importance == nullptr || weighs_nothing(type)) && encode_alike(type, x, count, out)) return;
   const auto by_fours = [&]<class Block>(void (*encode)(FourBlocks&, Block*)) {
     encode_by_fours(x, num_rows, cols, importance, out, encode);
   };
@@ -270,13 +280,6 @@ void encode_rows(DType type, const float* x, int64_t num_rows, int64_t cols, con
     case DType::kF32:
       std::memcpy(out, x, static_cast<size_t>(count) * sizeof(float));
       return;
-    case DType::kF16:
-      return encode_sixteen_bits(x, count, out, half_bits);
-    case DType::kBF16:
-      return encode_sixteen_bits(x, count, out, bfloat16_bits);
-    case DType::kQ8_0:
-      return encode_each<BlockQ8_0>(count / kBlock, kBlock, x, nullptr, 1, out,
-                                    [](const BlockRun& run, BlockQ8_0& b) { encode_q8_0(run.x, b); });
     case DType::kQ4_0:
       return by_fours(+[](Four f, BlockQ4_0* b) { encode_around_zero(f, 8.0f, b); });
     case DType::kQ5_0:
@@ -298,6 +301,14 @@ void encode_rows(DType type, const float* x, int64_t num_rows, int64_t cols, con
     default:
       throw_error(ErrorCode::kUnsupported, "cannot quantize to {}", info(type).name);
   }
+}
+
+bool widen(DType type, const std::byte* x, int64_t count, float* out) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(x);
+  if (type == DType::kF16) return best_encoders().widen_f16(bytes, count, out);
+  if (type == DType::kBF16) return best_encoders().widen_bf16(bytes, count, out);
+  dequantize(type, x, out, count);
+  return all_finite(out, count);
 }
 
 bool all_finite(const float* x, int64_t count) {

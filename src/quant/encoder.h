@@ -1,12 +1,13 @@
-// Encoders: float32 rows into the block types, with the scale of every block searched for the least weighted
-// error (fit.h). quant/codec.h has the plain round-to-nearest forms that tests and oracles compare with.
+// Encoders: float32 rows into the block types, with the scale of every block searched for the least error.
+// quant/codec.h has the plain round-to-nearest forms that tests and oracles compare with.
 //
-// Speed on one core is that of a search: some ten roundings per value for the 4- and 6-bit types; f16, bf16
-// and q8_0 take one pass. Blocks are independent, so callers cut tensors by rows and give them to all
-// threads.
+// Where all columns count alike the search is in integers, written for each instruction set (encode_table.h);
+// with weights it is in float (fit.h), some ten roundings per value. Blocks are independent, so callers cut
+// tensors by rows and give them to all threads.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "tensor/dtype.h"
@@ -22,6 +23,18 @@ bool can_encode(DType type);
 // of what the column is multiplied with. Throws Error{kUnsupported} for a type that cannot be written.
 void encode_rows(DType type, const float* x, int64_t num_rows, int64_t cols, const float* importance,
                  std::byte* out);
+
+// Sums of squares: of what the codes miss, and of the values.
+struct EncodeError {
+  double error = 0.0, total = 0.0;
+};
+
+// `count` values (whole blocks) that count alike, and what that costs. The same bytes as encode_rows()
+// without importance; nothing is done for the types that have no such encoder (f32, q4_z).
+std::optional<EncodeError> encode_alike(DType type, const float* x, int64_t count, std::byte* out);
+
+// Values of a type that needs no tensor around it, as float32; false if one is NaN or infinite.
+bool widen(DType type, const std::byte* x, int64_t count, float* out);
 
 // Are all finite? A vector loop; encoders and their callers refuse what is not.
 bool all_finite(const float* x, int64_t count);

@@ -38,7 +38,7 @@ RecodeError recode_rows(const TensorView& view, int64_t first, int64_t count, DT
                         const float* importance, const RowOrder& order, std::byte* out,
                         const ErrorFeedback* feedback = nullptr);
 
-// Rows to take at a time: some 64 KiB of float32.
+// Rows for a thread to take at a time: some tenth of a millisecond's work or more.
 int64_t recode_chunk(int64_t cols);
 
 }  // namespace millrace::quant

@@ -1,5 +1,7 @@
 #include "quantize/write_behind.h"
 
+#include <chrono>
+
 namespace millrace::cli {
 
 WriteBehind::WriteBehind(io::GgufWriter& writer) : writer_(writer), thread_([this] { run(); }) {}
@@ -35,10 +37,18 @@ void WriteBehind::run() {
   }
 }
 
+template <class Condition>
+void WriteBehind::wait(std::unique_lock<std::mutex>& lock, Condition&& condition) {
+  if (condition()) return;
+  const auto start = std::chrono::steady_clock::now();
+  changed_.wait(lock, condition);
+  waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 std::byte* WriteBehind::buffer(size_t bytes) {
   Piece& piece = pieces_[filling_];
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !piece.full; });
+  wait(lock, [&] { return !piece.full; });
   if (failure_) std::rethrow_exception(failure_);
   if (piece.data.size() < bytes) piece.data.resize(bytes);
   return piece.data.data();
@@ -56,7 +66,7 @@ void WriteBehind::submit(size_t bytes) {
 
 void WriteBehind::finish() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !pieces_[0].full && !pieces_[1].full; });
+  wait(lock, [&] { return !pieces_[0].full && !pieces_[1].full; });
   if (failure_) std::rethrow_exception(failure_);
 }
 

@@ -26,6 +26,7 @@ class WriteBehind {
   void submit(size_t bytes);
   // Waits until everything is written. Throws what a write has thrown.
   void finish();
+  double waited() const { return waited_; }  // seconds, in buffer() and finish()
 
  private:
   struct Piece {
@@ -34,6 +35,8 @@ class WriteBehind {
     bool full = false;
   };
   void run();
+  template <class Condition>
+  void wait(std::unique_lock<std::mutex>& lock, Condition&& condition);
 
   io::GgufWriter& writer_;
   std::array<Piece, 2> pieces_;
@@ -42,6 +45,7 @@ class WriteBehind {
   std::condition_variable changed_;
   bool stop_ = false;
   std::exception_ptr failure_;
+  double waited_ = 0.0;
   std::thread thread_;
 };
 

@@ -35,8 +35,8 @@ class CpuBackend final : public Backend {
            type == DType::kF8E4M3;
   }
 
-  size_t weight_bytes(const TensorView& view, WeightUse use) const override {
-    return cpu::held_bytes(view, use, kernels_, packing_room_);
+  size_t weight_bytes(const TensorView& view, WeightUse use, size_t before) const override {
+    return cpu::held_bytes(view, use, kernels_, room_after(before));
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
     if (pool_.nodes() > 1 && use == WeightUse::kMatrix) {
@@ -46,9 +46,8 @@ class CpuBackend final : public Backend {
     } else {
       read_ahead_.ask(view.data, static_cast<size_t>(view.rows() * view.row_stride_bytes));
     }
-    const size_t held = use == WeightUse::kVector ? 0 : weight_bytes(view, use);
-    WeightPtr weight = cpu::load(view, use, kernels_, packing_room_, pool_);
-    packing_room_ -= held;
+    WeightPtr weight = cpu::load(view, use, kernels_, room_after(held_), pool_);
+    held_ += weight_bytes(view, use, held_);
     return weight;
   }
 
@@ -80,7 +79,9 @@ class CpuBackend final : public Backend {
   const cpu::KernelTable& kernels_;
   ThreadPool pool_;
   cpu::ReadAhead read_ahead_;
-  size_t packing_room_ = cpu::usable_memory() / 3;  // bytes: the file itself may be in memory too
+  // Bytes for packing, less what is held already: the file itself may be in memory too.
+  size_t room_after(size_t held) const { return held < packing_room_ ? packing_room_ - held : 0; }
+  size_t packing_room_ = cpu::usable_memory() / 3, held_ = 0;
 };
 
 }  // namespace

@@ -92,6 +92,7 @@ void pack(const TensorView& view, CpuWeight& weight, ThreadPool& pool) {
 
 size_t held_bytes(const TensorView& view, WeightUse use, const KernelTable& kernels, size_t room) {
   if (use == WeightUse::kVector) return static_cast<size_t>(view.elements()) * sizeof(float);
+  if (use == WeightUse::kLookup) return 0;
   const std::optional<Packing> packing = packing_of(view.type);
   if (!packing || kernels.matmul[static_cast<int>(packing->format)] == nullptr) return 0;
   const auto bytes = static_cast<size_t>((view.rows() + 3) / 4 * 4 * packed_row_bytes(view));
@@ -125,7 +126,10 @@ WeightPtr load(const TensorView& view, WeightUse use, const KernelTable& kernels
   weight->matrix = {reinterpret_cast<const uint8_t*>(view.data), view.row_stride_bytes,
                     reinterpret_cast<const uint8_t*>(view.scales.data), view.scales.scales_per_row,
                     view.cols()};
-  if (use != WeightUse::kVector && held_bytes(view, use, kernels, room) > 0) pack(view, *weight, pool);
+  if (use != WeightUse::kVector && held_bytes(view, use, kernels, room) > 0) {
+    pack(view, *weight, pool);
+    weight->copied = use == WeightUse::kMatrix;  // rows of an embedding are looked up where they lie
+  }
   if (use == WeightUse::kVector) {
     weight->values.resize(static_cast<size_t>(view.elements()));
     for (int64_t r = 0; r < view.rows(); ++r) {

@@ -37,7 +37,7 @@ class CudaBackend final : public Backend {
   bool gives_hidden_states() const override { return true; }
   std::optional<size_t> own_memory() const override { return own_memory_; }
 
-  size_t weight_bytes(const TensorView& view, WeightUse use) const override {
+  size_t weight_bytes(const TensorView& view, WeightUse use, size_t) const override {
     return cuda::device_weight_bytes(view, use);
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {

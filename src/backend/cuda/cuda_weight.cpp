@@ -95,6 +95,7 @@ WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
   }
   if (keeps_floats(view, use)) weight->floats = upload_floats(view);
   stream_.synchronize();
+  weight->copied = true;
   return weight;
 }
 

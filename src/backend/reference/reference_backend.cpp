@@ -17,7 +17,7 @@ class ReferenceBackend final : public Backend {
   bool gives_hidden_states() const override { return true; }
   bool supports_kv_type(DType type) const override { return type == DType::kF32; }
 
-  size_t weight_bytes(const TensorView& view, WeightUse use) const override {
+  size_t weight_bytes(const TensorView& view, WeightUse use, size_t) const override {
     return use == WeightUse::kVector ? static_cast<size_t>(view.elements()) * sizeof(float) : 0;
   }
 

@@ -1,0 +1,29 @@
+// The encoders with the dot product of ARMv8.2.
+#include <arm_neon.h>
+
+#include <cfloat>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "quant/blocks.h"
+#include "quant/encode_table.h"
+
+namespace millrace::quant {
+namespace {
+
+#include "quant/encode_simd_neon.h"
+// Bare comments keep clang-format from sorting what must stay in order.
+#include "quant/encode_search.h"
+//
+#include "quant/encode_plain.h"
+//
+#include "quant/encode_k.h"
+//
+#include "quant/encode_entries.h"
+
+}  // namespace
+
+constinit const EncodeTable kNeonDotprodEncoders = make_table("neon_dotprod");
+
+}  // namespace millrace::quant
