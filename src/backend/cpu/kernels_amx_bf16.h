@@ -10,10 +10,10 @@
 // where they lie in a row, a register each, and never transposed; activations come as pairs of columns
 // (to_tiles), and outputs [weights][activations] are transposed once, at the end.
 //
-// Loops, outermost first: 256 rows of activations; 32 rows of weights; chunks of 8 or 30 blocks, opened into
-// a scratch; pairs of tiles of activations; the blocks of the chunk, four products each (32 x 32 outputs).
-// The first pair opens a block, then multiplies the one before it. Sums stay in their tiles unless there is
-// more than one pair.
+// Loops, outermost first: 256 rows of activations; 32 rows of weights; chunks of 10 blocks, opened into a
+// scratch; pairs of tiles of activations; the blocks of the chunk, four products each (32 x 32 outputs).
+// The first pair opens a block while it multiplies the one two before it. Sums stay in their tiles unless
+// there is more than one pair.
 //
 // Roofline, per 16 rows of weights and block, in cycles: opening 24 (48 vector operations on two ports) to 27
 // (64 loads); a product of 16 x 16 outputs 16 in the tile unit, with its share of loads 21 from the first
@@ -50,15 +50,15 @@ constexpr int tile_column(int place) {
   return 8 * half + nibble / 2 + 16 * (nibble % 2);
 }
 struct TileOrder {
-  uint16_t column[32];  // of a place
-  uint64_t split[8];    // vpmultishiftqb: the same columns from a block of MXFP4Split, halves joined
-  uint64_t plain[8];    // from a block of MXFP4
+  uint16_t word[32];  // of a place: columns c and c + 16 are words 2 c and 2 c + 1
+  uint64_t split[8];  // vpmultishiftqb: the same columns from a block of MXFP4Split, halves joined
+  uint64_t plain[8];  // from a block of MXFP4
 };
 constexpr TileOrder make_tile_order() {
   TileOrder order{};
   for (int place = 0; place < 32; ++place) {
     const int column = tile_column(place), local = column % 16 % 8 + (column >= 16 ? 8 : 0);
-    order.column[place] = static_cast<uint16_t>(column);
+    order.word[place] = static_cast<uint16_t>(2 * (column % 16) + column / 16);
     order.split[place / 4] |= static_cast<uint64_t>(4 * local) << (16 * (place % 4));
     order.plain[place / 4] |= static_cast<uint64_t>(4 * (place / 8) + 16 * (place % 4)) << (16 * (place % 4));
   }
@@ -137,25 +137,29 @@ struct TileWeights {
   }
 };
 
-// 32 rows of weights over a chunk of blocks as tiles. With many rows of activations 8 blocks, 16 KiB of the
-// first-level cache; up to kFewPairs pairs of groups use a chunk too seldom to pay for loading and storing
-// their sums around it, and take kOpenBlocks.
-constexpr int64_t kOpenBlocks = 30, kNearBlocks = 8, kFewPairs = 2;
+// 32 rows of weights as tiles, a ring of blocks. A chunk of kOpenBlocks is used by every pair of groups of
+// activations, whose sums, 4 KiB, are loaded and stored once for 40 products; kAheadBlocks are opened before
+// the first of them is multiplied: a tile is not loaded from stores that have not left the processor. 24 KiB
+// of the first-level cache; chunks of 30 blocks would come from the second, as the activations do already.
+constexpr int64_t kOpenBlocks = 10, kAheadBlocks = 2;
 struct OpenedTiles {
-  alignas(64) uint16_t words[kOpenBlocks][2][16][32];  // [block][group][row][place]
+  alignas(64) uint16_t words[kOpenBlocks + kAheadBlocks][2][16][32];  // [block][group][row][place]
+  uint16_t (*block(int64_t i))[16][32] { return words[i % (kOpenBlocks + kAheadBlocks)]; }
 };
 
 // Opens a block of 32 rows and asks for what comes later.
 template <class Format>
 class RowOpener {
  public:
-  RowOpener(const MatrixView& w, int64_t row, int64_t rows, int64_t rows_after, bool alone)
+  // The 32 rows behind these are asked for even where a call ends before them: a thread goes through a matrix
+  // in several calls.
+  RowOpener(const MatrixView& w, int64_t row, int64_t rows, bool alone)
       : w_(w),
         row_(row),
         rows_(rows),
         blocks_(w.cols / kQuantBlock),
         alone_(alone),
-        ahead_(w, row + rows, rows_after < 32 ? rows_after : 32, blocks_) {}
+        ahead_(w, row + rows, 32, blocks_) {}
 
   // quarter(0) to quarter(3) are called on the way.
   template <class Quarter>
@@ -246,34 +250,28 @@ template <bool kTwo, int kQuarter>
     _tile_dpbf16ps(3, 5, 7);
   }
 }
-template <bool kTwo>
-[[gnu::always_inline]] inline void multiply_block(const uint16_t (*w)[16][32], TileColumn a, TileColumn b,
-                                                  int64_t block) {
-  unroll<4>([&](auto quarter) { multiply_quarter<kTwo, quarter>(w, a, b, block); });
-}
 
-// One or two groups of activations by opened weights.
-template <bool kTwo>
-void multiply_opened(const OpenedTiles& w, int64_t first, int64_t count, TileColumn a, TileColumn b) {
-  for (int64_t i = 0; i < count; ++i) multiply_block<kTwo>(w.words[i], a, b, first + i);
-}
-
-// The same, opening as it goes. The products of the block before are strewn among the rows of this one: the
-// tile unit works for longer than the processor looks ahead past a whole block's opening.
+// One or two groups of activations by blocks [first, first + count); on the way blocks [open, open_end) are
+// opened, one with every block, the products strewn among its rows: behind a whole block's opening the
+// processor does not see them, and the tile unit stands still.
 template <bool kTwo, class Format>
-void open_and_multiply(RowOpener<Format>& opener, OpenedTiles& w, int64_t first, int64_t count, TileColumn a,
-                       TileColumn b) {
-  opener.open(first, w.words[0], [](auto) {});
-  stores_are_done();
-  for (int64_t i = 1; i < count; ++i) {
+void multiply_opened(RowOpener<Format>& opener, OpenedTiles& w, int64_t first, int64_t count, int64_t open,
+                     int64_t open_end, TileColumn a, TileColumn b) {
+  int64_t i = first;
+  for (; i < first + count && open < open_end; ++i, ++open) {
+    const auto* mine = w.block(i);
     opener.open(
-        first + i, w.words[i], [&](auto quarter) __attribute__((always_inline)) {
+        open, w.block(open), [&](auto quarter) __attribute__((always_inline)) {
           stores_are_done();
-          multiply_quarter<kTwo, quarter>(w.words[i - 1], a, b, first + i - 1);
+          multiply_quarter<kTwo, quarter>(mine, a, b, i);
         });
   }
   stores_are_done();
-  multiply_block<kTwo>(w.words[count - 1], a, b, first + count - 1);
+  for (; i < first + count; ++i) {
+    const auto* mine = w.block(i);
+    unroll<4>([&](auto quarter)
+                  __attribute__((always_inline)) { multiply_quarter<kTwo, quarter>(mine, a, b, i); });
+  }
 }
 
 using TileSums = float[4][16][16];
@@ -347,21 +345,21 @@ void bf16_rows(RowOpener<Format>& opener, int64_t num_rows, int64_t blocks, cons
     return {x + group * blocks * 1024, 64 * (num_m - 16 * group < 16 ? num_m - 16 * group : 16)};
   };
   const bool keep = pairs == 1;  // in their tiles
-  const int64_t chunk = pairs <= kFewPairs && !keep ? kOpenBlocks : kNearBlocks;
-  for (int64_t block = 0; block < blocks; block += chunk) {
-    const int64_t count = blocks - block < chunk ? blocks - block : chunk;
+  int64_t open = 0;              // the next block to be opened
+  for (; open < kAheadBlocks && open < blocks; ++open) opener.open(open, opened.block(open), [](auto) {});
+  for (int64_t block = 0; block < blocks; block += kOpenBlocks) {
+    const int64_t end = block + kOpenBlocks < blocks ? block + kOpenBlocks : blocks;
     for (int64_t p = 0; p < pairs; ++p) {
       const bool two = 2 * p + 1 < groups;
       const TileColumn a = column(2 * p), b = two ? column(2 * p + 1) : a;
+      // The first pair opens what is left of the chunk, the last one the beginning of the next.
+      int64_t open_end = p == 0 ? end : open;
+      if (p == pairs - 1) open_end = end + kAheadBlocks < blocks ? end + kAheadBlocks : blocks;
       if (!keep || block == 0) load_sums(block == 0, sums[p]);
-      if (p == 0) {
-        two ? open_and_multiply<true>(opener, opened, block, count, a, b)
-            : open_and_multiply<false>(opener, opened, block, count, a, b);
-      } else {
-        two ? multiply_opened<true>(opened, block, count, a, b)
-            : multiply_opened<false>(opened, block, count, a, b);
-      }
-      if (!keep || block + count == blocks) store_sums(two, sums[p]);
+      two ? multiply_opened<true>(opener, opened, block, end - block, open, open_end, a, b)
+          : multiply_opened<false>(opener, opened, block, end - block, open, open_end, a, b);
+      open = open_end;
+      if (!keep || end == blocks) store_sums(two, sums[p]);
     }
   }
   for (int64_t group = 0; group < groups; ++group) {
@@ -384,7 +382,7 @@ void bf16_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pan
     const int64_t count_m = num_m - m < kPassRows ? num_m - m : kPassRows;
     for (int64_t r = 0; r < num_rows; r += 32) {
       const int64_t count = num_rows - r < 32 ? num_rows - r : 32;
-      RowOpener<Format> opener(w, first + r, count, num_rows - r - count, r == 0 && m == 0);
+      RowOpener<Format> opener(w, first + r, count, r == 0 && m == 0);
       bf16_rows<Format>(opener, count, blocks, x.data + m * x.row_bytes, count_m, out + m * out_stride + r,
                         out_stride, opened, sums);
     }
@@ -419,18 +417,18 @@ void quantize_binary(const float* x, int64_t cols, ActivationBlock* out) {
   }
 }
 
-// The same numbers, code * scale, into a column of a tile: 16 pairs, `height` pairs apart.
+// The same numbers, code * scale, into a column of a tile: 16 pairs, `height` pairs apart. They are exact in
+// bf16, so that the upper half of a float is one.
 void to_tiles(const float* x, int64_t cols, uint16_t* to, int64_t height) {
-  const V order = load512(kTileOrder.column);
+  const V order = load512(kTileOrder.word);
   for (int64_t c = 0; c < cols; c += kQuantBlock, to += height * kQuantBlock) {
     const V16 low = Simd::load(x + c), high = Simd::load(x + c + kLanes);
     const BinaryScale s = binary_scale(low, high);
     const auto rounded = [&](V16 v) {
       const V codes = _mm512_cvtps_epi32(Simd::mul(v, Simd::broadcast(s.inverse)));
-      const V16 value = Simd::mul(_mm512_cvtepi32_ps(codes), Simd::broadcast(s.scale));
-      return (__m256i)_mm512_cvtneps_pbh(value);
+      return _mm512_castps_si512(Simd::mul(_mm512_cvtepi32_ps(codes), Simd::broadcast(s.scale)));
     };
-    const V both = _mm512_inserti64x4(_mm512_castsi256_si512(rounded(low)), rounded(high), 1);
+    const V both = blend_bits(_mm512_srli_epi32(rounded(low), 16), rounded(high), 0xffff0000ffff0000);
     const V pairs = _mm512_permutexvar_epi16(order, both);
     if (height == 1) {
       _mm512_storeu_si512(to, pairs);
