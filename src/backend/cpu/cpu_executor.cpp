@@ -92,16 +92,17 @@ void CpuExecutor::make_forms(Forms forms, const float* x, int64_t first, int64_t
 // want.
 void CpuExecutor::norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms) {
   const int64_t count = rows.empty() ? rows_ : static_cast<int64_t>(rows.size());
-  const float* weight = values_of(op.weight);
   pool_.parallel_for(count, forms.cells ? 8 : 4, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = rows.empty() ? i : rows[i];
-      float* y = work_->normed + i * spec_.hidden;
-      kernels_.rms_norm(work_->residual + row * spec_.hidden, weight, op.eps, spec_.hidden, y);
-      make_forms(forms, y, 0, spec_.hidden, i, count, spec_.hidden, input());
-    }
+    for (int64_t i = begin; i < end; ++i) norm_row(op, rows.empty() ? i : rows[i], i, count, forms);
   });
   normed_forms_ = forms;
+}
+
+// normed[to] of `count` rows = norm(residual[row]), and its forms.
+void CpuExecutor::norm_row(const Norm& op, int64_t row, int64_t to, int64_t count, Forms forms) const {
+  float* y = work_->normed + to * spec_.hidden;
+  kernels_.rms_norm(work_->residual + row * spec_.hidden, values_of(op.weight), op.eps, spec_.hidden, y);
+  make_forms(forms, y, 0, spec_.hidden, to, count, spec_.hidden, input());
 }
 
 // `values` [rows][cols] with their other forms, made here when wanted.
@@ -239,6 +240,7 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
   float* u = g + kRowsPerPass * kMaxRowsPerTask;
   float* decoded = work_->threads[thread].decoded;
   const int64_t offset = expert * gate.rows + first;  // into biases [experts][rows]
+  const float* y_of[kTileHeight];
   for (int64_t m = 0; m < num_m; m += kRowsPerPass) {
     const int64_t rows = std::min(kRowsPerPass, num_m - m);
     multiply(kernels_, gate, expert, first, count, x.from(m), rows, g, count, decoded);
@@ -254,7 +256,17 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
       } else {
         kernels_.silu_mul(gi, ui, count, y);
       }
-      make_forms(inner.forms, y, first, count, m + i, num_m, gate.rows, inner.formed);
+      const int64_t group = (m + i) / kTileHeight * kTileHeight;
+      Forms forms = inner.forms;
+      if (forms.tiles && group + kTileHeight <= num_m) {  // a whole group is made at its last row
+        forms.tiles = false;
+        y_of[m + i - group] = y;
+        if (m + i == group + kTileHeight - 1) {
+          kernels_.to_tile_group(
+              y_of, count, tile_row(inner.formed.tiles, num_m, gate.rows, group, first / kQuantBlock).at);
+        }
+      }
+      make_forms(forms, y, first, count, m + i, num_m, gate.rows, inner.formed);
     }
   }
 }

@@ -93,6 +93,7 @@ class CpuExecutor final : public Executor {
   Formed inner_at(int64_t at) const;  // from value `at` on
   Formed input() const { return {work_->blocks, work_->input_binary, work_->input_tiles}; }
   void norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms);
+  void norm_row(const Norm& op, int64_t row, int64_t to, int64_t count, Forms forms) const;
   Rows normed() const { return input().rows(work_->normed, spec_.hidden, normed_forms_); }
   Rows formed(const float* values, int64_t rows, int64_t cols, Forms forms);
   // body(first, count, thread) for parts of [0, rows).

@@ -13,11 +13,25 @@ namespace millrace::cpu {
 
 void CpuExecutor::route(const Route& op) {
   MILLRACE_CHECK(op.router.weight->rows == spec_.experts && op.experts_per_token == spec_.experts_per_token);
-  norm_rows(op.norm, {}, forms_for({&op.router}, rows_));
+  const Forms forms = forms_for({&op.router}, rows_);
   const Product product{&op.router, work_->router_logits};
-  multiply_all({&product, 1}, normed(), rows_);
-  pool_.parallel_for(rows_, 16, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) choose(op, t);
+  if (rows_ < kTileHeight * pool_.size()) {
+    norm_rows(op.norm, {}, forms);
+    multiply_all({&product, 1}, normed(), rows_);
+    pool_.parallel_for(rows_, 16, [&](int64_t begin, int64_t end, int) {
+      for (int64_t t = begin; t < end; ++t) choose(op, t);
+    });
+    return;
+  }
+  // With many tokens one loop does it all, a group of them at a time: threads wait for each other once.
+  normed_forms_ = forms;
+  pool_.parallel_for(tasks_for(rows_, kTileHeight), 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task * kTileHeight, count = std::min(kTileHeight, rows_ - first);
+      for (int64_t t = first; t < first + count; ++t) norm_row(op.norm, t, t, rows_, forms);
+      multiply_part(product, 0, op.router.weight->rows, normed(), first, count, thread);
+      for (int64_t t = first; t < first + count; ++t) choose(op, t);
+    }
   });
 }
 
@@ -88,9 +102,17 @@ void CpuExecutor::gather_tiles() {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t i = task % num_active_, num_m = rows_of(i), at = start[work_->active[i]];
       const int64_t first = task / num_active_ * kTileHeight, last = std::min(first + kTileHeight, num_m);
+      const auto token = [&](int64_t m) { return work_->normed + work_->sorted_token[at + m] * hidden; };
+      if (last - first == kTileHeight) {
+        const float* rows[kTileHeight];
+        for (int64_t m = first; m < last; ++m) rows[m - first] = token(m);
+        kernels_.to_tile_group(rows, hidden,
+                               tile_row(work_->input_tiles + at * hidden, num_m, hidden, first).at);
+        continue;
+      }
       for (int64_t m = first; m < last; ++m) {
         const TileRow to = tile_row(work_->input_tiles + at * hidden, num_m, hidden, m);
-        kernels_.to_tiles(work_->normed + work_->sorted_token[at + m] * hidden, hidden, to.at, to.height);
+        kernels_.to_tiles(token(m), hidden, to.at, to.height);
       }
     }
   });

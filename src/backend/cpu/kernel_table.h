@@ -191,6 +191,8 @@ struct KernelTable {
   // numbers as a row of tiles, to their places in a group of `height` rows. cols is a multiple of 32.
   void (*quantize_binary)(const float* x, int64_t cols, ActivationBlock* out) = nullptr;
   void (*to_tiles)(const float* x, int64_t cols, uint16_t* to, int64_t height) = nullptr;
+  // All sixteen rows of a group at once.
+  void (*to_tile_group)(const float* const* rows, int64_t cols, uint16_t* to) = nullptr;
 
   // What a product of a step of `rows` rows reads. Cells are no choice where rows are picked by an index.
   Activations activations(Format format, int64_t rows, bool indexed = false) const {

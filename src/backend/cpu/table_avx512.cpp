@@ -65,6 +65,7 @@ constexpr KernelTable make_amx_table() {
   table.tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
   table.quantize_binary = quantize_binary;
   table.to_tiles = to_tiles;
+  table.to_tile_group = to_tile_group;
   return table;
 }
 
