@@ -97,6 +97,17 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
       kernels.to_tiles(&values[m * cols], cols, to.at, to.height);
     }
     x = {reinterpret_cast<const uint8_t*>(tiles.data()), cols * 2, nullptr};
+  } else if (form == Activations::kCells) {
+    blocks.resize(static_cast<size_t>((num_m + kTileHeight) * cols / 32 + 2));
+    auto* cells =
+        reinterpret_cast<ActivationCell*>((reinterpret_cast<uintptr_t>(blocks.data()) + 63) / 64 * 64);
+    for (int64_t m = 0; m < num_m; ++m) {
+      const int64_t group = m / kTileHeight * kTileHeight;
+      kernels.to_cells(&values[m * cols], cols, cells + group / kTileHeight * (cols / 32), m - group,
+                       std::min(kTileHeight, num_m - group));
+    }
+    x = {reinterpret_cast<const uint8_t*>(cells), cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)),
+         nullptr};
   } else if (form != Activations::kFloat) {
     const auto quantize = form == Activations::kBlocks ? kernels.quantize : kernels.quantize_binary;
     blocks.resize(static_cast<size_t>(num_m * cols / 32));
@@ -105,7 +116,9 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
          cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
   }
   const auto at = static_cast<int>(type.format);
-  const MatmulFn kernel = form == Activations::kTiles ? kernels.tile_matmul[at] : kernels.matmul[at];
+  const MatmulFn kernel = form == Activations::kTiles   ? kernels.tile_matmul[at]
+                          : form == Activations::kCells ? kernels.cell_matmul[at]
+                                                        : kernels.matmul[at];
   // Outputs as the callers have them, a buffer per thread.
   std::vector<float> out(static_cast<size_t>(num_m * kRowsPerTask * pool.size()));
   const double took = best_time(budget, [&] {

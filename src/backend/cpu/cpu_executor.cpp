@@ -57,11 +57,13 @@ void CpuExecutor::embed(const Weight& table, float scale) {
   });
 }
 
-CpuExecutor::Forms CpuExecutor::forms_for(std::initializer_list<const Linear*> ops, int64_t rows) const {
+CpuExecutor::Forms CpuExecutor::forms_for(std::initializer_list<const Linear*> ops, int64_t rows,
+                                          bool indexed) const {
   Forms forms;
   for (const Linear* op : ops) {
-    const Activations form = kernels_.activations(own(*op->weight).format, rows);
+    const Activations form = kernels_.activations(own(*op->weight).format, rows, indexed);
     forms.blocks |= form == Activations::kBlocks;
+    forms.cells |= form == Activations::kCells;
     forms.binary |= form == Activations::kBinaryBlocks;
     forms.tiles |= form == Activations::kTiles;
     forms.values |= form == Activations::kFloat;
@@ -75,6 +77,11 @@ void CpuExecutor::make_forms(Forms forms, const float* x, int64_t first, int64_t
   const int64_t at = (row * cols + first) / kQuantBlock;
   if (forms.blocks) kernels_.quantize(x, count, to.blocks + at);
   if (forms.binary) kernels_.quantize_binary(x, count, to.binary + at);
+  if (forms.cells) {
+    const int64_t group = row / kTileHeight * kTileHeight;
+    kernels_.to_cells(x, count, to.cells() + (group / kTileHeight * cols + first) / kQuantBlock, row - group,
+                      std::min(kTileHeight, rows - group));
+  }
   if (forms.tiles) {
     const TileRow place = tile_row(to.tiles, rows, cols, row, first / kQuantBlock);
     kernels_.to_tiles(x, count, place.at, place.height);
@@ -85,22 +92,23 @@ void CpuExecutor::make_forms(Forms forms, const float* x, int64_t first, int64_t
 // want.
 void CpuExecutor::norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms) {
   const int64_t count = rows.empty() ? rows_ : static_cast<int64_t>(rows.size());
-  const float* weight = values_of(op.weight);
-  pool_.parallel_for(count, 4, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = rows.empty() ? i : rows[i];
-      float* y = work_->normed + i * spec_.hidden;
-      kernels_.rms_norm(work_->residual + row * spec_.hidden, weight, op.eps, spec_.hidden, y);
-      make_forms(forms, y, 0, spec_.hidden, i, count, spec_.hidden, input());
-    }
+  pool_.parallel_for(count, forms.cells ? 8 : 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) norm_row(op, rows.empty() ? i : rows[i], i, count, forms);
   });
   normed_forms_ = forms;
 }
 
+// normed[to] of `count` rows = norm(residual[row]), and its forms.
+void CpuExecutor::norm_row(const Norm& op, int64_t row, int64_t to, int64_t count, Forms forms) const {
+  float* y = work_->normed + to * spec_.hidden;
+  kernels_.rms_norm(work_->residual + row * spec_.hidden, values_of(op.weight), op.eps, spec_.hidden, y);
+  make_forms(forms, y, 0, spec_.hidden, to, count, spec_.hidden, input());
+}
+
 // `values` [rows][cols] with their other forms, made here when wanted.
 Rows CpuExecutor::formed(const float* values, int64_t rows, int64_t cols, Forms forms) {
-  if (forms.blocks || forms.binary || forms.tiles) {
-    pool_.parallel_for(rows, 4, [&](int64_t begin, int64_t end, int) {
+  if (forms.blocks || forms.cells || forms.binary || forms.tiles) {
+    pool_.parallel_for(rows, forms.cells ? 8 : 4, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
         make_forms(forms, values + i * cols, 0, cols, i, rows, cols, input());
       }
@@ -144,32 +152,33 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
   // A matrix of few rows (a router) with many tokens is shared out by tokens: no thread reads them all.
   const bool by_tokens = total <= kMaxRowsPerTask && rows >= int64_t{16} * pool_.size();
   const int64_t per_task = by_tokens ? kMaxRowsPerTask : plain_rows_per_task(total, pool_.size());
-  const int64_t step = by_tokens ? kTileHeight : rows, parts = tasks_for(rows, step);
+  // Cells of kRowsPerPass tokens stay in a thread's second-level cache while it goes through the weights.
+  const int64_t step = by_tokens ? kTileHeight : x.cells != nullptr ? kRowsPerPass : rows;
   int64_t tasks = 0;
   for (const Product& p : products) tasks += tasks_for(p.op->weight->rows, per_task);
-  pool_.parallel_for(tasks * parts, 1, [&](int64_t begin, int64_t end, int thread) {
+  pool_.parallel_for(tasks * tasks_for(rows, step), 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t task = begin; task < end; ++task) {
       const Product* p = products.data();
-      int64_t at = task / parts;
+      int64_t at = task % tasks;
       for (; at >= tasks_for(p->op->weight->rows, per_task); ++p)
         at -= tasks_for(p->op->weight->rows, per_task);
-      const int64_t first = at * per_task, m = task % parts * step;
+      const int64_t first = at * per_task, m = task / tasks * step;
       multiply_part(*p, first, std::min(per_task, p->op->weight->rows - first), x, m,
                     std::min(step, rows - m), thread);
     }
   });
 }
 
-// Columns [first, first + count) of y [rows_][w.rows] += x W^T + b.
-void CpuExecutor::multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, float* y,
-                                    int thread) {
+// Columns [first, first + count) of rows [m, m + num_m) of y [rows_][w.rows] += x W^T + b.
+void CpuExecutor::multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, int64_t m,
+                                    int64_t num_m, float* y, int thread) {
   const CpuWeight& w = own(*op.weight);
   const float* bias = values_of(op.bias);
   float* tile = work_->threads[thread].tile;
-  for (int64_t m = 0; m < rows_; m += kRowsPerPass) {
-    const int64_t num_m = std::min(kRowsPerPass, rows_ - m);
-    multiply(kernels_, w, 0, first, count, x.from(m), num_m, tile, count, work_->threads[thread].decoded);
-    for (int64_t i = 0; i < num_m; ++i) {
+  for (const int64_t end = m + num_m; m < end; m += kRowsPerPass) {
+    const int64_t rows = std::min(kRowsPerPass, end - m);
+    multiply(kernels_, w, 0, first, count, x.from(m), rows, tile, count, work_->threads[thread].decoded);
+    for (int64_t i = 0; i < rows; ++i) {
       float* to = y + (m + i) * w.rows + first;
       const float* from = tile + i * count;
       for (int64_t r = 0; r < count; ++r) to[r] += from[r] + (bias == nullptr ? 0.0f : bias[first + r]);
@@ -183,16 +192,18 @@ void CpuExecutor::multiply_add(const Linear& op, const Rows& x, float* y) {
   if (rows_ <= kFewTokens && rows >= int64_t{64} * pool_.size() && pool_.nodes() == 1) {
     share_rows(rows, [&](int64_t first, int64_t count, int thread) {
       for (int64_t r = 0; r < count; r += kMostFewRows) {
-        multiply_add_part(op, first + r, std::min(kMostFewRows, count - r), x, y, thread);
+        multiply_add_part(op, first + r, std::min(kMostFewRows, count - r), x, 0, rows_, y, thread);
       }
     });
     return;
   }
-  const int64_t per_task = plain_rows_per_task(rows, pool_.size());
-  pool_.parallel_for(tasks_for(rows, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
+  const int64_t per_task = plain_rows_per_task(rows, pool_.size()), tasks = tasks_for(rows, per_task);
+  const int64_t step = x.cells != nullptr ? kRowsPerPass : rows_;
+  pool_.parallel_for(tasks * tasks_for(rows_, step), 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task * per_task;
-      multiply_add_part(op, first, std::min(per_task, rows - first), x, y, thread);
+      const int64_t first = task % tasks * per_task, m = task / tasks * step;
+      multiply_add_part(op, first, std::min(per_task, rows - first), x, m, std::min(step, rows_ - m), y,
+                        thread);
     }
   });
 }
@@ -229,6 +240,7 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
   float* u = g + kRowsPerPass * kMaxRowsPerTask;
   float* decoded = work_->threads[thread].decoded;
   const int64_t offset = expert * gate.rows + first;  // into biases [experts][rows]
+  const float* y_of[kTileHeight];
   for (int64_t m = 0; m < num_m; m += kRowsPerPass) {
     const int64_t rows = std::min(kRowsPerPass, num_m - m);
     multiply(kernels_, gate, expert, first, count, x.from(m), rows, g, count, decoded);
@@ -244,7 +256,17 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
       } else {
         kernels_.silu_mul(gi, ui, count, y);
       }
-      make_forms(inner.forms, y, first, count, m + i, num_m, gate.rows, inner.formed);
+      const int64_t group = (m + i) / kTileHeight * kTileHeight;
+      Forms forms = inner.forms;
+      if (forms.tiles && group + kTileHeight <= num_m) {  // a whole group is made at its last row
+        forms.tiles = false;
+        y_of[m + i - group] = y;
+        if (m + i == group + kTileHeight - 1) {
+          kernels_.to_tile_group(
+              y_of, count, tile_row(inner.formed.tiles, num_m, gate.rows, group, first / kQuantBlock).at);
+        }
+      }
+      make_forms(forms, y, first, count, m + i, num_m, gate.rows, inner.formed);
     }
   }
 }

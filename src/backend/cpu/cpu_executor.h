@@ -54,13 +54,21 @@ class CpuExecutor final : public Executor {
   };
   // Forms of activations that some product wants.
   struct Forms {
-    bool blocks = false, binary = false, tiles = false, values = false;
+    bool blocks = false, binary = false, tiles = false, values = false, cells = false;
   };
   struct Formed {
     ActivationBlock *blocks, *binary;
     uint16_t* tiles;
+    // In the memory of the blocks: a step makes one of both.
+    ActivationCell* cells() const { return reinterpret_cast<ActivationCell*>(blocks); }
     Rows rows(const float* values, int64_t cols, Forms made, const int32_t* index = nullptr) const {
-      return {values, blocks, cols, index, made.binary ? binary : nullptr, made.tiles ? tiles : nullptr};
+      return {values,
+              made.cells ? nullptr : blocks,
+              cols,
+              index,
+              made.cells ? cells() : nullptr,
+              made.binary ? binary : nullptr,
+              made.tiles ? tiles : nullptr};
     }
   };
   // The activations between up and down, of num_m rows; values only where the forms have them.
@@ -78,12 +86,14 @@ class CpuExecutor final : public Executor {
   std::span<std::byte> block_bytes(int group, int32_t block) const;
 
   // --- cpu_executor.cpp
-  Forms forms_for(std::initializer_list<const Linear*> ops, int64_t rows) const;
+  // indexed: rows are picked by an index.
+  Forms forms_for(std::initializer_list<const Linear*> ops, int64_t rows, bool indexed = false) const;
   void make_forms(Forms forms, const float* x, int64_t first, int64_t count, int64_t row, int64_t rows,
                   int64_t cols, const Formed& to) const;
   Formed inner_at(int64_t at) const;  // from value `at` on
   Formed input() const { return {work_->blocks, work_->input_binary, work_->input_tiles}; }
   void norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms);
+  void norm_row(const Norm& op, int64_t row, int64_t to, int64_t count, Forms forms) const;
   Rows normed() const { return input().rows(work_->normed, spec_.hidden, normed_forms_); }
   Rows formed(const float* values, int64_t rows, int64_t cols, Forms forms);
   // body(first, count, thread) for parts of [0, rows).
@@ -99,7 +109,8 @@ class CpuExecutor final : public Executor {
   }
   void multiply_part(const Product& product, int64_t first, int64_t count, const Rows& x, int64_t m,
                      int64_t num_m, int thread);
-  void multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, float* y, int thread);
+  void multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, int64_t m,
+                         int64_t num_m, float* y, int thread);
   void multiply_all(std::span<const Product> products, const Rows& x, int64_t rows);
   void multiply_add(const Linear& op, const Rows& x, float* y);
   void norm_heads(const Norm& op, int64_t heads, float* values);

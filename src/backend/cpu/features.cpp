@@ -35,8 +35,7 @@ struct Cpuid {
 // Tiles are 8 KiB of registers that Linux saves only for a process that has asked.
 bool may_use_tiles(std::string& refused) {
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kWanted = kBf16 | kTile | kInt8;
-  constexpr unsigned kAvx512Bf16 = 1u << 5;
-  if ((Cpuid(7, 0).d & kWanted) != kWanted || (Cpuid(7, 1).a & kAvx512Bf16) == 0) return false;
+  if ((Cpuid(7, 0).d & kWanted) != kWanted) return false;
   unsigned low = 0, high = 0;
   asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));  // what the operating system saves at all
   constexpr unsigned kTileStates = 3u << 17;

@@ -72,6 +72,16 @@ struct ActivationBlock {
 };
 static_assert(sizeof(ActivationBlock) == 40);
 
+// Sixteen rows of 32 activations side by side, for the int8 tiles of AMX: a group of 16 rows is a cell for
+// each 32 columns, and the last group is as large as the others. As many bytes as sixteen blocks.
+inline constexpr int64_t kTileHeight = 16;
+struct alignas(64) ActivationCell {
+  int8_t codes[kTileHeight][kQuantBlock];
+  float d[kTileHeight];    // scales
+  float sum[kTileHeight];  // scale * (sum of the codes), for weights with a minimum
+};
+static_assert(sizeof(ActivationCell) == kTileHeight * sizeof(ActivationBlock));
+
 // Rows of weights [rows, cols] where they lie.
 struct MatrixView {
   const uint8_t* data;
@@ -81,18 +91,17 @@ struct MatrixView {
   int64_t cols;
 };
 
-// What a format's kernel reads: float32 [cols], ActivationBlock [cols / 32], the same with scales that are
-// powers of two, or these as bf16 tiles.
-enum class Activations { kFloat, kBlocks, kBinaryBlocks, kTiles };
+// What a format's kernel reads: float32 [cols], ActivationBlock [cols / 32] or the same as cells,
+// ActivationBlock with scales that are powers of two, or these as bf16 tiles.
+enum class Activations { kFloat, kBlocks, kCells, kBinaryBlocks, kTiles };
 
-// Up to so many rows of a step are multiplied as blocks where a table also has tiles.
+// Up to so many rows of a step are multiplied as blocks where a table also has tiles or cells.
 inline constexpr int64_t kBinaryRows = 16;
 
 // Tiles: rows in groups of 16, the last group as short as it is; a group lies [cols / 32][16 pairs of
 // columns][its rows][2] bf16, columns within 32 in the table's own order. So `rows` rows are rows * cols
 // values whatever their groups, and a panel may be cut at every 16th row. A kernel may load 16 rows where
 // fewer are left: kTileSlack bytes behind the last row must be readable.
-inline constexpr int64_t kTileHeight = 16;
 inline constexpr int64_t kTileSlack = 1024;
 struct TileRow {
   uint16_t* at;
@@ -104,7 +113,8 @@ inline TileRow tile_row(uint16_t* panel, int64_t rows, int64_t cols, int64_t row
   return {panel + group * cols + block * height * kQuantBlock + (row - group) * 2, height};
 }
 
-// Rows of activations; row_bytes of tiles is what a row takes on average, cols * 2, and they have no index.
+// Rows of activations; row_bytes of tiles and cells is what a row takes on average, cols * 2 and
+// cols / 32 * 40, and they have no index.
 struct Panel {
   const uint8_t* data;
   int64_t row_bytes;
@@ -170,17 +180,28 @@ struct KernelTable {
   // are.
   int64_t pass_rows = 64;
 
+  // The same numbers as `matmul` gives, of many rows of activations that lie in cells; and activations [cols]
+  // to row `row` of the cells [cols / 32] of a group of `height` rows.
+  MatmulFn cell_matmul[static_cast<int>(Format::kCount)] = {};
+  void (*to_cells)(const float* x, int64_t cols, ActivationCell* cells, int64_t row,
+                   int64_t height) = nullptr;
+
   // For formats of powers of two: products of many rows with bf16 tiles; `matmul` then takes binary blocks.
   MatmulFn tile_matmul[static_cast<int>(Format::kCount)] = {};
   // Activations [cols] -> ActivationBlock [cols / 32] with scales that are powers of two; and the same
   // numbers as a row of tiles, to their places in a group of `height` rows. cols is a multiple of 32.
   void (*quantize_binary)(const float* x, int64_t cols, ActivationBlock* out) = nullptr;
   void (*to_tiles)(const float* x, int64_t cols, uint16_t* to, int64_t height) = nullptr;
+  // All sixteen rows of a group at once.
+  void (*to_tile_group)(const float* const* rows, int64_t cols, uint16_t* to) = nullptr;
 
-  // What a product of a step of `rows` rows reads.
-  Activations activations(Format format, int64_t rows) const {
+  // What a product of a step of `rows` rows reads. Cells are no choice where rows are picked by an index.
+  Activations activations(Format format, int64_t rows, bool indexed = false) const {
     if (format <= Format::kBF16) return Activations::kFloat;
-    if (tile_matmul[static_cast<int>(format)] == nullptr) return Activations::kBlocks;
+    if (tile_matmul[static_cast<int>(format)] == nullptr) {
+      const bool cells = cell_matmul[static_cast<int>(format)] != nullptr && rows > kBinaryRows && !indexed;
+      return cells ? Activations::kCells : Activations::kBlocks;
+    }
     return rows <= kBinaryRows ? Activations::kBinaryBlocks : Activations::kTiles;
   }
 };

@@ -1,14 +1,18 @@
 // Products with many rows of activations by the AMX tiles: 16 rows of activations by 16 packed rows of
 // weights by one run of 32 per instruction. Included inside the anonymous namespace of table_avx512.cpp,
-// after kernels_wide_packed.h.
+// after kernels_wide_packed.h and kernels_float.h.
 //
-// A tile's int32 sums of one run go through memory into registers, where each becomes one fma as everywhere
-// else, so the bits are those of every other table.
+// Activations come as cells (kernel_table.h), as tiles read them; or as blocks, their rows in any order,
+// which are copied into cells on the way. A tile's int32 sums of one run go through memory into registers,
+// where each becomes one fma as everywhere else, so the bits are those of every other table.
+//
+// A turn is four tiles of sums: their products begin, the sums of the turn before are added up meanwhile,
+// then the four are stored. Turns flow on from one group of rows to the next.
 //
 // Roofline, per 16 x 16 outputs and run (16,384 operations), in cycles: the tile unit 16 (half its depth of
 // 64 is used: scales change every 32), storing the sums 16, the float side 24 (48 operations on two ports),
 // loading activations and weights 8 and 4. They overlap little: 75 one run after the other, 44 in the best
-// schedule found alone, about 105 in this kernel with all the packing (docs/kernels/x86_matmul.md).
+// schedule found alone (docs/kernels/x86_matmul.md).
 #pragma once
 
 // Tiles 0 to 3 are sums [16][16] int32; 4 and 5 activations [16][32]; 6 and 7 weights [8][16][4].
@@ -54,153 +58,141 @@ template <int kTile>
   if constexpr (kTile == 3) _tile_stored(3, sums, 64);
 }
 
-// Sixteen rows of activations over a chunk: codes as tiles, scales (and scale * sum for minimums) a row each.
-struct alignas(64) PackedActivations {
-  int8_t codes[kPackedRuns][16][32];
-  float d[kPackedRuns][16];
-  float sum[kPackedRuns][16];
-};
-
-template <bool kMin>
-void pack_activations(const Panel& x, int64_t m0, int64_t rows, int64_t first, int64_t runs,
-                      PackedActivations& to) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const auto* block = reinterpret_cast<const ActivationBlock*>(panel_row(x, m0 + r)) + first;
-    for (int64_t b = 0; b < runs; ++b) {
-      _mm256_store_si256(reinterpret_cast<__m256i*>(to.codes[b][r]), Simd::load256(block[b].q));
-      to.d[b][r] = block[b].scale;
-      if constexpr (kMin) to.sum[b][r] = block[b].scale * static_cast<float>(block[b].sum);
-    }
-  }
-}
-
-// The rows that will be packed next, into the first-level cache.
-inline void ask_activations(const Panel& x, int64_t m0, int64_t rows, int64_t first, int64_t runs) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const auto* block = reinterpret_cast<const ActivationBlock*>(panel_row(x, m0 + r)) + first;
-    for (const auto* at = reinterpret_cast<const char*>(block);
-         at < reinterpret_cast<const char*>(block + runs); at += 64) {
-      _mm_prefetch(at, _MM_HINT_T0);
-    }
-  }
-}
-
 // The sums of run b, stored in `sums`, to one fma (or two) for each output.
-template <class P, int kRows>
-[[gnu::always_inline]] inline void add_sums(const P& w, const PackedActivations& x, int64_t b,
-                                            const int32_t (*sums)[16][16], V16 (&acc)[kRows]) {
+template <class P>
+[[gnu::always_inline]] inline void add_sums(const P& w, const ActivationCell& x, int64_t b,
+                                            const int32_t (*sums)[16][16], V16 (&acc)[16]) {
   const V16 d = Simd::load(w.d[b]);
-  unroll<kRows>([&](auto r) __attribute__((always_inline)) {
+  unroll<16>([&](auto r) __attribute__((always_inline)) {
     V isum = _mm512_load_si512(sums[0][r]);
     if constexpr (P::kDigits == 2) {
       isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 6), _mm512_load_si512(sums[P::kDigits - 1][r]));
     }
-    acc[r] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(d, Simd::broadcast(x.d[b][r])), acc[r]);
-    if constexpr (P::kMin) {
-      acc[r] = Simd::fma(Simd::load(w.m[b]), Simd::broadcast(x.sum[b][r]), acc[r]);
-    }
+    acc[r] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(d, Simd::broadcast(x.d[r])), acc[r]);
+    if constexpr (P::kMin) acc[r] = Simd::fma(Simd::load(w.m[b]), Simd::broadcast(x.sum[r]), acc[r]);
   });
 }
 
-// One run into tile kStep % 4; of two digits, into two tiles.
-template <class P, int kStep>
-[[gnu::always_inline]] inline void start_run(const P& w, const PackedActivations& x, int64_t b) {
-  tile_dot<P::kDigits * kStep % 4>(x.codes[b], w.codes[b][0]);
-  if constexpr (P::kDigits == 2) tile_dot<(2 * kStep + 1) % 4>(x.codes[b], w.codes[b][P::kDigits - 1]);
-}
-template <class P, int kStep>
-[[gnu::always_inline]] inline void store_run(int32_t (*sums)[16][16]) {
-  tile_store<P::kDigits * kStep % 4>(sums[0][0]);
-  if constexpr (P::kDigits == 2) tile_store<(2 * kStep + 1) % 4>(sums[P::kDigits - 1][0]);
+// A turn: runs [run, run + count) of sixteen packed rows and of a group of activations. Weights with two
+// digits fill two tiles with a run.
+template <class P>
+struct Turn {
+  static constexpr int kRuns = 4 / P::kDigits;
+  using Sums = int32_t[4][16][16];
+  const P* w;
+  const ActivationCell* x;
+  int64_t run, count;
+
+  [[gnu::always_inline]] void begin() const {
+    unroll<kRuns>([&](auto i) __attribute__((always_inline)) {
+      if (i >= count) return;
+      tile_dot<P::kDigits * i>(x[run + i].codes, w->codes[run + i][0]);
+      if constexpr (P::kDigits == 2) tile_dot<2 * i + 1>(x[run + i].codes, w->codes[run + i][1]);
+    });
+  }
+  [[gnu::always_inline]] void store(Sums& sums) const {
+    unroll<kRuns>([&](auto i) __attribute__((always_inline)) {
+      if (i >= count) return;
+      tile_store<P::kDigits * i>(sums[P::kDigits * i][0]);
+      if constexpr (P::kDigits == 2) tile_store<2 * i + 1>(sums[2 * i + 1][0]);
+    });
+    stores_are_done();
+  }
+  [[gnu::always_inline]] void add(const Sums& sums, V16 (&acc)[16]) const {
+    unroll<kRuns>([&](auto i) __attribute__((always_inline)) {
+      if (i < count) add_sums(*w, x[run + i], run + i, sums + P::kDigits * i, acc);
+    });
+  }
+};
+
+// Lines of what is multiplied next to the first-level cache.
+inline void ask_cells(const ActivationCell* cells, int64_t from, int64_t to) {
+  const auto* at = reinterpret_cast<const char*>(cells);
+  for (int64_t line = from; line < to; ++line) _mm_prefetch(at + 64 * line, _MM_HINT_T0);
 }
 
-// kRows rows of activations by every packed group over `runs` runs, added to w.sums[g][m ..]. While a run
-// enters the tiles, the sums of the run three before it, done by now, go to memory, and those of the one
-// before that are added up (of weights with two digits: the run before it, for there are four tiles of sums).
-// The pipeline flows on from group to group; kCross is false for chunks whose runs are no multiple of four.
-template <class P, int kRows, bool kCross>
-void tile_groups(PackedRows<P>& w, const PackedActivations& x, int64_t runs, bool fresh, int64_t m) {
-  constexpr int kAhead = 4 / P::kDigits - 1;
-  alignas(64) int32_t sums[2][P::kDigits][16][16];
-  for (int64_t g = 0; g < w.count; ++g) {
-    const P& mine = w.groups[g];
-    const P& next = w.groups[g + 1 < w.count ? g + 1 : g];
-    const bool cross = kCross && g + 1 < w.count;
-    float(*out)[16] = w.sums[g] + m;
-    V16 acc[kRows];
-    if (fresh) {
-      unroll<kRows>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::zero(); });
-    } else {
-      unroll<kRows>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::load(out[r]); });
+// `groups` groups of 16 rows of activations, `apart` cells from one to the next, by every packed group over
+// `runs` runs: added to w.sums[g][m ..], or beginning them.
+template <class P>
+void tile_groups(PackedRows<P>& w, const ActivationCell* x, int64_t apart, int64_t groups, int64_t runs,
+                 bool fresh, int64_t m, ChunkAhead& ahead) {
+  constexpr int64_t kCellLines = sizeof(ActivationCell) / 64;
+  using T = Turn<P>;
+  alignas(64) typename T::Sums sums[2];
+  V16 acc[16];
+  T last{};  // whose sums are stored, but not added
+  float(*last_out)[16] = nullptr;
+  int at = 0;  // whose sums are stored next
+  const auto finish = [&]() __attribute__((always_inline)) {
+    last.add(sums[at ^ 1], acc);
+    unroll<16>([&](auto r) __attribute__((always_inline)) { Simd::store(last_out[r], acc[r]); });
+  };
+  for (int64_t i = 0; i < groups; ++i, x += apart, m += 16) {
+    ahead.ask();
+    for (int64_t g = 0; g < w.count; ++g) {
+      if (i + 1 < groups) {
+        const int64_t lines = runs * kCellLines;
+        ask_cells(x + apart, lines * g / w.count, lines * (g + 1) / w.count);
+      }
+      T now{&w.groups[g], x, 0, runs < T::kRuns ? runs : T::kRuns};
+      now.begin();
+      if (last_out != nullptr) finish();
+      now.store(sums[at]);
+      at ^= 1;
+      last_out = w.sums[g] + m;
+      if (fresh) {
+        unroll<16>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::zero(); });
+      } else {
+        unroll<16>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::load(last_out[r]); });
+      }
+      last = now;
+      while (last.run + T::kRuns < runs) {
+        now.run = last.run + T::kRuns;
+        now.count = runs - now.run < T::kRuns ? runs - now.run : T::kRuns;
+        now.begin();
+        last.add(sums[at ^ 1], acc);
+        now.store(sums[at]);
+        at ^= 1;
+        last = now;
+      }
     }
-    if (!kCross || g == 0) {
-      start_run<P, 0>(mine, x, 0);
-      if (kAhead > 1 && runs > 1) start_run<P, 1>(mine, x, 1);
-      if (kAhead > 2 && runs > 2) start_run<P, 2>(mine, x, 2);
-    }
-    for (int64_t b = 0; b < runs; b += 4) {
-      if (b + kAhead < runs) {
-        start_run<P, kAhead>(mine, x, b + kAhead);
-      } else if (cross) {
-        start_run<P, kAhead>(next, x, b + kAhead - runs);
-      }
-      store_run<P, 0>(sums[0]);
-      if (b > 0) add_sums(mine, x, b - 1, sums[1], acc);
-      if (b + 1 >= runs) break;
-      if (b + kAhead + 1 < runs) {
-        start_run<P, kAhead + 1>(mine, x, b + kAhead + 1);
-      } else if (cross) {
-        start_run<P, kAhead + 1>(next, x, b + kAhead + 1 - runs);
-      }
-      store_run<P, 1>(sums[1]);
-      add_sums(mine, x, b, sums[0], acc);
-      if (b + 2 >= runs) break;
-      if (b + kAhead + 2 < runs) {
-        start_run<P, kAhead + 2>(mine, x, b + kAhead + 2);
-      } else if (cross) {
-        start_run<P, kAhead + 2>(next, x, b + kAhead + 2 - runs);
-      }
-      store_run<P, 2>(sums[0]);
-      add_sums(mine, x, b + 1, sums[1], acc);
-      if (b + 3 >= runs) break;
-      if (b + kAhead + 3 < runs) {
-        start_run<P, kAhead + 3>(mine, x, b + kAhead + 3);
-      } else if (cross) {
-        start_run<P, kAhead + 3>(next, x, b + kAhead + 3 - runs);
-      }
-      store_run<P, 3>(sums[1]);
-      add_sums(mine, x, b + 2, sums[0], acc);
-    }
-    add_sums(mine, x, runs - 1, sums[(runs - 1) % 2], acc);
-    unroll<kRows>([&](auto r) __attribute__((always_inline)) { Simd::store(out[r], acc[r]); });
   }
-}
-
-template <class P, int kRows>
-void tile_chunk(PackedRows<P>& w, const PackedActivations& x, int64_t runs, bool fresh, int64_t m) {
-  if (runs % 4 == 0) {
-    tile_groups<P, kRows, true>(w, x, runs, fresh, m);
-  } else {
-    tile_groups<P, kRows, false>(w, x, runs, fresh, m);
-  }
+  finish();
 }
 
 template <class P>
-void multiply_by_tiles(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
-                       Ahead& ahead) {
-  PackedActivations packed;
+void multiply_cells(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
+                    ChunkAhead& ahead) {
+  const int64_t apart = x.row_bytes * kTileHeight / static_cast<int64_t>(sizeof(ActivationCell));
+  tile_groups(w, reinterpret_cast<const ActivationCell*>(x.data) + first, apart, (num_m + 15) / 16, runs,
+              first == 0, 0, ahead);
+}
+
+// What a row of a cell gets from a block.
+[[gnu::always_inline]] inline void fill_cell(const ActivationBlock& block, ActivationCell& to, int64_t row) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.codes[row]), Simd::load256(block.q));
+  to.d[row] = block.scale;
+  to.sum[row] = block.scale * static_cast<float>(block.sum);
+}
+
+// Sixteen rows are copied at a time. Rows past the last keep what they had: what they give is nobody's, but
+// it must be no subnormal, for such numbers are slow.
+template <class P>
+void multiply_blocks(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
+                     ChunkAhead& ahead) {
+  alignas(64) ActivationCell cells[kPackedRuns];
+  for (int64_t b = 0; num_m % 16 != 0 && b < runs; ++b) {
+    _mm512_store_ps(cells[b].d, Simd::zero());
+    _mm512_store_ps(cells[b].sum, Simd::zero());
+  }
   for (int64_t m = 0; m < num_m; m += 16) {
     const int64_t rows = num_m - m < 16 ? num_m - m : 16;
-    pack_activations<P::kMin>(x, m, rows, first, runs, packed);
-    stores_are_done();
-    ahead.ask();
-    if (m + 16 < num_m) ask_activations(x, m + 16, num_m - m < 32 ? num_m - m - 16 : 16, first, runs);
-    // A short group is rounded up: what the rows past its end give is nobody's.
-    if (rows > 8) {
-      tile_chunk<P, 16>(w, packed, runs, first == 0, m);
-    } else {
-      tile_chunk<P, 8>(w, packed, runs, first == 0, m);
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto* block = reinterpret_cast<const ActivationBlock*>(panel_row(x, m + r)) + first;
+      for (int64_t b = 0; b < runs; ++b) fill_cell(block[b], cells[b], r);
     }
+    stores_are_done();
+    tile_groups(w, cells, 0, 1, runs, first == 0, m, ahead);
   }
 }
 
@@ -215,7 +207,28 @@ void tile_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pan
     return;
   }
   const TileConfig config;
+  stores_are_done();
   _tile_loadconfig(&config);
-  packed_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride, multiply_by_tiles<PackedOf<Format>>);
+  packed_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride, multiply_blocks<PackedOf<Format>>);
   _tile_release();
+}
+
+template <class Format>
+void cell_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
+                 float* out, int64_t out_stride) {
+  const TileConfig config;
+  stores_are_done();
+  _tile_loadconfig(&config);
+  packed_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride, multiply_cells<PackedOf<Format>>);
+  _tile_release();
+}
+
+// Activations [cols] to row `row` of the cells of a group of `height` rows.
+void to_cells(const float* x, int64_t cols, ActivationCell* cells, int64_t row, int64_t height) {
+  for (int64_t b = 0; b < cols / kQuantBlock; ++b) {
+    ActivationBlock block;
+    quantize(x + b * kQuantBlock, kQuantBlock, &block);
+    fill_cell(block, cells[b], row);
+    for (int64_t r = height; row == height - 1 && r < kTileHeight; ++r) cells[b].d[r] = cells[b].sum[r] = 0;
+  }
 }

@@ -25,6 +25,27 @@ struct PackedGroup {
 template <class Format>
 using PackedOf = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin>;
 
+// Asks for the next chunk of the rows, to the second-level cache, a few rows at every step: what lies behind
+// it in a row is asked for with the next chunk.
+struct ChunkAhead {
+  const uint8_t* at;
+  int64_t apart, rows, bytes, per_step;  // per_step: rows
+  ChunkAhead(const MatrixView& w, int64_t row, int64_t num_rows, int64_t byte, int64_t chunk_bytes,
+             int64_t steps)
+      : at(w.data + row * w.row_bytes + byte),
+        apart(w.row_bytes),
+        rows(num_rows),
+        bytes(chunk_bytes),
+        per_step((num_rows + steps - 1) / steps) {}
+  void ask() {
+    for (int64_t r = 0; r < per_step && rows > 0; ++r, --rows, at += apart) {
+      for (int64_t line = 0; line < bytes + 64; line += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(at + line), _MM_HINT_T1);
+      }
+    }
+  }
+};
+
 // Groups of one chunk, beside each other in the first-level cache, and the sums of a pass.
 constexpr int64_t kGroups = 4, kPassRows = 256;
 template <class P>
@@ -118,7 +139,7 @@ void vector_runs(const P& w, int64_t first, int64_t runs, const Panel& panel, in
 
 template <class P>
 void multiply_by_vectors(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
-                         Ahead& ahead) {
+                         ChunkAhead& ahead) {
   int64_t m = 0;
   const auto passes = [&](auto size) {
     for (; m + size <= num_m; m += size) {
@@ -137,22 +158,26 @@ void multiply_by_vectors(PackedRows<P>& w, int64_t first, int64_t runs, const Pa
 // Products of one chunk of packed weights with rows [0, num_m), into the sums.
 template <class P>
 using MultiplyFn = void (*)(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
-                            Ahead& ahead);
+                            ChunkAhead& ahead);
 
 // Up to 64 rows of weights by up to kPassRows rows of activations.
 template <class Format>
-void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t rows_after, const Panel& x,
-                 int64_t num_m, float* out, int64_t out_stride, PackedRows<PackedOf<Format>>& packed,
-                 MultiplyFn<PackedOf<Format>> multiply) {
-  const int64_t runs = w.cols / kQuantBlock, chunks = (runs + kPackedRuns - 1) / kPackedRuns;
+void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t rows_after, bool first_pass,
+                 const Panel& x, int64_t num_m, float* out, int64_t out_stride,
+                 PackedRows<PackedOf<Format>>& packed, MultiplyFn<PackedOf<Format>> multiply) {
+  const int64_t runs = w.cols / kQuantBlock, steps = (num_m + 15) / 16;
+  constexpr int64_t kChunkBytes = kPackedRuns / Format::kRuns * Format::kBlockBytes;
   RowPointers rows[kGroups];
   packed.count = (num_rows + 15) / 16;
   for (int64_t g = 0; g < packed.count; ++g) point_at<Format>(w, row + 16 * g, num_rows - 16 * g, rows[g]);
-  const int64_t next = rows_after < 16 * kGroups ? rows_after : 16 * kGroups;
-  Ahead ahead(w, row + num_rows, next, chunks * ((num_m + 15) / 16));
+  if (first_pass) ChunkAhead(w, row, num_rows, 0, kChunkBytes, 1).ask();
   for (int64_t at = 0; at < runs; at += kPackedRuns) {
     const int64_t count = runs - at < kPackedRuns ? runs - at : kPackedRuns;
     for (int64_t g = 0; g < packed.count; ++g) pack_chunk<Format>(rows[g], at, count, packed.groups[g]);
+    const bool more = at + kPackedRuns < runs;  // else the next rows' first chunk
+    const int64_t next = more ? num_rows : rows_after < 16 * kGroups ? rows_after : 16 * kGroups;
+    ChunkAhead ahead(w, more ? row : row + num_rows, next,
+                     more ? (at + kPackedRuns) / Format::kRuns * Format::kBlockBytes : 0, kChunkBytes, steps);
     multiply(packed, at, count, x, num_m, ahead);
   }
   for (int64_t g = 0; g < packed.count; ++g) {
@@ -177,8 +202,8 @@ void packed_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const P
     const int64_t count_m = num_m - m < kPassRows ? num_m - m : kPassRows;
     for (int64_t r = 0; r < num_rows; r += 16 * kGroups) {
       const int64_t count = num_rows - r < 16 * kGroups ? num_rows - r : 16 * kGroups;
-      packed_pass<Format>(w, first + r, count, num_rows - r - count, part, count_m, out + m * out_stride + r,
-                          out_stride, packed, multiply);
+      packed_pass<Format>(w, first + r, count, num_rows - r - count, r == 0 && m == 0, part, count_m,
+                          out + m * out_stride + r, out_stride, packed, multiply);
     }
   }
 }

@@ -20,8 +20,10 @@ Chosen choose(const KernelTable& kernels, Format format, const Rows& x) {
   if (format <= Format::kBF16) {
     return {kernels.matmul[at], {bytes(x.values), x.cols * static_cast<int64_t>(sizeof(float)), x.index}};
   }
-  if (kernels.tile_matmul[at] == nullptr)
+  if (kernels.tile_matmul[at] == nullptr) {
+    if (x.cells != nullptr) return {kernels.cell_matmul[at], {bytes(x.cells), block_bytes, nullptr}};
     return {kernels.matmul[at], {bytes(x.blocks), block_bytes, x.index}};
+  }
   if (x.tiles == nullptr) return {kernels.matmul[at], {bytes(x.binary), block_bytes, x.index}};
   return {kernels.tile_matmul[at],
           {bytes(x.tiles), x.cols * static_cast<int64_t>(sizeof(uint16_t)), nullptr}};

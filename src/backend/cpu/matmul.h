@@ -13,15 +13,18 @@ struct Rows {
   const float* values = nullptr;            // [rows][cols]; absent when every weight wants blocks
   const ActivationBlock* blocks = nullptr;  // [rows][cols / 32], made only when some weight wants it
   int64_t cols = 0;
-  const int32_t* index = nullptr;  // product row m reads row index[m]; absent: row m
+  const int32_t* index = nullptr;         // product row m reads row index[m]; absent: row m
+  const ActivationCell* cells = nullptr;  // or the product's rows in their order as cells
   // For formats of powers of two, one of both: binary blocks [rows][cols / 32], or the product's rows in
   // their order (never by the index) as tiles.
   const ActivationBlock* binary = nullptr;
   const uint16_t* tiles = nullptr;
 
-  Rows from(int64_t row) const {  // the rows from `row` on, a multiple of kTileHeight where there are tiles
+  Rows from(int64_t row)
+      const {  // the rows from `row` on, a multiple of kTileHeight where there are tiles or cells
     Rows r = *this;
     if (tiles != nullptr) r.tiles += row * cols;
+    if (cells != nullptr) r.cells += row / kTileHeight * (cols / kQuantBlock);
     if (index != nullptr) {
       r.index += row;
     } else {

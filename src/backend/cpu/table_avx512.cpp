@@ -25,11 +25,11 @@ using V16 = Simd::V16;
 //
 #include "backend/cpu/kernels_wide_packed.h"
 //
+#include "backend/cpu/kernels_float.h"
+//
 #include "backend/cpu/kernels_amx.h"
 //
 #include "backend/cpu/kernels_amx_bf16.h"
-//
-#include "backend/cpu/kernels_float.h"
 //
 #include "backend/cpu/kernels_attention.h"
 //
@@ -41,24 +41,31 @@ constexpr KernelTable make_wide_table(const char* name) {
   return table;
 }
 
+template <class F>
+constexpr void put_tiles(KernelTable& table, Format format) {
+  table.matmul[static_cast<int>(format)] = tile_matmul<F>;
+  table.cell_matmul[static_cast<int>(format)] = cell_matmul<F>;
+}
+
 constexpr KernelTable make_amx_table() {
   KernelTable table = make_wide_table("amx");
-  const auto put = [&](Format format, MatmulFn kernel) { table.matmul[static_cast<int>(format)] = kernel; };
-  put(Format::kQ8_0, tile_matmul<FormatQ8_0>);
-  put(Format::kQ4_0, tile_matmul<FormatQ4_0>);
-  put(Format::kQ4_1, tile_matmul<FormatQ4_1>);
-  put(Format::kQ5_0, tile_matmul<FormatQ5_0>);
-  put(Format::kQ5_1, tile_matmul<FormatQ5_1>);
-  put(Format::kQ4_K, tile_matmul<FormatQ4_K>);
-  put(Format::kQ5_K, tile_matmul<FormatQ5_K>);
-  put(Format::kQ6_K, tile_matmul<FormatQ6_K>);
-  put(Format::kMXFP4, tile_matmul<FormatMXFP4>);
-  put(Format::kMXFP4Split, tile_matmul<FormatMXFP4Split>);
-  put(Format::kQ4_Z, tile_matmul<FormatQ4_Z>);
+  put_tiles<FormatQ8_0>(table, Format::kQ8_0);
+  put_tiles<FormatQ4_0>(table, Format::kQ4_0);
+  put_tiles<FormatQ4_1>(table, Format::kQ4_1);
+  put_tiles<FormatQ5_0>(table, Format::kQ5_0);
+  put_tiles<FormatQ5_1>(table, Format::kQ5_1);
+  put_tiles<FormatQ4_K>(table, Format::kQ4_K);
+  put_tiles<FormatQ5_K>(table, Format::kQ5_K);
+  put_tiles<FormatQ6_K>(table, Format::kQ6_K);
+  put_tiles<FormatQ4_Z>(table, Format::kQ4_Z);
+  table.to_cells = to_cells;
+  table.matmul[static_cast<int>(Format::kMXFP4)] = tile_matmul<FormatMXFP4>;
+  table.matmul[static_cast<int>(Format::kMXFP4Split)] = tile_matmul<FormatMXFP4Split>;
   table.tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
   table.tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
   table.quantize_binary = quantize_binary;
   table.to_tiles = to_tiles;
+  table.to_tile_group = to_tile_group;
   return table;
 }
 

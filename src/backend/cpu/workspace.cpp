@@ -42,11 +42,14 @@ Workspace::Workspace(const ExecutorSpec& spec, int num_threads, bool with_tiles,
   key = arena.take<float>(size(tokens * kv_cols));
   value = arena.take<float>(size(tokens * kv_cols));
   logits = arena.take<float>(size(int64_t{spec.max_logit_rows} * spec.vocab));
-  blocks = arena.take<ActivationBlock>(size(std::max(tokens, int64_t{spec.max_logit_rows}) *
+  // Cells take the same memory, in whole groups of rows.
+  const auto whole = [](int64_t rows) { return (rows + kTileHeight - 1) / kTileHeight * kTileHeight; };
+  blocks = arena.take<ActivationBlock>(size(whole(std::max(tokens, int64_t{spec.max_logit_rows})) *
                                             (std::max<int64_t>(spec.hidden, query_cols) / kQuantBlock)));
   const int64_t inner_size = std::max(tokens * spec.ffn, chosen_rows * spec.expert_ffn);
+  const int64_t inner_blocks_size = std::max(whole(tokens) * spec.ffn, chosen_rows * spec.expert_ffn);
   inner = arena.take<float>(size(inner_size));
-  inner_blocks = arena.take<ActivationBlock>(size(inner_size / kQuantBlock));
+  inner_blocks = arena.take<ActivationBlock>(size(inner_blocks_size / kQuantBlock));
   const int64_t widest_input = std::max<int64_t>(spec.hidden, query_cols), few = kBinaryRows;
   const int64_t input_size =
       std::max(std::max(tokens, int64_t{spec.max_logit_rows}) * widest_input, chosen_rows * spec.hidden);

@@ -40,12 +40,12 @@ struct Workspace {
   int64_t max_split_tiles;  // query tiles that may be split over their context
   int64_t max_spans;
 
-  float *residual, *normed;       // [tokens][hidden]
-  float *query, *attention;       // [tokens][heads * head_dim]
-  float *key, *value;             // [tokens][kv_heads * head_dim]
-  float* logits;                  // [logit rows][vocab]
-  ActivationBlock* blocks;        // [tokens][max(hidden, heads * head_dim) / 32]: input of a product
-  float* inner;                   // [tokens][ffn] or [tokens * chosen][expert_ffn]
+  float *residual, *normed;  // [tokens][hidden]
+  float *query, *attention;  // [tokens][heads * head_dim]
+  float *key, *value;        // [tokens][kv_heads * head_dim]
+  float* logits;             // [logit rows][vocab]
+  ActivationBlock* blocks;   // [tokens][max(hidden, heads * head_dim) / 32]: input of a product, or cells
+  float* inner;              // [tokens][ffn] or [tokens * chosen][expert_ffn]
   ActivationBlock* inner_blocks;  // the same, quantized
   // For tables with tiles: what binary blocks a step of few tokens has, and tiles, of both inputs.
   ActivationBlock *input_binary, *inner_binary;

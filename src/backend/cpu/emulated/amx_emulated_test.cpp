@@ -1,0 +1,187 @@
+// The tile kernels of AMX on any ARM machine, in an emulation of their instructions (immintrin.h here): every
+// product of tiles against the kernels that decode uses, bit by bit. What an emulation cannot show is whether
+// a processor does the same; same_bits_test.cpp and conformance_test.cpp do where there is one.
+#include <gtest/gtest.h>
+#include <immintrin.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "backend/cpu/kernel_table.h"
+#include "quant/blocks.h"
+
+namespace millrace::cpu {
+namespace {
+
+// Bare comments keep clang-format from sorting what must stay in order.
+#include "backend/cpu/simd_avx512.h"
+//
+#include "backend/cpu/kernels_unroll.h"
+//
+using V16 = Simd::V16;
+#include "backend/cpu/kernels_wide_formats.h"
+//
+#include "backend/cpu/kernels_wide_few.h"
+//
+#include "backend/cpu/kernels_wide_packed.h"
+//
+#include "backend/cpu/kernels_float.h"
+//
+#include "backend/cpu/kernels_amx.h"
+//
+#include "backend/cpu/kernels_amx_bf16.h"
+
+constexpr int64_t kBlockSize = sizeof(ActivationBlock);
+
+// Activations [rows][cols] in every form.
+struct Forms {
+  Forms(int64_t num_rows, int64_t num_cols, std::mt19937& random) : rows(num_rows), cols(num_cols) {
+    std::normal_distribution<float> normal;
+    values.resize(static_cast<size_t>(rows * cols));
+    for (float& x : values) x = normal(random);
+    const int64_t runs = cols / kQuantBlock, groups = (rows + kTileHeight - 1) / kTileHeight;
+    blocks.resize(static_cast<size_t>(rows * runs));
+    binary.resize(blocks.size());
+    cells.resize(static_cast<size_t>(groups * runs));
+    tiles.resize(static_cast<size_t>(rows * cols + kTileSlack));
+    for (int64_t m = 0; m < rows; ++m) {
+      const float* x = values.data() + m * cols;
+      quantize(x, cols, blocks.data() + m * runs);
+      quantize_binary(x, cols, binary.data() + m * runs);
+      const int64_t group = m / kTileHeight;
+      to_cells(x, cols, cells.data() + group * runs, m % kTileHeight,
+               std::min(kTileHeight, rows - group * kTileHeight));
+      const TileRow to = tile_row(tiles.data(), rows, cols, m);
+      to_tiles(x, cols, to.at, to.height);
+    }
+  }
+  template <class T>
+  static Panel panel(const std::vector<T>& data, int64_t row_bytes) {
+    return {reinterpret_cast<const uint8_t*>(data.data()), row_bytes, nullptr};
+  }
+  int64_t rows, cols;
+  std::vector<float> values;
+  std::vector<ActivationBlock> blocks, binary;
+  std::vector<ActivationCell> cells;
+  std::vector<uint16_t> tiles;
+};
+
+// Random codes; `fix` makes a stored block's scales ones that a model may have.
+template <class Fix>
+std::vector<uint8_t> weights(int64_t rows, int64_t cols, int64_t elements, int64_t bytes,
+                             std::mt19937& random, Fix fix) {
+  std::vector<uint8_t> data(static_cast<size_t>(rows * cols / elements * bytes + 4096));
+  for (uint8_t& x : data) x = static_cast<uint8_t>(random());
+  for (int64_t b = 0; b < rows * cols / elements; ++b) fix(data.data() + b * bytes);
+  return data;
+}
+
+constexpr int64_t kFirst = 3, kWeightRows = 78;
+const int64_t kRowCounts[] = {7, 32, 75}, kTokens[] = {9, 16, 17, 33, 47, 64, 80, 97};
+
+template <class Format>
+void compare(const MatrixView& w, const Forms& x, const std::vector<ActivationBlock>& blocks, MatmulFn kernel,
+             const Panel& panel, int64_t rows) {
+  const int64_t row_bytes = x.cols / kQuantBlock * kBlockSize;
+  std::vector<float> got(static_cast<size_t>(x.rows * rows)), want(got.size());
+  for (int64_t m = 0; m < x.rows; m += 8) {  // eight rows are the most of decode's kernels
+    const Panel part{reinterpret_cast<const uint8_t*>(blocks.data()) + m * row_bytes, row_bytes, nullptr};
+    few_rows_matmul<Format>(w, kFirst, rows, part, std::min<int64_t>(8, x.rows - m), want.data() + m * rows,
+                            rows);
+  }
+  kernel(w, kFirst, rows, panel, x.rows, got.data(), rows);
+  ASSERT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
+      << x.rows << " rows of activations, " << rows << " of weights";
+}
+
+template <class Format, class Fix>
+void compare_cells(int64_t cols, int64_t elements, Fix fix) {
+  std::mt19937 random(1);
+  const int64_t bytes = Format::kBlockBytes;
+  const std::vector<uint8_t> data = weights(kWeightRows, cols, elements, bytes, random, fix);
+  const MatrixView w{data.data(), cols / elements * bytes, data.data(), 0, cols};
+  const int64_t row_bytes = cols / kQuantBlock * kBlockSize;
+  for (const int64_t m : kTokens) {
+    const Forms x(m, cols, random);
+    for (const int64_t rows : kRowCounts) {
+      compare<Format>(w, x, x.blocks, cell_matmul<Format>, Forms::panel(x.cells, row_bytes), rows);
+      compare<Format>(w, x, x.blocks, tile_matmul<Format>, Forms::panel(x.blocks, row_bytes), rows);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(AmxEmulated, CellsGiveTheBitsOfDecode) {
+  compare_cells<FormatQ8_0>(2880, 32,
+                            [](uint8_t* block) { block[1] = static_cast<uint8_t>(0x20 + block[1] % 4); });
+}
+TEST(AmxEmulated, CellsWithMinimumsGiveTheBitsOfDecode) {
+  compare_cells<FormatQ4_1>(352, 32, [](uint8_t* block) {
+    for (int i : {1, 3}) block[i] = static_cast<uint8_t>(0x20 + block[i] % 4);
+  });
+}
+TEST(AmxEmulated, CellsOfTwoDigitsGiveTheBitsOfDecode) {
+  compare_cells<FormatQ6_K>(512, 256,
+                            [](uint8_t* block) { block[209] = static_cast<uint8_t>(0x20 + block[209] % 4); });
+}
+
+// 254 and 255 are scales of a damaged file, whose rows become NaN.
+TEST(AmxEmulated, TilesOfMxfp4GiveTheBitsOfDecode) {
+  std::mt19937 random(2);
+  for (const int64_t cols : {2880, 64}) {
+    auto data = weights(kWeightRows, cols, 32, 17, random,
+                        [](uint8_t* block) { *block = static_cast<uint8_t>(90 + *block % 60); });
+    const MatrixView w{data.data(), cols / 32 * 17, data.data(), 0, cols};
+    std::vector<uint8_t> scales(static_cast<size_t>(kWeightRows * cols / 32 + 64));
+    for (uint8_t& e : scales) e = static_cast<uint8_t>(90 + random() % 60);
+    const MatrixView split{data.data(), cols / 2, scales.data(), cols / 32, cols};
+    for (const int64_t m : kTokens) {
+      const Forms x(m, cols, random);
+      const Panel tiles = Forms::panel(x.tiles, cols * 2);
+      for (const int64_t rows : kRowCounts) {
+        compare<FormatMXFP4>(w, x, x.binary, bf16_matmul<FormatMXFP4>, tiles, rows);
+        compare<FormatMXFP4Split>(split, x, x.binary, bf16_matmul<FormatMXFP4Split>, tiles, rows);
+        if (HasFatalFailure()) return;
+      }
+    }
+    const Forms x(20, cols, random);
+    std::vector<float> out(20 * 32);
+    data[static_cast<size_t>((kFirst + 20) * w.row_bytes + 17)] = 255;
+    data[static_cast<size_t>((kFirst + 5) * w.row_bytes)] = 254;
+    bf16_matmul<FormatMXFP4>(w, kFirst, 32, Forms::panel(x.tiles, cols * 2), 20, out.data(), 32);
+    for (size_t i = 0; i < out.size(); ++i) {
+      ASSERT_EQ(std::isnan(out[i]), i % 32 == 20 || i % 32 == 5) << "row " << i % 32 << ", cols " << cols;
+    }
+  }
+}
+
+TEST(AmxEmulated, AGroupBecomesTilesAsItsRowsDo) {
+  std::mt19937 random(3);
+  Forms x(16, 640, random);
+  const auto at = [&](int64_t row, int64_t col) -> float& {
+    return x.values[static_cast<size_t>(row * 640 + col)];
+  };
+  for (int64_t i = 0; i < 32; ++i) {
+    at(3, 64 + i) = 0.0f;
+    at(7, i) = 1e-30f * static_cast<float>(i);
+    at(9, 96 + i) *= 1e30f;
+  }
+  at(2, 40) = std::numeric_limits<float>::infinity();
+  at(4, 41) = std::numeric_limits<float>::quiet_NaN();
+  at(11, 500) = 127.5f / 64;  // would round to 128
+  at(12, 7) = -0x1p-60f;
+  const float* rows[16];
+  std::vector<uint16_t> want(16 * 640), got(want.size());
+  for (int64_t r = 0; r < 16; ++r) {
+    rows[r] = &at(r, 0);
+    const TileRow to = tile_row(want.data(), 16, 640, r);
+    to_tiles(rows[r], 640, to.at, to.height);
+  }
+  to_tile_group(rows, 640, got.data());
+  EXPECT_EQ(got, want);
+}
+
+}  // namespace
+}  // namespace millrace::cpu
