@@ -36,7 +36,7 @@ class TunedDevice final : public Backend {
   int threads() const override { return 1; }
   DType default_kv_type() const override { return DType::kBF16; }
   bool supports_kv_type(DType) const override { return true; }
-  size_t weight_bytes(const TensorView&, WeightUse) const override { return 0; }
+  size_t weight_bytes(const TensorView&, WeightUse, size_t) const override { return 0; }
   WeightPtr load_weight(const TensorView&, WeightUse) override { return nullptr; }
   size_t workspace_bytes(const ExecutorSpec&) const override { return 0; }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec&) override { return nullptr; }
