@@ -226,8 +226,8 @@ TEST(ThreadPool, PartsOfASlowThreadAreTaken) {
   std::atomic<int> done{0}, late{0};
   std::array<std::atomic<int>, 3> by{};
   pool.parallel_parts(kParts, [&](const LoopPart&, int thread) {
-    ++by[thread];
     ++done;
+    if (++by[thread] == 1 && !comes([&] { return by[1] > 0; })) ++late;  // all begin together
     if (thread == 1 && !comes([&] { return done == kParts || late > 0; })) ++late;
   });
   EXPECT_EQ(late, 0) << "parts were kept for a thread that is busy";
