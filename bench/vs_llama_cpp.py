@@ -5,7 +5,8 @@
   bench/vs_llama_cpp.py MODEL.gguf -p 128 -n 32 --rounds 3 --threads 2 --json
 
 The first use makes a Python environment (build/llama-venv, or --venv) and installs llama.cpp into it from PyPI
-(package llama-cpp-python, compiled here for this processor: many minutes). Nothing else is fetched.
+(package llama-cpp-python, compiled here for this processor: many minutes). Nothing else is fetched. Where there is no
+network, --package names a folder that holds the package llama_cpp with its libraries, built elsewhere.
 
 How it is kept fair. A round is one process of each engine; who goes first alternates. Each process maps the file,
 reads a short prompt and decodes a few tokens untimed, then measures each phase --repeat times and reports its best;
@@ -155,6 +156,17 @@ def can_import(python):
     return check.returncode == 0
 
 
+def use_package(folder):
+    """This Python, with the package in `folder`; for every process from now on."""
+    for name, path in (("PYTHONPATH", folder), ("LD_LIBRARY_PATH", folder / "llama_cpp" / "lib")):
+        os.environ[name] = os.pathsep.join(filter(None, [str(path.resolve()), os.environ.get(name)]))
+    check = subprocess.run([sys.executable, "-c", "import llama_cpp, numpy"], capture_output=True, text=True)
+    if check.returncode != 0:
+        raise BenchError(f"--package {folder}: cannot import llama_cpp and numpy from there: "
+                         f"{(check.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return sys.executable
+
+
 def ensure_venv(folder, jobs):
     """A Python with llama.cpp in it; made on first use. Its path."""
     python = folder / "bin" / "python"
@@ -276,6 +288,7 @@ def parse(arguments):
     parser.add_argument("--rounds", type=int, default=5, help="processes of each (5)")
     parser.add_argument("--repeat", type=int, default=2, help="measurements in a process; the best counts (2)")
     parser.add_argument("--venv", type=Path, default=ROOT / "build" / "llama-venv", help="Python with llama.cpp")
+    parser.add_argument("--package", type=Path, help="folder with the package llama_cpp; nothing is installed")
     parser.add_argument("--millrace", type=Path, default=ROOT / "build" / "release" / "millrace")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers while installing (all)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
@@ -296,7 +309,7 @@ def main():
             raise BenchError(f"{options.model}: found no such file, expected a GGUF file (llama.cpp reads no other)")
         if not os.access(options.millrace, os.X_OK):
             raise BenchError(f"{options.millrace}: found no program; `make build` makes it, --millrace names another")
-        python = ensure_venv(options.venv, options.jobs)
+        python = use_package(options.package) if options.package else ensure_venv(options.venv, options.jobs)
         result = compare(python, options.millrace, options)
     except BenchError as error:
         print(f"vs_llama_cpp: {error}", file=sys.stderr)

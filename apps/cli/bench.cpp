@@ -84,29 +84,15 @@ size_t status_bytes(const std::string& key) {
   return 0;
 }
 
-// A sequence that holds `depth` tokens. Of a deep one the first are computed and the rest repeats them.
-Sequence sequence_at(Runtime& runtime, int32_t depth, Progress& progress) {
-  constexpr int32_t kComputed = 512;
-  Sequence sequence = runtime.make_sequence();
-  const int32_t repeated = std::max(0, depth - kComputed) / kBlockTokens * kBlockTokens;
-  const std::vector<int32_t> tokens = some_tokens(depth - repeated, runtime.config().vocab);
-  const int32_t first = std::min(depth, kComputed);
-  const auto compute = [&](int32_t from, int32_t until) {
-    if (from < until) runtime.prefill(sequence, std::span(tokens).subspan(from, until - from));
-  };
-  compute(0, first);
-  progress.update(static_cast<size_t>(first), static_cast<size_t>(depth));
-  if (repeated > 0) runtime.repeat_last_block(sequence, repeated);
-  compute(first, depth - repeated);
-  return sequence;
-}
-
 void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result) {
   Progress progress("bench", false);
+  const auto deeper = [&](int32_t done) {
+    progress.update(static_cast<size_t>(done), static_cast<size_t>(options.depth));
+  };
   const int32_t vocab = runtime.config().vocab;
   const std::vector<int32_t> prompt = some_tokens(options.prompt, vocab);
   {
-    Sequence sequence = sequence_at(runtime, options.depth, progress);
+    Sequence sequence = sequence_at(runtime, options.depth, deeper);
     const Clock::time_point start = Clock::now();
     const int32_t token = argmax(runtime.prefill(sequence, prompt));
     const double seconds = seconds_since(start);
@@ -115,7 +101,7 @@ void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result
     result.prefill.values.push_back(static_cast<double>(prompt.size()) / seconds);
   }
   throw_if_interrupted();
-  Sequence sequence = sequence_at(runtime, options.depth, progress);
+  Sequence sequence = sequence_at(runtime, options.depth, deeper);
   int32_t token = prompt[0];
   std::vector<int32_t> answer(static_cast<size_t>(options.generate));
   const Clock::time_point start = Clock::now();

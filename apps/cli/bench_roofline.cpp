@@ -13,7 +13,6 @@
 #include "bench_machine.h"
 #include "output.h"
 #include "prompt.h"
-#include "sample/softmax.h"
 
 namespace millrace::cli {
 namespace {
@@ -87,11 +86,14 @@ class MeteredExecutor final : public ForwardingExecutor {
  private:
   struct Stored {
     double bytes;
-    bool int8;
+    double OpTotals::*operations;
   };
   Stored stored(const Weight& weight) const {
     const StoredWeight& s = meter_->runtime().model().stored_weight(weight);
-    return {static_cast<double>(s.bytes), info(s.type).block_elements > 1};
+    const bool float4 = s.type == DType::kMXFP4 || s.type == DType::kMXFP4Split;
+    return {static_cast<double>(s.bytes), float4                            ? &OpTotals::tile_ops
+                                          : info(s.type).block_elements > 1 ? &OpTotals::int8_ops
+                                                                            : &OpTotals::float_ops};
   }
 
   template <class Call>
@@ -107,8 +109,7 @@ class MeteredExecutor final : public ForwardingExecutor {
     const Stored s = stored(*linear.weight);
     OpTotals& totals = meter_->at(op);
     totals.bytes += s.bytes;
-    (s.int8 ? totals.int8_ops : totals.float_ops) +=
-        2.0 * static_cast<double>(linear.weight->rows * linear.weight->cols) * rows;
+    totals.*s.operations += 2.0 * static_cast<double>(linear.weight->rows * linear.weight->cols) * rows;
   }
 
   void add_experts(const Linear& linear) {
@@ -120,8 +121,7 @@ class MeteredExecutor final : public ForwardingExecutor {
         tokens_ == 1.0 ? chosen_ : experts * (1.0 - std::pow(1.0 - chosen_ / experts, tokens_));
     OpTotals& totals = meter_->at(Op::kExperts);
     totals.bytes += s.bytes / experts * touched;
-    (s.int8 ? totals.int8_ops : totals.float_ops) +=
-        2.0 * static_cast<double>(w.rows * w.cols) * tokens_ * chosen_;
+    totals.*s.operations += 2.0 * static_cast<double>(w.rows * w.cols) * tokens_ * chosen_;
   }
 
   double kv_bytes_per_token() const {
@@ -149,6 +149,7 @@ struct Phase {
 // Per operation: its share of both limits. The larger of the two is how near it is to the machine's best.
 struct Shares {
   double bandwidth = 0.0, arithmetic = 0.0;
+  double nearest() const { return std::max(bandwidth, arithmetic); }
 };
 
 Shares shares_of(const OpTotals& t, const Machine& machine) {
@@ -157,31 +158,43 @@ Shares shares_of(const OpTotals& t, const Machine& machine) {
   shares.bandwidth = t.bytes / t.seconds / (machine.read_gb_s * 1e9);
   // Time the arithmetic would take at its peak; without a measured integer peak, integers are left out.
   double seconds = 0.0;
+  const std::optional<double>& tile = machine.peak.bf16_tile ? machine.peak.bf16_tile : machine.peak.int8_dot;
   if (machine.peak.int8_dot) seconds += t.int8_ops / *machine.peak.int8_dot;
+  if (tile) seconds += t.tile_ops / *tile;
   if (machine.peak.float_fma) seconds += t.float_ops / *machine.peak.float_fma;
   shares.arithmetic = seconds / t.seconds;
   return shares;
 }
 
+double operations_of(const OpTotals& t) { return t.int8_ops + t.tile_ops + t.float_ops; }
+
 std::string to_text(const Phase& phase, const Machine& machine) {
   std::string out = fmt::format("{} of {} tokens: {:.1f} ms, {:.2f} tok/s\n", phase.name, phase.tokens,
                                 1e3 * phase.seconds, phase.tokens / phase.seconds);
-  out += fmt::format("  {:<15} {:>6} {:>10} {:>6} {:>10} {:>9} {:>10} {:>8} {:>8}\n", "operation", "calls",
-                     "ms", "time", "bytes", "of read", "operations", "of peak", "nearest");
-  double accounted = 0.0;
+  out +=
+      fmt::format("  {:<15} {:>6} {:>10} {:>6} {:>10} {:>9} {:>10} {:>8} {:>8} {:>9}\n", "operation", "calls",
+                  "ms", "time", "bytes", "of read", "operations", "of peak", "nearest", "lost ms");
+  double accounted = 0.0, lost_in_all = 0.0;
   for (size_t i = 0; i < phase.totals.size(); ++i) {
     const OpTotals& t = phase.totals[i];
     accounted += t.seconds;
     if (t.calls == 0) continue;
     const Shares s = shares_of(t, machine);
-    out += fmt::format("  {:<15} {:>6} {:>10.2f} {:>5.1f}% {:>10} {:>8.1f}% {:>8.2f} G {:>7.1f}% {:>7.1f}%\n",
-                       kNames[i], t.calls, 1e3 * t.seconds, 100.0 * t.seconds / phase.seconds,
-                       human_bytes(static_cast<size_t>(t.bytes)), 100.0 * s.bandwidth,
-                       1e-9 * (t.int8_ops + t.float_ops), 100.0 * s.arithmetic,
-                       100.0 * std::max(s.bandwidth, s.arithmetic));
+    const double lost = t.seconds * (1.0 - s.nearest());
+    lost_in_all += lost;
+    out += fmt::format(
+        "  {:<15} {:>6} {:>10.2f} {:>5.1f}% {:>10} {:>8.1f}% {:>8.2f} G {:>7.1f}% {:>7.1f}% {:>9.2f}\n",
+        kNames[i], t.calls, 1e3 * t.seconds, 100.0 * t.seconds / phase.seconds,
+        human_bytes(static_cast<size_t>(t.bytes)), 100.0 * s.bandwidth, 1e-9 * operations_of(t),
+        100.0 * s.arithmetic, 100.0 * s.nearest(), 1e3 * lost);
   }
-  out += fmt::format("  {:<15} {:>6} {:>10.2f} {:>5.1f}%\n", "the rest", "",
-                     1e3 * (phase.seconds - accounted), 100.0 * (phase.seconds - accounted) / phase.seconds);
+  const double rest = phase.seconds - accounted;
+  out += fmt::format("  {:<15} {:>6} {:>10.2f} {:>5.1f}% {:>57.2f}\n", "the rest", "", 1e3 * rest,
+                     100.0 * rest / phase.seconds, 1e3 * rest);
+  lost_in_all += rest;
+  out += fmt::format("  limits {:.2f} ms, lost {:.2f} ms: {:.1f}% of what the machine could do\n",
+                     1e3 * (phase.seconds - lost_in_all), 1e3 * lost_in_all,
+                     100.0 * (1.0 - lost_in_all / phase.seconds));
   return out;
 }
 
@@ -196,9 +209,11 @@ nlohmann::ordered_json to_json(const Phase& phase, const Machine& machine) {
                     {"seconds", t.seconds},
                     {"bytes", t.bytes},
                     {"int8_operations", t.int8_ops},
+                    {"float4_operations", t.tile_ops},
                     {"float_operations", t.float_ops},
                     {"bandwidth_fraction", s.bandwidth},
-                    {"peak_fraction", s.arithmetic}});
+                    {"peak_fraction", s.arithmetic},
+                    {"lost_seconds", t.seconds * (1.0 - s.nearest())}});
   }
   return {{"tokens", phase.tokens},
           {"seconds", phase.seconds},
@@ -235,6 +250,23 @@ std::vector<int32_t> some_tokens(int32_t count, int32_t vocab) {
   return tokens;
 }
 
+// Of a deep one the first tokens are computed and the rest repeats them.
+Sequence sequence_at(Runtime& runtime, int32_t depth, const std::function<void(int32_t done)>& progress) {
+  constexpr int32_t kComputed = 512;
+  Sequence sequence = runtime.make_sequence();
+  const int32_t repeated = std::max(0, depth - kComputed) / kBlockTokens * kBlockTokens;
+  const std::vector<int32_t> tokens = some_tokens(depth - repeated, runtime.config().vocab);
+  const int32_t first = std::min(depth, kComputed);
+  const auto compute = [&](int32_t from, int32_t until) {
+    if (from < until) runtime.prefill(sequence, std::span(tokens).subspan(from, until - from));
+  };
+  compute(0, first);
+  progress(first);
+  if (repeated > 0) runtime.repeat_last_block(sequence, repeated);
+  compute(first, depth - repeated);
+  return sequence;
+}
+
 void OpMeter::attach(RuntimeOptions& options) {
   options.wrap_executor = [meter = shared_from_this()](std::unique_ptr<Executor> inner) {
     return std::make_unique<MeteredExecutor>(std::move(inner), meter);
@@ -250,10 +282,9 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
   }
   meter.watch(runtime);
   const int32_t vocab = runtime.config().vocab;
-  const std::vector<int32_t> prompt = some_tokens(run.prompt, vocab), before = some_tokens(run.depth, vocab);
+  const std::vector<int32_t> prompt = some_tokens(run.prompt, vocab);
   const auto start_at_depth = [&] {
-    Sequence sequence = runtime.make_sequence();
-    if (!before.empty()) runtime.prefill(sequence, before);
+    Sequence sequence = sequence_at(runtime, run.depth, [](int32_t) {});
     meter.reset();
     return sequence;
   };
@@ -269,11 +300,9 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
                                }),
                     best_phase("decode", run.generate, meter, run.repeat, [&] {
                       Sequence sequence = start_at_depth();
-                      int32_t token = prompt[0];
+                      std::vector<int32_t> answer(static_cast<size_t>(run.generate));
                       const Clock::time_point start = Clock::now();
-                      for (int32_t i = 0; i < run.generate; ++i) {
-                        token = std::max(0, argmax(runtime.prefill(sequence, std::span(&token, 1))));
-                      }
+                      runtime.generate_greedy(sequence, prompt[0], answer);
                       return since(start);
                     })};
   const Machine machine = {measure_read_gb_s(runtime.backend()), measure_peak(runtime.backend())};
@@ -288,6 +317,7 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
                 {"depth", run.depth},
                 {"read_gb_s", machine.read_gb_s},
                 {"int8_gop_s", rate(machine.peak.int8_dot)},
+                {"bf16_tile_gop_s", rate(machine.peak.bf16_tile)},
                 {"fma_gop_s", rate(machine.peak.float_fma)},
                 {"prefill", to_json(phases[0], machine)},
                 {"decode", to_json(phases[1], machine)}});
@@ -299,6 +329,9 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
   if (machine.peak.int8_dot) {
     out +=
         fmt::format(", {:.1f} Gop/s int8 ({})", *machine.peak.int8_dot * 1e-9, machine.peak.int8_instruction);
+  }
+  if (machine.peak.bf16_tile) {
+    out += fmt::format(", {:.1f} Gop/s bf16 (tdpbf16ps)", *machine.peak.bf16_tile * 1e-9);
   }
   if (machine.peak.float_fma) out += fmt::format(", {:.1f} Gop/s float fma", *machine.peak.float_fma * 1e-9);
   out += "\n";

@@ -4,9 +4,11 @@
 //   bytes        weights once per call (experts: those that this many tokens are expected to choose), keys
 //   and values
 //                that are in sight once per sequence; activations, which stay in the caches, not at all
+//   lost         time beyond what the larger of both limits allows: where to look first
 //   operations   two per weight and token, four per query, position in sight and dimension of attention
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -20,7 +22,9 @@ enum class Op { kEmbed, kNormQkv, kRopeAppend, kAttend, kProject, kFfn, kRoute, 
 struct OpTotals {
   int64_t calls = 0;
   double seconds = 0.0, bytes = 0.0;
-  double int8_ops = 0.0, float_ops = 0.0;  // by the arithmetic their weights' type asks for
+  // By the arithmetic that their weights' type asks for; 4-bit floats are bf16's where there are tiles for
+  // it.
+  double int8_ops = 0.0, tile_ops = 0.0, float_ops = 0.0;
 };
 
 class OpMeter : public std::enable_shared_from_this<OpMeter> {
@@ -45,5 +49,8 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
 
 // Any tokens will do; these spread over the vocabulary so that embedding rows and experts vary.
 std::vector<int32_t> some_tokens(int32_t count, int32_t vocab);
+
+// A sequence that holds `depth` tokens.
+Sequence sequence_at(Runtime& runtime, int32_t depth, const std::function<void(int32_t done)>& progress);
 
 }  // namespace millrace::cli

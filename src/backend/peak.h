@@ -13,6 +13,7 @@ namespace millrace {
 struct Peak {
   std::optional<double> int8_dot, float_fma;
   const char* int8_instruction = "";
+  std::optional<double> bf16_tile;  // AMX: what products of 4-bit floats use
 };
 
 // Some tenths of a second; the best of several passes, as every disturbance only slows one down.

@@ -1,6 +1,7 @@
 #include "base/thread_pool.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -8,12 +9,20 @@
 namespace millrace {
 namespace {
 
-// About 20 us of spinning: longer than the gap between two operations of a step, far shorter than a time
-// slice.
+// Longer than the gap between two operations of a step, far shorter than a time slice: a pause takes 10 to 50
+// ns.
 constexpr int kSpins = 4000;
 
-// ThreadPool::state_: workers inside (16 bits), open (1 bit), loop number.
-constexpr uint64_t kInside = 0xffff, kOpen = 0x10000, kNextLoop = 0x20000, kLoop = ~(kInside | kOpen);
+constexpr uint64_t kOpen = 1, kNextLoop = 2;
+
+constexpr int64_t kSoonStep = 1 << 10;  // bytes that are asked for between looks at the loop
+
+// What a waiting thread asks for in all: a quarter of its second-level cache, where it should still be when
+// the loop comes. Half of that cache may be a neighbour's, and the loop has other things to read.
+int64_t most_soon() {
+  const int64_t cache = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 or less: not known
+  return cache <= 0 ? 128 << 10 : std::clamp<int64_t>(cache / 4, 64 << 10, 1 << 20);
+}
 
 inline void relax() {
 #if defined(__aarch64__)
@@ -25,10 +34,40 @@ inline void relax() {
 
 }  // namespace
 
+// How far a thread has come in what it expects, and for how long it has waited.
+struct ThreadPool::Waiting {
+  Soon soon;
+  uint64_t number = 0;
+  int piece = 0;
+  int64_t at = 0, room = 0;
+  int idle = 0;
+  void expect(const Soon& what, uint64_t its_number, int64_t most) {
+    if (number == its_number) return;
+    soon = what;
+    number = its_number;
+    piece = 0;
+    at = 0;
+    room = most;
+  }
+  // Asks for some lines; false when there is nothing left to ask for.
+  bool ask(int thread) {
+    if (piece >= soon.count || room <= 0) return false;
+    const std::byte* from = soon.data[piece] + thread * soon.stride + at;
+    const int64_t some = std::min(kSoonStep, soon.bytes - at);
+    for (int64_t line = 0; line < some; line += 64) __builtin_prefetch(from + line, 0, 2);
+    at += some;
+    room -= some;
+    if (at < soon.bytes) return true;
+    ++piece;
+    at = 0;
+    return true;
+  }
+};
+
 ThreadPool::ThreadPool(int threads) : ThreadPool(threads, machine_topology()) {}
 
 ThreadPool::ThreadPool(int threads, const Topology& topology)
-    : size_(threads > 0 ? threads : available_cpus()), node_of_cpu_(CPU_SETSIZE, 0) {
+    : size_(threads > 0 ? threads : available_cpus()), most_soon_(most_soon()), node_of_cpu_(CPU_SETSIZE, 0) {
   // Threads are dealt to nodes in the ratio of their CPUs; a node without a thread has no share of a loop.
   int64_t cpus = 0, dealt = 0;
   for (const MemoryNode& node : topology) cpus += static_cast<int64_t>(node.cpus.size());
@@ -47,6 +86,7 @@ ThreadPool::ThreadPool(int threads, const Topology& topology)
     ++num_nodes_;
   }
   shares_ = std::make_unique<Share[]>(num_nodes_);
+  seats_ = std::make_unique<Seat[]>(size_);
   workers_.reserve(size_ - 1);
   for (int t = 1; t < size_; ++t) {
     workers_.emplace_back([this, t, cpus = num_nodes_ > 1 ? home[t]->cpus : std::vector<int>()] {
@@ -72,92 +112,170 @@ void ThreadPool::take_chunks(int thread) {
   // The caller's thread is not ours to bind: it helps the node on which it happens to be.
   const int cpu = thread == 0 && num_nodes_ > 1 ? sched_getcpu() : -1;
   const int home = cpu < 0 ? node_of_thread_[thread] : node_of_cpu_[cpu];
+  for (int k = 0; k < num_nodes_; ++k) {
+    Share& share = shares_[(home + k) % num_nodes_];
+    for (;;) {
+      const int64_t begin = share.next.fetch_add(loop_.chunk, std::memory_order_relaxed);
+      if (begin >= share.end) break;
+      loop_.call(loop_.body, begin, std::min(begin + loop_.chunk, share.end), thread);
+    }
+  }
+}
+
+// The part of a thread that has not come, -1: all are taken.
+int64_t ThreadPool::abandoned_part(int thread) {
+  const uint64_t loop = loop_.state.load(std::memory_order_relaxed) & ~kOpen;
+  for (int k = 0; k < size_; ++k) {
+    const int other = (thread + k) % size_;
+    std::atomic<uint64_t>& taken = seats_[other].taken;
+    if (other >= loop_.parts || taken.load(std::memory_order_relaxed) == loop) continue;
+    if (taken.exchange(loop, std::memory_order_relaxed) != loop) return other;
+  }
+  return -1;
+}
+
+// What another thread has before it and has not begun, -1: nothing.
+int64_t ThreadPool::part_of_another(int thread) {
+  for (int k = 1; k < size_; ++k) {
+    std::atomic<int64_t>& ahead = seats_[(thread + k) % size_].ahead;
+    if (ahead.load(std::memory_order_relaxed) < 0) continue;
+    const int64_t part = ahead.exchange(-1, std::memory_order_relaxed);
+    if (part >= 0) return part;
+  }
+  return -1;
+}
+
+// The own part first. What follows it is claimed at once, from those that are nobody's own, for the others
+// may be on their way; from then on, parts that are still untouched come first: they are large.
+void ThreadPool::take_parts(int thread) {
+  const uint64_t loop = loop_.state.load(std::memory_order_relaxed) & ~kOpen;
+  bool all_came = false;
+  const auto claim = [&](bool look) -> int64_t {
+    if (look && !all_came) {
+      const int64_t part = abandoned_part(thread);
+      if (part >= 0) return part;
+      all_came = true;
+    }
+    const int64_t part = next_part_.fetch_add(1, std::memory_order_relaxed);
+    return part < loop_.parts ? part : -1;
+  };
+  const bool own =
+      thread < loop_.parts && seats_[thread].taken.exchange(loop, std::memory_order_relaxed) != loop;
+  std::atomic<int64_t>& ahead = seats_[thread].ahead;
+  LoopPart part{own ? thread : claim(true), -1, false};
+  for (bool look = !own; part.index >= 0; look = true) {
+    part.next = claim(look);
+    ahead.store(part.next, std::memory_order_relaxed);
+    loop_.part_call(loop_.body, part, thread);
+    part.index = ahead.exchange(-1, std::memory_order_relaxed);
+    part.asked = part.index >= 0;
+    if (part.index < 0) part.index = claim(true);
+    if (part.index < 0) part.index = part_of_another(thread);
+  }
+}
+
+void ThreadPool::work(int thread) {
   try {
-    for (int k = 0; k < num_nodes_; ++k) {
-      Share& share = shares_[(home + k) % num_nodes_];
-      for (;;) {
-        const int64_t begin = share.next.fetch_add(chunk_, std::memory_order_relaxed);
-        if (begin >= share.end) break;
-        call_(body_, begin, std::min(begin + chunk_, share.end), thread);
-      }
+    if (loop_.parts > 0) {
+      take_parts(thread);
+    } else {
+      take_chunks(thread);
     }
   } catch (...) {
-    // The others stop at their next chunk.
+    // The others stop at their next chunk or part.
     for (int k = 0; k < num_nodes_; ++k) shares_[k].next.store(shares_[k].end, std::memory_order_relaxed);
+    next_part_.store(loop_.parts, std::memory_order_relaxed);
+    while (loop_.parts > 0 && (abandoned_part(thread) >= 0 || part_of_another(thread) >= 0)) {
+    }
+    seats_[thread].ahead.store(-1, std::memory_order_relaxed);
     std::lock_guard lock(mutex_);
     if (!failure_) failure_ = std::current_exception();
   }
 }
 
-void ThreadPool::run(int64_t count, int64_t chunk, Call call, void* body) {
-  call_ = call;
-  body_ = body;
-  chunk_ = std::max<int64_t>(1, chunk);
+void ThreadPool::expect(const Soon& soon) {
+  soon_ = soon;
+  ++loop_.soon_number;
+}
+
+void ThreadPool::wait_a_little(Waiting& waiting, int thread) const {
+  if (!waiting.ask(thread)) {
+    ++waiting.idle;
+    relax();
+  }
+}
+
+void ThreadPool::share_out(int64_t count, int64_t chunk) {
+  loop_.parts = 0;
+  loop_.chunk = chunk = std::max<int64_t>(1, chunk);
   // Node k has the same part of every loop, whatever its length: rows of a weight stay with the node that
   // touched them first.
-  const int64_t chunks = (count + chunk_ - 1) / chunk_;
+  const int64_t chunks = (count + chunk - 1) / chunk;
   int64_t begin = 0;
   for (int k = 0; k < num_nodes_; ++k) {
-    const int64_t end = k + 1 == num_nodes_ ? count : chunks * threads_until_[k] / size_ * chunk_;
+    const int64_t end = k + 1 == num_nodes_ ? count : chunks * threads_until_[k] / size_ * chunk;
     shares_[k].next.store(begin, std::memory_order_relaxed);
     shares_[k].end = end;
     begin = end;
   }
+}
+
+void ThreadPool::run(Call call, void* body) {
+  loop_.call = call;
+  loop_.body = body;
   // The loop's fields are published by this release to the acquire of a worker that joins. The order of this
   // store and the load of sleepers_ against a worker's increment and last look (both seq_cst) is what loses
   // no wake-up.
-  const uint64_t loop = state_.load(std::memory_order_relaxed) + kNextLoop;
-  state_.store(loop | kOpen, std::memory_order_seq_cst);
+  const uint64_t loop = loop_.state.load(std::memory_order_relaxed) + kNextLoop;
+  loop_.state.store(loop | kOpen, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     {
       std::lock_guard lock(mutex_);
     }  // a worker between its last look and its sleep has the lock: wait for it
     wake_.notify_all();
   }
-  take_chunks(0);
-  // No chunk is left to hand out: close the loop, then wait for the workers that are still inside. The
-  // acquire pairs with their release on leaving, so that their writes are visible here.
-  state_.fetch_and(~kOpen, std::memory_order_relaxed);
-  int spins = 0;
-  while ((state_.load(std::memory_order_acquire) & kInside) != 0) {
-    relax();
-    if (++spins > kSpins) std::this_thread::yield();
+  work(0);
+  // Nothing is left to hand out: close the loop, then wait for the workers that are still inside. The acquire
+  // pairs with their release on leaving, so that their writes are visible here.
+  loop_.state.store(loop, std::memory_order_seq_cst);
+  Waiting waiting;
+  waiting.expect(soon_, loop_.soon_number, most_soon_);
+  for (int t = 1; t < size_; ++t) {
+    while (seats_[t].inside.load(std::memory_order_seq_cst) == loop) {
+      wait_a_little(waiting, 0);
+      if (waiting.idle > kSpins) std::this_thread::yield();
+    }
   }
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-// Enters the current loop if it is open and not the one seen last.
-bool ThreadPool::join(uint64_t& seen) {
-  uint64_t state = state_.load(std::memory_order_acquire);
-  while ((state & kOpen) != 0 && (state & kLoop) != seen) {
-    if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acquire)) {
-      seen = state & kLoop;
-      return true;
-    }
-  }
-  return false;
-}
-
 void ThreadPool::worker(int thread) {
   uint64_t seen = 0;
+  std::atomic<uint64_t>& inside = seats_[thread].inside;
   const auto open = [&] {
-    const uint64_t state = state_.load(std::memory_order_seq_cst);
-    return (state & kOpen) != 0 && (state & kLoop) != seen;
+    const uint64_t state = loop_.state.load(std::memory_order_seq_cst);
+    return (state & kOpen) != 0 && state != (seen | kOpen);
   };
-  int idle = 0;
+  Waiting waiting;
   while (!stop_.load(std::memory_order_relaxed)) {
-    if (join(seen)) {
-      take_chunks(thread);
-      state_.fetch_sub(1, std::memory_order_release);
-      idle = 0;
-    } else if (++idle < kSpins) {
-      relax();
+    const uint64_t state = loop_.state.load(std::memory_order_acquire);
+    if ((state & kOpen) != 0 && state != (seen | kOpen)) {
+      inside.store(state & ~kOpen, std::memory_order_seq_cst);
+      if (loop_.state.load(std::memory_order_seq_cst) == state) {
+        seen = state & ~kOpen;
+        work(thread);
+        waiting.expect(soon_, loop_.soon_number, most_soon_);
+      }
+      inside.store(0, std::memory_order_release);
+      waiting.idle = 0;
+    } else if (waiting.idle < kSpins) {
+      wait_a_little(waiting, thread);
     } else {
       std::unique_lock lock(mutex_);
       sleepers_.fetch_add(1, std::memory_order_seq_cst);
       wake_.wait(lock, [&] { return stop_.load(std::memory_order_relaxed) || open(); });
       sleepers_.fetch_sub(1, std::memory_order_relaxed);
-      idle = 0;
+      waiting.idle = 0;
     }
   }
 }

@@ -1,12 +1,14 @@
 // ThreadPool: persistent workers that share loops. parallel_for hands out chunks dynamically, so a core that
 // is stolen by a neighbour delays one chunk and not the loop. Which thread runs a chunk never changes a
 // result: chunks write disjoint outputs. Workers spin briefly for the next loop, then sleep: an idle pool
-// uses no CPU. On a machine with several memory nodes each node's threads begin with their node's part of a
-// loop.
+// uses no CPU: before it sleeps, a worker asks for the memory that its next loop begins with (Soon), so that
+// memory is not idle either while one thread does what cannot be shared. On a machine with several memory
+// nodes each node's threads begin with their node's part of a loop.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -18,6 +20,22 @@
 #include "base/topology.h"
 
 namespace millrace {
+
+// What threads will read first in a later loop: thread t reads `bytes` bytes from data[i] + t * stride on,
+// for i < count. Only asked for, never loaded: it need not be mapped.
+struct Soon {
+  static constexpr int kMost = 8;
+  const std::byte* data[kMost] = {};
+  int64_t stride = 0, bytes = 0;
+  int count = 0;
+};
+
+// A part of a loop as a thread gets it.
+struct LoopPart {
+  int64_t index;
+  int64_t next;  // what this thread takes afterwards unless another is quicker; -1: not known, or nothing
+  bool asked;    // this one was `next` of the part before
+};
 
 class ThreadPool {
  public:
@@ -43,44 +61,86 @@ class ThreadPool {
       return;
     }
     using Plain = std::remove_reference_t<Body>;
-    run(
-        count, chunk,
-        [](void* b, int64_t begin, int64_t end, int thread) {
-          (*static_cast<Plain*>(b))(begin, end, thread);
-        },
+    share_out(count, chunk);
+    run([](void* b, int64_t begin, int64_t end,
+           int thread) { (*static_cast<Plain*>(b))(begin, end, thread); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 
+  // Calls body(LoopPart, thread) once for every part in [0, parts). Thread t begins with part t; the rest is
+  // handed out as threads come for it, a part ahead, so that a body can ask for the next one's memory; when
+  // nothing is left, parts that others have before them are taken. For loops whose first parts are large and
+  // whose last are small. As parallel_for otherwise; memory nodes do not matter.
+  template <class Body>
+  void parallel_parts(int64_t parts, Body&& body) {
+    if (size_ == 1 || parts <= 1) {
+      for (int64_t i = 0; i < parts; ++i) body(LoopPart{i, i + 1 < parts ? i + 1 : -1, i > 0}, 0);
+      return;
+    }
+    using Plain = std::remove_reference_t<Body>;
+    loop_.parts = parts;
+    loop_.part_call = [](void* b, const LoopPart& part, int thread) {
+      (*static_cast<Plain*>(b))(part, thread);
+    };
+    next_part_.store(size_, std::memory_order_relaxed);
+    run(nullptr, const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+  // From the end of the next loop on, until this is called again, threads that wait ask for this.
+  void expect(const Soon& soon);
+
  private:
   using Call = void (*)(void* body, int64_t begin, int64_t end, int thread);
-  void run(int64_t count, int64_t chunk, Call call, void* body);
+  using PartCall = void (*)(void* body, const LoopPart& part, int thread);
+  struct Waiting;
+  void share_out(int64_t count, int64_t chunk);
+  void run(Call call, void* body);
   void worker(int thread);
+  void work(int thread);
   void take_chunks(int thread);
-  bool join(uint64_t& seen);
+  void take_parts(int thread);
+  int64_t abandoned_part(int thread);
+  int64_t part_of_another(int thread);
+  void wait_a_little(Waiting& waiting, int thread) const;
 
   // A node's part of the current loop.
   struct alignas(64) Share {
     std::atomic<int64_t> next{0};  // first index not handed out
     int64_t end = 0;
   };
+  // A thread's own line, written by others only when it does not come or is slow.
+  struct alignas(64) Seat {
+    std::atomic<uint64_t> inside{0};  // the loop that the worker is in
+    std::atomic<uint64_t> taken{0};   // the last loop whose part of this thread's number was taken
+    std::atomic<int64_t> ahead{-1};   // the part that this thread has before it
+  };
 
   int size_;
+  int64_t most_soon_;  // bytes a waiting thread asks for
   int num_nodes_ = 0;
   std::vector<int> node_of_cpu_, node_of_thread_;
   std::vector<int64_t> threads_until_;  // of this node and those before it
   std::unique_ptr<Share[]> shares_;
+  std::unique_ptr<Seat[]> seats_;
   std::vector<std::thread> workers_;
 
-  // The current loop. Written by run() while the loop is closed, read by workers that have joined it.
-  Call call_ = nullptr;
-  void* body_ = nullptr;
-  int64_t chunk_ = 0;
+  // The current loop: number (even) and, while it is open, one. A worker says in its seat that it is inside
+  // and then looks whether the loop is still open; run() closes the loop and then waits for every seat: one
+  // of both sees the other, and no line is written by many. So a worker that has lost its core comes too late
+  // and keeps nobody waiting. The rest is written by run() while the loop is closed, read by who is inside.
+  struct alignas(64) Loop {
+    std::atomic<uint64_t> state{0};
+    Call call = nullptr;
+    PartCall part_call = nullptr;
+    void* body = nullptr;
+    int64_t chunk = 0, parts = 0;  // parts: 0 where chunks are handed out
+    uint64_t soon_number = 0;      // how often soon_ was written
+  };
+  Loop loop_;
+  alignas(64) Soon soon_;
+  alignas(64) std::atomic<int64_t> next_part_{0};
   std::exception_ptr failure_;  // guarded by mutex_
-  // Loop number, whether it is open, and the workers inside: a worker joins only an open loop, and run()
-  // returns once it has closed the loop and the last worker has left. So a worker that has lost its core
-  // joins too late and keeps nobody waiting.
-  alignas(64) std::atomic<uint64_t> state_{0};
-  std::atomic<bool> stop_{false};
+  alignas(64) std::atomic<bool> stop_{false};
   std::mutex mutex_;  // guards sleeping and failure_
   std::condition_variable wake_;
   std::atomic<int> sleepers_{0};

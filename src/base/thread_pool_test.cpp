@@ -194,5 +194,75 @@ TEST(ThreadPool, AStolenCoreTakesFewChunks) {
   EXPECT_LE(done[1], 1);
 }
 
+// Every part once; whoever takes the part of its own number takes it first; what a thread was told that it
+// would take, it takes or another does.
+TEST(ThreadPool, PartsAreTakenOnceAndAsAnnounced) {
+  for (int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    for (int round = 0; round < 200; ++round) {
+      for (int64_t count : {0, 1, 2, 7, 8, 9, 60}) {
+        std::vector<std::atomic<int>> hits(static_cast<size_t>(count));
+        std::vector<int64_t> announced(static_cast<size_t>(threads), -1), taken(announced.size(), 0);
+        std::atomic<int> wrong{0};
+        pool.parallel_parts(count, [&](const LoopPart& part, int thread) {
+          ++hits[part.index];
+          if (part.asked && announced[thread] != part.index) ++wrong;
+          if (part.index == thread && taken[thread] != 0 && threads > 1) ++wrong;
+          if (part.next >= count || part.next == part.index) ++wrong;
+          announced[thread] = part.next;
+          ++taken[thread];
+        });
+        ASSERT_EQ(wrong, 0);
+        for (const std::atomic<int>& h : hits) ASSERT_EQ(h, 1);
+      }
+    }
+  }
+}
+
+// A thread that hangs in a part keeps that one alone: what it had before it is done by others.
+TEST(ThreadPool, PartsOfASlowThreadAreTaken) {
+  constexpr int kParts = 200;
+  ThreadPool pool(3);
+  std::atomic<int> done{0}, late{0};
+  std::array<std::atomic<int>, 3> by{};
+  pool.parallel_parts(kParts, [&](const LoopPart&, int thread) {
+    ++done;
+    if (++by[thread] == 1 && !comes([&] { return by[1] > 0; })) ++late;  // all begin together
+    if (thread == 1 && !comes([&] { return done == kParts || late > 0; })) ++late;
+  });
+  EXPECT_EQ(late, 0) << "parts were kept for a thread that is busy";
+  EXPECT_EQ(done, kParts);
+  EXPECT_LE(by[1], 1);
+}
+
+TEST(ThreadPool, PartsRethrowAndGoOn) {
+  ThreadPool pool(4);
+  for (int round = 0; round < 50; ++round) {
+    const auto fails = [&](const LoopPart& part, int) {
+      if (part.index % 7 == round % 7) throw std::runtime_error("body");
+    };
+    EXPECT_THROW(pool.parallel_parts(100, fails), std::runtime_error);
+    std::atomic<int> hits{0};
+    pool.parallel_parts(64, [&](const LoopPart&, int) { ++hits; });
+    ASSERT_EQ(hits, 64);
+  }
+}
+
+// Expected memory is only asked for: it need not be there, and a pool that waits for it still falls asleep.
+TEST(ThreadPool, ExpectsMemoryThatIsNotThere) {
+  ThreadPool pool(3);
+  Soon soon;
+  soon.count = 1;
+  soon.data[0] = reinterpret_cast<const std::byte*>(uintptr_t{4096});
+  soon.stride = soon.bytes = int64_t{1} << 30;
+  for (int loop = 0; loop < 200; ++loop) {
+    pool.expect(loop % 3 == 0 ? Soon{} : soon);
+    std::atomic<int> hits{0};
+    pool.parallel_parts(5, [&](const LoopPart&, int) { ++hits; });
+    ASSERT_EQ(hits, 5);
+    if (loop % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
 }  // namespace
 }  // namespace millrace

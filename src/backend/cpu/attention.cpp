@@ -63,6 +63,9 @@ void rotate(float* x, const float* cosines, const float* sines, int64_t half, bo
   }
 }
 
+// So many tokens of keys and values go through the caches and push out what was asked for before.
+constexpr int32_t kDeepContext = 4096;
+
 int kv_kernel(DType type) {
   switch (type) {
     case DType::kF32:
@@ -80,7 +83,7 @@ int kv_kernel(DType type) {
 
 }  // namespace
 
-CpuExecutor::KvPlace CpuExecutor::place_of(int layer) {
+CpuExecutor::KvPlace CpuExecutor::place_of(int layer) const {
   const auto [group, index] = spec_.layers[layer];
   KvPlace place;
   place.pool = kv_pools_[group].data();
@@ -93,11 +96,13 @@ CpuExecutor::KvPlace CpuExecutor::place_of(int layer) {
 
 void CpuExecutor::plan_attention() {
   num_tiles_ = 0;
+  deep_ = false;
   int64_t covered = 0;
   for (size_t s = 0; s < batch_.sequences.size(); ++s) {
     const SequenceSlice& slice = batch_.sequences[s];
     MILLRACE_CHECK(slice.first_row == covered && slice.context_len + slice.num_tokens <= spec_.max_context);
     covered += slice.num_tokens;
+    deep_ |= slice.context_len > kDeepContext;
     MILLRACE_CHECK(covered <= rows_);
     for (int32_t i = 0; i < slice.num_tokens; ++i) {
       work_->positions[slice.first_row + i] = slice.context_len + i;
@@ -187,8 +192,26 @@ void CpuExecutor::visible(const Attend& op, const QueryTile& tile, int64_t span,
   }
 }
 
-void CpuExecutor::attend_span(const Attend& op, const QueryTile& tile, int kv_head, int64_t span,
+// The blocks of the first tile of a span that `head` sees, as seen with the offsets of `from_head`.
+void CpuExecutor::first_blocks(const Attend& op, const SpanTask& task, int from_head,
+                               const uint8_t** blocks) const {
+  const SequenceSlice& s = batch_.sequences[task.tile->sequence];
+  const KvPlace place = place_of(op.layer);
+  const int32_t position = s.context_len + task.tile->first_token;
+  const int32_t begin =
+      std::max(static_cast<int32_t>(task.span * kSpanTokens), op.window > 0 ? position - op.window + 1 : 0);
+  const int32_t first = begin / kTileTokens * (kTileTokens / kBlockTokens);
+  for (int32_t b = 0; b < kTileTokens / kBlockTokens; ++b) {
+    if ((first + b) * kBlockTokens > position || (first + b + 1) * kBlockTokens <= begin) continue;
+    blocks[b] = place.pool + s.tables[spec_.layers[op.layer].group][first + b] * place.block_bytes +
+                (task.kv_head - from_head) * place.head_bytes;
+  }
+}
+
+void CpuExecutor::attend_span(const Attend& op, const SpanTask& task, const SpanTask* after, bool asked,
                               const Partial& out, int thread) {
+  const auto& [tile_at, kv_head, span] = task;
+  const QueryTile& tile = *tile_at;
   const ThreadScratch& own_scratch = work_->threads[thread];
   const SequenceSlice& s = batch_.sequences[tile.sequence];
   const KvPlace place = place_of(op.layer);
@@ -218,14 +241,16 @@ void CpuExecutor::attend_span(const Attend& op, const QueryTile& tile, int kv_he
   args.sum = out.sum;
   args.values = out.values;
   args.scores = own_scratch.scores;
+  args.asked = asked;
+  if (after != nullptr) first_blocks(op, *after, kv_head, args.after);
   kernels_.attend[kv_kernel(spec_.kv_type)](args);
 }
 
 // total += part for the rows that saw something of the span; the first such span of a row starts its total.
-void CpuExecutor::merge_span(const QueryTile& tile, const Partial& part, const Partial& total,
-                             const int32_t* first, const int32_t* last, bool fresh) {
+void CpuExecutor::merge_span(TileRows rows, const Partial& part, const Partial& total, const int32_t* first,
+                             const int32_t* last, bool fresh) {
   const int64_t dim = work_->padded_dim;
-  for (int32_t r = 0; r < tile.num_tokens * work_->group_size; ++r) {
+  for (int32_t r = rows.begin; r < rows.end; ++r) {
     if (fresh) total.sum[r] = 0.0f;
     if (first[r] >= last[r]) continue;
     if (total.sum[r] == 0.0f) {
@@ -244,33 +269,36 @@ void CpuExecutor::merge_span(const QueryTile& tile, const Partial& part, const P
 }
 
 // Sinks join the denominator; the rows go to the attention slot.
-void CpuExecutor::finish(const Attend& op, const QueryTile& tile, int kv_head, const Partial& total) {
+void CpuExecutor::finish(const Attend& op, const QueryTile& tile, TileRows rows, int kv_head,
+                         const Partial& total) {
   const int64_t first_head = static_cast<int64_t>(kv_head) * work_->group_size;
-  for (int32_t i = 0; i < tile.num_tokens; ++i) {
-    const int64_t row = batch_.sequences[tile.sequence].first_row + tile.first_token + i;
-    for (int32_t g = 0; g < work_->group_size; ++g) {
-      const int32_t r = i * work_->group_size + g;
-      float factor = 1.0f / total.sum[r];
-      if (op.sinks != nullptr) {
-        const float sink = own(*op.sinks).values[first_head + g], largest = std::max(total.largest[r], sink);
-        float weight[2] = {total.largest[r] - largest, sink - largest};
-        kernels_.exp(weight, 2, weight);
-        factor = weight[0] / (total.sum[r] * weight[0] + weight[1]);
-      }
-      float* out = work_->attention + row * work_->query_cols + (first_head + g) * spec_.head_dim;
-      const float* values = total.values + r * work_->padded_dim;
-      for (int64_t d = 0; d < spec_.head_dim; ++d) out[d] = values[d] * factor;
+  for (int32_t r = rows.begin; r < rows.end; ++r) {
+    const int32_t token = tile.first_token + r / work_->group_size, g = r % work_->group_size;
+    const int64_t row = batch_.sequences[tile.sequence].first_row + token;
+    float factor = 1.0f / total.sum[r];
+    if (op.sinks != nullptr) {
+      const float sink = own(*op.sinks).values[first_head + g], largest = std::max(total.largest[r], sink);
+      float weight[2] = {total.largest[r] - largest, sink - largest};
+      kernels_.exp(weight, 2, weight);
+      factor = weight[0] / (total.sum[r] * weight[0] + weight[1]);
     }
+    float* out = work_->attention + row * work_->query_cols + (first_head + g) * spec_.head_dim;
+    const float* values = total.values + r * work_->padded_dim;
+    for (int64_t d = 0; d < spec_.head_dim; ++d) out[d] = values[d] * factor;
   }
 }
 
 void CpuExecutor::attend(const Attend& op) {
   const int64_t heads = spec_.kv_heads, tasks = num_tiles_ * heads;
+  const auto rows_of = [&](const QueryTile& tile) { return tile.num_tokens * work_->group_size; };
   int64_t most_spans = 0;
+  int32_t most_rows = 0;
   for (int64_t t = 0; t < num_tiles_; ++t) {
     const auto [first, last] = spans_of(op, work_->tiles[t]);
     most_spans = std::max(most_spans, last - first);
+    most_rows = std::max(most_rows, rows_of(work_->tiles[t]));
   }
+  if (deep_ && at_ < order_.size()) pool_.expect(order_[at_]);
   if (num_tiles_ > work_->max_split_tiles || most_spans < 2 || pool_.size() == 1) {
     pool_.parallel_for(tasks, 1, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t task = begin; task < end; ++task) {
@@ -279,10 +307,12 @@ void CpuExecutor::attend(const Attend& op) {
         const ThreadScratch& mine = work_->threads[thread];
         const auto [first, last] = spans_of(op, tile);
         for (int64_t span = first; span < last; ++span) {
-          attend_span(op, tile, kv_head, span, mine.part, thread);
-          merge_span(tile, mine.part, mine.total, mine.first, mine.last, span == first);
+          const SpanTask after{&tile, kv_head, span + 1};
+          attend_span(op, {&tile, kv_head, span}, span + 1 < last ? &after : nullptr, span > first, mine.part,
+                      thread);
+          merge_span({0, rows_of(tile)}, mine.part, mine.total, mine.first, mine.last, span == first);
         }
-        finish(op, tile, kv_head, mine.total);
+        finish(op, tile, {0, rows_of(tile)}, kv_head, mine.total);
       }
     });
     return;
@@ -292,25 +322,34 @@ void CpuExecutor::attend(const Attend& op) {
     const int64_t at = (task * most_spans + span) * rows;
     return {work_->split.largest + at, work_->split.sum + at, work_->split.values + at * work_->padded_dim};
   };
-  pool_.parallel_for(tasks * most_spans, 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t task = i / most_spans, at = i % most_spans;
-      const QueryTile& tile = work_->tiles[task / heads];
-      const auto [first, last] = spans_of(op, tile);
-      if (first + at >= last) continue;
-      attend_span(op, tile, static_cast<int>(task % heads), first + at, partial(task, at), thread);
-    }
+  const auto span_task = [&](int64_t index) -> SpanTask {  // no tile: nothing to do
+    const int64_t task = index / most_spans;
+    const QueryTile& tile = work_->tiles[task / heads];
+    const auto [first, last] = spans_of(op, tile);
+    const int64_t span = first + index % most_spans;
+    return {span < last ? &tile : nullptr, static_cast<int>(task % heads), span};
+  };
+  pool_.parallel_parts(tasks * most_spans, [&](const LoopPart& part, int thread) {
+    const SpanTask task = span_task(part.index), after = span_task(std::max<int64_t>(0, part.next));
+    if (task.tile == nullptr) return;
+    attend_span(op, task, part.next < 0 || after.tile == nullptr ? nullptr : &after, part.asked,
+                partial(part.index / most_spans, part.index % most_spans), thread);
   });
-  pool_.parallel_for(tasks, 1, [&](int64_t begin, int64_t end, int thread) {
+  // A row at a time: the partials lie in other threads' caches, and fetching them is all the work.
+  pool_.parallel_for(tasks * most_rows, 2, [&](int64_t begin, int64_t end, int thread) {
     const ThreadScratch& mine = work_->threads[thread];
-    for (int64_t task = begin; task < end; ++task) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t task = i / most_rows;
       const QueryTile& tile = work_->tiles[task / heads];
+      const auto row = static_cast<int32_t>(i % most_rows);
+      if (row >= rows_of(tile)) continue;
       const auto [first, last] = spans_of(op, tile);
       for (int64_t span = first; span < last; ++span) {
         visible(op, tile, span, mine.first, mine.last);
-        merge_span(tile, partial(task, span - first), mine.total, mine.first, mine.last, span == first);
+        merge_span({row, row + 1}, partial(task, span - first), mine.total, mine.first, mine.last,
+                   span == first);
       }
-      finish(op, tile, static_cast<int>(task % heads), mine.total);
+      finish(op, tile, {row, row + 1}, static_cast<int>(task % heads), mine.total);
     }
   });
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "quant/codec.h"
@@ -11,6 +12,9 @@ namespace millrace::cpu {
 namespace {
 
 constexpr int64_t kGreedyPiece = 4096;  // logits a task looks through
+
+// Products of a step that are shared out, at most, per layer and besides.
+constexpr size_t kSharedPerLayer = 6, kSharedBesides = 4;
 
 const float* values_of(const Weight* vector) {
   return vector == nullptr ? nullptr : own(*vector).values.data();
@@ -30,6 +34,7 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
     const size_t blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     kv_pools_.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks + 64, "KV cache");
   }
+  order_.reserve(kSharedPerLayer * spec.layers.size() + kSharedBesides);
   greedy_.reserve(static_cast<size_t>(spec.max_logit_rows));
   largest_.resize(static_cast<size_t>(spec.max_logit_rows * tasks_for(spec.vocab, kGreedyPiece)));
 }
@@ -42,6 +47,28 @@ void CpuExecutor::begin(const Batch& batch) {
   rotation_of_ = nullptr;
   normed_forms_ = {};
   plan_attention();
+  at_ = 0;
+  if (rows_ > kFewTokens) pool_.expect({});
+}
+
+Soon CpuExecutor::soon_of(std::initializer_list<const CpuWeight*> weights, int64_t rows) {
+  Soon soon;
+  for (const CpuWeight* w : weights) {
+    soon.data[soon.count++] = reinterpret_cast<const std::byte*>(w->matrix.data);
+    soon.stride = soon.bytes = rows * w->matrix.row_bytes;
+  }
+  return soon;
+}
+
+// A product begins that reads `mine` first. Whoever waits from now on asks for what the one after it does.
+void CpuExecutor::announce(const Soon& mine, const Soon* next) {
+  if (at_ == order_.size() && order_.size() < order_.capacity()) order_.emplace_back();
+  if (at_ < order_.size()) order_[at_++] = mine;
+  if (std::exchange(wait_for_attention_, false)) {
+    pool_.expect({});
+    return;
+  }
+  pool_.expect(next != nullptr ? *next : order_[at_ < order_.size() ? at_ : 0]);
 }
 
 void CpuExecutor::embed(const Weight& table, float scale) {
@@ -119,14 +146,39 @@ Rows CpuExecutor::formed(const float* values, int64_t rows, int64_t cols, Forms 
 
 // Rows [first, first + count) of a product with rows [m, m + num_m) of x.
 void CpuExecutor::multiply_part(const Product& product, int64_t first, int64_t count, const Rows& x,
-                                int64_t m, int64_t num_m, int thread) {
+                                int64_t m, int64_t num_m, int thread, const Chain& chain) {
   const CpuWeight& w = own(*product.op->weight);
   const float* bias = values_of(product.op->bias);
   float* out = product.out + m * w.rows + first;
-  multiply(kernels_, w, 0, first, count, x.from(m), num_m, out, w.rows, work_->threads[thread].decoded);
+  multiply(kernels_, w, 0, first, count, x.from(m), num_m, out, w.rows, work_->threads[thread].decoded,
+           chain);
   for (int64_t i = 0; bias != nullptr && i < num_m; ++i) {
     kernels_.scale_add(out + i * w.rows, 1.0f, bias + first, 1.0f, count);  // their sum
   }
+}
+
+void CpuExecutor::multiply_few(std::span<const Product> products, int64_t total, const Rows& x,
+                               int64_t rows) {
+  const ShrinkingParts parts = plain_parts(total);
+  announce(soon_of({&own(*products[0].op->weight)}, parts.first_rows()));
+  const auto chain_at = [&](int64_t row, bool asked) -> Chain {
+    if (row < 0) return {nullptr, 0, asked};
+    const Product* p = products.data();
+    for (; row >= p->op->weight->rows; ++p) row -= p->op->weight->rows;
+    return chain_to(own(*p->op->weight), 0, row, asked);
+  };
+  share_rows(parts, [&](const RowPart& part, int thread) {
+    int64_t first = part.first, count = part.count, done = 0;
+    for (const Product* p = products.data(); count > 0; first -= p->op->weight->rows, ++p) {
+      const int64_t some = std::min(count, p->op->weight->rows - first);
+      if (some <= 0) continue;
+      count -= some;
+      multiply_part(*p, first, some, x, 0, rows, thread,
+                    chain_at(count > 0 ? part.first + done + some : part.next, part.asked || done > 0));
+      first += some;
+      done += some;
+    }
+  });
 }
 
 void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x, int64_t rows) {
@@ -138,15 +190,7 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
   int64_t total = 0;
   for (const Product& p : products) total += p.op->weight->rows;
   if (rows <= kFewTokens && total >= int64_t{64} * pool_.size() && pool_.nodes() == 1) {
-    share_rows(total, [&](int64_t first, int64_t count, int thread) {
-      for (const Product* p = products.data(); count > 0; first -= p->op->weight->rows, ++p) {
-        const int64_t some = std::min(count, p->op->weight->rows - first);
-        if (some <= 0) continue;
-        multiply_part(*p, first, some, x, 0, rows, thread);
-        first += some;
-        count -= some;
-      }
-    });
+    multiply_few(products, total, x, rows);
     return;
   }
   // A matrix of few rows (a router) with many tokens is shared out by tokens: no thread reads them all.
@@ -156,28 +200,36 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
   const int64_t step = by_tokens ? kTileHeight : x.cells != nullptr ? kRowsPerPass : rows;
   int64_t tasks = 0;
   for (const Product& p : products) tasks += tasks_for(p.op->weight->rows, per_task);
-  pool_.parallel_for(tasks * tasks_for(rows, step), 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t task = begin; task < end; ++task) {
-      const Product* p = products.data();
-      int64_t at = task % tasks;
-      for (; at >= tasks_for(p->op->weight->rows, per_task); ++p)
-        at -= tasks_for(p->op->weight->rows, per_task);
-      const int64_t first = at * per_task, m = task / tasks * step;
-      multiply_part(*p, first, std::min(per_task, p->op->weight->rows - first), x, m,
-                    std::min(step, rows - m), thread);
-    }
+  const int64_t all = tasks * tasks_for(rows, step);
+  const auto run = [&](int64_t task, int thread) {
+    const Product* p = products.data();
+    int64_t at = task % tasks;
+    for (; at >= tasks_for(p->op->weight->rows, per_task); ++p)
+      at -= tasks_for(p->op->weight->rows, per_task);
+    const int64_t first = at * per_task, m = task / tasks * step;
+    multiply_part(*p, first, std::min(per_task, p->op->weight->rows - first), x, m, std::min(step, rows - m),
+                  thread);
+  };
+  if (rows <= kFewTokens && pool_.nodes() == 1) {
+    announce(products.size() == 1 ? soon_of({&own(*products[0].op->weight)}, per_task) : Soon{});
+    pool_.parallel_parts(all, [&](const LoopPart& part, int thread) { run(part.index, thread); });
+    return;
+  }
+  pool_.parallel_for(all, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t task = begin; task < end; ++task) run(task, thread);
   });
 }
 
 // Columns [first, first + count) of rows [m, m + num_m) of y [rows_][w.rows] += x W^T + b.
 void CpuExecutor::multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, int64_t m,
-                                    int64_t num_m, float* y, int thread) {
+                                    int64_t num_m, float* y, int thread, const Chain& chain) {
   const CpuWeight& w = own(*op.weight);
   const float* bias = values_of(op.bias);
   float* tile = work_->threads[thread].tile;
   for (const int64_t end = m + num_m; m < end; m += kRowsPerPass) {
     const int64_t rows = std::min(kRowsPerPass, end - m);
-    multiply(kernels_, w, 0, first, count, x.from(m), rows, tile, count, work_->threads[thread].decoded);
+    multiply(kernels_, w, 0, first, count, x.from(m), rows, tile, count, work_->threads[thread].decoded,
+             chain);
     for (int64_t i = 0; i < rows; ++i) {
       float* to = y + (m + i) * w.rows + first;
       const float* from = tile + i * count;
@@ -190,10 +242,14 @@ void CpuExecutor::multiply_add_part(const Linear& op, int64_t first, int64_t cou
 void CpuExecutor::multiply_add(const Linear& op, const Rows& x, float* y) {
   const int64_t rows = op.weight->rows;
   if (rows_ <= kFewTokens && rows >= int64_t{64} * pool_.size() && pool_.nodes() == 1) {
-    share_rows(rows, [&](int64_t first, int64_t count, int thread) {
-      for (int64_t r = 0; r < count; r += kMostFewRows) {
-        multiply_add_part(op, first + r, std::min(kMostFewRows, count - r), x, 0, rows_, y, thread);
-      }
+    const CpuWeight& w = own(*op.weight);
+    const ShrinkingParts parts = plain_parts(rows);
+    announce(soon_of({&w}, parts.first_rows()));
+    share_rows(parts, [&](const RowPart& part, int thread) {
+      in_bufferfuls(part, [&](int64_t first, int64_t count, int64_t next, bool asked) {
+        const Chain chain = next < 0 ? Chain{nullptr, 0, asked} : chain_to(w, 0, next, asked);
+        multiply_add_part(op, first, count, x, 0, rows_, y, thread, chain);
+      });
     });
     return;
   }
@@ -222,6 +278,7 @@ void CpuExecutor::norm_heads(const Norm& op, int64_t heads, float* values) {
 void CpuExecutor::norm_qkv(const NormQkv& op) {
   norm_rows(op.norm, {}, forms_for({&op.q, &op.k, &op.v}, rows_));
   const Product products[] = {{&op.q, work_->query}, {&op.k, work_->key}, {&op.v, work_->value}};
+  wait_for_attention_ = deep_;
   multiply_all(products, normed(), rows_);
   norm_heads(op.q_norm, spec_.heads, work_->query);
   norm_heads(op.k_norm, spec_.kv_heads, work_->key);
@@ -233,7 +290,7 @@ void CpuExecutor::project_add(const Linear& op) {
 }
 
 void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64_t count, const Rows& x,
-                          int64_t num_m, const Inner& inner, int thread) {
+                          int64_t num_m, const Inner& inner, int thread, const Chain& chain) {
   const CpuWeight &gate = own(*op.gate->weight), &up = own(*op.up->weight);
   const float *gate_bias = values_of(op.gate->bias), *up_bias = values_of(op.up->bias);
   float* g = work_->threads[thread].tile;
@@ -243,8 +300,10 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
   const float* y_of[kTileHeight];
   for (int64_t m = 0; m < num_m; m += kRowsPerPass) {
     const int64_t rows = std::min(kRowsPerPass, num_m - m);
-    multiply(kernels_, gate, expert, first, count, x.from(m), rows, g, count, decoded);
-    multiply(kernels_, up, expert, first, count, x.from(m), rows, u, count, decoded);
+    multiply(kernels_, gate, expert, first, count, x.from(m), rows, g, count, decoded,
+             chain_to(up, expert, first, chain.asked));
+    multiply(kernels_, up, expert, first, count, x.from(m), rows, u, count, decoded,
+             {chain.next, chain.bytes, true});
     for (int64_t i = 0; i < rows; ++i) {
       float *gi = g + i * count, *ui = u + i * count;
       float* y = inner.forms.values ? inner.values + (m + i) * gate.rows + first : gi;
@@ -277,19 +336,22 @@ void CpuExecutor::ffn_add(const Ffn& op) {
   const Inner inner{work_->inner,
                     {work_->inner_blocks, work_->inner_binary, work_->inner_tiles},
                     forms_for({&op.down}, rows_)};
-  const auto part = [&](int64_t first, int64_t count, int thread) {
-    gate_up({&op.gate, &op.up, nullptr}, 0, first, count, normed(), rows_, inner, thread);
-  };
+  const GateUp both{&op.gate, &op.up, nullptr};
   if (rows_ <= kFewTokens && pool_.nodes() == 1) {
-    share_rows(inner_cols, [&](int64_t first, int64_t count, int thread) {
-      for (int64_t r = 0; r < count; r += kMostFewRows) {
-        part(first + r, std::min(kMostFewRows, count - r), thread);
-      }
+    const CpuWeight& gate = own(*op.gate.weight);
+    const ShrinkingParts parts(inner_cols, kQuantBlock, pool_.size());
+    announce(soon_of({&gate, &own(*op.up.weight)}, parts.first_rows()));
+    share_rows(parts, [&](const RowPart& part, int thread) {
+      in_bufferfuls(part, [&](int64_t first, int64_t count, int64_t next, bool asked) {
+        const Chain chain = next < 0 ? Chain{nullptr, 0, asked} : chain_to(gate, 0, next, asked);
+        gate_up(both, 0, first, count, normed(), rows_, inner, thread, chain);
+      });
     });
   } else {
     pool_.parallel_for(tasks_for(inner_cols, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t task = begin; task < end; ++task) {
-        part(task * per_task, std::min(per_task, inner_cols - task * per_task), thread);
+        const int64_t first = task * per_task, count = std::min(per_task, inner_cols - first);
+        gate_up(both, 0, first, count, normed(), rows_, inner, thread);
       }
     });
   }

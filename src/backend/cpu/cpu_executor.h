@@ -96,44 +96,72 @@ class CpuExecutor final : public Executor {
   void norm_row(const Norm& op, int64_t row, int64_t to, int64_t count, Forms forms) const;
   Rows normed() const { return input().rows(work_->normed, spec_.hidden, normed_forms_); }
   Rows formed(const float* values, int64_t rows, int64_t cols, Forms forms);
-  // body(first, count, thread) for parts of [0, rows).
+  // Rows that a thread multiplies together in a step of few tokens: [first, first + count), and where its
+  // next rows begin, -1 if that is not known. asked: for the first of them.
+  struct RowPart {
+    int64_t first, count, next;
+    bool asked;
+  };
+  // body(part, thread) for parts of [0, rows), in units of `unit`.
   template <class Body>
-  void share_rows(int64_t rows, Body body) {
-    const ShrinkingParts parts(rows, pool_.size());
-    pool_.parallel_for(parts.count(), 1, [&](int64_t begin, int64_t end, int thread) {
-      for (int64_t i = begin; i < end; ++i) {
-        const auto [first, count] = parts.part(i);
-        body(first, count, thread);
-      }
+  void share_rows(const ShrinkingParts& parts, Body body) {
+    pool_.parallel_parts(parts.count(), [&](const LoopPart& part, int thread) {
+      const auto [first, count] = parts.part(part.index);
+      body(RowPart{first, count, part.next < 0 ? -1 : parts.part(part.next).first, part.asked}, thread);
     });
   }
+  // Rows of outputs that nobody reads in blocks of 32 are handed out by sixteens.
+  ShrinkingParts plain_parts(int64_t rows) const { return {rows, kRowsAtOnce, pool_.size()}; }
+  // Calls body(first, count, next, asked) for a part in pieces whose outputs fit into a thread's buffer.
+  template <class Body>
+  static void in_bufferfuls(const RowPart& part, Body body) {
+    for (int64_t r = 0; r < part.count; r += kMostFewRows) {
+      const int64_t some = std::min(kMostFewRows, part.count - r);
+      body(part.first + r, some, r + some < part.count ? part.first + r + some : part.next,
+           part.asked || r > 0);
+    }
+  }
+  // The first rows of these matrices, `rows` for each thread.
+  static Soon soon_of(std::initializer_list<const CpuWeight*> weights, int64_t rows);
+  void announce(const Soon& mine, const Soon* next = nullptr);
+  void multiply_few(std::span<const Product> products, int64_t total, const Rows& x, int64_t rows);
   void multiply_part(const Product& product, int64_t first, int64_t count, const Rows& x, int64_t m,
-                     int64_t num_m, int thread);
+                     int64_t num_m, int thread, const Chain& chain = {});
   void multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, int64_t m,
-                         int64_t num_m, float* y, int thread);
+                         int64_t num_m, float* y, int thread, const Chain& chain = {});
   void multiply_all(std::span<const Product> products, const Rows& x, int64_t rows);
   void multiply_add(const Linear& op, const Rows& x, float* y);
   void norm_heads(const Norm& op, int64_t heads, float* values);
   // Rows [first, first + count) of the inner activations of product rows [0, num_m), into inner [num_m][inner
   // cols].
   void gate_up(const GateUp& op, int64_t expert, int64_t first, int64_t count, const Rows& x, int64_t num_m,
-               const Inner& inner, int thread);
+               const Inner& inner, int thread, const Chain& chain = {});
 
   // --- attention.cpp
   struct KvPlace {  // of one layer
     uint8_t* pool;
     int64_t block_bytes, key_offset, value_offset, head_bytes;
   };
-  KvPlace place_of(int layer);
+  KvPlace place_of(int layer) const;
   void plan_attention();
   void prepare_rotation(const Rope& op);
   void append(const KvPlace& place, int group, int64_t row);
-  void attend_span(const Attend& op, const QueryTile& tile, int kv_head, int64_t span, const Partial& out,
-                   int thread);
-  void merge_span(const QueryTile& tile, const Partial& part, const Partial& total, const int32_t* first,
+  struct SpanTask {
+    const QueryTile* tile;
+    int kv_head;
+    int64_t span;
+  };
+  void first_blocks(const Attend& op, const SpanTask& task, int from_head, const uint8_t** blocks) const;
+  // after: what this thread attends to next, if anything; asked: for the first tile, by the span before.
+  void attend_span(const Attend& op, const SpanTask& task, const SpanTask* after, bool asked,
+                   const Partial& out, int thread);
+  struct TileRows {  // of a tile
+    int32_t begin, end;
+  };
+  void merge_span(TileRows rows, const Partial& part, const Partial& total, const int32_t* first,
                   const int32_t* last, bool fresh);
   void visible(const Attend& op, const QueryTile& tile, int64_t span, int32_t* first, int32_t* last) const;
-  void finish(const Attend& op, const QueryTile& tile, int kv_head, const Partial& total);
+  void finish(const Attend& op, const QueryTile& tile, TileRows rows, int kv_head, const Partial& total);
   std::pair<int64_t, int64_t> spans_of(const Attend& op, const QueryTile& tile) const;
 
   // --- experts.cpp
@@ -141,8 +169,8 @@ class CpuExecutor final : public Executor {
   void sort_by_expert(int64_t chosen);
   void gather_tiles();
   template <class Part>
-  void share_experts(int64_t rows, int64_t per_task, Part part);
-  void combine(const Experts& op, int64_t token);
+  void share_experts(const Linear& op, int64_t unit, int64_t per_task, Part part);
+  void combine(const Experts& op, int64_t token, int64_t first, int64_t count);
 
   ExecutorSpec spec_;
   const KernelTable& kernels_;
@@ -160,10 +188,16 @@ class CpuExecutor final : public Executor {
   std::vector<int32_t> greedy_;   // [logit rows]
 
   Batch batch_{};
-  int64_t rows_ = 0;                    // tokens of this step
-  int64_t num_tiles_ = 0;               // query tiles of this step
-  int64_t num_active_ = 0;              // experts with tokens
-  Forms normed_forms_;                  // that work_->normed has
+  int64_t rows_ = 0;                 // tokens of this step
+  int64_t num_tiles_ = 0;            // query tiles of this step
+  int64_t num_active_ = 0;           // experts with tokens
+  Forms normed_forms_;               // that work_->normed has
+  bool deep_ = false;                // attention of this step reads more than the caches hold
+  bool wait_for_attention_ = false;  // the next product is followed by such attention
+  // What the products of a step of few tokens begin with, in order, as the last such step had it: a model
+  // does the same in every step. A wrong guess costs some reading.
+  std::vector<Soon> order_;
+  size_t at_ = 0;                       // the product that comes next
   const float* rotation_of_ = nullptr;  // inv_freq the cosines were made from
   float rotation_magnitude_ = 0;
   int64_t rotation_size_ = 0;

@@ -126,20 +126,27 @@ CpuExecutor::Formed CpuExecutor::inner_at(int64_t at) const {
   return from;
 }
 
-// part(expert, first, count, thread) for the rows of every active expert's matrix, `per_task` at a time. The
+// part(expert, first, count, chain, thread) for the rows of every active expert's matrix, `per_task` at a
+// time; with few tokens in parts that become smaller, of units of `unit`. The
 // fattest expert comes first; on several memory nodes every expert's first rows do, because a node has the
 // first part of a loop and of the rows. Where tokens lie in tiles, three quarters of the experts are handed
 // out in larger parts: a thread then brings an expert's tokens (370 KB for 64 of gpt-oss) into its cache less
 // often.
 template <class Part>
-void CpuExecutor::share_experts(int64_t rows, int64_t per_task, Part part) {
+void CpuExecutor::share_experts(const Linear& op, int64_t unit, int64_t per_task, Part part) {
+  const CpuWeight& w = own(*op.weight);
+  const int64_t rows = w.rows;
   if (rows_ <= kFewTokens && pool_.nodes() == 1) {
-    share_rows(num_active_ * rows, [&](int64_t first, int64_t count, int thread) {
-      while (count > 0) {
-        const int64_t row = first % rows, some = std::min({count, rows - row, kMostFewRows});
-        part(work_->active[first / rows], row, some, thread);
-        first += some;
-        count -= some;
+    share_rows({num_active_ * rows, unit, pool_.size()}, [&](const RowPart& shared, int thread) {
+      const int64_t last = shared.first + shared.count;
+      for (int64_t first = shared.first, some; first < last; first += some) {
+        const int64_t row = first % rows;
+        some = std::min({last - first, rows - row, kMostFewRows});
+        const int64_t next = first + some < last ? first + some : shared.next;
+        const bool asked = shared.asked || first > shared.first;
+        const Chain chain =
+            next < 0 ? Chain{nullptr, 0, asked} : chain_to(w, work_->active[next / rows], next % rows, asked);
+        part(work_->active[first / rows], row, some, chain, thread);
       }
     });
     return;
@@ -149,7 +156,7 @@ void CpuExecutor::share_experts(int64_t rows, int64_t per_task, Part part) {
     pool_.parallel_for(num_active_ * tasks, 1, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t first = task / num_active_ * per_task;
-        part(work_->active[task % num_active_], first, std::min(per_task, rows - first), thread);
+        part(work_->active[task % num_active_], first, std::min(per_task, rows - first), {}, thread);
       }
     });
     return;
@@ -165,7 +172,7 @@ void CpuExecutor::share_experts(int64_t rows, int64_t per_task, Part part) {
       const int64_t size = early ? large : per_task, each = early ? large_tasks : tasks;
       const int64_t at = early ? task : task - in_large, i = at / each + (early ? 0 : num_active_ * 3 / 4);
       const int64_t first = at % each * size;
-      part(work_->active[i], first, std::min(size, rows - first), thread);
+      part(work_->active[i], first, std::min(size, rows - first), {}, thread);
     }
   });
 }
@@ -182,7 +189,8 @@ void CpuExecutor::experts_add(const Experts& op) {
   const int64_t inner_cols = gate.rows;
   const int32_t* start = work_->expert_start;
 
-  const auto gate_up_part = [&](int32_t expert, int64_t first, int64_t count, int thread) {
+  const auto gate_up_part = [&](int32_t expert, int64_t first, int64_t count, const Chain& chain,
+                                int thread) {
     const int64_t at = start[expert], num_m = start[expert + 1] - at;
     Rows x = input().rows(work_->normed, spec_.hidden, forms, work_->sorted_token + at);
     if (x.tiles != nullptr) x.tiles += at * spec_.hidden;
@@ -190,29 +198,57 @@ void CpuExecutor::experts_add(const Experts& op) {
     // Few tokens have room for more rows in a thread's buffers than kMaxRowsPerTask.
     const int64_t most = rows_ <= kFewTokens ? kMostFewRows : kMaxRowsPerTask;
     for (int64_t r = 0; r < count; r += most) {
-      gate_up({&op.gate, &op.up, &op}, expert, first + r, std::min(most, count - r), x, num_m, inner, thread);
+      gate_up({&op.gate, &op.up, &op}, expert, first + r, std::min(most, count - r), x, num_m, inner, thread,
+              count <= most ? chain : Chain{});
     }
   };
-  const auto down_part = [&](int32_t expert, int64_t first, int64_t count, int thread) {
+  const auto down_part = [&](int32_t expert, int64_t first, int64_t count, const Chain& chain, int thread) {
     const int64_t at = start[expert], num_m = start[expert + 1] - at;
     const Rows x = inner_at(at * inner_cols).rows(work_->inner + at * inner_cols, inner_cols, inner_forms);
     multiply(kernels_, down, expert, first, count, x, num_m, work_->expert_out + at * down.rows + first,
-             down.rows, work_->threads[thread].decoded);
+             down.rows, work_->threads[thread].decoded, chain);
   };
-  share_experts(inner_cols, rows_per_task(2 * inner_cols * num_active_, pool_.size()), gate_up_part);
-  share_experts(down.rows, rows_per_task(down.rows * num_active_, pool_.size()), down_part);
+  // With few experts a thread takes the same rows of all of them and adds them up at once.
+  const bool together = rows_ <= kFewTokens && pool_.nodes() == 1 && num_active_ <= Soon::kMost;
+  const ShrinkingParts parts = plain_parts(down.rows);
+  if (rows_ <= kFewTokens && pool_.nodes() == 1) {
+    Soon soon;
+    for (int64_t i = 0; together && i < num_active_; ++i) {
+      soon.data[soon.count++] = reinterpret_cast<const std::byte*>(
+          down.matrix.data + work_->active[i] * down.rows * down.matrix.row_bytes);
+    }
+    soon.stride = soon.bytes = parts.first_rows() * down.matrix.row_bytes;
+    announce({}, &soon);
+  }
+  share_experts(op.gate, kQuantBlock, rows_per_task(2 * inner_cols * num_active_, pool_.size()),
+                gate_up_part);
+  if (rows_ <= kFewTokens && pool_.nodes() == 1) announce({});
+  if (together) {
+    share_rows(parts, [&](const RowPart& part, int thread) {
+      for (int64_t i = 0; i < num_active_; ++i) {
+        const bool last = i + 1 == num_active_, asked = part.asked || i > 0;
+        const int64_t row = last ? part.next : part.first;
+        const Chain chain =
+            row < 0 ? Chain{nullptr, 0, asked} : chain_to(down, work_->active[last ? 0 : i + 1], row, asked);
+        down_part(work_->active[i], part.first, part.count, chain, thread);
+      }
+      for (int64_t t = 0; t < rows_; ++t) combine(op, t, part.first, part.count);
+    });
+    return;
+  }
+  share_experts(op.down, kRowsAtOnce, rows_per_task(down.rows * num_active_, pool_.size()), down_part);
   pool_.parallel_for(rows_, 8, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) combine(op, t);
+    for (int64_t t = begin; t < end; ++t) combine(op, t, 0, spec_.hidden);
   });
 }
 
-// residual += sum over slots of weight * (down + bias)
-void CpuExecutor::combine(const Experts& op, int64_t token) {
+// Columns [first, first + width) of residual += sum over slots of weight * (down + bias)
+void CpuExecutor::combine(const Experts& op, int64_t token, int64_t first, int64_t width) {
   const int64_t k = spec_.experts_per_token, hidden = spec_.hidden;
   float* x = work_->residual + token * hidden;
   constexpr int64_t kStrip = 64;  // columns summed at a time
-  for (int64_t c = 0; c < hidden; c += kStrip) {
-    const int64_t count = std::min(kStrip, hidden - c);
+  for (int64_t c = first; c < first + width; c += kStrip) {
+    const int64_t count = std::min(kStrip, first + width - c);
     float sum[kStrip] = {};
     for (int64_t slot = 0; slot < k; ++slot) {
       const float* out = work_->expert_out + work_->sorted_at[token * k + slot] * hidden + c;

@@ -113,12 +113,21 @@ inline TileRow tile_row(uint16_t* panel, int64_t rows, int64_t cols, int64_t row
   return {panel + group * cols + block * height * kQuantBlock + (row - group) * 2, height};
 }
 
+// Products of few rows wait for nothing but memory: what the thread multiplies afterwards is asked for while
+// it is busy with its last rows, and a product whose first rows were asked for so need not ask for them.
+struct Chain {
+  const uint8_t* next = nullptr;  // weights
+  int64_t bytes = 0;
+  bool asked = false;
+};
+
 // Rows of activations; row_bytes of tiles and cells is what a row takes on average, cols * 2 and
 // cols / 32 * 40, and they have no index.
 struct Panel {
   const uint8_t* data;
   int64_t row_bytes;
   const int32_t* index;  // row m of the product is row index[m] here; absent: row m
+  Chain chain = {};
 };
 
 // out[m * out_stride + r] = sum_c w[first + r][c] x[m][c] for r < num_rows, m < num_m.
@@ -126,6 +135,11 @@ using MatmulFn = void (*)(const MatrixView& w, int64_t first, int64_t num_rows, 
                           float* out, int64_t out_stride);
 
 enum class KvType : int { kF32, kF16, kBF16, kInt8, kFp8, kCount };  // backend/kv_types.h has the last two
+
+// Scores are taken a tile at a time, so that values are rescaled once per tile; spans are what is merged.
+// Both are counted from position 0 of the sequence, whatever part of it a step computes.
+inline constexpr int32_t kTileTokens = 64;
+inline constexpr int32_t kSpanTokens = 512;
 
 // `rows` queries that read the same head of keys and values over one span of positions. Leaves, per row, the
 // largest score, the sum of exp(score - largest) and the values so weighted; rows that see nothing are left
@@ -148,13 +162,12 @@ struct AttendSpan {
   float* sum;      // [rows]
   float* values;   // [rows][padded_dim]
   float* scores;   // scratch: [rows][kTileTokens + kLanes]
+  // Blocks of the first tile that this thread attends to afterwards, moved so that these offsets lead to its
+  // head; and whether this span's first tile was asked for so.
+  const uint8_t* after[kTileTokens / kLanes] = {};
+  bool asked = false;
 };
 using AttendFn = void (*)(const AttendSpan& span);
-
-// Scores are taken a tile at a time, so that values are rescaled once per tile; spans are what is merged.
-// Both are counted from position 0 of the sequence, whatever part of it a step computes.
-inline constexpr int32_t kTileTokens = 64;
-inline constexpr int32_t kSpanTokens = 512;
 
 struct KernelTable {
   const char* name;

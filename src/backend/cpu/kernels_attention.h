@@ -13,6 +13,7 @@ struct Tile {
   int32_t lo, hi;  // blocks [lo, hi) of the tile that some row sees
   const uint8_t* block[kTileTokens / kLanes];
   const uint8_t* next[kTileTokens / kLanes];  // blocks of the tile behind, to be asked for; or this one's
+  const uint8_t* far[kTileTokens / kLanes];   // of the tile behind that
 };
 
 // How a cache is read: key() gives dimension d of a block's 16 tokens, value() dimensions [c, c + 16) of one.
@@ -103,20 +104,26 @@ template <class Kv, int kR>
 struct SharedRows {
   // scores[r][t] = q_r . k_t over kWide blocks, t < 16 each; keys are [head_dim][16].
   template <int kWide>
-  static void score_blocks(const AttendSpan& s, int row, const uint8_t* const* block,
-                           const uint8_t* const* behind, float* scores, int64_t stride) {
+  static void score_blocks(const AttendSpan& s, int row, const Tile& tile, int32_t b, float* scores,
+                           int64_t stride) {
     [[maybe_unused]] const int64_t bytes = s.head_bytes / s.head_dim;  // of a dimension of sixteen keys
     V16 acc[kWide][kR];
     unroll<kWide>([&](auto w) { unroll<kR>([&](auto r) { acc[w][r] = Simd::zero(); }); });
-    const uint8_t *keys[kWide], *next[kWide];
+    const uint8_t *keys[kWide], *next[kWide], *far[kWide];
     unroll<kWide>([&](auto w) {
-      keys[w] = block[w] + s.key_offset;
-      next[w] = behind[w] + s.key_offset;
+      keys[w] = tile.block[b + w] + s.key_offset;
+      next[w] = tile.next[b + w] + s.key_offset;
+      far[w] = tile.far[b + w] + s.key_offset;
     });
     for (int32_t d = 0; d < s.head_dim; ++d) {
       V16 key[kWide];
       if constexpr (kAtOnce > 1) {
-        for (int w = 0; w < kWide; ++w) __builtin_prefetch(next[w] + d * bytes, 0, 3);
+        // From memory to the second-level cache a tile before it goes on to the first: that level has too few
+        // line buffers for a core's share of the bandwidth. Two dimensions of BF16 are a line.
+        for (int w = 0; w < kWide; ++w) {
+          if (d % 2 == 0 || bytes > 32) __builtin_prefetch(next[w] + d * bytes, 0, 3);
+          if (d % 2 != 0 || bytes > 32) __builtin_prefetch(far[w] + d * bytes, 0, 2);
+        }
       }
       unroll<kWide>([&](auto w) { key[w] = Kv::key(keys[w], s.head_dim, d); });
       unroll<kR>([&](auto r) {
@@ -143,7 +150,10 @@ struct SharedRows {
         [&](auto w) { unroll<kR>([&](auto r) { acc[w][r] = Simd::load(values + r * dim + w * kLanes); }); });
     for (int32_t t = from; t < to; ++t) {
       const uint8_t* head = tile.block[t / kLanes] + s.value_offset;
-      if constexpr (kAtOnce > 1) __builtin_prefetch(tile.next[t / kLanes] + next + t % kLanes * bytes, 0, 3);
+      if constexpr (kAtOnce > 1) {
+        __builtin_prefetch(tile.next[t / kLanes] + next + t % kLanes * bytes, 0, 3);
+        __builtin_prefetch(tile.far[t / kLanes] + next + t % kLanes * bytes, 0, 2);
+      }
       V16 value[kWide];
       unroll<kWide>([&](auto w) { value[w] = Kv::value(head, s.head_dim, t % kLanes, c + w * kLanes); });
       unroll<kR>([&](auto r) {
@@ -159,11 +169,10 @@ struct SharedRows {
     int32_t b = tile.lo;
     if constexpr (kAtOnce > 1) {
       for (; b + kAtOnce <= tile.hi; b += kAtOnce) {
-        score_blocks<kAtOnce>(s, row, tile.block + b, tile.next + b, scores + b * kLanes, stride);
+        score_blocks<kAtOnce>(s, row, tile, b, scores + b * kLanes, stride);
       }
     }
-    for (; b < tile.hi; ++b)
-      score_blocks<1>(s, row, tile.block + b, tile.next + b, scores + b * kLanes, stride);
+    for (; b < tile.hi; ++b) score_blocks<1>(s, row, tile, b, scores + b * kLanes, stride);
   }
   static void add_values(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to) {
     int32_t c = 0;
@@ -283,19 +292,25 @@ void attend(const AttendSpan& s) {
     }
   }
   for (int32_t start = first / kTileTokens * kTileTokens; start < last; start += kTileTokens) {
-    Tile tile{start, clip(first - start) / kLanes, (clip(last - start) + kLanes - 1) / kLanes, {}, {}};
-    for (int32_t b = tile.lo; b < tile.hi; ++b) {
-      tile.block[b] = tile.next[b] = s.pool + s.table[start / kLanes + b] * s.block_bytes;
-    }
-    // The next tile's blocks lie elsewhere in the pool: ask for them while this one is computed. Where a core
+    Tile tile{start, clip(first - start) / kLanes, (clip(last - start) + kLanes - 1) / kLanes, {}, {}, {}};
+    // The next tiles' blocks lie elsewhere in the pool: ask for them while this one is computed. Where a core
     // is fast, its loops do so, a line at a time: all at once they would keep its own loads waiting.
-    const int32_t next = start / kLanes + kTileTokens / kLanes;
-    for (int32_t b = next; b < next + kTileTokens / kLanes && b * kLanes < last; ++b) {
-      const uint8_t* block = s.pool + s.table[b] * s.block_bytes;
-      tile.next[b - next] = block;
-      if constexpr (kAtOnce == 1) ask_block(s, block);
+    constexpr int32_t kBlocks = kTileTokens / kLanes;
+    for (int32_t b = 0; b < kBlocks; ++b) {
+      const uint8_t* after = s.after[b];  // of the span
+      const auto block = [&](int32_t tiles) {
+        const int32_t at = start / kLanes + tiles * kBlocks + b;
+        if (at * kLanes < last) return s.pool + s.table[at] * s.block_bytes;
+        return after != nullptr && tiles > 0 && start + (tiles - 1) * kTileTokens < last ? after : nullptr;
+      };
+      const uint8_t *next = block(1), *far = block(2);
+      if (kAtOnce == 1 && next != nullptr) ask_block(s, next);
+      if (b < tile.lo || b >= tile.hi) continue;
+      tile.block[b] = block(0);
+      tile.next[b] = next != nullptr ? next : tile.block[b];
+      tile.far[b] = far != nullptr ? far : tile.block[b];
     }
-    if (kAtOnce > 1 && start <= first) {
+    if (kAtOnce > 1 && start <= first && !s.asked) {
       for (int32_t b = tile.lo; b < tile.hi; ++b) ask_block(s, tile.block[b]);
     }
     attend_tile<Kv>(s, tile);

@@ -23,6 +23,8 @@ struct Ahead {
       : at(w.data + row * w.row_bytes),
         end(at + rows * w.row_bytes),
         per_step((rows * w.row_bytes / steps + 64) / 64 * 64) {}
+  Ahead(const Chain& chain, int64_t steps)
+      : at(chain.next), end(at + chain.bytes), per_step((chain.bytes / steps + 64) / 64 * 64) {}
   [[gnu::always_inline]] void ask() {
     const uint8_t* stop = end - at < per_step ? end : at + per_step;
     for (; at < stop; at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
@@ -223,12 +225,13 @@ void few_rows_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const
     const int64_t left = num_rows - r, next = left > 32 ? 16 : left - 16;
     RowPointers rows;
     point_at<Format>(w, first + r, left, rows);
-    Ahead ahead(w, first + r + 16, next > 0 ? next : 0, runs);  // used up by the first pass
+    // Used up by the first pass.
+    Ahead ahead = next > 0 ? Ahead(w, first + r + 16, next, runs) : Ahead(x.chain, runs);
     int64_t m = 0;
     const auto passes = [&](auto size) {
       for (; m + size <= num_m; m += size) {
         few_rows_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), ahead,
-                                    r == 0 && m == 0);
+                                    r == 0 && m == 0 && !x.chain.asked);
       }
     };
     passes(Index<8>{});

@@ -32,12 +32,14 @@ Chosen choose(const KernelTable& kernels, Format format, const Rows& x) {
 }  // namespace
 
 void multiply(const KernelTable& kernels, const CpuWeight& w, int64_t expert, int64_t first, int64_t num_rows,
-              const Rows& x, int64_t num_m, float* out, int64_t out_stride, float* scratch) {
+              const Rows& x, int64_t num_m, float* out, int64_t out_stride, float* scratch,
+              const Chain& chain) {
   MILLRACE_CHECK(w.cols == x.cols && first + num_rows <= w.rows);
   const int64_t row = expert * w.rows + first;
   if (!w.decoded) {
     for (int64_t m = 0; m < num_m; m += kernels.pass_rows) {
-      const auto [kernel, panel] = choose(kernels, w.format, x.from(m));
+      auto [kernel, panel] = choose(kernels, w.format, x.from(m));
+      panel.chain = chain;
       kernel(w.matrix, row, num_rows, panel, std::min(kernels.pass_rows, num_m - m), out + m * out_stride,
              out_stride);
     }

@@ -42,7 +42,15 @@ inline constexpr int64_t kDecodedRows = 4;
 // out[m * out_stride + r] = W[expert][first + r] . x[m], r < num_rows, m < num_m. scratch:
 // [kDecodedRows][cols].
 void multiply(const KernelTable& kernels, const CpuWeight& w, int64_t expert, int64_t first, int64_t num_rows,
-              const Rows& x, int64_t num_m, float* out, int64_t out_stride, float* scratch);
+              const Rows& x, int64_t num_m, float* out, int64_t out_stride, float* scratch,
+              const Chain& chain = {});
+
+// Rows that a kernel opens together, and so many from `row` of an expert on as what is multiplied next.
+inline constexpr int64_t kRowsAtOnce = 16;
+inline Chain chain_to(const CpuWeight& w, int64_t expert, int64_t row, bool asked) {
+  const int64_t rows = std::min(kRowsAtOnce, w.rows - row);
+  return {w.matrix.data + (expert * w.rows + row) * w.matrix.row_bytes, rows * w.matrix.row_bytes, asked};
+}
 
 inline constexpr int64_t kMaxRowsPerTask = 128;
 
@@ -62,11 +70,12 @@ inline int64_t plain_rows_per_task(int64_t total_rows, int threads) {
 
 // The rows of a step of few tokens, where reading the weights is all: handed out in parts that become
 // smaller, so that most rows follow rows of the same part (whose kernel asks for them ahead) and nobody waits
-// long for the last part.
+// long for the last part. The first part of a thread is always the same: what waits there may be asked for
+// before.
 class ShrinkingParts {
  public:
-  static constexpr int64_t kUnit = 32;  // rows: whole blocks for the next product
-  ShrinkingParts(int64_t rows, int threads) : rows_(rows), threads_(threads) {
+  // unit: rows of the last parts.
+  ShrinkingParts(int64_t rows, int64_t unit, int threads) : rows_(rows), unit_(unit), threads_(threads) {
     int64_t left = tasks_for_units(rows);
     for (int64_t& size : sizes_) {
       size = left / (2 * threads_);
@@ -77,6 +86,9 @@ class ShrinkingParts {
     count_ += left;
   }
   int64_t count() const { return count_; }
+  int64_t first_rows() const {
+    return std::max<int64_t>(sizes_[0], 1) * unit_;
+  }  // of each thread's first part
   struct Part {
     int64_t first, count;
   };
@@ -92,12 +104,12 @@ class ShrinkingParts {
   }
 
  private:
-  static int64_t tasks_for_units(int64_t rows) { return (rows + kUnit - 1) / kUnit; }
+  int64_t tasks_for_units(int64_t rows) const { return (rows + unit_ - 1) / unit_; }
   Part cut(int64_t unit, int64_t units) const {
-    const int64_t first = unit * kUnit;
-    return {first, std::min(units * kUnit, rows_ - first)};
+    const int64_t first = unit * unit_;
+    return {first, std::min(units * unit_, rows_ - first)};
   }
-  int64_t rows_, threads_, count_ = 0;
+  int64_t rows_, unit_, threads_, count_ = 0;
   int64_t sizes_[3] = {};  // units of a part, `threads` parts of each; then single units
 };
 
