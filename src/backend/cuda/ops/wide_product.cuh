@@ -330,7 +330,7 @@ struct Multiplier {
   const int warp, lane;
   const int group;             // of the warpgroups, the warp's
   const uint32_t first_token;  // of the stage's
-  using Sums = float[kTokens / 2];
+  float sum[kTokens / 2];
 
   // A stage's weights, decoded while products of the stage before are under way.
   __device__ void load(Fragments& f) const {
@@ -341,7 +341,7 @@ struct Multiplier {
   }
   // Products kFirst to kLast - 1 of the stage's four, left under way.
   template <int kFirst, int kLast>
-  __device__ void multiply(const Fragments& f, Sums& to, bool first) const {
+  __device__ void multiply(const Fragments& f, bool first) {
     const uint64_t b = at.operand(first_token * ptx::kSwizzleRowBytes);
     const uint64_t a =
         at.operand(Layout::kRawAt + static_cast<uint32_t>(group % Problem::kBoxCount * Layout::kBoxBytes));
@@ -349,77 +349,64 @@ struct Multiplier {
 #pragma unroll
     for (int i = kFirst; i < kLast; ++i) {
       if constexpr (Problem::kDirect) {
-        ptx::wgmma_bf16(to, a + 2 * i, b + 2 * i, !first || i > 0);
+        ptx::wgmma_bf16(sum, a + 2 * i, b + 2 * i, !first || i > 0);
       } else {
-        ptx::wgmma_bf16(to, f.a[i], b + 2 * i, !first || i > 0);
+        ptx::wgmma_bf16(sum, f.a[i], b + 2 * i, !first || i > 0);
       }
     }
     ptx::wgmma_commit();
   }
-  // The stage before `at` was the last of a segment, and the last under way: its sum is there.
-  __device__ void end_segment(Sums& sum, Sums& total) const {
+  // The sum of a segment is there.
+  __device__ void end_segment(const StageCursor<Layout>& last, float (&total)[kTokens / 2]) {
     ptx::wgmma_wait<0>();
     ptx::hold_sums(sum);
-    at.release_previous(lane);
-    add(sum, total);
-  }
-  __device__ static void add(const Sums& sum, Sums& total) {
+    last.release(lane);
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) total[j] += sum[j];
   }
 
-  // Weights that are operands as they lie. Under a stage's first two products the stage before is given back,
-  // under the others the next is waited for. Registers allow sums for two segments: one's are added while the
-  // other's first products run, so that the tensor cores do not wait at the end of a segment.
-  __device__ void run_direct(Sums& total, int per) {
-    int left = p.pairs;
-    Sums even, odd;
-    at.wait();
-    chain<false>(even, odd, total, per, left);
-    while (true) {
-      if (left == 0) return end_segment(even, total);
-      chain<true>(odd, even, total, per, left);
-      if (left == 0) return end_segment(odd, total);
-      chain<true>(even, odd, total, per, left);
-    }
-  }
-  // A segment's stages; kAfter: of `before`, the segment ahead of it, products are still under way.
-  template <bool kAfter>
-  __device__ __forceinline__ void chain(Sums& sum, Sums& before, Sums& total, int per, int& left) {
-    const Fragments none{};
-    const auto end_stage = [&] {
-      multiply<2, 4>(none, sum, false);
-      at.advance();
-      if (--left > 0) at.wait();
+  // Weights that are operands as they lie: under a stage's first two products the stage before is given back,
+  // under the others the next is waited for.
+  __device__ void run_direct(float (&total)[kTokens / 2], int per) {
+    int done = 0;        // pairs of the segment
+    int left = p.pairs;  // of the item
+    const auto step = [&] {
+      const Fragments none{};
+      multiply<0, 2>(none, done == 0);
+      if (done > 0) {
+        ptx::wgmma_wait<1>();
+        at.release_previous(lane);
+      }
+      StageCursor<Layout> next = at;
+      next.advance();
+      --left;
+      multiply<2, 4>(none, false);
+      if (left > 0) next.wait();
+      if (++done == per || left == 0) {
+        done = 0;
+        end_segment(at, total);
+      }
+      at = next;
     };
-    const int count = min(per, left);
-    multiply<0, 2>(none, sum, true);
-    if constexpr (kAfter) {
-      ptx::wgmma_wait<1>();
-      ptx::hold_sums(before);
-      at.release_previous(lane);
-      add(before, total);
-    }
-    end_stage();
-    for (int j = 1; j < count; ++j) {
-      multiply<0, 2>(none, sum, false);
-      ptx::wgmma_wait<1>();
-      at.release_previous(lane);
-      end_stage();
+    at.wait();
+    while (true) {  // by twos: or the assembler waits for products between two stages
+      step();
+      if (left == 0) break;
+      step();
+      if (left == 0) break;
     }
   }
   // Weights that are decoded: under the four products of the stage before.
-  __device__ void run_decoded(Sums& total, int per) {
-    int done = 0;  // pairs of the segment
-    Sums sum = {};
+  __device__ void run_decoded(float (&total)[kTokens / 2], int per) {
+    int done = 0;
     const auto step = [&](Fragments& f) {
       at.wait();
       load(f);
       if (done == per) {
-        end_segment(sum, total);
+        end_segment(at.previous(), total);
         done = 0;
       }
-      multiply<0, 4>(f, sum, done == 0);
+      multiply<0, 4>(f, done == 0);
       if (done > 0) {
         ptx::wgmma_wait<1>();
         at.release_previous(lane);
@@ -434,12 +421,12 @@ struct Multiplier {
       step(odd);
     }
     if (pair < p.pairs) step(even);
-    end_segment(sum, total);
+    end_segment(at.previous(), total);
   }
 
   __device__ void run(const WgmmaItem& item) {
     const int per = pairs_per_segment(p.pairs);
-    Sums total;
+    float total[kTokens / 2];
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) total[j] = 0.0f;
     if constexpr (Problem::kDirect) {
@@ -466,9 +453,9 @@ __device__ void multiply_items(const Problem& p, const WideRing<typename Problem
   for (int i = blockIdx.x; i < items; i += gridDim.x) {
     const WgmmaItem item = p.template item<kOutputs>(i);
     if (kNarrow == kWide || width_of<kMost, kBoxes>(item) == kMost) {
-      Multiplier<kWide, Problem>{p, at, warp, lane, group, share * kWide}.run(item);
+      Multiplier<kWide, Problem>{p, at, warp, lane, group, share * kWide, {}}.run(item);
     } else {
-      Multiplier<kNarrow, Problem>{p, at, warp, lane, group, share * kNarrow}.run(item);
+      Multiplier<kNarrow, Problem>{p, at, warp, lane, group, share * kNarrow, {}}.run(item);
     }
   }
 }
