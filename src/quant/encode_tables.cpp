@@ -39,16 +39,16 @@ std::span<const EncodeTable* const> runnable_encoders() {
 
 // A name that is no instruction set of this machine is refused where the cpu backend is opened.
 const EncodeTable& best_encoders() {
-  static const EncodeTable& chosen = []() -> const EncodeTable& {
+  static const EncodeTable* const chosen = [] {
     const char* wanted = std::getenv("MILLRACE_ISA");
     if (wanted != nullptr) {
       for (const EncodeTable* table : runnable_encoders()) {
-        if (std::string_view(wanted) == table->name) return *table;
+        if (std::string_view(wanted) == table->name) return table;
       }
     }
-    return *runnable_encoders().back();
+    return runnable_encoders().back();
   }();
-  return chosen;
+  return *chosen;
 }
 
 }  // namespace millrace::quant
