@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "backend/cuda/gpu_test.h"
 #include "backend/cuda/ops/ops.h"
 #include "backend/cuda/ops/wide.h"
 #include "base/error.h"
@@ -13,18 +14,11 @@
 namespace millrace::cuda {
 namespace {
 
-bool no_gpu() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) != cudaSuccess || count == 0;
-}
-#define SKIP_WITHOUT_GPU() \
-  if (no_gpu()) GTEST_SKIP() << "*** no GPU: the device was not tested ***"
-
 // By what the code was compiled for, not by what the GPU could do: code for sm_80 that the driver has
 // translated for an H200 must not ask for its bulk copies, whose kernels are empty in it.
 // MILLRACE_EXPECT_KERNELS (of tests/gpu/run.sh) says what this build is for.
 TEST(CudaDevice, TakesTheKernelsOfItsCode) {
-  SKIP_WITHOUT_GPU();
+  SKIP_WITHOUT_GPU("the device was not tested");
   const DeviceInfo device = open_device(0);
   const int code = code_architecture();
   const std::string kind = has_wgmma() ? "wgmma" : has_bulk_copies() ? "bulk" : "portable";
@@ -39,7 +33,7 @@ TEST(CudaDevice, TakesTheKernelsOfItsCode) {
 }
 
 TEST(CudaDevice, NamesWhatDidNotFitAndGoesOn) {
-  SKIP_WITHOUT_GPU();
+  SKIP_WITHOUT_GPU("the device was not tested");
   open_device(0);
   try {
     const DeviceBuffer buffer(size_t{1} << 50, "a large test");

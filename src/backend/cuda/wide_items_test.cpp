@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/gpu_test.h"
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ops/wide.h"
 #include "backend/cuda/tuned.h"
@@ -13,13 +14,6 @@
 
 namespace millrace::cuda {
 namespace {
-
-bool no_gpu() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) != cudaSuccess || count == 0;
-}
-#define SKIP_WITHOUT_GPU() \
-  if (no_gpu()) GTEST_SKIP() << "*** no GPU: wide products were not tested on one ***"
 
 struct Case {
   int64_t rows;
@@ -199,7 +193,7 @@ INSTANTIATE_TEST_SUITE_P(Types, WideItemsTest, ::testing::Values(DType::kBF16, D
                          });
 
 TEST_P(WideItemsTest, AllGiveTheSameBits) {
-  SKIP_WITHOUT_GPU();
+  SKIP_WITHOUT_GPU("wide products were not tested on one");
   open_device(0);
   uint32_t seed = 1;
   for (const Case& c : kCases) {
@@ -233,7 +227,7 @@ TEST_P(WideItemsTest, AllGiveTheSameBits) {
 }
 
 TEST(WideItems, OneChainIsCloseToSixteen) {
-  SKIP_WITHOUT_GPU();
+  SKIP_WITHOUT_GPU("wide products were not tested on one");
   open_device(0);
   if (!has_wgmma()) GTEST_SKIP() << "*** no warpgroup instructions: one chain was not tested ***";
   for (const Case& c : kCases) {
@@ -252,7 +246,7 @@ TEST(WideItems, OneChainIsCloseToSixteen) {
 
 // Also what a table that says so launches.
 TEST(WideItems, ATableChooses) {
-  SKIP_WITHOUT_GPU();
+  SKIP_WITHOUT_GPU("wide products were not tested on one");
   open_device(0);
   const Case c{300, {520}, 2880, false, true};
   Problem p(c, DType::kBF16, 3);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/gpu_test.h"
 #include "backend/cuda/ops/kv_fp8.cuh"
 #include "backend/cuda/ops/ops.h"
 #include "backend/cuda/ops/wide.h"
@@ -303,12 +304,8 @@ void expect_rounded_as_on_the_host(Problem& p, const std::vector<float>& keys) {
   }
 }
 
-bool no_gpu() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) != cudaSuccess || count == 0;
-}
-#define SKIP_WITHOUT_GPU()                                                         \
-  if (no_gpu()) GTEST_SKIP() << "*** no GPU: attention was not tested on one ***"; \
+#define SKIP_WITHOUT_BULK_COPIES()                     \
+  SKIP_WITHOUT_GPU("attention was not tested on one"); \
   if (!has_bulk_copies()) GTEST_SKIP() << "*** code for GPUs before sm_90 has other kernels ***"
 
 struct Shape {
@@ -347,11 +344,11 @@ void every_feature_and_cut(const Shape& shape, bool fp8) {
   }
 }
 TEST_P(PackedAttentionTest, EveryFeatureAndEveryCut) {
-  SKIP_WITHOUT_GPU();
+  SKIP_WITHOUT_BULK_COPIES();
   every_feature_and_cut(GetParam(), false);
 }
 TEST_P(PackedAttentionTest, EveryFeatureAndEveryCutOfFp8) {
-  SKIP_WITHOUT_GPU();
+  SKIP_WITHOUT_BULK_COPIES();
   every_feature_and_cut(GetParam(), true);
 }
 
@@ -402,17 +399,17 @@ void append_on_the_way(const Shape& shape, bool fp8) {
   }
 }
 TEST_P(PackedAttentionTest, AppendingOnTheWay) {
-  SKIP_WITHOUT_GPU();
+  SKIP_WITHOUT_BULK_COPIES();
   append_on_the_way(GetParam(), false);
 }
 TEST_P(PackedAttentionTest, AppendingOnTheWayToFp8) {
-  SKIP_WITHOUT_GPU();
+  SKIP_WITHOUT_BULK_COPIES();
   append_on_the_way(GetParam(), true);
 }
 
 // A head that is not finite stays visible, whichever kernel looks at it.
 TEST(PackedAttentionFp8, ADamagedHeadMakesItsRowsNaN) {
-  SKIP_WITHOUT_GPU();
+  SKIP_WITHOUT_BULK_COPIES();
   for (const bool in_value : {false, true}) {
     Problem p({8, 1, 64, 0, false, {{40, 20}}, true});
     p.fill_cache(true);
