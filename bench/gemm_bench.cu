@@ -4,7 +4,8 @@
 // another order. Ours sums every segment of the columns for itself, which is what makes a row's bits
 // independent of the batch; "one chain" does not, and says what that costs. Numbers are drawn from a normal
 // distribution: a GPU is slower on them than on zeros, and their sums are not exact in any order. "of the
-// tensor cores": of 4,096 FLOP a cycle and SM, at the clock that was read right after.
+// tensor cores": of 4,096 FLOP a cycle and SM, at the clock that was read right after. 8-bit weights are
+// there opened too (packed.h), for the ways that read those; how long opening them took is said.
 //   gemm_bench [q8] [rows outputs columns]     columns a multiple of 64; without: 4096^3, gpt-oss-20b's
 //   shapes
 #include <algorithm>
@@ -70,7 +71,7 @@ struct Gemm {
   Stream stream;
   DeviceBuffer weights{static_cast<size_t>(outputs * cols) * 2, "weights"}, codes,
       x{static_cast<size_t>(rows * cols) * 4, "x"}, x_bf16{static_cast<size_t>(rows * cols) * 2, "x"},
-      operand{wide_rows_bytes(rows, cols), "operand"}, tiles,
+      operand{wide_rows_bytes(rows, cols), "operand"}, tiles, opened,
       ours{static_cast<size_t>(rows * outputs) * 4, "y"}, first{static_cast<size_t>(rows * outputs) * 4, "y"},
       count{16, "a count"}, theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
   PackedMatrix packed = packed_shape(type, outputs, cols);
@@ -92,8 +93,13 @@ struct Gemm {
     }
     launch_repack(raw, 0, packed, tiles.as<uint8_t>(), stream.get());
     packed.tiles = tiles.as<const uint8_t>();
+    opened = DeviceBuffer(has_wgmma() ? opened_bytes(packed) : 0, "opened tiles");
+    if (opened.bytes() > 0) open();
+    packed.opened = opened.as<const uint8_t>();
     stream.synchronize();
   }
+
+  void open() { launch_open(packed, opened.as<uint8_t>(), stream.get()); }
 
   void round() {
     WideRound op;
@@ -189,7 +195,13 @@ struct Gemm {
     if (library)
       std::printf(": cuBLAS %.1f us, %.1f TFLOP/s, %.2f GHz", theirs_us, flops / theirs_us / 1e6,
                   their_clock[0]);
-    std::printf("; rows rounded in %.1f us\n", time([&] { round(); }));
+    std::printf("; rows rounded in %.1f us", time([&] { round(); }));
+    if (packed.opened != nullptr) {
+      const double us = time([&] { open(); });
+      std::printf("; weights opened in %.1f us, %.0f GB/s", us,
+                  static_cast<double>(tiles.bytes() + opened.bytes()) / us / 1e3);
+    }
+    std::printf("\n");
     for (size_t w = 0; w < ways.size(); ++w) {
       const double us = median(mine[w]);
       const uint64_t differ = differing(ways[w].items);

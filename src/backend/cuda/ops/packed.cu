@@ -1,5 +1,5 @@
-// Repacking at load: one thread per (tile, pair, lane) gathers its 16 codes, or eight elements. See packed.h
-// for the layout.
+// Repacking at load: one thread per (tile, pair, lane) gathers its 16 codes, or eight elements; and opening
+// what was repacked, a warp per pair. See packed.h for the layouts.
 #include <cuda_fp16.h>
 
 #include "backend/cuda/device.h"
@@ -7,12 +7,15 @@
 #include "backend/cuda/ops/mx4.cuh"
 #include "backend/cuda/ops/packed.h"
 #include "backend/cuda/ops/reduce.cuh"
+#include "backend/cuda/ops/tile_format.cuh"
+#include "base/check.h"
 #include "quant/blocks.h"
 
 namespace millrace::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpLanes;
 
 // The code of element k of a block, as the integer its scale multiplies.
 __device__ inline int block_code(DType type, const uint8_t* block, int k) {
@@ -125,6 +128,35 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// tiles: [pairs] of kQ8, of all tiles; to: as many of kBf16. A warp per pair: 544 bytes in and 1,024 out,
+// each in one run. A chunk of 16 bytes is a word of each of four lanes, so a pair goes through shared memory;
+// the swizzle puts the 32 words that are written together into 32 banks. Roofline: memory, 1.06 + 2 bytes a
+// weight.
+__global__ void __launch_bounds__(kThreads) open_kernel(const uint8_t* tiles, int64_t pairs, uint8_t* to) {
+  __shared__ __align__(16) uint8_t opened[kWarps][kBf16PairBytes];
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes,
+            warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const auto g = static_cast<uint32_t>(lane) / 4, t = static_cast<uint32_t>(lane) % 4;
+  uint8_t* const own = opened[warp];
+  for (int64_t pair = int64_t{blockIdx.x} * kWarps + warp; pair < pairs;
+       pair += int64_t{gridDim.x} * kWarps) {
+    uint32_t w[4][2];
+    TileFormat<PackedFormat::kQ8>::load(tiles + pair * kQ8PairBytes, lane, w);
+#pragma unroll
+    for (uint32_t step = 0; step < 4; ++step) {
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half)
+        *reinterpret_cast<uint32_t*>(own + bf16_chunk(g, 2 * step + half) + 4 * t) = w[step][half];
+    }
+    __syncwarp();  // the pair is there
+    const auto* const from = reinterpret_cast<const uint4*>(own);
+    auto* const out = reinterpret_cast<uint4*>(to + pair * kBf16PairBytes);
+    out[lane] = from[lane];
+    out[lane + kWarpLanes] = from[lane + kWarpLanes];
+    __syncwarp();  // everybody has read it
+  }
+}
+
 // Element c of a row, of the tile that holds it.
 __device__ inline float packed_element(const PackedMatrix& m, int64_t row, int c) {
   const int g = static_cast<int>(row % kTileRows), odd = c / 32 % 2, k = c % 32;
@@ -209,6 +241,23 @@ void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatr
     round_kernel<decltype(decoder)><<<grid, kThreads, 0, stream>>>(shifted, first_row, to, tiles);
   });
   check_launch("round_kernel");
+}
+
+size_t opened_bytes(const PackedMatrix& packed) {
+  if (packed.format != PackedFormat::kQ8) return 0;
+  return static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.pairs) * kBf16PairBytes;
+}
+
+void launch_open(const PackedMatrix& packed, uint8_t* to, cudaStream_t stream) {
+  MILLRACE_CHECK(packed.format == PackedFormat::kQ8);
+  const int64_t pairs = int64_t{packed.tiles_per_expert} * packed.pairs,
+                blocks = (pairs + kWarps - 1) / kWarps;
+  if (blocks == 0) return;
+  constexpr int64_t kPerSm = 2048 / kThreads;  // all its warps: 35 KB on their way to it
+  const int64_t most = multiprocessors() * kPerSm;
+  const auto grid = static_cast<unsigned>(blocks < most ? blocks : most);
+  open_kernel<<<grid, kThreads, 0, stream>>>(packed.tiles, pairs, to);
+  check_launch("open_kernel");
 }
 
 }  // namespace millrace::cuda

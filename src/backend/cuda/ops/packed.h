@@ -15,6 +15,11 @@
 // 4t..4t+3 of each 16 columns a step of kBf16: that makes a row of activations readable as it lies.
 // Rows are padded to 8 per expert with zeros.
 //
+// A product of many rows would decode kQ8 again for every few of them. Where there is memory for it, a kQ8
+// matrix that prompts multiply is there a second time, opened: the bf16 weights that lanes make of the codes,
+// still 2^-32 times what they are, in tiles as kBf16 has them, columns in the order of column_position(kQ8).
+// Activations rounded for kQ8 meet them there too.
+//
 // Eight bits with an exponent of 0 or 1 are the bf16 u * 2^-133, so one fused multiply-add with the scale
 // makes (u - 128) * scale of them, rounded once. An e2m1 code is a bf16 in disguise as well: with its
 // exponent in the lowest two bits of a bf16's it is 2^-126 times what it means, zero and one half included. A
@@ -26,6 +31,7 @@
 #include <cuda_runtime_api.h>
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "backend/cuda/ops/ops.h"
@@ -119,6 +125,8 @@ struct PackedMatrix {
   int32_t pairs = 0;
   uint32_t tile_bytes = 0;
   PackedFormat format = PackedFormat::kNone;
+  // kQ8: the same weights opened, [tiles_per_expert][pairs][kBf16PairBytes], or null.
+  const uint8_t* opened = nullptr;
 };
 
 __host__ __device__ inline constexpr int32_t packed_pairs(int64_t cols) {
@@ -147,6 +155,11 @@ PackedMatrix packed_shape(DType type, int64_t rows, int64_t cols);
 // beside them, where there is one. Bound by the bytes read and written.
 void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatrix& to, uint8_t* tiles,
                    cudaStream_t stream);
+
+// Bytes of a matrix of one expert opened; 0 for a format that is not.
+size_t opened_bytes(const PackedMatrix& packed);
+// Opens packed.tiles, of one expert. Bound by the bytes read and written: 1.06 + 2 a weight.
+void launch_open(const PackedMatrix& packed, uint8_t* to, cudaStream_t stream);
 
 // out[t, :] = row tokens[t] of the table * scale: what the format holds, without a further rounding.
 void launch_embed_packed(const PackedMatrix& table, const int32_t* tokens, int64_t count, float scale,
