@@ -152,10 +152,11 @@ TEST(Runtime, AutoIsTheCpuWhereThereIsNoGpu) {
   }
 }
 
-// A device with little memory of its own, standing on the CPU.
+// A device with little memory of its own, standing on the CPU; one that opens matrices keeps their names.
 class SmallDevice final : public Backend {
  public:
-  explicit SmallDevice(size_t memory) : memory_(memory), cpu_(make_backend("cpu", {.threads = 1})) {}
+  explicit SmallDevice(size_t memory, bool opens = false)
+      : memory_(memory), opens_(opens), cpu_(make_backend("cpu", {.threads = 1})) {}
   std::string_view name() const override { return "small"; }
   std::string description() const override { return "small"; }
   std::string_view isa() const override { return cpu_->isa(); }
@@ -164,8 +165,14 @@ class SmallDevice final : public Backend {
   bool supports_kv_type(DType type) const override { return cpu_->supports_kv_type(type); }
   std::optional<size_t> own_memory() const override { return memory_; }
   size_t weight_bytes(const TensorView& view, WeightUse, size_t) const override { return view.bytes(); }
+  size_t opened_bytes(const TensorView& view) const override {
+    return opens_ ? static_cast<size_t>(view.elements()) * 2 : 0;
+  }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
-    return cpu_->load_weight(view, use);
+    if (use != WeightUse::kOpened) return cpu_->load_weight(view, use);
+    opened.push_back(view.name);
+    held += opened_bytes(view);
+    return cpu_->load_weight(view, WeightUse::kMatrix);
   }
   size_t workspace_bytes(const ExecutorSpec&) const override { return 1000; }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
@@ -174,9 +181,12 @@ class SmallDevice final : public Backend {
   void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override {
     cpu_->parallel(count, body);
   }
+  std::vector<std::string> opened;
+  size_t held = 0;  // by them
 
  private:
   size_t memory_;
+  bool opens_;
   std::unique_ptr<Backend> cpu_;
 };
 
@@ -277,6 +287,60 @@ TEST(MemoryPlan, IsThereWhereItDoesNotFit) {
   }
   options.kv_type = DType::kQ4_K;  // not a matter of memory
   EXPECT_THROW(plan_with(fixed), Error);
+}
+
+TEST(MemoryPlan, OpensWeightsWhereAnEighthOfTheRoomHoldsThem) {
+  EXPECT_TRUE(opens_weights(100, 1000, 1800));
+  EXPECT_FALSE(opens_weights(100, 1000, 1799));
+  EXPECT_FALSE(opens_weights(100, 1000, 1000));
+  EXPECT_FALSE(opens_weights(1, 1000, 999));
+  EXPECT_FALSE(opens_weights(1, 0, 0));  // a device without memory of its own
+}
+
+// All of them or none, and what is loaded is what was planned: the matrices of layers, but no experts,
+// router, logits or embedding.
+TEST(MemoryPlan, CountsOpenedWeights) {
+  for (const char* name : {"llama3", "gpt-oss-w32"}) {
+    SCOPED_TRACE(name);
+    const io::Checkpoint checkpoint =
+        io::Checkpoint::open(fmt::format("tests/golden/models/{}/model.gguf", name));
+    const ModelConfig config = read_config(checkpoint);
+    RuntimeOptions options;
+    options.context = 64;
+    const size_t hidden = static_cast<size_t>(config.hidden), dim = static_cast<size_t>(config.head_dim);
+    const size_t attention = 2 * hidden * dim * static_cast<size_t>(config.heads + config.kv_heads);
+    const size_t ffn = config.experts > 0 ? 0 : 3 * hidden * static_cast<size_t>(config.ffn);
+    const size_t all = 2 * static_cast<size_t>(config.layers) * (attention + ffn);
+    const size_t others = plan_weights(checkpoint, config, SmallDevice(0)).repacked,
+                 enough = others + 8 * all;
+    for (const size_t memory : {enough, enough - 1}) {
+      const bool opens = memory == enough;
+      SmallDevice device(memory, true);
+      const MemoryPlan plan = plan_memory(checkpoint, config, device, options);
+      EXPECT_EQ(plan.weights_opened, opens ? all : 0);
+      EXPECT_EQ(plan.weights_repacked, others);
+      EXPECT_EQ(plan.total, others + plan.weights_opened + plan.workspace + plan.pool);
+      options.shared_pool = true;
+      options.sequences = 1 << 20;  // the pool takes what is left
+      const ExecutorSpec spec = runtime_spec(checkpoint, config, device, options);
+      size_t pool = 0;
+      for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+        pool += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
+      }
+      const size_t room = memory - others - plan.weights_opened - 1000;
+      EXPECT_LE(pool, room);
+      EXPECT_GT(pool, room * 9 / 10);
+      options.shared_pool = false;
+      options.sequences = 1;
+      Model::load(checkpoint, device);
+      EXPECT_EQ(device.held, plan.weights_opened);
+      EXPECT_EQ(device.opened.size(), opens ? static_cast<size_t>(config.layers) * (ffn > 0 ? 7 : 4) : 0);
+      for (const std::string& tensor : device.opened) {
+        EXPECT_TRUE(tensor.find("attn_") != std::string::npos || ffn > 0) << tensor;
+        EXPECT_EQ(tensor.compare(0, 4, "blk."), 0) << tensor;
+      }
+    }
+  }
 }
 
 }  // namespace

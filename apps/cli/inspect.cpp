@@ -98,6 +98,7 @@ Json memory_json(const MemoryPlan& plan) {
   }
   Json out = {{"weights_mapped_bytes", plan.weights_mapped},
               {"weights_repacked_bytes", plan.weights_repacked},
+              {"weights_opened_bytes", plan.weights_opened},
               {"workspace_bytes", plan.workspace},
               {"kv_groups", groups},
               {"context", plan.context},
@@ -159,6 +160,7 @@ std::string memory_text(const MemoryPlan& plan, const Backend& backend) {
   };
   line("weights, mapped from the file", human_bytes(plan.weights_mapped));
   line("weights, repacked copies", human_bytes(plan.weights_repacked));
+  if (plan.weights_opened > 0) line("weights, opened for prompts", human_bytes(plan.weights_opened));
   line("workspace", human_bytes(plan.workspace));
   for (const MemoryPlan::Group& group : plan.groups) {
     const std::string kind = group.window > 0 ? fmt::format("window of {}", group.window) : "full attention";

@@ -201,7 +201,8 @@ std::vector<float> product(Backend& backend, const OwnedTensor& weight, const st
   spec.head_dim = static_cast<int32_t>(cols);
   spec.max_tokens = spec.max_logit_rows = 400;
   const auto executor = backend.make_executor(spec);
-  const WeightPtr loaded = backend.load_weight(weight.view, WeightUse::kMatrix);
+  const WeightPtr loaded =
+      backend.load_weight(weight.view, opened_where(backend, weight.view, WeightUse::kMatrix));
   const std::vector<int32_t> tokens(static_cast<size_t>(m), 0);
   const SequenceSlice slice{0, m, 0, {}};
   executor->begin({tokens, {&slice, 1}, {}});

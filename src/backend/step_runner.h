@@ -40,9 +40,10 @@ class StepRunner {
       : model_(model), spec_(spec), executor_(backend.make_executor(spec)) {
     for (const auto& [name, tensor] : model.tensors) {
       const bool is_vector = tensor.view.shape[0] == 1 && tensor.view.rank == 2;
-      weights_[name] = backend.load_weight(tensor.view, is_vector             ? WeightUse::kVector
-                                                        : name == "embedding" ? WeightUse::kEmbedding
-                                                                              : WeightUse::kMatrix);
+      const WeightUse use = is_vector             ? WeightUse::kVector
+                            : name == "embedding" ? WeightUse::kEmbedding
+                                                  : WeightUse::kMatrix;
+      weights_[name] = backend.load_weight(tensor.view, opened_where(backend, tensor.view, use));
     }
   }
   virtual ~StepRunner() = default;

@@ -40,6 +40,11 @@ inline const std::vector<DType>& matrix_types() {
   return types;
 }
 
+// A matrix as a model would have it loaded that has memory for opened copies.
+inline WeightUse opened_where(const Backend& backend, const TensorView& view, WeightUse use) {
+  return use == WeightUse::kMatrix && backend.opened_bytes(view) > 0 ? WeightUse::kOpened : use;
+}
+
 inline bool is_float(DType type) { return type <= DType::kF8E4M3; }
 
 inline std::vector<float> random_floats(std::mt19937& random, size_t count, float scale = 1.0f) {

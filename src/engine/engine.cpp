@@ -130,7 +130,7 @@ class Engine::Impl {
     info_.quantized = runtime_->quantized();
     const ExecutorSpec& spec = runtime_->spec();
     info_.memory = {.weights_mapped = weights.mapped,
-                    .weights_copied = weights.repacked,
+                    .weights_copied = weights.repacked + weights.opened,
                     .workspace = runtime_->backend().workspace_bytes(spec),
                     .available = runtime_->backend().own_memory().value_or(available_memory())};
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) {

@@ -77,6 +77,7 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   const WeightBytes weights = plan_weights(checkpoint, config, backend, options.quantize);
   plan.weights_mapped = weights.mapped;
   plan.weights_repacked = weights.repacked;
+  plan.weights_opened = weights.opened;
   plan.workspace = backend.workspace_bytes(spec);
   plan.context = limits.max_context;
   plan.kv_type = limits.kv_type;
@@ -94,7 +95,7 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   }
   // A device with memory of its own holds copies; the file's mapping is the machine's.
   const size_t mapped = backend.own_memory() ? 0 : plan.weights_mapped;
-  const size_t fixed = mapped + plan.weights_repacked + plan.workspace;
+  const size_t fixed = mapped + plan.weights_repacked + plan.weights_opened + plan.workspace;
   plan.pool = 0;
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     plan.pool += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);

@@ -37,7 +37,8 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 // What a device with memory of its own leaves for the pools; `spec` has all sizes but theirs.
 size_t room_on_device(size_t memory, const io::Checkpoint& checkpoint, const ModelConfig& config,
                       const Backend& backend, const RuntimeOptions& options, const ExecutorSpec& spec) {
-  const size_t weights = plan_weights(checkpoint, config, backend, options.quantize).repacked;
+  const WeightBytes plan = plan_weights(checkpoint, config, backend, options.quantize);
+  const size_t weights = plan.repacked + plan.opened;
   const size_t workspace = backend.workspace_bytes(spec);
   if (weights + workspace < memory) return memory - weights - workspace;
   throw_error(

@@ -223,6 +223,7 @@ size_t available_memory();
 struct MemoryPlan {
   size_t weights_mapped = 0;    // read from the file's mapping
   size_t weights_repacked = 0;  // copies the backend makes
+  size_t weights_opened = 0;    // second copies that only prompts read
   size_t workspace = 0;
   size_t pool = 0;  // KV blocks
   struct Group {
@@ -234,7 +235,7 @@ struct MemoryPlan {
   int32_t context = 0;  // planned
   DType kv_type = DType::kF32;
   size_t memory_available = 0;   // what the machine has for us
-  size_t total = 0;              // of that: mapped (where it is the machine's) + repacked + workspace + pool
+  size_t total = 0;              // of that: mapped (where it is the machine's) + copies + workspace + pool
   int32_t longest_context = 0;   // that fits beside the weights for one sequence, at most the trained one
   int32_t users_at_context = 0;  // sequences of `context` that fit
   std::string does_not_fit;      // why running it would be refused, with what would fit; empty: it fits

@@ -14,7 +14,8 @@ namespace millrace {
 namespace {
 
 // Walks every weight of a model in file-independent order and hands (GGUF name, view, use, where it goes) to
-// `visit`.
+// `visit`. Matrices that every token of a prompt is multiplied by come as kOpened: settled() says what they
+// are loaded as.
 template <class Visit>
 void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w, const Visit& visit) {
   const int64_t q = static_cast<int64_t>(c.heads) * c.head_dim,
@@ -39,10 +40,10 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w
   for (int l = 0; l < c.layers; ++l) {
     LayerWeights& w_l = w.layers[l];
     required(l, "attn_norm.weight", {c.hidden}, kVector, w_l.attn_norm);
-    required(l, "attn_q.weight", {q, c.hidden}, kMatrix, w_l.attn_q);
-    required(l, "attn_k.weight", {kv, c.hidden}, kMatrix, w_l.attn_k);
-    required(l, "attn_v.weight", {kv, c.hidden}, kMatrix, w_l.attn_v);
-    required(l, "attn_output.weight", {c.hidden, q}, kMatrix, w_l.attn_output);
+    required(l, "attn_q.weight", {q, c.hidden}, kOpened, w_l.attn_q);
+    required(l, "attn_k.weight", {kv, c.hidden}, kOpened, w_l.attn_k);
+    required(l, "attn_v.weight", {kv, c.hidden}, kOpened, w_l.attn_v);
+    required(l, "attn_output.weight", {c.hidden, q}, kOpened, w_l.attn_output);
     optional(l, "attn_q.bias", {q}, kVector, w_l.attn_q_bias);
     optional(l, "attn_k.bias", {kv}, kVector, w_l.attn_k_bias);
     optional(l, "attn_v.bias", {kv}, kVector, w_l.attn_v_bias);
@@ -54,9 +55,9 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w
     if (c.architecture == "gpt-oss") required(l, "attn_sinks.weight", {c.heads}, kVector, w_l.attn_sinks);
     required(l, "ffn_norm.weight", {c.hidden}, kVector, w_l.ffn_norm);
     if (c.experts == 0) {
-      required(l, "ffn_gate.weight", {c.ffn, c.hidden}, kMatrix, w_l.ffn_gate);
-      required(l, "ffn_up.weight", {c.ffn, c.hidden}, kMatrix, w_l.ffn_up);
-      required(l, "ffn_down.weight", {c.hidden, c.ffn}, kMatrix, w_l.ffn_down);
+      required(l, "ffn_gate.weight", {c.ffn, c.hidden}, kOpened, w_l.ffn_gate);
+      required(l, "ffn_up.weight", {c.ffn, c.hidden}, kOpened, w_l.ffn_up);
+      required(l, "ffn_down.weight", {c.hidden, c.ffn}, kOpened, w_l.ffn_down);
       optional(l, "ffn_gate.bias", {c.ffn}, kVector, w_l.ffn_gate_bias);
       optional(l, "ffn_up.bias", {c.ffn}, kVector, w_l.ffn_up_bias);
       optional(l, "ffn_down.bias", {c.hidden}, kVector, w_l.ffn_down_bias);
@@ -71,6 +72,12 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w
     optional(l, "ffn_up_exps.bias", {c.experts, c.expert_ffn}, kVector, w_l.up_experts_bias);
     optional(l, "ffn_down_exps.bias", {c.experts, c.hidden}, kVector, w_l.down_experts_bias);
   }
+}
+
+// What a weight is loaded as: opened where that is done in this model and the backend does it to this one.
+WeightUse settled(WeightUse use, const TensorView& view, const Backend& backend, bool opens) {
+  if (use != WeightUse::kOpened || (opens && backend.opened_bytes(view) > 0)) return use;
+  return WeightUse::kMatrix;
 }
 
 size_t stored_bytes(const TensorView& view) {
@@ -187,6 +194,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   // What is quantized is read to its end, once: the disk goes on while the processors encode.
   std::optional<ReadBefore> before;
   if (quantize) before.emplace(ranges_to_quantize(checkpoint, model->config_, quantize, tied));
+  const bool opens = plan_weights(checkpoint, model->config_, backend, quantize).opened > 0;
   size_t index = 0;
   for_each_weight(source, model->config_, model->weights_,
                   [&](const std::string& name, const TensorView& stored, WeightUse use, WeightPtr& to) {
@@ -200,7 +208,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
                           recoded(stored, type, backend, inputs ? inputs(name) : nullptr, feedback, memory);
                       gathered = std::move(memory);
                     }
-                    to = backend.load_weight(view, use);
+                    to = backend.load_weight(view, settled(use, view, backend, opens));
                     if (!to->copied) keep(std::move(gathered));
                     model->stored_[to.get()] = {view.type, stored_bytes(view)};
                     model->bytes_per_token_ += bytes_read(view, use, model->config_);
@@ -219,6 +227,11 @@ void Model::forward(Executor& executor, const Batch& batch) const {
   executor.norm_logits({.norm = {weights_.output_norm.get(), config_.norm_eps}, .output = {output, nullptr}});
 }
 
+bool opens_weights(size_t opened, size_t repacked, size_t memory) {
+  constexpr size_t kPart = 8;
+  return repacked < memory && opened <= (memory - repacked) / kPart;
+}
+
 WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                          const TypeChoice& quantize) {
   WeightSource source(checkpoint, config, /*gather=*/false);
@@ -234,6 +247,8 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
                     view.type = loaded_type(quantize, name, stored, use, tied);
                     const bool same = view.type == stored.type;
                     if (!same) view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
+                    if (use == WeightUse::kOpened) plan.opened += backend.opened_bytes(view);
+                    use = settled(use, view, backend, false);
                     const size_t held = backend.weight_bytes(view, use, held_before);
                     held_before += held;
                     if (same) plan.mapped += view.bytes();
@@ -242,6 +257,7 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
                     plan.repacked += held + (let_go ? 0 : same ? copied : view.bytes());
                   });
   if (checkpoint.hf) plan.repacked += checkpoint.hf->weights.copied_bytes();
+  if (!opens_weights(plan.opened, plan.repacked, backend.own_memory().value_or(0))) plan.opened = 0;
   return plan;
 }
 

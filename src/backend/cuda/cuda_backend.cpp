@@ -1,5 +1,5 @@
-// The cuda backend: one GPU. Weights with blocks of 32 lie in its memory as tiles for the tensor cores,
-// others in the file's own encoding.
+// The cuda backend: one GPU. Weights with blocks of 32 lie in its memory as tiles for the tensor cores, 8-bit
+// ones that prompts multiply as bf16 too, others in the file's own encoding.
 #include "backend/cuda_backend.h"
 
 #include "backend/cuda/cuda_executor.h"
@@ -40,6 +40,7 @@ class CudaBackend final : public Backend {
   size_t weight_bytes(const TensorView& view, WeightUse use, size_t) const override {
     return cuda::device_weight_bytes(view, use);
   }
+  size_t opened_bytes(const TensorView& view) const override { return cuda::device_opened_bytes(view); }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
     return uploader_.upload(view, use);
   }

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "backend/cuda/ops/wide.h"
+#include "base/check.h"
 #include "base/error.h"
 #include "quant/codec.h"
 
@@ -77,6 +79,11 @@ size_t device_weight_bytes(const TensorView& view, WeightUse use) {
   return view.bytes() + static_cast<size_t>(scales.rows) * scales.row_bytes + floats;
 }
 
+size_t device_opened_bytes(const TensorView& view) {
+  if (view.rank != 2 || !has_wgmma()) return 0;
+  return opened_bytes(packed_shape(view.type, view.rows(), view.cols()));
+}
+
 WeightUploader::WeightUploader() : staging_(2 * kHalfBytes, "the upload buffer") {}
 
 WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
@@ -94,6 +101,7 @@ WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
     if (has_scale_grid(view.type) && view.scales.data != nullptr) upload_scales(view, *weight);
   }
   if (keeps_floats(view, use)) weight->floats = upload_floats(view);
+  if (use == WeightUse::kOpened) open(view, *weight);
   stream_.synchronize();
   weight->copied = true;
   return weight;
@@ -138,6 +146,14 @@ void WeightUploader::upload_packed(const TensorView& view, CudaWeight& weight) {
   stream_.synchronize();  // the last piece has been repacked
   weight.scale_grid = DeviceBuffer();
   weight.matrix.scales = nullptr;
+}
+
+void WeightUploader::open(const TensorView& view, CudaWeight& weight) {
+  const size_t bytes = device_opened_bytes(view);
+  MILLRACE_CHECK(bytes > 0);  // else it is a kMatrix
+  weight.opened = DeviceBuffer(bytes, view.name.c_str());
+  launch_open(weight.packed, weight.opened.as<uint8_t>(), stream_.get());
+  weight.packed.opened = weight.opened.as<const uint8_t>();
 }
 
 void WeightUploader::repack_rows(const TensorView& view, const DeviceMatrix& grid, int64_t first,

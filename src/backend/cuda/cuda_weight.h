@@ -14,6 +14,7 @@ struct CudaWeight final : Weight {
   DeviceBuffer values;  // matrices: tiles (packed.h) or the file's encoding, rows packed; vectors: float32
   DeviceBuffer scale_grid;  // scales that lie beside the values
   DeviceBuffer floats;      // 16-bit matrices of few rows, as float32 too: the router's kernels read those
+  DeviceBuffer opened;      // 8-bit matrices that prompts multiply, where there is memory: bf16 (packed.h)
   DeviceMatrix matrix;      // matrices: the shape and type; in the file's encoding points into the two above
   PackedMatrix packed;      // matrices in tiles; format kNone else
 
@@ -27,8 +28,10 @@ struct CudaWeight final : Weight {
 
 inline const CudaWeight& own(const Weight& weight) { return static_cast<const CudaWeight&>(weight); }
 
-// Bytes `view` will take on the device.
+// Bytes `view` will take on the device, without those of an opened copy.
 size_t device_weight_bytes(const TensorView& view, WeightUse use);
+// Bytes of an opened copy of a matrix; 0: this GPU or this matrix has no use for one.
+size_t device_opened_bytes(const TensorView& view);
 
 // Copies weights to the device through a pinned buffer of two halves: one is filled from the file's mapping
 // while the other travels. One caller at a time.
@@ -44,6 +47,7 @@ class WeightUploader {
   void copy_rows(const std::byte* source, int64_t rows, size_t row_bytes, int64_t stride, void* target);
   void upload_matrix(const TensorView& view, CudaWeight& weight);
   void upload_packed(const TensorView& view, CudaWeight& weight);
+  void open(const TensorView& view, CudaWeight& weight);  // what upload_packed has put there
   // Rows [first, first + count) of the view, all of one expert or whole tiles of several, to tiles.
   // grid: with the scales beside the values, where those have several rows each.
   void repack_rows(const TensorView& view, const DeviceMatrix& grid, int64_t first, int64_t count,
