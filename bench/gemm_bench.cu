@@ -73,7 +73,8 @@ struct Gemm {
       x{static_cast<size_t>(rows * cols) * 4, "x"}, x_bf16{static_cast<size_t>(rows * cols) * 2, "x"},
       operand{wide_rows_bytes(rows, cols), "operand"}, tiles, opened,
       ours{static_cast<size_t>(rows * outputs) * 4, "y"}, first{static_cast<size_t>(rows * outputs) * 4, "y"},
-      count{16, "a count"}, theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
+      count{16, "a count"}, split{wide_split_bytes(), "items that are cut"},
+      theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
   PackedMatrix packed = packed_shape(type, outputs, cols);
 
   Gemm(DType t, int64_t m, int64_t n, int64_t k) : type(t), rows(m), outputs(n), cols(k) {
@@ -93,6 +94,8 @@ struct Gemm {
     }
     launch_repack(raw, 0, packed, tiles.as<uint8_t>(), stream.get());
     packed.tiles = tiles.as<const uint8_t>();
+    if (split.bytes() > 0)
+      MILLRACE_CUDA_TRY(cudaMemsetAsync(split.as<void>(), 0, split.bytes(), stream.get()));
     opened = DeviceBuffer(has_wgmma() ? opened_bytes(packed) : 0, "opened tiles");
     if (opened.bytes() > 0) open();
     packed.opened = opened.as<const uint8_t>();
@@ -111,12 +114,16 @@ struct Gemm {
     launch_wide_round(op, stream.get());
   }
   void multiply(WideItems items, const DeviceBuffer& out) {
+    launch_wide_linear(linear(items, out), stream.get());
+  }
+  WideLinear linear(WideItems items, const DeviceBuffer& out) const {
     WideLinear op;
     op.parts[op.num_parts++] = {packed, nullptr, out.as<float>()};
     op.x = {operand.as<uint8_t>()};
     op.rows = rows;
     op.items = items;
-    launch_wide_linear(op, stream.get());
+    op.split = wide_split(split.as<void>());
+    return op;
   }
   // Outputs of `items`, poisoned before, that differ from those of the built-in choice.
   uint64_t differing(WideItems items) {
@@ -169,11 +176,11 @@ struct Gemm {
   void run(const std::function<void(Gemm&)>& library) {
     std::vector<ItemsName> ways;
     for (const ItemsName& way : wide_candidates()) {
-      if (has_wgmma() ? fits_items(way.items, packed.format, packed.pairs) : way.items == WideItems::kDefault)
+      if (has_wgmma() ? fits_items(way.items, linear(way.items, ours)) : way.items == WideItems::kDefault)
         ways.push_back(way);
     }
-    if (has_wgmma() && fits_items(WideItems::kLoose, packed.format, packed.pairs))
-      ways.push_back({WideItems::kLoose, "128x256, one chain"});
+    if (has_wgmma() && fits_items(WideItems::kLoose, linear(WideItems::kLoose, ours)))
+      ways.push_back({WideItems::kLoose, "256x192, one chain"});
     round();
     multiply(WideItems::kDefault, first);
     std::vector<std::vector<double>> mine(ways.size());

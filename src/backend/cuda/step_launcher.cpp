@@ -285,6 +285,7 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
   op.x = round.to;
   op.rows = rows.count;
   op.add = add;
+  if (whole_grid_.mine()) op.split = wide_split(w_.split.as<void>());
   launch_wide_linear(op, stream_.get());
 }
 

@@ -18,7 +18,8 @@ constexpr size_t kColdBytes = size_t{160} << 20;  // of weights: three times L2
 constexpr int64_t kChunkRows = 1024;              // repacked at a time, the same numbers again and again
 constexpr int kRounds = 7;
 constexpr double kWorthIt = 0.98;
-constexpr int64_t kStreamRows = 4;  // of the streaming kernels; wide ones take more
+constexpr int64_t kManyOutputs = 32768;  // the logits', which no model holds opened
+constexpr int64_t kStreamRows = 4;       // of the streaming kernels; wide ones take more
 
 // The file's type that a format is made from here.
 DType type_of(PackedFormat format) { return format == PackedFormat::kBf16 ? DType::kBF16 : DType::kQ8_0; }
@@ -86,6 +87,12 @@ class Weights {
       launch_repack(from, 0, packed_shape(type, from.rows, cols), tiles + first / kTileRows * w.tile_bytes,
                     stream.get());
     }
+    // As a model's are, where they fit.
+    if (has_wgmma() && opened_bytes(w) > 0 && rows < kManyOutputs) {
+      buffers_.emplace_back(opened_bytes(w), "weights to tune with");
+      launch_open(w, buffers_.back().as<uint8_t>(), stream.get());
+      w.opened = buffers_.back().as<const uint8_t>();
+    }
     matrices_.push_back(w);
   }
   std::vector<DeviceBuffer> buffers_;
@@ -120,7 +127,10 @@ class Bench {
         operand_(wide_rows_bytes(rows_, shape.cols), "rows to tune with"),
         first_(out_bytes(rows_), "outputs"),
         other_(out_bytes(rows_), "outputs"),
-        count_(sizeof(uint64_t), "a count") {
+        count_(sizeof(uint64_t), "a count"),
+        split_(wide_split_bytes(), "items that are cut") {
+    if (split_.bytes() > 0)
+      MILLRACE_CUDA_TRY(cudaMemsetAsync(split_.as<void>(), 0, split_.bytes(), stream_.get()));
     std::mt19937 random(8);
     std::normal_distribution<float> normal;
     std::vector<float> x(static_cast<size_t>(rows_ * shape.cols));
@@ -145,6 +155,7 @@ class Bench {
     op.rows = rows;
     op.add = shape_.add;
     op.items = items;
+    op.split = wide_split(split_.as<void>());
     return op;
   }
   StreamLinear stream(int64_t rows, int copy, uint32_t ring_bytes, const DeviceBuffer& out) const {
@@ -171,9 +182,8 @@ class Bench {
     round.to = {operand_.as<uint8_t>()};
     launch_wide_round(round, stream_.get());
     TuneEntry entry = entry_for(kWideKernel, rows);
-    const int32_t pairs = packed_pairs(shape_.cols);
     for (const ItemsName& candidate : wide_candidates()) {
-      if (!fits_items(candidate.items, format_, pairs)) continue;
+      if (!fits_items(candidate.items, wide(rows, 0, candidate.items, first_))) continue;
       consider(entry, candidate.name, rows, [&](int copy, const DeviceBuffer& out) {
         launch_wide_linear(wide(rows, copy, candidate.items, out), stream_.get());
       });
@@ -255,7 +265,7 @@ class Bench {
   Stream stream_;
   Timer timer_;
   Weights weights_;
-  DeviceBuffer x_, operand_, first_, other_, count_;
+  DeviceBuffer x_, operand_, first_, other_, count_, split_;
 };
 
 }  // namespace

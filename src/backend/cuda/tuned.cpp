@@ -8,11 +8,9 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr ItemsName kItems[] = {{WideItems::kDefault, "default"},
-                                {WideItems::kWhole, "128x128"},
-                                {WideItems::kHalf, "64x128"},
-                                {WideItems::kSmall, "64x64"},
-                                {WideItems::kLarge, "128x256"}};
+constexpr ItemsName kItems[] = {{WideItems::kDefault, "default"}, {WideItems::kWhole, "128x128"},
+                                {WideItems::kHalf, "64x128"},     {WideItems::kSmall, "64x64"},
+                                {WideItems::kLarge, "256x192"},   {WideItems::kMiddle, "128x192"}};
 constexpr RingName kRings[] = {
     {0, "default"}, {140000, "140 KB"}, {165000, "165 KB"}, {200000, "200 KB"}, {231000, "231 KB"}};
 constexpr PackedFormat kFormats[] = {PackedFormat::kQ8, PackedFormat::kMx4, PackedFormat::kBf16};
@@ -79,10 +77,9 @@ Tuned::Tuned(const TuneTable& table) {
     const uint32_t value = wide ? static_cast<uint32_t>(find_choice(entry, wide_candidates()).items)
                                 : find_choice(entry, ring_candidates()).bytes;
     // A choice that cannot run the shape is of no timing: somebody wrote it.
-    const int32_t pairs = packed_pairs(entry.key.cols);
-    if (wide && !fits_items(static_cast<WideItems>(value), format, pairs)) {
-      throw_error(ErrorCode::kBadInput, "the tuning of {}: choice \"{}\" is not for {} columns of {}",
-                  entry.what, entry.choice, entry.key.cols, entry.key.format);
+    if (wide && !fits_items(static_cast<WideItems>(value), format)) {
+      throw_error(ErrorCode::kBadInput, "the tuning of {}: choice \"{}\" is not for {}", entry.what,
+                  entry.choice, entry.key.format);
     }
     entries_.push_back({wide, format, entry.key.outputs, entry.key.cols, entry.key.rows, value});
   }

@@ -27,7 +27,7 @@ TEST(Tuned, NamesAreDifferent) {
 
 TEST(Tuned, AnEntryHoldsFromTheOneBeforeItOn) {
   TuneTable table;
-  table.entries = {entry("wide_linear", "bf16", 5120, 2880, 2048, "128x256"),
+  table.entries = {entry("wide_linear", "bf16", 5120, 2880, 2048, "256x192"),
                    entry("wide_linear", "bf16", 5120, 2880, 128, "64x128"),
                    entry("wide_linear", "q8", 5120, 2880, 128, "64x64"),
                    entry("stream_linear", "q8", 201088, 2880, 1, "200 KB"),
@@ -52,10 +52,9 @@ TEST(Tuned, AnEntryHoldsFromTheOneBeforeItOn) {
 
 TEST(Tuned, WhatIsUnknownIsNamed) {
   const TuneEntry bad[] = {
-      entry("wide", "bf16", 1, 64, 1, "default"),          entry("wide_linear", "bf15", 1, 64, 1, "default"),
-      entry("wide_linear", "bf16", 1, 64, 1, "129x256"),   entry("stream_linear", "q8", 1, 64, 1, "128x128"),
-      entry("wide_linear", "mx4", 1, 64, 1, "128x256"),       // has no such kernel
-      entry("wide_linear", "bf16", 1, 16384, 1, "128x256")};  // a segment does not fit
+      entry("wide", "bf16", 1, 64, 1, "default"), entry("wide_linear", "bf15", 1, 64, 1, "default"),
+      entry("wide_linear", "bf16", 1, 64, 1, "129x256"), entry("stream_linear", "q8", 1, 64, 1, "128x128"),
+      entry("wide_linear", "mx4", 1, 64, 1, "256x192")};  // has no such kernel
   for (const TuneEntry& e : bad) {
     TuneTable table;
     table.entries = {e};
@@ -69,13 +68,19 @@ TEST(Tuned, WhatIsUnknownIsNamed) {
   }
 }
 
-TEST(Tuned, LargeItemsFitWhatTheyMay) {
+TEST(Tuned, LargeItemsAreForWeightsThatLieAsBf16) {
   for (const ItemsName& c : wide_candidates()) {
-    EXPECT_TRUE(fits_items(c.items, PackedFormat::kBf16, packed_pairs(2880))) << c.name;
-    EXPECT_TRUE(fits_items(c.items, PackedFormat::kBf16, packed_pairs(6144))) << c.name;
-    EXPECT_EQ(fits_items(c.items, PackedFormat::kQ8, packed_pairs(4096)), c.items < WideItems::kLarge);
-    EXPECT_EQ(fits_items(c.items, PackedFormat::kMx4, packed_pairs(2880)), c.items < WideItems::kLarge);
-    EXPECT_EQ(fits_items(c.items, PackedFormat::kBf16, packed_pairs(8192)), c.items < WideItems::kLarge);
+    EXPECT_TRUE(fits_items(c.items, PackedFormat::kBf16)) << c.name;
+    EXPECT_TRUE(fits_items(c.items, PackedFormat::kQ8)) << c.name;
+    EXPECT_EQ(fits_items(c.items, PackedFormat::kMx4), c.items < WideItems::kLarge) << c.name;
+    WideLinear op;
+    op.num_parts = 2;
+    op.parts[0].w.format = op.parts[1].w.format = PackedFormat::kQ8;
+    const uint8_t opened = 0;
+    op.parts[0].w.opened = &opened;
+    EXPECT_EQ(fits_items(c.items, op), c.items < WideItems::kLarge) << c.name;
+    op.parts[1].w.opened = &opened;
+    EXPECT_TRUE(fits_items(c.items, op)) << c.name;
   }
 }
 

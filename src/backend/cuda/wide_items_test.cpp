@@ -57,6 +57,9 @@ class Problem {
     old_.resize(floats);
     for (float& v : old_) v = number();
     old_device_ = to_device(old_, stream_);
+    split_ = DeviceBuffer(wide_split_bytes(), "test");
+    if (split_.bytes() > 0)
+      MILLRACE_CUDA_TRY(cudaMemsetAsync(split_.as<void>(), 0, split_.bytes(), stream_.get()));
   }
 
   // What a launch leaves in the outputs and behind them, poisoned before: with NaN, or what is added to.
@@ -92,12 +95,12 @@ class Problem {
     return outputs();
   }
   bool streams() const { return fits_streaming(parts_[0].w); }
-  PackedFormat format() const { return parts_[0].w.format; }
-  int32_t pairs() const { return parts_[0].w.pairs; }
+  bool fits(WideItems items) { return fits_items(items, wide_op(items)); }
+  bool cuts = true;  // items may be
 
  private:
   struct Part {
-    DeviceBuffer tiles, bias;
+    DeviceBuffer tiles, opened, bias;
     PackedMatrix w;
   };
   void add_part(int64_t outputs) {
@@ -121,6 +124,11 @@ class Problem {
     from.row_bytes = static_cast<int64_t>(bytes_of(type_, case_.cols));
     from.type = type_;
     launch_repack(from, 0, part.w, part.tiles.as<uint8_t>(), stream_.get());
+    if (has_wgmma() && opened_bytes(part.w) > 0) {
+      part.opened = DeviceBuffer(opened_bytes(part.w), "test");
+      launch_open(part.w, part.opened.as<uint8_t>(), stream_.get());
+      part.w.opened = part.opened.as<const uint8_t>();
+    }
     stream_.synchronize();
     std::vector<float> bias(static_cast<size_t>(outputs));
     for (float& v : bias) v = number();
@@ -128,8 +136,12 @@ class Problem {
     parts_.push_back(std::move(part));
   }
   void launch_wide(WideItems items) {
+    fresh_outputs();
+    launch_wide_linear(wide_op(items), stream_.get());
+  }
+  WideLinear wide_op(WideItems items) {
     WideLinear op;
-    float* to = fresh_outputs();
+    auto* to = out_.as<float>();
     for (size_t i = 0; i < parts_.size(); ++i) {
       op.parts[op.num_parts++] = {parts_[i].w, case_.bias ? parts_[i].bias.as<float>() : nullptr, to};
       to += case_.rows * parts_[i].w.rows + kGuard;
@@ -138,7 +150,8 @@ class Problem {
     op.rows = case_.rows;
     op.add = case_.add;
     op.items = items;
-    launch_wide_linear(op, stream_.get());
+    if (cuts) op.split = wide_split(split_.as<void>());
+    return op;
   }
   uint32_t next() { return random_ = random_ * 1664525u + 1013904223u; }
   // From -1 to 1, in steps that no sum of products is exact in.
@@ -165,7 +178,7 @@ class Problem {
   uint32_t random_;
   Stream stream_;
   std::vector<Part> parts_;
-  DeviceBuffer x_, operand_, out_, kept_, old_device_, count_{sizeof(uint64_t), "test"};
+  DeviceBuffer x_, operand_, out_, kept_, old_device_, split_, count_{sizeof(uint64_t), "test"};
   std::vector<float> old_;
 };
 
@@ -182,6 +195,7 @@ const Case kCases[] = {
     {385, {1024}, 6144, false, false},
     {513, {4096, 512, 512}, 2880, false, true},
     {2300, {4096, 512, 512}, 2880, true, true},  // several items a CTA, two bands
+    {3000, {4096, 1032}, 1088, false, true},     // shares of two items and a part
     {4500, {640}, 64, false, false},
     {3, {1400}, 5120, true, true},  // streamed in four parts a tile, more than a tile a CTA
 };
@@ -209,8 +223,12 @@ TEST_P(WideItemsTest, AllGiveTheSameBits) {
     }
     p.keep();
     for (const ItemsName& candidate : wide_candidates()) {
-      if (!has_wgmma() || !fits_items(candidate.items, p.format(), p.pairs())) continue;
-      for (int again = 0; again < 2; ++again) ASSERT_EQ(p.differing(candidate.items), 0u) << candidate.name;
+      if (!has_wgmma() || !p.fits(candidate.items)) continue;
+      p.cuts = false;
+      ASSERT_EQ(p.differing(candidate.items), 0u) << candidate.name;
+      p.cuts = true;
+      for (int again = 0; again < 3; ++again)
+        ASSERT_EQ(p.differing(candidate.items), 0u) << candidate.name << ", cut";
     }
     if (!p.streams()) continue;
     const int64_t rows = std::min<int64_t>(c.rows, 4);
@@ -253,7 +271,7 @@ TEST(WideItems, ATableChooses) {
   p.wide(WideItems::kDefault);
   p.keep();
   for (const ItemsName& candidate : wide_candidates()) {
-    if (!has_wgmma() || !fits_items(candidate.items, p.format(), p.pairs())) continue;
+    if (!has_wgmma() || !p.fits(candidate.items)) continue;
     TuneTable table;
     table.entries.push_back(
         {"x", {std::string(kWideKernel), "bf16", 520, 2880, 512}, std::string(candidate.name), {}});

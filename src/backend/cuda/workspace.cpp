@@ -41,6 +41,7 @@ struct Sizes {  // bytes
                      wide_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn)),
                      wide_rows_bytes(spec.max_logit_rows, spec.hidden),
                      wide_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn))});
+    split = wide_split_bytes();
     wide_act = pairs > 0 ? wide_rows_bytes(expert_rows, spec.expert_ffn) : 0;
     groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts) * 4 : 0;
     if (fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim)) {
@@ -55,11 +56,11 @@ struct Sizes {  // bytes
   }
   size_t total() const {
     return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
-           logits + best + rounded + moe_sync + wide + wide_act + groups + partial + arrived + candidates +
-           sample_details;
+           logits + best + rounded + moe_sync + wide + split + wide_act + groups + partial + arrived +
+           candidates + sample_details;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, rounded, moe_sync,
-      wide, wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
+      wide, split, wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -93,6 +94,7 @@ Workspace::Workspace(const ExecutorSpec& spec) {
   rounded = memory(sizes.rounded);
   moe_sync = zeros(sizes.moe_sync);
   wide = memory(sizes.wide);
+  split = zeros(sizes.split);
   wide_act = memory(sizes.wide_act);
   groups = memory(sizes.groups);
   partial = memory(sizes.partial);

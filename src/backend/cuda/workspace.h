@@ -21,6 +21,7 @@ struct Workspace {
   DeviceBuffer rounded;                          // the normed rows as bf16, for streaming experts
   DeviceBuffer moe_sync;                         // MoeSync (stream.h)
   DeviceBuffer wide, wide_act;      // operands of wide products (wide.h), and of the experts' down
+  DeviceBuffer split;               // items of wide products that are cut in two (wide.h)
   DeviceBuffer groups;              // pairs by expert (wide.h)
   DeviceBuffer partial, arrived;    // attention: spans side by side, and how many are done
   DeviceBuffer candidates;          // argmax

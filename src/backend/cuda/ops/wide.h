@@ -37,17 +37,26 @@ struct WideRound {
 };
 void launch_wide_round(const WideRound& op, cudaStream_t stream);
 
-// What a CTA of a product on warpgroups multiplies at a time: outputs x rows. The large ones (wide_large.cuh)
-// are for bf16. All but the last give the same bits.
+// What a CTA of a product on warpgroups multiplies at a time: outputs x rows. The large and the middle ones
+// (wide_large.cuh) are for weights that lie in memory as bf16. All but the last give the same bits.
 enum class WideItems : int32_t {
-  kDefault,  // what is tuned (tuned.h) or, else, what takes the fewest rounds of the first three
+  kDefault,  // what is tuned (tuned.h) or, else, what should take least
   kWhole,    // 128 x 128
   kHalf,     // 64 x 128
   kSmall,    // 64 x 64
-  kLarge,    // 128 x 256
-  kLoose,    // 128 x 256, bf16, one chain over all columns: other bits, for gemm_bench
+  kLarge,    // 256 x 192, by two CTAs
+  kMiddle,   // 128 x 192, by two CTAs
+  kLoose,    // 256 x 192, one chain over all columns: other bits, for gemm_bench
 };
-bool fits_items(WideItems items, PackedFormat format, int32_t pairs);
+
+// Through which CTAs hand over items that are cut in two (wide_large.cuh). Without it nothing is cut. All of
+// a kernel's CTAs must be resident: for one engine of the GPU (WholeGrid).
+struct WideSplit {
+  float* totals = nullptr;    // [SMs][an item's outputs]
+  uint32_t* ready = nullptr;  // [SMs][warps]: zeros between two products
+};
+size_t wide_split_bytes();
+WideSplit wide_split(void* memory);  // so many bytes, zeros
 
 // As StreamLinear, for any number of rows. Compute-bound beyond some 200 rows.
 struct WideLinear {
@@ -62,7 +71,11 @@ struct WideLinear {
   int64_t rows = 0;
   bool add = false;
   WideItems items = WideItems::kDefault;
+  WideSplit split;
 };
+// Whether such items are for weights of this format, and for these ones: 8-bit ones may be opened or not.
+bool fits_items(WideItems items, PackedFormat format);
+bool fits_items(WideItems items, const WideLinear& op);
 void launch_wide_linear(const WideLinear& op, cudaStream_t stream);
 
 // (token, slot) pairs sorted by expert, each expert's padded to whole tiles of rows, and the tiles cut into

@@ -1,22 +1,44 @@
 // The large items of wide products, and for what they are there (wide_large.cuh).
 #include "backend/cuda/ops/wide_large.cuh"
 
-#include "base/check.h"
-
 namespace millrace::cuda {
+namespace {
 
-bool fits_items(WideItems items, PackedFormat format, int32_t pairs) {
+constexpr size_t kItemBytes = size_t{kMultiplyWarps} * kWarpLanes * kMostSums * sizeof(float);
+
+}  // namespace
+
+bool fits_items(WideItems items, PackedFormat format) {
+  return items < WideItems::kLarge || format == PackedFormat::kBf16 || format == PackedFormat::kQ8;
+}
+bool fits_items(WideItems items, const WideLinear& op) {
   if (items < WideItems::kLarge) return true;
-  if (format != PackedFormat::kBf16) return false;
-  // The weights of a segment lie in the ring together.
-  return items == WideItems::kLoose || pairs_per_segment(pairs) <= LargeLayout::kWeightSlots;
+  for (int i = 0; i < op.num_parts; ++i) {
+    if (op.parts[i].w.format != PackedFormat::kBf16 && op.parts[i].w.opened == nullptr) return false;
+  }
+  return true;
 }
 
-void launch_large_linear(const WgmmaLinear& linear, PackedFormat format, WideItems items,
-                         cudaStream_t stream) {
-  MILLRACE_CHECK(fits_items(items, format, linear.pairs));
-  if (items == WideItems::kLoose) return launch_large<true>(linear, stream);
-  launch_large<false>(linear, stream);
+size_t wide_split_bytes() {
+  if (!has_wgmma()) return 0;
+  return static_cast<size_t>(multiprocessors()) * (kItemBytes + kMultiplyWarps * sizeof(uint32_t));
+}
+WideSplit wide_split(void* memory) {
+  if (memory == nullptr) return {};
+  auto* totals = static_cast<float*>(memory);
+  return {totals,
+          reinterpret_cast<uint32_t*>(totals + static_cast<size_t>(multiprocessors()) * kItemBytes / 4)};
+}
+
+void launch_large_linear(const WideLinear& op, WideItems items, cudaStream_t stream) {
+  WgmmaLinear p = wgmma_linear(op);
+  p.tile_bytes = static_cast<uint32_t>(p.pairs) * kBf16PairBytes;
+  for (int i = 0; i < op.num_parts; ++i) {
+    if (op.parts[i].w.opened != nullptr) p.parts[i].tiles = op.parts[i].w.opened;
+  }
+  const float unscale = op.parts[0].w.format == PackedFormat::kBf16 ? 1.0f : kMx4Unscale;
+  if (items == WideItems::kMiddle) return launch_large<96>(p, items, unscale, op.split, stream);
+  launch_large<192>(p, items, unscale, op.split, stream);
 }
 
 }  // namespace millrace::cuda

@@ -1,380 +1,431 @@
-// Large items of wide linear products of bf16 weights on Hopper's warpgroup instructions: 128 outputs x 256
-// tokens a CTA, where wide_product.cuh has 128 x 128: three quarters of the bytes from L2, and of those that
-// go into shared memory.
+// Large items of wide linear products of bf16 operands on Hopper's warpgroup instructions: two CTAs, a
+// cluster, have 256 outputs x 192 tokens, or 128 x 192, in shares that end at the same time. For bf16
+// weights, and for 8-bit ones that are kept opened (packed.h).
 //
-// A segment's sums are one chain, added to the totals at its end (tile_format.cuh). Totals of 64 x 256
-// outputs are 128 registers of a thread, so there are sums for half of the tokens at a time: a segment goes
-// through the tensor cores twice, with tokens 0-127 and then 128-255. Its weights stay in shared memory
-// meanwhile, tokens pass through: two rings. The same bits as any other kernel.
+// What limits such a product is, first, what L2 gives to all SMs (9.5 TB/s were measured, 5.3 KB a cycle for
+// 132 of them); second, shared memory (128 bytes a cycle), where operands are written once and read by each
+// of the two warpgroups' instructions; third, the tensor cores. Cycles for 64 columns, of a CTA:
+//                                  L2             shared memory        tensor cores
+//   128 x 128, alone               32 KB: 800     80 KB: 640           512
+//   128 x 192, tokens shared       28 KB: 700     104 KB: 812          768     (alone 40 KB: 1,000)
+//   128 x 96, weights shared       20 KB: 500     68 KB: 531           384     (alone 28 KB: 700)
+// Shared: each CTA brings half to both. More than 192 tokens do not fit: a segment of the columns is one
+// chain of products and is added to the totals at its end (tile_format.cuh), so a thread holds 96 sums and 96
+// totals.
 //
-// Where the last round of items would leave half of the SMs idle, its items are halved: 128 tokens each.
+// Nobody waits for outputs: an item's totals are stored under the first products of the next. The second
+// warpgroup begins a stage later than the first, so that one multiplies while the other adds.
 //
-// Nobody waits for outputs: a half's totals are stored while the chain of the other half runs, the second
-// half's while the next item's first chain does. Weights are asked for by one thread, tokens by another.
+// Shares: items have all the same length, and are rarely a multiple of the clusters. An item may be cut
+// between two segments: one cluster begins with the first of them and hands its totals over, another ends
+// with the others, beginning with those totals: the same sums in the same order. With at least an item a
+// cluster nobody waits: what is handed over was computed first and is needed last.
 //
-// Roofline: 1,024 cycles of the tensor cores for 64 columns of an item. Shared memory: 96 KB read by
-// products, 48 KB written. Adding: 128 instructions of each scheduler at the end of a half's chain of 1,536
-// cycles (3 x 64 columns).
-//
-// kLoose: one chain over all columns, without sums beside totals. Its bits differ from every other kernel's:
-// it says what equal bits cost, and nothing in the engine uses it.
+// kLoose: one chain over all columns. Its bits differ from every other kernel's: it says what equal bits
+// cost, and nothing in the engine uses it.
 #pragma once
 
 #include "backend/cuda/ops/wide_product.cuh"
+#include "backend/cuda/ops/wide_shares.h"
+#include "backend/cuda/ptx/cluster.cuh"
+#include "backend/cuda/ptx/grid_sync.cuh"
+#include "backend/cuda/ptx/predicated.cuh"
 
 namespace millrace::cuda {
 
-inline constexpr int kLargeTokens = 256, kLargeTiles = 16;  // of an item: tokens, tiles of weights
-inline constexpr int kPieceTokens = kLargeTokens / 2;
-// Items that run at the same time form a block of so many x as many as SMs are left for, so that both
-// operands are read out of L2 again.
-inline constexpr int kBandTokens = 2048;
+inline constexpr int kClusterCtas = 2;
+inline constexpr uint16_t kBothCtas = 3;
+inline constexpr int kLargeTiles = 16;    // of weights, 8 rows each, of a CTA
+inline constexpr int kLargeTokens = 192;  // of a cluster
+inline constexpr int kMostSums = 96;      // of a thread
 
+template <int kCtaTokens>
 struct LargeLayout {
+  static constexpr int kTokens = kCtaTokens;
+  static constexpr bool kSharesTokens = kTokens == kLargeTokens;  // else weights
+  static constexpr int kItemTiles = kSharesTokens ? 2 * kLargeTiles : kLargeTiles;
   static constexpr int kPairBytes = TileFormat<PackedFormat::kBf16>::kPairBytes;
-  static constexpr int kHalfBytes = kLargeTiles / 2 * kPairBytes;  // a warpgroup's weights of a pair
-  static constexpr int kWeightBytes = 2 * kHalfBytes;
-  static constexpr int kTokenBytes = kPieceTokens * ptx::kSwizzleRowBytes;
-  static constexpr int kTokenSlots = 8;
-  static constexpr int kMostBytes = 232448, kBarrierBytes = 512;
-  static constexpr int kWeightSlots = (kMostBytes - kBarrierBytes - kTokenSlots * kTokenBytes) / kWeightBytes;
-  static constexpr int kBytes =
-      kWeightSlots * kWeightBytes + kTokenSlots * kTokenBytes + 2 * 8 * (kWeightSlots + kTokenSlots);
-  static_assert(2 * 8 * (kWeightSlots + kTokenSlots) <= kBarrierBytes && kHalfBytes % 1024 == 0);
+  static constexpr int kGroupBytes = kLargeTiles / 2 * kPairBytes;  // a warpgroup's weights of a stage
+  static constexpr int kTokensAt = 2 * kGroupBytes;
+  static constexpr int kStageBytes = kTokensAt + kTokens * ptx::kSwizzleRowBytes;
+  static constexpr int kMostBytes = 232448;
+  static constexpr int kCount = kMostBytes / (kStageBytes + 2 * 8);
+  static constexpr int kBytes = kCount * (kStageBytes + 2 * 8);
+  static constexpr int kSums = kTokens / 2;  // of a thread
+  // Items that run at the same time form a block of so many in tokens x as many as clusters are left for, so
+  // that both operands are read out of L2 again.
+  static constexpr int kBand = 10;
+  static_assert(kStageBytes % 1024 == 0 && kTokens % 32 == 0);
 };
 
-// One item: a tile of outputs of a part and a tile of tokens.
+// A CTA's part of one item.
 struct LargeItem {
-  int32_t part, first_tile;  // of weights, 8 rows each
+  int32_t part, first_tile;  // of weights
   int32_t first_token;
 };
 
+template <int kTokens>
 struct LargeProblem : WgmmaLinear {
-  static constexpr int kOld = 8;   // outputs that are added to at a time: registers
-  CUtensorMap token_map, maps[3];  // of the parts
-  int32_t whole_items;             // the rest goes in halves of the tokens
-
-  __host__ __device__ int part_items(int part) const {
-    return (parts[part].num_tiles + kLargeTiles - 1) / kLargeTiles;
-  }
-  __host__ __device__ int weight_items() const {
-    int n = 0;
-    for (int i = 0; i < num_parts; ++i) n += part_items(i);
-    return n;
-  }
-  __host__ __device__ int token_items() const {
-    return static_cast<int>((rows + kLargeTokens - 1) / kLargeTokens);
-  }
-  __host__ __device__ int items() const { return weight_items() * token_items(); }
-  __host__ __device__ int half_items() const { return 2 * (items() - whole_items); }
+  using Layout = LargeLayout<kTokens>;
+  static constexpr int kOld = kTokens == 192 ? 8 : 6;  // outputs that are added to at a time: registers
+  CUtensorMap maps[3];                                 // of the parts
+  int32_t segment_pairs;
+  int32_t weight_items, token_items, part_items[3];
+  float per_band, per_row, per_last_row;  // one over how many items a band and its rows have
+  float unscale;
+  WideSplit split;
+  LargeShares shares;
 
   // Bands of tokens, in each all weights, in turn.
   __device__ LargeItem item(int i) const {
-    constexpr int kBand = kBandTokens / kLargeTokens;
-    const int all = weight_items(), band = i / (kBand * all), in_band = i - band * kBand * all;
-    const int wide = min(kBand, token_items() - band * kBand);
-    int n = in_band / wide, part = 0;
-    const int m = band * kBand + in_band % wide;
-    while (part + 1 < num_parts && n >= part_items(part)) n -= part_items(part++);
-    return {part, n * kLargeTiles, m * kLargeTokens};
+    const int band_items = Layout::kBand * weight_items, band = divide(i, band_items, per_band);
+    const int in_band = i - band * band_items, row = token_items - band * Layout::kBand;
+    const bool last = row < Layout::kBand;
+    int n = divide(in_band, last ? row : Layout::kBand, last ? per_last_row : per_row), part = 0;
+    const int m = band * Layout::kBand + in_band - n * (last ? row : Layout::kBand);
+    while (part + 1 < num_parts && n >= part_items[part]) n -= part_items[part++];
+    const int rank = static_cast<int>(blockIdx.x % kClusterCtas);
+    return {part, n * Layout::kItemTiles + (Layout::kSharesTokens ? rank * kLargeTiles : 0),
+            m * kLargeTokens + (Layout::kSharesTokens ? 0 : rank * kTokens)};
+  }
+  __device__ int pairs_until(int segment) const { return min(segment * segment_pairs, pairs); }
+  __device__ bool piece(int k, LargePiece& piece) const {
+    return shares.piece(static_cast<int>(blockIdx.x / kClusterCtas), k, piece);
   }
 
-  __device__ LargeItem half_item(int i) const {
-    LargeItem half = item(whole_items + i / 2);
-    half.first_token += i % 2 * kPieceTokens;
-    return half;
-  }
-
-  // sum: of the warp's rows g and g + 8, tokens 8j + 2t and + 1 of the half `piece`.
-  __device__ void store(const LargeItem& item, int piece, int warp, int lane, const float (&sum)[64]) const {
+  // Half of the warp's outputs, rows g and g + 8, tokens 8j + 2t and + 1 of an item.
+  template <int kHalf>
+  __device__ void store(const LargeItem& item, int warp, int lane,
+                        const float (&total)[Layout::kSums]) const {
+    constexpr int kCount = Layout::kSums / 4, kFirst = kHalf * kCount;  // of the tokens of a lane
     const Part& part = parts[item.part];
-    const int g = lane / 4, first = item.first_token + piece * kPieceTokens + 2 * (lane % 4);
-    const int left = static_cast<int>(min(rows - first, int64_t{kPieceTokens}));  // tokens from there on
+    const int first = item.first_token + 2 * (lane % 4);
+    const int left = static_cast<int>(min(rows - first, int64_t{kTokens}));  // tokens from there on
+    const auto token = [](int i) { return i / 2 * 8 + i % 2; };
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int column = (item.first_tile + 2 * warp + half) * kTileRows + g;
+      const int column = (item.first_tile + 2 * warp + half) * kTileRows + lane / 4;
       if (column >= part.rows) continue;
       const float bias = part.bias != nullptr ? part.bias[column] : 0.0f;
       float* to = part.out + int64_t{first} * part.rows + column;
 #pragma unroll
-      for (int begin = 0; begin < 32; begin += kOld) {
-        float old[kOld];  // asked for before anything is stored
+      for (int begin = kFirst; begin < kFirst + kCount; begin += kOld) {
+        float old[kOld];  // asked for before anything is stored; what changes nothing, where nothing is added
 #pragma unroll
-        for (int i = begin; i < begin + kOld; ++i) {
-          const int token = i / 2 * 8 + i % 2;
-          old[i - begin] = add && token < left ? to[int64_t{token} * part.rows] : 0.0f;
+        for (int i = 0; i < kOld; ++i) old[i] = -0.0f;
+        if (add) {
+#pragma unroll
+          for (int i = begin; i < begin + kOld; ++i)
+            ptx::load_if(token(i) < left, to + int64_t{token(i)} * part.rows, old[i - begin]);
         }
 #pragma unroll
         for (int i = begin; i < begin + kOld; ++i) {
-          const int token = i / 2 * 8 + i % 2;
-          const float value = sum[i / 2 * 4 + 2 * half + i % 2] + bias;
-          if (token < left) to[int64_t{token} * part.rows] = add ? old[i - begin] + value : value;
+          // The product is exact: a power of two.
+          const float value = fmaf(total[i / 2 * 4 + 2 * half + i % 2], unscale, bias);
+          if (token(i) < left) to[int64_t{token(i)} * part.rows] = old[i - begin] + value;
         }
       }
     }
+  }
+
+  // Totals that another CTA goes on with: those of CTA `from`, [quad][thread] of four.
+  __device__ float4* handed(int from) const {
+    constexpr int64_t kQuads = kMultiplyWarps * kWarpLanes * kMostSums / 4;
+    return reinterpret_cast<float4*>(split.totals) + from * kQuads;
+  }
+  template <int kHalf>
+  __device__ void hand_over(int warp, int lane, const float (&total)[Layout::kSums]) const {
+    constexpr int kCount = Layout::kSums / 8;
+    const int cta = static_cast<int>(blockIdx.x);
+    float4* to = handed(cta) + warp * kWarpLanes + lane;
+#pragma unroll
+    for (int i = kHalf * kCount; i < (kHalf + 1) * kCount; ++i) {
+      to[i * (kMultiplyWarps * kWarpLanes)] =
+          make_float4(total[4 * i], total[4 * i + 1], total[4 * i + 2], total[4 * i + 3]);
+    }
+    if (kHalf == 0) return;
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) ptx::add_release(split.ready + cta * kMultiplyWarps + warp, 1);
+  }
+  // From the same CTA of the next cluster.
+  __device__ void take_over(int warp, int lane, float (&total)[Layout::kSums]) const {
+    const int from = static_cast<int>(blockIdx.x) + kClusterCtas;
+    uint32_t* ready = split.ready + from * kMultiplyWarps + warp;
+    ptx::wait_count(ready, 1);
+    const float4* totals = handed(from) + warp * kWarpLanes + lane;
+#pragma unroll
+    for (int i = 0; i < Layout::kSums / 4; ++i) {
+      const float4 four = __ldcg(totals + i * (kMultiplyWarps * kWarpLanes));
+      total[4 * i] = four.x, total[4 * i + 1] = four.y, total[4 * i + 2] = four.z, total[4 * i + 3] = four.w;
+    }
+    __syncwarp();
+    if (lane == 0) *ready = 0;  // for the next product
+  }
+
+ private:
+  // n / by, of small numbers, with one over `by` at hand.
+  __device__ static int divide(int n, int by, float inverse) {
+    const int guess = static_cast<int>(static_cast<float>(n) * inverse);  // at most one off
+    return guess - (guess * by > n ? 1 : 0) + ((guess + 1) * by <= n ? 1 : 0);
   }
 };
 
 #ifdef MILLRACE_HAS_WGMMA
 
-// Slots are numbered through; number n lies at n % kCount. full completes when its bytes are there, empty
-// when every warp that multiplies has read it.
-template <int kCount, int kSlotBytes>
-struct LargeRing {
-  using Cursor = SlotCursor<kCount, kSlotBytes>;
-  uint8_t* data;
-  uint64_t* barriers;  // full, then empty
+// Stages of a cluster are numbered through; stage n lies at n % kCount of each CTA. full completes when a
+// CTA's operands are there, empty when all warps of both have read theirs: only then may either be written.
+template <class Layout>
+struct ClusterRing {
+  static constexpr int kCount = Layout::kCount;
+  uint8_t* stages;
+  uint64_t *full, *empty;
 
-  __device__ uint64_t* full(uint32_t n) const { return barriers + n % kCount; }
-  __device__ uint8_t* slot(uint32_t n) const { return data + n % kCount * kSlotBytes; }
+  __device__ explicit ClusterRing(uint8_t* shared) : stages(shared) {
+    full = reinterpret_cast<uint64_t*>(shared + kCount * Layout::kStageBytes);
+    empty = full + kCount;
+  }
   __device__ void init() const {
     for (int i = 0; i < kCount; ++i) {
-      ptx::barrier_init(barriers + i, 1);
-      ptx::barrier_init(barriers + kCount + i, kMultiplyWarps);
+      ptx::barrier_init(full + i, 2);
+      ptx::barrier_init(empty + i, kClusterCtas * kMultiplyWarps);
     }
-  }
-  // The slot is free, and `bytes` will come to it.
-  __device__ void claim(uint32_t n, uint32_t bytes) const {
-    ptx::barrier_wait(barriers + kCount + n % kCount, n / kCount % 2 ^ 1);
-    ptx::barrier_arrive_expect(full(n), bytes);
+    ptx::barrier_init_fence();
   }
 };
 
-struct LargeRings {
-  LargeRing<LargeLayout::kWeightSlots, LargeLayout::kWeightBytes> weights;
-  LargeRing<LargeLayout::kTokenSlots, LargeLayout::kTokenBytes> tokens;
-
-  __device__ explicit LargeRings(uint8_t* shared) {
-    using Layout = LargeLayout;
-    tokens.data = shared;
-    weights.data = shared + Layout::kTokenSlots * Layout::kTokenBytes;
-    tokens.barriers = reinterpret_cast<uint64_t*>(weights.data + Layout::kWeightSlots * Layout::kWeightBytes);
-    weights.barriers = tokens.barriers + 2 * Layout::kTokenSlots;
-  }
-};
-
-// One thread's copies, of the weights or of the tokens of all items.
-template <bool kLoose>
-struct LargeLoader {
-  using Layout = LargeLayout;
-  const LargeProblem& p;
-  const LargeRings& rings;
-  uint32_t n = 0;  // slots filled so far
-
-  __device__ void load_weights() {
-    for (int i = blockIdx.x; i < p.whole_items; i += gridDim.x) load_weights(p.item(i));
-    for (int i = blockIdx.x; i < p.half_items(); i += gridDim.x) load_weights(p.half_item(i));
-  }
-  // Of a segment's first half and then of its second.
-  __device__ void load_tokens() {
-    const int per = kLoose ? 1 : pairs_per_segment(p.pairs);
-    for (int i = blockIdx.x; i < p.whole_items; i += gridDim.x) {
-      const int tile = p.item(i).first_token / kWgmmaRows;
-      for (int begin = 0; begin < p.pairs; begin += per) {
-        const int end = min(begin + per, p.pairs);
-        load_tokens(tile, begin, end);
-        load_tokens(tile + kPieceTokens / kWgmmaRows, begin, end);
+// One thread's copies of all pieces: weights or tokens, of which one kind is this CTA's own, and of the other
+// it brings a half to both.
+template <int kTokens, Brings kBrings>
+__device__ void load_pieces(const LargeProblem<kTokens>& p, const ClusterRing<LargeLayout<kTokens>>& ring) {
+  using Layout = LargeLayout<kTokens>;
+  const uint32_t rank = blockIdx.x % kClusterCtas;
+  const int tiles = static_cast<int>((p.rows + kWgmmaRows - 1) / kWgmmaRows);  // of tokens
+  uint32_t slot = 0, parity = 1;
+  LargePiece piece;
+  for (int k = 0; p.piece(k, piece); ++k) {
+    const LargeItem item = p.item(piece.item);
+    const int last = p.pairs_until(piece.end);
+    // This CTA's 96 tokens, its own or its half of 192, are a tile and a half or half a tile and a tile. Past
+    // the last tile there is nothing: those sums are nobody's.
+    const int first = item.first_token + (Layout::kSharesTokens ? static_cast<int>(rank) * 96 : 0);
+    const int tile = first / kWgmmaRows;
+    const int into = first % kWgmmaRows * ptx::kSwizzleRowBytes;  // 0, or half a tile
+    const int here = tile < tiles ? kWgmmaTileBytes - into : 0;
+    const int next = tile + 1 < tiles ? kWgmmaTileBytes / 2 + into : 0;
+    const int whole_tiles = tiles - item.first_token / kWgmmaRows;
+    const auto all = static_cast<uint32_t>(
+        Layout::kSharesTokens ? min(whole_tiles, kLargeTokens / kWgmmaRows) * kWgmmaTileBytes : here + next);
+    const uint8_t* tokens = p.x.data + int64_t{tile} * p.pairs * kWgmmaTileBytes;
+    for (int pair = p.pairs_until(piece.begin); pair < last; ++pair) {
+      ptx::barrier_wait(ring.empty + slot, parity);
+      uint64_t* full = ring.full + slot;
+      uint8_t* stage = ring.stages + slot * Layout::kStageBytes;
+      if constexpr (kBrings == Brings::kWeights) {
+        ptx::barrier_arrive_expect(full, Layout::kTokensAt);
+        if constexpr (Layout::kSharesTokens) {
+          ptx::box_copy(stage, p.maps + item.part, pair * Layout::kPairBytes, item.first_tile, full);
+        } else {
+          ptx::box_copy_to(kBothCtas, stage + rank * Layout::kGroupBytes, p.maps + item.part,
+                           pair * Layout::kPairBytes,
+                           item.first_tile + static_cast<int>(rank) * (kLargeTiles / 2), full);
+        }
+      } else {
+        ptx::barrier_arrive_expect(full, all);
+        uint8_t* to = stage + Layout::kTokensAt + (first - item.first_token) * ptx::kSwizzleRowBytes;
+        const uint8_t* from = tokens + int64_t{pair} * kWgmmaTileBytes + into;
+        const uint8_t* after = tokens + int64_t{pair + p.pairs} * kWgmmaTileBytes;
+        const auto copy = [&](uint8_t* place, const uint8_t* source, int bytes) {
+          if (bytes == 0) return;
+          if constexpr (Layout::kSharesTokens) {
+            ptx::bulk_copy_to(kBothCtas, place, source, static_cast<uint32_t>(bytes), full);
+          } else {
+            ptx::bulk_copy_kept(place, source, static_cast<uint32_t>(bytes), full);
+          }
+        };
+        copy(to, from, here);
+        copy(to + here, after, next);
       }
+      if (++slot == Layout::kCount) slot = 0, parity ^= 1u;
     }
-    for (int i = blockIdx.x; i < p.half_items(); i += gridDim.x)
-      load_tokens(p.half_item(i).first_token / kWgmmaRows, 0, p.pairs);
   }
+}
 
- private:
-  __device__ void load_weights(const LargeItem& item) {
-    const CUtensorMap* map = p.maps + item.part;
-    for (int pair = 0; pair < p.pairs; ++pair, ++n) {
-      rings.weights.claim(n, Layout::kWeightBytes);
-      ptx::box_copy(rings.weights.slot(n), map, pair * Layout::kPairBytes, item.first_tile,
-                    rings.weights.full(n));
-    }
-  }
-  __device__ void load_tokens(int tile, int begin, int end) {
-    for (int pair = begin; pair < end; ++pair, ++n) {
-      rings.tokens.claim(n, Layout::kTokenBytes);
-      ptx::kilobyte_box_copy(rings.tokens.slot(n), &p.token_map, pair * (kWgmmaTileBytes / 1024), tile,
-                             rings.tokens.full(n));
-    }
-  }
-};
-
+template <int kTokens>
 struct LargeMultiplier {
-  using Layout = LargeLayout;
-  const LargeProblem& p;
+  using Layout = LargeLayout<kTokens>;
+  const LargeProblem<kTokens>& p;
   const int warp, lane;
-  SlotCursor<Layout::kWeightSlots, Layout::kWeightBytes> w;
-  SlotCursor<Layout::kTokenSlots, Layout::kTokenBytes> x;
-  float total[2][64];  // of the two halves
+  StageCursor<Layout> at;
+  const uint32_t other_empty;      // the other CTA's barriers
+  int left = 0;                    // pairs of all pieces
+  LargePiece before = {-1, 0, 0};  // whose totals have yet to be put where they belong
+  float total[Layout::kSums];
 
-  __device__ LargeMultiplier(const LargeProblem& problem, const LargeRings& rings, int warp_index,
-                             int lane_index)
+  __device__ LargeMultiplier(const LargeProblem<kTokens>& problem, const ClusterRing<Layout>& ring,
+                             int warp_index, int lane_index)
       : p(problem),
         warp(warp_index),
         lane(lane_index),
-        w(rings.weights.data, rings.weights.barriers),
-        x(rings.tokens.data, rings.tokens.barriers) {}
+        at(ring.stages, ring.full),
+        other_empty(ptx::address_in(blockIdx.x % kClusterCtas ^ 1u, ptx::shared_address(ring.empty))) {}
 
-  // Half of the products of a slot of weights and one of tokens (or, for 256 tokens, two), left under way.
-  template <int kHalf, class Cursor, class Sums>
-  __device__ void multiply(Sums& sum, const Cursor& weights, bool first) {
-    const uint64_t b = x.operand(0);
-    const uint64_t a = weights.operand(static_cast<uint32_t>(warp / kGroupWarps * Layout::kHalfBytes));
+  // The warp has read the stage before; both CTAs must know.
+  __device__ void release_previous() const {
+    const auto before_it = at.previous();
+    before_it.release(lane);
+    if (lane == 1) ptx::barrier_arrive_there(other_empty + 8 * before_it.slot);
+  }
+  // Half of the stage's products, left under way.
+  template <int kHalf>
+  __device__ void multiply(float (&sum)[Layout::kSums], bool first) const {
+    const uint64_t b = at.operand(Layout::kTokensAt);
+    const uint64_t a = at.operand(static_cast<uint32_t>(warp / kGroupWarps * Layout::kGroupBytes));
     if (kHalf == 0) ptx::wgmma_fence();
 #pragma unroll
     for (int i = 2 * kHalf; i < 2 * kHalf + 2; ++i)
       ptx::wgmma_bf16(sum, a + 2 * i, b + 2 * i, !first || i > 0);
     ptx::wgmma_commit();
   }
-
-  // The chain of a segment of `count` pairs for one half; kLast: nobody else reads their weights. With `done`
-  // (an item, or -1) the other half's totals are complete: they are stored under way. Under a slot's first
-  // products the one before is given back. `first` of the item: totals begin here, and not where they are
-  // stored, which would have them move between registers in every turn of the loop.
-  template <int kPiece, bool kLast>
-  __device__ void chain(int count, int done, bool first) {
-    float sum[64];
-    auto weights = w;
-    for (int j = 0; j < count; ++j) {
-      if (kPiece == 0) weights.wait();  // the second half has seen it before
-      x.wait();
-      multiply<0>(sum, weights, j == 0);
-      if (j > 0) {
-        ptx::wgmma_wait<1>();
-        x.release_previous(lane);
-        if (kLast) weights.release_previous(lane);
-      }
-      multiply<1>(sum, weights, false);
-      if (done >= 0 && j == min(1, count - 1))
-        p.store(p.item(done), 1 - kPiece, warp, lane, total[1 - kPiece]);
-      weights.advance();
-      x.advance();
+  // Under its first two products the stage before is given back, under the others the next is waited for.
+  template <bool kFirst>
+  __device__ __forceinline__ void stage(float (&sum)[Layout::kSums]) {
+    multiply<0>(sum, kFirst);
+    if (!kFirst) {
+      ptx::wgmma_wait<1>();
+      release_previous();
     }
+    multiply<1>(sum, false);
+    at.advance();
+    if (--left > 0) at.wait();
+  }
+  // Half of the totals of the piece before.
+  template <int kHalf>
+  __device__ __forceinline__ void put() const {
+    if (before.item < 0) return;
+    if (before.end == p.shares.segments) {
+      p.template store<kHalf>(p.item(before.item), warp, lane, total);
+    } else {
+      p.template hand_over<kHalf>(warp, lane, total);
+    }
+  }
+  // The end of a segment: its products are done.
+  __device__ __forceinline__ void end_chain(float (&sum)[Layout::kSums]) const {
     ptx::wgmma_wait<0>();
     ptx::hold_sums(sum);
-    x.release_previous(lane);
-    if (kLast) {
-      weights.release_previous(lane);
-      w = weights;
-    }
-    if (first) {
+    release_previous();
+  }
+  // A segment of `count` pairs that is not the first of its piece.
+  __device__ __forceinline__ void chain(int count) {
+    float sum[Layout::kSums];
+    stage<true>(sum);
+    for (int j = 1; j < count; ++j) stage<false>(sum);
+    end_chain(sum);
 #pragma unroll
-      for (int i = 0; i < 64; ++i) total[kPiece][i] = 0.0f + sum[i];
+    for (int i = 0; i < Layout::kSums; ++i) total[i] += sum[i];
+  }
+  // The first of a piece; under its first products the totals of the piece before are put where they belong.
+  __device__ __forceinline__ void first_chain(int count, bool continues) {
+    float sum[Layout::kSums];
+    stage<true>(sum);
+    if (before.item < 0 && warp < kGroupWarps) ptx::named_arrive<1, kMultiplyWarps * kWarpLanes>();
+    put<0>();
+    if (count > 1) stage<false>(sum);
+    put<1>();
+    if (continues) p.take_over(warp, lane, total);
+    for (int j = 2; j < count; ++j) stage<false>(sum);
+    end_chain(sum);
+    if (continues) {
+#pragma unroll
+      for (int i = 0; i < Layout::kSums; ++i) total[i] += sum[i];
     } else {
 #pragma unroll
-      for (int i = 0; i < 64; ++i) total[kPiece][i] += sum[i];
+      for (int i = 0; i < Layout::kSums; ++i) total[i] = 0.0f + sum[i];
     }
   }
 
   __device__ void run() {
-    const int per = pairs_per_segment(p.pairs);
-    int before = -1;  // the item whose second half has yet to be stored
-    for (int i = blockIdx.x; i < p.whole_items; i += gridDim.x) {
-      for (int begin = 0; begin < p.pairs; begin += per) {
-        const int count = min(per, p.pairs - begin);
-        chain<0, false>(count, before, begin == 0);
-        before = -1;
-        chain<1, true>(count, begin + per >= p.pairs ? i : -1, begin == 0);
-      }
-      before = i;
+    LargePiece piece;
+    for (int k = 0; p.piece(k, piece); ++k) left += p.pairs_until(piece.end) - p.pairs_until(piece.begin);
+    if (warp >= kGroupWarps) ptx::named_barrier<1, kMultiplyWarps * kWarpLanes>();
+    at.wait();
+    for (int k = 0; p.piece(k, piece); ++k) {
+      const int last = p.pairs_until(piece.end);
+      int pair = p.pairs_until(piece.begin);
+      first_chain(min(p.segment_pairs, last - pair), piece.begin > 0);
+      for (pair += p.segment_pairs; pair < last; pair += p.segment_pairs)
+        chain(min(p.segment_pairs, last - pair));
+      before = piece;
     }
-    if (before >= 0) p.store(p.item(before), 1, warp, lane, total[1]);
-    for (int i = blockIdx.x; i < p.half_items(); i += gridDim.x) {
-      for (int begin = 0; begin < p.pairs; begin += per)
-        chain<0, true>(min(per, p.pairs - begin), -1, begin == 0);
-      p.store(p.half_item(i), 0, warp, lane, total[0]);
-    }
-  }
-
-  __device__ void run_loose() {
-    for (int i = blockIdx.x; i < p.whole_items; i += gridDim.x) {
-      const LargeItem item = p.item(i);
-      for (int pair = 0; pair < p.pairs; ++pair) {
-        w.wait();
-        x.wait();
-        auto second = x;  // lies behind it: slots are an even number
-        second.advance();
-        second.wait();
-        multiply<0>(total, w, pair == 0);
-        if (pair > 0) {
-          ptx::wgmma_wait<1>();
-          release_loose();
-        }
-        multiply<1>(total, w, false);
-        w.advance();
-        second.advance();
-        x = second;
-      }
-      ptx::wgmma_wait<0>();
-      ptx::hold_sums(total[0]);
-      ptx::hold_sums(total[1]);
-      release_loose();
-      p.store(item, 0, warp, lane, total[0]);
-      p.store(item, 1, warp, lane, total[1]);
-    }
-  }
-  // The pair before.
-  __device__ void release_loose() const {
-    auto tokens = x;
-    tokens.release_previous(lane);
-    tokens.slot = tokens.slot == 0 ? Layout::kTokenSlots - 1u : tokens.slot - 1;
-    tokens.release_previous(lane);
-    w.release_previous(lane);
+    put<0>();
+    put<1>();
   }
 };
 
 #endif  // MILLRACE_HAS_WGMMA
 
-template <bool kLoose>
-__global__ void __launch_bounds__(kThreads, 1) wide_large_kernel(const __grid_constant__ LargeProblem p) {
+template <int kTokens>
+__global__ void __launch_bounds__(kThreads, 1)
+    wide_large_kernel(const __grid_constant__ LargeProblem<kTokens> p) {
 #ifdef MILLRACE_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
-  const LargeRings rings(shared);
+  const ClusterRing<LargeLayout<kTokens>> ring(shared);
   const int warp = static_cast<int>(ptx::warp_uniform(threadIdx.x / kWarpLanes)),
             lane = threadIdx.x % kWarpLanes;
-  if (threadIdx.x == 0) {
-    rings.weights.init();
-    rings.tokens.init();
-    ptx::barrier_init_fence();
-  }
+  if (threadIdx.x == 0) ring.init();
   ptx::let_dependents_start();
-  __syncthreads();  // the barriers are there
+  ptx::cluster_barrier();  // both CTAs' barriers are there
   if (warp < kMultiplyWarps) {
     ptx::more_registers<kConsumerRegisters>();
     ptx::wait_for_previous();
-    LargeMultiplier multiplier(p, rings, warp, lane);
-    if constexpr (kLoose) {
-      multiplier.run_loose();
-    } else {
-      multiplier.run();
-    }
+    LargeMultiplier<kTokens>(p, ring, warp, lane).run();
   } else {
     ptx::fewer_registers<kLoaderRegisters>();
-    LargeLoader<kLoose> loader{p, rings};
     if (warp == kMultiplyWarps && lane == 0) {
-      loader.load_weights();  // which no kernel of a step writes
+      load_pieces<kTokens, Brings::kWeights>(p, ring);  // which no kernel of a step writes
     } else if (warp == kMultiplyWarps + 1 && lane == 0) {
       ptx::wait_for_previous();
-      loader.load_tokens();
+      load_pieces<kTokens, Brings::kTokens>(p, ring);
     }
   }
+  __syncwarp();
+  ptx::cluster_barrier();  // nobody reaches into a CTA that has ended
 #else
   __trap();
 #endif
 }
 
-template <bool kLoose>
-void launch_large(const WgmmaLinear& linear, cudaStream_t stream) {
-  LargeProblem p{linear, rows_map_of(linear.x, divide_up(linear.rows, kWgmmaRows), linear.pairs), {}, 0};
-  for (int i = 0; i < p.num_parts; ++i)
-    p.maps[i] =
-        map_of<PackedFormat::kBf16>(p.parts[i].tiles, p.parts[i].num_tiles, p.tile_bytes, kLargeTiles);
-  const auto kernel = wide_large_kernel<kLoose>;
-  allow_shared_memory(kernel, LargeLayout::kBytes);
-  const int ctas = multiprocessors(), rest = p.items() % ctas;
-  p.whole_items = kLoose || 2 * rest > ctas ? p.items() : p.items() - rest;
-  const int wanted = p.whole_items > p.half_items() ? p.whole_items : p.half_items();
-  launch_dependent("wide_large_kernel", kernel, dim3(static_cast<unsigned>(wanted < ctas ? wanted : ctas)),
-                   kThreads, LargeLayout::kBytes, stream, p);
+template <int kTokens>
+void launch_large(const WgmmaLinear& linear, WideItems way, float unscale, const WideSplit& split,
+                  cudaStream_t stream) {
+  using Layout = LargeLayout<kTokens>;
+  LargeProblem<kTokens> p{};
+  static_cast<WgmmaLinear&>(p) = linear;
+  p.unscale = unscale;
+  p.split = split;
+  for (int i = 0; i < p.num_parts; ++i) {
+    p.maps[i] = map_of<PackedFormat::kBf16>(p.parts[i].tiles, p.parts[i].num_tiles, p.tile_bytes,
+                                            Layout::kSharesTokens ? kLargeTiles : kLargeTiles / 2);
+    p.part_items[i] = static_cast<int32_t>(divide_up(p.parts[i].num_tiles, Layout::kItemTiles));
+    p.weight_items += p.part_items[i];
+  }
+  p.token_items = static_cast<int32_t>(divide_up(p.rows, kLargeTokens));
+  const int last_row = p.token_items % Layout::kBand;
+  p.per_band = 1.0f / static_cast<float>(Layout::kBand * p.weight_items);
+  p.per_row = 1.0f / Layout::kBand;
+  p.per_last_row = last_row > 0 ? 1.0f / static_cast<float>(last_row) : 0.0f;
+  p.segment_pairs = way == WideItems::kLoose ? p.pairs : pairs_per_segment(p.pairs);
+  p.shares.items = p.weight_items * p.token_items;
+  p.shares.segments = static_cast<int32_t>(divide_up(p.pairs, p.segment_pairs));
+  int clusters = multiprocessors() / kClusterCtas;
+  if (clusters > kMostClusters) clusters = kMostClusters;
+  p.shares.clusters = p.shares.items < clusters ? p.shares.items : clusters;
+  p.shares.share_out(split.totals != nullptr);
+  const auto kernel = wide_large_kernel<kTokens>;
+  allow_shared_memory(kernel, Layout::kBytes);
+  launch_clusters("wide_large_kernel", kClusterCtas, kernel,
+                  dim3(static_cast<unsigned>(p.shares.clusters * kClusterCtas)), kThreads, Layout::kBytes,
+                  stream, p);
 }
 
 }  // namespace millrace::cuda

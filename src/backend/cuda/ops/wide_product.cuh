@@ -502,6 +502,9 @@ void launch_for(const Problem& p, int64_t most_rows, int64_t items, cudaStream_t
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// A round of 128 x 96 and of 128 x 192 items, beside 560 for 128 x 128.
+inline constexpr int64_t kMiddleTime = 400, kLargeTime = 600;
+
 // Boxes of so many tiles x a pair of blocks.
 template <PackedFormat kFormat>
 CUtensorMap map_of(const uint8_t* tiles, int64_t count, uint32_t tile_bytes, int box_tiles) {
@@ -529,24 +532,41 @@ void launch_linear_as(const WgmmaLinear& linear, cudaStream_t stream) {
   launch_for(p, rows, p.template items<Stages<kFormat, kBoxes>::kOutputs>(), stream);
 }
 
-// Which items: 128 outputs x 128 rows, or smaller ones where that leaves SMs idle. What a round of each
-// takes, in parts of what `millrace tune` measured for q, k, v and the projection of gpt-oss-20b in 8 bits on
-// an H200: 64 outputs cost 0.67 to 0.73 of 128, 64 x 64 some 0.57, and with few rows only the weights count.
-inline WideItems fewest_rounds(WgmmaLinear p) {
+// Which items: what should take least. A round of each, in parts of what `millrace tune` measured for q, k, v
+// and the projection of gpt-oss-20b in 8 bits on an H200: 64 outputs cost 0.67 to 0.73 of 128, 64 x 64 some
+// 0.57, and with few rows only the weights count.
+inline WideItems least_time(WgmmaLinear p, bool large, bool cut) {
   const auto rounds = [&](int64_t items) { return divide_up(items, multiprocessors()); };
   p.item_rows = kWgmmaRows;
   const int64_t small = (p.rows > kWgmmaRows ? 320 : 220) * rounds(p.items<64>());
   p.item_rows = 2 * kWgmmaRows;
   const int64_t half = (p.rows > kWgmmaRows ? 385 : 220) * rounds(p.items<64>());
   const int64_t whole = (p.rows > kWgmmaRows ? 560 : p.rows > 32 ? 320 : 220) * rounds(p.items<128>());
-  if (whole <= half && whole <= small) return WideItems::kWhole;
-  return small < half ? WideItems::kSmall : WideItems::kHalf;
+  WideItems best = WideItems::kWhole;
+  int64_t least = whole;
+  const auto consider = [&](WideItems items, int64_t time) {
+    if (time < least) best = items, least = time;
+  };
+  consider(WideItems::kHalf, half);
+  consider(WideItems::kSmall, small);
+  if (!large || p.rows <= kWgmmaRows) return best;
+  // By clusters of two. Those that are cut have no rounds: all end together.
+  const auto share = [&](int64_t items, int64_t time) {
+    const int64_t clusters = multiprocessors() / 2;
+    return items <= clusters ? time : cut ? time * items / clusters : time * divide_up(items, clusters);
+  };
+  p.item_rows = 192;
+  consider(WideItems::kMiddle, share(p.items<128>(), kMiddleTime));
+  consider(WideItems::kLarge, share(p.items<256>(), kLargeTime));
+  return best;
 }
 
 template <PackedFormat kFormat>
 void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream) {
   WgmmaLinear p = wgmma_linear(op);
-  const WideItems items = op.items == WideItems::kDefault ? fewest_rounds(p) : op.items;
+  WideItems items = op.items;
+  if (items == WideItems::kDefault || !fits_items(items, op))
+    items = least_time(p, fits_items(WideItems::kLarge, op), op.split.totals != nullptr);
   p.item_rows = items == WideItems::kSmall ? kWgmmaRows : 2 * kWgmmaRows;
   switch (items) {
     case WideItems::kWhole:
@@ -555,7 +575,7 @@ void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream) {
     case WideItems::kSmall:
       return launch_linear_as<kFormat, 1>(p, stream);
     default:
-      return launch_large_linear(p, kFormat, items, stream);
+      return launch_large_linear(op, items, stream);
   }
 }
 

@@ -73,9 +73,8 @@ inline WgmmaLinear wgmma_linear(const WideLinear& op) {
   return p;
 }
 
-// The large items (wide_large.cuh).
-void launch_large_linear(const WgmmaLinear& linear, PackedFormat format, WideItems items,
-                         cudaStream_t stream);
+// The large items (wide_large.cuh), of weights that are bf16 as they lie or opened.
+void launch_large_linear(const WideLinear& op, WideItems items, cudaStream_t stream);
 
 template <bool kGateUp>
 struct WgmmaExperts {

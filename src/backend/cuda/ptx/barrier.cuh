@@ -103,5 +103,10 @@ template <int kName, int kThreads>
 __device__ inline void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
 }
+// The same for who does not wait for the others.
+template <int kName, int kThreads>
+__device__ inline void named_arrive() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
+}
 
 }  // namespace millrace::cuda::ptx

@@ -138,6 +138,19 @@ __device__ inline void wgmma_bf16(float (&d)[32], uint64_t a, uint64_t b, bool a
         MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28)
       : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
 }
+__device__ inline void wgmma_bf16(float (&d)[48], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %50, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+      "%48, %49, p, 1, 1, 0, 0;\n}"
+      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12), MILLRACE_FOUR(16),
+        MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28), MILLRACE_FOUR(32), MILLRACE_FOUR(36),
+        MILLRACE_FOUR(40), MILLRACE_FOUR(44)
+      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+}
 __device__ inline void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
@@ -151,6 +164,24 @@ __device__ inline void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b, bool a
         MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28), MILLRACE_FOUR(32), MILLRACE_FOUR(36),
         MILLRACE_FOUR(40), MILLRACE_FOUR(44), MILLRACE_FOUR(48), MILLRACE_FOUR(52), MILLRACE_FOUR(56),
         MILLRACE_FOUR(60)
+      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+}
+__device__ inline void wgmma_bf16(float (&d)[96], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+      "%96, %97, p, 1, 1, 0, 0;\n}"
+      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12), MILLRACE_FOUR(16),
+        MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28), MILLRACE_FOUR(32), MILLRACE_FOUR(36),
+        MILLRACE_FOUR(40), MILLRACE_FOUR(44), MILLRACE_FOUR(48), MILLRACE_FOUR(52), MILLRACE_FOUR(56),
+        MILLRACE_FOUR(60), MILLRACE_FOUR(64), MILLRACE_FOUR(68), MILLRACE_FOUR(72), MILLRACE_FOUR(76),
+        MILLRACE_FOUR(80), MILLRACE_FOUR(84), MILLRACE_FOUR(88), MILLRACE_FOUR(92)
       : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
 }
 // d += a b where b has its 16 columns of the product as rows: 64 (or twice 64) outputs are one row of 128
@@ -180,71 +211,6 @@ __device__ inline void wgmma_bf16_columns(float (&d)[64], const uint32_t (&a)[4]
         MILLRACE_FOUR(40), MILLRACE_FOUR(44), MILLRACE_FOUR(48), MILLRACE_FOUR(52), MILLRACE_FOUR(56),
         MILLRACE_FOUR(60)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-__device__ inline void wgmma_bf16(float (&d)[96], uint64_t a, uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %98, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-      "%96, %97, p, 1, 1, 0, 0;\n}"
-      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12), MILLRACE_FOUR(16),
-        MILLRACE_FOUR(20), MILLRACE_FOUR(24), MILLRACE_FOUR(28), MILLRACE_FOUR(32), MILLRACE_FOUR(36),
-        MILLRACE_FOUR(40), MILLRACE_FOUR(44), MILLRACE_FOUR(48), MILLRACE_FOUR(52), MILLRACE_FOUR(56),
-        MILLRACE_FOUR(60), MILLRACE_FOUR(64), MILLRACE_FOUR(68), MILLRACE_FOUR(72), MILLRACE_FOUR(76),
-        MILLRACE_FOUR(80), MILLRACE_FOUR(84), MILLRACE_FOUR(88), MILLRACE_FOUR(92)
-      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
-}
-// 256 columns, the first half of them in d[0].
-__device__ inline void wgmma_bf16(float (&halves)[2][64], uint64_t a, uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-      "%128, %129, p, 1, 1, 0, 0;\n}"
-      : "+f"(halves[0][0]), "+f"(halves[0][1]), "+f"(halves[0][2]), "+f"(halves[0][3]), "+f"(halves[0][4]),
-        "+f"(halves[0][5]), "+f"(halves[0][6]), "+f"(halves[0][7]), "+f"(halves[0][8]), "+f"(halves[0][9]),
-        "+f"(halves[0][10]), "+f"(halves[0][11]), "+f"(halves[0][12]), "+f"(halves[0][13]),
-        "+f"(halves[0][14]), "+f"(halves[0][15]), "+f"(halves[0][16]), "+f"(halves[0][17]),
-        "+f"(halves[0][18]), "+f"(halves[0][19]), "+f"(halves[0][20]), "+f"(halves[0][21]),
-        "+f"(halves[0][22]), "+f"(halves[0][23]), "+f"(halves[0][24]), "+f"(halves[0][25]),
-        "+f"(halves[0][26]), "+f"(halves[0][27]), "+f"(halves[0][28]), "+f"(halves[0][29]),
-        "+f"(halves[0][30]), "+f"(halves[0][31]), "+f"(halves[0][32]), "+f"(halves[0][33]),
-        "+f"(halves[0][34]), "+f"(halves[0][35]), "+f"(halves[0][36]), "+f"(halves[0][37]),
-        "+f"(halves[0][38]), "+f"(halves[0][39]), "+f"(halves[0][40]), "+f"(halves[0][41]),
-        "+f"(halves[0][42]), "+f"(halves[0][43]), "+f"(halves[0][44]), "+f"(halves[0][45]),
-        "+f"(halves[0][46]), "+f"(halves[0][47]), "+f"(halves[0][48]), "+f"(halves[0][49]),
-        "+f"(halves[0][50]), "+f"(halves[0][51]), "+f"(halves[0][52]), "+f"(halves[0][53]),
-        "+f"(halves[0][54]), "+f"(halves[0][55]), "+f"(halves[0][56]), "+f"(halves[0][57]),
-        "+f"(halves[0][58]), "+f"(halves[0][59]), "+f"(halves[0][60]), "+f"(halves[0][61]),
-        "+f"(halves[0][62]), "+f"(halves[0][63]), "+f"(halves[1][0]), "+f"(halves[1][1]), "+f"(halves[1][2]),
-        "+f"(halves[1][3]), "+f"(halves[1][4]), "+f"(halves[1][5]), "+f"(halves[1][6]), "+f"(halves[1][7]),
-        "+f"(halves[1][8]), "+f"(halves[1][9]), "+f"(halves[1][10]), "+f"(halves[1][11]), "+f"(halves[1][12]),
-        "+f"(halves[1][13]), "+f"(halves[1][14]), "+f"(halves[1][15]), "+f"(halves[1][16]),
-        "+f"(halves[1][17]), "+f"(halves[1][18]), "+f"(halves[1][19]), "+f"(halves[1][20]),
-        "+f"(halves[1][21]), "+f"(halves[1][22]), "+f"(halves[1][23]), "+f"(halves[1][24]),
-        "+f"(halves[1][25]), "+f"(halves[1][26]), "+f"(halves[1][27]), "+f"(halves[1][28]),
-        "+f"(halves[1][29]), "+f"(halves[1][30]), "+f"(halves[1][31]), "+f"(halves[1][32]),
-        "+f"(halves[1][33]), "+f"(halves[1][34]), "+f"(halves[1][35]), "+f"(halves[1][36]),
-        "+f"(halves[1][37]), "+f"(halves[1][38]), "+f"(halves[1][39]), "+f"(halves[1][40]),
-        "+f"(halves[1][41]), "+f"(halves[1][42]), "+f"(halves[1][43]), "+f"(halves[1][44]),
-        "+f"(halves[1][45]), "+f"(halves[1][46]), "+f"(halves[1][47]), "+f"(halves[1][48]),
-        "+f"(halves[1][49]), "+f"(halves[1][50]), "+f"(halves[1][51]), "+f"(halves[1][52]),
-        "+f"(halves[1][53]), "+f"(halves[1][54]), "+f"(halves[1][55]), "+f"(halves[1][56]),
-        "+f"(halves[1][57]), "+f"(halves[1][58]), "+f"(halves[1][59]), "+f"(halves[1][60]),
-        "+f"(halves[1][61]), "+f"(halves[1][62]), "+f"(halves[1][63])
-      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
 }
 #undef MILLRACE_FOUR
 
