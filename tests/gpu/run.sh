@@ -37,8 +37,10 @@ note() { summary+=("$(printf '%-8s %-16s %s' "$@")"); }
 
 # ---------------------------------------------------------------- steps
 
-# start NAME COMMAND...: beside the others. finish_all waits for them and notes how each ended.
+# start NAME COMMAND...: beside the others. finish_all waits for them and notes how each ended; most_done for all but
+# those that go on by themselves (racecheck), since every process on the GPU takes time of all others.
 started=()
+declare -A pids
 start() {
   local name=$1
   shift
@@ -50,6 +52,13 @@ start() {
     timeout "$limit" "$@" >"$logs/$name.log" 2>&1 || status=$?
     echo "$status $SECONDS" >"$logs/$name.status"
   ) &
+  pids[$name]=$!
+}
+most_done() {
+  local name
+  for name in "${started[@]}"; do
+    [[ $name = racecheck ]] || wait "${pids[$name]}"
+  done
 }
 finish_all() {
   local name status seconds
@@ -136,7 +145,7 @@ export XDG_CACHE_HOME=$PWD/$build/cache # a table of tuned kernels that somebody
 rm -rf "$XDG_CACHE_HOME" && mkdir -p "$XDG_CACHE_HOME"
 
 # Kernels with the programs of one build: every op, type and odd shape against the reference; bit by bit however a prompt
-# is cut and whatever else is in the batch, 10,000 ragged batches among it; attention against torch in float64.
+# is cut and whatever else is in the batch, 10,000 ragged batches among it.
 kernels() { # kernels SUFFIX DIRECTORY KIND
   local s=$1 backend_test=$2/src/backend/backend_test
   start "host$s" env ${3:+MILLRACE_EXPECT_KERNELS="$3"} "$2/src/backend/cuda/backend_cuda_test"
@@ -147,9 +156,14 @@ kernels() { # kernels SUFFIX DIRECTORY KIND
   start "types$s" "$backend_test" --gtest_filter='SameBitsDecode.WhateverTheTypes:SameBitsDecode.Whether*'
   start "batch$s" "$backend_test" --gtest_filter='SameBits*.WhateverElse*:SameBitsDecode.Among*'
   start "ragged$s" "$backend_test" --gtest_filter='SameBitsDecode.InEvery*'
+}
+attention() { # attention SUFFIX DIRECTORY: against torch in float64, with the GPU almost to itself
+  local part
+  most_done
   for part in 0 1 2; do
-    start "attention$s.$part" "$python" tests/gpu/attention_test.py "$2/tests/attention_driver" --part $part/3
+    start "attention$1.$part" "$python" tests/gpu/attention_test.py "$2/tests/attention_driver" --part $part/3
   done
+  finish_all
 }
 kernels_ran() { # kernels_ran SUFFIX
   expect_on_cuda '\[ +OK \].*/cuda_' "conformance$1"
@@ -171,14 +185,14 @@ else
 fi
 if command -v compute-sanitizer >/dev/null; then
   # Small models with everything in them: sinks, windows, experts, ragged batches.
-  small='--gtest_filter=*Golden.Device*/gpt_oss_w32:*Golden.Device*/qwen3:Sampling.EnginesAnswer*'
-  for tool in memcheck racecheck; do
-    start "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$integration" "$small"
-  done
+  small='*Golden.Device*/gpt_oss_w32:*Golden.Device*/qwen3'
+  start racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$integration" --gtest_filter="$small"
+  start memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$integration" \
+    --gtest_filter="$small:Sampling.EnginesAnswer*"
 else
   note SKIPPED sanitizers '*** compute-sanitizer is not installed: neither memcheck nor racecheck ran ***'
 fi
-finish_all
+attention '' "$build"
 kernels_ran ''
 expect_on_cuda '\[ +figure +\] cuda ' golden sampling engine real memcheck racecheck
 expect_on_cuda 'WithAGpu.* \.\.\. ok' errors
@@ -190,7 +204,7 @@ if [ -n "${PORTABLE:-}" ]; then
     # What the driver has translated is kept for the others.
     [ "$kind" = bulk:90-real ] || alone "translate" "$directory/src/backend/backend_test" --gtest_filter='*cuda_q8_0*'
     kernels "_${kind%%:*}" "$directory" "${kind%%:*}"
-    finish_all
+    attention "_${kind%%:*}" "$directory"
     kernels_ran "_${kind%%:*}"
   done
 fi
