@@ -334,8 +334,19 @@ void StepLauncher::operator()(const Route& op) {
   if (routes_by_stream(op)) return launch_stream_route(stream_route(op), stream_.get());
   launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
                  spec_.hidden, w_.normed.as<float>(), stream_.get());
-  const Target target{op.router, w_.scores.as<float>(), spec_.experts};
-  linears({w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr}, {&target, 1}, false);
+  const CudaWeight& router = own(*op.router.weight);
+  if (router.float_rows() != nullptr) {  // not rounded, on any GPU: a choice of experts hangs on it
+    DeviceMatrix rows = router.matrix;
+    rows.data = reinterpret_cast<const uint8_t*>(router.float_rows());
+    rows.type = DType::kF32;
+    rows.row_bytes = int64_t{spec_.hidden} * static_cast<int64_t>(sizeof(float));
+    launch_linear(rows, vector_of(op.router.bias), w_.normed.as<float>(), plan_.rows, false,
+                  w_.scores.as<float>(), stream_.get());
+  } else {
+    const Target target{op.router, w_.scores.as<float>(), spec_.experts};
+    linears({w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr}, {&target, 1},
+            false);
+  }
   if (spec_.hidden % 32 == 0 && plan_.rows <= kMaxStreamRows) {
     launch_round_rows(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.rounded.as<uint16_t>(),
                       stream_.get());

@@ -1,5 +1,5 @@
-// Every segment of every item is somebody's, once; what is cut is begun first by one cluster and ended last
-// by the one before it; shares differ by one segment at most.
+// Every output is in one CTA's part of one item; every segment of every item is somebody's, once; what is cut
+// is begun first by one cluster and ended last by the one before it; shares differ by one segment at most.
 #include "backend/cuda/ops/wide_shares.h"
 
 #include <gtest/gtest.h>
@@ -65,6 +65,55 @@ TEST(WideShares, EverySegmentIsSomebodysOnce) {
       }
     }
     check(1572, segments, 66, true);  // logits of gpt-oss-20b, two rows of items
+  }
+}
+
+template <bool kSharesTokens>
+void check_grid(const std::vector<int32_t>& tiles, int64_t rows) {
+  SCOPED_TRACE(testing::Message() << rows << " rows, " << tiles[0] << " tiles of " << tiles.size()
+                                  << " parts");
+  const LargeGrid<kSharesTokens> grid(tiles.data(), static_cast<int>(tiles.size()), rows);
+  constexpr int kTokens = kSharesTokens ? kLargeTokens : kLargeTokens / kClusterCtas;
+  std::map<std::vector<int>, int> seen;  // part, tile, token
+  int64_t useless = 0;
+  for (int i = 0; i < grid.items(); ++i) {
+    const LargeItem both[] = {grid.item(i, 0), grid.item(i, 1)};
+    for (const LargeItem& item : both) {
+      ASSERT_LT(item.part, static_cast<int>(tiles.size()));
+      if (item.first_tile >= tiles[static_cast<size_t>(item.part)] || item.first_token >= rows) {
+        ++useless;
+        continue;
+      }
+      ++seen[{item.part, item.first_tile, item.first_token}];
+    }
+    // What one CTA brings to both is what both want.
+    if (!kSharesTokens || both[0].apart) {
+      ASSERT_EQ(both[0].first_tile, both[1].first_tile);
+    } else {
+      ASSERT_EQ(both[0].first_token, both[1].first_token);
+    }
+  }
+  size_t expected = 0;
+  int64_t columns = 0;  // of CTAs' weights
+  for (size_t part = 0; part < tiles.size(); ++part) {
+    for (int tile = 0; tile < tiles[part]; tile += kLargeTiles, ++columns) {
+      for (int token = 0; token < rows; token += kTokens, ++expected)
+        ASSERT_EQ((seen[{static_cast<int>(part), tile, token}]), 1) << part << " " << tile << " " << token;
+    }
+  }
+  EXPECT_EQ(seen.size(), expected);
+  // With shared tokens one CTA of a part, at most, has nothing to do; with shared weights one of a column.
+  EXPECT_LE(useless, kSharesTokens ? static_cast<int64_t>(tiles.size()) : columns);
+}
+
+TEST(WideShares, EveryOutputIsInOneItem) {
+  for (const int64_t rows : {1, 95, 96, 97, 192, 193, 384, 512, 1920, 1921, 2048, 4096, 8191, 8192}) {
+    for (const std::vector<int32_t>& tiles : std::vector<std::vector<int32_t>>{
+             {1}, {16}, {17}, {32}, {33}, {360}, {512, 64, 64}, {33, 65, 1}, {16, 16, 16}, {25136}}) {
+      if (tiles[0] > 1000 && rows > 600) continue;
+      check_grid<true>(tiles, rows);
+      check_grid<false>(tiles, rows);
+    }
   }
 }
 

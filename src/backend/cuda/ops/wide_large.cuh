@@ -33,17 +33,13 @@
 
 namespace millrace::cuda {
 
-inline constexpr int kClusterCtas = 2;
 inline constexpr uint16_t kBothCtas = 3;
-inline constexpr int kLargeTiles = 16;    // of weights, 8 rows each, of a CTA
-inline constexpr int kLargeTokens = 192;  // of a cluster
-inline constexpr int kMostSums = 96;      // of a thread
+inline constexpr int kMostSums = 96;  // of a thread
 
 template <int kCtaTokens>
 struct LargeLayout {
   static constexpr int kTokens = kCtaTokens;
   static constexpr bool kSharesTokens = kTokens == kLargeTokens;  // else weights
-  static constexpr int kItemTiles = kSharesTokens ? 2 * kLargeTiles : kLargeTiles;
   static constexpr int kPairBytes = TileFormat<PackedFormat::kBf16>::kPairBytes;
   static constexpr int kGroupBytes = kLargeTiles / 2 * kPairBytes;  // a warpgroup's weights of a stage
   static constexpr int kTokensAt = 2 * kGroupBytes;
@@ -52,16 +48,7 @@ struct LargeLayout {
   static constexpr int kCount = kMostBytes / (kStageBytes + 2 * 8);
   static constexpr int kBytes = kCount * (kStageBytes + 2 * 8);
   static constexpr int kSums = kTokens / 2;  // of a thread
-  // Items that run at the same time form a block of so many in tokens x as many as clusters are left for, so
-  // that both operands are read out of L2 again.
-  static constexpr int kBand = 10;
   static_assert(kStageBytes % 1024 == 0 && kTokens % 32 == 0);
-};
-
-// A CTA's part of one item.
-struct LargeItem {
-  int32_t part, first_tile;  // of weights
-  int32_t first_token;
 };
 
 template <int kTokens>
@@ -70,24 +57,12 @@ struct LargeProblem : WgmmaLinear {
   static constexpr int kOld = kTokens == 192 ? 8 : 6;  // outputs that are added to at a time: registers
   CUtensorMap maps[3];                                 // of the parts
   int32_t segment_pairs;
-  int32_t weight_items, token_items, part_items[3];
-  float per_band, per_row, per_last_row;  // one over how many items a band and its rows have
+  LargeGrid<Layout::kSharesTokens> grid;
   float unscale;
   WideSplit split;
   LargeShares shares;
 
-  // Bands of tokens, in each all weights, in turn.
-  __device__ LargeItem item(int i) const {
-    const int band_items = Layout::kBand * weight_items, band = divide(i, band_items, per_band);
-    const int in_band = i - band * band_items, row = token_items - band * Layout::kBand;
-    const bool last = row < Layout::kBand;
-    int n = divide(in_band, last ? row : Layout::kBand, last ? per_last_row : per_row), part = 0;
-    const int m = band * Layout::kBand + in_band - n * (last ? row : Layout::kBand);
-    while (part + 1 < num_parts && n >= part_items[part]) n -= part_items[part++];
-    const int rank = static_cast<int>(blockIdx.x % kClusterCtas);
-    return {part, n * Layout::kItemTiles + (Layout::kSharesTokens ? rank * kLargeTiles : 0),
-            m * kLargeTokens + (Layout::kSharesTokens ? 0 : rank * kTokens)};
-  }
+  __device__ LargeItem item(int i) const { return grid.item(i, static_cast<int>(blockIdx.x % kClusterCtas)); }
   __device__ int pairs_until(int segment) const { return min(segment * segment_pairs, pairs); }
   __device__ bool piece(int k, LargePiece& piece) const {
     return shares.piece(static_cast<int>(blockIdx.x / kClusterCtas), k, piece);
@@ -162,13 +137,6 @@ struct LargeProblem : WgmmaLinear {
     __syncwarp();
     if (lane == 0) *ready = 0;  // for the next product
   }
-
- private:
-  // n / by, of small numbers, with one over `by` at hand.
-  __device__ static int divide(int n, int by, float inverse) {
-    const int guess = static_cast<int>(static_cast<float>(n) * inverse);  // at most one off
-    return guess - (guess * by > n ? 1 : 0) + ((guess + 1) * by <= n ? 1 : 0);
-  }
 };
 
 #ifdef MILLRACE_HAS_WGMMA
@@ -206,16 +174,17 @@ __device__ void load_pieces(const LargeProblem<kTokens>& p, const ClusterRing<La
   for (int k = 0; p.piece(k, piece); ++k) {
     const LargeItem item = p.item(piece.item);
     const int last = p.pairs_until(piece.end);
-    // This CTA's 96 tokens, its own or its half of 192, are a tile and a half or half a tile and a tile. Past
-    // the last tile there is nothing: those sums are nobody's.
-    const int first = item.first_token + (Layout::kSharesTokens ? static_cast<int>(rank) * 96 : 0);
-    const int tile = first / kWgmmaRows;
+    // This CTA brings 96 tokens, its own or its half of 192, which are a tile and a half or half a tile and a
+    // tile; or 192 of its own. Past the last tile there is nothing: those sums are nobody's.
+    const bool half = Layout::kSharesTokens && !item.apart;
+    const int first = item.first_token + (half ? static_cast<int>(rank) * 96 : 0);
+    const int tile = first / kWgmmaRows, there = min(max(tiles - tile, 0), kTokens / kWgmmaRows + 1);
     const int into = first % kWgmmaRows * ptx::kSwizzleRowBytes;  // 0, or half a tile
-    const int here = tile < tiles ? kWgmmaTileBytes - into : 0;
-    const int next = tile + 1 < tiles ? kWgmmaTileBytes / 2 + into : 0;
-    const int whole_tiles = tiles - item.first_token / kWgmmaRows;
+    const int mine = Layout::kSharesTokens && item.apart ? kTokens : 96;
+    const int bytes = min(there * kWgmmaTileBytes - into, mine * ptx::kSwizzleRowBytes);
     const auto all = static_cast<uint32_t>(
-        Layout::kSharesTokens ? min(whole_tiles, kLargeTokens / kWgmmaRows) * kWgmmaTileBytes : here + next);
+        half ? min(tiles - item.first_token / kWgmmaRows, kTokens / kWgmmaRows) * kWgmmaTileBytes
+             : max(bytes, 0));
     const uint8_t* tokens = p.x.data + int64_t{tile} * p.pairs * kWgmmaTileBytes;
     for (int pair = p.pairs_until(piece.begin); pair < last; ++pair) {
       ptx::barrier_wait(ring.empty + slot, parity);
@@ -233,18 +202,16 @@ __device__ void load_pieces(const LargeProblem<kTokens>& p, const ClusterRing<La
       } else {
         ptx::barrier_arrive_expect(full, all);
         uint8_t* to = stage + Layout::kTokensAt + (first - item.first_token) * ptx::kSwizzleRowBytes;
-        const uint8_t* from = tokens + int64_t{pair} * kWgmmaTileBytes + into;
-        const uint8_t* after = tokens + int64_t{pair + p.pairs} * kWgmmaTileBytes;
-        const auto copy = [&](uint8_t* place, const uint8_t* source, int bytes) {
-          if (bytes == 0) return;
-          if constexpr (Layout::kSharesTokens) {
-            ptx::bulk_copy_to(kBothCtas, place, source, static_cast<uint32_t>(bytes), full);
+        const uint8_t* from = tokens + int64_t{pair} * kWgmmaTileBytes;
+        for (int done = 0, at = into; done < bytes; at = 0, from += int64_t{p.pairs} * kWgmmaTileBytes) {
+          const int count = min(bytes - done, kWgmmaTileBytes - at);
+          if (half) {
+            ptx::bulk_copy_to(kBothCtas, to + done, from + at, static_cast<uint32_t>(count), full);
           } else {
-            ptx::bulk_copy_kept(place, source, static_cast<uint32_t>(bytes), full);
+            ptx::bulk_copy_kept(to + done, from + at, static_cast<uint32_t>(count), full);
           }
-        };
-        copy(to, from, here);
-        copy(to + here, after, next);
+          done += count;
+        }
       }
       if (++slot == Layout::kCount) slot = 0, parity ^= 1u;
     }
@@ -403,19 +370,15 @@ void launch_large(const WgmmaLinear& linear, WideItems way, float unscale, const
   static_cast<WgmmaLinear&>(p) = linear;
   p.unscale = unscale;
   p.split = split;
+  int32_t part_tiles[kLargeParts] = {};
   for (int i = 0; i < p.num_parts; ++i) {
-    p.maps[i] = map_of<PackedFormat::kBf16>(p.parts[i].tiles, p.parts[i].num_tiles, p.tile_bytes,
+    part_tiles[i] = p.parts[i].num_tiles;
+    p.maps[i] = map_of<PackedFormat::kBf16>(p.parts[i].tiles, part_tiles[i], p.tile_bytes,
                                             Layout::kSharesTokens ? kLargeTiles : kLargeTiles / 2);
-    p.part_items[i] = static_cast<int32_t>(divide_up(p.parts[i].num_tiles, Layout::kItemTiles));
-    p.weight_items += p.part_items[i];
   }
-  p.token_items = static_cast<int32_t>(divide_up(p.rows, kLargeTokens));
-  const int last_row = p.token_items % Layout::kBand;
-  p.per_band = 1.0f / static_cast<float>(Layout::kBand * p.weight_items);
-  p.per_row = 1.0f / Layout::kBand;
-  p.per_last_row = last_row > 0 ? 1.0f / static_cast<float>(last_row) : 0.0f;
+  p.grid = LargeGrid<Layout::kSharesTokens>(part_tiles, p.num_parts, p.rows);
   p.segment_pairs = way == WideItems::kLoose ? p.pairs : pairs_per_segment(p.pairs);
-  p.shares.items = p.weight_items * p.token_items;
+  p.shares.items = p.grid.items();
   p.shares.segments = static_cast<int32_t>(divide_up(p.pairs, p.segment_pairs));
   int clusters = multiprocessors() / kClusterCtas;
   if (clusters > kMostClusters) clusters = kMostClusters;

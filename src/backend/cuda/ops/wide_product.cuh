@@ -13,6 +13,7 @@
 // to 10 (bf16) TB/s from L2 at that rate, which gives about 7.
 #pragma once
 
+#include "backend/cuda/ops/wide_shares.h"
 #include "backend/cuda/ops/wide_wgmma.cuh"
 #include "backend/cuda/ptx/tensor_map.cuh"
 
@@ -552,12 +553,13 @@ inline WideItems least_time(WgmmaLinear p, bool large, bool cut) {
   if (!large || p.rows <= kWgmmaRows) return best;
   // By clusters of two. Those that are cut have no rounds: all end together.
   const auto share = [&](int64_t items, int64_t time) {
-    const int64_t clusters = multiprocessors() / 2;
+    const int64_t clusters = multiprocessors() / kClusterCtas;
     return items <= clusters ? time : cut ? time * items / clusters : time * divide_up(items, clusters);
   };
-  p.item_rows = 192;
-  consider(WideItems::kMiddle, share(p.items<128>(), kMiddleTime));
-  consider(WideItems::kLarge, share(p.items<256>(), kLargeTime));
+  int32_t tiles[kLargeParts] = {};
+  for (int i = 0; i < p.num_parts; ++i) tiles[i] = p.parts[i].num_tiles;
+  consider(WideItems::kMiddle, share(LargeGrid<false>(tiles, p.num_parts, p.rows).items(), kMiddleTime));
+  consider(WideItems::kLarge, share(LargeGrid<true>(tiles, p.num_parts, p.rows).items(), kLargeTime));
   return best;
 }
 

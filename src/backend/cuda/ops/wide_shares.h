@@ -1,4 +1,5 @@
-// How the items of a wide product are shared out to clusters so that all end together (wide_large.cuh).
+// Which items a wide product by clusters has, and how they are shared out so that all clusters end together
+// (wide_large.cuh).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -50,6 +51,76 @@ struct LargeShares {
     const int pool_item = begin + (begun != 0 ? 1 : 0) + k - rounds;
     piece = {first + pool_item, pool_item < end ? 0 : segments - ended, segments};
     return pool_item < end || (pool_item == end && ended != 0);
+  }
+};
+
+inline constexpr int kClusterCtas = 2;
+inline constexpr int kLargeTiles = 16;    // of weights, 8 rows each, of a CTA
+inline constexpr int kLargeTokens = 192;  // of an item
+inline constexpr int kLargeParts = 3;
+
+// A CTA's part of one item.
+struct LargeItem {
+  int32_t part, first_tile;  // of weights
+  int32_t first_token;
+  bool apart;  // the other CTA has other tokens
+};
+
+// kSharesTokens: an item is 192 tokens and two CTAs' weights. Of a part with an odd number of those, the last
+// ones go with two times 192 tokens, a CTA each. Else it is one CTA's weights and 192 tokens, half of them
+// each. Items go in bands of tokens, in each all weights, in turn: those that run at the same time form a
+// block, so that both operands are read out of L2 again.
+template <bool kSharesTokens>
+struct LargeGrid {
+  static constexpr int kBand = 10;
+  int32_t parts = 0, token_items = 0, weight_items = 0;  // without those that are apart
+  int32_t part_items[kLargeParts] = {};
+  int32_t apart[kLargeParts] = {};                    // items, 0 or half of the tokens' rounded up
+  float per_band = 0, per_row = 0, per_last_row = 0;  // one over how many items a band and its rows have
+
+  LargeGrid() = default;
+  LargeGrid(const int32_t* part_tiles, int num_parts, int64_t rows)
+      : parts(num_parts), token_items(static_cast<int32_t>((rows + kLargeTokens - 1) / kLargeTokens)) {
+    for (int i = 0; i < parts; ++i) {
+      const int ctas = (part_tiles[i] + kLargeTiles - 1) / kLargeTiles;
+      part_items[i] = kSharesTokens ? ctas / kClusterCtas : ctas;
+      apart[i] = kSharesTokens && ctas % kClusterCtas != 0 ? (token_items + 1) / 2 : 0;
+      weight_items += part_items[i];
+    }
+    const int last_row = token_items % kBand;
+    per_band = weight_items > 0 ? 1.0f / static_cast<float>(kBand * weight_items) : 0.0f;
+    per_row = 1.0f / kBand;
+    per_last_row = last_row > 0 ? 1.0f / static_cast<float>(last_row) : 0.0f;
+  }
+  int32_t items() const {
+    int32_t all = weight_items * token_items;
+    for (int i = 0; i < parts; ++i) all += apart[i];
+    return all;
+  }
+  __host__ __device__ LargeItem item(int i, int rank) const {
+    int part = 0;
+    if (i >= weight_items * token_items) {
+      i -= weight_items * token_items;
+      while (i >= apart[part]) i -= apart[part++];
+      return {part, part_items[part] * kClusterCtas * kLargeTiles, (kClusterCtas * i + rank) * kLargeTokens,
+              true};
+    }
+    const int band_items = kBand * weight_items, band = divide(i, band_items, per_band);
+    const int in_band = i - band * band_items, left = token_items - band * kBand;
+    const bool last = left < kBand;
+    const int wide = last ? left : kBand;
+    int n = divide(in_band, wide, last ? per_last_row : per_row);
+    const int m = band * kBand + in_band - n * wide;
+    while (n >= part_items[part]) n -= part_items[part++];
+    if (kSharesTokens) return {part, (kClusterCtas * n + rank) * kLargeTiles, m * kLargeTokens, false};
+    return {part, n * kLargeTiles, m * kLargeTokens + rank * (kLargeTokens / kClusterCtas), false};
+  }
+
+ private:
+  // n / by, of small numbers, with one over `by` at hand.
+  __host__ __device__ static int divide(int n, int by, float inverse) {
+    const int guess = static_cast<int>(static_cast<float>(n) * inverse);  // at most one off
+    return guess - (guess * by > n ? 1 : 0) + ((guess + 1) * by <= n ? 1 : 0);
   }
 };
 
