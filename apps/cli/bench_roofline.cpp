@@ -30,6 +30,7 @@ class MeteredExecutor final : public ForwardingExecutor {
   void begin(const Batch& batch) override {
     tokens_ = static_cast<double>(batch.tokens.size());
     logit_rows_ = static_cast<double>(batch.logit_rows.size());
+    only_logits_ = batch.only_logits;
     sequences_.assign(batch.sequences.begin(), batch.sequences.end());
     inner().begin(batch);
   }
@@ -48,6 +49,8 @@ class MeteredExecutor final : public ForwardingExecutor {
   void attend(const Attend& op) override {
     time(Op::kAttend, [&] { inner().attend(op); });
     const ExecutorSpec& spec = meter_->runtime().spec();
+    // From here on, in the last layer, rows without logits are left out.
+    if (only_logits_ && op.layer + 1 == std::ssize(spec.layers)) tokens_ = logit_rows_;
     OpTotals& totals = meter_->at(Op::kAttend);
     for (const SequenceSlice& s : sequences_) {
       double pairs = 0.0, first = s.context_len;  // first: the earliest position any row sees
@@ -131,6 +134,7 @@ class MeteredExecutor final : public ForwardingExecutor {
 
   std::shared_ptr<OpMeter> meter_;
   double tokens_ = 0.0, logit_rows_ = 0.0, chosen_ = 0.0;
+  bool only_logits_ = false;
   std::vector<SequenceSlice> sequences_;
 };
 

@@ -62,6 +62,9 @@ struct Batch {
   // Empty, or for each token the logit row of the step before whose sampled token it is; -1: `tokens` has it.
   // For executors that sample(): the step can start before anybody here knows those tokens.
   std::span<const int32_t> sampled_rows = {};  // [num_tokens]
+  // Nobody will ask what the last layer makes of other rows than logit_rows (read_hidden, slots): behind its
+  // keys and values an executor may leave them out.
+  bool only_logits = false;
 };
 
 // ---------------------------------------------------------------- weights

@@ -141,6 +141,25 @@ TEST(SameBits, WhateverElseIsInTheBatch) {
   }
 }
 
+// Rows that nobody reads are left out of the last layer: all of a step, or some, or many but one.
+TEST(SameBits, WhicheverRowsAreRead) {
+  const TinyModel model;
+  const std::vector<int32_t> tokens[2] = {prompt(1, 130), prompt(2, 61)};
+  for (Device& device : all_devices(2)) {
+    Runner runner(*device.backend, model, DType::kBF16);
+    runner.step({{0, part(tokens[0], 0, 40), 40}});
+    runner.step({{1, part(tokens[1], 0, 33), 32}, {0, part(tokens[0], 40, 80), 60}});
+    runner.step({{0, part(tokens[0], 120, 10)}, {1, part(tokens[1], 33, 28), 28}});
+    for (int s = 0; s < 2; ++s) {
+      const std::vector<float> all = alone(*device.backend, model, DType::kBF16, tokens[s], 200);
+      const auto [first, last] = s == 0 ? std::pair{100, 130} : std::pair{32, 33};
+      expect_same_bits(runner.logits(s), {all.begin() + first * kVocab, all.begin() + last * kVocab},
+                       device.label + " sequence " + std::to_string(s));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // Past the span of 512 and with fewer tasks than threads, so that attention is split over the context.
 TEST(SameBits, HoweverManyThreads) {
   const TinyModel model;

@@ -51,24 +51,27 @@ class StepRunner {
   struct Piece {
     int sequence;
     std::vector<int32_t> tokens;
+    size_t unread = 0;  // so many of the first tokens have no logits
   };
 
-  // One step; logits of every row are appended to their sequence's.
+  // One step; logits of every row that has some are appended to their sequence's.
   void step(const std::vector<Piece>& pieces) {
     std::vector<int32_t> tokens, rows;
     std::vector<SequenceSlice> slices;
+    bool some_unread = false;
     for (const Piece& piece : pieces) {
       sequences_[piece.sequence].reserve(spec_, static_cast<int32_t>(piece.tokens.size()), next_);
     }
     for (const Piece& piece : pieces) {
       const auto count = static_cast<int32_t>(piece.tokens.size());
       slices.push_back(sequences_[piece.sequence].slice(static_cast<int32_t>(tokens.size()), count));
-      for (int32_t t : piece.tokens) {
-        rows.push_back(static_cast<int32_t>(tokens.size()));
-        tokens.push_back(t);
+      for (size_t i = 0; i < piece.tokens.size(); ++i) {
+        if (i >= piece.unread) rows.push_back(static_cast<int32_t>(tokens.size()));
+        tokens.push_back(piece.tokens[i]);
       }
+      some_unread |= piece.unread > 0;
     }
-    executor_->begin({tokens, slices, rows});
+    executor_->begin({tokens, slices, rows, {}, some_unread});
     forward(*executor_);
     const std::span<const int32_t> greedy = executor_->greedy_tokens();
     const std::span<const float> all = executor_->logits();
@@ -77,8 +80,9 @@ class StepRunner {
     for (const Piece& piece : pieces) {
       const auto from = all.begin() + static_cast<int64_t>(at * vocab);
       std::vector<float>& to = logits_[piece.sequence];
-      to.insert(to.end(), from, from + static_cast<int64_t>(piece.tokens.size() * vocab));
-      at += piece.tokens.size();
+      const size_t read = piece.tokens.size() - std::min(piece.unread, piece.tokens.size());
+      to.insert(to.end(), from, from + static_cast<int64_t>(read * vocab));
+      at += read;
       sequences_[piece.sequence].length += static_cast<int32_t>(piece.tokens.size());
     }
     for (size_t r = 0; r < greedy.size(); ++r) {

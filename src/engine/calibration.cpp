@@ -45,7 +45,9 @@ class InputObserver final : public ForwardingExecutor {
     layer_ = 0;
     rows_ = static_cast<int64_t>(batch.tokens.size());
     logit_rows_.assign(batch.logit_rows.begin(), batch.logit_rows.end());
-    inner().begin(batch);
+    Batch all = batch;
+    all.only_logits = false;  // every row is read below
+    inner().begin(all);
   }
 
   void norm_qkv(const NormQkv& op) override {

@@ -197,9 +197,13 @@ void Runtime::compute(std::span<const Slice> slices) {
   }
   MILLRACE_CHECK(tokens_.size() <= static_cast<size_t>(spec_.max_tokens));
   MILLRACE_CHECK(logit_rows_.size() <= static_cast<size_t>(spec_.max_logit_rows));
-  model_->forward(
-      *executor_,
-      {.tokens = tokens_, .sequences = batch_, .logit_rows = logit_rows_, .sampled_rows = sampled_rows_});
+  const bool hidden =
+      std::any_of(slices.begin(), slices.end(), [](const Slice& slice) { return slice.hidden; });
+  model_->forward(*executor_, {.tokens = tokens_,
+                               .sequences = batch_,
+                               .logit_rows = logit_rows_,
+                               .sampled_rows = sampled_rows_,
+                               .only_logits = !hidden});
 }
 
 std::span<const float> Runtime::forward(std::span<const Slice> slices) {

@@ -79,6 +79,7 @@ struct Slice {
   int32_t ahead = 0;  // tokens computed before these that do not count yet: drafts
   // Not -1: the one token is what the device picks in this row of the step before (Batch::sampled_rows).
   int32_t sampled_row = -1;
+  bool hidden = false;  // read_hidden will be asked for its rows
 };
 
 // Some new tokens of one sequence, and which of them want logits.

@@ -142,6 +142,7 @@ Loop::Rows Loop::prepare(std::span<Item> items, double now) {
         .tokens = std::span(sample.tokens)
                       .subspan(static_cast<size_t>(sample.blocks.length()), static_cast<size_t>(item.tokens)),
         .want = item.last && !sample.hidden ? Slice::Want::kLast : Slice::Want::kNone};
+    slice.hidden = sample.hidden.has_value();
     if (item.drafts > 0) {
       const size_t at = fed_.size();
       fed_.push_back(sample.tokens.back());

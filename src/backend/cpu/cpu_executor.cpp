@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -36,6 +37,8 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
   }
   order_.reserve(kSharedPerLayer * spec.layers.size() + kSharedBesides);
   greedy_.reserve(static_cast<size_t>(spec.max_logit_rows));
+  kept_.resize(static_cast<size_t>(spec.max_logit_rows));
+  std::iota(kept_.begin(), kept_.end(), 0);
   largest_.resize(static_cast<size_t>(spec.max_logit_rows * tasks_for(spec.vocab, kGreedyPiece)));
 }
 
@@ -48,7 +51,8 @@ void CpuExecutor::begin(const Batch& batch) {
   normed_forms_ = {};
   plan_attention();
   at_ = 0;
-  if (rows_ > kFewTokens) pool_.expect({});
+  few_ = rows_ <= kFewTokens;
+  if (!few_) pool_.expect({});
 }
 
 Soon CpuExecutor::soon_of(std::initializer_list<const CpuWeight*> weights, int64_t rows) {
@@ -61,7 +65,9 @@ Soon CpuExecutor::soon_of(std::initializer_list<const CpuWeight*> weights, int64
 }
 
 // A product begins that reads `mine` first. Whoever waits from now on asks for what the one after it does.
+// The few rows that a long step keeps in its last layer are no such step.
 void CpuExecutor::announce(const Soon& mine, const Soon* next) {
+  if (!few_) return;
   if (at_ == order_.size() && order_.size() < order_.capacity()) order_.emplace_back();
   if (at_ < order_.size()) order_[at_++] = mine;
   if (std::exchange(wait_for_attention_, false)) {
@@ -285,6 +291,7 @@ void CpuExecutor::norm_qkv(const NormQkv& op) {
 }
 
 void CpuExecutor::project_add(const Linear& op) {
+  if (rows_ == 0) return;
   multiply_add(op, formed(work_->attention, rows_, work_->query_cols, forms_for({&op}, rows_)),
                work_->residual);
 }
@@ -331,6 +338,7 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
 }
 
 void CpuExecutor::ffn_add(const Ffn& op) {
+  if (rows_ == 0) return;
   norm_rows(op.norm, {}, forms_for({&op.gate, &op.up}, rows_));
   const int64_t inner_cols = op.gate.weight->rows, per_task = rows_per_task(2 * inner_cols, pool_.size());
   const Inner inner{work_->inner,

@@ -144,6 +144,10 @@ class CpuExecutor final : public Executor {
   };
   KvPlace place_of(int layer) const;
   void plan_attention();
+  bool leaves_rows_out(int layer) const;
+  void plan_logit_rows();
+  void keep_logit_rows();
+  void attend_planned(const Attend& op);
   void prepare_rotation(const Rope& op);
   void append(const KvPlace& place, int group, int64_t row);
   struct SpanTask {
@@ -186,12 +190,14 @@ class CpuExecutor final : public Executor {
   };
   std::vector<Largest> largest_;  // [logit rows][pieces]
   std::vector<int32_t> greedy_;   // [logit rows]
+  std::vector<int32_t> kept_;     // [max logit rows]: 0, 1 ..: the logit rows when only they are kept
 
   Batch batch_{};
-  int64_t rows_ = 0;                 // tokens of this step
+  int64_t rows_ = 0;                 // tokens of this step; behind the last attention those that are kept
   int64_t num_tiles_ = 0;            // query tiles of this step
   int64_t num_active_ = 0;           // experts with tokens
   Forms normed_forms_;               // that work_->normed has
+  bool few_ = false;                 // the step began with few tokens
   bool deep_ = false;                // attention of this step reads more than the caches hold
   bool wait_for_attention_ = false;  // the next product is followed by such attention
   // What the products of a step of few tokens begin with, in order, as the last such step had it: a model

@@ -13,6 +13,7 @@ namespace millrace::cpu {
 
 void CpuExecutor::route(const Route& op) {
   MILLRACE_CHECK(op.router.weight->rows == spec_.experts && op.experts_per_token == spec_.experts_per_token);
+  if (rows_ == 0) return;
   const Forms forms = forms_for({&op.router}, rows_);
   const Product product{&op.router, work_->router_logits};
   if (rows_ < kTileHeight * pool_.size()) {
@@ -178,6 +179,7 @@ void CpuExecutor::share_experts(const Linear& op, int64_t unit, int64_t per_task
 }
 
 void CpuExecutor::experts_add(const Experts& op) {
+  if (rows_ == 0) return;
   const CpuWeight &gate = own(*op.gate.weight), &down = own(*op.down.weight);
   const Forms forms = forms_for({&op.gate, &op.up}, rows_, true),
               inner_forms = forms_for({&op.down}, rows_, true);
