@@ -6,8 +6,8 @@
 // which are copied into cells on the way. A tile's int32 sums of one run go through memory into registers,
 // where each becomes one fma as everywhere else, so the bits are those of every other table.
 //
-// A turn is four tiles of sums: their products begin, the sums of the turn before are added up meanwhile,
-// then the four are stored. Turns flow on from one group of rows to the next.
+// A turn is four tiles of sums, whose products, stores and additions overlap with those of the turn before.
+// Turns flow on from one group of rows to the next.
 //
 // Roofline, per 16 x 16 outputs and run (16,384 operations), in cycles: the tile unit 16 (half its depth of
 // 64 is used: scales change every 32), storing the sums 16, the float side 24 (48 operations on two ports),
@@ -73,8 +73,12 @@ template <class P>
   });
 }
 
-// A turn: runs [run, run + count) of sixteen packed rows and of a group of activations. Weights with two
-// digits fill two tiles with a run.
+// A turn: runs [run, run + count) of sixteen packed rows and of a group of activations, four tiles of sums.
+// Weights with two digits fill two tiles with a run. Its steps are those of the tiles: step j begins the
+// product of tile j, stores what step j - 2 began, and adds up what the turn before began at its step j: no
+// tile is stored before it is done, no sum is loaded before it has left the processor (two steps earlier),
+// and the four sums that are under way lie in 4 KiB, so that none looks like another's in its lower twelve
+// bits, by which a processor tells whether a load waits for a store.
 template <class P>
 struct Turn {
   static constexpr int kRuns = 4 / P::kDigits;
@@ -82,26 +86,29 @@ struct Turn {
   const P* w;
   const ActivationCell* x;
   int64_t run, count;
+  float (*out)[16];   // sums [16 rows of activations][16] over all runs
+  bool begins, ends;  // the first and the last turn of these sums in this chunk
 
-  [[gnu::always_inline]] void begin() const {
-    unroll<kRuns>([&](auto i) __attribute__((always_inline)) {
-      if (i >= count) return;
-      tile_dot<P::kDigits * i>(x[run + i].codes, w->codes[run + i][0]);
-      if constexpr (P::kDigits == 2) tile_dot<2 * i + 1>(x[run + i].codes, w->codes[run + i][1]);
-    });
+  template <int kStep>
+  [[gnu::always_inline]] bool has() const {
+    return kStep / P::kDigits < count;
   }
+  template <int kStep>
+  [[gnu::always_inline]] void begin() const {
+    constexpr int kRun = kStep / P::kDigits;
+    if (has<kStep>()) tile_dot<kStep>(x[run + kRun].codes, w->codes[run + kRun][kStep % P::kDigits]);
+  }
+  template <int kStep>
   [[gnu::always_inline]] void store(Sums& sums) const {
-    unroll<kRuns>([&](auto i) __attribute__((always_inline)) {
-      if (i >= count) return;
-      tile_store<P::kDigits * i>(sums[P::kDigits * i][0]);
-      if constexpr (P::kDigits == 2) tile_store<2 * i + 1>(sums[2 * i + 1][0]);
-    });
+    if (has<kStep>()) tile_store<kStep>(sums[kStep][0]);
     stores_are_done();
   }
+  template <int kStep>
   [[gnu::always_inline]] void add(const Sums& sums, V16 (&acc)[16]) const {
-    unroll<kRuns>([&](auto i) __attribute__((always_inline)) {
-      if (i < count) add_sums(*w, x[run + i], run + i, sums + P::kDigits * i, acc);
-    });
+    constexpr int kRun = kStep / P::kDigits;
+    if constexpr (kStep % P::kDigits == P::kDigits - 1) {
+      if (has<kStep>()) add_sums(*w, x[run + kRun], run + kRun, sums + kRun * P::kDigits, acc);
+    }
   }
 };
 
@@ -118,14 +125,28 @@ void tile_groups(PackedRows<P>& w, const ActivationCell* x, int64_t apart, int64
                  bool fresh, int64_t m, ChunkAhead& ahead) {
   constexpr int64_t kCellLines = sizeof(ActivationCell) / 64;
   using T = Turn<P>;
-  alignas(64) typename T::Sums sums[2];
+  alignas(4096) typename T::Sums sums;
   V16 acc[16];
-  T last{};  // whose sums are stored, but not added
-  float(*last_out)[16] = nullptr;
-  int at = 0;  // whose sums are stored next
-  const auto finish = [&]() __attribute__((always_inline)) {
-    last.add(sums[at ^ 1], acc);
-    unroll<16>([&](auto r) __attribute__((always_inline)) { Simd::store(last_out[r], acc[r]); });
+  unroll<16>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::zero(); });
+  T last{};  // has no runs
+  const auto turn = [&](const T& now) __attribute__((always_inline)) {
+    if (last.begins) {
+      if (fresh) {
+        unroll<16>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::zero(); });
+      } else {
+        unroll<16>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::load(last.out[r]); });
+      }
+    }
+    unroll<4>([&](auto step) __attribute__((always_inline)) {
+      now.template begin<step>();
+      constexpr int kBefore = (step + 2) % 4;
+      (step < 2 ? last : now).template store<kBefore>(sums);
+      last.template add<step>(sums, acc);
+    });
+    if (last.ends) {
+      unroll<16>([&](auto r) __attribute__((always_inline)) { Simd::store(last.out[r], acc[r]); });
+    }
+    last = now;
   };
   for (int64_t i = 0; i < groups; ++i, x += apart, m += 16) {
     ahead.ask();
@@ -134,30 +155,13 @@ void tile_groups(PackedRows<P>& w, const ActivationCell* x, int64_t apart, int64
         const int64_t lines = runs * kCellLines;
         ask_cells(x + apart, lines * g / w.count, lines * (g + 1) / w.count);
       }
-      T now{&w.groups[g], x, 0, runs < T::kRuns ? runs : T::kRuns};
-      now.begin();
-      if (last_out != nullptr) finish();
-      now.store(sums[at]);
-      at ^= 1;
-      last_out = w.sums[g] + m;
-      if (fresh) {
-        unroll<16>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::zero(); });
-      } else {
-        unroll<16>([&](auto r) __attribute__((always_inline)) { acc[r] = Simd::load(last_out[r]); });
-      }
-      last = now;
-      while (last.run + T::kRuns < runs) {
-        now.run = last.run + T::kRuns;
-        now.count = runs - now.run < T::kRuns ? runs - now.run : T::kRuns;
-        now.begin();
-        last.add(sums[at ^ 1], acc);
-        now.store(sums[at]);
-        at ^= 1;
-        last = now;
+      for (int64_t run = 0; run < runs; run += T::kRuns) {
+        const int64_t count = runs - run < T::kRuns ? runs - run : T::kRuns;
+        turn({&w.groups[g], x, run, count, w.sums[g] + m, run == 0, run + count == runs});
       }
     }
   }
-  finish();
+  turn({});
 }
 
 template <class P>
