@@ -1,309 +1,297 @@
 // Encoders of the K types: sub-blocks with small integer scales (and minimums) over one f16 scale of 256
-// values. Every sub-block is first fitted on its own; then the integers are chosen, and what remains - codes,
-// minimums, the super-block's own scales - is solved for in turn, each given the others. Included inside the
-// anonymous namespace of the encoders' tables, after encode_plain.h.
+// values. Every sub-block is first fitted on its own; then the integers are chosen, the super-block's own
+// scales are solved for given those and the codes found, and codes are rounded by what has come of it.
+// Included inside the anonymous namespace of the encoders' tables, after encode_plain.h.
 //
-// Million values per second of a Neoverse-N1 core, measured (docs/benchmarks.md): q6_k 240, q4_k 213, q5_k
-// 193; bound by its two vector units.
+// A group is here the same sub-block of kBlocks super-blocks: what a super-block sums over its sub-blocks is
+// then a sum over groups, and never one across a vector.
+//
+// Million values per second of a Neoverse-N1 core, measured (docs/benchmarks.md): q5_k 466, q4_k 425, q6_k
+// 378.
 #pragma once
 
 constexpr float kMaxScale = 63.0f;  // of Q4_K and Q5_K: six bits
 constexpr int kSubs = 8;            // their sub-blocks of 32
-constexpr int kRefits = 1;          // a second takes 0.1% off the error and a quarter off the speed
 
-// One number of the super-block as the f16 that is stored.
-inline float stored(float wanted, uint16_t* bits) {
-  const StoredHalves half(Simd::all(wanted));
-  *bits = half.bits[0];
-  float value[Simd::kBlocks];
-  Simd::store(value, half.value);
-  return value[0];
-}
-
+// The numbers of kBlocks super-blocks: integers 0..63 of each sub-block, and what they count.
 struct ScalesAndMins {
-  float scale[kSubs], min[kSubs];  // integers 0..63
-  uint16_t d_bits = 0, dmin_bits = 0;
-  float d = 0.0f, dmin = 0.0f;
-};
+  V scale[kSubs], min[kSubs];
+  V d, dmin;
 
-// How the values of some sub-blocks become codes: y = x * inverse + offset, rounded to [0, top]; what is left
-// over is y - code in units of `unit`. A sub-block of scale 0 has the code 0 alone and is left over as it is.
-struct Coding {
-  V scale, base, unit, inverse, offset, top;
-  Coding(const ScalesAndMins& k, int first, float most) {
-    const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
-    const V min = Simd::mul(Simd::load(k.min + first), Simd::all(k.dmin));
-    scale = Simd::mul(Simd::load(k.scale + first), Simd::all(k.d));
-    base = Simd::sub(zero, min);
-    const Simd::Mask some = Simd::greater(scale, Simd::all(kLeastRange));
-    unit = Simd::select(some, scale, one);
-    inverse = Simd::div(one, unit);
-    offset = Simd::mul(min, inverse);
-    top = Simd::select(some, Simd::all(most), zero);
+  V scales(int s) const { return Simd::mul(scale[s], d); }
+  V mins(int s) const { return Simd::mul(min[s], dmin); }
+  Coding coding(int s, float most) const {
+    return Coding(scales(s), Simd::sub(Simd::all(0.0f), mins(s)), most);
   }
 };
 
-// Of each sub-block: sums of codes, of what they leave over, of products.
-struct Leftovers {
-  V q, r, qq, rq, rr;
-};
+inline V to_integers(V x, V unit) {
+  const V zero = Simd::all(0.0f), magic = Simd::all(kMagic);
+  return Simd::sub(Simd::add(Simd::min(Simd::max(Simd::mul(x, unit), zero), Simd::all(kMaxScale)), magic),
+                   magic);
+}
 
-inline Leftovers left_over(const float* x, const Coding& coding) {
-  const V zero = Simd::all(0.0f);
+// The fits of single sub-blocks in integers. Scales first; then each minimum so that the codes found leave
+// nothing over on average, under the scale that has become of it: that takes back most of what its rounding
+// costs. Then d and dmin of the super-block by least squares over all 256 values, as d (scale q) - dmin
+// (min).
+inline void solve(const MinFit* fits, ScalesAndMins& k) {
+  const V zero = Simd::all(0.0f), one = Simd::all(1.0f), count = Simd::all(kBlock),
+          share = Simd::all(1.0f / kMaxScale);
+  V most_scale = zero, most_below = zero;
+  for (int s = 0; s < kSubs; ++s) {
+    most_scale = Simd::max(most_scale, fits[s].scale);
+    most_below = Simd::max(most_below, Simd::sub(zero, fits[s].min));
+  }
+  k.d = StoredHalves(Simd::mul(most_scale, share)).value;
+  k.dmin = StoredHalves(Simd::mul(most_below, share)).value;
+  const V per_scale = inverse_or_zero(k.d), per_min = inverse_or_zero(k.dmin);
+  V aa = zero, ab = zero, bb = zero, ra = zero, rb = zero;
+  for (int s = 0; s < kSubs; ++s) {
+    const MinFit& fit = fits[s];
+    k.scale[s] = to_integers(fit.scale, per_scale);
+    const V scale = k.scales(s), levels = Simd::mul(scale, fit.sum_c);
+    k.min[s] = to_integers(Simd::fma(levels, Simd::all(1.0f / kBlock), Simd::sub(zero, fit.mean_x)), per_min);
+    // What is left over: its sum, and the sum of its products with the codes.
+    const V min = k.mins(s), rest = Simd::fma(Simd::add(fit.mean_x, min), count, Simd::sub(zero, levels));
+    const V products = Simd::sub(Simd::fma(min, fit.sum_c, fit.xc), Simd::mul(scale, fit.cc));
+    const V a = k.scale[s], b = Simd::sub(zero, k.min[s]);
+    aa = Simd::fma(Simd::mul(a, a), fit.cc, aa);
+    ab = Simd::fma(Simd::mul(a, b), fit.sum_c, ab);
+    bb = Simd::fma(Simd::mul(b, b), count, bb);
+    ra = Simd::fma(a, products, ra);
+    rb = Simd::fma(b, rest, rb);
+  }
+  const V all = Simd::mul(aa, bb), det = Simd::sub(all, Simd::mul(ab, ab));
+  const Simd::Mask both = Simd::greater(det, Simd::mul(all, Simd::all(1e-5f)));
+  const V inverse = Simd::div(one, Simd::select(both, det, Simd::max(aa, one)));
+  const V more_d = Simd::select(both, Simd::sub(Simd::mul(ra, bb), Simd::mul(rb, ab)), ra);
+  const V more_min = Simd::select(both, Simd::sub(Simd::mul(rb, aa), Simd::mul(ra, ab)), zero);
+  const V d = Simd::fma(more_d, inverse, k.d), dmin = Simd::fma(more_min, inverse, k.dmin);
+  // Neither may turn negative: then both stay. No comparison with what is not a number is true.
+  const V good_d = StoredHalves(d).value, good_min = StoredHalves(Simd::max(dmin, zero)).value;
+  const Simd::Mask up = Simd::greater(d, zero), level = Simd::greater(dmin, Simd::all(-kLeastRange));
+  k.d = Simd::select(up, Simd::select(level, good_d, k.d), k.d);
+  k.dmin = Simd::select(up, Simd::select(level, good_min, k.dmin), k.dmin);
+}
+
+// Codes of sub-blocks, and what they miss.
+inline void code_subs(const float* x, const Coding& coding, Bytes* quads, Misses& misses) {
+  const V zero = Simd::all(0.0f), magic = Simd::all(kMagic);
   const Spread by(coding.inverse), plus(coding.offset), most(coding.top);
-  V q[kParts], r[kParts], qq[kParts], rq[kParts], rr[kParts];
-  for (int p = 0; p < kParts; ++p) {
-    q[p] = r[p] = qq[p] = rq[p] = rr[p] = zero;
-    for (int t = 0; t < 8; ++t) {
-      const V y = Simd::fma(Simd::load_part(x, 32, t, p), by.p[p], plus.p[p]);
-      const V code = Simd::round(Simd::min(Simd::max(y, zero), most.p[p])), rest = Simd::sub(y, code);
-      q[p] = Simd::add(q[p], code);
-      r[p] = Simd::add(r[p], rest);
-      qq[p] = Simd::fma(code, code, qq[p]);
-      rq[p] = Simd::fma(rest, code, rq[p]);
+  V rr[kParts] = {zero, zero, zero, zero}, total[kParts] = {zero, zero, zero, zero};
+  for (int t = 0; t < 8; ++t) {
+    V sums[kParts];
+    for (int p = 0; p < kParts; ++p) {
+      const V value = Simd::load_part(x, kSuperBlock, t, p), y = Simd::fma(value, by.p[p], plus.p[p]);
+      sums[p] = Simd::add(Simd::min(Simd::max(y, zero), most.p[p]), magic);
+      const V rest = Simd::sub(y, Simd::sub(sums[p], magic));
       rr[p] = Simd::fma(rest, rest, rr[p]);
+      total[p] = Simd::fma(value, value, total[p]);
     }
+    quads[t] = Simd::low_bytes(sums);
   }
-  return {Simd::add_across(q), Simd::add_across(r), Simd::add_across(qq), Simd::add_across(rq),
-          Simd::add_across(rr)};
-}
-
-// In the order of the sub-blocks, whatever the vectors' length.
-inline float ordered_sum(const float* x) {
-  float sum = x[0];
-  for (int s = 1; s < kSubs; ++s) sum += x[s];
-  return sum;
-}
-
-// One pass over the values. With the codes they get under k: each sub-block's minimum so that nothing is left
-// over on average, then d and dmin of the super-block by least squares over what is left of all 256 values,
-// as d (scale q) - dmin (min). Returns the squared error before.
-inline float refit(const float* x, float top, ScalesAndMins& k) {
-  float aa[kSubs], ab[kSubs], bb[kSubs], ra[kSubs], rb[kSubs], errors[kSubs];
-  const V zero = Simd::all(0.0f), dmin_lanes = Simd::all(k.dmin), most = Simd::all(kMaxScale);
-  const V per_min = Simd::all(k.dmin > 0.0f ? 1.0f / k.dmin : 0.0f);
-  for (int first = 0; first < kSubs; first += Simd::kBlocks) {
-    const Coding coding(k, first, top);
-    const Leftovers left = left_over(x + first * 32, coding);
-    const V rest = Simd::mul(coding.unit, left.r);
-    const V wanted = Simd::fma(rest, Simd::all(-1.0f / 32.0f), Simd::sub(zero, coding.base));
-    const V min = Simd::round(Simd::min(Simd::max(Simd::mul(wanted, per_min), zero), most));
-    const V moved = Simd::fma(min, dmin_lanes, coding.base);
-    const V a = Simd::load(k.scale + first), b = Simd::sub(zero, min);
-    Simd::store(k.min + first, min);
-    Simd::store(errors + first, Simd::mul(Simd::mul(coding.unit, coding.unit), left.rr));
-    Simd::store(aa + first, Simd::mul(Simd::mul(a, a), left.qq));
-    Simd::store(ab + first, Simd::mul(Simd::mul(a, b), left.q));
-    Simd::store(bb + first, Simd::mul(Simd::mul(b, b), Simd::all(32.0f)));
-    Simd::store(ra + first, Simd::mul(a, Simd::fma(moved, left.q, Simd::mul(coding.unit, left.rq))));
-    Simd::store(rb + first, Simd::mul(b, Simd::fma(moved, Simd::all(32.0f), rest)));
-  }
-  const double a2 = ordered_sum(aa), m2 = ordered_sum(bb), am = ordered_sum(ab), ras = ordered_sum(ra),
-               rbs = ordered_sum(rb), det = a2 * m2 - am * am;
-  if (a2 > 0.0) {
-    double d = k.d, dmin = k.dmin;
-    if (det > 1e-6 * a2 * m2) {
-      d += (ras * m2 - rbs * am) / det;
-      dmin += (rbs * a2 - ras * am) / det;
-    } else {
-      d += ras / a2;
-    }
-    if (d > 0.0 && dmin >= 0.0) {
-      k.d = stored(static_cast<float>(d), &k.d_bits);
-      k.dmin = stored(static_cast<float>(dmin), &k.dmin_bits);
-    }
-  }
-  return ordered_sum(errors);
-}
-
-inline float largest(const float* x) {
-  float most = 0.0f;
-  for (int s = 0; s < kSubs; ++s) most = x[s] > most ? x[s] : most;
-  return most;
-}
-
-// Every sub-block on its own, then in integers.
-template <int kTop>
-inline ScalesAndMins fit_super(const float* x) {
-  float scale[kSubs], below[kSubs];
-  for (int first = 0; first < kSubs; first += Simd::kBlocks) {
-    const ScaleMin fit = fit_above_min<kTop, true>(x + first * 32);
-    Simd::store(scale + first, fit.scale);
-    Simd::store(below + first, Simd::sub(Simd::all(0.0f), fit.min));
-  }
-  ScalesAndMins k;
-  k.d = stored(largest(scale) / kMaxScale, &k.d_bits);
-  k.dmin = stored(largest(below) / kMaxScale, &k.dmin_bits);
-  const float per_scale = k.d > 0.0f ? 1.0f / k.d : 0.0f, per_min = k.dmin > 0.0f ? 1.0f / k.dmin : 0.0f;
-  const V zero = Simd::all(0.0f), most = Simd::all(kMaxScale);
-  for (int first = 0; first < kSubs; first += Simd::kBlocks) {
-    const V s = Simd::mul(Simd::load(scale + first), Simd::all(per_scale));
-    const V m = Simd::mul(Simd::load(below + first), Simd::all(per_min));
-    Simd::store(k.scale + first, Simd::round(Simd::min(Simd::max(s, zero), most)));
-    Simd::store(k.min + first, Simd::round(Simd::min(Simd::max(m, zero), most)));
-  }
-  return k;
-}
-
-// Codes of all values under k, and their squared error.
-inline float code_super(const float* x, const ScalesAndMins& k, float top, uint8_t* codes, Misses& misses) {
-  float errors[kSubs];
-  for (int first = 0; first < kSubs; first += Simd::kBlocks) {
-    const Coding coding(k, first, top);
-    // A sub-block of scale 0 has y = 0.
-    const Simd::Mask some = Simd::greater(coding.top, Simd::all(0.0f));
-    const V zero = Simd::all(0.0f);
-    Codes group;
-    const V error = code_group(x + first * 32, Simd::select(some, coding.inverse, zero),
-                               Simd::select(some, coding.offset, zero), coding.scale, coding.base, 0.0f, top,
-                               group, misses);
-    Simd::store(errors + first, error);
-    std::memcpy(codes + first * 32, group.all, sizeof group.all);
-  }
-  return ordered_sum(errors);
+  misses.total = Simd::add(misses.total, Simd::add_across(total));
+  misses.error = Simd::fma(Simd::mul(coding.unit, coding.unit), Simd::add_across(rr), misses.error);
 }
 
 // The mirror of scale_min_k4.
-inline void pack_scales(const ScalesAndMins& k, uint8_t* scales) {
+inline void pack_scales(const uint8_t* scale, const uint8_t* min, uint8_t* scales) {
   for (int s = 0; s < 4; ++s) {
-    const auto scale = static_cast<unsigned>(k.scale[s]), min = static_cast<unsigned>(k.min[s]),
-               scale4 = static_cast<unsigned>(k.scale[s + 4]), min4 = static_cast<unsigned>(k.min[s + 4]);
-    scales[s] = static_cast<uint8_t>(scale | scale4 >> 4 << 6);
-    scales[s + 4] = static_cast<uint8_t>(min | min4 >> 4 << 6);
-    scales[s + 8] = static_cast<uint8_t>((scale4 & 15) | (min4 & 15) << 4);
+    scales[s] = static_cast<uint8_t>(scale[s] | scale[s + 4] >> 4 << 6);
+    scales[s + 4] = static_cast<uint8_t>(min[s] | min[s + 4] >> 4 << 6);
+    scales[s + 8] = static_cast<uint8_t>((scale[s + 4] & 15) | (min[s + 4] & 15) << 4);
+  }
+}
+
+template <class Block>
+inline void put_scales(const ScalesAndMins& k, Block* out) {
+  float scale[kSubs][Simd::kBlocks], min[kSubs][Simd::kBlocks];
+  for (int s = 0; s < kSubs; ++s) {
+    Simd::store(scale[s], k.scale[s]);
+    Simd::store(min[s], k.min[s]);
+  }
+  const StoredHalves d(k.d), dmin(k.dmin);
+  for (int b = 0; b < Simd::kBlocks; ++b) {
+    uint8_t scales[kSubs], mins[kSubs];
+    for (int s = 0; s < kSubs; ++s) {
+      scales[s] = static_cast<uint8_t>(scale[s][b]);
+      mins[s] = static_cast<uint8_t>(min[s][b]);
+    }
+    out[b].d = d.bits[b];
+    out[b].dmin = dmin.bits[b];
+    pack_scales(scales, mins, out[b].scales);
+  }
+}
+
+// quads [8 sub-blocks][8]
+template <class Block, int kTop>
+inline void put_super_codes(const Bytes (*quads)[8], Block* out) {
+  auto* const bytes = reinterpret_cast<uint8_t*>(out);
+  for (int r = 0; r < 4; ++r) {
+    for (int half = 0; half < 2; ++half) {
+      Bytes pairs[4];
+      for (int t = 0; t < 4; ++t) {
+        const Bytes low = quads[2 * r][4 * half + t], high = quads[2 * r + 1][4 * half + t];
+        pairs[t] = kTop == 15 ? Simd::nibbles(low, high)
+                              : Simd::nibbles(Simd::and_bytes(low, 15), Simd::and_bytes(high, 15));
+      }
+      Simd::store_codes(pairs, bytes + offsetof(Block, q) + 32 * r + 16 * half, sizeof(Block));
+    }
+  }
+  if constexpr (kTop == 31) {
+    for (int half = 0; half < 2; ++half) {
+      Bytes bits[4];
+      for (int t = 0; t < 4; ++t) {
+        const auto fifth = [&](int s) { return Simd::and_bytes(quads[s][4 * half + t], 16); };
+        // The fifth bits of 0 .. 3 move down, those of 4 .. 7 up.
+        const Bytes low = Simd::or_bytes(Simd::or_bytes(Simd::shift<4>(fifth(0)), Simd::shift<3>(fifth(1))),
+                                         Simd::or_bytes(Simd::shift<2>(fifth(2)), Simd::shift<1>(fifth(3))));
+        const Bytes high = Simd::or_bytes(Simd::or_bytes(Simd::shift<4>(fifth(4)), Simd::shift<3>(fifth(5))),
+                                          Simd::or_bytes(Simd::shift<2>(fifth(6)), Simd::shift<1>(fifth(7))));
+        bits[t] = Simd::nibbles(low, high);
+      }
+      Simd::store_codes(bits, bytes + offsetof(Block, high) + 16 * half, sizeof(Block));
+    }
   }
 }
 
 template <class Block, int kTop>
-inline void encode_with_mins(const float* x, Block& out, Misses& misses) {
-  ScalesAndMins k = fit_super<kTop>(x), best = k;
-  float least = FLT_MAX;
-  for (int round = 0; round < kRefits; ++round) {
-    const ScalesAndMins before = k;
-    const float error = refit(x, kTop, k);
-    if (error < least) {
-      least = error;
-      best = before;
-    }
-  }
-  uint8_t codes[kSuperBlock];
-  const Misses misses_before = misses;
-  if (code_super(x, k, kTop, codes, misses) >
-      least) {  // rounding d and dmin has cost more than refitting gained
-    k = best;
-    misses = misses_before;
-    code_super(x, k, kTop, codes, misses);
-  }
-  out.d = k.d_bits;
-  out.dmin = k.dmin_bits;
-  pack_scales(k, out.scales);
-  for (int r = 0; r < 4; ++r) {
-    for (int i = 0; i < 32; ++i) {
-      out.q[32 * r + i] = static_cast<uint8_t>((codes[64 * r + i] & 15) | codes[64 * r + 32 + i] << 4);
-    }
-  }
-  if constexpr (kTop == 31) {
-    for (int i = 0; i < 32; ++i) {
-      unsigned bits = 0;
-      for (int s = 0; s < kSubs; ++s) bits |= static_cast<unsigned>(codes[32 * s + i] >> 4) << s;
-      out.high[i] = static_cast<uint8_t>(bits);
-    }
-  }
+inline void encode_with_mins(const float* x, Block* out, Misses& misses) {
+  MinRange ranges[kSubs];
+  MinFit fits[kSubs];
+  ScalesAndMins k;
+  Bytes quads[kSubs][8];
+  for (int s = 0; s < kSubs; ++s) ranges[s] = min_range<kTop, true, kSuperBlock>(x + s * kBlock);
+  for (int s = 0; s < kSubs; ++s) fits[s] = fit_above_min<kTop, true, kSuperBlock>(x + s * kBlock, ranges[s]);
+  solve(fits, k);
+  Coding codings[kSubs];
+  for (int s = 0; s < kSubs; ++s) codings[s] = k.coding(s, kTop);
+  for (int s = 0; s < kSubs; ++s) code_subs(x + s * kBlock, codings[s], quads[s], misses);
+  put_scales(k, out);
+  put_super_codes<Block, kTop>(quads, out);
 }
 
 // ---------------------------------------------------------------- signed scales: Q6_K
 
-constexpr int kSixSubs = 16;  // sub-blocks of 16
+constexpr int kSixSubs = 16, kSixBlock = 16;  // sub-blocks of 16
 
-// Codes (plus 32) of all values under `d`; sums of (scale q) x and of its square; what they miss, if asked.
-struct SixBits {
-  float scale[kSixSubs];
-  uint8_t codes[kSuperBlock];
+// What the codes of a sub-block under its scale leave over, in units.
+struct SixSums {
+  V unit, rq, rr, qq;
 };
 
-template <class Take>
-inline void code_six_bits(const float* x, const SixBits& six, float d, Take&& take) {
+// d is the super-block's scale. A sub-block of scale 0 has no value above half of that times 33: in units of
+// 64 such its codes are 0, and what is left over all there is.
+inline SixSums code_six_bits(const float* x, V scale, V d, Bytes* quads) {
+  const V zero = Simd::all(0.0f), one = Simd::all(1.0f), magic = Simd::all(kMagic);
   const V least = Simd::all(-32.0f), most = Simd::all(31.0f);
-  for (int first = 0; first < kSixSubs; first += Simd::kBlocks) {
-    const V scales = Simd::load(six.scale + first), steps = Simd::mul(scales, Simd::all(d));
-    const Spread inverse(inverse_or_zero(steps));
-    for (int t = 0; t < 4; ++t) {
-      V value[kParts], q[kParts];
-      for (int p = 0; p < kParts; ++p) {
-        value[p] = Simd::load_part(x + first * 16, 16, t, p);
-        q[p] = Simd::round(Simd::min(Simd::max(Simd::mul(value[p], inverse.p[p]), least), most));
-      }
-      take(first, t, value, q, scales, steps);
+  const Simd::Mask some = Simd::greater(Simd::abs(scale), zero), any = Simd::greater(d, zero);
+  const V none = Simd::select(any, Simd::mul(d, Simd::all(64.0f)), one);
+  const V unit = Simd::select(any, Simd::select(some, Simd::mul(scale, d), none), one);
+  const Spread by(Simd::div(one, unit));
+  V rq[kParts] = {zero, zero, zero, zero}, rr[kParts] = {zero, zero, zero, zero};
+  Ints squares = Simd::zero_ints();
+  for (int t = 0; t < 4; ++t) {
+    V sums[kParts];
+    for (int p = 0; p < kParts; ++p) {
+      const V y = Simd::mul(Simd::load_part(x, kSuperBlock, t, p), by.p[p]);
+      sums[p] = Simd::add(Simd::min(Simd::max(y, least), most), magic);
+      const V code = Simd::sub(sums[p], magic), rest = Simd::sub(y, code);
+      rq[p] = Simd::fma(rest, code, rq[p]);
+      rr[p] = Simd::fma(rest, rest, rr[p]);
     }
+    quads[t] = Simd::low_bytes(sums);
+    squares = Simd::dot_signed(squares, quads[t], quads[t]);
+    quads[t] = Simd::add_saturated(quads[t], Simd::all_bytes(32));
   }
+  return {unit, Simd::add_across(rq), Simd::add_across(rr), Simd::to_float(squares)};
 }
 
-inline void encode_q6_k(const float* x, BlockQ6_K& out, Misses& misses) {
-  SixBits six;
-  float fits[kSixSubs], most = 0.0f;
-  for (int first = 0; first < kSixSubs; first += Simd::kBlocks) {
-    Simd::store(fits + first, fit_6_bits(x + first * 16));
-  }
-  for (const float fit : fits) {
-    const float size = fit < 0.0f ? -fit : fit;
-    most = size > most ? size : most;
-  }
-  uint16_t d_bits;
-  float d = stored(most / 127.0f, &d_bits);
-  const float unit = d > 0.0f ? 1.0f / d : 0.0f;
-  for (int first = 0; first < kSixSubs; first += Simd::kBlocks) {
-    const V wanted = Simd::mul(Simd::load(fits + first), Simd::all(unit));
-    Simd::store(six.scale + first,
-                Simd::round(Simd::max(Simd::min(wanted, Simd::all(127.0f)), Simd::all(-128.0f))));
-  }
-  // d again, by least squares over the codes: each sub-block's sums, then over all.
-  float xq[kSixSubs], qq[kSixSubs];
-  V xq_parts[kParts], qq_parts[kParts];
-  code_six_bits(x, six, d, [&](int first, int t, const V* value, const V* q, V, V) {
-    for (int p = 0; p < kParts; ++p) {
-      const V zero = Simd::all(0.0f);
-      xq_parts[p] = Simd::fma(value[p], q[p], t == 0 ? zero : xq_parts[p]);
-      qq_parts[p] = Simd::fma(q[p], q[p], t == 0 ? zero : qq_parts[p]);
-    }
-    if (t < 3) return;
-    Simd::store(xq + first, Simd::add_across(xq_parts));
-    Simd::store(qq + first, Simd::add_across(qq_parts));
-  });
-  double xa = 0.0, aa = 0.0;
-  for (int s = 0; s < kSixSubs; ++s) {
-    xa += static_cast<double>(six.scale[s]) * xq[s];
-    aa += static_cast<double>(six.scale[s]) * six.scale[s] * qq[s];
-  }
-  if (aa > 0.0 && xa > 0.0) d = stored(static_cast<float>(xa / aa), &d_bits);
-  Bytes quads[4];
-  code_six_bits(x, six, d, [&](int first, int t, const V* value, V* q, V, V steps) {
-    const Spread step(steps);
-    for (int p = 0; p < kParts; ++p) {
-      misses.add(Simd::sub(value[p], Simd::mul(q[p], step.p[p])), value[p]);
-      q[p] = Simd::add(q[p], Simd::all(32.0f));
-    }
-    quads[t] = Simd::to_unsigned(q);
-    if (t == 3) Simd::store_codes(quads, six.codes + first * 16, 16);
-  });
-  out.d = d_bits;
-  for (int s = 0; s < kSixSubs; ++s) out.scales[s] = static_cast<int8_t>(six.scale[s]);
+// quads [16 sub-blocks][4]; sub-block 8 h + 2 r + j has the elements 16 j of run r of half h.
+inline void put_six_bits(const Bytes (*quads)[4], BlockQ6_K* out) {
+  auto* const bytes = reinterpret_cast<uint8_t*>(out);
   for (int h = 0; h < 2; ++h) {
-    const uint8_t* c = six.codes + 128 * h;
-    for (int i = 0; i < 32; ++i) {
-      out.low[64 * h + i] = static_cast<uint8_t>((c[i] & 15) | c[64 + i] << 4);
-      out.low[64 * h + 32 + i] = static_cast<uint8_t>((c[32 + i] & 15) | c[96 + i] << 4);
-      out.high[32 * h + i] =
-          static_cast<uint8_t>(c[i] >> 4 | c[32 + i] >> 4 << 2 | c[64 + i] >> 4 << 4 | c[96 + i] >> 4 << 6);
+    for (int j = 0; j < 2; ++j) {
+      const auto run = [&](int r, int t) { return quads[8 * h + 2 * r + j][t]; };
+      const auto low = [&](int r, int t) { return Simd::and_bytes(run(r, t), 15); };
+      const auto high = [&](int r, int t) { return Simd::shift<4>(run(r, t)); };
+      Bytes first[4], second[4], upper[4];
+      for (int t = 0; t < 4; ++t) {
+        first[t] = Simd::nibbles(low(0, t), low(2, t));
+        second[t] = Simd::nibbles(low(1, t), low(3, t));
+        // Two bits of each run: those of 1 and 3 are still where the others' are not.
+        const Bytes even = Simd::nibbles(high(0, t), high(2, t));
+        const Bytes odd = Simd::nibbles(Simd::and_bytes(Simd::shift<2>(run(1, t)), 12),
+                                        Simd::and_bytes(Simd::shift<2>(run(3, t)), 12));
+        upper[t] = Simd::or_bytes(even, odd);
+      }
+      Simd::store_codes(first, bytes + offsetof(BlockQ6_K, low) + 64 * h + 16 * j, sizeof(BlockQ6_K));
+      Simd::store_codes(second, bytes + offsetof(BlockQ6_K, low) + 64 * h + 32 + 16 * j, sizeof(BlockQ6_K));
+      Simd::store_codes(upper, bytes + offsetof(BlockQ6_K, high) + 32 * h + 16 * j, sizeof(BlockQ6_K));
     }
   }
 }
 
-template <class Block, void (*kEncode)(const float*, Block&, Misses&)>
+// Every sub-block on its own, its scale then as an integer times d, codes by those; d again by least squares
+// over the codes, which stay.
+inline void encode_q6_k(const float* x, BlockQ6_K* out, Misses& misses) {
+  const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
+  SignedRange ranges[kSixSubs];
+  V scale[kSixSubs], most = zero, ra = zero, aa = zero;
+  SixSums sums[kSixSubs];
+  Bytes quads[kSixSubs][4];
+  for (int s = 0; s < kSixSubs; ++s) ranges[s] = signed_range<4, kSuperBlock>(x + s * kSixBlock);
+  for (int s = 0; s < kSixSubs; ++s) {
+    scale[s] = fit_6_bits<kSuperBlock>(x + s * kSixBlock, ranges[s]);
+    most = Simd::max(most, Simd::abs(scale[s]));
+  }
+  const V first = StoredHalves(Simd::mul(most, Simd::all(1.0f / 127.0f))).value,
+          per_d = inverse_or_zero(first);
+  for (int s = 0; s < kSixSubs; ++s) {
+    const V wanted = Simd::mul(scale[s], per_d);
+    scale[s] = Simd::round(Simd::max(Simd::min(wanted, Simd::all(127.0f)), Simd::all(-128.0f)));
+    sums[s] = code_six_bits(x + s * kSixBlock, scale[s], first, quads[s]);
+    const V weight = Simd::mul(scale[s], scale[s]);
+    ra = Simd::fma(weight, sums[s].rq, ra);
+    aa = Simd::fma(weight, sums[s].qq, aa);
+  }
+  // d stays above 0.
+  const V wanted = Simd::fma(first, Simd::div(ra, Simd::max(aa, one)), first);
+  const StoredHalves d(Simd::select(Simd::greater(wanted, zero), wanted, first));
+  const V more = Simd::mul(Simd::sub(d.value, first), per_d);
+  float scales[kSixSubs][Simd::kBlocks];
+  for (int s = 0; s < kSixSubs; ++s) {
+    const V square = Simd::mul(sums[s].unit, sums[s].unit), twice = Simd::add(sums[s].rq, sums[s].rq);
+    const V change = Simd::mul(more, Simd::sub(Simd::mul(more, sums[s].qq), twice));
+    misses.error = Simd::fma(square, Simd::max(Simd::add(sums[s].rr, change), zero), misses.error);
+    misses.total = Simd::fma(square, Simd::add(Simd::add(sums[s].rr, sums[s].qq), twice), misses.total);
+    Simd::store(scales[s], scale[s]);
+  }
+  for (int b = 0; b < Simd::kBlocks; ++b) {
+    out[b].d = d.bits[b];
+    for (int s = 0; s < kSixSubs; ++s) out[b].scales[s] = static_cast<int8_t>(scales[s][b]);
+  }
+  put_six_bits(quads, out);
+}
+
+// Hands kBlocks super-blocks at a time to `encode`, the last ones filled up with zeros.
+template <class Block, void (*kEncode)(const float*, Block*, Misses&)>
 EncodeSums encode_super_blocks(const float* x, int64_t blocks, uint8_t* out) {
+  constexpr int kGroup = Simd::kBlocks;
   Misses misses;
-  for (int64_t i = 0; i < blocks; ++i) {
-    kEncode(x + i * kSuperBlock, *reinterpret_cast<Block*>(out + i * static_cast<int64_t>(sizeof(Block))),
-            misses);
+  int64_t done = 0;
+  for (; done + kGroup <= blocks; done += kGroup) {
+    kEncode(x + done * kSuperBlock,
+            reinterpret_cast<Block*>(out + done * static_cast<int64_t>(sizeof(Block))), misses);
+  }
+  if (done < blocks) {
+    const auto count = static_cast<size_t>(blocks - done);
+    float padded[kGroup * kSuperBlock] = {};
+    Block last[kGroup];
+    std::memcpy(padded, x + done * kSuperBlock, count * kSuperBlock * sizeof(float));
+    kEncode(padded, last, misses);
+    std::memcpy(out + done * static_cast<int64_t>(sizeof(Block)), last, count * sizeof(Block));
   }
   return misses.sums();
 }

@@ -1,8 +1,9 @@
 // Encoders of single values and of blocks of 32, a group of blocks at a time. Included inside the anonymous
 // namespace of the encoders' tables, after encode_search.h.
 //
-// Million values per second of a Neoverse-N1 core, measured (docs/benchmarks.md): f16 1,388, bf16 953, q8_0
-// 888, q4_1 293, q4_0 234, mxfp4 229. All of them are bound by its two vector units, none by memory.
+// Million values per second of a Neoverse-N1 core, measured (docs/benchmarks.md): f16 1,445, q8_0 1,355, bf16
+// 961, mxfp4 554, q4_0 436, q5_0 410, q4_1 389, q5_1 364. All of them are bound by its two vector units, none
+// by memory.
 #pragma once
 
 constexpr float kMostHalf = 65504.0f;
@@ -38,16 +39,6 @@ struct StoredHalves {
   }
 };
 
-// Codes of a group, block after block.
-struct Codes {
-  uint8_t all[Simd::kBlocks * kBlock];
-  const uint8_t* of(int block) const { return all + block * kBlock; }
-};
-
-inline void pack_nibbles(const uint8_t* codes, uint8_t* q) {
-  for (int j = 0; j < 16; ++j) q[j] = static_cast<uint8_t>((codes[j] & 15) | (codes[j + 16] << 4));
-}
-
 // Four bytes' fifth bits side by side: the product brings bit 8 i + 4 to bit 28 + i.
 inline void pack_fifth_bits(const uint8_t* codes, uint8_t* high) {
   for (int j = 0; j < 4; ++j) {
@@ -58,115 +49,269 @@ inline void pack_fifth_bits(const uint8_t* codes, uint8_t* high) {
   }
 }
 
-// Rounds y = x * inverse + offset to [low, high], stores code - low and returns the sum of squares of what
-// scale * code + base misses, of each block; adds it to `misses`.
-inline V code_group(const float* x, V inverse, V offset, V scale, V base, float low, float high, Codes& codes,
-                    Misses& misses) {
-  const Spread by(inverse), plus(offset), d(scale), m(base);
-  const V least = Simd::all(low), most = Simd::all(high);
-  Bytes quads[8];
-  V errors[kParts] = {Simd::all(0.0f), Simd::all(0.0f), Simd::all(0.0f), Simd::all(0.0f)};
-  for (int t = 0; t < 8; ++t) {
-    V q[kParts];
-    for (int p = 0; p < kParts; ++p) {
-      const V value = Simd::load_part(x, kBlock, t, p);
-      const V y = Simd::fma(value, by.p[p], plus.p[p]);
-      const V code = Simd::round(Simd::min(Simd::max(y, least), most));
-      const V off = Simd::sub(value, Simd::fma(code, d.p[p], m.p[p]));
-      errors[p] = Simd::fma(off, off, errors[p]);
-      misses.total = Simd::fma(value, value, misses.total);
-      q[p] = low == 0.0f ? code : Simd::sub(code, least);
-    }
-    quads[t] = Simd::to_unsigned(q);
+// The codes of a group to its blocks: four bits, and the fifth ones where there are any.
+template <class Block>
+inline void put_codes(const Bytes* quads, Block* out) {
+  constexpr bool kFive = sizeof(out->q) + 4 < sizeof(Block);
+  Bytes pairs[4];
+  for (int t = 0; t < 4; ++t) {
+    pairs[t] = kFive ? Simd::nibbles(Simd::and_bytes(quads[t], 15), Simd::and_bytes(quads[t + 4], 15))
+                     : Simd::nibbles(quads[t], quads[t + 4]);
   }
-  Simd::store_codes(quads, codes.all, kBlock);
-  Simd::store_codes(quads + 4, codes.all + 16, kBlock);
-  const V error = Simd::add_across(errors);
-  misses.error = Simd::add(misses.error, error);
-  return error;
+  Simd::store_codes(pairs, reinterpret_cast<uint8_t*>(out) + offsetof(Block, q), sizeof(Block));
+  if constexpr (kFive) {
+    uint8_t codes[Simd::kBlocks * kBlock];
+    Simd::store_codes(quads, codes, kBlock);
+    Simd::store_codes(quads + 4, codes + 16, kBlock);
+    for (int b = 0; b < Simd::kBlocks; ++b) pack_fifth_bits(codes + b * kBlock, out[b].high);
+  }
 }
 
-template <class Block>
-inline void put_codes(const uint8_t* codes, Block& block) {
-  pack_nibbles(codes, block.q);
-  if constexpr (sizeof(block.q) + 4 < sizeof(Block)) pack_fifth_bits(codes, block.high);
+// How the values of some blocks become codes: y = x / unit + offset, rounded to [0, top]. x is then unit *
+// (code - offset) and what is left over. A block of scale 0 has the code 0 alone.
+struct Coding {
+  V unit, inverse, offset, top;
+  Coding() = default;
+  Coding(V scale, V base, float most) {
+    const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
+    const Simd::Mask some = Simd::greater(scale, Simd::all(kLeastRange));
+    unit = Simd::select(some, scale, one);
+    inverse = Simd::div(one, unit);
+    offset = Simd::mul(Simd::sub(zero, base), inverse);
+    top = Simd::select(some, Simd::all(most), zero);
+  }
+};
+
+// Of each block: sums of codes, of what they leave over (in units), of products.
+struct Leftovers {
+  V q, r, qq, rq, rr;
+};
+
+inline Leftovers code_group(const float* x, const Coding& coding, Bytes* quads) {
+  const V zero = Simd::all(0.0f), magic = Simd::all(kMagic);
+  const Spread by(coding.inverse), plus(coding.offset), most(coding.top);
+  V r[kParts] = {zero, zero, zero, zero}, rq[kParts] = {zero, zero, zero, zero},
+    rr[kParts] = {zero, zero, zero, zero};
+  Ints q = Simd::zero_ints(), qq = q;
+  for (int t = 0; t < 8; ++t) {
+    V sums[kParts];
+    for (int p = 0; p < kParts; ++p) {
+      const V y = Simd::fma(Simd::load_part(x, kBlock, t, p), by.p[p], plus.p[p]);
+      sums[p] = Simd::add(Simd::min(Simd::max(y, zero), most.p[p]), magic);
+      const V code = Simd::sub(sums[p], magic), rest = Simd::sub(y, code);
+      r[p] = Simd::add(r[p], rest);
+      rq[p] = Simd::fma(rest, code, rq[p]);
+      rr[p] = Simd::fma(rest, rest, rr[p]);
+    }
+    quads[t] = Simd::low_bytes(sums);
+    q = Simd::sum_signed(q, quads[t]);
+    qq = Simd::dot_signed(qq, quads[t], quads[t]);
+  }
+  return {Simd::to_float(q), Simd::add_across(r), Simd::to_float(qq), Simd::add_across(rq),
+          Simd::add_across(rr)};
+}
+
+// What the codes miss once the scale is more by `more` units and the base by `up` units: the codes stay.
+inline V missed(const Coding& coding, const Leftovers& left, V more, V up) {
+  const V zero = Simd::all(0.0f), count = Simd::all(kBlock), two = Simd::all(2.0f);
+  // (r - more q - up)^2
+  const V cross = Simd::sub(Simd::sub(Simd::mul(Simd::mul(more, up), left.q), Simd::mul(more, left.rq)),
+                            Simd::mul(up, left.r));
+  const V own = Simd::fma(Simd::mul(more, more), left.qq, Simd::mul(Simd::mul(up, up), count));
+  const V off = Simd::max(Simd::add(left.rr, Simd::fma(cross, two, own)), zero);
+  return Simd::mul(Simd::mul(coding.unit, coding.unit), off);
+}
+
+// What the values' squares add up to.
+inline V total_of(const Coding& coding, const Leftovers& left) {
+  // (q + r - offset)^2
+  const V values = Simd::add(Simd::fma(left.rq, Simd::all(2.0f), left.qq), left.rr);
+  const V shifted = Simd::mul(Simd::mul(coding.offset, Simd::all(-2.0f)), Simd::add(left.q, left.r));
+  const V all =
+      Simd::fma(Simd::mul(coding.offset, coding.offset), Simd::all(kBlock), Simd::add(values, shifted));
+  return Simd::mul(Simd::mul(coding.unit, coding.unit), Simd::max(all, Simd::all(0.0f)));
+}
+
+// Every encoder goes through its steps for kBatch groups, one step after the other: a step ends in divisions
+// and conversions that wait for each other, and the next group's beginning has no need to wait for them.
+constexpr int kBatch = 4;
+constexpr int kGroupElements = Simd::kBlocks * kBlock;
+
+// Codes of a group rounded by the scale `first`, which f16 holds; stored with the scale that is best for
+// them.
+template <class Block, int kHalf>
+inline void code_around_zero(const float* x, V first, V inverse, Block* out, Misses& misses) {
+  const V zero = Simd::all(0.0f), one = Simd::all(1.0f), magic = Simd::all(kMagic);
+  const V least = Simd::all(-kHalf), most = Simd::all(kHalf - 1);
+  const Spread by(inverse);
+  V rq[kParts] = {zero, zero, zero, zero}, rr[kParts] = {zero, zero, zero, zero};
+  Bytes quads[8];
+  Ints squares = Simd::zero_ints();
+  for (int t = 0; t < 8; ++t) {
+    V sums[kParts];
+    for (int p = 0; p < kParts; ++p) {
+      const V y = Simd::mul(Simd::load_part(x, kBlock, t, p), by.p[p]);
+      sums[p] = Simd::add(Simd::min(Simd::max(y, least), most), magic);
+      const V code = Simd::sub(sums[p], magic), rest = Simd::sub(y, code);
+      rq[p] = Simd::fma(rest, code, rq[p]);
+      rr[p] = Simd::fma(rest, rest, rr[p]);
+    }
+    quads[t] = Simd::low_bytes(sums);
+    squares = Simd::dot_signed(squares, quads[t], quads[t]);
+    quads[t] = Simd::add_saturated(quads[t], Simd::all_bytes(kHalf));
+  }
+  const V qq = Simd::to_float(squares), products = Simd::add_across(rq), rests = Simd::add_across(rr);
+  const StoredHalves d(Simd::fma(first, Simd::div(products, Simd::max(qq, one)), first));
+  // x - d q is unit * (r - more q), and unit is 1 / inverse: first, or 1 where that is 0.
+  const V more = Simd::mul(Simd::sub(d.value, first), inverse);
+  const V unit = Simd::select(Simd::greater(Simd::abs(first), zero), first, one);
+  const V twice = Simd::add(products, products), square = Simd::mul(unit, unit);
+  const V change = Simd::mul(more, Simd::sub(Simd::mul(more, qq), twice));
+  misses.error = Simd::fma(square, Simd::max(Simd::add(rests, change), zero), misses.error);
+  misses.total = Simd::fma(square, Simd::add(Simd::add(rests, qq), twice), misses.total);
+  for (int b = 0; b < Simd::kBlocks; ++b) out[b].d = d.bits[b];
+  put_codes(quads, out);
 }
 
 template <class Block, int kHalf>
-inline void encode_around_zero(const float* x, Block* out, Misses& misses) {
-  const StoredHalves d(kHalf == 8 ? fit_4_bits(x) : fit_5_bits(x));
-  const V zero = Simd::all(0.0f);
-  Codes codes;
-  code_group(x, inverse_or_zero(d.value), zero, d.value, zero, -kHalf, kHalf - 1, codes, misses);
-  for (int b = 0; b < Simd::kBlocks; ++b) {
-    out[b].d = d.bits[b];
-    put_codes(codes.of(b), out[b]);
+inline void encode_around_zero(const float* x, int groups, Block* out, Misses& misses) {
+  SignedRange ranges[kBatch];
+  V firsts[kBatch], inverses[kBatch];
+  for (int g = 0; g < groups; ++g) ranges[g] = signed_range<8, kBlock>(x + g * kGroupElements);
+  for (int g = 0; g < groups; ++g) {
+    const float* values = x + g * kGroupElements;
+    const StoredHalves d(kHalf == 8 ? fit_4_bits(values, ranges[g]) : fit_5_bits(values, ranges[g]));
+    const V one = Simd::all(1.0f);
+    // What has scale 0 in f16 is nothing in units of 1.
+    firsts[g] = d.value;
+    inverses[g] =
+        Simd::div(one, Simd::select(Simd::greater(Simd::abs(d.value), Simd::all(0.0f)), d.value, one));
+  }
+  for (int g = 0; g < groups; ++g) {
+    code_around_zero<Block, kHalf>(x + g * kGroupElements, firsts[g], inverses[g], out + g * Simd::kBlocks,
+                                   misses);
   }
 }
 
+// As above: rounded by a line that f16 holds, and stored with the line that is best for the codes.
 template <class Block, int kTop>
-inline void encode_above_min(const float* x, Block* out, Misses& misses) {
-  const ScaleMin fit = fit_above_min<kTop, false>(x);
-  const StoredHalves d(fit.scale), m(fit.min);
-  const V inverse = inverse_or_zero(d.value);
-  Codes codes;
-  code_group(x, inverse, Simd::mul(Simd::sub(Simd::all(0.0f), m.value), inverse), d.value, m.value, 0.0f,
-             kTop, codes, misses);
+inline void code_above_min(const float* x, V first, V base, const Coding& coding, Block* out,
+                           Misses& misses) {
+  Bytes quads[8];
+  const Leftovers left = code_group(x, coding, quads);
+  const V count = Simd::all(kBlock), one = Simd::all(1.0f), share = Simd::all(1.0f / kBlock);
+  const V variance = Simd::max(Simd::sub(Simd::mul(count, left.qq), Simd::mul(left.q, left.q)), one);
+  const V slope = Simd::div(Simd::sub(Simd::mul(count, left.rq), Simd::mul(left.r, left.q)), variance);
+  // The minimum first: far from zero f16 holds it less well than the scale, which is then the best with it.
+  const V up = Simd::mul(Simd::sub(left.r, Simd::mul(slope, left.q)), share);
+  const StoredHalves m(Simd::fma(up, coding.unit, base));
+  const V moved = Simd::mul(Simd::sub(m.value, base), coding.inverse);
+  const V products = Simd::sub(left.rq, Simd::mul(moved, left.q));
+  const StoredHalves d(Simd::fma(first, Simd::div(products, Simd::max(left.qq, one)), first));
+  const V more = Simd::mul(Simd::sub(d.value, first), coding.inverse);
+  misses.error = Simd::add(misses.error, missed(coding, left, more, moved));
+  misses.total = Simd::add(misses.total, total_of(coding, left));
   for (int b = 0; b < Simd::kBlocks; ++b) {
     out[b].d = d.bits[b];
     out[b].m = m.bits[b];
-    put_codes(codes.of(b), out[b]);
+  }
+  put_codes(quads, out);
+}
+
+template <class Block, int kTop>
+inline void encode_above_min(const float* x, int groups, Block* out, Misses& misses) {
+  MinRange ranges[kBatch];
+  V firsts[kBatch], bases[kBatch];
+  Coding codings[kBatch];
+  for (int g = 0; g < groups; ++g) ranges[g] = min_range<kTop, false, kBlock>(x + g * kGroupElements);
+  for (int g = 0; g < groups; ++g) {
+    const MinFit fit = fit_above_min<kTop, false, kBlock>(x + g * kGroupElements, ranges[g]);
+    firsts[g] = StoredHalves(fit.scale).value;
+    bases[g] = StoredHalves(fit.min).value;
+    codings[g] = Coding(firsts[g], bases[g], kTop);
+  }
+  for (int g = 0; g < groups; ++g) {
+    code_above_min<Block, kTop>(x + g * kGroupElements, firsts[g], bases[g], codings[g],
+                                out + g * Simd::kBlocks, misses);
+  }
+}
+
+// kClamp: f16 holds the scale too small, by more than what rounds down to 127.
+template <bool kClamp>
+inline void code_8_bits(const float* x, V d, V inverses, Bytes* quads, Misses& misses) {
+  const Spread inverse(inverses), scale(d);
+  const V limit = Simd::all(127.0f), least = Simd::all(-127.0f), magic = Simd::all(kMagic);
+  for (int t = 0; t < 8; ++t) {
+    V sums[kParts];
+    for (int p = 0; p < kParts; ++p) {
+      const V value = Simd::load_part(x, kBlock, t, p);
+      V y = Simd::mul(value, inverse.p[p]);
+      if (kClamp) y = Simd::max(Simd::min(y, limit), least);
+      sums[p] = Simd::add(y, magic);
+      misses.add(Simd::sub(value, Simd::mul(Simd::sub(sums[p], magic), scale.p[p])), value);
+    }
+    quads[t] = Simd::low_bytes(sums);
   }
 }
 
 // At 8 bits the search gains nothing that can be measured: the extreme value takes code 127.
-inline void encode_q8_0(const float* x, BlockQ8_0* out, Misses& misses) {
-  V most[kParts];
-  for (int p = 0; p < kParts; ++p) {
-    most[p] = Simd::abs(Simd::load_part(x, kBlock, 0, p));
-    for (int t = 1; t < 8; ++t) most[p] = Simd::max(most[p], Simd::abs(Simd::load_part(x, kBlock, t, p)));
-  }
-  const StoredHalves d(Simd::div(Simd::max_across(most), Simd::all(127.0f)));
-  const Spread inverse(inverse_or_zero(d.value)), scale(d.value);
-  const V limit = Simd::all(127.0f), least = Simd::all(-127.0f);
-  Bytes quads[8];
-  for (int t = 0; t < 8; ++t) {
-    V q[kParts];
+inline void encode_q8_0(const float* x, int groups, BlockQ8_0* out, Misses& misses) {
+  V values[kBatch], inverses[kBatch];
+  bool clamp = false;
+  for (int g = 0; g < groups; ++g) {
+    V most[kParts];
     for (int p = 0; p < kParts; ++p) {
-      const V value = Simd::load_part(x, kBlock, t, p);
-      q[p] = Simd::round(Simd::max(Simd::min(Simd::mul(value, inverse.p[p]), limit), least));
-      misses.add(Simd::sub(value, Simd::mul(q[p], scale.p[p])), value);
+      const float* block = x + g * kGroupElements;
+      most[p] = Simd::abs(Simd::load_part(block, kBlock, 0, p));
+      for (int t = 1; t < 8; ++t) {
+        most[p] = Simd::max(most[p], Simd::abs(Simd::load_part(block, kBlock, t, p)));
+      }
     }
-    quads[t] = Simd::to_signed(q);
+    const V extreme = Simd::max_across(most);
+    const StoredHalves d(Simd::div(extreme, Simd::all(127.0f)));
+    values[g] = d.value;
+    inverses[g] = inverse_or_zero(d.value);
+    clamp |= Simd::any(Simd::greater(extreme, Simd::mul(d.value, Simd::all(127.25f))));
+    for (int b = 0; b < Simd::kBlocks; ++b) out[g * Simd::kBlocks + b].d = d.bits[b];
   }
-  uint8_t* const codes = reinterpret_cast<uint8_t*>(out) + offsetof(BlockQ8_0, q);
-  Simd::store_codes(quads, codes, sizeof(BlockQ8_0));
-  Simd::store_codes(quads + 4, codes + 16, sizeof(BlockQ8_0));
-  for (int b = 0; b < Simd::kBlocks; ++b) out[b].d = d.bits[b];
+  for (int g = 0; g < groups; ++g, out += Simd::kBlocks) {
+    const float* block = x + g * kGroupElements;
+    Bytes quads[8];
+    if (clamp) {
+      code_8_bits<true>(block, values[g], inverses[g], quads, misses);
+    } else {
+      code_8_bits<false>(block, values[g], inverses[g], quads, misses);
+    }
+    uint8_t* const codes = reinterpret_cast<uint8_t*>(out) + offsetof(BlockQ8_0, q);
+    Simd::store_codes(quads, codes, sizeof(BlockQ8_0));
+    Simd::store_codes(quads + 4, codes + 16, sizeof(BlockQ8_0));
+  }
 }
 
 // ---------------------------------------------------------------- MXFP4
 
-// The bounds between e2m1's magnitudes and the magnitudes, under a scale 2^step of the one that lets the
-// extreme value in (its own exponent less 2): there a value is below 8, and kMxUnits of it are a byte.
-constexpr float kMxUnits = 255.0f / 8.0f;
+// Under the scale that lets the extreme value in (its own exponent less 2) a value is below 8, and kMxUnits
+// of it are a byte. The bounds between e2m1's magnitudes are then multiples of 8 bytes, of 4 under half that
+// scale and of 16 under twice it: the nearest magnitude, as a byte, is found by the bits above them.
+constexpr float kMxUnits = 32.0f;
 struct MxLevels {
-  uint8_t limits[7], values[8];
-  constexpr explicit MxLevels(float step) : limits(), values() {
-    constexpr float kBounds[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
-    constexpr float kValues[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    for (int i = 0; i < 7; ++i) limits[i] = byte(kBounds[i] * step * kMxUnits + 0.999f);
-    for (int i = 0; i < 8; ++i) values[i] = byte(kValues[i] * step * kMxUnits + 0.5f);
+  uint8_t nearest[32];
+  constexpr explicit MxLevels(int step) : nearest() {  // bytes of the bounds' grid, 4, 8 or 16
+    constexpr int kBounds[7] = {1, 3, 5, 7, 10, 14, 20}, kValues[8] = {0, 2, 4, 6, 8, 12, 16, 24};
+    for (int i = 0; i < 32; ++i) {
+      int code = 0;
+      for (const int bound : kBounds) code += i >= bound ? 1 : 0;
+      const int value = kValues[code] * step;
+      nearest[i] = static_cast<uint8_t>(value < 255 ? value : 255);
+    }
   }
-  static constexpr uint8_t byte(float x) { return static_cast<uint8_t>(x < 255.0f ? x : 255.0f); }
 };
-constexpr MxLevels kMxLevels[3] = {MxLevels(0.5f), MxLevels(1.0f), MxLevels(2.0f)};
+constexpr MxLevels kMxFine(4), kMxMiddle(8), kMxCoarse(16);
 
-// That exponent, or a neighbour: one lower saturates the extremes and is finer for the rest, one higher
-// rounds the extremes better. Exponents of e8m0, per block.
-inline void fit_mxfp4(const float* x, uint32_t* exponents) {
+// That exponent, as e8m0 has it, per block; and what makes bytes of the values.
+inline void find_mx_exponents(const float* x, uint32_t* exponents, V& factors) {
   V low, high;
-  find_ends<8>(x, low, high);
+  find_ends<8, kBlock>(x, low, high);
   float most[Simd::kBlocks], unit[Simd::kBlocks];
   Simd::store(most, Simd::max(high, Simd::sub(Simd::all(0.0f), low)));
   for (int b = 0; b < Simd::kBlocks; ++b) {
@@ -177,16 +322,26 @@ inline void fit_mxfp4(const float* x, uint32_t* exponents) {
     const uint32_t inverse = (254 - exponents[b]) << 23;
     std::memcpy(&unit[b], &inverse, 4);
   }
-  const Spread factor(Simd::mul(Simd::load(unit), Simd::all(kMxUnits)));
+  factors = Simd::mul(Simd::load(unit), Simd::all(kMxUnits));
+}
+
+// That exponent, or a neighbour: one lower saturates the extremes and is finer for the rest, one higher
+// rounds the extremes better.
+inline void fit_mxfp4(const float* x, V factors, uint32_t* exponents) {
+  const Spread factor(factors);
+  const V magic = Simd::all(kMagic), last = Simd::all(255.0f);
   Ints sums[3] = {Simd::zero_ints(), Simd::zero_ints(), Simd::zero_ints()};
   for (int t = 0; t < 8; ++t) {
     V scaled[kParts];
     for (int p = 0; p < kParts; ++p) {
-      scaled[p] = Simd::mul(Simd::abs(Simd::load_part(x, kBlock, t, p)), factor.p[p]);
+      const V y = Simd::mul(Simd::abs(Simd::load_part(x, kBlock, t, p)), factor.p[p]);
+      scaled[p] = Simd::add(Simd::min(y, last), magic);
     }
-    const Bytes x8 = Simd::to_unsigned(scaled);
-    for (int i = 0; i < 3; ++i)
-      sums[i] = Simd::add_misses(sums[i], x8, kMxLevels[i].limits, kMxLevels[i].values);
+    const Bytes x8 = Simd::low_bytes(scaled);
+    const Bytes fine = Simd::look_up<2>(kMxFine.nearest, Simd::min_bytes(x8, Simd::all_bytes(127)));
+    sums[0] = Simd::add_misses(sums[0], x8, fine);
+    sums[1] = Simd::add_misses(sums[1], x8, Simd::look_up<3>(kMxMiddle.nearest, x8));
+    sums[2] = Simd::add_misses(sums[2], x8, Simd::look_up<4>(kMxCoarse.nearest, x8));
   }
   float errors[3][Simd::kBlocks];
   for (int i = 0; i < 3; ++i) Simd::store(errors[i], Simd::to_float(sums[i]));
@@ -198,64 +353,77 @@ inline void fit_mxfp4(const float* x, uint32_t* exponents) {
   }
 }
 
-// A magnitude's code is the nearest integer to the least of three lines: steps of 0.5 up to 2, 1 up to 4,
-// then 2.
-inline void encode_mxfp4(const float* x, BlockMXFP4* out, Misses& misses) {
-  uint32_t exponents[Simd::kBlocks];
-  fit_mxfp4(x, exponents);
+// Codes of twice e2m1's magnitudes.
+constexpr uint8_t kCodeOfDoubled[16] = {0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7, 0, 0, 0};
+
+// A magnitude of e2m1 has two bits: steps of half its power of two, and of 0.5 below 1. A sum with 1.5 * 2^23
+// of those steps has no bits left below one.
+inline void code_mxfp4(const float* x, const uint32_t* exponents, BlockMXFP4* out, Misses& misses) {
   float scales[Simd::kBlocks], inverses[Simd::kBlocks];
   for (int b = 0; b < Simd::kBlocks; ++b) {
     const uint32_t bits = exponents[b] << 23, inverse = (254 - exponents[b]) << 23;
     std::memcpy(&scales[b], &bits, 4);
     std::memcpy(&inverses[b], &inverse, 4);
   }
-  const Spread scale(Simd::load(scales)), by(Simd::load(inverses));
-  const V zero = Simd::all(0.0f), half = Simd::all(0.5f), two = Simd::all(2.0f), four = Simd::all(4.0f),
-          seven = Simd::all(7.0f), eight = Simd::all(8.0f);
+  const V scale = Simd::load(scales);
+  const Spread by(Simd::load(inverses));
+  const V zero = Simd::all(0.0f), one = Simd::all(1.0f), six = Simd::all(6.0f), minus_six = Simd::all(-6.0f),
+          magic = Simd::all(0.5f * kMagic);
+  V error[kParts] = {zero, zero, zero, zero}, total[kParts] = {zero, zero, zero, zero};
   Bytes quads[8];
   for (int t = 0; t < 8; ++t) {
-    V q[kParts];
+    V doubled[kParts];
     for (int p = 0; p < kParts; ++p) {
-      const V value = Simd::load_part(x, kBlock, t, p);
-      const V y = Simd::mul(Simd::abs(value), by.p[p]);
-      const V line = Simd::min(Simd::min(Simd::add(y, y), Simd::add(y, two)), Simd::fma(y, half, four));
-      const V code = Simd::round(Simd::min(line, seven));
-      const V level = Simd::max(Simd::max(Simd::mul(code, half), Simd::sub(code, two)),
-                                Simd::sub(Simd::add(code, code), eight));
-      misses.add(Simd::sub(Simd::abs(value), Simd::mul(level, scale.p[p])), value);
-      const V minus = Simd::select(Simd::greater(zero, value), eight, zero);
-      q[p] = Simd::select(Simd::greater(code, zero), Simd::add(code, minus), zero);
+      const V y = Simd::mul(Simd::load_part(x, kBlock, t, p), by.p[p]);
+      const V held = Simd::max(Simd::min(y, six), minus_six);
+      const V power = Simd::power_of(Simd::max(Simd::abs(held), one));
+      const V steps = Simd::mul(power, magic);
+      const V level = Simd::sub(Simd::add(held, steps), steps), off = Simd::sub(y, level);
+      error[p] = Simd::fma(off, off, error[p]);
+      total[p] = Simd::fma(y, y, total[p]);
+      doubled[p] = Simd::add(level, magic);
     }
-    quads[t] = Simd::to_unsigned(q);
+    quads[t] = Simd::e2m1_codes(Simd::low_bytes(doubled), kCodeOfDoubled);
   }
-  Codes codes;
-  Simd::store_codes(quads, codes.all, kBlock);
-  Simd::store_codes(quads + 4, codes.all + 16, kBlock);
-  for (int b = 0; b < Simd::kBlocks; ++b) {
-    out[b].e = static_cast<uint8_t>(exponents[b]);
-    pack_nibbles(codes.of(b), out[b].q);
+  const V square = Simd::mul(scale, scale);
+  misses.error = Simd::fma(square, Simd::add_across(error), misses.error);
+  misses.total = Simd::fma(square, Simd::add_across(total), misses.total);
+  for (int b = 0; b < Simd::kBlocks; ++b) out[b].e = static_cast<uint8_t>(exponents[b]);
+  put_codes(quads, out);
+}
+
+inline void encode_mxfp4(const float* x, int groups, BlockMXFP4* out, Misses& misses) {
+  uint32_t exponents[kBatch][Simd::kBlocks];
+  V factors[kBatch];
+  for (int g = 0; g < groups; ++g) find_mx_exponents(x + g * kGroupElements, exponents[g], factors[g]);
+  for (int g = 0; g < groups; ++g) fit_mxfp4(x + g * kGroupElements, factors[g], exponents[g]);
+  for (int g = 0; g < groups; ++g) {
+    code_mxfp4(x + g * kGroupElements, exponents[g], out + g * Simd::kBlocks, misses);
   }
 }
 
 // ---------------------------------------------------------------- groups, and single values
 
-// Hands groups of kBlocks blocks of kElements to `encode`, the last one filled up with zeros.
-template <class Block, int kElements, void (*kEncode)(const float*, Block*, Misses&)>
+// Hands groups of blocks to `encode`, kBatch at a time, the last one filled up with zeros.
+template <class Block, void (*kEncode)(const float*, int, Block*, Misses&)>
 EncodeSums encode_groups(const float* x, int64_t blocks, uint8_t* out) {
   constexpr int kGroup = Simd::kBlocks;
   Misses misses;
   int64_t done = 0;
-  for (; done + kGroup <= blocks; done += kGroup) {
-    kEncode(x + done * kElements, reinterpret_cast<Block*>(out + done * static_cast<int64_t>(sizeof(Block))),
-            misses);
+  const auto at = [&] { return reinterpret_cast<Block*>(out + done * static_cast<int64_t>(sizeof(Block))); };
+  for (; done + kGroup <= blocks;) {
+    const int64_t whole = (blocks - done) / kGroup;
+    const int groups = whole < kBatch ? static_cast<int>(whole) : kBatch;
+    kEncode(x + done * kBlock, groups, at(), misses);
+    done += groups * kGroup;
   }
   if (done < blocks) {
     const auto count = static_cast<size_t>(blocks - done);
-    float padded[kGroup * kElements] = {};
+    float padded[kGroupElements] = {};
     Block last[kGroup];
-    std::memcpy(padded, x + done * kElements, count * kElements * sizeof(float));
-    kEncode(padded, last, misses);
-    std::memcpy(out + done * static_cast<int64_t>(sizeof(Block)), last, count * sizeof(Block));
+    std::memcpy(padded, x + done * kBlock, count * kBlock * sizeof(float));
+    kEncode(padded, 1, last, misses);
+    std::memcpy(at(), last, count * sizeof(Block));
   }
   return misses.sums();
 }
@@ -346,13 +514,14 @@ bool widen_f16(const uint8_t* x, int64_t count, float* out) {
 }
 
 bool widen_bf16(const uint8_t* x, int64_t count, float* out) {
-  uint32_t most = 0;
+  uint16_t most = 0;
   for (int64_t i = 0; i < count; ++i) {
     uint16_t bits;
     std::memcpy(&bits, x + 2 * i, sizeof bits);
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16, magnitude = wide & 0x7fffffffu;
+    const auto magnitude = static_cast<uint16_t>(bits & 0x7fff);
     most = magnitude > most ? magnitude : most;
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
     std::memcpy(out + i, &wide, sizeof wide);
   }
-  return most < 0x7f800000u;
+  return most < 0x7f80;
 }

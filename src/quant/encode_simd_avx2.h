@@ -48,66 +48,86 @@ struct Simd {
     return smaller_pairs(smaller_pairs(p[0], p[1]), smaller_pairs(p[2], p[3]));
   }
 
-  // What lies above an int32 becomes its least number: only that side needs a bound before.
+  // The lower 16 bits of eight and eight floats.
   static __m256i shorts(V a, V b) {
-    const V most = all(32767.0f);
-    return _mm256_packs_epi32(_mm256_cvtps_epi32(min(a, most)), _mm256_cvtps_epi32(min(b, most)));
+    const __m256i mask = _mm256_set1_epi32(0xffff);
+    return _mm256_packus_epi32(_mm256_and_si256(_mm256_castps_si256(a), mask),
+                               _mm256_and_si256(_mm256_castps_si256(b), mask));
   }
-  static Bytes to_unsigned(const V* p) { return _mm256_packus_epi16(shorts(p[0], p[1]), shorts(p[2], p[3])); }
-  static Bytes to_signed(const V* p) { return _mm256_packs_epi16(shorts(p[0], p[1]), shorts(p[2], p[3])); }
-  template <int kOffset>
-  static Bytes minus(Bytes x) {
-    return kOffset == 0 ? x : _mm256_subs_epu8(x, _mm256_set1_epi8(kOffset));
+  static __m256i pack_low(__m256i a, __m256i b) {
+    const __m256i mask = _mm256_set1_epi16(0xff);
+    return _mm256_packus_epi16(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
   }
-  // vpmulhrsw is (a b + 2^14) >> 15.
+  static Bytes low_bytes(const V* p) { return pack_low(shorts(p[0], p[1]), shorts(p[2], p[3])); }
+  static void split_bytes(const V* p, Bytes& high, Bytes& low) {
+    const __m256i a = shorts(p[0], p[1]), b = shorts(p[2], p[3]);
+    high = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
+    low = _mm256_xor_si256(pack_low(a, b), all_bytes(-128));
+  }
+  static Bytes all_bytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+  static Bytes add_saturated(Bytes a, Bytes b) { return _mm256_adds_epi8(a, b); }
+  static Bytes sub_saturated(Bytes a, Bytes b) { return _mm256_subs_epi8(a, b); }
+  // There are no shifts of bytes: unsigned ones, 128 more, by 16 bits at a time without what comes from the
+  // neighbour. vpavgb rounds as the last of the shifts has to.
   template <int kShift>
-  static Bytes unsigned_codes(Bytes x, int m, int top) {
-    const __m256i factor = _mm256_set1_epi16(static_cast<int16_t>(m)), zero = _mm256_setzero_si256();
-    const auto code = [&](__m256i wide) {
-      return _mm256_mulhrs_epi16(_mm256_slli_epi16(wide, 15 - kShift), factor);
-    };
-    const __m256i codes =
-        _mm256_packus_epi16(code(_mm256_unpacklo_epi8(x, zero)), code(_mm256_unpackhi_epi8(x, zero)));
-    return _mm256_min_epu8(codes, _mm256_set1_epi8(static_cast<char>(top)));
+  static __m256i shift_unsigned(__m256i x) {
+    if constexpr (kShift == 0) return x;
+    return _mm256_and_si256(_mm256_srli_epi16(x, kShift),
+                            _mm256_set1_epi8(static_cast<char>(0xff >> kShift)));
   }
-  // A byte in the upper half of its 16 bits, brought down with its sign.
   template <int kShift>
-  static Bytes signed_codes(Bytes x, int m, int half) {
-    const __m256i factor = _mm256_set1_epi16(static_cast<int16_t>(m)), zero = _mm256_setzero_si256();
-    const auto code = [&](__m256i upper) {
-      return _mm256_mulhrs_epi16(_mm256_srai_epi16(upper, kShift - 7), factor);
-    };
-    const __m256i codes =
-        _mm256_packs_epi16(code(_mm256_unpacklo_epi8(zero, x)), code(_mm256_unpackhi_epi8(zero, x)));
-    return _mm256_min_epi8(_mm256_max_epi8(codes, _mm256_set1_epi8(static_cast<char>(-half))),
-                           _mm256_set1_epi8(static_cast<char>(half - 1)));
+  static Bytes shift(Bytes x) {
+    const __m256i shifted = shift_unsigned<kShift>(_mm256_xor_si256(x, all_bytes(-128)));
+    return _mm256_sub_epi8(shifted, all_bytes(128 >> kShift));
+  }
+  template <int kShift>
+  static Bytes round_shift(Bytes x) {
+    const __m256i shifted = shift_unsigned<kShift - 1>(_mm256_xor_si256(x, all_bytes(-128)));
+    return _mm256_sub_epi8(_mm256_avg_epu8(shifted, _mm256_setzero_si256()), all_bytes(128 >> kShift));
   }
   static Ints zero_ints() { return _mm256_setzero_si256(); }
   static Ints add_pairs(Ints sum, __m256i pairs) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
-  static Ints dot_unsigned(Ints sum, Bytes a, Bytes b) { return add_pairs(sum, _mm256_maddubs_epi16(a, b)); }
   static Ints dot_signed(Ints sum, Bytes a, Bytes b) {
     return add_pairs(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)));
   }
-  static Ints add_bytes(Ints sum, Bytes a) { return dot_unsigned(sum, a, _mm256_set1_epi8(1)); }
+  static Ints sum_signed(Ints sum, Bytes a) { return add_pairs(sum, _mm256_maddubs_epi16(all_bytes(1), a)); }
   static V to_float(Ints x) { return _mm256_cvtepi32_ps(x); }
+  static V to_float(Ints high, Ints low) {
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_slli_epi32(high, 8), low));
+  }
 
-  static Ints add_misses(Ints sum, Bytes x, const uint8_t* limits, const uint8_t* values) {
-    __m256i code = _mm256_setzero_si256();
-    for (int k = 0; k < 7; ++k) {
-      const __m256i limit = _mm256_set1_epi8(static_cast<char>(limits[k]));
-      code = _mm256_sub_epi8(code, _mm256_cmpeq_epi8(_mm256_max_epu8(x, limit), x));
-    }
-    const __m128i table = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(values));
-    const __m256i value = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), code);
-    const __m256i off = _mm256_or_si256(_mm256_subs_epu8(x, value), _mm256_subs_epu8(value, x));
+  static Ints add_misses(Ints sum, Bytes x, Bytes level) {
+    const __m256i off = _mm256_or_si256(_mm256_subs_epu8(x, level), _mm256_subs_epu8(level, x));
     // The misses do not fit signed bytes: pairs of 16 bits, two sums of pairs per block.
     const __m256i zero = _mm256_setzero_si256(), low = _mm256_unpacklo_epi8(off, zero),
                   high = _mm256_unpackhi_epi8(off, zero);
     return _mm256_add_epi32(sum,
                             _mm256_hadd_epi32(_mm256_madd_epi16(low, low), _mm256_madd_epi16(high, high)));
   }
+  template <int kShift>
+  static Bytes look_up(const uint8_t* table, Bytes x) {
+    const auto half = [&](int at) {
+      return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table + at)));
+    };
+    const __m256i index = shift_unsigned<kShift>(x);
+    // Bit 4 of the index, as the sign that vpblendvb looks at.
+    return _mm256_blendv_epi8(_mm256_shuffle_epi8(half(0), index), _mm256_shuffle_epi8(half(16), index),
+                              _mm256_slli_epi16(index, 3));
+  }
+  static Bytes nibbles(Bytes low, Bytes high) { return _mm256_or_si256(low, _mm256_slli_epi16(high, 4)); }
+  static Bytes and_bytes(Bytes x, int mask) { return _mm256_and_si256(x, all_bytes(mask)); }
+  static Bytes or_bytes(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
+  static Bytes min_bytes(Bytes a, Bytes b) { return _mm256_min_epu8(a, b); }
+  static Bytes e2m1_codes(Bytes x, const uint8_t* table) {
+    const __m256i codes =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    const __m256i minus = _mm256_cmpgt_epi8(_mm256_setzero_si256(), x);
+    return _mm256_or_si256(_mm256_shuffle_epi8(codes, _mm256_abs_epi8(x)),
+                           _mm256_and_si256(minus, all_bytes(8)));
+  }
+  static V power_of(V x) { return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000))); }
 
   static void store_codes(const Bytes* quads, uint8_t* out, int stride) {
     const __m256i a = _mm256_unpacklo_epi32(quads[0], quads[1]),

@@ -34,53 +34,37 @@ struct Simd {
   static V max_across(const V* p) { return vpmaxq_f32(vpmaxq_f32(p[0], p[1]), vpmaxq_f32(p[2], p[3])); }
   static V min_across(const V* p) { return vpminq_f32(vpminq_f32(p[0], p[1]), vpminq_f32(p[2], p[3])); }
 
-  static int16x8_t shorts(V a, V b) {
-    return vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(a)), vcvtnq_s32_f32(b));
+  static Bytes low_bytes(const V* p) {
+    const auto words = [&](int i) { return vreinterpretq_u16_f32(p[i]); };
+    return vuzp1q_u8(vreinterpretq_u8_u16(vuzp1q_u16(words(0), words(1))),
+                     vreinterpretq_u8_u16(vuzp1q_u16(words(2), words(3))));
   }
-  static Bytes to_unsigned(const V* p) {
-    return vqmovun_high_s16(vqmovun_s16(shorts(p[0], p[1])), shorts(p[2], p[3]));
+  static void split_bytes(const V* p, Bytes& high, Bytes& low) {
+    const auto words = [&](int i) { return vreinterpretq_u16_f32(p[i]); };
+    const uint8x16_t a = vreinterpretq_u8_u16(vuzp1q_u16(words(0), words(1))),
+                     b = vreinterpretq_u8_u16(vuzp1q_u16(words(2), words(3)));
+    high = vuzp2q_u8(a, b);
+    low = veorq_u8(vuzp1q_u8(a, b), vdupq_n_u8(0x80));
   }
-  static Bytes to_signed(const V* p) {
-    return vreinterpretq_u8_s8(vqmovn_high_s16(vqmovn_s16(shorts(p[0], p[1])), shorts(p[2], p[3])));
+  static Bytes all_bytes(int x) { return vdupq_n_u8(static_cast<uint8_t>(x)); }
+  static Bytes add_saturated(Bytes a, Bytes b) {
+    return vreinterpretq_u8_s8(vqaddq_s8(vreinterpretq_s8_u8(a), vreinterpretq_s8_u8(b)));
   }
-  // The products' upper bytes, rounded by the bits that are left: floor(floor(p / 256) + half) / 2^n is the
-  template <int kOffset>
-  static Bytes minus(Bytes x) {
-    return kOffset == 0 ? x : vqsubq_u8(x, vdupq_n_u8(kOffset));
-  }
-  // same as of p itself.
-  template <int kShift>
-  static Bytes unsigned_codes(Bytes x, int m, int top) {
-    const uint8x16_t factor = vdupq_n_u8(static_cast<uint8_t>(m));
-    const uint16x8_t low = vmull_u8(vget_low_u8(x), vget_low_u8(factor)), high = vmull_high_u8(x, factor);
-    const uint8x16_t upper = vuzp2q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
-    return vminq_u8(vrshrq_n_u8(upper, kShift - 8), vdupq_n_u8(static_cast<uint8_t>(top)));
+  static Bytes sub_saturated(Bytes a, Bytes b) {
+    return vreinterpretq_u8_s8(vqsubq_s8(vreinterpretq_s8_u8(a), vreinterpretq_s8_u8(b)));
   }
   template <int kShift>
-  static Bytes signed_codes(Bytes x, int m, int half) {
-    const int8x16_t factor = vdupq_n_s8(static_cast<int8_t>(m)), signed_x = vreinterpretq_s8_u8(x);
-    const int16x8_t low = vmull_s8(vget_low_s8(signed_x), vget_low_s8(factor)),
-                    high = vmull_high_s8(signed_x, factor);
-    const int8x16_t least = vdupq_n_s8(static_cast<int8_t>(-half)),
-                    most = vdupq_n_s8(static_cast<int8_t>(half - 1));
-    int8x16_t q;
-    if constexpr (kShift == 8) {
-      q = vrshrn_high_n_s16(vrshrn_n_s16(low, 8), high, 8);
-    } else {
-      q = vrshrq_n_s8(vuzp2q_s8(vreinterpretq_s8_s16(low), vreinterpretq_s8_s16(high)), kShift - 8);
-    }
-    return vreinterpretq_u8_s8(vminq_s8(vmaxq_s8(q, least), most));
+  static Bytes shift(Bytes x) {
+    return vreinterpretq_u8_s8(vshrq_n_s8(vreinterpretq_s8_u8(x), kShift));
   }
-  static Ints zero_ints() { return vdupq_n_s32(0); }
-  static Ints dot_unsigned(Ints sum, Bytes a, Bytes b) {
-#if defined(__ARM_FEATURE_DOTPROD)
-    return vreinterpretq_s32_u32(vdotq_u32(vreinterpretq_u32_s32(sum), a, b));
-#else
-    const uint16x8_t low = vmull_u8(vget_low_u8(a), vget_low_u8(b)), high = vmull_high_u8(a, b);
-    const uint32x4_t pairs = vpaddq_u32(vpaddlq_u16(low), vpaddlq_u16(high));
-    return vaddq_s32(sum, vreinterpretq_s32_u32(pairs));
-#endif
+  template <int kShift>
+  static Bytes round_shift(Bytes x) {
+    return vreinterpretq_u8_s8(vrshrq_n_s8(vreinterpretq_s8_u8(x), kShift));
   }
+  // Sums begin with the bits of kMagic, and are then floats but for a subtraction: a conversion takes four
+  // times as long. They stay below 2^22.
+  static constexpr float kSumsFrom = 12582912.0f;
+  static Ints zero_ints() { return vreinterpretq_s32_f32(vdupq_n_f32(kSumsFrom)); }
   static Ints dot_signed(Ints sum, Bytes a, Bytes b) {
     const int8x16_t sa = vreinterpretq_s8_u8(a), sb = vreinterpretq_s8_u8(b);
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -90,14 +74,43 @@ struct Simd {
     return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 #endif
   }
-  static Ints add_bytes(Ints sum, Bytes a) { return dot_unsigned(sum, a, vdupq_n_u8(1)); }
-  static V to_float(Ints x) { return vcvtq_f32_s32(x); }
+  static Ints sum_signed(Ints sum, Bytes a) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vdotq_s32(sum, vreinterpretq_s8_u8(a), vdupq_n_s8(1));
+#else
+    const int16x8_t pairs = vpaddlq_s8(vreinterpretq_s8_u8(a));
+    return vpadalq_s16(sum, pairs);
+#endif
+  }
+  static V to_float(Ints x) { return vsubq_f32(vreinterpretq_f32_s32(x), vdupq_n_f32(kSumsFrom)); }
+  static V to_float(Ints high, Ints low) { return fma(to_float(high), all(256.0f), to_float(low)); }
 
-  static Ints add_misses(Ints sum, Bytes x, const uint8_t* limits, const uint8_t* values) {
-    uint8x16_t code = vdupq_n_u8(0);
-    for (int k = 0; k < 7; ++k) code = vsubq_u8(code, vcgeq_u8(x, vdupq_n_u8(limits[k])));
-    const uint8x16_t off = vabdq_u8(x, vqtbl1q_u8(vcombine_u8(vld1_u8(values), vdup_n_u8(0)), code));
-    return dot_unsigned(sum, off, off);
+  static Ints add_misses(Ints sum, Bytes x, Bytes level) {
+    const uint8x16_t off = vabdq_u8(x, level);
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vreinterpretq_s32_u32(vdotq_u32(vreinterpretq_u32_s32(sum), off, off));
+#else
+    const uint16x8_t low = vmull_u8(vget_low_u8(off), vget_low_u8(off)), high = vmull_high_u8(off, off);
+    const uint32x4_t pairs = vpaddq_u32(vpaddlq_u16(low), vpaddlq_u16(high));
+    return vaddq_s32(sum, vreinterpretq_s32_u32(pairs));
+#endif
+  }
+  template <int kShift>
+  static Bytes look_up(const uint8_t* table, Bytes x) {
+    const uint8x16x2_t both = {{vld1q_u8(table), vld1q_u8(table + 16)}};
+    return vqtbl2q_u8(both, vshrq_n_u8(x, kShift));
+  }
+  static Bytes nibbles(Bytes low, Bytes high) { return vsliq_n_u8(low, high, 4); }
+  static Bytes and_bytes(Bytes x, int mask) { return vandq_u8(x, all_bytes(mask)); }
+  static Bytes or_bytes(Bytes a, Bytes b) { return vorrq_u8(a, b); }
+  static Bytes min_bytes(Bytes a, Bytes b) { return vminq_u8(a, b); }
+  static Bytes e2m1_codes(Bytes doubled, const uint8_t* table) {
+    const int8x16_t x = vreinterpretq_s8_u8(doubled);
+    const uint8x16_t code = vqtbl1q_u8(vld1q_u8(table), vreinterpretq_u8_s8(vabsq_s8(x)));
+    return vorrq_u8(code, vshrq_n_u8(vandq_u8(doubled, vdupq_n_u8(0x80)), 4));
+  }
+  static V power_of(V x) {
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7f800000u)));
   }
 
   // Words [4 quads][4 blocks], transposed.

@@ -88,69 +88,110 @@ struct Simd {
   static float smaller(float a, float b) { return a < b ? a : b; }
   static float larger(float a, float b) { return a > b ? a : b; }
 
-  // ---- bytes: four parts rounded to integers, saturated
-  static int32_t nearest(float x, int32_t low, int32_t high) {
-    const float least = static_cast<float>(low), most = static_cast<float>(high);
-    return static_cast<int32_t>(std::nearbyint(x < least ? least : x > most ? most : x));
+  // ---- bytes. A float of kMagic + n has the integer n in its lower bits: rounding is an addition, and what
+  // is taken of the bits needs no conversion.
+  static uint32_t bits_of(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
   }
-  static Bytes to_unsigned(const V* p) {
+  // The lowest byte of each n.
+  static Bytes low_bytes(const V* p) {
     Bytes out;
-    for (int i = 0; i < 16; ++i) out.v[i] = static_cast<uint8_t>(nearest(p[i / 4].v[i % 4], 0, 255));
+    for (int i = 0; i < 16; ++i) out.v[i] = static_cast<uint8_t>(bits_of(p[i / 4].v[i % 4]));
     return out;
   }
-  static Bytes to_signed(const V* p) {
-    Bytes out;
-    for (int i = 0; i < 16; ++i) out.v[i] = static_cast<uint8_t>(nearest(p[i / 4].v[i % 4], -128, 127));
-    return out;
-  }
-  // No less than 0.
-  template <int kOffset>
-  static Bytes minus(Bytes x) {
-    for (uint8_t& v : x.v) v = static_cast<uint8_t>(v > kOffset ? v - kOffset : 0);
-    return x;
-  }
-  // (x m + 2^(kShift - 1)) >> kShift, at most `top`.
-  template <int kShift>
-  static Bytes unsigned_codes(Bytes x, int m, int top) {
-    for (uint8_t& v : x.v) v = static_cast<uint8_t>(std::min((v * m + (1 << (kShift - 1))) >> kShift, top));
-    return x;
-  }
-  // The same for signed bytes, in [-half, half - 1].
-  template <int kShift>
-  static Bytes signed_codes(Bytes x, int m, int half) {
-    for (uint8_t& v : x.v) {
-      const int q = (static_cast<int8_t>(v) * m + (1 << (kShift - 1))) >> kShift;
-      v = static_cast<uint8_t>(std::clamp(q, -half, half - 1));
+  // n = 256 high + low + 128, both signed, for n that fit sixteen bits.
+  static void split_bytes(const V* p, Bytes& high, Bytes& low) {
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t bits = bits_of(p[i / 4].v[i % 4]);
+      high.v[i] = static_cast<uint8_t>(bits >> 8);
+      low.v[i] = static_cast<uint8_t>(bits ^ 0x80);
     }
-    return x;
+  }
+  static int at(Bytes x, int i) { return static_cast<int8_t>(x.v[i]); }
+  static uint8_t saturated(int x) { return static_cast<uint8_t>(std::clamp(x, -128, 127)); }
+  template <class F>
+  static Bytes each_byte(F&& f) {
+    Bytes out;
+    for (int i = 0; i < 16; ++i) out.v[i] = f(i);
+    return out;
+  }
+  static Bytes all_bytes(int x) {
+    return each_byte([&](int) { return static_cast<uint8_t>(x); });
+  }
+  static Bytes add_saturated(Bytes a, Bytes b) {
+    return each_byte([&](int i) { return saturated(at(a, i) + at(b, i)); });
+  }
+  static Bytes sub_saturated(Bytes a, Bytes b) {
+    return each_byte([&](int i) { return saturated(at(a, i) - at(b, i)); });
+  }
+  // Signed bytes over 2^kShift, rounded down; and to the nearest, ties up.
+  template <int kShift>
+  static Bytes shift(Bytes x) {
+    return each_byte([&](int i) { return static_cast<uint8_t>(at(x, i) >> kShift); });
+  }
+  template <int kShift>
+  static Bytes round_shift(Bytes x) {
+    return each_byte([&](int i) { return static_cast<uint8_t>((at(x, i) + (1 << (kShift - 1))) >> kShift); });
   }
   static Ints zero_ints() { return {}; }
-  // sum + a . b over each block's four; b below 128 in the unsigned one. And sum + the sum of a.
-  static Ints dot_unsigned(Ints sum, Bytes a, Bytes b) {
-    for (int i = 0; i < 16; ++i) sum.v[i / 4] += a.v[i] * b.v[i];
-    return sum;
-  }
+  // sum + a . b over each block's four; b above -128, one of them at most 64 either way. And sum + the sum of
+  // a. What becomes a float stays below 2^22 either way.
   static Ints dot_signed(Ints sum, Bytes a, Bytes b) {
-    for (int i = 0; i < 16; ++i) sum.v[i / 4] += static_cast<int8_t>(a.v[i]) * static_cast<int8_t>(b.v[i]);
+    for (int i = 0; i < 16; ++i) sum.v[i / 4] += at(a, i) * at(b, i);
     return sum;
   }
-  static Ints add_bytes(Ints sum, Bytes a) {
-    for (int i = 0; i < 16; ++i) sum.v[i / 4] += a.v[i];
+  static Ints sum_signed(Ints sum, Bytes a) {
+    for (int i = 0; i < 16; ++i) sum.v[i / 4] += at(a, i);
     return sum;
   }
   static V to_float(Ints x) {
     return each([&](int i) { return static_cast<float>(x.v[i]); });
   }
+  // 256 high + low
+  static V to_float(Ints high, Ints low) {
+    return each([&](int i) { return static_cast<float>(256 * high.v[i] + low.v[i]); });
+  }
 
-  // How many of limits[0 .. 6] each byte reaches: c. The sum of (byte - values[c])^2.
-  static Ints add_misses(Ints sum, Bytes x, const uint8_t* limits, const uint8_t* values) {
-    for (int i = 0; i < 16; ++i) {
-      int code = 0;
-      for (int k = 0; k < 7; ++k) code += x.v[i] >= limits[k] ? 1 : 0;
-      const int off = x.v[i] - values[code];
-      sum.v[i / 4] += off * off;
-    }
+  // low + 16 high, of codes below 16.
+  static Bytes nibbles(Bytes low, Bytes high) {
+    return each_byte([&](int i) { return static_cast<uint8_t>(low.v[i] | high.v[i] << 4); });
+  }
+  static Bytes and_bytes(Bytes x, int mask) {
+    return each_byte([&](int i) { return static_cast<uint8_t>(x.v[i] & mask); });
+  }
+  static Bytes or_bytes(Bytes a, Bytes b) {
+    return each_byte([&](int i) { return static_cast<uint8_t>(a.v[i] | b.v[i]); });
+  }
+
+  // ---- MXFP4
+  // sum + the sum of (x - level)^2, of unsigned bytes.
+  static Ints add_misses(Ints sum, Bytes x, Bytes level) {
+    for (int i = 0; i < 16; ++i) sum.v[i / 4] += (x.v[i] - level.v[i]) * (x.v[i] - level.v[i]);
     return sum;
+  }
+  // table[x >> kShift], of 32 bytes; for unsigned x below 32 << kShift.
+  template <int kShift>
+  static Bytes look_up(const uint8_t* table, Bytes x) {
+    return each_byte([&](int i) { return table[x.v[i] >> kShift]; });
+  }
+  static Bytes min_bytes(Bytes a, Bytes b) {
+    return each_byte([&](int i) { return std::min(a.v[i], b.v[i]); });
+  }
+  // table[|x|] (of 16 bytes) for signed x below 16, and 8 more for those below 0.
+  static Bytes e2m1_codes(Bytes x, const uint8_t* table) {
+    return each_byte(
+        [&](int i) { return static_cast<uint8_t>(table[std::abs(at(x, i))] | (at(x, i) < 0 ? 8 : 0)); });
+  }
+  // The largest power of two in each x above 0.
+  static V power_of(V x) {
+    return each([&](int i) {
+      const uint32_t bits = bits_of(x.v[i]) & 0x7f800000u;
+      float out;
+      std::memcpy(&out, &bits, sizeof out);
+      return out;
+    });
   }
 
   // Bytes [4] of elements 16 h .. 16 h + 15: block b's sixteen to out + b * stride.
