@@ -2,9 +2,9 @@
 // cluster, have 256 outputs x 192 tokens, or 128 x 192, in shares that end at the same time. For bf16
 // weights, and for 8-bit ones that are kept opened (packed.h).
 //
-// What limits such a product is, first, what L2 gives to all SMs (9.5 TB/s were measured, 5.3 KB a cycle for
-// 132 of them); second, shared memory (128 bytes a cycle), where operands are written once and read by each
-// of the two warpgroups' instructions; third, the tensor cores. Cycles for 64 columns, of a CTA:
+// Limits, in cycles for 64 columns of a CTA: what L2 gives to all SMs (9.5 TB/s were seen, 40 bytes a cycle
+// of an SM), shared memory (128 bytes a cycle), where operands are written once and read by each of the two
+// warpgroups' instructions, and the tensor cores. Measured: 980 to 1,110 for 128 x 192 with tokens shared.
 //                                  L2             shared memory        tensor cores
 //   128 x 128, alone               32 KB: 800     80 KB: 640           512
 //   128 x 192, tokens shared       28 KB: 700     104 KB: 812          768     (alone 40 KB: 1,000)
@@ -141,26 +141,10 @@ struct LargeProblem : WgmmaLinear {
 
 #ifdef MILLRACE_HAS_WGMMA
 
-// Stages of a cluster are numbered through; stage n lies at n % kCount of each CTA. full completes when a
-// CTA's operands are there, empty when all warps of both have read theirs: only then may either be written.
+// Stages of a cluster: a stage is empty when all warps of both CTAs have read theirs, and only then may
+// either be written.
 template <class Layout>
-struct ClusterRing {
-  static constexpr int kCount = Layout::kCount;
-  uint8_t* stages;
-  uint64_t *full, *empty;
-
-  __device__ explicit ClusterRing(uint8_t* shared) : stages(shared) {
-    full = reinterpret_cast<uint64_t*>(shared + kCount * Layout::kStageBytes);
-    empty = full + kCount;
-  }
-  __device__ void init() const {
-    for (int i = 0; i < kCount; ++i) {
-      ptx::barrier_init(full + i, 2);
-      ptx::barrier_init(empty + i, kClusterCtas * kMultiplyWarps);
-    }
-    ptx::barrier_init_fence();
-  }
-};
+using ClusterRing = WideRing<Layout, kClusterCtas * kMultiplyWarps>;
 
 // One thread's copies of all pieces: weights or tokens, of which one kind is this CTA's own, and of the other
 // it brings a half to both.

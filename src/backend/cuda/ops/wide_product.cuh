@@ -212,8 +212,8 @@ __device__ inline int width_of(const WgmmaItem& item) {
 #ifdef MILLRACE_HAS_WGMMA
 
 // Stages are numbered through, over all items of a CTA; stage n lies at n % kCount. full completes when its
-// operands are there, empty when all warps have read them.
-template <class Layout>
+// operands are there, empty when all kReaders warps have read them.
+template <class Layout, int kReaders = kMultiplyWarps>
 struct WideRing {
   static constexpr int kCount = Layout::kCount;
   uint8_t* stages;
@@ -226,7 +226,7 @@ struct WideRing {
   __device__ void init() const {
     for (int i = 0; i < kCount; ++i) {
       ptx::barrier_init(full + i, 2);
-      ptx::barrier_init(empty + i, kMultiplyWarps);
+      ptx::barrier_init(empty + i, kReaders);
     }
     ptx::barrier_init_fence();
   }
