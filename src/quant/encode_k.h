@@ -184,28 +184,14 @@ struct SixSums {
 // d is the super-block's scale. A sub-block of scale 0 has no value above half of that times 33: in units of
 // 64 such its codes are 0, and what is left over all there is.
 inline SixSums code_six_bits(const float* x, V scale, V d, Bytes* quads) {
-  const V zero = Simd::all(0.0f), one = Simd::all(1.0f), magic = Simd::all(kMagic);
-  const V least = Simd::all(-32.0f), most = Simd::all(31.0f);
+  const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
   const Simd::Mask some = Simd::greater(Simd::abs(scale), zero), any = Simd::greater(d, zero);
   const V none = Simd::select(any, Simd::mul(d, Simd::all(64.0f)), one);
   const V unit = Simd::select(any, Simd::select(some, Simd::mul(scale, d), none), one);
   const Spread by(Simd::div(one, unit));
-  V rq[kParts] = {zero, zero, zero, zero}, rr[kParts] = {zero, zero, zero, zero};
-  Ints squares = Simd::zero_ints();
-  for (int t = 0; t < 4; ++t) {
-    V sums[kParts];
-    for (int p = 0; p < kParts; ++p) {
-      const V y = Simd::mul(Simd::load_part(x, kSuperBlock, t, p), by.p[p]);
-      sums[p] = Simd::add(Simd::min(Simd::max(y, least), most), magic);
-      const V code = Simd::sub(sums[p], magic), rest = Simd::sub(y, code);
-      rq[p] = Simd::fma(rest, code, rq[p]);
-      rr[p] = Simd::fma(rest, rest, rr[p]);
-    }
-    quads[t] = Simd::low_bytes(sums);
-    squares = Simd::dot_signed(squares, quads[t], quads[t]);
-    quads[t] = Simd::add_saturated(quads[t], Simd::all_bytes(32));
-  }
-  return {unit, Simd::add_across(rq), Simd::add_across(rr), Simd::to_float(squares)};
+  Rests rests;
+  for (int t = 0; t < 4; ++t) quads[t] = rests.code_quad<32, kSuperBlock>(x, t, by);
+  return {unit, Simd::add_across(rests.rq), Simd::add_across(rests.rr), Simd::to_float(rests.qq)};
 }
 
 // quads [16 sub-blocks][4]; sub-block 8 h + 2 r + j has the elements 16 j of run r of half h.

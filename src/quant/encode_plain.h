@@ -141,26 +141,13 @@ constexpr int kGroupElements = Simd::kBlocks * kBlock;
 // them.
 template <class Block, int kHalf>
 inline void code_around_zero(const float* x, V first, V inverse, Block* out, Misses& misses) {
-  const V zero = Simd::all(0.0f), one = Simd::all(1.0f), magic = Simd::all(kMagic);
-  const V least = Simd::all(-kHalf), most = Simd::all(kHalf - 1);
+  const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
   const Spread by(inverse);
-  V rq[kParts] = {zero, zero, zero, zero}, rr[kParts] = {zero, zero, zero, zero};
   Bytes quads[8];
-  Ints squares = Simd::zero_ints();
-  for (int t = 0; t < 8; ++t) {
-    V sums[kParts];
-    for (int p = 0; p < kParts; ++p) {
-      const V y = Simd::mul(Simd::load_part(x, kBlock, t, p), by.p[p]);
-      sums[p] = Simd::add(Simd::min(Simd::max(y, least), most), magic);
-      const V code = Simd::sub(sums[p], magic), rest = Simd::sub(y, code);
-      rq[p] = Simd::fma(rest, code, rq[p]);
-      rr[p] = Simd::fma(rest, rest, rr[p]);
-    }
-    quads[t] = Simd::low_bytes(sums);
-    squares = Simd::dot_signed(squares, quads[t], quads[t]);
-    quads[t] = Simd::add_saturated(quads[t], Simd::all_bytes(kHalf));
-  }
-  const V qq = Simd::to_float(squares), products = Simd::add_across(rq), rests = Simd::add_across(rr);
+  Rests left;
+  for (int t = 0; t < 8; ++t) quads[t] = left.template code_quad<kHalf, kBlock>(x, t, by);
+  const V qq = Simd::to_float(left.qq), products = Simd::add_across(left.rq),
+          rests = Simd::add_across(left.rr);
   const StoredHalves d(Simd::fma(first, Simd::div(products, Simd::max(qq, one)), first));
   // x - d q is unit * (r - more q), and unit is 1 / inverse: first, or 1 where that is 0.
   const V more = Simd::mul(Simd::sub(d.value, first), inverse);

@@ -30,6 +30,33 @@ struct Spread {
   explicit Spread(V x) : p{Simd::spread<0>(x), Simd::spread<1>(x), Simd::spread<2>(x), Simd::spread<3>(x)} {}
 };
 
+// What codes around zero leave of the values, in units: sums of rests times codes, of rests squared and of
+// codes squared.
+struct Rests {
+  V rq[kParts], rr[kParts];
+  Ints qq;
+
+  Rests() : qq(Simd::zero_ints()) {
+    for (int p = 0; p < kParts; ++p) rq[p] = rr[p] = Simd::all(0.0f);
+  }
+  // Codes of quad t of each block, -kHalf to kHalf - 1, plus kHalf.
+  template <int kHalf, int kStride>
+  Bytes code_quad(const float* x, int t, const Spread& by) {
+    const V least = Simd::all(-kHalf), most = Simd::all(kHalf - 1), magic = Simd::all(kMagic);
+    V sums[kParts];
+    for (int p = 0; p < kParts; ++p) {
+      const V y = Simd::mul(Simd::load_part(x, kStride, t, p), by.p[p]);
+      sums[p] = Simd::add(Simd::min(Simd::max(y, least), most), magic);
+      const V code = Simd::sub(sums[p], magic), rest = Simd::sub(y, code);
+      rq[p] = Simd::fma(rest, code, rq[p]);
+      rr[p] = Simd::fma(rest, rest, rr[p]);
+    }
+    const Bytes codes = Simd::low_bytes(sums);
+    qq = Simd::dot_signed(qq, codes, codes);
+    return Simd::add_saturated(codes, Simd::all_bytes(kHalf));
+  }
+};
+
 inline V inverse_or_zero(V x) {
   const V zero = Simd::all(0.0f);
   const Simd::Mask good = Simd::greater(Simd::abs(x), Simd::all(kLeastRange));
