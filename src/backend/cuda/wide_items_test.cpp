@@ -9,6 +9,7 @@
 #include "backend/cuda/gpu_test.h"
 #include "backend/cuda/ops/stream.h"
 #include "backend/cuda/ops/wide.h"
+#include "backend/cuda/ops/wide_shares.h"
 #include "backend/cuda/tuned.h"
 #include "base/error.h"
 
@@ -96,7 +97,8 @@ class Problem {
   }
   bool streams() const { return fits_streaming(parts_[0].w); }
   bool fits(WideItems items) { return fits_items(items, wide_op(items)); }
-  bool cuts = true;  // items may be
+  bool cuts = true;          // items may be
+  int32_t fitted_tiles = 0;  // of fitted ones
 
  private:
   struct Part {
@@ -150,6 +152,7 @@ class Problem {
     op.rows = case_.rows;
     op.add = case_.add;
     op.items = items;
+    op.fitted_tiles = fitted_tiles;
     if (cuts) op.split = wide_split(split_.as<void>());
     return op;
   }
@@ -193,6 +196,7 @@ const Case kCases[] = {
     {256, {264, 520, 8}, 2880, false, true},
     {257, {2880}, 4096, true, true},
     {385, {1024}, 6144, false, false},
+    {512, {4096, 512, 512}, 2880, false, true},
     {513, {4096, 512, 512}, 2880, false, true},
     {2300, {4096, 512, 512}, 2880, true, true},  // several items a CTA, two bands
     {3000, {4096, 1032}, 1088, false, true},     // shares of two items and a part
@@ -229,6 +233,14 @@ TEST_P(WideItemsTest, AllGiveTheSameBits) {
       p.cuts = true;
       for (int again = 0; again < 3; ++again)
         ASSERT_EQ(p.differing(candidate.items), 0u) << candidate.name << ", cut";
+    }
+    for (const int tiles : kFittedTiles) {
+      if (!has_wgmma() || !p.fits(WideItems::kFitted)) break;
+      p.fitted_tiles = tiles;
+      for (const bool cut : {false, true}) {
+        p.cuts = cut;
+        ASSERT_EQ(p.differing(WideItems::kFitted), 0u) << tiles << " tiles" << (cut ? ", cut" : "");
+      }
     }
     if (!p.streams()) continue;
     const int64_t rows = std::min<int64_t>(c.rows, 4);

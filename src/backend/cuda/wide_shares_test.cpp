@@ -117,5 +117,53 @@ TEST(WideShares, EveryOutputIsInOneItem) {
   }
 }
 
+TEST(WideShares, EveryOutputIsInOneFittedItem) {
+  for (const int64_t rows : {1, 127, 128, 129, 256, 257, 512, 1000, 2048, 2049, 8192}) {
+    for (const std::vector<int32_t>& tiles :
+         std::vector<std::vector<int32_t>>{{1}, {24}, {25}, {360}, {640}, {512, 64, 64}, {33, 1, 24}}) {
+      for (const int item_tiles : {6, 11, 24}) {
+        SCOPED_TRACE(testing::Message() << rows << " rows, " << tiles[0] << " tiles of " << tiles.size()
+                                        << " parts by " << item_tiles);
+        const FittedGrid grid(tiles.data(), static_cast<int>(tiles.size()), rows, item_tiles);
+        std::map<std::vector<int>, int> seen;  // part, tile, token
+        for (int i = 0; i < grid.items(); ++i) {
+          const LargeItem both[] = {grid.item(i, 0), grid.item(i, 1)};
+          ASSERT_EQ(both[0].part, both[1].part);
+          ASSERT_EQ(both[0].first_tile, both[1].first_tile);  // which both bring a half of
+          for (const LargeItem& item : both) {
+            ASSERT_LT(item.part, static_cast<int>(tiles.size()));
+            ASSERT_LT(item.first_tile, tiles[static_cast<size_t>(item.part)]);
+            if (item.first_token < rows) ++seen[{item.part, item.first_tile, item.first_token}];
+          }
+        }
+        size_t expected = 0;
+        for (size_t part = 0; part < tiles.size(); ++part) {
+          for (int tile = 0; tile < tiles[part]; tile += item_tiles) {
+            for (int token = 0; token < rows; token += kFittedTokens, ++expected)
+              ASSERT_EQ((seen[{static_cast<int>(part), tile, token}]), 1)
+                  << part << " " << tile << " " << token;
+          }
+        }
+        EXPECT_EQ(seen.size(), expected);
+      }
+    }
+  }
+}
+
+// q, k, v and the projection of gpt-oss-20b on 66 clusters: one item each where that can be.
+TEST(WideShares, FittedItemsAreAsManyAsClusters) {
+  const auto width = [](std::vector<int32_t> tiles, int64_t rows) {
+    return FittedWidth(tiles.data(), static_cast<int>(tiles.size()), rows, 66, true).tiles;
+  };
+  EXPECT_EQ(width({512, 64, 64}, 256), 10);
+  EXPECT_EQ(width({512, 64, 64}, 512), 21);
+  EXPECT_EQ(width({640}, 512), 20);
+  EXPECT_EQ(width({360}, 256), 6);
+  EXPECT_EQ(width({360}, 512), 11);
+  EXPECT_EQ(width({360}, 1024), 23);
+  EXPECT_EQ(width({360}, 128), 0);   // nothing for the second CTA
+  EXPECT_EQ(width({360}, 8192), 0);  // more than two items a cluster
+}
+
 }  // namespace
 }  // namespace millrace::cuda

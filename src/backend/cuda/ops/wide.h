@@ -46,6 +46,7 @@ enum class WideItems : int32_t {
   kSmall,    // 64 x 64
   kLarge,    // 256 x 192, by two CTAs
   kMiddle,   // 128 x 192, by two CTAs
+  kFitted,   // as many outputs as let all SMs end together x 256, by two CTAs
   kLoose,    // 256 x 192, one chain over all columns: other bits, for gemm_bench
 };
 
@@ -71,6 +72,7 @@ struct WideLinear {
   int64_t rows = 0;
   bool add = false;
   WideItems items = WideItems::kDefault;
+  int32_t fitted_tiles = 0;  // of fitted items: outputs by eight, of kFittedTiles; 0: what should take least
   WideSplit split;
 };
 // Whether such items are for weights of this format, and for these ones: 8-bit ones may be opened or not.

@@ -4,7 +4,8 @@
 //
 // Limits, in cycles for 64 columns of a CTA: what L2 gives to all SMs (9.5 TB/s were seen, 40 bytes a cycle
 // of an SM), shared memory (128 bytes a cycle), where operands are written once and read by each of the two
-// warpgroups' instructions, and the tensor cores. Measured: 980 to 1,110 for 128 x 192 with tokens shared.
+// warpgroups' instructions, and the tensor cores. Measured, by the clock of the SM: 860 for 128 x 192 with
+// tokens shared, 545 to 575 for 128 x 96 (512 rows).
 //                                  L2             shared memory        tensor cores
 //   128 x 128, alone               32 KB: 800     80 KB: 640           512
 //   128 x 192, tokens shared       28 KB: 700     104 KB: 812          768     (alone 40 KB: 1,000)
@@ -30,11 +31,13 @@
 #include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/grid_sync.cuh"
 #include "backend/cuda/ptx/predicated.cuh"
+#include "backend/cuda/ptx/wgmma_widths.cuh"
 
 namespace millrace::cuda {
 
 inline constexpr uint16_t kBothCtas = 3;
 inline constexpr int kMostSums = 96;  // of a thread
+inline constexpr int kMostShared = 232448;
 
 template <int kCtaTokens>
 struct LargeLayout {
@@ -44,29 +47,75 @@ struct LargeLayout {
   static constexpr int kGroupBytes = kLargeTiles / 2 * kPairBytes;  // a warpgroup's weights of a stage
   static constexpr int kTokensAt = 2 * kGroupBytes;
   static constexpr int kStageBytes = kTokensAt + kTokens * ptx::kSwizzleRowBytes;
-  static constexpr int kMostBytes = 232448;
-  static constexpr int kCount = kMostBytes / (kStageBytes + 2 * 8);
+  static constexpr int kCount = kMostShared / (kStageBytes + 2 * 8);
   static constexpr int kBytes = kCount * (kStageBytes + 2 * 8);
   static constexpr int kSums = kTokens / 2;  // of a thread
   static_assert(kStageBytes % 1024 == 0 && kTokens % 32 == 0);
+  // The operands of a warpgroup's products in a stage.
+  __device__ static constexpr uint32_t first_operand(int group) {
+    return static_cast<uint32_t>(group * kGroupBytes);
+  }
+  __device__ static constexpr uint32_t second_operand() { return kTokensAt; }
 };
 
-template <int kTokens>
-struct LargeProblem : WgmmaLinear {
-  using Layout = LargeLayout<kTokens>;
-  static constexpr int kOld = kTokens == 192 ? 8 : 6;  // outputs that are added to at a time: registers
-  CUtensorMap maps[3];                                 // of the parts
+// What the CTAs of clusters multiply, in pieces.
+struct LargeWork : WgmmaLinear {
+  CUtensorMap maps[kLargeParts];  // of the parts
   int32_t segment_pairs;
-  LargeGrid<Layout::kSharesTokens> grid;
   float unscale;
   WideSplit split;
   LargeShares shares;
 
-  __device__ LargeItem item(int i) const { return grid.item(i, static_cast<int>(blockIdx.x % kClusterCtas)); }
   __device__ int pairs_until(int segment) const { return min(segment * segment_pairs, pairs); }
   __device__ bool piece(int k, LargePiece& piece) const {
     return shares.piece(static_cast<int>(blockIdx.x / kClusterCtas), k, piece);
   }
+
+  // Totals that another CTA goes on with: those of CTA `from`, [quad][thread] of four.
+  __device__ float4* handed(int from) const {
+    constexpr int64_t kQuads = kMultiplyWarps * kWarpLanes * kMostSums / 4;
+    return reinterpret_cast<float4*>(split.totals) + from * kQuads;
+  }
+  template <int kHalf, int kSums>
+  __device__ void hand_over(int warp, int lane, const float (&total)[kSums]) const {
+    constexpr int kQuads = kSums / 4;
+    const int cta = static_cast<int>(blockIdx.x);
+    float4* to = handed(cta) + warp * kWarpLanes + lane;
+#pragma unroll
+    for (int i = kHalf * (kQuads / 2); i < (kHalf == 0 ? kQuads / 2 : kQuads); ++i) {
+      to[i * (kMultiplyWarps * kWarpLanes)] =
+          make_float4(total[4 * i], total[4 * i + 1], total[4 * i + 2], total[4 * i + 3]);
+    }
+    if (kHalf == 0) return;
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) ptx::add_release(split.ready + cta * kMultiplyWarps + warp, 1);
+  }
+  // From the same CTA of the next cluster.
+  template <int kSums>
+  __device__ void take_over(int warp, int lane, float (&total)[kSums]) const {
+    const int from = static_cast<int>(blockIdx.x) + kClusterCtas;
+    uint32_t* ready = split.ready + from * kMultiplyWarps + warp;
+    ptx::wait_count(ready, 1);
+    const float4* totals = handed(from) + warp * kWarpLanes + lane;
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) {
+      const float4 four = __ldcg(totals + i * (kMultiplyWarps * kWarpLanes));
+      total[4 * i] = four.x, total[4 * i + 1] = four.y, total[4 * i + 2] = four.z, total[4 * i + 3] = four.w;
+    }
+    __syncwarp();
+    if (lane == 0) *ready = 0;  // for the next product
+  }
+};
+
+template <int kTokens>
+struct LargeProblem : LargeWork {
+  using Layout = LargeLayout<kTokens>;
+  static constexpr int kOld = kTokens == 192 ? 8 : 6;  // outputs that are added to at a time: registers
+  LargeGrid<Layout::kSharesTokens> grid;
+
+  __device__ LargeItem item(int i) const { return grid.item(i, static_cast<int>(blockIdx.x % kClusterCtas)); }
+  __device__ void prefetch_maps() const {}  // tokens have none
 
   // Half of the warp's outputs, rows g and g + 8, tokens 8j + 2t and + 1 of an item.
   template <int kHalf>
@@ -102,41 +151,6 @@ struct LargeProblem : WgmmaLinear {
       }
     }
   }
-
-  // Totals that another CTA goes on with: those of CTA `from`, [quad][thread] of four.
-  __device__ float4* handed(int from) const {
-    constexpr int64_t kQuads = kMultiplyWarps * kWarpLanes * kMostSums / 4;
-    return reinterpret_cast<float4*>(split.totals) + from * kQuads;
-  }
-  template <int kHalf>
-  __device__ void hand_over(int warp, int lane, const float (&total)[Layout::kSums]) const {
-    constexpr int kCount = Layout::kSums / 8;
-    const int cta = static_cast<int>(blockIdx.x);
-    float4* to = handed(cta) + warp * kWarpLanes + lane;
-#pragma unroll
-    for (int i = kHalf * kCount; i < (kHalf + 1) * kCount; ++i) {
-      to[i * (kMultiplyWarps * kWarpLanes)] =
-          make_float4(total[4 * i], total[4 * i + 1], total[4 * i + 2], total[4 * i + 3]);
-    }
-    if (kHalf == 0) return;
-    __threadfence();
-    __syncwarp();
-    if (lane == 0) ptx::add_release(split.ready + cta * kMultiplyWarps + warp, 1);
-  }
-  // From the same CTA of the next cluster.
-  __device__ void take_over(int warp, int lane, float (&total)[Layout::kSums]) const {
-    const int from = static_cast<int>(blockIdx.x) + kClusterCtas;
-    uint32_t* ready = split.ready + from * kMultiplyWarps + warp;
-    ptx::wait_count(ready, 1);
-    const float4* totals = handed(from) + warp * kWarpLanes + lane;
-#pragma unroll
-    for (int i = 0; i < Layout::kSums / 4; ++i) {
-      const float4 four = __ldcg(totals + i * (kMultiplyWarps * kWarpLanes));
-      total[4 * i] = four.x, total[4 * i + 1] = four.y, total[4 * i + 2] = four.z, total[4 * i + 3] = four.w;
-    }
-    __syncwarp();
-    if (lane == 0) *ready = 0;  // for the next product
-  }
 };
 
 #ifdef MILLRACE_HAS_WGMMA
@@ -148,7 +162,7 @@ using ClusterRing = WideRing<Layout, kClusterCtas * kMultiplyWarps>;
 
 // One thread's copies of all pieces: weights or tokens, of which one kind is this CTA's own, and of the other
 // it brings a half to both.
-template <int kTokens, Brings kBrings>
+template <Brings kBrings, int kTokens>
 __device__ void load_pieces(const LargeProblem<kTokens>& p, const ClusterRing<LargeLayout<kTokens>>& ring) {
   using Layout = LargeLayout<kTokens>;
   const uint32_t rank = blockIdx.x % kClusterCtas;
@@ -202,10 +216,10 @@ __device__ void load_pieces(const LargeProblem<kTokens>& p, const ClusterRing<La
   }
 }
 
-template <int kTokens>
+template <class Problem>
 struct LargeMultiplier {
-  using Layout = LargeLayout<kTokens>;
-  const LargeProblem<kTokens>& p;
+  using Layout = typename Problem::Layout;
+  const Problem& p;
   const int warp, lane;
   StageCursor<Layout> at;
   const uint32_t other_empty;      // the other CTA's barriers
@@ -213,25 +227,27 @@ struct LargeMultiplier {
   LargePiece before = {-1, 0, 0};  // whose totals have yet to be put where they belong
   float total[Layout::kSums];
 
-  __device__ LargeMultiplier(const LargeProblem<kTokens>& problem, const ClusterRing<Layout>& ring,
-                             int warp_index, int lane_index)
+  __device__ LargeMultiplier(const Problem& problem, const ClusterRing<Layout>& ring, int warp_index,
+                             int lane_index)
       : p(problem),
         warp(warp_index),
         lane(lane_index),
         at(ring.stages, ring.full),
         other_empty(ptx::address_in(blockIdx.x % kClusterCtas ^ 1u, ptx::shared_address(ring.empty))) {}
 
-  // The warp has read the stage before; both CTAs must know.
+  // The warp has read the stage before; both CTAs must know, where they write to it again: so nothing is on
+  // its way to a CTA that has ended. `left`: stages after it.
   __device__ void release_previous() const {
     const auto before_it = at.previous();
-    before_it.release(lane);
-    if (lane == 1) ptx::barrier_arrive_there(other_empty + 8 * before_it.slot);
+    const int who = left < Layout::kCount ? -1 : lane;
+    before_it.release(who);
+    if (who == 1) ptx::barrier_arrive_there(other_empty + 8 * before_it.slot);
   }
   // Half of the stage's products, left under way.
   template <int kHalf>
   __device__ void multiply(float (&sum)[Layout::kSums], bool first) const {
-    const uint64_t b = at.operand(Layout::kTokensAt);
-    const uint64_t a = at.operand(static_cast<uint32_t>(warp / kGroupWarps * Layout::kGroupBytes));
+    const uint64_t b = at.operand(Layout::second_operand());
+    const uint64_t a = at.operand(Layout::first_operand(warp / kGroupWarps));
     if (kHalf == 0) ptx::wgmma_fence();
 #pragma unroll
     for (int i = 2 * kHalf; i < 2 * kHalf + 2; ++i)
@@ -315,35 +331,61 @@ struct LargeMultiplier {
 
 #endif  // MILLRACE_HAS_WGMMA
 
-template <int kTokens>
-__global__ void __launch_bounds__(kThreads, 1)
-    wide_large_kernel(const __grid_constant__ LargeProblem<kTokens> p) {
+template <class Problem>
+__global__ void __launch_bounds__(kThreads, 1) wide_large_kernel(const __grid_constant__ Problem p) {
 #ifdef MILLRACE_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t shared[];
-  const ClusterRing<LargeLayout<kTokens>> ring(shared);
+  const ClusterRing<typename Problem::Layout> ring(shared);
   const int warp = static_cast<int>(ptx::warp_uniform(threadIdx.x / kWarpLanes)),
             lane = threadIdx.x % kWarpLanes;
   if (threadIdx.x == 0) ring.init();
   ptx::let_dependents_start();
-  ptx::cluster_barrier();  // both CTAs' barriers are there
+  __syncwarp();
+  ptx::cluster_arrive();
   if (warp < kMultiplyWarps) {
     ptx::more_registers<kConsumerRegisters>();
+    ptx::cluster_wait();  // both CTAs' barriers are there
     ptx::wait_for_previous();
-    LargeMultiplier<kTokens>(p, ring, warp, lane).run();
+    LargeMultiplier<Problem>(p, ring, warp, lane).run();
   } else {
     ptx::fewer_registers<kLoaderRegisters>();
+    ptx::cluster_wait();
     if (warp == kMultiplyWarps && lane == 0) {
-      load_pieces<kTokens, Brings::kWeights>(p, ring);  // which no kernel of a step writes
+      load_pieces<Brings::kWeights>(p, ring);  // which no kernel of a step writes
     } else if (warp == kMultiplyWarps + 1 && lane == 0) {
+      p.prefetch_maps();
       ptx::wait_for_previous();
-      load_pieces<kTokens, Brings::kTokens>(p, ring);
+      load_pieces<Brings::kTokens>(p, ring);
     }
   }
-  __syncwarp();
-  ptx::cluster_barrier();  // nobody reaches into a CTA that has ended
+  // A CTA may end: what comes from the other one, copies and that stages were read, it has waited for.
 #else
   __trap();
 #endif
+}
+
+// Boxes of so many tiles of weights.
+inline void map_parts(LargeWork& p, int box_tiles) {
+  for (int i = 0; i < p.num_parts; ++i)
+    p.maps[i] = map_of<PackedFormat::kBf16>(p.parts[i].tiles, p.parts[i].num_tiles, p.tile_bytes, box_tiles);
+}
+inline void share_out(LargeWork& p, int32_t items) {
+  p.shares.items = items;
+  p.shares.segments = static_cast<int32_t>(divide_up(p.pairs, p.segment_pairs));
+  int clusters = multiprocessors() / kClusterCtas;
+  if (clusters > kMostClusters) clusters = kMostClusters;
+  p.shares.clusters = items < clusters ? items : clusters;
+  p.shares.share_out(p.split.totals != nullptr);
+}
+
+template <class Problem>
+void launch_clusters_of(const Problem& p, cudaStream_t stream) {
+  constexpr size_t kShared = Problem::Layout::kBytes;
+  const auto kernel = wide_large_kernel<Problem>;
+  allow_shared_memory(kernel, kShared);
+  launch_clusters("wide_large_kernel", kClusterCtas, kernel,
+                  dim3(static_cast<unsigned>(p.shares.clusters * kClusterCtas)), kThreads, kShared, stream,
+                  p);
 }
 
 template <int kTokens>
@@ -354,25 +396,13 @@ void launch_large(const WgmmaLinear& linear, WideItems way, float unscale, const
   static_cast<WgmmaLinear&>(p) = linear;
   p.unscale = unscale;
   p.split = split;
-  int32_t part_tiles[kLargeParts] = {};
-  for (int i = 0; i < p.num_parts; ++i) {
-    part_tiles[i] = p.parts[i].num_tiles;
-    p.maps[i] = map_of<PackedFormat::kBf16>(p.parts[i].tiles, part_tiles[i], p.tile_bytes,
-                                            Layout::kSharesTokens ? kLargeTiles : kLargeTiles / 2);
-  }
-  p.grid = LargeGrid<Layout::kSharesTokens>(part_tiles, p.num_parts, p.rows);
   p.segment_pairs = way == WideItems::kLoose ? p.pairs : pairs_per_segment(p.pairs);
-  p.shares.items = p.grid.items();
-  p.shares.segments = static_cast<int32_t>(divide_up(p.pairs, p.segment_pairs));
-  int clusters = multiprocessors() / kClusterCtas;
-  if (clusters > kMostClusters) clusters = kMostClusters;
-  p.shares.clusters = p.shares.items < clusters ? p.shares.items : clusters;
-  p.shares.share_out(split.totals != nullptr);
-  const auto kernel = wide_large_kernel<kTokens>;
-  allow_shared_memory(kernel, Layout::kBytes);
-  launch_clusters("wide_large_kernel", kClusterCtas, kernel,
-                  dim3(static_cast<unsigned>(p.shares.clusters * kClusterCtas)), kThreads, Layout::kBytes,
-                  stream, p);
+  int32_t part_tiles[kLargeParts] = {};
+  for (int i = 0; i < p.num_parts; ++i) part_tiles[i] = p.parts[i].num_tiles;
+  p.grid = LargeGrid<Layout::kSharesTokens>(part_tiles, p.num_parts, p.rows);
+  map_parts(p, Layout::kSharesTokens ? kLargeTiles : kLargeTiles / 2);
+  share_out(p, p.grid.items());
+  launch_clusters_of(p, stream);
 }
 
 }  // namespace millrace::cuda

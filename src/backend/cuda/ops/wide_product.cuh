@@ -552,15 +552,16 @@ inline WideItems least_time(WgmmaLinear p, bool large, bool cut) {
   consider(WideItems::kHalf, half);
   consider(WideItems::kSmall, small);
   if (!large || p.rows <= kWgmmaRows) return best;
-  // By clusters of two. Those that are cut have no rounds: all end together.
-  const auto share = [&](int64_t items, int64_t time) {
-    const int64_t clusters = multiprocessors() / kClusterCtas;
-    return items <= clusters ? time : cut ? time * items / clusters : time * divide_up(items, clusters);
-  };
+  // By clusters of two.
+  const int64_t clusters = multiprocessors() / kClusterCtas;
   int32_t tiles[kLargeParts] = {};
   for (int i = 0; i < p.num_parts; ++i) tiles[i] = p.parts[i].num_tiles;
-  consider(WideItems::kMiddle, share(LargeGrid<false>(tiles, p.num_parts, p.rows).items(), kMiddleTime));
-  consider(WideItems::kLarge, share(LargeGrid<true>(tiles, p.num_parts, p.rows).items(), kLargeTime));
+  const int64_t middle = LargeGrid<false>(tiles, p.num_parts, p.rows).items();
+  const int64_t large_items = LargeGrid<true>(tiles, p.num_parts, p.rows).items();
+  consider(WideItems::kMiddle, shares_time(middle, clusters, kMiddleTime, cut));
+  consider(WideItems::kLarge, shares_time(large_items, clusters, kLargeTime, cut));
+  const FittedWidth fitted(tiles, p.num_parts, p.rows, clusters, cut);
+  if (fitted.tiles != 0) consider(WideItems::kFitted, fitted.time);
   return best;
 }
 

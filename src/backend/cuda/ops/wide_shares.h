@@ -124,4 +124,68 @@ struct LargeGrid {
   }
 };
 
+inline constexpr int kFittedTokens = 128;  // of a CTA, of an item whose outputs are fitted to the SMs
+
+// Items of so many tiles of weights and two times 128 tokens, a CTA each. They go in bands of tokens, in each
+// all weights, in turn.
+struct FittedGrid {
+  static constexpr int kBand = 8;
+  int32_t parts = 0, token_items = 0, weight_items = 0, tiles = 0;
+  int32_t part_items[kLargeParts] = {};
+
+  FittedGrid() = default;
+  FittedGrid(const int32_t* part_tiles, int num_parts, int64_t rows, int item_tiles)
+      : parts(num_parts),
+        token_items(
+            static_cast<int32_t>((rows + kClusterCtas * kFittedTokens - 1) / (kClusterCtas * kFittedTokens))),
+        tiles(item_tiles) {
+    for (int i = 0; i < parts; ++i) {
+      part_items[i] = (part_tiles[i] + tiles - 1) / tiles;
+      weight_items += part_items[i];
+    }
+  }
+  int32_t items() const { return weight_items * token_items; }
+  __host__ __device__ LargeItem item(int i, int rank) const {
+    const int band = i / (kBand * weight_items), in_band = i - band * kBand * weight_items;
+    const int left = token_items - band * kBand, wide = left < kBand ? left : kBand;
+    int n = in_band / wide, part = 0;
+    const int m = band * kBand + in_band - n * wide;
+    while (n >= part_items[part]) n -= part_items[part++];
+    return {part, n * tiles, (kClusterCtas * m + rank) * kFittedTokens, false};
+  }
+};
+
+// What so many items take of so many clusters, one of them taking `time`: those that are cut have no rounds,
+// all end together.
+inline int64_t shares_time(int64_t items, int64_t clusters, int64_t time, bool cut) {
+  if (items <= clusters) return time;
+  return cut ? time * items / clusters : time * ((items + clusters - 1) / clusters);
+}
+
+// The widths there are, in tiles of eight outputs (wide_large.cu).
+inline constexpr int kFittedTiles[] = {6, 8, 10, 11, 12, 16, 20, 21, 23, 24};
+
+// The width of fitted items that should take least, and what, beside 560 for a round of 128 x 128: 80 to 192
+// outputs took 15.3 to 29.4 us a round of q, k, v of gpt-oss-20b, where 128 x 128 took 21.8, and a second
+// item more than its products (gemm_bench on an H200). tiles 0: not for this many rows. More than two items a
+// cluster were not faster than 256 x 192, and 128 rows have nothing for the second CTA.
+struct FittedWidth {
+  int32_t tiles = 0;
+  int64_t time = 0;
+
+  FittedWidth(const int32_t* part_tiles, int num_parts, int64_t rows, int64_t clusters, bool cut) {
+    if (rows <= kFittedTokens) return;
+    for (const int width : kFittedTiles) {
+      const int64_t items = FittedGrid(part_tiles, num_parts, rows, width).items();
+      if (items > 2 * clusters) continue;
+      const int64_t takes =
+          shares_time(items, clusters, 120 + 27 * width, cut) + (items > clusters ? kSecondItemTime : 0);
+      if (tiles == 0 || takes < time) tiles = width, time = takes;
+    }
+  }
+
+ private:
+  static constexpr int64_t kSecondItemTime = 85;
+};
+
 }  // namespace millrace::cuda

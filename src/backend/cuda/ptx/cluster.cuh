@@ -8,10 +8,18 @@
 
 namespace millrace::cuda::ptx {
 
-// All threads of all of the cluster's CTAs.
-__device__ inline void cluster_barrier() {
-  MILLRACE_BULK_ASM("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                        : "memory");
+// A barrier of all threads of all of the cluster's CTAs, in two steps, for who has to know that the others
+// are there: nothing that was written is waited for. With .release on the arrival CTAs ended half a
+// microsecond later, when their outputs were in L2.
+__device__ inline void cluster_arrive() {
+  MILLRACE_BULK_ASM("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() {
+  MILLRACE_BULK_ASM("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// A map on its way to where copies look for it.
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  MILLRACE_BULK_ASM("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 // Where a CTA of the cluster has what this one has at `address`.
 __device__ inline uint32_t address_in(uint32_t cta, uint32_t address) {
