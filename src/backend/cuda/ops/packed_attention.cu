@@ -20,16 +20,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "backend/cuda/ptx/mma.cuh"
-
 namespace millrace::cuda {
 namespace {
-
-__device__ inline void turn(float2 by, float& a, float& b) {
-  const float a0 = a, b0 = b;
-  a = fmaf(a0, by.x, -(b0 * by.y));
-  b = fmaf(b0, by.x, a0 * by.y);
-}
 
 template <int kDim, bool kFp8>
 class DecodeWalker {
@@ -81,278 +73,38 @@ class DecodeWalker {
   __device__ void release(Place at) const { ptx::barrier_arrive(shared_.empty + at.slot); }
   __device__ static void meet() { ptx::named_barrier<1, kMultiplyThreads>(); }
 
-  // The query as rows 0-7 of an A operand: dimensions 16s + 2t, 2t + 1, 2t + 8, 2t + 9; of an fp8 cache,
-  // whose keys come four to a word, 16s + 4t to 4t + 3.
-  static constexpr int kSecond = kFp8 ? 2 : 8;  // from the first two to the others
-  __device__ static int first_dim(int t) { return kFp8 ? 4 * t : 2 * t; }
   __device__ void load_query() {
-    const int g = lane_ / 4, t = lane_ % 4;
+    const int g = lane_ / 4;
     const RowInput<kDim, kFp8>& input = shared_.inputs[input_.slot];
-    float x[Shape::kSteps][4] = {};
-    if (g < group_) {
-      const float* from = input.query[g] + first_dim(t);
-#pragma unroll
-      for (int s = 0; s < Shape::kSteps; ++s) {
-        if constexpr (kFp8) {
-          const float4 four = *reinterpret_cast<const float4*>(from + 16 * s);
-          x[s][0] = four.x, x[s][1] = four.y, x[s][2] = four.z, x[s][3] = four.w;
-        } else {
-          const float2 low = *reinterpret_cast<const float2*>(from + 16 * s),
-                       high = *reinterpret_cast<const float2*>(from + 16 * s + 8);
-          x[s][0] = low.x, x[s][1] = low.y, x[s][2] = high.x, x[s][3] = high.y;
-        }
-      }
-      if (p_.angles != nullptr) rotate(input.turns, t, x);
-    }
-    const float scale = p_.op.scale * kLog2e;
-#pragma unroll
-    for (int s = 0; s < Shape::kSteps; ++s) {
-      query_[s][0] = pack_bf16(x[s][0] * scale, x[s][1] * scale);
-      query_[s][1] = pack_bf16(x[s][2] * scale, x[s][3] * scale);
-    }
+    query_.load(g < group_ ? input.query[g] : nullptr, p_.angles != nullptr ? input.added.turns : nullptr,
+                p_.interleaved, p_.op.scale * kLog2e);
   }
-  // Both kinds of pairs lie within a lane.
-  __device__ void rotate(const float2* turns, int t, float (&x)[Shape::kSteps][4]) const {
-    constexpr int kHalf = Shape::kSteps / 2;
-    if (p_.interleaved) {
-#pragma unroll
-      for (int i = 0; i < 2 * Shape::kSteps; ++i) {
-        turn(turns[8 * (i / 2) + (first_dim(t) + i % 2 * kSecond) / 2], x[i / 2][2 * (i % 2)],
-             x[i / 2][2 * (i % 2) + 1]);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4 * kHalf; ++i) {
-        turn(turns[16 * (i / 4) + first_dim(t) + i % 2 + i % 4 / 2 * kSecond], x[i / 4][i % 4],
-             x[i / 4 + kHalf][i % 4]);
-      }
-    }
-  }
-
-  // Two of the new token's dimensions that rotate together, and what they are.
-  struct NewPair {
-    int d[2];
-    float x[2];
-  };
-  template <bool kValues>
-  __device__ NewPair new_pair(int k) const {
-    const RowInput<kDim, kFp8>& input = shared_.inputs[input_.slot];
-    const int i = lane_ + kWarpLanes * k;
-    NewPair pair;
-    pair.d[0] = p_.interleaved ? 2 * i : i, pair.d[1] = p_.interleaved ? 2 * i + 1 : i + kDim / 2;
-    const float* from = kValues ? input.value : input.key;
-    pair.x[0] = from[pair.d[0]], pair.x[1] = from[pair.d[1]];
-    if constexpr (!kValues) turn(input.turns[i], pair.x[0], pair.x[1]);
-    return pair;
-  }
-  // The new token's key (or value), rotated and rounded, into its slot: by the warp that has its page.
-  template <bool kValues>
-  __device__ void append(const Item& item, uint8_t* to) {
-    if constexpr (kFp8) {
-      append_codes<kValues>(item, to);
-    } else {
-      const auto row = static_cast<uint32_t>(item.sight.last % kKeyTile);
-#pragma unroll
-      for (int k = 0; k < kDim / 64; ++k) {
-        const NewPair pair = new_pair<kValues>(k);
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const uint32_t in_part = ptx::swizzled(row, static_cast<uint32_t>(pair.d[e] % kPartDims) * 2);
-          *reinterpret_cast<__nv_bfloat16*>(to + pair.d[e] / kPartDims * kTilePartBytes + in_part) =
-              __float2bfloat16_rn(pair.x[e]);
-        }
-      }
-    }
-    __syncwarp();
-  }
-  // Both scales go with the key: the value's is needed before the value is.
-  template <bool kValues>
-  __device__ void append_codes(const Item& item, uint8_t* to) const {
-    const int in_block = item.sight.last % kBlockTokens;
-    uint8_t* page = to + warp_ * (kValues ? fp8_value_bytes(kDim) : fp8_key_bytes(kDim));
-    const uint8_t value_scale = new_scale<true>(), scale = kValues ? value_scale : new_scale<false>();
-    if (!kValues && lane_ < 2) page[lane_ * kBlockTokens + in_block] = lane_ == 0 ? scale : value_scale;
-#pragma unroll
-    for (int k = 0; k < kDim / 64; ++k) {
-      const NewPair pair = new_pair<kValues>(k);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int at =
-            kValues ? fp8_value_at(in_block, pair.d[e]) : kFp8ScalesBytes + fp8_key_at(in_block, pair.d[e]);
-        page[at] = fp8_code(pair.x[e], scale);
-      }
-    }
-  }
-  template <bool kValues>
-  __device__ uint8_t new_scale() const {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int k = 0; k < kDim / 64; ++k) {
-      const NewPair pair = new_pair<kValues>(k);
-      largest = max(largest, max(magnitude_bits(pair.x[0]), magnitude_bits(pair.x[1])));
-    }
-    return fp8_scale_of_warp(largest);
-  }
-  // And from there into the cache, when nobody waits for it: 16 bytes a lane.
-  __device__ void store_appended(const Item& item, const uint8_t* keys, const uint8_t* values) const {
-    const int32_t in_block = item.sight.last % kBlockTokens;
-    if constexpr (kFp8) {
-      store_codes(in_block, fp8_head(p_.cache, block_, item.kv_head), keys + warp_ * fp8_key_bytes(kDim),
-                  values + warp_ * fp8_value_bytes(kDim));
-    } else {
-      constexpr int kChunks = kDim / 8;
-      const int32_t chunk = lane_ % kChunks;
-      auto* cached = keys_of_block<__nv_bfloat16>(p_.cache, block_, item.kv_head);
-      const int32_t row = item.sight.last % kKeyTile;
-      const int at = chunk / 8 * kTilePartBytes + row * ptx::kSwizzleRowBytes + chunk % 8 * 16;
-      const int64_t to = chunk / 8 * (kBlockTokens * kPartDims) + in_block * kPartDims + chunk % 8 * 8;
-      if (lane_ < kChunks) {
-        *reinterpret_cast<uint4*>(cached + to) = *reinterpret_cast<const uint4*>(keys + at);
-      } else if (lane_ < 2 * kChunks) {
-        *reinterpret_cast<uint4*>(cached + value_distance(p_.cache) + to) =
-            *reinterpret_cast<const uint4*>(values + at);
-      }
-    }
-    ptx::publish_to_async();  // what was written to the slots is, before a copy may follow it
-  }
-  // A key's codes are whole rows of 64 bytes; a value's lie between those of the position beside it.
-  __device__ void store_codes(int32_t in_block, const Fp8Head& head, const uint8_t* keys,
-                              const uint8_t* values) const {
-    if (lane_ < kDim / 16) {
-      const int at = lane_ / 4 * kFp8PartBytes + in_block * kFp8PartDims + lane_ % 4 * 16;
-      *reinterpret_cast<uint4*>(head.keys + at) =
-          *reinterpret_cast<const uint4*>(keys + kFp8ScalesBytes + at);
-    }
-    if (lane_ < 2) head.scales[lane_ * kBlockTokens + in_block] = keys[lane_ * kBlockTokens + in_block];
-#pragma unroll
-    for (int k = 0; k < kDim / kWarpLanes; ++k) {
-      const int at = fp8_value_at(in_block, lane_ + kWarpLanes * k);
-      head.values[at] = values[at];
-    }
-  }
-
-  // Scores of this warp's page of a tile.
-  __device__ __forceinline__ void scores(const uint8_t* keys, float (&score)[2][4]) {
-    if constexpr (kFp8) {
-      fp8_scores(keys + warp_ * fp8_key_bytes(kDim), score);
-    } else {
-      bf16_scores(keys, score);
-    }
-  }
-  __device__ __forceinline__ void bf16_scores(const uint8_t* keys, float (&score)[2][4]) const {
-    const int row = warp_ * kBlockTokens + lane_ % 8, chunk = lane_ / 8;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0.0f;
-#pragma unroll
-      for (int s = 0; s < Shape::kSteps; s += 2) {
-        const auto at = static_cast<uint32_t>(2 * s % 8 + chunk) * 16;
-        const uint4 k = ptx::load_matrices(keys + 2 * s / 8 * kTilePartBytes +
-                                           ptx::swizzled(static_cast<uint32_t>(row + 8 * n), at));
-        const uint32_t first[4] = {query_[s][0], 0, query_[s][1], 0},
-                       second[4] = {query_[s + 1][0], 0, query_[s + 1][1], 0};
-        ptx::mma_bf16(score[n], first, k.x, k.y);
-        ptx::mma_bf16(score[n], second, k.z, k.w);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void fp8_scores(const uint8_t* page, float (&score)[2][4]) {
-    const int g = lane_ / 4, t = lane_ % 4;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      score[n][0] = score[n][1] = score[n][2] = score[n][3] = 0.0f;
-#pragma unroll
-      for (int part = 0; part < Shape::kParts; ++part) {
-        const uint4 codes = *reinterpret_cast<const uint4*>(page + kFp8ScalesBytes + part * kFp8PartBytes +
-                                                            (8 * n + g) * kFp8PartDims + t * 16);
-        const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const uint32_t* q = query_[4 * part + i];
-          const uint32_t a[4] = {q[0], 0, q[1], 0};
-          ptx::mma_bf16(score[n], a, codes_to_bf16<kCodes01>(words[i]), codes_to_bf16<kCodes23>(words[i]));
-        }
-      }
-      const uint32_t scales = *reinterpret_cast<const uint16_t*>(page + 8 * n + 2 * t);
-      score[n][0] *= fp8_scale_of(scales & 255u), score[n][1] *= fp8_scale_of(scales >> 8);
-      value_scales_[n] = *reinterpret_cast<const uint16_t*>(page + kBlockTokens + 8 * n + 2 * t);
-    }
+  __device__ Append<kDim, kFp8> new_token(const Item& item) const {
+    return {shared_.inputs[input_.slot].added, p_.interleaved, item.sight.last};
   }
 
   // Adds a tile's values to the sums of this warp's dimensions.
   __device__ __forceinline__ void add_values(const uint8_t* values) {
-    if constexpr (kFp8) {
-      add_fp8_values(values);
-    } else {
-      add_bf16_values(values);
-    }
-  }
-  __device__ __forceinline__ void add_bf16_values(const uint8_t* values) {
 #pragma unroll
-    for (int i = 0; i < kKeyTile / 32; ++i) {
-      const uint4 w =
-          ptx::load_matrices(shared_.weights + lane_ % 8 * kWeightRow + (32 * i + lane_ / 8 * 8) * 2);
-      const uint32_t first[4] = {w.x, 0, w.y, 0}, second[4] = {w.z, 0, w.w, 0};
-#pragma unroll
-      for (int n = 0; n < Shape::kColumns; ++n) {
-        const int column = warp_ * Shape::kColumns + n;
-        const uint4 v = ptx::load_matrices_transposed(
-            values + column / 8 * kTilePartBytes +
-            ptx::swizzled(static_cast<uint32_t>(32 * i + lane_), static_cast<uint32_t>(column % 8 * 16)));
-        ptx::mma_bf16(sum_[n], first, v.x, v.y);
-        ptx::mma_bf16(sum_[n], second, v.z, v.w);
-      }
-    }
-  }
-
-  // Four pages at a time. The weights of a page lie in the order in which its values' codes come.
-  __device__ __forceinline__ void add_fp8_values(const uint8_t* values) {
-    const auto pair = static_cast<uint32_t>(lane_ % 8);
-#pragma unroll
-    for (int i = 0; i < kTilePages / 4; ++i) {
-      uint4 w[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        w[h] = ptx::load_matrices(shared_.weights + lane_ % 8 * kWeightRow +
-                                  (64 * i + 32 * h + lane_ / 8 * 8) * 2);
-      }
-#pragma unroll
-      for (int n = 0; n < Shape::kColumns; ++n) {
-        const int column = warp_ * Shape::kColumns + n;
-        const uint4 v = ptx::load_matrices_transposed(
-            values + (4 * i + lane_ / 8) * fp8_value_bytes(kDim) + column / 8 * kFp8PartBytes +
-            ptx::swizzled(pair, static_cast<uint32_t>(column % 8 * 16)));
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int page = 0; page < 4; ++page) {
-          const uint4& of = w[page / 2];
-          const uint32_t a[4] = {page % 2 == 0 ? of.x : of.z, 0, page % 2 == 0 ? of.y : of.w, 0};
-          ptx::mma_bf16(sum_[n], a, codes_to_bf16<kCodes01>(words[page]),
-                        codes_to_bf16<kCodes23>(words[page]));
-        }
-      }
+    for (int first = 0; first < kTilePages; first += 4) {
+      uint2 weights[4];
+      load_weights(shared_.weights, first, weights);
+      add_pages<kDim, kFp8, kTilePages>(values, first, weights, warp_ * Shape::kWarpColumns, sum_);
     }
   }
 
   // Scores of a tile become weights in shared memory; returns what the sums so far are multiplied with.
-  __device__ __forceinline__ float soften(const Item& item, int32_t tile, float (&score)[2][4]) {
+  __device__ __forceinline__ float soften(const Item& item, int32_t tile, PageScores& score) {
     const int g = lane_ / 4, t = lane_ % 4;
     const int32_t from = tile * kKeyTile;
-    float value_scale[4];
-#pragma unroll
-    for (int i = 0; i < 4 && kFp8; ++i) {
-      value_scale[i] = fp8_scale_of(value_scales_[i / 2] >> (i % 2 * 8) & 255u);
-    }
     if (from < item.sight.first || from + kKeyTile - 1 > item.sight.last) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int32_t position = from + warp_ * kBlockTokens + i / 2 * 8 + 2 * t + i % 2;
-        const bool seen = position >= item.sight.first && position <= item.sight.last;
-        if (!seen) score[i / 2][i % 2] = -INFINITY, value_scale[i] = 0.0f;
+        if (position < item.sight.first || position > item.sight.last) score.hide(i);
       }
     }
-    const float most = quad_max(fmaxf(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1])));
+    const float most = quad_max(fmaxf(fmaxf(score.of[0], score.of[1]), fmaxf(score.of[2], score.of[3])));
     if (t == 0) shared_.tops[g][warp_] = most;
     meet();  // all pages' largest are there
     const float4 low = *reinterpret_cast<const float4*>(&shared_.tops[g][0]),
@@ -363,15 +115,14 @@ class DecodeWalker {
     top_ = new_top;
     float w[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = exp2_of(score[i / 2][i % 2] - base);
+    for (int i = 0; i < 4; ++i) w[i] = exp2_of(score.of[i] - base);
     shared_.sums[warp_][lane_] = (w[0] + w[1]) + (w[2] + w[3]);
-    // Of an fp8 cache the products take positions 4t to 4t + 3 where they take 2t, 2t + 1, 2t + 8, 2t + 9.
-    const int at = warp_ * kBlockTokens + (kFp8 ? t / 2 * 2 + t % 2 * 8 : 2 * t);
-    auto* to = reinterpret_cast<uint32_t*>(shared_.weights + g * kWeightRow + at * 2);
+    auto* to =
+        reinterpret_cast<uint32_t*>(shared_.weights + g * kWeightRow + (warp_ * kBlockTokens + 2 * t) * 2);
 #pragma unroll
-    for (int i = 0; i < 4 && kFp8; ++i) w[i] *= value_scale[i];
+    for (int i = 0; i < 4 && kFp8; ++i) w[i] *= score.value_scale(i);
     to[0] = pack_bf16(w[0], w[1]);
-    to[kFp8 ? 2 : 4] = pack_bf16(w[2], w[3]);
+    to[4] = pack_bf16(w[2], w[3]);
     return by;
   }
 
@@ -380,14 +131,14 @@ class DecodeWalker {
   __device__ void walk(const Item& item, bool appends) {
     total_ = SpanMerge{};
 #pragma unroll
-    for (int n = 0; n < Shape::kColumns; ++n) total_sum_[n][0] = total_sum_[n][1] = 0.0f;
+    for (int n = 0; n < Shape::kWarpColumns; ++n) total_sum_[n][0] = total_sum_[n][1] = 0.0f;
     begin_span();
     const int32_t last_tile = item.past_tile - 1;
-    float score[2][4];
+    PageScores score;
     Place keys = place_;
     wait_full(keys);
-    if (appends && item.first_tile == last_tile) append<false>(item, slot(keys));
-    scores(slot(keys), score);
+    if (appends && item.first_tile == last_tile) new_token(item).template into_slot<false>(slot(keys));
+    page_scores<kTilePages>(query_, slot(keys), warp_, score);
     if (!appends || item.first_tile != last_tile) release(keys);
     for (int32_t tile = item.first_tile; tile <= last_tile; ++tile) {
       const Place values = place_.next(num_slots_);
@@ -395,22 +146,23 @@ class DecodeWalker {
       const bool more = tile < last_tile;
       if (appends && !more) {
         wait_full(values);
-        append<true>(item, slot(values));
+        new_token(item).template into_slot<true>(slot(values));
       }
       meet();               // weights, their sums and the new value are there
       Place next = values;  // keys of the next tile; without one, scores of whatever, which nobody reads
       if (more) {
         next = keys = values.next(num_slots_);
         wait_full(keys);
-        if (appends && tile + 1 == last_tile) append<false>(item, slot(keys));
+        if (appends && tile + 1 == last_tile) new_token(item).template into_slot<false>(slot(keys));
       }
       wait_full(values);
       scale_sums(by);
-      scores(slot(next), score);
+      page_scores<kTilePages>(query_, slot(next), warp_, score);
       add_values(slot(values));
       if (more && (!appends || tile + 1 != last_tile)) release(keys);
       if (appends && !more) {
-        store_appended(item, slot(keys), slot(values));
+        new_token(item).template into_cache<false>(p_.cache, block_, item.kv_head, slot(keys));
+        new_token(item).template into_cache<true>(p_.cache, block_, item.kv_head, slot(values));
         release(keys);
       }
       release(values);
@@ -423,7 +175,7 @@ class DecodeWalker {
     top_ = -INFINITY;
     weight_ = 0.0f;
 #pragma unroll
-    for (int n = 0; n < Shape::kColumns; ++n) {
+    for (int n = 0; n < Shape::kWarpColumns; ++n) {
       sum_[n][0] = sum_[n][1] = sum_[n][2] = sum_[n][3] = 0.0f;
     }
   }
@@ -433,7 +185,7 @@ class DecodeWalker {
     for (int i = 0; i < kWarps; ++i) w[i] = shared_.sums[i][lane_];
     weight_ = fmaf(weight_, by, ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7])));
 #pragma unroll
-    for (int n = 0; n < Shape::kColumns; ++n) sum_[n][0] *= by, sum_[n][1] *= by;
+    for (int n = 0; n < Shape::kWarpColumns; ++n) sum_[n][0] *= by, sum_[n][1] *= by;
   }
 
   __device__ float* partial_of(const Item& item, int32_t span) const {
@@ -452,7 +204,7 @@ class DecodeWalker {
     } else {
       float* mine = partial_of(item, item.span);
 #pragma unroll
-      for (int n = 0; n < Shape::kColumns; ++n) *sums_of(mine, n) = {sum_[n][0], sum_[n][1]};
+      for (int n = 0; n < Shape::kWarpColumns; ++n) *sums_of(mine, n) = {sum_[n][0], sum_[n][1]};
       if (warp_ == 0 && lane_ % 4 == 0) {
         mine[kMaxHeadGroup * kDim + g] = top_;
         mine[kMaxHeadGroup * (kDim + 1) + g] = weight;
@@ -472,7 +224,7 @@ class DecodeWalker {
   template <class Sums>
   __device__ __forceinline__ void add_sums(SpanMerge::Factors by, const Sums& sums) {
 #pragma unroll
-    for (int n = 0; n < Shape::kColumns; ++n) {
+    for (int n = 0; n < Shape::kWarpColumns; ++n) {
       const float2 other = sums(n);
       total_sum_[n][0] = by.merge(total_sum_[n][0], other.x);
       total_sum_[n][1] = by.merge(total_sum_[n][1], other.y);
@@ -502,12 +254,12 @@ class DecodeWalker {
               head = static_cast<int>(threadIdx.x) % kMaxHeadGroup;
     float top_before = -INFINITY;  // of `head`
     for (int32_t first = 0; first < spans; first += kBatch) {
-      float2 sums[kBatch][Shape::kColumns];
+      float2 sums[kBatch][Shape::kWarpColumns];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         float* from = partial_of(item, min(first + i, spans - 1));
 #pragma unroll
-        for (int n = 0; n < Shape::kColumns; ++n) sums[i][n] = __ldcg(sums_of(from, n));
+        for (int n = 0; n < Shape::kWarpColumns; ++n) sums[i][n] = __ldcg(sums_of(from, n));
       }
       float weight = 0.0f;
       if (mine < kBatch) {
@@ -549,9 +301,9 @@ class DecodeWalker {
     const float share = 1.0f / total_.weight;
     float* out = p_.out + (item.row * p_.cache.heads + head) * kDim + 2 * t;
 #pragma unroll
-    for (int n = 0; n < Shape::kColumns; ++n) {
-      *reinterpret_cast<float2*>(out + (warp_ * Shape::kColumns + n) * 8) = {total_sum_[n][0] * share,
-                                                                             total_sum_[n][1] * share};
+    for (int n = 0; n < Shape::kWarpColumns; ++n) {
+      *reinterpret_cast<float2*>(out + (warp_ * Shape::kWarpColumns + n) * 8) = {total_sum_[n][0] * share,
+                                                                                 total_sum_[n][1] * share};
     }
   }
 
@@ -560,15 +312,15 @@ class DecodeWalker {
   int32_t num_slots_;
   DecodeShared<kDim, kFp8>& shared_;
   const int warp_, lane_, group_;
-  Place place_, input_;       // of the next keys, and of the row
-  int32_t block_ = 0;         // of the new token
-  uint32_t value_scales_[2];  // of the scores' positions, two bytes each
-  float sink_;                // of head g
-  uint32_t query_[Shape::kSteps][2];
-  float top_, weight_;             // of head g, of the span; weight_ is this lane's share
-  float sum_[Shape::kColumns][4];  // [n][0..1]: head g, dimensions 2t, 2t + 1 of column n; the rest is zero
+  Place place_, input_;  // of the next keys, and of the row
+  int32_t block_ = 0;    // of the new token
+  float sink_;           // of head g
+  RowQuery<kDim, kFp8> query_;
+  float top_, weight_;  // of head g, of the span; weight_ is this lane's share
+  float sum_[Shape::kWarpColumns]
+            [4];  // [n][0..1]: head g, dimensions 2t, 2t + 1 of column n; the rest is zero
   SpanMerge total_;
-  float total_sum_[Shape::kColumns][2];
+  float total_sum_[Shape::kWarpColumns][2];
 };
 
 template <int kDim, bool kFp8>
@@ -624,21 +376,10 @@ void launch_as(const PackedAttention& op, cudaStream_t stream) {
                    stream, op, slots);
 }
 
-// with(kDim, kFp8) as types, for whichever kernel a cache needs.
-template <class With>
-auto with_shape(DType type, int32_t head_dim, With&& with) {
-  using Dim64 = std::integral_constant<int, 64>;
-  using Dim128 = std::integral_constant<int, 128>;
-  if (type == DType::kF8E4M3) {
-    return head_dim == 64 ? with(Dim64{}, std::true_type{}) : with(Dim128{}, std::true_type{});
-  }
-  return head_dim == 64 ? with(Dim64{}, std::false_type{}) : with(Dim128{}, std::false_type{});
-}
-
 }  // namespace
 
 bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim) {
-  const size_t bytes = with_shape(kv_type, head_dim, [](auto dim, auto fp8) {
+  const size_t bytes = with_row_shape(kv_type, head_dim, [](auto dim, auto fp8) {
     return shared_bytes<dim(), fp8()>(DecodeShape<dim(), fp8()>::kSlots);
   });
   return (kv_type == DType::kBF16 || kv_type == DType::kF8E4M3) && (head_dim == 64 || head_dim == 128) &&
@@ -655,8 +396,8 @@ size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t k
 void launch_packed_attention(const PackedAttention& op, cudaStream_t stream) {
   if (op.rows == 0) return;
   if (op.num_chunks > 0 && op.angles == nullptr) return launch_prompt_attention(op, stream);
-  with_shape(op.cache.type, op.cache.head_dim,
-             [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, stream); });
+  with_row_shape(op.cache.type, op.cache.head_dim,
+                 [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, stream); });
 }
 
 }  // namespace millrace::cuda

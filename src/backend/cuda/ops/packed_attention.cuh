@@ -92,18 +92,24 @@ struct TileSource {
   int kv_head;
   int32_t first_page, past;
 };
-template <int kDim, bool kValues>
-__device__ inline void bring_tile(const TileSource& from, int32_t tile, uint8_t* slot, uint64_t* full) {
+__device__ inline int32_t block_of_page(const TileSource& from, int32_t page) {
+  return page >= from.first_page && page * kBlockTokens < from.past ? from.table[page] : kNoBlock;
+}
+// kPages pages from `first` on, a tile's or fewer, into [64 dimensions][kPages] of a slot. block: of page
+// first + lane % kPages.
+template <int kDim, bool kValues, int kPages>
+__device__ inline void bring_pages(const TileSource& from, int32_t first, int32_t block, uint8_t* slot,
+                                   uint64_t* full) {
   constexpr int kParts = kDim / kPartDims;
-  const int lane = threadIdx.x % kWarpLanes, place = lane % kTilePages, part = lane / kTilePages;
-  const int32_t page = tile * kTilePages + place;
-  int32_t rows = min(max(from.past - page * kBlockTokens, 0), kBlockTokens), block = kNoBlock;
-  if (page >= from.first_page && rows > 0 && part < kParts) block = from.table[page];
-  if (block == kNoBlock) rows = 0;
+  static_assert(kParts * kPages <= kWarpLanes);
+  const int lane = threadIdx.x % kWarpLanes, place = lane % kPages, part = lane / kPages;
+  const int32_t page = first + place;
+  int32_t rows = min(max(from.past - page * kBlockTokens, 0), kBlockTokens);
+  if (block == kNoBlock || part >= kParts) rows = 0;
   if constexpr (kValues) {
     if (__any_sync(kAllLanes, part < kParts && rows < kBlockTokens)) {
-      for (int i = 0; i < kParts * kTilePages; ++i) {
-        uint8_t* to = slot + i / kTilePages * kTilePartBytes + i % kTilePages * kPagePartBytes;
+      for (int i = 0; i < kParts * kPages; ++i) {
+        uint8_t* to = slot + i * kPagePartBytes;
         const int begin = __shfl_sync(kAllLanes, rows, i) * ptx::kSwizzleRowBytes;
         for (int at = begin + 16 * lane; at < kPagePartBytes; at += 16 * kWarpLanes) {
           *reinterpret_cast<uint4*>(to + at) = uint4{0, 0, 0, 0};
@@ -120,28 +126,35 @@ __device__ inline void bring_tile(const TileSource& from, int32_t tile, uint8_t*
   if (rows == 0) return;
   const auto* keys = keys_of_block<__nv_bfloat16>(from.cache, block, from.kv_head) +
                      part * (kPagePartBytes / static_cast<int>(sizeof(__nv_bfloat16)));
-  ptx::bulk_copy_kept(slot + part * kTilePartBytes + place * kPagePartBytes,
-                      kValues ? keys + value_distance(from.cache) : keys, bytes, full);
+  ptx::bulk_copy_kept(slot + lane * kPagePartBytes, kValues ? keys + value_distance(from.cache) : keys, bytes,
+                      full);
+}
+template <int kDim, bool kValues>
+__device__ inline void bring_tile(const TileSource& from, int32_t tile, uint8_t* slot, uint64_t* full) {
+  const int32_t first = tile * kTilePages;
+  const int32_t block = block_of_page(from, first + static_cast<int32_t>(threadIdx.x % kTilePages));
+  bring_pages<kDim, kValues, kTilePages>(from, first, block, slot, full);
 }
 
 // The same of an fp8 cache: whole pages after one another, keys with their scales before them. Codes that
 // nobody stored are finite numbers, so nothing has to be zeros; scales are not looked at where a row does not
 // see.
-template <int kDim, bool kValues>
-__device__ inline void bring_fp8_tile(const TileSource& from, int32_t tile, uint8_t* slot, uint64_t* full) {
+template <int kDim, bool kValues, int kPages>
+__device__ inline void bring_fp8_pages(const TileSource& from, int32_t block, uint8_t* slot, uint64_t* full) {
   constexpr uint32_t kPageBytes = kValues ? fp8_value_bytes(kDim) : fp8_key_bytes(kDim);
   const int lane = threadIdx.x % kWarpLanes;
-  const int32_t page = tile * kTilePages + lane;
-  int32_t block = kNoBlock;
-  if (lane < kTilePages && page >= from.first_page && page * kBlockTokens < from.past) {
-    block = from.table[page];
-  }
+  if (lane >= kPages) block = kNoBlock;
   const uint32_t all = __popc(__ballot_sync(kAllLanes, block != kNoBlock)) * kPageBytes;
   if (lane == 0) ptx::barrier_arrive_expect(full, all);
   __syncwarp();
   if (block == kNoBlock) return;
   const Fp8Head head = fp8_head(from.cache, block, from.kv_head);
   ptx::bulk_copy_kept(slot + lane * kPageBytes, kValues ? head.values : head.scales, kPageBytes, full);
+}
+template <int kDim, bool kValues>
+__device__ inline void bring_fp8_tile(const TileSource& from, int32_t tile, uint8_t* slot, uint64_t* full) {
+  const int32_t page = tile * kTilePages + static_cast<int32_t>(threadIdx.x % kTilePages);
+  bring_fp8_pages<kDim, kValues, kTilePages>(from, block_of_page(from, page), slot, full);
 }
 
 }  // namespace millrace::cuda

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "backend/cuda/ops/packed_attention.cuh"
+#include "backend/cuda/ops/packed_attention_row.cuh"
 
 namespace millrace::cuda {
 
@@ -12,27 +12,20 @@ inline constexpr int kWarps = kTilePages;  // that multiply
 inline constexpr int kMultiplyThreads = kWarps * kWarpLanes;
 inline constexpr int kThreads = kMultiplyThreads + 2 * kWarpLanes;
 inline constexpr int kRingBytes = 96 * 1024;
-inline constexpr int kWeightRow =
-    kKeyTile * 2 + 16;  // bytes between heads: eight rows lie in different banks
 
 template <int kDim, bool kFp8>
-struct DecodeShape {
-  static constexpr int kParts = kDim / kPartDims;
-  static constexpr int kSteps = kDim / 16;              // products of 16 dimensions in a score
-  static constexpr int kColumns = kDim / (8 * kWarps);  // products of 8 dimensions in a warp's values
-  static constexpr int kSlotBytes = kFp8 ? kTilePages * fp8_key_bytes(kDim) : kParts * kTilePartBytes;
-  static constexpr int kSlots = kRingBytes / kSlotBytes;  // at most
+struct DecodeShape : RowShape<kDim, kFp8> {
+  static constexpr int kSlots = kRingBytes / RowShape<kDim, kFp8>::kSlotBytes;  // at most
+  static constexpr int kWarpColumns = RowShape<kDim, kFp8>::kColumns / kWarps;  // of the values, a warp's
   static constexpr int kQueryPad = kFp8 ? 16 : 8;  // floats between heads: lanes of a load meet no bank twice
-  static constexpr int kPartialFloats = kMaxHeadGroup * (kDim + 2);  // of a span: sums, maxima, weights
-  static constexpr int kBatch = 24 / kColumns;  // spans asked for at once when they are added up
+  static constexpr int kBatch = 24 / kWarpColumns;  // spans asked for at once when they are added up
 };
 
 // What a row brings: its queries, and with angles the key and value to be stored.
 template <int kDim, bool kFp8>
 struct RowInput {
   float query[kMaxHeadGroup][kDim + DecodeShape<kDim, kFp8>::kQueryPad];
-  float key[kDim], value[kDim];
-  float2 turns[kDim / 2];
+  NewRow<kDim> added;
 };
 inline constexpr int kInputs = 2;
 
@@ -47,58 +40,6 @@ struct DecodeShared {  // behind the slots
   float span_tops[Shape::kBatch][kMaxHeadGroup];
   float3 merges[Shape::kBatch][kMaxHeadGroup];  // factors, and the span's weight
   int32_t last;
-};
-
-// A place in the ring of slots: keys and values of tile after tile, in turn.
-struct Place {
-  int32_t slot = 0;
-  uint32_t phase = 0;
-  __device__ Place next(int32_t slots) const {
-    return slot + 1 == slots ? Place{0, phase ^ 1u} : Place{slot + 1, phase};
-  }
-};
-
-struct Item {
-  int64_t row;
-  int kv_head;
-  Sight sight;
-  int32_t span;  // of the row, or -1: all of them
-  int32_t first_tile, past_tile;
-  const int32_t* table;
-};
-
-// The items of all CTAs: spans outermost, so that rows that have fewer leave no gaps in the middle. What they
-// are read from was there before the step.
-struct Items {
-  const PackedAttention& p;
-  bool whole;  // rows
-  int32_t count, rows_and_heads;
-
-  __device__ explicit Items(const PackedAttention& op)
-      : p(op), whole(op.partial == nullptr), rows_and_heads(op.rows * op.cache.kv_heads) {
-    count = whole ? rows_and_heads : rows_and_heads * op.max_spans;
-  }
-  // False: the row has no such span.
-  __device__ bool at(int32_t i, Item& item) const {
-    const int32_t span = i / rows_and_heads, in_span = i - span * rows_and_heads;
-    item.row = in_span / p.cache.kv_heads;
-    item.kv_head = in_span - static_cast<int32_t>(item.row) * p.cache.kv_heads;
-    // With angles every sequence has one row.
-    const int64_t sequence = p.angles != nullptr ? item.row : p.cache.sequence_of[item.row];
-    const int32_t position = p.cache.positions[item.row], start = p.cache.table_starts[sequence];
-    item.table = p.cache.tables + start;
-    item.sight = sight_of(position, p.op.window);
-    const int32_t spans = item.sight.spans(), absolute = item.sight.first_span() + span;
-    if (span >= spans) return false;
-    item.span = whole || spans == 1 ? -1 : span;
-    item.first_tile = item.sight.first_tile();
-    item.past_tile = item.sight.past_tile();
-    if (item.span >= 0) {
-      item.first_tile = max(item.first_tile, absolute * kSpanTiles);
-      item.past_tile = min(item.past_tile, (absolute + 1) * kSpanTiles);
-    }
-    return true;
-  }
 };
 
 // One warp. With angles, the row's own key and value are not in the cache yet.
@@ -152,11 +93,11 @@ __device__ void bring_inputs(const PackedAttention& p, DecodeShared<kDim, kFp8>&
                           p.query + (item.row * p.cache.heads + item.kv_head * group + lane) * kDim,
                           kRowBytes, full);
     } else if (lane == group && extra > 0) {
-      ptx::bulk_copy_kept(to.key, p.key + kv_row, kRowBytes, full);
+      ptx::bulk_copy_kept(to.added.key, p.key + kv_row, kRowBytes, full);
     } else if (lane == group + 1 && extra > 0) {
-      ptx::bulk_copy_kept(to.value, p.value + kv_row, kRowBytes, full);
+      ptx::bulk_copy_kept(to.added.value, p.value + kv_row, kRowBytes, full);
     } else if (lane == group + 2 && extra > 0) {
-      ptx::bulk_copy_kept(to.turns, p.angles + item.row * (kDim / 2), kRowBytes, full);
+      ptx::bulk_copy_kept(to.added.turns, p.angles + item.row * (kDim / 2), kRowBytes, full);
     }
     place = place.next(kInputs);
   }
