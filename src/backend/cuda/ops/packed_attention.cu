@@ -7,7 +7,8 @@
 // values, an item ahead. Eight warps multiply: of a tile's scores each has one page of 16 positions; largest
 // scores, weights and their sums are exchanged through shared memory; of the values each has an eighth of the
 // dimensions, so that the chain over positions stays in order. The next tile's scores are computed beside
-// that chain. Spans that lie in different CTAs are added up in order by the last to arrive.
+// that chain. Spans that lie in different CTAs are added up in order by the last to arrive. Where there are
+// more of them than CTAs fit the GPU, packed_attention_spans.cu has them.
 //
 // A cache of fp8 (kv_fp8.cuh) comes as it is, twice as many tiles ahead; codes become bf16 on the way to the
 // products, scores and weights are multiplied with the scales.
@@ -396,6 +397,10 @@ size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t k
 void launch_packed_attention(const PackedAttention& op, cudaStream_t stream) {
   if (op.rows == 0) return;
   if (op.num_chunks > 0 && op.angles == nullptr) return launch_prompt_attention(op, stream);
+  // More spans than CTAs fit the GPU: a warp each, then. Fewer are done sooner by all warps of a CTA.
+  if (op.partial != nullptr && int64_t{op.rows} * op.cache.kv_heads * op.max_spans > 2 * multiprocessors()) {
+    return launch_packed_spans(op, stream);
+  }
   with_row_shape(op.cache.type, op.cache.head_dim,
                  [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, stream); });
 }

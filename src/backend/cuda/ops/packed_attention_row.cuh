@@ -1,6 +1,6 @@
-// Attention of single rows: what a warp does with a row and a tile of the cache, for packed_attention.cu. A
-// lane is (g, t) = (lane / 4, lane % 4): head g of the KV head's group, and positions or dimensions 2t and 2t
-// + 1 of each 8.
+// Attention of single rows: what a warp does with a row and a tile of the cache, for both kernels
+// (packed_attention.cu, packed_attention_spans.cu). A lane is (g, t) = (lane / 4, lane % 4): head g of the KV
+// head's group, and positions or dimensions 2t and 2t + 1 of each 8.
 #pragma once
 
 #include <type_traits>
@@ -100,6 +100,9 @@ auto with_row_shape(DType type, int32_t head_dim, With&& with) {
   }
   return head_dim == 64 ? with(Dim64{}, std::false_type{}) : with(Dim128{}, std::false_type{});
 }
+
+// Attention of rows whose spans lie side by side.
+void launch_packed_spans(const PackedAttention& op, cudaStream_t stream);
 
 // ---------------------------------------------------------------- the query
 

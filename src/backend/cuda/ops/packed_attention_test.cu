@@ -20,6 +20,7 @@
 #include "backend/cuda/gpu_test.h"
 #include "backend/cuda/ops/kv_fp8.cuh"
 #include "backend/cuda/ops/ops.h"
+#include "backend/cuda/ops/packed_attention_row.cuh"
 #include "backend/cuda/ops/wide.h"
 #include "base/paging.h"
 
@@ -165,6 +166,9 @@ struct Problem {
   }
 };
 
+// How the spans of single rows are walked: by one CTA, by many, or by a warp each, however few they are.
+enum class Spans { kInTurn, kSideBySide, kWarpEach };
+
 // On the device, with an output that is NaN until somebody writes it.
 struct Device {
   const Problem& p;
@@ -221,12 +225,16 @@ struct Device {
     a.num_chunks = num_chunks;
     return a;
   }
-  std::vector<float> run(PackedAttention a, bool side_by_side) const {
+  std::vector<float> run(PackedAttention a, Spans spans) const {
     const DeviceBuffer out =
         on_device(std::vector<float>(p.query.size(), std::numeric_limits<float>::quiet_NaN()));
     a.out = out.as<float>();
-    a.partial = side_by_side ? partial.as<float>() : nullptr;
-    launch_packed_attention(a, nullptr);
+    a.partial = spans == Spans::kInTurn ? nullptr : partial.as<float>();
+    if (spans == Spans::kWarpEach) {
+      launch_packed_spans(a, nullptr);
+    } else {
+      launch_packed_attention(a, nullptr);
+    }
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
     return from_device<float>(out);
   }
@@ -324,20 +332,21 @@ void every_feature_and_cut(const Shape& shape, bool fp8) {
       Problem p({shape.heads, shape.kv_heads, shape.dim, window, sinks, ragged(), fp8});
       p.fill_cache(true);
       const Device single(p);
-      const std::vector<float> in_turn = single.run(single.op(), false);
+      const std::vector<float> in_turn = single.run(single.op(), Spans::kInTurn);
       expect_right(p, in_turn, 7);
       if (::testing::Test::HasFatalFailure()) return;
       if (fp8) {
         const Device wide(p, 0, true);
-        expect_same(in_turn, wide.run(wide.op(), false), p, "the same numbers as bf16");
+        expect_same(in_turn, wide.run(wide.op(), Spans::kInTurn), p, "the same numbers as bf16");
         if (::testing::Test::HasFatalFailure()) return;
       }
-      expect_same(single.run(single.op(), true), in_turn, p, "spans side by side");
+      expect_same(single.run(single.op(), Spans::kSideBySide), in_turn, p, "spans side by side");
+      expect_same(single.run(single.op(), Spans::kWarpEach), in_turn, p, "a warp for each span");
       if (!has_wgmma()) continue;
       const int32_t most = prompt_chunk_tokens(shape.heads, shape.kv_heads, shape.dim);
       for (const int32_t tokens : {most, 5}) {
         const Device chunks(p, std::min(tokens, most));
-        expect_same(chunks.run(chunks.op(), false), in_turn, p, "prompt kernel");
+        expect_same(chunks.run(chunks.op(), Spans::kInTurn), in_turn, p, "prompt kernel");
         if (::testing::Test::HasFatalFailure()) return;
       }
     }
@@ -376,14 +385,14 @@ void append_on_the_way(const Shape& shape, bool fp8) {
     const Device apart(p);
     launch_rope_append_kv(apart.op().cache, rope, angles.as<const float2>(), p.rows, apart.query.as<float>(),
                           apart.key.as<float>(), apart.value.as<float>(), nullptr);
-    const std::vector<float> want = apart.run(apart.op(), false);
+    const std::vector<float> want = apart.run(apart.op(), Spans::kInTurn);
     const auto pool = from_device<uint8_t>(apart.pool);
-    for (const bool side_by_side : {false, true}) {
+    for (const Spans spans : {Spans::kInTurn, Spans::kSideBySide, Spans::kWarpEach}) {
       const Device fused(p);
       PackedAttention op = fused.op();
       op.angles = angles.as<const float2>();
       op.interleaved = interleaved;
-      expect_same(fused.run(op, side_by_side), want, p, "appended on the way");
+      expect_same(fused.run(op, spans), want, p, "appended on the way");
       EXPECT_TRUE(from_device<uint8_t>(fused.pool) == pool) << "the caches differ";
       if (::testing::Test::HasFatalFailure()) return;
     }
@@ -407,6 +416,25 @@ TEST_P(PackedAttentionTest, AppendingOnTheWayToFp8) {
   append_on_the_way(GetParam(), true);
 }
 
+// More spans than are added up at once, and some of which other CTAs have several.
+TEST(PackedAttention, OneLongRow) {
+  SKIP_WITHOUT_BULK_COPIES();
+  for (const bool fp8 : {false, true}) {
+    Problem p({16, 2, 64, 0, true, {{20000, 1}, {9, 1}, {12345, 1}}, fp8});
+    p.fill_cache(true);
+    const Device single(p);
+    const std::vector<float> in_turn = single.run(single.op(), Spans::kInTurn);
+    expect_right(p, in_turn, 1);
+    expect_same(single.run(single.op(), Spans::kSideBySide), in_turn, p, "side by side");
+    for (int i = 0; i < 3; ++i) {
+      expect_same(single.run(single.op(), Spans::kWarpEach), in_turn, p, "a warp for each span");
+    }
+    if (::testing::Test::HasFatalFailure() || !has_wgmma()) return;
+    const Device chunks(p, 1);
+    expect_same(chunks.run(chunks.op(), Spans::kInTurn), in_turn, p, "prompt kernel");
+  }
+}
+
 // A head that is not finite stays visible, whichever kernel looks at it.
 TEST(PackedAttentionFp8, ADamagedHeadMakesItsRowsNaN) {
   SKIP_WITHOUT_BULK_COPIES();
@@ -416,10 +444,10 @@ TEST(PackedAttentionFp8, ADamagedHeadMakesItsRowsNaN) {
     for (int32_t d = 0; d < 64; ++d) *p.code_of(0, 33, 0, d, in_value) = 0;
     *p.scale_of(0, 33, 0, in_value) = kFp8NotFinite;
     const Device single(p);
-    for (const float x : single.run(single.op(), false)) ASSERT_TRUE(std::isnan(x));
+    for (const float x : single.run(single.op(), Spans::kInTurn)) ASSERT_TRUE(std::isnan(x));
     if (!has_wgmma()) continue;
     const Device chunks(p, 8);
-    for (const float x : chunks.run(chunks.op(), false)) ASSERT_TRUE(std::isnan(x));
+    for (const float x : chunks.run(chunks.op(), Spans::kInTurn)) ASSERT_TRUE(std::isnan(x));
   }
 }
 
