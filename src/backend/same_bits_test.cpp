@@ -1,8 +1,9 @@
 // "Same bits": the logits of the cpu backend do not depend on how a prompt was cut, what else was in the
 // batch or the number of threads; nor on the instruction set, but for MXFP4 in `amx`, whose activations have
-// scales of their own there. A small model with every operation, a windowed and a full layer, dense and
-// expert blocks and mixed weight types is run each way and its logits compared bit by bit; and with
-// `reference`, coarsely, so that equal nonsense does not pass.
+// scales of their own there, and attention by tiles (heads of 32 dimensions and more, which this model lacks
+// and that of same_bits_decode_test.cpp has). A small model with every operation, a windowed and a full
+// layer, dense and expert blocks and mixed weight types is run each way and its logits compared bit by bit;
+// and with `reference`, coarsely, so that equal nonsense does not pass.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

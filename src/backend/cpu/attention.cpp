@@ -192,7 +192,7 @@ void CpuExecutor::visible(const Attend& op, const QueryTile& tile, int64_t span,
   }
 }
 
-// The blocks of the first tile of a span that `head` sees, as seen with the offsets of `from_head`.
+// The blocks of the first two tiles of a span that `head` sees, as seen with the offsets of `from_head`.
 void CpuExecutor::first_blocks(const Attend& op, const SpanTask& task, int from_head,
                                const uint8_t** blocks) const {
   const SequenceSlice& s = batch_.sequences[task.tile->sequence];
@@ -201,7 +201,7 @@ void CpuExecutor::first_blocks(const Attend& op, const SpanTask& task, int from_
   const int32_t begin =
       std::max(static_cast<int32_t>(task.span * kSpanTokens), op.window > 0 ? position - op.window + 1 : 0);
   const int32_t first = begin / kTileTokens * (kTileTokens / kBlockTokens);
-  for (int32_t b = 0; b < kTileTokens / kBlockTokens; ++b) {
+  for (int32_t b = 0; b < 2 * kTileTokens / kBlockTokens; ++b) {
     if ((first + b) * kBlockTokens > position || (first + b + 1) * kBlockTokens <= begin) continue;
     blocks[b] = place.pool + s.tables[spec_.layers[op.layer].group][first + b] * place.block_bytes +
                 (task.kv_head - from_head) * place.head_bytes;

@@ -2,7 +2,7 @@
 // chosen once at start (features.h). Nothing above this header knows an instruction.
 //
 // Same bits. Every table computes the same numbers, bit for bit (same_bits_test.cpp compares them), but for
-// the last point:
+// the last two points:
 //   - A sum over float products has 16 lanes, lane j takes the elements i = j mod 16 in order, each by a
 //     fused multiply-add; the lanes are then added as a tree: 8 pairs (j, j + 8), 4 pairs (j, j + 4),
 //     (j, j + 2), (0, 1).
@@ -19,6 +19,8 @@
 //     addition of it: what a bf16 tile does when it sums over all columns. So int8 kernels (few rows) and
 //     bf16 tiles (many) give the same bits, as long as nothing is subnormal: activations below 2^-60 count as
 //     zero. Such products have bits of their own, different from those of the other tables.
+//   - Attention over a BF16 cache with heads of a multiple of 32 dimensions goes through bf16 tiles in `amx`
+//     (kernels_attention_amx.h): queries and weights as two bf16 numbers each, sums in the tiles' order.
 // An output depends on its row of weights and its row of activations only, never on the tile it was computed
 // in: for a given table the bits are the same for any batch, chunking and number of threads.
 //
@@ -162,9 +164,9 @@ struct AttendSpan {
   float* sum;      // [rows]
   float* values;   // [rows][padded_dim]
   float* scores;   // scratch: [rows][kTileTokens + kLanes]
-  // Blocks of the first tile that this thread attends to afterwards, moved so that these offsets lead to its
-  // head; and whether this span's first tile was asked for so.
-  const uint8_t* after[kTileTokens / kLanes] = {};
+  // Blocks of the first two tiles that this thread attends to afterwards, moved so that these offsets lead to
+  // their head; and whether this span's first tiles were asked for so.
+  const uint8_t* after[2 * kTileTokens / kLanes] = {};
   bool asked = false;
 };
 using AttendFn = void (*)(const AttendSpan& span);

@@ -14,6 +14,7 @@ struct Tile {
   const uint8_t* block[kTileTokens / kLanes];
   const uint8_t* next[kTileTokens / kLanes];  // blocks of the tile behind, to be asked for; or this one's
   const uint8_t* far[kTileTokens / kLanes];   // of the tile behind that
+  bool cold = false;                          // the first of a span that nobody asked for
 };
 
 // How a cache is read: key() gives dimension d of a block's 16 tokens, value() dimensions [c, c + 16) of one.
@@ -278,45 +279,63 @@ void attend_tile(const AttendSpan& s, const Tile& tile) {
   }
 }
 
-template <class Kv>
-void attend(const AttendSpan& s) {
-  int32_t first = INT32_MAX, last = 0;
+// Rows that see something of the span begin with nothing.
+inline void begin_rows(const AttendSpan& s) {
   for (int r = 0; r < s.rows; ++r) {
     if (s.first[r] >= s.last[r]) continue;
-    first = s.first[r] < first ? s.first[r] : first;
-    last = s.last[r] > last ? s.last[r] : last;
     s.largest[r] = -__builtin_inff();
     Simd::store(s.scores + r * static_cast<int64_t>(kTileTokens + kLanes) + kTileTokens, Simd::zero());
     for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
       Simd::store(s.values + r * static_cast<int64_t>(s.padded_dim) + c, Simd::zero());
     }
   }
+}
+inline void end_rows(const AttendSpan& s) {
+  for (int r = 0; r < s.rows; ++r) {
+    if (s.first[r] >= s.last[r]) continue;
+    s.sum[r] = Simd::sum(Simd::load(s.scores + r * static_cast<int64_t>(kTileTokens + kLanes) + kTileTokens));
+  }
+}
+
+// attend_one(tile) for the tiles of a span, in order.
+template <class AttendOne>
+[[gnu::always_inline]] inline void each_tile(const AttendSpan& s, const AttendOne& attend_one) {
+  int32_t first = INT32_MAX, last = 0;
+  for (int r = 0; r < s.rows; ++r) {
+    if (s.first[r] >= s.last[r]) continue;
+    first = s.first[r] < first ? s.first[r] : first;
+    last = s.last[r] > last ? s.last[r] : last;
+  }
+  const int32_t end = (last + kTileTokens - 1) / kTileTokens * kTileTokens;
   for (int32_t start = first / kTileTokens * kTileTokens; start < last; start += kTileTokens) {
     Tile tile{start, clip(first - start) / kLanes, (clip(last - start) + kLanes - 1) / kLanes, {}, {}, {}};
+    tile.cold = start <= first && !s.asked;
     // The next tiles' blocks lie elsewhere in the pool: ask for them while this one is computed. Where a core
     // is fast, its loops do so, a line at a time: all at once they would keep its own loads waiting.
     constexpr int32_t kBlocks = kTileTokens / kLanes;
     for (int32_t b = 0; b < kBlocks; ++b) {
-      const uint8_t* after = s.after[b];  // of the span
-      const auto block = [&](int32_t tiles) {
-        const int32_t at = start / kLanes + tiles * kBlocks + b;
-        if (at * kLanes < last) return s.pool + s.table[at] * s.block_bytes;
-        return after != nullptr && tiles > 0 && start + (tiles - 1) * kTileTokens < last ? after : nullptr;
+      const auto block = [&](int32_t tiles) -> const uint8_t* {
+        const int32_t at = start + tiles * kTileTokens + b * kLanes;
+        if (at < last) return s.pool + s.table[at / kLanes] * s.block_bytes;
+        return at < end ? nullptr : s.after[(at - end) / kLanes];  // behind the span
       };
-      const uint8_t *next = block(1), *far = block(2);
+      const uint8_t *next = block(1), *far = kAtOnce > 1 ? block(2) : nullptr;
       if (kAtOnce == 1 && next != nullptr) ask_block(s, next);
       if (b < tile.lo || b >= tile.hi) continue;
       tile.block[b] = block(0);
       tile.next[b] = next != nullptr ? next : tile.block[b];
       tile.far[b] = far != nullptr ? far : tile.block[b];
     }
-    if (kAtOnce > 1 && start <= first && !s.asked) {
+    if (kAtOnce > 1 && tile.cold) {
       for (int32_t b = tile.lo; b < tile.hi; ++b) ask_block(s, tile.block[b]);
     }
-    attend_tile<Kv>(s, tile);
+    attend_one(tile);
   }
-  for (int r = 0; r < s.rows; ++r) {
-    if (s.first[r] >= s.last[r]) continue;
-    s.sum[r] = Simd::sum(Simd::load(s.scores + r * static_cast<int64_t>(kTileTokens + kLanes) + kTileTokens));
-  }
+}
+
+template <class Kv>
+void attend(const AttendSpan& s) {
+  begin_rows(s);
+  each_tile(s, [&](const Tile& tile) { attend_tile<Kv>(s, tile); });
+  end_rows(s);
 }

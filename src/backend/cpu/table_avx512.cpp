@@ -33,6 +33,8 @@ using V16 = Simd::V16;
 //
 #include "backend/cpu/kernels_attention.h"
 //
+#include "backend/cpu/kernels_attention_amx.h"
+//
 #include "backend/cpu/kernels_table.h"
 
 constexpr KernelTable make_wide_table(const char* name) {
@@ -63,6 +65,7 @@ constexpr KernelTable make_amx_table() {
   table.matmul[static_cast<int>(Format::kMXFP4Split)] = tile_matmul<FormatMXFP4Split>;
   table.tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
   table.tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
+  table.attend[static_cast<int>(KvType::kBF16)] = attend_by_tiles;
   table.quantize_binary = quantize_binary;
   table.to_tiles = to_tiles;
   table.to_tile_group = to_tile_group;

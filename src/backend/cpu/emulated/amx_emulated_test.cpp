@@ -32,6 +32,10 @@ using V16 = Simd::V16;
 #include "backend/cpu/kernels_amx.h"
 //
 #include "backend/cpu/kernels_amx_bf16.h"
+//
+#include "backend/cpu/kernels_attention.h"
+//
+#include "backend/cpu/kernels_attention_amx.h"
 
 constexpr int64_t kBlockSize = sizeof(ActivationBlock);
 
@@ -181,6 +185,135 @@ TEST(AmxEmulated, AGroupBecomesTilesAsItsRowsDo) {
   }
   to_tile_group(rows, 640, got.data());
   EXPECT_EQ(got, want);
+}
+
+// One layer's cache of one KV head, its blocks in any order, and rows of queries that see parts of it.
+struct AttentionCase {
+  AttentionCase(int32_t head_dim, int32_t tokens, std::mt19937& random) : dim(head_dim) {
+    std::normal_distribution<float> normal;
+    const int32_t blocks = (tokens + kLanes - 1) / kLanes, words = kLanes * dim;
+    for (int32_t b = 0; b < blocks; ++b) table.push_back(b);
+    std::shuffle(table.begin(), table.end(), random);
+    pool.resize(static_cast<size_t>(2 * blocks * words + 32), 0x7fc1);  // what nobody has written: NaN
+    for (int32_t t = 0; t < tokens; ++t) {
+      uint16_t* block = pool.data() + int64_t{2} * table[static_cast<size_t>(t / kLanes)] * words;
+      for (int32_t d = 0; d < dim; ++d) {
+        const auto bits = [&] { return static_cast<uint16_t>(emulated::as<uint32_t>(normal(random)) >> 16); };
+        block[d * kLanes + t % kLanes] = bits();
+        block[words + t % kLanes * dim + d] = bits();
+      }
+    }
+  }
+  uint16_t& value(int32_t token, int32_t d) {
+    return pool[static_cast<size_t>((2 * table[static_cast<size_t>(token / kLanes)] + 1) * kLanes * dim +
+                                    token % kLanes * dim + d)];
+  }
+  void add_row(int32_t from, int32_t to, std::mt19937& random) {
+    std::normal_distribution<float> normal;
+    first.push_back(from);
+    last.push_back(to);
+    for (int32_t d = 0; d < dim; ++d) queries.push_back(normal(random));
+  }
+
+  struct Result {
+    std::vector<float> largest, sum, values;
+  };
+  // Rows [row, row + count).
+  Result run(AttendFn kernel, size_t row, size_t count) const {
+    Result r{std::vector<float>(count, -7.0f), std::vector<float>(count, -7.0f),
+             std::vector<float>(count * static_cast<size_t>(dim), -7.0f)};
+    std::vector<float> scores(count * (kTileTokens + kLanes), std::numeric_limits<float>::quiet_NaN());
+    std::vector<const float*> query;
+    for (size_t i = 0; i < count; ++i) query.push_back(queries.data() + (row + i) * static_cast<size_t>(dim));
+    AttendSpan s{};
+    s.pool = reinterpret_cast<const uint8_t*>(pool.data());
+    s.head_bytes = kLanes * dim * 2;
+    s.block_bytes = 2 * s.head_bytes;
+    s.table = table.data();
+    s.value_offset = s.head_bytes;
+    s.head_dim = s.padded_dim = dim;
+    s.rows = static_cast<int32_t>(count);
+    s.query = query.data();
+    s.first = first.data() + row;
+    s.last = last.data() + row;
+    s.scale = 0.125f;
+    s.largest = r.largest.data();
+    s.sum = r.sum.data();
+    s.values = r.values.data();
+    s.scores = scores.data();
+    kernel(s);
+    return r;
+  }
+
+  int32_t dim;
+  std::vector<int32_t> table, first, last;
+  std::vector<uint16_t> pool;
+  std::vector<float> queries;
+};
+
+AttentionCase some_attention(int32_t dim, std::mt19937& random) {
+  constexpr int32_t kSeen = 203;
+  AttentionCase c(dim, kSeen, random);
+  for (int32_t r = 0; r < 8; ++r) c.add_row(0, kSeen - 3 + r / 4, random);
+  for (const auto& [from, to] : {std::pair{0, 1},
+                                 {70, 203},
+                                 {15, 17},
+                                 {64, 128},
+                                 {63, 65},
+                                 {5, 5},
+                                 {190, 203},
+                                 {37, 38},
+                                 {16, 48},
+                                 {0, 203},
+                                 {100, 180}}) {
+    c.add_row(from, to, random);
+  }
+  return c;
+}
+
+TEST(AmxEmulated, AttentionByTilesIsNearThatOfVectors) {
+  std::mt19937 random(4);
+  for (const int32_t dim : {64, 32, 96, 128}) {
+    const AttentionCase c = some_attention(dim, random);
+    const size_t rows = c.first.size(), dims = static_cast<size_t>(dim);
+    const auto got = c.run(attend_by_tiles, 0, rows), want = c.run(attend<KvFloat<LoadBF16>>, 0, rows);
+    for (size_t r = 0; r < rows; ++r) {
+      EXPECT_NEAR(got.largest[r], want.largest[r], 1e-4f) << "row " << r << " of " << dim;
+      EXPECT_NEAR(got.sum[r], want.sum[r], 2e-4f * std::abs(want.sum[r])) << "row " << r << " of " << dim;
+      for (size_t d = 0; d < dims; ++d) {
+        ASSERT_NEAR(got.values[r * dims + d], want.values[r * dims + d], 4e-4f * std::abs(want.sum[r]))
+            << "row " << r << ", dimension " << d << " of " << dim;
+      }
+    }
+  }
+}
+
+TEST(AmxEmulated, ARowOfAttentionHasTheSameBitsAmongOthers) {
+  std::mt19937 random(5);
+  AttentionCase c = some_attention(64, random);
+  const size_t rows = c.first.size();
+  const auto compare = [&] {
+    const auto all = c.run(attend_by_tiles, 0, rows);
+    for (size_t r = 0; r < rows; ++r) {
+      const auto alone = c.run(attend_by_tiles, r, 1);
+      ASSERT_EQ(std::memcmp(&all.largest[r], alone.largest.data(), 4), 0) << "row " << r;
+      ASSERT_EQ(std::memcmp(&all.sum[r], alone.sum.data(), 4), 0) << "row " << r;
+      ASSERT_EQ(std::memcmp(&all.values[r * 64], alone.values.data(), 256), 0) << "row " << r;
+    }
+  };
+  compare();
+  // A token's value that is no number reaches the rows that see it, and no other.
+  c.value(66, 5) = 0x7fc0;
+  c.value(101, 40) = 0x7f80;
+  compare();
+  const auto all = c.run(attend_by_tiles, 0, rows);
+  for (size_t r = 0; r < rows; ++r) {
+    const auto sees = [&](int32_t token) { return c.first[r] <= token && token < c.last[r]; };
+    for (size_t d = 0; d < 64; ++d) {
+      ASSERT_EQ(std::isnan(all.values[r * 64 + d]), d == 5 && sees(66)) << "row " << r << ", dimension " << d;
+      ASSERT_EQ(std::isinf(all.values[r * 64 + d]), d == 40 && sees(101)) << "row " << r;
+    }
+  }
 }
 
 }  // namespace
