@@ -209,18 +209,20 @@ void CpuExecutor::first_blocks(const Attend& op, const SpanTask& task, int from_
 }
 
 void CpuExecutor::attend_span(const Attend& op, const SpanTask& task, const SpanTask* after, bool asked,
-                              const Partial& out, int thread) {
-  const auto& [tile_at, kv_head, span] = task;
+                              const Partial& out, int64_t head_rows, int thread) {
+  const auto& [tile_at, kv_head, span, heads] = task;
   const QueryTile& tile = *tile_at;
   const ThreadScratch& own_scratch = work_->threads[thread];
   const SequenceSlice& s = batch_.sequences[tile.sequence];
   const KvPlace place = place_of(op.layer);
   visible(op, tile, span, own_scratch.first, own_scratch.last);
-  const int64_t first_head = static_cast<int64_t>(kv_head) * work_->group_size;
-  for (int32_t i = 0; i < tile.num_tokens; ++i) {
-    const float* q = work_->query + (s.first_row + tile.first_token + i) * work_->query_cols;
-    for (int32_t g = 0; g < work_->group_size; ++g) {
-      own_scratch.query[i * work_->group_size + g] = q + (first_head + g) * spec_.head_dim;
+  const float** query = own_scratch.query;
+  for (int h = kv_head; h < kv_head + heads; ++h) {
+    for (int32_t i = 0; i < tile.num_tokens; ++i) {
+      const float* q = work_->query + (s.first_row + tile.first_token + i) * work_->query_cols;
+      for (int32_t g = 0; g < work_->group_size; ++g) {
+        *query++ = q + (static_cast<int64_t>(h) * work_->group_size + g) * spec_.head_dim;
+      }
     }
   }
   AttendSpan args;
@@ -242,6 +244,8 @@ void CpuExecutor::attend_span(const Attend& op, const SpanTask& task, const Span
   args.values = out.values;
   args.scores = own_scratch.scores;
   args.asked = asked;
+  args.heads = heads;
+  args.head_rows = head_rows;
   if (after != nullptr) first_blocks(op, *after, kv_head, args.after);
   kernels_.attend[kv_kernel(spec_.kv_type)](args);
 }
@@ -352,7 +356,7 @@ void CpuExecutor::attend_planned(const Attend& op) {
         for (int64_t span = first; span < last; ++span) {
           const SpanTask after{&tile, kv_head, span + 1};
           attend_span(op, {&tile, kv_head, span}, span + 1 < last ? &after : nullptr, span > first, mine.part,
-                      thread);
+                      0, thread);
           merge_span({0, rows_of(tile)}, mine.part, mine.total, mine.first, mine.last, span == first);
         }
         finish(op, tile, {0, rows_of(tile)}, kv_head, mine.total);
@@ -365,18 +369,23 @@ void CpuExecutor::attend_planned(const Attend& op) {
     const int64_t at = (task * most_spans + span) * rows;
     return {work_->split.largest + at, work_->split.sum + at, work_->split.values + at * work_->padded_dim};
   };
+  // Some heads of a span at a time.
+  const int64_t together = std::min<int64_t>(heads, kernels_.attend_heads);
+  const int64_t head_groups = tasks_for(heads, together), parts = num_tiles_ * head_groups * most_spans;
   const auto span_task = [&](int64_t index) -> SpanTask {  // no tile: nothing to do
-    const int64_t task = index / most_spans;
-    const QueryTile& tile = work_->tiles[task / heads];
+    const int64_t group = index / most_spans, head = group % head_groups * together;
+    const QueryTile& tile = work_->tiles[group / head_groups];
     const auto [first, last] = spans_of(op, tile);
     const int64_t span = first + index % most_spans;
-    return {span < last ? &tile : nullptr, static_cast<int>(task % heads), span};
+    return {span < last ? &tile : nullptr, static_cast<int>(head), span,
+            static_cast<int>(std::min(together, heads - head))};
   };
-  pool_.parallel_parts(tasks * most_spans, [&](const LoopPart& part, int thread) {
+  pool_.parallel_parts(parts, [&](const LoopPart& part, int thread) {
     const SpanTask task = span_task(part.index), after = span_task(std::max<int64_t>(0, part.next));
     if (task.tile == nullptr) return;
+    const int64_t tile = part.index / most_spans / head_groups;
     attend_span(op, task, part.next < 0 || after.tile == nullptr ? nullptr : &after, part.asked,
-                partial(part.index / most_spans, part.index % most_spans), thread);
+                partial(tile * heads + task.kv_head, part.index % most_spans), most_spans * rows, thread);
   });
   // A row at a time: the partials lie in other threads' caches, and fetching them is all the work.
   pool_.parallel_for(tasks * most_rows, 2, [&](int64_t begin, int64_t end, int thread) {

@@ -154,11 +154,13 @@ class CpuExecutor final : public Executor {
     const QueryTile* tile;
     int kv_head;
     int64_t span;
+    int heads = 1;  // from kv_head on
   };
   void first_blocks(const Attend& op, const SpanTask& task, int from_head, const uint8_t** blocks) const;
   // after: what this thread attends to next, if anything; asked: for the first tile, by the span before.
+  // out: of the first head; head_rows: rows from one head's to the next's.
   void attend_span(const Attend& op, const SpanTask& task, const SpanTask* after, bool asked,
-                   const Partial& out, int thread);
+                   const Partial& out, int64_t head_rows, int thread);
   struct TileRows {  // of a tile
     int32_t begin, end;
   };

@@ -168,7 +168,13 @@ struct AttendSpan {
   // their head; and whether this span's first tiles were asked for so.
   const uint8_t* after[2 * kTileTokens / kLanes] = {};
   bool asked = false;
+  // Neighbouring heads that a thread attends to together, tile by tile, so that it reads longer runs: all of
+  // the above is the first one's, and those of the next lie head_bytes, `rows` queries, `head_rows` rows of
+  // results and `rows` rows of scores further.
+  int32_t heads = 1;
+  int64_t head_rows = 0;
 };
+inline constexpr int32_t kMostHeads = 8;  // of them
 using AttendFn = void (*)(const AttendSpan& span);
 
 struct KernelTable {
@@ -200,6 +206,9 @@ struct KernelTable {
   MatmulFn cell_matmul[static_cast<int>(Format::kCount)] = {};
   void (*to_cells)(const float* x, int64_t cols, ActivationCell* cells, int64_t row,
                    int64_t height) = nullptr;
+
+  // KV heads that a thread attends to together where a context is shared by threads.
+  int32_t attend_heads = 1;
 
   // For formats of powers of two: products of many rows with bf16 tiles; `matmul` then takes binary blocks.
   MatmulFn tile_matmul[static_cast<int>(Format::kCount)] = {};

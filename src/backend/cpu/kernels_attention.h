@@ -271,9 +271,9 @@ void attend_tile(const AttendSpan& s, const Tile& tile) {
   if (row < s.rows) attend_rows<Kv, 1>(s, tile, row);
 }
 
-// The keys and values of a block.
+// The keys and values of a block, of all heads.
 [[gnu::always_inline]] inline void ask_block(const AttendSpan& s, const uint8_t* block) {
-  for (int64_t at = 0; at < s.head_bytes; at += 64) {
+  for (int64_t at = 0; at < s.heads * s.head_bytes; at += 64) {
     __builtin_prefetch(block + s.key_offset + at, 0, 2);
     __builtin_prefetch(block + s.value_offset + at, 0, 2);
   }
@@ -295,6 +295,20 @@ inline void end_rows(const AttendSpan& s) {
     if (s.first[r] >= s.last[r]) continue;
     s.sum[r] = Simd::sum(Simd::load(s.scores + r * static_cast<int64_t>(kTileTokens + kLanes) + kTileTokens));
   }
+}
+
+// What head h of a span has for itself.
+inline AttendSpan head_of(const AttendSpan& s, int32_t h) {
+  AttendSpan head = s;
+  const int64_t row = h * s.head_rows;
+  head.key_offset += h * s.head_bytes;
+  head.value_offset += h * s.head_bytes;
+  head.query += h * s.rows;
+  head.largest += row;
+  head.sum += row;
+  head.values += row * s.padded_dim;
+  head.scores += h * static_cast<int64_t>(s.rows) * (kTileTokens + kLanes);
+  return head;
 }
 
 // attend_one(tile) for the tiles of a span, in order.
@@ -335,7 +349,19 @@ template <class AttendOne>
 
 template <class Kv>
 void attend(const AttendSpan& s) {
-  begin_rows(s);
-  each_tile(s, [&](const Tile& tile) { attend_tile<Kv>(s, tile); });
-  end_rows(s);
+  if (s.heads == 1) {
+    begin_rows(s);
+    each_tile(s, [&](const Tile& tile) { attend_tile<Kv>(s, tile); });
+    end_rows(s);
+    return;
+  }
+  AttendSpan heads[kMostHeads];
+  for (int32_t h = 0; h < s.heads; ++h) {
+    heads[h] = head_of(s, h);
+    begin_rows(heads[h]);
+  }
+  each_tile(s, [&](const Tile& tile) {
+    for (int32_t h = 0; h < s.heads; ++h) attend_tile<Kv>(heads[h], tile);
+  });
+  for (int32_t h = 0; h < s.heads; ++h) end_rows(heads[h]);
 }

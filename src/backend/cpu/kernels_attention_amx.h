@@ -9,11 +9,11 @@
 //
 // A tile of 64 tokens (of the span, kernels_attention.h): keys and values are interleaved into a scratch of
 // 16 KiB as tile products want them, pairs of dimensions and pairs of tokens; that is one shuffle for every
-// line, and done once for all rows. Lines are asked for on the way: from memory to the second-level cache two
-// tiles ahead, from there to the first half a tile ahead.
+// line, and done once for all rows. Lines of the next tile go from memory to the second-level cache during
+// softmax, and from there to the first half a tile ahead.
 //
 // Roofline, per 64 tokens of 64 dimensions (16 KiB), in cycles: 256 shuffles; for eight rows 16 tile products
-// of 16 each, and softmax, some 60 vector operations a row and 16 tokens. Memory at 3.7 bytes a cycle: 4,400.
+// of 16 each, and softmax, some 35 vector operations a row and 16 tokens. Memory at 3.7 bytes a cycle: 4,400.
 #pragma once
 
 constexpr int32_t kMostTileDim = 256;             // of a head
@@ -21,14 +21,21 @@ constexpr int32_t kSetRows = 8;                   // rows of queries that share 
 constexpr int32_t kMostSets = 4;                  // of them in a span: workspace.cpp makes tiles of 32 rows
 constexpr int32_t kHalfTokens = kTileTokens / 2;  // the depth of a product with values
 
+// Of a block of the next tile, where the runs begin that are asked for beside a head's tile.
+struct NextRuns {
+  int64_t first, second;
+};
+
 struct AttendTiles {
   alignas(64) uint16_t keys[kTileTokens * kMostTileDim];  // [block][dims / 2][16 tokens][2 dims]
   alignas(
       64) uint16_t values[kTileTokens * kMostTileDim];  // [half][dims / 16][16][16 dims][tokens t, t + 16]
-  alignas(64) uint16_t queries[kMostSets][kMostTileDim / 32][16][32];  // [set][32 dims][row: upper, lower]
-  alignas(64) uint16_t weights[2][16][32];  // [half][row][tokens t, t + 16 in turn]
+  alignas(64) uint16_t weights[2][16][32];              // [half][row][tokens t, t + 16 in turn]
   alignas(64) float sums[4][16][16];
+  alignas(64) float scores[kSetRows][kTileTokens];
 };
+// Queries of eight rows and 32 dimensions: [row: upper, lower][32]. A head has them as [set][dims / 32].
+using QueryWords = uint16_t[16][32];
 
 // A float as two bf16 numbers: the upper half of its bits as it is, and what that leaves, rounded.
 struct Halves {
@@ -40,10 +47,10 @@ struct Halves {
   return {upper, _mm512_add_epi32(_mm512_castps_si512(left), _mm512_set1_epi32(0x8000))};
 }
 
-inline void split_queries(const AttendSpan& s, AttendTiles& t) {
+inline void split_queries(const AttendSpan& s, QueryWords* queries) {
   for (int32_t row = 0; row < (s.rows + kSetRows - 1) / kSetRows * kSetRows; ++row) {
     for (int32_t d = 0; d < s.head_dim; d += kLanes) {
-      const auto to = t.queries[row / kSetRows][d / 32];
+      const auto to = queries[(row / kSetRows * s.head_dim + d) / 32];
       const Halves q = split_float(row < s.rows ? Simd::load(s.query[row] + d) : Simd::zero());
       const auto store = [&](V words, uint16_t* at) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(at),
@@ -66,20 +73,43 @@ constexpr PairOrder make_pair_order() {
 }
 alignas(64) constexpr PairOrder kPairOrder = make_pair_order();
 
-// The keys of the tile's blocks; its values are asked for, and the keys two tiles ahead (and one, behind a
-// tile that nobody asked for).
+// The lines of the next tile, asked for into the second-level cache, a share with every step of softmax:
+// among the loads of keys and values they would occupy the line buffers that those wait for.
+struct NextLines {
+  static constexpr int kSteps = 2 * kSetRows;
+  const uint8_t* runs[2 * kTileTokens / kLanes];
+  int32_t count = 0, at = 0;
+  int64_t line = 0, bytes, share;  // bytes: of a run; share: of a step
+  NextLines(const AttendSpan& s, const Tile& tile, NextRuns of) : bytes(s.head_bytes) {
+    for (int32_t b = tile.lo; b < tile.hi; ++b) {
+      runs[count++] = tile.next[b] + of.first;
+      runs[count++] = tile.next[b] + of.second;
+    }
+    share = (count * bytes / kSteps + 63) / 64 * 64;
+  }
+  [[gnu::always_inline]] void ask() {
+    for (int64_t left = share; left > 0 && at < count;) {
+      const int64_t some = bytes - line < left ? bytes - line : left;
+      const auto* from = reinterpret_cast<const char*>(runs[at] + line);
+      for (int64_t i = 0; i < some; i += 64) _mm_prefetch(from + i, _MM_HINT_T1);
+      left -= some;
+      line += some;
+      if (line < bytes) continue;
+      line = 0;
+      ++at;
+    }
+  }
+};
+
+// The keys of the tile's blocks; its values are asked for.
 inline void pair_keys(const AttendSpan& s, const Tile& tile, AttendTiles& t) {
   const V order = load512(kPairOrder.word);
   for (int32_t b = tile.lo; b < tile.hi; ++b) {
     const uint8_t* const from = tile.block[b] + s.key_offset;
     const auto* const values = reinterpret_cast<const char*>(tile.block[b] + s.value_offset);
-    const auto* const far = reinterpret_cast<const char*>(tile.far[b] + s.key_offset);
-    const auto* const next = reinterpret_cast<const char*>(tile.next[b] + s.key_offset);
     uint16_t* const to = t.keys + b * kLanes * s.head_dim;
     for (int64_t at = 0; at < s.head_bytes; at += 64) {
-      if (tile.cold) _mm_prefetch(next + at, _MM_HINT_T1);
       _mm_prefetch(values + at, _MM_HINT_T0);
-      _mm_prefetch(far + at, _MM_HINT_T1);
       _mm512_store_si512(to + at / 2, _mm512_permutexvar_epi16(order, load512(from + at)));
     }
   }
@@ -96,8 +126,6 @@ inline bool pair_values(const AttendSpan& s, const Tile& tile, int32_t half, Att
   const int32_t first = 2 * half + (has[0] ? 0 : 1), second = 2 * half + (has[1] ? 1 : 0);
   const uint8_t* const from[2] = {tile.block[first] + s.value_offset, tile.block[second] + s.value_offset};
   const uint8_t* const keys[2] = {tile.next[first] + s.key_offset, tile.next[second] + s.key_offset};
-  const uint8_t* const next[2] = {tile.next[first] + s.value_offset, tile.next[second] + s.value_offset};
-  const uint8_t* const far[2] = {tile.far[first] + s.value_offset, tile.far[second] + s.value_offset};
   const __mmask16 keep[2] = {static_cast<__mmask16>(has[0] ? 0xffff : 0),
                              static_cast<__mmask16>(has[1] ? 0xffff : 0)};
   V most = _mm512_setzero_si512();
@@ -108,8 +136,6 @@ inline bool pair_values(const AttendSpan& s, const Tile& tile, int32_t half, Att
       const int64_t at = (token * groups / 2 + c) * line;
       for (int i = 0; i < 2; ++i) {
         _mm_prefetch(reinterpret_cast<const char*>(keys[i] + at), _MM_HINT_T0);
-        if (tile.cold) _mm_prefetch(reinterpret_cast<const char*>(next[i] + at), _MM_HINT_T1);
-        _mm_prefetch(reinterpret_cast<const char*>(far[i] + at), _MM_HINT_T1);
       }
       const V a = _mm512_maskz_mov_epi32(keep[0], load512(from[0] + at));
       const V b = _mm512_maskz_mov_epi32(keep[1], load512(from[1] + at));
@@ -167,45 +193,144 @@ inline void store_tile_sums(float (*sums)[16][16]) {
   stores_are_done();
 }
 
-// scores[r][t] of a set of rows over the tile's blocks.
-inline void score_set(const AttendSpan& s, const Tile& tile, int32_t set, int32_t rows, AttendTiles& t) {
+// The sums of scores of a set of rows over the tile's blocks.
+inline void score_set(const AttendSpan& s, const Tile& tile, const QueryWords* queries, int32_t set,
+                      AttendTiles& t) {
   zero_sums();
   for (int32_t k = 0; k < s.head_dim / 32; ++k) {
-    _tile_loadd(4, t.queries[set][k], 64);
+    _tile_loadd(4, queries[set * s.head_dim / 32 + k], 64);
     unroll<4>([&](auto b) __attribute__((always_inline)) {
       if (b >= tile.lo && b < tile.hi) bf16_product<b>(t.keys + (b * s.head_dim + 32 * k) * kLanes);
     });
   }
   store_tile_sums(t.sums);
-  const V16 scale = Simd::broadcast(s.scale);
-  for (int32_t r = 0; r < rows; ++r) {
-    float* to = s.scores + (set * kSetRows + r) * static_cast<int64_t>(kTileTokens + kLanes);
-    for (int32_t b = tile.lo; b < tile.hi; ++b) {
-      const V16 score = Simd::add(Simd::load(t.sums[b][r]), Simd::load(t.sums[b][r + kSetRows]));
-      Simd::store(to + b * kLanes, Simd::mul(score, scale));
-    }
-  }
 }
 
-// The weights of a row's tokens [from, to) of the tile as rows of tiles; zero elsewhere.
-inline void split_weights(const float* scores, int32_t from, int32_t to, int32_t r, AttendTiles& t) {
-  const auto weights = [&](int32_t block) {
-    const bool seen = from < to && block * kLanes < to && (block + 1) * kLanes > from;
-    return seen ? Simd::load(scores + block * kLanes) : Simd::zero();
-  };
-  for (int32_t half = 0; half < 2; ++half) {
-    const Halves a = split_float(weights(2 * half)), b = split_float(weights(2 * half + 1));
-    const auto both = [](V first, V second) {
-      return blend_bits(_mm512_srli_epi32(first, 16), second, 0xffff0000ffff0000);
-    };
-    _mm512_store_si512(t.weights[half][r], both(a.upper, b.upper));
-    _mm512_store_si512(t.weights[half][r + kSetRows], both(a.lower, b.lower));
+// The rows of a set, and what each sees of the tile.
+struct SetRows {
+  int32_t row, count;  // of the span's
+  int32_t from[kSetRows] = {}, to[kSetRows] = {};
+  unsigned seeing = 0;  // a bit for each that sees something
+  bool whole = true;    // eight rows that see all of it
+  SetRows(const AttendSpan& s, const Tile& tile, int32_t first)
+      : row(first), count(s.rows - first < kSetRows ? s.rows - first : kSetRows) {
+    for (int32_t r = 0; r < count; ++r) {
+      from[r] = clip(s.first[row + r] - tile.start);
+      to[r] = clip(s.last[row + r] - tile.start);
+      seeing |= static_cast<unsigned>(from[r] < to[r]) << r;
+      whole &= to[r] - from[r] == kTileTokens;
+    }
+    whole &= count == kSetRows;
+  }
+  // The lanes of a block that row r sees.
+  __mmask16 lanes(int32_t r, int32_t block) const {
+    const uint64_t seen = from[r] < to[r] ? ~uint64_t{0} >> (63 - (to[r] - 1)) & ~uint64_t{0} << from[r] : 0;
+    return static_cast<__mmask16>(seen >> (block * kLanes));
+  }
+};
+
+// exp16 of numbers that are not above zero, and of NaN.
+[[gnu::always_inline]] inline V16 exp_below(V16 x) {
+  const V16 low = Simd::broadcast(-86.0f), magic = Simd::broadcast(12582912.0f);
+  const V16 bounded = _mm512_max_ps(low, x);  // the second one, where one is a NaN
+  const V16 shifted = Simd::fma(bounded, Simd::broadcast(1.44269504f), magic);
+  const V16 n = Simd::sub(shifted, magic);
+  V16 r = Simd::fma(n, Simd::broadcast(-0.693359375f), bounded);
+  r = Simd::fma(n, Simd::broadcast(2.12194440e-4f), r);
+  V16 p = Simd::broadcast(1.3888889e-3f);
+  p = Simd::fma(p, r, Simd::broadcast(8.3333333e-3f));
+  p = Simd::fma(p, r, Simd::broadcast(4.16666667e-2f));
+  p = Simd::fma(p, r, Simd::broadcast(1.66666667e-1f));
+  p = Simd::fma(p, r, Simd::broadcast(0.5f));
+  p = Simd::fma(p, r, Simd::broadcast(1.0f));
+  p = Simd::fma(p, r, Simd::broadcast(1.0f));
+  const __mmask16 some = _mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ);
+  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(some, _mm512_castps_si512(p),
+                                                    _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+}
+
+// Lane r of the result: the largest of most[r].
+[[gnu::always_inline]] inline V16 largest_of_eight(V16 (&most)[kSetRows]) {
+  unroll<4>([&](auto i) {  // halves: rows i, i + 4
+    most[i] = _mm512_max_ps(_mm512_shuffle_f32x4(most[i], most[i + 4], 0x44),
+                            _mm512_shuffle_f32x4(most[i], most[i + 4], 0xee));
+  });
+  unroll<2>([&](auto i) {  // quarters: rows i, i + 4, i + 2, i + 6
+    most[i] = _mm512_max_ps(_mm512_shuffle_f32x4(most[i], most[i + 2], 0x88),
+                            _mm512_shuffle_f32x4(most[i], most[i + 2], 0xdd));
+  });
+  V16 all = _mm512_max_ps(_mm512_unpacklo_ps(most[0], most[1]), _mm512_unpackhi_ps(most[0], most[1]));
+  all = _mm512_max_ps(all, _mm512_permute_ps(all, 0x4e));
+  return _mm512_permutexvar_ps(_mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 13, 12, 5, 4, 9, 8, 1, 0), all);
+}
+
+// The sums of scores of a set to weights exp(score - largest) as rows of tiles, zero where a row does not
+// see; earlier sums are rescaled where a row has a new largest score. The numbers of soften(), for eight rows
+// side by side: one after the other each would wait for its own. keep: weights are also left in s.scores.
+template <bool kWhole>
+inline void soften_set(const AttendSpan& s, const SetRows& set, bool keep, NextLines& next, AttendTiles& t) {
+  const V16 scale = Simd::broadcast(s.scale), never = Simd::broadcast(-__builtin_inff());
+  const int64_t stride = kTileTokens + kLanes;
+  V16 most[kSetRows];
+  unroll<kSetRows>([&](auto r) __attribute__((always_inline)) {
+    next.ask();
+    V16 score[4];
+    unroll<4>([&](auto b) __attribute__((always_inline)) {
+      score[b] = Simd::mul(Simd::add(Simd::load(t.sums[b][r]), Simd::load(t.sums[b][r + kSetRows])), scale);
+      if constexpr (!kWhole) score[b] = _mm512_mask_mov_ps(never, set.lanes(r, b), score[b]);
+      Simd::store(t.scores[r] + b * kLanes, score[b]);
+    });
+    most[r] = _mm512_max_ps(_mm512_max_ps(score[0], score[1]), _mm512_max_ps(score[2], score[3]));
+  });
+  const auto seeing = static_cast<__mmask16>(set.seeing);
+  const V16 before = _mm512_maskz_loadu_ps(first_lanes(set.count), s.largest + set.row);
+  const V16 now = _mm512_mask_max_ps(before, seeing, before, largest_of_eight(most));
+  _mm512_mask_storeu_ps(s.largest + set.row, seeing, now);
+  const unsigned changed = set.seeing & _mm512_cmp_ps_mask(before, now, _CMP_NEQ_UQ);
+  alignas(64) float largest[kLanes], factor[kLanes];
+  Simd::store(largest, now);
+  if (changed != 0) {
+    Simd::store(factor, exp_below(Simd::sub(before, now)));
+    for (int32_t r = 0; r < kSetRows; ++r) {
+      if ((changed >> r & 1) == 0) continue;
+      const V16 by = Simd::broadcast(factor[r]);
+      float* values = s.values + (set.row + r) * static_cast<int64_t>(s.padded_dim);
+      float* lane_sums = s.scores + (set.row + r) * stride + kTileTokens;
+      Simd::store(lane_sums, Simd::mul(Simd::load(lane_sums), by));
+      for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
+        Simd::store(values + c, Simd::mul(Simd::load(values + c), by));
+      }
+    }
+  }
+  for (int32_t r = 0; r < kSetRows; ++r) {
+    next.ask();
+    V16 weight[4];
+    if (!kWhole && (set.seeing >> r & 1) == 0) {
+      unroll<4>([&](auto b) { weight[b] = Simd::zero(); });
+    } else {
+      const V16 top = Simd::broadcast(largest[r]);
+      float* scores = s.scores + (set.row + r) * stride;
+      unroll<4>([&](auto b) __attribute__((always_inline)) {
+        weight[b] = exp_below(Simd::sub(Simd::load(t.scores[r] + b * kLanes), top));
+      });
+      V16 sums = Simd::load(scores + kTileTokens);
+      unroll<4>([&](auto b) { sums = Simd::add(sums, weight[b]); });
+      Simd::store(scores + kTileTokens, sums);
+      if (keep) unroll<4>([&](auto b) { Simd::store(scores + b * kLanes, weight[b]); });
+    }
+    unroll<2>([&](auto half) __attribute__((always_inline)) {
+      const Halves a = split_float(weight[2 * half]), b = split_float(weight[2 * half + 1]);
+      const auto both = [](V first, V second) __attribute__((always_inline)) {
+        return blend_bits(_mm512_srli_epi32(first, 16), second, 0xffff0000ffff0000);
+      };
+      _mm512_store_si512(t.weights[half][r], both(a.upper, b.upper));
+      _mm512_store_si512(t.weights[half][r + kSetRows], both(a.lower, b.lower));
+    });
   }
 }
 
 // values[r] += sum over the tile of weight * value, for the rows of a set that see some of it.
-inline void add_set(const AttendSpan& s, const Tile& tile, int32_t set, int32_t rows, unsigned seeing,
-                    AttendTiles& t) {
+inline void add_set(const AttendSpan& s, const Tile& tile, const SetRows& set, AttendTiles& t) {
   const int32_t groups = s.head_dim / kLanes;
   for (int32_t first = 0; first < groups; first += 4) {
     zero_sums();
@@ -217,9 +342,9 @@ inline void add_set(const AttendSpan& s, const Tile& tile, int32_t set, int32_t 
       });
     }
     store_tile_sums(t.sums);
-    for (int32_t r = 0; r < rows; ++r) {
-      if ((seeing >> r & 1) == 0) continue;
-      float* to = s.values + (set * kSetRows + r) * static_cast<int64_t>(s.padded_dim) + first * kLanes;
+    for (int32_t r = 0; r < set.count; ++r) {
+      if ((set.seeing >> r & 1) == 0) continue;
+      float* to = s.values + (set.row + r) * static_cast<int64_t>(s.padded_dim) + first * kLanes;
       for (int32_t i = 0; i < 4 && first + i < groups; ++i) {
         const V16 sum = Simd::add(Simd::load(t.sums[i][r]), Simd::load(t.sums[i][r + kSetRows]));
         Simd::store(to + i * kLanes, Simd::add(Simd::load(to + i * kLanes), sum));
@@ -251,35 +376,28 @@ inline void add_set(const AttendSpan& s, const Tile& tile, int32_t set, int32_t 
   }
 }
 
-inline void attend_tile_by_tiles(const AttendSpan& s, const Tile& tile, AttendTiles& t) {
+inline void attend_tile_by_tiles(const AttendSpan& s, const Tile& tile, const QueryWords* queries,
+                                 NextRuns runs, AttendTiles& t) {
+  NextLines next(s, tile, runs);
   pair_keys(s, tile, t);
   stores_are_done();
   bool numbers = true;
   for (int32_t set = 0; set * kSetRows < s.rows; ++set) {
-    const int32_t row = set * kSetRows, rows = s.rows - row < kSetRows ? s.rows - row : kSetRows;
-    int32_t from[kSetRows] = {}, to[kSetRows] = {};
-    unsigned seeing = 0;
-    for (int32_t r = 0; r < rows; ++r) {
-      from[r] = clip(s.first[row + r] - tile.start);
-      to[r] = clip(s.last[row + r] - tile.start);
-      seeing |= static_cast<unsigned>(from[r] < to[r]) << r;
-    }
-    if (seeing != 0) score_set(s, tile, set, rows, t);
+    const SetRows rows(s, tile, set * kSetRows);
+    if (rows.seeing != 0) score_set(s, tile, queries, set, t);
     if (set == 0) {
       numbers = pair_values(s, tile, 0, t);
       numbers = pair_values(s, tile, 1, t) && numbers;
       if (!numbers) [[unlikely]]
         take_out_values(s.head_dim, t);
     }
-    if (seeing == 0) continue;
-    for (int32_t r = 0; r < kSetRows; ++r) {
-      if (from[r] < to[r]) soften(s, row + r, from[r], to[r]);
-      split_weights(s.scores + (row + (r < rows ? r : 0)) * static_cast<int64_t>(kTileTokens + kLanes),
-                    from[r], to[r], r, t);
-    }
+    if (rows.seeing == 0) continue;
+    rows.whole ? soften_set<true>(s, rows, !numbers, next, t) : soften_set<false>(s, rows, !numbers, next, t);
     stores_are_done();
-    add_set(s, tile, set, rows, seeing, t);
-    for (int32_t r = 0; r < rows && !numbers; ++r) add_taken_out(s, tile, row + r, from[r], to[r]);
+    add_set(s, tile, rows, t);
+    for (int32_t r = 0; r < rows.count && !numbers; ++r) {
+      add_taken_out(s, tile, rows.row + r, rows.from[r], rows.to[r]);
+    }
   }
 }
 
@@ -290,8 +408,14 @@ void attend_by_tiles(const AttendSpan& s) {
     return;
   }
   AttendTiles t;
-  split_queries(s, t);
-  begin_rows(s);
+  alignas(64) QueryWords queries[kMostHeads * kMostSets * kMostTileDim / 32];
+  const int32_t each = (s.rows + kSetRows - 1) / kSetRows * s.head_dim / 32;  // of them a head
+  AttendSpan heads[kMostHeads];
+  for (int32_t h = 0; h < s.heads; ++h) {
+    heads[h] = head_of(s, h);
+    split_queries(heads[h], queries + h * each);
+    begin_rows(heads[h]);
+  }
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
     config.row_bytes[i] = 64;
@@ -299,10 +423,23 @@ void attend_by_tiles(const AttendSpan& s) {
   }
   stores_are_done();
   _tile_loadconfig(&config);
-  each_tile(s, [&](const Tile& tile) { attend_tile_by_tiles(s, tile, t); });
+  // All keys of the heads, then all values: runs that follow one another are asked for so.
+  const auto runs_of = [&](int32_t h) -> NextRuns {
+    const auto run = [&](int32_t i) {
+      return i < s.heads ? heads[i].key_offset : heads[i - s.heads].value_offset;
+    };
+    return {run(2 * h), run(2 * h + 1)};
+  };
+  each_tile(s, [&](const Tile& tile) {
+    for (int32_t h = 0; h < s.heads; ++h)
+      attend_tile_by_tiles(heads[h], tile, queries + h * each, runs_of(h), t);
+  });
   _tile_release();
-  end_rows(s);
-  for (int32_t r = 0; r < s.rows; ++r) {
-    if (s.first[r] < s.last[r]) dims_in_order(s.values + r * static_cast<int64_t>(s.padded_dim), s.head_dim);
+  for (int32_t h = 0; h < s.heads; ++h) {
+    end_rows(heads[h]);
+    for (int32_t r = 0; r < s.rows; ++r) {
+      if (s.first[r] >= s.last[r]) continue;
+      dims_in_order(heads[h].values + r * static_cast<int64_t>(s.padded_dim), s.head_dim);
+    }
   }
 }

@@ -66,6 +66,7 @@ constexpr KernelTable make_amx_table() {
   table.tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
   table.tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
   table.attend[static_cast<int>(KvType::kBF16)] = attend_by_tiles;
+  table.attend_heads = 2;
   table.quantize_binary = quantize_binary;
   table.to_tiles = to_tiles;
   table.to_tile_group = to_tile_group;

@@ -187,20 +187,22 @@ TEST(AmxEmulated, AGroupBecomesTilesAsItsRowsDo) {
   EXPECT_EQ(got, want);
 }
 
-// One layer's cache of one KV head, its blocks in any order, and rows of queries that see parts of it.
+// One layer's cache of some KV heads, its blocks in any order, and rows of queries that see parts of it.
 struct AttentionCase {
-  AttentionCase(int32_t head_dim, int32_t tokens, std::mt19937& random) : dim(head_dim) {
+  AttentionCase(int32_t head_dim, int32_t tokens, std::mt19937& random, int32_t num_heads = 1)
+      : dim(head_dim), heads(num_heads) {
     std::normal_distribution<float> normal;
     const int32_t blocks = (tokens + kLanes - 1) / kLanes, words = kLanes * dim;
     for (int32_t b = 0; b < blocks; ++b) table.push_back(b);
     std::shuffle(table.begin(), table.end(), random);
-    pool.resize(static_cast<size_t>(2 * blocks * words + 32), 0x7fc1);  // what nobody has written: NaN
+    pool.resize(static_cast<size_t>(2 * heads * blocks * words + 32), 0x7fc1);  // what nobody wrote: NaN
     for (int32_t t = 0; t < tokens; ++t) {
-      uint16_t* block = pool.data() + int64_t{2} * table[static_cast<size_t>(t / kLanes)] * words;
-      for (int32_t d = 0; d < dim; ++d) {
+      uint16_t* block = pool.data() + int64_t{2} * heads * table[static_cast<size_t>(t / kLanes)] * words;
+      for (int32_t i = 0; i < heads * dim; ++i) {
+        const int32_t head = i / dim, d = i % dim;
         const auto bits = [&] { return static_cast<uint16_t>(emulated::as<uint32_t>(normal(random)) >> 16); };
-        block[d * kLanes + t % kLanes] = bits();
-        block[words + t % kLanes * dim + d] = bits();
+        block[head * words + d * kLanes + t % kLanes] = bits();
+        block[(heads + head) * words + t % kLanes * dim + d] = bits();
       }
     }
   }
@@ -218,19 +220,26 @@ struct AttentionCase {
   struct Result {
     std::vector<float> largest, sum, values;
   };
-  // Rows [row, row + count).
-  Result run(AttendFn kernel, size_t row, size_t count) const {
-    Result r{std::vector<float>(count, -7.0f), std::vector<float>(count, -7.0f),
-             std::vector<float>(count * static_cast<size_t>(dim), -7.0f)};
-    std::vector<float> scores(count * (kTileTokens + kLanes), std::numeric_limits<float>::quiet_NaN());
+  // Rows [row, row + count) with `together` heads from `head` on: results [head][count + 1], so that heads
+  // are not where rows would be.
+  Result run(AttendFn kernel, size_t row, size_t count, int32_t head = 0, int32_t together = 1) const {
+    const size_t apart = count + 1, all = apart * static_cast<size_t>(together);
+    Result r{std::vector<float>(all, -7.0f), std::vector<float>(all, -7.0f),
+             std::vector<float>(all * static_cast<size_t>(dim), -7.0f)};
+    std::vector<float> scores(all * (kTileTokens + kLanes), std::numeric_limits<float>::quiet_NaN());
     std::vector<const float*> query;
-    for (size_t i = 0; i < count; ++i) query.push_back(queries.data() + (row + i) * static_cast<size_t>(dim));
+    for (size_t i = 0; i < count * static_cast<size_t>(together); ++i) {
+      query.push_back(queries.data() + (row + i % count) * static_cast<size_t>(dim));
+    }
     AttendSpan s{};
+    s.heads = together;
+    s.head_rows = static_cast<int64_t>(apart);
     s.pool = reinterpret_cast<const uint8_t*>(pool.data());
     s.head_bytes = kLanes * dim * 2;
-    s.block_bytes = 2 * s.head_bytes;
+    s.block_bytes = 2 * heads * s.head_bytes;
     s.table = table.data();
-    s.value_offset = s.head_bytes;
+    s.key_offset = head * s.head_bytes;
+    s.value_offset = (heads + head) * s.head_bytes;
     s.head_dim = s.padded_dim = dim;
     s.rows = static_cast<int32_t>(count);
     s.query = query.data();
@@ -245,15 +254,15 @@ struct AttentionCase {
     return r;
   }
 
-  int32_t dim;
+  int32_t dim, heads;
   std::vector<int32_t> table, first, last;
   std::vector<uint16_t> pool;
   std::vector<float> queries;
 };
 
-AttentionCase some_attention(int32_t dim, std::mt19937& random) {
+AttentionCase some_attention(int32_t dim, std::mt19937& random, int32_t heads = 1) {
   constexpr int32_t kSeen = 203;
-  AttentionCase c(dim, kSeen, random);
+  AttentionCase c(dim, kSeen, random, heads);
   for (int32_t r = 0; r < 8; ++r) c.add_row(0, kSeen - 3 + r / 4, random);
   for (const auto& [from, to] : {std::pair{0, 1},
                                  {70, 203},
@@ -283,6 +292,25 @@ TEST(AmxEmulated, AttentionByTilesIsNearThatOfVectors) {
       for (size_t d = 0; d < dims; ++d) {
         ASSERT_NEAR(got.values[r * dims + d], want.values[r * dims + d], 4e-4f * std::abs(want.sum[r]))
             << "row " << r << ", dimension " << d << " of " << dim;
+      }
+    }
+  }
+}
+
+TEST(AmxEmulated, HeadsOfAttentionTogetherHaveTheSameBitsAsAlone) {
+  std::mt19937 random(6);
+  for (const AttendFn kernel : {AttendFn{attend_by_tiles}, AttendFn{attend<KvFloat<LoadBF16>>}}) {
+    const AttentionCase c = some_attention(64, random, 5);
+    const size_t rows = c.first.size();
+    for (const auto& [head, together] : {std::pair{0, 5}, {1, 2}, {3, 2}, {0, 4}}) {
+      const auto all = c.run(kernel, 0, rows, head, together);
+      for (int32_t h = 0; h < together; ++h) {
+        const auto alone = c.run(kernel, 0, rows, head + h);
+        const size_t at = static_cast<size_t>(h) * (rows + 1);
+        ASSERT_EQ(std::memcmp(&all.largest[at], alone.largest.data(), 4 * (rows + 1)), 0) << "head " << h;
+        ASSERT_EQ(std::memcmp(&all.sum[at], alone.sum.data(), 4 * (rows + 1)), 0) << "head " << h;
+        ASSERT_EQ(std::memcmp(&all.values[at * 64], alone.values.data(), 256 * (rows + 1)), 0)
+            << "head " << h;
       }
     }
   }

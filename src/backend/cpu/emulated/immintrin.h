@@ -116,6 +116,13 @@ inline __mmask16 _mm512_cmpgt_epu32_mask(__m512i a, __m512i b) {
   for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>(x.of[i] > y.of[i]) << i;
   return static_cast<__mmask16>(mask);
 }
+inline __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const float* from) {
+  emulated::Lanes<float> lanes{};
+  for (int i = 0; i < 16; ++i) {
+    if ((mask >> i & 1) != 0) lanes.of[i] = from[i];
+  }
+  return emulated::as<__m512>(lanes);
+}
 inline void _mm512_mask_storeu_ps(float* to, __mmask16 mask, __m512 v) {
   const auto x = emulated::as<emulated::Lanes<float>>(v);
   for (int i = 0; i < 16; ++i) {
