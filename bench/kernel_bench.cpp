@@ -96,7 +96,7 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
       const TileRow to = tile_row(tiles.data(), num_m, cols, m);
       kernels.to_tiles(&values[m * cols], cols, to.at, to.height);
     }
-    x = {reinterpret_cast<const uint8_t*>(tiles.data()), cols * 2, nullptr};
+    x = {reinterpret_cast<const uint8_t*>(tiles.data()), cols * 2, nullptr, {}, tile_height(num_m)};
   } else if (form == Activations::kCells) {
     blocks.resize(static_cast<size_t>((num_m + kTileHeight) * cols / 32 + 2));
     auto* cells =
@@ -128,7 +128,7 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
           for (int64_t task = begin; task < end; ++task) {
             const int64_t first = task * kRowsPerTask, count = std::min(kRowsPerTask, rows - first);
             for (int64_t m = 0; m < num_m; m += kernels.pass_rows) {
-              const Panel part{x.data + m * x.row_bytes, x.row_bytes, nullptr};
+              const Panel part{x.data + m * x.row_bytes, x.row_bytes, nullptr, {}, x.height};
               kernel(w, first, count, part, std::min(kernels.pass_rows, num_m - m), to + m * kRowsPerTask,
                      kRowsPerTask);
             }

@@ -147,7 +147,7 @@ Rows CpuExecutor::formed(const float* values, int64_t rows, int64_t cols, Forms 
       }
     });
   }
-  return input().rows(values, cols, forms);
+  return input().rows(values, rows, cols, forms);
 }
 
 // Rows [first, first + count) of a product with rows [m, m + num_m) of x.
@@ -203,7 +203,9 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
   const bool by_tokens = total <= kMaxRowsPerTask && rows >= int64_t{16} * pool_.size();
   const int64_t per_task = by_tokens ? kMaxRowsPerTask : plain_rows_per_task(total, pool_.size());
   // Cells of kRowsPerPass tokens stay in a thread's second-level cache while it goes through the weights.
-  const int64_t step = by_tokens ? kTileHeight : x.cells != nullptr ? kRowsPerPass : rows;
+  const int64_t step = by_tokens            ? (x.tiles != nullptr ? x.height : kTileHeight)
+                       : x.cells != nullptr ? kRowsPerPass
+                                            : rows;
   int64_t tasks = 0;
   for (const Product& p : products) tasks += tasks_for(p.op->weight->rows, per_task);
   const int64_t all = tasks * tasks_for(rows, step);
@@ -285,7 +287,7 @@ void CpuExecutor::norm_qkv(const NormQkv& op) {
   norm_rows(op.norm, {}, forms_for({&op.q, &op.k, &op.v}, rows_));
   const Product products[] = {{&op.q, work_->query}, {&op.k, work_->key}, {&op.v, work_->value}};
   wait_for_attention_ = deep_;
-  multiply_all(products, normed(), rows_);
+  multiply_all(products, normed(rows_), rows_);
   norm_heads(op.q_norm, spec_.heads, work_->query);
   norm_heads(op.k_norm, spec_.kv_heads, work_->key);
 }
@@ -322,14 +324,14 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
       } else {
         kernels_.silu_mul(gi, ui, count, y);
       }
-      const int64_t group = (m + i) / kTileHeight * kTileHeight;
       Forms forms = inner.forms;
-      if (forms.tiles && group + kTileHeight <= num_m) {  // a whole group is made at its last row
+      if (forms.tiles) {  // a group is made at its last row
         forms.tiles = false;
-        y_of[m + i - group] = y;
-        if (m + i == group + kTileHeight - 1) {
-          kernels_.to_tile_group(
-              y_of, count, tile_row(inner.formed.tiles, num_m, gate.rows, group, first / kQuantBlock).at);
+        const TileRow to = tile_row(inner.formed.tiles, num_m, gate.rows, m + i, first / kQuantBlock);
+        const int64_t at = m + i - to.group;
+        y_of[at] = y;
+        if (at == to.height - 1) {
+          kernels_.to_tile_group(y_of, to.height, count, to.at - at * kQuantBlock);
         }
       }
       make_forms(forms, y, first, count, m + i, num_m, gate.rows, inner.formed);
@@ -352,18 +354,18 @@ void CpuExecutor::ffn_add(const Ffn& op) {
     share_rows(parts, [&](const RowPart& part, int thread) {
       in_bufferfuls(part, [&](int64_t first, int64_t count, int64_t next, bool asked) {
         const Chain chain = next < 0 ? Chain{nullptr, 0, asked} : chain_to(gate, 0, next, asked);
-        gate_up(both, 0, first, count, normed(), rows_, inner, thread, chain);
+        gate_up(both, 0, first, count, normed(rows_), rows_, inner, thread, chain);
       });
     });
   } else {
     pool_.parallel_for(tasks_for(inner_cols, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t first = task * per_task, count = std::min(per_task, inner_cols - first);
-        gate_up(both, 0, first, count, normed(), rows_, inner, thread);
+        gate_up(both, 0, first, count, normed(rows_), rows_, inner, thread);
       }
     });
   }
-  multiply_add(op.down, inner.formed.rows(inner.values, inner_cols, inner.forms), work_->residual);
+  multiply_add(op.down, inner.formed.rows(inner.values, rows_, inner_cols, inner.forms), work_->residual);
 }
 
 void CpuExecutor::norm_logits(const Logits& op) {
@@ -371,7 +373,7 @@ void CpuExecutor::norm_logits(const Logits& op) {
   if (rows == 0) return;
   norm_rows(op.norm, batch_.logit_rows, forms_for({&op.output}, rows));
   const Product product{&op.output, work_->logits};
-  multiply_all({&product, 1}, normed(), rows);
+  multiply_all({&product, 1}, normed(rows), rows);
 }
 
 std::span<const float> CpuExecutor::logits() {

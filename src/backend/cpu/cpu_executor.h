@@ -61,14 +61,17 @@ class CpuExecutor final : public Executor {
     uint16_t* tiles;
     // In the memory of the blocks: a step makes one of both.
     ActivationCell* cells() const { return reinterpret_cast<ActivationCell*>(blocks); }
-    Rows rows(const float* values, int64_t cols, Forms made, const int32_t* index = nullptr) const {
+    // Of `count` rows.
+    Rows rows(const float* values, int64_t count, int64_t cols, Forms made,
+              const int32_t* index = nullptr) const {
       return {values,
               made.cells ? nullptr : blocks,
               cols,
               index,
               made.cells ? cells() : nullptr,
               made.binary ? binary : nullptr,
-              made.tiles ? tiles : nullptr};
+              made.tiles ? tiles : nullptr,
+              tile_height(count)};
     }
   };
   // The activations between up and down, of num_m rows; values only where the forms have them.
@@ -94,7 +97,7 @@ class CpuExecutor final : public Executor {
   Formed input() const { return {work_->blocks, work_->input_binary, work_->input_tiles}; }
   void norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms);
   void norm_row(const Norm& op, int64_t row, int64_t to, int64_t count, Forms forms) const;
-  Rows normed() const { return input().rows(work_->normed, spec_.hidden, normed_forms_); }
+  Rows normed(int64_t rows) const { return input().rows(work_->normed, rows, spec_.hidden, normed_forms_); }
   Rows formed(const float* values, int64_t rows, int64_t cols, Forms forms);
   // Rows that a thread multiplies together in a step of few tokens: [first, first + count), and where its
   // next rows begin, -1 if that is not known. asked: for the first of them.

@@ -18,7 +18,7 @@ void CpuExecutor::route(const Route& op) {
   const Product product{&op.router, work_->router_logits};
   if (rows_ < kTileHeight * pool_.size()) {
     norm_rows(op.norm, {}, forms);
-    multiply_all({&product, 1}, normed(), rows_);
+    multiply_all({&product, 1}, normed(rows_), rows_);
     pool_.parallel_for(rows_, 16, [&](int64_t begin, int64_t end, int) {
       for (int64_t t = begin; t < end; ++t) choose(op, t);
     });
@@ -26,11 +26,12 @@ void CpuExecutor::route(const Route& op) {
   }
   // With many tokens one loop does it all, a group of them at a time: threads wait for each other once.
   normed_forms_ = forms;
-  pool_.parallel_for(tasks_for(rows_, kTileHeight), 1, [&](int64_t begin, int64_t end, int thread) {
+  const int64_t height = forms.tiles ? tile_height(rows_) : kTileHeight;
+  pool_.parallel_for(tasks_for(rows_, height), 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task * kTileHeight, count = std::min(kTileHeight, rows_ - first);
+      const int64_t first = task * height, count = std::min(height, rows_ - first);
       for (int64_t t = first; t < first + count; ++t) norm_row(op.norm, t, t, rows_, forms);
-      multiply_part(product, 0, op.router.weight->rows, normed(), first, count, thread);
+      multiply_part(product, 0, op.router.weight->rows, normed(rows_), first, count, thread);
       for (int64_t t = first; t < first + count; ++t) choose(op, t);
     }
   });
@@ -93,7 +94,7 @@ void CpuExecutor::sort_by_expert(int64_t chosen) {
   });
 }
 
-// The rows of every expert, one after the other, as tiles of their own: a task is 16 rows of an expert. The
+// The rows of every expert, one after the other, as tiles of their own: a task is a group of an expert's. The
 // first expert has the most.
 void CpuExecutor::gather_tiles() {
   const int32_t* start = work_->expert_start;
@@ -102,19 +103,14 @@ void CpuExecutor::gather_tiles() {
   pool_.parallel_for(num_active_ * groups, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t i = task % num_active_, num_m = rows_of(i), at = start[work_->active[i]];
-      const int64_t first = task / num_active_ * kTileHeight, last = std::min(first + kTileHeight, num_m);
-      const auto token = [&](int64_t m) { return work_->normed + work_->sorted_token[at + m] * hidden; };
-      if (last - first == kTileHeight) {
-        const float* rows[kTileHeight];
-        for (int64_t m = first; m < last; ++m) rows[m - first] = token(m);
-        kernels_.to_tile_group(rows, hidden,
-                               tile_row(work_->input_tiles + at * hidden, num_m, hidden, first).at);
-        continue;
+      const int64_t first = task / num_active_ * tile_height(num_m);
+      if (first >= num_m) continue;
+      const TileRow to = tile_row(work_->input_tiles + at * hidden, num_m, hidden, first);
+      const float* rows[kTileHeight];
+      for (int64_t m = 0; m < to.height; ++m) {
+        rows[m] = work_->normed + work_->sorted_token[at + first + m] * hidden;
       }
-      for (int64_t m = first; m < last; ++m) {
-        const TileRow to = tile_row(work_->input_tiles + at * hidden, num_m, hidden, m);
-        kernels_.to_tiles(token(m), hidden, to.at, to.height);
-      }
+      kernels_.to_tile_group(rows, to.height, hidden, to.at);
     }
   });
 }
@@ -194,7 +190,7 @@ void CpuExecutor::experts_add(const Experts& op) {
   const auto gate_up_part = [&](int32_t expert, int64_t first, int64_t count, const Chain& chain,
                                 int thread) {
     const int64_t at = start[expert], num_m = start[expert + 1] - at;
-    Rows x = input().rows(work_->normed, spec_.hidden, forms, work_->sorted_token + at);
+    Rows x = input().rows(work_->normed, num_m, spec_.hidden, forms, work_->sorted_token + at);
     if (x.tiles != nullptr) x.tiles += at * spec_.hidden;
     const Inner inner{work_->inner + at * inner_cols, inner_at(at * inner_cols), inner_forms};
     // Few tokens have room for more rows in a thread's buffers than kMaxRowsPerTask.
@@ -206,7 +202,8 @@ void CpuExecutor::experts_add(const Experts& op) {
   };
   const auto down_part = [&](int32_t expert, int64_t first, int64_t count, const Chain& chain, int thread) {
     const int64_t at = start[expert], num_m = start[expert + 1] - at;
-    const Rows x = inner_at(at * inner_cols).rows(work_->inner + at * inner_cols, inner_cols, inner_forms);
+    const Rows x =
+        inner_at(at * inner_cols).rows(work_->inner + at * inner_cols, num_m, inner_cols, inner_forms);
     multiply(kernels_, down, expert, first, count, x, num_m, work_->expert_out + at * down.rows + first,
              down.rows, work_->threads[thread].decoded, chain);
   };

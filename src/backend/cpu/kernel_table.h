@@ -100,19 +100,26 @@ enum class Activations { kFloat, kBlocks, kCells, kBinaryBlocks, kTiles };
 // Up to so many rows of a step are multiplied as blocks where a table also has tiles or cells.
 inline constexpr int64_t kBinaryRows = 16;
 
-// Tiles: rows in groups of 16, the last group as short as it is; a group lies [cols / 32][16 pairs of
-// columns][its rows][2] bf16, columns within 32 in the table's own order. So `rows` rows are rows * cols
-// values whatever their groups, and a panel may be cut at every 16th row. A kernel may load 16 rows where
-// fewer are left: kTileSlack bytes behind the last row must be readable.
+// Tiles: rows in groups of up to 16, all of the same height but the last, which has what is left; a group
+// lies [cols / 32][its rows][32] bf16, columns within 32 in the table's own order. So `rows` rows are rows *
+// cols values whatever their groups, and a panel may be cut between groups. What a product of tiles takes
+// goes with the rows of activations, so that groups of a panel that nobody cuts are as even as can be: 57
+// rows are 15, 15, 15, 12. A kernel may load a whole group where fewer rows are left: kTileSlack bytes behind
+// the last row must be readable.
 inline constexpr int64_t kTileSlack = 1024;
+inline int64_t tile_height(int64_t rows) {
+  if (rows > kRowsPerPass) return kTileHeight;
+  const int64_t groups = (rows + kTileHeight - 1) / kTileHeight;
+  return groups == 0 ? kTileHeight : (rows + groups - 1) / groups;
+}
 struct TileRow {
   uint16_t* at;
-  int64_t height;  // of its group
+  int64_t group, height;  // its group's first row, and rows
 };
 inline TileRow tile_row(uint16_t* panel, int64_t rows, int64_t cols, int64_t row, int64_t block = 0) {
-  const int64_t group = row / kTileHeight * kTileHeight;
-  const int64_t height = rows - group < kTileHeight ? rows - group : kTileHeight;
-  return {panel + group * cols + block * height * kQuantBlock + (row - group) * 2, height};
+  const int64_t most = tile_height(rows), group = row / most * most;
+  const int64_t height = rows - group < most ? rows - group : most;
+  return {panel + group * cols + (block * height + row - group) * kQuantBlock, group, height};
 }
 
 // Products of few rows wait for nothing but memory: what the thread multiplies afterwards is asked for while
@@ -130,6 +137,7 @@ struct Panel {
   int64_t row_bytes;
   const int32_t* index;  // row m of the product is row index[m] here; absent: row m
   Chain chain = {};
+  int64_t height = kTileHeight;  // of the groups of tiles
 };
 
 // out[m * out_stride + r] = sum_c w[first + r][c] x[m][c] for r < num_rows, m < num_m.
@@ -216,8 +224,8 @@ struct KernelTable {
   // numbers as a row of tiles, to their places in a group of `height` rows. cols is a multiple of 32.
   void (*quantize_binary)(const float* x, int64_t cols, ActivationBlock* out) = nullptr;
   void (*to_tiles)(const float* x, int64_t cols, uint16_t* to, int64_t height) = nullptr;
-  // All sixteen rows of a group at once.
-  void (*to_tile_group)(const float* const* rows, int64_t cols, uint16_t* to) = nullptr;
+  // All rows of a group at once.
+  void (*to_tile_group)(const float* const* rows, int64_t height, int64_t cols, uint16_t* to) = nullptr;
 
   // What a product of a step of `rows` rows reads. Cells are no choice where rows are picked by an index.
   Activations activations(Format format, int64_t rows, bool indexed = false) const {

@@ -6,18 +6,19 @@
 // the int8 kernels do, and nothing is stored or scaled per block: the same bits as kernels_wide_few.h with
 // the same (binary) activations, which decode uses, for it reads weights with half of this kernel's work.
 //
-// Weights are the tile's rows and activations its columns: 32 columns of sixteen rows of weights are opened
-// where they lie in a row, a register each, and never transposed; activations come as pairs of columns
-// (to_tiles), and outputs [weights][activations] are transposed once, at the end.
+// Activations are a tile's rows and weights its columns, so that a group of fewer than sixteen rows takes the
+// tile unit less. 32 columns of sixteen rows of weights are transposed as dwords, eight codes of a row each,
+// and opened into sixteen registers, two columns of a row a dword; activations lie as rows (to_tiles) and
+// outputs [activations][weights] as they are wanted.
 //
-// Loops, outermost first: 256 rows of activations; 32 rows of weights; chunks of 10 blocks, opened into a
+// Loops, outermost first: sixteen groups of activations; 32 rows of weights; chunks of blocks, opened into a
 // scratch; pairs of tiles of activations; the blocks of the chunk, four products each (32 x 32 outputs).
 // The first pair opens a block while it multiplies the one two before it. Sums stay in their tiles unless
 // there is more than one pair.
 //
-// Roofline, per 16 rows of weights and block, in cycles: opening 24 (48 vector operations on two ports) to 27
-// (64 loads); a product of 16 x 16 outputs 16 in the tile unit, with its share of loads 21 from the first
-// level, 27 from the second (docs/kernels/x86_matmul.md).
+// Roofline, per 16 rows of weights and block, in cycles: opening 32 (64 vector operations on two ports); a
+// product of 16 x 16 outputs 16 in the tile unit, with its share of loads 21 from the first level, 27 from
+// the second (docs/kernels/x86_matmul.md).
 #pragma once
 
 // bf16 of the e2m1 values, their exponents 126 too high, twice over: vpermw looks at five bits of an index.
@@ -36,53 +37,49 @@ inline __mmask16 scale_words(const uint8_t* bytes, uint32_t* down) {
   return _mm512_cmpgt_epu32_mask(e, most);
 }
 
-// The order of the columns of a block in a tile, which is how the nibbles of a GGUF block fall: qword q of
-// a register holds one half of the sixteen bytes, shifted by q / 2 nibbles; its words then begin with nibbles
-// q / 2, q / 2 + 4, .. of that half. Byte i holds columns i and i + 16.
+// The order of the columns of a block in a tile, which is how the nibbles of a GGUF block fall: byte i holds
+// columns i and i + 16, dword j bytes 4 j .. 4 j + 3. Shifted by n nibbles, both words of dword j begin with
+// columns of pair 4 j + n.
 constexpr int tile_column(int place) {
-  const int half = place / 4 % 2, nibble = place / 8 + 4 * (place % 4);
-  return 8 * half + nibble / 2 + 16 * (nibble % 2);
+  const int pair = place / 2, dword = pair / 4, nibble = pair % 4;
+  return 4 * dword + nibble / 2 + 16 * (nibble % 2) + 2 * (place % 2);
 }
 struct TileOrder {
   uint16_t word[32];  // of a place: columns c and c + 16 are words 2 c and 2 c + 1
-  uint64_t split[8];  // vpmultishiftqb: the same columns from a block of MXFP4Split, halves joined
-  uint64_t plain[8];  // from a block of MXFP4
 };
 constexpr TileOrder make_tile_order() {
   TileOrder order{};
   for (int place = 0; place < 32; ++place) {
-    const int column = tile_column(place), local = column % 16 % 8 + (column >= 16 ? 8 : 0);
+    const int column = tile_column(place);
     order.word[place] = static_cast<uint16_t>(2 * (column % 16) + column / 16);
-    order.split[place / 4] |= static_cast<uint64_t>(4 * local) << (16 * (place % 4));
-    order.plain[place / 4] |= static_cast<uint64_t>(4 * (place / 8) + 16 * (place % 4)) << (16 * (place % 4));
   }
   return order;
 }
 alignas(64) constexpr TileOrder kTileOrder = make_tile_order();
 
-// How a block of one row becomes a register of word indices.
+// Pair kPair of a block, of sixteen rows transposed to t (dword j of a row in t[j]), as words that begin with
+// its codes.
 template <class Format>
-struct TileRowOf;
+struct TilePairOf;
 template <>
-struct TileRowOf<FormatMXFP4> {
+struct TilePairOf<FormatMXFP4> {
   static constexpr int64_t kCodesAt = 1, kScaleStep = FormatMXFP4::kBlockBytes;
-  V shift = _mm512_set_epi64(12, 12, 8, 8, 4, 4, 0, 0), select = load512(kTileOrder.plain);
-  // The two ways use different ports.
-  template <bool kShift>
-  [[gnu::always_inline]] V indices(const uint8_t* codes) const {
-    const V both = _mm512_broadcast_i32x4(Simd::load128(codes));
-    return kShift ? _mm512_srlv_epi64(both, shift) : _mm512_multishift_epi64_epi8(select, both);
+  template <int kPair>
+  [[gnu::always_inline]] static V indices(const V (&t)[4]) {
+    return kPair % 4 == 0 ? t[kPair / 4] : _mm512_srli_epi16(t[kPair / 4], kPair % 4 * 4);
   }
 };
+// Columns in order, a nibble each: the two of a pair lie two nibbles apart in one dword.
 template <>
-struct TileRowOf<FormatMXFP4Split> {
+struct TilePairOf<FormatMXFP4Split> {
   static constexpr int64_t kCodesAt = 0, kScaleStep = 1;
-  V select = load512(kTileOrder.split);
-  template <bool>
-  [[gnu::always_inline]] V indices(const uint8_t* codes) const {
-    // Columns 0-7 and 16-23 to one half, 8-15 and 24-31 to the other.
-    const V halves = _mm512_shuffle_epi32(_mm512_broadcast_i32x4(Simd::load128(codes)), _MM_PERM_DBCA);
-    return _mm512_multishift_epi64_epi8(select, halves);
+  template <int kPair>
+  [[gnu::always_inline]] static V indices(const V (&t)[4]) {
+    constexpr int kColumn = tile_column(2 * kPair);
+    constexpr int64_t kFirst = 4 * (kColumn % 8), kSecond = kFirst + 8;  // bits
+    constexpr int64_t kDword = kFirst | kSecond << 16;
+    return _mm512_multishift_epi64_epi8(_mm512_set1_epi64(kDword | (kDword + 0x200020) << 32),
+                                        t[kColumn / 8]);
   }
 };
 
@@ -90,7 +87,7 @@ struct TileRowOf<FormatMXFP4Split> {
 constexpr int64_t kScaleBlocks = kPackedRuns;
 template <class Format>
 struct TileScales {
-  static constexpr int kStep = TileRowOf<Format>::kScaleStep;
+  static constexpr int kStep = TilePairOf<Format>::kScaleStep;
   alignas(64) uint32_t down[kScaleBlocks][16];
   __mmask16 damaged[kScaleBlocks];
 
@@ -119,32 +116,34 @@ struct TileScales {
 // NaN for rows with a damaged scale.
 [[gnu::noinline]] inline void damage(__mmask16 rows, uint16_t (*to)[32]) {
   for (int64_t r = 0; r < 16; ++r) {
-    for (int64_t p = 0; p < 32 && (rows >> r & 1) != 0; ++p) to[r][p] = 0x7fc0;
+    for (int64_t p = 0; p < 16 && (rows >> r & 1) != 0; ++p) to[p][2 * r] = to[p][2 * r + 1] = 0x7fc0;
   }
 }
 
-// Block `block` of sixteen rows from `row` on, of which `rows` exist (the last is repeated), as a tile.
-// halfway() is called after eight of them.
+// Block `block` of sixteen rows from `row` on, of which `rows` exist (the last is repeated), as a tile
+// [pair of columns][row][2]. halfway() is called after eight pairs.
 template <class Format>
 struct TileWeights {
-  using Row = TileRowOf<Format>;
-  Row opener;
+  using Pair = TilePairOf<Format>;
   TileScales<Format> scales;
   template <bool kFull, class Halfway>
   [[gnu::always_inline]] void open(const MatrixView& w, int64_t row, int64_t rows, int64_t block,
                                    uint16_t (*to)[32], Halfway halfway) const {
     const int64_t apart = w.row_bytes, at = block % kScaleBlocks;
-    const uint8_t* const codes = w.data + row * apart + block * Format::kBlockBytes + Row::kCodesAt;
-    const EvenRows even{{codes, codes + 4 * apart, codes + 8 * apart, codes + 12 * apart}, apart};
-    const V table = load512(kE2M1Words);
-    const Row row_of = opener;  // in registers
-    const uint32_t* const down = scales.down[at];
-    unroll<16>([&](auto r) __attribute__((always_inline)) {
-      if constexpr (r == 8) halfway();
-      const V indices =
-          row_of.template indices<r % 2 == 0>(kFull ? even[r] : codes + (r < rows ? r : rows - 1) * apart);
-      const V minus = _mm512_set1_epi32(static_cast<int32_t>(down[r]));
-      _mm512_store_si512(to[r], _mm512_subs_epu16(_mm512_permutexvar_epi16(indices, table), minus));
+    const uint8_t* const codes = w.data + row * apart + block * Format::kBlockBytes + Pair::kCodesAt;
+    V t[4];
+    if constexpr (kFull) {
+      transpose(EvenRows{{codes, codes + 4 * apart, codes + 8 * apart, codes + 12 * apart}, apart}, 0, t);
+    } else {
+      const uint8_t* from[16];
+      for (int64_t r = 0; r < 16; ++r) from[r] = codes + (r < rows ? r : rows - 1) * apart;
+      transpose(from, 0, t);
+    }
+    const V table = load512(kE2M1Words), minus = load512(scales.down[at]);
+    unroll<16>([&](auto p) __attribute__((always_inline)) {
+      if constexpr (p == 8) halfway();
+      const V words = _mm512_permutexvar_epi16(Pair::template indices<p>(t), table);
+      _mm512_store_si512(to[p], _mm512_subs_epu16(words, minus));
     });
     if (scales.damaged[at] != 0) [[unlikely]]
       damage(scales.damaged[at], to);
@@ -152,12 +151,13 @@ struct TileWeights {
 };
 
 // 32 rows of weights as tiles, a ring of blocks. A chunk of kOpenBlocks is used by every pair of groups of
-// activations, whose sums, 4 KiB, are loaded and stored once for 40 products; kAheadBlocks are opened before
-// the first of them is multiplied: a tile is not loaded from stores that have not left the processor. 24 KiB
-// of the first-level cache; chunks of 30 blocks would come from the second, as the activations do already.
-constexpr int64_t kOpenBlocks = 10, kAheadBlocks = 2;
+// activations, whose sums, 4 KiB, are loaded and stored once for 72 products; kAheadBlocks are opened before
+// the first of them is multiplied: a tile is not loaded from stores that have not left the processor. 40 KiB
+// of the first-level cache: 24 KiB would leave it more room, but loads and stores of sums cost as much as
+// those of anything else (docs/kernels/x86_matmul.md).
+constexpr int64_t kOpenBlocks = 18, kAheadBlocks = 2;
 struct OpenedTiles {
-  alignas(64) uint16_t words[kOpenBlocks + kAheadBlocks][2][16][32];  // [block][group][row][place]
+  alignas(64) uint16_t words[kOpenBlocks + kAheadBlocks][2][16][32];  // [block][group][pair][row, 2]
   uint16_t (*block(int64_t i))[16][32] { return words[i % (kOpenBlocks + kAheadBlocks)]; }
 };
 
@@ -235,40 +235,54 @@ class RowOpener {
   TileWeights<Format> weights_[2];  // of sixteen rows each
 };
 
-// Tiles 0 to 3 are sums [weights][activations], of weights 4 and activations 6, 5 and 6, 4 and 7, 5 and 7.
-inline void configure_bf16(int64_t num_m) {
+// Tiles 0 to 3 are sums [activations][weights], of activations 4 and weights 6, 4 and 7, 5 and 6, 5 and 7.
+inline void configure_bf16(int64_t height) {
   TileConfig config;
   for (int t = 0; t < 8; ++t) {
-    config.row_bytes[t] = static_cast<uint16_t>(t == 4 || t == 5 || num_m > 16 ? 64 : 4 * num_m);
-    config.rows[t] = 16;
+    config.row_bytes[t] = 64;
+    config.rows[t] = static_cast<uint8_t>(t < 6 ? height : 16);
   }
   stores_are_done();
   _tile_loadconfig(&config);
 }
 
-// A group of 16 rows of activations: tiles of [16 pairs][rows] dwords, `step` bytes each.
-struct TileColumn {
+// A group of activations: tiles of [rows][32], `step` bytes each.
+struct TileRows {
   const uint8_t* at;
-  int64_t step, apart;  // apart: step / 16
+  int64_t step;
 };
 
-// Product kQuarter of the four of a block; two where there is one group of activations.
+// Six multiplications that nobody waits for, behind every product. Where a processor's other thread is busy,
+// tile instructions that are issued as fast as they come hold each other up, and take less time with
+// something else between them; undisturbed they leave the tile unit as busy as it was
+// (docs/kernels/x86_matmul.md).
+[[gnu::always_inline]] inline void space_out() {
+#if defined(__x86_64__)
+  uint64_t x = 1;
+  asm volatile("imul %0, %0\n\timul %0, %0\n\timul %0, %0\n\timul %0, %0\n\timul %0, %0\n\timul %0, %0"
+               : "+r"(x));
+#endif
+}
+
+// Product kQuarter of the four of a block, all loads with the first; two where there is one group of
+// activations.
 template <bool kTwo, int kQuarter>
-[[gnu::always_inline]] inline void multiply_quarter(const uint16_t (*w)[16][32], TileColumn a, TileColumn b,
+[[gnu::always_inline]] inline void multiply_quarter(const uint16_t (*w)[16][32], TileRows a, TileRows b,
                                                     int64_t block) {
   if constexpr (kQuarter == 0) {
-    _tile_loadd(6, a.at + block * a.step, a.apart);
-    _tile_loadd(4, w[0], 64);
+    _tile_loadd(4, a.at + block * a.step, 64);
+    _tile_loadd(6, w[0], 64);
+    _tile_loadd(7, w[1], 64);
+    if constexpr (kTwo) _tile_loadd(5, b.at + block * b.step, 64);
     _tile_dpbf16ps(0, 4, 6);
   } else if constexpr (kQuarter == 1) {
-    _tile_loadd(5, w[1], 64);
-    _tile_dpbf16ps(1, 5, 6);
+    _tile_dpbf16ps(1, 4, 7);
   } else if constexpr (kTwo && kQuarter == 2) {
-    _tile_loadd(7, b.at + block * b.step, b.apart);
-    _tile_dpbf16ps(2, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
   } else if constexpr (kTwo) {
     _tile_dpbf16ps(3, 5, 7);
   }
+  if constexpr (kTwo || kQuarter < 2) space_out();
 }
 
 // One or two groups of activations by blocks [first, first + count); on the way blocks [open, open_end) are
@@ -276,7 +290,7 @@ template <bool kTwo, int kQuarter>
 // processor does not see them, and the tile unit stands still.
 template <bool kTwo, class Format>
 void multiply_opened(RowOpener<Format>& opener, OpenedTiles& w, int64_t first, int64_t count, int64_t open,
-                     int64_t open_end, TileColumn a, TileColumn b) {
+                     int64_t open_end, TileRows a, TileRows b) {
   int64_t i = first;
   for (; i < first + count && open < open_end; ++i, ++open) {
     const auto* mine = w.block(i);
@@ -317,58 +331,19 @@ inline void store_sums(bool two, TileSums& sums) {
   _tile_stored(3, sums[3], 64);
 }
 
-// b[i] lane j = a[j] lane i; a is used up.
-[[gnu::always_inline]] inline void transpose_dwords(V16 (&a)[16], V16 (&b)[16]) {
-  unroll<8>([&](auto i) {  // b[2 i], b[2 i + 1]: dwords of rows 2 i and 2 i + 1 in turn
-    b[2 * i] = _mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]);
-    b[2 * i + 1] = _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]);
-  });
-  unroll<4>([&](auto i) {  // a[4 i + c]: columns c, c + 4, c + 8, c + 12 of rows 4 i .. 4 i + 3
-    const auto pd = [](V16 v) { return _mm512_castps_pd(v); };
-    a[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(b[4 * i]), pd(b[4 * i + 2])));
-    a[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(b[4 * i]), pd(b[4 * i + 2])));
-    a[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(b[4 * i + 1]), pd(b[4 * i + 3])));
-    a[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(b[4 * i + 1]), pd(b[4 * i + 3])));
-  });
-  unroll<4>([&](auto c) {
-    const V16 even0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88),
-              odd0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xdd);
-    const V16 even1 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
-    const V16 odd1 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xdd);
-    b[c] = _mm512_shuffle_f32x4(even0, even1, 0x88);
-    b[8 + c] = _mm512_shuffle_f32x4(even0, even1, 0xdd);
-    b[4 + c] = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
-    b[12 + c] = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
-  });
-}
-
-// [16 weights][16 activations] -> num_m rows of out.
-inline void write_tile(const float (*sums)[16], __mmask16 lanes, int64_t num_m, float* out,
-                       int64_t out_stride) {
-  if (num_m < 4) {
-    for (int64_t m = 0; m < num_m; ++m) {
-      float row[16];
-      for (int64_t r = 0; r < 16; ++r) row[r] = sums[r][m];
-      _mm512_mask_storeu_ps(out + m * out_stride, lanes, Simd::load(row));
-    }
-    return;
-  }
-  V16 a[16], b[16];
-  unroll<16>([&](auto r) { a[r] = Simd::load(sums[r]); });
-  transpose_dwords(a, b);
-  for (int64_t m = 0; m < 16 && m < num_m; ++m) _mm512_mask_storeu_ps(out + m * out_stride, lanes, b[m]);
-}
-
 constexpr int64_t kTilePairs = kPassRows / 32;
 
-// Up to kPassRows rows of activations, tiles at `x` (kernel_table.h), by up to 32 rows of weights.
+// Up to kPassRows / 16 groups of activations of up to `height` rows, tiles at `x` (kernel_table.h), by up to
+// 32 rows of weights.
 template <class Format>
 void bf16_rows(RowOpener<Format>& opener, int64_t num_rows, int64_t blocks, const uint8_t* x, int64_t num_m,
-               float* out, int64_t out_stride, OpenedTiles& opened, TileSums* sums) {
-  const int64_t groups = (num_m + 15) / 16, pairs = (groups + 1) / 2;
-  const auto column = [&](int64_t group) -> TileColumn {
-    const int64_t rows = num_m - 16 * group < 16 ? num_m - 16 * group : 16;
-    return {x + group * blocks * 1024, 64 * rows, 4 * rows};
+               int64_t height, float* out, int64_t out_stride, OpenedTiles& opened, TileSums* sums) {
+  const int64_t groups = (num_m + height - 1) / height, pairs = (groups + 1) / 2;
+  const auto rows_of = [&](int64_t group) {
+    return num_m - height * group < height ? num_m - height * group : height;
+  };
+  const auto tiles_of = [&](int64_t group) -> TileRows {
+    return {x + group * height * blocks * 64, 64 * rows_of(group)};
   };
   const bool keep = pairs == 1;  // in their tiles
   int64_t open = 0;              // the next block to be opened
@@ -377,7 +352,7 @@ void bf16_rows(RowOpener<Format>& opener, int64_t num_rows, int64_t blocks, cons
     const int64_t end = block + kOpenBlocks < blocks ? block + kOpenBlocks : blocks;
     for (int64_t p = 0; p < pairs; ++p) {
       const bool two = 2 * p + 1 < groups;
-      const TileColumn a = column(2 * p), b = two ? column(2 * p + 1) : a;
+      const TileRows a = tiles_of(2 * p), b = two ? tiles_of(2 * p + 1) : a;
       // The first pair opens what is left of the chunk, the last one the beginning of the next.
       int64_t open_end = p == 0 ? end : open;
       if (p == pairs - 1) open_end = end + kAheadBlocks < blocks ? end + kAheadBlocks : blocks;
@@ -388,11 +363,14 @@ void bf16_rows(RowOpener<Format>& opener, int64_t num_rows, int64_t blocks, cons
       if (!keep || end == blocks) store_sums(two, sums[p]);
     }
   }
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t m = 16 * group, rows = num_m - m < 16 ? num_m - m : 16;
+  stores_are_done();
+  for (int64_t group = 0; group < groups; ++group, out += height * out_stride) {
     for (int64_t g = 0; g < 2 && 16 * g < num_rows; ++g) {
-      write_tile(sums[group / 2][group % 2 * 2 + g], first_lanes(num_rows - 16 * g), rows,
-                 out + m * out_stride + 16 * g, out_stride);
+      const __mmask16 lanes = first_lanes(num_rows - 16 * g);
+      const float(*from)[16] = sums[group / 2][group % 2 * 2 + g];
+      for (int64_t r = 0; r < rows_of(group); ++r) {
+        _mm512_mask_storeu_ps(out + r * out_stride + 16 * g, lanes, Simd::load(from[r]));
+      }
     }
   }
 }
@@ -402,15 +380,15 @@ void bf16_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pan
                  float* out, int64_t out_stride) {
   OpenedTiles opened;
   alignas(64) TileSums sums[kTilePairs];
-  const int64_t blocks = w.cols / kQuantBlock;
-  configure_bf16(num_m);
-  for (int64_t m = 0; m < num_m; m += kPassRows) {
-    const int64_t count_m = num_m - m < kPassRows ? num_m - m : kPassRows;
+  const int64_t blocks = w.cols / kQuantBlock, pass = 2 * kTilePairs * x.height;
+  configure_bf16(x.height);
+  for (int64_t m = 0; m < num_m; m += pass) {
+    const int64_t count_m = num_m - m < pass ? num_m - m : pass;
     for (int64_t r = 0; r < num_rows; r += 32) {
       const int64_t count = num_rows - r < 32 ? num_rows - r : 32;
       RowOpener<Format> opener(w, first + r, count, r == 0 && m == 0);
-      bf16_rows<Format>(opener, count, blocks, x.data + m * x.row_bytes, count_m, out + m * out_stride + r,
-                        out_stride, opened, sums);
+      bf16_rows<Format>(opener, count, blocks, x.data + m * x.row_bytes, count_m, x.height,
+                        out + m * out_stride + r, out_stride, opened, sums);
     }
   }
   _tile_release();
@@ -443,26 +421,25 @@ void quantize_binary(const float* x, int64_t cols, ActivationBlock* out) {
   }
 }
 
-// The same numbers, code * scale, into a column of a tile: 16 pairs, `height` pairs apart. They are exact in
-// bf16, so that the upper half of a float is one.
+// Codes times their scale, as places of a row of a tile. They are exact in bf16, so that the upper half of a
+// float is one.
+[[gnu::always_inline]] inline V tile_places(V16 low, V16 high, V16 inverse, V16 scale, V order) {
+  const auto rounded = [&](V16 v) __attribute__((always_inline)) {
+    const V codes = _mm512_cvtps_epi32(Simd::mul(v, inverse));
+    return _mm512_castps_si512(Simd::mul(_mm512_cvtepi32_ps(codes), scale));
+  };
+  const V both = blend_bits(_mm512_srli_epi32(rounded(low), 16), rounded(high), 0xffff0000ffff0000);
+  return _mm512_permutexvar_epi16(order, both);
+}
+
+// The numbers of quantize_binary, code * scale, as a row of tiles, those of a group of `height` rows.
 void to_tiles(const float* x, int64_t cols, uint16_t* to, int64_t height) {
   const V order = load512(kTileOrder.word);
   for (int64_t c = 0; c < cols; c += kQuantBlock, to += height * kQuantBlock) {
     const V16 low = Simd::load(x + c), high = Simd::load(x + c + kLanes);
     const BinaryScale s = binary_scale(low, high);
-    const auto rounded = [&](V16 v) {
-      const V codes = _mm512_cvtps_epi32(Simd::mul(v, Simd::broadcast(s.inverse)));
-      return _mm512_castps_si512(Simd::mul(_mm512_cvtepi32_ps(codes), Simd::broadcast(s.scale)));
-    };
-    const V both = blend_bits(_mm512_srli_epi32(rounded(low), 16), rounded(high), 0xffff0000ffff0000);
-    const V pairs = _mm512_permutexvar_epi16(order, both);
-    if (height == 1) {
-      _mm512_storeu_si512(to, pairs);
-      continue;
-    }
-    alignas(64) uint32_t pair[16];
-    _mm512_store_si512(pair, pairs);
-    for (int64_t i = 0; i < 16; ++i) __builtin_memcpy(to + i * height * 2, &pair[i], 4);
+    _mm512_storeu_si512(to,
+                        tile_places(low, high, Simd::broadcast(s.inverse), Simd::broadcast(s.scale), order));
   }
 }
 
@@ -501,25 +478,24 @@ struct alignas(64) GroupScales {
   Simd::store(out.inverse, _mm512_maskz_div_ps(some, Simd::broadcast(64.0f), p));
 }
 
-// What to_tiles makes of sixteen rows [cols], for a group of sixteen: a third of its instructions.
-void to_tile_group(const float* const* rows, int64_t cols, uint16_t* to) {
+// What to_tiles makes of `height` rows [cols], a group: their scales are found together.
+void to_tile_group(const float* const* rows, int64_t height, int64_t cols, uint16_t* to) {
+  if (height < kTileHeight / 2) {
+    for (int64_t r = 0; r < height; ++r) to_tiles(rows[r], cols, to + r * kQuantBlock, height);
+    return;
+  }
   const V order = load512(kTileOrder.word);
-  for (int64_t c = 0; c < cols; c += kQuantBlock, to += kTileHeight * kQuantBlock) {
+  const float* all[kTileHeight];
+  for (int64_t r = 0; r < kTileHeight; ++r) all[r] = rows[r < height ? r : height - 1];
+  for (int64_t c = 0; c < cols; c += kQuantBlock, to += height * kQuantBlock) {
     GroupScales of;
-    group_scales(rows, c, of);
-    V16 a[16], b[16];
-    unroll<16>([&](auto r) {
-      const V16 inverse = Simd::broadcast(of.inverse[scale_place(r)]);
-      const V16 scale = Simd::broadcast(of.scale[scale_place(r)]);
-      const auto rounded = [&](const float* x) {
-        const V codes = _mm512_cvtps_epi32(Simd::mul(Simd::load(x), inverse));
-        return _mm512_castps_si512(Simd::mul(_mm512_cvtepi32_ps(codes), scale));
-      };
-      const V both = blend_bits(_mm512_srli_epi32(rounded(rows[r] + c), 16), rounded(rows[r] + c + kLanes),
-                                0xffff0000ffff0000);
-      a[r] = _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both));
-    });
-    transpose_dwords(a, b);
-    unroll<16>([&](auto pair) { _mm512_storeu_ps(to + 32 * pair, b[pair]); });
+    group_scales(all, c, of);
+    for (int64_t r = 0; r < height; ++r) {
+      const auto place = scale_place(static_cast<int>(r));
+      _mm512_storeu_si512(
+          to + r * kQuantBlock,
+          tile_places(Simd::load(rows[r] + c), Simd::load(rows[r] + c + kLanes),
+                      Simd::broadcast(of.inverse[place]), Simd::broadcast(of.scale[place]), order));
+    }
   }
 }

@@ -26,7 +26,7 @@ Chosen choose(const KernelTable& kernels, Format format, const Rows& x) {
   }
   if (x.tiles == nullptr) return {kernels.matmul[at], {bytes(x.binary), block_bytes, x.index}};
   return {kernels.tile_matmul[at],
-          {bytes(x.tiles), x.cols * static_cast<int64_t>(sizeof(uint16_t)), nullptr}};
+          {bytes(x.tiles), x.cols * static_cast<int64_t>(sizeof(uint16_t)), nullptr, {}, x.height}};
 }
 
 }  // namespace

@@ -19,9 +19,10 @@ struct Rows {
   // their order (never by the index) as tiles.
   const ActivationBlock* binary = nullptr;
   const uint16_t* tiles = nullptr;
+  int64_t height = kTileHeight;  // of the tiles' groups
 
-  Rows from(int64_t row)
-      const {  // the rows from `row` on, a multiple of kTileHeight where there are tiles or cells
+  Rows from(
+      int64_t row) const {  // the rows from `row` on, a multiple of the height where there are tiles or cells
     Rows r = *this;
     if (tiles != nullptr) r.tiles += row * cols;
     if (cells != nullptr) r.cells += row / kTileHeight * (cols / kQuantBlock);
