@@ -131,14 +131,15 @@ TEST(SmolLm2, FurtherDevicesContinueAsTheCpu) {
 }
 
 // The perplexity above holds for every instruction set, because they agree to the bit: 70 tokens in steps of
-// 64, 1, 5.
+// 64, 1, 5. All but amx, whose attention splits queries and weights into two bf16 numbers each: it is near
+// them, and what the perplexity above measures on a machine that has it.
 TEST(SmolLm2, EveryInstructionSetGivesTheSameLogits) {
   const golden::SmolLm2 want = golden::load_smollm2();
   const std::span<const int32_t> tokens = std::span(want.text_tokens).first(70);
   std::vector<float> first;
   std::string first_isa;
   for (const char* isa :
-       {"", "scalar", "neon", "neon_dotprod", "neon_i8mm", "avx2", "avx_vnni", "avx512", "amx"}) {
+       {"scalar", "", "neon", "neon_dotprod", "neon_i8mm", "avx2", "avx_vnni", "avx512", "amx"}) {
     ::setenv("MILLRACE_ISA", isa, 1);
     std::unique_ptr<Runtime> runtime;
     try {
@@ -159,6 +160,11 @@ TEST(SmolLm2, EveryInstructionSetGivesTheSameLogits) {
     if (first.empty()) {
       first = std::move(logits);
       first_isa = runtime->backend().isa();
+    } else if (runtime->backend().isa() == "amx") {
+      float largest = 0;
+      for (size_t i = 0; i < first.size(); ++i) largest = std::max(largest, std::abs(first[i] - logits[i]));
+      std::printf("[  figure  ] SmolLM2 with amx: logits differ by %.4f at most\n", largest);
+      EXPECT_LT(largest, 0.5f);  // of logits that spread over some 30
     } else {
       EXPECT_EQ(std::memcmp(first.data(), logits.data(), first.size() * sizeof(float)), 0)
           << runtime->backend().isa() << " against " << first_isa;
