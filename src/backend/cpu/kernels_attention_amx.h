@@ -231,19 +231,8 @@ struct SetRows {
 
 // exp16 of numbers that are not above zero, and of NaN.
 [[gnu::always_inline]] inline V16 exp_below(V16 x) {
-  const V16 low = Simd::broadcast(-86.0f), magic = Simd::broadcast(12582912.0f);
-  const V16 bounded = _mm512_max_ps(low, x);  // the second one, where one is a NaN
-  const V16 shifted = Simd::fma(bounded, Simd::broadcast(1.44269504f), magic);
-  const V16 n = Simd::sub(shifted, magic);
-  V16 r = Simd::fma(n, Simd::broadcast(-0.693359375f), bounded);
-  r = Simd::fma(n, Simd::broadcast(2.12194440e-4f), r);
-  V16 p = Simd::broadcast(1.3888889e-3f);
-  p = Simd::fma(p, r, Simd::broadcast(8.3333333e-3f));
-  p = Simd::fma(p, r, Simd::broadcast(4.16666667e-2f));
-  p = Simd::fma(p, r, Simd::broadcast(1.66666667e-1f));
-  p = Simd::fma(p, r, Simd::broadcast(0.5f));
-  p = Simd::fma(p, r, Simd::broadcast(1.0f));
-  p = Simd::fma(p, r, Simd::broadcast(1.0f));
+  const V16 low = Simd::broadcast(-86.0f);
+  const auto [p, shifted] = exp_parts(_mm512_max_ps(low, x));  // the second one, where one is a NaN
   const __mmask16 some = _mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ);
   return _mm512_castsi512_ps(_mm512_maskz_add_epi32(some, _mm512_castps_si512(p),
                                                     _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));

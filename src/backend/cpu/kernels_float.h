@@ -87,9 +87,10 @@ void float_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pa
 
 // exp to 1.5 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial of degree 6 in r, n into the exponent.
 // Below -86 it is 0, above 88 it stays at exp(88).
-inline V16 exp16(V16 x) {
-  const V16 low = Simd::broadcast(-86.0f);
-  const V16 bounded = Simd::min(Simd::max(x, low), Simd::broadcast(88.0f));
+struct ExpParts {
+  V16 p, shifted;  // exp(r), and n in the last bits
+};
+[[gnu::always_inline]] inline ExpParts exp_parts(V16 bounded) {
   const V16 magic = Simd::broadcast(12582912.0f);  // 1.5 * 2^23: the sum's last bit is worth 1
   const V16 shifted = Simd::fma(bounded, Simd::broadcast(1.44269504f), magic);
   const V16 n = Simd::sub(shifted, magic);
@@ -102,6 +103,11 @@ inline V16 exp16(V16 x) {
   p = Simd::fma(p, r, Simd::broadcast(0.5f));
   p = Simd::fma(p, r, Simd::broadcast(1.0f));
   p = Simd::fma(p, r, Simd::broadcast(1.0f));
+  return {p, shifted};
+}
+inline V16 exp16(V16 x) {
+  const V16 low = Simd::broadcast(-86.0f);
+  const auto [p, shifted] = exp_parts(Simd::min(Simd::max(x, low), Simd::broadcast(88.0f)));
   return Simd::select_less(x, low, Simd::zero(), Simd::add_exponent(p, shifted));
 }
 

@@ -1,4 +1,7 @@
 // The large items of wide products, and for what they are there (wide_large.cuh).
+#include <iterator>
+#include <utility>
+
 #include "backend/cuda/ops/wide_fitted.cuh"
 
 namespace millrace::cuda {
@@ -11,30 +14,15 @@ int fitted_tiles(const WgmmaLinear& p, bool cut) {
   for (int i = 0; i < p.num_parts; ++i) tiles[i] = p.parts[i].num_tiles;
   return FittedWidth(tiles, p.num_parts, p.rows, multiprocessors() / kClusterCtas, cut).tiles;
 }
-void launch_fitted(const WgmmaLinear& p, int tiles, float unscale, const WideSplit& split,
-                   cudaStream_t stream) {
-  switch (tiles != 0 ? tiles : fitted_tiles(p, split.totals != nullptr)) {
-    case 6:
-      return launch_fitted_as<6>(p, unscale, split, stream);
-    case 8:
-      return launch_fitted_as<8>(p, unscale, split, stream);
-    case 10:
-      return launch_fitted_as<10>(p, unscale, split, stream);
-    case 11:
-      return launch_fitted_as<11>(p, unscale, split, stream);
-    case 12:
-      return launch_fitted_as<12>(p, unscale, split, stream);
-    case 16:
-      return launch_fitted_as<16>(p, unscale, split, stream);
-    case 20:
-      return launch_fitted_as<20>(p, unscale, split, stream);
-    case 21:
-      return launch_fitted_as<21>(p, unscale, split, stream);
-    case 23:
-      return launch_fitted_as<23>(p, unscale, split, stream);
-    default:  // also for rows that they are not for
-      return launch_fitted_as<24>(p, unscale, split, stream);
-  }
+// The width is one of kFittedTiles; the widest, for rows that they are not for.
+template <size_t... kWidths>
+void launch_fitted(std::index_sequence<kWidths...>, const WgmmaLinear& p, int tiles, float unscale,
+                   const WideSplit& split, cudaStream_t stream) {
+  if (tiles == 0) tiles = fitted_tiles(p, split.totals != nullptr);
+  if (((tiles != kFittedTiles[kWidths]) && ...)) tiles = kFittedTiles[sizeof...(kWidths) - 1];
+  ((tiles == kFittedTiles[kWidths] ? launch_fitted_as<kFittedTiles[kWidths]>(p, unscale, split, stream)
+                                   : void()),
+   ...);
 }
 
 }  // namespace
@@ -68,7 +56,10 @@ void launch_large_linear(const WideLinear& op, WideItems items, cudaStream_t str
     if (op.parts[i].w.opened != nullptr) p.parts[i].tiles = op.parts[i].w.opened;
   }
   const float unscale = op.parts[0].w.format == PackedFormat::kBf16 ? 1.0f : kMx4Unscale;
-  if (items == WideItems::kFitted) return launch_fitted(p, op.fitted_tiles, unscale, op.split, stream);
+  if (items == WideItems::kFitted) {
+    return launch_fitted(std::make_index_sequence<std::size(kFittedTiles)>(), p, op.fitted_tiles, unscale,
+                         op.split, stream);
+  }
   if (items == WideItems::kMiddle) return launch_large<96>(p, items, unscale, op.split, stream);
   launch_large<192>(p, items, unscale, op.split, stream);
 }
