@@ -1,4 +1,4 @@
-// Times the dense product of bf16 and of 8-bit weights (ops/wide_product.cuh, ops/wide_large.cuh), cut into
+// Times the dense product of bf16 and of 8-bit weights (ops/wide_product.cuh, ops/wide_fitted.cuh), cut into
 // items in every way there is, beside cuBLAS's bf16 in one run, in turns. With bf16 weights both have the
 // same numbers, and it prints how far apart the results are: both multiply exactly and sum in float32, in
 // another order. Ours sums every segment of the columns for itself, which is what makes a row's bits
@@ -6,8 +6,9 @@
 // distribution: a GPU is slower on them than on zeros, and their sums are not exact in any order. "of the
 // tensor cores": of 4,096 FLOP a cycle and SM, at the clock that was read right after. 8-bit weights are
 // there opened too (packed.h), for the ways that read those; how long opening them took is said.
-//   gemm_bench [q8] [rows outputs columns]...  columns a multiple of 64; without: 4096^3, gpt-oss-20b's
-//   shapes
+// "shapes": fitted items of every shape there is, in rounds and cut, beside the built-in choice.
+//   gemm_bench [q8] [shapes] [rows outputs columns]...  columns a multiple of 64; without: 4096^3,
+//   gpt-oss-20b's shapes
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -20,6 +21,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/ops/packed.h"
 #include "backend/cuda/ops/wide.h"
+#include "backend/cuda/ops/wide_shares.h"
 #include "backend/cuda/tuned.h"
 #ifdef MILLRACE_HAS_CUBLAS
 #include <cublas_v2.h>
@@ -74,6 +76,13 @@ __global__ void fill(float* floats, uint16_t* bf16, size_t count, uint32_t seed)
   }
 }
 
+struct Way {
+  WideItems items;
+  std::string name;
+  int shape = -1;                    // of fitted items
+  bool rounds = false, cut = false;  // else what should take less
+};
+
 struct Gemm {
   DType type;
   int64_t rows, outputs, cols;
@@ -122,20 +131,41 @@ struct Gemm {
     op.to = {operand.as<uint8_t>()};
     launch_wide_round(op, stream.get());
   }
-  void multiply(WideItems items, const DeviceBuffer& out) {
-    launch_wide_linear(linear(items, out), stream.get());
+  void multiply(const Way& way, const DeviceBuffer& out) {
+    launch_wide_linear(linear(way, out), stream.get());
   }
-  WideLinear linear(WideItems items, const DeviceBuffer& out) const {
+  WideLinear linear(const Way& way, const DeviceBuffer& out) const {
     WideLinear op;
     op.parts[op.num_parts++] = {packed, nullptr, out.as<float>()};
     op.x = {operand.as<uint8_t>()};
     op.rows = rows;
-    op.items = items;
-    op.split = wide_split(split.as<void>());
+    op.items = way.items;
+    op.fitted_shape = way.shape;
+    if (!way.rounds) op.split = wide_split(split.as<void>());
+    op.split.always = way.cut;
     return op;
   }
-  // Outputs of `items`, poisoned before, that differ from those of the built-in choice.
-  uint64_t differing(WideItems items) {
+  std::vector<Way> ways(bool shapes) const {
+    std::vector<Way> all;
+    for (const ItemsName& candidate : wide_candidates())
+      all.push_back({candidate.items, std::string(candidate.name)});
+    all.push_back({WideItems::kLoose, "one chain"});
+    if (shapes) {
+      all.resize(1);
+      int i = 0;
+      for (const FittedShape& shape : kFittedShapes) {
+        const std::string name = std::to_string(8 * shape.tiles) + " x " + std::to_string(shape.tokens);
+        all.push_back({WideItems::kFitted, name, i, true, false});
+        all.push_back({WideItems::kFitted, name + ", cut", i++, false, true});
+      }
+    }
+    std::erase_if(all, [&](const Way& way) {
+      return has_wgmma() ? !fits_items(way.items, linear(way, ours)) : way.items != WideItems::kDefault;
+    });
+    return all;
+  }
+  // Outputs of a way, poisoned before, that differ from those of the built-in choice.
+  uint64_t differing(const Way& items) {
     MILLRACE_CUDA_TRY(cudaMemsetAsync(ours.as<void>(), 0xff, ours.bytes(), stream.get()));
     MILLRACE_CUDA_TRY(cudaMemsetAsync(count.as<void>(), 0, 8, stream.get()));
     multiply(items, ours);
@@ -184,21 +214,15 @@ struct Gemm {
     return std::sqrt(error / size);
   }
 
-  void run(const std::function<void(Gemm&)>& library) {
-    std::vector<ItemsName> ways;
-    for (const ItemsName& way : wide_candidates()) {
-      if (has_wgmma() ? fits_items(way.items, linear(way.items, ours)) : way.items == WideItems::kDefault)
-        ways.push_back(way);
-    }
-    if (has_wgmma() && fits_items(WideItems::kLoose, linear(WideItems::kLoose, ours)))
-      ways.push_back({WideItems::kLoose, "256x192, one chain"});
+  void run(const std::function<void(Gemm&)>& library, bool shapes) {
+    const std::vector<Way> ways = this->ways(shapes);
     round();
-    multiply(WideItems::kDefault, first);
+    multiply(ways[0], first);
     std::vector<std::vector<double>> mine(ways.size());
     std::vector<double> other, clocks(ways.size()), their_clock(1);
     for (int i = 0; i < 7; ++i) {
       for (size_t w = 0; w < ways.size(); ++w)
-        mine[w].push_back(time([&] { multiply(ways[w].items, ours); }, &clocks[w]));
+        mine[w].push_back(time([&] { multiply(ways[w], ours); }, &clocks[w]));
       if (library) other.push_back(time([&] { library(*this); }, &their_clock[0]));
     }
     const auto median = [](std::vector<double>& v) {
@@ -222,9 +246,9 @@ struct Gemm {
     std::printf("\n");
     for (size_t w = 0; w < ways.size(); ++w) {
       const double us = median(mine[w]);
-      const uint64_t differ = differing(ways[w].items);
+      const uint64_t differ = differing(ways[w]);
       std::printf("  %-24s %8.1f us, %6.1f TFLOP/s, %2.0f%% of the tensor cores at %.2f GHz",
-                  std::string(ways[w].name).c_str(), us, flops / us / 1e6,
+                  ways[w].name.c_str(), us, flops / us / 1e6,
                   flops / us / (clocks[w] * 4096 * multiprocessors()) / 10, clocks[w]);
       if (library) std::printf(", %3.0f%% of cuBLAS", 100 * theirs_us / us);
       if (library && type == DType::kBF16) std::printf(", apart %.1e", difference());
@@ -268,26 +292,28 @@ int main(int argc, char** argv) {
     type = DType::kQ8_0;
     --argc, ++argv;
   }
+  const bool all_shapes = argc > 1 && std::string(argv[1]) == "shapes";
+  if (all_shapes) --argc, ++argv;
   using Shape = std::array<int64_t, 3>;
   std::vector<Shape> shapes;
   for (int i = 1; i < argc; i += 3) {
     Shape s{};
     for (int j = 0; j < 3 && i + j < argc; ++j) s[static_cast<size_t>(j)] = std::atoll(argv[i + j]);
     if (s[0] < 1 || s[1] < 1 || s[2] < 64 || s[2] % 64 != 0) {
-      std::fprintf(stderr, "usage: gemm_bench [q8] [rows outputs columns]...\n");
+      std::fprintf(stderr, "usage: gemm_bench [q8] [shapes] [rows outputs columns]...\n");
       return 2;
     }
     shapes.push_back(s);
   }
   if (shapes.empty()) {
-    shapes = {{4096, 4096, 4096}};
-    for (const int64_t rows : {256, 512, 1024, 2048, 4096, 8192}) {
+    for (const int64_t rows : {128, 256, 512, 1024, 2048, 4096, 8192}) {  // what heats the GPU comes last
       shapes.push_back({rows, 5120, 2880});
       shapes.push_back({rows, 2880, 4096});
     }
+    shapes.push_back({4096, 4096, 4096});
     shapes.push_back({128, 201088, 2880});
   }
-  for (const auto& s : shapes) Gemm(type, s[0], s[1], s[2]).run(library);
+  for (const auto& s : shapes) Gemm(type, s[0], s[1], s[2]).run(library, all_shapes);
 #ifdef MILLRACE_HAS_CUBLAS
   cublasDestroy(handle);
 #endif

@@ -8,9 +8,10 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr ItemsName kItems[] = {{WideItems::kDefault, "default"}, {WideItems::kWhole, "128x128"},
-                                {WideItems::kHalf, "64x128"},     {WideItems::kSmall, "64x64"},
-                                {WideItems::kLarge, "256x192"},   {WideItems::kMiddle, "128x192"},
+constexpr ItemsName kItems[] = {{WideItems::kDefault, "default"},
+                                {WideItems::kWhole, "128x128"},
+                                {WideItems::kHalf, "64x128"},
+                                {WideItems::kSmall, "64x64"},
                                 {WideItems::kFitted, "fitted"}};
 constexpr RingName kRings[] = {
     {0, "default"}, {140000, "140 KB"}, {165000, "165 KB"}, {200000, "200 KB"}, {231000, "231 KB"}};

@@ -27,7 +27,7 @@ TEST(Tuned, NamesAreDifferent) {
 
 TEST(Tuned, AnEntryHoldsFromTheOneBeforeItOn) {
   TuneTable table;
-  table.entries = {entry("wide_linear", "bf16", 5120, 2880, 2048, "256x192"),
+  table.entries = {entry("wide_linear", "bf16", 5120, 2880, 2048, "fitted"),
                    entry("wide_linear", "bf16", 5120, 2880, 128, "64x128"),
                    entry("wide_linear", "q8", 5120, 2880, 128, "64x64"),
                    entry("stream_linear", "q8", 201088, 2880, 1, "200 KB"),
@@ -36,9 +36,9 @@ TEST(Tuned, AnEntryHoldsFromTheOneBeforeItOn) {
   const auto items = [&](int64_t rows) { return tuned.items(PackedFormat::kBf16, 5120, 2880, rows); };
   EXPECT_EQ(items(5), WideItems::kHalf);
   EXPECT_EQ(items(128), WideItems::kHalf);
-  EXPECT_EQ(items(129), WideItems::kLarge);
-  EXPECT_EQ(items(2048), WideItems::kLarge);
-  EXPECT_EQ(items(100000), WideItems::kLarge);
+  EXPECT_EQ(items(129), WideItems::kFitted);
+  EXPECT_EQ(items(2048), WideItems::kFitted);
+  EXPECT_EQ(items(100000), WideItems::kFitted);
   EXPECT_EQ(tuned.items(PackedFormat::kQ8, 5120, 2880, 2048), WideItems::kSmall);
   EXPECT_EQ(tuned.items(PackedFormat::kMx4, 5120, 2880, 128), WideItems::kDefault);
   EXPECT_EQ(tuned.items(PackedFormat::kBf16, 5112, 2880, 128), WideItems::kDefault);
@@ -54,7 +54,7 @@ TEST(Tuned, WhatIsUnknownIsNamed) {
   const TuneEntry bad[] = {
       entry("wide", "bf16", 1, 64, 1, "default"), entry("wide_linear", "bf15", 1, 64, 1, "default"),
       entry("wide_linear", "bf16", 1, 64, 1, "129x256"), entry("stream_linear", "q8", 1, 64, 1, "128x128"),
-      entry("wide_linear", "mx4", 1, 64, 1, "256x192")};  // has no such kernel
+      entry("wide_linear", "mx4", 1, 64, 1, "fitted")};  // has no such kernel
   for (const TuneEntry& e : bad) {
     TuneTable table;
     table.entries = {e};
@@ -68,17 +68,17 @@ TEST(Tuned, WhatIsUnknownIsNamed) {
   }
 }
 
-TEST(Tuned, LargeItemsAreForWeightsThatLieAsBf16) {
+TEST(Tuned, FittedItemsAreForWeightsThatLieAsBf16) {
   for (const ItemsName& c : wide_candidates()) {
     EXPECT_TRUE(fits_items(c.items, PackedFormat::kBf16)) << c.name;
     EXPECT_TRUE(fits_items(c.items, PackedFormat::kQ8)) << c.name;
-    EXPECT_EQ(fits_items(c.items, PackedFormat::kMx4), c.items < WideItems::kLarge) << c.name;
+    EXPECT_EQ(fits_items(c.items, PackedFormat::kMx4), c.items < WideItems::kFitted) << c.name;
     WideLinear op;
     op.num_parts = 2;
     op.parts[0].w.format = op.parts[1].w.format = PackedFormat::kQ8;
     const uint8_t opened = 0;
     op.parts[0].w.opened = &opened;
-    EXPECT_EQ(fits_items(c.items, op), c.items < WideItems::kLarge) << c.name;
+    EXPECT_EQ(fits_items(c.items, op), c.items < WideItems::kFitted) << c.name;
     op.parts[1].w.opened = &opened;
     EXPECT_TRUE(fits_items(c.items, op)) << c.name;
   }

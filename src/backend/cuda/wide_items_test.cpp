@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <iterator>
 
 #include "backend/cuda/device.h"
 #include "backend/cuda/gpu_test.h"
@@ -97,8 +98,8 @@ class Problem {
   }
   bool streams() const { return fits_streaming(parts_[0].w); }
   bool fits(WideItems items) { return fits_items(items, wide_op(items)); }
-  bool cuts = true;          // items may be
-  int32_t fitted_tiles = 0;  // of fitted ones
+  bool cuts = true;           // items are, where there are more than clusters
+  int32_t fitted_shape = -1;  // of fitted ones
 
  private:
   struct Part {
@@ -152,8 +153,9 @@ class Problem {
     op.rows = case_.rows;
     op.add = case_.add;
     op.items = items;
-    op.fitted_tiles = fitted_tiles;
+    op.fitted_shape = fitted_shape;
     if (cuts) op.split = wide_split(split_.as<void>());
+    op.split.always = cuts;
     return op;
   }
   uint32_t next() { return random_ = random_ * 1664525u + 1013904223u; }
@@ -234,12 +236,14 @@ TEST_P(WideItemsTest, AllGiveTheSameBits) {
       for (int again = 0; again < 3; ++again)
         ASSERT_EQ(p.differing(candidate.items), 0u) << candidate.name << ", cut";
     }
-    for (const int tiles : kFittedTiles) {
+    for (int shape = 0; shape < static_cast<int>(std::size(kFittedShapes)); ++shape) {
       if (!has_wgmma() || !p.fits(WideItems::kFitted)) break;
-      p.fitted_tiles = tiles;
+      p.fitted_shape = shape;
       for (const bool cut : {false, true}) {
         p.cuts = cut;
-        ASSERT_EQ(p.differing(WideItems::kFitted), 0u) << tiles << " tiles" << (cut ? ", cut" : "");
+        ASSERT_EQ(p.differing(WideItems::kFitted), 0u)
+            << kFittedShapes[shape].tiles << " tiles, " << kFittedShapes[shape].tokens << " tokens"
+            << (cut ? ", cut" : "");
       }
     }
     if (!p.streams()) continue;

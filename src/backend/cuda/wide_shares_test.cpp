@@ -6,14 +6,15 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 #include <vector>
 
 namespace millrace::cuda {
 namespace {
 
-std::vector<LargePiece> pieces_of(const LargeShares& shares, int cluster) {
-  std::vector<LargePiece> all;
-  LargePiece piece{};
+std::vector<ClusterPiece> pieces_of(const ClusterShares& shares, int cluster) {
+  std::vector<ClusterPiece> all;
+  ClusterPiece piece{};
   for (int k = 0; shares.piece(cluster, k, piece); ++k) all.push_back(piece);
   return all;
 }
@@ -21,7 +22,7 @@ std::vector<LargePiece> pieces_of(const LargeShares& shares, int cluster) {
 void check(int items, int segments, int clusters, bool cut) {
   SCOPED_TRACE(testing::Message() << items << " items of " << segments << ", " << clusters << " clusters"
                                   << (cut ? ", cut" : ""));
-  LargeShares shares{};
+  ClusterShares shares{};
   shares.items = items;
   shares.segments = segments;
   shares.clusters = std::min(items, clusters);
@@ -30,11 +31,11 @@ void check(int items, int segments, int clusters, bool cut) {
   int least = items * segments, most = 0;
   std::vector<int> handed(static_cast<size_t>(shares.clusters) + 1, -1);  // by whom, which item
   for (int c = shares.clusters - 1; c >= 0; --c) {                        // who hands over before who goes on
-    const std::vector<LargePiece> pieces = pieces_of(shares, c);
+    const std::vector<ClusterPiece> pieces = pieces_of(shares, c);
     ASSERT_FALSE(pieces.empty());
     int length = 0;
     for (size_t k = 0; k < pieces.size(); ++k) {
-      const LargePiece& piece = pieces[k];
+      const ClusterPiece& piece = pieces[k];
       ASSERT_LT(piece.begin, piece.end);
       length += piece.end - piece.begin;
       if (piece.end < segments) {
@@ -68,69 +69,20 @@ TEST(WideShares, EverySegmentIsSomebodysOnce) {
   }
 }
 
-template <bool kSharesTokens>
-void check_grid(const std::vector<int32_t>& tiles, int64_t rows) {
-  SCOPED_TRACE(testing::Message() << rows << " rows, " << tiles[0] << " tiles of " << tiles.size()
-                                  << " parts");
-  const LargeGrid<kSharesTokens> grid(tiles.data(), static_cast<int>(tiles.size()), rows);
-  constexpr int kTokens = kSharesTokens ? kLargeTokens : kLargeTokens / kClusterCtas;
-  std::map<std::vector<int>, int> seen;  // part, tile, token
-  int64_t useless = 0;
-  for (int i = 0; i < grid.items(); ++i) {
-    const LargeItem both[] = {grid.item(i, 0), grid.item(i, 1)};
-    for (const LargeItem& item : both) {
-      ASSERT_LT(item.part, static_cast<int>(tiles.size()));
-      if (item.first_tile >= tiles[static_cast<size_t>(item.part)] || item.first_token >= rows) {
-        ++useless;
-        continue;
-      }
-      ++seen[{item.part, item.first_tile, item.first_token}];
-    }
-    // What one CTA brings to both is what both want.
-    if (!kSharesTokens || both[0].apart) {
-      ASSERT_EQ(both[0].first_tile, both[1].first_tile);
-    } else {
-      ASSERT_EQ(both[0].first_token, both[1].first_token);
-    }
-  }
-  size_t expected = 0;
-  int64_t columns = 0;  // of CTAs' weights
-  for (size_t part = 0; part < tiles.size(); ++part) {
-    for (int tile = 0; tile < tiles[part]; tile += kLargeTiles, ++columns) {
-      for (int token = 0; token < rows; token += kTokens, ++expected)
-        ASSERT_EQ((seen[{static_cast<int>(part), tile, token}]), 1) << part << " " << tile << " " << token;
-    }
-  }
-  EXPECT_EQ(seen.size(), expected);
-  // With shared tokens one CTA of a part, at most, has nothing to do; with shared weights one of a column.
-  EXPECT_LE(useless, kSharesTokens ? static_cast<int64_t>(tiles.size()) : columns);
-}
-
 TEST(WideShares, EveryOutputIsInOneItem) {
-  for (const int64_t rows : {1, 95, 96, 97, 192, 193, 384, 512, 1920, 1921, 2048, 4096, 8191, 8192}) {
-    for (const std::vector<int32_t>& tiles : std::vector<std::vector<int32_t>>{
-             {1}, {16}, {17}, {32}, {33}, {360}, {512, 64, 64}, {33, 65, 1}, {16, 16, 16}, {25136}}) {
-      if (tiles[0] > 1000 && rows > 600) continue;
-      check_grid<true>(tiles, rows);
-      check_grid<false>(tiles, rows);
-    }
-  }
-}
-
-TEST(WideShares, EveryOutputIsInOneFittedItem) {
   for (const int64_t rows : {1, 127, 128, 129, 256, 257, 512, 1000, 2048, 2049, 8192}) {
     for (const std::vector<int32_t>& tiles :
          std::vector<std::vector<int32_t>>{{1}, {24}, {25}, {360}, {640}, {512, 64, 64}, {33, 1, 24}}) {
-      for (const int item_tiles : {6, 11, 24}) {
+      for (const FittedShape shape : {FittedShape{6, 64}, {11, 128}, {24, 128}}) {
         SCOPED_TRACE(testing::Message() << rows << " rows, " << tiles[0] << " tiles of " << tiles.size()
-                                        << " parts by " << item_tiles);
-        const FittedGrid grid(tiles.data(), static_cast<int>(tiles.size()), rows, item_tiles);
+                                        << " parts by " << shape.tiles << " x " << shape.tokens);
+        const FittedGrid grid(tiles.data(), static_cast<int>(tiles.size()), rows, shape);
         std::map<std::vector<int>, int> seen;  // part, tile, token
         for (int i = 0; i < grid.items(); ++i) {
-          const LargeItem both[] = {grid.item(i, 0), grid.item(i, 1)};
+          const ClusterItem both[] = {grid.item(i, 0), grid.item(i, 1)};
           ASSERT_EQ(both[0].part, both[1].part);
           ASSERT_EQ(both[0].first_tile, both[1].first_tile);  // which both bring a half of
-          for (const LargeItem& item : both) {
+          for (const ClusterItem& item : both) {
             ASSERT_LT(item.part, static_cast<int>(tiles.size()));
             ASSERT_LT(item.first_tile, tiles[static_cast<size_t>(item.part)]);
             if (item.first_token < rows) ++seen[{item.part, item.first_tile, item.first_token}];
@@ -138,8 +90,8 @@ TEST(WideShares, EveryOutputIsInOneFittedItem) {
         }
         size_t expected = 0;
         for (size_t part = 0; part < tiles.size(); ++part) {
-          for (int tile = 0; tile < tiles[part]; tile += item_tiles) {
-            for (int token = 0; token < rows; token += kFittedTokens, ++expected)
+          for (int tile = 0; tile < tiles[part]; tile += shape.tiles) {
+            for (int token = 0; token < rows; token += shape.tokens, ++expected)
               ASSERT_EQ((seen[{static_cast<int>(part), tile, token}]), 1)
                   << part << " " << tile << " " << token;
           }
@@ -150,19 +102,37 @@ TEST(WideShares, EveryOutputIsInOneFittedItem) {
   }
 }
 
-// q, k, v and the projection of gpt-oss-20b on 66 clusters: one item each where that can be.
+// q, k, v and the projection of gpt-oss-20b on 66 clusters: one item each, or the same number, where that can
+// be.
 TEST(WideShares, FittedItemsAreAsManyAsClusters) {
-  const auto width = [](std::vector<int32_t> tiles, int64_t rows) {
-    return FittedWidth(tiles.data(), static_cast<int>(tiles.size()), rows, 66, true).tiles;
+  const auto choice = [](std::vector<int32_t> tiles, int64_t rows, int64_t columns) {
+    const FittedChoice best(tiles.data(), static_cast<int>(tiles.size()), rows, columns / 64, 66, true);
+    const FittedShape none{0, 0};
+    const FittedShape shape = best.shape < 0 ? none : kFittedShapes[best.shape];
+    return std::pair(shape.tiles, shape.tokens);
   };
-  EXPECT_EQ(width({512, 64, 64}, 256), 10);
-  EXPECT_EQ(width({512, 64, 64}, 512), 21);
-  EXPECT_EQ(width({640}, 512), 20);
-  EXPECT_EQ(width({360}, 256), 6);
-  EXPECT_EQ(width({360}, 512), 11);
-  EXPECT_EQ(width({360}, 1024), 23);
-  EXPECT_EQ(width({360}, 128), 0);   // nothing for the second CTA
-  EXPECT_EQ(width({360}, 8192), 0);  // more than two items a cluster
+  EXPECT_EQ(choice({512, 64, 64}, 64, 2880), std::pair(0, 0));
+  EXPECT_EQ(choice({512, 64, 64}, 128, 2880), std::pair(10, 64));
+  EXPECT_EQ(choice({512, 64, 64}, 256, 2880), std::pair(10, 128));
+  EXPECT_EQ(choice({512, 64, 64}, 512, 2880), std::pair(21, 128));
+  EXPECT_EQ(choice({640}, 512, 2880), std::pair(20, 128));
+  EXPECT_EQ(choice({640}, 1024, 2880), std::pair(20, 128));
+  EXPECT_EQ(choice({640}, 2048, 2880), std::pair(20, 128));
+  EXPECT_EQ(choice({360}, 128, 4096), std::pair(6, 64));
+  EXPECT_EQ(choice({360}, 256, 4096), std::pair(6, 128));
+  EXPECT_EQ(choice({360}, 512, 4096), std::pair(11, 128));
+  EXPECT_EQ(choice({360}, 1024, 4096), std::pair(23, 128));
+  EXPECT_EQ(choice({360}, 2048, 4096), std::pair(23, 128));
+}
+
+// Items are cut where that saves more than handing over takes.
+TEST(WideShares, ItemsAreCutWhereThatIsFaster) {
+  EXPECT_FALSE(SharedOut(66, 66, 540, 45, true).cut);
+  EXPECT_FALSE(SharedOut(128, 66, 540, 45, true).cut);  // two rounds of 66
+  EXPECT_TRUE(SharedOut(72, 66, 540, 64, true).cut);
+  EXPECT_FALSE(SharedOut(72, 66, 540, 64, false).cut);
+  EXPECT_LT(SharedOut(72, 66, 540, 64, true).time, SharedOut(72, 66, 540, 64, false).time);
+  EXPECT_GT(SharedOut(66, 66, 540, 1, true).time, SharedOut(66, 66, 540, 45, true).time);
 }
 
 }  // namespace

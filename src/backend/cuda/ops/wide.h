@@ -37,24 +37,23 @@ struct WideRound {
 };
 void launch_wide_round(const WideRound& op, cudaStream_t stream);
 
-// What a CTA of a product on warpgroups multiplies at a time: outputs x rows. The large and the middle ones
-// (wide_large.cuh) are for weights that lie in memory as bf16. All but the last give the same bits.
+// What a CTA of a product on warpgroups multiplies at a time: outputs x rows. Fitted ones (wide_fitted.cuh)
+// are for weights that lie in memory as bf16. All but the last give the same bits.
 enum class WideItems : int32_t {
   kDefault,  // what is tuned (tuned.h) or, else, what should take least
   kWhole,    // 128 x 128
   kHalf,     // 64 x 128
   kSmall,    // 64 x 64
-  kLarge,    // 256 x 192, by two CTAs
-  kMiddle,   // 128 x 192, by two CTAs
-  kFitted,   // as many outputs as let all SMs end together x 256, by two CTAs
-  kLoose,    // 256 x 192, one chain over all columns: other bits, for gemm_bench
+  kFitted,   // as many outputs as let all SMs end together x 256 or 128, by two CTAs
+  kLoose,    // 192 x 256, one chain over all columns: other bits, for gemm_bench
 };
 
-// Through which CTAs hand over items that are cut in two (wide_large.cuh). Without it nothing is cut. All of
+// Through which CTAs hand over items that are cut in two (wide_fitted.cuh). Without it nothing is cut. All of
 // a kernel's CTAs must be resident: for one engine of the GPU (WholeGrid).
 struct WideSplit {
   float* totals = nullptr;    // [SMs][an item's outputs]
   uint32_t* ready = nullptr;  // [SMs][warps]: zeros between two products
+  bool always = false;        // cut also where rounds should take less: for tests and gemm_bench
 };
 size_t wide_split_bytes();
 WideSplit wide_split(void* memory);  // so many bytes, zeros
@@ -72,7 +71,7 @@ struct WideLinear {
   int64_t rows = 0;
   bool add = false;
   WideItems items = WideItems::kDefault;
-  int32_t fitted_tiles = 0;  // of fitted items: outputs by eight, of kFittedTiles; 0: what should take least
+  int32_t fitted_shape = -1;  // of kFittedShapes (wide_shares.h); -1: what should take least
   WideSplit split;
 };
 // Whether such items are for weights of this format, and for these ones: 8-bit ones may be opened or not.

@@ -503,10 +503,6 @@ void launch_for(const Problem& p, int64_t most_rows, int64_t items, cudaStream_t
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A round of 128 x 192 and of 256 x 192 items by two CTAs, beside 560 for 128 x 128. q, k, v of gpt-oss-20b
-// take 20.5 and 29 to 31 us a round of them, where 128 x 128 take 21 (`millrace tune`).
-inline constexpr int64_t kMiddleTime = 560, kLargeTime = 800;
-
 // Boxes of so many tiles x a pair of blocks.
 template <PackedFormat kFormat>
 CUtensorMap map_of(const uint8_t* tiles, int64_t count, uint32_t tile_bytes, int box_tiles) {
@@ -517,11 +513,11 @@ template <PackedFormat kFormat>
 CUtensorMap map_of(const PackedMatrix& w, int64_t experts, int box_tiles) {
   return map_of<kFormat>(w.tiles, experts * w.tiles_per_expert, w.tile_bytes, box_tiles);
 }
-// Boxes of two tiles of 64 rows x a pair of blocks.
-inline CUtensorMap rows_map_of(const WideRows& x, int64_t tiles, int32_t pairs) {
+// Boxes of so many tiles of 64 rows x a pair of blocks.
+inline CUtensorMap rows_map_of(const WideRows& x, int64_t tiles, int32_t pairs, uint32_t box_tiles = 2) {
   constexpr int kKilobytes = kWgmmaTileBytes / 1024;
   return ptx::kilobyte_rows_map(x.data, static_cast<uint64_t>(tiles),
-                                static_cast<uint64_t>(pairs) * kKilobytes, 2, kKilobytes);
+                                static_cast<uint64_t>(pairs) * kKilobytes, box_tiles, kKilobytes);
 }
 
 template <PackedFormat kFormat, int kBoxes>
@@ -537,7 +533,7 @@ void launch_linear_as(const WgmmaLinear& linear, cudaStream_t stream) {
 // Which items: what should take least. A round of each, in parts of what `millrace tune` measured for q, k, v
 // and the projection of gpt-oss-20b in 8 bits on an H200: 64 outputs cost 0.67 to 0.73 of 128, 64 x 64 some
 // 0.57, and with few rows only the weights count.
-inline WideItems least_time(WgmmaLinear p, bool large, bool cut) {
+inline WideItems least_time(WgmmaLinear p, bool fitted, bool cut) {
   const auto rounds = [&](int64_t items) { return divide_up(items, multiprocessors()); };
   p.item_rows = kWgmmaRows;
   const int64_t small = (p.rows > kWgmmaRows ? 320 : 220) * rounds(p.items<64>());
@@ -551,17 +547,11 @@ inline WideItems least_time(WgmmaLinear p, bool large, bool cut) {
   };
   consider(WideItems::kHalf, half);
   consider(WideItems::kSmall, small);
-  if (!large || p.rows <= kWgmmaRows) return best;
-  // By clusters of two.
-  const int64_t clusters = multiprocessors() / kClusterCtas;
-  int32_t tiles[kLargeParts] = {};
+  if (!fitted) return best;
+  int32_t tiles[kMostParts] = {};
   for (int i = 0; i < p.num_parts; ++i) tiles[i] = p.parts[i].num_tiles;
-  const int64_t middle = LargeGrid<false>(tiles, p.num_parts, p.rows).items();
-  const int64_t large_items = LargeGrid<true>(tiles, p.num_parts, p.rows).items();
-  consider(WideItems::kMiddle, shares_time(middle, clusters, kMiddleTime, cut));
-  consider(WideItems::kLarge, shares_time(large_items, clusters, kLargeTime, cut));
-  const FittedWidth fitted(tiles, p.num_parts, p.rows, clusters, cut);
-  if (fitted.tiles != 0) consider(WideItems::kFitted, fitted.time);
+  const FittedChoice choice(tiles, p.num_parts, p.rows, p.pairs, multiprocessors() / kClusterCtas, cut);
+  if (choice.shape >= 0) consider(WideItems::kFitted, choice.time);
   return best;
 }
 
@@ -570,7 +560,7 @@ void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream) {
   WgmmaLinear p = wgmma_linear(op);
   WideItems items = op.items;
   if (items == WideItems::kDefault || !fits_items(items, op))
-    items = least_time(p, fits_items(WideItems::kLarge, op), op.split.totals != nullptr);
+    items = least_time(p, fits_items(WideItems::kFitted, op), op.split.totals != nullptr);
   p.item_rows = items == WideItems::kSmall ? kWgmmaRows : 2 * kWgmmaRows;
   switch (items) {
     case WideItems::kWhole:
@@ -579,7 +569,7 @@ void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream) {
     case WideItems::kSmall:
       return launch_linear_as<kFormat, 1>(p, stream);
     default:
-      return launch_large_linear(op, items, stream);
+      return launch_fitted_linear(op, items, stream);
   }
 }
 

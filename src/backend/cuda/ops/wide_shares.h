@@ -1,5 +1,5 @@
 // Which items a wide product by clusters has, and how they are shared out so that all clusters end together
-// (wide_large.cuh).
+// (wide_fitted.cuh).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,13 +11,13 @@ namespace millrace::cuda {
 inline constexpr int kMostClusters = 128;
 
 // Segments [begin, end) of the columns of one item.
-struct LargePiece {
+struct ClusterPiece {
   int32_t item, begin, end;
 };
 
 // Which pieces a cluster has, in order: perhaps the first segments of an item whose others another cluster
 // has; items of its own, in rounds over all clusters; perhaps the last segments of an item.
-struct LargeShares {
+struct ClusterShares {
   int32_t items, segments;  // of each item
   int32_t clusters;
   int32_t rounds;  // of whole items; what is left, one to two items a cluster, is shared out by segments
@@ -36,7 +36,7 @@ struct LargeShares {
     }
   }
   // The cluster's piece number k; false: it has fewer.
-  __host__ __device__ bool piece(int cluster, int k, LargePiece& piece) const {
+  __host__ __device__ bool piece(int cluster, int k, ClusterPiece& piece) const {
     const int first = rounds * clusters;
     const int begin = first_item[cluster], begun = first_segment[cluster];
     const int end = first_item[cluster + 1], ended = first_segment[cluster + 1];
@@ -55,137 +55,95 @@ struct LargeShares {
 };
 
 inline constexpr int kClusterCtas = 2;
-inline constexpr int kLargeTiles = 16;    // of weights, 8 rows each, of a CTA
-inline constexpr int kLargeTokens = 192;  // of an item
-inline constexpr int kLargeParts = 3;
+inline constexpr int kMostParts = 3;
 
 // A CTA's part of one item.
-struct LargeItem {
+struct ClusterItem {
   int32_t part, first_tile;  // of weights
   int32_t first_token;
-  bool apart;  // the other CTA has other tokens
 };
 
-// kSharesTokens: an item is 192 tokens and two CTAs' weights. Of a part with an odd number of those, the last
-// ones go with two times 192 tokens, a CTA each. Else it is one CTA's weights and 192 tokens, half of them
-// each. Items go in bands of tokens, in each all weights, in turn: those that run at the same time form a
-// block, so that both operands are read out of L2 again.
-template <bool kSharesTokens>
-struct LargeGrid {
-  static constexpr int kBand = 10;
-  int32_t parts = 0, token_items = 0, weight_items = 0;  // without those that are apart
-  int32_t part_items[kLargeParts] = {};
-  int32_t apart[kLargeParts] = {};                    // items, 0 or half of the tokens' rounded up
-  float per_band = 0, per_row = 0, per_last_row = 0;  // one over how many items a band and its rows have
-
-  LargeGrid() = default;
-  LargeGrid(const int32_t* part_tiles, int num_parts, int64_t rows)
-      : parts(num_parts), token_items(static_cast<int32_t>((rows + kLargeTokens - 1) / kLargeTokens)) {
-    for (int i = 0; i < parts; ++i) {
-      const int ctas = (part_tiles[i] + kLargeTiles - 1) / kLargeTiles;
-      part_items[i] = kSharesTokens ? ctas / kClusterCtas : ctas;
-      apart[i] = kSharesTokens && ctas % kClusterCtas != 0 ? (token_items + 1) / 2 : 0;
-      weight_items += part_items[i];
-    }
-    const int last_row = token_items % kBand;
-    per_band = weight_items > 0 ? 1.0f / static_cast<float>(kBand * weight_items) : 0.0f;
-    per_row = 1.0f / kBand;
-    per_last_row = last_row > 0 ? 1.0f / static_cast<float>(last_row) : 0.0f;
-  }
-  int32_t items() const {
-    int32_t all = weight_items * token_items;
-    for (int i = 0; i < parts; ++i) all += apart[i];
-    return all;
-  }
-  __host__ __device__ LargeItem item(int i, int rank) const {
-    int part = 0;
-    if (i >= weight_items * token_items) {
-      i -= weight_items * token_items;
-      while (i >= apart[part]) i -= apart[part++];
-      return {part, part_items[part] * kClusterCtas * kLargeTiles, (kClusterCtas * i + rank) * kLargeTokens,
-              true};
-    }
-    const int band_items = kBand * weight_items, band = divide(i, band_items, per_band);
-    const int in_band = i - band * band_items, left = token_items - band * kBand;
-    const bool last = left < kBand;
-    const int wide = last ? left : kBand;
-    int n = divide(in_band, wide, last ? per_last_row : per_row);
-    const int m = band * kBand + in_band - n * wide;
-    while (n >= part_items[part]) n -= part_items[part++];
-    if (kSharesTokens) return {part, (kClusterCtas * n + rank) * kLargeTiles, m * kLargeTokens, false};
-    return {part, n * kLargeTiles, m * kLargeTokens + rank * (kLargeTokens / kClusterCtas), false};
-  }
-
- private:
-  // n / by, of small numbers, with one over `by` at hand.
-  __host__ __device__ static int divide(int n, int by, float inverse) {
-    const int guess = static_cast<int>(static_cast<float>(n) * inverse);  // at most one off
-    return guess - (guess * by > n ? 1 : 0) + ((guess + 1) * by <= n ? 1 : 0);
-  }
+// What a CTA of a cluster has of an item: so many tiles of eight outputs, and tokens. The shapes there are
+// (wide_fitted.cu).
+struct FittedShape {
+  int tiles, tokens;
 };
+inline constexpr FittedShape kFittedShapes[] = {{6, 64},   {10, 64},  {6, 128},  {8, 128},
+                                                {10, 128}, {11, 128}, {12, 128}, {16, 128},
+                                                {20, 128}, {21, 128}, {23, 128}, {24, 128}};
 
-inline constexpr int kFittedTokens = 128;  // of a CTA, of an item whose outputs are fitted to the SMs
-
-// Items of so many tiles of weights and two times 128 tokens, a CTA each. They go in bands of tokens, in each
-// all weights, in turn.
+// Items of so many tiles of weights and the tokens of two CTAs. They go in bands of tokens, in each all
+// weights, in turn: those that run at the same time form a block, so that both operands are read out of L2
+// again.
 struct FittedGrid {
   static constexpr int kBand = 8;
-  int32_t parts = 0, token_items = 0, weight_items = 0, tiles = 0;
-  int32_t part_items[kLargeParts] = {};
+  FittedShape shape = {};
+  int32_t parts = 0, token_items = 0, weight_items = 0;
+  int32_t part_items[kMostParts] = {};
 
   FittedGrid() = default;
-  FittedGrid(const int32_t* part_tiles, int num_parts, int64_t rows, int item_tiles)
-      : parts(num_parts),
+  FittedGrid(const int32_t* part_tiles, int num_parts, int64_t rows, FittedShape of)
+      : shape(of),
+        parts(num_parts),
         token_items(
-            static_cast<int32_t>((rows + kClusterCtas * kFittedTokens - 1) / (kClusterCtas * kFittedTokens))),
-        tiles(item_tiles) {
+            static_cast<int32_t>((rows + kClusterCtas * of.tokens - 1) / (kClusterCtas * of.tokens))) {
     for (int i = 0; i < parts; ++i) {
-      part_items[i] = (part_tiles[i] + tiles - 1) / tiles;
+      part_items[i] = (part_tiles[i] + shape.tiles - 1) / shape.tiles;
       weight_items += part_items[i];
     }
   }
   int32_t items() const { return weight_items * token_items; }
-  __host__ __device__ LargeItem item(int i, int rank) const {
+  __host__ __device__ ClusterItem item(int i, int rank) const {
     const int band = i / (kBand * weight_items), in_band = i - band * kBand * weight_items;
     const int left = token_items - band * kBand, wide = left < kBand ? left : kBand;
     int n = in_band / wide, part = 0;
     const int m = band * kBand + in_band - n * wide;
     while (n >= part_items[part]) n -= part_items[part++];
-    return {part, n * tiles, (kClusterCtas * m + rank) * kFittedTokens, false};
+    return {part, n * shape.tiles, (kClusterCtas * m + rank) * shape.tokens};
   }
 };
 
-// What so many items take of so many clusters, one of them taking `time`: those that are cut have no rounds,
-// all end together.
-inline int64_t shares_time(int64_t items, int64_t clusters, int64_t time, bool cut) {
-  if (items <= clusters) return time;
-  return cut ? time * items / clusters : time * ((items + clusters - 1) / clusters);
-}
+// How so many items should be shared out among so many clusters, and what that takes: in rounds, or cut, so
+// that all end together. Times are of 2,880 columns, in units of which 560 are a round of 128 x 128; what
+// does not grow with the columns, beginning and end of a launch and handing over, weighs less where there are
+// more.
+struct SharedOut {
+  int64_t time;
+  bool cut;
 
-// The widths there are, in tiles of eight outputs (wide_large.cu).
-inline constexpr int kFittedTiles[] = {6, 8, 10, 11, 12, 16, 20, 21, 23, 24};
-
-// The width of fitted items that should take least, and what, beside 560 for a round of 128 x 128: 80 to 192
-// outputs took 15.3 to 29.4 us a round of q, k, v of gpt-oss-20b, where 128 x 128 took 21.8, and a second
-// item more than its products (gemm_bench on an H200). tiles 0: not for this many rows. More than two items a
-// cluster were not faster than 256 x 192, and 128 rows have nothing for the second CTA.
-struct FittedWidth {
-  int32_t tiles = 0;
-  int64_t time = 0;
-
-  FittedWidth(const int32_t* part_tiles, int num_parts, int64_t rows, int64_t clusters, bool cut) {
-    if (rows <= kFittedTokens) return;
-    for (const int width : kFittedTiles) {
-      const int64_t items = FittedGrid(part_tiles, num_parts, rows, width).items();
-      if (items > 2 * clusters) continue;
-      const int64_t takes =
-          shares_time(items, clusters, 120 + 27 * width, cut) + (items > clusters ? kSecondItemTime : 0);
-      if (tiles == 0 || takes < time) tiles = width, time = takes;
-    }
+  SharedOut(int64_t items, int64_t clusters, int64_t item_time, int64_t pairs, bool may_cut) {
+    const int64_t rounds = (items + clusters - 1) / clusters;
+    const int64_t shares = item_time * items / clusters + kHandOver * kPairs / pairs;
+    cut = may_cut && items > clusters && shares < rounds * item_time;
+    time = kStart * kPairs / pairs + (cut ? shares : rounds * item_time);
   }
 
  private:
-  static constexpr int64_t kSecondItemTime = 85;
+  static constexpr int64_t kStart = 80, kHandOver = 135, kPairs = 2880 / 64;
+};
+
+// The shape of fitted items that should take least, and what, by `gemm_bench shapes` on an H200 (26 units
+// were a microsecond). -1: not for this many rows; half of the CTAs would have none.
+struct FittedChoice {
+  int32_t shape = -1;
+  int64_t time = 0;
+
+  static constexpr int64_t item_time(FittedShape shape) {
+    if (shape.tokens == 64) return 95 + 27 * shape.tiles / 2;
+    const int64_t five_stages = 90 + 47 * shape.tiles / 2;
+    return shape.tiles > 20 ? five_stages * 103 / 100 : five_stages;  // four fit
+  }
+  FittedChoice(const int32_t* part_tiles, int num_parts, int64_t rows, int64_t pairs, int64_t clusters,
+               bool may_cut) {
+    int32_t i = -1;
+    for (const FittedShape candidate : kFittedShapes) {
+      ++i;
+      if (rows <= candidate.tokens) continue;
+      const int64_t items = FittedGrid(part_tiles, num_parts, rows, candidate).items();
+      const int64_t takes = SharedOut(items, clusters, item_time(candidate), pairs, may_cut).time;
+      if (shape < 0 || takes < time) shape = i, time = takes;
+    }
+  }
 };
 
 }  // namespace millrace::cuda

@@ -73,8 +73,8 @@ inline WgmmaLinear wgmma_linear(const WideLinear& op) {
   return p;
 }
 
-// The large items (wide_large.cuh), of weights that are bf16 as they lie or opened.
-void launch_large_linear(const WideLinear& op, WideItems items, cudaStream_t stream);
+// Items by clusters (wide_fitted.cuh), of weights that are bf16 as they lie or opened.
+void launch_fitted_linear(const WideLinear& op, WideItems items, cudaStream_t stream);
 
 template <bool kGateUp>
 struct WgmmaExperts {

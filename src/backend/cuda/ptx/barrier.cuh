@@ -90,6 +90,13 @@ __device__ inline void publish_to_async() {
   MILLRACE_BULK_ASM("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// Closes this thread's group of stores (box_store, tensor_map.cuh).
+__device__ inline void bulk_store_end() { MILLRACE_BULK_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until shared memory of all of this thread's groups has been read.
+__device__ inline void bulk_store_wait() {
+  MILLRACE_BULK_ASM("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 // Adds one to a counter in global memory, for all CTAs; returns what it was. What this CTA wrote before a
 // barrier ahead of it is visible to who counts later, and what others did before they counted is here.
 __device__ inline int32_t count_in(int32_t* counter) {

@@ -55,6 +55,13 @@ __device__ inline void box_copy(void* to, const CUtensorMap* map, int32_t at, in
       "l"(map), "r"(at / 4), "r"(row), "r"(shared_address(barrier))
       : "memory");
 }
+// The box from shared memory, published, to byte `at` of row `row`: what lies past the last row or its end is
+// left out. Of this thread's group. Nobody waits until it is there: who reads it is a later kernel.
+__device__ inline void box_store(const CUtensorMap* map, int32_t at, int32_t row, const void* from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+               "r"(at / 4), "r"(row), "r"(shared_address(from))
+               : "memory");
+}
 
 // The box from kilobyte `at` of row `row` on.
 __device__ inline void kilobyte_box_copy(void* to, const CUtensorMap* map, int32_t at, int32_t row,

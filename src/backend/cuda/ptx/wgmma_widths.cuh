@@ -9,6 +9,25 @@
 namespace millrace::cuda::ptx {
 
 #define MILLRACE_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+__device__ inline void wgmma_bf16(float (&d)[12], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %14, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
+      "%12, %13, p, 1, 1, 0, 0;\n}"
+      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8)
+      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+}
+__device__ inline void wgmma_bf16(float (&d)[20], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %22, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n40k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19}, "
+      "%20, %21, p, 1, 1, 0, 0;\n}"
+      : MILLRACE_FOUR(0), MILLRACE_FOUR(4), MILLRACE_FOUR(8), MILLRACE_FOUR(12), MILLRACE_FOUR(16)
+      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+}
 __device__ inline void wgmma_bf16(float (&d)[24], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %26, 0;\n"
