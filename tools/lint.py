@@ -4,7 +4,7 @@
   tools/lint.py format [--fix]   clang-format 14 over src, include, apps, tests and bench; --fix rewrites
   tools/lint.py tidy             clang-tidy 14 (.clang-tidy) over what build/dev compiles of src and apps, tests left out
 
-build/dev compiles ten files of a folder as one, and so they are read here: the headers once. What clang-tidy found
+build/dev compiles many files of a folder as one, and so they are read here: the headers once. What clang-tidy found
 clean is remembered in build/tidy by the content of everything it includes from the repository, so that a second run
 looks only at what changed. Status 3: the tool is not installed.
 """

@@ -8,10 +8,10 @@
 namespace millrace::chat {
 namespace {
 
-class Builder {
+class HarmonyBuilder {
  public:
-  Builder(const Codec& codec, const Grammars& grammars, const HarmonyTokens& tokens,
-          const std::vector<uint64_t>& text, const Conversation& conversation)
+  HarmonyBuilder(const Codec& codec, const Grammars& grammars, const HarmonyTokens& tokens,
+                 const std::vector<uint64_t>& text, const Conversation& conversation)
       : codec_(codec), grammars_(grammars), tokens_(tokens), text_(text), conversation_(conversation) {}
 
   std::shared_ptr<const Plan> build(const std::shared_ptr<const grammar::Grammar>& content) {
@@ -119,7 +119,7 @@ std::shared_ptr<const TokenConstraint> harmony_constraint(std::shared_ptr<const 
   const bool forbids = conversation.tool_choice == ToolChoice::kNone && !conversation.tools.empty();
   const bool holds_tools = forbids || must_call(conversation) || (strict && offers_tools(conversation));
   if (!content && !holds_tools) return nullptr;
-  Builder builder(*codec, grammars, tokens, text, conversation);
+  HarmonyBuilder builder(*codec, grammars, tokens, text, conversation);
   std::shared_ptr<const Plan> plan = builder.build(content);
   return make_plan_constraint(std::move(plan), std::move(codec));
 }

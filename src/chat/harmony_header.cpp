@@ -10,18 +10,16 @@ namespace millrace::chat {
 namespace {
 
 constexpr std::array<std::string_view, 3> kChannels = {"analysis", "commentary", "final"};
-constexpr std::array<std::string_view, 5> kRoles = {"assistant", "user", "system", "developer", "tool"};
+constexpr std::string_view kAssistant = "assistant";
+constexpr std::array<std::string_view, 5> kRoles = {kAssistant, "user", "system", "developer", "tool"};
 constexpr std::array<std::string_view, 3> kTypes = {"json", "code", "text"};
 constexpr std::array<std::string_view, 3> kRecipients = {"to=", "functions.", "browser."};
 constexpr size_t kMaxWord = 256;
 
-bool starts_with(std::string_view text, std::string_view head) { return text.substr(0, head.size()) == head; }
-
 template <size_t n>
 bool is_one_of(const std::array<std::string_view, n>& words, std::string_view word, bool whole) {
-  return std::any_of(words.begin(), words.end(), [&](std::string_view known) {
-    return whole ? known == word : starts_with(known, word);
-  });
+  return std::any_of(words.begin(), words.end(),
+                     [&](std::string_view known) { return whole ? known == word : known.starts_with(word); });
 }
 
 // Letters of names and beyond ASCII.
@@ -34,8 +32,8 @@ bool is_name(std::string_view word) {
 
 bool is_recipient(std::string_view word, bool whole) {
   for (const std::string_view head : kRecipients) {
-    if (!whole && starts_with(head, word)) return true;
-    if (starts_with(word, head) && (is_name(word.substr(head.size())) || (!whole && word == head)))
+    if (!whole && head.starts_with(word)) return true;
+    if (word.starts_with(head) && (is_name(word.substr(head.size())) || (!whole && word == head)))
       return true;
   }
   return false;
@@ -48,8 +46,7 @@ bool HarmonyHeader::fits(const std::string& word, bool whole) const {
   if (is_recipient(word, whole) || is_one_of(kTypes, word, whole)) return true;
   if (!role_possible_) return false;
   if (place_ == Place::kStart && now_.role.empty()) return is_name(word);
-  return word == "assistant" || is_one_of(kChannels, word, whole) ||
-         (!whole && starts_with("assistant", word));
+  return word == kAssistant || is_one_of(kChannels, word, whole) || (!whole && kAssistant.starts_with(word));
 }
 
 bool HarmonyHeader::take_word() {
@@ -59,12 +56,12 @@ bool HarmonyHeader::take_word() {
     return is_one_of(kChannels, word_, true);
   }
   if (type_next_) return true;
-  if (first && place_ == Place::kStart && !starts_with(word_, "to=")) {
+  if (first && place_ == Place::kStart && !word_.starts_with("to=")) {
     now_.role = word_;
     return is_one_of(kRoles, word_, true) || is_recipient(word_, true);
   }
   if (is_recipient(word_, true)) {
-    const bool marked = starts_with(word_, "to=");
+    const bool marked = word_.starts_with("to=");
     now_.recipient = marked ? word_.substr(3) : word_;
     return marked;
   }
@@ -145,8 +142,8 @@ void HarmonyHeader::abandon(bool cut) {
 
 bool HarmonyHeader::other_role() const {
   return now_.role != "assistant" &&
-         (is_one_of(kRoles, now_.role, true) || starts_with(now_.role, "functions.") ||
-          starts_with(now_.role, "browser."));
+         (is_one_of(kRoles, now_.role, true) || now_.role.starts_with("functions.") ||
+          now_.role.starts_with("browser."));
 }
 
 }  // namespace millrace::chat

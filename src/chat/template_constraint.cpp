@@ -33,9 +33,9 @@ CallText call_text(const TemplateTraits& traits, const std::string& tool) {
   }
 }
 
-class Builder {
+class TemplateBuilder {
  public:
-  Builder(const TemplateConstraintInput& in, const Conversation& conversation)
+  TemplateBuilder(const TemplateConstraintInput& in, const Conversation& conversation)
       : in_(in), conversation_(conversation) {}
 
   std::shared_ptr<const Plan> build(const std::shared_ptr<const grammar::Grammar>& content) {
@@ -176,7 +176,7 @@ std::shared_ptr<const TokenConstraint> template_constraint(const TemplateConstra
   if (!content && !must_call(conversation) && !forbids && !strict_call) return nullptr;
   const bool unmarked = in.traits.family == Family::kLlama3;
   if (!content && strict_call && unmarked) content = in.grammars.regex(kNoCall);
-  Builder builder(in, conversation);
+  TemplateBuilder builder(in, conversation);
   return make_plan_constraint(builder.build(content), in.codec);
 }
 

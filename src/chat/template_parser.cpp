@@ -10,11 +10,8 @@ constexpr std::string_view kArgs = "[ARGS]", kCallId = "[CALL_ID]";
 // More text than this before a call's name is known is no call.
 constexpr size_t kMaxHeld = 16384;
 
-bool starts_with(std::string_view text, std::string_view head) { return text.substr(0, head.size()) == head; }
 // Can still become `whole`.
-bool is_start(std::string_view part, std::string_view whole) {
-  return part.size() <= whole.size() && starts_with(whole, part);
-}
+bool is_start(std::string_view part, std::string_view whole) { return whole.starts_with(part); }
 std::string_view without_leading_space(std::string_view text) {
   while (!text.empty() && is_space(text[0])) text.remove_prefix(1);
   return text;
@@ -230,7 +227,7 @@ void TemplateParser::named_call(char c, std::vector<Delta>& out) {
     state_ = State::kArguments;
     return arguments(c, out);
   }
-  if (starts_with(rest, kCallId)) {
+  if (rest.starts_with(kCallId)) {
     rest.remove_prefix(kCallId.size());
     while (!rest.empty() && is_name_char(rest[0])) rest.remove_prefix(1);
   } else if (is_start(rest, kCallId)) {

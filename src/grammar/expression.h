@@ -16,6 +16,7 @@ using ExprId = uint32_t;
 using RuleId = uint32_t;
 
 constexpr uint32_t kUnbounded = std::numeric_limits<uint32_t>::max();
+constexpr uint32_t kMaxRepeat = 100'000;  // of a bounded repetition; the states it takes are limited too
 
 // A small automaton whose edges are expressions: objects, arrays and patterns are easiest said so.
 struct GraphEdge {

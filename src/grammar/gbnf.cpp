@@ -14,7 +14,6 @@ namespace millrace::grammar {
 namespace {
 
 constexpr int kMaxGbnfDepth = 100;             // of groups in groups
-constexpr uint32_t kMaxRepeat = 100'000;       // the states it takes are limited too
 constexpr std::string_view kWhat = "grammar";  // names the input in messages
 
 class GbnfParser {

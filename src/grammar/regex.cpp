@@ -5,12 +5,12 @@
 
 #include "base/error.h"
 #include "grammar/compiled_grammar.h"
+#include "grammar/expression.h"
 
 namespace millrace::grammar {
 namespace {
 
-constexpr int kMaxRegexDepth = 100;       // of groups in groups
-constexpr uint32_t kMaxRepeat = 100'000;  // the states it takes are limited too
+constexpr int kMaxRegexDepth = 100;  // of groups in groups
 constexpr size_t kMaxNfaStates = 100'000;
 
 const CodepointSet& digits() {
