@@ -1,8 +1,8 @@
 // Wide linear products of bf16 operands on Hopper's warpgroup instructions, by clusters of two CTAs: for bf16
-// weights, and for 8-bit ones that are kept opened (packed.h). An item is two times 128 tokens, a CTA each,
-// and as many outputs as are fitted: such that all clusters have the same number of items. 2,880 outputs of
-// 512 tokens are 33 x 2 items of 88 outputs for 66 clusters, where 128 x 128 outputs keep 92 of 132 SMs at
-// work.
+// weights, and for 8-bit ones that are kept opened (packed.h). An item is two times 128 tokens, or 64 where
+// there are few, a CTA each, and as many outputs as are fitted: such that all clusters have the same number
+// of items. 2,880 outputs of 512 tokens are 33 x 2 items of 88 outputs for 66 clusters, where 128 x 128
+// outputs keep 92 of 132 SMs at work.
 //
 // Tokens are the rows of the products and weights their columns, of which an instruction takes any multiple
 // of eight. Each CTA brings its own tokens, and half of the weights to both. More than 192 outputs do not
@@ -10,9 +10,9 @@
 // (tile_format.cuh), so a thread holds 96 sums and 96 totals.
 //
 // Limits, in cycles for 64 columns of a CTA: the tensor cores, and 40 bytes a cycle from L2 (what 128 x 128
-// outputs of CTAs that share nothing got); beside them what was measured, by the clock of the SM. (By 128
-// bytes a cycle of shared memory, each warpgroup reading both of its operands, 48, 88 and 160 outputs would
-// be 400, 520 and 736: that count is too high.)
+// outputs of CTAs that share nothing got); beside them what was measured, by the clock of the SM, with one
+// item a CTA and outputs stored from registers. (By 128 bytes a cycle of shared memory, each warpgroup
+// reading both of its operands, 48, 88 and 160 outputs would be 400, 520 and 736: that count is too high.)
 //                  tensor cores    L2              measured
 //   48 outputs     192             19 KB: 475      292
 //   88 outputs     352             21.5 KB: 550    392
