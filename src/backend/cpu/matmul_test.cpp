@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
 namespace millrace::cpu {
 namespace {
 
@@ -29,12 +34,48 @@ TEST(ShrinkingParts, CoverEveryRowOnceInWholeUnits) {
   }
 }
 
-// A slow thread may hold a part while the others do all the rest: no part is more than half of a fair share.
-TEST(ShrinkingParts, NoneIsMoreThanHalfOfAShare) {
-  for (const int threads : {2, 16}) {
-    const ShrinkingParts parts(11520, 32, threads);
-    EXPECT_LE(parts.part(0).count, 11520 / (2 * threads));
-    EXPECT_EQ(parts.part(parts.count() - 1).count, 32);
+// Parts as ThreadPool::parallel_parts hands them out to threads of these speeds (units of a row in a unit of
+// time): the own part first, the next one claimed before it is begun, and taken by others when nothing else
+// is left. The time until the last is done, over the time that a perfect division would take.
+double time_over_best(const ShrinkingParts& parts, int64_t rows, const std::vector<double>& speeds) {
+  const auto threads = std::ssize(speeds);
+  int64_t next = threads;
+  const auto claim = [&] { return next < parts.count() ? next++ : -1; };
+  std::vector<double> free_at(speeds.size());
+  std::vector<int64_t> ahead(speeds.size(), -1);
+  const auto work = [&](int64_t thread, int64_t part) {
+    ahead[thread] = claim();
+    free_at[thread] += static_cast<double>(parts.part(part).count) / speeds[thread];
+  };
+  for (int64_t t = 0; t < threads; ++t) work(t, t);
+  double last = 0;
+  for (std::vector<bool> done(speeds.size());;) {
+    int64_t first = -1;  // the thread that is free first
+    for (int64_t t = 0; t < threads; ++t) {
+      if (!done[t] && (first < 0 || free_at[t] < free_at[first])) first = t;
+    }
+    if (first < 0) break;
+    int64_t part = std::exchange(ahead[first], -1);
+    if (part < 0) part = claim();
+    for (int64_t t = 0; t < threads && part < 0; ++t) part = std::exchange(ahead[t], -1);
+    if (part >= 0) {
+      work(first, part);
+    } else {
+      done[first] = true;
+      last = std::max(last, free_at[first]);
+    }
+  }
+  return last * std::accumulate(speeds.begin(), speeds.end(), 0.0) / static_cast<double>(rows);
+}
+
+// A thread whose processor is taken away half of the time keeps the others waiting little.
+TEST(ShrinkingParts, OneSlowThreadCostsLittle) {
+  for (const int64_t rows : {5120, 11520, 59040, 201088}) {
+    const ShrinkingParts parts(rows, 16, 16);
+    std::vector<double> speeds(16, 1.0);
+    EXPECT_LT(time_over_best(parts, rows, speeds), 1.07) << rows;
+    speeds[3] = 0.5;
+    EXPECT_LT(time_over_best(parts, rows, speeds), 1.12) << rows;
   }
 }
 
