@@ -67,7 +67,11 @@ struct ThreadPool::Waiting {
 ThreadPool::ThreadPool(int threads) : ThreadPool(threads, machine_topology()) {}
 
 ThreadPool::ThreadPool(int threads, const Topology& topology)
-    : size_(threads > 0 ? threads : available_cpus()), most_soon_(most_soon()), node_of_cpu_(CPU_SETSIZE, 0) {
+    : size_(threads > 0 ? threads : available_cpus()),
+      most_soon_(most_soon()),
+      node_of_cpu_(CPU_SETSIZE, 0),
+      used_(size_),
+      crew_(size_) {
   // Threads are dealt to nodes in the ratio of their CPUs; a node without a thread has no share of a loop.
   int64_t cpus = 0, dealt = 0;
   for (const MemoryNode& node : topology) cpus += static_cast<int64_t>(node.cpus.size());
@@ -104,6 +108,7 @@ ThreadPool::~ThreadPool() {
     stop_.store(true);
   }
   wake_.notify_all();
+  back_to_work_.notify_all();
   for (std::thread& w : workers_) w.join();
 }
 
@@ -220,7 +225,32 @@ void ThreadPool::share_out(int64_t count, int64_t chunk) {
   }
 }
 
+void ThreadPool::use(int threads) {
+  {
+    std::lock_guard lock(mutex_);
+    used_.store(std::clamp(threads, 1, size_), std::memory_order_relaxed);
+  }
+  back_to_work_.notify_all();
+}
+
+// At the end of a stretch of work: how much of it was stolen.
+void ThreadPool::look_around() {
+  const auto now = Clock::now();
+  if (now < next_look_) return;
+  const bool worked = now < next_look_ + stretch_;  // and did not pause for most of it
+  const double least = 0.5 * used() * std::chrono::duration<double>(stretch_).count();
+  const std::optional<double> stolen = stolen_time_.share(least);
+  // Hundreds of processors and interrupts make a long file: looking may take a thousandth of the time.
+  stretch_ = std::max<Clock::duration>(Crew::kStretch, 1000 * (Clock::now() - now));
+  next_look_ = now + stretch_;
+  if (!worked || !stolen) return;
+  const int before = crew_.size();
+  crew_.observe(*stolen);
+  if (crew_.size() != before) use(crew_.size());
+}
+
 void ThreadPool::run(Call call, void* body) {
+  look_around();
   loop_.call = call;
   loop_.body = body;
   // The loop's fields are published by this release to the acquire of a worker that joins. The order of this
@@ -268,6 +298,9 @@ void ThreadPool::worker(int thread) {
       }
       inside.store(0, std::memory_order_release);
       waiting.idle = 0;
+    } else if (thread >= used()) {
+      std::unique_lock lock(mutex_);
+      back_to_work_.wait(lock, [&] { return stop_.load(std::memory_order_relaxed) || thread < used(); });
     } else if (waiting.idle < kSpins) {
       wait_a_little(waiting, thread);
     } else {

@@ -3,10 +3,12 @@
 // result: chunks write disjoint outputs. Workers spin briefly for the next loop, then sleep: an idle pool
 // uses no CPU: before it sleeps, a worker asks for the memory that its next loop begins with (Soon), so that
 // memory is not idle either while one thread does what cannot be shared. On a machine with several memory
-// nodes each node's threads begin with their node's part of a loop.
+// nodes each node's threads begin with their node's part of a loop. Where a hypervisor takes processors away,
+// some threads rest (stolen_time.h).
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +19,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/stolen_time.h"
 #include "base/topology.h"
 
 namespace millrace {
@@ -48,6 +51,11 @@ class ThreadPool {
 
   int size() const { return size_; }
   int nodes() const { return num_nodes_; }  // memory nodes with threads of this pool
+
+  // The threads that take part, from the next loop or two on: the first so many; the others rest. The pool
+  // changes this by itself when processor time is stolen. Of use to tests.
+  void use(int threads);
+  int used() const { return used_.load(std::memory_order_relaxed); }
 
   // Calls body(begin, end, thread) for disjoint ranges of at most `chunk` (a pool of one: a single range)
   // that cover [0, count); returns when all are done. thread is in [0, size()). Not reentrant; one caller at
@@ -90,11 +98,13 @@ class ThreadPool {
   void expect(const Soon& soon);
 
  private:
+  using Clock = std::chrono::steady_clock;
   using Call = void (*)(void* body, int64_t begin, int64_t end, int thread);
   using PartCall = void (*)(void* body, const LoopPart& part, int thread);
   struct Waiting;
   void share_out(int64_t count, int64_t chunk);
   void run(Call call, void* body);
+  void look_around();
   void worker(int thread);
   void work(int thread);
   void take_chunks(int thread);
@@ -141,9 +151,16 @@ class ThreadPool {
   alignas(64) std::atomic<int64_t> next_part_{0};
   std::exception_ptr failure_;  // guarded by mutex_
   alignas(64) std::atomic<bool> stop_{false};
+  std::atomic<int> used_;
   std::mutex mutex_;  // guards sleeping and failure_
   std::condition_variable wake_;
+  std::condition_variable back_to_work_;  // of threads that are not used
   std::atomic<int> sleepers_{0};
+
+  StolenTime stolen_time_;
+  Crew crew_;
+  Clock::time_point next_look_{};
+  Clock::duration stretch_ = Crew::kStretch;
 };
 
 }  // namespace millrace

@@ -102,6 +102,36 @@ TEST(ThreadPool, IdlePoolUsesNoCpu) {
   EXPECT_LT(least, 0.01);
 }
 
+// Threads that are not used rest, and come back.
+TEST(ThreadPool, UsesAsManyThreadsAsItIsTold) {
+  ThreadPool pool(4);
+  const auto taking_part = [&] {  // everybody who comes within 20 ms
+    std::array<std::atomic<int>, 4> came{};
+    pool.parallel_for(64, 1, [&](int64_t, int64_t, int thread) {
+      came[static_cast<size_t>(thread)] = 1;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    return came[0] + came[1] + came[2] + came[3];
+  };
+  const auto reaches = [&](int threads) {
+    for (int loop = 0; loop < 1000; ++loop) {
+      if (taking_part() == threads) return true;
+    }
+    return false;
+  };
+  EXPECT_EQ(pool.used(), 4);
+  EXPECT_TRUE(reaches(4));
+  pool.use(2);
+  EXPECT_EQ(pool.used(), 2);
+  EXPECT_TRUE(reaches(2));
+  for (int loop = 0; loop < 20; ++loop) EXPECT_LE(taking_part(), 2);
+  pool.use(100);
+  EXPECT_EQ(pool.used(), 4);
+  EXPECT_TRUE(reaches(4));
+  pool.use(0);
+  EXPECT_TRUE(reaches(1));
+}
+
 // Two made-up nodes of CPUs that this machine may not have: two threads each.
 const Topology kTwoNodes = {{0, {0, 1}}, {1, {1000, 1001}}};
 
