@@ -157,7 +157,7 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
   const auto half = static_cast<int64_t>(op.inv_freq.size());
   const KvPlace place = place_of(op.layer);
   const int group = spec_.layers[op.layer].group;
-  pool_.parallel_for(rows_, 4, [&](int64_t begin, int64_t end, int) {
+  pool_.parallel_for(rows_, few_ ? 1 : 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       const float *c = work_->cosines + row * half, *s = work_->sines + row * half;
       for (int64_t h = 0; h < spec_.heads; ++h) {

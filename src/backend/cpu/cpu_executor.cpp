@@ -17,6 +17,12 @@ constexpr int64_t kGreedyPiece = 4096;  // logits a task looks through
 // Products of a step that are shared out, at most, per layer and besides.
 constexpr size_t kSharedPerLayer = 6, kSharedBesides = 4;
 
+// Of what is done to a token at a time: with few of them a token is a task.
+int64_t tokens_per_task(int64_t tokens, bool cells) {
+  if (tokens <= kFewTokens) return 1;
+  return cells ? 8 : 4;
+}
+
 const float* values_of(const Weight* vector) {
   return vector == nullptr ? nullptr : own(*vector).values.data();
 }
@@ -125,7 +131,7 @@ void CpuExecutor::make_forms(Forms forms, const float* x, int64_t first, int64_t
 // want.
 void CpuExecutor::norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms) {
   const int64_t count = rows.empty() ? rows_ : static_cast<int64_t>(rows.size());
-  pool_.parallel_for(count, forms.cells ? 8 : 4, [&](int64_t begin, int64_t end, int) {
+  pool_.parallel_for(count, tokens_per_task(count, forms.cells), [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) norm_row(op, rows.empty() ? i : rows[i], i, count, forms);
   });
   normed_forms_ = forms;
@@ -141,7 +147,7 @@ void CpuExecutor::norm_row(const Norm& op, int64_t row, int64_t to, int64_t coun
 // `values` [rows][cols] with their other forms, made here when wanted.
 Rows CpuExecutor::formed(const float* values, int64_t rows, int64_t cols, Forms forms) {
   if (forms.blocks || forms.cells || forms.binary || forms.tiles) {
-    pool_.parallel_for(rows, forms.cells ? 8 : 4, [&](int64_t begin, int64_t end, int) {
+    pool_.parallel_for(rows, tokens_per_task(rows, forms.cells), [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
         make_forms(forms, values + i * cols, 0, cols, i, rows, cols, input());
       }

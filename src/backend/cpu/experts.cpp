@@ -10,6 +10,11 @@
 #include "base/check.h"
 
 namespace millrace::cpu {
+namespace {
+
+constexpr int64_t kCombined = 512;  // columns of a token whose experts are added up at once, of few tokens
+
+}  // namespace
 
 void CpuExecutor::route(const Route& op) {
   MILLRACE_CHECK(op.router.weight->rows == spec_.experts && op.experts_per_token == spec_.experts_per_token);
@@ -236,8 +241,14 @@ void CpuExecutor::experts_add(const Experts& op) {
     return;
   }
   share_experts(op.down, kRowsAtOnce, rows_per_task(down.rows * num_active_, pool_.size()), down_part);
-  pool_.parallel_for(rows_, 8, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) combine(op, t, 0, spec_.hidden);
+  // With few tokens a task is a piece of one: its experts' outputs lie in other threads' caches.
+  const bool few = rows_ <= kFewTokens;
+  const int64_t width = few ? kCombined : spec_.hidden, pieces = tasks_for(spec_.hidden, width);
+  pool_.parallel_for(rows_ * pieces, few ? 1 : 8, [&](int64_t begin, int64_t end, int) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task % pieces * width;
+      combine(op, task / pieces, first, std::min(width, spec_.hidden - first));
+    }
   });
 }
 

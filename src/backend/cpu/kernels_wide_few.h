@@ -45,6 +45,9 @@ struct Ahead {
   }
 };
 
+// Rows of activations that share one opening of the weights.
+constexpr int kMostAtOnce = 8;
+
 // Runs whose scales are taken together: one stored block of the K types.
 constexpr int64_t kChunkRuns = 8;
 
@@ -227,16 +230,16 @@ void few_rows_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const
     point_at<Format>(w, first + r, left, rows);
     // Used up by the first pass.
     Ahead ahead = next > 0 ? Ahead(w, first + r + 16, next, runs) : Ahead(x.chain, runs);
-    int64_t m = 0;
-    const auto passes = [&](auto size) {
-      for (; m + size <= num_m; m += size) {
-        few_rows_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), ahead,
-                                    r == 0 && m == 0 && !x.chain.asked);
-      }
+    const auto pass = [&](auto size, int64_t m) {
+      few_rows_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), ahead,
+                                  r == 0 && m == 0 && !x.chain.asked);
     };
-    passes(Index<8>{});
-    passes(Index<4>{});
-    passes(Index<2>{});
-    passes(Index<1>{});
+    int64_t m = 0;
+    for (; m + kMostAtOnce <= num_m; m += kMostAtOnce) pass(Index<kMostAtOnce>{}, m);
+    unroll<kMostAtOnce>([&](auto size) {
+      if constexpr (size > 0) {
+        if (num_m - m == size) pass(size, m);
+      }
+    });
   }
 }
