@@ -66,6 +66,9 @@ void rotate(float* x, const float* cosines, const float* sines, int64_t half, bo
 // So many tokens of keys and values go through the caches and push out what was asked for before.
 constexpr int32_t kDeepContext = 4096;
 
+// Partials that are asked for ahead of their turn when they are merged, and the numbers in a line of them.
+constexpr int64_t kSpansAhead = 6, kLineFloats = 16;
+
 int kv_kernel(DType type) {
   switch (type) {
     case DType::kF32:
@@ -396,7 +399,15 @@ void CpuExecutor::attend_planned(const Attend& op) {
       const auto row = static_cast<int32_t>(i % most_rows);
       if (row >= rows_of(tile)) continue;
       const auto [first, last] = spans_of(op, tile);
-      for (int64_t span = first; span < last; ++span) {
+      for (int64_t span = first - kSpansAhead; span < last; ++span) {
+        if (span + kSpansAhead < last) {  // no lambda: g++ takes one that only asks for one that does nothing
+          const Partial later = partial(task, span + kSpansAhead - first);
+          const float* values = later.values + row * work_->padded_dim;
+          for (int64_t d = 0; d < work_->padded_dim; d += kLineFloats) __builtin_prefetch(values + d);
+          __builtin_prefetch(later.largest + row);
+          __builtin_prefetch(later.sum + row);
+        }
+        if (span < first) continue;
         visible(op, tile, span, mine.first, mine.last);
         merge_span({row, row + 1}, partial(task, span - first), mine.total, mine.first, mine.last,
                    span == first);
