@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/read_loop.h"
 #include "base/thread_pool.h"
+#include "base/topology.h"
 
 namespace millrace::cpu {
 namespace {
@@ -38,7 +39,7 @@ struct Options {
   std::vector<int64_t> rows{1, 8, 64, 512};
   std::string isa;
   int threads = 0;
-  int64_t mib = 512;
+  int64_t mib = 0;       // beyond the caches
   double seconds = 0.3;  // per figure
   bool json = false;
 };
@@ -142,10 +143,11 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
 int run(const Options& options) {
   const KernelTable& kernels = choose_table(options.isa.empty() ? wanted_isa() : options.isa);
   ThreadPool pool(options.threads);
-  const int64_t bytes = options.mib << 20;
+  const int64_t mib = options.mib > 0 ? options.mib : static_cast<int64_t>(beyond_caches() >> 20),
+                bytes = mib << 20;
   const Pages memory(static_cast<size_t>(bytes), "weights");
   // f16 0.065, e8m0 2^-83: nothing overflows or becomes subnormal. Touched by the threads that will read.
-  pool.parallel_for(options.mib, 1, [&](int64_t begin, int64_t end, int) {
+  pool.parallel_for(mib, 1, [&](int64_t begin, int64_t end, int) {
     std::memset(memory.data() + (begin << 20), 0x2c, static_cast<size_t>(end - begin) << 20);
   });
   const double read = static_cast<double>(bytes) / read_seconds(pool, memory.data(), bytes, options.seconds);
@@ -186,7 +188,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--isa", options.isa, "kernel table (default: MILLRACE_ISA, else the best)");
   app.add_option("--threads", options.threads, "0: all")->check(CLI::Range(0, 1024));
-  app.add_option("--mib", options.mib, "weights to walk through")->check(CLI::Range(16, 1 << 20));
+  app.add_option("--mib", options.mib,
+                 "weights to walk through (default: sixteen times the largest cache, at least 512)")
+      ->check(CLI::Range(16, 1 << 20));
   app.add_option("--seconds", options.seconds, "per figure")->check(CLI::Range(0.0, 3600.0));
   app.add_flag("--json", options.json);
   CLI11_PARSE(app, argc, argv);

@@ -1,6 +1,7 @@
 #include "base/topology.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -149,6 +150,28 @@ double cgroup_cpus(const std::string& proc_cgroup, const std::string& root) {
       [&](const std::string& folder) { note(quota_v2(folder)); },
       [&](const std::string& folder) { note(quota_v1(folder)); });
   return tight;
+}
+
+size_t largest_cache(const std::string& root) {
+  size_t most = 0;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(root, none)) {
+    std::ifstream file(entry.path() / "size");  // "48K", "2048K", "300M"
+    size_t count = 0;
+    char unit = 0;
+    if (!(file >> count >> unit)) continue;
+    if (unit == 'K') most = std::max(most, count << 10);
+    if (unit == 'M') most = std::max(most, count << 20);
+  }
+  return most;
+}
+
+size_t beyond_caches() {
+  constexpr size_t kLeast = size_t{512} << 20, kPiece = size_t{1} << 20;
+  const size_t wanted = 16 * largest_cache("/sys/devices/system/cpu/cpu0/cache");
+  const auto memory =
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return std::max(kLeast, std::min(wanted, memory / 8) / kPiece * kPiece);
 }
 
 size_t cgroup_memory(const std::string& proc_cgroup, const std::string& root) {

@@ -44,4 +44,11 @@ double cgroup_cpus(const std::string& proc_cgroup, const std::string& root);
 inline constexpr size_t kNoLimit = SIZE_MAX;
 size_t cgroup_memory(const std::string& proc_cgroup, const std::string& root);
 
+// The largest cache listed under `root` (as /sys/devices/system/cpu/cpu0/cache), in bytes; 0: none is.
+size_t largest_cache(const std::string& root);
+
+// So much memory that caches hold a sixteenth of it at most, or an eighth of the machine's: what a loop that
+// measures memory must walk through. A processor for servers may have 300 MiB of cache.
+size_t beyond_caches();
+
 }  // namespace millrace

@@ -107,6 +107,21 @@ TEST_F(SystemFiles, Memory) {
   EXPECT_EQ(memory(), 5500u);
 }
 
+TEST_F(SystemFiles, Caches) {
+  EXPECT_EQ(largest_cache((root_ / "absent").string()), 0u);
+  write("index0/size", "48K\n");
+  write("index3/size", "307200K\n");
+  write("index2/size", "2M\n");
+  write("index4/size", "none\n");
+  write("uevent", "");
+  EXPECT_EQ(largest_cache(root_.string()), size_t{300} << 20);
+}
+
+TEST(Topology, BeyondCaches) {
+  EXPECT_GE(beyond_caches(), size_t{512} << 20);
+  EXPECT_EQ(beyond_caches() % (size_t{1} << 20), 0u);
+}
+
 TEST_F(SystemFiles, Nodes) {
   const std::string root = root_.string();
   Topology one = read_topology(root + "/absent", {0, 5});
