@@ -352,6 +352,7 @@ class Numbers(CliTest):
                     "first_token_s", "peak_rss_bytes", "anonymous_bytes", "threads"):
             self.assertGreater(out[key], 0, key)
         self.assertTrue(out["isa"])
+        self.assertTrue(out["stolen_fraction"] is None or 0 <= out["stolen_fraction"] <= 1, out["stolen_fraction"])
         fraction = out["decode_tok_s"] * out["bytes_per_token"] / (out["read_gb_s"] * 1e9)
         self.assertAlmostEqual(out["decode_bandwidth_fraction"], fraction, places=9)
         self.assertEqual((out["prompt_tokens"], out["decode_tokens"], out["depth"]), (40, 10, 20))

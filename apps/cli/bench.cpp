@@ -7,9 +7,11 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
 #include "base/paging.h"
+#include "base/stolen_time.h"
 #include "bench_clients.h"
 #include "bench_machine.h"
 #include "bench_roofline.h"
@@ -47,7 +49,9 @@ constexpr const char* kBenchFooter =
     "(the first 512 are computed, the rest repeats their keys and values);\n"
     "figures are medians. bytes_per_token is what one decoded token reads of the weights, read_gb_s the best "
     "speed\n"
-    "at which the same threads read plain memory, decode_bandwidth_fraction their use by decoding. "
+    "at which the same threads read plain memory, decode_bandwidth_fraction their use by decoding, "
+    "stolen_fraction\n"
+    "what a virtual machine's host took away of the processors' time. "
     "first_token_s is\n"
     "the first prompt's time to its first token, with the model just loaded unless --warm-up; load_s comes "
     "before it.";
@@ -68,6 +72,7 @@ struct BenchResult {
   Samples prefill, decode;  // tok/s
   double load_s = 0.0, first_token_s = 0.0, read_gb_s = 0.0;
   size_t bytes_per_token = 0, peak_rss_bytes = 0, anonymous_bytes = 0;
+  std::optional<double> stolen;  // of the processors' time, by a hypervisor
   double fraction() const {
     return read_gb_s > 0 ? decode.median() * static_cast<double>(bytes_per_token) / (read_gb_s * 1e9) : 0.0;
   }
@@ -123,6 +128,7 @@ nlohmann::ordered_json to_json(const BenchOptions& options, Runtime& runtime, co
           {"read_gb_s", result.read_gb_s > 0 ? nlohmann::ordered_json(result.read_gb_s) : nullptr},
           {"decode_bandwidth_fraction",
            result.read_gb_s > 0 ? nlohmann::ordered_json(result.fraction()) : nullptr},
+          {"stolen_fraction", result.stolen ? nlohmann::ordered_json(*result.stolen) : nullptr},
           {"load_s", result.load_s},
           {"first_token_s", result.first_token_s},
           {"peak_rss_bytes", result.peak_rss_bytes},
@@ -156,6 +162,10 @@ std::string to_text(const BenchOptions& options, Runtime& runtime, const BenchRe
   if (result.read_gb_s > 0) {
     line("read bandwidth, same threads", fmt::format("{:.1f} GB/s", result.read_gb_s));
     line("of which decoding uses", fmt::format("{:.1f}%", 100.0 * result.fraction()));
+  }
+  if (result.stolen.value_or(0.0) >= 0.01) {
+    line("taken away by the machine's host",
+         fmt::format("{:.1f}% of the processors' time", 100.0 * *result.stolen));
   }
   line("load", fmt::format("{:.3f} s", result.load_s));
   line("first token", fmt::format("{:.3f} s", result.first_token_s));
@@ -191,7 +201,10 @@ int bench(const BenchOptions& options) {
     BenchResult untimed;
     run_once(*runtime, few, untimed);
   }
+  StolenTime time;
+  (void)time.share();  // from here on
   for (int32_t i = 0; i < options.repeat; ++i) run_once(*runtime, options, result);
+  result.stolen = time.share();
   result.bytes_per_token = runtime->model().bytes_per_token();
   // Before the bandwidth buffer comes into it.
   result.peak_rss_bytes = status_bytes("VmHWM");
