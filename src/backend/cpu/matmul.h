@@ -117,7 +117,7 @@ class ShrinkingParts {
 };
 
 // Up to so many tokens are a few, and so many rows of their outputs fit into a thread's buffer.
-inline constexpr int64_t kFewTokens = 8;
+inline constexpr int64_t kFewTokens = 16;
 inline constexpr int64_t kMostFewRows = kRowsPerPass * kMaxRowsPerTask / kFewTokens;
 
 inline int64_t tasks_for(int64_t rows, int64_t per_task) { return (rows + per_task - 1) / per_task; }
