@@ -10,7 +10,8 @@
 // A tile of 64 tokens (of the span, kernels_attention.h): keys and values are interleaved into a scratch of
 // 16 KiB as tile products want them, pairs of dimensions and pairs of tokens; that is one shuffle for every
 // line, and done once for all rows. Lines of the next tile go from memory to the second-level cache during
-// softmax, and from there to the first half a tile ahead.
+// softmax, and from there to the first half a tile ahead. Where eight rows see a tile whole, most of decode,
+// kernels_attention_amx_decode.h has another order of the same arithmetic.
 //
 // Roofline, per 64 tokens of 64 dimensions (16 KiB), in cycles: 256 shuffles; for eight rows 16 tile products
 // of 16 each, and softmax, some 35 vector operations a row and 16 tokens. Memory at 3.7 bytes a cycle: 4,400.
@@ -21,18 +22,16 @@ constexpr int32_t kSetRows = 8;                   // rows of queries that share 
 constexpr int32_t kMostSets = 4;                  // of them in a span: workspace.cpp makes tiles of 32 rows
 constexpr int32_t kHalfTokens = kTileTokens / 2;  // the depth of a product with values
 
-// Of a block of the next tile, where the runs begin that are asked for beside a head's tile.
-struct NextRuns {
-  int64_t first, second;
+// Of a set of rows and a tile.
+struct SetScratch {
+  alignas(64) uint16_t weights[2][16][32];  // [half][row: upper, lower][tokens t, t + 16 in turn]
+  alignas(64) float sums[4][16][16];
+  alignas(64) float scores[kSetRows][kTileTokens];
 };
-
-struct AttendTiles {
+struct AttendTiles : SetScratch {
   alignas(64) uint16_t keys[kTileTokens * kMostTileDim];  // [block][dims / 2][16 tokens][2 dims]
   alignas(
       64) uint16_t values[kTileTokens * kMostTileDim];  // [half][dims / 16][16][16 dims][tokens t, t + 16]
-  alignas(64) uint16_t weights[2][16][32];              // [half][row][tokens t, t + 16 in turn]
-  alignas(64) float sums[4][16][16];
-  alignas(64) float scores[kSetRows][kTileTokens];
 };
 // Queries of eight rows and 32 dimensions: [row: upper, lower][32]. A head has them as [set][dims / 32].
 using QueryWords = uint16_t[16][32];
@@ -73,21 +72,21 @@ constexpr PairOrder make_pair_order() {
 }
 alignas(64) constexpr PairOrder kPairOrder = make_pair_order();
 
-// The lines of the next tile, asked for into the second-level cache, a share with every step of softmax:
+// A head's lines of the next tile, asked for into the second-level cache, a share with every step of softmax:
 // among the loads of keys and values they would occupy the line buffers that those wait for.
 struct NextLines {
   static constexpr int kSteps = 2 * kSetRows;
   const uint8_t* runs[2 * kTileTokens / kLanes];
   int32_t count = 0, at = 0;
   int64_t line = 0, bytes, share;  // bytes: of a run; share: of a step
-  NextLines(const AttendSpan& s, const Tile& tile, NextRuns of) : bytes(s.head_bytes) {
+  NextLines(const AttendSpan& s, const Tile& tile) : bytes(s.head_bytes) {
     for (int32_t b = tile.lo; b < tile.hi; ++b) {
-      runs[count++] = tile.next[b] + of.first;
-      runs[count++] = tile.next[b] + of.second;
+      runs[count++] = tile.next[b] + s.key_offset;
+      runs[count++] = tile.next[b] + s.value_offset;
     }
     share = (count * bytes / kSteps + 63) / 64 * 64;
   }
-  [[gnu::always_inline]] void ask() {
+  [[gnu::always_inline]] void operator()(int) {
     for (int64_t left = share; left > 0 && at < count;) {
       const int64_t some = bytes - line < left ? bytes - line : left;
       const auto* from = reinterpret_cast<const char*>(runs[at] + line);
@@ -115,9 +114,21 @@ inline void pair_keys(const AttendSpan& s, const Tile& tile, AttendTiles& t) {
   }
 }
 
-// The values of half a tile: of a line of one block and the same of the next, dimensions 8 i .. 8 i + 3 of
-// each quarter i, then 8 i + 4 .. 8 i + 7 (dims_in_order puts the sums right). False: some value is no
-// number.
+// 32 values of a token t and as many of token t + 16 to pairs: of each quarter i the dimensions 8 i ..
+// 8 i + 3 to a row of one tile, 8 i + 4 .. 8 i + 7 to the next one's (dims_in_order puts the sums right).
+// most: of all magnitudes, as bits.
+[[gnu::always_inline]] inline void pair_value_line(V a, V b, uint16_t* to, V& most) {
+  const V magnitude = _mm512_set1_epi16(0x7fff);
+  most = _mm512_max_epu16(most,
+                          _mm512_max_epu16(_mm512_and_si512(a, magnitude), _mm512_and_si512(b, magnitude)));
+  _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
+  _mm512_store_si512(to + kLanes * 32, _mm512_unpackhi_epi16(a, b));
+}
+[[gnu::always_inline]] inline bool are_numbers(V most) {
+  return _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(0x7f80)) == 0;
+}
+
+// The values of half a tile. False: some value is no number.
 inline bool pair_values(const AttendSpan& s, const Tile& tile, int32_t half, AttendTiles& t) {
   const int64_t groups = s.head_dim / kLanes, line = 64;
   const bool has[2] = {2 * half >= tile.lo && 2 * half < tile.hi,
@@ -129,7 +140,6 @@ inline bool pair_values(const AttendSpan& s, const Tile& tile, int32_t half, Att
   const __mmask16 keep[2] = {static_cast<__mmask16>(has[0] ? 0xffff : 0),
                              static_cast<__mmask16>(has[1] ? 0xffff : 0)};
   V most = _mm512_setzero_si512();
-  const V magnitude = _mm512_set1_epi16(0x7fff);
   uint16_t* const to = t.values + half * kHalfTokens * s.head_dim;
   for (int64_t token = 0; token < kLanes; ++token) {
     for (int64_t c = 0; c < groups / 2; ++c) {  // 32 dimensions
@@ -139,14 +149,10 @@ inline bool pair_values(const AttendSpan& s, const Tile& tile, int32_t half, Att
       }
       const V a = _mm512_maskz_mov_epi32(keep[0], load512(from[0] + at));
       const V b = _mm512_maskz_mov_epi32(keep[1], load512(from[1] + at));
-      most = _mm512_max_epu16(
-          most, _mm512_max_epu16(_mm512_and_si512(a, magnitude), _mm512_and_si512(b, magnitude)));
-      uint16_t* const pair = to + (2 * c * kLanes + token) * 32;
-      _mm512_store_si512(pair, _mm512_unpacklo_epi16(a, b));
-      _mm512_store_si512(pair + kLanes * 32, _mm512_unpackhi_epi16(a, b));
+      pair_value_line(a, b, to + (2 * c * kLanes + token) * 32, most);
     }
   }
-  return _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(0x7f80)) == 0;
+  return are_numbers(most);
 }
 
 // Where a dimension lies in a row of sums.
@@ -256,13 +262,14 @@ struct SetRows {
 // The sums of scores of a set to weights exp(score - largest) as rows of tiles, zero where a row does not
 // see; earlier sums are rescaled where a row has a new largest score. The numbers of soften(), for eight rows
 // side by side: one after the other each would wait for its own. keep: weights are also left in s.scores.
-template <bool kWhole>
-inline void soften_set(const AttendSpan& s, const SetRows& set, bool keep, NextLines& next, AttendTiles& t) {
+// beside(step), of 2 kSetRows steps: what else is done meanwhile.
+template <bool kWhole, class Beside>
+[[gnu::always_inline]] inline void soften_set(const AttendSpan& s, const SetRows& set, bool keep,
+                                              Beside& beside, SetScratch& t) {
   const V16 scale = Simd::broadcast(s.scale), never = Simd::broadcast(-__builtin_inff());
   const int64_t stride = kTileTokens + kLanes;
   V16 most[kSetRows];
   unroll<kSetRows>([&](auto r) __attribute__((always_inline)) {
-    next.ask();
     V16 score[4];
     unroll<4>([&](auto b) __attribute__((always_inline)) {
       score[b] = Simd::mul(Simd::add(Simd::load(t.sums[b][r]), Simd::load(t.sums[b][r + kSetRows])), scale);
@@ -270,6 +277,7 @@ inline void soften_set(const AttendSpan& s, const SetRows& set, bool keep, NextL
       Simd::store(t.scores[r] + b * kLanes, score[b]);
     });
     most[r] = _mm512_max_ps(_mm512_max_ps(score[0], score[1]), _mm512_max_ps(score[2], score[3]));
+    beside(r);
   });
   const auto seeing = static_cast<__mmask16>(set.seeing);
   const V16 before = _mm512_maskz_loadu_ps(first_lanes(set.count), s.largest + set.row);
@@ -291,8 +299,7 @@ inline void soften_set(const AttendSpan& s, const SetRows& set, bool keep, NextL
       }
     }
   }
-  for (int32_t r = 0; r < kSetRows; ++r) {
-    next.ask();
+  unroll<kSetRows>([&](auto r) __attribute__((always_inline)) {
     V16 weight[4];
     if (!kWhole && (set.seeing >> r & 1) == 0) {
       unroll<4>([&](auto b) { weight[b] = Simd::zero(); });
@@ -315,6 +322,23 @@ inline void soften_set(const AttendSpan& s, const SetRows& set, bool keep, NextL
       _mm512_store_si512(t.weights[half][r], both(a.upper, b.upper));
       _mm512_store_si512(t.weights[half][r + kSetRows], both(a.lower, b.lower));
     });
+    beside(kSetRows + r);
+  });
+}
+
+// The sums in tiles [0, count) to those of the set's rows that see some of the tile, from sixteen dimensions
+// `first` on.
+[[gnu::always_inline]] inline void add_sums(const AttendSpan& s, const SetRows& set, int32_t first,
+                                            int32_t count, SetScratch& t) {
+  store_tile_sums(t.sums);
+  for (int32_t r = 0; r < set.count; ++r) {
+    if ((set.seeing >> r & 1) == 0) continue;
+    float* to = s.values + (set.row + r) * static_cast<int64_t>(s.padded_dim) + first * kLanes;
+    unroll<4>([&](auto i) __attribute__((always_inline)) {
+      if (i >= count) return;
+      const V16 sum = Simd::add(Simd::load(t.sums[i][r]), Simd::load(t.sums[i][r + kSetRows]));
+      Simd::store(to + i * kLanes, Simd::add(Simd::load(to + i * kLanes), sum));
+    });
   }
 }
 
@@ -330,23 +354,15 @@ inline void add_set(const AttendSpan& s, const Tile& tile, const SetRows& set, A
         if (first + i < groups) bf16_product<i>(t.values + (half * groups + first + i) * kLanes * 32);
       });
     }
-    store_tile_sums(t.sums);
-    for (int32_t r = 0; r < set.count; ++r) {
-      if ((set.seeing >> r & 1) == 0) continue;
-      float* to = s.values + (set.row + r) * static_cast<int64_t>(s.padded_dim) + first * kLanes;
-      for (int32_t i = 0; i < 4 && first + i < groups; ++i) {
-        const V16 sum = Simd::add(Simd::load(t.sums[i][r]), Simd::load(t.sums[i][r + kSetRows]));
-        Simd::store(to + i * kLanes, Simd::add(Simd::load(to + i * kLanes), sum));
-      }
-    }
+    add_sums(s, set, first, groups - first, t);
   }
 }
 
 // Values that are no numbers may be a token's that nobody sees, and a weight of zero does not hide them:
 // they leave the scratch, and reach the rows that do see them here.
-[[gnu::noinline]] inline void take_out_values(int32_t dims, AttendTiles& t) {
+[[gnu::noinline]] inline void take_out_values(int32_t dims, uint16_t* values) {
   for (int32_t i = 0; i < kTileTokens * dims; ++i) {
-    if ((t.values[i] & 0x7f80) == 0x7f80) t.values[i] = 0;
+    if ((values[i] & 0x7f80) == 0x7f80) values[i] = 0;
   }
 }
 [[gnu::noinline]] inline void add_taken_out(const AttendSpan& s, const Tile& tile, int32_t row, int32_t from,
@@ -366,8 +382,8 @@ inline void add_set(const AttendSpan& s, const Tile& tile, const SetRows& set, A
 }
 
 inline void attend_tile_by_tiles(const AttendSpan& s, const Tile& tile, const QueryWords* queries,
-                                 NextRuns runs, AttendTiles& t) {
-  NextLines next(s, tile, runs);
+                                 AttendTiles& t) {
+  NextLines next(s, tile);
   pair_keys(s, tile, t);
   stores_are_done();
   bool numbers = true;
@@ -378,7 +394,7 @@ inline void attend_tile_by_tiles(const AttendSpan& s, const Tile& tile, const Qu
       numbers = pair_values(s, tile, 0, t);
       numbers = pair_values(s, tile, 1, t) && numbers;
       if (!numbers) [[unlikely]]
-        take_out_values(s.head_dim, t);
+        take_out_values(s.head_dim, t.values);
     }
     if (rows.seeing == 0) continue;
     rows.whole ? soften_set<true>(s, rows, !numbers, next, t) : soften_set<false>(s, rows, !numbers, next, t);
@@ -390,6 +406,8 @@ inline void attend_tile_by_tiles(const AttendSpan& s, const Tile& tile, const Qu
   }
 }
 
+#include "backend/cpu/kernels_attention_amx_decode.h"
+
 // Whether a span goes through tiles depends on the model alone.
 void attend_by_tiles(const AttendSpan& s) {
   if (s.head_dim % 32 != 0 || s.head_dim > kMostTileDim || s.rows > kMostSets * kSetRows) {
@@ -397,6 +415,7 @@ void attend_by_tiles(const AttendSpan& s) {
     return;
   }
   AttendTiles t;
+  DecodeTiles decode;
   alignas(64) QueryWords queries[kMostHeads * kMostSets * kMostTileDim / 32];
   const int32_t each = (s.rows + kSetRows - 1) / kSetRows * s.head_dim / 32;  // of them a head
   AttendSpan heads[kMostHeads];
@@ -412,16 +431,16 @@ void attend_by_tiles(const AttendSpan& s) {
   }
   stores_are_done();
   _tile_loadconfig(&config);
-  // All keys of the heads, then all values: runs that follow one another are asked for so.
-  const auto runs_of = [&](int32_t h) -> NextRuns {
-    const auto run = [&](int32_t i) {
-      return i < s.heads ? heads[i].key_offset : heads[i - s.heads].value_offset;
-    };
-    return {run(2 * h), run(2 * h + 1)};
-  };
+  const bool one_set = s.rows == kSetRows && s.head_dim == kDecodeDim;
   each_tile(s, [&](const Tile& tile) {
-    for (int32_t h = 0; h < s.heads; ++h)
-      attend_tile_by_tiles(heads[h], tile, queries + h * each, runs_of(h), t);
+    if (one_set) {
+      const SetRows rows(s, tile, 0);
+      if (rows.whole) {
+        decode_tile(s, heads, tile, rows, queries, decode);
+        return;
+      }
+    }
+    for (int32_t h = 0; h < s.heads; ++h) attend_tile_by_tiles(heads[h], tile, queries + h * each, t);
   });
   _tile_release();
   for (int32_t h = 0; h < s.heads; ++h) {

@@ -214,9 +214,13 @@ struct AttentionCase {
       }
     }
   }
-  uint16_t& value(int32_t token, int32_t d) {
-    return pool[static_cast<size_t>((2 * table[static_cast<size_t>(token / kLanes)] + 1) * kLanes * dim +
-                                    token % kLanes * dim + d)];
+  uint16_t& value(int32_t token, int32_t d, int32_t head = 0) {
+    const int32_t block = table[static_cast<size_t>(token / kLanes)], run = (2 * block + 1) * heads + head;
+    return pool[static_cast<size_t>((run * kLanes + token % kLanes) * dim + d)];
+  }
+  uint16_t& key(int32_t token, int32_t d, int32_t head) {
+    const int32_t run = 2 * table[static_cast<size_t>(token / kLanes)] * heads + head;
+    return pool[static_cast<size_t>((run * dim + d) * kLanes + token % kLanes)];
   }
   void add_row(int32_t from, int32_t to, std::mt19937& random) {
     std::normal_distribution<float> normal;
@@ -258,15 +262,34 @@ struct AttentionCase {
     s.sum = r.sum.data();
     s.values = r.values.data();
     s.scores = scores.data();
+    std::copy(after.begin(), after.end(), s.after);
+    s.asked = !after.empty();
     kernel(s);
     return r;
   }
 
   int32_t dim, heads;
   std::vector<int32_t> table, first, last;
+  std::vector<const uint8_t*> after;  // as in AttendSpan; if any, this span was asked for as well
   std::vector<uint16_t> pool;
   std::vector<float> queries;
 };
+
+// All rows and `together` heads from `head` on, against every row and head alone.
+void compare_with_rows_alone(const AttentionCase& c, int32_t head = 0, int32_t together = 1) {
+  const size_t rows = c.first.size(), dims = static_cast<size_t>(c.dim);
+  const auto all = c.run(attend_by_tiles, 0, rows, head, together);
+  for (int32_t h = 0; h < together; ++h) {
+    for (size_t r = 0; r < rows; ++r) {
+      const auto alone = c.run(attend_by_tiles, r, 1, head + h);
+      const size_t at = static_cast<size_t>(h) * (rows + 1) + r;
+      ASSERT_EQ(std::memcmp(&all.largest[at], alone.largest.data(), 4), 0) << "row " << r << ", head " << h;
+      ASSERT_EQ(std::memcmp(&all.sum[at], alone.sum.data(), 4), 0) << "row " << r << ", head " << h;
+      ASSERT_EQ(std::memcmp(&all.values[at * dims], alone.values.data(), 4 * dims), 0)
+          << "row " << r << ", head " << h;
+    }
+  }
+}
 
 AttentionCase some_attention(int32_t dim, std::mt19937& random, int32_t heads = 1) {
   constexpr int32_t kSeen = 203;
@@ -328,26 +351,134 @@ TEST(AmxEmulated, ARowOfAttentionHasTheSameBitsAmongOthers) {
   std::mt19937 random(5);
   AttentionCase c = some_attention(64, random);
   const size_t rows = c.first.size();
-  const auto compare = [&] {
-    const auto all = c.run(attend_by_tiles, 0, rows);
-    for (size_t r = 0; r < rows; ++r) {
-      const auto alone = c.run(attend_by_tiles, r, 1);
-      ASSERT_EQ(std::memcmp(&all.largest[r], alone.largest.data(), 4), 0) << "row " << r;
-      ASSERT_EQ(std::memcmp(&all.sum[r], alone.sum.data(), 4), 0) << "row " << r;
-      ASSERT_EQ(std::memcmp(&all.values[r * 64], alone.values.data(), 256), 0) << "row " << r;
-    }
-  };
-  compare();
+  compare_with_rows_alone(c);
   // A token's value that is no number reaches the rows that see it, and no other.
   c.value(66, 5) = 0x7fc0;
   c.value(101, 40) = 0x7f80;
-  compare();
+  compare_with_rows_alone(c);
   const auto all = c.run(attend_by_tiles, 0, rows);
   for (size_t r = 0; r < rows; ++r) {
     const auto sees = [&](int32_t token) { return c.first[r] <= token && token < c.last[r]; };
     for (size_t d = 0; d < 64; ++d) {
       ASSERT_EQ(std::isnan(all.values[r * 64 + d]), d == 5 && sees(66)) << "row " << r << ", dimension " << d;
       ASSERT_EQ(std::isinf(all.values[r * 64 + d]), d == 40 && sees(101)) << "row " << r;
+    }
+  }
+}
+
+// Eight rows of decode, whose whole tiles have an order of their own.
+TEST(AmxEmulated, EightRowsOfAttentionHaveTheBitsOfOneAndOfHeadsAlone) {
+  std::mt19937 random(7);
+  constexpr int32_t kSeen = 512 + 128 + 37, kHeads = 4;
+  const auto eight_rows = [&](int32_t from, int32_t to) {
+    AttentionCase c(64, kSeen, random, kHeads);
+    for (int32_t r = 0; r < 8; ++r) c.add_row(from, to, random);
+    return c;
+  };
+  std::vector<AttentionCase> cases;
+  for (const auto& [from, to] : {std::pair{0, kSeen},  // whole tiles, then a ragged one
+                                 {0, 512},             // whole ones only
+                                 {0, 64},
+                                 {64, 192},
+                                 {37, kSeen - 3},  // a window: the first is ragged as well
+                                 {130, 200},       // no tile is whole
+                                 {130, 256}}) {
+    cases.push_back(eight_rows(from, to));
+  }
+  cases.push_back(eight_rows(0, 400));  // two tokens of four heads each, a window
+  for (size_t r = 0; r < 8; ++r) {
+    cases.back().first[r] = r < 4 ? 127 : 128;
+    cases.back().last[r] = r < 4 ? 384 : 385;
+  }
+  cases.push_back(eight_rows(0, 400));  // a row that sees nothing
+  cases.back().last[3] = 0;
+  for (AttentionCase& c : cases) {
+    for (const auto& [head, together] : {std::pair{2, 1}, {0, 2}, {1, 3}}) {
+      SCOPED_TRACE(testing::Message() << "positions " << c.first[0] << " to " << c.last[0] << ", heads "
+                                      << head << " to " << head + together);
+      compare_with_rows_alone(c, head, together);
+      if (HasFatalFailure()) return;
+    }
+    // Values that are no numbers: of tokens that are seen, in the first and in later tiles, and that are not.
+    const int32_t last = c.last[0], seen[] = {c.first[0], c.first[0] + 1, (c.first[0] + last) / 2, last - 1};
+    const int32_t unseen[] = {c.first[0] - 1, last, last + 1};
+    const auto is_seen = [&](int32_t token, size_t r) { return c.first[r] <= token && token < c.last[r]; };
+    for (const int32_t token : seen) c.value(token, 5, 1) = 0x7fc0;
+    c.value(seen[2], 40, 2) = 0xff80;
+    for (int32_t d = 0; d < 64; ++d) {  // row 0's largest score: a weight of one, whose lower half is zero
+      const float key = 4.0f * c.queries[static_cast<size_t>(d)];
+      c.key(seen[2], d, 2) = static_cast<uint16_t>(emulated::as<uint32_t>(key) >> 16);
+    }
+    for (const int32_t token : unseen) {
+      if (token >= 0 && token < kSeen) c.value(token, 17, 2) = c.value(token, 18, 1) = 0x7f80;
+    }
+    compare_with_rows_alone(c, 1, 2);
+    if (HasFatalFailure()) return;
+    const auto two = c.run(attend_by_tiles, 0, 8, 1, 2);
+    for (size_t i = 0; i < 2 * 8 * 64; ++i) {
+      const size_t head = 1 + i / (8 * 64), r = i / 64 % 8, d = i % 64;
+      bool nan = false, inf = false;
+      for (const int32_t token : seen) nan |= head == 1 && d == 5 && is_seen(token, r);
+      inf |= head == 2 && d == 40 && is_seen(seen[2], r);
+      for (const int32_t token : unseen) {  // by row 0, but others may
+        inf |= d == (head == 1 ? 18 : 17) && token >= 0 && token < kSeen && is_seen(token, r);
+      }
+      const float value = two.values[((head - 1) * 9 + r) * 64 + d];
+      ASSERT_EQ(std::isnan(value), nan) << "head " << head << ", row " << r << ", dimension " << d;
+      ASSERT_EQ(std::isinf(value), inf) << "head " << head << ", row " << r << ", dimension " << d;
+    }
+    // And keys: the row's sums are none either.
+    c.key(seen[2], 3, 2) = 0x7fc0;
+    c.key(seen[1], 9, 1) = 0x7f80;
+    compare_with_rows_alone(c, 1, 2);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Every line of keys and values is asked for once, in order, a lead ahead; where no block is known to follow,
+// some line of this span again.
+TEST(AmxEmulated, DecodeAsksForEveryLineOnceAndInOrder) {
+  std::mt19937 random(8);
+  constexpr int32_t kSeen = 512, kBlocks = kSeen / kLanes, kHeads = 4, kHead = 1;
+  constexpr int64_t kRunLines = kLanes * 64 * 2 / 64, kMostLead = (48 << 10) / 64;
+  AttentionCase c(64, 2 * kSeen, random, kHeads);
+  for (int32_t r = 0; r < 8; ++r) c.add_row(0, kSeen, random);
+  const auto block_at = [&](int32_t b) {
+    return reinterpret_cast<const uint8_t*>(c.pool.data()) +
+           c.table[static_cast<size_t>(b)] * 2 * kHeads * kRunLines * 64;
+  };
+  for (const bool goes_on : {false, true}) {
+    for (int32_t b = 0; b < 8 && goes_on; ++b) {
+      c.after.push_back(b == 3 || b > 4 ? nullptr : block_at(kBlocks + 9 + b));
+    }
+    for (const int32_t together : {1, 2, 3}) {
+      std::vector<const void*> lines, asked;
+      for (int32_t b = 0; b < kBlocks + 8; ++b) {
+        const uint8_t* block = b < kBlocks ? block_at(b) : nullptr;
+        if (b >= kBlocks && goes_on) block = c.after[static_cast<size_t>(b - kBlocks)];
+        for (const int32_t run : {kHead, kHeads + kHead}) {
+          for (int64_t i = 0; i < together * kRunLines; ++i) {
+            lines.push_back(block == nullptr ? nullptr : block + (run * kRunLines + i) * 64);
+          }
+        }
+      }
+      emulated::asked = &asked;
+      c.run(attend_by_tiles, 0, 8, kHead, together);
+      emulated::asked = nullptr;
+      const int64_t tile = kTileTokens / kLanes * 2 * together * kRunLines, all = kSeen / kTileTokens * tile;
+      const int64_t lead = std::min(kMostLead, 2 * tile);
+      // The first tile of a span that nobody asked for, each_tile asks for.
+      const int64_t from = goes_on ? lead : std::min(tile, lead);
+      ASSERT_EQ(std::ssize(asked), lead + all - from) << together << " heads";
+      for (int64_t i = from; i < lead + all; ++i) {
+        const void *want = lines[static_cast<size_t>(i)], *got = asked[static_cast<size_t>(i - from)];
+        if (want != nullptr) {
+          ASSERT_EQ(got, want) << together << " heads, line " << i;
+        } else {
+          ASSERT_EQ(std::count(lines.begin(), lines.begin() + all, got), 1)
+              << together << " heads, line " << i;
+        }
+      }
     }
   }
 }
