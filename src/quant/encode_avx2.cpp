@@ -6,6 +6,8 @@
 #include <cfloat>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "quant/blocks.h"

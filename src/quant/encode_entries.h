@@ -4,8 +4,8 @@
 constexpr EncodeTable make_table(const char* name) {
   return {name,
           {encode_f16, encode_bf16, encode_groups<BlockQ8_0, encode_q8_0>,
-           encode_groups<BlockQ4_0, encode_around_zero<BlockQ4_0, 8>>,
-           encode_groups<BlockQ5_0, encode_around_zero<BlockQ5_0, 16>>,
+           encode_groups<BlockQ4_0, encode_around_zero<BlockQ4_0, 4>>,
+           encode_groups<BlockQ5_0, encode_around_zero<BlockQ5_0, 5>>,
            encode_groups<BlockQ4_1, encode_above_min<BlockQ4_1, 15>>,
            encode_groups<BlockQ5_1, encode_above_min<BlockQ5_1, 31>>, encode_groups<BlockMXFP4, encode_mxfp4>,
            encode_super_blocks<BlockQ4_K, encode_with_mins<BlockQ4_K, 15>>,

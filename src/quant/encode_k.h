@@ -20,9 +20,7 @@ struct ScalesAndMins {
 
   V scales(int s) const { return Simd::mul(scale[s], d); }
   V mins(int s) const { return Simd::mul(min[s], dmin); }
-  Coding coding(int s, float most) const {
-    return Coding(scales(s), Simd::sub(Simd::all(0.0f), mins(s)), most);
-  }
+  V bases(int s) const { return Simd::sub(Simd::all(0.0f), mins(s)); }
 };
 
 inline V to_integers(V x, V unit) {
@@ -75,24 +73,13 @@ inline void solve(const MinFit* fits, ScalesAndMins& k) {
   k.dmin = Simd::select(up, Simd::select(level, good_min, k.dmin), k.dmin);
 }
 
-// Codes of sub-blocks, and what they miss.
-inline void code_subs(const float* x, const Coding& coding, Bytes* quads, Misses& misses) {
-  const V zero = Simd::all(0.0f), magic = Simd::all(kMagic);
-  const Spread by(coding.inverse), plus(coding.offset), most(coding.top);
-  V rr[kParts] = {zero, zero, zero, zero}, total[kParts] = {zero, zero, zero, zero};
-  for (int t = 0; t < 8; ++t) {
-    V sums[kParts];
-    for (int p = 0; p < kParts; ++p) {
-      const V value = Simd::load_part(x, kSuperBlock, t, p), y = Simd::fma(value, by.p[p], plus.p[p]);
-      sums[p] = Simd::add(Simd::min(Simd::max(y, zero), most.p[p]), magic);
-      const V rest = Simd::sub(y, Simd::sub(sums[p], magic));
-      rr[p] = Simd::fma(rest, rest, rr[p]);
-      total[p] = Simd::fma(value, value, total[p]);
-    }
-    quads[t] = Simd::low_bytes(sums);
-  }
-  misses.total = Simd::add(misses.total, Simd::add_across(total));
-  misses.error = Simd::fma(Simd::mul(coding.unit, coding.unit), Simd::add_across(rr), misses.error);
+// What the codes of sub-blocks miss.
+template <int kTop>
+inline void count_misses(const MinRange& range, const LineSums& sums, V scale, V base, Misses& misses) {
+  const V step = Simd::mul(scale, range.per_unit), below = Simd::sub(base, range.middle);
+  const V middle = Simd::fma(step, Simd::all(MinSearch<kTop>::kHalf), Simd::mul(below, range.per_unit));
+  misses.error = Simd::fma(Simd::mul(range.unit, range.unit), sums.missed(step, middle), misses.error);
+  misses.total = Simd::add(misses.total, total_of(range, sums));
 }
 
 // The mirror of scale_min_k4.
@@ -161,13 +148,18 @@ inline void encode_with_mins(const float* x, Block* out, Misses& misses) {
   MinRange ranges[kSubs];
   MinFit fits[kSubs];
   ScalesAndMins k;
+  MinValues fine[kSubs];
+  Line lines[kSubs];
+  LineSums sums[kSubs];
   Bytes quads[kSubs][8];
   for (int s = 0; s < kSubs; ++s) ranges[s] = min_range<kTop, true, kSuperBlock>(x + s * kBlock);
-  for (int s = 0; s < kSubs; ++s) fits[s] = fit_above_min<kTop, true, kSuperBlock>(x + s * kBlock, ranges[s]);
+  for (int s = 0; s < kSubs; ++s) {
+    fits[s] = fit_above_min<kTop, true, kSuperBlock>(x + s * kBlock, ranges[s], fine[s]);
+  }
   solve(fits, k);
-  Coding codings[kSubs];
-  for (int s = 0; s < kSubs; ++s) codings[s] = k.coding(s, kTop);
-  for (int s = 0; s < kSubs; ++s) code_subs(x + s * kBlock, codings[s], quads[s], misses);
+  for (int s = 0; s < kSubs; ++s) lines[s] = line_to_codes<kTop>(ranges[s], k.scales(s), k.bases(s));
+  for (int s = 0; s < kSubs; ++s) sums[s] = code_line<kTop>(fine[s], lines[s], quads[s]);
+  for (int s = 0; s < kSubs; ++s) count_misses<kTop>(ranges[s], sums[s], k.scales(s), k.bases(s), misses);
   put_scales(k, out);
   put_super_codes<Block, kTop>(quads, out);
 }
@@ -175,24 +167,6 @@ inline void encode_with_mins(const float* x, Block* out, Misses& misses) {
 // ---------------------------------------------------------------- signed scales: Q6_K
 
 constexpr int kSixSubs = 16, kSixBlock = 16;  // sub-blocks of 16
-
-// What the codes of a sub-block under its scale leave over, in units.
-struct SixSums {
-  V unit, rq, rr, qq;
-};
-
-// d is the super-block's scale. A sub-block of scale 0 has no value above half of that times 33: in units of
-// 64 such its codes are 0, and what is left over all there is.
-inline SixSums code_six_bits(const float* x, V scale, V d, Bytes* quads) {
-  const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
-  const Simd::Mask some = Simd::greater(Simd::abs(scale), zero), any = Simd::greater(d, zero);
-  const V none = Simd::select(any, Simd::mul(d, Simd::all(64.0f)), one);
-  const V unit = Simd::select(any, Simd::select(some, Simd::mul(scale, d), none), one);
-  const Spread by(Simd::div(one, unit));
-  Rests rests;
-  for (int t = 0; t < 4; ++t) quads[t] = rests.code_quad<32, kSuperBlock>(x, t, by);
-  return {unit, Simd::add_across(rests.rq), Simd::add_across(rests.rr), Simd::to_float(rests.qq)};
-}
 
 // quads [16 sub-blocks][4]; sub-block 8 h + 2 r + j has the elements 16 j of run r of half h.
 inline void put_six_bits(const Bytes (*quads)[4], BlockQ6_K* out) {
@@ -220,38 +194,44 @@ inline void put_six_bits(const Bytes (*quads)[4], BlockQ6_K* out) {
 }
 
 // Every sub-block on its own, its scale then as an integer times d, codes by those; d again by least squares
-// over the codes, which stay.
+// over the codes, which stay. A sub-block of scale 0 has codes of 0.
 inline void encode_q6_k(const float* x, BlockQ6_K* out, Misses& misses) {
   const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
   SignedRange ranges[kSixSubs];
-  V scale[kSixSubs], most = zero, ra = zero, aa = zero;
-  SixSums sums[kSixSubs];
+  FineValues<4> fine[kSixSubs];
+  V scale[kSixSubs], most = zero, products = zero, squares = zero;
+  Growth growths[kSixSubs];
+  CodeSums sums[kSixSubs];
   Bytes quads[kSixSubs][4];
   for (int s = 0; s < kSixSubs; ++s) ranges[s] = signed_range<4, kSuperBlock>(x + s * kSixBlock);
   for (int s = 0; s < kSixSubs; ++s) {
-    scale[s] = fit_6_bits<kSuperBlock>(x + s * kSixBlock, ranges[s]);
+    const V words = fit_signed<6, 4, kSuperBlock>(x + s * kSixBlock, ranges[s], fine[s]);
+    scale[s] = Simd::mul(words, ranges[s].unit());
     most = Simd::max(most, Simd::abs(scale[s]));
   }
   const V first = StoredHalves(Simd::mul(most, Simd::all(1.0f / 127.0f))).value,
           per_d = inverse_or_zero(first);
   for (int s = 0; s < kSixSubs; ++s) {
-    const V wanted = Simd::mul(scale[s], per_d);
+    const V wanted = Simd::mul(scale[s], per_d), unit = ranges[s].unit();
     scale[s] = Simd::round(Simd::max(Simd::min(wanted, Simd::all(127.0f)), Simd::all(-128.0f)));
-    sums[s] = code_six_bits(x + s * kSixBlock, scale[s], first, quads[s]);
-    const V weight = Simd::mul(scale[s], scale[s]);
-    ra = Simd::fma(weight, sums[s].rq, ra);
-    aa = Simd::fma(weight, sums[s].qq, aa);
+    const V steps = inverse_or_zero(Simd::mul(scale[s], first));
+    growths[s] = growth_of<6>(Simd::mul(Simd::mul(unit, steps), Simd::all(1024.0f)));
+  }
+  for (int s = 0; s < kSixSubs; ++s) {
+    sums[s] = code_signed<6>(fine[s], growths[s], quads[s]);
+    const V unit = ranges[s].unit();
+    products = Simd::fma(Simd::mul(scale[s], unit), sums[s].xq, products);
+    squares = Simd::fma(Simd::mul(scale[s], scale[s]), sums[s].qq, squares);
   }
   // d stays above 0.
-  const V wanted = Simd::fma(first, Simd::div(ra, Simd::max(aa, one)), first);
+  const V wanted = Simd::div(products, Simd::max(squares, one));
   const StoredHalves d(Simd::select(Simd::greater(wanted, zero), wanted, first));
-  const V more = Simd::mul(Simd::sub(d.value, first), per_d);
   float scales[kSixSubs][Simd::kBlocks];
   for (int s = 0; s < kSixSubs; ++s) {
-    const V square = Simd::mul(sums[s].unit, sums[s].unit), twice = Simd::add(sums[s].rq, sums[s].rq);
-    const V change = Simd::mul(more, Simd::sub(Simd::mul(more, sums[s].qq), twice));
-    misses.error = Simd::fma(square, Simd::max(Simd::add(sums[s].rr, change), zero), misses.error);
-    misses.total = Simd::fma(square, Simd::add(Simd::add(sums[s].rr, sums[s].qq), twice), misses.total);
+    const V unit = ranges[s].unit(), square = Simd::mul(unit, unit);
+    const V step = Simd::mul(Simd::mul(scale[s], d.value), ranges[s].factor);
+    misses.error = Simd::fma(square, sums[s].missed(step), misses.error);
+    misses.total = Simd::fma(square, sums[s].xx, misses.total);
     Simd::store(scales[s], scale[s]);
   }
   for (int b = 0; b < Simd::kBlocks; ++b) {

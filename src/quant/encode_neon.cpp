@@ -4,6 +4,8 @@
 #include <cfloat>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "quant/blocks.h"

@@ -67,159 +67,109 @@ inline void put_codes(const Bytes* quads, Block* out) {
   }
 }
 
-// How the values of some blocks become codes: y = x / unit + offset, rounded to [0, top]. x is then unit *
-// (code - offset) and what is left over. A block of scale 0 has the code 0 alone.
-struct Coding {
-  V unit, inverse, offset, top;
-  Coding() = default;
-  Coding(V scale, V base, float most) {
-    const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
-    const Simd::Mask some = Simd::greater(scale, Simd::all(kLeastRange));
-    unit = Simd::select(some, scale, one);
-    inverse = Simd::div(one, unit);
-    offset = Simd::mul(Simd::sub(zero, base), inverse);
-    top = Simd::select(some, Simd::all(most), zero);
-  }
-};
-
-// Of each block: sums of codes, of what they leave over (in units), of products.
-struct Leftovers {
-  V q, r, qq, rq, rr;
-};
-
-inline Leftovers code_group(const float* x, const Coding& coding, Bytes* quads) {
-  const V zero = Simd::all(0.0f), magic = Simd::all(kMagic);
-  const Spread by(coding.inverse), plus(coding.offset), most(coding.top);
-  V r[kParts] = {zero, zero, zero, zero}, rq[kParts] = {zero, zero, zero, zero},
-    rr[kParts] = {zero, zero, zero, zero};
-  Ints q = Simd::zero_ints(), qq = q;
-  for (int t = 0; t < 8; ++t) {
-    V sums[kParts];
-    for (int p = 0; p < kParts; ++p) {
-      const V y = Simd::fma(Simd::load_part(x, kBlock, t, p), by.p[p], plus.p[p]);
-      sums[p] = Simd::add(Simd::min(Simd::max(y, zero), most.p[p]), magic);
-      const V code = Simd::sub(sums[p], magic), rest = Simd::sub(y, code);
-      r[p] = Simd::add(r[p], rest);
-      rq[p] = Simd::fma(rest, code, rq[p]);
-      rr[p] = Simd::fma(rest, rest, rr[p]);
-    }
-    quads[t] = Simd::low_bytes(sums);
-    q = Simd::sum_signed(q, quads[t]);
-    qq = Simd::dot_signed(qq, quads[t], quads[t]);
-  }
-  return {Simd::to_float(q), Simd::add_across(r), Simd::to_float(qq), Simd::add_across(rq),
-          Simd::add_across(rr)};
-}
-
-// What the codes miss once the scale is more by `more` units and the base by `up` units: the codes stay.
-inline V missed(const Coding& coding, const Leftovers& left, V more, V up) {
-  const V zero = Simd::all(0.0f), count = Simd::all(kBlock), two = Simd::all(2.0f);
-  // (r - more q - up)^2
-  const V cross = Simd::sub(Simd::sub(Simd::mul(Simd::mul(more, up), left.q), Simd::mul(more, left.rq)),
-                            Simd::mul(up, left.r));
-  const V own = Simd::fma(Simd::mul(more, more), left.qq, Simd::mul(Simd::mul(up, up), count));
-  const V off = Simd::max(Simd::add(left.rr, Simd::fma(cross, two, own)), zero);
-  return Simd::mul(Simd::mul(coding.unit, coding.unit), off);
-}
-
-// What the values' squares add up to.
-inline V total_of(const Coding& coding, const Leftovers& left) {
-  // (q + r - offset)^2
-  const V values = Simd::add(Simd::fma(left.rq, Simd::all(2.0f), left.qq), left.rr);
-  const V shifted = Simd::mul(Simd::mul(coding.offset, Simd::all(-2.0f)), Simd::add(left.q, left.r));
-  const V all =
-      Simd::fma(Simd::mul(coding.offset, coding.offset), Simd::all(kBlock), Simd::add(values, shifted));
-  return Simd::mul(Simd::mul(coding.unit, coding.unit), Simd::max(all, Simd::all(0.0f)));
-}
-
 // Every encoder goes through its steps for kBatch groups, one step after the other: a step ends in divisions
 // and conversions that wait for each other, and the next group's beginning has no need to wait for them.
 constexpr int kBatch = 4;
 constexpr int kGroupElements = Simd::kBlocks * kBlock;
 
-// Codes of a group rounded by the scale `first`, which f16 holds; stored with the scale that is best for
-// them.
-template <class Block, int kHalf>
-inline void code_around_zero(const float* x, V first, V inverse, Block* out, Misses& misses) {
-  const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
-  const Spread by(inverse);
-  Bytes quads[8];
-  Rests left;
-  for (int t = 0; t < 8; ++t) quads[t] = left.template code_quad<kHalf, kBlock>(x, t, by);
-  const V qq = Simd::to_float(left.qq), products = Simd::add_across(left.rq),
-          rests = Simd::add_across(left.rr);
-  const StoredHalves d(Simd::fma(first, Simd::div(products, Simd::max(qq, one)), first));
-  // x - d q is unit * (r - more q), and unit is 1 / inverse: first, or 1 where that is 0.
-  const V more = Simd::mul(Simd::sub(d.value, first), inverse);
-  const V unit = Simd::select(Simd::greater(Simd::abs(first), zero), first, one);
-  const V twice = Simd::add(products, products), square = Simd::mul(unit, unit);
-  const V change = Simd::mul(more, Simd::sub(Simd::mul(more, qq), twice));
-  misses.error = Simd::fma(square, Simd::max(Simd::add(rests, change), zero), misses.error);
-  misses.total = Simd::fma(square, Simd::add(Simd::add(rests, qq), twice), misses.total);
-  for (int b = 0; b < Simd::kBlocks; ++b) out[b].d = d.bits[b];
-  put_codes(quads, out);
+// Scales in words: as f16 holds them where they are small or large for it, or else as they are.
+inline V as_halves_hold(const SignedRange& range, V scale) {
+  const V wanted = Simd::mul(scale, range.unit()), size = Simd::abs(wanted);
+  const Simd::Mask small = Simd::greater(Simd::all(0x1p-10f), size),
+                   large = Simd::greater(size, Simd::all(kMostHalf));
+  if (!Simd::any(small) && !Simd::any(large)) return scale;
+  const V held = Simd::mul(StoredHalves(wanted).value, range.factor);
+  return Simd::select(small, held, Simd::select(large, held, scale));
 }
 
-template <class Block, int kHalf>
+// Codes are rounded by the scale found, as f16 holds it, and stored with the scale that is best for them.
+template <class Block>
+inline void put_around_zero(const SignedRange& range, const CodeSums& sums, Block* out, Misses& misses) {
+  const V unit = range.unit(), square = Simd::mul(unit, unit);
+  const StoredHalves d(Simd::mul(Simd::div(sums.xq, Simd::max(sums.qq, Simd::all(1.0f))), unit));
+  misses.error = Simd::fma(square, sums.missed(Simd::mul(d.value, range.factor)), misses.error);
+  misses.total = Simd::fma(square, sums.xx, misses.total);
+  for (int b = 0; b < Simd::kBlocks; ++b) out[b].d = d.bits[b];
+}
+
+template <class Block, int kBits>
 inline void encode_around_zero(const float* x, int groups, Block* out, Misses& misses) {
   SignedRange ranges[kBatch];
-  V firsts[kBatch], inverses[kBatch];
+  FineValues<8> fine[kBatch];
+  V scales[kBatch];
+  Growth growths[kBatch];
+  CodeSums sums[kBatch];
   for (int g = 0; g < groups; ++g) ranges[g] = signed_range<8, kBlock>(x + g * kGroupElements);
   for (int g = 0; g < groups; ++g) {
-    const float* values = x + g * kGroupElements;
-    const StoredHalves d(kHalf == 8 ? fit_4_bits(values, ranges[g]) : fit_5_bits(values, ranges[g]));
-    const V one = Simd::all(1.0f);
-    // What has scale 0 in f16 is nothing in units of 1.
-    firsts[g] = d.value;
-    inverses[g] =
-        Simd::div(one, Simd::select(Simd::greater(Simd::abs(d.value), Simd::all(0.0f)), d.value, one));
+    scales[g] = fit_signed<kBits, 8, kBlock>(x + g * kGroupElements, ranges[g], fine[g]);
   }
   for (int g = 0; g < groups; ++g) {
-    code_around_zero<Block, kHalf>(x + g * kGroupElements, firsts[g], inverses[g], out + g * Simd::kBlocks,
-                                   misses);
+    const V scale = as_halves_hold(ranges[g], scales[g]);
+    growths[g] = growth_of<kBits>(Simd::div(Simd::all(65536 >> kBits), Simd::max(scale, Simd::all(1.0f))));
   }
+  for (int g = 0; g < groups; ++g) {
+    Bytes quads[8];
+    sums[g] = code_signed<kBits>(fine[g], growths[g], quads);
+    put_codes(quads, out + g * Simd::kBlocks);
+  }
+  for (int g = 0; g < groups; ++g) put_around_zero(ranges[g], sums[g], out + g * Simd::kBlocks, misses);
+}
+
+// What the values of blocks add up to, squared: of middle + unit * word.
+inline V total_of(const MinRange& range, const LineSums& sums) {
+  const V twice = Simd::add(range.middle, range.middle), middles = Simd::mul(range.middle, range.middle);
+  const V words = Simd::mul(range.unit, Simd::fma(range.unit, sums.xx, Simd::mul(twice, sums.x)));
+  return Simd::fma(middles, Simd::all(kBlock), words);
 }
 
 // As above: rounded by a line that f16 holds, and stored with the line that is best for the codes.
 template <class Block, int kTop>
-inline void code_above_min(const float* x, V first, V base, const Coding& coding, Block* out,
-                           Misses& misses) {
-  Bytes quads[8];
-  const Leftovers left = code_group(x, coding, quads);
-  const V count = Simd::all(kBlock), one = Simd::all(1.0f), share = Simd::all(1.0f / kBlock);
-  const V variance = Simd::max(Simd::sub(Simd::mul(count, left.qq), Simd::mul(left.q, left.q)), one);
-  const V slope = Simd::div(Simd::sub(Simd::mul(count, left.rq), Simd::mul(left.r, left.q)), variance);
+inline void put_above_min(const MinRange& range, const LineSums& sums, Block* out, Misses& misses) {
+  constexpr int kHalf = MinSearch<kTop>::kHalf;
+  const V count = Simd::all(kBlock), one = Simd::all(1.0f), share = Simd::all(1.0f / kBlock),
+          half = Simd::all(kHalf), halves = Simd::all(kHalf * kBlock);
+  const V variance = Simd::max(Simd::sub(Simd::mul(count, sums.qq), Simd::mul(sums.q, sums.q)), one);
+  const V slope = Simd::div(Simd::sub(Simd::mul(count, sums.xq), Simd::mul(sums.x, sums.q)), variance);
   // The minimum first: far from zero f16 holds it less well than the scale, which is then the best with it.
-  const V up = Simd::mul(Simd::sub(left.r, Simd::mul(slope, left.q)), share);
-  const StoredHalves m(Simd::fma(up, coding.unit, base));
-  const V moved = Simd::mul(Simd::sub(m.value, base), coding.inverse);
-  const V products = Simd::sub(left.rq, Simd::mul(moved, left.q));
-  const StoredHalves d(Simd::fma(first, Simd::div(products, Simd::max(left.qq, one)), first));
-  const V more = Simd::mul(Simd::sub(d.value, first), coding.inverse);
-  misses.error = Simd::add(misses.error, missed(coding, left, more, moved));
-  misses.total = Simd::add(misses.total, total_of(coding, left));
+  const V q0 = Simd::add(sums.q, halves);  // codes from 0
+  const V base = Simd::mul(Simd::sub(sums.x, Simd::mul(slope, q0)), share);
+  const StoredHalves m(Simd::fma(base, range.unit, range.middle));
+  const V held = Simd::mul(Simd::sub(m.value, range.middle), range.per_unit);
+  const V xq0 = Simd::fma(half, sums.x, sums.xq), qq0 = Simd::fma(half, Simd::add(sums.q, q0), sums.qq);
+  const V scale = Simd::div(Simd::sub(xq0, Simd::mul(held, q0)), Simd::max(qq0, one));
+  const StoredHalves d(Simd::mul(scale, range.unit));
+  const V step = Simd::mul(d.value, range.per_unit);
+  const V off = sums.missed(step, Simd::fma(half, step, held));
+  misses.error = Simd::fma(Simd::mul(range.unit, range.unit), off, misses.error);
+  misses.total = Simd::add(misses.total, total_of(range, sums));
   for (int b = 0; b < Simd::kBlocks; ++b) {
     out[b].d = d.bits[b];
     out[b].m = m.bits[b];
   }
-  put_codes(quads, out);
 }
 
 template <class Block, int kTop>
 inline void encode_above_min(const float* x, int groups, Block* out, Misses& misses) {
   MinRange ranges[kBatch];
-  V firsts[kBatch], bases[kBatch];
-  Coding codings[kBatch];
+  MinFit fits[kBatch];
+  MinValues fine[kBatch];
+  Line lines[kBatch];
+  LineSums sums[kBatch];
   for (int g = 0; g < groups; ++g) ranges[g] = min_range<kTop, false, kBlock>(x + g * kGroupElements);
   for (int g = 0; g < groups; ++g) {
-    const MinFit fit = fit_above_min<kTop, false, kBlock>(x + g * kGroupElements, ranges[g]);
-    firsts[g] = StoredHalves(fit.scale).value;
-    bases[g] = StoredHalves(fit.min).value;
-    codings[g] = Coding(firsts[g], bases[g], kTop);
+    fits[g] = fit_above_min<kTop, false, kBlock>(x + g * kGroupElements, ranges[g], fine[g]);
   }
   for (int g = 0; g < groups; ++g) {
-    code_above_min<Block, kTop>(x + g * kGroupElements, firsts[g], bases[g], codings[g],
-                                out + g * Simd::kBlocks, misses);
+    lines[g] =
+        line_to_codes<kTop>(ranges[g], StoredHalves(fits[g].scale).value, StoredHalves(fits[g].min).value);
+  }
+  for (int g = 0; g < groups; ++g) {
+    Bytes quads[8];
+    sums[g] = code_line<kTop>(fine[g], lines[g], quads);
+    put_codes(quads, out + g * Simd::kBlocks);
+  }
+  for (int g = 0; g < groups; ++g) {
+    put_above_min<Block, kTop>(ranges[g], sums[g], out + g * Simd::kBlocks, misses);
   }
 }
 
@@ -237,7 +187,7 @@ inline void code_8_bits(const float* x, V d, V inverses, Bytes* quads, Misses& m
       sums[p] = Simd::add(y, magic);
       misses.add(Simd::sub(value, Simd::mul(Simd::sub(sums[p], magic), scale.p[p])), value);
     }
-    quads[t] = Simd::low_bytes(sums);
+    quads[t] = Simd::low_bytes(Simd::words(sums));
   }
 }
 
@@ -278,114 +228,141 @@ inline void encode_q8_0(const float* x, int groups, BlockQ8_0* out, Misses& miss
 // ---------------------------------------------------------------- MXFP4
 
 // Under the scale that lets the extreme value in (its own exponent less 2) a value is below 8, and kMxUnits
-// of it are a byte. The bounds between e2m1's magnitudes are then multiples of 8 bytes, of 4 under half that
-// scale and of 16 under twice it: the nearest magnitude, as a byte, is found by the bits above them.
-constexpr float kMxUnits = 32.0f;
-struct MxLevels {
-  uint8_t nearest[32];
-  constexpr explicit MxLevels(int step) : nearest() {  // bytes of the bounds' grid, 4, 8 or 16
-    constexpr int kBounds[7] = {1, 3, 5, 7, 10, 14, 20}, kValues[8] = {0, 2, 4, 6, 8, 12, 16, 24};
+// of it are the upper byte of a word. The bounds between e2m1's magnitudes are then multiples of 4 such
+// bytes, of 2 under half that scale and of 8 under twice it: the bits above say which is nearest.
+constexpr float kMxUnits = 16.0f;
+constexpr int kMxBounds[7] = {1, 3, 5, 7, 10, 14, 20}, kMxValues[8] = {0, 2, 4, 6, 8, 12, 16, 24};
+struct MxTable {
+  uint8_t
+      of[32];  // by how many times the bounds' common part fits: a code, or the number `values` has for it
+  constexpr explicit MxTable(int step) : of() {
     for (int i = 0; i < 32; ++i) {
       int code = 0;
-      for (const int bound : kBounds) code += i >= bound ? 1 : 0;
-      const int value = kValues[code] * step;
-      nearest[i] = static_cast<uint8_t>(value < 255 ? value : 255);
+      for (const int bound : kMxBounds) code += i >= bound ? 1 : 0;
+      of[i] = static_cast<uint8_t>(step == 0 ? code : kMxValues[code] * step);
     }
   }
 };
-constexpr MxLevels kMxFine(4), kMxMiddle(8), kMxCoarse(16);
+constexpr MxTable kMxCodes(0), kMxQuarters(1), kMxFine(2), kMxMiddle(4), kMxCoarse(8);
 
-// That exponent, as e8m0 has it, per block; and what makes bytes of the values.
-inline void find_mx_exponents(const float* x, uint32_t* exponents, V& factors) {
+// That scale of each block, a power of two, and what makes words of its values.
+struct MxRange {
+  V scale, factor;
+};
+
+inline MxRange mx_range(const float* x) {
   V low, high;
   find_ends<8, kBlock>(x, low, high);
-  float most[Simd::kBlocks], unit[Simd::kBlocks];
-  Simd::store(most, Simd::max(high, Simd::sub(Simd::all(0.0f), low)));
-  for (int b = 0; b < Simd::kBlocks; ++b) {
-    std::memcpy(&exponents[b], &most[b], 4);
-    exponents[b] = exponents[b] << 1 >> 24;
-    exponents[b] =
-        exponents[b] < 10 ? 8 : exponents[b] - 2;  // 2^-119 at the least, whose inverse has units too
-    const uint32_t inverse = (254 - exponents[b]) << 23;
-    std::memcpy(&unit[b], &inverse, 4);
-  }
-  factors = Simd::mul(Simd::load(unit), Simd::all(kMxUnits));
+  const V most = Simd::max(high, Simd::sub(Simd::all(0.0f), low));
+  // 2^-114 at the least, whose inverse has words too.
+  const V scale = Simd::max(Simd::mul(Simd::power_of(most), Simd::all(0.25f)), Simd::all(0x1p-114f));
+  // A little less than it should be, or the largest would be no word.
+  const V words = Simd::all(256.0f * kMxUnits * (1.0f - 0x1p-15f));
+  return {scale, Simd::mul(Simd::div(Simd::all(1.0f), scale), words)};
 }
 
-// That exponent, or a neighbour: one lower saturates the extremes and is finer for the rest, one higher
-// rounds the extremes better.
-inline void fit_mxfp4(const float* x, V factors, uint32_t* exponents) {
+// Magnitudes of values in words: their bytes, bytes with their signs, and the sum of their squares.
+struct MxValues {
+  Bytes high[8], low[8], signs[8];
+  V squares;
+};
+
+inline void set_mx_values(const float* x, V factors, MxValues& out) {
   const Spread factor(factors);
-  const V magic = Simd::all(kMagic), last = Simd::all(255.0f);
-  Ints sums[3] = {Simd::zero_ints(), Simd::zero_ints(), Simd::zero_ints()};
+  const V zero = Simd::all(0.0f), magic = Simd::all(kMagic);
+  V squares[kParts] = {zero, zero, zero, zero};
   for (int t = 0; t < 8; ++t) {
-    V scaled[kParts];
+    V sums[kParts];
     for (int p = 0; p < kParts; ++p) {
-      const V y = Simd::mul(Simd::abs(Simd::load_part(x, kBlock, t, p)), factor.p[p]);
-      scaled[p] = Simd::add(Simd::min(y, last), magic);
+      const V y = Simd::mul(Simd::load_part(x, kBlock, t, p), factor.p[p]);
+      sums[p] = Simd::add(y, magic);
+      squares[p] = Simd::fma(y, y, squares[p]);
     }
-    const Bytes x8 = Simd::low_bytes(scaled);
-    const Bytes fine = Simd::look_up<2>(kMxFine.nearest, Simd::min_bytes(x8, Simd::all_bytes(127)));
-    sums[0] = Simd::add_misses(sums[0], x8, fine);
-    sums[1] = Simd::add_misses(sums[1], x8, Simd::look_up<3>(kMxMiddle.nearest, x8));
-    sums[2] = Simd::add_misses(sums[2], x8, Simd::look_up<4>(kMxCoarse.nearest, x8));
+    const Words words = Simd::words(sums), magnitudes = Simd::abs(words);
+    out.signs[t] = Simd::high_bytes(words);
+    out.high[t] = Simd::high_bytes(magnitudes);
+    out.low[t] = Simd::low_bytes(magnitudes);
   }
-  float errors[3][Simd::kBlocks];
-  for (int i = 0; i < 3; ++i) Simd::store(errors[i], Simd::to_float(sums[i]));
-  for (int b = 0; b < Simd::kBlocks; ++b) {
-    int best = 1;
-    if (errors[0][b] < errors[best][b]) best = 0;
-    if (errors[2][b] < errors[best][b]) best = 2;
-    exponents[b] = exponents[b] + static_cast<uint32_t>(best) - 1;
-  }
+  out.squares = Simd::add_across(squares);
 }
 
-// Codes of twice e2m1's magnitudes.
-constexpr uint8_t kCodeOfDoubled[16] = {0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7, 0, 0, 0};
+// That scale, or half of it, which saturates the extremes and is finer for the rest, or twice it, which
+// rounds the extremes better; and how many bits of the upper bytes are then below those that say which
+// magnitude is nearest: 2, 1 or 3.
+struct MxFit {
+  V by, bits;
+};
 
-// A magnitude of e2m1 has two bits: steps of half its power of two, and of 0.5 below 1. A sum with 1.5 * 2^23
-// of those steps has no bits left below one.
-inline void code_mxfp4(const float* x, const uint32_t* exponents, BlockMXFP4* out, Misses& misses) {
-  float scales[Simd::kBlocks], inverses[Simd::kBlocks];
-  for (int b = 0; b < Simd::kBlocks; ++b) {
-    const uint32_t bits = exponents[b] << 23, inverse = (254 - exponents[b]) << 23;
-    std::memcpy(&scales[b], &bits, 4);
-    std::memcpy(&inverses[b], &inverse, 4);
-  }
-  const V scale = Simd::load(scales);
-  const Spread by(Simd::load(inverses));
-  const V zero = Simd::all(0.0f), one = Simd::all(1.0f), six = Simd::all(6.0f), minus_six = Simd::all(-6.0f),
-          magic = Simd::all(0.5f * kMagic);
-  V error[kParts] = {zero, zero, zero, zero}, total[kParts] = {zero, zero, zero, zero};
-  Bytes quads[8];
+inline MxFit fit_mxfp4(const MxValues& x) {
+  Ints fine = Simd::zero_ints(), middle = fine, coarse = fine;
   for (int t = 0; t < 8; ++t) {
-    V doubled[kParts];
-    for (int p = 0; p < kParts; ++p) {
-      const V y = Simd::mul(Simd::load_part(x, kBlock, t, p), by.p[p]);
-      const V held = Simd::max(Simd::min(y, six), minus_six);
-      const V power = Simd::power_of(Simd::max(Simd::abs(held), one));
-      const V steps = Simd::mul(power, magic);
-      const V level = Simd::sub(Simd::add(held, steps), steps), off = Simd::sub(y, level);
-      error[p] = Simd::fma(off, off, error[p]);
-      total[p] = Simd::fma(y, y, total[p]);
-      doubled[p] = Simd::add(level, magic);
-    }
-    quads[t] = Simd::e2m1_codes(Simd::low_bytes(doubled), kCodeOfDoubled);
+    const Bytes low = Simd::min_bytes(x.high[t], Simd::all_bytes(63));
+    fine = Simd::add_misses(fine, x.high[t], Simd::look_up<1>(kMxFine.of, low));
+    middle = Simd::add_misses(middle, x.high[t], Simd::look_up<2>(kMxMiddle.of, x.high[t]));
+    coarse = Simd::add_misses(coarse, x.high[t], Simd::look_up<3>(kMxCoarse.of, x.high[t]));
   }
-  const V square = Simd::mul(scale, scale);
-  misses.error = Simd::fma(square, Simd::add_across(error), misses.error);
-  misses.total = Simd::fma(square, Simd::add_across(total), misses.total);
-  for (int b = 0; b < Simd::kBlocks; ++b) out[b].e = static_cast<uint8_t>(exponents[b]);
-  put_codes(quads, out);
+  const V by_fine = Simd::to_float(fine), by_middle = Simd::to_float(middle);
+  const Simd::Mask finer = Simd::greater(by_middle, by_fine);
+  const Simd::Mask coarser = Simd::greater(Simd::select(finer, by_fine, by_middle), Simd::to_float(coarse));
+  const auto pick = [&](float one, float half, float two) {
+    return Simd::select(coarser, Simd::all(two), Simd::select(finer, Simd::all(half), Simd::all(one)));
+  };
+  return {pick(1.0f, 0.5f, 2.0f), pick(2.0f, 1.0f, 3.0f)};
+}
+
+// Sums over products of words and four times the levels, and over squares of the latter.
+struct MxSums {
+  V products, squares;
+};
+
+inline MxSums code_mxfp4(const MxValues& x, V bits, Bytes* quads) {
+  const Spread sums(Simd::add(bits, Simd::all(kMagic)));
+  const Bytes shifts = Simd::low_bytes(Simd::words(sums.p));
+  Ints high = Simd::zero_ints(), low = high, squares = high;
+  for (int t = 0; t < 8; ++t) {
+    const Bytes at = Simd::min_bytes(Simd::shift_down(x.high[t], shifts), Simd::all_bytes(31));
+    const Bytes quarters = Simd::look_up<0>(kMxQuarters.of, at);
+    high = Simd::dot_small(high, x.high[t], quarters);
+    low = Simd::dot_small(low, x.low[t], quarters);
+    squares = Simd::dot_small(squares, quarters, quarters);
+    quads[t] = Simd::with_signs(Simd::look_up<0>(kMxCodes.of, at), x.signs[t]);
+  }
+  return {Simd::to_float(high, low), Simd::to_float(squares)};
+}
+
+inline void put_mxfp4(const MxRange& range, const MxValues& x, V by, const MxSums& sums, BlockMXFP4* out,
+                      Misses& misses) {
+  const V words = Simd::mul(by, Simd::all(64.0f * kMxUnits));  // a quarter, under the scale found
+  const V gain =
+      Simd::mul(words, Simd::sub(Simd::add(sums.products, sums.products), Simd::mul(words, sums.squares)));
+  const V unit = Simd::mul(range.scale, Simd::all(1.0f / (256.0f * kMxUnits)));
+  const V square = Simd::mul(unit, unit);
+  misses.error = Simd::fma(square, Simd::max(Simd::sub(x.squares, gain), Simd::all(0.0f)), misses.error);
+  misses.total = Simd::fma(square, x.squares, misses.total);
+  float scales[Simd::kBlocks];
+  Simd::store(scales, Simd::mul(range.scale, by));
+  for (int b = 0; b < Simd::kBlocks; ++b) {
+    uint32_t bits_of_scale;
+    std::memcpy(&bits_of_scale, &scales[b], sizeof bits_of_scale);
+    out[b].e = static_cast<uint8_t>(bits_of_scale >> 23);
+  }
 }
 
 inline void encode_mxfp4(const float* x, int groups, BlockMXFP4* out, Misses& misses) {
-  uint32_t exponents[kBatch][Simd::kBlocks];
-  V factors[kBatch];
-  for (int g = 0; g < groups; ++g) find_mx_exponents(x + g * kGroupElements, exponents[g], factors[g]);
-  for (int g = 0; g < groups; ++g) fit_mxfp4(x + g * kGroupElements, factors[g], exponents[g]);
+  MxRange ranges[kBatch];
+  MxValues values[kBatch];
+  MxFit fits[kBatch];
+  MxSums sums[kBatch];
+  for (int g = 0; g < groups; ++g) ranges[g] = mx_range(x + g * kGroupElements);
+  for (int g = 0; g < groups; ++g) set_mx_values(x + g * kGroupElements, ranges[g].factor, values[g]);
+  for (int g = 0; g < groups; ++g) fits[g] = fit_mxfp4(values[g]);
   for (int g = 0; g < groups; ++g) {
-    code_mxfp4(x + g * kGroupElements, exponents[g], out + g * Simd::kBlocks, misses);
+    Bytes quads[8];
+    sums[g] = code_mxfp4(values[g], fits[g].bits, quads);
+    put_codes(quads, out + g * Simd::kBlocks);
+  }
+  for (int g = 0; g < groups; ++g) {
+    put_mxfp4(ranges[g], values[g], fits[g].by, sums[g], out + g * Simd::kBlocks, misses);
   }
 }
 

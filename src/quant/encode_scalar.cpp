@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "base/float_bits.h"

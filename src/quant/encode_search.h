@@ -16,6 +16,7 @@
 using V = Simd::V;
 using Bytes = Simd::Bytes;
 using Ints = Simd::Ints;
+using Words = Simd::Words;
 constexpr int kParts = 4;
 
 // Below this a block's range is none: no scale of f16 is that small, and its inverse stays finite.
@@ -28,33 +29,6 @@ constexpr float kMagic = 12582912.0f;
 struct Spread {
   V p[kParts];
   explicit Spread(V x) : p{Simd::spread<0>(x), Simd::spread<1>(x), Simd::spread<2>(x), Simd::spread<3>(x)} {}
-};
-
-// What codes around zero leave of the values, in units: sums of rests times codes, of rests squared and of
-// codes squared.
-struct Rests {
-  V rq[kParts], rr[kParts];
-  Ints qq;
-
-  Rests() : qq(Simd::zero_ints()) {
-    for (int p = 0; p < kParts; ++p) rq[p] = rr[p] = Simd::all(0.0f);
-  }
-  // Codes of quad t of each block, -kHalf to kHalf - 1, plus kHalf.
-  template <int kHalf, int kStride>
-  Bytes code_quad(const float* x, int t, const Spread& by) {
-    const V least = Simd::all(-kHalf), most = Simd::all(kHalf - 1), magic = Simd::all(kMagic);
-    V sums[kParts];
-    for (int p = 0; p < kParts; ++p) {
-      const V y = Simd::mul(Simd::load_part(x, kStride, t, p), by.p[p]);
-      sums[p] = Simd::add(Simd::min(Simd::max(y, least), most), magic);
-      const V code = Simd::sub(sums[p], magic), rest = Simd::sub(y, code);
-      rq[p] = Simd::fma(rest, code, rq[p]);
-      rr[p] = Simd::fma(rest, rest, rr[p]);
-    }
-    const Bytes codes = Simd::low_bytes(sums);
-    qq = Simd::dot_signed(qq, codes, codes);
-    return Simd::add_saturated(codes, Simd::all_bytes(kHalf));
-  }
 };
 
 inline V inverse_or_zero(V x) {
@@ -91,115 +65,131 @@ inline V extreme_of(V low, V high) {
 struct Rounding {
   int first, second, add;
 };
-constexpr int kLeastPart = 3, kMostPart = 7;
-constexpr int kSignedAtOnce = 5, kMinAtOnce = 4;  // roundings whose sums fit the registers
 
+// The values of a group's blocks in sixteen bits, in proportion to the range of each, and the two bytes of
+// those: a value is 256 high + low, and its word 128 more.
 template <int kQuads>
-struct ByteValues {
-  Bytes high[kQuads], low[kQuads];                 // a value is high, and low / 256 where that is counted
-  Bytes start[kQuads];                             // what roundings begin with
-  Bytes part[kMostPart - kLeastPart + 1][kQuads];  // 2^-k of it, for the k that the roundings name
+struct FineValues {
+  Words word[kQuads];
+  Bytes high[kQuads], low[kQuads];
 
-  template <int kPart>
-  void make_part() {
-    for (int t = 0; t < kQuads; ++t) part[kPart - kLeastPart][t] = Simd::round_shift<kPart>(high[t]);
+  void set(int t, const V* sums) {  // sums of kMagic and the words
+    word[t] = Simd::words(sums);
+    Simd::split(word[t], high[t], low[t]);
   }
 };
+constexpr float kWordBias = 128.0f;
 
-template <int kTerm, int kQuads>
-inline Bytes with_part(const ByteValues<kQuads>& x, int t, Bytes sum) {
-  if constexpr (kTerm > 0) return Simd::add_saturated(sum, x.part[kTerm - kLeastPart][t]);
-  if constexpr (kTerm < 0) return Simd::sub_saturated(sum, x.part[-kTerm - kLeastPart][t]);
+template <int kTerm, class T>
+inline T with_part(T x, T sum) {
+  if constexpr (kTerm > 0) return Simd::add_saturated(sum, Simd::round_shift<kTerm>(x));
+  if constexpr (kTerm < 0) return Simd::sub_saturated(sum, Simd::round_shift<-kTerm>(x));
   return sum;
 }
 
-// Codes of the elements 4t .. 4t + 3, of which one step is 2^kShift.
-template <int kShift, int kFirst, int kSecond, int kAdd, int kQuads>
-inline Bytes rounded(const ByteValues<kQuads>& x, int t) {
-  Bytes sum = with_part<kSecond>(x, t, with_part<kFirst>(x, t, x.start[t]));
-  if constexpr (kAdd != 0) sum = Simd::add_saturated(sum, Simd::all_bytes(kAdd));
-  return Simd::shift<kShift>(sum);
-}
-
-constexpr bool names_part(const Rounding* all, int count, int part) {
-  for (int i = 0; i < count; ++i) {
-    if (all[i].first == part || all[i].first == -part || all[i].second == part || all[i].second == -part) {
-      return true;
-    }
+// Codes of values x, bytes or words, of which one step is 2^kShift (upper) bytes; from `start`.
+template <int kShift, int kFirst, int kSecond, class T>
+inline Bytes rounded(T x, T start) {
+  const T sum = with_part<kSecond>(x, with_part<kFirst>(x, start));
+  if constexpr (std::is_same_v<T, Words>) {
+    return Simd::shift<kShift>(Simd::high_bytes(sum));
+  } else {
+    return Simd::shift<kShift>(sum);
   }
-  return false;
 }
 
-// The parts that some of the kCount roundings name.
-template <const Rounding* kAll, int kCount, int kQuads>
-inline void make_parts(ByteValues<kQuads>& x) {
-  if constexpr (names_part(kAll, kCount, 3)) x.template make_part<3>();
-  if constexpr (names_part(kAll, kCount, 4)) x.template make_part<4>();
-  if constexpr (names_part(kAll, kCount, 5)) x.template make_part<5>();
-  if constexpr (names_part(kAll, kCount, 6)) x.template make_part<6>();
-  if constexpr (names_part(kAll, kCount, 7)) x.template make_part<7>();
+// The best of kCount: a tournament, which waits for fewer of the comparisons before it than a row of them.
+template <int kCount, class Entry, class Of>
+inline Entry best_of(const Of& of, int from = 0) {
+  if constexpr (kCount == 1) {
+    return of(from);
+  } else {
+    return better_of(best_of<kCount / 2, Entry>(of, from),
+                     best_of<kCount - kCount / 2, Entry>(of, from + kCount / 2));
+  }
 }
 
 // ---------------------------------------------------------------- x ~ scale * q, q in [-half, half - 1]
 
 // The extreme value's byte is -124: its code -half, with some room to be scaled up.
 constexpr float kSignedEnd = 124.0f;
-constexpr Rounding kSigned4[] = {{3, 0, 0},  {3, -5, 0}, {3, 5, 0},   {5, 0, 0}, {4, 0, 0},
-                                 {-4, 0, 0}, {-3, 6, 0}, {-3, -4, 0}, {6, 0, 0}, {-6, 0, 0}};
-constexpr Rounding kSigned5[] = {{4, 0, 0},  {4, -5, 0}, {4, 5, 0},  {5, 0, 0},   {5, 6, 0},
-                                 {-5, 0, 0}, {-5, 6, 0}, {-4, 6, 0}, {-4, -5, 0}, {6, 0, 0}};
-constexpr Rounding kSigned6[] = {{-4, 0, 0}, {-4, 5, 0}, {-4, -5, 0}, {-5, 0, 0},
-                                 {5, 0, 0},  {0, 0, 0},  {4, -6, 0},  {6, 7, 0}};
 
-struct BestScale {
-  V square, product, sum;  // of (sum x q)^2, sum x q and sum q q
+// What a rounding's codes come to: sums of x q, of q q, and the former squared.
+struct Scale {
+  V product, sum, square;
 };
 
+// sum (x - s q)^2 is least at s = xq / qq, and is then xx - xq^2 / qq: the largest xq^2 / qq wins.
+inline Scale better_of(const Scale& a, const Scale& b) {
+  const Simd::Mask second = Simd::greater(Simd::mul(b.square, a.sum), Simd::mul(a.square, b.sum));
+  return {Simd::select(second, b.product, a.product), Simd::select(second, b.sum, a.sum),
+          Simd::select(second, b.square, a.square)};
+}
+
+// kWords: the roundings are those of words, and their lower bytes count too. Where a step of the codes is few
+// bytes, what bytes say of a rounding is too coarse.
+template <bool kWords>
 struct SignedSums {
-  Ints high = Simd::zero_ints(), low = high, qq = high;
+  Ints high = Simd::zero_ints(), low = high, squares = high;
+
+  template <int kQuads>
+  void add(const FineValues<kQuads>& x, int t, Bytes q) {
+    high = Simd::dot_signed(high, q, x.high[t]);
+    if (kWords) low = Simd::dot_signed(low, x.low[t], q);
+    squares = Simd::dot_signed(squares, q, q);
+  }
+  Scale scale() const {
+    const V product = kWords ? Simd::to_float(high, low) : Simd::to_float(high);
+    return {product, Simd::to_float(squares), Simd::mul(product, product)};
+  }
 };
 
-template <int kShift, int kFirst, int kSecond, int kQuads>
-inline void add_signed(const ByteValues<kQuads>& x, int t, SignedSums& sums) {
-  const Bytes q = rounded<kShift, kFirst, kSecond, 0>(x, t);
-  sums.high = Simd::dot_signed(sums.high, q, x.high[t]);
-  sums.low = Simd::dot_signed(sums.low, x.low[t], q);
-  sums.qq = Simd::dot_signed(sums.qq, q, q);
-}
+template <int kBits>
+struct SignedSearch;
+template <>
+struct SignedSearch<4> {
+  static constexpr bool kWords = false;
+  static constexpr Rounding kAll[] = {{0, 0, 0}, {3, 6, 0},  {-4, 0, 0}, {4, 5, 0},
+                                      {4, 0, 0}, {-3, 6, 0}, {5, 0, 0}};
+};
+template <>
+struct SignedSearch<5> {
+  static constexpr bool kWords = true;
+  static constexpr Rounding kAll[] = {{5, 0, 0}, {-5, 0, 0}, {4, 0, 0}, {-5, -4, 0}};
+};
+template <>
+struct SignedSearch<6> {
+  static constexpr bool kWords = true;
+  static constexpr Rounding kAll[] = {{5, 0, 0}, {0, 0, 0}, {-5, 0, 0}, {-4, 0, 0}};
+};
 
-inline void keep_better(const SignedSums& sums, BestScale& best) {
-  // sum (x - s q)^2 is least at s = xq / qq, and is then xx - xq^2 / qq: the largest xq^2 / qq wins.
-  const V product = Simd::to_float(sums.high, sums.low), sum = Simd::to_float(sums.qq);
-  const V square = Simd::mul(product, product);
-  const Simd::Mask better = Simd::greater(Simd::mul(square, best.sum), Simd::mul(best.square, sum));
-  best = {Simd::select(better, square, best.square), Simd::select(better, product, best.product),
-          Simd::select(better, sum, best.sum)};
-}
-
-// Roundings kFrom and the next ones, as many as have room for their sums in registers.
-template <const Rounding* kAll, int kShift, int kFrom, int kQuads, int... kIndex>
-__attribute__((noinline)) void try_signed(std::integer_sequence<int, kIndex...>, const ByteValues<kQuads>& x,
-                                          BestScale& best) {
-  SignedSums sums[sizeof...(kIndex)];
-#pragma GCC unroll 2
+template <int kBits, int kQuads, int... kIndex>
+inline Scale search_signed(std::integer_sequence<int, kIndex...>, const FineValues<kQuads>& x) {
+  using Search = SignedSearch<kBits>;
+  constexpr int kCount = sizeof...(kIndex), kShift = 8 - kBits;
+  SignedSums<Search::kWords> sums[kCount];
+#pragma GCC unroll 1
   for (int t = 0; t < kQuads; ++t) {
-    (add_signed<kShift, kAll[kFrom + kIndex].first, kAll[kFrom + kIndex].second>(x, t, sums[kIndex]), ...);
+    const auto add_all = [&](auto values, auto half_step) {
+      const auto start = Simd::add_saturated(values, half_step);
+      (sums[kIndex].add(
+           x, t, rounded<kShift, Search::kAll[kIndex].first, Search::kAll[kIndex].second>(values, start)),
+       ...);
+    };
+    if constexpr (Search::kWords) {
+      add_all(x.word[t], Simd::all_words((128 << kShift) - static_cast<int>(kWordBias)));
+    } else {
+      add_all(x.high[t], Simd::all_bytes(1 << (kShift - 1)));
+    }
   }
-  (keep_better(sums[kIndex], best), ...);
+  return best_of<kCount, Scale>([&](int i) { return sums[i].scale(); });
 }
 
-template <const Rounding* kAll, int kShift, int kCount, int kFrom = 0, int kQuads>
-inline void search_signed(const ByteValues<kQuads>& x, BestScale& best) {
-  if constexpr (kFrom < kCount) {
-    constexpr int kSome = kCount - kFrom < kSignedAtOnce ? kCount - kFrom : kSignedAtOnce;
-    try_signed<kAll, kShift, kFrom>(std::make_integer_sequence<int, kSome>(), x, best);
-    search_signed<kAll, kShift, kCount, kFrom + kSome>(x, best);
-  }
-}
-
-// The extreme value of each block, and what makes fine bytes of its values.
+// The extreme value of each block, and what makes words of its values; and what a word's one is.
 struct SignedRange {
   V extreme, factor;
+
+  V unit() const { return Simd::mul(extreme, Simd::all(-1.0f / (256.0f * kSignedEnd))); }
 };
 
 template <int kQuads, int kStride>
@@ -210,38 +200,83 @@ inline SignedRange signed_range(const float* x) {
   return {extreme, Simd::mul(inverse_or_zero(extreme), Simd::all(-256.0f * kSignedEnd))};
 }
 
-// Blocks of kQuads * 4, steps of 2^kShift. The scale has the sign that gives the extreme value the code
-// -half.
-template <int kQuads, int kShift, const Rounding* kAll, int kCount, int kStride = 4 * kQuads>
-inline V fit_signed(const float* x, const SignedRange& range) {
+// Blocks of kQuads * 4 as words, and the codes' best scale in units of those. Codes are -half to half - 1, a
+// step of them 2^kShift bytes; the scale has the sign that gives the extreme value the code -half.
+template <int kBits, int kQuads, int kStride>
+inline V fit_signed(const float* x, const SignedRange& range, FineValues<kQuads>& fine) {
   const Spread factor(range.factor);
-  const V magic = Simd::all(kMagic + 128.0f);
-  const Bytes half_step = Simd::all_bytes(1 << (kShift - 1));
-  ByteValues<kQuads> bytes;
+  const V magic = Simd::all(kMagic + kWordBias);
   for (int t = 0; t < kQuads; ++t) {
-    V scaled[kParts];
+    V sums[kParts];
     for (int p = 0; p < kParts; ++p) {
-      scaled[p] = Simd::fma(Simd::load_part(x, kStride, t, p), factor.p[p], magic);
+      sums[p] = Simd::fma(Simd::load_part(x, kStride, t, p), factor.p[p], magic);
     }
-    Simd::split_bytes(scaled, bytes.high[t], bytes.low[t]);
-    bytes.start[t] = Simd::add_saturated(bytes.high[t], half_step);
+    fine.set(t, sums);
   }
-  make_parts<kAll, kCount>(bytes);
-  BestScale best = {Simd::all(0.0f), Simd::all(0.0f), Simd::all(1.0f)};
-  search_signed<kAll, kShift, kCount>(bytes, best);
-  const V unit = Simd::mul(range.extreme, Simd::all(-1.0f / (256.0f * kSignedEnd)));
-  return Simd::mul(Simd::div(best.product, Simd::max(best.sum, Simd::all(1.0f))), unit);
+  constexpr int kCount = std::size(SignedSearch<kBits>::kAll);
+  const Scale best = search_signed<kBits>(std::make_integer_sequence<int, kCount>(), fine);
+  const V scale = Simd::div(best.product, Simd::max(best.sum, Simd::all(1.0f)));
+  return SignedSearch<kBits>::kWords ? scale : Simd::mul(scale, Simd::all(256.0f));
 }
 
-inline V fit_4_bits(const float* x, const SignedRange& range) {
-  return fit_signed<8, 4, kSigned4, 10>(x, range);
+// Sums over a block's values and codes.
+struct CodeSums {
+  V xx, xq, qq;
+
+  // Of (x - scale q)^2.
+  V missed(V scale) const {
+    const V twice = Simd::add(xq, xq);
+    const V gain = Simd::mul(scale, Simd::sub(twice, Simd::mul(scale, qq)));
+    return Simd::max(Simd::sub(xx, gain), Simd::all(0.0f));
+  }
+};
+
+template <int kQuads>
+inline V squares_of(const FineValues<kQuads>& x) {
+  Ints high = Simd::zero_ints(), cross = high, low = high;
+  for (int t = 0; t < kQuads; ++t) {
+    high = Simd::dot_signed(high, x.high[t], x.high[t]);
+    cross = Simd::dot_signed(cross, x.low[t], x.high[t]);
+    low = Simd::add_squares(low, x.low[t]);
+  }
+  const V rest = Simd::fma(Simd::to_float(cross), Simd::all(512.0f), Simd::to_float(low));
+  return Simd::fma(Simd::to_float(high), Simd::all(65536.0f), rest);
 }
-inline V fit_5_bits(const float* x, const SignedRange& range) {
-  return fit_signed<8, 3, kSigned5, 10>(x, range);
+
+// Numbers of each block as words beside those of its values.
+inline Words block_words(V x) {
+  const Spread sums(
+      Simd::add(Simd::min(Simd::max(x, Simd::all(-32768.0f)), Simd::all(32767.0f)), Simd::all(kMagic)));
+  return Simd::words(sums.p);
 }
-template <int kStride>
-inline V fit_6_bits(const float* x, const SignedRange& range) {
-  return fit_signed<4, 2, kSigned6, 8, kStride>(x, range);
+
+// How words grow to where their upper bits are codes: by `more` of them, and by half a step.
+struct Growth {
+  Words more, half_step;
+};
+
+template <int kBits>
+inline Growth growth_of(V times) {  // 0 to 2
+  constexpr float kHalfStep = 32768 >> kBits, kOne = 32768.0f;
+  return {block_words(Simd::fma(times, Simd::all(kOne), Simd::all(-kOne))),
+          block_words(Simd::fma(times, Simd::all(-kWordBias), Simd::all(kHalfStep)))};
+}
+
+// Codes plus half. Words saturate as codes do.
+template <int kBits, int kQuads>
+inline CodeSums code_signed(const FineValues<kQuads>& x, const Growth& growth, Bytes* quads) {
+  constexpr int kShift = 8 - kBits;
+  const Bytes half = Simd::all_bytes(128 >> kShift);
+  Ints high = Simd::zero_ints(), low = high, squares = high;
+  for (int t = 0; t < kQuads; ++t) {
+    const Words steps = Simd::add_saturated(Simd::fma(x.word[t], growth.more, x.word[t]), growth.half_step);
+    const Bytes q = Simd::shift<kShift>(Simd::high_bytes(steps));
+    high = Simd::dot_signed(high, q, x.high[t]);
+    low = Simd::dot_signed(low, x.low[t], q);
+    squares = Simd::dot_signed(squares, q, q);
+    quads[t] = Simd::add_saturated(q, half);
+  }
+  return {squares_of(x), Simd::to_float(high, low), Simd::to_float(squares)};
 }
 
 // ---------------------------------------------------------------- x ~ scale * q + min, q in [0, top]
@@ -267,20 +302,28 @@ struct MinSearch<31> {
   static constexpr Rounding kFromZero[] = {{6, 0, 2}, {7, 0, 1}, {-7, 0, -1}, {-6, 0, -2}, {-5, 0, -4}};
 };
 
-// Where the values of each block lie: value = middle + step * byte.
+// Where the values of each block lie: value = middle + unit * word, of 1 / unit words to 1.
 struct MinRange {
-  V low, middle, step, per_step;
+  V low, middle, unit, per_unit;
 };
 
-struct MinBytes : ByteValues<8> {
-  V sum;  // of the bytes
+struct MinValues : FineValues<8> {
+  V sum_high, minus_mean;  // of the upper bytes
 };
 
-// A gain of numerator / denominator, and the sums behind it. The denominator is the variance but for blocks
-// that begin at 0.
-struct BestMin {
+// What a rounding's codes come to: a gain of numerator / denominator, and the sums behind it. The denominator
+// is the variance but for blocks that begin at 0.
+struct Slope {
   V numerator, denominator, covariance, variance, sum_q;
 };
+
+inline Slope better_of(const Slope& a, const Slope& b) {
+  const Simd::Mask second =
+      Simd::greater(Simd::mul(b.numerator, a.denominator), Simd::mul(a.numerator, b.denominator));
+  const auto pick = [&](V x, V y) { return Simd::select(second, y, x); };
+  return {pick(a.numerator, b.numerator), pick(a.denominator, b.denominator),
+          pick(a.covariance, b.covariance), pick(a.variance, b.variance), pick(a.sum_q, b.sum_q)};
+}
 
 // kNone: no block has to begin at 0 or below. kSome: those in `at_zero` do, and have no values below 0.
 // kOnly: for those alone.
@@ -290,82 +333,86 @@ struct MinSums {
 };
 
 template <int kTop, int kFirst, int kAdd>
-inline void add_above_min(const MinBytes& x, int t, MinSums& sums) {
-  const Bytes q = rounded<MinSearch<kTop>::kShift, kFirst, 0, kAdd>(x, t);
+inline void add_above_min(const FineValues<8>& x, int t, MinSums& sums) {
+  Bytes start = x.high[t];
+  if constexpr (kAdd != 0) start = Simd::add_saturated(start, Simd::all_bytes(kAdd));
+  const Bytes q = rounded<MinSearch<kTop>::kShift, kFirst, 0>(x.high[t], start);
   sums.sum = Simd::sum_signed(sums.sum, q);
   sums.squares = Simd::dot_signed(sums.squares, q, q);
   sums.products = Simd::dot_signed(sums.products, q, x.high[t]);
 }
 
 template <int kTop, Zero kZero>
-inline void keep_better(const MinSums& sums, const MinBytes& x, Simd::Mask at_zero, BestMin& best) {
+inline Slope slope_of(const MinSums& sums, const MinValues& x, Simd::Mask at_zero) {
   using Search = MinSearch<kTop>;
-  // The slope of x over q is covariance / variance (both times 32^2), and takes covariance^2 / variance off
-  // the error.
-  const V sum_q = Simd::to_float(sums.sum), count = Simd::all(32.0f), one = Simd::all(1.0f);
+  // The slope of x over q is covariance / variance (both times 32), and takes covariance^2 / variance off the
+  // error.
+  const V sum_q = Simd::to_float(sums.sum), share = Simd::all(-1.0f / kBlock);
   const V qq = Simd::to_float(sums.squares), xq = Simd::to_float(sums.products);
-  const V covariance = Simd::sub(Simd::mul(count, xq), Simd::mul(x.sum, sum_q));
-  const V variance = Simd::max(Simd::sub(Simd::mul(count, qq), Simd::mul(sum_q, sum_q)), one);
+  const V covariance = Simd::fma(x.minus_mean, sum_q, xq);
+  const V variance = Simd::max(Simd::fma(Simd::mul(sum_q, share), sum_q, qq), Simd::all(1.0f / kBlock));
   V numerator = Simd::mul(covariance, covariance), denominator = variance;
   if constexpr (kZero != Zero::kNone) {
     // Values and codes from 0. A minimum above 0 is not to be had: without one xq^2 / qq is taken off.
-    const V end = Simd::all(Search::kEnd), half = Simd::all(static_cast<float>(Search::kHalf));
-    const V sum_x = Simd::fma(end, count, x.sum), sum_c = Simd::fma(half, count, sum_q);
-    const V xc = Simd::fma(end, sum_c, Simd::fma(half, x.sum, xq));
+    const V count = Simd::all(kBlock), end = Simd::all(Search::kEnd), half = Simd::all(Search::kHalf);
+    const V mean_x = Simd::sub(end, x.minus_mean), sum_c = Simd::fma(half, count, sum_q);
+    const V sum_x = Simd::mul(mean_x, count);
+    const V xc = Simd::fma(mean_x, sum_c, covariance);
     const V cc = Simd::fma(half, Simd::add(sum_q, sum_c), qq);
     const Simd::Mask above = Simd::greater(Simd::mul(sum_x, variance), Simd::mul(covariance, sum_c));
-    const V line = Simd::fma(Simd::mul(sum_x, sum_x), variance, numerator);
-    const V origin = Simd::mul(Simd::mul(xc, xc), count);
+    const V line = Simd::fma(Simd::mul(sum_x, mean_x), variance, numerator), origin = Simd::mul(xc, xc);
     const V other = kZero == Zero::kOnly ? Simd::all(0.0f) : numerator;
     numerator = Simd::select(at_zero, Simd::select(above, origin, line), other);
-    denominator = Simd::select(at_zero, Simd::select(above, Simd::max(cc, one), variance), denominator);
+    denominator =
+        Simd::select(at_zero, Simd::select(above, Simd::max(cc, Simd::all(1.0f)), variance), denominator);
   }
-  const Simd::Mask better =
-      Simd::greater(Simd::mul(numerator, best.denominator), Simd::mul(best.numerator, denominator));
-  best = {Simd::select(better, numerator, best.numerator),
-          Simd::select(better, denominator, best.denominator),
-          Simd::select(better, covariance, best.covariance), Simd::select(better, variance, best.variance),
-          Simd::select(better, sum_q, best.sum_q)};
+  return {numerator, denominator, covariance, variance, sum_q};
 }
 
+constexpr int kMinAtOnce = 4;  // roundings whose sums fit the registers
+
 template <int kTop, Zero kZero, int kFrom, int... kIndex>
-__attribute__((noinline)) void try_above_min(std::integer_sequence<int, kIndex...>, const MinBytes& x,
-                                             Simd::Mask at_zero, BestMin& best) {
+inline void try_above_min(std::integer_sequence<int, kIndex...>, const FineValues<8>& x, MinSums* out) {
   constexpr const Rounding* kTried =
       kZero == Zero::kOnly ? MinSearch<kTop>::kFromZero : MinSearch<kTop>::kAll;
   MinSums sums[sizeof...(kIndex)];
-#pragma GCC unroll 2
+#pragma GCC unroll 1
   for (int t = 0; t < 8; ++t) {
     (add_above_min<kTop, kTried[kFrom + kIndex].first, kTried[kFrom + kIndex].add>(x, t, sums[kIndex]), ...);
   }
-  (keep_better<kTop, kZero>(sums[kIndex], x, at_zero, best), ...);
+  ((out[kFrom + kIndex] = sums[kIndex]), ...);
 }
 
 template <int kTop, Zero kZero, int kCount, int kFrom = 0>
-inline void try_all_above_min(const MinBytes& x, Simd::Mask at_zero, BestMin& best) {
+inline void try_all_above_min(const FineValues<8>& x, MinSums* sums) {
   if constexpr (kFrom < kCount) {
     constexpr int kSome = kCount - kFrom < kMinAtOnce ? kCount - kFrom : kMinAtOnce;
-    try_above_min<kTop, kZero, kFrom>(std::make_integer_sequence<int, kSome>(), x, at_zero, best);
-    try_all_above_min<kTop, kZero, kCount, kFrom + kSome>(x, at_zero, best);
+    try_above_min<kTop, kZero, kFrom>(std::make_integer_sequence<int, kSome>(), x, sums);
+    try_all_above_min<kTop, kZero, kCount, kFrom + kSome>(x, sums);
   }
 }
 
+template <int kTop, Zero kZero, int kCount>
+inline Slope best_slope(const MinValues& x, Simd::Mask at_zero) {
+  MinSums sums[kCount];
+  try_all_above_min<kTop, kZero, kCount>(x, sums);
+  return best_of<kCount, Slope>([&](int i) { return slope_of<kTop, kZero>(sums[i], x, at_zero); });
+}
+
+// Where some blocks begin at 0, which is seldom: those, and with roundings of their own.
+template <int kTop, int kCount>
+__attribute__((noinline)) Slope best_slope_with_zeros(const MinValues& x, Simd::Mask at_zero) {
+  return better_of(best_slope<kTop, Zero::kSome, kCount>(x, at_zero),
+                   best_slope<kTop, Zero::kOnly, MinSearch<kTop>::kCountFromZero>(x, at_zero));
+}
+
 template <int kTop, bool kBelowZero>
-inline BestMin search_above_min(MinBytes& x, V low) {  // low: at most 0, if kBelowZero
+inline Slope search_above_min(const MinValues& x, V low) {  // low: at most 0, if kBelowZero
   using Search = MinSearch<kTop>;
   constexpr int kCount = kBelowZero ? Search::kCountBelowZero : Search::kCount;
-  make_parts<Search::kAll, kCount>(x);
-  const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
   const Simd::Mask at_zero = Simd::greater(low, Simd::all(-kLeastRange));
-  BestMin best = {zero, one, zero, one, zero};
-  if (kBelowZero && Simd::any(at_zero)) {
-    make_parts<Search::kFromZero, Search::kCountFromZero>(x);
-    try_all_above_min<kTop, Zero::kSome, kCount>(x, at_zero, best);
-    try_all_above_min<kTop, Zero::kOnly, Search::kCountFromZero>(x, at_zero, best);
-  } else {
-    try_all_above_min<kTop, Zero::kNone, kCount>(x, at_zero, best);
-  }
-  return best;
+  if (kBelowZero && Simd::any(at_zero)) return best_slope_with_zeros<kTop, kCount>(x, at_zero);
+  return best_slope<kTop, Zero::kNone, kCount>(x, at_zero);
 }
 
 // kBelowZero: the minimum may not be above 0 (the K types subtract theirs).
@@ -379,8 +426,9 @@ inline MinRange min_range(const float* x) {
   low = Simd::mul(low, half);
   high = Simd::mul(high, half);
   const V reach = Simd::sub(high, low);
-  return {low, Simd::add(high, low), Simd::mul(reach, Simd::all(1.0f / MinSearch<kTop>::kEnd)),
-          Simd::mul(inverse_or_zero(reach), Simd::all(MinSearch<kTop>::kEnd))};
+  constexpr float kWords = 256.0f * MinSearch<kTop>::kEnd;
+  return {low, Simd::add(high, low), Simd::mul(reach, Simd::all(1.0f / kWords)),
+          Simd::mul(inverse_or_zero(reach), Simd::all(kWords))};
 }
 
 // The line found, and sums over the codes (from 0) it was found with and the values.
@@ -390,36 +438,94 @@ struct MinFit {
 };
 
 template <int kTop, bool kBelowZero, int kStride>
-inline MinFit fit_above_min(const float* x, const MinRange& range) {
-  using Search = MinSearch<kTop>;
-  const V zero = Simd::all(0.0f), magic = Simd::all(kMagic);
-  const Spread middle(range.middle), factor(range.per_step);
-  MinBytes bytes;
+inline MinFit fit_above_min(const float* x, const MinRange& range, MinValues& fine) {
+  const V from =
+      Simd::fma(Simd::sub(Simd::all(0.0f), range.middle), range.per_unit, Simd::all(kMagic + kWordBias));
+  const Spread factor(range.per_unit), plus(from);
   Ints sum = Simd::zero_ints();
   for (int t = 0; t < 8; ++t) {
-    V scaled[kParts];
+    V sums[kParts];
     for (int p = 0; p < kParts; ++p) {
-      scaled[p] = Simd::fma(Simd::sub(Simd::load_part(x, kStride, t, p), middle.p[p]), factor.p[p], magic);
+      sums[p] = Simd::fma(Simd::load_part(x, kStride, t, p), factor.p[p], plus.p[p]);
     }
-    bytes.high[t] = bytes.start[t] = Simd::low_bytes(scaled);
-    sum = Simd::sum_signed(sum, bytes.high[t]);
+    fine.set(t, sums);
+    sum = Simd::sum_signed(sum, fine.high[t]);
   }
-  bytes.sum = Simd::to_float(sum);
-  const BestMin best = search_above_min<kTop, kBelowZero>(bytes, range.low);
-  const V halves = Simd::all(static_cast<float>(Search::kHalf)), share = Simd::all(1.0f / kBlock);
-  const V slope = Simd::div(best.covariance, best.variance);
+  const V share = Simd::all(1.0f / kBlock), step = Simd::mul(range.unit, Simd::all(256.0f));
+  fine.sum_high = Simd::to_float(sum);
+  fine.minus_mean = Simd::mul(fine.sum_high, Simd::all(-1.0f / kBlock));
+  const Slope best = search_above_min<kTop, kBelowZero>(fine, range.low);
   MinFit fit;
-  fit.sum_c = Simd::fma(halves, Simd::all(kBlock), best.sum_q);
-  fit.cc = Simd::mul(Simd::fma(fit.sum_c, fit.sum_c, best.variance), share);
-  fit.mean_x = Simd::fma(Simd::mul(bytes.sum, share), range.step, range.middle);
-  fit.xc = Simd::fma(fit.mean_x, fit.sum_c, Simd::mul(Simd::mul(best.covariance, share), range.step));
-  fit.scale = Simd::mul(slope, range.step);
-  fit.min = Simd::sub(fit.mean_x, Simd::mul(fit.scale, Simd::mul(fit.sum_c, share)));
+  fit.sum_c = Simd::fma(Simd::all(MinSearch<kTop>::kHalf), Simd::all(kBlock), best.sum_q);
+  const V mean_c = Simd::mul(fit.sum_c, share);
+  fit.cc = Simd::fma(mean_c, fit.sum_c, best.variance);
+  fit.mean_x = Simd::sub(range.middle, Simd::mul(fine.minus_mean, step));
+  fit.xc = Simd::fma(fit.mean_x, fit.sum_c, Simd::mul(best.covariance, step));
+  fit.scale = Simd::mul(Simd::div(best.covariance, best.variance), step);
+  fit.min = Simd::sub(fit.mean_x, Simd::mul(fit.scale, mean_c));
   if (kBelowZero) {
     // Without a minimum the scale is sum x q / sum q q.
+    const V zero = Simd::all(0.0f);
     const Simd::Mask above = Simd::greater(fit.min, zero);
-    fit.scale = Simd::select(above, Simd::div(fit.xc, Simd::max(fit.cc, Simd::all(1.0f))), fit.scale);
-    fit.min = Simd::select(above, zero, fit.min);
+    if (Simd::any(above)) {
+      fit.scale = Simd::select(above, Simd::div(fit.xc, Simd::max(fit.cc, Simd::all(1.0f))), fit.scale);
+      fit.min = Simd::select(above, zero, fit.min);
+    }
   }
   return fit;
+}
+
+// Sums over a block's values and codes, of codes less half.
+struct LineSums {
+  V xx, x, xq, q, qq;
+
+  // Of (x - scale q - base)^2.
+  V missed(V scale, V base) const {
+    const V count = Simd::all(kBlock), line = Simd::add(base, base);
+    const V of_x = Simd::fma(Simd::add(scale, scale), xq, Simd::mul(line, x));
+    const V of_q = Simd::mul(scale, Simd::fma(line, q, Simd::mul(scale, qq)));
+    const V squares = Simd::fma(Simd::mul(base, base), count, Simd::add(xx, of_q));
+    return Simd::max(Simd::sub(squares, of_x), Simd::all(0.0f));
+  }
+};
+
+// How words become codes less half, in their upper bits: `times` as large and `up`, all of that halved, since
+// what is moved down may have been larger than a word.
+struct Line {
+  Words times, up;
+};
+
+// For x ~ scale * q + base. A block of scale 0 has the code 0 alone.
+template <int kTop>
+inline Line line_to_codes(const MinRange& range, V scale, V base) {
+  constexpr int kShift = MinSearch<kTop>::kShift;
+  const V zero = Simd::all(0.0f), least = Simd::all(-32768.0f);
+  const Simd::Mask some = Simd::greater(scale, Simd::all(kLeastRange));
+  const V steps = Simd::div(Simd::all(128 << kShift), Simd::select(some, scale, Simd::all(1.0f)));
+  const V times = Simd::mul(range.unit, steps);  // halved, as all from here
+  const V half_step = Simd::fma(times, Simd::all(-kWordBias), Simd::all((64 << kShift) - 16384));
+  const V up = Simd::fma(Simd::sub(range.middle, base), steps, half_step);
+  return {block_words(Simd::select(some, Simd::mul(times, Simd::all(32768.0f)), zero)),
+          block_words(Simd::select(some, up, least))};
+}
+
+// Codes.
+template <int kTop>
+inline LineSums code_line(const MinValues& x, const Line& line, Bytes* quads) {
+  constexpr int kShift = MinSearch<kTop>::kShift;
+  const Bytes half = Simd::all_bytes(128 >> kShift);
+  const Ints zero = Simd::zero_ints();
+  Ints high = zero, low = zero, sum_low = zero, sum = zero, squares = zero;
+  for (int t = 0; t < 8; ++t) {
+    const Words halves = Simd::fma(x.word[t], line.times, line.up);
+    const Bytes q = Simd::shift<kShift>(Simd::high_bytes(Simd::add_saturated(halves, halves)));
+    high = Simd::dot_signed(high, q, x.high[t]);
+    low = Simd::dot_signed(low, x.low[t], q);
+    sum_low = Simd::sum_signed(sum_low, x.low[t]);
+    sum = Simd::sum_signed(sum, q);
+    squares = Simd::dot_signed(squares, q, q);
+    quads[t] = Simd::add_saturated(q, half);
+  }
+  return {squares_of(x), Simd::fma(x.sum_high, Simd::all(256.0f), Simd::to_float(sum_low)),
+          Simd::to_float(high, low), Simd::to_float(sum), Simd::to_float(squares)};
 }

@@ -9,6 +9,9 @@ struct Simd {
   using Mask = __m256;
   using Ints = __m256i;
   using Bytes = __m256i;
+  struct Words {
+    __m256i a, b;
+  };
 
   static V all(float x) { return _mm256_set1_ps(x); }
   static V load(const float* p) { return _mm256_loadu_ps(p); }
@@ -58,12 +61,34 @@ struct Simd {
     const __m256i mask = _mm256_set1_epi16(0xff);
     return _mm256_packus_epi16(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask));
   }
-  static Bytes low_bytes(const V* p) { return pack_low(shorts(p[0], p[1]), shorts(p[2], p[3])); }
-  static void split_bytes(const V* p, Bytes& high, Bytes& low) {
-    const __m256i a = shorts(p[0], p[1]), b = shorts(p[2], p[3]);
-    high = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
-    low = _mm256_xor_si256(pack_low(a, b), all_bytes(-128));
+  static Words all_words(int x) {
+    const __m256i all = _mm256_set1_epi16(static_cast<short>(x));
+    return {all, all};
   }
+  static Words words(const V* p) { return {shorts(p[0], p[1]), shorts(p[2], p[3])}; }
+  static Bytes high_bytes(Words x) {
+    return _mm256_packus_epi16(_mm256_srli_epi16(x.a, 8), _mm256_srli_epi16(x.b, 8));
+  }
+  static Bytes low_bytes(Words x) { return pack_low(x.a, x.b); }
+  static void split(Words x, Bytes& high, Bytes& low) {
+    high = high_bytes(x);
+    low = _mm256_xor_si256(low_bytes(x), all_bytes(-128));
+  }
+  static Words add_saturated(Words x, Words y) {
+    return {_mm256_adds_epi16(x.a, y.a), _mm256_adds_epi16(x.b, y.b)};
+  }
+  static Words sub_saturated(Words x, Words y) {
+    return {_mm256_subs_epi16(x.a, y.a), _mm256_subs_epi16(x.b, y.b)};
+  }
+  static Words multiplied(Words x, Words by) {
+    return {_mm256_mulhrs_epi16(x.a, by.a), _mm256_mulhrs_epi16(x.b, by.b)};
+  }
+  template <int kShift>
+  static Words round_shift(Words x) {
+    return multiplied(x, all_words(1 << (15 - kShift)));
+  }
+  static Words fma(Words x, Words by, Words plus) { return add_saturated(plus, multiplied(x, by)); }
+  static Words abs(Words x) { return {_mm256_abs_epi16(x.a), _mm256_abs_epi16(x.b)}; }
   static Bytes all_bytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
   static Bytes add_saturated(Bytes a, Bytes b) { return _mm256_adds_epi8(a, b); }
   static Bytes sub_saturated(Bytes a, Bytes b) { return _mm256_subs_epi8(a, b); }
@@ -91,6 +116,9 @@ struct Simd {
   }
   static Ints dot_signed(Ints sum, Bytes a, Bytes b) {
     return add_pairs(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)));
+  }
+  static Ints add_squares(Ints sum, Bytes a) {
+    return add_misses(sum, _mm256_abs_epi8(a), _mm256_setzero_si256());
   }
   static Ints sum_signed(Ints sum, Bytes a) { return add_pairs(sum, _mm256_maddubs_epi16(all_bytes(1), a)); }
   static V to_float(Ints x) { return _mm256_cvtepi32_ps(x); }
@@ -120,12 +148,14 @@ struct Simd {
   static Bytes and_bytes(Bytes x, int mask) { return _mm256_and_si256(x, all_bytes(mask)); }
   static Bytes or_bytes(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
   static Bytes min_bytes(Bytes a, Bytes b) { return _mm256_min_epu8(a, b); }
-  static Bytes e2m1_codes(Bytes x, const uint8_t* table) {
-    const __m256i codes =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
-    const __m256i minus = _mm256_cmpgt_epi8(_mm256_setzero_si256(), x);
-    return _mm256_or_si256(_mm256_shuffle_epi8(codes, _mm256_abs_epi8(x)),
-                           _mm256_and_si256(minus, all_bytes(8)));
+  static Bytes shift_down(Bytes x, Bytes by) {
+    const __m256i one = _mm256_cmpeq_epi8(by, all_bytes(1)), three = _mm256_cmpeq_epi8(by, all_bytes(3));
+    return _mm256_blendv_epi8(_mm256_blendv_epi8(shift_unsigned<2>(x), shift_unsigned<1>(x), one),
+                              shift_unsigned<3>(x), three);
+  }
+  static Ints dot_small(Ints sum, Bytes a, Bytes b) { return add_pairs(sum, _mm256_maddubs_epi16(a, b)); }
+  static Bytes with_signs(Bytes codes, Bytes signs) {
+    return _mm256_or_si256(codes, _mm256_srli_epi16(_mm256_and_si256(signs, all_bytes(-128)), 4));
   }
   static V power_of(V x) { return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000))); }
 

@@ -8,6 +8,9 @@ struct Simd {
   using Mask = uint32x4_t;
   using Ints = int32x4_t;
   using Bytes = uint8x16_t;
+  struct Words {
+    int16x8_t a, b;
+  };
 
   static V all(float x) { return vdupq_n_f32(x); }
   static V load(const float* p) { return vld1q_f32(p); }
@@ -34,18 +37,35 @@ struct Simd {
   static V max_across(const V* p) { return vpmaxq_f32(vpmaxq_f32(p[0], p[1]), vpmaxq_f32(p[2], p[3])); }
   static V min_across(const V* p) { return vpminq_f32(vpminq_f32(p[0], p[1]), vpminq_f32(p[2], p[3])); }
 
-  static Bytes low_bytes(const V* p) {
-    const auto words = [&](int i) { return vreinterpretq_u16_f32(p[i]); };
-    return vuzp1q_u8(vreinterpretq_u8_u16(vuzp1q_u16(words(0), words(1))),
-                     vreinterpretq_u8_u16(vuzp1q_u16(words(2), words(3))));
+  static Words all_words(int x) {
+    const int16x8_t all = vdupq_n_s16(static_cast<int16_t>(x));
+    return {all, all};
   }
-  static void split_bytes(const V* p, Bytes& high, Bytes& low) {
-    const auto words = [&](int i) { return vreinterpretq_u16_f32(p[i]); };
-    const uint8x16_t a = vreinterpretq_u8_u16(vuzp1q_u16(words(0), words(1))),
-                     b = vreinterpretq_u8_u16(vuzp1q_u16(words(2), words(3)));
-    high = vuzp2q_u8(a, b);
-    low = veorq_u8(vuzp1q_u8(a, b), vdupq_n_u8(0x80));
+  static Words words(const V* p) {
+    const auto part = [&](int i) { return vreinterpretq_s16_f32(p[i]); };
+    return {vuzp1q_s16(part(0), part(1)), vuzp1q_s16(part(2), part(3))};
   }
+  static Bytes high_bytes(Words x) { return vuzp2q_u8(vreinterpretq_u8_s16(x.a), vreinterpretq_u8_s16(x.b)); }
+  static Bytes low_bytes(Words x) { return vuzp1q_u8(vreinterpretq_u8_s16(x.a), vreinterpretq_u8_s16(x.b)); }
+  static void split(Words x, Bytes& high, Bytes& low) {
+    high = high_bytes(x);
+    low = veorq_u8(low_bytes(x), vdupq_n_u8(0x80));
+  }
+  static Words add_saturated(Words x, Words y) { return {vqaddq_s16(x.a, y.a), vqaddq_s16(x.b, y.b)}; }
+  static Words sub_saturated(Words x, Words y) { return {vqsubq_s16(x.a, y.a), vqsubq_s16(x.b, y.b)}; }
+  template <int kShift>
+  static Words round_shift(Words x) {
+    return {vrshrq_n_s16(x.a, kShift), vrshrq_n_s16(x.b, kShift)};
+  }
+  static Words multiplied(Words x, Words by) { return {vqrdmulhq_s16(x.a, by.a), vqrdmulhq_s16(x.b, by.b)}; }
+  static Words fma(Words x, Words by, Words plus) {
+#if defined(__ARM_FEATURE_QRDMX)
+    return {vqrdmlahq_s16(plus.a, x.a, by.a), vqrdmlahq_s16(plus.b, x.b, by.b)};
+#else
+    return add_saturated(plus, multiplied(x, by));
+#endif
+  }
+  static Words abs(Words x) { return {vabsq_s16(x.a), vabsq_s16(x.b)}; }
   static Bytes all_bytes(int x) { return vdupq_n_u8(static_cast<uint8_t>(x)); }
   static Bytes add_saturated(Bytes a, Bytes b) {
     return vreinterpretq_u8_s8(vqaddq_s8(vreinterpretq_s8_u8(a), vreinterpretq_s8_u8(b)));
@@ -74,6 +94,7 @@ struct Simd {
     return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 #endif
   }
+  static Ints add_squares(Ints sum, Bytes a) { return dot_signed(sum, a, a); }
   static Ints sum_signed(Ints sum, Bytes a) {
 #if defined(__ARM_FEATURE_DOTPROD)
     return vdotq_s32(sum, vreinterpretq_s8_u8(a), vdupq_n_s8(1));
@@ -87,28 +108,29 @@ struct Simd {
 
   static Ints add_misses(Ints sum, Bytes x, Bytes level) {
     const uint8x16_t off = vabdq_u8(x, level);
-#if defined(__ARM_FEATURE_DOTPROD)
-    return vreinterpretq_s32_u32(vdotq_u32(vreinterpretq_u32_s32(sum), off, off));
-#else
-    const uint16x8_t low = vmull_u8(vget_low_u8(off), vget_low_u8(off)), high = vmull_high_u8(off, off);
-    const uint32x4_t pairs = vpaddq_u32(vpaddlq_u16(low), vpaddlq_u16(high));
-    return vaddq_s32(sum, vreinterpretq_s32_u32(pairs));
-#endif
+    return dot_small(sum, off, off);
   }
   template <int kShift>
   static Bytes look_up(const uint8_t* table, Bytes x) {
     const uint8x16x2_t both = {{vld1q_u8(table), vld1q_u8(table + 16)}};
-    return vqtbl2q_u8(both, vshrq_n_u8(x, kShift));
+    if constexpr (kShift == 0) return vqtbl2q_u8(both, x);
+    if constexpr (kShift > 0) return vqtbl2q_u8(both, vshrq_n_u8(x, kShift));
   }
   static Bytes nibbles(Bytes low, Bytes high) { return vsliq_n_u8(low, high, 4); }
   static Bytes and_bytes(Bytes x, int mask) { return vandq_u8(x, all_bytes(mask)); }
   static Bytes or_bytes(Bytes a, Bytes b) { return vorrq_u8(a, b); }
   static Bytes min_bytes(Bytes a, Bytes b) { return vminq_u8(a, b); }
-  static Bytes e2m1_codes(Bytes doubled, const uint8_t* table) {
-    const int8x16_t x = vreinterpretq_s8_u8(doubled);
-    const uint8x16_t code = vqtbl1q_u8(vld1q_u8(table), vreinterpretq_u8_s8(vabsq_s8(x)));
-    return vorrq_u8(code, vshrq_n_u8(vandq_u8(doubled, vdupq_n_u8(0x80)), 4));
+  static Bytes shift_down(Bytes x, Bytes by) { return vshlq_u8(x, vnegq_s8(vreinterpretq_s8_u8(by))); }
+  static Ints dot_small(Ints sum, Bytes a, Bytes b) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vreinterpretq_s32_u32(vdotq_u32(vreinterpretq_u32_s32(sum), a, b));
+#else
+    const uint16x8_t low = vmull_u8(vget_low_u8(a), vget_low_u8(b)), high = vmull_high_u8(a, b);
+    const uint32x4_t pairs = vpaddq_u32(vpaddlq_u16(low), vpaddlq_u16(high));
+    return vaddq_s32(sum, vreinterpretq_s32_u32(pairs));
+#endif
   }
+  static Bytes with_signs(Bytes codes, Bytes signs) { return vsliq_n_u8(codes, vshrq_n_u8(signs, 7), 3); }
   static V power_of(V x) {
     return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7f800000u)));
   }

@@ -21,6 +21,9 @@ struct Simd {
   struct Bytes {
     uint8_t v[16];
   };
+  struct Words {
+    int16_t v[16];
+  };
   template <class F>
   static V each(F&& f) {
     V out;
@@ -95,19 +98,48 @@ struct Simd {
     std::memcpy(&bits, &x, sizeof bits);
     return bits;
   }
-  // The lowest byte of each n.
-  static Bytes low_bytes(const V* p) {
-    Bytes out;
-    for (int i = 0; i < 16; ++i) out.v[i] = static_cast<uint8_t>(bits_of(p[i / 4].v[i % 4]));
+  template <class F>
+  static Words each_word(F&& f) {
+    Words out;
+    for (int i = 0; i < 16; ++i) out.v[i] = static_cast<int16_t>(f(i));
     return out;
   }
-  // n = 256 high + low + 128, both signed, for n that fit sixteen bits.
-  static void split_bytes(const V* p, Bytes& high, Bytes& low) {
-    for (int i = 0; i < 16; ++i) {
-      const uint32_t bits = bits_of(p[i / 4].v[i % 4]);
-      high.v[i] = static_cast<uint8_t>(bits >> 8);
-      low.v[i] = static_cast<uint8_t>(bits ^ 0x80);
-    }
+  static Words all_words(int x) {
+    return each_word([&](int) { return x; });
+  }
+  // The lower sixteen bits of each n.
+  static Words words(const V* p) {
+    return each_word([&](int i) { return static_cast<int16_t>(bits_of(p[i / 4].v[i % 4])); });
+  }
+  static Bytes high_bytes(Words x) {
+    return each_byte([&](int i) { return static_cast<uint8_t>(x.v[i] >> 8); });
+  }
+  static Bytes low_bytes(Words x) {
+    return each_byte([&](int i) { return static_cast<uint8_t>(x.v[i]); });
+  }
+  // x = 256 high + low + 128, both signed.
+  static void split(Words x, Bytes& high, Bytes& low) {
+    high = high_bytes(x);
+    low = each_byte([&](int i) { return static_cast<uint8_t>(x.v[i] ^ 0x80); });
+  }
+  static int saturated_word(int x) { return std::clamp(x, -32768, 32767); }
+  static Words add_saturated(Words a, Words b) {
+    return each_word([&](int i) { return saturated_word(a.v[i] + b.v[i]); });
+  }
+  static Words sub_saturated(Words a, Words b) {
+    return each_word([&](int i) { return saturated_word(a.v[i] - b.v[i]); });
+  }
+  // Over 2^kShift, to the nearest, ties up.
+  template <int kShift>
+  static Words round_shift(Words x) {
+    return each_word([&](int i) { return (x.v[i] + (1 << (kShift - 1))) >> kShift; });
+  }
+  // plus + x * by / 2^15, to the nearest (ties up), saturated; not for -32768 squared.
+  static Words fma(Words x, Words by, Words plus) {
+    return each_word([&](int i) { return saturated_word(plus.v[i] + ((x.v[i] * by.v[i] + 0x4000) >> 15)); });
+  }
+  static Words abs(Words x) {  // above -32768
+    return each_word([&](int i) { return x.v[i] < 0 ? -x.v[i] : x.v[i]; });
   }
   static int at(Bytes x, int i) { return static_cast<int8_t>(x.v[i]); }
   static uint8_t saturated(int x) { return static_cast<uint8_t>(std::clamp(x, -128, 127)); }
@@ -136,12 +168,13 @@ struct Simd {
     return each_byte([&](int i) { return static_cast<uint8_t>((at(x, i) + (1 << (kShift - 1))) >> kShift); });
   }
   static Ints zero_ints() { return {}; }
-  // sum + a . b over each block's four; b above -128, one of them at most 64 either way. And sum + the sum of
-  // a. What becomes a float stays below 2^22 either way.
+  // sum + a . b over each block's four; b above -128, and a product below 2^14 either way. And sum + a . a
+  // for any a; and sum + the sum of a. What becomes a float stays below 2^22 either way.
   static Ints dot_signed(Ints sum, Bytes a, Bytes b) {
     for (int i = 0; i < 16; ++i) sum.v[i / 4] += at(a, i) * at(b, i);
     return sum;
   }
+  static Ints add_squares(Ints sum, Bytes a) { return dot_signed(sum, a, a); }
   static Ints sum_signed(Ints sum, Bytes a) {
     for (int i = 0; i < 16; ++i) sum.v[i / 4] += at(a, i);
     return sum;
@@ -179,10 +212,18 @@ struct Simd {
   static Bytes min_bytes(Bytes a, Bytes b) {
     return each_byte([&](int i) { return std::min(a.v[i], b.v[i]); });
   }
-  // table[|x|] (of 16 bytes) for signed x below 16, and 8 more for those below 0.
-  static Bytes e2m1_codes(Bytes x, const uint8_t* table) {
-    return each_byte(
-        [&](int i) { return static_cast<uint8_t>(table[std::abs(at(x, i))] | (at(x, i) < 0 ? 8 : 0)); });
+  // Unsigned x over 2^by, for each by of 1 to 3.
+  static Bytes shift_down(Bytes x, Bytes by) {
+    return each_byte([&](int i) { return static_cast<uint8_t>(x.v[i] >> by.v[i]); });
+  }
+  // sum + a . b over each block's four, unsigned, b at most 24.
+  static Ints dot_small(Ints sum, Bytes a, Bytes b) {
+    for (int i = 0; i < 16; ++i) sum.v[i / 4] += a.v[i] * b.v[i];
+    return sum;
+  }
+  // 8 more where the sign is minus, of codes below 8.
+  static Bytes with_signs(Bytes codes, Bytes signs) {
+    return each_byte([&](int i) { return static_cast<uint8_t>(codes.v[i] | (signs.v[i] & 0x80) >> 4); });
   }
   // The largest power of two in each x above 0.
   static V power_of(V x) {

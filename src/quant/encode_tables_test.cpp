@@ -24,14 +24,14 @@ struct Entry {
 const Entry kEntries[] = {{DType::kF16, Encoding::kF16, 5854609247649933741u},
                           {DType::kBF16, Encoding::kBF16, 15742589818364199881u},
                           {DType::kQ8_0, Encoding::kQ8_0, 1806007179124938515u},
-                          {DType::kQ4_0, Encoding::kQ4_0, 12292628982745913822u},
-                          {DType::kQ5_0, Encoding::kQ5_0, 9944361140636380766u},
-                          {DType::kQ4_1, Encoding::kQ4_1, 6536471083709059756u},
-                          {DType::kQ5_1, Encoding::kQ5_1, 4654234844049229620u},
-                          {DType::kMXFP4, Encoding::kMXFP4, 10561949904857450443u},
-                          {DType::kQ4_K, Encoding::kQ4_K, 11245541183482367301u},
-                          {DType::kQ5_K, Encoding::kQ5_K, 1576497893611058271u},
-                          {DType::kQ6_K, Encoding::kQ6_K, 18435418996346116614u}};
+                          {DType::kQ4_0, Encoding::kQ4_0, 4396933614632701496u},
+                          {DType::kQ5_0, Encoding::kQ5_0, 2138184783582612182u},
+                          {DType::kQ4_1, Encoding::kQ4_1, 3186262843526112458u},
+                          {DType::kQ5_1, Encoding::kQ5_1, 9756518772811396474u},
+                          {DType::kMXFP4, Encoding::kMXFP4, 1922601874098487164u},
+                          {DType::kQ4_K, Encoding::kQ4_K, 17018673591449924056u},
+                          {DType::kQ5_K, Encoding::kQ5_K, 3468007007026551748u},
+                          {DType::kQ6_K, Encoding::kQ6_K, 7341981520493520311u}};
 
 constexpr size_t kValues = 256 * 13;
 
