@@ -54,7 +54,7 @@ constexpr const char* kQuantizeFooter =
     "under --budget: bytes of the file (800M, 3.5GiB) or bits per weight (4.5bpw).\n"
     "q4_z is Millrace's own: q4_1 in 4.5 bits. Other programs cannot read it; --portable keeps auto from it.";
 
-constexpr size_t kPieceBytes = size_t{16} << 20;
+constexpr size_t kPieceBytes = size_t{4} << 20;
 
 struct Report {
   std::vector<quant::RecodeError> errors;  // of each tensor

@@ -1,5 +1,6 @@
 #include "quantize/write_behind.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace millrace::cli {
@@ -16,7 +17,7 @@ WriteBehind::~WriteBehind() {
 }
 
 void WriteBehind::run() {
-  for (size_t next = 0;; next = 1 - next) {
+  for (size_t next = 0;; next = (next + 1) % pieces_.size()) {
     Piece& piece = pieces_[next];
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return piece.full || stop_; });
@@ -61,12 +62,14 @@ void WriteBehind::submit(size_t bytes) {
     pieces_[filling_].full = true;
   }
   changed_.notify_all();
-  filling_ = 1 - filling_;
+  filling_ = (filling_ + 1) % pieces_.size();
 }
 
 void WriteBehind::finish() {
   std::unique_lock lock(mutex_);
-  wait(lock, [&] { return !pieces_[0].full && !pieces_[1].full; });
+  wait(lock, [&] {
+    return std::none_of(pieces_.begin(), pieces_.end(), [](const Piece& piece) { return piece.full; });
+  });
   if (failure_) std::rethrow_exception(failure_);
 }
 

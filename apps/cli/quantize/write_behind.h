@@ -1,5 +1,6 @@
-// WriteBehind: a thread that writes one buffer to a file while the next is being made, so that a pass takes
-// the longer of the two and not their sum.
+// WriteBehind: a thread that writes buffers to a file while the next ones are being made, so that a pass takes
+// the longer of the two and not their sum. There are some: with two, whoever is slower at the moment is waited
+// for.
 #pragma once
 
 #include <array>
@@ -39,7 +40,7 @@ class WriteBehind {
   void wait(std::unique_lock<std::mutex>& lock, Condition&& condition);
 
   io::GgufWriter& writer_;
-  std::array<Piece, 2> pieces_;
+  std::array<Piece, 8> pieces_;
   size_t filling_ = 0;  // the piece the caller fills; the writer goes round likewise
   std::mutex mutex_;    // guards full, stop_ and failure_
   std::condition_variable changed_;
