@@ -149,13 +149,16 @@ inline void encode_with_mins(const float* x, Block* out, Misses& misses) {
   MinFit fits[kSubs];
   ScalesAndMins k;
   MinValues fine[kSubs];
+  Slope slopes[kSubs];
   Line lines[kSubs];
   LineSums sums[kSubs];
   Bytes quads[kSubs][8];
   for (int s = 0; s < kSubs; ++s) ranges[s] = min_range<kTop, true, kSuperBlock>(x + s * kBlock);
   for (int s = 0; s < kSubs; ++s) {
-    fits[s] = fit_above_min<kTop, true, kSuperBlock>(x + s * kBlock, ranges[s], fine[s]);
+    set_min_values<kSuperBlock>(x + s * kBlock, ranges[s], fine[s]);
+    slopes[s] = search_above_min<kTop, true>(fine[s], ranges[s].low);
   }
+  for (int s = 0; s < kSubs; ++s) fits[s] = fit_above_min<kTop, true>(ranges[s], fine[s], slopes[s]);
   solve(fits, k);
   for (int s = 0; s < kSubs; ++s) lines[s] = line_to_codes<kTop>(ranges[s], k.scales(s), k.bases(s));
   for (int s = 0; s < kSubs; ++s) sums[s] = code_line<kTop>(fine[s], lines[s], quads[s]);

@@ -153,12 +153,15 @@ inline void encode_above_min(const float* x, int groups, Block* out, Misses& mis
   MinRange ranges[kBatch];
   MinFit fits[kBatch];
   MinValues fine[kBatch];
+  Slope slopes[kBatch];
   Line lines[kBatch];
   LineSums sums[kBatch];
   for (int g = 0; g < groups; ++g) ranges[g] = min_range<kTop, false, kBlock>(x + g * kGroupElements);
   for (int g = 0; g < groups; ++g) {
-    fits[g] = fit_above_min<kTop, false, kBlock>(x + g * kGroupElements, ranges[g], fine[g]);
+    set_min_values<kBlock>(x + g * kGroupElements, ranges[g], fine[g]);
+    slopes[g] = search_above_min<kTop, false>(fine[g], ranges[g].low);
   }
+  for (int g = 0; g < groups; ++g) fits[g] = fit_above_min<kTop, false>(ranges[g], fine[g], slopes[g]);
   for (int g = 0; g < groups; ++g) {
     lines[g] =
         line_to_codes<kTop>(ranges[g], StoredHalves(fits[g].scale).value, StoredHalves(fits[g].min).value);

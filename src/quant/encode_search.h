@@ -286,10 +286,9 @@ template <int kTop>
 struct MinSearch;
 template <>
 struct MinSearch<15> {
-  static constexpr int kShift = 4, kHalf = 8, kCount = 7, kCountBelowZero = 7, kCountFromZero = 5;
+  static constexpr int kShift = 4, kHalf = 8, kCount = 6, kCountBelowZero = 6, kCountFromZero = 5;
   static constexpr float kEnd = 120.0f;
-  static constexpr Rounding kAll[] = {{5, 0, 0},  {5, 0, 4},  {-4, 0, 6}, {-4, 0, -6},
-                                      {6, 0, -6}, {0, 0, -2}, {0, 0, 2}};
+  static constexpr Rounding kAll[] = {{6, 0, 5}, {6, 0, -2}, {-4, 0, -6}, {6, 0, 1}, {5, 0, -5}, {-4, 0, 6}};
   // Only for blocks that begin at 0, which cannot have most of those: around that end.
   static constexpr Rounding kFromZero[] = {{5, 0, 4}, {6, 0, 2}, {-6, 0, -2}, {-5, 0, -4}, {-4, 0, -8}};
 };
@@ -369,7 +368,7 @@ inline Slope slope_of(const MinSums& sums, const MinValues& x, Simd::Mask at_zer
   return {numerator, denominator, covariance, variance, sum_q};
 }
 
-constexpr int kMinAtOnce = 4;  // roundings whose sums fit the registers
+constexpr int kMinAtOnce = 6;  // roundings whose sums fit the registers
 
 template <int kTop, Zero kZero, int kFrom, int... kIndex>
 inline void try_above_min(std::integer_sequence<int, kIndex...>, const FineValues<8>& x, MinSums* out) {
@@ -437,8 +436,8 @@ struct MinFit {
   V sum_c, cc, mean_x, xc;
 };
 
-template <int kTop, bool kBelowZero, int kStride>
-inline MinFit fit_above_min(const float* x, const MinRange& range, MinValues& fine) {
+template <int kStride>
+inline void set_min_values(const float* x, const MinRange& range, MinValues& fine) {
   const V from =
       Simd::fma(Simd::sub(Simd::all(0.0f), range.middle), range.per_unit, Simd::all(kMagic + kWordBias));
   const Spread factor(range.per_unit), plus(from);
@@ -451,10 +450,13 @@ inline MinFit fit_above_min(const float* x, const MinRange& range, MinValues& fi
     fine.set(t, sums);
     sum = Simd::sum_signed(sum, fine.high[t]);
   }
-  const V share = Simd::all(1.0f / kBlock), step = Simd::mul(range.unit, Simd::all(256.0f));
   fine.sum_high = Simd::to_float(sum);
   fine.minus_mean = Simd::mul(fine.sum_high, Simd::all(-1.0f / kBlock));
-  const Slope best = search_above_min<kTop, kBelowZero>(fine, range.low);
+}
+
+template <int kTop, bool kBelowZero>
+inline MinFit fit_above_min(const MinRange& range, const MinValues& fine, const Slope& best) {
+  const V share = Simd::all(1.0f / kBlock), step = Simd::mul(range.unit, Simd::all(256.0f));
   MinFit fit;
   fit.sum_c = Simd::fma(Simd::all(MinSearch<kTop>::kHalf), Simd::all(kBlock), best.sum_q);
   const V mean_c = Simd::mul(fit.sum_c, share);

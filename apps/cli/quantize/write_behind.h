@@ -1,6 +1,6 @@
-// WriteBehind: a thread that writes buffers to a file while the next ones are being made, so that a pass takes
-// the longer of the two and not their sum. There are some: with two, whoever is slower at the moment is waited
-// for.
+// WriteBehind: a thread that writes buffers to a file while the next ones are being made, so that a pass
+// takes the longer of the two and not their sum. With no more than two buffers the one is waited for that is
+// slower at the moment, and with small ones what is written is still in a cache.
 #pragma once
 
 #include <array>
