@@ -6,10 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -92,7 +94,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   const bool exists = ::stat(path.c_str(), &status) == 0;
   if (exists && S_ISDIR(status.st_mode)) fail("create", EISDIR);
   if (exists && !S_ISREG(status.st_mode)) {
-    direct_ = true;
+    device_ = true;
     fd_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
     if (fd_ < 0) fail("open", errno);
     return;
@@ -110,7 +112,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
 AtomicFile::~AtomicFile() {
   if (fd_ < 0) return;
   ::close(fd_);
-  if (!direct_ && !nameless_) ::unlink(temporary_path_.c_str());
+  if (!device_ && !nameless_) ::unlink(temporary_path_.c_str());
 }
 
 void AtomicFile::fail(const char* what, int reason) {
@@ -141,20 +143,50 @@ void AtomicFile::name_temporary() {
   nameless_ = false;
 }
 
+// Copying into the page cache takes longer than the encoding of what is written, and those pages take the
+// place of others. So whole pieces go from here to the disk, where the file system can do that.
+bool AtomicFile::pass_cache(bool wanted) {
+  const int flags = ::fcntl(fd_, F_GETFL);
+  const int changed = wanted ? flags | O_DIRECT : flags & ~O_DIRECT;
+  return flags >= 0 && ::fcntl(fd_, F_SETFL, changed) == 0 && wanted;
+}
+
 void AtomicFile::write(const void* data, size_t bytes) {
   MILLRACE_CHECK(fd_ >= 0);
-  const char* from = static_cast<const char*>(data);
+  constexpr size_t kPieceBytes = size_t{4} << 20, kAlignment = 4096;
+  const auto* from = static_cast<const std::byte*>(data);
+  if (device_) return put(from, bytes);
+  if (!held_) held_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, kPieceBytes)));
+  if (!held_) throw std::bad_alloc();
   while (bytes > 0) {
-    const ssize_t n = ::write(fd_, from, bytes);
+    const size_t some = std::min(bytes, kPieceBytes - held_bytes_);
+    std::memcpy(held_.get() + held_bytes_, from, some);
+    held_bytes_ += some;
+    from += some;
+    bytes -= some;
+    if (held_bytes_ < kPieceBytes) continue;
+    if (written_ == 0) passes_cache_ = pass_cache(true);
+    put(held_.get(), held_bytes_);
+    held_bytes_ = 0;
+  }
+}
+
+void AtomicFile::put(const std::byte* data, size_t bytes) {
+  while (bytes > 0) {
+    const ssize_t n = ::write(fd_, data, bytes);
     if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EINVAL && passes_cache_) {
+      passes_cache_ = pass_cache(false);
+      continue;
+    }
     if (n < 0) fail("write", errno);
-    from += n;
+    data += n;
     bytes -= static_cast<size_t>(n);
     written_ += static_cast<size_t>(n);
   }
   // The disk begins now and not when commit() waits for it. A wish, like reading ahead.
   constexpr size_t kFlushBytes = size_t{8} << 20;
-  if (written_ - flushed_ < kFlushBytes) return;
+  if (passes_cache_ || written_ - flushed_ < kFlushBytes) return;
   (void)::sync_file_range(fd_, static_cast<off_t>(flushed_), static_cast<off_t>(written_ - flushed_),
                           SYNC_FILE_RANGE_WRITE);
   flushed_ = written_;
@@ -162,7 +194,9 @@ void AtomicFile::write(const void* data, size_t bytes) {
 
 void AtomicFile::commit() {
   MILLRACE_CHECK(fd_ >= 0);
-  if (!direct_) {
+  if (!device_) {
+    if (passes_cache_) passes_cache_ = pass_cache(false);  // the last piece may end anywhere
+    put(held_.get(), held_bytes_);
     // Some file systems find out here that the disk is full.
     if (::fsync(fd_) != 0) fail("finish writing", errno);
     name_temporary();

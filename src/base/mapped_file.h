@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -48,14 +50,23 @@ class AtomicFile {
   [[noreturn]] void fail(const char* what, int reason);
   void open_temporary();
   void name_temporary();  // gives a nameless file its temporary name
+  void put(const std::byte* data, size_t bytes);
+  bool pass_cache(bool wanted);  // whether writes then go past the page cache
 
   std::string path_;            // as given, for messages
   std::string target_;          // what is replaced: path_ with its links followed
   std::string temporary_path_;  // beside target_
   bool nameless_ = false;       // open, but without an entry in the directory
-  bool direct_ = false;         // a device or a pipe
+  bool device_ = false;         // a device or a pipe
   int fd_ = -1;
   size_t written_ = 0, flushed_ = 0;  // bytes written, and those the disk was asked to take
+  // What is not written yet: a piece is, when it is whole. Aligned as the disk wants it.
+  struct Free {
+    void operator()(std::byte* data) const { std::free(data); }
+  };
+  std::unique_ptr<std::byte, Free> held_;
+  size_t held_bytes_ = 0;
+  bool passes_cache_ = false;
 };
 
 }  // namespace millrace

@@ -124,6 +124,19 @@ TEST_F(AtomicFileTest, LeavesNothingWithoutCommit) {
   EXPECT_EQ(num_files(), 1u);
 }
 
+// What is large goes to the disk in whole pieces, past the page cache where that can be, then the rest.
+TEST_F(AtomicFileTest, HoldsWhatIsManyPieces) {
+  std::string expected;
+  AtomicFile out(file("a"));
+  for (size_t i = 0; expected.size() < (size_t{9} << 20); ++i) {
+    const std::string part(i * 7919 % 300000 + 1, static_cast<char>('a' + i % 26));
+    out.write(part.data(), part.size());
+    expected += part;
+  }
+  out.commit();
+  EXPECT_TRUE(read_text_file(file("a")) == expected);
+}
+
 TEST_F(AtomicFileTest, FollowsALink) {
   put(file("real"), "old");
   fs::create_symlink("real", file("link"));
