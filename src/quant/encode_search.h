@@ -3,14 +3,16 @@
 //
 // A rounding to codes is fixed by an inverse scale (and an offset); once the codes are known the best scale
 // (and minimum) for them is a least-squares problem with a closed solution, and so is its error. Each search
-// tries some roundings and keeps the one of least error. It runs on the values rounded to signed bytes, in
-// which a step of the codes is a power of two: another scale is then the bytes and some 2^-k of them, added
-// with saturation at the ends of the codes' range, and the code is what a shift leaves. That is four or five
-// instructions for sixteen or thirty-two values, dot products included, and every sum is exact and so the
-// same everywhere. Codes are always rounded from the values themselves, once the scale is found.
+// tries some roundings and keeps the one of least error. It runs on the values rounded to words of sixteen
+// bits in proportion to the block's range, or on the upper bytes of those, in which a step of the codes is a
+// power of two: another scale is then the values and some 2^-k of them, added with saturation at the ends of
+// the codes' range, and the code is what a shift leaves. For bytes that is four or five instructions for
+// sixteen or thirty-two values, dot products included, and every sum is exact and so the same everywhere. By
+// the scale found the codes are rounded again, from words, and by dot products it is known what they miss.
 //
-// The roundings tried were picked one by one, each for what it takes off the error of Gaussian blocks, of
-// heavy-tailed ones (Student's t, 4 degrees) and of a trained model's, beside those before it.
+// The roundings tried were picked for what they leave of the error of Gaussian blocks, of heavy-tailed ones
+// (Student's t, 4 degrees), of a trained model's and of one stored as q4_1: one by one, and each again beside
+// all the others.
 #pragma once
 
 using V = Simd::V;
@@ -58,10 +60,10 @@ inline V extreme_of(V low, V high) {
   return Simd::select(Simd::greater(high, Simd::sub(Simd::all(0.0f), low)), high, low);
 }
 
-// ---------------------------------------------------------------- values as bytes, and their roundings
+// ---------------------------------------------------------------- values as words, and their roundings
 
-// What a rounding adds to the bytes before the shift: 2^-k of them for k = first and second (minus 2^-k for
-// -k, nothing for 0), and a number.
+// What a rounding adds to words or bytes before the shift: 2^-k of them for k = first and second (minus 2^-k
+// for -k, nothing for 0), and a number.
 struct Rounding {
   int first, second, add;
 };
@@ -149,8 +151,8 @@ struct SignedSearch;
 template <>
 struct SignedSearch<4> {
   static constexpr bool kWords = false;
-  static constexpr Rounding kAll[] = {{0, 0, 0}, {3, 6, 0},  {-4, 0, 0}, {4, 5, 0},
-                                      {4, 0, 0}, {-3, 6, 0}, {5, 0, 0}};
+  static constexpr Rounding kAll[] = {{0, 0, 0},   {4, 0, 0}, {-4, 0, 0}, {3, 0, 0},
+                                      {-3, -4, 0}, {3, 4, 0}, {-3, 6, 0}, {4, 5, 0}};
 };
 template <>
 struct SignedSearch<5> {
@@ -160,7 +162,7 @@ struct SignedSearch<5> {
 template <>
 struct SignedSearch<6> {
   static constexpr bool kWords = true;
-  static constexpr Rounding kAll[] = {{5, 0, 0}, {0, 0, 0}, {-5, 0, 0}, {-4, 0, 0}};
+  static constexpr Rounding kAll[] = {{5, 0, 0}, {0, 0, 0}, {-5, 0, 0}, {-4, 0, 0}, {-5, -4, 0}};
 };
 
 template <int kBits, int kQuads, int... kIndex>
@@ -231,6 +233,7 @@ struct CodeSums {
   }
 };
 
+// The sum of the squares of a block's words.
 template <int kQuads>
 inline V squares_of(const FineValues<kQuads>& x) {
   Ints high = Simd::zero_ints(), cross = high, low = high;
@@ -262,7 +265,7 @@ inline Growth growth_of(V times) {  // 0 to 2
           block_words(Simd::fma(times, Simd::all(-kWordBias), Simd::all(kHalfStep)))};
 }
 
-// Codes plus half. Words saturate as codes do.
+// Codes plus half: the upper bits of words, which saturate where codes do.
 template <int kBits, int kQuads>
 inline CodeSums code_signed(const FineValues<kQuads>& x, const Growth& growth, Bytes* quads) {
   constexpr int kShift = 8 - kBits;
@@ -511,7 +514,7 @@ inline Line line_to_codes(const MinRange& range, V scale, V base) {
           block_words(Simd::select(some, up, least))};
 }
 
-// Codes.
+// Codes from 0.
 template <int kTop>
 inline LineSums code_line(const MinValues& x, const Line& line, Bytes* quads) {
   constexpr int kShift = MinSearch<kTop>::kShift;

@@ -24,14 +24,14 @@ struct Entry {
 const Entry kEntries[] = {{DType::kF16, Encoding::kF16, 5854609247649933741u},
                           {DType::kBF16, Encoding::kBF16, 15742589818364199881u},
                           {DType::kQ8_0, Encoding::kQ8_0, 1806007179124938515u},
-                          {DType::kQ4_0, Encoding::kQ4_0, 4396933614632701496u},
+                          {DType::kQ4_0, Encoding::kQ4_0, 91313599759753665u},
                           {DType::kQ5_0, Encoding::kQ5_0, 2138184783582612182u},
                           {DType::kQ4_1, Encoding::kQ4_1, 5509305601712002030u},
                           {DType::kQ5_1, Encoding::kQ5_1, 9756518772811396474u},
                           {DType::kMXFP4, Encoding::kMXFP4, 1922601874098487164u},
                           {DType::kQ4_K, Encoding::kQ4_K, 1694794253935333518u},
                           {DType::kQ5_K, Encoding::kQ5_K, 3468007007026551748u},
-                          {DType::kQ6_K, Encoding::kQ6_K, 7341981520493520311u}};
+                          {DType::kQ6_K, Encoding::kQ6_K, 15454774647155456908u}};
 
 constexpr size_t kValues = 256 * 13;
 
