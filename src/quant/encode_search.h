@@ -289,9 +289,10 @@ template <int kTop>
 struct MinSearch;
 template <>
 struct MinSearch<15> {
-  static constexpr int kShift = 4, kHalf = 8, kCount = 6, kCountBelowZero = 6, kCountFromZero = 5;
+  static constexpr int kShift = 4, kHalf = 8, kCount = 7, kCountBelowZero = 6, kCountFromZero = 5;
   static constexpr float kEnd = 120.0f;
-  static constexpr Rounding kAll[] = {{6, 0, 5}, {6, 0, -2}, {-4, 0, -6}, {6, 0, 1}, {5, 0, -5}, {-4, 0, 6}};
+  static constexpr Rounding kAll[] = {{6, 0, 5},  {6, 0, -2}, {-4, 0, -6}, {6, 0, 1},
+                                      {5, 0, -5}, {-4, 0, 6}, {4, 0, 0}};
   // Only for blocks that begin at 0, which cannot have most of those: around that end.
   static constexpr Rounding kFromZero[] = {{5, 0, 4}, {6, 0, 2}, {-6, 0, -2}, {-5, 0, -4}, {-4, 0, -8}};
 };
