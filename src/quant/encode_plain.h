@@ -1,9 +1,9 @@
 // Encoders of single values and of blocks of 32, a group of blocks at a time. Included inside the anonymous
 // namespace of the encoders' tables, after encode_search.h.
 //
-// Million values per second of a Neoverse-N1 core, measured (docs/benchmarks.md): f16 1,445, q8_0 1,355, mxfp4
-// 1,050, bf16 961, q4_0 656, q5_0 594, q4_1 481, q5_1 434. All of them are bound by its two vector units,
-// none by memory.
+// Million values per second of a Neoverse-N1 core, measured (docs/benchmarks.md): f16 1,445, q8_0 1,355,
+// mxfp4 1,050, bf16 961, q4_0 656, q5_0 594, q4_1 481, q5_1 434. All of them are bound by its two vector
+// units, none by memory.
 #pragma once
 
 constexpr float kMostHalf = 65504.0f;
