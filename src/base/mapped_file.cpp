@@ -143,7 +143,7 @@ void AtomicFile::name_temporary() {
   nameless_ = false;
 }
 
-// Copying into the page cache takes longer than the encoding of what is written, and those pages take the
+// Copying into the page cache takes as long as encoding weights to 8 bits does, and those pages take the
 // place of others. So whole pieces go from here to the disk, where the file system can do that.
 bool AtomicFile::pass_cache(bool wanted) {
   const int flags = ::fcntl(fd_, F_GETFL);
