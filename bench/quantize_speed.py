@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """How close `millrace quantize` comes to what the disk allows.
 
     bench/quantize_speed.py PATH/TO/millrace MODEL.gguf [--types q8_0,q4_0,q4_k] [--repeat 3] [--cold]
