@@ -37,6 +37,7 @@ size_t resident(const std::byte* data, size_t bytes) {
   return count * page;
 }
 
+// The file was written past the page cache where that can be done.
 TEST(ReadBefore, BringsInWhatIsWaitedFor) {
   const TestFile test;
   const MappedFile file(test.path);

@@ -134,18 +134,17 @@ Failures fail_everywhere(EngineOptions options, const std::vector<int32_t>& pool
     for (const Request& r : requests) h.submit(r);
     fail_in = n;
     for (int rounds = 0, idle = 0; rounds < 3000 && idle < 3; ++rounds) {
-      bool moved = false;
       try {
-        moved = h.loop->turn();
+        if (h.loop->turn()) {
+          idle = 0;
+          continue;
+        }
+        h.runtime->cache().wait(std::chrono::milliseconds(2));  // may take in what a disk has read
       } catch (const std::bad_alloc&) {
-        moved = true;  // nobody's own: run() tries again
+        idle = 0;  // nobody's own: run() tries again
+        continue;
       }
-      if (moved) {
-        idle = 0;
-      } else {
-        h.runtime->cache().wait(std::chrono::milliseconds(2));
-        idle = h.recorder->running.load() + h.recorder->waiting.load() > 0 ? 0 : idle + 1;
-      }
+      idle = h.recorder->running.load() + h.recorder->waiting.load() > 0 ? 0 : idle + 1;
     }
     reached_the_end = fail_in >= 0;
     fail_in = -1;
