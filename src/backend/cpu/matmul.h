@@ -73,14 +73,17 @@ inline int64_t plain_rows_per_task(int64_t total_rows, int threads) {
 // smaller, so that most rows follow rows of the same part (whose kernel asks for them ahead) and nobody waits
 // long for the last part. A thread holds two parts, the one it is at and the one it asks for: with parts of a
 // quarter of what is left to each, one thread at half speed among sixteen costs a twentieth; with halves it
-// cost two fifths. The first part of a thread is always the same: what waits there may be asked for before.
+// cost two fifths. Few threads get halves: one of two that is slow is half of them in any case, and a small
+// model's matrices come to very short parts. The first part of a thread is always the same: what waits there
+// may be asked for before.
 class ShrinkingParts {
  public:
   // unit: rows of the last parts.
   ShrinkingParts(int64_t rows, int64_t unit, int threads) : rows_(rows), unit_(unit), threads_(threads) {
+    const int64_t parts = threads < kManyThreads ? 2 : 4;  // of what is left to a thread
     int64_t left = tasks_for_units(rows);
     for (int64_t& size : sizes_) {
-      size = left / (kParts * threads_);
+      size = left / (parts * threads_);
       if (size <= 1) size = 0;
       left -= size * threads_;
       count_ += size > 0 ? threads_ : 0;
@@ -112,8 +115,8 @@ class ShrinkingParts {
     return {first, std::min(units * unit_, rows_ - first)};
   }
   int64_t rows_, unit_, threads_, count_ = 0;
-  static constexpr int64_t kParts = 4;  // of what is left to a thread
-  int64_t sizes_[10] = {};              // units of a part, `threads` parts of each; then single units
+  static constexpr int kManyThreads = 8;
+  int64_t sizes_[10] = {};  // units of a part, `threads` parts of each; then single units
 };
 
 // Up to so many tokens are a few, and so many rows of their outputs fit into a thread's buffer.
