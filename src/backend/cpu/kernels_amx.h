@@ -15,11 +15,13 @@
 // schedule found alone (docs/kernels/x86_matmul.md).
 #pragma once
 
-// Tiles 0 to 3 are sums [16][16] int32; 4 and 5 activations [16][32]; 6 and 7 weights [8][16][4].
+// Tiles 0 to 3 are sums [16][16] int32, 4 activations [16][32], 5 weights [8][16][4]. No second tile of
+// either: the fewer tiles hold something, the sooner others can be loaded beside the products, where a
+// processor's other thread is busy (docs/kernels/x86_matmul.md).
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 32, 32, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 8, 8};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 32, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 8};
 };
 static_assert(sizeof(TileConfig) == 64);
 
@@ -28,27 +30,16 @@ inline void stores_are_done() { asm volatile("" ::: "memory"); }
 
 template <int kTile>
 [[gnu::always_inline]] inline void tile_dot(const void* x, const void* codes) {
-  if constexpr (kTile == 0) {
-    _tile_zero(0);
-    _tile_loadd(4, x, 32);
-    _tile_loadd(6, codes, 64);
-    _tile_dpbssd(0, 4, 6);
-  } else if constexpr (kTile == 1) {
-    _tile_zero(1);
-    _tile_loadd(5, x, 32);
-    _tile_loadd(7, codes, 64);
-    _tile_dpbssd(1, 5, 7);
-  } else if constexpr (kTile == 2) {
-    _tile_zero(2);
-    _tile_loadd(4, x, 32);
-    _tile_loadd(6, codes, 64);
-    _tile_dpbssd(2, 4, 6);
-  } else {
-    _tile_zero(3);
-    _tile_loadd(5, x, 32);
-    _tile_loadd(7, codes, 64);
-    _tile_dpbssd(3, 5, 7);
-  }
+  if constexpr (kTile == 0) _tile_zero(0);
+  if constexpr (kTile == 1) _tile_zero(1);
+  if constexpr (kTile == 2) _tile_zero(2);
+  if constexpr (kTile == 3) _tile_zero(3);
+  _tile_loadd(4, x, 32);
+  _tile_loadd(5, codes, 64);
+  if constexpr (kTile == 0) _tile_dpbssd(0, 4, 5);
+  if constexpr (kTile == 1) _tile_dpbssd(1, 4, 5);
+  if constexpr (kTile == 2) _tile_dpbssd(2, 4, 5);
+  if constexpr (kTile == 3) _tile_dpbssd(3, 4, 5);
 }
 template <int kTile>
 [[gnu::always_inline]] inline void tile_store(int32_t* sums) {

@@ -12,13 +12,17 @@
 // outputs [activations][weights] as they are wanted.
 //
 // Loops, outermost first: sixteen groups of activations; 32 rows of weights; chunks of blocks, opened into a
-// scratch; pairs of tiles of activations; the blocks of the chunk, four products each (32 x 32 outputs).
-// The first pair opens a block while it multiplies the one two before it. Sums stay in their tiles unless
-// there is more than one pair.
+// scratch; groups of activations; the blocks of the chunk, two products each (16 x 32 outputs). The first
+// group opens a block while it multiplies the one before it. Sums stay in their tiles unless there is more
+// than one group.
+//
+// Four of the eight tiles hold something, which takes three loads for two products where two by two would
+// take two: a processor whose other thread is busy seems to have little room to rename tiles, and with eight
+// in use its loads and products take turns (docs/kernels/x86_matmul.md).
 //
 // Roofline, per 16 rows of weights and block, in cycles: opening 32 (64 vector operations on two ports); a
-// product of 16 x 16 outputs 16 in the tile unit, with its share of loads 21 from the first level, 27 from
-// the second (docs/kernels/x86_matmul.md).
+// product of 16 x 16 outputs 16 in the tile unit, its loads beside it. Measured: a product 7.8 ns with
+// weights from the first level and activations from the second, 15.9 where the other thread is busy.
 #pragma once
 
 // bf16 of the e2m1 values, their exponents 126 too high, twice over: vpermw looks at five bits of an index.
@@ -28,13 +32,31 @@ alignas(64) constexpr uint16_t kE2M1Words[32] = {0, 0x7e00, 0x7e80, 0x7ec0, 0x7f
                                                  0, 0x7e00, 0x7e80, 0x7ec0, 0x7f00, 0x7f40, 0x7f80, 0x7fc0,
                                                  0, 0xfe00, 0xfe80, 0xfec0, 0xff00, 0xff40, 0xff80, 0xffc0};
 
-// e8m0 of sixteen rows to what is subtracted from both words of a dword: 253 - e in the exponent. 2 to 253 is
-// what there is room for. Tells the rows above that: a damaged file's (255 is a NaN by the format).
-inline __mmask16 scale_words(const uint8_t* bytes, uint32_t* down) {
-  const V e = _mm512_cvtepu8_epi32(Simd::load128(bytes)), most = _mm512_set1_epi32(253);
-  const V minus = _mm512_sub_epi32(most, _mm512_min_epu32(_mm512_max_epu32(e, _mm512_set1_epi32(2)), most));
-  _mm512_store_si512(down, _mm512_or_si512(_mm512_slli_epi32(minus, 7), _mm512_slli_epi32(minus, 23)));
-  return _mm512_cmpgt_epu32_mask(e, most);
+// Where the sixteen bytes of one of four blocks go: to the upper byte of both words of a dword each.
+struct ScalePlaces {
+  uint8_t at[4][64];
+};
+constexpr ScalePlaces make_scale_places() {
+  ScalePlaces places{};
+  for (int block = 0; block < 4; ++block) {
+    for (int byte = 0; byte < 64; ++byte)
+      places.at[block][byte] = static_cast<uint8_t>(16 * block + byte / 4);
+  }
+  return places;
+}
+alignas(64) constexpr ScalePlaces kScalePlaces = make_scale_places();
+
+// e8m0 of sixteen rows of four blocks, [block][row], to what is subtracted from both words of a dword of a
+// block, 253 - e in the exponent: block b to down[2 b]. 2 to 253 is what there is room for. Tells the rows
+// above that, [block][row]: a damaged file's (255 is a NaN by the format).
+[[gnu::always_inline]] inline __mmask64 scale_words(V e, uint32_t (*down)[16]) {
+  const V most = bytes_of(253);
+  const V minus = _mm512_sub_epi8(most, _mm512_min_epu8(_mm512_max_epu8(e, bytes_of(2)), most));
+  unroll<4>([&](auto b) __attribute__((always_inline)) {
+    const V upper = _mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaa, load512(kScalePlaces.at[b]), minus);
+    _mm512_store_si512(down[2 * b], _mm512_srli_epi16(upper, 1));
+  });
+  return _mm512_cmpgt_epu8_mask(e, most);
 }
 
 // The order of the columns of a block in a tile, which is how the nibbles of a GGUF block fall: byte i holds
@@ -90,6 +112,7 @@ struct TileScales {
   static constexpr int kStep = TilePairOf<Format>::kScaleStep;
   alignas(64) uint32_t down[kScaleBlocks][16];
   __mmask16 damaged[kScaleBlocks];
+  bool any_damaged;
 
   // Of `count` blocks of rows [row, row + rows); the last is repeated.
   [[gnu::noinline]] void take(const MatrixView& w, int64_t row, int64_t rows, int64_t first, int64_t count) {
@@ -98,18 +121,25 @@ struct TileScales {
     for (int64_t r = 0; r < 16; ++r) {
       from[r] = (Format::kSplit ? w.scales : w.data) + (row + (r < rows ? r : rows - 1)) * apart;
     }
-    alignas(64) uint8_t bytes[kScaleBlocks][16];  // of blocks 0 2 4 6 1 3 5 7
+    V even, odd;  // [block / 2][row]
     if (count == kScaleBlocks) {
       const V low = eight_rows_of_scales<kStep>(from, first * kStep);
       const V high = eight_rows_of_scales<kStep>(from + 8, first * kStep);
-      _mm512_store_si512(bytes, _mm512_unpacklo_epi64(low, high));
-      _mm512_store_si512(bytes + 4, _mm512_unpackhi_epi64(low, high));
+      even = _mm512_unpacklo_epi64(low, high);
+      odd = _mm512_unpackhi_epi64(low, high);
     } else {
+      alignas(64) uint8_t bytes[2][kScaleBlocks / 2][16] = {};
       for (int64_t b = 0; b < count; ++b) {
-        for (int64_t r = 0; r < 16; ++r) bytes[b / 2 + b % 2 * 4][r] = from[r][(first + b) * kStep];
+        for (int64_t r = 0; r < 16; ++r) bytes[b % 2][b / 2][r] = from[r][(first + b) * kStep];
       }
+      even = load512(bytes[0]);
+      odd = load512(bytes[1]);
     }
-    for (int64_t b = 0; b < count; ++b) damaged[b] = scale_words(bytes[b / 2 + b % 2 * 4], down[b]);
+    const __mmask64 of_even = scale_words(even, down), of_odd = scale_words(odd, down + 1);
+    any_damaged = (of_even | of_odd) != 0;
+    for (int64_t b = 0; b < kScaleBlocks; ++b) {
+      damaged[b] = static_cast<__mmask16>((b % 2 == 0 ? of_even : of_odd) >> (16 * (b / 2)));
+    }
   }
 };
 
@@ -145,17 +175,17 @@ struct TileWeights {
       const V words = _mm512_permutexvar_epi16(Pair::template indices<p>(t), table);
       _mm512_store_si512(to[p], _mm512_subs_epu16(words, minus));
     });
-    if (scales.damaged[at] != 0) [[unlikely]]
+    if (scales.any_damaged) [[unlikely]]
       damage(scales.damaged[at], to);
   }
 };
 
-// 32 rows of weights as tiles, a ring of blocks. A chunk of kOpenBlocks is used by every pair of groups of
-// activations, whose sums, 4 KiB, are loaded and stored once for 72 products; kAheadBlocks are opened before
-// the first of them is multiplied: a tile is not loaded from stores that have not left the processor. 40 KiB
-// of the first-level cache: 24 KiB would leave it more room, but loads and stores of sums cost as much as
-// those of anything else (docs/kernels/x86_matmul.md).
-constexpr int64_t kOpenBlocks = 18, kAheadBlocks = 2;
+// 32 rows of weights as tiles, a ring of blocks. A chunk of kOpenBlocks is used by every group of
+// activations, whose sums, 2 KiB, are loaded and stored once for 18 products; kAheadBlocks is opened before
+// the first of them is multiplied: a tile is not loaded from stores that have not left the processor. One and
+// not two of them, 4 KiB: a load waits for a store whose address has the same lower twelve bits. 20 KiB in
+// all, for a busy other thread takes half of the first-level cache.
+constexpr int64_t kOpenBlocks = 9, kAheadBlocks = 1;
 struct OpenedTiles {
   alignas(64) uint16_t words[kOpenBlocks + kAheadBlocks][2][16][32];  // [block][group][pair][row, 2]
   uint16_t (*block(int64_t i))[16][32] { return words[i % (kOpenBlocks + kAheadBlocks)]; }
@@ -175,21 +205,19 @@ class RowOpener {
         alone_(alone),
         ahead_(w, row + rows, 32, blocks_) {}
 
-  // quarter(0) to quarter(3) are called on the way.
-  template <class Quarter>
-  [[gnu::always_inline]] void open(int64_t block, uint16_t (*to)[16][32], Quarter quarter) {
+  // half(0) and half(1) are called on the way.
+  template <class Half>
+  [[gnu::always_inline]] void open(int64_t block, uint16_t (*to)[16][32], Half half) {
     ahead_.ask();
     if (alone_) ask_own(block);
     ask_near(block);
     if (block % kScaleBlocks == 0) take_scales(block);
     if (rows_ >= 32) {
-      weights_[0].template open<true>(w_, row_, 16, block, to[0], [&] { quarter(Index<0>{}); });
-      quarter(Index<1>{});
-      weights_[1].template open<true>(w_, row_ + 16, 16, block, to[1], [&] { quarter(Index<2>{}); });
-      quarter(Index<3>{});
+      weights_[0].template open<true>(w_, row_, 16, block, to[0], [&] { half(Index<0>{}); });
+      weights_[1].template open<true>(w_, row_ + 16, 16, block, to[1], [&] { half(Index<1>{}); });
     } else {
       open_short(block, to);
-      unroll<4>(quarter);
+      unroll<2>(half);
     }
   }
 
@@ -235,7 +263,7 @@ class RowOpener {
   TileWeights<Format> weights_[2];  // of sixteen rows each
 };
 
-// Tiles 0 to 3 are sums [activations][weights], of activations 4 and weights 6, 4 and 7, 5 and 6, 5 and 7.
+// Tiles 0 and 1 are sums [activations][weights], 4 is a tile of activations, 6 one of weights.
 inline void configure_bf16(int64_t height) {
   TileConfig config;
   for (int t = 0; t < 8; ++t) {
@@ -252,124 +280,91 @@ struct TileRows {
   int64_t step;
 };
 
-// Six multiplications that nobody waits for, behind every product. Where a processor's other thread is busy,
-// tile instructions that are issued as fast as they come hold each other up, and take less time with
-// something else between them; undisturbed they leave the tile unit as busy as it was
-// (docs/kernels/x86_matmul.md).
-[[gnu::always_inline]] inline void space_out() {
-#if defined(__x86_64__)
-  uint64_t x = 1;
-  asm volatile("imul %0, %0\n\timul %0, %0\n\timul %0, %0\n\timul %0, %0\n\timul %0, %0\n\timul %0, %0"
-               : "+r"(x));
-#endif
-}
-
-// Product kQuarter of the four of a block, all loads with the first; two where there is one group of
-// activations.
-template <bool kTwo, int kQuarter>
-[[gnu::always_inline]] inline void multiply_quarter(const uint16_t (*w)[16][32], TileRows a, TileRows b,
-                                                    int64_t block) {
-  if constexpr (kQuarter == 0) {
+// Product kHalf of the two of a block.
+template <int kHalf>
+[[gnu::always_inline]] inline void multiply_half(const uint16_t (*w)[16][32], TileRows a, int64_t block) {
+  if constexpr (kHalf == 0) {
     _tile_loadd(4, a.at + block * a.step, 64);
     _tile_loadd(6, w[0], 64);
-    _tile_loadd(7, w[1], 64);
-    if constexpr (kTwo) _tile_loadd(5, b.at + block * b.step, 64);
     _tile_dpbf16ps(0, 4, 6);
-  } else if constexpr (kQuarter == 1) {
-    _tile_dpbf16ps(1, 4, 7);
-  } else if constexpr (kTwo && kQuarter == 2) {
-    _tile_dpbf16ps(2, 5, 6);
-  } else if constexpr (kTwo) {
-    _tile_dpbf16ps(3, 5, 7);
+  } else {
+    _tile_loadd(6, w[1], 64);
+    _tile_dpbf16ps(1, 4, 6);
   }
-  if constexpr (kTwo || kQuarter < 2) space_out();
 }
 
-// One or two groups of activations by blocks [first, first + count); on the way blocks [open, open_end) are
-// opened, one with every block, the products strewn among its rows: behind a whole block's opening the
-// processor does not see them, and the tile unit stands still.
-template <bool kTwo, class Format>
+// A group of activations by blocks [first, first + count); on the way blocks [open, open_end) are opened, one
+// with every block, the products strewn among its rows: behind a whole block's opening the processor does not
+// see them, and the tile unit stands still.
+template <class Format>
 void multiply_opened(RowOpener<Format>& opener, OpenedTiles& w, int64_t first, int64_t count, int64_t open,
-                     int64_t open_end, TileRows a, TileRows b) {
+                     int64_t open_end, TileRows a) {
   int64_t i = first;
   for (; i < first + count && open < open_end; ++i, ++open) {
     const auto* mine = w.block(i);
     opener.open(
-        open, w.block(open), [&](auto quarter) __attribute__((always_inline)) {
+        open, w.block(open), [&](auto half) __attribute__((always_inline)) {
           stores_are_done();
-          multiply_quarter<kTwo, quarter>(mine, a, b, i);
+          multiply_half<half>(mine, a, i);
         });
   }
   stores_are_done();
   for (; i < first + count; ++i) {
     const auto* mine = w.block(i);
-    unroll<4>([&](auto quarter)
-                  __attribute__((always_inline)) { multiply_quarter<kTwo, quarter>(mine, a, b, i); });
+    multiply_half<0>(mine, a, i);
+    multiply_half<1>(mine, a, i);
   }
 }
 
-using TileSums = float[4][16][16];
+using TileSums = float[2][16][16];
 
 inline void load_sums(bool fresh, const TileSums& sums) {
   if (fresh) {
     _tile_zero(0);
     _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
   } else {
     _tile_loadd(0, sums[0], 64);
     _tile_loadd(1, sums[1], 64);
-    _tile_loadd(2, sums[2], 64);
-    _tile_loadd(3, sums[3], 64);
   }
 }
-inline void store_sums(bool two, TileSums& sums) {
+inline void store_sums(TileSums& sums) {
   _tile_stored(0, sums[0], 64);
   _tile_stored(1, sums[1], 64);
-  if (!two) return;
-  _tile_stored(2, sums[2], 64);
-  _tile_stored(3, sums[3], 64);
 }
 
-constexpr int64_t kTilePairs = kPassRows / 32;
+constexpr int64_t kTileGroups = kPassRows / kTileHeight;
 
-// Up to kPassRows / 16 groups of activations of up to `height` rows, tiles at `x` (kernel_table.h), by up to
+// Up to kTileGroups groups of activations of up to `height` rows, tiles at `x` (kernel_table.h), by up to
 // 32 rows of weights.
 template <class Format>
 void bf16_rows(RowOpener<Format>& opener, int64_t num_rows, int64_t blocks, const uint8_t* x, int64_t num_m,
                int64_t height, float* out, int64_t out_stride, OpenedTiles& opened, TileSums* sums) {
-  const int64_t groups = (num_m + height - 1) / height, pairs = (groups + 1) / 2;
+  const int64_t groups = (num_m + height - 1) / height;
   const auto rows_of = [&](int64_t group) {
     return num_m - height * group < height ? num_m - height * group : height;
   };
-  const auto tiles_of = [&](int64_t group) -> TileRows {
-    return {x + group * height * blocks * 64, 64 * rows_of(group)};
-  };
-  const bool keep = pairs == 1;  // in their tiles
-  int64_t open = 0;              // the next block to be opened
+  const bool keep = groups == 1;  // in their tiles
+  int64_t open = 0;               // the next block to be opened
   for (; open < kAheadBlocks && open < blocks; ++open) opener.open(open, opened.block(open), [](auto) {});
   for (int64_t block = 0; block < blocks; block += kOpenBlocks) {
     const int64_t end = block + kOpenBlocks < blocks ? block + kOpenBlocks : blocks;
-    for (int64_t p = 0; p < pairs; ++p) {
-      const bool two = 2 * p + 1 < groups;
-      const TileRows a = tiles_of(2 * p), b = two ? tiles_of(2 * p + 1) : a;
-      // The first pair opens what is left of the chunk, the last one the beginning of the next.
-      int64_t open_end = p == 0 ? end : open;
-      if (p == pairs - 1) open_end = end + kAheadBlocks < blocks ? end + kAheadBlocks : blocks;
-      if (!keep || block == 0) load_sums(block == 0, sums[p]);
-      two ? multiply_opened<true>(opener, opened, block, end - block, open, open_end, a, b)
-          : multiply_opened<false>(opener, opened, block, end - block, open, open_end, a, b);
+    for (int64_t group = 0; group < groups; ++group) {
+      const TileRows a{x + group * height * blocks * 64, 64 * rows_of(group)};
+      // The first group opens what is left of the chunk, the last one the beginning of the next.
+      int64_t open_end = group == 0 ? end : open;
+      if (group == groups - 1) open_end = end + kAheadBlocks < blocks ? end + kAheadBlocks : blocks;
+      if (!keep || block == 0) load_sums(block == 0, sums[group]);
+      multiply_opened(opener, opened, block, end - block, open, open_end, a);
       open = open_end;
-      if (!keep || end == blocks) store_sums(two, sums[p]);
+      if (!keep || end == blocks) store_sums(sums[group]);
     }
   }
   stores_are_done();
   for (int64_t group = 0; group < groups; ++group, out += height * out_stride) {
     for (int64_t g = 0; g < 2 && 16 * g < num_rows; ++g) {
       const __mmask16 lanes = first_lanes(num_rows - 16 * g);
-      const float(*from)[16] = sums[group / 2][group % 2 * 2 + g];
       for (int64_t r = 0; r < rows_of(group); ++r) {
-        _mm512_mask_storeu_ps(out + r * out_stride + 16 * g, lanes, Simd::load(from[r]));
+        _mm512_mask_storeu_ps(out + r * out_stride + 16 * g, lanes, Simd::load(sums[group][g][r]));
       }
     }
   }
@@ -379,8 +374,8 @@ template <class Format>
 void bf16_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
                  float* out, int64_t out_stride) {
   OpenedTiles opened;
-  alignas(64) TileSums sums[kTilePairs];
-  const int64_t blocks = w.cols / kQuantBlock, pass = 2 * kTilePairs * x.height;
+  alignas(64) TileSums sums[kTileGroups];
+  const int64_t blocks = w.cols / kQuantBlock, pass = kTileGroups * x.height;
   configure_bf16(x.height);
   for (int64_t m = 0; m < num_m; m += pass) {
     const int64_t count_m = num_m - m < pass ? num_m - m : pass;

@@ -171,19 +171,11 @@ inline void dims_in_order(float* values, int32_t dims) {
 
 template <int kTile>
 [[gnu::always_inline]] inline void bf16_product(const uint16_t* b) {  // with tile 4
-  if constexpr (kTile == 0) {
-    _tile_loadd(5, b, 64);
-    _tile_dpbf16ps(0, 4, 5);
-  } else if constexpr (kTile == 1) {
-    _tile_loadd(6, b, 64);
-    _tile_dpbf16ps(1, 4, 6);
-  } else if constexpr (kTile == 2) {
-    _tile_loadd(5, b, 64);
-    _tile_dpbf16ps(2, 4, 5);
-  } else {
-    _tile_loadd(6, b, 64);
-    _tile_dpbf16ps(3, 4, 6);
-  }
+  _tile_loadd(5, b, 64);
+  if constexpr (kTile == 0) _tile_dpbf16ps(0, 4, 5);
+  if constexpr (kTile == 1) _tile_dpbf16ps(1, 4, 5);
+  if constexpr (kTile == 2) _tile_dpbf16ps(2, 4, 5);
+  if constexpr (kTile == 3) _tile_dpbf16ps(3, 4, 5);
 }
 inline void zero_sums() {
   _tile_zero(0);
