@@ -189,6 +189,9 @@ struct SharedRows {
 // How many rows share loads: sixteen registers of sums where registers hold four floats.
 template <class Kv>
 inline constexpr int kSharedRows = Simd::kAttendRows;
+// Whether loops over so many rows ask for the next tile's lines, a few with every step.
+template <class Kv>
+inline constexpr bool kLoopsAsk = kAtOnce > 1;
 
 #if defined(__ARM_FEATURE_DOTPROD)
 #include "backend/cpu/kernels_attention_neon.h"
@@ -311,9 +314,10 @@ inline AttendSpan head_of(const AttendSpan& s, int32_t h) {
   return head;
 }
 
-// attend_one(tile) for the tiles of a span, in order.
+// attend_one(tile) for the tiles of a span, in order. loops_ask: attend_one asks for the lines of tile.next.
 template <class AttendOne>
-[[gnu::always_inline]] inline void each_tile(const AttendSpan& s, const AttendOne& attend_one) {
+[[gnu::always_inline]] inline void each_tile(const AttendSpan& s, bool loops_ask,
+                                             const AttendOne& attend_one) {
   int32_t first = INT32_MAX, last = 0;
   for (int r = 0; r < s.rows; ++r) {
     if (s.first[r] >= s.last[r]) continue;
@@ -324,8 +328,8 @@ template <class AttendOne>
   for (int32_t start = first / kTileTokens * kTileTokens; start < last; start += kTileTokens) {
     Tile tile{start, clip(first - start) / kLanes, (clip(last - start) + kLanes - 1) / kLanes, {}, {}, {}};
     tile.cold = start <= first && !s.asked;
-    // The next tiles' blocks lie elsewhere in the pool: ask for them while this one is computed. Where a core
-    // is fast, its loops do so, a line at a time: all at once they would keep its own loads waiting.
+    // The next tiles' blocks lie elsewhere in the pool: ask for them while this one is computed. Loops may do
+    // so, a line at a time: all at once they would keep a core's own loads waiting.
     constexpr int32_t kBlocks = kTileTokens / kLanes;
     for (int32_t b = 0; b < kBlocks; ++b) {
       const auto block = [&](int32_t tiles) -> const uint8_t* {
@@ -334,13 +338,13 @@ template <class AttendOne>
         return at < end ? nullptr : s.after[(at - end) / kLanes];  // behind the span
       };
       const uint8_t *next = block(1), *far = kAtOnce > 1 ? block(2) : nullptr;
-      if (kAtOnce == 1 && next != nullptr) ask_block(s, next);
+      if (!loops_ask && next != nullptr) ask_block(s, next);
       if (b < tile.lo || b >= tile.hi) continue;
       tile.block[b] = block(0);
       tile.next[b] = next != nullptr ? next : tile.block[b];
       tile.far[b] = far != nullptr ? far : tile.block[b];
     }
-    if (kAtOnce > 1 && tile.cold) {
+    if (loops_ask && tile.cold) {
       for (int32_t b = tile.lo; b < tile.hi; ++b) ask_block(s, tile.block[b]);
     }
     attend_one(tile);
@@ -349,9 +353,10 @@ template <class AttendOne>
 
 template <class Kv>
 void attend(const AttendSpan& s) {
+  const bool loops_ask = kLoopsAsk<Kv> && (kAtOnce > 1 || s.rows >= kSharedRows<Kv>);
   if (s.heads == 1) {
     begin_rows(s);
-    each_tile(s, [&](const Tile& tile) { attend_tile<Kv>(s, tile); });
+    each_tile(s, loops_ask, [&](const Tile& tile) { attend_tile<Kv>(s, tile); });
     end_rows(s);
     return;
   }
@@ -360,7 +365,7 @@ void attend(const AttendSpan& s) {
     heads[h] = head_of(s, h);
     begin_rows(heads[h]);
   }
-  each_tile(s, [&](const Tile& tile) {
+  each_tile(s, loops_ask, [&](const Tile& tile) {
     for (int32_t h = 0; h < s.heads; ++h) attend_tile<Kv>(heads[h], tile);
   });
   for (int32_t h = 0; h < s.heads; ++h) end_rows(heads[h]);

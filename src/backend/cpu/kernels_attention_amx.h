@@ -424,7 +424,7 @@ void attend_by_tiles(const AttendSpan& s) {
   stores_are_done();
   _tile_loadconfig(&config);
   const bool one_set = s.rows == kSetRows && s.head_dim == kDecodeDim;
-  each_tile(s, [&](const Tile& tile) {
+  each_tile(s, true, [&](const Tile& tile) {
     if (one_set) {
       const SetRows rows(s, tile, 0);
       if (rows.whole) {

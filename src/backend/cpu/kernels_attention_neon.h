@@ -23,6 +23,8 @@ inline V8 load8(LoadBF16, const uint16_t* p) {
 
 template <class Load>
 inline constexpr int kSharedRows<KvFloat<Load>> = 8;
+template <class Load>
+inline constexpr bool kLoopsAsk<KvFloat<Load>> = true;
 
 template <class Load>
 struct SharedRows<KvFloat<Load>, 8> {
@@ -36,18 +38,37 @@ struct SharedRows<KvFloat<Load>, 8> {
     });
   }
 
+  // The next tile's lines are asked for by the loops of the first eight rows, one with every four dimensions
+  // or tokens: of keys as many as there are steps over a block, and of values.
+  static constexpr int32_t kAskedBytes = 64 * static_cast<int32_t>(sizeof(Stored)) / 2;
+  [[gnu::always_inline]] static void ask(const uint8_t* at) {
+    for (int32_t line = 0; line < kAskedBytes; line += 64) __builtin_prefetch(at + line, 0, 3);
+    asm volatile("");  // g++ takes a function that only asks for one that does nothing
+  }
+
   static void score_tile(const AttendSpan& s, const Tile& tile, int row, float* scores, int64_t stride) {
     for (int32_t b = tile.lo; b < tile.hi; ++b) {
-      score_block(s, row, tile.block[b] + s.key_offset, scores + b * kLanes, stride);
+      const uint8_t *keys = tile.block[b] + s.key_offset, *next = tile.next[b] + s.key_offset;
+      if (row == 0) {
+        score_block<true>(s, row, keys, next, scores + b * kLanes, stride);
+      } else {
+        score_block<false>(s, row, keys, next, scores + b * kLanes, stride);
+      }
     }
   }
-  static void score_block(const AttendSpan& s, int row, const uint8_t* keys, float* scores, int64_t stride) {
+  template <bool kAsk>
+  static void score_block(const AttendSpan& s, int row, const uint8_t* keys, const uint8_t* next,
+                          float* scores, int64_t stride) {
     for (int half = 0; half < kLanes; half += 8) {
       const Stored* k = reinterpret_cast<const Stored*>(keys) + half;
       float32x4_t acc[8][2];
       unroll<8>([&](auto r) { acc[r][0] = acc[r][1] = vdupq_n_f32(0.0f); });
       int32_t d = 0;
       for (; d + 4 <= s.head_dim; d += 4) {
+        if constexpr (kAsk) {
+          ask(next);
+          next += kAskedBytes;
+        }
         float32x4_t q[8];
         unroll<8>([&](auto r) { q[r] = vld1q_f32(s.query[row + r] + d); });
         unroll<4>([&](auto i) { add(acc, load8(Load{}, k + (d + i) * kLanes), q, i); });
@@ -86,10 +107,16 @@ struct SharedRows<KvFloat<Load>, 8> {
         unroll<8>([&](auto r) { p[r] = vdupq_n_f32(weights[r * stride + t]); });
         add(acc, value(t, c), p, Index<0>{});
       }
-      for (; t + 4 <= to; t += 4) {
+      for (; t + 4 <= to; t += 4) {  // of one block
+        const auto block = static_cast<uint32_t>(t) / kLanes, first = static_cast<uint32_t>(t) % kLanes;
+        if (row == 0) {
+          const uint32_t step = static_cast<uint32_t>(c) / 8 * (kLanes / 4) + first / 4;
+          ask(tile.next[block] + s.value_offset + step * kAskedBytes);
+        }
+        const auto* v = reinterpret_cast<const Stored*>(tile.block[block] + s.value_offset) + first * dim + c;
         float32x4_t p[8];
         unroll<8>([&](auto r) { p[r] = vld1q_f32(weights + r * stride + t); });
-        unroll<4>([&](auto i) { add(acc, value(t + i, c), p, i); });
+        unroll<4>([&](auto i) { add(acc, load8(Load{}, v + i * dim), p, i); });
       }
       for (; t < to; ++t) {
         float32x4_t p[8];
