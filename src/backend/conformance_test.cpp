@@ -583,9 +583,17 @@ void compare_attention(Backend& device, const AttentionCase& c, const std::strin
     const double norm = largest * largest * c.head_dim / 4;  // sum |q||k| of normal numbers, generously
     const double score_error = scale * norm * (kv_eps / 2 + kEps * (c.head_dim + 16));
     const double bound = 6.0 * (std::expm1(2 * score_error) + kv_eps + kEps * 200);
-    expect_within(pair.got->read_slot(Slot::kAttention), pair.want->read_slot(Slot::kAttention),
-                  std::vector<double>(q.size(), bound), label);
+    const std::vector<float> got = pair.got->read_slot(Slot::kAttention),
+                             want = pair.want->read_slot(Slot::kAttention);
+    expect_within(got, want, std::vector<double>(q.size(), bound), label);
     if (::testing::Test::HasFatalFailure()) return;
+    // That bound is of the worst case, and wide where the cache rounds: on average results are much nearer.
+    double error = 0, size = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      error += std::pow(static_cast<double>(got[i]) - want[i], 2);
+      size += std::pow(static_cast<double>(want[i]), 2);
+    }
+    EXPECT_LT(std::sqrt(error / size), c.kv_type == DType::kF32 ? 1e-5 : 0.02) << label;
     for (int s = 0; s < 3; ++s) sequences[s].length += step[s];
   }
 }

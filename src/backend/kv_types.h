@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -35,6 +36,12 @@ inline std::string_view kv_type_name(DType type) {
     if (known.type == type) return known.name;
   }
   return info(type).name;
+}
+
+// Names what the bytes of a block mean, for caches that outlive the process: a number is added where they
+// move.
+inline std::string kv_layout_name(DType type) {
+  return std::string(info(type).name) + (type == DType::kQ8_0 ? " 2" : "");
 }
 
 // Bytes of one token's head, key or value, all devices alike: a block is 16 of them per head.

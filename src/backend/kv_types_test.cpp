@@ -87,6 +87,12 @@ TEST(KvTypes, DamageStaysVisible) {
   }
 }
 
+// An int8 block of before, read as one of now, would be nonsense: its name must not be the same.
+TEST(KvTypes, LayoutsHaveNamesOfTheirOwn) {
+  EXPECT_EQ(kv_layout_name(DType::kBF16), info(DType::kBF16).name);
+  EXPECT_NE(kv_layout_name(DType::kQ8_0), info(DType::kQ8_0).name);
+}
+
 TEST(KvTypes, BytesOfAHead) {
   EXPECT_EQ(kv_head_bytes(DType::kBF16, 64), 128u);
   EXPECT_EQ(kv_head_bytes(DType::kF8E4M3, 64), 65u);

@@ -126,9 +126,9 @@ std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOpt
   cache.element_bytes = bytes_of(r->spec_.kv_type, 1);  // 0 for a type of blocks
   cache.table_tokens = r->spec_.max_context;
   // The order of bytes in a block is the device's own, and so are the last bits of a number.
-  cache.identity =
-      fmt::format("{} {} {} {} {}", checkpoint_identity(r->checkpoint_, config), info(r->spec_.kv_type).name,
-                  r->backend_->name(), r->backend_->isa(), options.quantized_to);
+  cache.identity = fmt::format("{} {} {} {} {}", checkpoint_identity(r->checkpoint_, config),
+                               kv_layout_name(r->spec_.kv_type), r->backend_->name(), r->backend_->isa(),
+                               options.quantized_to);
   r->cache_ = std::make_unique<kv::Cache>(std::move(cache), *r->store_);
   if (options.lock) lock_memory();
   return r;

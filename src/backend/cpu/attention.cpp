@@ -1,7 +1,7 @@
 // Rope, the paged KV pools and attention.
 //
 // A block of a group lies as [layer][key, value][kv_head], each a run of 16 * head_dim: keys transposed
-// [head_dim][16], values [16][head_dim] (kernel_table.h says why).
+// [head_dim][16], values [16][head_dim] (kernel_table.h says why; int8 is another matter).
 //
 // A task is a tile of query tokens and one KV head. Its context is cut into spans of 512 positions, counted
 // from the sequence's start; each span gives a partial softmax, and partials are merged in order. A step with
@@ -20,21 +20,29 @@
 namespace millrace::cpu {
 namespace {
 
-// One token's head of keys (at token, stride 16) or values (at token * count, stride 1) into the cache.
-void store_int8(const float* x, int64_t count, uint8_t* to, int32_t token, int64_t at, int64_t stride) {
+// One token's head into an int8 cache: scales [count / 32][16], then codes, of keys [count / 4][16][4] and of
+// values [4][count][4 tokens] (kernels_attention_int8.h).
+void store_int8(const float* x, int64_t count, uint8_t* to, int32_t token, bool values) {
+  constexpr int64_t kTogether = 4;
   auto* scales = reinterpret_cast<uint16_t*>(to);
-  auto* out = reinterpret_cast<int8_t*>(scales + count / kKvScaleDims * kBlockTokens) + at;
+  auto* out = reinterpret_cast<int8_t*>(scales + count / kKvScaleDims * kBlockTokens);
+  out += values ? token / kTogether * count * kTogether + token % kTogether : token * kTogether;
   for (int64_t d = 0; d < count; d += kKvScaleDims) {
     int8_t codes[kKvScaleDims];
     scales[d / kKvScaleDims * kBlockTokens + token] = to_int8_codes(x + d, codes);
-    for (int64_t i = 0; i < kKvScaleDims; ++i) out[(d + i) * stride] = codes[i];
+    for (int64_t i = 0; i < kKvScaleDims; i += kTogether) {
+      for (int64_t j = 0; j < kTogether; ++j) {
+        out[values ? (d + i + j) * kTogether : (d + i) * kBlockTokens + j] = codes[i + j];
+      }
+    }
   }
 }
 
+// One token's head of keys (at token, stride 16) or values (at token * count, stride 1) into the cache.
 void store_head(DType type, const float* x, int64_t count, uint8_t* to, int32_t token, int64_t at,
                 int64_t stride) {
   if (type == DType::kQ8_0) {
-    store_int8(x, count, to, token, at, stride);
+    store_int8(x, count, to, token, stride == 1);
     return;
   }
   if (type == DType::kF8E4M3) {  // scales [16] first
@@ -169,6 +177,10 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
       for (int64_t h = 0; h < spec_.kv_heads; ++h) {
         rotate(work_->key + row * work_->kv_cols + h * spec_.head_dim, c, s, half, op.interleaved);
       }
+      if (spec_.kv_type == DType::kQ8_0) {
+        kernels_.quantize(work_->query + row * work_->query_cols, work_->query_cols,
+                          work_->blocks + row * (work_->query_cols / kQuantBlock));
+      }
       append(place, group, row);
     }
   });
@@ -220,11 +232,14 @@ void CpuExecutor::attend_span(const Attend& op, const SpanTask& task, const Span
   const KvPlace place = place_of(op.layer);
   visible(op, tile, span, own_scratch.first, own_scratch.last);
   const float** query = own_scratch.query;
+  const ActivationBlock** blocks = own_scratch.query_blocks;
   for (int h = kv_head; h < kv_head + heads; ++h) {
     for (int32_t i = 0; i < tile.num_tokens; ++i) {
-      const float* q = work_->query + (s.first_row + tile.first_token + i) * work_->query_cols;
+      const int64_t row = (s.first_row + tile.first_token + i) * work_->query_cols;
       for (int32_t g = 0; g < work_->group_size; ++g) {
-        *query++ = q + (static_cast<int64_t>(h) * work_->group_size + g) * spec_.head_dim;
+        const int64_t at = row + (static_cast<int64_t>(h) * work_->group_size + g) * spec_.head_dim;
+        *query++ = work_->query + at;
+        *blocks++ = work_->blocks + at / kQuantBlock;  // of an int8 cache alone
       }
     }
   }
@@ -239,6 +254,7 @@ void CpuExecutor::attend_span(const Attend& op, const SpanTask& task, const Span
   args.padded_dim = static_cast<int32_t>(work_->padded_dim);
   args.rows = tile.num_tokens * work_->group_size;
   args.query = own_scratch.query;
+  args.query_blocks = own_scratch.query_blocks;
   args.first = own_scratch.first;
   args.last = own_scratch.last;
   args.scale = op.scale;
@@ -373,7 +389,7 @@ void CpuExecutor::attend_planned(const Attend& op) {
     return {work_->split.largest + at, work_->split.sum + at, work_->split.values + at * work_->padded_dim};
   };
   // Some heads of a span at a time.
-  const int64_t together = std::min<int64_t>(heads, kernels_.attend_heads);
+  const int64_t together = std::min<int64_t>(heads, kernels_.attend_heads[kv_kernel(spec_.kv_type)]);
   const int64_t head_groups = tasks_for(heads, together), parts = num_tiles_ * head_groups * most_spans;
   const auto span_task = [&](int64_t index) -> SpanTask {  // no tile: nothing to do
     const int64_t group = index / most_spans, head = group % head_groups * together;

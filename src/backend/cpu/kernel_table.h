@@ -12,6 +12,8 @@
 //     acc = fma(m_w, d_x * float(sum of the block's codes), acc), block by block in order. So the order of
 //     float operations does not depend on the width of a vector.
 //   - Attention: scores are sums over the head's dimensions in order, one lane per token of a 16-token block.
+//   Over
+//     an int8 cache they are sums of integers, exact in any order (kernels_attention_int8.h).
 //   - exp is a polynomial of our own in fused multiply-adds; division and square root are IEEE's.
 //   - Formats with a tile_matmul (MXFP4 in `amx`, nowhere else) meet activations whose scales are powers of
 //     two. Then everything that is multiplied is an integer times a power of two, exact in bf16, a block's
@@ -154,8 +156,7 @@ inline constexpr int32_t kSpanTokens = 512;
 // `rows` queries that read the same head of keys and values over one span of positions. Leaves, per row, the
 // largest score, the sum of exp(score - largest) and the values so weighted; rows that see nothing are left
 // alone. Keys lie transposed, [head_dim][16], so that a vector holds one dimension of a block's 16 tokens;
-// values lie [16][head_dim]. kInt8 keeps f16 scales [head_dim / 32][16] before either, kFp8
-// e8m0 scales [16].
+// values lie [16][head_dim]; kFp8 keeps e8m0 scales [16] before either. kInt8: kernels_attention_int8.h.
 struct AttendSpan {
   const uint8_t* pool;  // the group's blocks
   int64_t block_bytes;
@@ -164,8 +165,9 @@ struct AttendSpan {
   int64_t head_bytes;                // of one head's keys, or values, in a block
   int32_t head_dim, padded_dim;      // padded_dim: rounded up to kLanes
   int32_t rows;
-  const float* const* query;  // [rows] -> [head_dim]
-  const int32_t* first;       // [rows]: positions [first, last) are seen, already cut to this span
+  const float* const* query;                   // [rows] -> [head_dim]
+  const ActivationBlock* const* query_blocks;  // the same for kInt8: [rows] -> [head_dim / 32]
+  const int32_t* first;  // [rows]: positions [first, last) are seen, already cut to this span
   const int32_t* last;
   float scale;
   float* largest;  // [rows]
@@ -215,8 +217,9 @@ struct KernelTable {
   void (*to_cells)(const float* x, int64_t cols, ActivationCell* cells, int64_t row,
                    int64_t height) = nullptr;
 
-  // KV heads that a thread attends to together where a context is shared by threads.
-  int32_t attend_heads = 1;
+  // KV heads of a cache of each type that a thread attends to together where a context is shared by threads.
+  int32_t attend_heads[static_cast<int>(KvType::kCount)] = {1, 1, 1, 1, 1};
+  constexpr void attend_together(KvType type, int32_t heads) { attend_heads[static_cast<int>(type)] = heads; }
 
   // For formats of powers of two: products of many rows with bf16 tiles; `matmul` then takes binary blocks.
   MatmulFn tile_matmul[static_cast<int>(Format::kCount)] = {};

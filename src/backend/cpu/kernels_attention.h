@@ -20,6 +20,7 @@ struct Tile {
 // How a cache is read: key() gives dimension d of a block's 16 tokens, value() dimensions [c, c + 16) of one.
 template <class Load>
 struct KvFloat {
+  static constexpr bool kIntegers = false;
   using Stored = typename Load::Stored;
   static V16 key(const uint8_t* head, int32_t, int32_t d) {
     return Load::load(reinterpret_cast<const Stored*>(head) + d * kLanes);
@@ -35,14 +36,6 @@ V16 widen16(const uint8_t* p, Convert convert) {
   float wide[kLanes];
   for (int i = 0; i < kLanes; ++i) wide[i] = convert(p[i]);
   return S::load(wide);
-}
-template <class S>
-V16 load_int8(const uint8_t* p) {
-  if constexpr (requires { S::widen_int8(p); }) {
-    return S::widen_int8(p);
-  } else {
-    return widen16<S>(p, [](uint8_t x) { return static_cast<float>(static_cast<int8_t>(x)); });
-  }
 }
 template <class S>
 V16 load_e4m3(const uint8_t* p) {
@@ -64,26 +57,8 @@ V16 load_e4m3(const uint8_t* p) {
   }
 }
 
-struct KvInt8 {
-  static constexpr int32_t kScaleDims = 32;
-  static const uint16_t* scales(const uint8_t* head, int32_t dim) {
-    return reinterpret_cast<const uint16_t*>(head) + dim / kScaleDims * kLanes;
-  }
-  static const uint8_t* codes(const uint8_t* head, int32_t dim) {
-    return head + dim / kScaleDims * kLanes * static_cast<int32_t>(sizeof(uint16_t));
-  }
-  static V16 key(const uint8_t* head, int32_t dim, int32_t d) {
-    return Simd::mul(load_int8<Simd>(codes(head, dim) + d * kLanes), Simd::load_f16(scales(head, d)));
-  }
-  static V16 value(const uint8_t* head, int32_t dim, int32_t token, int32_t c) {
-    uint16_t scale[kLanes];
-    for (uint16_t& s : scale) s = scales(head, c)[token];
-    return Simd::mul(load_int8<Simd>(codes(head, dim) + token * static_cast<int64_t>(dim) + c),
-                     Simd::load_f16(scale));
-  }
-};
-
 struct KvFp8 {  // e8m0 scales [16], then the codes
+  static constexpr bool kIntegers = false;
   static float scale(uint8_t bits) {
     const uint32_t wide = static_cast<uint32_t>(bits) << 23;
     float value;
@@ -199,6 +174,19 @@ inline constexpr bool kLoopsAsk = kAtOnce > 1;
 
 inline int32_t clip(int32_t x) { return x < 0 ? 0 : x > kTileTokens ? kTileTokens : x; }
 
+// What a row has summed up so far, lane sums behind its scores and values, times exp(by).
+[[gnu::noinline]] inline void rescale(const AttendSpan& s, int row, float by) {
+  float keep[kLanes];
+  Simd::store(keep, exp16_below(Simd::broadcast(by)));
+  const V16 factor = Simd::broadcast(keep[0]);
+  float* sums = s.scores + row * static_cast<int64_t>(kTileTokens + kLanes) + kTileTokens;
+  Simd::store(sums, Simd::mul(Simd::load(sums), factor));
+  float* values = s.values + row * static_cast<int64_t>(s.padded_dim);
+  for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
+    Simd::store(values + c, Simd::mul(Simd::load(values + c), factor));
+  }
+}
+
 // Scores of one row to weights exp(score - largest); the row's earlier sums are rescaled to the new largest.
 // [from, to) are the row's tokens in this tile; the lane sums lie behind the row's scores.
 inline void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
@@ -212,20 +200,11 @@ inline void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
   const float tile_largest = Simd::largest(most);
   const float largest = s.largest[row] > tile_largest ? s.largest[row] : tile_largest;
   float* lane_sums = scores + kTileTokens;
-  V16 sums = Simd::load(lane_sums);
   // Mostly the largest is an old one, and everything would be multiplied by exactly one.
-  if (!(s.largest[row] == largest && largest > never)) {
-    float keep[kLanes];
-    Simd::store(keep, exp16(Simd::broadcast(s.largest[row] - largest)));
-    const V16 factor = Simd::broadcast(keep[0]);
-    sums = Simd::mul(sums, factor);
-    float* values = s.values + row * static_cast<int64_t>(s.padded_dim);
-    for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
-      Simd::store(values + c, Simd::mul(Simd::load(values + c), factor));
-    }
-  }
+  if (!(s.largest[row] == largest && largest > never)) rescale(s, row, s.largest[row] - largest);
+  V16 sums = Simd::load(lane_sums);
   for (int32_t t = first; t < last; t += kLanes) {
-    const V16 weight = exp16(Simd::sub(Simd::load(scores + t), Simd::broadcast(largest)));
+    const V16 weight = exp16_below(Simd::sub(Simd::load(scores + t), Simd::broadcast(largest)));
     Simd::store(scores + t, weight);
     sums = Simd::add(sums, weight);
   }
@@ -233,10 +212,16 @@ inline void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
   s.largest[row] = largest;
 }
 
+#if defined(MILLRACE_SIMD_AVX512)
+#include "backend/cpu/kernels_attention_avx512.h"
+#endif
+//
+#include "backend/cpu/kernels_attention_int8.h"
+
 // kR rows through one tile. Tokens that all of them see share loads; those before and after are taken row by
 // row, so that every row adds its own tokens, and only those, in order.
 template <class Kv, int kR>
-void attend_rows(const AttendSpan& s, const Tile& tile, int row) {
+void attend_float_rows(const AttendSpan& s, const Tile& tile, int row) {
   const int64_t stride = kTileTokens + kLanes;
   int32_t from[kR], to[kR], all_from = 0, all_to = kTileTokens;
   for (int r = 0; r < kR; ++r) {
@@ -259,6 +244,15 @@ void attend_rows(const AttendSpan& s, const Tile& tile, int row) {
   SharedRows<Kv, kR>::add_values(s, tile, row, all_from, all_to);
   for (int r = 0; r < kR; ++r) {
     if (all_to < to[r]) SharedRows<Kv, 1>::add_values(s, tile, row + r, all_to, to[r]);
+  }
+}
+
+template <class Kv, int kR>
+void attend_rows(const AttendSpan& s, const Tile& tile, int row) {
+  if constexpr (Kv::kIntegers) {
+    attend_integer_rows<kR>(s, tile, row);
+  } else {
+    attend_float_rows<Kv, kR>(s, tile, row);
   }
 }
 
@@ -307,6 +301,7 @@ inline AttendSpan head_of(const AttendSpan& s, int32_t h) {
   head.key_offset += h * s.head_bytes;
   head.value_offset += h * s.head_bytes;
   head.query += h * s.rows;
+  head.query_blocks += h * s.rows;
   head.largest += row;
   head.sum += row;
   head.values += row * s.padded_dim;

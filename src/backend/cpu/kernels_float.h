@@ -90,24 +90,51 @@ void float_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pa
 struct ExpParts {
   V16 p, shifted;  // exp(r), and n in the last bits
 };
+struct Constant {
+  alignas(16) float lanes[4];
+};
+constexpr Constant constant(float x) { return {{x, x, x, x}}; }
+struct ExpConstants {
+  float log2_e = 1.44269504f, minus_ln2_high = -0.693359375f, minus_ln2_low = 2.12194440e-4f,
+        sixth = 1.3888889e-3f;
+  Constant magic = constant(12582912.0f);  // 1.5 * 2^23: the sum's last bit is worth 1
+  Constant fifth = constant(8.3333333e-3f), fourth = constant(4.16666667e-2f),
+           third = constant(1.66666667e-1f), half = constant(0.5f), one = constant(1.0f);
+};
+inline constexpr ExpConstants kExp;
+// x * y + a constant. On ARM a sum takes the place of its addend: it comes from memory every time, for a copy
+// of a register would take a vector unit.
+template <class S = Simd>
+[[gnu::always_inline]] inline V16 fma_constant(V16 x, V16 y, const Constant& z) {
+  if constexpr (requires { S::fma_constant(x, y, z.lanes); }) {
+    return S::fma_constant(x, y, z.lanes);
+  } else {
+    return Simd::fma(x, y, Simd::broadcast(z.lanes[0]));
+  }
+}
 [[gnu::always_inline]] inline ExpParts exp_parts(V16 bounded) {
-  const V16 magic = Simd::broadcast(12582912.0f);  // 1.5 * 2^23: the sum's last bit is worth 1
-  const V16 shifted = Simd::fma(bounded, Simd::broadcast(1.44269504f), magic);
-  const V16 n = Simd::sub(shifted, magic);
-  V16 r = Simd::fma(n, Simd::broadcast(-0.693359375f), bounded);
-  r = Simd::fma(n, Simd::broadcast(2.12194440e-4f), r);
-  V16 p = Simd::broadcast(1.3888889e-3f);
-  p = Simd::fma(p, r, Simd::broadcast(8.3333333e-3f));
-  p = Simd::fma(p, r, Simd::broadcast(4.16666667e-2f));
-  p = Simd::fma(p, r, Simd::broadcast(1.66666667e-1f));
-  p = Simd::fma(p, r, Simd::broadcast(0.5f));
-  p = Simd::fma(p, r, Simd::broadcast(1.0f));
-  p = Simd::fma(p, r, Simd::broadcast(1.0f));
+  const V16 shifted = fma_constant(bounded, Simd::broadcast(kExp.log2_e), kExp.magic);
+  const V16 n = Simd::sub(shifted, Simd::broadcast(kExp.magic.lanes[0]));
+  V16 r = Simd::fma(n, Simd::broadcast(kExp.minus_ln2_high), bounded);
+  r = Simd::fma(n, Simd::broadcast(kExp.minus_ln2_low), r);
+  V16 p = fma_constant(Simd::broadcast(kExp.sixth), r, kExp.fifth);
+  p = fma_constant(p, r, kExp.fourth);
+  p = fma_constant(p, r, kExp.third);
+  p = fma_constant(p, r, kExp.half);
+  p = fma_constant(p, r, kExp.one);
+  p = fma_constant(p, r, kExp.one);
   return {p, shifted};
 }
 inline V16 exp16(V16 x) {
   const V16 low = Simd::broadcast(-86.0f);
   const auto [p, shifted] = exp_parts(Simd::min(Simd::max(x, low), Simd::broadcast(88.0f)));
+  return Simd::select_less(x, low, Simd::zero(), Simd::add_exponent(p, shifted));
+}
+
+// The same of numbers that are not above zero.
+[[gnu::always_inline]] inline V16 exp16_below(V16 x) {
+  const V16 low = Simd::broadcast(-86.0f);
+  const auto [p, shifted] = exp_parts(Simd::max(x, low));
   return Simd::select_less(x, low, Simd::zero(), Simd::add_exponent(p, shifted));
 }
 

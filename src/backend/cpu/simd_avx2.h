@@ -91,6 +91,32 @@ struct Simd {
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
   }
 
+  // ---- 16 sums of products of int8, four at a time: `to` += of lane j the codes 4 j .. 4 j + 3 times `by`
+  struct I16 {
+    __m256i a, b;
+  };
+  using Codes = I16;
+  using Keys = I16;
+  static I16 begin_keys(int32_t) { return zero_sums(); }
+  static Keys load_keys(const uint8_t* p) { return load_codes(p); }
+  static I16 dot_keys(I16 to, Keys keys, const int8_t* by) {  // |key| * (factor with its sign)
+    const __m256i x = broadcast4(by);
+    return {multiply_add(to.a, _mm256_abs_epi8(keys.a), _mm256_sign_epi8(x, keys.a)),
+            multiply_add(to.b, _mm256_abs_epi8(keys.b), _mm256_sign_epi8(x, keys.b))};
+  }
+  static I16 zero_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static Codes load_codes(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
+  static I16 dot_not_negative(I16 to, Codes codes, const int8_t* by) {
+    const __m256i x = broadcast4(by);
+    return {multiply_add(to.a, x, codes.a), multiply_add(to.b, x, codes.b)};
+  }
+  static V16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+  static __m256i broadcast4(const int8_t* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+  }
+
   // ---- one lane per row
   static F4 zero4() { return _mm_setzero_ps(); }
   static F4 set4(const float* p) { return _mm_loadu_ps(p); }
@@ -176,6 +202,13 @@ struct Simd {
     return _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), not_negative, x);
 #else
     return _mm256_madd_epi16(_mm256_maddubs_epi16(not_negative, x), _mm256_set1_epi16(1));
+#endif
+  }
+  static __m256i multiply_add(__m256i to, __m256i not_negative, __m256i x) {
+#if defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(to, not_negative, x);
+#else
+    return _mm256_add_epi32(to, multiply(not_negative, x));
 #endif
   }
   template <bool kUnsigned>

@@ -3,6 +3,8 @@
 // table_avx512.cpp.
 #pragma once
 
+#define MILLRACE_SIMD_AVX512  // for what is included later
+
 struct Simd {
   using V16 = __m512;
   // 24 registers of sums, 4 of weights, 1 of activations.
@@ -65,5 +67,26 @@ struct Simd {
     const __m512i v = _mm512_cvtps_epi32(x);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtsepi32_epi8(v));
     return _mm512_reduce_add_epi32(v);
+  }
+
+  // ---- 16 sums of products of int8, four at a time: `to` += of lane j the codes 4 j .. 4 j + 3 times `by`
+  using I16 = __m512i;
+  using Codes = __m512i;
+  using Keys = __m512i;  // plus 128, for one factor must not be negative; sums begin with what that adds
+  static I16 begin_keys(int32_t sum_of_factors) { return _mm512_set1_epi32(-128 * sum_of_factors); }
+  static Keys load_keys(const uint8_t* p) { return _mm512_xor_si512(load_codes(p), _mm512_set1_epi8(-128)); }
+  static I16 dot_keys(I16 to, Keys keys, const int8_t* by) {
+    return _mm512_dpbusd_epi32(to, keys, broadcast4(by));
+  }
+  static I16 zero_sums() { return _mm512_setzero_si512(); }
+  static Codes load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static I16 dot_not_negative(I16 to, Codes codes, const int8_t* by) {
+    return _mm512_dpbusd_epi32(to, broadcast4(by), codes);
+  }
+  static V16 to_float(I16 x) { return _mm512_cvtepi32_ps(x); }
+  static __m512i broadcast4(const int8_t* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
   }
 };

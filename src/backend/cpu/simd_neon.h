@@ -37,12 +37,6 @@ struct Simd {
             vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(hi), 16)),
             vreinterpretq_f32_u32(vshll_high_n_u16(hi, 16))};
   }
-  static V16 widen_int8(const uint8_t* p) {
-    const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(p));
-    const int16x8_t lo = vmovl_s8(vget_low_s8(x)), hi = vmovl_high_s8(x);
-    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_high_s16(lo)),
-            vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_high_s16(hi))};
-  }
   // The upper halves of floats, then a factor for the difference of the exponents' biases.
   static float32x4_t e4m3_from_upper(uint16x4_t upper) {
     return vmulq_n_f32(vreinterpretq_f32_u32(vshll_n_u16(upper, 16)), 0x1p120f);
@@ -88,6 +82,16 @@ struct Simd {
     return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c),
             vfmaq_f32(z.d, x.d, y.d)};
   }
+  // x * y + z[0], whose four lanes are equal.
+  static V16 fma_constant(V16 x, V16 y, const float* z) {
+    const auto load = [&] {
+      float32x4_t to;
+      asm volatile("ldr %q0, %1" : "=w"(to) : "m"(*reinterpret_cast<const float32x4_t*>(z)));
+      return to;
+    };
+    return {vfmaq_f32(load(), x.a, y.a), vfmaq_f32(load(), x.b, y.b), vfmaq_f32(load(), x.c, y.c),
+            vfmaq_f32(load(), x.d, y.d)};
+  }
   // a < b ? x : y
   static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
     return {vbslq_f32(vcltq_f32(a.a, b.a), x.a, y.a), vbslq_f32(vcltq_f32(a.b, b.b), x.b, y.b),
@@ -109,10 +113,44 @@ struct Simd {
   static float largest(V16 x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.a, x.b), vmaxq_f32(x.c, x.d))); }
   // 16 floats of magnitude at most 127 to int8, to nearest even; returns their sum.
   static int32_t round_to_int8(V16 x, int8_t* out) {
-    const int16x8_t lo = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(x.a)), vmovn_s32(vcvtnq_s32_f32(x.b)));
-    const int16x8_t hi = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(x.c)), vmovn_s32(vcvtnq_s32_f32(x.d)));
-    vst1q_s8(out, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
+    // Adding 1.5 * 2^23 leaves the rounded integer in the low bits; both units add, one converts.
+    const float32x4_t magic = vdupq_n_f32(12582912.0f);
+    const auto low_halves = [&](float32x4_t a, float32x4_t b) {
+      return vuzp1q_s16(vreinterpretq_s16_f32(vaddq_f32(a, magic)),
+                        vreinterpretq_s16_f32(vaddq_f32(b, magic)));
+    };
+    const int16x8_t lo = low_halves(x.a, x.b), hi = low_halves(x.c, x.d);
+    vst1q_s8(out, vuzp1q_s8(vreinterpretq_s8_s16(lo), vreinterpretq_s8_s16(hi)));
     return vaddvq_s16(vaddq_s16(lo, hi));
+  }
+
+  // ---- 16 sums of products of int8, four at a time: `to` += of lane j the codes 4 j .. 4 j + 3 times `by`
+  struct I16 {
+    int32x4_t a, b, c, d;
+  };
+  struct Codes {
+    int8x16_t a, b, c, d;
+  };
+  using Keys = Codes;
+  static I16 begin_keys(int32_t) { return zero_sums(); }
+  static Keys load_keys(const uint8_t* p) { return load_codes(p); }
+  static I16 dot_keys(I16 to, Keys keys, const int8_t* by) { return dot_not_negative(to, keys, by); }
+  static I16 zero_sums() {
+    const int32x4_t zero = vdupq_n_s32(0);
+    return {zero, zero, zero, zero};
+  }
+  static Codes load_codes(const uint8_t* p) {
+    const auto* codes = reinterpret_cast<const int8_t*>(p);
+    return {vld1q_s8(codes), vld1q_s8(codes + 16), vld1q_s8(codes + 32), vld1q_s8(codes + 48)};
+  }
+  static I16 dot_not_negative(I16 to, Codes codes, const int8_t* by) {
+    int32_t four;
+    __builtin_memcpy(&four, by, 4);
+    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    return {dot4(to.a, codes.a, x), dot4(to.b, codes.b, x), dot4(to.c, codes.c, x), dot4(to.d, codes.d, x)};
+  }
+  static V16 to_float(I16 x) {
+    return {vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b), vcvtq_f32_s32(x.c), vcvtq_f32_s32(x.d)};
   }
 
   // ---- one lane per row
@@ -274,12 +312,17 @@ struct Simd {
     return zero;
   }
   static int32x4_t dot16(int8x16_t w, int8x16_t x) { return vdotq_s32(zero_sum(), w, x); }
+  static int32x4_t dot4(int32x4_t to, int8x16_t w, int8x16_t x) { return vdotq_s32(to, w, x); }
   template <bool kUnsigned>
   static Partial dot(I8x32 w, I8x32 x) {
     return vdotq_s32(dot16(w.lo, x.lo), w.hi, x.hi);
   }
 #else
   // Two products of at most 128 * 127 fit in 16 bits.
+  static int32x4_t dot4(int32x4_t to, int8x16_t w, int8x16_t x) {
+    const int16x8_t lo = vmull_s8(vget_low_s8(w), vget_low_s8(x)), hi = vmull_high_s8(w, x);
+    return vpadalq_s16(to, vpaddq_s16(lo, hi));
+  }
   static int32x4_t dot16(int8x16_t w, int8x16_t x) {
     return vpaddlq_s16(vmlal_high_s8(vmull_s8(vget_low_s8(w), vget_low_s8(x)), w, x));
   }

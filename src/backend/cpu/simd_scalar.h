@@ -128,6 +128,33 @@ struct Simd {
     return total;
   }
 
+  // ---- 16 sums of products of int8, four at a time: `to` += of lane j the codes 4 j .. 4 j + 3 times `by`
+  struct I16 {
+    int32_t v[16];
+  };
+  struct Codes {
+    int8_t v[64];
+  };
+  using Keys = Codes;
+  static I16 begin_keys(int32_t) { return zero_sums(); }
+  static Keys load_keys(const uint8_t* p) { return load_codes(p); }
+  static I16 dot_keys(I16 to, Keys keys, const int8_t* by) { return dot_not_negative(to, keys, by); }
+  static I16 zero_sums() { return {}; }
+  static Codes load_codes(const uint8_t* p) {
+    Codes r;
+    __builtin_memcpy(r.v, p, 64);
+    return r;
+  }
+  static I16 dot_not_negative(I16 to, Codes codes, const int8_t* by) {
+    for (int j = 0; j < 16; ++j) {
+      for (int i = 0; i < 4; ++i) to.v[j] += codes.v[4 * j + i] * by[i];
+    }
+    return to;
+  }
+  static V16 to_float(I16 x) {
+    return each([&](int j) { return static_cast<float>(x.v[j]); });
+  }
+
   // ---- one lane per row
   static F4 zero4() { return {{0, 0, 0, 0}}; }
   static F4 set4(const float* p) { return {{p[0], p[1], p[2], p[3]}}; }

@@ -39,7 +39,8 @@ using V16 = Simd::V16;
 
 constexpr KernelTable make_wide_table(const char* name) {
   KernelTable table = make_table(name);
-  table.pass_rows = 1 << 20;  // all there are
+  table.pass_rows = 1 << 20;                // all there are
+  table.attend_together(KvType::kInt8, 4);  // runs of 4,352 bytes of heads of 64 dimensions
   return table;
 }
 
@@ -66,7 +67,8 @@ constexpr KernelTable make_amx_table() {
   table.tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
   table.tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
   table.attend[static_cast<int>(KvType::kBF16)] = attend_by_tiles;
-  table.attend_heads = 2;
+  constexpr KvType kByTwos[] = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kFp8};
+  for (const KvType type : kByTwos) table.attend_together(type, 2);
   table.quantize_binary = quantize_binary;
   table.to_tiles = to_tiles;
   table.to_tile_group = to_tile_group;

@@ -84,6 +84,7 @@ Workspace::Workspace(const ExecutorSpec& spec, int num_threads, bool with_tiles,
     own.decoded = arena.take<float>(size(kDecodedRows * widest));
     own.scores = arena.take<float>(size(int64_t{kMostHeads} * tile_rows * (kTileTokens + kLanes)));
     own.query = arena.take<const float*>(size(int64_t{kMostHeads} * tile_rows));
+    own.query_blocks = arena.take<const ActivationBlock*>(size(int64_t{kMostHeads} * tile_rows));
     own.first = arena.take<int32_t>(size(tile_rows));
     own.last = arena.take<int32_t>(size(tile_rows));
     own.part = take_partial(arena, tile_rows, padded_dim);

@@ -21,11 +21,12 @@ struct Partial {
 
 // One thread's own.
 struct ThreadScratch {
-  float* tile;            // [2][kRowsPerPass][kMaxRowsPerTask]: outputs of a chunk before they are combined
-  float* decoded;         // [kDecodedRows][widest input]
-  float* scores;          // [kMostHeads][tile rows][kTileTokens + kLanes]
-  const float** query;    // [kMostHeads][tile rows]
-  int32_t *first, *last;  // [tile rows]
+  float* tile;          // [2][kRowsPerPass][kMaxRowsPerTask]: outputs of a chunk before they are combined
+  float* decoded;       // [kDecodedRows][widest input]
+  float* scores;        // [kMostHeads][tile rows][kTileTokens + kLanes]
+  const float** query;  // [kMostHeads][tile rows]
+  const ActivationBlock** query_blocks;  // the same
+  int32_t *first, *last;                 // [tile rows]
   Partial part, total;
 };
 
@@ -44,8 +45,11 @@ struct Workspace {
   float *query, *attention;  // [tokens][heads * head_dim]
   float *key, *value;        // [tokens][kv_heads * head_dim]
   float* logits;             // [logit rows][vocab]
-  ActivationBlock* blocks;   // [tokens][max(hidden, heads * head_dim) / 32]: input of a product, or cells
-  float* inner;              // [tokens][ffn] or [tokens * chosen][expert_ffn]
+  // [tokens][max(hidden, heads * head_dim) / 32]: input of a product, or cells; and the queries, rotated,
+  // where the cache is int8: after the product that made them, before the one that reads what they attended
+  // to.
+  ActivationBlock* blocks;
+  float* inner;                   // [tokens][ffn] or [tokens * chosen][expert_ffn]
   ActivationBlock* inner_blocks;  // the same, quantized
   // For tables with tiles: what binary blocks a step of few tokens has, and tiles, of both inputs.
   ActivationBlock *input_binary, *inner_binary;

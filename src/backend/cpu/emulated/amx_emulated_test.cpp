@@ -214,6 +214,24 @@ struct AttentionCase {
       }
     }
   }
+  // The same of an int8 cache: random codes, and scales of about 0.03.
+  void make_int8(std::mt19937& random) {
+    int8 = true;
+    for (uint16_t& two : pool) two = static_cast<uint16_t>(random() & 0x7f7f);
+    for (size_t head = 0; head < table.size() * 2 * static_cast<size_t>(heads); ++head) {
+      uint16_t* scales = scales_of(static_cast<int32_t>(head));
+      for (int32_t i = 0; i < dim / 2; ++i) scales[i] = static_cast<uint16_t>(0x2600 + random() % 0x600);
+    }
+  }
+  int64_t head_bytes() const { return int8 ? dim * (kLanes + 1) : dim * kLanes * 2; }
+  // Of a run of the pool: [dim / 32][16 tokens], of 32 dimensions two bytes for each of 16 tokens.
+  uint16_t* scales_of(int32_t run) {
+    return reinterpret_cast<uint16_t*>(reinterpret_cast<uint8_t*>(pool.data()) + run * head_bytes());
+  }
+  uint16_t& scale(int32_t token, int32_t part, int32_t head, bool of_value) {
+    const int32_t run = (2 * table[static_cast<size_t>(token / kLanes)] + (of_value ? 1 : 0)) * heads + head;
+    return scales_of(run)[part * kLanes + token % kLanes];
+  }
   uint16_t& value(int32_t token, int32_t d, int32_t head = 0) {
     const int32_t block = table[static_cast<size_t>(token / kLanes)], run = (2 * block + 1) * heads + head;
     return pool[static_cast<size_t>((run * kLanes + token % kLanes) * dim + d)];
@@ -247,7 +265,7 @@ struct AttentionCase {
     s.heads = together;
     s.head_rows = static_cast<int64_t>(apart);
     s.pool = reinterpret_cast<const uint8_t*>(pool.data());
-    s.head_bytes = kLanes * dim * 2;
+    s.head_bytes = head_bytes();
     s.block_bytes = 2 * heads * s.head_bytes;
     s.table = table.data();
     s.key_offset = head * s.head_bytes;
@@ -255,6 +273,11 @@ struct AttentionCase {
     s.head_dim = s.padded_dim = dim;
     s.rows = static_cast<int32_t>(count);
     s.query = query.data();
+    std::vector<ActivationBlock> blocks(queries.size() / kQuantBlock);
+    quantize(queries.data(), static_cast<int64_t>(queries.size()), blocks.data());
+    std::vector<const ActivationBlock*> query_blocks;
+    for (const float* q : query) query_blocks.push_back(blocks.data() + (q - queries.data()) / kQuantBlock);
+    s.query_blocks = query_blocks.data();
     s.first = first.data() + row;
     s.last = last.data() + row;
     s.scale = 0.125f;
@@ -269,6 +292,7 @@ struct AttentionCase {
   }
 
   int32_t dim, heads;
+  bool int8 = false;
   std::vector<int32_t> table, first, last;
   std::vector<const uint8_t*> after;  // as in AttendSpan; if any, this span was asked for as well
   std::vector<uint16_t> pool;
@@ -278,10 +302,11 @@ struct AttentionCase {
 // All rows and `together` heads from `head` on, against every row and head alone.
 void compare_with_rows_alone(const AttentionCase& c, int32_t head = 0, int32_t together = 1) {
   const size_t rows = c.first.size(), dims = static_cast<size_t>(c.dim);
-  const auto all = c.run(attend_by_tiles, 0, rows, head, together);
+  const AttendFn kernel = c.int8 ? AttendFn{attend<KvInt8>} : AttendFn{attend_by_tiles};
+  const auto all = c.run(kernel, 0, rows, head, together);
   for (int32_t h = 0; h < together; ++h) {
     for (size_t r = 0; r < rows; ++r) {
-      const auto alone = c.run(attend_by_tiles, r, 1, head + h);
+      const auto alone = c.run(kernel, r, 1, head + h);
       const size_t at = static_cast<size_t>(h) * (rows + 1) + r;
       ASSERT_EQ(std::memcmp(&all.largest[at], alone.largest.data(), 4), 0) << "row " << r << ", head " << h;
       ASSERT_EQ(std::memcmp(&all.sum[at], alone.sum.data(), 4), 0) << "row " << r << ", head " << h;
@@ -431,6 +456,35 @@ TEST(AmxEmulated, EightRowsOfAttentionHaveTheBitsOfOneAndOfHeadsAlone) {
     c.key(seen[2], 3, 2) = 0x7fc0;
     c.key(seen[1], 9, 1) = 0x7f80;
     compare_with_rows_alone(c, 1, 2);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Softmax of eight rows side by side gives what it gives one.
+TEST(AmxEmulated, EightRowsOfAnInt8CacheHaveTheBitsOfOneAndOfHeadsAlone) {
+  std::mt19937 random(8);
+  for (const int32_t dim : {64, 32, 160}) {
+    constexpr int32_t kSeen = 512 + 128 + 37;
+    AttentionCase c(dim, kSeen, random, 4);
+    c.make_int8(random);
+    for (int32_t r = 0; r < 8; ++r) c.add_row(37, kSeen - 3, random);
+    c.add_row(0, 200, random);
+    for (int32_t d = 0; d < dim; ++d)
+      c.queries[static_cast<size_t>(d)] *= 60.0f;  // exponentials that are zero
+    compare_with_rows_alone(c, 1, 1);
+    compare_with_rows_alone(c, 0, 4);
+    const auto before = c.run(attend<KvInt8>, 0, 8, 2);
+    c.scale(30, 0, 2, false) = c.scale(30, 0, 2, true) = 0x7e00;  // not seen
+    const auto after = c.run(attend<KvInt8>, 0, 8, 2);
+    ASSERT_EQ(std::memcmp(before.values.data(), after.values.data(), before.values.size() * 4), 0);
+    c.scale(300, dim / 32 - 1, 1, true) = 0x7e00;  // seen: a value, and a key
+    c.scale(400, 0, 3, false) = 0x7e00;
+    compare_with_rows_alone(c, 0, 4);
+    const auto damaged = c.run(attend<KvInt8>, 0, 8, 1);
+    for (int32_t d = 0; d < dim; ++d) {
+      ASSERT_EQ(std::isnan(damaged.values[static_cast<size_t>(d)]), d >= dim - 32) << d;
+    }
+    ASSERT_TRUE(std::isnan(c.run(attend<KvInt8>, 0, 8, 3).sum[0]));
     if (HasFatalFailure()) return;
   }
 }

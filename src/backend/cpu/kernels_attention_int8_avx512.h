@@ -1,0 +1,97 @@
+// Eight query rows over an int8 cache with AVX-512: what `soften` and `weights_to_codes` do
+// (kernels_attention_int8.h), the same numbers, for eight rows side by side. Included by
+// kernels_attention_int8.h. Roofline: per 64 tokens of a KV head of 64 dimensions (8.5 KiB) 1,024 dot
+// products; softmax and codes, some 1,100 vector operations.
+#pragma once
+
+template <>
+struct IntegerRows<kSetRows> : SharedIntegerRows<kSetRows> {
+  static constexpr int32_t kMostParts = 8, kBlocks = kTileTokens / kLanes;
+  struct TileWeights {
+    alignas(64) float scales[kMostParts][kTileTokens];
+    alignas(64) float most[kMostParts][kSetRows][kLanes];
+    alignas(64) int8_t codes[kMostParts][kSetRows][kTileTokens];
+    alignas(64) float unit[kMostParts][kLanes];
+  };
+
+  // False, and nothing is done, where something is no number: those that are must not be lost to it.
+  static bool weigh(const AttendSpan& s, const Tile& tile, int row, TileWeights& t) {
+    const int32_t parts = s.head_dim / KvInt8::kScaleDims;
+    const int64_t stride = kTileTokens + kLanes;
+    float* const scores = s.scores + row * stride;
+    unsigned damaged = 0;
+    for (int32_t part = 0; part < parts; ++part) {
+      unroll<kBlocks>([&](auto b) {
+        const V16 scale = Simd::load_f16(KvInt8::scales(tile.block[b] + s.value_offset, part));
+        damaged |= _mm512_cmp_ps_mask(scale, scale, _CMP_UNORD_Q);
+        Simd::store(t.scales[part] + b * kLanes, scale);
+      });
+    }
+    V16 most[kSetRows];
+    unroll<kSetRows>([&](auto r) __attribute__((always_inline)) {
+      V16 score[kBlocks];
+      unroll<kBlocks>([&](auto b) { score[b] = Simd::load(scores + r * stride + b * kLanes); });
+      damaged |= _mm512_cmp_ps_mask(score[0], score[1], _CMP_UNORD_Q);
+      damaged |= _mm512_cmp_ps_mask(score[2], score[3], _CMP_UNORD_Q);
+      most[r] = _mm512_max_ps(_mm512_max_ps(score[0], score[1]), _mm512_max_ps(score[2], score[3]));
+    });
+    constexpr __mmask16 kRows = (1 << kSetRows) - 1;
+    const V16 before = _mm512_maskz_loadu_ps(kRows, s.largest + row);
+    const V16 now = _mm512_max_ps(before, largest_of_eight(most));
+    damaged |= kRows & _mm512_cmp_ps_mask(now, Simd::broadcast(-__builtin_inff()), _CMP_NGT_UQ);
+    damaged |= _mm512_cmp_ps_mask(before, before, _CMP_UNORD_Q);
+    if (damaged != 0) [[unlikely]]
+      return false;
+    _mm512_mask_storeu_ps(s.largest + row, kRows, now);
+    alignas(64) float largest[kLanes], by[kLanes];
+    Simd::store(largest, now);
+    Simd::store(by, Simd::sub(before, now));
+    const unsigned changed = kRows & _mm512_cmp_ps_mask(before, now, _CMP_NEQ_OQ);
+    for (int r = 0; r < kSetRows && changed >> r != 0; ++r) {
+      if ((changed >> r & 1) != 0) rescale(s, row + r, by[r]);
+    }
+    for (int r = 0; r < kSetRows; ++r) soften_row(scores + r * stride, largest[r], parts, r, t);
+    for (int32_t part = 0; part < parts; ++part) codes_of_part(scores, part, t);
+    return true;
+  }
+
+  [[gnu::always_inline]] static void soften_row(float* scores, float largest, int32_t parts, int r,
+                                                TileWeights& t) {
+    const V16 top = Simd::broadcast(largest);
+    V16 weight[kBlocks], sums = Simd::load(scores + kTileTokens);
+    unroll<kBlocks>([&](auto b) __attribute__((always_inline)) {
+      weight[b] = exp_below(Simd::sub(Simd::load(scores + b * kLanes), top));
+    });
+    unroll<kBlocks>([&](auto b) {
+      sums = Simd::add(sums, weight[b]);
+      Simd::store(scores + b * kLanes, weight[b]);
+    });
+    Simd::store(scores + kTileTokens, sums);
+    for (int32_t part = 0; part < parts; ++part) {
+      const auto scaled = [&](auto b) {
+        return Simd::mul(weight[b], Simd::load(t.scales[part] + b * kLanes));
+      };
+      Simd::store(t.most[part][r], _mm512_max_ps(_mm512_max_ps(scaled(Index<0>{}), scaled(Index<1>{})),
+                                                 _mm512_max_ps(scaled(Index<2>{}), scaled(Index<3>{}))));
+    }
+  }
+
+  [[gnu::always_inline]] static void codes_of_part(const float* scores, int32_t part, TileWeights& t) {
+    V16 most[kSetRows];
+    unroll<kSetRows>([&](auto r) { most[r] = Simd::load(t.most[part][r]); });
+    const V16 largest = largest_of_eight(most), full = Simd::broadcast(127.0f);
+    const __mmask16 some = _mm512_cmp_ps_mask(largest, Simd::broadcast(1e-35f), _CMP_NLT_UQ);
+    alignas(64) float inverse[kLanes];
+    Simd::store(inverse, _mm512_maskz_div_ps(some, full, largest));
+    Simd::store(t.unit[part], _mm512_maskz_div_ps(some, largest, full));
+    for (int r = 0; r < kSetRows; ++r) {
+      const V16 by = Simd::broadcast(inverse[r]);
+      unroll<kBlocks>([&](auto b) __attribute__((always_inline)) {
+        const V16 weight = Simd::load(scores + r * static_cast<int64_t>(kTileTokens + kLanes) + b * kLanes);
+        const V16 steps = Simd::mul(Simd::mul(weight, Simd::load(t.scales[part] + b * kLanes)), by);
+        _mm_store_si128(reinterpret_cast<__m128i*>(t.codes[part][r] + b * kLanes),
+                        _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(steps)));
+      });
+    }
+  }
+};
