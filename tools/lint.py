@@ -26,6 +26,7 @@ SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc"}
 BUILD = ROOT / "build" / "dev"
 CLEAN = ROOT / "build" / "tidy"
 NOT_INSTALLED = 3
+JOBS = os.cpu_count() or 2
 # clang 14 cannot read libstdc++'s <coroutine>: the two files that have coroutines in them.
 COROUTINES = {"apps/server/http/connection.cpp", "apps/server/http/server.cpp"}
 
@@ -42,8 +43,10 @@ def check_format(fix):
              if path.suffix in SUFFIXES]
     if not files:
         return 0
-    mode = ["-i"] if fix else ["--dry-run", "-Werror"]
-    status = subprocess.run([require("clang-format-14"), *mode, *files], cwd=ROOT).returncode
+    command = [require("clang-format-14"), *(["-i"] if fix else ["--dry-run", "-Werror"])]
+    parts = [files[first::JOBS] for first in range(min(JOBS, len(files)))]
+    with ThreadPoolExecutor(JOBS) as pool:
+        status = int(any(pool.map(lambda part: subprocess.run([*command, *part], cwd=ROOT).returncode != 0, parts)))
     print(f"format: {len(files)} files, {'formatted' if fix else 'clean' if status == 0 else 'run: make format'}")
     return status
 
@@ -84,13 +87,17 @@ def to_check(entry):
     return name.parts[0] in ("src", "apps") and str(name) not in COROUTINES and not in_a_test and name.suffix != ".cu"
 
 
+def object_of(entry):
+    return re.search(r" -o (\S+)", entry["command"]).group(1)
+
+
 def tidy_one(entry, headers, version):
     """(file, what was found or None, whether it was known clean) for one entry of the compilation database."""
     source = Path(entry["file"])
     name = name_of(source)
-    output = re.search(r" -o (\S+)", entry["command"]).group(1)
-    key = content_hash(entry["command"], [source, *headers.get(output, [])], version)
-    stamp = CLEAN / (str(name).replace("/", "_") + ".clean")
+    key = content_hash(entry["command"], [source, *headers.get(object_of(entry), [])], version)
+    # By the object: two libraries of a folder each have a unity_0.
+    stamp = CLEAN / (object_of(entry).replace("/", "_") + ".clean")
     if stamp.is_file() and stamp.read_text() == key:
         return name, None, True
     result = subprocess.run(["clang-tidy-14", "--quiet", "-p", str(BUILD), "--extra-arg=-Wno-unknown-warning-option",
@@ -107,8 +114,10 @@ def check_tidy():
     entries = [entry for entry in database if Path(entry["file"]).is_relative_to(ROOT) and to_check(entry)]
     CLEAN.mkdir(parents=True, exist_ok=True)
     headers = repository_headers()
+    # The longest first, so that no processor waits for the other at the end.
+    entries.sort(key=lambda entry: -sum(path.stat().st_size for path in headers.get(object_of(entry), [])))
     bad = remembered = 0
-    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+    with ThreadPoolExecutor(JOBS) as pool:
         for count, (name, output, cached) in enumerate(
                 pool.map(lambda entry: tidy_one(entry, headers, version), entries), 1):
             remembered += cached

@@ -50,8 +50,9 @@ CROSS_TARGETS = ("base_test", "tensor_test", "quant_test", "backend_test")
 # what a cut comes to in a kernel. qemu does not pass on what reads pages ahead (madvise).
 CROSS_FILTER = (f"-{CONFORMANCE}:SameBits.HoweverManyThreads:SameBits.HoweverThePromptIsCut:SameBits.WhicheverRowsAreRead:"
                 f"Blocks.*:BufferPool.*:ReadBefore.BringsIn*")
-# What is built while the tests of a phase run: they leave a core idle where they wait for one another or for a server.
-AHEAD = {"dev": ("asan",), "asan": ("tsan", "cross"), "cross": ("cuda",)}
+# What is built, or read by clang-tidy, while the tests of other phases run: they leave a core idle where they wait for
+# one another or for a server. tidy is the last: of small parts, it fills both cores to the end.
+AHEAD = ("asan", "tsan", "cross", "cuda", "tidy")
 FETCHERS = (("fetch_model.py", "smollm2"), ("fetch_tokenizers.py",), ("fetch_templates.py",))
 
 
@@ -111,12 +112,23 @@ def build(preset, targets=()):
 
 
 def build_ahead(phase, arguments):
-    """Starts to build what comes after this phase, out of its tests' way: they go first wherever both could run.
-    A build that fails is repeated in its own phase, which shows why."""
-    wanted = [name for name in AHEAD.get(phase, ()) if name in arguments.only.split(",")]
-    if wanted:
-        arguments.ahead = subprocess.Popen(["nice", "-n", "10", sys.executable, __file__, "--build-only", "--only",
-                                            ",".join(wanted)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Starts to build, one after another, what comes after this phase, out of the tests' way: they go first wherever
+    both could run. What fails is repeated in its own phase, which shows why."""
+    names = arguments.only.split(",")
+    later = [name for name in names[names.index(phase) + 1:] if name in AHEAD]
+    if arguments.ahead or not later:
+        return
+    arguments.ahead = {name: threading.Event() for name in later}
+
+    def build_all():
+        for name, done in arguments.ahead.items():
+            try:
+                run(["nice", "-n", "10", sys.executable, __file__, "--build-only", "--only", name],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            finally:
+                done.set()
+
+    threading.Thread(target=build_all, daemon=True).start()
 
 
 def ctest(preset, prefix=(), built=None, **environment):
@@ -170,8 +182,8 @@ def fetch():
 def run_dev(arguments):
     if not build("dev"):
         return FAILED
-    arguments.fetching.join()
     build_ahead("dev", arguments)
+    arguments.fetching.join()
     return ctest("dev")
 
 
@@ -218,6 +230,7 @@ def run_tsan(arguments):
         return FAILED
     if arguments.build_only:
         return PASSED
+    build_ahead("tsan", arguments)
     return ctest("tsan", prefix, targets, GTEST_FILTER=TSAN_FILTER, **FEWER_SCHEDULES)
 
 
@@ -292,9 +305,9 @@ def run_cuda(_):
     return PASSED if run(["cmake", "--build", directory, "--target", "millrace_backend_cuda"]) == 0 else FAILED
 
 
-# tidy reads what dev compiles, and before dev's tests: by then what is fetched beside it all is there.
-PHASES = {"format": run_format, "tidy": run_tidy, "dev": run_dev, "asan": run_asan, "tsan": run_tsan,
-          "fuzz": run_fuzz, "cross": run_cross, "cuda": run_cuda}
+# tidy reads what dev compiles, mostly while the tests of the others run (AHEAD).
+PHASES = {"format": run_format, "dev": run_dev, "asan": run_asan, "tsan": run_tsan, "fuzz": run_fuzz,
+          "cross": run_cross, "cuda": run_cuda, "tidy": run_tidy}
 
 
 def main():
@@ -303,9 +316,9 @@ def main():
     every = ",".join(name for name in PHASES if name != "fuzz")
     parser.add_argument("--only", default=every, help=f"phases, separated by commas; of {', '.join(PHASES)}")
     parser.add_argument("--fuzz-seconds", type=int, default=5, help="per fuzz target")
-    parser.add_argument("--build-only", action="store_true", help="of asan, tsan, cross and cuda: only build")
+    parser.add_argument("--build-only", action="store_true", help="of asan, tsan and cross: no tests")
     arguments = parser.parse_args()
-    arguments.ahead = None
+    arguments.ahead = {}
     names = arguments.only.split(",")
     if unknown := [name for name in names if name not in PHASES]:
         parser.error(f"no phase {unknown[0]}, expected some of {', '.join(PHASES)}")
@@ -316,8 +329,8 @@ def main():
     for name in names:
         say(f"== {name}")
         start = time.monotonic()
-        if arguments.ahead:
-            arguments.ahead.wait()
+        if name in arguments.ahead:
+            arguments.ahead[name].wait()
         result = PHASES[name](arguments)
         total += result
         rows.append(f"{name:8} {time.monotonic() - start:6.0f} s   {result}")
