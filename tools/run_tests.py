@@ -47,9 +47,10 @@ FEWER_SCHEDULES = {"MILLRACE_TEST_SCHEDULES": "1"}
 # What depends on the instruction set, run under qemu on the other architecture.
 CROSS_TARGETS = ("base_test", "tensor_test", "quant_test", "backend_test")
 # Threads, blocks, buffers and how a prompt is cut are the same on every processor: every number of rows of every type is
-# what a cut comes to in a kernel. qemu does not pass on what reads pages ahead (madvise).
+# what a cut comes to in a kernel. What has the bits of `scalar` is as near, and sees as much, as `scalar` does.
+# qemu does not pass on what reads pages ahead (madvise).
 CROSS_FILTER = (f"-{CONFORMANCE}:SameBits.HoweverManyThreads:SameBits.HoweverThePromptIsCut:SameBits.WhicheverRowsAreRead:"
-                f"Blocks.*:BufferPool.*:ReadBefore.BringsIn*")
+                f"Int8Cache.IsNear*:Int8Cache.DoesNotSee*:Int8Cache.Shows*:Blocks.*:BufferPool.*:ReadBefore.BringsIn*")
 # What is built, or read by clang-tidy, while the tests of other phases run: they leave a core idle where they wait for
 # one another or for a server. tidy is the last: of small parts, it fills both cores to the end.
 AHEAD = ("asan", "tsan", "cross", "cuda", "tidy")
