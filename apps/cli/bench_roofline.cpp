@@ -60,7 +60,8 @@ class MeteredExecutor final : public ForwardingExecutor {
         pairs += seen;
         first = std::min<double>(first, position + 1 - seen);
       }
-      totals.float_ops += 4.0 * pairs * spec.heads * spec.head_dim;
+      double& operations = spec.kv_type == DType::kQ8_0 ? totals.int8_ops : totals.float_ops;
+      operations += 4.0 * pairs * spec.heads * spec.head_dim;
       totals.bytes += (s.context_len + s.num_tokens - first) * kv_bytes_per_token();
     }
   }

@@ -22,11 +22,15 @@ struct IntegerRows<8> {
   // the work of a subtraction: 64 products of 127 * 127 are below 2^22.
   alignas(16) static constexpr int32_t kOrigin[4] = {0x4b400000, 0x4b400000, 0x4b400000, 0x4b400000};
   static constexpr float kFloatOfOrigin = 12582912.0f;
+  [[gnu::always_inline]] static int32x4_t begin() {
+    int32x4_t sum;  // from memory: a copy of a register takes a vector unit
+    asm volatile("ldr %q0, %1" : "=w"(sum) : "m"(*reinterpret_cast<const int32x4_t*>(kOrigin)));
+    return sum;
+  }
   [[gnu::always_inline]] static void clear(int32x4_t (&sums)[8][2]) {
     unroll<8>([&](auto r) {
-      unroll<2>([&](auto i) {  // from memory: a copy of a register takes a vector unit
-        asm volatile("ldr %q0, %1" : "=w"(sums[r][i]) : "m"(*reinterpret_cast<const int32x4_t*>(kOrigin)));
-      });
+      sums[r][0] = begin();
+      sums[r][1] = begin();
     });
   }
   static float32x4_t to_float(int32x4_t sum, float32x4_t origin) {
