@@ -69,7 +69,7 @@ class Arena {
   template <class T>
   T* take(size_t count) {
     T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    used_ += (count * sizeof(T) + 63) / 64 * 64;  // NOLINT(bugprone-sizeof-expression): of pointers too
     return at;
   }
   size_t used() const { return used_; }
