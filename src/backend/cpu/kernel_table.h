@@ -12,8 +12,7 @@
 //     acc = fma(m_w, d_x * float(sum of the block's codes), acc), block by block in order. So the order of
 //     float operations does not depend on the width of a vector.
 //   - Attention: scores are sums over the head's dimensions in order, one lane per token of a 16-token block.
-//   Over
-//     an int8 cache they are sums of integers, exact in any order (kernels_attention_int8.h).
+//     Over an int8 cache they are sums of integers, exact in any order (kernels_attention_int8.h).
 //   - exp is a polynomial of our own in fused multiply-adds; division and square root are IEEE's.
 //   - Formats with a tile_matmul (MXFP4 in `amx`, nowhere else) meet activations whose scales are powers of
 //     two. Then everything that is multiplied is an integer times a power of two, exact in bf16, a block's

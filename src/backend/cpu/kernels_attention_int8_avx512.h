@@ -1,7 +1,7 @@
 // Eight query rows over an int8 cache with AVX-512: what `soften` and `weights_to_codes` do
 // (kernels_attention_int8.h), the same numbers, for eight rows side by side. Included by
 // kernels_attention_int8.h. Roofline: per 64 tokens of a KV head of 64 dimensions (8.5 KiB) 1,024 dot
-// products; softmax and codes, some 1,100 vector operations.
+// products; softmax and codes, some 1,800 vector operations.
 #pragma once
 
 template <>

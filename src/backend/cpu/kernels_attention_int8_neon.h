@@ -1,6 +1,6 @@
 // Eight query rows over an int8 cache with the dot product instruction (kernels_attention_int8.h): eight
 // tokens, or eight dimensions of values, by eight rows are sixteen registers of sums, and a row's codes come
-// sixteen to a register, of which an instruction takes four by lane. Included by kernels_attention.h.
+// sixteen to a register, of which an instruction takes four by lane. Included by kernels_attention_int8.h.
 // Roofline: per token and KV head of 64 dimensions 64 dot products, 16 loads of codes and 136 bytes: 32
 // cycles of two vector units; conversions, scales, exponentials and the weights' codes are as much again.
 #pragma once
