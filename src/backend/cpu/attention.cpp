@@ -74,8 +74,9 @@ void rotate(float* x, const float* cosines, const float* sines, int64_t half, bo
 // So many tokens of keys and values go through the caches and push out what was asked for before.
 constexpr int32_t kDeepContext = 4096;
 
-// Partials that are asked for ahead of their turn when they are merged, and the numbers in a line of them.
-constexpr int64_t kSpansAhead = 6, kLineFloats = 16;
+// Partials that are asked for ahead of their turn when they are merged, those whose weights are one
+// exponential, and the numbers in a line of them.
+constexpr int64_t kSpansAhead = 6, kSpansAtOnce = 8, kLineFloats = 16;
 
 int kv_kernel(DType type) {
   switch (type) {
@@ -147,14 +148,14 @@ void CpuExecutor::prepare_rotation(const Rope& op) {
   rotation_size_ = half;
 }
 
-void CpuExecutor::append(const KvPlace& place, int group, int64_t row) {
+void CpuExecutor::append(const KvPlace& place, int group, int64_t row, int64_t first, int64_t last) {
   const SequenceSlice& s = batch_.sequences[work_->sequence_of[row]];
   const int32_t position = work_->positions[row], slot = position % kBlockTokens;
   const int32_t block = s.tables[group][position / kBlockTokens];
   MILLRACE_CHECK(block >= 0 && block < spec_.kv_groups[group].num_blocks);
   uint8_t* base = place.pool + block * place.block_bytes;
   const int64_t dim = spec_.head_dim;
-  for (int64_t h = 0; h < spec_.kv_heads; ++h) {
+  for (int64_t h = first; h < last; ++h) {
     const int64_t at = row * work_->kv_cols + h * dim;
     store_head(spec_.kv_type, work_->key + at, dim, base + place.key_offset + h * place.head_bytes, slot,
                slot, kBlockTokens);
@@ -168,20 +169,22 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
   const auto half = static_cast<int64_t>(op.inv_freq.size());
   const KvPlace place = place_of(op.layer);
   const int group = spec_.layers[op.layer].group;
-  pool_.parallel_for(rows_, few_ ? 1 : 4, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
+  // In a step of few tokens a task is one KV head of a token, with the query heads that read it.
+  const int64_t pieces = few_ ? spec_.kv_heads : 1, kv_heads = spec_.kv_heads / pieces, dim = spec_.head_dim;
+  pool_.parallel_for(rows_ * pieces, few_ ? 1 : 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task / pieces, first = task % pieces * kv_heads, last = first + kv_heads;
       const float *c = work_->cosines + row * half, *s = work_->sines + row * half;
-      for (int64_t h = 0; h < spec_.heads; ++h) {
-        rotate(work_->query + row * work_->query_cols + h * spec_.head_dim, c, s, half, op.interleaved);
-      }
-      for (int64_t h = 0; h < spec_.kv_heads; ++h) {
-        rotate(work_->key + row * work_->kv_cols + h * spec_.head_dim, c, s, half, op.interleaved);
+      float* query = work_->query + row * work_->query_cols + first * work_->group_size * dim;
+      const int64_t queries = kv_heads * work_->group_size * dim;
+      for (int64_t at = 0; at < queries; at += dim) rotate(query + at, c, s, half, op.interleaved);
+      for (int64_t h = first; h < last; ++h) {
+        rotate(work_->key + row * work_->kv_cols + h * dim, c, s, half, op.interleaved);
       }
       if (spec_.kv_type == DType::kQ8_0) {
-        kernels_.quantize(work_->query + row * work_->query_cols, work_->query_cols,
-                          work_->blocks + row * (work_->query_cols / kQuantBlock));
+        kernels_.quantize(query, queries, work_->blocks + (query - work_->query) / kQuantBlock);
       }
-      append(place, group, row);
+      append(place, group, row, first, last);
     }
   });
 }
@@ -289,6 +292,40 @@ void CpuExecutor::merge_span(TileRows rows, const Partial& part, const Partial& 
     kernels_.scale_add(total.values + r * dim, weight[0], part.values + r * dim, weight[1], dim);
     total.largest[r] = largest;
   }
+}
+
+// What merge_span makes of one span after the other, for a row that sees something of all of them: `parts` is
+// that of the first, the others lie behind it. Largest scores come first, so that the weights of many spans
+// are one exponential.
+void CpuExecutor::merge_row(int32_t row, const Partial& parts, int64_t spans, const Partial& total) {
+  const int64_t dim = work_->padded_dim, apart = work_->tile_rows;
+  const auto values_of = [&](int64_t span) { return parts.values + (span * apart + row) * dim; };
+  float largest = parts.largest[row], sum = parts.sum[row];
+  float* values = total.values + row * dim;
+  std::copy_n(values_of(0), dim, values);
+  for (int64_t first = 1; first < spans; first += kSpansAtOnce) {
+    const int64_t count = std::min(kSpansAtOnce, spans - first);
+    float weights[kSpansAtOnce][2];
+    for (int64_t i = 0; i < count; ++i) {
+      __builtin_prefetch(parts.sum + (first + i) * apart + row);
+      const float other = parts.largest[(first + i) * apart + row], most = std::max(largest, other);
+      weights[i][0] = largest - most;
+      weights[i][1] = other - most;
+      largest = most;
+    }
+    kernels_.exp(weights[0], 2 * count, weights[0]);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t ahead = first + i + kSpansAhead;
+      if (ahead < spans) {  // no lambda: g++ takes one that only asks for one that does nothing
+        const float* later = values_of(ahead);
+        for (int64_t d = 0; d < dim; d += kLineFloats) __builtin_prefetch(later + d);
+      }
+      sum = sum * weights[i][0] + parts.sum[(first + i) * apart + row] * weights[i][1];
+      kernels_.scale_add(values, weights[i][0], values_of(first + i), weights[i][1], dim);
+    }
+  }
+  total.largest[row] = largest;
+  total.sum[row] = sum;
 }
 
 // Sinks join the denominator; the rows go to the attention slot.
@@ -415,19 +452,8 @@ void CpuExecutor::attend_planned(const Attend& op) {
       const auto row = static_cast<int32_t>(i % most_rows);
       if (row >= rows_of(tile)) continue;
       const auto [first, last] = spans_of(op, tile);
-      for (int64_t span = first - kSpansAhead; span < last; ++span) {
-        if (span + kSpansAhead < last) {  // no lambda: g++ takes one that only asks for one that does nothing
-          const Partial later = partial(task, span + kSpansAhead - first);
-          const float* values = later.values + row * work_->padded_dim;
-          for (int64_t d = 0; d < work_->padded_dim; d += kLineFloats) __builtin_prefetch(values + d);
-          __builtin_prefetch(later.largest + row);
-          __builtin_prefetch(later.sum + row);
-        }
-        if (span < first) continue;
-        visible(op, tile, span, mine.first, mine.last);
-        merge_span({row, row + 1}, partial(task, span - first), mine.total, mine.first, mine.last,
-                   span == first);
-      }
+      const auto [from, to] = spans_of(op, {tile.sequence, tile.first_token + row / work_->group_size, 1});
+      merge_row(row, partial(task, from - first), to - from, mine.total);
       finish(op, tile, {row, row + 1}, static_cast<int>(task % heads), mine.total);
     }
   });

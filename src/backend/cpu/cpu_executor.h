@@ -152,7 +152,7 @@ class CpuExecutor final : public Executor {
   void keep_logit_rows();
   void attend_planned(const Attend& op);
   void prepare_rotation(const Rope& op);
-  void append(const KvPlace& place, int group, int64_t row);
+  void append(const KvPlace& place, int group, int64_t row, int64_t first, int64_t last);  // KV heads
   struct SpanTask {
     const QueryTile* tile;
     int kv_head;
@@ -169,6 +169,7 @@ class CpuExecutor final : public Executor {
   };
   void merge_span(TileRows rows, const Partial& part, const Partial& total, const int32_t* first,
                   const int32_t* last, bool fresh);
+  void merge_row(int32_t row, const Partial& parts, int64_t spans, const Partial& total);
   void visible(const Attend& op, const QueryTile& tile, int64_t span, int32_t* first, int32_t* last) const;
   void finish(const Attend& op, const QueryTile& tile, TileRows rows, int kv_head, const Partial& total);
   std::pair<int64_t, int64_t> spans_of(const Attend& op, const QueryTile& tile) const;
