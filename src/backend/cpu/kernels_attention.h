@@ -189,7 +189,8 @@ inline int32_t clip(int32_t x) { return x < 0 ? 0 : x > kTileTokens ? kTileToken
 
 // Scores of one row to weights exp(score - largest); the row's earlier sums are rescaled to the new largest.
 // [from, to) are the row's tokens in this tile; the lane sums lie behind the row's scores.
-inline void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
+template <class Exp = FullExp>
+void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
   float* scores = s.scores + row * static_cast<int64_t>(kTileTokens + kLanes);
   const float never = -__builtin_inff();
   const int32_t first = from / kLanes * kLanes, last = (to + kLanes - 1) / kLanes * kLanes;
@@ -204,7 +205,7 @@ inline void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
   if (!(s.largest[row] == largest && largest > never)) rescale(s, row, s.largest[row] - largest);
   V16 sums = Simd::load(lane_sums);
   for (int32_t t = first; t < last; t += kLanes) {
-    const V16 weight = exp16_below(Simd::sub(Simd::load(scores + t), Simd::broadcast(largest)));
+    const V16 weight = exp16_below<Exp>(Simd::sub(Simd::load(scores + t), Simd::broadcast(largest)));
     Simd::store(scores + t, weight);
     sums = Simd::add(sums, weight);
   }

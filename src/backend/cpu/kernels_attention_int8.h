@@ -6,7 +6,7 @@
 //
 // What a row computes, per tile of 64 tokens and 32 dimensions:
 //   score[t] = sum over 32s of dimensions of float(q . k_t) * d_k[t] * (d_q * scale), fused, in order
-//   w[t]     = weight[t] * d_v[t], u = max w / 127, c[t] = nearest(w[t] / u)
+//   w[t]     = weight[t] * d_v[t], u = max w / 127, c[t] = nearest(w[t] * (127 / max w))
 //   values  += u * float(sum of c[t] v_t)
 // Codes of keys lie [head_dim / 4][16 tokens][4 dimensions] and those of values [4][head_dim][4 tokens], so
 // that an instruction which adds four products to a lane takes them as they lie: a lane is a token, then a
@@ -23,6 +23,24 @@ struct KvInt8 {
   }
   static const uint8_t* codes(const uint8_t* head, int32_t dim) {
     return head + dim / kScaleDims * kLanes * static_cast<int32_t>(sizeof(uint16_t));
+  }
+};
+
+// exp to 1.0e-4 of itself, for weights that become codes of seven bits: x log2(e) = n + f, |f| <= 1/2, and
+// 2^f by a polynomial of degree 3 that is exactly one at zero.
+struct ShortExpConstants {
+  float third = 5.5008933e-2f;
+  Constant half = constant(0.24221097f), first = constant(0.6932829f);
+};
+inline constexpr ShortExpConstants kShortExp;
+struct ShortExp {
+  [[gnu::always_inline]] static ExpParts parts(V16 bounded) {
+    const V16 log2_e = Simd::broadcast(kExp.log2_e);
+    const V16 shifted = fma_constant(bounded, log2_e, kExp.magic);
+    const V16 f = Simd::fma(bounded, log2_e, Simd::sub(Simd::broadcast(kExp.magic.lanes[0]), shifted));
+    V16 p = fma_constant(Simd::broadcast(kShortExp.third), f, kShortExp.half);
+    p = fma_constant(p, f, kShortExp.first);
+    return {fma_constant(p, f, kExp.one), shifted};
   }
 };
 
@@ -47,7 +65,7 @@ template <bool kWhole>
   const V16 inverse = Simd::broadcast(zero ? 0.0f : 127.0f / largest);
   unroll<kBlocks>([&](auto b) {
     if (kWhole || (b >= lo && b < hi)) {
-      Simd::round_to_int8(Simd::mul(weight[b], inverse), codes + b * kLanes);
+      Simd::store_low_bytes(fma_constant(weight[b], inverse, kExp.magic), codes + b * kLanes);
     }
   });
   return zero ? 0.0f : largest / 127.0f;
@@ -152,7 +170,6 @@ struct SharedIntegerRows {
       }
     }
     unroll<kR>([&](auto r) {
-      if (unit[r] == 0.0f) return;
       float* to = s.values + (row + r) * static_cast<int64_t>(s.padded_dim) + c;
       const V16 by = Simd::broadcast(unit[r]);
       unroll<kWide>([&](auto w) {
@@ -203,7 +220,7 @@ void attend_integer_rows(const AttendSpan& s, const Tile& tile, int row) {
     }
   }
   for (int r = 0; r < kR; ++r) {
-    if (from[r] < to[r]) soften(s, row + r, from[r], to[r]);
+    if (from[r] < to[r]) soften<ShortExp>(s, row + r, from[r], to[r]);
   }
   for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {
     alignas(64) float scales[kTileTokens];

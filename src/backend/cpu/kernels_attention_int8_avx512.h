@@ -1,7 +1,7 @@
 // Eight query rows over an int8 cache with AVX-512: what `soften` and `weights_to_codes` do
 // (kernels_attention_int8.h), the same numbers, for eight rows side by side. Included by
 // kernels_attention_int8.h. Roofline: per 64 tokens of a KV head of 64 dimensions (8.5 KiB) 1,024 dot
-// products; softmax and codes, some 1,800 vector operations.
+// products; softmax and codes, some 1,000 vector operations.
 #pragma once
 
 template <>
@@ -9,11 +9,11 @@ struct IntegerRows<kSetRows> : SharedIntegerRows<kSetRows> {
   static constexpr int32_t kMostParts = 8, kBlocks = kTileTokens / kLanes;
   struct TileWeights {
     alignas(64) float scales[kMostParts][kTileTokens];
+    alignas(64) float weights[kMostParts][kSetRows][kTileTokens];  // times those
     alignas(64) float most[kMostParts][kSetRows][kLanes];
     alignas(64) int8_t codes[kMostParts][kSetRows][kTileTokens];
     alignas(64) float unit[kMostParts][kLanes];
   };
-
   // False, and nothing is done, where something is no number: those that are must not be lost to it.
   static bool weigh(const AttendSpan& s, const Tile& tile, int row, TileWeights& t) {
     const int32_t parts = s.head_dim / KvInt8::kScaleDims;
@@ -27,13 +27,14 @@ struct IntegerRows<kSetRows> : SharedIntegerRows<kSetRows> {
         Simd::store(t.scales[part] + b * kLanes, scale);
       });
     }
-    V16 most[kSetRows];
+    V16 most[kSetRows], least[kSetRows];
     unroll<kSetRows>([&](auto r) __attribute__((always_inline)) {
       V16 score[kBlocks];
       unroll<kBlocks>([&](auto b) { score[b] = Simd::load(scores + r * stride + b * kLanes); });
       damaged |= _mm512_cmp_ps_mask(score[0], score[1], _CMP_UNORD_Q);
       damaged |= _mm512_cmp_ps_mask(score[2], score[3], _CMP_UNORD_Q);
       most[r] = _mm512_max_ps(_mm512_max_ps(score[0], score[1]), _mm512_max_ps(score[2], score[3]));
+      least[r] = _mm512_min_ps(_mm512_min_ps(score[0], score[1]), _mm512_min_ps(score[2], score[3]));
     });
     constexpr __mmask16 kRows = (1 << kSetRows) - 1;
     const V16 before = _mm512_maskz_loadu_ps(kRows, s.largest + row);
@@ -50,33 +51,45 @@ struct IntegerRows<kSetRows> : SharedIntegerRows<kSetRows> {
     for (int r = 0; r < kSetRows && changed >> r != 0; ++r) {
       if ((changed >> r & 1) != 0) rescale(s, row + r, by[r]);
     }
-    for (int r = 0; r < kSetRows; ++r) soften_row(scores + r * stride, largest[r], parts, r, t);
-    for (int32_t part = 0; part < parts; ++part) codes_of_part(scores, part, t);
+    // No exponent so small that its exponential is zero: nothing is clamped.
+    const V16 down = Simd::sub(least_of_eight(least), now);
+    const bool near = (kRows & _mm512_cmp_ps_mask(down, Simd::broadcast(-86.0f), _CMP_NGE_UQ)) == 0;
+    for (int r = 0; r < kSetRows; ++r) {
+      near ? soften_row<true>(scores + r * stride, largest[r], parts, r, t)
+           : soften_row<false>(scores + r * stride, largest[r], parts, r, t);
+    }
+    for (int32_t part = 0; part < parts; ++part) codes_of_part(part, t);
     return true;
   }
 
+  template <bool kNear>
   [[gnu::always_inline]] static void soften_row(float* scores, float largest, int32_t parts, int r,
                                                 TileWeights& t) {
     const V16 top = Simd::broadcast(largest);
     V16 weight[kBlocks], sums = Simd::load(scores + kTileTokens);
     unroll<kBlocks>([&](auto b) __attribute__((always_inline)) {
-      weight[b] = exp_below(Simd::sub(Simd::load(scores + b * kLanes), top));
+      const V16 x = Simd::sub(Simd::load(scores + b * kLanes), top);
+      if constexpr (kNear) {
+        const auto [p, shifted] = ShortExp::parts(x);
+        weight[b] = Simd::add_exponent(p, shifted);
+      } else {
+        weight[b] = exp_below<ShortExp>(x);
+      }
     });
-    unroll<kBlocks>([&](auto b) {
-      sums = Simd::add(sums, weight[b]);
-      Simd::store(scores + b * kLanes, weight[b]);
-    });
+    unroll<kBlocks>([&](auto b) { sums = Simd::add(sums, weight[b]); });
     Simd::store(scores + kTileTokens, sums);
     for (int32_t part = 0; part < parts; ++part) {
-      const auto scaled = [&](auto b) {
-        return Simd::mul(weight[b], Simd::load(t.scales[part] + b * kLanes));
-      };
-      Simd::store(t.most[part][r], _mm512_max_ps(_mm512_max_ps(scaled(Index<0>{}), scaled(Index<1>{})),
-                                                 _mm512_max_ps(scaled(Index<2>{}), scaled(Index<3>{}))));
+      V16 scaled[kBlocks];
+      unroll<kBlocks>([&](auto b) {
+        scaled[b] = Simd::mul(weight[b], Simd::load(t.scales[part] + b * kLanes));
+        Simd::store(t.weights[part][r] + b * kLanes, scaled[b]);
+      });
+      Simd::store(t.most[part][r],
+                  _mm512_max_ps(_mm512_max_ps(scaled[0], scaled[1]), _mm512_max_ps(scaled[2], scaled[3])));
     }
   }
 
-  [[gnu::always_inline]] static void codes_of_part(const float* scores, int32_t part, TileWeights& t) {
+  [[gnu::always_inline]] static void codes_of_part(int32_t part, TileWeights& t) {
     V16 most[kSetRows];
     unroll<kSetRows>([&](auto r) { most[r] = Simd::load(t.most[part][r]); });
     const V16 largest = largest_of_eight(most), full = Simd::broadcast(127.0f);
@@ -87,10 +100,8 @@ struct IntegerRows<kSetRows> : SharedIntegerRows<kSetRows> {
     for (int r = 0; r < kSetRows; ++r) {
       const V16 by = Simd::broadcast(inverse[r]);
       unroll<kBlocks>([&](auto b) __attribute__((always_inline)) {
-        const V16 weight = Simd::load(scores + r * static_cast<int64_t>(kTileTokens + kLanes) + b * kLanes);
-        const V16 steps = Simd::mul(Simd::mul(weight, Simd::load(t.scales[part] + b * kLanes)), by);
-        _mm_store_si128(reinterpret_cast<__m128i*>(t.codes[part][r] + b * kLanes),
-                        _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(steps)));
+        const V16 weight = Simd::load(t.weights[part][r] + b * kLanes);
+        Simd::store_low_bytes(fma_constant(weight, by, kExp.magic), t.codes[part][r] + b * kLanes);
       });
     }
   }

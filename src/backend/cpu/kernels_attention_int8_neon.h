@@ -1,8 +1,9 @@
-// Eight query rows over an int8 cache with the dot product instruction (kernels_attention_int8.h): eight
-// tokens, or eight dimensions of values, by eight rows are sixteen registers of sums, and a row's codes come
-// sixteen to a register, of which an instruction takes four by lane. Included by kernels_attention_int8.h.
-// Roofline: per token and KV head of 64 dimensions 64 dot products, 16 loads of codes and 136 bytes: 32
-// cycles of two vector units; conversions, scales, exponentials and the weights' codes are as much again.
+// Eight query rows over an int8 cache with the dot product instruction (kernels_attention_int8.h): four
+// tokens' two sums of 32 dimensions, or eight dimensions of values, by eight rows are sixteen registers of
+// sums, and a row's codes come sixteen to a register, of which an instruction takes four by lane. Included by
+// kernels_attention_int8.h. Roofline: per token and KV head of 64 dimensions 136 bytes, 64 dot products, 44
+// vector operations for softmax and the weights' codes and some 16 for scales and stores, which take a vector
+// unit as well: 62 cycles of two units.
 #pragma once
 
 template <>
@@ -22,11 +23,13 @@ struct IntegerRows<8> {
   // the work of a subtraction: 64 products of 127 * 127 are below 2^22.
   alignas(16) static constexpr int32_t kOrigin[4] = {0x4b400000, 0x4b400000, 0x4b400000, 0x4b400000};
   static constexpr float kFloatOfOrigin = 12582912.0f;
-  [[gnu::always_inline]] static int32x4_t begin() {
-    int32x4_t sum;  // from memory: a copy of a register takes a vector unit
-    asm volatile("ldr %q0, %1" : "=w"(sum) : "m"(*reinterpret_cast<const int32x4_t*>(kOrigin)));
-    return sum;
+  // From memory each time: a copy of a register takes a vector unit.
+  [[gnu::always_inline]] static float32x4_t from_memory(const void* p) {
+    float32x4_t x;
+    asm volatile("ldr %q0, %1" : "=w"(x) : "m"(*static_cast<const float32x4_t*>(p)));
+    return x;
   }
+  [[gnu::always_inline]] static int32x4_t begin() { return vreinterpretq_s32_f32(from_memory(kOrigin)); }
   [[gnu::always_inline]] static void clear(int32x4_t (&sums)[8][2]) {
     unroll<8>([&](auto r) {
       sums[r][0] = begin();
@@ -36,203 +39,261 @@ struct IntegerRows<8> {
   static float32x4_t to_float(int32x4_t sum, float32x4_t origin) {
     return vsubq_f32(vreinterpretq_f32_s32(sum), origin);
   }
-  // Four times four codes, of eight lanes, `step` bytes further each time.
-  [[gnu::always_inline]] static void add(int32x4_t (&sums)[8][2], const uint8_t* codes, int64_t step,
-                                         const int8x16_t (&by)[8]) {
-    unroll<4>([&](auto lane) {
-      const auto* at = reinterpret_cast<const int8_t*>(codes + lane * step);
-      const int8x16_t lo = vld1q_s8(at), hi = vld1q_s8(at + 16);
-      unroll<8>([&](auto r) {
-        sums[r][0] = vdotq_laneq_s32(sums[r][0], lo, by[r], lane);
-        sums[r][1] = vdotq_laneq_s32(sums[r][1], hi, by[r], lane);
-      });
-    });
+  static int64_t codes_offset(int32_t dim) {
+    return dim / KvInt8::kScaleDims * kLanes * int64_t{sizeof(uint16_t)};
   }
-
-  static void score_tile(const AttendSpan& s, const Tile& tile, int row) {
-    const int64_t stride = kTileTokens + kLanes;
-    const float32x4_t origin = vdupq_n_f32(kFloatOfOrigin);
-    for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {
-      const ActivationBlock* q[8];
-      float by[8];
-      unroll<8>([&](auto r) {
-        q[r] = s.query_blocks[row + r] + part;
-        by[r] = q[r]->scale * s.scale;
-      });
-      for (int32_t b = tile.lo; b < tile.hi; ++b) {
-        float* scores = s.scores + row * stride + b * kLanes;
-        const uint8_t *keys = tile.block[b] + s.key_offset, *next = tile.next[b] + s.key_offset;
-        if (row == 0) __builtin_prefetch(next, 0, 3);
-        next = KvInt8::codes(next, s.head_dim) + part * KvInt8::kScaleDims * kLanes;
-        for (int32_t half = 0; half < kLanes; half += 8) {
-          const uint8_t* codes =
-              KvInt8::codes(keys, s.head_dim) + part * KvInt8::kScaleDims * kLanes + half * 4;
-          int32x4_t sums[8][2];
-          clear(sums);
-          unroll<2>([&](auto sixteen) {
-            if (row == 0) {
-              ask(next);
-              next += kAskedBytes;
-            }
-            int8x16_t x[8];
-            unroll<8>([&](auto r) { x[r] = vld1q_s8(q[r]->q + sixteen * 16); });
-            add(sums, codes + sixteen * 4 * KvInt8::kGroupBytes, KvInt8::kGroupBytes, x);
-          });
-          const float16x8_t d = vreinterpretq_f16_u16(vld1q_u16(KvInt8::scales(keys, part) + half));
-          const float32x4_t d0 = vcvt_f32_f16(vget_low_f16(d)), d1 = vcvt_high_f32_f16(d);
-          unroll<8>([&](auto r) {
-            float* to = scores + r * stride + half;
-            const float32x4_t lo = vmulq_f32(to_float(sums[r][0], origin), d0),
-                              hi = vmulq_f32(to_float(sums[r][1], origin), d1);
-            vst1q_f32(to, part == 0 ? vmulq_n_f32(lo, by[r]) : vfmaq_n_f32(vld1q_f32(to), lo, by[r]));
-            vst1q_f32(to + 4, part == 0 ? vmulq_n_f32(hi, by[r]) : vfmaq_n_f32(vld1q_f32(to + 4), hi, by[r]));
+  // Scores from the dimensions of kParts scales, added to what lies there unless they are the first ones.
+  // Four tokens by eight rows at a time: all their sums, and what is made of them, stay in registers.
+  template <int kParts, bool kFirst>
+  static void score_parts(const AttendSpan& s, const Tile& tile, int row, int32_t first) {
+    constexpr int64_t kStride = kTileTokens + kLanes;
+    const int8_t* q[8];
+    alignas(16) float by[kParts][8];
+    unroll<8>([&](auto r) {
+      const ActivationBlock* blocks = s.query_blocks[row + r] + first;
+      q[r] = blocks->q;
+      unroll<kParts>([&](auto p) { by[p][r] = blocks[p].scale * s.scale; });
+    });
+    const int64_t codes_at = codes_offset(s.head_dim) + first * int64_t{KvInt8::kScaleDims} * kLanes;
+    const bool asks = row == 0;
+    for (int32_t b = tile.lo; b < tile.hi; ++b) {
+      const uint8_t *keys = tile.block[b] + s.key_offset, *next = tile.next[b] + s.key_offset;
+      float* to = s.scores + row * kStride + b * kLanes;
+      if (asks && kFirst) __builtin_prefetch(next, 0, 3);
+      next += codes_at;
+      const int8_t* codes = reinterpret_cast<const int8_t*>(keys + codes_at);
+      const uint16_t* scales = KvInt8::scales(keys, first);
+      for (int32_t four = 0; four < 4; ++four) {
+        if (asks) {
+          unroll<kParts>([&](auto) {
+            ask(next);
+            next += kAskedBytes;
           });
         }
+        int32x4_t sums[8][kParts];
+        unroll<8>([&](auto r) { unroll<kParts>([&](auto p) { sums[r][p] = begin(); }); });
+        unroll<kParts>([&](auto p) {
+          unroll<2>([&](auto sixteen) {
+            int8x16_t x[8];
+            unroll<8>([&](auto r) {
+              x[r] = vld1q_s8(q[r] + p * static_cast<int64_t>(sizeof(ActivationBlock)) + sixteen * 16);
+            });
+            unroll<4>([&](auto lane) {
+              const int8x16_t key = vld1q_s8(codes + (p * 8 + sixteen * 4 + lane) * KvInt8::kGroupBytes);
+              unroll<8>([&](auto r) { sums[r][p] = vdotq_laneq_s32(sums[r][p], key, x[r], lane); });
+            });
+          });
+        });
+        float32x4_t d[kParts];
+        alignas(16) float less[kParts][4];
+        unroll<kParts>([&](auto p) {
+          d[p] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(scales + p * kLanes)));
+          vst1q_f32(less[p], vmulq_n_f32(d[p], -kFloatOfOrigin));
+        });
+        unroll<8>([&](auto r) {
+          float32x4_t score = vdupq_n_f32(0.0f);
+          unroll<kParts>([&](auto p) {
+            const float32x4_t part = vfmaq_f32(from_memory(less[p]), vreinterpretq_f32_s32(sums[r][p]), d[p]);
+            const float32x4_t factors = vld1q_f32(by[p] + r / 4 * 4);
+            if constexpr (p == 0 && kFirst) {
+              score = vmulq_laneq_f32(part, factors, r % 4);
+            } else {
+              score = vfmaq_laneq_f32(p == 0 ? vld1q_f32(to + r * kStride) : score, part, factors, r % 4);
+            }
+          });
+          vst1q_f32(to + r * kStride, score);
+        });
+        codes += 4 * KvInt8::kTogether;
+        scales += 4;
+        to += 4;
       }
     }
   }
+  static void score_tile(const AttendSpan& s, const Tile& tile, int row) {
+    const int32_t parts = s.head_dim / KvInt8::kScaleDims;
+    if (parts == 1) {
+      score_parts<1, true>(s, tile, row, 0);
+      return;
+    }
+    score_parts<2, true>(s, tile, row, 0);
+    int32_t part = 2;
+    for (; part + 2 <= parts; part += 2) score_parts<2, false>(s, tile, row, part);
+    if (part < parts) score_parts<1, false>(s, tile, row, part);
+  }
 
-  // What `soften` and `weights_to_codes` do, for eight rows that see a whole tile: the same numbers. Rows go
-  // two by two: a processor that looks 128 instructions ahead finds no second exponential of sixteen lanes in
-  // them, and would wait for the first one's chain of multiply-adds.
-  static constexpr int32_t kMostParts = 8;
+  // What `soften` and `weights_to_codes` do, for eight rows that see a whole tile: the same numbers.
+  // Registers go by eights, 32 tokens of a row: a processor that looks 128 instructions ahead would wait for
+  // the chain of fewer. Plain arrays, not V16: g++ 12 writes an array of structures to memory with every
+  // step.
+  static constexpr int32_t kMostParts = 8, kQuads = kTileTokens / 4;
+  using F4 = float32x4_t;
   struct TileWeights {
-    alignas(16) float scales[kMostParts][kTileTokens];
-    alignas(16) float most[kMostParts][8][4];
+    F4 scales[kMostParts][kQuads];
+    F4 weights[kMostParts][8][kQuads];  // times those
+    F4 most[kMostParts][8];
     alignas(16) int8_t codes[kMostParts][8][kTileTokens];
     alignas(16) float unit[kMostParts][8];
-    alignas(16) float inverse[kMostParts][8];
   };
   static bool weigh(const AttendSpan& s, const Tile& tile, int row, TileWeights& t) {
     const int32_t parts = s.head_dim / KvInt8::kScaleDims;
     for (int32_t part = 0; part < parts; ++part) {
       for (int32_t b = 0; b < kTileTokens / kLanes; ++b) {
         const uint16_t* half = KvInt8::scales(tile.block[b] + s.value_offset, part);
-        Simd::store(t.scales[part] + b * kLanes, Simd::load_f16(half));
+        Simd::store(reinterpret_cast<float*>(t.scales[part] + 4 * b), Simd::load_f16(half));
       }
     }
-    for (int r = 0; r < 8; r += 2) soften_two(s, row + r, parts, r, t);
-    for (int32_t part = 0; part < parts; ++part) codes_of_part(s, row, part, t);
+    alignas(16) float largest[8];
+    const bool near = find_largest(s, row, largest);
+    for (int r = 0; r < 8; ++r) {
+      float* scores = s.scores + (row + r) * static_cast<int64_t>(kTileTokens + kLanes);
+      near ? soften_row<true>(scores, largest[r], parts, r, t)
+           : soften_row<false>(scores, largest[r], parts, r, t);
+    }
+    for (int32_t part = 0; part < parts; ++part) codes_of_part(part, t);
     return true;
   }
 
-  static float32x4_t largest_of(V16 x) { return vmaxq_f32(vmaxq_f32(x.a, x.b), vmaxq_f32(x.c, x.d)); }
-  static float32x4_t least_of(V16 x) { return vminq_f32(vminq_f32(x.a, x.b), vminq_f32(x.c, x.d)); }
-
-  static void soften_two(const AttendSpan& s, int row, int32_t parts, int32_t at, TileWeights& t) {
-    const int64_t stride = kTileTokens + kLanes;
-    constexpr int32_t kBlocks = kTileTokens / kLanes;
-    const float never = -__builtin_inff();
-    float* scores[2] = {s.scores + row * stride, s.scores + (row + 1) * stride};
-    float32x4_t most[2], least[2];
-    unroll<2>([&](auto r) {
-      const V16 first = Simd::load(scores[r]);
-      most[r] = largest_of(first);
-      least[r] = least_of(first);
-    });
-    unroll<kBlocks - 1>([&](auto b) {
-      unroll<2>([&](auto r) {
-        const V16 more = Simd::load(scores[r] + (b + 1) * kLanes);
-        most[r] = vmaxq_f32(most[r], largest_of(more));
-        least[r] = vminq_f32(least[r], least_of(more));
+  // The largest scores so far; earlier sums are rescaled where there is a new one. True where no exponent is
+  // so small that its exponential is zero.
+  static bool find_largest(const AttendSpan& s, int row, float* largest) {
+    bool near = true;
+    for (int r = 0; r < 8; r += 4) {
+      F4 most[4], least[4];
+      unroll<4>([&](auto i) {
+        const float* scores = s.scores + (row + r + i) * static_cast<int64_t>(kTileTokens + kLanes);
+        most[i] = least[i] = vld1q_f32(scores);
+        unroll<kQuads - 1>([&](auto q) {
+          const F4 more = vld1q_f32(scores + 4 * (q + 1));
+          most[i] = vmaxq_f32(most[i], more);
+          least[i] = vminq_f32(least[i], more);
+        });
       });
-    });
-    float largest[2];
-    bool near = true;  // no exponent so small that its exponential is zero
-    unroll<2>([&](auto r) {
-      const float tile_largest = vmaxvq_f32(most[r]), before = s.largest[row + r];
-      largest[r] = before > tile_largest ? before : tile_largest;
-      near = near && vminvq_f32(least[r]) - largest[r] >= -86.0f;
-      if (!(before == largest[r] && largest[r] > never)) rescale(s, row + r, before - largest[r]);
-      s.largest[row + r] = largest[r];
-    });
-    for (int32_t b = 0; b < kBlocks; ++b) {
-      V16 x[2];
-      unroll<2>(
-          [&](auto r) { x[r] = Simd::sub(Simd::load(scores[r] + b * kLanes), Simd::broadcast(largest[r])); });
-      if (near) [[likely]] {
-        exp_of_two(x);
-      } else {
-        unroll<2>([&](auto r) { x[r] = exp16_below(x[r]); });
+      const F4 tile = vpmaxq_f32(vpmaxq_f32(most[0], most[1]), vpmaxq_f32(most[2], most[3])),
+               low = vpminq_f32(vpminq_f32(least[0], least[1]), vpminq_f32(least[2], least[3])),
+               before = vld1q_f32(s.largest + row + r),
+               now = vbslq_f32(vcgtq_f32(before, tile), before, tile);
+      near = near && vminvq_u32(vcgeq_f32(vsubq_f32(low, now), vdupq_n_f32(-86.0f))) != 0;
+      const uint32x4_t same =
+          vandq_u32(vceqq_f32(before, now), vcgtq_f32(now, vdupq_n_f32(-__builtin_inff())));
+      vst1q_f32(largest + r, now);
+      if (vminvq_u32(same) == 0) {
+        for (int i = r; i < r + 4; ++i) {
+          const float old = s.largest[row + i];
+          if (!(old == largest[i] && largest[i] > -__builtin_inff())) rescale(s, row + i, old - largest[i]);
+        }
       }
-      unroll<2>([&](auto r) {
-        float* sums = scores[r] + kTileTokens;
-        Simd::store(scores[r] + b * kLanes, x[r]);
-        Simd::store(sums, Simd::add(Simd::load(sums), x[r]));
-      });
-      for (int32_t part = 0; part < parts; ++part) {
-        const V16 scale = Simd::load(t.scales[part] + b * kLanes);
-        unroll<2>([&](auto r) {
-          float* largest_yet = t.most[part][at + r];
-          const float32x4_t here = largest_of(Simd::mul(x[r], scale));
-          vst1q_f32(largest_yet, b == 0 ? here : vmaxq_f32(vld1q_f32(largest_yet), here));
+      vst1q_f32(s.largest + row + r, now);
+    }
+    return near;
+  }
+
+  // ShortExp of numbers from -86 to 0.
+  [[gnu::always_inline]] static void exp_of_eight(F4 (&x)[8]) {
+    F4 shifted[8], f[8];
+    const F4 log2_e = vdupq_n_f32(kExp.log2_e), magic = vdupq_n_f32(kExp.magic.lanes[0]),
+             third = vdupq_n_f32(kShortExp.third);
+    unroll<8>([&](auto i) { shifted[i] = vfmaq_f32(from_memory(kExp.magic.lanes), x[i], log2_e); });
+    unroll<8>([&](auto i) { f[i] = vsubq_f32(magic, shifted[i]); });
+    unroll<8>([&](auto i) { f[i] = vfmaq_f32(f[i], x[i], log2_e); });
+    unroll<8>([&](auto i) { x[i] = vfmaq_f32(from_memory(kShortExp.half.lanes), third, f[i]); });
+    unroll<8>([&](auto i) { x[i] = vfmaq_f32(from_memory(kShortExp.first.lanes), x[i], f[i]); });
+    unroll<8>([&](auto i) { x[i] = vfmaq_f32(from_memory(kExp.one.lanes), x[i], f[i]); });
+    unroll<8>([&](auto i) { x[i] = Simd::add_exponent(x[i], shifted[i]); });
+  }
+
+  template <bool kNear>
+  static void soften_row(float* scores, float largest, int32_t parts, int r, TileWeights& t) {
+    F4 sums[4];
+    unroll<4>([&](auto i) { sums[i] = vld1q_f32(scores + kTileTokens + 4 * i); });
+    for (int32_t q = 0; q < kQuads; q += 8) {
+      F4 x[8];
+      unroll<8>([&](auto i) { x[i] = vsubq_f32(vld1q_f32(scores + 4 * (q + i)), vdupq_n_f32(largest)); });
+      if constexpr (kNear) {
+        exp_of_eight(x);
+      } else {
+        unroll<2>([&](auto half) {
+          F4* to = x + 4 * half;
+          const V16 exp = exp16_below<ShortExp>({to[0], to[1], to[2], to[3]});
+          to[0] = exp.a, to[1] = exp.b, to[2] = exp.c, to[3] = exp.d;
         });
       }
+      unroll<8>([&](auto i) { sums[i % 4] = vaddq_f32(sums[i % 4], x[i]); });
+      for (int32_t part = 0; part < parts; ++part) {
+        F4 weight[8];
+        unroll<8>([&](auto i) {
+          weight[i] = vmulq_f32(x[i], t.scales[part][q + i]);
+          t.weights[part][r][q + i] = weight[i];
+        });
+        unroll<4>([&](auto i) { weight[i] = vmaxq_f32(weight[i], weight[i + 4]); });
+        F4 most = vmaxq_f32(vmaxq_f32(weight[0], weight[1]), vmaxq_f32(weight[2], weight[3]));
+        if (q > 0) most = vmaxq_f32(most, t.most[part][r]);
+        t.most[part][r] = most;
+      }
     }
+    unroll<4>([&](auto i) { vst1q_f32(scores + kTileTokens + 4 * i, sums[i]); });
   }
 
-  // exp16 of numbers from -86 to 0, of two rows step by step.
-  [[gnu::always_inline]] static void exp_of_two(V16 (&x)[2]) {
-    V16 shifted[2], p[2];
-    const auto both = [](const auto& step) __attribute__((always_inline)) { unroll<2>(step); };
-    both([&](auto r) { shifted[r] = fma_constant(x[r], Simd::broadcast(kExp.log2_e), kExp.magic); });
-    both([&](auto r) {
-      const V16 n = Simd::sub(shifted[r], Simd::broadcast(kExp.magic.lanes[0]));
-      x[r] = Simd::fma(n, Simd::broadcast(kExp.minus_ln2_high), x[r]);
-      x[r] = Simd::fma(n, Simd::broadcast(kExp.minus_ln2_low), x[r]);
-    });
-    both([&](auto r) { p[r] = fma_constant(Simd::broadcast(kExp.sixth), x[r], kExp.fifth); });
-    both([&](auto r) { p[r] = fma_constant(p[r], x[r], kExp.fourth); });
-    both([&](auto r) { p[r] = fma_constant(p[r], x[r], kExp.third); });
-    both([&](auto r) { p[r] = fma_constant(p[r], x[r], kExp.half); });
-    both([&](auto r) { p[r] = fma_constant(p[r], x[r], kExp.one); });
-    both([&](auto r) { p[r] = fma_constant(p[r], x[r], kExp.one); });
-    both([&](auto r) { x[r] = Simd::add_exponent(p[r], shifted[r]); });
-  }
-
-  static void codes_of_part(const AttendSpan& s, int row, int32_t part, TileWeights& t) {
+  static void codes_of_part(int32_t part, TileWeights& t) {
+    alignas(16) float inverse[8];
     for (int r = 0; r < 8; r += 4) {
-      const auto most = [&](int i) { return vld1q_f32(t.most[part][r + i]); };
-      const float32x4_t largest = vpmaxq_f32(vpmaxq_f32(most(0), most(1)), vpmaxq_f32(most(2), most(3)));
+      const F4* most = t.most[part] + r;
+      const F4 largest = vpmaxq_f32(vpmaxq_f32(most[0], most[1]), vpmaxq_f32(most[2], most[3]));
       const uint32x4_t zero = vcltq_f32(largest, vdupq_n_f32(1e-35f));
-      const auto unless_zero = [&](float32x4_t x) {
+      const auto unless_zero = [&](F4 x) {
         return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), zero));
       };
-      vst1q_f32(t.inverse[part] + r, unless_zero(vdivq_f32(vdupq_n_f32(127.0f), largest)));
+      vst1q_f32(inverse + r, unless_zero(vdivq_f32(vdupq_n_f32(127.0f), largest)));
       vst1q_f32(t.unit[part] + r, unless_zero(vdivq_f32(largest, vdupq_n_f32(127.0f))));
     }
-    for (int32_t b = 0; b < kTileTokens; b += kLanes) {
-      const V16 scale = Simd::load(t.scales[part] + b);
-      for (int r = 0; r < 8; ++r) {
-        const V16 weight = Simd::load(s.scores + (row + r) * static_cast<int64_t>(kTileTokens + kLanes) + b);
-        const V16 steps = Simd::mul(Simd::mul(weight, scale), Simd::broadcast(t.inverse[part][r]));
-        Simd::round_to_int8(steps, t.codes[part][r] + b);
+    for (int r = 0; r < 8; ++r) {
+      const F4 by = vdupq_n_f32(inverse[r]);
+      for (int32_t q = 0; q < kQuads; q += 8) {
+        F4 code[8];  // in the last byte
+        unroll<8>([&](auto i) {
+          code[i] = vfmaq_f32(from_memory(kExp.magic.lanes), t.weights[part][r][q + i], by);
+        });
+        Simd::store_low_bytes({code[0], code[1], code[2], code[3]}, t.codes[part][r] + 4 * q);
+        Simd::store_low_bytes({code[4], code[5], code[6], code[7]}, t.codes[part][r] + 4 * q + kLanes);
       }
     }
   }
 
+  // values[r][first .. first + 32) += unit[r] * sum over the blocks' tokens of code * value.
   static void add_part(const AttendSpan& s, const Tile& tile, int row, const int8_t (*codes)[kTileTokens],
                        const float* unit, int32_t first) {
-    const int64_t group = static_cast<int64_t>(s.head_dim) * KvInt8::kTogether;
-    const float32x4_t origin = vdupq_n_f32(kFloatOfOrigin);
+    const int64_t group = static_cast<int64_t>(s.head_dim) * KvInt8::kTogether, dim = s.padded_dim;
+    const int64_t codes_at = s.value_offset + codes_offset(s.head_dim);
+    const float32x4_t origin = vdupq_n_f32(kFloatOfOrigin), unit0 = vld1q_f32(unit),
+                      unit1 = vld1q_f32(unit + 4);
+    const int32_t lo = tile.lo, hi = tile.hi;
+    const bool asks = row == 0;
     for (int32_t c = first; c < first + KvInt8::kScaleDims; c += 8) {
       int32x4_t sums[8][2];
       clear(sums);
-      for (int32_t b = tile.lo; b < tile.hi; ++b) {
-        const uint8_t *values = tile.block[b] + s.value_offset, *next = tile.next[b] + s.value_offset;
-        if (row == 0) {
-          if (c == first) __builtin_prefetch(next, 0, 3);
-          ask(KvInt8::codes(next, s.head_dim) + c / 8 * kAskedBytes);
+      for (int32_t b = lo; b < hi; ++b) {
+        if (asks) {
+          const uint8_t* next = tile.next[b];
+          if (c == first) __builtin_prefetch(next + s.value_offset, 0, 3);
+          ask(next + codes_at + c / 8 * kAskedBytes);
         }
+        const auto* values =
+            reinterpret_cast<const int8_t*>(tile.block[b] + codes_at + c * KvInt8::kTogether);
         int8x16_t x[8];
         unroll<8>([&](auto r) { x[r] = vld1q_s8(codes[r] + b * kLanes); });
-        add(sums, KvInt8::codes(values, s.head_dim) + c * KvInt8::kTogether, group, x);
+        unroll<4>([&](auto lane) {
+          const int8x16_t v0 = vld1q_s8(values + lane * group), v1 = vld1q_s8(values + lane * group + 16);
+          unroll<8>([&](auto r) {
+            sums[r][0] = vdotq_laneq_s32(sums[r][0], v0, x[r], lane);
+            sums[r][1] = vdotq_laneq_s32(sums[r][1], v1, x[r], lane);
+          });
+        });
       }
+      float* to = s.values + row * dim + c;
       unroll<8>([&](auto r) {
-        if (unit[r] == 0.0f) return;
-        float* to = s.values + (row + r) * static_cast<int64_t>(s.padded_dim) + c;
-        vst1q_f32(to, vfmaq_n_f32(vld1q_f32(to), to_float(sums[r][0], origin), unit[r]));
-        vst1q_f32(to + 4, vfmaq_n_f32(vld1q_f32(to + 4), to_float(sums[r][1], origin), unit[r]));
+        const float32x4_t by = r < 4 ? unit0 : unit1;
+        const float32x4_t lo4 = vld1q_f32(to + r * dim), hi4 = vld1q_f32(to + r * dim + 4);
+        vst1q_f32(to + r * dim, vfmaq_laneq_f32(lo4, to_float(sums[r][0], origin), by, r % 4));
+        vst1q_f32(to + r * dim + 4, vfmaq_laneq_f32(hi4, to_float(sums[r][1], origin), by, r % 4));
       });
     }
   }

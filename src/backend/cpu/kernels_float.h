@@ -132,9 +132,13 @@ inline V16 exp16(V16 x) {
 }
 
 // The same of numbers that are not above zero.
+struct FullExp {
+  [[gnu::always_inline]] static ExpParts parts(V16 bounded) { return exp_parts(bounded); }
+};
+template <class Exp = FullExp>
 [[gnu::always_inline]] inline V16 exp16_below(V16 x) {
   const V16 low = Simd::broadcast(-86.0f);
-  const auto [p, shifted] = exp_parts(Simd::max(x, low));
+  const auto [p, shifted] = Exp::parts(Simd::max(x, low));
   return Simd::select_less(x, low, Simd::zero(), Simd::add_exponent(p, shifted));
 }
 

@@ -91,6 +91,16 @@ struct Simd {
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
   }
 
+  // The low byte of each float's bits.
+  static void store_low_bytes(V16 x, int8_t* out) {
+    const __m256i low = _mm256_set1_epi32(0xff);
+    const __m256i a = _mm256_and_si256(_mm256_castps_si256(x.a), low),
+                  b = _mm256_and_si256(_mm256_castps_si256(x.b), low);
+    const __m128i a16 = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    const __m128i b16 = _mm_packs_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(a16, b16));
+  }
+
   // ---- 16 sums of products of int8, four at a time: `to` += of lane j the codes 4 j .. 4 j + 3 times `by`
   struct I16 {
     __m256i a, b;

@@ -69,6 +69,11 @@ struct Simd {
     return _mm512_reduce_add_epi32(v);
   }
 
+  // The low byte of each float's bits.
+  static void store_low_bytes(V16 x, int8_t* out) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(_mm512_castps_si512(x)));
+  }
+
   // ---- 16 sums of products of int8, four at a time: `to` += of lane j the codes 4 j .. 4 j + 3 times `by`
   using I16 = __m512i;
   using Codes = __m512i;

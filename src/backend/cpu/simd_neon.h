@@ -124,6 +124,14 @@ struct Simd {
     return vaddvq_s16(vaddq_s16(lo, hi));
   }
 
+  // The low byte of each float's bits.
+  static void store_low_bytes(V16 x, int8_t* out) {
+    const auto low_halves = [](float32x4_t a, float32x4_t b) {
+      return vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_f32(a), vreinterpretq_s16_f32(b)));
+    };
+    vst1q_s8(out, vuzp1q_s8(low_halves(x.a, x.b), low_halves(x.c, x.d)));
+  }
+
   // ---- 16 sums of products of int8, four at a time: `to` += of lane j the codes 4 j .. 4 j + 3 times `by`
   struct I16 {
     int32x4_t a, b, c, d;

@@ -128,6 +128,11 @@ struct Simd {
     return total;
   }
 
+  // The low byte of each float's bits.
+  static void store_low_bytes(V16 a, int8_t* out) {
+    for (int j = 0; j < 16; ++j) out[j] = static_cast<int8_t>(float_to_bits(a.v[j]) & 0xffu);
+  }
+
   // ---- 16 sums of products of int8, four at a time: `to` += of lane j the codes 4 j .. 4 j + 3 times `by`
   struct I16 {
     int32_t v[16];

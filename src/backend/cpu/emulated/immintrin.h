@@ -111,6 +111,10 @@ inline __m256i _mm512_cvtepi32_epi16(__m512i v) {
   return emulated::as<__m256i>(
       emulated::map<uint16_t, uint32_t>(v, [](uint32_t x) { return static_cast<uint16_t>(x); }));
 }
+inline __m128i _mm512_cvtepi32_epi8(__m512i v) {
+  return emulated::as<__m128i>(
+      emulated::map<uint8_t, uint32_t>(v, [](uint32_t x) { return static_cast<uint8_t>(x); }));
+}
 inline __m512i _mm512_srai_epi32(__m512i v, unsigned bits) {
   return emulated::as<__m512i>(emulated::map<int32_t, int32_t>(v, [&](int32_t x) { return x >> bits; }));
 }
