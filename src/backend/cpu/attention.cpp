@@ -443,7 +443,7 @@ void CpuExecutor::attend_planned(const Attend& op) {
     attend_span(op, task, part.next < 0 || after.tile == nullptr ? nullptr : &after, part.asked,
                 partial(tile * heads + task.kv_head, part.index % most_spans), most_spans * rows, thread);
   });
-  // A row at a time: the partials lie in other threads' caches, and fetching them is all the work.
+  // A row at a time: the partials lie in other threads' caches.
   pool_.parallel_for(tasks * most_rows, 2, [&](int64_t begin, int64_t end, int thread) {
     const ThreadScratch& mine = work_->threads[thread];
     for (int64_t i = begin; i < end; ++i) {
