@@ -36,7 +36,7 @@ ASAN_TARGETS = ("base_test", "tensor_test", "quant_test", "io_test", "tokenizer_
 CONFORMANCE = "*/scalar_*:*/neon_*:*/avx*:*/amx*:Attention.*:SameBitsDecode.*:InstructionCount.*"
 # Random schedules walk what a batch of 64 walks; the Crash tests of kv, what a killed engine leaves on disk.
 ASAN_FILTER = (f"-*Golden*:*Linear*:*Speed*:*Runaways*:Load.*:Trace.*:Ahead.EveryAnswer*:SameBits.HoweverManyThreads:"
-               f"Faults.InABatch*:Faults.Killed*:{CONFORMANCE}")
+               f"Int8Cache.HasTheSameBits*:Faults.InABatch*:Faults.Killed*:{CONFORMANCE}")
 TSAN_TARGETS = ("base_test", "kv_test", "grammar_test")
 # The whole engine compiles and runs for minutes more, too long for two cores from nothing: only where it is asked for.
 LONG_TSAN_TARGETS = ("engine_test",)
@@ -50,7 +50,8 @@ CROSS_TARGETS = ("base_test", "tensor_test", "quant_test", "backend_test")
 # what a cut comes to in a kernel. What has the bits of `scalar` is as near, and sees as much, as `scalar` does.
 # qemu does not pass on what reads pages ahead (madvise).
 CROSS_FILTER = (f"-{CONFORMANCE}:SameBits.HoweverManyThreads:SameBits.HoweverThePromptIsCut:SameBits.WhicheverRowsAreRead:"
-                f"Int8Cache.IsNear*:Int8Cache.DoesNotSee*:Int8Cache.Shows*:Blocks.*:BufferPool.*:ReadBefore.BringsIn*")
+                f"Int8Cache.IsNear*:Int8Cache.DoesNotSee*:Int8Cache.Shows*:LongContext.*:Blocks.*:"
+                f"BufferPool.*:ReadBefore.BringsIn*")
 # What is built, or read by clang-tidy, while the tests of other phases run: they leave a core idle where they wait for
 # one another or for a server. tidy is the last: of small parts, it fills both cores to the end.
 AHEAD = ("asan", "tsan", "cross", "cuda", "tidy")

