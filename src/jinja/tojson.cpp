@@ -3,8 +3,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tokenizer/template_builtins.h"
-#include "tokenizer/template_text.h"
+#include "jinja/builtins.h"
+#include "jinja/python_text.h"
 
 namespace millrace::jinja {
 
@@ -203,7 +203,7 @@ class JsonWriter {
 
 }  // namespace
 
-Value filter_tojson(Runtime&, const Value& self, const Arguments& arguments) {
+Value filter_tojson(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("tojson", arguments, {"ensure_ascii", "indent", "separators", "sort_keys"});
   bool has_indent = args.given(1);
   std::string indent, item = has_indent ? "," : ", ", key = ": ";

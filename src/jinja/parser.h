@@ -4,11 +4,11 @@
 
 #include <string_view>
 
-#include "tokenizer/template_ast.h"
+#include "jinja/ast.h"
 
 namespace millrace::jinja {
 
-// Throws SyntaxError (template_lexer.h).
+// Throws SyntaxError (lexer.h).
 Body parse_template(std::string_view source);
 
 }  // namespace millrace::jinja

@@ -199,9 +199,9 @@ struct Arguments {
   std::vector<std::pair<std::string, Value>> keyword;
 };
 
-struct Runtime;
+struct RenderState;
 // Filters, tests, methods and global functions: `self` is the input, or the object of a method.
-using Native = Value (*)(Runtime&, const Value& self, const Arguments&);
+using Native = Value (*)(RenderState&, const Value& self, const Arguments&);
 
 struct FunctionObject : Object {
   FunctionObject(std::string name_in, Native native_in, Value self_in)

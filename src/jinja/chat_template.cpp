@@ -1,14 +1,14 @@
 // ChatTemplate: parse once, render many times. Here internal errors get the file's name and the line.
-#include "tokenizer/chat_template.h"
+#include "jinja/chat_template.h"
 
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "tokenizer/template_builtins.h"
-#include "tokenizer/template_eval.h"
-#include "tokenizer/template_lexer.h"
-#include "tokenizer/template_parser.h"
-#include "tokenizer/template_text.h"
+#include "jinja/builtins.h"
+#include "jinja/evaluator.h"
+#include "jinja/lexer.h"
+#include "jinja/parser.h"
+#include "jinja/python_text.h"
 
 namespace millrace {
 
@@ -66,9 +66,9 @@ std::string ChatTemplate::render(const nlohmann::ordered_json& variables,
                 program_->source, variables.type_name());
   }
   jinja::Budget budget;
-  jinja::Runtime runtime;
-  runtime.now = options.now;
-  jinja::Evaluator evaluator(runtime);
+  jinja::RenderState state;
+  state.now = options.now;
+  jinja::Evaluator evaluator(state);
   try {
     for (const auto& [name, value] : variables.items()) evaluator.set_variable(name, jinja::from_json(value));
     return evaluator.run(program_->body);

@@ -1,7 +1,7 @@
 // str() and repr() of values: what {{ }} prints.
-#include "tokenizer/template_loop.h"
-#include "tokenizer/template_text.h"
-#include "tokenizer/template_value.h"
+#include "jinja/python_text.h"
+#include "jinja/render_state.h"
+#include "jinja/value.h"
 
 namespace millrace::jinja {
 namespace {

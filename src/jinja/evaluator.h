@@ -6,14 +6,14 @@
 #include <string_view>
 #include <vector>
 
-#include "tokenizer/template_ast.h"
-#include "tokenizer/template_loop.h"
+#include "jinja/ast.h"
+#include "jinja/render_state.h"
 
 namespace millrace::jinja {
 
 class Evaluator {
  public:
-  explicit Evaluator(Runtime& runtime) : runtime_(runtime), scope_(std::make_shared<Scope>(nullptr)) {}
+  explicit Evaluator(RenderState& state) : state_(state), scope_(std::make_shared<Scope>(nullptr)) {}
   ~Evaluator();
   Evaluator(const Evaluator&) = delete;
   Evaluator& operator=(const Evaluator&) = delete;
@@ -30,7 +30,7 @@ class Evaluator {
   static constexpr int kMaxDepth = 1000;
   enum class Flow : uint8_t { kNormal, kBreak, kContinue };
 
-  // statements (template_eval.cpp)
+  // statements (evaluator.cpp)
   Flow execute(const Body& body);
   Flow execute(const Stmt& stmt);
   Flow execute_if(const Stmt& stmt);
@@ -44,7 +44,7 @@ class Evaluator {
   void assign_tuple(const Expr& target, const Value& value);
   void write(std::string_view text);
 
-  // expressions (template_eval_expr.cpp)
+  // expressions (evaluator_expr.cpp)
   Value evaluate(const Expr& expr);
   Value evaluate_node(const Expr& expr);
   Value evaluate_name(const Expr& expr);
@@ -86,7 +86,7 @@ class Evaluator {
     std::string* saved;
   };
 
-  Runtime& runtime_;
+  RenderState& state_;
   std::shared_ptr<Scope> scope_;
   std::vector<std::shared_ptr<Scope>> macro_scopes_;
   std::string* out_ = nullptr;

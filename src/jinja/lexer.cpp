@@ -1,5 +1,5 @@
-// The lexer: jinja2's rules (regular expressions there) as hand-written scanning. See template_lexer.h.
-#include "tokenizer/template_lexer.h"
+// The lexer: jinja2's rules (regular expressions there) as hand-written scanning. See lexer.h.
+#include "jinja/lexer.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "tokenizer/template_text.h"
+#include "jinja/python_text.h"
 
 namespace millrace::jinja {
 namespace {

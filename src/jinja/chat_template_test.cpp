@@ -1,6 +1,6 @@
 // Chat templates against jinja2: our own small templates always, real ones where tools/fetch_templates.py put
 // them; and what goes wrong in a template gets a message with its line and stays within bounds.
-#include "tokenizer/chat_template.h"
+#include "jinja/chat_template.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The parser class, shared by its two files: template_parser.cpp (statements) and template_parser_expr.cpp.
+// The parser class, shared by its two files: parser.cpp (statements) and parser_expr.cpp.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "tokenizer/template_ast.h"
-#include "tokenizer/template_lexer.h"
+#include "jinja/ast.h"
+#include "jinja/lexer.h"
 
 namespace millrace::jinja {
 

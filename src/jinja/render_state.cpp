@@ -1,7 +1,7 @@
-// The loop variable and what else keeps state; see template_loop.h.
-#include "tokenizer/template_loop.h"
+// The loop variable and what else keeps state; see render_state.h.
+#include "jinja/render_state.h"
 
-#include "tokenizer/template_eval.h"
+#include "jinja/evaluator.h"
 
 namespace millrace::jinja {
 
@@ -45,7 +45,7 @@ int64_t LoopObject::length() {
   return index0 + 1 + static_cast<int64_t>(ahead.size());
 }
 
-Runtime::~Runtime() {
+RenderState::~RenderState() {
   for (const auto& space : namespaces) space->attributes.clear();
   for (const Value& loop : changed_loops) loop.as<LoopObject>().last_changed.clear();
 }

@@ -1,9 +1,9 @@
 // Argument binding, the methods of containers, the tests after `is`, and the global functions.
-#include "tokenizer/template_builtins.h"
+#include "jinja/builtins.h"
 
 #include <algorithm>
 
-#include "tokenizer/template_text.h"
+#include "jinja/python_text.h"
 
 namespace millrace::jinja {
 
@@ -38,45 +38,45 @@ Native look_up(const Table& table, std::string_view name) {
 
 // Methods of dict.
 
-Value dict_get(Runtime&, const Value& self, const Arguments& arguments) {
+Value dict_get(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("get", arguments, {"key", "default"}, 1);
   if (const Value* value = self.dict().find(*args[0])) return *value;
   return args[1] == nullptr ? Value::none() : *args[1];
 }
 
-Value dict_items(Runtime&, const Value& self, const Arguments& arguments) {
+Value dict_items(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("items", arguments, {});
   std::vector<Value> pairs;
   for (const auto& [key, value] : self.dict().entries) pairs.push_back(Value::tuple({key, value}));
   return Value::sequence(Kind::kView, std::move(pairs), "dict_items");
 }
 
-Value dict_keys(Runtime&, const Value& self, const Arguments& arguments) {
+Value dict_keys(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("keys", arguments, {});
   return Value::sequence(Kind::kView, iterate(self), "dict_keys");
 }
 
-Value dict_values(Runtime&, const Value& self, const Arguments& arguments) {
+Value dict_values(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("values", arguments, {});
   std::vector<Value> values;
   for (const auto& entry : self.dict().entries) values.push_back(entry.second);
   return Value::sequence(Kind::kView, std::move(values), "dict_values");
 }
 
-Value copy(Runtime&, const Value& self, const Arguments& arguments) {
+Value copy(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("copy", arguments, {});
   return self;  // nothing can change it
 }
 
 // Methods of list and tuple.
 
-Value list_count(Runtime&, const Value& self, const Arguments& arguments) {
+Value list_count(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("count", arguments, {"value"}, 1);
   auto is_it = [&](const Value& item) { return equal(item, *args[0]); };
   return Value::integer(std::count_if(self.items().begin(), self.items().end(), is_it));
 }
 
-Value list_index(Runtime&, const Value& self, const Arguments& arguments) {
+Value list_index(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("index", arguments, {"value"}, 1);
   for (size_t i = 0; i < self.items().size(); ++i) {
     if (equal(self.items()[i], *args[0])) return Value::integer(static_cast<int64_t>(i));
@@ -86,25 +86,25 @@ Value list_index(Runtime&, const Value& self, const Arguments& arguments) {
 
 // Methods of the loop variable.
 
-Value loop_cycle(Runtime&, const Value& self, const Arguments& arguments) {
+Value loop_cycle(RenderState&, const Value& self, const Arguments& arguments) {
   if (arguments.positional.empty()) fail("no items for cycling given");
   auto index = static_cast<size_t>(std::max<int64_t>(self.as<LoopObject>().index0, 0));
   return arguments.positional[index % arguments.positional.size()];
 }
 
-Value loop_changed(Runtime& runtime, const Value& self, const Arguments& arguments) {
+Value loop_changed(RenderState& state, const Value& self, const Arguments& arguments) {
   LoopObject& loop = self.as<LoopObject>();
   const auto &old = loop.last_changed, &now = arguments.positional;
   bool same =
       loop.has_changed && old.size() == now.size() && std::equal(old.begin(), old.end(), now.begin(), equal);
   if (same) return Value::boolean(false);
-  if (!loop.has_changed) runtime.changed_loops.push_back(self);
+  if (!loop.has_changed) state.changed_loops.push_back(self);
   loop.last_changed = now;
   loop.has_changed = true;
   return Value::boolean(true);
 }
 
-Value float_is_integer(Runtime&, const Value& self, const Arguments&) {
+Value float_is_integer(RenderState&, const Value& self, const Arguments&) {
   return Value::boolean(self.as_double() == static_cast<double>(static_cast<long long>(
                                                 std::clamp(self.as_double(), -9e18, 9e18))));
 }
@@ -150,13 +150,13 @@ namespace {
 
 // Tests. kTest<check> turns a predicate on one value into a Native.
 template <bool (*kCheck)(const Value&)>
-Value test(Runtime&, const Value& self, const Arguments& arguments) {
+Value test(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("the test", arguments, {});
   return Value::boolean(kCheck(self));
 }
 
 template <bool (*kCheck)(const Value&, const Value&)>
-Value test_with(Runtime&, const Value& self, const Arguments& arguments) {
+Value test_with(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("the test", arguments, {"other"}, 1);
   return Value::boolean(kCheck(self, *args[0]));
 }
@@ -181,12 +181,12 @@ bool is_sequence(const Value& v) { return length_of(v).has_value() && !v.is(Kind
 bool is_filter_name(const Value& v) { return v.is_string() && find_filter(v.text()) != nullptr; }
 bool is_test_name(const Value& v) { return v.is_string() && find_test(v.text()) != nullptr; }
 bool is_upper_text(const Value& v) {
-  Runtime runtime;
-  return truthy(find_text_method("isupper")(runtime, Value::string(to_text(v)), {}));
+  RenderState state;
+  return truthy(find_text_method("isupper")(state, Value::string(to_text(v)), {}));
 }
 bool is_lower_text(const Value& v) {
-  Runtime runtime;
-  return truthy(find_text_method("islower")(runtime, Value::string(to_text(v)), {}));
+  RenderState state;
+  return truthy(find_text_method("islower")(state, Value::string(to_text(v)), {}));
 }
 bool leaves(const Value& v, int64_t divisor, int64_t rest) {
   return equal(binary_operator('%', v, Value::integer(divisor)), Value::integer(rest));
@@ -260,7 +260,7 @@ namespace {
 // jinja2's sandbox allows ranges up to this long.
 constexpr int64_t kMaxRange = 100'000;
 
-Value global_range(Runtime&, const Value&, const Arguments& arguments) {
+Value global_range(RenderState&, const Value&, const Arguments& arguments) {
   if (arguments.positional.empty()) fail("range expected at least 1 argument, got 0");
   Bound args("range", arguments, {"start", "stop", "step"});
   int64_t start = args[1] == nullptr ? 0 : to_index(*args[0]);
@@ -305,11 +305,11 @@ std::shared_ptr<DictObject> make_dict(const Arguments& arguments) {
   return dict;
 }
 
-Value global_dict(Runtime&, const Value&, const Arguments& arguments) {
+Value global_dict(RenderState&, const Value&, const Arguments& arguments) {
   return Value::object(Kind::kDict, make_dict(arguments));
 }
 
-Value global_namespace(Runtime& runtime, const Value&, const Arguments& arguments) {
+Value global_namespace(RenderState& state, const Value&, const Arguments& arguments) {
   auto space = std::make_shared<NamespaceObject>();
   const std::shared_ptr<DictObject> initial = make_dict(arguments);
   for (const auto& [key, value] : initial->entries) {
@@ -318,22 +318,22 @@ Value global_namespace(Runtime& runtime, const Value&, const Arguments& argument
       fail("cannot store the underscore-prefixed attribute '{}' on a namespace", name);
     space->set(name, value);
   }
-  runtime.namespaces.push_back(space);
+  state.namespaces.push_back(space);
   return Value::object(Kind::kNamespace, space);
 }
 
-Value global_raise_exception(Runtime&, const Value&, const Arguments& arguments) {
+Value global_raise_exception(RenderState&, const Value&, const Arguments& arguments) {
   Bound args("raise_exception", arguments, {"message"}, 1);
   fail("{}", to_text(*args[0]));
 }
 
-Value global_strftime_now(Runtime& runtime, const Value&, const Arguments& arguments) {
+Value global_strftime_now(RenderState& state, const Value&, const Arguments& arguments) {
   Bound args("strftime_now", arguments, {"format"}, 1);
   if (!args[0]->is_string()) fail("strftime_now() argument must be str, not {}", type_name(*args[0]));
-  return Value::string(format_time(args[0]->text(), runtime.now.value_or(std::time(nullptr))));
+  return Value::string(format_time(args[0]->text(), state.now.value_or(std::time(nullptr))));
 }
 
-Value global_missing(Runtime&, const Value&, const Arguments&) {
+Value global_missing(RenderState&, const Value&, const Arguments&) {
   fail_unsupported("the function lipsum, cycler or joiner");
 }
 

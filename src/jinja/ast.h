@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tokenizer/template_value.h"
+#include "jinja/value.h"
 
 namespace millrace::jinja {
 

@@ -9,15 +9,15 @@
 #include <string_view>
 #include <vector>
 
-#include "tokenizer/template_loop.h"
-#include "tokenizer/template_value.h"
+#include "jinja/render_state.h"
+#include "jinja/value.h"
 
 namespace millrace::jinja {
 
 // Tables; null where there is no such name.
 Native find_filter(std::string_view name);
-Native find_text_filter(std::string_view name);      // template_filters_text.cpp
-Native find_sequence_filter(std::string_view name);  // template_filters_sequence.cpp
+Native find_text_filter(std::string_view name);      // text_filters.cpp
+Native find_sequence_filter(std::string_view name);  // sequence_filters.cpp
 Native find_test(std::string_view name);
 Native find_global(std::string_view name);
 Native find_method(const Value& self, std::string_view name);
@@ -39,7 +39,7 @@ class Bound {
   std::vector<const Value*> values_;
 };
 
-// Operators and lookups (template_ops.cpp).
+// Operators and lookups (operators.cpp).
 Value binary_operator(char op, const Value& a, const Value& b);
 Value unary_operator(char op, const Value& a);
 Value get_attribute(const Value& object, std::string_view name);
@@ -51,13 +51,13 @@ std::string escape_html(std::string_view text);
 // str.replace: at most `limit` times where that is not negative.
 std::string replace_text(std::string_view text, std::string_view from, std::string_view to, int64_t limit);
 
-// Text formats (template_format.cpp).
+// Text formats (python_format.cpp).
 std::string format_percent(const std::string& format, const Value& arguments);
 std::string format_braces(std::string_view format, const Arguments& arguments);
 std::string format_time(const std::string& format, std::time_t now);
 
-// JSON (template_json.cpp).
+// JSON (tojson.cpp).
 Value from_json(const nlohmann::ordered_json& json, int depth = 0);
-Value filter_tojson(Runtime& runtime, const Value& self, const Arguments& arguments);
+Value filter_tojson(RenderState& state, const Value& self, const Arguments& arguments);
 
 }  // namespace millrace::jinja

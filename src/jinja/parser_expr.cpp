@@ -1,10 +1,10 @@
-// Expressions; statements are in template_parser.cpp.
+// Expressions; statements are in parser.cpp.
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "tokenizer/template_builtins.h"
-#include "tokenizer/template_parser_impl.h"
+#include "jinja/builtins.h"
+#include "jinja/parser_impl.h"
 
 namespace millrace::jinja {
 

@@ -1,11 +1,11 @@
-// Statements; expressions are in template_parser_expr.cpp.
-#include "tokenizer/template_parser.h"
+// Statements; expressions are in parser_expr.cpp.
+#include "jinja/parser.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "tokenizer/template_parser_impl.h"
+#include "jinja/parser_impl.h"
 
 namespace millrace::jinja {
 

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "tokenizer/template_builtins.h"
-#include "tokenizer/template_text.h"
+#include "jinja/builtins.h"
+#include "jinja/python_text.h"
 
 namespace millrace::jinja {
 namespace {

@@ -3,8 +3,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "tokenizer/template_builtins.h"
-#include "tokenizer/template_text.h"
+#include "jinja/builtins.h"
+#include "jinja/python_text.h"
 
 namespace millrace::jinja {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 Value as_text(const Value& value) { return value.is_string() ? value : Value::string(to_text(value)); }
 
 template <std::string (*kConvert)(std::string_view)>
-Value convert(Runtime&, const Value& self, const Arguments& arguments) {
+Value convert(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("the filter", arguments, {});
   Value text = as_text(self);
   Budget::spend(text.text().size() / 8);
@@ -39,37 +39,37 @@ std::string title(std::string_view text) {
   return out;
 }
 
-Value call_method(Runtime& runtime, const char* name, const Value& self, const Arguments& arguments) {
-  return find_text_method(name)(runtime, as_text(self), arguments);
+Value call_method(RenderState& state, const char* name, const Value& self, const Arguments& arguments) {
+  return find_text_method(name)(state, as_text(self), arguments);
 }
 
-Value trim(Runtime& runtime, const Value& self, const Arguments& arguments) {
-  return call_method(runtime, "strip", self, arguments);
+Value trim(RenderState& state, const Value& self, const Arguments& arguments) {
+  return call_method(state, "strip", self, arguments);
 }
 
-Value center(Runtime& runtime, const Value& self, const Arguments& arguments) {
+Value center(RenderState& state, const Value& self, const Arguments& arguments) {
   Bound args("center", arguments, {"width"});
-  return call_method(runtime, "center", self, {{Value::integer(args.integer(0, 80))}, {}});
+  return call_method(state, "center", self, {{Value::integer(args.integer(0, 80))}, {}});
 }
 
-Value replace(Runtime&, const Value& self, const Arguments& arguments) {
+Value replace(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("replace", arguments, {"old", "new", "count"}, 2);
   return Value::string(
       replace_text(to_text(self), to_text(*args[0]), to_text(*args[1]), args.integer(2, -1)));
 }
 
-Value string(Runtime&, const Value& self, const Arguments& arguments) {
+Value string(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("string", arguments, {});
   return as_text(self);
 }
 
-Value safe(Runtime&, const Value& self, const Arguments&) { return Value::string(to_text(self), true); }
+Value safe(RenderState&, const Value& self, const Arguments&) { return Value::string(to_text(self), true); }
 
-Value escape(Runtime&, const Value& self, const Arguments&) {
+Value escape(RenderState&, const Value& self, const Arguments&) {
   return self.is_markup() ? self : Value::string(escape_html(to_text(self)), true);
 }
 
-Value indent(Runtime&, const Value& self, const Arguments& arguments) {
+Value indent(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("indent", arguments, {"width", "first", "blank"});
   if (!self.is_string()) {
     if (self.is_undefined()) fail_undefined(self);
@@ -93,7 +93,7 @@ Value indent(Runtime&, const Value& self, const Arguments& arguments) {
   return Value::string(std::move(out), self.is_markup());
 }
 
-Value truncate(Runtime&, const Value& self, const Arguments& arguments) {
+Value truncate(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("truncate", arguments, {"length", "killwords", "end", "leeway"});
   int64_t length = args.integer(0, 255), leeway = args.integer(3, 5);
   Value text = as_text(self);
@@ -107,7 +107,7 @@ Value truncate(Runtime&, const Value& self, const Arguments& arguments) {
   return Value::string(kept + end);
 }
 
-Value wordcount(Runtime&, const Value& self, const Arguments&) {
+Value wordcount(RenderState&, const Value& self, const Arguments&) {
   Value text = as_text(self);
   Budget::spend(text.text().size() / 8);
   int64_t words = 0;
@@ -121,7 +121,7 @@ Value wordcount(Runtime&, const Value& self, const Arguments&) {
   return Value::integer(words);
 }
 
-Value format(Runtime&, const Value& self, const Arguments& arguments) {
+Value format(RenderState&, const Value& self, const Arguments& arguments) {
   if (!arguments.positional.empty() && !arguments.keyword.empty()) {
     fail("can't handle positional and keyword arguments at the same time");
   }
@@ -147,7 +147,7 @@ std::string quote_url(std::string_view text, bool for_query) {
   return out;
 }
 
-Value urlencode(Runtime&, const Value& self, const Arguments&) {
+Value urlencode(RenderState&, const Value& self, const Arguments&) {
   if (self.is_string() || !is_iterable(self)) return Value::string(quote_url(to_text(self), false));
   std::string out;
   auto add = [&](const Value& key, const Value& value) {
@@ -213,7 +213,7 @@ std::optional<Value> truncated(double value) {
   return Value::integer(static_cast<int64_t>(value));
 }
 
-Value filter_int(Runtime&, const Value& self, const Arguments& arguments) {
+Value filter_int(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("int", arguments, {"default", "base"});
   if (self.is_undefined()) fail_undefined(self);
   Value otherwise = args[0] == nullptr ? Value::integer(0) : *args[0];
@@ -227,7 +227,7 @@ Value filter_int(Runtime&, const Value& self, const Arguments& arguments) {
   return otherwise;
 }
 
-Value filter_float(Runtime&, const Value& self, const Arguments& arguments) {
+Value filter_float(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("float", arguments, {"default"});
   if (self.is_undefined()) fail_undefined(self);
   if (self.is_number()) return Value::real(self.as_double());
@@ -244,7 +244,7 @@ double round_to(double value, int64_t digits) {
   return std::isinf(scale) ? 0.0 : std::nearbyint(value / scale) * scale;
 }
 
-Value filter_round(Runtime&, const Value& self, const Arguments& arguments) {
+Value filter_round(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("round", arguments, {"precision", "method"});
   if (self.is_undefined()) fail_undefined(self);
   if (!self.is_number()) fail("type {} doesn't define __round__ method", type_name(self));
@@ -262,21 +262,21 @@ Value filter_round(Runtime&, const Value& self, const Arguments& arguments) {
   return Value::real((method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale);
 }
 
-Value filter_abs(Runtime&, const Value& self, const Arguments&) {
+Value filter_abs(RenderState&, const Value& self, const Arguments&) {
   if (self.is_undefined()) fail_undefined(self);
   if (!self.is_number()) fail("bad operand type for abs(): '{}'", type_name(self));
   if (self.is(Kind::kFloat)) return Value::real(std::fabs(self.as_double()));
   return self.as_int() < 0 ? unary_operator('-', self) : Value::integer(self.as_int());
 }
 
-Value filter_default(Runtime&, const Value& self, const Arguments& arguments) {
+Value filter_default(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("default", arguments, {"default_value", "boolean"});
   bool use = self.is_undefined() || (args.flag(1) && !truthy(self));
   if (!use) return self;
   return args[0] == nullptr ? Value::string("") : *args[0];
 }
 
-Value filter_length(Runtime&, const Value& self, const Arguments& arguments) {
+Value filter_length(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("length", arguments, {});
   std::optional<int64_t> length = length_of(self);
   if (!length && self.is(Kind::kLoop)) length = self.as<LoopObject>().length();

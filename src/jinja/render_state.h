@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "tokenizer/template_ast.h"
-#include "tokenizer/template_value.h"
+#include "jinja/ast.h"
+#include "jinja/value.h"
 
 namespace millrace::jinja {
 
@@ -60,11 +60,11 @@ struct LoopObject : Object {
 };
 
 // What lives as long as one render.
-struct Runtime {
-  Runtime() = default;
-  ~Runtime();
-  Runtime(const Runtime&) = delete;
-  Runtime& operator=(const Runtime&) = delete;
+struct RenderState {
+  RenderState() = default;
+  ~RenderState();
+  RenderState(const RenderState&) = delete;
+  RenderState& operator=(const RenderState&) = delete;
   std::optional<std::time_t> now;  // what strftime_now says; the clock otherwise
   // Namespaces and loop.changed() can hold themselves: they are emptied at the end.
   std::vector<std::shared_ptr<NamespaceObject>> namespaces;

@@ -1,7 +1,7 @@
-// Statements; expressions and calls are in template_eval_expr.cpp.
-#include "tokenizer/template_eval.h"
+// Statements; expressions and calls are in evaluator_expr.cpp.
+#include "jinja/evaluator.h"
 
-#include "tokenizer/template_builtins.h"
+#include "jinja/builtins.h"
 
 namespace millrace::jinja {
 

@@ -1,8 +1,8 @@
 // Filters on lists and dicts. What is a generator in jinja2 is an iterator here: it can be walked once.
 #include <algorithm>
 
-#include "tokenizer/template_builtins.h"
-#include "tokenizer/template_text.h"
+#include "jinja/builtins.h"
+#include "jinja/python_text.h"
 
 namespace millrace::jinja {
 namespace {
@@ -17,7 +17,7 @@ Value key_of(const Value& item, const Value* attribute, bool case_sensitive) {
   return key.is_string() && !case_sensitive ? Value::string(to_lower(key.text())) : key;
 }
 
-Value first(Runtime&, const Value& self, const Arguments& arguments) {
+Value first(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("first", arguments, {});
   if (self.is(Kind::kIterator)) {
     SequenceObject& source = self.as_sequence();
@@ -29,7 +29,7 @@ Value first(Runtime&, const Value& self, const Arguments& arguments) {
   return items.empty() ? Value::undefined("No first item, sequence was empty.") : items.front();
 }
 
-Value last(Runtime&, const Value& self, const Arguments& arguments) {
+Value last(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("last", arguments, {});
   if (self.is(Kind::kIterator)) fail("'generator' object is not reversible");
   if (self.is_undefined()) fail("{}", self.undefined_reason());
@@ -39,7 +39,7 @@ Value last(Runtime&, const Value& self, const Arguments& arguments) {
   return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
 }
 
-Value join(Runtime&, const Value& self, const Arguments& arguments) {
+Value join(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("join", arguments, {"d", "attribute"});
   std::string separator = args[0] == nullptr ? "" : to_text(*args[0]), out;
   bool begin = true;
@@ -52,12 +52,12 @@ Value join(Runtime&, const Value& self, const Arguments& arguments) {
   return Value::string(std::move(out));
 }
 
-Value list(Runtime&, const Value& self, const Arguments& arguments) {
+Value list(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("list", arguments, {});
   return Value::list(iterate(self));
 }
 
-Value items(Runtime&, const Value& self, const Arguments& arguments) {
+Value items(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("items", arguments, {});
   if (self.is_undefined()) return generator({});
   if (!self.is(Kind::kDict)) fail("Can only get item pairs from a mapping.");
@@ -90,7 +90,7 @@ Named named(const Arguments& arguments, size_t at, Native (*look_up)(std::string
   return result;
 }
 
-Value map(Runtime& runtime, const Value& self, const Arguments& arguments) {
+Value map(RenderState& state, const Value& self, const Arguments& arguments) {
   std::vector<Value> out;
   if (!truthy(self)) return generator({});
   const Value* attribute = keyword(arguments, "attribute");
@@ -104,13 +104,13 @@ Value map(Runtime& runtime, const Value& self, const Arguments& arguments) {
   }
   if (arguments.positional.empty()) fail("map requires a filter argument");
   Named filter = named(arguments, 0, find_filter, "filter");
-  for (const Value& item : iterate(self)) out.push_back(filter.native(runtime, item, filter.arguments));
+  for (const Value& item : iterate(self)) out.push_back(filter.native(state, item, filter.arguments));
   return generator(std::move(out));
 }
 
 // select, reject, selectattr, rejectattr
 template <bool kKeep, bool kAttribute>
-Value choose(Runtime& runtime, const Value& self, const Arguments& arguments) {
+Value choose(RenderState& state, const Value& self, const Arguments& arguments) {
   if (!truthy(self)) return generator({});
   constexpr size_t kTest = kAttribute ? 1 : 0;
   if (kAttribute && arguments.positional.empty()) fail("Missing parameter for attribute name");
@@ -119,13 +119,13 @@ Value choose(Runtime& runtime, const Value& self, const Arguments& arguments) {
   std::vector<Value> out;
   for (Value& item : iterate(self)) {
     Value value = kAttribute ? get_path(item, arguments.positional[0]) : item;
-    bool passes = truthy(test.native == nullptr ? value : test.native(runtime, value, test.arguments));
+    bool passes = truthy(test.native == nullptr ? value : test.native(state, value, test.arguments));
     if (passes == kKeep) out.push_back(std::move(item));
   }
   return generator(std::move(out));
 }
 
-Value reverse(Runtime&, const Value& self, const Arguments& arguments) {
+Value reverse(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("reverse", arguments, {});
   if (self.is_string()) return get_slice(self, Value::none(), Value::none(), Value::integer(-1));
   if (!is_iterable(self)) fail("argument must be iterable");
@@ -148,7 +148,7 @@ std::vector<Value> sorted(std::vector<Value> values, const std::vector<Value>& k
   return out;
 }
 
-Value sort(Runtime&, const Value& self, const Arguments& arguments) {
+Value sort(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("sort", arguments, {"reverse", "case_sensitive", "attribute"});
   std::vector<Value> values = iterate(self), keys;
   std::vector<Value> paths;
@@ -171,7 +171,7 @@ Value sort(Runtime&, const Value& self, const Arguments& arguments) {
   return Value::list(sorted(std::move(values), keys, args.flag(0)));
 }
 
-Value dictsort(Runtime&, const Value& self, const Arguments& arguments) {
+Value dictsort(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("dictsort", arguments, {"case_sensitive", "by", "reverse"});
   if (!self.is(Kind::kDict)) fail("'{}' object has no attribute 'items'", type_name(self));
   std::string by = args[1] == nullptr ? "key" : to_text(*args[1]);
@@ -184,7 +184,7 @@ Value dictsort(Runtime&, const Value& self, const Arguments& arguments) {
   return Value::list(sorted(std::move(pairs), keys, args.flag(2)));
 }
 
-Value unique(Runtime&, const Value& self, const Arguments& arguments) {
+Value unique(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("unique", arguments, {"case_sensitive", "attribute"});
   DictObject seen;
   std::vector<Value> out;
@@ -198,7 +198,7 @@ Value unique(Runtime&, const Value& self, const Arguments& arguments) {
 }
 
 template <bool kMax>
-Value extreme(Runtime&, const Value& self, const Arguments& arguments) {
+Value extreme(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args(kMax ? "max" : "min", arguments, {"case_sensitive", "attribute"});
   std::vector<Value> values = iterate(self);
   if (values.empty()) return Value::undefined("No aggregated item, sequence was empty.");
@@ -215,7 +215,7 @@ Value extreme(Runtime&, const Value& self, const Arguments& arguments) {
   return values[best];
 }
 
-Value sum(Runtime&, const Value& self, const Arguments& arguments) {
+Value sum(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("sum", arguments, {"attribute", "start"});
   Value total = args[1] == nullptr ? Value::integer(0) : *args[1];
   if (total.is_string()) fail("sum() can't sum strings [use ''.join(seq) instead]");
@@ -225,7 +225,7 @@ Value sum(Runtime&, const Value& self, const Arguments& arguments) {
   return total;
 }
 
-Value groupby(Runtime&, const Value& self, const Arguments& arguments) {
+Value groupby(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("groupby", arguments, {"attribute", "default", "case_sensitive"}, 1);
   std::vector<Value> values = iterate(self), keys;
   auto key_at = [&](const Value& item, bool case_sensitive) {
@@ -253,7 +253,7 @@ Value groupby(Runtime&, const Value& self, const Arguments& arguments) {
   return Value::list(std::move(groups));
 }
 
-Value batch(Runtime&, const Value& self, const Arguments& arguments) {
+Value batch(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("batch", arguments, {"linecount", "fill_with"}, 1);
   int64_t count = to_index(*args[0]);
   std::vector<Value> out, row;
@@ -272,7 +272,7 @@ Value batch(Runtime&, const Value& self, const Arguments& arguments) {
   return generator(std::move(out));
 }
 
-Value slice(Runtime&, const Value& self, const Arguments& arguments) {
+Value slice(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("slice", arguments, {"slices", "fill_with"}, 1);
   std::vector<Value> values = iterate(self), out;
   int64_t slices = to_index(*args[0]), length = static_cast<int64_t>(values.size());
@@ -290,7 +290,7 @@ Value slice(Runtime&, const Value& self, const Arguments& arguments) {
 }
 
 // Attributes only: a dict's items are not its attributes.
-Value attr(Runtime&, const Value& self, const Arguments& arguments) {
+Value attr(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("attr", arguments, {"name"}, 1);
   std::string name = to_text(*args[0]);
   if (self.is(Kind::kDict) && find_method(self, name) == nullptr && !is_mutating_method(self, name)) {

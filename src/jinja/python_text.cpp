@@ -1,5 +1,5 @@
-// Python's view of text over UTF-8; see template_text.h. The tables are generated from Python itself.
-#include "tokenizer/template_text.h"
+// Python's view of text over UTF-8; see python_text.h. The tables are generated from Python itself.
+#include "jinja/python_text.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <cmath>
 #include <span>
 
-#include "tokenizer/template_unicode_table.h"
+#include "jinja/python_unicode.h"
 
 namespace millrace::jinja {
 namespace {

@@ -1,8 +1,8 @@
-// Expressions, calls and macros; statements are in template_eval.cpp.
+// Expressions, calls and macros; statements are in evaluator.cpp.
 #include <algorithm>
 
-#include "tokenizer/template_builtins.h"
-#include "tokenizer/template_eval.h"
+#include "jinja/builtins.h"
+#include "jinja/evaluator.h"
 
 namespace millrace::jinja {
 
@@ -175,7 +175,7 @@ Value Evaluator::evaluate_call(const Expr& expr) {
     if (Native method = find_method(object, callee.attribute)) {
       Arguments arguments = evaluate_arguments(expr);
       line_ = expr.line;
-      return method(runtime_, object, arguments);
+      return method(state_, object, arguments);
     }
     Value function = get_attribute(object, callee.attribute);
     Arguments arguments = evaluate_arguments(expr);
@@ -201,7 +201,7 @@ Value Evaluator::evaluate_filter(const Expr& expr, const Value* block_text) {
   Arguments arguments = evaluate_arguments(expr);
   line_ = expr.line;
   if (expr.native == nullptr) fail_unsupported("the filter '{}'", expr.name);
-  return expr.native(runtime_, input, arguments);
+  return expr.native(state_, input, arguments);
 }
 
 Value Evaluator::evaluate_test(const Expr& expr) {
@@ -209,14 +209,14 @@ Value Evaluator::evaluate_test(const Expr& expr) {
   Arguments arguments = evaluate_arguments(expr);
   line_ = expr.line;
   if (expr.native == nullptr) fail_unsupported("the test '{}'", expr.name);
-  return expr.native(runtime_, input, arguments);
+  return expr.native(state_, input, arguments);
 }
 
 Value Evaluator::call(const Value& callee, Arguments arguments) {
   Depth depth(*this);
   switch (callee.kind()) {
     case Kind::kFunction:
-      return callee.function().native(runtime_, callee.function().self, arguments);
+      return callee.function().native(state_, callee.function().self, arguments);
     case Kind::kMacro:
       return call_macro(callee.as<MacroObject>(), std::move(arguments));
     case Kind::kLoop: {

@@ -1,9 +1,9 @@
-// Values: construction, budget, truth, equality, order, iteration. See template_value.h.
-#include "tokenizer/template_value.h"
+// Values: construction, budget, truth, equality, order, iteration. See value.h.
+#include "jinja/value.h"
 
 #include <algorithm>
 
-#include "tokenizer/template_text.h"
+#include "jinja/python_text.h"
 
 namespace millrace::jinja {
 

@@ -1,8 +1,8 @@
 // The methods of str that templates call.
 #include <algorithm>
 
-#include "tokenizer/template_builtins.h"
-#include "tokenizer/template_text.h"
+#include "jinja/builtins.h"
+#include "jinja/python_text.h"
 
 namespace millrace::jinja {
 namespace {
@@ -31,13 +31,13 @@ Value strip_with(const Value& self, const Arguments& arguments, const char* name
   return text.size() == self.text().size() ? self : same_markup(self, text);
 }
 
-Value strip(Runtime&, const Value& self, const Arguments& a) {
+Value strip(RenderState&, const Value& self, const Arguments& a) {
   return strip_with(self, a, "strip", true, true);
 }
-Value lstrip(Runtime&, const Value& self, const Arguments& a) {
+Value lstrip(RenderState&, const Value& self, const Arguments& a) {
   return strip_with(self, a, "lstrip", true, false);
 }
-Value rstrip(Runtime&, const Value& self, const Arguments& a) {
+Value rstrip(RenderState&, const Value& self, const Arguments& a) {
   return strip_with(self, a, "rstrip", false, true);
 }
 
@@ -101,10 +101,14 @@ Value split_with(const Value& self, const Arguments& arguments, const char* name
   return to_list(self, split_on(self.text(), separator, limit, right));
 }
 
-Value split(Runtime&, const Value& self, const Arguments& a) { return split_with(self, a, "split", false); }
-Value rsplit(Runtime&, const Value& self, const Arguments& a) { return split_with(self, a, "rsplit", true); }
+Value split(RenderState&, const Value& self, const Arguments& a) {
+  return split_with(self, a, "split", false);
+}
+Value rsplit(RenderState&, const Value& self, const Arguments& a) {
+  return split_with(self, a, "rsplit", true);
+}
 
-Value splitlines(Runtime&, const Value& self, const Arguments& arguments) {
+Value splitlines(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("splitlines", arguments, {"keepends"});
   Budget::spend(self.text().size() / 16);
   return to_list(self, split_lines(self.text(), args.flag(0)));
@@ -124,8 +128,12 @@ Value partition_with(const Value& self, const Arguments& arguments, bool right) 
                        same_markup(self, text.substr(at + separator.size()))});
 }
 
-Value partition(Runtime&, const Value& self, const Arguments& a) { return partition_with(self, a, false); }
-Value rpartition(Runtime&, const Value& self, const Arguments& a) { return partition_with(self, a, true); }
+Value partition(RenderState&, const Value& self, const Arguments& a) {
+  return partition_with(self, a, false);
+}
+Value rpartition(RenderState&, const Value& self, const Arguments& a) {
+  return partition_with(self, a, true);
+}
 
 // self[start:stop] of find, count, startswith: as text.
 std::string_view part_of(const Value& self, const Bound& args, int64_t* begin_index = nullptr) {
@@ -156,10 +164,12 @@ Value affix(const Value& self, const Arguments& arguments, const char* name, boo
   return Value::boolean(false);
 }
 
-Value startswith(Runtime&, const Value& self, const Arguments& a) {
+Value startswith(RenderState&, const Value& self, const Arguments& a) {
   return affix(self, a, "startswith", true);
 }
-Value endswith(Runtime&, const Value& self, const Arguments& a) { return affix(self, a, "endswith", false); }
+Value endswith(RenderState&, const Value& self, const Arguments& a) {
+  return affix(self, a, "endswith", false);
+}
 
 int64_t find_text(const Value& self, const Arguments& arguments, const char* name, bool right) {
   Bound args(name, arguments, {"sub", "start", "end"}, 1);
@@ -171,19 +181,19 @@ int64_t find_text(const Value& self, const Arguments& arguments, const char* nam
   return at == text.npos ? -1 : begin + count_code_points(text.substr(0, at));
 }
 
-Value find(Runtime&, const Value& self, const Arguments& a) {
+Value find(RenderState&, const Value& self, const Arguments& a) {
   return Value::integer(find_text(self, a, "find", false));
 }
-Value rfind(Runtime&, const Value& self, const Arguments& a) {
+Value rfind(RenderState&, const Value& self, const Arguments& a) {
   return Value::integer(find_text(self, a, "rfind", true));
 }
-Value index(Runtime&, const Value& self, const Arguments& a) {
+Value index(RenderState&, const Value& self, const Arguments& a) {
   int64_t at = find_text(self, a, "index", false);
   if (at < 0) fail("substring not found");
   return Value::integer(at);
 }
 
-Value count(Runtime&, const Value& self, const Arguments& arguments) {
+Value count(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("count", arguments, {"sub", "start", "end"}, 1);
   const std::string& needle = text_argument(*args[0], "count");
   std::string_view text = part_of(self, args);
@@ -194,7 +204,7 @@ Value count(Runtime&, const Value& self, const Arguments& arguments) {
   return Value::integer(found);
 }
 
-Value replace(Runtime&, const Value& self, const Arguments& arguments) {
+Value replace(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("replace", arguments, {"old", "new", "count"}, 2);
   return Value::string(replace_text(self.text(), text_argument(*args[0], "replace"),
                                     text_argument(*args[1], "replace"), args.integer(2, -1)),
@@ -209,11 +219,15 @@ Value remove_affix(const Value& self, const Arguments& arguments, bool prefix) {
   return same_markup(self, prefix ? text.substr(part.size()) : text.substr(0, text.size() - part.size()));
 }
 
-Value removeprefix(Runtime&, const Value& self, const Arguments& a) { return remove_affix(self, a, true); }
-Value removesuffix(Runtime&, const Value& self, const Arguments& a) { return remove_affix(self, a, false); }
+Value removeprefix(RenderState&, const Value& self, const Arguments& a) {
+  return remove_affix(self, a, true);
+}
+Value removesuffix(RenderState&, const Value& self, const Arguments& a) {
+  return remove_affix(self, a, false);
+}
 
 template <std::string (*kConvert)(std::string_view)>
-Value convert(Runtime&, const Value& self, const Arguments& arguments) {
+Value convert(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("a method of str", arguments, {});
   Budget::spend(self.text().size() / 8);
   return Value::string(kConvert(self.text()), self.is_markup());
@@ -221,7 +235,7 @@ Value convert(Runtime&, const Value& self, const Arguments& arguments) {
 
 // True when there is a code point and all of them are in the class.
 template <bool (*kClass)(char32_t)>
-Value all_are(Runtime&, const Value& self, const Arguments& arguments) {
+Value all_are(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("a method of str", arguments, {});
   Budget::spend(self.text().size() / 8);
   for (size_t i = 0; i < self.text().size();) {
@@ -233,7 +247,7 @@ Value all_are(Runtime&, const Value& self, const Arguments& arguments) {
 bool is_alnum(char32_t c) { return is_alpha(c) || is_digit(c) || is_numeric(c); }
 
 template <bool kUpperCase>
-Value cased(Runtime&, const Value& self, const Arguments&) {
+Value cased(RenderState&, const Value& self, const Arguments&) {
   bool any = false;
   Budget::spend(self.text().size() / 8);
   for (size_t i = 0; i < self.text().size();) {
@@ -244,7 +258,7 @@ Value cased(Runtime&, const Value& self, const Arguments&) {
   return Value::boolean(any);
 }
 
-Value join(Runtime&, const Value& self, const Arguments& arguments) {
+Value join(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("join", arguments, {"iterable"}, 1);
   if (!is_iterable(*args[0])) fail("can only join an iterable");
   std::string out;
@@ -258,7 +272,7 @@ Value join(Runtime&, const Value& self, const Arguments& arguments) {
   return Value::string(std::move(out), self.is_markup());
 }
 
-Value format(Runtime&, const Value& self, const Arguments& arguments) {
+Value format(RenderState&, const Value& self, const Arguments& arguments) {
   return Value::string(format_braces(self.text(), arguments), self.is_markup());
 }
 
@@ -277,11 +291,11 @@ Value justify(const Value& self, const Arguments& arguments, const char* name, c
   return Value::string(before + self.text() + after, self.is_markup());
 }
 
-Value ljust(Runtime&, const Value& self, const Arguments& a) { return justify(self, a, "ljust", '<'); }
-Value rjust(Runtime&, const Value& self, const Arguments& a) { return justify(self, a, "rjust", '>'); }
-Value center(Runtime&, const Value& self, const Arguments& a) { return justify(self, a, "center", '^'); }
+Value ljust(RenderState&, const Value& self, const Arguments& a) { return justify(self, a, "ljust", '<'); }
+Value rjust(RenderState&, const Value& self, const Arguments& a) { return justify(self, a, "rjust", '>'); }
+Value center(RenderState&, const Value& self, const Arguments& a) { return justify(self, a, "center", '^'); }
 
-Value zfill(Runtime&, const Value& self, const Arguments& arguments) {
+Value zfill(RenderState&, const Value& self, const Arguments& arguments) {
   Bound args("zfill", arguments, {"width"}, 1);
   int64_t missing = to_index(*args[0]) - self.text_length();
   if (missing <= 0) return self;
