@@ -1,4 +1,5 @@
-#include "json_text.h"
+// Bodies parsed within limits and the fields of objects; see json_fields.h.
+#include "json_fields.h"
 
 #include <fmt/format.h>
 
@@ -8,47 +9,6 @@
 #include "api_error.h"
 
 namespace millrace::server {
-
-void append_json(std::string& out, std::string_view text) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  out.push_back('"');
-  size_t plain = 0;  // start of what has not been copied
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (static_cast<unsigned char>(c) >= 0x20 && c != '"' && c != '\\' && c != 0x7f) continue;
-    out.append(text, plain, i - plain);
-    plain = i + 1;
-    switch (c) {
-      case '"':
-        out += "\\\"";
-        break;
-      case '\\':
-        out += "\\\\";
-        break;
-      case '\n':
-        out += "\\n";
-        break;
-      case '\r':
-        out += "\\r";
-        break;
-      case '\t':
-        out += "\\t";
-        break;
-      default:
-        out += "\\u00";
-        out.push_back(kHex[(c >> 4) & 15]);
-        out.push_back(kHex[c & 15]);
-    }
-  }
-  out.append(text, plain, text.size() - plain);
-  out.push_back('"');
-}
-
-std::string json_string(std::string_view text) {
-  std::string out;
-  append_json(out, text);
-  return out;
-}
 
 namespace {
 

@@ -1,5 +1,5 @@
-// JSON in and out: bodies parsed within limits, fields read with their path in every complaint, and strings
-// written without building a tree (a streamed token is one append).
+// JSON that clients send: bodies parsed within limits, and fields read with their path in every complaint.
+// What is sent back is written by base/json_writer.h.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,6 @@
 namespace millrace::server {
 
 using Json = nlohmann::ordered_json;
-
-// Appends `text`, which must be UTF-8, as a JSON string with its quotes.
-void append_json(std::string& out, std::string_view text);
-std::string json_string(std::string_view text);
 
 // Deeper nesting is refused: what walks a tree may be recursive.
 inline constexpr int kMaxNesting = 64;
