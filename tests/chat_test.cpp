@@ -13,7 +13,7 @@
 #include "chat/harmony_format.h"
 #include "chat/harmony_render.h"
 #include "chat/plan_constraint.h"
-#include "chat/python_format.h"
+#include "chat/template_format.h"
 #include "chat/special_text.h"
 #include "chat/template_messages.h"
 #include "chat/test_support.h"
