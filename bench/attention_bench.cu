@@ -11,10 +11,10 @@
 #include <random>
 #include <vector>
 
-#include "backend/cuda/device.h"
-#include "backend/cuda/ops/ops.h"
 #include "base/paging.h"
 #include "graph_time.cuh"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/ops.h"
 
 namespace millrace::cuda {
 namespace {

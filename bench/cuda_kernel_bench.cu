@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/ops/ops.h"
-#include "backend/cuda/ops/stream.h"
-#include "backend/cuda/ops/wide.h"
 #include "base/paging.h"
 #include "graph_time.cuh"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/ops.h"
 
 namespace millrace::cuda {
 namespace {

@@ -18,11 +18,11 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/device.h"
-#include "backend/cuda/ops/packed.h"
-#include "backend/cuda/ops/wide.h"
-#include "backend/cuda/ops/wide_shares.h"
 #include "backend/cuda/tuned.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/gemm/cluster_schedule.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/quant/packed_tiles.h"
 #ifdef MILLRACE_HAS_CUBLAS
 #include <cublas_v2.h>
 #endif

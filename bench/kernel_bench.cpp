@@ -9,12 +9,12 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "backend/cpu/features.h"
 #include "backend/cpu/memory.h"
 #include "base/error.h"
 #include "base/read_loop.h"
 #include "base/thread_pool.h"
 #include "base/topology.h"
+#include "kernels/cpu/tables/features.h"
 
 namespace millrace::cpu {
 namespace {

@@ -13,7 +13,7 @@ else()
   find_package(nlohmann_json REQUIRED)
 endif()
 
-# Here and not in backend/cuda/: every program that links the backend needs the language and the runtime.
+# Here and not in kernels/cuda/: every program that links the backend needs the language and the runtime.
 if(MILLRACE_CUDA)
   # Ampere, Ada, Hopper, Blackwell; what comes between and after them translates the code for 8.0, 9.0 or 12.0.
   set(CMAKE_CUDA_ARCHITECTURES "80;89-real;90a-real;90-virtual;100a-real;120" CACHE STRING
@@ -30,7 +30,7 @@ endif()
 add_library(millrace_flags INTERFACE)
 # -ffp-contract=off: a multiply and an add are fused only where the source says fma, so that every
 # compiler and instruction set rounds alike (docs/architecture.md, "Same bits").
-# nvcc has words of its own for all of these: backend/cuda/CMakeLists.txt.
+# nvcc has words of its own for all of these: kernels/cuda/CMakeLists.txt.
 set(cxx_flags -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror -ffp-contract=off)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   # Designated initializers leave defaults on purpose; the other cries wolf inside std::copy.
@@ -39,7 +39,8 @@ endif()
 target_compile_options(millrace_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${cxx_flags}>")
 # g++ 12 at -O3 calls assigning a literal to a std::string an overlapping copy (its bug 105651).
 target_compile_options(millrace_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
-target_include_directories(millrace_flags INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
+target_include_directories(millrace_flags INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/src
+                           ${CMAKE_SOURCE_DIR}/include)
 target_link_libraries(millrace_flags INTERFACE Threads::Threads fmt::fmt nlohmann_json::nlohmann_json)
 if(MILLRACE_SANITIZE)
   set(sanitize_flags -fsanitize=${MILLRACE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
@@ -73,14 +74,19 @@ if(MILLRACE_SANITIZE MATCHES address AND NOT MILLRACE_FUZZ)
   set(compiled_longer_than_run io model engine chat)
 endif()
 
-# millrace_library(NAME DEPENDS...): every *.cpp of the current folder becomes the static library
-# millrace_NAME; every *_test.cpp becomes one test program NAME_test.
+# millrace_library(NAME DEPENDS... [FOLDERS FOLDER...]): every *.cpp of the current folder, and of the folders below it
+# that are named, becomes the static library millrace_NAME; every *_test.cpp becomes one test program NAME_test.
 function(millrace_library name)
-  file(GLOB sources CONFIGURE_DEPENDS *.cpp)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FOLDERS")
+  set(patterns *.cpp)
+  foreach(folder IN LISTS arg_FOLDERS)
+    list(APPEND patterns ${folder}/*.cpp)
+  endforeach()
+  file(GLOB sources CONFIGURE_DEPENDS ${patterns})
   set(tests ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
   list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
-  set(deps ${ARGN})
+  set(deps ${arg_UNPARSED_ARGUMENTS})
   list(TRANSFORM deps PREPEND millrace_)
   if(sources)
     add_library(millrace_${name} STATIC ${sources})

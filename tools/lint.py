@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The checks that read the source and do not run it.
 
-  tools/lint.py format [--fix]   clang-format 14 over src, include, apps, tests and bench; --fix rewrites
-  tools/lint.py tidy             clang-tidy 14 (.clang-tidy) over what build/dev compiles of src and apps, tests left out
+  tools/lint.py format [--fix]   clang-format 14 over src, kernels, include, apps, tests and bench; --fix rewrites
+  tools/lint.py tidy             clang-tidy 14 (.clang-tidy) over what build/dev compiles of src, kernels and apps, no tests
 
 build/dev compiles many files of a folder as one, and so they are read here: the headers once. What clang-tidy found
 clean is remembered in build/tidy by the content of everything it includes from the repository, so that a second run
@@ -21,7 +21,7 @@ from pathlib import Path
 from shutil import which
 
 ROOT = Path(__file__).resolve().parent.parent
-FORMATTED = ("src", "include", "apps", "tests", "bench")
+FORMATTED = ("src", "kernels", "include", "apps", "tests", "bench")
 SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc"}
 BUILD = ROOT / "build" / "dev"
 CLEAN = ROOT / "build" / "tidy"
@@ -84,7 +84,7 @@ def name_of(source):
 def to_check(entry):
     name = name_of(entry["file"])
     in_a_test = "_test.dir/" in entry["file"] or name.stem.endswith("_test")
-    return name.parts[0] in ("src", "apps") and str(name) not in COROUTINES and not in_a_test and name.suffix != ".cu"
+    return name.parts[0] in ("src", "kernels", "apps") and str(name) not in COROUTINES and not in_a_test and name.suffix != ".cu"
 
 
 def object_of(entry):

@@ -28,7 +28,7 @@ JOBS = str(os.cpu_count() or 2)
 
 # What runs a second time under the sanitizers: everything that reads input, the kernels, and the fuzz corpus with
 # mutations of it (the *_replay programs).
-ASAN_TARGETS = ("base_test", "tensor_test", "quant_test", "io_test", "tokenizer_test", "kv_test", "sched_test",
+ASAN_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "io_test", "tokenizer_test", "kv_test", "sched_test",
                 "sample_test", "backend_test", "engine_test", "*_replay")
 # ... without what compares with files that were fetched or computes for long: dev runs those.
 # SameBits runs every kernel of every type and compares the tables to the bit, so the comparison with the reference, which
@@ -45,7 +45,7 @@ TSAN_FILTER = ("*ThreadPool*:*ThreadsShareIt*:DiskTest*:*CacheProperty*disk*:*Pr
 # Random schedules of the engine under a sanitizer: so many of each of the 40 engines, where dev has 25.
 FEWER_SCHEDULES = {"MILLRACE_TEST_SCHEDULES": "1"}
 # What depends on the instruction set, run under qemu on the other architecture.
-CROSS_TARGETS = ("base_test", "tensor_test", "quant_test", "backend_test")
+CROSS_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "backend_test")
 # Threads, blocks, buffers and how a prompt is cut are the same on every processor: every number of rows of every type is
 # what a cut comes to in a kernel. What has the bits of `scalar` is as near, and sees as much, as `scalar` does.
 # qemu does not pass on what reads pages ahead (madvise).

@@ -12,10 +12,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "backend/kv_types.h"
 #include "base/error.h"
 #include "commands.h"
 #include "engine/divergence.h"
+#include "kernels/quant/kv_types.h"
 #include "options.h"
 #include "output.h"
 #include "progress.h"

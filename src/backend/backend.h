@@ -33,11 +33,11 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/kv_types.h"
 #include "backend/tuning.h"
 #include "base/paging.h"
 #include "base/sampling_math.h"
 #include "base/topology.h"
+#include "kernels/quant/kv_types.h"
 #include "millrace/error.h"
 #include "tensor/tensor_view.h"
 

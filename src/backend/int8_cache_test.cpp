@@ -5,8 +5,8 @@
 
 #include <limits>
 
-#include "backend/kv_types.h"
 #include "backend/test_support.h"
+#include "kernels/quant/kv_types.h"
 
 namespace millrace {
 namespace {

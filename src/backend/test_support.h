@@ -14,9 +14,9 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_backend.h"
-#include "backend/cpu/features.h"
-#include "quant/blocks.h"
-#include "quant/codec.h"
+#include "kernels/cpu/tables/features.h"
+#include "kernels/quant/blocks.h"
+#include "kernels/quant/codec.h"
 
 namespace millrace::testing_support {
 

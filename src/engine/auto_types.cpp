@@ -9,8 +9,8 @@
 #include "engine/sample_text.h"
 #include "io/gguf_types.h"
 #include "io/printable.h"
+#include "kernels/cpu/quant/encoder.h"
 #include "quant/allocate.h"
-#include "quant/encoder.h"
 
 namespace millrace {
 namespace {

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "backend/forwarding_executor.h"
+#include "kernels/quant/codec.h"
 #include "model/model.h"
 #include "model/weight_source.h"
-#include "quant/codec.h"
 
 namespace millrace {
 namespace {

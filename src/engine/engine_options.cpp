@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "backend/kv_types.h"
 #include "base/error.h"
 #include "io/printable.h"
+#include "kernels/quant/kv_types.h"
 #include "quant/request.h"
 
 namespace millrace {

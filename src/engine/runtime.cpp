@@ -8,11 +8,11 @@
 #include <cmath>
 #include <cstring>
 
-#include "backend/kv_types.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "engine/auto_types.h"
-#include "quant/codec.h"
+#include "kernels/quant/codec.h"
+#include "kernels/quant/kv_types.h"
 #include "sample/softmax.h"
 
 namespace millrace {

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "io/hf_directory.h"
-#include "quant/codec.h"
+#include "kernels/quant/codec.h"
 
 namespace millrace {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "quant/blocks.h"
-#include "quant/codec.h"
-#include "quant/encoder.h"
+#include "kernels/cpu/quant/encoder.h"
+#include "kernels/quant/blocks.h"
+#include "kernels/quant/codec.h"
 
 namespace millrace::quant {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <random>
 
-#include "quant/codec.h"
-#include "quant/encoder.h"
+#include "kernels/cpu/quant/encoder.h"
+#include "kernels/quant/codec.h"
 
 namespace millrace::quant {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "quant/codec.h"
-#include "quant/encoder.h"
+#include "kernels/cpu/quant/encoder.h"
+#include "kernels/quant/codec.h"
 #include "quant/feedback.h"
 
 namespace millrace::quant {

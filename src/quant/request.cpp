@@ -1,7 +1,7 @@
 #include "quant/request.h"
 
 #include "base/error.h"
-#include "quant/encoder.h"
+#include "kernels/cpu/quant/encoder.h"
 
 namespace millrace::quant {
 

@@ -148,7 +148,7 @@ rm -rf "$XDG_CACHE_HOME" && mkdir -p "$XDG_CACHE_HOME"
 # is cut and whatever else is in the batch, 10,000 ragged batches among it.
 kernels() { # kernels SUFFIX DIRECTORY KIND
   local s=$1 backend_test=$2/src/backend/backend_test
-  start "host$s" env ${3:+MILLRACE_EXPECT_KERNELS="$3"} "$2/src/backend/cuda/backend_cuda_test"
+  start "host$s" env ${3:+MILLRACE_EXPECT_KERNELS="$3"} "$2/kernels/cuda/kernels_cuda_test"
   start "conformance$s" "$backend_test" --gtest_filter='*cuda*:Attention.*:Damaged.*:Blocks.*'
   start "cut$s" "$backend_test" --gtest_filter='SameBitsDecode.HoweverThePrompt*:SameBits.HoweverThePrompt*'
   start "fp8$s" "$backend_test" --gtest_filter='SameBitsDecode.InACacheOfFp8'

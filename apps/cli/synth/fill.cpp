@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/float_bits.h"
-#include "quant/blocks.h"
+#include "kernels/quant/blocks.h"
 
 namespace millrace::cli {
 namespace {

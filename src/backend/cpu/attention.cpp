@@ -13,9 +13,9 @@
 #include <limits>
 
 #include "backend/cpu/cpu_executor.h"
-#include "backend/kv_types.h"
 #include "base/check.h"
 #include "base/float_bits.h"
+#include "kernels/quant/kv_types.h"
 
 namespace millrace::cpu {
 namespace {

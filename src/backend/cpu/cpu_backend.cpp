@@ -1,13 +1,13 @@
 #include "backend/cpu/cpu_backend.h"
 
 #include "backend/cpu/cpu_executor.h"
-#include "backend/cpu/features.h"
 #include "backend/cpu/memory.h"
 #include "backend/cpu/weight.h"
 #include "backend/cpu/workspace.h"
-#include "backend/kv_types.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "kernels/cpu/tables/features.h"
+#include "kernels/quant/kv_types.h"
 
 namespace millrace {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "quant/codec.h"
+#include "kernels/quant/codec.h"
 
 namespace millrace::cpu {
 namespace {

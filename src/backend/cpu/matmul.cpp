@@ -1,7 +1,7 @@
 #include "backend/cpu/matmul.h"
 
 #include "base/check.h"
-#include "quant/codec.h"
+#include "kernels/quant/codec.h"
 
 namespace millrace::cpu {
 namespace {

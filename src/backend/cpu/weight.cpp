@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "backend/cpu/pack_rows.h"
 #include "base/error.h"
-#include "quant/codec.h"
+#include "kernels/cpu/matmul/interleave_rows.h"
+#include "kernels/quant/codec.h"
 
 namespace millrace::cpu {
 namespace {

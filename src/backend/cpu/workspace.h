@@ -2,8 +2,8 @@
 #pragma once
 
 #include "backend/backend.h"
-#include "backend/cpu/kernel_table.h"
 #include "backend/cpu/memory.h"
+#include "kernels/cpu/tables/kernel_table.h"
 
 namespace millrace::cpu {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "backend/cuda/ops/attention_plan.h"
 #include "base/check.h"
+#include "kernels/cuda/attention/plan.h"
 
 namespace millrace::cuda {
 namespace {

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "backend/cuda/device.h"
+#include "kernels/cuda/device.h"
 
 namespace millrace::cuda {
 

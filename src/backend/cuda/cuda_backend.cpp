@@ -4,11 +4,11 @@
 
 #include "backend/cuda/cuda_executor.h"
 #include "backend/cuda/cuda_weight.h"
-#include "backend/cuda/device.h"
 #include "backend/cuda/tune.h"
 #include "backend/cuda/tuned.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/device.h"
 
 namespace millrace {
 namespace {

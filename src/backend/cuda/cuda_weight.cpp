@@ -4,10 +4,10 @@
 #include <cstring>
 #include <vector>
 
-#include "backend/cuda/ops/wide.h"
 #include "base/check.h"
 #include "base/error.h"
-#include "quant/codec.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/quant/codec.h"
 
 namespace millrace::cuda {
 namespace {

@@ -4,9 +4,9 @@
 #include <array>
 
 #include "backend/backend.h"
-#include "backend/cuda/device.h"
-#include "backend/cuda/ops/ops.h"
-#include "backend/cuda/ops/packed.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda/quant/packed_tiles.h"
 
 namespace millrace::cuda {
 

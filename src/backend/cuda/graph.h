@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cuda/device.h"
+#include "kernels/cuda/device.h"
 
 namespace millrace::cuda {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cuda/ops/sample.h"
+#include "kernels/cuda/sample/sample.h"
 
 namespace millrace::cuda {
 

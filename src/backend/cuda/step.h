@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cuda/ops/ops.h"
+#include "kernels/cuda/ops.h"
 
 namespace millrace::cuda {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <bit>
 
-#include "backend/cuda/ops/sample.h"
-#include "backend/cuda/ops/stream.h"
-#include "backend/cuda/ops/wide.h"
 #include "base/check.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/sample/sample.h"
 
 namespace millrace::cuda {
 namespace {

@@ -11,10 +11,10 @@
 
 #include "backend/cuda/batch_arrays.h"
 #include "backend/cuda/cuda_weight.h"
-#include "backend/cuda/ops/stream.h"
-#include "backend/cuda/ops/wide.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/workspace.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemv/gemv.h"
 
 namespace millrace::cuda {
 

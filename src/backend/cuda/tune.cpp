@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <random>
 
-#include "backend/cuda/device.h"
-#include "backend/cuda/ops/stream.h"
-#include "backend/cuda/ops/wide.h"
 #include "backend/cuda/tuned.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemv/gemv.h"
 
 namespace millrace::cuda {
 namespace {

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/cuda/ops/stream.h"
-#include "backend/cuda/ops/wide.h"
 #include "backend/tuning.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemv/gemv.h"
 
 namespace millrace::cuda {
 

@@ -4,10 +4,10 @@
 #include <bit>
 
 #include "backend/cuda/block_copies.h"
-#include "backend/cuda/ops/ops.h"
-#include "backend/cuda/ops/sample.h"
-#include "backend/cuda/ops/stream.h"
-#include "backend/cuda/ops/wide.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda/sample/sample.h"
 
 namespace millrace::cuda {
 namespace {

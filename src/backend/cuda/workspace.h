@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cuda/device.h"
+#include "kernels/cuda/device.h"
 
 namespace millrace::cuda {
 

@@ -2,7 +2,7 @@
 
 #include "backend/reference/reference_executor.h"
 #include "base/error.h"
-#include "quant/codec.h"
+#include "kernels/quant/codec.h"
 
 namespace millrace {
 namespace {

@@ -6,9 +6,9 @@
 #include <limits>
 #include <numeric>
 
-#include "backend/kv_types.h"
 #include "base/check.h"
-#include "quant/codec.h"
+#include "kernels/quant/codec.h"
+#include "kernels/quant/kv_types.h"
 
 namespace millrace {
 namespace {

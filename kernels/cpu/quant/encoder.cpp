@@ -1,0 +1,320 @@
+#include "kernels/cpu/quant/encoder.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "base/error.h"
+#include "kernels/cpu/quant/encode_tables.h"
+#include "kernels/cpu/quant/encoder_blocks.h"
+#include "kernels/cpu/quant/fit.h"
+#include "kernels/quant/codec.h"
+
+namespace millrace::quant {
+namespace {
+
+constexpr std::array kEncodable = {DType::kQ8_0, DType::kQ6_K, DType::kQ5_K, DType::kQ5_1, DType::kQ5_0,
+                                   DType::kQ4_K, DType::kQ4_1, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4,
+                                   DType::kF16,  DType::kBF16, DType::kF32};
+
+// The entry of a table, or none: f32 is copied, q4_z is searched with weights, all alike where there are
+// none.
+std::optional<Encoding> encoding_of(DType type) {
+  switch (type) {
+    case DType::kF16:
+      return Encoding::kF16;
+    case DType::kBF16:
+      return Encoding::kBF16;
+    case DType::kQ8_0:
+      return Encoding::kQ8_0;
+    case DType::kQ4_0:
+      return Encoding::kQ4_0;
+    case DType::kQ5_0:
+      return Encoding::kQ5_0;
+    case DType::kQ4_1:
+      return Encoding::kQ4_1;
+    case DType::kQ5_1:
+      return Encoding::kQ5_1;
+    case DType::kMXFP4:
+      return Encoding::kMXFP4;
+    case DType::kQ4_K:
+      return Encoding::kQ4_K;
+    case DType::kQ5_K:
+      return Encoding::kQ5_K;
+    case DType::kQ6_K:
+      return Encoding::kQ6_K;
+    default:
+      return std::nullopt;
+  }
+}
+
+// Types that have nothing to weigh.
+bool weighs_nothing(DType type) {
+  return type == DType::kF16 || type == DType::kBF16 || type == DType::kQ8_0;
+}
+
+// ---------------------------------------------------------------- searched with weights, four blocks at a
+// time
+
+// Four blocks with their weights, element by element.
+struct FourBlocks {
+  Lanes x[kBlock], w[kBlock];
+  Lanes codes[kBlock];  // 0 .. 15 or 31, as floats
+};
+
+// Element j's two halves of a nibble group, and its fifth bit, for the block in `lane`.
+template <class Block>
+void pack(const FourBlocks& four, int lane, Block& b) {
+  uint8_t codes[kBlock];
+  for (int j = 0; j < kBlock; ++j) codes[j] = static_cast<uint8_t>(four.codes[j][lane]);
+  for (int j = 0; j < 16; ++j) b.q[j] = static_cast<uint8_t>((codes[j] & 15) | (codes[j + 16] & 15) << 4);
+  if constexpr (requires { b.high; }) {
+    std::memset(b.high, 0, sizeof b.high);
+    for (int j = 0; j < kBlock; ++j) b.high[j / 8] |= static_cast<uint8_t>((codes[j] >> 4 & 1) << (j % 8));
+  }
+}
+
+// Lanes of f16 numbers: stored bits and the value they stand for.
+struct StoredLanes {
+  uint16_t bits[kNumLanes];
+  Lanes value;
+  explicit StoredLanes(Lanes wanted) {
+    for (int l = 0; l < kNumLanes; ++l) {
+      bits[l] = stored_half(wanted[l]);
+      value[l] = half_value(bits[l]);
+    }
+  }
+};
+
+template <class Block>
+void encode_around_zero(FourBlocks& four, float half, Block* out) {
+  const StoredLanes d(fit_signed<kBlock>(four.x, four.w, half));
+  const Lanes inverse = divide_or_zero(all_lanes(1.0f), d.value);
+  for (int j = 0; j < kBlock; ++j) {
+    four.codes[j] = clamp_lanes(round_lanes(four.x[j] * inverse), -half, half - 1.0f) + all_lanes(half);
+  }
+  for (int l = 0; l < kNumLanes; ++l) {
+    out[l].d = d.bits[l];
+    pack(four, l, out[l]);
+  }
+}
+
+template <class Block>
+void encode_above_min(FourBlocks& four, float top, Block* out) {
+  const ScaleMin fit = fit_above_min<kBlock>(four.x, four.w, top, /*below_zero=*/false);
+  const StoredLanes d(fit.scale), m(fit.min);
+  const Lanes inverse = divide_or_zero(all_lanes(1.0f), d.value);
+  for (int j = 0; j < kBlock; ++j) {
+    four.codes[j] = clamp_lanes(round_lanes((four.x[j] - m.value) * inverse), 0.0f, top);
+  }
+  for (int l = 0; l < kNumLanes; ++l) {
+    out[l].d = d.bits[l];
+    out[l].m = m.bits[l];
+    pack(four, l, out[l]);
+  }
+}
+
+// The scales Q4_Z can hold on either side of the one wanted, and with each some zero points around the one
+// wanted: the pair whose codes err least.
+void encode_zero_point(FourBlocks& four, BlockQ4_Z* out) {
+  constexpr float kTop = 15.0f, kMostEighths = 127.0f;
+  const ScaleMin fit = fit_above_min<kBlock>(four.x, four.w, kTop, /*below_zero=*/true);
+  const LaneInts bias = LaneInts{} + static_cast<int32_t>(kQ4ZScaleBias);
+  const LaneInts below = (reinterpret_cast<LaneInts>(fit.scale) - bias) >> 19;
+  LaneInts best_bits = {};
+  Lanes best_error = all_lanes(INFINITY), best_zero = all_lanes(0.0f);
+  for (int up = 0; up <= 1; ++up) {
+    LaneInts bits = below + up;
+    bits = bits < 0 ? LaneInts{} : bits;
+    bits = bits > 511 ? LaneInts{} + 511 : bits;
+    const Lanes d = reinterpret_cast<Lanes>((bits << 19) + bias), inverse = all_lanes(1.0f) / d;
+    const Lanes wanted = round_lanes(clamp_lanes(all_lanes(-8.0f) * fit.min * inverse, 0.0f, kMostEighths));
+    for (int off = -2; off <= 2; ++off) {
+      const Lanes eighths = clamp_lanes(wanted + all_lanes(static_cast<float>(off)), 0.0f, kMostEighths);
+      const Lanes zero = all_lanes(0.125f) * eighths;
+      Lanes error = all_lanes(0.0f);
+      for (int j = 0; j < kBlock; ++j) {
+        const Lanes y = four.x[j] * inverse + zero;
+        const Lanes miss = y - clamp_lanes(round_lanes(clamp_lanes(y, -1.0f, 16.0f)), 0.0f, kTop);
+        error += four.w[j] * miss * miss;
+      }
+      error *= d * d;
+      const LaneInts better = error < best_error;
+      best_error = select(better, error, best_error);
+      best_zero = select(better, eighths, best_zero);
+      best_bits = (better & bits) | (~better & best_bits);
+    }
+  }
+  const Lanes inverse = all_lanes(1.0f) / reinterpret_cast<Lanes>((best_bits << 19) + bias);
+  for (int j = 0; j < kBlock; ++j) {
+    const Lanes y = clamp_lanes(four.x[j] * inverse + all_lanes(0.125f) * best_zero, -1.0f, 16.0f);
+    four.codes[j] = clamp_lanes(round_lanes(y), 0.0f, kTop);
+  }
+  for (int l = 0; l < kNumLanes; ++l) {
+    out[l].dz = static_cast<uint16_t>(best_bits[l] << 7 | static_cast<int32_t>(best_zero[l]));
+    pack(four, l, out[l]);
+  }
+}
+
+// |y| to the nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6 (ties to the even code): its code, and its value.
+void round_e2m1(Lanes y, Lanes& code, Lanes& value) {
+  const LaneInts below2 = y < all_lanes(2.0f), below4 = y < all_lanes(4.0f);
+  const Lanes fine = round_lanes(y + y), middle = round_lanes(y);
+  const Lanes coarse = lane_min(round_lanes(y * all_lanes(0.5f)), all_lanes(3.0f));
+  code = select(below2, fine, select(below4, middle + all_lanes(2.0f), coarse + all_lanes(4.0f)));
+  value = select(below2, fine * all_lanes(0.5f), select(below4, middle, coarse + coarse));
+}
+
+// The exponent that lets the extreme value in (its own, less the 2 of e2m1's largest), and its neighbours:
+// one lower saturates the extremes and is finer for the rest, one higher rounds the extremes better.
+void encode_mxfp4(FourBlocks& four, BlockMXFP4* out) {
+  Lanes most = all_lanes(0.0f);
+  for (int j = 0; j < kBlock; ++j) most = lane_max(most, abs_lanes(four.x[j]));
+  LaneInts exponent = reinterpret_cast<LaneInts>(most) >> 23;  // biased by 127; most >= 0
+  exponent -= 2;
+  LaneInts best_exponent = {};
+  Lanes best_error = all_lanes(INFINITY), codes[kBlock];
+  for (int step = -1; step <= 1; ++step) {
+    LaneInts e = exponent + step;
+    e = e < 1 ? LaneInts{} + 1 : e;  // 2^-126, the least a float32 holds without going subnormal
+    const Lanes scale = reinterpret_cast<Lanes>(e << 23);
+    const Lanes inverse = all_lanes(1.0f) / scale;
+    Lanes error = all_lanes(0.0f);
+    for (int j = 0; j < kBlock; ++j) {
+      Lanes value;
+      const Lanes y = lane_min(abs_lanes(four.x[j]) * inverse, all_lanes(8.0f));
+      round_e2m1(y, codes[j], value);
+      const Lanes off = abs_lanes(four.x[j]) - scale * value;
+      error += four.w[j] * off * off;
+    }
+    const LaneInts better = error < best_error;
+    best_error = select(better, error, best_error);
+    best_exponent = (better & e) | (~better & best_exponent);
+    for (int j = 0; j < kBlock; ++j) {
+      const LaneInts minus = (four.x[j] < all_lanes(0.0f)) & (codes[j] > all_lanes(0.0f));
+      const Lanes with_sign = codes[j] + select(minus, all_lanes(8.0f), all_lanes(0.0f));
+      four.codes[j] = select(better, with_sign, four.codes[j]);
+    }
+  }
+  for (int l = 0; l < kNumLanes; ++l) {
+    out[l].e = static_cast<uint8_t>(best_exponent[l]);
+    pack(four, l, out[l]);
+  }
+}
+
+// Hands four blocks at a time to `encode`, the last ones filled up with zeros.
+template <class Block>
+void encode_by_fours(const float* x, int64_t num_rows, int64_t cols, const float* importance, std::byte* out,
+                     void (*encode)(FourBlocks&, Block*)) {
+  const int64_t per_row = cols / kBlock, blocks = num_rows * per_row;
+  FourBlocks four = {};
+  for (Lanes& w : four.w) w = all_lanes(1.0f);
+  for (int64_t begin = 0; begin < blocks; begin += kNumLanes) {
+    const int64_t count = std::min<int64_t>(kNumLanes, blocks - begin);
+    if (count == kNumLanes) {
+      transpose_in(x + begin * kBlock, kBlock, four.x);
+    } else {
+      for (int j = 0; j < kBlock; ++j) {
+        four.x[j] = all_lanes(0.0f);
+        for (int l = 0; l < count; ++l) four.x[j][l] = x[(begin + l) * kBlock + j];
+      }
+    }
+    for (int l = 0; importance != nullptr && l < count; ++l) {
+      const float* w = importance + (begin + l) % per_row * kBlock;
+      for (int j = 0; j < kBlock; ++j) four.w[j][l] = w[j];
+    }
+    Block block[kNumLanes];
+    encode(four, block);
+    std::memcpy(out + begin * static_cast<int64_t>(sizeof(Block)), block,
+                static_cast<size_t>(count) * sizeof(Block));
+  }
+}
+
+template <class Block, class Encode>
+void encode_each(int64_t blocks, int elements, const float* x, const float* importance, int64_t per_row,
+                 std::byte* out, Encode&& encode) {
+  for (int64_t i = 0; i < blocks; ++i) {
+    Block block;
+    encode(BlockRun{x + i * elements, importance == nullptr ? nullptr : importance + i % per_row * elements},
+           block);
+    std::memcpy(out + i * static_cast<int64_t>(sizeof(Block)), &block, sizeof block);
+  }
+}
+
+}  // namespace
+
+std::span<const DType> encodable_types() { return kEncodable; }
+
+bool can_encode(DType type) {
+  return std::find(kEncodable.begin(), kEncodable.end(), type) != kEncodable.end();
+}
+
+std::optional<EncodeError> encode_alike(DType type, const float* x, int64_t count, std::byte* out) {
+  const std::optional<Encoding> encoding = encoding_of(type);
+  if (!encoding) return std::nullopt;
+  // Sums of squares are float within a piece.
+  constexpr int64_t kPiece = 4096;
+  const EncodeFn encode = best_encoders().encode[static_cast<int>(*encoding)];
+  EncodeError sum;
+  for (int64_t done = 0; done < count; done += kPiece) {
+    const EncodeSums piece = encode(x + done, std::min(kPiece, count - done) / info(type).block_elements,
+                                    reinterpret_cast<uint8_t*>(out) + bytes_of(type, done));
+    sum.error += piece.error;
+    sum.total += piece.total;
+  }
+  return sum;
+}
+
+void encode_rows(DType type, const float* x, int64_t num_rows, int64_t cols, const float* importance,
+                 std::byte* out) {
+  const int64_t count = num_rows * cols;
+  if ((importance == nullptr || weighs_nothing(type)) && encode_alike(type, x, count, out)) return;
+  const auto by_fours = [&]<class Block>(void (*encode)(FourBlocks&, Block*)) {
+    encode_by_fours(x, num_rows, cols, importance, out, encode);
+  };
+  const auto by_super_blocks = [&]<class Block>(void (*encode)(const BlockRun&, Block&)) {
+    encode_each<Block>(count / kSuperBlock, kSuperBlock, x, importance, cols / kSuperBlock, out, encode);
+  };
+  using Four = FourBlocks&;
+  switch (type) {
+    case DType::kF32:
+      std::memcpy(out, x, static_cast<size_t>(count) * sizeof(float));
+      return;
+    case DType::kQ4_0:
+      return by_fours(+[](Four f, BlockQ4_0* b) { encode_around_zero(f, 8.0f, b); });
+    case DType::kQ5_0:
+      return by_fours(+[](Four f, BlockQ5_0* b) { encode_around_zero(f, 16.0f, b); });
+    case DType::kQ4_1:
+      return by_fours(+[](Four f, BlockQ4_1* b) { encode_above_min(f, 15.0f, b); });
+    case DType::kQ5_1:
+      return by_fours(+[](Four f, BlockQ5_1* b) { encode_above_min(f, 31.0f, b); });
+    case DType::kQ4_Z:
+      return by_fours(+[](Four f, BlockQ4_Z* b) { encode_zero_point(f, b); });
+    case DType::kMXFP4:
+      return by_fours(+[](Four f, BlockMXFP4* b) { encode_mxfp4(f, b); });
+    case DType::kQ4_K:
+      return by_super_blocks(encode_q4_k);
+    case DType::kQ5_K:
+      return by_super_blocks(encode_q5_k);
+    case DType::kQ6_K:
+      return by_super_blocks(encode_q6_k);
+    default:
+      throw_error(ErrorCode::kUnsupported, "cannot quantize to {}", info(type).name);
+  }
+}
+
+bool widen(DType type, const std::byte* x, int64_t count, float* out) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(x);
+  if (type == DType::kF16) return best_encoders().widen_f16(bytes, count, out);
+  if (type == DType::kBF16) return best_encoders().widen_bf16(bytes, count, out);
+  dequantize(type, x, out, count);
+  return all_finite(out, count);
+}
+
+bool all_finite(const float* x, int64_t count) {
+  uint32_t most = 0;
+  for (int64_t i = 0; i < count; ++i) most = std::max(most, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
+  return most < 0x7f800000u;
+}
+
+}  // namespace millrace::quant

@@ -1,0 +1,83 @@
+// Kernels for x86 with AVX-512 (F, BW, VL, VNNI, VBMI), and the same with AMX tiles: int8 for products with
+// many rows, bf16 for MXFP4; compiled with all their flags, for compilers use tiles only where told.
+// Everything is in the anonymous namespace and no STL is used: an inline function compiled with these flags
+// must not be picked by the linker for other files.
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/cpu/tables/isa_tables.h"
+#include "kernels/cpu/tables/kernel_table.h"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::cpu {
+namespace {
+
+// Bare comments keep clang-format from sorting what must stay in order.
+#include "kernels/cpu/simd/avx512.h"
+//
+#include "kernels/cpu/simd/unroll.h"
+//
+using V16 = Simd::V16;
+#include "kernels/cpu/matmul/formats_avx512.h"
+//
+#include "kernels/cpu/matmul/gemv_avx512.h"
+//
+#include "kernels/cpu/matmul/gemm_avx512.h"
+//
+#include "kernels/cpu/matmul/float.h"
+//
+#include "kernels/cpu/matmul/amx_int8.h"
+//
+#include "kernels/cpu/matmul/amx_bf16.h"
+//
+#include "kernels/cpu/attention/paged.h"
+//
+#include "kernels/cpu/attention/paged_amx.h"
+//
+#include "kernels/cpu/tables/instantiate.h"
+
+constexpr KernelTable make_wide_table(const char* name) {
+  KernelTable table = make_table(name);
+  table.pass_rows = 1 << 20;                // all there are
+  table.attend_together(KvType::kInt8, 4);  // runs of 4,352 bytes of heads of 64 dimensions
+  return table;
+}
+
+template <class F>
+constexpr void put_tiles(KernelTable& table, Format format) {
+  table.matmul[static_cast<int>(format)] = tile_matmul<F>;
+  table.cell_matmul[static_cast<int>(format)] = cell_matmul<F>;
+}
+
+constexpr KernelTable make_amx_table() {
+  KernelTable table = make_wide_table("amx");
+  put_tiles<FormatQ8_0>(table, Format::kQ8_0);
+  put_tiles<FormatQ4_0>(table, Format::kQ4_0);
+  put_tiles<FormatQ4_1>(table, Format::kQ4_1);
+  put_tiles<FormatQ5_0>(table, Format::kQ5_0);
+  put_tiles<FormatQ5_1>(table, Format::kQ5_1);
+  put_tiles<FormatQ4_K>(table, Format::kQ4_K);
+  put_tiles<FormatQ5_K>(table, Format::kQ5_K);
+  put_tiles<FormatQ6_K>(table, Format::kQ6_K);
+  put_tiles<FormatQ4_Z>(table, Format::kQ4_Z);
+  table.to_cells = to_cells;
+  table.matmul[static_cast<int>(Format::kMXFP4)] = tile_matmul<FormatMXFP4>;
+  table.matmul[static_cast<int>(Format::kMXFP4Split)] = tile_matmul<FormatMXFP4Split>;
+  table.tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
+  table.tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
+  table.attend[static_cast<int>(KvType::kBF16)] = attend_by_tiles;
+  constexpr KvType kByTwos[] = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kFp8};
+  for (const KvType type : kByTwos) table.attend_together(type, 2);
+  table.quantize_binary = quantize_binary;
+  table.to_tiles = to_tiles;
+  table.to_tile_group = to_tile_group;
+  return table;
+}
+
+}  // namespace
+
+const KernelTable kAvx512Table = make_wide_table("avx512");
+const KernelTable kAmxTable = make_amx_table();
+
+}  // namespace millrace::cpu

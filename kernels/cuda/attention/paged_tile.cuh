@@ -1,0 +1,160 @@
+// What the attention kernels on the tensor cores share: the numbers, and how keys and values come to shared
+// memory.
+//
+// The numbers, the same for one row (packed_attention.cu) and for many (prompt_attention.cu). Queries, times
+// scale and log2 e, are rounded to bf16, weights too; sums are float32. Positions are cut at absolute
+// multiples into tiles of 128 and spans of 512. In a span a running softmax goes from tile to tile: largest
+// score so far, sums times exp2(old - new), then the values' products in a chain of 16 positions after 16.
+// The weights of a row are added up in four lanes, (t) of a quad those of columns 2t and 2t + 1 of each 8:
+// per page of 16 positions first, then the pages of a tile as a tree; the lanes meet at the end of a span.
+// Spans are added in order, the sink last. A tile or span that a row does not see changes nothing, so it
+// makes no difference whether it is masked or left out: a row's bits depend on its position, the window and
+// the cache. That warp and warpgroup products agree: docs/kernels/cuda_decode.md. An fp8 cache is one of bf16
+// numbers that are kept in fewer bytes: scales are powers of two, so it makes no difference whether keys and
+// values are multiplied with them, or scores and weights.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "kernels/cuda/attention/kv_cache.cuh"
+#include "kernels/cuda/attention/plan.h"
+#include "kernels/cuda/ptx/barrier.cuh"
+#include "kernels/cuda/ptx/grid_dependency.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
+#include "kernels/cuda/tile/launch.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+
+namespace millrace::cuda {
+
+inline constexpr int kTilePages = kKeyTile / kBlockTokens;
+inline constexpr int kPartDims = 64;  // dimensions of a swizzled row of 128 bytes
+inline constexpr int kPagePartBytes = kBlockTokens * ptx::kSwizzleRowBytes;
+inline constexpr int kTilePartBytes = kTilePages * kPagePartBytes;
+inline constexpr float kLog2e = 1.4426950408889634f;
+
+// 2^x; 0 for -infinity, 1 for 0. Never far from zero: subnormal results are zeros.
+__device__ inline float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// What is taken off scores whose largest is `top`: of a row that has seen nothing yet, nothing.
+__device__ inline float base_of(float top) { return top == -INFINITY ? 0.0f : top; }
+
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+// Spans added up: the largest score, the sum of weights, and what that does to a sum of values.
+struct SpanMerge {
+  float top = -INFINITY, weight = 0.0f;
+  struct Factors {
+    float mine, its;
+    __device__ float merge(float sum, float other) const { return fmaf(sum, mine, other * its); }
+  };
+  __device__ Factors add(float other_top, float other_weight) {
+    const float new_top = fmaxf(top, other_top), base = base_of(new_top);
+    const Factors by{exp2_of(top - base), exp2_of(other_top - base)};
+    weight = by.merge(weight, other_weight);
+    top = new_top;
+    return by;
+  }
+};
+
+// What a row sees.
+struct Sight {
+  int32_t first, last;  // positions
+  __device__ int32_t first_tile() const { return first / kKeyTile; }
+  __device__ int32_t past_tile() const { return last / kKeyTile + 1; }
+  __device__ int32_t first_span() const { return first / kSpanKeys; }
+  __device__ int32_t spans() const { return last / kSpanKeys - first_span() + 1; }
+};
+__device__ inline Sight sight_of(int32_t position, int32_t window) {
+  return {window > 0 && position >= window ? position - window + 1 : 0, position};
+}
+
+// The keys or the values of one tile, as a warp brings them: [64 dimensions][128 positions] of swizzled rows,
+// once per 64 dimensions. Positions from `past` on and pages before `first_page` are not read; values there
+// are zeros, since a weight of zero does not undo a NaN.
+struct TileSource {
+  const LayerCache& cache;
+  const int32_t* table;
+  int kv_head;
+  int32_t first_page, past;
+};
+__device__ inline int32_t block_of_page(const TileSource& from, int32_t page) {
+  return page >= from.first_page && page * kBlockTokens < from.past ? from.table[page] : kNoBlock;
+}
+// kPages pages from `first` on, a tile's or fewer, into [64 dimensions][kPages] of a slot. block: of page
+// first + lane % kPages.
+template <int kDim, bool kValues, int kPages>
+__device__ inline void bring_pages(const TileSource& from, int32_t first, int32_t block, uint8_t* slot,
+                                   uint64_t* full) {
+  constexpr int kParts = kDim / kPartDims;
+  static_assert(kParts * kPages <= kWarpLanes);
+  const int lane = threadIdx.x % kWarpLanes, place = lane % kPages, part = lane / kPages;
+  const int32_t page = first + place;
+  int32_t rows = min(max(from.past - page * kBlockTokens, 0), kBlockTokens);
+  if (block == kNoBlock || part >= kParts) rows = 0;
+  if constexpr (kValues) {
+    if (__any_sync(kAllLanes, part < kParts && rows < kBlockTokens)) {
+      for (int i = 0; i < kParts * kPages; ++i) {
+        uint8_t* to = slot + i * kPagePartBytes;
+        const int begin = __shfl_sync(kAllLanes, rows, i) * ptx::kSwizzleRowBytes;
+        for (int at = begin + 16 * lane; at < kPagePartBytes; at += 16 * kWarpLanes) {
+          *reinterpret_cast<uint4*>(to + at) = uint4{0, 0, 0, 0};
+        }
+      }
+      ptx::publish_to_async();
+      __syncwarp();  // all zeros are there before the first lane says so
+    }
+  }
+  const auto bytes = static_cast<uint32_t>(rows * ptx::kSwizzleRowBytes);
+  const uint32_t all = __reduce_add_sync(kAllLanes, bytes);
+  if (lane == 0) ptx::barrier_arrive_expect(full, all);
+  __syncwarp();
+  if (rows == 0) return;
+  const auto* keys = keys_of_block<__nv_bfloat16>(from.cache, block, from.kv_head) +
+                     part * (kPagePartBytes / static_cast<int>(sizeof(__nv_bfloat16)));
+  ptx::bulk_copy_kept(slot + lane * kPagePartBytes, kValues ? keys + value_distance(from.cache) : keys, bytes,
+                      full);
+}
+template <int kDim, bool kValues>
+__device__ inline void bring_tile(const TileSource& from, int32_t tile, uint8_t* slot, uint64_t* full) {
+  const int32_t first = tile * kTilePages;
+  const int32_t block = block_of_page(from, first + static_cast<int32_t>(threadIdx.x % kTilePages));
+  bring_pages<kDim, kValues, kTilePages>(from, first, block, slot, full);
+}
+
+// The same of an fp8 cache: whole pages after one another, keys with their scales before them. Codes that
+// nobody stored are finite numbers, so nothing has to be zeros; scales are not looked at where a row does not
+// see.
+template <int kDim, bool kValues, int kPages>
+__device__ inline void bring_fp8_pages(const TileSource& from, int32_t block, uint8_t* slot, uint64_t* full) {
+  constexpr uint32_t kPageBytes = kValues ? fp8_value_bytes(kDim) : fp8_key_bytes(kDim);
+  const int lane = threadIdx.x % kWarpLanes;
+  if (lane >= kPages) block = kNoBlock;
+  const uint32_t all = __popc(__ballot_sync(kAllLanes, block != kNoBlock)) * kPageBytes;
+  if (lane == 0) ptx::barrier_arrive_expect(full, all);
+  __syncwarp();
+  if (block == kNoBlock) return;
+  const Fp8Head head = fp8_head(from.cache, block, from.kv_head);
+  ptx::bulk_copy_kept(slot + lane * kPageBytes, kValues ? head.values : head.scales, kPageBytes, full);
+}
+template <int kDim, bool kValues>
+__device__ inline void bring_fp8_tile(const TileSource& from, int32_t tile, uint8_t* slot, uint64_t* full) {
+  const int32_t page = tile * kTilePages + static_cast<int32_t>(threadIdx.x % kTilePages);
+  bring_fp8_pages<kDim, kValues, kTilePages>(from, block_of_page(from, page), slot, full);
+}
+
+}  // namespace millrace::cuda

@@ -1,0 +1,290 @@
+// Products of one to four rows with packed matrices: norm, QKV, output projection, logits.
+//
+// A CTA is sixteen warps, one per segment of the columns (tile_format.cuh). Tiles of 8 rows pass through a
+// ring of stages in shared memory, each whole or, where tiles are large, in two or four parts that warps of
+// those columns alone read. Rows of activations lie in shared memory as bf16; the product's columns are
+// tokens. Where the ring is deep enough, two of them make the 16 rows of a product.
+//
+// Roofline: the tiles' bytes at B = 4.3 TB/s (measured copy of an H200). Stages of some 100 KB are twice what
+// latency x bandwidth asks for. Of 8-bit weights a pair of blocks is some 40 instructions of a warp: a tile
+// of 2,880 columns takes a third of the time in which it comes. What is left over the floor is the start: the
+// row's norm, under which the first stages arrive.
+#include "backend/cuda/tuned.h"
+#include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/gemv/row.cuh"
+#include "kernels/cuda/gemv/tile_ring.cuh"
+#include "kernels/cuda/tile/launch.cuh"
+#include "kernels/cuda/tile/weight_format.cuh"
+
+namespace millrace::cuda {
+namespace {
+
+constexpr int kWarps = kSegments;
+constexpr int kThreads = kWarps * kWarpLanes;
+static_assert(kThreads == kRoundThreads);
+constexpr int kFeeder =
+    kThreads - kWarpLanes;      // the thread that asks for pieces: its segment is the shortest
+constexpr int kRoundTiles = 8;  // tiles whose partial sums are kept before they are added up
+constexpr int kStagesByTwo =
+    6;  // of a ring in which two tiles may be read at once: the others are on their way
+
+struct Params {
+  StreamLinear op;
+  StreamShape shape;
+  int32_t total_tiles, cols, pairs;
+  uint32_t tile_bytes;
+  int32_t parts;  // of a tile, a stage each: 1, 2 or 4
+  bool whole;     // all tiles of a CTA are in the ring at once: nobody reuses a stage
+  bool by_two;    // two tiles make the 16 rows of a product
+};
+
+struct Tile {
+  const StreamLinear::Part* part;
+  int tile;
+};
+__device__ inline Tile find_tile(const StreamLinear& op, int tile) {
+  int i = 0;
+  while (i + 1 < op.num_parts && tile >= op.parts[i].w.tiles_per_expert)
+    tile -= op.parts[i++].w.tiles_per_expert;
+  return {&op.parts[i], tile};
+}
+
+// One output of a round, asked for before the round's tiles are multiplied, so that bias and residual are
+// there.
+struct Output {
+  float* to = nullptr;
+  float bias = 0.0f, old = 0.0f;
+};
+// Output i of the `count` tiles from `first` on: [tile][8 rows][tokens].
+__device__ inline Output find_output(const Params& p, int first, int count, int i) {
+  Output out;
+  const int tokens = p.op.tokens, values = kTileRows * tokens;
+  if (i >= count * values) return out;
+  const Tile tile = find_tile(p.op, first + i / values);
+  const int64_t row = tile.tile * kTileRows + i % values / tokens;
+  if (row >= tile.part->w.rows) return out;
+  out.to = tile.part->out + i % tokens * tile.part->w.rows + row;
+  if (tile.part->bias != nullptr) out.bias = __ldg(tile.part->bias + row);
+  if (p.op.add) out.old = __ldcg(out.to);
+  return out;
+}
+
+// Pairs of a part of a tile, the last of them perhaps not all there.
+__host__ __device__ inline int part_pairs(int pairs, int parts) {
+  return pairs_per_segment(pairs) * (kSegments / parts);
+}
+// Rows of activations, far enough apart that neighbours lie in different banks.
+__host__ __device__ inline uint32_t row_stride(int pairs) {
+  return static_cast<uint32_t>(pairs) * kPairColumns * 2 + 64;
+}
+
+// sum of a product's rows g and g + 8 for tokens 2t and 2t + 1, kept for the tile(s).
+template <bool kTwo>
+__device__ inline void keep(float* partial, const float (&sum)[4], int tokens, int lane) {
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int token = 2 * t + i;
+    if (token >= tokens) continue;
+    partial[g * tokens + token] = sum[i];
+    if constexpr (kTwo) partial[(kSegments * kTileRows + g) * tokens + token] = sum[2 + i];
+  }
+}
+
+// kPairs: pairs of a whole segment; 0: any number. kTokens: at most so many.
+template <PackedFormat kFormat, int kPairs, int kTokens>
+__global__ void __launch_bounds__(kThreads, 2) stream_linear_kernel(const __grid_constant__ Params p) {
+  using Format = TileFormat<kFormat>;
+  extern __shared__ __align__(128) uint8_t shared[];
+  Ring ring = p.shape.ring(shared, kWarps / p.parts);
+  float* partial = p.shape.partial(shared);  // [tile][segment][8 rows][tokens]
+  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+  const int first = static_cast<int>(int64_t{blockIdx.x} * p.total_tiles / gridDim.x);
+  const int last = static_cast<int>(int64_t{blockIdx.x + 1} * p.total_tiles / gridDim.x);
+  const int in_part = part_pairs(p.pairs, p.parts), part = warp * p.parts / kWarps;
+  Feeder feeder(ring, (last - first) * p.parts, [&](const Ring& stage, int i) {
+    const Tile tile = find_tile(p.op, first + i / p.parts);
+    const int begin = i % p.parts * in_part;
+    const auto bytes = static_cast<uint32_t>(max(0, min(in_part, p.pairs - begin)) * Format::kPairBytes);
+    stage.claim(bytes);
+    const uint8_t* from = tile.part->w.tiles + int64_t{tile.tile} * p.tile_bytes;
+    if (bytes > 0) stage.copy(0, from + begin * Format::kPairBytes, bytes);
+  });
+  if (warp == kWarps - 1) {
+    if (lane == 0) ring.init();
+    __syncwarp();               // the barriers are there
+    feeder.fill_by_warp(lane);  // weights wait for nobody
+  }
+  ptx::let_dependents_start();
+  RowQuads norm_weight;
+  norm_weight.load<false>(p.op.norm_weight, p.cols / 4);
+  __syncthreads();  // the barriers are there before anybody uses them
+  ptx::wait_for_previous();
+  const int tokens = p.op.tokens, values = kTileRows * tokens;
+  uint8_t* rows = p.shape.rows(shared);
+  const uint32_t stride = row_stride(p.pairs);
+  const auto row = [&](int t) {
+    return p.op.x + (p.op.source_rows != nullptr ? p.op.source_rows[t] : t) * int64_t{p.cols};
+  };
+  const auto store = [&](int t, int i, uint2 words) {
+    reinterpret_cast<uint2*>(rows + static_cast<uint32_t>(t) * stride)[i] = words;
+  };
+  round_rows<kTokens>(tokens, row, p.op.norm_weight, norm_weight, p.op.eps, p.cols, partial, store);
+  __syncthreads();  // the rows are rounded
+
+  const WarpSegment segment(p.pairs, warp);
+  const int token = activation_row<kFormat>(lane);
+  const uint8_t* x = rows + (token < tokens ? token : 0) * stride + segment.first * (kPairColumns * 2);
+  const int in_stage = (segment.first - part * in_part) * Format::kPairBytes;
+  for (int skip = 0; skip < part; ++skip) ring.advance();  // to the first piece of the warp's columns
+  for (int u0 = first; u0 < last; u0 += kRoundTiles) {
+    const int count = min(kRoundTiles, last - u0);
+    const Output out = find_output(p, u0, count, threadIdx.x);
+    for (int n = 0; n < count;) {
+      const uint8_t* tile = ring.wait_full() + in_stage;
+      float* to = partial + (n * kSegments + warp) * values;
+      float sum[4] = {};
+      if (p.by_two && n + 1 < count) {
+        const Ring before = ring;
+        ring.advance();
+        multiply_segment<kFormat, kPairs, true>(tile, ring.wait_full() + in_stage, x, segment.count, lane,
+                                                sum);
+        if (!p.whole) before.release(lane), ring.release(lane);
+        keep<true>(to, sum, tokens, lane);
+        if (!p.whole && threadIdx.x == kFeeder) {  // the stages of the two tiles before these
+          feeder.refill(u0 - first + n - 1);
+          feeder.refill(u0 - first + n);
+        }
+        __syncwarp();
+        n += 2;
+      } else {
+        multiply_segment<kFormat, kPairs, false>(tile, tile, x, segment.count, lane, sum);
+        ring.release(lane);
+        keep<false>(to, sum, tokens, lane);
+        if (threadIdx.x == kFeeder) {
+          for (int i = 0; i < p.parts; ++i) feeder.refill((u0 - first + n) * p.parts + part, p.parts);
+        }
+        __syncwarp();  // nobody of the feeder's warp spins for a piece that has yet to be asked for
+        ++n;
+      }
+      for (int i = 0; i < p.parts; ++i) ring.advance();
+    }
+    __syncthreads();  // all partial sums of the round are there
+    if (out.to != nullptr) {
+      const float* mine = partial + threadIdx.x / values * kSegments * values + threadIdx.x % values;
+      float sum = 0.0f;
+#pragma unroll
+      for (int s = 0; s < kSegments; ++s) sum += mine[s * values];
+      const float value = sum * Format::kUnscale + out.bias;
+      *out.to = p.op.add ? out.old + value : value;
+    }
+    if (u0 + kRoundTiles < last) __syncthreads();  // and read, before the next round's
+  }
+}
+static_assert(kRoundTiles * kTileRows * kMaxStreamTokens <= kThreads);  // an output per thread
+
+template <PackedFormat kFormat, int kPairs, int kTokens>
+void launch(const Params& p, cudaStream_t stream) {
+  const auto kernel = stream_linear_kernel<kFormat, kPairs, kTokens>;
+  allow_shared_memory(kernel, p.shape.total());
+  const int ctas = p.total_tiles < multiprocessors() ? p.total_tiles : multiprocessors();
+  launch_dependent("stream_linear_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads,
+                   p.shape.total(), stream, p);
+}
+
+template <PackedFormat kFormat, int kPairs>
+void launch_for_tokens(const Params& p, cudaStream_t stream) {
+  p.op.tokens == 1 ? launch<kFormat, kPairs, 1>(p, stream)
+                   : launch<kFormat, kPairs, kMaxStreamTokens>(p, stream);
+}
+template <PackedFormat kFormat>
+void launch_for_pairs(const Params& p, cudaStream_t stream) {
+  const int per = pairs_per_segment(p.pairs);
+  if (per == 3) return launch_for_tokens<kFormat, 3>(p, stream);
+  if (per == 4) return launch_for_tokens<kFormat, 4>(p, stream);
+  launch_for_tokens<kFormat, 0>(p, stream);
+}
+
+// Tiles larger than this go in parts, so that some are on their way while others are read.
+constexpr uint32_t kLargeTile = 36 * 1024, kHugeTile = 2 * kLargeTile;
+constexpr uint32_t kPartsBytes = 150000;  // two tiles of 4,096 bf16 columns
+constexpr int64_t kAllBytes = 135000;     // beside this much a kernel of kRingBytes has room
+
+struct Plan {
+  StreamShape shape;
+  int32_t parts = 1;
+};
+// For so many tiles of a CTA.
+Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, uint32_t deep_bytes = kDeepBytes) {
+  Plan plan;
+  plan.parts = w.tile_bytes > kHugeTile ? 4 : w.tile_bytes > kLargeTile ? 2 : 1;
+  const uint32_t rows_bytes = static_cast<uint32_t>(tokens) * row_stride(w.pairs);
+  const uint32_t partial_bytes =
+      kRoundTiles * kSegments * kTileRows * static_cast<uint32_t>(tokens) * sizeof(float);
+  const auto piece = static_cast<uint32_t>(part_pairs(w.pairs, plan.parts)) * pair_bytes(w.format);
+  const auto shape = [&](uint32_t ring_bytes) {
+    return stream_shape(plan.parts == 1 ? w.tile_bytes : piece, tiles * plan.parts, rows_bytes, partial_bytes,
+                        ring_bytes, deep_bytes);
+  };
+  plan.shape = shape(plan.parts == 1 ? kRingBytes : kPartsBytes);
+  // Two tiles at least, so that one comes while the other is read.
+  if (plan.parts > 1 && plan.shape.stages < 2 * plan.parts) plan.shape = shape(kMostBytes);
+  const int64_t most = std::min(kAllBytes, int64_t{most_shared_memory()});
+  if (plan.parts == 1 && plan.shape.stages > 0 && tiles <= kMaxStages &&
+      plan.shape.total() + (tiles - plan.shape.stages) * plan.shape.stage_bytes <= most) {
+    plan.shape.stages = static_cast<int32_t>(tiles);
+  }
+  plan.shape.stages = plan.shape.stages / plan.parts * plan.parts;  // a stage has the same readers always
+  return plan;
+}
+
+// The most that a CTA gets.
+int64_t tiles_per_cta(int64_t tiles) {
+  const int64_t ctas = tiles < multiprocessors() ? tiles : multiprocessors();
+  return (tiles + ctas - 1) / ctas;
+}
+
+}  // namespace
+
+int multiprocessors() {
+  static const int count = [] {
+    int device = 0, value = 0;
+    MILLRACE_CUDA_TRY(cudaGetDevice(&device));
+    MILLRACE_CUDA_TRY(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
+    return value;
+  }();
+  return count;
+}
+
+bool fits_streaming(const PackedMatrix& w) {
+  if (w.format != PackedFormat::kQ8 && w.format != PackedFormat::kBf16) return false;
+  const Plan plan = plan_of(w, kMaxStreamTokens, 2);
+  return plan.shape.stages >= std::max(plan.parts, 2);
+}
+
+bool streams_many(const StreamLinear& op) {
+  int64_t tiles = 0;
+  for (int i = 0; i < op.num_parts; ++i) tiles += op.parts[i].w.tiles_per_expert;
+  if (tiles == 0 || !fits_streaming(op.parts[0].w)) return false;
+  const int64_t most = tiles_per_cta(tiles);
+  return most * plan_of(op.parts[0].w, op.tokens, most).parts >= kManyPieces;
+}
+
+void launch_stream_linear(const StreamLinear& op, cudaStream_t stream) {
+  if (op.tokens == 0) return;
+  const PackedMatrix& w = op.parts[0].w;
+  Params p{op, {}, 0, static_cast<int32_t>(w.cols), w.pairs, w.tile_bytes, 1, false, false};
+  for (int i = 0; i < op.num_parts; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
+  if (p.total_tiles == 0) return;
+  const uint32_t ring_bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op);
+  const int64_t most = tiles_per_cta(p.total_tiles);
+  const Plan plan = plan_of(w, op.tokens, most, ring_bytes > 0 ? ring_bytes : kDeepBytes);
+  p.shape = plan.shape;
+  p.parts = plan.parts;
+  p.whole = plan.parts == 1 && plan.shape.stages >= most;
+  p.by_two = plan.parts == 1 && (p.whole || plan.shape.stages >= kStagesByTwo);
+  if (w.format == PackedFormat::kBf16) return launch_for_pairs<PackedFormat::kBf16>(p, stream);
+  launch_for_pairs<PackedFormat::kQ8>(p, stream);
+}
+
+}  // namespace millrace::cuda

@@ -1,0 +1,263 @@
+// Repacking at load: one thread per (tile, pair, lane) gathers its 16 codes, or eight elements; and opening
+// what was repacked, a warp per pair. See packed.h for the layouts.
+#include <cuda_fp16.h>
+
+#include "base/check.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/quant/dequantize.cuh"
+#include "kernels/cuda/quant/mxfp4.cuh"
+#include "kernels/cuda/quant/packed_tiles.h"
+#include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/tile/weight_format.cuh"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpLanes;
+
+// The code of element k of a block, as the integer its scale multiplies.
+__device__ inline int block_code(DType type, const uint8_t* block, int k) {
+  const int j = k % 16, high = k / 16;
+  switch (type) {
+    case DType::kQ4_0:
+      return ((block[2 + j] >> (4 * high)) & 15) - 8;
+    case DType::kQ5_0: {
+      const int fifth = (block[2 + k / 8] >> (k % 8)) & 1;
+      return (((block[6 + j] >> (4 * high)) & 15) | fifth << 4) - 16;
+    }
+    default:
+      return static_cast<int8_t>(block[2 + k]);
+  }
+}
+
+// e2m1 nibble of element k: GGUF's blocks and Hugging Face's split planes differ in the order.
+__device__ inline uint32_t nibble_code(DType type, const uint8_t* codes, int k) {
+  if (type == DType::kMXFP4) return (codes[k % 16] >> (4 * (k / 16))) & 15u;
+  return (codes[k / 2] >> (4 * (k % 2))) & 15u;
+}
+
+struct Source {
+  const uint8_t* row;  // null in the padding
+  const uint8_t* scales;
+  int64_t blocks;
+};
+
+__device__ inline Source source_of(const DeviceMatrix& from, const PackedMatrix& to, int64_t row) {
+  if (row >= to.rows) return {nullptr, nullptr, 0};
+  return {from.data + row * from.row_bytes,
+          from.scales != nullptr ? from.scales + row * from.scales_per_row : nullptr, to.cols / 32};
+}
+
+__device__ inline void repack_q8(const DeviceMatrix& from, const Source& source, int64_t pair, int g, int t,
+                                 uint8_t* tile) {
+  uint32_t words[4] = {};
+  uint16_t scales[2] = {};
+  for (int odd = 0; odd < 2; ++odd) {
+    const int64_t b = 2 * pair + odd;
+    if (source.row == nullptr || b >= source.blocks) continue;
+    const uint8_t* block = source.row + b * (from.row_bytes / source.blocks);
+    scales[odd] = encode_q8_scale(half_bits_to_float(static_cast<uint16_t>(block[0] | block[1] << 8)));
+    for (int i = 0; i < 8; ++i) {
+      const auto code = static_cast<uint32_t>(block_code(from.type, block, 8 * t + i) + 128);
+      words[2 * odd + i / 4] |= code << (8 * (i % 4));
+    }
+  }
+  uint8_t* to = tile + pair * kQ8PairBytes;
+  *reinterpret_cast<uint4*>(to + (4 * g + t) * 16) = {words[0], words[1], words[2], words[3]};
+  if (t == 0) {
+    *reinterpret_cast<uint32_t*>(to + kQ8ScalesAt + g * 4) = scales[0] | static_cast<uint32_t>(scales[1])
+                                                                             << 16;
+  }
+}
+
+__device__ inline void repack_mx4(const DeviceMatrix& from, const Source& source, int64_t pair, int g, int t,
+                                  uint8_t* tile) {
+  const bool split = from.type == DType::kMXFP4Split;
+  uint32_t words[2] = {};
+  uint8_t scales[2] = {};
+  for (int odd = 0; odd < 2; ++odd) {
+    const int64_t b = 2 * pair + odd;
+    if (source.row == nullptr || b >= source.blocks) continue;
+    const uint8_t* codes = split ? source.row + b * 16 : source.row + b * 17 + 1;
+    scales[odd] = encode_mx4_scale(split ? source.scales[b] : codes[-1]);
+    uint32_t plain = 0;
+    for (int i = 0; i < 8; ++i) plain |= nibble_code(from.type, codes, 8 * t + i) << (4 * i);
+    words[odd] = encode_mx4(plain);
+  }
+  uint8_t* to = tile + pair * kMx4PairBytes;
+  *reinterpret_cast<uint2*>(to + (4 * g + t) * 8) = {words[0], words[1]};
+  if (t == 0) {
+    *reinterpret_cast<uint16_t*>(to + kMx4ScalesAt + g * 2) =
+        static_cast<uint16_t>(scales[0] | scales[1] << 8);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) repack_kernel(DeviceMatrix from, PackedMatrix to, uint8_t* out) {
+  const int64_t count = int64_t{to.tiles_per_expert} * to.pairs * kWarpLanes;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
+    const int lane = static_cast<int>(i % kWarpLanes), g = lane / 4, t = lane % 4;
+    const int64_t pair = i / kWarpLanes % to.pairs, tile = i / kWarpLanes / to.pairs;
+    uint8_t* to_tile = out + tile * to.tile_bytes;
+    const Source source = source_of(from, to, tile * kTileRows + g);
+    if (to.format == PackedFormat::kMx4) {
+      repack_mx4(from, source, pair, g, t, to_tile);
+    } else {
+      repack_q8(from, source, pair, g, t, to_tile);
+    }
+  }
+}
+
+// Eight elements a thread, of whatever type.
+template <class Decoder>
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(DeviceMatrix from, int64_t first_row, PackedMatrix to, uint8_t* out) {
+  const int64_t count = int64_t{to.tiles_per_expert} * to.pairs * 64;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * kThreads) {
+    const int chunk = static_cast<int>(i % 8), row = static_cast<int>(i / 8 % 8);
+    const int64_t pair = i / 64 % to.pairs, tile = i / 64 / to.pairs;
+    const int64_t at = tile * kTileRows + row, column = pair * kPairColumns + chunk * 8;
+    float w[8] = {};
+    if (at < to.rows && column < to.cols) Decoder::decode8(from, first_row + at, column, 8, w);
+    *reinterpret_cast<uint4*>(out + tile * to.tile_bytes + pair * kBf16PairBytes +
+                              bf16_chunk(static_cast<uint32_t>(row), static_cast<uint32_t>(chunk))) = {
+        bf16_pair(w[0], w[1]), bf16_pair(w[2], w[3]), bf16_pair(w[4], w[5]), bf16_pair(w[6], w[7])};
+  }
+}
+
+// tiles: [pairs] of kQ8, of all tiles; to: as many of kBf16. A warp per pair: 544 bytes in and 1,024 out,
+// each in one run. A chunk of 16 bytes is a word of each of four lanes, so a pair goes through shared memory;
+// the swizzle puts the 32 words that are written together into 32 banks. Roofline: memory, 1.06 + 2 bytes a
+// weight.
+__global__ void __launch_bounds__(kThreads) open_kernel(const uint8_t* tiles, int64_t pairs, uint8_t* to) {
+  __shared__ __align__(16) uint8_t opened[kWarps][kBf16PairBytes];
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes,
+            warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  const auto g = static_cast<uint32_t>(lane) / 4, t = static_cast<uint32_t>(lane) % 4;
+  uint8_t* const own = opened[warp];
+  for (int64_t pair = int64_t{blockIdx.x} * kWarps + warp; pair < pairs;
+       pair += int64_t{gridDim.x} * kWarps) {
+    uint32_t w[4][2];
+    TileFormat<PackedFormat::kQ8>::load(tiles + pair * kQ8PairBytes, lane, w);
+#pragma unroll
+    for (uint32_t step = 0; step < 4; ++step) {
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half)
+        *reinterpret_cast<uint32_t*>(own + bf16_chunk(g, 2 * step + half) + 4 * t) = w[step][half];
+    }
+    __syncwarp();  // the pair is there
+    const auto* const from = reinterpret_cast<const uint4*>(own);
+    auto* const out = reinterpret_cast<uint4*>(to + pair * kBf16PairBytes);
+    out[lane] = from[lane];
+    out[lane + kWarpLanes] = from[lane + kWarpLanes];
+    __syncwarp();  // everybody has read it
+  }
+}
+
+// Element c of a row, of the tile that holds it.
+__device__ inline float packed_element(const PackedMatrix& m, int64_t row, int c) {
+  const int g = static_cast<int>(row % kTileRows), odd = c / 32 % 2, k = c % 32;
+  const uint8_t* from =
+      m.tiles + row / kTileRows * m.tile_bytes + int64_t{c / kPairColumns} * pair_bytes(m.format);
+  if (m.format == PackedFormat::kBf16) {
+    const uint8_t* chunk = from + bf16_chunk(static_cast<uint32_t>(g), static_cast<uint32_t>(c % 64 / 8));
+    return bf16_bits_to_float(reinterpret_cast<const uint16_t*>(chunk)[c % 8]);
+  }
+  if (m.format == PackedFormat::kQ8) {
+    const int code = from[(4 * g + k / 8) * 16 + odd * 8 + k % 8] - 128;
+    return decode_q8_scale(reinterpret_cast<const uint16_t*>(from + kQ8ScalesAt)[g * 2 + odd]) *
+           static_cast<float>(code);
+  }
+  const uint32_t word = reinterpret_cast<const uint32_t*>(from)[(4 * g + k / 8) * 2 + odd];
+  const uint8_t exponent = decode_mx4_scale(from[kMx4ScalesAt + g * 2 + odd]);
+  return e8m0_to_float(exponent) * e2m1_to_float(decode_mx4(word, k % 8));
+}
+
+// One CTA per token.
+__global__ void __launch_bounds__(kThreads)
+    embed_packed_kernel(PackedMatrix table, const int32_t* tokens, float scale, float* out) {
+  const int64_t t = blockIdx.x, row = tokens[t];
+  for (int c = threadIdx.x; c < table.cols; c += kThreads) {
+    out[t * table.cols + c] = packed_element(table, row, c) * scale;
+  }
+}
+
+}  // namespace
+
+void launch_embed_packed(const PackedMatrix& table, const int32_t* tokens, int64_t count, float scale,
+                         float* out, cudaStream_t stream) {
+  if (count == 0) return;
+  embed_packed_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(table, tokens, scale, out);
+  check_launch("embed_packed_kernel");
+}
+
+PackedFormat packed_format(DType type, int64_t cols) {
+  if (cols % 32 != 0) return PackedFormat::kNone;
+  switch (type) {
+    case DType::kQ8_0:
+    case DType::kQ4_0:
+    case DType::kQ5_0:
+      return PackedFormat::kQ8;
+    case DType::kMXFP4:
+    case DType::kMXFP4Split:
+      return PackedFormat::kMx4;
+    case DType::kF32:
+    case DType::kI32:
+    case DType::kU8:
+      return PackedFormat::kNone;
+    default:
+      return PackedFormat::kBf16;
+  }
+}
+
+PackedMatrix packed_shape(DType type, int64_t rows, int64_t cols) {
+  PackedMatrix shape;
+  shape.format = packed_format(type, cols);
+  shape.rows = rows;
+  shape.cols = cols;
+  shape.tiles_per_expert = static_cast<int32_t>((rows + kTileRows - 1) / kTileRows);
+  shape.pairs = packed_pairs(cols);
+  shape.tile_bytes = static_cast<uint32_t>(shape.pairs) * pair_bytes(shape.format);
+  return shape;
+}
+
+void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatrix& to, uint8_t* tiles,
+                   cudaStream_t stream) {
+  const int64_t per_pair = to.format == PackedFormat::kBf16 ? 64 : kWarpLanes;
+  const int64_t blocks = (int64_t{to.tiles_per_expert} * to.pairs * per_pair + kThreads - 1) / kThreads;
+  if (blocks == 0) return;
+  constexpr int64_t kMaxBlocks = 1 << 16;
+  const auto grid = static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+  if (to.format != PackedFormat::kBf16) {
+    repack_kernel<<<grid, kThreads, 0, stream>>>(from, to, tiles);
+    return check_launch("repack_kernel");
+  }
+  DeviceMatrix shifted = from;  // decoders number rows as the grid of scales does
+  shifted.data -= first_row * from.row_bytes;
+  with_decoder(from.type, [&](auto decoder) {
+    round_kernel<decltype(decoder)><<<grid, kThreads, 0, stream>>>(shifted, first_row, to, tiles);
+  });
+  check_launch("round_kernel");
+}
+
+size_t opened_bytes(const PackedMatrix& packed) {
+  if (packed.format != PackedFormat::kQ8) return 0;
+  return static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.pairs) * kBf16PairBytes;
+}
+
+void launch_open(const PackedMatrix& packed, uint8_t* to, cudaStream_t stream) {
+  MILLRACE_CHECK(packed.format == PackedFormat::kQ8);
+  const int64_t pairs = int64_t{packed.tiles_per_expert} * packed.pairs,
+                blocks = (pairs + kWarps - 1) / kWarps;
+  if (blocks == 0) return;
+  constexpr int64_t kPerSm = 2048 / kThreads;  // all its warps: 35 KB on their way to it
+  const int64_t most = multiprocessors() * kPerSm;
+  const auto grid = static_cast<unsigned>(blocks < most ? blocks : most);
+  open_kernel<<<grid, kThreads, 0, stream>>>(packed.tiles, pairs, to);
+  check_launch("open_kernel");
+}
+
+}  // namespace millrace::cuda

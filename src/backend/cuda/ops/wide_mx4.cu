@@ -1,9 +1,0 @@
-// The warpgroup products of MXFP4 weights (wide_product.cuh).
-#include "backend/cuda/ops/wide_product.cuh"
-
-namespace millrace::cuda {
-
-template void launch_wgmma_linear<PackedFormat::kMx4>(const WideLinear&, cudaStream_t);
-template void launch_wgmma_experts<PackedFormat::kMx4>(const WideExperts&, cudaStream_t);
-
-}  // namespace millrace::cuda
