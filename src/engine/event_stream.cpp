@@ -1,4 +1,4 @@
-#include "engine/stream.h"
+#include "engine/event_stream.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kFirstEvents = 8;
 
-std::optional<Event> take(Stream::State& state) {
+std::optional<Event> take(EventStream::State& state) {
   if (state.count == 0) return std::nullopt;
   Event event = std::move(state.ring[state.first]);
   state.first = (state.first + 1) % state.ring.size();
@@ -18,39 +18,23 @@ std::optional<Event> take(Stream::State& state) {
 
 }  // namespace
 
-void Inbox::cancel(uint64_t id, int32_t sample) {
-  {
-    const std::lock_guard lock(mutex);
-    if (stop && !drain) return;
-    cancelled.push_back({id, sample});
-  }
-  news.notify_one();
-}
-
-void Inbox::poke() {
-  {
-    const std::lock_guard lock(mutex);
-    poked = true;
-  }
-  news.notify_one();
-}
-
 // ---------------------------------------------------------------- the engine's end
 
-Stream::State::State(uint64_t stream_id, uint64_t stream_seed, int32_t samples, std::shared_ptr<Inbox> in)
+EventStream::State::State(uint64_t stream_id, uint64_t stream_seed, int32_t samples,
+                          std::shared_ptr<Inbox> in)
     : id(stream_id),
       seed(stream_seed),
       inbox(std::move(in)),
       open(samples),
       ring(static_cast<size_t>(samples)) {}
 
-void Stream::State::put(Event&& event) {
+void EventStream::State::put(Event&& event) {
   ring[(first + count) % ring.size()] = std::move(event);
   ++count;
   if (count == 1 && notify) notify();
 }
 
-void Stream::State::push(Event event) {
+void EventStream::State::push(Event event) {
   {
     const std::lock_guard lock(mutex);
     if (count + static_cast<size_t>(open) >= ring.size()) {
@@ -64,7 +48,7 @@ void Stream::State::push(Event event) {
   news.notify_one();
 }
 
-void Stream::State::finish(Event&& event) noexcept {
+void EventStream::State::finish(Event&& event) noexcept {
   {
     const std::lock_guard lock(mutex);
     --open;
@@ -75,18 +59,18 @@ void Stream::State::finish(Event&& event) noexcept {
 
 // ---------------------------------------------------------------- the client's end
 
-Stream::Stream(std::shared_ptr<State> state) : state_(std::move(state)) {}
-Stream::Stream(Stream&&) noexcept = default;
+EventStream::EventStream(std::shared_ptr<State> state) : state_(std::move(state)) {}
+EventStream::EventStream(EventStream&&) noexcept = default;
 
-Stream& Stream::operator=(Stream&& other) noexcept {
+EventStream& EventStream::operator=(EventStream&& other) noexcept {
   if (this != &other) {
-    Stream old(std::move(state_));
+    EventStream old(std::move(state_));
     state_ = std::move(other.state_);
   }
   return *this;
 }
 
-Stream::~Stream() {
+EventStream::~EventStream() {
   if (!state_) return;
   bool running;
   {
@@ -97,30 +81,30 @@ Stream::~Stream() {
   if (running) state_->inbox->cancel(state_->id);
 }
 
-uint64_t Stream::id() const { return state_->id; }
-uint64_t Stream::seed() const { return state_->seed; }
+uint64_t EventStream::id() const { return state_->id; }
+uint64_t EventStream::seed() const { return state_->seed; }
 
-std::optional<Event> Stream::next() {
+std::optional<Event> EventStream::next() {
   std::unique_lock lock(state_->mutex);
   state_->news.wait(lock, [&] { return state_->count > 0 || state_->open == 0; });
   return take(*state_);
 }
 
-std::optional<Event> Stream::next_for(std::chrono::milliseconds timeout) {
+std::optional<Event> EventStream::next_for(std::chrono::milliseconds timeout) {
   std::unique_lock lock(state_->mutex);
   state_->news.wait_for(lock, timeout, [&] { return state_->count > 0 || state_->open == 0; });
   return take(*state_);
 }
 
-bool Stream::done() const {
+bool EventStream::done() const {
   const std::lock_guard lock(state_->mutex);
   return state_->open == 0 && state_->count == 0;
 }
 
-void Stream::cancel() { state_->inbox->cancel(state_->id); }
-void Stream::cancel_sample(int32_t sample) { state_->inbox->cancel(state_->id, sample); }
+void EventStream::cancel() { state_->inbox->cancel(state_->id); }
+void EventStream::cancel_sample(int32_t sample) { state_->inbox->cancel(state_->id, sample); }
 
-void Stream::on_ready(std::function<void()> notify) {
+void EventStream::on_ready(std::function<void()> notify) {
   const std::lock_guard lock(state_->mutex);
   state_->notify = std::move(notify);
   if (state_->notify && state_->count > 0) state_->notify();
