@@ -1,4 +1,4 @@
-// Filters on lists and dicts. What is a generator in jinja2 is an iterator here: it can be walked once.
+// Filters on lists and dicts. What is a generator in jinja2 is an iterator here: it can be iterated once.
 #include <algorithm>
 
 #include "jinja/builtins.h"

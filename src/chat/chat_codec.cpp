@@ -1,4 +1,4 @@
-#include "chat/codec.h"
+#include "chat/chat_codec.h"
 
 namespace millrace::chat {
 

@@ -1,4 +1,4 @@
-#include "chat/template_parser.h"
+#include "chat/template_answer_parser.h"
 
 #include <algorithm>
 
@@ -23,7 +23,7 @@ bool is_name_char(char c) {
 
 }  // namespace
 
-TemplateParser::TemplateParser(TemplateAnswer answer) : answer_(std::move(answer)) {
+TemplateAnswerParser::TemplateAnswerParser(TemplateAnswer answer) : answer_(std::move(answer)) {
   if (answer_.tools.empty()) answer_.family = Family::kPlain;
   if (answer_.family == Family::kHermes) {
     open_marker_ = "<tool_call>";
@@ -34,14 +34,14 @@ TemplateParser::TemplateParser(TemplateAnswer answer) : answer_(std::move(answer
   if (answer_.thinking) enter_text(State::kReasoning);
 }
 
-void TemplateParser::token(int32_t token, std::string_view text, std::vector<Delta>& out) {
+void TemplateAnswerParser::token(int32_t token, std::string_view text, std::vector<Delta>& out) {
   first_ = out.size();
   add(text, out);
   const auto name = answer_.names.find(token);
   if (name != answer_.names.end() && text != name->second) add(name->second, out);
 }
 
-void TemplateParser::finish(std::string_view text, std::vector<Delta>& out) {
+void TemplateAnswerParser::finish(std::string_view text, std::vector<Delta>& out) {
   first_ = out.size();
   add(text, out);
   if (state_ == State::kBegin) {
@@ -55,19 +55,19 @@ void TemplateParser::finish(std::string_view text, std::vector<Delta>& out) {
   if (state_ == State::kContent) put(Delta::Kind::kContent, space_, out);
 }
 
-void TemplateParser::add(std::string_view text, std::vector<Delta>& out) {
+void TemplateAnswerParser::add(std::string_view text, std::vector<Delta>& out) {
   input_ += text;
   while (at_ < input_.size()) step(input_[at_++], out);
   input_.clear();
   at_ = 0;
 }
 
-void TemplateParser::read_again(const std::string& text) {
+void TemplateAnswerParser::read_again(const std::string& text) {
   input_.replace(0, at_, text);
   at_ = 0;
 }
 
-void TemplateParser::step(char c, std::vector<Delta>& out) {
+void TemplateAnswerParser::step(char c, std::vector<Delta>& out) {
   switch (state_) {
     case State::kBegin:
       held_ += c;
@@ -91,7 +91,7 @@ void TemplateParser::step(char c, std::vector<Delta>& out) {
 
 // ---------------------------------------------------------------- text
 
-void TemplateParser::begin(std::vector<Delta>& /*out*/) {
+void TemplateAnswerParser::begin(std::vector<Delta>& /*out*/) {
   const std::string_view text = without_leading_space(held_);
   const bool llama = answer_.family == Family::kLlama3;
   if (text.empty()) return;
@@ -110,14 +110,14 @@ void TemplateParser::begin(std::vector<Delta>& /*out*/) {
   }
 }
 
-void TemplateParser::enter_text(State state) {
+void TemplateAnswerParser::enter_text(State state) {
   state_ = state;
   held_.clear();
   space_.clear();
   skip_space_ = true;
 }
 
-void TemplateParser::text(std::vector<Delta>& out) {
+void TemplateAnswerParser::text(std::vector<Delta>& out) {
   const std::string_view think_end = state_ == State::kReasoning ? kThinkEnd : std::string_view();
   const auto waits = [&](std::string_view text) {
     return is_start(text, think_end) || is_start(text, open_marker_);
@@ -135,7 +135,7 @@ void TemplateParser::text(std::vector<Delta>& out) {
 }
 
 // White space waits for the text behind it: it is dropped where a part ends or begins.
-void TemplateParser::put_text(std::string_view text, std::vector<Delta>& out) {
+void TemplateAnswerParser::put_text(std::string_view text, std::vector<Delta>& out) {
   const Delta::Kind kind = state_ == State::kReasoning ? Delta::Kind::kReasoning : Delta::Kind::kContent;
   if (skip_space_) text = without_leading_space(text);
   if (text.empty()) return;
@@ -150,7 +150,7 @@ void TemplateParser::put_text(std::string_view text, std::vector<Delta>& out) {
   space_ += text.substr(end);
 }
 
-void TemplateParser::put(Delta::Kind kind, std::string_view text, std::vector<Delta>& out) {
+void TemplateAnswerParser::put(Delta::Kind kind, std::string_view text, std::vector<Delta>& out) {
   if (text.empty()) return;
   const int32_t call = kind == Delta::Kind::kToolArguments ? calls_ - 1 : 0;
   if (out.size() > first_ && out.back().kind == kind && out.back().call == call) {
@@ -166,7 +166,7 @@ void TemplateParser::put(Delta::Kind kind, std::string_view text, std::vector<De
 
 // ---------------------------------------------------------------- calls
 
-void TemplateParser::begin_calls(State otherwise, const std::string& marker) {
+void TemplateAnswerParser::begin_calls(State otherwise, const std::string& marker) {
   otherwise_ = otherwise;
   marker_ = marker;
   held_.clear();
@@ -175,7 +175,7 @@ void TemplateParser::begin_calls(State otherwise, const std::string& marker) {
 }
 
 // The marker is text, and what came behind it is read again as such.
-void TemplateParser::not_a_call(std::vector<Delta>& out) {
+void TemplateAnswerParser::not_a_call(std::vector<Delta>& out) {
   const std::string again = held_;
   state_ = otherwise_;
   held_.clear();
@@ -185,7 +185,7 @@ void TemplateParser::not_a_call(std::vector<Delta>& out) {
   read_again(again);
 }
 
-void TemplateParser::open_call(const std::string& name, std::vector<Delta>& out) {
+void TemplateAnswerParser::open_call(const std::string& name, std::vector<Delta>& out) {
   is_open_ = true;
   has_arguments_ = false;
   Delta delta;
@@ -197,7 +197,7 @@ void TemplateParser::open_call(const std::string& name, std::vector<Delta>& out)
   held_.clear();
 }
 
-void TemplateParser::calls(char c, std::vector<Delta>& out) {
+void TemplateAnswerParser::calls(char c, std::vector<Delta>& out) {
   if (c == '{' && (in_list_ || without_leading_space(held_) == "{")) {
     scanner_ = CallScanner();
     is_open_ = false;
@@ -215,7 +215,7 @@ void TemplateParser::calls(char c, std::vector<Delta>& out) {
 }
 
 // [TOOL_CALLS]NAME[ARGS]{..}, with [CALL_ID]ID before [ARGS] in some versions, and without [ARGS] in others.
-void TemplateParser::named_call(char c, std::vector<Delta>& out) {
+void TemplateAnswerParser::named_call(char c, std::vector<Delta>& out) {
   const std::string_view all = without_leading_space(held_);
   size_t length = 0;
   while (length < all.size() && is_name_char(all[length])) ++length;
@@ -241,7 +241,7 @@ void TemplateParser::named_call(char c, std::vector<Delta>& out) {
   }
 }
 
-void TemplateParser::call(char c, std::vector<Delta>& out) {
+void TemplateAnswerParser::call(char c, std::vector<Delta>& out) {
   using JsonState = JsonScanner::State;
   const JsonState state = scanner_.push(c);
   if (!is_open_) {
@@ -267,7 +267,7 @@ void TemplateParser::call(char c, std::vector<Delta>& out) {
   }
 }
 
-void TemplateParser::arguments(char c, std::vector<Delta>& out) {
+void TemplateAnswerParser::arguments(char c, std::vector<Delta>& out) {
   const JsonScanner::State state = json_.push(c);
   if (state == JsonScanner::State::kBad ||
       (json_.depth() == 0 && state == JsonScanner::State::kMore && !is_space(c))) {
@@ -281,7 +281,7 @@ void TemplateParser::arguments(char c, std::vector<Delta>& out) {
   }
 }
 
-void TemplateParser::after_call(char c) {
+void TemplateAnswerParser::after_call(char c) {
   held_ += c;
   const std::string_view text = without_leading_space(held_);
   if (text.empty()) return;
@@ -309,6 +309,6 @@ void TemplateParser::after_call(char c) {
   read_again(again);
 }
 
-void TemplateParser::end_calls() { enter_text(State::kContent); }
+void TemplateAnswerParser::end_calls() { enter_text(State::kContent); }
 
 }  // namespace millrace::chat

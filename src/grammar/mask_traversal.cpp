@@ -1,11 +1,11 @@
-#include "grammar/mask_walk.h"
+#include "grammar/mask_traversal.h"
 
 #include <algorithm>
 #include <bit>
 
 namespace millrace::grammar {
 
-MaskWalk::MaskWalk(const Automaton& automaton, const Vocabulary& vocabulary)
+MaskTraversal::MaskTraversal(const Automaton& automaton, const Vocabulary& vocabulary)
     : automaton_(automaton),
       vocabulary_(vocabulary),
       stepper_(automaton),
@@ -15,7 +15,7 @@ MaskWalk::MaskWalk(const Automaton& automaton, const Vocabulary& vocabulary)
       path_(vocabulary.longest_token() + 1, kDead),
       found_(vocabulary.num_words(), 0) {}
 
-int32_t MaskWalk::number_of(ConfigSet& set) {
+int32_t MaskTraversal::number_of(ConfigSet& set) {
   if (!set.alive()) return kDead;
   std::sort(set.configs.begin(), set.configs.end());
   // The bottom's own end is part of the set: a configuration of no state.
@@ -30,7 +30,7 @@ int32_t MaskWalk::number_of(ConfigSet& set) {
   return it->second;
 }
 
-int32_t MaskWalk::compute_step(int32_t set, uint8_t byte) {
+int32_t MaskTraversal::compute_step(int32_t set, uint8_t byte) {
   // Bytes that no edge tells apart lead to the same set: one step for all of them.
   int first = 0, last = 255;
   for (const Config& config : expanded_[set]) {
@@ -46,7 +46,7 @@ int32_t MaskWalk::compute_step(int32_t set, uint8_t byte) {
   return next;
 }
 
-int32_t MaskWalk::start(StateId state) {
+int32_t MaskTraversal::start(StateId state) {
   ConfigSet set;
   stepper_.add(stacks_, {state, 0}, set);
   follow_ = automaton_.rules[automaton_.states[state].rule].follow;
@@ -54,7 +54,7 @@ int32_t MaskWalk::start(StateId state) {
   return number_of(set);
 }
 
-bool MaskWalk::may_go_on(std::span<const TrieNode> trie, uint32_t node) const {
+bool MaskTraversal::may_go_on(std::span<const TrieNode> trie, uint32_t node) const {
   if (!has_follow_) return false;
   for (uint32_t child = node + 1; child < trie[node].end; child = trie[child].end) {
     if (follow_.test(trie[child].byte)) return true;
@@ -62,7 +62,7 @@ bool MaskWalk::may_go_on(std::span<const TrieNode> trie, uint32_t node) const {
   return false;
 }
 
-void MaskWalk::take(const TrieNode& node) {
+void MaskTraversal::take(const TrieNode& node) {
   const auto add = [&](int32_t t) { found_[t / 64] |= uint64_t{1} << (t % 64); };
   if (node.token < 0) return;
   add(node.token);
@@ -70,7 +70,7 @@ void MaskWalk::take(const TrieNode& node) {
   for (int32_t t = vocabulary_.next_same(node.token); t >= 0; t = vocabulary_.next_same(t)) add(t);
 }
 
-void MaskWalk::walk(std::span<const TrieNode> trie, uint32_t node, int32_t set) {
+void MaskTraversal::traverse(std::span<const TrieNode> trie, uint32_t node, int32_t set) {
   const uint32_t end = trie[node].end;
   path_[trie[node].depth] = set;
   for (uint32_t i = node + 1; i < end;) {
@@ -87,7 +87,7 @@ void MaskWalk::walk(std::span<const TrieNode> trie, uint32_t node, int32_t set) 
   }
 }
 
-MaskEntry MaskWalk::finish(MaskEntry entry) {
+MaskEntry MaskTraversal::finish(MaskEntry entry) {
   size_t count = 0;
   for (const uint64_t word : found_) count += static_cast<size_t>(std::popcount(word));
   // A list costs a random write per token, a mask one word per 64 tokens of the vocabulary.
@@ -105,10 +105,10 @@ MaskEntry MaskWalk::finish(MaskEntry entry) {
   return entry;
 }
 
-MaskEntry MaskWalk::from_state(StateId state) {
+MaskEntry MaskTraversal::from_state(StateId state) {
   MaskEntry entry;
   // How far plain characters carry: over the longest token, or so many and then no further, or nobody knows.
-  // Only in the last case the plain tokens have to be walked.
+  // Only in the last case the plain tokens have to be visited.
   StateId at = state;
   bool is_only = true;
   const uint32_t longest = vocabulary_.longest_plain();
@@ -122,18 +122,18 @@ MaskEntry MaskWalk::from_state(StateId state) {
   entry.in_all = !forever && !(count > 0 && is_only && automaton_.states[at].plain_dead);
   const std::span<const TrieNode> trie = entry.in_all ? vocabulary_.all() : vocabulary_.not_plain();
   const int32_t first = start(state);
-  walk(trie, 0, first);
+  traverse(trie, 0, first);
   return finish(std::move(entry));
 }
 
-MaskEntry MaskWalk::from_exits(StateId state, const MaskEntry& above) {
+MaskEntry MaskTraversal::from_exits(StateId state, const MaskEntry& above) {
   MaskEntry entry;
   entry.in_all = above.in_all;
   const std::span<const TrieNode> trie = above.in_all ? vocabulary_.all() : vocabulary_.not_plain();
   const int32_t first = start(state);
   for (const uint32_t node : above.exits) {
     if (ends_[first] != 0 && may_go_on(trie, node)) exits_.push_back(node);
-    walk(trie, node, first);
+    traverse(trie, node, first);
   }
   return finish(std::move(entry));
 }

@@ -1,12 +1,12 @@
 // Answers of the template families: thinking, calls streamed byte for byte, and everything that only looks
 // like one.
-#include "chat/template_parser.h"
+#include "chat/template_answer_parser.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "chat/test_support.h"
+#include "chat/test_codec.h"
 
 namespace millrace::chat {
 namespace {
@@ -16,7 +16,7 @@ using test::Read;
 const std::vector<std::string> kTemplateTools = {"get_weather", "f"};
 
 Read read_in(const TemplateAnswer& answer, const std::vector<std::string>& pieces) {
-  TemplateParser parser(answer);
+  TemplateAnswerParser parser(answer);
   std::vector<Delta> deltas;
   for (const std::string& piece : pieces) {
     const size_t before = deltas.size();
@@ -72,7 +72,7 @@ TEST(JsonScanner, TellsJsonFromTheRest) {
   }
 }
 
-TEST(TemplateParser, PlainText) {
+TEST(TemplateAnswerParser, PlainText) {
   EXPECT_EQ(read(Family::kPlain, "Hello <tool_call> {\"name\": \"f\"}\n"),
             content("Hello <tool_call> {\"name\": \"f\"}\n"));
   EXPECT_EQ(read(Family::kHermes, " Hi.\n ", false, {}), content(" Hi.\n "));
@@ -80,7 +80,7 @@ TEST(TemplateParser, PlainText) {
   EXPECT_EQ(read(Family::kHermes, "1 < 2 and <tool_"), content("1 < 2 and <tool_"));
 }
 
-TEST(TemplateParser, Thinking) {
+TEST(TemplateAnswerParser, Thinking) {
   const Read both = {.reasoning = "Hm.\n\nWell.", .content = "Yes.\n", .calls = {}};
   EXPECT_EQ(read(Family::kPlain, "<think>\nHm.\n\nWell.\n</think>\n\nYes.\n"), both);
   EXPECT_EQ(read(Family::kPlain, "\nHm.\n\nWell.\n</think>\n\nYes.\n", true), both);
@@ -90,7 +90,7 @@ TEST(TemplateParser, Thinking) {
   EXPECT_EQ(read(Family::kPlain, "Not <think>now</think>"), content("Not <think>now</think>"));
 }
 
-TEST(TemplateParser, HermesCalls) {
+TEST(TemplateAnswerParser, HermesCalls) {
   const std::string one =
       "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": [1, {\"b\": \"}\\\"\"}], \"c\": "
       "2}}\n</tool_call>";
@@ -122,7 +122,7 @@ TEST(TemplateParser, HermesCalls) {
             (Read{.reasoning = "", .content = "", .calls = {{"f", arguments}, {"f", arguments}}}));
 }
 
-TEST(TemplateParser, HermesThatIsNone) {
+TEST(TemplateAnswerParser, HermesThatIsNone) {
   for (const char* text :
        {"<tool_call>not json</tool_call>", "<tool_call>\n{\"nam\": 1}\n</tool_call>",
         "<tool_call>[]</tool_call>", "a <tool_call>", "<tool_call>{\"name\": 5}", "<tool_call>{\"name\"",
@@ -138,8 +138,8 @@ TEST(TemplateParser, HermesThatIsNone) {
             call("f", "{\"a\": 1"));
 }
 
-TEST(TemplateParser, ArgumentsComeAsTheyAre) {
-  TemplateParser parser({.family = Family::kHermes, .tools = kTemplateTools});
+TEST(TemplateAnswerParser, ArgumentsComeAsTheyAre) {
+  TemplateAnswerParser parser({.family = Family::kHermes, .tools = kTemplateTools});
   std::vector<Delta> deltas;
   const auto push = [&](const std::string& text) {
     deltas.clear();
@@ -158,7 +158,7 @@ TEST(TemplateParser, ArgumentsComeAsTheyAre) {
   EXPECT_EQ(deltas[0].text, "is\"}");
 }
 
-TEST(TemplateParser, Llama3Calls) {
+TEST(TemplateAnswerParser, Llama3Calls) {
   EXPECT_EQ(read(Family::kLlama3, "{\"name\": \"f\", \"parameters\": {\"a\": \"b\"}}"),
             call("f", "{\"a\": \"b\"}"));
   EXPECT_EQ(
@@ -174,7 +174,7 @@ TEST(TemplateParser, Llama3Calls) {
   }
 }
 
-TEST(TemplateParser, MistralCalls) {
+TEST(TemplateAnswerParser, MistralCalls) {
   EXPECT_EQ(read(Family::kMistral,
                  "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 1}, \"id\": \"abcdefghi\"}]"),
             call("f", "{\"a\": 1}"));
@@ -188,10 +188,10 @@ TEST(TemplateParser, MistralCalls) {
   EXPECT_EQ(read(Family::kMistral, "[TOOL_CALLS]some words"), content("[TOOL_CALLS]some words"));
 }
 
-TEST(TemplateParser, ControlTokensStandForTheirNames) {
+TEST(TemplateAnswerParser, ControlTokensStandForTheirNames) {
   TemplateAnswer answer = {
       .family = Family::kMistral, .tools = kTemplateTools, .names = {{9, "[TOOL_CALLS]"}, {10, "[ARGS]"}}};
-  TemplateParser parser(answer);
+  TemplateAnswerParser parser(answer);
   std::vector<Delta> deltas;
   parser.token(1, "Hm.", deltas);
   parser.token(9, "", deltas);
@@ -201,7 +201,7 @@ TEST(TemplateParser, ControlTokensStandForTheirNames) {
   parser.finish("", deltas);
   EXPECT_EQ(test::read_deltas(deltas), (Read{.reasoning = "", .content = "Hm.", .calls = {{"f", "{}"}}}));
   // As text they are not shown: they are none.
-  TemplateParser other(answer);
+  TemplateAnswerParser other(answer);
   deltas.clear();
   other.token(9, "", deltas);
   other.token(1, "!", deltas);
@@ -209,7 +209,7 @@ TEST(TemplateParser, ControlTokensStandForTheirNames) {
   EXPECT_EQ(test::read_deltas(deltas), content("!"));
 }
 
-TEST(TemplateParser, NothingIsLostOfAnything) {
+TEST(TemplateAnswerParser, NothingIsLostOfAnything) {
   const std::vector<std::string> pieces = {"<think>",
                                            "</think>",
                                            "<tool_call>",

@@ -1,4 +1,4 @@
-#include "grammar/vocabulary.h"
+#include "grammar/mask_vocabulary.h"
 
 #include <algorithm>
 #include <numeric>

@@ -30,9 +30,9 @@ struct TemplateAnswer {
   std::map<int32_t, std::string> names = {};
 };
 
-class TemplateParser : public AnswerParser {
+class TemplateAnswerParser : public AnswerParser {
  public:
-  explicit TemplateParser(TemplateAnswer answer);
+  explicit TemplateAnswerParser(TemplateAnswer answer);
 
   void token(int32_t token, std::string_view text, std::vector<Delta>& out) override;
   void finish(std::string_view text, std::vector<Delta>& out) override;

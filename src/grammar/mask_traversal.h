@@ -1,5 +1,5 @@
-// Walks a trie of tokens through the automaton, from one state on a stack of which nothing is known. Sets of
-// configurations are numbered as they are met and their steps remembered: in the middle of a string, a
+// Traverses a trie of tokens through the automaton, from one state on a stack of which nothing is known. Sets
+// of configurations are numbered as they are met and their steps remembered: in the middle of a string, a
 // hundred thousand trie nodes cost one table lookup each.
 #pragma once
 
@@ -11,14 +11,14 @@
 
 #include "grammar/automaton.h"
 #include "grammar/mask_cache.h"
+#include "grammar/mask_vocabulary.h"
 #include "grammar/stacks.h"
-#include "grammar/vocabulary.h"
 
 namespace millrace::grammar {
 
-class MaskWalk {
+class MaskTraversal {
  public:
-  MaskWalk(const Automaton& automaton, const Vocabulary& vocabulary);
+  MaskTraversal(const Automaton& automaton, const Vocabulary& vocabulary);
   // Tokens from their first byte on.
   MaskEntry from_state(StateId state);
   // Tokens from the places on where the entry above left its rule, which returns to `state`.
@@ -34,7 +34,7 @@ class MaskWalk {
   }
   int32_t compute_step(int32_t set, uint8_t byte);
   bool may_go_on(std::span<const TrieNode> trie, uint32_t node) const;
-  void walk(std::span<const TrieNode> trie, uint32_t node, int32_t set);
+  void traverse(std::span<const TrieNode> trie, uint32_t node, int32_t set);
   void take(const TrieNode& node);
   MaskEntry finish(MaskEntry entry);
 

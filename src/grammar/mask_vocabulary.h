@@ -1,5 +1,5 @@
-// The tokens of a model for masking: a trie of their bytes in the order a walk visits it, and ready masks of
-// the tokens that any JSON string may hold anywhere.
+// The tokens of a model for masking: a trie of their bytes in the order a traversal visits it, and ready
+// masks of the tokens that any JSON string may hold anywhere.
 #pragma once
 
 #include <cstdint>

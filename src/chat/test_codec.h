@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "chat/codec.h"
+#include "chat/chat_codec.h"
 #include "chat/format.h"
 
 namespace millrace::chat::test {
