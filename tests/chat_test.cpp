@@ -13,13 +13,13 @@
 #include "chat/harmony_format.h"
 #include "chat/harmony_render.h"
 #include "chat/plan_constraint.h"
-#include "chat/special_text.h"
 #include "chat/template_format.h"
+#include "chat/special_text.h"
 #include "chat/template_messages.h"
 #include "chat/test_support.h"
 #include "engine/chat.h"
 #include "grammar/grammar.h"
-#include "tokenizer/chat_template.h"
+#include "jinja/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
 namespace millrace::chat {

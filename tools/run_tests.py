@@ -28,8 +28,8 @@ JOBS = str(os.cpu_count() or 2)
 
 # What runs a second time under the sanitizers: everything that reads input, the kernels, and the fuzz corpus with
 # mutations of it (the *_replay programs).
-ASAN_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "io_test", "tokenizer_test", "kv_test", "sched_test",
-                "sample_test", "backend_test", "engine_test", "*_replay")
+ASAN_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "io_test", "jinja_test", "tokenizer_test", "kv_test",
+                "sched_test", "sample_test", "backend_test", "engine_test", "*_replay")
 # ... without what compares with files that were fetched or computes for long: dev runs those.
 # SameBits runs every kernel of every type and compares the tables to the bit, so the comparison with the reference, which
 # dev makes, need not be repeated here.

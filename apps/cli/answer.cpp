@@ -36,7 +36,7 @@ AnswerResult stream_answer(Engine& engine, const Request& request,
                            const std::function<void(int32_t token, std::string_view text)>& on_text) {
   constexpr std::chrono::milliseconds kLookAround(50);  // at the interrupt flag, and at the prompt's progress
   const uint64_t before = engine.stats().computed_tokens;
-  Stream stream = engine.submit(request);
+  EventStream stream = engine.submit(request);
   Progress progress("prompt", false);
   AnswerResult result;
   result.seed = stream.seed();

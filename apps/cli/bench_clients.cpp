@@ -92,7 +92,7 @@ class Clients {
     const EngineStats before = engine_.stats();
     const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
     ReadyList ready;  // outlives the streams that tell it
-    std::vector<std::optional<Stream>> streams(static_cast<size_t>(load_.clients));
+    std::vector<std::optional<EventStream>> streams(static_cast<size_t>(load_.clients));
     std::vector<int32_t> sent(streams.size(), 0), priority(streams.size(), 0);
     std::vector<bool> ended(streams.size(), false);  // news may come after the last event was read
     const auto send = [&](size_t c) {

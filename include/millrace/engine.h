@@ -95,13 +95,13 @@ struct ModelInfo {
 };
 
 // The answer to one request. May be moved to another thread; destroying it cancels what is still running.
-class Stream {
+class EventStream {
  public:
   struct State;
-  explicit Stream(std::shared_ptr<State> state);
-  ~Stream();
-  Stream(Stream&&) noexcept;
-  Stream& operator=(Stream&&) noexcept;
+  explicit EventStream(std::shared_ptr<State> state);
+  ~EventStream();
+  EventStream(EventStream&&) noexcept;
+  EventStream& operator=(EventStream&&) noexcept;
 
   uint64_t id() const;
   uint64_t seed() const;  // of sample 0, for those who gave none
@@ -129,7 +129,7 @@ class Engine {
 
   // Throws Error{kBadInput} for a request that cannot be served as it is written. One that comes when too
   // many wait, or after shutdown, is answered with a kFailed event (kBusy).
-  Stream submit(const Request& request);
+  EventStream submit(const Request& request);
   void cancel(uint64_t id);  // no effect on one that has ended
 
   EngineStats stats() const;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "jinja/chat_template.h"
 #include "millrace/request.h"
-#include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
 namespace millrace {

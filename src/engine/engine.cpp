@@ -19,11 +19,7 @@ class Engine::Impl {
     runtime_options.cache.wake = [inbox = inbox_] { inbox->poke(); };
     runtime_ = Runtime::open(options.model, runtime_options);
     read_info();
-    LoopOptions loop_options;
-    loop_options.limits = limits_of(options, runtime_->spec());
-    loop_options.speculation = options.speculation;
-    loop_options.max_draft = options.max_draft;
-    loop_ = std::make_unique<Loop>(*runtime_, open_drafter(), loop_options, inbox_, recorder_);
+    loop_ = std::make_unique<Loop>(*runtime_, open_drafter(), options_, inbox_, recorder_);
     thread_ = std::thread([this] {
       loop_->run();
       if (!loop_->device_lost()) runtime_->cache().flush();
@@ -31,10 +27,10 @@ class Engine::Impl {
   }
   ~Impl() { shutdown(false); }
 
-  Stream submit(const Request& request) {
+  EventStream submit(const Request& request) {
     std::shared_ptr<Job> job = make_job(*runtime_, runtime_->cache(), chat_template_, request,
                                         options_.max_running, next_id_.fetch_add(1), inbox_);
-    const std::shared_ptr<Stream::State> state = job->stream;
+    const std::shared_ptr<EventStream::State> state = job->events;
     bool taken = false;
     std::string refusal;
     {
@@ -64,7 +60,7 @@ class Engine::Impl {
         state->finish(std::move(event));
       }
     }
-    return Stream(state);
+    return EventStream(state);
   }
 
   std::string failure() const {
@@ -168,7 +164,7 @@ std::unique_ptr<Engine> Engine::create(EngineOptions options) {
   return std::unique_ptr<Engine>(new Engine(std::make_unique<Impl>(options)));
 }
 
-Stream Engine::submit(const Request& request) { return impl_->submit(request); }
+EventStream Engine::submit(const Request& request) { return impl_->submit(request); }
 void Engine::cancel(uint64_t id) { impl_->inbox_->cancel(id); }
 std::string Engine::failure() const { return impl_->failure(); }
 

@@ -77,7 +77,7 @@ TEST(Faults, AnotherSaltFindsNothing) {
   const auto cached = [&](const char* salt) {
     Request r = document(0);
     r.cache_salt = salt;
-    Stream stream = engine->submit(r);
+    EventStream stream = engine->submit(r);
     int32_t found = -1;
     while (const auto event = stream.next()) found = event->usage.cached_tokens;
     return found;
@@ -216,10 +216,10 @@ TEST(Faults, KilledTwentyTimesUnderLoadTheNextProcessGoesOn) {
     if (child == 0) {
       const auto engine = Engine::create(options);
       for (int32_t i = kill;; i += 8) {
-        std::vector<Stream> streams;
+        std::vector<EventStream> streams;
         for (int32_t k = 0; k < 8; ++k) streams.push_back(engine->submit(document(i + k)));
         if (i == kill && ::write(news[1], "1", 1) != 1) ::_exit(1);
-        for (Stream& stream : streams) {
+        for (EventStream& stream : streams) {
           while (stream.next()) {
           }
         }
@@ -237,7 +237,7 @@ TEST(Faults, KilledTwentyTimesUnderLoadTheNextProcessGoesOn) {
 
     const auto engine = Engine::create(options);
     for (int32_t i = 0; i < 12; ++i) {
-      Stream stream = engine->submit(document(i));
+      EventStream stream = engine->submit(document(i));
       std::vector<int32_t> tokens;
       while (const auto event = stream.next()) {
         if (event->kind == Event::Kind::kToken) tokens.push_back(event->token);

@@ -14,9 +14,9 @@
 #include "base/buffer_pool.h"
 #include "engine/executor_store.h"
 #include "io/checkpoint.h"
+#include "jinja/chat_template.h"
 #include "kv/cache.h"
 #include "model/model.h"
-#include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
 namespace millrace {

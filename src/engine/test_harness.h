@@ -54,24 +54,20 @@ struct Harness {
     loop.reset();
     inbox = std::make_shared<Inbox>();
     recorder = std::make_unique<Recorder>();
-    LoopOptions l;
-    l.limits = limits_of(options, runtime->spec());
-    l.speculation = options.speculation;
-    l.max_draft = options.max_draft;
-    loop = std::make_unique<Loop>(*runtime, std::move(drafter), l, inbox, *recorder);
+    loop = std::make_unique<Loop>(*runtime, std::move(drafter), options, inbox, *recorder);
   }
 
   size_t submit(const Request& request) {
     std::shared_ptr<Job> job =
         make_job(*runtime, runtime->cache(), nullptr, request, options.max_running, next_id++, inbox);
-    streams.emplace_back(job->stream);
+    streams.emplace_back(job->events);
     answers.emplace_back(static_cast<size_t>(request.samples));
     inbox->jobs.push_back(std::move(job));
     return streams.size() - 1;
   }
 
   void read(size_t request) {
-    Stream& stream = streams[request];
+    EventStream& stream = streams[request];
     while (auto event = stream.next_for(std::chrono::milliseconds(0))) {
       Answer& answer = answers[request][static_cast<size_t>(event->sample)];
       if (answer.ended) throw std::runtime_error("an event after the last one");
@@ -117,7 +113,7 @@ struct Harness {
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<Recorder> recorder;
   std::unique_ptr<Loop> loop;
-  std::vector<Stream> streams;
+  std::vector<EventStream> streams;
   std::vector<std::vector<Answer>> answers;  // by request and sample; survives new_loop
   uint64_t next_id = 1;
 };
