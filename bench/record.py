@@ -14,7 +14,7 @@ warms up untimed and then measures once. The record holds the median over the ro
 The limit is measured in the same call: for decode the bytes of weights that a token reads over the bandwidth that the same
 threads (`millrace bench` on the CPU) or a copy on the GPU (through libcuda) reach; for prefill on the CPU the times that
 reading and arithmetic of each operation take at the machine's measured peaks (`millrace bench --roofline`). What could not
-be measured is null in the record, never guessed.
+be measured is null in the record, never guessed. Where other work was on the machine the note says so.
 
 Status 2 and one line when something is missing or fails; then nothing is written.
 """
@@ -273,6 +273,7 @@ class Measurement:
         self.ours, self.peers = {}, {}  # (command's index, metric's name) -> Samples
         self.read_gb_s, self.bytes_per_token, self.isa, self.peer_version = [], None, None, None
         self.prefill_limits, self.copy_gb_s = {}, None
+        self.load = os.getloadavg()[0]  # of others, before ours comes into it
 
     # The commands.
 
@@ -389,6 +390,11 @@ class Measurement:
                  self.model: Path(self.model).name}
         return shlex.join(short.get(word, word) for word in words)
 
+    def note(self):
+        """What --note says, and that the machine was busy, if it was."""
+        busy = f"load average {self.load:.1f} at the start" if self.load > 0.1 * len(os.sched_getaffinity(0)) else None
+        return "; ".join(part for part in (self.options.note, busy) if part) or None
+
     def make_records(self):
         machine = describe_machine(self.options, self.measured, self.isa)
         found = []
@@ -405,7 +411,7 @@ class Measurement:
                     "model": self.measured.model.title, "metric": metric.name, "phase": metric.phase,
                     "unit": metric.unit, **self.ours[idx, metric.name].fields(),
                     "command": self.portable(self.bench_command(command)),
-                    "limit": self.limit_of(idx, command, metric), "peers": peers, "note": self.options.note})
+                    "limit": self.limit_of(idx, command, metric), "peers": peers, "note": self.note()})
         return found
 
 

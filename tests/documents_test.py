@@ -45,7 +45,8 @@ SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-COMMAND = re.compile(r"(?:^|[\s;|&(])(?:build/[\w-]+/)?millrace ([a-z]+)\b(.*)")
+# Where a shell looks for a command: at the beginning, behind ; | & (, behind sudo, behind X=y.
+COMMAND = re.compile(r"(?:^\s*|[;|&(]\s*|\bsudo\s+|\b[A-Z_]+=\S*\s+)(?:[\w./-]*/)?millrace ([a-z]+)\b([^;|&]*)")
 
 
 class Tree:
@@ -166,7 +167,7 @@ class Checker:
         """`millrace X --y`, `make X`, `tools/x.py --y`, wherever in the text."""
         rest = text
         for match in COMMAND.finditer(text):
-            command, arguments = match.group(1), match.group(2).split("#")[0].split(";")[0].split(" | ")[0]
+            command, arguments = match.group(1), match.group(2).split("#")[0]
             rest = rest.replace(match.group(), " ")
             if self.tree.commands is None:
                 continue
@@ -274,14 +275,15 @@ GOOD_TREE = {
     "src/base/paging.h": "// words\nstruct BlockTable { int first_block(); };\ninline constexpr int kBlockTokens = 16;\n",
     "kernels/cuda/gemm/bf16_wgmma.cu": "",
     "apps/server/api.cpp": 'route("/v1/models");',
-    "tools/fetch.py": 'parser.add_argument("--all")\n',
+    "tools/fetch.py": 'parser.add_argument("--all")  # MILLRACE_ISA\n',
     "examples/hello.c": "int main(void) { return 0; }\n",
     "docs/example.md": "```c\nint main(void) { return 0; }\n```\n\n```cpp\nint part = 1;\n```\n",
     "docs/kernels/gemm.md": "# GEMM\n\n## The limit\n\nShort.\n",
     "docs/log/old.md": "Here `gone_name` and `src/gone.h` were, and [the page](../good.md).\n",
     "docs/good.md": "# Good\n\n`base/paging.h` has `kBlockTokens`, `BlockTable::first_block` and `paging.h`; `make run`; "
                     "`tools/fetch.py --all`;\n`--all`; `/v1/models`; `kernels/cuda/gemm/*.cu`; `kernels/{cuda,cuda/gemm}`; "
-                    "[gemm](kernels/gemm.md#the-limit); `wgmma`.\n\n    make build\n    tools/fetch.py --all   # --not-an-option\n",
+                    "[gemm](kernels/gemm.md#the-limit); `wgmma`.\n\n    make build\n    tools/fetch.py --all   # --not-an-option\n"
+                    "    install -g millrace keys /etc\n",
 }
 BAD_DOCUMENTS = {  # text -> a piece of the message that must come
     "`src/base/gone.h`": "no such file",
@@ -304,6 +306,7 @@ BAD_DOCUMENTS = {  # text -> a piece of the message that must come
     "```c\nint main(void) { return 1; }\n```": "no file of examples/",
     "word " * 30: "expected at most 120",
     "`millrace gone model`": "no such command",
+    "`MILLRACE_ISA=x millrace gone; make run`": "no such command",
     "`millrace run model --gone`": "no such option in its --help",
     "    build/release/millrace run model --gone\n": "no such option in its --help",
 }
