@@ -22,6 +22,7 @@ HEADLINE_MARKS = ("<!-- headline: written by bench/render.py -->", "<!-- end of 
 MACHINES_FIRST = ("One H200", "16 x86 cores (AMX)")  # then the others by name
 
 HEADINGS = {"speed": "Decode and prefill", "attention": "Attention", "products": "Matrix products", "quantizing": "Quantizing",
+            "quality": "What rounding costs",
             "engine": "Engine and sampling", "server": "Server", "tokenizers": "Tokenizers", "cache": "KV cache"}
 
 INTRODUCTION = """\
