@@ -185,7 +185,7 @@ def chart_of(rows, phase, title):
 
 HEADLINE = (  # machine, model, metrics of the README's table
     ("One H200", "gpt-oss-20b shape, MXFP4 and Q8_0",
-     ("decode", "decode at 32,000 tokens", "prefill of 2,048 tokens", "decode of 128 streams")),
+     ("decode", "decode at 32,000 tokens", "prefill of 2,048 tokens", "decode of 128 sequences")),
     ("One H200", "Llama 8B shape, Q4_K", ("decode", "prefill of 2,048 tokens")),
     ("One H200", "Qwen3-30B-A3B shape, Q4_K", ("decode", "prefill of 2,048 tokens")),
     ("16 x86 cores (AMX)", "gpt-oss-20b shape, MXFP4 and Q8_0", ("decode", "prefill of 512 tokens")),
