@@ -19,7 +19,7 @@ FUZZ_SECONDS ?= 60
 NVCC ?= nvcc
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test deps deps-test fuzz format lint asan tsan cross cuda clean
+.PHONY: help run build test check install package deps deps-test fuzz format lint asan tsan cross cuda clean
 
 help:
 	@echo 'make run      answer a prompt with SmolLM2-135M-Instruct (installs, builds and fetches what is missing)'
@@ -28,11 +28,14 @@ help:
 	@echo '                N=200                          at most so many tokens'
 	@echo '                ARGS="--temp 0.7 --seed 1"     more options; see build/release/millrace run --help'
 	@echo 'make build    build/release/millrace, the one binary'
-	@echo 'make test     every check: format, tests, clang-tidy, sanitizers, fuzz corpus, the other architecture'
+	@echo 'make test     build and run every functional test'
+	@echo 'make check    that, and format, every file alone, clang-tidy, sanitizers, fuzz corpus, the other architecture, CUDA'
 	@echo
 	@echo 'make fuzz     each fuzz target for a minute (FUZZ_SECONDS=60)'
 	@echo 'make format   rewrite the sources with clang-format'
 	@echo 'make lint     clang-format and clang-tidy only'
+	@echo 'make install  program, libraries, headers, man page and completions under PREFIX=/usr/local (DESTDIR is kept)'
+	@echo 'make package  build/package/millrace_VERSION_ARCH.deb, for Debian 12'
 	@echo 'make asan     tests under the address and undefined-behaviour sanitizers'
 	@echo 'make tsan     tests of the threads under the thread sanitizer'
 	@echo 'make cross    tests of the kernels on the other architecture (x86-64 or ARM) under qemu'
@@ -55,6 +58,9 @@ run: build
 
 test: deps-test
 	@python3 tools/run_tests.py
+
+check: deps-test
+	@python3 tools/run_tests.py --check
 
 fuzz:
 	@tools/install_deps.sh build test fuzz
