@@ -14,7 +14,7 @@ warms up untimed and then measures once. The record holds the median over the ro
 The limit is measured in the same call: for decode the bytes of weights that a token reads over the bandwidth that the same
 threads (`millrace bench` on the CPU) or a copy on the GPU (through libcuda) reach; for prefill on the CPU the times that
 reading and arithmetic of each operation take at the machine's measured peaks (`millrace bench --roofline`). What could not
-be measured is null in the record, never guessed.
+be measured is null in the record, never guessed. Where other work was on the machine the note says so.
 
 Status 2 and one line when something is missing or fails; then nothing is written.
 """
@@ -110,11 +110,11 @@ SETS = {
     "cpu-llama-8b": MeasuredSet("Llama 8B's shape in Q4_K on the CPU: decode, prefill of 256", "cpu", LLAMA_Q4_K,
                                 (Command((decode(), prefill("prefill of 256 tokens")), 256, 48),), 6.0),
     "gpu-gpt-oss": MeasuredSet(
-        "gpt-oss-20b's shape on a GPU: decode, at 32,000 tokens, prefill of 2,048, 128 streams", "cuda", GPT_OSS,
+        "gpt-oss-20b's shape on a GPU: decode, at 32,000 tokens, prefill of 2,048, 128 sequences", "cuda", GPT_OSS,
         (Command((decode(), prefill("prefill of 2,048 tokens")), 2048, 128, options=GPU_BIG),
          Command((decode("decode at 32,000 tokens"), prefill("prefill of 512 behind 32,000 tokens")), 512, 128,
                  depth=32000),
-         Command((decode("decode of 128 streams"), Metric("128 streams of 1,024 + 256 tokens, whole run", "seconds", None,
+         Command((decode("decode of 128 sequences"), Metric("128 sequences of 1,024 + 256 tokens, whole run", "seconds", None,
                                                           "s")), 1024, 256, clients=128)), 20.0),
     "gpu-llama-8b-q4_k": MeasuredSet("Llama 8B's shape in Q4_K on a GPU", "cuda", LLAMA_Q4_K,
                                      (Command((decode(), prefill("prefill of 2,048 tokens")), 2048, 128),), 24.0),
@@ -273,6 +273,7 @@ class Measurement:
         self.ours, self.peers = {}, {}  # (command's index, metric's name) -> Samples
         self.read_gb_s, self.bytes_per_token, self.isa, self.peer_version = [], None, None, None
         self.prefill_limits, self.copy_gb_s = {}, None
+        self.load = os.getloadavg()[0]  # of others, before ours comes into it
 
     # The commands.
 
@@ -290,7 +291,7 @@ class Measurement:
                 "-d", str(command.depth), "-r", "1", "-t", str(self.threads), "-ngl", layers, "-fa", "1", "-o", "json"]
 
     def has_peer(self, command):
-        return bool(self.options.llama_bench) and not command.clients  # llama-bench has no streams side by side
+        return bool(self.options.llama_bench) and not command.clients  # llama-bench has no sequences side by side
 
     def wants_roofline(self, command):
         return (self.measured.device == "cpu" and not command.depth and not command.clients
@@ -370,7 +371,7 @@ class Measurement:
 
     def limit_of(self, idx, command, metric):
         if command.depth or command.clients or metric.unit != "tok/s":
-            return None  # keys and values, or experts that streams share, are not in bytes_per_token
+            return None  # keys and values, or experts that sequences share, are not in bytes_per_token
         if metric.phase == "decode":
             gb_s = statistics.median(self.read_gb_s) if self.read_gb_s else self.copy_gb_s
             if not gb_s or not self.bytes_per_token:
@@ -389,6 +390,11 @@ class Measurement:
                  self.model: Path(self.model).name}
         return shlex.join(short.get(word, word) for word in words)
 
+    def note(self):
+        """What --note says, and that the machine was busy, if it was."""
+        busy = f"load average {self.load:.1f} at the start" if self.load > 0.1 * len(os.sched_getaffinity(0)) else None
+        return "; ".join(part for part in (self.options.note, busy) if part) or None
+
     def make_records(self):
         machine = describe_machine(self.options, self.measured, self.isa)
         found = []
@@ -405,7 +411,7 @@ class Measurement:
                     "model": self.measured.model.title, "metric": metric.name, "phase": metric.phase,
                     "unit": metric.unit, **self.ours[idx, metric.name].fields(),
                     "command": self.portable(self.bench_command(command)),
-                    "limit": self.limit_of(idx, command, metric), "peers": peers, "note": self.options.note})
+                    "limit": self.limit_of(idx, command, metric), "peers": peers, "note": self.note()})
         return found
 
 

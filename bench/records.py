@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
 # Sections of a machine's tables, in this order.
-TOPICS = ("speed", "attention", "products", "quantizing", "engine", "server", "tokenizers", "cache")
+TOPICS = ("speed", "attention", "products", "quantizing", "quality", "engine", "server", "tokenizers", "cache")
 # What a plot shows; every other metric is in the tables alone.
 PHASES = ("decode", "prefill")
 # Units in which less is better.
-LOWER_IS_BETTER = {"s", "ms", "us", "GB", "MB", "%"}
+LOWER_IS_BETTER = {"s", "ms", "us", "GB", "MB", "%", "nats"}
 
 NUMBER, TEXT, WHOLE = (int, float), (str,), (int,)
 RECORD_FIELDS = {  # name -> (types, may be null)

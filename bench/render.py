@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes docs/benchmarks.md and its plots from the newest records in bench/results.
+"""Writes docs/benchmarks.md, its plots and the README's headline from the newest records in bench/results.
 
-  bench/render.py            write docs/benchmarks.md and docs/plots/*.svg
+  bench/render.py            write docs/benchmarks.md, docs/plots/*.svg and the marked part of README.md
   bench/render.py --check    write nothing; status 1 where a file is not what the records say
 
 A page is a table a machine and topic: ours, the peers of the same call, the share of the limit, and the command. Nothing in
@@ -17,9 +17,12 @@ from records import ROOT, RecordError
 
 PAGE = "docs/benchmarks.md"
 PLOTS = "docs/plots"
+README = "README.md"
+HEADLINE_MARKS = ("<!-- headline: written by bench/render.py -->", "<!-- end of headline -->")
 MACHINES_FIRST = ("One H200", "16 x86 cores (AMX)")  # then the others by name
 
 HEADINGS = {"speed": "Decode and prefill", "attention": "Attention", "products": "Matrix products", "quantizing": "Quantizing",
+            "quality": "What rounding costs",
             "engine": "Engine and sampling", "server": "Server", "tokenizers": "Tokenizers", "cache": "KV cache"}
 
 INTRODUCTION = """\
@@ -180,6 +183,44 @@ def chart_of(rows, phase, title):
     return plots.Chart(title, "share of the limit", tuple(groups))
 
 
+HEADLINE = (  # machine, model, metrics of the README's table
+    ("One H200", "gpt-oss-20b shape, MXFP4 and Q8_0",
+     ("decode", "decode at 32,000 tokens", "prefill of 2,048 tokens", "decode of 128 sequences")),
+    ("One H200", "Llama 8B shape, Q4_K", ("decode", "prefill of 2,048 tokens")),
+    ("One H200", "Qwen3-30B-A3B shape, Q4_K", ("decode", "prefill of 2,048 tokens")),
+    ("16 x86 cores (AMX)", "gpt-oss-20b shape, MXFP4 and Q8_0", ("decode", "prefill of 512 tokens")),
+    ("16 x86 cores (AMX)", "Llama 8B shape, Q4_K", ("decode", "prefill of 256 tokens")),
+    ("2 ARM cores (Neoverse-N1)", "gpt-oss-20b shape, MXFP4 and Q8_0", ("decode", "prefill of 512 tokens")),
+    ("2 x86 cores (AVX-512 without VNNI)", "gpt-oss-20b shape, MXFP4 and Q8_0", ("decode", "prefill of 64 tokens")),
+)
+
+
+def headline(rows):
+    """The README's table: tok/s of ours and of llama.cpp."""
+    lines = ["| machine | model | what | Millrace | llama.cpp | ratio | of the limit |", "|---|---|---|---|---|---|---|"]
+    for machine, model, metrics in HEADLINE:
+        for metric in metrics:
+            found = [r for r in rows if (r["machine"]["name"], r["model"], r["metric"]) == (machine, model, metric)]
+            if not found or not found[0]["peers"]:
+                raise RecordError(f"headline: no record with a peer of '{metric}', {model}, on {machine}")
+            record, share = found[0], records.share_of_limit(found[0])
+            lines.append(f"| {machine} | {model.replace(' shape', '')} | {metric} | **{number(record['median'])}** | "
+                         f"{number(record['peers'][0]['median'])} | {ratio(record, record['peers'][0]):.2f}x | "
+                         f"{f'{100 * share:.0f}%' if share is not None else '–'} |")
+    return lines
+
+
+def readme_with(table):
+    """The README with that table between its marks."""
+    text = (ROOT / README).read_text(encoding="utf-8")
+    begin, end = HEADLINE_MARKS
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise RecordError(f"{README}: found no lines '{begin}' and '{end}', expected the headline between them")
+    return "\n".join([before + begin, "", *table, "", end + after])
+
+
 CHARTS = {"decode": "Decode: tokens per second, as a part of what memory bandwidth allows",
           "prefill": "Prefill: tokens per second, as a part of what arithmetic allows"}
 
@@ -196,6 +237,7 @@ def files():
             out[f"{PLOTS}/{phase}-{theme}.svg"] = plots.draw(chart, theme)
     for machine in machines_of(rows):
         lines += machine_section(machine, [record for record in rows if record["machine"]["name"] == machine])
+    out[README] = readme_with(headline(rows))
     out[PAGE] = "\n".join(lines).rstrip() + "\n"
     return out
 

@@ -14,7 +14,8 @@ How a name is judged:
   --option               of `millrace COMMAND` where one is named before it, else of any command or script of the tree
   make target            a target of the Makefile
   /v1/path               a path of the server's sources
-Also: no line of prose over 120 characters; of docs/kernels and docs/architecture.md no line at all.
+Also: no line of prose over 120 characters; of docs/kernels and docs/architecture.md no line at all. A C or C++ program in a
+fenced block is a file of examples/, to the letter.
 """
 
 import fnmatch
@@ -44,7 +45,8 @@ SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-COMMAND = re.compile(r"(?:^|[\s;|&(])(?:build/[\w-]+/)?millrace ([a-z]+)\b(.*)")
+# Where a shell looks for a command: at the beginning, behind ; | & (, behind sudo, behind X=y.
+COMMAND = re.compile(r"(?:^\s*|[;|&(]\s*|\bsudo\s+|\b[A-Z_]+=\S*\s+)(?:[\w./-]*/)?millrace ([a-z]+)\b([^;|&]*)")
 
 
 class Tree:
@@ -165,7 +167,7 @@ class Checker:
         """`millrace X --y`, `make X`, `tools/x.py --y`, wherever in the text."""
         rest = text
         for match in COMMAND.finditer(text):
-            command, arguments = match.group(1), match.group(2).split("#")[0].split(";")[0].split(" | ")[0]
+            command, arguments = match.group(1), match.group(2).split("#")[0]
             rest = rest.replace(match.group(), " ")
             if self.tree.commands is None:
                 continue
@@ -214,7 +216,8 @@ class Checker:
         if re.search(r"[/\\]", text) and not re.search(r"::|\(", text):
             return  # a path of a user's machine, a ratio, a pattern
         for word in WORD.findall(text):
-            if looks_like_symbol(word) and word not in KNOWN:
+            is_type = word == text and re.match(r"[A-Z][a-z]+$", word)  # `Planner`, a span of its own
+            if (looks_like_symbol(word) or is_type) and word not in KNOWN:
                 self.checked += 1
                 if word not in self.tree.words:
                     self.fault(document, number, f"`{word}`: occurs in no source of the tree")
@@ -224,6 +227,16 @@ class Checker:
         for number, line in enumerate(lines, 1):
             if len(line) > MAX_LINE and (strict or not (line.startswith("|") or "](" in line or line.startswith("    "))):
                 self.fault(document, number, f"has {len(line)} characters, expected at most {MAX_LINE}")
+
+    def check_examples(self, document, text):
+        """A C or C++ program that a page shows is one of examples/, to the letter."""
+        for match in re.finditer(r"^```(c|cpp)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            self.checked += 1
+            programs = [(self.tree.root / name).read_text(encoding="utf-8") for name in self.tree.files
+                        if name.startswith("examples/") and name.endswith((".c", ".cpp"))]
+            if "int main(" in match.group(2) and match.group(2) not in programs:
+                number = text.count("\n", 0, match.start()) + 1
+                self.fault(document, number, "shows a program that is no file of examples/, or an older state of one")
 
     def check(self, document):
         text = (self.tree.root / document).read_text(encoding="utf-8")
@@ -240,6 +253,7 @@ class Checker:
                 for span in SPAN.findall(line):
                     self.check_span(document, number, span)
         if not history and document not in GENERATED:
+            self.check_examples(document, text)
             self.check_lengths(document, text.split("\n"))
 
 
@@ -261,12 +275,15 @@ GOOD_TREE = {
     "src/base/paging.h": "// words\nstruct BlockTable { int first_block(); };\ninline constexpr int kBlockTokens = 16;\n",
     "kernels/cuda/gemm/bf16_wgmma.cu": "",
     "apps/server/api.cpp": 'route("/v1/models");',
-    "tools/fetch.py": 'parser.add_argument("--all")\n',
+    "tools/fetch.py": 'parser.add_argument("--all")  # MILLRACE_ISA\n',
+    "examples/hello.c": "int main(void) { return 0; }\n",
+    "docs/example.md": "```c\nint main(void) { return 0; }\n```\n\n```cpp\nint part = 1;\n```\n",
     "docs/kernels/gemm.md": "# GEMM\n\n## The limit\n\nShort.\n",
     "docs/log/old.md": "Here `gone_name` and `src/gone.h` were, and [the page](../good.md).\n",
     "docs/good.md": "# Good\n\n`base/paging.h` has `kBlockTokens`, `BlockTable::first_block` and `paging.h`; `make run`; "
                     "`tools/fetch.py --all`;\n`--all`; `/v1/models`; `kernels/cuda/gemm/*.cu`; `kernels/{cuda,cuda/gemm}`; "
-                    "[gemm](kernels/gemm.md#the-limit); `wgmma`.\n\n    make build\n    tools/fetch.py --all   # --not-an-option\n",
+                    "[gemm](kernels/gemm.md#the-limit); `wgmma`.\n\n    make build\n    tools/fetch.py --all   # --not-an-option\n"
+                    "    install -g millrace keys /etc\n",
 }
 BAD_DOCUMENTS = {  # text -> a piece of the message that must come
     "`src/base/gone.h`": "no such file",
@@ -276,6 +293,7 @@ BAD_DOCUMENTS = {  # text -> a piece of the message that must come
     "`kGoneConstant`": "occurs in no source",
     "`BlockTable::last_block`": "occurs in no source",
     "`GoneClass`": "occurs in no source",
+    "`Gone`": "occurs in no source",
     "`--gone`": "no program or script",
     "`tools/fetch.py --gone`": "has no such option",
     "`tools/gone.py`": "no such file",
@@ -285,8 +303,10 @@ BAD_DOCUMENTS = {  # text -> a piece of the message that must come
     "[x](kernels/gemm.md#gone)": "no such heading",
     '<img src="gone.svg">': "no such file",
     "`/v1/gone`": "no such path",
+    "```c\nint main(void) { return 1; }\n```": "no file of examples/",
     "word " * 30: "expected at most 120",
     "`millrace gone model`": "no such command",
+    "`MILLRACE_ISA=x millrace gone; make run`": "no such command",
     "`millrace run model --gone`": "no such option in its --help",
     "    build/release/millrace run model --gone\n": "no such option in its --help",
 }
