@@ -38,7 +38,7 @@ HISTORY = ("docs/log/", "CHANGELOG.md")
 GENERATED = ("docs/api.md", "docs/benchmarks.md")
 
 # Names that are right and are in no source: instructions and types of others, file names of users, placeholders.
-KNOWN = {"config.json", "tokenizer.json", "model.safetensors", "model.h", "infer.cu", "setmaxnreg", "cp.async", "add_test",
+KNOWN = {"millrace::millrace", "millrace::kernels", "config.json", "tokenizer.json", "model.safetensors", "model.h", "infer.cu", "setmaxnreg", "cp.async", "add_test",
          "FileHugePages", "FilePmdMapped", "find_package", "YYYY-MM-DD-subject.md", "--streaming", "ASAN_OPTIONS=detect_leaks=0"}
 
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -113,8 +113,8 @@ class Tree:
 def looks_like_file(text):
     if re.search(r"[\s<>$~=:;|,()\[\]']", text.replace("{", "").replace("}", "").replace(",", "")) or text.startswith(("/", "-")):
         return False
-    if text.startswith(("build/", "path/", "http", ".github")) or re.search(r"(^|/)[A-Z]+(/|$)", text):
-        return False
+    if text.startswith(("build/", "path/", "http", ".github")) or re.search(r"(^|/)([A-Z]+|NAME\.\w+)(/|$)", text):
+        return False  # what a build makes, what a reader has, a name to be filled in
     if text.endswith(FILE_SUFFIXES):
         return bool(re.match(r"[\w.*/{},+-]+$", text))
     return bool(re.match(r"(?:%s|docs)/[\w./*{},+-]*$" % "|".join(re.escape(top) for top in SOURCE_DIRS), text))
