@@ -1,8 +1,8 @@
 """Records of measurements: what one holds, how a file of them is read and written, and which of them are the newest.
 
-A file of bench/results is a JSON list of records, the oldest first; nothing is ever changed in one, a new measurement is
-appended. bench/record.py writes them, bench/render.py makes docs/benchmarks.md of the newest, and tests/benchmarks_test.py
-holds the two together. A field that nobody knows is null, and the page shows that.
+A file of bench/results is a JSON list of records, the oldest first; nothing is ever changed in one, a new measurement
+is appended. bench/record.py writes them, bench/render.py makes docs/benchmarks.md of the newest, and
+tests/benchmarks_test.py holds the two together. A field that nobody knows is null, and the page shows that.
 """
 
 import json

@@ -4,11 +4,12 @@
   bench/render.py            write docs/benchmarks.md, docs/plots/*.svg and the marked part of README.md
   bench/render.py --check    write nothing; status 1 where a file is not what the records say
 
-A page is a table a machine and topic: ours, the peers of the same call, the share of the limit, and the command. Nothing in
-it is typed by hand: to change a figure, measure it (bench/record.py) or correct the record.
+A page is a table a machine and topic: ours, the peers of the same call, the share of the limit, and the command.
+Nothing in it is typed by hand: to change a figure, measure it (bench/record.py) or correct the record.
 """
 
 import argparse
+import re
 import sys
 
 import plots
@@ -21,8 +22,8 @@ README = "README.md"
 HEADLINE_MARKS = ("<!-- headline: written by bench/render.py -->", "<!-- end of headline -->")
 MACHINES_FIRST = ("One H200", "16 x86 cores (AMX)")  # then the others by name
 
-HEADINGS = {"speed": "Decode and prefill", "attention": "Attention", "products": "Matrix products", "quantizing": "Quantizing",
-            "quality": "What rounding costs",
+HEADINGS = {"speed": "Decode and prefill", "attention": "Attention", "products": "Matrix products",
+            "quantizing": "Quantizing", "quality": "What rounding costs",
             "engine": "Engine and sampling", "server": "Server", "tokenizers": "Tokenizers", "cache": "KV cache"}
 
 INTRODUCTION = """\
@@ -30,18 +31,19 @@ INTRODUCTION = """\
 
 # Benchmarks
 
-Every figure is a record in [bench/results](../bench/results): commit, date, machine, command, median, range, runs, limit
-and the peers of the same call. This page shows the newest of each. Ratios within a call count; absolute figures move from
-machine to machine. What nobody wrote down is shown as "not recorded".
+Every figure is a record in [bench/results](../bench/results): commit, date, machine, command, median, range, runs,
+limit and the peers of the same call. This page shows the newest of each. Ratios within a call count; absolute figures
+move from machine to machine. What nobody wrote down is shown as "not recorded".
 
     bench/record.py --list                 # the sets of measurements, and what each needs
     bench/record.py cpu-smollm2            # measure one, append it to bench/results
     bench/render.py                        # write this page and its plots anew
 
-"Shape" means random weights of the published model's exact shape: speed depends on the shape, not on the values. A limit is
-the time the machine needs to read a token's bytes, or to do a prompt's arithmetic, at the bandwidth or peak it was measured
-to have; where that was measured in another call, the share carries a mark (†). How the figures came about, and what was
-tried and not kept: [docs/log](log/README.md). What the kernels do: [docs/kernels](kernels/README.md).
+"Shape" means random weights of the published model's exact shape: speed depends on the shape, not on the values. A
+limit is the time the machine needs to read a token's bytes, or to do a prompt's arithmetic, at the bandwidth or peak
+it was measured to have; where that was measured in another call, the share carries a mark (†). How the figures came
+about, and what was tried and not kept: [docs/log](log/README.md). What the kernels do:
+[docs/kernels](kernels/README.md).
 """
 
 
@@ -172,7 +174,7 @@ def chart_of(rows, phase, title):
         shown = [r for r in rows if r["machine"]["name"] == machine and r["phase"] == phase and r["limit"]]
         for record in by_model(shown):
             limit, llama = record["limit"]["value"], [p for p in record["peers"] if p["name"] == "llama.cpp"]
-            metric = record["metric"].removeprefix("decode").removeprefix("prefill of").replace("(--roofline)", "").strip(" ,")
+            metric = re.sub(r"^decode|^prefill of|\(--roofline\)", "", record["metric"]).strip(" ,")
             model, _, types = record["model"].replace(" shape", "").partition(", ")
             detail = ", ".join(part for part in (types, metric) if part)
             peer = llama[0]["median"] / limit if llama else None
@@ -197,7 +199,7 @@ HEADLINE = (  # machine, model, metrics of the README's table
 
 def headline(rows):
     """The README's table: tok/s of ours and of llama.cpp."""
-    lines = ["| machine | model | what | Millrace | llama.cpp | ratio | of the limit |", "|---|---|---|---|---|---|---|"]
+    lines = ["| machine | model | what | Millrace | llama.cpp | ratio | of the limit |", "|" + "---|" * 7]
     for machine, model, metrics in HEADLINE:
         for metric in metrics:
             found = [r for r in rows if (r["machine"]["name"], r["model"], r["metric"]) == (machine, model, metric)]
@@ -256,7 +258,7 @@ def main():
         wrong = stale()
         if options.check:
             for name in wrong:
-                print(f"render: {name} is not what bench/results says; `bench/render.py` writes it anew", file=sys.stderr)
+                print(f"render: {name} is not what bench/results says; bench/render.py writes it", file=sys.stderr)
             return 1 if wrong else 0
         for name in wrong:
             (ROOT / name).parent.mkdir(parents=True, exist_ok=True)

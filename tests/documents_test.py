@@ -4,9 +4,9 @@
   tests/documents_test.py [MILLRACE]     check; MILLRACE is the binary whose --help knows commands and options
   tests/documents_test.py --self-test    write documents with a fault each, and fail unless each is found
 
-What is looked at: README.md, CONTRIBUTING.md, SECURITY.md and docs/, in `code spans`, code blocks and links. docs/log and
-CHANGELOG.md are history, which may name what was: there only links are checked. docs/api.md and docs/benchmarks.md are
-generated and checked by tests of their own.
+What is looked at: README.md, CONTRIBUTING.md, SECURITY.md and docs/, in `code spans`, code blocks and links. docs/log
+and CHANGELOG.md are history, which may name what was: there only links are checked. docs/api.md and
+docs/benchmarks.md are generated and checked by tests of their own.
 
 How a name is judged:
   a/b.h, b.h, a/*.cu     a file of the tree, whole, or from src, include, kernels or apps on, or by its last parts
@@ -27,19 +27,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINE = 120
-SOURCE_DIRS = ("src", "include", "kernels", "apps", "bench", "tests", "tools", "examples", "cmake", "deploy", "web", "python",
-               ".ci")
+SOURCE_DIRS = ("src", "include", "kernels", "apps", "bench", "tests", "tools", "examples", "cmake", "deploy", "web",
+               "python", ".ci")
 SOURCE_FILES = ("Makefile", "CMakeLists.txt", "CMakePresets.json")
-PREFIXES = ("", "src/", "include/", "kernels/", "apps/", "docs/", "tests/", "src/backend/", "kernels/cuda/", "kernels/cpu/")
-TEXT_SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc", ".py", ".sh", ".txt", ".cmake", ".json", ".js", ".html",
-                 ".css", ".yaml", ".yml", ".cfg", ".service", ".in", ".map", ".md", ""}
+PREFIXES = ("", "src/", "include/", "kernels/", "apps/", "docs/", "tests/",
+            "src/backend/", "kernels/cuda/", "kernels/cpu/")
+TEXT_SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc", ".py", ".sh", ".txt", ".cmake", ".json", ".js",
+                 ".html", ".css", ".yaml", ".yml", ".cfg", ".service", ".in", ".map", ".md", ""}
 FILE_SUFFIXES = (".h", ".cpp", ".c", ".cu", ".cuh", ".inc", ".py", ".sh", ".cmake", ".md", ".svg", ".in")
 HISTORY = ("docs/log/", "CHANGELOG.md")
 GENERATED = ("docs/api.md", "docs/benchmarks.md")
 
 # Names that are right and are in no source: instructions and types of others, file names of users, placeholders.
-KNOWN = {"millrace::millrace", "millrace::kernels", "config.json", "tokenizer.json", "model.safetensors", "model.h", "infer.cu", "setmaxnreg", "cp.async", "add_test",
-         "FileHugePages", "FilePmdMapped", "find_package", "YYYY-MM-DD-subject.md", "--streaming", "ASAN_OPTIONS=detect_leaks=0"}
+KNOWN = {"millrace::millrace", "millrace::kernels", "config.json", "tokenizer.json", "model.safetensors",
+         "FileHugePages", "FilePmdMapped", "find_package", "YYYY-MM-DD-subject.md", "--streaming",
+         "ASAN_OPTIONS=detect_leaks=0"}
 
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
@@ -69,9 +71,8 @@ class Tree:
                 self.words.update(WORD.findall(text))
                 self.options.update(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
         makefile = root / "Makefile"
-        self.targets = set(re.findall(r"^([a-z][\w-]*(?: [\w-]+)*):", makefile.read_text(), re.MULTILINE)) if makefile.is_file() \
-            else set()
-        self.targets = {target for line in self.targets for target in line.split()}
+        rules = re.findall(r"^([a-z][\w -]*):", makefile.read_text(), re.MULTILINE) if makefile.is_file() else []
+        self.targets = {target for rule in rules for target in rule.split()}
         self.server = "".join((root / name).read_text(encoding="utf-8") for name in self.files
                               if name.startswith("apps/server/") and Path(name).suffix in (".cpp", ".h", ".json"))
         self.binary, self.help_texts = binary, {}
@@ -111,7 +112,7 @@ class Tree:
 
 
 def looks_like_file(text):
-    if re.search(r"[\s<>$~=:;|,()\[\]']", text.replace("{", "").replace("}", "").replace(",", "")) or text.startswith(("/", "-")):
+    if re.search(r"[\s<>$~=:;|()\[\]']", text) or text.startswith(("/", "-")):
         return False
     if text.startswith(("build/", "path/", "http", ".github")) or re.search(r"(^|/)([A-Z]+|NAME\.\w+)(/|$)", text):
         return False  # what a build makes, what a reader has, a name to be filled in
@@ -225,7 +226,8 @@ class Checker:
     def check_lengths(self, document, lines):
         strict = document.startswith("docs/kernels/") or document == "docs/architecture.md"
         for number, line in enumerate(lines, 1):
-            if len(line) > MAX_LINE and (strict or not (line.startswith("|") or "](" in line or line.startswith("    "))):
+            may_be_long = line.startswith(("|", "    ")) or "](" in line  # tables, code, links
+            if len(line) > MAX_LINE and (strict or not may_be_long):
                 self.fault(document, number, f"has {len(line)} characters, expected at most {MAX_LINE}")
 
     def check_examples(self, document, text):
@@ -272,7 +274,7 @@ def faults_in(root, binary=None):
 
 GOOD_TREE = {
     "Makefile": "run: build\n\t@true\nbuild:\n\t@true\n",
-    "src/base/paging.h": "// words\nstruct BlockTable { int first_block(); };\ninline constexpr int kBlockTokens = 16;\n",
+    "src/base/paging.h": "struct BlockTable { int first_block(); };\ninline constexpr int kBlockTokens = 16;\n",
     "kernels/cuda/gemm/bf16_wgmma.cu": "",
     "apps/server/api.cpp": 'route("/v1/models");',
     "tools/fetch.py": 'parser.add_argument("--all")  # MILLRACE_ISA\n',
@@ -280,9 +282,10 @@ GOOD_TREE = {
     "docs/example.md": "```c\nint main(void) { return 0; }\n```\n\n```cpp\nint part = 1;\n```\n",
     "docs/kernels/gemm.md": "# GEMM\n\n## The limit\n\nShort.\n",
     "docs/log/old.md": "Here `gone_name` and `src/gone.h` were, and [the page](../good.md).\n",
-    "docs/good.md": "# Good\n\n`base/paging.h` has `kBlockTokens`, `BlockTable::first_block` and `paging.h`; `make run`; "
-                    "`tools/fetch.py --all`;\n`--all`; `/v1/models`; `kernels/cuda/gemm/*.cu`; `kernels/{cuda,cuda/gemm}`; "
-                    "[gemm](kernels/gemm.md#the-limit); `wgmma`.\n\n    make build\n    tools/fetch.py --all   # --not-an-option\n"
+    "docs/good.md": "# Good\n\n`base/paging.h` has `kBlockTokens`, `BlockTable::first_block` and `paging.h`; "
+                    "`make run`; `tools/fetch.py --all`;\n`--all`; `/v1/models`; `kernels/cuda/gemm/*.cu`; "
+                    "`kernels/{cuda,cuda/gemm}`; [gemm](kernels/gemm.md#the-limit); `wgmma`.\n\n    make build\n"
+                    "    tools/fetch.py --all   # --not-an-option\n"
                     "    install -g millrace keys /etc\n",
 }
 BAD_DOCUMENTS = {  # text -> a piece of the message that must come
@@ -310,7 +313,14 @@ BAD_DOCUMENTS = {  # text -> a piece of the message that must come
     "`millrace run model --gone`": "no such option in its --help",
     "    build/release/millrace run model --gone\n": "no such option in its --help",
 }
-STAND_IN = "#!/bin/sh\ncase \"$1\" in --help) echo 'Commands:'; echo '  run   answers';; run) echo '  --temp T';; *) exit 2;; esac\n"
+STAND_IN = """\
+#!/bin/sh
+case "$1" in
+  --help) echo 'Commands:'; echo '  run   answers' ;;
+  run) echo '  --temp T' ;;
+  *) exit 2 ;;
+esac
+"""
 
 
 def write_tree(root, files):

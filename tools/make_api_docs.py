@@ -4,9 +4,9 @@
   tools/make_api_docs.py            write docs/api.md
   tools/make_api_docs.py --check    write nothing; status 1 where the page is not what the headers say
 
-The headers are the documentation: a comment before a declaration becomes its text, comments within it stay where they are.
-Reads include/millrace/*.h (C++) and include/millrace/kernels/*.h (C) as text; private parts, includes and the frame that
-lets C++ include a C header are left out.
+The headers are the documentation: a comment before a declaration becomes its text, comments within it stay where they
+are. Reads include/millrace/*.h (C++) and include/millrace/kernels/*.h (C) as text; private parts, includes and the
+frame that lets C++ include a C header are left out.
 """
 
 import re
@@ -16,13 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 PARTS = (
-    ("The engine, in C++", ("include/millrace/*.h",), ("engine.h", "options.h", "request.h", "sampling.h", "stats.h", "error.h"),
-     "`#include \"millrace/engine.h\"` and link against the engine's library: [examples](../examples) has whole programs.\n"
+    ("The engine, in C++", ("include/millrace/*.h",),
+     ("engine.h", "options.h", "request.h", "sampling.h", "stats.h", "error.h"),
+     "`#include \"millrace/engine.h\"` and link against the engine: [examples](../examples) has whole programs.\n"
      "Everything is in the namespace `millrace`. What goes wrong is thrown as `Error`."),
     ("The kernels, in C", ("include/millrace/kernels.h", "include/millrace/kernels/*.h"),
      ("kernels.h", "device.h", "attention.h", "matmul.h", "moe.h", "norm.h", "rotary.h", "sample.h", "quant.h"),
-     "Functions over plain structs, callable from C: pointers, shapes, strides, types and a stream. Every call returns a\n"
-     "status, and `mr_last_error()` has a line about the last one that failed."),
+     "Functions over plain structs, callable from C: pointers, shapes, strides, types and a stream. Every call returns\n"
+     "a status, and `mr_last_error()` has a line about the last one that failed."),
 )
 HEAD = """\
 <!-- Written by tools/make_api_docs.py from include/millrace: change the headers, not this page. -->
@@ -140,7 +141,8 @@ def name_of(declaration):
         return match.group(1)
     if match := re.match(r"typedef [^{]*?\b(\w+);", declaration, re.DOTALL):
         return match.group(1)
-    if match := re.match(r"(?:template <.*?>\s*)?(?:typedef )?(?:enum class|struct|class|enum|union)\s+(\w+)", declaration):
+    kinds = r"(?:template <.*?>\s*)?(?:typedef )?(?:enum class|struct|class|enum|union)\s+(\w+)"
+    if match := re.match(kinds, declaration):
         return match.group(1)
     if match := re.match(r"using (\w+)", declaration):
         return match.group(1)
