@@ -1,4 +1,6 @@
 // millrace synth: a model of exact shape with random weights, for speed work and tests, written in one pass.
+#include "synth.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
-#include "commands.h"
 #include "io/json_file.h"
 #include "io/printable.h"
 #include "output.h"

@@ -1,4 +1,4 @@
-#include "engine/chat.h"
+#include "engine/render_chat.h"
 
 #include "base/utf8.h"
 

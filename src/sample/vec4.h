@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace millrace::lanes {
+namespace millrace::vec4 {
 
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
@@ -29,4 +29,4 @@ inline F4 floats(I4 v) { return reinterpret_cast<F4>(v); }
 inline I4 choose(I4 mask, I4 yes, I4 no) { return (mask & yes) | (~mask & no); }
 inline F4 choose(I4 mask, F4 yes, F4 no) { return floats(choose(mask, bits(yes), bits(no))); }
 
-}  // namespace millrace::lanes
+}  // namespace millrace::vec4

@@ -1,12 +1,12 @@
-#include "engine/step_runner.h"
+#include "engine/step_pipeline.h"
 
 #include "base/check.h"
 
 namespace millrace {
 
-StepRunner::StepRunner(Runtime& runtime, SampleTable& samples, sched::Scheduler& scheduler,
-                       Delivery& delivery, StepMeter& meter, Recorder& recorder, const EngineOptions& options,
-                       int32_t draft_rows)
+StepPipeline::StepPipeline(Runtime& runtime, SampleTable& samples, sched::Scheduler& scheduler,
+                           Delivery& delivery, StepMeter& meter, Recorder& recorder,
+                           const EngineOptions& options, int32_t draft_rows)
     : delivery_(delivery),
       meter_(meter),
       recorder_(recorder),
@@ -15,7 +15,7 @@ StepRunner::StepRunner(Runtime& runtime, SampleTable& samples, sched::Scheduler&
       ahead_(runtime, samples, scheduler, recorder, options),
       committer_(runtime, samples, scheduler, picker_, delivery, recorder, options) {}
 
-void StepRunner::run(std::span<StepItem> items) {
+void StepPipeline::run(std::span<StepItem> items) {
   try {
     forward(items);
   } catch (...) {
@@ -23,7 +23,7 @@ void StepRunner::run(std::span<StepItem> items) {
   }
 }
 
-void StepRunner::run_step_ahead(Buffer<StepItem>& items) {
+void StepPipeline::run_step_ahead(Buffer<StepItem>& items) {
   const StepAhead::Step step = ahead_.take(items);
   try {
     finish(items, step.rows, step.begin, true);
@@ -34,7 +34,7 @@ void StepRunner::run_step_ahead(Buffer<StepItem>& items) {
 }
 
 // Whose fault it was shows when each runs alone. Nothing has advanced: computing it again is harmless.
-void StepRunner::retry(std::span<StepItem> items, const std::exception_ptr& error) {
+void StepPipeline::retry(std::span<StepItem> items, const std::exception_ptr& error) {
   ahead_.forget();  // it stands on tokens that nobody got
   if (items.size() == 1 || DeviceLoss::is_of_device(error)) {
     for (const StepItem& item : items) delivery_.fail(item.id, error);
@@ -43,7 +43,7 @@ void StepRunner::retry(std::span<StepItem> items, const std::exception_ptr& erro
   for (StepItem& item : items) run({&item, 1});
 }
 
-void StepRunner::forward(std::span<StepItem> items) {
+void StepPipeline::forward(std::span<StepItem> items) {
   const double begin = recorder_.now();
   const StepRows rows = batcher_.launch(items, begin);
   const bool on_device = picker_.start(items, rows);
@@ -51,7 +51,7 @@ void StepRunner::forward(std::span<StepItem> items) {
 }
 
 // The rest of a step that is launched: `on_device`, and its tokens are being picked.
-void StepRunner::finish(std::span<StepItem> items, const StepRows& rows, double begin, bool on_device) {
+void StepPipeline::finish(std::span<StepItem> items, const StepRows& rows, double begin, bool on_device) {
   if (on_device) ahead_.launch(items);
   const double waiting = recorder_.now();
   const Picks picks = picker_.wait(items, on_device);
@@ -63,7 +63,7 @@ void StepRunner::finish(std::span<StepItem> items, const StepRows& rows, double 
   meter_.record(rows, items.size(), begin, computed);
 }
 
-void StepRunner::commit(std::span<StepItem> items, const Picks& picks) {
+void StepPipeline::commit(std::span<StepItem> items, const Picks& picks) {
   for (StepItem& item : items) {
     if (item.sample == nullptr || !item.forks()) continue;
     try {

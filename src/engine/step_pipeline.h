@@ -1,4 +1,4 @@
-// StepRunner: one step from its items to its events: batch, pick, commit, and the step after it launched
+// StepPipeline: one step from its items to its events: batch, pick, commit, and the step after it launched
 // ahead. A step that throws is run again for each sequence alone, and the one that fails gets the error as
 // its last event; the rest go on.
 #pragma once
@@ -17,10 +17,10 @@
 
 namespace millrace {
 
-class StepRunner {
+class StepPipeline {
  public:
-  StepRunner(Runtime& runtime, SampleTable& samples, sched::Scheduler& scheduler, Delivery& delivery,
-             StepMeter& meter, Recorder& recorder, const EngineOptions& options, int32_t draft_rows);
+  StepPipeline(Runtime& runtime, SampleTable& samples, sched::Scheduler& scheduler, Delivery& delivery,
+               StepMeter& meter, Recorder& recorder, const EngineOptions& options, int32_t draft_rows);
 
   void run(std::span<StepItem> items);
   // A step was launched ahead: it is the next one, whatever else there is to do.
