@@ -112,11 +112,11 @@ class DecodeWalker {
                  high = *reinterpret_cast<const float4*>(&shared_.tops[g][4]);
     const float tile_top = fmaxf(fmaxf(fmaxf(low.x, low.y), fmaxf(low.z, low.w)),
                                  fmaxf(fmaxf(high.x, high.y), fmaxf(high.z, high.w)));
-    const float new_top = fmaxf(top_, tile_top), base = base_of(new_top), by = exp2_of(top_ - base);
+    const float new_top = fmaxf(top_, tile_top), base = base_of(new_top), by = ptx::exp2_approx(top_ - base);
     top_ = new_top;
     float w[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = exp2_of(score.of[i] - base);
+    for (int i = 0; i < 4; ++i) w[i] = ptx::exp2_approx(score.of[i] - base);
     shared_.sums[warp_][lane_] = (w[0] + w[1]) + (w[2] + w[3]);
     auto* to =
         reinterpret_cast<uint32_t*>(shared_.weights + g * kWeightRow + (warp_ * kBlockTokens + 2 * t) * 2);
@@ -278,7 +278,8 @@ class DecodeWalker {
       }
       if (mine < kBatch) {
         const float base = base_of(fmaxf(before, mine_top));
-        shared_.merges[mine][head] = {exp2_of(before - base), exp2_of(mine_top - base), weight};
+        shared_.merges[mine][head] = {ptx::exp2_approx(before - base), ptx::exp2_approx(mine_top - base),
+                                      weight};
       }
       meet();  // and all factors
 #pragma unroll

@@ -320,8 +320,8 @@ __device__ __forceinline__ void page_scores(const RowQuery<kDim, kFp8>& query, c
 #pragma unroll
       for (int s = 0; s < Shape::kSteps; s += 2) {
         const auto at = static_cast<uint32_t>(2 * s % 8 + chunk) * 16;
-        const uint4 k = ptx::load_matrices(keys + 2 * s / 8 * Shape::kPartBytes +
-                                           ptx::swizzled(static_cast<uint32_t>(row), at));
+        const uint4 k = ptx::ldmatrix_x4(keys + 2 * s / 8 * Shape::kPartBytes +
+                                         ptx::swizzled(static_cast<uint32_t>(row), at));
         const uint32_t first[4] = {query.pairs[s][0], 0, query.pairs[s][1], 0},
                        second[4] = {query.pairs[s + 1][0], 0, query.pairs[s + 1][1], 0};
         ptx::mma_bf16(score, first, k.x, k.y);
@@ -337,8 +337,8 @@ __device__ __forceinline__ void load_weights(const uint8_t* tile_weights, int fi
   const int lane = threadIdx.x % kWarpLanes;
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
-    const uint4 w = ptx::load_matrices(tile_weights + lane % 8 * kWeightRow +
-                                       ((first + i) * kBlockTokens + lane / 8 * 8) * 2);
+    const uint4 w = ptx::ldmatrix_x4(tile_weights + lane % 8 * kWeightRow +
+                                     ((first + i) * kBlockTokens + lane / 8 * 8) * 2);
     weights[i] = {w.x, w.y}, weights[i + 1] = {w.z, w.w};
   }
 }
@@ -354,7 +354,7 @@ __device__ __forceinline__ void add_pages(const uint8_t* values, int first, cons
     const auto pair = static_cast<uint32_t>(lane % 8 / 2 + lane % 2 * 4);
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      const uint4 v = ptx::load_matrices_transposed(
+      const uint4 v = ptx::ldmatrix_x4_transposed(
           values + (first + lane / 8) * fp8_value_bytes(kDim) + (column + n) / 8 * kFp8PartBytes +
           ptx::swizzled(pair, static_cast<uint32_t>((column + n) % 8 * 16)));
       const uint32_t words[4] = {v.x, v.y, v.z, v.w};
@@ -371,7 +371,7 @@ __device__ __forceinline__ void add_pages(const uint8_t* values, int first, cons
                      high[4] = {weights[i + 1].x, 0, weights[i + 1].y, 0};
 #pragma unroll
       for (int n = 0; n < kCount; ++n) {
-        const uint4 v = ptx::load_matrices_transposed(
+        const uint4 v = ptx::ldmatrix_x4_transposed(
             values + (column + n) / 8 * RowShape<kDim, kFp8, kPages>::kPartBytes +
             ptx::swizzled(static_cast<uint32_t>((first + i) * kBlockTokens + lane),
                           static_cast<uint32_t>((column + n) % 8 * 16)));

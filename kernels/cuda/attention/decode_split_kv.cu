@@ -207,14 +207,15 @@ class SpanWalker {
     float most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 4 * kTilePages; ++i) most = fmaxf(most, page_of(i / 4).of[i % 4]);
-    const float new_top = fmaxf(top_, quad_max(most)), base = base_of(new_top), by = exp2_of(top_ - base);
+    const float new_top = fmaxf(top_, quad_max(most)), base = base_of(new_top),
+                by = ptx::exp2_approx(top_ - base);
     top_ = new_top;
     float sums[kTilePages];
 #pragma unroll
     for (int page = 0; page < kTilePages; ++page) {
       float w[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) w[i] = exp2_of(page_of(page).of[i] - base);
+      for (int i = 0; i < 4; ++i) w[i] = ptx::exp2_approx(page_of(page).of[i] - base);
       sums[page] = (w[0] + w[1]) + (w[2] + w[3]);
 #pragma unroll
       for (int i = 0; i < 4 && kFp8; ++i) w[i] *= page_of(page).value_scale(i);
@@ -334,9 +335,6 @@ class SpanAdder {
   float2 sum_[kMine];
 };
 
-// What this thread has seen in global memory comes before the copies that it asks for.
-__device__ inline void order_copies() { MILLRACE_BULK_ASM("fence.proxy.async;" ::: "memory"); }
-
 // The end of a CTA: its spans, up to 32 at once, are counted, and rows of which it has the last are added up.
 template <int kDim, bool kFp8>
 __device__ void add_spans(const PackedAttention& p, uint8_t* ring, SpanShared<kDim, kFp8>& shared) {
@@ -362,7 +360,7 @@ __device__ void add_spans(const PackedAttention& p, uint8_t* ring, SpanShared<kD
       if (threadIdx.x == 0) shared.complete = all;
     }
     __syncthreads();  // which rows are complete is known
-    if (threadIdx.x == 0) order_copies();
+    if (threadIdx.x == 0) ptx::fence_bulk_copies();
     for (uint32_t left = shared.complete; left != 0; left &= left - 1) {
       item_of(first + __ffs(static_cast<int>(left)) - 1, item);
       adder.run(item);

@@ -18,6 +18,7 @@
 
 #include "kernels/cuda/attention/kv_cache.cuh"
 #include "kernels/cuda/attention/plan.h"
+#include "kernels/cuda/ptx/approx.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
@@ -32,12 +33,6 @@ inline constexpr int kPagePartBytes = kBlockTokens * ptx::kSwizzleRowBytes;
 inline constexpr int kTilePartBytes = kTilePages * kPagePartBytes;
 inline constexpr float kLog2e = 1.4426950408889634f;
 
-// 2^x; 0 for -infinity, 1 for 0. Never far from zero: subnormal results are zeros.
-__device__ inline float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // What is taken off scores whose largest is `top`: of a row that has seen nothing yet, nothing.
 __device__ inline float base_of(float top) { return top == -INFINITY ? 0.0f : top; }
 
@@ -64,7 +59,7 @@ struct SpanMerge {
   };
   __device__ Factors add(float other_top, float other_weight) {
     const float new_top = fmaxf(top, other_top), base = base_of(new_top);
-    const Factors by{exp2_of(top - base), exp2_of(other_top - base)};
+    const Factors by{ptx::exp2_approx(top - base), ptx::exp2_approx(other_top - base)};
     weight = by.merge(weight, other_weight);
     top = new_top;
     return by;

@@ -341,9 +341,7 @@ class PromptRows {
 
  private:
   __device__ int first_row() const { return warpgroup_ * kGroupRows; }
-  __device__ void meet() const {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + warpgroup_), "n"(kGroupThreads) : "memory");
-  }
+  __device__ void meet() const { ptx::named_barrier<kGroupThreads>(1 + warpgroup_); }
 
   // Leaves the queries of the next item in `raw`: on their way while this one's last are added and stored.
   __device__ __forceinline__ void attend(const PromptItem& item, const PromptItem& next,
@@ -369,30 +367,30 @@ class PromptRows {
     keys_.wait_full(n_);
     multiply_keys(score);
     ptx::wgmma_wait<0>();
-    ptx::hold_sums(score);
+    ptx::fence_registers(score);
     keys_.release(n_);
     float by[2];
     soften(first_tile, score, by);
     round_weights(score, weight);
     if (tiles > 1) keys_.wait_full(n_ + 1);
     for (int32_t tile = first_tile + 1; tile < past_tile; ++tile) {
-      ptx::hold_sums(sum);
+      ptx::fence_registers(sum);
       multiply_keys_at(n_ + 1, score);
       values_.wait_full(n_);
       multiply_values(weight, sum);
       ptx::wgmma_wait<1>();
-      ptx::hold_sums(score);
+      ptx::fence_registers(score);
       keys_.release(n_ + 1);
       const bool next_span = tile % kSpanTiles == 0;
       const float top[2] = {top_[0], top_[1]}, share[2] = {share_[0], share_[1]};
       if (next_span) begin_span();
       soften(tile, score, by);
       // Here, since the assembler would have the softmax wait for the values' products; not over this loop.
-      ptx::hold_sums(score);
+      ptx::fence_registers(score);
       if (tile + 1 < past_tile) keys_.wait_full(n_ + 2);
       ptx::wgmma_wait<0>();
-      ptx::hold_sums(sum);
-      hold(weight);
+      ptx::fence_registers(sum);
+      ptx::fence_registers(weight);
       values_.release(n_);
       ++n_;
       round_weights(score, weight);
@@ -404,12 +402,12 @@ class PromptRows {
       }
     }
     values_.wait_full(n_);
-    ptx::hold_sums(sum);
+    ptx::fence_registers(sum);
     multiply_values(weight, sum);
     load_queries(next, raw);
     ptx::wgmma_wait<0>();
-    ptx::hold_sums(sum);
-    hold(weight);
+    ptx::fence_registers(sum);
+    ptx::fence_registers(weight);
     values_.release(n_);
     ++n_;
     store(item, sum);
@@ -484,19 +482,14 @@ class PromptRows {
   }
   __device__ __forceinline__ void multiply_values(const uint32_t (&weight)[kTilePages][4],
                                                   float (&sum)[kSums]) const {
-    const uint64_t b = ptx::wgmma_columns(values_.slot(n_), kTilePartBytes);
+    const uint64_t b = ptx::wgmma_transposed_operand(values_.slot(n_), kTilePartBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int page = 0; page < kTilePages; ++page) {
-      ptx::wgmma_bf16_columns(sum, weight[page], b + page * (kPagePartBytes / 16));
+      ptx::wgmma_bf16_transposed(sum, weight[page], b + page * (kPagePartBytes / 16));
     }
     ptx::wgmma_commit();
   }
-  __device__ static void hold(uint32_t (&weight)[kTilePages][4]) {
-#pragma unroll
-    for (int i = 0; i < 4 * kTilePages; ++i) asm volatile("" : "+r"(weight[i / 4][i % 4])::"memory");
-  }
-
   // Scores become weights; `by`: what the sums so far are multiplied with.
   __device__ __forceinline__ void soften(int32_t tile, float (&score)[kKeyTile / 2], float (&by)[2]) {
     if (tile < first_whole_ || tile >= past_whole_) mask(tile, score);
@@ -507,14 +500,14 @@ class PromptRows {
     for (int r = 0; r < 2; ++r) {
       most[r] = quad_max(most[r]);
       const float base = base_of(most[r]);
-      by[r] = exp2_of(top_[r] - base);
+      by[r] = ptx::exp2_approx(top_[r] - base);
       top_[r] = most[r];
       float pages[kTilePages];
 #pragma unroll
       for (int page = 0; page < kTilePages; ++page) {
         float* w = score + 8 * page + 2 * r;
-        w[0] = exp2_of(w[0] - base), w[1] = exp2_of(w[1] - base);
-        w[4] = exp2_of(w[4] - base), w[5] = exp2_of(w[5] - base);
+        w[0] = ptx::exp2_approx(w[0] - base), w[1] = ptx::exp2_approx(w[1] - base);
+        w[4] = ptx::exp2_approx(w[4] - base), w[5] = ptx::exp2_approx(w[5] - base);
         pages[page] = (w[0] + w[1]) + (w[4] + w[5]);
       }
       share_[r] = fmaf(

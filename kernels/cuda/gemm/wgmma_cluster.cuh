@@ -35,7 +35,6 @@
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/grid_sync.cuh"
 #include "kernels/cuda/ptx/predicated.cuh"
-#include "kernels/cuda/ptx/wgmma_widths.cuh"
 
 namespace millrace::cuda {
 
@@ -429,7 +428,7 @@ struct ClusterMultiplier {
   // The end of a segment: its products are done.
   __device__ __forceinline__ void end_chain(float (&sum)[Layout::kSums]) const {
     ptx::wgmma_wait<0>();
-    ptx::hold_sums(sum);
+    ptx::fence_registers(sum);
     release_previous();
   }
   // A segment of `count` pairs that is not the first of its piece.

@@ -360,7 +360,7 @@ struct Multiplier {
   // The sum of a segment is there.
   __device__ void end_segment(const StageCursor<Layout>& last, float (&total)[kTokens / 2]) {
     ptx::wgmma_wait<0>();
-    ptx::hold_sums(sum);
+    ptx::fence_registers(sum);
     last.release(lane);
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) total[j] += sum[j];
