@@ -1,7 +1,7 @@
 // The gated activations of feed-forward blocks. The comparisons let NaN through, as the reference does.
 #pragma once
 
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/moe/activation.h"
 #include "kernels/cuda/ptx/approx.cuh"
 
 namespace millrace::cuda {
