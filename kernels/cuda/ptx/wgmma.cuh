@@ -10,6 +10,7 @@
 namespace millrace::cuda::ptx {
 
 inline constexpr int kSwizzleRowBytes = 128;
+inline constexpr int kWarpgroupThreads = 128, kWarpgroupWarps = 4;
 
 // Where byte `at` of row `row` lies in such an operand.
 __host__ __device__ inline constexpr uint32_t swizzled(uint32_t row, uint32_t at) {
