@@ -155,7 +155,7 @@ class Bench {
     op.rows = rows;
     op.add = shape_.add;
     op.tile = tile;
-    op.split = split_workspace(split_.as<void>(), at_.device);
+    if (whole_grid_.held()) op.split = split_workspace(split_.as<void>(), at_.device);
     return op;
   }
   StreamLinear stream(int64_t rows, int copy, uint32_t ring_bytes, const DeviceBuffer& out) const {
@@ -261,6 +261,7 @@ class Bench {
 
   Stream stream_;
   Launch at_;
+  GridClaim whole_grid_ = at_.device.claim_grid();
   PackedFormat format_;
   std::vector<int64_t> outputs_;
   const TuneShape& shape_;

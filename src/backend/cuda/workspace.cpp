@@ -65,18 +65,16 @@ struct Sizes {  // bytes
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
-DeviceBuffer zeros(size_t bytes) {
+DeviceBuffer zeros(size_t bytes, cudaStream_t stream) {
   DeviceBuffer buffer = memory(bytes);
-  if (bytes > 0) MILLRACE_CUDA_TRY(cudaMemset(buffer.as<void>(), 0, bytes));
-  // Steps run in a stream that does not wait for this one.
-  MILLRACE_CUDA_TRY(cudaStreamSynchronize(nullptr));
+  if (bytes > 0) MILLRACE_CUDA_TRY(cudaMemsetAsync(buffer.as<void>(), 0, bytes, stream));
   return buffer;
 }
 
 }  // namespace
 
-Workspace::Workspace(const ExecutorSpec& spec, const Device& device) {
-  const Sizes sizes(spec, device);
+Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
+  const Sizes sizes(spec, at.device);
   residual = memory(sizes.hidden);
   normed = memory(sizes.hidden);
   query = memory(sizes.query);
@@ -93,21 +91,19 @@ Workspace::Workspace(const ExecutorSpec& spec, const Device& device) {
   logits = memory(sizes.logits);
   best = memory(sizes.best);
   rounded = memory(sizes.rounded);
-  moe_sync = zeros(sizes.moe_sync);
+  moe_sync = zeros(sizes.moe_sync, at.stream);
   wide = memory(sizes.wide);
-  split = zeros(sizes.split);
+  split = zeros(sizes.split, at.stream);
   wide_act = memory(sizes.wide_act);
   groups = memory(sizes.groups);
   partial = memory(sizes.partial);
-  arrived = zeros(sizes.arrived);
-  candidates = zeros(sizes.candidates);
-  sample_details = zeros(sizes.sample_details);
+  arrived = zeros(sizes.arrived, at.stream);
+  candidates = zeros(sizes.candidates, at.stream);
+  sample_details = zeros(sizes.sample_details, at.stream);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");
   }
-  MILLRACE_CUDA_TRY(
-      cudaDeviceSynchronize());  // the zeros are there before any stream's kernel counts on them
 }
 
 size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device) {
