@@ -27,7 +27,7 @@ TEST(CudaDevice, TakesTheKernelsOfItsCode) {
               device.info().architecture.c_str(), code);
   EXPECT_TRUE(!device.has_wgmma() || device.has_bulk_copies());
   EXPECT_TRUE(!device.has_bulk_copies() || code >= 90);
-  EXPECT_TRUE(!fits_packed_attention(DType::kBF16, 8, 2, 64, device) || device.has_bulk_copies());
+  EXPECT_TRUE(!supports_paged_attention(DType::kBF16, 8, 2, 64, device) || device.has_bulk_copies());
   if (const char* expected = std::getenv("MILLRACE_EXPECT_KERNELS")) {
     EXPECT_EQ(kind, expected);
   }

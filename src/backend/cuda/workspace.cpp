@@ -38,16 +38,16 @@ struct Sizes {  // bytes
     const auto expert_rows =
         static_cast<int64_t>(pairs) +
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
-    wide = std::max({wide_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols), device),
-                     wide_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn), device),
-                     wide_rows_bytes(spec.max_logit_rows, spec.hidden, device),
-                     wide_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
-    split = wide_split_bytes(device);
-    wide_act = pairs > 0 ? wide_rows_bytes(expert_rows, spec.expert_ffn, device) : 0;
+    wide = std::max({bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols), device),
+                     bf16_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn), device),
+                     bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
+                     bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
+    split = split_workspace_bytes(device);
+    wide_act = pairs > 0 ? bf16_rows_bytes(expert_rows, spec.expert_ffn, device) : 0;
     groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts, device) * 4 : 0;
-    if (fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
-      const auto spans = static_cast<uint32_t>(attention_spans(spec.max_context, 0));
-      partial = std::min(kPartialBytes, packed_attention_partial_bytes(
+    if (supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
+      const auto spans = static_cast<uint32_t>(attention_splits(spec.max_context, 0));
+      partial = std::min(kPartialBytes, paged_attention_partial_bytes(
                                             spec.max_tokens, static_cast<int32_t>(std::bit_ceil(spans)),
                                             spec.kv_heads, spec.head_dim));
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
@@ -119,7 +119,7 @@ size_t largest_block_of(const ExecutorSpec& spec) {
 }
 
 bool spans_fit(const Workspace& workspace, const ExecutorSpec& spec, int64_t rows, int32_t spans) {
-  return packed_attention_partial_bytes(rows, spans, spec.kv_heads, spec.head_dim) <=
+  return paged_attention_partial_bytes(rows, spans, spec.kv_heads, spec.head_dim) <=
          workspace.partial.bytes();
 }
 
