@@ -93,7 +93,7 @@ struct Setup {
     host.insert(host.end(), table.begin(), table.end());
     while (host.size() % 4 != 0) host.push_back(0);
     chunks_at = host.size();
-    const int32_t most = prompt_chunk_tokens(s.heads, s.kv_heads, s.dim);
+    const int32_t most = prefill_chunk_tokens(s.heads, s.kv_heads, s.dim);
     for (int32_t at = (s.tokens - 1) / most * most; at >= 0 && s.tokens > 1; at -= most) {
       for (int32_t q = 0; q < s.sequences; ++q, ++num_chunks) {
         for (const int32_t v :
@@ -105,13 +105,13 @@ struct Setup {
     ints = DeviceBuffer(host.size() * 4, "ints");
     MILLRACE_CUDA_TRY(cudaMemcpy(ints.as<void>(), host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     partial = DeviceBuffer(
-        packed_attention_partial_bytes(rows, std::max(2, attention_spans(s.context, 0)), s.kv_heads, s.dim),
+        paged_attention_partial_bytes(rows, std::max(2, attention_splits(s.context, 0)), s.kv_heads, s.dim),
         "partial");
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
   }
-  PackedAttention op(int32_t layer, bool side_by_side) const {
+  PagedAttention op(int32_t layer, bool side_by_side) const {
     const auto* at = ints.as<const int32_t>();
-    PackedAttention a;
+    PagedAttention a;
     a.cache = {.pool = pool.as<void>(),
                .type = s.fp8 ? DType::kF8E4M3 : DType::kBF16,
                .block_elements = block_elements,
@@ -126,14 +126,14 @@ struct Setup {
                .order = CacheOrder::kSwizzled};
     a.op = {s.window, 1.0f / std::sqrt(static_cast<float>(s.dim)), s.sinks ? sinks.as<float>() : nullptr};
     a.rows = rows;
-    a.max_spans = attention_spans(s.context - 1, s.window);
+    a.max_splits = attention_splits(s.context - 1, s.window);
     a.query = query.as<float>(), a.key = key.as<float>(), a.value = value.as<float>();
     a.out = out.as<float>();
     a.arrived = arrived.as<int32_t>();
     a.chunks = at + chunks_at;
     a.num_chunks = num_chunks;
     if (s.tokens == 1) a.angles = angles.as<const float2>();
-    if (side_by_side && a.max_spans > 1) a.partial = partial.as<float>();
+    if (side_by_side && a.max_splits > 1) a.partial = partial.as<float>();
     return a;
   }
 };
@@ -141,7 +141,7 @@ struct Setup {
 void prompt(const Device& device, const Setting& s) {
   const Setup setup(device, s);
   const double us = median_us(setup.stream, 9, [&] {
-    launch_packed_attention(setup.op(0, false), {setup.device, setup.stream.get()});
+    launch_paged_attention(setup.op(0, false), {setup.device, setup.stream.get()});
   });
   double pairs = 0;
   for (int32_t t = 0; t < s.tokens; ++t) {
@@ -159,7 +159,7 @@ void decode(const Device& device, const Setting& s, bool side_by_side) {
   const Setup setup(device, s);
   const double us = median_us(setup.stream, 15, [&] {
     for (int l = 0; l < kLaunches; ++l)
-      launch_packed_attention(setup.op(l, side_by_side), {setup.device, setup.stream.get()});
+      launch_paged_attention(setup.op(l, side_by_side), {setup.device, setup.stream.get()});
   });
   const double seen = s.window > 0 ? std::min(s.context, s.window) : s.context;
   const double bytes = seen * s.sequences * s.kv_heads * (s.fp8 ? 2 * s.dim + 2 : 4 * s.dim) * kLaunches;

@@ -97,7 +97,7 @@ struct Bench {
                scores = floats(4 * kExperts), act = floats(16 * kHidden), logits = floats(size_t{4} * kVocab),
                angles = floats(4 * kDim);
   DeviceBuffer rounded{4 * kHidden * 2, "rows"}, pool, batch,
-      partial{packed_attention_partial_bytes(4, 256, kKvHeads, kDim), "partial"},
+      partial{paged_attention_partial_bytes(4, 256, kKvHeads, kDim), "partial"},
       arrived{4 * kKvHeads * 4, "arrived"}, best{16, "best"},
       candidates{argmax_candidates_bytes(4), "candidates"}, moe_sync{sizeof(MoeSync), "sync"};
 
@@ -134,7 +134,7 @@ struct Bench {
     launch_stream_linear(op, at);
   }
   void attend(int l) {
-    PackedAttention op;
+    PagedAttention op;
     const auto* ints = batch.as<const int32_t>();
     op.cache = {.pool = pool.as<void>(),
                 .type = DType::kBF16,
@@ -150,15 +150,15 @@ struct Bench {
                 .order = CacheOrder::kSwizzled};
     op.op = {l % 2 == 0 ? 128 : 0, 0.125f, layers[static_cast<size_t>(l)].bias.as<float>()};
     op.rows = rows;
-    op.max_spans = attention_spans(context, op.op.window);
+    op.max_splits = attention_splits(context, op.op.window);
     op.angles = angles.as<const float2>();
     op.query = query.as<float>();
     op.key = key.as<float>();
     op.value = value.as<float>();
     op.out = attention.as<float>();
-    op.partial = op.max_spans > 1 && op.op.window == 0 ? partial.as<float>() : nullptr;
+    op.partial = op.max_splits > 1 && op.op.window == 0 ? partial.as<float>() : nullptr;
     op.arrived = arrived.as<int32_t>();
-    launch_packed_attention(op, at);
+    launch_paged_attention(op, at);
   }
   void project(int l) {
     StreamLinear op;
@@ -321,8 +321,8 @@ struct WideBench {
   DeviceBuffer x = floats(static_cast<size_t>(rows * kHeads) * kDim),
                out{static_cast<size_t>(pairs) * kHidden * 4, "out"},
                query{static_cast<size_t>(rows * kHeads) * kDim * 4, "query"};
-  DeviceBuffer operand{wide_rows_bytes(sizes.max_rows, kHeads*kDim, device), "operand"},
-      act{wide_rows_bytes(sizes.max_rows, kHidden, device), "act"},
+  DeviceBuffer operand{bf16_rows_bytes(sizes.max_rows, kHeads*kDim, device), "operand"},
+      act{bf16_rows_bytes(sizes.max_rows, kHidden, device), "act"},
       groups{expert_groups_ints(pairs, kExperts, device) * 4, "groups"},
       chosen{static_cast<size_t>(pairs) * 4, "chosen"};
 
@@ -341,20 +341,21 @@ struct WideBench {
   }
   ExpertGroups made() { return expert_groups(groups.as<int32_t>(), pairs, kExperts, device); }
   void group() { launch_group_experts(chosen.as<int32_t>(), pairs, kExperts, made(), at); }
-  void round_rows(int32_t copies, const int32_t* places, int64_t count, int64_t cols, PackedFormat format) {
-    WideRound op;
+  void round_rows(int32_t copies, const int32_t* sorted_rows, int64_t count, int64_t cols,
+                  PackedFormat format) {
+    RoundRows op;
     op.x = x.as<float>();
-    op.places = places;
+    op.sorted_rows = sorted_rows;
     op.copies = copies;
     op.rows = count;
     op.cols = cols;
     op.weights = format;
     op.to = {operand.as<uint8_t>()};
-    launch_wide_round(op, at);
+    launch_round_rows(op, at);
   }
   void gate_up(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
-    WideExperts op;
+    GroupedGemm op;
     op.experts = kExperts;
     op.gate = w.gate.packed, op.up = w.up.packed;
     op.gate_bias = op.up_bias = w.expert_bias.as<float>();
@@ -363,21 +364,21 @@ struct WideBench {
     op.x = {operand.as<uint8_t>()};
     op.out = out.as<float>();
     if (device.has_wgmma()) op.act = {act.as<uint8_t>()}, op.act_weights = w.down.packed.format;
-    launch_wide_experts(op, at);
+    launch_grouped_gemm(op, at);
   }
   void down(int l) {
-    WideExperts op;
+    GroupedGemm op;
     op.experts = kExperts;
     op.gate = layers[static_cast<size_t>(l)].down.packed;
     op.gate_bias = layers[static_cast<size_t>(l)].expert_bias.as<float>();
     op.groups = made();
     op.x = {operand.as<uint8_t>()};
     op.out = out.as<float>();
-    launch_wide_experts(op, at);
+    launch_grouped_gemm(op, at);
   }
   void linear(int l, bool projection) {
     Layer& w = layers[static_cast<size_t>(l)];
-    WideLinear op;
+    Gemm op;
     if (projection) {
       op.parts[op.num_parts++] = {w.o.packed, nullptr, out.as<float>()};
     } else {
@@ -388,14 +389,14 @@ struct WideBench {
     op.x = {operand.as<uint8_t>()};
     op.rows = rows;
     op.add = projection;
-    launch_wide_linear(op, at);
+    launch_gemm(op, at);
   }
   void head(int64_t count) {
-    WideLinear op;
+    Gemm op;
     op.parts[op.num_parts++] = {output.packed, nullptr, logits.as<float>()};
     op.x = {operand.as<uint8_t>()};
     op.rows = count;
-    launch_wide_linear(op, at);
+    launch_gemm(op, at);
   }
   void report(const char* name, const std::function<void(int)>& launch, double flops, double bytes) {
     const double us = median_us(stream,
@@ -415,7 +416,7 @@ struct WideBench {
         "group", [&](int) { group(); }, 0, 0);
     report(
         "rows for gate and up",
-        [&](int) { round_rows(kChosen, made().places, rows, kHidden, PackedFormat::kMx4); }, 0, 0);
+        [&](int) { round_rows(kChosen, made().sorted_rows, rows, kHidden, PackedFormat::kMx4); }, 0, 0);
     report(
         "gate and up", [&](int l) { gate_up(l); }, 2 * expert, 2 * experts_bytes);
     report(

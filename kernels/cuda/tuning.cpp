@@ -9,11 +9,11 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr GemmCandidate kGemmTiles[] = {{WideItems::kDefault, "default"},
-                                        {WideItems::kWhole, "128x128"},
-                                        {WideItems::kHalf, "64x128"},
-                                        {WideItems::kSmall, "64x64"},
-                                        {WideItems::kFitted, "fitted"}};
+constexpr GemmCandidate kGemmTiles[] = {{GemmTile::kDefault, "default"},
+                                        {GemmTile::k128x128, "128x128"},
+                                        {GemmTile::k64x128, "64x128"},
+                                        {GemmTile::k64x64, "64x64"},
+                                        {GemmTile::kCluster, "fitted"}};
 constexpr RingCandidate kRings[] = {
     {0, "default"}, {140000, "140 KB"}, {165000, "165 KB"}, {200000, "200 KB"}, {231000, "231 KB"}};
 constexpr int64_t kRows[] = {8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
@@ -59,9 +59,9 @@ const Tuning::Entry* Tuning::find(TunedKernel kernel, PackedFormat format, int64
   return largest;
 }
 
-WideItems Tuning::items(PackedFormat format, int64_t outputs, int64_t cols, int64_t rows) const {
+GemmTile Tuning::tile(PackedFormat format, int64_t outputs, int64_t cols, int64_t rows) const {
   const Entry* entry = find(TunedKernel::kGemm, format, outputs, cols, rows);
-  return entry != nullptr ? static_cast<WideItems>(entry->value) : WideItems::kDefault;
+  return entry != nullptr ? static_cast<GemmTile>(entry->value) : GemmTile::kDefault;
 }
 
 uint32_t Tuning::ring_bytes(PackedFormat format, int64_t outputs, int64_t cols, int64_t rows) const {

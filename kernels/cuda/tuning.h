@@ -12,7 +12,7 @@
 namespace millrace::cuda {
 
 enum class PackedFormat : int32_t;  // quant/packed_tiles.h
-enum class WideItems : int32_t;     // gemm/gemm.h
+enum class GemmTile : int32_t;      // gemm/gemm.h
 
 // Tables made before this was raised are stale: it is raised when a variant comes, goes, or becomes another
 // kernel.
@@ -27,7 +27,7 @@ std::string_view format_name(PackedFormat format);
 
 // What each kernel has to choose from. The first is the built-in choice.
 struct GemmCandidate {
-  WideItems items;
+  GemmTile tile;
   std::string_view name;
 };
 std::span<const GemmCandidate> gemm_candidates();
@@ -47,12 +47,12 @@ class Tuning {
     PackedFormat format;
     int64_t outputs, cols;  // of all matrices of a launch
     int64_t rows;           // and fewer, down to the entry before
-    uint32_t value;         // WideItems, or bytes
+    uint32_t value;         // GemmTile, or bytes
   };
   Tuning() = default;
   explicit Tuning(std::vector<Entry> entries);
 
-  WideItems items(PackedFormat format, int64_t outputs, int64_t cols, int64_t rows) const;
+  GemmTile tile(PackedFormat format, int64_t outputs, int64_t cols, int64_t rows) const;
   uint32_t ring_bytes(PackedFormat format, int64_t outputs, int64_t cols, int64_t rows) const;  // 0: built in
   bool empty() const { return entries_.empty(); }
 

@@ -48,7 +48,7 @@ struct RopeParams {
 void launch_rope_append_kv(const LayerCache& cache, const RopeParams& op, const float2* angles, int64_t rows,
                            float* query, float* key, const float* value, const Launch& at);
 
-// out[row, head, :] = softmax(scale q.k) v over the positions the row may see. One CTA per (row, head) walks
+// out[row, head, :] = softmax(scale q.k) v over the positions the row may see. One CTA per (row, head) reads
 // the context alone: a long context with few rows leaves most of the chip idle. Floor: kv_heads * dim * 2 *
 // sizeof type
 // * context / B per sequence; each query head of a group reads it again (from L2).
@@ -64,29 +64,31 @@ void launch_attention(const LayerCache& cache, const AttentionParams& op, int64_
 // The same on the tensor cores for bf16 and fp8 caches in CacheOrder::kSwizzled, head_dim 64 or 128 and at
 // most 8 query heads per KV head. With `angles` it also rotates query and key and stores key and value, which
 // is right when every sequence has one new token only (nobody attends to what another row stores in the same
-// launch). With `chunks` (and without `angles`) the prompt kernel does it: the same bits.
-struct PackedAttention {
+// launch). With `chunks` (and without `angles`) the prefill kernel does it: the same bits.
+struct PagedAttention {
   LayerCache cache;
   AttentionParams op;
   int32_t rows = 0;
-  int32_t max_spans = 1;  // of any row, see attention_spans
-  const float2* angles =
-      nullptr;               // [rows, dim / 2]: cos and sin, or null: query is rotated, key and value stored
-  bool interleaved = false;  // pairs that rotate
+  int32_t max_splits = 1;  // KV splits of any row, see attention_splits
+  // [rows, dim / 2]: cos and sin, or null: query is rotated, key and value stored
+  const float2* angles = nullptr;
+  bool interleaved = false;                                        // pairs that rotate
   const float *query = nullptr, *key = nullptr, *value = nullptr;  // [rows, .., dim]
   float* out = nullptr;                                            // [rows, heads, dim]
-  float* partial = nullptr;    // packed_attention_partial_bytes(), or null: a row's spans follow one another
+  float* partial = nullptr;    // paged_attention_partial_bytes(), or null: one CTA has all splits of a row
   int32_t* arrived = nullptr;  // [rows, kv_heads], zero before and after
   // [num_chunks][first row, rows, position of the first, sequence], 16-byte aligned: rows of one sequence, at
-  // most prompt_chunk_tokens(), those that see the most first.
+  // most prefill_chunk_tokens(), those that see the most first.
   const int32_t* chunks = nullptr;
   int32_t num_chunks = 0;
 };
-bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim,
-                           const Device& device);
-size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t kv_heads, int32_t head_dim);
-void launch_packed_attention(const PackedAttention& op, const Launch& at);
-void launch_prompt_attention(const PackedAttention& op, const Launch& at);
+bool supports_paged_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim,
+                              const Device& device);
+size_t paged_attention_partial_bytes(int64_t rows, int32_t max_splits, int32_t kv_heads, int32_t head_dim);
+// Prefill with chunks, else decode.
+void launch_paged_attention(const PagedAttention& op, const Launch& at);
+void launch_prefill_attention(const PagedAttention& op, const Launch& at);  // prefill_wgmma.cu
+void launch_decode_attention(const PagedAttention& op, const Launch& at);   // decode.cu, decode_split_kv.cu
 
 // cos and sin of every row's angles, times magnitude: [rows, half].
 void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op, float2* angles,

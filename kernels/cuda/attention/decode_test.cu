@@ -178,14 +178,14 @@ struct OnDevice {
                key = on_device(p.key), value = on_device(p.value), sinks = on_device(p.sinks), arrived,
                partial;
   size_t chunks_at = 0;
-  int32_t num_chunks = 0, max_spans;
+  int32_t num_chunks = 0, max_splits;
 
   // as_bf16: an fp8 cache's numbers in one of bf16.
   OnDevice(const Device& device, const Problem& problem, int32_t tokens_per_chunk = 0, bool as_bf16 = false)
       : gpu(device),
         p(problem),
         fp8(problem.c.fp8 && !as_bf16),
-        max_spans(attention_spans(p.last_position, p.c.window)) {
+        max_splits(attention_splits(p.last_position, p.c.window)) {
     std::vector<int32_t> all = p.positions;
     all.insert(all.end(), p.sequence_of.begin(), p.sequence_of.end());
     all.insert(all.end(), p.starts.begin(), p.starts.end());
@@ -205,11 +205,11 @@ struct OnDevice {
     ints = on_device(all);
     arrived = on_device(std::vector<int32_t>(static_cast<size_t>(p.rows * p.c.kv_heads), 0));
     partial = DeviceBuffer(
-        packed_attention_partial_bytes(p.rows, std::max(2, max_spans), p.c.kv_heads, p.c.dim), "partial");
+        paged_attention_partial_bytes(p.rows, std::max(2, max_splits), p.c.kv_heads, p.c.dim), "partial");
   }
-  PackedAttention op() const {
+  PagedAttention op() const {
     const auto* at = ints.as<const int32_t>();
-    PackedAttention a;
+    PagedAttention a;
     a.cache.pool = pool.as<void>();
     a.cache.type = fp8 ? DType::kF8E4M3 : DType::kBF16;
     a.cache.block_elements = fp8 ? p.block_bytes() : p.block_elements;
@@ -222,22 +222,22 @@ struct OnDevice {
     a.cache.order = CacheOrder::kSwizzled;
     a.op = {p.c.window, p.scale, p.c.sinks ? sinks.as<const float>() : nullptr};
     a.rows = p.rows;
-    a.max_spans = max_spans;
+    a.max_splits = max_splits;
     a.query = query.as<const float>(), a.key = key.as<const float>(), a.value = value.as<const float>();
     a.arrived = arrived.as<int32_t>();
     a.chunks = at + chunks_at;
     a.num_chunks = num_chunks;
     return a;
   }
-  std::vector<float> run(PackedAttention a, Spans spans) const {
+  std::vector<float> run(PagedAttention a, Spans spans) const {
     const DeviceBuffer out =
         on_device(std::vector<float>(p.query.size(), std::numeric_limits<float>::quiet_NaN()));
     a.out = out.as<float>();
     a.partial = spans == Spans::kInTurn ? nullptr : partial.as<float>();
     if (spans == Spans::kWarpEach) {
-      launch_packed_spans(a, {gpu, nullptr});
+      launch_decode_split_kv(a, {gpu, nullptr});
     } else {
-      launch_packed_attention(a, {gpu, nullptr});
+      launch_paged_attention(a, {gpu, nullptr});
     }
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
     return from_device<float>(out);
@@ -348,7 +348,7 @@ void every_feature_and_cut(const Device& gpu, const Shape& shape, bool fp8) {
       expect_same(single.run(single.op(), Spans::kSideBySide), in_turn, p, "spans side by side");
       expect_same(single.run(single.op(), Spans::kWarpEach), in_turn, p, "a warp for each span");
       if (!gpu.has_wgmma()) continue;
-      const int32_t most = prompt_chunk_tokens(shape.heads, shape.kv_heads, shape.dim);
+      const int32_t most = prefill_chunk_tokens(shape.heads, shape.kv_heads, shape.dim);
       for (const int32_t tokens : {most, 5}) {
         const OnDevice chunks(gpu, p, std::min(tokens, most));
         expect_same(chunks.run(chunks.op(), Spans::kInTurn), in_turn, p, "prompt kernel");
@@ -394,7 +394,7 @@ void append_on_the_way(const Device& gpu, const Shape& shape, bool fp8) {
     const auto pool = from_device<uint8_t>(apart.pool);
     for (const Spans spans : {Spans::kInTurn, Spans::kSideBySide, Spans::kWarpEach}) {
       const OnDevice fused(gpu, p);
-      PackedAttention op = fused.op();
+      PagedAttention op = fused.op();
       op.angles = angles.as<const float2>();
       op.interleaved = interleaved;
       expect_same(fused.run(op, spans), want, p, "appended on the way");
@@ -422,7 +422,7 @@ TEST_P(PackedAttentionTest, AppendingOnTheWayToFp8) {
 }
 
 // More spans than are added up at once, and some of which other CTAs have several.
-TEST(PackedAttention, OneLongRow) {
+TEST(PagedAttention, OneLongRow) {
   SKIP_WITHOUT_BULK_COPIES();
   for (const bool fp8 : {false, true}) {
     Problem p({16, 2, 64, 0, true, {{20000, 1}, {9, 1}, {12345, 1}}, fp8});

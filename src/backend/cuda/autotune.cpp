@@ -124,11 +124,11 @@ class Bench {
         rows_(std::max<int64_t>(shape.most_rows, kStreamRows)),
         weights_(format, outputs_, shape.cols, at_),
         x_(static_cast<size_t>(rows_ * shape.cols) * sizeof(float), "rows to tune with"),
-        operand_(wide_rows_bytes(rows_, shape.cols, device), "rows to tune with"),
+        operand_(bf16_rows_bytes(rows_, shape.cols, device), "rows to tune with"),
         first_(out_bytes(rows_), "outputs"),
         other_(out_bytes(rows_), "outputs"),
         count_(sizeof(uint64_t), "a count"),
-        split_(wide_split_bytes(device), "items that are cut") {
+        split_(split_workspace_bytes(device), "items that are cut") {
     if (split_.bytes() > 0)
       MILLRACE_CUDA_TRY(cudaMemsetAsync(split_.as<void>(), 0, split_.bytes(), stream_.get()));
     std::mt19937 random(8);
@@ -144,8 +144,8 @@ class Bench {
     for (const int64_t n : outputs_) all += n;
     return all;
   }
-  WideLinear wide(int64_t rows, int copy, WideItems items, const DeviceBuffer& out) const {
-    WideLinear op;
+  Gemm wide(int64_t rows, int copy, GemmTile tile, const DeviceBuffer& out) const {
+    Gemm op;
     auto* to = out.as<float>();
     for (size_t i = 0; i < outputs_.size(); ++i) {
       op.parts[op.num_parts++] = {weights_.part(copy, static_cast<int>(i)), nullptr, to};
@@ -154,8 +154,8 @@ class Bench {
     op.x = {operand_.as<uint8_t>()};
     op.rows = rows;
     op.add = shape_.add;
-    op.items = items;
-    op.split = wide_split(split_.as<void>(), at_.device);
+    op.tile = tile;
+    if (whole_grid_.held()) op.split = split_workspace(split_.as<void>(), at_.device);
     return op;
   }
   StreamLinear stream(int64_t rows, int copy, uint32_t ring_bytes, const DeviceBuffer& out) const {
@@ -174,18 +174,18 @@ class Bench {
 
   // The wide product's entry for so many rows.
   TuneEntry tune_wide(int64_t rows) {
-    WideRound round;
+    RoundRows round;
     round.x = x_.as<const float>();
     round.rows = rows;
     round.cols = shape_.cols;
     round.weights = format_;
     round.to = {operand_.as<uint8_t>()};
-    launch_wide_round(round, at_);
+    launch_round_rows(round, at_);
     TuneEntry entry = entry_for(TunedKernel::kGemm, rows);
     for (const GemmCandidate& candidate : gemm_candidates()) {
-      if (!fits_items(candidate.items, wide(rows, 0, candidate.items, first_))) continue;
+      if (!supports_tile(candidate.tile, wide(rows, 0, candidate.tile, first_))) continue;
       consider(entry, candidate.name, rows, [&](int copy, const DeviceBuffer& out) {
-        launch_wide_linear(wide(rows, copy, candidate.items, out), at_);
+        launch_gemm(wide(rows, copy, candidate.tile, out), at_);
       });
     }
     return entry;
@@ -261,6 +261,7 @@ class Bench {
 
   Stream stream_;
   Launch at_;
+  GridClaim whole_grid_ = at_.device.claim_grid();
   PackedFormat format_;
   std::vector<int64_t> outputs_;
   const TuneShape& shape_;

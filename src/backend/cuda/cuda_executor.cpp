@@ -24,7 +24,7 @@ class CudaExecutor final : public Executor {
   CudaExecutor(const ExecutorSpec& spec, const Device& device)
       : device_(device),
         spec_(spec),
-        work_(spec, device),
+        work_(spec, {device, stream_.get()}),
         launcher_(spec_, work_, {device, stream_.get()}),
         block_copies_(stream_, largest_block_of(spec)) {
     for (Sampled& s : sampled_) {

@@ -40,13 +40,13 @@ Tuning::Entry read_entry(const TuneEntry& entry) {
   };
   uint32_t value = 0;
   if (kernel == TunedKernel::kGemm) {
-    const WideItems items = choice(gemm_candidates()).items;
+    const GemmTile tile = choice(gemm_candidates()).tile;
     // A choice that cannot run the shape is of no timing: somebody wrote it.
-    if (!fits_items(items, format)) {
+    if (!supports_tile(tile, format)) {
       throw_error(ErrorCode::kBadInput, "the tuning of {}: choice \"{}\" is not for {}", entry.what,
                   entry.choice, entry.key.format);
     }
-    value = static_cast<uint32_t>(items);
+    value = static_cast<uint32_t>(tile);
   } else {
     value = choice(ring_candidates()).bytes;
   }

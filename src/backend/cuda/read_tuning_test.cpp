@@ -22,7 +22,7 @@ TEST(CudaTuning, NamesAreDifferent) {
   names.clear();
   for (const RingCandidate& c : ring_candidates()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
   // The first is what runs without a table.
-  EXPECT_EQ(gemm_candidates()[0].items, WideItems::kDefault);
+  EXPECT_EQ(gemm_candidates()[0].tile, GemmTile::kDefault);
   EXPECT_EQ(ring_candidates()[0].bytes, 0u);
 }
 
@@ -34,21 +34,21 @@ TEST(CudaTuning, AnEntryHoldsFromTheOneBeforeItOn) {
                    entry("stream_linear", "q8", 201088, 2880, 1, "200 KB"),
                    entry("stream_linear", "q8", 201088, 2880, 4, "231 KB")};
   const Tuning tuning = read_tuning(table);
-  const auto items = [&](int64_t rows) { return tuning.items(PackedFormat::kBf16, 5120, 2880, rows); };
-  EXPECT_EQ(items(5), WideItems::kHalf);
-  EXPECT_EQ(items(128), WideItems::kHalf);
-  EXPECT_EQ(items(129), WideItems::kFitted);
-  EXPECT_EQ(items(2048), WideItems::kFitted);
-  EXPECT_EQ(items(100000), WideItems::kFitted);
-  EXPECT_EQ(tuning.items(PackedFormat::kQ8, 5120, 2880, 2048), WideItems::kSmall);
-  EXPECT_EQ(tuning.items(PackedFormat::kMx4, 5120, 2880, 128), WideItems::kDefault);
-  EXPECT_EQ(tuning.items(PackedFormat::kBf16, 5112, 2880, 128), WideItems::kDefault);
-  EXPECT_EQ(tuning.items(PackedFormat::kBf16, 5120, 4096, 128), WideItems::kDefault);
+  const auto tile = [&](int64_t rows) { return tuning.tile(PackedFormat::kBf16, 5120, 2880, rows); };
+  EXPECT_EQ(tile(5), GemmTile::k64x128);
+  EXPECT_EQ(tile(128), GemmTile::k64x128);
+  EXPECT_EQ(tile(129), GemmTile::kCluster);
+  EXPECT_EQ(tile(2048), GemmTile::kCluster);
+  EXPECT_EQ(tile(100000), GemmTile::kCluster);
+  EXPECT_EQ(tuning.tile(PackedFormat::kQ8, 5120, 2880, 2048), GemmTile::k64x64);
+  EXPECT_EQ(tuning.tile(PackedFormat::kMx4, 5120, 2880, 128), GemmTile::kDefault);
+  EXPECT_EQ(tuning.tile(PackedFormat::kBf16, 5112, 2880, 128), GemmTile::kDefault);
+  EXPECT_EQ(tuning.tile(PackedFormat::kBf16, 5120, 4096, 128), GemmTile::kDefault);
   EXPECT_EQ(tuning.ring_bytes(PackedFormat::kQ8, 201088, 2880, 1), 200000u);
   EXPECT_EQ(tuning.ring_bytes(PackedFormat::kQ8, 201088, 2880, 2), 231000u);
   EXPECT_EQ(tuning.ring_bytes(PackedFormat::kQ8, 5120, 2880, 1), 0u);
   EXPECT_TRUE(Tuning().empty());
-  EXPECT_EQ(Tuning().items(PackedFormat::kBf16, 5120, 2880, 128), WideItems::kDefault);
+  EXPECT_EQ(Tuning().tile(PackedFormat::kBf16, 5120, 2880, 128), GemmTile::kDefault);
 }
 
 TEST(CudaTuning, WhatIsUnknownIsNamed) {
@@ -69,19 +69,19 @@ TEST(CudaTuning, WhatIsUnknownIsNamed) {
   }
 }
 
-TEST(CudaTuning, FittedItemsAreForWeightsThatLieAsBf16) {
+TEST(CudaTuning, ClusterTilesAreForWeightsThatLieAsBf16) {
   for (const GemmCandidate& c : gemm_candidates()) {
-    EXPECT_TRUE(fits_items(c.items, PackedFormat::kBf16)) << c.name;
-    EXPECT_TRUE(fits_items(c.items, PackedFormat::kQ8)) << c.name;
-    EXPECT_EQ(fits_items(c.items, PackedFormat::kMx4), c.items < WideItems::kFitted) << c.name;
-    WideLinear op;
+    EXPECT_TRUE(supports_tile(c.tile, PackedFormat::kBf16)) << c.name;
+    EXPECT_TRUE(supports_tile(c.tile, PackedFormat::kQ8)) << c.name;
+    EXPECT_EQ(supports_tile(c.tile, PackedFormat::kMx4), c.tile < GemmTile::kCluster) << c.name;
+    Gemm op;
     op.num_parts = 2;
     op.parts[0].w.format = op.parts[1].w.format = PackedFormat::kQ8;
     const uint8_t opened = 0;
     op.parts[0].w.opened = &opened;
-    EXPECT_EQ(fits_items(c.items, op), c.items < WideItems::kFitted) << c.name;
+    EXPECT_EQ(supports_tile(c.tile, op), c.tile < GemmTile::kCluster) << c.name;
     op.parts[1].w.opened = &opened;
-    EXPECT_TRUE(fits_items(c.items, op)) << c.name;
+    EXPECT_TRUE(supports_tile(c.tile, op)) << c.name;
   }
 }
 

@@ -32,7 +32,7 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
       w_(workspace),
       at_(at),
       packed_attention_(
-          fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
+          supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
       whole_grid_(at.device.claim_grid()) {}
 
 void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
@@ -158,12 +158,12 @@ void StepLauncher::operator()(const Attend& op) {
 }
 
 void StepLauncher::packed_attention(const Attend& op) {
-  PackedAttention attention;
+  PagedAttention attention;
   attention.cache = cache_of(op.layer);
   attention.op = {op.window, op.scale, vector_of(op.sinks)};
   attention.rows = static_cast<int32_t>(plan_.rows);
-  const int32_t spans = attention_spans(std::max(0, plan_.last_position), op.window);
-  attention.max_spans = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(spans)));
+  const int32_t spans = attention_splits(std::max(0, plan_.last_position), op.window);
+  attention.max_splits = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(spans)));
   if (fused_rope_ != nullptr) {
     attention.angles = angle_tables_[fused_rope_->table].angles.as<const float2>();
     attention.interleaved = fused_rope_->params.interleaved;
@@ -178,8 +178,8 @@ void StepLauncher::packed_attention(const Attend& op) {
   // two of them.
   const bool enough = plan_.rows * spec_.kv_heads * 4 >= int64_t{at_.device.sm_count()} * 5;
   const bool in_turn =
-      (enough && attention.max_spans <= kMaxSpansInTurn) || (op.window > 0 && attention.max_spans <= 2);
-  if (attention.max_spans > 1 && !in_turn && spans_fit(w_, spec_, plan_.rows, attention.max_spans)) {
+      (enough && attention.max_splits <= kMaxSpansInTurn) || (op.window > 0 && attention.max_splits <= 2);
+  if (attention.max_splits > 1 && !in_turn && spans_fit(w_, spec_, plan_.rows, attention.max_splits)) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
@@ -187,7 +187,7 @@ void StepLauncher::packed_attention(const Attend& op) {
     attention.chunks = in_batch(batch_->chunks());
     attention.num_chunks = batch_->num_chunks();
   }
-  launch_packed_attention(attention, at_);
+  launch_paged_attention(attention, at_);
 }
 
 void StepLauncher::operator()(const ProjectOp& op) {
@@ -273,7 +273,7 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
     op.add = add;
     return launch_stream_linear(op, at_);
   }
-  WideRound round;
+  RoundRows round;
   round.x = rows.x;
   round.source_rows = rows.source;
   round.norm_weight = norm_weight;
@@ -282,16 +282,16 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
   round.cols = rows.cols;
   round.weights = format;
   round.to = {w_.wide.as<uint8_t>()};
-  launch_wide_round(round, at_);
-  WideLinear op;
+  launch_round_rows(round, at_);
+  Gemm op;
   for (const Target& target : targets) {
     op.parts[op.num_parts++] = {own(*target.linear.weight).packed, vector_of(target.linear.bias), target.out};
   }
   op.x = round.to;
   op.rows = rows.count;
   op.add = add;
-  if (whole_grid_.held()) op.split = wide_split(w_.split.as<void>(), at_.device);
-  launch_wide_linear(op, at_);
+  if (whole_grid_.held()) op.split = split_workspace(w_.split.as<void>(), at_.device);
+  launch_gemm(op, at_);
 }
 
 // ---------------------------------------------------------------- experts
@@ -386,20 +386,20 @@ StreamExperts StepLauncher::stream_experts(const Experts& op) const {
 // Rows of x, each of `copies` pairs, into the groups' order.
 void StepLauncher::round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w) {
   const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
-  WideRound round;
+  RoundRows round;
   round.x = x.as<const float>();
-  round.places = groups.places;
+  round.sorted_rows = groups.sorted_rows;
   round.copies = copies;
   round.rows = pairs() / copies;
   round.cols = w.cols;
   round.weights = w.format;
   round.to = {w_.wide.as<uint8_t>()};
-  launch_wide_round(round, at_);
+  launch_round_rows(round, at_);
 }
 
 void StepLauncher::wide_gate_up(const Experts& op) {
   round_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
-  WideExperts wide;
+  GroupedGemm wide;
   wide.experts = spec_.experts;
   wide.gate = own(*op.gate.weight).packed;
   wide.up = own(*op.up.weight).packed;
@@ -413,7 +413,7 @@ void StepLauncher::wide_gate_up(const Experts& op) {
     wide.act = {w_.wide_act.as<uint8_t>()};
     wide.act_weights = own(*op.down.weight).packed.format;
   }
-  launch_wide_experts(wide, at_);
+  launch_grouped_gemm(wide, at_);
 }
 
 // Whether gate and up leave their activations as down's operand.
@@ -424,16 +424,16 @@ bool StepLauncher::rounds_act(const Experts& op) const {
 }
 
 // out[pair] = the pair's expert . row of x, x in the groups' order.
-void StepLauncher::wide_expert_linear(const Linear& op, const WideRows& x, const DeviceBuffer& out) {
+void StepLauncher::wide_expert_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out) {
   const CudaWeight& weight = own(*op.weight);
-  WideExperts wide;
+  GroupedGemm wide;
   wide.experts = spec_.experts;
   wide.gate = weight.packed;
   wide.gate_bias = vector_of(op.bias);
   wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
   wide.x = x;
   wide.out = out.as<float>();
-  launch_wide_experts(wide, at_);
+  launch_grouped_gemm(wide, at_);
 }
 
 void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide,

@@ -74,7 +74,7 @@ class StepLauncher {
   bool launch_moe(const std::vector<StepOp>& ops, size_t at);
   void wide_gate_up(const Experts& op);
   bool rounds_act(const Experts& op) const;
-  void wide_expert_linear(const Linear& op, const WideRows& x, const DeviceBuffer& out);
+  void wide_expert_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out);
   // One matrix per pair's expert, of whatever type: out[pair, :] from x[pair / divide, :].
   void expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
   void round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);

@@ -9,7 +9,8 @@
 namespace millrace::cuda {
 
 struct Workspace {
-  Workspace(const ExecutorSpec& spec, const Device& device);
+  // Zeros where kernels count on them, in order on the stream that steps run on.
+  Workspace(const ExecutorSpec& spec, const Launch& at);
 
   DeviceBuffer residual, normed;                 // [tokens, hidden]
   DeviceBuffer query, attention;                 // [tokens, heads, head_dim]

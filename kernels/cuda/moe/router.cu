@@ -1,7 +1,7 @@
 // The router of one token per blockIdx.y: RMSNorm, two experts' scores per CTA, and the normed row kept for
 // the experts. Latency-bound: the router's rows come to shared memory before the residual is there, and what
 // is left is one pass over the row, its norm, and a quarter of a dot product per warp.
-#include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/norm/rmsnorm_row.cuh"
 #include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/quant/mxfp4.cuh"
@@ -15,7 +15,7 @@ constexpr int kWarpsPerExpert = kRowThreads / kWarpLanes / kExpertsPerCta;
 constexpr int kBarrier = 1;
 
 // Quad i of a row, as bf16.
-__device__ inline void round_quad(uint16_t* row, int i, float4 v) {
+__device__ inline void store_bf16_quad(uint16_t* row, int i, float4 v) {
   reinterpret_cast<uint2*>(row)[i] = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
 }
 
@@ -33,7 +33,7 @@ __device__ inline float dot_part(const float4* row, const float4* x, int quads, 
 }
 
 // shared: router rows [2][cols], the normed row [cols].
-__global__ void __launch_bounds__(kRowThreads) stream_route_kernel(const __grid_constant__ StreamRoute op) {
+__global__ void __launch_bounds__(kRowThreads) router_kernel(const __grid_constant__ Router op) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t loaded;
   __shared__ float partial[kRowThreads / kWarpLanes];
@@ -48,15 +48,15 @@ __global__ void __launch_bounds__(kRowThreads) stream_route_kernel(const __grid_
     ptx::barrier_init_fence();
     const auto bytes = static_cast<uint32_t>(here * op.cols) * 4u;
     ptx::barrier_arrive_expect(&loaded, bytes);
-    ptx::bulk_copy(rows, op.router + int64_t{first} * op.cols, bytes, &loaded);
+    ptx::bulk_copy(rows, op.weight + int64_t{first} * op.cols, bytes, &loaded);
   }
   ptx::let_dependents_start();
-  HeldQuads weight;
+  RegisterQuads weight;
   weight.load<false>(reinterpret_cast<const float4*>(op.norm_weight), quads, thread);
   const int warp = thread / kWarpLanes, lane = thread % kWarpLanes;
   const int expert = first + thread;  // whose sum this thread ends
   const float bias = thread < here && op.bias != nullptr ? __ldg(op.bias + expert) : 0.0f;
-  __syncthreads();  // the barrier is there before anybody waits on it
+  __syncthreads();  // all wait for the barrier's init
   ptx::wait_for_previous();
 
   norm_row<kBarrier>(op.x + token * op.cols, op.norm_weight, weight, op.eps, op.cols, thread, partial,
@@ -64,16 +64,16 @@ __global__ void __launch_bounds__(kRowThreads) stream_route_kernel(const __grid_
                        normed[i] = v;
                        if (blockIdx.x != 0) return;  // one CTA keeps the row for the experts
                        reinterpret_cast<float4*>(op.normed + token * op.cols)[i] = v;
-                       if (op.rounded != nullptr) round_quad(op.rounded + token * op.cols, i, v);
+                       if (op.x_bf16 != nullptr) store_bf16_quad(op.x_bf16 + token * op.cols, i, v);
                      });
-  __syncthreads();  // the normed row is there
+  __syncthreads();  // all wait for the normed row
   ptx::barrier_wait(&loaded, 0);
   if (warp / kWarpsPerExpert < here) {
     const float part =
         dot_part(rows + warp / kWarpsPerExpert * quads, normed, quads, warp % kWarpsPerExpert, lane);
     if (lane == 0) partial[warp] = part;
   }
-  __syncthreads();  // all parts are there
+  __syncthreads();  // all wait for the parts
   if (thread >= here) return;
   float score = 0.0f;
 #pragma unroll
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kRowThreads) stream_route_kernel(const __grid_
 }
 
 // Many tokens, kBatchTokens of them per CTA: the router's rows then come from L2 once for all of these. The
-// sums are those of stream_route_kernel. shared: normed rows [kBatchTokens][cols], parts [kBatchTokens]
+// sums are those of router_kernel. shared: normed rows [kBatchTokens][cols], parts [kBatchTokens]
 // [experts][4].
 constexpr int kBatchTokens = 8;
 
@@ -93,14 +93,14 @@ __device__ inline void add_products(float4 a, float4 b, float& sum) {
   sum = fmaf(a.w, b.w, sum);
 }
 
-__global__ void __launch_bounds__(kRowThreads) batch_route_kernel(const __grid_constant__ StreamRoute op) {
+__global__ void __launch_bounds__(kRowThreads) batched_router_kernel(const __grid_constant__ Router op) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ float partial[kRowThreads / kWarpLanes];
   const int quads = op.cols / 4, thread = threadIdx.x, warp = thread / kWarpLanes, lane = thread % kWarpLanes;
   auto* normed = reinterpret_cast<float4*>(shared);
   auto* parts = reinterpret_cast<float*>(normed + kBatchTokens * quads);
   ptx::let_dependents_start();
-  HeldQuads weight;
+  RegisterQuads weight;
   weight.load<false>(reinterpret_cast<const float4*>(op.norm_weight), quads, thread);
   ptx::wait_for_previous();
   const int first = static_cast<int>(blockIdx.x) * kBatchTokens, here = min(kBatchTokens, op.tokens - first);
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(kRowThreads) batch_route_kernel(const __grid_c
                          if (k < here) reinterpret_cast<float4*>(op.normed + token * op.cols)[i] = v;
                        });
   }
-  __syncthreads();  // the normed rows are there
-  const auto* router = reinterpret_cast<const float4*>(op.router);
+  __syncthreads();  // all wait for the normed rows
+  const auto* router = reinterpret_cast<const float4*>(op.weight);
   const int part = warp % kWarpsPerExpert;
   for (int e = warp / kWarpsPerExpert * 2; e < op.experts;
        e += kRowThreads / kWarpLanes / kWarpsPerExpert * 2) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kRowThreads) batch_route_kernel(const __grid_c
       }
     }
   }
-  __syncthreads();  // all parts are there
+  __syncthreads();  // all wait for the parts
   for (int i = thread; i < here * op.experts; i += kRowThreads) {
     float score = 0.0f;
 #pragma unroll
@@ -149,42 +149,48 @@ __global__ void __launch_bounds__(kRowThreads) batch_route_kernel(const __grid_c
 }
 
 __global__ void __launch_bounds__(kRowThreads)
-    round_rows_kernel(const float* x, int64_t quads, uint16_t* rounded) {
+    rows_to_bf16_kernel(const float* x, int64_t quads, uint16_t* x_bf16) {
   ptx::let_dependents_start();
   ptx::wait_for_previous();
   const int64_t i = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
   if (i >= quads) return;
   const float4 v = __ldcg(reinterpret_cast<const float4*>(x) + i);
-  reinterpret_cast<uint2*>(rounded)[i] = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
+  reinterpret_cast<uint2*>(x_bf16)[i] = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
 }
 
 }  // namespace
 
-void launch_stream_route(const StreamRoute& op, const Launch& at) {
+bool supports_router(int64_t cols, const Device& device) {
+  const size_t shared_bytes = size_t{5} * static_cast<size_t>(cols) * sizeof(float);
+  return device.has_bulk_copies() && cols % 32 == 0 && shared_bytes <= 200 * 1024;
+}
+
+void launch_router(const Router& op, const Launch& at) {
   if (op.tokens == 0) return;
   const size_t batch_bytes =
       kBatchTokens * (static_cast<size_t>(op.cols) + static_cast<size_t>(op.experts) * kWarpsPerExpert) * 4;
   // Up to some hundred tokens, CTAs for four experts of one token each are quicker (36 us for any number of
   // tokens up to a thousand else); beyond, reading the router's rows again for each token is not.
-  constexpr int32_t kFewTokens = 320;
-  if (op.rounded == nullptr && op.tokens > kFewTokens && batch_bytes <= 200 * 1024) {
-    allow_shared_memory(batch_route_kernel, batch_bytes);
+  constexpr int32_t kSmallBatch = 320;
+  if (op.x_bf16 == nullptr && op.tokens > kSmallBatch && batch_bytes <= 200 * 1024) {
+    allow_shared_memory(batched_router_kernel, batch_bytes);
     const dim3 ctas(static_cast<unsigned>((op.tokens + kBatchTokens - 1) / kBatchTokens));
-    return launch_dependent("batch_route_kernel", batch_route_kernel, ctas, kRowThreads, batch_bytes, at, op);
+    return launch_dependent("batched_router_kernel", batched_router_kernel, ctas, kRowThreads, batch_bytes,
+                            at, op);
   }
   const size_t shared_bytes = (kExpertsPerCta + 1) * static_cast<size_t>(op.cols) * sizeof(float);
-  allow_shared_memory(stream_route_kernel, shared_bytes);
+  allow_shared_memory(router_kernel, shared_bytes);
   const dim3 grid(static_cast<unsigned>((op.experts + kExpertsPerCta - 1) / kExpertsPerCta),
                   static_cast<unsigned>(op.tokens));
-  launch_dependent("stream_route_kernel", stream_route_kernel, grid, kRowThreads, shared_bytes, at, op);
+  launch_dependent("router_kernel", router_kernel, grid, kRowThreads, shared_bytes, at, op);
 }
 
-void launch_round_rows(const float* x, int64_t rows, int64_t cols, uint16_t* rounded, const Launch& at) {
+void launch_rows_to_bf16(const float* x, int64_t rows, int64_t cols, uint16_t* x_bf16, const Launch& at) {
   const int64_t quads = rows * cols / 4;
   if (quads == 0) return;
-  launch_dependent("round_rows_kernel", round_rows_kernel,
+  launch_dependent("rows_to_bf16_kernel", rows_to_bf16_kernel,
                    dim3(static_cast<unsigned>((quads + kRowThreads - 1) / kRowThreads)), kRowThreads, 0, at,
-                   x, quads, rounded);
+                   x, quads, x_bf16);
 }
 
 }  // namespace millrace::cuda
