@@ -262,7 +262,7 @@ void WeightSource::attach_scales(TensorView& view, const std::string& base_name)
 std::optional<TensorView> WeightSource::find(int layer, std::string_view role, std::vector<int64_t> shape) {
   const WeightSpec* spec = spec_of(layer, role);
   if (spec == nullptr) return std::nullopt;
-  const std::optional<TensorView> found =
+  std::optional<TensorView> found =
       checkpoint_.hf && spec->experts ? find_experts(layer, *spec) : find_plain(layer, *spec);
   if (!found) return std::nullopt;
   // A bias or norm may be seen as [n] or, through a stride, as [.., n, 1].

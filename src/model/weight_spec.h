@@ -65,7 +65,7 @@ struct WeightSpec {
   Presence presence = Presence::kRequired;
   double spread = 0.0;  // of a synthetic model's random values; 0: ones
 
-  // Names other than the role that GGUF files have for it; the first is what synthetic models call it.
+  // What GGUF files may call it beside its role; where there are any, synthetic models take the first.
   std::vector<std::string_view> gguf = {};
   std::optional<HfExperts> experts = {};  // instead of `hf`
   // Hugging Face keeps the two halves of a rotated head apart; in GGUF files of this architecture their rows
