@@ -16,9 +16,10 @@
 
 #include "base/paging.h"
 #include "graph_time.cuh"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/sample/argmax.h"
 
 namespace millrace::cuda {
 namespace {
@@ -84,8 +85,10 @@ struct Layer {
 };
 
 struct Bench {
+  const Device& device;
   int32_t context, rows;
   Stream stream;
+  Launch at{device, stream.get()};
   std::vector<Layer> layers{kLayers};
   Matrix output{dense_type, kVocab, kHidden};
   DeviceBuffer residual = floats(4 * kHidden), normed = floats(4 * kHidden),
@@ -98,7 +101,8 @@ struct Bench {
       arrived{4 * kKvHeads * 4, "arrived"}, best{16, "best"},
       candidates{argmax_candidates_bytes(4), "candidates"}, moe_sync{sizeof(MoeSync), "sync"};
 
-  Bench(int32_t context_len, int32_t num_rows) : context(context_len), rows(num_rows) {
+  Bench(const Device& gpu, int32_t context_len, int32_t num_rows)
+      : device(gpu), context(context_len), rows(num_rows) {
     const int32_t blocks = blocks_for(context + 1);
     const size_t block_bytes = size_t{kLayers} / 2 * 2 * kKvHeads * kBlockTokens * kDim * 2;
     pool = DeviceBuffer(block_bytes * static_cast<size_t>(blocks) * static_cast<size_t>(rows), "pool");
@@ -127,7 +131,7 @@ struct Bench {
     op.norm_weight = w.norm.as<float>();
     op.eps = 1e-5f;
     op.tokens = rows;
-    launch_stream_linear(op, stream.get());
+    launch_stream_linear(op, at);
   }
   void attend(int l) {
     PackedAttention op;
@@ -154,7 +158,7 @@ struct Bench {
     op.out = attention.as<float>();
     op.partial = op.max_spans > 1 && op.op.window == 0 ? partial.as<float>() : nullptr;
     op.arrived = arrived.as<int32_t>();
-    launch_packed_attention(op, stream.get());
+    launch_packed_attention(op, at);
   }
   void project(int l) {
     StreamLinear op;
@@ -163,7 +167,7 @@ struct Bench {
     op.x = attention.as<float>();
     op.tokens = rows;
     op.add = true;
-    launch_stream_linear(op, stream.get());
+    launch_stream_linear(op, at);
   }
   StreamRoute route_of(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
@@ -192,9 +196,9 @@ struct Bench {
     op.residual = residual.as<float>();
     return op;
   }
-  void route(int l) { launch_stream_route(route_of(l), stream.get()); }
-  void experts(int l) { launch_stream_experts(experts_of(l), stream.get()); }
-  void moe(int l) { launch_stream_moe(route_of(l), experts_of(l), moe_sync.as<MoeSync>(), stream.get()); }
+  void route(int l) { launch_stream_route(route_of(l), at); }
+  void experts(int l) { launch_stream_experts(experts_of(l), at); }
+  void moe(int l) { launch_stream_moe(route_of(l), experts_of(l), moe_sync.as<MoeSync>(), at); }
   void head() {
     StreamLinear op;
     op.num_parts = 1;
@@ -203,8 +207,8 @@ struct Bench {
     op.norm_weight = layers[0].norm.as<float>();
     op.eps = 1e-5f;
     op.tokens = rows;
-    launch_stream_linear(op, stream.get());
-    launch_argmax(logits.as<float>(), rows, kVocab, candidates.as<void>(), best.as<int32_t>(), stream.get());
+    launch_stream_linear(op, at);
+    launch_argmax(logits.as<float>(), rows, kVocab, candidates.as<void>(), best.as<int32_t>(), at);
   }
 
   void report(const char* name, double us, int launches, double bytes) {
@@ -248,7 +252,7 @@ struct Bench {
   }
 
   void run() {
-    const bool fused = fits_stream_moe(route_of(0), experts_of(0));
+    const bool fused = fits_stream_moe(route_of(0), experts_of(0), device);
     Layer& w = layers[0];
     const double qkv_bytes = static_cast<double>(w.q.bytes + w.k.bytes + w.v.bytes);
     const double o_bytes = static_cast<double>(w.o.bytes), router_bytes = kExperts * kHidden * 4.0;
@@ -305,22 +309,24 @@ struct Bench {
 // The products of many rows: experts of random tokens, q, k, v and the projection. Four layers in turn.
 struct WideBench {
   static constexpr int kFew = 4;
+  const Device& device;
   int64_t rows;
   Stream stream;
+  Launch at{device, stream.get()};
   std::vector<Layer> layers{kFew};
   Matrix output{dense_type, kVocab, kHidden};
   DeviceBuffer logits{static_cast<size_t>(std::min<int64_t>(rows, 128)) * kVocab * 4, "logits"};
   int64_t pairs = rows * kChosen;
-  ExpertGroups sizes = expert_groups(nullptr, pairs, kExperts);
+  ExpertGroups sizes = expert_groups(nullptr, pairs, kExperts, device);
   DeviceBuffer x = floats(static_cast<size_t>(rows * kHeads) * kDim),
                out{static_cast<size_t>(pairs) * kHidden * 4, "out"},
                query{static_cast<size_t>(rows * kHeads) * kDim * 4, "query"};
-  DeviceBuffer operand{wide_rows_bytes(sizes.max_rows, kHeads*kDim), "operand"},
-      act{wide_rows_bytes(sizes.max_rows, kHidden), "act"},
-      groups{expert_groups_ints(pairs, kExperts) * 4, "groups"},
+  DeviceBuffer operand{wide_rows_bytes(sizes.max_rows, kHeads*kDim, device), "operand"},
+      act{wide_rows_bytes(sizes.max_rows, kHidden, device), "act"},
+      groups{expert_groups_ints(pairs, kExperts, device) * 4, "groups"},
       chosen{static_cast<size_t>(pairs) * 4, "chosen"};
 
-  explicit WideBench(int64_t count) : rows(count) {
+  WideBench(const Device& gpu, int64_t count) : device(gpu), rows(count) {
     std::vector<int32_t> host(static_cast<size_t>(pairs));
     uint32_t state = 12345;
     for (int64_t r = 0; r < rows; ++r) {
@@ -333,8 +339,8 @@ struct WideBench {
     MILLRACE_CUDA_TRY(cudaMemcpy(chosen.as<void>(), host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
   }
-  ExpertGroups made() { return expert_groups(groups.as<int32_t>(), pairs, kExperts); }
-  void group() { launch_group_experts(chosen.as<int32_t>(), pairs, kExperts, made(), stream.get()); }
+  ExpertGroups made() { return expert_groups(groups.as<int32_t>(), pairs, kExperts, device); }
+  void group() { launch_group_experts(chosen.as<int32_t>(), pairs, kExperts, made(), at); }
   void round_rows(int32_t copies, const int32_t* places, int64_t count, int64_t cols, PackedFormat format) {
     WideRound op;
     op.x = x.as<float>();
@@ -344,7 +350,7 @@ struct WideBench {
     op.cols = cols;
     op.weights = format;
     op.to = {operand.as<uint8_t>()};
-    launch_wide_round(op, stream.get());
+    launch_wide_round(op, at);
   }
   void gate_up(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
@@ -356,8 +362,8 @@ struct WideBench {
     op.groups = made();
     op.x = {operand.as<uint8_t>()};
     op.out = out.as<float>();
-    if (has_wgmma()) op.act = {act.as<uint8_t>()}, op.act_weights = w.down.packed.format;
-    launch_wide_experts(op, stream.get());
+    if (device.has_wgmma()) op.act = {act.as<uint8_t>()}, op.act_weights = w.down.packed.format;
+    launch_wide_experts(op, at);
   }
   void down(int l) {
     WideExperts op;
@@ -367,7 +373,7 @@ struct WideBench {
     op.groups = made();
     op.x = {operand.as<uint8_t>()};
     op.out = out.as<float>();
-    launch_wide_experts(op, stream.get());
+    launch_wide_experts(op, at);
   }
   void linear(int l, bool projection) {
     Layer& w = layers[static_cast<size_t>(l)];
@@ -382,14 +388,14 @@ struct WideBench {
     op.x = {operand.as<uint8_t>()};
     op.rows = rows;
     op.add = projection;
-    launch_wide_linear(op, stream.get());
+    launch_wide_linear(op, at);
   }
   void head(int64_t count) {
     WideLinear op;
     op.parts[op.num_parts++] = {output.packed, nullptr, logits.as<float>()};
     op.x = {operand.as<uint8_t>()};
     op.rows = count;
-    launch_wide_linear(op, stream.get());
+    launch_wide_linear(op, at);
   }
   void report(const char* name, const std::function<void(int)>& launch, double flops, double bytes) {
     const double us = median_us(stream,
@@ -437,7 +443,7 @@ struct WideBench {
 
 int main(int argc, char** argv) {
   using namespace millrace::cuda;
-  open_device(0);
+  const Device device = Device::open(0);
   if (argc > 1 && std::string(argv[argc - 1]) == "bf16") {
     dense_type = millrace::DType::kBF16;
     --argc;
@@ -448,7 +454,7 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "usage: cuda_kernel_bench wide [rows, 1 to 16384]\n");
       return 2;
     }
-    WideBench(rows).run();
+    WideBench(device, rows).run();
     return 0;
   }
   const int context = argc > 1 ? std::atoi(argv[1]) : 128, rows = argc > 2 ? std::atoi(argv[2]) : 1;
@@ -456,7 +462,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: cuda_kernel_bench [context] [rows, 1 to 4]\n");
     return 2;
   }
-  Bench bench(context, rows);
+  Bench bench(device, context, rows);
   if (argc > 3 && std::string(argv[3]) == "once") {
     bench.once();
   } else {

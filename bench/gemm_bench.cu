@@ -18,11 +18,12 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/tuned.h"
+#include "kernels/cuda/compare.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemm/cluster_schedule.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/quant/packed_tiles.h"
+#include "kernels/cuda/tuning.h"
 #ifdef MILLRACE_HAS_CUBLAS
 #include <cublas_v2.h>
 #endif
@@ -84,18 +85,21 @@ struct Way {
 };
 
 struct Gemm {
+  const Device& device;
   DType type;
   int64_t rows, outputs, cols;
   Stream stream;
+  Launch at{device, stream.get()};
   DeviceBuffer weights{static_cast<size_t>(outputs * cols) * 2, "weights"}, codes,
       x{static_cast<size_t>(rows * cols) * 4, "x"}, x_bf16{static_cast<size_t>(rows * cols) * 2, "x"},
-      operand{wide_rows_bytes(rows, cols), "operand"}, tiles, opened,
+      operand{wide_rows_bytes(rows, cols, device), "operand"}, tiles, opened,
       ours{static_cast<size_t>(rows * outputs) * 4, "y"}, first{static_cast<size_t>(rows * outputs) * 4, "y"},
-      count{16, "a count"}, split{wide_split_bytes(), "items that are cut"},
+      count{16, "a count"}, split{wide_split_bytes(device), "items that are cut"},
       theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
   PackedMatrix packed = packed_shape(type, outputs, cols);
 
-  Gemm(DType t, int64_t m, int64_t n, int64_t k) : type(t), rows(m), outputs(n), cols(k) {
+  Gemm(const Device& gpu, DType t, int64_t m, int64_t n, int64_t k)
+      : device(gpu), type(t), rows(m), outputs(n), cols(k) {
     fill<<<1024, 256, 0, stream.get()>>>(nullptr, weights.as<uint16_t>(), static_cast<size_t>(n * k), 1);
     fill<<<1024, 256, 0, stream.get()>>>(x.as<float>(), x_bf16.as<uint16_t>(), static_cast<size_t>(m * k), 2);
     tiles = DeviceBuffer(static_cast<size_t>(packed.tiles_per_expert) * packed.tile_bytes, "tiles");
@@ -110,17 +114,17 @@ struct Gemm {
       fill_q8<<<1024, 256, 0, stream.get()>>>(codes.as<uint8_t>(), codes.bytes());
       raw.data = codes.as<const uint8_t>();
     }
-    launch_repack(raw, 0, packed, tiles.as<uint8_t>(), stream.get());
+    launch_repack(raw, 0, packed, tiles.as<uint8_t>(), at);
     packed.tiles = tiles.as<const uint8_t>();
     if (split.bytes() > 0)
       MILLRACE_CUDA_TRY(cudaMemsetAsync(split.as<void>(), 0, split.bytes(), stream.get()));
-    opened = DeviceBuffer(has_wgmma() ? opened_bytes(packed) : 0, "opened tiles");
+    opened = DeviceBuffer(device.has_wgmma() ? opened_bytes(packed) : 0, "opened tiles");
     if (opened.bytes() > 0) open();
     packed.opened = opened.as<const uint8_t>();
     stream.synchronize();
   }
 
-  void open() { launch_open(packed, opened.as<uint8_t>(), stream.get()); }
+  void open() { launch_open(packed, opened.as<uint8_t>(), at); }
 
   void round() {
     WideRound op;
@@ -129,11 +133,9 @@ struct Gemm {
     op.cols = cols;
     op.weights = packed.format;
     op.to = {operand.as<uint8_t>()};
-    launch_wide_round(op, stream.get());
+    launch_wide_round(op, at);
   }
-  void multiply(const Way& way, const DeviceBuffer& out) {
-    launch_wide_linear(linear(way, out), stream.get());
-  }
+  void multiply(const Way& way, const DeviceBuffer& out) { launch_wide_linear(linear(way, out), at); }
   WideLinear linear(const Way& way, const DeviceBuffer& out) const {
     WideLinear op;
     op.parts[op.num_parts++] = {packed, nullptr, out.as<float>()};
@@ -141,13 +143,13 @@ struct Gemm {
     op.rows = rows;
     op.items = way.items;
     op.fitted_shape = way.shape;
-    if (!way.rounds) op.split = wide_split(split.as<void>());
+    if (!way.rounds) op.split = wide_split(split.as<void>(), device);
     op.split.always = way.cut;
     return op;
   }
   std::vector<Way> ways(bool shapes) const {
     std::vector<Way> all;
-    for (const ItemsName& candidate : wide_candidates())
+    for (const GemmCandidate& candidate : gemm_candidates())
       all.push_back({candidate.items, std::string(candidate.name)});
     all.push_back({WideItems::kLoose, "one chain"});
     if (shapes) {
@@ -160,7 +162,8 @@ struct Gemm {
       }
     }
     std::erase_if(all, [&](const Way& way) {
-      return has_wgmma() ? !fits_items(way.items, linear(way, ours)) : way.items != WideItems::kDefault;
+      return device.has_wgmma() ? !fits_items(way.items, linear(way, ours))
+                                : way.items != WideItems::kDefault;
     });
     return all;
   }
@@ -169,8 +172,7 @@ struct Gemm {
     MILLRACE_CUDA_TRY(cudaMemsetAsync(ours.as<void>(), 0xff, ours.bytes(), stream.get()));
     MILLRACE_CUDA_TRY(cudaMemsetAsync(count.as<void>(), 0, 8, stream.get()));
     multiply(items, ours);
-    launch_count_differences(ours.as<void>(), first.as<void>(), rows * outputs, count.as<uint64_t>(),
-                             stream.get());
+    launch_count_differences(ours.as<void>(), first.as<void>(), rows * outputs, count.as<uint64_t>(), at);
     stream.synchronize();
     uint64_t differ = 0;
     MILLRACE_CUDA_TRY(cudaMemcpy(&differ, count.as<void>(), 8, cudaMemcpyDeviceToHost));
@@ -249,7 +251,7 @@ struct Gemm {
       const uint64_t differ = differing(ways[w]);
       std::printf("  %-24s %8.1f us, %6.1f TFLOP/s, %2.0f%% of the tensor cores at %.2f GHz",
                   ways[w].name.c_str(), us, flops / us / 1e6,
-                  flops / us / (clocks[w] * 4096 * multiprocessors()) / 10, clocks[w]);
+                  flops / us / (clocks[w] * 4096 * device.sm_count()) / 10, clocks[w]);
       if (library) std::printf(", %3.0f%% of cuBLAS", 100 * theirs_us / us);
       if (library && type == DType::kBF16) std::printf(", apart %.1e", difference());
       std::printf(differ == 0 ? "\n" : ", %llu outputs differ\n", static_cast<unsigned long long>(differ));
@@ -262,7 +264,7 @@ struct Gemm {
 
 int main(int argc, char** argv) {
   using namespace millrace::cuda;
-  open_device(0);
+  const Device device = Device::open(0);
   std::function<void(Gemm&)> library;
 #ifdef MILLRACE_HAS_CUBLAS
   cublasHandle_t handle = nullptr;
@@ -313,7 +315,7 @@ int main(int argc, char** argv) {
     shapes.push_back({4096, 4096, 4096});
     shapes.push_back({128, 201088, 2880});
   }
-  for (const auto& s : shapes) Gemm(type, s[0], s[1], s[2]).run(library, all_shapes);
+  for (const auto& s : shapes) Gemm(device, type, s[0], s[1], s[2]).run(library, all_shapes);
 #ifdef MILLRACE_HAS_CUBLAS
   cublasDestroy(handle);
 #endif

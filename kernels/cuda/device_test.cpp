@@ -7,9 +7,8 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/gpu_test.h"
-#include "kernels/cuda/ops.h"
 
 namespace millrace::cuda {
 namespace {
@@ -19,14 +18,14 @@ namespace {
 // MILLRACE_EXPECT_KERNELS (of tests/gpu/run.sh) says what this build is for.
 TEST(CudaDevice, TakesTheKernelsOfItsCode) {
   SKIP_WITHOUT_GPU("the device was not tested");
-  const DeviceInfo device = open_device(0);
-  const int code = code_architecture();
-  const std::string kind = has_wgmma() ? "wgmma" : has_bulk_copies() ? "bulk" : "portable";
-  std::printf("[  figure  ] cuda kernels: %s on %s, code for %d\n", kind.c_str(), device.architecture.c_str(),
-              code);
-  EXPECT_TRUE(!has_wgmma() || has_bulk_copies());
-  EXPECT_TRUE(!has_bulk_copies() || code >= 90);
-  EXPECT_TRUE(!fits_packed_attention(DType::kBF16, 8, 2, 64) || has_bulk_copies());
+  const Device device = Device::open(0);
+  const int code = device.code_architecture();
+  const std::string kind = device.has_wgmma() ? "wgmma" : device.has_bulk_copies() ? "bulk" : "portable";
+  std::printf("[  figure  ] cuda kernels: %s on %s, code for %d\n", kind.c_str(),
+              device.info().architecture.c_str(), code);
+  EXPECT_TRUE(!device.has_wgmma() || device.has_bulk_copies());
+  EXPECT_TRUE(!device.has_bulk_copies() || code >= 90);
+  EXPECT_TRUE(!fits_packed_attention(DType::kBF16, 8, 2, 64, device) || device.has_bulk_copies());
   if (const char* expected = std::getenv("MILLRACE_EXPECT_KERNELS")) {
     EXPECT_EQ(kind, expected);
   }
@@ -34,7 +33,7 @@ TEST(CudaDevice, TakesTheKernelsOfItsCode) {
 
 TEST(CudaDevice, NamesWhatDidNotFitAndGoesOn) {
   SKIP_WITHOUT_GPU("the device was not tested");
-  open_device(0);
+  const Device device = Device::open(0);
   try {
     const DeviceBuffer buffer(size_t{1} << 50, "a large test");
     FAIL() << "a petabyte";

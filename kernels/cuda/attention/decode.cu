@@ -362,30 +362,31 @@ constexpr size_t shared_bytes(int32_t slots) {
 }
 
 template <int kDim, bool kFp8>
-void launch_as(const PackedAttention& op, cudaStream_t stream) {
+void launch_as(const PackedAttention& op, const Launch& at) {
   using Shape = DecodeShape<kDim, kFp8>;
   const int64_t items = int64_t{op.rows} * op.cache.kv_heads * (op.partial != nullptr ? op.max_spans : 1);
-  const int64_t ctas = std::min<int64_t>(items, 2 * multiprocessors());
-  const auto most = static_cast<int>(most_shared_memory() - sizeof(DecodeShared<kDim, kFp8>));
+  const int64_t ctas = std::min<int64_t>(items, 2 * at.device.sm_count());
+  const auto most = static_cast<int>(at.device.max_shared_memory() - sizeof(DecodeShared<kDim, kFp8>));
   int32_t slots = std::min(Shape::kSlots, most / Shape::kSlotBytes);
   const auto kernel = packed_attention_kernel<kDim, kFp8>;
   // As much as any launch needs: those of a graph differ, and the last word would be for all.
   allow_shared_memory(kernel, shared_bytes<kDim, kFp8>(slots));
   if (op.op.window > 0) slots = std::min(slots, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
   const size_t bytes = shared_bytes<kDim, kFp8>(slots);
-  launch_dependent("packed_attention_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes,
-                   stream, op, slots);
+  launch_dependent("packed_attention_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes, at,
+                   op, slots);
 }
 
 }  // namespace
 
-bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim) {
+bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim,
+                           const Device& device) {
   const size_t bytes = with_row_shape(kv_type, head_dim, [](auto dim, auto fp8) {
     return shared_bytes<dim(), fp8()>(DecodeShape<dim(), fp8()>::kSlots);
   });
   return (kv_type == DType::kBF16 || kv_type == DType::kF8E4M3) && (head_dim == 64 || head_dim == 128) &&
-         kv_heads > 0 && heads % kv_heads == 0 && heads / kv_heads <= kMaxHeadGroup && has_bulk_copies() &&
-         bytes <= most_shared_memory();
+         kv_heads > 0 && heads % kv_heads == 0 && heads / kv_heads <= kMaxHeadGroup &&
+         device.has_bulk_copies() && bytes <= device.max_shared_memory();
 }
 
 size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t kv_heads, int32_t head_dim) {
@@ -394,15 +395,16 @@ size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t k
          kMaxHeadGroup * static_cast<size_t>(head_dim + 2) * sizeof(float);
 }
 
-void launch_packed_attention(const PackedAttention& op, cudaStream_t stream) {
+void launch_packed_attention(const PackedAttention& op, const Launch& at) {
   if (op.rows == 0) return;
-  if (op.num_chunks > 0 && op.angles == nullptr) return launch_prompt_attention(op, stream);
+  if (op.num_chunks > 0 && op.angles == nullptr) return launch_prompt_attention(op, at);
   // More spans than CTAs fit the GPU: a warp each, then. Fewer are done sooner by all warps of a CTA.
-  if (op.partial != nullptr && int64_t{op.rows} * op.cache.kv_heads * op.max_spans > 2 * multiprocessors()) {
-    return launch_packed_spans(op, stream);
+  if (op.partial != nullptr &&
+      int64_t{op.rows} * op.cache.kv_heads * op.max_spans > 2 * at.device.sm_count()) {
+    return launch_packed_spans(op, at);
   }
   with_row_shape(op.cache.type, op.cache.head_dim,
-                 [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, stream); });
+                 [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, at); });
 }
 
 }  // namespace millrace::cuda

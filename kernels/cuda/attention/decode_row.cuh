@@ -102,7 +102,7 @@ auto with_row_shape(DType type, int32_t head_dim, With&& with) {
 }
 
 // Attention of rows whose spans lie side by side.
-void launch_packed_spans(const PackedAttention& op, cudaStream_t stream);
+void launch_packed_spans(const PackedAttention& op, const Launch& at);
 
 // ---------------------------------------------------------------- the query
 

@@ -401,24 +401,24 @@ __global__ void __launch_bounds__(kSpanThreads, 2)
 }
 
 template <int kDim, bool kFp8>
-void launch_as(const PackedAttention& op, cudaStream_t stream) {
+void launch_as(const PackedAttention& op, const Launch& at) {
   // Two CTAs to an SM; as many rows and heads as go into that, so that a CTA's spans are of one of them, and
   // no CTA has two of them to add up.
-  const int64_t rows_and_heads = int64_t{op.rows} * op.cache.kv_heads, most = 2 * multiprocessors();
+  const int64_t rows_and_heads = int64_t{op.rows} * op.cache.kv_heads, most = 2 * at.device.sm_count();
   const int64_t ctas =
       rows_and_heads >= most ? most : rows_and_heads * std::min<int64_t>(most / rows_and_heads, op.max_spans);
   const size_t bytes = SpanShape<kDim, kFp8>::kRingBytes + sizeof(SpanShared<kDim, kFp8>);
   const auto kernel = packed_spans_kernel<kDim, kFp8>;
   allow_shared_memory(kernel, bytes);
-  launch_dependent("packed_spans_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kSpanThreads, bytes,
-                   stream, op);
+  launch_dependent("packed_spans_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kSpanThreads, bytes, at,
+                   op);
 }
 
 }  // namespace
 
-void launch_packed_spans(const PackedAttention& op, cudaStream_t stream) {
+void launch_packed_spans(const PackedAttention& op, const Launch& at) {
   with_row_shape(op.cache.type, op.cache.head_dim,
-                 [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, stream); });
+                 [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, at); });
 }
 
 }  // namespace millrace::cuda

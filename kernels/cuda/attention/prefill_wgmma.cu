@@ -641,23 +641,23 @@ __global__ void __launch_bounds__((PromptShape<kDim, kFp8>::kThreads), 1)
 }
 
 template <int kDim, bool kFp8>
-void launch_as(const PackedAttention& op, cudaStream_t stream) {
+void launch_as(const PackedAttention& op, const Launch& at) {
   using Shape = PromptShape<kDim, kFp8>;
   const auto kernel = prompt_attention_kernel<kDim, kFp8>;
   allow_shared_memory(kernel, Shape::kSharedBytes);
   const int64_t items = int64_t{op.num_chunks} * op.cache.kv_heads;
   launch_dependent("prompt_attention_kernel", kernel,
-                   dim3(static_cast<unsigned>(std::min<int64_t>(items, multiprocessors()))), Shape::kThreads,
-                   Shape::kSharedBytes, stream, op);
+                   dim3(static_cast<unsigned>(std::min<int64_t>(items, at.device.sm_count()))),
+                   Shape::kThreads, Shape::kSharedBytes, at, op);
 }
 
 }  // namespace
 
-void launch_prompt_attention(const PackedAttention& op, cudaStream_t stream) {
+void launch_prompt_attention(const PackedAttention& op, const Launch& at) {
   if (op.cache.type == DType::kF8E4M3) {
-    op.cache.head_dim == 64 ? launch_as<64, true>(op, stream) : launch_as<128, true>(op, stream);
+    op.cache.head_dim == 64 ? launch_as<64, true>(op, at) : launch_as<128, true>(op, at);
   } else {
-    op.cache.head_dim == 64 ? launch_as<64, false>(op, stream) : launch_as<128, false>(op, stream);
+    op.cache.head_dim == 64 ? launch_as<64, false>(op, at) : launch_as<128, false>(op, at);
   }
 }
 

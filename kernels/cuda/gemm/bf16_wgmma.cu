@@ -3,7 +3,7 @@
 
 namespace millrace::cuda {
 
-template void launch_wgmma_linear<PackedFormat::kBf16>(const WideLinear&, cudaStream_t);
-template void launch_wgmma_experts<PackedFormat::kBf16>(const WideExperts&, cudaStream_t);
+template void launch_wgmma_linear<PackedFormat::kBf16>(const WideLinear&, const Launch&);
+template void launch_wgmma_experts<PackedFormat::kBf16>(const WideExperts&, const Launch&);
 
 }  // namespace millrace::cuda

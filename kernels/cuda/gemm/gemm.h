@@ -3,7 +3,8 @@
 // depend on which of them computed it.
 #pragma once
 
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/moe/activation.h"
 #include "kernels/cuda/quant/packed_tiles.h"
 
 namespace millrace::cuda {
@@ -17,9 +18,7 @@ struct WideRows {
 };
 inline constexpr int kWarpRows = 16, kWgmmaRows = 64;
 inline constexpr int kWgmmaTileBytes = kWgmmaRows * 128;  // of one pair
-// Whether this GPU and binary take warpgroups, for everything.
-bool has_wgmma();
-size_t wide_rows_bytes(int64_t rows, int64_t cols);
+size_t wide_rows_bytes(int64_t rows, int64_t cols, const Device& device);
 
 // Rounds `rows` rows of x, normed when norm_weight is there: row i is row source_rows[i] of x, or i when that
 // is null, and goes to rows places[i * copies], .. of the result, or to row i. Floor: (4 + 2 copies) cols
@@ -35,12 +34,12 @@ struct WideRound {
   PackedFormat weights = PackedFormat::kNone;  // that the rows are for
   WideRows to;
 };
-void launch_wide_round(const WideRound& op, cudaStream_t stream);
+void launch_wide_round(const WideRound& op, const Launch& at);
 
 // What a CTA of a product on warpgroups multiplies at a time: outputs x rows. Fitted ones (wide_fitted.cuh)
 // are for weights that lie in memory as bf16. All but the last give the same bits.
 enum class WideItems : int32_t {
-  kDefault,  // what is tuned (tuned.h) or, else, what should take least
+  kDefault,  // what is tuned (tuning.h) or, else, what should take least
   kWhole,    // 128 x 128
   kHalf,     // 64 x 128
   kSmall,    // 64 x 64
@@ -49,14 +48,14 @@ enum class WideItems : int32_t {
 };
 
 // Through which CTAs hand over items that are cut in two (wide_fitted.cuh). Without it nothing is cut. All of
-// a kernel's CTAs must be resident: for one engine of the GPU (WholeGrid).
+// a kernel's CTAs must be resident: for one executor of the GPU (grid_claim.h).
 struct WideSplit {
   float* totals = nullptr;    // [SMs][an item's outputs]
   uint32_t* ready = nullptr;  // [SMs][warps]: zeros between two products
   bool always = false;        // cut also where rounds should take less: for tests and gemm_bench
 };
-size_t wide_split_bytes();
-WideSplit wide_split(void* memory);  // so many bytes, zeros
+size_t wide_split_bytes(const Device& device);
+WideSplit wide_split(void* memory, const Device& device);  // so many bytes, zeros
 
 // As StreamLinear, for any number of rows. Compute-bound beyond some 200 rows.
 struct WideLinear {
@@ -77,7 +76,7 @@ struct WideLinear {
 // Whether such items are for weights of this format, and for these ones: 8-bit ones may be opened or not.
 bool fits_items(WideItems items, PackedFormat format);
 bool fits_items(WideItems items, const WideLinear& op);
-void launch_wide_linear(const WideLinear& op, cudaStream_t stream);
+void launch_wide_linear(const WideLinear& op, const Launch& at);
 
 // (token, slot) pairs sorted by expert, each expert's padded to whole tiles of rows, and the tiles cut into
 // chunks.
@@ -91,10 +90,10 @@ struct ExpertGroups {
   int32_t tile_rows = 0, tiles_per_chunk = 0;
 };
 // Sizes for so many pairs; int32s to allocate in all, and the parts of such an allocation.
-ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts);
-size_t expert_groups_ints(int64_t pairs, int32_t experts);
+ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts, const Device& device);
+size_t expert_groups_ints(int64_t pairs, int32_t experts, const Device& device);
 void launch_group_experts(const int32_t* chosen, int64_t pairs, int32_t experts, const ExpertGroups& groups,
-                          cudaStream_t stream);
+                          const Launch& at);
 
 // out[pair, :] = activation(gate, up) or down, of each pair's expert. x: rows in the groups' order. With
 // `act` (warpgroups only) activations go there instead, as the rows that down multiplies.
@@ -109,12 +108,12 @@ struct WideExperts {
   WideRows act;
   PackedFormat act_weights = PackedFormat::kNone;  // of down
 };
-void launch_wide_experts(const WideExperts& op, cudaStream_t stream);
+void launch_wide_experts(const WideExperts& op, const Launch& at);
 
-// What the two above call where has_wgmma(): a file per format.
+// What the two above call where the device has_wgmma(): a file per format.
 template <PackedFormat kFormat>
-void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream);
+void launch_wgmma_linear(const WideLinear& op, const Launch& at);
 template <PackedFormat kFormat>
-void launch_wgmma_experts(const WideExperts& op, cudaStream_t stream);
+void launch_wgmma_experts(const WideExperts& op, const Launch& at);
 
 }  // namespace millrace::cuda

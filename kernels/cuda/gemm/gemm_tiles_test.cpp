@@ -6,13 +6,14 @@
 #include <cmath>
 #include <iterator>
 
-#include "backend/cuda/tuned.h"
 #include "base/error.h"
+#include "kernels/cuda/compare.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemm/cluster_schedule.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/gpu_test.h"
+#include "kernels/cuda/tuning.h"
 
 namespace millrace::cuda {
 namespace {
@@ -39,12 +40,13 @@ DeviceBuffer to_device(const std::vector<T>& values, const Stream& stream) {
 
 class Problem {
  public:
-  Problem(const Case& c, DType type, uint32_t seed) : case_(c), type_(type), random_(seed) {
+  Problem(const Device& device, const Case& c, DType type, uint32_t seed)
+      : at_{device, stream_.get()}, case_(c), type_(type), random_(seed) {
     for (const int64_t outputs : c.outputs) add_part(outputs);
     std::vector<float> x(static_cast<size_t>(c.rows * c.cols));
     for (float& v : x) v = number();
     x_ = to_device(x, stream_);
-    operand_ = DeviceBuffer(wide_rows_bytes(c.rows, c.cols), "test");
+    operand_ = DeviceBuffer(wide_rows_bytes(c.rows, c.cols, device), "test");
     // The rows past the last of a tile are whatever memory holds: NaN here.
     MILLRACE_CUDA_TRY(cudaMemsetAsync(operand_.as<void>(), 0xff, operand_.bytes(), stream_.get()));
     WideRound round;
@@ -53,13 +55,13 @@ class Problem {
     round.cols = c.cols;
     round.weights = packed_format(type, c.cols);
     round.to = {operand_.as<uint8_t>()};
-    launch_wide_round(round, stream_.get());
+    launch_wide_round(round, at_);
     size_t floats = 0;
     for (const int64_t outputs : c.outputs) floats += static_cast<size_t>(c.rows * outputs + kGuard);
     old_.resize(floats);
     for (float& v : old_) v = number();
     old_device_ = to_device(old_, stream_);
-    split_ = DeviceBuffer(wide_split_bytes(), "test");
+    split_ = DeviceBuffer(wide_split_bytes(device), "test");
     if (split_.bytes() > 0)
       MILLRACE_CUDA_TRY(cudaMemsetAsync(split_.as<void>(), 0, split_.bytes(), stream_.get()));
   }
@@ -75,7 +77,7 @@ class Problem {
     launch_wide(items);
     MILLRACE_CUDA_TRY(cudaMemsetAsync(count_.as<void>(), 0, sizeof(uint64_t), stream_.get()));
     launch_count_differences(out_.as<void>(), kept_.as<void>(), static_cast<int64_t>(old_.size()),
-                             count_.as<uint64_t>(), stream_.get());
+                             count_.as<uint64_t>(), at_);
     uint64_t count = 0;
     MILLRACE_CUDA_TRY(
         cudaMemcpyAsync(&count, count_.as<void>(), sizeof(count), cudaMemcpyDeviceToHost, stream_.get()));
@@ -93,10 +95,10 @@ class Problem {
     op.x = x_.as<const float>();
     op.tokens = static_cast<int32_t>(rows);
     op.add = case_.add;
-    launch_stream_linear(op, stream_.get());
+    launch_stream_linear(op, at_);
     return outputs();
   }
-  bool streams() const { return fits_streaming(parts_[0].w); }
+  bool streams() const { return fits_streaming(parts_[0].w, at_.device); }
   bool fits(WideItems items) { return fits_items(items, wide_op(items)); }
   bool cuts = true;           // items are, where there are more than clusters
   int32_t fitted_shape = -1;  // of fitted ones
@@ -126,10 +128,10 @@ class Problem {
     from.cols = case_.cols;
     from.row_bytes = static_cast<int64_t>(bytes_of(type_, case_.cols));
     from.type = type_;
-    launch_repack(from, 0, part.w, part.tiles.as<uint8_t>(), stream_.get());
-    if (has_wgmma() && opened_bytes(part.w) > 0) {
+    launch_repack(from, 0, part.w, part.tiles.as<uint8_t>(), at_);
+    if (at_.device.has_wgmma() && opened_bytes(part.w) > 0) {
       part.opened = DeviceBuffer(opened_bytes(part.w), "test");
-      launch_open(part.w, part.opened.as<uint8_t>(), stream_.get());
+      launch_open(part.w, part.opened.as<uint8_t>(), at_);
       part.w.opened = part.opened.as<const uint8_t>();
     }
     stream_.synchronize();
@@ -140,7 +142,7 @@ class Problem {
   }
   void launch_wide(WideItems items) {
     fresh_outputs();
-    launch_wide_linear(wide_op(items), stream_.get());
+    launch_wide_linear(wide_op(items), at_);
   }
   WideLinear wide_op(WideItems items) {
     WideLinear op;
@@ -154,7 +156,7 @@ class Problem {
     op.add = case_.add;
     op.items = items;
     op.fitted_shape = fitted_shape;
-    if (cuts) op.split = wide_split(split_.as<void>());
+    if (cuts) op.split = wide_split(split_.as<void>(), at_.device);
     op.split.always = cuts;
     return op;
   }
@@ -178,10 +180,11 @@ class Problem {
     return host;
   }
 
+  Stream stream_;
+  Launch at_;
   Case case_;
   DType type_;
   uint32_t random_;
-  Stream stream_;
   std::vector<Part> parts_;
   DeviceBuffer x_, operand_, out_, kept_, old_device_, split_, count_{sizeof(uint64_t), "test"};
   std::vector<float> old_;
@@ -214,12 +217,12 @@ INSTANTIATE_TEST_SUITE_P(Types, WideItemsTest, ::testing::Values(DType::kBF16, D
 
 TEST_P(WideItemsTest, AllGiveTheSameBits) {
   SKIP_WITHOUT_GPU("wide products were not tested on one");
-  open_device(0);
+  const Device device = Device::open(0);
   uint32_t seed = 1;
   for (const Case& c : kCases) {
     SCOPED_TRACE(fmt::format("{} rows, {} outputs of {} parts, {} columns{}{}", c.rows, c.outputs[0],
                              c.outputs.size(), c.cols, c.add ? ", add" : "", c.bias ? ", bias" : ""));
-    Problem p(c, GetParam(), ++seed);
+    Problem p(device, c, GetParam(), ++seed);
     const std::vector<float> want = p.wide(WideItems::kDefault);
     int64_t written = 0, expected = 0;
     for (const float v : want) written += std::isnan(v) ? 0 : 1;
@@ -228,8 +231,8 @@ TEST_P(WideItemsTest, AllGiveTheSameBits) {
       EXPECT_EQ(written, expected);  // all of it, and nothing behind it
     }
     p.keep();
-    for (const ItemsName& candidate : wide_candidates()) {
-      if (!has_wgmma() || !p.fits(candidate.items)) continue;
+    for (const GemmCandidate& candidate : gemm_candidates()) {
+      if (!device.has_wgmma() || !p.fits(candidate.items)) continue;
       p.cuts = false;
       ASSERT_EQ(p.differing(candidate.items), 0u) << candidate.name;
       p.cuts = true;
@@ -237,7 +240,7 @@ TEST_P(WideItemsTest, AllGiveTheSameBits) {
         ASSERT_EQ(p.differing(candidate.items), 0u) << candidate.name << ", cut";
     }
     for (int shape = 0; shape < static_cast<int>(std::size(kFittedShapes)); ++shape) {
-      if (!has_wgmma() || !p.fits(WideItems::kFitted)) break;
+      if (!device.has_wgmma() || !p.fits(WideItems::kFitted)) break;
       p.fitted_shape = shape;
       for (const bool cut : {false, true}) {
         p.cuts = cut;
@@ -262,10 +265,10 @@ TEST_P(WideItemsTest, AllGiveTheSameBits) {
 
 TEST(WideItems, OneChainIsCloseToSixteen) {
   SKIP_WITHOUT_GPU("wide products were not tested on one");
-  open_device(0);
-  if (!has_wgmma()) GTEST_SKIP() << "*** no warpgroup instructions: one chain was not tested ***";
+  const Device device = Device::open(0);
+  if (!device.has_wgmma()) GTEST_SKIP() << "*** no warpgroup instructions: one chain was not tested ***";
   for (const Case& c : kCases) {
-    Problem p(c, DType::kBF16, 77);
+    Problem p(device, c, DType::kBF16, 77);
     const std::vector<float> want = p.wide(WideItems::kDefault), got = p.wide(WideItems::kLoose);
     double error = 0, size = 0;
     for (size_t i = 0; i < want.size(); ++i) {
@@ -281,20 +284,17 @@ TEST(WideItems, OneChainIsCloseToSixteen) {
 // Also what a table that says so launches.
 TEST(WideItems, ATableChooses) {
   SKIP_WITHOUT_GPU("wide products were not tested on one");
-  open_device(0);
+  Device device = Device::open(0);
   const Case c{300, {520}, 2880, false, true};
-  Problem p(c, DType::kBF16, 3);
+  Problem p(device, c, DType::kBF16, 3);
   p.wide(WideItems::kDefault);
   p.keep();
-  for (const ItemsName& candidate : wide_candidates()) {
-    if (!has_wgmma() || !p.fits(candidate.items)) continue;
-    TuneTable table;
-    table.entries.push_back(
-        {"x", {std::string(kWideKernel), "bf16", 520, 2880, 512}, std::string(candidate.name), {}});
-    use_tuned(Tuned(table));
+  for (const GemmCandidate& candidate : gemm_candidates()) {
+    if (!device.has_wgmma() || !p.fits(candidate.items)) continue;
+    device.use_tuning(Tuning(
+        {{TunedKernel::kGemm, PackedFormat::kBf16, 520, 2880, 512, static_cast<uint32_t>(candidate.items)}}));
     EXPECT_EQ(p.differing(WideItems::kDefault), 0u) << candidate.name;
   }
-  use_tuned({});
 }
 
 }  // namespace

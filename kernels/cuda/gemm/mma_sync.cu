@@ -5,7 +5,6 @@
 //
 // Roofline: that of the tensor cores with mma.sync, some two thirds of what warpgroup instructions reach on
 // Hopper; decoding is some 40 instructions per 8 x 64 weights, once for up to 64 rows of a warp.
-#include "backend/cuda/tuned.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/row.cuh"
 #include "kernels/cuda/gemv/tile_ring.cuh"
@@ -362,67 +361,77 @@ using ManyRows = WideConfig<8, 8, 4>;  // 128 x 64: prefill
 using ManyThin = WideConfig<8, 4, 4>;  // 128 x 32: when 64 would leave SMs idle
 
 template <PackedFormat kFormat, class Config>
-void launch_linear_as(const WideParams& p, cudaStream_t stream) {
+void launch_linear_as(const WideParams& p, const Launch& at) {
   constexpr size_t kShared = kStages * StageLayout<kFormat, Config>::kBytes;
   const auto kernel = wide_linear_kernel<kFormat, Config>;
   allow_shared_memory(kernel, kShared);
   constexpr int64_t kRows = Config::kM * kTileTokens;
   const dim3 grid(static_cast<unsigned>((p.total_tiles + Config::kN - 1) / Config::kN),
                   static_cast<unsigned>((p.rows + kRows - 1) / kRows));
-  launch_dependent("wide_linear_kernel", kernel, grid, kThreads, kShared, stream, p);
+  launch_dependent("wide_linear_kernel", kernel, grid, kThreads, kShared, at, p);
 }
 
 template <PackedFormat kFormat>
-void launch_linear_for(const WideParams& p, cudaStream_t stream) {
-  if (p.rows <= 32) return launch_linear_as<kFormat, FewRows>(p, stream);
+void launch_linear_for(const WideParams& p, const Launch& at) {
+  if (p.rows <= 32) return launch_linear_as<kFormat, FewRows>(p, at);
   const int64_t ctas = (p.total_tiles + 7) / 8 * ((p.rows + 127) / 128);
-  if (ctas < 2 * multiprocessors()) return launch_linear_as<kFormat, ManyThin>(p, stream);
-  launch_linear_as<kFormat, ManyRows>(p, stream);
+  if (ctas < 2 * at.device.sm_count()) return launch_linear_as<kFormat, ManyThin>(p, at);
+  launch_linear_as<kFormat, ManyRows>(p, at);
 }
 
 template <PackedFormat kFormat, class Config, bool kGateUp>
-void launch_experts_as(const WideExpertParams& p, cudaStream_t stream) {
+void launch_experts_as(const WideExpertParams& p, const Launch& at) {
   constexpr size_t kShared = kStages * StageLayout<kFormat, Config>::kBytes;
   const auto kernel = wide_experts_kernel<kFormat, Config, kGateUp>;
   allow_shared_memory(kernel, kShared);
   constexpr int kTiles = kGateUp ? Config::kN / 2 : Config::kN;
   const dim3 grid(static_cast<unsigned>((p.op.gate.tiles_per_expert + kTiles - 1) / kTiles),
                   static_cast<unsigned>(p.op.groups.max_chunks));
-  launch_dependent("wide_experts_kernel", kernel, grid, kThreads, kShared, stream, p);
+  launch_dependent("wide_experts_kernel", kernel, grid, kThreads, kShared, at, p);
 }
 
 template <PackedFormat kFormat>
-void launch_experts_for(const WideExpertParams& p, cudaStream_t stream) {
+void launch_experts_for(const WideExpertParams& p, const Launch& at) {
   const bool gate_up = p.op.up.format != PackedFormat::kNone;
   if (p.op.groups.tiles_per_chunk == FewRows::kM) {
-    gate_up ? launch_experts_as<kFormat, FewRows, true>(p, stream)
-            : launch_experts_as<kFormat, FewRows, false>(p, stream);
+    gate_up ? launch_experts_as<kFormat, FewRows, true>(p, at)
+            : launch_experts_as<kFormat, FewRows, false>(p, at);
   } else {
-    gate_up ? launch_experts_as<kFormat, ManyRows, true>(p, stream)
-            : launch_experts_as<kFormat, ManyRows, false>(p, stream);
+    gate_up ? launch_experts_as<kFormat, ManyRows, true>(p, at)
+            : launch_experts_as<kFormat, ManyRows, false>(p, at);
   }
 }
 
-int64_t tile_rows() { return has_wgmma() ? kWgmmaRows : kWarpRows; }
-int64_t tile_rows_for(int64_t rows) { return (rows + tile_rows() - 1) / tile_rows() * tile_rows(); }
+int64_t tile_rows(const Device& device) { return device.has_wgmma() ? kWgmmaRows : kWarpRows; }
+int64_t tile_rows_for(int64_t rows, const Device& device) {
+  return (rows + tile_rows(device) - 1) / tile_rows(device) * tile_rows(device);
+}
+
+// What is chosen for this shape, or kDefault.
+WideItems tuned_items(const WideLinear& op, const Tuning& tuning) {
+  if (tuning.empty() || op.num_parts == 0) return WideItems::kDefault;
+  int64_t outputs = 0;
+  for (int i = 0; i < op.num_parts; ++i) outputs += op.parts[i].w.rows;
+  return tuning.items(op.parts[0].w.format, outputs, op.parts[0].w.cols, op.rows);
+}
 
 }  // namespace
 
-size_t wide_rows_bytes(int64_t rows, int64_t cols) {
-  return static_cast<size_t>(tile_rows_for(rows)) * static_cast<size_t>(packed_pairs(cols)) * kPairColumns *
-         2;
+size_t wide_rows_bytes(int64_t rows, int64_t cols, const Device& device) {
+  return static_cast<size_t>(tile_rows_for(rows, device)) * static_cast<size_t>(packed_pairs(cols)) *
+         kPairColumns * 2;
 }
 
-void launch_wide_round(const WideRound& op, cudaStream_t stream) {
+void launch_wide_round(const WideRound& op, const Launch& at) {
   if (op.rows == 0) return;
   launch_dependent("wide_round_kernel", wide_round_kernel, dim3(static_cast<unsigned>(op.rows)),
-                   kRoundThreads, 0, stream, op, has_wgmma());
+                   kRoundThreads, 0, at, op, at.device.has_wgmma());
 }
 
-void launch_wide_linear(const WideLinear& wanted, cudaStream_t stream) {
+void launch_wide_linear(const WideLinear& wanted, const Launch& at) {
   if (wanted.rows == 0) return;
   WideLinear op = wanted;
-  if (op.items == WideItems::kDefault) op.items = tuned_items(op);
+  if (op.items == WideItems::kDefault) op.items = tuned_items(op, at.device.tuning());
   WideParams p{};
   p.num_parts = op.num_parts;
   for (int i = 0; i < op.num_parts; ++i) {
@@ -431,7 +440,7 @@ void launch_wide_linear(const WideLinear& wanted, cudaStream_t stream) {
     p.total_tiles += part.w.tiles_per_expert;
   }
   if (p.total_tiles == 0) return;
-  const bool wgmma = has_wgmma();
+  const bool wgmma = at.device.has_wgmma();
   p.pairs = op.parts[0].w.pairs;
   p.tile_bytes = op.parts[0].w.tile_bytes;
   p.x = op.x;
@@ -439,26 +448,26 @@ void launch_wide_linear(const WideLinear& wanted, cudaStream_t stream) {
   p.add = op.add;
   switch (op.parts[0].w.format) {
     case PackedFormat::kMx4:
-      return wgmma ? launch_wgmma_linear<PackedFormat::kMx4>(op, stream)
-                   : launch_linear_for<PackedFormat::kMx4>(p, stream);
+      return wgmma ? launch_wgmma_linear<PackedFormat::kMx4>(op, at)
+                   : launch_linear_for<PackedFormat::kMx4>(p, at);
     case PackedFormat::kBf16:
-      return wgmma ? launch_wgmma_linear<PackedFormat::kBf16>(op, stream)
-                   : launch_linear_for<PackedFormat::kBf16>(p, stream);
+      return wgmma ? launch_wgmma_linear<PackedFormat::kBf16>(op, at)
+                   : launch_linear_for<PackedFormat::kBf16>(p, at);
     default:
-      return wgmma ? launch_wgmma_linear<PackedFormat::kQ8>(op, stream)
-                   : launch_linear_for<PackedFormat::kQ8>(p, stream);
+      return wgmma ? launch_wgmma_linear<PackedFormat::kQ8>(op, at)
+                   : launch_linear_for<PackedFormat::kQ8>(p, at);
   }
 }
 
-ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts) {
+ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts, const Device& device) {
   ExpertGroups groups;
   const int64_t touched = pairs < experts ? pairs : experts;
   // Many rows per expert: large tiles; else small ones, whose padding costs less.
   const bool many = pairs > int64_t{experts} * 48;
-  groups.tiles_per_chunk = has_wgmma() ? (many ? 2 : 1) : many ? ManyRows::kM : FewRows::kM;
-  groups.tile_rows = static_cast<int32_t>(tile_rows());
-  groups.max_rows = (pairs / tile_rows() + touched) * tile_rows();
-  groups.max_chunks = static_cast<int32_t>(pairs / (tile_rows() * groups.tiles_per_chunk) + touched);
+  groups.tiles_per_chunk = device.has_wgmma() ? (many ? 2 : 1) : many ? ManyRows::kM : FewRows::kM;
+  groups.tile_rows = static_cast<int32_t>(tile_rows(device));
+  groups.max_rows = (pairs / tile_rows(device) + touched) * tile_rows(device);
+  groups.max_chunks = static_cast<int32_t>(pairs / (tile_rows(device) * groups.tiles_per_chunk) + touched);
   groups.order = base;
   groups.places = base + groups.max_rows;
   groups.chunks = groups.places + pairs;
@@ -466,34 +475,34 @@ ExpertGroups expert_groups(int32_t* base, int64_t pairs, int32_t experts) {
   return groups;
 }
 
-size_t expert_groups_ints(int64_t pairs, int32_t experts) {
+size_t expert_groups_ints(int64_t pairs, int32_t experts, const Device& device) {
   // The smaller tiles have more chunks: room for either.
   const int64_t touched = pairs < experts ? pairs : experts;
-  return static_cast<size_t>((pairs / tile_rows() + touched) * (tile_rows() + 4) + pairs + 1);
+  return static_cast<size_t>((pairs / tile_rows(device) + touched) * (tile_rows(device) + 4) + pairs + 1);
 }
 
 void launch_group_experts(const int32_t* chosen, int64_t pairs, int32_t experts, const ExpertGroups& groups,
-                          cudaStream_t stream) {
+                          const Launch& at) {
   if (pairs == 0) return;
   const size_t shared_bytes = 2 * static_cast<size_t>(experts) * sizeof(int32_t);
-  launch_dependent("group_experts_kernel", group_experts_kernel, dim3(1), 1024, shared_bytes, stream, chosen,
+  launch_dependent("group_experts_kernel", group_experts_kernel, dim3(1), 1024, shared_bytes, at, chosen,
                    pairs, experts, groups);
 }
 
-void launch_wide_experts(const WideExperts& op, cudaStream_t stream) {
+void launch_wide_experts(const WideExperts& op, const Launch& at) {
   const WideExpertParams p{op, op.gate.pairs};
   if (op.groups.max_chunks == 0 || op.gate.tiles_per_expert == 0) return;
-  const bool wgmma = has_wgmma();
+  const bool wgmma = at.device.has_wgmma();
   switch (op.gate.format) {
     case PackedFormat::kMx4:
-      return wgmma ? launch_wgmma_experts<PackedFormat::kMx4>(op, stream)
-                   : launch_experts_for<PackedFormat::kMx4>(p, stream);
+      return wgmma ? launch_wgmma_experts<PackedFormat::kMx4>(op, at)
+                   : launch_experts_for<PackedFormat::kMx4>(p, at);
     case PackedFormat::kBf16:
-      return wgmma ? launch_wgmma_experts<PackedFormat::kBf16>(op, stream)
-                   : launch_experts_for<PackedFormat::kBf16>(p, stream);
+      return wgmma ? launch_wgmma_experts<PackedFormat::kBf16>(op, at)
+                   : launch_experts_for<PackedFormat::kBf16>(p, at);
     default:
-      return wgmma ? launch_wgmma_experts<PackedFormat::kQ8>(op, stream)
-                   : launch_experts_for<PackedFormat::kQ8>(p, stream);
+      return wgmma ? launch_wgmma_experts<PackedFormat::kQ8>(op, at)
+                   : launch_experts_for<PackedFormat::kQ8>(p, at);
   }
 }
 

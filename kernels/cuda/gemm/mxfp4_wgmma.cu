@@ -3,7 +3,7 @@
 
 namespace millrace::cuda {
 
-template void launch_wgmma_linear<PackedFormat::kMx4>(const WideLinear&, cudaStream_t);
-template void launch_wgmma_experts<PackedFormat::kMx4>(const WideExperts&, cudaStream_t);
+template void launch_wgmma_linear<PackedFormat::kMx4>(const WideLinear&, const Launch&);
+template void launch_wgmma_experts<PackedFormat::kMx4>(const WideExperts&, const Launch&);
 
 }  // namespace millrace::cuda

@@ -529,7 +529,7 @@ __global__ void __launch_bounds__(kThreads, 1) wide_fitted_kernel(const __grid_c
 
 template <int kTiles, int kTokens>
 void launch_fitted_as(const WgmmaLinear& linear, bool loose, float unscale, const WideSplit& split,
-                      cudaStream_t stream) {
+                      const Launch& at) {
   using Problem = FittedProblem<kTiles, kTokens>;
   using Layout = typename Problem::Layout;
   Problem p{};
@@ -556,7 +556,7 @@ void launch_fitted_as(const WgmmaLinear& linear, bool loose, float unscale, cons
   p.grid = FittedGrid(part_tiles, p.num_parts, p.rows, {kTiles, kTokens});
   p.shares.items = p.grid.items();
   p.shares.segments = static_cast<int32_t>(divide_up(p.pairs, p.segment_pairs));
-  int clusters = multiprocessors() / kClusterCtas;
+  int clusters = at.device.sm_count() / kClusterCtas;
   if (clusters > kMostClusters) clusters = kMostClusters;
   p.shares.clusters = p.shares.items < clusters ? p.shares.items : clusters;
   const SharedOut shared(p.shares.items, clusters, FittedChoice::item_time({kTiles, kTokens}), p.pairs,
@@ -566,8 +566,7 @@ void launch_fitted_as(const WgmmaLinear& linear, bool loose, float unscale, cons
   const auto kernel = wide_fitted_kernel<Problem>;
   allow_shared_memory(kernel, kShared);
   launch_clusters("wide_fitted_kernel", kClusterCtas, kernel,
-                  dim3(static_cast<unsigned>(p.shares.clusters * kClusterCtas)), kThreads, kShared, stream,
-                  p);
+                  dim3(static_cast<unsigned>(p.shares.clusters * kClusterCtas)), kThreads, kShared, at, p);
 }
 
 }  // namespace millrace::cuda

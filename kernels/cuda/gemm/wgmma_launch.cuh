@@ -74,7 +74,7 @@ inline WgmmaLinear wgmma_linear(const WideLinear& op) {
 }
 
 // Items by clusters (wide_fitted.cuh), of weights that are bf16 as they lie or opened.
-void launch_fitted_linear(const WideLinear& op, WideItems items, cudaStream_t stream);
+void launch_fitted_linear(const WideLinear& op, WideItems items, const Launch& at);
 
 template <bool kGateUp>
 struct WgmmaExperts {

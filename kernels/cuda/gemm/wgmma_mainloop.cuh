@@ -487,18 +487,17 @@ __global__ void __launch_bounds__(kThreads, 1) wide_product_kernel(const __grid_
 }
 
 template <int kMost, class Problem>
-void launch_as(const Problem& p, int64_t items, cudaStream_t stream) {
+void launch_as(const Problem& p, int64_t items, const Launch& at) {
   constexpr size_t kShared = Problem::Layout::kBytes;
   const auto kernel = wide_product_kernel<kMost, Problem>;
   allow_shared_memory(kernel, kShared);
-  const int64_t ctas = items < multiprocessors() ? items : multiprocessors();
-  launch_dependent("wide_product_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, kShared,
-                   stream, p);
+  const int64_t ctas = items < at.device.sm_count() ? items : at.device.sm_count();
+  launch_dependent("wide_product_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, kShared, at,
+                   p);
 }
 template <class Problem>
-void launch_for(const Problem& p, int64_t most_rows, int64_t items, cudaStream_t stream) {
-  most_rows <= kWgmmaRows ? launch_as<kWgmmaRows>(p, items, stream)
-                          : launch_as<2 * kWgmmaRows>(p, items, stream);
+void launch_for(const Problem& p, int64_t most_rows, int64_t items, const Launch& at) {
+  most_rows <= kWgmmaRows ? launch_as<kWgmmaRows>(p, items, at) : launch_as<2 * kWgmmaRows>(p, items, at);
 }
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -521,20 +520,20 @@ inline CUtensorMap rows_map_of(const WideRows& x, int64_t tiles, int32_t pairs, 
 }
 
 template <PackedFormat kFormat, int kBoxes>
-void launch_linear_as(const WgmmaLinear& linear, cudaStream_t stream) {
+void launch_linear_as(const WgmmaLinear& linear, const Launch& at) {
   LinearProblem<kFormat, kBoxes> p{
       linear, rows_map_of(linear.x, divide_up(linear.rows, kWgmmaRows), linear.pairs), {}};
   for (int i = 0; i < p.num_parts; ++i)
     p.maps[i] = map_of<kFormat>(p.parts[i].tiles, p.parts[i].num_tiles, p.tile_bytes, kBoxes * kBoxTiles);
   const int64_t rows = p.rows < p.item_rows ? p.rows : p.item_rows;
-  launch_for(p, rows, p.template items<Stages<kFormat, kBoxes>::kOutputs>(), stream);
+  launch_for(p, rows, p.template items<Stages<kFormat, kBoxes>::kOutputs>(), at);
 }
 
 // Which items: what should take least. A round of each, in parts of what `millrace tune` measured for q, k, v
 // and the projection of gpt-oss-20b in 8 bits on an H200: 64 outputs cost 0.67 to 0.73 of 128, 64 x 64 some
 // 0.57, and with few rows only the weights count.
-inline WideItems least_time(WgmmaLinear p, bool fitted, bool cut) {
-  const auto rounds = [&](int64_t items) { return divide_up(items, multiprocessors()); };
+inline WideItems least_time(WgmmaLinear p, bool fitted, bool cut, const Device& device) {
+  const auto rounds = [&](int64_t items) { return divide_up(items, device.sm_count()); };
   p.item_rows = kWgmmaRows;
   const int64_t small = (p.rows > kWgmmaRows ? 320 : 220) * rounds(p.items<64>());
   p.item_rows = 2 * kWgmmaRows;
@@ -550,44 +549,44 @@ inline WideItems least_time(WgmmaLinear p, bool fitted, bool cut) {
   if (!fitted) return best;
   int32_t tiles[kMostParts] = {};
   for (int i = 0; i < p.num_parts; ++i) tiles[i] = p.parts[i].num_tiles;
-  const FittedChoice choice(tiles, p.num_parts, p.rows, p.pairs, multiprocessors() / kClusterCtas, cut);
+  const FittedChoice choice(tiles, p.num_parts, p.rows, p.pairs, device.sm_count() / kClusterCtas, cut);
   if (choice.shape >= 0) consider(WideItems::kFitted, choice.time);
   return best;
 }
 
 template <PackedFormat kFormat>
-void launch_wgmma_linear(const WideLinear& op, cudaStream_t stream) {
+void launch_wgmma_linear(const WideLinear& op, const Launch& at) {
   WgmmaLinear p = wgmma_linear(op);
   WideItems items = op.items;
   if (items == WideItems::kDefault || !fits_items(items, op))
-    items = least_time(p, fits_items(WideItems::kFitted, op), op.split.totals != nullptr);
+    items = least_time(p, fits_items(WideItems::kFitted, op), op.split.totals != nullptr, at.device);
   p.item_rows = items == WideItems::kSmall ? kWgmmaRows : 2 * kWgmmaRows;
   switch (items) {
     case WideItems::kWhole:
-      return launch_linear_as<kFormat, 2>(p, stream);
+      return launch_linear_as<kFormat, 2>(p, at);
     case WideItems::kHalf:
     case WideItems::kSmall:
-      return launch_linear_as<kFormat, 1>(p, stream);
+      return launch_linear_as<kFormat, 1>(p, at);
     default:
-      return launch_fitted_linear(op, items, stream);
+      return launch_fitted_linear(op, items, at);
   }
 }
 
 template <PackedFormat kFormat>
-void launch_wgmma_experts(const WideExperts& op, cudaStream_t stream) {
+void launch_wgmma_experts(const WideExperts& op, const Launch& at) {
   const int64_t tiles = op.gate.tiles_per_expert, chunks = op.groups.max_chunks;
   const int64_t most_rows = int64_t{op.groups.tiles_per_chunk} * op.groups.tile_rows;
   const CUtensorMap rows_map = rows_map_of(op.x, op.groups.max_rows / kWgmmaRows, op.gate.pairs);
   if (op.up.format == PackedFormat::kNone) {
     const DownProblem<kFormat> p{
         {op, op.x, op.gate.pairs}, rows_map, {map_of<kFormat>(op.gate, op.experts, 2 * kBoxTiles)}};
-    return launch_for(p, most_rows, divide_up(tiles, 2 * kBoxTiles) * chunks, stream);
+    return launch_for(p, most_rows, divide_up(tiles, 2 * kBoxTiles) * chunks, at);
   }
   const GateUpProblem<kFormat> p{
       {op, op.x, op.gate.pairs},
       rows_map,
       {map_of<kFormat>(op.gate, op.experts, kBoxTiles), map_of<kFormat>(op.up, op.experts, kBoxTiles)}};
-  launch_for(p, most_rows, divide_up(tiles, kBoxTiles) * chunks, stream);
+  launch_for(p, most_rows, divide_up(tiles, kBoxTiles) * chunks, at);
 }
 
 }  // namespace millrace::cuda

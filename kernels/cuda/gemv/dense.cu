@@ -9,7 +9,8 @@
 // latency x bandwidth asks for. Of 8-bit weights a pair of blocks is some 40 instructions of a warp: a tile
 // of 2,880 columns takes a third of the time in which it comes. What is left over the floor is the start: the
 // row's norm, under which the first stages arrive.
-#include "backend/cuda/tuned.h"
+#include <algorithm>
+
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/gemv/row.cuh"
 #include "kernels/cuda/gemv/tile_ring.cuh"
@@ -184,25 +185,24 @@ __global__ void __launch_bounds__(kThreads, 2) stream_linear_kernel(const __grid
 static_assert(kRoundTiles * kTileRows * kMaxStreamTokens <= kThreads);  // an output per thread
 
 template <PackedFormat kFormat, int kPairs, int kTokens>
-void launch(const Params& p, cudaStream_t stream) {
+void launch(const Params& p, const Launch& at) {
   const auto kernel = stream_linear_kernel<kFormat, kPairs, kTokens>;
   allow_shared_memory(kernel, p.shape.total());
-  const int ctas = p.total_tiles < multiprocessors() ? p.total_tiles : multiprocessors();
+  const int ctas = p.total_tiles < at.device.sm_count() ? p.total_tiles : at.device.sm_count();
   launch_dependent("stream_linear_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads,
-                   p.shape.total(), stream, p);
+                   p.shape.total(), at, p);
 }
 
 template <PackedFormat kFormat, int kPairs>
-void launch_for_tokens(const Params& p, cudaStream_t stream) {
-  p.op.tokens == 1 ? launch<kFormat, kPairs, 1>(p, stream)
-                   : launch<kFormat, kPairs, kMaxStreamTokens>(p, stream);
+void launch_for_tokens(const Params& p, const Launch& at) {
+  p.op.tokens == 1 ? launch<kFormat, kPairs, 1>(p, at) : launch<kFormat, kPairs, kMaxStreamTokens>(p, at);
 }
 template <PackedFormat kFormat>
-void launch_for_pairs(const Params& p, cudaStream_t stream) {
+void launch_for_pairs(const Params& p, const Launch& at) {
   const int per = pairs_per_segment(p.pairs);
-  if (per == 3) return launch_for_tokens<kFormat, 3>(p, stream);
-  if (per == 4) return launch_for_tokens<kFormat, 4>(p, stream);
-  launch_for_tokens<kFormat, 0>(p, stream);
+  if (per == 3) return launch_for_tokens<kFormat, 3>(p, at);
+  if (per == 4) return launch_for_tokens<kFormat, 4>(p, at);
+  launch_for_tokens<kFormat, 0>(p, at);
 }
 
 // Tiles larger than this go in parts, so that some are on their way while others are read.
@@ -215,7 +215,8 @@ struct Plan {
   int32_t parts = 1;
 };
 // For so many tiles of a CTA.
-Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, uint32_t deep_bytes = kDeepBytes) {
+Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, const Device& device,
+             uint32_t deep_bytes = kDeepBytes) {
   Plan plan;
   plan.parts = w.tile_bytes > kHugeTile ? 4 : w.tile_bytes > kLargeTile ? 2 : 1;
   const uint32_t rows_bytes = static_cast<uint32_t>(tokens) * row_stride(w.pairs);
@@ -224,12 +225,12 @@ Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, uint32_t deep
   const auto piece = static_cast<uint32_t>(part_pairs(w.pairs, plan.parts)) * pair_bytes(w.format);
   const auto shape = [&](uint32_t ring_bytes) {
     return stream_shape(plan.parts == 1 ? w.tile_bytes : piece, tiles * plan.parts, rows_bytes, partial_bytes,
-                        ring_bytes, deep_bytes);
+                        device, ring_bytes, deep_bytes);
   };
   plan.shape = shape(plan.parts == 1 ? kRingBytes : kPartsBytes);
   // Two tiles at least, so that one comes while the other is read.
   if (plan.parts > 1 && plan.shape.stages < 2 * plan.parts) plan.shape = shape(kMostBytes);
-  const int64_t most = std::min(kAllBytes, int64_t{most_shared_memory()});
+  const int64_t most = std::min(kAllBytes, int64_t{device.max_shared_memory()});
   if (plan.parts == 1 && plan.shape.stages > 0 && tiles <= kMaxStages &&
       plan.shape.total() + (tiles - plan.shape.stages) * plan.shape.stage_bytes <= most) {
     plan.shape.stages = static_cast<int32_t>(tiles);
@@ -239,52 +240,50 @@ Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, uint32_t deep
 }
 
 // The most that a CTA gets.
-int64_t tiles_per_cta(int64_t tiles) {
-  const int64_t ctas = tiles < multiprocessors() ? tiles : multiprocessors();
+int64_t tiles_per_cta(int64_t tiles, const Device& device) {
+  const int64_t ctas = tiles < device.sm_count() ? tiles : device.sm_count();
   return (tiles + ctas - 1) / ctas;
+}
+
+// What is chosen for this shape; 0: nothing is.
+uint32_t tuned_ring_bytes(const StreamLinear& op, const Tuning& tuning) {
+  if (tuning.empty() || op.num_parts == 0) return 0;
+  int64_t outputs = 0;
+  for (int i = 0; i < op.num_parts; ++i) outputs += op.parts[i].w.rows;
+  return tuning.ring_bytes(op.parts[0].w.format, outputs, op.parts[0].w.cols, op.tokens);
 }
 
 }  // namespace
 
-int multiprocessors() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    MILLRACE_CUDA_TRY(cudaGetDevice(&device));
-    MILLRACE_CUDA_TRY(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
-    return value;
-  }();
-  return count;
-}
-
-bool fits_streaming(const PackedMatrix& w) {
+bool fits_streaming(const PackedMatrix& w, const Device& device) {
   if (w.format != PackedFormat::kQ8 && w.format != PackedFormat::kBf16) return false;
-  const Plan plan = plan_of(w, kMaxStreamTokens, 2);
+  const Plan plan = plan_of(w, kMaxStreamTokens, 2, device);
   return plan.shape.stages >= std::max(plan.parts, 2);
 }
 
-bool streams_many(const StreamLinear& op) {
+bool streams_many(const StreamLinear& op, const Device& device) {
   int64_t tiles = 0;
   for (int i = 0; i < op.num_parts; ++i) tiles += op.parts[i].w.tiles_per_expert;
-  if (tiles == 0 || !fits_streaming(op.parts[0].w)) return false;
-  const int64_t most = tiles_per_cta(tiles);
-  return most * plan_of(op.parts[0].w, op.tokens, most).parts >= kManyPieces;
+  if (tiles == 0 || !fits_streaming(op.parts[0].w, device)) return false;
+  const int64_t most = tiles_per_cta(tiles, device);
+  return most * plan_of(op.parts[0].w, op.tokens, most, device).parts >= kManyPieces;
 }
 
-void launch_stream_linear(const StreamLinear& op, cudaStream_t stream) {
+void launch_stream_linear(const StreamLinear& op, const Launch& at) {
   if (op.tokens == 0) return;
   const PackedMatrix& w = op.parts[0].w;
   Params p{op, {}, 0, static_cast<int32_t>(w.cols), w.pairs, w.tile_bytes, 1, false, false};
   for (int i = 0; i < op.num_parts; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
   if (p.total_tiles == 0) return;
-  const uint32_t ring_bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op);
-  const int64_t most = tiles_per_cta(p.total_tiles);
-  const Plan plan = plan_of(w, op.tokens, most, ring_bytes > 0 ? ring_bytes : kDeepBytes);
+  const uint32_t ring_bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op, at.device.tuning());
+  const int64_t most = tiles_per_cta(p.total_tiles, at.device);
+  const Plan plan = plan_of(w, op.tokens, most, at.device, ring_bytes > 0 ? ring_bytes : kDeepBytes);
   p.shape = plan.shape;
   p.parts = plan.parts;
   p.whole = plan.parts == 1 && plan.shape.stages >= most;
   p.by_two = plan.parts == 1 && (p.whole || plan.shape.stages >= kStagesByTwo);
-  if (w.format == PackedFormat::kBf16) return launch_for_pairs<PackedFormat::kBf16>(p, stream);
-  launch_for_pairs<PackedFormat::kQ8>(p, stream);
+  if (w.format == PackedFormat::kBf16) return launch_for_pairs<PackedFormat::kBf16>(p, at);
+  launch_for_pairs<PackedFormat::kQ8>(p, at);
 }
 
 }  // namespace millrace::cuda

@@ -213,61 +213,62 @@ static_assert(kDownTiles <= kWarps);  // a warp per tile adds it up
 
 uint32_t row_bytes(const PackedMatrix& w) { return static_cast<uint32_t>(w.pairs) * kPairColumns * 2; }
 
-StreamShape gate_up_shape(const StreamExperts& op) {
-  if (op.gate.format == PackedFormat::kMx4) return mx4_gate_up_shape(op);
+StreamShape gate_up_shape(const StreamExperts& op, const Device& device) {
+  if (op.gate.format == PackedFormat::kMx4) return mx4_gate_up_shape(op, device);
   constexpr uint32_t kPartial = kGateUpRound * kSegments * kPieceRows * sizeof(float);
-  const int64_t pieces = int64_t{op.k} * op.gate.tiles_per_expert, ctas = multiprocessors();
-  return stream_shape(2 * op.gate.tile_bytes, pieces / ctas + 2, row_bytes(op.gate), kPartial);
+  const int64_t pieces = int64_t{op.k} * op.gate.tiles_per_expert, ctas = device.sm_count();
+  return stream_shape(2 * op.gate.tile_bytes, pieces / ctas + 2, row_bytes(op.gate), kPartial, device);
 }
-StreamShape down_shape(const StreamExperts& op) {
-  if (op.down.format == PackedFormat::kMx4) return mx4_down_shape(op);
+StreamShape down_shape(const StreamExperts& op, const Device& device) {
+  if (op.down.format == PackedFormat::kMx4) return mx4_down_shape(op, device);
   const auto slots = static_cast<uint32_t>(op.k);
-  const int64_t ctas = multiprocessors(), tiles = (op.down.tiles_per_expert + ctas - 1) / ctas;
+  const int64_t ctas = device.sm_count(), tiles = (op.down.tiles_per_expert + ctas - 1) / ctas;
   return stream_shape(2 * op.down.tile_bytes, tiles * ((op.k + 1) / 2) + 1, slots * row_bytes(op.down),
-                      slots * kDownTiles * kSegments * kTileRows * sizeof(float));
+                      slots * kDownTiles * kSegments * kTileRows * sizeof(float), device);
 }
 
 template <PackedFormat kFormat>
-void launch_gate_up(const ExpertParams& p, cudaStream_t stream) {
+void launch_gate_up(const ExpertParams& p, const Launch& at) {
   const auto kernel = stream_gate_up_kernel<kFormat>;
   allow_shared_memory(kernel, p.shape.total());
   launch_dependent("stream_gate_up_kernel", kernel,
-                   expert_grid(int64_t{p.op.k} * p.op.gate.tiles_per_expert, p.op.tokens), kThreads,
-                   p.shape.total(), stream, p);
+                   expert_grid(int64_t{p.op.k} * p.op.gate.tiles_per_expert, p.op.tokens, at.device),
+                   kThreads, p.shape.total(), at, p);
 }
 template <PackedFormat kFormat>
-void launch_down(const ExpertParams& p, cudaStream_t stream) {
+void launch_down(const ExpertParams& p, const Launch& at) {
   const auto kernel = stream_down_kernel<kFormat>;
   allow_shared_memory(kernel, p.shape.total());
-  launch_dependent("stream_down_kernel", kernel, expert_grid(p.op.down.tiles_per_expert, p.op.tokens),
-                   kThreads, p.shape.total(), stream, p);
+  launch_dependent("stream_down_kernel", kernel,
+                   expert_grid(p.op.down.tiles_per_expert, p.op.tokens, at.device), kThreads, p.shape.total(),
+                   at, p);
 }
 
 }  // namespace
 
-bool fits_stream_experts(const StreamExperts& op) {
+bool fits_stream_experts(const StreamExperts& op, const Device& device) {
   if (op.gate.format == PackedFormat::kNone || op.gate.format != op.up.format || op.k > kMaxChosen)
     return false;
   if (op.down.format == PackedFormat::kNone) return false;
   if (pairs_per_segment(op.gate.pairs) > 4 || pairs_per_segment(op.down.pairs) > 4) return false;
-  return gate_up_shape(op).stages >= 2 && down_shape(op).stages >= 2;
+  return gate_up_shape(op, device).stages >= 2 && down_shape(op, device).stages >= 2;
 }
 
-void launch_stream_experts(const StreamExperts& op, cudaStream_t stream) {
+void launch_stream_experts(const StreamExperts& op, const Launch& at) {
   if (op.tokens == 0) return;
   if (op.gate.format == PackedFormat::kMx4) {
-    launch_mx4_gate_up(op, stream);
+    launch_mx4_gate_up(op, at);
   } else if (op.gate.format == PackedFormat::kBf16) {
-    launch_gate_up<PackedFormat::kBf16>({op, gate_up_shape(op)}, stream);
+    launch_gate_up<PackedFormat::kBf16>({op, gate_up_shape(op, at.device)}, at);
   } else {
-    launch_gate_up<PackedFormat::kQ8>({op, gate_up_shape(op)}, stream);
+    launch_gate_up<PackedFormat::kQ8>({op, gate_up_shape(op, at.device)}, at);
   }
   if (op.down.format == PackedFormat::kMx4) {
-    launch_mx4_down(op, stream);
+    launch_mx4_down(op, at);
   } else if (op.down.format == PackedFormat::kBf16) {
-    launch_down<PackedFormat::kBf16>({op, down_shape(op)}, stream);
+    launch_down<PackedFormat::kBf16>({op, down_shape(op, at.device)}, at);
   } else {
-    launch_down<PackedFormat::kQ8>({op, down_shape(op)}, stream);
+    launch_down<PackedFormat::kQ8>({op, down_shape(op, at.device)}, at);
   }
 }
 

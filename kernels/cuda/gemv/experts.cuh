@@ -88,15 +88,15 @@ __device__ inline void finish_down(const StreamExperts& op, const Choice& choice
   if (lane < kTileRows && row < rows) op.residual[blockIdx.y * rows + row] = out.old + sum;
 }
 
-inline dim3 expert_grid(int64_t pieces, int32_t tokens) {
-  const int64_t ctas = pieces < multiprocessors() ? pieces : multiprocessors();
+inline dim3 expert_grid(int64_t pieces, int32_t tokens, const Device& device) {
+  const int64_t ctas = pieces < device.sm_count() ? pieces : device.sm_count();
   return {static_cast<unsigned>(ctas), static_cast<unsigned>(tokens)};
 }
 
 // MXFP4 (stream_mx4.cu); the rest is stream_experts.cu's.
-StreamShape mx4_gate_up_shape(const StreamExperts& op);
-StreamShape mx4_down_shape(const StreamExperts& op);
-void launch_mx4_gate_up(const StreamExperts& op, cudaStream_t stream);
-void launch_mx4_down(const StreamExperts& op, cudaStream_t stream);
+StreamShape mx4_gate_up_shape(const StreamExperts& op, const Device& device);
+StreamShape mx4_down_shape(const StreamExperts& op, const Device& device);
+void launch_mx4_gate_up(const StreamExperts& op, const Launch& at);
+void launch_mx4_down(const StreamExperts& op, const Launch& at);
 
 }  // namespace millrace::cuda

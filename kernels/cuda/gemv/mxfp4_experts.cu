@@ -189,52 +189,53 @@ __global__ void __launch_bounds__(kThreads, 2) mx4_down_kernel(const __grid_cons
 static_assert(kDownTiles <= kWarps);  // a warp per tile adds it up
 
 template <int kPairs>
-void launch_gate_up(const ExpertParams& p, cudaStream_t stream) {
+void launch_gate_up(const ExpertParams& p, const Launch& at) {
   const auto kernel = mx4_gate_up_kernel<kPairs>;
   allow_shared_memory(kernel, p.shape.total());
   launch_dependent("mx4_gate_up_kernel", kernel,
-                   expert_grid(int64_t{p.op.k} * p.op.gate.tiles_per_expert, p.op.tokens), kThreads,
-                   p.shape.total(), stream, p);
+                   expert_grid(int64_t{p.op.k} * p.op.gate.tiles_per_expert, p.op.tokens, at.device),
+                   kThreads, p.shape.total(), at, p);
 }
 template <int kPairs>
-void launch_down(const ExpertParams& p, cudaStream_t stream) {
+void launch_down(const ExpertParams& p, const Launch& at) {
   const auto kernel = mx4_down_kernel<kPairs>;
   allow_shared_memory(kernel, p.shape.total());
-  launch_dependent("mx4_down_kernel", kernel, expert_grid(p.op.down.tiles_per_expert, p.op.tokens), kThreads,
-                   p.shape.total(), stream, p);
+  launch_dependent("mx4_down_kernel", kernel, expert_grid(p.op.down.tiles_per_expert, p.op.tokens, at.device),
+                   kThreads, p.shape.total(), at, p);
 }
 
 uint32_t row_bytes(const PackedMatrix& w) { return static_cast<uint32_t>(w.pairs) * kPairColumns * 2; }
 
 }  // namespace
 
-StreamShape mx4_gate_up_shape(const StreamExperts& op) {
+StreamShape mx4_gate_up_shape(const StreamExperts& op, const Device& device) {
   constexpr uint32_t kPartial = kGateUpRound * kSegments * kPieceRows * sizeof(float);
-  const int64_t pieces = int64_t{op.k} * op.gate.tiles_per_expert, ctas = multiprocessors();
-  return stream_shape(2 * op.gate.tile_bytes, pieces / ctas + 2, row_bytes(op.gate), kPartial, kWholeBytes);
+  const int64_t pieces = int64_t{op.k} * op.gate.tiles_per_expert, ctas = device.sm_count();
+  return stream_shape(2 * op.gate.tile_bytes, pieces / ctas + 2, row_bytes(op.gate), kPartial, device,
+                      kWholeBytes);
 }
-StreamShape mx4_down_shape(const StreamExperts& op) {
+StreamShape mx4_down_shape(const StreamExperts& op, const Device& device) {
   const auto slots = static_cast<uint32_t>(op.k);
-  const int64_t ctas = multiprocessors(), tiles = (op.down.tiles_per_expert + ctas - 1) / ctas;
+  const int64_t ctas = device.sm_count(), tiles = (op.down.tiles_per_expert + ctas - 1) / ctas;
   return stream_shape(2 * op.down.tile_bytes, tiles * ((op.k + 1) / 2) + 1, slots * row_bytes(op.down),
-                      slots * kDownTiles * kSegments * kTileRows * sizeof(float));
+                      slots * kDownTiles * kSegments * kTileRows * sizeof(float), device);
 }
 
-void launch_mx4_gate_up(const StreamExperts& op, cudaStream_t stream) {
-  const ExpertParams p{op, mx4_gate_up_shape(op)};
+void launch_mx4_gate_up(const StreamExperts& op, const Launch& at) {
+  const ExpertParams p{op, mx4_gate_up_shape(op, at.device)};
   const int per = pairs_per_segment(op.gate.pairs);
-  if (per == 1) return launch_gate_up<1>(p, stream);
-  if (per == 2) return launch_gate_up<2>(p, stream);
-  if (per == 3) return launch_gate_up<3>(p, stream);
-  launch_gate_up<4>(p, stream);
+  if (per == 1) return launch_gate_up<1>(p, at);
+  if (per == 2) return launch_gate_up<2>(p, at);
+  if (per == 3) return launch_gate_up<3>(p, at);
+  launch_gate_up<4>(p, at);
 }
-void launch_mx4_down(const StreamExperts& op, cudaStream_t stream) {
-  const ExpertParams p{op, mx4_down_shape(op)};
+void launch_mx4_down(const StreamExperts& op, const Launch& at) {
+  const ExpertParams p{op, mx4_down_shape(op, at.device)};
   const int per = pairs_per_segment(op.down.pairs);
-  if (per == 1) return launch_down<1>(p, stream);
-  if (per == 2) return launch_down<2>(p, stream);
-  if (per == 3) return launch_down<3>(p, stream);
-  launch_down<4>(p, stream);
+  if (per == 1) return launch_down<1>(p, at);
+  if (per == 2) return launch_down<2>(p, at);
+  if (per == 3) return launch_down<3>(p, at);
+  launch_down<4>(p, at);
 }
 
 }  // namespace millrace::cuda

@@ -138,16 +138,16 @@ inline constexpr int kManyPieces = 32;
 
 // As many stages as fit, at most `pieces`.
 inline StreamShape stream_shape(uint32_t piece_bytes, int64_t pieces, uint32_t rows_bytes,
-                                uint32_t partial_bytes, uint32_t ring_bytes = kRingBytes,
-                                uint32_t deep_bytes = kDeepBytes) {
+                                uint32_t partial_bytes, const Device& device,
+                                uint32_t ring_bytes = kRingBytes, uint32_t deep_bytes = kDeepBytes) {
   StreamShape shape;
   shape.stage_bytes = (piece_bytes + 127) / 128 * 128;
   shape.rows_bytes = (rows_bytes + 15) / 16 * 16;
   shape.partial_bytes = partial_bytes;
   const uint32_t fixed = shape.total();
   const auto fit = [&](uint32_t limit) {
-    limit = limit < most_shared_memory() ? limit : most_shared_memory();
-    return limit < fixed || !has_bulk_copies() ? 0 : int64_t{(limit - fixed) / shape.stage_bytes};
+    limit = limit < device.max_shared_memory() ? limit : device.max_shared_memory();
+    return limit < fixed || !device.has_bulk_copies() ? 0 : int64_t{(limit - fixed) / shape.stage_bytes};
   };
   int64_t stages = fit(pieces >= kManyPieces ? deep_bytes : ring_bytes);
   if (fit(kWholeBytes) >= pieces) stages = pieces;

@@ -1,7 +1,7 @@
 // The gated activations of feed-forward blocks. The comparisons let NaN through, as the reference does.
 #pragma once
 
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/moe/activation.h"
 
 namespace millrace::cuda {
 

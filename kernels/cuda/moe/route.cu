@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 }  // namespace
 
-void launch_stream_route(const StreamRoute& op, cudaStream_t stream) {
+void launch_stream_route(const StreamRoute& op, const Launch& at) {
   if (op.tokens == 0) return;
   const size_t batch_bytes =
       kBatchTokens * (static_cast<size_t>(op.cols) + static_cast<size_t>(op.experts) * kWarpsPerExpert) * 4;
@@ -170,22 +170,21 @@ void launch_stream_route(const StreamRoute& op, cudaStream_t stream) {
   if (op.rounded == nullptr && op.tokens > kFewTokens && batch_bytes <= 200 * 1024) {
     allow_shared_memory(batch_route_kernel, batch_bytes);
     const dim3 ctas(static_cast<unsigned>((op.tokens + kBatchTokens - 1) / kBatchTokens));
-    return launch_dependent("batch_route_kernel", batch_route_kernel, ctas, kRowThreads, batch_bytes, stream,
-                            op);
+    return launch_dependent("batch_route_kernel", batch_route_kernel, ctas, kRowThreads, batch_bytes, at, op);
   }
   const size_t shared_bytes = (kExpertsPerCta + 1) * static_cast<size_t>(op.cols) * sizeof(float);
   allow_shared_memory(stream_route_kernel, shared_bytes);
   const dim3 grid(static_cast<unsigned>((op.experts + kExpertsPerCta - 1) / kExpertsPerCta),
                   static_cast<unsigned>(op.tokens));
-  launch_dependent("stream_route_kernel", stream_route_kernel, grid, kRowThreads, shared_bytes, stream, op);
+  launch_dependent("stream_route_kernel", stream_route_kernel, grid, kRowThreads, shared_bytes, at, op);
 }
 
-void launch_round_rows(const float* x, int64_t rows, int64_t cols, uint16_t* rounded, cudaStream_t stream) {
+void launch_round_rows(const float* x, int64_t rows, int64_t cols, uint16_t* rounded, const Launch& at) {
   const int64_t quads = rows * cols / 4;
   if (quads == 0) return;
   launch_dependent("round_rows_kernel", round_rows_kernel,
-                   dim3(static_cast<unsigned>((quads + kRowThreads - 1) / kRowThreads)), kRowThreads, 0,
-                   stream, x, quads, rounded);
+                   dim3(static_cast<unsigned>((quads + kRowThreads - 1) / kRowThreads)), kRowThreads, 0, at,
+                   x, quads, rounded);
 }
 
 }  // namespace millrace::cuda

@@ -1,13 +1,12 @@
 // Random weights of the shape asked for, more of them than L2 holds, as a model's layers are; each variant is
 // launched on them in turn, a few rounds, and its median counts. Its result is compared with the built-in
 // choice's first.
-#include "backend/cuda/tune.h"
+#include "backend/cuda/autotune.h"
 
 #include <algorithm>
 #include <random>
 
-#include "backend/cuda/tuned.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/compare.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
 
@@ -48,7 +47,7 @@ std::vector<uint8_t> random_rows(DType type, int64_t rows, int64_t cols, std::mt
 // One launch's matrices, several times over.
 class Weights {
  public:
-  Weights(PackedFormat format, std::span<const int64_t> outputs, int64_t cols, const Stream& stream) {
+  Weights(PackedFormat format, std::span<const int64_t> outputs, int64_t cols, const Launch& at) {
     std::mt19937 random(7);
     const DType type = type_of(format);
     const std::vector<uint8_t> host = random_rows(type, kChunkRows, cols, random);
@@ -58,9 +57,9 @@ class Weights {
     for (const int64_t rows : outputs) bytes += tile_bytes(packed_shape(type, rows, cols));
     copies_ = static_cast<int>(std::clamp<size_t>(kColdBytes / std::max<size_t>(bytes, 1), 1, 8));
     for (int c = 0; c < copies_; ++c) {
-      for (const int64_t rows : outputs) add(type, rows, cols, raw, stream);
+      for (const int64_t rows : outputs) add(type, rows, cols, raw, at);
     }
-    stream.synchronize();
+    MILLRACE_CUDA_TRY(cudaStreamSynchronize(at.stream));
     parts_ = static_cast<int>(outputs.size());
   }
   int copies() const { return copies_; }
@@ -72,7 +71,7 @@ class Weights {
   static size_t tile_bytes(const PackedMatrix& w) {
     return static_cast<size_t>(w.tiles_per_expert) * w.tile_bytes;
   }
-  void add(DType type, int64_t rows, int64_t cols, const DeviceBuffer& raw, const Stream& stream) {
+  void add(DType type, int64_t rows, int64_t cols, const DeviceBuffer& raw, const Launch& at) {
     PackedMatrix w = packed_shape(type, rows, cols);
     buffers_.emplace_back(tile_bytes(w), "weights to tune with");
     auto* tiles = buffers_.back().as<uint8_t>();
@@ -85,12 +84,12 @@ class Weights {
       from.row_bytes = static_cast<int64_t>(bytes_of(type, cols));
       from.type = type;
       launch_repack(from, 0, packed_shape(type, from.rows, cols), tiles + first / kTileRows * w.tile_bytes,
-                    stream.get());
+                    at);
     }
     // As a model's are, where they fit.
-    if (has_wgmma() && opened_bytes(w) > 0 && rows < kManyOutputs) {
+    if (at.device.has_wgmma() && opened_bytes(w) > 0 && rows < kManyOutputs) {
       buffers_.emplace_back(opened_bytes(w), "weights to tune with");
-      launch_open(w, buffers_.back().as<uint8_t>(), stream.get());
+      launch_open(w, buffers_.back().as<uint8_t>(), at);
       w.opened = buffers_.back().as<const uint8_t>();
     }
     matrices_.push_back(w);
@@ -117,18 +116,19 @@ struct Timer {
 // One shape of one format: launches of it, their outputs, and how long they take.
 class Bench {
  public:
-  Bench(PackedFormat format, std::vector<int64_t> outputs, const TuneShape& shape)
-      : format_(format),
+  Bench(const Device& device, PackedFormat format, std::vector<int64_t> outputs, const TuneShape& shape)
+      : at_{device, stream_.get()},
+        format_(format),
         outputs_(std::move(outputs)),
         shape_(shape),
         rows_(std::max<int64_t>(shape.most_rows, kStreamRows)),
-        weights_(format, outputs_, shape.cols, stream_),
+        weights_(format, outputs_, shape.cols, at_),
         x_(static_cast<size_t>(rows_ * shape.cols) * sizeof(float), "rows to tune with"),
-        operand_(wide_rows_bytes(rows_, shape.cols), "rows to tune with"),
+        operand_(wide_rows_bytes(rows_, shape.cols, device), "rows to tune with"),
         first_(out_bytes(rows_), "outputs"),
         other_(out_bytes(rows_), "outputs"),
         count_(sizeof(uint64_t), "a count"),
-        split_(wide_split_bytes(), "items that are cut") {
+        split_(wide_split_bytes(device), "items that are cut") {
     if (split_.bytes() > 0)
       MILLRACE_CUDA_TRY(cudaMemsetAsync(split_.as<void>(), 0, split_.bytes(), stream_.get()));
     std::mt19937 random(8);
@@ -155,7 +155,7 @@ class Bench {
     op.rows = rows;
     op.add = shape_.add;
     op.items = items;
-    op.split = wide_split(split_.as<void>());
+    op.split = wide_split(split_.as<void>(), at_.device);
     return op;
   }
   StreamLinear stream(int64_t rows, int copy, uint32_t ring_bytes, const DeviceBuffer& out) const {
@@ -180,40 +180,41 @@ class Bench {
     round.cols = shape_.cols;
     round.weights = format_;
     round.to = {operand_.as<uint8_t>()};
-    launch_wide_round(round, stream_.get());
-    TuneEntry entry = entry_for(kWideKernel, rows);
-    for (const ItemsName& candidate : wide_candidates()) {
+    launch_wide_round(round, at_);
+    TuneEntry entry = entry_for(TunedKernel::kGemm, rows);
+    for (const GemmCandidate& candidate : gemm_candidates()) {
       if (!fits_items(candidate.items, wide(rows, 0, candidate.items, first_))) continue;
       consider(entry, candidate.name, rows, [&](int copy, const DeviceBuffer& out) {
-        launch_wide_linear(wide(rows, copy, candidate.items, out), stream_.get());
+        launch_wide_linear(wide(rows, copy, candidate.items, out), at_);
       });
     }
     return entry;
   }
   TuneEntry tune_stream(int64_t rows) {
-    TuneEntry entry = entry_for(kStreamKernel, rows);
-    for (const RingName& candidate : ring_candidates()) {
-      if (candidate.bytes > most_shared_memory()) continue;
+    TuneEntry entry = entry_for(TunedKernel::kGemv, rows);
+    for (const RingCandidate& candidate : ring_candidates()) {
+      if (candidate.bytes > at_.device.max_shared_memory()) continue;
       consider(entry, candidate.name, rows, [&](int copy, const DeviceBuffer& out) {
-        launch_stream_linear(stream(rows, copy, candidate.bytes, out), stream_.get());
+        launch_stream_linear(stream(rows, copy, candidate.bytes, out), at_);
       });
     }
     return entry;
   }
-  bool many() const { return streams_many(stream(1, 0, 0, first_)); }
+  bool many() const { return streams_many(stream(1, 0, 0, first_), at_.device); }
 
  private:
   size_t out_bytes(int64_t rows) const { return static_cast<size_t>(rows * total_outputs()) * sizeof(float); }
-  TuneEntry entry_for(std::string_view kernel, int64_t rows) const {
+  TuneEntry entry_for(TunedKernel kernel, int64_t rows) const {
     TuneEntry entry;
     entry.what = shape_.what;
-    entry.key = {std::string(kernel), std::string(format_name(format_)), total_outputs(), shape_.cols, rows};
+    entry.key = {std::string(kernel_name(kernel)), std::string(format_name(format_)), total_outputs(),
+                 shape_.cols, rows};
     return entry;
   }
 
   // Checks and times a candidate; the first one is what the others are held against.
-  template <class Launch>
-  void consider(TuneEntry& entry, std::string_view name, int64_t rows, const Launch& launch) {
+  template <class Launcher>
+  void consider(TuneEntry& entry, std::string_view name, int64_t rows, const Launcher& launch) {
     const bool built_in = entry.times.empty();
     const DeviceBuffer& out = built_in ? first_ : other_;
     MILLRACE_CUDA_TRY(cudaMemsetAsync(out.as<void>(), 0x3c, out_bytes(rows), stream_.get()));
@@ -234,15 +235,15 @@ class Bench {
     uint64_t count = 0;
     MILLRACE_CUDA_TRY(cudaMemsetAsync(count_.as<void>(), 0, sizeof(count), stream_.get()));
     launch_count_differences(first_.as<void>(), other_.as<void>(), rows * total_outputs(),
-                             count_.as<uint64_t>(), stream_.get());
+                             count_.as<uint64_t>(), at_);
     MILLRACE_CUDA_TRY(
         cudaMemcpyAsync(&count, count_.as<void>(), sizeof(count), cudaMemcpyDeviceToHost, stream_.get()));
     stream_.synchronize();
     return count != 0;
   }
   // Of one launch, in microseconds: the median of rounds over all copies of the weights.
-  template <class Launch>
-  double time(const Launch& launch) {
+  template <class Launcher>
+  double time(const Launcher& launch) {
     const int per_round = std::max(weights_.copies(), 4);
     std::vector<double> all;
     for (int round = 0; round <= kRounds; ++round) {  // the first does not count
@@ -258,11 +259,12 @@ class Bench {
     return all[all.size() / 2];
   }
 
+  Stream stream_;
+  Launch at_;
   PackedFormat format_;
   std::vector<int64_t> outputs_;
   const TuneShape& shape_;
   int64_t rows_;
-  Stream stream_;
   Timer timer_;
   Weights weights_;
   DeviceBuffer x_, operand_, first_, other_, count_, split_;
@@ -270,8 +272,9 @@ class Bench {
 
 }  // namespace
 
-TuneTable tune_kernels(const TuneTarget& target, std::span<const TuneShape> shapes,
-                       const TuneProgress& progress) {
+TuneTable autotune(const Device& device, const TuneTarget& target, std::span<const TuneShape> shapes,
+                   const TuneProgress& progress) {
+  device.use();
   TuneTable table{target, {}};
   const auto keep = [&](TuneEntry entry) {
     if (progress) progress(entry);
@@ -285,12 +288,12 @@ TuneTable tune_kernels(const TuneTarget& target, std::span<const TuneShape> shap
         if (packed_format(part.type, shape.cols) == format) outputs.push_back(part.outputs);
       }
       if (outputs.empty()) continue;
-      Bench bench(format, outputs, shape);
+      Bench bench(device, format, outputs, shape);
       if (bench.many()) {
         for (int64_t rows = 1; rows <= kStreamRows; rows += 3) keep(bench.tune_stream(rows));
       }
-      if (!has_wgmma()) continue;
-      for (const int64_t rows : tuned_rows()) {
+      if (!device.has_wgmma()) continue;
+      for (const int64_t rows : timed_rows()) {
         if (rows <= shape.most_rows) keep(bench.tune_wide(rows));
       }
     }

@@ -1,11 +1,12 @@
 // What launchers make of a tuning table. No GPU.
-#include "backend/cuda/tuned.h"
+#include "backend/cuda/read_tuning.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
 
 #include "base/error.h"
+#include "kernels/cuda/gemm/gemm.h"
 
 namespace millrace::cuda {
 namespace {
@@ -15,42 +16,42 @@ TuneEntry entry(std::string kernel, std::string format, int64_t outputs, int64_t
   return {"x", {std::move(kernel), std::move(format), outputs, cols, rows}, std::move(choice), {}};
 }
 
-TEST(Tuned, NamesAreDifferent) {
+TEST(CudaTuning, NamesAreDifferent) {
   std::set<std::string_view> names;
-  for (const ItemsName& c : wide_candidates()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
+  for (const GemmCandidate& c : gemm_candidates()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
   names.clear();
-  for (const RingName& c : ring_candidates()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
+  for (const RingCandidate& c : ring_candidates()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
   // The first is what runs without a table.
-  EXPECT_EQ(wide_candidates()[0].items, WideItems::kDefault);
+  EXPECT_EQ(gemm_candidates()[0].items, WideItems::kDefault);
   EXPECT_EQ(ring_candidates()[0].bytes, 0u);
 }
 
-TEST(Tuned, AnEntryHoldsFromTheOneBeforeItOn) {
+TEST(CudaTuning, AnEntryHoldsFromTheOneBeforeItOn) {
   TuneTable table;
   table.entries = {entry("wide_linear", "bf16", 5120, 2880, 2048, "fitted"),
                    entry("wide_linear", "bf16", 5120, 2880, 128, "64x128"),
                    entry("wide_linear", "q8", 5120, 2880, 128, "64x64"),
                    entry("stream_linear", "q8", 201088, 2880, 1, "200 KB"),
                    entry("stream_linear", "q8", 201088, 2880, 4, "231 KB")};
-  const Tuned tuned(table);
-  const auto items = [&](int64_t rows) { return tuned.items(PackedFormat::kBf16, 5120, 2880, rows); };
+  const Tuning tuning = read_tuning(table);
+  const auto items = [&](int64_t rows) { return tuning.items(PackedFormat::kBf16, 5120, 2880, rows); };
   EXPECT_EQ(items(5), WideItems::kHalf);
   EXPECT_EQ(items(128), WideItems::kHalf);
   EXPECT_EQ(items(129), WideItems::kFitted);
   EXPECT_EQ(items(2048), WideItems::kFitted);
   EXPECT_EQ(items(100000), WideItems::kFitted);
-  EXPECT_EQ(tuned.items(PackedFormat::kQ8, 5120, 2880, 2048), WideItems::kSmall);
-  EXPECT_EQ(tuned.items(PackedFormat::kMx4, 5120, 2880, 128), WideItems::kDefault);
-  EXPECT_EQ(tuned.items(PackedFormat::kBf16, 5112, 2880, 128), WideItems::kDefault);
-  EXPECT_EQ(tuned.items(PackedFormat::kBf16, 5120, 4096, 128), WideItems::kDefault);
-  EXPECT_EQ(tuned.ring_bytes(PackedFormat::kQ8, 201088, 2880, 1), 200000u);
-  EXPECT_EQ(tuned.ring_bytes(PackedFormat::kQ8, 201088, 2880, 2), 231000u);
-  EXPECT_EQ(tuned.ring_bytes(PackedFormat::kQ8, 5120, 2880, 1), 0u);
-  EXPECT_TRUE(Tuned().empty());
-  EXPECT_EQ(Tuned().items(PackedFormat::kBf16, 5120, 2880, 128), WideItems::kDefault);
+  EXPECT_EQ(tuning.items(PackedFormat::kQ8, 5120, 2880, 2048), WideItems::kSmall);
+  EXPECT_EQ(tuning.items(PackedFormat::kMx4, 5120, 2880, 128), WideItems::kDefault);
+  EXPECT_EQ(tuning.items(PackedFormat::kBf16, 5112, 2880, 128), WideItems::kDefault);
+  EXPECT_EQ(tuning.items(PackedFormat::kBf16, 5120, 4096, 128), WideItems::kDefault);
+  EXPECT_EQ(tuning.ring_bytes(PackedFormat::kQ8, 201088, 2880, 1), 200000u);
+  EXPECT_EQ(tuning.ring_bytes(PackedFormat::kQ8, 201088, 2880, 2), 231000u);
+  EXPECT_EQ(tuning.ring_bytes(PackedFormat::kQ8, 5120, 2880, 1), 0u);
+  EXPECT_TRUE(Tuning().empty());
+  EXPECT_EQ(Tuning().items(PackedFormat::kBf16, 5120, 2880, 128), WideItems::kDefault);
 }
 
-TEST(Tuned, WhatIsUnknownIsNamed) {
+TEST(CudaTuning, WhatIsUnknownIsNamed) {
   const TuneEntry bad[] = {
       entry("wide", "bf16", 1, 64, 1, "default"), entry("wide_linear", "bf15", 1, 64, 1, "default"),
       entry("wide_linear", "bf16", 1, 64, 1, "129x256"), entry("stream_linear", "q8", 1, 64, 1, "128x128"),
@@ -59,7 +60,7 @@ TEST(Tuned, WhatIsUnknownIsNamed) {
     TuneTable table;
     table.entries = {e};
     try {
-      const Tuned tuned(table);
+      const Tuning tuning = read_tuning(table);
       ADD_FAILURE() << e.key.kernel << " " << e.key.format << " " << e.choice;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kBadInput);
@@ -68,8 +69,8 @@ TEST(Tuned, WhatIsUnknownIsNamed) {
   }
 }
 
-TEST(Tuned, FittedItemsAreForWeightsThatLieAsBf16) {
-  for (const ItemsName& c : wide_candidates()) {
+TEST(CudaTuning, FittedItemsAreForWeightsThatLieAsBf16) {
+  for (const GemmCandidate& c : gemm_candidates()) {
     EXPECT_TRUE(fits_items(c.items, PackedFormat::kBf16)) << c.name;
     EXPECT_TRUE(fits_items(c.items, PackedFormat::kQ8)) << c.name;
     EXPECT_EQ(fits_items(c.items, PackedFormat::kMx4), c.items < WideItems::kFitted) << c.name;

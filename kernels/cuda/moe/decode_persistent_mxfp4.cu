@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(kThreads, 2) mx4_moe_kernel(const __grid_const
 
 uint32_t row_bytes(const PackedMatrix& w) { return static_cast<uint32_t>(w.pairs) * kPairColumns * 2; }
 
-StreamShape moe_shape(const StreamExperts& op) {
+StreamShape moe_shape(const StreamExperts& op, const Device& device) {
   StreamShape shape;
   const uint32_t most = op.gate.tile_bytes > op.down.tile_bytes ? op.gate.tile_bytes : op.down.tile_bytes;
   const auto k = static_cast<uint32_t>(op.k);
@@ -358,28 +358,28 @@ StreamShape moe_shape(const StreamExperts& op) {
                 kWarpLanes * sizeof(int2));  // half_place, k >= 2
   shape.partial_bytes = k * kDownTiles * kMultiplyWarps * kTileRows * sizeof(float);
   const uint32_t fixed = shape.total();
-  const uint32_t most_here = most_shared_memory() < kMoeBytes ? most_shared_memory() : kMoeBytes;
+  const uint32_t most_here = device.max_shared_memory() < kMoeBytes ? device.max_shared_memory() : kMoeBytes;
   const uint32_t fit = fixed < most_here ? (most_here - fixed) / shape.stage_bytes : 0;
   shape.stages = static_cast<int32_t>(fit < kMaxStages ? fit : kMaxStages);
   return shape;
 }
 
 template <int kPairs>
-void launch(const MoeParams& p, cudaStream_t stream) {
+void launch(const MoeParams& p, const Launch& at) {
   const auto kernel = mx4_moe_kernel<kPairs>;
   allow_shared_memory(kernel, p.shape.total());
-  launch_dependent("mx4_moe_kernel", kernel, dim3(static_cast<unsigned>(multiprocessors())), kThreads,
-                   p.shape.total(), stream, p);
+  launch_dependent("mx4_moe_kernel", kernel, dim3(static_cast<unsigned>(at.device.sm_count())), kThreads,
+                   p.shape.total(), at, p);
 }
 
 }  // namespace
 
-bool fits_stream_moe(const StreamRoute& route, const StreamExperts& op) {
+bool fits_stream_moe(const StreamRoute& route, const StreamExperts& op, const Device& device) {
   const auto is_mx4 = [](const PackedMatrix& w) { return w.format == PackedFormat::kMx4; };
   if (!is_mx4(op.gate) || !is_mx4(op.up) || !is_mx4(op.down)) return false;
-  if (!has_bulk_copies()) return false;
+  if (!device.has_bulk_copies()) return false;
   if (op.tokens != 1 || op.k > kMaxChosen || op.k % 2 != 0 || op.experts > kMostExperts ||
-      op.experts > multiprocessors())
+      op.experts > device.sm_count())
     return false;
   const int per = pairs_per_segment(op.gate.pairs);
   const auto last_is_empty = [&](const PackedMatrix& w) { return w.pairs <= kMultiplyWarps * per; };
@@ -387,20 +387,19 @@ bool fits_stream_moe(const StreamRoute& route, const StreamExperts& op) {
       !last_is_empty(op.down))
     return false;
   if (route.cols % 32 != 0 || route.cols != op.gate.cols || op.gate.rows != op.down.cols) return false;
-  const StreamShape shape = moe_shape(op);
+  const StreamShape shape = moe_shape(op, device);
   // And room for a router's row and the normed one where the ring will be.
   return shape.stages >= 2 && static_cast<uint32_t>(shape.stages) * shape.stage_bytes >=
                                   2 * static_cast<uint32_t>(route.cols) * sizeof(float);
 }
 
-void launch_stream_moe(const StreamRoute& route, const StreamExperts& op, MoeSync* sync,
-                       cudaStream_t stream) {
-  const MoeParams p{route, op, moe_shape(op), sync};
+void launch_stream_moe(const StreamRoute& route, const StreamExperts& op, MoeSync* sync, const Launch& at) {
+  const MoeParams p{route, op, moe_shape(op, at.device), sync};
   const int per = pairs_per_segment(op.gate.pairs);
-  if (per == 1) return launch<1>(p, stream);
-  if (per == 2) return launch<2>(p, stream);
-  if (per == 3) return launch<3>(p, stream);
-  launch<4>(p, stream);
+  if (per == 1) return launch<1>(p, at);
+  if (per == 2) return launch<2>(p, at);
+  if (per == 3) return launch<3>(p, at);
+  launch<4>(p, at);
 }
 
 }  // namespace millrace::cuda
