@@ -225,8 +225,6 @@ std::vector<Value> iterate(const Value& value);
 bool is_iterable(const Value& value);
 // len(); nothing where Python raises a TypeError.
 std::optional<int64_t> length_of(const Value& value);
-std::string to_text(const Value& value);  // str()
-std::string repr(const Value& value);
 // A bool or int argument; fails with Python's complaint otherwise.
 int64_t to_index(const Value& value);
 [[noreturn]] void fail_undefined(const Value& value);
