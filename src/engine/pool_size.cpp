@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernels/quant/kv_types.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "engine/available_memory.h"
 #include "engine/engine_options.h"
+#include "kernels/quant/kv_types.h"
 
 namespace millrace {
 namespace {
