@@ -16,6 +16,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
 FUZZ_SECONDS ?= 60
+PREFIX ?= /usr/local
 NVCC ?= nvcc
 
 .DEFAULT_GOAL := help
@@ -55,6 +56,14 @@ build: deps
 
 run: build
 	@tools/run.sh $(ARGS)
+
+install: build
+	@cmake --install build/release --prefix '$(PREFIX)' --strip
+
+package: build
+	@tools/install_deps.sh package
+	@cd build/release && cpack -G DEB >/dev/null
+	@ls build/package/*.deb
 
 test: deps-test
 	@python3 tools/run_tests.py

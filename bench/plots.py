@@ -1,7 +1,7 @@
 """Bar charts as SVG text, by Python's own library alone: speeds as parts of a limit, ours above a peer's.
 
-A chart is a title and groups (a machine each) of rows; render.py says which. Two themes are drawn from the same layout, so
-that a page shows the one that fits its background (<picture> with prefers-color-scheme).
+A chart is a title and groups (a machine each) of rows; render.py says which. Two themes are drawn from the same
+layout, so that a page shows the one that fits its background (<picture> with prefers-color-scheme).
 """
 
 from dataclasses import dataclass
@@ -53,9 +53,9 @@ def axis(bottom, theme):
         last = percent == 100
         color = theme["limit"] if last else theme["grid"]
         dash = ' stroke-dasharray="4 3"' if last else ""
-        parts.append(f'<line x1="{x:g}" y1="{TOP - 12}" x2="{x:g}" y2="{bottom}" stroke="{color}" stroke-width="1"{dash}/>')
-        parts.append(text(x, TOP - 18, "limit" if last else f"{percent}%", theme["text" if last else "soft"], 12, "middle",
-                          "600" if last else "400"))
+        parts.append(f'<line x1="{x:g}" y1="{TOP - 12}" x2="{x:g}" y2="{bottom}" stroke="{color}"{dash}/>')
+        label, color = ("limit", theme["text"]) if last else (f"{percent}%", theme["soft"])
+        parts.append(text(x, TOP - 18, label, color, 12, "middle", "600" if last else "400"))
     return parts + [text(SPEED_COLUMN, TOP - 18, "tok/s", theme["soft"], 12, "end"),
                     text(SHARE_COLUMN, TOP - 18, "of limit", theme["soft"], 12, "end")]
 
@@ -76,14 +76,16 @@ def row_parts(row, y, theme):
 def legend(theme):
     x, y = LEFT, 60
     return [box(x, y - 10, 12, 12, theme["ours"]), text(x + 18, y, "Millrace", theme["text"], 12.5, weight="600"),
-            box(x + 96, y - 10, 12, 12, theme["peer"]), text(x + 114, y, "llama.cpp, the same call", theme["soft"], 12.5)]
+            box(x + 96, y - 10, 12, 12, theme["peer"]),
+            text(x + 114, y, "llama.cpp, the same call", theme["soft"], 12.5)]
 
 
 def draw(chart, theme_name):
     """The chart as the text of an SVG file."""
     theme = THEMES[theme_name]
     height = TOP + sum(GROUP + ROW * len(rows) for _, rows in chart.groups) + FOOT - 16
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+             f'width="{WIDTH}" height="{height}" '
              f'font-family="{escape(FONT)}" role="img" aria-label="{escape(chart.title)}">',
              box(0, 0, WIDTH, height, theme["ground"], 0),
              text(20, 30, chart.title, theme["text"], 18, weight="600"),

@@ -4,17 +4,19 @@
   bench/record.py --list                           the sets, and what each needs
   bench/record.py cpu-smollm2                      measure; then `bench/render.py` writes docs/benchmarks.md anew
   bench/record.py cpu-gpt-oss --llama-bench ~/llama.cpp/build/bin/llama-bench
-  bench/record.py gpu-gpt-oss --rounds 3 --machine "one H200" --models /dev/shm
+  bench/record.py gpu-gpt-oss --rounds 3 --machine "One H200" --models /dev/shm
   bench/record.py cpu-smollm2 --dry-run            print the commands and write nothing
 
 How a figure is made. A round is one process of Millrace for each command of the set and, where --llama-bench names
-llama.cpp's llama-bench, one process of it with the same file, sizes and threads; who goes first alternates. Each process
-warms up untimed and then measures once. The record holds the median over the rounds, the lowest and the highest.
+llama.cpp's llama-bench, one process of it with the same file, sizes and threads; who goes first alternates. Each
+process warms up untimed and then measures once. The record holds the median over the rounds, the lowest and the
+highest.
 
-The limit is measured in the same call: for decode the bytes of weights that a token reads over the bandwidth that the same
-threads (`millrace bench` on the CPU) or a copy on the GPU (through libcuda) reach; for prefill on the CPU the times that
-reading and arithmetic of each operation take at the machine's measured peaks (`millrace bench --roofline`). What could not
-be measured is null in the record, never guessed.
+The limit is measured in the same call: for decode the bytes of weights that a token reads over the bandwidth that the
+same threads (`millrace bench` on the CPU) or a copy on the GPU (through libcuda) reach; for prefill on the CPU the
+times that reading and arithmetic of each operation take at the machine's measured peaks (`millrace bench
+--roofline`). What could not be measured is null in the record, never guessed. Where other work was on the machine the
+note says so.
 
 Status 2 and one line when something is missing or fails; then nothing is written.
 """
@@ -66,7 +68,8 @@ class Command:
     def arguments(self, device):
         words = ["-p", str(self.prompt), "-n", str(self.generate), *self.options, "--device", device, "--json"]
         if self.clients:
-            return words + ["--clients", str(self.clients), "--requests", "1", "--max-running", str(self.clients), "--exact"]
+            count = str(self.clients)
+            return words + ["--clients", count, "--requests", "1", "--max-running", count, "--exact"]
         return words + (["--depth", str(self.depth)] if self.depth else []) + ["--repeat", "1", "--warm-up"]
 
 
@@ -110,12 +113,13 @@ SETS = {
     "cpu-llama-8b": MeasuredSet("Llama 8B's shape in Q4_K on the CPU: decode, prefill of 256", "cpu", LLAMA_Q4_K,
                                 (Command((decode(), prefill("prefill of 256 tokens")), 256, 48),), 6.0),
     "gpu-gpt-oss": MeasuredSet(
-        "gpt-oss-20b's shape on a GPU: decode, at 32,000 tokens, prefill of 2,048, 128 streams", "cuda", GPT_OSS,
+        "gpt-oss-20b's shape on a GPU: decode, at 32,000 tokens, prefill of 2,048, 128 sequences", "cuda", GPT_OSS,
         (Command((decode(), prefill("prefill of 2,048 tokens")), 2048, 128, options=GPU_BIG),
          Command((decode("decode at 32,000 tokens"), prefill("prefill of 512 behind 32,000 tokens")), 512, 128,
                  depth=32000),
-         Command((decode("decode of 128 streams"), Metric("128 streams of 1,024 + 256 tokens, whole run", "seconds", None,
-                                                          "s")), 1024, 256, clients=128)), 20.0),
+         Command((decode("decode of 128 sequences"),
+                  Metric("128 sequences of 1,024 + 256 tokens, whole run", "seconds", None, "s")), 1024, 256,
+                 clients=128)), 20.0),
     "gpu-llama-8b-q4_k": MeasuredSet("Llama 8B's shape in Q4_K on a GPU", "cuda", LLAMA_Q4_K,
                                      (Command((decode(), prefill("prefill of 2,048 tokens")), 2048, 128),), 24.0),
     "gpu-llama-8b-q8_0": MeasuredSet("Llama 8B's shape in Q8_0 on a GPU", "cuda", LLAMA_Q8_0,
@@ -163,7 +167,8 @@ def run_json(command):
         raise MeasureError(f"{command[0]}: cannot be run: {error.strerror}") from error
     if result.returncode != 0:
         why = (result.stderr.strip() or result.stdout.strip()).splitlines()
-        raise MeasureError(f"{shlex.join(command)}: status {result.returncode}: {why[-1] if why else 'it said nothing'}")
+        said = why[-1] if why else "it said nothing"
+        raise MeasureError(f"{shlex.join(command)}: status {result.returncode}: {said}")
     try:
         return json.loads(result.stdout)
     except json.JSONDecodeError as error:
@@ -217,7 +222,7 @@ def commit_of_tree():
 
 
 def gpu_copy_gb_s():
-    """Bytes read and written in a second by copies within a GPU's memory: what decoding could read. None without libcuda."""
+    """What copies within a GPU's memory read and write in a second: what decoding could read. None without libcuda."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -273,16 +278,18 @@ class Measurement:
         self.ours, self.peers = {}, {}  # (command's index, metric's name) -> Samples
         self.read_gb_s, self.bytes_per_token, self.isa, self.peer_version = [], None, None, None
         self.prefill_limits, self.copy_gb_s = {}, None
+        self.load = os.getloadavg()[0]  # of others, before ours comes into it
 
     # The commands.
 
-    def bench_command(self, command, extra=()):
+    def bench_command(self, command):
         threads = ["--threads", str(self.threads)] if self.measured.device == "cpu" else []
-        return [str(self.options.millrace), "bench", self.model, *command.arguments(self.measured.device), *threads, *extra]
+        arguments = command.arguments(self.measured.device)
+        return [str(self.options.millrace), "bench", self.model, *arguments, *threads]
 
     def roofline_command(self, command):
-        return [str(self.options.millrace), "bench", self.model, "-p", str(command.prompt), "-n", "8", "--device", "cpu",
-                "--threads", str(self.threads), "--roofline", "--json"]
+        return [str(self.options.millrace), "bench", self.model, "-p", str(command.prompt), "-n", "8",
+                "--device", "cpu", "--threads", str(self.threads), "--roofline", "--json"]
 
     def peer_command(self, command):
         layers = "0" if self.measured.device == "cpu" else "99"
@@ -290,7 +297,7 @@ class Measurement:
                 "-d", str(command.depth), "-r", "1", "-t", str(self.threads), "-ngl", layers, "-fa", "1", "-o", "json"]
 
     def has_peer(self, command):
-        return bool(self.options.llama_bench) and not command.clients  # llama-bench has no streams side by side
+        return bool(self.options.llama_bench) and not command.clients  # llama-bench has no sequences side by side
 
     def wants_roofline(self, command):
         return (self.measured.device == "cpu" and not command.depth and not command.clients
@@ -355,7 +362,8 @@ class Measurement:
                     if self.has_peer(command):
                         steps.insert(turn % 2, ("llama-bench", self.run_peer))
                     for name, step in steps:
-                        progress.show(f"round {turn + 1} of {rounds}: {name}: {', '.join(m.name for m in command.metrics)}")
+                        what = ", ".join(metric.name for metric in command.metrics)
+                        progress.show(f"round {turn + 1} of {rounds}: {name}: {what}")
                         step(idx, command)
                         progress.step()
             for idx, command in commands:
@@ -370,7 +378,7 @@ class Measurement:
 
     def limit_of(self, idx, command, metric):
         if command.depth or command.clients or metric.unit != "tok/s":
-            return None  # keys and values, or experts that streams share, are not in bytes_per_token
+            return None  # keys and values, or experts that sequences share, are not in bytes_per_token
         if metric.phase == "decode":
             gb_s = statistics.median(self.read_gb_s) if self.read_gb_s else self.copy_gb_s
             if not gb_s or not self.bytes_per_token:
@@ -389,6 +397,11 @@ class Measurement:
                  self.model: Path(self.model).name}
         return shlex.join(short.get(word, word) for word in words)
 
+    def note(self):
+        """What --note says, and that the machine was busy, if it was."""
+        busy = f"load average {self.load:.1f} at the start" if self.load > 0.1 * len(os.sched_getaffinity(0)) else None
+        return "; ".join(part for part in (self.options.note, busy) if part) or None
+
     def make_records(self):
         machine = describe_machine(self.options, self.measured, self.isa)
         found = []
@@ -405,7 +418,7 @@ class Measurement:
                     "model": self.measured.model.title, "metric": metric.name, "phase": metric.phase,
                     "unit": metric.unit, **self.ours[idx, metric.name].fields(),
                     "command": self.portable(self.bench_command(command)),
-                    "limit": self.limit_of(idx, command, metric), "peers": peers, "note": self.options.note})
+                    "limit": self.limit_of(idx, command, metric), "peers": peers, "note": self.note()})
         return found
 
 
@@ -431,10 +444,12 @@ def parse(arguments):
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of both engines on the CPU (all)")
     parser.add_argument("--millrace", type=Path, metavar="PATH", help="the binary (build/release/millrace; "
                         "build/cuda/millrace for the sets of a GPU)")
-    parser.add_argument("--llama-bench", type=Path, metavar="PATH", help="llama.cpp's llama-bench: runs in turn with ours")
+    parser.add_argument("--llama-bench", type=Path, metavar="PATH",
+                        help="llama.cpp's llama-bench: runs in turn with ours")
     parser.add_argument("--models", type=Path, default=ROOT / "build" / "models", metavar="DIR",
                         help="where model files are (build/models)")
-    parser.add_argument("--machine", metavar="NAME", help="heading of its table (made of the processor's or the GPU's name)")
+    parser.add_argument("--machine", metavar="NAME",
+                        help="heading of its table (made of the processor's or the GPU's name)")
     parser.add_argument("--about", metavar="TEXT", help="a line about the machine (the processor's name)")
     parser.add_argument("--commit", metavar="HASH", help="what the binary was built from (this tree's HEAD)")
     parser.add_argument("--note", metavar="TEXT", help="what a reader should know of this run: other load, a slow disk")

@@ -1,8 +1,8 @@
 """Records of measurements: what one holds, how a file of them is read and written, and which of them are the newest.
 
-A file of bench/results is a JSON list of records, the oldest first; nothing is ever changed in one, a new measurement is
-appended. bench/record.py writes them, bench/render.py makes docs/benchmarks.md of the newest, and tests/benchmarks_test.py
-holds the two together. A field that nobody knows is null, and the page shows that.
+A file of bench/results is a JSON list of records, the oldest first; nothing is ever changed in one, a new measurement
+is appended. bench/record.py writes them, bench/render.py makes docs/benchmarks.md of the newest, and
+tests/benchmarks_test.py holds the two together. A field that nobody knows is null, and the page shows that.
 """
 
 import json
@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
 # Sections of a machine's tables, in this order.
-TOPICS = ("speed", "attention", "products", "quantizing", "engine", "server", "tokenizers", "cache")
+TOPICS = ("speed", "attention", "products", "quantizing", "quality", "engine", "server", "tokenizers", "cache")
 # What a plot shows; every other metric is in the tables alone.
 PHASES = ("decode", "prefill")
 # Units in which less is better.
-LOWER_IS_BETTER = {"s", "ms", "us", "GB", "MB", "%"}
+LOWER_IS_BETTER = {"s", "ms", "us", "GB", "MB", "%", "nats"}
 
 NUMBER, TEXT, WHOLE = (int, float), (str,), (int,)
 RECORD_FIELDS = {  # name -> (types, may be null)

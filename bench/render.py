@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Writes docs/benchmarks.md and its plots from the newest records in bench/results.
+"""Writes docs/benchmarks.md, its plots and the README's headline from the newest records in bench/results.
 
-  bench/render.py            write docs/benchmarks.md and docs/plots/*.svg
+  bench/render.py            write docs/benchmarks.md, docs/plots/*.svg and the marked part of README.md
   bench/render.py --check    write nothing; status 1 where a file is not what the records say
 
-A page is a table a machine and topic: ours, the peers of the same call, the share of the limit, and the command. Nothing in
-it is typed by hand: to change a figure, measure it (bench/record.py) or correct the record.
+A page is a table a machine and topic: ours, the peers of the same call, the share of the limit, and the command.
+Nothing in it is typed by hand: to change a figure, measure it (bench/record.py) or correct the record.
 """
 
 import argparse
+import re
 import sys
 
 import plots
@@ -17,9 +18,12 @@ from records import ROOT, RecordError
 
 PAGE = "docs/benchmarks.md"
 PLOTS = "docs/plots"
+README = "README.md"
+HEADLINE_MARKS = ("<!-- headline: written by bench/render.py -->", "<!-- end of headline -->")
 MACHINES_FIRST = ("One H200", "16 x86 cores (AMX)")  # then the others by name
 
-HEADINGS = {"speed": "Decode and prefill", "attention": "Attention", "products": "Matrix products", "quantizing": "Quantizing",
+HEADINGS = {"speed": "Decode and prefill", "attention": "Attention", "products": "Matrix products",
+            "quantizing": "Quantizing", "quality": "What rounding costs",
             "engine": "Engine and sampling", "server": "Server", "tokenizers": "Tokenizers", "cache": "KV cache"}
 
 INTRODUCTION = """\
@@ -27,18 +31,19 @@ INTRODUCTION = """\
 
 # Benchmarks
 
-Every figure is a record in [bench/results](../bench/results): commit, date, machine, command, median, range, runs, limit
-and the peers of the same call. This page shows the newest of each. Ratios within a call count; absolute figures move from
-machine to machine. What nobody wrote down is shown as "not recorded".
+Every figure is a record in [bench/results](../bench/results): commit, date, machine, command, median, range, runs,
+limit and the peers of the same call. This page shows the newest of each. Ratios within a call count; absolute figures
+move from machine to machine. What nobody wrote down is shown as "not recorded".
 
     bench/record.py --list                 # the sets of measurements, and what each needs
     bench/record.py cpu-smollm2            # measure one, append it to bench/results
     bench/render.py                        # write this page and its plots anew
 
-"Shape" means random weights of the published model's exact shape: speed depends on the shape, not on the values. A limit is
-the time the machine needs to read a token's bytes, or to do a prompt's arithmetic, at the bandwidth or peak it was measured
-to have; where that was measured in another call, the share carries a mark (†). How the figures came about, and what was
-tried and not kept: [docs/log](log/README.md). What the kernels do: [docs/kernels](kernels/README.md).
+"Shape" means random weights of the published model's exact shape: speed depends on the shape, not on the values. A
+limit is the time the machine needs to read a token's bytes, or to do a prompt's arithmetic, at the bandwidth or peak
+it was measured to have; where that was measured in another call, the share carries a mark (†). How the figures came
+about, and what was tried and not kept: [docs/log](log/README.md). What the kernels do:
+[docs/kernels](kernels/README.md).
 """
 
 
@@ -169,7 +174,7 @@ def chart_of(rows, phase, title):
         shown = [r for r in rows if r["machine"]["name"] == machine and r["phase"] == phase and r["limit"]]
         for record in by_model(shown):
             limit, llama = record["limit"]["value"], [p for p in record["peers"] if p["name"] == "llama.cpp"]
-            metric = record["metric"].removeprefix("decode").removeprefix("prefill of").replace("(--roofline)", "").strip(" ,")
+            metric = re.sub(r"^decode|^prefill of|\(--roofline\)", "", record["metric"]).strip(" ,")
             model, _, types = record["model"].replace(" shape", "").partition(", ")
             detail = ", ".join(part for part in (types, metric) if part)
             peer = llama[0]["median"] / limit if llama else None
@@ -178,6 +183,44 @@ def chart_of(rows, phase, title):
         if found:
             groups.append((machine, tuple(found)))
     return plots.Chart(title, "share of the limit", tuple(groups))
+
+
+HEADLINE = (  # machine, model, metrics of the README's table
+    ("One H200", "gpt-oss-20b shape, MXFP4 and Q8_0",
+     ("decode", "decode at 32,000 tokens", "prefill of 2,048 tokens", "decode of 128 sequences")),
+    ("One H200", "Llama 8B shape, Q4_K", ("decode", "prefill of 2,048 tokens")),
+    ("One H200", "Qwen3-30B-A3B shape, Q4_K", ("decode", "prefill of 2,048 tokens")),
+    ("16 x86 cores (AMX)", "gpt-oss-20b shape, MXFP4 and Q8_0", ("decode", "prefill of 512 tokens")),
+    ("16 x86 cores (AMX)", "Llama 8B shape, Q4_K", ("decode", "prefill of 256 tokens")),
+    ("2 ARM cores (Neoverse-N1)", "gpt-oss-20b shape, MXFP4 and Q8_0", ("decode", "prefill of 512 tokens")),
+    ("2 x86 cores (AVX-512 without VNNI)", "gpt-oss-20b shape, MXFP4 and Q8_0", ("decode", "prefill of 64 tokens")),
+)
+
+
+def headline(rows):
+    """The README's table: tok/s of ours and of llama.cpp."""
+    lines = ["| machine | model | what | Millrace | llama.cpp | ratio | of the limit |", "|" + "---|" * 7]
+    for machine, model, metrics in HEADLINE:
+        for metric in metrics:
+            found = [r for r in rows if (r["machine"]["name"], r["model"], r["metric"]) == (machine, model, metric)]
+            if not found or not found[0]["peers"]:
+                raise RecordError(f"headline: no record with a peer of '{metric}', {model}, on {machine}")
+            record, share = found[0], records.share_of_limit(found[0])
+            lines.append(f"| {machine} | {model.replace(' shape', '')} | {metric} | **{number(record['median'])}** | "
+                         f"{number(record['peers'][0]['median'])} | {ratio(record, record['peers'][0]):.2f}x | "
+                         f"{f'{100 * share:.0f}%' if share is not None else '–'} |")
+    return lines
+
+
+def readme_with(table):
+    """The README with that table between its marks."""
+    text = (ROOT / README).read_text(encoding="utf-8")
+    begin, end = HEADLINE_MARKS
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise RecordError(f"{README}: found no lines '{begin}' and '{end}', expected the headline between them")
+    return "\n".join([before + begin, "", *table, "", end + after])
 
 
 CHARTS = {"decode": "Decode: tokens per second, as a part of what memory bandwidth allows",
@@ -196,6 +239,7 @@ def files():
             out[f"{PLOTS}/{phase}-{theme}.svg"] = plots.draw(chart, theme)
     for machine in machines_of(rows):
         lines += machine_section(machine, [record for record in rows if record["machine"]["name"] == machine])
+    out[README] = readme_with(headline(rows))
     out[PAGE] = "\n".join(lines).rstrip() + "\n"
     return out
 
@@ -214,7 +258,7 @@ def main():
         wrong = stale()
         if options.check:
             for name in wrong:
-                print(f"render: {name} is not what bench/results says; `bench/render.py` writes it anew", file=sys.stderr)
+                print(f"render: {name} is not what bench/results says; bench/render.py writes it", file=sys.stderr)
             return 1 if wrong else 0
         for name in wrong:
             (ROOT / name).parent.mkdir(parents=True, exist_ok=True)

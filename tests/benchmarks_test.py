@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Figures are data: bench/results holds records, docs/benchmarks.md and its plots are what bench/render.py makes of them,
-and bench/record.py measures what it says. Run from anywhere; status 1 when page and data differ.
+"""Figures are data: bench/results holds records, docs/benchmarks.md and its plots are what bench/render.py makes of
+them, and bench/record.py measures what it says. Run from anywhere; status 1 when page and data differ.
 
 With a binary as first argument, record.py drives it over a tiny model, with a stand-in for llama-bench.
 """
@@ -119,8 +119,8 @@ class Records(unittest.TestCase):
 
 class Measuring(unittest.TestCase):
     def run_record(self, *arguments):
-        return subprocess.run([sys.executable, str(ROOT / "bench" / "record.py"), *map(str, arguments)], capture_output=True,
-                              text=True)
+        command = [sys.executable, str(ROOT / "bench" / "record.py"), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True)
 
     def test_help_and_list(self):
         answer = self.run_record("--list")
@@ -150,7 +150,8 @@ class Measuring(unittest.TestCase):
             peer.write_text(LLAMA_BENCH)
             os.chmod(peer, 0o755)
             arguments = ["cpu-smollm2", "--millrace", MILLRACE, "--models", work, "--rounds", 2, "--threads", 2,
-                         "--llama-bench", peer, "--results", work / "results", "--machine", "a test", "--commit", "0123abc"]
+                         "--llama-bench", peer, "--results", work / "results", "--machine", "a test",
+                         "--commit", "0123abc"]
             for runs in (1, 2):  # the second appends
                 answer = self.run_record(*arguments)
                 self.assertEqual(answer.returncode, 0, answer.stderr)
@@ -170,7 +171,8 @@ class Measuring(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             work = Path(folder)
             (work / record.SETS["cpu-smollm2"].model.file).write_text("no model")
-            answer = self.run_record("cpu-smollm2", "--millrace", "/bin/false", "--models", work, "--results", work / "results")
+            answer = self.run_record("cpu-smollm2", "--millrace", "/bin/false", "--models", work,
+                                     "--results", work / "results")
             self.assertEqual(answer.returncode, 2)
             self.assertIn("status 1", answer.stderr)
             self.assertFalse((work / "results").exists())

@@ -4,9 +4,9 @@
   tests/documents_test.py [MILLRACE]     check; MILLRACE is the binary whose --help knows commands and options
   tests/documents_test.py --self-test    write documents with a fault each, and fail unless each is found
 
-What is looked at: README.md, CONTRIBUTING.md, SECURITY.md and docs/, in `code spans`, code blocks and links. docs/log and
-CHANGELOG.md are history, which may name what was: there only links are checked. docs/api.md and docs/benchmarks.md are
-generated and checked by tests of their own.
+What is looked at: README.md, CONTRIBUTING.md, SECURITY.md and docs/, in `code spans`, code blocks and links. docs/log
+and CHANGELOG.md are history, which may name what was: there only links are checked. docs/api.md and
+docs/benchmarks.md are generated and checked by tests of their own.
 
 How a name is judged:
   a/b.h, b.h, a/*.cu     a file of the tree, whole, or from src, include, kernels or apps on, or by its last parts
@@ -14,7 +14,8 @@ How a name is judged:
   --option               of `millrace COMMAND` where one is named before it, else of any command or script of the tree
   make target            a target of the Makefile
   /v1/path               a path of the server's sources
-Also: no line of prose over 120 characters; of docs/kernels and docs/architecture.md no line at all.
+Also: no line of prose over 120 characters; of docs/kernels and docs/architecture.md no line at all. A C or C++ program in a
+fenced block is a file of examples/, to the letter.
 """
 
 import fnmatch
@@ -26,25 +27,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINE = 120
-SOURCE_DIRS = ("src", "include", "kernels", "apps", "bench", "tests", "tools", "examples", "cmake", "deploy", "web", "python",
-               ".ci")
+SOURCE_DIRS = ("src", "include", "kernels", "apps", "bench", "tests", "tools", "examples", "cmake", "deploy", "web",
+               "python", ".ci")
 SOURCE_FILES = ("Makefile", "CMakeLists.txt", "CMakePresets.json")
-PREFIXES = ("", "src/", "include/", "kernels/", "apps/", "docs/", "tests/", "src/backend/", "kernels/cuda/", "kernels/cpu/")
-TEXT_SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc", ".py", ".sh", ".txt", ".cmake", ".json", ".js", ".html",
-                 ".css", ".yaml", ".yml", ".cfg", ".service", ".in", ".map", ".md", ""}
+PREFIXES = ("", "src/", "include/", "kernels/", "apps/", "docs/", "tests/",
+            "src/backend/", "kernels/cuda/", "kernels/cpu/")
+TEXT_SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc", ".py", ".sh", ".txt", ".cmake", ".json", ".js",
+                 ".html", ".css", ".yaml", ".yml", ".cfg", ".service", ".in", ".map", ".md", ""}
 FILE_SUFFIXES = (".h", ".cpp", ".c", ".cu", ".cuh", ".inc", ".py", ".sh", ".cmake", ".md", ".svg", ".in")
 HISTORY = ("docs/log/", "CHANGELOG.md")
 GENERATED = ("docs/api.md", "docs/benchmarks.md")
 
 # Names that are right and are in no source: instructions and types of others, file names of users, placeholders.
-KNOWN = {"config.json", "tokenizer.json", "model.safetensors", "model.h", "infer.cu", "setmaxnreg", "cp.async", "add_test",
-         "FileHugePages", "FilePmdMapped", "find_package", "YYYY-MM-DD-subject.md", "--streaming", "ASAN_OPTIONS=detect_leaks=0"}
+KNOWN = {"millrace::millrace", "millrace::kernels", "config.json", "tokenizer.json", "model.safetensors",
+         "FileHugePages", "FilePmdMapped", "find_package", "YYYY-MM-DD-subject.md", "--streaming",
+         "ASAN_OPTIONS=detect_leaks=0"}
 
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-COMMAND = re.compile(r"(?:^|[\s;|&(])(?:build/[\w-]+/)?millrace ([a-z]+)\b(.*)")
+# Where a shell looks for a command: at the beginning, behind ; | & (, behind sudo, behind X=y.
+COMMAND = re.compile(r"(?:^\s*|[;|&(]\s*|\bsudo\s+|\b[A-Z_]+=\S*\s+)(?:[\w./-]*/)?millrace ([a-z]+)\b([^;|&]*)")
 
 
 class Tree:
@@ -67,9 +71,8 @@ class Tree:
                 self.words.update(WORD.findall(text))
                 self.options.update(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
         makefile = root / "Makefile"
-        self.targets = set(re.findall(r"^([a-z][\w-]*(?: [\w-]+)*):", makefile.read_text(), re.MULTILINE)) if makefile.is_file() \
-            else set()
-        self.targets = {target for line in self.targets for target in line.split()}
+        rules = re.findall(r"^([a-z][\w -]*):", makefile.read_text(), re.MULTILINE) if makefile.is_file() else []
+        self.targets = {target for rule in rules for target in rule.split()}
         self.server = "".join((root / name).read_text(encoding="utf-8") for name in self.files
                               if name.startswith("apps/server/") and Path(name).suffix in (".cpp", ".h", ".json"))
         self.binary, self.help_texts = binary, {}
@@ -109,10 +112,10 @@ class Tree:
 
 
 def looks_like_file(text):
-    if re.search(r"[\s<>$~=:;|,()\[\]']", text.replace("{", "").replace("}", "").replace(",", "")) or text.startswith(("/", "-")):
+    if re.search(r"[\s<>$~=:;|()\[\]']", text) or text.startswith(("/", "-")):
         return False
-    if text.startswith(("build/", "path/", "http", ".github")) or re.search(r"(^|/)[A-Z]+(/|$)", text):
-        return False
+    if text.startswith(("build/", "path/", "http", ".github")) or re.search(r"(^|/)([A-Z]+|NAME\.\w+)(/|$)", text):
+        return False  # what a build makes, what a reader has, a name to be filled in
     if text.endswith(FILE_SUFFIXES):
         return bool(re.match(r"[\w.*/{},+-]+$", text))
     return bool(re.match(r"(?:%s|docs)/[\w./*{},+-]*$" % "|".join(re.escape(top) for top in SOURCE_DIRS), text))
@@ -165,7 +168,7 @@ class Checker:
         """`millrace X --y`, `make X`, `tools/x.py --y`, wherever in the text."""
         rest = text
         for match in COMMAND.finditer(text):
-            command, arguments = match.group(1), match.group(2).split("#")[0].split(";")[0].split(" | ")[0]
+            command, arguments = match.group(1), match.group(2).split("#")[0]
             rest = rest.replace(match.group(), " ")
             if self.tree.commands is None:
                 continue
@@ -214,7 +217,8 @@ class Checker:
         if re.search(r"[/\\]", text) and not re.search(r"::|\(", text):
             return  # a path of a user's machine, a ratio, a pattern
         for word in WORD.findall(text):
-            if looks_like_symbol(word) and word not in KNOWN:
+            is_type = word == text and re.match(r"[A-Z][a-z]+$", word)  # `Planner`, a span of its own
+            if (looks_like_symbol(word) or is_type) and word not in KNOWN:
                 self.checked += 1
                 if word not in self.tree.words:
                     self.fault(document, number, f"`{word}`: occurs in no source of the tree")
@@ -222,8 +226,19 @@ class Checker:
     def check_lengths(self, document, lines):
         strict = document.startswith("docs/kernels/") or document == "docs/architecture.md"
         for number, line in enumerate(lines, 1):
-            if len(line) > MAX_LINE and (strict or not (line.startswith("|") or "](" in line or line.startswith("    "))):
+            may_be_long = line.startswith(("|", "    ")) or "](" in line  # tables, code, links
+            if len(line) > MAX_LINE and (strict or not may_be_long):
                 self.fault(document, number, f"has {len(line)} characters, expected at most {MAX_LINE}")
+
+    def check_examples(self, document, text):
+        """A C or C++ program that a page shows is one of examples/, to the letter."""
+        for match in re.finditer(r"^```(c|cpp)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            self.checked += 1
+            programs = [(self.tree.root / name).read_text(encoding="utf-8") for name in self.tree.files
+                        if name.startswith("examples/") and name.endswith((".c", ".cpp"))]
+            if "int main(" in match.group(2) and match.group(2) not in programs:
+                number = text.count("\n", 0, match.start()) + 1
+                self.fault(document, number, "shows a program that is no file of examples/, or an older state of one")
 
     def check(self, document):
         text = (self.tree.root / document).read_text(encoding="utf-8")
@@ -240,6 +255,7 @@ class Checker:
                 for span in SPAN.findall(line):
                     self.check_span(document, number, span)
         if not history and document not in GENERATED:
+            self.check_examples(document, text)
             self.check_lengths(document, text.split("\n"))
 
 
@@ -258,15 +274,19 @@ def faults_in(root, binary=None):
 
 GOOD_TREE = {
     "Makefile": "run: build\n\t@true\nbuild:\n\t@true\n",
-    "src/base/paging.h": "// words\nstruct BlockTable { int first_block(); };\ninline constexpr int kBlockTokens = 16;\n",
+    "src/base/paging.h": "struct BlockTable { int first_block(); };\ninline constexpr int kBlockTokens = 16;\n",
     "kernels/cuda/gemm/bf16_wgmma.cu": "",
     "apps/server/api.cpp": 'route("/v1/models");',
-    "tools/fetch.py": 'parser.add_argument("--all")\n',
+    "tools/fetch.py": 'parser.add_argument("--all")  # MILLRACE_ISA\n',
+    "examples/hello.c": "int main(void) { return 0; }\n",
+    "docs/example.md": "```c\nint main(void) { return 0; }\n```\n\n```cpp\nint part = 1;\n```\n",
     "docs/kernels/gemm.md": "# GEMM\n\n## The limit\n\nShort.\n",
     "docs/log/old.md": "Here `gone_name` and `src/gone.h` were, and [the page](../good.md).\n",
-    "docs/good.md": "# Good\n\n`base/paging.h` has `kBlockTokens`, `BlockTable::first_block` and `paging.h`; `make run`; "
-                    "`tools/fetch.py --all`;\n`--all`; `/v1/models`; `kernels/cuda/gemm/*.cu`; `kernels/{cuda,cuda/gemm}`; "
-                    "[gemm](kernels/gemm.md#the-limit); `wgmma`.\n\n    make build\n    tools/fetch.py --all   # --not-an-option\n",
+    "docs/good.md": "# Good\n\n`base/paging.h` has `kBlockTokens`, `BlockTable::first_block` and `paging.h`; "
+                    "`make run`; `tools/fetch.py --all`;\n`--all`; `/v1/models`; `kernels/cuda/gemm/*.cu`; "
+                    "`kernels/{cuda,cuda/gemm}`; [gemm](kernels/gemm.md#the-limit); `wgmma`.\n\n    make build\n"
+                    "    tools/fetch.py --all   # --not-an-option\n"
+                    "    install -g millrace keys /etc\n",
 }
 BAD_DOCUMENTS = {  # text -> a piece of the message that must come
     "`src/base/gone.h`": "no such file",
@@ -276,6 +296,7 @@ BAD_DOCUMENTS = {  # text -> a piece of the message that must come
     "`kGoneConstant`": "occurs in no source",
     "`BlockTable::last_block`": "occurs in no source",
     "`GoneClass`": "occurs in no source",
+    "`Gone`": "occurs in no source",
     "`--gone`": "no program or script",
     "`tools/fetch.py --gone`": "has no such option",
     "`tools/gone.py`": "no such file",
@@ -285,12 +306,21 @@ BAD_DOCUMENTS = {  # text -> a piece of the message that must come
     "[x](kernels/gemm.md#gone)": "no such heading",
     '<img src="gone.svg">': "no such file",
     "`/v1/gone`": "no such path",
+    "```c\nint main(void) { return 1; }\n```": "no file of examples/",
     "word " * 30: "expected at most 120",
     "`millrace gone model`": "no such command",
+    "`MILLRACE_ISA=x millrace gone; make run`": "no such command",
     "`millrace run model --gone`": "no such option in its --help",
     "    build/release/millrace run model --gone\n": "no such option in its --help",
 }
-STAND_IN = "#!/bin/sh\ncase \"$1\" in --help) echo 'Commands:'; echo '  run   answers';; run) echo '  --temp T';; *) exit 2;; esac\n"
+STAND_IN = """\
+#!/bin/sh
+case "$1" in
+  --help) echo 'Commands:'; echo '  run   answers' ;;
+  run) echo '  --temp T' ;;
+  *) exit 2 ;;
+esac
+"""
 
 
 def write_tree(root, files):

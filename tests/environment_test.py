@@ -4,8 +4,8 @@
   tests/environment_test.py
   tests/environment_test.py --self-test    small trees with a fault each; fails unless each is found
 
-Read means: getenv("X") in C and C++, os.environ["X"], .get("X") and os.getenv("X") in Python, ${X:-...} and ${X:?...} in
-shell scripts, ${X-...} in HAProxy's configuration, $ENV{X} in CMake, X ?= and an exported X in the Makefile.
+Read means: getenv("X") in C and C++, os.environ["X"], .get("X") and os.getenv("X") in Python, ${X:-...} and ${X:?...}
+in shell scripts, ${X-...} in HAProxy's configuration, $ENV{X} in CMake, X ?= and an exported X in the Makefile.
 """
 
 import re
@@ -15,14 +15,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/environment.md"
-FOLDERS = ("src", "include", "kernels", "apps", "bench", "tests", "tools", "examples", "cmake", "deploy", "python", ".ci")
+FOLDERS = ("src", "include", "kernels", "apps", "bench", "tests", "tools", "examples", "cmake", "deploy", "python",
+           ".ci")
 C_READ = re.compile(r'\bgetenv\("(\w+)"\)')
 PYTHON_READ = re.compile(r"""\b(?:os\.)?environ(?:\.get\(|\[)["'](\w+)["'](?!\]\s*=[^=])|\bgetenv\(["'](\w+)["']\)""")
 SHELL_READ = re.compile(r"\$\{([A-Z][A-Z0-9_]*):?[-?+]")
 CMAKE_READ = re.compile(r"\$ENV\{(\w+)\}")
 MAKE_READ = re.compile(r"^(?:export )?([A-Z][A-Z0-9_]*) (?:\?=|:=)", re.MULTILINE)
-READERS = {".cpp": C_READ, ".h": C_READ, ".cu": C_READ, ".cuh": C_READ, ".c": C_READ, ".inc": C_READ, ".py": PYTHON_READ,
-           ".sh": SHELL_READ, ".cfg": SHELL_READ, ".cmake": CMAKE_READ, ".txt": CMAKE_READ, "": SHELL_READ}
+READERS = {".cpp": C_READ, ".h": C_READ, ".cu": C_READ, ".cuh": C_READ, ".c": C_READ, ".inc": C_READ,
+           ".py": PYTHON_READ, ".sh": SHELL_READ, ".cfg": SHELL_READ, ".cmake": CMAKE_READ, ".txt": CMAKE_READ, "": SHELL_READ}
 # Read through a name that is in a variable, where no pattern sees it: file -> names.
 BY_NAME = {"bench/vs_llama_cpp.py": {"PYTHONPATH", "LD_LIBRARY_PATH"}}
 
@@ -33,7 +34,7 @@ def variables_read(root):
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
             pattern = READERS.get(path.suffix)
-            if not path.is_file() or pattern is None or path.name == "environment_test.py" or "__pycache__" in path.parts:
+            if pattern is None or not path.is_file() or path.name == "environment_test.py" or "__pycache__" in path.parts:
                 continue
             name = path.relative_to(root).as_posix()
             try:
@@ -63,12 +64,14 @@ def variables_listed(root):
 def faults_in(root):
     read, listed = variables_read(root), variables_listed(root)
     faults = [f"{read[name]}: reads {name}, which {PAGE} does not list" for name in sorted(read.keys() - listed.keys())]
-    faults += [f"{PAGE}:{listed[name]}: lists {name}, which nothing reads" for name in sorted(listed.keys() - read.keys())]
+    faults += [f"{PAGE}:{listed[name]}: lists {name}, which nothing reads"
+               for name in sorted(listed.keys() - read.keys())]
     return faults, len(read)
 
 
 TREE = {"src/a.cpp": 'std::getenv("A_ONE");', "tools/b.py": 'os.environ.get("B_TWO")\nos.environ["SET_ONLY"] = "1"\n',
-        "tools/c.sh": "echo ${C_THREE:-x}\n", "Makefile": "D_FOUR ?= 1\nexport E_FIVE := 2\n", "deploy/f.cfg": '"${F_SIX-y}"'}
+        "tools/c.sh": "echo ${C_THREE:-x}\n", "Makefile": "D_FOUR ?= 1\nexport E_FIVE := 2\n",
+        "deploy/f.cfg": '"${F_SIX-y}"'}
 NAMES = ("A_ONE", "B_TWO", "C_THREE", "D_FOUR", "E_FIVE", "F_SIX")
 
 

@@ -4,9 +4,9 @@
   tools/make_api_docs.py            write docs/api.md
   tools/make_api_docs.py --check    write nothing; status 1 where the page is not what the headers say
 
-The headers are the documentation: a comment before a declaration becomes its text, comments within it stay where they are.
-Reads include/millrace/*.h (C++) and include/millrace/kernels/*.h (C) as text; private parts, includes and the frame that
-lets C++ include a C header are left out.
+The headers are the documentation: a comment before a declaration becomes its text, comments within it stay where they
+are. Reads include/millrace/*.h (C++) and include/millrace/kernels/*.h (C) as text; private parts, includes and the
+frame that lets C++ include a C header are left out.
 """
 
 import re
@@ -16,12 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 PARTS = (
-    ("The engine, in C++", "include/millrace/*.h", ("engine.h", "request.h", "sampling.h", "stats.h", "error.h"),
-     "`#include \"millrace/engine.h\"` and link against the engine's library: [examples](../examples) has whole programs. "
+    ("The engine, in C++", ("include/millrace/*.h",),
+     ("engine.h", "options.h", "request.h", "sampling.h", "stats.h", "error.h"),
+     "`#include \"millrace/engine.h\"` and link against the engine: [examples](../examples) has whole programs.\n"
      "Everything is in the namespace `millrace`. What goes wrong is thrown as `Error`."),
-    ("The kernels, in C", "include/millrace/kernels/*.h", (),
-     "Functions over plain structs, callable from C: pointers, shapes, strides, types and a stream. Every call returns a "
-     "status, and `mr_last_error()` has a line about the last one that failed."),
+    ("The kernels, in C", ("include/millrace/kernels.h", "include/millrace/kernels/*.h"),
+     ("kernels.h", "device.h", "attention.h", "matmul.h", "moe.h", "norm.h", "rotary.h", "sample.h", "quant.h"),
+     "Functions over plain structs, callable from C: pointers, shapes, strides, types and a stream. Every call returns\n"
+     "a status, and `mr_last_error()` has a line about the last one that failed."),
 )
 HEAD = """\
 <!-- Written by tools/make_api_docs.py from include/millrace: change the headers, not this page. -->
@@ -48,9 +50,18 @@ def comment_text(block):
 
 
 def prose(lines):
-    """Comment lines as Markdown: lines that are indented by two or more stay a block."""
-    out = []
+    """Comment lines as Markdown: lines that are indented by two or more stay a block, lists stay lists."""
+    out, in_list = [], False
     for line in lines:
+        if re.match(r"\s*- ", line):
+            if out and out[-1] and not in_list:
+                out.append("")
+            in_list = True
+        elif not line.startswith("   "):
+            in_list = in_list and line.startswith(" ")
+        if in_list:
+            out.append(line[2:] if line.startswith("  ") else line)
+            continue
         is_code = line.startswith("  ")
         if is_code and out and out[-1] and not out[-1].startswith("    "):
             out.append("")
@@ -128,9 +139,10 @@ def declarations(text):
 def name_of(declaration):
     if match := re.match(r"#define (\w+)", declaration):
         return match.group(1)
-    if match := re.match(r"(?:template <.*?>\s*)?(?:typedef )?(?:enum class|struct|class|enum|union)\s+(\w+)", declaration):
+    if match := re.match(r"typedef [^{]*?\b(\w+);", declaration, re.DOTALL):
         return match.group(1)
-    if match := re.match(r"typedef .*?(\w+);", declaration, re.DOTALL):
+    kinds = r"(?:template <.*?>\s*)?(?:typedef )?(?:enum class|struct|class|enum|union)\s+(\w+)"
+    if match := re.match(kinds, declaration):
         return match.group(1)
     if match := re.match(r"using (\w+)", declaration):
         return match.group(1)
@@ -143,26 +155,32 @@ def public_part(declaration):
     return re.sub(r"\n private:\n.*(?=\n\};?$)", "", declaration, flags=re.DOTALL)
 
 
+def is_c(path):
+    return path.name == "kernels.h" or path.parent.name == "kernels"
+
+
 def render_header(path):
     intro, rest = split_head(path.read_text(encoding="utf-8"))
     name = path.relative_to(ROOT).as_posix()
     lines = [f"### [{name}](../{name})", "", *prose(comment_text(intro)), ""]
     for comment, declaration in declarations(without_frame(rest)):
-        if declaration.startswith(("#if", "#endif", "#else", "#undef")):
-            continue
+        if declaration.startswith("#") and not re.match(r"#define \w+ [\w(\"-]+$", declaration):
+            continue  # conditions, and macros that are no numbers
         if re.fullmatch(r"(?:struct|class|enum class) \w+;", declaration):
             continue  # said again where it is defined
         lines += [f"#### `{name_of(declaration)}`", ""]
         if comment:
             lines += [*prose(comment), ""]
-        lines += ["```cpp" if "kernels/" not in name else "```c", public_part(declaration), "```", ""]
+        lines += ["```c" if is_c(path) else "```cpp", public_part(declaration).removeprefix("MR_API "), "```", ""]
     return lines
 
 
 def page():
     lines = [HEAD]
-    for title, pattern, first, about in PARTS:
-        headers = sorted(ROOT.glob(pattern), key=lambda p: (first.index(p.name) if p.name in first else len(first), p.name))
+    for title, patterns, first, about in PARTS:
+        found = {path for pattern in patterns for path in ROOT.glob(pattern)}
+        headers = sorted((path for path in found if is_c(path) == title.endswith("C")),
+                         key=lambda path: (first.index(path.name) if path.name in first else len(first), path.name))
         if not headers:
             continue
         lines += [f"## {title}", "", about, ""]

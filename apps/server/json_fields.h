@@ -13,7 +13,7 @@ namespace millrace::server {
 
 using Json = nlohmann::ordered_json;
 
-// Deeper nesting is refused: what walks a tree may be recursive.
+// Deeper nesting is refused: what traverses a tree may be recursive.
 inline constexpr int kMaxNesting = 64;
 
 // The body of a request as JSON. Throws ApiError{400} for what is none: bad syntax, broken UTF-8, numbers out

@@ -1,7 +1,7 @@
-// What names a checkpoint's weights, for caches that outlive the process.
+#include "engine/checkpoint_identity.h"
+
 #include <algorithm>
 
-#include "engine/runtime.h"
 #include "kv/hash.h"
 
 namespace millrace {

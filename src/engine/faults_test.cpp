@@ -131,9 +131,11 @@ TEST(Faults, ADiskThatIsFullOrBrokenTurnsItsTierOffAndRequestsGoOn) {
       int32_t wrong = 0;
       bool on = true;
       for (int life = 0; life < 2; ++life) {  // the second reads what the first could write
-        Harness h(options, {}, nullptr, [&](RuntimeOptions& r) {
-          r.cache.files = &files;
-          r.cache.log = [&lines](const std::string&) { ++lines; };
+        Harness h(options, {}, nullptr, [&](RuntimeSetup& setup) {
+          setup.adjust_cache = [&](kv::CacheOptions& cache) {
+            cache.files = &files;
+            cache.log = [&lines](const std::string&) { ++lines; };
+          };
         });
         for (int32_t i = 0; i < 24; ++i) h.submit(document(i));
         h.run([&] { h.runtime->cache().check_invariants(); });
@@ -174,8 +176,8 @@ TEST(Faults, ADeadDeviceIsToldToEverybodyAndTriedNoMore) {
   for (const int steps : {0, 3, 11}) {
     EngineOptions options = crowded(kWindowModel);
     options.ram_tier_bytes = size_t{1} << 20;
-    Harness h(options, {}, nullptr, [&](RuntimeOptions& runtime) {
-      runtime.wrap_executor = [&](std::unique_ptr<Executor> inner) {
+    Harness h(options, {}, nullptr, [&](RuntimeSetup& setup) {
+      setup.wrap_executor = [&](std::unique_ptr<Executor> inner) {
         return std::make_unique<DyingExecutor>(std::move(inner), steps);
       };
     });

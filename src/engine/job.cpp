@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "engine/chat.h"
+#include "engine/render_chat.h"
 
 namespace millrace {
 namespace {

@@ -20,7 +20,7 @@ Loop::Loop(Runtime& runtime, std::unique_ptr<ModelDrafter> drafter, const Engine
       planner_(runtime, samples_, scheduler_, delivery_, recorder, options),
       drafting_(samples_, scheduler_, meter_, std::move(drafter), options, runtime.context(),
                 limits_.draft_rows),
-      runner_(runtime, samples_, scheduler_, delivery_, meter_, recorder, options, limits_.draft_rows),
+      step_(runtime, samples_, scheduler_, delivery_, meter_, recorder, options, limits_.draft_rows),
       rounds_(scheduler_, cache_, recorder) {
   items_.reserve(static_cast<size_t>(limits_.max_running));
   rounds_.gauges(true);
@@ -72,7 +72,7 @@ bool Loop::take_inbox() {
 
 bool Loop::round() {
   if (loss_) {  // nobody's request can help it, so everybody is told
-    runner_.forget_step_ahead();
+    step_.forget_step_ahead();
     const bool any = delivery_.fail_all(loss_.error());
     rounds_.gauges(false);
     return any;
@@ -90,8 +90,8 @@ bool Loop::plan_and_step() {
   const double begin = recorder_.now();
   cache_.poll();
   planner_.poll_loading();
-  if (runner_.has_step_ahead()) {
-    runner_.run_step_ahead(items_);
+  if (step_.has_step_ahead()) {
+    step_.run_step_ahead(items_);
     rounds_.round(begin, !items_.empty() && meter_.decoding());
     return true;
   }
@@ -99,7 +99,7 @@ bool Loop::plan_and_step() {
   const bool moved = planner_.plan(meter_.rates(), items_);
   Recorder::add(recorder_.schedule_s, recorder_.now() - begin);
   const bool steps = !items_.empty();
-  if (steps) runner_.run(items_);
+  if (steps) step_.run(items_);
   rounds_.round(begin, steps && meter_.decoding());
   if (moved || steps) return true;
   return samples_.loading().empty() && planner_.fail_stuck();

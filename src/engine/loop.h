@@ -2,10 +2,10 @@
 // objects that do it and decides in which order they run; each has a header of its own. Everything here runs
 // on that thread; clients touch the inbox, their event streams and the recorder only.
 //
-//   Planner     who starts, gives way, ends early; the items of the step
-//   Drafting    guesses for those who decode
-//   StepRunner  Batcher -> Picker -> Committer, with StepAhead beside them
-//   Delivery    events, and the end of every sample
+//   Planner       who starts, gives way, ends early; the items of the step
+//   Drafting      guesses for those who decode
+//   StepPipeline  Batcher -> Picker -> Committer, with StepAhead beside them
+//   Delivery      events, and the end of every sample
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@
 #include "engine/round_recorder.h"
 #include "engine/sample_table.h"
 #include "engine/step_meter.h"
-#include "engine/step_runner.h"
+#include "engine/step_pipeline.h"
 #include "sched/scheduler.h"
 
 namespace millrace {
@@ -52,7 +52,7 @@ class Loop {
   Delivery delivery_;
   Planner planner_;
   Drafting drafting_;
-  StepRunner runner_;
+  StepPipeline step_;
   RoundRecorder rounds_;
 
   Buffer<StepItem> items_;  // of the step

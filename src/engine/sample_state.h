@@ -1,6 +1,6 @@
 // Sample: one of the answers that a request wants, while it is made. The engine's thread owns it. What each
 // part of a round may change:
-//   planner    tokens' room, prompt, blocks: when it starts or gives way
+//   planner    the buffers, prompt, blocks: when it starts or gives way
 //   drafting   draft
 //   picker     sampler, constraint, mask, hidden, picked, failure: of one step
 //   committer  tokens, blocks: what the step computed counts

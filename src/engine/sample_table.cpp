@@ -7,7 +7,7 @@ namespace {
 
 // Doubled, so that many samples cost no more than their number.
 template <class T>
-void make_room(std::vector<T>& list, size_t count) {
+void reserve_for(std::vector<T>& list, size_t count) {
   if (list.capacity() < count) list.reserve(std::max(count, 2 * list.capacity()));
 }
 
@@ -19,8 +19,8 @@ sched::Id SampleTable::next_id(const Job& job) {
   ids_of_[job.events->id].reserve(static_cast<size_t>(job.request.samples));
   if (free_ids_.empty()) {
     const size_t count = slots_.size() + 1;
-    make_room(free_ids_, count);
-    make_room(loading_, count);
+    reserve_for(free_ids_, count);
+    reserve_for(loading_, count);
     slots_.emplace_back();
     free_ids_.push_back(static_cast<Id>(count) - 1);
   }

@@ -69,7 +69,7 @@ void StepAhead::launch(std::span<const StepItem> items) {
     if (item.sample == nullptr || ends_by_length(item)) continue;
     if (!add(item)) {
       items_.clear();
-      return;  // a plan has to make room
+      return;  // a plan has to free blocks
     }
   }
   if (items_.empty()) return;

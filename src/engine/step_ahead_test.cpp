@@ -27,7 +27,7 @@ class AheadSchedules {
       for (int g = 0; g < (model == kWindowModel ? 2 : 1); ++g)
         pool.push_back(chance(70) ? between(11, 16) : 40);
       SamplingExecutor* sampling = nullptr;
-      const auto change = stand_in_ ? sampling_device(&sampling) : std::function<void(RuntimeOptions&)>();
+      const auto change = stand_in_ ? sampling_device(&sampling) : std::function<void(RuntimeSetup&)>();
       Harness h(options, pool, nullptr, change);
       for (int s = 0; s < schedules && !testing::Test::HasFatalFailure(); ++s) {
         h.new_loop();

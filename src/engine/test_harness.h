@@ -34,13 +34,12 @@ struct Harness {
   // kv_blocks: per group, empty for a pool as the options say. change: what no engine option says.
   explicit Harness(const EngineOptions& engine_options, std::vector<int32_t> kv_blocks = {},
                    std::unique_ptr<ModelDrafter> drafter = nullptr,
-                   const std::function<void(RuntimeOptions&)>& change = {})
+                   const std::function<void(RuntimeSetup&)>& change = {})
       : options(engine_options), inbox(std::make_shared<Inbox>()) {
-    RuntimeOptions r = runtime_options_of(options);
-    r.kv_blocks = std::move(kv_blocks);
-    r.cache.log = [](const std::string&) {};
-    if (change) change(r);
-    runtime = Runtime::open(options.model, r);
+    RuntimeSetup setup{.sequences = RuntimeSetup::kShared, .kv_blocks = std::move(kv_blocks)};
+    setup.adjust_cache = [](kv::CacheOptions& cache) { cache.log = [](const std::string&) {}; };
+    if (change) change(setup);
+    runtime = Runtime::open(options, setup);
     new_loop(std::move(drafter));
   }
   ~Harness() {
@@ -119,9 +118,9 @@ struct Harness {
 };
 
 // A change of Harness: its device samples, and *to is the one that does.
-inline std::function<void(RuntimeOptions&)> sampling_device(SamplingExecutor** to) {
-  return [to](RuntimeOptions& options) {
-    options.wrap_executor = [to](std::unique_ptr<Executor> inner) {
+inline std::function<void(RuntimeSetup&)> sampling_device(SamplingExecutor** to) {
+  return [to](RuntimeSetup& setup) {
+    setup.wrap_executor = [to](std::unique_ptr<Executor> inner) {
       auto wrapped = std::make_unique<SamplingExecutor>(std::move(inner));
       *to = wrapped.get();
       return wrapped;

@@ -1,5 +1,5 @@
 // The tree a chat template is parsed into. One struct for expressions and one for statements: which fields a
-// kind uses is said beside it. Depths are bounded by the parser, so walking and destroying a tree may
+// kind uses is said beside it. Depths are bounded by the parser, so visiting and destroying a tree may
 // recurse.
 #pragma once
 

@@ -4,11 +4,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "jinja/builtins.h"
 #include "jinja/evaluator.h"
 #include "jinja/lexer.h"
 #include "jinja/parser.h"
 #include "jinja/python_text.h"
+#include "jinja/tojson.h"
 
 namespace millrace {
 

@@ -1,7 +1,11 @@
 // Statements; expressions and calls are in evaluator_expr.cpp.
 #include "jinja/evaluator.h"
 
-#include "jinja/builtins.h"
+#include <cstdint>
+#include <utility>
+
+#include "jinja/print.h"
+#include "jinja/value.h"
 
 namespace millrace::jinja {
 

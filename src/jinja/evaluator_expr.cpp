@@ -1,8 +1,21 @@
 // Expressions, calls and macros; statements are in evaluator.cpp.
 #include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
-#include "jinja/builtins.h"
+#include "jinja/ast.h"
 #include "jinja/evaluator.h"
+#include "jinja/globals.h"
+#include "jinja/lookup.h"
+#include "jinja/methods.h"
+#include "jinja/operators.h"
+#include "jinja/print.h"
+#include "jinja/render_state.h"
+#include "jinja/value.h"
 
 namespace millrace::jinja {
 

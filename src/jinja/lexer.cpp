@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
+#include <utility>
 
 #include "jinja/python_text.h"
 

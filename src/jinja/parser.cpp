@@ -4,7 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
 
+#include "jinja/lexer.h"
 #include "jinja/parser_impl.h"
 
 namespace millrace::jinja {

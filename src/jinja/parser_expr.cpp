@@ -2,9 +2,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
 
-#include "jinja/builtins.h"
+#include "jinja/ast.h"
+#include "jinja/filters.h"
+#include "jinja/is_tests.h"
+#include "jinja/lexer.h"
 #include "jinja/parser_impl.h"
+#include "jinja/value.h"
 
 namespace millrace::jinja {
 

@@ -1,7 +1,12 @@
 // str() and repr() of values: what {{ }} prints.
+#include "jinja/print.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
 #include "jinja/python_text.h"
 #include "jinja/render_state.h"
-#include "jinja/value.h"
 
 namespace millrace::jinja {
 namespace {

@@ -1,9 +1,16 @@
 // Python's two ways to format: "%s" % x and "{}".format(x); and strftime.
+#include "jinja/python_format.h"
+
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <ctime>
+#include <cstdint>
+#include <utility>
+#include <vector>
 
-#include "jinja/builtins.h"
+#include "jinja/lookup.h"
+#include "jinja/print.h"
 #include "jinja/python_text.h"
 
 namespace millrace::jinja {

@@ -45,4 +45,7 @@ std::string repr_string(std::string_view text);
 // repr() of a float: the shortest digits that read back, "1.0", "1e+16", "nan", "inf".
 std::string repr_float(double value);
 
+// & < > " ' as HTML writes them, as markupsafe does.
+std::string escape_html(std::string_view text);
+
 }  // namespace millrace::jinja

@@ -1,6 +1,11 @@
 // The loop variable and what else keeps state; see render_state.h.
 #include "jinja/render_state.h"
 
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <optional>
+
 #include "jinja/evaluator.h"
 
 namespace millrace::jinja {

@@ -1,8 +1,24 @@
-// Filters on lists and dicts. What is a generator in jinja2 is an iterator here: it can be walked once.
-#include <algorithm>
+// Filters on lists and dicts. What is a generator in jinja2 is an iterator here: it can be iterated once.
+#include "jinja/sequence_filters.h"
 
-#include "jinja/builtins.h"
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "jinja/bound_arguments.h"
+#include "jinja/filters.h"
+#include "jinja/is_tests.h"
+#include "jinja/lookup.h"
+#include "jinja/methods.h"
+#include "jinja/native_table.h"
+#include "jinja/operators.h"
+#include "jinja/print.h"
 #include "jinja/python_text.h"
+#include "jinja/render_state.h"
 
 namespace millrace::jinja {
 namespace {
@@ -302,34 +318,28 @@ Value attr(RenderState&, const Value& self, const Arguments& arguments) {
 }  // namespace
 
 Native find_sequence_filter(std::string_view name) {
-  static const std::unordered_map<std::string_view, Native> kFilters = {{"first", first},
-                                                                        {"last", last},
-                                                                        {"join", join},
-                                                                        {"list", list},
-                                                                        {"items", items},
-                                                                        {"map", map},
-                                                                        {"select", choose<true, false>},
-                                                                        {"reject", choose<false, false>},
-                                                                        {"selectattr", choose<true, true>},
-                                                                        {"rejectattr", choose<false, true>},
-                                                                        {"reverse", reverse},
-                                                                        {"sort", sort},
-                                                                        {"dictsort", dictsort},
-                                                                        {"unique", unique},
-                                                                        {"min", extreme<false>},
-                                                                        {"max", extreme<true>},
-                                                                        {"sum", sum},
-                                                                        {"groupby", groupby},
-                                                                        {"batch", batch},
-                                                                        {"slice", slice},
-                                                                        {"attr", attr}};
-  auto it = kFilters.find(name);
-  return it == kFilters.end() ? nullptr : it->second;
-}
-
-Native find_filter(std::string_view name) {
-  Native native = find_text_filter(name);
-  return native != nullptr ? native : find_sequence_filter(name);
+  static const NativeTable kFilters = {{"first", first},
+                                       {"last", last},
+                                       {"join", join},
+                                       {"list", list},
+                                       {"items", items},
+                                       {"map", map},
+                                       {"select", choose<true, false>},
+                                       {"reject", choose<false, false>},
+                                       {"selectattr", choose<true, true>},
+                                       {"rejectattr", choose<false, true>},
+                                       {"reverse", reverse},
+                                       {"sort", sort},
+                                       {"dictsort", dictsort},
+                                       {"unique", unique},
+                                       {"min", extreme<false>},
+                                       {"max", extreme<true>},
+                                       {"sum", sum},
+                                       {"groupby", groupby},
+                                       {"batch", batch},
+                                       {"slice", slice},
+                                       {"attr", attr}};
+  return look_up(kFilters, name);
 }
 
 }  // namespace millrace::jinja

@@ -1,10 +1,28 @@
 // Filters on text and numbers.
+#include "jinja/text_filters.h"
+
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "jinja/builtins.h"
+#include "jinja/bound_arguments.h"
+#include "jinja/native_table.h"
+#include "jinja/operators.h"
+#include "jinja/print.h"
+#include "jinja/python_format.h"
 #include "jinja/python_text.h"
+#include "jinja/render_state.h"
+#include "jinja/text_methods.h"
+#include "jinja/tojson.h"
 
 namespace millrace::jinja {
 namespace {
@@ -287,35 +305,33 @@ Value filter_length(RenderState&, const Value& self, const Arguments& arguments)
 }  // namespace
 
 Native find_text_filter(std::string_view name) {
-  static const std::unordered_map<std::string_view, Native> kFilters = {
-      {"upper", convert<to_upper>},
-      {"lower", convert<to_lower>},
-      {"capitalize", convert<to_capitalized>},
-      {"title", convert<title>},
-      {"trim", trim},
-      {"center", center},
-      {"replace", replace},
-      {"string", string},
-      {"safe", safe},
-      {"escape", escape},
-      {"e", escape},
-      {"forceescape", escape},
-      {"indent", indent},
-      {"truncate", truncate},
-      {"wordcount", wordcount},
-      {"format", format},
-      {"urlencode", urlencode},
-      {"int", filter_int},
-      {"float", filter_float},
-      {"round", filter_round},
-      {"abs", filter_abs},
-      {"default", filter_default},
-      {"d", filter_default},
-      {"length", filter_length},
-      {"count", filter_length},
-      {"tojson", filter_tojson}};
-  auto it = kFilters.find(name);
-  return it == kFilters.end() ? nullptr : it->second;
+  static const NativeTable kFilters = {{"upper", convert<to_upper>},
+                                       {"lower", convert<to_lower>},
+                                       {"capitalize", convert<to_capitalized>},
+                                       {"title", convert<title>},
+                                       {"trim", trim},
+                                       {"center", center},
+                                       {"replace", replace},
+                                       {"string", string},
+                                       {"safe", safe},
+                                       {"escape", escape},
+                                       {"e", escape},
+                                       {"forceescape", escape},
+                                       {"indent", indent},
+                                       {"truncate", truncate},
+                                       {"wordcount", wordcount},
+                                       {"format", format},
+                                       {"urlencode", urlencode},
+                                       {"int", filter_int},
+                                       {"float", filter_float},
+                                       {"round", filter_round},
+                                       {"abs", filter_abs},
+                                       {"default", filter_default},
+                                       {"d", filter_default},
+                                       {"length", filter_length},
+                                       {"count", filter_length},
+                                       {"tojson", filter_tojson}};
+  return look_up(kFilters, name);
 }
 
 }  // namespace millrace::jinja

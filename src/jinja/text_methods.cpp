@@ -1,8 +1,15 @@
 // The methods of str that templates call.
-#include <algorithm>
+#include "jinja/text_methods.h"
 
-#include "jinja/builtins.h"
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "jinja/bound_arguments.h"
+#include "jinja/native_table.h"
+#include "jinja/python_format.h"
 #include "jinja/python_text.h"
+#include "jinja/render_state.h"
 
 namespace millrace::jinja {
 namespace {
@@ -331,45 +338,43 @@ std::string replace_text(std::string_view text, std::string_view from, std::stri
 }
 
 Native find_text_method(std::string_view name) {
-  static const std::unordered_map<std::string_view, Native> kMethods = {
-      {"strip", strip},
-      {"lstrip", lstrip},
-      {"rstrip", rstrip},
-      {"split", split},
-      {"rsplit", rsplit},
-      {"splitlines", splitlines},
-      {"partition", partition},
-      {"rpartition", rpartition},
-      {"startswith", startswith},
-      {"endswith", endswith},
-      {"find", find},
-      {"rfind", rfind},
-      {"index", index},
-      {"count", count},
-      {"replace", replace},
-      {"removeprefix", removeprefix},
-      {"removesuffix", removesuffix},
-      {"upper", convert<to_upper>},
-      {"lower", convert<to_lower>},
-      {"casefold", convert<to_lower>},
-      {"title", convert<to_title>},
-      {"capitalize", convert<to_capitalized>},
-      {"isspace", all_are<is_space>},
-      {"isalpha", all_are<is_alpha>},
-      {"isdigit", all_are<is_digit>},
-      {"isdecimal", all_are<is_decimal>},
-      {"isnumeric", all_are<is_numeric>},
-      {"isalnum", all_are<is_alnum>},
-      {"isupper", cased<true>},
-      {"islower", cased<false>},
-      {"join", join},
-      {"format", format},
-      {"ljust", ljust},
-      {"rjust", rjust},
-      {"center", center},
-      {"zfill", zfill}};
-  auto it = kMethods.find(name);
-  return it == kMethods.end() ? nullptr : it->second;
+  static const NativeTable kMethods = {{"strip", strip},
+                                       {"lstrip", lstrip},
+                                       {"rstrip", rstrip},
+                                       {"split", split},
+                                       {"rsplit", rsplit},
+                                       {"splitlines", splitlines},
+                                       {"partition", partition},
+                                       {"rpartition", rpartition},
+                                       {"startswith", startswith},
+                                       {"endswith", endswith},
+                                       {"find", find},
+                                       {"rfind", rfind},
+                                       {"index", index},
+                                       {"count", count},
+                                       {"replace", replace},
+                                       {"removeprefix", removeprefix},
+                                       {"removesuffix", removesuffix},
+                                       {"upper", convert<to_upper>},
+                                       {"lower", convert<to_lower>},
+                                       {"casefold", convert<to_lower>},
+                                       {"title", convert<to_title>},
+                                       {"capitalize", convert<to_capitalized>},
+                                       {"isspace", all_are<is_space>},
+                                       {"isalpha", all_are<is_alpha>},
+                                       {"isdigit", all_are<is_digit>},
+                                       {"isdecimal", all_are<is_decimal>},
+                                       {"isnumeric", all_are<is_numeric>},
+                                       {"isalnum", all_are<is_alnum>},
+                                       {"isupper", cased<true>},
+                                       {"islower", cased<false>},
+                                       {"join", join},
+                                       {"format", format},
+                                       {"ljust", ljust},
+                                       {"rjust", rjust},
+                                       {"center", center},
+                                       {"zfill", zfill}};
+  return look_up(kMethods, name);
 }
 
 }  // namespace millrace::jinja

@@ -1,9 +1,16 @@
 // JSON in and out of templates: the render's variables become values, and tojson is Python's json.dumps.
-#include <algorithm>
-#include <cmath>
-#include <nlohmann/json.hpp>
+#include "jinja/tojson.h"
 
-#include "jinja/builtins.h"
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "jinja/print.h"
 #include "jinja/python_text.h"
 
 namespace millrace::jinja {

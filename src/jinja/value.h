@@ -71,7 +71,7 @@ enum class Kind : uint8_t {
   kTuple,
   kRange,
   kView,      // dict_items, dict_keys, dict_values
-  kIterator,  // a generator: can be walked once
+  kIterator,  // a generator: can be iterated once
   kDict,
   kNamespace,
   kLoop,
@@ -220,13 +220,11 @@ bool equal(const Value& a, const Value& b);
 // a < b as Python orders them; fails on what has no order. `op` is for the message.
 bool less_than(const Value& a, const Value& b, const char* op = "<");
 bool contains(const Value& container, const Value& item);
-// What `for` sees; fails on what cannot be iterated. Walking an iterator uses it up.
+// What `for` sees; fails on what cannot be iterated. Iterating uses an iterator up.
 std::vector<Value> iterate(const Value& value);
 bool is_iterable(const Value& value);
 // len(); nothing where Python raises a TypeError.
 std::optional<int64_t> length_of(const Value& value);
-std::string to_text(const Value& value);  // str()
-std::string repr(const Value& value);
 // A bool or int argument; fails with Python's complaint otherwise.
 int64_t to_index(const Value& value);
 [[noreturn]] void fail_undefined(const Value& value);

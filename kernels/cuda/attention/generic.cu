@@ -98,12 +98,12 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_attention(const LayerCache& cache, const AttentionParams& op, int64_t rows, const float* query,
-                      float* out, cudaStream_t stream) {
+                      float* out, const Launch& at) {
   if (rows == 0) return;
   const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(cache.heads));
   const size_t shared_bytes = (2 * static_cast<size_t>(cache.head_dim) + 2 * kBlockTokens) * sizeof(float);
   with_cache_type(cache.type, [&](auto element) {
-    attention_kernel<decltype(element)><<<grid, kThreads, shared_bytes, stream>>>(cache, op, query, out);
+    attention_kernel<decltype(element)><<<grid, kThreads, shared_bytes, at.stream>>>(cache, op, query, out);
   });
   check_launch("attention_kernel");
 }

@@ -93,21 +93,22 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op, float2* angles,
-                   cudaStream_t stream) {
+                   const Launch& at) {
   const int64_t count = rows * op.half;
   if (count == 0) return;
-  angles_kernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+  angles_kernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0, at.stream>>>(
       positions, count, op, angles);
   check_launch("angles_kernel");
 }
 
 void launch_rope_append_kv(const LayerCache& cache, const RopeParams& op, const float2* angles, int64_t rows,
-                           float* query, float* key, const float* value, cudaStream_t stream) {
+                           float* query, float* key, const float* value, const Launch& at) {
   if (rows == 0) return;
   const size_t shared_bytes = static_cast<size_t>(op.half) * sizeof(float2);
   with_cache_type(cache.type, [&](auto element) {
-    rope_append_kv_kernel<decltype(element)><<<static_cast<unsigned>(rows), kThreads, shared_bytes, stream>>>(
-        cache, op, angles, query, key, value);
+    rope_append_kv_kernel<decltype(element)>
+        <<<static_cast<unsigned>(rows), kThreads, shared_bytes, at.stream>>>(cache, op, angles, query, key,
+                                                                             value);
   });
   check_launch("rope_append_kv_kernel");
 }

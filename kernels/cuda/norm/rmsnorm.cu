@@ -1,6 +1,7 @@
 // RMSNorm over rows (hidden) and over heads (head_dim).
+#include "kernels/cuda/code.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/norm/norm.h"
 #include "kernels/cuda/tile/reduce.cuh"
 
 namespace millrace::cuda {
@@ -41,14 +42,14 @@ int code_architecture() {
 }
 
 void launch_rmsnorm(const float* x, const int32_t* source_rows, const float* weight, float eps, int64_t rows,
-                    int64_t size, float* y, cudaStream_t stream) {
+                    int64_t size, float* y, const Launch& at) {
   if (rows == 0) return;
   const auto grid = static_cast<unsigned>(rows);
   // By the row's size alone, never by how many rows there are: the choice fixes the order of the sum.
   if (size <= kHeadSize) {
-    rmsnorm_kernel<kHeadThreads><<<grid, kHeadThreads, 0, stream>>>(x, source_rows, weight, eps, size, y);
+    rmsnorm_kernel<kHeadThreads><<<grid, kHeadThreads, 0, at.stream>>>(x, source_rows, weight, eps, size, y);
   } else {
-    rmsnorm_kernel<kRowThreads><<<grid, kRowThreads, 0, stream>>>(x, source_rows, weight, eps, size, y);
+    rmsnorm_kernel<kRowThreads><<<grid, kRowThreads, 0, at.stream>>>(x, source_rows, weight, eps, size, y);
   }
   check_launch("rmsnorm_kernel");
 }

@@ -7,7 +7,6 @@
 // kernel that computed it.
 #pragma once
 
-#include "kernels/cuda/ptx/load_matrices.cuh"
 #include "kernels/cuda/ptx/mma.cuh"
 #include "kernels/cuda/ptx/permute.cuh"
 #include "kernels/cuda/quant/mxfp4.cuh"
@@ -63,6 +62,12 @@ struct TileFormat<PackedFormat::kQ8> {
   }
 };
 
+// Four words are the fragments of two products of 16 columns.
+__device__ inline void store_two_steps(const uint4& words, uint32_t (&first)[2], uint32_t (&second)[2]) {
+  first[0] = words.x, first[1] = words.y;
+  second[0] = words.z, second[1] = words.w;
+}
+
 template <>
 struct TileFormat<PackedFormat::kBf16> {
   static constexpr int kPairBytes = kBf16PairBytes;
@@ -71,8 +76,7 @@ struct TileFormat<PackedFormat::kBf16> {
     const uint32_t row = static_cast<uint32_t>(lane) % 8, chunk = static_cast<uint32_t>(lane) / 8;
 #pragma unroll
     for (uint32_t odd = 0; odd < 2; ++odd)
-      ptx::load_matrices(pair + bf16_chunk(row, 4 * odd + chunk), w[2 * odd][0], w[2 * odd][1],
-                         w[2 * odd + 1][0], w[2 * odd + 1][1]);
+      store_two_steps(ptx::ldmatrix_x4(pair + bf16_chunk(row, 4 * odd + chunk)), w[2 * odd], w[2 * odd + 1]);
   }
 };
 
@@ -88,12 +92,10 @@ __device__ inline void load_activations(const uint8_t* x, int lane, uint32_t (&b
 #pragma unroll
   for (int odd = 0; odd < 2; ++odd) {
     if constexpr (kFormat == PackedFormat::kBf16) {
-      ptx::load_matrices(x + odd * 64 + lane / 8 * 16, b[2 * odd][0], b[2 * odd][1], b[2 * odd + 1][0],
-                         b[2 * odd + 1][1]);
+      store_two_steps(ptx::ldmatrix_x4(x + odd * 64 + lane / 8 * 16), b[2 * odd], b[2 * odd + 1]);
     } else {
       const uint4 words = *reinterpret_cast<const uint4*>(x + odd * 64 + lane % 4 * 16);
-      b[2 * odd][0] = words.x, b[2 * odd][1] = words.y;
-      b[2 * odd + 1][0] = words.z, b[2 * odd + 1][1] = words.w;
+      store_two_steps(words, b[2 * odd], b[2 * odd + 1]);
     }
   }
 }

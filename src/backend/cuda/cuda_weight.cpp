@@ -79,15 +79,17 @@ size_t device_weight_bytes(const TensorView& view, WeightUse use) {
   return view.bytes() + static_cast<size_t>(scales.rows) * scales.row_bytes + floats;
 }
 
-size_t device_opened_bytes(const TensorView& view) {
-  if (view.rank != 2 || !has_wgmma()) return 0;
+size_t device_opened_bytes(const TensorView& view, const Device& device) {
+  if (view.rank != 2 || !device.has_wgmma()) return 0;
   return opened_bytes(packed_shape(view.type, view.rows(), view.cols()));
 }
 
-WeightUploader::WeightUploader() : staging_(2 * kHalfBytes, "the upload buffer") {}
+WeightUploader::WeightUploader(const Device& device)
+    : device_(device), staging_(2 * kHalfBytes, "the upload buffer") {}
 
 WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
   check_view(view);
+  device_.use();
   auto weight = std::make_unique<CudaWeight>();
   weight->experts = experts_of(view);
   weight->cols = view.cols();
@@ -149,10 +151,10 @@ void WeightUploader::upload_packed(const TensorView& view, CudaWeight& weight) {
 }
 
 void WeightUploader::open(const TensorView& view, CudaWeight& weight) {
-  const size_t bytes = device_opened_bytes(view);
+  const size_t bytes = device_opened_bytes(view, device_);
   MILLRACE_CHECK(bytes > 0);  // else it is a kMatrix
   weight.opened = DeviceBuffer(bytes, view.name.c_str());
-  launch_open(weight.packed, weight.opened.as<uint8_t>(), stream_.get());
+  launch_open(weight.packed, weight.opened.as<uint8_t>(), {device_, stream_.get()});
   weight.packed.opened = weight.opened.as<const uint8_t>();
 }
 
@@ -181,7 +183,7 @@ void WeightUploader::repack_rows(const TensorView& view, const DeviceMatrix& gri
     raw.scales = raw_scales_.as<const uint8_t>();
     raw.scales_per_row = shape.per_row;
   }
-  launch_repack(raw, first, packed_shape(view.type, count, view.cols()), tiles, stream_.get());
+  launch_repack(raw, first, packed_shape(view.type, count, view.cols()), tiles, {device_, stream_.get()});
 }
 
 void WeightUploader::upload_scales(const TensorView& view, CudaWeight& weight) {

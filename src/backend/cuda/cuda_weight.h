@@ -5,7 +5,6 @@
 
 #include "backend/backend.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/ops.h"
 #include "kernels/cuda/quant/packed_tiles.h"
 
 namespace millrace::cuda {
@@ -31,13 +30,13 @@ inline const CudaWeight& own(const Weight& weight) { return static_cast<const Cu
 // Bytes `view` will take on the device, without those of an opened copy.
 size_t device_weight_bytes(const TensorView& view, WeightUse use);
 // Bytes of an opened copy of a matrix; 0: this GPU or this matrix has no use for one.
-size_t device_opened_bytes(const TensorView& view);
+size_t device_opened_bytes(const TensorView& view, const Device& device);
 
 // Copies weights to the device through a pinned buffer of two halves: one is filled from the file's mapping
 // while the other travels. One caller at a time.
 class WeightUploader {
  public:
-  WeightUploader();
+  explicit WeightUploader(const Device& device);  // which must outlive it
   // Returns when the weight is on the device. Throws Error{kUnsupported} for a type that is no weight's,
   // Error {kBadInput} for a row that is not whole blocks, Error{kNoMemory}; each names the tensor.
   WeightPtr upload(const TensorView& view, WeightUse use);
@@ -55,6 +54,7 @@ class WeightUploader {
   void upload_scales(const TensorView& view, CudaWeight& weight);
   DeviceBuffer upload_floats(const TensorView& view);
 
+  const Device& device_;
   Stream stream_;
   PinnedBuffer staging_;
   DeviceBuffer raw_, raw_scales_;  // rows in the file's encoding on their way to tiles

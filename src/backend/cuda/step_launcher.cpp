@@ -5,7 +5,11 @@
 
 #include "base/check.h"
 #include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemm/generic.h"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/moe/moe.h"
+#include "kernels/cuda/norm/norm.h"
+#include "kernels/cuda/sample/argmax.h"
 #include "kernels/cuda/sample/sample.h"
 
 namespace millrace::cuda {
@@ -23,11 +27,13 @@ size_t count_of(const Array& array) {
 
 }  // namespace
 
-StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Stream& stream)
+StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Launch& at)
     : spec_(spec),
       w_(workspace),
-      stream_(stream),
-      packed_attention_(fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim)) {}
+      at_(at),
+      packed_attention_(
+          supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
+      whole_grid_(at.device.claim_grid()) {}
 
 void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
                           int32_t* batch_device) {
@@ -37,7 +43,7 @@ void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, 
   fused_rope_ = nullptr;
   if (plan.takes_sampled && std::holds_alternative<EmbedOp>(ops.front())) {
     launch_take_sampled(w_.best.as<const int32_t>(), in_batch(batch.sampled_rows()), plan.rows,
-                        batch_device + batch.tokens(), stream_.get());
+                        batch_device + batch.tokens(), at_);
   }
   prepare_angles(ops);
   for (size_t i = 0; i < ops.size(); ++i) {
@@ -71,8 +77,8 @@ size_t StepLauncher::angle_table(std::span<const float> inv_freq, float magnitud
                               "the rotary angles");
   if (!inv_freq.empty()) {
     MILLRACE_CUDA_TRY(cudaMemcpyAsync(table.inv_freq.as<void>(), table.values.data(), inv_freq.size_bytes(),
-                                      cudaMemcpyHostToDevice, stream_.get()));
-    stream_.synchronize();
+                                      cudaMemcpyHostToDevice, at_.stream));
+    MILLRACE_CUDA_TRY(cudaStreamSynchronize(at_.stream));
   }
   return angle_tables_.size() - 1;
 }
@@ -93,7 +99,7 @@ void StepLauncher::prepare_angles(const std::vector<StepOp>& ops) {
     if (rope == nullptr || done[rope->table]) continue;
     done[rope->table] = true;
     launch_angles(in_batch(batch_->positions()), plan_.rows, rope->params,
-                  angle_tables_[rope->table].angles.as<float2>(), stream_.get());
+                  angle_tables_[rope->table].angles.as<float2>(), at_);
   }
 }
 
@@ -123,10 +129,10 @@ void StepLauncher::operator()(const EmbedOp& op) {
   const PackedMatrix& packed = own(*op.table).packed;
   if (packed.format != PackedFormat::kNone) {
     return launch_embed_packed(packed, in_batch(batch_->tokens()), plan_.rows, op.scale,
-                               w_.residual.as<float>(), stream_.get());
+                               w_.residual.as<float>(), at_);
   }
   launch_embed(own(*op.table).matrix, in_batch(batch_->tokens()), plan_.rows, op.scale,
-               w_.residual.as<float>(), stream_.get());
+               w_.residual.as<float>(), at_);
 }
 
 void StepLauncher::operator()(const NormQkv& op) {
@@ -141,24 +147,23 @@ void StepLauncher::operator()(const NormQkv& op) {
 
 void StepLauncher::operator()(const RopeOp& op) {
   launch_rope_append_kv(cache_of(op.layer), op.params, angle_tables_[op.table].angles.as<const float2>(),
-                        plan_.rows, w_.query.as<float>(), w_.key.as<float>(), w_.value.as<float>(),
-                        stream_.get());
+                        plan_.rows, w_.query.as<float>(), w_.key.as<float>(), w_.value.as<float>(), at_);
 }
 
 void StepLauncher::operator()(const Attend& op) {
   if (packed_attention_) return packed_attention(op);
   const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
   launch_attention(cache_of(op.layer), params, plan_.rows, w_.query.as<float>(), w_.attention.as<float>(),
-                   stream_.get());
+                   at_);
 }
 
 void StepLauncher::packed_attention(const Attend& op) {
-  PackedAttention attention;
+  PagedAttention attention;
   attention.cache = cache_of(op.layer);
   attention.op = {op.window, op.scale, vector_of(op.sinks)};
   attention.rows = static_cast<int32_t>(plan_.rows);
-  const int32_t spans = attention_spans(std::max(0, plan_.last_position), op.window);
-  attention.max_spans = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(spans)));
+  const int32_t spans = attention_splits(std::max(0, plan_.last_position), op.window);
+  attention.max_splits = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(spans)));
   if (fused_rope_ != nullptr) {
     attention.angles = angle_tables_[fused_rope_->table].angles.as<const float2>();
     attention.interleaved = fused_rope_->params.interleaved;
@@ -171,18 +176,18 @@ void StepLauncher::packed_attention(const Attend& op) {
   // Side by side where few rows would leave multiprocessors idle, or make others wait for a long one; else a
   // row's spans follow one another, which saves their way through memory, as they do where a window leaves
   // two of them.
-  const bool enough = plan_.rows * spec_.kv_heads * 4 >= int64_t{multiprocessors()} * 5;
+  const bool enough = plan_.rows * spec_.kv_heads * 4 >= int64_t{at_.device.sm_count()} * 5;
   const bool in_turn =
-      (enough && attention.max_spans <= kMaxSpansInTurn) || (op.window > 0 && attention.max_spans <= 2);
-  if (attention.max_spans > 1 && !in_turn && spans_fit(spec_, plan_.rows, attention.max_spans)) {
+      (enough && attention.max_splits <= kMaxSpansInTurn) || (op.window > 0 && attention.max_splits <= 2);
+  if (attention.max_splits > 1 && !in_turn && spans_fit(w_, spec_, plan_.rows, attention.max_splits)) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
-  if (has_wgmma() && plan_.rows >= kMinPromptRows) {
+  if (at_.device.has_wgmma() && plan_.rows >= kMinPromptRows) {
     attention.chunks = in_batch(batch_->chunks());
     attention.num_chunks = batch_->num_chunks();
   }
-  launch_packed_attention(attention, stream_.get());
+  launch_paged_attention(attention, at_);
 }
 
 void StepLauncher::operator()(const ProjectOp& op) {
@@ -194,7 +199,7 @@ void StepLauncher::operator()(const ProjectOp& op) {
 void StepLauncher::operator()(const Ffn& op) {
   const Target targets[] = {{op.gate, w_.gate.as<float>(), spec_.ffn}, {op.up, w_.up.as<float>(), spec_.ffn}};
   linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, targets, false);
-  launch_activate({}, plan_.rows * spec_.ffn, w_.gate.as<float>(), w_.up.as<float>(), stream_.get());
+  launch_activate({}, plan_.rows * spec_.ffn, w_.gate.as<float>(), w_.up.as<float>(), at_);
   const Target down{op.down, w_.residual.as<float>(), spec_.hidden};
   linears({w_.gate.as<float>(), plan_.rows, spec_.ffn, nullptr, nullptr, nullptr}, {&down, 1}, true);
 }
@@ -208,20 +213,20 @@ void StepLauncher::operator()(const Logits& op) {
 
 void StepLauncher::operator()(const ArgmaxOp&) {
   launch_argmax(w_.logits.as<float>(), plan_.logit_rows, spec_.vocab, w_.candidates.as<void>(),
-                w_.best.as<int32_t>(), stream_.get());
+                w_.best.as<int32_t>(), at_);
 }
 
 void StepLauncher::operator()(const SampleOp&) {
   launch_sample(w_.logits.as<float>(), plan_.logit_rows, spec_.vocab,
                 static_cast<const SampleParams*>(plan_.sampling), w_.best.as<int32_t>(),
-                w_.sample_details.as<SampleDetails>(), stream_.get());
+                w_.sample_details.as<SampleDetails>(), at_);
 }
 
 // ---------------------------------------------------------------- linear layers
 
 void StepLauncher::norm_heads(const Norm& op, int32_t heads, const DeviceBuffer& values) {
   launch_rmsnorm(values.as<float>(), nullptr, vector_of(op.weight), op.eps, plan_.rows * heads,
-                 spec_.head_dim, values.as<float>(), stream_.get());
+                 spec_.head_dim, values.as<float>(), at_);
 }
 
 void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bool add) {
@@ -240,12 +245,12 @@ void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bo
   const float* x = rows.x;
   if (rows.norm != nullptr) {
     launch_rmsnorm(rows.x, rows.source, vector_of(rows.norm->weight), rows.norm->eps, rows.count, rows.cols,
-                   rows.normed->as<float>(), stream_.get());
+                   rows.normed->as<float>(), at_);
     x = rows.normed->as<float>();
   }
   for (const Target& target : rest) {
     launch_linear(own(*target.linear.weight).matrix, vector_of(target.linear.bias), x, rows.count, add,
-                  target.out, stream_.get());
+                  target.out, at_);
   }
 }
 
@@ -254,7 +259,7 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
   const float* norm_weight = rows.norm != nullptr ? vector_of(rows.norm->weight) : nullptr;
   const float eps = rows.norm != nullptr ? rows.norm->eps : 0.0f;
   MILLRACE_CHECK(targets.size() <= count_of(StreamLinear{}.parts));
-  if (rows.count <= kMaxStreamRows && fits_streaming(own(*targets[0].linear.weight).packed)) {
+  if (rows.count <= kMaxStreamRows && fits_streaming(own(*targets[0].linear.weight).packed, at_.device)) {
     StreamLinear op;
     for (const Target& target : targets) {
       op.parts[op.num_parts++] = {own(*target.linear.weight).packed, vector_of(target.linear.bias),
@@ -266,9 +271,9 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
     op.eps = eps;
     op.tokens = static_cast<int32_t>(rows.count);
     op.add = add;
-    return launch_stream_linear(op, stream_.get());
+    return launch_stream_linear(op, at_);
   }
-  WideRound round;
+  RoundRows round;
   round.x = rows.x;
   round.source_rows = rows.source;
   round.norm_weight = norm_weight;
@@ -277,16 +282,16 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
   round.cols = rows.cols;
   round.weights = format;
   round.to = {w_.wide.as<uint8_t>()};
-  launch_wide_round(round, stream_.get());
-  WideLinear op;
+  launch_round_rows(round, at_);
+  Gemm op;
   for (const Target& target : targets) {
     op.parts[op.num_parts++] = {own(*target.linear.weight).packed, vector_of(target.linear.bias), target.out};
   }
   op.x = round.to;
   op.rows = rows.count;
   op.add = add;
-  if (whole_grid_.mine()) op.split = wide_split(w_.split.as<void>());
-  launch_wide_linear(op, stream_.get());
+  if (whole_grid_.held()) op.split = split_workspace(w_.split.as<void>(), at_.device);
+  launch_gemm(op, at_);
 }
 
 // ---------------------------------------------------------------- experts
@@ -312,7 +317,7 @@ bool StepLauncher::routes_by_stream(const Route& op) const {
   const CudaWeight& router = own(*op.router.weight);
   MILLRACE_CHECK(router.rows == spec_.experts && router.cols == spec_.hidden);
   const size_t shared_bytes = size_t{5} * static_cast<size_t>(spec_.hidden) * sizeof(float);
-  return has_bulk_copies() && router.float_rows() != nullptr && spec_.hidden % 32 == 0 &&
+  return at_.device.has_bulk_copies() && router.float_rows() != nullptr && spec_.hidden % 32 == 0 &&
          shared_bytes <= 200 * 1024;
 }
 
@@ -320,20 +325,20 @@ bool StepLauncher::routes_by_stream(const Route& op) const {
 bool StepLauncher::launch_moe(const std::vector<StepOp>& ops, size_t at) {
   const auto* route = std::get_if<Route>(&ops[at]);
   const auto* experts = at + 1 < ops.size() ? std::get_if<Experts>(&ops[at + 1]) : nullptr;
-  if (route == nullptr || experts == nullptr || plan_.rows > kMaxStreamRows || !whole_grid_.mine())
+  if (route == nullptr || experts == nullptr || plan_.rows > kMaxStreamRows || !whole_grid_.held())
     return false;
   if (!routes_by_stream(*route)) return false;
   check_experts(*experts);
   const StreamExperts streamed = stream_experts(*experts);
-  if (!fits_stream_moe(stream_route(*route), streamed)) return false;
-  launch_stream_moe(stream_route(*route), streamed, w_.moe_sync.as<MoeSync>(), stream_.get());
+  if (!fits_stream_moe(stream_route(*route), streamed, at_.device)) return false;
+  launch_stream_moe(stream_route(*route), streamed, w_.moe_sync.as<MoeSync>(), at_);
   return true;
 }
 
 void StepLauncher::operator()(const Route& op) {
-  if (routes_by_stream(op)) return launch_stream_route(stream_route(op), stream_.get());
+  if (routes_by_stream(op)) return launch_stream_route(stream_route(op), at_);
   launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
-                 spec_.hidden, w_.normed.as<float>(), stream_.get());
+                 spec_.hidden, w_.normed.as<float>(), at_);
   const CudaWeight& router = own(*op.router.weight);
   if (router.float_rows() != nullptr) {  // not rounded, on any GPU: a choice of experts hangs on it
     DeviceMatrix rows = router.matrix;
@@ -341,23 +346,21 @@ void StepLauncher::operator()(const Route& op) {
     rows.type = DType::kF32;
     rows.row_bytes = int64_t{spec_.hidden} * static_cast<int64_t>(sizeof(float));
     launch_linear(rows, vector_of(op.router.bias), w_.normed.as<float>(), plan_.rows, false,
-                  w_.scores.as<float>(), stream_.get());
+                  w_.scores.as<float>(), at_);
   } else {
     const Target target{op.router, w_.scores.as<float>(), spec_.experts};
     linears({w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr}, {&target, 1},
             false);
   }
   if (spec_.hidden % 32 == 0 && plan_.rows <= kMaxStreamRows) {
-    launch_round_rows(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.rounded.as<uint16_t>(),
-                      stream_.get());
+    launch_round_rows(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.rounded.as<uint16_t>(), at_);
   }
 }
 
 void StepLauncher::choose_experts() {
   // Softmax over all, renormalized over the chosen, is softmax over the chosen.
   launch_choose_experts(w_.scores.as<float>(), plan_.rows, spec_.experts, spec_.experts_per_token,
-                        plan_.softmax_over_all, w_.chosen.as<int32_t>(), w_.chosen_weight.as<float>(),
-                        stream_.get());
+                        plan_.softmax_over_all, w_.chosen.as<int32_t>(), w_.chosen_weight.as<float>(), at_);
 }
 
 StreamExperts StepLauncher::stream_experts(const Experts& op) const {
@@ -382,55 +385,55 @@ StreamExperts StepLauncher::stream_experts(const Experts& op) const {
 
 // Rows of x, each of `copies` pairs, into the groups' order.
 void StepLauncher::round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w) {
-  const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
-  WideRound round;
+  const ExpertGroups groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
+  RoundRows round;
   round.x = x.as<const float>();
-  round.places = groups.places;
+  round.sorted_rows = groups.sorted_rows;
   round.copies = copies;
   round.rows = pairs() / copies;
   round.cols = w.cols;
   round.weights = w.format;
   round.to = {w_.wide.as<uint8_t>()};
-  launch_wide_round(round, stream_.get());
+  launch_round_rows(round, at_);
 }
 
 void StepLauncher::wide_gate_up(const Experts& op) {
   round_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
-  WideExperts wide;
+  GroupedGemm wide;
   wide.experts = spec_.experts;
   wide.gate = own(*op.gate.weight).packed;
   wide.up = own(*op.up.weight).packed;
   wide.gate_bias = vector_of(op.gate.bias);
   wide.up_bias = vector_of(op.up.bias);
   wide.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
-  wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
+  wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
   wide.x = {w_.wide.as<uint8_t>()};
   wide.out = w_.gate.as<float>();
   if (rounds_act(op)) {
     wide.act = {w_.wide_act.as<uint8_t>()};
     wide.act_weights = own(*op.down.weight).packed.format;
   }
-  launch_wide_experts(wide, stream_.get());
+  launch_grouped_gemm(wide, at_);
 }
 
 // Whether gate and up leave their activations as down's operand.
 bool StepLauncher::rounds_act(const Experts& op) const {
   const PackedFormat gate = own(*op.gate.weight).packed.format;
-  return has_wgmma() && gate != PackedFormat::kNone && gate == own(*op.up.weight).packed.format &&
+  return at_.device.has_wgmma() && gate != PackedFormat::kNone && gate == own(*op.up.weight).packed.format &&
          own(*op.down.weight).packed.format != PackedFormat::kNone;
 }
 
 // out[pair] = the pair's expert . row of x, x in the groups' order.
-void StepLauncher::wide_expert_linear(const Linear& op, const WideRows& x, const DeviceBuffer& out) {
+void StepLauncher::wide_expert_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out) {
   const CudaWeight& weight = own(*op.weight);
-  WideExperts wide;
+  GroupedGemm wide;
   wide.experts = spec_.experts;
   wide.gate = weight.packed;
   wide.gate_bias = vector_of(op.bias);
-  wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts);
+  wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
   wide.x = x;
   wide.out = out.as<float>();
-  launch_wide_experts(wide, stream_.get());
+  launch_grouped_gemm(wide, at_);
 }
 
 void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide,
@@ -438,7 +441,7 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
   const CudaWeight& weight = own(*op.weight);
   if (weight.packed.format == PackedFormat::kNone) {
     return launch_expert_linear(weight.matrix, vector_of(op.bias), x.as<float>(), divide,
-                                w_.chosen.as<int32_t>(), pairs(), out.as<float>(), stream_.get());
+                                w_.chosen.as<int32_t>(), pairs(), out.as<float>(), at_);
   }
   round_pairs(x, divide, weight.packed);
   wide_expert_linear(op, {w_.wide.as<uint8_t>()}, out);
@@ -457,11 +460,11 @@ void StepLauncher::operator()(const Experts& op) {
   check_experts(op);
   if (plan_.rows <= kMaxStreamRows) {
     const StreamExperts streamed = stream_experts(op);
-    if (fits_stream_experts(streamed)) return launch_stream_experts(streamed, stream_.get());
+    if (fits_stream_experts(streamed, at_.device)) return launch_stream_experts(streamed, at_);
   }
   choose_experts();
   launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
-                       expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts), stream_.get());
+                       expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device), at_);
   const PackedFormat gate = own(*op.gate.weight).packed.format, up = own(*op.up.weight).packed.format;
   if (gate != PackedFormat::kNone && gate == up) {
     wide_gate_up(op);
@@ -469,8 +472,7 @@ void StepLauncher::operator()(const Experts& op) {
     expert_linear(op.gate, w_.normed, spec_.experts_per_token, w_.gate);
     expert_linear(op.up, w_.normed, spec_.experts_per_token, w_.up);
     const Activation activation{op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
-    launch_activate(activation, pairs() * spec_.expert_ffn, w_.gate.as<float>(), w_.up.as<float>(),
-                    stream_.get());
+    launch_activate(activation, pairs() * spec_.expert_ffn, w_.gate.as<float>(), w_.up.as<float>(), at_);
   }
   if (rounds_act(op)) {
     wide_expert_linear(op.down, {w_.wide_act.as<uint8_t>()}, w_.down);
@@ -478,7 +480,7 @@ void StepLauncher::operator()(const Experts& op) {
     expert_linear(op.down, w_.gate, 1, w_.down);
   }
   launch_combine_experts(w_.down.as<float>(), w_.chosen_weight.as<float>(), plan_.rows,
-                         spec_.experts_per_token, spec_.hidden, w_.residual.as<float>(), stream_.get());
+                         spec_.experts_per_token, spec_.hidden, w_.residual.as<float>(), at_);
 }
 
 }  // namespace millrace::cuda

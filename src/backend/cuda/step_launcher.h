@@ -4,7 +4,6 @@
 // alone.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <span>
 #include <vector>
@@ -18,26 +17,10 @@
 
 namespace millrace::cuda {
 
-// The right to launch kernels whose CTAs wait for one another: they need room on every SM at the same time,
-// and two such kernels side by side could wait for ever. One executor of a process has it, the first.
-class WholeGrid {
- public:
-  WholeGrid() : mine_(!taken_.test_and_set()) {}
-  ~WholeGrid() {
-    if (mine_) taken_.clear();
-  }
-  WholeGrid(const WholeGrid&) = delete;
-  WholeGrid& operator=(const WholeGrid&) = delete;
-  bool mine() const { return mine_; }
-
- private:
-  static inline std::atomic_flag taken_;
-  bool mine_;
-};
-
 class StepLauncher {
  public:
-  StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Stream& stream);
+  // Claims the whole grid of the GPU, if it is free: no other executor of it has kernels that wait then.
+  StepLauncher(const ExecutorSpec& spec, const Workspace& workspace, const Launch& at);
 
   // The index of a table of rotary angles, uploaded at the first sight of these values.
   size_t angle_table(std::span<const float> inv_freq, float magnitude);
@@ -91,7 +74,7 @@ class StepLauncher {
   bool launch_moe(const std::vector<StepOp>& ops, size_t at);
   void wide_gate_up(const Experts& op);
   bool rounds_act(const Experts& op) const;
-  void wide_expert_linear(const Linear& op, const WideRows& x, const DeviceBuffer& out);
+  void wide_expert_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out);
   // One matrix per pair's expert, of whatever type: out[pair, :] from x[pair / divide, :].
   void expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
   void round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);
@@ -102,7 +85,7 @@ class StepLauncher {
 
   const ExecutorSpec& spec_;
   const Workspace& w_;
-  const Stream& stream_;
+  const Launch at_;
   const bool packed_attention_;
 
   struct AngleTable {
@@ -118,7 +101,7 @@ class StepLauncher {
   const BatchArrays* batch_ = nullptr;
   const int32_t* batch_device_ = nullptr;
   const RopeOp* fused_rope_ = nullptr;  // the next attention rotates and appends
-  WholeGrid whole_grid_;
+  GridClaim whole_grid_;
 };
 
 }  // namespace millrace::cuda

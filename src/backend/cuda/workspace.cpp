@@ -4,9 +4,10 @@
 #include <bit>
 
 #include "backend/cuda/block_copies.h"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/sample/argmax.h"
 #include "kernels/cuda/sample/sample.h"
 
 namespace millrace::cuda {
@@ -16,7 +17,7 @@ namespace {
 constexpr size_t kPartialBytes = size_t{36} << 20;
 
 struct Sizes {  // bytes
-  explicit Sizes(const ExecutorSpec& spec) {
+  Sizes(const ExecutorSpec& spec, const Device& device) {
     const auto rows = static_cast<size_t>(spec.max_tokens),
                logit_rows = static_cast<size_t>(spec.max_logit_rows);
     const size_t pairs = rows * static_cast<size_t>(spec.experts_per_token);
@@ -37,16 +38,16 @@ struct Sizes {  // bytes
     const auto expert_rows =
         static_cast<int64_t>(pairs) +
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
-    wide = std::max({wide_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols)),
-                     wide_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn)),
-                     wide_rows_bytes(spec.max_logit_rows, spec.hidden),
-                     wide_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn))});
-    split = wide_split_bytes();
-    wide_act = pairs > 0 ? wide_rows_bytes(expert_rows, spec.expert_ffn) : 0;
-    groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts) * 4 : 0;
-    if (fits_packed_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim)) {
-      const auto spans = static_cast<uint32_t>(attention_spans(spec.max_context, 0));
-      partial = std::min(kPartialBytes, packed_attention_partial_bytes(
+    wide = std::max({bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols), device),
+                     bf16_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn), device),
+                     bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
+                     bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
+    split = split_workspace_bytes(device);
+    wide_act = pairs > 0 ? bf16_rows_bytes(expert_rows, spec.expert_ffn, device) : 0;
+    groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts, device) * 4 : 0;
+    if (supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
+      const auto spans = static_cast<uint32_t>(attention_splits(spec.max_context, 0));
+      partial = std::min(kPartialBytes, paged_attention_partial_bytes(
                                             spec.max_tokens, static_cast<int32_t>(std::bit_ceil(spans)),
                                             spec.kv_heads, spec.head_dim));
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
@@ -64,18 +65,16 @@ struct Sizes {  // bytes
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
-DeviceBuffer zeros(size_t bytes) {
+DeviceBuffer zeros(size_t bytes, cudaStream_t stream) {
   DeviceBuffer buffer = memory(bytes);
-  if (bytes > 0) MILLRACE_CUDA_TRY(cudaMemset(buffer.as<void>(), 0, bytes));
-  // Steps run in a stream that does not wait for this one.
-  MILLRACE_CUDA_TRY(cudaStreamSynchronize(nullptr));
+  if (bytes > 0) MILLRACE_CUDA_TRY(cudaMemsetAsync(buffer.as<void>(), 0, bytes, stream));
   return buffer;
 }
 
 }  // namespace
 
-Workspace::Workspace(const ExecutorSpec& spec) {
-  const Sizes sizes(spec);
+Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
+  const Sizes sizes(spec, at.device);
   residual = memory(sizes.hidden);
   normed = memory(sizes.hidden);
   query = memory(sizes.query);
@@ -92,25 +91,23 @@ Workspace::Workspace(const ExecutorSpec& spec) {
   logits = memory(sizes.logits);
   best = memory(sizes.best);
   rounded = memory(sizes.rounded);
-  moe_sync = zeros(sizes.moe_sync);
+  moe_sync = zeros(sizes.moe_sync, at.stream);
   wide = memory(sizes.wide);
-  split = zeros(sizes.split);
+  split = zeros(sizes.split, at.stream);
   wide_act = memory(sizes.wide_act);
   groups = memory(sizes.groups);
   partial = memory(sizes.partial);
-  arrived = zeros(sizes.arrived);
-  candidates = zeros(sizes.candidates);
-  sample_details = zeros(sizes.sample_details);
+  arrived = zeros(sizes.arrived, at.stream);
+  candidates = zeros(sizes.candidates, at.stream);
+  sample_details = zeros(sizes.sample_details, at.stream);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");
   }
-  MILLRACE_CUDA_TRY(
-      cudaDeviceSynchronize());  // the zeros are there before any stream's kernel counts on them
 }
 
-size_t workspace_bytes_of(const ExecutorSpec& spec) {
-  return Sizes(spec).total() + BlockCopies::device_bytes(largest_block_of(spec));
+size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device) {
+  return Sizes(spec, device).total() + BlockCopies::device_bytes(largest_block_of(spec));
 }
 
 size_t largest_block_of(const ExecutorSpec& spec) {
@@ -121,8 +118,9 @@ size_t largest_block_of(const ExecutorSpec& spec) {
   return largest;
 }
 
-bool spans_fit(const ExecutorSpec& spec, int64_t rows, int32_t spans) {
-  return packed_attention_partial_bytes(rows, spans, spec.kv_heads, spec.head_dim) <= Sizes(spec).partial;
+bool spans_fit(const Workspace& workspace, const ExecutorSpec& spec, int64_t rows, int32_t spans) {
+  return paged_attention_partial_bytes(rows, spans, spec.kv_heads, spec.head_dim) <=
+         workspace.partial.bytes();
 }
 
 }  // namespace millrace::cuda

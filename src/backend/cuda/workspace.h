@@ -9,7 +9,8 @@
 namespace millrace::cuda {
 
 struct Workspace {
-  explicit Workspace(const ExecutorSpec& spec);
+  // Zeros where kernels count on them, in order on the stream that steps run on.
+  Workspace(const ExecutorSpec& spec, const Launch& at);
 
   DeviceBuffer residual, normed;                 // [tokens, hidden]
   DeviceBuffer query, attention;                 // [tokens, heads, head_dim]
@@ -30,12 +31,12 @@ struct Workspace {
 };
 
 // Bytes of all of it but the pools, and of what blocks need that leave them (block_copies.h).
-size_t workspace_bytes_of(const ExecutorSpec& spec);
+size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device);
 
 // Of any group's, in bytes.
 size_t largest_block_of(const ExecutorSpec& spec);
 
 // The attention of so many rows, each cut into up to `spans`, may put its spans side by side.
-bool spans_fit(const ExecutorSpec& spec, int64_t rows, int32_t spans);
+bool spans_fit(const Workspace& workspace, const ExecutorSpec& spec, int64_t rows, int32_t spans);
 
 }  // namespace millrace::cuda

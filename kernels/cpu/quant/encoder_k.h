@@ -1,0 +1,26 @@
+// What encoder.cpp and encoder_k.cpp share: stored scales, and the weights of a run of blocks.
+#pragma once
+
+#include <algorithm>
+
+#include "base/float_bits.h"
+#include "kernels/cpu/quant/float4.h"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::quant {
+
+// An f16 scale. What f16 cannot hold saturates, so that a stored scale is always finite.
+inline uint16_t stored_half(float d) { return to_half(std::clamp(d, -65504.0f, 65504.0f)).bits; }
+inline float half_value(uint16_t bits) { return to_float(Half{bits}); }
+
+// A run of blocks of `count` values and the importance of their columns (absent: all alike).
+struct BlockRun {
+  const float* x;
+  const float* importance;
+};
+
+void encode_q4_k(const BlockRun& run, BlockQ4_K& out);
+void encode_q5_k(const BlockRun& run, BlockQ5_K& out);
+void encode_q6_k(const BlockRun& run, BlockQ6_K& out);
+
+}  // namespace millrace::quant
