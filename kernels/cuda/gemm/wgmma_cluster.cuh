@@ -280,17 +280,18 @@ void launch_cluster_as(const WgmmaGemm& gemm, bool no_split_k, float unscale, co
   p.split = split;
   p.segment_k_steps = no_split_k ? p.k_steps : pairs_per_segment(p.k_steps);
   int32_t part_tiles[kMaxParts] = {};
-  p.rows_map = rows_map_of(p.x, divide_up(p.rows, kWgmmaRows), p.k_steps, kTokens / kWgmmaRows);
+  p.rows_map = rows_map_of(at.device, p.x, divide_up(p.rows, kWgmmaRows), p.k_steps, kTokens / kWgmmaRows);
   for (int i = 0; i < p.num_parts; ++i) {
     const WgmmaGemm::Part& part = p.parts[i];
     part_tiles[i] = part.num_tiles;
-    p.maps[i] = map_of<PackedFormat::kBf16>(part.tiles, part.num_tiles, p.tile_bytes, Layout::kLoadedTiles);
+    p.maps[i] = map_of<PackedFormat::kBf16>(at.device, part.tiles, part.num_tiles, p.tile_bytes,
+                                            Layout::kLoadedTiles);
     const auto ends = reinterpret_cast<uintptr_t>(part.out) | reinterpret_cast<uintptr_t>(part.bias);
     p.by_boxes[i] = part.rows % 4 == 0 && ends % 16 == 0;
     for (const int half : {0, 1}) {
       if (!p.by_boxes[i]) continue;
       const int outputs = (half == 1 ? Layout::kSecondHalfTiles : Layout::kFirstHalfTiles) * kTileRows;
-      p.out_maps[i][half] = ptx::byte_rows_map(part.out, static_cast<uint64_t>(p.rows),
+      p.out_maps[i][half] = ptx::byte_rows_map(at.device, part.out, static_cast<uint64_t>(p.rows),
                                                static_cast<uint64_t>(part.rows) * sizeof(float),
                                                Problem::Epilogue::kTokens, outputs * sizeof(float));
     }

@@ -31,7 +31,7 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
     : spec_(spec),
       w_(workspace),
       at_(at),
-      packed_attention_(
+      paged_attention_(
           supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
       whole_grid_(at.device.claim_grid()) {}
 
@@ -88,7 +88,7 @@ bool StepLauncher::fuses_rope(const std::vector<StepOp>& ops, size_t at) const {
   const auto* rope = std::get_if<RopeOp>(&ops[at]);
   if (rope == nullptr || at + 1 == ops.size()) return false;
   const auto* attend = std::get_if<Attend>(&ops[at + 1]);
-  return attend != nullptr && attend->layer == rope->layer && packed_attention_ && plan_.single_tokens &&
+  return attend != nullptr && attend->layer == rope->layer && paged_attention_ && plan_.single_tokens &&
          2 * rope->params.half == spec_.head_dim;
 }
 
@@ -119,7 +119,7 @@ LayerCache StepLauncher::cache_of(int layer) const {
   cache.heads = spec_.heads;
   cache.kv_heads = spec_.kv_heads;
   cache.head_dim = spec_.head_dim;
-  cache.order = packed_attention_ ? CacheOrder::kSwizzled : CacheOrder::kRows;
+  cache.order = paged_attention_ ? CacheOrder::kSwizzled : CacheOrder::kRows;
   return cache;
 }
 
@@ -151,13 +151,13 @@ void StepLauncher::operator()(const RopeOp& op) {
 }
 
 void StepLauncher::operator()(const Attend& op) {
-  if (packed_attention_) return packed_attention(op);
+  if (paged_attention_) return paged_attention(op);
   const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
   launch_attention(cache_of(op.layer), params, plan_.rows, w_.query.as<float>(), w_.attention.as<float>(),
                    at_);
 }
 
-void StepLauncher::packed_attention(const Attend& op) {
+void StepLauncher::paged_attention(const Attend& op) {
   PagedAttention attention;
   attention.cache = cache_of(op.layer);
   attention.op = {op.window, op.scale, vector_of(op.sinks)};

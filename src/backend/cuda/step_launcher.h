@@ -80,13 +80,13 @@ class StepLauncher {
   void round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);
   int64_t pairs() const { return plan_.rows * spec_.experts_per_token; }
   LayerCache cache_of(int layer) const;
-  void packed_attention(const Attend& op);
+  void paged_attention(const Attend& op);
   const int32_t* in_batch(size_t offset) const { return batch_device_ + offset; }
 
   const ExecutorSpec& spec_;
   const Workspace& w_;
   const Launch at_;
-  const bool packed_attention_;
+  const bool paged_attention_;
 
   struct AngleTable {
     std::vector<float> values;
