@@ -1,5 +1,7 @@
 // millrace tune: times the variants of the GPU's kernels for a model's shapes and keeps what was best in a
 // file that every later start reads.
+#include "tune.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,10 +12,8 @@
 #include "backend/tuning.h"
 #include "base/error.h"
 #include "base/mapped_file.h"
-#include "commands.h"
 #include "engine/runtime.h"
 #include "model/weight_source.h"
-#include "options.h"
 #include "output.h"
 
 namespace millrace::cli {
