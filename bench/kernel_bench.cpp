@@ -96,36 +96,37 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
   std::vector<ActivationBlock> blocks;
   std::vector<uint16_t> tiles;
   Panel x{reinterpret_cast<const uint8_t*>(values.data()), cols * 4, nullptr};
-  const Activations form = kernels.activations(type.format, num_m);
-  if (form == Activations::kTiles) {
-    tiles.resize(static_cast<size_t>(num_m * cols + kTileSlack + 32));
+  const ActivationFormat form = kernels.activations(type.format, num_m);
+  if (form == ActivationFormat::kBf16Tiles) {
+    tiles.resize(static_cast<size_t>(num_m * cols + kTileSlackBytes + 32));
     uint16_t* const panel = aligned(tiles.data());
     for (int64_t m = 0; m < num_m; ++m) {
-      const TileRow to = tile_row(panel, num_m, cols, m);
-      kernels.to_tiles(&values[m * cols], cols, to.at, to.height);
+      const Bf16TileRow to = bf16_tile_row(panel, num_m, cols, m);
+      kernels.quantize_bf16_tile(&values[m * cols], cols, to.at, to.height);
     }
-    x = {reinterpret_cast<const uint8_t*>(panel), cols * 2, nullptr, {}, tile_height(num_m)};
-  } else if (form == Activations::kCells) {
+    x = {reinterpret_cast<const uint8_t*>(panel), cols * 2, nullptr, {}, bf16_tile_height(num_m)};
+  } else if (form == ActivationFormat::kInt8Tiles) {
     blocks.resize(static_cast<size_t>((num_m + kTileHeight) * cols / 32 + 2));
-    auto* cells = reinterpret_cast<ActivationCell*>(aligned(blocks.data()));
+    auto* int8_tiles = reinterpret_cast<Int8Tile*>(aligned(blocks.data()));
     for (int64_t m = 0; m < num_m; ++m) {
       const int64_t group = m / kTileHeight * kTileHeight;
-      kernels.to_cells(&values[m * cols], cols, cells + group / kTileHeight * (cols / 32), m - group,
-                       std::min(kTileHeight, num_m - group));
+      kernels.quantize_int8_tile(&values[m * cols], cols, int8_tiles + group / kTileHeight * (cols / 32),
+                                 m - group, std::min(kTileHeight, num_m - group));
     }
-    x = {reinterpret_cast<const uint8_t*>(cells), cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)),
-         nullptr};
-  } else if (form != Activations::kFloat) {
-    const auto quantize = form == Activations::kBlocks ? kernels.quantize : kernels.quantize_binary;
+    x = {reinterpret_cast<const uint8_t*>(int8_tiles),
+         cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
+  } else if (form != ActivationFormat::kFloat32) {
+    const auto quantize =
+        form == ActivationFormat::kInt8Blocks ? kernels.quantize_int8 : kernels.quantize_pow2;
     blocks.resize(static_cast<size_t>(num_m * cols / 32));
     for (int64_t m = 0; m < num_m; ++m) quantize(&values[m * cols], cols, &blocks[m * cols / 32]);
     x = {reinterpret_cast<const uint8_t*>(blocks.data()),
          cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
   }
   const auto at = static_cast<int>(type.format);
-  const MatmulFn kernel = form == Activations::kTiles   ? kernels.tile_matmul[at]
-                          : form == Activations::kCells ? kernels.cell_matmul[at]
-                                                        : kernels.matmul[at];
+  const MatmulFn kernel = form == ActivationFormat::kBf16Tiles   ? kernels.bf16_tile_matmul[at]
+                          : form == ActivationFormat::kInt8Tiles ? kernels.int8_tile_matmul[at]
+                                                                 : kernels.matmul[at];
   // Outputs as the callers have them, a buffer per thread.
   std::vector<float> out(static_cast<size_t>(num_m * kRowsPerTask * pool.size()));
   const double took = best_time(budget, [&] {
@@ -134,9 +135,9 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
           float* to = out.data() + thread * num_m * kRowsPerTask;
           for (int64_t task = begin; task < end; ++task) {
             const int64_t first = task * kRowsPerTask, count = std::min(kRowsPerTask, rows - first);
-            for (int64_t m = 0; m < num_m; m += kernels.pass_rows) {
+            for (int64_t m = 0; m < num_m; m += kernels.rows_per_pass) {
               const Panel part{x.data + m * x.row_bytes, x.row_bytes, nullptr, {}, x.height};
-              kernel(w, first, count, part, std::min(kernels.pass_rows, num_m - m), to + m * kRowsPerTask,
+              kernel(w, first, count, part, std::min(kernels.rows_per_pass, num_m - m), to + m * kRowsPerTask,
                      kRowsPerTask);
             }
           }

@@ -17,7 +17,7 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
-#include "engine/runtime.h"
+#include "engine/load_tokenizer.h"
 
 namespace millrace {
 namespace {

@@ -51,6 +51,17 @@ class Command {
   template <typename T>
   Option option(const std::string& name, T& value, const std::string& help);
   Option flag(const std::string& name, bool& value, const std::string& help);
+  Option flag_off(const std::string& name, bool& value, const std::string& help);  // given: value is false
+  // Told in units, kept in bytes.
+  Option size(const std::string& name, size_t& bytes, size_t unit, const std::string& help);
+  // One of these words, each for the enumerator of that place.
+  template <typename Enum>
+  Option choice(const std::string& name, Enum& value, const std::vector<std::string>& words,
+                const std::string& help) {
+    return choice_of(
+        name, words, [&value] { return static_cast<size_t>(value); },
+        [&value](size_t chosen) { value = static_cast<Enum>(chosen); }, help);
+  }
   bool given(const std::string& name) const;
   void footer(const std::string& text);
 
@@ -65,6 +76,10 @@ class Command {
     std::function<void()> check;
     std::function<int()> run;
   };
+  Option choice_of(const std::string& name, const std::vector<std::string>& words,
+                   const std::function<size_t()>& get, const std::function<void(size_t)>& set,
+                   const std::string& help);
+
   CLI::App* app_;
   std::shared_ptr<Actions> actions_;
 };

@@ -1,4 +1,6 @@
 // millrace synth: a model of exact shape with random weights, for speed work and tests, written in one pass.
+#include "synth.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
-#include "commands.h"
 #include "io/json_file.h"
 #include "io/printable.h"
 #include "output.h"
@@ -112,10 +113,9 @@ int synth(const SynthOptions& options) {
     config = io::read_json_object(options.source);
   }
   if (options.layers > 0) (*config)["num_hidden_layers"] = options.layers;
-  const DType type = matrix_type("--type", options.type);
-  const DType experts = options.expert_type.empty() ? default_expert_type(*config, type)
-                                                    : matrix_type("--expert-type", options.expert_type);
-  const SynthPlan plan = make_plan(*config, options.source, {type, experts});
+  SynthTypes types = {.matrix = matrix_type("--type", options.type), .experts = std::nullopt};
+  if (!options.expert_type.empty()) types.experts = matrix_type("--expert-type", options.expert_type);
+  const SynthPlan plan = make_plan(*config, options.source, types);
   io::GgufWriter writer(options.out);
   write_metadata(plan, writer);
   for (const SynthTensor& tensor : plan.tensors) writer.add_tensor(tensor.name, tensor.type, tensor.shape);
@@ -124,8 +124,8 @@ int synth(const SynthOptions& options) {
   TensorStream stream(writer, options, bytes);
   for (size_t i = 0; i < plan.tensors.size(); ++i) stream.write(plan.tensors[i], i);
   writer.commit();
-  write_stdout(fmt::format("{}: {}, {} tensors, {}\n", options.out, plan.architecture, plan.tensors.size(),
-                           human_bytes(bytes)));
+  write_stdout(fmt::format("{}: {}, {} tensors, {}\n", options.out, plan.config.architecture,
+                           plan.tensors.size(), human_bytes(bytes)));
   return 0;
 }
 
@@ -141,7 +141,7 @@ void add_synth(CommandLine& line) {
               "of matrices: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k mxfp4")
       .show_default();
   command.option("--expert-type", options->expert_type,
-                 "of experts; default: mxfp4 for gpt-oss, else --type");
+                 "of experts; default: as published (gpt-oss: mxfp4), else --type");
   command.option("--layers", options->layers, "another number of layers").range(1, 1024);
   command.option("--seed", options->seed, "of the weights").show_default();
   command.option("--threads", options->threads, "0: all that this process may use")

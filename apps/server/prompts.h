@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "json_text.h"
+#include "json_fields.h"
 
 namespace millrace::server {
 

@@ -45,7 +45,7 @@ TEST(CountedChild, Product) {
   const std::vector<float> x(kCols, 0.5f);
   std::vector<ActivationBlock> blocks(kCols / kQuantBlock);
   std::vector<float> out(kRows);
-  table.quantize(x.data(), kCols, blocks.data());
+  table.quantize_int8(x.data(), kCols, blocks.data());
   const MatrixView w{weights.data(), kCols / 32 * hot.block_bytes, nullptr, 0, kCols};
   const Panel panel{reinterpret_cast<const uint8_t*>(blocks.data()), 0, nullptr};
   for (int i = std::atoi(wanted + 2); i > 0; --i) {

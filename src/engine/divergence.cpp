@@ -73,7 +73,7 @@ Divergence DivergenceMeter::result() const {
 
 std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens) {
   std::vector<float> out;
-  Sequence sequence = runtime.make_sequence();
+  kv::Sequence sequence = runtime.make_sequence();
   const auto step = static_cast<size_t>(std::min(runtime.spec().max_tokens, runtime.spec().max_logit_rows));
   while (!tokens.empty()) {
     const size_t n = std::min(step, tokens.size());

@@ -50,7 +50,7 @@ int32_t LookupDrafter::find(const Table& table, std::span<const int32_t> tokens,
 }
 
 LookupDrafter::Evidence LookupDrafter::look(std::span<const int32_t> tokens) {
-  constexpr int32_t kMostAgree = 24;
+  constexpr int32_t kMaxAgree = 24;
   constexpr int32_t kStray = 16;  // tokens that a copy may differ for and still be thought to go on
   from_ = 0;
   if (tables_[0].after.empty()) return kNone;
@@ -58,8 +58,7 @@ LookupDrafter::Evidence LookupDrafter::look(std::span<const int32_t> tokens) {
   const auto size = static_cast<int32_t>(tokens.size());
   for (size_t t = 0; t < kOrders.size() && from_ == 0; ++t) from_ = find(tables_[t], tokens, kOrders[t]);
   int32_t agree = 0;
-  while (agree < std::min(from_, kMostAgree) && tokens[from_ - 1 - agree] == tokens[size - 1 - agree])
-    ++agree;
+  while (agree < std::min(from_, kMaxAgree) && tokens[from_ - 1 - agree] == tokens[size - 1 - agree]) ++agree;
   if (agree >= 3) {
     copy_ = from_;
     ahead_ = size;
@@ -144,7 +143,7 @@ ModelDrafter::ModelDrafter(std::unique_ptr<Runtime> runtime, int32_t target_voca
   }
 }
 
-// All known tokens but the last are computed; false when there is no room for that and the drafts.
+// All known tokens but the last are computed; false when there is no space for that and the drafts.
 bool ModelDrafter::catch_up(Item& item) {
   kv::Cache& cache = runtime_->cache();
   if (!*item.sequence) *item.sequence = cache.make_sequence();

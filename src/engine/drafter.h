@@ -98,7 +98,7 @@ class ModelDrafter {
     int32_t count;
     Buffer<int32_t>* drafts;
   };
-  // Fills the items' drafts; one whose sequence finds no room gets none.
+  // Fills the items' drafts; one whose sequence finds no space gets none.
   void propose(std::span<Item> items);
   double draft_s() const { return draft_s_; }  // of one draft of one sequence, measured
 

@@ -36,7 +36,7 @@ struct DecodeTiles : SetScratch {
 struct TileRuns {
   const uint8_t* at[3 * 2 * kTileTokens / kLanes + 1];
   int32_t chunks;  // of a run
-  TileRuns(const AttendSpan& s, const Tile& tile) : chunks(s.heads * kRunChunks) {
+  TileRuns(const AttentionSplit& s, const Tile& tile) : chunks(s.heads * kRunChunks) {
     const uint8_t* const* const tiles[] = {tile.block, tile.next, tile.far};
     const uint8_t** to = at;
     for (const auto* blocks : tiles) {
@@ -107,7 +107,7 @@ struct HeadPairing {
 // 64 tokens of a head from their pairs. False: some value is no number, and was taken out; weights are then
 // left in s.scores.
 template <bool kPairs>
-[[gnu::noinline]] bool attend_paired(const AttendSpan& s, const SetRows& rows, const QueryWords* queries,
+[[gnu::noinline]] bool attend_paired(const AttentionSplit& s, const SetRows& rows, const QueryWords* queries,
                                      PairedHead& in, const HeadPairing& next, Asks& all_asks, SetScratch& t) {
   Asks asks = all_asks;  // in registers
   const auto beside = [&](int32_t step) __attribute__((always_inline)) {
@@ -148,8 +148,8 @@ template <bool kPairs>
 
 // A tile that all rows see. Its first head may be paired already, and that of the tile behind it is, if they
 // see all of that.
-inline void decode_tile(const AttendSpan& s, const AttendSpan* heads, const Tile& tile, const SetRows& rows,
-                        const QueryWords* queries, DecodeTiles& t) {
+inline void decode_tile(const AttentionSplit& s, const AttentionSplit* heads, const Tile& tile,
+                        const SetRows& rows, const QueryWords* queries, DecodeTiles& t) {
   bool goes_on = true;
   for (int32_t r = 0; r < kSetRows; ++r) goes_on &= s.last[r] - tile.start >= 2 * kTileTokens;
   const TileRuns runs(s, tile);

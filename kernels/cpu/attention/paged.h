@@ -80,7 +80,7 @@ template <class Kv, int kR>
 struct SharedRows {
   // scores[r][t] = q_r . k_t over kWide blocks, t < 16 each; keys are [head_dim][16].
   template <int kWide>
-  static void score_blocks(const AttendSpan& s, int row, const Tile& tile, int32_t b, float* scores,
+  static void score_blocks(const AttentionSplit& s, int row, const Tile& tile, int32_t b, float* scores,
                            int64_t stride) {
     [[maybe_unused]] const int64_t bytes = s.head_bytes / s.head_dim;  // of a dimension of sixteen keys
     V16 acc[kWide][kR];
@@ -115,13 +115,14 @@ struct SharedRows {
 
   // values[r][c..c+16 kWide) += sum over tokens [from, to) of the tile, in order, of weight * v.
   template <int kWide>
-  static void add_dims(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to, int32_t c) {
+  static void add_dims(const AttentionSplit& s, const Tile& tile, int row, int32_t from, int32_t to,
+                       int32_t c) {
     const int64_t stride = kTileTokens + kLanes, dim = s.padded_dim;
     // A token's values, and where these dimensions begin in the next tile.
     [[maybe_unused]] const int64_t bytes = s.head_bytes / kLanes, next = s.value_offset + c * bytes / dim;
     const float* weights = s.scores + row * stride;
     V16 acc[kWide][kR];
-    float* values = s.values + row * dim + c;
+    float* values = s.acc + row * dim + c;
     unroll<kWide>(
         [&](auto w) { unroll<kR>([&](auto r) { acc[w][r] = Simd::load(values + r * dim + w * kLanes); }); });
     for (int32_t t = from; t < to; ++t) {
@@ -141,7 +142,7 @@ struct SharedRows {
         [&](auto w) { unroll<kR>([&](auto r) { Simd::store(values + r * dim + w * kLanes, acc[w][r]); }); });
   }
 
-  static void score_tile(const AttendSpan& s, const Tile& tile, int row, float* scores, int64_t stride) {
+  static void score_tile(const AttentionSplit& s, const Tile& tile, int row, float* scores, int64_t stride) {
     int32_t b = tile.lo;
     if constexpr (kAtOnce > 1) {
       for (; b + kAtOnce <= tile.hi; b += kAtOnce) {
@@ -150,7 +151,7 @@ struct SharedRows {
     }
     for (; b < tile.hi; ++b) score_blocks<1>(s, row, tile, b, scores + b * kLanes, stride);
   }
-  static void add_values(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to) {
+  static void add_values(const AttentionSplit& s, const Tile& tile, int row, int32_t from, int32_t to) {
     int32_t c = 0;
     if constexpr (kAtOnce > 1) {
       for (; c + kAtOnce * kLanes <= s.padded_dim; c += kAtOnce * kLanes) {
@@ -175,13 +176,13 @@ inline constexpr bool kLoopsAsk = kAtOnce > 1;
 inline int32_t clip(int32_t x) { return x < 0 ? 0 : x > kTileTokens ? kTileTokens : x; }
 
 // What a row has summed up so far, lane sums behind its scores and values, times exp(by).
-[[gnu::noinline]] inline void rescale(const AttendSpan& s, int row, float by) {
+[[gnu::noinline]] inline void rescale(const AttentionSplit& s, int row, float by) {
   float keep[kLanes];
   Simd::store(keep, exp16_below(Simd::broadcast(by)));
   const V16 factor = Simd::broadcast(keep[0]);
   float* sums = s.scores + row * static_cast<int64_t>(kTileTokens + kLanes) + kTileTokens;
   Simd::store(sums, Simd::mul(Simd::load(sums), factor));
-  float* values = s.values + row * static_cast<int64_t>(s.padded_dim);
+  float* values = s.acc + row * static_cast<int64_t>(s.padded_dim);
   for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
     Simd::store(values + c, Simd::mul(Simd::load(values + c), factor));
   }
@@ -190,7 +191,7 @@ inline int32_t clip(int32_t x) { return x < 0 ? 0 : x > kTileTokens ? kTileToken
 // Scores of one row to weights exp(score - largest); the row's earlier sums are rescaled to the new largest.
 // [from, to) are the row's tokens in this tile; the lane sums lie behind the row's scores.
 template <class Exp = FullExp>
-void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
+void soften(const AttentionSplit& s, int row, int32_t from, int32_t to) {
   float* scores = s.scores + row * static_cast<int64_t>(kTileTokens + kLanes);
   const float never = -__builtin_inff();
   const int32_t first = from / kLanes * kLanes, last = (to + kLanes - 1) / kLanes * kLanes;
@@ -199,10 +200,10 @@ void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
   V16 most = Simd::load(scores + first);
   for (int32_t t = first + kLanes; t < last; t += kLanes) most = Simd::max(most, Simd::load(scores + t));
   const float tile_largest = Simd::largest(most);
-  const float largest = s.largest[row] > tile_largest ? s.largest[row] : tile_largest;
+  const float largest = s.row_max[row] > tile_largest ? s.row_max[row] : tile_largest;
   float* lane_sums = scores + kTileTokens;
   // Mostly the largest is an old one, and everything would be multiplied by exactly one.
-  if (!(s.largest[row] == largest && largest > never)) rescale(s, row, s.largest[row] - largest);
+  if (!(s.row_max[row] == largest && largest > never)) rescale(s, row, s.row_max[row] - largest);
   V16 sums = Simd::load(lane_sums);
   for (int32_t t = first; t < last; t += kLanes) {
     const V16 weight = exp16_below<Exp>(Simd::sub(Simd::load(scores + t), Simd::broadcast(largest)));
@@ -210,7 +211,7 @@ void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
     sums = Simd::add(sums, weight);
   }
   Simd::store(lane_sums, sums);
-  s.largest[row] = largest;
+  s.row_max[row] = largest;
 }
 
 #if defined(MILLRACE_SIMD_AVX512)
@@ -222,7 +223,7 @@ void soften(const AttendSpan& s, int row, int32_t from, int32_t to) {
 // kR rows through one tile. Tokens that all of them see share loads; those before and after are taken row by
 // row, so that every row adds its own tokens, and only those, in order.
 template <class Kv, int kR>
-void attend_float_rows(const AttendSpan& s, const Tile& tile, int row) {
+void attend_float_rows(const AttentionSplit& s, const Tile& tile, int row) {
   const int64_t stride = kTileTokens + kLanes;
   int32_t from[kR], to[kR], all_from = 0, all_to = kTileTokens;
   for (int r = 0; r < kR; ++r) {
@@ -249,7 +250,7 @@ void attend_float_rows(const AttendSpan& s, const Tile& tile, int row) {
 }
 
 template <class Kv, int kR>
-void attend_rows(const AttendSpan& s, const Tile& tile, int row) {
+void attend_rows(const AttentionSplit& s, const Tile& tile, int row) {
   if constexpr (Kv::kIntegers) {
     attend_integer_rows<kR>(s, tile, row);
   } else {
@@ -258,7 +259,7 @@ void attend_rows(const AttendSpan& s, const Tile& tile, int row) {
 }
 
 template <class Kv>
-void attend_tile(const AttendSpan& s, const Tile& tile) {
+void attend_tile(const AttentionSplit& s, const Tile& tile) {
   int row = 0;
   constexpr int kMost = kSharedRows<Kv>;
   for (; row + kMost <= s.rows; row += kMost) attend_rows<Kv, kMost>(s, tile, row);
@@ -270,7 +271,7 @@ void attend_tile(const AttendSpan& s, const Tile& tile) {
 }
 
 // The keys and values of a block, of all heads.
-[[gnu::always_inline]] inline void ask_block(const AttendSpan& s, const uint8_t* block) {
+[[gnu::always_inline]] inline void ask_block(const AttentionSplit& s, const uint8_t* block) {
   for (int64_t at = 0; at < s.heads * s.head_bytes; at += 64) {
     __builtin_prefetch(block + s.key_offset + at, 0, 2);
     __builtin_prefetch(block + s.value_offset + at, 0, 2);
@@ -278,41 +279,42 @@ void attend_tile(const AttendSpan& s, const Tile& tile) {
 }
 
 // Rows that see something of the span begin with nothing.
-inline void begin_rows(const AttendSpan& s) {
+inline void begin_rows(const AttentionSplit& s) {
   for (int r = 0; r < s.rows; ++r) {
     if (s.first[r] >= s.last[r]) continue;
-    s.largest[r] = -__builtin_inff();
+    s.row_max[r] = -__builtin_inff();
     Simd::store(s.scores + r * static_cast<int64_t>(kTileTokens + kLanes) + kTileTokens, Simd::zero());
     for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
-      Simd::store(s.values + r * static_cast<int64_t>(s.padded_dim) + c, Simd::zero());
+      Simd::store(s.acc + r * static_cast<int64_t>(s.padded_dim) + c, Simd::zero());
     }
   }
 }
-inline void end_rows(const AttendSpan& s) {
+inline void end_rows(const AttentionSplit& s) {
   for (int r = 0; r < s.rows; ++r) {
     if (s.first[r] >= s.last[r]) continue;
-    s.sum[r] = Simd::sum(Simd::load(s.scores + r * static_cast<int64_t>(kTileTokens + kLanes) + kTileTokens));
+    s.row_sum[r] =
+        Simd::sum(Simd::load(s.scores + r * static_cast<int64_t>(kTileTokens + kLanes) + kTileTokens));
   }
 }
 
 // What head h of a span has for itself.
-inline AttendSpan head_of(const AttendSpan& s, int32_t h) {
-  AttendSpan head = s;
+inline AttentionSplit head_of(const AttentionSplit& s, int32_t h) {
+  AttentionSplit head = s;
   const int64_t row = h * s.head_rows;
   head.key_offset += h * s.head_bytes;
   head.value_offset += h * s.head_bytes;
   head.query += h * s.rows;
   head.query_blocks += h * s.rows;
-  head.largest += row;
-  head.sum += row;
-  head.values += row * s.padded_dim;
+  head.row_max += row;
+  head.row_sum += row;
+  head.acc += row * s.padded_dim;
   head.scores += h * static_cast<int64_t>(s.rows) * (kTileTokens + kLanes);
   return head;
 }
 
 // attend_one(tile) for the tiles of a span, in order. loops_ask: attend_one asks for the lines of tile.next.
 template <class AttendOne>
-[[gnu::always_inline]] inline void each_tile(const AttendSpan& s, bool loops_ask,
+[[gnu::always_inline]] inline void each_tile(const AttentionSplit& s, bool loops_ask,
                                              const AttendOne& attend_one) {
   int32_t first = INT32_MAX, last = 0;
   for (int r = 0; r < s.rows; ++r) {
@@ -323,7 +325,7 @@ template <class AttendOne>
   const int32_t end = (last + kTileTokens - 1) / kTileTokens * kTileTokens;
   for (int32_t start = first / kTileTokens * kTileTokens; start < last; start += kTileTokens) {
     Tile tile{start, clip(first - start) / kLanes, (clip(last - start) + kLanes - 1) / kLanes, {}, {}, {}};
-    tile.cold = start <= first && !s.asked;
+    tile.cold = start <= first && !s.prefetched;
     // The next tiles' blocks lie elsewhere in the pool: ask for them while this one is computed. Loops may do
     // so, a line at a time: all at once they would keep a core's own loads waiting.
     constexpr int32_t kBlocks = kTileTokens / kLanes;
@@ -331,7 +333,7 @@ template <class AttendOne>
       const auto block = [&](int32_t tiles) -> const uint8_t* {
         const int32_t at = start + tiles * kTileTokens + b * kLanes;
         if (at < last) return s.pool + s.table[at / kLanes] * s.block_bytes;
-        return at < end ? nullptr : s.after[(at - end) / kLanes];  // behind the span
+        return at < end ? nullptr : s.next_blocks[(at - end) / kLanes];  // behind the span
       };
       const uint8_t *next = block(1), *far = kAtOnce > 1 ? block(2) : nullptr;
       if (!loops_ask && next != nullptr) ask_block(s, next);
@@ -348,7 +350,7 @@ template <class AttendOne>
 }
 
 template <class Kv>
-void attend(const AttendSpan& s) {
+void attend(const AttentionSplit& s) {
   const bool loops_ask = kLoopsAsk<Kv> && (kAtOnce > 1 || s.rows >= kSharedRows<Kv>);
   if (s.heads == 1) {
     begin_rows(s);
@@ -356,7 +358,7 @@ void attend(const AttendSpan& s) {
     end_rows(s);
     return;
   }
-  AttendSpan heads[kMostHeads];
+  AttentionSplit heads[kMaxHeads];
   for (int32_t h = 0; h < s.heads; ++h) {
     heads[h] = head_of(s, h);
     begin_rows(heads[h]);

@@ -45,7 +45,7 @@ struct Halves {
   return {upper, _mm512_add_epi32(_mm512_castps_si512(left), _mm512_set1_epi32(0x8000))};
 }
 
-inline void split_queries(const AttendSpan& s, QueryWords* queries) {
+inline void split_queries(const AttentionSplit& s, QueryWords* queries) {
   for (int32_t row = 0; row < (s.rows + kSetRows - 1) / kSetRows * kSetRows; ++row) {
     for (int32_t d = 0; d < s.head_dim; d += kLanes) {
       const auto to = queries[(row / kSetRows * s.head_dim + d) / 32];
@@ -78,7 +78,7 @@ struct NextLines {
   const uint8_t* runs[2 * kTileTokens / kLanes];
   int32_t count = 0, at = 0;
   int64_t line = 0, bytes, share;  // bytes: of a run; share: of a step
-  NextLines(const AttendSpan& s, const Tile& tile) : bytes(s.head_bytes) {
+  NextLines(const AttentionSplit& s, const Tile& tile) : bytes(s.head_bytes) {
     for (int32_t b = tile.lo; b < tile.hi; ++b) {
       runs[count++] = tile.next[b] + s.key_offset;
       runs[count++] = tile.next[b] + s.value_offset;
@@ -100,7 +100,7 @@ struct NextLines {
 };
 
 // The keys of the tile's blocks; its values are asked for.
-inline void pair_keys(const AttendSpan& s, const Tile& tile, AttendTiles& t) {
+inline void pair_keys(const AttentionSplit& s, const Tile& tile, AttendTiles& t) {
   const V order = load512(kPairOrder.word);
   for (int32_t b = tile.lo; b < tile.hi; ++b) {
     const uint8_t* const from = tile.block[b] + s.key_offset;
@@ -128,7 +128,7 @@ inline void pair_keys(const AttendSpan& s, const Tile& tile, AttendTiles& t) {
 }
 
 // The values of half a tile. False: some value is no number.
-inline bool pair_values(const AttendSpan& s, const Tile& tile, int32_t half, AttendTiles& t) {
+inline bool pair_values(const AttentionSplit& s, const Tile& tile, int32_t half, AttendTiles& t) {
   const int64_t groups = s.head_dim / kLanes, line = 64;
   const bool has[2] = {2 * half >= tile.lo && 2 * half < tile.hi,
                        2 * half + 1 >= tile.lo && 2 * half + 1 < tile.hi};
@@ -191,7 +191,7 @@ inline void store_tile_sums(float (*sums)[16][16]) {
 }
 
 // The sums of scores of a set of rows over the tile's blocks.
-inline void score_set(const AttendSpan& s, const Tile& tile, const QueryWords* queries, int32_t set,
+inline void score_set(const AttentionSplit& s, const Tile& tile, const QueryWords* queries, int32_t set,
                       AttendTiles& t) {
   zero_sums();
   for (int32_t k = 0; k < s.head_dim / 32; ++k) {
@@ -209,7 +209,7 @@ struct SetRows {
   int32_t from[kSetRows] = {}, to[kSetRows] = {};
   unsigned seeing = 0;  // a bit for each that sees something
   bool whole = true;    // eight rows that see all of it
-  SetRows(const AttendSpan& s, const Tile& tile, int32_t first)
+  SetRows(const AttentionSplit& s, const Tile& tile, int32_t first)
       : row(first), count(s.rows - first < kSetRows ? s.rows - first : kSetRows) {
     for (int32_t r = 0; r < count; ++r) {
       from[r] = clip(s.first[row + r] - tile.start);
@@ -231,7 +231,7 @@ struct SetRows {
 // side by side: one after the other each would wait for its own. keep: weights are also left in s.scores.
 // beside(step), of 2 kSetRows steps: what else is done meanwhile.
 template <bool kWhole, class Beside>
-[[gnu::always_inline]] inline void soften_set(const AttendSpan& s, const SetRows& set, bool keep,
+[[gnu::always_inline]] inline void soften_set(const AttentionSplit& s, const SetRows& set, bool keep,
                                               Beside& beside, SetScratch& t) {
   const V16 scale = Simd::broadcast(s.scale), never = Simd::broadcast(-__builtin_inff());
   const int64_t stride = kTileTokens + kLanes;
@@ -247,9 +247,9 @@ template <bool kWhole, class Beside>
     beside(r);
   });
   const auto seeing = static_cast<__mmask16>(set.seeing);
-  const V16 before = _mm512_maskz_loadu_ps(first_lanes(set.count), s.largest + set.row);
+  const V16 before = _mm512_maskz_loadu_ps(first_lanes(set.count), s.row_max + set.row);
   const V16 now = _mm512_mask_max_ps(before, seeing, before, largest_of_eight(most));
-  _mm512_mask_storeu_ps(s.largest + set.row, seeing, now);
+  _mm512_mask_storeu_ps(s.row_max + set.row, seeing, now);
   const unsigned changed = set.seeing & _mm512_cmp_ps_mask(before, now, _CMP_NEQ_UQ);
   alignas(64) float largest[kLanes], factor[kLanes];
   Simd::store(largest, now);
@@ -258,7 +258,7 @@ template <bool kWhole, class Beside>
     for (int32_t r = 0; r < kSetRows; ++r) {
       if ((changed >> r & 1) == 0) continue;
       const V16 by = Simd::broadcast(factor[r]);
-      float* values = s.values + (set.row + r) * static_cast<int64_t>(s.padded_dim);
+      float* values = s.acc + (set.row + r) * static_cast<int64_t>(s.padded_dim);
       float* lane_sums = s.scores + (set.row + r) * stride + kTileTokens;
       Simd::store(lane_sums, Simd::mul(Simd::load(lane_sums), by));
       for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
@@ -295,12 +295,12 @@ template <bool kWhole, class Beside>
 
 // The sums in tiles [0, count) to those of the set's rows that see some of the tile, from sixteen dimensions
 // `first` on.
-[[gnu::always_inline]] inline void add_sums(const AttendSpan& s, const SetRows& set, int32_t first,
+[[gnu::always_inline]] inline void add_sums(const AttentionSplit& s, const SetRows& set, int32_t first,
                                             int32_t count, SetScratch& t) {
   store_tile_sums(t.sums);
   for (int32_t r = 0; r < set.count; ++r) {
     if ((set.seeing >> r & 1) == 0) continue;
-    float* to = s.values + (set.row + r) * static_cast<int64_t>(s.padded_dim) + first * kLanes;
+    float* to = s.acc + (set.row + r) * static_cast<int64_t>(s.padded_dim) + first * kLanes;
     unroll<4>([&](auto i) __attribute__((always_inline)) {
       if (i >= count) return;
       const V16 sum = Simd::add(Simd::load(t.sums[i][r]), Simd::load(t.sums[i][r + kSetRows]));
@@ -310,7 +310,7 @@ template <bool kWhole, class Beside>
 }
 
 // values[r] += sum over the tile of weight * value, for the rows of a set that see some of it.
-inline void add_set(const AttendSpan& s, const Tile& tile, const SetRows& set, AttendTiles& t) {
+inline void add_set(const AttentionSplit& s, const Tile& tile, const SetRows& set, AttendTiles& t) {
   const int32_t groups = s.head_dim / kLanes;
   for (int32_t first = 0; first < groups; first += 4) {
     zero_sums();
@@ -332,8 +332,8 @@ inline void add_set(const AttendSpan& s, const Tile& tile, const SetRows& set, A
     if ((values[i] & 0x7f80) == 0x7f80) values[i] = 0;
   }
 }
-[[gnu::noinline]] inline void add_taken_out(const AttendSpan& s, const Tile& tile, int32_t row, int32_t from,
-                                            int32_t to) {
+[[gnu::noinline]] inline void add_taken_out(const AttentionSplit& s, const Tile& tile, int32_t row,
+                                            int32_t from, int32_t to) {
   const float* weights = s.scores + row * static_cast<int64_t>(kTileTokens + kLanes);
   for (int32_t token = from; token < to; ++token) {
     const auto* values = reinterpret_cast<const uint16_t*>(tile.block[token / kLanes] + s.value_offset) +
@@ -343,12 +343,12 @@ inline void add_set(const AttendSpan& s, const Tile& tile, const SetRows& set, A
       const uint32_t bits = static_cast<uint32_t>(values[d]) << 16;
       float value;
       __builtin_memcpy(&value, &bits, 4);
-      s.values[row * static_cast<int64_t>(s.padded_dim) + place_of_dim(d)] += weights[token] * value;
+      s.acc[row * static_cast<int64_t>(s.padded_dim) + place_of_dim(d)] += weights[token] * value;
     }
   }
 }
 
-inline void attend_tile_by_tiles(const AttendSpan& s, const Tile& tile, const QueryWords* queries,
+inline void attend_tile_by_tiles(const AttentionSplit& s, const Tile& tile, const QueryWords* queries,
                                  AttendTiles& t) {
   NextLines next(s, tile);
   pair_keys(s, tile, t);
@@ -376,16 +376,16 @@ inline void attend_tile_by_tiles(const AttendSpan& s, const Tile& tile, const Qu
 #include "kernels/cpu/attention/decode_amx.h"
 
 // Whether a span goes through tiles depends on the model alone.
-void attend_by_tiles(const AttendSpan& s) {
+void attend_by_tiles(const AttentionSplit& s) {
   if (s.head_dim % 32 != 0 || s.head_dim > kMostTileDim || s.rows > kMostSets * kSetRows) {
     attend<KvFloat<LoadBF16>>(s);
     return;
   }
   AttendTiles t;
   DecodeTiles decode;
-  alignas(64) QueryWords queries[kMostHeads * kMostSets * kMostTileDim / 32];
+  alignas(64) QueryWords queries[kMaxHeads * kMostSets * kMostTileDim / 32];
   const int32_t each = (s.rows + kSetRows - 1) / kSetRows * s.head_dim / 32;  // of them a head
-  AttendSpan heads[kMostHeads];
+  AttentionSplit heads[kMaxHeads];
   for (int32_t h = 0; h < s.heads; ++h) {
     heads[h] = head_of(s, h);
     split_queries(heads[h], queries + h * each);
@@ -414,7 +414,7 @@ void attend_by_tiles(const AttendSpan& s) {
     end_rows(heads[h]);
     for (int32_t r = 0; r < s.rows; ++r) {
       if (s.first[r] >= s.last[r]) continue;
-      dims_in_order(heads[h].values + r * static_cast<int64_t>(s.padded_dim), s.head_dim);
+      dims_in_order(heads[h].acc + r * static_cast<int64_t>(s.padded_dim), s.head_dim);
     }
   }
 }

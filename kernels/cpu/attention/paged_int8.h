@@ -76,7 +76,7 @@ template <int kR>
 struct SharedIntegerRows {
   // Scores of kWide blocks; each 32 dimensions' share is added to what lies there.
   template <int kWide>
-  static void score_blocks(const AttendSpan& s, int row, const Tile& tile, int32_t b, float* scores,
+  static void score_blocks(const AttentionSplit& s, int row, const Tile& tile, int32_t b, float* scores,
                            int64_t stride) {
     constexpr int32_t kPartBytes = KvInt8::kScaleDims * kLanes;
     for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {
@@ -126,7 +126,7 @@ struct SharedIntegerRows {
       });
     }
   }
-  static void score_tile(const AttendSpan& s, const Tile& tile, int row) {
+  static void score_tile(const AttentionSplit& s, const Tile& tile, int row) {
     const int64_t stride = kTileTokens + kLanes;
     float* scores = s.scores + row * stride;
     int32_t b = tile.lo;
@@ -140,7 +140,7 @@ struct SharedIntegerRows {
 
   // values[r][c .. c + 16 kWide) += unit[r] * sum over the blocks' tokens of code * value.
   template <int kWide>
-  static void add_dims(const AttendSpan& s, const Tile& tile, int row, const int8_t (*codes)[kTileTokens],
+  static void add_dims(const AttentionSplit& s, const Tile& tile, int row, const int8_t (*codes)[kTileTokens],
                        const float* unit, int32_t c) {
     Simd::I16 sums[kWide][kR];
     unroll<kWide>([&](auto w) { unroll<kR>([&](auto r) { sums[w][r] = Simd::zero_sums(); }); });
@@ -170,14 +170,14 @@ struct SharedIntegerRows {
       }
     }
     unroll<kR>([&](auto r) {
-      float* to = s.values + (row + r) * static_cast<int64_t>(s.padded_dim) + c;
+      float* to = s.acc + (row + r) * static_cast<int64_t>(s.padded_dim) + c;
       const V16 by = Simd::broadcast(unit[r]);
       unroll<kWide>([&](auto w) {
         Simd::store(to + w * kLanes, Simd::fma(Simd::to_float(sums[w][r]), by, Simd::load(to + w * kLanes)));
       });
     });
   }
-  static void add_part(const AttendSpan& s, const Tile& tile, int row, const int8_t (*codes)[kTileTokens],
+  static void add_part(const AttentionSplit& s, const Tile& tile, int row, const int8_t (*codes)[kTileTokens],
                        const float* unit, int32_t c) {
     static_assert(KvInt8::kScaleDims % (kAtOnce * kLanes) == 0);
     for (int32_t i = 0; i < KvInt8::kScaleDims; i += kAtOnce * kLanes) {
@@ -198,7 +198,7 @@ struct IntegerRows : SharedIntegerRows<kR> {};
 
 // kR rows through one tile.
 template <int kR>
-void attend_integer_rows(const AttendSpan& s, const Tile& tile, int row) {
+void attend_integer_rows(const AttentionSplit& s, const Tile& tile, int row) {
   int32_t from[kR], to[kR];
   bool whole = tile.lo == 0 && tile.hi == kTileTokens / kLanes;
   for (int r = 0; r < kR; ++r) {

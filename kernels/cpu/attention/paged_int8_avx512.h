@@ -15,7 +15,7 @@ struct IntegerRows<kSetRows> : SharedIntegerRows<kSetRows> {
     alignas(64) float unit[kMostParts][kLanes];
   };
   // False, and nothing is done, where something is no number: those that are must not be lost to it.
-  static bool weigh(const AttendSpan& s, const Tile& tile, int row, TileWeights& t) {
+  static bool weigh(const AttentionSplit& s, const Tile& tile, int row, TileWeights& t) {
     const int32_t parts = s.head_dim / KvInt8::kScaleDims;
     const int64_t stride = kTileTokens + kLanes;
     float* const scores = s.scores + row * stride;
@@ -37,13 +37,13 @@ struct IntegerRows<kSetRows> : SharedIntegerRows<kSetRows> {
       least[r] = _mm512_min_ps(_mm512_min_ps(score[0], score[1]), _mm512_min_ps(score[2], score[3]));
     });
     constexpr __mmask16 kRows = (1 << kSetRows) - 1;
-    const V16 before = _mm512_maskz_loadu_ps(kRows, s.largest + row);
+    const V16 before = _mm512_maskz_loadu_ps(kRows, s.row_max + row);
     const V16 now = _mm512_max_ps(before, largest_of_eight(most));
     damaged |= kRows & _mm512_cmp_ps_mask(now, Simd::broadcast(-__builtin_inff()), _CMP_NGT_UQ);
     damaged |= _mm512_cmp_ps_mask(before, before, _CMP_UNORD_Q);
     if (damaged != 0) [[unlikely]]
       return false;
-    _mm512_mask_storeu_ps(s.largest + row, kRows, now);
+    _mm512_mask_storeu_ps(s.row_max + row, kRows, now);
     alignas(64) float largest[kLanes], by[kLanes];
     Simd::store(largest, now);
     Simd::store(by, Simd::sub(before, now));

@@ -45,7 +45,7 @@ struct IntegerRows<8> {
   // Scores from the dimensions of kParts scales, added to what lies there unless they are the first ones.
   // Four tokens by eight rows at a time: all their sums, and what is made of them, stay in registers.
   template <int kParts, bool kFirst>
-  static void score_parts(const AttendSpan& s, const Tile& tile, int row, int32_t first) {
+  static void score_parts(const AttentionSplit& s, const Tile& tile, int row, int32_t first) {
     constexpr int64_t kStride = kTileTokens + kLanes;
     const int8_t* q[8];
     alignas(16) float by[kParts][8];
@@ -109,7 +109,7 @@ struct IntegerRows<8> {
       }
     }
   }
-  static void score_tile(const AttendSpan& s, const Tile& tile, int row) {
+  static void score_tile(const AttentionSplit& s, const Tile& tile, int row) {
     const int32_t parts = s.head_dim / KvInt8::kScaleDims;
     if (parts == 1) {
       score_parts<1, true>(s, tile, row, 0);
@@ -134,7 +134,7 @@ struct IntegerRows<8> {
     alignas(16) int8_t codes[kMostParts][8][kTileTokens];
     alignas(16) float unit[kMostParts][8];
   };
-  static bool weigh(const AttendSpan& s, const Tile& tile, int row, TileWeights& t) {
+  static bool weigh(const AttentionSplit& s, const Tile& tile, int row, TileWeights& t) {
     const int32_t parts = s.head_dim / KvInt8::kScaleDims;
     for (int32_t part = 0; part < parts; ++part) {
       for (int32_t b = 0; b < kTileTokens / kLanes; ++b) {
@@ -155,7 +155,7 @@ struct IntegerRows<8> {
 
   // The largest scores so far; earlier sums are rescaled where there is a new one. True where no exponent is
   // so small that its exponential is zero.
-  static bool find_largest(const AttendSpan& s, int row, float* largest) {
+  static bool find_largest(const AttentionSplit& s, int row, float* largest) {
     bool near = true;
     for (int r = 0; r < 8; r += 4) {
       F4 most[4], least[4];
@@ -170,7 +170,7 @@ struct IntegerRows<8> {
       });
       const F4 tile = vpmaxq_f32(vpmaxq_f32(most[0], most[1]), vpmaxq_f32(most[2], most[3])),
                low = vpminq_f32(vpminq_f32(least[0], least[1]), vpminq_f32(least[2], least[3])),
-               before = vld1q_f32(s.largest + row + r),
+               before = vld1q_f32(s.row_max + row + r),
                now = vbslq_f32(vcgtq_f32(before, tile), before, tile);
       near = near && vminvq_u32(vcgeq_f32(vsubq_f32(low, now), vdupq_n_f32(-86.0f))) != 0;
       const uint32x4_t same =
@@ -178,11 +178,11 @@ struct IntegerRows<8> {
       vst1q_f32(largest + r, now);
       if (vminvq_u32(same) == 0) {
         for (int i = r; i < r + 4; ++i) {
-          const float old = s.largest[row + i];
+          const float old = s.row_max[row + i];
           if (!(old == largest[i] && largest[i] > -__builtin_inff())) rescale(s, row + i, old - largest[i]);
         }
       }
-      vst1q_f32(s.largest + row + r, now);
+      vst1q_f32(s.row_max + row + r, now);
     }
     return near;
   }
@@ -259,7 +259,7 @@ struct IntegerRows<8> {
   }
 
   // values[r][first .. first + 32) += unit[r] * sum over the blocks' tokens of code * value.
-  static void add_part(const AttendSpan& s, const Tile& tile, int row, const int8_t (*codes)[kTileTokens],
+  static void add_part(const AttentionSplit& s, const Tile& tile, int row, const int8_t (*codes)[kTileTokens],
                        const float* unit, int32_t first) {
     const int64_t group = static_cast<int64_t>(s.head_dim) * KvInt8::kTogether, dim = s.padded_dim;
     const int64_t codes_at = s.value_offset + codes_offset(s.head_dim);
@@ -288,7 +288,7 @@ struct IntegerRows<8> {
           });
         });
       }
-      float* to = s.values + row * dim + c;
+      float* to = s.acc + row * dim + c;
       unroll<8>([&](auto r) {
         const float32x4_t by = r < 4 ? unit0 : unit1;
         const float32x4_t lo4 = vld1q_f32(to + r * dim), hi4 = vld1q_f32(to + r * dim + 4);

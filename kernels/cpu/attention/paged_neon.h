@@ -46,7 +46,7 @@ struct SharedRows<KvFloat<Load>, 8> {
     asm volatile("");  // g++ takes a function that only asks for one that does nothing
   }
 
-  static void score_tile(const AttendSpan& s, const Tile& tile, int row, float* scores, int64_t stride) {
+  static void score_tile(const AttentionSplit& s, const Tile& tile, int row, float* scores, int64_t stride) {
     for (int32_t b = tile.lo; b < tile.hi; ++b) {
       const uint8_t *keys = tile.block[b] + s.key_offset, *next = tile.next[b] + s.key_offset;
       if (row == 0) {
@@ -57,7 +57,7 @@ struct SharedRows<KvFloat<Load>, 8> {
     }
   }
   template <bool kAsk>
-  static void score_block(const AttendSpan& s, int row, const uint8_t* keys, const uint8_t* next,
+  static void score_block(const AttentionSplit& s, int row, const uint8_t* keys, const uint8_t* next,
                           float* scores, int64_t stride) {
     for (int half = 0; half < kLanes; half += 8) {
       const Stored* k = reinterpret_cast<const Stored*>(keys) + half;
@@ -86,7 +86,7 @@ struct SharedRows<KvFloat<Load>, 8> {
     }
   }
 
-  static void add_values(const AttendSpan& s, const Tile& tile, int row, int32_t from, int32_t to) {
+  static void add_values(const AttentionSplit& s, const Tile& tile, int row, int32_t from, int32_t to) {
     const int64_t stride = kTileTokens + kLanes, dim = s.head_dim, padded = s.padded_dim;
     const float* weights = s.scores + row * stride;
     const auto value = [&](int32_t t, int32_t c) {
@@ -95,7 +95,7 @@ struct SharedRows<KvFloat<Load>, 8> {
     };
     for (int32_t c = 0; c < s.padded_dim; c += 8) {
       float32x4_t acc[8][2];
-      float* values = s.values + row * padded + c;
+      float* values = s.acc + row * padded + c;
       unroll<8>([&](auto r) {
         const V8 v = load8(values + r * padded);
         acc[r][0] = v.lo;

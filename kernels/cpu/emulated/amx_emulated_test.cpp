@@ -49,7 +49,7 @@ struct Forms {
     blocks.resize(static_cast<size_t>(rows * runs));
     binary.resize(blocks.size());
     cells.resize(static_cast<size_t>(groups * runs));
-    tiles.resize(static_cast<size_t>(rows * cols + kTileSlack));
+    tiles.resize(static_cast<size_t>(rows * cols + kTileSlackBytes));
     for (int64_t m = 0; m < rows; ++m) {
       const float* x = values.data() + m * cols;
       quantize(x, cols, blocks.data() + m * runs);
@@ -57,7 +57,7 @@ struct Forms {
       const int64_t group = m / kTileHeight;
       to_cells(x, cols, cells.data() + group * runs, m % kTileHeight,
                std::min(kTileHeight, rows - group * kTileHeight));
-      const TileRow to = tile_row(tiles.data(), rows, cols, m);
+      const Bf16TileRow to = bf16_tile_row(tiles.data(), rows, cols, m);
       to_tiles(x, cols, to.at, to.height);
     }
   }
@@ -67,13 +67,13 @@ struct Forms {
   }
   Panel tile_panel() const {
     Panel of = panel(tiles, cols * 2);
-    of.height = tile_height(rows);
+    of.height = bf16_tile_height(rows);
     return of;
   }
   int64_t rows, cols;
   std::vector<float> values;
   std::vector<ActivationBlock> blocks, binary;
-  std::vector<ActivationCell> cells;
+  std::vector<Int8Tile> cells;
   std::vector<uint16_t> tiles;
 };
 
@@ -187,7 +187,7 @@ TEST(AmxEmulated, AGroupBecomesTilesAsItsRowsDo) {
     std::vector<uint16_t> want(static_cast<size_t>(height * 640)), got(want.size());
     for (int64_t r = 0; r < height; ++r) {
       rows[r] = &at(r, 0);
-      const TileRow to = tile_row(want.data(), height, 640, r);
+      const Bf16TileRow to = bf16_tile_row(want.data(), height, 640, r);
       to_tiles(rows[r], 640, to.at, to.height);
     }
     to_tile_group(rows, height, 640, got.data());
@@ -252,7 +252,7 @@ struct AttentionCase {
   };
   // Rows [row, row + count) with `together` heads from `head` on: results [head][count + 1], so that heads
   // are not where rows would be.
-  Result run(AttendFn kernel, size_t row, size_t count, int32_t head = 0, int32_t together = 1) const {
+  Result run(AttentionFn kernel, size_t row, size_t count, int32_t head = 0, int32_t together = 1) const {
     const size_t apart = count + 1, all = apart * static_cast<size_t>(together);
     Result r{std::vector<float>(all, -7.0f), std::vector<float>(all, -7.0f),
              std::vector<float>(all * static_cast<size_t>(dim), -7.0f)};
@@ -261,7 +261,7 @@ struct AttentionCase {
     for (size_t i = 0; i < count * static_cast<size_t>(together); ++i) {
       query.push_back(queries.data() + (row + i % count) * static_cast<size_t>(dim));
     }
-    AttendSpan s{};
+    AttentionSplit s{};
     s.heads = together;
     s.head_rows = static_cast<int64_t>(apart);
     s.pool = reinterpret_cast<const uint8_t*>(pool.data());
@@ -281,12 +281,12 @@ struct AttentionCase {
     s.first = first.data() + row;
     s.last = last.data() + row;
     s.scale = 0.125f;
-    s.largest = r.largest.data();
-    s.sum = r.sum.data();
-    s.values = r.values.data();
+    s.row_max = r.largest.data();
+    s.row_sum = r.sum.data();
+    s.acc = r.values.data();
     s.scores = scores.data();
-    std::copy(after.begin(), after.end(), s.after);
-    s.asked = !after.empty();
+    std::copy(after.begin(), after.end(), s.next_blocks);
+    s.prefetched = !after.empty();
     kernel(s);
     return r;
   }
@@ -294,7 +294,7 @@ struct AttentionCase {
   int32_t dim, heads;
   bool int8 = false;
   std::vector<int32_t> table, first, last;
-  std::vector<const uint8_t*> after;  // as in AttendSpan; if any, this span was asked for as well
+  std::vector<const uint8_t*> after;  // as in AttentionSplit; if any, this span was asked for as well
   std::vector<uint16_t> pool;
   std::vector<float> queries;
 };
@@ -302,7 +302,7 @@ struct AttentionCase {
 // All rows and `together` heads from `head` on, against every row and head alone.
 void compare_with_rows_alone(const AttentionCase& c, int32_t head = 0, int32_t together = 1) {
   const size_t rows = c.first.size(), dims = static_cast<size_t>(c.dim);
-  const AttendFn kernel = c.int8 ? AttendFn{attend<KvInt8>} : AttendFn{attend_by_tiles};
+  const AttentionFn kernel = c.int8 ? AttentionFn{attend<KvInt8>} : AttentionFn{attend_by_tiles};
   const auto all = c.run(kernel, 0, rows, head, together);
   for (int32_t h = 0; h < together; ++h) {
     for (size_t r = 0; r < rows; ++r) {
@@ -355,7 +355,7 @@ TEST(AmxEmulated, AttentionByTilesIsNearThatOfVectors) {
 
 TEST(AmxEmulated, HeadsOfAttentionTogetherHaveTheSameBitsAsAlone) {
   std::mt19937 random(6);
-  for (const AttendFn kernel : {AttendFn{attend_by_tiles}, AttendFn{attend<KvFloat<LoadBF16>>}}) {
+  for (const AttentionFn kernel : {AttentionFn{attend_by_tiles}, AttentionFn{attend<KvFloat<LoadBF16>>}}) {
     const AttentionCase c = some_attention(64, random, 5);
     const size_t rows = c.first.size();
     for (const auto& [head, together] : {std::pair{0, 5}, {1, 2}, {3, 2}, {0, 4}}) {

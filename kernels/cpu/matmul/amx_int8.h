@@ -51,7 +51,7 @@ template <int kTile>
 
 // The sums of run b, stored in `sums`, to one fma (or two) for each output.
 template <class P>
-[[gnu::always_inline]] inline void add_sums(const P& w, const ActivationCell& x, int64_t b,
+[[gnu::always_inline]] inline void add_sums(const P& w, const Int8Tile& x, int64_t b,
                                             const int32_t (*sums)[16][16], V16 (&acc)[16]) {
   const V16 d = Simd::load(w.d[b]);
   unroll<16>([&](auto r) __attribute__((always_inline)) {
@@ -59,8 +59,8 @@ template <class P>
     if constexpr (P::kDigits == 2) {
       isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 6), _mm512_load_si512(sums[P::kDigits - 1][r]));
     }
-    acc[r] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(d, Simd::broadcast(x.d[r])), acc[r]);
-    if constexpr (P::kMin) acc[r] = Simd::fma(Simd::load(w.m[b]), Simd::broadcast(x.sum[r]), acc[r]);
+    acc[r] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(d, Simd::broadcast(x.scale[r])), acc[r]);
+    if constexpr (P::kMin) acc[r] = Simd::fma(Simd::load(w.m[b]), Simd::broadcast(x.scaled_sum[r]), acc[r]);
   });
 }
 
@@ -75,7 +75,7 @@ struct Turn {
   static constexpr int kRuns = 4 / P::kDigits;
   using Sums = int32_t[4][16][16];
   const P* w;
-  const ActivationCell* x;
+  const Int8Tile* x;
   int64_t run, count;
   float (*out)[16];   // sums [16 rows of activations][16] over all runs
   bool begins, ends;  // the first and the last turn of these sums in this chunk
@@ -104,7 +104,7 @@ struct Turn {
 };
 
 // Lines of what is multiplied next to the first-level cache.
-inline void ask_cells(const ActivationCell* cells, int64_t from, int64_t to) {
+inline void ask_cells(const Int8Tile* cells, int64_t from, int64_t to) {
   const auto* at = reinterpret_cast<const char*>(cells);
   for (int64_t line = from; line < to; ++line) _mm_prefetch(at + 64 * line, _MM_HINT_T0);
 }
@@ -112,9 +112,9 @@ inline void ask_cells(const ActivationCell* cells, int64_t from, int64_t to) {
 // `groups` groups of 16 rows of activations, `apart` cells from one to the next, by every packed group over
 // `runs` runs: added to w.sums[g][m ..], or beginning them.
 template <class P>
-void tile_groups(PackedRows<P>& w, const ActivationCell* x, int64_t apart, int64_t groups, int64_t runs,
-                 bool fresh, int64_t m, ChunkAhead& ahead) {
-  constexpr int64_t kCellLines = sizeof(ActivationCell) / 64;
+void tile_groups(PackedRows<P>& w, const Int8Tile* x, int64_t apart, int64_t groups, int64_t runs, bool fresh,
+                 int64_t m, ChunkAhead& ahead) {
+  constexpr int64_t kCellLines = sizeof(Int8Tile) / 64;
   using T = Turn<P>;
   alignas(4096) typename T::Sums sums;
   V16 acc[16];
@@ -158,16 +158,16 @@ void tile_groups(PackedRows<P>& w, const ActivationCell* x, int64_t apart, int64
 template <class P>
 void multiply_cells(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
                     ChunkAhead& ahead) {
-  const int64_t apart = x.row_bytes * kTileHeight / static_cast<int64_t>(sizeof(ActivationCell));
-  tile_groups(w, reinterpret_cast<const ActivationCell*>(x.data) + first, apart, (num_m + 15) / 16, runs,
+  const int64_t apart = x.row_bytes * kTileHeight / static_cast<int64_t>(sizeof(Int8Tile));
+  tile_groups(w, reinterpret_cast<const Int8Tile*>(x.data) + first, apart, (num_m + 15) / 16, runs,
               first == 0, 0, ahead);
 }
 
 // What a row of a cell gets from a block.
-[[gnu::always_inline]] inline void fill_cell(const ActivationBlock& block, ActivationCell& to, int64_t row) {
+[[gnu::always_inline]] inline void fill_cell(const ActivationBlock& block, Int8Tile& to, int64_t row) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.codes[row]), Simd::load256(block.q));
-  to.d[row] = block.scale;
-  to.sum[row] = block.scale * static_cast<float>(block.sum);
+  to.scale[row] = block.scale;
+  to.scaled_sum[row] = block.scale * static_cast<float>(block.sum);
 }
 
 // Sixteen rows are copied at a time. Rows past the last keep what they had: what they give is nobody's, but
@@ -175,10 +175,10 @@ void multiply_cells(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& 
 template <class P>
 void multiply_blocks(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
                      ChunkAhead& ahead) {
-  alignas(64) ActivationCell cells[kPackedRuns];
+  alignas(64) Int8Tile cells[kPackedRuns];
   for (int64_t b = 0; num_m % 16 != 0 && b < runs; ++b) {
-    _mm512_store_ps(cells[b].d, Simd::zero());
-    _mm512_store_ps(cells[b].sum, Simd::zero());
+    _mm512_store_ps(cells[b].scale, Simd::zero());
+    _mm512_store_ps(cells[b].scaled_sum, Simd::zero());
   }
   for (int64_t m = 0; m < num_m; m += 16) {
     const int64_t rows = num_m - m < 16 ? num_m - m : 16;
@@ -219,11 +219,12 @@ void cell_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pan
 }
 
 // Activations [cols] to row `row` of the cells of a group of `height` rows.
-void to_cells(const float* x, int64_t cols, ActivationCell* cells, int64_t row, int64_t height) {
+void to_cells(const float* x, int64_t cols, Int8Tile* cells, int64_t row, int64_t height) {
   for (int64_t b = 0; b < cols / kQuantBlock; ++b) {
     ActivationBlock block;
     quantize(x + b * kQuantBlock, kQuantBlock, &block);
     fill_cell(block, cells[b], row);
-    for (int64_t r = height; row == height - 1 && r < kTileHeight; ++r) cells[b].d[r] = cells[b].sum[r] = 0;
+    for (int64_t r = height; row == height - 1 && r < kTileHeight; ++r)
+      cells[b].scale[r] = cells[b].scaled_sum[r] = 0;
   }
 }

@@ -23,7 +23,7 @@ struct Ahead {
       : at(w.data + row * w.row_bytes),
         end(at + rows * w.row_bytes),
         per_step((rows * w.row_bytes / steps + 64) / 64 * 64) {}
-  Ahead(const Chain& chain, int64_t steps)
+  Ahead(const PrefetchHint& chain, int64_t steps)
       : at(chain.next), end(at + chain.bytes), per_step((chain.bytes / steps + 64) / 64 * 64) {}
   [[gnu::always_inline]] void ask() {
     const uint8_t* stop = end - at < per_step ? end : at + per_step;
@@ -229,10 +229,10 @@ void few_rows_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const
     RowPointers rows;
     point_at<Format>(w, first + r, left, rows);
     // Used up by the first pass.
-    Ahead ahead = next > 0 ? Ahead(w, first + r + 16, next, runs) : Ahead(x.chain, runs);
+    Ahead ahead = next > 0 ? Ahead(w, first + r + 16, next, runs) : Ahead(x.prefetch, runs);
     const auto pass = [&](auto size, int64_t m) {
       few_rows_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), ahead,
-                                  r == 0 && m == 0 && !x.chain.asked);
+                                  r == 0 && m == 0 && !x.prefetch.done);
     };
     int64_t m = 0;
     for (; m + kMostAtOnce <= num_m; m += kMostAtOnce) pass(Index<kMostAtOnce>{}, m);

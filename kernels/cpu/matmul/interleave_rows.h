@@ -18,21 +18,21 @@ inline uint8_t* pack_fours(const uint8_t* const* rows, int64_t from, int64_t byt
   return to;
 }
 
-inline void pack_block_q4_k(const uint8_t* const* rows, uint8_t* to) {
+inline void interleave_block_q4_k(const uint8_t* const* rows, uint8_t* to) {
   for (int part = 0; part < 2; ++part) {
     for (int r = 0; r < 4; ++r, to += 2) std::memcpy(to, rows[r] + 2 * part, 2);
   }
   pack_fours(rows, 4, 140, to);
 }
 
-inline void pack_block_q5_k(const uint8_t* const* rows, uint8_t* to) {
+inline void interleave_block_q5_k(const uint8_t* const* rows, uint8_t* to) {
   for (int part = 0; part < 2; ++part) {
     for (int r = 0; r < 4; ++r, to += 2) std::memcpy(to, rows[r] + 2 * part, 2);
   }
   pack_fours(rows, 4, 172, to);
 }
 
-inline void pack_block_q6_k(const uint8_t* const* rows, uint8_t* to) {
+inline void interleave_block_q6_k(const uint8_t* const* rows, uint8_t* to) {
   to = pack_fours(rows, 0, 192, to);
   for (int i = 0; i < 16; ++i) {
     for (int r = 0; r < 4; ++r) *to++ = rows[r][192 + i];

@@ -23,9 +23,9 @@ struct Kind {
   void (*pack)(const uint8_t* const* rows, uint8_t* to);
 };
 constexpr Kind kKinds[] = {
-    {"q4_k", Format::kQ4_K, Format::kPackedQ4_K, 144, {0, 2}, pack_block_q4_k},
-    {"q5_k", Format::kQ5_K, Format::kPackedQ5_K, 176, {0, 2}, pack_block_q5_k},
-    {"q6_k", Format::kQ6_K, Format::kPackedQ6_K, 210, {208, 208}, pack_block_q6_k},
+    {"q4_k", Format::kQ4_K, Format::kInterleavedQ4_K, 144, {0, 2}, interleave_block_q4_k},
+    {"q5_k", Format::kQ5_K, Format::kInterleavedQ5_K, 176, {0, 2}, interleave_block_q5_k},
+    {"q6_k", Format::kQ6_K, Format::kInterleavedQ6_K, 210, {208, 208}, interleave_block_q6_k},
 };
 
 // Random bytes, with scales that are numbers; some large and some subnormal.
@@ -66,7 +66,7 @@ void compare(const KernelTable& table, const Kind& kind, int64_t rows, int64_t c
   std::vector<float> x(static_cast<size_t>(num_m * cols));
   for (float& v : x) v = values(random);
   std::vector<ActivationBlock> activations(x.size() / kQuantBlock);
-  kScalarTable.quantize(x.data(), static_cast<int64_t>(x.size()), activations.data());
+  kScalarTable.quantize_int8(x.data(), static_cast<int64_t>(x.size()), activations.data());
   const Panel panel{reinterpret_cast<const uint8_t*>(activations.data()),
                     cols / kQuantBlock * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
   for (const int64_t first : {int64_t{0}, int64_t{1}, int64_t{4}, int64_t{7}}) {
@@ -88,7 +88,7 @@ void compare(const KernelTable& table, const Kind& kind, int64_t rows, int64_t c
 TEST(Packed, SameBitsAsWhereTheyLie) {
   int tables = 0;
   for (const KernelTable* table : runnable_tables()) {
-    if (table->matmul[static_cast<int>(Format::kPackedQ4_K)] == nullptr) continue;
+    if (table->matmul[static_cast<int>(Format::kInterleavedQ4_K)] == nullptr) continue;
     ++tables;
     for (const Kind& kind : kKinds) {
       for (const int64_t num_m : {1, 2, 3, 4, 7, 8, 11, 12, 13, 21, 64})

@@ -278,8 +278,8 @@ void packed_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const P
 }
 
 constexpr KernelTable with_packed(KernelTable table) {
-  table.matmul[static_cast<int>(Format::kPackedQ4_K)] = packed_matmul<PackedQ4_K>;
-  table.matmul[static_cast<int>(Format::kPackedQ5_K)] = packed_matmul<PackedQ5_K>;
-  table.matmul[static_cast<int>(Format::kPackedQ6_K)] = packed_matmul<PackedQ6_K>;
+  table.matmul[static_cast<int>(Format::kInterleavedQ4_K)] = packed_matmul<PackedQ4_K>;
+  table.matmul[static_cast<int>(Format::kInterleavedQ5_K)] = packed_matmul<PackedQ5_K>;
+  table.matmul[static_cast<int>(Format::kInterleavedQ6_K)] = packed_matmul<PackedQ6_K>;
   return table;
 }

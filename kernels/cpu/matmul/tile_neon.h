@@ -68,8 +68,8 @@ struct Opened {
 
 // What a panel of activations multiplies weights' scales by.
 struct PanelScales {
-  float scale[kRowsPerPass][kPanelBlocks];
-  float min[kRowsPerPass][kPanelBlocks];  // scale * sum of codes
+  float scale[kMaxRowsPerPass][kPanelBlocks];
+  float min[kMaxRowsPerPass][kPanelBlocks];  // scale * sum of codes
 };
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -156,8 +156,8 @@ void tile_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pan
   const int64_t all_blocks = w.cols / kQuantBlock;
   alignas(64) Opened opened;
   alignas(64) PanelScales scales;
-  for (int64_t m = 0; m < num_m; m += kRowsPerPass) {
-    const int64_t pass = num_m - m < kRowsPerPass ? num_m - m : kRowsPerPass;
+  for (int64_t m = 0; m < num_m; m += kMaxRowsPerPass) {
+    const int64_t pass = num_m - m < kMaxRowsPerPass ? num_m - m : kMaxRowsPerPass;
     Panel rows_of_pass = x;
     if (x.index != nullptr) {
       rows_of_pass.index += m;

@@ -39,15 +39,15 @@ using V16 = Simd::V16;
 
 constexpr KernelTable make_wide_table(const char* name) {
   KernelTable table = make_table(name);
-  table.pass_rows = 1 << 20;                // all there are
-  table.attend_together(KvType::kInt8, 4);  // runs of 4,352 bytes of heads of 64 dimensions
+  table.rows_per_pass = 1 << 20;                // all there are
+  table.set_heads_per_split(KvType::kInt8, 4);  // runs of 4,352 bytes of heads of 64 dimensions
   return table;
 }
 
 template <class F>
 constexpr void put_tiles(KernelTable& table, Format format) {
   table.matmul[static_cast<int>(format)] = tile_matmul<F>;
-  table.cell_matmul[static_cast<int>(format)] = cell_matmul<F>;
+  table.int8_tile_matmul[static_cast<int>(format)] = cell_matmul<F>;
 }
 
 constexpr KernelTable make_amx_table() {
@@ -61,17 +61,17 @@ constexpr KernelTable make_amx_table() {
   put_tiles<FormatQ5_K>(table, Format::kQ5_K);
   put_tiles<FormatQ6_K>(table, Format::kQ6_K);
   put_tiles<FormatQ4_Z>(table, Format::kQ4_Z);
-  table.to_cells = to_cells;
+  table.quantize_int8_tile = to_cells;
   table.matmul[static_cast<int>(Format::kMXFP4)] = tile_matmul<FormatMXFP4>;
   table.matmul[static_cast<int>(Format::kMXFP4Split)] = tile_matmul<FormatMXFP4Split>;
-  table.tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
-  table.tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
-  table.attend[static_cast<int>(KvType::kBF16)] = attend_by_tiles;
+  table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
+  table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
+  table.attention[static_cast<int>(KvType::kBF16)] = attend_by_tiles;
   constexpr KvType kByTwos[] = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kFp8};
-  for (const KvType type : kByTwos) table.attend_together(type, 2);
-  table.quantize_binary = quantize_binary;
-  table.to_tiles = to_tiles;
-  table.to_tile_group = to_tile_group;
+  for (const KvType type : kByTwos) table.set_heads_per_split(type, 2);
+  table.quantize_pow2 = quantize_binary;
+  table.quantize_bf16_tile = to_tiles;
+  table.quantize_bf16_tile_group = to_tile_group;
   return table;
 }
 

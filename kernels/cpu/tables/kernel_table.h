@@ -1,4 +1,4 @@
-// KernelTable: the inner loops of the cpu backend as plain function pointers, one table per instruction set,
+// KernelTable: the inner loops of the CPU kernels as plain function pointers, one table per instruction set,
 // chosen once at start (features.h). Nothing above this header knows an instruction.
 //
 // Same bits. Every table computes the same numbers, bit for bit (same_bits_test.cpp compares them), but for
@@ -6,22 +6,22 @@
 //   - A sum over float products has 16 lanes, lane j takes the elements i = j mod 16 in order, each by a
 //     fused multiply-add; the lanes are then added as a tree: 8 pairs (j, j + 8), 4 pairs (j, j + 4),
 //     (j, j + 2), (0, 1).
-//   - Block-quantized weights meet activations quantized to int8 per 32 values. The sum over a block is an
-//     integer and exact in any order; a block then adds one fma per output,
+//   - Block-quantized weights are multiplied with activations quantized to int8 per 32 values. The sum over a
+//     block is an integer and exact in any order; a block then adds one fma per output,
 //     acc = fma(float(isum), d_w * d_x, acc), and, for types with a minimum, a second one,
 //     acc = fma(m_w, d_x * float(sum of the block's codes), acc), block by block in order. So the order of
 //     float operations does not depend on the width of a vector.
 //   - Attention: scores are sums over the head's dimensions in order, one lane per token of a 16-token block.
-//     Over an int8 cache they are sums of integers, exact in any order (kernels_attention_int8.h).
+//     Over an int8 cache they are sums of integers, exact in any order (attention/paged_int8.h).
 //   - exp is a polynomial of our own in fused multiply-adds; division and square root are IEEE's.
-//   - Formats with a tile_matmul (MXFP4 in `amx`, nowhere else) meet activations whose scales are powers of
-//     two. Then everything that is multiplied is an integer times a power of two, exact in bf16, a block's
-//     sum is exact in any order in float32, and acc = fma(float(isum), d_w * d_x, acc) is one rounded
-//     addition of it: what a bf16 tile does when it sums over all columns. So int8 kernels (few rows) and
-//     bf16 tiles (many) give the same bits, as long as nothing is subnormal: activations below 2^-60 count as
+//   - Formats with a bf16_tile_matmul (MXFP4 in `amx`, nowhere else) are multiplied with activations whose
+//     scales are powers of two. Then every factor is an integer times a power of two, exact in bf16, a
+//     block's sum is exact in any order in float32, and acc = fma(float(isum), d_w * d_x, acc) is one rounded
+//     addition of it: what a bf16 tile does when it sums over all columns. So int8 kernels (GEMV) and bf16
+//     tiles (GEMM) give the same bits, as long as nothing is subnormal: activations below 2^-60 count as
 //     zero. Such products have bits of their own, different from those of the other tables.
 //   - Attention over a BF16 cache with heads of a multiple of 32 dimensions goes through bf16 tiles in `amx`
-//     (kernels_attention_amx.h): queries and weights as two bf16 numbers each, sums in the tiles' order.
+//     (attention/paged_amx.h): queries and weights as two bf16 numbers each, sums in the tiles' order.
 // An output depends on its row of weights and its row of activations only, never on the tile it was computed
 // in: for a given table the bits are the same for any batch, chunking and number of threads.
 //
@@ -51,11 +51,11 @@ enum class Format : int {
   kMXFP4,
   kMXFP4Split,
   kQ4_Z,  // int8 activations
-  // The same packed by fours of rows (pack_rows.h), with kernels where that is faster: they are null
-  // elsewhere.
-  kPackedQ4_K,
-  kPackedQ5_K,
-  kPackedQ6_K,
+  // The same with four rows interleaved (matmul/interleave_rows.h), with kernels where that is faster: they
+  // are null elsewhere.
+  kInterleavedQ4_K,
+  kInterleavedQ5_K,
+  kInterleavedQ6_K,
   kCount,
 };
 
@@ -63,9 +63,10 @@ enum class Format : int {
 inline constexpr int kLanes = 16;
 inline constexpr int kQuantBlock = 32;
 
-// How many activation rows a caller multiplies at most when the outputs go to a buffer of its own: 256 rows
-// of 128 outputs are 128 KiB. A table says how many of them share a pass over the weights (pass_rows).
-inline constexpr int64_t kRowsPerPass = 256;
+// The M blocking: how many activation rows a caller multiplies at most when the outputs go to a buffer of its
+// own: 256 rows of 128 outputs are 128 KiB. A table says how many of them share a pass over the weights
+// (rows_per_pass).
+inline constexpr int64_t kMaxRowsPerPass = 256;
 
 // 32 activations: x = scale * q.
 struct ActivationBlock {
@@ -75,15 +76,15 @@ struct ActivationBlock {
 };
 static_assert(sizeof(ActivationBlock) == 40);
 
-// Sixteen rows of 32 activations side by side, for the int8 tiles of AMX: a group of 16 rows is a cell for
-// each 32 columns, and the last group is as large as the others. As many bytes as sixteen blocks.
+// Sixteen rows of 32 activations side by side, as the int8 tiles of AMX read them: a group of 16 rows has a
+// tile for each 32 columns, and the last group is as large as the others. As many bytes as sixteen blocks.
 inline constexpr int64_t kTileHeight = 16;
-struct alignas(64) ActivationCell {
+struct alignas(64) Int8Tile {
   int8_t codes[kTileHeight][kQuantBlock];
-  float d[kTileHeight];    // scales
-  float sum[kTileHeight];  // scale * (sum of the codes), for weights with a minimum
+  float scale[kTileHeight];
+  float scaled_sum[kTileHeight];  // scale * (sum of the codes), for weights with a minimum
 };
-static_assert(sizeof(ActivationCell) == kTileHeight * sizeof(ActivationBlock));
+static_assert(sizeof(Int8Tile) == kTileHeight * sizeof(ActivationBlock));
 
 // Rows of weights [rows, cols] where they lie.
 struct MatrixView {
@@ -94,50 +95,51 @@ struct MatrixView {
   int64_t cols;
 };
 
-// What a format's kernel reads: float32 [cols], ActivationBlock [cols / 32] or the same as cells,
+// What a format's kernel reads: float32 [cols]; ActivationBlock [cols / 32], or the same as int8 tiles;
 // ActivationBlock with scales that are powers of two, or these as bf16 tiles.
-enum class Activations { kFloat, kBlocks, kCells, kBinaryBlocks, kTiles };
+enum class ActivationFormat { kFloat32, kInt8Blocks, kInt8Tiles, kPow2Blocks, kBf16Tiles };
 
-// Up to so many rows of a step are multiplied as blocks where a table also has tiles or cells.
-inline constexpr int64_t kBinaryRows = 16;
+// Up to so many rows of a step are multiplied as blocks where a table also has tiles.
+inline constexpr int64_t kMaxRowsAsBlocks = 16;
 
-// Tiles: rows in groups of up to 16, all of the same height but the last, which has what is left; a group
-// lies [cols / 32][its rows][32] bf16, columns within 32 in the table's own order. So `rows` rows are rows *
-// cols values whatever their groups, and a panel may be cut between groups. What a product of tiles takes
-// goes with the rows of activations, so that groups of a panel that nobody cuts are as even as can be: 57
-// rows are 15, 15, 15, 12. A kernel may load a whole group where fewer rows are left: kTileSlack bytes behind
+// Bf16 tiles: rows in groups of up to 16, all of the same height but the last, which has what is left; a
+// group lies [cols / 32][its rows][32] bf16, columns within 32 in the table's own order. So `rows` rows are
+// rows * cols values whatever their groups, and a panel may be cut between groups. The time of a product of
+// tiles grows with the rows of activations, so groups of a panel that nobody cuts are as even as can be: 57
+// rows are 15, 15, 15, 12. A kernel may load a whole group where fewer rows are left: kTileSlackBytes behind
 // the last row must be readable.
-inline constexpr int64_t kTileSlack = 1024;
-inline int64_t tile_height(int64_t rows) {
-  if (rows > kRowsPerPass) return kTileHeight;
+inline constexpr int64_t kTileSlackBytes = 1024;
+inline int64_t bf16_tile_height(int64_t rows) {
+  if (rows > kMaxRowsPerPass) return kTileHeight;
   const int64_t groups = (rows + kTileHeight - 1) / kTileHeight;
   return groups == 0 ? kTileHeight : (rows + groups - 1) / groups;
 }
-struct TileRow {
+struct Bf16TileRow {
   uint16_t* at;
   int64_t group, height;  // its group's first row, and rows
 };
-inline TileRow tile_row(uint16_t* panel, int64_t rows, int64_t cols, int64_t row, int64_t block = 0) {
-  const int64_t most = tile_height(rows), group = row / most * most;
-  const int64_t height = rows - group < most ? rows - group : most;
+inline Bf16TileRow bf16_tile_row(uint16_t* panel, int64_t rows, int64_t cols, int64_t row,
+                                 int64_t block = 0) {
+  const int64_t full = bf16_tile_height(rows), group = row / full * full;
+  const int64_t height = rows - group < full ? rows - group : full;
   return {panel + group * cols + (block * height + row - group) * kQuantBlock, group, height};
 }
 
-// Products of few rows wait for nothing but memory: what the thread multiplies afterwards is asked for while
-// it is busy with its last rows, and a product whose first rows were asked for so need not ask for them.
-struct Chain {
-  const uint8_t* next = nullptr;  // weights
+// GEMV is bound by memory: what the thread multiplies next is prefetched while it is busy with its last rows,
+// and a product whose first rows were prefetched so need not do it itself.
+struct PrefetchHint {
+  const uint8_t* next = nullptr;  // weights of the thread's next product
   int64_t bytes = 0;
-  bool asked = false;
+  bool done = false;  // this product's first rows were prefetched by the one before it
 };
 
-// Rows of activations; row_bytes of tiles and cells is what a row takes on average, cols * 2 and
-// cols / 32 * 40, and they have no index.
+// Rows of activations; row_bytes of tiles is what a row takes on average, cols * 2 (bf16) and cols / 32 * 40
+// (int8), and they have no index.
 struct Panel {
   const uint8_t* data;
   int64_t row_bytes;
   const int32_t* index;  // row m of the product is row index[m] here; absent: row m
-  Chain chain = {};
+  PrefetchHint prefetch = {};
   int64_t height = kTileHeight;  // of the groups of tiles
 };
 
@@ -145,18 +147,27 @@ struct Panel {
 using MatmulFn = void (*)(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
                           float* out, int64_t out_stride);
 
-enum class KvType : int { kF32, kF16, kBF16, kInt8, kFp8, kCount };  // backend/kv_types.h has the last two
+enum class KvType : int {
+  kF32,
+  kF16,
+  kBF16,
+  kInt8,
+  kFp8,
+  kCount
+};  // kernels/quant/kv_types.h has the last two
 
-// Scores are taken a tile at a time, so that values are rescaled once per tile; spans are what is merged.
-// Both are counted from position 0 of the sequence, whatever part of it a step computes.
+// Online softmax takes a tile of keys at a time, so that the accumulator is rescaled once per tile; splits of
+// the context (split-KV) are what is combined. Both are counted from position 0 of the sequence, whatever
+// part of it a step computes.
 inline constexpr int32_t kTileTokens = 64;
-inline constexpr int32_t kSpanTokens = 512;
+inline constexpr int32_t kSplitTokens = 512;
 
-// `rows` queries that read the same head of keys and values over one span of positions. Leaves, per row, the
-// largest score, the sum of exp(score - largest) and the values so weighted; rows that see nothing are left
-// alone. Keys lie transposed, [head_dim][16], so that a vector holds one dimension of a block's 16 tokens;
-// values lie [16][head_dim]; kFp8 keeps e8m0 scales [16] before either. kInt8: kernels_attention_int8.h.
-struct AttendSpan {
+// `rows` queries that read the same head of keys and values over one split of the context. Leaves, per row,
+// row_max (of the scores), row_sum (of exp(score - row_max)) and acc, the values so weighted; rows that see
+// nothing are left alone. Keys lie transposed, [head_dim][16], so that a vector holds one dimension of a
+// block's 16 tokens; values lie [16][head_dim]; kFp8 keeps e8m0 scales [16] before either. kInt8:
+// attention/paged_int8.h.
+struct AttentionSplit {
   const uint8_t* pool;  // the group's blocks
   int64_t block_bytes;
   const int32_t* table;              // logical block -> block
@@ -166,33 +177,33 @@ struct AttendSpan {
   int32_t rows;
   const float* const* query;                   // [rows] -> [head_dim]
   const ActivationBlock* const* query_blocks;  // the same for kInt8: [rows] -> [head_dim / 32]
-  const int32_t* first;  // [rows]: positions [first, last) are seen, already cut to this span
+  const int32_t* first;  // [rows]: positions [first, last) are seen, already cut to this split
   const int32_t* last;
   float scale;
-  float* largest;  // [rows]
-  float* sum;      // [rows]
-  float* values;   // [rows][padded_dim]
+  float* row_max;  // [rows]
+  float* row_sum;  // [rows]
+  float* acc;      // [rows][padded_dim]
   float* scores;   // scratch: [rows][kTileTokens + kLanes]
-  // Blocks of the first two tiles that this thread attends to afterwards, moved so that these offsets lead to
-  // their head; and whether this span's first tiles were asked for so.
-  const uint8_t* after[2 * kTileTokens / kLanes] = {};
-  bool asked = false;
+  // Blocks of the first two tiles that this thread attends to next, moved so that these offsets lead to their
+  // head; and whether this split's first tiles were prefetched so.
+  const uint8_t* next_blocks[2 * kTileTokens / kLanes] = {};
+  bool prefetched = false;
   // Neighbouring heads that a thread attends to together, tile by tile, so that it reads longer runs: all of
   // the above is the first one's, and those of the next lie head_bytes, `rows` queries, `head_rows` rows of
   // results and `rows` rows of scores further.
   int32_t heads = 1;
   int64_t head_rows = 0;
 };
-inline constexpr int32_t kMostHeads = 8;  // of them
-using AttendFn = void (*)(const AttendSpan& span);
+inline constexpr int32_t kMaxHeads = 8;  // of a split
+using AttentionFn = void (*)(const AttentionSplit& split);
 
 struct KernelTable {
   const char* name;
   MatmulFn matmul[static_cast<int>(Format::kCount)];
-  AttendFn attend[static_cast<int>(KvType::kCount)];
+  AttentionFn attention[static_cast<int>(KvType::kCount)];
 
   // Activations [cols] -> ActivationBlock [cols / 32]; cols is a multiple of 32.
-  void (*quantize)(const float* x, int64_t cols, ActivationBlock* out);
+  void (*quantize_int8)(const float* x, int64_t cols, ActivationBlock* out);
   // y = x / sqrt(mean(x^2) + eps) * weight. y may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t size, float* y);
   // y = silu(gate) * up
@@ -206,37 +217,42 @@ struct KernelTable {
   void (*exp)(const float* x, int64_t size, float* y);
 
   // Activation rows that share one pass over a chunk of weights: 64 rows of 2,880 int8 codes are 225 KiB,
-  // within the second-level cache of every machine we know. A table that packs weights wants as many as there
-  // are.
-  int64_t pass_rows = 64;
+  // within the second-level cache of every machine we know. A table that repacks weights wants as many as
+  // there are.
+  int64_t rows_per_pass = 64;
 
-  // The same numbers as `matmul` gives, of many rows of activations that lie in cells; and activations [cols]
-  // to row `row` of the cells [cols / 32] of a group of `height` rows.
-  MatmulFn cell_matmul[static_cast<int>(Format::kCount)] = {};
-  void (*to_cells)(const float* x, int64_t cols, ActivationCell* cells, int64_t row,
-                   int64_t height) = nullptr;
+  // GEMM over activations in int8 tiles, the same numbers as `matmul` gives; and activations [cols] to row
+  // `row` of the tiles [cols / 32] of a group of `height` rows.
+  MatmulFn int8_tile_matmul[static_cast<int>(Format::kCount)] = {};
+  void (*quantize_int8_tile)(const float* x, int64_t cols, Int8Tile* tiles, int64_t row,
+                             int64_t height) = nullptr;
 
-  // KV heads of a cache of each type that a thread attends to together where a context is shared by threads.
-  int32_t attend_heads[static_cast<int>(KvType::kCount)] = {1, 1, 1, 1, 1};
-  constexpr void attend_together(KvType type, int32_t heads) { attend_heads[static_cast<int>(type)] = heads; }
+  // KV heads of a cache of each type that a thread attends to together where a context is split over threads.
+  int32_t heads_per_split[static_cast<int>(KvType::kCount)] = {1, 1, 1, 1, 1};
+  constexpr void set_heads_per_split(KvType type, int32_t heads) {
+    heads_per_split[static_cast<int>(type)] = heads;
+  }
 
-  // For formats of powers of two: products of many rows with bf16 tiles; `matmul` then takes binary blocks.
-  MatmulFn tile_matmul[static_cast<int>(Format::kCount)] = {};
+  // For formats whose scales are powers of two: GEMM with bf16 tiles; `matmul` then takes kPow2Blocks.
+  MatmulFn bf16_tile_matmul[static_cast<int>(Format::kCount)] = {};
   // Activations [cols] -> ActivationBlock [cols / 32] with scales that are powers of two; and the same
-  // numbers as a row of tiles, to their places in a group of `height` rows. cols is a multiple of 32.
-  void (*quantize_binary)(const float* x, int64_t cols, ActivationBlock* out) = nullptr;
-  void (*to_tiles)(const float* x, int64_t cols, uint16_t* to, int64_t height) = nullptr;
+  // numbers as a row of bf16 tiles, to their places in a group of `height` rows. cols is a multiple of 32.
+  void (*quantize_pow2)(const float* x, int64_t cols, ActivationBlock* out) = nullptr;
+  void (*quantize_bf16_tile)(const float* x, int64_t cols, uint16_t* to, int64_t height) = nullptr;
   // All rows of a group at once.
-  void (*to_tile_group)(const float* const* rows, int64_t height, int64_t cols, uint16_t* to) = nullptr;
+  void (*quantize_bf16_tile_group)(const float* const* rows, int64_t height, int64_t cols,
+                                   uint16_t* to) = nullptr;
 
-  // What a product of a step of `rows` rows reads. Cells are no choice where rows are picked by an index.
-  Activations activations(Format format, int64_t rows, bool indexed = false) const {
-    if (format <= Format::kBF16) return Activations::kFloat;
-    if (tile_matmul[static_cast<int>(format)] == nullptr) {
-      const bool cells = cell_matmul[static_cast<int>(format)] != nullptr && rows > kBinaryRows && !indexed;
-      return cells ? Activations::kCells : Activations::kBlocks;
+  // What a product of a step of `rows` rows reads. Int8 tiles are no choice where rows are picked by an
+  // index.
+  ActivationFormat activations(Format format, int64_t rows, bool indexed = false) const {
+    if (format <= Format::kBF16) return ActivationFormat::kFloat32;
+    if (bf16_tile_matmul[static_cast<int>(format)] == nullptr) {
+      const bool tiles =
+          int8_tile_matmul[static_cast<int>(format)] != nullptr && rows > kMaxRowsAsBlocks && !indexed;
+      return tiles ? ActivationFormat::kInt8Tiles : ActivationFormat::kInt8Blocks;
     }
-    return rows <= kBinaryRows ? Activations::kBinaryBlocks : Activations::kTiles;
+    return rows <= kMaxRowsAsBlocks ? ActivationFormat::kPow2Blocks : ActivationFormat::kBf16Tiles;
   }
 };
 

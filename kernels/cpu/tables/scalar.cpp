@@ -32,8 +32,8 @@ namespace {
 constexpr KernelTable make_scalar_table() {
   KernelTable table = make_table("scalar");
   // As the widest table, so that every machine tests it.
-  table.attend_together(KvType::kBF16, 2);
-  table.attend_together(KvType::kInt8, 4);
+  table.set_heads_per_split(KvType::kBF16, 2);
+  table.set_heads_per_split(KvType::kInt8, 4);
   return table;
 }
 const KernelTable kScalarTable = make_scalar_table();

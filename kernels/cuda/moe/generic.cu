@@ -1,4 +1,4 @@
-// Around the experts' products: choosing them, their activation, and adding up what they say.
+// Around the experts' products: top-k routing, their activation, and combining what they give.
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/moe/activation.cuh"
 #include "kernels/cuda/moe/moe.h"
@@ -12,11 +12,11 @@ constexpr int kThreads = 256;
 
 // One warp per token.
 __global__ void __launch_bounds__(kWarpLanes)
-    choose_experts_kernel(const float* scores, int experts, int k, bool softmax_over_all, int32_t* chosen,
-                          float* weights) {
+    route_top_k_kernel(const float* scores, int experts, int k, bool softmax_over_all, int32_t* chosen,
+                       float* weights) {
   const int64_t t = blockIdx.x;
-  choose_experts(scores + t * experts, experts, k, softmax_over_all, threadIdx.x, chosen + t * k,
-                 weights + t * k);
+  route_top_k(scores + t * experts, experts, k, softmax_over_all, threadIdx.x, chosen + t * k,
+              weights + t * k);
 }
 
 // gate, up: [size].
@@ -59,12 +59,12 @@ unsigned elementwise_grid(int64_t size) {
 
 }  // namespace
 
-void launch_choose_experts(const float* scores, int64_t count, int experts, int k, bool softmax_over_all,
-                           int32_t* chosen, float* weights, const Launch& at) {
+void launch_route_top_k(const float* scores, int64_t count, int experts, int k, bool softmax_over_all,
+                        int32_t* chosen, float* weights, const Launch& at) {
   if (count == 0) return;
-  choose_experts_kernel<<<static_cast<unsigned>(count), kWarpLanes, 0, at.stream>>>(
+  route_top_k_kernel<<<static_cast<unsigned>(count), kWarpLanes, 0, at.stream>>>(
       scores, experts, k, softmax_over_all, chosen, weights);
-  check_launch("choose_experts_kernel");
+  check_launch("route_top_k_kernel");
 }
 
 void launch_activate(const Activation& op, int64_t size, float* gate, const float* up, const Launch& at) {

@@ -182,7 +182,7 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
         rotate(work_->key + row * work_->kv_cols + h * dim, c, s, half, op.interleaved);
       }
       if (spec_.kv_type == DType::kQ8_0) {
-        kernels_.quantize(query, queries, work_->blocks + (query - work_->query) / kQuantBlock);
+        kernels_.quantize_int8(query, queries, work_->blocks + (query - work_->query) / kQuantBlock);
       }
       append(place, group, row, first, last);
     }
@@ -193,19 +193,19 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
 std::pair<int64_t, int64_t> CpuExecutor::spans_of(const Attend& op, const QueryTile& tile) const {
   const int32_t from = batch_.sequences[tile.sequence].context_len + tile.first_token;
   const int32_t first = op.window > 0 ? std::max(0, from - op.window + 1) : 0;
-  return {first / kSpanTokens, (from + tile.num_tokens - 1) / kSpanTokens + 1};
+  return {first / kSplitTokens, (from + tile.num_tokens - 1) / kSplitTokens + 1};
 }
 
 // Positions [first, last) of the span that each row of the tile sees; a row is (token, head of the group).
 void CpuExecutor::visible(const Attend& op, const QueryTile& tile, int64_t span, int32_t* first,
                           int32_t* last) const {
-  const auto begin = static_cast<int32_t>(span * kSpanTokens);
+  const auto begin = static_cast<int32_t>(span * kSplitTokens);
   for (int32_t i = 0; i < tile.num_tokens; ++i) {
     const int32_t position = batch_.sequences[tile.sequence].context_len + tile.first_token + i;
     const int32_t from = op.window > 0 ? std::max(0, position - op.window + 1) : 0;
     for (int32_t g = 0; g < work_->group_size; ++g) {
       first[i * work_->group_size + g] = std::max(from, begin);
-      last[i * work_->group_size + g] = std::min(position + 1, begin + kSpanTokens);
+      last[i * work_->group_size + g] = std::min(position + 1, begin + kSplitTokens);
     }
   }
 }
@@ -217,7 +217,7 @@ void CpuExecutor::first_blocks(const Attend& op, const SpanTask& task, int from_
   const KvPlace place = place_of(op.layer);
   const int32_t position = s.context_len + task.tile->first_token;
   const int32_t begin =
-      std::max(static_cast<int32_t>(task.span * kSpanTokens), op.window > 0 ? position - op.window + 1 : 0);
+      std::max(static_cast<int32_t>(task.span * kSplitTokens), op.window > 0 ? position - op.window + 1 : 0);
   const int32_t first = begin / kTileTokens * (kTileTokens / kBlockTokens);
   for (int32_t b = 0; b < 2 * kTileTokens / kBlockTokens; ++b) {
     if ((first + b) * kBlockTokens > position || (first + b + 1) * kBlockTokens <= begin) continue;
@@ -246,7 +246,7 @@ void CpuExecutor::attend_span(const Attend& op, const SpanTask& task, const Span
       }
     }
   }
-  AttendSpan args;
+  AttentionSplit args;
   args.pool = place.pool;
   args.block_bytes = place.block_bytes;
   args.table = s.tables[spec_.layers[op.layer].group];
@@ -261,15 +261,15 @@ void CpuExecutor::attend_span(const Attend& op, const SpanTask& task, const Span
   args.first = own_scratch.first;
   args.last = own_scratch.last;
   args.scale = op.scale;
-  args.largest = out.largest;
-  args.sum = out.sum;
-  args.values = out.values;
+  args.row_max = out.largest;
+  args.row_sum = out.sum;
+  args.acc = out.values;
   args.scores = own_scratch.scores;
-  args.asked = asked;
+  args.prefetched = asked;
   args.heads = heads;
   args.head_rows = head_rows;
-  if (after != nullptr) first_blocks(op, *after, kv_head, args.after);
-  kernels_.attend[kv_kernel(spec_.kv_type)](args);
+  if (after != nullptr) first_blocks(op, *after, kv_head, args.next_blocks);
+  kernels_.attention[kv_kernel(spec_.kv_type)](args);
 }
 
 // total += part for the rows that saw something of the span; the first such span of a row starts its total.
@@ -426,7 +426,7 @@ void CpuExecutor::attend_planned(const Attend& op) {
     return {work_->split.largest + at, work_->split.sum + at, work_->split.values + at * work_->padded_dim};
   };
   // Some heads of a span at a time.
-  const int64_t together = std::min<int64_t>(heads, kernels_.attend_heads[kv_kernel(spec_.kv_type)]);
+  const int64_t together = std::min<int64_t>(heads, kernels_.heads_per_split[kv_kernel(spec_.kv_type)]);
   const int64_t head_groups = tasks_for(heads, together), parts = num_tiles_ * head_groups * most_spans;
   const auto span_task = [&](int64_t index) -> SpanTask {  // no tile: nothing to do
     const int64_t group = index / most_spans, head = group % head_groups * together;

@@ -52,7 +52,7 @@ class CpuBackend final : public Backend {
   }
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override {
-    return cpu::workspace_bytes(spec, pool_.size(), kernels_.to_tiles != nullptr);
+    return cpu::workspace_bytes(spec, pool_.size(), kernels_.quantize_bf16_tile != nullptr);
   }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
     if (!supports_kv_type(spec.kv_type)) {

@@ -33,9 +33,9 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
     : spec_(spec),
       kernels_(kernels),
       pool_(pool),
-      memory_(workspace_bytes(spec, pool.size(), kernels.to_tiles != nullptr), "workspace") {
+      memory_(workspace_bytes(spec, pool.size(), kernels.quantize_bf16_tile != nullptr), "workspace") {
   Arena arena(memory_.data());
-  work_ = std::make_unique<Workspace>(spec, pool.size(), kernels.to_tiles != nullptr, arena);
+  work_ = std::make_unique<Workspace>(spec, pool.size(), kernels.quantize_bf16_tile != nullptr, arena);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     // A vector behind the last value may be loaded past it: one more cache line.
     const size_t blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
@@ -100,12 +100,12 @@ CpuExecutor::Forms CpuExecutor::forms_for(std::initializer_list<const Linear*> o
                                           bool indexed) const {
   Forms forms;
   for (const Linear* op : ops) {
-    const Activations form = kernels_.activations(own(*op->weight).format, rows, indexed);
-    forms.blocks |= form == Activations::kBlocks;
-    forms.cells |= form == Activations::kCells;
-    forms.binary |= form == Activations::kBinaryBlocks;
-    forms.tiles |= form == Activations::kTiles;
-    forms.values |= form == Activations::kFloat;
+    const ActivationFormat form = kernels_.activations(own(*op->weight).format, rows, indexed);
+    forms.blocks |= form == ActivationFormat::kInt8Blocks;
+    forms.cells |= form == ActivationFormat::kInt8Tiles;
+    forms.binary |= form == ActivationFormat::kPow2Blocks;
+    forms.tiles |= form == ActivationFormat::kBf16Tiles;
+    forms.values |= form == ActivationFormat::kFloat32;
   }
   return forms;
 }
@@ -114,16 +114,16 @@ CpuExecutor::Forms CpuExecutor::forms_for(std::initializer_list<const Linear*> o
 void CpuExecutor::make_forms(Forms forms, const float* x, int64_t first, int64_t count, int64_t row,
                              int64_t rows, int64_t cols, const Formed& to) const {
   const int64_t at = (row * cols + first) / kQuantBlock;
-  if (forms.blocks) kernels_.quantize(x, count, to.blocks + at);
-  if (forms.binary) kernels_.quantize_binary(x, count, to.binary + at);
+  if (forms.blocks) kernels_.quantize_int8(x, count, to.blocks + at);
+  if (forms.binary) kernels_.quantize_pow2(x, count, to.binary + at);
   if (forms.cells) {
     const int64_t group = row / kTileHeight * kTileHeight;
-    kernels_.to_cells(x, count, to.cells() + (group / kTileHeight * cols + first) / kQuantBlock, row - group,
-                      std::min(kTileHeight, rows - group));
+    kernels_.quantize_int8_tile(x, count, to.cells() + (group / kTileHeight * cols + first) / kQuantBlock,
+                                row - group, std::min(kTileHeight, rows - group));
   }
   if (forms.tiles) {
-    const TileRow place = tile_row(to.tiles, rows, cols, row, first / kQuantBlock);
-    kernels_.to_tiles(x, count, place.at, place.height);
+    const Bf16TileRow place = bf16_tile_row(to.tiles, rows, cols, row, first / kQuantBlock);
+    kernels_.quantize_bf16_tile(x, count, place.at, place.height);
   }
 }
 
@@ -158,7 +158,7 @@ Rows CpuExecutor::formed(const float* values, int64_t rows, int64_t cols, Forms 
 
 // Rows [first, first + count) of a product with rows [m, m + num_m) of x.
 void CpuExecutor::multiply_part(const Product& product, int64_t first, int64_t count, const Rows& x,
-                                int64_t m, int64_t num_m, int thread, const Chain& chain) {
+                                int64_t m, int64_t num_m, int thread, const PrefetchHint& chain) {
   const CpuWeight& w = own(*product.op->weight);
   const float* bias = values_of(product.op->bias);
   float* out = product.out + m * w.rows + first;
@@ -173,7 +173,7 @@ void CpuExecutor::multiply_few(std::span<const Product> products, int64_t total,
                                int64_t rows) {
   const ShrinkingParts parts = plain_parts(total);
   announce(soon_of({&own(*products[0].op->weight)}, parts.first_rows()));
-  const auto chain_at = [&](int64_t row, bool asked) -> Chain {
+  const auto chain_at = [&](int64_t row, bool asked) -> PrefetchHint {
     if (row < 0) return {nullptr, 0, asked};
     const Product* p = products.data();
     for (; row >= p->op->weight->rows; ++p) row -= p->op->weight->rows;
@@ -208,9 +208,9 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
   // A matrix of few rows (a router) with many tokens is shared out by tokens: no thread reads them all.
   const bool by_tokens = total <= kMaxRowsPerTask && rows >= int64_t{16} * pool_.size();
   const int64_t per_task = by_tokens ? kMaxRowsPerTask : plain_rows_per_task(total, pool_.size());
-  // Cells of kRowsPerPass tokens stay in a thread's second-level cache while it goes through the weights.
+  // Cells of kMaxRowsPerPass tokens stay in a thread's second-level cache while it goes through the weights.
   const int64_t step = by_tokens            ? (x.tiles != nullptr ? x.height : kTileHeight)
-                       : x.cells != nullptr ? kRowsPerPass
+                       : x.cells != nullptr ? kMaxRowsPerPass
                                             : rows;
   int64_t tasks = 0;
   for (const Product& p : products) tasks += tasks_for(p.op->weight->rows, per_task);
@@ -236,12 +236,12 @@ void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x,
 
 // Columns [first, first + count) of rows [m, m + num_m) of y [rows_][w.rows] += x W^T + b.
 void CpuExecutor::multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, int64_t m,
-                                    int64_t num_m, float* y, int thread, const Chain& chain) {
+                                    int64_t num_m, float* y, int thread, const PrefetchHint& chain) {
   const CpuWeight& w = own(*op.weight);
   const float* bias = values_of(op.bias);
   float* tile = work_->threads[thread].tile;
-  for (const int64_t end = m + num_m; m < end; m += kRowsPerPass) {
-    const int64_t rows = std::min(kRowsPerPass, end - m);
+  for (const int64_t end = m + num_m; m < end; m += kMaxRowsPerPass) {
+    const int64_t rows = std::min(kMaxRowsPerPass, end - m);
     multiply(kernels_, w, 0, first, count, x.from(m), rows, tile, count, work_->threads[thread].decoded,
              chain);
     for (int64_t i = 0; i < rows; ++i) {
@@ -261,14 +261,14 @@ void CpuExecutor::multiply_add(const Linear& op, const Rows& x, float* y) {
     announce(soon_of({&w}, parts.first_rows()));
     share_rows(parts, [&](const RowPart& part, int thread) {
       in_bufferfuls(part, [&](int64_t first, int64_t count, int64_t next, bool asked) {
-        const Chain chain = next < 0 ? Chain{nullptr, 0, asked} : chain_to(w, 0, next, asked);
+        const PrefetchHint chain = next < 0 ? PrefetchHint{nullptr, 0, asked} : chain_to(w, 0, next, asked);
         multiply_add_part(op, first, count, x, 0, rows_, y, thread, chain);
       });
     });
     return;
   }
   const int64_t per_task = plain_rows_per_task(rows, pool_.size()), tasks = tasks_for(rows, per_task);
-  const int64_t step = x.cells != nullptr ? kRowsPerPass : rows_;
+  const int64_t step = x.cells != nullptr ? kMaxRowsPerPass : rows_;
   pool_.parallel_for(tasks * tasks_for(rows_, step), 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task % tasks * per_task, m = task / tasks * step;
@@ -305,18 +305,18 @@ void CpuExecutor::project_add(const Linear& op) {
 }
 
 void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64_t count, const Rows& x,
-                          int64_t num_m, const Inner& inner, int thread, const Chain& chain) {
+                          int64_t num_m, const Inner& inner, int thread, const PrefetchHint& chain) {
   const CpuWeight &gate = own(*op.gate->weight), &up = own(*op.up->weight);
   const float *gate_bias = values_of(op.gate->bias), *up_bias = values_of(op.up->bias);
   float* g = work_->threads[thread].tile;
-  float* u = g + kRowsPerPass * kMaxRowsPerTask;
+  float* u = g + kMaxRowsPerPass * kMaxRowsPerTask;
   float* decoded = work_->threads[thread].decoded;
   const int64_t offset = expert * gate.rows + first;  // into biases [experts][rows]
   const float* y_of[kTileHeight];
-  for (int64_t m = 0; m < num_m; m += kRowsPerPass) {
-    const int64_t rows = std::min(kRowsPerPass, num_m - m);
+  for (int64_t m = 0; m < num_m; m += kMaxRowsPerPass) {
+    const int64_t rows = std::min(kMaxRowsPerPass, num_m - m);
     multiply(kernels_, gate, expert, first, count, x.from(m), rows, g, count, decoded,
-             chain_to(up, expert, first, chain.asked));
+             chain_to(up, expert, first, chain.done));
     multiply(kernels_, up, expert, first, count, x.from(m), rows, u, count, decoded,
              {chain.next, chain.bytes, true});
     for (int64_t i = 0; i < rows; ++i) {
@@ -333,11 +333,12 @@ void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64
       Forms forms = inner.forms;
       if (forms.tiles) {  // a group is made at its last row
         forms.tiles = false;
-        const TileRow to = tile_row(inner.formed.tiles, num_m, gate.rows, m + i, first / kQuantBlock);
+        const Bf16TileRow to =
+            bf16_tile_row(inner.formed.tiles, num_m, gate.rows, m + i, first / kQuantBlock);
         const int64_t at = m + i - to.group;
         y_of[at] = y;
         if (at == to.height - 1) {
-          kernels_.to_tile_group(y_of, to.height, count, to.at - at * kQuantBlock);
+          kernels_.quantize_bf16_tile_group(y_of, to.height, count, to.at - at * kQuantBlock);
         }
       }
       make_forms(forms, y, first, count, m + i, num_m, gate.rows, inner.formed);
@@ -359,7 +360,8 @@ void CpuExecutor::ffn_add(const Ffn& op) {
     announce(soon_of({&gate, &own(*op.up.weight)}, parts.first_rows()));
     share_rows(parts, [&](const RowPart& part, int thread) {
       in_bufferfuls(part, [&](int64_t first, int64_t count, int64_t next, bool asked) {
-        const Chain chain = next < 0 ? Chain{nullptr, 0, asked} : chain_to(gate, 0, next, asked);
+        const PrefetchHint chain =
+            next < 0 ? PrefetchHint{nullptr, 0, asked} : chain_to(gate, 0, next, asked);
         gate_up(both, 0, first, count, normed(rows_), rows_, inner, thread, chain);
       });
     });

@@ -60,7 +60,7 @@ class CpuExecutor final : public Executor {
     ActivationBlock *blocks, *binary;
     uint16_t* tiles;
     // In the memory of the blocks: a step makes one of both.
-    ActivationCell* cells() const { return reinterpret_cast<ActivationCell*>(blocks); }
+    Int8Tile* cells() const { return reinterpret_cast<Int8Tile*>(blocks); }
     // Of `count` rows.
     Rows rows(const float* values, int64_t count, int64_t cols, Forms made,
               const int32_t* index = nullptr) const {
@@ -71,7 +71,7 @@ class CpuExecutor final : public Executor {
               made.cells ? cells() : nullptr,
               made.binary ? binary : nullptr,
               made.tiles ? tiles : nullptr,
-              tile_height(count)};
+              bf16_tile_height(count)};
     }
   };
   // The activations between up and down, of num_m rows; values only where the forms have them.
@@ -129,16 +129,16 @@ class CpuExecutor final : public Executor {
   void announce(const Soon& mine, const Soon* next = nullptr);
   void multiply_few(std::span<const Product> products, int64_t total, const Rows& x, int64_t rows);
   void multiply_part(const Product& product, int64_t first, int64_t count, const Rows& x, int64_t m,
-                     int64_t num_m, int thread, const Chain& chain = {});
+                     int64_t num_m, int thread, const PrefetchHint& chain = {});
   void multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, int64_t m,
-                         int64_t num_m, float* y, int thread, const Chain& chain = {});
+                         int64_t num_m, float* y, int thread, const PrefetchHint& chain = {});
   void multiply_all(std::span<const Product> products, const Rows& x, int64_t rows);
   void multiply_add(const Linear& op, const Rows& x, float* y);
   void norm_heads(const Norm& op, int64_t heads, float* values);
   // Rows [first, first + count) of the inner activations of product rows [0, num_m), into inner [num_m][inner
   // cols].
   void gate_up(const GateUp& op, int64_t expert, int64_t first, int64_t count, const Rows& x, int64_t num_m,
-               const Inner& inner, int thread, const Chain& chain = {});
+               const Inner& inner, int thread, const PrefetchHint& chain = {});
 
   // --- attention.cpp
   struct KvPlace {  // of one layer

@@ -31,7 +31,7 @@ void CpuExecutor::route(const Route& op) {
   }
   // With many tokens one loop does it all, a group of them at a time: threads wait for each other once.
   normed_forms_ = forms;
-  const int64_t height = forms.tiles ? tile_height(rows_) : kTileHeight;
+  const int64_t height = forms.tiles ? bf16_tile_height(rows_) : kTileHeight;
   pool_.parallel_for(tasks_for(rows_, height), 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task * height, count = std::min(height, rows_ - first);
@@ -108,14 +108,14 @@ void CpuExecutor::gather_tiles() {
   pool_.parallel_for(num_active_ * groups, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t i = task % num_active_, num_m = rows_of(i), at = start[work_->active[i]];
-      const int64_t first = task / num_active_ * tile_height(num_m);
+      const int64_t first = task / num_active_ * bf16_tile_height(num_m);
       if (first >= num_m) continue;
-      const TileRow to = tile_row(work_->input_tiles + at * hidden, num_m, hidden, first);
+      const Bf16TileRow to = bf16_tile_row(work_->input_tiles + at * hidden, num_m, hidden, first);
       const float* rows[kTileHeight];
       for (int64_t m = 0; m < to.height; ++m) {
         rows[m] = work_->normed + work_->sorted_token[at + first + m] * hidden;
       }
-      kernels_.to_tile_group(rows, to.height, hidden, to.at);
+      kernels_.quantize_bf16_tile_group(rows, to.height, hidden, to.at);
     }
   });
 }
@@ -123,7 +123,7 @@ void CpuExecutor::gather_tiles() {
 CpuExecutor::Formed CpuExecutor::inner_at(int64_t at) const {
   Formed from{work_->inner_blocks + at / kQuantBlock, nullptr, nullptr};
   if (work_->inner_tiles == nullptr) return from;
-  if (rows_ <= kBinaryRows) from.binary = work_->inner_binary + at / kQuantBlock;
+  if (rows_ <= kMaxRowsAsBlocks) from.binary = work_->inner_binary + at / kQuantBlock;
   from.tiles = work_->inner_tiles + at;
   return from;
 }
@@ -146,8 +146,8 @@ void CpuExecutor::share_experts(const Linear& op, int64_t unit, int64_t per_task
         some = std::min({last - first, rows - row, kMostFewRows});
         const int64_t next = first + some < last ? first + some : shared.next;
         const bool asked = shared.asked || first > shared.first;
-        const Chain chain =
-            next < 0 ? Chain{nullptr, 0, asked} : chain_to(w, work_->active[next / rows], next % rows, asked);
+        const PrefetchHint chain = next < 0 ? PrefetchHint{nullptr, 0, asked}
+                                            : chain_to(w, work_->active[next / rows], next % rows, asked);
         part(work_->active[first / rows], row, some, chain, thread);
       }
     });
@@ -163,7 +163,7 @@ void CpuExecutor::share_experts(const Linear& op, int64_t unit, int64_t per_task
     });
     return;
   }
-  const bool tiles = kernels_.to_tiles != nullptr && rows_ > kBinaryRows;
+  const bool tiles = kernels_.quantize_bf16_tile != nullptr && rows_ > kMaxRowsAsBlocks;
   const int64_t share = num_active_ * rows / (int64_t{16} * pool_.size()) / 32 * 32;
   const int64_t large = tiles ? std::clamp<int64_t>(share, per_task, 4 * per_task) : per_task;
   const int64_t large_tasks = tasks_for(rows, large), in_large = num_active_ * 3 / 4 * large_tasks;
@@ -192,7 +192,7 @@ void CpuExecutor::experts_add(const Experts& op) {
   const int64_t inner_cols = gate.rows;
   const int32_t* start = work_->expert_start;
 
-  const auto gate_up_part = [&](int32_t expert, int64_t first, int64_t count, const Chain& chain,
+  const auto gate_up_part = [&](int32_t expert, int64_t first, int64_t count, const PrefetchHint& chain,
                                 int thread) {
     const int64_t at = start[expert], num_m = start[expert + 1] - at;
     Rows x = input().rows(work_->normed, num_m, spec_.hidden, forms, work_->sorted_token + at);
@@ -202,10 +202,11 @@ void CpuExecutor::experts_add(const Experts& op) {
     const int64_t most = rows_ <= kFewTokens ? kMostFewRows : kMaxRowsPerTask;
     for (int64_t r = 0; r < count; r += most) {
       gate_up({&op.gate, &op.up, &op}, expert, first + r, std::min(most, count - r), x, num_m, inner, thread,
-              count <= most ? chain : Chain{});
+              count <= most ? chain : PrefetchHint{});
     }
   };
-  const auto down_part = [&](int32_t expert, int64_t first, int64_t count, const Chain& chain, int thread) {
+  const auto down_part = [&](int32_t expert, int64_t first, int64_t count, const PrefetchHint& chain,
+                             int thread) {
     const int64_t at = start[expert], num_m = start[expert + 1] - at;
     const Rows x =
         inner_at(at * inner_cols).rows(work_->inner + at * inner_cols, num_m, inner_cols, inner_forms);
@@ -232,8 +233,8 @@ void CpuExecutor::experts_add(const Experts& op) {
       for (int64_t i = 0; i < num_active_; ++i) {
         const bool last = i + 1 == num_active_, asked = part.asked || i > 0;
         const int64_t row = last ? part.next : part.first;
-        const Chain chain =
-            row < 0 ? Chain{nullptr, 0, asked} : chain_to(down, work_->active[last ? 0 : i + 1], row, asked);
+        const PrefetchHint chain = row < 0 ? PrefetchHint{nullptr, 0, asked}
+                                           : chain_to(down, work_->active[last ? 0 : i + 1], row, asked);
         down_part(work_->active[i], part.first, part.count, chain, thread);
       }
       for (int64_t t = 0; t < rows_; ++t) combine(op, t, part.first, part.count);

@@ -20,12 +20,12 @@ Chosen choose(const KernelTable& kernels, Format format, const Rows& x) {
   if (format <= Format::kBF16) {
     return {kernels.matmul[at], {bytes(x.values), x.cols * static_cast<int64_t>(sizeof(float)), x.index}};
   }
-  if (kernels.tile_matmul[at] == nullptr) {
-    if (x.cells != nullptr) return {kernels.cell_matmul[at], {bytes(x.cells), block_bytes, nullptr}};
+  if (kernels.bf16_tile_matmul[at] == nullptr) {
+    if (x.cells != nullptr) return {kernels.int8_tile_matmul[at], {bytes(x.cells), block_bytes, nullptr}};
     return {kernels.matmul[at], {bytes(x.blocks), block_bytes, x.index}};
   }
   if (x.tiles == nullptr) return {kernels.matmul[at], {bytes(x.binary), block_bytes, x.index}};
-  return {kernels.tile_matmul[at],
+  return {kernels.bf16_tile_matmul[at],
           {bytes(x.tiles), x.cols * static_cast<int64_t>(sizeof(uint16_t)), nullptr, {}, x.height}};
 }
 
@@ -33,14 +33,14 @@ Chosen choose(const KernelTable& kernels, Format format, const Rows& x) {
 
 void multiply(const KernelTable& kernels, const CpuWeight& w, int64_t expert, int64_t first, int64_t num_rows,
               const Rows& x, int64_t num_m, float* out, int64_t out_stride, float* scratch,
-              const Chain& chain) {
+              const PrefetchHint& chain) {
   MILLRACE_CHECK(w.cols == x.cols && first + num_rows <= w.rows);
   const int64_t row = expert * w.rows + first;
   if (!w.decoded) {
-    for (int64_t m = 0; m < num_m; m += kernels.pass_rows) {
+    for (int64_t m = 0; m < num_m; m += kernels.rows_per_pass) {
       auto [kernel, panel] = choose(kernels, w.format, x.from(m));
-      panel.chain = chain;
-      kernel(w.matrix, row, num_rows, panel, std::min(kernels.pass_rows, num_m - m), out + m * out_stride,
+      panel.prefetch = chain;
+      kernel(w.matrix, row, num_rows, panel, std::min(kernels.rows_per_pass, num_m - m), out + m * out_stride,
              out_stride);
     }
     return;

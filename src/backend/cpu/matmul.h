@@ -13,8 +13,8 @@ struct Rows {
   const float* values = nullptr;            // [rows][cols]; absent when every weight wants blocks
   const ActivationBlock* blocks = nullptr;  // [rows][cols / 32], made only when some weight wants it
   int64_t cols = 0;
-  const int32_t* index = nullptr;         // product row m reads row index[m]; absent: row m
-  const ActivationCell* cells = nullptr;  // or the product's rows in their order as cells
+  const int32_t* index = nullptr;   // product row m reads row index[m]; absent: row m
+  const Int8Tile* cells = nullptr;  // or the product's rows in their order as cells
   // For formats of powers of two, one of both: binary blocks [rows][cols / 32], or the product's rows in
   // their order (never by the index) as tiles.
   const ActivationBlock* binary = nullptr;
@@ -44,11 +44,11 @@ inline constexpr int64_t kDecodedRows = 4;
 // [kDecodedRows][cols].
 void multiply(const KernelTable& kernels, const CpuWeight& w, int64_t expert, int64_t first, int64_t num_rows,
               const Rows& x, int64_t num_m, float* out, int64_t out_stride, float* scratch,
-              const Chain& chain = {});
+              const PrefetchHint& chain = {});
 
 // Rows that a kernel opens together, and so many from `row` of an expert on as what is multiplied next.
 inline constexpr int64_t kRowsAtOnce = 16;
-inline Chain chain_to(const CpuWeight& w, int64_t expert, int64_t row, bool asked) {
+inline PrefetchHint chain_to(const CpuWeight& w, int64_t expert, int64_t row, bool asked) {
   const int64_t rows = std::min(kRowsAtOnce, w.rows - row);
   return {w.matrix.data + (expert * w.rows + row) * w.matrix.row_bytes, rows * w.matrix.row_bytes, asked};
 }
@@ -121,7 +121,7 @@ class ShrinkingParts {
 
 // Up to so many tokens are a few, and so many rows of their outputs fit into a thread's buffer.
 inline constexpr int64_t kFewTokens = 16;
-inline constexpr int64_t kMostFewRows = kRowsPerPass * kMaxRowsPerTask / kFewTokens;
+inline constexpr int64_t kMostFewRows = kMaxRowsPerPass * kMaxRowsPerTask / kFewTokens;
 
 inline int64_t tasks_for(int64_t rows, int64_t per_task) { return (rows + per_task - 1) / per_task; }
 

@@ -55,9 +55,9 @@ struct Packing {
   void (*block)(const uint8_t* const* rows, uint8_t* to);
 };
 std::optional<Packing> packing_of(DType type) {
-  if (type == DType::kQ4_K) return Packing{Format::kPackedQ4_K, pack_block_q4_k};
-  if (type == DType::kQ5_K) return Packing{Format::kPackedQ5_K, pack_block_q5_k};
-  if (type == DType::kQ6_K) return Packing{Format::kPackedQ6_K, pack_block_q6_k};
+  if (type == DType::kQ4_K) return Packing{Format::kInterleavedQ4_K, interleave_block_q4_k};
+  if (type == DType::kQ5_K) return Packing{Format::kInterleavedQ5_K, interleave_block_q5_k};
+  if (type == DType::kQ6_K) return Packing{Format::kInterleavedQ6_K, interleave_block_q6_k};
   return std::nullopt;
 }
 

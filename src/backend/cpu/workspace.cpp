@@ -31,7 +31,7 @@ Workspace::Workspace(const ExecutorSpec& spec, int num_threads, bool with_tiles,
   group_size = spec.heads / std::max(1, spec.kv_heads);
   tokens_per_tile = std::max(1, kTileRows / std::max(1, group_size));
   tile_rows = tokens_per_tile * group_size;
-  max_spans = (static_cast<int64_t>(spec.max_context) + kSpanTokens - 1) / kSpanTokens;
+  max_spans = (static_cast<int64_t>(spec.max_context) + kSplitTokens - 1) / kSplitTokens;
   max_split_tiles =
       max_spans < 2 ? 0 : std::min(tokens, (kSplitBelow * num_threads - 1) / std::max(1, spec.kv_heads));
 
@@ -50,15 +50,15 @@ Workspace::Workspace(const ExecutorSpec& spec, int num_threads, bool with_tiles,
   const int64_t inner_blocks_size = std::max(whole(tokens) * spec.ffn, chosen_rows * spec.expert_ffn);
   inner = arena.take<float>(size(inner_size));
   inner_blocks = arena.take<ActivationBlock>(size(inner_blocks_size / kQuantBlock));
-  const int64_t widest_input = std::max<int64_t>(spec.hidden, query_cols), few = kBinaryRows;
+  const int64_t widest_input = std::max<int64_t>(spec.hidden, query_cols), few = kMaxRowsAsBlocks;
   const int64_t input_size =
       std::max(std::max(tokens, int64_t{spec.max_logit_rows}) * widest_input, chosen_rows * spec.hidden);
   const int64_t inner_few =
       few * std::max<int64_t>(spec.ffn, int64_t{spec.experts_per_token} * spec.expert_ffn);
   input_binary = with_tiles ? arena.take<ActivationBlock>(size(few * widest_input / kQuantBlock)) : nullptr;
   inner_binary = with_tiles ? arena.take<ActivationBlock>(size(inner_few / kQuantBlock)) : nullptr;
-  input_tiles = with_tiles ? arena.take<uint16_t>(size(input_size + kTileSlack)) : nullptr;
-  inner_tiles = with_tiles ? arena.take<uint16_t>(size(inner_size + kTileSlack)) : nullptr;
+  input_tiles = with_tiles ? arena.take<uint16_t>(size(input_size + kTileSlackBytes)) : nullptr;
+  inner_tiles = with_tiles ? arena.take<uint16_t>(size(inner_size + kTileSlackBytes)) : nullptr;
   cosines = arena.take<float>(size(tokens * (spec.head_dim / 2)));
   sines = arena.take<float>(size(tokens * (spec.head_dim / 2)));
   positions = arena.take<int32_t>(size(tokens));
@@ -80,11 +80,11 @@ Workspace::Workspace(const ExecutorSpec& spec, int num_threads, bool with_tiles,
   threads = arena.take<ThreadScratch>(size(num_threads));
   for (int t = 0; t < num_threads; ++t) {
     ThreadScratch own{};
-    own.tile = arena.take<float>(size(2 * kRowsPerPass * kMaxRowsPerTask));
+    own.tile = arena.take<float>(size(2 * kMaxRowsPerPass * kMaxRowsPerTask));
     own.decoded = arena.take<float>(size(kDecodedRows * widest));
-    own.scores = arena.take<float>(size(int64_t{kMostHeads} * tile_rows * (kTileTokens + kLanes)));
-    own.query = arena.take<const float*>(size(int64_t{kMostHeads} * tile_rows));
-    own.query_blocks = arena.take<const ActivationBlock*>(size(int64_t{kMostHeads} * tile_rows));
+    own.scores = arena.take<float>(size(int64_t{kMaxHeads} * tile_rows * (kTileTokens + kLanes)));
+    own.query = arena.take<const float*>(size(int64_t{kMaxHeads} * tile_rows));
+    own.query_blocks = arena.take<const ActivationBlock*>(size(int64_t{kMaxHeads} * tile_rows));
     own.first = arena.take<int32_t>(size(tile_rows));
     own.last = arena.take<int32_t>(size(tile_rows));
     own.part = take_partial(arena, tile_rows, padded_dim);

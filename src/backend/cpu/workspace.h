@@ -21,10 +21,10 @@ struct Partial {
 
 // One thread's own.
 struct ThreadScratch {
-  float* tile;          // [2][kRowsPerPass][kMaxRowsPerTask]: outputs of a chunk before they are combined
+  float* tile;          // [2][kMaxRowsPerPass][kMaxRowsPerTask]: outputs of a chunk before they are combined
   float* decoded;       // [kDecodedRows][widest input]
-  float* scores;        // [kMostHeads][tile rows][kTileTokens + kLanes]
-  const float** query;  // [kMostHeads][tile rows]
+  float* scores;        // [kMaxHeads][tile rows][kTileTokens + kLanes]
+  const float** query;  // [kMaxHeads][tile rows]
   const ActivationBlock** query_blocks;  // the same
   int32_t *first, *last;                 // [tile rows]
   Partial part, total;
