@@ -77,12 +77,12 @@ __device__ void produce_pieces(const ClusterProblem<kTiles, kTokens>& p,
         uint8_t* to = ring.stages + stage * Layout::kStageBytes;
         if constexpr (kOperand == Operand::kWeights) {
           ptx::barrier_arrive_expect(full, kClusterCtas * Layout::kLoadedTiles * Layout::kPairBytes);
-          ptx::box_copy_to(kBothCtas, to + mine * Layout::kPairBytes, p.maps + item.part,
-                           k_step * Layout::kPairBytes, item.first_tile + mine, full);
+          ptx::tma_load_2d_multicast(kBothCtas, to + mine * Layout::kPairBytes, p.maps + item.part,
+                                     k_step * Layout::kPairBytes, item.first_tile + mine, full);
         } else {
           ptx::barrier_arrive_expect(full, Layout::kStageBytes - Layout::kTokensAt);
-          ptx::kilobyte_box_copy(to + Layout::kTokensAt, &p.rows_map, k_step * (kWgmmaTileBytes / 1024),
-                                 item.first_token / kWgmmaRows, full);
+          ptx::tma_load_3d(to + Layout::kTokensAt, &p.rows_map, k_step * (kWgmmaTileBytes / 1024),
+                           item.first_token / kWgmmaRows, full);
         }
       }
       turn = !turn;
@@ -110,7 +110,7 @@ struct ClusterConsumer {
         warp(warp_index),
         lane(lane_index),
         at(ring.stages, ring.full),
-        peer_empty(ptx::address_in(blockIdx.x % kClusterCtas ^ 1u, ptx::shared_address(ring.empty))),
+        peer_empty(ptx::remote_address(blockIdx.x % kClusterCtas ^ 1u, ptx::shared_address(ring.empty))),
         epilogue(problem, ring.stages + Layout::kRingBytes, warp_index, lane_index) {}
 
   // The warp has read the stage before; both CTAs must know, where they write to it again: so nothing is on
@@ -119,7 +119,7 @@ struct ClusterConsumer {
     const auto read = at.previous();
     const int who = left < Layout::kCount ? -1 : lane;
     read.release(who);
-    if (who == 1) ptx::barrier_arrive_there(peer_empty + 8 * read.stage);
+    if (who == 1) ptx::barrier_arrive_remote(peer_empty + 8 * read.stage);
   }
   // Half of the stage's products, left under way.
   template <int kHalf>

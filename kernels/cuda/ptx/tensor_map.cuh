@@ -40,8 +40,8 @@ inline CUtensorMap kilobyte_rows_map(const Device& device, const void* base, uin
 }
 
 // The box at byte `at` of row `row` to shared memory (128-byte aligned); completes on `barrier`.
-__device__ inline void box_copy(void* to, const CUtensorMap* map, int32_t at, int32_t row,
-                                uint64_t* barrier) {
+__device__ inline void tma_load_2d(void* to, const CUtensorMap* map, int32_t at, int32_t row,
+                                   uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
       "[%4];" ::"r"(shared_address(to)),
@@ -50,15 +50,15 @@ __device__ inline void box_copy(void* to, const CUtensorMap* map, int32_t at, in
 }
 // The box from shared memory, published, to byte `at` of row `row`: what lies past the last row or its end is
 // left out. Of this thread's group. Nobody waits until it is there: who reads it is a later kernel.
-__device__ inline void box_store(const CUtensorMap* map, int32_t at, int32_t row, const void* from) {
+__device__ inline void tma_store_2d(const CUtensorMap* map, int32_t at, int32_t row, const void* from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
                "r"(at / 4), "r"(row), "r"(shared_address(from))
                : "memory");
 }
 
 // The box from kilobyte `at` of row `row` on.
-__device__ inline void kilobyte_box_copy(void* to, const CUtensorMap* map, int32_t at, int32_t row,
-                                         uint64_t* barrier) {
+__device__ inline void tma_load_3d(void* to, const CUtensorMap* map, int32_t at, int32_t row,
+                                   uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
       "[%5];" ::"r"(shared_address(to)),
