@@ -7,13 +7,14 @@
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/sample/argmax.h"
 #include "kernels/cuda/sample/sample.h"
 
 namespace millrace::cuda {
 namespace {
 
-// Spans of a row's attention that wait for the others: enough for 32 rows of 64 spans and 8 KV heads.
+// Splits of a row's attention that wait for the others: enough for 32 rows of 64 splits and 8 KV heads.
 constexpr size_t kPartialBytes = size_t{36} << 20;
 
 struct Sizes {  // bytes
@@ -32,23 +33,23 @@ struct Sizes {  // bytes
     normed_logit_rows = logit_rows * static_cast<size_t>(spec.hidden) * 4;
     logits = logit_rows * static_cast<size_t>(spec.vocab) * 4;
     best = logit_rows * 4;
-    const int64_t stream_rows = std::min(spec.max_tokens, kMaxStreamRows);
-    rounded = spec.experts > 0 ? static_cast<size_t>(stream_rows) * static_cast<size_t>(spec.hidden) * 2 : 0;
-    moe_sync = spec.experts > 0 ? sizeof(MoeSync) : 0;
+    const int64_t gemv_rows = std::min(spec.max_tokens, kMaxGemvRows);
+    x_bf16 = spec.experts > 0 ? static_cast<size_t>(gemv_rows) * static_cast<size_t>(spec.hidden) * 2 : 0;
+    moe_sync = spec.experts > 0 ? sizeof(PersistentMoeSync) : 0;
     const auto expert_rows =
         static_cast<int64_t>(pairs) +
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
-    wide = std::max({bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols), device),
-                     bf16_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn), device),
-                     bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
-                     bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
+    bf16_rows = std::max({bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols), device),
+                          bf16_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn), device),
+                          bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
+                          bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
     split = split_workspace_bytes(device);
-    wide_act = pairs > 0 ? bf16_rows_bytes(expert_rows, spec.expert_ffn, device) : 0;
+    act_rows = pairs > 0 ? bf16_rows_bytes(expert_rows, spec.expert_ffn, device) : 0;
     groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts, device) * 4 : 0;
     if (supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
-      const auto spans = static_cast<uint32_t>(attention_splits(spec.max_context, 0));
+      const auto splits = static_cast<uint32_t>(attention_splits(spec.max_context, 0));
       partial = std::min(kPartialBytes, paged_attention_partial_bytes(
-                                            spec.max_tokens, static_cast<int32_t>(std::bit_ceil(spans)),
+                                            spec.max_tokens, static_cast<int32_t>(std::bit_ceil(splits)),
                                             spec.kv_heads, spec.head_dim));
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
     }
@@ -57,11 +58,11 @@ struct Sizes {  // bytes
   }
   size_t total() const {
     return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
-           logits + best + rounded + moe_sync + wide + split + wide_act + groups + partial + arrived +
+           logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups + partial + arrived +
            candidates + sample_details;
   }
-  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, rounded, moe_sync,
-      wide, split, wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
+  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, x_bf16, moe_sync,
+      bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -90,11 +91,11 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   normed_logit_rows = memory(sizes.normed_logit_rows);
   logits = memory(sizes.logits);
   best = memory(sizes.best);
-  rounded = memory(sizes.rounded);
+  x_bf16 = memory(sizes.x_bf16);
   moe_sync = zeros(sizes.moe_sync, at.stream);
-  wide = memory(sizes.wide);
+  bf16_rows = memory(sizes.bf16_rows);
   split = zeros(sizes.split, at.stream);
-  wide_act = memory(sizes.wide_act);
+  act_rows = memory(sizes.act_rows);
   groups = memory(sizes.groups);
   partial = memory(sizes.partial);
   arrived = zeros(sizes.arrived, at.stream);
@@ -118,8 +119,8 @@ size_t largest_block_of(const ExecutorSpec& spec) {
   return largest;
 }
 
-bool spans_fit(const Workspace& workspace, const ExecutorSpec& spec, int64_t rows, int32_t spans) {
-  return paged_attention_partial_bytes(rows, spans, spec.kv_heads, spec.head_dim) <=
+bool splits_fit(const Workspace& workspace, const ExecutorSpec& spec, int64_t rows, int32_t splits) {
+  return paged_attention_partial_bytes(rows, splits, spec.kv_heads, spec.head_dim) <=
          workspace.partial.bytes();
 }
 
