@@ -209,13 +209,13 @@ const Case kCases[] = {
     {3, {1400}, 5120, true, true},  // streamed in four parts a tile, more than a tile a CTA
 };
 
-class WideItemsTest : public ::testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(Types, WideItemsTest, ::testing::Values(DType::kBF16, DType::kQ8_0),
+class GemmTileTest : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Types, GemmTileTest, ::testing::Values(DType::kBF16, DType::kQ8_0),
                          [](const auto& p) {
                            return std::string(p.param == DType::kBF16 ? "bf16" : "q8_0");
                          });
 
-TEST_P(WideItemsTest, AllGiveTheSameBits) {
+TEST_P(GemmTileTest, AllGiveTheSameBits) {
   SKIP_WITHOUT_GPU("GEMM was not tested on one");
   const Device device = Device::open(0);
   uint32_t seed = 1;
