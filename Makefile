@@ -16,10 +16,11 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
 FUZZ_SECONDS ?= 60
+PREFIX ?= /usr/local
 NVCC ?= nvcc
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test deps deps-test fuzz format lint asan tsan cross cuda clean
+.PHONY: help run build test check install package deps deps-test fuzz format lint asan tsan cross cuda clean
 
 help:
 	@echo 'make run      answer a prompt with SmolLM2-135M-Instruct (installs, builds and fetches what is missing)'
@@ -28,11 +29,14 @@ help:
 	@echo '                N=200                          at most so many tokens'
 	@echo '                ARGS="--temp 0.7 --seed 1"     more options; see build/release/millrace run --help'
 	@echo 'make build    build/release/millrace, the one binary'
-	@echo 'make test     every check: format, tests, clang-tidy, sanitizers, fuzz corpus, the other architecture'
+	@echo 'make test     build and run every functional test'
+	@echo 'make check    that, and format, every file alone, clang-tidy, sanitizers, fuzz corpus, the other architecture, CUDA'
 	@echo
 	@echo 'make fuzz     each fuzz target for a minute (FUZZ_SECONDS=60)'
 	@echo 'make format   rewrite the sources with clang-format'
 	@echo 'make lint     clang-format and clang-tidy only'
+	@echo 'make install  program, libraries, headers, man page and completions under PREFIX=/usr/local (DESTDIR is kept)'
+	@echo 'make package  build/package/millrace_VERSION_ARCH.deb, for Debian 12'
 	@echo 'make asan     tests under the address and undefined-behaviour sanitizers'
 	@echo 'make tsan     tests of the threads under the thread sanitizer'
 	@echo 'make cross    tests of the kernels on the other architecture (x86-64 or ARM) under qemu'
@@ -53,8 +57,19 @@ build: deps
 run: build
 	@tools/run.sh $(ARGS)
 
+install: build
+	@cmake --install build/release --prefix '$(PREFIX)' --strip
+
+package: build
+	@tools/install_deps.sh package
+	@cd build/release && cpack -G DEB >/dev/null
+	@ls build/package/*.deb
+
 test: deps-test
 	@python3 tools/run_tests.py
+
+check: deps-test
+	@python3 tools/run_tests.py --check
 
 fuzz:
 	@tools/install_deps.sh build test fuzz

@@ -13,8 +13,8 @@
 
 #include "base/paging.h"
 #include "graph_time.cuh"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/ops.h"
 
 namespace millrace::cuda {
 namespace {
@@ -63,6 +63,7 @@ struct Setting {
 };
 
 struct Setup {
+  const Device& device;
   Setting s;
   Stream stream;
   int32_t rows = s.sequences * s.tokens, blocks = blocks_for(s.context);
@@ -79,7 +80,7 @@ struct Setup {
   size_t chunks_at = 0;
   int32_t num_chunks = 0;
 
-  explicit Setup(const Setting& setting) : s(setting) {
+  Setup(const Device& gpu, const Setting& setting) : device(gpu), s(setting) {
     (s.fp8 ? fill_fp8 : fill_bf16)<<<2048, 256>>>(pool.as<uint32_t>(), pool.bytes() / 4, 77u);
     MILLRACE_CUDA_TRY(cudaMemset(arrived.as<void>(), 0, arrived.bytes()));
     std::vector<int32_t> host, table;
@@ -92,7 +93,7 @@ struct Setup {
     host.insert(host.end(), table.begin(), table.end());
     while (host.size() % 4 != 0) host.push_back(0);
     chunks_at = host.size();
-    const int32_t most = prompt_chunk_tokens(s.heads, s.kv_heads, s.dim);
+    const int32_t most = prefill_chunk_tokens(s.heads, s.kv_heads, s.dim);
     for (int32_t at = (s.tokens - 1) / most * most; at >= 0 && s.tokens > 1; at -= most) {
       for (int32_t q = 0; q < s.sequences; ++q, ++num_chunks) {
         for (const int32_t v :
@@ -104,13 +105,13 @@ struct Setup {
     ints = DeviceBuffer(host.size() * 4, "ints");
     MILLRACE_CUDA_TRY(cudaMemcpy(ints.as<void>(), host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     partial = DeviceBuffer(
-        packed_attention_partial_bytes(rows, std::max(2, attention_spans(s.context, 0)), s.kv_heads, s.dim),
+        paged_attention_partial_bytes(rows, std::max(2, attention_splits(s.context, 0)), s.kv_heads, s.dim),
         "partial");
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
   }
-  PackedAttention op(int32_t layer, bool side_by_side) const {
+  PagedAttention op(int32_t layer, bool side_by_side) const {
     const auto* at = ints.as<const int32_t>();
-    PackedAttention a;
+    PagedAttention a;
     a.cache = {.pool = pool.as<void>(),
                .type = s.fp8 ? DType::kF8E4M3 : DType::kBF16,
                .block_elements = block_elements,
@@ -125,22 +126,23 @@ struct Setup {
                .order = CacheOrder::kSwizzled};
     a.op = {s.window, 1.0f / std::sqrt(static_cast<float>(s.dim)), s.sinks ? sinks.as<float>() : nullptr};
     a.rows = rows;
-    a.max_spans = attention_spans(s.context - 1, s.window);
+    a.max_splits = attention_splits(s.context - 1, s.window);
     a.query = query.as<float>(), a.key = key.as<float>(), a.value = value.as<float>();
     a.out = out.as<float>();
     a.arrived = arrived.as<int32_t>();
     a.chunks = at + chunks_at;
     a.num_chunks = num_chunks;
     if (s.tokens == 1) a.angles = angles.as<const float2>();
-    if (side_by_side && a.max_spans > 1) a.partial = partial.as<float>();
+    if (side_by_side && a.max_splits > 1) a.partial = partial.as<float>();
     return a;
   }
 };
 
-void prompt(const Setting& s) {
-  const Setup setup(s);
-  const double us =
-      median_us(setup.stream, 9, [&] { launch_packed_attention(setup.op(0, false), setup.stream.get()); });
+void prompt(const Device& device, const Setting& s) {
+  const Setup setup(device, s);
+  const double us = median_us(setup.stream, 9, [&] {
+    launch_paged_attention(setup.op(0, false), {setup.device, setup.stream.get()});
+  });
   double pairs = 0;
   for (int32_t t = 0; t < s.tokens; ++t) {
     const int32_t seen = s.context - s.tokens + t + 1;
@@ -152,12 +154,12 @@ void prompt(const Setting& s) {
               4 * pairs * s.heads * s.dim * s.sequences / us * 1e-6);
 }
 
-void decode(const Setting& s, bool side_by_side) {
+void decode(const Device& device, const Setting& s, bool side_by_side) {
   constexpr int kLaunches = 12;
-  const Setup setup(s);
+  const Setup setup(device, s);
   const double us = median_us(setup.stream, 15, [&] {
     for (int l = 0; l < kLaunches; ++l)
-      launch_packed_attention(setup.op(l, side_by_side), setup.stream.get());
+      launch_paged_attention(setup.op(l, side_by_side), {setup.device, setup.stream.get()});
   });
   const double seen = s.window > 0 ? std::min(s.context, s.window) : s.context;
   const double bytes = seen * s.sequences * s.kv_heads * (s.fp8 ? 2 * s.dim + 2 : 4 * s.dim) * kLaunches;
@@ -171,51 +173,51 @@ void decode(const Setting& s, bool side_by_side) {
 
 int main(int argc, char** argv) {
   using namespace millrace::cuda;
-  open_device(0);
+  const Device device = Device::open(0);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const char* only = argc > 1 ? argv[1] : "";
   if (std::strcmp(only, "long") == 0) {
-    decode({64, 8, 64, 1, 32768, 1, 0, 12, true, true}, true);
+    decode(device, {64, 8, 64, 1, 32768, 1, 0, 12, true, true}, true);
     return 0;
   }
   if (std::strcmp(only, "fp8") == 0) {
     for (const int32_t context : {1024, 8192, 32768}) {
       for (const bool fp8 : {false, true, false, true}) {
-        decode({64, 8, 64, 1, context, 1, 0, 12, true, true, fp8}, true);
+        decode(device, {64, 8, 64, 1, context, 1, 0, 12, true, true, fp8}, true);
       }
     }
     for (const bool fp8 : {false, true}) {
-      decode({64, 8, 64, 1, 2048, 1, 128, 12, true, true, fp8}, false);
-      decode({64, 8, 64, 128, 1024, 1, 0, 2, true, true, fp8}, false);
-      decode({32, 8, 128, 1, 32768, 1, 0, 2, true, false, fp8}, true);
-      prompt({64, 8, 64, 1, 8192, 8192, 0, 1, true, true, fp8});
-      prompt({64, 8, 64, 1, 2048, 2048, 128, 1, true, true, fp8});
-      prompt({32, 8, 128, 1, 8192, 8192, 0, 1, true, false, fp8});
+      decode(device, {64, 8, 64, 1, 2048, 1, 128, 12, true, true, fp8}, false);
+      decode(device, {64, 8, 64, 128, 1024, 1, 0, 2, true, true, fp8}, false);
+      decode(device, {32, 8, 128, 1, 32768, 1, 0, 2, true, false, fp8}, true);
+      prompt(device, {64, 8, 64, 1, 8192, 8192, 0, 1, true, true, fp8});
+      prompt(device, {64, 8, 64, 1, 2048, 2048, 128, 1, true, true, fp8});
+      prompt(device, {32, 8, 128, 1, 8192, 8192, 0, 1, true, false, fp8});
     }
     return 0;
   }
   if (std::strcmp(only, "decode") != 0) {
     for (const bool shuffled : {false, true}) {
-      prompt({64, 8, 64, 1, 8192, 8192, 0, 1, shuffled, true});
-      prompt({16, 16, 64, 2, 8192, 8192, 0, 1, shuffled, false});
-      prompt({16, 16, 64, 1, 16384, 16384, 0, 1, shuffled, false});
-      prompt({32, 8, 128, 1, 8192, 8192, 0, 1, shuffled, false});
-      prompt({16, 16, 128, 1, 16384, 16384, 0, 1, shuffled, false});
+      prompt(device, {64, 8, 64, 1, 8192, 8192, 0, 1, shuffled, true});
+      prompt(device, {16, 16, 64, 2, 8192, 8192, 0, 1, shuffled, false});
+      prompt(device, {16, 16, 64, 1, 16384, 16384, 0, 1, shuffled, false});
+      prompt(device, {32, 8, 128, 1, 8192, 8192, 0, 1, shuffled, false});
+      prompt(device, {16, 16, 128, 1, 16384, 16384, 0, 1, shuffled, false});
     }
-    prompt({64, 8, 64, 1, 2048, 2048, 0, 1, true, true});
-    prompt({64, 8, 64, 1, 2048, 2048, 128, 1, true, true});
-    prompt({64, 8, 64, 16, 700, 700, 0, 1, true, true});
+    prompt(device, {64, 8, 64, 1, 2048, 2048, 0, 1, true, true});
+    prompt(device, {64, 8, 64, 1, 2048, 2048, 128, 1, true, true});
+    prompt(device, {64, 8, 64, 16, 700, 700, 0, 1, true, true});
   }
   if (std::strcmp(only, "prompt") != 0) {
     for (const int32_t context : {128, 512, 1024, 2048, 32768}) {
-      decode({64, 8, 64, 1, context, 1, 0, 12, true, true}, context > 512);
+      decode(device, {64, 8, 64, 1, context, 1, 0, 12, true, true}, context > 512);
     }
-    decode({64, 8, 64, 1, 2048, 1, 128, 12, true, true}, false);
-    decode({64, 8, 64, 128, 1024, 1, 0, 2, true, true}, false);
-    decode({64, 8, 64, 128, 1024, 1, 0, 2, true, true}, true);
-    decode({64, 8, 64, 128, 1024, 1, 128, 2, true, true}, false);
-    decode({64, 8, 64, 128, 128, 1, 0, 2, true, true}, false);
-    decode({32, 8, 128, 1, 32768, 1, 0, 2, true, false}, true);
+    decode(device, {64, 8, 64, 1, 2048, 1, 128, 12, true, true}, false);
+    decode(device, {64, 8, 64, 128, 1024, 1, 0, 2, true, true}, false);
+    decode(device, {64, 8, 64, 128, 1024, 1, 0, 2, true, true}, true);
+    decode(device, {64, 8, 64, 128, 1024, 1, 128, 2, true, true}, false);
+    decode(device, {64, 8, 64, 128, 128, 1, 0, 2, true, true}, false);
+    decode(device, {32, 8, 128, 1, 32768, 1, 0, 2, true, false}, true);
   }
   return 0;
 }

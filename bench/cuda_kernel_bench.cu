@@ -16,9 +16,11 @@
 
 #include "base/paging.h"
 #include "graph_time.cuh"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/moe/moe.h"
+#include "kernels/cuda/sample/argmax.h"
 
 namespace millrace::cuda {
 namespace {
@@ -84,8 +86,10 @@ struct Layer {
 };
 
 struct Bench {
+  const Device& device;
   int32_t context, rows;
   Stream stream;
+  Launch at{device, stream.get()};
   std::vector<Layer> layers{kLayers};
   Matrix output{dense_type, kVocab, kHidden};
   DeviceBuffer residual = floats(4 * kHidden), normed = floats(4 * kHidden),
@@ -93,12 +97,13 @@ struct Bench {
                key = floats(4 * kHeads * kDim), value = floats(4 * kHeads * kDim),
                scores = floats(4 * kExperts), act = floats(16 * kHidden), logits = floats(size_t{4} * kVocab),
                angles = floats(4 * kDim);
-  DeviceBuffer rounded{4 * kHidden * 2, "rows"}, pool, batch,
-      partial{packed_attention_partial_bytes(4, 256, kKvHeads, kDim), "partial"},
+  DeviceBuffer x_bf16{4 * kHidden * 2, "rows"}, pool, batch,
+      partial{paged_attention_partial_bytes(4, 256, kKvHeads, kDim), "partial"},
       arrived{4 * kKvHeads * 4, "arrived"}, best{16, "best"},
-      candidates{argmax_candidates_bytes(4), "candidates"}, moe_sync{sizeof(MoeSync), "sync"};
+      candidates{argmax_candidates_bytes(4), "candidates"}, moe_sync{sizeof(PersistentMoeSync), "sync"};
 
-  Bench(int32_t context_len, int32_t num_rows) : context(context_len), rows(num_rows) {
+  Bench(const Device& gpu, int32_t context_len, int32_t num_rows)
+      : device(gpu), context(context_len), rows(num_rows) {
     const int32_t blocks = blocks_for(context + 1);
     const size_t block_bytes = size_t{kLayers} / 2 * 2 * kKvHeads * kBlockTokens * kDim * 2;
     pool = DeviceBuffer(block_bytes * static_cast<size_t>(blocks) * static_cast<size_t>(rows), "pool");
@@ -118,7 +123,7 @@ struct Bench {
 
   void qkv(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
-    StreamLinear op;
+    Gemv op;
     op.num_parts = 3;
     op.parts[0] = {w.q.packed, w.bias.as<float>(), query.as<float>()};
     op.parts[1] = {w.k.packed, w.bias.as<float>(), key.as<float>()};
@@ -127,10 +132,10 @@ struct Bench {
     op.norm_weight = w.norm.as<float>();
     op.eps = 1e-5f;
     op.tokens = rows;
-    launch_stream_linear(op, stream.get());
+    launch_gemv(op, at);
   }
   void attend(int l) {
-    PackedAttention op;
+    PagedAttention op;
     const auto* ints = batch.as<const int32_t>();
     op.cache = {.pool = pool.as<void>(),
                 .type = DType::kBF16,
@@ -146,26 +151,26 @@ struct Bench {
                 .order = CacheOrder::kSwizzled};
     op.op = {l % 2 == 0 ? 128 : 0, 0.125f, layers[static_cast<size_t>(l)].bias.as<float>()};
     op.rows = rows;
-    op.max_spans = attention_spans(context, op.op.window);
+    op.max_splits = attention_splits(context, op.op.window);
     op.angles = angles.as<const float2>();
     op.query = query.as<float>();
     op.key = key.as<float>();
     op.value = value.as<float>();
     op.out = attention.as<float>();
-    op.partial = op.max_spans > 1 && op.op.window == 0 ? partial.as<float>() : nullptr;
+    op.partial = op.max_splits > 1 && op.op.window == 0 ? partial.as<float>() : nullptr;
     op.arrived = arrived.as<int32_t>();
-    launch_packed_attention(op, stream.get());
+    launch_paged_attention(op, at);
   }
   void project(int l) {
-    StreamLinear op;
+    Gemv op;
     op.num_parts = 1;
     op.parts[0] = {layers[static_cast<size_t>(l)].o.packed, nullptr, residual.as<float>()};
     op.x = attention.as<float>();
     op.tokens = rows;
     op.add = true;
-    launch_stream_linear(op, stream.get());
+    launch_gemv(op, at);
   }
-  StreamRoute route_of(int l) {
+  Router route_of(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
     return {w.router.as<float>(),
             w.bias.as<float>(),
@@ -177,34 +182,34 @@ struct Bench {
             kHidden,
             scores.as<float>(),
             normed.as<float>(),
-            rounded.as<uint16_t>()};
+            x_bf16.as<uint16_t>()};
   }
-  StreamExperts experts_of(int l) {
+  GemvExperts experts_of(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
-    StreamExperts op;
+    GemvExperts op;
     op.gate = w.gate.packed, op.up = w.up.packed, op.down = w.down.packed;
     op.gate_bias = op.up_bias = op.down_bias = w.expert_bias.as<float>();
     op.scores = scores.as<float>();
     op.tokens = rows, op.experts = kExperts, op.k = kChosen;
     op.activation.clamped = true;
-    op.rounded = rounded.as<uint16_t>();
+    op.x_bf16 = x_bf16.as<uint16_t>();
     op.act = act.as<float>();
     op.residual = residual.as<float>();
     return op;
   }
-  void route(int l) { launch_stream_route(route_of(l), stream.get()); }
-  void experts(int l) { launch_stream_experts(experts_of(l), stream.get()); }
-  void moe(int l) { launch_stream_moe(route_of(l), experts_of(l), moe_sync.as<MoeSync>(), stream.get()); }
+  void route(int l) { launch_router(route_of(l), at); }
+  void experts(int l) { launch_gemv_experts(experts_of(l), at); }
+  void moe(int l) { launch_persistent_moe(route_of(l), experts_of(l), moe_sync.as<PersistentMoeSync>(), at); }
   void head() {
-    StreamLinear op;
+    Gemv op;
     op.num_parts = 1;
     op.parts[0] = {output.packed, nullptr, logits.as<float>()};
     op.x = residual.as<float>();
     op.norm_weight = layers[0].norm.as<float>();
     op.eps = 1e-5f;
     op.tokens = rows;
-    launch_stream_linear(op, stream.get());
-    launch_argmax(logits.as<float>(), rows, kVocab, candidates.as<void>(), best.as<int32_t>(), stream.get());
+    launch_gemv(op, at);
+    launch_argmax(logits.as<float>(), rows, kVocab, candidates.as<void>(), best.as<int32_t>(), at);
   }
 
   void report(const char* name, double us, int launches, double bytes) {
@@ -248,7 +253,7 @@ struct Bench {
   }
 
   void run() {
-    const bool fused = fits_stream_moe(route_of(0), experts_of(0));
+    const bool fused = supports_persistent_moe(route_of(0), experts_of(0), device);
     Layer& w = layers[0];
     const double qkv_bytes = static_cast<double>(w.q.bytes + w.k.bytes + w.v.bytes);
     const double o_bytes = static_cast<double>(w.o.bytes), router_bytes = kExperts * kHidden * 4.0;
@@ -305,22 +310,24 @@ struct Bench {
 // The products of many rows: experts of random tokens, q, k, v and the projection. Four layers in turn.
 struct WideBench {
   static constexpr int kFew = 4;
+  const Device& device;
   int64_t rows;
   Stream stream;
+  Launch at{device, stream.get()};
   std::vector<Layer> layers{kFew};
   Matrix output{dense_type, kVocab, kHidden};
   DeviceBuffer logits{static_cast<size_t>(std::min<int64_t>(rows, 128)) * kVocab * 4, "logits"};
   int64_t pairs = rows * kChosen;
-  ExpertGroups sizes = expert_groups(nullptr, pairs, kExperts);
+  ExpertGroups sizes = expert_groups(nullptr, pairs, kExperts, device);
   DeviceBuffer x = floats(static_cast<size_t>(rows * kHeads) * kDim),
                out{static_cast<size_t>(pairs) * kHidden * 4, "out"},
                query{static_cast<size_t>(rows * kHeads) * kDim * 4, "query"};
-  DeviceBuffer operand{wide_rows_bytes(sizes.max_rows, kHeads*kDim), "operand"},
-      act{wide_rows_bytes(sizes.max_rows, kHidden), "act"},
-      groups{expert_groups_ints(pairs, kExperts) * 4, "groups"},
+  DeviceBuffer operand{bf16_rows_bytes(sizes.max_rows, kHeads*kDim, device), "operand"},
+      act{bf16_rows_bytes(sizes.max_rows, kHidden, device), "act"},
+      groups{expert_groups_ints(pairs, kExperts, device) * 4, "groups"},
       chosen{static_cast<size_t>(pairs) * 4, "chosen"};
 
-  explicit WideBench(int64_t count) : rows(count) {
+  WideBench(const Device& gpu, int64_t count) : device(gpu), rows(count) {
     std::vector<int32_t> host(static_cast<size_t>(pairs));
     uint32_t state = 12345;
     for (int64_t r = 0; r < rows; ++r) {
@@ -333,22 +340,23 @@ struct WideBench {
     MILLRACE_CUDA_TRY(cudaMemcpy(chosen.as<void>(), host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
   }
-  ExpertGroups made() { return expert_groups(groups.as<int32_t>(), pairs, kExperts); }
-  void group() { launch_group_experts(chosen.as<int32_t>(), pairs, kExperts, made(), stream.get()); }
-  void round_rows(int32_t copies, const int32_t* places, int64_t count, int64_t cols, PackedFormat format) {
-    WideRound op;
+  ExpertGroups made() { return expert_groups(groups.as<int32_t>(), pairs, kExperts, device); }
+  void group() { launch_group_experts(chosen.as<int32_t>(), pairs, kExperts, made(), at); }
+  void round_rows(int32_t copies, const int32_t* sorted_rows, int64_t count, int64_t cols,
+                  PackedFormat format) {
+    RoundRows op;
     op.x = x.as<float>();
-    op.places = places;
+    op.sorted_rows = sorted_rows;
     op.copies = copies;
     op.rows = count;
     op.cols = cols;
     op.weights = format;
     op.to = {operand.as<uint8_t>()};
-    launch_wide_round(op, stream.get());
+    launch_round_rows(op, at);
   }
   void gate_up(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
-    WideExperts op;
+    GroupedGemm op;
     op.experts = kExperts;
     op.gate = w.gate.packed, op.up = w.up.packed;
     op.gate_bias = op.up_bias = w.expert_bias.as<float>();
@@ -356,22 +364,22 @@ struct WideBench {
     op.groups = made();
     op.x = {operand.as<uint8_t>()};
     op.out = out.as<float>();
-    if (has_wgmma()) op.act = {act.as<uint8_t>()}, op.act_weights = w.down.packed.format;
-    launch_wide_experts(op, stream.get());
+    if (device.has_wgmma()) op.act = {act.as<uint8_t>()}, op.act_weights = w.down.packed.format;
+    launch_grouped_gemm(op, at);
   }
   void down(int l) {
-    WideExperts op;
+    GroupedGemm op;
     op.experts = kExperts;
     op.gate = layers[static_cast<size_t>(l)].down.packed;
     op.gate_bias = layers[static_cast<size_t>(l)].expert_bias.as<float>();
     op.groups = made();
     op.x = {operand.as<uint8_t>()};
     op.out = out.as<float>();
-    launch_wide_experts(op, stream.get());
+    launch_grouped_gemm(op, at);
   }
   void linear(int l, bool projection) {
     Layer& w = layers[static_cast<size_t>(l)];
-    WideLinear op;
+    Gemm op;
     if (projection) {
       op.parts[op.num_parts++] = {w.o.packed, nullptr, out.as<float>()};
     } else {
@@ -382,14 +390,14 @@ struct WideBench {
     op.x = {operand.as<uint8_t>()};
     op.rows = rows;
     op.add = projection;
-    launch_wide_linear(op, stream.get());
+    launch_gemm(op, at);
   }
   void head(int64_t count) {
-    WideLinear op;
+    Gemm op;
     op.parts[op.num_parts++] = {output.packed, nullptr, logits.as<float>()};
     op.x = {operand.as<uint8_t>()};
     op.rows = count;
-    launch_wide_linear(op, stream.get());
+    launch_gemm(op, at);
   }
   void report(const char* name, const std::function<void(int)>& launch, double flops, double bytes) {
     const double us = median_us(stream,
@@ -409,7 +417,7 @@ struct WideBench {
         "group", [&](int) { group(); }, 0, 0);
     report(
         "rows for gate and up",
-        [&](int) { round_rows(kChosen, made().places, rows, kHidden, PackedFormat::kMx4); }, 0, 0);
+        [&](int) { round_rows(kChosen, made().sorted_rows, rows, kHidden, PackedFormat::kMx4); }, 0, 0);
     report(
         "gate and up", [&](int l) { gate_up(l); }, 2 * expert, 2 * experts_bytes);
     report(
@@ -437,7 +445,7 @@ struct WideBench {
 
 int main(int argc, char** argv) {
   using namespace millrace::cuda;
-  open_device(0);
+  const Device device = Device::open(0);
   if (argc > 1 && std::string(argv[argc - 1]) == "bf16") {
     dense_type = millrace::DType::kBF16;
     --argc;
@@ -448,7 +456,7 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "usage: cuda_kernel_bench wide [rows, 1 to 16384]\n");
       return 2;
     }
-    WideBench(rows).run();
+    WideBench(device, rows).run();
     return 0;
   }
   const int context = argc > 1 ? std::atoi(argv[1]) : 128, rows = argc > 2 ? std::atoi(argv[2]) : 1;
@@ -456,7 +464,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: cuda_kernel_bench [context] [rows, 1 to 4]\n");
     return 2;
   }
-  Bench bench(context, rows);
+  Bench bench(device, context, rows);
   if (argc > 3 && std::string(argv[3]) == "once") {
     bench.once();
   } else {

@@ -1,12 +1,12 @@
-// Times the dense product of bf16 and of 8-bit weights (ops/wide_product.cuh, ops/wide_fitted.cuh), cut into
-// items in every way there is, beside cuBLAS's bf16 in one run, in turns. With bf16 weights both have the
-// same numbers, and it prints how far apart the results are: both multiply exactly and sum in float32, in
-// another order. Ours sums every segment of the columns for itself, which is what makes a row's bits
-// independent of the batch; "one chain" does not, and says what that costs. Numbers are drawn from a normal
-// distribution: a GPU is slower on them than on zeros, and their sums are not exact in any order. "of the
-// tensor cores": of 4,096 FLOP a cycle and SM, at the clock that was read right after. 8-bit weights are
-// there opened too (packed.h), for the ways that read those; how long opening them took is said.
-// "shapes": fitted items of every shape there is, in rounds and cut, beside the built-in choice.
+// Times the GEMM of bf16 and of 8-bit weights (kernels/cuda/gemm), with every tile there is, beside cuBLAS's
+// bf16 in one run, in turns. With bf16 weights both have the same numbers, and it prints how far apart the
+// results are: both multiply exactly and sum in float32, in another order. Ours sums every segment of the
+// columns for itself, which is what makes a row's bits independent of the batch; "one chain" does not, and
+// says what that costs. Numbers are drawn from a normal distribution: a GPU is slower on them than on zeros,
+// and their sums are not exact in any order. "of the tensor cores": of 4,096 FLOP a cycle and SM, at the
+// clock that was read right after. 8-bit weights are there dequantized too (packed.h), for the ways that read
+// those; how long opening them took is said. "shapes": cluster tiles of every shape there is, in rounds and
+// split along K, beside the built-in choice.
 //   gemm_bench [q8] [shapes] [rows outputs columns]...  columns a multiple of 64; without: 4096^3,
 //   gpt-oss-20b's shapes
 #include <algorithm>
@@ -18,11 +18,12 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/tuned.h"
+#include "kernels/cuda/compare.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemm/cluster_schedule.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/quant/packed_tiles.h"
+#include "kernels/cuda/tuning.h"
 #ifdef MILLRACE_HAS_CUBLAS
 #include <cublas_v2.h>
 #endif
@@ -77,25 +78,28 @@ __global__ void fill(float* floats, uint16_t* bf16, size_t count, uint32_t seed)
 }
 
 struct Way {
-  WideItems items;
+  GemmTile tile;
   std::string name;
-  int shape = -1;                    // of fitted items
-  bool rounds = false, cut = false;  // else what should take less
+  int shape = -1;                      // of cluster tiles
+  bool rounds = false, split = false;  // else what should take less
 };
 
-struct Gemm {
+struct Comparison {
+  const Device& device;
   DType type;
   int64_t rows, outputs, cols;
   Stream stream;
+  Launch at{device, stream.get()};
   DeviceBuffer weights{static_cast<size_t>(outputs * cols) * 2, "weights"}, codes,
       x{static_cast<size_t>(rows * cols) * 4, "x"}, x_bf16{static_cast<size_t>(rows * cols) * 2, "x"},
-      operand{wide_rows_bytes(rows, cols), "operand"}, tiles, opened,
+      operand{bf16_rows_bytes(rows, cols, device), "operand"}, tiles, dequantized,
       ours{static_cast<size_t>(rows * outputs) * 4, "y"}, first{static_cast<size_t>(rows * outputs) * 4, "y"},
-      count{16, "a count"}, split{wide_split_bytes(), "items that are cut"},
+      count{16, "a count"}, split{split_workspace_bytes(device), "split work items"},
       theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
   PackedMatrix packed = packed_shape(type, outputs, cols);
 
-  Gemm(DType t, int64_t m, int64_t n, int64_t k) : type(t), rows(m), outputs(n), cols(k) {
+  Comparison(const Device& gpu, DType t, int64_t m, int64_t n, int64_t k)
+      : device(gpu), type(t), rows(m), outputs(n), cols(k) {
     fill<<<1024, 256, 0, stream.get()>>>(nullptr, weights.as<uint16_t>(), static_cast<size_t>(n * k), 1);
     fill<<<1024, 256, 0, stream.get()>>>(x.as<float>(), x_bf16.as<uint16_t>(), static_cast<size_t>(m * k), 2);
     tiles = DeviceBuffer(static_cast<size_t>(packed.tiles_per_expert) * packed.tile_bytes, "tiles");
@@ -110,57 +114,56 @@ struct Gemm {
       fill_q8<<<1024, 256, 0, stream.get()>>>(codes.as<uint8_t>(), codes.bytes());
       raw.data = codes.as<const uint8_t>();
     }
-    launch_repack(raw, 0, packed, tiles.as<uint8_t>(), stream.get());
+    launch_repack(raw, 0, packed, tiles.as<uint8_t>(), at);
     packed.tiles = tiles.as<const uint8_t>();
     if (split.bytes() > 0)
       MILLRACE_CUDA_TRY(cudaMemsetAsync(split.as<void>(), 0, split.bytes(), stream.get()));
-    opened = DeviceBuffer(has_wgmma() ? opened_bytes(packed) : 0, "opened tiles");
-    if (opened.bytes() > 0) open();
-    packed.opened = opened.as<const uint8_t>();
+    dequantized = DeviceBuffer(device.has_wgmma() ? dequantized_bytes(packed) : 0, "dequantized tiles");
+    if (dequantized.bytes() > 0) dequantize();
+    packed.dequantized = dequantized.as<const uint8_t>();
     stream.synchronize();
   }
 
-  void open() { launch_open(packed, opened.as<uint8_t>(), stream.get()); }
+  void dequantize() { launch_dequantize(packed, dequantized.as<uint8_t>(), at); }
 
   void round() {
-    WideRound op;
+    RoundRows op;
     op.x = x.as<const float>();
     op.rows = rows;
     op.cols = cols;
     op.weights = packed.format;
     op.to = {operand.as<uint8_t>()};
-    launch_wide_round(op, stream.get());
+    launch_round_rows(op, at);
   }
-  void multiply(const Way& way, const DeviceBuffer& out) {
-    launch_wide_linear(linear(way, out), stream.get());
-  }
-  WideLinear linear(const Way& way, const DeviceBuffer& out) const {
-    WideLinear op;
+  void multiply(const Way& way, const DeviceBuffer& out) { launch_gemm(linear(way, out), at); }
+  Gemm linear(const Way& way, const DeviceBuffer& out) const {
+    Gemm op;
     op.parts[op.num_parts++] = {packed, nullptr, out.as<float>()};
     op.x = {operand.as<uint8_t>()};
     op.rows = rows;
-    op.items = way.items;
-    op.fitted_shape = way.shape;
-    if (!way.rounds) op.split = wide_split(split.as<void>());
-    op.split.always = way.cut;
+    op.tile = way.tile;
+    op.cluster_shape = way.shape;
+    if (!way.rounds) op.split = split_workspace(split.as<void>(), device);
+    op.split.force = way.split;
     return op;
   }
   std::vector<Way> ways(bool shapes) const {
     std::vector<Way> all;
-    for (const ItemsName& candidate : wide_candidates())
-      all.push_back({candidate.items, std::string(candidate.name)});
-    all.push_back({WideItems::kLoose, "one chain"});
+    for (const GemmCandidate& candidate : gemm_candidates())
+      all.push_back({candidate.tile, std::string(candidate.name)});
+    all.push_back({GemmTile::kClusterNoSplitK, "one chain"});
     if (shapes) {
       all.resize(1);
       int i = 0;
-      for (const FittedShape& shape : kFittedShapes) {
+      for (const ClusterShape& shape : kClusterShapes) {
         const std::string name = std::to_string(8 * shape.tiles) + " x " + std::to_string(shape.tokens);
-        all.push_back({WideItems::kFitted, name, i, true, false});
-        all.push_back({WideItems::kFitted, name + ", cut", i++, false, true});
+        all.push_back({GemmTile::kCluster, name, i, true, false});
+        all.push_back({GemmTile::kCluster, name + ", split", i++, false, true});
       }
     }
     std::erase_if(all, [&](const Way& way) {
-      return has_wgmma() ? !fits_items(way.items, linear(way, ours)) : way.items != WideItems::kDefault;
+      return device.has_wgmma() ? !supports_tile(way.tile, linear(way, ours))
+                                : way.tile != GemmTile::kDefault;
     });
     return all;
   }
@@ -169,8 +172,7 @@ struct Gemm {
     MILLRACE_CUDA_TRY(cudaMemsetAsync(ours.as<void>(), 0xff, ours.bytes(), stream.get()));
     MILLRACE_CUDA_TRY(cudaMemsetAsync(count.as<void>(), 0, 8, stream.get()));
     multiply(items, ours);
-    launch_count_differences(ours.as<void>(), first.as<void>(), rows * outputs, count.as<uint64_t>(),
-                             stream.get());
+    launch_count_differences(ours.as<void>(), first.as<void>(), rows * outputs, count.as<uint64_t>(), at);
     stream.synchronize();
     uint64_t differ = 0;
     MILLRACE_CUDA_TRY(cudaMemcpy(&differ, count.as<void>(), 8, cudaMemcpyDeviceToHost));
@@ -214,7 +216,7 @@ struct Gemm {
     return std::sqrt(error / size);
   }
 
-  void run(const std::function<void(Gemm&)>& library, bool shapes) {
+  void run(const std::function<void(Comparison&)>& library, bool shapes) {
     const std::vector<Way> ways = this->ways(shapes);
     round();
     multiply(ways[0], first);
@@ -238,10 +240,10 @@ struct Gemm {
       std::printf(": cuBLAS %.1f us, %.1f TFLOP/s, %.2f GHz", theirs_us, flops / theirs_us / 1e6,
                   their_clock[0]);
     std::printf("; rows rounded in %.1f us", time([&] { round(); }));
-    if (packed.opened != nullptr) {
-      const double us = time([&] { open(); });
-      std::printf("; weights opened in %.1f us, %.0f GB/s", us,
-                  static_cast<double>(tiles.bytes() + opened.bytes()) / us / 1e3);
+    if (packed.dequantized != nullptr) {
+      const double us = time([&] { dequantize(); });
+      std::printf("; weights dequantized in %.1f us, %.0f GB/s", us,
+                  static_cast<double>(tiles.bytes() + dequantized.bytes()) / us / 1e3);
     }
     std::printf("\n");
     for (size_t w = 0; w < ways.size(); ++w) {
@@ -249,7 +251,7 @@ struct Gemm {
       const uint64_t differ = differing(ways[w]);
       std::printf("  %-24s %8.1f us, %6.1f TFLOP/s, %2.0f%% of the tensor cores at %.2f GHz",
                   ways[w].name.c_str(), us, flops / us / 1e6,
-                  flops / us / (clocks[w] * 4096 * multiprocessors()) / 10, clocks[w]);
+                  flops / us / (clocks[w] * 4096 * device.sm_count()) / 10, clocks[w]);
       if (library) std::printf(", %3.0f%% of cuBLAS", 100 * theirs_us / us);
       if (library && type == DType::kBF16) std::printf(", apart %.1e", difference());
       std::printf(differ == 0 ? "\n" : ", %llu outputs differ\n", static_cast<unsigned long long>(differ));
@@ -262,15 +264,15 @@ struct Gemm {
 
 int main(int argc, char** argv) {
   using namespace millrace::cuda;
-  open_device(0);
-  std::function<void(Gemm&)> library;
+  const Device device = Device::open(0);
+  std::function<void(Comparison&)> library;
 #ifdef MILLRACE_HAS_CUBLAS
   cublasHandle_t handle = nullptr;
   if (cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS) {
     std::fprintf(stderr, "gemm_bench: cublasCreate failed\n");
     return 2;
   }
-  library = [&](Gemm& g) {
+  library = [&](Comparison& g) {
     const float one = 1.0f, zero = 0.0f;
     cublasSetStream(handle, g.stream.get());
     const cublasStatus_t status = cublasGemmEx(
@@ -313,7 +315,7 @@ int main(int argc, char** argv) {
     shapes.push_back({4096, 4096, 4096});
     shapes.push_back({128, 201088, 2880});
   }
-  for (const auto& s : shapes) Gemm(type, s[0], s[1], s[2]).run(library, all_shapes);
+  for (const auto& s : shapes) Comparison(device, type, s[0], s[1], s[2]).run(library, all_shapes);
 #ifdef MILLRACE_HAS_CUBLAS
   cublasDestroy(handle);
 #endif

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "grammar/grammar.h"
-#include "grammar/vocabulary.h"
+#include "grammar/mask_vocabulary.h"
 #include "tokenizer/tokenizer.h"
 
 namespace millrace {

@@ -180,7 +180,7 @@ Run decode(Engine& engine, const Text& text) {
     request.max_tokens = static_cast<int32_t>(tokens->size());
     request.constraint = std::make_shared<Written>(std::move(tokens));
   }
-  Stream stream = engine.submit(request);
+  EventStream stream = engine.submit(request);
   Run run;
   double start = 0;
   uint64_t steps = 0;

@@ -16,10 +16,11 @@
 #include "chat/special_text.h"
 #include "chat/template_format.h"
 #include "chat/template_messages.h"
-#include "chat/test_support.h"
-#include "engine/chat.h"
+#include "chat/test_codec.h"
+#include "engine/load_tokenizer.h"
+#include "engine/render_chat.h"
 #include "grammar/grammar.h"
-#include "tokenizer/chat_template.h"
+#include "jinja/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
 namespace millrace::chat {

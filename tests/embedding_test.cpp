@@ -46,7 +46,7 @@ std::unique_ptr<Engine> open(const std::string& model, const std::string& device
 }
 
 Event last_event(Engine& engine, const Request& request) {
-  Stream stream = engine.submit(request);
+  EventStream stream = engine.submit(request);
   std::optional<Event> event = stream.next();
   EXPECT_TRUE(event && event->kind != Event::Kind::kToken && !stream.next()) << "one event, and no more";
   return event.value_or(Event{});

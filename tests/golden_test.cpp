@@ -17,21 +17,21 @@ namespace {
 
 using golden::Prompt;
 
-RuntimeOptions options_for(const std::string& device, DType kv_type, int threads = 2) {
-  RuntimeOptions o;
-  o.device = device;
-  o.threads = threads;
-  o.kv_type = kv_type;
-  o.context = 512;
-  o.sequences = 8;
-  o.step_tokens = 1024;
-  o.logit_rows = 1024;
-  return o;
+std::unique_ptr<Runtime> open(const std::string& path, const std::string& device, DType kv_type,
+                              int threads = 2) {
+  constexpr int32_t kRows = 1024;
+  return Runtime::open({.model = path,
+                        .device = device,
+                        .threads = threads,
+                        .context = 512,
+                        .kv_type = std::string(kv_type_name(kv_type)),
+                        .step_tokens = kRows},
+                       {.sequences = 8, .logit_rows = kRows});
 }
 
 // Logits of every token of a prompt, [tokens, vocab], fed in pieces of `chunk`.
 std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens, size_t chunk) {
-  Sequence sequence = runtime.make_sequence();
+  kv::Sequence sequence = runtime.make_sequence();
   std::vector<float> out;
   while (!tokens.empty()) {
     const size_t count = std::min(chunk, tokens.size());
@@ -96,7 +96,7 @@ TEST_P(Golden, ReferenceAgreesWithTransformers) {
   const golden::Model model = golden::load_model(GetParam());
   for (const std::string& path : model.paths) {
     SCOPED_TRACE(path);
-    const auto runtime = Runtime::open(path, options_for("reference", DType::kF32));
+    const auto runtime = open(path, "reference", DType::kF32);
     EXPECT_EQ(runtime->config().architecture, model.architecture);
     const std::vector<double> errors = row_errors(*runtime, model);
     EXPECT_LT(errors.back(), 1e-4);
@@ -106,8 +106,8 @@ TEST_P(Golden, ReferenceAgreesWithTransformers) {
 
 TEST_P(Golden, ReferenceContinuesAsTransformers) {
   const golden::Model model = golden::load_model(GetParam());
-  const auto runtime = Runtime::open(model.paths.front(), options_for("reference", DType::kF32));
-  Sequence sequence = runtime->make_sequence();
+  const auto runtime = open(model.paths.front(), "reference", DType::kF32);
+  kv::Sequence sequence = runtime->make_sequence();
   std::span<const float> logits = runtime->prefill(sequence, model.prompts[model.greedy.prompt].tokens);
   for (size_t i = 0; i < model.greedy.tokens.size(); ++i) {
     const auto best = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
@@ -120,7 +120,7 @@ TEST_P(Golden, TokenizerAndTemplateAgree) {
   const golden::Model model = golden::load_model(GetParam());
   for (const std::string& path : model.paths) {
     SCOPED_TRACE(path);
-    const auto runtime = Runtime::open(path, options_for("reference", DType::kF32));
+    const auto runtime = open(path, "reference", DType::kF32);
     for (const golden::Text& text : model.texts)
       EXPECT_EQ(runtime->tokenizer().encode(text.text), text.tokens) << text.text;
     ASSERT_NE(runtime->chat_template(), nullptr);
@@ -157,7 +157,7 @@ TEST_P(Golden, DeviceAgreesWithTransformers) {
     for (const std::string& path : model.paths) {
       for (const DType kv_type : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
         SCOPED_TRACE(device + " " + path + " kv " + std::string(info(kv_type).name));
-        const auto runtime = Runtime::open(path, options_for(device, kv_type));
+        const auto runtime = open(path, device, kv_type);
         const std::vector<double> errors = row_errors(*runtime, model);
         const double allowed = bound(*runtime, device, kv_type);
         const double median = errors[errors.size() / 2];
@@ -181,7 +181,7 @@ TEST_P(Golden, SameBitsHoweverCutAndBatched) {
   for (const std::string& device : devices()) {
     const std::string& path = model.paths.back();
     SCOPED_TRACE(device + " " + path);
-    const auto runtime = Runtime::open(path, options_for(device, DType::kBF16));
+    const auto runtime = open(path, device, DType::kBF16);
     std::vector<std::vector<float>> alone;
     for (const Prompt& prompt : model.prompts) alone.push_back(all_logits(*runtime, prompt.tokens, 1024));
 
@@ -189,12 +189,12 @@ TEST_P(Golden, SameBitsHoweverCutAndBatched) {
     for (const size_t chunk : {1, 7, 16, 33}) {
       EXPECT_EQ(all_logits(*runtime, longest.tokens, chunk), alone.front()) << "in pieces of " << chunk;
     }
-    const auto other_threads = Runtime::open(path, options_for(device, DType::kBF16, 3));
+    const auto other_threads = open(path, device, DType::kBF16, 3);
     EXPECT_EQ(all_logits(*other_threads, longest.tokens, 33), alone.front()) << "three threads";
 
     // All prompts together, each in its own rhythm.
     const std::vector<size_t> rhythm = {33, 1, 7, 5, 16, 150};
-    std::vector<Sequence> sequences;
+    std::vector<kv::Sequence> sequences;
     for (size_t i = 0; i < model.prompts.size(); ++i) sequences.push_back(runtime->make_sequence());
     std::vector<std::vector<float>> together(model.prompts.size());
     for (bool more = true; more;) {

@@ -20,12 +20,10 @@ constexpr const char* kStories = "build/models/stories15M-F32.gguf";
 constexpr const char* kStoriesText = "tests/golden/text/stories.txt";  // told by the model itself, in f32
 
 std::unique_ptr<Runtime> open_mxfp4(const char* device) {
-  RuntimeOptions options;
-  options.device = device;
+  constexpr int32_t kRows = 100;
+  EngineOptions options{.model = kStories, .device = device, .quantize = "mxfp4", .step_tokens = kRows};
   options.context = 256;  // what it was trained for
-  options.step_tokens = options.logit_rows = 100;
-  options.quantize = type_choice(quant::parse_request("--quantize", "mxfp4"));
-  return Runtime::open(kStories, options);
+  return Runtime::open(options, {.logit_rows = kRows});
 }
 
 // Over windows of 256 tokens, in steps of 100 (tiles) and then of 8 (the kernels of decode).
@@ -35,7 +33,7 @@ double perplexity(Runtime& runtime, std::span<const int32_t> tokens) {
   int scored = 0;
   for (; tokens.size() > 1; tokens = tokens.subspan(std::min<size_t>(256, tokens.size()))) {
     const std::span<const int32_t> window = tokens.first(std::min<size_t>(256, tokens.size()));
-    Sequence sequence = runtime.make_sequence();
+    kv::Sequence sequence = runtime.make_sequence();
     for (size_t at = 0, count; at < window.size(); at += count) {
       count = window.size() - at >= 100 ? 100 : std::min<size_t>(window.size() - at, 8);
       const StepInput input = {&sequence, window.subspan(at, count), StepInput::Want::kAll};

@@ -11,6 +11,9 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "engine/memory_plan.h"
+#include "engine/open_backend.h"
+#include "engine/pool_size.h"
 #include "golden_reader.h"
 
 namespace millrace {
@@ -18,12 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-RuntimeOptions on(const std::string& device, int32_t context = 0) {
-  RuntimeOptions options;
-  options.device = device;
-  options.threads = 2;
-  options.context = context;
-  return options;
+EngineOptions on(const std::string& device, const std::string& model, int32_t context = 0) {
+  return {.model = model, .device = device, .threads = 2, .context = context};
 }
 
 std::string error_of(const std::function<void()>& body) {
@@ -54,9 +53,9 @@ std::string with_nan_scale(const std::string& source, const std::string& tensor)
 class Device : public testing::TestWithParam<const char*> {};
 
 TEST_P(Device, ARepeatedBlockLengthensASequence) {
-  const auto runtime = Runtime::open("tests/golden/models/gpt-oss-w32/model.gguf", on(GetParam(), 256));
+  const auto runtime = Runtime::open(on(GetParam(), "tests/golden/models/gpt-oss-w32/model.gguf", 256));
   const std::vector<int32_t> tokens(48, 5);
-  Sequence sequence = runtime->make_sequence();
+  kv::Sequence sequence = runtime->make_sequence();
   runtime->prefill(sequence, tokens);
   runtime->repeat_last_block(sequence, 160);  // past the window of 32 several times
   EXPECT_EQ(sequence.length(), 208);
@@ -72,8 +71,8 @@ TEST_P(Device, NanScaleIsNamed) {
   for (const std::string tensor : {"blk.0.attn_q.weight", "blk.1.attn_output.weight"}) {
     const std::string path = with_nan_scale(source, tensor);
     const std::string error = error_of([&] {
-      const auto runtime = Runtime::open(path, on(GetParam()));
-      Sequence sequence = runtime->make_sequence();
+      const auto runtime = Runtime::open(on(GetParam(), path));
+      kv::Sequence sequence = runtime->make_sequence();
       const std::vector<int32_t> tokens = {1, 2, 3, 4};
       runtime->prefill(sequence, tokens);
     });
@@ -85,8 +84,8 @@ TEST_P(Device, NanScaleIsNamed) {
 }
 
 TEST_P(Device, PromptLongerThanTheContextIsRefusedBeforeAnyWork) {
-  const auto runtime = Runtime::open("tests/golden/models/llama2/hf", on(GetParam(), 20));
-  Sequence sequence = runtime->make_sequence();
+  const auto runtime = Runtime::open(on(GetParam(), "tests/golden/models/llama2/hf", 20));
+  kv::Sequence sequence = runtime->make_sequence();
   const std::vector<int32_t> tokens(21, 1);
   const std::string error = error_of([&] { runtime->prefill(sequence, tokens); });
   EXPECT_NE(error.find("21 tokens"), std::string::npos) << error;
@@ -97,8 +96,8 @@ TEST_P(Device, PromptLongerThanTheContextIsRefusedBeforeAnyWork) {
 }
 
 TEST_P(Device, TokensOutsideTheVocabularyAreRefused) {
-  const auto runtime = Runtime::open("tests/golden/models/llama2/hf", on(GetParam()));
-  Sequence sequence = runtime->make_sequence();
+  const auto runtime = Runtime::open(on(GetParam(), "tests/golden/models/llama2/hf"));
+  kv::Sequence sequence = runtime->make_sequence();
   for (const int32_t bad : {-1, runtime->config().vocab, INT32_MAX}) {
     const std::string error = error_of([&] { runtime->prefill(sequence, std::span(&bad, 1)); });
     EXPECT_NE(error.find(std::to_string(bad)), std::string::npos) << error;
@@ -112,15 +111,15 @@ TEST(Runtime, NanScaleIsNamedOnTheScalarTableToo) {
   const std::string path = with_nan_scale("tests/golden/models/gpt-oss-w32/model.gguf", tensor);
   ::setenv("MILLRACE_ISA", "scalar", 1);
   const std::string error = error_of([&] {
-    const auto runtime = Runtime::open(path, on("cpu"));
+    const auto runtime = Runtime::open(on("cpu", path));
     EXPECT_EQ(runtime->backend().isa(), "scalar");
-    Sequence sequence = runtime->make_sequence();
+    kv::Sequence sequence = runtime->make_sequence();
     const std::vector<int32_t> tokens = {1, 2, 3, 4};
     runtime->prefill(sequence, tokens);
   });
   EXPECT_NE(error.find(tensor), std::string::npos) << error;
   ::setenv("MILLRACE_ISA", "sse9", 1);
-  const std::string unknown = error_of([&] { Runtime::open(path, on("cpu")); });
+  const std::string unknown = error_of([&] { Runtime::open(on("cpu", path)); });
   EXPECT_NE(unknown.find("sse9"), std::string::npos) << unknown;
   EXPECT_NE(unknown.find("scalar"), std::string::npos) << unknown;
   ::unsetenv("MILLRACE_ISA");
@@ -132,13 +131,12 @@ INSTANTIATE_TEST_SUITE_P(Devices, Device, testing::Values("reference", "cpu"));
 TEST(Runtime, AutoIsTheCpuWhereThereIsNoGpu) {
   const io::Checkpoint checkpoint = io::Checkpoint::open("tests/golden/models/llama3/model.gguf");
   const ModelConfig config = read_config(checkpoint);
-  RuntimeOptions options;
-  options.device = "auto";
+  EngineOptions options{.model = checkpoint.path(), .device = "auto"};
   const ChosenBackend chosen = open_backend(checkpoint, config, options);
   if (chosen.backend->name() == "cuda") GTEST_SKIP() << "there is a GPU";
   EXPECT_EQ(chosen.backend->name(), "cpu");
   options.gpu_memory = 0.0;
-  EXPECT_THROW(open_backend(checkpoint, config, options), Error);
+  EXPECT_THROW(Runtime::open(options), Error);
   options.gpu_memory = 0.5;
   for (const char* device : {"cuda:", "cuda:x", "cuda:-1", "cuda:1x", "gpu"}) {
     options.device = device;
@@ -193,13 +191,11 @@ class SmallDevice final : public Backend {
 TEST(Runtime, APoolOnADeviceFillsWhatItHas) {
   const io::Checkpoint checkpoint = io::Checkpoint::open("tests/golden/models/llama3/model.gguf");
   const ModelConfig config = read_config(checkpoint);
-  RuntimeOptions options;
-  options.context = 64;
-  options.sequences = 1000;
-  options.shared_pool = true;
+  const EngineOptions options{.context = 64, .max_running = 1000};
+  const RuntimeSetup setup{.sequences = RuntimeSetup::kShared};
   const size_t weights = plan_weights(checkpoint, config, SmallDevice(0)).repacked;
   const auto pool = [&](size_t memory) {
-    const ExecutorSpec spec = runtime_spec(checkpoint, config, SmallDevice(memory), options);
+    const ExecutorSpec spec = runtime_spec(checkpoint, config, SmallDevice(memory), options, setup);
     return spec.kv_block_bytes(0) * static_cast<size_t>(spec.kv_groups[0].num_blocks);
   };
   const size_t room = 1 << 20;
@@ -217,12 +213,12 @@ TEST(Runtime, APoolOnADeviceFillsWhatItHas) {
 
 TEST(Runtime, UnknownDeviceAndKvTypeNameTheChoices) {
   const std::string path = "tests/golden/models/llama2/hf";
-  EXPECT_NE(error_of([&] { Runtime::open(path, on("tpu")); }).find("auto, cpu, reference, cuda or cuda:N"),
+  EXPECT_NE(error_of([&] { Runtime::open(on("tpu", path)); }).find("auto, cpu, reference, cuda or cuda:N"),
             std::string::npos);
   EXPECT_NE(error_of([&] {
-              RuntimeOptions options = on("cpu");
-              options.kv_type = DType::kQ4_K;
-              Runtime::open(path, options);
+              EngineOptions options = on("cpu", path);
+              options.kv_type = "q4_k";
+              Runtime::open(options);
             }).find("q4_k"),
             std::string::npos);
 }
@@ -232,8 +228,8 @@ TEST(Runtime, MissingTokenizerIsAnErrorOnlyWhereOneIsNeeded) {
   fs::remove_all(copy);
   fs::copy("tests/golden/models/llama2/hf", copy);
   fs::remove(copy / "tokenizer.json");
-  const auto runtime = Runtime::open(copy.string(), on("cpu"));
-  Sequence sequence = runtime->make_sequence();
+  const auto runtime = Runtime::open(on("cpu", copy.string()));
+  kv::Sequence sequence = runtime->make_sequence();
   const std::vector<int32_t> tokens = {1, 2, 3};
   EXPECT_EQ(runtime->prefill(sequence, tokens).size(), static_cast<size_t>(runtime->config().vocab));
   EXPECT_NE(error_of([&] { runtime->tokenizer(); }).find("tokenizer.json"), std::string::npos);
@@ -244,7 +240,7 @@ TEST(MemoryPlan, CountsWhatIsThere) {
   const io::Checkpoint checkpoint = io::Checkpoint::open("tests/golden/models/gpt-oss-w32/model.gguf");
   const ModelConfig config = read_config(checkpoint);
   const auto backend = make_backend("cpu", {.threads = 1});
-  const RuntimeOptions options = on("cpu", 4096);
+  const EngineOptions options = on("cpu", checkpoint.path(), 4096);
   const MemoryPlan plan = plan_memory(checkpoint, config, *backend, options);
   ASSERT_EQ(plan.groups.size(), 2u);
   EXPECT_EQ(plan.groups[0].window, 32);
@@ -260,17 +256,17 @@ TEST(MemoryPlan, CountsWhatIsThere) {
 TEST(MemoryPlan, IsThereWhereItDoesNotFit) {
   const io::Checkpoint checkpoint = io::Checkpoint::open("tests/golden/models/llama3/model.gguf");
   const ModelConfig config = read_config(checkpoint);
-  RuntimeOptions options;
-  options.context = 64;
+  EngineOptions options{.context = 64, .max_running = 1};
+  RuntimeSetup setup;
   const size_t fixed = plan_weights(checkpoint, config, SmallDevice(0)).repacked + 1000;
   const auto plan_with = [&](size_t memory) {
-    return plan_memory(checkpoint, config, SmallDevice(memory), options);
+    return plan_memory(checkpoint, config, SmallDevice(memory), options, setup);
   };
   const MemoryPlan roomy = plan_with(fixed + (size_t{1} << 30));
   EXPECT_EQ(roomy.does_not_fit, "");
   EXPECT_GE(roomy.longest_context, 64);
-  for (const bool shared_pool : {false, true}) {
-    options.shared_pool = shared_pool;
+  for (const int32_t sequences : {1, RuntimeSetup::kShared}) {
+    setup.sequences = sequences;
     const MemoryPlan no_context = plan_with(fixed + roomy.pool / 2);
     EXPECT_NE(no_context.does_not_fit.find("device small: a context of 64 tokens"), std::string::npos)
         << no_context.does_not_fit;
@@ -285,7 +281,7 @@ TEST(MemoryPlan, IsThereWhereItDoesNotFit) {
     EXPECT_NE(no_weights.does_not_fit.find("weights of"), std::string::npos) << no_weights.does_not_fit;
     EXPECT_EQ(no_weights.longest_context, 0);
   }
-  options.kv_type = DType::kQ4_K;  // not a matter of memory
+  options.kv_type = "q4_k";  // not a matter of memory
   EXPECT_THROW(plan_with(fixed), Error);
 }
 
@@ -299,14 +295,13 @@ TEST(MemoryPlan, OpensWeightsWhereAnEighthOfTheRoomHoldsThem) {
 
 // All of them or none, and what is loaded is what was planned: the matrices of layers, but no experts,
 // router, logits or embedding.
-TEST(MemoryPlan, CountsOpenedWeights) {
+TEST(MemoryPlan, CountsDequantizedWeights) {
   for (const char* name : {"llama3", "gpt-oss-w32"}) {
     SCOPED_TRACE(name);
     const io::Checkpoint checkpoint =
         io::Checkpoint::open(fmt::format("tests/golden/models/{}/model.gguf", name));
     const ModelConfig config = read_config(checkpoint);
-    RuntimeOptions options;
-    options.context = 64;
+    const EngineOptions options{.context = 64, .max_running = 1 << 20};
     const size_t hidden = static_cast<size_t>(config.hidden), dim = static_cast<size_t>(config.head_dim);
     const size_t attention = 2 * hidden * dim * static_cast<size_t>(config.heads + config.kv_heads);
     const size_t ffn = config.experts > 0 ? 0 : 3 * hidden * static_cast<size_t>(config.ffn);
@@ -317,23 +312,21 @@ TEST(MemoryPlan, CountsOpenedWeights) {
       const bool opens = memory == enough;
       SmallDevice device(memory, true);
       const MemoryPlan plan = plan_memory(checkpoint, config, device, options);
-      EXPECT_EQ(plan.weights_opened, opens ? all : 0);
+      EXPECT_EQ(plan.weights_dequantized, opens ? all : 0);
       EXPECT_EQ(plan.weights_repacked, others);
-      EXPECT_EQ(plan.total, others + plan.weights_opened + plan.workspace + plan.pool);
-      options.shared_pool = true;
-      options.sequences = 1 << 20;  // the pool takes what is left
-      const ExecutorSpec spec = runtime_spec(checkpoint, config, device, options);
+      EXPECT_EQ(plan.total, others + plan.weights_dequantized + plan.workspace + plan.pool);
+      // A shared pool takes what is left.
+      const ExecutorSpec spec =
+          runtime_spec(checkpoint, config, device, options, {.sequences = RuntimeSetup::kShared});
       size_t pool = 0;
       for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
         pool += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);
       }
-      const size_t room = memory - others - plan.weights_opened - 1000;
+      const size_t room = memory - others - plan.weights_dequantized - 1000;
       EXPECT_LE(pool, room);
       EXPECT_GT(pool, room * 9 / 10);
-      options.shared_pool = false;
-      options.sequences = 1;
       Model::load(checkpoint, device);
-      EXPECT_EQ(device.held, plan.weights_opened);
+      EXPECT_EQ(device.held, plan.weights_dequantized);
       EXPECT_EQ(device.opened.size(), opens ? static_cast<size_t>(config.layers) * (ffn > 0 ? 7 : 4) : 0);
       for (const std::string& tensor : device.opened) {
         EXPECT_TRUE(tensor.find("attn_") != std::string::npos || ffn > 0) << tensor;

@@ -164,7 +164,7 @@ TEST(Sampling, GreedyRows) {
 std::vector<int32_t> plain_answer(Runtime& runtime, const Request& r) {
   Sampler sampler(r.sampling, runtime.config().vocab);
   sampler.add_prompt(r.tokens);
-  Sequence sequence = runtime.make_sequence();
+  kv::Sequence sequence = runtime.make_sequence();
   std::span<const float> logits = runtime.prefill(sequence, r.tokens);
   std::vector<int32_t> tokens;
   while (true) {
@@ -187,12 +187,8 @@ TEST(Sampling, EnginesAnswerWhatAPlainLoopAnswers) {
       options.kv_tokens = 12 * 128;
       SamplingExecutor* stand_in = nullptr;
       Harness h(options, {}, nullptr,
-                device == "reference" ? sampling_device(&stand_in) : std::function<void(RuntimeOptions&)>());
-      RuntimeOptions plain;
-      plain.device = device;
-      plain.threads = 1;
-      plain.context = 128;
-      const auto runtime = Runtime::open(model, plain);
+                device == "reference" ? sampling_device(&stand_in) : std::function<void(RuntimeSetup&)>());
+      const auto runtime = Runtime::open({.model = model, .device = device, .threads = 1, .context = 128});
       std::vector<std::vector<int32_t>> want;
       for (int i = 0; i < 12; ++i) {
         Request r;
@@ -219,22 +215,20 @@ TEST(Sampling, EnginesAnswerWhatAPlainLoopAnswers) {
 TEST(Sampling, GreedyDecodingIsWhatAPlainLoopGives) {
   for (const std::string& device : sampling_devices()) {
     for (const std::string& model : {kWindowModel, kLlamaModel}) {
-      RuntimeOptions options;
-      options.device = device;
-      options.threads = 1;
-      options.context = 128;
+      RuntimeSetup setup;
       if (device == "reference") {
-        options.wrap_executor = [](std::unique_ptr<Executor> inner) {
+        setup.wrap_executor = [](std::unique_ptr<Executor> inner) {
           return std::make_unique<SamplingExecutor>(std::move(inner));
         };
       }
-      const auto runtime = Runtime::open(model, options);
+      const auto runtime =
+          Runtime::open({.model = model, .device = device, .threads = 1, .context = 128}, setup);
       Request r;
       r.tokens = {5, 17, 40, 9};
       r.max_tokens = 60;
       r.sampling.temperature = 0.0f;
       const std::vector<int32_t> want = plain_answer(*runtime, r);
-      Sequence sequence = runtime->make_sequence();
+      kv::Sequence sequence = runtime->make_sequence();
       runtime->prefill(sequence, std::span(r.tokens).first(3));
       std::vector<int32_t> got(60);
       runtime->generate_greedy(sequence, r.tokens[3], std::span(got).first(25));

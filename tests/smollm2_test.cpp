@@ -18,19 +18,15 @@ constexpr const char* kPath = "build/models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 std::unique_ptr<Runtime> open_model(const char* device) {
   if (!std::filesystem::exists(kPath)) return nullptr;
-  RuntimeOptions options;
-  options.device = device;
-  options.context = 2048;
-  options.step_tokens = 128;
-  options.logit_rows = 128;
-  return Runtime::open(kPath, options);
+  return Runtime::open({.model = kPath, .device = device, .context = 2048, .step_tokens = 128},
+                       {.logit_rows = 128});
 }
 
 #define MILLRACE_NEEDS_MODEL(runtime) \
   if (!(runtime)) GTEST_SKIP() << kPath << " is not there; `python3 tools/fetch_model.py smollm2` fetches it"
 
 std::vector<int32_t> greedy(Runtime& runtime, std::span<const int32_t> prompt, size_t count) {
-  Sequence sequence = runtime.make_sequence();
+  kv::Sequence sequence = runtime.make_sequence();
   std::vector<int32_t> out;
   std::span<const float> logits = runtime.prefill(sequence, prompt);
   while (out.size() < count) {
@@ -42,7 +38,7 @@ std::vector<int32_t> greedy(Runtime& runtime, std::span<const int32_t> prompt, s
 
 // Mean negative log likelihood of tokens[1..], one context.
 double mean_nll(Runtime& runtime, std::span<const int32_t> tokens) {
-  Sequence sequence = runtime.make_sequence();
+  kv::Sequence sequence = runtime.make_sequence();
   const size_t vocab = static_cast<size_t>(runtime.config().vocab);
   double nll = 0;
   for (size_t at = 0; at < tokens.size();) {
@@ -101,7 +97,7 @@ TEST(SmolLm2, FurtherDevicesContinueAsTheCpu) {
     if (device == "cpu") continue;
     const auto cpu = open_model("cpu"), other = open_model(device.c_str());
     MILLRACE_NEEDS_MODEL(cpu);
-    Sequence cpu_sequence = cpu->make_sequence(), other_sequence = other->make_sequence();
+    kv::Sequence cpu_sequence = cpu->make_sequence(), other_sequence = other->make_sequence();
     std::span<const float> a = cpu->prefill(cpu_sequence, want.chat_tokens);
     std::span<const float> b = other->prefill(other_sequence, want.chat_tokens);
     const auto best = [](std::span<const float> row) {
@@ -150,7 +146,7 @@ TEST(SmolLm2, EveryInstructionSetGivesTheSameLogits) {
     }
     ::unsetenv("MILLRACE_ISA");
     MILLRACE_NEEDS_MODEL(runtime);
-    Sequence sequence = runtime->make_sequence();
+    kv::Sequence sequence = runtime->make_sequence();
     std::vector<float> logits;
     for (const auto& [from, count] : {std::pair{0, 64}, {64, 1}, {65, 5}}) {
       const StepInput input = {&sequence, tokens.subspan(from, count), StepInput::Want::kLast};

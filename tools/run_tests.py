@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Everything `make test` checks, in phases, and one closing line: N passed, N failed, N skipped.
+"""What `make test` and `make check` run, in phases, and one closing line: N passed, N failed, N skipped.
 
-  tools/run_tests.py                        all phases but fuzz
-  tools/run_tests.py --only format,dev      some of them
+  tools/run_tests.py                        `make test`: the dev build and every functional test
+  tools/run_tests.py --check                `make check`: that and everything else but fuzzing
+  tools/run_tests.py --rest                 what `make check` adds to `make test`
+  tools/run_tests.py --only format,tidy     some phases
   tools/run_tests.py --only fuzz --fuzz-seconds 60
 
 What this machine cannot do is skipped with a line that says why and what would change it. Status 1 when anything
@@ -26,22 +28,17 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 JOBS = str(os.cpu_count() or 2)
 
-# What runs a second time under the sanitizers: everything that reads input, the kernels, and the fuzz corpus with
-# mutations of it (the *_replay programs).
-ASAN_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "io_test", "tokenizer_test", "kv_test", "sched_test",
-                "sample_test", "backend_test", "engine_test", "*_replay")
-# ... without what compares with files that were fetched or computes for long: dev runs those.
-# SameBits runs every kernel of every type and compares the tables to the bit, so the comparison with the reference, which
-# dev makes, need not be repeated here.
+# What runs a second time under the address sanitizer: everything that reads input, the kernels, the engine, and the
+# fuzz corpus with mutations of it (the *_replay programs).
+ASAN_TARGETS = ("base_test", "tensor_test", "kernels_*_test", "quant_test", "io_test", "jinja_test", "tokenizer_test", "kv_test",
+                "sched_test", "sample_test", "backend_test", "engine_test", "*_replay")
+# ... without what measures time, and what compares every kernel with the reference in double, which dev does: SameBits
+# runs every kernel of every type too.
 CONFORMANCE = "*/scalar_*:*/neon_*:*/avx*:*/amx*:Attention.*:SameBitsDecode.*:InstructionCount.*"
-# Random schedules walk what a batch of 64 walks; the Crash tests of kv, what a killed engine leaves on disk.
-ASAN_FILTER = (f"-*Golden*:*Linear*:*Speed*:*Runaways*:Load.*:Trace.*:Ahead.EveryAnswer*:SameBits.HoweverManyThreads:"
-               f"Int8Cache.HasTheSameBits*:Faults.InABatch*:Faults.Killed*:{CONFORMANCE}")
-TSAN_TARGETS = ("base_test", "kv_test", "grammar_test")
-# The whole engine compiles and runs for minutes more, too long for two cores from nothing: only where it is asked for.
-LONG_TSAN_TARGETS = ("engine_test",)
-TSAN_FILTER = ("*ThreadPool*:*ThreadsShareIt*:DiskTest*:*CacheProperty*disk*:*PromptsAreHashed*:Mask.ManyThreads*:"
-               "Mask.IsComputed*:Engine.*:Speculation.ADraft*:Faults.InABatch*:Faults.ADisk*:SameBits.Random*")
+ASAN_FILTER = f"-*Golden*:*Linear*:*Speed*:*Runaways*:Load.*:Trace.*:{CONFORMANCE}"
+# Everything with threads: the pool, the tiers of the cache, masks, and the whole engine.
+TSAN_TARGETS = ("base_test", "kv_test", "sched_test", "grammar_test", "engine_test")
+TSAN_FILTER = "-*Speed*:Load.*:Trace.*:InstructionCount.*:Allocation.*"
 # Random schedules of the engine under a sanitizer: so many of each of the 40 engines, where dev has 25.
 FEWER_SCHEDULES = {"MILLRACE_TEST_SCHEDULES": "1"}
 # What depends on the instruction set, run under qemu on the other architecture.
@@ -189,6 +186,15 @@ def run_dev(arguments):
     return ctest("dev")
 
 
+def run_alone(_):
+    """Compiles every file by itself: what a unity build leaves out is a missing include, or a name from a neighbour."""
+    if not (BUILD / "alone" / "compile_commands.json").is_file() and run(
+            ["cmake", "--preset", "dev", "-B", BUILD / "alone", "-DCMAKE_UNITY_BUILD=OFF"],
+            stdout=subprocess.DEVNULL) != 0:
+        return FAILED
+    return PASSED if run([sys.executable, "tools/compile_alone.py", BUILD / "alone"]) == 0 else FAILED
+
+
 def runs_here(compiler, flags, prefix=()):
     """Whether a program built with these flags starts on this machine at all."""
     with tempfile.TemporaryDirectory() as folder:
@@ -223,17 +229,12 @@ def run_tsan(arguments):
     else:
         return skip("the thread sanitizer", "a program built with it does not start here",
                     "try sysctl vm.mmap_rnd_bits=28")
-    targets = TSAN_TARGETS
-    if os.environ.get("MILLRACE_TEST_LONG"):
-        targets += LONG_TSAN_TARGETS
-    else:
-        say("tsan: without the engine's own tests; MILLRACE_TEST_LONG=1 make test runs them too")
-    if not build("tsan", targets):
+    if not build("tsan", TSAN_TARGETS):
         return FAILED
     if arguments.build_only:
         return PASSED
     build_ahead("tsan", arguments)
-    return ctest("tsan", prefix, targets, GTEST_FILTER=TSAN_FILTER, **FEWER_SCHEDULES)
+    return ctest("tsan", prefix, TSAN_TARGETS, GTEST_FILTER=TSAN_FILTER, **FEWER_SCHEDULES)
 
 
 def run_fuzz(arguments):
@@ -308,17 +309,21 @@ def run_cuda(_):
 
 
 # tidy reads what dev compiles, mostly while the tests of the others run (AHEAD).
-PHASES = {"format": run_format, "dev": run_dev, "asan": run_asan, "tsan": run_tsan, "fuzz": run_fuzz,
-          "cross": run_cross, "cuda": run_cuda, "tidy": run_tidy}
+PHASES = {"dev": run_dev, "format": run_format, "asan": run_asan, "tsan": run_tsan, "fuzz": run_fuzz, "cross": run_cross,
+          "cuda": run_cuda, "alone": run_alone, "tidy": run_tidy}
+TEST = ["dev"]
+# Fuzzing needs a build of its own; without one, asan replays the corpus.
+REST = [name for name in PHASES if name not in (*TEST, "fuzz")]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    # Fuzzing needs a build of its own; without one, asan replays the corpus.
-    every = ",".join(name for name in PHASES if name != "fuzz")
-    parser.add_argument("--only", default=every, help=f"phases, separated by commas; of {', '.join(PHASES)}")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", default=",".join(TEST), help=f"phases, separated by commas; of {', '.join(PHASES)}")
+    which.add_argument("--check", action="store_const", dest="only", const=",".join(TEST + REST), help="all but fuzz")
+    which.add_argument("--rest", action="store_const", dest="only", const=",".join(REST), help="all but dev and fuzz")
     parser.add_argument("--fuzz-seconds", type=int, default=5, help="per fuzz target")
-    parser.add_argument("--build-only", action="store_true", help="of asan, tsan and cross: no tests")
+    parser.add_argument("--build-only", action="store_true", help="of asan, tsan, cross: no tests")
     arguments = parser.parse_args()
     arguments.ahead = {}
     names = arguments.only.split(",")

@@ -20,23 +20,11 @@ double AnswerResult::decode_tok_s() const {
   return usage.generated_tokens > 1 && seconds > 0 ? (usage.generated_tokens - 1) / seconds : 0.0;
 }
 
-std::unique_ptr<Engine> open_engine(const ModelOptions& options) {
-  EngineOptions engine = engine_options(options);
-  engine.max_running = 1;
-  Progress progress(options.quantize.empty() ? "loading" : "quantizing");
-  engine.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
-  std::unique_ptr<Engine> opened = Engine::create(engine);
-  progress.clear();
-  tell_device(opened->model().device_note);
-  tell_quantized(opened->model().quantized);
-  return opened;
-}
-
 AnswerResult stream_answer(Engine& engine, const Request& request,
                            const std::function<void(int32_t token, std::string_view text)>& on_text) {
   constexpr std::chrono::milliseconds kLookAround(50);  // at the interrupt flag, and at the prompt's progress
   const uint64_t before = engine.stats().computed_tokens;
-  Stream stream = engine.submit(request);
+  EventStream stream = engine.submit(request);
   Progress progress("prompt", false);
   AnswerResult result;
   result.seed = stream.seed();

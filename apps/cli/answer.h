@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "millrace/engine.h"
-#include "options.h"
 
 namespace millrace::cli {
 
@@ -21,9 +20,6 @@ struct AnswerResult {
   double prefill_tok_s() const;
   double decode_tok_s() const;
 };
-
-// Loads the model behind a progress bar, for one conversation at a time. Throws Error.
-std::unique_ptr<Engine> open_engine(const ModelOptions& options);
 
 // Submits the request and hands on each token with the text that became certain with it; the last call has
 // token -1 and what was held back. A progress bar shows while a long prompt is read; Ctrl-C cancels the

@@ -1,5 +1,7 @@
 // millrace bench: speed, and how much of the machine it uses: decoding reads every weight once per token, so
 // its limit is the read bandwidth, measured here in the same run with the same threads.
+#include "bench.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,9 +17,9 @@
 #include "bench_clients.h"
 #include "bench_machine.h"
 #include "bench_roofline.h"
-#include "commands.h"
 #include "interrupt.h"
-#include "options.h"
+#include "model_options.h"
+#include "open_model.h"
 #include "output.h"
 #include "progress.h"
 #include "prompt.h"
@@ -32,7 +34,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 struct BenchOptions {
-  ModelOptions model;
+  EngineOptions engine = default_options();
   int32_t prompt = 512, generate = 128, depth = 0, repeat = 3;
   bool warm_up = false, roofline = false, json = false;
 };
@@ -97,7 +99,7 @@ void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result
   const int32_t vocab = runtime.config().vocab;
   const std::vector<int32_t> prompt = some_tokens(options.prompt, vocab);
   {
-    Sequence sequence = sequence_at(runtime, options.depth, deeper);
+    kv::Sequence sequence = sequence_at(runtime, options.depth, deeper);
     const Clock::time_point start = Clock::now();
     const int32_t token = argmax(runtime.prefill(sequence, prompt));
     const double seconds = seconds_since(start);
@@ -106,7 +108,7 @@ void run_once(Runtime& runtime, const BenchOptions& options, BenchResult& result
     result.prefill.values.push_back(static_cast<double>(prompt.size()) / seconds);
   }
   throw_if_interrupted();
-  Sequence sequence = sequence_at(runtime, options.depth, deeper);
+  kv::Sequence sequence = sequence_at(runtime, options.depth, deeper);
   int32_t token = prompt[0];
   std::vector<int32_t> answer(static_cast<size_t>(options.generate));
   const Clock::time_point start = Clock::now();
@@ -179,10 +181,11 @@ int bench(const BenchOptions& options) {
   const Clock::time_point start = Clock::now();
   const int32_t needed = options.depth + std::max(options.prompt, options.generate);
   const auto meter = std::make_shared<OpMeter>();
-  const std::unique_ptr<Runtime> runtime = open_runtime(options.model, [&](RuntimeOptions& runtime_options) {
-    if (runtime_options.context == 0) runtime_options.context = needed;
-    if (options.roofline) meter->attach(runtime_options);
-  });
+  EngineOptions engine = options.engine;
+  if (engine.context == 0) engine.context = needed;
+  RuntimeSetup setup;
+  if (options.roofline) meter->attach(setup);
+  const std::unique_ptr<Runtime> runtime = open_runtime(engine, setup);
   result.load_s = seconds_since(start);
   if (runtime->context() < needed) {
     throw_error(ErrorCode::kBadInput,
@@ -224,7 +227,7 @@ int bench(const BenchOptions& options) {
 void add_bench(CommandLine& line) {
   Command command = line.add("bench", "speed, bandwidth and memory");
   auto options = std::make_shared<BenchOptions>();
-  add_model_path(command, options->model);
+  add_model_path(command, options->engine);
   const auto add = [&](const char* name, int32_t& value, int32_t least, const char* help) {
     command.option(name, value, help).range(least, 1 << 24).show_default();
   };
@@ -236,9 +239,9 @@ void add_bench(CommandLine& line) {
   command.flag("--roofline", options->roofline,
                "per operation: time, bytes, operations, and their share of the machine's limits");
   command.flag("--json", options->json, "one JSON object");
-  const std::shared_ptr<ClientOptions> clients = add_client_options(command);
-  add_device_options(command, options->model);
-  add_quantize_option(command, options->model);
+  const std::shared_ptr<ClientOptions> clients = add_client_options(command, options->engine);
+  add_device_options(command, options->engine);
+  add_quantize_option(command, options->engine);
   command.footer(kBenchFooter);
   command.check([clients, command] {
     // What the other way of measuring would not look at is refused, not ignored.
@@ -249,7 +252,8 @@ void add_bench(CommandLine& line) {
       }
     }
     for (const char* name :
-         {"--priorities", "--ram-tier", "--kv-dir", "--kv-dir-size", "--speculate", "--draft-model",
+         {"--requests", "--shared-prefix", "--max-running", "--step-tokens", "--kv-tokens", "--max-draft",
+          "--priorities", "--ram-tier", "--kv-dir", "--kv-dir-size", "--speculate", "--draft-model",
           "--no-prefix-cache", "--exact", "--temp", "--top-p", "--top-k"}) {
       if (!many && command.given(name)) {
         throw UsageError(fmt::format("{} needs --clients", name));
@@ -258,7 +262,7 @@ void add_bench(CommandLine& line) {
   });
   command.runs([options, clients] {
     if (clients->clients == 0) return bench(*options);
-    return bench_clients(options->model, *clients, options->prompt, options->generate, options->json);
+    return bench_clients(options->engine, *clients, options->prompt, options->generate, options->json);
   });
 }
 

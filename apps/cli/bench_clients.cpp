@@ -16,8 +16,8 @@
 #include "base/error.h"
 #include "interrupt.h"
 #include "millrace/engine.h"
+#include "open_model.h"
 #include "output.h"
-#include "progress.h"
 #include "prompt.h"
 
 namespace millrace::cli {
@@ -92,7 +92,7 @@ class Clients {
     const EngineStats before = engine_.stats();
     const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
     ReadyList ready;  // outlives the streams that tell it
-    std::vector<std::optional<Stream>> streams(static_cast<size_t>(load_.clients));
+    std::vector<std::optional<EventStream>> streams(static_cast<size_t>(load_.clients));
     std::vector<int32_t> sent(streams.size(), 0), priority(streams.size(), 0);
     std::vector<bool> ended(streams.size(), false);  // news may come after the last event was read
     const auto send = [&](size_t c) {
@@ -175,24 +175,6 @@ class Clients {
   uint64_t state_;
   std::vector<int32_t> prefix_;
 };
-
-EngineOptions engine_options(const ModelOptions& model, const ClientOptions& options, int32_t longest) {
-  EngineOptions e = cli::engine_options(model);
-  if (e.context == 0) e.context = longest;
-  e.max_running = options.max_running;
-  e.step_tokens = options.step_tokens;
-  e.kv_tokens = options.kv_tokens;
-  e.prefix_cache = !options.no_prefix_cache;
-  e.ram_tier_bytes = options.ram_mb << 20;
-  e.kv_dir = options.kv_dir;
-  e.kv_dir_bytes = options.kv_dir_mb << 20;
-  e.speculation = options.speculate == "lookup"  ? Speculation::kLookup
-                  : options.speculate == "draft" ? Speculation::kDraft
-                                                 : Speculation::kOff;
-  e.draft_model = options.draft_model;
-  e.max_draft = options.max_draft;
-  return e;
-}
 
 // A line that is written over while it runs, on a terminal only.
 class LiveLine {
@@ -316,7 +298,7 @@ std::string to_text(const Engine& engine, const ClientOptions& options, const Re
 
 }  // namespace
 
-std::shared_ptr<ClientOptions> add_client_options(Command& command) {
+std::shared_ptr<ClientOptions> add_client_options(Command& command, EngineOptions& engine) {
   auto o = std::make_shared<ClientOptions>();
   const std::string group = "Many clients (--clients)";
   const auto add = [&](const char* name, int32_t& value, int32_t least, const char* help) {
@@ -325,43 +307,24 @@ std::shared_ptr<ClientOptions> add_client_options(Command& command) {
   add("--clients", o->clients, 0, "that send requests of up to -p and -n tokens at the same time; 0: none");
   add("--requests", o->requests, 1, "of each client, one after another");
   add("--shared-prefix", o->shared_prefix, 0, "tokens that all prompts begin with");
-  add("--max-running", o->max_running, 1, "sequences in flight");
-  add("--step-tokens", o->step_tokens, 0, "rows of a step; 0: the device's");
-  add("--kv-tokens", o->kv_tokens, 0,
-      "that the main pool holds; 0: every sequence at full length, if it fits");
-  add("--max-draft", o->max_draft, 1, "tokens guessed at once");
   command.option("--priorities", o->priorities, "of the clients in turn, e.g. 0,0,5")
       .separated_by(',')
       .group(group);
-  command.option("--ram-tier", o->ram_mb, "MiB for blocks that left the main pool").group(group);
-  command.option("--kv-dir", o->kv_dir, "directory for blocks on disk").group(group);
-  command.option("--kv-dir-size", o->kv_dir_mb, "MiB of it").show_default().group(group);
-  command.option("--speculate", o->speculate, "off, lookup or draft")
-      .one_of({"off", "lookup", "draft"})
-      .show_default()
-      .group(group);
-  command.option("--draft-model", o->draft_model, "for --speculate draft").group(group);
   command.flag("--exact", o->exact, "every request has all of -p and -n tokens, not up to that many")
       .group(group);
   command.option("--temp", o->temperature, "of sampling; 0: greedy").range(0.0, 100.0).group(group);
   command.option("--top-p", o->top_p, "of sampling").range(0.0, 1.0).show_default().group(group);
   add("--top-k", o->top_k, 0, "of sampling; 0: all");
-  command.flag("--no-prefix-cache", o->no_prefix_cache, "nothing is remembered").group(group);
+  add_engine_options(command, engine, group);
   return o;
 }
 
-int bench_clients(const ModelOptions& model, const ClientOptions& options, int32_t prompt, int32_t generate,
+int bench_clients(const EngineOptions& given, const ClientOptions& options, int32_t prompt, int32_t generate,
                   bool json) {
   const int32_t longest = options.shared_prefix + prompt + generate + 1;
-  EngineOptions e = engine_options(model, options, longest);
-  std::unique_ptr<Engine> engine;
-  {
-    Progress progress("loading");
-    e.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
-    engine = Engine::create(e);
-  }
-  tell_device(engine->model().device_note);
-  tell_quantized(engine->model().quantized);
+  EngineOptions engine_options = given;
+  if (engine_options.context == 0) engine_options.context = longest;
+  const std::unique_ptr<Engine> engine = open_engine(engine_options);
   if (engine->model().context < longest) {
     throw_error(ErrorCode::kBadInput, "--ctx is {}, expected at least {} for --shared-prefix, -p and -n",
                 engine->model().context, longest);

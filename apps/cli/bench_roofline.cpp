@@ -256,9 +256,9 @@ std::vector<int32_t> some_tokens(int32_t count, int32_t vocab) {
 }
 
 // Of a deep one the first tokens are computed and the rest repeats them.
-Sequence sequence_at(Runtime& runtime, int32_t depth, const std::function<void(int32_t done)>& progress) {
+kv::Sequence sequence_at(Runtime& runtime, int32_t depth, const std::function<void(int32_t done)>& progress) {
   constexpr int32_t kComputed = 512;
-  Sequence sequence = runtime.make_sequence();
+  kv::Sequence sequence = runtime.make_sequence();
   const int32_t repeated = std::max(0, depth - kComputed) / kBlockTokens * kBlockTokens;
   const std::vector<int32_t> tokens = some_tokens(depth - repeated, runtime.config().vocab);
   const int32_t first = std::min(depth, kComputed);
@@ -272,8 +272,8 @@ Sequence sequence_at(Runtime& runtime, int32_t depth, const std::function<void(i
   return sequence;
 }
 
-void OpMeter::attach(RuntimeOptions& options) {
-  options.wrap_executor = [meter = shared_from_this()](std::unique_ptr<Executor> inner) {
+void OpMeter::attach(RuntimeSetup& setup) {
+  setup.wrap_executor = [meter = shared_from_this()](std::unique_ptr<Executor> inner) {
     return std::make_unique<MeteredExecutor>(std::move(inner), meter);
   };
 }
@@ -289,7 +289,7 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
   const int32_t vocab = runtime.config().vocab;
   const std::vector<int32_t> prompt = some_tokens(run.prompt, vocab);
   const auto start_at_depth = [&] {
-    Sequence sequence = sequence_at(runtime, run.depth, [](int32_t) {});
+    kv::Sequence sequence = sequence_at(runtime, run.depth, [](int32_t) {});
     meter.reset();
     return sequence;
   };
@@ -298,13 +298,13 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
   };
   Phase phases[] = {best_phase("prefill", run.prompt, meter, run.repeat,
                                [&] {
-                                 Sequence sequence = start_at_depth();
+                                 kv::Sequence sequence = start_at_depth();
                                  const Clock::time_point start = Clock::now();
                                  runtime.prefill(sequence, prompt);
                                  return since(start);
                                }),
                     best_phase("decode", run.generate, meter, run.repeat, [&] {
-                      Sequence sequence = start_at_depth();
+                      kv::Sequence sequence = start_at_depth();
                       std::vector<int32_t> answer(static_cast<size_t>(run.generate));
                       const Clock::time_point start = Clock::now();
                       runtime.generate_greedy(sequence, prompt[0], answer);

@@ -29,8 +29,8 @@ struct OpTotals {
 
 class OpMeter : public std::enable_shared_from_this<OpMeter> {
  public:
-  void attach(RuntimeOptions& options);  // before Runtime::open
-  void watch(const Runtime& runtime);    // after it
+  void attach(RuntimeSetup& setup);    // before Runtime::open
+  void watch(const Runtime& runtime);  // after it
   void reset() { totals_.assign(static_cast<size_t>(Op::kCount), {}); }
   const OpTotals& totals(Op op) const { return totals_[static_cast<size_t>(op)]; }
   const Runtime& runtime() const { return *runtime_; }
@@ -51,6 +51,6 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
 std::vector<int32_t> some_tokens(int32_t count, int32_t vocab);
 
 // A sequence that holds `depth` tokens.
-Sequence sequence_at(Runtime& runtime, int32_t depth, const std::function<void(int32_t done)>& progress);
+kv::Sequence sequence_at(Runtime& runtime, int32_t depth, const std::function<void(int32_t done)>& progress);
 
 }  // namespace millrace::cli

@@ -1,5 +1,7 @@
 // millrace chat: a conversation at the terminal. The history is rendered anew each turn; the engine's prefix
 // cache finds what it has computed before, and only the new tokens are fed.
+#include "chat.h"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -10,18 +12,20 @@
 #include "base/error.h"
 #include "base/mapped_file.h"
 #include "channel_filter.h"
-#include "commands.h"
 #include "interrupt.h"
 #include "line_editor.h"
-#include "options.h"
+#include "model_options.h"
+#include "open_model.h"
 #include "output.h"
 #include "prompt.h"
+#include "sample/sampler.h"
+#include "sampling_options.h"
 
 namespace millrace::cli {
 namespace {
 
 struct ChatOptions {
-  ModelOptions model;
+  EngineOptions engine = default_options();
   SamplingOptions sampling;
   std::string system;
   int32_t max_tokens = 0;
@@ -32,7 +36,7 @@ constexpr const char* kChatFooter =
     "  millrace chat model.gguf\n"
     "  millrace chat model.gguf --system \"You answer in rhyme.\" --temp 0.9\n"
     "  printf 'What is 2+2?\\nAnd times 3?\\n' | millrace chat model.gguf\n"
-    "In the chat, Ctrl-C stops the answer, Ctrl-D ends the program, the arrows walk through earlier lines "
+    "In the chat, Ctrl-C stops the answer, Ctrl-D ends the program, the arrows go through earlier lines "
     "(kept in\n"
     "$XDG_STATE_HOME/millrace/history), and /help lists the commands.";
 
@@ -173,12 +177,12 @@ class Chat {
 };
 
 int chat(const ChatOptions& options) {
-  const std::unique_ptr<Engine> engine = open_engine(options.model);
+  const std::unique_ptr<Engine> engine = open_engine(options.engine);
   const ModelInfo& model = engine->model();
   if (!model.chat_template_error.empty()) throw Error(ErrorCode::kUnsupported, model.chat_template_error);
   if (!model.has_chat_template) {
     throw_error(ErrorCode::kBadInput, "{}: no chat template, expected one to chat; try millrace run --raw",
-                options.model.path);
+                options.engine.model);
   }
   Chat conversation(*engine, options);
   const bool terminal = ::isatty(STDIN_FILENO) == 1;
@@ -212,14 +216,15 @@ int chat(const ChatOptions& options) {
 void add_chat(CommandLine& line) {
   Command command = line.add("chat", "talk with the model");
   auto options = std::make_shared<ChatOptions>();
-  add_model_path(command, options->model);
+  options->engine.max_running = 1;
+  add_model_path(command, options->engine);
   command.option("--system", options->system, "system message");
   command.option("-n,--max-tokens", options->max_tokens, "most tokens of an answer; 0: until the model ends")
       .range(0, 1 << 28)
       .show_default();
   add_sampling_options(command, options->sampling);
-  add_device_options(command, options->model);
-  add_quantize_option(command, options->model);
+  add_device_options(command, options->engine);
+  add_quantize_option(command, options->engine);
   command.footer(kChatFooter);
   command.runs([options] { return chat(*options); });
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -11,8 +12,8 @@
 namespace millrace::cli {
 
 Option Option::required() { return option_->required(), *this; }
-Option Option::range(int32_t least, int32_t most) { return option_->check(CLI::Range(least, most)), *this; }
-Option Option::range(double least, double most) { return option_->check(CLI::Range(least, most)), *this; }
+Option Option::range(int32_t min, int32_t max) { return option_->check(CLI::Range(min, max)), *this; }
+Option Option::range(double min, double max) { return option_->check(CLI::Range(min, max)), *this; }
 Option Option::one_of(const std::vector<std::string>& words) {
   return option_->check(CLI::IsMember(words)), *this;
 }
@@ -47,6 +48,27 @@ template Option Command::option(const std::string&, std::vector<int32_t>&, const
 
 Option Command::flag(const std::string& name, bool& value, const std::string& help) {
   return Option(app_->add_flag(name, value, help));
+}
+Option Command::flag_off(const std::string& name, bool& value, const std::string& help) {
+  return Option(app_->add_flag_callback(
+      name, [&value] { value = false; }, help));
+}
+Option Command::size(const std::string& name, size_t& bytes, size_t unit, const std::string& help) {
+  CLI::Option* option = app_->add_option_function<size_t>(
+      name, [&bytes, unit](const size_t& units) { bytes = units * unit; }, help);
+  return Option(option->default_function([&bytes, unit] { return fmt::format("{}", bytes / unit); }));
+}
+Option Command::choice_of(const std::string& name, const std::vector<std::string>& words,
+                          const std::function<size_t()>& get, const std::function<void(size_t)>& set,
+                          const std::string& help) {
+  CLI::Option* option = app_->add_option_function<std::string>(
+      name,
+      [words, set](const std::string& word) {
+        set(static_cast<size_t>(std::find(words.begin(), words.end(), word) - words.begin()));
+      },
+      help);
+  option->check(CLI::IsMember(words));
+  return Option(option->default_function([words, get] { return words[get()]; }));
 }
 bool Command::given(const std::string& name) const { return app_->count(name) > 0; }
 void Command::footer(const std::string& text) { app_->footer(text); }

@@ -27,8 +27,8 @@ class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
   Option required();
-  Option range(int32_t least, int32_t most);
-  Option range(double least, double most);
+  Option range(int32_t min, int32_t max);
+  Option range(double min, double max);
   Option one_of(const std::vector<std::string>& words);
   Option show_default();                     // the value it has now, in the help
   Option group(const std::string& heading);  // of the help
@@ -51,6 +51,17 @@ class Command {
   template <typename T>
   Option option(const std::string& name, T& value, const std::string& help);
   Option flag(const std::string& name, bool& value, const std::string& help);
+  Option flag_off(const std::string& name, bool& value, const std::string& help);  // given: value is false
+  // Told in units, kept in bytes.
+  Option size(const std::string& name, size_t& bytes, size_t unit, const std::string& help);
+  // One of these words, each for the enumerator of that place.
+  template <typename Enum>
+  Option choice(const std::string& name, Enum& value, const std::vector<std::string>& words,
+                const std::string& help) {
+    return choice_of(
+        name, words, [&value] { return static_cast<size_t>(value); },
+        [&value](size_t chosen) { value = static_cast<Enum>(chosen); }, help);
+  }
   bool given(const std::string& name) const;
   void footer(const std::string& text);
 
@@ -65,6 +76,10 @@ class Command {
     std::function<void()> check;
     std::function<int()> run;
   };
+  Option choice_of(const std::string& name, const std::vector<std::string>& words,
+                   const std::function<size_t()>& get, const std::function<void(size_t)>& set,
+                   const std::string& help);
+
   CLI::App* app_;
   std::shared_ptr<Actions> actions_;
 };

@@ -1,16 +1,19 @@
 // millrace inspect: what a model file holds and what running it takes, without loading it.
+#include "inspect.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
 
-#include "commands.h"
-#include "engine/auto_types.h"
-#include "engine/runtime.h"
+#include "engine/memory_plan.h"
+#include "engine/open_backend.h"
+#include "engine/weight_types.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
-#include "options.h"
+#include "model_options.h"
+#include "open_model.h"
 #include "output.h"
 #include "prompt.h"
 
@@ -20,7 +23,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct InspectOptions {
-  ModelOptions model;
+  EngineOptions engine = default_options();
   bool tensors = false, json = false;
 };
 
@@ -98,7 +101,7 @@ Json memory_json(const MemoryPlan& plan) {
   }
   Json out = {{"weights_mapped_bytes", plan.weights_mapped},
               {"weights_repacked_bytes", plan.weights_repacked},
-              {"weights_opened_bytes", plan.weights_opened},
+              {"weights_opened_bytes", plan.weights_dequantized},
               {"workspace_bytes", plan.workspace},
               {"kv_groups", groups},
               {"context", plan.context},
@@ -160,7 +163,8 @@ std::string memory_text(const MemoryPlan& plan, const Backend& backend) {
   };
   line("weights, mapped from the file", human_bytes(plan.weights_mapped));
   line("weights, repacked copies", human_bytes(plan.weights_repacked));
-  if (plan.weights_opened > 0) line("weights, opened for prompts", human_bytes(plan.weights_opened));
+  if (plan.weights_dequantized > 0)
+    line("weights, dequantized for prompts", human_bytes(plan.weights_dequantized));
   line("workspace", human_bytes(plan.workspace));
   for (const MemoryPlan::Group& group : plan.groups) {
     const std::string kind = group.window > 0 ? fmt::format("window of {}", group.window) : "full attention";
@@ -202,14 +206,15 @@ void print_text(const InspectOptions& options, const io::Checkpoint& checkpoint,
 }
 
 int inspect(const InspectOptions& options) {
-  const io::Checkpoint checkpoint = io::Checkpoint::open(options.model.path);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(options.engine.model);
   const ModelConfig config = read_config(checkpoint);
-  RuntimeOptions runtime = runtime_options(options.model);
-  if (runtime.quantize_auto) tell_quantized(resolve_auto_types(options.model.path, runtime));
-  const ChosenBackend chosen = open_backend(checkpoint, config, runtime);
+  const EngineOptions engine = checked(options.engine);
+  const RuntimeSetup setup{.weights = weight_types(engine)};
+  tell_quantized(setup.weights.note);
+  const ChosenBackend chosen = open_backend(checkpoint, config, engine, setup);
   const std::unique_ptr<Backend>& backend = chosen.backend;
   tell_device(chosen.note);
-  const MemoryPlan plan = plan_memory(checkpoint, config, *backend, runtime);
+  const MemoryPlan plan = plan_memory(checkpoint, config, *backend, engine, setup);
   if (options.json) {
     write_json({{"path", valid_utf8(checkpoint.path())},
                 {"config", config_json(config)},
@@ -228,11 +233,11 @@ int inspect(const InspectOptions& options) {
 void add_inspect(CommandLine& line) {
   Command command = line.add("inspect", "metadata, tensors and the memory plan of a model");
   auto options = std::make_shared<InspectOptions>();
-  add_model_path(command, options->model);
+  add_model_path(command, options->engine);
   command.flag("--tensors", options->tensors, "list every tensor");
   command.flag("--json", options->json, "one JSON object");
-  add_device_options(command, options->model);
-  add_quantize_option(command, options->model);
+  add_device_options(command, options->engine);
+  add_quantize_option(command, options->engine);
   command.footer(kInspectFooter);
   command.runs([options] { return inspect(*options); });
 }

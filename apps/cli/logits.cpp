@@ -1,13 +1,16 @@
 // millrace logits: the numbers themselves, so that anyone can check them against anything.
+#include "logits.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
 
 #include "base/error.h"
-#include "commands.h"
+#include "input.h"
 #include "io/npy_writer.h"
-#include "options.h"
+#include "model_options.h"
+#include "open_model.h"
 #include "output.h"
 #include "progress.h"
 
@@ -15,7 +18,7 @@ namespace millrace::cli {
 namespace {
 
 struct LogitsOptions {
-  ModelOptions model;
+  EngineOptions engine = default_options();
   std::string tokens, out;
   bool all = false;
 };
@@ -34,12 +37,13 @@ constexpr int32_t kLogitsRows = 64;
 int logits(const LogitsOptions& options) {
   const std::vector<int32_t> tokens = parse_tokens(options.tokens);
   const int32_t count = static_cast<int32_t>(tokens.size());
-  const std::unique_ptr<Runtime> runtime = open_runtime(options.model, [&](RuntimeOptions& runtime_options) {
-    if (runtime_options.context == 0) runtime_options.context = count;
-    if (options.all) runtime_options.step_tokens = runtime_options.logit_rows = kLogitsRows;
-  });
+  EngineOptions engine = options.engine;
+  if (engine.context == 0) engine.context = count;
+  if (options.all) engine.step_tokens = kLogitsRows;
+  const std::unique_ptr<Runtime> runtime =
+      open_runtime(engine, {.logit_rows = options.all ? kLogitsRows : 1});
   io::NpyWriter writer(options.out, options.all ? count : 1, runtime->config().vocab);
-  Sequence sequence = runtime->make_sequence();
+  kv::Sequence sequence = runtime->make_sequence();
   Progress progress("tokens", false);
   const std::span<const int32_t> all = tokens;
   for (size_t done = 0; done < all.size();) {
@@ -68,12 +72,12 @@ int logits(const LogitsOptions& options) {
 void add_logits(CommandLine& line) {
   Command command = line.add("logits", "write a model's logits for given tokens to a .npy file");
   auto options = std::make_shared<LogitsOptions>();
-  add_model_path(command, options->model);
+  add_model_path(command, options->engine);
   command.option("--tokens", options->tokens, "ids: 1,2,3 or @FILE (@-: standard input)").required();
   command.flag("--all", options->all, "a row for every token, not only the last");
   command.option("--out", options->out, "the .npy file to write; appears whole or not at all").required();
-  add_device_options(command, options->model);
-  add_quantize_option(command, options->model);
+  add_device_options(command, options->engine);
+  add_quantize_option(command, options->engine);
   command.footer(kLogitsFooter);
   command.runs([options] { return logits(*options); });
 }

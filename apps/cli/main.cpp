@@ -8,9 +8,19 @@
 #include <string>
 
 #include "base/error.h"
-#include "commands.h"
+#include "bench.h"
+#include "chat.h"
+#include "inspect.h"
 #include "interrupt.h"
+#include "logits.h"
 #include "output.h"
+#include "perplexity.h"
+#include "quantize.h"
+#include "run.h"
+#include "serve.h"
+#include "synth.h"
+#include "tokenize.h"
+#include "tune.h"
 
 #ifndef MILLRACE_VERSION
 #error "the build defines MILLRACE_VERSION"

@@ -4,6 +4,8 @@
 // first window that holds it, and the first token of the first window of the text (with stride = ctx: of each
 // window) has nothing before it and is not scored. With --kl a baseline reads the same windows in step, and
 // what both predict after each scored token's predecessors is compared.
+#include "perplexity.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,10 +15,12 @@
 #include <optional>
 
 #include "base/error.h"
-#include "commands.h"
 #include "engine/divergence.h"
+#include "engine/load_tokenizer.h"
+#include "input.h"
 #include "kernels/quant/kv_types.h"
-#include "options.h"
+#include "model_options.h"
+#include "open_model.h"
 #include "output.h"
 #include "progress.h"
 #include "prompt.h"
@@ -26,12 +30,12 @@ namespace millrace::cli {
 namespace {
 
 struct PerplexityOptions {
-  ModelOptions model;
+  EngineOptions engine = default_options();
   std::string file, tokens;
   int32_t stride = 0;
   bool json = false;
-  bool compare = false;   // --kl
-  ModelOptions baseline;  // of --kl
+  bool compare = false;                   // --kl
+  std::string baseline, baseline_device;  // of --kl; empty: the same as the model's
 };
 
 constexpr const char* kPerplexityFooter =
@@ -86,8 +90,8 @@ struct Readers {
 void score_window(Readers& readers, std::span<const int32_t> window, size_t first_scored,
                   const std::function<void(size_t)>& fed) {
   Runtime& runtime = *readers.model;
-  Sequence sequence = runtime.make_sequence();
-  std::optional<Sequence> other;
+  kv::Sequence sequence = runtime.make_sequence();
+  std::optional<kv::Sequence> other;
   if (readers.baseline) other = readers.baseline->make_sequence();
   const size_t vocab = static_cast<size_t>(runtime.config().vocab);
   const size_t last = window.size() - 1;  // the last token predicts nothing we know
@@ -117,48 +121,52 @@ void score_window(Readers& readers, std::span<const int32_t> window, size_t firs
 std::vector<int32_t> input_tokens(const PerplexityOptions& options) {
   if (!options.tokens.empty()) return parse_tokens(options.tokens);
   const std::string text = read_input(options.file);
-  return load_tokenizer(io::Checkpoint::open(options.model.path))->encode(text);
+  return load_tokenizer(io::Checkpoint::open(options.engine.model))->encode(text);
+}
+
+const std::string& baseline_path(const PerplexityOptions& options) {
+  return options.baseline.empty() ? options.engine.model : options.baseline;
 }
 
 Readers open_readers(const PerplexityOptions& options) {
-  const auto adjust = [](RuntimeOptions& runtime_options) {
-    runtime_options.step_tokens = runtime_options.logit_rows = kPerplexityRows;
-  };
+  const RuntimeSetup setup{.logit_rows = kPerplexityRows};
+  EngineOptions engine = options.engine;
+  engine.step_tokens = kPerplexityRows;
   Readers readers;
-  readers.model = open_runtime(options.model, adjust);
+  readers.model = open_runtime(engine, setup);
   if (!options.compare) return readers;
-  ModelOptions baseline = options.baseline;
-  if (baseline.path.empty()) baseline.path = options.model.path;
-  if (baseline.device.empty()) baseline.device = options.model.device;
-  baseline.threads = options.model.threads;
-  baseline.context = readers.model->context();
-  baseline.kv_type = "f32";
-  readers.baseline = open_runtime(baseline, adjust);
+  const EngineOptions baseline{
+      .model = baseline_path(options),
+      .device = options.baseline_device.empty() ? engine.device : options.baseline_device,
+      .threads = engine.threads,
+      .context = readers.model->context(),
+      .kv_type = "f32",
+      .step_tokens = kPerplexityRows};
+  readers.baseline = open_runtime(baseline, setup);
   if (readers.baseline->config().vocab != readers.model->config().vocab) {
     throw_error(ErrorCode::kBadInput, "--kl {}: found a vocabulary of {}, expected {} as in {}",
-                baseline.path, readers.baseline->config().vocab, readers.model->config().vocab,
-                options.model.path);
+                baseline.model, readers.baseline->config().vocab, readers.model->config().vocab,
+                options.engine.model);
   }
   return readers;
 }
 
 nlohmann::ordered_json to_json(const Divergence& d, const PerplexityOptions& options) {
-  return {
-      {"baseline", valid_utf8(options.baseline.path.empty() ? options.model.path : options.baseline.path)},
-      {"mean", d.mean},
-      {"p99", d.p99},
-      {"max", d.most},
-      {"top1_agreement", d.top1_agreement},
-      {"perplexity_ratio", d.perplexity_ratio},
-      {"tokens", d.tokens}};
+  return {{"baseline", valid_utf8(baseline_path(options))},
+          {"mean", d.mean},
+          {"p99", d.p99},
+          {"max", d.max},
+          {"top1_agreement", d.top1_agreement},
+          {"perplexity_ratio", d.perplexity_ratio},
+          {"tokens", d.tokens}};
 }
 
 std::string to_text(const Divergence& d, const PerplexityOptions& options) {
   return fmt::format(
       "against    {}\n  KL mean  {:.6f} nats, 99% of tokens at most {:.6f}, largest {:.6f}\n"
       "  top-1    the same for {:.3f}% of {} tokens\n  perplexity {:+.3f}%\n",
-      options.baseline.path.empty() ? options.model.path : options.baseline.path, d.mean, d.p99, d.most,
-      100.0 * d.top1_agreement, d.tokens, 100.0 * (d.perplexity_ratio - 1.0));
+      baseline_path(options), d.mean, d.p99, d.max, 100.0 * d.top1_agreement, d.tokens,
+      100.0 * (d.perplexity_ratio - 1.0));
 }
 
 int perplexity(const PerplexityOptions& options) {
@@ -227,21 +235,20 @@ int perplexity(const PerplexityOptions& options) {
 void add_perplexity(CommandLine& line) {
   Command command = line.add("perplexity", "how well the model predicts a text");
   auto options = std::make_shared<PerplexityOptions>();
-  add_model_path(command, options->model);
+  add_model_path(command, options->engine);
   Option file = command.option("-f,--file", options->file, "the text; -: standard input");
   Option tokens = command.option("--tokens", options->tokens, "ids instead: 1,2,3 or @FILE");
   file.excludes(tokens);
   command.option("--stride", options->stride, "tokens between the beginnings of windows; 0: --ctx")
       .range(0, 1 << 28)
       .show_default();
-  Option kl = command.option("--kl", options->baseline.path,
+  Option kl = command.option("--kl", options->baseline,
                              "also the divergence from this model; no value: from the same file, f32 cache");
   kl.value_may_be_left_out();
-  options->baseline.device.clear();
-  command.option("--kl-device", options->baseline.device, "of the baseline; default: as --device").needs(kl);
+  command.option("--kl-device", options->baseline_device, "of the baseline; default: as --device").needs(kl);
   command.flag("--json", options->json, "one JSON object");
-  add_device_options(command, options->model);
-  add_quantize_option(command, options->model);
+  add_device_options(command, options->engine);
+  add_quantize_option(command, options->engine);
   command.footer(kPerplexityFooter);
   command.check([options, file, tokens, kl] {
     options->compare = kl.given();

@@ -1,5 +1,7 @@
 // millrace quantize: any checkpoint into a GGUF file of another type, in one pass: rows are encoded on all
 // threads while the ones after them are read and the ones before them are written.
+#include "quantize.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,11 +15,11 @@
 #include "base/error.h"
 #include "base/read_before.h"
 #include "base/thread_pool.h"
-#include "commands.h"
 #include "engine/auto_types.h"
+#include "input.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
-#include "options.h"
+#include "model_options.h"
 #include "output.h"
 #include "progress.h"
 #include "prompt.h"
@@ -29,7 +31,7 @@ namespace millrace::cli {
 namespace {
 
 struct QuantizeOptions {
-  ModelOptions model;  // path, threads and, for auto, the device
+  EngineOptions engine = default_options();  // the model, threads and, for auto, the device
   std::string out, type = "int8", output_type, budget, sample;
   bool portable = false, json = false;
 };
@@ -261,8 +263,8 @@ void write_file(const QuantizeOptions& options, const io::Checkpoint& checkpoint
   for (const OutTensor& tensor : tensors) report.read_bytes += tensor.source.bytes();
   report.errors.resize(tensors.size());
   {
-    TensorRecoder recoder(writer, tensors, options.model.threads, report.read_bytes);
-    stream_tensors(checkpoint, config, tensors, [&](size_t i, const TensorView& source) {
+    TensorRecoder recoder(writer, tensors, options.engine.threads, report.read_bytes);
+    visit_tensors(checkpoint, config, tensors, [&](size_t i, const TensorView& source) {
       const quant::MatrixInputs* inputs = nullptr;
       if (report.chosen) {
         const auto found = report.chosen->calibration.find(tensors[i].name);
@@ -300,7 +302,7 @@ void check_options(const QuantizeOptions& options) {
   };
   only("--sample", !options.sample.empty(), true);
   only("--portable", options.portable, true);
-  only("--device", options.model.device != "auto", true);
+  only("--device", options.engine.device != "auto", true);
   only("--output-type", !options.output_type.empty(), false);
 }
 
@@ -313,7 +315,7 @@ int quantize(const QuantizeOptions& options) {
         options.type == "auto" ? "one for --type auto, such as 4.5bpw or 800M" : "it with --type auto only");
   }
   check_options(options);
-  const io::Checkpoint checkpoint = io::Checkpoint::open(options.model.path);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(options.engine.model);
   std::optional<ModelConfig> config;
   if (checkpoint.hf) config = read_config(checkpoint);
   std::vector<OutTensor> tensors = list_tensors(checkpoint, config);
@@ -321,11 +323,11 @@ int quantize(const QuantizeOptions& options) {
   if (options.type == "auto") {
     const size_t budget = budget_bytes("--budget", options.budget, elements_of(tensors),
                                        header_bytes(checkpoint, config, tensors));
-    const std::string sample = options.sample.empty() ? std::string() : read_input(options.sample);
-    RuntimeOptions runtime = runtime_options(options.model);
+    EngineOptions engine = options.engine;
+    if (!options.sample.empty()) engine.quantize_sample = read_input(options.sample);
     Progress progress("measuring");
-    runtime.progress = [&](size_t done, size_t total) { progress.update(done, total); };
-    report.chosen = choose_types(options.model.path, runtime, sample, budget, tensors, options.portable);
+    engine.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
+    report.chosen = choose_types(engine, budget, tensors, options.portable);
   } else {
     set_types(options, checkpoint, tensors);
   }
@@ -343,14 +345,14 @@ int quantize(const QuantizeOptions& options) {
 void add_quantize(CommandLine& line) {
   Command command = line.add("quantize", "a GGUF file of another type from any checkpoint");
   auto options = std::make_shared<QuantizeOptions>();
-  command.option("IN", options->model.path, "GGUF file or Hugging Face directory").required();
+  command.option("IN", options->engine.model, "GGUF file or Hugging Face directory").required();
   command.option("OUT", options->out, "the GGUF file to write; appears whole or not at all").required();
   command.option("--type", options->type, "of matrices: " + quant::request_names() + " auto").show_default();
   command.option("--output-type", options->output_type, "of the output matrix, or of a tied embedding");
   command.option("--budget", options->budget, "for auto: 800M (the file) or 4.5bpw (bits per weight)");
   command.option("--sample", options->sample, "for auto: a text to measure by; -: standard input");
-  command.option("--device", options->model.device, "for auto: where to measure").show_default();
-  command.option("--threads", options->model.threads, "0: all that this process may use")
+  command.option("--device", options->engine.device, "for auto: where to measure").show_default();
+  command.option("--threads", options->engine.threads, "0: all that this process may use")
       .range(0, 1024)
       .show_default();
   command.flag("--portable", options->portable, "for auto: only types that other programs read too");

@@ -1,4 +1,6 @@
 // millrace run: one prompt, one answer, streamed as it is generated.
+#include "run.h"
+
 #include <fmt/format.h>
 
 #include <memory>
@@ -7,17 +9,19 @@
 #include "answer.h"
 #include "base/error.h"
 #include "channel_filter.h"
-#include "commands.h"
+#include "input.h"
 #include "interrupt.h"
-#include "options.h"
+#include "model_options.h"
+#include "open_model.h"
 #include "output.h"
 #include "prompt.h"
+#include "sampling_options.h"
 
 namespace millrace::cli {
 namespace {
 
 struct RunOptions {
-  ModelOptions model;
+  EngineOptions engine = default_options();
   SamplingOptions sampling;
   std::string prompt, file, system;
   int32_t max_tokens = 0;
@@ -43,7 +47,7 @@ std::vector<int32_t> encode_prompt(const Engine& engine, const RunOptions& optio
   if (options.raw || (!model.has_chat_template && model.chat_template_error.empty())) {
     if (!options.system.empty()) {
       throw_error(ErrorCode::kBadInput, "--system: needs a chat template, found {}",
-                  options.raw ? "--raw" : options.model.path + " without one");
+                  options.raw ? "--raw" : options.engine.model + " without one");
     }
     return engine.tokenize(text);
   }
@@ -88,7 +92,7 @@ void print_json(const Engine& engine, const AnswerResult& result, const Answer& 
 
 int run(const RunOptions& options) {
   sampling_params(options.sampling);  // a mistake is told before the model is loaded
-  const std::unique_ptr<Engine> engine = open_engine(options.model);
+  const std::unique_ptr<Engine> engine = open_engine(options.engine);
   Request request;
   request.sampling = sampling_params(options.sampling, engine->model().sampling);
   request.tokens = encode_prompt(*engine, options);
@@ -131,7 +135,8 @@ int run(const RunOptions& options) {
 void add_run(CommandLine& line) {
   Command command = line.add("run", "answer one prompt");
   auto options = std::make_shared<RunOptions>();
-  add_model_path(command, options->model);
+  options->engine.max_running = 1;
+  add_model_path(command, options->engine);
   Option prompt = command.option("-p,--prompt", options->prompt, "the prompt");
   Option file = command.option("-f,--file", options->file, "read the prompt from a file; -: standard input");
   prompt.excludes(file);
@@ -148,8 +153,8 @@ void add_run(CommandLine& line) {
                  "with --json: log-probabilities of each token and the N likeliest");
   command.flag("-q,--quiet", options->quiet, "no statistics at the end");
   add_sampling_options(command, options->sampling);
-  add_device_options(command, options->model);
-  add_quantize_option(command, options->model);
+  add_device_options(command, options->engine);
+  add_quantize_option(command, options->engine);
   command.footer(kRunFooter);
   command.check([options, prompt, file] {
     if (!prompt.given() && !file.given()) throw UsageError("no prompt: give -p TEXT or -f FILE");

@@ -1,16 +1,16 @@
 // millrace serve: the engine behind OpenAI's API. apps/server/ has the server; this is its command line.
+#include "serve.h"
+
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <memory>
 
 #include "base/error.h"
-#include "bench_clients.h"
-#include "commands.h"
 #include "millrace/engine.h"
-#include "options.h"
+#include "model_options.h"
+#include "open_model.h"
 #include "output.h"
-#include "progress.h"
 #include "server/server.h"
 
 namespace millrace::cli {
@@ -34,55 +34,11 @@ constexpr const char* kServeFooter =
     "keys again.";
 
 struct ServeOptions {
-  ModelOptions model;
-  ClientOptions engine;  // shares names and meaning with bench --clients
+  EngineOptions engine = default_options();
   server::ServerOptions server;
-  int32_t max_queue = 10000;
-  size_t body_mb = 16, header_kb = 16;
-  bool quiet = false, no_timeline = false;
 };
 
-EngineOptions engine_options(const ServeOptions& o) {
-  EngineOptions e = engine_options(o.model);
-  e.max_running = o.engine.max_running;
-  e.max_waiting = o.max_queue;
-  e.step_tokens = o.engine.step_tokens;
-  e.kv_tokens = o.engine.kv_tokens;
-  e.prefix_cache = !o.engine.no_prefix_cache;
-  e.ram_tier_bytes = o.engine.ram_mb << 20;
-  e.kv_dir = o.engine.kv_dir;
-  e.kv_dir_bytes = o.engine.kv_dir_mb << 20;
-  e.speculation = o.engine.speculate == "lookup"  ? Speculation::kLookup
-                  : o.engine.speculate == "draft" ? Speculation::kDraft
-                                                  : Speculation::kOff;
-  e.draft_model = o.engine.draft_model;
-  e.max_draft = o.engine.max_draft;
-  return e;
-}
-
-void add_engine_options(Command& command, ServeOptions& o) {
-  const char* group = "Engine";
-  const auto add = [&](const char* name, auto& value, const char* help) {
-    return command.option(name, value, help).show_default().group(group);
-  };
-  add("--max-running", o.engine.max_running, "answers computed at the same time").range(1, 1 << 16);
-  add("--max-queue", o.max_queue, "requests that may wait; more are answered with 503").range(0, 1 << 24);
-  add("--step-tokens", o.engine.step_tokens, "rows of a step: longer prompts go in pieces").range(1, 1 << 20);
-  add("--kv-tokens", o.engine.kv_tokens,
-      "tokens the KV cache holds; 0: as many as half of the free memory allows")
-      .range(0, 1 << 30);
-  add("--ram-tier", o.engine.ram_mb, "MiB for blocks that left the KV cache");
-  add("--kv-dir", o.engine.kv_dir, "directory for blocks on disk, found again after a restart");
-  add("--kv-dir-size", o.engine.kv_dir_mb, "MiB of it");
-  add("--speculate", o.engine.speculate, "off, lookup (in the request's own text) or draft (--draft-model)")
-      .one_of({"off", "lookup", "draft"});
-  add("--draft-model", o.engine.draft_model, "small model with the same vocabulary, for --speculate draft");
-  add("--max-draft", o.engine.max_draft, "tokens guessed at once").range(1, 64);
-  command.flag("--no-prefix-cache", o.engine.no_prefix_cache, "prompts share nothing").group(group);
-}
-
-void add_server_options(Command& command, ServeOptions& o) {
-  server::ServerOptions& s = o.server;
+void add_server_options(Command& command, server::ServerOptions& s) {
   std::string group = "Where it listens";
   const auto add = [&](const char* name, auto& value, const char* help) {
     return command.option(name, value, help).show_default().group(group);
@@ -105,8 +61,14 @@ void add_server_options(Command& command, ServeOptions& o) {
   add("--alias", s.aliases, "other names to accept for it; may be repeated");
   group = "Limits";
   add("--max-connections", s.max_connections, "open at the same time").range(1, 1 << 20);
-  add("--max-body", o.body_mb, "MiB of a request").range(1, 4096);
-  add("--max-header", o.header_kb, "KiB of its header").range(1, 1024);
+  command.size("--max-body", s.body_bytes, size_t{1} << 20, "MiB of a request")
+      .range(1, 4096)
+      .show_default()
+      .group(group);
+  command.size("--max-header", s.header_bytes, size_t{1} << 10, "KiB of its header")
+      .range(1, 1024)
+      .show_default()
+      .group(group);
   add("--header-timeout", s.header_timeout_s, "seconds for a request to arrive").range(0.1, 3600.0);
   add("--idle-timeout", s.idle_timeout_s, "seconds a connection may be idle").range(0.1, 86400.0);
   add("--write-timeout", s.write_timeout_s, "seconds a client may not read, until its request is cancelled")
@@ -119,31 +81,19 @@ void add_server_options(Command& command, ServeOptions& o) {
   add("--http-threads", s.threads, "for sockets; as many again read requests").range(1, 64);
   group = "What it says";
   command.flag("--log-json", s.log_json, "a JSON object per line").group(group);
-  command.flag("--quiet", o.quiet, "no line for each request").group(group);
-  command.flag("--no-timeline", o.no_timeline, "/stats lists no requests").group(group);
+  command.flag_off("--quiet", s.log_requests, "no line for each request").group(group);
+  command.flag_off("--no-timeline", s.timeline, "/stats lists no requests").group(group);
 }
 
 int serve(ServeOptions& o) {
   server::ServerOptions& s = o.server;
-  s.body_bytes = o.body_mb << 20;
-  s.header_bytes = o.header_kb << 10;
-  s.log_requests = !o.quiet;
-  s.timeline = !o.no_timeline;
   if (s.model_id.empty()) {
-    const std::filesystem::path path(o.model.path);
+    const std::filesystem::path path(o.engine.model);
     const std::string name =
         path.has_filename() ? path.stem().string() : path.parent_path().filename().string();
     s.model_id = name;
   }
-  EngineOptions e = engine_options(o);
-  std::unique_ptr<Engine> engine;
-  {
-    Progress progress(o.model.quantize.empty() ? "loading" : "quantizing");
-    e.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
-    engine = Engine::create(e);
-  }
-  tell_device(engine->model().device_note);
-  tell_quantized(engine->model().quantized);
+  const std::unique_ptr<Engine> engine = open_engine(o.engine);
   server::serve(*engine, s, [&](const std::string& url) {
     write_stdout(
         fmt::format("millrace: {} on {}, listening on {}\n", s.model_id, engine->model().device, url));
@@ -157,11 +107,16 @@ int serve(ServeOptions& o) {
 void add_serve(CommandLine& line) {
   Command command = line.add("serve", "answer OpenAI's API over HTTP, with a page to chat");
   auto o = std::make_shared<ServeOptions>();
-  add_model_path(command, o->model);
-  add_device_options(command, o->model);
-  add_quantize_option(command, o->model);
-  add_engine_options(command, *o);
-  add_server_options(command, *o);
+  o->engine.max_waiting = 10000;
+  add_model_path(command, o->engine);
+  add_device_options(command, o->engine);
+  add_quantize_option(command, o->engine);
+  add_engine_options(command, o->engine, "Engine");
+  command.option("--max-queue", o->engine.max_waiting, "requests that may wait; more are answered with 503")
+      .range(0, 1 << 24)
+      .show_default()
+      .group("Engine");
+  add_server_options(command, o->server);
   command.footer(kServeFooter);
   command.runs([o] { return serve(*o); });
 }

@@ -1,4 +1,6 @@
 // millrace synth: a model of exact shape with random weights, for speed work and tests, written in one pass.
+#include "synth.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
-#include "commands.h"
 #include "io/json_file.h"
 #include "io/printable.h"
 #include "output.h"
@@ -50,10 +51,10 @@ DType matrix_type(const char* option, const std::string& name) {
   return *type;
 }
 
-// Streams every tensor: pieces of a batch are filled by all threads, then written in order.
-class TensorStream {
+// Writes every tensor: pieces of a batch are filled by all threads, then written in order.
+class TensorWriter {
  public:
-  TensorStream(io::GgufWriter& writer, const SynthOptions& options, uint64_t total)
+  TensorWriter(io::GgufWriter& writer, const SynthOptions& options, uint64_t total)
       : writer_(writer), pool_(options.threads), seed_(options.seed), total_(total), progress_("writing") {}
 
   void write(const SynthTensor& tensor, size_t index) {
@@ -69,8 +70,8 @@ class TensorStream {
       const auto pieces = static_cast<int64_t>((batch + piece - 1) / piece);
       pool_.parallel_for(pieces, 1, [&](int64_t begin, int64_t end, int) {
         for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-          const uint64_t stream = (static_cast<uint64_t>(index) << 32) + done / piece + i;
-          fill_random(tensor.type, tensor.sigma, seed_, stream, buffer_.data() + i * piece,
+          const uint64_t piece_id = (static_cast<uint64_t>(index) << 32) + done / piece + i;
+          fill_random(tensor.type, tensor.sigma, seed_, piece_id, buffer_.data() + i * piece,
                       std::min(piece, batch - i * piece));
         }
       });
@@ -112,20 +113,19 @@ int synth(const SynthOptions& options) {
     config = io::read_json_object(options.source);
   }
   if (options.layers > 0) (*config)["num_hidden_layers"] = options.layers;
-  const DType type = matrix_type("--type", options.type);
-  const DType experts = options.expert_type.empty() ? default_expert_type(*config, type)
-                                                    : matrix_type("--expert-type", options.expert_type);
-  const SynthPlan plan = make_plan(*config, options.source, {type, experts});
+  SynthTypes types = {.matrix = matrix_type("--type", options.type), .experts = std::nullopt};
+  if (!options.expert_type.empty()) types.experts = matrix_type("--expert-type", options.expert_type);
+  const SynthPlan plan = make_plan(*config, options.source, types);
   io::GgufWriter writer(options.out);
   write_metadata(plan, writer);
   for (const SynthTensor& tensor : plan.tensors) writer.add_tensor(tensor.name, tensor.type, tensor.shape);
   const uint64_t bytes = writer.file_bytes();
   check_disk_space(options.out, bytes);
-  TensorStream stream(writer, options, bytes);
-  for (size_t i = 0; i < plan.tensors.size(); ++i) stream.write(plan.tensors[i], i);
+  TensorWriter tensors(writer, options, bytes);
+  for (size_t i = 0; i < plan.tensors.size(); ++i) tensors.write(plan.tensors[i], i);
   writer.commit();
-  write_stdout(fmt::format("{}: {}, {} tensors, {}\n", options.out, plan.architecture, plan.tensors.size(),
-                           human_bytes(bytes)));
+  write_stdout(fmt::format("{}: {}, {} tensors, {}\n", options.out, plan.config.architecture,
+                           plan.tensors.size(), human_bytes(bytes)));
   return 0;
 }
 
@@ -141,7 +141,7 @@ void add_synth(CommandLine& line) {
               "of matrices: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k mxfp4")
       .show_default();
   command.option("--expert-type", options->expert_type,
-                 "of experts; default: mxfp4 for gpt-oss, else --type");
+                 "of experts; default: as published (gpt-oss: mxfp4), else --type");
   command.option("--layers", options->layers, "another number of layers").range(1, 1024);
   command.option("--seed", options->seed, "of the weights").show_default();
   command.option("--threads", options->threads, "0: all that this process may use")

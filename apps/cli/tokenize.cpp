@@ -1,13 +1,14 @@
 // millrace tokenize: text to token ids and back. Bytes are taken as they are, whatever the encoding.
+#include "tokenize.h"
+
 #include <fmt/format.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "commands.h"
-#include "engine/runtime.h"
-#include "options.h"
+#include "engine/load_tokenizer.h"
+#include "input.h"
 #include "output.h"
 #include "prompt.h"
 

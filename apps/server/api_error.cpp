@@ -1,9 +1,6 @@
 #include "api_error.h"
 
-#include <fmt/format.h>
-
-#include "base/utf8.h"
-#include "json_text.h"
+#include "base/json_writer.h"
 
 namespace millrace::server {
 
@@ -31,24 +28,16 @@ std::string_view type_of(int status) {
   }
 }
 
-std::string quoted_or_null(std::string_view text) {
-  if (text.empty()) return "null";
-  std::string out;
-  append_json(out, valid_utf8(text));
-  return out;
-}
-
 }  // namespace
 
-std::string error_object(const ApiError& error) {
-  std::string message;
-  append_json(message, valid_utf8(error.message));
-  return fmt::format(R"({{"message":{},"type":"{}","param":{},"code":{}}})", message, type_of(error.status),
-                     quoted_or_null(error.param), quoted_or_null(error.code));
-}
-
 std::string error_body(const ApiError& error) {
-  return fmt::format(R"({{"error":{}}})", error_object(error));
+  std::string out;
+  JsonWriter json(out);
+  json.begin_object().key("error").begin_object();
+  json.field("message", error.message).field("type", type_of(error.status));
+  json.text_or_null("param", error.param).text_or_null("code", error.code);
+  json.end_object().end_object();
+  return out;
 }
 
 HttpResponse error_response(const ApiError& error) {

@@ -23,10 +23,9 @@ struct ApiError : std::exception {
   int retry_after_s = 0;
 };
 
-// {"error": {"message", "type", "param", "code"}}; the type follows from the status.
+// {"error": {"message", "type", "param", "code"}}; the type follows from the status. An event of an event
+// stream is the same.
 std::string error_body(const ApiError& error);
-// The same without the outer braces' key, for events inside a stream.
-std::string error_object(const ApiError& error);
 // What the engine refused: bad input 400, does not fit 400 or 503, busy 503, a fault of ours 500.
 ApiError to_api_error(ErrorCode code, const std::string& message);
 

@@ -30,7 +30,8 @@ const std::vector<chat::Delta>& ChatReader::take(const Event& event) {
   if (event.kind == Event::Kind::kToken) {
     parser_->token(event.token, event.text, deltas_);
     if (logprobs_ && !engine_->is_special(event.token)) {
-      pending_logprobs_.push_back(token_logprob_json(*engine_, event));
+      JsonWriter json = JsonWriter::continuing(pending_logprobs_);
+      write_token_logprob(json, *engine_, event);
     }
   } else {
     parser_->finish(event.text, deltas_);
@@ -60,12 +61,7 @@ const std::vector<chat::Delta>& ChatReader::take(const Event& event) {
     if (delta.kind == chat::Delta::Kind::kReasoning) ++reasoning_tokens_;
   }
   // A token's logprob belongs where its text went; text may be late by some tokens.
-  if (content) {
-    for (const std::string& item : pending_logprobs_) {
-      if (!ready_logprobs_.empty()) ready_logprobs_.push_back(',');
-      ready_logprobs_ += item;
-    }
-  }
+  if (content) JsonWriter::continuing(ready_logprobs_).raw(pending_logprobs_);
   if (content || other) pending_logprobs_.clear();
   return deltas_;
 }

@@ -49,8 +49,8 @@ class ChatReader {
   std::string content_, reasoning_, finish_;
   std::vector<ReadCall> calls_;
   int64_t reasoning_tokens_ = 0;
-  std::string ready_logprobs_;
-  std::vector<std::string> pending_logprobs_;  // of tokens whose text is not certain yet
+  std::string ready_logprobs_;    // logprob objects, joined by commas
+  std::string pending_logprobs_;  // ... of tokens whose text is not certain yet
 };
 
 }  // namespace millrace::server

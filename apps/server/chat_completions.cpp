@@ -1,6 +1,4 @@
 // POST /v1/chat/completions.
-#include <fmt/format.h>
-
 #include "api_error.h"
 #include "chat_answer.h"
 #include "choices_answer.h"
@@ -13,9 +11,14 @@ namespace millrace::server {
 namespace {
 
 // Under both names that clients look for: OpenRouter's, which gpt-oss's own suite wants, and DeepSeek's.
-std::string reasoning_fields(std::string_view text) {
-  const std::string value = json_string(text);
-  return fmt::format(R"("reasoning":{},"reasoning_content":{})", value, value);
+void write_reasoning(JsonWriter& json, std::string_view text) {
+  json.field("reasoning", text).field("reasoning_content", text);
+}
+
+// `items`: logprob objects, joined by commas.
+void write_logprobs(JsonWriter& json, std::string_view items) {
+  json.key("logprobs").begin_object().key("content").begin_array().raw(items).end_array();
+  json.field("refusal", nullptr).end_object();
 }
 
 class ChatAnswer final : public ChoicesAnswer {
@@ -40,68 +43,101 @@ class ChatAnswer final : public ChoicesAnswer {
     if (!stream_.stream || item.event.kind == Event::Kind::kFailed) return;
     if (!began_[item.choice]) {
       began_[item.choice] = true;
-      chunk(out, item.choice, R"("role":"assistant","content":"")");
+      chunk(out, item.choice, [](JsonWriter& json) { json.field("role", "assistant").field("content", ""); });
     }
     for (const chat::Delta& delta : deltas) chunk_of(out, item.choice, reader, delta);
-    if (reader.finished()) chunk(out, item.choice, "", reader.finish());
+    if (reader.finished())
+      chunk(
+          out, item.choice, [](JsonWriter&) {}, reader.finish());
   }
 
   void chunk_of(std::string& out, size_t choice, ChatReader& reader, const chat::Delta& delta) {
     switch (delta.kind) {
       case chat::Delta::Kind::kReasoning:
-        chunk(out, choice, reasoning_fields(delta.text));
+        chunk(out, choice, [&](JsonWriter& json) { write_reasoning(json, delta.text); });
         break;
       case chat::Delta::Kind::kContent:
-        chunk(out, choice, "\"content\":" + json_string(delta.text), "", reader.take_logprobs());
+        chunk(
+            out, choice, [&](JsonWriter& json) { json.field("content", delta.text); }, "",
+            reader.take_logprobs());
         break;
       case chat::Delta::Kind::kToolCall:
-        chunk(
-            out, choice,
-            fmt::format(
-                R"("tool_calls":[{{"index":{},"id":"{}","type":"function","function":{{"name":{},"arguments":""}}}}])",
-                delta.call, reader.calls()[static_cast<size_t>(delta.call)].id, json_string(delta.name)));
+        chunk(out, choice, [&](JsonWriter& json) {
+          json.key("tool_calls").begin_array().begin_object().field("index", delta.call);
+          write_call(json, reader.calls()[static_cast<size_t>(delta.call)].id, delta.name, "");
+          json.end_object().end_array();
+        });
         break;
       case chat::Delta::Kind::kToolArguments:
-        chunk(out, choice,
-              fmt::format(R"("tool_calls":[{{"index":{},"function":{{"arguments":{}}}}}])", delta.call,
-                          json_string(delta.text)));
+        chunk(out, choice, [&](JsonWriter& json) {
+          json.key("tool_calls").begin_array().begin_object().field("index", delta.call);
+          json.key("function").begin_object().field("arguments", delta.text).end_object();
+          json.end_object().end_array();
+        });
         break;
     }
   }
 
-  void chunk(std::string& out, size_t choice, std::string_view delta, std::string_view finish = {},
-             const std::string& logprobs = {}) {
-    send(out, fmt::format(
-                  R"({{"index":{},"delta":{{{}}},"logprobs":{},"finish_reason":{}}})", choice, delta,
-                  logprobs.empty() ? "null" : fmt::format(R"({{"content":[{}],"refusal":null}})", logprobs),
-                  finish.empty() ? "null" : fmt::format("\"{}\"", finish)));
-  }
-
-  std::string whole_choice(size_t index) override {
-    ChatReader& reader = readers_[index];
-    std::string message = R"("role":"assistant","content":)";
-    message += reader.content().empty() && !reader.calls().empty() ? "null" : json_string(reader.content());
-    message += ",\"refusal\":null";
-    if (!reader.reasoning().empty()) message += "," + reasoning_fields(reader.reasoning());
-    if (!reader.calls().empty()) {
-      std::string calls;
-      for (const ReadCall& call : reader.calls()) {
-        if (!calls.empty()) calls.push_back(',');
-        calls += fmt::format(R"({{"id":"{}","type":"function","function":{{"name":{},"arguments":{}}}}})",
-                             call.id, json_string(call.name), json_string(call.arguments));
+  // An event whose delta has the members that `write_delta` writes.
+  template <typename WriteDelta>
+  void chunk(std::string& out, size_t choice, WriteDelta write_delta, std::string_view finish = {},
+             std::string_view logprobs = {}) {
+    send(out, [&](JsonWriter& json) {
+      json.begin_object().field("index", choice).key("delta").begin_object();
+      write_delta(json);
+      json.end_object();
+      if (logprobs.empty()) {
+        json.field("logprobs", nullptr);
+      } else {
+        write_logprobs(json, logprobs);
       }
-      message += ",\"tool_calls\":[" + calls + "]";
-    }
-    const std::string logprobs =
-        logprobs_ ? fmt::format(R"({{"content":[{}],"refusal":null}})", reader.take_logprobs()) : "null";
-    return fmt::format(R"({{"index":{},"message":{{{}}},"logprobs":{},"finish_reason":"{}"}})", index,
-                       message, logprobs, reader.finish());
+      json.text_or_null("finish_reason", finish).end_object();
+    });
   }
 
-  std::string usage_details() const override {
+  static void write_call(JsonWriter& json, std::string_view id, std::string_view name,
+                         std::string_view arguments) {
+    json.field("id", id).field("type", "function").key("function").begin_object();
+    json.field("name", name).field("arguments", arguments).end_object();
+  }
+
+  static void write_message(JsonWriter& json, const ChatReader& reader) {
+    json.begin_object().field("role", "assistant");
+    if (reader.content().empty() && !reader.calls().empty()) {
+      json.field("content", nullptr);
+    } else {
+      json.field("content", reader.content());
+    }
+    json.field("refusal", nullptr);
+    if (!reader.reasoning().empty()) write_reasoning(json, reader.reasoning());
+    if (!reader.calls().empty()) {
+      json.key("tool_calls").begin_array();
+      for (const ReadCall& call : reader.calls()) {
+        json.begin_object();
+        write_call(json, call.id, call.name, call.arguments);
+        json.end_object();
+      }
+      json.end_array();
+    }
+    json.end_object();
+  }
+
+  void write_choice(JsonWriter& json, size_t index) override {
+    ChatReader& reader = readers_[index];
+    json.begin_object().field("index", index).key("message");
+    write_message(json, reader);
+    if (logprobs_) {
+      write_logprobs(json, reader.take_logprobs());
+    } else {
+      json.field("logprobs", nullptr);
+    }
+    json.field("finish_reason", reader.finish()).end_object();
+  }
+
+  void write_usage_details(JsonWriter& json) const override {
     int64_t reasoning = 0;
     for (const ChatReader& reader : readers_) reasoning += reader.reasoning_tokens();
-    return fmt::format(R"(,"completion_tokens_details":{{"reasoning_tokens":{}}})", reasoning);
+    json.key("completion_tokens_details").begin_object().field("reasoning_tokens", reasoning).end_object();
   }
 
   std::vector<ChatReader> readers_;

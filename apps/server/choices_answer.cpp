@@ -1,13 +1,23 @@
 #include "choices_answer.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 
 #include "api_error.h"
 #include "ids.h"
 
 namespace millrace::server {
+namespace {
+
+// The members that every event and the whole answer begin with, without the braces around them.
+std::string common_members(const std::string& id, std::string_view object, const std::string& model) {
+  std::string out;
+  JsonWriter json(out);
+  json.field("id", id).field("object", object);
+  json.field("created", static_cast<int64_t>(unix_time())).field("model", model);
+  return out;
+}
+
+}  // namespace
 
 ChoicesAnswer::ChoicesAnswer(Api& api, const std::vector<Request>& requests, StreamOptions stream,
                              Headers headers, Timeline::Entry entry, std::string_view object)
@@ -15,11 +25,10 @@ ChoicesAnswer::ChoicesAnswer(Api& api, const std::vector<Request>& requests, Str
       logprobs_(requests.front().sampling.logprobs.has_value()),
       generation_(api.engine(), api.timeline(), requests, entry),
       headers_(std::move(headers)),
-      common_(fmt::format(R"("id":"{}","object":"{}","created":{},"model":{})", entry.id, object,
-                          static_cast<int64_t>(unix_time()), json_string(api.model_id()))) {}
+      common_(common_members(entry.id, object, api.model_id())) {}
 
-bool ChoicesAnswer::advance(std::string& out, size_t most) {
-  while (out.size() < most) {
+bool ChoicesAnswer::advance(std::string& out, size_t max_bytes) {
+  while (out.size() < max_bytes) {
     const std::optional<Generation::Item> item = generation_.next();
     if (!item) break;
     take(*item, out);
@@ -28,9 +37,14 @@ bool ChoicesAnswer::advance(std::string& out, size_t most) {
   if (stream_.stream && !ended_) {
     ended_ = true;
     if (generation_.failure()) {
-      out += fmt::format("data: {{\"error\":{}}}\n\n", error_object(*generation_.failure()));
+      out += "data: " + error_body(*generation_.failure()) + "\n\n";
     } else if (stream_.include_usage) {
-      out += fmt::format("data: {{{},\"choices\":[],\"usage\":{}}}\n\n", common_, usage());
+      out += "data: ";
+      JsonWriter json(out);
+      json.begin_object().raw(common_).key("choices").begin_array().end_array();
+      write_usage(json);
+      json.end_object();
+      out += "\n\n";
     }
     out += "data: [DONE]\n\n";
   }
@@ -40,26 +54,24 @@ bool ChoicesAnswer::advance(std::string& out, size_t most) {
 std::optional<HttpResponse> ChoicesAnswer::response() {
   if (generation_.failure() && !sent_) return error_response(*generation_.failure());
   if (stream_.stream || !generation_.done()) return std::nullopt;
-  std::string list;
-  for (size_t i = 0; i < generation_.choices(); ++i) {
-    if (i > 0) list.push_back(',');
-    list += whole_choice(i);
-  }
-  return HttpResponse{.body = fmt::format("{{{},\"choices\":[{}],\"usage\":{}}}", common_, list, usage()),
-                      .headers = headers_};
+  std::string body;
+  JsonWriter json(body);
+  json.begin_object().raw(common_).key("choices").begin_array();
+  for (size_t i = 0; i < generation_.choices(); ++i) write_choice(json, i);
+  json.end_array();
+  write_usage(json);
+  json.end_object();
+  return HttpResponse{.body = std::move(body), .headers = headers_};
 }
 
-void ChoicesAnswer::send(std::string& out, std::string_view choice) {
-  sent_ = true;
-  out += fmt::format("data: {{{},\"choices\":[{}]{}}}\n\n", common_, choice,
-                     stream_.include_usage ? ",\"usage\":null" : "");
-}
-
-std::string ChoicesAnswer::usage() const {
+void ChoicesAnswer::write_usage(JsonWriter& json) const {
   const Generation::Totals& t = generation_.totals();
-  return fmt::format(
-      R"({{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{},"prompt_tokens_details":{{"cached_tokens":{}}}{}}})",
-      t.prompt, t.generated, t.prompt + t.generated, t.cached, usage_details());
+  json.key("usage").begin_object();
+  json.field("prompt_tokens", t.prompt).field("completion_tokens", t.generated);
+  json.field("total_tokens", t.prompt + t.generated);
+  json.key("prompt_tokens_details").begin_object().field("cached_tokens", t.cached).end_object();
+  write_usage_details(json);
+  json.end_object();
 }
 
 }  // namespace millrace::server

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "api.h"
+#include "base/json_writer.h"
 #include "generation.h"
 #include "http.h"
 #include "request_fields.h"
@@ -26,26 +27,37 @@ class ChoicesAnswer : public Answer {
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
   Headers headers() const override { return headers_; }
   int64_t generated_tokens() const override { return generation_.totals().generated; }
-  bool advance(std::string& out, size_t most) override;
+  bool advance(std::string& out, size_t max_bytes) override;
   std::optional<HttpResponse> response() override;
 
  protected:
-  // Takes an event in, and appends what a stream shows of it.
+  // Takes an event in, and appends what an event stream shows of it.
   virtual void take(const Generation::Item& item, std::string& out) = 0;
-  virtual std::string whole_choice(size_t index) = 0;       // as a JSON object
-  virtual std::string usage_details() const { return {}; }  // more fields of usage, each behind a comma
-  // An event with this one choice, a JSON object.
-  void send(std::string& out, std::string_view choice);
+  virtual void write_choice(JsonWriter& json, size_t index) = 0;   // an object: all of the choice
+  virtual void write_usage_details(JsonWriter& /*json*/) const {}  // more fields of usage
+  // An event with one choice: the object that `write_one` writes.
+  template <typename WriteOne>
+  void send(std::string& out, WriteOne write_one) {
+    sent_ = true;
+    out += "data: ";
+    JsonWriter json(out);
+    json.begin_object().raw(common_).key("choices").begin_array();
+    write_one(json);
+    json.end_array();
+    if (stream_.include_usage) json.field("usage", nullptr);
+    json.end_object();
+    out += "\n\n";
+  }
 
   const StreamOptions stream_;
   const bool logprobs_;
   Generation generation_;
 
  private:
-  std::string usage() const;
+  void write_usage(JsonWriter& json) const;
 
   const Headers headers_;
-  const std::string common_;  // fields of every event
+  const std::string common_;  // members of every event
   bool sent_ = false, ended_ = false;
 };
 

@@ -1,6 +1,4 @@
 // POST /v1/completions: text or tokens in, text out, for one prompt or many.
-#include <fmt/format.h>
-
 #include "api_error.h"
 #include "base/error.h"
 #include "choices_answer.h"
@@ -46,19 +44,23 @@ class CompletionAnswer final : public ChoicesAnswer {
     }
     if (event.kind == Event::Kind::kFailed || !stream_.stream) return;
     if (choice.fresh.empty() && choice.finish.empty() && choice.logprobs.empty()) return;
-    send(out, choice_json(item.choice, choice.fresh, choice.finish));
+    send(out, [&](JsonWriter& json) { write_choice(json, item.choice, choice.fresh); });
     choice.text += choice.fresh;
     choice.fresh.clear();
   }
 
-  std::string whole_choice(size_t index) override {
-    return choice_json(index, choices_[index].text + choices_[index].fresh, choices_[index].finish);
+  void write_choice(JsonWriter& json, size_t index) override {
+    write_choice(json, index, choices_[index].text + choices_[index].fresh);
   }
-  std::string choice_json(size_t index, const std::string& text, const std::string& finish) {
-    LogprobColumns& columns = choices_[index].logprobs;
-    return fmt::format(R"({{"index":{},"text":{},"logprobs":{},"finish_reason":{}}})", index,
-                       json_string(text), logprobs_ && !columns.empty() ? columns.take() : "null",
-                       finish.empty() ? "null" : "\"" + finish + "\"");
+  void write_choice(JsonWriter& json, size_t index, std::string_view text) {
+    Choice& choice = choices_[index];
+    json.begin_object().field("index", index).field("text", text).key("logprobs");
+    if (logprobs_ && !choice.logprobs.empty()) {
+      choice.logprobs.write(json);
+    } else {
+      json.value(nullptr);
+    }
+    json.text_or_null("finish_reason", choice.finish).end_object();
   }
 
   const Engine& engine_;

@@ -8,7 +8,7 @@
 #include "chat/engine_grammars.h"
 #include "chat/format.h"
 #include "grammar/grammar.h"
-#include "json_text.h"
+#include "json_fields.h"
 #include "millrace/engine.h"
 
 namespace millrace::server {

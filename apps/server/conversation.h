@@ -2,7 +2,7 @@
 #pragma once
 
 #include "chat/format.h"
-#include "json_text.h"
+#include "json_fields.h"
 
 namespace millrace::server {
 

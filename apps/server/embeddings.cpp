@@ -5,10 +5,10 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <iterator>
 #include <span>
 
 #include "api_error.h"
+#include "base/json_writer.h"
 #include "endpoints.h"
 #include "generation.h"
 #include "ids.h"
@@ -41,8 +41,8 @@ std::string base64_of(std::span<const float> values) {
   return out;
 }
 
-// The first `dimensions` numbers at length one, as JSON.
-std::string encode(std::span<const float> embedding, const Shape& shape) {
+// The first `dimensions` numbers at length one.
+void write_embedding(JsonWriter& json, std::span<const float> embedding, const Shape& shape) {
   embedding = embedding.first(shape.dimensions);
   double squares = 0;
   for (const float x : embedding) squares += static_cast<double>(x) * x;
@@ -51,13 +51,13 @@ std::string encode(std::span<const float> embedding, const Shape& shape) {
   std::vector<float> unit;
   unit.reserve(embedding.size());
   for (const float x : embedding) unit.push_back(static_cast<float>(x * scale));
-  if (shape.base64) return "\"" + base64_of(unit) + "\"";
-  std::string out = "[";
-  for (const float x : unit) {
-    if (out.size() > 1) out.push_back(',');
-    fmt::format_to(std::back_inserter(out), "{}", x);
+  if (shape.base64) {
+    json.value(base64_of(unit));
+    return;
   }
-  return out + "]";
+  json.begin_array();
+  for (const float x : unit) json.value(x);
+  json.end_array();
 }
 
 class EmbeddingAnswer final : public Answer {
@@ -74,7 +74,7 @@ class EmbeddingAnswer final : public Answer {
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
   Headers headers() const override { return headers_; }
 
-  bool advance(std::string& /*out*/, size_t /*most*/) override {
+  bool advance(std::string& /*out*/, size_t /*max_bytes*/) override {
     while (std::optional<Generation::Item> item = generation_.next()) {
       vectors_[item->choice] = std::move(item->event.embedding);
     }
@@ -93,17 +93,26 @@ class EmbeddingAnswer final : public Answer {
 
  private:
   std::string body() const {
-    std::string out = R"({"object":"list","data":[)";
+    std::string out;
+    JsonWriter json(out);
+    json.begin_object().field("object", "list").key("data").begin_array();
     for (size_t i = 0; i < vectors_.size(); ++i) {
       if (vectors_[i].empty()) {
         throw ApiError(503, "the request was cancelled or took longer than the server allows", "", "timeout");
       }
-      fmt::format_to(std::back_inserter(out), R"({}{{"object":"embedding","index":{},"embedding":{}}})",
-                     i == 0 ? "" : ",", i, encode(vectors_[i], shape_));
+      json.begin_object().field("object", "embedding").field("index", i).key("embedding");
+      write_embedding(json, vectors_[i], shape_);
+      json.end_object();
     }
     const int64_t tokens = generation_.totals().prompt;
-    return fmt::format(R"({}],"model":{},"usage":{{"prompt_tokens":{},"total_tokens":{}}}}})", out,
-                       json_string(api_.model_id()), tokens, tokens);
+    json.end_array().field("model", api_.model_id());
+    json.key("usage")
+        .begin_object()
+        .field("prompt_tokens", tokens)
+        .field("total_tokens", tokens)
+        .end_object();
+    json.end_object();
+    return out;
   }
 
   const Api& api_;

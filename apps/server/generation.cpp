@@ -34,11 +34,11 @@ Generation::~Generation() {
 }
 
 void Generation::on_ready(const std::function<void()>& notify) {
-  for (Stream& stream : streams_) stream.on_ready(notify);
+  for (EventStream& stream : streams_) stream.on_ready(notify);
 }
 
 void Generation::cancel() {
-  for (Stream& stream : streams_) stream.cancel();
+  for (EventStream& stream : streams_) stream.cancel();
 }
 
 void Generation::stop(size_t choice) {

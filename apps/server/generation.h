@@ -1,5 +1,5 @@
-// Generation: the engine's streams behind one answer (a prompt or several, each with its samples), read as
-// one, with its line in the timeline kept up to date.
+// Generation: the engine's event streams behind one answer (a prompt or several, each with its samples), read
+// as one, with its line in the timeline kept up to date.
 #pragma once
 
 #include <functional>
@@ -45,7 +45,7 @@ class Generation {
   Timeline& timeline_;
   std::shared_ptr<Timeline::Entry> entry_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::vector<Stream> streams_;
+  std::vector<EventStream> streams_;
   size_t samples_ = 1, choices_ = 0, open_ = 0, turn_ = 0;
   bool first_token_ = true, stopped_ = false;
   Totals totals_;

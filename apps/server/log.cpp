@@ -6,8 +6,8 @@
 #include <chrono>
 #include <ctime>
 
+#include "base/json_writer.h"
 #include "base/utf8.h"
-#include "json_text.h"
 
 namespace millrace::server {
 namespace {
@@ -27,20 +27,17 @@ std::string timestamp() {
 void Log::write(std::string_view level, std::string_view message, const std::vector<Field>& fields) const {
   std::string line;
   if (json_) {
-    line = fmt::format(R"({{"ts":"{}","level":"{}","msg":)", timestamp(), level);
-    append_json(line, valid_utf8(message));
+    JsonWriter json(line);
+    json.begin_object().field("ts", timestamp()).field("level", level).field("msg", message);
     for (const Field& field : fields) {
-      if (!field.is_number && field.text.empty()) continue;
-      line.push_back(',');
-      append_json(line, field.name);
-      line.push_back(':');
       if (field.is_number) {
-        line += fmt::format("{:.10g}", field.number);
-      } else {
-        append_json(line, valid_utf8(field.text));
+        json.key(field.name).raw(fmt::format("{:.10g}", field.number));
+      } else if (!field.text.empty()) {
+        json.field(field.name, field.text);
       }
     }
-    line += "}\n";
+    json.end_object();
+    line.push_back('\n');
   } else {
     line = fmt::format("{} {:<5} {}", timestamp(), level, valid_utf8(message));
     for (const Field& field : fields) {

@@ -1,12 +1,6 @@
 #include "logprobs.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <cmath>
-
-#include "base/utf8.h"
-#include "json_text.h"
 
 namespace millrace::server {
 namespace {
@@ -14,46 +8,46 @@ namespace {
 // JSON has no infinity; OpenAI gives this for what is all but impossible.
 double finite(double logprob) { return std::isfinite(logprob) ? logprob : -9999.0; }
 
-std::string one_token(const Engine& engine, int32_t token, double logprob) {
+// Members of an object that is open: the token, how likely it was, its bytes.
+void write_token(JsonWriter& json, const Engine& engine, int32_t token, double logprob) {
   const std::string bytes = engine.token_text(token);
-  std::string list;
-  for (const char c : bytes) {
-    if (!list.empty()) list.push_back(',');
-    list += std::to_string(static_cast<unsigned char>(c));
-  }
-  return fmt::format(R"("token":{},"logprob":{},"bytes":[{}])", json_string(valid_utf8(bytes)),
-                     finite(logprob), list);
+  json.field("token", bytes).field("logprob", finite(logprob)).key("bytes").begin_array();
+  for (const char c : bytes) json.value(static_cast<unsigned char>(c));
+  json.end_array();
 }
 
 }  // namespace
 
-std::string token_logprob_json(const Engine& engine, const Event& event) {
-  std::string tops;
+void write_token_logprob(JsonWriter& json, const Engine& engine, const Event& event) {
+  json.begin_object();
+  write_token(json, engine, event.token, event.logprob);
+  json.key("top_logprobs").begin_array();
   for (const auto& [token, logprob] : event.top) {
-    if (!tops.empty()) tops.push_back(',');
-    tops += "{" + one_token(engine, token, logprob) + "}";
+    json.begin_object();
+    write_token(json, engine, token, logprob);
+    json.end_object();
   }
-  return fmt::format(R"({{{},"top_logprobs":[{}]}})", one_token(engine, event.token, event.logprob), tops);
+  json.end_array().end_object();
 }
 
 void LogprobColumns::add(const Engine& engine, const Event& event, size_t text_offset) {
-  tokens_.push_back(json_string(valid_utf8(engine.token_text(event.token))));
-  logprobs_.push_back(fmt::format("{}", finite(event.logprob)));
-  std::string top;
-  for (const auto& [token, logprob] : event.top) {
-    if (!top.empty()) top.push_back(',');
-    top += fmt::format("{}:{}", json_string(valid_utf8(engine.token_text(token))), finite(logprob));
-  }
-  tops_.push_back("{" + top + "}");
-  offsets_.push_back(std::to_string(text_offset));
+  JsonWriter::continuing(tokens_).value(engine.token_text(event.token));
+  JsonWriter::continuing(logprobs_).value(finite(event.logprob));
+  JsonWriter top = JsonWriter::continuing(tops_);
+  top.begin_object();
+  for (const auto& [token, logprob] : event.top) top.field(engine.token_text(token), finite(logprob));
+  top.end_object();
+  JsonWriter::continuing(offsets_).value(text_offset);
 }
 
-std::string LogprobColumns::take() {
-  std::string out = fmt::format(
-      R"({{"tokens":[{}],"token_logprobs":[{}],"top_logprobs":[{}],"text_offset":[{}]}})",
-      fmt::join(tokens_, ","), fmt::join(logprobs_, ","), fmt::join(tops_, ","), fmt::join(offsets_, ","));
-  for (auto* column : {&tokens_, &logprobs_, &tops_, &offsets_}) column->clear();
-  return out;
+void LogprobColumns::write(JsonWriter& json) {
+  json.begin_object();
+  json.key("tokens").begin_array().raw(tokens_).end_array();
+  json.key("token_logprobs").begin_array().raw(logprobs_).end_array();
+  json.key("top_logprobs").begin_array().raw(tops_).end_array();
+  json.key("text_offset").begin_array().raw(offsets_).end_array();
+  json.end_object();
+  for (std::string* column : {&tokens_, &logprobs_, &tops_, &offsets_}) column->clear();
 }
 
 }  // namespace millrace::server

@@ -2,14 +2,14 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
+#include "base/json_writer.h"
 #include "millrace/engine.h"
 
 namespace millrace::server {
 
 // Of chat and responses: {"token", "logprob", "bytes", "top_logprobs": [...]}.
-std::string token_logprob_json(const Engine& engine, const Event& event);
+void write_token_logprob(JsonWriter& json, const Engine& engine, const Event& event);
 
 // Of completions: columns that grow.
 class LogprobColumns {
@@ -17,10 +17,10 @@ class LogprobColumns {
   void add(const Engine& engine, const Event& event, size_t text_offset);
   bool empty() const { return tokens_.empty(); }
   // {"tokens", "token_logprobs", "top_logprobs", "text_offset"} of what was added since the last call.
-  std::string take();
+  void write(JsonWriter& json);
 
  private:
-  std::vector<std::string> tokens_, logprobs_, tops_, offsets_;
+  std::string tokens_, logprobs_, tops_, offsets_;  // arrays in JSON, without their brackets
 };
 
 }  // namespace millrace::server

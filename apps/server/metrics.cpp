@@ -3,8 +3,9 @@
 
 #include <fstream>
 
+#include "base/json_writer.h"
 #include "endpoints.h"
-#include "json_text.h"
+#include "json_fields.h"
 
 namespace millrace::server {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "conversation.h"
 #include "ids.h"
-#include "json_text.h"
+#include "json_fields.h"
 #include "keys.h"
 #include "response_store.h"
 #include "timeline.h"
@@ -26,15 +26,7 @@ ApiError refusal(const std::function<void()>& body) {
   return {0, ""};
 }
 
-TEST(JsonText, StringsComeBackAsTheyWent) {
-  std::string all;
-  for (int c = 0; c < 128; ++c) all.push_back(static_cast<char>(c));
-  all += "\xc3\xa9\xf0\x9f\x98\x80";
-  EXPECT_EQ(Json::parse(json_string(all)).get<std::string>(), all);
-  EXPECT_EQ(json_string("a\"b\\c\n\x01"), "\"a\\\"b\\\\c\\n\\u0001\"");
-}
-
-TEST(JsonText, RefusesWhatIsNoJson) {
+TEST(JsonFields, RefusesWhatIsNoJson) {
   const std::string deep = std::string(65, '[') + std::string(65, ']');
   for (const std::string& bad :
        {std::string(), std::string("{"), std::string("{\"a\": 1e999}"), std::string("\"\xff\""),

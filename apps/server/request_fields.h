@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "api.h"
-#include "json_text.h"
+#include "json_fields.h"
 
 namespace millrace::server {
 

@@ -1,7 +1,5 @@
 #include "response_answer.h"
 
-#include <fmt/format.h>
-
 #include "api_error.h"
 #include "ids.h"
 
@@ -22,10 +20,36 @@ ResponseAnswer::ResponseAnswer(Api& api, ResponseInput input, const Request& req
       generation_(api.engine(), api.timeline(), {request}, std::move(entry)),
       reader_(api.engine(), api.format().parser(input_.conversation), input_.logprobs, {}) {}
 
+// ---------------------------------------------------------------- events
+
+template <typename WriteMembers>
+void ResponseAnswer::event(std::string& out, std::string_view type, WriteMembers write_members) {
+  if (!input_.stream) return;
+  out.append("event: ").append(type).append("\ndata: ");
+  JsonWriter json(out);
+  json.begin_object().field("type", type).field("sequence_number", sequence_++);
+  write_members(json);
+  json.end_object();
+  out += "\n\n";
+}
+
+void ResponseAnswer::response_event(std::string& out, std::string_view type, std::string_view body) {
+  event(out, type, [&](JsonWriter& json) { json.key("response").raw(body); });
+}
+
+void ResponseAnswer::item_event(std::string& out, std::string_view type, const Json& item) {
+  event(out, type,
+        [&](JsonWriter& json) { json.field("output_index", items_.size() - 1).key("item").raw(dump(item)); });
+}
+
+void ResponseAnswer::write_place(JsonWriter& json) const {
+  json.field("output_index", items_.size() - 1).field("item_id", items_.back().id);
+}
+
 // ---------------------------------------------------------------- what has come
 
-bool ResponseAnswer::advance(std::string& out, size_t most) {
-  while (out.size() < most) {
+bool ResponseAnswer::advance(std::string& out, size_t max_bytes) {
+  while (out.size() < max_bytes) {
     const std::optional<Generation::Item> item = generation_.next();
     if (!item) break;
     take(item->event, out);
@@ -41,9 +65,9 @@ void ResponseAnswer::take(const Event& event_in, std::string& out) {
   }
   if (!began_) {
     began_ = true;
-    const std::string now = "\"response\":" + dump(body());
-    event(out, "response.created", now);
-    event(out, "response.in_progress", now);
+    const std::string now = dump(body());
+    response_event(out, "response.created", now);
+    response_event(out, "response.in_progress", now);
   }
   for (const chat::Delta& delta : reader_.take(event_in)) {
     switch (delta.kind) {
@@ -72,16 +96,22 @@ void ResponseAnswer::add_text(OutputItem::Kind kind, const chat::Delta& delta, s
   }
   OutputItem& item = items_.back();
   item.text += delta.text;
-  const std::string fields = place() + ",\"delta\":" + json_string(delta.text);
+  const auto write_delta = [&](JsonWriter& json) {
+    write_place(json);
+    json.field("delta", delta.text);
+    if (kind != OutputItem::Kind::kCall) json.field("content_index", 0);
+  };
   if (kind == OutputItem::Kind::kCall) {
-    event(out, "response.function_call_arguments.delta", fields);
+    event(out, "response.function_call_arguments.delta", write_delta);
   } else if (kind == OutputItem::Kind::kReasoning) {
-    event(out, "response.reasoning_text.delta", fields + ",\"content_index\":0");
+    event(out, "response.reasoning_text.delta", write_delta);
   } else {
     const std::string logprobs = reader_.take_logprobs();
-    if (!item.logprobs.empty() && !logprobs.empty()) item.logprobs.push_back(',');
-    item.logprobs += logprobs;
-    event(out, "response.output_text.delta", fields + ",\"content_index\":0,\"logprobs\":[" + logprobs + "]");
+    JsonWriter::continuing(item.logprobs).raw(logprobs);
+    event(out, "response.output_text.delta", [&](JsonWriter& json) {
+      write_delta(json);
+      json.key("logprobs").begin_array().raw(logprobs).end_array();
+    });
   }
 }
 
@@ -99,36 +129,45 @@ void ResponseAnswer::open(OutputItem::Kind kind, const std::string& name, const 
                     .done = false});
   Json item = item_json(items_.back());
   if (kind != OutputItem::Kind::kCall) item["content"] = Json::array();
-  event(out, "response.output_item.added",
-        fmt::format("\"output_index\":{},\"item\":{}", items_.size() - 1, dump(item)));
-  if (kind == OutputItem::Kind::kMessage) {
-    event(out, "response.content_part.added",
-          place() +
-              R"(,"content_index":0,"part":{"type":"output_text","text":"","annotations":[],"logprobs":[]})");
-  } else if (kind == OutputItem::Kind::kReasoning) {
-    event(out, "response.content_part.added",
-          place() + R"(,"content_index":0,"part":{"type":"reasoning_text","text":""})");
-  }
+  item_event(out, "response.output_item.added", item);
+  if (kind == OutputItem::Kind::kCall) return;
+  event(out, "response.content_part.added", [&](JsonWriter& json) {
+    write_place(json);
+    json.field("content_index", 0).key("part").begin_object();
+    if (kind == OutputItem::Kind::kMessage) {
+      json.field("type", "output_text").field("text", "");
+      json.key("annotations").begin_array().end_array().key("logprobs").begin_array().end_array();
+    } else {
+      json.field("type", "reasoning_text").field("text", "");
+    }
+    json.end_object();
+  });
 }
 
 void ResponseAnswer::close(std::string& out) {
   if (items_.empty() || items_.back().done) return;
   OutputItem& item = items_.back();
   item.done = true;
-  const Json json = item_json(item);
+  const Json whole = item_json(item);
   if (item.kind == OutputItem::Kind::kCall) {
-    event(out, "response.function_call_arguments.done",
-          place() + ",\"name\":" + json_string(item.name) + ",\"arguments\":" + json_string(item.text));
+    event(out, "response.function_call_arguments.done", [&](JsonWriter& json) {
+      write_place(json);
+      json.field("name", item.name).field("arguments", item.text);
+    });
   } else {
     const bool reasoning = item.kind == OutputItem::Kind::kReasoning;
     event(out, reasoning ? "response.reasoning_text.done" : "response.output_text.done",
-          place() + ",\"content_index\":0,\"text\":" + json_string(item.text) +
-              (reasoning ? "" : ",\"logprobs\":[" + item.logprobs + "]"));
-    event(out, "response.content_part.done",
-          place() + ",\"content_index\":0,\"part\":" + dump(json["content"][0]));
+          [&](JsonWriter& json) {
+            write_place(json);
+            json.field("content_index", 0).field("text", item.text);
+            if (!reasoning) json.key("logprobs").begin_array().raw(item.logprobs).end_array();
+          });
+    event(out, "response.content_part.done", [&](JsonWriter& json) {
+      write_place(json);
+      json.field("content_index", 0).key("part").raw(dump(whole["content"][0]));
+    });
   }
-  event(out, "response.output_item.done",
-        fmt::format("\"output_index\":{},\"item\":{}", items_.size() - 1, dump(json)));
+  item_event(out, "response.output_item.done", whole);
 }
 
 void ResponseAnswer::finish(const Event& event_in, std::string& out) {
@@ -150,20 +189,10 @@ void ResponseAnswer::finish(const Event& event_in, std::string& out) {
   const std::string_view name = status_ == "completed"    ? "response.completed"
                                 : status_ == "incomplete" ? "response.incomplete"
                                                           : "response.failed";
-  event(out, name, "\"response\":" + dump(body()));
+  response_event(out, name, dump(body()));
 }
 
 // ---------------------------------------------------------------- in JSON
-
-void ResponseAnswer::event(std::string& out, std::string_view type, const std::string& fields) {
-  if (!input_.stream) return;
-  out += fmt::format("event: {}\ndata: {{\"type\":\"{}\",\"sequence_number\":{},{}}}\n\n", type, type,
-                     sequence_++, fields);
-}
-
-std::string ResponseAnswer::place() const {
-  return fmt::format("\"output_index\":{},\"item_id\":\"{}\"", items_.size() - 1, items_.back().id);
-}
 
 Json ResponseAnswer::item_json(const OutputItem& item) const {
   const char* status = !item.done ? "in_progress" : status_ == "incomplete" ? "incomplete" : "completed";

@@ -4,6 +4,7 @@
 
 #include <mutex>
 
+#include "base/json_writer.h"
 #include "chat_answer.h"
 #include "generation.h"
 #include "response_input.h"
@@ -17,7 +18,7 @@ class ResponseAnswer final : public Answer {
 
   bool streaming() const override { return input_.stream; }
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
-  bool advance(std::string& out, size_t most) override;
+  bool advance(std::string& out, size_t max_bytes) override;
   std::optional<HttpResponse> response() override;
   Headers headers() const override { return headers_; }
   int64_t generated_tokens() const override { return generation_.totals().generated; }
@@ -38,8 +39,12 @@ class ResponseAnswer final : public Answer {
   void open(OutputItem::Kind kind, const std::string& name, const std::string& call_id, std::string& out);
   void close(std::string& out);
   void finish(const Event& event, std::string& out);
-  void event(std::string& out, std::string_view type, const std::string& fields);
-  std::string place() const;  // "output_index" and "item_id" of the item that is open
+  // An event of this type with the members that `write_members` writes; nothing where nobody reads events.
+  template <typename WriteMembers>
+  void event(std::string& out, std::string_view type, WriteMembers write_members);
+  void response_event(std::string& out, std::string_view type, std::string_view body);
+  void item_event(std::string& out, std::string_view type, const Json& item);
+  void write_place(JsonWriter& json) const;  // "output_index" and "item_id" of the item that is open
   Json item_json(const OutputItem& item) const;
   Json body() const;
   std::vector<chat::Message> messages() const;

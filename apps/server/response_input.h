@@ -5,7 +5,7 @@
 
 #include "api.h"
 #include "chat/format.h"
-#include "json_text.h"
+#include "json_fields.h"
 
 namespace millrace::server {
 

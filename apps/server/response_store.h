@@ -11,7 +11,7 @@
 #include <unordered_map>
 
 #include "chat/format.h"
-#include "json_text.h"
+#include "json_fields.h"
 
 namespace millrace::server {
 

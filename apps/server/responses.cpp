@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "api_error.h"
+#include "base/json_writer.h"
 #include "endpoints.h"
 #include "ids.h"
 #include "request_fields.h"
@@ -107,8 +108,14 @@ Reply delete_response(Api& api, const std::string& id, const Client& client) {
   const StoredResponse found = stored(api, id, client);
   if (found.cancel) found.cancel();
   api.store().erase(id, client.key_name);
-  return {.response = {
-              .body = fmt::format(R"({{"id":{},"object":"response","deleted":true}})", json_string(id))}};
+  std::string body;
+  JsonWriter(body)
+      .begin_object()
+      .field("id", id)
+      .field("object", "response")
+      .field("deleted", true)
+      .end_object();
+  return {.response = {.body = std::move(body)}};
 }
 
 }  // namespace millrace::server

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "json_text.h"
+#include "json_fields.h"
 #include "millrace/request.h"
 #include "millrace/stats.h"
 

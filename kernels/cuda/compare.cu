@@ -1,6 +1,6 @@
 // Comparing two results word by word, as tuning does with its candidates.
+#include "kernels/cuda/compare.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/ops.h"
 
 namespace millrace::cuda {
 namespace {
@@ -16,11 +16,11 @@ __global__ void count_differences_kernel(const uint32_t* a, const uint32_t* b, i
 }  // namespace
 
 void launch_count_differences(const void* a, const void* b, int64_t words, uint64_t* count,
-                              cudaStream_t stream) {
+                              const Launch& at) {
   static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
-  count_differences_kernel<<<1024, 256, 0, stream>>>(static_cast<const uint32_t*>(a),
-                                                     static_cast<const uint32_t*>(b), words,
-                                                     reinterpret_cast<unsigned long long*>(count));
+  count_differences_kernel<<<1024, 256, 0, at.stream>>>(static_cast<const uint32_t*>(a),
+                                                        static_cast<const uint32_t*>(b), words,
+                                                        reinterpret_cast<unsigned long long*>(count));
   check_launch("count_differences_kernel");
 }
 

@@ -1,119 +1,81 @@
-// The CUDA runtime behind RAII: Stream, Event, DeviceBuffer, PinnedBuffer; and the two checks through which
-// every call and every launch goes. All of it is on the thread's current device: open_device() makes it so,
-// and a process uses one GPU.
+// One GPU as an object. A Device is made by whoever opens a GPU (a backend, a test) and passed by reference
+// to everything that launches: what a launcher must know of the GPU (its SMs, its shared memory, which
+// kernels its code has, the tuning in use) it asks the Device, and nothing of it is process-wide. Any number
+// of Devices, of one GPU or of several, live in one process.
 #pragma once
 
-#include <cuda_runtime.h>
-
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <utility>
+
+#include "kernels/cuda/grid_claim.h"
+#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/tuning.h"
 
 namespace millrace::cuda {
 
-// Throws Error{kDevice} (Error{kNoMemory} when memory ran out) naming the call, unless it succeeded.
-void check_call(cudaError_t status, const char* call);
-// After every <<<>>>: a launch that was refused throws, naming the kernel. A kernel that fails while running
-// shows at the next call that waits for it.
-void check_launch(const char* kernel);
-
-#define MILLRACE_CUDA_TRY(call) ::millrace::cuda::check_call((call), #call)
-
-class Event;
-
-class Stream {
- public:
-  Stream();
-  ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  cudaStream_t get() const { return stream_; }
-  void synchronize() const;
-  void wait_for(
-      const Event& event) const;  // what is asked for later starts after what it was recorded behind
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-class Event {
- public:
-  Event();
-  ~Event();
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  void record(const Stream& stream);
-  void wait() const;  // for what was recorded last; at once when nothing was
-  cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-// Memory of one kind, owned. Empty when default-made or made with 0 bytes; move-only.
-template <class Allocator>
-class Memory {
- public:
-  Memory() = default;
-  // `what` names the memory in the message when there is too little of it.
-  Memory(size_t bytes, const char* what)
-      : data_(bytes == 0 ? nullptr : Allocator::allocate(bytes, what)), bytes_(bytes) {}
-  ~Memory() {
-    if (data_ != nullptr) Allocator::release(data_);
-  }
-  Memory(Memory&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  Memory& operator=(Memory&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
-struct DeviceAllocator {
-  static void* allocate(size_t bytes, const char* what);  // aligned to 256 bytes
-  static void release(void* data) noexcept;
-};
-struct PinnedAllocator {
-  static void* allocate(size_t bytes, const char* what);
-  static void release(void* data) noexcept;
-};
-using DeviceBuffer = Memory<DeviceAllocator>;
-using PinnedBuffer = Memory<PinnedAllocator>;  // host memory the device copies from and to without a detour
-
 struct DeviceInfo {
-  std::string name;          // "NVIDIA H200"
-  std::string architecture;  // "sm_90"
-  size_t memory_bytes = 0, free_bytes = 0;
+  std::string name;                         // "NVIDIA H200"
+  std::string architecture;                 // "sm_90"
+  size_t memory_bytes = 0, free_bytes = 0;  // free: when it was opened
 };
 
-// Makes a GPU (of those that CUDA_VISIBLE_DEVICES leaves) current and says what it is. Throws Error{kDevice},
-// one line each: no driver, a driver too old for this binary, no such GPU, a GPU this binary has no code for.
-DeviceInfo open_device(int gpu);
-// Makes it current on the calling thread too: every thread begins with GPU 0.
-void use_device();
+class Device {
+ public:
+  // A GPU of those that CUDA_VISIBLE_DEVICES leaves, current on the calling thread from here on. Throws
+  // Error{kDevice}, one line each: no driver, a driver too old for this binary, no such GPU, a GPU this
+  // binary has no code for.
+  static Device open(int gpu) { return Device(gpu); }
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
 
-// "13.0": of the CUDA that the driver is for, and that this binary was built with.
-std::string driver_version();
-std::string runtime_version();
+  // Makes it current on the calling thread: every thread begins with GPU 0, and may have used another since.
+  void use() const;
 
-// Multiprocessors of the current device.
-int multiprocessors();
-// Whether it has bulk copies, barriers that count bytes, clusters and programmatic launches (9.0 and later).
-// Kernels that need one of them are empty in code for older GPUs and must not be launched there.
-bool has_bulk_copies();
-// Shared memory that a CTA may have, in bytes.
-uint32_t most_shared_memory();
+  int ordinal() const { return ordinal_; }
+  const DeviceInfo& info() const { return info_; }
+  int sm_count() const { return sm_count_; }
+  // Shared memory that a CTA may have, in bytes.
+  uint32_t max_shared_memory() const { return max_shared_memory_; }
+  // The architecture of the code that runs on it, 90 for sm_90: of the PTX where the driver translates that.
+  int code_architecture() const { return code_architecture_; }
+  // Whether GPU and code have bulk copies, barriers that count bytes, clusters and programmatic launches (9.0
+  // and later). Kernels that need one of them are empty in code for older GPUs and must not be launched
+  // there.
+  bool has_bulk_copies() const { return has_bulk_copies_; }
+  // Whether GPU and code have warpgroup products, for everything that multiplies many rows.
+  bool has_wgmma() const { return has_wgmma_; }
+  // The driver's cuTensorMapEncodeTiled, which makes the maps of ptx/tensor_map.cuh; null without bulk
+  // copies.
+  void* tensor_map_encoder() const { return tensor_map_encoder_; }
+
+  // The kernels' variants that launches choose, from here on; not while a step is launched.
+  const Tuning& tuning() const { return tuning_; }
+  void use_tuning(Tuning tuning) { tuning_ = std::move(tuning); }
+
+  // The right to launch kernels whose CTAs wait for one another, if nobody in this process has it for this
+  // GPU; see grid_claim.h.
+  GridClaim claim_grid() const { return GridClaim(uuid_); }
+
+ private:
+  explicit Device(int gpu);
+
+  int ordinal_;
+  DeviceInfo info_;
+  GpuUuid uuid_{};
+  int sm_count_ = 0;
+  uint32_t max_shared_memory_ = 0;
+  int code_architecture_ = 0;
+  bool has_bulk_copies_ = false, has_wgmma_ = false;
+  void* tensor_map_encoder_ = nullptr;
+  Tuning tuning_;
+};
+
+// Where a kernel goes: the last parameter of every launcher. The device is current on the calling thread.
+struct Launch {
+  const Device& device;
+  cudaStream_t stream;
+};
 
 }  // namespace millrace::cuda

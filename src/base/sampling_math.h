@@ -52,10 +52,10 @@ MILLRACE_HOST_DEVICE inline float exp_nonpositive(float x) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23));
 }
 
-// The weight of a logit beside the largest; infinite ones share everything.
-MILLRACE_HOST_DEVICE inline float weight_of(float logit, float largest, float scale) {
-  if (largest == INFINITY) return logit == largest ? 1.0f : 0.0f;
-  return exp_nonpositive((logit - largest) * scale);
+// The weight of a logit beside the maximum; infinite ones share everything.
+MILLRACE_HOST_DEVICE inline float weight_of(float logit, float max_logit, float scale) {
+  if (max_logit == INFINITY) return logit == max_logit ? 1.0f : 0.0f;
+  return exp_nonpositive((logit - max_logit) * scale);
 }
 
 inline constexpr double kUnits = 0x1p40;  // of a weight of 1

@@ -48,7 +48,7 @@ size_t cgroup_memory(const std::string& proc_cgroup, const std::string& root);
 size_t largest_cache(const std::string& root);
 
 // So much memory that caches hold a sixteenth of it at most, or an eighth of the machine's: what a loop that
-// measures memory must walk through. A processor for servers may have 300 MiB of cache.
+// measures memory must read through. A processor for servers may have 300 MiB of cache.
 size_t beyond_caches();
 
 }  // namespace millrace

@@ -8,7 +8,7 @@
 #include "chat/harmony_format.h"
 #include "chat/plan_constraint.h"
 #include "chat/template_format.h"
-#include "chat/test_support.h"
+#include "chat/test_codec.h"
 #include "millrace/error.h"
 
 namespace millrace::chat {

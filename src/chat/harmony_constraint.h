@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "chat/codec.h"
+#include "chat/chat_codec.h"
 #include "chat/format.h"
 #include "chat/harmony_tokens.h"
 #include "chat/plan_constraint.h"

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "base/utf8.h"
-#include "chat/test_support.h"
+#include "chat/test_codec.h"
 
 namespace millrace::chat {
 namespace {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "chat/codec.h"
+#include "chat/chat_codec.h"
 #include "chat/format.h"
 #include "chat/harmony_tokens.h"
 

@@ -6,7 +6,7 @@
 
 #include <cstdlib>
 
-#include "chat/test_support.h"
+#include "chat/test_codec.h"
 #include "millrace/error.h"
 
 namespace millrace::chat {

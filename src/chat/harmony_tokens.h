@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "chat/codec.h"
+#include "chat/chat_codec.h"
 
 namespace millrace::chat {
 

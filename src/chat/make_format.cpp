@@ -1,5 +1,5 @@
 // The format of an engine's model, with the engine as its codec.
-#include "chat/codec.h"
+#include "chat/chat_codec.h"
 #include "chat/engine_grammars.h"
 #include "chat/format.h"
 #include "chat/harmony_format.h"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "chat/codec.h"
+#include "chat/chat_codec.h"
 #include "grammar/grammar.h"
 #include "millrace/sampling.h"
 

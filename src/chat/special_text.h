@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "chat/codec.h"
+#include "chat/chat_codec.h"
 
 namespace millrace::chat {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "chat/codec.h"
+#include "chat/chat_codec.h"
 #include "chat/format.h"
 #include "chat/plan_constraint.h"
 #include "chat/template_traits.h"

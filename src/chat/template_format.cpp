@@ -79,7 +79,7 @@ class TemplateFormat : public Format {
     answer.names = names_;
     answer.thinking = thinking(conversation) == Thinking::kOpened;
     for (const Tool* tool : callable_tools(conversation)) answer.tools.push_back(tool->name);
-    return std::make_unique<TemplateParser>(std::move(answer));
+    return std::make_unique<TemplateAnswerParser>(std::move(answer));
   }
 
   std::vector<int32_t> stop_tokens() const override { return stops_; }

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "chat/codec.h"
+#include "chat/chat_codec.h"
 #include "chat/format.h"
 #include "chat/plan_constraint.h"
 

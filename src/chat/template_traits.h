@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "chat/codec.h"
-#include "chat/template_parser.h"
+#include "chat/chat_codec.h"
+#include "chat/template_answer_parser.h"
 
 namespace millrace::chat {
 

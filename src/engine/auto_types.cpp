@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "engine/divergence.h"
+#include "engine/load_tokenizer.h"
+#include "engine/runtime.h"
 #include "engine/sample_text.h"
 #include "io/gguf_types.h"
 #include "io/printable.h"
@@ -35,10 +37,9 @@ std::string group_of(const std::string& name, int layers) {
 
 class TypeSearch {
  public:
-  TypeSearch(const std::string& path, const RuntimeOptions& runtime, const std::string& sample,
-             std::vector<OutTensor>& tensors, bool portable)
-      : path_(path), runtime_(runtime), tensors_(tensors), portable_(portable) {
-    measure_baseline(sample);
+  TypeSearch(const EngineOptions& options, std::vector<OutTensor>& tensors, bool portable)
+      : engine_options_(options), tensors_(tensors), portable_(portable) {
+    measure_baseline(options.quantize_sample);
     index_tensors();
   }
 
@@ -65,18 +66,20 @@ class TypeSearch {
   }
 
  private:
-  RuntimeOptions runtime_options_for_sample() const {
-    RuntimeOptions options;
-    options.device = runtime_.device;
-    options.threads = runtime_.threads;
+  // The model as it is stored, on the sample's tokens.
+  EngineOptions options_for_sample() const {
+    EngineOptions options = engine_options_;
+    options.quantize = options.quantize_budget = options.quantize_sample = "";
+    options.lock = false;
+    options.on_load = nullptr;
     options.context = static_cast<int32_t>(kSampleTokens);
-    options.kv_type = DType::kF32;
-    options.step_tokens = options.logit_rows = kRowsPerStep;
+    options.kv_type = "f32";
+    options.step_tokens = kRowsPerStep;
     return options;
   }
 
   void measure_baseline(const std::string& sample) {
-    const io::Checkpoint checkpoint = io::Checkpoint::open(path_);
+    const io::Checkpoint checkpoint = io::Checkpoint::open(engine_options_.model);
     const ModelConfig config = read_config(checkpoint);
     layers_ = config.layers;
     tokens_ = load_tokenizer(checkpoint)->encode(sample.empty() ? std::string(kSampleText) : sample);
@@ -85,11 +88,11 @@ class TypeSearch {
       throw_error(ErrorCode::kBadInput, "--sample: found {} tokens, expected at least 16 to measure by",
                   tokens_.size());
     }
-    RuntimeOptions options = runtime_options_for_sample();
-    options.wrap_executor = [&](std::unique_ptr<Executor> inner) {
+    RuntimeSetup setup{.logit_rows = kRowsPerStep};
+    setup.wrap_executor = [&](std::unique_ptr<Executor> inner) {
       return observe_inputs(std::move(inner), checkpoint, config, calibration_);
     };
-    const auto runtime = Runtime::open(path_, options);
+    const auto runtime = Runtime::open(options_for_sample(), setup);
     vocab_ = runtime->config().vocab;
     baseline_ = all_logits(*runtime, tokens_);
     for (auto& [name, inputs] : calibration_) smooth(inputs.squares);
@@ -130,7 +133,7 @@ class TypeSearch {
 
   // What each matrix may become, with its own error as cost; measure_groups() turns that into divergence.
   void make_options() {
-    ThreadPool pool(runtime_.threads);
+    ThreadPool pool(engine_options_.threads);
     options_.resize(searched_.size());
     trial_error_.resize(searched_.size());
     pool.parallel_for(static_cast<int64_t>(searched_.size()), 1, [&](int64_t begin, int64_t end, int) {
@@ -171,7 +174,7 @@ class TypeSearch {
     size_t all_bytes = 0, done = 0;  // progress is told in bytes, as that of loading is
     for (const OutTensor& tensor : tensors_) all_bytes += tensor.source.bytes();
     for (const auto& [group, members] : groups) {
-      if (runtime_.progress) runtime_.progress(all_bytes / groups.size() * done++, all_bytes);
+      if (engine_options_.on_load) engine_options_.on_load(all_bytes / groups.size() * done++, all_bytes);
       const double kl = divergence_of(group);
       group_kl_[group] = kl;
       double sum = 0.0;
@@ -184,11 +187,11 @@ class TypeSearch {
 
   // Of the model with the matrices of `group` in the trial type.
   double divergence_of(const std::string& group) const {
-    RuntimeOptions options = runtime_options_for_sample();
-    options.quantize = [&](const std::string& name, const TensorView& view, bool) {
+    RuntimeSetup setup{.logit_rows = kRowsPerStep};
+    setup.weights.choice = [&](const std::string& name, const TensorView& view, bool) {
       return group_of(name, layers_) == group ? kTrialType : view.type;
     };
-    const auto runtime = Runtime::open(path_, options);
+    const auto runtime = Runtime::open(options_for_sample(), setup);
     const std::vector<int32_t> no_next(std::min(tokens_.size(), kTrialTokens), -1);
     const std::vector<float> logits = all_logits(*runtime, std::span(tokens_).first(no_next.size()));
     DivergenceMeter meter;
@@ -207,8 +210,7 @@ class TypeSearch {
     return sum;
   }
 
-  const std::string& path_;
-  const RuntimeOptions& runtime_;
+  const EngineOptions& engine_options_;
   std::vector<OutTensor>& tensors_;
   bool portable_;
   int layers_ = 0;
@@ -247,43 +249,44 @@ size_t budget_bytes(std::string_view option, const std::string& text, int64_t el
   return static_cast<size_t>(bytes);
 }
 
-AutoTypes choose_types(const std::string& path, const RuntimeOptions& runtime, const std::string& sample,
-                       size_t budget, std::vector<OutTensor>& tensors, bool portable) {
-  return TypeSearch(path, runtime, sample, tensors, portable).search(budget);
+AutoTypes choose_types(const EngineOptions& options, size_t budget, std::vector<OutTensor>& tensors,
+                       bool portable) {
+  return TypeSearch(options, tensors, portable).search(budget);
 }
 
-std::string resolve_auto_types(const std::string& path, RuntimeOptions& runtime) {
-  const AutoQuantize request = *std::exchange(runtime.quantize_auto, std::nullopt);
-  const io::Checkpoint checkpoint = io::Checkpoint::open(path);
+WeightTypes auto_weight_types(const EngineOptions& options) {
+  const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
   std::optional<ModelConfig> config;
   if (checkpoint.hf) config = read_config(checkpoint);
   std::vector<OutTensor> tensors = list_tensors(checkpoint, config);
   int64_t elements = 0;
   for (const OutTensor& tensor : tensors) elements += tensor.source.elements();
-  const auto chosen = std::make_shared<AutoTypes>(choose_types(
-      path, runtime, request.sample, budget_bytes("--budget", request.budget, elements, 0), tensors));
+  const auto chosen = std::make_shared<AutoTypes>(
+      choose_types(options, budget_bytes("--budget", options.quantize_budget, elements, 0), tensors));
   const auto types = std::make_shared<std::map<std::string, DType>>();
   size_t bytes = 0;
   for (const OutTensor& tensor : tensors) {
     bytes += tensor.bytes();
     if (tensor.part != quant::Part::kSmall) types->emplace(tensor.name, tensor.type);
   }
-  runtime.quantize = [types](const std::string& name, const TensorView& view, bool) {
+  WeightTypes result;
+  result.choice = [types](const std::string& name, const TensorView& view, bool) {
     const auto found = types->find(name);
     const bool same =
         found == types->end() || (found->second == DType::kMXFP4 && view.type == DType::kMXFP4Split);
     return same ? view.type : found->second;
   };
-  runtime.quantize_inputs = [chosen](const std::string& name) -> const quant::MatrixInputs* {
+  result.inputs = [chosen](const std::string& name) -> const quant::MatrixInputs* {
     const auto found = chosen->calibration.find(name);
     return found == chosen->calibration.end() ? nullptr : &found->second;
   };
-  runtime.quantized_to =
-      fmt::format("auto {} {:x}", request.budget, std::hash<std::string>{}(request.sample));
-  return fmt::format(
+  result.identity =
+      fmt::format("auto {} {:x}", options.quantize_budget, std::hash<std::string>{}(options.quantize_sample));
+  result.note = fmt::format(
       "auto: {:.3f} bits per weight, expected divergence {:.5f} nats a token on {} tokens of sample text",
       8.0 * static_cast<double>(bytes) / static_cast<double>(elements), chosen->expected_kl,
       chosen->sample_tokens);
+  return result;
 }
 
 }  // namespace millrace

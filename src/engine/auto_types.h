@@ -13,7 +13,8 @@
 
 #include "engine/calibration.h"
 #include "engine/out_tensors.h"
-#include "engine/runtime.h"
+#include "engine/runtime_setup.h"
+#include "millrace/options.h"
 
 namespace millrace {
 
@@ -28,15 +29,14 @@ struct AutoTypes {
 // "1000000". Throws Error{kBadInput}; `option` names where it was given.
 size_t budget_bytes(std::string_view option, const std::string& text, int64_t elements, size_t header_bytes);
 
-// Sets the type of every matrix of `tensors` so that their data takes at most `budget` bytes. `sample`: a
-// text, or nothing for the built-in one. `portable`: types of our own are not taken. `runtime`: device and
-// threads to measure on, and who is told of the progress. Throws Error{kBadInput} with the least that is
-// possible when the budget cannot be met.
-AutoTypes choose_types(const std::string& path, const RuntimeOptions& runtime, const std::string& sample,
-                       size_t budget, std::vector<OutTensor>& tensors, bool portable = false);
+// Sets the type of every matrix of `tensors`, which are options.model's, so that their data takes at most
+// `budget` bytes. Of the options: device and threads to measure on, quantize_sample, and on_load, which is
+// told of the progress. `portable`: types of our own are not taken. Throws Error{kBadInput} with the least
+// that is possible when the budget cannot be met.
+AutoTypes choose_types(const EngineOptions& options, size_t budget, std::vector<OutTensor>& tensors,
+                       bool portable = false);
 
-// The same for weights that are quantized while they are loaded: fills in runtime.quantize, quantize_inputs
-// and quantized_to from runtime.quantize_auto, which is empty afterwards. What was chosen, in words.
-std::string resolve_auto_types(const std::string& path, RuntimeOptions& runtime);
+// The same for weights that are quantized while they are loaded, within options.quantize_budget.
+WeightTypes auto_weight_types(const EngineOptions& options);
 
 }  // namespace millrace

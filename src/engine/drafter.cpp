@@ -50,7 +50,7 @@ int32_t LookupDrafter::find(const Table& table, std::span<const int32_t> tokens,
 }
 
 LookupDrafter::Evidence LookupDrafter::look(std::span<const int32_t> tokens) {
-  constexpr int32_t kMostAgree = 24;
+  constexpr int32_t kMaxAgree = 24;
   constexpr int32_t kStray = 16;  // tokens that a copy may differ for and still be thought to go on
   from_ = 0;
   if (tables_[0].after.empty()) return kNone;
@@ -58,8 +58,7 @@ LookupDrafter::Evidence LookupDrafter::look(std::span<const int32_t> tokens) {
   const auto size = static_cast<int32_t>(tokens.size());
   for (size_t t = 0; t < kOrders.size() && from_ == 0; ++t) from_ = find(tables_[t], tokens, kOrders[t]);
   int32_t agree = 0;
-  while (agree < std::min(from_, kMostAgree) && tokens[from_ - 1 - agree] == tokens[size - 1 - agree])
-    ++agree;
+  while (agree < std::min(from_, kMaxAgree) && tokens[from_ - 1 - agree] == tokens[size - 1 - agree]) ++agree;
   if (agree >= 3) {
     copy_ = from_;
     ahead_ = size;
@@ -90,12 +89,12 @@ void DraftLength::add(int32_t drafted, int32_t accepted) {
   wrong_ = kKeep * wrong_ + (accepted < drafted ? 1 : 0);
 }
 
-int32_t DraftLength::best(double row_cost, double draft_cost, int32_t most) const {
+int32_t DraftLength::best(double row_cost, double draft_cost, int32_t max_drafts) const {
   const double a = std::min(0.999, acceptance());
   double best_ratio = 1.02;  // less gain than this is not worth the trouble
   int32_t best = 0;
   double tokens = 1.0, power = 1.0;
-  for (int32_t k = 1; k <= most; ++k) {
+  for (int32_t k = 1; k <= max_drafts; ++k) {
     power *= a;
     tokens += power;
     const double ratio = tokens / (1.0 + k * (row_cost + draft_cost));
@@ -110,7 +109,7 @@ int32_t DraftLength::best(double row_cost, double draft_cost, int32_t most) cons
   }
   // Text changes: look again from time to time.
   constexpr int32_t kTryAgain = 32;
-  return ++refused_ % kTryAgain == 0 ? std::min(2, most) : 0;
+  return ++refused_ % kTryAgain == 0 ? std::min(2, max_drafts) : 0;
 }
 
 void StepCost::add(double rows, double seconds) {
@@ -144,7 +143,7 @@ ModelDrafter::ModelDrafter(std::unique_ptr<Runtime> runtime, int32_t target_voca
   }
 }
 
-// All known tokens but the last are computed; false when there is no room for that and the drafts.
+// All known tokens but the last are computed; false when there is no space for that and the drafts.
 bool ModelDrafter::catch_up(Item& item) {
   kv::Cache& cache = runtime_->cache();
   if (!*item.sequence) *item.sequence = cache.make_sequence();

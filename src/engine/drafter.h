@@ -58,7 +58,7 @@ class DraftLength {
   void add(int32_t drafted, int32_t accepted);
   // The number for which expected tokens per expected time are most. row_cost: one more row in a step,
   // draft_cost: making one draft, both in units of a step without drafts.
-  int32_t best(double row_cost, double draft_cost, int32_t most) const;
+  int32_t best(double row_cost, double draft_cost, int32_t max_drafts) const;
   double acceptance() const { return right_ / (right_ + wrong_); }
 
  private:
@@ -98,7 +98,7 @@ class ModelDrafter {
     int32_t count;
     Buffer<int32_t>* drafts;
   };
-  // Fills the items' drafts; one whose sequence finds no room gets none.
+  // Fills the items' drafts; one whose sequence finds no space gets none.
   void propose(std::span<Item> items);
   double draft_s() const { return draft_s_; }  // of one draft of one sequence, measured
 

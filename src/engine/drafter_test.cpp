@@ -143,14 +143,11 @@ DraftRun run_with_drafts_of(const std::string& draft_model) {
   options.step_tokens = 64;
   options.kv_tokens = 1280;
   options.speculation = Speculation::kDraft;
+  options.draft_model = draft_model;
   options.max_draft = 4;
-  RuntimeOptions draft;
-  draft.context = 128;
-  draft.threads = 1;
-  draft.sequences = 4;
-  draft.logit_rows = 4;
-  auto drafter = std::make_unique<ModelDrafter>(Runtime::open(draft_model, draft),
-                                                Runtime::open(kLlamaModel, RuntimeOptions())->config().vocab);
+  auto drafter = std::make_unique<ModelDrafter>(
+      Runtime::open({.model = draft_model, .threads = 1, .context = 128}, {.sequences = 4}),
+      Runtime::open({.model = kLlamaModel})->config().vocab);
   Harness h(options, {}, std::move(drafter));
   std::vector<Request> requests;
   for (int32_t i = 0; i < 6; ++i) requests.push_back(ask_seeded(i, i % 2 == 0 ? 0.0f : 0.9f));
@@ -176,9 +173,7 @@ TEST(Speculation, ADraftModelChangesSpeedAndNotTokens) {
 }
 
 TEST(Speculation, ADraftModelOfAnotherVocabularyIsRefused) {
-  RuntimeOptions draft;
-  draft.context = 64;
-  EXPECT_THROW(ModelDrafter(Runtime::open(kLlamaModel, draft), 7), Error);
+  EXPECT_THROW(ModelDrafter(Runtime::open({.model = kLlamaModel, .context = 64}), 7), Error);
 }
 
 }  // namespace

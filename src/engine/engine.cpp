@@ -6,24 +6,23 @@
 #include <thread>
 
 #include "base/error.h"
-#include "engine/chat.h"
+#include "engine/available_memory.h"
 #include "engine/engine_options.h"
 #include "engine/loop.h"
+#include "engine/render_chat.h"
 
 namespace millrace {
 
 class Engine::Impl {
  public:
-  explicit Impl(const EngineOptions& options) : options_(options), inbox_(std::make_shared<Inbox>()) {
-    RuntimeOptions runtime_options = runtime_options_of(options);
-    runtime_options.cache.wake = [inbox = inbox_] { inbox->poke(); };
-    runtime_ = Runtime::open(options.model, runtime_options);
+  explicit Impl(EngineOptions options) : options_(std::move(options)), inbox_(std::make_shared<Inbox>()) {
+    RuntimeSetup setup{.sequences = RuntimeSetup::kShared};
+    setup.adjust_cache = [this](kv::CacheOptions& cache) {
+      cache.wake = [inbox = inbox_] { inbox->poke(); };
+    };
+    runtime_ = Runtime::open(options_, setup);
     read_info();
-    LoopOptions loop_options;
-    loop_options.limits = limits_of(options, runtime_->spec());
-    loop_options.speculation = options.speculation;
-    loop_options.max_draft = options.max_draft;
-    loop_ = std::make_unique<Loop>(*runtime_, open_drafter(), loop_options, inbox_, recorder_);
+    loop_ = std::make_unique<Loop>(*runtime_, open_drafter(), options_, inbox_, recorder_);
     thread_ = std::thread([this] {
       loop_->run();
       if (!loop_->device_lost()) runtime_->cache().flush();
@@ -31,10 +30,10 @@ class Engine::Impl {
   }
   ~Impl() { shutdown(false); }
 
-  Stream submit(const Request& request) {
+  EventStream submit(const Request& request) {
     std::shared_ptr<Job> job = make_job(*runtime_, runtime_->cache(), chat_template_, request,
                                         options_.max_running, next_id_.fetch_add(1), inbox_);
-    const std::shared_ptr<Stream::State> state = job->stream;
+    const std::shared_ptr<EventStream::State> state = job->events;
     bool taken = false;
     std::string refusal;
     {
@@ -64,7 +63,7 @@ class Engine::Impl {
         state->finish(std::move(event));
       }
     }
-    return Stream(state);
+    return EventStream(state);
   }
 
   std::string failure() const {
@@ -126,8 +125,8 @@ class Engine::Impl {
                           .repetition_penalty = config.sampling.repetition_penalty,
                           .top_k = config.sampling.top_k}};
     const WeightBytes weights =
-        plan_weights(runtime_->checkpoint(), config, runtime_->backend(), runtime_->type_choice());
-    info_.quantized = runtime_->quantized();
+        plan_weights(runtime_->checkpoint(), config, runtime_->backend(), runtime_->weight_types().choice);
+    info_.quantized = runtime_->weight_types().note;
     const ExecutorSpec& spec = runtime_->spec();
     info_.memory = {.weights_mapped = weights.mapped,
                     .weights_copied = weights.repacked + weights.opened,
@@ -141,16 +140,8 @@ class Engine::Impl {
 
   std::unique_ptr<ModelDrafter> open_drafter() const {
     if (options_.speculation != Speculation::kDraft) return nullptr;
-    RuntimeOptions draft;
-    draft.device = options_.device;
-    draft.gpu_memory = options_.gpu_memory;
-    draft.threads = options_.threads;
-    draft.context = runtime_->context();
-    draft.sequences = options_.max_running;
-    draft.step_tokens = options_.step_tokens == 0 ? 0 : std::max(options_.max_running, options_.step_tokens);
-    draft.logit_rows = options_.max_running;
-    draft.shared_pool = true;
-    return std::make_unique<ModelDrafter>(Runtime::open(options_.draft_model, draft),
+    const EngineOptions draft = draft_model_options(options_, runtime_->context());
+    return std::make_unique<ModelDrafter>(Runtime::open(draft, {.sequences = RuntimeSetup::kShared}),
                                           runtime_->config().vocab);
   }
 
@@ -164,11 +155,10 @@ Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() = default;
 
 std::unique_ptr<Engine> Engine::create(EngineOptions options) {
-  check_options(options);
-  return std::unique_ptr<Engine>(new Engine(std::make_unique<Impl>(options)));
+  return std::unique_ptr<Engine>(new Engine(std::make_unique<Impl>(std::move(options))));
 }
 
-Stream Engine::submit(const Request& request) { return impl_->submit(request); }
+EventStream Engine::submit(const Request& request) { return impl_->submit(request); }
 void Engine::cancel(uint64_t id) { impl_->inbox_->cancel(id); }
 std::string Engine::failure() const { return impl_->failure(); }
 

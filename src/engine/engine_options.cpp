@@ -10,41 +10,87 @@
 namespace millrace {
 namespace {
 
-// Drafts of all sequences together in one step. More would cost more than they save: a batch of this many
-// rows is no longer bound by reading the weights.
-int32_t draft_rows(const EngineOptions& options) {
-  return options.speculation == Speculation::kOff ? 0 : std::max(options.max_draft, 32);
-}
+// Options whose flag is not their field's name with dashes.
+constexpr struct {
+  std::string_view field, flag;
+} kFlagNames[] = {{"context", "--ctx"},
+                  {"max_waiting", "--max-queue"},
+                  {"quantize_budget", "--budget"},
+                  {"quantize_sample", "--sample"}};
+
+class OptionChecker {
+ public:
+  OptionChecker(const EngineOptions& options, OptionNames names) : o_(options), names_(names) {}
+
+  void check() const {
+    if (o_.model.empty()) throw_error(ErrorCode::kBadInput, "model: found no path, expected one");
+    check_ranges();
+    check_device();
+    check_quantize();
+    if (o_.speculation == Speculation::kDraft && o_.draft_model.empty()) {
+      throw_error(ErrorCode::kBadInput, "{}: found no path, expected one for drafts from a model",
+                  name("draft_model"));
+    }
+  }
+
+ private:
+  std::string name(std::string_view field) const {
+    if (names_ == OptionNames::kFields) return std::string(field);
+    for (const auto& known : kFlagNames) {
+      if (known.field == field) return std::string(known.flag);
+    }
+    std::string flag = "--" + std::string(field);
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    return flag;
+  }
+
+  void check_range(std::string_view field, double value, double min, double max) const {
+    if (value >= min && value <= max) return;
+    throw_error(ErrorCode::kBadInput, "{}: found {}, expected {} to {}", name(field), value, min, max);
+  }
+
+  void check_ranges() const {
+    check_range("gpu_memory", o_.gpu_memory, 0.01, 1);
+    check_range("threads", o_.threads, 0, 1024);
+    check_range("context", o_.context, 0, 1 << 28);
+    check_range("max_running", o_.max_running, 1, 1 << 16);
+    check_range("max_waiting", o_.max_waiting, 0, 1 << 30);
+    check_range("step_tokens", o_.step_tokens, 0, 1 << 20);
+    check_range("chunk_s", o_.chunk_s, 1e-3, 3600);
+    check_range("ageing", o_.ageing, 0, 1e6);
+    check_range("kv_tokens", static_cast<double>(o_.kv_tokens), 0, 1e12);
+    check_range("max_draft", o_.max_draft, 1, 64);
+  }
+
+  void check_device() const {
+    if (!o_.kv_type.empty()) parse_kv_type(name("kv_type"), o_.kv_type);
+    if (o_.gpu_memory != EngineOptions().gpu_memory && (o_.device == "cpu" || o_.device == "reference")) {
+      throw_error(ErrorCode::kBadInput, "{}: found {} {}, expected a GPU or auto", name("gpu_memory"),
+                  name("device"), o_.device);
+    }
+  }
+
+  void check_quantize() const {
+    const bool automatic = o_.quantize == "auto";
+    if (automatic == o_.quantize_budget.empty()) {
+      throw_error(ErrorCode::kBadInput, "{}: found {}, expected {} {} auto{}", name("quantize_budget"),
+                  automatic ? "none" : io::printable(o_.quantize_budget), automatic ? "one for" : "it with",
+                  name("quantize"), automatic ? ", such as 4.5bpw or 800M" : " only");
+    }
+    if (!automatic && !o_.quantize_sample.empty()) {
+      throw_error(ErrorCode::kBadInput, "{}: found one, expected it with {} auto only",
+                  name("quantize_sample"), name("quantize"));
+    }
+    if (!automatic && !o_.quantize.empty()) quant::parse_request(name("quantize"), o_.quantize);
+  }
+
+  const EngineOptions& o_;
+  const OptionNames names_;
+};
 
 }  // namespace
 
-void check_options(const EngineOptions& options) {
-  const auto check = [](const char* name, double value, double least, double most) {
-    if (value >= least && value <= most) return;
-    throw_error(ErrorCode::kBadInput, "{}: found {}, expected {} to {}", name, value, least, most);
-  };
-  if (options.model.empty()) throw_error(ErrorCode::kBadInput, "model: found no path, expected one");
-  check("gpu_memory", options.gpu_memory, 0.01, 1);
-  check("max_running", options.max_running, 1, 1 << 16);
-  check("max_waiting", options.max_waiting, 0, 1 << 30);
-  check("step_tokens", options.step_tokens, 0, 1 << 20);
-  check("chunk_s", options.chunk_s, 1e-3, 3600);
-  check("ageing", options.ageing, 0, 1e6);
-  check("kv_tokens", static_cast<double>(options.kv_tokens), 0, 1e12);
-  check("max_draft", options.max_draft, 1, 64);
-  if ((options.quantize == "auto") == options.quantize_budget.empty()) {
-    throw_error(
-        ErrorCode::kBadInput, "quantize_budget: found {}, expected {}",
-        options.quantize_budget.empty() ? "none" : io::printable(options.quantize_budget),
-        options.quantize == "auto" ? "one for quantize auto, such as 4.5bpw" : "it with quantize auto only");
-  }
-  if (options.quantize != "auto" && !options.quantize_sample.empty()) {
-    throw_error(ErrorCode::kBadInput, "quantize_sample: found a text, expected it with quantize auto only");
-  }
-  if (options.speculation == Speculation::kDraft && options.draft_model.empty()) {
-    throw_error(ErrorCode::kBadInput, "draft_model: found no path, expected one for drafts from a model");
-  }
-}
+void check_options(const EngineOptions& options, OptionNames names) { OptionChecker(options, names).check(); }
 
 DType parse_kv_type(std::string_view option, std::string_view name) {
   for (const KvTypeName& known : kKvTypeNames) {
@@ -54,34 +100,29 @@ DType parse_kv_type(std::string_view option, std::string_view name) {
               io::printable(name));
 }
 
-RuntimeOptions runtime_options_of(const EngineOptions& options) {
-  RuntimeOptions r;
-  r.device = options.device;
-  r.threads = options.threads;
-  r.gpu_memory = options.gpu_memory;
-  r.context = options.context;
-  r.lock = options.lock;
-  if (options.quantize == "auto") {
-    r.quantize_auto = {options.quantize_budget, options.quantize_sample};
-  } else if (!options.quantize.empty()) {
-    r.quantize = type_choice(quant::parse_request("quantize", options.quantize));
-    r.quantized_to = options.quantize;
-  }
-  r.sequences = options.max_running;
-  r.step_tokens = options.step_tokens == 0 ? 0 : std::max(options.step_tokens, options.max_running);
-  r.logit_rows = options.max_running + draft_rows(options);
-  if (!options.kv_type.empty()) {
-    r.kv_type = parse_kv_type("kv_type", options.kv_type);
-  }
-  r.shared_pool = true;
-  r.kv_tokens = options.kv_tokens;
-  r.kv_bytes = options.kv_bytes;
-  r.cache.prefix_cache = options.prefix_cache;
-  r.cache.ram_bytes = options.ram_tier_bytes;
-  r.cache.disk_directory = options.kv_dir;
-  r.cache.disk_bytes = options.kv_dir_bytes;
-  r.progress = options.on_load;
-  return r;
+// More would cost more than they save: a batch of this many rows is no longer bound by reading the weights.
+int32_t draft_rows(const EngineOptions& options) {
+  return options.speculation == Speculation::kOff ? 0 : std::max(options.max_draft, 32);
+}
+
+EngineOptions draft_model_options(const EngineOptions& options, int32_t context) {
+  const EngineOptions defaults;
+  EngineOptions draft = options;
+  draft.model = options.draft_model;
+  draft.context = context;
+  draft.kv_type = defaults.kv_type;
+  draft.quantize = defaults.quantize;
+  draft.quantize_budget = defaults.quantize_budget;
+  draft.quantize_sample = defaults.quantize_sample;
+  draft.lock = defaults.lock;
+  draft.kv_tokens = defaults.kv_tokens;
+  draft.kv_bytes = defaults.kv_bytes;
+  draft.prefix_cache = false;
+  draft.ram_tier_bytes = defaults.ram_tier_bytes;
+  draft.kv_dir = defaults.kv_dir;
+  draft.speculation = defaults.speculation;
+  draft.on_load = nullptr;
+  return draft;
 }
 
 sched::Limits limits_of(const EngineOptions& options, const ExecutorSpec& spec) {

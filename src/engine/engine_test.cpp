@@ -42,7 +42,7 @@ struct Read {
   std::vector<Event> events;
 };
 
-Read read(Stream& stream, int32_t samples = 1) {
+Read read(EventStream& stream, int32_t samples = 1) {
   Read out;
   out.answers.resize(static_cast<size_t>(samples));
   while (auto event = stream.next()) {
@@ -83,7 +83,7 @@ TEST(Engine, AnswersManyClientsFromManyThreads) {
   std::atomic<int> wrong{0};
   for (size_t c = 0; c < 12; ++c) {
     clients.emplace_back([&, c] {
-      Stream stream = engine->submit(requests[c % requests.size()]);
+      EventStream stream = engine->submit(requests[c % requests.size()]);
       const Read got = read(stream);
       const Answer& a = got.answers[0];
       if (a.tokens != want[c % requests.size()][0].tokens || a.finish != FinishReason::kMaxTokens) ++wrong;
@@ -111,25 +111,25 @@ TEST(Engine, SamplesShareAPromptAndDifferInSeed) {
   Request r = ask({5, 17, 40, 9, 33}, 10);
   r.sampling = {.temperature = 1.0f, .seed = 3};
   r.samples = 4;
-  Stream stream = engine->submit(r);
+  EventStream stream = engine->submit(r);
   const Read got = read(stream, 4);
   for (const Answer& a : got.answers) EXPECT_EQ(a.tokens.size(), 10u);
   EXPECT_NE(got.answers[0].tokens, got.answers[1].tokens);
   EXPECT_NE(got.answers[1].tokens, got.answers[2].tokens);
   r.samples = 1;
-  Stream alone = engine->submit(r);
+  EventStream alone = engine->submit(r);
   EXPECT_EQ(read(alone).answers[0].tokens, got.answers[0].tokens) << "sample 0 has the request's own seed";
 }
 
 TEST(Engine, EndsWhereItIsTold) {
   const auto engine = Engine::create(small());
-  Stream plain = engine->submit(ask({5, 17, 40, 9}, 20));
+  EventStream plain = engine->submit(ask({5, 17, 40, 9}, 20));
   const Answer want = read(plain).answers[0];
   ASSERT_EQ(want.tokens.size(), 20u);
 
   Request tokens = ask({5, 17, 40, 9}, 20);
   tokens.stop_tokens = {want.tokens[7]};
-  Stream by_token = engine->submit(tokens);
+  EventStream by_token = engine->submit(tokens);
   const Answer stopped = read(by_token).answers[0];
   EXPECT_EQ(stopped.finish, FinishReason::kEndToken);
   EXPECT_LE(stopped.tokens.size(), 8u);
@@ -137,12 +137,12 @@ TEST(Engine, EndsWhereItIsTold) {
   ASSERT_GT(want.text.size(), 6u);
   Request text = ask({5, 17, 40, 9}, 20);
   text.stop = {want.text.substr(3, 3)};
-  Stream by_text = engine->submit(text);
+  EventStream by_text = engine->submit(text);
   const Answer cut = read(by_text).answers[0];
   EXPECT_EQ(cut.finish, FinishReason::kStopString);
   EXPECT_EQ(cut.text, want.text.substr(0, want.text.find(text.stop[0])));
 
-  Stream full = engine->submit(ask({5, 17, 40, 9}, 0));
+  EventStream full = engine->submit(ask({5, 17, 40, 9}, 0));
   const Answer context = read(full).answers[0];
   EXPECT_EQ(context.finish, FinishReason::kContext);
   EXPECT_EQ(context.tokens.size(), 128u - 4 + 1);
@@ -152,7 +152,7 @@ TEST(Engine, LogprobsComeWithTheTokens) {
   const auto engine = Engine::create(small());
   Request r = ask({5, 17, 40}, 3);
   r.sampling.logprobs = 2;
-  Stream stream = engine->submit(r);
+  EventStream stream = engine->submit(r);
   for (const Event& event : read(stream).events) {
     if (event.kind != Event::Kind::kToken) continue;
     ASSERT_EQ(event.top.size(), 2u);
@@ -184,7 +184,7 @@ TEST(Engine, AConstraintDecidesWhatMayCome) {
   r.constraint = std::make_shared<Alternating>();
   r.samples = 2;
   r.sampling = {.temperature = 1.0f, .seed = 1};
-  Stream stream = engine->submit(r);
+  EventStream stream = engine->submit(r);
   for (const Answer& a : read(stream, 2).answers) {
     ASSERT_EQ(a.tokens.size(), 12u);
     for (size_t i = 0; i < a.tokens.size(); ++i) EXPECT_EQ(a.tokens[i] % 2, static_cast<int32_t>(i % 2));
@@ -201,7 +201,7 @@ TEST(Engine, CancellationDeadlinesAndDroppedStreamsFreeEverything) {
   h.submit(late);
   const size_t gone = h.submit(ask({1, 2, 3, 4}, 0));
   h.loop->turn();
-  { const Stream dropped = std::move(h.streams[gone]); }
+  { const EventStream dropped = std::move(h.streams[gone]); }
   while (h.loop->turn()) continue;
   h.read(0);
   h.read(1);
@@ -233,7 +233,7 @@ TEST(Engine, TextAndMessagesAreWhatTheirTokensAre) {
     r.max_tokens = 6;
     r.ignore_end = true;
     r.sampling.temperature = 0.0f;
-    Stream stream = engine->submit(r);
+    EventStream stream = engine->submit(r);
     return read(stream).answers[0];
   };
   Request text, tokens, messages;
@@ -268,18 +268,19 @@ TEST(Engine, OneSampleIsCancelledAndTheOthersGoOn) {
 
 TEST(Engine, AClientThatNeverReadsStopsNobody) {
   const auto engine = Engine::create(small());
-  std::vector<Stream> silent;
+  std::vector<EventStream> silent;
   for (int i = 0; i < 4; ++i) silent.push_back(engine->submit(ask({7, 8, 9 + i}, 0)));
-  Stream other = engine->submit(ask({5, 17, 40, 9}, 20));
+  EventStream other = engine->submit(ask({5, 17, 40, 9}, 20));
   EXPECT_EQ(read(other).answers[0].tokens.size(), 20u);
   engine->shutdown(true);
-  for (Stream& stream : silent) EXPECT_EQ(read(stream).answers[0].tokens.size(), 126u) << "nothing was lost";
+  for (EventStream& stream : silent)
+    EXPECT_EQ(read(stream).answers[0].tokens.size(), 126u) << "nothing was lost";
 }
 
 TEST(Engine, NotifiesWhenAStreamHasNews) {
   const auto engine = Engine::create(small());
   std::atomic<int> calls{0};
-  Stream stream = engine->submit(ask({5, 17}, 5));
+  EventStream stream = engine->submit(ask({5, 17}, 5));
   stream.on_ready([&] { ++calls; });
   EXPECT_EQ(read(stream).answers[0].tokens.size(), 5u);
   EXPECT_GE(calls.load(), 1);
@@ -315,22 +316,22 @@ TEST(Engine, TooManyAreToldSoAndSoAreThoseWhoComeTooLate) {
   EngineOptions options = small();
   options.max_waiting = 0;
   const auto engine = Engine::create(options);
-  Stream busy = engine->submit(ask({1, 2}, 3));
+  EventStream busy = engine->submit(ask({1, 2}, 3));
   const Event event = *busy.next();
   EXPECT_EQ(event.kind, Event::Kind::kFailed);
   EXPECT_EQ(event.code, ErrorCode::kBusy);
   EXPECT_FALSE(busy.next().has_value());
   engine->shutdown(true);
-  Stream late = engine->submit(ask({1, 2}, 3));
+  EventStream late = engine->submit(ask({1, 2}, 3));
   EXPECT_EQ(late.next()->code, ErrorCode::kBusy);
 }
 
 TEST(Engine, ShutdownWithoutDrainCancelsWhatRuns) {
   const auto engine = Engine::create(small());
-  std::vector<Stream> streams;
+  std::vector<EventStream> streams;
   for (int i = 0; i < 20; ++i) streams.push_back(engine->submit(ask({1, 2, i}, 0)));
   engine->shutdown(false);
-  for (Stream& stream : streams) {
+  for (EventStream& stream : streams) {
     const Answer a = read(stream).answers[0];
     EXPECT_TRUE(a.ended);
     EXPECT_TRUE(a.finish == FinishReason::kCancelled || a.finish == FinishReason::kContext);
@@ -349,7 +350,7 @@ TEST(Engine, QuantizedWeightsDoNotTakeTheBlocksOfOthersFromDisk) {
     options.quantize = quantize;
     options.kv_type = kv_type;
     auto engine = Engine::create(options);
-    Stream stream = engine->submit(ask(prompt, 2));
+    EventStream stream = engine->submit(ask(prompt, 2));
     const int32_t found = read(stream).answers[0].usage.cached_tokens;
     engine->shutdown(true);
     return found;

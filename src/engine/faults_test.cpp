@@ -77,7 +77,7 @@ TEST(Faults, AnotherSaltFindsNothing) {
   const auto cached = [&](const char* salt) {
     Request r = document(0);
     r.cache_salt = salt;
-    Stream stream = engine->submit(r);
+    EventStream stream = engine->submit(r);
     int32_t found = -1;
     while (const auto event = stream.next()) found = event->usage.cached_tokens;
     return found;
@@ -131,9 +131,11 @@ TEST(Faults, ADiskThatIsFullOrBrokenTurnsItsTierOffAndRequestsGoOn) {
       int32_t wrong = 0;
       bool on = true;
       for (int life = 0; life < 2; ++life) {  // the second reads what the first could write
-        Harness h(options, {}, nullptr, [&](RuntimeOptions& r) {
-          r.cache.files = &files;
-          r.cache.log = [&lines](const std::string&) { ++lines; };
+        Harness h(options, {}, nullptr, [&](RuntimeSetup& setup) {
+          setup.adjust_cache = [&](kv::CacheOptions& cache) {
+            cache.files = &files;
+            cache.log = [&lines](const std::string&) { ++lines; };
+          };
         });
         for (int32_t i = 0; i < 24; ++i) h.submit(document(i));
         h.run([&] { h.runtime->cache().check_invariants(); });
@@ -174,8 +176,8 @@ TEST(Faults, ADeadDeviceIsToldToEverybodyAndTriedNoMore) {
   for (const int steps : {0, 3, 11}) {
     EngineOptions options = crowded(kWindowModel);
     options.ram_tier_bytes = size_t{1} << 20;
-    Harness h(options, {}, nullptr, [&](RuntimeOptions& runtime) {
-      runtime.wrap_executor = [&](std::unique_ptr<Executor> inner) {
+    Harness h(options, {}, nullptr, [&](RuntimeSetup& setup) {
+      setup.wrap_executor = [&](std::unique_ptr<Executor> inner) {
         return std::make_unique<DyingExecutor>(std::move(inner), steps);
       };
     });
@@ -216,10 +218,10 @@ TEST(Faults, KilledTwentyTimesUnderLoadTheNextProcessGoesOn) {
     if (child == 0) {
       const auto engine = Engine::create(options);
       for (int32_t i = kill;; i += 8) {
-        std::vector<Stream> streams;
+        std::vector<EventStream> streams;
         for (int32_t k = 0; k < 8; ++k) streams.push_back(engine->submit(document(i + k)));
         if (i == kill && ::write(news[1], "1", 1) != 1) ::_exit(1);
-        for (Stream& stream : streams) {
+        for (EventStream& stream : streams) {
           while (stream.next()) {
           }
         }
@@ -237,7 +239,7 @@ TEST(Faults, KilledTwentyTimesUnderLoadTheNextProcessGoesOn) {
 
     const auto engine = Engine::create(options);
     for (int32_t i = 0; i < 12; ++i) {
-      Stream stream = engine->submit(document(i));
+      EventStream stream = engine->submit(document(i));
       std::vector<int32_t> tokens;
       while (const auto event = stream.next()) {
         if (event->kind == Event::Kind::kToken) tokens.push_back(event->token);

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "engine/chat.h"
+#include "engine/render_chat.h"
 
 namespace millrace {
 namespace {
@@ -67,19 +67,6 @@ void check(const Runtime& runtime, const Request& request, size_t tokens, int32_
 
 }  // namespace
 
-HiddenPool::HiddenPool(Pooling kind, int32_t prompt_tokens, int32_t hidden)
-    : sum(static_cast<size_t>(hidden), 0.0),
-      row(static_cast<size_t>(hidden)),
-      next(kind == Pooling::kLast ? prompt_tokens - 1 : 0),
-      count(prompt_tokens - next) {}
-
-std::vector<float> HiddenPool::mean() const {
-  std::vector<float> out;
-  out.reserve(sum.size());
-  for (const double s : sum) out.push_back(static_cast<float>(s / count));
-  return out;
-}
-
 std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
                               const ChatTemplate* chat_template, const Request& request, int32_t max_running,
                               uint64_t id, std::shared_ptr<Inbox> inbox) {
@@ -102,30 +89,9 @@ std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
   job->request.text = {};
   job->request.messages = {};
   if (request.embedding) job->request.max_tokens = 1;  // its buffers are made for the prompt alone
-  job->stream = std::make_shared<Stream::State>(id, job->sampler->seed(), request.samples, std::move(inbox));
+  job->events =
+      std::make_shared<EventStream::State>(id, job->sampler->seed(), request.samples, std::move(inbox));
   return job;
-}
-
-std::string_view to_string(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kEndToken:
-      return "stop";
-    case FinishReason::kStopString:
-      return "stop_string";
-    case FinishReason::kMaxTokens:
-      return "length";
-    case FinishReason::kContext:
-      return "context";
-    case FinishReason::kCancelled:
-      return "cancelled";
-    case FinishReason::kDeadline:
-      return "deadline";
-    case FinishReason::kEmbedded:
-      return "embedded";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "unknown";
 }
 
 }  // namespace millrace

@@ -6,7 +6,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "engine/engine_options.h"
+#include "engine/load_tokenizer.h"
+#include "engine/memory_plan.h"
 #include "engine/test_harness.h"
 
 namespace millrace::test {
@@ -154,25 +155,25 @@ TEST(Load, TheMemoryPlanIsWhatIsUsed) {
   options.context = 1024;
   options.step_tokens = 512;
   options.threads = 1;
-  const RuntimeOptions runtime_options = runtime_options_of(options);
+  const RuntimeSetup setup{.sequences = RuntimeSetup::kShared};
   MemoryPlan plan;
   {
     const io::Checkpoint checkpoint = io::Checkpoint::open(kSmolLm2);
     const auto backend = make_backend("cpu", {.threads = 1});
-    plan = plan_memory(checkpoint, read_config(checkpoint), *backend, runtime_options);
+    plan = plan_memory(checkpoint, read_config(checkpoint), *backend, options, setup);
   }
   // The tokenizer is not part of the plan: measured by itself.
   size_t tokenizer = anonymous_bytes();
   const auto kept = load_tokenizer(io::Checkpoint::open(kSmolLm2));
   tokenizer = anonymous_bytes() - tokenizer;
   const size_t before = anonymous_bytes();
-  const auto runtime = Runtime::open(kSmolLm2, runtime_options);
+  const auto runtime = Runtime::open(options, setup);
   // Every page of pool and workspace, without the time that computing 16,384 tokens would take: blocks are
   // written through the store, rows by one full step.
   std::vector<std::byte> bytes(runtime->spec().kv_block_bytes(0));
   ExecutorStore store(runtime->executor());
   for (int32_t b = 0; b < runtime->spec().kv_groups[0].num_blocks; ++b) store.write(0, b, bytes);
-  Sequence sequence = runtime->make_sequence();
+  kv::Sequence sequence = runtime->make_sequence();
   const std::vector<int32_t> tokens(static_cast<size_t>(runtime->spec().max_tokens), 5);
   runtime->prefill(sequence, tokens);
   const size_t used = anonymous_bytes() - before - tokenizer - bytes.size();

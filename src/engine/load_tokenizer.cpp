@@ -1,7 +1,6 @@
-// From a checkpoint's metadata to a tokenizer and a chat template, in plain data: the tokenizer folder knows
-// nothing of files.
+#include "engine/load_tokenizer.h"
+
 #include "base/error.h"
-#include "engine/runtime.h"
 #include "io/hf_directory.h"
 
 namespace millrace {

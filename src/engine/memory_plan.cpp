@@ -1,28 +1,13 @@
-// The memory a checkpoint will need, from the same functions that later allocate it.
+#include "engine/memory_plan.h"
+
 #include <algorithm>
-#include <fstream>
 #include <limits>
-#include <string>
 
 #include "base/error.h"
-#include "base/topology.h"
-#include "engine/runtime.h"
+#include "engine/available_memory.h"
+#include "engine/pool_size.h"
 
 namespace millrace {
-
-size_t available_memory() {
-  size_t available = 0;
-  std::ifstream meminfo("/proc/meminfo");
-  std::string word;
-  while (meminfo >> word) {
-    if (word == "MemAvailable:") {
-      meminfo >> available;
-      available *= 1024;
-      break;
-    }
-  }
-  return std::min(available, cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup"));
-}
 
 namespace {
 
@@ -38,10 +23,10 @@ size_t kv_bytes(const ModelConfig& config, ExecutorLimits limits, int32_t contex
   return bytes;
 }
 
-// The largest n in [0, most] for which fits(n); fits is monotone.
+// The largest n in [0, max] for which fits(n); fits is monotone.
 template <class Fits>
-int32_t largest(int32_t most, const Fits& fits) {
-  int32_t low = 0, high = most;
+int32_t largest(int32_t max, const Fits& fits) {
+  int32_t low = 0, high = max;
   while (low < high) {
     const int32_t middle = low + (high - low + 1) / 2;
     if (fits(middle)) {
@@ -56,28 +41,28 @@ int32_t largest(int32_t most, const Fits& fits) {
 // What would run. Where that is refused for want of memory, `reason` says so and the spec has a context for
 // every sequence, whatever it takes: a plan is there to be looked at.
 ExecutorSpec spec_to_plan(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
-                          const RuntimeOptions& options, std::string& reason) {
+                          const EngineOptions& options, const RuntimeSetup& setup, std::string& reason) {
   try {
-    check_context(config, backend, options);
-    return runtime_spec(checkpoint, config, backend, options);
+    check_context(config, backend, options, setup);
+    return runtime_spec(checkpoint, config, backend, options, setup);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNoMemory) throw;
     reason = error.what();
-    return make_executor_spec(config, runtime_limits(config, backend, options));
+    return make_executor_spec(config, runtime_limits(config, backend, options, setup));
   }
 }
 
 }  // namespace
 
 MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
-                       const RuntimeOptions& options) {
-  const ExecutorLimits limits = runtime_limits(config, backend, options);
+                       const EngineOptions& options, const RuntimeSetup& setup) {
+  const ExecutorLimits limits = runtime_limits(config, backend, options, setup);
   MemoryPlan plan;
-  const ExecutorSpec spec = spec_to_plan(checkpoint, config, backend, options, plan.does_not_fit);
-  const WeightBytes weights = plan_weights(checkpoint, config, backend, options.quantize);
+  const ExecutorSpec spec = spec_to_plan(checkpoint, config, backend, options, setup, plan.does_not_fit);
+  const WeightBytes weights = plan_weights(checkpoint, config, backend, setup.weights.choice);
   plan.weights_mapped = weights.mapped;
   plan.weights_repacked = weights.repacked;
-  plan.weights_opened = weights.opened;
+  plan.weights_dequantized = weights.opened;
   plan.workspace = backend.workspace_bytes(spec);
   plan.context = limits.max_context;
   plan.kv_type = limits.kv_type;
@@ -95,7 +80,7 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   }
   // A device with memory of its own holds copies; the file's mapping is the machine's.
   const size_t mapped = backend.own_memory() ? 0 : plan.weights_mapped;
-  const size_t fixed = mapped + plan.weights_repacked + plan.weights_opened + plan.workspace;
+  const size_t fixed = mapped + plan.weights_repacked + plan.weights_dequantized + plan.workspace;
   plan.pool = 0;
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     plan.pool += spec.kv_block_bytes(static_cast<int>(g)) * static_cast<size_t>(spec.kv_groups[g].num_blocks);

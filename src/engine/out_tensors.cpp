@@ -17,12 +17,6 @@ TensorView plain_shape(const TensorView& view) {
   return out;
 }
 
-// Hugging Face keeps the halves of a rotated head apart, GGUF's llama files interleave them.
-bool interleaves(const ModelConfig& config, const std::string& name) {
-  const auto is = [&](const char* stem) { return name.find(stem) != std::string::npos; };
-  return config.architecture == "llama" && (is(".attn_q.") || is(".attn_k."));
-}
-
 // llama.cpp's form of the llama3 scaling: what each angle is divided by.
 OutTensor rope_divisors(const ModelConfig& config) {
   OutTensor out;
@@ -65,24 +59,25 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
     return out;
   }
   WeightSource source(checkpoint, *config, /*gather=*/false);
-  visit_weights(source, *config, [&](const std::string& name, const TensorView& view) {
-    add(name, view);
-    if (interleaves(*config, name)) out.back().order.head_dim = config->head_dim;
-  });
+  visit_weights(source, *config,
+                [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
+                  add(name, view);
+                  if (spec.interleaved_in_gguf) out.back().order.head_dim = config->head_dim;
+                });
   if (config->rope_scaling == RopeScaling::kLlama3) out.push_back(rope_divisors(*config));
   return out;
 }
 
-void stream_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelConfig>& config,
-                    const std::vector<OutTensor>& tensors,
-                    const std::function<void(size_t index, const TensorView& source)>& take) {
+void visit_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelConfig>& config,
+                   const std::vector<OutTensor>& tensors,
+                   const std::function<void(size_t index, const TensorView& source)>& take) {
   size_t index = 0;
   if (checkpoint.gguf) {
     for (; index < tensors.size(); ++index) take(index, tensors[index].source);
     return;
   }
   WeightSource source(checkpoint, *config, /*gather=*/true);
-  visit_weights(source, *config, [&](const std::string& name, const TensorView& view) {
+  visit_weights(source, *config, [&](const std::string& name, const WeightSpec&, const TensorView& view) {
     MILLRACE_CHECK(tensors[index].name == name);
     take(index++, view);
     source.take_gathered();

@@ -1,13 +1,18 @@
-// How many blocks the main pool has. What the engine allocates and what `millrace inspect` says come from
-// here.
+#include "engine/pool_size.h"
+
 #include <algorithm>
+#include <optional>
 
 #include "base/check.h"
 #include "base/error.h"
-#include "engine/runtime.h"
+#include "engine/available_memory.h"
+#include "engine/engine_options.h"
+#include "kernels/quant/kv_types.h"
 
 namespace millrace {
 namespace {
+
+constexpr int32_t kDefaultContext = 4096;
 
 size_t pool_bytes(const ExecutorSpec& spec) {
   size_t bytes = 0;
@@ -35,9 +40,10 @@ void set_shared_blocks(ExecutorSpec& spec, int32_t sequences, int64_t tokens) {
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 // What a device with memory of its own leaves for the pools; `spec` has all sizes but theirs.
-size_t room_on_device(size_t memory, const io::Checkpoint& checkpoint, const ModelConfig& config,
-                      const Backend& backend, const RuntimeOptions& options, const ExecutorSpec& spec) {
-  const WeightBytes plan = plan_weights(checkpoint, config, backend, options.quantize);
+size_t free_on_device(size_t memory, const io::Checkpoint& checkpoint, const ModelConfig& config,
+                      const Backend& backend, const EngineOptions& options, const RuntimeSetup& setup,
+                      const ExecutorSpec& spec) {
+  const WeightBytes plan = plan_weights(checkpoint, config, backend, setup.weights.choice);
   const size_t weights = plan.repacked + plan.opened;
   const size_t workspace = backend.workspace_bytes(spec);
   if (weights + workspace < memory) return memory - weights - workspace;
@@ -49,13 +55,14 @@ size_t room_on_device(size_t memory, const io::Checkpoint& checkpoint, const Mod
       static_cast<double>(memory) / kGiB, 100 * options.gpu_memory);
 }
 
-// Blocks of a shared pool, as many tokens as `most` bytes hold and no more than `tokens`; how many that is.
-int64_t set_blocks_within(ExecutorSpec& spec, int32_t sequences, int64_t tokens, size_t most) {
+// Blocks of a shared pool, as many tokens as `max_bytes` bytes hold and no more than `tokens`; how many that
+// is.
+int64_t set_blocks_within(ExecutorSpec& spec, int32_t sequences, int64_t tokens, size_t max_bytes) {
   int64_t low = 0, high = tokens / kBlockTokens;
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
     set_shared_blocks(spec, sequences, middle * kBlockTokens);
-    if (pool_bytes(spec) <= most) {
+    if (pool_bytes(spec) <= max_bytes) {
       low = middle;
     } else {
       high = middle - 1;
@@ -65,71 +72,97 @@ int64_t set_blocks_within(ExecutorSpec& spec, int32_t sequences, int64_t tokens,
   return low * kBlockTokens;
 }
 
-[[noreturn]] void throw_no_room(const Backend& backend, std::string_view what, int64_t tokens, size_t bytes,
-                                size_t room, int64_t fits, std::string_view remedy) {
+[[noreturn]] void throw_does_not_fit(const Backend& backend, std::string_view what, int64_t tokens,
+                                     size_t bytes, size_t available, int64_t fits, std::string_view remedy) {
   throw_error(
       ErrorCode::kNoMemory,
       "device {}: {} of {} tokens takes {:.2f} GiB of KV cache, {:.2f} GiB more than there is room for; {} "
       "tokens would fit ({})",
       backend.name(), what, tokens, static_cast<double>(bytes) / kGiB,
-      static_cast<double>(bytes - room) / kGiB, fits, remedy);
+      static_cast<double>(bytes - available) / kGiB, fits, remedy);
 }
 
 // Of a pool with a context of its own for each sequence.
-void check_room(const ModelConfig& config, ExecutorLimits limits, const Backend& backend, size_t room) {
+void check_fits(const ModelConfig& config, ExecutorLimits limits, const Backend& backend, size_t available) {
   const int32_t wanted = limits.max_context;
   const auto bytes_of = [&](int64_t context) {
     limits.max_context = static_cast<int32_t>(context);
     return pool_bytes(make_executor_spec(config, limits));
   };
   const size_t bytes = bytes_of(wanted);
-  if (bytes <= room) return;
+  if (bytes <= available) return;
   int64_t low = 0, high = wanted;
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
-    if (bytes_of(middle) <= room) {
+    if (bytes_of(middle) <= available) {
       low = middle;
     } else {
       high = middle - 1;
     }
   }
-  throw_no_room(backend, "a context", wanted, bytes, room, low, "--ctx");
+  throw_does_not_fit(backend, "a context", wanted, bytes, available, low, "--ctx");
 }
 
 }  // namespace
 
-void check_context(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options) {
-  if (options.shared_pool || backend.own_memory()) return;  // runtime_spec has looked
-  check_room(config, runtime_limits(config, backend, options), backend, available_memory());
+ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend, const EngineOptions& options,
+                              const RuntimeSetup& setup) {
+  const int32_t sequences = setup.shared() ? options.max_running : setup.sequences;
+  ExecutorLimits limits;
+  limits.max_context =
+      options.context > 0 ? options.context : std::min(config.context_length, kDefaultContext);
+  const int32_t step_tokens = options.step_tokens > 0 ? options.step_tokens : backend.default_step_tokens();
+  limits.max_tokens = std::max(1, std::min(std::max(step_tokens, sequences), limits.max_context * sequences));
+  limits.max_logit_rows = setup.logit_rows > 0 ? setup.logit_rows : sequences + draft_rows(options);
+  limits.sequences = sequences;
+  limits.kv_type =
+      options.kv_type.empty() ? backend.default_kv_type() : parse_kv_type("kv_type", options.kv_type);
+  if (!backend.supports_kv_type(limits.kv_type)) {
+    std::string known;
+    for (const KvTypeName& type : kKvTypeNames) {
+      if (backend.supports_kv_type(type.type))
+        known += fmt::format("{}{}", known.empty() ? "" : ", ", type.name);
+    }
+    throw_error(ErrorCode::kUnsupported, "kv type: found {}, device {} has {}", kv_type_name(limits.kv_type),
+                backend.name(), known);
+  }
+  return limits;
+}
+
+void check_context(const ModelConfig& config, const Backend& backend, const EngineOptions& options,
+                   const RuntimeSetup& setup) {
+  if (setup.shared() || backend.own_memory()) return;  // runtime_spec has looked
+  check_fits(config, runtime_limits(config, backend, options, setup), backend, available_memory());
 }
 
 ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
-                          const RuntimeOptions& options) {
-  ExecutorLimits limits = runtime_limits(config, backend, options);
-  std::optional<size_t> room;
+                          const EngineOptions& options, const RuntimeSetup& setup) {
+  ExecutorLimits limits = runtime_limits(config, backend, options, setup);
+  std::optional<size_t> available;
   if (const std::optional<size_t> memory = backend.own_memory()) {
-    room = room_on_device(*memory, checkpoint, config, backend, options, make_executor_spec(config, limits));
+    available = free_on_device(*memory, checkpoint, config, backend, options, setup,
+                               make_executor_spec(config, limits));
   }
-  if (!options.shared_pool) {
-    MILLRACE_CHECK(options.kv_blocks.empty());
-    if (room) check_room(config, limits, backend, *room);
+  if (!setup.shared()) {
+    MILLRACE_CHECK(setup.kv_blocks.empty());
+    if (available) check_fits(config, limits, backend, *available);
     return make_executor_spec(config, limits);
   }
   const int32_t sequences = limits.sequences;
   limits.sequences = 1;
   ExecutorSpec spec = make_executor_spec(config, limits);
-  if (!options.kv_blocks.empty()) {
-    MILLRACE_CHECK(options.kv_blocks.size() == spec.kv_groups.size());
-    for (size_t g = 0; g < spec.kv_groups.size(); ++g) spec.kv_groups[g].num_blocks = options.kv_blocks[g];
+  if (!setup.kv_blocks.empty()) {
+    MILLRACE_CHECK(setup.kv_blocks.size() == spec.kv_groups.size());
+    for (size_t g = 0; g < spec.kv_groups.size(); ++g) spec.kv_groups[g].num_blocks = setup.kv_blocks[g];
     return spec;
   }
   const int64_t context_tokens = static_cast<int64_t>(blocks_for(spec.max_context) + 1) * kBlockTokens;
   if (options.kv_tokens > 0) {
-    const size_t most = room.value_or(available_memory());
+    const size_t max_bytes = available.value_or(available_memory());
     set_shared_blocks(spec, sequences, options.kv_tokens);
-    if (const size_t bytes = pool_bytes(spec); bytes > most) {
-      const int64_t fits = set_blocks_within(spec, sequences, options.kv_tokens, most);
-      throw_no_room(backend, "a pool", options.kv_tokens, bytes, most, fits, "--kv-tokens");
+    if (const size_t bytes = pool_bytes(spec); bytes > max_bytes) {
+      const int64_t fits = set_blocks_within(spec, sequences, options.kv_tokens, max_bytes);
+      throw_does_not_fit(backend, "a pool", options.kv_tokens, bytes, max_bytes, fits, "--kv-tokens");
     }
     if (options.kv_tokens < context_tokens) {
       throw_error(
@@ -139,13 +172,13 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
     }
     return spec;
   }
-  size_t most = options.kv_bytes > 0 ? options.kv_bytes : room.value_or(available_memory() / 2);
-  if (room) most = std::min(most, *room);
-  const int64_t tokens = set_blocks_within(spec, sequences, context_tokens * sequences, most);
+  size_t max_bytes = options.kv_bytes > 0 ? options.kv_bytes : available.value_or(available_memory() / 2);
+  if (available) max_bytes = std::min(max_bytes, *available);
+  const int64_t tokens = set_blocks_within(spec, sequences, context_tokens * sequences, max_bytes);
   if (tokens < context_tokens) {
     set_shared_blocks(spec, sequences, context_tokens);
-    throw_no_room(backend, "a context", spec.max_context, pool_bytes(spec), most,
-                  std::max<int64_t>(0, tokens - kBlockTokens), "--ctx");
+    throw_does_not_fit(backend, "a context", spec.max_context, pool_bytes(spec), max_bytes,
+                       std::max<int64_t>(0, tokens - kBlockTokens), "--ctx");
   }
   return spec;
 }

@@ -10,22 +10,18 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "engine/auto_types.h"
+#include "engine/checkpoint_identity.h"
+#include "engine/engine_options.h"
+#include "engine/load_tokenizer.h"
+#include "engine/open_backend.h"
+#include "engine/pool_size.h"
+#include "engine/weight_types.h"
 #include "kernels/quant/codec.h"
 #include "kernels/quant/kv_types.h"
 #include "sample/softmax.h"
 
 namespace millrace {
 namespace {
-
-constexpr int32_t kDefaultContext = 4096;
-
-int32_t chosen_context(const ModelConfig& config, const RuntimeOptions& options) {
-  if (options.context < 0 || options.context > (1 << 28)) {
-    throw_error(ErrorCode::kBadInput, "context: found {}, expected 1 to {} tokens", options.context, 1 << 28);
-  }
-  return options.context > 0 ? options.context : std::min(config.context_length, kDefaultContext);
-}
 
 // A NaN among the logits has a cause; name it if it lies in the file.
 [[noreturn]] void explain_nan(const io::Checkpoint& checkpoint) {
@@ -57,81 +53,71 @@ void lock_memory() {
 
 }  // namespace
 
-ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
-                              const RuntimeOptions& options) {
-  ExecutorLimits limits;
-  limits.max_context = chosen_context(config, options);
-  const int32_t step_tokens = options.step_tokens > 0
-                                  ? options.step_tokens
-                                  : std::max(backend.default_step_tokens(), options.sequences);
-  limits.max_tokens = std::max(1, std::min(step_tokens, limits.max_context * options.sequences));
-  limits.max_logit_rows = std::max(1, options.logit_rows);
-  limits.sequences = std::max(1, options.sequences);
-  limits.kv_type = options.kv_type.value_or(backend.default_kv_type());
-  if (!backend.supports_kv_type(limits.kv_type)) {
-    std::string known;
-    for (const KvTypeName& type : kKvTypeNames) {
-      if (backend.supports_kv_type(type.type))
-        known += fmt::format("{}{}", known.empty() ? "" : ", ", type.name);
-    }
-    throw_error(ErrorCode::kUnsupported, "kv type: found {}, device {} has {}", kv_type_name(limits.kv_type),
-                backend.name(), known);
-  }
-  return limits;
-}
-
-std::unique_ptr<Runtime> Runtime::open(const std::string& path, const RuntimeOptions& wanted) {
-  RuntimeOptions options = wanted;
-  std::string quantized;
-  if (options.quantize_auto) quantized = resolve_auto_types(path, options);
+std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetup setup) {
+  check_options(options);
+  if (!setup.weights.choice) setup.weights = millrace::weight_types(options);
   std::unique_ptr<Runtime> r(new Runtime);
-  r->checkpoint_ = io::Checkpoint::open(path);
-  r->quantized_ = std::move(quantized);
-  r->type_choice_ = options.quantize;
+  r->checkpoint_ = io::Checkpoint::open(options.model);
+  r->weight_types_ = setup.weights;
   const ModelConfig config = read_config(r->checkpoint_);
-  ChosenBackend chosen = open_backend(r->checkpoint_, config, options);
+  ChosenBackend chosen = open_backend(r->checkpoint_, config, options, setup);
   r->backend_ = std::move(chosen.backend);
   r->device_note_ = std::move(chosen.note);
-  check_context(config, *r->backend_, options);
-  r->spec_ = runtime_spec(r->checkpoint_, config, *r->backend_, options);
-
-  // A damaged or missing tokenizer is an error only for those who need one.
-  try {
-    r->tokenizer_ = load_tokenizer(r->checkpoint_);
-    r->end_tokens_ = r->tokenizer_->end_tokens();
-  } catch (const Error& error) {
-    r->tokenizer_error_ = error.what();
-  }
-  for (const int32_t id : config.end_tokens) {
-    if (std::find(r->end_tokens_.begin(), r->end_tokens_.end(), id) == r->end_tokens_.end()) {
-      r->end_tokens_.push_back(id);
-    }
-  }
+  check_context(config, *r->backend_, options, setup);
+  r->spec_ = runtime_spec(r->checkpoint_, config, *r->backend_, options, setup);
+  r->load_tokenizer_of(config);
   r->model_ =
-      Model::load(r->checkpoint_, *r->backend_, options.progress, options.quantize, options.quantize_inputs);
-  r->executor_ = r->backend_->make_executor(r->spec_);
-  if (options.wrap_executor) r->executor_ = options.wrap_executor(std::move(r->executor_));
-  // A step with more drafts than any before it is no reason to allocate.
-  r->tokens_.reserve(static_cast<size_t>(r->spec_.max_tokens));
-  r->logit_rows_.reserve(static_cast<size_t>(r->spec_.max_logit_rows));
-  if (r->executor_->samples()) r->sampled_rows_.reserve(static_cast<size_t>(r->spec_.max_tokens));
-  r->store_ = std::make_unique<ExecutorStore>(*r->executor_);
-  kv::CacheOptions cache = options.cache;
-  cache.groups.clear();
-  for (size_t g = 0; g < r->spec_.kv_groups.size(); ++g) {
-    cache.groups.push_back({.window = r->spec_.kv_groups[g].window,
-                            .num_blocks = r->spec_.kv_groups[g].num_blocks,
-                            .block_bytes = r->spec_.kv_block_bytes(static_cast<int>(g))});
-  }
-  cache.element_bytes = bytes_of(r->spec_.kv_type, 1);  // 0 for a type of blocks
-  cache.table_tokens = r->spec_.max_context;
-  // The order of bytes in a block is the device's own, and so are the last bits of a number.
-  cache.identity = fmt::format("{} {} {} {} {}", checkpoint_identity(r->checkpoint_, config),
-                               kv_layout_name(r->spec_.kv_type), r->backend_->name(), r->backend_->isa(),
-                               options.quantized_to);
-  r->cache_ = std::make_unique<kv::Cache>(std::move(cache), *r->store_);
+      Model::load(r->checkpoint_, *r->backend_, options.on_load, setup.weights.choice, setup.weights.inputs);
+  r->make_executor(setup);
+  r->make_cache(config, options, setup);
   if (options.lock) lock_memory();
   return r;
+}
+
+// A damaged or missing tokenizer is an error only for those who need one.
+void Runtime::load_tokenizer_of(const ModelConfig& config) {
+  try {
+    tokenizer_ = load_tokenizer(checkpoint_);
+    end_tokens_ = tokenizer_->end_tokens();
+  } catch (const Error& error) {
+    tokenizer_error_ = error.what();
+  }
+  for (const int32_t id : config.end_tokens) {
+    if (std::find(end_tokens_.begin(), end_tokens_.end(), id) == end_tokens_.end()) end_tokens_.push_back(id);
+  }
+}
+
+void Runtime::make_executor(const RuntimeSetup& setup) {
+  executor_ = backend_->make_executor(spec_);
+  if (setup.wrap_executor) executor_ = setup.wrap_executor(std::move(executor_));
+  // A step with more drafts than any before it is no reason to allocate.
+  tokens_.reserve(static_cast<size_t>(spec_.max_tokens));
+  logit_rows_.reserve(static_cast<size_t>(spec_.max_logit_rows));
+  if (executor_->samples()) sampled_rows_.reserve(static_cast<size_t>(spec_.max_tokens));
+}
+
+void Runtime::make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup) {
+  kv::CacheOptions cache;
+  cache.prefix_cache = setup.shared() && options.prefix_cache;
+  if (setup.shared()) {
+    cache.ram_bytes = options.ram_tier_bytes;
+    cache.disk_directory = options.kv_dir;
+    cache.disk_bytes = options.kv_dir_bytes;
+  }
+  if (setup.adjust_cache) setup.adjust_cache(cache);
+  for (size_t g = 0; g < spec_.kv_groups.size(); ++g) {
+    cache.groups.push_back({.window = spec_.kv_groups[g].window,
+                            .num_blocks = spec_.kv_groups[g].num_blocks,
+                            .block_bytes = spec_.kv_block_bytes(static_cast<int>(g))});
+  }
+  cache.element_bytes = bytes_of(spec_.kv_type, 1);  // 0 for a type of blocks
+  cache.table_tokens = spec_.max_context;
+  // The order of bytes in a block is the device's own, and so are the last bits of a number.
+  cache.identity =
+      fmt::format("{} {} {} {} {}", checkpoint_identity(checkpoint_, config), kv_layout_name(spec_.kv_type),
+                  backend_->name(), backend_->isa(), weight_types_.identity);
+  store_ = std::make_unique<ExecutorStore>(*executor_);
+  cache_ = std::make_unique<kv::Cache>(std::move(cache), *store_);
 }
 
 std::shared_ptr<const Tokenizer> Runtime::shared_tokenizer() const {
@@ -150,7 +136,7 @@ const ChatTemplate* Runtime::chat_template() {
   return &*chat_template_;
 }
 
-Sequence Runtime::make_sequence() { return Sequence(cache_->make_sequence()); }
+kv::Sequence Runtime::make_sequence() { return cache_->make_sequence(); }
 
 void Runtime::check_tokens(std::span<const int32_t> tokens) const {
   for (const int32_t token : tokens) {
@@ -228,19 +214,18 @@ void Runtime::compute_inputs(std::span<const StepInput> inputs) {
   step_slices_.clear();
   for (const StepInput& input : inputs) {
     const auto count = static_cast<int32_t>(input.tokens.size());
-    if (!cache_->reserve(input.sequence->blocks_, count)) {
+    if (!cache_->reserve(*input.sequence, count)) {
       throw_error(ErrorCode::kNoMemory,
                   "kv cache: found no free block for {} more tokens, expected room for {} contexts of {}",
                   count, inputs.size(), spec_.max_context);
     }
-    step_slices_.push_back(
-        {.sequence = &input.sequence->blocks_, .tokens = input.tokens, .want = input.want});
+    step_slices_.push_back({.sequence = input.sequence, .tokens = input.tokens, .want = input.want});
   }
   compute(step_slices_);
 }
 
 void Runtime::advance(std::span<const StepInput> inputs) {
-  for (const StepInput& input : inputs) cache_->advance(input.sequence->blocks_, input.tokens);
+  for (const StepInput& input : inputs) cache_->advance(*input.sequence, input.tokens);
 }
 
 std::span<const float> Runtime::checked_logits() {
@@ -275,26 +260,25 @@ std::span<const int32_t> Runtime::step_greedy(std::span<const StepInput> inputs)
   return found;
 }
 
-void Runtime::repeat_last_block(Sequence& sequence, int32_t tokens) {
+void Runtime::repeat_last_block(kv::Sequence& sequence, int32_t tokens) {
   MILLRACE_CHECK(sequence.length() >= kBlockTokens && sequence.length() % kBlockTokens == 0 &&
                  tokens % kBlockTokens == 0);
   const std::vector<int32_t> some(kBlockTokens, 0);
   for (int32_t done = 0; done < tokens; done += kBlockTokens) {
     const int32_t block = sequence.length() / kBlockTokens;
-    if (sequence.length() + kBlockTokens > spec_.max_context ||
-        !cache_->reserve(sequence.blocks_, kBlockTokens)) {
+    if (sequence.length() + kBlockTokens > spec_.max_context || !cache_->reserve(sequence, kBlockTokens)) {
       throw_error(ErrorCode::kNoMemory, "kv cache: found no room for token {}, expected a context of {}",
                   sequence.length() + kBlockTokens, spec_.max_context);
     }
     for (int g = 0; g < static_cast<int>(spec_.kv_groups.size()); ++g) {
-      const int32_t* table = sequence.blocks_.table(g);
+      const int32_t* table = sequence.table(g);
       executor_->copy_block(g, table[block - 1], table[block]);
     }
-    cache_->advance(sequence.blocks_, some);
+    cache_->advance(sequence, some);
   }
 }
 
-void Runtime::generate_greedy(Sequence& sequence, int32_t token, std::span<int32_t> out) {
+void Runtime::generate_greedy(kv::Sequence& sequence, int32_t token, std::span<int32_t> out) {
   if (!executor_->samples()) {
     for (int32_t& next : out) {
       const StepInput input{&sequence, {&token, 1}, StepInput::Want::kLast};
@@ -308,11 +292,11 @@ void Runtime::generate_greedy(Sequence& sequence, int32_t token, std::span<int32
   size_t launched = 0;
   const auto launch_next = [&] {
     const auto ahead = launched == 0 ? 0 : 1;  // of what counts as computed
-    if (sequence.length() + ahead + 1 > spec_.max_context || !cache_->reserve(sequence.blocks_, ahead + 1)) {
+    if (sequence.length() + ahead + 1 > spec_.max_context || !cache_->reserve(sequence, ahead + 1)) {
       throw_error(ErrorCode::kNoMemory, "kv cache: found no room for token {}, expected a context of {}",
                   sequence.length() + ahead + 1, spec_.max_context);
     }
-    const Slice slice{.sequence = &sequence.blocks_,
+    const Slice slice{.sequence = &sequence,
                       .tokens = {&token, 1},  // which is not looked at when it is taken from the device
                       .ahead = ahead,
                       .sampled_row = launched == 0 ? -1 : 0};
@@ -328,7 +312,7 @@ void Runtime::generate_greedy(Sequence& sequence, int32_t token, std::span<int32
       const int32_t found = executor_->sampled()[0].token;
       ++read;
       if (found < 0) explain_no_token(found);
-      cache_->advance(sequence.blocks_, {&token, 1});
+      cache_->advance(sequence, {&token, 1});
       out[read - 1] = token = found;
     }
   } catch (...) {
@@ -337,7 +321,7 @@ void Runtime::generate_greedy(Sequence& sequence, int32_t token, std::span<int32
   }
 }
 
-std::span<const float> Runtime::prefill(Sequence& sequence, std::span<const int32_t> tokens) {
+std::span<const float> Runtime::prefill(kv::Sequence& sequence, std::span<const int32_t> tokens) {
   // Refuse before any work, not after the first chunks.
   check_input({.sequence = &sequence, .tokens = tokens});
   std::span<const float> logits;

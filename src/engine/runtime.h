@@ -1,5 +1,5 @@
-// Runtime: a checkpoint opened, its model on a device, its tokenizer, and room to run sequences. The plain
-// form of the engine: whoever calls it says which sequences step. (The scheduler that decides for many
+// Runtime: a checkpoint opened, its model on a device, its tokenizer, and a KV cache to run sequences in. The
+// plain form of the engine: whoever calls it says which sequences step. (The scheduler that decides for many
 // clients builds on the same parts.)
 #pragma once
 
@@ -13,63 +13,15 @@
 #include "backend/backend.h"
 #include "base/buffer_pool.h"
 #include "engine/executor_store.h"
+#include "engine/runtime_setup.h"
 #include "io/checkpoint.h"
+#include "jinja/chat_template.h"
 #include "kv/cache.h"
+#include "millrace/options.h"
 #include "model/model.h"
-#include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
 namespace millrace {
-
-// Nothing is remembered: for callers who say themselves which sequence steps.
-inline kv::CacheOptions forgetful() {
-  kv::CacheOptions options;
-  options.prefix_cache = false;
-  return options;
-}
-
-struct AutoQuantize {
-  std::string budget;  // "4.5bpw", "800M"
-  std::string sample;  // a text to measure by; empty: the built-in one
-};
-
-struct RuntimeOptions {
-  std::string device = "cpu";  // auto: a GPU if there is one with room for the model, else the CPU
-  int threads = 0;             // 0: all
-  double gpu_memory = 0.9;     // of a GPU's free memory, how much may be taken
-  int32_t context = 0;         // tokens per sequence; 0: min(trained, 4096)
-  int32_t sequences = 1;       // that fit at full length
-  int32_t step_tokens = 0;     // rows per step: longer prompts go in chunks of this; 0: the device's
-  int32_t logit_rows = 1;      // most logit rows asked for in a step
-  std::optional<DType> kv_type;
-  bool lock = false;    // keep weights and cache in memory: nothing is paged out
-  TypeChoice quantize;  // of weights, while they are loaded
-  InputsOf quantize_inputs;
-  std::optional<AutoQuantize> quantize_auto;  // instead: the types are chosen by measurement (auto_types.h)
-  std::string
-      quantized_to;  // what `quantize` does, in a word: other weights, so other names for cached blocks
-  // Stands between the model and the device's executor: to watch or to time what is called.
-  std::function<std::unique_ptr<Executor>(std::unique_ptr<Executor>)> wrap_executor;
-  // The main pool: as many contexts as there are sequences, or a pool for all of them together.
-  bool shared_pool = false;
-  int64_t kv_tokens = 0;  // of a shared pool; 0: every sequence at full length, as far as kv_bytes go
-  size_t kv_bytes = 0;    // 0: half of the memory available
-  std::vector<int32_t> kv_blocks;  // per layer group, instead of all that
-  // What is remembered beyond the life of a sequence; groups and identity are the runtime's to fill in.
-  kv::CacheOptions cache = forgetful();
-  LoadProgress progress;
-};
-
-// One stream of tokens in the runtime's cache; to be destroyed before the runtime.
-class Sequence {
- public:
-  explicit Sequence(kv::Sequence blocks) : blocks_(std::move(blocks)) {}
-  int32_t length() const { return blocks_.length(); }
-
- private:
-  friend class Runtime;
-  kv::Sequence blocks_;
-};
 
 // Some tokens of one sequence whose blocks are reserved: a row of the engine's own steps.
 struct Slice {
@@ -84,7 +36,7 @@ struct Slice {
 
 // Some new tokens of one sequence, and which of them want logits.
 struct StepInput {
-  Sequence* sequence = nullptr;
+  kv::Sequence* sequence = nullptr;
   std::span<const int32_t> tokens;
   using Want = Slice::Want;
   Want want = Want::kLast;
@@ -93,7 +45,7 @@ struct StepInput {
 class Runtime {
  public:
   // Loads everything. Throws Error.
-  static std::unique_ptr<Runtime> open(const std::string& path, const RuntimeOptions& options);
+  static std::unique_ptr<Runtime> open(const EngineOptions& options, RuntimeSetup setup = {});
 
   const io::Checkpoint& checkpoint() const { return checkpoint_; }
   const ModelConfig& config() const { return model_->config(); }
@@ -103,11 +55,7 @@ class Runtime {
   const std::string& device_note() const { return device_note_; }  // ChosenBackend::note
   const ExecutorSpec& spec() const { return spec_; }
   int32_t context() const { return spec_.max_context; }
-  // What quantize_auto chose and what it is expected to cost; empty without it.
-  const std::string& quantized() const { return quantized_; }
-  const TypeChoice& type_choice() const {
-    return type_choice_;
-  }  // of the weights that were quantized on load
+  const WeightTypes& weight_types() const { return weight_types_; }  // of what was quantized on load
 
   bool has_tokenizer() const { return tokenizer_ != nullptr; }
   // Throws Error{kBadInput} when the checkpoint has none.
@@ -119,7 +67,8 @@ class Runtime {
   // Where generation ends: the config's, the tokenizer's.
   const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
 
-  Sequence make_sequence();
+  // Empty; to be destroyed before the runtime.
+  kv::Sequence make_sequence();
   kv::Cache& cache() { return *cache_; }
   Executor& executor() { return *executor_; }
 
@@ -136,7 +85,7 @@ class Runtime {
   // Greedy decoding of one sequence: `token` is fed, the token that follows goes into out[0] and is fed, and
   // so on; the last one is not. Where the device samples, a step is launched before the last one's token is
   // read.
-  void generate_greedy(Sequence& sequence, int32_t token, std::span<int32_t> out);
+  void generate_greedy(kv::Sequence& sequence, int32_t token, std::span<int32_t> out);
 
   // The step itself, for callers who reserve before and advance after it as they like: logits as above,
   // unchecked. Nothing is allocated once the largest batch has been seen.
@@ -153,15 +102,18 @@ class Runtime {
   void check_tokens(std::span<const int32_t> tokens) const;  // Error{kBadInput} for ids out of range
 
   // Feeds any number of tokens in chunks of spec().max_tokens; logits of the last one.
-  std::span<const float> prefill(Sequence& sequence, std::span<const int32_t> tokens);
+  std::span<const float> prefill(kv::Sequence& sequence, std::span<const int32_t> tokens);
 
   // Lengthens a sequence without computing: its last block of keys and values again and again. What it then
   // says is nonsense, but takes the time that it would. `sequence` ends with a block, `tokens` are whole
   // blocks.
-  void repeat_last_block(Sequence& sequence, int32_t tokens);
+  void repeat_last_block(kv::Sequence& sequence, int32_t tokens);
 
  private:
   Runtime() = default;
+  void load_tokenizer_of(const ModelConfig& config);
+  void make_executor(const RuntimeSetup& setup);
+  void make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
   void compute(std::span<const Slice> slices);
   void compute_inputs(std::span<const StepInput> inputs);
   void advance(std::span<const StepInput> inputs);
@@ -180,68 +132,11 @@ class Runtime {
   std::string tokenizer_error_;
   std::optional<ChatTemplate> chat_template_;
   std::vector<int32_t> end_tokens_;
-  std::string quantized_;
-  TypeChoice type_choice_;
+  WeightTypes weight_types_;
   // Reused by every step.
   Buffer<int32_t> tokens_, logit_rows_, sampled_rows_, greedy_;
   Buffer<SequenceSlice> batch_;
   Buffer<Slice> step_slices_;
 };
-
-// What names a checkpoint's weights: its layout, and bytes from every tensor. Two files with the same name
-// and different weights differ here.
-std::string checkpoint_identity(const io::Checkpoint& checkpoint, const ModelConfig& config);
-
-// The tokenizer and chat template of a checkpoint, without loading weights.
-std::shared_ptr<const Tokenizer> load_tokenizer(const io::Checkpoint& checkpoint);
-std::string chat_template_text(const io::Checkpoint& checkpoint);  // empty when there is none
-
-// The executor's limits that these options mean for a model on a device; plan and runtime both use them.
-ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
-                              const RuntimeOptions& options);
-
-// The same with the pools' sizes. Throws Error{kNoMemory} saying what is missing when a device's own memory
-// is too small for the model, or the pool for one context.
-ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
-                          const RuntimeOptions& options);
-
-// Throws Error{kNoMemory} when contexts of their own do not fit the machine's memory. A pool promises pages
-// that it has not got yet: without this, the one that is too many ends the process.
-void check_context(const ModelConfig& config, const Backend& backend, const RuntimeOptions& options);
-
-struct ChosenBackend {
-  std::unique_ptr<Backend> backend;
-  std::string note;  // ModelInfo::device_note
-};
-// The device that the options name.
-ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& config,
-                           const RuntimeOptions& options);
-
-// What the kernel would give us without swapping, cut by the cgroup's limit.
-size_t available_memory();
-
-// What running this checkpoint takes, known before anything is loaded.
-struct MemoryPlan {
-  size_t weights_mapped = 0;    // read from the file's mapping
-  size_t weights_repacked = 0;  // copies the backend makes
-  size_t weights_opened = 0;    // second copies that only prompts read
-  size_t workspace = 0;
-  size_t pool = 0;  // KV blocks
-  struct Group {
-    int32_t window, layers;
-    size_t bytes_per_1k_tokens;  // of a sequence up to its window
-    size_t bytes_at_context;     // one sequence of context_length
-  };
-  std::vector<Group> groups;
-  int32_t context = 0;  // planned
-  DType kv_type = DType::kF32;
-  size_t memory_available = 0;   // what the machine has for us
-  size_t total = 0;              // of that: mapped (where it is the machine's) + copies + workspace + pool
-  int32_t longest_context = 0;   // that fits beside the weights for one sequence, at most the trained one
-  int32_t users_at_context = 0;  // sequences of `context` that fit
-  std::string does_not_fit;      // why running it would be refused, with what would fit; empty: it fits
-};
-MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
-                       const RuntimeOptions& options);
 
 }  // namespace millrace

@@ -231,16 +231,14 @@ TEST(SameBits, RandomSchedulesWithFullAttention) { run_schedules(kLlamaModel, 1,
 TEST(SameBits, AloneIsWhatAPlainLoopGives) {
   for (const std::string& model : {kWindowModel, kLlamaModel}) {
     const Catalogue& catalogue = catalogue_of(model);
-    RuntimeOptions options;
-    options.context = kContext;
-    const auto runtime = Runtime::open(model, options);
+    const auto runtime = Runtime::open({.model = model, .context = kContext});
     const std::vector<int32_t>& ends = runtime->end_tokens();
     for (size_t i = 0; i < catalogue.requests.size(); i += 5) {
       const Request& r = catalogue.requests[i];
       if (r.embedding) continue;
       Sampler sampler(r.sampling, runtime->config().vocab);
       sampler.add_prompt(r.tokens);
-      Sequence sequence = runtime->make_sequence();
+      kv::Sequence sequence = runtime->make_sequence();
       std::span<const float> logits = runtime->prefill(sequence, r.tokens);
       std::vector<int32_t> tokens;
       while (true) {

@@ -1,5 +1,5 @@
-// StopMatcher: cuts a stream of text at the first stop string. Text that could still turn out to be the start
-// of a stop string is held back until it is decided, so no part of one is ever shown.
+// StopMatcher: cuts text that comes in pieces at the first stop string. Text that could still turn out to be
+// the start of a stop string is held back until it is decided, so no part of one is ever shown.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ class StopMatcher {
 
   // The text now known to be outside any stop string; empty once stopped.
   std::string push(std::string_view text);
-  // The end of the stream: what was held back.
+  // The end of the text: what was held back.
   std::string finish();
   bool stopped() const { return stopped_; }
 

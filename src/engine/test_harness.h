@@ -34,13 +34,12 @@ struct Harness {
   // kv_blocks: per group, empty for a pool as the options say. change: what no engine option says.
   explicit Harness(const EngineOptions& engine_options, std::vector<int32_t> kv_blocks = {},
                    std::unique_ptr<ModelDrafter> drafter = nullptr,
-                   const std::function<void(RuntimeOptions&)>& change = {})
+                   const std::function<void(RuntimeSetup&)>& change = {})
       : options(engine_options), inbox(std::make_shared<Inbox>()) {
-    RuntimeOptions r = runtime_options_of(options);
-    r.kv_blocks = std::move(kv_blocks);
-    r.cache.log = [](const std::string&) {};
-    if (change) change(r);
-    runtime = Runtime::open(options.model, r);
+    RuntimeSetup setup{.sequences = RuntimeSetup::kShared, .kv_blocks = std::move(kv_blocks)};
+    setup.adjust_cache = [](kv::CacheOptions& cache) { cache.log = [](const std::string&) {}; };
+    if (change) change(setup);
+    runtime = Runtime::open(options, setup);
     new_loop(std::move(drafter));
   }
   ~Harness() {
@@ -54,24 +53,20 @@ struct Harness {
     loop.reset();
     inbox = std::make_shared<Inbox>();
     recorder = std::make_unique<Recorder>();
-    LoopOptions l;
-    l.limits = limits_of(options, runtime->spec());
-    l.speculation = options.speculation;
-    l.max_draft = options.max_draft;
-    loop = std::make_unique<Loop>(*runtime, std::move(drafter), l, inbox, *recorder);
+    loop = std::make_unique<Loop>(*runtime, std::move(drafter), options, inbox, *recorder);
   }
 
   size_t submit(const Request& request) {
     std::shared_ptr<Job> job =
         make_job(*runtime, runtime->cache(), nullptr, request, options.max_running, next_id++, inbox);
-    streams.emplace_back(job->stream);
+    streams.emplace_back(job->events);
     answers.emplace_back(static_cast<size_t>(request.samples));
     inbox->jobs.push_back(std::move(job));
     return streams.size() - 1;
   }
 
   void read(size_t request) {
-    Stream& stream = streams[request];
+    EventStream& stream = streams[request];
     while (auto event = stream.next_for(std::chrono::milliseconds(0))) {
       Answer& answer = answers[request][static_cast<size_t>(event->sample)];
       if (answer.ended) throw std::runtime_error("an event after the last one");
@@ -117,15 +112,15 @@ struct Harness {
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<Recorder> recorder;
   std::unique_ptr<Loop> loop;
-  std::vector<Stream> streams;
+  std::vector<EventStream> streams;
   std::vector<std::vector<Answer>> answers;  // by request and sample; survives new_loop
   uint64_t next_id = 1;
 };
 
 // A change of Harness: its device samples, and *to is the one that does.
-inline std::function<void(RuntimeOptions&)> sampling_device(SamplingExecutor** to) {
-  return [to](RuntimeOptions& options) {
-    options.wrap_executor = [to](std::unique_ptr<Executor> inner) {
+inline std::function<void(RuntimeSetup&)> sampling_device(SamplingExecutor** to) {
+  return [to](RuntimeSetup& setup) {
+    setup.wrap_executor = [to](std::unique_ptr<Executor> inner) {
       auto wrapped = std::make_unique<SamplingExecutor>(std::move(inner));
       *to = wrapped.get();
       return wrapped;

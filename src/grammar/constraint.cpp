@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "grammar/compiled_grammar.h"
+#include "grammar/mask_vocabulary.h"
 #include "grammar/stacks.h"
-#include "grammar/vocabulary.h"
 
 namespace millrace::grammar {
 namespace {

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <optional>
 
-#include "grammar/mask_walk.h"
+#include "grammar/mask_traversal.h"
 
 namespace millrace::grammar {
 namespace {
@@ -68,13 +68,13 @@ std::shared_ptr<MaskCache::Node> MaskCache::find(const Automaton& automaton, con
   std::optional<Computing> computing;
   if (is_ours) computing.emplace(*this, place);
   auto node = std::make_shared<Node>();
-  MaskWalk walk(automaton, vocabulary);
-  node->entry = above != nullptr ? walk.from_exits(state, above->entry) : walk.from_state(state);
+  MaskTraversal traversal(automaton, vocabulary);
+  node->entry = above != nullptr ? traversal.from_exits(state, above->entry) : traversal.from_state(state);
   num_computed_.fetch_add(1, std::memory_order_relaxed);
   const size_t size = node->entry.bytes();
   std::unique_lock lock(mutex_);
   if (bytes_ + size > max_bytes_) {
-    // Full: begin anew. What others are walking down stays alive with them, unreachable from here.
+    // Full: begin anew. What others go down stays alive with them, unreachable from here.
     roots_.clear();
     bytes_ = 0;
   }

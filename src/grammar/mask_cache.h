@@ -4,7 +4,7 @@
 // the rule somewhere on their way, and there the stack decides. So masks form a tree: the entry of a state
 // has the tokens it decides and the places in the trie where the rule was left; for each state the rule may
 // return to there is a child entry that goes on from these places; and so on down the stack, until no token
-// is left. Looking up a mask is a walk down this tree beside the stack.
+// is left. Looking up a mask goes down this tree beside the stack.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "grammar/automaton.h"
+#include "grammar/mask_vocabulary.h"
 #include "grammar/stacks.h"
-#include "grammar/vocabulary.h"
 
 namespace millrace::grammar {
 

@@ -1,4 +1,5 @@
-// Parsing is iterative, and destruction too: depth is limited for the sake of whoever walks the result.
+// Parsing is iterative, and destruction too: depth is limited for the sake of whoever recurses over the
+// result.
 #include "io/json_file.h"
 
 #include "base/error.h"
@@ -7,7 +8,7 @@
 namespace millrace::io {
 namespace {
 
-// Deeper than any configuration, and shallow enough for code that walks a tree by recursion.
+// Deeper than any configuration, and shallow enough for code that recurses over a tree.
 constexpr int kMaxDepth = 64;
 
 }  // namespace

@@ -35,7 +35,7 @@ class Bytes {
     if (coming_from_ != nullptr) arrive();
     return {data_.get(), size_};
   }
-  // Fills the bytes, sooner or later.
+  // Fills the bytes, at some time.
   void read_from(BlockStore& store, int group, int32_t block) {
     store.read(group, block, span());
     coming_from_ = &store;

@@ -2,7 +2,7 @@
 // which tokens they stand for, where else the bytes are); the bytes of the main pool move through BlockStore.
 //
 //   Prompt     tokens and the names (hashes) of their full blocks, made once
-//   Sequence   one stream of tokens: a block table per layer group. Shares blocks with others
+//   Sequence   the tokens of one sample: a block table per layer group. Shares blocks with others
 //   Cache      finds (match), takes (attach), grows (reserve, advance), forks, swaps and remembers
 //
 // The life of a request:
@@ -12,16 +12,16 @@
 //   Sequence s = cache.attach(prompt);                    // holds the hit; starts reading it from disk
 //   while (!cache.ready(s)) { cache.poll(); ... }         // other sequences step meanwhile
 //   // s.length() tokens are computed; at least one of the prompt is left
-//   if (!cache.reserve(s, n)) preempt somebody;           // room for n more, copy-on-write done
+//   if (!cache.reserve(s, n)) preempt somebody;           // space for n more, copy-on-write done
 //   ... the step computes positions [s.length(), s.length() + n) through s.table(g) ...
 //   cache.advance(s, tokens_computed);                    // n, or fewer: drafts that were rejected
-//   // s destroyed: its blocks stay remembered until somebody needs the room
+//   // s destroyed: its blocks stay remembered until somebody needs the space
 //
 // Threads: everything here is for ONE thread, the engine's, except make_prompt (any thread). The disk tier
 // has I/O threads of its own, which never call back into the cache; CacheOptions::wake is the one thing that
 // they call. Sequences must be destroyed before their cache, on the engine's thread.
 //
-// Outcomes: no room is a return value (false), never an exception. A disk that fails turns its tier off with
+// Outcomes: no space is a return value (false), never an exception. A disk that fails turns its tier off with
 // one line of log. BlockStore's errors pass through. Only the constructor throws Error for bad options.
 #pragma once
 
@@ -182,7 +182,7 @@ class Cache {
   // What attach would find now. Changes nothing; cheap (a lookup per block).
   Match match(const Prompt& prompt) const;
 
-  // A sequence that begins with the longest remembered prefix for which there is room (perhaps none: attach
+  // A sequence that begins with the longest remembered prefix for which there is space (perhaps none: attach
   // always succeeds). Blocks from RAM are there on return; for blocks from disk reading begins and the state
   // is kLoading. A hit may end inside a block: that block is copied. The prompt's last token is never part of
   // it.
@@ -195,7 +195,7 @@ class Cache {
   bool ready(Sequence& sequence);
 
   // Makes positions [length, length + tokens) writable: allocates (forgetting remembered blocks as the policy
-  // says) and copies a shared partial block. False, and nothing changed, when there is no room. Repeating it
+  // says) and copies a shared partial block. False, and nothing changed, when there is no space. Repeating it
   // is free. State kActive.
   bool reserve(Sequence& sequence, int32_t tokens);
   // The step is done: these tokens are computed (at most what was reserved). Full blocks are remembered;
@@ -206,9 +206,9 @@ class Cache {
   Sequence fork(const Sequence& sequence);
 
   // Moves a sequence out of the main pool into the RAM tier; all its blocks there may be used by others.
-  // False, and nothing changed, when the RAM tier has no room. kActive -> kSwapped.
+  // False, and nothing changed, when the RAM tier has no space. kActive -> kSwapped.
   bool swap_out(Sequence& sequence);
-  // Back again. False, and nothing changed, when the main pool has no room. kSwapped -> kActive.
+  // Back again. False, and nothing changed, when the main pool has no space. kSwapped -> kActive.
   bool swap_in(Sequence& sequence);
   SwapCost swap_cost(const Sequence& sequence) const;
 

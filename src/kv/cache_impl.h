@@ -126,7 +126,7 @@ class Cache::Impl {
   // --- cache_lookup.cpp. path_ is the last find()'s nodes, by logical block.
   Hit find(const Prompt& prompt) const;
   int32_t missing_block(int32_t blocks, int32_t position) const;
-  int32_t usable_blocks(int32_t most) const;  // largest n <= most at which every window group has its tail
+  int32_t usable_blocks(int32_t max) const;  // largest n <= max at which every window group has its tail
   BlockCounts taken_by(int32_t blocks, int32_t position) const;
   bool find_partial(const Prompt& prompt, Hit& hit) const;
   void start(Rep& s, const std::shared_ptr<const Prompt>& prompt);
@@ -162,7 +162,7 @@ class Cache::Impl {
   int32_t choose_victim(int group);
   void demote(int group, int32_t block);
   void keep_copy(int group, int32_t block);
-  bool make_ram_room(size_t bytes);
+  bool make_ram_space(size_t bytes);
   void put_ram(int32_t node, int group, Buffer bytes);
   void drop_ram(int32_t node, int group);
   void pin_ram(int32_t node, int group);

@@ -37,8 +37,8 @@ int32_t Cache::Impl::missing_block(int32_t blocks, int32_t position) const {
   return missing;
 }
 
-int32_t Cache::Impl::usable_blocks(int32_t most) const {
-  int32_t n = most;
+int32_t Cache::Impl::usable_blocks(int32_t max) const {
+  int32_t n = max;
   // Any boundary behind a missing block that is nearer than the window needs it too: go on before it.
   for (int32_t missing = 0; n > 0 && missing >= 0;) {
     missing = missing_block(n, n * kBlockTokens);
@@ -72,8 +72,8 @@ Cache::Impl::Hit Cache::Impl::find(const Prompt& prompt) const {
   }
   if (path_.empty()) return hit;
   // The last token is always left to compute: its logits are wanted.
-  const auto most = static_cast<int32_t>(prompt.tokens.size() - 1) / kBlockTokens;
-  hit.blocks = hit.branch = std::min(static_cast<int32_t>(path_.size()), most);
+  const auto max_blocks = static_cast<int32_t>(prompt.tokens.size() - 1) / kBlockTokens;
+  hit.blocks = hit.branch = std::min(static_cast<int32_t>(path_.size()), max_blocks);
   if (find_partial(prompt, hit)) return hit;
   hit.blocks = usable_blocks(hit.branch);
   while (true) {

@@ -1,4 +1,4 @@
-// Thousands of random operations against a naive model: the tokens of every stream, from which test_model.h
+// Thousands of random operations against a naive model: the tokens of every sequence, from which test_model.h
 // knows what each slot must hold. The invariants are checked after every operation.
 #include <gtest/gtest.h>
 

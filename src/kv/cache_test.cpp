@@ -30,7 +30,7 @@ void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 namespace millrace::kv {
 namespace {
 
-// A cache with its store, and streams run through it.
+// A cache with its store, and sequences run through it.
 struct Rig {
   explicit Rig(std::vector<GroupOptions> groups_in, CacheOptions options_in = {})
       : groups(std::move(groups_in)), store(groups), cache(with_groups(std::move(options_in)), store) {}
@@ -333,8 +333,8 @@ TEST(Cache, AllocatesNothingPerToken) {
 
 // 64 sequences at any time, each from its prompt to its end; lengths 50 to 4,000, short ones more often.
 TEST(Cache, MixedLoadTakesLessThanHalfOfContiguousCaches) {
-  constexpr int kSequences = 64, kMostTokens = 4000;
-  Rig rig({full(kSequences * kMostTokens / kBlockTokens)}, {.prefix_cache = false});
+  constexpr int kSequences = 64, kMaxTokens = 4000;
+  Rig rig({full(kSequences * kMaxTokens / kBlockTokens)}, {.prefix_cache = false});
   std::mt19937 random(1);
   struct Live {
     Sequence sequence;
@@ -343,7 +343,7 @@ TEST(Cache, MixedLoadTakesLessThanHalfOfContiguousCaches) {
   const auto start = [&](Live& live) {
     live.sequence = rig.cache.make_sequence();
     const double x = static_cast<double>(random()) / 4294967296.0;
-    live.end = static_cast<int32_t>(50 * std::pow(kMostTokens / 50.0, x));
+    live.end = static_cast<int32_t>(50 * std::pow(kMaxTokens / 50.0, x));
     const std::vector<int32_t> prompt(static_cast<size_t>(live.end / 2));
     ASSERT_TRUE(rig.cache.reserve(live.sequence, live.end / 2));
     rig.cache.advance(live.sequence, prompt);
@@ -367,7 +367,7 @@ TEST(Cache, MixedLoadTakesLessThanHalfOfContiguousCaches) {
     held_tokens += int64_t{blocks} * kBlockTokens;
     most_blocks = std::max(most_blocks, blocks);
   }
-  const double share = static_cast<double>(most_blocks) * kBlockTokens / (kSequences * kMostTokens);
+  const double share = static_cast<double>(most_blocks) * kBlockTokens / (kSequences * kMaxTokens);
   const double waste = 1 - static_cast<double>(used_tokens) / static_cast<double>(held_tokens);
   std::printf("mixed load: at most %.1f%% of contiguous caches, internal waste %.2f%%\n", 100 * share,
               100 * waste);

@@ -63,7 +63,7 @@ void Cache::Impl::keep_copy(int group, int32_t block) {
   const int32_t node = pool.blocks[block].node;
   const Copy& copy = index_[node].copies[group];
   if (copy.ram != nullptr || (pool.window > 0 && !copy.keep)) return;
-  if (make_ram_room(pool.block_bytes)) {
+  if (make_ram_space(pool.block_bytes)) {
     put_ram(node, group, read_main(group, block));
   } else if (disk_on() && copy.disk_bytes == 0 && !copy.writing) {
     if (!may_stage() || !submit_write(node, group, read_main(group, block))) ++stats_.writes_dropped;
@@ -78,7 +78,7 @@ int32_t Cache::Impl::evict(int group, int32_t count) {
 
 // ---------------------------------------------------------------- the RAM tier
 
-bool Cache::Impl::make_ram_room(size_t bytes) {
+bool Cache::Impl::make_ram_space(size_t bytes) {
   if (ram_used_ - ram_unpinned_ + bytes > options_.ram_bytes) return false;
   while (ram_used_ + bytes > options_.ram_bytes) {
     const int32_t item = ram_order_.top();
@@ -177,7 +177,7 @@ void Cache::Impl::copy_out(Rep& s, int32_t blocks) {
     for (int32_t b = table.first_held; b < blocks; ++b) {
       Rep::Swapped& to = s.swapped[g][b - table.first_held];
       if (to.done) continue;
-      MILLRACE_CHECK(make_ram_room(pools_[g].block_bytes));
+      MILLRACE_CHECK(make_ram_space(pools_[g].block_bytes));
       Buffer bytes = read_main(g, table.blocks[b]);
       if (to.node != kNoNode) {
         put_ram(to.node, g, std::move(bytes));
@@ -328,17 +328,17 @@ void Cache::Impl::mark_dirty(int32_t node, int group) noexcept {
 
 // Space on disk is set aside for the block as it is; compression gives some back afterwards.
 bool Cache::Impl::submit_write(int32_t node, int group, Buffer bytes) {
-  const uint64_t most = kFileHeaderBytes + bytes->size();
-  while (disk_used_ + most > options_.disk_bytes && !disk_order_.empty()) {
+  const uint64_t max_bytes = kFileHeaderBytes + bytes->size();
+  while (disk_used_ + max_bytes > options_.disk_bytes && !disk_order_.empty()) {
     const int32_t item = disk_order_.top();
     ++stats_.disk.evictions;
     drop_file(item / kMaxKvGroups, item % kMaxKvGroups, true);
   }
-  if (disk_used_ + most > options_.disk_bytes) return false;
+  if (disk_used_ + max_bytes > options_.disk_bytes) return false;
   const size_t size = bytes->span().size();  // all there, before another thread looks at them
   disk_->write(item_of(node, group), label_of(node, group), std::move(bytes));  // may throw
-  disk_used_ += most;
-  disk_->set_short_of_room(disk_used_ > options_.disk_bytes / 2);
+  disk_used_ += max_bytes;
+  disk_->set_short_of_space(disk_used_ > options_.disk_bytes / 2);
   staged_bytes_ += size;
   ++writes_pending_;
   index_[node].copies[group].writing = true;
@@ -403,13 +403,13 @@ void Cache::Impl::finish_read(const DiskTier::Done& done) {
 }
 
 void Cache::Impl::feed_writer() {
-  constexpr int kMostPerPoll = 64;  // a step does not wait for more copies than this
-  for (int i = 0; i < kMostPerPoll && !dirty_.empty() && may_stage(); ++i) {
+  constexpr int kMaxPerPoll = 64;  // a step does not wait for more copies than this
+  for (int i = 0; i < kMaxPerPoll && !dirty_.empty() && may_stage(); ++i) {
     const int32_t node = dirty_.front() / kMaxKvGroups;
     const int group = dirty_.front() % kMaxKvGroups;
     // Writes under way may turn out smaller than the room set aside for them: wait rather than forget.
-    const uint64_t most = kFileHeaderBytes + pools_[group].block_bytes;
-    if (writes_pending_ > 0 && disk_used_ + most > options_.disk_bytes) return;
+    const uint64_t max_bytes = kFileHeaderBytes + pools_[group].block_bytes;
+    if (writes_pending_ > 0 && disk_used_ + max_bytes > options_.disk_bytes) return;
     dirty_.pop_front();
     Copy& copy = index_[node].copies[group];
     copy.dirty = false;

@@ -224,7 +224,7 @@ void DiskTier::sample(std::span<const std::byte> raw, std::span<const std::byte>
 
 bool DiskTier::pays() const {
   if (saved_ratio_ > kWorthwhile) return false;
-  if (short_of_room_.load(std::memory_order_relaxed)) return true;
+  if (short_of_space_.load(std::memory_order_relaxed)) return true;
   const std::lock_guard lock(mutex_);
   return rates_.file_read > 0 && saved_ratio_ + rates_.file_read / unpack_rate_ < 1;
 }

@@ -8,8 +8,8 @@
 // Trouble: a damaged file is removed with one line of log. When the disk is full or fails the tier turns
 // itself off with one line; every job after that comes back failed.
 // Compression, when automatic: the first blocks of every few thousand are compressed to see what it saves. It
-// goes on if it saves a tenth and either room is short (set_short_of_room) or this disk reads so slowly that
-// fewer bytes and the time to unpack them are less than the bytes as they are.
+// goes on if it saves a tenth and either space is short (set_short_of_space) or this disk reads so slowly
+// that fewer bytes and the time to unpack them are less than the bytes as they are.
 #pragma once
 
 #include <atomic>
@@ -74,7 +74,7 @@ class DiskTier {
 
   void take(std::vector<Done>& done);            // moves what has finished into done
   bool wait(std::chrono::milliseconds at_most);  // until something has finished; false: the time is over
-  void set_short_of_room(bool is_short) { short_of_room_.store(is_short, std::memory_order_relaxed); }
+  void set_short_of_space(bool is_short) { short_of_space_.store(is_short, std::memory_order_relaxed); }
   bool on() const { return !off_.load(std::memory_order_acquire); }
   Rates rates() const;
 
@@ -107,7 +107,7 @@ class DiskTier {
   FileSystem& files_;
   std::shared_ptr<void> lock_;
   std::vector<Found> found_;
-  std::atomic<bool> off_{false}, short_of_room_{false};
+  std::atomic<bool> off_{false}, short_of_space_{false};
 
   mutable std::mutex mutex_;  // everything below
   bool stopping_ = false;

@@ -1,4 +1,4 @@
-// Which remembered block leaves when room is needed.
+// Which remembered block leaves when space is needed.
 //   Heap       ids ordered by a priority that may change: the order of least recent, least frequent
 //   Evictor    one pool's blocks that are remembered and held by nobody, and the policy that picks among them
 //

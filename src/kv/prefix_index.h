@@ -68,7 +68,7 @@ class PrefixIndex {
   Partial best_child(int32_t parent, std::span<const int32_t> tokens, Usable usable) const {
     Partial best;
     int32_t looked_at = 0;
-    for (int32_t child = nodes_[parent].first_child; child != kNoNode && looked_at < kMostChildren;
+    for (int32_t child = nodes_[parent].first_child; child != kNoNode && looked_at < kMaxChildren;
          child = nodes_[child].next_sibling, ++looked_at) {
       const int32_t common = common_tokens(nodes_[child], tokens);
       if (common > best.tokens && usable(nodes_[child])) best = {child, common};
@@ -79,7 +79,7 @@ class PrefixIndex {
   int32_t size() const { return static_cast<int32_t>(nodes_.size()); }  // ids are below this; see Node::used
 
  private:
-  static constexpr int32_t kMostChildren = 256;  // looked at; recomputing 15 tokens is not worth more
+  static constexpr int32_t kMaxChildren = 256;  // looked at; recomputing 15 tokens is not worth more
   static int32_t common_tokens(const Node& node, std::span<const int32_t> tokens);
   void set_buckets(size_t count);
   void unlink(int32_t node);

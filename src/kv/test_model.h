@@ -131,7 +131,7 @@ inline void test_compute(TestStore& store, const std::vector<GroupOptions>& grou
   }
 }
 
-// Computes everything a stream lacks, in chunks. False when there is no room.
+// Computes everything a sequence lacks, in chunks. False when there is no space.
 inline bool test_run(Cache& cache, TestStore& store, const std::vector<GroupOptions>& groups, TestStream& s,
                      int32_t chunk = 512) {
   while (!cache.ready(s.sequence)) cache.wait(std::chrono::milliseconds(100));

@@ -1,40 +1,67 @@
-// Architecture: what one file of this folder provides. A new one is a new file and a line in
-// architecture.cpp.
+// Architecture: what one file of this folder provides, all that is particular to a family of models.
+// Everybody else asks it, and nobody compares names. A new one is a file and a line in architecture_list.h:
+// docs/adding_an_architecture.md.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
+#include "backend/backend.h"
+#include "io/checkpoint.h"
+#include "model/config.h"
 #include "model/config_reader.h"
-#include "model/model.h"
+#include "model/gguf_keys.h"
+#include "model/synthetic.h"
+#include "model/weight_spec.h"
 
 namespace millrace {
 
-struct Architecture {
-  std::string_view name;                          // GGUF's general.architecture
-  std::span<const std::string_view> model_types;  // config.json's model_type
-  void (*configure)(const ConfigReader& reader, ModelConfig& config);
-  std::unique_ptr<Model> (*make)();
+// Hugging Face names of the weights outside the layers, and what stands before a layer's number. GGUF has the
+// same for all: token_embd.weight, output_norm.weight, output.weight, "blk.".
+struct HfNames {
+  std::string_view embedding = "model.embed_tokens.weight";
+  std::string_view output_norm = "model.norm.weight";
+  std::string_view output = "lm_head.weight";
+  std::string_view layers = "model.layers.";
 };
 
-std::span<const Architecture> architectures();
-// Throws Error{kUnsupported} listing those known.
+class Architecture {
+ public:
+  virtual ~Architecture() = default;
+
+  // What files call it: GGUF's general.architecture, and every model_type of config.json.
+  virtual std::string_view name() const = 0;
+  virtual std::vector<std::string_view> model_types() const = 0;
+
+  // Fills `config` from GGUF keys or config.json; its architecture, name, vocabulary and sampling are set
+  // already.
+  virtual void read_config(const ConfigReader& reader, ModelConfig& config) const = 0;
+  // The keys of a GGUF file from which read_config reads the same again.
+  virtual void write_keys(GgufKeys& keys) const = 0;
+
+  virtual HfNames hf_names() const { return {}; }
+  // The weights of a layer, in the order they are loaded and written.
+  virtual std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) const = 0;
+  virtual std::unique_ptr<LayerWeights> new_layer() const { return std::make_unique<LayerWeights>(); }
+
+  // The layer, as the paper has it.
+  virtual void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const = 0;
+
+  // `millrace synth`: shapes with names, a tokenizer for so many tokens, and the type experts are published
+  // in (none: that of the other matrices).
+  virtual std::vector<SyntheticPreset> presets() const = 0;
+  virtual SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const = 0;
+  virtual std::optional<DType> expert_type() const { return std::nullopt; }
+};
+
+// Those of architecture_list.h, in its order.
+std::span<const Architecture* const> architectures();
+// The one that a checkpoint names. Throws Error{kUnsupported} listing those known.
 const Architecture& find_architecture(const io::Checkpoint& checkpoint);
-
-// What all decoders share: sizes, heads, norm, windows of the whole model; fills layer_windows with zeros.
-void read_common(const ConfigReader& reader, ModelConfig& config);
-// config.json's layer_types / sliding_window; false when it has no layer_types.
-bool read_hf_layer_types(const ConfigReader& reader, ModelConfig& config);
-
-// The pieces from which layers are written.
-NormQkv qkv_of(const LayerWeights& w, const ModelConfig& config);
-Rope rope_of(const ModelConfig& config, int layer);
-Attend attend_of(const LayerWeights& w, const ModelConfig& config, int layer);
-Ffn ffn_of(const LayerWeights& w, const ModelConfig& config);
-Route route_of(const LayerWeights& w, const ModelConfig& config);
-Experts experts_of(const LayerWeights& w, const ModelConfig& config);
-
-extern const Architecture kLlama, kQwen2, kQwen3, kQwen3Moe, kGptOss;
+// The one whose read_config made this.
+const Architecture& architecture_of(const ModelConfig& config);
 
 }  // namespace millrace

@@ -52,8 +52,8 @@ ModelConfig::Sampling read_sampling(const io::Checkpoint& checkpoint) {
 }
 
 // Rows of the embedding: what the files really hold, whatever vocab_size says.
-int32_t read_vocab(const ConfigReader& reader) {
-  const char* name = reader.is_gguf() ? "token_embd.weight" : "model.embed_tokens.weight";
+int32_t read_vocab(const ConfigReader& reader, const Architecture& architecture) {
+  const std::string name(reader.is_gguf() ? "token_embd.weight" : architecture.hf_names().embedding);
   const TensorView* view = reader.checkpoint().find_tensor(name);
   if (view == nullptr) reader.fail(fmt::format("tensor {}", name), "nothing", "the token embedding");
   if (view->rank != 2 || view->shape[0] < 1 || view->shape[0] > (1 << 26)) {
@@ -67,10 +67,10 @@ int32_t read_vocab(const ConfigReader& reader) {
 
 ModelConfig read_config(const io::Checkpoint& checkpoint) {
   const Architecture& architecture = find_architecture(checkpoint);
-  const ConfigReader reader(checkpoint, std::string(architecture.name));
+  const ConfigReader reader(checkpoint, std::string(architecture.name()));
   ModelConfig config;
-  config.architecture = architecture.name;
-  config.vocab = read_vocab(reader);
+  config.architecture = architecture.name();
+  config.vocab = read_vocab(reader, architecture);
   if (checkpoint.gguf) {
     config.name = checkpoint.gguf->get_string("general.name", "");
   } else {
@@ -83,7 +83,7 @@ ModelConfig read_config(const io::Checkpoint& checkpoint) {
     config.name = path.substr(path.rfind('/') + 1);
   }
   config.sampling = read_sampling(checkpoint);
-  architecture.configure(reader, config);
+  architecture.read_config(reader, config);
   return config;
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,15 +16,13 @@ namespace millrace {
 enum class RopeScaling { kNone, kLinear, kLlama3, kYarn };
 
 struct ModelConfig {
-  std::string architecture;  // "gpt-oss", "llama", "qwen2", "qwen3", "qwen3moe"
+  std::string architecture;  // Architecture::name()
   std::string name;          // for people
   int32_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
   int32_t ffn = 0;                                             // dense layers
   int32_t experts = 0, experts_per_token = 0, expert_ffn = 0;  // expert layers
-  bool renormalize_experts = true;                             // qwen3moe: norm_topk_prob
   int32_t context_length = 0;                                  // trained
   float norm_eps = 1e-5f;
-  bool qk_norm = false;
 
   std::vector<int32_t> layer_windows;  // [layers]: 0 full attention, else the window
 
@@ -38,6 +38,9 @@ struct ModelConfig {
   Route::Weighting expert_weighting = Route::Weighting::kSoftmaxChosen;
   Experts::Activation expert_activation = Experts::Activation::kSilu;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
+
+  // Hyperparameters that one architecture's file alone reads and uses, by its names for them.
+  std::map<std::string, float, std::less<>> own;
 
   // What the model's makers advise: generation_config.json, or general.sampling.* of a GGUF file.
   struct Sampling {

@@ -1,38 +1,80 @@
 // Llama (2 and 3), Mistral, SmolLM2, TinyLlama: pre-norm, rotary positions, grouped-query attention, SwiGLU.
 // Touvron et al. 2023; Dubey et al. 2024; Jiang et al. 2023 (sliding window).
 #include "model/architecture.h"
+#include "model/decoder_config.h"
+#include "model/decoder_layer.h"
+#include "model/decoder_weights.h"
 #include "model/rope.h"
 
 namespace millrace {
 namespace {
 
-class Llama final : public Model {
-  void layer(Executor& x, const LayerWeights& w, int index) const override {
-    x.norm_qkv(qkv_of(w, config_));
-    x.rope_append_kv(rope_of(config_, index));
-    x.attend(attend_of(w, config_, index));
+class Llama final : public Architecture {
+ public:
+  std::string_view name() const override { return "llama"; }
+  std::vector<std::string_view> model_types() const override { return {"llama", "mistral"}; }
+
+  void read_config(const ConfigReader& reader, ModelConfig& config) const override {
+    read_decoder(reader, config);
+    config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
+    // GGUF's converter reorders q and k so that rotated pairs are neighbours; Hugging Face keeps halves.
+    config.rope_interleaved = reader.is_gguf();
+    if (!read_hf_layer_types(reader, config)) {
+      const int32_t window = reader.integer_or("attention.sliding_window", "sliding_window", 0, 1 << 28, 0);
+      config.layer_windows.assign(config.layers, window);
+    }
+    read_rope(reader, config);
+  }
+
+  void write_keys(GgufKeys& keys) const override {
+    const ModelConfig& config = keys.config();
+    write_sizes(keys, config.ffn);
+    keys.size("rope.dimension_count", config.head_dim);
+    write_norm(keys);
+    write_rope(keys);
+    if (config.layer_windows[0] > 0) keys.size("attention.sliding_window", config.layer_windows[0]);
+  }
+
+  std::vector<WeightSpec> layer_weights(const ModelConfig& config, int) const override {
+    std::vector<WeightSpec> weights;
+    add_attention(weights, config, {.interleaved_in_gguf = true});
+    weights.push_back(ffn_norm_weight(config));
+    add_feed_forward(weights, config);
+    return weights;
+  }
+
+  void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const override {
+    x.norm_qkv(qkv_of(w, config));
+    x.rope_append_kv(rope_of(config, index));
+    x.attend(attend_of(w, config, index));
     x.project_add({w.attn_output.get(), w.attn_output_bias.get()});
-    x.ffn_add(ffn_of(w, config_));
+    x.ffn_add(ffn_of(w, config));
+  }
+
+  std::vector<SyntheticPreset> presets() const override {
+    return {{"smollm2-135m", R"({"model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576,
+      "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+      "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000, "tie_word_embeddings": true})"},
+            {"llama-3.2-1b", R"({"model_type": "llama", "num_hidden_layers": 16, "hidden_size": 2048,
+      "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+      "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000,
+      "tie_word_embeddings": true, "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0,
+      "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}})"},
+            {"tiny-llama", R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64,
+      "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 640,
+      "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000, "tie_word_embeddings": true,
+      "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+      "original_max_position_embeddings": 256}})"}};
+  }
+  SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const override {
+    return chatml_tokenizer("llama-bpe", vocab);
   }
 };
 
-void configure(const ConfigReader& reader, ModelConfig& config) {
-  read_common(reader, config);
-  config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
-  // GGUF's converter reorders q and k so that rotated pairs are neighbours; Hugging Face keeps halves.
-  config.rope_interleaved = reader.is_gguf();
-  if (!read_hf_layer_types(reader, config)) {
-    const int32_t window = reader.integer_or("attention.sliding_window", "sliding_window", 0, 1 << 28, 0);
-    config.layer_windows.assign(config.layers, window);
-  }
-  read_rope(reader, config);
-}
-
-constexpr std::string_view kModelTypes[] = {"llama", "mistral"};
+const Llama kLlamaObject{};
 
 }  // namespace
 
-const Architecture kLlama = {"llama", kModelTypes, configure,
-                             [] { return std::unique_ptr<Model>(new Llama); }};
+const Architecture& kLlama = kLlamaObject;
 
 }  // namespace millrace

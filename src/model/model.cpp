@@ -13,64 +13,28 @@
 namespace millrace {
 namespace {
 
-// Walks every weight of a model in file-independent order and hands (GGUF name, view, use, where it goes) to
-// `visit`. Matrices that every token of a prompt is multiplied by come as kOpened: settled() says what they
-// are loaded as.
+// Hands every weight of a model, in file-independent order, to `visit`: GGUF name, what the architecture says
+// of it, view, use, and where it goes. Matrices that every token of a prompt is multiplied by come as
+// kOpened: settled() says what they are loaded as.
 template <class Visit>
 void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w, const Visit& visit) {
-  const int64_t q = static_cast<int64_t>(c.heads) * c.head_dim,
-                kv = static_cast<int64_t>(c.kv_heads) * c.head_dim;
-  const auto name_of = [](int l, std::string_view role) {
-    return l < 0 ? std::string(role) : fmt::format("blk.{}.{}", l, role);
+  const Architecture& architecture = architecture_of(c);
+  const auto take = [&](int l, const WeightSpec& spec, WeightUse use, WeightPtr& to) {
+    std::optional<TensorView> view = spec.presence == Presence::kRequired
+                                         ? source.require(l, spec.role, spec.shape)
+                                         : source.find(l, spec.role, spec.shape);
+    if (!view) return;
+    visit(l < 0 ? std::string(spec.role) : fmt::format("blk.{}.{}", l, spec.role), spec, *view, use, to);
   };
-  const auto required = [&](int l, std::string_view role, std::vector<int64_t> shape, WeightUse use,
-                            WeightPtr& to) {
-    visit(name_of(l, role), source.require(l, role, std::move(shape)), use, to);
-  };
-  const auto optional = [&](int l, std::string_view role, std::vector<int64_t> shape, WeightUse use,
-                            WeightPtr& to) {
-    if (auto view = source.find(l, role, std::move(shape))) visit(name_of(l, role), *view, use, to);
-  };
-  using enum WeightUse;
-  const bool tied = !source.find(-1, "output.weight", {c.vocab, c.hidden});
-  required(-1, "token_embd.weight", {c.vocab, c.hidden}, tied ? kEmbedding : kLookup, w.token_embedding);
-  required(-1, "output_norm.weight", {c.hidden}, kVector, w.output_norm);
-  optional(-1, "output.weight", {c.vocab, c.hidden}, kMatrix, w.output);
-  w.layers.resize(c.layers);
+  const std::vector<WeightSpec>& outside = source.specs(-1);
+  const WeightSpec &embedding = outside[0], &norm = outside[1], &output = outside[2];
+  const bool tied = !source.find(-1, output.role, output.shape);
+  take(-1, embedding, tied ? WeightUse::kEmbedding : embedding.use, w.token_embedding);
+  take(-1, norm, norm.use, w.output_norm);
+  take(-1, output, output.use, w.output);
   for (int l = 0; l < c.layers; ++l) {
-    LayerWeights& w_l = w.layers[l];
-    required(l, "attn_norm.weight", {c.hidden}, kVector, w_l.attn_norm);
-    required(l, "attn_q.weight", {q, c.hidden}, kOpened, w_l.attn_q);
-    required(l, "attn_k.weight", {kv, c.hidden}, kOpened, w_l.attn_k);
-    required(l, "attn_v.weight", {kv, c.hidden}, kOpened, w_l.attn_v);
-    required(l, "attn_output.weight", {c.hidden, q}, kOpened, w_l.attn_output);
-    optional(l, "attn_q.bias", {q}, kVector, w_l.attn_q_bias);
-    optional(l, "attn_k.bias", {kv}, kVector, w_l.attn_k_bias);
-    optional(l, "attn_v.bias", {kv}, kVector, w_l.attn_v_bias);
-    optional(l, "attn_output.bias", {c.hidden}, kVector, w_l.attn_output_bias);
-    if (c.qk_norm) {
-      required(l, "attn_q_norm.weight", {c.head_dim}, kVector, w_l.attn_q_norm);
-      required(l, "attn_k_norm.weight", {c.head_dim}, kVector, w_l.attn_k_norm);
-    }
-    if (c.architecture == "gpt-oss") required(l, "attn_sinks.weight", {c.heads}, kVector, w_l.attn_sinks);
-    required(l, "ffn_norm.weight", {c.hidden}, kVector, w_l.ffn_norm);
-    if (c.experts == 0) {
-      required(l, "ffn_gate.weight", {c.ffn, c.hidden}, kOpened, w_l.ffn_gate);
-      required(l, "ffn_up.weight", {c.ffn, c.hidden}, kOpened, w_l.ffn_up);
-      required(l, "ffn_down.weight", {c.hidden, c.ffn}, kOpened, w_l.ffn_down);
-      optional(l, "ffn_gate.bias", {c.ffn}, kVector, w_l.ffn_gate_bias);
-      optional(l, "ffn_up.bias", {c.ffn}, kVector, w_l.ffn_up_bias);
-      optional(l, "ffn_down.bias", {c.hidden}, kVector, w_l.ffn_down_bias);
-      continue;
-    }
-    required(l, "ffn_gate_inp.weight", {c.experts, c.hidden}, kMatrix, w_l.router);
-    optional(l, "ffn_gate_inp.bias", {c.experts}, kVector, w_l.router_bias);
-    required(l, "ffn_gate_exps.weight", {c.experts, c.expert_ffn, c.hidden}, kMatrix, w_l.gate_experts);
-    required(l, "ffn_up_exps.weight", {c.experts, c.expert_ffn, c.hidden}, kMatrix, w_l.up_experts);
-    required(l, "ffn_down_exps.weight", {c.experts, c.hidden, c.expert_ffn}, kMatrix, w_l.down_experts);
-    optional(l, "ffn_gate_exps.bias", {c.experts, c.expert_ffn}, kVector, w_l.gate_experts_bias);
-    optional(l, "ffn_up_exps.bias", {c.experts, c.expert_ffn}, kVector, w_l.up_experts_bias);
-    optional(l, "ffn_down_exps.bias", {c.experts, c.hidden}, kVector, w_l.down_experts_bias);
+    LayerWeights& layer = *w.layers.emplace_back(architecture.new_layer());
+    for (const WeightSpec& spec : source.specs(l)) take(l, spec, spec.use, layer.*spec.to);
   }
 }
 
@@ -131,7 +95,8 @@ std::vector<ReadBefore::Range> ranges_to_quantize(const io::Checkpoint& checkpoi
   ModelWeights none;
   std::vector<ReadBefore::Range> ranges;
   for_each_weight(
-      source, config, none, [&](const std::string& name, const TensorView& view, WeightUse use, WeightPtr&) {
+      source, config, none,
+      [&](const std::string& name, const WeightSpec&, const TensorView& view, WeightUse use, WeightPtr&) {
         const bool read = view.data != nullptr && view.rows() > 0 &&
                           loaded_type(quantize, name, view, use, tied) != view.type;
         const size_t bytes = read ? static_cast<size_t>((view.rows() - 1) * view.row_stride_bytes) +
@@ -143,21 +108,23 @@ std::vector<ReadBefore::Range> ranges_to_quantize(const io::Checkpoint& checkpoi
 }
 
 // No output matrix means it is the embedding; a file that says otherwise is missing a tensor.
-void check_output(const io::Checkpoint& checkpoint) {
+void check_output(const io::Checkpoint& checkpoint, const Architecture& architecture) {
   if (!has_tied_output(checkpoint) || checkpoint.gguf) return;
   const auto tie = checkpoint.hf->config.find("tie_word_embeddings");
   if (tie != checkpoint.hf->config.end() && *tie == false) {
     throw_error(ErrorCode::kBadInput,
-                "{}: tensor lm_head.weight: found nothing, expected it because config.json says "
+                "{}: tensor {}: found nothing, expected it because config.json says "
                 "tie_word_embeddings false",
-                checkpoint.path());
+                checkpoint.path(), architecture.hf_names().output);
   }
 }
 
 }  // namespace
 
 bool has_tied_output(const io::Checkpoint& checkpoint) {
-  return checkpoint.find_tensor(checkpoint.gguf ? "output.weight" : "lm_head.weight") == nullptr;
+  const std::string_view name =
+      checkpoint.gguf ? "output.weight" : find_architecture(checkpoint).hf_names().output;
+  return checkpoint.find_tensor(name) == nullptr;
 }
 
 TypeChoice type_choice(const quant::Request& request) {
@@ -169,20 +136,20 @@ TypeChoice type_choice(const quant::Request& request) {
   };
 }
 
-void visit_weights(WeightSource& source, const ModelConfig& config,
-                   const std::function<void(const std::string& name, const TensorView& view)>& visit) {
+void visit_weights(WeightSource& source, const ModelConfig& config, const WeightVisitor& visit) {
   ModelWeights none;
-  for_each_weight(
-      source, config, none,
-      [&](const std::string& name, const TensorView& view, WeightUse, WeightPtr&) { visit(name, view); });
+  for_each_weight(source, config, none,
+                  [&](const std::string& name, const WeightSpec& spec, const TensorView& view, WeightUse,
+                      WeightPtr&) { visit(name, spec, view); });
 }
 
 std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& backend,
                                    const LoadProgress& progress, const TypeChoice& quantize,
                                    const InputsOf& inputs) {
-  std::unique_ptr<Model> model = find_architecture(checkpoint).make();
+  std::unique_ptr<Model> model(new Model);
+  model->architecture_ = &find_architecture(checkpoint);
   model->config_ = read_config(checkpoint);
-  check_output(checkpoint);
+  check_output(checkpoint, *model->architecture_);
   WeightSource source(checkpoint, model->config_, /*gather=*/true);
   const size_t total = checkpoint.mapped_bytes();
   size_t done = 0;
@@ -197,7 +164,8 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   const bool opens = plan_weights(checkpoint, model->config_, backend, quantize).opened > 0;
   size_t index = 0;
   for_each_weight(source, model->config_, model->weights_,
-                  [&](const std::string& name, const TensorView& stored, WeightUse use, WeightPtr& to) {
+                  [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use,
+                      WeightPtr& to) {
                     const DType type = loaded_type(quantize, name, stored, use, tied);
                     if (before) before->begin(index++);
                     auto gathered = source.take_gathered();
@@ -222,7 +190,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
 void Model::forward(Executor& executor, const Batch& batch) const {
   executor.begin(batch);
   executor.embed(*weights_.token_embedding);
-  for (int l = 0; l < config_.layers; ++l) layer(executor, weights_.layers[l], l);
+  for (int l = 0; l < config_.layers; ++l) architecture_->layer(executor, *weights_.layers[l], config_, l);
   const Weight* output = weights_.output ? weights_.output.get() : weights_.token_embedding.get();
   executor.norm_logits({.norm = {weights_.output_norm.get(), config_.norm_eps}, .output = {output, nullptr}});
 }
@@ -239,23 +207,24 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
   WeightBytes plan;
   size_t gathered = 0, held_before = 0;
   const bool tied = has_tied_output(checkpoint);
-  for_each_weight(source, config, none,
-                  [&](const std::string& name, const TensorView& stored, WeightUse use, WeightPtr&) {
-                    const size_t copied = source.gathered_bytes() - gathered;  // of this weight
-                    gathered += copied;
-                    TensorView view = stored;
-                    view.type = loaded_type(quantize, name, stored, use, tied);
-                    const bool same = view.type == stored.type;
-                    if (!same) view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
-                    if (use == WeightUse::kOpened) plan.opened += backend.opened_bytes(view);
-                    use = settled(use, view, backend, false);
-                    const size_t held = backend.weight_bytes(view, use, held_before);
-                    held_before += held;
-                    if (same) plan.mapped += view.bytes();
-                    // What was gathered or quantized is let go where the backend has a copy of it.
-                    const bool let_go = held > 0 && use == WeightUse::kMatrix;
-                    plan.repacked += held + (let_go ? 0 : same ? copied : view.bytes());
-                  });
+  for_each_weight(
+      source, config, none,
+      [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use, WeightPtr&) {
+        const size_t copied = source.gathered_bytes() - gathered;  // of this weight
+        gathered += copied;
+        TensorView view = stored;
+        view.type = loaded_type(quantize, name, stored, use, tied);
+        const bool same = view.type == stored.type;
+        if (!same) view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
+        if (use == WeightUse::kOpened) plan.opened += backend.opened_bytes(view);
+        use = settled(use, view, backend, false);
+        const size_t held = backend.weight_bytes(view, use, held_before);
+        held_before += held;
+        if (same) plan.mapped += view.bytes();
+        // What was gathered or quantized is let go where the backend has a copy of it.
+        const bool let_go = held > 0 && use == WeightUse::kMatrix;
+        plan.repacked += held + (let_go ? 0 : same ? copied : view.bytes());
+      });
   if (checkpoint.hf) plan.repacked += checkpoint.hf->weights.copied_bytes();
   if (!opens_weights(plan.opened, plan.repacked, backend.own_memory().value_or(0))) plan.opened = 0;
   return plan;

@@ -1,4 +1,5 @@
-// Model: an architecture's weights on a backend, and its forward pass in the backend's operations.
+// Model: a checkpoint's weights on a backend, and its forward pass: the layers are what its Architecture
+// says.
 #pragma once
 
 #include <functional>
@@ -10,27 +11,14 @@
 #include "backend/backend.h"
 #include "io/checkpoint.h"
 #include "model/config.h"
+#include "model/weight_spec.h"
 #include "quant/feedback.h"
 #include "quant/request.h"
 
 namespace millrace {
 
+class Architecture;
 class WeightSource;
-
-struct LayerWeights {
-  WeightPtr attn_norm, attn_q, attn_k, attn_v, attn_output;
-  WeightPtr attn_q_bias, attn_k_bias, attn_v_bias, attn_output_bias;
-  WeightPtr attn_q_norm, attn_k_norm, attn_sinks;
-  WeightPtr ffn_norm, ffn_gate, ffn_up, ffn_down;  // dense
-  WeightPtr ffn_gate_bias, ffn_up_bias, ffn_down_bias;
-  WeightPtr router, router_bias;  // experts
-  WeightPtr gate_experts, up_experts, down_experts, gate_experts_bias, up_experts_bias, down_experts_bias;
-};
-
-struct ModelWeights {
-  WeightPtr token_embedding, output_norm, output;  // output is null when tied to token_embedding
-  std::vector<LayerWeights> layers;
-};
 
 // The type a weight is turned into while it is loaded, by its GGUF name; its own: it stays where it lies.
 // `tied`: the embedding serves as output matrix.
@@ -55,7 +43,6 @@ class Model {
   static std::unique_ptr<Model> load(const io::Checkpoint& checkpoint, Backend& backend,
                                      const LoadProgress& progress = {}, const TypeChoice& quantize = {},
                                      const InputsOf& inputs = {});
-  virtual ~Model() = default;
 
   const ModelConfig& config() const { return config_; }
   // Bytes one decoded token must read from the weights (experts: only the chosen ones).
@@ -69,10 +56,10 @@ class Model {
     executor.read_hidden({weights_.output_norm.get(), config_.norm_eps}, row, to);
   }
 
- protected:
-  // A decoder layer in this architecture's own words.
-  virtual void layer(Executor& executor, const LayerWeights& weights, int index) const = 0;
+ private:
+  Model() = default;
 
+  const Architecture* architecture_ = nullptr;
   ModelConfig config_;
   ModelWeights weights_;
   size_t bytes_per_token_ = 0;
@@ -91,10 +78,11 @@ bool opens_weights(size_t opened, size_t repacked, size_t memory);
 WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                          const TypeChoice& quantize = {});
 
-// Every weight the model uses under its GGUF name, whatever the checkpoint calls it, in one order for all
-// files.
-void visit_weights(WeightSource& source, const ModelConfig& config,
-                   const std::function<void(const std::string& name, const TensorView& view)>& visit);
+// Every weight the model uses under its GGUF name, whatever the checkpoint calls it, with what the
+// architecture says of it, in one order for all files.
+using WeightVisitor =
+    std::function<void(const std::string& name, const WeightSpec& spec, const TensorView& view)>;
+void visit_weights(WeightSource& source, const ModelConfig& config, const WeightVisitor& visit);
 // No output matrix: the embedding is used as one.
 bool has_tied_output(const io::Checkpoint& checkpoint);
 

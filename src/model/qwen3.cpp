@@ -1,33 +1,62 @@
 // Qwen 3, dense: no biases; every query and key head is normalized before it is rotated. Yang et al. 2025.
 #include "model/architecture.h"
+#include "model/decoder_config.h"
+#include "model/decoder_layer.h"
+#include "model/decoder_weights.h"
 #include "model/rope.h"
 
 namespace millrace {
 namespace {
 
-class Qwen3 final : public Model {
-  void layer(Executor& x, const LayerWeights& w, int index) const override {
-    x.norm_qkv(qkv_of(w, config_));  // with q_norm and k_norm
-    x.rope_append_kv(rope_of(config_, index));
-    x.attend(attend_of(w, config_, index));
+class Qwen3 final : public Architecture {
+ public:
+  std::string_view name() const override { return "qwen3"; }
+  std::vector<std::string_view> model_types() const override { return {"qwen3"}; }
+
+  void read_config(const ConfigReader& reader, ModelConfig& config) const override {
+    read_decoder(reader, config);
+    config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
+    read_hf_layer_types(reader, config);
+    read_rope(reader, config);
+  }
+
+  void write_keys(GgufKeys& keys) const override {
+    write_sizes(keys, keys.config().ffn);
+    write_norm(keys);
+    write_rope(keys);
+  }
+
+  std::vector<WeightSpec> layer_weights(const ModelConfig& config, int) const override {
+    std::vector<WeightSpec> weights;
+    add_attention(weights, config, {.qk_norm = true});
+    weights.push_back(ffn_norm_weight(config));
+    add_feed_forward(weights, config);
+    return weights;
+  }
+
+  void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const override {
+    x.norm_qkv(qkv_of(w, config));  // with q_norm and k_norm
+    x.rope_append_kv(rope_of(config, index));
+    x.attend(attend_of(w, config, index));
     x.project_add({w.attn_output.get(), w.attn_output_bias.get()});
-    x.ffn_add(ffn_of(w, config_));
+    x.ffn_add(ffn_of(w, config));
+  }
+
+  std::vector<SyntheticPreset> presets() const override {
+    return {{"tiny-qwen3", R"({"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 64,
+      "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+      "vocab_size": 640, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+      "tie_word_embeddings": false})"}};
+  }
+  SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const override {
+    return chatml_tokenizer("qwen2", vocab);
   }
 };
 
-void configure(const ConfigReader& reader, ModelConfig& config) {
-  read_common(reader, config);
-  config.qk_norm = true;
-  config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
-  read_hf_layer_types(reader, config);
-  read_rope(reader, config);
-}
-
-constexpr std::string_view kModelTypes[] = {"qwen3"};
+const Qwen3 kQwen3Object{};
 
 }  // namespace
 
-const Architecture kQwen3 = {"qwen3", kModelTypes, configure,
-                             [] { return std::unique_ptr<Model>(new Qwen3); }};
+const Architecture& kQwen3 = kQwen3Object;
 
 }  // namespace millrace

@@ -180,4 +180,19 @@ void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_ya
   for (const double f : inv_freq) config.rope_inv_freq.push_back(static_cast<float>(f));
 }
 
+void write_rope(GgufKeys& keys) {
+  const ConfigReader& reader = keys.reader();
+  const nlohmann::json& rope = hf_rope_object(reader.hf());
+  keys.real("rope.freq_base", keys.config().rope_theta);
+  const std::string type = rope.value("rope_type", rope.value("type", std::string("default")));
+  if (type == "yarn" || type == "linear") {
+    keys.text("rope.scaling.type", type);
+    keys.real("rope.scaling.factor", reader.hf_real(rope, "factor"));
+  }
+  if (type == "yarn") {
+    keys.size("rope.scaling.original_context_length",
+              static_cast<int64_t>(reader.hf_real(rope, "original_max_position_embeddings")));
+  }
+}
+
 }  // namespace millrace

@@ -3,6 +3,7 @@
 
 #include "model/config.h"
 #include "model/config_reader.h"
+#include "model/gguf_keys.h"
 
 namespace millrace {
 
@@ -10,5 +11,9 @@ namespace millrace {
 // truncate_yarn_range: whether YaRN's correction range is rounded to whole dimensions when the file does not
 // say.
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range = true);
+
+// A config.json's base and scaling as GGUF keys. Llama 3's scaling has none: it travels as a tensor of
+// divisors.
+void write_rope(GgufKeys& keys);
 
 }  // namespace millrace

@@ -6,49 +6,10 @@
 
 #include "base/error.h"
 #include "io/hf_directory.h"
+#include "model/architecture.h"
 
 namespace millrace {
 namespace {
-
-struct RoleNames {
-  std::string_view role;  // GGUF's name
-  std::string_view hf;    // Hugging Face's, without "model.layers.N."
-};
-
-constexpr RoleNames kLayerRoles[] = {
-    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
-    {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
-    {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},       {"ffn_gate_inp", "mlp.router"},  // gpt-oss
-    {"ffn_gate_inp", "mlp.gate"},                                         // qwen3moe
-};
-
-struct ExpertRole {
-  std::string_view role;    // GGUF's name
-  std::string_view single;  // one tensor per expert: mlp.experts.E.<single>.weight
-  std::string_view fused;   // gpt-oss: mlp.experts.<fused>{,_blocks,_scales,_bias}
-  int64_t first, step;      // which rows of the fused tensor: gate 0, 2, 4 ...; up 1, 3, 5 ...
-};
-
-constexpr ExpertRole kExpertRoles[] = {
-    {"ffn_gate_exps", "gate_proj", "gate_up_proj", 0, 2},
-    {"ffn_up_exps", "up_proj", "gate_up_proj", 1, 2},
-    {"ffn_down_exps", "down_proj", "down_proj", 0, 1},
-};
-
-std::pair<std::string_view, std::string_view> split_suffix(std::string_view role) {
-  const size_t dot = role.rfind('.');
-  return {role.substr(0, dot), role.substr(dot + 1)};
-}
-
-const ExpertRole* expert_role(std::string_view stem) {
-  for (const ExpertRole& e : kExpertRoles) {
-    if (e.role == stem) return &e;
-  }
-  return nullptr;
-}
 
 std::string shape_text(std::span<const int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
@@ -61,7 +22,30 @@ void set_shape(TensorView& view, std::initializer_list<int64_t> shape) {
 }  // namespace
 
 WeightSource::WeightSource(const io::Checkpoint& checkpoint, const ModelConfig& config, bool gather)
-    : checkpoint_(checkpoint), config_(config), gather_(gather) {}
+    : checkpoint_(checkpoint), config_(config), architecture_(architecture_of(config)), gather_(gather) {}
+
+const std::vector<WeightSpec>& WeightSource::specs(int layer) {
+  const auto known = specs_.find(layer);
+  if (known != specs_.end()) return known->second;
+  if (layer >= 0) return specs_[layer] = architecture_.layer_weights(config_, layer);
+  const HfNames hf = architecture_.hf_names();
+  const std::vector<int64_t> matrix = {config_.vocab, config_.hidden};
+  return specs_[layer] = {
+             {.role = "token_embd.weight", .hf = hf.embedding, .shape = matrix, .use = WeightUse::kLookup},
+             {.role = "output_norm.weight", .hf = hf.output_norm, .shape = {config_.hidden}},
+             {.role = "output.weight",
+              .hf = hf.output,
+              .shape = matrix,
+              .use = WeightUse::kMatrix,
+              .presence = Presence::kUsual}};
+}
+
+const WeightSpec* WeightSource::spec_of(int layer, std::string_view role) {
+  for (const WeightSpec& spec : specs(layer)) {
+    if (spec.role == role) return &spec;
+  }
+  return nullptr;
+}
 
 std::byte* WeightSource::own(size_t bytes) {
   gathered_bytes_ += bytes;
@@ -70,59 +54,74 @@ std::byte* WeightSource::own(size_t bytes) {
   return gathered_.back().get();
 }
 
-const TensorView* WeightSource::find_named(int layer, std::string_view role, std::string* tried) const {
-  std::vector<std::string> names;
-  if (checkpoint_.gguf) {
-    const std::string prefix = layer < 0 ? "" : fmt::format("blk.{}.", layer);
-    names.push_back(prefix + std::string(role));
-    if (role == "ffn_norm.weight") names.push_back(prefix + "post_attention_norm.weight");
-    if (role == "attn_sinks.weight") names.push_back(prefix + "attn_sinks");
-  } else if (layer < 0) {
-    if (role == "token_embd.weight") names.push_back("model.embed_tokens.weight");
-    if (role == "output_norm.weight") names.push_back("model.norm.weight");
-    if (role == "output.weight") names.push_back("lm_head.weight");
-  } else {
-    const auto [stem, suffix] = split_suffix(role);
-    const std::string prefix = fmt::format("model.layers.{}.", layer);
-    for (const RoleNames& r : kLayerRoles) {
-      if (r.role == stem) names.push_back(fmt::format("{}{}.{}", prefix, r.hf, suffix));
-    }
-    if (stem == "attn_sinks") names.push_back(prefix + "self_attn.sinks");
-    if (const ExpertRole* e = expert_role(stem)) {
-      names.push_back(fmt::format("{}mlp.experts.{}_blocks", prefix, e->fused));
-    }
-  }
-  for (const std::string& name : names) {
-    if (const TensorView* view = checkpoint_.find_tensor(name)) return view;
-    if (tried != nullptr) *tried += (tried->empty() ? "" : " or ") + name;
-  }
-  return nullptr;
+std::string WeightSource::expert_name(int layer, const HfExperts& experts, std::string_view rest) const {
+  return fmt::format("{}{}.{}{}", architecture_.hf_names().layers, layer, experts.before, rest);
 }
 
-// gpt-oss as published: blocks [experts, rows, cols / 32, 16] and scales [experts, rows, cols / 32] in MXFP4,
-// biases [experts, rows]; gate and up are alternate rows of one tensor, seen here through a doubled row
-// stride.
-std::optional<TensorView> WeightSource::find_hf_experts(int layer, std::string_view role) const {
-  const auto [stem, suffix] = split_suffix(role);
-  const ExpertRole* e = expert_role(stem);
-  if (e == nullptr || !checkpoint_.hf) return std::nullopt;
-  const std::string base = fmt::format("model.layers.{}.mlp.experts.{}", layer, e->fused);
+std::vector<std::string> WeightSource::names_of(int layer, const WeightSpec& spec) const {
+  if (checkpoint_.gguf) {
+    const std::string before = layer < 0 ? "" : fmt::format("blk.{}.", layer);
+    std::vector<std::string> names = {before + std::string(spec.role)};
+    for (const std::string_view other : spec.gguf) {
+      if (other != spec.role) names.push_back(before + std::string(other));
+    }
+    return names;
+  }
+  if (spec.experts && !spec.experts->single.empty()) {
+    return {expert_name(layer, *spec.experts, fmt::format("0.{}.weight", spec.experts->single))};
+  }
+  if (spec.experts) {
+    const std::string fused = expert_name(layer, *spec.experts, spec.experts->fused);
+    if (spec.role.ends_with(".bias")) return {fused + "_bias"};
+    return {fused + "_blocks", fused};
+  }
+  if (spec.hf.empty()) return {};
+  const std::string before = layer < 0 ? "" : fmt::format("{}{}.", architecture_.hf_names().layers, layer);
+  return {before + std::string(spec.hf)};
+}
 
-  if (suffix == "bias") {
-    const TensorView* bias = checkpoint_.find_tensor(base + "_bias");
-    if (bias == nullptr || bias->rank != 2 || bias->shape[1] % e->step != 0) return std::nullopt;
-    TensorView view = *bias;  // [experts, rows] with a stride between rows: as [experts, rows, 1]
-    set_shape(view, {bias->shape[0], bias->shape[1] / e->step, 1});
-    const int64_t element = info(bias->type).block_bytes;
-    view.data += e->first * element;
-    view.row_stride_bytes = e->step * element;
+std::optional<TensorView> WeightSource::find_plain(int layer, const WeightSpec& spec) const {
+  for (const std::string& name : names_of(layer, spec)) {
+    const TensorView* named = checkpoint_.find_tensor(name);
+    if (named == nullptr) continue;
+    TensorView view = *named;
+    if (name.ends_with(".weight")) attach_scales(view, name.substr(0, name.size() - 7));
     return view;
   }
+  return std::nullopt;
+}
+
+std::optional<TensorView> WeightSource::find_experts(int layer, const WeightSpec& spec) {
+  const bool bias = spec.role.ends_with(".bias");
+  const HfExperts& experts = *spec.experts;
+  if (!experts.single.empty()) return bias ? std::nullopt : gather_single(layer, experts);
+  if (bias) return find_fused_bias(layer, experts);
+  std::optional<TensorView> found = find_fused_blocks(layer, experts);
+  return found ? found : gather_transposed(layer, experts);
+}
+
+// [experts, rows] of which every row_step-th is this one's: seen as [experts, rows, 1] with a stride between
+// rows.
+std::optional<TensorView> WeightSource::find_fused_bias(int layer, const HfExperts& experts) const {
+  const TensorView* bias = checkpoint_.find_tensor(expert_name(layer, experts, experts.fused) + "_bias");
+  if (bias == nullptr || bias->rank != 2 || bias->shape[1] % experts.row_step != 0) return std::nullopt;
+  TensorView view = *bias;
+  set_shape(view, {bias->shape[0], bias->shape[1] / experts.row_step, 1});
+  const int64_t element = info(bias->type).block_bytes;
+  view.data += experts.first_row * element;
+  view.row_stride_bytes = experts.row_step * element;
+  return view;
+}
+
+// MXFP4: blocks [experts, rows, cols / 32, 16] and scales [experts, rows, cols / 32]; where a tensor holds
+// two matrices' rows in turn, each is seen through a doubled row stride.
+std::optional<TensorView> WeightSource::find_fused_blocks(int layer, const HfExperts& experts) const {
+  const std::string base = expert_name(layer, experts, experts.fused);
   const TensorView* blocks = checkpoint_.find_tensor(base + "_blocks");
   const TensorView* scales = checkpoint_.find_tensor(base + "_scales");
   if (blocks == nullptr) return std::nullopt;
   if (scales == nullptr || blocks->rank != 4 || scales->rank != 3 || blocks->type != DType::kU8 ||
-      scales->type != DType::kU8 || blocks->shape[3] != 16 || blocks->shape[1] % e->step != 0 ||
+      scales->type != DType::kU8 || blocks->shape[3] != 16 || blocks->shape[1] % experts.row_step != 0 ||
       !std::equal(scales->shape.begin(), scales->shape.begin() + 3, blocks->shape.begin())) {
     throw_error(ErrorCode::kBadInput,
                 "{}: {}_blocks and _scales: found {} and {}, expected u8 [experts, rows, cols/32, 16] and "
@@ -135,25 +134,22 @@ std::optional<TensorView> WeightSource::find_hf_experts(int layer, std::string_v
   const int64_t groups = blocks->shape[2];  // per row
   TensorView view = *blocks;
   view.type = DType::kMXFP4Split;
-  set_shape(view, {blocks->shape[0], blocks->shape[1] / e->step, groups * 32});
-  view.data += e->first * groups * 16;
-  view.row_stride_bytes = e->step * groups * 16;
-  view.scales = {.data = scales->data + e->first * groups,
+  set_shape(view, {blocks->shape[0], blocks->shape[1] / experts.row_step, groups * 32});
+  view.data += experts.first_row * groups * 16;
+  view.row_stride_bytes = experts.row_step * groups * 16;
+  view.scales = {.data = scales->data + experts.first_row * groups,
                  .type = DType::kU8,
                  .rows_per_scale = 1,
                  .cols_per_scale = 32,
-                 .scales_per_row = e->step * groups};
+                 .scales_per_row = experts.row_step * groups};
   return view;
 }
 
-// qwen3moe as published: one tensor per expert. Backends want one [experts, rows, cols].
-std::optional<TensorView> WeightSource::gather_expert_tensors(int layer, std::string_view role) {
-  const auto [stem, suffix] = split_suffix(role);
-  const ExpertRole* e = expert_role(stem);
-  if (e == nullptr || !checkpoint_.hf || suffix != "weight") return std::nullopt;
+// One tensor per expert; backends want one [experts, rows, cols].
+std::optional<TensorView> WeightSource::gather_single(int layer, const HfExperts& experts) {
   std::vector<TensorView> parts;
   for (int32_t i = 0; i < config_.experts; ++i) {
-    const std::string name = fmt::format("model.layers.{}.mlp.experts.{}.{}", layer, i, e->single);
+    const std::string name = expert_name(layer, experts, fmt::format("{}.{}", i, experts.single));
     const TensorView* part = checkpoint_.find_tensor(name + ".weight");
     if (part == nullptr && i == 0) return std::nullopt;
     if (part == nullptr)
@@ -193,32 +189,30 @@ std::optional<TensorView> WeightSource::gather_expert_tensors(int layer, std::st
   return view;
 }
 
-// gpt-oss before quantization: [experts, cols, rows], used as x W. Turned into [experts, rows, cols].
-std::optional<TensorView> WeightSource::gather_transposed(int layer, std::string_view role) {
-  const auto [stem, suffix] = split_suffix(role);
-  const ExpertRole* e = expert_role(stem);
-  if (e == nullptr || !checkpoint_.hf || suffix != "weight" || config_.architecture != "gpt-oss")
-    return std::nullopt;
-  const TensorView* fused =
-      checkpoint_.find_tensor(fmt::format("model.layers.{}.mlp.experts.{}", layer, e->fused));
+// Floats [experts, cols, rows], used as x W. Turned into [experts, rows, cols].
+std::optional<TensorView> WeightSource::gather_transposed(int layer, const HfExperts& experts) {
+  const TensorView* fused = checkpoint_.find_tensor(expert_name(layer, experts, experts.fused));
   if (fused == nullptr) return std::nullopt;
-  if (fused->rank != 3 || info(fused->type).block_elements != 1 || fused->shape[2] % e->step != 0) {
+  if (fused->rank != 3 || info(fused->type).block_elements != 1 || fused->shape[2] % experts.row_step != 0) {
     throw_error(ErrorCode::kBadInput,
                 "{}: tensor {}: found {} of rank {}, expected floats [experts, cols, rows]",
                 checkpoint_.path(), fused->name, info(fused->type).name, fused->rank);
   }
-  const int64_t experts = fused->shape[0], cols = fused->shape[1], rows = fused->shape[2] / e->step;
+  const int64_t num_experts = fused->shape[0], cols = fused->shape[1],
+                rows = fused->shape[2] / experts.row_step;
   const size_t element = static_cast<size_t>(info(fused->type).block_bytes);
   TensorView view = *fused;
-  set_shape(view, {experts, rows, cols});
+  set_shape(view, {num_experts, rows, cols});
   view.row_stride_bytes = static_cast<int64_t>(element) * cols;
-  std::byte* to = own(element * static_cast<size_t>(experts * rows * cols));
+  std::byte* to = own(element * static_cast<size_t>(num_experts * rows * cols));
   view.data = to;
   if (!gather_) return view;
-  for (int64_t x = 0; x < experts; ++x) {
+  for (int64_t x = 0; x < num_experts; ++x) {
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < cols; ++c, to += element) {
-        std::memcpy(to, fused->data + element * ((x * cols + c) * fused->shape[2] + e->first + r * e->step),
+        std::memcpy(to,
+                    fused->data + element * ((x * cols + c) * fused->shape[2] + experts.first_row +
+                                             r * experts.row_step),
                     element);
       }
     }
@@ -266,16 +260,11 @@ void WeightSource::attach_scales(TensorView& view, const std::string& base_name)
 }
 
 std::optional<TensorView> WeightSource::find(int layer, std::string_view role, std::vector<int64_t> shape) {
-  std::optional<TensorView> found = find_hf_experts(layer, role);
-  if (!found) found = gather_expert_tensors(layer, role);
-  if (!found) found = gather_transposed(layer, role);
-  if (!found) {
-    const TensorView* named = find_named(layer, role, nullptr);
-    if (named == nullptr) return std::nullopt;
-    found = *named;
-    const std::string& name = named->name;
-    if (name.ends_with(".weight")) attach_scales(*found, name.substr(0, name.size() - 7));
-  }
+  const WeightSpec* spec = spec_of(layer, role);
+  if (spec == nullptr) return std::nullopt;
+  std::optional<TensorView> found =
+      checkpoint_.hf && spec->experts ? find_experts(layer, *spec) : find_plain(layer, *spec);
+  if (!found) return std::nullopt;
   // A bias or norm may be seen as [n] or, through a stride, as [.., n, 1].
   std::vector<int64_t> seen(found->shape.begin(), found->shape.begin() + found->rank);
   if (seen.size() > 1 && seen.back() == 1 && seen.size() == shape.size() + 1) seen.pop_back();
@@ -292,10 +281,11 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
 
 TensorView WeightSource::require(int layer, std::string_view role, std::vector<int64_t> shape) {
   if (std::optional<TensorView> view = find(layer, role, std::move(shape))) return *view;
-  std::string tried;
-  find_named(layer, role, &tried);
+  const WeightSpec* spec = spec_of(layer, role);
+  const std::vector<std::string> tried =
+      spec == nullptr ? std::vector<std::string>{std::string(role)} : names_of(layer, *spec);
   throw_error(ErrorCode::kBadInput, "{}: tensor {}: found nothing, expected it for architecture {}",
-              checkpoint_.path(), tried, config_.architecture);
+              checkpoint_.path(), fmt::join(tried, " or "), config_.architecture);
 }
 
 }  // namespace millrace

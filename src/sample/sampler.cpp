@@ -20,7 +20,7 @@ void check_range(const char* name, double value, double low, bool low_included, 
 }
 
 // SplitMix64's output function: a bijection whose consecutive inputs give independent-looking outputs, which
-// makes mix(seed, counter) a random stream that can be entered anywhere.
+// makes mix(seed, counter) a random sequence that can be entered anywhere.
 uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;

@@ -1,5 +1,5 @@
-// Sampler: from logits to the next token, with the state one request needs (what it has seen, its random
-// stream). What SamplingParams mean and their order: millrace/sampling.h. Same seed and same logits give the
+// Sampler: from logits to the next token, with the state one request needs (what it has seen, its place in
+// the random sequence). What SamplingParams mean: millrace/sampling.h. Same seed and same logits give the
 // same tokens on every machine: the generator is counter-based and the arithmetic is our own
 // (base/sampling_math.h). A device that picks tokens itself is told what the sampler knows (counted, bias,
 // uniform) and the sampler which token it was (accept). Buffers of the vocabulary's size belong to the
@@ -63,7 +63,7 @@ class Sampler {
   SamplingParams params_;
   int32_t vocab_;
   uint64_t seed_;
-  uint64_t draws_ = 0;  // the random stream's counter
+  uint64_t draws_ = 0;  // the random sequence's counter
   std::vector<TokenBias> bias_;
   // With penalties only:
   std::vector<int32_t> place_;  // [vocab] in counted_; -1: never seen

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/sampling_math.h"
-#include "sample/lanes.h"
+#include "sample/vec4.h"
 
 namespace millrace {
 namespace {
@@ -20,7 +20,7 @@ constexpr size_t kBuckets = (127u << (23 - kMantissaShift)) - kLowest + 1;
 // Calls add(bucket, weight) for the weights; groups of four that are all below `floor` are passed over.
 template <class Add>
 inline void for_buckets(std::span<const float> weights, float floor, Add&& add) {
-  using namespace lanes;
+  using namespace vec4;
   const auto bucket_of = [](F4 w) {
     const I4 b = (bits(w) >> kMantissaShift) - static_cast<int32_t>(kLowest);
     const I4 positive = b & I4(b > 0);
@@ -61,7 +61,7 @@ std::vector<Entry>& entries_of(std::span<const float> weights, size_t bucket) {
       if (weights[i] >= low && weights[i] < high) entries.push_back({weights[i], static_cast<int32_t>(i)});
     }
   };
-  using namespace lanes;
+  using namespace vec4;
   constexpr size_t kStride = 4 * kWidth;
   size_t i = 0;
   for (; i + kStride <= weights.size(); i += kStride) {
@@ -125,7 +125,7 @@ Cut cut_to_mass(std::span<const float> weights, uint64_t total, uint64_t mass) {
 }
 
 void apply_cut(std::span<float> weights, Cut cut) {
-  using namespace lanes;
+  using namespace vec4;
   size_t i = 0;
   I4 id{0, 1, 2, 3};
   for (; i + kWidth <= weights.size(); i += kWidth, id += 4) {

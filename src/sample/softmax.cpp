@@ -9,51 +9,51 @@
 
 #include "base/error.h"
 #include "base/sampling_math.h"
-#include "sample/lanes.h"
+#include "sample/vec4.h"
 
 namespace millrace {
 namespace {
 
-using lanes::D4;
-using lanes::F4;
-using lanes::I4;
-using lanes::kWidth;
+using vec4::D4;
+using vec4::F4;
+using vec4::I4;
+using vec4::kWidth;
 
 constexpr int32_t kLowestKey = std::numeric_limits<int32_t>::min();
 
 // Orders like the float it came from, as a signed integer; NaN orders below everything, -0 with +0.
 inline I4 ordered_key(F4 x) {
-  const I4 bits = lanes::bits(x + 0.0f);
+  const I4 bits = vec4::bits(x + 0.0f);
   const I4 key = bits ^ ((bits >> 31) & 0x7fffffff);
-  return lanes::choose(I4(x == x), key, lanes::splat(kLowestKey));
+  return vec4::choose(I4(x == x), key, vec4::splat(kLowestKey));
 }
 
 // sampling::exp_nonpositive for four.
 inline F4 exp_lanes(F4 x) {
   using namespace sampling;
   const I4 in_range = I4(x >= kLowestExponent);  // NaN is not
-  const F4 clamped = lanes::choose(in_range, x, lanes::splat(kLowestExponent));
+  const F4 clamped = vec4::choose(in_range, x, vec4::splat(kLowestExponent));
   const F4 shifted = clamped * kLog2E + kRound;
   const F4 n = shifted - kRound;
   const F4 r = (clamped - n * kLn2High) - n * kLn2Low;
-  F4 p = lanes::splat(1.0f / 720.0f);
+  F4 p = vec4::splat(1.0f / 720.0f);
   p = p * r + 1.0f / 120.0f;
   p = p * r + 1.0f / 24.0f;
   p = p * r + 1.0f / 6.0f;
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const I4 value = lanes::bits(p) + (lanes::bits(shifted) << 23);
-  return lanes::floats(value & in_range);
+  const I4 value = vec4::bits(p) + (vec4::bits(shifted) << 23);
+  return vec4::floats(value & in_range);
 }
 
 // out[i] = e^((logits[i] - largest) * scale)
 void exp_shifted(std::span<const float> logits, float largest, float scale, float* out) {
   size_t i = 0;
   for (; i + 2 * kWidth <= logits.size(); i += 2 * kWidth) {
-    const F4 a = lanes::load(logits.data() + i), b = lanes::load(logits.data() + i + kWidth);
-    lanes::store(out + i, exp_lanes((a - largest) * scale));
-    lanes::store(out + i + kWidth, exp_lanes((b - largest) * scale));
+    const F4 a = vec4::load(logits.data() + i), b = vec4::load(logits.data() + i + kWidth);
+    vec4::store(out + i, exp_lanes((a - largest) * scale));
+    vec4::store(out + i + kWidth, exp_lanes((b - largest) * scale));
   }
   for (; i < logits.size(); ++i) out[i] = sampling::exp_nonpositive((logits[i] - largest) * scale);
 }
@@ -61,14 +61,14 @@ void exp_shifted(std::span<const float> logits, float largest, float scale, floa
 }  // namespace
 
 int32_t argmax(std::span<const float> logits) {
-  const auto better = [](I4 a, I4 b) { return lanes::choose(I4(a > b), a, b); };
-  I4 best = lanes::splat(kLowestKey), best_odd = best;
+  const auto better = [](I4 a, I4 b) { return vec4::choose(I4(a > b), a, b); };
+  I4 best = vec4::splat(kLowestKey), best_odd = best;
   size_t i = 0;
   for (; i + 2 * kWidth <= logits.size(); i += 2 * kWidth) {
-    best = better(ordered_key(lanes::load(logits.data() + i)), best);
-    best_odd = better(ordered_key(lanes::load(logits.data() + i + kWidth)), best_odd);
+    best = better(ordered_key(vec4::load(logits.data() + i)), best);
+    best_odd = better(ordered_key(vec4::load(logits.data() + i + kWidth)), best_odd);
   }
-  for (; i < logits.size(); ++i) best = better(ordered_key(lanes::splat(logits[i])), best);
+  for (; i < logits.size(); ++i) best = better(ordered_key(vec4::splat(logits[i])), best);
   best = better(best, best_odd);
   const int32_t largest = std::max(std::max(best[0], best[1]), std::max(best[2], best[3]));
   const float value = std::bit_cast<float>(largest ^ ((largest >> 31) & 0x7fffffff));
@@ -95,8 +95,8 @@ uint64_t sum_units(std::span<const float> weights) {
     const float* const end = weights.data() + std::min(weights.size(), begin + kExact);
     D4 a{}, b{};  // two chains: one alone would wait for each addition to finish
     for (; end - w >= 8; w += 8) {
-      const D4 x = __builtin_convertvector(lanes::load(w), D4) * sampling::kUnits;
-      const D4 y = __builtin_convertvector(lanes::load(w + 4), D4) * sampling::kUnits;
+      const D4 x = __builtin_convertvector(vec4::load(w), D4) * sampling::kUnits;
+      const D4 y = __builtin_convertvector(vec4::load(w + 4), D4) * sampling::kUnits;
       a += (x + kRoundDouble) - kRoundDouble;
       b += (y + kRoundDouble) - kRoundDouble;
     }

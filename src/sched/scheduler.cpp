@@ -19,11 +19,11 @@ constexpr double kPreemptBelow = 1.0 - 1e-9;
 Scheduler::Scheduler(const Limits& limits) : limits_(limits) {
   limits_.max_running = std::min({limits.max_running, limits.step_tokens, limits.logit_rows});
   MILLRACE_CHECK(limits_.max_running > 0 && limits.groups > 0 && limits.groups <= kMaxKvGroups);
-  const auto most = static_cast<size_t>(limits_.max_running);
-  running_.reserve(most);
-  plan_.work.reserve(most);
-  plan_.started.reserve(most);
-  plan_.preempted.reserve(most);
+  const auto max_running = static_cast<size_t>(limits_.max_running);
+  running_.reserve(max_running);
+  plan_.work.reserve(max_running);
+  plan_.started.reserve(max_running);
+  plan_.preempted.reserve(max_running);
 }
 
 void Scheduler::reserve(Id count) {
@@ -40,10 +40,10 @@ void Scheduler::reserve(Id count) {
 }
 
 // Orders of the two heaps, the best on top.
-bool Scheduler::later(const Waiting& a, const Waiting& b) {
+bool Scheduler::served_after(const Waiting& a, const Waiting& b) {
   return a.key != b.key ? a.key < b.key : a.id > b.id;
 }
-bool Scheduler::due_later(const Due& a, const Due& b) { return a.time > b.time; }
+bool Scheduler::due_after(const Due& a, const Due& b) { return a.time > b.time; }
 
 // ---------------------------------------------------------------- what changes between plans
 
@@ -62,7 +62,7 @@ void Scheduler::push_waiting(Id id) {
   Entry& e = entries_[id];
   e.state = State::kWaiting;
   waiting_.push_back({e.key, id, e.life});
-  std::push_heap(waiting_.begin(), waiting_.end(), later);
+  std::push_heap(waiting_.begin(), waiting_.end(), served_after);
   ++waiting_count_;
 }
 
@@ -81,7 +81,7 @@ void Scheduler::add(Id id, const Arrival& arrival) {
   push_waiting(id);
   if (arrival.deadline != kNever) {
     due_.push_back({arrival.deadline, id, life});
-    std::push_heap(due_.begin(), due_.end(), due_later);
+    std::push_heap(due_.begin(), due_.end(), due_after);
   }
 }
 
@@ -107,7 +107,7 @@ void Scheduler::fork(Id parent, Id child) {
   insert_running(child);
   if (c.deadline != kNever) {
     due_.push_back({c.deadline, child, life});
-    std::push_heap(due_.begin(), due_.end(), due_later);
+    std::push_heap(due_.begin(), due_.end(), due_after);
   }
 }
 
@@ -212,7 +212,7 @@ const Plan& Scheduler::plan(double now, const Memory& memory, const Rates& rates
   doomed_.clear();
   while (!due_.empty() && due_.front().time <= now) {
     const Due due = due_.front();
-    std::pop_heap(due_.begin(), due_.end(), due_later);
+    std::pop_heap(due_.begin(), due_.end(), due_after);
     due_.pop_back();
     if (entries_[due.id].life == due.life) end(due.id, plan_.expired);
   }
@@ -278,7 +278,7 @@ void Scheduler::plan_running(const Memory& memory, const Rates& rates) {
     // Those behind it in running_ give way, the last first; then it does itself.
     while (!fits(need, 0) && running_.size() > i + 1) preempt(running_.back(), memory, rates);
     if (!fits(need, 0)) {
-      if (running_.size() > 1) preempt(id, memory, rates);  // alone: nobody could make room for it later
+      if (running_.size() > 1) preempt(id, memory, rates);  // alone: nobody could give way to it
       break;
     }
     take(need);
@@ -337,7 +337,7 @@ void Scheduler::plan_prompts(const Memory& memory, const Rates& rates) {
            !fits(memory.to_grow(id, 1), 0)) {
       const size_t before_preemption = plan_.work.size();
       preempt(running_.back(), memory, rates);
-      if (plan_.work.size() != before_preemption) break;  // room enough for the next plan
+      if (plan_.work.size() != before_preemption) break;  // blocks enough for the next plan
       plan_chunk(id, memory);
     }
   }
@@ -351,7 +351,7 @@ void Scheduler::plan_prompts(const Memory& memory, const Rates& rates) {
 
 // Room for one that waits, taken from those far enough below it; nothing happens when all of them together
 // would not do.
-bool Scheduler::make_room(Id id, const Counts& blocks, const Memory& memory, const Rates& rates) {
+bool Scheduler::preempt_for(Id id, const Counts& blocks, const Memory& memory, const Rates& rates) {
   const Entry& e = entries_[id];
   const Counts left = left_;
   int32_t slots = slots_;
@@ -373,14 +373,14 @@ bool Scheduler::make_room(Id id, const Counts& blocks, const Memory& memory, con
 
 void Scheduler::drop_stale() {
   while (!waiting_.empty() && entries_[waiting_.front().id].life != waiting_.front().life) {
-    std::pop_heap(waiting_.begin(), waiting_.end(), later);
+    std::pop_heap(waiting_.begin(), waiting_.end(), served_after);
     waiting_.pop_back();
   }
 }
 
 void Scheduler::start(Id id, const Memory::Start& how) {
   Entry& e = entries_[id];
-  std::pop_heap(waiting_.begin(), waiting_.end(), later);
+  std::pop_heap(waiting_.begin(), waiting_.end(), served_after);
   waiting_.pop_back();
   --waiting_count_;
   if (e.swapped) --swapped_count_;
@@ -417,7 +417,7 @@ void Scheduler::plan_starts(const Memory& memory, const Rates& rates) {
     const int32_t headroom = running_.empty() ? 0 : slots_ + e.samples;
     if (slots_ + e.samples <= limits_.max_running && fits(how.blocks, headroom)) {
       start(id, how);
-    } else if (!make_room(id, how.blocks, memory, rates)) {
+    } else if (!preempt_for(id, how.blocks, memory, rates)) {
       return;
     }
   }

@@ -1,4 +1,4 @@
-// Scheduler: which sequences step next, with how many tokens, and who makes room. Plain data out: it knows
+// Scheduler: which sequences step next, with how many tokens, and who gives way. Plain data out: it knows
 // numbers of tokens and blocks, no model, no bytes and no clock, and is tested without any of them.
 //
 //   running sequences come first, in order of their keys: one token each, then their drafts
@@ -149,8 +149,8 @@ class Scheduler {
     uint32_t life;
   };
 
-  static bool later(const Waiting& a, const Waiting& b);
-  static bool due_later(const Due& a, const Due& b);
+  static bool served_after(const Waiting& a, const Waiting& b);
+  static bool due_after(const Due& a, const Due& b);
   bool before(Id a, Id b) const;  // in order of service
   void insert_running(Id id);
   void push_waiting(Id id);
@@ -160,7 +160,7 @@ class Scheduler {
   void take(const Counts& need);
   void give(const Counts& freed);
   void preempt(Id id, const Memory& memory, const Rates& rates);
-  bool make_room(Id id, const Counts& blocks, const Memory& memory, const Rates& rates);
+  bool preempt_for(Id id, const Counts& blocks, const Memory& memory, const Rates& rates);
   void plan_running(const Memory& memory, const Rates& rates);
   void plan_drafts(const Memory& memory);
   void plan_prompts(const Memory& memory, const Rates& rates);

@@ -1,5 +1,5 @@
-// Matching walks the sorted contents: all that share the text's first bytes are neighbours, and each further
-// byte narrows the range.
+// Matching searches the sorted contents: all that share the text's first bytes are neighbours, and each
+// further byte narrows the range.
 #include "tokenizer/added_tokens.h"
 
 #include <algorithm>

@@ -22,7 +22,7 @@ const std::array<uint8_t, 128>& ascii_flags() {
 }
 
 // Character classes of one text range.
-struct Reader {
+struct CodePointReader {
   const char* end;
   const uint8_t* ascii = ascii_flags().data();
   const CodePointTable& table = char_flags_table();
@@ -69,7 +69,7 @@ size_t contraction(const char* p, const char* end, bool ignore_case) {
 }
 
 // \s*[\r\n]+|\s+(?!\S)|\s+ with newlines, \s+(?!\S)|\s+ without, at a white space character.
-const char* scan_space(const Reader& reader, const char* begin, bool newlines) {
+const char* scan_space(const CodePointReader& reader, const char* begin, bool newlines) {
   const char* p = begin;
   const char* last = begin;  // start of the last white space character
   const char* after_newline = nullptr;
@@ -85,21 +85,21 @@ const char* scan_space(const Reader& reader, const char* begin, bool newlines) {
   return p == reader.end || last == begin ? p : last;
 }
 
-// \p{N}{1,most}
-const char* scan_number_group(const Reader& reader, const char* p, int most) {
+// \p{N}{1,max}
+const char* scan_number_group(const CodePointReader& reader, const char* p, int max) {
   size_t n = 0;
-  for (int i = 0; i < most && p < reader.end && (reader.flags(p, n) & kNumber) != 0; ++i) p += n;
+  for (int i = 0; i < max && p < reader.end && (reader.flags(p, n) & kNumber) != 0; ++i) p += n;
   return p;
 }
 
-// (?i:'s|...)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,most}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-const char* scan_cl100k(const char* begin, const char* end, int most_digits) {
-  const Reader reader{end};
+// (?i:'s|...)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,max}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+const char* scan_cl100k(const char* begin, const char* end, int max_digits) {
+  const CodePointReader reader{end};
   if (const size_t n = contraction(begin, end, true)) return begin + n;
   size_t n = 0;
   const uint8_t first = reader.flags(begin, n);
   if ((first & kLetter) != 0) return reader.skip(begin + n, kLetter);
-  if ((first & kNumber) != 0) return scan_number_group(reader, begin, most_digits);
+  if ((first & kNumber) != 0) return scan_number_group(reader, begin, max_digits);
   const char* next = begin + n;
   size_t m = 0;
   const uint8_t second = next < end ? reader.flags(next, m) : static_cast<uint8_t>(kSpace);
@@ -111,7 +111,7 @@ const char* scan_cl100k(const char* begin, const char* end, int most_digits) {
 
 // [Lu Lt Lm Lo M]*[Ll Lm Lo M]+ at p: its end, or p. Taking all it can, the first half leaves the second the
 // run of Ll behind it; where none is, it gives back down to its last character that is in both.
-const char* match_lower_word(const Reader& reader, const char* p) {
+const char* match_lower_word(const CodePointReader& reader, const char* p) {
   const char* q = p;
   const char* after_both = p;
   size_t n = 0;
@@ -126,7 +126,7 @@ const char* match_lower_word(const Reader& reader, const char* p) {
 }
 
 // Rust's char::is_numeric, which Digits asks, follows Unicode 17.0: 13 numbers more than \p{N} has.
-bool is_numeric(const Reader& reader, const char* p, size_t& length) {
+bool is_numeric(const CodePointReader& reader, const char* p, size_t& length) {
   if ((reader.flags(p, length) & kNumber) != 0) return true;
   if (length != 4) return false;
   const uint32_t c = decode_valid_utf8(p, length);
@@ -134,7 +134,8 @@ bool is_numeric(const Reader& reader, const char* p, size_t& length) {
 }
 
 // Both word alternatives of o200k at begin, without the contraction: the end, or begin.
-const char* match_o200k_word(const Reader& reader, const char* begin, uint8_t first, size_t first_length) {
+const char* match_o200k_word(const CodePointReader& reader, const char* begin, uint8_t first,
+                             size_t first_length) {
   const bool prefix = (first & (kLetterNumber | kNewline)) == 0;
   const char* next = begin + first_length;
   if (prefix) {
@@ -154,7 +155,7 @@ const char* match_o200k_word(const Reader& reader, const char* begin, uint8_t fi
 }  // namespace
 
 const char* scan_gpt2(const char* begin, const char* end) {
-  const Reader reader{end};
+  const CodePointReader reader{end};
   if (const size_t n = contraction(begin, end, false)) return begin + n;
   size_t n = 0;
   uint8_t f = reader.flags(begin, n);
@@ -174,7 +175,7 @@ const char* scan_llama3(const char* begin, const char* end) { return scan_cl100k
 const char* scan_qwen2(const char* begin, const char* end) { return scan_cl100k(begin, end, 1); }
 
 const char* scan_o200k(const char* begin, const char* end) {
-  const Reader reader{end};
+  const CodePointReader reader{end};
   size_t n = 0;
   const uint8_t first = reader.flags(begin, n);
   const char* word = match_o200k_word(reader, begin, first, n);
@@ -190,7 +191,7 @@ const char* scan_o200k(const char* begin, const char* end) {
 }
 
 const char* scan_digit(const char* begin, const char* end) {
-  const Reader reader{end};
+  const CodePointReader reader{end};
   size_t n = 0;
   if (is_numeric(reader, begin, n)) return begin + n;
   const char* p = begin;
@@ -199,7 +200,7 @@ const char* scan_digit(const char* begin, const char* end) {
 }
 
 const char* scan_digit_run(const char* begin, const char* end) {
-  const Reader reader{end};
+  const CodePointReader reader{end};
   size_t n = 0;
   const bool numeric = is_numeric(reader, begin, n);
   const char* p = begin;
@@ -208,13 +209,13 @@ const char* scan_digit_run(const char* begin, const char* end) {
 }
 
 const char* scan_number(const char* begin, const char* end) {
-  const Reader reader{end};
+  const CodePointReader reader{end};
   const char* e = reader.skip(begin, kNumber);
   return e > begin ? e : reader.skip_except(begin, kNumber);
 }
 
 const char* scan_punctuation(const char* begin, const char* end) {
-  const Reader reader{end};
+  const CodePointReader reader{end};
   const auto matches = [&](const char* p, size_t& n) {
     return (reader.flags(p, n) & kPunctuation) != 0 ||
            std::string_view("$+<=>^~|").find(*p) != std::string_view::npos;

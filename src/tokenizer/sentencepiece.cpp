@@ -9,16 +9,14 @@
 namespace millrace {
 namespace {
 
-constexpr std::string_view kMark = "\xe2\x96\x81";  // U+2581
-
 // Spaces as marks, behind an optional first mark.
 std::string with_marks(std::string_view text, bool prefix) {
   std::string out;
   out.reserve(text.size() + text.size() / 2 + 3);
-  if (prefix) out += kMark;
+  if (prefix) out += kSpaceMark;
   for (const char c : text) {
     if (c == ' ')
-      out += kMark;
+      out += kSpaceMark;
     else
       out.push_back(c);
   }
@@ -28,17 +26,17 @@ std::string with_marks(std::string_view text, bool prefix) {
 std::string without_marks(std::string_view piece) {
   std::string out;
   for (size_t i = 0; i < piece.size();) {
-    const bool mark = piece.substr(i).starts_with(kMark);
+    const bool mark = piece.substr(i).starts_with(kSpaceMark);
     out.push_back(mark ? ' ' : piece[i]);
-    i += mark ? kMark.size() : 1;
+    i += mark ? kSpaceMark.size() : 1;
   }
   return out;
 }
 
 bool mark_behind_other(std::string_view piece) {
   size_t i = 0;
-  while (piece.substr(i).starts_with(kMark)) i += kMark.size();
-  return piece.find(kMark, i) != std::string_view::npos;
+  while (piece.substr(i).starts_with(kSpaceMark)) i += kSpaceMark.size();
+  return piece.find(kSpaceMark, i) != std::string_view::npos;
 }
 
 }  // namespace
@@ -66,7 +64,7 @@ void SentencePiece::encode_text(std::string_view text, bool at_start, EncodeStat
   if (options_.metaspace) {
     const bool wanted =
         options_.prefix == Prefix::kAlwaysUnlessThere || (options_.prefix == Prefix::kFirst && at_start);
-    const bool there = text.starts_with(" ") || text.starts_with(kMark);
+    const bool there = text.starts_with(" ") || text.starts_with(kSpaceMark);
     text = *state.kept.emplace_back(std::make_unique<std::string>(with_marks(text, wanted && !there)));
   }
   if (!words_end_at_spaces_ && !options_.split_at_spaces) {
@@ -77,11 +75,11 @@ void SentencePiece::encode_text(std::string_view text, bool at_start, EncodeStat
   while (begin < text.size()) {
     size_t i = begin;
     if (options_.split_at_spaces) {
-      if (text.substr(i).starts_with(kMark)) i += kMark.size();
+      if (text.substr(i).starts_with(kSpaceMark)) i += kSpaceMark.size();
     } else {
-      while (text.substr(i).starts_with(kMark)) i += kMark.size();
+      while (text.substr(i).starts_with(kSpaceMark)) i += kSpaceMark.size();
     }
-    const size_t end = std::min(text.find(kMark, i), text.size());
+    const size_t end = std::min(text.find(kSpaceMark, i), text.size());
     encode_word(text.substr(begin, end - begin), state);
     begin = end;
   }

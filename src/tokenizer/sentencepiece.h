@@ -11,6 +11,9 @@
 
 namespace millrace {
 
+// What a space is written as: U+2581.
+inline constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
+
 // <0xXX> as its byte, -1 for other pieces.
 int byte_of_piece(std::string_view piece);
 

@@ -16,8 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kMark = "\xe2\x96\x81";  // U+2581
-
 // A JSON value that knows its path, for messages.
 struct Field {
   const json* value;  // nullptr: not there
@@ -89,12 +87,12 @@ void read_normalizer(const Field& f, Pipeline& p) {
     p.nfc = true;
   } else if (type == "Prepend") {
     const std::string text = f["prepend"].string();
-    if (text != kMark) f["prepend"].unsupported(text, "U+2581");
+    if (text != kSpaceMark) f["prepend"].unsupported(text, "U+2581");
     p.prepend = true;
   } else if (type == "Replace") {
     const std::string from = f["pattern"]["String"].string();
     const std::string to = f["content"].string();
-    if (from != " " || to != kMark) f["pattern"].unsupported(from, "a space replaced by U+2581");
+    if (from != " " || to != kSpaceMark) f["pattern"].unsupported(from, "a space replaced by U+2581");
     p.replace = true;
   } else {
     f["type"].unsupported(type, "Sequence, NFC, Prepend, Replace");
@@ -102,8 +100,8 @@ void read_normalizer(const Field& f, Pipeline& p) {
 }
 
 void read_metaspace(const Field& f, Pipeline& p) {
-  const std::string mark = f["replacement"].string_or(std::string(kMark));
-  if (mark != kMark) f["replacement"].unsupported(mark, "U+2581");
+  const std::string mark = f["replacement"].string_or(std::string(kSpaceMark));
+  if (mark != kSpaceMark) f["replacement"].unsupported(mark, "U+2581");
   const std::string scheme =
       f["prepend_scheme"].string_or(f["add_prefix_space"].boolean_or(true) ? "always" : "never");
   using Prefix = SentencePieceOptions::Prefix;
@@ -166,7 +164,7 @@ void read_decoder(const Field& f, Pipeline& p) {
   } else if (type == "Replace") {
     const std::string from = f["pattern"]["String"].string();
     const std::string to = f["content"].string();
-    if (from != kMark || to != " ") f["pattern"].unsupported(from, "U+2581 replaced by a space");
+    if (from != kSpaceMark || to != " ") f["pattern"].unsupported(from, "U+2581 replaced by a space");
   } else if (type == "Strip") {
     const std::string what = f["content"].string();
     if (what != " ") f["content"].unsupported(what, "a space");

@@ -12,9 +12,9 @@ using nlohmann::json;
 
 constexpr size_t kMaxDepth = 64;
 
-class Reader : public json::json_sax_t {
+class TokenizerJsonReader : public json::json_sax_t {
  public:
-  explicit Reader(const std::string& source) : source_(source) {}
+  explicit TokenizerJsonReader(const std::string& source) : source_(source) {}
   TokenizerJson result;
 
   bool null() override { return value(json(nullptr)); }
@@ -159,7 +159,7 @@ class Reader : public json::json_sax_t {
 }  // namespace
 
 TokenizerJson parse_tokenizer_json(std::string_view text, const std::string& source) {
-  Reader reader(source);
+  TokenizerJsonReader reader(source);
   json::sax_parse(text.begin(), text.end(), &reader);
   if (!reader.result.rest.is_object())
     throw_error(ErrorCode::kBadInput, "{}: is {}, expected an object", source,

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "tokenizer/chat_template.h"
+#include "jinja/chat_template.h"
 #include "touch.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -10,7 +10,7 @@
 
 #include "base/utf8.h"
 #include "chat/harmony_parser.h"
-#include "chat/template_parser.h"
+#include "chat/template_answer_parser.h"
 #include "touch.h"
 
 namespace {
@@ -30,7 +30,7 @@ std::unique_ptr<AnswerParser> make_parser(uint8_t choice) {
   answer.tools = {"f", "get_weather"};
   answer.thinking = choice >= 128;
   for (int32_t i = 0; i < 7; ++i) answer.names[i] = kNames[i];
-  return std::make_unique<TemplateParser>(std::move(answer));
+  return std::make_unique<TemplateAnswerParser>(std::move(answer));
 }
 
 std::string text_of(uint8_t byte) {

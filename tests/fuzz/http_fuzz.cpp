@@ -9,7 +9,7 @@
 #include "api_error.h"
 #include "conversation.h"
 #include "http/http_parser.h"
-#include "json_text.h"
+#include "json_fields.h"
 #include "prompts.h"
 #include "touch.h"
 

@@ -4,8 +4,8 @@
 #include <map>
 
 #include "base/error.h"
-#include "gguf_keys.h"
 #include "io/hf_directory.h"
+#include "model/gguf_keys.h"
 #include "quantize/vocabulary.h"
 
 namespace millrace::cli {
@@ -37,10 +37,7 @@ void copy_gguf_keys(const io::Gguf& gguf, io::GgufWriter& writer) {
 void write_hf_keys(const io::Checkpoint& checkpoint, const ModelConfig& config, io::GgufWriter& writer) {
   writer.set_string("general.architecture", config.architecture);
   writer.set_string("general.name", config.name);
-  write_config_keys(checkpoint.hf->config, checkpoint.path(), config.architecture, config.vocab, writer);
-  if (config.architecture == "llama" && config.layer_windows[0] > 0) {
-    writer.set_u32("llama.attention.sliding_window", static_cast<uint32_t>(config.layer_windows[0]));
-  }
+  write_config_keys(checkpoint, config, writer);
   write_vocabulary(checkpoint, config, writer);
 }
 
@@ -72,6 +69,7 @@ void check_hf_keys(const io::Checkpoint& checkpoint, const ModelConfig& config) 
       read.expert_weighting != config.expert_weighting) {
     fail("sizes");
   }
+  if (read.own != config.own) fail("hyperparameters of this architecture alone");
   check_vocabulary(checkpoint, again);
 }
 

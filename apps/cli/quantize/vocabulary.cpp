@@ -3,7 +3,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "engine/runtime.h"
+#include "engine/load_tokenizer.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
 #include "tokenizer/tokenizer_json.h"

@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "io/checkpoint.h"
 #include "io/gguf_writer.h"
+#include "model/config.h"
 #include "tensor/dtype.h"
 
 namespace millrace::cli {
@@ -21,23 +24,19 @@ struct SynthTensor {
 };
 
 struct SynthPlan {
-  std::string architecture, name;
-  int32_t vocab = 0;
-  nlohmann::json config;
+  io::Checkpoint checkpoint;  // a Hugging Face directory of which there is the config.json alone
+  ModelConfig config;         // what the architecture reads there
   std::vector<SynthTensor> tensors;
 };
 
 struct SynthTypes {
   DType matrix = DType::kQ8_0;   // attention, dense layers, embeddings, output
-  DType experts = DType::kQ8_0;  // expert matrices
+  std::optional<DType> experts;  // expert matrices; none: as published, or the matrices'
 };
 
 // `source` names the config in messages. Where a row does not fill a type's blocks the tensor falls back to
 // q8_0, and where that does not fit either to f16. Throws Error for a config that is no supported model.
 SynthPlan make_plan(const nlohmann::json& config, const std::string& source, const SynthTypes& types);
-
-// Which type experts have when the user does not say: mxfp4 for gpt-oss, as published; else the matrices'.
-DType default_expert_type(const nlohmann::json& config, DType matrix);
 
 // The metadata, tokenizer and chat template included.
 void write_metadata(const SynthPlan& plan, io::GgufWriter& writer);

@@ -1,4 +1,5 @@
-// Shapes with names: each is a Hugging Face config.json, so a preset and a file take the same way.
+// The shapes with names of every architecture: each is a Hugging Face config.json, so a preset and a file
+// take the same way.
 #pragma once
 
 #include <nlohmann/json.hpp>

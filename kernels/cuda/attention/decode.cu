@@ -1,17 +1,17 @@
-// Attention of single rows over the paged cache on the tensor cores: all query heads of a KV head at once, so
-// that keys and values are read once for the group. The numbers are those of packed_attention.cuh.
+// Decode attention over the paged cache on the tensor cores: single rows, all query heads of a KV head at
+// once, so that keys and values are read once for the group. The numerics are those of paged_tile.cuh.
 //
-// An item is one span of one row and KV head, or the whole row where there are enough of them; a CTA walks
-// its share of the items. One warp brings tiles of 128 positions by bulk copies, page by page, up to 96 KB
-// ahead, in a step of single tokens before the kernel ahead has ended; another brings queries, new keys and
-// values, an item ahead. Eight warps multiply: of a tile's scores each has one page of 16 positions; largest
-// scores, weights and their sums are exchanged through shared memory; of the values each has an eighth of the
-// dimensions, so that the chain over positions stays in order. The next tile's scores are computed beside
-// that chain. Spans that lie in different CTAs are added up in order by the last to arrive. Where there are
-// more of them than CTAs fit the GPU, packed_attention_spans.cu has them.
+// A work item is one split of one row and KV head, or the whole row where there are enough of them; a
+// persistent CTA loops over its items. One producer warp loads tiles of 128 positions by bulk copies, page by
+// page, up to 96 KB ahead, in a step of single tokens before the previous kernel has ended; another loads
+// queries, new keys and values, an item ahead. Of the eight consumer warps each has one page of 16 positions
+// of a tile's scores; row_max, probabilities and their sums are exchanged through shared memory; of P V each
+// has an eighth of the dimensions, so that the chain over positions stays in order. The next tile's scores
+// are computed beside that chain. Splits of different CTAs are combined in order by the last to arrive. Where
+// there are more splits than CTAs fit the GPU, decode_split_kv.cu has them.
 //
 // A cache of fp8 (kv_fp8.cuh) comes as it is, twice as many tiles ahead; codes become bf16 on the way to the
-// products, scores and weights are multiplied with the scales.
+// products, scores and probabilities are multiplied with the scales.
 //
 // Roofline: 2 x dim x 2 bytes (fp8: 2 x dim + 2) per position and KV head / 4.3 TB/s. A tile takes a CTA some
 // 500 cycles of latency, two CTAs to an SM, where its bytes take 1,750 (dim 64): short contexts are bound by
@@ -24,385 +24,399 @@
 namespace millrace::cuda {
 namespace {
 
+// A consumer warp: its page of each tile's Q K^T, its eighth of the dimensions of P V.
 template <int kDim, bool kFp8>
-class DecodeWalker {
+class DecodeConsumer {
   using Shape = DecodeShape<kDim, kFp8>;
 
  public:
-  __device__ DecodeWalker(const PackedAttention& p, uint8_t* slots, int32_t num_slots,
-                          DecodeShared<kDim, kFp8>& shared)
+  __device__ DecodeConsumer(const PagedAttention& p, uint8_t* stages, int32_t num_stages,
+                            DecodeShared<kDim, kFp8>& shared)
       : p_(p),
-        slots_(slots),
-        num_slots_(num_slots),
+        stages_(stages),
+        num_stages_(num_stages),
         shared_(shared),
         warp_(threadIdx.x / kWarpLanes),
         lane_(threadIdx.x % kWarpLanes),
         group_(p.cache.heads / p.cache.kv_heads) {}
 
-  // Before anything of the step is read, the first item is known.
+  // The first item is known before anything of the step is read.
   __device__ void run() {
-    const Items items(p_);
-    Item item;
+    const DecodeItems items(p_);
+    DecodeItem item;
     bool waited = false;
     for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
       if (!items.at(i, item)) continue;
       sink_ = p_.op.sinks != nullptr && lane_ / 4 < group_
                   ? __ldg(p_.op.sinks + item.kv_head * group_ + lane_ / 4) * kLog2e
                   : 0.0f;
-      const bool appends = p_.angles != nullptr && item.past_tile == item.sight.last / kKeyTile + 1 &&
-                           warp_ == item.sight.last % kKeyTile / kBlockTokens;
-      if (appends) block_ = item.table[item.sight.last / kBlockTokens];
+      const bool appends = p_.angles != nullptr && item.past_tile == item.visible.last / kKeyTile + 1 &&
+                           warp_ == item.visible.last % kKeyTile / kBlockTokens;
+      if (appends) block_ = item.table[item.visible.last / kBlockTokens];
       if (!waited) ptx::wait_for_previous();
       waited = true;
-      ptx::barrier_wait(shared_.input_full + input_.slot, input_.phase);
+      ptx::barrier_wait(shared_.input_full + input_.stage, input_.phase);
       load_query();
-      walk(item, appends);
-      ptx::barrier_arrive(shared_.input_empty + input_.slot);
+      mainloop(item, appends);
+      ptx::barrier_arrive(shared_.input_empty + input_.stage);
       input_ = input_.next(kInputs);
-      if (item.span < 0) {
+      if (item.split < 0) {
         store_out(item);
       } else {
-        merge_if_last(item);
+        combine_if_last(item);
       }
     }
   }
 
  private:
-  __device__ uint8_t* slot(Place at) const { return slots_ + at.slot * Shape::kSlotBytes; }
-  __device__ void wait_full(Place at) const { ptx::barrier_wait(shared_.full + at.slot, at.phase); }
+  __device__ uint8_t* stage(RingPosition at) const { return stages_ + at.stage * Shape::kStageBytes; }
+  __device__ void wait_full(RingPosition at) const { ptx::barrier_wait(shared_.full + at.stage, at.phase); }
   // Every lane for itself: not slower than one for its warp, and an order that racecheck can follow.
-  __device__ void release(Place at) const { ptx::barrier_arrive(shared_.empty + at.slot); }
-  __device__ static void meet() { ptx::named_barrier<1, kMultiplyThreads>(); }
+  __device__ void release(RingPosition at) const { ptx::barrier_arrive(shared_.empty + at.stage); }
+  __device__ static void sync() { ptx::named_barrier<1, kDecodeConsumerThreads>(); }
 
   __device__ void load_query() {
     const int g = lane_ / 4;
-    const RowInput<kDim, kFp8>& input = shared_.inputs[input_.slot];
-    query_.load(g < group_ ? input.query[g] : nullptr, p_.angles != nullptr ? input.added.turns : nullptr,
+    const RowInput<kDim, kFp8>& input = shared_.inputs[input_.stage];
+    query_.load(g < group_ ? input.query[g] : nullptr, p_.angles != nullptr ? input.added.cos_sin : nullptr,
                 p_.interleaved, p_.op.scale * kLog2e);
   }
-  __device__ Append<kDim, kFp8> new_token(const Item& item) const {
-    return {shared_.inputs[input_.slot].added, p_.interleaved, item.sight.last};
+  __device__ Append<kDim, kFp8> new_token(const DecodeItem& item) const {
+    return {shared_.inputs[input_.stage].added, p_.interleaved, item.visible.last};
   }
 
-  // Adds a tile's values to the sums of this warp's dimensions.
-  __device__ __forceinline__ void add_values(const uint8_t* values) {
+  // acc += P V of a tile, for this warp's dimensions.
+  __device__ __forceinline__ void multiply_pv(const uint8_t* values) {
 #pragma unroll
     for (int first = 0; first < kTilePages; first += 4) {
-      uint2 weights[4];
-      load_weights(shared_.weights, first, weights);
-      add_pages<kDim, kFp8, kTilePages>(values, first, weights, warp_ * Shape::kWarpColumns, sum_);
+      uint2 probs[4];
+      load_probs(shared_.probs, first, probs);
+      multiply_pv_pages<kDim, kFp8, kTilePages>(values, first, probs, warp_ * Shape::kWarpColumns, acc_);
     }
   }
 
-  // Scores of a tile become weights in shared memory; returns what the sums so far are multiplied with.
-  __device__ __forceinline__ float soften(const Item& item, int32_t tile, PageScores& score) {
+  // Scores of a tile become probabilities in shared memory; returns by what accumulators and row_sum are
+  // rescaled.
+  __device__ __forceinline__ float softmax(const DecodeItem& item, int32_t tile, PageScores& score) {
     const int g = lane_ / 4, t = lane_ % 4;
     const int32_t from = tile * kKeyTile;
-    if (from < item.sight.first || from + kKeyTile - 1 > item.sight.last) {
+    if (from < item.visible.first || from + kKeyTile - 1 > item.visible.last) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int32_t position = from + warp_ * kBlockTokens + i / 2 * 8 + 2 * t + i % 2;
-        if (position < item.sight.first || position > item.sight.last) score.hide(i);
+        if (position < item.visible.first || position > item.visible.last) score.mask(i);
       }
     }
-    const float most = quad_max(fmaxf(fmaxf(score.of[0], score.of[1]), fmaxf(score.of[2], score.of[3])));
-    if (t == 0) shared_.tops[g][warp_] = most;
-    meet();  // all pages' largest are there
-    const float4 low = *reinterpret_cast<const float4*>(&shared_.tops[g][0]),
-                 high = *reinterpret_cast<const float4*>(&shared_.tops[g][4]);
-    const float tile_top = fmaxf(fmaxf(fmaxf(low.x, low.y), fmaxf(low.z, low.w)),
+    const float score_max = quad_max(fmaxf(fmaxf(score.of[0], score.of[1]), fmaxf(score.of[2], score.of[3])));
+    if (t == 0) shared_.row_max[g][warp_] = score_max;
+    sync();  // the row_max of all pages are there
+    const float4 low = *reinterpret_cast<const float4*>(&shared_.row_max[g][0]),
+                 high = *reinterpret_cast<const float4*>(&shared_.row_max[g][4]);
+    const float tile_max = fmaxf(fmaxf(fmaxf(low.x, low.y), fmaxf(low.z, low.w)),
                                  fmaxf(fmaxf(high.x, high.y), fmaxf(high.z, high.w)));
-    const float new_top = fmaxf(top_, tile_top), base = base_of(new_top), by = exp2_of(top_ - base);
-    top_ = new_top;
-    float w[4];
+    const float new_max = fmaxf(row_max_, tile_max), base = softmax_base(new_max),
+                alpha = ptx::exp2_approx(row_max_ - base);
+    row_max_ = new_max;
+    float prob[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = exp2_of(score.of[i] - base);
-    shared_.sums[warp_][lane_] = (w[0] + w[1]) + (w[2] + w[3]);
+    for (int i = 0; i < 4; ++i) prob[i] = ptx::exp2_approx(score.of[i] - base);
+    shared_.page_sums[warp_][lane_] = (prob[0] + prob[1]) + (prob[2] + prob[3]);
     auto* to =
-        reinterpret_cast<uint32_t*>(shared_.weights + g * kWeightRow + (warp_ * kBlockTokens + 2 * t) * 2);
+        reinterpret_cast<uint32_t*>(shared_.probs + g * kProbRowBytes + (warp_ * kBlockTokens + 2 * t) * 2);
 #pragma unroll
-    for (int i = 0; i < 4 && kFp8; ++i) w[i] *= score.value_scale(i);
-    to[0] = pack_bf16(w[0], w[1]);
-    to[4] = pack_bf16(w[2], w[3]);
-    return by;
+    for (int i = 0; i < 4 && kFp8; ++i) prob[i] *= score.value_scale(i);
+    to[0] = pack_bf16(prob[0], prob[1]);
+    to[4] = pack_bf16(prob[2], prob[3]);
+    return alpha;
   }
 
-  // `appends`: this warp has the page of the new token, in the last tile, whose slots it then keeps to the
+  // `appends`: this warp has the page of the new token, in the last tile, whose stages it then keeps to the
   // end.
-  __device__ void walk(const Item& item, bool appends) {
-    total_ = SpanMerge{};
+  __device__ void mainloop(const DecodeItem& item, bool appends) {
+    combined_ = SplitCombine{};
 #pragma unroll
-    for (int n = 0; n < Shape::kWarpColumns; ++n) total_sum_[n][0] = total_sum_[n][1] = 0.0f;
-    begin_span();
+    for (int n = 0; n < Shape::kWarpColumns; ++n) out_[n][0] = out_[n][1] = 0.0f;
+    begin_split();
     const int32_t last_tile = item.past_tile - 1;
     PageScores score;
-    Place keys = place_;
+    RingPosition keys = at_;
     wait_full(keys);
-    if (appends && item.first_tile == last_tile) new_token(item).template into_slot<false>(slot(keys));
-    page_scores<kTilePages>(query_, slot(keys), warp_, score);
+    if (appends && item.first_tile == last_tile) new_token(item).template into_stage<false>(stage(keys));
+    multiply_qk_page<kTilePages>(query_, stage(keys), warp_, score);
     if (!appends || item.first_tile != last_tile) release(keys);
     for (int32_t tile = item.first_tile; tile <= last_tile; ++tile) {
-      const Place values = place_.next(num_slots_);
-      const float by = soften(item, tile, score);
+      const RingPosition values = at_.next(num_stages_);
+      const float alpha = softmax(item, tile, score);
       const bool more = tile < last_tile;
       if (appends && !more) {
         wait_full(values);
-        new_token(item).template into_slot<true>(slot(values));
+        new_token(item).template into_stage<true>(stage(values));
       }
-      meet();               // weights, their sums and the new value are there
-      Place next = values;  // keys of the next tile; without one, scores of whatever, which nobody reads
+      sync();  // all warps' probabilities, their sums and the new value are there
+      RingPosition next =
+          values;  // keys of the next tile; without one, scores of whatever, which nobody reads
       if (more) {
-        next = keys = values.next(num_slots_);
+        next = keys = values.next(num_stages_);
         wait_full(keys);
-        if (appends && tile + 1 == last_tile) new_token(item).template into_slot<false>(slot(keys));
+        if (appends && tile + 1 == last_tile) new_token(item).template into_stage<false>(stage(keys));
       }
       wait_full(values);
-      scale_sums(by);
-      page_scores<kTilePages>(query_, slot(next), warp_, score);
-      add_values(slot(values));
+      rescale(alpha);
+      multiply_qk_page<kTilePages>(query_, stage(next), warp_, score);
+      multiply_pv(stage(values));
       if (more && (!appends || tile + 1 != last_tile)) release(keys);
       if (appends && !more) {
-        new_token(item).template into_cache<false>(p_.cache, block_, item.kv_head, slot(keys));
-        new_token(item).template into_cache<true>(p_.cache, block_, item.kv_head, slot(values));
+        new_token(item).template into_cache<false>(p_.cache, block_, item.kv_head, stage(keys));
+        new_token(item).template into_cache<true>(p_.cache, block_, item.kv_head, stage(values));
         release(keys);
       }
       release(values);
-      place_ = more ? keys : values.next(num_slots_);
-      if (!more || (tile + 1) % kSpanTiles == 0) end_span(item);
+      at_ = more ? keys : values.next(num_stages_);
+      if (!more || (tile + 1) % kSplitTiles == 0) end_split(item);
     }
   }
 
-  __device__ void begin_span() {
-    top_ = -INFINITY;
-    weight_ = 0.0f;
+  __device__ void begin_split() {
+    row_max_ = -INFINITY;
+    row_sum_ = 0.0f;
 #pragma unroll
     for (int n = 0; n < Shape::kWarpColumns; ++n) {
-      sum_[n][0] = sum_[n][1] = sum_[n][2] = sum_[n][3] = 0.0f;
+      acc_[n][0] = acc_[n][1] = acc_[n][2] = acc_[n][3] = 0.0f;
     }
   }
-  __device__ __forceinline__ void scale_sums(float by) {
-    float w[kWarps];
+  __device__ __forceinline__ void rescale(float alpha) {
+    float sums[kDecodeConsumerWarps];
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) w[i] = shared_.sums[i][lane_];
-    weight_ = fmaf(weight_, by, ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7])));
+    for (int i = 0; i < kDecodeConsumerWarps; ++i) sums[i] = shared_.page_sums[i][lane_];
+    row_sum_ =
+        fmaf(row_sum_, alpha,
+             ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7])));
 #pragma unroll
-    for (int n = 0; n < Shape::kWarpColumns; ++n) sum_[n][0] *= by, sum_[n][1] *= by;
+    for (int n = 0; n < Shape::kWarpColumns; ++n) acc_[n][0] *= alpha, acc_[n][1] *= alpha;
   }
 
-  __device__ float* partial_of(const Item& item, int32_t span) const {
-    const int64_t place = item.row * p_.cache.kv_heads + item.kv_head;
-    return p_.partial + (place * p_.max_spans + span) * Shape::kPartialFloats;
+  __device__ float* partial(const DecodeItem& item, int32_t split) const {
+    const int64_t row_and_head = item.row * p_.cache.kv_heads + item.kv_head;
+    return p_.partial + (row_and_head * p_.max_splits + split) * Shape::kPartialFloats;
   }
-  // Sums lie as the lanes have them.
-  __device__ float2* sums_of(float* partial, int n) const {
-    return reinterpret_cast<float2*>(partial) + (n * kWarps + warp_) * kWarpLanes + lane_;
+  // Accumulators lie as the lanes have them.
+  __device__ float2* partial_acc(float* partial, int n) const {
+    return reinterpret_cast<float2*>(partial) + (n * kDecodeConsumerWarps + warp_) * kWarpLanes + lane_;
   }
-  __device__ void end_span(const Item& item) {
-    const float weight = quad_sum(weight_);
+  __device__ void end_split(const DecodeItem& item) {
+    const float row_sum = quad_sum(row_sum_);
     const int g = lane_ / 4;
-    if (item.span < 0) {
-      merge(top_, weight, [&](int n) { return float2{sum_[n][0], sum_[n][1]}; });
+    if (item.split < 0) {
+      combine(row_max_, row_sum, [&](int n) { return float2{acc_[n][0], acc_[n][1]}; });
     } else {
-      float* mine = partial_of(item, item.span);
+      float* mine = partial(item, item.split);
 #pragma unroll
-      for (int n = 0; n < Shape::kWarpColumns; ++n) *sums_of(mine, n) = {sum_[n][0], sum_[n][1]};
+      for (int n = 0; n < Shape::kWarpColumns; ++n) *partial_acc(mine, n) = {acc_[n][0], acc_[n][1]};
       if (warp_ == 0 && lane_ % 4 == 0) {
-        mine[kMaxHeadGroup * kDim + g] = top_;
-        mine[kMaxHeadGroup * (kDim + 1) + g] = weight;
+        mine[kMaxHeadGroup * kDim + g] = row_max_;
+        mine[kMaxHeadGroup * (kDim + 1) + g] = row_sum;
       }
     }
-    begin_span();
+    begin_split();
   }
   template <class Sums>
-  __device__ __forceinline__ void merge(float top, float weight, const Sums& sums) {
-    add_sums(total_.add(top, weight), sums);
+  __device__ __forceinline__ void combine(float row_max, float row_sum, const Sums& sums) {
+    add_accumulators(combined_.add(row_max, row_sum), sums);
   }
   template <class Sums>
-  __device__ __forceinline__ void add_span(SpanMerge::Factors by, float weight, const Sums& sums) {
-    total_.weight = by.merge(total_.weight, weight);
-    add_sums(by, sums);
+  __device__ __forceinline__ void add_split(SplitCombine::Factors factors, float row_sum, const Sums& sums) {
+    combined_.row_sum = factors.combine(combined_.row_sum, row_sum);
+    add_accumulators(factors, sums);
   }
   template <class Sums>
-  __device__ __forceinline__ void add_sums(SpanMerge::Factors by, const Sums& sums) {
+  __device__ __forceinline__ void add_accumulators(SplitCombine::Factors factors, const Sums& sums) {
 #pragma unroll
     for (int n = 0; n < Shape::kWarpColumns; ++n) {
       const float2 other = sums(n);
-      total_sum_[n][0] = by.merge(total_sum_[n][0], other.x);
-      total_sum_[n][1] = by.merge(total_sum_[n][1], other.y);
+      out_[n][0] = factors.combine(out_[n][0], other.x);
+      out_[n][1] = factors.combine(out_[n][1], other.y);
     }
   }
 
-  // Counts this CTA's span; true in the CTA that has the last of a row's, which then sees them all.
-  __device__ bool last_to_arrive(const Item& item) {
-    meet();  // everybody's part of the span is written
+  // Counts this CTA's split; true in the CTA that has the last of a row's, which then sees them all.
+  __device__ bool last_to_arrive(const DecodeItem& item) {
+    sync();  // everybody's part of the split is written
     if (threadIdx.x == 0) {
       int32_t* arrived = p_.arrived + item.row * p_.cache.kv_heads + item.kv_head;
-      const bool last = ptx::count_in(arrived) == item.sight.spans() - 1;
+      const bool last = ptx::count_in(arrived) == item.visible.splits() - 1;
       if (last) *arrived = 0;
       shared_.last = last ? 1 : 0;
     }
-    meet();
+    sync();  // everybody learns of it from thread 0
     return shared_.last != 0;
   }
 
-  // In order, but for the factors: a span's depend on the largest score before it alone, so that each is
+  // In order, but for the factors: a split's depend on the row_max before it alone, so that each is
   // computed by a thread of its own.
-  __device__ void merge_if_last(const Item& item) {
+  __device__ void combine_if_last(const DecodeItem& item) {
     if (!last_to_arrive(item)) return;
-    constexpr int kBatch = Shape::kBatch;
-    const int32_t spans = item.sight.spans();
+    constexpr int kCombineBatch = Shape::kCombineBatch;
+    const int32_t splits = item.visible.splits();
     const int g = lane_ / 4, mine = static_cast<int>(threadIdx.x) / kMaxHeadGroup,
               head = static_cast<int>(threadIdx.x) % kMaxHeadGroup;
-    float top_before = -INFINITY;  // of `head`
-    for (int32_t first = 0; first < spans; first += kBatch) {
-      float2 sums[kBatch][Shape::kWarpColumns];
+    float max_before = -INFINITY;  // of `head`
+    for (int32_t first = 0; first < splits; first += kCombineBatch) {
+      float2 sums[kCombineBatch][Shape::kWarpColumns];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        float* from = partial_of(item, min(first + i, spans - 1));
+      for (int i = 0; i < kCombineBatch; ++i) {
+        float* from = partial(item, min(first + i, splits - 1));
 #pragma unroll
-        for (int n = 0; n < Shape::kWarpColumns; ++n) sums[i][n] = __ldcg(sums_of(from, n));
+        for (int n = 0; n < Shape::kWarpColumns; ++n) sums[i][n] = __ldcg(partial_acc(from, n));
       }
-      float weight = 0.0f;
-      if (mine < kBatch) {
-        const float* from = partial_of(item, min(first + mine, spans - 1)) + kMaxHeadGroup * kDim + head;
-        shared_.span_tops[mine][head] = first + mine < spans ? __ldcg(from) : -INFINITY;
-        weight = __ldcg(from + kMaxHeadGroup);
+      float row_sum = 0.0f;
+      if (mine < kCombineBatch) {
+        const float* from = partial(item, min(first + mine, splits - 1)) + kMaxHeadGroup * kDim + head;
+        shared_.split_max[mine][head] = first + mine < splits ? __ldcg(from) : -INFINITY;
+        row_sum = __ldcg(from + kMaxHeadGroup);
       }
-      meet();                                          // all largest scores are there
-      float before = -INFINITY, mine_top = -INFINITY;  // largest before span `mine`, and its own
+      sync();                                           // the row_max of all splits of the batch are there
+      float before = -INFINITY, split_max = -INFINITY;  // row_max before split `mine`, and its own
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const float top = shared_.span_tops[i][head];
-        if (i == mine) before = top_before, mine_top = top;
-        top_before = fmaxf(top_before, top);
+      for (int i = 0; i < kCombineBatch; ++i) {
+        const float its_max = shared_.split_max[i][head];
+        if (i == mine) before = max_before, split_max = its_max;
+        max_before = fmaxf(max_before, its_max);
       }
-      if (mine < kBatch) {
-        const float base = base_of(fmaxf(before, mine_top));
-        shared_.merges[mine][head] = {exp2_of(before - base), exp2_of(mine_top - base), weight};
+      if (mine < kCombineBatch) {
+        const float base = softmax_base(fmaxf(before, split_max));
+        shared_.factors[mine][head] = {ptx::exp2_approx(before - base), ptx::exp2_approx(split_max - base),
+                                       row_sum};
       }
-      meet();  // and all factors
+      sync();  // all factors are there
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (first + i >= spans) break;
-        const float3 m = shared_.merges[i][g];
-        add_span({m.x, m.y}, m.z, [&](int n) { return sums[i][n]; });
+      for (int i = 0; i < kCombineBatch; ++i) {
+        if (first + i >= splits) break;
+        const float3 m = shared_.factors[i][g];
+        add_split({m.x, m.y}, m.z, [&](int n) { return sums[i][n]; });
       }
     }
-    total_.top = __shfl_sync(kAllLanes, top_before, g);  // lane g has head g
+    combined_.row_max = __shfl_sync(kAllLanes, max_before, g);  // lane g has head g
     store_out(item);
   }
 
-  __device__ void store_out(const Item& item) {
+  __device__ void store_out(const DecodeItem& item) {
     const int g = lane_ / 4, t = lane_ % 4;
     if (g >= group_) return;
     const int head = item.kv_head * group_ + g;
     if (p_.op.sinks != nullptr) {
-      merge(sink_, 1.0f, [](int) { return float2{0.0f, 0.0f}; });
+      combine(sink_, 1.0f, [](int) { return float2{0.0f, 0.0f}; });
     }
-    const float share = 1.0f / total_.weight;
+    const float inv_row_sum = 1.0f / combined_.row_sum;
     float* out = p_.out + (item.row * p_.cache.heads + head) * kDim + 2 * t;
 #pragma unroll
     for (int n = 0; n < Shape::kWarpColumns; ++n) {
-      *reinterpret_cast<float2*>(out + (warp_ * Shape::kWarpColumns + n) * 8) = {total_sum_[n][0] * share,
-                                                                                 total_sum_[n][1] * share};
+      *reinterpret_cast<float2*>(out + (warp_ * Shape::kWarpColumns + n) * 8) = {out_[n][0] * inv_row_sum,
+                                                                                 out_[n][1] * inv_row_sum};
     }
   }
 
-  const PackedAttention& p_;
-  uint8_t* slots_;
-  int32_t num_slots_;
+  const PagedAttention& p_;
+  uint8_t* stages_;
+  int32_t num_stages_;
   DecodeShared<kDim, kFp8>& shared_;
   const int warp_, lane_, group_;
-  Place place_, input_;  // of the next keys, and of the row
-  int32_t block_ = 0;    // of the new token
-  float sink_;           // of head g
+  RingPosition at_, input_;  // stages of the next keys, and of the row's inputs
+  int32_t block_ = 0;        // of the new token
+  float sink_;               // of head g
   RowQuery<kDim, kFp8> query_;
-  float top_, weight_;  // of head g, of the span; weight_ is this lane's share
-  float sum_[Shape::kWarpColumns]
-            [4];  // [n][0..1]: head g, dimensions 2t, 2t + 1 of column n; the rest is zero
-  SpanMerge total_;
-  float total_sum_[Shape::kWarpColumns][2];
+  float row_max_, row_sum_;  // of head g, of the split; row_sum_ is this lane's part
+  // Of the split. [n][0..1]: head g, dimensions 2t, 2t + 1 of column n; the rest is zero.
+  float acc_[Shape::kWarpColumns][4];
+  SplitCombine combined_;  // the splits before, and their accumulators
+  float out_[Shape::kWarpColumns][2];
 };
 
 template <int kDim, bool kFp8>
-__global__ void __launch_bounds__(kThreads, 2)
-    packed_attention_kernel(const __grid_constant__ PackedAttention p, int32_t num_slots) {
-  extern __shared__ __align__(1024) uint8_t slots[];
-  auto& shared =
-      *reinterpret_cast<DecodeShared<kDim, kFp8>*>(slots + num_slots * DecodeShape<kDim, kFp8>::kSlotBytes);
+__global__ void __launch_bounds__(kDecodeThreads, 2)
+    decode_attention_kernel(const __grid_constant__ PagedAttention p, int32_t num_stages) {
+  extern __shared__ __align__(1024) uint8_t stages[];
+  auto& shared = *reinterpret_cast<DecodeShared<kDim, kFp8>*>(
+      stages + num_stages * DecodeShape<kDim, kFp8>::kStageBytes);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < num_slots; ++i) {
+    for (int i = 0; i < num_stages; ++i) {
       ptx::barrier_init(shared.full + i, 1);
-      ptx::barrier_init(shared.empty + i, kMultiplyThreads);
+      ptx::barrier_init(shared.empty + i, kDecodeConsumerThreads);
     }
     for (int i = 0; i < kInputs; ++i) {
       ptx::barrier_init(shared.input_full + i, 1);
-      ptx::barrier_init(shared.input_empty + i, kMultiplyThreads);
+      ptx::barrier_init(shared.input_empty + i, kDecodeConsumerThreads);
     }
     ptx::barrier_init_fence();
   }
   ptx::let_dependents_start();
-  __syncthreads();  // the barriers are there
+  __syncthreads();  // everybody: the barriers are there
   const int warp = threadIdx.x / kWarpLanes;
-  if (warp == kWarps) {
-    // What earlier steps stored is there before the kernel ahead has ended.
+  if (warp == kDecodeConsumerWarps) {
+    // What earlier steps stored is there before the previous kernel has ended.
     if (p.angles == nullptr) ptx::wait_for_previous();
-    bring_items(p, slots, num_slots, shared);
-  } else if (warp > kWarps) {
+    produce_kv(p, stages, num_stages, shared);
+  } else if (warp > kDecodeConsumerWarps) {
     ptx::wait_for_previous();
-    bring_inputs(p, shared);
+    produce_inputs(p, shared);
   } else {
-    DecodeWalker<kDim, kFp8>(p, slots, num_slots, shared).run();
+    DecodeConsumer<kDim, kFp8>(p, stages, num_stages, shared).run();
   }
 }
 
 template <int kDim, bool kFp8>
-constexpr size_t shared_bytes(int32_t slots) {
-  return static_cast<size_t>(slots) * DecodeShape<kDim, kFp8>::kSlotBytes + sizeof(DecodeShared<kDim, kFp8>);
+constexpr size_t shared_bytes(int32_t stages) {
+  return static_cast<size_t>(stages) * DecodeShape<kDim, kFp8>::kStageBytes +
+         sizeof(DecodeShared<kDim, kFp8>);
 }
 
 template <int kDim, bool kFp8>
-void launch_as(const PackedAttention& op, cudaStream_t stream) {
+void launch_as(const PagedAttention& op, const Launch& at) {
   using Shape = DecodeShape<kDim, kFp8>;
-  const int64_t items = int64_t{op.rows} * op.cache.kv_heads * (op.partial != nullptr ? op.max_spans : 1);
-  const int64_t ctas = std::min<int64_t>(items, 2 * multiprocessors());
-  const auto most = static_cast<int>(most_shared_memory() - sizeof(DecodeShared<kDim, kFp8>));
-  int32_t slots = std::min(Shape::kSlots, most / Shape::kSlotBytes);
-  const auto kernel = packed_attention_kernel<kDim, kFp8>;
+  const int64_t items = int64_t{op.rows} * op.cache.kv_heads * (op.partial != nullptr ? op.max_splits : 1);
+  const int64_t ctas = std::min<int64_t>(items, 2 * at.device.sm_count());
+  const auto most = static_cast<int>(at.device.max_shared_memory() - sizeof(DecodeShared<kDim, kFp8>));
+  int32_t stages = std::min(Shape::kStages, most / Shape::kStageBytes);
+  const auto kernel = decode_attention_kernel<kDim, kFp8>;
   // As much as any launch needs: those of a graph differ, and the last word would be for all.
-  allow_shared_memory(kernel, shared_bytes<kDim, kFp8>(slots));
-  if (op.op.window > 0) slots = std::min(slots, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
-  const size_t bytes = shared_bytes<kDim, kFp8>(slots);
-  launch_dependent("packed_attention_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes,
-                   stream, op, slots);
+  allow_shared_memory(kernel, shared_bytes<kDim, kFp8>(stages));
+  if (op.op.window > 0) stages = std::min(stages, 2 * ((op.op.window + kKeyTile - 2) / kKeyTile + 1));
+  const size_t bytes = shared_bytes<kDim, kFp8>(stages);
+  launch_dependent("decode_attention_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kDecodeThreads,
+                   bytes, at, op, stages);
 }
 
 }  // namespace
 
-bool fits_packed_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim) {
-  const size_t bytes = with_row_shape(kv_type, head_dim, [](auto dim, auto fp8) {
-    return shared_bytes<dim(), fp8()>(DecodeShape<dim(), fp8()>::kSlots);
+bool supports_paged_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim,
+                              const Device& device) {
+  const size_t bytes = with_decode_shape(kv_type, head_dim, [](auto dim, auto fp8) {
+    return shared_bytes<dim(), fp8()>(DecodeShape<dim(), fp8()>::kStages);
   });
   return (kv_type == DType::kBF16 || kv_type == DType::kF8E4M3) && (head_dim == 64 || head_dim == 128) &&
-         kv_heads > 0 && heads % kv_heads == 0 && heads / kv_heads <= kMaxHeadGroup && has_bulk_copies() &&
-         bytes <= most_shared_memory();
+         kv_heads > 0 && heads % kv_heads == 0 && heads / kv_heads <= kMaxHeadGroup &&
+         device.has_bulk_copies() && bytes <= device.max_shared_memory();
 }
 
-size_t packed_attention_partial_bytes(int64_t rows, int32_t max_spans, int32_t kv_heads, int32_t head_dim) {
-  if (max_spans <= 1) return 0;
-  return static_cast<size_t>(rows) * static_cast<size_t>(max_spans) * static_cast<size_t>(kv_heads) *
+size_t paged_attention_partial_bytes(int64_t rows, int32_t max_splits, int32_t kv_heads, int32_t head_dim) {
+  if (max_splits <= 1) return 0;
+  return static_cast<size_t>(rows) * static_cast<size_t>(max_splits) * static_cast<size_t>(kv_heads) *
          kMaxHeadGroup * static_cast<size_t>(head_dim + 2) * sizeof(float);
 }
 
-void launch_packed_attention(const PackedAttention& op, cudaStream_t stream) {
+void launch_paged_attention(const PagedAttention& op, const Launch& at) {
+  if (op.num_chunks > 0 && op.angles == nullptr && op.rows > 0) return launch_prefill_attention(op, at);
+  launch_decode_attention(op, at);
+}
+
+void launch_decode_attention(const PagedAttention& op, const Launch& at) {
   if (op.rows == 0) return;
-  if (op.num_chunks > 0 && op.angles == nullptr) return launch_prompt_attention(op, stream);
-  // More spans than CTAs fit the GPU: a warp each, then. Fewer are done sooner by all warps of a CTA.
-  if (op.partial != nullptr && int64_t{op.rows} * op.cache.kv_heads * op.max_spans > 2 * multiprocessors()) {
-    return launch_packed_spans(op, stream);
+  // More splits than CTAs fit the GPU: a warp each, then. Fewer take less time with all warps of a CTA.
+  if (op.partial != nullptr &&
+      int64_t{op.rows} * op.cache.kv_heads * op.max_splits > 2 * at.device.sm_count()) {
+    return launch_decode_split_kv(op, at);
   }
-  with_row_shape(op.cache.type, op.cache.head_dim,
-                 [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, stream); });
+  with_decode_shape(op.cache.type, op.cache.head_dim,
+                    [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, at); });
 }
 
 }  // namespace millrace::cuda

@@ -1,5 +1,5 @@
-// Attention of single rows (packed_attention.cu): its shared memory, its items, and the two warps that bring
-// tiles of the cache and the rows' inputs to it.
+// Decode attention (decode.cu): its shared memory, and its two producer warps, one for tiles of the cache and
+// one for the rows' inputs.
 #pragma once
 
 #include <type_traits>
@@ -8,20 +8,21 @@
 
 namespace millrace::cuda {
 
-inline constexpr int kWarps = kTilePages;  // that multiply
-inline constexpr int kMultiplyThreads = kWarps * kWarpLanes;
-inline constexpr int kThreads = kMultiplyThreads + 2 * kWarpLanes;
-inline constexpr int kRingBytes = 96 * 1024;
+inline constexpr int kDecodeConsumerWarps = kTilePages;  // each has a page of a tile
+inline constexpr int kDecodeConsumerThreads = kDecodeConsumerWarps * kWarpLanes;
+inline constexpr int kDecodeThreads = kDecodeConsumerThreads + 2 * kWarpLanes;
+inline constexpr int kDecodeRingBytes = 96 * 1024;
 
 template <int kDim, bool kFp8>
-struct DecodeShape : RowShape<kDim, kFp8> {
-  static constexpr int kSlots = kRingBytes / RowShape<kDim, kFp8>::kSlotBytes;  // at most
-  static constexpr int kWarpColumns = RowShape<kDim, kFp8>::kColumns / kWarps;  // of the values, a warp's
-  static constexpr int kQueryPad = kFp8 ? 16 : 8;  // floats between heads: lanes of a load meet no bank twice
-  static constexpr int kBatch = 24 / kWarpColumns;  // spans asked for at once when they are added up
+struct DecodeShape : DecodeRowShape<kDim, kFp8> {
+  static constexpr int kStages = kDecodeRingBytes / DecodeRowShape<kDim, kFp8>::kStageBytes;  // at most
+  static constexpr int kWarpColumns =
+      DecodeRowShape<kDim, kFp8>::kColumns / kDecodeConsumerWarps;  // of 8 dimensions, a consumer warp's
+  static constexpr int kQueryPad = kFp8 ? 16 : 8;  // floats between heads: no two lanes of a load in one bank
+  static constexpr int kCombineBatch = 24 / kWarpColumns;  // splits loaded at once when they are combined
 };
 
-// What a row brings: its queries, and with angles the key and value to be stored.
+// A row's inputs: its queries, and with angles the key and value to be stored.
 template <int kDim, bool kFp8>
 struct RowInput {
   float query[kMaxHeadGroup][kDim + DecodeShape<kDim, kFp8>::kQueryPad];
@@ -30,61 +31,63 @@ struct RowInput {
 inline constexpr int kInputs = 2;
 
 template <int kDim, bool kFp8>
-struct DecodeShared {  // behind the slots
+struct DecodeShared {  // behind the ring of stages; who arrives at the barriers: decode_attention_kernel
   using Shape = DecodeShape<kDim, kFp8>;
   RowInput<kDim, kFp8> inputs[kInputs];
-  uint64_t full[Shape::kSlots], empty[Shape::kSlots], input_full[kInputs], input_empty[kInputs];
-  float tops[kMaxHeadGroup][kWarps];  // of each head, by page
-  float sums[kWarps][kWarpLanes];     // of a page's weights, by lane
-  uint8_t weights[kMaxHeadGroup * kWeightRow];
-  float span_tops[Shape::kBatch][kMaxHeadGroup];
-  float3 merges[Shape::kBatch][kMaxHeadGroup];  // factors, and the span's weight
+  uint64_t full[Shape::kStages], empty[Shape::kStages], input_full[kInputs], input_empty[kInputs];
+  float row_max[kMaxHeadGroup][kDecodeConsumerWarps];  // of a tile: of each head, by page
+  float page_sums[kDecodeConsumerWarps][kWarpLanes];   // of a page's probabilities, by lane
+  uint8_t probs[kMaxHeadGroup * kProbRowBytes];
+  float split_max[Shape::kCombineBatch][kMaxHeadGroup];
+  float3 factors[Shape::kCombineBatch][kMaxHeadGroup];  // both factors, and the split's row_sum
   int32_t last;
 };
 
-// One warp. With angles, the row's own key and value are not in the cache yet.
+// The KV producer, one warp: of each tile the keys, then the values. It waits for `empty`, on which all
+// consumer threads arrive, and its copies complete `full`. With angles, the row's own key and value are not
+// in the cache yet.
 template <int kDim, bool kFp8>
-__device__ void bring_items(const PackedAttention& p, uint8_t* slots, int32_t num_slots,
-                            DecodeShared<kDim, kFp8>& shared) {
-  const Items items(p);
-  Place place;
-  const auto bring = [&](auto values, const TileSource& source, int32_t tile) {
-    ptx::barrier_wait(shared.empty + place.slot, place.phase ^ 1u);
+__device__ void produce_kv(const PagedAttention& p, uint8_t* stages, int32_t num_stages,
+                           DecodeShared<kDim, kFp8>& shared) {
+  const DecodeItems items(p);
+  RingPosition at;
+  const auto load = [&](auto values, const TileSource& source, int32_t tile) {
+    ptx::barrier_wait(shared.empty + at.stage, at.phase ^ 1u);
     constexpr bool kValues = decltype(values)::value;
-    uint8_t* slot = slots + place.slot * DecodeShape<kDim, kFp8>::kSlotBytes;
+    uint8_t* stage = stages + at.stage * DecodeShape<kDim, kFp8>::kStageBytes;
     if constexpr (kFp8) {
-      bring_fp8_tile<kDim, kValues>(source, tile, slot, shared.full + place.slot);
+      load_fp8_tile<kDim, kValues>(source, tile, stage, shared.full + at.stage);
     } else {
-      bring_tile<kDim, kValues>(source, tile, slot, shared.full + place.slot);
+      load_tile<kDim, kValues>(source, tile, stage, shared.full + at.stage);
     }
-    place = place.next(num_slots);
+    at = at.next(num_stages);
   };
   for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
-    Item item;
+    DecodeItem item;
     if (!items.at(i, item)) continue;
-    const TileSource source{p.cache, item.table, item.kv_head, item.sight.first / kBlockTokens,
-                            item.sight.last + (p.angles == nullptr ? 1 : 0)};
+    const TileSource source{p.cache, item.table, item.kv_head, item.visible.first / kBlockTokens,
+                            item.visible.last + (p.angles == nullptr ? 1 : 0)};
     for (int32_t tile = item.first_tile; tile < item.past_tile; ++tile) {
-      bring(std::false_type{}, source, tile);
-      bring(std::true_type{}, source, tile);
+      load(std::false_type{}, source, tile);
+      load(std::true_type{}, source, tile);
     }
   }
 }
 
-// One warp, a lane per copy: the heads' queries, then key, value and angles.
+// The input producer, one warp, a lane per copy: the heads' queries, then key, value and angles.
 template <int kDim, bool kFp8>
-__device__ void bring_inputs(const PackedAttention& p, DecodeShared<kDim, kFp8>& shared) {
-  const Items items(p);
+__device__ void produce_inputs(const PagedAttention& p, DecodeShared<kDim, kFp8>& shared) {
+  const DecodeItems items(p);
   const int lane = threadIdx.x % kWarpLanes, group = p.cache.heads / p.cache.kv_heads;
   constexpr uint32_t kRowBytes = kDim * sizeof(float);
   const int extra = p.angles != nullptr ? 3 : 0;
-  Place place;
+  RingPosition at;
   for (int32_t i = blockIdx.x; i < items.count; i += gridDim.x) {
-    Item item;
+    DecodeItem item;
     if (!items.at(i, item)) continue;
-    ptx::barrier_wait(shared.input_empty + place.slot, place.phase ^ 1u);
-    uint64_t* full = shared.input_full + place.slot;
-    RowInput<kDim, kFp8>& to = shared.inputs[place.slot];
+    ptx::barrier_wait(shared.input_empty + at.stage, at.phase ^ 1u);
+    uint64_t* full = shared.input_full + at.stage;
+    RowInput<kDim, kFp8>& to = shared.inputs[at.stage];
     if (lane == 0) ptx::barrier_arrive_expect(full, static_cast<uint32_t>(group + extra) * kRowBytes);
     __syncwarp();
     const int64_t kv_row = (item.row * p.cache.kv_heads + item.kv_head) * kDim;
@@ -97,9 +100,9 @@ __device__ void bring_inputs(const PackedAttention& p, DecodeShared<kDim, kFp8>&
     } else if (lane == group + 1 && extra > 0) {
       ptx::bulk_copy_kept(to.added.value, p.value + kv_row, kRowBytes, full);
     } else if (lane == group + 2 && extra > 0) {
-      ptx::bulk_copy_kept(to.added.turns, p.angles + item.row * (kDim / 2), kRowBytes, full);
+      ptx::bulk_copy_kept(to.added.cos_sin, p.angles + item.row * (kDim / 2), kRowBytes, full);
     }
-    place = place.next(kInputs);
+    at = at.next(kInputs);
   }
 }
 

@@ -1,17 +1,18 @@
-// Attention of single rows whose spans lie side by side, where there are more of them than CTAs fit the GPU:
-// long contexts. The numbers are those of packed_attention.cuh.
+// Decode attention with split-KV, where there are more splits than CTAs fit the GPU: long contexts. The
+// numerics are those of paged_tile.cuh.
 //
-// An item is one span of one row and KV head, up to four tiles of 128 positions, and a warp walks it alone:
-// scores of a tile, their softmax within quads of lanes, weights straight from the scores' registers into the
-// values' products. So nothing is exchanged and nobody waits, but for memory. A CTA has two such warps, two
-// that bring them halves of tiles, in a step of single tokens before the kernel ahead has ended, and it goes
-// with another one to an SM. What a span comes to goes to memory; the CTA that has the last of a row's spans
-// adds them up in order, with all of its warps, through the ring, which is free by then.
+// A work item is one split of one row and KV head, up to four tiles of 128 positions, and one consumer warp
+// has it alone: scores of a tile, their softmax within quads of lanes, probabilities straight from the
+// scores' registers into P V. So nothing is exchanged and nobody waits, but for memory. A persistent CTA has
+// two consumer warps and a producer warp for each, which loads halves of tiles, in a step of single tokens
+// before the previous kernel has ended; two CTAs fit an SM. A split's row_max, row_sum and accumulators go to
+// memory; the CTA that has the last of a row's splits combines them in order, with all of its warps, through
+// the ring, which is free by then.
 //
 // Roofline: 2 x dim x 2 bytes (fp8: 2 x dim + 2) per position and KV head / 4.3 TB/s: 1 us for a tile in each
-// SM (dim 64), 1.3 us is what a tile takes one of its four warps. Ring and registers leave room beside a
-// streaming kernel (stream_linear.cu), whose successor this is: a quarter of an SM has registers for four
-// of its warps and one of 255.
+// SM (dim 64), 1.3 us is what a tile takes one of its four consumer warps. Ring and registers leave space
+// beside a GEMV (gemv/dense.cu), which this kernel follows: a quarter of an SM has registers for four of its
+// warps and one of 255.
 #include <algorithm>
 #include <type_traits>
 
@@ -20,39 +21,41 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int kWalkers = 2, kSpanWarps = 2 * kWalkers, kSpanThreads = kSpanWarps * kWarpLanes;
-constexpr int kPieces = 2, kPiecePages = kTilePages / kPieces;  // of a tile
-constexpr int kAddBuffers = 4;
+constexpr int kConsumerWarps = 2, kSplitKvWarps = 2 * kConsumerWarps,
+              kSplitKvThreads = kSplitKvWarps * kWarpLanes;
+constexpr int kTileHalves = 2, kHalfPages = kTilePages / kTileHalves;  // of a tile
+constexpr int kCombineStages = 4;
 
 template <int kDim, bool kFp8>
-struct SpanShape : RowShape<kDim, kFp8, kPiecePages> {
-  using Row = RowShape<kDim, kFp8, kPiecePages>;
+struct SplitShape : DecodeRowShape<kDim, kFp8, kHalfPages> {
+  using Row = DecodeRowShape<kDim, kFp8, kHalfPages>;
   static constexpr int kRingBytes = (kDim == 64 ? 80 : 96) * 1024;
-  static constexpr int kSlots = kRingBytes / kWalkers / Row::kSlotBytes;  // of a walker
-  static constexpr int kWarpColumns = Row::kColumns / kSpanWarps;         // when spans are added up
+  static constexpr int kStages = kRingBytes / kConsumerWarps / Row::kStageBytes;  // of a consumer
+  static constexpr int kWarpColumns = Row::kColumns / kSplitKvWarps;  // of a warp, when splits are combined
   static constexpr int kPartialBytes = Row::kPartialFloats * static_cast<int>(sizeof(float));
-  static constexpr int kAddSpans = kRingBytes / kAddBuffers / kPartialBytes;  // in a buffer
+  static constexpr int kStageSplits =
+      kRingBytes / kCombineStages / kPartialBytes;  // in a stage, when they are combined
 };
 
 template <int kDim, bool kFp8>
-struct SpanShared {  // behind the rings
-  using Shape = SpanShape<kDim, kFp8>;
-  struct Walker {
+struct SplitShared {  // behind the rings, one of each consumer
+  using Shape = SplitShape<kDim, kFp8>;
+  struct Consumer {
     NewRow<kDim> added;
-    uint64_t full[Shape::kSlots], empty[Shape::kSlots];
-  } walkers[kWalkers];
-  uint64_t add_full[kAddBuffers];
-  uint32_t complete;  // bits of the CTA's items that were their row's last to arrive
+    uint64_t full[Shape::kStages], empty[Shape::kStages];
+  } consumers[kConsumerWarps];
+  uint64_t combine_full[kCombineStages];
+  uint32_t last_of_row;  // bits of the CTA's items that were their row's last to arrive
 };
 
-// The items of a walker: every kWalkers-th of the CTA's.
-struct SpanItems : Items {
+// The items of a consumer: every kConsumerWarps-th of the CTA's.
+struct SplitItems : DecodeItems {
   int32_t at_, stride;
-  __device__ SpanItems(const PackedAttention& p, int walker)
-      : Items(p),
-        at_(static_cast<int32_t>(blockIdx.x + gridDim.x * static_cast<uint32_t>(walker))),
-        stride(static_cast<int32_t>(gridDim.x) * kWalkers) {}
-  __device__ bool next(Item& item) {
+  __device__ SplitItems(const PagedAttention& p, int consumer)
+      : DecodeItems(p),
+        at_(static_cast<int32_t>(blockIdx.x + gridDim.x * static_cast<uint32_t>(consumer))),
+        stride(static_cast<int32_t>(gridDim.x) * kConsumerWarps) {}
+  __device__ bool next(DecodeItem& item) {
     for (; at_ < count; at_ += stride) {
       if (!at(at_, item)) continue;
       at_ += stride;
@@ -62,363 +65,371 @@ struct SpanItems : Items {
   }
 };
 
-// One warp: of each tile the keys, then the values. With angles, the row's own are not in the cache yet.
+// A consumer's producer, one warp: of each tile the keys, then the values. It waits for `empty`, on which the
+// consumer's lanes arrive, and its copies complete `full`. With angles, the row's own are not in the cache
+// yet.
 template <int kDim, bool kFp8>
-__device__ void bring_spans(const PackedAttention& p, int walker, uint8_t* slots,
-                            SpanShared<kDim, kFp8>& shared) {
-  using Shape = SpanShape<kDim, kFp8>;
-  static_assert(kSpanKeys == kWarpLanes * kBlockTokens);  // a lane has one page of a span
+__device__ void produce_splits(const PagedAttention& p, int consumer, uint8_t* stages,
+                               SplitShared<kDim, kFp8>& shared) {
+  using Shape = SplitShape<kDim, kFp8>;
+  static_assert(kSplitKeys == kWarpLanes * kBlockTokens);  // a lane has one page of a split
   const int lane = threadIdx.x % kWarpLanes;
-  auto& barriers = shared.walkers[walker];
-  SpanItems items(p, walker);
-  Place place;
-  Item item;
+  auto& barriers = shared.consumers[consumer];
+  SplitItems items(p, consumer);
+  RingPosition at;
+  DecodeItem item;
   while (items.next(item)) {
-    const TileSource source{p.cache, item.table, item.kv_head, item.sight.first / kBlockTokens,
-                            item.sight.last + (p.angles == nullptr ? 1 : 0)};
-    const int32_t span_block = block_of_page(source, item.first_tile / kSpanTiles * kWarpLanes + lane);
-    const int32_t pieces = (item.past_tile - item.first_tile) * 2 * kPieces;
-    for (int32_t i = 0; i < pieces; ++i) {
+    const TileSource source{p.cache, item.table, item.kv_head, item.visible.first / kBlockTokens,
+                            item.visible.last + (p.angles == nullptr ? 1 : 0)};
+    const int32_t split_block = block_of_page(source, item.first_tile / kSplitTiles * kWarpLanes + lane);
+    const int32_t halves = (item.past_tile - item.first_tile) * 2 * kTileHalves;
+    for (int32_t i = 0; i < halves; ++i) {
       const int32_t first =
-          item.first_tile * kTilePages + (i / (2 * kPieces) * kPieces + i % kPieces) * kPiecePages;
-      const int32_t block = __shfl_sync(kAllLanes, span_block, (first + lane % kPiecePages) % kWarpLanes);
-      ptx::barrier_wait(barriers.empty + place.slot, place.phase ^ 1u);
-      uint8_t* slot = slots + place.slot * Shape::kSlotBytes;
-      uint64_t* full = barriers.full + place.slot;
-      const auto bring = [&](auto values) {
+          item.first_tile * kTilePages + (i / (2 * kTileHalves) * kTileHalves + i % kTileHalves) * kHalfPages;
+      const int32_t block = __shfl_sync(kAllLanes, split_block, (first + lane % kHalfPages) % kWarpLanes);
+      ptx::barrier_wait(barriers.empty + at.stage, at.phase ^ 1u);
+      uint8_t* stage = stages + at.stage * Shape::kStageBytes;
+      uint64_t* full = barriers.full + at.stage;
+      const auto load = [&](auto values) {
         if constexpr (kFp8) {
-          bring_fp8_pages<kDim, values(), kPiecePages>(source, block, slot, full);
+          load_fp8_pages<kDim, values(), kHalfPages>(source, block, stage, full);
         } else {
-          bring_pages<kDim, values(), kPiecePages>(source, first, block, slot, full);
+          load_pages<kDim, values(), kHalfPages>(source, first, block, stage, full);
         }
       };
-      if (i % (2 * kPieces) < kPieces) {
-        bring(std::false_type{});
+      if (i % (2 * kTileHalves) < kTileHalves) {
+        load(std::false_type{});
       } else {
-        bring(std::true_type{});
+        load(std::true_type{});
       }
-      place = place.next(Shape::kSlots);
+      at = at.next(Shape::kStages);
     }
   }
 }
 
 template <int kDim, bool kFp8>
-__device__ float* partial_of(const PackedAttention& p, const Item& item, int32_t span) {
-  const int64_t place = item.row * p.cache.kv_heads + item.kv_head;
-  return p.partial + (place * p.max_spans + span) * SpanShape<kDim, kFp8>::kPartialFloats;
+__device__ float* partial_at(const PagedAttention& p, const DecodeItem& item, int32_t split) {
+  const int64_t row_and_head = item.row * p.cache.kv_heads + item.kv_head;
+  return p.partial + (row_and_head * p.max_splits + split) * SplitShape<kDim, kFp8>::kPartialFloats;
 }
 
+// A consumer warp: its splits from scores to partial results.
 template <int kDim, bool kFp8>
-class SpanWalker {
-  using Shape = SpanShape<kDim, kFp8>;
+class SplitConsumer {
+  using Shape = SplitShape<kDim, kFp8>;
 
  public:
-  __device__ SpanWalker(const PackedAttention& p, int walker, uint8_t* slots, SpanShared<kDim, kFp8>& shared)
+  __device__ SplitConsumer(const PagedAttention& p, int consumer, uint8_t* stages,
+                           SplitShared<kDim, kFp8>& shared)
       : p_(p),
-        items_(p, walker),
-        slots_(slots),
-        shared_(shared.walkers[walker]),
+        items_(p, consumer),
+        stages_(stages),
+        shared_(shared.consumers[consumer]),
         lane_(threadIdx.x % kWarpLanes),
         group_(p.cache.heads / p.cache.kv_heads) {}
 
   __device__ void run() {
-    Item item;
+    DecodeItem item;
     while (items_.next(item)) {
-      walk(item);
-      store(item);
+      mainloop(item);
+      store_partial(item);
     }
   }
 
  private:
-  __device__ uint8_t* slot() const { return slots_ + place_.slot * Shape::kSlotBytes; }
-  __device__ void wait_full() const { ptx::barrier_wait(shared_.full + place_.slot, place_.phase); }
+  __device__ uint8_t* stage() const { return stages_ + at_.stage * Shape::kStageBytes; }
+  __device__ void wait_full() const { ptx::barrier_wait(shared_.full + at_.stage, at_.phase); }
   // Every lane for itself, an order that racecheck can follow.
   __device__ void release() {
-    ptx::barrier_arrive(shared_.empty + place_.slot);
-    place_ = place_.next(Shape::kSlots);
+    ptx::barrier_arrive(shared_.empty + at_.stage);
+    at_ = at_.next(Shape::kStages);
   }
 
-  __device__ void load_row(const Item& item, bool appends) {
+  __device__ void load_row(const DecodeItem& item, bool appends) {
     const int g = lane_ / 4;
     const float* query = p_.query + (item.row * p_.cache.heads + item.kv_head * group_ + g) * kDim;
-    const float2* turns = p_.angles != nullptr ? p_.angles + item.row * (kDim / 2) : nullptr;
-    query_.load(g < group_ ? query : nullptr, turns, p_.interleaved, p_.op.scale * kLog2e);
+    const float2* cos_sin = p_.angles != nullptr ? p_.angles + item.row * (kDim / 2) : nullptr;
+    query_.load(g < group_ ? query : nullptr, cos_sin, p_.interleaved, p_.op.scale * kLog2e);
     if (!appends) return;
     const int64_t kv_row = (item.row * p_.cache.kv_heads + item.kv_head) * kDim;
     for (int i = lane_; i < kDim / 2; i += kWarpLanes) {
       reinterpret_cast<float2*>(shared_.added.key)[i] = reinterpret_cast<const float2*>(p_.key + kv_row)[i];
       reinterpret_cast<float2*>(shared_.added.value)[i] =
           reinterpret_cast<const float2*>(p_.value + kv_row)[i];
-      shared_.added.turns[i] = turns[i];
+      shared_.added.cos_sin[i] = cos_sin[i];
     }
     __syncwarp();
   }
 
-  __device__ void walk(const Item& item) {
-    const bool appends = p_.angles != nullptr && item.sight.last / kKeyTile == item.past_tile - 1;
-    const int32_t block = appends ? item.table[item.sight.last / kBlockTokens] : 0;
+  __device__ void mainloop(const DecodeItem& item) {
+    const bool appends = p_.angles != nullptr && item.visible.last / kKeyTile == item.past_tile - 1;
+    const int32_t block = appends ? item.table[item.visible.last / kBlockTokens] : 0;
     load_row(item, appends);
-    const Append<kDim, kFp8, kPiecePages> append{shared_.added, p_.interleaved, item.sight.last};
-    top_ = -INFINITY, weight_ = 0.0f;
+    const Append<kDim, kFp8, kHalfPages> append{shared_.added, p_.interleaved, item.visible.last};
+    row_max_ = -INFINITY, row_sum_ = 0.0f;
 #pragma unroll
-    for (int n = 0; n < Shape::kColumns; ++n) sum_[n][0] = sum_[n][1] = sum_[n][2] = sum_[n][3] = 0.0f;
+    for (int n = 0; n < Shape::kColumns; ++n) acc_[n][0] = acc_[n][1] = acc_[n][2] = acc_[n][3] = 0.0f;
     for (int32_t tile = item.first_tile; tile < item.past_tile; ++tile) {
-      // The piece that the new token is in, if it is one of this tile's.
+      // The half that the new token is in, if it is one of this tile's.
       const int appended = appends && tile == item.past_tile - 1
-                               ? item.sight.last % kKeyTile / (kPiecePages * kBlockTokens)
+                               ? item.visible.last % kKeyTile / (kHalfPages * kBlockTokens)
                                : -1;
-      PageScores scores[kPieces][kPiecePages];
+      PageScores scores[kTileHalves][kHalfPages];
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
+      for (int half = 0; half < kTileHalves; ++half) {
         wait_full();
-        if (piece == appended) append.template into_slot<false>(slot());
+        if (half == appended) append.template into_stage<false>(stage());
 #pragma unroll
-        for (int page = 0; page < kPiecePages; ++page) {
-          page_scores<kPiecePages>(query_, slot(), page, scores[piece][page]);
+        for (int page = 0; page < kHalfPages; ++page) {
+          multiply_qk_page<kHalfPages>(query_, stage(), page, scores[half][page]);
         }
-        if (piece == appended) append.template into_cache<false>(p_.cache, block, item.kv_head, slot());
+        if (half == appended) append.template into_cache<false>(p_.cache, block, item.kv_head, stage());
         release();
       }
-      soften(item, tile, scores);
+      softmax(item, tile, scores);
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
+      for (int half = 0; half < kTileHalves; ++half) {
         wait_full();
-        if (piece == appended) append.template into_slot<true>(slot());
-        add_pages<kDim, kFp8, kPiecePages>(slot(), 0, weights_[piece], 0, sum_);
-        if (piece == appended) append.template into_cache<true>(p_.cache, block, item.kv_head, slot());
+        if (half == appended) append.template into_stage<true>(stage());
+        multiply_pv_pages<kDim, kFp8, kHalfPages>(stage(), 0, probs_[half], 0, acc_);
+        if (half == appended) append.template into_cache<true>(p_.cache, block, item.kv_head, stage());
         release();
       }
     }
   }
 
-  // Scores of a tile become weights, the sums so far are multiplied with what that does to them.
-  __device__ __forceinline__ void soften(const Item& item, int32_t tile,
-                                         PageScores (&scores)[kPieces][kPiecePages]) {
-    const auto page_of = [&](int i) -> PageScores& { return scores[i / kPiecePages][i % kPiecePages]; };
+  // Scores of a tile become probabilities; accumulators and row_sum are rescaled.
+  __device__ __forceinline__ void softmax(const DecodeItem& item, int32_t tile,
+                                          PageScores (&scores)[kTileHalves][kHalfPages]) {
+    const auto page_of = [&](int i) -> PageScores& { return scores[i / kHalfPages][i % kHalfPages]; };
     const int t = lane_ % 4;
     const int32_t from = tile * kKeyTile;
-    if (from < item.sight.first || from + kKeyTile - 1 > item.sight.last) {
+    if (from < item.visible.first || from + kKeyTile - 1 > item.visible.last) {
 #pragma unroll
       for (int i = 0; i < 4 * kTilePages; ++i) {
         const int32_t position = from + i / 4 * kBlockTokens + i % 4 / 2 * 8 + 2 * t + i % 2;
-        if (position < item.sight.first || position > item.sight.last) page_of(i / 4).hide(i % 4);
+        if (position < item.visible.first || position > item.visible.last) page_of(i / 4).mask(i % 4);
       }
     }
-    float most = -INFINITY;
+    float tile_max = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < 4 * kTilePages; ++i) most = fmaxf(most, page_of(i / 4).of[i % 4]);
-    const float new_top = fmaxf(top_, quad_max(most)), base = base_of(new_top), by = exp2_of(top_ - base);
-    top_ = new_top;
+    for (int i = 0; i < 4 * kTilePages; ++i) tile_max = fmaxf(tile_max, page_of(i / 4).of[i % 4]);
+    const float new_max = fmaxf(row_max_, quad_max(tile_max)), base = softmax_base(new_max),
+                alpha = ptx::exp2_approx(row_max_ - base);
+    row_max_ = new_max;
     float sums[kTilePages];
 #pragma unroll
     for (int page = 0; page < kTilePages; ++page) {
-      float w[4];
+      float prob[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) w[i] = exp2_of(page_of(page).of[i] - base);
-      sums[page] = (w[0] + w[1]) + (w[2] + w[3]);
+      for (int i = 0; i < 4; ++i) prob[i] = ptx::exp2_approx(page_of(page).of[i] - base);
+      sums[page] = (prob[0] + prob[1]) + (prob[2] + prob[3]);
 #pragma unroll
-      for (int i = 0; i < 4 && kFp8; ++i) w[i] *= page_of(page).value_scale(i);
-      weights_[page / kPiecePages][page % kPiecePages] = {pack_bf16(w[0], w[1]), pack_bf16(w[2], w[3])};
+      for (int i = 0; i < 4 && kFp8; ++i) prob[i] *= page_of(page).value_scale(i);
+      probs_[page / kHalfPages][page % kHalfPages] = {pack_bf16(prob[0], prob[1]),
+                                                      pack_bf16(prob[2], prob[3])};
     }
-    weight_ = fmaf(weight_, by,
-                   ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7])));
+    row_sum_ =
+        fmaf(row_sum_, alpha,
+             ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7])));
 #pragma unroll
-    for (int n = 0; n < Shape::kColumns; ++n) sum_[n][0] *= by, sum_[n][1] *= by;
+    for (int n = 0; n < Shape::kColumns; ++n) acc_[n][0] *= alpha, acc_[n][1] *= alpha;
   }
 
-  // Sums lie as the lanes have them.
-  __device__ void store(const Item& item) const {
-    const float weight = quad_sum(weight_);
-    float* partial = partial_of<kDim, kFp8>(p_, item, max(item.span, 0));
+  // Accumulators lie as the lanes have them.
+  __device__ void store_partial(const DecodeItem& item) const {
+    const float row_sum = quad_sum(row_sum_);
+    float* partial = partial_at<kDim, kFp8>(p_, item, max(item.split, 0));
 #pragma unroll
     for (int n = 0; n < Shape::kColumns; ++n) {
-      reinterpret_cast<float2*>(partial)[n * kWarpLanes + lane_] = {sum_[n][0], sum_[n][1]};
+      reinterpret_cast<float2*>(partial)[n * kWarpLanes + lane_] = {acc_[n][0], acc_[n][1]};
     }
     if (lane_ % 4 == 0) {
-      partial[kMaxHeadGroup * kDim + lane_ / 4] = top_;
-      partial[kMaxHeadGroup * (kDim + 1) + lane_ / 4] = weight;
+      partial[kMaxHeadGroup * kDim + lane_ / 4] = row_max_;
+      partial[kMaxHeadGroup * (kDim + 1) + lane_ / 4] = row_sum;
     }
   }
 
-  const PackedAttention& p_;
-  SpanItems items_;
-  uint8_t* const slots_;
-  typename SpanShared<kDim, kFp8>::Walker& shared_;
+  const PagedAttention& p_;
+  SplitItems items_;
+  uint8_t* const stages_;
+  typename SplitShared<kDim, kFp8>::Consumer& shared_;
   const int lane_, group_;
-  Place place_;
+  RingPosition at_;
   RowQuery<kDim, kFp8> query_;
-  static_assert(kPiecePages == 4);
-  uint2 weights_[kPieces][4];      // of the tile's pages
-  float top_, weight_;             // of head g, of the span; weight_ is this lane's share
-  float sum_[Shape::kColumns][4];  // [n][0..1]: head g, dimensions 2t, 2t + 1 of column n; the rest is zero
+  static_assert(kHalfPages == 4);
+  uint2 probs_[kTileHalves][4];    // of the tile's pages
+  float row_max_, row_sum_;        // of head g, of the split; row_sum_ is this lane's part
+  float acc_[Shape::kColumns][4];  // [n][0..1]: head g, dimensions 2t, 2t + 1 of column n; the rest is zero
 };
 
-// Adds up the spans of rows that are complete: each warp has its columns. Spans come by copies, some in each
-// buffer.
+// Combines the splits of rows that are complete: each warp has its columns. Splits come by bulk copies, some
+// in each stage.
 template <int kDim, bool kFp8>
-class SpanAdder {
-  using Shape = SpanShape<kDim, kFp8>;
-  static constexpr int kMine = Shape::kWarpColumns, kSpans = Shape::kAddSpans;
+class SplitCombiner {
+  using Shape = SplitShape<kDim, kFp8>;
+  static constexpr int kWarpColumns = Shape::kWarpColumns, kSplits = Shape::kStageSplits;
 
  public:
-  __device__ SpanAdder(const PackedAttention& p, uint8_t* ring, uint64_t* full)
+  __device__ SplitCombiner(const PagedAttention& p, uint8_t* ring, uint64_t* full)
       : p_(p), ring_(ring), full_(full), warp_(threadIdx.x / kWarpLanes), lane_(threadIdx.x % kWarpLanes) {}
 
-  __device__ void run(const Item& item) {
+  __device__ void run(const DecodeItem& item) {
     const int g = lane_ / 4, group = p_.cache.heads / p_.cache.kv_heads, head = item.kv_head * group + g;
     const bool sinks = p_.op.sinks != nullptr && g < group;
     const float sink = sinks ? __ldg(p_.op.sinks + head) * kLog2e : 0.0f;
-    const int32_t spans = item.sight.spans(), chunks = (spans + kSpans - 1) / kSpans;
-    for (int32_t chunk = 0; chunk < min(chunks, kAddBuffers); ++chunk) bring(item, chunk);
-    total_ = {};
+    const int32_t splits = item.visible.splits(), chunks = (splits + kSplits - 1) / kSplits;
+    for (int32_t chunk = 0; chunk < min(chunks, kCombineStages); ++chunk) load(item, chunk);
+    combined_ = {};
 #pragma unroll
-    for (int n = 0; n < kMine; ++n) sum_[n] = {0.0f, 0.0f};
+    for (int n = 0; n < kWarpColumns; ++n) acc_[n] = {0.0f, 0.0f};
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-      const int32_t order = before_ + chunk, count = spans - chunk * kSpans;
-      ptx::barrier_wait(full_ + order % kAddBuffers, static_cast<uint32_t>(order / kAddBuffers) & 1u);
-      const auto* from = reinterpret_cast<const float*>(buffer(order));
-      if (count >= kSpans) {  // their loads and exponentials overlap
+      const int32_t n = combined_stages_ + chunk, count = splits - chunk * kSplits;
+      ptx::barrier_wait(full_ + n % kCombineStages, static_cast<uint32_t>(n / kCombineStages) & 1u);
+      const auto* from = reinterpret_cast<const float*>(stage(n));
+      if (count >= kSplits) {  // their loads and exponentials overlap
 #pragma unroll
-        for (int i = 0; i < kSpans; ++i) add_span(from + i * Shape::kPartialFloats);
+        for (int i = 0; i < kSplits; ++i) combine_split(from + i * Shape::kPartialFloats);
       } else {
 #pragma unroll 1
-        for (int i = 0; i < count; ++i) add_span(from + i * Shape::kPartialFloats);
+        for (int i = 0; i < count; ++i) combine_split(from + i * Shape::kPartialFloats);
       }
-      __syncthreads();  // everybody has read the buffer
-      if (chunk + kAddBuffers < chunks) bring(item, chunk + kAddBuffers);
+      __syncthreads();  // everybody has read the stage, before thread 0 loads it again
+      if (chunk + kCombineStages < chunks) load(item, chunk + kCombineStages);
     }
-    before_ += chunks;
+    combined_stages_ += chunks;
     if (g >= group) return;
     if (sinks) add(sink, 1.0f, [](int) { return float2{0.0f, 0.0f}; });
-    const float share = 1.0f / total_.weight;
+    const float inv_row_sum = 1.0f / combined_.row_sum;
     float* out = p_.out + (item.row * p_.cache.heads + head) * kDim + 2 * (lane_ % 4);
 #pragma unroll
-    for (int n = 0; n < kMine; ++n) {
-      *reinterpret_cast<float2*>(out + (warp_ * kMine + n) * 8) = {sum_[n].x * share, sum_[n].y * share};
+    for (int n = 0; n < kWarpColumns; ++n) {
+      *reinterpret_cast<float2*>(out + (warp_ * kWarpColumns + n) * 8) = {acc_[n].x * inv_row_sum,
+                                                                          acc_[n].y * inv_row_sum};
     }
   }
 
  private:
-  __device__ uint8_t* buffer(int32_t order) const {
-    return ring_ + order % kAddBuffers * kSpans * Shape::kPartialBytes;
+  __device__ uint8_t* stage(int32_t n) const {
+    return ring_ + n % kCombineStages * kSplits * Shape::kPartialBytes;
   }
-  __device__ void bring(const Item& item, int32_t chunk) const {
+  __device__ void load(const DecodeItem& item, int32_t chunk) const {
     if (threadIdx.x != 0) return;
-    const int32_t first = chunk * kSpans, order = before_ + chunk;
-    const auto bytes = static_cast<uint32_t>(min(item.sight.spans() - first, kSpans) * Shape::kPartialBytes);
-    uint64_t* full = full_ + order % kAddBuffers;
+    const int32_t first = chunk * kSplits, n = combined_stages_ + chunk;
+    const auto bytes =
+        static_cast<uint32_t>(min(item.visible.splits() - first, kSplits) * Shape::kPartialBytes);
+    uint64_t* full = full_ + n % kCombineStages;
     ptx::barrier_arrive_expect(full, bytes);
-    ptx::bulk_copy_kept(buffer(order), partial_of<kDim, kFp8>(p_, item, first), bytes, full);
+    ptx::bulk_copy_kept(stage(n), partial_at<kDim, kFp8>(p_, item, first), bytes, full);
   }
-  __device__ __forceinline__ void add_span(const float* partial) {
-    const auto* sums = reinterpret_cast<const float2*>(partial) + warp_ * kMine * kWarpLanes + lane_;
+  __device__ __forceinline__ void combine_split(const float* partial) {
+    const auto* sums = reinterpret_cast<const float2*>(partial) + warp_ * kWarpColumns * kWarpLanes + lane_;
     add(partial[kMaxHeadGroup * kDim + lane_ / 4], partial[kMaxHeadGroup * (kDim + 1) + lane_ / 4],
         [&](int n) { return sums[n * kWarpLanes]; });
   }
   template <class Sums>
-  __device__ __forceinline__ void add(float top, float weight, const Sums& sums) {
-    const SpanMerge::Factors by = total_.add(top, weight);
+  __device__ __forceinline__ void add(float row_max, float row_sum, const Sums& sums) {
+    const SplitCombine::Factors factors = combined_.add(row_max, row_sum);
 #pragma unroll
-    for (int n = 0; n < kMine; ++n) {
+    for (int n = 0; n < kWarpColumns; ++n) {
       const float2 other = sums(n);
-      sum_[n] = {by.merge(sum_[n].x, other.x), by.merge(sum_[n].y, other.y)};
+      acc_[n] = {factors.combine(acc_[n].x, other.x), factors.combine(acc_[n].y, other.y)};
     }
   }
 
-  const PackedAttention& p_;
+  const PagedAttention& p_;
   uint8_t* const ring_;
   uint64_t* const full_;
   const int warp_, lane_;
-  int32_t before_ = 0;  // buffers of the rows before
-  SpanMerge total_;
-  float2 sum_[kMine];
+  int32_t combined_stages_ = 0;  // of the rows before
+  SplitCombine combined_;
+  float2 acc_[kWarpColumns];
 };
 
-// What this thread has seen in global memory comes before the copies that it asks for.
-__device__ inline void order_copies() { MILLRACE_BULK_ASM("fence.proxy.async;" ::: "memory"); }
-
-// The end of a CTA: its spans, up to 32 at once, are counted, and rows of which it has the last are added up.
+// The end of a CTA: its splits, up to 32 at once, are counted, and rows of which it has the last are
+// combined.
 template <int kDim, bool kFp8>
-__device__ void add_spans(const PackedAttention& p, uint8_t* ring, SpanShared<kDim, kFp8>& shared) {
-  const Items items(p);
-  const auto item_of = [&](int32_t k, Item& item) {
+__device__ void combine_splits(const PagedAttention& p, uint8_t* ring, SplitShared<kDim, kFp8>& shared) {
+  const DecodeItems items(p);
+  const auto item_of = [&](int32_t k, DecodeItem& item) {
     const int32_t i = static_cast<int32_t>(blockIdx.x) + k * static_cast<int32_t>(gridDim.x);
     return i < items.count && items.at(i, item);
   };
-  SpanAdder<kDim, kFp8> adder(p, ring, shared.add_full);
+  SplitCombiner<kDim, kFp8> combiner(p, ring, shared.combine_full);
   const int32_t mine =
       (items.count - static_cast<int32_t>(blockIdx.x) - 1) / static_cast<int32_t>(gridDim.x) + 1;
   for (int32_t first = 0; first < mine; first += kWarpLanes) {
-    Item item;
-    __syncthreads();  // all spans are written, the ring is free, everybody knows of the rows before
+    DecodeItem item;
+    __syncthreads();  // all splits are written, the ring is free, everybody knows of the rows before
     if (threadIdx.x < kWarpLanes) {
       bool last = false;
       if (item_of(first + static_cast<int32_t>(threadIdx.x), item)) {
         int32_t* arrived = p.arrived + item.row * p.cache.kv_heads + item.kv_head;
-        last = ptx::count_in(arrived) == item.sight.spans() - 1;
+        last = ptx::count_in(arrived) == item.visible.splits() - 1;
         if (last) *arrived = 0;
       }
       const uint32_t all = __ballot_sync(kAllLanes, last);
-      if (threadIdx.x == 0) shared.complete = all;
+      if (threadIdx.x == 0) shared.last_of_row = all;
     }
     __syncthreads();  // which rows are complete is known
-    if (threadIdx.x == 0) order_copies();
-    for (uint32_t left = shared.complete; left != 0; left &= left - 1) {
+    if (threadIdx.x == 0) ptx::fence_bulk_copies();
+    for (uint32_t left = shared.last_of_row; left != 0; left &= left - 1) {
       item_of(first + __ffs(static_cast<int>(left)) - 1, item);
-      adder.run(item);
+      combiner.run(item);
     }
   }
 }
 
 template <int kDim, bool kFp8>
-__global__ void __launch_bounds__(kSpanThreads, 2)
-    packed_spans_kernel(const __grid_constant__ PackedAttention p) {
-  using Shape = SpanShape<kDim, kFp8>;
+__global__ void __launch_bounds__(kSplitKvThreads, 2)
+    decode_split_kv_kernel(const __grid_constant__ PagedAttention p) {
+  using Shape = SplitShape<kDim, kFp8>;
   extern __shared__ __align__(1024) uint8_t ring[];
-  auto& shared = *reinterpret_cast<SpanShared<kDim, kFp8>*>(ring + Shape::kRingBytes);
-  const int warp = threadIdx.x / kWarpLanes, walker = warp % kWalkers;
+  auto& shared = *reinterpret_cast<SplitShared<kDim, kFp8>*>(ring + Shape::kRingBytes);
+  const int warp = threadIdx.x / kWarpLanes, consumer = warp % kConsumerWarps;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kWalkers * Shape::kSlots; ++i) {
-      auto& of = shared.walkers[i / Shape::kSlots];
-      ptx::barrier_init(of.full + i % Shape::kSlots, 1);
-      ptx::barrier_init(of.empty + i % Shape::kSlots, kWarpLanes);
+    for (int i = 0; i < kConsumerWarps * Shape::kStages; ++i) {
+      auto& of = shared.consumers[i / Shape::kStages];
+      ptx::barrier_init(of.full + i % Shape::kStages, 1);
+      ptx::barrier_init(of.empty + i % Shape::kStages, kWarpLanes);
     }
-    for (int i = 0; i < kAddBuffers; ++i) ptx::barrier_init(shared.add_full + i, 1);
+    for (int i = 0; i < kCombineStages; ++i) ptx::barrier_init(shared.combine_full + i, 1);
     ptx::barrier_init_fence();
   }
   ptx::let_dependents_start();
-  __syncthreads();  // the barriers are there
-  uint8_t* slots = ring + walker * Shape::kSlots * Shape::kSlotBytes;
-  // With angles, what earlier steps stored is there before the kernel ahead has ended.
-  if (warp < kWalkers || p.angles == nullptr) ptx::wait_for_previous();
-  if (warp < kWalkers) {
-    SpanWalker<kDim, kFp8>(p, walker, slots, shared).run();
+  __syncthreads();  // everybody: the barriers are there
+  uint8_t* stages = ring + consumer * Shape::kStages * Shape::kStageBytes;
+  // With angles, what earlier steps stored is there before the previous kernel has ended.
+  if (warp < kConsumerWarps || p.angles == nullptr) ptx::wait_for_previous();
+  if (warp < kConsumerWarps) {
+    SplitConsumer<kDim, kFp8>(p, consumer, stages, shared).run();
   } else {
-    bring_spans(p, walker, slots, shared);
+    produce_splits(p, consumer, stages, shared);
     ptx::wait_for_previous();
   }
-  add_spans(p, ring, shared);
+  combine_splits(p, ring, shared);
 }
 
 template <int kDim, bool kFp8>
-void launch_as(const PackedAttention& op, cudaStream_t stream) {
-  // Two CTAs to an SM; as many rows and heads as go into that, so that a CTA's spans are of one of them, and
-  // no CTA has two of them to add up.
-  const int64_t rows_and_heads = int64_t{op.rows} * op.cache.kv_heads, most = 2 * multiprocessors();
-  const int64_t ctas =
-      rows_and_heads >= most ? most : rows_and_heads * std::min<int64_t>(most / rows_and_heads, op.max_spans);
-  const size_t bytes = SpanShape<kDim, kFp8>::kRingBytes + sizeof(SpanShared<kDim, kFp8>);
-  const auto kernel = packed_spans_kernel<kDim, kFp8>;
+void launch_as(const PagedAttention& op, const Launch& at) {
+  // Two CTAs to an SM; as many rows and heads as go into that, so that a CTA's splits are of one of them, and
+  // no CTA has two of them to combine.
+  const int64_t rows_and_heads = int64_t{op.rows} * op.cache.kv_heads, most = 2 * at.device.sm_count();
+  const int64_t ctas = rows_and_heads >= most
+                           ? most
+                           : rows_and_heads * std::min<int64_t>(most / rows_and_heads, op.max_splits);
+  const size_t bytes = SplitShape<kDim, kFp8>::kRingBytes + sizeof(SplitShared<kDim, kFp8>);
+  const auto kernel = decode_split_kv_kernel<kDim, kFp8>;
   allow_shared_memory(kernel, bytes);
-  launch_dependent("packed_spans_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kSpanThreads, bytes,
-                   stream, op);
+  launch_dependent("decode_split_kv_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kSplitKvThreads,
+                   bytes, at, op);
 }
 
 }  // namespace
 
-void launch_packed_spans(const PackedAttention& op, cudaStream_t stream) {
-  with_row_shape(op.cache.type, op.cache.head_dim,
-                 [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, stream); });
+void launch_decode_split_kv(const PagedAttention& op, const Launch& at) {
+  with_decode_shape(op.cache.type, op.cache.head_dim,
+                    [&](auto dim, auto fp8) { launch_as<dim(), fp8()>(op, at); });
 }
 
 }  // namespace millrace::cuda

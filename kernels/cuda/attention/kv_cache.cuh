@@ -6,8 +6,8 @@
 #include <cuda_fp16.h>
 
 #include "base/paging.h"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/kv_fp8.cuh"
-#include "kernels/cuda/ops.h"
 
 namespace millrace::cuda {
 

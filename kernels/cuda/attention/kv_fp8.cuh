@@ -16,7 +16,7 @@
 #include <cuda_fp8.h>
 
 #include "base/paging.h"
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/ptx/permute.cuh"
 #include "kernels/cuda/quant/mxfp4.cuh"
 #include "kernels/quant/kv_types.h"

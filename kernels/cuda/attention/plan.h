@@ -1,27 +1,27 @@
 // How attention on the tensor cores cuts its work, for the host: no CUDA in here. The cuts lie at multiples
-// of absolute positions, so that every kernel makes the same ones (packed_attention.cuh has the numerics).
+// of absolute positions, so that every kernel makes the same ones (paged_tile.cuh has the numerics).
 #pragma once
 
 #include <cstdint>
 
 namespace millrace::cuda {
 
-inline constexpr int kKeyTile = 128;  // positions that share a maximum
-inline constexpr int kSpanTiles = 4;  // tiles of a running softmax
-inline constexpr int kSpanKeys = kKeyTile * kSpanTiles;
+inline constexpr int kKeyTile = 128;   // positions that share a row_max
+inline constexpr int kSplitTiles = 4;  // tiles of one online softmax
+inline constexpr int kSplitKeys = kKeyTile * kSplitTiles;
 inline constexpr int kMaxHeadGroup = 8;  // query heads of a KV head
 
-// Rows of the prompt kernel's products, of a CTA: 64 per warpgroup. A row is one head of one token.
-inline constexpr int prompt_rows(int32_t head_dim) { return head_dim == 64 ? 3 * 64 : 2 * 64; }
+// Rows of the prefill kernel's products, of a CTA: 64 per consumer warpgroup. A row is one head of one token.
+inline constexpr int prefill_rows(int32_t head_dim) { return head_dim == 64 ? 3 * 64 : 2 * 64; }
 
-// Tokens of one sequence that a CTA of the prompt kernel takes at most.
-inline constexpr int32_t prompt_chunk_tokens(int32_t heads, int32_t kv_heads, int32_t head_dim) {
-  return heads > 0 && kv_heads > 0 ? prompt_rows(head_dim) / (heads / kv_heads) : 0;
+// Tokens of one sequence that a CTA of the prefill kernel takes at most.
+inline constexpr int32_t prefill_chunk_tokens(int32_t heads, int32_t kv_heads, int32_t head_dim) {
+  return heads > 0 && kv_heads > 0 ? prefill_rows(head_dim) / (heads / kv_heads) : 0;
 }
 
-// At most so many spans hold what a row at `position` or before it sees.
-inline constexpr int32_t attention_spans(int32_t position, int32_t window) {
-  const int32_t all = position / kSpanKeys + 1, seen = (window + kSpanKeys - 2) / kSpanKeys + 1;
+// At most so many KV splits hold what a row at `position` or before it sees.
+inline constexpr int32_t attention_splits(int32_t position, int32_t window) {
+  const int32_t all = position / kSplitKeys + 1, seen = (window + kSplitKeys - 2) / kSplitKeys + 1;
   return window > 0 && seen < all ? seen : all;
 }
 

@@ -1,4 +1,4 @@
-// Items of wide products by clusters, and for what they are there (wide_fitted.cuh).
+// The GEMM by clusters, for every shape of work items (wgmma_cluster.cuh).
 #include "kernels/cuda/gemm/wgmma_cluster.cuh"
 
 #include <iterator>
@@ -7,61 +7,51 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr size_t kItemBytes = size_t{kMultiplyWarps} * kWarpLanes * kMostSums * sizeof(float);
-constexpr int kWidest = static_cast<int>(std::size(kFittedShapes)) - 1;
+constexpr size_t kItemBytes = size_t{kConsumerWarps} * kWarpLanes * kMaxAccumulators * sizeof(float);
+constexpr int kLargestShape = static_cast<int>(std::size(kClusterShapes)) - 1;
 
-int fitted_shape(const WgmmaLinear& p, bool cut) {
-  int32_t tiles[kMostParts] = {};
+int choose_shape(const WgmmaGemm& p, bool may_split, const Device& device) {
+  int32_t tiles[kMaxParts] = {};
   for (int i = 0; i < p.num_parts; ++i) tiles[i] = p.parts[i].num_tiles;
-  return FittedChoice(tiles, p.num_parts, p.rows, p.pairs, multiprocessors() / kClusterCtas, cut).shape;
+  return ClusterChoice(tiles, p.num_parts, p.rows, p.k_steps, device.sm_count() / kClusterCtas, may_split)
+      .shape;
 }
-// shape -1: the widest, for rows that there is none for.
+// shape -1: what should take least, or the largest for rows that there is none for.
 template <size_t... kShapes>
-void launch_fitted(std::index_sequence<kShapes...>, const WgmmaLinear& p, int shape, bool loose,
-                   float unscale, const WideSplit& split, cudaStream_t stream) {
-  if (shape < 0) shape = fitted_shape(p, split.totals != nullptr);
-  if (shape < 0) shape = kWidest;
+void launch_cluster_shape(std::index_sequence<kShapes...>, const WgmmaGemm& p, int shape, bool no_split_k,
+                          float unscale, const SplitWorkspace& split, const Launch& at) {
+  if (shape < 0) shape = choose_shape(p, split.totals != nullptr, at.device);
+  if (shape < 0) shape = kLargestShape;
   ((shape == static_cast<int>(kShapes)
-        ? launch_fitted_as<kFittedShapes[kShapes].tiles, kFittedShapes[kShapes].tokens>(p, loose, unscale,
-                                                                                        split, stream)
+        ? launch_cluster_as<kClusterShapes[kShapes].tiles, kClusterShapes[kShapes].tokens>(p, no_split_k,
+                                                                                           unscale, split, at)
         : void()),
    ...);
 }
 
 }  // namespace
 
-bool fits_items(WideItems items, PackedFormat format) {
-  return items < WideItems::kFitted || format == PackedFormat::kBf16 || format == PackedFormat::kQ8;
+size_t split_workspace_bytes(const Device& device) {
+  if (!device.has_wgmma()) return 0;
+  return static_cast<size_t>(device.sm_count()) * (kItemBytes + kConsumerWarps * sizeof(uint32_t));
 }
-bool fits_items(WideItems items, const WideLinear& op) {
-  if (items < WideItems::kFitted) return true;
-  for (int i = 0; i < op.num_parts; ++i) {
-    if (op.parts[i].w.format != PackedFormat::kBf16 && op.parts[i].w.opened == nullptr) return false;
-  }
-  return true;
-}
-
-size_t wide_split_bytes() {
-  if (!has_wgmma()) return 0;
-  return static_cast<size_t>(multiprocessors()) * (kItemBytes + kMultiplyWarps * sizeof(uint32_t));
-}
-WideSplit wide_split(void* memory) {
+SplitWorkspace split_workspace(void* memory, const Device& device) {
   if (memory == nullptr) return {};
   auto* totals = static_cast<float*>(memory);
   return {totals,
-          reinterpret_cast<uint32_t*>(totals + static_cast<size_t>(multiprocessors()) * kItemBytes / 4)};
+          reinterpret_cast<uint32_t*>(totals + static_cast<size_t>(device.sm_count()) * kItemBytes / 4)};
 }
 
-void launch_fitted_linear(const WideLinear& op, WideItems items, cudaStream_t stream) {
-  WgmmaLinear p = wgmma_linear(op);
-  p.tile_bytes = static_cast<uint32_t>(p.pairs) * kBf16PairBytes;
+void launch_cluster_gemm(const Gemm& op, GemmTile tile, const Launch& at) {
+  WgmmaGemm p = wgmma_gemm(op);
+  p.tile_bytes = static_cast<uint32_t>(p.k_steps) * kBf16PairBytes;
   for (int i = 0; i < op.num_parts; ++i) {
-    if (op.parts[i].w.opened != nullptr) p.parts[i].tiles = op.parts[i].w.opened;
+    if (op.parts[i].w.dequantized != nullptr) p.parts[i].tiles = op.parts[i].w.dequantized;
   }
   const float unscale = op.parts[0].w.format == PackedFormat::kBf16 ? 1.0f : kMx4Unscale;
-  const bool loose = items == WideItems::kLoose;
-  launch_fitted(std::make_index_sequence<std::size(kFittedShapes)>(), p, loose ? kWidest : op.fitted_shape,
-                loose, unscale, op.split, stream);
+  const bool no_split_k = tile == GemmTile::kClusterNoSplitK;
+  launch_cluster_shape(std::make_index_sequence<std::size(kClusterShapes)>(), p,
+                       no_split_k ? kLargestShape : op.cluster_shape, no_split_k, unscale, op.split, at);
 }
 
 }  // namespace millrace::cuda

@@ -1,5 +1,5 @@
-// Which items a wide product by clusters has, and how they are shared out so that all clusters end together
-// (wide_fitted.cuh).
+// The work items of a GEMM by clusters, and the schedule that assigns them so that all clusters finish
+// together (wgmma_cluster.cuh).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,27 +8,28 @@
 
 namespace millrace::cuda {
 
-inline constexpr int kMostClusters = 128;
+inline constexpr int kMaxClusters = 128;
 
-// Segments [begin, end) of the columns of one item.
+// A piece of a work item: segments [begin, end) of its K.
 struct ClusterPiece {
   int32_t item, begin, end;
 };
 
 // Which pieces a cluster has, in order: perhaps the first segments of an item whose others another cluster
 // has; items of its own, in rounds over all clusters; perhaps the last segments of an item.
-struct ClusterShares {
+struct ClusterSchedule {
   int32_t items, segments;  // of each item
   int32_t clusters;
-  int32_t rounds;  // of whole items; what is left, one to two items a cluster, is shared out by segments
-  // Where a cluster's share of those begins, and the next one's: an item after the rounds, and how many of
+  int32_t rounds;  // of whole items; what is left, one to two items a cluster, is assigned by segments
+  // Where a cluster's part of those begins, and the next one's: an item after the rounds, and how many of
   // its last segments belong to the cluster before.
-  uint16_t first_item[kMostClusters + 1];
-  uint8_t first_segment[kMostClusters + 1];
+  uint16_t first_item[kMaxClusters + 1];
+  uint8_t first_segment[kMaxClusters + 1];
 
-  void share_out(bool cut) {
-    rounds = cut ? items / clusters - 1 : (items + clusters - 1) / clusters;
-    const int64_t pool = cut ? int64_t{items - rounds * clusters} * segments : 0;
+  // split: items may be split between two clusters; else in rounds.
+  void assign(bool split) {
+    rounds = split ? items / clusters - 1 : (items + clusters - 1) / clusters;
+    const int64_t pool = split ? int64_t{items - rounds * clusters} * segments : 0;
     for (int c = 0; c <= clusters; ++c) {
       const int64_t begin = c * pool / clusters;
       first_item[c] = static_cast<uint16_t>(begin / segments);
@@ -55,7 +56,7 @@ struct ClusterShares {
 };
 
 inline constexpr int kClusterCtas = 2;
-inline constexpr int kMostParts = 3;
+inline constexpr int kMaxParts = 3;
 
 // A CTA's part of one item.
 struct ClusterItem {
@@ -64,25 +65,25 @@ struct ClusterItem {
 };
 
 // What a CTA of a cluster has of an item: so many tiles of eight outputs, and tokens. The shapes there are
-// (wide_fitted.cu).
-struct FittedShape {
+// (bf16_wgmma_cluster.cu).
+struct ClusterShape {
   int tiles, tokens;
 };
-inline constexpr FittedShape kFittedShapes[] = {{6, 64},   {10, 64},  {6, 128},  {8, 128},
-                                                {10, 128}, {11, 128}, {12, 128}, {16, 128},
-                                                {20, 128}, {21, 128}, {23, 128}, {24, 128}};
+inline constexpr ClusterShape kClusterShapes[] = {{6, 64},   {10, 64},  {6, 128},  {8, 128},
+                                                  {10, 128}, {11, 128}, {12, 128}, {16, 128},
+                                                  {20, 128}, {21, 128}, {23, 128}, {24, 128}};
 
 // Items of so many tiles of weights and the tokens of two CTAs. They go in bands of tokens, in each all
 // weights, in turn: those that run at the same time form a block, so that both operands are read out of L2
 // again.
-struct FittedGrid {
+struct ClusterGrid {
   static constexpr int kBand = 8;
-  FittedShape shape = {};
+  ClusterShape shape = {};
   int32_t parts = 0, token_items = 0, weight_items = 0;
-  int32_t part_items[kMostParts] = {};
+  int32_t part_items[kMaxParts] = {};
 
-  FittedGrid() = default;
-  FittedGrid(const int32_t* part_tiles, int num_parts, int64_t rows, FittedShape of)
+  ClusterGrid() = default;
+  ClusterGrid(const int32_t* part_tiles, int num_parts, int64_t rows, ClusterShape of)
       : shape(of),
         parts(num_parts),
         token_items(
@@ -95,52 +96,52 @@ struct FittedGrid {
   int32_t items() const { return weight_items * token_items; }
   __host__ __device__ ClusterItem item(int i, int rank) const {
     const int band = i / (kBand * weight_items), in_band = i - band * kBand * weight_items;
-    const int left = token_items - band * kBand, wide = left < kBand ? left : kBand;
-    int n = in_band / wide, part = 0;
-    const int m = band * kBand + in_band - n * wide;
+    const int left = token_items - band * kBand, width = left < kBand ? left : kBand;
+    int n = in_band / width, part = 0;
+    const int m = band * kBand + in_band - n * width;
     while (n >= part_items[part]) n -= part_items[part++];
     return {part, n * shape.tiles, (kClusterCtas * m + rank) * shape.tokens};
   }
 };
 
-// How so many items should be shared out among so many clusters, and what that takes: in rounds, or cut, so
-// that all end together. Times are of 2,880 columns, in units of which 560 are a round of 128 x 128; what
-// does not grow with the columns, beginning and end of a launch and handing over, weighs less where there are
-// more.
-struct SharedOut {
+// How so many items should be assigned to so many clusters, and what that takes: in rounds, or split along K,
+// so that all finish together. Times are of 2,880 columns, in units of which 560 are a round of 128 x 128;
+// what does not grow with the columns, beginning and end of a launch and passing on partial sums, weighs less
+// where there are more.
+struct ScheduleCost {
   int64_t time;
-  bool cut;
+  bool split;
 
-  SharedOut(int64_t items, int64_t clusters, int64_t item_time, int64_t pairs, bool may_cut) {
+  ScheduleCost(int64_t items, int64_t clusters, int64_t item_time, int64_t k_steps, bool may_split) {
     const int64_t rounds = (items + clusters - 1) / clusters;
-    const int64_t shares = item_time * items / clusters + kHandOver * kPairs / pairs;
-    cut = may_cut && items > clusters && shares < rounds * item_time;
-    time = kStart * kPairs / pairs + (cut ? shares : rounds * item_time);
+    const int64_t even = item_time * items / clusters + kPartialTime * kTypicalKSteps / k_steps;
+    split = may_split && items > clusters && even < rounds * item_time;
+    time = kLaunchTime * kTypicalKSteps / k_steps + (split ? even : rounds * item_time);
   }
 
  private:
-  static constexpr int64_t kStart = 80, kHandOver = 135, kPairs = 2880 / 64;
+  static constexpr int64_t kLaunchTime = 80, kPartialTime = 135, kTypicalKSteps = 2880 / 64;
 };
 
-// The shape of fitted items that should take least, and what, by `gemm_bench shapes` on an H200 (26 units
+// The shape of items that should take least, and what, by `gemm_bench shapes` on an H200 (26 units
 // were a microsecond). -1: not for this many rows; half of the CTAs would have none.
-struct FittedChoice {
+struct ClusterChoice {
   int32_t shape = -1;
   int64_t time = 0;
 
-  static constexpr int64_t item_time(FittedShape shape) {
+  static constexpr int64_t item_time(ClusterShape shape) {
     if (shape.tokens == 64) return 95 + 27 * shape.tiles / 2;
     const int64_t five_stages = 90 + 47 * shape.tiles / 2;
     return shape.tiles > 20 ? five_stages * 103 / 100 : five_stages;  // four fit
   }
-  FittedChoice(const int32_t* part_tiles, int num_parts, int64_t rows, int64_t pairs, int64_t clusters,
-               bool may_cut) {
+  ClusterChoice(const int32_t* part_tiles, int num_parts, int64_t rows, int64_t k_steps, int64_t clusters,
+                bool may_split) {
     int32_t i = -1;
-    for (const FittedShape candidate : kFittedShapes) {
+    for (const ClusterShape candidate : kClusterShapes) {
       ++i;
       if (rows <= candidate.tokens) continue;
-      const int64_t items = FittedGrid(part_tiles, num_parts, rows, candidate).items();
-      const int64_t takes = SharedOut(items, clusters, item_time(candidate), pairs, may_cut).time;
+      const int64_t items = ClusterGrid(part_tiles, num_parts, rows, candidate).items();
+      const int64_t takes = ScheduleCost(items, clusters, item_time(candidate), k_steps, may_split).time;
       if (shape < 0 || takes < time) shape = i, time = takes;
     }
   }

@@ -1,5 +1,6 @@
-// Every output is in one CTA's part of one item; every segment of every item is somebody's, once; what is cut
-// is begun first by one cluster and ended last by the one before it; shares differ by one segment at most.
+// Every output is in one CTA's part of one item; every segment of every item is somebody's, once; what is
+// split is begun first by one cluster and ended last by the one before it; schedule differ by one segment at
+// most.
 #include "kernels/cuda/gemm/cluster_schedule.h"
 
 #include <gtest/gtest.h>
@@ -12,26 +13,26 @@
 namespace millrace::cuda {
 namespace {
 
-std::vector<ClusterPiece> pieces_of(const ClusterShares& shares, int cluster) {
+std::vector<ClusterPiece> pieces_of(const ClusterSchedule& schedule, int cluster) {
   std::vector<ClusterPiece> all;
   ClusterPiece piece{};
-  for (int k = 0; shares.piece(cluster, k, piece); ++k) all.push_back(piece);
+  for (int k = 0; schedule.piece(cluster, k, piece); ++k) all.push_back(piece);
   return all;
 }
 
-void check(int items, int segments, int clusters, bool cut) {
+void check(int items, int segments, int clusters, bool split) {
   SCOPED_TRACE(testing::Message() << items << " items of " << segments << ", " << clusters << " clusters"
-                                  << (cut ? ", cut" : ""));
-  ClusterShares shares{};
-  shares.items = items;
-  shares.segments = segments;
-  shares.clusters = std::min(items, clusters);
-  shares.share_out(cut);
+                                  << (split ? ", split" : ""));
+  ClusterSchedule schedule{};
+  schedule.items = items;
+  schedule.segments = segments;
+  schedule.clusters = std::min(items, clusters);
+  schedule.assign(split);
   std::map<int, int> done;  // segments of an item
   int least = items * segments, most = 0;
-  std::vector<int> handed(static_cast<size_t>(shares.clusters) + 1, -1);  // by whom, which item
-  for (int c = shares.clusters - 1; c >= 0; --c) {                        // who hands over before who goes on
-    const std::vector<ClusterPiece> pieces = pieces_of(shares, c);
+  std::vector<int> partial_of(static_cast<size_t>(schedule.clusters) + 1, -1);  // by whom, which item
+  for (int c = schedule.clusters - 1; c >= 0; --c) {  // who hands over before who goes on
+    const std::vector<ClusterPiece> pieces = pieces_of(schedule, c);
     ASSERT_FALSE(pieces.empty());
     int length = 0;
     for (size_t k = 0; k < pieces.size(); ++k) {
@@ -40,11 +41,11 @@ void check(int items, int segments, int clusters, bool cut) {
       length += piece.end - piece.begin;
       if (piece.end < segments) {
         ASSERT_EQ(k, 0u);
-        handed[static_cast<size_t>(c)] = piece.item;
+        partial_of[static_cast<size_t>(c)] = piece.item;
       }
       if (piece.begin > 0) {
         ASSERT_EQ(k + 1, pieces.size());
-        ASSERT_EQ(handed[static_cast<size_t>(c) + 1], piece.item);
+        ASSERT_EQ(partial_of[static_cast<size_t>(c) + 1], piece.item);
         ASSERT_EQ(done[piece.item], piece.begin);
       }
       done[piece.item] += piece.end - piece.begin;
@@ -54,10 +55,10 @@ void check(int items, int segments, int clusters, bool cut) {
   }
   ASSERT_EQ(static_cast<int>(done.size()), items);
   for (const auto& [item, count] : done) ASSERT_EQ(count, segments) << item;
-  EXPECT_LE(most - least, cut ? 1 : segments);
+  EXPECT_LE(most - least, split ? 1 : segments);
 }
 
-TEST(WideShares, EverySegmentIsSomebodysOnce) {
+TEST(ClusterSchedule, EverySegmentIsSomebodysOnce) {
   for (const int segments : {1, 2, 15, 16}) {
     for (const int clusters : {1, 2, 7, 66, 128}) {
       for (int items = 1; items < 3 * clusters + 2; ++items) {
@@ -69,14 +70,14 @@ TEST(WideShares, EverySegmentIsSomebodysOnce) {
   }
 }
 
-TEST(WideShares, EveryOutputIsInOneItem) {
+TEST(ClusterSchedule, EveryOutputIsInOneItem) {
   for (const int64_t rows : {1, 127, 128, 129, 256, 257, 512, 1000, 2048, 2049, 8192}) {
     for (const std::vector<int32_t>& tiles :
          std::vector<std::vector<int32_t>>{{1}, {24}, {25}, {360}, {640}, {512, 64, 64}, {33, 1, 24}}) {
-      for (const FittedShape shape : {FittedShape{6, 64}, {11, 128}, {24, 128}}) {
+      for (const ClusterShape shape : {ClusterShape{6, 64}, {11, 128}, {24, 128}}) {
         SCOPED_TRACE(testing::Message() << rows << " rows, " << tiles[0] << " tiles of " << tiles.size()
                                         << " parts by " << shape.tiles << " x " << shape.tokens);
-        const FittedGrid grid(tiles.data(), static_cast<int>(tiles.size()), rows, shape);
+        const ClusterGrid grid(tiles.data(), static_cast<int>(tiles.size()), rows, shape);
         std::map<std::vector<int>, int> seen;  // part, tile, token
         for (int i = 0; i < grid.items(); ++i) {
           const ClusterItem both[] = {grid.item(i, 0), grid.item(i, 1)};
@@ -104,11 +105,11 @@ TEST(WideShares, EveryOutputIsInOneItem) {
 
 // q, k, v and the projection of gpt-oss-20b on 66 clusters: one item each, or the same number, where that can
 // be.
-TEST(WideShares, FittedItemsAreAsManyAsClusters) {
+TEST(ClusterSchedule, FittedItemsAreAsManyAsClusters) {
   const auto choice = [](std::vector<int32_t> tiles, int64_t rows, int64_t columns) {
-    const FittedChoice best(tiles.data(), static_cast<int>(tiles.size()), rows, columns / 64, 66, true);
-    const FittedShape none{0, 0};
-    const FittedShape shape = best.shape < 0 ? none : kFittedShapes[best.shape];
+    const ClusterChoice best(tiles.data(), static_cast<int>(tiles.size()), rows, columns / 64, 66, true);
+    const ClusterShape none{0, 0};
+    const ClusterShape shape = best.shape < 0 ? none : kClusterShapes[best.shape];
     return std::pair(shape.tiles, shape.tokens);
   };
   EXPECT_EQ(choice({512, 64, 64}, 64, 2880), std::pair(0, 0));
@@ -125,14 +126,14 @@ TEST(WideShares, FittedItemsAreAsManyAsClusters) {
   EXPECT_EQ(choice({360}, 2048, 4096), std::pair(23, 128));
 }
 
-// Items are cut where that saves more than handing over takes.
-TEST(WideShares, ItemsAreCutWhereThatIsFaster) {
-  EXPECT_FALSE(SharedOut(66, 66, 540, 45, true).cut);
-  EXPECT_FALSE(SharedOut(128, 66, 540, 45, true).cut);  // two rounds of 66
-  EXPECT_TRUE(SharedOut(72, 66, 540, 64, true).cut);
-  EXPECT_FALSE(SharedOut(72, 66, 540, 64, false).cut);
-  EXPECT_LT(SharedOut(72, 66, 540, 64, true).time, SharedOut(72, 66, 540, 64, false).time);
-  EXPECT_GT(SharedOut(66, 66, 540, 1, true).time, SharedOut(66, 66, 540, 45, true).time);
+// Items are split where that saves more than handing over takes.
+TEST(ClusterSchedule, ItemsAreCutWhereThatIsFaster) {
+  EXPECT_FALSE(ScheduleCost(66, 66, 540, 45, true).split);
+  EXPECT_FALSE(ScheduleCost(128, 66, 540, 45, true).split);  // two rounds of 66
+  EXPECT_TRUE(ScheduleCost(72, 66, 540, 64, true).split);
+  EXPECT_FALSE(ScheduleCost(72, 66, 540, 64, false).split);
+  EXPECT_LT(ScheduleCost(72, 66, 540, 64, true).time, ScheduleCost(72, 66, 540, 64, false).time);
+  EXPECT_GT(ScheduleCost(66, 66, 540, 1, true).time, ScheduleCost(66, 66, 540, 45, true).time);
 }
 
 }  // namespace

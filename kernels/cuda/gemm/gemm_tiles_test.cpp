@@ -1,4 +1,4 @@
-// Every way to cut a wide product into items gives the same bits, those of the streaming kernels, in odd
+// Every tile of a GEMM gives the same bits, those of the GEMV, in odd
 // shapes and for any number of parts, and writes nothing else. Needs a GPU.
 #include <gtest/gtest.h>
 
@@ -6,13 +6,14 @@
 #include <cmath>
 #include <iterator>
 
-#include "backend/cuda/tuned.h"
 #include "base/error.h"
+#include "kernels/cuda/compare.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/gemm/cluster_schedule.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/gpu_test.h"
+#include "kernels/cuda/tuning.h"
 
 namespace millrace::cuda {
 namespace {
@@ -39,43 +40,44 @@ DeviceBuffer to_device(const std::vector<T>& values, const Stream& stream) {
 
 class Problem {
  public:
-  Problem(const Case& c, DType type, uint32_t seed) : case_(c), type_(type), random_(seed) {
+  Problem(const Device& device, const Case& c, DType type, uint32_t seed)
+      : at_{device, stream_.get()}, case_(c), type_(type), random_(seed) {
     for (const int64_t outputs : c.outputs) add_part(outputs);
     std::vector<float> x(static_cast<size_t>(c.rows * c.cols));
     for (float& v : x) v = number();
     x_ = to_device(x, stream_);
-    operand_ = DeviceBuffer(wide_rows_bytes(c.rows, c.cols), "test");
+    operand_ = DeviceBuffer(bf16_rows_bytes(c.rows, c.cols, device), "test");
     // The rows past the last of a tile are whatever memory holds: NaN here.
     MILLRACE_CUDA_TRY(cudaMemsetAsync(operand_.as<void>(), 0xff, operand_.bytes(), stream_.get()));
-    WideRound round;
+    RoundRows round;
     round.x = x_.as<const float>();
     round.rows = c.rows;
     round.cols = c.cols;
     round.weights = packed_format(type, c.cols);
     round.to = {operand_.as<uint8_t>()};
-    launch_wide_round(round, stream_.get());
+    launch_round_rows(round, at_);
     size_t floats = 0;
     for (const int64_t outputs : c.outputs) floats += static_cast<size_t>(c.rows * outputs + kGuard);
     old_.resize(floats);
     for (float& v : old_) v = number();
     old_device_ = to_device(old_, stream_);
-    split_ = DeviceBuffer(wide_split_bytes(), "test");
+    split_ = DeviceBuffer(split_workspace_bytes(device), "test");
     if (split_.bytes() > 0)
       MILLRACE_CUDA_TRY(cudaMemsetAsync(split_.as<void>(), 0, split_.bytes(), stream_.get()));
   }
 
   // What a launch leaves in the outputs and behind them, poisoned before: with NaN, or what is added to.
-  std::vector<float> wide(WideItems items) {
-    launch_wide(items);
+  std::vector<float> gemm(GemmTile tile) {
+    launch(tile);
     return outputs();
   }
   // How many of them differ from those of the launch after which keep() was called.
   void keep() { std::swap(out_, kept_); }
-  uint64_t differing(WideItems items) {
-    launch_wide(items);
+  uint64_t differing(GemmTile tile) {
+    launch(tile);
     MILLRACE_CUDA_TRY(cudaMemsetAsync(count_.as<void>(), 0, sizeof(uint64_t), stream_.get()));
     launch_count_differences(out_.as<void>(), kept_.as<void>(), static_cast<int64_t>(old_.size()),
-                             count_.as<uint64_t>(), stream_.get());
+                             count_.as<uint64_t>(), at_);
     uint64_t count = 0;
     MILLRACE_CUDA_TRY(
         cudaMemcpyAsync(&count, count_.as<void>(), sizeof(count), cudaMemcpyDeviceToHost, stream_.get()));
@@ -84,7 +86,7 @@ class Problem {
   }
   // The first rows of each part, by the streaming kernels: laid out as above.
   std::vector<float> streamed(int64_t rows) {
-    StreamLinear op;
+    Gemv op;
     float* to = fresh_outputs();
     for (size_t i = 0; i < parts_.size(); ++i) {
       op.parts[op.num_parts++] = {parts_[i].w, case_.bias ? parts_[i].bias.as<float>() : nullptr, to};
@@ -93,17 +95,17 @@ class Problem {
     op.x = x_.as<const float>();
     op.tokens = static_cast<int32_t>(rows);
     op.add = case_.add;
-    launch_stream_linear(op, stream_.get());
+    launch_gemv(op, at_);
     return outputs();
   }
-  bool streams() const { return fits_streaming(parts_[0].w); }
-  bool fits(WideItems items) { return fits_items(items, wide_op(items)); }
-  bool cuts = true;           // items are, where there are more than clusters
-  int32_t fitted_shape = -1;  // of fitted ones
+  bool streams() const { return supports_gemv(parts_[0].w, at_.device); }
+  bool fits(GemmTile tile) { return supports_tile(tile, gemm_op(tile)); }
+  bool splits = true;          // work items along K, where there are more than clusters
+  int32_t cluster_shape = -1;  // of GemmTile::kCluster
 
  private:
   struct Part {
-    DeviceBuffer tiles, opened, bias;
+    DeviceBuffer tiles, dequantized, bias;
     PackedMatrix w;
   };
   void add_part(int64_t outputs) {
@@ -126,11 +128,11 @@ class Problem {
     from.cols = case_.cols;
     from.row_bytes = static_cast<int64_t>(bytes_of(type_, case_.cols));
     from.type = type_;
-    launch_repack(from, 0, part.w, part.tiles.as<uint8_t>(), stream_.get());
-    if (has_wgmma() && opened_bytes(part.w) > 0) {
-      part.opened = DeviceBuffer(opened_bytes(part.w), "test");
-      launch_open(part.w, part.opened.as<uint8_t>(), stream_.get());
-      part.w.opened = part.opened.as<const uint8_t>();
+    launch_repack(from, 0, part.w, part.tiles.as<uint8_t>(), at_);
+    if (at_.device.has_wgmma() && dequantized_bytes(part.w) > 0) {
+      part.dequantized = DeviceBuffer(dequantized_bytes(part.w), "test");
+      launch_dequantize(part.w, part.dequantized.as<uint8_t>(), at_);
+      part.w.dequantized = part.dequantized.as<const uint8_t>();
     }
     stream_.synchronize();
     std::vector<float> bias(static_cast<size_t>(outputs));
@@ -138,12 +140,12 @@ class Problem {
     part.bias = to_device(bias, stream_);
     parts_.push_back(std::move(part));
   }
-  void launch_wide(WideItems items) {
+  void launch(GemmTile tile) {
     fresh_outputs();
-    launch_wide_linear(wide_op(items), stream_.get());
+    launch_gemm(gemm_op(tile), at_);
   }
-  WideLinear wide_op(WideItems items) {
-    WideLinear op;
+  Gemm gemm_op(GemmTile tile) {
+    Gemm op;
     auto* to = out_.as<float>();
     for (size_t i = 0; i < parts_.size(); ++i) {
       op.parts[op.num_parts++] = {parts_[i].w, case_.bias ? parts_[i].bias.as<float>() : nullptr, to};
@@ -152,10 +154,10 @@ class Problem {
     op.x = {operand_.as<uint8_t>()};
     op.rows = case_.rows;
     op.add = case_.add;
-    op.items = items;
-    op.fitted_shape = fitted_shape;
-    if (cuts) op.split = wide_split(split_.as<void>());
-    op.split.always = cuts;
+    op.tile = tile;
+    op.cluster_shape = cluster_shape;
+    if (splits) op.split = split_workspace(split_.as<void>(), at_.device);
+    op.split.force = splits;
     return op;
   }
   uint32_t next() { return random_ = random_ * 1664525u + 1013904223u; }
@@ -178,10 +180,11 @@ class Problem {
     return host;
   }
 
+  Stream stream_;
+  Launch at_;
   Case case_;
   DType type_;
   uint32_t random_;
-  Stream stream_;
   std::vector<Part> parts_;
   DeviceBuffer x_, operand_, out_, kept_, old_device_, split_, count_{sizeof(uint64_t), "test"};
   std::vector<float> old_;
@@ -200,27 +203,27 @@ const Case kCases[] = {
     {385, {1024}, 6144, false, false},
     {512, {4096, 512, 512}, 2880, false, true},
     {513, {4096, 512, 512}, 2880, false, true},
-    {2300, {4096, 512, 512}, 2880, true, true},  // several items a CTA, two bands
-    {3000, {4096, 1032}, 1088, false, true},     // shares of two items and a part
+    {2300, {4096, 512, 512}, 2880, true, true},  // several work items a CTA, two bands
+    {3000, {4096, 1032}, 1088, false, true},     // two work items and a part each
     {4500, {640}, 64, false, false},
     {3, {1400}, 5120, true, true},  // streamed in four parts a tile, more than a tile a CTA
 };
 
-class WideItemsTest : public ::testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(Types, WideItemsTest, ::testing::Values(DType::kBF16, DType::kQ8_0),
+class GemmTileTest : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Types, GemmTileTest, ::testing::Values(DType::kBF16, DType::kQ8_0),
                          [](const auto& p) {
                            return std::string(p.param == DType::kBF16 ? "bf16" : "q8_0");
                          });
 
-TEST_P(WideItemsTest, AllGiveTheSameBits) {
-  SKIP_WITHOUT_GPU("wide products were not tested on one");
-  open_device(0);
+TEST_P(GemmTileTest, AllGiveTheSameBits) {
+  SKIP_WITHOUT_GPU("GEMM was not tested on one");
+  const Device device = Device::open(0);
   uint32_t seed = 1;
   for (const Case& c : kCases) {
     SCOPED_TRACE(fmt::format("{} rows, {} outputs of {} parts, {} columns{}{}", c.rows, c.outputs[0],
                              c.outputs.size(), c.cols, c.add ? ", add" : "", c.bias ? ", bias" : ""));
-    Problem p(c, GetParam(), ++seed);
-    const std::vector<float> want = p.wide(WideItems::kDefault);
+    Problem p(device, c, GetParam(), ++seed);
+    const std::vector<float> want = p.gemm(GemmTile::kDefault);
     int64_t written = 0, expected = 0;
     for (const float v : want) written += std::isnan(v) ? 0 : 1;
     for (const int64_t n : c.outputs) expected += n * c.rows;
@@ -228,22 +231,22 @@ TEST_P(WideItemsTest, AllGiveTheSameBits) {
       EXPECT_EQ(written, expected);  // all of it, and nothing behind it
     }
     p.keep();
-    for (const ItemsName& candidate : wide_candidates()) {
-      if (!has_wgmma() || !p.fits(candidate.items)) continue;
-      p.cuts = false;
-      ASSERT_EQ(p.differing(candidate.items), 0u) << candidate.name;
-      p.cuts = true;
+    for (const GemmCandidate& candidate : gemm_candidates()) {
+      if (!device.has_wgmma() || !p.fits(candidate.tile)) continue;
+      p.splits = false;
+      ASSERT_EQ(p.differing(candidate.tile), 0u) << candidate.name;
+      p.splits = true;
       for (int again = 0; again < 3; ++again)
-        ASSERT_EQ(p.differing(candidate.items), 0u) << candidate.name << ", cut";
+        ASSERT_EQ(p.differing(candidate.tile), 0u) << candidate.name << ", split";
     }
-    for (int shape = 0; shape < static_cast<int>(std::size(kFittedShapes)); ++shape) {
-      if (!has_wgmma() || !p.fits(WideItems::kFitted)) break;
-      p.fitted_shape = shape;
-      for (const bool cut : {false, true}) {
-        p.cuts = cut;
-        ASSERT_EQ(p.differing(WideItems::kFitted), 0u)
-            << kFittedShapes[shape].tiles << " tiles, " << kFittedShapes[shape].tokens << " tokens"
-            << (cut ? ", cut" : "");
+    for (int shape = 0; shape < static_cast<int>(std::size(kClusterShapes)); ++shape) {
+      if (!device.has_wgmma() || !p.fits(GemmTile::kCluster)) break;
+      p.cluster_shape = shape;
+      for (const bool split : {false, true}) {
+        p.splits = split;
+        ASSERT_EQ(p.differing(GemmTile::kCluster), 0u)
+            << kClusterShapes[shape].tiles << " tiles, " << kClusterShapes[shape].tokens << " tokens"
+            << (split ? ", split" : "");
       }
     }
     if (!p.streams()) continue;
@@ -260,13 +263,13 @@ TEST_P(WideItemsTest, AllGiveTheSameBits) {
   }
 }
 
-TEST(WideItems, OneChainIsCloseToSixteen) {
-  SKIP_WITHOUT_GPU("wide products were not tested on one");
-  open_device(0);
-  if (!has_wgmma()) GTEST_SKIP() << "*** no warpgroup instructions: one chain was not tested ***";
+TEST(GemmTile, OneChainIsCloseToSixteen) {
+  SKIP_WITHOUT_GPU("GEMM was not tested on one");
+  const Device device = Device::open(0);
+  if (!device.has_wgmma()) GTEST_SKIP() << "*** no warpgroup instructions: one chain was not tested ***";
   for (const Case& c : kCases) {
-    Problem p(c, DType::kBF16, 77);
-    const std::vector<float> want = p.wide(WideItems::kDefault), got = p.wide(WideItems::kLoose);
+    Problem p(device, c, DType::kBF16, 77);
+    const std::vector<float> want = p.gemm(GemmTile::kDefault), got = p.gemm(GemmTile::kClusterNoSplitK);
     double error = 0, size = 0;
     for (size_t i = 0; i < want.size(); ++i) {
       if (std::isnan(want[i]) != std::isnan(got[i])) FAIL() << i << ": " << want[i] << ", " << got[i];
@@ -279,22 +282,19 @@ TEST(WideItems, OneChainIsCloseToSixteen) {
 }
 
 // Also what a table that says so launches.
-TEST(WideItems, ATableChooses) {
-  SKIP_WITHOUT_GPU("wide products were not tested on one");
-  open_device(0);
+TEST(GemmTile, ATableChooses) {
+  SKIP_WITHOUT_GPU("GEMM was not tested on one");
+  Device device = Device::open(0);
   const Case c{300, {520}, 2880, false, true};
-  Problem p(c, DType::kBF16, 3);
-  p.wide(WideItems::kDefault);
+  Problem p(device, c, DType::kBF16, 3);
+  p.gemm(GemmTile::kDefault);
   p.keep();
-  for (const ItemsName& candidate : wide_candidates()) {
-    if (!has_wgmma() || !p.fits(candidate.items)) continue;
-    TuneTable table;
-    table.entries.push_back(
-        {"x", {std::string(kWideKernel), "bf16", 520, 2880, 512}, std::string(candidate.name), {}});
-    use_tuned(Tuned(table));
-    EXPECT_EQ(p.differing(WideItems::kDefault), 0u) << candidate.name;
+  for (const GemmCandidate& candidate : gemm_candidates()) {
+    if (!device.has_wgmma() || !p.fits(candidate.tile)) continue;
+    device.use_tuning(Tuning(
+        {{TunedKernel::kGemm, PackedFormat::kBf16, 520, 2880, 512, static_cast<uint32_t>(candidate.tile)}}));
+    EXPECT_EQ(p.differing(GemmTile::kDefault), 0u) << candidate.name;
   }
-  use_tuned({});
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
-// The warpgroup products of MXFP4 weights (wide_product.cuh).
-#include "kernels/cuda/gemm/wgmma_mainloop.cuh"
+// GEMM and grouped GEMM with MXFP4 weights on warpgroup instructions (wgmma_mainloop.cuh).
+#include "kernels/cuda/gemm/wgmma_launch.cuh"
 
 namespace millrace::cuda {
 
-template void launch_wgmma_linear<PackedFormat::kMx4>(const WideLinear&, cudaStream_t);
-template void launch_wgmma_experts<PackedFormat::kMx4>(const WideExperts&, cudaStream_t);
+template void launch_wgmma_gemm<PackedFormat::kMx4>(const Gemm&, const Launch&);
+template void launch_wgmma_grouped_gemm<PackedFormat::kMx4>(const GroupedGemm&, const Launch&);
 
 }  // namespace millrace::cuda

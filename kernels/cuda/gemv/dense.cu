@@ -1,15 +1,16 @@
-// Products of one to four rows with packed matrices: norm, QKV, output projection, logits.
+// GEMV: products of one to four rows with packed matrices: norm, QKV, output projection, logits.
 //
-// A CTA is sixteen warps, one per segment of the columns (tile_format.cuh). Tiles of 8 rows pass through a
+// A CTA is sixteen warps, one per split-K segment (tile/weight_format.cuh). Tiles of 8 rows pass through a
 // ring of stages in shared memory, each whole or, where tiles are large, in two or four parts that warps of
 // those columns alone read. Rows of activations lie in shared memory as bf16; the product's columns are
-// tokens. Where the ring is deep enough, two of them make the 16 rows of a product.
+// tokens. Where the ring is deep enough, two tiles make the 16 rows of a product.
 //
 // Roofline: the tiles' bytes at B = 4.3 TB/s (measured copy of an H200). Stages of some 100 KB are twice what
-// latency x bandwidth asks for. Of 8-bit weights a pair of blocks is some 40 instructions of a warp: a tile
-// of 2,880 columns takes a third of the time in which it comes. What is left over the floor is the start: the
-// row's norm, under which the first stages arrive.
-#include "backend/cuda/tuned.h"
+// latency x bandwidth needs. Of 8-bit weights a pair of blocks is some 40 instructions of a warp: a tile of
+// 2,880 columns takes a third of the time in which it is loaded. What is left over the floor is the start:
+// the row's norm, under which the first stages arrive.
+#include <algorithm>
+
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/gemv/row.cuh"
 #include "kernels/cuda/gemv/tile_ring.cuh"
@@ -22,41 +23,39 @@ namespace {
 constexpr int kWarps = kSegments;
 constexpr int kThreads = kWarps * kWarpLanes;
 static_assert(kThreads == kRoundThreads);
-constexpr int kFeeder =
-    kThreads - kWarpLanes;      // the thread that asks for pieces: its segment is the shortest
+constexpr int kProducerThread = kThreads - kWarpLanes;  // of the warp whose segment is the shortest
 constexpr int kRoundTiles = 8;  // tiles whose partial sums are kept before they are added up
 constexpr int kStagesByTwo =
-    6;  // of a ring in which two tiles may be read at once: the others are on their way
+    6;  // of a ring in which two tiles may be read at once: the others are being loaded
 
 struct Params {
-  StreamLinear op;
-  StreamShape shape;
+  Gemv op;
+  GemvLayout layout;
   int32_t total_tiles, cols, pairs;
   uint32_t tile_bytes;
-  int32_t parts;  // of a tile, a stage each: 1, 2 or 4
-  bool whole;     // all tiles of a CTA are in the ring at once: nobody reuses a stage
-  bool by_two;    // two tiles make the 16 rows of a product
+  int32_t parts;   // of a tile, a stage each: 1, 2 or 4
+  bool whole;      // all tiles of a CTA are in the ring at once: no stage is used twice
+  bool two_tiles;  // two tiles make the 16 rows of a product
 };
 
 struct Tile {
-  const StreamLinear::Part* part;
+  const Gemv::Part* part;
   int tile;
 };
-__device__ inline Tile find_tile(const StreamLinear& op, int tile) {
+__device__ inline Tile find_tile(const Gemv& op, int tile) {
   int i = 0;
   while (i + 1 < op.num_parts && tile >= op.parts[i].w.tiles_per_expert)
     tile -= op.parts[i++].w.tiles_per_expert;
   return {&op.parts[i], tile};
 }
 
-// One output of a round, asked for before the round's tiles are multiplied, so that bias and residual are
-// there.
+// One output of a round; bias and residual are loaded before the round's tiles are multiplied.
 struct Output {
   float* to = nullptr;
   float bias = 0.0f, old = 0.0f;
 };
 // Output i of the `count` tiles from `first` on: [tile][8 rows][tokens].
-__device__ inline Output find_output(const Params& p, int first, int count, int i) {
+__device__ inline Output load_output(const Params& p, int first, int count, int i) {
   Output out;
   const int tokens = p.op.tokens, values = kTileRows * tokens;
   if (i >= count * values) return out;
@@ -80,7 +79,7 @@ __host__ __device__ inline uint32_t row_stride(int pairs) {
 
 // sum of a product's rows g and g + 8 for tokens 2t and 2t + 1, kept for the tile(s).
 template <bool kTwo>
-__device__ inline void keep(float* partial, const float (&sum)[4], int tokens, int lane) {
+__device__ inline void store_partial(float* partial, const float (&sum)[4], int tokens, int lane) {
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -93,35 +92,35 @@ __device__ inline void keep(float* partial, const float (&sum)[4], int tokens, i
 
 // kPairs: pairs of a whole segment; 0: any number. kTokens: at most so many.
 template <PackedFormat kFormat, int kPairs, int kTokens>
-__global__ void __launch_bounds__(kThreads, 2) stream_linear_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant__ Params p) {
   using Format = TileFormat<kFormat>;
   extern __shared__ __align__(128) uint8_t shared[];
-  Ring ring = p.shape.ring(shared, kWarps / p.parts);
-  float* partial = p.shape.partial(shared);  // [tile][segment][8 rows][tokens]
+  Ring ring = p.layout.ring(shared, kWarps / p.parts);
+  float* partial = p.layout.partial(shared);  // [tile][segment][8 rows][tokens]
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int first = static_cast<int>(int64_t{blockIdx.x} * p.total_tiles / gridDim.x);
   const int last = static_cast<int>(int64_t{blockIdx.x + 1} * p.total_tiles / gridDim.x);
   const int in_part = part_pairs(p.pairs, p.parts), part = warp * p.parts / kWarps;
-  Feeder feeder(ring, (last - first) * p.parts, [&](const Ring& stage, int i) {
+  Producer producer(ring, (last - first) * p.parts, [&](const Ring& stage, int i) {
     const Tile tile = find_tile(p.op, first + i / p.parts);
     const int begin = i % p.parts * in_part;
     const auto bytes = static_cast<uint32_t>(max(0, min(in_part, p.pairs - begin)) * Format::kPairBytes);
-    stage.claim(bytes);
+    stage.acquire(bytes);
     const uint8_t* from = tile.part->w.tiles + int64_t{tile.tile} * p.tile_bytes;
     if (bytes > 0) stage.copy(0, from + begin * Format::kPairBytes, bytes);
   });
   if (warp == kWarps - 1) {
     if (lane == 0) ring.init();
-    __syncwarp();               // the barriers are there
-    feeder.fill_by_warp(lane);  // weights wait for nobody
+    __syncwarp();                 // the warp waits for the barriers' init
+    producer.fill_by_warp(lane);  // weights wait for nobody
   }
   ptx::let_dependents_start();
   RowQuads norm_weight;
   norm_weight.load<false>(p.op.norm_weight, p.cols / 4);
-  __syncthreads();  // the barriers are there before anybody uses them
+  __syncthreads();  // all wait for the barriers' init
   ptx::wait_for_previous();
   const int tokens = p.op.tokens, values = kTileRows * tokens;
-  uint8_t* rows = p.shape.rows(shared);
+  uint8_t* rows = p.layout.rows(shared);
   const uint32_t stride = row_stride(p.pairs);
   const auto row = [&](int t) {
     return p.op.x + (p.op.source_rows != nullptr ? p.op.source_rows[t] : t) * int64_t{p.cols};
@@ -130,46 +129,46 @@ __global__ void __launch_bounds__(kThreads, 2) stream_linear_kernel(const __grid
     reinterpret_cast<uint2*>(rows + static_cast<uint32_t>(t) * stride)[i] = words;
   };
   round_rows<kTokens>(tokens, row, p.op.norm_weight, norm_weight, p.op.eps, p.cols, partial, store);
-  __syncthreads();  // the rows are rounded
+  __syncthreads();  // all wait for the rows as bf16
 
   const WarpSegment segment(p.pairs, warp);
   const int token = activation_row<kFormat>(lane);
   const uint8_t* x = rows + (token < tokens ? token : 0) * stride + segment.first * (kPairColumns * 2);
   const int in_stage = (segment.first - part * in_part) * Format::kPairBytes;
-  for (int skip = 0; skip < part; ++skip) ring.advance();  // to the first piece of the warp's columns
+  for (int skip = 0; skip < part; ++skip) ring.advance();  // to the first stage with the warp's columns
   for (int u0 = first; u0 < last; u0 += kRoundTiles) {
     const int count = min(kRoundTiles, last - u0);
-    const Output out = find_output(p, u0, count, threadIdx.x);
+    const Output out = load_output(p, u0, count, threadIdx.x);
     for (int n = 0; n < count;) {
       const uint8_t* tile = ring.wait_full() + in_stage;
       float* to = partial + (n * kSegments + warp) * values;
       float sum[4] = {};
-      if (p.by_two && n + 1 < count) {
-        const Ring before = ring;
+      if (p.two_tiles && n + 1 < count) {
+        const Ring first_of_two = ring;
         ring.advance();
         multiply_segment<kFormat, kPairs, true>(tile, ring.wait_full() + in_stage, x, segment.count, lane,
                                                 sum);
-        if (!p.whole) before.release(lane), ring.release(lane);
-        keep<true>(to, sum, tokens, lane);
-        if (!p.whole && threadIdx.x == kFeeder) {  // the stages of the two tiles before these
-          feeder.refill(u0 - first + n - 1);
-          feeder.refill(u0 - first + n);
+        if (!p.whole) first_of_two.release(lane), ring.release(lane);
+        store_partial<true>(to, sum, tokens, lane);
+        if (!p.whole && threadIdx.x == kProducerThread) {  // the stages of the two tiles before these
+          producer.refill(u0 - first + n - 1);
+          producer.refill(u0 - first + n);
         }
         __syncwarp();
         n += 2;
       } else {
         multiply_segment<kFormat, kPairs, false>(tile, tile, x, segment.count, lane, sum);
         ring.release(lane);
-        keep<false>(to, sum, tokens, lane);
-        if (threadIdx.x == kFeeder) {
-          for (int i = 0; i < p.parts; ++i) feeder.refill((u0 - first + n) * p.parts + part, p.parts);
+        store_partial<false>(to, sum, tokens, lane);
+        if (threadIdx.x == kProducerThread) {
+          for (int i = 0; i < p.parts; ++i) producer.refill((u0 - first + n) * p.parts + part, p.parts);
         }
-        __syncwarp();  // nobody of the feeder's warp spins for a piece that has yet to be asked for
+        __syncwarp();  // nobody of the producer's warp spins for an item that has yet to be loaded
         ++n;
       }
       for (int i = 0; i < p.parts; ++i) ring.advance();
     }
-    __syncthreads();  // all partial sums of the round are there
+    __syncthreads();  // all wait for the round's partial sums
     if (out.to != nullptr) {
       const float* mine = partial + threadIdx.x / values * kSegments * values + threadIdx.x % values;
       float sum = 0.0f;
@@ -178,31 +177,30 @@ __global__ void __launch_bounds__(kThreads, 2) stream_linear_kernel(const __grid
       const float value = sum * Format::kUnscale + out.bias;
       *out.to = p.op.add ? out.old + value : value;
     }
-    if (u0 + kRoundTiles < last) __syncthreads();  // and read, before the next round's
+    if (u0 + kRoundTiles < last) __syncthreads();  // nobody writes the next round's before these are read
   }
 }
-static_assert(kRoundTiles * kTileRows * kMaxStreamTokens <= kThreads);  // an output per thread
+static_assert(kRoundTiles * kTileRows * kMaxGemvRows <= kThreads);  // an output per thread
 
 template <PackedFormat kFormat, int kPairs, int kTokens>
-void launch(const Params& p, cudaStream_t stream) {
-  const auto kernel = stream_linear_kernel<kFormat, kPairs, kTokens>;
-  allow_shared_memory(kernel, p.shape.total());
-  const int ctas = p.total_tiles < multiprocessors() ? p.total_tiles : multiprocessors();
-  launch_dependent("stream_linear_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads,
-                   p.shape.total(), stream, p);
+void launch(const Params& p, const Launch& at) {
+  const auto kernel = gemv_kernel<kFormat, kPairs, kTokens>;
+  allow_shared_memory(kernel, p.layout.total());
+  const int ctas = p.total_tiles < at.device.sm_count() ? p.total_tiles : at.device.sm_count();
+  launch_dependent("gemv_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, p.layout.total(), at,
+                   p);
 }
 
 template <PackedFormat kFormat, int kPairs>
-void launch_for_tokens(const Params& p, cudaStream_t stream) {
-  p.op.tokens == 1 ? launch<kFormat, kPairs, 1>(p, stream)
-                   : launch<kFormat, kPairs, kMaxStreamTokens>(p, stream);
+void launch_for_tokens(const Params& p, const Launch& at) {
+  p.op.tokens == 1 ? launch<kFormat, kPairs, 1>(p, at) : launch<kFormat, kPairs, kMaxGemvRows>(p, at);
 }
 template <PackedFormat kFormat>
-void launch_for_pairs(const Params& p, cudaStream_t stream) {
+void launch_for_pairs(const Params& p, const Launch& at) {
   const int per = pairs_per_segment(p.pairs);
-  if (per == 3) return launch_for_tokens<kFormat, 3>(p, stream);
-  if (per == 4) return launch_for_tokens<kFormat, 4>(p, stream);
-  launch_for_tokens<kFormat, 0>(p, stream);
+  if (per == 3) return launch_for_tokens<kFormat, 3>(p, at);
+  if (per == 4) return launch_for_tokens<kFormat, 4>(p, at);
+  launch_for_tokens<kFormat, 0>(p, at);
 }
 
 // Tiles larger than this go in parts, so that some are on their way while others are read.
@@ -211,80 +209,79 @@ constexpr uint32_t kPartsBytes = 150000;  // two tiles of 4,096 bf16 columns
 constexpr int64_t kAllBytes = 135000;     // beside this much a kernel of kRingBytes has room
 
 struct Plan {
-  StreamShape shape;
+  GemvLayout layout;
   int32_t parts = 1;
 };
 // For so many tiles of a CTA.
-Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, uint32_t deep_bytes = kDeepBytes) {
+Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, const Device& device,
+             uint32_t deep_bytes = kDeepBytes) {
   Plan plan;
   plan.parts = w.tile_bytes > kHugeTile ? 4 : w.tile_bytes > kLargeTile ? 2 : 1;
   const uint32_t rows_bytes = static_cast<uint32_t>(tokens) * row_stride(w.pairs);
   const uint32_t partial_bytes =
       kRoundTiles * kSegments * kTileRows * static_cast<uint32_t>(tokens) * sizeof(float);
-  const auto piece = static_cast<uint32_t>(part_pairs(w.pairs, plan.parts)) * pair_bytes(w.format);
-  const auto shape = [&](uint32_t ring_bytes) {
-    return stream_shape(plan.parts == 1 ? w.tile_bytes : piece, tiles * plan.parts, rows_bytes, partial_bytes,
-                        ring_bytes, deep_bytes);
+  const auto part_bytes = static_cast<uint32_t>(part_pairs(w.pairs, plan.parts)) * pair_bytes(w.format);
+  const auto layout = [&](uint32_t ring_bytes) {
+    return gemv_layout(plan.parts == 1 ? w.tile_bytes : part_bytes, tiles * plan.parts, rows_bytes,
+                       partial_bytes, device, ring_bytes, deep_bytes);
   };
-  plan.shape = shape(plan.parts == 1 ? kRingBytes : kPartsBytes);
+  plan.layout = layout(plan.parts == 1 ? kRingBytes : kPartsBytes);
   // Two tiles at least, so that one comes while the other is read.
-  if (plan.parts > 1 && plan.shape.stages < 2 * plan.parts) plan.shape = shape(kMostBytes);
-  const int64_t most = std::min(kAllBytes, int64_t{most_shared_memory()});
-  if (plan.parts == 1 && plan.shape.stages > 0 && tiles <= kMaxStages &&
-      plan.shape.total() + (tiles - plan.shape.stages) * plan.shape.stage_bytes <= most) {
-    plan.shape.stages = static_cast<int32_t>(tiles);
+  if (plan.parts > 1 && plan.layout.stages < 2 * plan.parts) plan.layout = layout(kMaxBytes);
+  const int64_t limit = std::min(kAllBytes, int64_t{device.max_shared_memory()});
+  if (plan.parts == 1 && plan.layout.stages > 0 && tiles <= kMaxStages &&
+      plan.layout.total() + (tiles - plan.layout.stages) * plan.layout.stage_bytes <= limit) {
+    plan.layout.stages = static_cast<int32_t>(tiles);
   }
-  plan.shape.stages = plan.shape.stages / plan.parts * plan.parts;  // a stage has the same readers always
+  plan.layout.stages = plan.layout.stages / plan.parts * plan.parts;  // a stage has the same readers always
   return plan;
 }
 
 // The most that a CTA gets.
-int64_t tiles_per_cta(int64_t tiles) {
-  const int64_t ctas = tiles < multiprocessors() ? tiles : multiprocessors();
+int64_t tiles_per_cta(int64_t tiles, const Device& device) {
+  const int64_t ctas = tiles < device.sm_count() ? tiles : device.sm_count();
   return (tiles + ctas - 1) / ctas;
+}
+
+// What is chosen for this shape; 0: nothing is.
+uint32_t tuned_ring_bytes(const Gemv& op, const Tuning& tuning) {
+  if (tuning.empty() || op.num_parts == 0) return 0;
+  int64_t outputs = 0;
+  for (int i = 0; i < op.num_parts; ++i) outputs += op.parts[i].w.rows;
+  return tuning.ring_bytes(op.parts[0].w.format, outputs, op.parts[0].w.cols, op.tokens);
 }
 
 }  // namespace
 
-int multiprocessors() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    MILLRACE_CUDA_TRY(cudaGetDevice(&device));
-    MILLRACE_CUDA_TRY(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device));
-    return value;
-  }();
-  return count;
-}
-
-bool fits_streaming(const PackedMatrix& w) {
+bool supports_gemv(const PackedMatrix& w, const Device& device) {
   if (w.format != PackedFormat::kQ8 && w.format != PackedFormat::kBf16) return false;
-  const Plan plan = plan_of(w, kMaxStreamTokens, 2);
-  return plan.shape.stages >= std::max(plan.parts, 2);
+  const Plan plan = plan_of(w, kMaxGemvRows, 2, device);
+  return plan.layout.stages >= std::max(plan.parts, 2);
 }
 
-bool streams_many(const StreamLinear& op) {
+bool gemv_has_many_tiles(const Gemv& op, const Device& device) {
   int64_t tiles = 0;
   for (int i = 0; i < op.num_parts; ++i) tiles += op.parts[i].w.tiles_per_expert;
-  if (tiles == 0 || !fits_streaming(op.parts[0].w)) return false;
-  const int64_t most = tiles_per_cta(tiles);
-  return most * plan_of(op.parts[0].w, op.tokens, most).parts >= kManyPieces;
+  if (tiles == 0 || !supports_gemv(op.parts[0].w, device)) return false;
+  const int64_t max_tiles = tiles_per_cta(tiles, device);
+  return max_tiles * plan_of(op.parts[0].w, op.tokens, max_tiles, device).parts >= kManyItems;
 }
 
-void launch_stream_linear(const StreamLinear& op, cudaStream_t stream) {
+void launch_gemv(const Gemv& op, const Launch& at) {
   if (op.tokens == 0) return;
   const PackedMatrix& w = op.parts[0].w;
   Params p{op, {}, 0, static_cast<int32_t>(w.cols), w.pairs, w.tile_bytes, 1, false, false};
   for (int i = 0; i < op.num_parts; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
   if (p.total_tiles == 0) return;
-  const uint32_t ring_bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op);
-  const int64_t most = tiles_per_cta(p.total_tiles);
-  const Plan plan = plan_of(w, op.tokens, most, ring_bytes > 0 ? ring_bytes : kDeepBytes);
-  p.shape = plan.shape;
+  const uint32_t ring_bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op, at.device.tuning());
+  const int64_t max_tiles = tiles_per_cta(p.total_tiles, at.device);
+  const Plan plan = plan_of(w, op.tokens, max_tiles, at.device, ring_bytes > 0 ? ring_bytes : kDeepBytes);
+  p.layout = plan.layout;
   p.parts = plan.parts;
-  p.whole = plan.parts == 1 && plan.shape.stages >= most;
-  p.by_two = plan.parts == 1 && (p.whole || plan.shape.stages >= kStagesByTwo);
-  if (w.format == PackedFormat::kBf16) return launch_for_pairs<PackedFormat::kBf16>(p, stream);
-  launch_for_pairs<PackedFormat::kQ8>(p, stream);
+  p.whole = plan.parts == 1 && plan.layout.stages >= max_tiles;
+  p.two_tiles = plan.parts == 1 && (p.whole || plan.layout.stages >= kStagesByTwo);
+  if (w.format == PackedFormat::kBf16) return launch_for_pairs<PackedFormat::kBf16>(p, at);
+  launch_for_pairs<PackedFormat::kQ8>(p, at);
 }
 
 }  // namespace millrace::cuda

@@ -1,274 +1,303 @@
-// The expert layer of one to four tokens with 8-bit or bf16 weights, in two kernels: gate and up with the
-// activation, then down with the weighted sum. Each token streams its own experts (blockIdx.y). MXFP4 experts
-// have kernels of their own: stream_mx4.cu.
+// The expert layer of one to four tokens, in two kernels: gate and up with the activation, then down with the
+// weighted sum. Each token has its own experts (blockIdx.y). One algorithm for all formats; how a format's
+// tiles are multiplied, and how many are under way, is ExpertFormat's (experts.cuh).
 //
-// A CTA is sixteen warps, one per segment of the columns. A piece of work is two tiles of 8 rows that make
-// the 16 rows of a tensor core product: gate and up of the same rows, or the same rows of two slots' down.
+// A CTA is sixteen warps, one per split-K segment. Activations lie in shared memory as plain bf16 rows; each
+// of a product's eight columns reads one, the same again and again, since there is one token only.
 //
-// Roofline: the chosen tiles' bytes at B = 4.3 TB/s. Gate and up cannot begin before the router has spoken;
-// down can: its first stages are under way while gate and up still compute.
+// Roofline: the chosen tiles' bytes at B = 4.3 TB/s. gpt-oss-20b, one token: 35.3 MB and 17.6 MB of MXFP4
+// tiles per layer, 8.2 and 4.1 us; 7 us of issue slots for both kernels. Gate and up cannot begin before the
+// router has spoken; down can: its first stages are under way while gate and up still compute.
 #include "kernels/cuda/gemv/experts.cuh"
-#include "kernels/cuda/tile/weight_format.cuh"
 
 namespace millrace::cuda {
 namespace {
 
 constexpr int kWarps = kSegments;
 constexpr int kThreads = kWarps * kWarpLanes;
-constexpr int kFeeder =
-    kThreads - kWarpLanes;  // the thread that asks for pieces: its segment is the shortest
-constexpr int kPieceRows = 2 * kTileRows;
-constexpr int kGateUpRound = 8;  // pieces whose partial sums are kept before they are added up
+constexpr int kProducerThread = kThreads - kWarpLanes;  // of the warp whose segment is the shortest
 
-// Rows of bf16 activations in shared memory; the columns of a missing last block are zeros.
-__device__ inline uint32_t stride_of(const PackedMatrix& w) {
-  return static_cast<uint32_t>(w.pairs) * kPairColumns * 2;
-}
-__device__ inline void zero_padding(uint8_t* rows, const PackedMatrix& w, int count) {
-  const int cols = static_cast<int>(w.cols), padding = w.pairs * kPairColumns - cols;
-  for (int i = threadIdx.x; i < count * padding; i += kThreads)
-    reinterpret_cast<uint16_t*>(rows + i / padding * stride_of(w))[cols + i % padding] = 0;
-}
-// One thread.
-__device__ inline void ask_for_rows(uint8_t* rows, const PackedMatrix& w, const uint16_t* from, int count,
-                                    uint64_t* full) {
-  const auto bytes = static_cast<uint32_t>(w.cols) * 2u;
-  ptx::barrier_arrive_expect(full, static_cast<uint32_t>(count) * bytes);
-  for (int i = 0; i < count; ++i)
-    ptx::bulk_copy_kept(rows + i * stride_of(w), from + int64_t{i} * w.cols, bytes, full);
-}
+struct ExpertParams {
+  GemvExperts op;
+  GemvLayout layout;
+};
+
+// Rows of bf16 activations on their way to shared memory, one copy; the columns of a missing last block are
+// zeros. Everybody calls zero_padding before the barrier that shows everybody `full`.
+struct SharedRows {
+  uint8_t* rows;
+  int cols, pairs;
+  __device__ uint32_t stride() const { return static_cast<uint32_t>(pairs) * kPairColumns * 2; }
+  __device__ void zero_padding(int count) const {
+    const int padding = pairs * kPairColumns - cols;
+    for (int i = threadIdx.x; i < count * padding; i += kThreads) {
+      reinterpret_cast<uint16_t*>(rows + i / padding * stride())[cols + i % padding] = 0;
+    }
+  }
+  __device__ void load(const uint16_t* from, int count, uint64_t* full) const {  // one thread
+    const auto bytes = static_cast<uint32_t>(cols) * 2u;
+    ptx::barrier_arrive_expect(full, static_cast<uint32_t>(count) * bytes);
+    for (int i = 0; i < count; ++i)
+      ptx::bulk_copy_kept(rows + i * stride(), from + int64_t{i} * cols, bytes, full);
+  }
+};
 
 // ---------------------------------------------------------------- gate and up
 
-// One output of a round: asked for before its tiles are multiplied, so that the biases are there.
-struct GateUpOutput {
-  int slot = -1;
+// One of a work item's sums, [gate, up][8]; loaded before its tiles are multiplied, so that the bias is
+// there.
+struct HalfOutput {
+  int slot = -1;  // -1: this thread has none
   int64_t row = 0;
-  float gate_bias = 0.0f, up_bias = 0.0f;
+  float bias = 0.0f;
 };
-__device__ inline GateUpOutput find_gate_up(const StreamExperts& op, const Choice& choice, int first,
-                                            int count) {
-  GateUpOutput out;
-  const int n = static_cast<int>(threadIdx.x) / kTileRows, g = threadIdx.x % kTileRows;
+__device__ inline HalfOutput load_half_output(const GemvExperts& op, const TopK& chosen, int first,
+                                              int count) {
+  HalfOutput out;
+  const int n = static_cast<int>(threadIdx.x) / kItemRows, value = threadIdx.x % kItemRows;
   if (n >= count) return out;
   const int slot = (first + n) / op.gate.tiles_per_expert, tile = (first + n) % op.gate.tiles_per_expert;
-  const int64_t row = int64_t{tile} * kTileRows + g, rows = op.gate.rows;
-  if (row >= rows) return out;
-  const int64_t at = choice.expert[slot] * rows + row;
-  out.slot = slot, out.row = row;
-  if (op.gate_bias != nullptr) out.gate_bias = __ldg(op.gate_bias + at);
-  if (op.up_bias != nullptr) out.up_bias = __ldg(op.up_bias + at);
+  out.row = int64_t{tile} * kTileRows + value % kTileRows;
+  if (out.row >= op.gate.rows) return out;
+  out.slot = slot;
+  const float* bias = value < kTileRows ? op.gate_bias : op.up_bias;
+  if (bias != nullptr) out.bias = __ldg(bias + chosen.expert[slot] * op.gate.rows + out.row);
   return out;
 }
 
-// A piece is a slot's tile of 8 gate rows with the same 8 up rows. partial [piece][segment][gate, up][8].
-template <PackedFormat kFormat>
-__global__ void __launch_bounds__(kThreads, 1) stream_gate_up_kernel(const __grid_constant__ ExpertParams p) {
-  using Format = TileFormat<kFormat>;
+// A work item is a slot's tile of 8 gate rows with the same 8 up rows. partial [item][segment][gate, up][8].
+template <PackedFormat kFormat, int kPairs>
+__global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
+    gemv_gate_up_kernel(const __grid_constant__ ExpertParams p) {
+  using Format = ExpertFormat<kFormat>;
+  constexpr int kRound = Format::kGateUpRound;
+  static_assert(kRound * kItemRows <= kThreads);
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ Choice choice;
+  __shared__ TopK chosen;
   __shared__ uint64_t rows_full;
-  const StreamExperts& op = p.op;
-  Ring ring = p.shape.ring(shared, kSegments);
-  float* partial = p.shape.partial(shared);
-  uint8_t* rows = p.shape.rows(shared);
+  const GemvExperts& op = p.op;
+  Ring ring = p.layout.ring(shared, kSegments);
+  float* partial = p.layout.partial(shared);
+  const SharedRows x{p.layout.rows(shared), static_cast<int>(op.gate.cols), op.gate.pairs};
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int total = op.k * op.gate.tiles_per_expert;
   const int first = static_cast<int>(int64_t{blockIdx.x} * total / gridDim.x);
   const int last = static_cast<int>(int64_t{blockIdx.x + 1} * total / gridDim.x);
-  Feeder feeder(ring, last - first, [&](const Ring& stage, int i) {
+  Producer producer(ring, last - first, [&](const Ring& stage, int i) {
     const int u = first + i, tile = u % op.gate.tiles_per_expert;
-    const int expert = choice.expert[u / op.gate.tiles_per_expert];
-    stage.claim(2 * op.gate.tile_bytes);
+    const int expert = chosen.expert[u / op.gate.tiles_per_expert];
+    stage.acquire(2 * op.gate.tile_bytes);
     stage.copy(0, expert_tile(op.gate, expert, tile), op.gate.tile_bytes);
     stage.copy(op.gate.tile_bytes, expert_tile(op.up, expert, tile), op.gate.tile_bytes);
   });
-  if (threadIdx.x == kFeeder) {
+  if (threadIdx.x == kProducerThread) {
     ptx::barrier_init(&rows_full, 1);
     ring.init();
   }
-  zero_padding(rows, op.gate, 1);
+  x.zero_padding(1);
   ptx::wait_for_previous();
   ptx::let_dependents_start();  // after the wait: the next kernel reads the scores before its own
   if (warp == kWarps - 1) {
-    if (lane == 0)
-      ask_for_rows(rows, op.gate, op.rounded + int64_t{blockIdx.y} * op.gate.cols, 1, &rows_full);
-    choose(op, lane, choice);
-    __syncwarp();  // the choice is there
-    feeder.fill_by_warp(lane);
+    if (lane == 0) x.load(op.x_bf16 + int64_t{blockIdx.y} * op.gate.cols, 1, &rows_full);
+    route(op, lane, chosen);
+    __syncwarp();  // the warp waits for lane 0's choice
+    producer.fill_by_warp(lane);
   }
-  __syncthreads();  // the choice, the barriers and the padding are there
+  __syncthreads();  // all wait for the choice, the barriers and the padding
   const WarpSegment segment(op.gate.pairs, warp);
-  const uint8_t* x = rows + segment.first * (kPairColumns * 2);
   ptx::barrier_wait(&rows_full, 0);
-  for (int u0 = first; u0 < last; u0 += kGateUpRound) {
-    const int count = min(kGateUpRound, last - u0);
-    const GateUpOutput out = find_gate_up(op, choice, u0, count);
+  for (int u0 = first; u0 < last; u0 += kRound) {
+    const int count = min(kRound, last - u0);
+    const HalfOutput out = load_half_output(op, chosen, u0, count);
     for (int n = 0; n < count; ++n, ring.advance()) {
-      const uint8_t* tiles = ring.wait_full() + segment.first * Format::kPairBytes;
+      const uint8_t* stage = ring.wait_full();
       float sum[4] = {};
-      multiply_segment<kFormat, 0, true>(tiles, tiles + op.gate.tile_bytes, x, segment.count, lane, sum);
+      Format::template multiply<kPairs>(stage, stage + op.gate.tile_bytes, x.rows, segment, lane, sum);
       ring.release(lane);
-      if (threadIdx.x == kFeeder) feeder.refill(u0 - first + n);
-      __syncwarp();  // nobody of the feeder's warp spins for a piece that has yet to be asked for
+      if (threadIdx.x == kProducerThread) producer.refill(u0 - first + n);
+      __syncwarp();  // nobody of the producer's warp spins for an item that has yet to be loaded
       if (lane % 4 == 0) {
-        float* to = partial + (n * kSegments + warp) * kPieceRows + lane / 4;
-        to[0] = sum[0] * Format::kUnscale;
-        to[kTileRows] = sum[2] * Format::kUnscale;
+        float* to = partial + (n * kSegments + warp) * kItemRows + lane / 4;
+        to[0] = sum[0] * TileFormat<kFormat>::kUnscale;
+        to[kTileRows] = sum[2] * TileFormat<kFormat>::kUnscale;
       }
     }
-    __syncthreads();  // all partial sums of the round are there
+    __syncthreads();  // all wait for the round's partial sums
+    const int value = threadIdx.x % kItemRows;
+    float half = 0.0f;
     if (out.slot >= 0) {
-      const float* mine =
-          partial + threadIdx.x / kTileRows * kSegments * kPieceRows + threadIdx.x % kTileRows;
-      const float gate = add_segments(mine, kPieceRows) + out.gate_bias;
-      const float up = add_segments(mine + kTileRows, kPieceRows) + out.up_bias;
-      store_act(op, out.slot, out.row, activate(op.activation, gate, up));
+      half = add_segments(partial + threadIdx.x / kItemRows * kSegments * kItemRows + value, kItemRows) +
+             out.bias;
     }
-    if (u0 + kGateUpRound < last) __syncthreads();  // and read, before the next round's
+    const float up = __shfl_down_sync(kAllLanes, half, kTileRows);
+    if (out.slot >= 0 && value < kTileRows)
+      store_act(op, out.slot, out.row, activate(op.activation, half, up));
+    if (u0 + kRound < last) __syncthreads();  // nobody writes the next round's before these are read
   }
 }
-static_assert(kGateUpRound * kTileRows <= kThreads);
 
 // ---------------------------------------------------------------- down
 
-// A piece is one tile of 8 rows of two slots: rows 0-7 of the product are the first's, 8-15 the second's, and
-// so are the even and the odd columns. A round is some tiles: first all of slots 0 and 1, then of 2 and 3.
-template <PackedFormat kFormat>
-__global__ void __launch_bounds__(kThreads, 1) stream_down_kernel(const __grid_constant__ ExpertParams p) {
-  using Format = TileFormat<kFormat>;
+// A work item is one tile of 8 rows of two slots: rows 0-7 of the product are the first's, 8-15 the second's,
+// and so are the even and the odd columns. A round is some tiles: first all of slots 0 and 1, then of 2
+// and 3.
+template <PackedFormat kFormat, int kPairs>
+__global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
+    gemv_down_kernel(const __grid_constant__ ExpertParams p) {
+  using Format = ExpertFormat<kFormat>;
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ Choice choice;
+  __shared__ TopK chosen;
   __shared__ uint64_t rows_full;
-  const StreamExperts& op = p.op;
-  Ring ring = p.shape.ring(shared, kSegments);
-  float* partial = p.shape.partial(shared);  // [slot][tile][segment][8]
-  uint8_t* rows = p.shape.rows(shared);
+  const GemvExperts& op = p.op;
+  Ring ring = p.layout.ring(shared, kSegments);
+  float* partial = p.layout.partial(shared);  // [slot][tile][segment][8]
+  const SharedRows x{p.layout.rows(shared), static_cast<int>(op.down.cols), op.down.pairs};
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int total = op.down.tiles_per_expert, k = op.k, twos = (k + 1) / 2;
   const int first = static_cast<int>(int64_t{blockIdx.x} * total / gridDim.x);
   const int last = static_cast<int>(int64_t{blockIdx.x + 1} * total / gridDim.x);
-  Feeder feeder(ring, (last - first) * twos, [&](const Ring& stage, int i) {
+  Producer producer(ring, (last - first) * twos, [&](const Ring& stage, int i) {
     const int u0 = first + i / (kDownTiles * twos) * kDownTiles, in_round = i % (kDownTiles * twos);
     const int count = min(kDownTiles, last - u0), slot = in_round / count * 2, tile = u0 + in_round % count;
     const bool both = slot + 1 < k;
-    stage.claim((both ? 2u : 1u) * op.down.tile_bytes);
-    stage.copy(0, expert_tile(op.down, choice.expert[slot], tile), op.down.tile_bytes);
+    stage.acquire((both ? 2u : 1u) * op.down.tile_bytes);
+    stage.copy(0, expert_tile(op.down, chosen.expert[slot], tile), op.down.tile_bytes);
     if (both)
-      stage.copy(op.down.tile_bytes, expert_tile(op.down, choice.expert[slot + 1], tile), op.down.tile_bytes);
+      stage.copy(op.down.tile_bytes, expert_tile(op.down, chosen.expert[slot + 1], tile), op.down.tile_bytes);
   });
-  if (threadIdx.x == kFeeder) {
+  if (threadIdx.x == kProducerThread) {
     ptx::barrier_init(&rows_full, 1);
     ring.init();
   }
   ptx::let_dependents_start();
   if (warp == kWarps - 1) {
-    choose(op, lane, choice);  // the scores are older than the kernel before: see stream_gate_up_kernel
-    __syncwarp();              // the choice is there
-    feeder.fill_by_warp(lane);
+    route(op, lane, chosen);  // the scores are older than the kernel before: see gemv_gate_up_kernel
+    __syncwarp();             // the warp waits for lane 0's choice
+    producer.fill_by_warp(lane);
   }
-  zero_padding(rows, op.down, k);
-  __syncthreads();  // the choice, the barriers and the padding are there
+  x.zero_padding(k);
+  __syncthreads();  // all wait for the choice, the barriers and the padding
   ptx::wait_for_previous();
-  if (threadIdx.x == kFeeder) {
-    ask_for_rows(rows, op.down,
-                 reinterpret_cast<const uint16_t*>(op.act) + int64_t{blockIdx.y} * k * op.down.cols, k,
-                 &rows_full);
+  if (threadIdx.x == kProducerThread) {
+    x.load(reinterpret_cast<const uint16_t*>(op.act) + int64_t{blockIdx.y} * k * op.down.cols, k, &rows_full);
   }
   const WarpSegment segment(op.down.pairs, warp);
   const int column = activation_row<kFormat>(lane);
   constexpr int kStride = kDownTiles * kSegments * kTileRows;
-  ptx::barrier_wait(&rows_full, 0);
+  bool rows_there = false;
   for (int u0 = first; u0 < last; u0 += kDownTiles) {
     const int count = min(kDownTiles, last - u0);
-    const DownOutput out = find_down(op, choice, u0 + min(warp, count - 1), lane);
+    const DownOutput out = load_down_output(op, chosen, u0 + min(warp, count - 1), lane);
+    if (!rows_there) ptx::barrier_wait(&rows_full, 0);
+    rows_there = true;
     for (int i = 0; i < twos * count; ++i, ring.advance()) {
       const int slot = i / count * 2, n = i % count;
       const bool both = slot + 1 < k;
-      const uint8_t* tiles = ring.wait_full() + segment.first * Format::kPairBytes;
-      const uint8_t* x =
-          rows + (slot + (both ? column % 2 : 0)) * stride_of(op.down) + segment.first * (kPairColumns * 2);
+      const uint8_t* stage = ring.wait_full();
+      const uint8_t* row = x.rows + (slot + (both ? column % 2 : 0)) * x.stride();
       float sum[4] = {};
-      multiply_segment<kFormat, 0, true>(tiles, tiles + (both ? op.down.tile_bytes : 0), x, segment.count,
-                                         lane, sum);
+      Format::template multiply<kPairs>(stage, stage + (both ? op.down.tile_bytes : 0), row, segment, lane,
+                                        sum);
       ring.release(lane);
-      if (threadIdx.x == kFeeder) feeder.refill((u0 - first) * twos + i);
-      __syncwarp();  // nobody of the feeder's warp spins for a piece that has yet to be asked for
+      if (threadIdx.x == kProducerThread) producer.refill((u0 - first) * twos + i);
+      __syncwarp();  // nobody of the producer's warp spins for an item that has yet to be loaded
       if (lane % 4 == 0) {
         float* to = partial + slot * kStride + (n * kSegments + warp) * kTileRows + lane / 4;
-        to[0] = sum[0] * Format::kUnscale;
-        if (both) to[kStride] = sum[3] * Format::kUnscale;
+        to[0] = sum[0] * TileFormat<kFormat>::kUnscale;
+        if (both) to[kStride] = sum[3] * TileFormat<kFormat>::kUnscale;
       }
     }
-    __syncthreads();  // all partial sums of the round are there
+    __syncthreads();  // all wait for the round's partial sums
     if (warp < count) {
-      finish_down(op, choice, out, partial + warp * kSegments * kTileRows, kStride, u0 + warp, lane);
+      store_down_output(op, chosen, out, partial + warp * kSegments * kTileRows, kStride, u0 + warp, lane);
     }
-    if (u0 + kDownTiles < last) __syncthreads();  // and read, before the next round's
+    if (u0 + kDownTiles < last) __syncthreads();  // nobody writes the next round's before these are read
   }
 }
 static_assert(kDownTiles <= kWarps);  // a warp per tile adds it up
 
 // ---------------------------------------------------------------- launching
 
-uint32_t row_bytes(const PackedMatrix& w) { return static_cast<uint32_t>(w.pairs) * kPairColumns * 2; }
-
-StreamShape gate_up_shape(const StreamExperts& op) {
-  if (op.gate.format == PackedFormat::kMx4) return mx4_gate_up_shape(op);
-  constexpr uint32_t kPartial = kGateUpRound * kSegments * kPieceRows * sizeof(float);
-  const int64_t pieces = int64_t{op.k} * op.gate.tiles_per_expert, ctas = multiprocessors();
-  return stream_shape(2 * op.gate.tile_bytes, pieces / ctas + 2, row_bytes(op.gate), kPartial);
+// f(std::integral_constant) of the format.
+template <class F>
+auto with_format(PackedFormat format, F&& f) {
+  switch (format) {
+    case PackedFormat::kMx4:
+      return f(std::integral_constant<PackedFormat, PackedFormat::kMx4>());
+    case PackedFormat::kBf16:
+      return f(std::integral_constant<PackedFormat, PackedFormat::kBf16>());
+    default:
+      return f(std::integral_constant<PackedFormat, PackedFormat::kQ8>());
+  }
 }
-StreamShape down_shape(const StreamExperts& op) {
-  if (op.down.format == PackedFormat::kMx4) return mx4_down_shape(op);
+// f(std::integral_constant) of the pairs of a whole segment, as far as the format has a kernel for each
+// number of them.
+template <PackedFormat kFormat, class F>
+void with_pairs(int pairs, F&& f) {
+  if constexpr (ExpertFormat<kFormat>::kMaxPairs == 0) {
+    f(std::integral_constant<int, 0>());
+  } else {
+    static_assert(ExpertFormat<kFormat>::kMaxPairs == 4);
+    if (pairs == 1) return f(std::integral_constant<int, 1>());
+    if (pairs == 2) return f(std::integral_constant<int, 2>());
+    if (pairs == 3) return f(std::integral_constant<int, 3>());
+    f(std::integral_constant<int, 4>());
+  }
+}
+
+GemvLayout gate_up_layout(const GemvExperts& op, const Device& device) {
+  const int64_t items = int64_t{op.k} * op.gate.tiles_per_expert, ctas = device.sm_count();
+  return with_format(op.gate.format, [&](auto format) {
+    using Format = ExpertFormat<decltype(format)::value>;
+    constexpr uint32_t kPartial = Format::kGateUpRound * kSegments * kItemRows * sizeof(float);
+    return gemv_layout(2 * op.gate.tile_bytes, items / ctas + 2, row_bytes(op.gate), kPartial, device,
+                       Format::kGateUpRingBytes);
+  });
+}
+GemvLayout down_layout(const GemvExperts& op, const Device& device) {
   const auto slots = static_cast<uint32_t>(op.k);
-  const int64_t ctas = multiprocessors(), tiles = (op.down.tiles_per_expert + ctas - 1) / ctas;
-  return stream_shape(2 * op.down.tile_bytes, tiles * ((op.k + 1) / 2) + 1, slots * row_bytes(op.down),
-                      slots * kDownTiles * kSegments * kTileRows * sizeof(float));
+  const int64_t ctas = device.sm_count(), tiles = (op.down.tiles_per_expert + ctas - 1) / ctas;
+  return gemv_layout(2 * op.down.tile_bytes, tiles * ((op.k + 1) / 2) + 1, slots * row_bytes(op.down),
+                     slots * kDownTiles * kSegments * kTileRows * sizeof(float), device);
+}
+
+template <class Kernel>
+void launch(const char* name, Kernel* kernel, int64_t items, const ExpertParams& p, const Launch& at) {
+  allow_shared_memory(kernel, p.layout.total());
+  const int64_t ctas = items < at.device.sm_count() ? items : at.device.sm_count();
+  launch_dependent(name, kernel, dim3(static_cast<unsigned>(ctas), static_cast<unsigned>(p.op.tokens)),
+                   kThreads, p.layout.total(), at, p);
 }
 
 template <PackedFormat kFormat>
-void launch_gate_up(const ExpertParams& p, cudaStream_t stream) {
-  const auto kernel = stream_gate_up_kernel<kFormat>;
-  allow_shared_memory(kernel, p.shape.total());
-  launch_dependent("stream_gate_up_kernel", kernel,
-                   expert_grid(int64_t{p.op.k} * p.op.gate.tiles_per_expert, p.op.tokens), kThreads,
-                   p.shape.total(), stream, p);
+void launch_gate_up(const GemvExperts& op, const Launch& at) {
+  with_pairs<kFormat>(pairs_per_segment(op.gate.pairs), [&](auto pairs) {
+    launch("gemv_gate_up_kernel", gemv_gate_up_kernel<kFormat, decltype(pairs)::value>,
+           int64_t{op.k} * op.gate.tiles_per_expert, {op, gate_up_layout(op, at.device)}, at);
+  });
 }
 template <PackedFormat kFormat>
-void launch_down(const ExpertParams& p, cudaStream_t stream) {
-  const auto kernel = stream_down_kernel<kFormat>;
-  allow_shared_memory(kernel, p.shape.total());
-  launch_dependent("stream_down_kernel", kernel, expert_grid(p.op.down.tiles_per_expert, p.op.tokens),
-                   kThreads, p.shape.total(), stream, p);
+void launch_down(const GemvExperts& op, const Launch& at) {
+  with_pairs<kFormat>(pairs_per_segment(op.down.pairs), [&](auto pairs) {
+    launch("gemv_down_kernel", gemv_down_kernel<kFormat, decltype(pairs)::value>, op.down.tiles_per_expert,
+           {op, down_layout(op, at.device)}, at);
+  });
 }
 
 }  // namespace
 
-bool fits_stream_experts(const StreamExperts& op) {
-  if (op.gate.format == PackedFormat::kNone || op.gate.format != op.up.format || op.k > kMaxChosen)
+bool supports_gemv_experts(const GemvExperts& op, const Device& device) {
+  if (op.gate.format == PackedFormat::kNone || op.gate.format != op.up.format || op.k > kMaxTopK)
     return false;
   if (op.down.format == PackedFormat::kNone) return false;
   if (pairs_per_segment(op.gate.pairs) > 4 || pairs_per_segment(op.down.pairs) > 4) return false;
-  return gate_up_shape(op).stages >= 2 && down_shape(op).stages >= 2;
+  return gate_up_layout(op, device).stages >= 2 && down_layout(op, device).stages >= 2;
 }
 
-void launch_stream_experts(const StreamExperts& op, cudaStream_t stream) {
+void launch_gemv_experts(const GemvExperts& op, const Launch& at) {
   if (op.tokens == 0) return;
-  if (op.gate.format == PackedFormat::kMx4) {
-    launch_mx4_gate_up(op, stream);
-  } else if (op.gate.format == PackedFormat::kBf16) {
-    launch_gate_up<PackedFormat::kBf16>({op, gate_up_shape(op)}, stream);
-  } else {
-    launch_gate_up<PackedFormat::kQ8>({op, gate_up_shape(op)}, stream);
-  }
-  if (op.down.format == PackedFormat::kMx4) {
-    launch_mx4_down(op, stream);
-  } else if (op.down.format == PackedFormat::kBf16) {
-    launch_down<PackedFormat::kBf16>({op, down_shape(op)}, stream);
-  } else {
-    launch_down<PackedFormat::kQ8>({op, down_shape(op)}, stream);
-  }
+  with_format(op.gate.format, [&](auto format) { launch_gate_up<decltype(format)::value>(op, at); });
+  with_format(op.down.format, [&](auto format) { launch_down<decltype(format)::value>(op, at); });
 }
 
 }  // namespace millrace::cuda

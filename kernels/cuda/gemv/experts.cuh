@@ -1,5 +1,8 @@
-// What the experts' streaming kernels share, whatever the weights' type: the choice, and adding up what the
-// segments and the slots give.
+// What the GEMV kernels of experts share: how a warp multiplies its segment of two tiles, per format;
+// routing; and adding up what the segments and the slots give.
+//
+// A work item is two tiles of 8 rows that make the 16 rows of a tensor core product: gate and up of the same
+// rows, or the same rows of two slots' down.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,31 +11,101 @@
 #include "kernels/cuda/gemv/tile_ring.cuh"
 #include "kernels/cuda/moe/activation.cuh"
 #include "kernels/cuda/moe/top_k.cuh"
+#include "kernels/cuda/quant/mxfp4.cuh"
 #include "kernels/cuda/tile/launch.cuh"
+#include "kernels/cuda/tile/weight_format.cuh"
 
 namespace millrace::cuda {
 
-inline constexpr int kMaxChosen = 8;
+inline constexpr int kMaxTopK = 8;
+inline constexpr int kItemRows = 2 * kTileRows;
 inline constexpr int kDownTiles = 4;  // of a round; an H200's SMs have three each for 2,880 rows
 
-struct ExpertParams {
-  StreamExperts op;
-  StreamShape shape;
+// ---------------------------------------------------------------- two tiles times a row
+
+// sum += rows of two tiles . x over one pair of blocks. x: this lane's row of activations.
+__device__ inline void multiply_mxfp4_blocks(const uint8_t* first_tile, const uint8_t* second_tile,
+                                             const uint8_t* x, int lane, float (&sum)[4]) {
+  const uint8_t* tiles[2] = {first_tile, second_tile};
+  uint2 words[2];
+  uint32_t scales[2][2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    words[i] = reinterpret_cast<const uint2*>(tiles[i])[lane];
+    const uint8_t* scale = tiles[i] + kMx4ScalesAt + lane / 4 * 2;
+    scales[i][0] = scale[0], scales[i][1] = scale[1];  // two loads: shared memory has the time, integers not
+  }
+#pragma unroll
+  for (int odd = 0; odd < 2; ++odd) {
+    const uint4 b = *reinterpret_cast<const uint4*>(x + odd * 64 + lane % 4 * 16);
+    const uint4 low = mx4_weights(odd ? words[0].y : words[0].x, mx4_scale(scales[0][odd]));
+    const uint4 high = mx4_weights(odd ? words[1].y : words[1].x, mx4_scale(scales[1][odd]));
+    const uint32_t a0[4] = {low.x, high.x, low.y, high.y}, a1[4] = {low.z, high.z, low.w, high.w};
+    ptx::mma_bf16(sum, a0, b.x, b.y);
+    ptx::mma_bf16(sum, a1, b.z, b.w);
+  }
+}
+
+// How experts of a format are multiplied.
+//   kMinCtas: CTAs of an SM that registers must leave room for.
+//   kGateUpRound: work items of gate and up whose partial sums are kept before they are added up.
+//   kMaxPairs: pairs of blocks of a segment that have a kernel without a branch each; 0: one kernel for all.
+//   multiply<kPairs>: sum += the segment's part of two tiles . x; tiles and x begin with the first column.
+template <PackedFormat kFormat>
+struct ExpertFormat {
+  static constexpr int kMinCtas = 1, kGateUpRound = 8, kMaxPairs = 0;
+  static constexpr uint32_t kGateUpRingBytes = kRingBytes;
+  template <int kPairs>
+  __device__ static void multiply(const uint8_t* first_tile, const uint8_t* second_tile, const uint8_t* x,
+                                  const WarpSegment& segment, int lane, float (&sum)[4]) {
+    const int at = segment.first * TileFormat<kFormat>::kPairBytes;
+    multiply_segment<kFormat, kPairs, true>(first_tile + at, second_tile + at,
+                                            x + segment.first * (kPairColumns * 2), segment.count, lane, sum);
+  }
+};
+// Some 38 instructions of a warp per 16 x 32 weights. Without a branch where a segment is whole, so that
+// loads, dequantizing and products of different blocks overlap.
+template <>
+struct ExpertFormat<PackedFormat::kMx4> {
+  static constexpr int kMinCtas = 2, kGateUpRound = 16, kMaxPairs = 4;
+  static constexpr uint32_t kGateUpRingBytes = kWholeBytes;
+  template <int kPairs>
+  __device__ static void multiply(const uint8_t* first_tile, const uint8_t* second_tile, const uint8_t* x,
+                                  const WarpSegment& segment, int lane, float (&sum)[4]) {
+    first_tile += segment.first * kMx4PairBytes, second_tile += segment.first * kMx4PairBytes;
+    x += segment.first * (kPairColumns * 2);
+    const auto pair = [&](int j) {
+      multiply_mxfp4_blocks(first_tile + j * kMx4PairBytes, second_tile + j * kMx4PairBytes,
+                            x + j * (kPairColumns * 2), lane, sum);
+    };
+    if (segment.count == kPairs) {
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) pair(j);
+    } else {
+      for (int j = 0; j < segment.count; ++j) pair(j);
+    }
+  }
 };
 
-struct Choice {
-  int32_t expert[kMaxChosen];
-  float weight[kMaxChosen];
-};
+// ---------------------------------------------------------------- routing
 
-__device__ inline void choose(const StreamExperts& op, int lane, Choice& choice) {
-  choose_experts(op.scores + int64_t{blockIdx.y} * op.experts, op.experts, op.k, op.softmax_over_all, lane,
-                 choice.expert, choice.weight);
+struct TopK {
+  int32_t expert[kMaxTopK];
+  float weight[kMaxTopK];
+};
+__device__ inline void route(const GemvExperts& op, int lane, TopK& chosen) {
+  route_top_k(op.scores + int64_t{blockIdx.y} * op.experts, op.experts, op.k, op.softmax_over_all, lane,
+              chosen.expert, chosen.weight);
 }
 
 __device__ inline const uint8_t* expert_tile(const PackedMatrix& w, int expert, int tile) {
   return w.tiles + (static_cast<int64_t>(expert) * w.tiles_per_expert + tile) * w.tile_bytes;
 }
+__host__ __device__ inline uint32_t row_bytes(const PackedMatrix& w) {  // of activations as bf16
+  return static_cast<uint32_t>(w.pairs) * kPairColumns * 2;
+}
+
+// ---------------------------------------------------------------- epilogues
 
 // What the segments give for one row of a tile: at partial + segment * stride. A segment that is empty may be
 // left out: it adds zero to a sum that is never -0.
@@ -45,58 +118,48 @@ __device__ inline float add_segments(const float* partial, int stride) {
 }
 
 // Row `row` of a slot's activations, as the kernel after this one reads them.
-__device__ inline void store_act(const StreamExperts& op, int slot, int64_t row, float value) {
+__device__ inline void store_act(const GemvExperts& op, int slot, int64_t row, float value) {
   const int64_t at = (int64_t{blockIdx.y} * op.k + slot) * op.gate.rows + row;
   reinterpret_cast<__nv_bfloat16*>(op.act)[at] = __float2bfloat16_rn(value);
 }
 
 // A warp adds up one tile of 8 rows over its k slots, in order: partial [slot][tile][segment][8], `stride`
-// floats from slot to slot. Four slots side by side.
+// floats from slot to slot. Four slots side by side. Bias and residual are loaded before the round's tiles
+// are multiplied.
 struct DownOutput {
-  float bias[kMaxChosen / 4] = {};
+  float bias[kMaxTopK / 4] = {};
   float old = 0.0f;
 };
-__device__ inline DownOutput find_down(const StreamExperts& op, const Choice& choice, int tile, int lane) {
+__device__ inline DownOutput load_down_output(const GemvExperts& op, const TopK& chosen, int tile, int lane) {
   DownOutput out;
   const int64_t row = int64_t{tile} * kTileRows + lane % kTileRows, rows = op.down.rows;
   if (row >= rows) return out;
   out.old = __ldcg(op.residual + blockIdx.y * rows + row);
 #pragma unroll
-  for (int i = 0; i < kMaxChosen / 4; ++i) {
+  for (int i = 0; i < kMaxTopK / 4; ++i) {
     const int slot = 4 * i + lane / kTileRows;
     if (op.down_bias != nullptr && slot < op.k) {
-      out.bias[i] = __ldg(op.down_bias + choice.expert[slot] * rows + row);
+      out.bias[i] = __ldg(op.down_bias + chosen.expert[slot] * rows + row);
     }
   }
   return out;
 }
 template <int kCount = kSegments>
-__device__ inline void finish_down(const StreamExperts& op, const Choice& choice, const DownOutput& out,
-                                   const float* partial, int stride, int tile, int lane) {
+__device__ inline void store_down_output(const GemvExperts& op, const TopK& chosen, const DownOutput& out,
+                                         const float* partial, int stride, int tile, int lane) {
   const int g = lane % kTileRows;
   const int64_t row = int64_t{tile} * kTileRows + g, rows = op.down.rows;
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kMaxChosen / 4; ++i) {
+  for (int i = 0; i < kMaxTopK / 4; ++i) {
     const int slot = 4 * i + lane / kTileRows;
     const float value =
         slot < op.k ? add_segments<kCount>(partial + slot * stride + g, kTileRows) + out.bias[i] : 0.0f;
     for (int s = 4 * i; s < min(4 * i + 4, op.k); ++s) {
-      sum = fmaf(choice.weight[s], __shfl_sync(kAllLanes, value, s % 4 * kTileRows + g), sum);
+      sum = fmaf(chosen.weight[s], __shfl_sync(kAllLanes, value, s % 4 * kTileRows + g), sum);
     }
   }
   if (lane < kTileRows && row < rows) op.residual[blockIdx.y * rows + row] = out.old + sum;
 }
-
-inline dim3 expert_grid(int64_t pieces, int32_t tokens) {
-  const int64_t ctas = pieces < multiprocessors() ? pieces : multiprocessors();
-  return {static_cast<unsigned>(ctas), static_cast<unsigned>(tokens)};
-}
-
-// MXFP4 (stream_mx4.cu); the rest is stream_experts.cu's.
-StreamShape mx4_gate_up_shape(const StreamExperts& op);
-StreamShape mx4_down_shape(const StreamExperts& op);
-void launch_mx4_gate_up(const StreamExperts& op, cudaStream_t stream);
-void launch_mx4_down(const StreamExperts& op, cudaStream_t stream);
 
 }  // namespace millrace::cuda

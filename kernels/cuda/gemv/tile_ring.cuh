@@ -1,6 +1,7 @@
-// What the streaming kernels share: a CTA of sixteen warps through whose shared memory tiles of packed
-// weights (packed.h) pass in a ring of stages, brought by bulk copies that one thread asks for. Each warp
-// owns a segment of the columns, in every tile; what the sixteen segments give is added up in order.
+// What the GEMV kernels share: a CTA of sixteen warps through whose shared memory tiles of packed weights
+// (quant/packed_tiles.h) pass in a ring of stages, loaded by bulk copies that one thread, the producer,
+// issues. Each warp is the consumer of one split-K segment of every tile; the sums of the sixteen segments
+// are added in order.
 //
 // Registers and shared memory leave room for two CTAs per SM: while one finishes, the next kernel's
 // (programmatic dependent launch) already has its first stages under way.
@@ -17,105 +18,100 @@
 namespace millrace::cuda {
 
 inline constexpr int kMaxStages = 16;
-inline constexpr int kMaxStreamTokens = kMaxStreamRows;
 
-// The ring: pieces of work go through its stages in turn. `full` completes when a stage's bytes are there,
-// `empty` when all its readers have read it.
+// The ring: work items go through its stages in turn. `full` completes when a stage's bytes are there,
+// `empty` when all its consumers have read it.
 struct Ring {
   uint8_t* data;
   uint64_t *full, *empty;
   uint32_t stage_bytes;
   int stages;
-  int readers;  // warps that read a piece
-  // The stage and pass of whoever walks the ring: every warp has a copy of its own.
-  int slot = 0;
-  uint32_t pass = 0;
+  int consumers;  // warps that read a stage
+  // Where whoever goes through the ring is: every warp has a copy of its own.
+  int index = 0;      // of the stage
+  uint32_t pass = 0;  // through the ring
 
   __device__ void init() const {  // one thread
     for (int s = 0; s < stages; ++s) {
       ptx::barrier_init(full + s, 1);
-      ptx::barrier_init(empty + s, static_cast<uint32_t>(readers));
+      ptx::barrier_init(empty + s, static_cast<uint32_t>(consumers));
     }
     ptx::barrier_init_fence();
   }
-  __device__ uint8_t* stage() const { return data + static_cast<uint32_t>(slot) * stage_bytes; }
+  __device__ uint8_t* stage() const { return data + static_cast<uint32_t>(index) * stage_bytes; }
   __device__ void advance() {
-    if (++slot == stages) slot = 0, ++pass;
+    if (++index == stages) index = 0, ++pass;
   }
-  // Thread 0: the stage is free, and `bytes` will be copied to it.
-  __device__ void claim(uint32_t bytes) const {
-    if (pass > 0) ptx::barrier_wait(empty + slot, (pass - 1) & 1u);
-    ptx::barrier_arrive_expect(full + slot, bytes);
+  // The producer: waits until the stage is empty, and announces `bytes` of copies to it.
+  __device__ void acquire(uint32_t bytes) const {
+    if (pass > 0) ptx::barrier_wait(empty + index, (pass - 1) & 1u);
+    ptx::barrier_arrive_expect(full + index, bytes);
   }
   __device__ void copy(uint32_t at, const uint8_t* from, uint32_t bytes) const {
-    ptx::bulk_copy(stage() + at, from, bytes, full + slot);
+    ptx::bulk_copy(stage() + at, from, bytes, full + index);
   }
-  // A warp: the piece is there.
+  // A consumer warp: waits until the stage is full.
   __device__ const uint8_t* wait_full() const {
-    ptx::barrier_wait(full + slot, pass & 1u);
+    ptx::barrier_wait(full + index, pass & 1u);
     return stage();
   }
-  // A warp has read the piece.
+  // A consumer warp has read the stage.
   __device__ void release(int lane) const {
     __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(empty + slot);
+    if (lane == 0) ptx::barrier_arrive(empty + index);
   }
 };
 
-// Thread 0's side of the ring: asks for pieces [0, count) in order. issue(ring, i) claims the ring's stage
-// and copies piece i to it.
-template <class Issue>
-struct Feeder {
+// The producer's side of the ring: loads work items [0, count) in order. load(ring, i) acquires the ring's
+// stage and copies item i to it.
+template <class Load>
+struct Producer {
   Ring ring;
   int count;
-  Issue issue;
+  Load load;
   int next = 0;
 
-  __device__ Feeder(const Ring& from, int pieces, const Issue& how) : ring(from), count(pieces), issue(how) {}
-  __device__ void feed() {
-    issue(ring, next++);
+  __device__ Producer(const Ring& from, int items, const Load& how) : ring(from), count(items), load(how) {}
+  __device__ void load_next() {
+    load(ring, next++);
     ring.advance();
   }
-  // As many as there are stages.
-  __device__ void fill() {
-    while (next < count && next < ring.stages) feed();
-  }
-  // The same by a warp, a piece per lane: what precedes a copy takes longer than the copy. The first pass of
-  // the ring waits for nobody. All lanes must call; lane 0 goes on feeding.
+  // All stages, by a warp, an item per lane: what precedes a copy takes longer than the copy. The first pass
+  // of the ring waits for nobody. All lanes must call; lane 0 goes on loading.
   __device__ void fill_by_warp(int lane) {
-    const int pieces = min(count, ring.stages);
-    if (lane < pieces) {
+    const int items = min(count, ring.stages);
+    if (lane < items) {
       Ring mine = ring;
-      mine.slot = lane;
-      issue(mine, lane);
+      mine.index = lane;
+      load(mine, lane);
     }
-    next = pieces;
-    ring.slot = pieces == ring.stages ? 0 : pieces;
-    ring.pass = pieces == ring.stages ? 1 : 0;
+    next = items;
+    ring.index = items == ring.stages ? 0 : items;
+    ring.pass = items == ring.stages ? 1 : 0;
   }
-  // After this warp has read and given back piece i: the stage of a piece before it, which the others have
-  // most likely read too; but what this warp reads next, `ahead` pieces on, is asked for in any case.
+  // After the producer's own warp has released item i: refills the stage of an earlier item, which the other
+  // consumers have most likely released too; but what this warp reads next, `ahead` items on, is loaded in
+  // any case.
   __device__ void refill(int i, int ahead = 1) {
-    if (next < count && (next < i + ring.stages || next <= i + ahead)) feed();
+    if (next < count && (next < i + ring.stages || next <= i + ahead)) load_next();
   }
 };
 
-// Shared memory of a streaming CTA: the ring, rows of activations, partial sums [slots][16 segments][floats],
+// Shared memory of a GEMV's CTA: the ring, rows of activations, partial sums of the segments,
 // barriers.
-struct StreamShape {
+struct GemvLayout {
   uint32_t stage_bytes = 0;  // a multiple of 128
   int32_t stages = 0;
   uint32_t rows_bytes = 0;     // of activations, a multiple of 16
   uint32_t partial_bytes = 0;  // a multiple of 16
 
   __host__ __device__ uint32_t total() const {
-    return stage_bytes * static_cast<uint32_t>(stages) + rows_bytes + partial_bytes + 16 * sizeof(float) +
+    return stage_bytes * static_cast<uint32_t>(stages) + rows_bytes + partial_bytes +
            2 * kMaxStages * sizeof(uint64_t);
   }
-  __device__ Ring ring(uint8_t* shared, int readers = kSegments) const {
-    auto* barriers =
-        reinterpret_cast<uint64_t*>(rows(shared) + rows_bytes + partial_bytes + 16 * sizeof(float));
-    return {shared, barriers, barriers + kMaxStages, stage_bytes, stages, readers};
+  __device__ Ring ring(uint8_t* shared, int consumers = kSegments) const {
+    auto* barriers = reinterpret_cast<uint64_t*>(rows(shared) + rows_bytes + partial_bytes);
+    return {shared, barriers, barriers + kMaxStages, stage_bytes, stages, consumers};
   }
   __device__ uint8_t* rows(uint8_t* shared) const {
     return shared + stage_bytes * static_cast<uint32_t>(stages);
@@ -123,38 +119,35 @@ struct StreamShape {
   __device__ float* partial(uint8_t* shared) const {
     return reinterpret_cast<float*>(rows(shared) + rows_bytes);
   }
-  __device__ float* scratch(uint8_t* shared) const {
-    return reinterpret_cast<float*>(rows(shared) + rows_bytes + partial_bytes);
-  }
 };
 
 // An SM has 228 KB, 1 KB of each CTA's is the system's. A kernel whose tiles all fit kWholeBytes takes as
 // much and loads everything at once; beside it one of kRingBytes has room, so that consecutive kernels
-// overlap. A kernel of many pieces (the logits) wants a deeper ring, and no second CTA beside it: where SMs
+// overlap. A kernel of many items (the logits) wants a deeper ring, and no second CTA beside it: where SMs
 // become free one by one, the first would get two, and work for both.
-inline constexpr uint32_t kWholeBytes = 131500, kRingBytes = 97000, kDeepBytes = 200000, kMostBytes = 231000,
-                          kMoeBytes = 129500;
-inline constexpr int kManyPieces = 32;
+inline constexpr uint32_t kWholeBytes = 131500, kRingBytes = 97000, kDeepBytes = 200000, kMaxBytes = 231000,
+                          kPersistentBytes = 129500;
+inline constexpr int kManyItems = 32;
 
-// As many stages as fit, at most `pieces`.
-inline StreamShape stream_shape(uint32_t piece_bytes, int64_t pieces, uint32_t rows_bytes,
-                                uint32_t partial_bytes, uint32_t ring_bytes = kRingBytes,
-                                uint32_t deep_bytes = kDeepBytes) {
-  StreamShape shape;
-  shape.stage_bytes = (piece_bytes + 127) / 128 * 128;
-  shape.rows_bytes = (rows_bytes + 15) / 16 * 16;
-  shape.partial_bytes = partial_bytes;
-  const uint32_t fixed = shape.total();
+// As many stages as fit, at most `items`.
+inline GemvLayout gemv_layout(uint32_t item_bytes, int64_t items, uint32_t rows_bytes, uint32_t partial_bytes,
+                              const Device& device, uint32_t ring_bytes = kRingBytes,
+                              uint32_t deep_bytes = kDeepBytes) {
+  GemvLayout layout;
+  layout.stage_bytes = (item_bytes + 127) / 128 * 128;
+  layout.rows_bytes = (rows_bytes + 15) / 16 * 16;
+  layout.partial_bytes = partial_bytes;
+  const uint32_t fixed = layout.total();
   const auto fit = [&](uint32_t limit) {
-    limit = limit < most_shared_memory() ? limit : most_shared_memory();
-    return limit < fixed || !has_bulk_copies() ? 0 : int64_t{(limit - fixed) / shape.stage_bytes};
+    limit = limit < device.max_shared_memory() ? limit : device.max_shared_memory();
+    return limit < fixed || !device.has_bulk_copies() ? 0 : int64_t{(limit - fixed) / layout.stage_bytes};
   };
-  int64_t stages = fit(pieces >= kManyPieces ? deep_bytes : ring_bytes);
-  if (fit(kWholeBytes) >= pieces) stages = pieces;
-  if (stages < 2) stages = fit(kMostBytes);
-  stages = stages < pieces ? stages : pieces;
-  shape.stages = static_cast<int32_t>(stages < kMaxStages ? stages : kMaxStages);
-  return shape;
+  int64_t stages = fit(items >= kManyItems ? deep_bytes : ring_bytes);
+  if (fit(kWholeBytes) >= items) stages = items;
+  if (stages < 2) stages = fit(kMaxBytes);
+  stages = stages < items ? stages : items;
+  layout.stages = static_cast<int32_t>(stages < kMaxStages ? stages : kMaxStages);
+  return layout;
 }
 
 }  // namespace millrace::cuda

@@ -1,7 +1,8 @@
 // The gated activations of feed-forward blocks. The comparisons let NaN through, as the reference does.
 #pragma once
 
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/moe/activation.h"
+#include "kernels/cuda/ptx/approx.cuh"
 
 namespace millrace::cuda {
 
@@ -9,8 +10,7 @@ namespace millrace::cuda {
 // bit or the one before.
 __device__ inline float sigmoid(float x) {
   const float y = fminf(1.0f + expf(-x), 0x1p120f);
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
+  const float r = ptx::reciprocal_approx(y);
   return fmaf(r, fmaf(-y, r, 1.0f), r);
 }
 

@@ -1,8 +1,8 @@
-// Around the experts' products: choosing them, their activation, and adding up what they say.
+// Around the experts' products: top-k routing, their activation, and combining what they give.
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/moe/activation.cuh"
+#include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/moe/top_k.cuh"
-#include "kernels/cuda/ops.h"
 #include "kernels/cuda/tile/reduce.cuh"
 
 namespace millrace::cuda {
@@ -12,11 +12,11 @@ constexpr int kThreads = 256;
 
 // One warp per token.
 __global__ void __launch_bounds__(kWarpLanes)
-    choose_experts_kernel(const float* scores, int experts, int k, bool softmax_over_all, int32_t* chosen,
-                          float* weights) {
+    route_top_k_kernel(const float* scores, int experts, int k, bool softmax_over_all, int32_t* chosen,
+                       float* weights) {
   const int64_t t = blockIdx.x;
-  choose_experts(scores + t * experts, experts, k, softmax_over_all, threadIdx.x, chosen + t * k,
-                 weights + t * k);
+  route_top_k(scores + t * experts, experts, k, softmax_over_all, threadIdx.x, chosen + t * k,
+              weights + t * k);
 }
 
 // gate, up: [size].
@@ -59,31 +59,31 @@ unsigned elementwise_grid(int64_t size) {
 
 }  // namespace
 
-void launch_choose_experts(const float* scores, int64_t count, int experts, int k, bool softmax_over_all,
-                           int32_t* chosen, float* weights, cudaStream_t stream) {
+void launch_route_top_k(const float* scores, int64_t count, int experts, int k, bool softmax_over_all,
+                        int32_t* chosen, float* weights, const Launch& at) {
   if (count == 0) return;
-  choose_experts_kernel<<<static_cast<unsigned>(count), kWarpLanes, 0, stream>>>(
+  route_top_k_kernel<<<static_cast<unsigned>(count), kWarpLanes, 0, at.stream>>>(
       scores, experts, k, softmax_over_all, chosen, weights);
-  check_launch("choose_experts_kernel");
+  check_launch("route_top_k_kernel");
 }
 
-void launch_activate(const Activation& op, int64_t size, float* gate, const float* up, cudaStream_t stream) {
+void launch_activate(const Activation& op, int64_t size, float* gate, const float* up, const Launch& at) {
   if (size == 0) return;
-  activate_kernel<<<elementwise_grid(size), kThreads, 0, stream>>>(op, size, gate, up);
+  activate_kernel<<<elementwise_grid(size), kThreads, 0, at.stream>>>(op, size, gate, up);
   check_launch("activate_kernel");
 }
 
 void launch_combine_experts(const float* down, const float* weights, int64_t count, int k, int64_t hidden,
-                            float* residual, cudaStream_t stream) {
+                            float* residual, const Launch& at) {
   if (count == 0) return;
   const auto ctas = static_cast<unsigned>(count);
   if (hidden % 4 == 0) {
-    combine_experts_kernel<<<ctas, kThreads, 0, stream>>>(reinterpret_cast<const float4*>(down), weights, k,
-                                                          static_cast<int>(hidden / 4),
-                                                          reinterpret_cast<float4*>(residual));
+    combine_experts_kernel<<<ctas, kThreads, 0, at.stream>>>(reinterpret_cast<const float4*>(down), weights,
+                                                             k, static_cast<int>(hidden / 4),
+                                                             reinterpret_cast<float4*>(residual));
   } else {
-    combine_experts_kernel<<<ctas, kThreads, 0, stream>>>(down, weights, k, static_cast<int>(hidden),
-                                                          residual);
+    combine_experts_kernel<<<ctas, kThreads, 0, at.stream>>>(down, weights, k, static_cast<int>(hidden),
+                                                             residual);
   }
   check_launch("combine_experts_kernel");
 }

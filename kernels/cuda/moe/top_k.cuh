@@ -1,4 +1,4 @@
-// Choosing a token's experts, by one warp: the k largest scores, ties and NaN to the lower index, and their
+// Top-k routing of one token, by one warp: the k largest scores, ties and NaN to the lower index, and their
 // softmax weights. Every kernel that needs the choice makes it with this function, so all make the same.
 #pragma once
 
@@ -15,36 +15,36 @@ __device__ inline uint32_t score_key(float x) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-inline constexpr int kHeldScores = 4;  // per lane, in registers: models have up to 128 experts
+inline constexpr int kRegisterScores = 4;  // per lane, in registers: models have up to 128 experts
 
-// A token's scores, those beyond 32 kHeldScores read again whenever they are needed.
+// A token's scores, those beyond 32 kRegisterScores read again whenever they are needed.
 struct LaneScores {
   const float* all = nullptr;
   int experts = 0;
-  float held[kHeldScores];
+  float kept[kRegisterScores];
 
-  LaneScores() = default;  // for who fills `held` with all there are
+  LaneScores() = default;  // for who fills `kept` with all there are
   __device__ LaneScores(const float* score, int count, int lane) : all(score), experts(count) {
 #pragma unroll
-    for (int i = 0; i < kHeldScores; ++i) {
-      held[i] = i * kWarpLanes + lane < count ? __ldcg(score + i * kWarpLanes + lane) : -INFINITY;
+    for (int i = 0; i < kRegisterScores; ++i) {
+      kept[i] = i * kWarpLanes + lane < count ? __ldcg(score + i * kWarpLanes + lane) : -INFINITY;
     }
   }
   // f(expert, score) for the lane's experts.
   template <class F>
   __device__ void each(int lane, F&& f) const {
 #pragma unroll
-    for (int i = 0; i < kHeldScores; ++i) {
-      if (i * kWarpLanes + lane < experts) f(i * kWarpLanes + lane, held[i]);
+    for (int i = 0; i < kRegisterScores; ++i) {
+      if (i * kWarpLanes + lane < experts) f(i * kWarpLanes + lane, kept[i]);
     }
-    for (int e = kHeldScores * kWarpLanes + lane; e < experts; e += kWarpLanes) f(e, __ldcg(all + e));
+    for (int e = kRegisterScores * kWarpLanes + lane; e < experts; e += kWarpLanes) f(e, __ldcg(all + e));
   }
 };
 
 // chosen, weights [k], written by lane 0 and visible to the warp. Each turn finds the first candidate after
 // the one chosen last. All lanes must call; k <= experts.
-__device__ inline void choose_experts(const LaneScores& scores, int k, bool softmax_over_all, int lane,
-                                      int32_t* chosen, float* weights) {
+__device__ inline void route_top_k(const LaneScores& scores, int k, bool softmax_over_all, int lane,
+                                   int32_t* chosen, float* weights) {
   uint32_t last_key = 0xffffffffu;
   int32_t last_expert = -1;
   float top = 0.0f, chosen_sum = 0.0f;
@@ -81,9 +81,9 @@ __device__ inline void choose_experts(const LaneScores& scores, int k, bool soft
   __syncwarp();
 }
 
-__device__ inline void choose_experts(const float* score, int experts, int k, bool softmax_over_all, int lane,
-                                      int32_t* chosen, float* weights) {
-  choose_experts(LaneScores(score, experts, lane), k, softmax_over_all, lane, chosen, weights);
+__device__ inline void route_top_k(const float* score, int experts, int k, bool softmax_over_all, int lane,
+                                   int32_t* chosen, float* weights) {
+  route_top_k(LaneScores(score, experts, lane), k, softmax_over_all, lane, chosen, weights);
 }
 
 }  // namespace millrace::cuda

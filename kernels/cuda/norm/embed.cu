@@ -1,5 +1,6 @@
 // Looks up embedding rows, decoding them from whatever type the table has.
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/norm/norm.h"
 #include "kernels/cuda/quant/dequantize.cuh"
 
 namespace millrace::cuda {
@@ -27,11 +28,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_embed(const DeviceMatrix& table, const int32_t* tokens, int64_t count, float scale, float* out,
-                  cudaStream_t stream) {
+                  const Launch& at) {
   if (count == 0) return;
   with_decoder(table.type, [&](auto decoder) {
     embed_kernel<decltype(decoder)>
-        <<<static_cast<unsigned>(count), kThreads, 0, stream>>>(table, tokens, scale, out);
+        <<<static_cast<unsigned>(count), kThreads, 0, at.stream>>>(table, tokens, scale, out);
   });
   check_launch("embed_kernel");
 }

@@ -90,8 +90,11 @@ __device__ inline void publish_to_async() {
   MILLRACE_BULK_ASM("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Closes this thread's group of stores (box_store, tensor_map.cuh).
-__device__ inline void bulk_store_end() { MILLRACE_BULK_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
+// What this thread has seen in global memory comes before the bulk copies that it asks for.
+__device__ inline void fence_bulk_copies() { MILLRACE_BULK_ASM("fence.proxy.async;" ::: "memory"); }
+
+// Closes this thread's group of stores (tma_store_2d, tensor_map.cuh).
+__device__ inline void bulk_store_commit() { MILLRACE_BULK_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until shared memory of all of this thread's groups has been read.
 __device__ inline void bulk_store_wait() {
   MILLRACE_BULK_ASM("cp.async.bulk.wait_group.read 0;" ::: "memory");
@@ -109,6 +112,11 @@ __device__ inline int32_t count_in(int32_t* counter) {
 template <int kName, int kThreads>
 __device__ inline void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
+}
+// The same under a name that is known when the kernel runs.
+template <int kThreads>
+__device__ inline void named_barrier(int name) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
 }
 // The same for who does not wait for the others.
 template <int kName, int kThreads>

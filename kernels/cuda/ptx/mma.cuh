@@ -1,4 +1,5 @@
-// Warp matrix products. A lane is (g, t) = (lane / 4, lane % 4).
+// Warp matrix products, and the loads of their fragments from shared memory. A lane is (g, t) = (lane / 4,
+// lane % 4).
 //   m16n8k32, 8-bit: a[0] row g k 4t..4t+3, a[1] row g + 8, a[2], a[3] the same at k + 16; b[0] column g
 //   k 4t..4t+3, b[1] at k + 16; c[0], c[1] row g columns 2t, 2t + 1; c[2], c[3] row g + 8.
 //   m16n8k16, bf16: a[0] row g k 2t, 2t + 1, a[1] row g + 8, a[2], a[3] the same at k + 8; b[0] column g k
@@ -31,7 +32,7 @@ __device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t 
 
 // Four 8 x 8 matrices of 16-bit elements, rows of 16 aligned bytes; lane l gives the address of row l % 8 of
 // matrix l / 8. Lane (g, t) gets of each row g, columns 2t and 2t + 1: a[0] or b[0] of the above.
-__device__ inline uint4 load_matrices(const void* row) {
+__device__ inline uint4 ldmatrix_x4(const void* row) {
   uint4 m;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m.x), "=r"(m.y), "=r"(m.z), "=r"(m.w)
@@ -40,7 +41,7 @@ __device__ inline uint4 load_matrices(const void* row) {
   return m;
 }
 // The same, transposed: rows 2t and 2t + 1 of column g.
-__device__ inline uint4 load_matrices_transposed(const void* row) {
+__device__ inline uint4 ldmatrix_x4_transposed(const void* row) {
   uint4 m;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m.x), "=r"(m.y), "=r"(m.z), "=r"(m.w)

@@ -17,7 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/quant/device_matrix.h"
 #include "kernels/quant/blocks.h"
 
 namespace millrace::cuda {

@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(kThreads)
 // each in one run. A chunk of 16 bytes is a word of each of four lanes, so a pair goes through shared memory;
 // the swizzle puts the 32 words that are written together into 32 banks. Roofline: memory, 1.06 + 2 bytes a
 // weight.
-__global__ void __launch_bounds__(kThreads) open_kernel(const uint8_t* tiles, int64_t pairs, uint8_t* to) {
+__global__ void __launch_bounds__(kThreads)
+    dequantize_kernel(const uint8_t* tiles, int64_t pairs, uint8_t* to) {
   __shared__ __align__(16) uint8_t opened[kWarps][kBf16PairBytes];
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes,
             warp = static_cast<int>(threadIdx.x) / kWarpLanes;
@@ -188,9 +189,9 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_embed_packed(const PackedMatrix& table, const int32_t* tokens, int64_t count, float scale,
-                         float* out, cudaStream_t stream) {
+                         float* out, const Launch& at) {
   if (count == 0) return;
-  embed_packed_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(table, tokens, scale, out);
+  embed_packed_kernel<<<static_cast<unsigned>(count), kThreads, 0, at.stream>>>(table, tokens, scale, out);
   check_launch("embed_packed_kernel");
 }
 
@@ -225,39 +226,39 @@ PackedMatrix packed_shape(DType type, int64_t rows, int64_t cols) {
 }
 
 void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatrix& to, uint8_t* tiles,
-                   cudaStream_t stream) {
+                   const Launch& at) {
   const int64_t per_pair = to.format == PackedFormat::kBf16 ? 64 : kWarpLanes;
   const int64_t blocks = (int64_t{to.tiles_per_expert} * to.pairs * per_pair + kThreads - 1) / kThreads;
   if (blocks == 0) return;
   constexpr int64_t kMaxBlocks = 1 << 16;
   const auto grid = static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
   if (to.format != PackedFormat::kBf16) {
-    repack_kernel<<<grid, kThreads, 0, stream>>>(from, to, tiles);
+    repack_kernel<<<grid, kThreads, 0, at.stream>>>(from, to, tiles);
     return check_launch("repack_kernel");
   }
   DeviceMatrix shifted = from;  // decoders number rows as the grid of scales does
   shifted.data -= first_row * from.row_bytes;
   with_decoder(from.type, [&](auto decoder) {
-    round_kernel<decltype(decoder)><<<grid, kThreads, 0, stream>>>(shifted, first_row, to, tiles);
+    round_kernel<decltype(decoder)><<<grid, kThreads, 0, at.stream>>>(shifted, first_row, to, tiles);
   });
   check_launch("round_kernel");
 }
 
-size_t opened_bytes(const PackedMatrix& packed) {
+size_t dequantized_bytes(const PackedMatrix& packed) {
   if (packed.format != PackedFormat::kQ8) return 0;
   return static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.pairs) * kBf16PairBytes;
 }
 
-void launch_open(const PackedMatrix& packed, uint8_t* to, cudaStream_t stream) {
+void launch_dequantize(const PackedMatrix& packed, uint8_t* to, const Launch& at) {
   MILLRACE_CHECK(packed.format == PackedFormat::kQ8);
   const int64_t pairs = int64_t{packed.tiles_per_expert} * packed.pairs,
                 blocks = (pairs + kWarps - 1) / kWarps;
   if (blocks == 0) return;
   constexpr int64_t kPerSm = 2048 / kThreads;  // all its warps: 35 KB on their way to it
-  const int64_t most = multiprocessors() * kPerSm;
+  const int64_t most = at.device.sm_count() * kPerSm;
   const auto grid = static_cast<unsigned>(blocks < most ? blocks : most);
-  open_kernel<<<grid, kThreads, 0, stream>>>(packed.tiles, pairs, to);
-  check_launch("open_kernel");
+  dequantize_kernel<<<grid, kThreads, 0, at.stream>>>(packed.tiles, pairs, to);
+  check_launch("dequantize_kernel");
 }
 
 }  // namespace millrace::cuda

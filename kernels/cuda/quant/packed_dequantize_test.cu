@@ -43,7 +43,8 @@ struct Opened {
   std::vector<uint32_t> words;  // as load_kernel has them
   std::vector<uint8_t> tiles;   // opened, and the guard
 
-  Opened(int64_t rows, int64_t cols, uint32_t seed) : packed(packed_shape(DType::kQ8_0, rows, cols)) {
+  Opened(const Device& device, int64_t rows, int64_t cols, uint32_t seed)
+      : packed(packed_shape(DType::kQ8_0, rows, cols)) {
     std::mt19937 random(seed);
     blocks.resize(bytes_of(DType::kQ8_0, rows * cols));
     for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<uint8_t>(random());
@@ -56,19 +57,19 @@ struct Opened {
         cudaMemcpyAsync(raw.as<void>(), blocks.data(), blocks.size(), cudaMemcpyHostToDevice, stream.get()));
     const size_t pairs = static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.pairs);
     const DeviceBuffer codes(pairs * kQ8PairBytes, "test"), loaded(pairs * 32 * 8 * 4, "test"),
-        out(opened_bytes(packed) + kGuard, "test");
+        out(dequantized_bytes(packed) + kGuard, "test");
     DeviceMatrix from;
     from.data = raw.as<const uint8_t>();
     from.rows = rows;
     from.cols = cols;
     from.row_bytes = static_cast<int64_t>(bytes_of(DType::kQ8_0, cols));
     from.type = DType::kQ8_0;
-    launch_repack(from, 0, packed, codes.as<uint8_t>(), stream.get());
+    launch_repack(from, 0, packed, codes.as<uint8_t>(), {device, stream.get()});
     packed.tiles = codes.as<const uint8_t>();
     load_kernel<<<static_cast<unsigned>(pairs), 32, 0, stream.get()>>>(packed.tiles, loaded.as<uint32_t>());
     check_launch("load_kernel");
     MILLRACE_CUDA_TRY(cudaMemsetAsync(out.as<void>(), 0xff, out.bytes(), stream.get()));
-    launch_open(packed, out.as<uint8_t>(), stream.get());
+    launch_dequantize(packed, out.as<uint8_t>(), {device, stream.get()});
     words = to_host<uint32_t>(loaded, stream);
     tiles = to_host<uint8_t>(out, stream);
     packed.tiles = nullptr;
@@ -100,16 +101,16 @@ struct Opened {
   }
 };
 
-TEST(PackedOpen, EveryWordIsWhatALaneLoads) {
+TEST(PackedDequantize, EveryWordIsWhatALaneLoads) {
   SKIP_WITHOUT_GPU("opened weights were not tested on one");
-  open_device(0);
+  const Device device = Device::open(0);
   // Rows that do not fill a tile, one block in the last pair, and more pairs than a grid has warps.
   const int64_t shapes[][2] = {{1, 32}, {7, 64}, {8, 96}, {9, 160}, {37, 2880}, {75, 2304}, {1027, 8224}};
   uint32_t seed = 1;
   for (const auto& [rows, cols] : shapes) {
-    const Opened o(rows, cols, seed++);
+    const Opened o(device, rows, cols, seed++);
     const int64_t padded = int64_t{o.packed.tiles_per_expert} * kTileRows;
-    ASSERT_EQ(opened_bytes(o.packed), static_cast<size_t>(padded * o.packed.pairs * kPairColumns * 2));
+    ASSERT_EQ(dequantized_bytes(o.packed), static_cast<size_t>(padded * o.packed.pairs * kPairColumns * 2));
     for (int64_t row = 0; row < padded; ++row) {
       for (int64_t pair = 0; pair < o.packed.pairs; ++pair) {
         for (uint32_t i = 0; i < kPairColumns; ++i) {
@@ -127,11 +128,11 @@ TEST(PackedOpen, EveryWordIsWhatALaneLoads) {
   }
 }
 
-TEST(PackedOpen, OnlyEightBitsAre) {
-  EXPECT_EQ(opened_bytes(packed_shape(DType::kQ8_0, 9, 96)), 2u * 2 * 1024);
-  EXPECT_EQ(opened_bytes(packed_shape(DType::kQ4_0, 8, 32)), 1024u);
+TEST(PackedDequantize, OnlyEightBitsAre) {
+  EXPECT_EQ(dequantized_bytes(packed_shape(DType::kQ8_0, 9, 96)), 2u * 2 * 1024);
+  EXPECT_EQ(dequantized_bytes(packed_shape(DType::kQ4_0, 8, 32)), 1024u);
   for (const DType type : {DType::kBF16, DType::kMXFP4, DType::kQ4_K, DType::kF32})
-    EXPECT_EQ(opened_bytes(packed_shape(type, 256, 256)), 0u);
+    EXPECT_EQ(dequantized_bytes(packed_shape(type, 256, 256)), 0u);
 }
 
 }  // namespace

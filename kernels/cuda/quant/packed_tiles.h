@@ -28,13 +28,12 @@
 // to be weights times 2^-32, a bf16 without rounding for every MXFP4 scale up to 2^33.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/quant/device_matrix.h"
 
 namespace millrace::cuda {
 
@@ -126,7 +125,7 @@ struct PackedMatrix {
   uint32_t tile_bytes = 0;
   PackedFormat format = PackedFormat::kNone;
   // kQ8: the same weights opened, [tiles_per_expert][pairs][kBf16PairBytes], or null.
-  const uint8_t* opened = nullptr;
+  const uint8_t* dequantized = nullptr;
 };
 
 __host__ __device__ inline constexpr int32_t packed_pairs(int64_t cols) {
@@ -154,15 +153,15 @@ PackedMatrix packed_shape(DType type, int64_t rows, int64_t cols);
 // `from`: `to.rows` rows in the file's encoding, which are rows `first_row` and on of the grid of scales
 // beside them, where there is one. Bound by the bytes read and written.
 void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatrix& to, uint8_t* tiles,
-                   cudaStream_t stream);
+                   const Launch& at);
 
 // Bytes of a matrix of one expert opened; 0 for a format that is not.
-size_t opened_bytes(const PackedMatrix& packed);
+size_t dequantized_bytes(const PackedMatrix& packed);
 // Opens packed.tiles, of one expert. Bound by the bytes read and written: 1.06 + 2 a weight.
-void launch_open(const PackedMatrix& packed, uint8_t* to, cudaStream_t stream);
+void launch_dequantize(const PackedMatrix& packed, uint8_t* to, const Launch& at);
 
 // out[t, :] = row tokens[t] of the table * scale: what the format holds, without a further rounding.
 void launch_embed_packed(const PackedMatrix& table, const int32_t* tokens, int64_t count, float scale,
-                         float* out, cudaStream_t stream);
+                         float* out, const Launch& at);
 
 }  // namespace millrace::cuda

@@ -1,7 +1,7 @@
 // The greedy token of each row of logits: kParts CTAs per row find their part's best, the last to arrive the
 // row's.
-#include "kernels/cuda/ops.h"
 #include "kernels/cuda/ptx/grid_dependency.cuh"
+#include "kernels/cuda/sample/argmax.h"
 #include "kernels/cuda/sample/best.cuh"
 #include "kernels/cuda/tile/launch.cuh"
 
@@ -53,11 +53,11 @@ __global__ void __launch_bounds__(kThreads)
 size_t argmax_candidates_bytes(int64_t rows) { return static_cast<size_t>(rows) * sizeof(Row); }
 
 void launch_argmax(const float* logits, int64_t rows, int64_t vocab, void* candidates, int32_t* best,
-                   cudaStream_t stream) {
+                   const Launch& at) {
   if (rows == 0) return;
   static_assert(kParts == kWarpLanes);
-  launch_dependent("argmax_kernel", argmax_kernel, dim3(kParts, static_cast<unsigned>(rows)), kThreads, 0,
-                   stream, logits, vocab, static_cast<Row*>(candidates), best);
+  launch_dependent("argmax_kernel", argmax_kernel, dim3(kParts, static_cast<unsigned>(rows)), kThreads, 0, at,
+                   logits, vocab, static_cast<Row*>(candidates), best);
 }
 
 }  // namespace millrace::cuda

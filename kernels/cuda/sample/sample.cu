@@ -88,7 +88,7 @@ struct Cut {
   }
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older GPUs have no clusters: fits_sampling
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older GPUs have no clusters: supports_sampling
 
 // One row, seen by one thread of its cluster. All members must be called by every thread of the cluster, with
 // the same arguments.
@@ -481,29 +481,29 @@ __global__ void __launch_bounds__(kTakeThreads)
 
 }  // namespace
 
-bool fits_sampling(int64_t vocab) {
-  return has_bulk_copies() && vocab > 0 &&
-         shared_bytes(vocab) <= most_shared_memory();  // clusters came with them
+bool supports_sampling(int64_t vocab, const Device& device) {
+  return device.has_bulk_copies() && vocab > 0 &&
+         shared_bytes(vocab) <= device.max_shared_memory();  // clusters came with them
 }
 
 void launch_sample(const float* logits, int64_t rows, int64_t vocab, const SampleParams* params,
-                   int32_t* tokens, SampleDetails* details, cudaStream_t stream) {
+                   int32_t* tokens, SampleDetails* details, const Launch& at) {
   if (rows == 0) return;
   const size_t bytes = shared_bytes(vocab);
   const bool few = rows <= kFewRows;
   const auto kernel = few ? sample_kernel<kFewRowsThreads> : sample_kernel<kManyRowsThreads>;
   allow_shared_memory(kernel, bytes);
-  kernel<<<static_cast<unsigned>(rows * kCluster), few ? kFewRowsThreads : kManyRowsThreads, bytes, stream>>>(
-      logits, vocab, params, tokens, details);
+  kernel<<<static_cast<unsigned>(rows * kCluster), few ? kFewRowsThreads : kManyRowsThreads, bytes,
+           at.stream>>>(logits, vocab, params, tokens, details);
   check_launch("sample_kernel");
 }
 
 void launch_take_sampled(const int32_t* sampled, const int32_t* rows, int64_t count, int32_t* tokens,
-                         cudaStream_t stream) {
+                         const Launch& at) {
   if (count == 0) return;
   launch_dependent("take_sampled_kernel", take_sampled_kernel,
                    dim3(static_cast<unsigned>((count + kTakeThreads - 1) / kTakeThreads)), kTakeThreads, 0,
-                   stream, sampled, rows, count, tokens);
+                   at, sampled, rows, count, tokens);
 }
 
 }  // namespace millrace::cuda

@@ -2,7 +2,7 @@
 // sampler's, bit by bit (base/sampling_math.h).
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include "kernels/cuda/device.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -37,15 +37,15 @@ struct SampleDetails {
   } top[kMaxTopLogits];
 };
 
-bool fits_sampling(int64_t vocab);
+bool supports_sampling(int64_t vocab, const Device& device);
 
 // tokens[r]: the token picked from logits[r, :], or SampledRow's numbers below 0; details[r] as far as asked
 // for. params: [rows] and what they point to. Floor: 4 vocab * rows / B.
 void launch_sample(const float* logits, int64_t rows, int64_t vocab, const SampleParams* params,
-                   int32_t* tokens, SampleDetails* details, cudaStream_t stream);
+                   int32_t* tokens, SampleDetails* details, const Launch& at);
 
 // tokens[i] = sampled[rows[i]] where rows[i] >= 0; what is no token becomes token 0.
 void launch_take_sampled(const int32_t* sampled, const int32_t* rows, int64_t count, int32_t* tokens,
-                         cudaStream_t stream);
+                         const Launch& at);
 
 }  // namespace millrace::cuda

@@ -13,7 +13,7 @@ namespace millrace::cuda {
 // it writes anything. cluster: how many CTAs that follow one another are one (ptx/cluster.cuh).
 template <class... Parameters, class... Arguments>
 void launch_clusters(const char* name, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
-                     unsigned threads, size_t shared_bytes, cudaStream_t stream, Arguments&&... arguments) {
+                     unsigned threads, size_t shared_bytes, const Launch& at, Arguments&&... arguments) {
   // All shared memory, in every kernel of a step: an SM that has to move the border between shared memory and
   // L1 empties first, and nothing would overlap.
   check_call(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -23,22 +23,21 @@ void launch_clusters(const char* name, unsigned cluster, void (*kernel)(Paramete
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
+  config.stream = at.stream;
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {cluster, 1, 1};
   config.attrs = attributes;
-  config.numAttrs = !has_bulk_copies() ? 0 : cluster > 1 ? 2 : 1;
+  config.numAttrs = !at.device.has_bulk_copies() ? 0 : cluster > 1 ? 2 : 1;
   check_call(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), name);
   check_launch(name);
 }
 template <class... Parameters, class... Arguments>
 void launch_dependent(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
-                      size_t shared_bytes, cudaStream_t stream, Arguments&&... arguments) {
-  launch_clusters(name, 1, kernel, grid, threads, shared_bytes, stream,
-                  std::forward<Arguments>(arguments)...);
+                      size_t shared_bytes, const Launch& at, Arguments&&... arguments) {
+  launch_clusters(name, 1, kernel, grid, threads, shared_bytes, at, std::forward<Arguments>(arguments)...);
 }
 
 // Lets a kernel use more than 48 KB of shared memory, its __shared__ variables (8 KB at most) among them.

@@ -1,13 +1,13 @@
-// A lane's weights of one pair of blocks, out of a packed tile and into the fragments of bf16 products, for
-// each format (packed.h); and the activations that go with them.
+// A lane's weights of one K step (a pair of blocks, 64 columns), dequantized out of a packed tile into the
+// fragments of bf16 products, for each format (quant/packed_tiles.h); and the activations that are multiplied
+// with them.
 //
-// The sum of a segment is a chain of tensor core products of 16 columns in float32, segments are added in
-// order. Warp and warpgroup products give the same bits for the same chain, in whatever order the 16 columns
-// come (tested on Hopper by same_bits_decode_test.cpp): that is what makes a row's result independent of the
-// kernel that computed it.
+// K is cut into segments, as in split-K: the sum of a segment is a chain of tensor core products of 16
+// columns in float32, segments are added in order. Warp and warpgroup products give the same bits for the
+// same chain, in whatever order the 16 columns come (tested on Hopper by same_bits_decode_test.cpp): that is
+// what makes a row's result independent of the kernel that computed it.
 #pragma once
 
-#include "kernels/cuda/ptx/load_matrices.cuh"
 #include "kernels/cuda/ptx/mma.cuh"
 #include "kernels/cuda/ptx/permute.cuh"
 #include "kernels/cuda/quant/mxfp4.cuh"
@@ -63,6 +63,12 @@ struct TileFormat<PackedFormat::kQ8> {
   }
 };
 
+// Four words are the fragments of two products of 16 columns.
+__device__ inline void store_two_steps(const uint4& words, uint32_t (&first)[2], uint32_t (&second)[2]) {
+  first[0] = words.x, first[1] = words.y;
+  second[0] = words.z, second[1] = words.w;
+}
+
 template <>
 struct TileFormat<PackedFormat::kBf16> {
   static constexpr int kPairBytes = kBf16PairBytes;
@@ -71,8 +77,7 @@ struct TileFormat<PackedFormat::kBf16> {
     const uint32_t row = static_cast<uint32_t>(lane) % 8, chunk = static_cast<uint32_t>(lane) / 8;
 #pragma unroll
     for (uint32_t odd = 0; odd < 2; ++odd)
-      ptx::load_matrices(pair + bf16_chunk(row, 4 * odd + chunk), w[2 * odd][0], w[2 * odd][1],
-                         w[2 * odd + 1][0], w[2 * odd + 1][1]);
+      store_two_steps(ptx::ldmatrix_x4(pair + bf16_chunk(row, 4 * odd + chunk)), w[2 * odd], w[2 * odd + 1]);
   }
 };
 
@@ -88,19 +93,17 @@ __device__ inline void load_activations(const uint8_t* x, int lane, uint32_t (&b
 #pragma unroll
   for (int odd = 0; odd < 2; ++odd) {
     if constexpr (kFormat == PackedFormat::kBf16) {
-      ptx::load_matrices(x + odd * 64 + lane / 8 * 16, b[2 * odd][0], b[2 * odd][1], b[2 * odd + 1][0],
-                         b[2 * odd + 1][1]);
+      store_two_steps(ptx::ldmatrix_x4(x + odd * 64 + lane / 8 * 16), b[2 * odd], b[2 * odd + 1]);
     } else {
       const uint4 words = *reinterpret_cast<const uint4*>(x + odd * 64 + lane % 4 * 16);
-      b[2 * odd][0] = words.x, b[2 * odd][1] = words.y;
-      b[2 * odd + 1][0] = words.z, b[2 * odd + 1][1] = words.w;
+      store_two_steps(words, b[2 * odd], b[2 * odd + 1]);
     }
   }
 }
 
 // sum += rows 0-7 of the tile `low` and, where there is one, 8-15 of `high`, times the activations at x, over
-// `count` pairs; most often kPairs, unless that is 0. The tiles begin with the first of the pairs.
-template <PackedFormat kFormat, int kPairs, bool kTwo>
+// `count` K steps; most often kKSteps, unless that is 0. The tiles begin with the first of them.
+template <PackedFormat kFormat, int kKSteps, bool kTwo>
 __device__ inline void multiply_segment(const uint8_t* low, const uint8_t* high, const uint8_t* x, int count,
                                         int lane, float (&sum)[4]) {
   using Format = TileFormat<kFormat>;
@@ -115,10 +118,10 @@ __device__ inline void multiply_segment(const uint8_t* low, const uint8_t* high,
       ptx::mma_bf16(sum, both, b[s][0], b[s][1]);
     }
   };
-  if (kPairs > 0 &&
-      count == kPairs) {  // without a branch, so that one pair's loads overlap another's products
+  if (kKSteps > 0 &&
+      count == kKSteps) {  // without a branch, so that one K step's loads overlap another's products
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) multiply(j);
+    for (int j = 0; j < kKSteps; ++j) multiply(j);
   } else {
 #pragma unroll 1
     for (int j = 0; j < count; ++j) multiply(j);

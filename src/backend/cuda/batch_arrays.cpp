@@ -61,7 +61,7 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
       size_ += static_cast<size_t>(table_size(*s.slice));
     }
   }
-  cut_chunks(prompt_chunk_tokens(spec.heads, spec.kv_heads, spec.head_dim));
+  cut_chunks(prefill_chunk_tokens(spec.heads, spec.kv_heads, spec.head_dim));
   if (chunks_.empty()) return;
   chunks_at_ = (size_ + 3) / 4 * 4;
   size_ = chunks_at_ + 4 * chunks_.size();

@@ -2,10 +2,10 @@
 // ones that prompts multiply as bf16 too, others in the file's own encoding.
 #include "backend/cuda_backend.h"
 
+#include "backend/cuda/autotune.h"
 #include "backend/cuda/cuda_executor.h"
 #include "backend/cuda/cuda_weight.h"
-#include "backend/cuda/tune.h"
-#include "backend/cuda/tuned.h"
+#include "backend/cuda/read_tuning.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/device.h"
@@ -16,17 +16,20 @@ namespace {
 class CudaBackend final : public Backend {
  public:
   CudaBackend(const BackendOptions& options, int gpu)
-      : device_(cuda::open_device(gpu)),
-        own_memory_(static_cast<size_t>(static_cast<double>(device_.free_bytes) * options.memory_fraction)),
-        pool_(options.threads) {}
+      : device_(cuda::Device::open(gpu)),
+        own_memory_(
+            static_cast<size_t>(static_cast<double>(device_.info().free_bytes) * options.memory_fraction)),
+        pool_(options.threads),
+        uploader_(device_) {}
 
   std::string_view name() const override { return "cuda"; }
   std::string description() const override {
     constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-    return fmt::format("cuda, {}, {}, {:.1f} GiB{}", device_.name, device_.architecture,
-                       static_cast<double>(device_.memory_bytes) / kGiB, tuned_ ? ", tuned" : "");
+    return fmt::format("cuda, {}, {}, {:.1f} GiB{}", device_.info().name, device_.info().architecture,
+                       static_cast<double>(device_.info().memory_bytes) / kGiB,
+                       device_.tuning().empty() ? "" : ", tuned");
   }
-  std::string_view isa() const override { return device_.architecture; }
+  std::string_view isa() const override { return device_.info().architecture; }
   int threads() const override { return pool_.size(); }
   DType default_kv_type() const override { return DType::kBF16; }
   int32_t default_step_tokens() const override { return 4096; }
@@ -40,33 +43,32 @@ class CudaBackend final : public Backend {
   size_t weight_bytes(const TensorView& view, WeightUse use, size_t) const override {
     return cuda::device_weight_bytes(view, use);
   }
-  size_t opened_bytes(const TensorView& view) const override { return cuda::device_opened_bytes(view); }
+  size_t opened_bytes(const TensorView& view) const override {
+    return cuda::device_dequantized_bytes(view, device_);
+  }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
     return uploader_.upload(view, use);
   }
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override {
-    return cuda::executor_workspace_bytes(spec);
+    return cuda::executor_workspace_bytes(spec, device_);
   }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
     if (!supports_kv_type(spec.kv_type)) {
       throw_error(ErrorCode::kUnsupported, "device cuda: KV cache type {}, expected f32, f16, bf16 or fp8",
                   info(spec.kv_type).name);
     }
-    return cuda::make_cuda_executor(spec);
+    return cuda::make_cuda_executor(spec, device_);
   }
 
-  std::optional<TuneTarget> tune_target() const override {
-    return TuneTarget{device_.name, cuda::driver_version(),
-                      fmt::format("CUDA {}, kernels {}", cuda::runtime_version(), cuda::kKernelRevision)};
+  std::optional<TuningTarget> tuning_target() const override {
+    return TuningTarget{device_.info().name, cuda::driver_version(),
+                        fmt::format("CUDA {}, kernels {}", cuda::runtime_version(), cuda::kKernelRevision)};
   }
-  void use_tuned(const TuneTable& table) override {
-    cuda::use_tuned(cuda::Tuned(table));
-    tuned_ = !table.entries.empty();
-  }
-  TuneTable tune(std::span<const TuneShape> shapes, const TuneProgress& progress) override {
-    cuda::use_tuned({});  // the first candidate is the built-in choice
-    return cuda::tune_kernels(*tune_target(), shapes, progress);
+  void use_tuning(const TuningTable& table) override { device_.use_tuning(cuda::read_tuning(table)); }
+  TuningTable autotune(std::span<const TuningShape> shapes, const AutotuneProgress& progress) override {
+    device_.use_tuning({});  // the first candidate is the built-in choice
+    return cuda::autotune(device_, *tuning_target(), shapes, progress);
   }
 
   void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override {
@@ -75,11 +77,10 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  cuda::DeviceInfo device_;  // first: opens the device
+  cuda::Device device_;  // first: everything else is made on it
   size_t own_memory_;
   ThreadPool pool_;
   cuda::WeightUploader uploader_;
-  bool tuned_ = false;
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "backend/cuda/step_launcher.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "kernels/cuda/norm/norm.h"
 
 namespace millrace::cuda {
 namespace {
@@ -20,10 +21,11 @@ namespace {
 // above all, are replayed as graphs.
 class CudaExecutor final : public Executor {
  public:
-  explicit CudaExecutor(const ExecutorSpec& spec)
-      : spec_(spec),
-        work_(spec),
-        launcher_(spec_, work_, stream_),
+  CudaExecutor(const ExecutorSpec& spec, const Device& device)
+      : device_(device),
+        spec_(spec),
+        work_(spec, {device, stream_.get()}),
+        launcher_(spec_, work_, {device, stream_.get()}),
         block_copies_(stream_, largest_block_of(spec)) {
     for (Sampled& s : sampled_) {
       s.tokens = PinnedBuffer(work_.best.bytes(), "the sampled tokens");
@@ -45,7 +47,7 @@ class CudaExecutor final : public Executor {
   void norm_logits(const Logits& op) override { ops_.emplace_back(op); }
   std::span<const float> logits() override;
   std::span<const float> logits_of(std::span<const int32_t> rows) override;
-  bool samples() const override { return fits_sampling(spec_.vocab); }
+  bool samples() const override { return supports_sampling(spec_.vocab, device_); }
   void start() override { flush(); }
   bool sample(std::span<const SampleRow> rows) override;
   std::span<const SampledRow> sampled() override;
@@ -54,7 +56,7 @@ class CudaExecutor final : public Executor {
   void write_block(int group, int32_t block, std::span<const std::byte> from) override;
   void copy_block(int group, int32_t from, int32_t to) override;
   void finish_reads() override {
-    use_device();
+    device_.use();
     block_copies_.finish();
   }
   std::span<const int32_t> greedy_tokens() override;
@@ -75,6 +77,7 @@ class CudaExecutor final : public Executor {
     MILLRACE_CUDA_TRY(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()));
   }
 
+  const Device& device_;
   ExecutorSpec spec_;
   Stream stream_;
   Workspace work_;
@@ -115,7 +118,7 @@ class CudaExecutor final : public Executor {
 // ---------------------------------------------------------------- the batch
 
 void CudaExecutor::begin(const Batch& batch) {
-  use_device();
+  device_.use();
   flush();  // a step of which nobody wanted a result: its keys and values are wanted
   batch_.emplace(batch, spec_);
   plan_.rows = static_cast<int64_t>(batch.tokens.size());
@@ -169,6 +172,7 @@ void CudaExecutor::route(const Route& op) {
 // Decoding repeats: its steps are captured, those of few rows at first sight, larger ones, beside which
 // launching is short, at the second in a row. A chunk of a prompt is launched as it is.
 void CudaExecutor::flush() {
+  device_.use();  // the thread may have worked on another GPU since
   if (ops_.empty()) return;
   constexpr int64_t kMaxGraphRows = 256, kAtFirstSight = 4;
   const auto launch = [&] { launcher_.launch(ops_, plan_, *batch_, batch_device_.as<int32_t>()); };
@@ -252,7 +256,7 @@ bool CudaExecutor::sample(std::span<const SampleRow> rows) {
   Sampled& s = sampled_[started_ % 2];
   s.batch.lay_out(rows);
   const bool greedy = s.batch.plain_greedy();
-  if (!greedy && !fits_sampling(spec_.vocab)) return false;
+  if (!greedy && !supports_sampling(spec_.vocab, device_)) return false;
   if (greedy) {
     ops_.emplace_back(ArgmaxOp{});
   } else {
@@ -293,7 +297,7 @@ std::span<const SampledRow> CudaExecutor::sampled() {
 }
 
 void CudaExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to) {
-  use_device();
+  device_.use();
   const auto hidden = static_cast<size_t>(spec_.hidden);
   MILLRACE_CHECK(row >= 0 && row < plan_.rows && to.size() == hidden);
   const std::lock_guard lock(hidden_mutex_);
@@ -302,7 +306,7 @@ void CudaExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> t
     const size_t bytes = static_cast<size_t>(plan_.rows) * hidden * sizeof(float);
     if (bytes > hidden_host_.bytes()) hidden_host_ = PinnedBuffer(bytes, "the hidden states");
     launch_rmsnorm(work_.residual.as<const float>(), nullptr, own(*norm.weight).vector(), norm.eps,
-                   plan_.rows, spec_.hidden, work_.normed.as<float>(), stream_.get());
+                   plan_.rows, spec_.hidden, work_.normed.as<float>(), {device_, stream_.get()});
     copy(hidden_host_.as<void>(), work_.normed.as<void>(), bytes, cudaMemcpyDeviceToHost);
     stream_.synchronize();
     hidden_norm_ = norm.weight;
@@ -340,7 +344,7 @@ std::span<std::byte> CudaExecutor::block_bytes(int group, int32_t block) const {
 }
 
 void CudaExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
-  use_device();
+  device_.use();
   const std::span<std::byte> from = block_bytes(group, block);
   MILLRACE_CHECK(to.size() == from.size());
   flush();  // what the step wrote
@@ -348,7 +352,7 @@ void CudaExecutor::read_block(int group, int32_t block, std::span<std::byte> to)
 }
 
 void CudaExecutor::write_block(int group, int32_t block, std::span<const std::byte> from) {
-  use_device();
+  device_.use();
   const std::span<std::byte> to = block_bytes(group, block);
   MILLRACE_CHECK(to.size() == from.size());
   flush();
@@ -356,7 +360,7 @@ void CudaExecutor::write_block(int group, int32_t block, std::span<const std::by
 }
 
 void CudaExecutor::copy_block(int group, int32_t from, int32_t to) {
-  use_device();
+  device_.use();
   const std::span<std::byte> source = block_bytes(group, from);
   flush();
   copy(block_bytes(group, to).data(), source.data(), source.size(), cudaMemcpyDeviceToDevice);
@@ -384,10 +388,13 @@ void CudaExecutor::write_slot(Slot slot, std::span<const float> values) {
 
 }  // namespace
 
-size_t executor_workspace_bytes(const ExecutorSpec& spec) { return workspace_bytes_of(spec); }
+size_t executor_workspace_bytes(const ExecutorSpec& spec, const Device& device) {
+  return workspace_bytes_of(spec, device);
+}
 
-std::unique_ptr<Executor> make_cuda_executor(const ExecutorSpec& spec) {
-  return std::make_unique<CudaExecutor>(spec);
+std::unique_ptr<Executor> make_cuda_executor(const ExecutorSpec& spec, const Device& device) {
+  device.use();
+  return std::make_unique<CudaExecutor>(spec, device);
 }
 
 }  // namespace millrace::cuda

@@ -5,10 +5,12 @@
 #include <memory>
 
 #include "backend/backend.h"
+#include "kernels/cuda/device.h"
 
 namespace millrace::cuda {
 
-size_t executor_workspace_bytes(const ExecutorSpec& spec);
-std::unique_ptr<Executor> make_cuda_executor(const ExecutorSpec& spec);
+size_t executor_workspace_bytes(const ExecutorSpec& spec, const Device& device);
+// The device must outlive the executor.
+std::unique_ptr<Executor> make_cuda_executor(const ExecutorSpec& spec, const Device& device);
 
 }  // namespace millrace::cuda

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/attention/attention.h"
 
 namespace millrace::cuda {
 

@@ -1,0 +1,78 @@
+#include "model_options.h"
+
+#include "engine/engine_options.h"
+#include "input.h"
+#include "quant/request.h"
+
+namespace millrace::cli {
+
+void add_model_path(Command& command, EngineOptions& options) {
+  command.option("MODEL", options.model, "GGUF file or Hugging Face directory").required();
+}
+
+void add_device_options(Command& command, EngineOptions& options) {
+  command
+      .option(
+          "--device", options.device,
+          "cpu, cuda, cuda:N (one of several GPUs) or reference (slow, exact); auto: a GPU with room for the "
+          "model, else the CPU")
+      .show_default();
+  command.option("--gpu-memory", options.gpu_memory, "part of a GPU's free memory that may be taken")
+      .range(0.01, 1.0)
+      .show_default();
+  command.option("--threads", options.threads, "CPU threads; 0: all that this process may use")
+      .range(0, 1024)
+      .show_default();
+  command
+      .option("--ctx", options.context, "tokens of context; 0: what the model was trained for, at most 4096")
+      .range(0, 1 << 28)
+      .show_default();
+  command.option("--kv-type", options.kv_type,
+                 "type of the KV cache: f32, f16, bf16, int8 or fp8; default: the device's");
+  command.flag("--lock", options.lock, "keep the model in memory: none of it may be paged out");
+}
+
+void add_quantize_option(Command& command, EngineOptions& options) {
+  command.option("--quantize", options.quantize,
+                 "quantize the weights while loading: " + quant::request_names() + " auto");
+  command.option("--budget", options.quantize_budget,
+                 "for --quantize auto: 4.5bpw (bits per weight) or 800M (the weights)");
+  command.option("--sample", options.quantize_sample,
+                 "for --quantize auto: a text to measure by; -: standard input");
+}
+
+void add_engine_options(Command& command, EngineOptions& options, const std::string& group) {
+  constexpr size_t kMiB = size_t{1} << 20;
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return command.option(name, value, help).show_default().group(group);
+  };
+  add("--max-running", options.max_running, "answers computed at the same time").range(1, 1 << 16);
+  add("--step-tokens", options.step_tokens,
+      "rows of a step: longer prompts go in chunks of this; 0: the device's")
+      .range(0, 1 << 20);
+  add("--kv-tokens", options.kv_tokens,
+      "tokens the KV cache holds; 0: every sequence at full length, or as many as half of the free memory "
+      "allows")
+      .range(0, 1 << 30);
+  command.size("--ram-tier", options.ram_tier_bytes, kMiB, "MiB for blocks that left the KV cache")
+      .show_default()
+      .group(group);
+  add("--kv-dir", options.kv_dir, "directory for blocks on disk, found again after a restart");
+  command.size("--kv-dir-size", options.kv_dir_bytes, kMiB, "MiB of it").show_default().group(group);
+  command
+      .choice("--speculate", options.speculation, {"off", "lookup", "draft"},
+              "off, lookup (in the request's own text) or draft (--draft-model)")
+      .show_default()
+      .group(group);
+  add("--draft-model", options.draft_model, "small model with the same vocabulary, for --speculate draft");
+  add("--max-draft", options.max_draft, "tokens guessed at once").range(1, 64);
+  command.flag_off("--no-prefix-cache", options.prefix_cache, "prompts share nothing").group(group);
+}
+
+EngineOptions checked(EngineOptions options) {
+  check_options(options, OptionNames::kFlags);
+  if (!options.quantize_sample.empty()) options.quantize_sample = read_input(options.quantize_sample);
+  return options;
+}
+
+}  // namespace millrace::cli

@@ -1,0 +1,27 @@
+// The command line's names for EngineOptions (millrace/options.h): every command that runs a model binds its
+// options to that struct and nothing else.
+#pragma once
+
+#include <string>
+
+#include "command.h"
+#include "millrace/options.h"
+
+namespace millrace::cli {
+
+// What a command begins with; its options change it.
+inline EngineOptions default_options() { return {.device = "auto"}; }
+
+void add_model_path(Command& command, EngineOptions& options);
+// --device --gpu-memory --threads --ctx --kv-type --lock
+void add_device_options(Command& command, EngineOptions& options);
+// --quantize --budget --sample; the last is a file's name until checked() has read it
+void add_quantize_option(Command& command, EngineOptions& options);
+// For engines with many clients: --max-running, --kv-tokens and the like, under a heading of the help.
+void add_engine_options(Command& command, EngineOptions& options, const std::string& group);
+
+// The options as the engine takes them, with the text of --sample. Throws Error under the option's own name
+// for what makes no sense.
+EngineOptions checked(EngineOptions options);
+
+}  // namespace millrace::cli

@@ -1,0 +1,22 @@
+// Models behind a progress bar: what every command that runs one begins with.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/runtime.h"
+#include "millrace/engine.h"
+
+namespace millrace::cli {
+
+// Both take options as they were parsed and check them (model_options.h). Throw Error.
+std::unique_ptr<Engine> open_engine(const EngineOptions& options);
+std::unique_ptr<Runtime> open_runtime(const EngineOptions& options, const RuntimeSetup& setup = {});
+
+// What there is to say of the device, if anything: "auto" did not find a GPU and why, a tuning file is not
+// used.
+void tell_device(const std::string& note);
+// What --quantize auto chose and what that costs, on standard error.
+void tell_quantized(const std::string& chosen);
+
+}  // namespace millrace::cli

@@ -1,0 +1,14 @@
+/* The kernel library's C API, all of it. */
+#ifndef MILLRACE_KERNELS_H
+#define MILLRACE_KERNELS_H
+
+#include "millrace/kernels/attention.h"
+#include "millrace/kernels/device.h"
+#include "millrace/kernels/matmul.h"
+#include "millrace/kernels/moe.h"
+#include "millrace/kernels/norm.h"
+#include "millrace/kernels/quant.h"
+#include "millrace/kernels/rotary.h"
+#include "millrace/kernels/sample.h"
+
+#endif

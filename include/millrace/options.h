@@ -1,0 +1,60 @@
+// Everything an engine can be told, declared once: the library, the command line and the server all fill in
+// this struct and hand it on whole. src/engine/engine_options.h checks it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace millrace {
+
+enum class Speculation {
+  kOff,
+  kLookup,  // drafts are what followed the same tokens earlier in the request
+  kDraft,   // drafts come from a small model with the same vocabulary
+};
+
+struct EngineOptions {
+  // --- the model and where it runs
+  std::string model = {};  // GGUF file or Hugging Face directory
+  // cpu, cuda, cuda:1 (another GPU), reference; auto: a GPU if there is one with room for the model, else the
+  // CPU (ModelInfo::device_note says why).
+  std::string device = "cpu";
+  double gpu_memory = 0.9;   // of a GPU's free memory, how much may be taken
+  int threads = 0;           // 0: all that this process may use
+  int32_t context = 0;       // tokens per sequence; 0: what the model was trained for, at most 4096
+  std::string kv_type = {};  // f32, f16, bf16, int8, fp8; empty: the device's
+  // The weights, while they are loaded: int8, int4, q4_k, ..., auto; empty: as they are.
+  std::string quantize = {};
+  // For quantize "auto": what the weights may take, 4.5bpw (bits per weight) or 800M, and a text to measure
+  // by (not its name; empty: a built-in one).
+  std::string quantize_budget = {}, quantize_sample = {};
+  bool lock = false;  // keep weights and cache in memory: nothing is paged out
+
+  // --- who runs
+  int32_t max_running = 64;      // samples in flight
+  int32_t max_waiting = 100000;  // requests; more are answered with kBusy
+  int32_t step_tokens = 0;       // rows per step: longer prompts go in chunks of this; 0: the device's
+  // While others decode, a prompt's chunk takes about so long: what it may delay their tokens by.
+  double chunk_s = 0.25;
+  double ageing = 0.1;  // levels of priority gained per second of waiting
+
+  // --- the KV cache
+  // Tokens the main pool holds, all sequences together; 0: max_running contexts or what kv_bytes allows.
+  int64_t kv_tokens = 0;
+  size_t kv_bytes = 0;  // most memory for the main pool; 0: half of what is available, on a GPU all of it
+  bool prefix_cache = true;
+  size_t ram_tier_bytes = 0;  // blocks that left the main pool: preempted or cached; 0: no such tier
+  std::string kv_dir = {};    // blocks on disk, found again after a restart; empty: no such tier
+  size_t kv_dir_bytes = size_t{8} << 30;
+
+  // --- drafts
+  Speculation speculation = Speculation::kOff;
+  std::string draft_model = {};  // for kDraft
+  int32_t max_draft = 8;         // tokens
+
+  std::function<void(size_t done, size_t total)> on_load = {};  // bytes
+};
+
+}  // namespace millrace

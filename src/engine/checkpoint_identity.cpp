@@ -1,0 +1,34 @@
+#include "engine/checkpoint_identity.h"
+
+#include <algorithm>
+
+#include "kv/hash.h"
+
+namespace millrace {
+
+std::string checkpoint_identity(const io::Checkpoint& checkpoint, const ModelConfig& config) {
+  // Reading every weight would cost as much as the first answer. Of each tensor its name, type, shape and
+  // three pieces of 256 bytes: fine-tuning, another quantization or another seed change nearly all of them.
+  constexpr size_t kPiece = 256;
+  kv::Blake2b hash(16);
+  for (const TensorView& tensor : checkpoint.tensors()) {
+    hash.update(tensor.name);
+    const int32_t type = static_cast<int32_t>(tensor.type);
+    hash.update(&type, sizeof(type));
+    hash.update(tensor.shape.data(), sizeof(tensor.shape[0]) * static_cast<size_t>(tensor.rank));
+    const size_t bytes = tensor.bytes();
+    for (const size_t at : {size_t{0}, bytes / 2, bytes - std::min(bytes, kPiece)}) {
+      hash.update(tensor.data + at, std::min(kPiece, bytes - at));
+    }
+  }
+  // And what is computed from other keys of the file: positions, windows, norms.
+  hash.update(config.rope_inv_freq.data(), config.rope_inv_freq.size() * sizeof(float));
+  hash.update(config.layer_windows.data(), config.layer_windows.size() * sizeof(int32_t));
+  hash.update(&config.rope_magnitude, sizeof(float));
+  hash.update(&config.norm_eps, sizeof(float));
+  kv::BlockKey digest;
+  hash.finish(digest.bytes);
+  return digest.hex();
+}
+
+}  // namespace millrace

@@ -1,0 +1,337 @@
+// Filters on text and numbers.
+#include "jinja/text_filters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "jinja/bound_arguments.h"
+#include "jinja/native_table.h"
+#include "jinja/operators.h"
+#include "jinja/print.h"
+#include "jinja/python_format.h"
+#include "jinja/python_text.h"
+#include "jinja/render_state.h"
+#include "jinja/text_methods.h"
+#include "jinja/tojson.h"
+
+namespace millrace::jinja {
+namespace {
+
+Value as_text(const Value& value) { return value.is_string() ? value : Value::string(to_text(value)); }
+
+template <std::string (*kConvert)(std::string_view)>
+Value convert(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("the filter", arguments, {});
+  Value text = as_text(self);
+  Budget::spend(text.text().size() / 8);
+  return Value::string(kConvert(text.text()), text.is_markup());
+}
+
+// jinja2's own title: words begin after white space, - ( { [ <; unlike str.title an apostrophe does not end
+// one.
+std::string title(std::string_view text) {
+  std::string out;
+  bool begin = true;
+  for (size_t i = 0; i < text.size();) {
+    size_t at = i;
+    char32_t c = next_code_point(text, i);
+    bool separator = c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || is_space(c);
+    if (separator)
+      out += text.substr(at, i - at);
+    else if (begin)
+      append_upper(out, c);
+    else
+      out += to_lower(text.substr(at, i - at));
+    begin = separator;
+  }
+  return out;
+}
+
+Value call_method(RenderState& state, const char* name, const Value& self, const Arguments& arguments) {
+  return find_text_method(name)(state, as_text(self), arguments);
+}
+
+Value trim(RenderState& state, const Value& self, const Arguments& arguments) {
+  return call_method(state, "strip", self, arguments);
+}
+
+Value center(RenderState& state, const Value& self, const Arguments& arguments) {
+  Bound args("center", arguments, {"width"});
+  return call_method(state, "center", self, {{Value::integer(args.integer(0, 80))}, {}});
+}
+
+Value replace(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("replace", arguments, {"old", "new", "count"}, 2);
+  return Value::string(
+      replace_text(to_text(self), to_text(*args[0]), to_text(*args[1]), args.integer(2, -1)));
+}
+
+Value string(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("string", arguments, {});
+  return as_text(self);
+}
+
+Value safe(RenderState&, const Value& self, const Arguments&) { return Value::string(to_text(self), true); }
+
+Value escape(RenderState&, const Value& self, const Arguments&) {
+  return self.is_markup() ? self : Value::string(escape_html(to_text(self)), true);
+}
+
+Value indent(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("indent", arguments, {"width", "first", "blank"});
+  if (!self.is_string()) {
+    if (self.is_undefined()) fail_undefined(self);
+    fail("unsupported operand type(s) for +=: '{}' and 'str'", type_name(self));
+  }
+  std::string margin = "    ";
+  if (args[0] != nullptr && args[0]->is_string())
+    margin = args[0]->text();
+  else if (args[0] != nullptr)
+    margin = std::string(static_cast<size_t>(std::clamp<int64_t>(to_index(*args[0]), 0, 10'000)), ' ');
+  std::string text = self.text() + "\n", out;
+  Budget::spend(text.size() / 16);
+  bool first = true, blank = args.flag(2);
+  for (std::string_view line : split_lines(text, false)) {
+    if (!first) out += '\n';
+    if (first ? args.flag(1) : blank || !line.empty()) out += margin;
+    out += line;
+    first = false;
+    if (out.size() > Budget::kMaxText) Budget::check_text(out.size());
+  }
+  return Value::string(std::move(out), self.is_markup());
+}
+
+Value truncate(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("truncate", arguments, {"length", "killwords", "end", "leeway"});
+  int64_t length = args.integer(0, 255), leeway = args.integer(3, 5);
+  Value text = as_text(self);
+  std::string end = args[2] == nullptr ? "..." : to_text(*args[2]);
+  int64_t end_length = count_code_points(end);
+  if (length < end_length) fail("expected length >= {}, got {}", end_length, length);
+  if (leeway < 0) fail("expected leeway >= 0, got {}", leeway);
+  if (text.text_length() <= length || text.text_length() - length <= leeway) return text;
+  std::string kept = text.text().substr(0, byte_offset(text.text(), length - end_length));
+  if (!args.flag(1)) kept = kept.substr(0, kept.rfind(' '));
+  return Value::string(kept + end);
+}
+
+Value wordcount(RenderState&, const Value& self, const Arguments&) {
+  Value text = as_text(self);
+  Budget::spend(text.text().size() / 8);
+  int64_t words = 0;
+  bool in_word = false;
+  for (size_t i = 0; i < text.text().size();) {
+    char32_t c = next_code_point(text.text(), i);
+    bool word = c == '_' || is_alpha(c) || is_numeric(c);
+    words += word && !in_word;
+    in_word = word;
+  }
+  return Value::integer(words);
+}
+
+Value format(RenderState&, const Value& self, const Arguments& arguments) {
+  if (!arguments.positional.empty() && !arguments.keyword.empty()) {
+    fail("can't handle positional and keyword arguments at the same time");
+  }
+  if (arguments.keyword.empty())
+    return Value::string(format_percent(to_text(self), Value::tuple(arguments.positional)));
+  auto dict = std::make_shared<DictObject>();
+  for (const auto& [key, value] : arguments.keyword) dict->insert(Value::string(key), value);
+  return Value::string(format_percent(to_text(self), Value::object(Kind::kDict, std::move(dict))));
+}
+
+std::string quote_url(std::string_view text, bool for_query) {
+  std::string out;
+  for (char c : text) {
+    bool plain = (c >= '0' && c <= '9') || ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') || c == '_' || c == '.' ||
+                 c == '-' || c == '~' || (c == '/' && !for_query);
+    if (plain)
+      out += c;
+    else if (c == ' ' && for_query)
+      out += '+';
+    else
+      out += fmt::format("%{:02X}", static_cast<unsigned char>(c));
+  }
+  return out;
+}
+
+Value urlencode(RenderState&, const Value& self, const Arguments&) {
+  if (self.is_string() || !is_iterable(self)) return Value::string(quote_url(to_text(self), false));
+  std::string out;
+  auto add = [&](const Value& key, const Value& value) {
+    if (!out.empty()) out += '&';
+    out += quote_url(to_text(key), true) + "=" + quote_url(to_text(value), true);
+  };
+  if (self.is(Kind::kDict)) {
+    for (const auto& [key, value] : self.dict().entries) add(key, value);
+  } else {
+    for (const Value& pair : iterate(self)) {
+      std::vector<Value> parts = iterate(pair);
+      if (parts.size() != 2) fail("urlencode takes pairs, got {} values", parts.size());
+      add(parts[0], parts[1]);
+    }
+  }
+  return Value::string(std::move(out));
+}
+
+// int(text, base) and float(text): Python's spelling of numbers, white space around them allowed.
+std::optional<int64_t> parse_int(std::string_view text, int64_t base) {
+  text = strip_left(strip_right(text, nullptr), nullptr);
+  bool negative = !text.empty() && text[0] == '-';
+  if (!text.empty() && (text[0] == '-' || text[0] == '+')) text.remove_prefix(1);
+  auto prefix = [&](const char* lower, const char* upper) {
+    return text.starts_with(lower) || text.starts_with(upper);
+  };
+  if ((base == 16 && prefix("0x", "0X")) || (base == 8 && prefix("0o", "0O")) ||
+      (base == 2 && prefix("0b", "0B"))) {
+    text.remove_prefix(2);
+  }
+  std::string digits;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '_' && i > 0 && i + 1 < text.size() && text[i - 1] != '_') continue;
+    digits += text[i];
+  }
+  if (digits.empty() || digits[0] == '-') return std::nullopt;
+  if (negative) digits.insert(digits.begin(), '-');
+  int64_t value = 0;
+  auto result = std::from_chars(digits.data(), digits.data() + digits.size(), value, static_cast<int>(base));
+  if (result.ptr != digits.data() + digits.size()) return std::nullopt;
+  if (result.ec == std::errc::result_out_of_range) fail_unsupported("an integer beyond 64 bits");
+  return result.ec == std::errc() ? std::optional<int64_t>(value) : std::nullopt;
+}
+
+std::optional<double> parse_float(std::string_view text) {
+  text = strip_left(strip_right(text, nullptr), nullptr);
+  bool negative = !text.empty() && text[0] == '-';
+  if (!text.empty() && (text[0] == '-' || text[0] == '+')) text.remove_prefix(1);
+  if (text.empty() || text[0] == '-' || text[0] == '+') return std::nullopt;
+  std::string digits(text);
+  std::erase(digits, '_');
+  double value = 0;
+  auto result = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  bool is_nan_payload = digits.find('(') != digits.npos;
+  if (result.ptr != digits.data() + digits.size() || is_nan_payload) return std::nullopt;
+  if (result.ec == std::errc::result_out_of_range) value = std::strtod(digits.c_str(), nullptr);
+  return negative ? -value : value;
+}
+
+std::optional<Value> truncated(double value) {
+  if (!std::isfinite(value)) return std::nullopt;
+  if (std::fabs(value) >= 9.2e18) fail_unsupported("an integer beyond 64 bits");
+  return Value::integer(static_cast<int64_t>(value));
+}
+
+Value filter_int(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("int", arguments, {"default", "base"});
+  if (self.is_undefined()) fail_undefined(self);
+  Value otherwise = args[0] == nullptr ? Value::integer(0) : *args[0];
+  int64_t base = args.integer(1, 10);
+  if (base < 2 || base > 36) fail("int() base must be >= 2 and <= 36");
+  if (self.is_integral()) return Value::integer(self.as_int());
+  if (self.is(Kind::kFloat)) return truncated(self.as_double()).value_or(otherwise);
+  if (!self.is_string()) return otherwise;
+  if (std::optional<int64_t> value = parse_int(self.text(), base)) return Value::integer(*value);
+  if (std::optional<double> value = parse_float(self.text())) return truncated(*value).value_or(otherwise);
+  return otherwise;
+}
+
+Value filter_float(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("float", arguments, {"default"});
+  if (self.is_undefined()) fail_undefined(self);
+  if (self.is_number()) return Value::real(self.as_double());
+  std::optional<double> value = self.is_string() ? parse_float(self.text()) : std::nullopt;
+  if (value) return Value::real(*value);
+  return args[0] == nullptr ? Value::real(0) : *args[0];
+}
+
+// Python's round(): the decimal nearest to the exact binary value, ties to even.
+double round_to(double value, int64_t digits) {
+  if (!std::isfinite(value) || digits > 300) return value;
+  if (digits >= 0) return std::strtod(fmt::format("{:.{}f}", value, digits).c_str(), nullptr);
+  double scale = std::pow(10.0, static_cast<double>(-std::max<int64_t>(digits, -400)));
+  return std::isinf(scale) ? 0.0 : std::nearbyint(value / scale) * scale;
+}
+
+Value filter_round(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("round", arguments, {"precision", "method"});
+  if (self.is_undefined()) fail_undefined(self);
+  if (!self.is_number()) fail("type {} doesn't define __round__ method", type_name(self));
+  int64_t precision = args.integer(0, 0);
+  std::string method = args[1] == nullptr ? "common" : to_text(*args[1]);
+  if (method != "common" && method != "ceil" && method != "floor")
+    fail("method must be common, ceil or floor");
+  if (method == "common") {
+    if (self.is_integral() && precision >= 0) return Value::integer(self.as_int());
+    double rounded = round_to(self.as_double(), precision);
+    return self.is_integral() ? truncated(rounded).value_or(Value::integer(0)) : Value::real(rounded);
+  }
+  double scale = std::pow(10.0, static_cast<double>(precision));
+  double scaled = self.as_double() * scale;
+  return Value::real((method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale);
+}
+
+Value filter_abs(RenderState&, const Value& self, const Arguments&) {
+  if (self.is_undefined()) fail_undefined(self);
+  if (!self.is_number()) fail("bad operand type for abs(): '{}'", type_name(self));
+  if (self.is(Kind::kFloat)) return Value::real(std::fabs(self.as_double()));
+  return self.as_int() < 0 ? unary_operator('-', self) : Value::integer(self.as_int());
+}
+
+Value filter_default(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("default", arguments, {"default_value", "boolean"});
+  bool use = self.is_undefined() || (args.flag(1) && !truthy(self));
+  if (!use) return self;
+  return args[0] == nullptr ? Value::string("") : *args[0];
+}
+
+Value filter_length(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("length", arguments, {});
+  std::optional<int64_t> length = length_of(self);
+  if (!length && self.is(Kind::kLoop)) length = self.as<LoopObject>().length();
+  if (!length) fail("object of type '{}' has no len()", type_name(self));
+  return Value::integer(*length);
+}
+
+}  // namespace
+
+Native find_text_filter(std::string_view name) {
+  static const NativeTable kFilters = {{"upper", convert<to_upper>},
+                                       {"lower", convert<to_lower>},
+                                       {"capitalize", convert<to_capitalized>},
+                                       {"title", convert<title>},
+                                       {"trim", trim},
+                                       {"center", center},
+                                       {"replace", replace},
+                                       {"string", string},
+                                       {"safe", safe},
+                                       {"escape", escape},
+                                       {"e", escape},
+                                       {"forceescape", escape},
+                                       {"indent", indent},
+                                       {"truncate", truncate},
+                                       {"wordcount", wordcount},
+                                       {"format", format},
+                                       {"urlencode", urlencode},
+                                       {"int", filter_int},
+                                       {"float", filter_float},
+                                       {"round", filter_round},
+                                       {"abs", filter_abs},
+                                       {"default", filter_default},
+                                       {"d", filter_default},
+                                       {"length", filter_length},
+                                       {"count", filter_length},
+                                       {"tojson", filter_tojson}};
+  return look_up(kFilters, name);
+}
+
+}  // namespace millrace::jinja

@@ -1,0 +1,17 @@
+// The pieces from which decoder layers are written: a backend's operations on the usual weights.
+#pragma once
+
+#include "backend/backend.h"
+#include "model/config.h"
+#include "model/weight_spec.h"
+
+namespace millrace {
+
+NormQkv qkv_of(const LayerWeights& w, const ModelConfig& config);
+Rope rope_of(const ModelConfig& config, int layer);
+Attend attend_of(const LayerWeights& w, const ModelConfig& config, int layer);
+Ffn ffn_of(const LayerWeights& w, const ModelConfig& config);
+Route route_of(const LayerWeights& w, const ModelConfig& config);
+Experts experts_of(const LayerWeights& w, const ModelConfig& config);
+
+}  // namespace millrace

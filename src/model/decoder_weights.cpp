@@ -1,0 +1,108 @@
+#include "model/decoder_weights.h"
+
+#include <cmath>
+
+namespace millrace {
+namespace {
+
+constexpr double kBiasSpread = 0.02;
+
+// Keeps a unit input a unit output.
+double matrix_spread(int64_t cols) { return 1.0 / std::sqrt(static_cast<double>(cols)); }
+
+}  // namespace
+
+WeightSpec norm_weight(std::string_view role, std::string_view hf, int64_t size, WeightMember to) {
+  return {.role = role, .hf = hf, .shape = {size}, .to = to};
+}
+
+WeightSpec matrix_weight(std::string_view role, std::string_view hf, int64_t rows, int64_t cols,
+                         WeightMember to) {
+  return {.role = role,
+          .hf = hf,
+          .shape = {rows, cols},
+          .use = WeightUse::kOpened,
+          .to = to,
+          .spread = matrix_spread(cols)};
+}
+
+WeightSpec bias_weight(std::string_view role, std::string_view hf, std::vector<int64_t> shape,
+                       WeightMember to, Presence presence) {
+  return {.role = role,
+          .hf = hf,
+          .shape = std::move(shape),
+          .to = to,
+          .presence = presence,
+          .spread = kBiasSpread};
+}
+
+void add_attention(std::vector<WeightSpec>& to, const ModelConfig& c, const AttentionWeights& weights) {
+  using W = LayerWeights;
+  const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
+  const auto rotated = [&](WeightSpec spec) {
+    spec.interleaved_in_gguf = weights.interleaved_in_gguf;
+    to.push_back(std::move(spec));
+  };
+  to.push_back(norm_weight("attn_norm.weight", "input_layernorm.weight", c.hidden, &W::attn_norm));
+  rotated(matrix_weight("attn_q.weight", "self_attn.q_proj.weight", q, c.hidden, &W::attn_q));
+  rotated(matrix_weight("attn_k.weight", "self_attn.k_proj.weight", kv, c.hidden, &W::attn_k));
+  to.push_back(matrix_weight("attn_v.weight", "self_attn.v_proj.weight", kv, c.hidden, &W::attn_v));
+  to.push_back(matrix_weight("attn_output.weight", "self_attn.o_proj.weight", c.hidden, q, &W::attn_output));
+  const Presence biases = weights.qkv_biases;
+  rotated(bias_weight("attn_q.bias", "self_attn.q_proj.bias", {q}, &W::attn_q_bias, biases));
+  rotated(bias_weight("attn_k.bias", "self_attn.k_proj.bias", {kv}, &W::attn_k_bias, biases));
+  to.push_back(bias_weight("attn_v.bias", "self_attn.v_proj.bias", {kv}, &W::attn_v_bias, biases));
+  to.push_back(bias_weight("attn_output.bias", "self_attn.o_proj.bias", {c.hidden}, &W::attn_output_bias,
+                           weights.output_bias));
+  if (!weights.qk_norm) return;
+  to.push_back(norm_weight("attn_q_norm.weight", "self_attn.q_norm.weight", c.head_dim, &W::attn_q_norm));
+  to.push_back(norm_weight("attn_k_norm.weight", "self_attn.k_norm.weight", c.head_dim, &W::attn_k_norm));
+}
+
+WeightSpec ffn_norm_weight(const ModelConfig& c) {
+  return norm_weight("ffn_norm.weight", "post_attention_layernorm.weight", c.hidden, &LayerWeights::ffn_norm);
+}
+
+void add_feed_forward(std::vector<WeightSpec>& to, const ModelConfig& c) {
+  using W = LayerWeights;
+  const Presence biases = Presence::kRare;
+  to.push_back(matrix_weight("ffn_gate.weight", "mlp.gate_proj.weight", c.ffn, c.hidden, &W::ffn_gate));
+  to.push_back(matrix_weight("ffn_up.weight", "mlp.up_proj.weight", c.ffn, c.hidden, &W::ffn_up));
+  to.push_back(matrix_weight("ffn_down.weight", "mlp.down_proj.weight", c.hidden, c.ffn, &W::ffn_down));
+  to.push_back(bias_weight("ffn_gate.bias", "mlp.gate_proj.bias", {c.ffn}, &W::ffn_gate_bias, biases));
+  to.push_back(bias_weight("ffn_up.bias", "mlp.up_proj.bias", {c.ffn}, &W::ffn_up_bias, biases));
+  to.push_back(bias_weight("ffn_down.bias", "mlp.down_proj.bias", {c.hidden}, &W::ffn_down_bias, biases));
+}
+
+void add_experts(std::vector<WeightSpec>& to, const ModelConfig& c, const ExpertWeights& weights) {
+  using W = LayerWeights;
+  const auto matrix = [&](std::string_view role, const HfExperts& hf, int64_t rows, int64_t cols,
+                          WeightMember member) {
+    to.push_back({.role = role,
+                  .shape = {c.experts, rows, cols},
+                  .use = WeightUse::kMatrix,
+                  .to = member,
+                  .spread = matrix_spread(cols),
+                  .experts = hf});
+  };
+  const auto bias = [&](std::string_view role, const HfExperts& hf, int64_t rows, WeightMember member) {
+    to.push_back(bias_weight(role, "", {c.experts, rows}, member, weights.biases));
+    to.back().experts = hf;
+  };
+  to.push_back({.role = "ffn_gate_inp.weight",
+                .hf = weights.router_weight,
+                .shape = {c.experts, c.hidden},
+                .use = WeightUse::kMatrix,
+                .to = &W::router,
+                .spread = matrix_spread(c.hidden)});
+  to.push_back(
+      bias_weight("ffn_gate_inp.bias", weights.router_bias, {c.experts}, &W::router_bias, weights.biases));
+  matrix("ffn_gate_exps.weight", weights.gate, c.expert_ffn, c.hidden, &W::gate_experts);
+  matrix("ffn_up_exps.weight", weights.up, c.expert_ffn, c.hidden, &W::up_experts);
+  matrix("ffn_down_exps.weight", weights.down, c.hidden, c.expert_ffn, &W::down_experts);
+  bias("ffn_gate_exps.bias", weights.gate, c.expert_ffn, &W::gate_experts_bias);
+  bias("ffn_up_exps.bias", weights.up, c.expert_ffn, &W::up_experts_bias);
+  bias("ffn_down_exps.bias", weights.down, c.hidden, &W::down_experts_bias);
+}
+
+}  // namespace millrace

@@ -1,0 +1,76 @@
+// WeightSpec: what an architecture says of one weight of a layer: its name in both kinds of files, its shape,
+// what it is for, where the layer finds it, and what a synthetic model has in its place. Loading, quantizing
+// and `millrace synth` go by the same list of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace millrace {
+
+// The weights of one layer. An architecture with weights that no other has derives from it and returns its
+// own struct from Architecture::new_layer().
+struct LayerWeights {
+  virtual ~LayerWeights() = default;
+
+  WeightPtr attn_norm, attn_q, attn_k, attn_v, attn_output;
+  WeightPtr attn_q_bias, attn_k_bias, attn_v_bias, attn_output_bias;
+  WeightPtr attn_q_norm, attn_k_norm, attn_sinks;
+  WeightPtr ffn_norm, ffn_gate, ffn_up, ffn_down;  // dense
+  WeightPtr ffn_gate_bias, ffn_up_bias, ffn_down_bias;
+  WeightPtr router, router_bias;  // experts
+  WeightPtr gate_experts, up_experts, down_experts, gate_experts_bias, up_experts_bias, down_experts_bias;
+};
+
+struct ModelWeights {
+  WeightPtr token_embedding, output_norm, output;  // output is null when tied to token_embedding
+  std::vector<std::unique_ptr<LayerWeights>> layers;
+};
+
+// Where a weight goes in its layer's struct.
+using WeightMember = WeightPtr LayerWeights::*;
+// The same for a member of a struct derived from LayerWeights.
+template <class Own>
+WeightMember own_weight(WeightPtr Own::*member) {
+  return static_cast<WeightMember>(member);
+}
+
+enum class Presence {
+  kRequired,  // a file without it is refused
+  kUsual,     // published models have it; loaded where it is there, and synthetic models have it too
+  kRare,      // loaded where it is there; synthetic models do without
+};
+
+// How a Hugging Face directory stores weights of experts, [experts, rows, cols] or, biases, [experts, rows].
+struct HfExperts {
+  std::string_view single = {};  // "gate_proj": one tensor per expert, mlp.experts.E.gate_proj.weight
+  // "gate_up_proj": one tensor for all, mlp.experts.gate_up_proj: as floats [experts, cols, rows], or as
+  // MXFP4 in gate_up_proj_blocks and gate_up_proj_scales; its bias is gate_up_proj_bias.
+  std::string_view fused = {};
+  int64_t first_row = 0, row_step = 1;  // which rows of the fused tensor
+  std::string_view before = "mlp.experts.";
+};
+
+struct WeightSpec {
+  std::string_view role;       // "attn_q.weight": its GGUF name behind "blk.N."
+  std::string_view hf = {};    // "self_attn.q_proj.weight": its Hugging Face name behind "model.layers.N."
+  std::vector<int64_t> shape;  // slowest first; [out, in] or [experts, out, in] of matrices
+  WeightUse use = WeightUse::kVector;
+  WeightMember to = nullptr;
+  Presence presence = Presence::kRequired;
+  double spread = 0.0;  // of a synthetic model's random values; 0: ones
+
+  // What GGUF files may call it beside its role; where there are any, synthetic models take the first.
+  std::vector<std::string_view> gguf = {};
+  std::optional<HfExperts> experts = {};  // instead of `hf`
+  // Hugging Face keeps the two halves of a rotated head apart; in GGUF files of this architecture their rows
+  // alternate.
+  bool interleaved_in_gguf = false;
+};
+
+}  // namespace millrace

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Fails when a variable is read from the environment and docs/environment.md does not have it, or the other way round.
+
+  tests/environment_test.py
+  tests/environment_test.py --self-test    small trees with a fault each; fails unless each is found
+
+Read means: getenv("X") in C and C++, os.environ["X"], .get("X") and os.getenv("X") in Python, ${X:-...} and ${X:?...}
+in shell scripts, ${X-...} in HAProxy's configuration, $ENV{X} in CMake, X ?= and an exported X in the Makefile.
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = "docs/environment.md"
+FOLDERS = ("src", "include", "kernels", "apps", "bench", "tests", "tools", "examples", "cmake", "deploy", "python",
+           ".ci")
+C_READ = re.compile(r'\bgetenv\("(\w+)"\)')
+PYTHON_READ = re.compile(r"""\b(?:os\.)?environ(?:\.get\(|\[)["'](\w+)["'](?!\]\s*=[^=])|\bgetenv\(["'](\w+)["']\)""")
+SHELL_READ = re.compile(r"\$\{([A-Z][A-Z0-9_]*):?[-?+]")
+CMAKE_READ = re.compile(r"\$ENV\{(\w+)\}")
+MAKE_READ = re.compile(r"^(?:export )?([A-Z][A-Z0-9_]*) (?:\?=|:=)", re.MULTILINE)
+READERS = {".cpp": C_READ, ".h": C_READ, ".cu": C_READ, ".cuh": C_READ, ".c": C_READ, ".inc": C_READ,
+           ".py": PYTHON_READ, ".sh": SHELL_READ, ".cfg": SHELL_READ, ".cmake": CMAKE_READ, ".txt": CMAKE_READ, "": SHELL_READ}
+# Read through a name that is in a variable, where no pattern sees it: file -> names.
+BY_NAME = {"bench/vs_llama_cpp.py": {"PYTHONPATH", "LD_LIBRARY_PATH"}}
+
+
+def variables_read(root):
+    """Name -> a file that reads it."""
+    found = {}
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            pattern = READERS.get(path.suffix)
+            if pattern is None or not path.is_file() or path.name == "environment_test.py" or "__pycache__" in path.parts:
+                continue
+            name = path.relative_to(root).as_posix()
+            try:
+                text = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue
+            matches = {next(group for group in match.groups() if group) for match in pattern.finditer(text)}
+            for variable in matches | BY_NAME.get(name, set()):
+                found.setdefault(variable, name)
+    makefile = root / "Makefile"
+    if makefile.is_file():
+        for variable in MAKE_READ.findall(makefile.read_text(encoding="utf-8")):
+            found.setdefault(variable, "Makefile")
+    return found
+
+
+def variables_listed(root):
+    """Name -> line of the page: the code spans of a table's first column."""
+    listed = {}
+    for number, line in enumerate((root / PAGE).read_text(encoding="utf-8").split("\n"), 1):
+        if line.startswith("| `"):
+            for name in re.findall(r"`(\w+)`", line.split("|")[1]):
+                listed[name] = number
+    return listed
+
+
+def faults_in(root):
+    read, listed = variables_read(root), variables_listed(root)
+    faults = [f"{read[name]}: reads {name}, which {PAGE} does not list" for name in sorted(read.keys() - listed.keys())]
+    faults += [f"{PAGE}:{listed[name]}: lists {name}, which nothing reads"
+               for name in sorted(listed.keys() - read.keys())]
+    return faults, len(read)
+
+
+TREE = {"src/a.cpp": 'std::getenv("A_ONE");', "tools/b.py": 'os.environ.get("B_TWO")\nos.environ["SET_ONLY"] = "1"\n',
+        "tools/c.sh": "echo ${C_THREE:-x}\n", "Makefile": "D_FOUR ?= 1\nexport E_FIVE := 2\n",
+        "deploy/f.cfg": '"${F_SIX-y}"'}
+NAMES = ("A_ONE", "B_TWO", "C_THREE", "D_FOUR", "E_FIVE", "F_SIX")
+
+
+def self_test():
+    wrong = []
+
+    def judge(names, expected):
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            page = "| variable |\n|---|\n" + "".join(f"| `{name}` |\n" for name in names)
+            for name, text in {**TREE, PAGE: page}.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text)
+            faults = faults_in(root)[0]
+            if len(faults) != len(expected) or any(piece not in fault for piece, fault in zip(expected, faults)):
+                wrong.append(f"{names}: found {faults}, expected {expected}")
+
+    judge(NAMES, [])
+    for name in NAMES:
+        judge([other for other in NAMES if other != name], [f"reads {name}"])
+    judge((*NAMES, "GONE"), ["lists GONE"])
+    for line in wrong:
+        print(line)
+    print(f"self-test: {len(NAMES) + 2} pages, {len(wrong)} judged wrongly")
+    return 1 if wrong else 0
+
+
+def main():
+    if "--self-test" in sys.argv[1:]:
+        return self_test()
+    faults, count = faults_in(ROOT)
+    for fault in faults:
+        print(fault)
+    print(f"environment: {count} variables, {len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
