@@ -40,6 +40,7 @@ TARGETS = {
         "NEON_I8MM": (["-march=armv8.2-a+dotprod+i8mm"], {"SIMD_NEON", "HAS_DOTPROD", "HAS_I8MM"}),
     },
 }
+TARGET_HEADER = "kernels/cpu/simd/target.h"  # included by what is compiled for several instruction sets
 DIRECTIVE = re.compile(r'^#[ \t]*(if|ifdef|ifndef|endif|include)\b[ \t]*(.*)$', re.MULTILINE)
 GUARD = re.compile(r"^#if (!?)defined\(MILLRACE_(\w+)\)\n#error", re.MULTILINE)
 
@@ -94,12 +95,13 @@ def checks(native):
     for header in headers:
         if header.startswith(("kernels/cuda/", "kernels/cpu/emulated/")):
             continue  # the one has a compiler of its own, the other stands for a system header
-        guards = guards_of(header, set())
+        seen = set()
+        guards = guards_of(header, seen)
         for processor, targets in TARGETS.items():
             if processor not in by_processor:
                 continue
             for target, (flags, macros) in targets.items():
-                last = processor == here and target == list(targets)[-1]
+                last = processor == here and target == list(targets)[-1] and TARGET_HEADER in seen
                 if meets(guards, macros) and (guards or processor == "scalar" or last):
                     yield by_processor[processor], flags, target, header
 

@@ -8,9 +8,9 @@
 #include <stdint.h>
 
 #include "kernels/cpu/attention/kv_tiles.h"
+#include "kernels/cpu/attention/online_softmax.h"
 #include "kernels/cpu/attention/paged_float.h"
 #include "kernels/cpu/attention/paged_int8.h"
-#include "kernels/cpu/attention/softmax.h"
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/tables/kernel_table.h"
 #if defined(MILLRACE_HAS_DOTPROD)

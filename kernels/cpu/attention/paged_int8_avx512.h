@@ -6,9 +6,9 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "kernels/cpu/attention/online_softmax.h"
+#include "kernels/cpu/attention/online_softmax_avx512.h"
 #include "kernels/cpu/attention/paged_int8.h"
-#include "kernels/cpu/attention/softmax.h"
-#include "kernels/cpu/attention/softmax_avx512.h"
 #include "kernels/cpu/simd/avx512.h"
 #include "kernels/cpu/simd/exp.h"
 #include "kernels/cpu/simd/simd.h"

@@ -8,9 +8,9 @@
 #include <arm_neon.h>
 #include <stdint.h>
 
+#include "kernels/cpu/attention/online_softmax.h"
 #include "kernels/cpu/attention/paged_float.h"
 #include "kernels/cpu/attention/paged_int8.h"
-#include "kernels/cpu/attention/softmax.h"
 #include "kernels/cpu/simd/exp.h"
 #include "kernels/cpu/simd/neon.h"
 #include "kernels/cpu/simd/simd.h"

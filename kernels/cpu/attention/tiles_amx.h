@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "kernels/cpu/attention/kv_tiles.h"
-#include "kernels/cpu/attention/softmax_avx512.h"
+#include "kernels/cpu/attention/online_softmax_avx512.h"
 #include "kernels/cpu/matmul/formats_avx512.h"
 #include "kernels/cpu/matmul/gemv_avx512.h"
 #include "kernels/cpu/simd/amx.h"
