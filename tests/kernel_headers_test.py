@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Each header of kernels/ compiles alone, for the instruction sets that it is for.
+"""Each header of the CPU kernels compiles alone, for the instruction sets that it is for.
 
     kernel_headers_test.py COMPILER
 
 A translation unit that includes nothing but the header is checked (-fsyntax-only) with all warnings as errors. A
 kernel header says what it needs by a guard, `#if !defined(MILLRACE_HAS_X)` before `#error`; it is checked for every
-target of simd/target.h that meets the guards of all it includes, but headers for all targets only for plain C++ and for
-this processor's last one. COMPILER is for this machine; targets of another processor are checked where Debian's
+target of simd/target.h that meets the guards of all it includes, but a header for every family only for plain C++ and
+for this processor's last target. COMPILER is for this machine; targets of another processor are checked where Debian's
 cross compiler is installed. The last check is of a header that must fail.
 """
 
@@ -40,6 +40,7 @@ TARGETS = {
         "NEON_I8MM": (["-march=armv8.2-a+dotprod+i8mm"], {"SIMD_NEON", "HAS_DOTPROD", "HAS_I8MM"}),
     },
 }
+FOLDERS = ("kernels/cpu", "kernels/quant", "kernels/reference")
 TARGET_HEADER = "kernels/cpu/simd/target.h"  # included by what is compiled for several instruction sets
 DIRECTIVE = re.compile(r'^#[ \t]*(if|ifdef|ifndef|endif|include)\b[ \t]*(.*)$', re.MULTILINE)
 GUARD = re.compile(r"^#if (!?)defined\(MILLRACE_(\w+)\)\n#error", re.MULTILINE)
@@ -91,19 +92,19 @@ def check(compiler, flags, target, header, root=ROOT):
 
 def checks(native):
     here, by_processor = compilers(native)
-    headers = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "kernels").rglob("*.h"))]
+    headers = [p.relative_to(ROOT).as_posix() for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*.h"))]
     for header in headers:
-        if header.startswith(("kernels/cuda/", "kernels/cpu/emulated/")):
-            continue  # the one has a compiler of its own, the other stands for a system header
+        if header.startswith("kernels/cpu/emulated/"):
+            continue  # it stands for a system header
         seen = set()
         guards = guards_of(header, seen)
+        of_one_family = any(wanted for wanted, _ in guards)
         for processor, targets in TARGETS.items():
-            if processor not in by_processor:
-                continue
-            for target, (flags, macros) in targets.items():
-                last = processor == here and target == list(targets)[-1] and TARGET_HEADER in seen
-                if meets(guards, macros) and (guards or processor == "scalar" or last):
-                    yield by_processor[processor], flags, target, header
+            fitting = [target for target, (_, macros) in targets.items() if meets(guards, macros)]
+            if not of_one_family and processor != "scalar":
+                fitting = fitting[-1:] if processor == here and TARGET_HEADER in seen else []
+            for target in fitting if processor in by_processor else []:
+                yield by_processor[processor], targets[target][0], target, header
 
 
 def broken_header_fails(compiler):
