@@ -84,6 +84,19 @@ __global__ void __launch_bounds__(kThreads)
   append(T{}, cache, block, position % kBlockTokens, my_key, value + row * cache.kv_heads * dim);
 }
 
+// Rotation alone: one CTA per row of x [rows, heads, dim], rows row_stride apart.
+__global__ void __launch_bounds__(kThreads)
+    rotary_kernel(RopeParams op, const int32_t* positions, int heads, int dim, float* x, int64_t row_stride) {
+  extern __shared__ float2 turns[];  // [half]: cos and sin, times magnitude
+  const int64_t row = blockIdx.x;
+  for (int i = threadIdx.x; i < op.half; i += kThreads) turns[i] = turn_at(op, positions[row], i);
+  __syncthreads();  // all wait for the turns
+  for (int i = threadIdx.x; i < heads * op.half; i += kThreads) {
+    const int head = i / op.half, pair = i % op.half;
+    rotate(op, pair, turns[pair].x, turns[pair].y, x + row * row_stride + head * dim);
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     angles_kernel(const int32_t* positions, int64_t count, RopeParams op, float2* angles) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -99,6 +112,15 @@ void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op,
   angles_kernel<<<static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0, at.stream>>>(
       positions, count, op, angles);
   check_launch("angles_kernel");
+}
+
+void launch_rotary(const RopeParams& op, const int32_t* positions, int64_t rows, int32_t heads,
+                   int32_t head_dim, float* x, int64_t row_stride, const Launch& at) {
+  if (rows == 0 || op.half == 0) return;
+  const size_t shared_bytes = static_cast<size_t>(op.half) * sizeof(float2);
+  rotary_kernel<<<static_cast<unsigned>(rows), kThreads, shared_bytes, at.stream>>>(op, positions, heads,
+                                                                                    head_dim, x, row_stride);
+  check_launch("rotary_kernel");
 }
 
 void launch_rope_append_kv(const LayerCache& cache, const RopeParams& op, const float2* angles, int64_t rows,

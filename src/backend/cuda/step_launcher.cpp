@@ -1,9 +1,9 @@
 #include "backend/cuda/step_launcher.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "base/check.h"
+#include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/generic.h"
 #include "kernels/cuda/gemv/gemv.h"
@@ -14,9 +14,6 @@
 
 namespace millrace::cuda {
 namespace {
-
-constexpr int64_t kMinPromptRows = 16;   // of a step, from which on rows share keys and values
-constexpr int32_t kMaxSplitsInTurn = 8;  // of one CTA: 4,096 positions
 
 const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
 
@@ -162,8 +159,7 @@ void StepLauncher::paged_attention(const Attend& op) {
   attention.cache = cache_of(op.layer);
   attention.op = {op.window, op.scale, vector_of(op.sinks)};
   attention.rows = static_cast<int32_t>(plan_.rows);
-  const int32_t splits = attention_splits(std::max(0, plan_.last_position), op.window);
-  attention.max_splits = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(splits)));
+  attention.max_splits = max_splits_for(plan_.last_position, op.window);
   if (fused_rope_ != nullptr) {
     attention.angles = angle_tables_[fused_rope_->table].angles.as<const float2>();
     attention.interleaved = fused_rope_->params.interleaved;
@@ -173,17 +169,12 @@ void StepLauncher::paged_attention(const Attend& op) {
   attention.key = w_.key.as<const float>();
   attention.value = w_.value.as<const float>();
   attention.out = w_.attention.as<float>();
-  // Splits on CTAs of their own where a small batch would leave SMs idle, or make others wait for a long row;
-  // else a row's splits follow one another in one CTA, which saves their way through memory, as they do where
-  // a window leaves two of them.
-  const bool enough = plan_.rows * spec_.kv_heads * 4 >= int64_t{at_.device.sm_count()} * 5;
-  const bool in_turn =
-      (enough && attention.max_splits <= kMaxSplitsInTurn) || (op.window > 0 && attention.max_splits <= 2);
-  if (attention.max_splits > 1 && !in_turn && splits_fit(w_, spec_, plan_.rows, attention.max_splits)) {
+  if (splits_in_parallel(plan_.rows, spec_.kv_heads, spec_.head_dim, attention.max_splits, op.window,
+                         w_.partial.bytes(), at_.device)) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
-  if (at_.device.has_wgmma() && plan_.rows >= kMinPromptRows) {
+  if (at_.device.has_wgmma() && plan_.rows >= kMinPrefillRows) {
     attention.chunks = in_batch(batch_->chunks());
     attention.num_chunks = batch_->num_chunks();
   }

@@ -1,10 +1,9 @@
 #include "backend/cuda/workspace.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "backend/cuda/block_copies.h"
-#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/moe/moe.h"
@@ -13,9 +12,6 @@
 
 namespace millrace::cuda {
 namespace {
-
-// Splits of a row's attention that wait for the others: enough for 32 rows of 64 splits and 8 KV heads.
-constexpr size_t kPartialBytes = size_t{36} << 20;
 
 struct Sizes {  // bytes
   Sizes(const ExecutorSpec& spec, const Device& device) {
@@ -47,10 +43,7 @@ struct Sizes {  // bytes
     act_rows = pairs > 0 ? bf16_rows_bytes(expert_rows, spec.expert_ffn, device) : 0;
     groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts, device) * 4 : 0;
     if (supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
-      const auto splits = static_cast<uint32_t>(attention_splits(spec.max_context, 0));
-      partial = std::min(kPartialBytes, paged_attention_partial_bytes(
-                                            spec.max_tokens, static_cast<int32_t>(std::bit_ceil(splits)),
-                                            spec.kv_heads, spec.head_dim));
+      partial = partial_bytes_for(spec.max_tokens, spec.max_context, spec.kv_heads, spec.head_dim);
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
     }
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
@@ -117,11 +110,6 @@ size_t largest_block_of(const ExecutorSpec& spec) {
     largest = std::max(largest, spec.kv_block_bytes(static_cast<int>(g)));
   }
   return largest;
-}
-
-bool splits_fit(const Workspace& workspace, const ExecutorSpec& spec, int64_t rows, int32_t splits) {
-  return paged_attention_partial_bytes(rows, splits, spec.kv_heads, spec.head_dim) <=
-         workspace.partial.bytes();
 }
 
 }  // namespace millrace::cuda

@@ -36,7 +36,4 @@ size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device);
 // Of any group's, in bytes.
 size_t largest_block_of(const ExecutorSpec& spec);
 
-// There is memory for the splits of so many rows, each of up to `splits`, on CTAs of their own.
-bool splits_fit(const Workspace& workspace, const ExecutorSpec& spec, int64_t rows, int32_t splits);
-
 }  // namespace millrace::cuda
