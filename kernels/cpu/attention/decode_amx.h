@@ -1,14 +1,26 @@
-// Attention by AMX where a set of eight rows sees 64 tokens whole, heads of 64 dimensions: decode. Included
-// by kernels_attention_amx.h, whose arithmetic it uses, number by number, in an order for keys and values
-// that come from memory.
+// Attention by AMX where a set of eight rows sees 64 tokens whole, heads of 64 dimensions: decode. The
+// arithmetic of tiles_amx.h in an order for keys and values that come from memory.
 //
-// A core that asks for lines, then pairs them, then computes, leaves memory idle half of the time. Here these
-// are one even mix. 64 tokens of a head are 32 chunks of eight lines, and their arithmetic has 32 steps: 8
-// products of scores, 8 rows of scores, 8 rows of weights, 8 products of values. Beside each step
-// - a chunk kLeadBytes further on is asked for into the second-level cache, in the order of addresses;
+// A core that prefetches lines, then pairs them, then computes, leaves memory idle half of the time. Here
+// these are one even mix. 64 tokens of a head are 32 chunks of eight lines, and their arithmetic has 32
+// steps: 8 products of scores, 8 rows of scores, 8 rows of weights, 8 products of values. Beside each step
+// - a chunk kLeadBytes further on is prefetched into the second-level cache, in the order of addresses;
 // - a chunk of the next head is paired into one of two scratches, while this head is computed from the other.
 // Heads follow one another tile by tile: the first head of the next tile behind the last of this one.
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/attention/kv_tiles.h"
+#include "kernels/cpu/attention/tiles_amx.h"
+#include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 constexpr int32_t kDecodeDim = 64;
 constexpr int32_t kChunkLines = 8;
@@ -179,3 +191,6 @@ inline void decode_tile(const AttentionSplit& s, const AttentionSplit* heads, co
   }
   t.paired = goes_on;
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

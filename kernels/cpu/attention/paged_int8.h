@@ -7,12 +7,22 @@
 // What a row computes, per tile of 64 tokens and 32 dimensions:
 //   score[t] = sum over 32s of dimensions of float(q . k_t) * d_k[t] * (d_q * scale), fused, in order
 //   w[t]     = weight[t] * d_v[t], u = max w / 127, c[t] = nearest(w[t] * (127 / max w))
-//   values  += u * float(sum of c[t] v_t)
+//   acc     += u * float(sum of c[t] v_t)
 // Codes of keys lie [head_dim / 4][16 tokens][4 dimensions] and those of values [4][head_dim][4 tokens], so
 // that an instruction which adds four products to a lane takes them as they lie: a lane is a token, then a
-// dimension. Included by kernels_attention.h. Roofline: per token and KV head of 64 dimensions and eight rows
-// 1,024 products for 136 bytes.
+// dimension. Roofline: per token and KV head of 64 dimensions and eight rows 1,024 products for 136 bytes.
 #pragma once
+
+#include <stdint.h>
+
+#include "kernels/cpu/attention/kv_tiles.h"
+#include "kernels/cpu/simd/exp.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 struct KvInt8 {
   static constexpr bool kIntegers = true;
@@ -190,51 +200,5 @@ struct SharedIntegerRows {
 template <int kR>
 struct IntegerRows : SharedIntegerRows<kR> {};
 
-#if defined(__ARM_FEATURE_DOTPROD)
-#include "kernels/cpu/attention/paged_int8_neon.h"
-#elif defined(MILLRACE_SIMD_AVX512)
-#include "kernels/cpu/attention/paged_int8_avx512.h"
-#endif
-
-// kR rows through one tile.
-template <int kR>
-void attend_integer_rows(const AttentionSplit& s, const Tile& tile, int row) {
-  int32_t from[kR], to[kR];
-  bool whole = tile.lo == 0 && tile.hi == kTileTokens / kLanes;
-  for (int r = 0; r < kR; ++r) {
-    from[r] = clip(s.first[row + r] - tile.start);
-    to[r] = clip(s.last[row + r] - tile.start);
-    whole = whole && from[r] == 0 && to[r] == kTileTokens;
-  }
-  IntegerRows<kR>::score_tile(s, tile, row);
-  if constexpr (requires { IntegerRows<kR>::kMostParts; }) {
-    if (whole && s.head_dim <= IntegerRows<kR>::kMostParts * KvInt8::kScaleDims) {
-      typename IntegerRows<kR>::TileWeights weights;
-      if (IntegerRows<kR>::weigh(s, tile, row, weights)) {
-        for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {
-          IntegerRows<kR>::add_part(s, tile, row, weights.codes[part], weights.unit[part],
-                                    part * KvInt8::kScaleDims);
-        }
-        return;
-      }
-    }
-  }
-  for (int r = 0; r < kR; ++r) {
-    if (from[r] < to[r]) soften<ShortExp>(s, row + r, from[r], to[r]);
-  }
-  for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {
-    alignas(64) float scales[kTileTokens];
-    alignas(64) int8_t codes[kR][kTileTokens];
-    float unit[kR];
-    for (int32_t b = tile.lo; b < tile.hi; ++b) {
-      const uint16_t* half = KvInt8::scales(tile.block[b] + s.value_offset, part);
-      Simd::store(scales + b * kLanes, Simd::load_f16(half));
-    }
-    for (int r = 0; r < kR; ++r) {
-      const float* weights = s.scores + (row + r) * static_cast<int64_t>(kTileTokens + kLanes);
-      unit[r] = whole ? weights_to_codes<true>(weights, scales, 0, kTileTokens, 0, 0, codes[r])
-                      : weights_to_codes<false>(weights, scales, from[r], to[r], tile.lo, tile.hi, codes[r]);
-    }
-    IntegerRows<kR>::add_part(s, tile, row, codes, unit, part * KvInt8::kScaleDims);
-  }
-}
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

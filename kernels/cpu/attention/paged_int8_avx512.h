@@ -1,8 +1,21 @@
-// Eight query rows over an int8 cache with AVX-512: what `soften` and `weights_to_codes` do
-// (kernels_attention_int8.h), the same numbers, for eight rows side by side. Included by
-// kernels_attention_int8.h. Roofline: per 64 tokens of a KV head of 64 dimensions (8.5 KiB) 1,024 dot
-// products; softmax and codes, some 1,000 vector operations.
+// Eight query rows over an int8 cache with AVX-512: softmax and the weights' codes (paged_int8.h), the same
+// numbers, for eight rows side by side. Roofline: per 64 tokens of a KV head of 64 dimensions (8.5 KiB) 1,024
+// dot products; softmax and codes, some 1,000 vector operations.
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/attention/paged_int8.h"
+#include "kernels/cpu/attention/softmax.h"
+#include "kernels/cpu/attention/softmax_avx512.h"
+#include "kernels/cpu/simd/exp.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 template <>
 struct IntegerRows<kSetRows> : SharedIntegerRows<kSetRows> {
@@ -106,3 +119,6 @@ struct IntegerRows<kSetRows> : SharedIntegerRows<kSetRows> {
     }
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

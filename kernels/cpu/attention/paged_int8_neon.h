@@ -1,10 +1,23 @@
-// Eight query rows over an int8 cache with the dot product instruction (kernels_attention_int8.h): four
-// tokens' two sums of 32 dimensions, or eight dimensions of values, by eight rows are sixteen registers of
-// sums, and a row's codes come sixteen to a register, of which an instruction takes four by lane. Included by
-// kernels_attention_int8.h. Roofline: per token and KV head of 64 dimensions 136 bytes, 64 dot products, 44
-// vector operations for softmax and the weights' codes and some 16 for scales and stores, which take a vector
-// unit as well: 62 cycles of two units.
+// Eight query rows over an int8 cache with the dot product instruction (paged_int8.h): four tokens' two sums
+// of 32 dimensions, or eight dimensions of values, by eight rows are sixteen registers of sums, and a row's
+// codes come sixteen to a register, of which an instruction takes four by lane. Roofline: per token and KV
+// head of 64 dimensions 136 bytes, 64 dot products, 44 vector operations for softmax and the weights' codes
+// and some 16 for scales and stores, which take a vector unit as well: 62 cycles of two units.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/attention/paged_float.h"
+#include "kernels/cpu/attention/paged_int8.h"
+#include "kernels/cpu/attention/softmax.h"
+#include "kernels/cpu/simd/exp.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 template <>
 inline constexpr int kSharedRows<KvInt8> = 8;
@@ -298,3 +311,6 @@ struct IntegerRows<8> {
     }
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -2,40 +2,24 @@
 // product of tiles against the kernels that decode uses, bit by bit. What an emulation cannot show is whether
 // a processor does the same; same_bits_test.cpp and conformance_test.cpp do where there is one.
 #include <gtest/gtest.h>
-#include <immintrin.h>
 
 #include <algorithm>
 #include <limits>
 #include <random>
 #include <vector>
 
-#include "kernels/cpu/tables/kernel_table.h"
-#include "kernels/quant/blocks.h"
-
-namespace millrace::cpu {
-namespace {
-
-// Bare comments keep clang-format from sorting what must stay in order.
-#include "kernels/cpu/simd/avx512.h"
-//
-#include "kernels/cpu/simd/unroll.h"
-//
-using V16 = Simd::V16;
-#include "kernels/cpu/matmul/formats_avx512.h"
-//
-#include "kernels/cpu/matmul/gemv_avx512.h"
-//
-#include "kernels/cpu/matmul/gemm_avx512.h"
-//
-#include "kernels/cpu/matmul/float.h"
-//
-#include "kernels/cpu/matmul/amx_int8.h"
-//
-#include "kernels/cpu/matmul/amx_bf16.h"
-//
+#define MILLRACE_TARGET_AVX512
 #include "kernels/cpu/attention/paged.h"
-//
 #include "kernels/cpu/attention/paged_amx.h"
+#include "kernels/cpu/matmul/gemm_amx_bf16.h"
+#include "kernels/cpu/matmul/gemm_amx_int8.h"
+#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/matmul/quantize_int8.h"
+#include "kernels/cpu/matmul/quantize_pow2.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::avx512 {
+namespace {
 
 constexpr int64_t kBlockSize = sizeof(ActivationBlock);
 
@@ -538,4 +522,4 @@ TEST(AmxEmulated, DecodeAsksForEveryLineOnceAndInOrder) {
 }
 
 }  // namespace
-}  // namespace millrace::cpu
+}  // namespace millrace::cpu::avx512

@@ -1,5 +1,5 @@
-// How each block-quantized type is opened: codes as 32 int8, scales (and minimums) of four rows as four
-// lanes. Included inside the anonymous namespace of every table, after its Simd.
+// How each block-quantized type is unpacked: codes as 32 int8, scales (and minimums) of four rows as four
+// lanes.
 //
 // A format says
 //   kBlockBytes, kSubBlocks   a stored block holds kSubBlocks runs of 32 elements
@@ -10,6 +10,14 @@
 //   kDoubled                  codes are twice the values
 // Q6_K has a scale per 16 elements: its dot differs (kHalves).
 #pragma once
+
+#include <stdint.h>
+
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 using I8x32 = Simd::I8x32;
 using F4 = Simd::F4;
@@ -190,3 +198,6 @@ struct FormatMXFP4Split : Plain<q::BlockMXFP4Split> {
     return Simd::interleave(Simd::lookup(Simd::load_nibbles(block), q::kE2M1Doubled));
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,21 +1,30 @@
-// How each block-quantized type is opened sixteen rows at a time, for AVX-512 and the AMX tiles. Included
-// inside the anonymous namespace of table_avx512.cpp, after its Simd and kernels_unroll.h.
+// How each block-quantized type is unpacked sixteen rows at a time, for AVX-512 and the AMX tiles.
 //
-// A run is 32 elements. Opened, a run of sixteen rows is eight registers: dword r of register j holds codes
+// A run is 32 elements. Unpacked, a run of sixteen rows is eight registers: dword r of register j holds codes
 // 4 j .. 4 j + 3 of row r. That is what vpdpbusd wants beside a broadcast dword of activations (a lane per
 // row of weights, no horizontal sums), and also how a tile of the matrix unit lies in memory. Getting there
 // from rows is a 4 x 4 transposition of dwords: 16 loads and 8 shuffles for 16 x 16 bytes.
 //
 // A format says
 //   kBlockBytes, kRuns   a stored block holds kRuns runs
-//   kOffset              codes are opened unsigned, the value is d * (code - kOffset); kSigned opens
+//   kOffset              codes are unpacked unsigned, the value is d * (code - kOffset); kSigned unpacks
 //                        code - kOffset itself
 //   kMin                 d * code + m instead
 //   kHalves              a run has an integer scale for each of its halves besides (Q6_K)
 //   kSplit               scales are rows of their own
-//   Block(rows, at)      a stored block of sixteen rows, `at` bytes into each; open<run, kSigned>(u)
+//   Block(rows, at)      a stored block of sixteen rows, `at` bytes into each; unpack<run, kSigned>(u)
 //   scales(...)          d (and m) of `runs` runs of sixteen rows from run `first` on, as floats [run][16]
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/simd/avx512.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 using V = __m512i;
 namespace q = millrace::quant;
@@ -449,3 +458,6 @@ struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 12> {
     }
   };
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

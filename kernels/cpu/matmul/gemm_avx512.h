@@ -1,6 +1,5 @@
-// Products of block-quantized weights with many rows of activations (prompts): weights are opened once into
-// a small scratch and multiplied with all the rows from there. Included inside the anonymous namespace of
-// table_avx512.cpp, after kernels_wide_few.h.
+// Products of block-quantized weights with many rows of activations (prompts): weights are repacked once into
+// a small scratch, in the layout of AMX tiles, and multiplied with all the rows from there.
 //
 // Loops, outermost first: 256 rows of activations; 64 rows of weights; 8 runs of 32 columns, packed as signed
 // codes (18 KiB, first-level cache); the rows of activations, 8 or 16 at a time; 16 rows of weights; the
@@ -11,6 +10,19 @@
 // Roofline: integer operations. Here 16 x 8 outputs per run are 64 vpdpbusd and 24 float operations on two
 // ports: 44 cycles, 186 int8 operations per cycle, which is 73% of what vpdpbusd alone would do.
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats_avx512.h"
+#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // Sixteen rows over a chunk. Q6_K's codes times their integer scales have 13 bits: two digits of 6 and 7
 // bits, so that the sum is 64 * high + low.
@@ -166,18 +178,19 @@ void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t row
                  const Panel& x, int64_t num_m, float* out, int64_t out_stride,
                  PackedRows<PackedOf<Format>>& packed, MultiplyFn<PackedOf<Format>> multiply) {
   const int64_t runs = w.cols / kQuantBlock, steps = (num_m + 15) / 16;
-  constexpr int64_t kChunkBytes = kPackedRuns / Format::kRuns * Format::kBlockBytes;
+  constexpr int64_t kChunkRowBytes = kPackedRuns / Format::kRuns * Format::kBlockBytes;
   RowPointers rows[kGroups];
   packed.count = (num_rows + 15) / 16;
   for (int64_t g = 0; g < packed.count; ++g) point_at<Format>(w, row + 16 * g, num_rows - 16 * g, rows[g]);
-  if (first_pass) ChunkAhead(w, row, num_rows, 0, kChunkBytes, 1).ask();
+  if (first_pass) ChunkAhead(w, row, num_rows, 0, kChunkRowBytes, 1).ask();
   for (int64_t at = 0; at < runs; at += kPackedRuns) {
     const int64_t count = runs - at < kPackedRuns ? runs - at : kPackedRuns;
     for (int64_t g = 0; g < packed.count; ++g) pack_chunk<Format>(rows[g], at, count, packed.groups[g]);
     const bool more = at + kPackedRuns < runs;  // else the next rows' first chunk
     const int64_t next = more ? num_rows : rows_after < 16 * kGroups ? rows_after : 16 * kGroups;
     ChunkAhead ahead(w, more ? row : row + num_rows, next,
-                     more ? (at + kPackedRuns) / Format::kRuns * Format::kBlockBytes : 0, kChunkBytes, steps);
+                     more ? (at + kPackedRuns) / Format::kRuns * Format::kBlockBytes : 0, kChunkRowBytes,
+                     steps);
     multiply(packed, at, count, x, num_m, ahead);
   }
   for (int64_t g = 0; g < packed.count; ++g) {
@@ -220,3 +233,6 @@ void quantized_matmul(const MatrixView& w, int64_t first, int64_t num_rows, cons
                           multiply_by_vectors<PackedOf<Format>>);
   }
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,16 +1,27 @@
-// Products of block-quantized weights with one to eight rows of activations (decode): sixteen rows of
-// weights at a time, a lane each, opened straight into registers. Included inside the anonymous namespace of
-// table_avx512.cpp, after kernels_wide_formats.h.
+// Products of block-quantized weights with one to eight rows of activations (decode): sixteen rows of weights
+// at a time, a lane each, unpacked straight into registers.
 //
 // Roofline: the weights' bytes from memory. A core of sixteen that share 140 GB/s gets some 3.4 bytes per
-// cycle, so 16 blocks of MXFP4 (272 bytes) may take 80 cycles; opening them and multiplying by one row takes
-// some 55 operations on two vector ports (12 inserts, 8 shuffles, 8 lookups, 8 vpdpbusd, 10 for the scales),
-// each further row 12. Measured: 16 ns from the cache, 29 from memory, where reading alone takes 24
+// cycle, so 16 blocks of MXFP4 (272 bytes) may take 80 cycles; unpacking them and multiplying by one row
+// takes some 55 operations on two vector ports (12 inserts, 8 shuffles, 8 lookups, 8 vpdpbusd, 10 for the
+// scales), each further row 12. Measured: 16 ns from the cache, 29 from memory, where reading alone takes 24
 // (docs/kernels/x86_matmul.md).
 //
-// vpdpbusd multiplies unsigned by signed bytes: weights are opened unsigned, kOffset too large, and
+// vpdpbusd multiplies unsigned by signed bytes: weights are unpacked unsigned, kOffset too large, and
 // -kOffset * (sum of the activations' codes) is what the integer sum starts from. Exact either way.
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats_avx512.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // Weights are read in order, so the next rows are known: their lines are asked for while these rows are
 // multiplied, into the second-level cache, a few at every step: a burst would occupy every line buffer of the
@@ -92,10 +103,6 @@ template <class Format>
 
 inline __mmask16 first_lanes(int64_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffff : (1 << count) - 1);
-}
-
-inline const uint8_t* panel_row(const Panel& x, int64_t m) {
-  return x.data + (x.index != nullptr ? x.index[m] : m) * x.row_bytes;
 }
 
 // Four bytes of activations in every lane: folds into the instruction that uses them.
@@ -243,3 +250,6 @@ void few_rows_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const
     });
   }
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,13 +1,24 @@
 // One row of activations by four rows of MXFP4 weights: most of what gpt-oss does for a token. The numbers
-// are Stream's (kernels_quantized_neon.h); what differs is that instructions stay in the order written here.
+// are Gemv's (gemv_neon.h); what differs is that instructions stay in the order written here.
 //
 // Roofline: 68 bytes of weights take 31 vector slots (and, ushr, 2 tbl, 2 sdot a row; 3 addp, fsub, ins,
 // fmul, fmla for four): 15.5 cycles where there are two vector units. Such a core (Neoverse-N1) waits with
 // few instructions at hand, so none may stand behind what it needs: a step reads the codes of block b + 2,
-// opens those of b + 1, multiplies b and adds b - 1 to the sums. A compiler's order takes 22.9 cycles, this
-// one 18.3, from the first-level cache. Included inside the anonymous namespace of the tables with dotprod,
-// before kernels_quantized_neon.h.
+// unpacks those of b + 1, multiplies b and adds b - 1 to the sums. A compiler's order takes 22.9 cycles, this
+// one 18.3, from the first-level cache.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats.h"
+#include "kernels/cpu/matmul/unpacked_panel_neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // Half of 2^(e - 127), for codes are twice the values; 255, a NaN, becomes infinity.
 struct HalfE8M0 {
@@ -238,3 +249,6 @@ template <>
 inline constexpr bool kHasOwnStream<FormatMXFP4> = true;
 template <>
 inline constexpr bool kHasOwnStream<FormatMXFP4Split> = true;
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,9 +1,17 @@
 // The vector type with AVX-512: sixteen floats are one register. The matrix products of block-quantized
-// weights do not go through it (kernels_wide_*.h). Included inside the anonymous namespace of
-// table_avx512.cpp.
+// weights do not go through it (matmul/formats_avx512.h).
 #pragma once
 
-#define MILLRACE_SIMD_AVX512  // for what is included later
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/simd/target.h"
+#if !defined(MILLRACE_SIMD_AVX512)
+#error "define MILLRACE_TARGET_AVX512 before the first include"
+#endif
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 struct Simd {
   using V16 = __m512;
@@ -95,3 +103,6 @@ struct Simd {
     return _mm512_set1_epi32(four);
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

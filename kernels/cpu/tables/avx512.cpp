@@ -1,43 +1,19 @@
 // Kernels for x86 with AVX-512 (F, BW, VL, VNNI, VBMI), and the same with AMX tiles: int8 for products with
-// many rows, bf16 for MXFP4; compiled with all their flags, for compilers use tiles only where told.
-// Everything is in the anonymous namespace and no STL is used: an inline function compiled with these flags
-// must not be picked by the linker for other files.
-#include <immintrin.h>
-#include <stddef.h>
-#include <stdint.h>
-
+// many rows, bf16 for MXFP4 and attention; compiled with all their flags, for compilers use tiles only where
+// told (simd/target.h).
+#define MILLRACE_TARGET_AVX512
+#include "kernels/cpu/attention/paged_amx.h"
+#include "kernels/cpu/matmul/gemm_amx_bf16.h"
+#include "kernels/cpu/matmul/gemm_amx_int8.h"
+#include "kernels/cpu/matmul/quantize_pow2.h"
+#include "kernels/cpu/tables/instantiate_table.h"
 #include "kernels/cpu/tables/isa_tables.h"
-#include "kernels/cpu/tables/kernel_table.h"
-#include "kernels/quant/blocks.h"
 
 namespace millrace::cpu {
+namespace avx512 {
 namespace {
 
-// Bare comments keep clang-format from sorting what must stay in order.
-#include "kernels/cpu/simd/avx512.h"
-//
-#include "kernels/cpu/simd/unroll.h"
-//
-using V16 = Simd::V16;
-#include "kernels/cpu/matmul/formats_avx512.h"
-//
-#include "kernels/cpu/matmul/gemv_avx512.h"
-//
-#include "kernels/cpu/matmul/gemm_avx512.h"
-//
-#include "kernels/cpu/matmul/float.h"
-//
-#include "kernels/cpu/matmul/amx_int8.h"
-//
-#include "kernels/cpu/matmul/amx_bf16.h"
-//
-#include "kernels/cpu/attention/paged.h"
-//
-#include "kernels/cpu/attention/paged_amx.h"
-//
-#include "kernels/cpu/tables/instantiate.h"
-
-constexpr KernelTable make_wide_table(const char* name) {
+constexpr KernelTable make_avx512_table(const char* name) {
   KernelTable table = make_table(name);
   table.rows_per_pass = 1 << 20;                // all there are
   table.set_heads_per_split(KvType::kInt8, 4);  // runs of 4,352 bytes of heads of 64 dimensions
@@ -51,7 +27,7 @@ constexpr void put_tiles(KernelTable& table, Format format) {
 }
 
 constexpr KernelTable make_amx_table() {
-  KernelTable table = make_wide_table("amx");
+  KernelTable table = make_avx512_table("amx");
   put_tiles<FormatQ8_0>(table, Format::kQ8_0);
   put_tiles<FormatQ4_0>(table, Format::kQ4_0);
   put_tiles<FormatQ4_1>(table, Format::kQ4_1);
@@ -76,8 +52,9 @@ constexpr KernelTable make_amx_table() {
 }
 
 }  // namespace
+}  // namespace avx512
 
-const KernelTable kAvx512Table = make_wide_table("avx512");
-const KernelTable kAmxTable = make_amx_table();
+const KernelTable kAvx512Table = avx512::make_avx512_table("avx512");
+const KernelTable kAmxTable = avx512::make_amx_table();
 
 }  // namespace millrace::cpu

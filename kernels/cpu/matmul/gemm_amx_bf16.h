@@ -1,29 +1,44 @@
-// Products of MXFP4 weights with many rows of activations by bf16 tiles of the AMX unit. Included inside the
-// anonymous namespace of table_avx512.cpp, after kernels_amx.h.
+// Products of MXFP4 weights with many rows of activations by bf16 tiles of the AMX unit.
 //
 // Activations are int8 codes times a power of two per 32, weights e2m1 times one: both exact in bf16, and the
 // sum over a block exact in float32. A tile that sums over all columns therefore rounds once per block, as
-// the int8 kernels do, and nothing is stored or scaled per block: the same bits as kernels_wide_few.h with
-// the same (binary) activations, which decode uses, for it reads weights with half of this kernel's work.
+// the int8 kernels do, and nothing is stored or scaled per block: the same bits as gemv_avx512.h with the
+// same (power-of-two-scale) activations, which decode uses, for it reads weights with half of this kernel's
+// work.
 //
 // Activations are a tile's rows and weights its columns, so that a group of fewer than sixteen rows takes the
 // tile unit less. 32 columns of sixteen rows of weights are transposed as dwords, eight codes of a row each,
-// and opened into sixteen registers, two columns of a row a dword; activations lie as rows (to_tiles) and
-// outputs [activations][weights] as they are wanted.
+// and dequantized into sixteen registers, two columns of a row a dword; activations lie as rows
+// (quantize_pow2.h) and outputs [activations][weights] as they are wanted.
 //
-// Loops, outermost first: sixteen groups of activations; 32 rows of weights; chunks of blocks, opened into a
-// scratch; groups of activations; the blocks of the chunk, two products each (16 x 32 outputs). The first
-// group opens a block while it multiplies the one before it. Sums stay in their tiles unless there is more
-// than one group.
+// Loops, outermost first: sixteen groups of activations; 32 rows of weights; chunks of blocks, dequantized
+// into a scratch; groups of activations; the blocks of the chunk, two products each (16 x 32 outputs). The
+// first group dequantizes a block while it multiplies the one before it. Sums stay in their tiles unless
+// there is more than one group.
 //
 // Four of the eight tiles hold something, which takes three loads for two products where two by two would
-// take two: a processor whose other thread is busy seems to have little room to rename tiles, and with eight
-// in use its loads and products take turns (docs/kernels/x86_matmul.md).
+// take two: a processor whose other thread is busy seems to have few registers to rename tiles, and with
+// eight in use its loads and products take turns (docs/kernels/x86_matmul.md).
 //
-// Roofline, per 16 rows of weights and block, in cycles: opening 32 (64 vector operations on two ports); a
-// product of 16 x 16 outputs 16 in the tile unit, its loads beside it. Measured: a product 7.8 ns with
+// Roofline, per 16 rows of weights and block, in cycles: dequantizing 32 (64 vector operations on two ports);
+// a product of 16 x 16 outputs 16 in the tile unit, its loads beside it. Measured: a product 7.8 ns with
 // weights from the first level and activations from the second, 15.9 where the other thread is busy.
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/bf16_tile_order.h"
+#include "kernels/cpu/matmul/formats_avx512.h"
+#include "kernels/cpu/matmul/gemm_avx512.h"
+#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // bf16 of the e2m1 values, their exponents 126 too high, twice over: vpermw looks at five bits of an index.
 // The scale is then taken off by a saturating subtraction, which leaves zero alone.
@@ -58,26 +73,6 @@ alignas(64) constexpr ScalePlaces kScalePlaces = make_scale_places();
   });
   return _mm512_cmpgt_epu8_mask(e, most);
 }
-
-// The order of the columns of a block in a tile, which is how the nibbles of a GGUF block fall: byte i holds
-// columns i and i + 16, dword j bytes 4 j .. 4 j + 3. Shifted by n nibbles, both words of dword j begin with
-// columns of pair 4 j + n.
-constexpr int tile_column(int place) {
-  const int pair = place / 2, dword = pair / 4, nibble = pair % 4;
-  return 4 * dword + nibble / 2 + 16 * (nibble % 2) + 2 * (place % 2);
-}
-struct TileOrder {
-  uint16_t word[32];  // of a place: columns c and c + 16 are words 2 c and 2 c + 1
-};
-constexpr TileOrder make_tile_order() {
-  TileOrder order{};
-  for (int place = 0; place < 32; ++place) {
-    const int column = tile_column(place);
-    order.word[place] = static_cast<uint16_t>(2 * (column % 16) + column / 16);
-  }
-  return order;
-}
-alignas(64) constexpr TileOrder kTileOrder = make_tile_order();
 
 // Pair kPair of a block, of sixteen rows transposed to t (dword j of a row in t[j]), as words that begin with
 // its codes.
@@ -389,108 +384,5 @@ void bf16_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pan
   _tile_release();
 }
 
-// The smallest power of two that makes the largest of 32 values at most 127, and its inverse. 127.5 / 64 and
-// more would round to 128. Below 2^-60 it is zero; a NaN or an infinity stays one.
-struct BinaryScale {
-  float scale, inverse;
-};
-inline BinaryScale binary_scale(V16 low, V16 high) {
-  const float most = Simd::largest(Simd::max(Simd::abs(low), Simd::abs(high)));
-  uint32_t bits;
-  __builtin_memcpy(&bits, &most, 4);
-  bits = (bits + 0x00010000) & 0x7f800000;
-  float power;
-  __builtin_memcpy(&power, &bits, 4);
-  if (most < 0x1p-60f) return {0.0f, 0.0f};
-  return {power * 0x1p-6f, 64.0f / power};
-}
-
-void quantize_binary(const float* x, int64_t cols, ActivationBlock* out) {
-  for (int64_t b = 0; b < cols / kQuantBlock; ++b, x += kQuantBlock) {
-    const V16 low = Simd::load(x), high = Simd::load(x + kLanes);
-    const BinaryScale s = binary_scale(low, high);
-    const V16 inverse = Simd::broadcast(s.inverse);
-    out[b].scale = s.scale;
-    const int32_t first = Simd::round_to_int8(Simd::mul(low, inverse), out[b].q);
-    out[b].sum = first + Simd::round_to_int8(Simd::mul(high, inverse), out[b].q + kLanes);
-  }
-}
-
-// Codes times their scale, as places of a row of a tile. They are exact in bf16, so that the upper half of a
-// float is one.
-[[gnu::always_inline]] inline V tile_places(V16 low, V16 high, V16 inverse, V16 scale, V order) {
-  const auto rounded = [&](V16 v) __attribute__((always_inline)) {
-    const V codes = _mm512_cvtps_epi32(Simd::mul(v, inverse));
-    return _mm512_castps_si512(Simd::mul(_mm512_cvtepi32_ps(codes), scale));
-  };
-  const V both = blend_bits(_mm512_srli_epi32(rounded(low), 16), rounded(high), 0xffff0000ffff0000);
-  return _mm512_permutexvar_epi16(order, both);
-}
-
-// The numbers of quantize_binary, code * scale, as a row of tiles, those of a group of `height` rows.
-void to_tiles(const float* x, int64_t cols, uint16_t* to, int64_t height) {
-  const V order = load512(kTileOrder.word);
-  for (int64_t c = 0; c < cols; c += kQuantBlock, to += height * kQuantBlock) {
-    const V16 low = Simd::load(x + c), high = Simd::load(x + c + kLanes);
-    const BinaryScale s = binary_scale(low, high);
-    _mm512_storeu_si512(to,
-                        tile_places(low, high, Simd::broadcast(s.inverse), Simd::broadcast(s.scale), order));
-  }
-}
-
-// The scales of sixteen rows of 32 values, as binary_scale gives them, and their inverses. Those of row r lie
-// at scale_place(r).
-constexpr int scale_place(int r) { return (r / 4 == 1 ? 8 : r / 4 == 2 ? 4 : r / 4 * 4) + r % 4; }
-struct alignas(64) GroupScales {
-  float scale[16], inverse[16];
-};
-[[gnu::always_inline]] inline void group_scales(const float* const* rows, int64_t c, GroupScales& out) {
-  const V magnitude = _mm512_set1_epi32(0x7fffffff);
-  V most[16];  // as integers: the same order, and a NaN is above all numbers
-  unroll<16>([&](auto r) {
-    most[r] = _mm512_max_epu32(_mm512_and_si512(load512(rows[r] + c), magnitude),
-                               _mm512_and_si512(load512(rows[r] + c + kLanes), magnitude));
-  });
-  unroll<8>([&](auto i) {  // quarters: row i twice, row i + 8 twice
-    most[i] = _mm512_max_epu32(_mm512_shuffle_i32x4(most[i], most[i + 8], 0x44),
-                               _mm512_shuffle_i32x4(most[i], most[i + 8], 0xee));
-  });
-  unroll<4>([&](auto i) {  // rows i, i + 8, i + 4, i + 12
-    most[i] = _mm512_max_epu32(_mm512_shuffle_i32x4(most[i], most[i + 4], 0x88),
-                               _mm512_shuffle_i32x4(most[i], most[i + 4], 0xdd));
-  });
-  unroll<2>([&](auto i) {  // of each quarter: rows 2 i, 2 i + 1, again
-    most[i + 4] = _mm512_max_epu32(_mm512_unpacklo_epi32(most[2 * i], most[2 * i + 1]),
-                                   _mm512_unpackhi_epi32(most[2 * i], most[2 * i + 1]));
-  });
-  const V all =
-      _mm512_max_epu32(_mm512_unpacklo_epi64(most[4], most[5]), _mm512_unpackhi_epi64(most[4], most[5]));
-  const V power =
-      _mm512_and_si512(_mm512_add_epi32(all, _mm512_set1_epi32(0x00010000)), _mm512_set1_epi32(0x7f800000));
-  const __mmask16 some = _mm512_cmpge_epu32_mask(all, _mm512_set1_epi32(0x21800000));  // 2^-60
-  const V16 p = _mm512_castsi512_ps(power);
-  Simd::store(out.scale, _mm512_maskz_mul_ps(some, p, Simd::broadcast(0x1p-6f)));
-  Simd::store(out.inverse, _mm512_maskz_div_ps(some, Simd::broadcast(64.0f), p));
-}
-
-// What to_tiles makes of `height` rows [cols], a group: their scales are found together.
-void to_tile_group(const float* const* rows, int64_t height, int64_t cols, uint16_t* to) {
-  if (height < kTileHeight / 2) {
-    for (int64_t r = 0; r < height; ++r) to_tiles(rows[r], cols, to + r * kQuantBlock, height);
-    return;
-  }
-  const V order = load512(kTileOrder.word);
-  const float* all[kTileHeight];
-  for (int64_t r = 0; r < kTileHeight; ++r) all[r] = rows[r < height ? r : height - 1];
-  for (int64_t c = 0; c < cols; c += kQuantBlock, to += height * kQuantBlock) {
-    GroupScales of;
-    group_scales(all, c, of);
-    for (int64_t r = 0; r < height; ++r) {
-      const auto place = scale_place(static_cast<int>(r));
-      _mm512_storeu_si512(
-          to + r * kQuantBlock,
-          tile_places(Simd::load(rows[r] + c), Simd::load(rows[r] + c + kLanes),
-                      Simd::broadcast(of.inverse[place]), Simd::broadcast(of.scale[place]), order));
-    }
-  }
-}
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,6 +1,16 @@
 // Softmax of eight query rows side by side, with AVX-512: one after the other, each row would wait for its
-// own largest score. Included by kernels_attention.h.
+// own row_max.
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/simd/exp.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 constexpr int32_t kSetRows = 8;  // rows that go together
 
@@ -35,3 +45,6 @@ template <class Two>
   return fold_eight(
       x, [](V16 a, V16 b) __attribute__((always_inline)) { return _mm512_min_ps(a, b); });
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

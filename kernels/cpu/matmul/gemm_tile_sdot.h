@@ -1,5 +1,18 @@
-// sdot by lanes: four rows of weights by up to eight rows of activations. Included by kernels_tile_neon.h.
+// sdot by lanes: four rows of weights by up to eight rows of activations.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/matmul/unpacked_panel_neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // Four rows of 16 codes to [4 codes of each row] x 4.
 inline void store_interleaved(int8_t* to, int8x16_t a, int8x16_t b, int8x16_t c, int8x16_t d) {
@@ -115,3 +128,6 @@ void multiply_panel(const Opened& w, int64_t blocks, const Panel& x, int64_t at,
   };
   tiles(Index<1>{}, tiles(Index<2>{}, tiles(Index<4>{}, tiles(Index<8>{}, 0))));
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

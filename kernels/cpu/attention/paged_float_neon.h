@@ -1,9 +1,21 @@
 // Eight query rows that share keys and values: the eight heads of a KV head of gpt-oss. A block is taken
 // eight tokens (or eight dimensions of the values) at a time, so that 8 x 8 sums fill sixteen registers, and
-// rows bring their factors four to a register: fused multiply-adds by a lane need no broadcast. Included by
-// kernels_attention.h. Roofline: per token and KV head of 64 dimensions 256 fused multiply-adds, 32 loads and
-// 32 conversions for 256 bytes of BF16: the vector units, 128 cycles on two of them.
+// rows bring their factors four to a register: fused multiply-adds by a lane need no broadcast. Roofline: per
+// token and KV head of 64 dimensions 256 fused multiply-adds, 32 loads and 32 conversions for 256 bytes of
+// BF16: the vector units, 128 cycles on two of them.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/attention/paged_float.h"
+#include "kernels/cpu/simd/load_float.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 struct V8 {
   float32x4_t lo, hi;
@@ -130,3 +142,6 @@ struct SharedRows<KvFloat<Load>, 8> {
     }
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,10 +1,22 @@
-// smmla: eight rows of weights in four pairs by two pairs of activation rows. Included by
-// kernels_tile_neon.h.
+// smmla: eight rows of weights in four pairs by two pairs of activation rows.
 //
 // In cycles of Neoverse-V1 (four vector units, smmla on two of them): a block of 32 of the tile is 32 smmla,
 // 16 cycles, and 8 x (subtract, multiply, fused multiply-add) plus 8 zip, 32 operations for the other two
 // units: 16 cycles beside them.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/matmul/unpacked_panel_neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // Codes lie [8 columns][pair of rows][2][8]; the two rows of a pair adjacent, as smmla wants them.
 template <class Format, int kRun>
@@ -172,3 +184,6 @@ void multiply_panel(const Opened& w, int64_t blocks, const Panel& x, int64_t at,
                           fresh);
   }
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

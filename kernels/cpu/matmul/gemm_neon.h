@@ -1,82 +1,29 @@
-// The tile path of kernels_quantized_neon.h: weights opened once per panel of columns, then met by every row
-// of activations. Included before it.
-//
-// sdot    Four rows of weights interleaved by four codes: sdot by a lane of the activations gives one lane
-//         per row of weights, so a block of 32 is eight sdot and no reduction.
-// smmla   Eight rows in pairs, interleaved by eight codes: smmla multiplies a pair by a pair of activation
-//         rows, 2 x 2 outputs. The sum begins at 1.5 * 2^23, whose last bit is worth one: the integer is
-//         then read as a float by a subtraction, which any vector unit does, and not by a conversion, which
-//         only smmla's units do.
+// GEMM on ARM with the dot product instruction: weights are unpacked once per panel of 2,048 columns into a
+// scratch of the first-level cache, interleaved so that no reduction is needed, and multiplied with every row
+// of activations there. Roofline: sdot or smmla, less the conversion and two multiplications that each block
+// of 32 costs an output.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/matmul/unpacked_panel_neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+#if defined(MILLRACE_HAS_I8MM)
+#include "kernels/cpu/matmul/gemm_tile_smmla.h"
+#else
+#include "kernels/cpu/matmul/gemm_tile_sdot.h"
+#endif
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // Rows of activations from which opening weights into memory is cheaper than opening them in registers for
 // every eight rows again.
 inline constexpr int64_t kTileFrom = 12;
-
-inline constexpr int kPanelBlocks = 64;  // 2,048 columns: 8 KiB of codes per four rows
-
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-inline constexpr int kTileQuads = 2, kTileLanes = 16;  // of rows; four pairs, each twice
-#else
-inline constexpr int kTileQuads = 1, kTileLanes = 4;
-#endif
-
-// A sum that begins here, 1.5 * 2^23 as a float, is that float plus the integer.
-inline constexpr int32_t kFloatOrigin = 0x4b400000;
-
-inline const uint8_t* panel_row(const Panel& x, int64_t m) {
-  return x.data + (x.index != nullptr ? x.index[m] : m) * x.row_bytes;
-}
-
-// Where rows [row, row + count) begin; past `rows` the last row is repeated.
-template <class Format>
-inline void row_pointers(const MatrixView& w, int64_t row, int64_t rows, int count, int64_t block,
-                         const uint8_t** weights, const uint8_t** scales) {
-  for (int r = 0; r < count; ++r) {
-    const int64_t at = row + (r < rows ? r : rows - 1);
-    weights[r] = w.data + at * w.row_bytes + block * Format::kBlockBytes;
-    scales[r] = Format::kSplit ? w.scales + at * w.scale_row_bytes + block : nullptr;
-  }
-}
-
-inline void store_lanes(float* to, F4 lanes, int64_t rows) {
-  if (rows >= 4) {
-    Simd::store4(to, lanes);
-    return;
-  }
-  float value[4];
-  Simd::store4(value, lanes);
-  for (int64_t r = 0; r < rows; ++r) to[r] = value[r];
-}
-
-// Q6_K: the sixteen int8 scales of a stored block of four rows.
-struct HalfScales {
-  int32_t of[16][4];  // [half run][row]
-  template <class Format>
-  void open(const uint8_t* const* rows) {
-    Simd::transpose_bytes16(rows, Format::kHalfScalesAt, [&](int i) { return of[i]; });
-  }
-};
-
-// Rows of weights in the order the multiplication takes them; scales as the lanes of its sums want them.
-struct Opened {
-  int8_t codes[kPanelBlocks][kTileQuads * 128];
-  float d[kPanelBlocks][kTileLanes];
-  float m[kPanelBlocks][kTileLanes];          // of types with a minimum
-  int32_t half[kPanelBlocks][2][kTileLanes];  // scales of the two halves of a block, Q6_K
-};
-
-// What a panel of activations multiplies weights' scales by.
-struct PanelScales {
-  float scale[kMaxRowsPerPass][kPanelBlocks];
-  float min[kMaxRowsPerPass][kPanelBlocks];  // scale * sum of codes
-};
-
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-#include "kernels/cpu/matmul/tile_smmla.h"
-#else
-#include "kernels/cpu/matmul/tile_sdot.h"
-#endif
 
 // Weights packed by fours of rows (kernels_packed_neon.h): opened where they lie, four rows at a time.
 template <class Packed>
@@ -179,3 +126,6 @@ void tile_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pan
     }
   }
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

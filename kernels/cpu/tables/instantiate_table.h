@@ -1,6 +1,24 @@
-// The list of kernels, in the order of Format: the one place that names every instantiation. Included last
-// inside the anonymous namespace of every table.
+// The list of kernels, in the order of Format: the one place that names every instantiation that all tables
+// have. What a table has besides is said in its own file.
 #pragma once
+
+#include "kernels/cpu/attention/paged.h"
+#include "kernels/cpu/elementwise/elementwise.h"
+#include "kernels/cpu/matmul/float.h"
+#include "kernels/cpu/matmul/quantize_int8.h"
+#include "kernels/cpu/simd/load_float.h"
+#include "kernels/cpu/simd/target.h"
+#include "kernels/cpu/tables/kernel_table.h"
+#if defined(MILLRACE_SIMD_AVX512)
+#include "kernels/cpu/matmul/gemm_avx512.h"
+#elif defined(MILLRACE_HAS_DOTPROD)
+#include "kernels/cpu/matmul/quantized_neon.h"
+#else
+#include "kernels/cpu/matmul/quantized.h"
+#endif
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 constexpr KernelTable make_table(const char* name) {
   return {name,
@@ -18,3 +36,6 @@ constexpr KernelTable make_table(const char* name) {
           scale_add,
           exp_all};
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,13 +1,14 @@
 // Products with many rows of activations by the AMX tiles: 16 rows of activations by 16 packed rows of
-// weights by one run of 32 per instruction. Included inside the anonymous namespace of table_avx512.cpp,
-// after kernels_wide_packed.h and kernels_float.h.
+// weights by one run of 32 per instruction.
 //
-// Activations come as cells (kernel_table.h), as tiles read them; or as blocks, their rows in any order,
-// which are copied into cells on the way. A tile's int32 sums of one run go through memory into registers,
-// where each becomes one fma as everywhere else, so the bits are those of every other table.
+// Activations come as int8 tiles (tables/kernel_table.h); or as blocks, their rows in any order, which are
+// copied into tiles on the way. A tile's int32 sums of one run go through memory into registers, where each
+// becomes one fma as everywhere else, so the bits are those of every other table.
 //
-// A turn is four tiles of sums, whose products, stores and additions overlap with those of the turn before.
-// Turns flow on from one group of rows to the next.
+// A batch is four tiles of sums, whose products, stores and additions overlap with those of the batch before
+// (software pipelining). Batches flow on from one group of rows to the next. There is no second tile of
+// activations or weights: the fewer tiles hold something, the sooner others can be loaded beside the
+// products, where a processor's other thread is busy (docs/kernels/x86_matmul.md).
 //
 // Roofline, per 16 x 16 outputs and run (16,384 operations), in cycles: the tile unit 16 (half its depth of
 // 64 is used: scales change every 32), storing the sums 16, the float side 24 (48 operations on two ports),
@@ -15,18 +16,20 @@
 // schedule found alone (docs/kernels/x86_matmul.md).
 #pragma once
 
-// Tiles 0 to 3 are sums [16][16] int32, 4 activations [16][32], 5 weights [8][16][4]. No second tile of
-// either: the fewer tiles hold something, the sooner others can be loaded beside the products, where a
-// processor's other thread is busy (docs/kernels/x86_matmul.md).
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 32, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 8};
-};
-static_assert(sizeof(TileConfig) == 64);
+#include <immintrin.h>
+#include <stdint.h>
 
-// The compiler does not know that tile loads read memory.
-inline void stores_are_done() { asm volatile("" ::: "memory"); }
+#include "kernels/cpu/matmul/gemm_avx512.h"
+#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/matmul/quantize_int8.h"
+#include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 template <int kTile>
 [[gnu::always_inline]] inline void tile_dot(const void* x, const void* codes) {
@@ -228,3 +231,6 @@ void to_cells(const float* x, int64_t cols, Int8Tile* cells, int64_t row, int64_
       cells[b].scale[r] = cells[b].scaled_sum[r] = 0;
   }
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,11 +1,25 @@
-// Products with Q4_K, Q5_K and Q6_K weights that were packed by fours of rows when they were loaded
-// (pack_rows.h has the layouts): four codes of each of four rows lie in one vector, so that sdot by a lane of
-// the activations leaves one lane per row and nothing is reduced, and the scales of four rows lie side by
-// side. The numbers are those of kernels_quantized.h. Included after kernels_tile_neon.h.
+// Products with Q4_K, Q5_K and Q6_K weights whose rows were interleaved by fours when they were loaded
+// (interleave_rows.h has the layouts): four codes of each of four rows lie in one vector, so that sdot by a
+// lane of the activations leaves one lane per row and nothing is reduced, and the scales of four rows lie
+// side by side. The numbers are those of quantized.h.
 //
 // Roofline: the vector units. Of four rows and a run of 32, Q4_K takes 8 and or ushr, 8 sdot and 9 for scale,
 // minimum and sum: 25 slots, 12.5 cycles of Neoverse-N1 for 72 bytes; Q5_K 41 for 88 bytes, Q6_K 37 for 105.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/gemm_neon.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/matmul/unpacked_panel_neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // ---------------------------------------------------------------- scales
 
@@ -283,3 +297,6 @@ constexpr KernelTable with_packed(KernelTable table) {
   table.matmul[static_cast<int>(Format::kInterleavedQ6_K)] = packed_matmul<PackedQ6_K>;
   return table;
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET
