@@ -19,6 +19,7 @@
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/sample/argmax.h"
 
 namespace millrace::cuda {
@@ -96,10 +97,10 @@ struct Bench {
                key = floats(4 * kHeads * kDim), value = floats(4 * kHeads * kDim),
                scores = floats(4 * kExperts), act = floats(16 * kHidden), logits = floats(size_t{4} * kVocab),
                angles = floats(4 * kDim);
-  DeviceBuffer rounded{4 * kHidden * 2, "rows"}, pool, batch,
+  DeviceBuffer x_bf16{4 * kHidden * 2, "rows"}, pool, batch,
       partial{paged_attention_partial_bytes(4, 256, kKvHeads, kDim), "partial"},
       arrived{4 * kKvHeads * 4, "arrived"}, best{16, "best"},
-      candidates{argmax_candidates_bytes(4), "candidates"}, moe_sync{sizeof(MoeSync), "sync"};
+      candidates{argmax_candidates_bytes(4), "candidates"}, moe_sync{sizeof(PersistentMoeSync), "sync"};
 
   Bench(const Device& gpu, int32_t context_len, int32_t num_rows)
       : device(gpu), context(context_len), rows(num_rows) {
@@ -122,7 +123,7 @@ struct Bench {
 
   void qkv(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
-    StreamLinear op;
+    Gemv op;
     op.num_parts = 3;
     op.parts[0] = {w.q.packed, w.bias.as<float>(), query.as<float>()};
     op.parts[1] = {w.k.packed, w.bias.as<float>(), key.as<float>()};
@@ -131,7 +132,7 @@ struct Bench {
     op.norm_weight = w.norm.as<float>();
     op.eps = 1e-5f;
     op.tokens = rows;
-    launch_stream_linear(op, at);
+    launch_gemv(op, at);
   }
   void attend(int l) {
     PagedAttention op;
@@ -161,15 +162,15 @@ struct Bench {
     launch_paged_attention(op, at);
   }
   void project(int l) {
-    StreamLinear op;
+    Gemv op;
     op.num_parts = 1;
     op.parts[0] = {layers[static_cast<size_t>(l)].o.packed, nullptr, residual.as<float>()};
     op.x = attention.as<float>();
     op.tokens = rows;
     op.add = true;
-    launch_stream_linear(op, at);
+    launch_gemv(op, at);
   }
-  StreamRoute route_of(int l) {
+  Router route_of(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
     return {w.router.as<float>(),
             w.bias.as<float>(),
@@ -181,33 +182,33 @@ struct Bench {
             kHidden,
             scores.as<float>(),
             normed.as<float>(),
-            rounded.as<uint16_t>()};
+            x_bf16.as<uint16_t>()};
   }
-  StreamExperts experts_of(int l) {
+  GemvExperts experts_of(int l) {
     Layer& w = layers[static_cast<size_t>(l)];
-    StreamExperts op;
+    GemvExperts op;
     op.gate = w.gate.packed, op.up = w.up.packed, op.down = w.down.packed;
     op.gate_bias = op.up_bias = op.down_bias = w.expert_bias.as<float>();
     op.scores = scores.as<float>();
     op.tokens = rows, op.experts = kExperts, op.k = kChosen;
     op.activation.clamped = true;
-    op.rounded = rounded.as<uint16_t>();
+    op.x_bf16 = x_bf16.as<uint16_t>();
     op.act = act.as<float>();
     op.residual = residual.as<float>();
     return op;
   }
-  void route(int l) { launch_stream_route(route_of(l), at); }
-  void experts(int l) { launch_stream_experts(experts_of(l), at); }
-  void moe(int l) { launch_stream_moe(route_of(l), experts_of(l), moe_sync.as<MoeSync>(), at); }
+  void route(int l) { launch_router(route_of(l), at); }
+  void experts(int l) { launch_gemv_experts(experts_of(l), at); }
+  void moe(int l) { launch_persistent_moe(route_of(l), experts_of(l), moe_sync.as<PersistentMoeSync>(), at); }
   void head() {
-    StreamLinear op;
+    Gemv op;
     op.num_parts = 1;
     op.parts[0] = {output.packed, nullptr, logits.as<float>()};
     op.x = residual.as<float>();
     op.norm_weight = layers[0].norm.as<float>();
     op.eps = 1e-5f;
     op.tokens = rows;
-    launch_stream_linear(op, at);
+    launch_gemv(op, at);
     launch_argmax(logits.as<float>(), rows, kVocab, candidates.as<void>(), best.as<int32_t>(), at);
   }
 
@@ -252,7 +253,7 @@ struct Bench {
   }
 
   void run() {
-    const bool fused = fits_stream_moe(route_of(0), experts_of(0), device);
+    const bool fused = supports_persistent_moe(route_of(0), experts_of(0), device);
     Layer& w = layers[0];
     const double qkv_bytes = static_cast<double>(w.q.bytes + w.k.bytes + w.v.bytes);
     const double o_bytes = static_cast<double>(w.o.bytes), router_bytes = kExperts * kHidden * 4.0;

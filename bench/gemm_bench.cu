@@ -4,7 +4,7 @@
 // columns for itself, which is what makes a row's bits independent of the batch; "one chain" does not, and
 // says what that costs. Numbers are drawn from a normal distribution: a GPU is slower on them than on zeros,
 // and their sums are not exact in any order. "of the tensor cores": of 4,096 FLOP a cycle and SM, at the
-// clock that was read right after. 8-bit weights are there opened too (packed.h), for the ways that read
+// clock that was read right after. 8-bit weights are there dequantized too (packed.h), for the ways that read
 // those; how long opening them took is said. "shapes": cluster tiles of every shape there is, in rounds and
 // split along K, beside the built-in choice.
 //   gemm_bench [q8] [shapes] [rows outputs columns]...  columns a multiple of 64; without: 4096^3,
@@ -92,7 +92,7 @@ struct Comparison {
   Launch at{device, stream.get()};
   DeviceBuffer weights{static_cast<size_t>(outputs * cols) * 2, "weights"}, codes,
       x{static_cast<size_t>(rows * cols) * 4, "x"}, x_bf16{static_cast<size_t>(rows * cols) * 2, "x"},
-      operand{bf16_rows_bytes(rows, cols, device), "operand"}, tiles, opened,
+      operand{bf16_rows_bytes(rows, cols, device), "operand"}, tiles, dequantized,
       ours{static_cast<size_t>(rows * outputs) * 4, "y"}, first{static_cast<size_t>(rows * outputs) * 4, "y"},
       count{16, "a count"}, split{split_workspace_bytes(device), "split work items"},
       theirs{static_cast<size_t>(rows * outputs) * 4, "y"};
@@ -118,13 +118,13 @@ struct Comparison {
     packed.tiles = tiles.as<const uint8_t>();
     if (split.bytes() > 0)
       MILLRACE_CUDA_TRY(cudaMemsetAsync(split.as<void>(), 0, split.bytes(), stream.get()));
-    opened = DeviceBuffer(device.has_wgmma() ? opened_bytes(packed) : 0, "opened tiles");
-    if (opened.bytes() > 0) open();
-    packed.opened = opened.as<const uint8_t>();
+    dequantized = DeviceBuffer(device.has_wgmma() ? dequantized_bytes(packed) : 0, "dequantized tiles");
+    if (dequantized.bytes() > 0) dequantize();
+    packed.dequantized = dequantized.as<const uint8_t>();
     stream.synchronize();
   }
 
-  void open() { launch_open(packed, opened.as<uint8_t>(), at); }
+  void dequantize() { launch_dequantize(packed, dequantized.as<uint8_t>(), at); }
 
   void round() {
     RoundRows op;
@@ -240,10 +240,10 @@ struct Comparison {
       std::printf(": cuBLAS %.1f us, %.1f TFLOP/s, %.2f GHz", theirs_us, flops / theirs_us / 1e6,
                   their_clock[0]);
     std::printf("; rows rounded in %.1f us", time([&] { round(); }));
-    if (packed.opened != nullptr) {
-      const double us = time([&] { open(); });
-      std::printf("; weights opened in %.1f us, %.0f GB/s", us,
-                  static_cast<double>(tiles.bytes() + opened.bytes()) / us / 1e3);
+    if (packed.dequantized != nullptr) {
+      const double us = time([&] { dequantize(); });
+      std::printf("; weights dequantized in %.1f us, %.0f GB/s", us,
+                  static_cast<double>(tiles.bytes() + dequantized.bytes()) / us / 1e3);
     }
     std::printf("\n");
     for (size_t w = 0; w < ways.size(); ++w) {

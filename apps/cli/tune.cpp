@@ -45,8 +45,8 @@ constexpr const char* kTuneFooter =
 constexpr int64_t kLogitRows = 128;
 
 // gpt-oss-20b: 64 heads of 64, 8 for keys and values.
-std::vector<TuneShape> known_shapes(int64_t most_rows) {
-  std::vector<TuneShape> shapes;
+std::vector<TuningShape> known_shapes(int64_t most_rows) {
+  std::vector<TuningShape> shapes;
   for (const DType type : {DType::kQ8_0, DType::kBF16}) {
     shapes.push_back({"q, k, v", {{type, 4096}, {type, 512}, {type, 512}}, 2880, false, most_rows});
     shapes.push_back({"projection", {{type, 2880}}, 4096, true, most_rows});
@@ -56,15 +56,15 @@ std::vector<TuneShape> known_shapes(int64_t most_rows) {
 }
 
 // The products of a model's first layer, and its logits; experts have one kernel each.
-std::vector<TuneShape> shapes_of(const std::string& path, int64_t most_rows) {
+std::vector<TuningShape> shapes_of(const std::string& path, int64_t most_rows) {
   const io::Checkpoint checkpoint = io::Checkpoint::open(path);
   const ModelConfig c = read_config(checkpoint);
   WeightSource source(checkpoint, c, false);
   const int64_t q = int64_t{c.heads} * c.head_dim, kv = int64_t{c.kv_heads} * c.head_dim;
-  std::vector<TuneShape> shapes;
+  std::vector<TuningShape> shapes;
   const auto add = [&](const char* what, int layer, int64_t cols, bool adds, int64_t rows,
                        std::initializer_list<std::pair<const char*, int64_t>> parts) {
-    TuneShape shape{what, {}, cols, adds, rows};
+    TuningShape shape{what, {}, cols, adds, rows};
     for (const auto& [role, outputs] : parts) {
       const std::optional<TensorView> view = source.find(layer, role, {outputs, cols});
       if (view) shape.parts.push_back({view->type, outputs});
@@ -87,9 +87,9 @@ std::vector<TuneShape> shapes_of(const std::string& path, int64_t most_rows) {
 constexpr const char* kHeading =
     "product      kernel         format  outputs  columns    rows  choice                     us each\n";
 
-std::string line_of(const TuneEntry& entry) {
+std::string line_of(const TuningEntry& entry) {
   std::string times;
-  for (const TuneTime& time : entry.times) {
+  for (const TuningTime& time : entry.times) {
     times += (times.empty() ? "" : ", ") +
              (time.us > 0 ? fmt::format("{} {:.1f}", time.candidate, time.us) : time.candidate);
   }
@@ -99,15 +99,15 @@ std::string line_of(const TuneEntry& entry) {
 }
 
 // The table of the file, without entries when there is none for this GPU and build.
-TuneTable kept_table(const TuneTarget& target, const std::string& path) {
+TuningTable kept_table(const TuningTarget& target, const std::string& path) {
   if (!std::filesystem::exists(path)) return {target, {}};
-  TuneTable table = parse_tune_text(read_text_file(path), path);
-  return table.target == target ? table : TuneTable{target, {}};
+  TuningTable table = parse_tuning(read_text_file(path), path);
+  return table.target == target ? table : TuningTable{target, {}};
 }
 
-void print_table(const TuneTable& table, const std::string& path, bool json) {
+void print_table(const TuningTable& table, const std::string& path, bool json) {
   if (json) {
-    Json out = Json::parse(tune_text(table));
+    Json out = Json::parse(tuning_text(table));
     out["path"] = path;
     return write_json(out);
   }
@@ -117,36 +117,36 @@ void print_table(const TuneTable& table, const std::string& path, bool json) {
     out += fmt::format("{} has no choices for it: built-in ones are used\n", path);
   } else {
     out += fmt::format("{}\n\n{}", path, kHeading);
-    for (const TuneEntry& entry : table.entries) out += line_of(entry);
+    for (const TuningEntry& entry : table.entries) out += line_of(entry);
   }
   write_stdout(out);
 }
 
 int tune(const TuneOptions& options) {
-  const std::vector<TuneShape> shapes =
+  const std::vector<TuningShape> shapes =
       options.model.empty() ? known_shapes(options.most_rows) : shapes_of(options.model, options.most_rows);
   const std::unique_ptr<Backend> backend = make_backend(options.device, {});
-  const std::optional<TuneTarget> target = backend->tune_target();
+  const std::optional<TuningTarget> target = backend->tuning_target();
   if (!target) {
     throw_error(ErrorCode::kBadInput, "device {}: has no kernels to choose from, expected cuda or cuda:N",
                 options.device);
   }
-  const std::string path = tune_file(*target);
+  const std::string path = tuning_file(*target);
   if (options.print) {
     print_table(kept_table(*target, path), path, options.json);
     return 0;
   }
   if (!options.json) write_stdout(fmt::format("{}\n\n{}", backend->description(), kHeading));
-  const TuneTable made = backend->tune(shapes, [&](const TuneEntry& entry) {
+  const TuningTable made = backend->autotune(shapes, [&](const TuningEntry& entry) {
     if (!options.json) write_stdout(line_of(entry));
   });
-  TuneTable old{*target, {}};
+  TuningTable old{*target, {}};
   try {
     old = kept_table(*target, path);
   } catch (const Error&) {  // a damaged file is replaced
   }
-  const TuneTable all = merge_tuned(old, made);
-  write_tuned(all, path);
+  const TuningTable all = merge_tuning(old, made);
+  write_tuning(all, path);
   if (options.json) {
     print_table(all, path, true);
   } else {

@@ -59,6 +59,11 @@ Device::Device(int gpu) : ordinal_(gpu) {
   code_architecture_ = cuda::code_architecture();
   has_bulk_copies_ = properties.major >= 9 && code_architecture_ >= 90;  // not made from code for older ones
   has_wgmma_ = code_has_wgmma();
+  if (has_bulk_copies_) {
+    cudaDriverEntryPointQueryResult found{};
+    MILLRACE_CUDA_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &tensor_map_encoder_, 12000,
+                                                       cudaEnableDefault, &found));
+  }
 }
 
 void Device::use() const { MILLRACE_CUDA_TRY(cudaSetDevice(ordinal_)); }

@@ -46,6 +46,9 @@ class Device {
   bool has_bulk_copies() const { return has_bulk_copies_; }
   // Whether GPU and code have warpgroup products, for everything that multiplies many rows.
   bool has_wgmma() const { return has_wgmma_; }
+  // The driver's cuTensorMapEncodeTiled, which makes the maps of ptx/tensor_map.cuh; null without bulk
+  // copies.
+  void* tensor_map_encoder() const { return tensor_map_encoder_; }
 
   // The kernels' variants that launches choose, from here on; not while a step is launched.
   const Tuning& tuning() const { return tuning_; }
@@ -65,6 +68,7 @@ class Device {
   uint32_t max_shared_memory_ = 0;
   int code_architecture_ = 0;
   bool has_bulk_copies_ = false, has_wgmma_ = false;
+  void* tensor_map_encoder_ = nullptr;
   Tuning tuning_;
 };
 

@@ -13,16 +13,14 @@ constexpr GemmCandidate kGemmTiles[] = {{GemmTile::kDefault, "default"},
                                         {GemmTile::k128x128, "128x128"},
                                         {GemmTile::k64x128, "64x128"},
                                         {GemmTile::k64x64, "64x64"},
-                                        {GemmTile::kCluster, "fitted"}};
+                                        {GemmTile::kCluster, "cluster"}};
 constexpr RingCandidate kRings[] = {
     {0, "default"}, {140000, "140 KB"}, {165000, "165 KB"}, {200000, "200 KB"}, {231000, "231 KB"}};
 constexpr int64_t kRows[] = {8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
 
 }  // namespace
 
-std::string_view kernel_name(TunedKernel kernel) {
-  return kernel == TunedKernel::kGemm ? "wide_linear" : "stream_linear";
-}
+std::string_view kernel_name(TunedKernel kernel) { return kernel == TunedKernel::kGemm ? "gemm" : "gemv"; }
 
 std::string_view format_name(PackedFormat format) {
   switch (format) {

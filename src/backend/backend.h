@@ -315,11 +315,12 @@ class Backend {
   virtual size_t workspace_bytes(const ExecutorSpec& spec) const = 0;  // of an executor, without the KV pools
   virtual std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) = 0;
 
-  // Variants of kernels, where there are any to choose from (tuning.h). use_tuned throws Error{kBadInput} for
-  // a table with names it does not know; before the first executor is made.
-  virtual std::optional<TuneTarget> tune_target() const { return std::nullopt; }
-  virtual void use_tuned(const TuneTable& /*table*/) {}
-  virtual TuneTable tune(std::span<const TuneShape> /*shapes*/, const TuneProgress& /*progress*/) {
+  // Variants of kernels, where there are any to choose from (tuning.h). use_tuning throws Error{kBadInput}
+  // for a table with names it does not know; before the first executor is made.
+  virtual std::optional<TuningTarget> tuning_target() const { return std::nullopt; }
+  virtual void use_tuning(const TuningTable& /*table*/) {}
+  virtual TuningTable autotune(std::span<const TuningShape> /*shapes*/,
+                               const AutotuneProgress& /*progress*/) {
     throw Error(ErrorCode::kUnsupported, "this device has no kernels to choose from");
   }
 

@@ -56,8 +56,8 @@ T field(const Json& object, const char* name) {
   return child(object, name).get<T>();
 }
 
-TuneEntry entry_of(const Json& object) {
-  TuneEntry entry;
+TuningEntry entry_of(const Json& object) {
+  TuningEntry entry;
   entry.what = field<std::string>(object, "what");
   entry.key.kernel = field<std::string>(object, "kernel");
   entry.key.format = field<std::string>(object, "format");
@@ -73,16 +73,16 @@ TuneEntry entry_of(const Json& object) {
 
 }  // namespace
 
-std::string tune_file(const TuneTarget& target) {
+std::string tuning_file(const TuningTarget& target) {
   return fmt::format("{}/tune-{}-{}.json", cache_directory(), name_part(target.device),
                      name_part(target.driver));
 }
 
-std::string tune_text(const TuneTable& table) {
+std::string tuning_text(const TuningTable& table) {
   Json entries = Json::array();
-  for (const TuneEntry& entry : table.entries) {
+  for (const TuningEntry& entry : table.entries) {
     Json us = Json::object();
-    for (const TuneTime& time : entry.times) us[time.candidate] = std::round(time.us * 100.0) / 100.0;
+    for (const TuningTime& time : entry.times) us[time.candidate] = std::round(time.us * 100.0) / 100.0;
     entries.push_back({{"what", entry.what},
                        {"kernel", entry.key.kernel},
                        {"format", entry.key.format},
@@ -101,13 +101,13 @@ std::string tune_text(const TuneTable& table) {
   return file.dump(1) + "\n";
 }
 
-TuneTable parse_tune_text(const std::string& text, const std::string& path) {
+TuningTable parse_tuning(const std::string& text, const std::string& path) {
   try {
     const Json file = Json::parse(text);
     if (field<std::string>(file, "file") != kWhat || field<int>(file, "version") != kFileVersion) {
       throw_error(ErrorCode::kBadInput, "found no tuning table of version {}", kFileVersion);
     }
-    TuneTable table;
+    TuningTable table;
     table.target = {field<std::string>(file, "device"), field<std::string>(file, "driver"),
                     field<std::string>(file, "build")};
     for (const Json& entry : child(file, "entries")) table.entries.push_back(entry_of(entry));
@@ -119,34 +119,34 @@ TuneTable parse_tune_text(const std::string& text, const std::string& path) {
   }
 }
 
-TuneTable merge_tuned(const TuneTable& old, const TuneTable& made) {
-  TuneTable all = made;
+TuningTable merge_tuning(const TuningTable& old, const TuningTable& made) {
+  TuningTable all = made;
   if (!(old.target == made.target)) return all;
-  for (const TuneEntry& entry : old.entries) {
-    const auto same = [&](const TuneEntry& other) { return other.key == entry.key; };
+  for (const TuningEntry& entry : old.entries) {
+    const auto same = [&](const TuningEntry& other) { return other.key == entry.key; };
     if (std::none_of(made.entries.begin(), made.entries.end(), same)) all.entries.push_back(entry);
   }
   return all;
 }
 
-void write_tuned(const TuneTable& table, const std::string& path) {
+void write_tuning(const TuningTable& table, const std::string& path) {
   const std::filesystem::path directory = std::filesystem::path(path).parent_path();
   std::error_code failure;
   std::filesystem::create_directories(directory, failure);
   if (failure) throw_error(ErrorCode::kIo, "{}: cannot be made: {}", directory.string(), failure.message());
-  const std::string text = tune_text(table);
+  const std::string text = tuning_text(table);
   AtomicFile file(path);
   file.write(text.data(), text.size());
   file.commit();
 }
 
 std::string load_tuning(Backend& backend) {
-  const std::optional<TuneTarget> target = backend.tune_target();
+  const std::optional<TuningTarget> target = backend.tuning_target();
   if (!target) return {};
   try {
-    const std::string path = tune_file(*target);
+    const std::string path = tuning_file(*target);
     if (!std::filesystem::exists(path)) return {};
-    const TuneTable table = parse_tune_text(read_text_file(path), path);
+    const TuningTable table = parse_tuning(read_text_file(path), path);
     if (!(table.target == *target)) {
       return fmt::format(
           "{}: tuned for {}, driver {}, {}; this is {}, driver {}, {}: built-in choices are used "
@@ -154,7 +154,7 @@ std::string load_tuning(Backend& backend) {
           path, table.target.device, table.target.driver, table.target.build, target->device, target->driver,
           target->build);
     }
-    backend.use_tuned(table);
+    backend.use_tuning(table);
     return {};
   } catch (const std::exception& error) {
     return fmt::format("{}: built-in choices are used (`millrace tune` makes a new file)", error.what());

@@ -18,15 +18,15 @@ namespace millrace {
 class Backend;
 
 // For what a table holds. Of another driver or build its times say nothing.
-struct TuneTarget {
+struct TuningTarget {
   std::string device;  // "NVIDIA H200"
   std::string driver;  // "13.0"
   std::string build;   // "CUDA 13.0, kernels 1"
-  bool operator==(const TuneTarget&) const = default;
+  bool operator==(const TuningTarget&) const = default;
 };
 
 // Matrices that a model multiplies the same rows with, together.
-struct TuneShape {
+struct TuningShape {
   struct Part {
     DType type;
     int64_t outputs;
@@ -38,42 +38,42 @@ struct TuneShape {
   int64_t most_rows = 0;  // at once
 };
 
-struct TuneKey {
-  std::string kernel, format;     // "wide_linear", "bf16"
+struct TuningKey {
+  std::string kernel, format;     // "gemm", "bf16"
   int64_t outputs = 0, cols = 0;  // of all parts
   int64_t rows = 0;               // and fewer, down to the entry before
-  bool operator==(const TuneKey&) const = default;
+  bool operator==(const TuningKey&) const = default;
 };
-struct TuneTime {
+struct TuningTime {
   std::string candidate;
   double us = 0.0;
 };
-struct TuneEntry {
+struct TuningEntry {
   std::string what;
-  TuneKey key;
+  TuningKey key;
   std::string choice;
-  std::vector<TuneTime> times;
+  std::vector<TuningTime> times;
 };
-struct TuneTable {
-  TuneTarget target;
-  std::vector<TuneEntry> entries;
+struct TuningTable {
+  TuningTarget target;
+  std::vector<TuningEntry> entries;
 };
 
 // Called with each entry as it is made.
-using TuneProgress = std::function<void(const TuneEntry&)>;
+using AutotuneProgress = std::function<void(const TuningEntry&)>;
 
 // $XDG_CACHE_HOME/millrace/tune-nvidia_h200-13.0.json, or under ~/.cache. Throws Error{kBadInput} where
 // neither directory is known.
-std::string tune_file(const TuneTarget& target);
+std::string tuning_file(const TuningTarget& target);
 
-std::string tune_text(const TuneTable& table);  // JSON
+std::string tuning_text(const TuningTable& table);  // JSON
 // Throws Error{kBadInput} naming the path and what is wrong.
-TuneTable parse_tune_text(const std::string& text, const std::string& path);
+TuningTable parse_tuning(const std::string& text, const std::string& path);
 
 // `made` in place of the entries of `old` with the same keys; of another target `old` counts for nothing.
-TuneTable merge_tuned(const TuneTable& old, const TuneTable& made);
+TuningTable merge_tuning(const TuningTable& old, const TuningTable& made);
 // Makes the directories too. Throws Error{kIo}.
-void write_tuned(const TuneTable& table, const std::string& path);
+void write_tuning(const TuningTable& table, const std::string& path);
 
 // Gives the device the table of its file, if there is one. Returns what there is to say: nothing, or one
 // line why the file is not used; built-in choices hold then.

@@ -14,20 +14,20 @@
 namespace millrace {
 namespace {
 
-TuneTable sample_table() {
-  TuneTable table;
+TuningTable sample_table() {
+  TuningTable table;
   table.target = {"NVIDIA H200", "13.0", "CUDA 13.0, kernels 1"};
   table.entries.push_back(
-      {"q, k, v", {"wide_linear", "bf16", 5120, 2880, 2048}, "large", {{"whole", 103.25}, {"large", 88.5}}});
+      {"q, k, v", {"gemm", "bf16", 5120, 2880, 2048}, "large", {{"whole", 103.25}, {"large", 88.5}}});
   table.entries.push_back(
-      {"logits", {"stream_linear", "q8", 201088, 2880, 1}, "ring 200000", {{"ring 165000", 160.0}}});
+      {"logits", {"gemv", "q8", 201088, 2880, 1}, "ring 200000", {{"ring 165000", 160.0}}});
   return table;
 }
 
 class TunedDevice final : public Backend {
  public:
-  TuneTarget target = sample_table().target;
-  TuneTable used;
+  TuningTarget target = sample_table().target;
+  TuningTable used;
   bool refuses = false;
 
   std::string_view name() const override { return "made up"; }
@@ -41,9 +41,9 @@ class TunedDevice final : public Backend {
   size_t workspace_bytes(const ExecutorSpec&) const override { return 0; }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec&) override { return nullptr; }
   void parallel(int64_t, const std::function<void(int64_t, int64_t)>&) override {}
-  std::optional<TuneTarget> tune_target() const override { return target; }
-  void use_tuned(const TuneTable& table) override {
-    if (refuses) throw_error(ErrorCode::kBadInput, "choice \"x\" of wide_linear, expected whole");
+  std::optional<TuningTarget> tuning_target() const override { return target; }
+  void use_tuning(const TuningTable& table) override {
+    if (refuses) throw_error(ErrorCode::kBadInput, "choice \"x\" of gemm, expected whole");
     used = table;
   }
 };
@@ -60,7 +60,7 @@ class Tuning : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
   void write(const std::string& text) {
-    const std::filesystem::path path = tune_file(device_.target);
+    const std::filesystem::path path = tuning_file(device_.target);
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << text;
   }
@@ -69,7 +69,7 @@ class Tuning : public testing::Test {
 };
 
 TEST_F(Tuning, TextComesBack) {
-  const TuneTable want = sample_table(), got = parse_tune_text(tune_text(want), "f");
+  const TuningTable want = sample_table(), got = parse_tuning(tuning_text(want), "f");
   EXPECT_EQ(got.target, want.target);
   ASSERT_EQ(got.entries.size(), 2u);
   for (size_t i = 0; i < 2; ++i) {
@@ -83,25 +83,25 @@ TEST_F(Tuning, TextComesBack) {
 }
 
 TEST_F(Tuning, FileIsNamedAfterTheGpuAndTheDriver) {
-  EXPECT_EQ(tune_file({"NVIDIA H200", "13.0", "x"}),
+  EXPECT_EQ(tuning_file({"NVIDIA H200", "13.0", "x"}),
             directory_.string() + "/millrace/tune-nvidia_h200-13.0.json");
-  EXPECT_EQ(tune_file({"../A  b/", "13.0", "x"}), directory_.string() + "/millrace/tune-.._a_b_-13.0.json");
+  EXPECT_EQ(tuning_file({"../A  b/", "13.0", "x"}), directory_.string() + "/millrace/tune-.._a_b_-13.0.json");
   setenv("XDG_CACHE_HOME", "relative", 1);
   setenv("HOME", "/h", 1);
-  EXPECT_EQ(tune_file({"g", "1", "x"}), "/h/.cache/millrace/tune-g-1.json");
+  EXPECT_EQ(tuning_file({"g", "1", "x"}), "/h/.cache/millrace/tune-g-1.json");
 }
 
 TEST_F(Tuning, WhatWasWrittenIsLoaded) {
   EXPECT_EQ(load_tuning(device_), "");  // no file: nothing to say
   EXPECT_TRUE(device_.used.entries.empty());
-  write_tuned(sample_table(), tune_file(device_.target));
+  write_tuning(sample_table(), tuning_file(device_.target));
   EXPECT_EQ(load_tuning(device_), "");
   ASSERT_EQ(device_.used.entries.size(), 2u);
   EXPECT_EQ(device_.used.entries[0].choice, "large");
 }
 
 TEST_F(Tuning, StaleFileIsNamedAndNotUsed) {
-  write_tuned(sample_table(), tune_file(device_.target));
+  write_tuning(sample_table(), tuning_file(device_.target));
   device_.target.build = "CUDA 13.0, kernels 2";
   const std::string said = load_tuning(device_);
   EXPECT_NE(said.find("tune-nvidia_h200-13.0.json"), std::string::npos) << said;
@@ -112,7 +112,7 @@ TEST_F(Tuning, StaleFileIsNamedAndNotUsed) {
 }
 
 TEST_F(Tuning, BadFilesAreNamedAndNotUsed) {
-  const std::string good = tune_text(sample_table());
+  const std::string good = tuning_text(sample_table());
   std::vector<std::string> bad = {"", "{", "[]", "7", "{\"file\": \"millrace tuning\"}"};
   for (const char* name : {"file", "version", "device", "entries", "kernel", "outputs", "choice", "us"}) {
     std::string text = good;
@@ -137,15 +137,15 @@ TEST_F(Tuning, BadFilesAreNamedAndNotUsed) {
 }
 
 TEST_F(Tuning, MergingReplacesEqualKeys) {
-  TuneTable made = sample_table();
+  TuningTable made = sample_table();
   made.entries.pop_back();
   made.entries[0].choice = "whole";
-  const TuneTable all = merge_tuned(sample_table(), made);
+  const TuningTable all = merge_tuning(sample_table(), made);
   ASSERT_EQ(all.entries.size(), 2u);
   EXPECT_EQ(all.entries[0].choice, "whole");
   EXPECT_EQ(all.entries[1].what, "logits");
   made.target.driver = "14.0";
-  EXPECT_EQ(merge_tuned(sample_table(), made).entries.size(), 1u);
+  EXPECT_EQ(merge_tuning(sample_table(), made).entries.size(), 1u);
 }
 
 }  // namespace

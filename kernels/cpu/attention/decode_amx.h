@@ -34,7 +34,7 @@ static_assert(kHeadChunks == 4 * kSetRows);
 struct PairedHead {
   alignas(64) uint16_t keys[kTileTokens * kDecodeDim];
   alignas(64) uint16_t values[kTileTokens * kDecodeDim];
-  alignas(64) V most;  // of the values' magnitudes: are_numbers
+  alignas(64) V magnitudes;  // of the values' magnitudes: all_finite
 };
 
 struct DecodeTiles : SetScratch {
@@ -44,7 +44,7 @@ struct DecodeTiles : SetScratch {
 };
 
 // Of this tile and the two behind it, the runs in which the heads' keys and values lie, in the order in which
-// they are asked for: of every block the keys of all heads, then their values.
+// they are prefetched: of every block the keys of all heads, then their values.
 struct TileRuns {
   const uint8_t* at[3 * 2 * kTileTokens / kLanes + 1];
   int32_t chunks;  // of a run
@@ -57,16 +57,16 @@ struct TileRuns {
         *to++ = blocks[b] + s.value_offset;
       }
     }
-    *to = at[0];  // never asked for, but looked at behind the last chunk
+    *to = at[0];  // never prefetched, but looked at behind the last chunk
   }
 };
 
-// Asks for one chunk after the other.
-struct Asks {
+// LinePrefetch for one chunk after the other.
+struct LinePrefetch {
   const uint8_t* const* run;
   const uint8_t* at;
   int32_t left, chunks;  // of the run
-  Asks(const TileRuns& runs, int32_t chunk)
+  LinePrefetch(const TileRuns& runs, int32_t chunk)
       : run(runs.at + chunk / runs.chunks),
         at(*run + chunk % runs.chunks * kChunkBytes),
         left(runs.chunks - chunk % runs.chunks),
@@ -75,7 +75,7 @@ struct Asks {
     for (int32_t i = 0; i < kChunkLines; ++i) {
       _mm_prefetch(reinterpret_cast<const char*>(at) + 64 * i, _MM_HINT_T1);
     }
-    asm volatile("");  // g++ takes a function that only asks for one that does nothing
+    asm volatile("");  // g++ takes a function that only prefetches for one that does nothing
     at += kChunkBytes;
     if (--left == 0) {
       at = *++run;
@@ -107,12 +107,12 @@ struct HeadPairing {
     const uint8_t* const first = block[2 * half] + value_offset + line * 64;
     const uint8_t* const second = block[2 * half + 1] + value_offset + line * 64;
     uint16_t* const pairs = to->values + half * kHalfTokens * kDecodeDim;
-    V most = chunk == kKeyChunks ? _mm512_setzero_si512() : to->most;
+    V magnitudes = chunk == kKeyChunks ? _mm512_setzero_si512() : to->magnitudes;
     unroll<kLines>([&](auto i) __attribute__((always_inline)) {  // two lines a token
       pair_value_line(load512(first + 64 * i), load512(second + 64 * i),
-                      pairs + (i % 2 * 2 * kLanes + line / 2 + i / 2) * 32, most);
+                      pairs + (i % 2 * 2 * kLanes + line / 2 + i / 2) * 32, magnitudes);
     });
-    to->most = most;
+    to->magnitudes = magnitudes;
   }
 };
 
@@ -120,18 +120,19 @@ struct HeadPairing {
 // left in s.scores.
 template <bool kPairs>
 [[gnu::noinline]] bool attend_paired(const AttentionSplit& s, const SetRows& rows, const QueryWords* queries,
-                                     PairedHead& in, const HeadPairing& next, Asks& all_asks, SetScratch& t) {
-  Asks asks = all_asks;  // in registers
+                                     PairedHead& in, const HeadPairing& next, LinePrefetch& shared_prefetch,
+                                     SetScratch& t) {
+  LinePrefetch prefetch = shared_prefetch;  // in registers
   const auto beside = [&](int32_t step) __attribute__((always_inline)) {
-    asks.next();
+    prefetch.next();
     if constexpr (kPairs) next.pair_chunk(step);
-    stores_are_done();
+    compiler_fence();
   };
-  stores_are_done();
-  const bool numbers = are_numbers(in.most);
-  if (!numbers) [[unlikely]] {
-    take_out_values(kDecodeDim, in.values);
-    stores_are_done();
+  compiler_fence();
+  const bool finite = all_finite(in.magnitudes);
+  if (!finite) [[unlikely]] {
+    zero_nonfinite_values(kDecodeDim, in.values);
+    compiler_fence();
   }
   zero_sums();
   unroll<2>([&](auto k) __attribute__((always_inline)) {  // 32 dimensions
@@ -143,8 +144,8 @@ template <bool kPairs>
   });
   store_tile_sums(t.sums);
   const auto beside_softmax = [&](int32_t step) __attribute__((always_inline)) { beside(8 + step); };
-  soften_set<true>(s, rows, !numbers, beside_softmax, t);
-  stores_are_done();
+  softmax_set<true>(s, rows, !finite, beside_softmax, t);
+  compiler_fence();
   zero_sums();
   unroll<2>([&](auto half) __attribute__((always_inline)) {
     _tile_loadd(4, t.weights[half], 64);
@@ -154,8 +155,8 @@ template <bool kPairs>
     });
   });
   add_sums(s, rows, 0, 4, t);
-  all_asks = asks;
-  return numbers;
+  shared_prefetch = prefetch;
+  return finite;
 }
 
 // A tile that all rows see. Its first head may be paired already, and that of the tile behind it is, if they
@@ -165,10 +166,10 @@ inline void decode_tile(const AttentionSplit& s, const AttentionSplit* heads, co
   bool goes_on = true;
   for (int32_t r = 0; r < kSetRows; ++r) goes_on &= s.last[r] - tile.start >= 2 * kTileTokens;
   const TileRuns runs(s, tile);
-  const int32_t chunks = s.heads * kHeadChunks, most = 2 * chunks;
-  const int32_t lead = most < kLeadBytes / kChunkBytes ? most : kLeadBytes / kChunkBytes;
-  if (tile.cold) {  // each_tile asked for this one
-    Asks first(runs, chunks);
+  const int32_t chunks = s.heads * kHeadChunks, furthest = 2 * chunks;
+  const int32_t lead = furthest < kLeadBytes / kChunkBytes ? furthest : kLeadBytes / kChunkBytes;
+  if (tile.cold) {  // for_each_tile prefetched this one
+    LinePrefetch first(runs, chunks);
     for (int32_t i = chunks; i < lead; ++i) first.next();
   }
   const auto pairing = [&](const uint8_t* const* block, int32_t h, PairedHead& to) -> HeadPairing {
@@ -178,15 +179,15 @@ inline void decode_tile(const AttentionSplit& s, const AttentionSplit* heads, co
     const HeadPairing first = pairing(tile.block, 0, t.head[t.now]);
     for (int32_t chunk = 0; chunk < kHeadChunks; ++chunk) first.pair_chunk(chunk);
   }
-  Asks asks(runs, lead);
+  LinePrefetch prefetch(runs, lead);
   for (int32_t h = 0; h < s.heads; ++h) {
     const bool last = h + 1 == s.heads;
     PairedHead &in = t.head[t.now], &out = t.head[1 - t.now];
     const HeadPairing next = last ? pairing(tile.next, 0, out) : pairing(tile.block, h + 1, out);
     const QueryWords* const query = queries + h * kDecodeDim / 32;
-    const bool numbers = last && !goes_on ? attend_paired<false>(heads[h], rows, query, in, next, asks, t)
-                                          : attend_paired<true>(heads[h], rows, query, in, next, asks, t);
-    for (int32_t r = 0; r < kSetRows && !numbers; ++r) add_taken_out(heads[h], tile, r, 0, kTileTokens);
+    const bool finite = last && !goes_on ? attend_paired<false>(heads[h], rows, query, in, next, prefetch, t)
+                                         : attend_paired<true>(heads[h], rows, query, in, next, prefetch, t);
+    for (int32_t r = 0; r < kSetRows && !finite; ++r) add_nonfinite_values(heads[h], tile, r, 0, kTileTokens);
     t.now = 1 - t.now;
   }
   t.paired = goes_on;

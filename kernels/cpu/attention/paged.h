@@ -8,9 +8,9 @@
 #include <stdint.h>
 
 #include "kernels/cpu/attention/kv_tiles.h"
+#include "kernels/cpu/attention/online_softmax.h"
 #include "kernels/cpu/attention/paged_float.h"
 #include "kernels/cpu/attention/paged_int8.h"
-#include "kernels/cpu/attention/softmax.h"
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/tables/kernel_table.h"
 #if defined(MILLRACE_HAS_DOTPROD)
@@ -34,10 +34,10 @@ void attend_integer_rows(const AttentionSplit& s, const Tile& tile, int row) {
     whole = whole && from[r] == 0 && to[r] == kTileTokens;
   }
   IntegerRows<kR>::score_tile(s, tile, row);
-  if constexpr (requires { IntegerRows<kR>::kMostParts; }) {
-    if (whole && s.head_dim <= IntegerRows<kR>::kMostParts * KvInt8::kScaleDims) {
+  if constexpr (requires { IntegerRows<kR>::kMaxParts; }) {
+    if (whole && s.head_dim <= IntegerRows<kR>::kMaxParts * KvInt8::kScaleDims) {
       typename IntegerRows<kR>::TileWeights weights;
-      if (IntegerRows<kR>::weigh(s, tile, row, weights)) {
+      if (IntegerRows<kR>::softmax_to_codes(s, tile, row, weights)) {
         for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {
           IntegerRows<kR>::add_part(s, tile, row, weights.codes[part], weights.unit[part],
                                     part * KvInt8::kScaleDims);
@@ -47,7 +47,7 @@ void attend_integer_rows(const AttentionSplit& s, const Tile& tile, int row) {
     }
   }
   for (int r = 0; r < kR; ++r) {
-    if (from[r] < to[r]) soften<ShortExp>(s, row + r, from[r], to[r]);
+    if (from[r] < to[r]) softmax_row<ShortExp>(s, row + r, from[r], to[r]);
   }
   for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {
     alignas(64) float scales[kTileTokens];
@@ -80,7 +80,7 @@ void attend_float_rows(const AttentionSplit& s, const Tile& tile, int row) {
   }
   SharedRows<Kv, kR>::score_tile(s, tile, row, s.scores + row * stride, stride);
   for (int r = 0; r < kR; ++r) {
-    if (from[r] < to[r]) soften(s, row + r, from[r], to[r]);
+    if (from[r] < to[r]) softmax_row(s, row + r, from[r], to[r]);
   }
   if (all_from >= all_to) {
     for (int r = 0; r < kR; ++r) SharedRows<Kv, 1>::add_values(s, tile, row + r, from[r], to[r]);
@@ -107,9 +107,9 @@ void attend_rows(const AttentionSplit& s, const Tile& tile, int row) {
 template <class Kv>
 void attend_tile(const AttentionSplit& s, const Tile& tile) {
   int row = 0;
-  constexpr int kMost = kSharedRows<Kv>;
-  for (; row + kMost <= s.rows; row += kMost) attend_rows<Kv, kMost>(s, tile, row);
-  if constexpr (kMost > 4) {
+  constexpr int kMaxRows = kSharedRows<Kv>;
+  for (; row + kMaxRows <= s.rows; row += kMaxRows) attend_rows<Kv, kMaxRows>(s, tile, row);
+  if constexpr (kMaxRows > 4) {
     for (; row + 4 <= s.rows; row += 4) attend_rows<Kv, 4>(s, tile, row);
   }
   for (; row + 2 <= s.rows; row += 2) attend_rows<Kv, 2>(s, tile, row);
@@ -118,10 +118,10 @@ void attend_tile(const AttentionSplit& s, const Tile& tile) {
 
 template <class Kv>
 void attend(const AttentionSplit& s) {
-  const bool loops_ask = kLoopsAsk<Kv> && (kAtOnce > 1 || s.rows >= kSharedRows<Kv>);
+  const bool loops_prefetch = kLoopsPrefetch<Kv> && (kAtOnce > 1 || s.rows >= kSharedRows<Kv>);
   if (s.heads == 1) {
     begin_rows(s);
-    each_tile(s, loops_ask, [&](const Tile& tile) { attend_tile<Kv>(s, tile); });
+    for_each_tile(s, loops_prefetch, [&](const Tile& tile) { attend_tile<Kv>(s, tile); });
     end_rows(s);
     return;
   }
@@ -130,7 +130,7 @@ void attend(const AttentionSplit& s) {
     heads[h] = head_of(s, h);
     begin_rows(heads[h]);
   }
-  each_tile(s, loops_ask, [&](const Tile& tile) {
+  for_each_tile(s, loops_prefetch, [&](const Tile& tile) {
     for (int32_t h = 0; h < s.heads; ++h) attend_tile<Kv>(heads[h], tile);
   });
   for (int32_t h = 0; h < s.heads; ++h) end_rows(heads[h]);

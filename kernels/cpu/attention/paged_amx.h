@@ -33,14 +33,14 @@
 namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
 
-// A head's lines of the next tile, asked for into the second-level cache, a share with every step of softmax:
-// among the loads of keys and values they would occupy the line buffers that those wait for.
-struct NextLines {
+// A head's lines of the next tile, prefetched into the second-level cache, a share with every step of
+// softmax: among the loads of keys and values they would occupy the line buffers that those wait for.
+struct NextTilePrefetch {
   static constexpr int kSteps = 2 * kSetRows;
   const uint8_t* runs[2 * kTileTokens / kLanes];
   int32_t count = 0, at = 0;
   int64_t line = 0, bytes, share;  // bytes: of a run; share: of a step
-  NextLines(const AttentionSplit& s, const Tile& tile) : bytes(s.head_bytes) {
+  NextTilePrefetch(const AttentionSplit& s, const Tile& tile) : bytes(s.head_bytes) {
     for (int32_t b = tile.lo; b < tile.hi; ++b) {
       runs[count++] = tile.next[b] + s.key_offset;
       runs[count++] = tile.next[b] + s.value_offset;
@@ -61,7 +61,7 @@ struct NextLines {
   }
 };
 
-// The keys of the tile's blocks; its values are asked for.
+// The keys of the tile's blocks; its values are prefetched.
 inline void pair_keys(const AttentionSplit& s, const Tile& tile, AttendTiles& t) {
   const V order = load512(kPairOrder.word);
   for (int32_t b = tile.lo; b < tile.hi; ++b) {
@@ -86,7 +86,7 @@ inline bool pair_values(const AttentionSplit& s, const Tile& tile, int32_t half,
   const uint8_t* const keys[2] = {tile.next[first] + s.key_offset, tile.next[second] + s.key_offset};
   const __mmask16 keep[2] = {static_cast<__mmask16>(has[0] ? 0xffff : 0),
                              static_cast<__mmask16>(has[1] ? 0xffff : 0)};
-  V most = _mm512_setzero_si512();
+  V magnitudes = _mm512_setzero_si512();
   uint16_t* const to = t.values + half * kHalfTokens * s.head_dim;
   for (int64_t token = 0; token < kLanes; ++token) {
     for (int64_t c = 0; c < groups / 2; ++c) {  // 32 dimensions
@@ -96,10 +96,10 @@ inline bool pair_values(const AttentionSplit& s, const Tile& tile, int32_t half,
       }
       const V a = _mm512_maskz_mov_epi32(keep[0], load512(from[0] + at));
       const V b = _mm512_maskz_mov_epi32(keep[1], load512(from[1] + at));
-      pair_value_line(a, b, to + (2 * c * kLanes + token) * 32, most);
+      pair_value_line(a, b, to + (2 * c * kLanes + token) * 32, magnitudes);
     }
   }
-  return are_numbers(most);
+  return all_finite(magnitudes);
 }
 
 // The sums of scores of a set of rows over the tile's blocks.
@@ -115,7 +115,7 @@ inline void score_set(const AttentionSplit& s, const Tile& tile, const QueryWord
   store_tile_sums(t.sums);
 }
 
-// values[r] += sum over the tile of weight * value, for the rows of a set that see some of it.
+// acc[r] += sum over the tile of weight * value, for the rows of a set that see some of it.
 inline void add_set(const AttentionSplit& s, const Tile& tile, const SetRows& set, AttendTiles& t) {
   const int32_t groups = s.head_dim / kLanes;
   for (int32_t first = 0; first < groups; first += 4) {
@@ -131,40 +131,40 @@ inline void add_set(const AttentionSplit& s, const Tile& tile, const SetRows& se
   }
 }
 
-inline void attend_tile_by_tiles(const AttentionSplit& s, const Tile& tile, const QueryWords* queries,
-                                 AttendTiles& t) {
-  NextLines next(s, tile);
+inline void attend_tile_amx(const AttentionSplit& s, const Tile& tile, const QueryWords* queries,
+                            AttendTiles& t) {
+  NextTilePrefetch next(s, tile);
   pair_keys(s, tile, t);
-  stores_are_done();
-  bool numbers = true;
+  compiler_fence();
+  bool finite = true;
   for (int32_t set = 0; set * kSetRows < s.rows; ++set) {
     const SetRows rows(s, tile, set * kSetRows);
     if (rows.seeing != 0) score_set(s, tile, queries, set, t);
     if (set == 0) {
-      numbers = pair_values(s, tile, 0, t);
-      numbers = pair_values(s, tile, 1, t) && numbers;
-      if (!numbers) [[unlikely]]
-        take_out_values(s.head_dim, t.values);
+      finite = pair_values(s, tile, 0, t);
+      finite = pair_values(s, tile, 1, t) && finite;
+      if (!finite) [[unlikely]]
+        zero_nonfinite_values(s.head_dim, t.values);
     }
     if (rows.seeing == 0) continue;
-    rows.whole ? soften_set<true>(s, rows, !numbers, next, t) : soften_set<false>(s, rows, !numbers, next, t);
-    stores_are_done();
+    rows.whole ? softmax_set<true>(s, rows, !finite, next, t) : softmax_set<false>(s, rows, !finite, next, t);
+    compiler_fence();
     add_set(s, tile, rows, t);
-    for (int32_t r = 0; r < rows.count && !numbers; ++r) {
-      add_taken_out(s, tile, rows.row + r, rows.from[r], rows.to[r]);
+    for (int32_t r = 0; r < rows.count && !finite; ++r) {
+      add_nonfinite_values(s, tile, rows.row + r, rows.from[r], rows.to[r]);
     }
   }
 }
 
-// Whether a span goes through tiles depends on the model alone.
-void attend_by_tiles(const AttentionSplit& s) {
-  if (s.head_dim % 32 != 0 || s.head_dim > kMostTileDim || s.rows > kMostSets * kSetRows) {
+// Whether a split goes through tiles depends on the model alone.
+void attend_amx(const AttentionSplit& s) {
+  if (s.head_dim % 32 != 0 || s.head_dim > kMaxTileDim || s.rows > kMaxSets * kSetRows) {
     attend<KvFloat<LoadBF16>>(s);
     return;
   }
   AttendTiles t;
   DecodeTiles decode;
-  alignas(64) QueryWords queries[kMaxHeads * kMostSets * kMostTileDim / 32];
+  alignas(64) QueryWords queries[kMaxHeads * kMaxSets * kMaxTileDim / 32];
   const int32_t each = (s.rows + kSetRows - 1) / kSetRows * s.head_dim / 32;  // of them a head
   AttentionSplit heads[kMaxHeads];
   for (int32_t h = 0; h < s.heads; ++h) {
@@ -177,10 +177,10 @@ void attend_by_tiles(const AttentionSplit& s) {
     config.row_bytes[i] = 64;
     config.rows[i] = 16;
   }
-  stores_are_done();
+  compiler_fence();
   _tile_loadconfig(&config);
   const bool one_set = s.rows == kSetRows && s.head_dim == kDecodeDim;
-  each_tile(s, true, [&](const Tile& tile) {
+  for_each_tile(s, true, [&](const Tile& tile) {
     if (one_set) {
       const SetRows rows(s, tile, 0);
       if (rows.whole) {
@@ -188,7 +188,7 @@ void attend_by_tiles(const AttentionSplit& s) {
         return;
       }
     }
-    for (int32_t h = 0; h < s.heads; ++h) attend_tile_by_tiles(heads[h], tile, queries + h * each, t);
+    for (int32_t h = 0; h < s.heads; ++h) attend_tile_amx(heads[h], tile, queries + h * each, t);
   });
   _tile_release();
   for (int32_t h = 0; h < s.heads; ++h) {

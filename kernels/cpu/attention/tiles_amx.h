@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "kernels/cpu/attention/kv_tiles.h"
-#include "kernels/cpu/attention/softmax_avx512.h"
+#include "kernels/cpu/attention/online_softmax_avx512.h"
 #include "kernels/cpu/matmul/formats_avx512.h"
 #include "kernels/cpu/matmul/gemv_avx512.h"
 #include "kernels/cpu/simd/amx.h"
@@ -19,8 +19,8 @@
 namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
 
-constexpr int32_t kMostTileDim = 256;             // of a head
-constexpr int32_t kMostSets = 4;                  // of them in a span: workspace.cpp makes tiles of 32 rows
+constexpr int32_t kMaxTileDim = 256;              // of a head
+constexpr int32_t kMaxSets = 4;                   // of them in a split: callers make tiles of 32 rows
 constexpr int32_t kHalfTokens = kTileTokens / 2;  // the depth of a product with values
 
 // Of a set of rows and a tile.
@@ -30,9 +30,8 @@ struct SetScratch {
   alignas(64) float scores[kSetRows][kTileTokens];
 };
 struct AttendTiles : SetScratch {
-  alignas(64) uint16_t keys[kTileTokens * kMostTileDim];  // [block][dims / 2][16 tokens][2 dims]
-  alignas(
-      64) uint16_t values[kTileTokens * kMostTileDim];  // [half][dims / 16][16][16 dims][tokens t, t + 16]
+  alignas(64) uint16_t keys[kTileTokens * kMaxTileDim];    // [block][dims / 2][16 tokens][2 dims]
+  alignas(64) uint16_t values[kTileTokens * kMaxTileDim];  // [half][dims / 16][16][16 dims][tokens t, t + 16]
 };
 // Queries of eight rows and 32 dimensions: [row: upper, lower][32]. A head has them as [set][dims / 32].
 using QueryWords = uint16_t[16][32];
@@ -75,16 +74,16 @@ alignas(64) constexpr PairOrder kPairOrder = make_pair_order();
 
 // 32 values of a token t and as many of token t + 16 to pairs: of each quarter i the dimensions 8 i ..
 // 8 i + 3 to a row of one tile, 8 i + 4 .. 8 i + 7 to the next one's (dims_in_order puts the sums right).
-// most: of all magnitudes, as bits.
-[[gnu::always_inline]] inline void pair_value_line(V a, V b, uint16_t* to, V& most) {
+// magnitudes: the largest of each lane, as bits.
+[[gnu::always_inline]] inline void pair_value_line(V a, V b, uint16_t* to, V& magnitudes) {
   const V magnitude = _mm512_set1_epi16(0x7fff);
-  most = _mm512_max_epu16(most,
-                          _mm512_max_epu16(_mm512_and_si512(a, magnitude), _mm512_and_si512(b, magnitude)));
+  magnitudes = _mm512_max_epu16(
+      magnitudes, _mm512_max_epu16(_mm512_and_si512(a, magnitude), _mm512_and_si512(b, magnitude)));
   _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
   _mm512_store_si512(to + kLanes * 32, _mm512_unpackhi_epi16(a, b));
 }
-[[gnu::always_inline]] inline bool are_numbers(V most) {
-  return _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(0x7f80)) == 0;
+[[gnu::always_inline]] inline bool all_finite(V magnitudes) {
+  return _mm512_cmpge_epu16_mask(magnitudes, _mm512_set1_epi16(0x7f80)) == 0;
 }
 
 // Where a dimension lies in a row of sums.
@@ -92,12 +91,12 @@ inline int32_t place_of_dim(int32_t dim) {
   return dim / 32 * 32 + dim % 8 / 4 * kLanes + dim % 32 / 8 * 4 + dim % 4;
 }
 // The sums of a row from those places to their own.
-inline void dims_in_order(float* values, int32_t dims) {
+inline void dims_in_order(float* acc_row, int32_t dims) {
   for (int32_t c = 0; c < dims; c += 32) {
-    const V16 low = Simd::load(values + c), high = Simd::load(values + c + kLanes);
+    const V16 low = Simd::load(acc_row + c), high = Simd::load(acc_row + c + kLanes);
     const V16 first = _mm512_shuffle_f32x4(low, high, 0x44), last = _mm512_shuffle_f32x4(low, high, 0xee);
-    Simd::store(values + c, _mm512_shuffle_f32x4(first, first, 0xd8));
-    Simd::store(values + c + kLanes, _mm512_shuffle_f32x4(last, last, 0xd8));
+    Simd::store(acc_row + c, _mm512_shuffle_f32x4(first, first, 0xd8));
+    Simd::store(acc_row + c + kLanes, _mm512_shuffle_f32x4(last, last, 0xd8));
   }
 }
 
@@ -120,12 +119,12 @@ inline void store_tile_sums(float (*sums)[16][16]) {
   _tile_stored(1, sums[1], 64);
   _tile_stored(2, sums[2], 64);
   _tile_stored(3, sums[3], 64);
-  stores_are_done();
+  compiler_fence();
 }
 
 // The rows of a set, and what each sees of the tile.
 struct SetRows {
-  int32_t row, count;  // of the span's
+  int32_t row, count;  // of the split's
   int32_t from[kSetRows] = {}, to[kSetRows] = {};
   unsigned seeing = 0;  // a bit for each that sees something
   bool whole = true;    // eight rows that see all of it
@@ -147,15 +146,15 @@ struct SetRows {
 };
 
 // The sums of scores of a set to weights exp(score - largest) as rows of tiles, zero where a row does not
-// see; earlier sums are rescaled where a row has a new largest score. The numbers of soften(), for eight rows
-// side by side: one after the other each would wait for its own. keep: weights are also left in s.scores.
-// beside(step), of 2 kSetRows steps: what else is done meanwhile.
+// see; earlier sums are rescaled where a row has a new largest score. The numbers of softmax_row(), for eight
+// rows side by side: one after the other each would wait for its own. keep: weights are also left in
+// s.scores. beside(step), of 2 kSetRows steps: what else is done meanwhile.
 template <bool kWhole, class Beside>
-[[gnu::always_inline]] inline void soften_set(const AttentionSplit& s, const SetRows& set, bool keep,
-                                              Beside& beside, SetScratch& t) {
+[[gnu::always_inline]] inline void softmax_set(const AttentionSplit& s, const SetRows& set, bool keep,
+                                               Beside& beside, SetScratch& t) {
   const V16 scale = Simd::broadcast(s.scale), never = Simd::broadcast(-__builtin_inff());
   const int64_t stride = kTileTokens + kLanes;
-  V16 most[kSetRows];
+  V16 lane_max[kSetRows];
   unroll<kSetRows>([&](auto r) __attribute__((always_inline)) {
     V16 score[4];
     unroll<4>([&](auto b) __attribute__((always_inline)) {
@@ -163,26 +162,26 @@ template <bool kWhole, class Beside>
       if constexpr (!kWhole) score[b] = _mm512_mask_mov_ps(never, set.lanes(r, b), score[b]);
       Simd::store(t.scores[r] + b * kLanes, score[b]);
     });
-    most[r] = _mm512_max_ps(_mm512_max_ps(score[0], score[1]), _mm512_max_ps(score[2], score[3]));
+    lane_max[r] = _mm512_max_ps(_mm512_max_ps(score[0], score[1]), _mm512_max_ps(score[2], score[3]));
     beside(r);
   });
   const auto seeing = static_cast<__mmask16>(set.seeing);
   const V16 before = _mm512_maskz_loadu_ps(first_lanes(set.count), s.row_max + set.row);
-  const V16 now = _mm512_mask_max_ps(before, seeing, before, largest_of_eight(most));
+  const V16 now = _mm512_mask_max_ps(before, seeing, before, max_of_eight(lane_max));
   _mm512_mask_storeu_ps(s.row_max + set.row, seeing, now);
   const unsigned changed = set.seeing & _mm512_cmp_ps_mask(before, now, _CMP_NEQ_UQ);
-  alignas(64) float largest[kLanes], factor[kLanes];
-  Simd::store(largest, now);
+  alignas(64) float row_max[kLanes], factor[kLanes];
+  Simd::store(row_max, now);
   if (changed != 0) {
     Simd::store(factor, exp_below(Simd::sub(before, now)));
     for (int32_t r = 0; r < kSetRows; ++r) {
       if ((changed >> r & 1) == 0) continue;
       const V16 by = Simd::broadcast(factor[r]);
-      float* values = s.acc + (set.row + r) * static_cast<int64_t>(s.padded_dim);
+      float* acc_row = s.acc + (set.row + r) * static_cast<int64_t>(s.padded_dim);
       float* lane_sums = s.scores + (set.row + r) * stride + kTileTokens;
       Simd::store(lane_sums, Simd::mul(Simd::load(lane_sums), by));
       for (int32_t c = 0; c < s.padded_dim; c += kLanes) {
-        Simd::store(values + c, Simd::mul(Simd::load(values + c), by));
+        Simd::store(acc_row + c, Simd::mul(Simd::load(acc_row + c), by));
       }
     }
   }
@@ -191,7 +190,7 @@ template <bool kWhole, class Beside>
     if (!kWhole && (set.seeing >> r & 1) == 0) {
       unroll<4>([&](auto b) { weight[b] = Simd::zero(); });
     } else {
-      const V16 top = Simd::broadcast(largest[r]);
+      const V16 top = Simd::broadcast(row_max[r]);
       float* scores = s.scores + (set.row + r) * stride;
       unroll<4>([&](auto b) __attribute__((always_inline)) {
         weight[b] = exp_below(Simd::sub(Simd::load(t.scores[r] + b * kLanes), top));
@@ -231,13 +230,13 @@ template <bool kWhole, class Beside>
 
 // Values that are no numbers may be a token's that nobody sees, and a weight of zero does not hide them:
 // they leave the scratch, and reach the rows that do see them here.
-[[gnu::noinline]] inline void take_out_values(int32_t dims, uint16_t* values) {
+[[gnu::noinline]] inline void zero_nonfinite_values(int32_t dims, uint16_t* values) {
   for (int32_t i = 0; i < kTileTokens * dims; ++i) {
     if ((values[i] & 0x7f80) == 0x7f80) values[i] = 0;
   }
 }
-[[gnu::noinline]] inline void add_taken_out(const AttentionSplit& s, const Tile& tile, int32_t row,
-                                            int32_t from, int32_t to) {
+[[gnu::noinline]] inline void add_nonfinite_values(const AttentionSplit& s, const Tile& tile, int32_t row,
+                                                   int32_t from, int32_t to) {
   const float* weights = s.scores + row * static_cast<int64_t>(kTileTokens + kLanes);
   for (int32_t token = from; token < to; ++token) {
     const auto* values = reinterpret_cast<const uint16_t*>(tile.block[token / kLanes] + s.value_offset) +

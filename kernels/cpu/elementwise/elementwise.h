@@ -64,7 +64,7 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t size, floa
     const V16 v = load_tail<LoadF32>(x + i, size - i);
     squares = Simd::fma(v, v, squares);
   }
-  const float mean = Simd::sum(squares) / static_cast<float>(size);
+  const float mean = Simd::reduce_sum(squares) / static_cast<float>(size);
   const V16 scale = Simd::broadcast(1.0f / __builtin_sqrtf(mean + eps));
   each16(x, weight, size, y, [&](V16 v, V16 w) { return Simd::mul(Simd::mul(v, scale), w); });
 }

@@ -41,7 +41,8 @@ void float_tile(const MatrixView& w, int64_t row, const Panel& x, int64_t m0, fl
           [&](auto m) { acc[r][m] = Simd::fma(b, load_tail<LoadF32>(xs[m] + c, w.cols - c), acc[r][m]); });
     });
   }
-  unroll<kR>([&](auto r) { unroll<kM>([&](auto m) { out[m * out_stride + r] = Simd::sum(acc[r][m]); }); });
+  unroll<kR>(
+      [&](auto r) { unroll<kM>([&](auto m) { out[m * out_stride + r] = Simd::reduce_sum(acc[r][m]); }); });
 }
 
 template <class Load, int kR, int kM>

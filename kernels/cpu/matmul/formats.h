@@ -42,16 +42,16 @@ struct HalfScaleMin {
 
 // d * 6-bit scale and -(dmin * 6-bit min) of eight runs: Q4_K and Q5_K.
 template <class S>
-struct PackedScalesOf {
+struct KScalesOf {
   float scale[8][4], min[8][4];  // [run][row]
-  explicit PackedScalesOf(const uint8_t* const* rows) {
-    if constexpr (requires { S::open_packed_scales(rows, scale, min); }) {
-      S::open_packed_scales(rows, scale, min);
+  explicit KScalesOf(const uint8_t* const* rows) {
+    if constexpr (requires { S::unpack_k_scales(rows, scale, min); }) {
+      S::unpack_k_scales(rows, scale, min);
     } else {
-      open(rows);
+      unpack(rows);
     }
   }
-  void open(const uint8_t* const* rows) {
+  void unpack(const uint8_t* const* rows) {
     float d[4], dmin[4];
     Simd::store4(d, Simd::halves4(rows, 0));
     Simd::store4(dmin, Simd::halves4(rows, 2));
@@ -72,7 +72,7 @@ struct PackedScalesOf {
   F4 d(int64_t run) const { return Simd::set4(scale[run]); }
   F4 m(int64_t run) const { return Simd::set4(min[run]); }
 };
-using PackedScales = PackedScalesOf<Simd>;
+using KScales = KScalesOf<Simd>;
 
 template <class Block, int kOffsetValue = 0>
 struct Plain {
@@ -124,7 +124,7 @@ struct FormatQ5_1 : Plain<q::BlockQ5_1> {
 struct FormatQ4_K : Plain<q::BlockQ4_K> {
   static constexpr int kSubBlocks = 8;
   static constexpr bool kMin = true;
-  using Scales = PackedScales;
+  using Scales = KScales;
   template <int kRun>
   static I8x32 load(const uint8_t* block, int64_t group) {
     return Simd::load_nibble_run<4 * (kRun % 2)>(block + 16 + 64 * group + 32 * (kRun / 2));
@@ -134,7 +134,7 @@ struct FormatQ4_K : Plain<q::BlockQ4_K> {
 struct FormatQ5_K : Plain<q::BlockQ5_K> {
   static constexpr int kSubBlocks = 8;
   static constexpr bool kMin = true;
-  using Scales = PackedScales;
+  using Scales = KScales;
   template <int kRun>
   static I8x32 load(const uint8_t* block, int64_t group) {
     const I8x32 low = Simd::load_nibble_run<4 * (kRun % 2)>(block + 48 + 64 * group + 32 * (kRun / 2));

@@ -29,8 +29,8 @@ namespace {
 using V = __m512i;
 namespace q = millrace::quant;
 
-// Runs that are packed together, and the most whose scales are taken together: one stored block of the K
-// types.
+// Runs that are packed together, and the largest number whose scales are taken together: one stored block of
+// the K types.
 constexpr int64_t kPackedRuns = 8;
 
 inline V load512(const void* p) { return _mm512_loadu_si512(p); }
@@ -184,7 +184,7 @@ inline void e8m0_scales(const uint8_t* const* rows, int64_t first, int64_t runs,
 // Q4_K and Q5_K begin with d, dmin and twelve bytes of 6-bit scales and mins: 16 bytes, one transposition.
 // Words: low six bits of scales 0-3, of mins 0-3, then nibbles of both 4-7 with their two high bits on top of
 // the first two words.
-inline void packed_scales(const uint8_t* const* rows, int64_t at, float* d, float* m) {
+inline void k_scales(const uint8_t* const* rows, int64_t at, float* d, float* m) {
   V t[4];
   transpose(rows, at, t);
   const __m512 scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(t[0]));
@@ -231,7 +231,7 @@ struct FormatQ8_0 : Plain<q::BlockQ8_0, 128> {
     Rows rows;
     int64_t at;
     template <int, bool kSigned>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       transpose(rows, at + 2, u);
       transpose(rows, at + 18, u + 4);
       if constexpr (!kSigned) unroll<8>([&](auto j) { u[j] = _mm512_xor_si512(u[j], bytes_of(128)); });
@@ -254,7 +254,7 @@ struct NibbleBlock {
     });
   }
   template <int, bool kSigned>
-  [[gnu::always_inline]] void open(V* u) {
+  [[gnu::always_inline]] void unpack(V* u) {
     open_nibbles(u);
     lower<kSigned, kOffset>(u);
   }
@@ -281,7 +281,7 @@ struct FiveBitBlock {
   const uint8_t* const* rows;
   int64_t at;
   template <int, bool kSigned>
-  [[gnu::always_inline]] void open(V* u) {
+  [[gnu::always_inline]] void unpack(V* u) {
     NibbleBlock<kAt + 4, 0>{rows, at}.open_nibbles(u);
     alignas(64) uint32_t words[16];
     for (int r = 0; r < 16; ++r) __builtin_memcpy(&words[r], rows[r] + at + kAt, 4);
@@ -309,7 +309,7 @@ struct Super : Plain<Stored> {
   static constexpr bool kMin = true;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
     for (int64_t i = 0; i < runs; i += 8) {
-      packed_scales(rows, (first + i) / 8 * sizeof(Stored), d + 16 * i, m + 16 * i);
+      k_scales(rows, (first + i) / 8 * sizeof(Stored), d + 16 * i, m + 16 * i);
     }
   }
 };
@@ -322,7 +322,7 @@ struct FormatQ4_K : Super<q::BlockQ4_K> {
     V t[8];
     Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
     template <int kRun, bool>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       if constexpr (kRun % 2 == 0) {
         transpose(rows, at + 16 + 16 * kRun, t);
         transpose(rows, at + 32 + 16 * kRun, t + 4);
@@ -342,7 +342,7 @@ struct FormatQ5_K : Super<q::BlockQ5_K> {
     V t[8], h[8];
     Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
     template <int kRun, bool>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       if constexpr (kRun == 0) {
         transpose(rows, at + 16, h);
         transpose(rows, at + 32, h + 4);
@@ -377,7 +377,7 @@ struct FormatQ6_K : Plain<q::BlockQ6_K, 32> {
     V t[16], h[8];
     Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
     template <int kRun, bool kSigned>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       constexpr int kHalf = kRun / 4, kPart = kRun % 4;
       if constexpr (kPart == 0) {
         unroll<4>([&](auto i) { transpose(rows, at + 64 * kHalf + 16 * i, t + 4 * i); });
@@ -422,7 +422,7 @@ struct FormatMXFP4 : Plain<q::BlockMXFP4, 12> {
     Rows rows;
     int64_t at;
     template <int, bool kSigned>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       const V table = e2m1_table<kSigned>();
       V t[4];
       transpose(rows, at + 1, t);
@@ -445,7 +445,7 @@ struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 12> {
     const uint8_t* const* rows;
     int64_t at;
     template <int, bool kSigned>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       const V table = e2m1_table<kSigned>();
       const V first = _mm512_set1_epi64(0x2c2824200c080400);  // bits 0 4 8 12 of either dword
       const V second = _mm512_add_epi8(first, bytes_of(16));

@@ -65,13 +65,13 @@ alignas(64) constexpr ScalePlaces kScalePlaces = make_scale_places();
 // block, 253 - e in the exponent: block b to down[2 b]. 2 to 253 is what there is room for. Tells the rows
 // above that, [block][row]: a damaged file's (255 is a NaN by the format).
 [[gnu::always_inline]] inline __mmask64 scale_words(V e, uint32_t (*down)[16]) {
-  const V most = bytes_of(253);
-  const V minus = _mm512_sub_epi8(most, _mm512_min_epu8(_mm512_max_epu8(e, bytes_of(2)), most));
+  const V limit = bytes_of(253);
+  const V minus = _mm512_sub_epi8(limit, _mm512_min_epu8(_mm512_max_epu8(e, bytes_of(2)), limit));
   unroll<4>([&](auto b) __attribute__((always_inline)) {
     const V upper = _mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaa, load512(kScalePlaces.at[b]), minus);
     _mm512_store_si512(down[2 * b], _mm512_srli_epi16(upper, 1));
   });
-  return _mm512_cmpgt_epu8_mask(e, most);
+  return _mm512_cmpgt_epu8_mask(e, limit);
 }
 
 // Pair kPair of a block, of sixteen rows transposed to t (dword j of a row in t[j]), as words that begin with
@@ -100,7 +100,7 @@ struct TilePairOf<FormatMXFP4Split> {
   }
 };
 
-// The scales of sixteen rows over kScaleBlocks blocks, transposed in registers (kernels_wide_formats.h).
+// The scales of sixteen rows over kScaleBlocks blocks, transposed in registers (formats_avx512.h).
 constexpr int64_t kScaleBlocks = kPackedRuns;
 template <class Format>
 struct TileScales {
@@ -152,8 +152,8 @@ struct TileWeights {
   using Pair = TilePairOf<Format>;
   TileScales<Format> scales;
   template <bool kFull, class Halfway>
-  [[gnu::always_inline]] void open(const MatrixView& w, int64_t row, int64_t rows, int64_t block,
-                                   uint16_t (*to)[32], Halfway halfway) const {
+  [[gnu::always_inline]] void dequantize(const MatrixView& w, int64_t row, int64_t rows, int64_t block,
+                                         uint16_t (*to)[32], Halfway halfway) const {
     const int64_t apart = w.row_bytes, at = block % kScaleBlocks;
     const uint8_t* const codes = w.data + row * apart + block * Format::kBlockBytes + Pair::kCodesAt;
     V t[4];
@@ -175,24 +175,24 @@ struct TileWeights {
   }
 };
 
-// 32 rows of weights as tiles, a ring of blocks. A chunk of kOpenBlocks is used by every group of
-// activations, whose sums, 2 KiB, are loaded and stored once for 18 products; kAheadBlocks is opened before
-// the first of them is multiplied: a tile is not loaded from stores that have not left the processor. One and
-// not two of them, 4 KiB: a load waits for a store whose address has the same lower twelve bits. 20 KiB in
-// all, for a busy other thread takes half of the first-level cache.
-constexpr int64_t kOpenBlocks = 9, kAheadBlocks = 1;
-struct OpenedTiles {
-  alignas(64) uint16_t words[kOpenBlocks + kAheadBlocks][2][16][32];  // [block][group][pair][row, 2]
-  uint16_t (*block(int64_t i))[16][32] { return words[i % (kOpenBlocks + kAheadBlocks)]; }
+// 32 rows of weights as tiles, a ring of blocks. A chunk of kChunkBlocks is used by every group of
+// activations, whose sums, 2 KiB, are loaded and stored once for 18 products; kAheadBlocks is dequantized
+// before the first of them is multiplied: a tile is not loaded from stores that have not left the processor.
+// One and not two of them, 4 KiB: a load waits for a store whose address has the same lower twelve bits. 20
+// KiB in all, for a busy other thread takes half of the first-level cache.
+constexpr int64_t kChunkBlocks = 9, kAheadBlocks = 1;
+struct DequantizedTiles {
+  alignas(64) uint16_t words[kChunkBlocks + kAheadBlocks][2][16][32];  // [block][group][pair][row, 2]
+  uint16_t (*block(int64_t i))[16][32] { return words[i % (kChunkBlocks + kAheadBlocks)]; }
 };
 
-// Opens a block of 32 rows and asks for what comes later.
+// Dequantizes a block of 32 rows and prefetches what comes later.
 template <class Format>
-class RowOpener {
+class RowDequantizer {
  public:
-  // The 32 rows behind these are asked for even where a call ends before them: a thread goes through a matrix
-  // in several calls.
-  RowOpener(const MatrixView& w, int64_t row, int64_t rows, bool alone)
+  // The 32 rows behind these are prefetched even where a call ends before them: a thread goes through a
+  // matrix in several calls.
+  RowDequantizer(const MatrixView& w, int64_t row, int64_t rows, bool alone)
       : w_(w),
         row_(row),
         rows_(rows),
@@ -202,33 +202,33 @@ class RowOpener {
 
   // half(0) and half(1) are called on the way.
   template <class Half>
-  [[gnu::always_inline]] void open(int64_t block, uint16_t (*to)[16][32], Half half) {
-    ahead_.ask();
-    if (alone_) ask_own(block);
-    ask_near(block);
+  [[gnu::always_inline]] void dequantize(int64_t block, uint16_t (*to)[16][32], Half half) {
+    ahead_.prefetch();
+    if (alone_) prefetch_own(block);
+    prefetch_near(block);
     if (block % kScaleBlocks == 0) take_scales(block);
     if (rows_ >= 32) {
-      weights_[0].template open<true>(w_, row_, 16, block, to[0], [&] { half(Index<0>{}); });
-      weights_[1].template open<true>(w_, row_ + 16, 16, block, to[1], [&] { half(Index<1>{}); });
+      weights_[0].template dequantize<true>(w_, row_, 16, block, to[0], [&] { half(Index<0>{}); });
+      weights_[1].template dequantize<true>(w_, row_ + 16, 16, block, to[1], [&] { half(Index<1>{}); });
     } else {
-      open_short(block, to);
+      dequantize_short(block, to);
       unroll<2>(half);
     }
   }
 
  private:
-  [[gnu::noinline]] void open_short(int64_t block, uint16_t (*to)[16][32]) {
-    weights_[0].template open<false>(w_, row_, rows_ < 16 ? rows_ : 16, block, to[0], [] {});
-    if (rows_ > 16) weights_[1].template open<false>(w_, row_ + 16, rows_ - 16, block, to[1], [] {});
+  [[gnu::noinline]] void dequantize_short(int64_t block, uint16_t (*to)[16][32]) {
+    weights_[0].template dequantize<false>(w_, row_, rows_ < 16 ? rows_ : 16, block, to[0], [] {});
+    if (rows_ > 16) weights_[1].template dequantize<false>(w_, row_ + 16, rows_ - 16, block, to[1], [] {});
   }
   [[gnu::always_inline]] void take_scales(int64_t block) {
     const int64_t count = blocks_ - block < kScaleBlocks ? blocks_ - block : kScaleBlocks;
     weights_[0].scales.take(w_, row_, rows_ < 16 ? rows_ : 16, block, count);
     if (rows_ > 16) weights_[1].scales.take(w_, row_ + 16, rows_ - 16, block, count);
   }
-  // From the second-level cache, where the 32 rows before these asked for them, to the first: four rows with
+  // From the second-level cache, where the 32 rows before these prefetched them, to the first: four rows with
   // every block, kNear blocks ahead.
-  [[gnu::always_inline]] void ask_near(int64_t block) const {
+  [[gnu::always_inline]] void prefetch_near(int64_t block) const {
     constexpr int64_t kNear = 8, kBytes = kNear * Format::kBlockBytes;
     const uint8_t* from = w_.data + (row_ + block % kNear * 4) * w_.row_bytes + (block / kNear + 1) * kBytes;
     for (int64_t r = 0; r < 4; ++r, from += w_.row_bytes) {
@@ -237,9 +237,9 @@ class RowOpener {
       }
     }
   }
-  // The first rows of a call have nobody before them to ask: with every block the lines of a few rows, so
+  // The first rows of a call were prefetched by nobody: with every block the lines of a few rows, so
   // that kAsked blocks take all 32 rows kAsked blocks further.
-  [[gnu::always_inline]] void ask_own(int64_t block) {
+  [[gnu::always_inline]] void prefetch_own(int64_t block) {
     constexpr int64_t kAsked = 16, kBytes = kAsked * Format::kBlockBytes;
     const int64_t at = (block / kAsked + 1) * kBytes;
     if (at >= blocks_ * Format::kBlockBytes) return;
@@ -254,7 +254,7 @@ class RowOpener {
   const MatrixView& w_;
   int64_t row_, rows_, blocks_;
   bool alone_;
-  Ahead ahead_;
+  RowPrefetch ahead_;
   TileWeights<Format> weights_[2];  // of sixteen rows each
 };
 
@@ -265,7 +265,7 @@ inline void configure_bf16(int64_t height) {
     config.row_bytes[t] = 64;
     config.rows[t] = static_cast<uint8_t>(t < 6 ? height : 16);
   }
-  stores_are_done();
+  compiler_fence();
   _tile_loadconfig(&config);
 }
 
@@ -288,22 +288,22 @@ template <int kHalf>
   }
 }
 
-// A group of activations by blocks [first, first + count); on the way blocks [open, open_end) are opened, one
-// with every block, the products strewn among its rows: behind a whole block's opening the processor does not
-// see them, and the tile unit stands still.
+// A group of activations by blocks [first, first + count); on the way blocks [ready, ready_end) are
+// dequantized, one with every block, the products strewn among its rows: behind a whole block's
+// dequantization the processor does not see them, and the tile unit stands still.
 template <class Format>
-void multiply_opened(RowOpener<Format>& opener, OpenedTiles& w, int64_t first, int64_t count, int64_t open,
-                     int64_t open_end, TileRows a) {
+void multiply_dequantized(RowDequantizer<Format>& dequantizer, DequantizedTiles& w, int64_t first,
+                          int64_t count, int64_t ready, int64_t ready_end, TileRows a) {
   int64_t i = first;
-  for (; i < first + count && open < open_end; ++i, ++open) {
+  for (; i < first + count && ready < ready_end; ++i, ++ready) {
     const auto* mine = w.block(i);
-    opener.open(
-        open, w.block(open), [&](auto half) __attribute__((always_inline)) {
-          stores_are_done();
+    dequantizer.dequantize(
+        ready, w.block(ready), [&](auto half) __attribute__((always_inline)) {
+          compiler_fence();
           multiply_half<half>(mine, a, i);
         });
   }
-  stores_are_done();
+  compiler_fence();
   for (; i < first + count; ++i) {
     const auto* mine = w.block(i);
     multiply_half<0>(mine, a, i);
@@ -332,29 +332,31 @@ constexpr int64_t kTileGroups = kPassRows / kTileHeight;
 // Up to kTileGroups groups of activations of up to `height` rows, tiles at `x` (kernel_table.h), by up to
 // 32 rows of weights.
 template <class Format>
-void bf16_rows(RowOpener<Format>& opener, int64_t num_rows, int64_t blocks, const uint8_t* x, int64_t num_m,
-               int64_t height, float* out, int64_t out_stride, OpenedTiles& opened, TileSums* sums) {
+void bf16_rows(RowDequantizer<Format>& dequantizer, int64_t num_rows, int64_t blocks, const uint8_t* x,
+               int64_t num_m, int64_t height, float* out, int64_t out_stride, DequantizedTiles& dequantized,
+               TileSums* sums) {
   const int64_t groups = (num_m + height - 1) / height;
   const auto rows_of = [&](int64_t group) {
     return num_m - height * group < height ? num_m - height * group : height;
   };
   const bool keep = groups == 1;  // in their tiles
-  int64_t open = 0;               // the next block to be opened
-  for (; open < kAheadBlocks && open < blocks; ++open) opener.open(open, opened.block(open), [](auto) {});
-  for (int64_t block = 0; block < blocks; block += kOpenBlocks) {
-    const int64_t end = block + kOpenBlocks < blocks ? block + kOpenBlocks : blocks;
+  int64_t ready = 0;              // the next block to be dequantized
+  for (; ready < kAheadBlocks && ready < blocks; ++ready)
+    dequantizer.dequantize(ready, dequantized.block(ready), [](auto) {});
+  for (int64_t block = 0; block < blocks; block += kChunkBlocks) {
+    const int64_t end = block + kChunkBlocks < blocks ? block + kChunkBlocks : blocks;
     for (int64_t group = 0; group < groups; ++group) {
       const TileRows a{x + group * height * blocks * 64, 64 * rows_of(group)};
-      // The first group opens what is left of the chunk, the last one the beginning of the next.
-      int64_t open_end = group == 0 ? end : open;
-      if (group == groups - 1) open_end = end + kAheadBlocks < blocks ? end + kAheadBlocks : blocks;
+      // The first group dequantizes what is left of the chunk, the last one the beginning of the next.
+      int64_t ready_end = group == 0 ? end : ready;
+      if (group == groups - 1) ready_end = end + kAheadBlocks < blocks ? end + kAheadBlocks : blocks;
       if (!keep || block == 0) load_sums(block == 0, sums[group]);
-      multiply_opened(opener, opened, block, end - block, open, open_end, a);
-      open = open_end;
+      multiply_dequantized(dequantizer, dequantized, block, end - block, ready, ready_end, a);
+      ready = ready_end;
       if (!keep || end == blocks) store_sums(sums[group]);
     }
   }
-  stores_are_done();
+  compiler_fence();
   for (int64_t group = 0; group < groups; ++group, out += height * out_stride) {
     for (int64_t g = 0; g < 2 && 16 * g < num_rows; ++g) {
       const __mmask16 lanes = first_lanes(num_rows - 16 * g);
@@ -366,9 +368,9 @@ void bf16_rows(RowOpener<Format>& opener, int64_t num_rows, int64_t blocks, cons
 }
 
 template <class Format>
-void bf16_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
-                 float* out, int64_t out_stride) {
-  OpenedTiles opened;
+void amx_bf16_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
+                     float* out, int64_t out_stride) {
+  DequantizedTiles dequantized;
   alignas(64) TileSums sums[kTileGroups];
   const int64_t blocks = w.cols / kQuantBlock, pass = kTileGroups * x.height;
   configure_bf16(x.height);
@@ -376,9 +378,9 @@ void bf16_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Pan
     const int64_t count_m = num_m - m < pass ? num_m - m : pass;
     for (int64_t r = 0; r < num_rows; r += 32) {
       const int64_t count = num_rows - r < 32 ? num_rows - r : 32;
-      RowOpener<Format> opener(w, first + r, count, r == 0 && m == 0);
-      bf16_rows<Format>(opener, count, blocks, x.data + m * x.row_bytes, count_m, x.height,
-                        out + m * out_stride + r, out_stride, opened, sums);
+      RowDequantizer<Format> dequantizer(w, first + r, count, r == 0 && m == 0);
+      bf16_rows<Format>(dequantizer, count, blocks, x.data + m * x.row_bytes, count_m, x.height,
+                        out + m * out_stride + r, out_stride, dequantized, sums);
     }
   }
   _tile_release();

@@ -117,7 +117,7 @@ struct Ordered {
 #undef MILLRACE_ORDERED
 
 template <class Format>
-struct MxStream {
+struct MxFp4Gemv {
   static constexpr int kBytes = Format::kBlockBytes, kCodesAt = Format::kSplit ? 0 : 1;
   const int8x16_t values, nibble;
   const F4 origin;
@@ -127,7 +127,7 @@ struct MxStream {
   int32x4_t pair01, pair23;                        // sums of block b - 1, of two rows each
   F4 factor = Simd::zero4(), acc = Simd::zero4();  // of block b - 1; of those before
 
-  MxStream()
+  MxFp4Gemv()
       : values(vld1q_s8(q::kE2M1Doubled)),
         nibble(vdupq_n_s8(15)),
         origin(vreinterpretq_f32_s32(vdupq_n_s32(kFloatOrigin))) {}
@@ -193,7 +193,7 @@ struct MxStream {
   }
 
   // Lanes of the four rows at `rows`, whose scales lie at `scales` if apart; `blocks` >= 2. `ahead`: as
-  // Stream::run.
+  // Gemv::run.
   [[gnu::always_inline]] F4 run(const uint8_t* const (&rows)[4], const uint8_t* const (&scales)[4],
                                 const ActivationBlock* x, int64_t blocks, int64_t ahead) {
     const uint8_t *at[4], *e8m0[4];
@@ -244,11 +244,11 @@ struct MxStream {
 };
 
 template <class Format>
-inline constexpr bool kHasOwnStream = false;
+inline constexpr bool kHasOwnGemv = false;
 template <>
-inline constexpr bool kHasOwnStream<FormatMXFP4> = true;
+inline constexpr bool kHasOwnGemv<FormatMXFP4> = true;
 template <>
-inline constexpr bool kHasOwnStream<FormatMXFP4Split> = true;
+inline constexpr bool kHasOwnGemv<FormatMXFP4Split> = true;
 
 }  // namespace
 }  // namespace millrace::cpu::MILLRACE_TARGET

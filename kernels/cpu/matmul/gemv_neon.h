@@ -20,7 +20,7 @@ namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
 
 template <class Format, int kM>
-struct Stream {
+struct Gemv {
   using Scales = typename Format::Scales;
   const uint8_t* weights[4];
   const uint8_t* scales[4];  // of kSplit formats
@@ -69,7 +69,7 @@ struct Stream {
   [[gnu::always_inline]] void multiply_block() {
     const Scales block_scales(Format::kSplit ? scales : weights);
     HalfScales halves;
-    if constexpr (Format::kHalves) halves.template open<Format>(weights);
+    if constexpr (Format::kHalves) halves.template unpack<Format>(weights);
     if constexpr (Format::kSubBlocks == 1) {
       multiply_run<0>(block_scales, halves, 0);
     } else {
@@ -82,7 +82,7 @@ struct Stream {
     }
   }
 
-  // One cache line of each row, about: its blocks, and the line that many bytes `ahead` asked for.
+  // One cache line of each row, about: its blocks, and the prefetch of the line that many bytes `ahead`.
   template <int kBlocks>
   [[gnu::always_inline]] void multiply_line(int64_t ahead) {
     unroll<4>([&](auto r) {
@@ -97,7 +97,7 @@ struct Stream {
     });
   }
 
-  // `ahead`: bytes from these rows to the next ones that will be read, which are asked for meanwhile: the
+  // `ahead`: bytes from these rows to the next ones that will be read, which are prefetched meanwhile: the
   // hardware follows a row well and does not know where the next one begins.
   [[gnu::always_inline]] void run(int64_t blocks, int64_t ahead) {
     unroll<kM>([&](auto m) { acc[m] = Simd::zero4(); });
@@ -109,34 +109,34 @@ struct Stream {
 };
 
 template <class Format, int kM>
-void stream_rows(const MatrixView& w, int64_t row, int64_t rows, const Panel& x, int64_t m0, float* out,
-                 int64_t out_stride) {
-  Stream<Format, kM> stream;
+void gemv_rows(const MatrixView& w, int64_t row, int64_t rows, const Panel& x, int64_t m0, float* out,
+               int64_t out_stride) {
+  Gemv<Format, kM> gemv;
   unroll<4>([&](auto r) {
     const int64_t at = row + (r < rows ? r : rows - 1);  // a short tile repeats its last row
-    stream.weights[r] = w.data + at * w.row_bytes;
-    stream.scales[r] = Format::kSplit ? w.scales + at * w.scale_row_bytes : nullptr;
+    gemv.weights[r] = w.data + at * w.row_bytes;
+    gemv.scales[r] = Format::kSplit ? w.scales + at * w.scale_row_bytes : nullptr;
   });
-  unroll<kM>([&](auto m) { stream.x[m] = reinterpret_cast<const ActivationBlock*>(panel_row(x, m0 + m)); });
+  unroll<kM>([&](auto m) { gemv.x[m] = reinterpret_cast<const ActivationBlock*>(panel_row(x, m0 + m)); });
   const int64_t blocks = w.cols / (kQuantBlock * Format::kSubBlocks), ahead = rows > 4 ? 4 * w.row_bytes : 0;
-  if constexpr (kHasOwnStream<Format> && kM == 1) {
+  if constexpr (kHasOwnGemv<Format> && kM == 1) {
     if (blocks >= 2) {
-      MxStream<Format> mx;
+      MxFp4Gemv<Format> mx;
       const int64_t two_tiles = rows > 8 ? 8 * w.row_bytes : 0;
-      store_lanes(out, mx.run(stream.weights, stream.scales, stream.x[0], blocks, two_tiles), rows);
+      store_lanes(out, mx.run(gemv.weights, gemv.scales, gemv.x[0], blocks, two_tiles), rows);
       return;
     }
   }
-  stream.run(blocks, ahead);
-  unroll<kM>([&](auto m) { store_lanes(out + m * out_stride, stream.acc[m], rows); });
+  gemv.run(blocks, ahead);
+  unroll<kM>([&](auto m) { store_lanes(out + m * out_stride, gemv.acc[m], rows); });
 }
 
 // All rows of the chunk by kM rows of activations, which stay in the first-level cache meanwhile.
 template <class Format, int kM>
-void stream_chunk(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t m, float* out,
-                  int64_t out_stride) {
+void gemv_chunk(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t m, float* out,
+                int64_t out_stride) {
   for (int64_t r = 0; r < num_rows; r += 4) {
-    stream_rows<Format, kM>(w, first + r, num_rows - r, x, m, out + m * out_stride + r, out_stride);
+    gemv_rows<Format, kM>(w, first + r, num_rows - r, x, m, out + m * out_stride + r, out_stride);
   }
 }
 

@@ -16,24 +16,24 @@ namespace {
 
 // The smallest power of two that makes the largest of 32 values at most 127, and its inverse. 127.5 / 64 and
 // more would round to 128. Below 2^-60 it is zero; a NaN or an infinity stays one.
-struct BinaryScale {
+struct Pow2Scale {
   float scale, inverse;
 };
-inline BinaryScale binary_scale(V16 low, V16 high) {
-  const float most = Simd::largest(Simd::max(Simd::abs(low), Simd::abs(high)));
+inline Pow2Scale pow2_scale(V16 low, V16 high) {
+  const float amax = Simd::reduce_max(Simd::max(Simd::abs(low), Simd::abs(high)));
   uint32_t bits;
-  __builtin_memcpy(&bits, &most, 4);
+  __builtin_memcpy(&bits, &amax, 4);
   bits = (bits + 0x00010000) & 0x7f800000;
   float power;
   __builtin_memcpy(&power, &bits, 4);
-  if (most < 0x1p-60f) return {0.0f, 0.0f};
+  if (amax < 0x1p-60f) return {0.0f, 0.0f};
   return {power * 0x1p-6f, 64.0f / power};
 }
 
-void quantize_binary(const float* x, int64_t cols, ActivationBlock* out) {
+void quantize_pow2(const float* x, int64_t cols, ActivationBlock* out) {
   for (int64_t b = 0; b < cols / kQuantBlock; ++b, x += kQuantBlock) {
     const V16 low = Simd::load(x), high = Simd::load(x + kLanes);
-    const BinaryScale s = binary_scale(low, high);
+    const Pow2Scale s = pow2_scale(low, high);
     const V16 inverse = Simd::broadcast(s.inverse);
     out[b].scale = s.scale;
     const int32_t first = Simd::round_to_int8(Simd::mul(low, inverse), out[b].q);
@@ -52,18 +52,18 @@ void quantize_binary(const float* x, int64_t cols, ActivationBlock* out) {
   return _mm512_permutexvar_epi16(order, both);
 }
 
-// The numbers of quantize_binary, code * scale, as a row of tiles, those of a group of `height` rows.
-void to_tiles(const float* x, int64_t cols, uint16_t* to, int64_t height) {
+// The numbers of quantize_pow2, code * scale, as a row of tiles, those of a group of `height` rows.
+void quantize_bf16_tile(const float* x, int64_t cols, uint16_t* to, int64_t height) {
   const V order = load512(kTileOrder.word);
   for (int64_t c = 0; c < cols; c += kQuantBlock, to += height * kQuantBlock) {
     const V16 low = Simd::load(x + c), high = Simd::load(x + c + kLanes);
-    const BinaryScale s = binary_scale(low, high);
+    const Pow2Scale s = pow2_scale(low, high);
     _mm512_storeu_si512(to,
                         tile_places(low, high, Simd::broadcast(s.inverse), Simd::broadcast(s.scale), order));
   }
 }
 
-// The scales of sixteen rows of 32 values, as binary_scale gives them, and their inverses. Those of row r lie
+// The scales of sixteen rows of 32 values, as pow2_scale gives them, and their inverses. Those of row r lie
 // at scale_place(r).
 constexpr int scale_place(int r) { return (r / 4 == 1 ? 8 : r / 4 == 2 ? 4 : r / 4 * 4) + r % 4; }
 struct alignas(64) GroupScales {
@@ -71,25 +71,25 @@ struct alignas(64) GroupScales {
 };
 [[gnu::always_inline]] inline void group_scales(const float* const* rows, int64_t c, GroupScales& out) {
   const V magnitude = _mm512_set1_epi32(0x7fffffff);
-  V most[16];  // as integers: the same order, and a NaN is above all numbers
+  V amax[16];  // as integers: the same order, and a NaN is above all numbers
   unroll<16>([&](auto r) {
-    most[r] = _mm512_max_epu32(_mm512_and_si512(load512(rows[r] + c), magnitude),
+    amax[r] = _mm512_max_epu32(_mm512_and_si512(load512(rows[r] + c), magnitude),
                                _mm512_and_si512(load512(rows[r] + c + kLanes), magnitude));
   });
   unroll<8>([&](auto i) {  // quarters: row i twice, row i + 8 twice
-    most[i] = _mm512_max_epu32(_mm512_shuffle_i32x4(most[i], most[i + 8], 0x44),
-                               _mm512_shuffle_i32x4(most[i], most[i + 8], 0xee));
+    amax[i] = _mm512_max_epu32(_mm512_shuffle_i32x4(amax[i], amax[i + 8], 0x44),
+                               _mm512_shuffle_i32x4(amax[i], amax[i + 8], 0xee));
   });
   unroll<4>([&](auto i) {  // rows i, i + 8, i + 4, i + 12
-    most[i] = _mm512_max_epu32(_mm512_shuffle_i32x4(most[i], most[i + 4], 0x88),
-                               _mm512_shuffle_i32x4(most[i], most[i + 4], 0xdd));
+    amax[i] = _mm512_max_epu32(_mm512_shuffle_i32x4(amax[i], amax[i + 4], 0x88),
+                               _mm512_shuffle_i32x4(amax[i], amax[i + 4], 0xdd));
   });
   unroll<2>([&](auto i) {  // of each quarter: rows 2 i, 2 i + 1, again
-    most[i + 4] = _mm512_max_epu32(_mm512_unpacklo_epi32(most[2 * i], most[2 * i + 1]),
-                                   _mm512_unpackhi_epi32(most[2 * i], most[2 * i + 1]));
+    amax[i + 4] = _mm512_max_epu32(_mm512_unpacklo_epi32(amax[2 * i], amax[2 * i + 1]),
+                                   _mm512_unpackhi_epi32(amax[2 * i], amax[2 * i + 1]));
   });
   const V all =
-      _mm512_max_epu32(_mm512_unpacklo_epi64(most[4], most[5]), _mm512_unpackhi_epi64(most[4], most[5]));
+      _mm512_max_epu32(_mm512_unpacklo_epi64(amax[4], amax[5]), _mm512_unpackhi_epi64(amax[4], amax[5]));
   const V power =
       _mm512_and_si512(_mm512_add_epi32(all, _mm512_set1_epi32(0x00010000)), _mm512_set1_epi32(0x7f800000));
   const __mmask16 some = _mm512_cmpge_epu32_mask(all, _mm512_set1_epi32(0x21800000));  // 2^-60
@@ -98,10 +98,10 @@ struct alignas(64) GroupScales {
   Simd::store(out.inverse, _mm512_maskz_div_ps(some, Simd::broadcast(64.0f), p));
 }
 
-// What to_tiles makes of `height` rows [cols], a group: their scales are found together.
-void to_tile_group(const float* const* rows, int64_t height, int64_t cols, uint16_t* to) {
+// What quantize_bf16_tile makes of `height` rows [cols], a group: their scales are found together.
+void quantize_bf16_tile_group(const float* const* rows, int64_t height, int64_t cols, uint16_t* to) {
   if (height < kTileHeight / 2) {
-    for (int64_t r = 0; r < height; ++r) to_tiles(rows[r], cols, to + r * kQuantBlock, height);
+    for (int64_t r = 0; r < height; ++r) quantize_bf16_tile(rows[r], cols, to + r * kQuantBlock, height);
     return;
   }
   const V order = load512(kTileOrder.word);

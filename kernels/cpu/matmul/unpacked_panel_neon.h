@@ -12,8 +12,12 @@
 #include <stdint.h>
 
 #include "kernels/cpu/matmul/formats.h"
+#include "kernels/cpu/simd/neon.h"
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/tables/kernel_table.h"
+#if !defined(MILLRACE_HAS_DOTPROD)
+#error "for targets with the dot product instruction"
+#endif
 
 namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
@@ -54,13 +58,13 @@ inline void store_lanes(float* to, F4 lanes, int64_t rows) {
 struct HalfScales {
   int32_t of[16][4];  // [half run][row]
   template <class Format>
-  void open(const uint8_t* const* rows) {
+  void unpack(const uint8_t* const* rows) {
     Simd::transpose_bytes16(rows, Format::kHalfScalesAt, [&](int i) { return of[i]; });
   }
 };
 
 // Rows of weights in the order the multiplication takes them; scales as the lanes of its sums want them.
-struct Opened {
+struct UnpackedPanel {
   int8_t codes[kPanelBlocks][kTileQuads * 128];
   float d[kPanelBlocks][kTileLanes];
   float m[kPanelBlocks][kTileLanes];          // of types with a minimum

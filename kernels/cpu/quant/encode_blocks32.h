@@ -22,7 +22,7 @@ namespace {
 inline V as_halves_hold(const SignedRange& range, V scale) {
   const V wanted = Lanes::mul(scale, range.unit()), size = Lanes::abs(wanted);
   const Lanes::Mask small = Lanes::greater(Lanes::all(0x1p-10f), size),
-                    large = Lanes::greater(size, Lanes::all(kMostHalf));
+                    large = Lanes::greater(size, Lanes::all(kMaxHalf));
   if (!Lanes::any(small) && !Lanes::any(large)) return scale;
   const V held = Lanes::mul(StoredHalves(wanted).value, range.factor);
   return Lanes::select(small, held, Lanes::select(large, held, scale));
@@ -120,13 +120,13 @@ inline void encode_above_min(const float* x, int groups, Block* out, Misses& mis
 template <bool kClamp>
 inline void code_8_bits(const float* x, V d, V inverses, Bytes* quads, Misses& misses) {
   const Spread inverse(inverses), scale(d);
-  const V limit = Lanes::all(127.0f), least = Lanes::all(-127.0f), magic = Lanes::all(kMagic);
+  const V limit = Lanes::all(127.0f), lowest = Lanes::all(-127.0f), magic = Lanes::all(kMagic);
   for (int t = 0; t < 8; ++t) {
     V sums[kParts];
     for (int p = 0; p < kParts; ++p) {
       const V value = Lanes::load_part(x, kBlock, t, p);
       V y = Lanes::mul(value, inverse.p[p]);
-      if (kClamp) y = Lanes::max(Lanes::min(y, limit), least);
+      if (kClamp) y = Lanes::max(Lanes::min(y, limit), lowest);
       sums[p] = Lanes::add(y, magic);
       misses.add(Lanes::sub(value, Lanes::mul(Lanes::sub(sums[p], magic), scale.p[p])), value);
     }
@@ -139,15 +139,15 @@ inline void encode_q8_0(const float* x, int groups, BlockQ8_0* out, Misses& miss
   V values[kBatch], inverses[kBatch];
   bool clamp = false;
   for (int g = 0; g < groups; ++g) {
-    V most[kParts];
+    V highest[kParts];
     for (int p = 0; p < kParts; ++p) {
       const float* block = x + g * kGroupElements;
-      most[p] = Lanes::abs(Lanes::load_part(block, kBlock, 0, p));
+      highest[p] = Lanes::abs(Lanes::load_part(block, kBlock, 0, p));
       for (int t = 1; t < 8; ++t) {
-        most[p] = Lanes::max(most[p], Lanes::abs(Lanes::load_part(block, kBlock, t, p)));
+        highest[p] = Lanes::max(highest[p], Lanes::abs(Lanes::load_part(block, kBlock, t, p)));
       }
     }
-    const V extreme = Lanes::max_across(most);
+    const V extreme = Lanes::max_across(highest);
     const StoredHalves d(Lanes::div(extreme, Lanes::all(127.0f)));
     values[g] = d.value;
     inverses[g] = inverse_or_zero(d.value);

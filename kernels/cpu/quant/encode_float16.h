@@ -76,12 +76,12 @@ EncodeSums encode_bf16(const float* x, int64_t count, uint8_t* out) {
 
 bool widen_f16(const uint8_t* x, int64_t count, float* out) {
   constexpr int kWidth = Lanes::kBlocks;
-  uint16_t most = 0, bits[kWidth];
+  uint16_t highest = 0, bits[kWidth];
   for (int64_t i = 0; i < count; ++i) {
     uint16_t magnitude;
     std::memcpy(&magnitude, x + 2 * i, sizeof magnitude);
     magnitude &= 0x7fff;
-    most = magnitude > most ? magnitude : most;
+    highest = magnitude > highest ? magnitude : highest;
   }
   int64_t i = 0;
   for (; i + kWidth <= count; i += kWidth) {
@@ -95,20 +95,20 @@ bool widen_f16(const uint8_t* x, int64_t count, float* out) {
     Lanes::store(last, Lanes::load_halves(bits));
     std::memcpy(out + i, last, static_cast<size_t>(count - i) * 4);
   }
-  return most < 0x7c00;
+  return highest < 0x7c00;
 }
 
 bool widen_bf16(const uint8_t* x, int64_t count, float* out) {
-  uint16_t most = 0;
+  uint16_t highest = 0;
   for (int64_t i = 0; i < count; ++i) {
     uint16_t bits;
     std::memcpy(&bits, x + 2 * i, sizeof bits);
     const auto magnitude = static_cast<uint16_t>(bits & 0x7fff);
-    most = magnitude > most ? magnitude : most;
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    std::memcpy(out + i, &wide, sizeof wide);
+    highest = magnitude > highest ? magnitude : highest;
+    const uint32_t float32 = static_cast<uint32_t>(bits) << 16;
+    std::memcpy(out + i, &float32, sizeof float32);
   }
-  return most < 0x7f80;
+  return highest < 0x7f80;
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace millrace::quant::MILLRACE_TARGET {
 namespace {
 
-constexpr float kMostHalf = 65504.0f;
+constexpr float kMaxHalf = 65504.0f;
 
 // Sums of squares of misses and of values, a lane for every element of a part.
 struct Misses {
@@ -41,7 +41,7 @@ struct StoredHalves {
   uint16_t bits[Lanes::kBlocks];
   V value;
   explicit StoredHalves(V wanted) {
-    const V held = Lanes::max(Lanes::min(wanted, Lanes::all(kMostHalf)), Lanes::all(-kMostHalf));
+    const V held = Lanes::max(Lanes::min(wanted, Lanes::all(kMaxHalf)), Lanes::all(-kMaxHalf));
     Lanes::store_halves(bits, Lanes::add(held, Lanes::all(0.0f)));
     value = Lanes::load_halves(bits);
   }

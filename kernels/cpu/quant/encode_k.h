@@ -50,13 +50,13 @@ inline V to_integers(V x, V unit) {
 inline void solve(const MinFit* fits, ScalesAndMins& k) {
   const V zero = Lanes::all(0.0f), one = Lanes::all(1.0f), count = Lanes::all(kBlock),
           share = Lanes::all(1.0f / kMaxScale);
-  V most_scale = zero, most_below = zero;
+  V max_scale = zero, max_below = zero;
   for (int s = 0; s < kSubs; ++s) {
-    most_scale = Lanes::max(most_scale, fits[s].scale);
-    most_below = Lanes::max(most_below, Lanes::sub(zero, fits[s].min));
+    max_scale = Lanes::max(max_scale, fits[s].scale);
+    max_below = Lanes::max(max_below, Lanes::sub(zero, fits[s].min));
   }
-  k.d = StoredHalves(Lanes::mul(most_scale, share)).value;
-  k.dmin = StoredHalves(Lanes::mul(most_below, share)).value;
+  k.d = StoredHalves(Lanes::mul(max_scale, share)).value;
+  k.dmin = StoredHalves(Lanes::mul(max_below, share)).value;
   const V per_scale = inverse_or_zero(k.d), per_min = inverse_or_zero(k.dmin);
   V aa = zero, ab = zero, bb = zero, ra = zero, rb = zero;
   for (int s = 0; s < kSubs; ++s) {
@@ -219,7 +219,7 @@ inline void encode_q6_k(const float* x, BlockQ6_K* out, Misses& misses) {
   const V zero = Lanes::all(0.0f), one = Lanes::all(1.0f);
   SignedRange ranges[kSixSubs];
   FineValues<4> fine[kSixSubs];
-  V scale[kSixSubs], most = zero, products = zero, squares = zero;
+  V scale[kSixSubs], highest = zero, products = zero, squares = zero;
   Growth growths[kSixSubs];
   CodeSums sums[kSixSubs];
   Bytes quads[kSixSubs][4];
@@ -227,9 +227,9 @@ inline void encode_q6_k(const float* x, BlockQ6_K* out, Misses& misses) {
   for (int s = 0; s < kSixSubs; ++s) {
     const V words = fit_signed<6, 4, kSuperBlock>(x + s * kSixBlock, ranges[s], fine[s]);
     scale[s] = Lanes::mul(words, ranges[s].unit());
-    most = Lanes::max(most, Lanes::abs(scale[s]));
+    highest = Lanes::max(highest, Lanes::abs(scale[s]));
   }
-  const V first = StoredHalves(Lanes::mul(most, Lanes::all(1.0f / 127.0f))).value,
+  const V first = StoredHalves(Lanes::mul(highest, Lanes::all(1.0f / 127.0f))).value,
           per_d = inverse_or_zero(first);
   for (int s = 0; s < kSixSubs; ++s) {
     const V wanted = Lanes::mul(scale[s], per_d), unit = ranges[s].unit();

@@ -39,9 +39,9 @@ struct MxRange {
 inline MxRange mx_range(const float* x) {
   V low, high;
   find_ends<8, kBlock>(x, low, high);
-  const V most = Lanes::max(high, Lanes::sub(Lanes::all(0.0f), low));
+  const V highest = Lanes::max(high, Lanes::sub(Lanes::all(0.0f), low));
   // 2^-114 at the least, whose inverse has words too.
-  const V scale = Lanes::max(Lanes::mul(Lanes::power_of(most), Lanes::all(0.25f)), Lanes::all(0x1p-114f));
+  const V scale = Lanes::max(Lanes::mul(Lanes::power_of(highest), Lanes::all(0.25f)), Lanes::all(0x1p-114f));
   // A little less than it should be, or the largest would be no word.
   const V words = Lanes::all(256.0f * kMxUnits * (1.0f - 0x1p-15f));
   return {scale, Lanes::mul(Lanes::div(Lanes::all(1.0f), scale), words)};

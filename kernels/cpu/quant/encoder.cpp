@@ -168,9 +168,9 @@ void round_e2m1(Float4 y, Float4& code, Float4& value) {
 // The exponent that lets the extreme value in (its own, less the 2 of e2m1's largest), and its neighbours:
 // one lower saturates the extremes and is finer for the rest, one higher rounds the extremes better.
 void encode_mxfp4(FourBlocks& four, BlockMXFP4* out) {
-  Float4 most = all4(0.0f);
-  for (int j = 0; j < kBlock; ++j) most = max4(most, abs4(four.x[j]));
-  Int4 exponent = reinterpret_cast<Int4>(most) >> 23;  // biased by 127; most >= 0
+  Float4 highest = all4(0.0f);
+  for (int j = 0; j < kBlock; ++j) highest = max4(highest, abs4(four.x[j]));
+  Int4 exponent = reinterpret_cast<Int4>(highest) >> 23;  // biased by 127; highest >= 0
   exponent -= 2;
   Int4 best_exponent = {};
   Float4 best_error = all4(INFINITY), codes[kBlock];
@@ -312,9 +312,10 @@ bool widen(DType type, const std::byte* x, int64_t count, float* out) {
 }
 
 bool all_finite(const float* x, int64_t count) {
-  uint32_t most = 0;
-  for (int64_t i = 0; i < count; ++i) most = std::max(most, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
-  return most < 0x7f800000u;
+  uint32_t highest = 0;
+  for (int64_t i = 0; i < count; ++i)
+    highest = std::max(highest, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
+  return highest < 0x7f800000u;
 }
 
 }  // namespace millrace::quant

@@ -110,16 +110,16 @@ double squared_error(const SuperBlock<32>& s, const ScalesAndMins& k, float top)
 
 ScalesAndMins fit_super(const SuperBlock<32>& s, float top) {
   ScaleMin fits[2];
-  float most_scale = 0.0f, most_min = 0.0f;
+  float max_scale = 0.0f, most_min = 0.0f;
   for (int g = 0; g < 2; ++g) {
     fits[g] = fit_above_min<32>(s.x[g], s.w[g], top, /*below_zero=*/true);
     for (int l = 0; l < kFloat4Lanes; ++l) {
-      most_scale = std::max(most_scale, fits[g].scale[l]);
+      max_scale = std::max(max_scale, fits[g].scale[l]);
       most_min = std::max(most_min, -fits[g].min[l]);
     }
   }
   ScalesAndMins k;
-  k.d = stored_half(most_scale / kMaxScale);
+  k.d = stored_half(max_scale / kMaxScale);
   k.dmin = stored_half(most_min / kMaxScale);
   for (int g = 0; g < 2; ++g) {
     const auto integers = [](Float4 values, uint16_t unit) {
@@ -130,13 +130,13 @@ ScalesAndMins fit_super(const SuperBlock<32>& s, float top) {
     k.min[g] = integers(-fits[g].min, k.dmin);
   }
   ScalesAndMins best = k;
-  double least = squared_error(s, k, top);
+  double lowest = squared_error(s, k, top);
   for (int round = 0; round < kRounds; ++round) {
     refit_mins(s, k, top);
     refit_super(s, k, top);
     const double error = squared_error(s, k, top);
-    if (error < least) {
-      least = error;
+    if (error < lowest) {
+      lowest = error;
       best = k;
     }
   }
@@ -198,12 +198,12 @@ void encode_q6_k(const BlockRun& run, BlockQ6_K& out) {
   constexpr float kHalf = 32.0f;
   const SuperBlock<kSub> s(run);
   Float4 fits[kGroups], scales[kGroups], codes[kGroups][kSub];
-  float most = 0.0f;
+  float highest = 0.0f;
   for (int g = 0; g < kGroups; ++g) {
     fits[g] = fit_signed<kSub>(s.x[g], s.w[g], kHalf);
-    for (int l = 0; l < kFloat4Lanes; ++l) most = std::max(most, std::fabs(fits[g][l]));
+    for (int l = 0; l < kFloat4Lanes; ++l) highest = std::max(highest, std::fabs(fits[g][l]));
   }
-  out.d = stored_half(most / 127.0f);
+  out.d = stored_half(highest / 127.0f);
   const Float4 unit = divide_or_zero(all4(1.0f), all4(half_value(out.d)));
   for (int g = 0; g < kGroups; ++g) scales[g] = clamp4(round4(fits[g] * unit), -128.0f, 127.0f);
 

@@ -18,10 +18,10 @@ inline constexpr float kFitStep = 0.22f;
 // x ~ scale * q, q in [-half, half - 1]. The scale has the sign that gives the extreme value the code -half.
 template <int kCount>
 Float4 fit_signed(const Float4* x, const Float4* w, float half) {
-  Float4 extreme = all4(0.0f), most = extreme;
+  Float4 extreme = all4(0.0f), highest = extreme;
   for (int j = 0; j < kCount; ++j) {
-    const Int4 larger = abs4(x[j]) > most;
-    most = select(larger, abs4(x[j]), most);
+    const Int4 larger = abs4(x[j]) > highest;
+    highest = select(larger, abs4(x[j]), highest);
     extreme = select(larger, x[j], extreme);
   }
   const Float4 unit = divide_or_zero(all4(-1.0f), extreme);

@@ -52,17 +52,17 @@ inline V inverse_or_zero(V x) {
 // Least and largest value of each block of kQuads * 4 elements; the blocks of a group lie kStride apart.
 template <int kQuads, int kStride>
 inline void find_ends(const float* x, V& low, V& high) {
-  V least[kParts], most[kParts];
+  V lowest[kParts], highest[kParts];
   for (int p = 0; p < kParts; ++p) {
-    least[p] = most[p] = Lanes::load_part(x, kStride, 0, p);
+    lowest[p] = highest[p] = Lanes::load_part(x, kStride, 0, p);
     for (int t = 1; t < kQuads; ++t) {
       const V v = Lanes::load_part(x, kStride, t, p);
-      least[p] = Lanes::min(least[p], v);
-      most[p] = Lanes::max(most[p], v);
+      lowest[p] = Lanes::min(lowest[p], v);
+      highest[p] = Lanes::max(highest[p], v);
     }
   }
-  low = Lanes::min_across(least);
-  high = Lanes::max_across(most);
+  low = Lanes::min_across(lowest);
+  high = Lanes::max_across(highest);
 }
 
 // The end further from zero: 0 for a block of zeros.

@@ -232,14 +232,14 @@ struct Line {
 template <int kTop>
 inline Line line_to_codes(const MinRange& range, V scale, V base) {
   constexpr int kShift = MinSearch<kTop>::kShift;
-  const V zero = Lanes::all(0.0f), least = Lanes::all(-32768.0f);
+  const V zero = Lanes::all(0.0f), lowest = Lanes::all(-32768.0f);
   const Lanes::Mask some = Lanes::greater(scale, Lanes::all(kLeastRange));
   const V steps = Lanes::div(Lanes::all(128 << kShift), Lanes::select(some, scale, Lanes::all(1.0f)));
   const V times = Lanes::mul(range.unit, steps);  // halved, as all from here
   const V half_step = Lanes::fma(times, Lanes::all(-kWordBias), Lanes::all((64 << kShift) - 16384));
   const V up = Lanes::fma(Lanes::sub(range.middle, base), steps, half_step);
   return {block_words(Lanes::select(some, Lanes::mul(times, Lanes::all(32768.0f)), zero)),
-          block_words(Lanes::select(some, up, least))};
+          block_words(Lanes::select(some, up, lowest))};
 }
 
 // Codes from 0.

@@ -20,7 +20,7 @@ struct alignas(64) TileConfig {
 static_assert(sizeof(TileConfig) == 64);
 
 // The compiler does not know that tile loads read memory.
-inline void stores_are_done() { asm volatile("" ::: "memory"); }
+inline void compiler_fence() { asm volatile("" ::: "memory"); }
 
 }  // namespace
 }  // namespace millrace::cpu::MILLRACE_TARGET

@@ -86,13 +86,13 @@ struct Simd {
   }
   // a * 2^n where the low bits of `magic` hold n: adds them to a's exponent.
   static V16 add_exponent(V16 a, V16 m) { return {add_exponent(a.a, m.a), add_exponent(a.b, m.b)}; }
-  static float sum(V16 x) {
+  static float reduce_sum(V16 x) {
     const __m256 eight = _mm256_add_ps(x.a, x.b);
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
-  static float largest(V16 x) {
+  static float reduce_max(V16 x) {
     const __m256 eight = keep_nan(_mm256_max_ps(x.a, x.b), x.a);
     const __m256 four = _mm256_permute2f128_ps(eight, eight, 1);  // the halves exchanged
     const __m256 m4 = keep_nan(_mm256_max_ps(eight, four), eight);
@@ -163,20 +163,20 @@ struct Simd {
   }
   // 2^(e - 127) of four e8m0 bytes; 0 is 2^-127, a subnormal. 255, a NaN, becomes infinity.
   static F4 e8m0_4(const uint8_t* const* p) {
-    const uint32_t packed = static_cast<uint32_t>(*p[0]) | static_cast<uint32_t>(*p[1]) << 8 |
-                            static_cast<uint32_t>(*p[2]) << 16 | static_cast<uint32_t>(*p[3]) << 24;
-    const __m128i e = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(static_cast<int>(packed)));
+    const uint32_t four = static_cast<uint32_t>(*p[0]) | static_cast<uint32_t>(*p[1]) << 8 |
+                          static_cast<uint32_t>(*p[2]) << 16 | static_cast<uint32_t>(*p[3]) << 24;
+    const __m128i e = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(static_cast<int>(four)));
     return _mm_castsi128_ps(_mm_max_epu32(_mm_slli_epi32(e, 23), _mm_set1_epi32(0x00400000)));
   }
   // d and m = -z d of four Q4_Z blocks: exact, for d has five bits and z seven.
   static void zero_points4(const uint8_t* const* p, F4& d, F4& m) {
     uint16_t dz[4];
     for (int j = 0; j < 4; ++j) __builtin_memcpy(&dz[j], p[j], 2);
-    const __m128i wide = _mm_setr_epi32(dz[0], dz[1], dz[2], dz[3]);
-    const __m128i bits = _mm_add_epi32(_mm_slli_epi32(_mm_srli_epi32(wide, 7), 19),
+    const __m128i words = _mm_setr_epi32(dz[0], dz[1], dz[2], dz[3]);
+    const __m128i bits = _mm_add_epi32(_mm_slli_epi32(_mm_srli_epi32(words, 7), 19),
                                        _mm_set1_epi32(static_cast<int>(quant::kQ4ZScaleBias)));
     d = _mm_castsi128_ps(bits);
-    const F4 eighths = _mm_cvtepi32_ps(_mm_and_si128(wide, _mm_set1_epi32(127)));
+    const F4 eighths = _mm_cvtepi32_ps(_mm_and_si128(words, _mm_set1_epi32(127)));
     m = _mm_mul_ps(d, _mm_mul_ps(eighths, _mm_set1_ps(-0.125f)));
   }
   static F4 mul4(F4 a, float b) { return _mm_mul_ps(a, _mm_set1_ps(b)); }

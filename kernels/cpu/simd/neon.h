@@ -133,12 +133,12 @@ struct Simd {
   static V16 add_exponent(V16 a, V16 m) {
     return {add_exponent(a.a, m.a), add_exponent(a.b, m.b), add_exponent(a.c, m.c), add_exponent(a.d, m.d)};
   }
-  static float sum(V16 x) {
+  static float reduce_sum(V16 x) {
     const float32x4_t four = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
     const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
     return vget_lane_f32(vpadd_f32(two, two), 0);
   }
-  static float largest(V16 x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.a, x.b), vmaxq_f32(x.c, x.d))); }
+  static float reduce_max(V16 x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.a, x.b), vmaxq_f32(x.c, x.d))); }
   // 16 floats of magnitude at most 127 to int8, to nearest even; returns their sum.
   static int32_t round_to_int8(V16 x, int8_t* out) {
     // Adding 1.5 * 2^23 leaves the rounded integer in the low bits; both units add, one converts.
@@ -200,8 +200,8 @@ struct Simd {
       __builtin_memcpy(&h, from + offset, 2);
       return static_cast<uint64_t>(h);
     };
-    const uint64_t packed = half(p[0]) | half(p[1]) << 16 | half(p[2]) << 32 | half(p[3]) << 48;
-    return vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(packed)));
+    const uint64_t four = half(p[0]) | half(p[1]) << 16 | half(p[2]) << 32 | half(p[3]) << 48;
+    return vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(four)));
   }
   // 2^(e - 127) of four e8m0 bytes; 0 is 2^-127, a subnormal. 255, a NaN, becomes infinity.
   // The upper halves of the floats are made in integer registers.
@@ -259,8 +259,8 @@ struct Simd {
     vst1q_f32(out[3], byte_times<3>(words, by));
   }
   // The first 16 bytes of Q4_K and Q5_K: d, dmin, then three words of 6-bit scales and minimums
-  // (kernels_formats.h, PackedScales).
-  static void open_packed_scales(const uint8_t* const* p, float (*scale)[4], float (*min)[4]) {
+  // (matmul/formats.h, KScales).
+  static void unpack_k_scales(const uint8_t* const* p, float (*scale)[4], float (*min)[4]) {
     const Words4 w = load_words4(p, 0);
     const F4 d = vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(w.word[0])));
     const F4 negative = vnegq_f32(vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(w.word[0], 16))));

@@ -133,13 +133,13 @@ struct Simd : FloatOps {
     return each<16>(
         [&](int j) { return bits_to_float(float_to_bits(a.v[j]) + (float_to_bits(magic.v[j]) << 23)); });
   }
-  static float sum(V16 a) {
+  static float reduce_sum(V16 a) {
     float s[8];
     for (int j = 0; j < 8; ++j) s[j] = a.v[j] + a.v[j + 8];
     for (int j = 0; j < 4; ++j) s[j] += s[j + 4];
     return (s[0] + s[2]) + (s[1] + s[3]);
   }
-  static float largest(V16 a) {
+  static float reduce_max(V16 a) {
     float m = a.v[0];
     for (int j = 1; j < 16; ++j) m = a.v[j] > m || a.v[j] != a.v[j] ? a.v[j] : m;
     return m;

@@ -22,8 +22,8 @@ constexpr KernelTable make_avx512_table(const char* name) {
 
 template <class F>
 constexpr void put_tiles(KernelTable& table, Format format) {
-  table.matmul[static_cast<int>(format)] = tile_matmul<F>;
-  table.int8_tile_matmul[static_cast<int>(format)] = cell_matmul<F>;
+  table.matmul[static_cast<int>(format)] = amx_int8_matmul<F>;
+  table.int8_tile_matmul[static_cast<int>(format)] = amx_int8_tile_matmul<F>;
 }
 
 constexpr KernelTable make_amx_table() {
@@ -37,17 +37,17 @@ constexpr KernelTable make_amx_table() {
   put_tiles<FormatQ5_K>(table, Format::kQ5_K);
   put_tiles<FormatQ6_K>(table, Format::kQ6_K);
   put_tiles<FormatQ4_Z>(table, Format::kQ4_Z);
-  table.quantize_int8_tile = to_cells;
-  table.matmul[static_cast<int>(Format::kMXFP4)] = tile_matmul<FormatMXFP4>;
-  table.matmul[static_cast<int>(Format::kMXFP4Split)] = tile_matmul<FormatMXFP4Split>;
-  table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
-  table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
-  table.attention[static_cast<int>(KvType::kBF16)] = attend_by_tiles;
+  table.quantize_int8_tile = quantize_int8_tile;
+  table.matmul[static_cast<int>(Format::kMXFP4)] = amx_int8_matmul<FormatMXFP4>;
+  table.matmul[static_cast<int>(Format::kMXFP4Split)] = amx_int8_matmul<FormatMXFP4Split>;
+  table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4)] = amx_bf16_matmul<FormatMXFP4>;
+  table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4Split)] = amx_bf16_matmul<FormatMXFP4Split>;
+  table.attention[static_cast<int>(KvType::kBF16)] = attend_amx;
   constexpr KvType kByTwos[] = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kFp8};
   for (const KvType type : kByTwos) table.set_heads_per_split(type, 2);
-  table.quantize_pow2 = quantize_binary;
-  table.quantize_bf16_tile = to_tiles;
-  table.quantize_bf16_tile_group = to_tile_group;
+  table.quantize_pow2 = quantize_pow2;
+  table.quantize_bf16_tile = quantize_bf16_tile;
+  table.quantize_bf16_tile_group = quantize_bf16_tile_group;
   return table;
 }
 

@@ -29,7 +29,7 @@ constexpr KernelTable make_table(const char* name) {
            quantized_matmul<FormatQ4_Z>},
           {attend<KvFloat<LoadF32>>, attend<KvFloat<LoadF16>>, attend<KvFloat<LoadBF16>>, attend<KvInt8>,
            attend<KvFp8>},
-          quantize,
+          quantize_int8,
           rms_norm,
           silu_mul,
           clamped_swiglu,

@@ -7,6 +7,7 @@
 
 namespace millrace::cpu {
 
-const KernelTable kNeonDotprodTable = neon_dotprod::with_packed(neon_dotprod::make_table("neon_dotprod"));
+const KernelTable kNeonDotprodTable =
+    neon_dotprod::with_interleaved(neon_dotprod::make_table("neon_dotprod"));
 
 }  // namespace millrace::cpu

@@ -7,6 +7,6 @@
 
 namespace millrace::cpu {
 
-const KernelTable kNeonI8mmTable = neon_i8mm::with_packed(neon_i8mm::make_table("neon_i8mm"));
+const KernelTable kNeonI8mmTable = neon_i8mm::with_interleaved(neon_i8mm::make_table("neon_i8mm"));
 
 }  // namespace millrace::cpu

@@ -94,4 +94,8 @@ void launch_decode_attention(const PagedAttention& op, const Launch& at);   // d
 void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op, float2* angles,
                    const Launch& at);
 
+// Rotates x [rows, heads, head_dim], rows row_stride elements apart, in place by positions[row].
+void launch_rotary(const RopeParams& op, const int32_t* positions, int64_t rows, int32_t heads,
+                   int32_t head_dim, float* x, int64_t row_stride, const Launch& at);
+
 }  // namespace millrace::cuda

@@ -1,5 +1,5 @@
 // Attention on the tensor cores against float64 on the host, every combination of its features, and its
-// kernels against one another bit by bit: prompts in chunks of different sizes, single rows with their spans
+// kernels against one another bit by bit: prompts in chunks of different sizes, single rows with their splits
 // in turn and side by side, with the new key and value appended on the way. A cache of fp8 is held to the
 // same, and to the bits that a bf16 cache of the same numbers gives. What no row may see is NaN, in the cache
 // and in the output before each run. Needs a GPU: says so and skips without; how fp8 codes lie and are
@@ -166,8 +166,8 @@ struct Problem {
   }
 };
 
-// How the spans of single rows are walked: by one CTA, by many, or by a warp each, however few they are.
-enum class Spans { kInTurn, kSideBySide, kWarpEach };
+// How the splits of single rows are computed: by one CTA, by many, or by a warp each, however few they are.
+enum class Splits { kInTurn, kSideBySide, kWarpEach };
 
 // On the device, with an output that is NaN until somebody writes it.
 struct OnDevice {
@@ -229,12 +229,12 @@ struct OnDevice {
     a.num_chunks = num_chunks;
     return a;
   }
-  std::vector<float> run(PagedAttention a, Spans spans) const {
+  std::vector<float> run(PagedAttention a, Splits splits) const {
     const DeviceBuffer out =
         on_device(std::vector<float>(p.query.size(), std::numeric_limits<float>::quiet_NaN()));
     a.out = out.as<float>();
-    a.partial = spans == Spans::kInTurn ? nullptr : partial.as<float>();
-    if (spans == Spans::kWarpEach) {
+    a.partial = splits == Splits::kInTurn ? nullptr : partial.as<float>();
+    if (splits == Splits::kWarpEach) {
       launch_decode_split_kv(a, {gpu, nullptr});
     } else {
       launch_paged_attention(a, {gpu, nullptr});
@@ -324,7 +324,7 @@ void expect_rounded_as_on_the_host(Problem& p, const std::vector<float>& keys) {
 struct Shape {
   int32_t heads, kv_heads, dim;
 };
-class PackedAttentionTest : public ::testing::TestWithParam<Shape> {};
+class PagedAttentionTest : public ::testing::TestWithParam<Shape> {};
 
 std::vector<Sequence> ragged() {
   return {{0, 1}, {0, 17}, {505, 33}, {0, 700}, {1020, 9}, {129, 1}, {3, 127}, {1600, 2}};
@@ -337,31 +337,31 @@ void every_feature_and_cut(const Device& gpu, const Shape& shape, bool fp8) {
       Problem p({shape.heads, shape.kv_heads, shape.dim, window, sinks, ragged(), fp8});
       p.fill_cache(true);
       const OnDevice single(gpu, p);
-      const std::vector<float> in_turn = single.run(single.op(), Spans::kInTurn);
+      const std::vector<float> in_turn = single.run(single.op(), Splits::kInTurn);
       expect_right(p, in_turn, 7);
       if (::testing::Test::HasFatalFailure()) return;
       if (fp8) {
         const OnDevice wide(gpu, p, 0, true);
-        expect_same(in_turn, wide.run(wide.op(), Spans::kInTurn), p, "the same numbers as bf16");
+        expect_same(in_turn, wide.run(wide.op(), Splits::kInTurn), p, "the same numbers as bf16");
         if (::testing::Test::HasFatalFailure()) return;
       }
-      expect_same(single.run(single.op(), Spans::kSideBySide), in_turn, p, "spans side by side");
-      expect_same(single.run(single.op(), Spans::kWarpEach), in_turn, p, "a warp for each span");
+      expect_same(single.run(single.op(), Splits::kSideBySide), in_turn, p, "splits side by side");
+      expect_same(single.run(single.op(), Splits::kWarpEach), in_turn, p, "a warp for each split");
       if (!gpu.has_wgmma()) continue;
       const int32_t most = prefill_chunk_tokens(shape.heads, shape.kv_heads, shape.dim);
       for (const int32_t tokens : {most, 5}) {
         const OnDevice chunks(gpu, p, std::min(tokens, most));
-        expect_same(chunks.run(chunks.op(), Spans::kInTurn), in_turn, p, "prompt kernel");
+        expect_same(chunks.run(chunks.op(), Splits::kInTurn), in_turn, p, "prefill kernel");
         if (::testing::Test::HasFatalFailure()) return;
       }
     }
   }
 }
-TEST_P(PackedAttentionTest, EveryFeatureAndEveryCut) {
+TEST_P(PagedAttentionTest, EveryFeatureAndEveryCut) {
   SKIP_WITHOUT_BULK_COPIES();
   every_feature_and_cut(gpu, GetParam(), false);
 }
-TEST_P(PackedAttentionTest, EveryFeatureAndEveryCutOfFp8) {
+TEST_P(PagedAttentionTest, EveryFeatureAndEveryCutOfFp8) {
   SKIP_WITHOUT_BULK_COPIES();
   every_feature_and_cut(gpu, GetParam(), true);
 }
@@ -390,14 +390,14 @@ void append_on_the_way(const Device& gpu, const Shape& shape, bool fp8) {
     const OnDevice apart(gpu, p);
     launch_rope_append_kv(apart.op().cache, rope, angles.as<const float2>(), p.rows, apart.query.as<float>(),
                           apart.key.as<float>(), apart.value.as<float>(), {gpu, nullptr});
-    const std::vector<float> want = apart.run(apart.op(), Spans::kInTurn);
+    const std::vector<float> want = apart.run(apart.op(), Splits::kInTurn);
     const auto pool = from_device<uint8_t>(apart.pool);
-    for (const Spans spans : {Spans::kInTurn, Spans::kSideBySide, Spans::kWarpEach}) {
+    for (const Splits splits : {Splits::kInTurn, Splits::kSideBySide, Splits::kWarpEach}) {
       const OnDevice fused(gpu, p);
       PagedAttention op = fused.op();
       op.angles = angles.as<const float2>();
       op.interleaved = interleaved;
-      expect_same(fused.run(op, spans), want, p, "appended on the way");
+      expect_same(fused.run(op, splits), want, p, "appended on the way");
       EXPECT_TRUE(from_device<uint8_t>(fused.pool) == pool) << "the caches differ";
       if (::testing::Test::HasFatalFailure()) return;
     }
@@ -412,36 +412,36 @@ void append_on_the_way(const Device& gpu, const Shape& shape, bool fp8) {
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
-TEST_P(PackedAttentionTest, AppendingOnTheWay) {
+TEST_P(PagedAttentionTest, AppendingOnTheWay) {
   SKIP_WITHOUT_BULK_COPIES();
   append_on_the_way(gpu, GetParam(), false);
 }
-TEST_P(PackedAttentionTest, AppendingOnTheWayToFp8) {
+TEST_P(PagedAttentionTest, AppendingOnTheWayToFp8) {
   SKIP_WITHOUT_BULK_COPIES();
   append_on_the_way(gpu, GetParam(), true);
 }
 
-// More spans than are added up at once, and some of which other CTAs have several.
+// More splits than are combined at once, and some of which other CTAs have several.
 TEST(PagedAttention, OneLongRow) {
   SKIP_WITHOUT_BULK_COPIES();
   for (const bool fp8 : {false, true}) {
     Problem p({16, 2, 64, 0, true, {{20000, 1}, {9, 1}, {12345, 1}}, fp8});
     p.fill_cache(true);
     const OnDevice single(gpu, p);
-    const std::vector<float> in_turn = single.run(single.op(), Spans::kInTurn);
+    const std::vector<float> in_turn = single.run(single.op(), Splits::kInTurn);
     expect_right(p, in_turn, 1);
-    expect_same(single.run(single.op(), Spans::kSideBySide), in_turn, p, "side by side");
+    expect_same(single.run(single.op(), Splits::kSideBySide), in_turn, p, "side by side");
     for (int i = 0; i < 3; ++i) {
-      expect_same(single.run(single.op(), Spans::kWarpEach), in_turn, p, "a warp for each span");
+      expect_same(single.run(single.op(), Splits::kWarpEach), in_turn, p, "a warp for each split");
     }
     if (::testing::Test::HasFatalFailure() || !gpu.has_wgmma()) return;
     const OnDevice chunks(gpu, p, 1);
-    expect_same(chunks.run(chunks.op(), Spans::kInTurn), in_turn, p, "prompt kernel");
+    expect_same(chunks.run(chunks.op(), Splits::kInTurn), in_turn, p, "prefill kernel");
   }
 }
 
 // A head that is not finite stays visible, whichever kernel looks at it.
-TEST(PackedAttentionFp8, ADamagedHeadMakesItsRowsNaN) {
+TEST(PagedAttentionFp8, ADamagedHeadMakesItsRowsNaN) {
   SKIP_WITHOUT_BULK_COPIES();
   for (const bool in_value : {false, true}) {
     Problem p({8, 1, 64, 0, false, {{40, 20}}, true});
@@ -449,10 +449,10 @@ TEST(PackedAttentionFp8, ADamagedHeadMakesItsRowsNaN) {
     for (int32_t d = 0; d < 64; ++d) *p.code_of(0, 33, 0, d, in_value) = 0;
     *p.scale_of(0, 33, 0, in_value) = kFp8NotFinite;
     const OnDevice single(gpu, p);
-    for (const float x : single.run(single.op(), Spans::kInTurn)) ASSERT_TRUE(std::isnan(x));
+    for (const float x : single.run(single.op(), Splits::kInTurn)) ASSERT_TRUE(std::isnan(x));
     if (!gpu.has_wgmma()) continue;
     const OnDevice chunks(gpu, p, 8);
-    for (const float x : chunks.run(chunks.op(), Spans::kInTurn)) ASSERT_TRUE(std::isnan(x));
+    for (const float x : chunks.run(chunks.op(), Splits::kInTurn)) ASSERT_TRUE(std::isnan(x));
   }
 }
 
@@ -466,7 +466,7 @@ uint32_t permuted(uint32_t word, uint32_t selector) {
   return result;
 }
 
-TEST(PackedAttentionFp8, EveryPairOfCodesIsItsBf16Numbers) {
+TEST(PagedAttentionFp8, EveryPairOfCodesIsItsBf16Numbers) {
   struct Selector {
     uint32_t pair;
     int low, high;
@@ -489,8 +489,8 @@ TEST(PackedAttentionFp8, EveryPairOfCodesIsItsBf16Numbers) {
   }
 }
 
-TEST(PackedAttentionFp8, FactorsAreTwoTo120TimesTheScale) {
-  for (int k = kFp8LeastExponent; k <= kFp8MostExponent; ++k) {
+TEST(PagedAttentionFp8, FactorsAreTwoTo120TimesTheScale) {
+  for (int k = kFp8MinExponent; k <= kFp8MaxExponent; ++k) {
     const auto bits = static_cast<uint8_t>(127 + k);
     EXPECT_EQ(from_bf16(static_cast<uint16_t>(fp8_factor(bits))), std::exp2(120.0f + static_cast<float>(k)));
     EXPECT_EQ(std::bit_cast<float>(fp8_scale(bits)), std::exp2(static_cast<float>(k)));
@@ -500,7 +500,7 @@ TEST(PackedAttentionFp8, FactorsAreTwoTo120TimesTheScale) {
 }
 
 // Every code of a head has a byte of its own, and a lane's 16 bytes are what the kernels take them for.
-TEST(PackedAttentionFp8, HowCodesLie) {
+TEST(PagedAttentionFp8, HowCodesLie) {
   for (const int dim : {64, 128}) {
     std::vector<int> key(static_cast<size_t>(kBlockTokens * dim), -1), value = key;
     for (int p = 0; p < kBlockTokens; ++p) {
@@ -523,7 +523,7 @@ TEST(PackedAttentionFp8, HowCodesLie) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, PackedAttentionTest,
+INSTANTIATE_TEST_SUITE_P(Shapes, PagedAttentionTest,
                          ::testing::Values(Shape{2, 2, 64}, Shape{8, 2, 64}, Shape{16, 2, 64},
                                            Shape{6, 2, 64}, Shape{3, 3, 128}, Shape{8, 2, 128},
                                            Shape{8, 1, 128}),

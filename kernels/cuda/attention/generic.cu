@@ -1,6 +1,9 @@
-// Attention over the paged cache: one CTA per (row, head), softmax on the way (running maximum and sum),
-// block after block of 16 positions counted from the start of the sequence. What a row gets depends on its
-// position, the window and the cache alone, so chunks and batches give the same bits.
+// Attention over the paged cache for every type and head size: one CTA per (row, head), an online softmax
+// (row_max and row_sum), block after block of 16 positions counted from the start of the sequence. What a row
+// gets depends on its position, the window and the cache alone, so chunks and batches give the same bits.
+//
+// Roofline: the bytes of the context / 4.3 TB/s, once per query head (again out of L2); far from it, since a
+// CTA has one block's latency after the other.
 #include "kernels/cuda/attention/kv_cache.cuh"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/tile/reduce.cuh"
@@ -11,29 +14,29 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarpLanes;
 
-// Weights of a block's positions [low, high] against the new maximum; zero outside.
-struct BlockWeights {
-  float weight[kBlockTokens];
+// Probabilities of a block's positions [low, high] against the new row_max; zero outside.
+struct BlockProbs {
+  float prob[kBlockTokens];
   float correction;  // what everything summed so far is multiplied with
 };
 
-// Folds a block's scores into the running maximum and sum. Every thread does it alike.
-__device__ inline BlockWeights fold_scores(const float* scores, int low, int high, float& top, float& sum) {
-  float new_top = top;
+// Takes a block's scores into row_max and row_sum. Every thread does it alike.
+__device__ inline BlockProbs softmax(const float* scores, int low, int high, float& row_max, float& row_sum) {
+  float new_max = row_max;
 #pragma unroll
   for (int j = 0; j < kBlockTokens; ++j) {
-    if (j >= low && j <= high) new_top = fmaxf(new_top, scores[j]);
+    if (j >= low && j <= high) new_max = fmaxf(new_max, scores[j]);
   }
-  BlockWeights block;
-  block.correction = top == new_top ? 1.0f : expf(top - new_top);
-  sum *= block.correction;
+  BlockProbs block;
+  block.correction = row_max == new_max ? 1.0f : expf(row_max - new_max);
+  row_sum *= block.correction;
 #pragma unroll
   for (int j = 0; j < kBlockTokens; ++j) {
     const bool counts = j >= low && j <= high && scores[j] != -INFINITY;
-    block.weight[j] = counts ? expf(scores[j] - new_top) : 0.0f;
-    sum += block.weight[j];
+    block.prob[j] = counts ? expf(scores[j] - new_max) : 0.0f;
+    row_sum += block.prob[j];
   }
-  top = new_top;
+  row_max = new_max;
   return block;
 }
 
@@ -44,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ float shared[];
   const int dim = cache.head_dim;
   float* q = shared;
-  float* sums = shared + dim;
+  float* acc = shared + dim;
   float* scores = shared + 2 * dim;
   const int64_t row = blockIdx.x;
   const int head = blockIdx.y, kv_head = head / (cache.heads / cache.kv_heads);
@@ -52,14 +55,14 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t at = (row * cache.heads + head) * dim;
   for (int d = threadIdx.x; d < dim; d += kThreads) {
     q[d] = query[at + d];
-    sums[d] = 0.0f;
+    acc[d] = 0.0f;
   }
   __syncthreads();  // the query is there before any warp multiplies with it
 
   const int32_t position = cache.positions[row];
   const int32_t first = op.window > 0 && position >= op.window ? position - op.window + 1 : 0;
   const int32_t* table = table_of_row(cache, row);
-  float top = -INFINITY, sum = 0.0f;
+  float row_max = -INFINITY, row_sum = 0.0f;
   for (int32_t b = first / kBlockTokens; b <= position / kBlockTokens; ++b) {
     const HeadRows<T> rows(cache, table[b], kv_head);
     const int low = max(first - b * kBlockTokens, 0),
@@ -75,24 +78,24 @@ __global__ void __launch_bounds__(kThreads)
     // All scores of this block are there. A warp that runs ahead writes the other half, whose readers have
     // all passed this barrier.
     __syncthreads();
-    const BlockWeights weights = fold_scores(mine, low, high, top, sum);
+    const BlockProbs probs = softmax(mine, low, high, row_max, row_sum);
     for (int d = threadIdx.x; d < dim; d += kThreads) {
-      float value = sums[d] * weights.correction;
+      float value = acc[d] * probs.correction;
 #pragma unroll
       for (int j = 0; j < kBlockTokens; ++j) {
-        if (j >= low && j <= high) value = fmaf(weights.weight[j], rows.value(j, d), value);
+        if (j >= low && j <= high) value = fmaf(probs.prob[j], rows.value(j, d), value);
       }
-      sums[d] = value;
+      acc[d] = value;
     }
   }
 
   float correction = 1.0f;
   if (op.sinks != nullptr) {
-    const float sink = op.sinks[head], new_top = fmaxf(top, sink);
-    correction = top == new_top ? 1.0f : expf(top - new_top);
-    sum = sum * correction + expf(sink - new_top);
+    const float sink = op.sinks[head], new_max = fmaxf(row_max, sink);
+    correction = row_max == new_max ? 1.0f : expf(row_max - new_max);
+    row_sum = row_sum * correction + expf(sink - new_max);
   }
-  for (int d = threadIdx.x; d < dim; d += kThreads) out[at + d] = sums[d] * correction / sum;
+  for (int d = threadIdx.x; d < dim; d += kThreads) out[at + d] = acc[d] * correction / row_sum;
 }
 
 }  // namespace

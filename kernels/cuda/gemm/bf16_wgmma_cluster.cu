@@ -46,7 +46,7 @@ void launch_cluster_gemm(const Gemm& op, GemmTile tile, const Launch& at) {
   WgmmaGemm p = wgmma_gemm(op);
   p.tile_bytes = static_cast<uint32_t>(p.k_steps) * kBf16PairBytes;
   for (int i = 0; i < op.num_parts; ++i) {
-    if (op.parts[i].w.opened != nullptr) p.parts[i].tiles = op.parts[i].w.opened;
+    if (op.parts[i].w.dequantized != nullptr) p.parts[i].tiles = op.parts[i].w.dequantized;
   }
   const float unscale = op.parts[0].w.format == PackedFormat::kBf16 ? 1.0f : kMx4Unscale;
   const bool no_split_k = tile == GemmTile::kClusterNoSplitK;

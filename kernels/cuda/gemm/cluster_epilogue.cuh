@@ -167,7 +167,7 @@ struct StagedEpilogue {
                           static_cast<uint32_t>(biases) * static_cast<uint32_t>(sizeof(float)), loaded);
     if (!p.add) return;
     ptx::bulk_store_wait();
-    ptx::box_copy(rows, &p.out_maps[item.part][kHalf], half.output * 4, half.token, loaded);
+    ptx::tma_load_2d(rows, &p.out_maps[item.part][kHalf], half.output * 4, half.token, loaded);
   }
 
   template <int kHalf, int kAccumulators>
@@ -188,8 +188,8 @@ struct StagedEpilogue {
     __syncwarp();
     if (lane == 0) {
       const Half<kHalf> half(item);
-      ptx::box_store(&p.out_maps[item.part][kHalf], half.output * 4, half.token, rows);
-      ptx::bulk_store_end();
+      ptx::tma_store_2d(&p.out_maps[item.part][kHalf], half.output * 4, half.token, rows);
+      ptx::bulk_store_commit();
     }
   }
   // Lane (g, t): outputs 8j + 2t and + 1 of tokens g and g + 8.

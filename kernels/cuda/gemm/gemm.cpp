@@ -29,7 +29,7 @@ bool supports_tile(GemmTile tile, PackedFormat format) {
 bool supports_tile(GemmTile tile, const Gemm& op) {
   if (tile < GemmTile::kCluster) return true;
   for (int i = 0; i < op.num_parts; ++i) {
-    if (op.parts[i].w.format != PackedFormat::kBf16 && op.parts[i].w.opened == nullptr) return false;
+    if (op.parts[i].w.format != PackedFormat::kBf16 && op.parts[i].w.dequantized == nullptr) return false;
   }
   return true;
 }

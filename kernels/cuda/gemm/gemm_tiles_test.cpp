@@ -86,7 +86,7 @@ class Problem {
   }
   // The first rows of each part, by the streaming kernels: laid out as above.
   std::vector<float> streamed(int64_t rows) {
-    StreamLinear op;
+    Gemv op;
     float* to = fresh_outputs();
     for (size_t i = 0; i < parts_.size(); ++i) {
       op.parts[op.num_parts++] = {parts_[i].w, case_.bias ? parts_[i].bias.as<float>() : nullptr, to};
@@ -95,17 +95,17 @@ class Problem {
     op.x = x_.as<const float>();
     op.tokens = static_cast<int32_t>(rows);
     op.add = case_.add;
-    launch_stream_linear(op, at_);
+    launch_gemv(op, at_);
     return outputs();
   }
-  bool streams() const { return fits_streaming(parts_[0].w, at_.device); }
+  bool streams() const { return supports_gemv(parts_[0].w, at_.device); }
   bool fits(GemmTile tile) { return supports_tile(tile, gemm_op(tile)); }
   bool splits = true;          // work items along K, where there are more than clusters
   int32_t cluster_shape = -1;  // of GemmTile::kCluster
 
  private:
   struct Part {
-    DeviceBuffer tiles, opened, bias;
+    DeviceBuffer tiles, dequantized, bias;
     PackedMatrix w;
   };
   void add_part(int64_t outputs) {
@@ -129,10 +129,10 @@ class Problem {
     from.row_bytes = static_cast<int64_t>(bytes_of(type_, case_.cols));
     from.type = type_;
     launch_repack(from, 0, part.w, part.tiles.as<uint8_t>(), at_);
-    if (at_.device.has_wgmma() && opened_bytes(part.w) > 0) {
-      part.opened = DeviceBuffer(opened_bytes(part.w), "test");
-      launch_open(part.w, part.opened.as<uint8_t>(), at_);
-      part.w.opened = part.opened.as<const uint8_t>();
+    if (at_.device.has_wgmma() && dequantized_bytes(part.w) > 0) {
+      part.dequantized = DeviceBuffer(dequantized_bytes(part.w), "test");
+      launch_dequantize(part.w, part.dequantized.as<uint8_t>(), at_);
+      part.w.dequantized = part.dequantized.as<const uint8_t>();
     }
     stream_.synchronize();
     std::vector<float> bias(static_cast<size_t>(outputs));
@@ -209,13 +209,13 @@ const Case kCases[] = {
     {3, {1400}, 5120, true, true},  // streamed in four parts a tile, more than a tile a CTA
 };
 
-class WideItemsTest : public ::testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(Types, WideItemsTest, ::testing::Values(DType::kBF16, DType::kQ8_0),
+class GemmTileTest : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Types, GemmTileTest, ::testing::Values(DType::kBF16, DType::kQ8_0),
                          [](const auto& p) {
                            return std::string(p.param == DType::kBF16 ? "bf16" : "q8_0");
                          });
 
-TEST_P(WideItemsTest, AllGiveTheSameBits) {
+TEST_P(GemmTileTest, AllGiveTheSameBits) {
   SKIP_WITHOUT_GPU("GEMM was not tested on one");
   const Device device = Device::open(0);
   uint32_t seed = 1;

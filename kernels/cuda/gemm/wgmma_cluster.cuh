@@ -77,12 +77,12 @@ __device__ void produce_pieces(const ClusterProblem<kTiles, kTokens>& p,
         uint8_t* to = ring.stages + stage * Layout::kStageBytes;
         if constexpr (kOperand == Operand::kWeights) {
           ptx::barrier_arrive_expect(full, kClusterCtas * Layout::kLoadedTiles * Layout::kPairBytes);
-          ptx::box_copy_to(kBothCtas, to + mine * Layout::kPairBytes, p.maps + item.part,
-                           k_step * Layout::kPairBytes, item.first_tile + mine, full);
+          ptx::tma_load_2d_multicast(kBothCtas, to + mine * Layout::kPairBytes, p.maps + item.part,
+                                     k_step * Layout::kPairBytes, item.first_tile + mine, full);
         } else {
           ptx::barrier_arrive_expect(full, Layout::kStageBytes - Layout::kTokensAt);
-          ptx::kilobyte_box_copy(to + Layout::kTokensAt, &p.rows_map, k_step * (kWgmmaTileBytes / 1024),
-                                 item.first_token / kWgmmaRows, full);
+          ptx::tma_load_3d(to + Layout::kTokensAt, &p.rows_map, k_step * (kWgmmaTileBytes / 1024),
+                           item.first_token / kWgmmaRows, full);
         }
       }
       turn = !turn;
@@ -110,7 +110,7 @@ struct ClusterConsumer {
         warp(warp_index),
         lane(lane_index),
         at(ring.stages, ring.full),
-        peer_empty(ptx::address_in(blockIdx.x % kClusterCtas ^ 1u, ptx::shared_address(ring.empty))),
+        peer_empty(ptx::remote_address(blockIdx.x % kClusterCtas ^ 1u, ptx::shared_address(ring.empty))),
         epilogue(problem, ring.stages + Layout::kRingBytes, warp_index, lane_index) {}
 
   // The warp has read the stage before; both CTAs must know, where they write to it again: so nothing is on
@@ -119,7 +119,7 @@ struct ClusterConsumer {
     const auto read = at.previous();
     const int who = left < Layout::kCount ? -1 : lane;
     read.release(who);
-    if (who == 1) ptx::barrier_arrive_there(peer_empty + 8 * read.stage);
+    if (who == 1) ptx::barrier_arrive_remote(peer_empty + 8 * read.stage);
   }
   // Half of the stage's products, left under way.
   template <int kHalf>
@@ -280,17 +280,18 @@ void launch_cluster_as(const WgmmaGemm& gemm, bool no_split_k, float unscale, co
   p.split = split;
   p.segment_k_steps = no_split_k ? p.k_steps : pairs_per_segment(p.k_steps);
   int32_t part_tiles[kMaxParts] = {};
-  p.rows_map = rows_map_of(p.x, divide_up(p.rows, kWgmmaRows), p.k_steps, kTokens / kWgmmaRows);
+  p.rows_map = rows_map_of(at.device, p.x, divide_up(p.rows, kWgmmaRows), p.k_steps, kTokens / kWgmmaRows);
   for (int i = 0; i < p.num_parts; ++i) {
     const WgmmaGemm::Part& part = p.parts[i];
     part_tiles[i] = part.num_tiles;
-    p.maps[i] = map_of<PackedFormat::kBf16>(part.tiles, part.num_tiles, p.tile_bytes, Layout::kLoadedTiles);
+    p.maps[i] = map_of<PackedFormat::kBf16>(at.device, part.tiles, part.num_tiles, p.tile_bytes,
+                                            Layout::kLoadedTiles);
     const auto ends = reinterpret_cast<uintptr_t>(part.out) | reinterpret_cast<uintptr_t>(part.bias);
     p.by_boxes[i] = part.rows % 4 == 0 && ends % 16 == 0;
     for (const int half : {0, 1}) {
       if (!p.by_boxes[i]) continue;
       const int outputs = (half == 1 ? Layout::kSecondHalfTiles : Layout::kFirstHalfTiles) * kTileRows;
-      p.out_maps[i][half] = ptx::byte_rows_map(part.out, static_cast<uint64_t>(p.rows),
+      p.out_maps[i][half] = ptx::byte_rows_map(at.device, part.out, static_cast<uint64_t>(p.rows),
                                                static_cast<uint64_t>(part.rows) * sizeof(float),
                                                Problem::Epilogue::kTokens, outputs * sizeof(float));
     }

@@ -29,27 +29,30 @@ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Boxes of so many tiles of weights x a K step.
 template <PackedFormat kFormat>
-CUtensorMap map_of(const uint8_t* tiles, int64_t count, uint32_t tile_bytes, int box_tiles) {
-  return ptx::byte_rows_map(tiles, static_cast<uint64_t>(count), tile_bytes, static_cast<uint32_t>(box_tiles),
-                            TileFormat<kFormat>::kPairBytes);
+CUtensorMap map_of(const Device& device, const uint8_t* tiles, int64_t count, uint32_t tile_bytes,
+                   int box_tiles) {
+  return ptx::byte_rows_map(device, tiles, static_cast<uint64_t>(count), tile_bytes,
+                            static_cast<uint32_t>(box_tiles), TileFormat<kFormat>::kPairBytes);
 }
 template <PackedFormat kFormat>
-CUtensorMap map_of(const PackedMatrix& w, int64_t experts, int box_tiles) {
-  return map_of<kFormat>(w.tiles, experts * w.tiles_per_expert, w.tile_bytes, box_tiles);
+CUtensorMap map_of(const Device& device, const PackedMatrix& w, int64_t experts, int box_tiles) {
+  return map_of<kFormat>(device, w.tiles, experts * w.tiles_per_expert, w.tile_bytes, box_tiles);
 }
 // Boxes of so many tiles of 64 rows x a K step.
-inline CUtensorMap rows_map_of(const Bf16Rows& x, int64_t tiles, int32_t k_steps, uint32_t box_tiles = 2) {
+inline CUtensorMap rows_map_of(const Device& device, const Bf16Rows& x, int64_t tiles, int32_t k_steps,
+                               uint32_t box_tiles = 2) {
   constexpr int kKilobytes = kWgmmaTileBytes / 1024;
-  return ptx::kilobyte_rows_map(x.data, static_cast<uint64_t>(tiles),
+  return ptx::kilobyte_rows_map(device, x.data, static_cast<uint64_t>(tiles),
                                 static_cast<uint64_t>(k_steps) * kKilobytes, box_tiles, kKilobytes);
 }
 
 template <PackedFormat kFormat, int kBoxes>
 void launch_gemm_as(const WgmmaGemm& gemm, const Launch& at) {
   GemmProblem<kFormat, kBoxes> p{
-      gemm, rows_map_of(gemm.x, divide_up(gemm.rows, kWgmmaRows), gemm.k_steps), {}};
+      gemm, rows_map_of(at.device, gemm.x, divide_up(gemm.rows, kWgmmaRows), gemm.k_steps), {}};
   for (int i = 0; i < p.num_parts; ++i)
-    p.maps[i] = map_of<kFormat>(p.parts[i].tiles, p.parts[i].num_tiles, p.tile_bytes, kBoxes * kBoxTiles);
+    p.maps[i] =
+        map_of<kFormat>(at.device, p.parts[i].tiles, p.parts[i].num_tiles, p.tile_bytes, kBoxes * kBoxTiles);
   const int64_t rows = p.rows < p.tile_tokens ? p.rows : p.tile_tokens;
   launch_for(p, rows, p.template items<StageLayout<kFormat, kBoxes>::kOutputs>(), at);
 }
@@ -102,16 +105,17 @@ template <PackedFormat kFormat>
 void launch_wgmma_grouped_gemm(const GroupedGemm& op, const Launch& at) {
   const int64_t tiles = op.gate.tiles_per_expert, chunks = op.groups.max_chunks;
   const int64_t max_rows = int64_t{op.groups.tiles_per_chunk} * op.groups.tile_rows;
-  const CUtensorMap rows_map = rows_map_of(op.x, op.groups.max_rows / kWgmmaRows, op.gate.pairs);
+  const CUtensorMap rows_map = rows_map_of(at.device, op.x, op.groups.max_rows / kWgmmaRows, op.gate.pairs);
   if (op.up.format == PackedFormat::kNone) {
-    const DownProblem<kFormat> p{
-        {op, op.x, op.gate.pairs}, rows_map, {map_of<kFormat>(op.gate, op.experts, 2 * kBoxTiles)}};
+    const DownProblem<kFormat> p{{op, op.x, op.gate.pairs},
+                                 rows_map,
+                                 {map_of<kFormat>(at.device, op.gate, op.experts, 2 * kBoxTiles)}};
     return launch_for(p, max_rows, divide_up(tiles, 2 * kBoxTiles) * chunks, at);
   }
-  const GateUpProblem<kFormat> p{
-      {op, op.x, op.gate.pairs},
-      rows_map,
-      {map_of<kFormat>(op.gate, op.experts, kBoxTiles), map_of<kFormat>(op.up, op.experts, kBoxTiles)}};
+  const GateUpProblem<kFormat> p{{op, op.x, op.gate.pairs},
+                                 rows_map,
+                                 {map_of<kFormat>(at.device, op.gate, op.experts, kBoxTiles),
+                                  map_of<kFormat>(at.device, op.up, op.experts, kBoxTiles)}};
   launch_for(p, max_rows, divide_up(tiles, kBoxTiles) * chunks, at);
 }
 

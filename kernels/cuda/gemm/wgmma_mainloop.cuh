@@ -80,11 +80,11 @@ __device__ void produce(const Problem& p, const StageRing<typename Problem::Layo
       ptx::barrier_arrive_expect(full, bytes);
       if constexpr (kOperand == Operand::kWeights) {
         for (int copy = 0; copy < Problem::kWeightCopies; ++copy) {
-          ptx::box_copy(stage + Layout::kRawAt + copy * Layout::kBoxBytes, p.map(item, copy),
-                        k_step * Problem::Format::kPairBytes, tile, full);
+          ptx::tma_load_2d(stage + Layout::kRawAt + copy * Layout::kBoxBytes, p.map(item, copy),
+                           k_step * Problem::Format::kPairBytes, tile, full);
         }
       } else if (width > kWgmmaRows) {
-        ptx::kilobyte_box_copy(stage, &p.rows_map, k_step * (kWgmmaTileBytes / 1024), item.first_tile, full);
+        ptx::tma_load_3d(stage, &p.rows_map, k_step * (kWgmmaTileBytes / 1024), item.first_tile, full);
       } else {
         ptx::bulk_copy_kept(stage, rows + k_step * kWgmmaTileBytes, bytes, full);
       }

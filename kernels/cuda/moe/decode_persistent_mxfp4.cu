@@ -381,7 +381,7 @@ bool supports_persistent_moe(const Router& router, const GemvExperts& op, const 
   const auto is_mx4 = [](const PackedMatrix& w) { return w.format == PackedFormat::kMx4; };
   if (!is_mx4(op.gate) || !is_mx4(op.up) || !is_mx4(op.down)) return false;
   if (!device.has_bulk_copies()) return false;
-  if (op.tokens != 1 || op.k > kMaxChosen || op.k % 2 != 0 || op.experts > kMaxExperts ||
+  if (op.tokens != 1 || op.k > kMaxTopK || op.k % 2 != 0 || op.experts > kMaxExperts ||
       op.experts > device.sm_count())
     return false;
   const int per = pairs_per_segment(op.gate.pairs);

@@ -93,8 +93,8 @@ __device__ inline void publish_to_async() {
 // What this thread has seen in global memory comes before the bulk copies that it asks for.
 __device__ inline void fence_bulk_copies() { MILLRACE_BULK_ASM("fence.proxy.async;" ::: "memory"); }
 
-// Closes this thread's group of stores (box_store, tensor_map.cuh).
-__device__ inline void bulk_store_end() { MILLRACE_BULK_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
+// Closes this thread's group of stores (tma_store_2d, tensor_map.cuh).
+__device__ inline void bulk_store_commit() { MILLRACE_BULK_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until shared memory of all of this thread's groups has been read.
 __device__ inline void bulk_store_wait() {
   MILLRACE_BULK_ASM("cp.async.bulk.wait_group.read 0;" ::: "memory");

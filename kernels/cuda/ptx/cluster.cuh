@@ -22,27 +22,27 @@ __device__ inline void prefetch_map(const CUtensorMap* map) {
   MILLRACE_BULK_ASM("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 // Where a CTA of the cluster has what this one has at `address`.
-__device__ inline uint32_t address_in(uint32_t cta, uint32_t address) {
+__device__ inline uint32_t remote_address(uint32_t cta, uint32_t address) {
   uint32_t there = address;
   MILLRACE_BULK_ASM("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(cta));
   return there;
 }
-__device__ inline void barrier_arrive_there(uint32_t address) {
+__device__ inline void barrier_arrive_remote(uint32_t address) {
   MILLRACE_BULK_ASM("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
 
-// As bulk_copy_kept and box_copy: to the same place in each CTA of `ctas` (a bit each), completing on each
+// As bulk_copy_kept and tma_load_2d: to the same place in each CTA of `ctas` (a bit each), completing on each
 // one's barrier.
-__device__ inline void bulk_copy_to(uint16_t ctas, void* to, const void* from, uint32_t bytes,
-                                    uint64_t* barrier) {
+__device__ inline void bulk_copy_multicast(uint16_t ctas, void* to, const void* from, uint32_t bytes,
+                                           uint64_t* barrier) {
   MILLRACE_BULK_ASM(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
       "[%3], %4;" ::"r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(ctas)
       : "memory");
 }
-__device__ inline void box_copy_to(uint16_t ctas, void* to, const CUtensorMap* map, int32_t at, int32_t row,
-                                   uint64_t* barrier) {
+__device__ inline void tma_load_2d_multicast(uint16_t ctas, void* to, const CUtensorMap* map, int32_t at,
+                                             int32_t row, uint64_t* barrier) {
   MILLRACE_BULK_ASM(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
       "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),

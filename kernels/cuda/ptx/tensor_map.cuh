@@ -1,6 +1,6 @@
-// Tensor copies (sm_90 and later): one instruction brings a box of a matrix that lies in rows, its shape
-// described by a map that the host makes. A bulk copy costs its warp some hundred cycles, however small: many
-// small ones are worth one box.
+// Tensor copies (TMA, sm_90 and later): one instruction loads a box of a matrix that lies in rows, its shape
+// described by a map that the host makes. A bulk copy costs its warp some hundred cycles, however small: one
+// box is worth many small ones.
 #pragma once
 
 #include <cuda.h>
@@ -11,16 +11,9 @@
 namespace millrace::cuda::ptx {
 
 // `sizes`, `strides` (in bytes, from the second dimension on) and `box` of words of four bytes.
-inline CUtensorMap word_map(uint32_t rank, const void* base, const cuuint64_t* sizes,
+inline CUtensorMap word_map(const Device& device, uint32_t rank, const void* base, const cuuint64_t* sizes,
                             const cuuint64_t* strides, const cuuint32_t* box) {
-  static const auto encode = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    check_call(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found),
-        "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
-  }();
+  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(device.tensor_map_encoder());
   CUtensorMap map{};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult status =
@@ -32,23 +25,23 @@ inline CUtensorMap word_map(uint32_t rank, const void* base, const cuuint64_t* s
 }
 // [rows] of `row_bytes` (a multiple of 16), in boxes of box_rows x box_bytes (at most 1,024). What lies past
 // the last row reads as zeros.
-inline CUtensorMap byte_rows_map(const void* base, uint64_t rows, uint64_t row_bytes, uint32_t box_rows,
-                                 uint32_t box_bytes) {
+inline CUtensorMap byte_rows_map(const Device& device, const void* base, uint64_t rows, uint64_t row_bytes,
+                                 uint32_t box_rows, uint32_t box_bytes) {
   const cuuint64_t sizes[2] = {row_bytes / 4, rows}, strides[1] = {row_bytes};
   const cuuint32_t box[2] = {box_bytes / 4, box_rows};
-  return word_map(2, base, sizes, strides, box);
+  return word_map(device, 2, base, sizes, strides, box);
 }
 // The same for longer runs: rows of whole kilobytes, in boxes of box_rows x box_kilobytes.
-inline CUtensorMap kilobyte_rows_map(const void* base, uint64_t rows, uint64_t row_kilobytes,
-                                     uint32_t box_rows, uint32_t box_kilobytes) {
+inline CUtensorMap kilobyte_rows_map(const Device& device, const void* base, uint64_t rows,
+                                     uint64_t row_kilobytes, uint32_t box_rows, uint32_t box_kilobytes) {
   const cuuint64_t sizes[3] = {256, row_kilobytes, rows}, strides[2] = {1024, row_kilobytes * 1024};
   const cuuint32_t box[3] = {256, box_kilobytes, box_rows};
-  return word_map(3, base, sizes, strides, box);
+  return word_map(device, 3, base, sizes, strides, box);
 }
 
 // The box at byte `at` of row `row` to shared memory (128-byte aligned); completes on `barrier`.
-__device__ inline void box_copy(void* to, const CUtensorMap* map, int32_t at, int32_t row,
-                                uint64_t* barrier) {
+__device__ inline void tma_load_2d(void* to, const CUtensorMap* map, int32_t at, int32_t row,
+                                   uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
       "[%4];" ::"r"(shared_address(to)),
@@ -57,15 +50,15 @@ __device__ inline void box_copy(void* to, const CUtensorMap* map, int32_t at, in
 }
 // The box from shared memory, published, to byte `at` of row `row`: what lies past the last row or its end is
 // left out. Of this thread's group. Nobody waits until it is there: who reads it is a later kernel.
-__device__ inline void box_store(const CUtensorMap* map, int32_t at, int32_t row, const void* from) {
+__device__ inline void tma_store_2d(const CUtensorMap* map, int32_t at, int32_t row, const void* from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
                "r"(at / 4), "r"(row), "r"(shared_address(from))
                : "memory");
 }
 
 // The box from kilobyte `at` of row `row` on.
-__device__ inline void kilobyte_box_copy(void* to, const CUtensorMap* map, int32_t at, int32_t row,
-                                         uint64_t* barrier) {
+__device__ inline void tma_load_3d(void* to, const CUtensorMap* map, int32_t at, int32_t row,
+                                   uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
       "[%5];" ::"r"(shared_address(to)),

@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(kThreads)
 // each in one run. A chunk of 16 bytes is a word of each of four lanes, so a pair goes through shared memory;
 // the swizzle puts the 32 words that are written together into 32 banks. Roofline: memory, 1.06 + 2 bytes a
 // weight.
-__global__ void __launch_bounds__(kThreads) open_kernel(const uint8_t* tiles, int64_t pairs, uint8_t* to) {
+__global__ void __launch_bounds__(kThreads)
+    dequantize_kernel(const uint8_t* tiles, int64_t pairs, uint8_t* to) {
   __shared__ __align__(16) uint8_t opened[kWarps][kBf16PairBytes];
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes,
             warp = static_cast<int>(threadIdx.x) / kWarpLanes;
@@ -243,12 +244,12 @@ void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatr
   check_launch("round_kernel");
 }
 
-size_t opened_bytes(const PackedMatrix& packed) {
+size_t dequantized_bytes(const PackedMatrix& packed) {
   if (packed.format != PackedFormat::kQ8) return 0;
   return static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.pairs) * kBf16PairBytes;
 }
 
-void launch_open(const PackedMatrix& packed, uint8_t* to, const Launch& at) {
+void launch_dequantize(const PackedMatrix& packed, uint8_t* to, const Launch& at) {
   MILLRACE_CHECK(packed.format == PackedFormat::kQ8);
   const int64_t pairs = int64_t{packed.tiles_per_expert} * packed.pairs,
                 blocks = (pairs + kWarps - 1) / kWarps;
@@ -256,8 +257,8 @@ void launch_open(const PackedMatrix& packed, uint8_t* to, const Launch& at) {
   constexpr int64_t kPerSm = 2048 / kThreads;  // all its warps: 35 KB on their way to it
   const int64_t most = at.device.sm_count() * kPerSm;
   const auto grid = static_cast<unsigned>(blocks < most ? blocks : most);
-  open_kernel<<<grid, kThreads, 0, at.stream>>>(packed.tiles, pairs, to);
-  check_launch("open_kernel");
+  dequantize_kernel<<<grid, kThreads, 0, at.stream>>>(packed.tiles, pairs, to);
+  check_launch("dequantize_kernel");
 }
 
 }  // namespace millrace::cuda

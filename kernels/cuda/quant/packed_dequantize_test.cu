@@ -57,7 +57,7 @@ struct Opened {
         cudaMemcpyAsync(raw.as<void>(), blocks.data(), blocks.size(), cudaMemcpyHostToDevice, stream.get()));
     const size_t pairs = static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.pairs);
     const DeviceBuffer codes(pairs * kQ8PairBytes, "test"), loaded(pairs * 32 * 8 * 4, "test"),
-        out(opened_bytes(packed) + kGuard, "test");
+        out(dequantized_bytes(packed) + kGuard, "test");
     DeviceMatrix from;
     from.data = raw.as<const uint8_t>();
     from.rows = rows;
@@ -69,7 +69,7 @@ struct Opened {
     load_kernel<<<static_cast<unsigned>(pairs), 32, 0, stream.get()>>>(packed.tiles, loaded.as<uint32_t>());
     check_launch("load_kernel");
     MILLRACE_CUDA_TRY(cudaMemsetAsync(out.as<void>(), 0xff, out.bytes(), stream.get()));
-    launch_open(packed, out.as<uint8_t>(), {device, stream.get()});
+    launch_dequantize(packed, out.as<uint8_t>(), {device, stream.get()});
     words = to_host<uint32_t>(loaded, stream);
     tiles = to_host<uint8_t>(out, stream);
     packed.tiles = nullptr;
@@ -101,7 +101,7 @@ struct Opened {
   }
 };
 
-TEST(PackedOpen, EveryWordIsWhatALaneLoads) {
+TEST(PackedDequantize, EveryWordIsWhatALaneLoads) {
   SKIP_WITHOUT_GPU("opened weights were not tested on one");
   const Device device = Device::open(0);
   // Rows that do not fill a tile, one block in the last pair, and more pairs than a grid has warps.
@@ -110,7 +110,7 @@ TEST(PackedOpen, EveryWordIsWhatALaneLoads) {
   for (const auto& [rows, cols] : shapes) {
     const Opened o(device, rows, cols, seed++);
     const int64_t padded = int64_t{o.packed.tiles_per_expert} * kTileRows;
-    ASSERT_EQ(opened_bytes(o.packed), static_cast<size_t>(padded * o.packed.pairs * kPairColumns * 2));
+    ASSERT_EQ(dequantized_bytes(o.packed), static_cast<size_t>(padded * o.packed.pairs * kPairColumns * 2));
     for (int64_t row = 0; row < padded; ++row) {
       for (int64_t pair = 0; pair < o.packed.pairs; ++pair) {
         for (uint32_t i = 0; i < kPairColumns; ++i) {
@@ -128,11 +128,11 @@ TEST(PackedOpen, EveryWordIsWhatALaneLoads) {
   }
 }
 
-TEST(PackedOpen, OnlyEightBitsAre) {
-  EXPECT_EQ(opened_bytes(packed_shape(DType::kQ8_0, 9, 96)), 2u * 2 * 1024);
-  EXPECT_EQ(opened_bytes(packed_shape(DType::kQ4_0, 8, 32)), 1024u);
+TEST(PackedDequantize, OnlyEightBitsAre) {
+  EXPECT_EQ(dequantized_bytes(packed_shape(DType::kQ8_0, 9, 96)), 2u * 2 * 1024);
+  EXPECT_EQ(dequantized_bytes(packed_shape(DType::kQ4_0, 8, 32)), 1024u);
   for (const DType type : {DType::kBF16, DType::kMXFP4, DType::kQ4_K, DType::kF32})
-    EXPECT_EQ(opened_bytes(packed_shape(type, 256, 256)), 0u);
+    EXPECT_EQ(dequantized_bytes(packed_shape(type, 256, 256)), 0u);
 }
 
 }  // namespace

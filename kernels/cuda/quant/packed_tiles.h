@@ -125,7 +125,7 @@ struct PackedMatrix {
   uint32_t tile_bytes = 0;
   PackedFormat format = PackedFormat::kNone;
   // kQ8: the same weights opened, [tiles_per_expert][pairs][kBf16PairBytes], or null.
-  const uint8_t* opened = nullptr;
+  const uint8_t* dequantized = nullptr;
 };
 
 __host__ __device__ inline constexpr int32_t packed_pairs(int64_t cols) {
@@ -156,9 +156,9 @@ void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatr
                    const Launch& at);
 
 // Bytes of a matrix of one expert opened; 0 for a format that is not.
-size_t opened_bytes(const PackedMatrix& packed);
+size_t dequantized_bytes(const PackedMatrix& packed);
 // Opens packed.tiles, of one expert. Bound by the bytes read and written: 1.06 + 2 a weight.
-void launch_open(const PackedMatrix& packed, uint8_t* to, const Launch& at);
+void launch_dequantize(const PackedMatrix& packed, uint8_t* to, const Launch& at);
 
 // out[t, :] = row tokens[t] of the table * scale: what the format holds, without a further rounding.
 void launch_embed_packed(const PackedMatrix& table, const int32_t* tokens, int64_t count, float scale,

@@ -88,7 +88,7 @@ struct Cut {
   }
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older GPUs have no clusters: fits_sampling
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // older GPUs have no clusters: supports_sampling
 
 // One row, seen by one thread of its cluster. All members must be called by every thread of the cluster, with
 // the same arguments.
@@ -481,7 +481,7 @@ __global__ void __launch_bounds__(kTakeThreads)
 
 }  // namespace
 
-bool fits_sampling(int64_t vocab, const Device& device) {
+bool supports_sampling(int64_t vocab, const Device& device) {
   return device.has_bulk_copies() && vocab > 0 &&
          shared_bytes(vocab) <= device.max_shared_memory();  // clusters came with them
 }

@@ -37,7 +37,7 @@ struct SampleDetails {
   } top[kMaxTopLogits];
 };
 
-bool fits_sampling(int64_t vocab, const Device& device);
+bool supports_sampling(int64_t vocab, const Device& device);
 
 // tokens[r]: the token picked from logits[r, :], or SampledRow's numbers below 0; details[r] as far as asked
 // for. params: [rows] and what they point to. Floor: 4 vocab * rows / B.

@@ -1,10 +1,11 @@
-// A lane's weights of one pair of blocks, out of a packed tile and into the fragments of bf16 products, for
-// each format (packed.h); and the activations that go with them.
+// A lane's weights of one K step (a pair of blocks, 64 columns), dequantized out of a packed tile into the
+// fragments of bf16 products, for each format (quant/packed_tiles.h); and the activations that are multiplied
+// with them.
 //
-// The sum of a segment is a chain of tensor core products of 16 columns in float32, segments are added in
-// order. Warp and warpgroup products give the same bits for the same chain, in whatever order the 16 columns
-// come (tested on Hopper by same_bits_decode_test.cpp): that is what makes a row's result independent of the
-// kernel that computed it.
+// K is cut into segments, as in split-K: the sum of a segment is a chain of tensor core products of 16
+// columns in float32, segments are added in order. Warp and warpgroup products give the same bits for the
+// same chain, in whatever order the 16 columns come (tested on Hopper by same_bits_decode_test.cpp): that is
+// what makes a row's result independent of the kernel that computed it.
 #pragma once
 
 #include "kernels/cuda/ptx/mma.cuh"
@@ -101,8 +102,8 @@ __device__ inline void load_activations(const uint8_t* x, int lane, uint32_t (&b
 }
 
 // sum += rows 0-7 of the tile `low` and, where there is one, 8-15 of `high`, times the activations at x, over
-// `count` pairs; most often kPairs, unless that is 0. The tiles begin with the first of the pairs.
-template <PackedFormat kFormat, int kPairs, bool kTwo>
+// `count` K steps; most often kKSteps, unless that is 0. The tiles begin with the first of them.
+template <PackedFormat kFormat, int kKSteps, bool kTwo>
 __device__ inline void multiply_segment(const uint8_t* low, const uint8_t* high, const uint8_t* x, int count,
                                         int lane, float (&sum)[4]) {
   using Format = TileFormat<kFormat>;
@@ -117,10 +118,10 @@ __device__ inline void multiply_segment(const uint8_t* low, const uint8_t* high,
       ptx::mma_bf16(sum, both, b[s][0], b[s][1]);
     }
   };
-  if (kPairs > 0 &&
-      count == kPairs) {  // without a branch, so that one pair's loads overlap another's products
+  if (kKSteps > 0 &&
+      count == kKSteps) {  // without a branch, so that one K step's loads overlap another's products
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) multiply(j);
+    for (int j = 0; j < kKSteps; ++j) multiply(j);
   } else {
 #pragma unroll 1
     for (int j = 0; j < count; ++j) multiply(j);

@@ -17,8 +17,7 @@ constexpr size_t kColdBytes = size_t{160} << 20;  // of weights: three times L2
 constexpr int64_t kChunkRows = 1024;              // repacked at a time, the same numbers again and again
 constexpr int kRounds = 7;
 constexpr double kWorthIt = 0.98;
-constexpr int64_t kManyOutputs = 32768;  // the logits', which no model holds opened
-constexpr int64_t kStreamRows = 4;       // of the streaming kernels; wide ones take more
+constexpr int64_t kManyOutputs = 32768;  // the logits', which no model keeps dequantized
 
 // The file's type that a format is made from here.
 DType type_of(PackedFormat format) { return format == PackedFormat::kBf16 ? DType::kBF16 : DType::kQ8_0; }
@@ -51,7 +50,7 @@ class Weights {
     std::mt19937 random(7);
     const DType type = type_of(format);
     const std::vector<uint8_t> host = random_rows(type, kChunkRows, cols, random);
-    const DeviceBuffer raw(host.size(), "weights to tune with");
+    const DeviceBuffer raw(host.size(), "weights to time with");
     MILLRACE_CUDA_TRY(cudaMemcpy(raw.as<void>(), host.data(), host.size(), cudaMemcpyHostToDevice));
     size_t bytes = 0;
     for (const int64_t rows : outputs) bytes += tile_bytes(packed_shape(type, rows, cols));
@@ -73,7 +72,7 @@ class Weights {
   }
   void add(DType type, int64_t rows, int64_t cols, const DeviceBuffer& raw, const Launch& at) {
     PackedMatrix w = packed_shape(type, rows, cols);
-    buffers_.emplace_back(tile_bytes(w), "weights to tune with");
+    buffers_.emplace_back(tile_bytes(w), "weights to time with");
     auto* tiles = buffers_.back().as<uint8_t>();
     w.tiles = tiles;
     for (int64_t first = 0; first < rows; first += kChunkRows) {
@@ -87,10 +86,10 @@ class Weights {
                     at);
     }
     // As a model's are, where they fit.
-    if (at.device.has_wgmma() && opened_bytes(w) > 0 && rows < kManyOutputs) {
-      buffers_.emplace_back(opened_bytes(w), "weights to tune with");
-      launch_open(w, buffers_.back().as<uint8_t>(), at);
-      w.opened = buffers_.back().as<const uint8_t>();
+    if (at.device.has_wgmma() && dequantized_bytes(w) > 0 && rows < kManyOutputs) {
+      buffers_.emplace_back(dequantized_bytes(w), "weights to time with");
+      launch_dequantize(w, buffers_.back().as<uint8_t>(), at);
+      w.dequantized = buffers_.back().as<const uint8_t>();
     }
     matrices_.push_back(w);
   }
@@ -116,19 +115,19 @@ struct Timer {
 // One shape of one format: launches of it, their outputs, and how long they take.
 class Bench {
  public:
-  Bench(const Device& device, PackedFormat format, std::vector<int64_t> outputs, const TuneShape& shape)
+  Bench(const Device& device, PackedFormat format, std::vector<int64_t> outputs, const TuningShape& shape)
       : at_{device, stream_.get()},
         format_(format),
         outputs_(std::move(outputs)),
         shape_(shape),
-        rows_(std::max<int64_t>(shape.most_rows, kStreamRows)),
+        rows_(std::max<int64_t>(shape.most_rows, kMaxGemvRows)),
         weights_(format, outputs_, shape.cols, at_),
-        x_(static_cast<size_t>(rows_ * shape.cols) * sizeof(float), "rows to tune with"),
-        operand_(bf16_rows_bytes(rows_, shape.cols, device), "rows to tune with"),
+        x_(static_cast<size_t>(rows_ * shape.cols) * sizeof(float), "rows to time with"),
+        operand_(bf16_rows_bytes(rows_, shape.cols, device), "rows to time with"),
         first_(out_bytes(rows_), "outputs"),
         other_(out_bytes(rows_), "outputs"),
         count_(sizeof(uint64_t), "a count"),
-        split_(split_workspace_bytes(device), "items that are cut") {
+        split_(split_workspace_bytes(device), "tiles that are split") {
     if (split_.bytes() > 0)
       MILLRACE_CUDA_TRY(cudaMemsetAsync(split_.as<void>(), 0, split_.bytes(), stream_.get()));
     std::mt19937 random(8);
@@ -144,7 +143,7 @@ class Bench {
     for (const int64_t n : outputs_) all += n;
     return all;
   }
-  Gemm wide(int64_t rows, int copy, GemmTile tile, const DeviceBuffer& out) const {
+  Gemm gemm(int64_t rows, int copy, GemmTile tile, const DeviceBuffer& out) const {
     Gemm op;
     auto* to = out.as<float>();
     for (size_t i = 0; i < outputs_.size(); ++i) {
@@ -158,8 +157,8 @@ class Bench {
     if (whole_grid_.held()) op.split = split_workspace(split_.as<void>(), at_.device);
     return op;
   }
-  StreamLinear stream(int64_t rows, int copy, uint32_t ring_bytes, const DeviceBuffer& out) const {
-    StreamLinear op;
+  Gemv gemv(int64_t rows, int copy, uint32_t ring_bytes, const DeviceBuffer& out) const {
+    Gemv op;
     auto* to = out.as<float>();
     for (size_t i = 0; i < outputs_.size(); ++i) {
       op.parts[op.num_parts++] = {weights_.part(copy, static_cast<int>(i)), nullptr, to};
@@ -172,8 +171,8 @@ class Bench {
     return op;
   }
 
-  // The wide product's entry for so many rows.
-  TuneEntry tune_wide(int64_t rows) {
+  // The entry for so many rows.
+  TuningEntry time_gemm(int64_t rows) {
     RoundRows round;
     round.x = x_.as<const float>();
     round.rows = rows;
@@ -181,31 +180,31 @@ class Bench {
     round.weights = format_;
     round.to = {operand_.as<uint8_t>()};
     launch_round_rows(round, at_);
-    TuneEntry entry = entry_for(TunedKernel::kGemm, rows);
+    TuningEntry entry = entry_for(TunedKernel::kGemm, rows);
     for (const GemmCandidate& candidate : gemm_candidates()) {
-      if (!supports_tile(candidate.tile, wide(rows, 0, candidate.tile, first_))) continue;
+      if (!supports_tile(candidate.tile, gemm(rows, 0, candidate.tile, first_))) continue;
       consider(entry, candidate.name, rows, [&](int copy, const DeviceBuffer& out) {
-        launch_gemm(wide(rows, copy, candidate.tile, out), at_);
+        launch_gemm(gemm(rows, copy, candidate.tile, out), at_);
       });
     }
     return entry;
   }
-  TuneEntry tune_stream(int64_t rows) {
-    TuneEntry entry = entry_for(TunedKernel::kGemv, rows);
+  TuningEntry time_gemv(int64_t rows) {
+    TuningEntry entry = entry_for(TunedKernel::kGemv, rows);
     for (const RingCandidate& candidate : ring_candidates()) {
       if (candidate.bytes > at_.device.max_shared_memory()) continue;
       consider(entry, candidate.name, rows, [&](int copy, const DeviceBuffer& out) {
-        launch_stream_linear(stream(rows, copy, candidate.bytes, out), at_);
+        launch_gemv(gemv(rows, copy, candidate.bytes, out), at_);
       });
     }
     return entry;
   }
-  bool many() const { return streams_many(stream(1, 0, 0, first_), at_.device); }
+  bool many() const { return gemv_has_many_tiles(gemv(1, 0, 0, first_), at_.device); }
 
  private:
   size_t out_bytes(int64_t rows) const { return static_cast<size_t>(rows * total_outputs()) * sizeof(float); }
-  TuneEntry entry_for(TunedKernel kernel, int64_t rows) const {
-    TuneEntry entry;
+  TuningEntry entry_for(TunedKernel kernel, int64_t rows) const {
+    TuningEntry entry;
     entry.what = shape_.what;
     entry.key = {std::string(kernel_name(kernel)), std::string(format_name(format_)), total_outputs(),
                  shape_.cols, rows};
@@ -214,7 +213,7 @@ class Bench {
 
   // Checks and times a candidate; the first one is what the others are held against.
   template <class Launcher>
-  void consider(TuneEntry& entry, std::string_view name, int64_t rows, const Launcher& launch) {
+  void consider(TuningEntry& entry, std::string_view name, int64_t rows, const Launcher& launch) {
     const bool built_in = entry.times.empty();
     const DeviceBuffer& out = built_in ? first_ : other_;
     MILLRACE_CUDA_TRY(cudaMemsetAsync(out.as<void>(), 0x3c, out_bytes(rows), stream_.get()));
@@ -225,7 +224,7 @@ class Bench {
     }
     const double us = time([&](int copy) { launch(copy, other_); });
     const auto best = std::find_if(entry.times.begin(), entry.times.end(),
-                                   [&](const TuneTime& t) { return t.candidate == entry.choice; });
+                                   [&](const TuningTime& t) { return t.candidate == entry.choice; });
     const double to_beat =
         best == entry.times.end() ? 0.0 : best->us * (best == entry.times.begin() ? kWorthIt : 1.0);
     if (built_in || us < to_beat) entry.choice = name;
@@ -264,7 +263,7 @@ class Bench {
   GridClaim whole_grid_ = at_.device.claim_grid();
   PackedFormat format_;
   std::vector<int64_t> outputs_;
-  const TuneShape& shape_;
+  const TuningShape& shape_;
   int64_t rows_;
   Timer timer_;
   Weights weights_;
@@ -273,29 +272,29 @@ class Bench {
 
 }  // namespace
 
-TuneTable autotune(const Device& device, const TuneTarget& target, std::span<const TuneShape> shapes,
-                   const TuneProgress& progress) {
+TuningTable autotune(const Device& device, const TuningTarget& target, std::span<const TuningShape> shapes,
+                     const AutotuneProgress& progress) {
   device.use();
-  TuneTable table{target, {}};
-  const auto keep = [&](TuneEntry entry) {
+  TuningTable table{target, {}};
+  const auto keep = [&](TuningEntry entry) {
     if (progress) progress(entry);
     table.entries.push_back(std::move(entry));
   };
-  for (const TuneShape& shape : shapes) {
+  for (const TuningShape& shape : shapes) {
     // The parts of one format are one launch.
     for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kBf16}) {
       std::vector<int64_t> outputs;
-      for (const TuneShape::Part& part : shape.parts) {
+      for (const TuningShape::Part& part : shape.parts) {
         if (packed_format(part.type, shape.cols) == format) outputs.push_back(part.outputs);
       }
       if (outputs.empty()) continue;
       Bench bench(device, format, outputs, shape);
       if (bench.many()) {
-        for (int64_t rows = 1; rows <= kStreamRows; rows += 3) keep(bench.tune_stream(rows));
+        for (int64_t rows = 1; rows <= kMaxGemvRows; rows += 3) keep(bench.time_gemv(rows));
       }
       if (!device.has_wgmma()) continue;
       for (const int64_t rows : timed_rows()) {
-        if (rows <= shape.most_rows) keep(bench.tune_wide(rows));
+        if (rows <= shape.most_rows) keep(bench.time_gemm(rows));
       }
     }
   }

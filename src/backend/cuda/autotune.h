@@ -10,8 +10,8 @@ namespace millrace::cuda {
 
 // `target`: what the table is for. A variant whose result differs from the built-in choice's by one bit is
 // left out, and so is one that is not worth its change: less than 2% faster.
-TuneTable autotune(const Device& device, const TuneTarget& target, std::span<const TuneShape> shapes,
-                   const TuneProgress& progress);
+TuningTable autotune(const Device& device, const TuningTarget& target, std::span<const TuningShape> shapes,
+                     const AutotuneProgress& progress);
 
 // The names of times that belong to no candidate: it gave other bits.
 inline constexpr const char* kOtherBits = " (other bits)";

@@ -17,9 +17,9 @@ class BlockCopies {
  public:
   // Blocks that may be on their way at once, each way, and the device memory that those leaving need; counted
   // in the workspace. What fills kAside, but two at least: one is handed over while another comes.
-  static constexpr size_t kAside = size_t{16} << 20, kMostPlaces = 64;
+  static constexpr size_t kAside = size_t{16} << 20, kMaxPlaces = 64;
   static size_t places(size_t largest_block) {
-    return largest_block == 0 ? 0 : std::clamp(kAside / largest_block, size_t{2}, kMostPlaces);
+    return largest_block == 0 ? 0 : std::clamp(kAside / largest_block, size_t{2}, kMaxPlaces);
   }
   static size_t device_bytes(size_t largest_block) { return places(largest_block) * largest_block; }
 

@@ -44,7 +44,7 @@ class CudaBackend final : public Backend {
     return cuda::device_weight_bytes(view, use);
   }
   size_t opened_bytes(const TensorView& view) const override {
-    return cuda::device_opened_bytes(view, device_);
+    return cuda::device_dequantized_bytes(view, device_);
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
     return uploader_.upload(view, use);
@@ -61,14 +61,14 @@ class CudaBackend final : public Backend {
     return cuda::make_cuda_executor(spec, device_);
   }
 
-  std::optional<TuneTarget> tune_target() const override {
-    return TuneTarget{device_.info().name, cuda::driver_version(),
-                      fmt::format("CUDA {}, kernels {}", cuda::runtime_version(), cuda::kKernelRevision)};
+  std::optional<TuningTarget> tuning_target() const override {
+    return TuningTarget{device_.info().name, cuda::driver_version(),
+                        fmt::format("CUDA {}, kernels {}", cuda::runtime_version(), cuda::kKernelRevision)};
   }
-  void use_tuned(const TuneTable& table) override { device_.use_tuning(cuda::read_tuning(table)); }
-  TuneTable tune(std::span<const TuneShape> shapes, const TuneProgress& progress) override {
+  void use_tuning(const TuningTable& table) override { device_.use_tuning(cuda::read_tuning(table)); }
+  TuningTable autotune(std::span<const TuningShape> shapes, const AutotuneProgress& progress) override {
     device_.use_tuning({});  // the first candidate is the built-in choice
-    return cuda::autotune(device_, *tune_target(), shapes, progress);
+    return cuda::autotune(device_, *tuning_target(), shapes, progress);
   }
 
   void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override {

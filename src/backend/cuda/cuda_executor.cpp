@@ -47,7 +47,7 @@ class CudaExecutor final : public Executor {
   void norm_logits(const Logits& op) override { ops_.emplace_back(op); }
   std::span<const float> logits() override;
   std::span<const float> logits_of(std::span<const int32_t> rows) override;
-  bool samples() const override { return fits_sampling(spec_.vocab, device_); }
+  bool samples() const override { return supports_sampling(spec_.vocab, device_); }
   void start() override { flush(); }
   bool sample(std::span<const SampleRow> rows) override;
   std::span<const SampledRow> sampled() override;
@@ -256,7 +256,7 @@ bool CudaExecutor::sample(std::span<const SampleRow> rows) {
   Sampled& s = sampled_[started_ % 2];
   s.batch.lay_out(rows);
   const bool greedy = s.batch.plain_greedy();
-  if (!greedy && !fits_sampling(spec_.vocab, device_)) return false;
+  if (!greedy && !supports_sampling(spec_.vocab, device_)) return false;
   if (greedy) {
     ops_.emplace_back(ArgmaxOp{});
   } else {

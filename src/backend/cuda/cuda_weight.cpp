@@ -56,9 +56,9 @@ int64_t expert_rows_of(const TensorView& view) {
 
 // Routers are small, and their scores decide: they are kept exact. (A matrix as small that is none costs
 // little.)
-constexpr int64_t kFewRows = 256;
+constexpr int64_t kMaxRouterRows = 256;
 bool keeps_floats(const TensorView& view, WeightUse use) {
-  return use == WeightUse::kMatrix && view.rank == 2 && view.rows() <= kFewRows &&
+  return use == WeightUse::kMatrix && view.rank == 2 && view.rows() <= kMaxRouterRows &&
          (view.type == DType::kF16 || view.type == DType::kBF16);
 }
 
@@ -79,9 +79,9 @@ size_t device_weight_bytes(const TensorView& view, WeightUse use) {
   return view.bytes() + static_cast<size_t>(scales.rows) * scales.row_bytes + floats;
 }
 
-size_t device_opened_bytes(const TensorView& view, const Device& device) {
+size_t device_dequantized_bytes(const TensorView& view, const Device& device) {
   if (view.rank != 2 || !device.has_wgmma()) return 0;
-  return opened_bytes(packed_shape(view.type, view.rows(), view.cols()));
+  return dequantized_bytes(packed_shape(view.type, view.rows(), view.cols()));
 }
 
 WeightUploader::WeightUploader(const Device& device)
@@ -103,7 +103,7 @@ WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
     if (has_scale_grid(view.type) && view.scales.data != nullptr) upload_scales(view, *weight);
   }
   if (keeps_floats(view, use)) weight->floats = upload_floats(view);
-  if (use == WeightUse::kOpened) open(view, *weight);
+  if (use == WeightUse::kOpened) dequantize(view, *weight);
   stream_.synchronize();
   weight->copied = true;
   return weight;
@@ -150,12 +150,12 @@ void WeightUploader::upload_packed(const TensorView& view, CudaWeight& weight) {
   weight.matrix.scales = nullptr;
 }
 
-void WeightUploader::open(const TensorView& view, CudaWeight& weight) {
-  const size_t bytes = device_opened_bytes(view, device_);
+void WeightUploader::dequantize(const TensorView& view, CudaWeight& weight) {
+  const size_t bytes = device_dequantized_bytes(view, device_);
   MILLRACE_CHECK(bytes > 0);  // else it is a kMatrix
-  weight.opened = DeviceBuffer(bytes, view.name.c_str());
-  launch_open(weight.packed, weight.opened.as<uint8_t>(), {device_, stream_.get()});
-  weight.packed.opened = weight.opened.as<const uint8_t>();
+  weight.dequantized = DeviceBuffer(bytes, view.name.c_str());
+  launch_dequantize(weight.packed, weight.dequantized.as<uint8_t>(), {device_, stream_.get()});
+  weight.packed.dequantized = weight.dequantized.as<const uint8_t>();
 }
 
 void WeightUploader::repack_rows(const TensorView& view, const DeviceMatrix& grid, int64_t first,

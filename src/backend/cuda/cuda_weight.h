@@ -11,11 +11,11 @@ namespace millrace::cuda {
 
 struct CudaWeight final : Weight {
   DeviceBuffer values;  // matrices: tiles (packed.h) or the file's encoding, rows packed; vectors: float32
-  DeviceBuffer scale_grid;  // scales that lie beside the values
-  DeviceBuffer floats;      // 16-bit matrices of few rows, as float32 too: the router's kernels read those
-  DeviceBuffer opened;      // 8-bit matrices that prompts multiply, where there is memory: bf16 (packed.h)
-  DeviceMatrix matrix;      // matrices: the shape and type; in the file's encoding points into the two above
-  PackedMatrix packed;      // matrices in tiles; format kNone else
+  DeviceBuffer scale_grid;   // scales that lie beside the values
+  DeviceBuffer floats;       // 16-bit matrices of few rows, as float32 too: the router's kernels read those
+  DeviceBuffer dequantized;  // 8-bit matrices that prompts multiply, where there is memory: bf16 (packed.h)
+  DeviceMatrix matrix;       // matrices: the shape and type; in the file's encoding points into the two above
+  PackedMatrix packed;       // matrices in tiles; format kNone else
 
   const float* vector() const { return values.as<const float>(); }
   // A matrix's rows as float32, or null.
@@ -27,10 +27,10 @@ struct CudaWeight final : Weight {
 
 inline const CudaWeight& own(const Weight& weight) { return static_cast<const CudaWeight&>(weight); }
 
-// Bytes `view` will take on the device, without those of an opened copy.
+// Bytes `view` will take on the device, without those of a dequantized copy.
 size_t device_weight_bytes(const TensorView& view, WeightUse use);
-// Bytes of an opened copy of a matrix; 0: this GPU or this matrix has no use for one.
-size_t device_opened_bytes(const TensorView& view, const Device& device);
+// Bytes of a dequantized copy of a matrix; 0: this GPU or this matrix has no use for one.
+size_t device_dequantized_bytes(const TensorView& view, const Device& device);
 
 // Copies weights to the device through a pinned buffer of two halves: one is filled from the file's mapping
 // while the other travels. One caller at a time.
@@ -46,7 +46,7 @@ class WeightUploader {
   void copy_rows(const std::byte* source, int64_t rows, size_t row_bytes, int64_t stride, void* target);
   void upload_matrix(const TensorView& view, CudaWeight& weight);
   void upload_packed(const TensorView& view, CudaWeight& weight);
-  void open(const TensorView& view, CudaWeight& weight);  // what upload_packed has put there
+  void dequantize(const TensorView& view, CudaWeight& weight);  // what upload_packed has put there
   // Rows [first, first + count) of the view, all of one expert or whole tiles of several, to tiles.
   // grid: with the scales beside the values, where those have several rows each.
   void repack_rows(const TensorView& view, const DeviceMatrix& grid, int64_t first, int64_t count,

@@ -53,7 +53,7 @@ class GraphCache {
       graphs_.splice(graphs_.begin(), graphs_, it);
       return graphs_.front().second;
     }
-    if (graphs_.size() == kMost) {
+    if (graphs_.size() == kMaxGraphs) {
       stream.synchronize();  // it may still run
       graphs_.pop_back();
     }
@@ -64,7 +64,7 @@ class GraphCache {
   void clear() { graphs_.clear(); }  // when a buffer that graphs point to has moved; the stream must be idle
 
  private:
-  static constexpr size_t kMost = 64;  // some megabytes each
+  static constexpr size_t kMaxGraphs = 64;  // some megabytes each
   std::list<std::pair<std::vector<uint64_t>, Graph>> graphs_;
 };
 

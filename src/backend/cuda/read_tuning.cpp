@@ -12,7 +12,7 @@ namespace {
 
 constexpr PackedFormat kFormats[] = {PackedFormat::kQ8, PackedFormat::kMx4, PackedFormat::kBf16};
 
-[[noreturn]] void throw_unknown(const TuneEntry& entry, const char* what, const std::string& found,
+[[noreturn]] void throw_unknown(const TuningEntry& entry, const char* what, const std::string& found,
                                 const std::vector<std::string_view>& expected) {
   std::string names;
   for (const std::string_view name : expected) names += (names.empty() ? "" : ", ") + std::string(name);
@@ -22,7 +22,7 @@ constexpr PackedFormat kFormats[] = {PackedFormat::kQ8, PackedFormat::kMx4, Pack
 
 // The one of `all` whose name is `wanted`.
 template <class Range, class Name>
-auto find_name(const TuneEntry& entry, const char* what, const std::string& wanted, const Range& all,
+auto find_name(const TuningEntry& entry, const char* what, const std::string& wanted, const Range& all,
                const Name& name_of) {
   std::vector<std::string_view> names;
   for (const auto& one : all) {
@@ -32,7 +32,7 @@ auto find_name(const TuneEntry& entry, const char* what, const std::string& want
   throw_unknown(entry, what, wanted, names);
 }
 
-Tuning::Entry read_entry(const TuneEntry& entry) {
+Tuning::Entry read_entry(const TuningEntry& entry) {
   const TunedKernel kernel = find_name(entry, "kernel", entry.key.kernel, kTunedKernels, kernel_name);
   const PackedFormat format = find_name(entry, "format", entry.key.format, kFormats, format_name);
   const auto choice = [&](const auto& all) {
@@ -55,9 +55,9 @@ Tuning::Entry read_entry(const TuneEntry& entry) {
 
 }  // namespace
 
-Tuning read_tuning(const TuneTable& table) {
+Tuning read_tuning(const TuningTable& table) {
   std::vector<Tuning::Entry> entries;
-  for (const TuneEntry& entry : table.entries) entries.push_back(read_entry(entry));
+  for (const TuningEntry& entry : table.entries) entries.push_back(read_entry(entry));
   return Tuning(std::move(entries));
 }
 

@@ -7,6 +7,6 @@
 namespace millrace::cuda {
 
 // Throws Error{kBadInput} for a kernel, format or choice there is not.
-Tuning read_tuning(const TuneTable& table);
+Tuning read_tuning(const TuningTable& table);
 
 }  // namespace millrace::cuda

@@ -11,8 +11,8 @@
 namespace millrace::cuda {
 namespace {
 
-TuneEntry entry(std::string kernel, std::string format, int64_t outputs, int64_t cols, int64_t rows,
-                std::string choice) {
+TuningEntry entry(std::string kernel, std::string format, int64_t outputs, int64_t cols, int64_t rows,
+                  std::string choice) {
   return {"x", {std::move(kernel), std::move(format), outputs, cols, rows}, std::move(choice), {}};
 }
 
@@ -27,12 +27,11 @@ TEST(CudaTuning, NamesAreDifferent) {
 }
 
 TEST(CudaTuning, AnEntryHoldsFromTheOneBeforeItOn) {
-  TuneTable table;
-  table.entries = {entry("wide_linear", "bf16", 5120, 2880, 2048, "fitted"),
-                   entry("wide_linear", "bf16", 5120, 2880, 128, "64x128"),
-                   entry("wide_linear", "q8", 5120, 2880, 128, "64x64"),
-                   entry("stream_linear", "q8", 201088, 2880, 1, "200 KB"),
-                   entry("stream_linear", "q8", 201088, 2880, 4, "231 KB")};
+  TuningTable table;
+  table.entries = {
+      entry("gemm", "bf16", 5120, 2880, 2048, "cluster"), entry("gemm", "bf16", 5120, 2880, 128, "64x128"),
+      entry("gemm", "q8", 5120, 2880, 128, "64x64"), entry("gemv", "q8", 201088, 2880, 1, "200 KB"),
+      entry("gemv", "q8", 201088, 2880, 4, "231 KB")};
   const Tuning tuning = read_tuning(table);
   const auto tile = [&](int64_t rows) { return tuning.tile(PackedFormat::kBf16, 5120, 2880, rows); };
   EXPECT_EQ(tile(5), GemmTile::k64x128);
@@ -52,12 +51,12 @@ TEST(CudaTuning, AnEntryHoldsFromTheOneBeforeItOn) {
 }
 
 TEST(CudaTuning, WhatIsUnknownIsNamed) {
-  const TuneEntry bad[] = {
-      entry("wide", "bf16", 1, 64, 1, "default"), entry("wide_linear", "bf15", 1, 64, 1, "default"),
-      entry("wide_linear", "bf16", 1, 64, 1, "129x256"), entry("stream_linear", "q8", 1, 64, 1, "128x128"),
-      entry("wide_linear", "mx4", 1, 64, 1, "fitted")};  // has no such kernel
-  for (const TuneEntry& e : bad) {
-    TuneTable table;
+  const TuningEntry bad[] = {
+      entry("wide", "bf16", 1, 64, 1, "default"), entry("gemm", "bf15", 1, 64, 1, "default"),
+      entry("gemm", "bf16", 1, 64, 1, "129x256"), entry("gemv", "q8", 1, 64, 1, "128x128"),
+      entry("gemm", "mx4", 1, 64, 1, "cluster")};  // has no such kernel
+  for (const TuningEntry& e : bad) {
+    TuningTable table;
     table.entries = {e};
     try {
       const Tuning tuning = read_tuning(table);
@@ -77,10 +76,10 @@ TEST(CudaTuning, ClusterTilesAreForWeightsThatLieAsBf16) {
     Gemm op;
     op.num_parts = 2;
     op.parts[0].w.format = op.parts[1].w.format = PackedFormat::kQ8;
-    const uint8_t opened = 0;
-    op.parts[0].w.opened = &opened;
+    const uint8_t tiles = 0;
+    op.parts[0].w.dequantized = &tiles;
     EXPECT_EQ(supports_tile(c.tile, op), c.tile < GemmTile::kCluster) << c.name;
-    op.parts[1].w.opened = &opened;
+    op.parts[1].w.dequantized = &tiles;
     EXPECT_TRUE(supports_tile(c.tile, op)) << c.name;
   }
 }

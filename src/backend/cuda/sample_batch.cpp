@@ -6,7 +6,7 @@ namespace millrace::cuda {
 
 static_assert(kMaxTopLogits >= SampleRow::kMostLogprobs);
 
-void SampleBatch::lay_out(std::span<const SampleRow> rows, size_t most_bytes) {
+void SampleBatch::lay_out(std::span<const SampleRow> rows, size_t max_bytes) {
   static_assert(sizeof(SampleParams) % kWord == 0 && sizeof(TokenCount) == kWord &&
                 sizeof(TokenBias) == kWord && sizeof(uint64_t) == kWord);
   params_.assign(rows.size(), {});
@@ -16,7 +16,7 @@ void SampleBatch::lay_out(std::span<const SampleRow> rows, size_t most_bytes) {
   for (size_t r = 0; r < rows.size(); ++r) {
     const SampleRow& row = rows[r];
     const size_t lists = row.counted.size() + row.bias.size() + row.allowed.size();
-    if (!row.wanted || row.logprobs > kMaxTopLogits || (words_ + lists) * kWord > most_bytes) continue;
+    if (!row.wanted || row.logprobs > kMaxTopLogits || (words_ + lists) * kWord > max_bytes) continue;
     SampleParams& p = params_[r];
     p.mode = row.draw ? SampleParams::kDraw : SampleParams::kGreedy;
     p.scale = row.scale;

@@ -13,8 +13,8 @@ namespace millrace::cuda {
 class SampleBatch {
  public:
   // Lays the rows out. Rows that ask for more than the kernel does, and those whose lists would make this
-  // larger than `most_bytes`, are left out: skips() says which.
-  void lay_out(std::span<const SampleRow> rows, size_t most_bytes = size_t{64} << 20);
+  // larger than `max_bytes`, are left out: skips() says which.
+  void lay_out(std::span<const SampleRow> rows, size_t max_bytes = size_t{64} << 20);
 
   bool plain_greedy() const { return plain_greedy_; }  // of all rows that are wanted
   bool details() const { return details_; }            // is a logprob wanted?

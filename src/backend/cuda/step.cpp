@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "backend/cuda/cuda_weight.h"
+#include "kernels/cuda/attention/split_plan.h"
 
 namespace millrace::cuda {
 namespace {
@@ -87,9 +88,8 @@ std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPla
   Signature signature;
   signature.words.reserve(16 * ops.size() + 4);
   signature.add(static_cast<uint64_t>(plan.rows) << 32 | static_cast<uint64_t>(plan.logit_rows));
-  // Spans side by side: a power of two, so that one graph serves many positions.
-  const int32_t spans = attention_splits(plan.last_position < 0 ? 0 : plan.last_position, 0);
-  signature.add(uint64_t{std::bit_ceil(static_cast<uint32_t>(spans))});
+  // Splits: a power of two, so that one graph serves many positions.
+  signature.add(static_cast<uint64_t>(max_splits_for(plan.last_position, 0)));
   signature.add(uint64_t{plan.takes_sampled} << 2 | uint64_t{plan.single_tokens} << 1 |
                 uint64_t{plan.softmax_over_all});
   for (const StepOp& op : ops) {

@@ -1,9 +1,9 @@
 #include "backend/cuda/step_launcher.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "base/check.h"
+#include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/generic.h"
 #include "kernels/cuda/gemv/gemv.h"
@@ -14,9 +14,6 @@
 
 namespace millrace::cuda {
 namespace {
-
-constexpr int64_t kMinPromptRows = 16;  // of a step, from which on rows share keys and values
-constexpr int32_t kMaxSpansInTurn = 8;  // of one CTA: 4,096 positions
 
 const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
 
@@ -31,7 +28,7 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
     : spec_(spec),
       w_(workspace),
       at_(at),
-      packed_attention_(
+      paged_attention_(
           supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
       whole_grid_(at.device.claim_grid()) {}
 
@@ -51,7 +48,7 @@ void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, 
       fused_rope_ = &std::get<RopeOp>(ops[i]);
       continue;
     }
-    if (launch_moe(ops, i)) {
+    if (launch_persistent(ops, i)) {
       ++i;
       continue;
     }
@@ -88,7 +85,7 @@ bool StepLauncher::fuses_rope(const std::vector<StepOp>& ops, size_t at) const {
   const auto* rope = std::get_if<RopeOp>(&ops[at]);
   if (rope == nullptr || at + 1 == ops.size()) return false;
   const auto* attend = std::get_if<Attend>(&ops[at + 1]);
-  return attend != nullptr && attend->layer == rope->layer && packed_attention_ && plan_.single_tokens &&
+  return attend != nullptr && attend->layer == rope->layer && paged_attention_ && plan_.single_tokens &&
          2 * rope->params.half == spec_.head_dim;
 }
 
@@ -119,7 +116,7 @@ LayerCache StepLauncher::cache_of(int layer) const {
   cache.heads = spec_.heads;
   cache.kv_heads = spec_.kv_heads;
   cache.head_dim = spec_.head_dim;
-  cache.order = packed_attention_ ? CacheOrder::kSwizzled : CacheOrder::kRows;
+  cache.order = paged_attention_ ? CacheOrder::kSwizzled : CacheOrder::kRows;
   return cache;
 }
 
@@ -151,19 +148,18 @@ void StepLauncher::operator()(const RopeOp& op) {
 }
 
 void StepLauncher::operator()(const Attend& op) {
-  if (packed_attention_) return packed_attention(op);
+  if (paged_attention_) return paged_attention(op);
   const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
   launch_attention(cache_of(op.layer), params, plan_.rows, w_.query.as<float>(), w_.attention.as<float>(),
                    at_);
 }
 
-void StepLauncher::packed_attention(const Attend& op) {
+void StepLauncher::paged_attention(const Attend& op) {
   PagedAttention attention;
   attention.cache = cache_of(op.layer);
   attention.op = {op.window, op.scale, vector_of(op.sinks)};
   attention.rows = static_cast<int32_t>(plan_.rows);
-  const int32_t spans = attention_splits(std::max(0, plan_.last_position), op.window);
-  attention.max_splits = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(spans)));
+  attention.max_splits = max_splits_for(plan_.last_position, op.window);
   if (fused_rope_ != nullptr) {
     attention.angles = angle_tables_[fused_rope_->table].angles.as<const float2>();
     attention.interleaved = fused_rope_->params.interleaved;
@@ -173,17 +169,12 @@ void StepLauncher::packed_attention(const Attend& op) {
   attention.key = w_.key.as<const float>();
   attention.value = w_.value.as<const float>();
   attention.out = w_.attention.as<float>();
-  // Side by side where few rows would leave multiprocessors idle, or make others wait for a long one; else a
-  // row's spans follow one another, which saves their way through memory, as they do where a window leaves
-  // two of them.
-  const bool enough = plan_.rows * spec_.kv_heads * 4 >= int64_t{at_.device.sm_count()} * 5;
-  const bool in_turn =
-      (enough && attention.max_splits <= kMaxSpansInTurn) || (op.window > 0 && attention.max_splits <= 2);
-  if (attention.max_splits > 1 && !in_turn && spans_fit(w_, spec_, plan_.rows, attention.max_splits)) {
+  if (splits_in_parallel(plan_.rows, spec_.kv_heads, spec_.head_dim, attention.max_splits, op.window,
+                         w_.partial.bytes(), at_.device)) {
     attention.partial = w_.partial.as<float>();
   }
   attention.arrived = w_.arrived.as<int32_t>();
-  if (at_.device.has_wgmma() && plan_.rows >= kMinPromptRows) {
+  if (at_.device.has_wgmma() && plan_.rows >= kMinPrefillRows) {
     attention.chunks = in_batch(batch_->chunks());
     attention.num_chunks = batch_->num_chunks();
   }
@@ -258,9 +249,9 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
                                   bool add) {
   const float* norm_weight = rows.norm != nullptr ? vector_of(rows.norm->weight) : nullptr;
   const float eps = rows.norm != nullptr ? rows.norm->eps : 0.0f;
-  MILLRACE_CHECK(targets.size() <= count_of(StreamLinear{}.parts));
-  if (rows.count <= kMaxStreamRows && fits_streaming(own(*targets[0].linear.weight).packed, at_.device)) {
-    StreamLinear op;
+  MILLRACE_CHECK(targets.size() <= count_of(Gemv{}.parts));
+  if (rows.count <= kMaxGemvRows && supports_gemv(own(*targets[0].linear.weight).packed, at_.device)) {
+    Gemv op;
     for (const Target& target : targets) {
       op.parts[op.num_parts++] = {own(*target.linear.weight).packed, vector_of(target.linear.bias),
                                   target.out};
@@ -271,7 +262,7 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
     op.eps = eps;
     op.tokens = static_cast<int32_t>(rows.count);
     op.add = add;
-    return launch_stream_linear(op, at_);
+    return launch_gemv(op, at_);
   }
   RoundRows round;
   round.x = rows.x;
@@ -281,7 +272,7 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
   round.rows = rows.count;
   round.cols = rows.cols;
   round.weights = format;
-  round.to = {w_.wide.as<uint8_t>()};
+  round.to = {w_.bf16_rows.as<uint8_t>()};
   launch_round_rows(round, at_);
   Gemm op;
   for (const Target& target : targets) {
@@ -296,9 +287,9 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
 
 // ---------------------------------------------------------------- experts
 
-StreamRoute StepLauncher::stream_route(const Route& op) const {
-  StreamRoute route;
-  route.router = own(*op.router.weight).float_rows();
+Router StepLauncher::router_of(const Route& op) const {
+  Router route;
+  route.weight = own(*op.router.weight).float_rows();
   route.bias = vector_of(op.router.bias);
   route.x = w_.residual.as<const float>();
   route.norm_weight = vector_of(op.norm.weight);
@@ -308,39 +299,37 @@ StreamRoute StepLauncher::stream_route(const Route& op) const {
   route.cols = spec_.hidden;
   route.scores = w_.scores.as<float>();
   route.normed = w_.normed.as<float>();
-  if (plan_.rows <= kMaxStreamRows) route.rounded = w_.rounded.as<uint16_t>();
+  if (plan_.rows <= kMaxGemvRows) route.x_bf16 = w_.x_bf16.as<uint16_t>();
   return route;
 }
 
-// The router's rows lie as the streaming kernels want them.
-bool StepLauncher::routes_by_stream(const Route& op) const {
+// The router's rows lie as its kernel wants them.
+bool StepLauncher::has_router_kernel(const Route& op) const {
   const CudaWeight& router = own(*op.router.weight);
   MILLRACE_CHECK(router.rows == spec_.experts && router.cols == spec_.hidden);
-  const size_t shared_bytes = size_t{5} * static_cast<size_t>(spec_.hidden) * sizeof(float);
-  return at_.device.has_bulk_copies() && router.float_rows() != nullptr && spec_.hidden % 32 == 0 &&
-         shared_bytes <= 200 * 1024;
+  return router.float_rows() != nullptr && supports_router(spec_.hidden, at_.device);
 }
 
 // Router and experts of one row in one kernel. False: they are not, and nothing was launched.
-bool StepLauncher::launch_moe(const std::vector<StepOp>& ops, size_t at) {
+bool StepLauncher::launch_persistent(const std::vector<StepOp>& ops, size_t at) {
   const auto* route = std::get_if<Route>(&ops[at]);
   const auto* experts = at + 1 < ops.size() ? std::get_if<Experts>(&ops[at + 1]) : nullptr;
-  if (route == nullptr || experts == nullptr || plan_.rows > kMaxStreamRows || !whole_grid_.held())
+  if (route == nullptr || experts == nullptr || plan_.rows > kMaxGemvRows || !whole_grid_.held())
     return false;
-  if (!routes_by_stream(*route)) return false;
+  if (!has_router_kernel(*route)) return false;
   check_experts(*experts);
-  const StreamExperts streamed = stream_experts(*experts);
-  if (!fits_stream_moe(stream_route(*route), streamed, at_.device)) return false;
-  launch_stream_moe(stream_route(*route), streamed, w_.moe_sync.as<MoeSync>(), at_);
+  const GemvExperts gemv = gemv_experts(*experts);
+  if (!supports_persistent_moe(router_of(*route), gemv, at_.device)) return false;
+  launch_persistent_moe(router_of(*route), gemv, w_.moe_sync.as<PersistentMoeSync>(), at_);
   return true;
 }
 
 void StepLauncher::operator()(const Route& op) {
-  if (routes_by_stream(op)) return launch_stream_route(stream_route(op), at_);
+  if (has_router_kernel(op)) return launch_router(router_of(op), at_);
   launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
                  spec_.hidden, w_.normed.as<float>(), at_);
   const CudaWeight& router = own(*op.router.weight);
-  if (router.float_rows() != nullptr) {  // not rounded, on any GPU: a choice of experts hangs on it
+  if (router.float_rows() != nullptr) {  // exact, on any GPU: the choice of experts depends on it
     DeviceMatrix rows = router.matrix;
     rows.data = reinterpret_cast<const uint8_t*>(router.float_rows());
     rows.type = DType::kF32;
@@ -352,19 +341,19 @@ void StepLauncher::operator()(const Route& op) {
     linears({w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr}, {&target, 1},
             false);
   }
-  if (spec_.hidden % 32 == 0 && plan_.rows <= kMaxStreamRows) {
-    launch_round_rows(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.rounded.as<uint16_t>(), at_);
+  if (spec_.hidden % 32 == 0 && plan_.rows <= kMaxGemvRows) {
+    launch_rows_to_bf16(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.x_bf16.as<uint16_t>(), at_);
   }
 }
 
-void StepLauncher::choose_experts() {
+void StepLauncher::route_top_k() {
   // Softmax over all, renormalized over the chosen, is softmax over the chosen.
-  launch_choose_experts(w_.scores.as<float>(), plan_.rows, spec_.experts, spec_.experts_per_token,
-                        plan_.softmax_over_all, w_.chosen.as<int32_t>(), w_.chosen_weight.as<float>(), at_);
+  launch_route_top_k(w_.scores.as<float>(), plan_.rows, spec_.experts, spec_.experts_per_token,
+                     plan_.softmax_over_all, w_.chosen.as<int32_t>(), w_.chosen_weight.as<float>(), at_);
 }
 
-StreamExperts StepLauncher::stream_experts(const Experts& op) const {
-  StreamExperts experts;
+GemvExperts StepLauncher::gemv_experts(const Experts& op) const {
+  GemvExperts experts;
   experts.gate = own(*op.gate.weight).packed;
   experts.up = own(*op.up.weight).packed;
   experts.down = own(*op.down.weight).packed;
@@ -377,7 +366,7 @@ StreamExperts StepLauncher::stream_experts(const Experts& op) const {
   experts.k = spec_.experts_per_token;
   experts.softmax_over_all = plan_.softmax_over_all;
   experts.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
-  experts.rounded = w_.rounded.as<const uint16_t>();
+  experts.x_bf16 = w_.x_bf16.as<const uint16_t>();
   experts.act = w_.gate.as<float>();
   experts.residual = w_.residual.as<float>();
   return experts;
@@ -393,27 +382,27 @@ void StepLauncher::round_pairs(const DeviceBuffer& x, int32_t copies, const Pack
   round.rows = pairs() / copies;
   round.cols = w.cols;
   round.weights = w.format;
-  round.to = {w_.wide.as<uint8_t>()};
+  round.to = {w_.bf16_rows.as<uint8_t>()};
   launch_round_rows(round, at_);
 }
 
-void StepLauncher::wide_gate_up(const Experts& op) {
+void StepLauncher::grouped_gate_up(const Experts& op) {
   round_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
-  GroupedGemm wide;
-  wide.experts = spec_.experts;
-  wide.gate = own(*op.gate.weight).packed;
-  wide.up = own(*op.up.weight).packed;
-  wide.gate_bias = vector_of(op.gate.bias);
-  wide.up_bias = vector_of(op.up.bias);
-  wide.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
-  wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
-  wide.x = {w_.wide.as<uint8_t>()};
-  wide.out = w_.gate.as<float>();
+  GroupedGemm gemm;
+  gemm.experts = spec_.experts;
+  gemm.gate = own(*op.gate.weight).packed;
+  gemm.up = own(*op.up.weight).packed;
+  gemm.gate_bias = vector_of(op.gate.bias);
+  gemm.up_bias = vector_of(op.up.bias);
+  gemm.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
+  gemm.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
+  gemm.x = {w_.bf16_rows.as<uint8_t>()};
+  gemm.out = w_.gate.as<float>();
   if (rounds_act(op)) {
-    wide.act = {w_.wide_act.as<uint8_t>()};
-    wide.act_weights = own(*op.down.weight).packed.format;
+    gemm.act = {w_.act_rows.as<uint8_t>()};
+    gemm.act_weights = own(*op.down.weight).packed.format;
   }
-  launch_grouped_gemm(wide, at_);
+  launch_grouped_gemm(gemm, at_);
 }
 
 // Whether gate and up leave their activations as down's operand.
@@ -424,16 +413,16 @@ bool StepLauncher::rounds_act(const Experts& op) const {
 }
 
 // out[pair] = the pair's expert . row of x, x in the groups' order.
-void StepLauncher::wide_expert_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out) {
+void StepLauncher::grouped_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out) {
   const CudaWeight& weight = own(*op.weight);
-  GroupedGemm wide;
-  wide.experts = spec_.experts;
-  wide.gate = weight.packed;
-  wide.gate_bias = vector_of(op.bias);
-  wide.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
-  wide.x = x;
-  wide.out = out.as<float>();
-  launch_grouped_gemm(wide, at_);
+  GroupedGemm gemm;
+  gemm.experts = spec_.experts;
+  gemm.gate = weight.packed;
+  gemm.gate_bias = vector_of(op.bias);
+  gemm.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
+  gemm.x = x;
+  gemm.out = out.as<float>();
+  launch_grouped_gemm(gemm, at_);
 }
 
 void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide,
@@ -444,7 +433,7 @@ void StepLauncher::expert_linear(const Linear& op, const DeviceBuffer& x, int32_
                                 w_.chosen.as<int32_t>(), pairs(), out.as<float>(), at_);
   }
   round_pairs(x, divide, weight.packed);
-  wide_expert_linear(op, {w_.wide.as<uint8_t>()}, out);
+  grouped_linear(op, {w_.bf16_rows.as<uint8_t>()}, out);
 }
 
 void StepLauncher::check_experts(const Experts& op) const {
@@ -458,16 +447,16 @@ void StepLauncher::check_experts(const Experts& op) const {
 
 void StepLauncher::operator()(const Experts& op) {
   check_experts(op);
-  if (plan_.rows <= kMaxStreamRows) {
-    const StreamExperts streamed = stream_experts(op);
-    if (fits_stream_experts(streamed, at_.device)) return launch_stream_experts(streamed, at_);
+  if (plan_.rows <= kMaxGemvRows) {
+    const GemvExperts gemv = gemv_experts(op);
+    if (supports_gemv_experts(gemv, at_.device)) return launch_gemv_experts(gemv, at_);
   }
-  choose_experts();
+  route_top_k();
   launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
                        expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device), at_);
   const PackedFormat gate = own(*op.gate.weight).packed.format, up = own(*op.up.weight).packed.format;
   if (gate != PackedFormat::kNone && gate == up) {
-    wide_gate_up(op);
+    grouped_gate_up(op);
   } else {
     expert_linear(op.gate, w_.normed, spec_.experts_per_token, w_.gate);
     expert_linear(op.up, w_.normed, spec_.experts_per_token, w_.up);
@@ -475,7 +464,7 @@ void StepLauncher::operator()(const Experts& op) {
     launch_activate(activation, pairs() * spec_.expert_ffn, w_.gate.as<float>(), w_.up.as<float>(), at_);
   }
   if (rounds_act(op)) {
-    wide_expert_linear(op.down, {w_.wide_act.as<uint8_t>()}, w_.down);
+    grouped_linear(op.down, {w_.act_rows.as<uint8_t>()}, w_.down);
   } else {
     expert_linear(op.down, w_.gate, 1, w_.down);
   }

@@ -1,7 +1,6 @@
-// Launches the kernels of a recorded step. For each operation: the streaming kernels for one to four rows of
-// packed weights, the wide ones for more, the simple ones (ops.h) for every other type. Which of them runs
-// never changes a row's bits: streaming and wide kernels agree, and the rest is chosen by type and shape
-// alone.
+// Launches the kernels of a recorded step. For each operation: the GEMV kernels for one to four rows of
+// packed weights, the GEMM kernels for more, the generic ones for every other type. Which of them runs never
+// changes a row's bits: GEMV and GEMM agree, and the rest is chosen by type and shape alone.
 #pragma once
 
 #include <deque>
@@ -14,6 +13,7 @@
 #include "backend/cuda/workspace.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/moe/moe.h"
 
 namespace millrace::cuda {
 
@@ -37,7 +37,7 @@ class StepLauncher {
     int64_t count, cols;
     const Norm* norm = nullptr;
     const int32_t* source = nullptr;  // row of x for each
-    const DeviceBuffer* normed;       // where the simple kernels keep normed rows
+    const DeviceBuffer* normed;       // where the generic kernels keep normed rows
   };
   struct Target {
     const Linear& linear;
@@ -66,27 +66,27 @@ class StepLauncher {
   void linears(const Rows& rows, std::span<const Target> targets, bool add);
   void packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat format, bool add);
   void norm_heads(const Norm& op, int32_t heads, const DeviceBuffer& values);
-  void choose_experts();
+  void route_top_k();
   void check_experts(const Experts& op) const;
-  StreamRoute stream_route(const Route& op) const;
-  bool routes_by_stream(const Route& op) const;
-  StreamExperts stream_experts(const Experts& op) const;
-  bool launch_moe(const std::vector<StepOp>& ops, size_t at);
-  void wide_gate_up(const Experts& op);
+  Router router_of(const Route& op) const;
+  bool has_router_kernel(const Route& op) const;
+  GemvExperts gemv_experts(const Experts& op) const;
+  bool launch_persistent(const std::vector<StepOp>& ops, size_t at);
+  void grouped_gate_up(const Experts& op);
   bool rounds_act(const Experts& op) const;
-  void wide_expert_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out);
+  void grouped_linear(const Linear& op, const Bf16Rows& x, const DeviceBuffer& out);
   // One matrix per pair's expert, of whatever type: out[pair, :] from x[pair / divide, :].
   void expert_linear(const Linear& op, const DeviceBuffer& x, int32_t divide, const DeviceBuffer& out);
   void round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);
   int64_t pairs() const { return plan_.rows * spec_.experts_per_token; }
   LayerCache cache_of(int layer) const;
-  void packed_attention(const Attend& op);
+  void paged_attention(const Attend& op);
   const int32_t* in_batch(size_t offset) const { return batch_device_ + offset; }
 
   const ExecutorSpec& spec_;
   const Workspace& w_;
   const Launch at_;
-  const bool packed_attention_;
+  const bool paged_attention_;
 
   struct AngleTable {
     std::vector<float> values;

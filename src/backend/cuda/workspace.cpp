@@ -1,20 +1,17 @@
 #include "backend/cuda/workspace.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "backend/cuda/block_copies.h"
-#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/sample/argmax.h"
 #include "kernels/cuda/sample/sample.h"
 
 namespace millrace::cuda {
 namespace {
-
-// Spans of a row's attention that wait for the others: enough for 32 rows of 64 spans and 8 KV heads.
-constexpr size_t kPartialBytes = size_t{36} << 20;
 
 struct Sizes {  // bytes
   Sizes(const ExecutorSpec& spec, const Device& device) {
@@ -32,24 +29,21 @@ struct Sizes {  // bytes
     normed_logit_rows = logit_rows * static_cast<size_t>(spec.hidden) * 4;
     logits = logit_rows * static_cast<size_t>(spec.vocab) * 4;
     best = logit_rows * 4;
-    const int64_t stream_rows = std::min(spec.max_tokens, kMaxStreamRows);
-    rounded = spec.experts > 0 ? static_cast<size_t>(stream_rows) * static_cast<size_t>(spec.hidden) * 2 : 0;
-    moe_sync = spec.experts > 0 ? sizeof(MoeSync) : 0;
+    const int64_t gemv_rows = std::min(spec.max_tokens, kMaxGemvRows);
+    x_bf16 = spec.experts > 0 ? static_cast<size_t>(gemv_rows) * static_cast<size_t>(spec.hidden) * 2 : 0;
+    moe_sync = spec.experts > 0 ? sizeof(PersistentMoeSync) : 0;
     const auto expert_rows =
         static_cast<int64_t>(pairs) +
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
-    wide = std::max({bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols), device),
-                     bf16_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn), device),
-                     bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
-                     bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
+    bf16_rows = std::max({bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols), device),
+                          bf16_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn), device),
+                          bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
+                          bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
     split = split_workspace_bytes(device);
-    wide_act = pairs > 0 ? bf16_rows_bytes(expert_rows, spec.expert_ffn, device) : 0;
+    act_rows = pairs > 0 ? bf16_rows_bytes(expert_rows, spec.expert_ffn, device) : 0;
     groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts, device) * 4 : 0;
     if (supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
-      const auto spans = static_cast<uint32_t>(attention_splits(spec.max_context, 0));
-      partial = std::min(kPartialBytes, paged_attention_partial_bytes(
-                                            spec.max_tokens, static_cast<int32_t>(std::bit_ceil(spans)),
-                                            spec.kv_heads, spec.head_dim));
+      partial = partial_bytes_for(spec.max_tokens, spec.max_context, spec.kv_heads, spec.head_dim);
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
     }
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
@@ -57,11 +51,11 @@ struct Sizes {  // bytes
   }
   size_t total() const {
     return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
-           logits + best + rounded + moe_sync + wide + split + wide_act + groups + partial + arrived +
+           logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups + partial + arrived +
            candidates + sample_details;
   }
-  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, rounded, moe_sync,
-      wide, split, wide_act, groups, partial = 0, arrived = 0, candidates, sample_details;
+  size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, x_bf16, moe_sync,
+      bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -90,11 +84,11 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   normed_logit_rows = memory(sizes.normed_logit_rows);
   logits = memory(sizes.logits);
   best = memory(sizes.best);
-  rounded = memory(sizes.rounded);
+  x_bf16 = memory(sizes.x_bf16);
   moe_sync = zeros(sizes.moe_sync, at.stream);
-  wide = memory(sizes.wide);
+  bf16_rows = memory(sizes.bf16_rows);
   split = zeros(sizes.split, at.stream);
-  wide_act = memory(sizes.wide_act);
+  act_rows = memory(sizes.act_rows);
   groups = memory(sizes.groups);
   partial = memory(sizes.partial);
   arrived = zeros(sizes.arrived, at.stream);
@@ -116,11 +110,6 @@ size_t largest_block_of(const ExecutorSpec& spec) {
     largest = std::max(largest, spec.kv_block_bytes(static_cast<int>(g)));
   }
   return largest;
-}
-
-bool spans_fit(const Workspace& workspace, const ExecutorSpec& spec, int64_t rows, int32_t spans) {
-  return paged_attention_partial_bytes(rows, spans, spec.kv_heads, spec.head_dim) <=
-         workspace.partial.bytes();
 }
 
 }  // namespace millrace::cuda

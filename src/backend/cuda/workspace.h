@@ -19,15 +19,15 @@ struct Workspace {
   DeviceBuffer down;                             // [tokens, slots, hidden]
   DeviceBuffer scores, chosen, chosen_weight;    // [tokens, experts], [tokens, slots] twice
   DeviceBuffer normed_logit_rows, logits, best;  // [logit rows, hidden], [logit rows, vocab], [logit rows]
-  DeviceBuffer rounded;                          // the normed rows as bf16, for streaming experts
-  DeviceBuffer moe_sync;                         // MoeSync (stream.h)
-  DeviceBuffer wide, wide_act;      // operands of wide products (wide.h), and of the experts' down
-  DeviceBuffer split;               // items of wide products that are cut in two (wide.h)
-  DeviceBuffer groups;              // pairs by expert (wide.h)
-  DeviceBuffer partial, arrived;    // attention: spans side by side, and how many are done
-  DeviceBuffer candidates;          // argmax
-  DeviceBuffer sample_details;      // [logit rows]
-  std::vector<DeviceBuffer> pools;  // per group: [blocks][layers][key, value][kv_heads][16 x head_dim]
+  DeviceBuffer x_bf16;                           // the normed rows as bf16, for GEMVs of experts
+  DeviceBuffer moe_sync;                         // PersistentMoeSync (moe/moe.h)
+  DeviceBuffer bf16_rows, act_rows;  // operands of GEMMs (gemm/round_rows.h), and of the experts' down
+  DeviceBuffer split;                // GEMM tiles that are split along K (gemm/gemm.h)
+  DeviceBuffer groups;               // pairs by expert (moe/group_experts.h)
+  DeviceBuffer partial, arrived;     // attention: splits on CTAs of their own, and how many are done
+  DeviceBuffer candidates;           // argmax
+  DeviceBuffer sample_details;       // [logit rows]
+  std::vector<DeviceBuffer> pools;   // per group: [blocks][layers][key, value][kv_heads][16 x head_dim]
 };
 
 // Bytes of all of it but the pools, and of what blocks need that leave them (block_copies.h).
@@ -35,8 +35,5 @@ size_t workspace_bytes_of(const ExecutorSpec& spec, const Device& device);
 
 // Of any group's, in bytes.
 size_t largest_block_of(const ExecutorSpec& spec);
-
-// The attention of so many rows, each cut into up to `spans`, may put its spans side by side.
-bool spans_fit(const Workspace& workspace, const ExecutorSpec& spec, int64_t rows, int32_t spans);
 
 }  // namespace millrace::cuda

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "kernels/cpu/simd/avx512.h"
 #include "kernels/cpu/simd/exp.h"
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/simd/unroll.h"
@@ -37,11 +38,11 @@ template <class Two>
   all = two(all, _mm512_permute_ps(all, 0x4e));
   return _mm512_permutexvar_ps(_mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 13, 12, 5, 4, 9, 8, 1, 0), all);
 }
-[[gnu::always_inline]] inline V16 largest_of_eight(V16 (&x)[kSetRows]) {
+[[gnu::always_inline]] inline V16 max_of_eight(V16 (&x)[kSetRows]) {
   return fold_eight(
       x, [](V16 a, V16 b) __attribute__((always_inline)) { return _mm512_max_ps(a, b); });
 }
-[[gnu::always_inline]] inline V16 least_of_eight(V16 (&x)[kSetRows]) {
+[[gnu::always_inline]] inline V16 min_of_eight(V16 (&x)[kSetRows]) {
   return fold_eight(
       x, [](V16 a, V16 b) __attribute__((always_inline)) { return _mm512_min_ps(a, b); });
 }
