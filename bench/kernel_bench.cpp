@@ -96,8 +96,8 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
   std::vector<ActivationBlock> blocks;
   std::vector<uint16_t> tiles;
   Panel x{reinterpret_cast<const uint8_t*>(values.data()), cols * 4, nullptr};
-  const ActivationFormat form = kernels.activations(type.format, num_m);
-  if (form == ActivationFormat::kBf16Tiles) {
+  const ActivationFormat format = kernels.activations(type.format, num_m);
+  if (format == ActivationFormat::kBf16Tiles) {
     tiles.resize(static_cast<size_t>(num_m * cols + kTileSlackBytes + 32));
     uint16_t* const panel = aligned(tiles.data());
     for (int64_t m = 0; m < num_m; ++m) {
@@ -105,7 +105,7 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
       kernels.quantize_bf16_tile(&values[m * cols], cols, to.at, to.height);
     }
     x = {reinterpret_cast<const uint8_t*>(panel), cols * 2, nullptr, {}, bf16_tile_height(num_m)};
-  } else if (form == ActivationFormat::kInt8Tiles) {
+  } else if (format == ActivationFormat::kInt8Tiles) {
     blocks.resize(static_cast<size_t>((num_m + kTileHeight) * cols / 32 + 2));
     auto* int8_tiles = reinterpret_cast<Int8Tile*>(aligned(blocks.data()));
     for (int64_t m = 0; m < num_m; ++m) {
@@ -115,18 +115,18 @@ Figure measure(const KernelTable& kernels, ThreadPool& pool, const Type& type, i
     }
     x = {reinterpret_cast<const uint8_t*>(int8_tiles),
          cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
-  } else if (form != ActivationFormat::kFloat32) {
+  } else if (format != ActivationFormat::kFloat32) {
     const auto quantize =
-        form == ActivationFormat::kInt8Blocks ? kernels.quantize_int8 : kernels.quantize_pow2;
+        format == ActivationFormat::kInt8Blocks ? kernels.quantize_int8 : kernels.quantize_pow2;
     blocks.resize(static_cast<size_t>(num_m * cols / 32));
     for (int64_t m = 0; m < num_m; ++m) quantize(&values[m * cols], cols, &blocks[m * cols / 32]);
     x = {reinterpret_cast<const uint8_t*>(blocks.data()),
          cols / 32 * static_cast<int64_t>(sizeof(ActivationBlock)), nullptr};
   }
   const auto at = static_cast<int>(type.format);
-  const MatmulFn kernel = form == ActivationFormat::kBf16Tiles   ? kernels.bf16_tile_matmul[at]
-                          : form == ActivationFormat::kInt8Tiles ? kernels.int8_tile_matmul[at]
-                                                                 : kernels.matmul[at];
+  const MatmulFn kernel = format == ActivationFormat::kBf16Tiles   ? kernels.bf16_tile_matmul[at]
+                          : format == ActivationFormat::kInt8Tiles ? kernels.int8_tile_matmul[at]
+                                                                   : kernels.matmul[at];
   // Outputs as the callers have them, a buffer per thread.
   std::vector<float> out(static_cast<size_t>(num_m * kRowsPerTask * pool.size()));
   const double took = best_time(budget, [&] {
@@ -196,7 +196,7 @@ int main(int argc, char** argv) {
   app.add_option("--isa", options.isa, "kernel table (default: MILLRACE_ISA, else the best)");
   app.add_option("--threads", options.threads, "0: all")->check(CLI::Range(0, 1024));
   app.add_option("--mib", options.mib,
-                 "weights to walk through (default: sixteen times the largest cache, at least 512)")
+                 "weights to read (default: sixteen times the largest cache, at least 512)")
       ->check(CLI::Range(16, 1 << 20));
   app.add_option("--seconds", options.seconds, "per figure")->check(CLI::Range(0.0, 3600.0));
   app.add_flag("--json", options.json);

@@ -17,7 +17,10 @@
 
 #include "base/error.h"
 #include "base/mapped_file.h"
+#include "engine/executor_store.h"
 #include "engine/load_tokenizer.h"
+#include "kv/cache.h"
+#include "model/model.h"
 
 namespace millrace {
 namespace {

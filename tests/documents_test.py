@@ -14,8 +14,8 @@ How a name is judged:
   --option               of `millrace COMMAND` where one is named before it, else of any command or script of the tree
   make target            a target of the Makefile
   /v1/path               a path of the server's sources
-Also: no line of prose over 120 characters; of docs/kernels and docs/architecture.md no line at all. A C or C++ program in a
-fenced block is a file of examples/, to the letter.
+Also: documents that sources refer to exist. No line of prose over 120 characters; of docs/kernels and
+docs/architecture.md no line at all. A C or C++ program in a fenced block is a file of examples/, to the letter.
 """
 
 import fnmatch
@@ -58,8 +58,7 @@ class Tree:
         self.root = root
         self.files = [path.relative_to(root).as_posix() for path in self.walk()]
         self.folders = {parent.as_posix() for name in self.files for parent in Path(name).parents}
-        self.names = set()
-        self.words, self.options = set(), set()
+        self.words, self.options, self.pages = set(), set(), []  # pages: (source, the document it refers to)
         for name in self.files:
             if name.endswith(".md") or Path(name).suffix not in TEXT_SUFFIXES or name.startswith("tests/golden/"):
                 continue
@@ -69,6 +68,7 @@ class Tree:
                 continue
             if name != "tests/documents_test.py":
                 self.words.update(WORD.findall(text))
+                self.pages += [(name, page) for page in re.findall(r"\bdocs/[\w/-]+\.md\b", text)]
                 self.options.update(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
         makefile = root / "Makefile"
         rules = re.findall(r"^([a-z][\w -]*):", makefile.read_text(), re.MULTILINE) if makefile.is_file() else []
@@ -240,6 +240,22 @@ class Checker:
                 number = text.count("\n", 0, match.start()) + 1
                 self.fault(document, number, "shows a program that is no file of examples/, or an older state of one")
 
+    def check_map(self, document, text):
+        """Folders that begin the lines of the map in docs/architecture.md; those indented further are below them."""
+        above = ""
+        for number, line in enumerate(text.split("\n"), 1):
+            match = re.match(r"(    |      )((?:[\w.]+/[\w/]*\s)+)", line)
+            if document != "docs/architecture.md" or not match:
+                continue
+            folders = match.group(2).split()
+            if match.group(1) == "    ":
+                above = folders[0]
+            for folder in folders:
+                self.checked += 1
+                path = folder if match.group(1) == "    " else above + folder
+                if not (self.tree.root / path).is_dir():
+                    self.fault(document, number, f"the map has {path}: no such folder")
+
     def check(self, document):
         text = (self.tree.root / document).read_text(encoding="utf-8")
         history = document.startswith(HISTORY)
@@ -256,6 +272,7 @@ class Checker:
                     self.check_span(document, number, span)
         if not history and document not in GENERATED:
             self.check_examples(document, text)
+            self.check_map(document, text)
             self.check_lengths(document, text.split("\n"))
 
 
@@ -267,6 +284,10 @@ def faults_in(root, binary=None):
     checker = Checker(Tree(root, binary))
     for document in documents_in(root):
         checker.check(document)
+    for source, page in checker.tree.pages:
+        checker.checked += 1
+        if not (root / page).is_file():
+            checker.faults.append(f"{source}: refers to {page}: no such document")
     return checker.faults, checker.checked
 
 
@@ -346,9 +367,18 @@ def self_test():
             if len(faults) != 1 or message not in faults[0] or not faults[0].startswith("docs/bad.md:"):
                 wrong.append(f"{text!r}: found {faults}, expected one fault with '{message}'")
             (root / "docs/bad.md").unlink()
+        map_text = "    src/     all\n      base/ gone/  below\n    docs/ none/   more\n"
+        write_tree(root, {"docs/architecture.md": map_text})
+        faults = faults_in(root, str(binary))[0]
+        if [fault.split("has ")[-1].split(":")[0] for fault in faults] != ["src/gone/", "none/"]:
+            wrong.append(f"a map with two folders that are not there: found {faults}")
+        (root / "docs/architecture.md").unlink()
+        write_tree(root, {"src/base/bad.h": "// docs/gone.md\n"})
+        if (faults := faults_in(root, str(binary))[0]) != ["src/base/bad.h: refers to docs/gone.md: no such document"]:
+            wrong.append(f"a source that refers to a document that is gone: found {faults}")
     for line in wrong:
         print(line)
-    print(f"self-test: {len(BAD_DOCUMENTS) + 1} trees, {len(wrong)} judged wrongly")
+    print(f"self-test: {len(BAD_DOCUMENTS) + 3} trees, {len(wrong)} judged wrongly")
     return 1 if wrong else 0
 
 

@@ -16,8 +16,8 @@
 #include "base/error.h"
 #include "interrupt.h"
 #include "millrace/engine.h"
+#include "open_model.h"
 #include "output.h"
-#include "progress.h"
 #include "prompt.h"
 
 namespace millrace::cli {

@@ -12,8 +12,8 @@
 namespace millrace::cli {
 
 Option Option::required() { return option_->required(), *this; }
-Option Option::range(int32_t least, int32_t most) { return option_->check(CLI::Range(least, most)), *this; }
-Option Option::range(double least, double most) { return option_->check(CLI::Range(least, most)), *this; }
+Option Option::range(int32_t min, int32_t max) { return option_->check(CLI::Range(min, max)), *this; }
+Option Option::range(double min, double max) { return option_->check(CLI::Range(min, max)), *this; }
 Option Option::one_of(const std::vector<std::string>& words) {
   return option_->check(CLI::IsMember(words)), *this;
 }

@@ -27,8 +27,8 @@ class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
   Option required();
-  Option range(int32_t least, int32_t most);
-  Option range(double least, double most);
+  Option range(int32_t min, int32_t max);
+  Option range(double min, double max);
   Option one_of(const std::vector<std::string>& words);
   Option show_default();                     // the value it has now, in the help
   Option group(const std::string& heading);  // of the help

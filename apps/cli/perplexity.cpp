@@ -24,7 +24,7 @@
 #include "output.h"
 #include "progress.h"
 #include "prompt.h"
-#include "sample/softmax.h"
+#include "sample/token_softmax.h"
 
 namespace millrace::cli {
 namespace {
@@ -155,7 +155,7 @@ nlohmann::ordered_json to_json(const Divergence& d, const PerplexityOptions& opt
   return {{"baseline", valid_utf8(baseline_path(options))},
           {"mean", d.mean},
           {"p99", d.p99},
-          {"max", d.most},
+          {"max", d.max},
           {"top1_agreement", d.top1_agreement},
           {"perplexity_ratio", d.perplexity_ratio},
           {"tokens", d.tokens}};
@@ -165,7 +165,7 @@ std::string to_text(const Divergence& d, const PerplexityOptions& options) {
   return fmt::format(
       "against    {}\n  KL mean  {:.6f} nats, 99% of tokens at most {:.6f}, largest {:.6f}\n"
       "  top-1    the same for {:.3f}% of {} tokens\n  perplexity {:+.3f}%\n",
-      baseline_path(options), d.mean, d.p99, d.most, 100.0 * d.top1_agreement, d.tokens,
+      baseline_path(options), d.mean, d.p99, d.max, 100.0 * d.top1_agreement, d.tokens,
       100.0 * (d.perplexity_ratio - 1.0));
 }
 

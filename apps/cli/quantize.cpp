@@ -264,7 +264,7 @@ void write_file(const QuantizeOptions& options, const io::Checkpoint& checkpoint
   report.errors.resize(tensors.size());
   {
     TensorRecoder recoder(writer, tensors, options.engine.threads, report.read_bytes);
-    stream_tensors(checkpoint, config, tensors, [&](size_t i, const TensorView& source) {
+    visit_tensors(checkpoint, config, tensors, [&](size_t i, const TensorView& source) {
       const quant::MatrixInputs* inputs = nullptr;
       if (report.chosen) {
         const auto found = report.chosen->calibration.find(tensors[i].name);

@@ -51,10 +51,10 @@ DType matrix_type(const char* option, const std::string& name) {
   return *type;
 }
 
-// Streams every tensor: pieces of a batch are filled by all threads, then written in order.
-class TensorStream {
+// Writes every tensor: pieces of a batch are filled by all threads, then written in order.
+class TensorWriter {
  public:
-  TensorStream(io::GgufWriter& writer, const SynthOptions& options, uint64_t total)
+  TensorWriter(io::GgufWriter& writer, const SynthOptions& options, uint64_t total)
       : writer_(writer), pool_(options.threads), seed_(options.seed), total_(total), progress_("writing") {}
 
   void write(const SynthTensor& tensor, size_t index) {
@@ -70,8 +70,8 @@ class TensorStream {
       const auto pieces = static_cast<int64_t>((batch + piece - 1) / piece);
       pool_.parallel_for(pieces, 1, [&](int64_t begin, int64_t end, int) {
         for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-          const uint64_t stream = (static_cast<uint64_t>(index) << 32) + done / piece + i;
-          fill_random(tensor.type, tensor.sigma, seed_, stream, buffer_.data() + i * piece,
+          const uint64_t piece_id = (static_cast<uint64_t>(index) << 32) + done / piece + i;
+          fill_random(tensor.type, tensor.sigma, seed_, piece_id, buffer_.data() + i * piece,
                       std::min(piece, batch - i * piece));
         }
       });
@@ -121,8 +121,8 @@ int synth(const SynthOptions& options) {
   for (const SynthTensor& tensor : plan.tensors) writer.add_tensor(tensor.name, tensor.type, tensor.shape);
   const uint64_t bytes = writer.file_bytes();
   check_disk_space(options.out, bytes);
-  TensorStream stream(writer, options, bytes);
-  for (size_t i = 0; i < plan.tensors.size(); ++i) stream.write(plan.tensors[i], i);
+  TensorWriter tensors(writer, options, bytes);
+  for (size_t i = 0; i < plan.tensors.size(); ++i) tensors.write(plan.tensors[i], i);
   writer.commit();
   write_stdout(fmt::format("{}: {}, {} tensors, {}\n", options.out, plan.config.architecture,
                            plan.tensors.size(), human_bytes(bytes)));

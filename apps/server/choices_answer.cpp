@@ -27,8 +27,8 @@ ChoicesAnswer::ChoicesAnswer(Api& api, const std::vector<Request>& requests, Str
       headers_(std::move(headers)),
       common_(common_members(entry.id, object, api.model_id())) {}
 
-bool ChoicesAnswer::advance(std::string& out, size_t most) {
-  while (out.size() < most) {
+bool ChoicesAnswer::advance(std::string& out, size_t max_bytes) {
+  while (out.size() < max_bytes) {
     const std::optional<Generation::Item> item = generation_.next();
     if (!item) break;
     take(*item, out);

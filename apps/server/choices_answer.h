@@ -27,7 +27,7 @@ class ChoicesAnswer : public Answer {
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
   Headers headers() const override { return headers_; }
   int64_t generated_tokens() const override { return generation_.totals().generated; }
-  bool advance(std::string& out, size_t most) override;
+  bool advance(std::string& out, size_t max_bytes) override;
   std::optional<HttpResponse> response() override;
 
  protected:

@@ -74,7 +74,7 @@ class EmbeddingAnswer final : public Answer {
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
   Headers headers() const override { return headers_; }
 
-  bool advance(std::string& /*out*/, size_t /*most*/) override {
+  bool advance(std::string& /*out*/, size_t /*max_bytes*/) override {
     while (std::optional<Generation::Item> item = generation_.next()) {
       vectors_[item->choice] = std::move(item->event.embedding);
     }

@@ -1,5 +1,5 @@
-// Generation: the engine's streams behind one answer (a prompt or several, each with its samples), read as
-// one, with its line in the timeline kept up to date.
+// Generation: the engine's event streams behind one answer (a prompt or several, each with its samples), read
+// as one, with its line in the timeline kept up to date.
 #pragma once
 
 #include <functional>

@@ -55,9 +55,9 @@ class Answer {
   virtual bool streaming() const = 0;  // server-sent events; else response() once it is done
   // `notify` is called from any thread when there may be something to take. It must return soon.
   virtual void on_ready(std::function<void()> notify) = 0;
-  // Takes what has come. Appends events to `out` and stops early when it holds `most` bytes or more. True:
-  // that was all.
-  virtual bool advance(std::string& out, size_t most) = 0;
+  // Takes what has come. Appends events to `out` and stops early when it holds `max_bytes` bytes or more.
+  // True: that was all.
+  virtual bool advance(std::string& out, size_t max_bytes) = 0;
   // Set when it failed before anything was sent, or when it is done and not streaming.
   virtual std::optional<HttpResponse> response() = 0;
   virtual Headers headers() const { return {}; }  // beside the usual ones

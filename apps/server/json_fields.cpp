@@ -113,40 +113,40 @@ std::optional<bool> Fields::boolean(std::string_view key) const {
   return value->get<bool>();
 }
 
-std::optional<double> Fields::number(std::string_view key, double least, double most) const {
+std::optional<double> Fields::number(std::string_view key, double min, double max) const {
   const Json* value = find(key);
   if (value == nullptr) return std::nullopt;
   if (!value->is_number()) wrong_type(path_of(key), *value, "a number");
   const auto number = value->get<double>();
-  if (!(number >= least && number <= most)) {
-    refuse(key, fmt::format("found {}, expected {} to {}", number, least, most));
+  if (!(number >= min && number <= max)) {
+    refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
   }
   return number;
 }
 
-std::optional<int64_t> Fields::integer(std::string_view key, int64_t least, int64_t most) const {
+std::optional<int64_t> Fields::integer(std::string_view key, int64_t min, int64_t max) const {
   const Json* value = find(key);
   if (value == nullptr) return std::nullopt;
   if (!value->is_number()) wrong_type(path_of(key), *value, "an integer");
   if (value->is_number_float()) {
     const auto number = value->get<double>();
     if (number != std::floor(number)) refuse(key, fmt::format("found {}, expected an integer", number));
-    if (!(number >= static_cast<double>(least) && number <= static_cast<double>(most)) ||
+    if (!(number >= static_cast<double>(min) && number <= static_cast<double>(max)) ||
         std::abs(number) > 9e18) {
-      refuse(key, fmt::format("found {}, expected {} to {}", number, least, most));
+      refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
     }
     return static_cast<int64_t>(number);
   }
   if (value->is_number_unsigned()) {
     const auto number = value->get<uint64_t>();
-    if (number > static_cast<uint64_t>(std::max<int64_t>(most, 0)) || static_cast<int64_t>(number) < least) {
-      refuse(key, fmt::format("found {}, expected {} to {}", number, least, most));
+    if (number > static_cast<uint64_t>(std::max<int64_t>(max, 0)) || static_cast<int64_t>(number) < min) {
+      refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
     }
     return static_cast<int64_t>(number);
   }
   const auto number = value->get<int64_t>();
-  if (number < least || number > most) {
-    refuse(key, fmt::format("found {}, expected {} to {}", number, least, most));
+  if (number < min || number > max) {
+    refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
   }
   return number;
 }

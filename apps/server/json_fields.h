@@ -33,8 +33,8 @@ class Fields {
   bool has(std::string_view key) const { return find(key) != nullptr; }
 
   std::optional<bool> boolean(std::string_view key) const;
-  std::optional<double> number(std::string_view key, double least, double most) const;
-  std::optional<int64_t> integer(std::string_view key, int64_t least, int64_t most) const;
+  std::optional<double> number(std::string_view key, double min, double max) const;
+  std::optional<int64_t> integer(std::string_view key, int64_t min, int64_t max) const;
   std::optional<std::string> text(std::string_view key) const;
   std::optional<std::string> choice(std::string_view key,
                                     std::initializer_list<std::string_view> names) const;

@@ -37,15 +37,16 @@ Prompt read_prompt(const Json& value, std::string path, int32_t vocab, std::stri
 
 }  // namespace
 
-std::vector<Prompt> read_prompts(const Fields& fields, std::string_view key, int32_t vocab, size_t most) {
+std::vector<Prompt> read_prompts(const Fields& fields, std::string_view key, int32_t vocab,
+                                 size_t max_prompts) {
   const std::string path = fields.path_of(key);
   const Json* value = fields.find(key);
   if (value == nullptr) bad_field(path, "is missing, expected a string or an array", "missing_field");
   const bool list = value->is_array();
   if (list && value->empty()) bad_field(path, "found an empty array, expected at least one prompt");
   if (!list || (*value)[0].is_number()) return {read_prompt(*value, path, vocab, "a string or an array")};
-  if (value->size() > most) {
-    bad_field(path, fmt::format("found {} prompts, expected at most {}", value->size(), most));
+  if (value->size() > max_prompts) {
+    bad_field(path, fmt::format("found {} prompts, expected at most {}", value->size(), max_prompts));
   }
   std::vector<Prompt> prompts;
   for (size_t i = 0; i < value->size(); ++i) {

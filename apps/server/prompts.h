@@ -16,7 +16,8 @@ struct Prompt {
   std::string path = {};  // of its field: prompt, or prompt[2]
 };
 
-// Throws ApiError{400} for what is none of these, for none at all, and for more than `most`.
-std::vector<Prompt> read_prompts(const Fields& fields, std::string_view key, int32_t vocab, size_t most);
+// Throws ApiError{400} for what is none of these, for none at all, and for more than `max_prompts`.
+std::vector<Prompt> read_prompts(const Fields& fields, std::string_view key, int32_t vocab,
+                                 size_t max_prompts);
 
 }  // namespace millrace::server

@@ -95,8 +95,8 @@ Request read_request(const Fields& fields, const Api& api, const Client& client)
   constexpr int64_t kInt = std::numeric_limits<int32_t>::max();
   Request r = read_service(fields, api, client);
   SamplingParams& s = r.sampling;
-  const auto real = [&](std::string_view key, double least, double most, float& value) {
-    if (const auto given = fields.number(key, least, most)) value = static_cast<float>(*given);
+  const auto real = [&](std::string_view key, double min, double max, float& value) {
+    if (const auto given = fields.number(key, min, max)) value = static_cast<float>(*given);
   };
   real("temperature", 0, 2, s.temperature);
   real("top_p", 0, 1, s.top_p);

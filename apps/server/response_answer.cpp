@@ -48,8 +48,8 @@ void ResponseAnswer::write_place(JsonWriter& json) const {
 
 // ---------------------------------------------------------------- what has come
 
-bool ResponseAnswer::advance(std::string& out, size_t most) {
-  while (out.size() < most) {
+bool ResponseAnswer::advance(std::string& out, size_t max_bytes) {
+  while (out.size() < max_bytes) {
     const std::optional<Generation::Item> item = generation_.next();
     if (!item) break;
     take(item->event, out);

@@ -18,7 +18,7 @@ class ResponseAnswer final : public Answer {
 
   bool streaming() const override { return input_.stream; }
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
-  bool advance(std::string& out, size_t most) override;
+  bool advance(std::string& out, size_t max_bytes) override;
   std::optional<HttpResponse> response() override;
   Headers headers() const override { return headers_; }
   int64_t generated_tokens() const override { return generation_.totals().generated; }

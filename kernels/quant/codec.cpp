@@ -220,10 +220,10 @@ void encode(const float* x, BlockQ5_1& b) {
 
 // e2m1's largest value is 6 = 1.5 * 2^2, so the scale is two powers of two below the extreme element's own.
 void encode(const float* x, BlockMXFP4& b) {
-  const float most = std::min(std::fabs(extreme(x)), 3.0e38f);
+  const float amax = std::min(std::fabs(extreme(x)), 3.0e38f);
   int exponent = 0;
-  std::frexp(most, &exponent);  // most = f * 2^exponent, f in [0.5, 1)
-  b.e = most == 0.0f ? uint8_t{0} : static_cast<uint8_t>(std::clamp(exponent - 1 - 2 + 127, 0, 254));
+  std::frexp(amax, &exponent);  // amax = f * 2^exponent, f in [0.5, 1)
+  b.e = amax == 0.0f ? uint8_t{0} : static_cast<uint8_t>(std::clamp(exponent - 1 - 2 + 127, 0, 254));
   const float scale = to_float(E8M0{b.e});
   uint8_t codes[kBlock];
   for (int j = 0; j < kBlock; ++j) {

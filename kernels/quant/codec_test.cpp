@@ -116,10 +116,10 @@ TEST(Codec, QuantizedValuesStayWithinAStep) {
       quantize(type, x.data(), coded.data(), kElements);
       dequantize(type, coded.data(), y.data(), kElements);
       for (int64_t b = 0; b < kElements; b += 32) {
-        float most = 0;
-        for (int j = 0; j < 32; ++j) most = std::max(most, std::fabs(x[b + j]));
+        float amax = 0;
+        for (int j = 0; j < 32; ++j) amax = std::max(amax, std::fabs(x[b + j]));
         for (int j = 0; j < 32; ++j) {
-          worst = std::max(worst, static_cast<double>(std::fabs(x[b + j] - y[b + j]) / most));
+          worst = std::max(worst, static_cast<double>(std::fabs(x[b + j] - y[b + j]) / amax));
         }
       }
     }

@@ -53,16 +53,16 @@ inline size_t kv_head_bytes(DType type, int64_t head_dim) {
 // two that brings it to at most 448, between 2^-32 and 2^7. That way a value is a bf16 number exactly, and so
 // is 2^120 times the scale, which the GPU's kernels count on; beyond 57,344, as in f16 beyond 65,504, there
 // is no further. Of a head with a NaN or an infinity it is infinite and the codes are zeros: all are NaN.
-inline constexpr int kFp8LeastExponent = -32, kFp8MostExponent = 7;
+inline constexpr int kFp8MinExponent = -32, kFp8MaxExponent = 7;
 inline constexpr uint8_t kFp8NotFinite = 255;
 constexpr uint8_t fp8_scale_bits(uint32_t largest) {
   const auto exponent = static_cast<int>(largest >> 23);
   if (exponent == 255) return kFp8NotFinite;
   const int above = (largest & 0x7fffffu) > 0x600000u ? 1 : 0;  // 1.75 x 2^8 is 448
   const int k = exponent - 127 - 8 + above;
-  return static_cast<uint8_t>(127 + (k < kFp8LeastExponent  ? kFp8LeastExponent
-                                     : k > kFp8MostExponent ? kFp8MostExponent
-                                                            : k));
+  return static_cast<uint8_t>(127 + (k < kFp8MinExponent   ? kFp8MinExponent
+                                     : k > kFp8MaxExponent ? kFp8MaxExponent
+                                                           : k));
 }
 // The scale, and what values are multiplied with to become codes: zero where there are none. Both as float32
 // bits.
@@ -98,13 +98,13 @@ inline uint8_t to_fp8_codes(const float* x, int64_t count, uint8_t* codes, int64
 
 // 32 values to codes and the bits of their scale. A NaN or an infinity makes all of them NaN.
 inline uint16_t to_int8_codes(const float* x, int8_t* codes) {
-  float most = 0.0f;
+  float amax = 0.0f;
   bool finite = true;
   for (int64_t i = 0; i < kKvScaleDims; ++i) {
     finite = finite && std::isfinite(x[i]);
-    most = std::max(most, std::fabs(x[i]));
+    amax = std::max(amax, std::fabs(x[i]));
   }
-  const Half scale = to_half(most / 127.0f);
+  const Half scale = to_half(amax / 127.0f);
   const float d = to_float(scale);
   finite = finite && std::isfinite(d);
   for (int64_t i = 0; i < kKvScaleDims; ++i) {

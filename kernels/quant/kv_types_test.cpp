@@ -22,16 +22,16 @@ TEST(KvTypes, TheLargestReachesTheLastBinade) {
     std::vector<uint8_t> codes(x.size());
     const uint8_t scale = to_fp8_codes(x.data(), 64, codes.data(), 1);
     const int k = scale - 127;
-    ASSERT_GE(k, kFp8LeastExponent);
-    ASSERT_LE(k, kFp8MostExponent);
+    ASSERT_GE(k, kFp8MinExponent);
+    ASSERT_LE(k, kFp8MaxExponent);
     const float scaled = std::ldexp(largest, -k);
-    if (k < kFp8MostExponent) {
+    if (k < kFp8MaxExponent) {
       EXPECT_LE(scaled, 448.0f) << exponent;
     }
-    if (k > kFp8LeastExponent) {
+    if (k > kFp8MinExponent) {
       EXPECT_GT(scaled, 224.0f) << exponent;
     }
-    if (k == kFp8LeastExponent || k == kFp8MostExponent) continue;
+    if (k == kFp8MinExponent || k == kFp8MaxExponent) continue;
     for (size_t i = 0; i < x.size(); ++i) {
       // Half a step: of four bits, or of the smallest numbers, 2^-9.
       const float got = std::ldexp(to_float(Fp8E4M3{codes[i]}), k);
@@ -45,10 +45,10 @@ TEST(KvTypes, TheBorderIs448) {
   EXPECT_EQ(scale_of(448.0f), 0);
   EXPECT_EQ(scale_of(std::nextafter(448.0f, 500.0f)), 1);
   EXPECT_EQ(scale_of(224.0f), -1);
-  EXPECT_EQ(scale_of(0.0f), kFp8LeastExponent);
-  EXPECT_EQ(scale_of(1e-30f), kFp8LeastExponent);
-  EXPECT_EQ(scale_of(57344.0f), kFp8MostExponent);
-  EXPECT_EQ(scale_of(1e30f), kFp8MostExponent);  // becomes 57,344
+  EXPECT_EQ(scale_of(0.0f), kFp8MinExponent);
+  EXPECT_EQ(scale_of(1e-30f), kFp8MinExponent);
+  EXPECT_EQ(scale_of(57344.0f), kFp8MaxExponent);
+  EXPECT_EQ(scale_of(1e30f), kFp8MaxExponent);  // becomes 57,344
   std::vector<float> x = {1e30f, -1.0f, 0.0f};
   round_to_kv_type(DType::kF8E4M3, x.data(), 3);
   EXPECT_EQ(x, (std::vector<float>{57344.0f, -1.0f, 0.0f}));

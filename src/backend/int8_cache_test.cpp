@@ -1,5 +1,5 @@
-// Attention over an int8 cache (cpu/kernels_attention_int8.h): near what double precision makes of the same
-// rounded keys and values, the same bits on every instruction set and for every way to cut a prompt, and
+// Attention over an int8 cache (kernels/cpu/attention/paged_int8.h): near what double precision makes of the
+// same rounded keys and values, the same bits on every instruction set and for every way to cut a prompt, and
 // nothing of what lies in a block behind its sequence's end.
 #include <gtest/gtest.h>
 

@@ -51,13 +51,13 @@ void Crew::decide(double stolen) {
   const bool came_back = std::exchange(came_back_, false);
   if (stolen > 0.5 / size_) {
     const int lost = came_back ? 1 : std::max(1, static_cast<int>(stolen * size_ / 2));
-    size_ = std::max(most_ - most_ / 4, size_ - lost);
+    size_ = std::max(max_size_ - max_size_ / 4, size_ - lost);
     if (came_back) wait_ = std::min(2 * wait_, kLongest);
     calm_ = 0;
     return;
   }
-  if (came_back && size_ == most_) wait_ = 1;  // all of them, and it stayed calm
-  if (size_ == most_ || ++calm_ < wait_) return;
+  if (came_back && size_ == max_size_) wait_ = 1;  // all of them, and it stayed calm
+  if (size_ == max_size_ || ++calm_ < wait_) return;
   ++size_;
   calm_ = 0;
   came_back_ = true;

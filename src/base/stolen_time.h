@@ -35,7 +35,7 @@ class StolenTime {
 // time that was too early the next calm time is twice as long.
 class Crew {
  public:
-  explicit Crew(int most) : most_(most), size_(most) {}
+  explicit Crew(int max_size) : max_size_(max_size), size_(max_size) {}
   int size() const { return size_; }
   // The share of a stretch of work that was stolen. A stretch: twenty ticks of each processor's clock.
   void observe(double stolen);
@@ -45,7 +45,7 @@ class Crew {
   void decide(double stolen);           // of a second
   static constexpr int kSecond = 5;     // stretches
   static constexpr int kLongest = 128;  // seconds
-  int most_, size_;
+  int max_size_, size_;
   double sum_ = 0.0;  // of this second's stretches
   int stretches_ = 0;
   bool came_back_ = false;   // one did, a second ago

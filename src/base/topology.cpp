@@ -153,17 +153,17 @@ double cgroup_cpus(const std::string& proc_cgroup, const std::string& root) {
 }
 
 size_t largest_cache(const std::string& root) {
-  size_t most = 0;
+  size_t largest = 0;
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(root, none)) {
     std::ifstream file(entry.path() / "size");  // "48K", "2048K", "300M"
     size_t count = 0;
     char unit = 0;
     if (!(file >> count >> unit)) continue;
-    if (unit == 'K') most = std::max(most, count << 10);
-    if (unit == 'M') most = std::max(most, count << 20);
+    if (unit == 'K') largest = std::max(largest, count << 10);
+    if (unit == 'M') largest = std::max(largest, count << 20);
   }
-  return most;
+  return largest;
 }
 
 size_t beyond_caches() {

@@ -90,10 +90,10 @@ bool HarmonyHeader::fail() {
 bool HarmonyHeader::add(char c) {
   if (is_space(c)) {
     const bool had_word = !word_.empty();
-    const bool fitted = end_word();
+    const bool is_known = end_word();
     // One space behind a header's word is its own.
     if (!had_word || !text_.empty()) text_ += c;
-    return fitted;
+    return is_known;
   }
   // Arguments right behind a whole word: json{"a":1}.
   if ((c == '{' || c == '[') && end_word()) {

@@ -1,9 +1,10 @@
 // Reads the answers of models that follow a chat template: text, with thinking between <think> and </think>
 // and calls in the way of their family.
 //
-//   hermes   <tool_call>{"name": .., "arguments": {..}}</tool_call>, any number of times  (Qwen, Hermes,
-//   SmolLM) llama3   the answer is {"name": .., "parameters": {..}}, perhaps behind <|python_tag|> mistral
-//   [TOOL_CALLS][{"name": .., "arguments": {..}}, ..] or [TOOL_CALLS]NAME[ARGS]{..} plain    text alone
+//   hermes   <tool_call>{"name": .., "arguments": {..}}</tool_call>, any number of times: Qwen, SmolLM
+//   llama3   the answer is {"name": .., "parameters": {..}}, perhaps behind <|python_tag|>
+//   mistral  [TOOL_CALLS][{"name": .., "arguments": {..}}, ..] or [TOOL_CALLS]NAME[ARGS]{..}
+//   plain    text alone
 //
 // A call's name goes out when it is known and its arguments as they come, byte for byte. What looked like a
 // call and is none is text after all.

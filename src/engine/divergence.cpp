@@ -13,10 +13,10 @@ struct Row {
   bool agree = false;
 };
 
-double log_sum_exp(std::span<const float> x, float most) {
+double log_sum_exp(std::span<const float> x, float row_max) {
   double sum = 0.0;
-  for (const float v : x) sum += std::exp(static_cast<double>(v - most));
-  return most + std::log(sum);
+  for (const float v : x) sum += std::exp(static_cast<double>(v - row_max));
+  return row_max + std::log(sum);
 }
 
 Row compare(std::span<const float> baseline, std::span<const float> model, int32_t next) {
@@ -65,7 +65,7 @@ Divergence DivergenceMeter::result() const {
   for (const double kl : sorted) d.mean += kl;
   d.mean /= static_cast<double>(d.tokens);
   d.p99 = sorted[static_cast<size_t>(std::ceil(0.99 * static_cast<double>(d.tokens))) - 1];
-  d.most = sorted.back();
+  d.max = sorted.back();
   d.top1_agreement = static_cast<double>(agreed_) / static_cast<double>(d.tokens);
   if (scored_ > 0) d.perplexity_ratio = std::exp(excess_nll_ / static_cast<double>(scored_));
   return d;

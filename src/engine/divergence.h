@@ -11,8 +11,8 @@
 namespace millrace {
 
 struct Divergence {
-  double mean = 0.0, p99 = 0.0, most = 0.0;  // of KL; p99: the value that 99% of tokens do not pass
-  double top1_agreement = 0.0;               // share of tokens
+  double mean = 0.0, p99 = 0.0, max = 0.0;  // of KL; p99: the value that 99% of tokens do not pass
+  double top1_agreement = 0.0;              // share of tokens
   double perplexity_ratio = 0.0;  // model / baseline, over tokens whose successor is known; 0: none is
   int64_t tokens = 0;
 };

@@ -89,12 +89,12 @@ void DraftLength::add(int32_t drafted, int32_t accepted) {
   wrong_ = kKeep * wrong_ + (accepted < drafted ? 1 : 0);
 }
 
-int32_t DraftLength::best(double row_cost, double draft_cost, int32_t most) const {
+int32_t DraftLength::best(double row_cost, double draft_cost, int32_t max_drafts) const {
   const double a = std::min(0.999, acceptance());
   double best_ratio = 1.02;  // less gain than this is not worth the trouble
   int32_t best = 0;
   double tokens = 1.0, power = 1.0;
-  for (int32_t k = 1; k <= most; ++k) {
+  for (int32_t k = 1; k <= max_drafts; ++k) {
     power *= a;
     tokens += power;
     const double ratio = tokens / (1.0 + k * (row_cost + draft_cost));
@@ -109,7 +109,7 @@ int32_t DraftLength::best(double row_cost, double draft_cost, int32_t most) cons
   }
   // Text changes: look again from time to time.
   constexpr int32_t kTryAgain = 32;
-  return ++refused_ % kTryAgain == 0 ? std::min(2, most) : 0;
+  return ++refused_ % kTryAgain == 0 ? std::min(2, max_drafts) : 0;
 }
 
 void StepCost::add(double rows, double seconds) {

@@ -58,7 +58,7 @@ class DraftLength {
   void add(int32_t drafted, int32_t accepted);
   // The number for which expected tokens per expected time are most. row_cost: one more row in a step,
   // draft_cost: making one draft, both in units of a step without drafts.
-  int32_t best(double row_cost, double draft_cost, int32_t most) const;
+  int32_t best(double row_cost, double draft_cost, int32_t max_drafts) const;
   double acceptance() const { return right_ / (right_ + wrong_); }
 
  private:

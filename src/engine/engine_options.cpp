@@ -44,9 +44,9 @@ class OptionChecker {
     return flag;
   }
 
-  void check_range(std::string_view field, double value, double least, double most) const {
-    if (value >= least && value <= most) return;
-    throw_error(ErrorCode::kBadInput, "{}: found {}, expected {} to {}", name(field), value, least, most);
+  void check_range(std::string_view field, double value, double min, double max) const {
+    if (value >= min && value <= max) return;
+    throw_error(ErrorCode::kBadInput, "{}: found {}, expected {} to {}", name(field), value, min, max);
   }
 
   void check_ranges() const {

@@ -23,10 +23,10 @@ size_t kv_bytes(const ModelConfig& config, ExecutorLimits limits, int32_t contex
   return bytes;
 }
 
-// The largest n in [0, most] for which fits(n); fits is monotone.
+// The largest n in [0, max] for which fits(n); fits is monotone.
 template <class Fits>
-int32_t largest(int32_t most, const Fits& fits) {
-  int32_t low = 0, high = most;
+int32_t largest(int32_t max, const Fits& fits) {
+  int32_t low = 0, high = max;
   while (low < high) {
     const int32_t middle = low + (high - low + 1) / 2;
     if (fits(middle)) {

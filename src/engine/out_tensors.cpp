@@ -68,9 +68,9 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
   return out;
 }
 
-void stream_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelConfig>& config,
-                    const std::vector<OutTensor>& tensors,
-                    const std::function<void(size_t index, const TensorView& source)>& take) {
+void visit_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelConfig>& config,
+                   const std::vector<OutTensor>& tensors,
+                   const std::function<void(size_t index, const TensorView& source)>& take) {
   size_t index = 0;
   if (checkpoint.gguf) {
     for (; index < tensors.size(); ++index) take(index, tensors[index].source);

@@ -16,7 +16,7 @@ namespace millrace {
 
 struct OutTensor {
   std::string name;   // GGUF's
-  TensorView source;  // without data where a checkpoint stores it in pieces: stream_tensors() brings those
+  TensorView source;  // without data where a checkpoint stores it in pieces: visit_tensors() has those
   DType type = DType::kF32;
   quant::RowOrder order;
   quant::Part part = quant::Part::kSmall;
@@ -32,8 +32,8 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
 
 // Hands every tensor to `take`, its source complete, in the order of the list; gathered copies live until the
 // next.
-void stream_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelConfig>& config,
-                    const std::vector<OutTensor>& tensors,
-                    const std::function<void(size_t index, const TensorView& source)>& take);
+void visit_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelConfig>& config,
+                   const std::vector<OutTensor>& tensors,
+                   const std::function<void(size_t index, const TensorView& source)>& take);
 
 }  // namespace millrace

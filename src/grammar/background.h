@@ -1,5 +1,5 @@
 // Background: one thread that does what can be done ahead. It starts with the first job, so who never posts
-// has none. Work here is never needed, only sooner done: what does not fit in the queue is dropped, what
+// has none. Work here is never needed, only done earlier: what does not fit in the queue is dropped, what
 // fails fails again for whoever really asks.
 #pragma once
 

@@ -79,10 +79,10 @@ class ByteReader {
   // A number of things of at least `min_bytes` each that must still fit in the file.
   uint64_t read_count(const Field& field, size_t min_bytes) {
     const uint64_t count = read<uint64_t>(field);
-    const uint64_t most = remaining() / min_bytes;
-    if (count > most) {
+    const uint64_t max_count = remaining() / min_bytes;
+    if (count > max_count) {
       fail(ErrorCode::kBadInput, field, "found {}, expected at most {} ({} bytes are left in the file)",
-           count, most, remaining());
+           count, max_count, remaining());
     }
     return count;
   }

@@ -76,10 +76,10 @@ int64_t as_int(const std::string& path, std::string_view key, const GgufValue& v
   if (const auto* integer = std::get_if<int64_t>(&value)) return *integer;
   const auto* natural = std::get_if<uint64_t>(&value);
   if (natural == nullptr) wrong_type(path, key, value, "an integer");
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  if (*natural > static_cast<uint64_t>(kMost)) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  if (*natural > static_cast<uint64_t>(kMax)) {
     throw_error(ErrorCode::kBadInput, "{}: metadata {}: found {}, expected at most {}", path, printable(key),
-                *natural, kMost);
+                *natural, kMax);
   }
   return static_cast<int64_t>(*natural);
 }

@@ -1,4 +1,4 @@
-// GgufWriter: a GGUF v3 file written in one pass. Declare metadata and tensors, then stream the tensors'
+// GgufWriter: a GGUF v3 file written in one pass. Declare metadata and tensors, then write the tensors'
 // bytes in the order they were declared; the file appears under its name at commit() and not before.
 #pragma once
 

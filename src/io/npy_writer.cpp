@@ -15,8 +15,8 @@ static_assert(std::endian::native == std::endian::little);
 
 NpyWriter::NpyWriter(const std::string& path, int64_t rows, int64_t cols)
     : path_(path), file_(path), rows_(rows), cols_(cols) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 8;
-  if (rows < 0 || cols < 0 || (cols > 0 && rows > kMost / cols)) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max() / 8;
+  if (rows < 0 || cols < 0 || (cols > 0 && rows > kMax / cols)) {
     throw_error(ErrorCode::kBadInput, "{}: shape: found [{}, {}], expected sizes of 0 or more", path, rows,
                 cols);
   }

@@ -81,12 +81,12 @@ const SafetensorsType* find_type(std::string_view name) {
 
 // Bytes of the shape; what does not fit int64 is refused.
 uint64_t shape_bytes(const SafetensorsEntry& entry, uint64_t element_bytes, const std::string& path) {
-  constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   uint64_t bytes = element_bytes;
   bool empty = false;
   for (int i = 0; i < entry.rank; ++i) {
     const uint64_t size = entry.shape[i];
-    if (size > kMost / bytes) {
+    if (size > kMax / bytes) {
       fail(path, entry, "shape",
            fmt::format("found {} as dimension {}, expected a product below 2^63", size, i));
     }
@@ -193,10 +193,11 @@ void Safetensors::State::add_entry(const SafetensorsEntry& entry, const std::byt
 void Safetensors::State::add_file(std::span<const std::byte> bytes, const std::string& path) {
   ByteReader reader(bytes, path);
   const auto header_bytes = reader.read<uint64_t>({"header length"});
-  const uint64_t most = std::min<uint64_t>(reader.remaining(), kMaxHeaderBytes);
-  if (header_bytes > most || header_bytes < 2) {
+  const uint64_t max_bytes = std::min<uint64_t>(reader.remaining(), kMaxHeaderBytes);
+  if (header_bytes > max_bytes || header_bytes < 2) {
     reader.fail(ErrorCode::kBadInput, {"header length"},
-                "found {}, expected 2 to {} (of {} bytes in the file)", header_bytes, most, bytes.size());
+                "found {}, expected 2 to {} (of {} bytes in the file)", header_bytes, max_bytes,
+                bytes.size());
   }
   const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + reader.offset(), header_bytes);
   std::vector<SafetensorsEntry> entries = parse_safetensors_header(header, path);

@@ -1,4 +1,4 @@
-// The JSON header of a safetensors file, read as a stream of events: no tree is built, and the first thing
+// The JSON header of a safetensors file, read as SAX events: no tree is built, and the first thing
 // that does not belong there ends the reading. Internal to io.
 #pragma once
 

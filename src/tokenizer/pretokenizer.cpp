@@ -85,21 +85,21 @@ const char* scan_space(const CodePointReader& reader, const char* begin, bool ne
   return p == reader.end || last == begin ? p : last;
 }
 
-// \p{N}{1,most}
-const char* scan_number_group(const CodePointReader& reader, const char* p, int most) {
+// \p{N}{1,max}
+const char* scan_number_group(const CodePointReader& reader, const char* p, int max) {
   size_t n = 0;
-  for (int i = 0; i < most && p < reader.end && (reader.flags(p, n) & kNumber) != 0; ++i) p += n;
+  for (int i = 0; i < max && p < reader.end && (reader.flags(p, n) & kNumber) != 0; ++i) p += n;
   return p;
 }
 
-// (?i:'s|...)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,most}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-const char* scan_cl100k(const char* begin, const char* end, int most_digits) {
+// (?i:'s|...)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,max}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+const char* scan_cl100k(const char* begin, const char* end, int max_digits) {
   const CodePointReader reader{end};
   if (const size_t n = contraction(begin, end, true)) return begin + n;
   size_t n = 0;
   const uint8_t first = reader.flags(begin, n);
   if ((first & kLetter) != 0) return reader.skip(begin + n, kLetter);
-  if ((first & kNumber) != 0) return scan_number_group(reader, begin, most_digits);
+  if ((first & kNumber) != 0) return scan_number_group(reader, begin, max_digits);
   const char* next = begin + n;
   size_t m = 0;
   const uint8_t second = next < end ? reader.flags(next, m) : static_cast<uint8_t>(kSpace);

@@ -100,18 +100,18 @@ TEST(TokenizerSmall, ManyThreadsAgree) {
 TEST(StreamingDetokenizer, NeverHalfACharacter) {
   const auto t = load(small_json("digits"));
   const std::string text = "h\xc3\xa9 \xf0\x9f\x99\x82!";
-  StreamingDetokenizer stream(t);
+  StreamingDetokenizer detokenizer(t);
   std::string all;
   for (const TokenId id : t->encode(text)) {
-    const std::string part = stream.push(id);
+    const std::string part = detokenizer.push(id);
     EXPECT_EQ(part.find("\xef\xbf\xbd"), std::string::npos);
     all += part;
   }
-  EXPECT_EQ(all + stream.finish(), text);
-  EXPECT_EQ(stream.push(t->encode("\xf0")[0]), "");
-  EXPECT_EQ(stream.finish(), "\xef\xbf\xbd");
-  EXPECT_EQ(stream.push(t->encode("\xff")[0]), "\xef\xbf\xbd");
-  EXPECT_EQ(stream.finish(), "");
+  EXPECT_EQ(all + detokenizer.finish(), text);
+  EXPECT_EQ(detokenizer.push(t->encode("\xf0")[0]), "");
+  EXPECT_EQ(detokenizer.finish(), "\xef\xbf\xbd");
+  EXPECT_EQ(detokenizer.push(t->encode("\xff")[0]), "\xef\xbf\xbd");
+  EXPECT_EQ(detokenizer.finish(), "");
 }
 
 TEST(StreamingDetokenizer, FirstSpaceOfSentencePiece) {

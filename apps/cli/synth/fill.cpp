@@ -14,8 +14,8 @@ namespace {
 
 class Random {
  public:
-  Random(uint64_t seed, uint64_t stream)
-      : state_(seed * 0x9e3779b97f4a7c15u ^ (stream + 1) * 0xd1342543de82ef95u) {
+  Random(uint64_t seed, uint64_t piece)
+      : state_(seed * 0x9e3779b97f4a7c15u ^ (piece + 1) * 0xd1342543de82ef95u) {
     next();
   }
   uint64_t next() {  // xorshift64*, with a Weyl-free guard against the zero state
@@ -148,8 +148,8 @@ bool can_fill(DType type) {
   }
 }
 
-void fill_random(DType type, double sigma, uint64_t seed, uint64_t stream, std::byte* out, size_t bytes) {
-  Random random(seed, stream);
+void fill_random(DType type, double sigma, uint64_t seed, uint64_t piece, std::byte* out, size_t bytes) {
+  Random random(seed, piece);
   switch (type) {
     case DType::kF32:
       return fill_floats<float>(sigma, random, out, bytes, [](float x) { return x; });

@@ -12,7 +12,7 @@ namespace millrace::cli {
 // Can fill_random make this type?
 bool can_fill(DType type);
 
-// Fills whole blocks. The same (seed, stream) gives the same bytes.
-void fill_random(DType type, double sigma, uint64_t seed, uint64_t stream, std::byte* out, size_t bytes);
+// Fills whole blocks. The same (seed, piece) gives the same bytes.
+void fill_random(DType type, double sigma, uint64_t seed, uint64_t piece, std::byte* out, size_t bytes);
 
 }  // namespace millrace::cli

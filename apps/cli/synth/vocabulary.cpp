@@ -56,11 +56,11 @@ std::vector<Word> make_words(size_t count, const std::string& space) {
 }  // namespace
 
 Vocabulary make_vocabulary(int32_t size, const std::map<int32_t, std::string>& specials) {
-  constexpr int32_t kBytes = 256, kMostWords = 1000000;
+  constexpr int32_t kBytes = 256, kMaxWords = 1000000;
   const int32_t needed = kBytes + static_cast<int32_t>(specials.size());
-  if (size < needed || size > kMostWords) {
+  if (size < needed || size > kMaxWords) {
     throw_error(ErrorCode::kBadInput, "vocab_size: found {}, expected {} to {} for a synthetic vocabulary",
-                size, needed, kMostWords);
+                size, needed, kMaxWords);
   }
   const std::vector<std::string> alphabet = byte_alphabet();
   const std::vector<Word> words = make_words(static_cast<size_t>(size - needed), alphabet[' ']);

@@ -106,8 +106,8 @@ Connection::Awaitable<void> Connection::linger() {
   transport_->shutdown_send();
   const Clock::time_point deadline = after(1);
   size_t taken = 0;
-  constexpr size_t kMost = 1 << 20;
-  while (taken < kMost) {
+  constexpr size_t kMaxBytes = 1 << 20;
+  while (taken < kMaxBytes) {
     taken += buffer_.size();
     buffer_.clear();
     if (!co_await read_more(deadline)) break;

@@ -1,10 +1,9 @@
 // Connection: one client's socket, from accept to close, as one coroutine on its own strand: read a request,
 // let the Api answer, write, repeat. No thread belongs to it.
 //
-//   back-pressure   a stream's events are taken from the engine only when what was taken before is written: a
-//   slow
-//                   reader holds at most `pending_bytes` here, and is given up after write_timeout_s without
-//                   progress
+//   back-pressure   events are taken from the engine only when what was taken before is written: a slow
+//                   reader holds at most `pending_bytes` here, and is given up after write_timeout_s
+//                   without progress
 //   client gone     a read is always under way while an answer is: its end destroys the answer, which cancels
 #pragma once
 

@@ -51,8 +51,8 @@ int connections_within(rlim_t files, int wanted) {
   std::error_code ignored;
   const std::filesystem::directory_iterator open_files("/proc/self/fd", ignored);
   const rlim_t taken = kReserve + static_cast<rlim_t>(std::distance(begin(open_files), end(open_files)));
-  const rlim_t room = files > taken ? files - taken : 1;
-  return room < static_cast<rlim_t>(wanted) ? static_cast<int>(room) : wanted;
+  const rlim_t available = files > taken ? files - taken : 1;
+  return available < static_cast<rlim_t>(wanted) ? static_cast<int>(available) : wanted;
 }
 
 // What is started meanwhile inherits the name, which tells the threads of this folder from the engine's (top

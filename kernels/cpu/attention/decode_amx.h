@@ -1,14 +1,26 @@
-// Attention by AMX where a set of eight rows sees 64 tokens whole, heads of 64 dimensions: decode. Included
-// by kernels_attention_amx.h, whose arithmetic it uses, number by number, in an order for keys and values
-// that come from memory.
+// Attention by AMX where a set of eight rows sees 64 tokens whole, heads of 64 dimensions: decode. The
+// arithmetic of tiles_amx.h in an order for keys and values that come from memory.
 //
-// A core that asks for lines, then pairs them, then computes, leaves memory idle half of the time. Here these
-// are one even mix. 64 tokens of a head are 32 chunks of eight lines, and their arithmetic has 32 steps: 8
-// products of scores, 8 rows of scores, 8 rows of weights, 8 products of values. Beside each step
-// - a chunk kLeadBytes further on is asked for into the second-level cache, in the order of addresses;
+// A core that prefetches lines, then pairs them, then computes, leaves memory idle half of the time. Here
+// these are one even mix. 64 tokens of a head are 32 chunks of eight lines, and their arithmetic has 32
+// steps: 8 products of scores, 8 rows of scores, 8 rows of weights, 8 products of values. Beside each step
+// - a chunk kLeadBytes further on is prefetched into the second-level cache, in the order of addresses;
 // - a chunk of the next head is paired into one of two scratches, while this head is computed from the other.
 // Heads follow one another tile by tile: the first head of the next tile behind the last of this one.
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/attention/kv_tiles.h"
+#include "kernels/cpu/attention/tiles_amx.h"
+#include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 constexpr int32_t kDecodeDim = 64;
 constexpr int32_t kChunkLines = 8;
@@ -22,7 +34,7 @@ static_assert(kHeadChunks == 4 * kSetRows);
 struct PairedHead {
   alignas(64) uint16_t keys[kTileTokens * kDecodeDim];
   alignas(64) uint16_t values[kTileTokens * kDecodeDim];
-  alignas(64) V most;  // of the values' magnitudes: are_numbers
+  alignas(64) V magnitudes;  // of the values' magnitudes: all_finite
 };
 
 struct DecodeTiles : SetScratch {
@@ -32,7 +44,7 @@ struct DecodeTiles : SetScratch {
 };
 
 // Of this tile and the two behind it, the runs in which the heads' keys and values lie, in the order in which
-// they are asked for: of every block the keys of all heads, then their values.
+// they are prefetched: of every block the keys of all heads, then their values.
 struct TileRuns {
   const uint8_t* at[3 * 2 * kTileTokens / kLanes + 1];
   int32_t chunks;  // of a run
@@ -45,16 +57,16 @@ struct TileRuns {
         *to++ = blocks[b] + s.value_offset;
       }
     }
-    *to = at[0];  // never asked for, but looked at behind the last chunk
+    *to = at[0];  // never prefetched, but looked at behind the last chunk
   }
 };
 
-// Asks for one chunk after the other.
-struct Asks {
+// LinePrefetch for one chunk after the other.
+struct LinePrefetch {
   const uint8_t* const* run;
   const uint8_t* at;
   int32_t left, chunks;  // of the run
-  Asks(const TileRuns& runs, int32_t chunk)
+  LinePrefetch(const TileRuns& runs, int32_t chunk)
       : run(runs.at + chunk / runs.chunks),
         at(*run + chunk % runs.chunks * kChunkBytes),
         left(runs.chunks - chunk % runs.chunks),
@@ -63,7 +75,7 @@ struct Asks {
     for (int32_t i = 0; i < kChunkLines; ++i) {
       _mm_prefetch(reinterpret_cast<const char*>(at) + 64 * i, _MM_HINT_T1);
     }
-    asm volatile("");  // g++ takes a function that only asks for one that does nothing
+    asm volatile("");  // g++ takes a function that only prefetches for one that does nothing
     at += kChunkBytes;
     if (--left == 0) {
       at = *++run;
@@ -95,12 +107,12 @@ struct HeadPairing {
     const uint8_t* const first = block[2 * half] + value_offset + line * 64;
     const uint8_t* const second = block[2 * half + 1] + value_offset + line * 64;
     uint16_t* const pairs = to->values + half * kHalfTokens * kDecodeDim;
-    V most = chunk == kKeyChunks ? _mm512_setzero_si512() : to->most;
+    V magnitudes = chunk == kKeyChunks ? _mm512_setzero_si512() : to->magnitudes;
     unroll<kLines>([&](auto i) __attribute__((always_inline)) {  // two lines a token
       pair_value_line(load512(first + 64 * i), load512(second + 64 * i),
-                      pairs + (i % 2 * 2 * kLanes + line / 2 + i / 2) * 32, most);
+                      pairs + (i % 2 * 2 * kLanes + line / 2 + i / 2) * 32, magnitudes);
     });
-    to->most = most;
+    to->magnitudes = magnitudes;
   }
 };
 
@@ -108,18 +120,19 @@ struct HeadPairing {
 // left in s.scores.
 template <bool kPairs>
 [[gnu::noinline]] bool attend_paired(const AttentionSplit& s, const SetRows& rows, const QueryWords* queries,
-                                     PairedHead& in, const HeadPairing& next, Asks& all_asks, SetScratch& t) {
-  Asks asks = all_asks;  // in registers
+                                     PairedHead& in, const HeadPairing& next, LinePrefetch& shared_prefetch,
+                                     SetScratch& t) {
+  LinePrefetch prefetch = shared_prefetch;  // in registers
   const auto beside = [&](int32_t step) __attribute__((always_inline)) {
-    asks.next();
+    prefetch.next();
     if constexpr (kPairs) next.pair_chunk(step);
-    stores_are_done();
+    compiler_fence();
   };
-  stores_are_done();
-  const bool numbers = are_numbers(in.most);
-  if (!numbers) [[unlikely]] {
-    take_out_values(kDecodeDim, in.values);
-    stores_are_done();
+  compiler_fence();
+  const bool finite = all_finite(in.magnitudes);
+  if (!finite) [[unlikely]] {
+    zero_nonfinite_values(kDecodeDim, in.values);
+    compiler_fence();
   }
   zero_sums();
   unroll<2>([&](auto k) __attribute__((always_inline)) {  // 32 dimensions
@@ -131,8 +144,8 @@ template <bool kPairs>
   });
   store_tile_sums(t.sums);
   const auto beside_softmax = [&](int32_t step) __attribute__((always_inline)) { beside(8 + step); };
-  soften_set<true>(s, rows, !numbers, beside_softmax, t);
-  stores_are_done();
+  softmax_set<true>(s, rows, !finite, beside_softmax, t);
+  compiler_fence();
   zero_sums();
   unroll<2>([&](auto half) __attribute__((always_inline)) {
     _tile_loadd(4, t.weights[half], 64);
@@ -142,8 +155,8 @@ template <bool kPairs>
     });
   });
   add_sums(s, rows, 0, 4, t);
-  all_asks = asks;
-  return numbers;
+  shared_prefetch = prefetch;
+  return finite;
 }
 
 // A tile that all rows see. Its first head may be paired already, and that of the tile behind it is, if they
@@ -153,10 +166,10 @@ inline void decode_tile(const AttentionSplit& s, const AttentionSplit* heads, co
   bool goes_on = true;
   for (int32_t r = 0; r < kSetRows; ++r) goes_on &= s.last[r] - tile.start >= 2 * kTileTokens;
   const TileRuns runs(s, tile);
-  const int32_t chunks = s.heads * kHeadChunks, most = 2 * chunks;
-  const int32_t lead = most < kLeadBytes / kChunkBytes ? most : kLeadBytes / kChunkBytes;
-  if (tile.cold) {  // each_tile asked for this one
-    Asks first(runs, chunks);
+  const int32_t chunks = s.heads * kHeadChunks, furthest = 2 * chunks;
+  const int32_t lead = furthest < kLeadBytes / kChunkBytes ? furthest : kLeadBytes / kChunkBytes;
+  if (tile.cold) {  // for_each_tile prefetched this one
+    LinePrefetch first(runs, chunks);
     for (int32_t i = chunks; i < lead; ++i) first.next();
   }
   const auto pairing = [&](const uint8_t* const* block, int32_t h, PairedHead& to) -> HeadPairing {
@@ -166,16 +179,19 @@ inline void decode_tile(const AttentionSplit& s, const AttentionSplit* heads, co
     const HeadPairing first = pairing(tile.block, 0, t.head[t.now]);
     for (int32_t chunk = 0; chunk < kHeadChunks; ++chunk) first.pair_chunk(chunk);
   }
-  Asks asks(runs, lead);
+  LinePrefetch prefetch(runs, lead);
   for (int32_t h = 0; h < s.heads; ++h) {
     const bool last = h + 1 == s.heads;
     PairedHead &in = t.head[t.now], &out = t.head[1 - t.now];
     const HeadPairing next = last ? pairing(tile.next, 0, out) : pairing(tile.block, h + 1, out);
     const QueryWords* const query = queries + h * kDecodeDim / 32;
-    const bool numbers = last && !goes_on ? attend_paired<false>(heads[h], rows, query, in, next, asks, t)
-                                          : attend_paired<true>(heads[h], rows, query, in, next, asks, t);
-    for (int32_t r = 0; r < kSetRows && !numbers; ++r) add_taken_out(heads[h], tile, r, 0, kTileTokens);
+    const bool finite = last && !goes_on ? attend_paired<false>(heads[h], rows, query, in, next, prefetch, t)
+                                         : attend_paired<true>(heads[h], rows, query, in, next, prefetch, t);
+    for (int32_t r = 0; r < kSetRows && !finite; ++r) add_nonfinite_values(heads[h], tile, r, 0, kTileTokens);
     t.now = 1 - t.now;
   }
   t.paired = goes_on;
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

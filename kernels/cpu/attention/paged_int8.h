@@ -7,16 +7,26 @@
 // What a row computes, per tile of 64 tokens and 32 dimensions:
 //   score[t] = sum over 32s of dimensions of float(q . k_t) * d_k[t] * (d_q * scale), fused, in order
 //   w[t]     = weight[t] * d_v[t], u = max w / 127, c[t] = nearest(w[t] * (127 / max w))
-//   values  += u * float(sum of c[t] v_t)
+//   acc     += u * float(sum of c[t] v_t)
 // Codes of keys lie [head_dim / 4][16 tokens][4 dimensions] and those of values [4][head_dim][4 tokens], so
 // that an instruction which adds four products to a lane takes them as they lie: a lane is a token, then a
-// dimension. Included by kernels_attention.h. Roofline: per token and KV head of 64 dimensions and eight rows
-// 1,024 products for 136 bytes.
+// dimension. Roofline: per token and KV head of 64 dimensions and eight rows 1,024 products for 136 bytes.
 #pragma once
+
+#include <stdint.h>
+
+#include "kernels/cpu/attention/kv_tiles.h"
+#include "kernels/cpu/simd/exp.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 struct KvInt8 {
   static constexpr bool kIntegers = true;
-  static constexpr int32_t kScaleDims = 32, kTogether = 4;  // codes that meet in a lane
+  static constexpr int32_t kScaleDims = 32, kTogether = 4;  // codes that are added up in a lane
   static constexpr int32_t kGroupBytes = kLanes * kTogether;
   static const uint16_t* scales(const uint8_t* head, int32_t part) {
     return reinterpret_cast<const uint16_t*>(head) + part * kLanes;
@@ -51,43 +61,43 @@ template <bool kWhole>
                                                      int32_t to, int32_t lo, int32_t hi, int8_t* codes) {
   constexpr int32_t kBlocks = kTileTokens / kLanes;
   V16 weight[kBlocks];
-  V16 most = Simd::zero();
+  V16 lane_max = Simd::zero();
   unroll<kBlocks>([&](auto b) {
     weight[b] = Simd::zero();
     if (!kWhole && (b * kLanes >= to || (b + 1) * kLanes <= from)) return;
     const V16 plain = Simd::load(weights + b * kLanes);
     weight[b] = Simd::mul(plain, Simd::load(scales + b * kLanes));
     if (!kWhole) weight[b] = Simd::select_less(Simd::zero(), plain, weight[b], Simd::zero());
-    most = Simd::max(most, weight[b]);
+    lane_max = Simd::max(lane_max, weight[b]);
   });
-  const float largest = Simd::largest(most);
-  const bool zero = largest < 1e-35f;  // as `quantize` has it
-  const V16 inverse = Simd::broadcast(zero ? 0.0f : 127.0f / largest);
+  const float max_weight = Simd::reduce_max(lane_max);
+  const bool zero = max_weight < 1e-35f;  // as `quantize` has it
+  const V16 inverse = Simd::broadcast(zero ? 0.0f : 127.0f / max_weight);
   unroll<kBlocks>([&](auto b) {
     if (kWhole || (b >= lo && b < hi)) {
       Simd::store_low_bytes(fma_constant(weight[b], inverse, kExp.magic), codes + b * kLanes);
     }
   });
-  return zero ? 0.0f : largest / 127.0f;
+  return zero ? 0.0f : max_weight / 127.0f;
 }
 
 // kR rows that share loads of keys and of values.
 template <int kR>
 struct SharedIntegerRows {
-  // Scores of kWide blocks; each 32 dimensions' share is added to what lies there.
-  template <int kWide>
+  // Scores of kUnroll blocks; each 32 dimensions' share is added to what lies there.
+  template <int kUnroll>
   static void score_blocks(const AttentionSplit& s, int row, const Tile& tile, int32_t b, float* scores,
                            int64_t stride) {
     constexpr int32_t kPartBytes = KvInt8::kScaleDims * kLanes;
     for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {
       const ActivationBlock* q[kR];
-      Simd::I16 sums[kWide][kR];
+      Simd::I16 sums[kUnroll][kR];
       unroll<kR>([&](auto r) {
         q[r] = s.query_blocks[row + r] + part;
-        unroll<kWide>([&](auto w) { sums[w][r] = Simd::begin_keys(q[r]->sum); });
+        unroll<kUnroll>([&](auto w) { sums[w][r] = Simd::begin_keys(q[r]->sum); });
       });
-      const uint8_t *keys[kWide], *next[kWide], *far[kWide];
-      unroll<kWide>([&](auto w) {
+      const uint8_t *keys[kUnroll], *next[kUnroll], *far[kUnroll];
+      unroll<kUnroll>([&](auto w) {
         if constexpr (kAtOnce > 1) {  // the lines of scales
           if (part == 0) {
             __builtin_prefetch(tile.far[b + w] + s.key_offset, 0, 2);
@@ -103,19 +113,19 @@ struct SharedIntegerRows {
       });
       for (int32_t at = 0; at < kPartBytes; at += KvInt8::kGroupBytes) {
         if constexpr (kAtOnce > 1) {
-          for (int w = 0; w < kWide; ++w) {
+          for (int w = 0; w < kUnroll; ++w) {
             __builtin_prefetch(next[w] + at, 0, 3);
             __builtin_prefetch(far[w] + at, 0, 2);
           }
         }
-        Simd::Keys key[kWide];
-        unroll<kWide>([&](auto w) { key[w] = Simd::load_keys(keys[w] + at); });
+        Simd::Keys key[kUnroll];
+        unroll<kUnroll>([&](auto w) { key[w] = Simd::load_keys(keys[w] + at); });
         unroll<kR>([&](auto r) {
-          unroll<kWide>(
+          unroll<kUnroll>(
               [&](auto w) { sums[w][r] = Simd::dot_keys(sums[w][r], key[w], q[r]->q + at / kLanes); });
         });
       }
-      unroll<kWide>([&](auto w) {
+      unroll<kUnroll>([&](auto w) {
         const V16 d = Simd::load_f16(KvInt8::scales(tile.block[b + w] + s.key_offset, part));
         unroll<kR>([&](auto r) {
           float* to = scores + r * stride + w * kLanes;
@@ -138,12 +148,12 @@ struct SharedIntegerRows {
     for (; b < tile.hi; ++b) score_blocks<1>(s, row, tile, b, scores + b * kLanes, stride);
   }
 
-  // values[r][c .. c + 16 kWide) += unit[r] * sum over the blocks' tokens of code * value.
-  template <int kWide>
+  // acc[r][c .. c + 16 kUnroll) += unit[r] * sum over the blocks' tokens of code * value.
+  template <int kUnroll>
   static void add_dims(const AttentionSplit& s, const Tile& tile, int row, const int8_t (*codes)[kTileTokens],
                        const float* unit, int32_t c) {
-    Simd::I16 sums[kWide][kR];
-    unroll<kWide>([&](auto w) { unroll<kR>([&](auto r) { sums[w][r] = Simd::zero_sums(); }); });
+    Simd::I16 sums[kUnroll][kR];
+    unroll<kUnroll>([&](auto w) { unroll<kR>([&](auto r) { sums[w][r] = Simd::zero_sums(); }); });
     const int64_t group = static_cast<int64_t>(s.head_dim) * KvInt8::kTogether;
     for (int32_t b = tile.lo; b < tile.hi; ++b) {
       const auto at = [&](const uint8_t* block) {
@@ -151,16 +161,16 @@ struct SharedIntegerRows {
       };
       const uint8_t *values = at(tile.block[b]), *next = at(tile.next[b]), *far = at(tile.far[b]);
       for (int32_t t = 0; t < kLanes; t += KvInt8::kTogether) {
-        Simd::Codes value[kWide];
-        unroll<kWide>([&](auto w) { value[w] = Simd::load_codes(values + w * KvInt8::kGroupBytes); });
+        Simd::Codes value[kUnroll];
+        unroll<kUnroll>([&](auto w) { value[w] = Simd::load_codes(values + w * KvInt8::kGroupBytes); });
         if constexpr (kAtOnce > 1) {
-          for (int w = 0; w < kWide; ++w) {
+          for (int w = 0; w < kUnroll; ++w) {
             __builtin_prefetch(next + w * KvInt8::kGroupBytes, 0, 3);
             __builtin_prefetch(far + w * KvInt8::kGroupBytes, 0, 2);
           }
         }
         unroll<kR>([&](auto r) {
-          unroll<kWide>([&](auto w) {
+          unroll<kUnroll>([&](auto w) {
             sums[w][r] = Simd::dot_not_negative(sums[w][r], value[w], codes[r] + b * kLanes + t);
           });
         });
@@ -172,7 +182,7 @@ struct SharedIntegerRows {
     unroll<kR>([&](auto r) {
       float* to = s.acc + (row + r) * static_cast<int64_t>(s.padded_dim) + c;
       const V16 by = Simd::broadcast(unit[r]);
-      unroll<kWide>([&](auto w) {
+      unroll<kUnroll>([&](auto w) {
         Simd::store(to + w * kLanes, Simd::fma(Simd::to_float(sums[w][r]), by, Simd::load(to + w * kLanes)));
       });
     });
@@ -190,51 +200,5 @@ struct SharedIntegerRows {
 template <int kR>
 struct IntegerRows : SharedIntegerRows<kR> {};
 
-#if defined(__ARM_FEATURE_DOTPROD)
-#include "kernels/cpu/attention/paged_int8_neon.h"
-#elif defined(MILLRACE_SIMD_AVX512)
-#include "kernels/cpu/attention/paged_int8_avx512.h"
-#endif
-
-// kR rows through one tile.
-template <int kR>
-void attend_integer_rows(const AttentionSplit& s, const Tile& tile, int row) {
-  int32_t from[kR], to[kR];
-  bool whole = tile.lo == 0 && tile.hi == kTileTokens / kLanes;
-  for (int r = 0; r < kR; ++r) {
-    from[r] = clip(s.first[row + r] - tile.start);
-    to[r] = clip(s.last[row + r] - tile.start);
-    whole = whole && from[r] == 0 && to[r] == kTileTokens;
-  }
-  IntegerRows<kR>::score_tile(s, tile, row);
-  if constexpr (requires { IntegerRows<kR>::kMostParts; }) {
-    if (whole && s.head_dim <= IntegerRows<kR>::kMostParts * KvInt8::kScaleDims) {
-      typename IntegerRows<kR>::TileWeights weights;
-      if (IntegerRows<kR>::weigh(s, tile, row, weights)) {
-        for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {
-          IntegerRows<kR>::add_part(s, tile, row, weights.codes[part], weights.unit[part],
-                                    part * KvInt8::kScaleDims);
-        }
-        return;
-      }
-    }
-  }
-  for (int r = 0; r < kR; ++r) {
-    if (from[r] < to[r]) soften<ShortExp>(s, row + r, from[r], to[r]);
-  }
-  for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {
-    alignas(64) float scales[kTileTokens];
-    alignas(64) int8_t codes[kR][kTileTokens];
-    float unit[kR];
-    for (int32_t b = tile.lo; b < tile.hi; ++b) {
-      const uint16_t* half = KvInt8::scales(tile.block[b] + s.value_offset, part);
-      Simd::store(scales + b * kLanes, Simd::load_f16(half));
-    }
-    for (int r = 0; r < kR; ++r) {
-      const float* weights = s.scores + (row + r) * static_cast<int64_t>(kTileTokens + kLanes);
-      unit[r] = whole ? weights_to_codes<true>(weights, scales, 0, kTileTokens, 0, 0, codes[r])
-                      : weights_to_codes<false>(weights, scales, from[r], to[r], tile.lo, tile.hi, codes[r]);
-    }
-    IntegerRows<kR>::add_part(s, tile, row, codes, unit, part * KvInt8::kScaleDims);
-  }
-}
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,22 +1,39 @@
-// Eight query rows over an int8 cache with the dot product instruction (kernels_attention_int8.h): four
-// tokens' two sums of 32 dimensions, or eight dimensions of values, by eight rows are sixteen registers of
-// sums, and a row's codes come sixteen to a register, of which an instruction takes four by lane. Included by
-// kernels_attention_int8.h. Roofline: per token and KV head of 64 dimensions 136 bytes, 64 dot products, 44
-// vector operations for softmax and the weights' codes and some 16 for scales and stores, which take a vector
-// unit as well: 62 cycles of two units.
+// Eight query rows over an int8 cache with the dot product instruction (paged_int8.h): four tokens' two sums
+// of 32 dimensions, or eight dimensions of values, by eight rows are sixteen registers of sums, and a row's
+// codes come sixteen to a register, of which an instruction takes four by lane. Roofline: per token and KV
+// head of 64 dimensions 136 bytes, 64 dot products, 44 vector operations for softmax and the weights' codes
+// and some 16 for scales and stores, which take a vector unit as well: 62 cycles of two units.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/attention/online_softmax.h"
+#include "kernels/cpu/attention/paged_float.h"
+#include "kernels/cpu/attention/paged_int8.h"
+#include "kernels/cpu/simd/exp.h"
+#include "kernels/cpu/simd/neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+#if !defined(MILLRACE_HAS_DOTPROD)
+#error "for targets with the dot product instruction"
+#endif
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 template <>
 inline constexpr int kSharedRows<KvInt8> = 8;
 template <>
-inline constexpr bool kLoopsAsk<KvInt8> = true;
+inline constexpr bool kLoopsPrefetch<KvInt8> = true;
 
 template <>
 struct IntegerRows<8> {
-  static constexpr int32_t kAskedBytes = 128;  // of the next tile, with every sixteen dimensions or tokens
-  [[gnu::always_inline]] static void ask(const uint8_t* at) {
-    for (int32_t line = 0; line < kAskedBytes; line += 64) __builtin_prefetch(at + line, 0, 3);
-    asm volatile("");  // g++ takes a function that only asks for one that does nothing
+  static constexpr int32_t kPrefetchBytes = 128;  // of the next tile, with every sixteen dimensions or tokens
+  [[gnu::always_inline]] static void prefetch(const uint8_t* at) {
+    for (int32_t line = 0; line < kPrefetchBytes; line += 64) __builtin_prefetch(at + line, 0, 3);
+    asm volatile("");  // g++ takes a function that only prefetches for one that does nothing
   }
 
   // Sums begin with the bits of 1.5 * 2^23 as a float, and so they need not be converted, which is four times
@@ -55,19 +72,19 @@ struct IntegerRows<8> {
       unroll<kParts>([&](auto p) { by[p][r] = blocks[p].scale * s.scale; });
     });
     const int64_t codes_at = codes_offset(s.head_dim) + first * int64_t{KvInt8::kScaleDims} * kLanes;
-    const bool asks = row == 0;
+    const bool prefetches = row == 0;
     for (int32_t b = tile.lo; b < tile.hi; ++b) {
       const uint8_t *keys = tile.block[b] + s.key_offset, *next = tile.next[b] + s.key_offset;
       float* to = s.scores + row * kStride + b * kLanes;
-      if (asks && kFirst) __builtin_prefetch(next, 0, 3);
+      if (prefetches && kFirst) __builtin_prefetch(next, 0, 3);
       next += codes_at;
       const int8_t* codes = reinterpret_cast<const int8_t*>(keys + codes_at);
       const uint16_t* scales = KvInt8::scales(keys, first);
       for (int32_t four = 0; four < 4; ++four) {
-        if (asks) {
+        if (prefetches) {
           unroll<kParts>([&](auto) {
-            ask(next);
-            next += kAskedBytes;
+            prefetch(next);
+            next += kPrefetchBytes;
           });
         }
         int32x4_t sums[8][kParts];
@@ -121,20 +138,20 @@ struct IntegerRows<8> {
     if (part < parts) score_parts<1, false>(s, tile, row, part);
   }
 
-  // What `soften` and `weights_to_codes` do, for eight rows that see a whole tile: the same numbers.
+  // What `softmax_row` and `weights_to_codes` do, for eight rows that see a whole tile: the same numbers.
   // Registers go by eights, 32 tokens of a row: a processor that looks 128 instructions ahead would wait for
   // the chain of fewer. Plain arrays, not V16: g++ 12 writes an array of structures to memory with every
   // step.
-  static constexpr int32_t kMostParts = 8, kQuads = kTileTokens / 4;
+  static constexpr int32_t kMaxParts = 8, kQuads = kTileTokens / 4;
   using F4 = float32x4_t;
   struct TileWeights {
-    F4 scales[kMostParts][kQuads];
-    F4 weights[kMostParts][8][kQuads];  // times those
-    F4 most[kMostParts][8];
-    alignas(16) int8_t codes[kMostParts][8][kTileTokens];
-    alignas(16) float unit[kMostParts][8];
+    F4 scales[kMaxParts][kQuads];
+    F4 weights[kMaxParts][8][kQuads];  // times those
+    F4 lane_max[kMaxParts][8];
+    alignas(16) int8_t codes[kMaxParts][8][kTileTokens];
+    alignas(16) float unit[kMaxParts][8];
   };
-  static bool weigh(const AttentionSplit& s, const Tile& tile, int row, TileWeights& t) {
+  static bool softmax_to_codes(const AttentionSplit& s, const Tile& tile, int row, TileWeights& t) {
     const int32_t parts = s.head_dim / KvInt8::kScaleDims;
     for (int32_t part = 0; part < parts; ++part) {
       for (int32_t b = 0; b < kTileTokens / kLanes; ++b) {
@@ -142,12 +159,11 @@ struct IntegerRows<8> {
         Simd::store(reinterpret_cast<float*>(t.scales[part] + 4 * b), Simd::load_f16(half));
       }
     }
-    alignas(16) float largest[8];
-    const bool near = find_largest(s, row, largest);
+    alignas(16) float row_max[8];
+    const bool near = update_row_max(s, row, row_max);
     for (int r = 0; r < 8; ++r) {
       float* scores = s.scores + (row + r) * static_cast<int64_t>(kTileTokens + kLanes);
-      near ? soften_row<true>(scores, largest[r], parts, r, t)
-           : soften_row<false>(scores, largest[r], parts, r, t);
+      near ? exp_row<true>(scores, row_max[r], parts, r, t) : exp_row<false>(scores, row_max[r], parts, r, t);
     }
     for (int32_t part = 0; part < parts; ++part) codes_of_part(part, t);
     return true;
@@ -155,31 +171,31 @@ struct IntegerRows<8> {
 
   // The largest scores so far; earlier sums are rescaled where there is a new one. True where no exponent is
   // so small that its exponential is zero.
-  static bool find_largest(const AttentionSplit& s, int row, float* largest) {
+  static bool update_row_max(const AttentionSplit& s, int row, float* row_max) {
     bool near = true;
     for (int r = 0; r < 8; r += 4) {
-      F4 most[4], least[4];
+      F4 lane_max[4], lane_min[4];
       unroll<4>([&](auto i) {
         const float* scores = s.scores + (row + r + i) * static_cast<int64_t>(kTileTokens + kLanes);
-        most[i] = least[i] = vld1q_f32(scores);
+        lane_max[i] = lane_min[i] = vld1q_f32(scores);
         unroll<kQuads - 1>([&](auto q) {
           const F4 more = vld1q_f32(scores + 4 * (q + 1));
-          most[i] = vmaxq_f32(most[i], more);
-          least[i] = vminq_f32(least[i], more);
+          lane_max[i] = vmaxq_f32(lane_max[i], more);
+          lane_min[i] = vminq_f32(lane_min[i], more);
         });
       });
-      const F4 tile = vpmaxq_f32(vpmaxq_f32(most[0], most[1]), vpmaxq_f32(most[2], most[3])),
-               low = vpminq_f32(vpminq_f32(least[0], least[1]), vpminq_f32(least[2], least[3])),
+      const F4 tile = vpmaxq_f32(vpmaxq_f32(lane_max[0], lane_max[1]), vpmaxq_f32(lane_max[2], lane_max[3])),
+               low = vpminq_f32(vpminq_f32(lane_min[0], lane_min[1]), vpminq_f32(lane_min[2], lane_min[3])),
                before = vld1q_f32(s.row_max + row + r),
                now = vbslq_f32(vcgtq_f32(before, tile), before, tile);
       near = near && vminvq_u32(vcgeq_f32(vsubq_f32(low, now), vdupq_n_f32(-86.0f))) != 0;
       const uint32x4_t same =
           vandq_u32(vceqq_f32(before, now), vcgtq_f32(now, vdupq_n_f32(-__builtin_inff())));
-      vst1q_f32(largest + r, now);
+      vst1q_f32(row_max + r, now);
       if (vminvq_u32(same) == 0) {
         for (int i = r; i < r + 4; ++i) {
           const float old = s.row_max[row + i];
-          if (!(old == largest[i] && largest[i] > -__builtin_inff())) rescale(s, row + i, old - largest[i]);
+          if (!(old == row_max[i] && row_max[i] > -__builtin_inff())) rescale(s, row + i, old - row_max[i]);
         }
       }
       vst1q_f32(s.row_max + row + r, now);
@@ -202,12 +218,12 @@ struct IntegerRows<8> {
   }
 
   template <bool kNear>
-  static void soften_row(float* scores, float largest, int32_t parts, int r, TileWeights& t) {
+  static void exp_row(float* scores, float row_max, int32_t parts, int r, TileWeights& t) {
     F4 sums[4];
     unroll<4>([&](auto i) { sums[i] = vld1q_f32(scores + kTileTokens + 4 * i); });
     for (int32_t q = 0; q < kQuads; q += 8) {
       F4 x[8];
-      unroll<8>([&](auto i) { x[i] = vsubq_f32(vld1q_f32(scores + 4 * (q + i)), vdupq_n_f32(largest)); });
+      unroll<8>([&](auto i) { x[i] = vsubq_f32(vld1q_f32(scores + 4 * (q + i)), vdupq_n_f32(row_max)); });
       if constexpr (kNear) {
         exp_of_eight(x);
       } else {
@@ -225,9 +241,9 @@ struct IntegerRows<8> {
           t.weights[part][r][q + i] = weight[i];
         });
         unroll<4>([&](auto i) { weight[i] = vmaxq_f32(weight[i], weight[i + 4]); });
-        F4 most = vmaxq_f32(vmaxq_f32(weight[0], weight[1]), vmaxq_f32(weight[2], weight[3]));
-        if (q > 0) most = vmaxq_f32(most, t.most[part][r]);
-        t.most[part][r] = most;
+        F4 lane_max = vmaxq_f32(vmaxq_f32(weight[0], weight[1]), vmaxq_f32(weight[2], weight[3]));
+        if (q > 0) lane_max = vmaxq_f32(lane_max, t.lane_max[part][r]);
+        t.lane_max[part][r] = lane_max;
       }
     }
     unroll<4>([&](auto i) { vst1q_f32(scores + kTileTokens + 4 * i, sums[i]); });
@@ -236,14 +252,15 @@ struct IntegerRows<8> {
   static void codes_of_part(int32_t part, TileWeights& t) {
     alignas(16) float inverse[8];
     for (int r = 0; r < 8; r += 4) {
-      const F4* most = t.most[part] + r;
-      const F4 largest = vpmaxq_f32(vpmaxq_f32(most[0], most[1]), vpmaxq_f32(most[2], most[3]));
-      const uint32x4_t zero = vcltq_f32(largest, vdupq_n_f32(1e-35f));
+      const F4* lane_max = t.lane_max[part] + r;
+      const F4 row_max =
+          vpmaxq_f32(vpmaxq_f32(lane_max[0], lane_max[1]), vpmaxq_f32(lane_max[2], lane_max[3]));
+      const uint32x4_t zero = vcltq_f32(row_max, vdupq_n_f32(1e-35f));
       const auto unless_zero = [&](F4 x) {
         return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), zero));
       };
-      vst1q_f32(inverse + r, unless_zero(vdivq_f32(vdupq_n_f32(127.0f), largest)));
-      vst1q_f32(t.unit[part] + r, unless_zero(vdivq_f32(largest, vdupq_n_f32(127.0f))));
+      vst1q_f32(inverse + r, unless_zero(vdivq_f32(vdupq_n_f32(127.0f), row_max)));
+      vst1q_f32(t.unit[part] + r, unless_zero(vdivq_f32(row_max, vdupq_n_f32(127.0f))));
     }
     for (int r = 0; r < 8; ++r) {
       const F4 by = vdupq_n_f32(inverse[r]);
@@ -258,7 +275,7 @@ struct IntegerRows<8> {
     }
   }
 
-  // values[r][first .. first + 32) += unit[r] * sum over the blocks' tokens of code * value.
+  // acc[r][first .. first + 32) += unit[r] * sum over the blocks' tokens of code * value.
   static void add_part(const AttentionSplit& s, const Tile& tile, int row, const int8_t (*codes)[kTileTokens],
                        const float* unit, int32_t first) {
     const int64_t group = static_cast<int64_t>(s.head_dim) * KvInt8::kTogether, dim = s.padded_dim;
@@ -266,15 +283,15 @@ struct IntegerRows<8> {
     const float32x4_t origin = vdupq_n_f32(kFloatOfOrigin), unit0 = vld1q_f32(unit),
                       unit1 = vld1q_f32(unit + 4);
     const int32_t lo = tile.lo, hi = tile.hi;
-    const bool asks = row == 0;
+    const bool prefetches = row == 0;
     for (int32_t c = first; c < first + KvInt8::kScaleDims; c += 8) {
       int32x4_t sums[8][2];
       clear(sums);
       for (int32_t b = lo; b < hi; ++b) {
-        if (asks) {
+        if (prefetches) {
           const uint8_t* next = tile.next[b];
           if (c == first) __builtin_prefetch(next + s.value_offset, 0, 3);
-          ask(next + codes_at + c / 8 * kAskedBytes);
+          prefetch(next + codes_at + c / 8 * kPrefetchBytes);
         }
         const auto* values =
             reinterpret_cast<const int8_t*>(tile.block[b] + codes_at + c * KvInt8::kTogether);
@@ -298,3 +315,6 @@ struct IntegerRows<8> {
     }
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

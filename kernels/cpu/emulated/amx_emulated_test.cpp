@@ -2,63 +2,48 @@
 // product of tiles against the kernels that decode uses, bit by bit. What an emulation cannot show is whether
 // a processor does the same; same_bits_test.cpp and conformance_test.cpp do where there is one.
 #include <gtest/gtest.h>
-#include <immintrin.h>
 
 #include <algorithm>
 #include <limits>
 #include <random>
 #include <vector>
 
-#include "kernels/cpu/tables/kernel_table.h"
-#include "kernels/quant/blocks.h"
-
-namespace millrace::cpu {
-namespace {
-
-// Bare comments keep clang-format from sorting what must stay in order.
-#include "kernels/cpu/simd/avx512.h"
-//
-#include "kernels/cpu/simd/unroll.h"
-//
-using V16 = Simd::V16;
-#include "kernels/cpu/matmul/formats_avx512.h"
-//
-#include "kernels/cpu/matmul/gemv_avx512.h"
-//
-#include "kernels/cpu/matmul/gemm_avx512.h"
-//
-#include "kernels/cpu/matmul/float.h"
-//
-#include "kernels/cpu/matmul/amx_int8.h"
-//
-#include "kernels/cpu/matmul/amx_bf16.h"
-//
+#define MILLRACE_TARGET_AVX512
 #include "kernels/cpu/attention/paged.h"
-//
 #include "kernels/cpu/attention/paged_amx.h"
+#include "kernels/cpu/matmul/gemm_amx_bf16.h"
+#include "kernels/cpu/matmul/gemm_amx_int8.h"
+#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/matmul/quantize_int8.h"
+#include "kernels/cpu/matmul/quantize_pow2.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::avx512 {
+namespace {
 
 constexpr int64_t kBlockSize = sizeof(ActivationBlock);
 
 // Activations [rows][cols] in every form.
-struct Forms {
-  Forms(int64_t num_rows, int64_t num_cols, std::mt19937& random) : rows(num_rows), cols(num_cols) {
+struct ActivationFormats {
+  ActivationFormats(int64_t num_rows, int64_t num_cols, std::mt19937& random)
+      : rows(num_rows), cols(num_cols) {
     std::normal_distribution<float> normal;
     values.resize(static_cast<size_t>(rows * cols));
     for (float& x : values) x = normal(random);
     const int64_t runs = cols / kQuantBlock, groups = (rows + kTileHeight - 1) / kTileHeight;
     blocks.resize(static_cast<size_t>(rows * runs));
-    binary.resize(blocks.size());
-    cells.resize(static_cast<size_t>(groups * runs));
+    pow2.resize(blocks.size());
+    int8_tiles.resize(static_cast<size_t>(groups * runs));
     tiles.resize(static_cast<size_t>(rows * cols + kTileSlackBytes));
     for (int64_t m = 0; m < rows; ++m) {
       const float* x = values.data() + m * cols;
-      quantize(x, cols, blocks.data() + m * runs);
-      quantize_binary(x, cols, binary.data() + m * runs);
+      quantize_int8(x, cols, blocks.data() + m * runs);
+      quantize_pow2(x, cols, pow2.data() + m * runs);
       const int64_t group = m / kTileHeight;
-      to_cells(x, cols, cells.data() + group * runs, m % kTileHeight,
-               std::min(kTileHeight, rows - group * kTileHeight));
+      quantize_int8_tile(x, cols, int8_tiles.data() + group * runs, m % kTileHeight,
+                         std::min(kTileHeight, rows - group * kTileHeight));
       const Bf16TileRow to = bf16_tile_row(tiles.data(), rows, cols, m);
-      to_tiles(x, cols, to.at, to.height);
+      quantize_bf16_tile(x, cols, to.at, to.height);
     }
   }
   template <class T>
@@ -72,8 +57,8 @@ struct Forms {
   }
   int64_t rows, cols;
   std::vector<float> values;
-  std::vector<ActivationBlock> blocks, binary;
-  std::vector<Int8Tile> cells;
+  std::vector<ActivationBlock> blocks, pow2;
+  std::vector<Int8Tile> int8_tiles;
   std::vector<uint16_t> tiles;
 };
 
@@ -91,14 +76,13 @@ constexpr int64_t kFirst = 3, kWeightRows = 78;
 const int64_t kRowCounts[] = {7, 32, 75}, kTokens[] = {9, 16, 17, 33, 47, 64, 80, 97};
 
 template <class Format>
-void compare(const MatrixView& w, const Forms& x, const std::vector<ActivationBlock>& blocks, MatmulFn kernel,
-             const Panel& panel, int64_t rows) {
+void compare(const MatrixView& w, const ActivationFormats& x, const std::vector<ActivationBlock>& blocks,
+             MatmulFn kernel, const Panel& panel, int64_t rows) {
   const int64_t row_bytes = x.cols / kQuantBlock * kBlockSize;
   std::vector<float> got(static_cast<size_t>(x.rows * rows)), want(got.size());
   for (int64_t m = 0; m < x.rows; m += 8) {  // eight rows are the most of decode's kernels
     const Panel part{reinterpret_cast<const uint8_t*>(blocks.data()) + m * row_bytes, row_bytes, nullptr};
-    few_rows_matmul<Format>(w, kFirst, rows, part, std::min<int64_t>(8, x.rows - m), want.data() + m * rows,
-                            rows);
+    gemv<Format>(w, kFirst, rows, part, std::min<int64_t>(8, x.rows - m), want.data() + m * rows, rows);
   }
   kernel(w, kFirst, rows, panel, x.rows, got.data(), rows);
   ASSERT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
@@ -106,33 +90,35 @@ void compare(const MatrixView& w, const Forms& x, const std::vector<ActivationBl
 }
 
 template <class Format, class Fix>
-void compare_cells(int64_t cols, int64_t elements, Fix fix) {
+void compare_tiles(int64_t cols, int64_t elements, Fix fix) {
   std::mt19937 random(1);
   const int64_t bytes = Format::kBlockBytes;
   const std::vector<uint8_t> data = weights(kWeightRows, cols, elements, bytes, random, fix);
   const MatrixView w{data.data(), cols / elements * bytes, data.data(), 0, cols};
   const int64_t row_bytes = cols / kQuantBlock * kBlockSize;
   for (const int64_t m : kTokens) {
-    const Forms x(m, cols, random);
+    const ActivationFormats x(m, cols, random);
     for (const int64_t rows : kRowCounts) {
-      compare<Format>(w, x, x.blocks, cell_matmul<Format>, Forms::panel(x.cells, row_bytes), rows);
-      compare<Format>(w, x, x.blocks, tile_matmul<Format>, Forms::panel(x.blocks, row_bytes), rows);
+      compare<Format>(w, x, x.blocks, amx_int8_tile_matmul<Format>,
+                      ActivationFormats::panel(x.int8_tiles, row_bytes), rows);
+      compare<Format>(w, x, x.blocks, amx_int8_matmul<Format>, ActivationFormats::panel(x.blocks, row_bytes),
+                      rows);
       if (::testing::Test::HasFatalFailure()) return;
     }
   }
 }
 
-TEST(AmxEmulated, CellsGiveTheBitsOfDecode) {
-  compare_cells<FormatQ8_0>(2880, 32,
+TEST(AmxEmulated, Int8TilesGiveTheBitsOfDecode) {
+  compare_tiles<FormatQ8_0>(2880, 32,
                             [](uint8_t* block) { block[1] = static_cast<uint8_t>(0x20 + block[1] % 4); });
 }
-TEST(AmxEmulated, CellsWithMinimumsGiveTheBitsOfDecode) {
-  compare_cells<FormatQ4_1>(352, 32, [](uint8_t* block) {
+TEST(AmxEmulated, Int8TilesWithMinimumsGiveTheBitsOfDecode) {
+  compare_tiles<FormatQ4_1>(352, 32, [](uint8_t* block) {
     for (int i : {1, 3}) block[i] = static_cast<uint8_t>(0x20 + block[i] % 4);
   });
 }
-TEST(AmxEmulated, CellsOfTwoDigitsGiveTheBitsOfDecode) {
-  compare_cells<FormatQ6_K>(512, 256,
+TEST(AmxEmulated, Int8TilesOfTwoDigitsGiveTheBitsOfDecode) {
+  compare_tiles<FormatQ6_K>(512, 256,
                             [](uint8_t* block) { block[209] = static_cast<uint8_t>(0x20 + block[209] % 4); });
 }
 
@@ -148,19 +134,19 @@ TEST(AmxEmulated, TilesOfMxfp4GiveTheBitsOfDecode) {
     const MatrixView split{data.data(), cols / 2, scales.data(), cols / 32, cols};
     for (const int64_t m : {1, 9, 16, 17, 31, 47, 57, 64, 97, 256, 270}) {
       if (m > 100 && cols > 64) continue;
-      const Forms x(m, cols, random);
+      const ActivationFormats x(m, cols, random);
       const Panel tiles = x.tile_panel();
       for (const int64_t rows : kRowCounts) {
-        compare<FormatMXFP4>(w, x, x.binary, bf16_matmul<FormatMXFP4>, tiles, rows);
-        compare<FormatMXFP4Split>(split, x, x.binary, bf16_matmul<FormatMXFP4Split>, tiles, rows);
+        compare<FormatMXFP4>(w, x, x.pow2, amx_bf16_matmul<FormatMXFP4>, tiles, rows);
+        compare<FormatMXFP4Split>(split, x, x.pow2, amx_bf16_matmul<FormatMXFP4Split>, tiles, rows);
         if (HasFatalFailure()) return;
       }
     }
-    const Forms x(20, cols, random);
+    const ActivationFormats x(20, cols, random);
     std::vector<float> out(20 * 32);
     data[static_cast<size_t>((kFirst + 20) * w.row_bytes + 17)] = 255;
     data[static_cast<size_t>((kFirst + 5) * w.row_bytes)] = 254;
-    bf16_matmul<FormatMXFP4>(w, kFirst, 32, x.tile_panel(), 20, out.data(), 32);
+    amx_bf16_matmul<FormatMXFP4>(w, kFirst, 32, x.tile_panel(), 20, out.data(), 32);
     for (size_t i = 0; i < out.size(); ++i) {
       ASSERT_EQ(std::isnan(out[i]), i % 32 == 20 || i % 32 == 5) << "row " << i % 32 << ", cols " << cols;
     }
@@ -169,7 +155,7 @@ TEST(AmxEmulated, TilesOfMxfp4GiveTheBitsOfDecode) {
 
 TEST(AmxEmulated, AGroupBecomesTilesAsItsRowsDo) {
   std::mt19937 random(3);
-  Forms x(16, 640, random);
+  ActivationFormats x(16, 640, random);
   const auto at = [&](int64_t row, int64_t col) -> float& {
     return x.values[static_cast<size_t>(row * 640 + col)];
   };
@@ -188,9 +174,9 @@ TEST(AmxEmulated, AGroupBecomesTilesAsItsRowsDo) {
     for (int64_t r = 0; r < height; ++r) {
       rows[r] = &at(r, 0);
       const Bf16TileRow to = bf16_tile_row(want.data(), height, 640, r);
-      to_tiles(rows[r], 640, to.at, to.height);
+      quantize_bf16_tile(rows[r], 640, to.at, to.height);
     }
-    to_tile_group(rows, height, 640, got.data());
+    quantize_bf16_tile_group(rows, height, 640, got.data());
     EXPECT_EQ(got, want) << height;
   }
 }
@@ -248,7 +234,7 @@ struct AttentionCase {
   }
 
   struct Result {
-    std::vector<float> largest, sum, values;
+    std::vector<float> row_max, row_sum, acc;
   };
   // Rows [row, row + count) with `together` heads from `head` on: results [head][count + 1], so that heads
   // are not where rows would be.
@@ -274,16 +260,16 @@ struct AttentionCase {
     s.rows = static_cast<int32_t>(count);
     s.query = query.data();
     std::vector<ActivationBlock> blocks(queries.size() / kQuantBlock);
-    quantize(queries.data(), static_cast<int64_t>(queries.size()), blocks.data());
+    quantize_int8(queries.data(), static_cast<int64_t>(queries.size()), blocks.data());
     std::vector<const ActivationBlock*> query_blocks;
     for (const float* q : query) query_blocks.push_back(blocks.data() + (q - queries.data()) / kQuantBlock);
     s.query_blocks = query_blocks.data();
     s.first = first.data() + row;
     s.last = last.data() + row;
     s.scale = 0.125f;
-    s.row_max = r.largest.data();
-    s.row_sum = r.sum.data();
-    s.acc = r.values.data();
+    s.row_max = r.row_max.data();
+    s.row_sum = r.row_sum.data();
+    s.acc = r.acc.data();
     s.scores = scores.data();
     std::copy(after.begin(), after.end(), s.next_blocks);
     s.prefetched = !after.empty();
@@ -294,7 +280,7 @@ struct AttentionCase {
   int32_t dim, heads;
   bool int8 = false;
   std::vector<int32_t> table, first, last;
-  std::vector<const uint8_t*> after;  // as in AttentionSplit; if any, this span was asked for as well
+  std::vector<const uint8_t*> after;  // as in AttentionSplit; if any, this split was prefetched as well
   std::vector<uint16_t> pool;
   std::vector<float> queries;
 };
@@ -302,15 +288,15 @@ struct AttentionCase {
 // All rows and `together` heads from `head` on, against every row and head alone.
 void compare_with_rows_alone(const AttentionCase& c, int32_t head = 0, int32_t together = 1) {
   const size_t rows = c.first.size(), dims = static_cast<size_t>(c.dim);
-  const AttentionFn kernel = c.int8 ? AttentionFn{attend<KvInt8>} : AttentionFn{attend_by_tiles};
+  const AttentionFn kernel = c.int8 ? AttentionFn{attend<KvInt8>} : AttentionFn{attend_amx};
   const auto all = c.run(kernel, 0, rows, head, together);
   for (int32_t h = 0; h < together; ++h) {
     for (size_t r = 0; r < rows; ++r) {
       const auto alone = c.run(kernel, r, 1, head + h);
       const size_t at = static_cast<size_t>(h) * (rows + 1) + r;
-      ASSERT_EQ(std::memcmp(&all.largest[at], alone.largest.data(), 4), 0) << "row " << r << ", head " << h;
-      ASSERT_EQ(std::memcmp(&all.sum[at], alone.sum.data(), 4), 0) << "row " << r << ", head " << h;
-      ASSERT_EQ(std::memcmp(&all.values[at * dims], alone.values.data(), 4 * dims), 0)
+      ASSERT_EQ(std::memcmp(&all.row_max[at], alone.row_max.data(), 4), 0) << "row " << r << ", head " << h;
+      ASSERT_EQ(std::memcmp(&all.row_sum[at], alone.row_sum.data(), 4), 0) << "row " << r << ", head " << h;
+      ASSERT_EQ(std::memcmp(&all.acc[at * dims], alone.acc.data(), 4 * dims), 0)
           << "row " << r << ", head " << h;
     }
   }
@@ -341,12 +327,13 @@ TEST(AmxEmulated, AttentionByTilesIsNearThatOfVectors) {
   for (const int32_t dim : {64, 32, 96, 128}) {
     const AttentionCase c = some_attention(dim, random);
     const size_t rows = c.first.size(), dims = static_cast<size_t>(dim);
-    const auto got = c.run(attend_by_tiles, 0, rows), want = c.run(attend<KvFloat<LoadBF16>>, 0, rows);
+    const auto got = c.run(attend_amx, 0, rows), want = c.run(attend<KvFloat<LoadBF16>>, 0, rows);
     for (size_t r = 0; r < rows; ++r) {
-      EXPECT_NEAR(got.largest[r], want.largest[r], 1e-4f) << "row " << r << " of " << dim;
-      EXPECT_NEAR(got.sum[r], want.sum[r], 2e-4f * std::abs(want.sum[r])) << "row " << r << " of " << dim;
+      EXPECT_NEAR(got.row_max[r], want.row_max[r], 1e-4f) << "row " << r << " of " << dim;
+      EXPECT_NEAR(got.row_sum[r], want.row_sum[r], 2e-4f * std::abs(want.row_sum[r]))
+          << "row " << r << " of " << dim;
       for (size_t d = 0; d < dims; ++d) {
-        ASSERT_NEAR(got.values[r * dims + d], want.values[r * dims + d], 4e-4f * std::abs(want.sum[r]))
+        ASSERT_NEAR(got.acc[r * dims + d], want.acc[r * dims + d], 4e-4f * std::abs(want.row_sum[r]))
             << "row " << r << ", dimension " << d << " of " << dim;
       }
     }
@@ -355,7 +342,7 @@ TEST(AmxEmulated, AttentionByTilesIsNearThatOfVectors) {
 
 TEST(AmxEmulated, HeadsOfAttentionTogetherHaveTheSameBitsAsAlone) {
   std::mt19937 random(6);
-  for (const AttentionFn kernel : {AttentionFn{attend_by_tiles}, AttentionFn{attend<KvFloat<LoadBF16>>}}) {
+  for (const AttentionFn kernel : {AttentionFn{attend_amx}, AttentionFn{attend<KvFloat<LoadBF16>>}}) {
     const AttentionCase c = some_attention(64, random, 5);
     const size_t rows = c.first.size();
     for (const auto& [head, together] : {std::pair{0, 5}, {1, 2}, {3, 2}, {0, 4}}) {
@@ -363,10 +350,9 @@ TEST(AmxEmulated, HeadsOfAttentionTogetherHaveTheSameBitsAsAlone) {
       for (int32_t h = 0; h < together; ++h) {
         const auto alone = c.run(kernel, 0, rows, head + h);
         const size_t at = static_cast<size_t>(h) * (rows + 1);
-        ASSERT_EQ(std::memcmp(&all.largest[at], alone.largest.data(), 4 * (rows + 1)), 0) << "head " << h;
-        ASSERT_EQ(std::memcmp(&all.sum[at], alone.sum.data(), 4 * (rows + 1)), 0) << "head " << h;
-        ASSERT_EQ(std::memcmp(&all.values[at * 64], alone.values.data(), 256 * (rows + 1)), 0)
-            << "head " << h;
+        ASSERT_EQ(std::memcmp(&all.row_max[at], alone.row_max.data(), 4 * (rows + 1)), 0) << "head " << h;
+        ASSERT_EQ(std::memcmp(&all.row_sum[at], alone.row_sum.data(), 4 * (rows + 1)), 0) << "head " << h;
+        ASSERT_EQ(std::memcmp(&all.acc[at * 64], alone.acc.data(), 256 * (rows + 1)), 0) << "head " << h;
       }
     }
   }
@@ -381,12 +367,12 @@ TEST(AmxEmulated, ARowOfAttentionHasTheSameBitsAmongOthers) {
   c.value(66, 5) = 0x7fc0;
   c.value(101, 40) = 0x7f80;
   compare_with_rows_alone(c);
-  const auto all = c.run(attend_by_tiles, 0, rows);
+  const auto all = c.run(attend_amx, 0, rows);
   for (size_t r = 0; r < rows; ++r) {
     const auto sees = [&](int32_t token) { return c.first[r] <= token && token < c.last[r]; };
     for (size_t d = 0; d < 64; ++d) {
-      ASSERT_EQ(std::isnan(all.values[r * 64 + d]), d == 5 && sees(66)) << "row " << r << ", dimension " << d;
-      ASSERT_EQ(std::isinf(all.values[r * 64 + d]), d == 40 && sees(101)) << "row " << r;
+      ASSERT_EQ(std::isnan(all.acc[r * 64 + d]), d == 5 && sees(66)) << "row " << r << ", dimension " << d;
+      ASSERT_EQ(std::isinf(all.acc[r * 64 + d]), d == 40 && sees(101)) << "row " << r;
     }
   }
 }
@@ -439,7 +425,7 @@ TEST(AmxEmulated, EightRowsOfAttentionHaveTheBitsOfOneAndOfHeadsAlone) {
     }
     compare_with_rows_alone(c, 1, 2);
     if (HasFatalFailure()) return;
-    const auto two = c.run(attend_by_tiles, 0, 8, 1, 2);
+    const auto two = c.run(attend_amx, 0, 8, 1, 2);
     for (size_t i = 0; i < 2 * 8 * 64; ++i) {
       const size_t head = 1 + i / (8 * 64), r = i / 64 % 8, d = i % 64;
       bool nan = false, inf = false;
@@ -448,7 +434,7 @@ TEST(AmxEmulated, EightRowsOfAttentionHaveTheBitsOfOneAndOfHeadsAlone) {
       for (const int32_t token : unseen) {  // by row 0, but others may
         inf |= d == (head == 1 ? 18 : 17) && token >= 0 && token < kSeen && is_seen(token, r);
       }
-      const float value = two.values[((head - 1) * 9 + r) * 64 + d];
+      const float value = two.acc[((head - 1) * 9 + r) * 64 + d];
       ASSERT_EQ(std::isnan(value), nan) << "head " << head << ", row " << r << ", dimension " << d;
       ASSERT_EQ(std::isinf(value), inf) << "head " << head << ", row " << r << ", dimension " << d;
     }
@@ -476,25 +462,25 @@ TEST(AmxEmulated, EightRowsOfAnInt8CacheHaveTheBitsOfOneAndOfHeadsAlone) {
     const auto before = c.run(attend<KvInt8>, 0, 8, 2);
     c.scale(30, 0, 2, false) = c.scale(30, 0, 2, true) = 0x7e00;  // not seen
     const auto after = c.run(attend<KvInt8>, 0, 8, 2);
-    ASSERT_EQ(std::memcmp(before.values.data(), after.values.data(), before.values.size() * 4), 0);
+    ASSERT_EQ(std::memcmp(before.acc.data(), after.acc.data(), before.acc.size() * 4), 0);
     c.scale(300, dim / 32 - 1, 1, true) = 0x7e00;  // seen: a value, and a key
     c.scale(400, 0, 3, false) = 0x7e00;
     compare_with_rows_alone(c, 0, 4);
     const auto damaged = c.run(attend<KvInt8>, 0, 8, 1);
     for (int32_t d = 0; d < dim; ++d) {
-      ASSERT_EQ(std::isnan(damaged.values[static_cast<size_t>(d)]), d >= dim - 32) << d;
+      ASSERT_EQ(std::isnan(damaged.acc[static_cast<size_t>(d)]), d >= dim - 32) << d;
     }
-    ASSERT_TRUE(std::isnan(c.run(attend<KvInt8>, 0, 8, 3).sum[0]));
+    ASSERT_TRUE(std::isnan(c.run(attend<KvInt8>, 0, 8, 3).row_sum[0]));
     if (HasFatalFailure()) return;
   }
 }
 
-// Every line of keys and values is asked for once, in order, a lead ahead; where no block is known to follow,
-// some line of this span again.
-TEST(AmxEmulated, DecodeAsksForEveryLineOnceAndInOrder) {
+// Every line of keys and values is prefetched once, in order, a lead ahead; where no block is known to
+// follow, some line of this split again.
+TEST(AmxEmulated, DecodePrefetchesEveryLineOnceAndInOrder) {
   std::mt19937 random(8);
   constexpr int32_t kSeen = 512, kBlocks = kSeen / kLanes, kHeads = 4, kHead = 1;
-  constexpr int64_t kRunLines = kLanes * 64 * 2 / 64, kMostLead = (48 << 10) / 64;
+  constexpr int64_t kRunLines = kLanes * 64 * 2 / 64, kMaxLead = (48 << 10) / 64;
   AttentionCase c(64, 2 * kSeen, random, kHeads);
   for (int32_t r = 0; r < 8; ++r) c.add_row(0, kSeen, random);
   const auto block_at = [&](int32_t b) {
@@ -506,7 +492,7 @@ TEST(AmxEmulated, DecodeAsksForEveryLineOnceAndInOrder) {
       c.after.push_back(b == 3 || b > 4 ? nullptr : block_at(kBlocks + 9 + b));
     }
     for (const int32_t together : {1, 2, 3}) {
-      std::vector<const void*> lines, asked;
+      std::vector<const void*> lines, prefetched;
       for (int32_t b = 0; b < kBlocks + 8; ++b) {
         const uint8_t* block = b < kBlocks ? block_at(b) : nullptr;
         if (b >= kBlocks && goes_on) block = c.after[static_cast<size_t>(b - kBlocks)];
@@ -516,16 +502,16 @@ TEST(AmxEmulated, DecodeAsksForEveryLineOnceAndInOrder) {
           }
         }
       }
-      emulated::asked = &asked;
-      c.run(attend_by_tiles, 0, 8, kHead, together);
-      emulated::asked = nullptr;
+      emulated::prefetched = &prefetched;
+      c.run(attend_amx, 0, 8, kHead, together);
+      emulated::prefetched = nullptr;
       const int64_t tile = kTileTokens / kLanes * 2 * together * kRunLines, all = kSeen / kTileTokens * tile;
-      const int64_t lead = std::min(kMostLead, 2 * tile);
-      // The first tile of a span that nobody asked for, each_tile asks for.
+      const int64_t lead = std::min(kMaxLead, 2 * tile);
+      // The first tile of a split that nobody prefetched, for_each_tile prefetches.
       const int64_t from = goes_on ? lead : std::min(tile, lead);
-      ASSERT_EQ(std::ssize(asked), lead + all - from) << together << " heads";
+      ASSERT_EQ(std::ssize(prefetched), lead + all - from) << together << " heads";
       for (int64_t i = from; i < lead + all; ++i) {
-        const void *want = lines[static_cast<size_t>(i)], *got = asked[static_cast<size_t>(i - from)];
+        const void *want = lines[static_cast<size_t>(i)], *got = prefetched[static_cast<size_t>(i - from)];
         if (want != nullptr) {
           ASSERT_EQ(got, want) << together << " heads, line " << i;
         } else {
@@ -538,4 +524,4 @@ TEST(AmxEmulated, DecodeAsksForEveryLineOnceAndInOrder) {
 }
 
 }  // namespace
-}  // namespace millrace::cpu
+}  // namespace millrace::cpu::avx512

@@ -68,16 +68,16 @@ inline float bf16(int tile, int row, int index) {
   return as<float>(static_cast<uint32_t>(at<uint16_t>(tile, row, index)) << 16);
 }
 
-// Lines that are asked for into the second-level cache, where somebody wants to know.
-inline thread_local std::vector<const void*>* asked = nullptr;
-inline void ask(const void* line, int hint) {
-  if (hint == _MM_HINT_T1 && asked != nullptr) asked->push_back(line);
+// Lines that are prefetched into the second-level cache, where somebody wants to know.
+inline thread_local std::vector<const void*>* prefetched = nullptr;
+inline void prefetch(const void* line, int hint) {
+  if (hint == _MM_HINT_T1 && prefetched != nullptr) prefetched->push_back(line);
 }
 
 }  // namespace emulated
 
 #undef _mm_prefetch
-#define _mm_prefetch(line, hint) emulated::ask(line, hint)
+#define _mm_prefetch(line, hint) emulated::prefetch(line, hint)
 
 // ---------------------------------------------------------------- vectors
 

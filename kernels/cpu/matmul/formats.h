@@ -1,5 +1,5 @@
-// How each block-quantized type is opened: codes as 32 int8, scales (and minimums) of four rows as four
-// lanes. Included inside the anonymous namespace of every table, after its Simd.
+// How each block-quantized type is unpacked: codes as 32 int8, scales (and minimums) of four rows as four
+// lanes.
 //
 // A format says
 //   kBlockBytes, kSubBlocks   a stored block holds kSubBlocks runs of 32 elements
@@ -10,6 +10,14 @@
 //   kDoubled                  codes are twice the values
 // Q6_K has a scale per 16 elements: its dot differs (kHalves).
 #pragma once
+
+#include <stdint.h>
+
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 using I8x32 = Simd::I8x32;
 using F4 = Simd::F4;
@@ -34,16 +42,16 @@ struct HalfScaleMin {
 
 // d * 6-bit scale and -(dmin * 6-bit min) of eight runs: Q4_K and Q5_K.
 template <class S>
-struct PackedScalesOf {
+struct KScalesOf {
   float scale[8][4], min[8][4];  // [run][row]
-  explicit PackedScalesOf(const uint8_t* const* rows) {
-    if constexpr (requires { S::open_packed_scales(rows, scale, min); }) {
-      S::open_packed_scales(rows, scale, min);
+  explicit KScalesOf(const uint8_t* const* rows) {
+    if constexpr (requires { S::unpack_k_scales(rows, scale, min); }) {
+      S::unpack_k_scales(rows, scale, min);
     } else {
-      open(rows);
+      unpack(rows);
     }
   }
-  void open(const uint8_t* const* rows) {
+  void unpack(const uint8_t* const* rows) {
     float d[4], dmin[4];
     Simd::store4(d, Simd::halves4(rows, 0));
     Simd::store4(dmin, Simd::halves4(rows, 2));
@@ -64,7 +72,7 @@ struct PackedScalesOf {
   F4 d(int64_t run) const { return Simd::set4(scale[run]); }
   F4 m(int64_t run) const { return Simd::set4(min[run]); }
 };
-using PackedScales = PackedScalesOf<Simd>;
+using KScales = KScalesOf<Simd>;
 
 template <class Block, int kOffsetValue = 0>
 struct Plain {
@@ -116,7 +124,7 @@ struct FormatQ5_1 : Plain<q::BlockQ5_1> {
 struct FormatQ4_K : Plain<q::BlockQ4_K> {
   static constexpr int kSubBlocks = 8;
   static constexpr bool kMin = true;
-  using Scales = PackedScales;
+  using Scales = KScales;
   template <int kRun>
   static I8x32 load(const uint8_t* block, int64_t group) {
     return Simd::load_nibble_run<4 * (kRun % 2)>(block + 16 + 64 * group + 32 * (kRun / 2));
@@ -126,7 +134,7 @@ struct FormatQ4_K : Plain<q::BlockQ4_K> {
 struct FormatQ5_K : Plain<q::BlockQ5_K> {
   static constexpr int kSubBlocks = 8;
   static constexpr bool kMin = true;
-  using Scales = PackedScales;
+  using Scales = KScales;
   template <int kRun>
   static I8x32 load(const uint8_t* block, int64_t group) {
     const I8x32 low = Simd::load_nibble_run<4 * (kRun % 2)>(block + 48 + 64 * group + 32 * (kRun / 2));
@@ -190,3 +198,6 @@ struct FormatMXFP4Split : Plain<q::BlockMXFP4Split> {
     return Simd::interleave(Simd::lookup(Simd::load_nibbles(block), q::kE2M1Doubled));
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

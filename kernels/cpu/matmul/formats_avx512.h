@@ -1,27 +1,36 @@
-// How each block-quantized type is opened sixteen rows at a time, for AVX-512 and the AMX tiles. Included
-// inside the anonymous namespace of table_avx512.cpp, after its Simd and kernels_unroll.h.
+// How each block-quantized type is unpacked sixteen rows at a time, for AVX-512 and the AMX tiles.
 //
-// A run is 32 elements. Opened, a run of sixteen rows is eight registers: dword r of register j holds codes
+// A run is 32 elements. Unpacked, a run of sixteen rows is eight registers: dword r of register j holds codes
 // 4 j .. 4 j + 3 of row r. That is what vpdpbusd wants beside a broadcast dword of activations (a lane per
 // row of weights, no horizontal sums), and also how a tile of the matrix unit lies in memory. Getting there
 // from rows is a 4 x 4 transposition of dwords: 16 loads and 8 shuffles for 16 x 16 bytes.
 //
 // A format says
 //   kBlockBytes, kRuns   a stored block holds kRuns runs
-//   kOffset              codes are opened unsigned, the value is d * (code - kOffset); kSigned opens
+//   kOffset              codes are unpacked unsigned, the value is d * (code - kOffset); kSigned unpacks
 //                        code - kOffset itself
 //   kMin                 d * code + m instead
 //   kHalves              a run has an integer scale for each of its halves besides (Q6_K)
 //   kSplit               scales are rows of their own
-//   Block(rows, at)      a stored block of sixteen rows, `at` bytes into each; open<run, kSigned>(u)
+//   Block(rows, at)      a stored block of sixteen rows, `at` bytes into each; unpack<run, kSigned>(u)
 //   scales(...)          d (and m) of `runs` runs of sixteen rows from run `first` on, as floats [run][16]
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/simd/avx512.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 using V = __m512i;
 namespace q = millrace::quant;
 
-// Runs that are packed together, and the most whose scales are taken together: one stored block of the K
-// types.
+// Runs that are packed together, and the largest number whose scales are taken together: one stored block of
+// the K types.
 constexpr int64_t kPackedRuns = 8;
 
 inline V load512(const void* p) { return _mm512_loadu_si512(p); }
@@ -175,7 +184,7 @@ inline void e8m0_scales(const uint8_t* const* rows, int64_t first, int64_t runs,
 // Q4_K and Q5_K begin with d, dmin and twelve bytes of 6-bit scales and mins: 16 bytes, one transposition.
 // Words: low six bits of scales 0-3, of mins 0-3, then nibbles of both 4-7 with their two high bits on top of
 // the first two words.
-inline void packed_scales(const uint8_t* const* rows, int64_t at, float* d, float* m) {
+inline void k_scales(const uint8_t* const* rows, int64_t at, float* d, float* m) {
   V t[4];
   transpose(rows, at, t);
   const __m512 scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(t[0]));
@@ -222,7 +231,7 @@ struct FormatQ8_0 : Plain<q::BlockQ8_0, 128> {
     Rows rows;
     int64_t at;
     template <int, bool kSigned>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       transpose(rows, at + 2, u);
       transpose(rows, at + 18, u + 4);
       if constexpr (!kSigned) unroll<8>([&](auto j) { u[j] = _mm512_xor_si512(u[j], bytes_of(128)); });
@@ -245,7 +254,7 @@ struct NibbleBlock {
     });
   }
   template <int, bool kSigned>
-  [[gnu::always_inline]] void open(V* u) {
+  [[gnu::always_inline]] void unpack(V* u) {
     open_nibbles(u);
     lower<kSigned, kOffset>(u);
   }
@@ -272,7 +281,7 @@ struct FiveBitBlock {
   const uint8_t* const* rows;
   int64_t at;
   template <int, bool kSigned>
-  [[gnu::always_inline]] void open(V* u) {
+  [[gnu::always_inline]] void unpack(V* u) {
     NibbleBlock<kAt + 4, 0>{rows, at}.open_nibbles(u);
     alignas(64) uint32_t words[16];
     for (int r = 0; r < 16; ++r) __builtin_memcpy(&words[r], rows[r] + at + kAt, 4);
@@ -300,7 +309,7 @@ struct Super : Plain<Stored> {
   static constexpr bool kMin = true;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
     for (int64_t i = 0; i < runs; i += 8) {
-      packed_scales(rows, (first + i) / 8 * sizeof(Stored), d + 16 * i, m + 16 * i);
+      k_scales(rows, (first + i) / 8 * sizeof(Stored), d + 16 * i, m + 16 * i);
     }
   }
 };
@@ -313,7 +322,7 @@ struct FormatQ4_K : Super<q::BlockQ4_K> {
     V t[8];
     Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
     template <int kRun, bool>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       if constexpr (kRun % 2 == 0) {
         transpose(rows, at + 16 + 16 * kRun, t);
         transpose(rows, at + 32 + 16 * kRun, t + 4);
@@ -333,7 +342,7 @@ struct FormatQ5_K : Super<q::BlockQ5_K> {
     V t[8], h[8];
     Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
     template <int kRun, bool>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       if constexpr (kRun == 0) {
         transpose(rows, at + 16, h);
         transpose(rows, at + 32, h + 4);
@@ -368,7 +377,7 @@ struct FormatQ6_K : Plain<q::BlockQ6_K, 32> {
     V t[16], h[8];
     Block(const uint8_t* const* from, int64_t offset) : rows(from), at(offset) {}
     template <int kRun, bool kSigned>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       constexpr int kHalf = kRun / 4, kPart = kRun % 4;
       if constexpr (kPart == 0) {
         unroll<4>([&](auto i) { transpose(rows, at + 64 * kHalf + 16 * i, t + 4 * i); });
@@ -413,7 +422,7 @@ struct FormatMXFP4 : Plain<q::BlockMXFP4, 12> {
     Rows rows;
     int64_t at;
     template <int, bool kSigned>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       const V table = e2m1_table<kSigned>();
       V t[4];
       transpose(rows, at + 1, t);
@@ -436,7 +445,7 @@ struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 12> {
     const uint8_t* const* rows;
     int64_t at;
     template <int, bool kSigned>
-    [[gnu::always_inline]] void open(V* u) {
+    [[gnu::always_inline]] void unpack(V* u) {
       const V table = e2m1_table<kSigned>();
       const V first = _mm512_set1_epi64(0x2c2824200c080400);  // bits 0 4 8 12 of either dword
       const V second = _mm512_add_epi8(first, bytes_of(16));
@@ -449,3 +458,6 @@ struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 12> {
     }
   };
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

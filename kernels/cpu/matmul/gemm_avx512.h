@@ -1,16 +1,28 @@
-// Products of block-quantized weights with many rows of activations (prompts): weights are opened once into
-// a small scratch and multiplied with all the rows from there. Included inside the anonymous namespace of
-// table_avx512.cpp, after kernels_wide_few.h.
+// Products of block-quantized weights with many rows of activations (prompts): weights are repacked once into
+// a small scratch, in the layout of AMX tiles, and multiplied with all the rows from there.
 //
-// Loops, outermost first: 256 rows of activations; 64 rows of weights; 8 runs of 32 columns, packed as signed
-// codes (18 KiB, first-level cache); the rows of activations, 8 or 16 at a time; 16 rows of weights; the
-// runs. So a packed chunk is used by every activation row while it is close. The sums leave their registers
-// once per 8 runs, for a scratch of their own: outputs lie far apart, often at a power of two, where sixteen
-// of them share a cache set.
+// Packed: repacked into the layout of tiles. Loops, outermost first: 256 rows of activations; 64 rows of
+// weights; 8 runs of 32 columns, packed as signed codes (18 KiB, first-level cache); the rows of activations,
+// 8 or 16 at a time; 16 rows of weights; the runs. So a packed chunk is used by every activation row while it
+// is close. The sums leave their registers once per 8 runs, for a scratch of their own: outputs lie far
+// apart, often at a power of two, where sixteen of them share a cache set.
 //
 // Roofline: integer operations. Here 16 x 8 outputs per run are 64 vpdpbusd and 24 float operations on two
 // ports: 44 cycles, 186 int8 operations per cycle, which is 73% of what vpdpbusd alone would do.
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats_avx512.h"
+#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // Sixteen rows over a chunk. Q6_K's codes times their integer scales have 13 bits: two digits of 6 and 7
 // bits, so that the sum is 64 * high + low.
@@ -25,19 +37,19 @@ struct PackedGroup {
 template <class Format>
 using PackedOf = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin>;
 
-// Asks for the next chunk of the rows, to the second-level cache, a few rows at every step: what lies behind
-// it in a row is asked for with the next chunk.
-struct ChunkAhead {
+// Prefetches the next chunk of the rows, to the second-level cache, a few rows at every step: what lies
+// behind it in a row is prefetched with the next chunk.
+struct ChunkPrefetch {
   const uint8_t* at;
   int64_t apart, rows, bytes, per_step;  // per_step: rows
-  ChunkAhead(const MatrixView& w, int64_t row, int64_t num_rows, int64_t byte, int64_t chunk_bytes,
-             int64_t steps)
+  ChunkPrefetch(const MatrixView& w, int64_t row, int64_t num_rows, int64_t byte, int64_t chunk_bytes,
+                int64_t steps)
       : at(w.data + row * w.row_bytes + byte),
         apart(w.row_bytes),
         rows(num_rows),
         bytes(chunk_bytes),
         per_step((num_rows + steps - 1) / steps) {}
-  void ask() {
+  void prefetch() {
     for (int64_t r = 0; r < per_step && rows > 0; ++r, --rows, at += apart) {
       for (int64_t line = 0; line < bytes + 64; line += 64) {
         _mm_prefetch(reinterpret_cast<const char*>(at + line), _MM_HINT_T1);
@@ -73,7 +85,7 @@ template <class Format, int kRun>
 [[gnu::always_inline]] inline void pack_run(typename Format::Block& block, const V* half_scales,
                                             int8_t (*to)[8][64]) {
   V u[8];
-  block.template open<kRun, true>(u);
+  block.template unpack<kRun, true>(u);
   unroll<8>([&](auto j) {
     if constexpr (Format::kHalves) {
       V high, low;
@@ -123,9 +135,9 @@ void vector_runs(const P& w, int64_t first, int64_t runs, const Panel& panel, in
     const V16 scale = Simd::load(w.d[b]);
     unroll<kM>([&](auto i) {
       const ActivationBlock& block = x[i][b];
-      V isum = dot_opened<128>(u[0], block);
+      V isum = dot_unpacked<128>(u[0], block);
       if constexpr (P::kDigits == 2) {
-        isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 6), dot_opened<128>(u[P::kDigits - 1], block));
+        isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 6), dot_unpacked<128>(u[P::kDigits - 1], block));
       }
       acc[i] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(scale, Simd::broadcast(block.scale)), acc[i]);
       if constexpr (P::kMin) {
@@ -139,11 +151,11 @@ void vector_runs(const P& w, int64_t first, int64_t runs, const Panel& panel, in
 
 template <class P>
 void multiply_by_vectors(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
-                         ChunkAhead& ahead) {
+                         ChunkPrefetch& ahead) {
   int64_t m = 0;
   const auto passes = [&](auto size) {
     for (; m + size <= num_m; m += size) {
-      ahead.ask();
+      ahead.prefetch();
       for (int64_t g = 0; g < w.count; ++g) {
         vector_runs<P, size>(w.groups[g], first, runs, x, m, w.sums[g] + m);
       }
@@ -158,7 +170,7 @@ void multiply_by_vectors(PackedRows<P>& w, int64_t first, int64_t runs, const Pa
 // Products of one chunk of packed weights with rows [0, num_m), into the sums.
 template <class P>
 using MultiplyFn = void (*)(PackedRows<P>& w, int64_t first, int64_t runs, const Panel& x, int64_t num_m,
-                            ChunkAhead& ahead);
+                            ChunkPrefetch& ahead);
 
 // Up to 64 rows of weights by up to kPassRows rows of activations.
 template <class Format>
@@ -166,18 +178,19 @@ void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t row
                  const Panel& x, int64_t num_m, float* out, int64_t out_stride,
                  PackedRows<PackedOf<Format>>& packed, MultiplyFn<PackedOf<Format>> multiply) {
   const int64_t runs = w.cols / kQuantBlock, steps = (num_m + 15) / 16;
-  constexpr int64_t kChunkBytes = kPackedRuns / Format::kRuns * Format::kBlockBytes;
+  constexpr int64_t kChunkRowBytes = kPackedRuns / Format::kRuns * Format::kBlockBytes;
   RowPointers rows[kGroups];
   packed.count = (num_rows + 15) / 16;
   for (int64_t g = 0; g < packed.count; ++g) point_at<Format>(w, row + 16 * g, num_rows - 16 * g, rows[g]);
-  if (first_pass) ChunkAhead(w, row, num_rows, 0, kChunkBytes, 1).ask();
+  if (first_pass) ChunkPrefetch(w, row, num_rows, 0, kChunkRowBytes, 1).prefetch();
   for (int64_t at = 0; at < runs; at += kPackedRuns) {
     const int64_t count = runs - at < kPackedRuns ? runs - at : kPackedRuns;
     for (int64_t g = 0; g < packed.count; ++g) pack_chunk<Format>(rows[g], at, count, packed.groups[g]);
     const bool more = at + kPackedRuns < runs;  // else the next rows' first chunk
     const int64_t next = more ? num_rows : rows_after < 16 * kGroups ? rows_after : 16 * kGroups;
-    ChunkAhead ahead(w, more ? row : row + num_rows, next,
-                     more ? (at + kPackedRuns) / Format::kRuns * Format::kBlockBytes : 0, kChunkBytes, steps);
+    ChunkPrefetch ahead(w, more ? row : row + num_rows, next,
+                        more ? (at + kPackedRuns) / Format::kRuns * Format::kBlockBytes : 0, kChunkRowBytes,
+                        steps);
     multiply(packed, at, count, x, num_m, ahead);
   }
   for (int64_t g = 0; g < packed.count; ++g) {
@@ -208,15 +221,16 @@ void packed_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const P
   }
 }
 
-constexpr int64_t kFewRows = 8;
-
 template <class Format>
 void quantized_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
                       float* out, int64_t out_stride) {
-  if (num_m <= kFewRows) {
-    few_rows_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride);
+  if (num_m <= kMaxGemvRows) {
+    gemv<Format>(w, first, num_rows, x, num_m, out, out_stride);
   } else {
     packed_matmul<Format>(w, first, num_rows, x, num_m, out, out_stride,
                           multiply_by_vectors<PackedOf<Format>>);
   }
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,43 +1,54 @@
-// Products of block-quantized weights with one to eight rows of activations (decode): sixteen rows of
-// weights at a time, a lane each, opened straight into registers. Included inside the anonymous namespace of
-// table_avx512.cpp, after kernels_wide_formats.h.
+// Products of block-quantized weights with one to eight rows of activations (decode): sixteen rows of weights
+// at a time, a lane each, unpacked straight into registers.
 //
 // Roofline: the weights' bytes from memory. A core of sixteen that share 140 GB/s gets some 3.4 bytes per
-// cycle, so 16 blocks of MXFP4 (272 bytes) may take 80 cycles; opening them and multiplying by one row takes
-// some 55 operations on two vector ports (12 inserts, 8 shuffles, 8 lookups, 8 vpdpbusd, 10 for the scales),
-// each further row 12. Measured: 16 ns from the cache, 29 from memory, where reading alone takes 24
+// cycle, so 16 blocks of MXFP4 (272 bytes) may take 80 cycles; unpacking them and multiplying by one row
+// takes some 55 operations on two vector ports (12 inserts, 8 shuffles, 8 lookups, 8 vpdpbusd, 10 for the
+// scales), each further row 12. Measured: 16 ns from the cache, 29 from memory, where reading alone takes 24
 // (docs/kernels/x86_matmul.md).
 //
-// vpdpbusd multiplies unsigned by signed bytes: weights are opened unsigned, kOffset too large, and
+// vpdpbusd multiplies unsigned by signed bytes: weights are unpacked unsigned, kOffset too large, and
 // -kOffset * (sum of the activations' codes) is what the integer sum starts from. Exact either way.
 #pragma once
 
-// Weights are read in order, so the next rows are known: their lines are asked for while these rows are
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats_avx512.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
+
+// Weights are read in order, so the next rows are known: their lines are prefetched while these rows are
 // multiplied, into the second-level cache, a few at every step: a burst would occupy every line buffer of the
 // first level and stop the loads that come after. The rows of a gate and an up matrix may be interleaved; the
 // lines between are then those of the product that follows.
-struct Ahead {
+struct RowPrefetch {
   const uint8_t *at, *end;
   int64_t per_step;  // bytes
-  Ahead(const MatrixView& w, int64_t row, int64_t rows, int64_t steps)
+  RowPrefetch(const MatrixView& w, int64_t row, int64_t rows, int64_t steps)
       : at(w.data + row * w.row_bytes),
         end(at + rows * w.row_bytes),
         per_step((rows * w.row_bytes / steps + 64) / 64 * 64) {}
-  Ahead(const PrefetchHint& chain, int64_t steps)
+  RowPrefetch(const PrefetchHint& chain, int64_t steps)
       : at(chain.next), end(at + chain.bytes), per_step((chain.bytes / steps + 64) / 64 * 64) {}
-  [[gnu::always_inline]] void ask() {
+  [[gnu::always_inline]] void prefetch() {
     const uint8_t* stop = end - at < per_step ? end : at + per_step;
     for (; at < stop; at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
   }
   // The same without counting, where rows lie one behind the other and a step takes kBytes of them.
   template <int64_t kBytes>
-  [[gnu::always_inline]] void ask_bytes() {
+  [[gnu::always_inline]] void prefetch_bytes() {
     if (per_step > kBytes + 64) {
-      ask();
+      prefetch();
       return;
     }
     if (at >= end) return;
-    // No lambda: g++ takes one that only asks for lines for one that does nothing.
+    // No lambda: g++ takes one that only prefetches for one that does nothing.
     for (int64_t line = 0; line < kBytes; line += 64) {
       _mm_prefetch(reinterpret_cast<const char*>(at + line), _MM_HINT_T1);
     }
@@ -45,8 +56,9 @@ struct Ahead {
   }
 };
 
-// Rows of activations that share one opening of the weights.
-constexpr int kMostAtOnce = 8;
+// Rows of activations that share one unpacking of the weights; so many or fewer do not pay for packing
+// (gemm_avx512.h).
+constexpr int kMaxGemvRows = 8;
 
 // Runs whose scales are taken together: one stored block of the K types.
 constexpr int64_t kChunkRuns = 8;
@@ -65,9 +77,9 @@ inline void point_at(const MatrixView& w, int64_t row, int64_t count, RowPointer
   }
 }
 
-// The first rows of a call have nobody before them to ask: they do it themselves, a little ahead.
+// The first rows of a call were prefetched by nobody: they do it themselves, a little ahead.
 template <class Format>
-[[gnu::always_inline]] inline void ask_own(const RowPointers& rows, int64_t run, int64_t runs) {
+[[gnu::always_inline]] inline void prefetch_own(const RowPointers& rows, int64_t run, int64_t runs) {
   constexpr int64_t kBytes = kChunkRuns * Format::kBlockBytes / Format::kRuns, kChunksAhead = 3;
   const int64_t at = run / Format::kRuns * Format::kBlockBytes + kChunksAhead * kBytes;
   if (at >= runs / Format::kRuns * Format::kBlockBytes) return;
@@ -81,7 +93,7 @@ template <class Format>
 // The lines of the next chunk from the second-level cache to the first, those of two rows with every run: the
 // first loads of a chunk touch them all, and would wait for each other.
 template <class Format>
-[[gnu::always_inline]] inline void ask_next_chunk(const RowPointers& rows, int64_t next, int64_t i) {
+[[gnu::always_inline]] inline void prefetch_next_chunk(const RowPointers& rows, int64_t next, int64_t i) {
   constexpr int64_t kBytes = kChunkRuns * Format::kBlockBytes;
   const int64_t at = next * Format::kBlockBytes;
   for (int64_t line = 64; line <= kBytes; line += 64) {
@@ -94,10 +106,6 @@ inline __mmask16 first_lanes(int64_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffff : (1 << count) - 1);
 }
 
-inline const uint8_t* panel_row(const Panel& x, int64_t m) {
-  return x.data + (x.index != nullptr ? x.index[m] : m) * x.row_bytes;
-}
-
 // Four bytes of activations in every lane: folds into the instruction that uses them.
 inline V four_codes(const ActivationBlock& x, int j) {
   int32_t four;
@@ -105,10 +113,10 @@ inline V four_codes(const ActivationBlock& x, int j) {
   return _mm512_set1_epi32(four);
 }
 
-// The integer sums of sixteen opened rows with one block of activations. Two chains: vpdpbusd takes five
+// The integer sums of sixteen unpacked rows with one block of activations. Two chains: vpdpbusd takes five
 // cycles.
 template <int kOffset>
-[[gnu::always_inline]] inline V dot_opened(const V* u, const ActivationBlock& x) {
+[[gnu::always_inline]] inline V dot_unpacked(const V* u, const ActivationBlock& x) {
   V a = _mm512_set1_epi32(-kOffset * x.sum), b = _mm512_setzero_si512();
   unroll<4>([&](auto j) {
     a = _mm512_dpbusd_epi32(a, u[j], four_codes(x, j));
@@ -138,7 +146,7 @@ template <class Format, int kRun, int kM, class Block>
                                                 const float* m, const ActivationBlock* const* x, int64_t run,
                                                 V16* acc) {
   V u[8];
-  block.template open<kRun, false>(u);
+  block.template unpack<kRun, false>(u);
   const V16 scale = Simd::load(d);
   unroll<kM>([&](auto i) {
     const ActivationBlock& b = x[i][run];
@@ -147,7 +155,7 @@ template <class Format, int kRun, int kM, class Block>
       isum = dot_halves<Format::kOffset>(u, b, Format::Block::template half_scale<kRun>(half_scales, 0),
                                          Format::Block::template half_scale<kRun>(half_scales, 1));
     } else {
-      isum = dot_opened<Format::kOffset>(u, b);
+      isum = dot_unpacked<Format::kOffset>(u, b);
     }
     acc[i] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(scale, Simd::broadcast(b.scale)), acc[i]);
     if constexpr (Format::kMin) {
@@ -156,7 +164,7 @@ template <class Format, int kRun, int kM, class Block>
   });
 }
 
-// Formats whose blocks are opened from rows that are evenly apart.
+// Formats whose blocks are unpacked from rows that are evenly apart.
 template <class Format>
 concept Even = requires {
   typename Format::template BlockOf<EvenRows>;
@@ -166,10 +174,11 @@ concept Even = requires {
 template <class Format, int kM>
 [[gnu::always_inline]] inline void multiply_chunk(const RowPointers& rows, bool even, int64_t first,
                                                   int64_t count, const float* d, const float* m,
-                                                  const ActivationBlock* const* x, V16* acc, Ahead& ahead) {
+                                                  const ActivationBlock* const* x, V16* acc,
+                                                  RowPrefetch& ahead) {
   const auto run = [&](auto block, int64_t i) __attribute__((always_inline)) {
-    ahead.ask_bytes<16 * Format::kBlockBytes>();
-    ask_next_chunk<Format>(rows, first + kChunkRuns, i);
+    ahead.prefetch_bytes<16 * Format::kBlockBytes>();
+    prefetch_next_chunk<Format>(rows, first + kChunkRuns, i);
     multiply_run<Format, 0, kM>(block, nullptr, d + 16 * i, m + (Format::kMin ? 16 * i : 0), x, first + i,
                                 acc);
   };
@@ -191,8 +200,8 @@ template <class Format, int kM>
 
 // Sixteen rows of weights by kM rows of activations.
 template <class Format, int kM>
-void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, int64_t m0, float* out,
-                   int64_t out_stride, __mmask16 lanes, Ahead& ahead, bool alone) {
+void gemv_tile(const RowPointers& rows, int64_t runs, const Panel& panel, int64_t m0, float* out,
+               int64_t out_stride, __mmask16 lanes, RowPrefetch& ahead, bool alone) {
   const ActivationBlock* x[kM];
   V16 acc[kM];
   unroll<kM>([&](auto i) {
@@ -203,7 +212,7 @@ void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, in
   for (int64_t first = 0; first < runs; first += kChunkRuns) {
     const int64_t count = runs - first < kChunkRuns ? runs - first : kChunkRuns;
     Format::scales(rows.scales, first, count, d, m);
-    if (alone) ask_own<Format>(rows, first, runs);
+    if (alone) prefetch_own<Format>(rows, first, runs);
     if constexpr (Format::kRuns == 1) {
       multiply_chunk<Format, kM>(rows, lanes == 0xffff, first, count, d, m, x, acc, ahead);
     } else {
@@ -211,7 +220,7 @@ void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, in
       V halves[4];
       if constexpr (Format::kHalves) block.load_half_scales(halves);
       unroll<8>([&](auto i) {
-        ahead.ask();
+        ahead.prefetch();
         multiply_run<Format, i, kM>(block, halves, d + 16 * i, m + (Format::kMin ? 16 * i : 0), x, first + i,
                                     acc);
       });
@@ -221,25 +230,28 @@ void few_rows_tile(const RowPointers& rows, int64_t runs, const Panel& panel, in
 }
 
 template <class Format>
-void few_rows_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
-                     float* out, int64_t out_stride) {
+void gemv(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m, float* out,
+          int64_t out_stride) {
   const int64_t runs = w.cols / kQuantBlock;
   for (int64_t r = 0; r < num_rows; r += 16) {
     const int64_t left = num_rows - r, next = left > 32 ? 16 : left - 16;
     RowPointers rows;
     point_at<Format>(w, first + r, left, rows);
     // Used up by the first pass.
-    Ahead ahead = next > 0 ? Ahead(w, first + r + 16, next, runs) : Ahead(x.prefetch, runs);
+    RowPrefetch ahead = next > 0 ? RowPrefetch(w, first + r + 16, next, runs) : RowPrefetch(x.prefetch, runs);
     const auto pass = [&](auto size, int64_t m) {
-      few_rows_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), ahead,
-                                  r == 0 && m == 0 && !x.prefetch.done);
+      gemv_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), ahead,
+                              r == 0 && m == 0 && !x.prefetch.done);
     };
     int64_t m = 0;
-    for (; m + kMostAtOnce <= num_m; m += kMostAtOnce) pass(Index<kMostAtOnce>{}, m);
-    unroll<kMostAtOnce>([&](auto size) {
+    for (; m + kMaxGemvRows <= num_m; m += kMaxGemvRows) pass(Index<kMaxGemvRows>{}, m);
+    unroll<kMaxGemvRows>([&](auto size) {
       if constexpr (size > 0) {
         if (num_m - m == size) pass(size, m);
       }
     });
   }
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,13 +1,24 @@
 // One row of activations by four rows of MXFP4 weights: most of what gpt-oss does for a token. The numbers
-// are Stream's (kernels_quantized_neon.h); what differs is that instructions stay in the order written here.
+// are Gemv's (gemv_neon.h); what differs is that instructions stay in the order written here.
 //
 // Roofline: 68 bytes of weights take 31 vector slots (and, ushr, 2 tbl, 2 sdot a row; 3 addp, fsub, ins,
 // fmul, fmla for four): 15.5 cycles where there are two vector units. Such a core (Neoverse-N1) waits with
 // few instructions at hand, so none may stand behind what it needs: a step reads the codes of block b + 2,
-// opens those of b + 1, multiplies b and adds b - 1 to the sums. A compiler's order takes 22.9 cycles, this
-// one 18.3, from the first-level cache. Included inside the anonymous namespace of the tables with dotprod,
-// before kernels_quantized_neon.h.
+// unpacks those of b + 1, multiplies b and adds b - 1 to the sums. A compiler's order takes 22.9 cycles, this
+// one 18.3, from the first-level cache.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats.h"
+#include "kernels/cpu/matmul/unpacked_panel_neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // Half of 2^(e - 127), for codes are twice the values; 255, a NaN, becomes infinity.
 struct HalfE8M0 {
@@ -106,7 +117,7 @@ struct Ordered {
 #undef MILLRACE_ORDERED
 
 template <class Format>
-struct MxStream {
+struct MxFp4Gemv {
   static constexpr int kBytes = Format::kBlockBytes, kCodesAt = Format::kSplit ? 0 : 1;
   const int8x16_t values, nibble;
   const F4 origin;
@@ -116,7 +127,7 @@ struct MxStream {
   int32x4_t pair01, pair23;                        // sums of block b - 1, of two rows each
   F4 factor = Simd::zero4(), acc = Simd::zero4();  // of block b - 1; of those before
 
-  MxStream()
+  MxFp4Gemv()
       : values(vld1q_s8(q::kE2M1Doubled)),
         nibble(vdupq_n_s8(15)),
         origin(vreinterpretq_f32_s32(vdupq_n_s32(kFloatOrigin))) {}
@@ -182,7 +193,7 @@ struct MxStream {
   }
 
   // Lanes of the four rows at `rows`, whose scales lie at `scales` if apart; `blocks` >= 2. `ahead`: as
-  // Stream::run.
+  // Gemv::run.
   [[gnu::always_inline]] F4 run(const uint8_t* const (&rows)[4], const uint8_t* const (&scales)[4],
                                 const ActivationBlock* x, int64_t blocks, int64_t ahead) {
     const uint8_t *at[4], *e8m0[4];
@@ -233,8 +244,11 @@ struct MxStream {
 };
 
 template <class Format>
-inline constexpr bool kHasOwnStream = false;
+inline constexpr bool kHasOwnGemv = false;
 template <>
-inline constexpr bool kHasOwnStream<FormatMXFP4> = true;
+inline constexpr bool kHasOwnGemv<FormatMXFP4> = true;
 template <>
-inline constexpr bool kHasOwnStream<FormatMXFP4Split> = true;
+inline constexpr bool kHasOwnGemv<FormatMXFP4Split> = true;
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

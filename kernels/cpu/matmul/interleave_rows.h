@@ -1,5 +1,5 @@
-// Q4_K, Q5_K and Q6_K weights packed by fours of rows for kernels_packed_neon.h. A packed block is a block of
-// each of four rows, in as many bytes; 4 x 4 below are four bytes of each of four rows.
+// Q4_K, Q5_K and Q6_K weights with four rows interleaved, for gemv_interleaved_neon.h. An interleaved block
+// is a block of each of four rows, in as many bytes; 4 x 4 below are four bytes of each of four rows.
 //   Q4_K  d[4], dmin[4]; the three words of scales, [3][4]; codes, [4 pairs of runs][8] 4 x 4
 //   Q5_K  the same with the fifth bits before the codes, [8] 4 x 4
 //   Q6_K  low bits, [2 halves][2][8] 4 x 4; high bits, [2 halves][8] 4 x 4; scales, [16][4]; d[4]

@@ -1,4 +1,4 @@
-// Products with weights packed by fours of rows: to the bit those of the scalar table with the same weights
+// Products with weights of four interleaved rows: to the bit those of the scalar table with the same weights
 // where they lie, for rows that begin and end anywhere, few and many activation rows, rows longer than a
 // pass.
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 
 struct Kind {
   const char* name;
-  Format format, packed;
+  Format format, interleaved;
   int64_t block_bytes;
   int64_t half_at[2];  // where f16 scales lie
   void (*pack)(const uint8_t* const* rows, uint8_t* to);
@@ -43,8 +43,8 @@ std::vector<uint8_t> random_blocks(std::mt19937& random, const Kind& kind, int64
   return bytes;
 }
 
-std::vector<uint8_t> packed(const Kind& kind, const std::vector<uint8_t>& bytes, int64_t rows,
-                            int64_t blocks) {
+std::vector<uint8_t> interleave(const Kind& kind, const std::vector<uint8_t>& bytes, int64_t rows,
+                                int64_t blocks) {
   std::vector<uint8_t> to(bytes.size());
   for (int64_t i = 0; i < rows / 4 * blocks; ++i) {
     const int64_t four = i / blocks, b = i % blocks;
@@ -61,7 +61,7 @@ void compare(const KernelTable& table, const Kind& kind, int64_t rows, int64_t c
   std::mt19937 random(static_cast<uint32_t>(rows * 31 + cols * 7 + num_m));
   const int64_t blocks = cols / 256, row_bytes = blocks * kind.block_bytes;
   const std::vector<uint8_t> plain = random_blocks(random, kind, rows * blocks);
-  const std::vector<uint8_t> fours = packed(kind, plain, rows, blocks);
+  const std::vector<uint8_t> fours = interleave(kind, plain, rows, blocks);
   std::uniform_real_distribution<float> values(-3.0f, 3.0f);
   std::vector<float> x(static_cast<size_t>(num_m * cols));
   for (float& v : x) v = values(random);
@@ -75,8 +75,8 @@ void compare(const KernelTable& table, const Kind& kind, int64_t rows, int64_t c
       std::vector<float> want(static_cast<size_t>(num_m * count)), got(want.size() + 4, -7.0f);
       kScalarTable.matmul[static_cast<int>(kind.format)]({plain.data(), row_bytes, nullptr, 0, cols}, first,
                                                          count, panel, num_m, want.data(), count);
-      table.matmul[static_cast<int>(kind.packed)]({fours.data(), row_bytes, nullptr, 0, cols}, first, count,
-                                                  panel, num_m, got.data(), count);
+      table.matmul[static_cast<int>(kind.interleaved)]({fours.data(), row_bytes, nullptr, 0, cols}, first,
+                                                       count, panel, num_m, got.data(), count);
       ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0)
           << table.name << " " << kind.name << " rows " << first << " + " << count << " of " << cols
           << " columns, " << num_m << " activation rows";
@@ -85,7 +85,7 @@ void compare(const KernelTable& table, const Kind& kind, int64_t rows, int64_t c
   }
 }
 
-TEST(Packed, SameBitsAsWhereTheyLie) {
+TEST(Interleaved, SameBitsAsWhereTheyLie) {
   int tables = 0;
   for (const KernelTable* table : runnable_tables()) {
     if (table->matmul[static_cast<int>(Format::kInterleavedQ4_K)] == nullptr) continue;
@@ -98,7 +98,7 @@ TEST(Packed, SameBitsAsWhereTheyLie) {
       compare(*table, kind, 12, 16384 + 512, 14);
     }
   }
-  if (tables == 0) GTEST_SKIP() << "no table of this processor has kernels for packed weights";
+  if (tables == 0) GTEST_SKIP() << "no table of this processor has kernels for interleaved rows";
 }
 
 }  // namespace

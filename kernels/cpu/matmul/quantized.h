@@ -1,8 +1,18 @@
 // Matrix products of block-quantized weights with int8 activations: one kernel for every format. A tile is
-// four rows of weights by kM rows of activations; each block of weights is opened once per tile, the integer
-// sums of four rows are reduced together into one vector with a lane per row. Included inside the anonymous
-// namespace of every table, after kernels_formats.h.
+// four rows of weights by kM rows of activations; each block of weights is unpacked once per tile, the
+// integer sums of four rows are reduced together into one vector with a lane per row.
 #pragma once
+
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 template <class Format, int kM>
 struct QuantizedTile {
@@ -64,10 +74,6 @@ struct QuantizedTile {
   }
 };
 
-inline const uint8_t* panel_row(const Panel& x, int64_t m) {
-  return x.data + (x.index != nullptr ? x.index[m] : m) * x.row_bytes;
-}
-
 template <class Format, int kM>
 void quantized_tile(const MatrixView& w, int64_t row, int64_t rows, const Panel& x, int64_t m0, float* out,
                     int64_t out_stride) {
@@ -110,3 +116,6 @@ void quantized_matmul(const MatrixView& w, int64_t first, int64_t num_rows, cons
   for (; m + 2 <= num_m; m += 2) quantized_rows<Format, 2>(w, first, num_rows, x, m, out, out_stride);
   if (m < num_m) quantized_rows<Format, 1>(w, first, num_rows, x, m, out, out_stride);
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

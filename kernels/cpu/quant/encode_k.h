@@ -1,7 +1,6 @@
 // Encoders of the K types: sub-blocks with small integer scales (and minimums) over one f16 scale of 256
 // values. Every sub-block is first fitted on its own; then the integers are chosen, the super-block's own
 // scales are solved for given those and the codes found, and codes are rounded by what has come of it.
-// Included inside the anonymous namespace of the encoders' tables, after encode_plain.h.
 //
 // A group is here the same sub-block of kBlocks super-blocks: what a super-block sums over its sub-blocks is
 // then a sum over groups, and never one across a vector.
@@ -9,6 +8,21 @@
 // Million values per second of a Neoverse-N1 core, measured (docs/benchmarks.md): q5_k 560, q4_k 528, q6_k
 // 504.
 #pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <cstring>
+
+#include "kernels/cpu/quant/encode_group.h"
+#include "kernels/cpu/quant/encode_table.h"
+#include "kernels/cpu/quant/group_values.h"
+#include "kernels/cpu/quant/search_scale.h"
+#include "kernels/cpu/quant/search_scale_min.h"
+#include "kernels/cpu/simd/lanes.h"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::quant::MILLRACE_TARGET {
+namespace {
 
 constexpr float kMaxScale = 63.0f;  // of Q4_K and Q5_K: six bits
 constexpr int kSubs = 8;            // their sub-blocks of 32
@@ -18,15 +32,15 @@ struct ScalesAndMins {
   V scale[kSubs], min[kSubs];
   V d, dmin;
 
-  V scales(int s) const { return Simd::mul(scale[s], d); }
-  V mins(int s) const { return Simd::mul(min[s], dmin); }
-  V bases(int s) const { return Simd::sub(Simd::all(0.0f), mins(s)); }
+  V scales(int s) const { return Lanes::mul(scale[s], d); }
+  V mins(int s) const { return Lanes::mul(min[s], dmin); }
+  V bases(int s) const { return Lanes::sub(Lanes::all(0.0f), mins(s)); }
 };
 
 inline V to_integers(V x, V unit) {
-  const V zero = Simd::all(0.0f), magic = Simd::all(kMagic);
-  return Simd::sub(Simd::add(Simd::min(Simd::max(Simd::mul(x, unit), zero), Simd::all(kMaxScale)), magic),
-                   magic);
+  const V zero = Lanes::all(0.0f), magic = Lanes::all(kMagic);
+  return Lanes::sub(
+      Lanes::add(Lanes::min(Lanes::max(Lanes::mul(x, unit), zero), Lanes::all(kMaxScale)), magic), magic);
 }
 
 // The fits of single sub-blocks in integers. Scales first; then each minimum so that the codes found leave
@@ -34,52 +48,53 @@ inline V to_integers(V x, V unit) {
 // costs. Then d and dmin of the super-block by least squares over all 256 values, as d (scale q) - dmin
 // (min).
 inline void solve(const MinFit* fits, ScalesAndMins& k) {
-  const V zero = Simd::all(0.0f), one = Simd::all(1.0f), count = Simd::all(kBlock),
-          share = Simd::all(1.0f / kMaxScale);
-  V most_scale = zero, most_below = zero;
+  const V zero = Lanes::all(0.0f), one = Lanes::all(1.0f), count = Lanes::all(kBlock),
+          share = Lanes::all(1.0f / kMaxScale);
+  V max_scale = zero, max_below = zero;
   for (int s = 0; s < kSubs; ++s) {
-    most_scale = Simd::max(most_scale, fits[s].scale);
-    most_below = Simd::max(most_below, Simd::sub(zero, fits[s].min));
+    max_scale = Lanes::max(max_scale, fits[s].scale);
+    max_below = Lanes::max(max_below, Lanes::sub(zero, fits[s].min));
   }
-  k.d = StoredHalves(Simd::mul(most_scale, share)).value;
-  k.dmin = StoredHalves(Simd::mul(most_below, share)).value;
+  k.d = StoredHalves(Lanes::mul(max_scale, share)).value;
+  k.dmin = StoredHalves(Lanes::mul(max_below, share)).value;
   const V per_scale = inverse_or_zero(k.d), per_min = inverse_or_zero(k.dmin);
   V aa = zero, ab = zero, bb = zero, ra = zero, rb = zero;
   for (int s = 0; s < kSubs; ++s) {
     const MinFit& fit = fits[s];
     k.scale[s] = to_integers(fit.scale, per_scale);
-    const V scale = k.scales(s), levels = Simd::mul(scale, fit.sum_c);
-    k.min[s] = to_integers(Simd::fma(levels, Simd::all(1.0f / kBlock), Simd::sub(zero, fit.mean_x)), per_min);
+    const V scale = k.scales(s), levels = Lanes::mul(scale, fit.sum_c);
+    k.min[s] =
+        to_integers(Lanes::fma(levels, Lanes::all(1.0f / kBlock), Lanes::sub(zero, fit.mean_x)), per_min);
     // What is left over: its sum, and the sum of its products with the codes.
-    const V min = k.mins(s), rest = Simd::fma(Simd::add(fit.mean_x, min), count, Simd::sub(zero, levels));
-    const V products = Simd::sub(Simd::fma(min, fit.sum_c, fit.xc), Simd::mul(scale, fit.cc));
-    const V a = k.scale[s], b = Simd::sub(zero, k.min[s]);
-    aa = Simd::fma(Simd::mul(a, a), fit.cc, aa);
-    ab = Simd::fma(Simd::mul(a, b), fit.sum_c, ab);
-    bb = Simd::fma(Simd::mul(b, b), count, bb);
-    ra = Simd::fma(a, products, ra);
-    rb = Simd::fma(b, rest, rb);
+    const V min = k.mins(s), rest = Lanes::fma(Lanes::add(fit.mean_x, min), count, Lanes::sub(zero, levels));
+    const V products = Lanes::sub(Lanes::fma(min, fit.sum_c, fit.xc), Lanes::mul(scale, fit.cc));
+    const V a = k.scale[s], b = Lanes::sub(zero, k.min[s]);
+    aa = Lanes::fma(Lanes::mul(a, a), fit.cc, aa);
+    ab = Lanes::fma(Lanes::mul(a, b), fit.sum_c, ab);
+    bb = Lanes::fma(Lanes::mul(b, b), count, bb);
+    ra = Lanes::fma(a, products, ra);
+    rb = Lanes::fma(b, rest, rb);
   }
-  const V all = Simd::mul(aa, bb), det = Simd::sub(all, Simd::mul(ab, ab));
-  const Simd::Mask both = Simd::greater(det, Simd::mul(all, Simd::all(1e-5f)));
-  const V inverse = Simd::div(one, Simd::select(both, det, Simd::max(aa, one)));
-  const V more_d = Simd::select(both, Simd::sub(Simd::mul(ra, bb), Simd::mul(rb, ab)), ra);
-  const V more_min = Simd::select(both, Simd::sub(Simd::mul(rb, aa), Simd::mul(ra, ab)), zero);
-  const V d = Simd::fma(more_d, inverse, k.d), dmin = Simd::fma(more_min, inverse, k.dmin);
+  const V all = Lanes::mul(aa, bb), det = Lanes::sub(all, Lanes::mul(ab, ab));
+  const Lanes::Mask both = Lanes::greater(det, Lanes::mul(all, Lanes::all(1e-5f)));
+  const V inverse = Lanes::div(one, Lanes::select(both, det, Lanes::max(aa, one)));
+  const V more_d = Lanes::select(both, Lanes::sub(Lanes::mul(ra, bb), Lanes::mul(rb, ab)), ra);
+  const V more_min = Lanes::select(both, Lanes::sub(Lanes::mul(rb, aa), Lanes::mul(ra, ab)), zero);
+  const V d = Lanes::fma(more_d, inverse, k.d), dmin = Lanes::fma(more_min, inverse, k.dmin);
   // Neither may turn negative: then both stay. No comparison with what is not a number is true.
-  const V good_d = StoredHalves(d).value, good_min = StoredHalves(Simd::max(dmin, zero)).value;
-  const Simd::Mask up = Simd::greater(d, zero), level = Simd::greater(dmin, Simd::all(-kLeastRange));
-  k.d = Simd::select(up, Simd::select(level, good_d, k.d), k.d);
-  k.dmin = Simd::select(up, Simd::select(level, good_min, k.dmin), k.dmin);
+  const V good_d = StoredHalves(d).value, good_min = StoredHalves(Lanes::max(dmin, zero)).value;
+  const Lanes::Mask up = Lanes::greater(d, zero), level = Lanes::greater(dmin, Lanes::all(-kLeastRange));
+  k.d = Lanes::select(up, Lanes::select(level, good_d, k.d), k.d);
+  k.dmin = Lanes::select(up, Lanes::select(level, good_min, k.dmin), k.dmin);
 }
 
 // What the codes of sub-blocks miss.
 template <int kTop>
 inline void count_misses(const MinRange& range, const LineSums& sums, V scale, V base, Misses& misses) {
-  const V step = Simd::mul(scale, range.per_unit), below = Simd::sub(base, range.middle);
-  const V middle = Simd::fma(step, Simd::all(MinSearch<kTop>::kHalf), Simd::mul(below, range.per_unit));
-  misses.error = Simd::fma(Simd::mul(range.unit, range.unit), sums.missed(step, middle), misses.error);
-  misses.total = Simd::add(misses.total, total_of(range, sums));
+  const V step = Lanes::mul(scale, range.per_unit), below = Lanes::sub(base, range.middle);
+  const V middle = Lanes::fma(step, Lanes::all(MinSearch<kTop>::kHalf), Lanes::mul(below, range.per_unit));
+  misses.error = Lanes::fma(Lanes::mul(range.unit, range.unit), sums.missed(step, middle), misses.error);
+  misses.total = Lanes::add(misses.total, total_of(range, sums));
 }
 
 // The mirror of scale_min_k4.
@@ -93,13 +108,13 @@ inline void pack_scales(const uint8_t* scale, const uint8_t* min, uint8_t* scale
 
 template <class Block>
 inline void put_scales(const ScalesAndMins& k, Block* out) {
-  float scale[kSubs][Simd::kBlocks], min[kSubs][Simd::kBlocks];
+  float scale[kSubs][Lanes::kBlocks], min[kSubs][Lanes::kBlocks];
   for (int s = 0; s < kSubs; ++s) {
-    Simd::store(scale[s], k.scale[s]);
-    Simd::store(min[s], k.min[s]);
+    Lanes::store(scale[s], k.scale[s]);
+    Lanes::store(min[s], k.min[s]);
   }
   const StoredHalves d(k.d), dmin(k.dmin);
-  for (int b = 0; b < Simd::kBlocks; ++b) {
+  for (int b = 0; b < Lanes::kBlocks; ++b) {
     uint8_t scales[kSubs], mins[kSubs];
     for (int s = 0; s < kSubs; ++s) {
       scales[s] = static_cast<uint8_t>(scale[s][b]);
@@ -120,25 +135,27 @@ inline void put_super_codes(const Bytes (*quads)[8], Block* out) {
       Bytes pairs[4];
       for (int t = 0; t < 4; ++t) {
         const Bytes low = quads[2 * r][4 * half + t], high = quads[2 * r + 1][4 * half + t];
-        pairs[t] = kTop == 15 ? Simd::nibbles(low, high)
-                              : Simd::nibbles(Simd::and_bytes(low, 15), Simd::and_bytes(high, 15));
+        pairs[t] = kTop == 15 ? Lanes::nibbles(low, high)
+                              : Lanes::nibbles(Lanes::and_bytes(low, 15), Lanes::and_bytes(high, 15));
       }
-      Simd::store_codes(pairs, bytes + offsetof(Block, q) + 32 * r + 16 * half, sizeof(Block));
+      Lanes::store_codes(pairs, bytes + offsetof(Block, q) + 32 * r + 16 * half, sizeof(Block));
     }
   }
   if constexpr (kTop == 31) {
     for (int half = 0; half < 2; ++half) {
       Bytes bits[4];
       for (int t = 0; t < 4; ++t) {
-        const auto fifth = [&](int s) { return Simd::and_bytes(quads[s][4 * half + t], 16); };
+        const auto fifth = [&](int s) { return Lanes::and_bytes(quads[s][4 * half + t], 16); };
         // The fifth bits of 0 .. 3 move down, those of 4 .. 7 up.
-        const Bytes low = Simd::or_bytes(Simd::or_bytes(Simd::shift<4>(fifth(0)), Simd::shift<3>(fifth(1))),
-                                         Simd::or_bytes(Simd::shift<2>(fifth(2)), Simd::shift<1>(fifth(3))));
-        const Bytes high = Simd::or_bytes(Simd::or_bytes(Simd::shift<4>(fifth(4)), Simd::shift<3>(fifth(5))),
-                                          Simd::or_bytes(Simd::shift<2>(fifth(6)), Simd::shift<1>(fifth(7))));
-        bits[t] = Simd::nibbles(low, high);
+        const Bytes low =
+            Lanes::or_bytes(Lanes::or_bytes(Lanes::shift<4>(fifth(0)), Lanes::shift<3>(fifth(1))),
+                            Lanes::or_bytes(Lanes::shift<2>(fifth(2)), Lanes::shift<1>(fifth(3))));
+        const Bytes high =
+            Lanes::or_bytes(Lanes::or_bytes(Lanes::shift<4>(fifth(4)), Lanes::shift<3>(fifth(5))),
+                            Lanes::or_bytes(Lanes::shift<2>(fifth(6)), Lanes::shift<1>(fifth(7))));
+        bits[t] = Lanes::nibbles(low, high);
       }
-      Simd::store_codes(bits, bytes + offsetof(Block, high) + 16 * half, sizeof(Block));
+      Lanes::store_codes(bits, bytes + offsetof(Block, high) + 16 * half, sizeof(Block));
     }
   }
 }
@@ -177,21 +194,21 @@ inline void put_six_bits(const Bytes (*quads)[4], BlockQ6_K* out) {
   for (int h = 0; h < 2; ++h) {
     for (int j = 0; j < 2; ++j) {
       const auto run = [&](int r, int t) { return quads[8 * h + 2 * r + j][t]; };
-      const auto low = [&](int r, int t) { return Simd::and_bytes(run(r, t), 15); };
-      const auto high = [&](int r, int t) { return Simd::shift<4>(run(r, t)); };
+      const auto low = [&](int r, int t) { return Lanes::and_bytes(run(r, t), 15); };
+      const auto high = [&](int r, int t) { return Lanes::shift<4>(run(r, t)); };
       Bytes first[4], second[4], upper[4];
       for (int t = 0; t < 4; ++t) {
-        first[t] = Simd::nibbles(low(0, t), low(2, t));
-        second[t] = Simd::nibbles(low(1, t), low(3, t));
+        first[t] = Lanes::nibbles(low(0, t), low(2, t));
+        second[t] = Lanes::nibbles(low(1, t), low(3, t));
         // Two bits of each run: those of 1 and 3 are still where the others' are not.
-        const Bytes even = Simd::nibbles(high(0, t), high(2, t));
-        const Bytes odd = Simd::nibbles(Simd::and_bytes(Simd::shift<2>(run(1, t)), 12),
-                                        Simd::and_bytes(Simd::shift<2>(run(3, t)), 12));
-        upper[t] = Simd::or_bytes(even, odd);
+        const Bytes even = Lanes::nibbles(high(0, t), high(2, t));
+        const Bytes odd = Lanes::nibbles(Lanes::and_bytes(Lanes::shift<2>(run(1, t)), 12),
+                                         Lanes::and_bytes(Lanes::shift<2>(run(3, t)), 12));
+        upper[t] = Lanes::or_bytes(even, odd);
       }
-      Simd::store_codes(first, bytes + offsetof(BlockQ6_K, low) + 64 * h + 16 * j, sizeof(BlockQ6_K));
-      Simd::store_codes(second, bytes + offsetof(BlockQ6_K, low) + 64 * h + 32 + 16 * j, sizeof(BlockQ6_K));
-      Simd::store_codes(upper, bytes + offsetof(BlockQ6_K, high) + 32 * h + 16 * j, sizeof(BlockQ6_K));
+      Lanes::store_codes(first, bytes + offsetof(BlockQ6_K, low) + 64 * h + 16 * j, sizeof(BlockQ6_K));
+      Lanes::store_codes(second, bytes + offsetof(BlockQ6_K, low) + 64 * h + 32 + 16 * j, sizeof(BlockQ6_K));
+      Lanes::store_codes(upper, bytes + offsetof(BlockQ6_K, high) + 32 * h + 16 * j, sizeof(BlockQ6_K));
     }
   }
 }
@@ -199,45 +216,45 @@ inline void put_six_bits(const Bytes (*quads)[4], BlockQ6_K* out) {
 // Every sub-block on its own, its scale then as an integer times d, codes by those; d again by least squares
 // over the codes, which stay. A sub-block of scale 0 has codes of 0.
 inline void encode_q6_k(const float* x, BlockQ6_K* out, Misses& misses) {
-  const V zero = Simd::all(0.0f), one = Simd::all(1.0f);
+  const V zero = Lanes::all(0.0f), one = Lanes::all(1.0f);
   SignedRange ranges[kSixSubs];
   FineValues<4> fine[kSixSubs];
-  V scale[kSixSubs], most = zero, products = zero, squares = zero;
+  V scale[kSixSubs], highest = zero, products = zero, squares = zero;
   Growth growths[kSixSubs];
   CodeSums sums[kSixSubs];
   Bytes quads[kSixSubs][4];
   for (int s = 0; s < kSixSubs; ++s) ranges[s] = signed_range<4, kSuperBlock>(x + s * kSixBlock);
   for (int s = 0; s < kSixSubs; ++s) {
     const V words = fit_signed<6, 4, kSuperBlock>(x + s * kSixBlock, ranges[s], fine[s]);
-    scale[s] = Simd::mul(words, ranges[s].unit());
-    most = Simd::max(most, Simd::abs(scale[s]));
+    scale[s] = Lanes::mul(words, ranges[s].unit());
+    highest = Lanes::max(highest, Lanes::abs(scale[s]));
   }
-  const V first = StoredHalves(Simd::mul(most, Simd::all(1.0f / 127.0f))).value,
+  const V first = StoredHalves(Lanes::mul(highest, Lanes::all(1.0f / 127.0f))).value,
           per_d = inverse_or_zero(first);
   for (int s = 0; s < kSixSubs; ++s) {
-    const V wanted = Simd::mul(scale[s], per_d), unit = ranges[s].unit();
-    scale[s] = Simd::round(Simd::max(Simd::min(wanted, Simd::all(127.0f)), Simd::all(-128.0f)));
-    const V steps = inverse_or_zero(Simd::mul(scale[s], first));
-    growths[s] = growth_of<6>(Simd::mul(Simd::mul(unit, steps), Simd::all(1024.0f)));
+    const V wanted = Lanes::mul(scale[s], per_d), unit = ranges[s].unit();
+    scale[s] = Lanes::round(Lanes::max(Lanes::min(wanted, Lanes::all(127.0f)), Lanes::all(-128.0f)));
+    const V steps = inverse_or_zero(Lanes::mul(scale[s], first));
+    growths[s] = growth_of<6>(Lanes::mul(Lanes::mul(unit, steps), Lanes::all(1024.0f)));
   }
   for (int s = 0; s < kSixSubs; ++s) {
     sums[s] = code_signed<6>(fine[s], growths[s], quads[s]);
     const V unit = ranges[s].unit();
-    products = Simd::fma(Simd::mul(scale[s], unit), sums[s].xq, products);
-    squares = Simd::fma(Simd::mul(scale[s], scale[s]), sums[s].qq, squares);
+    products = Lanes::fma(Lanes::mul(scale[s], unit), sums[s].xq, products);
+    squares = Lanes::fma(Lanes::mul(scale[s], scale[s]), sums[s].qq, squares);
   }
   // d stays above 0.
-  const V wanted = Simd::div(products, Simd::max(squares, one));
-  const StoredHalves d(Simd::select(Simd::greater(wanted, zero), wanted, first));
-  float scales[kSixSubs][Simd::kBlocks];
+  const V wanted = Lanes::div(products, Lanes::max(squares, one));
+  const StoredHalves d(Lanes::select(Lanes::greater(wanted, zero), wanted, first));
+  float scales[kSixSubs][Lanes::kBlocks];
   for (int s = 0; s < kSixSubs; ++s) {
-    const V unit = ranges[s].unit(), square = Simd::mul(unit, unit);
-    const V step = Simd::mul(Simd::mul(scale[s], d.value), ranges[s].factor);
-    misses.error = Simd::fma(square, sums[s].missed(step), misses.error);
-    misses.total = Simd::fma(square, sums[s].xx, misses.total);
-    Simd::store(scales[s], scale[s]);
+    const V unit = ranges[s].unit(), square = Lanes::mul(unit, unit);
+    const V step = Lanes::mul(Lanes::mul(scale[s], d.value), ranges[s].factor);
+    misses.error = Lanes::fma(square, sums[s].missed(step), misses.error);
+    misses.total = Lanes::fma(square, sums[s].xx, misses.total);
+    Lanes::store(scales[s], scale[s]);
   }
-  for (int b = 0; b < Simd::kBlocks; ++b) {
+  for (int b = 0; b < Lanes::kBlocks; ++b) {
     out[b].d = d.bits[b];
     for (int s = 0; s < kSixSubs; ++s) out[b].scales[s] = static_cast<int8_t>(scales[s][b]);
   }
@@ -247,7 +264,7 @@ inline void encode_q6_k(const float* x, BlockQ6_K* out, Misses& misses) {
 // Hands kBlocks super-blocks at a time to `encode`, the last ones filled up with zeros.
 template <class Block, void (*kEncode)(const float*, Block*, Misses&)>
 EncodeSums encode_super_blocks(const float* x, int64_t blocks, uint8_t* out) {
-  constexpr int kGroup = Simd::kBlocks;
+  constexpr int kGroup = Lanes::kBlocks;
   Misses misses;
   int64_t done = 0;
   for (; done + kGroup <= blocks; done += kGroup) {
@@ -264,3 +281,6 @@ EncodeSums encode_super_blocks(const float* x, int64_t blocks, uint8_t* out) {
   }
   return misses.sums();
 }
+
+}  // namespace
+}  // namespace millrace::quant::MILLRACE_TARGET

@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "kernels/cpu/quant/encode_tables.h"
-#include "kernels/cpu/quant/encoder_blocks.h"
-#include "kernels/cpu/quant/fit.h"
+#include "kernels/cpu/quant/encode_dispatch.h"
+#include "kernels/cpu/quant/encoder_k.h"
+#include "kernels/cpu/quant/fit_weighted.h"
 #include "kernels/quant/codec.h"
 
 namespace millrace::quant {
@@ -58,8 +58,8 @@ bool weighs_nothing(DType type) {
 
 // Four blocks with their weights, element by element.
 struct FourBlocks {
-  Lanes x[kBlock], w[kBlock];
-  Lanes codes[kBlock];  // 0 .. 15 or 31, as floats
+  Float4 x[kBlock], w[kBlock];
+  Float4 codes[kBlock];  // 0 .. 15 or 31, as floats
 };
 
 // Element j's two halves of a nibble group, and its fifth bit, for the block in `lane`.
@@ -74,12 +74,12 @@ void pack(const FourBlocks& four, int lane, Block& b) {
   }
 }
 
-// Lanes of f16 numbers: stored bits and the value they stand for.
+// Float4 of f16 numbers: stored bits and the value they stand for.
 struct StoredLanes {
-  uint16_t bits[kNumLanes];
-  Lanes value;
-  explicit StoredLanes(Lanes wanted) {
-    for (int l = 0; l < kNumLanes; ++l) {
+  uint16_t bits[kFloat4Lanes];
+  Float4 value;
+  explicit StoredLanes(Float4 wanted) {
+    for (int l = 0; l < kFloat4Lanes; ++l) {
       bits[l] = stored_half(wanted[l]);
       value[l] = half_value(bits[l]);
     }
@@ -89,11 +89,11 @@ struct StoredLanes {
 template <class Block>
 void encode_around_zero(FourBlocks& four, float half, Block* out) {
   const StoredLanes d(fit_signed<kBlock>(four.x, four.w, half));
-  const Lanes inverse = divide_or_zero(all_lanes(1.0f), d.value);
+  const Float4 inverse = divide_or_zero(all4(1.0f), d.value);
   for (int j = 0; j < kBlock; ++j) {
-    four.codes[j] = clamp_lanes(round_lanes(four.x[j] * inverse), -half, half - 1.0f) + all_lanes(half);
+    four.codes[j] = clamp4(round4(four.x[j] * inverse), -half, half - 1.0f) + all4(half);
   }
-  for (int l = 0; l < kNumLanes; ++l) {
+  for (int l = 0; l < kFloat4Lanes; ++l) {
     out[l].d = d.bits[l];
     pack(four, l, out[l]);
   }
@@ -103,11 +103,11 @@ template <class Block>
 void encode_above_min(FourBlocks& four, float top, Block* out) {
   const ScaleMin fit = fit_above_min<kBlock>(four.x, four.w, top, /*below_zero=*/false);
   const StoredLanes d(fit.scale), m(fit.min);
-  const Lanes inverse = divide_or_zero(all_lanes(1.0f), d.value);
+  const Float4 inverse = divide_or_zero(all4(1.0f), d.value);
   for (int j = 0; j < kBlock; ++j) {
-    four.codes[j] = clamp_lanes(round_lanes((four.x[j] - m.value) * inverse), 0.0f, top);
+    four.codes[j] = clamp4(round4((four.x[j] - m.value) * inverse), 0.0f, top);
   }
-  for (int l = 0; l < kNumLanes; ++l) {
+  for (int l = 0; l < kFloat4Lanes; ++l) {
     out[l].d = d.bits[l];
     out[l].m = m.bits[l];
     pack(four, l, out[l]);
@@ -119,84 +119,84 @@ void encode_above_min(FourBlocks& four, float top, Block* out) {
 void encode_zero_point(FourBlocks& four, BlockQ4_Z* out) {
   constexpr float kTop = 15.0f, kMostEighths = 127.0f;
   const ScaleMin fit = fit_above_min<kBlock>(four.x, four.w, kTop, /*below_zero=*/true);
-  const LaneInts bias = LaneInts{} + static_cast<int32_t>(kQ4ZScaleBias);
-  const LaneInts below = (reinterpret_cast<LaneInts>(fit.scale) - bias) >> 19;
-  LaneInts best_bits = {};
-  Lanes best_error = all_lanes(INFINITY), best_zero = all_lanes(0.0f);
+  const Int4 bias = Int4{} + static_cast<int32_t>(kQ4ZScaleBias);
+  const Int4 below = (reinterpret_cast<Int4>(fit.scale) - bias) >> 19;
+  Int4 best_bits = {};
+  Float4 best_error = all4(INFINITY), best_zero = all4(0.0f);
   for (int up = 0; up <= 1; ++up) {
-    LaneInts bits = below + up;
-    bits = bits < 0 ? LaneInts{} : bits;
-    bits = bits > 511 ? LaneInts{} + 511 : bits;
-    const Lanes d = reinterpret_cast<Lanes>((bits << 19) + bias), inverse = all_lanes(1.0f) / d;
-    const Lanes wanted = round_lanes(clamp_lanes(all_lanes(-8.0f) * fit.min * inverse, 0.0f, kMostEighths));
+    Int4 bits = below + up;
+    bits = bits < 0 ? Int4{} : bits;
+    bits = bits > 511 ? Int4{} + 511 : bits;
+    const Float4 d = reinterpret_cast<Float4>((bits << 19) + bias), inverse = all4(1.0f) / d;
+    const Float4 wanted = round4(clamp4(all4(-8.0f) * fit.min * inverse, 0.0f, kMostEighths));
     for (int off = -2; off <= 2; ++off) {
-      const Lanes eighths = clamp_lanes(wanted + all_lanes(static_cast<float>(off)), 0.0f, kMostEighths);
-      const Lanes zero = all_lanes(0.125f) * eighths;
-      Lanes error = all_lanes(0.0f);
+      const Float4 eighths = clamp4(wanted + all4(static_cast<float>(off)), 0.0f, kMostEighths);
+      const Float4 zero = all4(0.125f) * eighths;
+      Float4 error = all4(0.0f);
       for (int j = 0; j < kBlock; ++j) {
-        const Lanes y = four.x[j] * inverse + zero;
-        const Lanes miss = y - clamp_lanes(round_lanes(clamp_lanes(y, -1.0f, 16.0f)), 0.0f, kTop);
+        const Float4 y = four.x[j] * inverse + zero;
+        const Float4 miss = y - clamp4(round4(clamp4(y, -1.0f, 16.0f)), 0.0f, kTop);
         error += four.w[j] * miss * miss;
       }
       error *= d * d;
-      const LaneInts better = error < best_error;
+      const Int4 better = error < best_error;
       best_error = select(better, error, best_error);
       best_zero = select(better, eighths, best_zero);
       best_bits = (better & bits) | (~better & best_bits);
     }
   }
-  const Lanes inverse = all_lanes(1.0f) / reinterpret_cast<Lanes>((best_bits << 19) + bias);
+  const Float4 inverse = all4(1.0f) / reinterpret_cast<Float4>((best_bits << 19) + bias);
   for (int j = 0; j < kBlock; ++j) {
-    const Lanes y = clamp_lanes(four.x[j] * inverse + all_lanes(0.125f) * best_zero, -1.0f, 16.0f);
-    four.codes[j] = clamp_lanes(round_lanes(y), 0.0f, kTop);
+    const Float4 y = clamp4(four.x[j] * inverse + all4(0.125f) * best_zero, -1.0f, 16.0f);
+    four.codes[j] = clamp4(round4(y), 0.0f, kTop);
   }
-  for (int l = 0; l < kNumLanes; ++l) {
+  for (int l = 0; l < kFloat4Lanes; ++l) {
     out[l].dz = static_cast<uint16_t>(best_bits[l] << 7 | static_cast<int32_t>(best_zero[l]));
     pack(four, l, out[l]);
   }
 }
 
 // |y| to the nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6 (ties to the even code): its code, and its value.
-void round_e2m1(Lanes y, Lanes& code, Lanes& value) {
-  const LaneInts below2 = y < all_lanes(2.0f), below4 = y < all_lanes(4.0f);
-  const Lanes fine = round_lanes(y + y), middle = round_lanes(y);
-  const Lanes coarse = lane_min(round_lanes(y * all_lanes(0.5f)), all_lanes(3.0f));
-  code = select(below2, fine, select(below4, middle + all_lanes(2.0f), coarse + all_lanes(4.0f)));
-  value = select(below2, fine * all_lanes(0.5f), select(below4, middle, coarse + coarse));
+void round_e2m1(Float4 y, Float4& code, Float4& value) {
+  const Int4 below2 = y < all4(2.0f), below4 = y < all4(4.0f);
+  const Float4 fine = round4(y + y), middle = round4(y);
+  const Float4 coarse = min4(round4(y * all4(0.5f)), all4(3.0f));
+  code = select(below2, fine, select(below4, middle + all4(2.0f), coarse + all4(4.0f)));
+  value = select(below2, fine * all4(0.5f), select(below4, middle, coarse + coarse));
 }
 
 // The exponent that lets the extreme value in (its own, less the 2 of e2m1's largest), and its neighbours:
 // one lower saturates the extremes and is finer for the rest, one higher rounds the extremes better.
 void encode_mxfp4(FourBlocks& four, BlockMXFP4* out) {
-  Lanes most = all_lanes(0.0f);
-  for (int j = 0; j < kBlock; ++j) most = lane_max(most, abs_lanes(four.x[j]));
-  LaneInts exponent = reinterpret_cast<LaneInts>(most) >> 23;  // biased by 127; most >= 0
+  Float4 highest = all4(0.0f);
+  for (int j = 0; j < kBlock; ++j) highest = max4(highest, abs4(four.x[j]));
+  Int4 exponent = reinterpret_cast<Int4>(highest) >> 23;  // biased by 127; highest >= 0
   exponent -= 2;
-  LaneInts best_exponent = {};
-  Lanes best_error = all_lanes(INFINITY), codes[kBlock];
+  Int4 best_exponent = {};
+  Float4 best_error = all4(INFINITY), codes[kBlock];
   for (int step = -1; step <= 1; ++step) {
-    LaneInts e = exponent + step;
-    e = e < 1 ? LaneInts{} + 1 : e;  // 2^-126, the least a float32 holds without going subnormal
-    const Lanes scale = reinterpret_cast<Lanes>(e << 23);
-    const Lanes inverse = all_lanes(1.0f) / scale;
-    Lanes error = all_lanes(0.0f);
+    Int4 e = exponent + step;
+    e = e < 1 ? Int4{} + 1 : e;  // 2^-126, the least a float32 holds without going subnormal
+    const Float4 scale = reinterpret_cast<Float4>(e << 23);
+    const Float4 inverse = all4(1.0f) / scale;
+    Float4 error = all4(0.0f);
     for (int j = 0; j < kBlock; ++j) {
-      Lanes value;
-      const Lanes y = lane_min(abs_lanes(four.x[j]) * inverse, all_lanes(8.0f));
+      Float4 value;
+      const Float4 y = min4(abs4(four.x[j]) * inverse, all4(8.0f));
       round_e2m1(y, codes[j], value);
-      const Lanes off = abs_lanes(four.x[j]) - scale * value;
+      const Float4 off = abs4(four.x[j]) - scale * value;
       error += four.w[j] * off * off;
     }
-    const LaneInts better = error < best_error;
+    const Int4 better = error < best_error;
     best_error = select(better, error, best_error);
     best_exponent = (better & e) | (~better & best_exponent);
     for (int j = 0; j < kBlock; ++j) {
-      const LaneInts minus = (four.x[j] < all_lanes(0.0f)) & (codes[j] > all_lanes(0.0f));
-      const Lanes with_sign = codes[j] + select(minus, all_lanes(8.0f), all_lanes(0.0f));
+      const Int4 minus = (four.x[j] < all4(0.0f)) & (codes[j] > all4(0.0f));
+      const Float4 with_sign = codes[j] + select(minus, all4(8.0f), all4(0.0f));
       four.codes[j] = select(better, with_sign, four.codes[j]);
     }
   }
-  for (int l = 0; l < kNumLanes; ++l) {
+  for (int l = 0; l < kFloat4Lanes; ++l) {
     out[l].e = static_cast<uint8_t>(best_exponent[l]);
     pack(four, l, out[l]);
   }
@@ -208,14 +208,14 @@ void encode_by_fours(const float* x, int64_t num_rows, int64_t cols, const float
                      void (*encode)(FourBlocks&, Block*)) {
   const int64_t per_row = cols / kBlock, blocks = num_rows * per_row;
   FourBlocks four = {};
-  for (Lanes& w : four.w) w = all_lanes(1.0f);
-  for (int64_t begin = 0; begin < blocks; begin += kNumLanes) {
-    const int64_t count = std::min<int64_t>(kNumLanes, blocks - begin);
-    if (count == kNumLanes) {
+  for (Float4& w : four.w) w = all4(1.0f);
+  for (int64_t begin = 0; begin < blocks; begin += kFloat4Lanes) {
+    const int64_t count = std::min<int64_t>(kFloat4Lanes, blocks - begin);
+    if (count == kFloat4Lanes) {
       transpose_in(x + begin * kBlock, kBlock, four.x);
     } else {
       for (int j = 0; j < kBlock; ++j) {
-        four.x[j] = all_lanes(0.0f);
+        four.x[j] = all4(0.0f);
         for (int l = 0; l < count; ++l) four.x[j][l] = x[(begin + l) * kBlock + j];
       }
     }
@@ -223,7 +223,7 @@ void encode_by_fours(const float* x, int64_t num_rows, int64_t cols, const float
       const float* w = importance + (begin + l) % per_row * kBlock;
       for (int j = 0; j < kBlock; ++j) four.w[j][l] = w[j];
     }
-    Block block[kNumLanes];
+    Block block[kFloat4Lanes];
     encode(four, block);
     std::memcpy(out + begin * static_cast<int64_t>(sizeof(Block)), block,
                 static_cast<size_t>(count) * sizeof(Block));
@@ -312,9 +312,10 @@ bool widen(DType type, const std::byte* x, int64_t count, float* out) {
 }
 
 bool all_finite(const float* x, int64_t count) {
-  uint32_t most = 0;
-  for (int64_t i = 0; i < count; ++i) most = std::max(most, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
-  return most < 0x7f800000u;
+  uint32_t highest = 0;
+  for (int64_t i = 0; i < count; ++i)
+    highest = std::max(highest, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
+  return highest < 0x7f800000u;
 }
 
 }  // namespace millrace::quant

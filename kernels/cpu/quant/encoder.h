@@ -2,8 +2,8 @@
 // quant/codec.h has the plain round-to-nearest forms that tests and oracles compare with.
 //
 // Where all columns count alike the search is in integers, written for each instruction set (encode_table.h);
-// with weights it is in float (fit.h), some ten roundings per value. Blocks are independent, so callers cut
-// tensors by rows and give them to all threads.
+// with weights it is in float (fit_weighted.h), some ten roundings per value. Blocks are independent, so
+// callers cut tensors by rows and give them to all threads.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/cpu/quant/encoder_blocks.h"
-#include "kernels/cpu/quant/fit.h"
+#include "kernels/cpu/quant/encoder_k.h"
+#include "kernels/cpu/quant/fit_weighted.h"
 
 namespace millrace::quant {
 namespace {
@@ -16,36 +16,36 @@ constexpr int kRounds = 2;     // of solving in turn; a third changes the error 
 // 256 values in sub-blocks of kSub, with weights; groups of four sub-blocks are lanes.
 template <int kSub>
 struct SuperBlock {
-  static constexpr int kSubs = kSuperBlock / kSub, kGroups = kSubs / kNumLanes;
-  Lanes x[kGroups][kSub], w[kGroups][kSub];
+  static constexpr int kSubs = kSuperBlock / kSub, kGroups = kSubs / kFloat4Lanes;
+  Float4 x[kGroups][kSub], w[kGroups][kSub];
 
   explicit SuperBlock(const BlockRun& run) {
     for (int g = 0; g < kGroups; ++g) {
-      transpose_in(run.x + g * kNumLanes * kSub, kSub, x[g]);
+      transpose_in(run.x + g * kFloat4Lanes * kSub, kSub, x[g]);
       if (run.importance != nullptr) {
-        transpose_in(run.importance + g * kNumLanes * kSub, kSub, w[g]);
+        transpose_in(run.importance + g * kFloat4Lanes * kSub, kSub, w[g]);
       } else {
-        for (Lanes& weight : w[g]) weight = all_lanes(1.0f);
+        for (Float4& weight : w[g]) weight = all4(1.0f);
       }
     }
   }
 };
 
-float lane_sum(Lanes x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+float lane_sum(Float4 x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 
 // ---------------------------------------------------------------- scales and minimums: Q4_K, Q5_K
 
 struct ScalesAndMins {
-  Lanes scale[2], min[2];  // integers 0..63 of the eight sub-blocks
+  Float4 scale[2], min[2];  // integers 0..63 of the eight sub-blocks
   uint16_t d = 0, dmin = 0;
 };
 
 // Codes of group g under the stored scales.
-void code_group(const SuperBlock<32>& s, const ScalesAndMins& k, int g, float top, Lanes* codes) {
-  const Lanes scale = k.scale[g] * all_lanes(half_value(k.d)), min = k.min[g] * all_lanes(half_value(k.dmin));
-  const Lanes inverse = divide_or_zero(all_lanes(1.0f), scale);
+void code_group(const SuperBlock<32>& s, const ScalesAndMins& k, int g, float top, Float4* codes) {
+  const Float4 scale = k.scale[g] * all4(half_value(k.d)), min = k.min[g] * all4(half_value(k.dmin));
+  const Float4 inverse = divide_or_zero(all4(1.0f), scale);
   for (int j = 0; j < 32; ++j) {
-    codes[j] = clamp_lanes(round_lanes((s.x[g][j] + min) * inverse), 0.0f, top);
+    codes[j] = clamp4(round4((s.x[g][j] + min) * inverse), 0.0f, top);
   }
 }
 
@@ -54,25 +54,25 @@ void refit_mins(const SuperBlock<32>& s, ScalesAndMins& k, float top) {
   const float dmin = half_value(k.dmin);
   if (dmin == 0.0f) return;
   for (int g = 0; g < 2; ++g) {
-    Lanes codes[32], sum = all_lanes(0.0f), weight = sum;
+    Float4 codes[32], sum = all4(0.0f), weight = sum;
     code_group(s, k, g, top, codes);
-    const Lanes scale = k.scale[g] * all_lanes(half_value(k.d));
+    const Float4 scale = k.scale[g] * all4(half_value(k.d));
     for (int j = 0; j < 32; ++j) {
       sum += s.w[g][j] * (scale * codes[j] - s.x[g][j]);
       weight += s.w[g][j];
     }
-    k.min[g] = clamp_lanes(round_lanes(divide_or_zero(sum, weight * all_lanes(dmin))), 0.0f, kMaxScale);
+    k.min[g] = clamp4(round4(divide_or_zero(sum, weight * all4(dmin))), 0.0f, kMaxScale);
   }
 }
 
 // d and dmin of the super-block by least squares over its 256 values: x ~ d (scale q) - dmin (min).
 void refit_super(const SuperBlock<32>& s, ScalesAndMins& k, float top) {
-  Lanes aa = all_lanes(0.0f), ab = aa, bb = aa, xa = aa, xb = aa;
+  Float4 aa = all4(0.0f), ab = aa, bb = aa, xa = aa, xb = aa;
   for (int g = 0; g < 2; ++g) {
-    Lanes codes[32];
+    Float4 codes[32];
     code_group(s, k, g, top, codes);
     for (int j = 0; j < 32; ++j) {
-      const Lanes a = k.scale[g] * codes[j], b = -k.min[g], wx = s.w[g][j] * s.x[g][j];
+      const Float4 a = k.scale[g] * codes[j], b = -k.min[g], wx = s.w[g][j] * s.x[g][j];
       aa += s.w[g][j] * a * a;
       ab += s.w[g][j] * a * b;
       bb += s.w[g][j] * b * b;
@@ -95,14 +95,13 @@ void refit_super(const SuperBlock<32>& s, ScalesAndMins& k, float top) {
 }
 
 double squared_error(const SuperBlock<32>& s, const ScalesAndMins& k, float top) {
-  Lanes error = all_lanes(0.0f);
+  Float4 error = all4(0.0f);
   for (int g = 0; g < 2; ++g) {
-    Lanes codes[32];
+    Float4 codes[32];
     code_group(s, k, g, top, codes);
-    const Lanes scale = k.scale[g] * all_lanes(half_value(k.d)),
-                min = k.min[g] * all_lanes(half_value(k.dmin));
+    const Float4 scale = k.scale[g] * all4(half_value(k.d)), min = k.min[g] * all4(half_value(k.dmin));
     for (int j = 0; j < 32; ++j) {
-      const Lanes off = scale * codes[j] - min - s.x[g][j];
+      const Float4 off = scale * codes[j] - min - s.x[g][j];
       error += s.w[g][j] * off * off;
     }
   }
@@ -111,33 +110,33 @@ double squared_error(const SuperBlock<32>& s, const ScalesAndMins& k, float top)
 
 ScalesAndMins fit_super(const SuperBlock<32>& s, float top) {
   ScaleMin fits[2];
-  float most_scale = 0.0f, most_min = 0.0f;
+  float max_scale = 0.0f, most_min = 0.0f;
   for (int g = 0; g < 2; ++g) {
     fits[g] = fit_above_min<32>(s.x[g], s.w[g], top, /*below_zero=*/true);
-    for (int l = 0; l < kNumLanes; ++l) {
-      most_scale = std::max(most_scale, fits[g].scale[l]);
+    for (int l = 0; l < kFloat4Lanes; ++l) {
+      max_scale = std::max(max_scale, fits[g].scale[l]);
       most_min = std::max(most_min, -fits[g].min[l]);
     }
   }
   ScalesAndMins k;
-  k.d = stored_half(most_scale / kMaxScale);
+  k.d = stored_half(max_scale / kMaxScale);
   k.dmin = stored_half(most_min / kMaxScale);
   for (int g = 0; g < 2; ++g) {
-    const auto integers = [](Lanes values, uint16_t unit) {
-      const Lanes inverse = divide_or_zero(all_lanes(1.0f), all_lanes(half_value(unit)));
-      return clamp_lanes(round_lanes(values * inverse), 0.0f, kMaxScale);
+    const auto integers = [](Float4 values, uint16_t unit) {
+      const Float4 inverse = divide_or_zero(all4(1.0f), all4(half_value(unit)));
+      return clamp4(round4(values * inverse), 0.0f, kMaxScale);
     };
     k.scale[g] = integers(fits[g].scale, k.d);
     k.min[g] = integers(-fits[g].min, k.dmin);
   }
   ScalesAndMins best = k;
-  double least = squared_error(s, k, top);
+  double lowest = squared_error(s, k, top);
   for (int round = 0; round < kRounds; ++round) {
     refit_mins(s, k, top);
     refit_super(s, k, top);
     const double error = squared_error(s, k, top);
-    if (error < least) {
-      least = error;
+    if (error < lowest) {
+      lowest = error;
       best = k;
     }
   }
@@ -171,10 +170,10 @@ void encode_with_mins(const BlockRun& run, float top, Block& out) {
   std::memset(out.q, 0, sizeof out.q);
   if constexpr (requires { out.high; }) std::memset(out.high, 0, sizeof out.high);
   for (int g = 0; g < 2; ++g) {
-    Lanes codes[32];
+    Float4 codes[32];
     code_group(s, k, g, top, codes);
-    for (int l = 0; l < kNumLanes; ++l) {
-      const int sub = g * kNumLanes + l;
+    for (int l = 0; l < kFloat4Lanes; ++l) {
+      const int sub = g * kFloat4Lanes + l;
       for (int j = 0; j < 32; ++j) {
         const auto code = static_cast<unsigned>(codes[j][l]);
         uint8_t& low = out.q[32 * (sub / 2) + j];
@@ -198,29 +197,29 @@ void encode_q6_k(const BlockRun& run, BlockQ6_K& out) {
   constexpr int kSub = 16, kGroups = SuperBlock<kSub>::kGroups;
   constexpr float kHalf = 32.0f;
   const SuperBlock<kSub> s(run);
-  Lanes fits[kGroups], scales[kGroups], codes[kGroups][kSub];
-  float most = 0.0f;
+  Float4 fits[kGroups], scales[kGroups], codes[kGroups][kSub];
+  float highest = 0.0f;
   for (int g = 0; g < kGroups; ++g) {
     fits[g] = fit_signed<kSub>(s.x[g], s.w[g], kHalf);
-    for (int l = 0; l < kNumLanes; ++l) most = std::max(most, std::fabs(fits[g][l]));
+    for (int l = 0; l < kFloat4Lanes; ++l) highest = std::max(highest, std::fabs(fits[g][l]));
   }
-  out.d = stored_half(most / 127.0f);
-  const Lanes unit = divide_or_zero(all_lanes(1.0f), all_lanes(half_value(out.d)));
-  for (int g = 0; g < kGroups; ++g) scales[g] = clamp_lanes(round_lanes(fits[g] * unit), -128.0f, 127.0f);
+  out.d = stored_half(highest / 127.0f);
+  const Float4 unit = divide_or_zero(all4(1.0f), all4(half_value(out.d)));
+  for (int g = 0; g < kGroups; ++g) scales[g] = clamp4(round4(fits[g] * unit), -128.0f, 127.0f);
 
   const auto code = [&](float d) {
     for (int g = 0; g < kGroups; ++g) {
-      const Lanes inverse = divide_or_zero(all_lanes(1.0f), scales[g] * all_lanes(d));
+      const Float4 inverse = divide_or_zero(all4(1.0f), scales[g] * all4(d));
       for (int j = 0; j < kSub; ++j) {
-        codes[g][j] = clamp_lanes(round_lanes(s.x[g][j] * inverse), -kHalf, kHalf - 1.0f);
+        codes[g][j] = clamp4(round4(s.x[g][j] * inverse), -kHalf, kHalf - 1.0f);
       }
     }
   };
   code(half_value(out.d));
-  Lanes xa = all_lanes(0.0f), aa = xa;
+  Float4 xa = all4(0.0f), aa = xa;
   for (int g = 0; g < kGroups; ++g) {
     for (int j = 0; j < kSub; ++j) {
-      const Lanes a = scales[g] * codes[g][j];
+      const Float4 a = scales[g] * codes[g][j];
       xa += s.w[g][j] * a * s.x[g][j];
       aa += s.w[g][j] * a * a;
     }
@@ -234,13 +233,13 @@ void encode_q6_k(const BlockRun& run, BlockQ6_K& out) {
   std::memset(out.high, 0, sizeof out.high);
   for (int e = 0; e < kSuperBlock; ++e) {
     const int sub = e / kSub, h = e / 128, r = e / 32 % 4, i = e % 32;
-    const auto q = static_cast<unsigned>(codes[sub / kNumLanes][e % kSub][sub % kNumLanes] + kHalf);
+    const auto q = static_cast<unsigned>(codes[sub / kFloat4Lanes][e % kSub][sub % kFloat4Lanes] + kHalf);
     uint8_t &low = out.low[64 * h + 32 * (r & 1) + i], &high = out.high[32 * h + i];
     low = static_cast<uint8_t>(low | (q & 15) << (4 * (r >> 1)));
     high = static_cast<uint8_t>(high | (q >> 4) << (2 * r));
   }
   for (int sub = 0; sub < kSuperBlock / kSub; ++sub) {
-    out.scales[sub] = static_cast<int8_t>(scales[sub / kNumLanes][sub % kNumLanes]);
+    out.scales[sub] = static_cast<int8_t>(scales[sub / kFloat4Lanes][sub % kFloat4Lanes]);
   }
 }
 

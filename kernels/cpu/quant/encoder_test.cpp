@@ -53,7 +53,7 @@ constexpr double signed_error(double extreme, int levels) { return 2.0 * extreme
 constexpr double min_error(int levels) { return 4.2 / (levels - 1) / 3.46; }
 struct Bound {
   DType type;
-  double most;
+  double highest;
 };
 const Bound kBounds[] = {{DType::kF16, 0x1p-11},
                          {DType::kBF16, 0x1p-8},
@@ -71,11 +71,11 @@ const Bound kBounds[] = {{DType::kF16, 0x1p-11},
 
 TEST(Encoder, ErrsNoMoreThanTheFormatImplies) {
   const std::vector<float> x = gaussian(64 * 512, 1);
-  for (const auto& [type, most] : kBounds) {
+  for (const auto& [type, highest] : kBounds) {
     const double error = relative_rms(x, there_and_back(type, x, 512));
     std::printf("[  figure  ] %-6s relative rms %.5f, bound %.5f\n", std::string(info(type).name).c_str(),
-                error, most);
-    EXPECT_LT(error, most) << info(type).name;
+                error, highest);
+    EXPECT_LT(error, highest) << info(type).name;
   }
 }
 

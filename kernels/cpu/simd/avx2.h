@@ -1,8 +1,40 @@
-// The vector type on x86: two registers of eight floats, with FMA and F16C. Included inside the anonymous
-// namespace of table_avx2.cpp, and of table_avx_vnni.cpp, which multiplies bytes by one instruction.
+// The vector types on x86 with AVX2, FMA and F16C: a register of eight floats, and Simd, sixteen lanes in two
+// registers. avx_vnni is the same, but multiplies bytes by one instruction.
 #pragma once
 
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/simd/target.h"
+#include "kernels/quant/blocks.h"
+#if !defined(MILLRACE_SIMD_AVX2)
+#error "define MILLRACE_TARGET_AVX2 or MILLRACE_TARGET_AVX_VNNI before the first include"
+#endif
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
+
+// One register of eight floats. min and max give their second operand where one is a NaN.
+struct Register {
+  using V = __m256;
+  static V all(float x) { return _mm256_set1_ps(x); }
+  static V load(const float* p) { return _mm256_loadu_ps(p); }
+  static V load_halves(const uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static void store(float* p, V x) { _mm256_storeu_ps(p, x); }
+  static V add(V a, V b) { return _mm256_add_ps(a, b); }
+  static V sub(V a, V b) { return _mm256_sub_ps(a, b); }
+  static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+  static V div(V a, V b) { return _mm256_div_ps(a, b); }
+  static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+  static V min(V a, V b) { return _mm256_min_ps(a, b); }
+  static V max(V a, V b) { return _mm256_max_ps(a, b); }
+  static V abs(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+};
+
 struct Simd {
+  using R = Register;
   static constexpr int kFloatTileRows = 2, kFloatTileM = 2;  // sums: eight registers
   // Query rows that share loads in attention, and blocks taken at once.
   static constexpr int kAttendRows = 4, kAttendAtOnce = 1;
@@ -16,44 +48,33 @@ struct Simd {
 
   // ---- 16 floats
   static V16 broadcast(float x) {
-    const __m256 v = _mm256_set1_ps(x);
+    const __m256 v = R::all(x);
     return {v, v};
   }
   static V16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-  static V16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-  static V16 load_f16(const uint16_t* p) {
-    return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))};
-  }
+  static V16 load(const float* p) { return {R::load(p), R::load(p + 8)}; }
+  static V16 load_f16(const uint16_t* p) { return {R::load_halves(p), R::load_halves(p + 8)}; }
   static __m256 widen_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
   }
   static V16 load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
   static void store(float* p, V16 x) {
-    _mm256_storeu_ps(p, x.a);
-    _mm256_storeu_ps(p + 8, x.b);
+    R::store(p, x.a);
+    R::store(p + 8, x.b);
   }
-  static V16 add(V16 x, V16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
-  static V16 sub(V16 x, V16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
-  static V16 mul(V16 x, V16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
-  static V16 div(V16 x, V16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+  static V16 add(V16 x, V16 y) { return {R::add(x.a, y.a), R::add(x.b, y.b)}; }
+  static V16 sub(V16 x, V16 y) { return {R::sub(x.a, y.a), R::sub(x.b, y.b)}; }
+  static V16 mul(V16 x, V16 y) { return {R::mul(x.a, y.a), R::mul(x.b, y.b)}; }
+  static V16 div(V16 x, V16 y) { return {R::div(x.a, y.a), R::div(x.b, y.b)}; }
   // maxps and minps give their second operand when either is NaN; a NaN must survive, so a first one is put
   // back.
   static __m256 keep_nan(__m256 result, __m256 x) {
     return _mm256_blendv_ps(result, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
   }
-  static V16 max(V16 x, V16 y) {
-    return {keep_nan(_mm256_max_ps(x.a, y.a), x.a), keep_nan(_mm256_max_ps(x.b, y.b), x.b)};
-  }
-  static V16 min(V16 x, V16 y) {
-    return {keep_nan(_mm256_min_ps(x.a, y.a), x.a), keep_nan(_mm256_min_ps(x.b, y.b), x.b)};
-  }
-  static V16 abs(V16 x) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
-  }
-  static V16 fma(V16 x, V16 y, V16 z) {
-    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
-  }
+  static V16 max(V16 x, V16 y) { return {keep_nan(R::max(x.a, y.a), x.a), keep_nan(R::max(x.b, y.b), x.b)}; }
+  static V16 min(V16 x, V16 y) { return {keep_nan(R::min(x.a, y.a), x.a), keep_nan(R::min(x.b, y.b), x.b)}; }
+  static V16 abs(V16 x) { return {R::abs(x.a), R::abs(x.b)}; }
+  static V16 fma(V16 x, V16 y, V16 z) { return {R::fma(x.a, y.a, z.a), R::fma(x.b, y.b, z.b)}; }
   // a < b ? x : y
   static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
     return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
@@ -65,13 +86,13 @@ struct Simd {
   }
   // a * 2^n where the low bits of `magic` hold n: adds them to a's exponent.
   static V16 add_exponent(V16 a, V16 m) { return {add_exponent(a.a, m.a), add_exponent(a.b, m.b)}; }
-  static float sum(V16 x) {
+  static float reduce_sum(V16 x) {
     const __m256 eight = _mm256_add_ps(x.a, x.b);
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
-  static float largest(V16 x) {
+  static float reduce_max(V16 x) {
     const __m256 eight = keep_nan(_mm256_max_ps(x.a, x.b), x.a);
     const __m256 four = _mm256_permute2f128_ps(eight, eight, 1);  // the halves exchanged
     const __m256 m4 = keep_nan(_mm256_max_ps(eight, four), eight);
@@ -142,20 +163,20 @@ struct Simd {
   }
   // 2^(e - 127) of four e8m0 bytes; 0 is 2^-127, a subnormal. 255, a NaN, becomes infinity.
   static F4 e8m0_4(const uint8_t* const* p) {
-    const uint32_t packed = static_cast<uint32_t>(*p[0]) | static_cast<uint32_t>(*p[1]) << 8 |
-                            static_cast<uint32_t>(*p[2]) << 16 | static_cast<uint32_t>(*p[3]) << 24;
-    const __m128i e = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(static_cast<int>(packed)));
+    const uint32_t four = static_cast<uint32_t>(*p[0]) | static_cast<uint32_t>(*p[1]) << 8 |
+                          static_cast<uint32_t>(*p[2]) << 16 | static_cast<uint32_t>(*p[3]) << 24;
+    const __m128i e = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(static_cast<int>(four)));
     return _mm_castsi128_ps(_mm_max_epu32(_mm_slli_epi32(e, 23), _mm_set1_epi32(0x00400000)));
   }
   // d and m = -z d of four Q4_Z blocks: exact, for d has five bits and z seven.
   static void zero_points4(const uint8_t* const* p, F4& d, F4& m) {
     uint16_t dz[4];
     for (int j = 0; j < 4; ++j) __builtin_memcpy(&dz[j], p[j], 2);
-    const __m128i wide = _mm_setr_epi32(dz[0], dz[1], dz[2], dz[3]);
-    const __m128i bits = _mm_add_epi32(_mm_slli_epi32(_mm_srli_epi32(wide, 7), 19),
+    const __m128i words = _mm_setr_epi32(dz[0], dz[1], dz[2], dz[3]);
+    const __m128i bits = _mm_add_epi32(_mm_slli_epi32(_mm_srli_epi32(words, 7), 19),
                                        _mm_set1_epi32(static_cast<int>(quant::kQ4ZScaleBias)));
     d = _mm_castsi128_ps(bits);
-    const F4 eighths = _mm_cvtepi32_ps(_mm_and_si128(wide, _mm_set1_epi32(127)));
+    const F4 eighths = _mm_cvtepi32_ps(_mm_and_si128(words, _mm_set1_epi32(127)));
     m = _mm_mul_ps(d, _mm_mul_ps(eighths, _mm_set1_ps(-0.125f)));
   }
   static F4 mul4(F4 a, float b) { return _mm_mul_ps(a, _mm_set1_ps(b)); }
@@ -208,14 +229,14 @@ struct Simd {
   // maddubs takes unsigned times signed and saturates at 16 bits: two products of at most 128 * 127 do not
   // reach it.
   static __m256i multiply(__m256i not_negative, __m256i x) {
-#if defined(__AVXVNNI__)
+#if defined(MILLRACE_HAS_AVX_VNNI)
     return _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), not_negative, x);
 #else
     return _mm256_madd_epi16(_mm256_maddubs_epi16(not_negative, x), _mm256_set1_epi16(1));
 #endif
   }
   static __m256i multiply_add(__m256i to, __m256i not_negative, __m256i x) {
-#if defined(__AVXVNNI__)
+#if defined(MILLRACE_HAS_AVX_VNNI)
     return _mm256_dpbusd_avx_epi32(to, not_negative, x);
 #else
     return _mm256_add_epi32(to, multiply(not_negative, x));
@@ -237,3 +258,6 @@ struct Simd {
     return _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

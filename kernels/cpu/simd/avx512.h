@@ -1,9 +1,17 @@
 // The vector type with AVX-512: sixteen floats are one register. The matrix products of block-quantized
-// weights do not go through it (kernels_wide_*.h). Included inside the anonymous namespace of
-// table_avx512.cpp.
+// weights do not go through it (matmul/formats_avx512.h).
 #pragma once
 
-#define MILLRACE_SIMD_AVX512  // for what is included later
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/simd/target.h"
+#if !defined(MILLRACE_SIMD_AVX512)
+#error "define MILLRACE_TARGET_AVX512 before the first include"
+#endif
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 struct Simd {
   using V16 = __m512;
@@ -49,18 +57,18 @@ struct Simd {
   }
   static __m256 low(V16 x) { return _mm512_castps512_ps256(x); }
   static __m256 high(V16 x) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)); }
-  static float sum(V16 x) {
+  static float reduce_sum(V16 x) {
     const __m256 eight = _mm256_add_ps(low(x), high(x));
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
-  static float largest(V16 x) {
-    V16 most = max(x, _mm512_shuffle_f32x4(x, x, 0x4e));       // lanes j and j + 8
-    most = max(most, _mm512_shuffle_f32x4(most, most, 0xb1));  // j and j + 4
-    most = max(most, _mm512_permute_ps(most, 0x4e));           // j and j + 2
-    most = max(most, _mm512_permute_ps(most, 0xb1));           // 0 and 1
-    return _mm512_cvtss_f32(most);
+  static float reduce_max(V16 x) {
+    V16 lanes = max(x, _mm512_shuffle_f32x4(x, x, 0x4e));          // lanes j and j + 8
+    lanes = max(lanes, _mm512_shuffle_f32x4(lanes, lanes, 0xb1));  // j and j + 4
+    lanes = max(lanes, _mm512_permute_ps(lanes, 0x4e));            // j and j + 2
+    lanes = max(lanes, _mm512_permute_ps(lanes, 0xb1));            // 0 and 1
+    return _mm512_cvtss_f32(lanes);
   }
   // 16 floats of magnitude at most 127 to int8, to nearest even; returns their sum.
   static int32_t round_to_int8(V16 x, int8_t* out) {
@@ -95,3 +103,6 @@ struct Simd {
     return _mm512_set1_epi32(four);
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

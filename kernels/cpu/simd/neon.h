@@ -1,8 +1,39 @@
-// The vector type on ARM: four registers of four floats. Base ARMv8 and, where the compiler is told so, the
-// dot product instruction of ARMv8.2. Included inside the anonymous namespace of the NEON tables.
+// The vector types on ARM: a register of four floats, and Simd, sixteen lanes in four registers. Base ARMv8,
+// and in the targets that have it the dot product instruction of ARMv8.2.
 #pragma once
 
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/simd/target.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/quant/blocks.h"
+#if !defined(MILLRACE_SIMD_NEON)
+#error "define MILLRACE_TARGET_NEON, _NEON_DOTPROD or _NEON_I8MM before the first include"
+#endif
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
+
+// One register of four floats.
+struct Register {
+  using V = float32x4_t;
+  static V all(float x) { return vdupq_n_f32(x); }
+  static V load(const float* p) { return vld1q_f32(p); }
+  static V load_halves(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+  static void store(float* p, V x) { vst1q_f32(p, x); }
+  static V add(V a, V b) { return vaddq_f32(a, b); }
+  static V sub(V a, V b) { return vsubq_f32(a, b); }
+  static V mul(V a, V b) { return vmulq_f32(a, b); }
+  static V div(V a, V b) { return vdivq_f32(a, b); }
+  static V fma(V a, V b, V c) { return vfmaq_f32(c, a, b); }
+  static V min(V a, V b) { return vminq_f32(a, b); }
+  static V max(V a, V b) { return vmaxq_f32(a, b); }
+  static V abs(V a) { return vabsq_f32(a); }
+};
+
 struct Simd {
+  using R = Register;
   static constexpr int kFloatTileRows = 2, kFloatTileM = 2;  // sixteen registers of four floats
   // Query rows that share loads in attention, and blocks taken at once.
   static constexpr int kAttendRows = 4, kAttendAtOnce = 1;
@@ -18,13 +49,11 @@ struct Simd {
 
   // ---- 16 floats
   static V16 broadcast(float x) {
-    const float32x4_t v = vdupq_n_f32(x);
+    const float32x4_t v = R::all(x);
     return {v, v, v, v};
   }
   static V16 zero() { return broadcast(0.0f); }
-  static V16 load(const float* p) {
-    return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)};
-  }
+  static V16 load(const float* p) { return {R::load(p), R::load(p + 4), R::load(p + 8), R::load(p + 12)}; }
   static V16 load_f16(const uint16_t* p) {
     const float16x8_t lo = vreinterpretq_f16_u16(vld1q_u16(p)), hi = vreinterpretq_f16_u16(vld1q_u16(p + 8));
     return {vcvt_f32_f16(vget_low_f16(lo)), vcvt_high_f32_f16(lo), vcvt_f32_f16(vget_low_f16(hi)),
@@ -54,33 +83,32 @@ struct Simd {
             e4m3_from_upper(vget_low_u16(hi)), e4m3_from_upper(vget_high_u16(hi))};
   }
   static void store(float* p, V16 x) {
-    vst1q_f32(p, x.a);
-    vst1q_f32(p + 4, x.b);
-    vst1q_f32(p + 8, x.c);
-    vst1q_f32(p + 12, x.d);
+    R::store(p, x.a);
+    R::store(p + 4, x.b);
+    R::store(p + 8, x.c);
+    R::store(p + 12, x.d);
   }
   static V16 add(V16 x, V16 y) {
-    return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b), vaddq_f32(x.c, y.c), vaddq_f32(x.d, y.d)};
+    return {R::add(x.a, y.a), R::add(x.b, y.b), R::add(x.c, y.c), R::add(x.d, y.d)};
   }
   static V16 sub(V16 x, V16 y) {
-    return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b), vsubq_f32(x.c, y.c), vsubq_f32(x.d, y.d)};
+    return {R::sub(x.a, y.a), R::sub(x.b, y.b), R::sub(x.c, y.c), R::sub(x.d, y.d)};
   }
   static V16 mul(V16 x, V16 y) {
-    return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b), vmulq_f32(x.c, y.c), vmulq_f32(x.d, y.d)};
+    return {R::mul(x.a, y.a), R::mul(x.b, y.b), R::mul(x.c, y.c), R::mul(x.d, y.d)};
   }
   static V16 div(V16 x, V16 y) {
-    return {vdivq_f32(x.a, y.a), vdivq_f32(x.b, y.b), vdivq_f32(x.c, y.c), vdivq_f32(x.d, y.d)};
+    return {R::div(x.a, y.a), R::div(x.b, y.b), R::div(x.c, y.c), R::div(x.d, y.d)};
   }
   static V16 max(V16 x, V16 y) {
-    return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b), vmaxq_f32(x.c, y.c), vmaxq_f32(x.d, y.d)};
+    return {R::max(x.a, y.a), R::max(x.b, y.b), R::max(x.c, y.c), R::max(x.d, y.d)};
   }
   static V16 min(V16 x, V16 y) {
-    return {vminq_f32(x.a, y.a), vminq_f32(x.b, y.b), vminq_f32(x.c, y.c), vminq_f32(x.d, y.d)};
+    return {R::min(x.a, y.a), R::min(x.b, y.b), R::min(x.c, y.c), R::min(x.d, y.d)};
   }
-  static V16 abs(V16 x) { return {vabsq_f32(x.a), vabsq_f32(x.b), vabsq_f32(x.c), vabsq_f32(x.d)}; }
+  static V16 abs(V16 x) { return {R::abs(x.a), R::abs(x.b), R::abs(x.c), R::abs(x.d)}; }
   static V16 fma(V16 x, V16 y, V16 z) {
-    return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c),
-            vfmaq_f32(z.d, x.d, y.d)};
+    return {R::fma(x.a, y.a, z.a), R::fma(x.b, y.b, z.b), R::fma(x.c, y.c, z.c), R::fma(x.d, y.d, z.d)};
   }
   // x * y + z[0], whose four lanes are equal.
   static V16 fma_constant(V16 x, V16 y, const float* z) {
@@ -105,12 +133,12 @@ struct Simd {
   static V16 add_exponent(V16 a, V16 m) {
     return {add_exponent(a.a, m.a), add_exponent(a.b, m.b), add_exponent(a.c, m.c), add_exponent(a.d, m.d)};
   }
-  static float sum(V16 x) {
+  static float reduce_sum(V16 x) {
     const float32x4_t four = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
     const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
     return vget_lane_f32(vpadd_f32(two, two), 0);
   }
-  static float largest(V16 x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.a, x.b), vmaxq_f32(x.c, x.d))); }
+  static float reduce_max(V16 x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.a, x.b), vmaxq_f32(x.c, x.d))); }
   // 16 floats of magnitude at most 127 to int8, to nearest even; returns their sum.
   static int32_t round_to_int8(V16 x, int8_t* out) {
     // Adding 1.5 * 2^23 leaves the rounded integer in the low bits; both units add, one converts.
@@ -172,8 +200,8 @@ struct Simd {
       __builtin_memcpy(&h, from + offset, 2);
       return static_cast<uint64_t>(h);
     };
-    const uint64_t packed = half(p[0]) | half(p[1]) << 16 | half(p[2]) << 32 | half(p[3]) << 48;
-    return vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(packed)));
+    const uint64_t four = half(p[0]) | half(p[1]) << 16 | half(p[2]) << 32 | half(p[3]) << 48;
+    return vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(four)));
   }
   // 2^(e - 127) of four e8m0 bytes; 0 is 2^-127, a subnormal. 255, a NaN, becomes infinity.
   // The upper halves of the floats are made in integer registers.
@@ -231,8 +259,8 @@ struct Simd {
     vst1q_f32(out[3], byte_times<3>(words, by));
   }
   // The first 16 bytes of Q4_K and Q5_K: d, dmin, then three words of 6-bit scales and minimums
-  // (kernels_formats.h, PackedScales).
-  static void open_packed_scales(const uint8_t* const* p, float (*scale)[4], float (*min)[4]) {
+  // (matmul/formats.h, KScales).
+  static void unpack_k_scales(const uint8_t* const* p, float (*scale)[4], float (*min)[4]) {
     const Words4 w = load_words4(p, 0);
     const F4 d = vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(w.word[0])));
     const F4 negative = vnegq_f32(vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(w.word[0], 16))));
@@ -257,8 +285,8 @@ struct Simd {
     });
   }
   static F4 mul4(F4 a, float b) { return vmulq_n_f32(a, b); }
-  static F4 mul4(F4 a, F4 b) { return vmulq_f32(a, b); }
-  static F4 fma4(F4 a, F4 b, F4 c) { return vfmaq_f32(c, a, b); }
+  static F4 mul4(F4 a, F4 b) { return R::mul(a, b); }
+  static F4 fma4(F4 a, F4 b, F4 c) { return R::fma(a, b, c); }
   static F4 fma4(F4 a, float b, F4 c) { return vfmaq_n_f32(c, a, b); }
   static F4 to_float4(I4 a) { return vcvtq_f32_s32(a); }
   static I4 sub4(I4 a, int32_t b) { return vsubq_s32(a, vdupq_n_s32(b)); }
@@ -311,7 +339,7 @@ struct Simd {
   // Nibbles as loaded by load_nibbles to the order low, high, low, high ...
   static I8x32 interleave(I8x32 x) { return {vzip1q_s8(x.lo, x.hi), vzip2q_s8(x.lo, x.hi)}; }
 
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(MILLRACE_HAS_DOTPROD)
   // Where a sum begins. Processors drop this instruction before it is issued; compilers would copy a zero
   // they keep in a register instead, and a copy takes a vector unit.
   static int32x4_t zero_sum() {
@@ -346,3 +374,6 @@ struct Simd {
   // The sums of four rows, one lane each.
   static I4 reduce(const Partial* p) { return vpaddq_s32(vpaddq_s32(p[0], p[1]), vpaddq_s32(p[2], p[3])); }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,15 +1,97 @@
-// The vector type in plain C++: 16 floats. Slow and obviously right; it is also what every other instruction
-// set is compared with. Included inside the anonymous namespace of table_scalar.cpp.
+// The vector types in plain C++: Simd has 16 floats. Slow and obviously right; it is also what every other
+// instruction set is compared with.
 #pragma once
 
-struct Simd {
+#include <stdint.h>
+
+#include "kernels/cpu/simd/target.h"
+#include "kernels/quant/blocks.h"
+#if !defined(MILLRACE_SIMD_SCALAR)
+#error "another target is defined: include kernels/cpu/simd/simd.h"
+#endif
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
+
+template <int kN>
+struct Floats {
+  float v[kN];
+};
+
+// Operations on any number of lanes.
+struct FloatOps {
+  static float bits_to_float(uint32_t u) {
+    float f;
+    __builtin_memcpy(&f, &u, 4);
+    return f;
+  }
+  static uint32_t float_to_bits(float f) {
+    uint32_t u;
+    __builtin_memcpy(&u, &f, 4);
+    return u;
+  }
+  template <int kN, class Op>
+  static Floats<kN> each(Op op) {
+    Floats<kN> r;
+    for (int j = 0; j < kN; ++j) r.v[j] = op(j);
+    return r;
+  }
+  template <int kN>
+  static Floats<kN> all(float x) {
+    return each<kN>([=](int) { return x; });
+  }
+  // From memory of any alignment: a file need not align its tensors.
+  template <int kN>
+  static Floats<kN> load_floats(const float* p) {
+    Floats<kN> r;
+    __builtin_memcpy(r.v, p, sizeof r.v);
+    return r;
+  }
+  template <int kN>
+  static void store(float* p, Floats<kN> a) {
+    for (int j = 0; j < kN; ++j) p[j] = a.v[j];
+  }
+  template <int kN>
+  static Floats<kN> add(Floats<kN> a, Floats<kN> b) {
+    return each<kN>([&](int j) { return a.v[j] + b.v[j]; });
+  }
+  template <int kN>
+  static Floats<kN> sub(Floats<kN> a, Floats<kN> b) {
+    return each<kN>([&](int j) { return a.v[j] - b.v[j]; });
+  }
+  template <int kN>
+  static Floats<kN> mul(Floats<kN> a, Floats<kN> b) {
+    return each<kN>([&](int j) { return a.v[j] * b.v[j]; });
+  }
+  template <int kN>
+  static Floats<kN> div(Floats<kN> a, Floats<kN> b) {
+    return each<kN>([&](int j) { return a.v[j] / b.v[j]; });
+  }
+  // A NaN in either operand survives.
+  template <int kN>
+  static Floats<kN> max(Floats<kN> a, Floats<kN> b) {
+    return each<kN>([&](int j) { return a.v[j] > b.v[j] || a.v[j] != a.v[j] ? a.v[j] : b.v[j]; });
+  }
+  template <int kN>
+  static Floats<kN> min(Floats<kN> a, Floats<kN> b) {
+    return each<kN>([&](int j) { return a.v[j] < b.v[j] || a.v[j] != a.v[j] ? a.v[j] : b.v[j]; });
+  }
+  template <int kN>
+  static Floats<kN> abs(Floats<kN> a) {
+    return each<kN>([&](int j) { return __builtin_fabsf(a.v[j]); });
+  }
+  template <int kN>
+  static Floats<kN> fma(Floats<kN> a, Floats<kN> b, Floats<kN> c) {
+    return each<kN>([&](int j) { return __builtin_fmaf(a.v[j], b.v[j], c.v[j]); });
+  }
+};
+
+struct Simd : FloatOps {
   static constexpr int kFloatTileRows = 2, kFloatTileM = 2;  // sixteen registers of four floats
   // Query rows that share loads in attention, and blocks taken at once: those of the widest table, so that
   // every machine tests them.
   static constexpr int kAttendRows = 8, kAttendAtOnce = 2;
-  struct V16 {
-    float v[16];
-  };  // 16 lanes
+  using V16 = Floats<16>;
   struct F4 {
     float v[4];
   };  // one lane per row of a tile
@@ -21,23 +103,6 @@ struct Simd {
   };
   using Partial = int32_t;  // a block's integer sum, not yet reduced
 
-  template <class Op>
-  static V16 each(Op op) {
-    V16 r;
-    for (int j = 0; j < 16; ++j) r.v[j] = op(j);
-    return r;
-  }
-  static float bits_to_float(uint32_t u) {
-    float f;
-    __builtin_memcpy(&f, &u, 4);
-    return f;
-  }
-  static uint32_t float_to_bits(float f) {
-    uint32_t u;
-    __builtin_memcpy(&u, &f, 4);
-    return u;
-  }
-
   static float half_to_float(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, magnitude = h & 0x7fffu;
     if (magnitude >= 0x7c00u) return bits_to_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
@@ -46,72 +111,35 @@ struct Simd {
   }
 
   // ---- 16 floats
-  static V16 zero() {
-    return each([](int) { return 0.0f; });
-  }
-  static V16 broadcast(float x) {
-    return each([=](int) { return x; });
-  }
-  // From memory of any alignment: a file need not align its tensors.
-  static V16 load(const float* p) {
-    V16 r;
-    __builtin_memcpy(r.v, p, 64);
-    return r;
-  }
+  static V16 zero() { return broadcast(0.0f); }
+  static V16 broadcast(float x) { return all<16>(x); }
+  static V16 load(const float* p) { return load_floats<16>(p); }
   static V16 load_f16(const uint16_t* p) {
     uint16_t h[16];
     __builtin_memcpy(h, p, 32);
-    return each([&](int j) { return half_to_float(h[j]); });
+    return each<16>([&](int j) { return half_to_float(h[j]); });
   }
   static V16 load_bf16(const uint16_t* p) {
     uint16_t h[16];
     __builtin_memcpy(h, p, 32);
-    return each([&](int j) { return bits_to_float(static_cast<uint32_t>(h[j]) << 16); });
-  }
-  static void store(float* p, V16 a) {
-    for (int j = 0; j < 16; ++j) p[j] = a.v[j];
-  }
-  static V16 add(V16 a, V16 b) {
-    return each([&](int j) { return a.v[j] + b.v[j]; });
-  }
-  static V16 sub(V16 a, V16 b) {
-    return each([&](int j) { return a.v[j] - b.v[j]; });
-  }
-  static V16 mul(V16 a, V16 b) {
-    return each([&](int j) { return a.v[j] * b.v[j]; });
-  }
-  static V16 div(V16 a, V16 b) {
-    return each([&](int j) { return a.v[j] / b.v[j]; });
-  }
-  // A NaN in either operand survives.
-  static V16 max(V16 a, V16 b) {
-    return each([&](int j) { return a.v[j] > b.v[j] || a.v[j] != a.v[j] ? a.v[j] : b.v[j]; });
-  }
-  static V16 min(V16 a, V16 b) {
-    return each([&](int j) { return a.v[j] < b.v[j] || a.v[j] != a.v[j] ? a.v[j] : b.v[j]; });
-  }
-  static V16 abs(V16 a) {
-    return each([&](int j) { return __builtin_fabsf(a.v[j]); });
-  }
-  static V16 fma(V16 a, V16 b, V16 c) {
-    return each([&](int j) { return __builtin_fmaf(a.v[j], b.v[j], c.v[j]); });
+    return each<16>([&](int j) { return bits_to_float(static_cast<uint32_t>(h[j]) << 16); });
   }
   // a < b ? x : y
   static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
-    return each([&](int j) { return a.v[j] < b.v[j] ? x.v[j] : y.v[j]; });
+    return each<16>([&](int j) { return a.v[j] < b.v[j] ? x.v[j] : y.v[j]; });
   }
   // a * 2^n where the low bits of `magic` hold n: adds them to a's exponent.
   static V16 add_exponent(V16 a, V16 magic) {
-    return each(
+    return each<16>(
         [&](int j) { return bits_to_float(float_to_bits(a.v[j]) + (float_to_bits(magic.v[j]) << 23)); });
   }
-  static float sum(V16 a) {
+  static float reduce_sum(V16 a) {
     float s[8];
     for (int j = 0; j < 8; ++j) s[j] = a.v[j] + a.v[j + 8];
     for (int j = 0; j < 4; ++j) s[j] += s[j + 4];
     return (s[0] + s[2]) + (s[1] + s[3]);
   }
-  static float largest(V16 a) {
+  static float reduce_max(V16 a) {
     float m = a.v[0];
     for (int j = 1; j < 16; ++j) m = a.v[j] > m || a.v[j] != a.v[j] ? a.v[j] : m;
     return m;
@@ -157,7 +185,7 @@ struct Simd {
     return to;
   }
   static V16 to_float(I16 x) {
-    return each([&](int j) { return static_cast<float>(x.v[j]); });
+    return each<16>([&](int j) { return static_cast<float>(x.v[j]); });
   }
 
   // ---- one lane per row
@@ -289,3 +317,6 @@ struct Simd {
   }
   static I4 reduce(const Partial* p) { return {{p[0], p[1], p[2], p[3]}}; }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

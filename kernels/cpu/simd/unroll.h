@@ -1,7 +1,11 @@
 // unroll<n>(f): f(0), f(1) ... f(n - 1) with the index a constant. Compilers split an array of vectors into
 // registers before they unroll loops, so a tile whose loops are written plainly lives in memory.
-// Included first inside the anonymous namespace of every table.
 #pragma once
+
+#include "kernels/cpu/simd/target.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 template <int kValue>
 struct Index {
@@ -15,3 +19,6 @@ template <int kCount, class F>
     f(Index<kCount - 1>{});
   }
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,43 +1,19 @@
 // Kernels for x86 with AVX-512 (F, BW, VL, VNNI, VBMI), and the same with AMX tiles: int8 for products with
-// many rows, bf16 for MXFP4; compiled with all their flags, for compilers use tiles only where told.
-// Everything is in the anonymous namespace and no STL is used: an inline function compiled with these flags
-// must not be picked by the linker for other files.
-#include <immintrin.h>
-#include <stddef.h>
-#include <stdint.h>
-
+// many rows, bf16 for MXFP4 and attention; compiled with all their flags, for compilers use tiles only where
+// told (simd/target.h).
+#define MILLRACE_TARGET_AVX512
+#include "kernels/cpu/attention/paged_amx.h"
+#include "kernels/cpu/matmul/gemm_amx_bf16.h"
+#include "kernels/cpu/matmul/gemm_amx_int8.h"
+#include "kernels/cpu/matmul/quantize_pow2.h"
+#include "kernels/cpu/tables/instantiate_table.h"
 #include "kernels/cpu/tables/isa_tables.h"
-#include "kernels/cpu/tables/kernel_table.h"
-#include "kernels/quant/blocks.h"
 
 namespace millrace::cpu {
+namespace avx512 {
 namespace {
 
-// Bare comments keep clang-format from sorting what must stay in order.
-#include "kernels/cpu/simd/avx512.h"
-//
-#include "kernels/cpu/simd/unroll.h"
-//
-using V16 = Simd::V16;
-#include "kernels/cpu/matmul/formats_avx512.h"
-//
-#include "kernels/cpu/matmul/gemv_avx512.h"
-//
-#include "kernels/cpu/matmul/gemm_avx512.h"
-//
-#include "kernels/cpu/matmul/float.h"
-//
-#include "kernels/cpu/matmul/amx_int8.h"
-//
-#include "kernels/cpu/matmul/amx_bf16.h"
-//
-#include "kernels/cpu/attention/paged.h"
-//
-#include "kernels/cpu/attention/paged_amx.h"
-//
-#include "kernels/cpu/tables/instantiate.h"
-
-constexpr KernelTable make_wide_table(const char* name) {
+constexpr KernelTable make_avx512_table(const char* name) {
   KernelTable table = make_table(name);
   table.rows_per_pass = 1 << 20;                // all there are
   table.set_heads_per_split(KvType::kInt8, 4);  // runs of 4,352 bytes of heads of 64 dimensions
@@ -46,12 +22,12 @@ constexpr KernelTable make_wide_table(const char* name) {
 
 template <class F>
 constexpr void put_tiles(KernelTable& table, Format format) {
-  table.matmul[static_cast<int>(format)] = tile_matmul<F>;
-  table.int8_tile_matmul[static_cast<int>(format)] = cell_matmul<F>;
+  table.matmul[static_cast<int>(format)] = amx_int8_matmul<F>;
+  table.int8_tile_matmul[static_cast<int>(format)] = amx_int8_tile_matmul<F>;
 }
 
 constexpr KernelTable make_amx_table() {
-  KernelTable table = make_wide_table("amx");
+  KernelTable table = make_avx512_table("amx");
   put_tiles<FormatQ8_0>(table, Format::kQ8_0);
   put_tiles<FormatQ4_0>(table, Format::kQ4_0);
   put_tiles<FormatQ4_1>(table, Format::kQ4_1);
@@ -61,23 +37,24 @@ constexpr KernelTable make_amx_table() {
   put_tiles<FormatQ5_K>(table, Format::kQ5_K);
   put_tiles<FormatQ6_K>(table, Format::kQ6_K);
   put_tiles<FormatQ4_Z>(table, Format::kQ4_Z);
-  table.quantize_int8_tile = to_cells;
-  table.matmul[static_cast<int>(Format::kMXFP4)] = tile_matmul<FormatMXFP4>;
-  table.matmul[static_cast<int>(Format::kMXFP4Split)] = tile_matmul<FormatMXFP4Split>;
-  table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4)] = bf16_matmul<FormatMXFP4>;
-  table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4Split)] = bf16_matmul<FormatMXFP4Split>;
-  table.attention[static_cast<int>(KvType::kBF16)] = attend_by_tiles;
+  table.quantize_int8_tile = quantize_int8_tile;
+  table.matmul[static_cast<int>(Format::kMXFP4)] = amx_int8_matmul<FormatMXFP4>;
+  table.matmul[static_cast<int>(Format::kMXFP4Split)] = amx_int8_matmul<FormatMXFP4Split>;
+  table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4)] = amx_bf16_matmul<FormatMXFP4>;
+  table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4Split)] = amx_bf16_matmul<FormatMXFP4Split>;
+  table.attention[static_cast<int>(KvType::kBF16)] = attend_amx;
   constexpr KvType kByTwos[] = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kFp8};
   for (const KvType type : kByTwos) table.set_heads_per_split(type, 2);
-  table.quantize_pow2 = quantize_binary;
-  table.quantize_bf16_tile = to_tiles;
-  table.quantize_bf16_tile_group = to_tile_group;
+  table.quantize_pow2 = quantize_pow2;
+  table.quantize_bf16_tile = quantize_bf16_tile;
+  table.quantize_bf16_tile_group = quantize_bf16_tile_group;
   return table;
 }
 
 }  // namespace
+}  // namespace avx512
 
-const KernelTable kAvx512Table = make_wide_table("avx512");
-const KernelTable kAmxTable = make_amx_table();
+const KernelTable kAvx512Table = avx512::make_avx512_table("avx512");
+const KernelTable kAmxTable = avx512::make_amx_table();
 
 }  // namespace millrace::cpu

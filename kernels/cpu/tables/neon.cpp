@@ -1,34 +1,10 @@
-// Kernels for base ARMv8. Everything is in the anonymous
-// namespace and no STL is used: an inline function compiled with these flags must not be picked by the linker
-// for other files.
-#include <arm_neon.h>
-#include <stddef.h>
-#include <stdint.h>
-
+// Kernels for base ARMv8 (simd/target.h).
+#define MILLRACE_TARGET_NEON
+#include "kernels/cpu/tables/instantiate_table.h"
 #include "kernels/cpu/tables/isa_tables.h"
-#include "kernels/cpu/tables/kernel_table.h"
-#include "kernels/quant/blocks.h"
 
 namespace millrace::cpu {
-namespace {
 
-// Bare comments keep clang-format from sorting what must stay in order.
-#include "kernels/cpu/simd/unroll.h"
-//
-#include "kernels/cpu/simd/neon.h"
-//
-#include "kernels/cpu/matmul/formats.h"
-//
-#include "kernels/cpu/matmul/quantized.h"
-//
-#include "kernels/cpu/matmul/float.h"
-//
-#include "kernels/cpu/attention/paged.h"
-//
-#include "kernels/cpu/tables/instantiate.h"
-
-}  // namespace
-
-const KernelTable kNeonTable = make_table("neon");
+const KernelTable kNeonTable = neon::make_table("neon");
 
 }  // namespace millrace::cpu

@@ -73,9 +73,9 @@ struct DecodeItems {
   }
   // False: the row has no such split.
   __device__ bool at(int32_t i, DecodeItem& item) const {
-    const int32_t split = i / rows_and_heads, in_span = i - split * rows_and_heads;
-    item.row = in_span / p.cache.kv_heads;
-    item.kv_head = in_span - static_cast<int32_t>(item.row) * p.cache.kv_heads;
+    const int32_t split = i / rows_and_heads, in_split = i - split * rows_and_heads;
+    item.row = in_split / p.cache.kv_heads;
+    item.kv_head = in_split - static_cast<int32_t>(item.row) * p.cache.kv_heads;
     // With angles every sequence has one row.
     const int64_t sequence = p.angles != nullptr ? item.row : p.cache.sequence_of[item.row];
     const int32_t position = p.cache.positions[item.row], start = p.cache.table_starts[sequence];

@@ -490,7 +490,7 @@ TEST(PagedAttentionFp8, EveryPairOfCodesIsItsBf16Numbers) {
 }
 
 TEST(PagedAttentionFp8, FactorsAreTwoTo120TimesTheScale) {
-  for (int k = kFp8LeastExponent; k <= kFp8MostExponent; ++k) {
+  for (int k = kFp8MinExponent; k <= kFp8MaxExponent; ++k) {
     const auto bits = static_cast<uint8_t>(127 + k);
     EXPECT_EQ(from_bf16(static_cast<uint16_t>(fp8_factor(bits))), std::exp2(120.0f + static_cast<float>(k)));
     EXPECT_EQ(std::bit_cast<float>(fp8_scale(bits)), std::exp2(static_cast<float>(k)));

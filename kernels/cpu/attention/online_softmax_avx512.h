@@ -1,6 +1,17 @@
 // Softmax of eight query rows side by side, with AVX-512: one after the other, each row would wait for its
-// own largest score. Included by kernels_attention.h.
+// own row_max.
 #pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels/cpu/simd/avx512.h"
+#include "kernels/cpu/simd/exp.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 constexpr int32_t kSetRows = 8;  // rows that go together
 
@@ -27,11 +38,14 @@ template <class Two>
   all = two(all, _mm512_permute_ps(all, 0x4e));
   return _mm512_permutexvar_ps(_mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 13, 12, 5, 4, 9, 8, 1, 0), all);
 }
-[[gnu::always_inline]] inline V16 largest_of_eight(V16 (&x)[kSetRows]) {
+[[gnu::always_inline]] inline V16 max_of_eight(V16 (&x)[kSetRows]) {
   return fold_eight(
       x, [](V16 a, V16 b) __attribute__((always_inline)) { return _mm512_max_ps(a, b); });
 }
-[[gnu::always_inline]] inline V16 least_of_eight(V16 (&x)[kSetRows]) {
+[[gnu::always_inline]] inline V16 min_of_eight(V16 (&x)[kSetRows]) {
   return fold_eight(
       x, [](V16 a, V16 b) __attribute__((always_inline)) { return _mm512_min_ps(a, b); });
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,4 +1,4 @@
-#include "kernels/cpu/quant/encode_tables.h"
+#include "kernels/cpu/quant/encode_dispatch.h"
 
 #include <cstdlib>
 #include <string_view>

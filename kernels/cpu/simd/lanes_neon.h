@@ -1,10 +1,15 @@
-// The lanes of the encoders on ARM: groups of four blocks. What each operation means is said in
-// encode_simd_scalar.h. Included inside the anonymous namespace of the NEON tables.
+// The lanes of the quantizers on ARM: groups of four blocks. What each operation means is said in
+// lanes_scalar.h.
 #pragma once
 
-struct Simd {
+#include "kernels/cpu/simd/neon.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
+
+struct Lanes : Register {
+  using Register::abs, Register::fma;  // besides those of words
   static constexpr int kBlocks = 4;
-  using V = float32x4_t;
   using Mask = uint32x4_t;
   using Ints = int32x4_t;
   using Bytes = uint8x16_t;
@@ -12,17 +17,6 @@ struct Simd {
     int16x8_t a, b;
   };
 
-  static V all(float x) { return vdupq_n_f32(x); }
-  static V load(const float* p) { return vld1q_f32(p); }
-  static void store(float* p, V x) { vst1q_f32(p, x); }
-  static V add(V a, V b) { return vaddq_f32(a, b); }
-  static V sub(V a, V b) { return vsubq_f32(a, b); }
-  static V mul(V a, V b) { return vmulq_f32(a, b); }
-  static V div(V a, V b) { return vdivq_f32(a, b); }
-  static V fma(V a, V b, V c) { return vfmaq_f32(c, a, b); }
-  static V min(V a, V b) { return vminq_f32(a, b); }
-  static V max(V a, V b) { return vmaxq_f32(a, b); }
-  static V abs(V a) { return vabsq_f32(a); }
   static V round(V a) { return vrndnq_f32(a); }
   static Mask greater(V a, V b) { return vcgtq_f32(a, b); }
   static bool any(Mask m) { return vmaxvq_u32(m) != 0; }
@@ -87,7 +81,7 @@ struct Simd {
   static Ints zero_ints() { return vreinterpretq_s32_f32(vdupq_n_f32(kSumsFrom)); }
   static Ints dot_signed(Ints sum, Bytes a, Bytes b) {
     const int8x16_t sa = vreinterpretq_s8_u8(a), sb = vreinterpretq_s8_u8(b);
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(MILLRACE_HAS_DOTPROD)
     return vdotq_s32(sum, sa, sb);
 #else
     const int16x8_t low = vmull_s8(vget_low_s8(sa), vget_low_s8(sb)), high = vmull_high_s8(sa, sb);
@@ -96,7 +90,7 @@ struct Simd {
   }
   static Ints add_squares(Ints sum, Bytes a) { return dot_signed(sum, a, a); }
   static Ints sum_signed(Ints sum, Bytes a) {
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(MILLRACE_HAS_DOTPROD)
     return vdotq_s32(sum, vreinterpretq_s8_u8(a), vdupq_n_s8(1));
 #else
     const int16x8_t pairs = vpaddlq_s8(vreinterpretq_s8_u8(a));
@@ -122,7 +116,7 @@ struct Simd {
   static Bytes min_bytes(Bytes a, Bytes b) { return vminq_u8(a, b); }
   static Bytes shift_down(Bytes x, Bytes by) { return vshlq_u8(x, vnegq_s8(vreinterpretq_s8_u8(by))); }
   static Ints dot_small(Ints sum, Bytes a, Bytes b) {
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(MILLRACE_HAS_DOTPROD)
     return vreinterpretq_s32_u32(vdotq_u32(vreinterpretq_u32_s32(sum), a, b));
 #else
     const uint16x8_t low = vmull_u8(vget_low_u8(a), vget_low_u8(b)), high = vmull_high_u8(a, b);
@@ -147,5 +141,7 @@ struct Simd {
   }
 
   static void store_halves(uint16_t* out, V x) { vst1_u16(out, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
-  static V load_halves(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,15 +1,31 @@
-// smmla: eight rows of weights in four pairs by two pairs of activation rows. Included by
-// kernels_tile_neon.h.
+// smmla: eight rows of weights in four pairs by two pairs of activation rows.
 //
 // In cycles of Neoverse-V1 (four vector units, smmla on two of them): a block of 32 of the tile is 32 smmla,
 // 16 cycles, and 8 x (subtract, multiply, fused multiply-add) plus 8 zip, 32 operations for the other two
 // units: 16 cycles beside them.
 #pragma once
 
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/matmul/unpacked_panel_neon.h"
+#include "kernels/cpu/simd/neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+#if !defined(MILLRACE_HAS_I8MM)
+#error "for targets with the int8 matrix instructions"
+#endif
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
+
 // Codes lie [8 columns][pair of rows][2][8]; the two rows of a pair adjacent, as smmla wants them.
 template <class Format, int kRun>
-[[gnu::always_inline]] inline void open_run(const uint8_t* const* weights, int64_t group, int quad,
-                                            int8_t* to) {
+[[gnu::always_inline]] inline void unpack_run(const uint8_t* const* weights, int64_t group, int quad,
+                                              int8_t* to) {
   unroll<2>([&](auto pair) {
     I8x32 codes[2];
     unroll<2>([&](auto r) {
@@ -41,7 +57,7 @@ inline void store_half(int32_t* to, int quad, int32x4_t rows) {
   vst1q_s32(to + 8 * quad + 4, vreinterpretq_s32_s64(vdupq_laneq_s64(pairs, 1)));
 }
 // A run of four rows that lies by fours of columns: two of them make eight columns of two pairs of rows.
-inline void store_packed(int8_t* to, int quad, const int8x16_t (&codes)[8]) {
+inline void store_interleaved_run(int8_t* to, int quad, const int8x16_t (&codes)[8]) {
   unroll<4>([&](auto k) {
     const int32x4_t a = vreinterpretq_s32_s8(codes[2 * k]), b = vreinterpretq_s32_s8(codes[2 * k + 1]);
     int8_t* at = to + 64 * k + 32 * quad;
@@ -52,15 +68,16 @@ inline void store_packed(int8_t* to, int quad, const int8x16_t (&codes)[8]) {
 
 // One stored block of four rows: runs [b, b + kSubBlocks).
 template <class Format>
-[[gnu::always_inline]] inline void open_quad(const uint8_t* const* weights, const uint8_t* const* scale_rows,
-                                             int quad, int64_t b, Opened& to) {
+[[gnu::always_inline]] inline void unpack_quad(const uint8_t* const* weights,
+                                               const uint8_t* const* scale_rows, int quad, int64_t b,
+                                               UnpackedPanel& to) {
   const typename Format::Scales scales(scale_rows);
   for (int64_t group = 0; group < (Format::kSubBlocks + 3) / 4; ++group) {
-    open_run<Format, 0>(weights, group, quad, to.codes[b + 4 * group]);
+    unpack_run<Format, 0>(weights, group, quad, to.codes[b + 4 * group]);
     if constexpr (Format::kSubBlocks > 1) {
-      open_run<Format, 1>(weights, group, quad, to.codes[b + 4 * group + 1]);
-      open_run<Format, 2>(weights, group, quad, to.codes[b + 4 * group + 2]);
-      open_run<Format, 3>(weights, group, quad, to.codes[b + 4 * group + 3]);
+      unpack_run<Format, 1>(weights, group, quad, to.codes[b + 4 * group + 1]);
+      unpack_run<Format, 2>(weights, group, quad, to.codes[b + 4 * group + 2]);
+      unpack_run<Format, 3>(weights, group, quad, to.codes[b + 4 * group + 3]);
     }
   }
   for (int s = 0; s < Format::kSubBlocks; ++s) {
@@ -69,7 +86,7 @@ template <class Format>
   }
   if constexpr (Format::kHalves) {
     HalfScales halves;
-    halves.template open<Format>(weights);
+    halves.template unpack<Format>(weights);
     for (int i = 0; i < 16; ++i) {
       int32_t* at = to.half[b + i / 2][i % 2] + 8 * quad;
       const int64x2_t pairs = vreinterpretq_s64_s32(vld1q_s32(halves.of[i]));
@@ -86,8 +103,8 @@ inline F4 pair_lanes(float first, float second) {
 
 // A sum of four holds [activation row of the pair][row of the pair].
 template <class Format, int kPairs>
-void smmla_tile(const Opened& w, int64_t blocks, const ActivationBlock* const* x, const PanelScales& scales,
-                int64_t m0, F4 (&acc)[kPairs][4]) {
+void smmla_tile(const UnpackedPanel& w, int64_t blocks, const ActivationBlock* const* x,
+                const PanelScales& scales, int64_t m0, F4 (&acc)[kPairs][4]) {
   const int32x4_t origin = vdupq_n_s32(kFloatOrigin);
   const float(*scale)[kPanelBlocks] = scales.scale + m0;
   const float(*min)[kPanelBlocks] = scales.min + m0;
@@ -131,7 +148,7 @@ void smmla_tile(const Opened& w, int64_t blocks, const ActivationBlock* const* x
 
 // 2 * kPairs rows of activations from m on, of which `count` are wanted; the last is repeated for the others.
 template <class Format, int kPairs>
-void smmla_rows(const Opened& w, int64_t blocks, const Panel& x, int64_t at, const PanelScales& scales,
+void smmla_rows(const UnpackedPanel& w, int64_t blocks, const Panel& x, int64_t at, const PanelScales& scales,
                 int64_t m, int64_t count, int64_t num_rows, float* out, int64_t out_stride, bool fresh) {
   const ActivationBlock* rows[2 * kPairs];
   F4 acc[kPairs][4];
@@ -160,8 +177,9 @@ void smmla_rows(const Opened& w, int64_t blocks, const Panel& x, int64_t at, con
 }
 
 template <class Format>
-void multiply_panel(const Opened& w, int64_t blocks, const Panel& x, int64_t at, const PanelScales& scales,
-                    int64_t num_m, int64_t num_rows, float* out, int64_t out_stride, bool fresh) {
+void multiply_panel(const UnpackedPanel& w, int64_t blocks, const Panel& x, int64_t at,
+                    const PanelScales& scales, int64_t num_m, int64_t num_rows, float* out,
+                    int64_t out_stride, bool fresh) {
   int64_t m = 0;
   for (; m + 4 <= num_m; m += 4) {
     smmla_rows<Format, 2>(w, blocks, x, at, scales, m, 4, num_rows, out + m * out_stride, out_stride, fresh);
@@ -172,3 +190,6 @@ void multiply_panel(const Opened& w, int64_t blocks, const Panel& x, int64_t at,
                           fresh);
   }
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

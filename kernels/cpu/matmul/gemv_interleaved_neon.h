@@ -1,11 +1,25 @@
-// Products with Q4_K, Q5_K and Q6_K weights that were packed by fours of rows when they were loaded
-// (pack_rows.h has the layouts): four codes of each of four rows lie in one vector, so that sdot by a lane of
-// the activations leaves one lane per row and nothing is reduced, and the scales of four rows lie side by
-// side. The numbers are those of kernels_quantized.h. Included after kernels_tile_neon.h.
+// Products with Q4_K, Q5_K and Q6_K weights whose rows were interleaved by fours when they were loaded
+// (interleave_rows.h has the layouts): four codes of each of four rows lie in one vector, so that sdot by a
+// lane of the activations leaves one lane per row and nothing is reduced, and the scales of four rows lie
+// side by side. The numbers are those of quantized.h.
 //
 // Roofline: the vector units. Of four rows and a run of 32, Q4_K takes 8 and or ushr, 8 sdot and 9 for scale,
 // minimum and sum: 25 slots, 12.5 cycles of Neoverse-N1 for 72 bytes; Q5_K 41 for 88 bytes, Q6_K 37 for 105.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/gemm_neon.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/matmul/unpacked_panel_neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // ---------------------------------------------------------------- scales
 
@@ -70,10 +84,10 @@ struct HalfRunScales {
 // ---------------------------------------------------------------- formats
 
 // code<kRun, kColumns>(block): columns 4 kColumns .. + 3 of run kRun of four rows.
-struct PackedQ4_K {
+struct InterleavedQ4_K {
   static constexpr int kBlockBytes = 4 * sizeof(q::BlockQ4_K);
   static constexpr int kSubBlocks = 8, kOffset = 0;
-  static constexpr bool kPacked = true, kMin = true, kHalves = false, kDoubled = false;
+  static constexpr bool kInterleaved = true, kMin = true, kHalves = false, kDoubled = false;
   using Scales = SixBitScales;
   template <int kRun, int kColumns>
   [[gnu::always_inline]] static int8x16_t code(const uint8_t* block) {
@@ -82,10 +96,10 @@ struct PackedQ4_K {
   }
 };
 
-struct PackedQ5_K {
+struct InterleavedQ5_K {
   static constexpr int kBlockBytes = 4 * sizeof(q::BlockQ5_K);
   static constexpr int kSubBlocks = 8, kOffset = 0;
-  static constexpr bool kPacked = true, kMin = true, kHalves = false, kDoubled = false;
+  static constexpr bool kInterleaved = true, kMin = true, kHalves = false, kDoubled = false;
   using Scales = SixBitScales;
   template <int kRun, int kColumns>
   [[gnu::always_inline]] static int8x16_t code(const uint8_t* block) {
@@ -100,10 +114,10 @@ struct PackedQ5_K {
 };
 
 // Codes are left unsigned, 32 more than the values.
-struct PackedQ6_K {
+struct InterleavedQ6_K {
   static constexpr int kBlockBytes = 4 * sizeof(q::BlockQ6_K);
   static constexpr int kSubBlocks = 8, kOffset = 32;
-  static constexpr bool kPacked = true, kMin = false, kHalves = true, kDoubled = false;
+  static constexpr bool kInterleaved = true, kMin = false, kHalves = true, kDoubled = false;
   using Scales = HalfRunScales;
   // Shifts that insert make two bytes into one.
   template <int kRun, int kColumns>
@@ -124,28 +138,28 @@ struct PackedQ6_K {
   }
 };
 
-// ---------------------------------------------------------------- few activation rows
+// ---------------------------------------------------------------- one to four activation rows
 
 // Runs of 32 that a pass over rows takes at most: sums of longer rows rest in `out` meanwhile.
-inline constexpr int64_t kPackedRuns = 512;
+inline constexpr int64_t kRunsPerPass = 512;
 
 // What an activation row brings to each run, made once for all rows of weights.
-template <class Packed>
+template <class Interleaved>
 struct RunFactors {
-  float scale[kPackedRuns];                                // times Scales::kFactor
-  float min[kPackedRuns];                                  // scale * sum of codes, times the same
-  int32_t start[Packed::kHalves ? kPackedRuns : 1][2][4];  // where sums begin
+  float scale[kRunsPerPass];                                     // times Scales::kFactor
+  float min[kRunsPerPass];                                       // scale * sum of codes, times the same
+  int32_t start[Interleaved::kHalves ? kRunsPerPass : 1][2][4];  // where sums begin
 
   void prepare(const ActivationBlock* x, int64_t runs) {
-    constexpr float kFactor = Packed::Scales::kFactor;
-    if constexpr (!Packed::kHalves) vst1q_s32(start[0][0], vdupq_n_s32(kFloatOrigin));
+    constexpr float kFactor = Interleaved::Scales::kFactor;
+    if constexpr (!Interleaved::kHalves) vst1q_s32(start[0][0], vdupq_n_s32(kFloatOrigin));
     for (int64_t i = 0; i < runs; ++i) {
       scale[i] = kFactor * x[i].scale;
-      if constexpr (Packed::kMin) min[i] = kFactor * (x[i].scale * static_cast<float>(x[i].sum));
-      if constexpr (Packed::kHalves) {
+      if constexpr (Interleaved::kMin) min[i] = kFactor * (x[i].scale * static_cast<float>(x[i].sum));
+      if constexpr (Interleaved::kHalves) {
         const int32_t first = vaddlvq_s8(vld1q_s8(x[i].q));
-        vst1q_s32(start[i][0], vdupq_n_s32(-Packed::kOffset * first));
-        vst1q_s32(start[i][1], vdupq_n_s32(-Packed::kOffset * (x[i].sum - first)));
+        vst1q_s32(start[i][0], vdupq_n_s32(-Interleaved::kOffset * first));
+        vst1q_s32(start[i][1], vdupq_n_s32(-Interleaved::kOffset * (x[i].sum - first)));
       }
     }
   }
@@ -158,12 +172,12 @@ struct RunFactors {
   return sum;
 }
 
-template <class Packed, int kM>
-struct PackedStream {
-  using Scales = typename Packed::Scales;
+template <class Interleaved, int kM>
+struct InterleavedGemv {
+  using Scales = typename Interleaved::Scales;
   const uint8_t* weights;
   const ActivationBlock* x[kM];
-  const RunFactors<Packed>* factors;  // [kM]
+  const RunFactors<Interleaved>* factors;  // [kM]
   F4 acc[kM];
 
   // Half a run of activations by half a run of four rows.
@@ -179,13 +193,13 @@ struct PackedStream {
   template <int kRun>
   [[gnu::always_inline]] void multiply_run(const Scales& s, int64_t run) {
     int8x16_t c[8];
-    unroll<8>([&](auto i) { c[i] = Packed::template code<kRun, i>(weights); });
+    unroll<8>([&](auto i) { c[i] = Interleaved::template code<kRun, i>(weights); });
     const F4 d = s.template scale_of<kRun>();
     unroll<kM>([&](auto m) {
-      const RunFactors<Packed>& f = factors[m];
+      const RunFactors<Interleaved>& f = factors[m];
       const I8x32 a = Simd::load_i8(x[m][kRun].q);
       F4 sum;
-      if constexpr (Packed::kHalves) {
+      if constexpr (Interleaved::kHalves) {
         const int32x4_t lo = dot_half<kRun, 0>(load_start(f.start[run][0]), c, a.lo),
                         hi = dot_half<kRun, 1>(load_start(f.start[run][1]), c, a.hi);
         sum = Simd::to_float4(
@@ -196,17 +210,17 @@ struct PackedStream {
         sum = vsubq_f32(vreinterpretq_f32_s32(isum), vreinterpretq_f32_s32(vdupq_n_s32(kFloatOrigin)));
       }
       acc[m] = Simd::fma4(sum, Simd::mul4(d, f.scale[run]), acc[m]);
-      if constexpr (Packed::kMin) acc[m] = Simd::fma4(s.template min_of<kRun>(), f.min[run], acc[m]);
+      if constexpr (Interleaved::kMin) acc[m] = Simd::fma4(s.template min_of<kRun>(), f.min[run], acc[m]);
     });
   }
 
   [[gnu::always_inline]] void run(int64_t blocks) {
     for (int64_t b = 0; b < blocks; ++b) {
-      unroll<Packed::kBlockBytes / 64>(
+      unroll<Interleaved::kBlockBytes / 64>(
           [&](auto line) { __builtin_prefetch(weights + kAhead + 64 * line, 0, 2); });
       const Scales s(weights);
       unroll<8>([&](auto i) { multiply_run<i>(s, 8 * b + i); });
-      weights += Packed::kBlockBytes;
+      weights += Interleaved::kBlockBytes;
       unroll<kM>([&](auto m) { x[m] += 8; });
     }
   }
@@ -234,52 +248,54 @@ inline F4 load_four(const float* out, int64_t at, int64_t count) {
 }
 
 // All rows of the chunk by kM rows of activations, which stay in the first-level cache meanwhile.
-template <class Packed, int kM>
-void packed_chunk(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t m, float* out,
-                  int64_t out_stride) {
-  RunFactors<Packed> factors[kM];
+template <class Interleaved, int kM>
+void interleaved_chunk(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t m,
+                       float* out, int64_t out_stride) {
+  RunFactors<Interleaved> factors[kM];
   const int64_t all = w.cols / kQuantBlock;
-  for (int64_t at = 0; at < all; at += kPackedRuns) {
-    const int64_t runs = all - at < kPackedRuns ? all - at : kPackedRuns;
-    PackedStream<Packed, kM> stream;
-    stream.factors = factors;
+  for (int64_t at = 0; at < all; at += kRunsPerPass) {
+    const int64_t runs = all - at < kRunsPerPass ? all - at : kRunsPerPass;
+    InterleavedGemv<Interleaved, kM> gemv;
+    gemv.factors = factors;
     const ActivationBlock* rows[kM];
     for (int i = 0; i < kM; ++i) {
       rows[i] = reinterpret_cast<const ActivationBlock*>(panel_row(x, m + i)) + at;
       factors[i].prepare(rows[i], runs);
     }
     for (int64_t four = first / 4 * 4; four < first + num_rows; four += 4) {
-      stream.weights = w.data + four * w.row_bytes + at / 8 * Packed::kBlockBytes;
+      gemv.weights = w.data + four * w.row_bytes + at / 8 * Interleaved::kBlockBytes;
       unroll<kM>([&](auto i) {
-        stream.x[i] = rows[i];
-        stream.acc[i] =
-            at == 0 ? Simd::zero4() : load_four(out + (m + i) * out_stride, four - first, num_rows);
+        gemv.x[i] = rows[i];
+        gemv.acc[i] = at == 0 ? Simd::zero4() : load_four(out + (m + i) * out_stride, four - first, num_rows);
       });
-      stream.run(runs / 8);
+      gemv.run(runs / 8);
       unroll<kM>(
-          [&](auto i) { store_four(out + (m + i) * out_stride, four - first, num_rows, stream.acc[i]); });
+          [&](auto i) { store_four(out + (m + i) * out_stride, four - first, num_rows, gemv.acc[i]); });
     }
   }
 }
 
-template <class Packed>
-void packed_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
-                   float* out, int64_t out_stride) {
-  if (num_m >= kTileFrom && first % 4 == 0) {
-    tile_matmul<Packed>(w, first, num_rows, x, num_m, out, out_stride);
+template <class Interleaved>
+void interleaved_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
+                        float* out, int64_t out_stride) {
+  if (num_m >= kMinGemmRows && first % 4 == 0) {
+    gemm<Interleaved>(w, first, num_rows, x, num_m, out, out_stride);
     return;
   }
   int64_t m = 0;
   // Not eight: eight codes and eight sums leave no registers for the rest (98 cycles a run; twice four are
   // 82).
-  for (; m + 4 <= num_m; m += 4) packed_chunk<Packed, 4>(w, first, num_rows, x, m, out, out_stride);
-  for (; m + 2 <= num_m; m += 2) packed_chunk<Packed, 2>(w, first, num_rows, x, m, out, out_stride);
-  if (m < num_m) packed_chunk<Packed, 1>(w, first, num_rows, x, m, out, out_stride);
+  for (; m + 4 <= num_m; m += 4) interleaved_chunk<Interleaved, 4>(w, first, num_rows, x, m, out, out_stride);
+  for (; m + 2 <= num_m; m += 2) interleaved_chunk<Interleaved, 2>(w, first, num_rows, x, m, out, out_stride);
+  if (m < num_m) interleaved_chunk<Interleaved, 1>(w, first, num_rows, x, m, out, out_stride);
 }
 
-constexpr KernelTable with_packed(KernelTable table) {
-  table.matmul[static_cast<int>(Format::kInterleavedQ4_K)] = packed_matmul<PackedQ4_K>;
-  table.matmul[static_cast<int>(Format::kInterleavedQ5_K)] = packed_matmul<PackedQ5_K>;
-  table.matmul[static_cast<int>(Format::kInterleavedQ6_K)] = packed_matmul<PackedQ6_K>;
+constexpr KernelTable with_interleaved(KernelTable table) {
+  table.matmul[static_cast<int>(Format::kInterleavedQ4_K)] = interleaved_matmul<InterleavedQ4_K>;
+  table.matmul[static_cast<int>(Format::kInterleavedQ5_K)] = interleaved_matmul<InterleavedQ5_K>;
+  table.matmul[static_cast<int>(Format::kInterleavedQ6_K)] = interleaved_matmul<InterleavedQ6_K>;
   return table;
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

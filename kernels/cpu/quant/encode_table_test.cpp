@@ -1,7 +1,7 @@
 // The encoders of every instruction set this machine can run: the same bytes from all of them, and from those
 // of other processors (by a hash that is the same wherever the test runs: under qemu too), and an error no
 // larger than that of the float search with weights that are all alike.
-#include "kernels/cpu/quant/encode_tables.h"
+#include "kernels/cpu/quant/encode_dispatch.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,17 @@
-// The entries of an encoders' table. Included inside the anonymous namespace of each.
+// The list of encoders, in the order of Encoding: the one place that names every instantiation.
 #pragma once
+
+#include "kernels/cpu/quant/encode_blocks32.h"
+#include "kernels/cpu/quant/encode_float16.h"
+#include "kernels/cpu/quant/encode_group.h"
+#include "kernels/cpu/quant/encode_k.h"
+#include "kernels/cpu/quant/encode_mxfp4.h"
+#include "kernels/cpu/quant/encode_table.h"
+#include "kernels/cpu/simd/target.h"
+#include "kernels/quant/blocks.h"
+
+namespace millrace::quant::MILLRACE_TARGET {
+namespace {
 
 constexpr EncodeTable make_table(const char* name) {
   return {name,
@@ -14,3 +26,6 @@ constexpr EncodeTable make_table(const char* name) {
           widen_f16,
           widen_bf16};
 }
+
+}  // namespace
+}  // namespace millrace::quant::MILLRACE_TARGET

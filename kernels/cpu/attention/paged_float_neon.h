@@ -1,9 +1,22 @@
 // Eight query rows that share keys and values: the eight heads of a KV head of gpt-oss. A block is taken
 // eight tokens (or eight dimensions of the values) at a time, so that 8 x 8 sums fill sixteen registers, and
-// rows bring their factors four to a register: fused multiply-adds by a lane need no broadcast. Included by
-// kernels_attention.h. Roofline: per token and KV head of 64 dimensions 256 fused multiply-adds, 32 loads and
-// 32 conversions for 256 bytes of BF16: the vector units, 128 cycles on two of them.
+// rows bring their factors four to a register: fused multiply-adds by a lane need no broadcast. Roofline: per
+// token and KV head of 64 dimensions 256 fused multiply-adds, 32 loads and 32 conversions for 256 bytes of
+// BF16: the vector units, 128 cycles on two of them.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/attention/paged_float.h"
+#include "kernels/cpu/simd/load_float.h"
+#include "kernels/cpu/simd/neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 struct V8 {
   float32x4_t lo, hi;
@@ -24,7 +37,7 @@ inline V8 load8(LoadBF16, const uint16_t* p) {
 template <class Load>
 inline constexpr int kSharedRows<KvFloat<Load>> = 8;
 template <class Load>
-inline constexpr bool kLoopsAsk<KvFloat<Load>> = true;
+inline constexpr bool kLoopsPrefetch<KvFloat<Load>> = true;
 
 template <class Load>
 struct SharedRows<KvFloat<Load>, 8> {
@@ -38,12 +51,12 @@ struct SharedRows<KvFloat<Load>, 8> {
     });
   }
 
-  // The next tile's lines are asked for by the loops of the first eight rows, one with every four dimensions
+  // The next tile's lines are prefetched by the loops of the first eight rows, one with every four dimensions
   // or tokens: of keys as many as there are steps over a block, and of values.
-  static constexpr int32_t kAskedBytes = 64 * static_cast<int32_t>(sizeof(Stored)) / 2;
-  [[gnu::always_inline]] static void ask(const uint8_t* at) {
-    for (int32_t line = 0; line < kAskedBytes; line += 64) __builtin_prefetch(at + line, 0, 3);
-    asm volatile("");  // g++ takes a function that only asks for one that does nothing
+  static constexpr int32_t kPrefetchBytes = 64 * static_cast<int32_t>(sizeof(Stored)) / 2;
+  [[gnu::always_inline]] static void prefetch(const uint8_t* at) {
+    for (int32_t line = 0; line < kPrefetchBytes; line += 64) __builtin_prefetch(at + line, 0, 3);
+    asm volatile("");  // g++ takes a function that only prefetches for one that does nothing
   }
 
   static void score_tile(const AttentionSplit& s, const Tile& tile, int row, float* scores, int64_t stride) {
@@ -56,7 +69,7 @@ struct SharedRows<KvFloat<Load>, 8> {
       }
     }
   }
-  template <bool kAsk>
+  template <bool kPrefetch>
   static void score_block(const AttentionSplit& s, int row, const uint8_t* keys, const uint8_t* next,
                           float* scores, int64_t stride) {
     for (int half = 0; half < kLanes; half += 8) {
@@ -65,9 +78,9 @@ struct SharedRows<KvFloat<Load>, 8> {
       unroll<8>([&](auto r) { acc[r][0] = acc[r][1] = vdupq_n_f32(0.0f); });
       int32_t d = 0;
       for (; d + 4 <= s.head_dim; d += 4) {
-        if constexpr (kAsk) {
-          ask(next);
-          next += kAskedBytes;
+        if constexpr (kPrefetch) {
+          prefetch(next);
+          next += kPrefetchBytes;
         }
         float32x4_t q[8];
         unroll<8>([&](auto r) { q[r] = vld1q_f32(s.query[row + r] + d); });
@@ -95,9 +108,9 @@ struct SharedRows<KvFloat<Load>, 8> {
     };
     for (int32_t c = 0; c < s.padded_dim; c += 8) {
       float32x4_t acc[8][2];
-      float* values = s.acc + row * padded + c;
+      float* acc_row = s.acc + row * padded + c;
       unroll<8>([&](auto r) {
-        const V8 v = load8(values + r * padded);
+        const V8 v = load8(acc_row + r * padded);
         acc[r][0] = v.lo;
         acc[r][1] = v.hi;
       });
@@ -111,7 +124,7 @@ struct SharedRows<KvFloat<Load>, 8> {
         const auto block = static_cast<uint32_t>(t) / kLanes, first = static_cast<uint32_t>(t) % kLanes;
         if (row == 0) {
           const uint32_t step = static_cast<uint32_t>(c) / 8 * (kLanes / 4) + first / 4;
-          ask(tile.next[block] + s.value_offset + step * kAskedBytes);
+          prefetch(tile.next[block] + s.value_offset + step * kPrefetchBytes);
         }
         const auto* v = reinterpret_cast<const Stored*>(tile.block[block] + s.value_offset) + first * dim + c;
         float32x4_t p[8];
@@ -124,9 +137,12 @@ struct SharedRows<KvFloat<Load>, 8> {
         add(acc, value(t, c), p, Index<0>{});
       }
       unroll<8>([&](auto r) {
-        vst1q_f32(values + r * padded, acc[r][0]);
-        vst1q_f32(values + r * padded + 4, acc[r][1]);
+        vst1q_f32(acc_row + r * padded, acc[r][0]);
+        vst1q_f32(acc_row + r * padded + 4, acc[r][1]);
       });
     }
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

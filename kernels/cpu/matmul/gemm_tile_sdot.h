@@ -1,5 +1,21 @@
-// sdot by lanes: four rows of weights by up to eight rows of activations. Included by kernels_tile_neon.h.
+// sdot by lanes: four rows of weights by up to eight rows of activations.
 #pragma once
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels/cpu/matmul/formats.h"
+#include "kernels/cpu/matmul/panel.h"
+#include "kernels/cpu/matmul/unpacked_panel_neon.h"
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/unroll.h"
+#include "kernels/cpu/tables/kernel_table.h"
+#if defined(MILLRACE_HAS_I8MM)
+#error "gemm_tile_smmla.h is for targets with the int8 matrix instructions"
+#endif
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
 
 // Four rows of 16 codes to [4 codes of each row] x 4.
 inline void store_interleaved(int8_t* to, int8x16_t a, int8x16_t b, int8x16_t c, int8x16_t d) {
@@ -14,7 +30,7 @@ inline void store_interleaved(int8_t* to, int8x16_t a, int8x16_t b, int8x16_t c,
 }
 
 template <class Format, int kRun>
-[[gnu::always_inline]] inline void open_run(const uint8_t* const* weights, int64_t group, int8_t* to) {
+[[gnu::always_inline]] inline void unpack_run(const uint8_t* const* weights, int64_t group, int8_t* to) {
   I8x32 codes[4];
   unroll<4>([&](auto r) {
     codes[r] = Format::template load<kRun>(weights[r], group);
@@ -26,15 +42,16 @@ template <class Format, int kRun>
 
 // One stored block of four rows: runs [b, b + kSubBlocks).
 template <class Format>
-[[gnu::always_inline]] inline void open_quad(const uint8_t* const* weights, const uint8_t* const* scale_rows,
-                                             int, int64_t b, Opened& to) {
+[[gnu::always_inline]] inline void unpack_quad(const uint8_t* const* weights,
+                                               const uint8_t* const* scale_rows, int, int64_t b,
+                                               UnpackedPanel& to) {
   const typename Format::Scales scales(scale_rows);
   for (int64_t group = 0; group < (Format::kSubBlocks + 3) / 4; ++group) {
-    open_run<Format, 0>(weights, group, to.codes[b + 4 * group]);
+    unpack_run<Format, 0>(weights, group, to.codes[b + 4 * group]);
     if constexpr (Format::kSubBlocks > 1) {
-      open_run<Format, 1>(weights, group, to.codes[b + 4 * group + 1]);
-      open_run<Format, 2>(weights, group, to.codes[b + 4 * group + 2]);
-      open_run<Format, 3>(weights, group, to.codes[b + 4 * group + 3]);
+      unpack_run<Format, 1>(weights, group, to.codes[b + 4 * group + 1]);
+      unpack_run<Format, 2>(weights, group, to.codes[b + 4 * group + 2]);
+      unpack_run<Format, 3>(weights, group, to.codes[b + 4 * group + 3]);
     }
   }
   for (int s = 0; s < Format::kSubBlocks; ++s) {
@@ -47,7 +64,7 @@ template <class Format>
 }
 
 // A run of four rows that is interleaved already, and its scales.
-inline void store_packed(int8_t* to, int, const int8x16_t (&codes)[8]) {
+inline void store_interleaved_run(int8_t* to, int, const int8x16_t (&codes)[8]) {
   unroll<8>([&](auto i) { vst1q_s8(to + 16 * i, codes[i]); });
 }
 inline void store_scales(float* to, int, F4 rows) { Simd::store4(to, rows); }
@@ -56,8 +73,9 @@ inline void store_half(int32_t* to, int, int32x4_t rows) { vst1q_s32(to, rows); 
 // Weights stay in eight registers for a block; each activation row takes two loads, eight sdot, a conversion,
 // a multiplication and a fused multiply-add.
 template <class Format, int kM>
-void sdot_tile(const Opened& w, int64_t blocks, const ActivationBlock* const* rows, const PanelScales& scales,
-               int64_t m0, int64_t num_rows, float* out, int64_t out_stride, bool fresh) {
+void sdot_tile(const UnpackedPanel& w, int64_t blocks, const ActivationBlock* const* rows,
+               const PanelScales& scales, int64_t m0, int64_t num_rows, float* out, int64_t out_stride,
+               bool fresh) {
   F4 acc[kM];
   const ActivationBlock* x[kM];
   unroll<kM>([&](auto m) {
@@ -100,8 +118,9 @@ void sdot_tile(const Opened& w, int64_t blocks, const ActivationBlock* const* ro
 }
 
 template <class Format>
-void multiply_panel(const Opened& w, int64_t blocks, const Panel& x, int64_t at, const PanelScales& scales,
-                    int64_t num_m, int64_t num_rows, float* out, int64_t out_stride, bool fresh) {
+void multiply_panel(const UnpackedPanel& w, int64_t blocks, const Panel& x, int64_t at,
+                    const PanelScales& scales, int64_t num_m, int64_t num_rows, float* out,
+                    int64_t out_stride, bool fresh) {
   const auto tiles = [&](auto count, int64_t m) {
     constexpr int kM = decltype(count){};
     for (; m + kM <= num_m; m += kM) {
@@ -115,3 +134,6 @@ void multiply_panel(const Opened& w, int64_t blocks, const Panel& x, int64_t at,
   };
   tiles(Index<1>{}, tiles(Index<2>{}, tiles(Index<4>{}, tiles(Index<8>{}, 0))));
 }
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,5 +1,4 @@
-// The lanes of the encoders in plain C++: what the vector forms are held to. Included inside the anonymous
-// namespace of encode_scalar.cpp.
+// The lanes of the quantizers in plain C++: what the vector forms are held to.
 //
 // A group is kBlocks blocks. V has one float per block, or, as a "part", four neighbouring elements of
 // kBlocks / 4 of them: part p of a group holds those of blocks p, p + 4, ... So four parts hold the elements
@@ -7,11 +6,16 @@
 // parts' elements, block after block.
 #pragma once
 
-struct Simd {
+#include "base/float_bits.h"
+#include "kernels/cpu/simd/scalar.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
+
+struct Lanes : FloatOps {
+  using FloatOps::abs, FloatOps::fma;  // besides those of words
   static constexpr int kBlocks = 4;
-  struct V {
-    float v[4];
-  };
+  using V = Floats<4>;
   struct Mask {
     bool v[4];
   };
@@ -24,43 +28,11 @@ struct Simd {
   struct Words {
     int16_t v[16];
   };
-  template <class F>
-  static V each(F&& f) {
-    V out;
-    for (int i = 0; i < 4; ++i) out.v[i] = f(i);
-    return out;
-  }
-
-  static V all(float x) { return {{x, x, x, x}}; }
-  static V load(const float* p) { return {{p[0], p[1], p[2], p[3]}}; }
-  static void store(float* p, V x) { std::memcpy(p, x.v, sizeof x.v); }
-  static V add(V a, V b) {
-    return each([&](int i) { return a.v[i] + b.v[i]; });
-  }
-  static V sub(V a, V b) {
-    return each([&](int i) { return a.v[i] - b.v[i]; });
-  }
-  static V mul(V a, V b) {
-    return each([&](int i) { return a.v[i] * b.v[i]; });
-  }
-  static V div(V a, V b) {
-    return each([&](int i) { return a.v[i] / b.v[i]; });
-  }
-  static V fma(V a, V b, V c) {
-    return each([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
-  }
-  static V min(V a, V b) {
-    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
-  }
-  static V max(V a, V b) {
-    return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
-  }
-  static V abs(V a) {
-    return each([&](int i) { return std::fabs(a.v[i]); });
-  }
+  static V all(float x) { return FloatOps::all<4>(x); }
+  static V load(const float* p) { return load_floats<4>(p); }
   // To the nearest integer, ties to even.
   static V round(V a) {
-    return each([&](int i) { return std::nearbyint(a.v[i]); });
+    return each<4>([&](int i) { return __builtin_nearbyintf(a.v[i]); });
   }
   static Mask greater(V a, V b) {
     Mask out;
@@ -69,7 +41,7 @@ struct Simd {
   }
   static bool any(Mask m) { return m.v[0] || m.v[1] || m.v[2] || m.v[3]; }
   static V select(Mask m, V a, V b) {
-    return each([&](int i) { return m.v[i] ? a.v[i] : b.v[i]; });
+    return each<4>([&](int i) { return m.v[i] ? a.v[i] : b.v[i]; });
   }
 
   // Elements 4t .. 4t + 3 of part p's blocks, which lie `stride` apart; and a block's number four times.
@@ -80,24 +52,20 @@ struct Simd {
   }
   // Over the elements of each block: four parts to one number per block.
   static V add_across(const V* p) {
-    return each([&](int i) { return (p[i].v[0] + p[i].v[1]) + (p[i].v[2] + p[i].v[3]); });
+    return each<4>([&](int i) { return (p[i].v[0] + p[i].v[1]) + (p[i].v[2] + p[i].v[3]); });
   }
   static V max_across(const V* p) {
-    return each([&](int i) { return larger(larger(p[i].v[0], p[i].v[1]), larger(p[i].v[2], p[i].v[3])); });
+    return each<4>([&](int i) { return larger(larger(p[i].v[0], p[i].v[1]), larger(p[i].v[2], p[i].v[3])); });
   }
   static V min_across(const V* p) {
-    return each([&](int i) { return smaller(smaller(p[i].v[0], p[i].v[1]), smaller(p[i].v[2], p[i].v[3])); });
+    return each<4>(
+        [&](int i) { return smaller(smaller(p[i].v[0], p[i].v[1]), smaller(p[i].v[2], p[i].v[3])); });
   }
   static float smaller(float a, float b) { return a < b ? a : b; }
   static float larger(float a, float b) { return a > b ? a : b; }
 
   // ---- bytes. A float of kMagic + n has the integer n in its lower bits: rounding is an addition, and what
   // is taken of the bits needs no conversion.
-  static uint32_t bits_of(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits;
-  }
   template <class F>
   static Words each_word(F&& f) {
     Words out;
@@ -109,7 +77,7 @@ struct Simd {
   }
   // The lower sixteen bits of each n.
   static Words words(const V* p) {
-    return each_word([&](int i) { return static_cast<int16_t>(bits_of(p[i / 4].v[i % 4])); });
+    return each_word([&](int i) { return static_cast<int16_t>(float_to_bits(p[i / 4].v[i % 4])); });
   }
   static Bytes high_bytes(Words x) {
     return each_byte([&](int i) { return static_cast<uint8_t>(x.v[i] >> 8); });
@@ -122,7 +90,8 @@ struct Simd {
     high = high_bytes(x);
     low = each_byte([&](int i) { return static_cast<uint8_t>(x.v[i] ^ 0x80); });
   }
-  static int saturated_word(int x) { return std::clamp(x, -32768, 32767); }
+  static int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
+  static int saturated_word(int x) { return clamp(x, -32768, 32767); }
   static Words add_saturated(Words a, Words b) {
     return each_word([&](int i) { return saturated_word(a.v[i] + b.v[i]); });
   }
@@ -142,7 +111,7 @@ struct Simd {
     return each_word([&](int i) { return x.v[i] < 0 ? -x.v[i] : x.v[i]; });
   }
   static int at(Bytes x, int i) { return static_cast<int8_t>(x.v[i]); }
-  static uint8_t saturated(int x) { return static_cast<uint8_t>(std::clamp(x, -128, 127)); }
+  static uint8_t saturated(int x) { return static_cast<uint8_t>(clamp(x, -128, 127)); }
   template <class F>
   static Bytes each_byte(F&& f) {
     Bytes out;
@@ -180,11 +149,11 @@ struct Simd {
     return sum;
   }
   static V to_float(Ints x) {
-    return each([&](int i) { return static_cast<float>(x.v[i]); });
+    return each<4>([&](int i) { return static_cast<float>(x.v[i]); });
   }
   // 256 high + low
   static V to_float(Ints high, Ints low) {
-    return each([&](int i) { return static_cast<float>(256 * high.v[i] + low.v[i]); });
+    return each<4>([&](int i) { return static_cast<float>(256 * high.v[i] + low.v[i]); });
   }
 
   // low + 16 high, of codes below 16.
@@ -210,7 +179,7 @@ struct Simd {
     return each_byte([&](int i) { return table[x.v[i] >> kShift]; });
   }
   static Bytes min_bytes(Bytes a, Bytes b) {
-    return each_byte([&](int i) { return std::min(a.v[i], b.v[i]); });
+    return each_byte([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
   }
   // Unsigned x over 2^by, for each by of 1 to 3.
   static Bytes shift_down(Bytes x, Bytes by) {
@@ -227,18 +196,13 @@ struct Simd {
   }
   // The largest power of two in each x above 0.
   static V power_of(V x) {
-    return each([&](int i) {
-      const uint32_t bits = bits_of(x.v[i]) & 0x7f800000u;
-      float out;
-      std::memcpy(&out, &bits, sizeof out);
-      return out;
-    });
+    return each<4>([&](int i) { return bits_to_float(float_to_bits(x.v[i]) & 0x7f800000u); });
   }
 
   // Bytes [4] of elements 16 h .. 16 h + 15: block b's sixteen to out + b * stride.
   static void store_codes(const Bytes* quads, uint8_t* out, int stride) {
     for (int b = 0; b < 4; ++b) {
-      for (int t = 0; t < 4; ++t) std::memcpy(out + b * stride + 4 * t, quads[t].v + 4 * b, 4);
+      for (int t = 0; t < 4; ++t) __builtin_memcpy(out + b * stride + 4 * t, quads[t].v + 4 * b, 4);
     }
   }
 
@@ -247,6 +211,9 @@ struct Simd {
     for (int i = 0; i < 4; ++i) out[i] = to_half(x.v[i]).bits;
   }
   static V load_halves(const uint16_t* p) {
-    return each([&](int i) { return millrace::to_float(Half{p[i]}); });
+    return each<4>([&](int i) { return millrace::to_float(Half{p[i]}); });
   }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

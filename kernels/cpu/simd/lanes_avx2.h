@@ -1,11 +1,16 @@
-// The lanes of the encoders with AVX2, FMA and F16C: groups of eight blocks, 0 to 3 in the lower halves of
-// the registers and 4 to 7 in the upper ones, so that everything stays within halves. What each operation
-// means is said in encode_simd_scalar.h. Included inside the anonymous namespace of encode_avx2.cpp.
+// The lanes of the quantizers with AVX2: groups of eight blocks, 0 to 3 in the lower halves of the registers
+// and 4 to 7 in the upper ones, so that everything stays within halves. What each operation means is said in
+// lanes_scalar.h.
 #pragma once
 
-struct Simd {
+#include "kernels/cpu/simd/avx2.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
+
+struct Lanes : Register {
+  using Register::abs, Register::fma;  // besides those of words
   static constexpr int kBlocks = 8;
-  using V = __m256;
   using Mask = __m256;
   using Ints = __m256i;
   using Bytes = __m256i;
@@ -13,17 +18,6 @@ struct Simd {
     __m256i a, b;
   };
 
-  static V all(float x) { return _mm256_set1_ps(x); }
-  static V load(const float* p) { return _mm256_loadu_ps(p); }
-  static void store(float* p, V x) { _mm256_storeu_ps(p, x); }
-  static V add(V a, V b) { return _mm256_add_ps(a, b); }
-  static V sub(V a, V b) { return _mm256_sub_ps(a, b); }
-  static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
-  static V div(V a, V b) { return _mm256_div_ps(a, b); }
-  static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
-  static V min(V a, V b) { return _mm256_min_ps(a, b); }
-  static V max(V a, V b) { return _mm256_max_ps(a, b); }
-  static V abs(V a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static V round(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static Mask greater(V a, V b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   static bool any(Mask m) { return _mm256_movemask_ps(m) != 0; }
@@ -178,7 +172,7 @@ struct Simd {
   static void store_halves(uint16_t* out, V x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
   }
-  static V load_halves(const uint16_t* p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  }
 };
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/float_bits.h"
-#include "kernels/cpu/quant/lanes.h"
+#include "kernels/cpu/quant/float4.h"
 #include "kernels/quant/blocks.h"
 
 namespace millrace::quant {
