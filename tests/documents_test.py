@@ -240,6 +240,22 @@ class Checker:
                 number = text.count("\n", 0, match.start()) + 1
                 self.fault(document, number, "shows a program that is no file of examples/, or an older state of one")
 
+    def check_map(self, document, text):
+        """Folders that begin the lines of the map in docs/architecture.md; those indented further are below them."""
+        above = ""
+        for number, line in enumerate(text.split("\n"), 1):
+            match = re.match(r"(    |      )((?:[\w.]+/[\w/]*\s)+)", line)
+            if document != "docs/architecture.md" or not match:
+                continue
+            folders = match.group(2).split()
+            if match.group(1) == "    ":
+                above = folders[0]
+            for folder in folders:
+                self.checked += 1
+                path = folder if match.group(1) == "    " else above + folder
+                if not (self.tree.root / path).is_dir():
+                    self.fault(document, number, f"the map has {path}: no such folder")
+
     def check(self, document):
         text = (self.tree.root / document).read_text(encoding="utf-8")
         history = document.startswith(HISTORY)
@@ -256,6 +272,7 @@ class Checker:
                     self.check_span(document, number, span)
         if not history and document not in GENERATED:
             self.check_examples(document, text)
+            self.check_map(document, text)
             self.check_lengths(document, text.split("\n"))
 
 
@@ -350,12 +367,18 @@ def self_test():
             if len(faults) != 1 or message not in faults[0] or not faults[0].startswith("docs/bad.md:"):
                 wrong.append(f"{text!r}: found {faults}, expected one fault with '{message}'")
             (root / "docs/bad.md").unlink()
+        map_text = "    src/     all\n      base/ gone/  below\n    docs/ none/   more\n"
+        write_tree(root, {"docs/architecture.md": map_text})
+        faults = faults_in(root, str(binary))[0]
+        if [fault.split("has ")[-1].split(":")[0] for fault in faults] != ["src/gone/", "none/"]:
+            wrong.append(f"a map with two folders that are not there: found {faults}")
+        (root / "docs/architecture.md").unlink()
         write_tree(root, {"src/base/bad.h": "// docs/gone.md\n"})
         if (faults := faults_in(root, str(binary))[0]) != ["src/base/bad.h: refers to docs/gone.md: no such document"]:
             wrong.append(f"a source that refers to a document that is gone: found {faults}")
     for line in wrong:
         print(line)
-    print(f"self-test: {len(BAD_DOCUMENTS) + 2} trees, {len(wrong)} judged wrongly")
+    print(f"self-test: {len(BAD_DOCUMENTS) + 3} trees, {len(wrong)} judged wrongly")
     return 1 if wrong else 0
 
 

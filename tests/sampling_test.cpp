@@ -11,7 +11,7 @@
 #include "engine/sampling_cases.h"
 #include "engine/test_harness.h"
 #include "golden_reader.h"
-#include "sample/softmax.h"
+#include "sample/token_softmax.h"
 
 namespace millrace::test {
 namespace {

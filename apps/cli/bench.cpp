@@ -23,7 +23,7 @@
 #include "output.h"
 #include "progress.h"
 #include "prompt.h"
-#include "sample/softmax.h"
+#include "sample/token_softmax.h"
 
 namespace millrace::cli {
 namespace {

@@ -35,7 +35,7 @@ inline constexpr float kLn2High = 0.693145752f, kLn2Low = 1.42860677e-6f;  // ln
 inline constexpr float kLowestExponent = -87.0f;                           // below, e^x counts as 0
 // Taylor to degree 6: the remainder is below 2e-7 of the value for |r| <= 0.347.
 
-// e^x for x <= 0; 0 below -87 and for NaN. (sample/softmax.cpp has the same for four at a time.)
+// e^x for x <= 0; 0 below -87 and for NaN. (sample/token_softmax.cpp has the same for four at a time.)
 MILLRACE_HOST_DEVICE inline float exp_nonpositive(float x) {
   if (!(x >= kLowestExponent)) return 0.0f;
   const float shifted = x * kLog2E + kRound;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "sample/softmax.h"
+#include "sample/token_softmax.h"
 
 namespace millrace {
 namespace {

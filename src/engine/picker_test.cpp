@@ -8,7 +8,7 @@
 #include "engine/naive_sampling.h"
 #include "engine/sampling_cases.h"
 #include "engine/test_harness.h"
-#include "sample/softmax.h"
+#include "sample/token_softmax.h"
 
 namespace millrace::test {
 namespace {

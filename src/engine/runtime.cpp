@@ -18,7 +18,7 @@
 #include "engine/weight_types.h"
 #include "kernels/quant/codec.h"
 #include "kernels/quant/kv_types.h"
-#include "sample/softmax.h"
+#include "sample/token_softmax.h"
 
 namespace millrace {
 namespace {

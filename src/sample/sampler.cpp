@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/sampling_math.h"
 #include "sample/select.h"
-#include "sample/softmax.h"
+#include "sample/token_softmax.h"
 
 namespace millrace {
 namespace {

@@ -1,4 +1,5 @@
-// Rotary position on queries and keys, then keys and values into the paged cache.
+// RoPE on queries and keys, then keys and values into the paged cache, one CTA per row.
+// Roofline: memory, the bytes that attention.h gives for launch_rope_append_kv; rows of a batch are in L2.
 #include "kernels/cuda/attention/kv_cache.cuh"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/tile/reduce.cuh"
@@ -9,7 +10,7 @@ namespace {
 constexpr int kThreads = 128;
 
 // The angle is in double: at position 100,000 a float32 angle is off by thousandths.
-__device__ inline float2 turn_at(const RopeParams& op, int32_t position, int i) {
+__device__ inline float2 cos_sin_at(const RopeParams& op, int32_t position, int i) {
   double s, c;
   sincos(static_cast<double>(position) * static_cast<double>(op.inv_freq[i]), &s, &c);
   return {static_cast<float>(c * op.magnitude), static_cast<float>(s * op.magnitude)};
@@ -45,9 +46,9 @@ __device__ void append(Fp8Code, const LayerCache& cache, int32_t block, int in_b
     const int kv_head = is_value ? i - cache.kv_heads : i;
     const float* x = (is_value ? value : key) + kv_head * dim;
     const Fp8Head head = fp8_head(cache, block, kv_head);
-    uint32_t largest = 0;
-    for (int d = lane; d < dim; d += kWarpLanes) largest = max(largest, magnitude_bits(x[d]));
-    const uint8_t scale = fp8_scale_of_warp(largest);
+    uint32_t max_magnitude = 0;
+    for (int d = lane; d < dim; d += kWarpLanes) max_magnitude = max(max_magnitude, magnitude_bits(x[d]));
+    const uint8_t scale = fp8_scale_of_warp(max_magnitude);
     uint8_t* codes = is_value ? head.values : head.keys;
     for (int d = lane; d < dim; d += kWarpLanes) {
       const int at = rows       ? in_block * dim + d
@@ -59,16 +60,16 @@ __device__ void append(Fp8Code, const LayerCache& cache, int32_t block, int in_b
   }
 }
 
-// One CTA per row; its turns are shared by all heads.
+// One CTA per row; its angles are for all heads.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     rope_append_kv_kernel(LayerCache cache, RopeParams op, const float2* angles, float* query, float* key,
                           const float* value) {
-  extern __shared__ float2 turns[];  // [half]: cos and sin, times magnitude
+  extern __shared__ float2 cos_sin[];  // [half]: cos and sin, times magnitude
   const int64_t row = blockIdx.x;
   const int32_t position = cache.positions[row];
-  for (int i = threadIdx.x; i < op.half; i += kThreads) turns[i] = angles[row * op.half + i];
-  __syncthreads();  // all turns are there before any is used
+  for (int i = threadIdx.x; i < op.half; i += kThreads) cos_sin[i] = angles[row * op.half + i];
+  __syncthreads();  // all angles are there before any is used
 
   const int dim = cache.head_dim;
   float* my_key = key + row * cache.kv_heads * dim;  // [kv_heads, dim]
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x; i < (cache.heads + cache.kv_heads) * op.half; i += kThreads) {
     const int head = i / op.half, pair = i % op.half;
     float* x = head < cache.heads ? my_query + head * dim : my_key + (head - cache.heads) * dim;
-    rotate(op, pair, turns[pair].x, turns[pair].y, x);
+    rotate(op, pair, cos_sin[pair].x, cos_sin[pair].y, x);
   }
   __syncthreads();  // the whole key is rotated before any of it is copied
 
@@ -87,20 +88,20 @@ __global__ void __launch_bounds__(kThreads)
 // Rotation alone: one CTA per row of x [rows, heads, dim], rows row_stride apart.
 __global__ void __launch_bounds__(kThreads)
     rotary_kernel(RopeParams op, const int32_t* positions, int heads, int dim, float* x, int64_t row_stride) {
-  extern __shared__ float2 turns[];  // [half]: cos and sin, times magnitude
+  extern __shared__ float2 cos_sin[];  // [half]: cos and sin, times magnitude
   const int64_t row = blockIdx.x;
-  for (int i = threadIdx.x; i < op.half; i += kThreads) turns[i] = turn_at(op, positions[row], i);
-  __syncthreads();  // all wait for the turns
+  for (int i = threadIdx.x; i < op.half; i += kThreads) cos_sin[i] = cos_sin_at(op, positions[row], i);
+  __syncthreads();  // all wait for the cos_sin
   for (int i = threadIdx.x; i < heads * op.half; i += kThreads) {
     const int head = i / op.half, pair = i % op.half;
-    rotate(op, pair, turns[pair].x, turns[pair].y, x + row * row_stride + head * dim);
+    rotate(op, pair, cos_sin[pair].x, cos_sin[pair].y, x + row * row_stride + head * dim);
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
     angles_kernel(const int32_t* positions, int64_t count, RopeParams op, float2* angles) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < count) angles[i] = turn_at(op, positions[i / op.half], static_cast<int>(i % op.half));
+  if (i < count) angles[i] = cos_sin_at(op, positions[i / op.half], static_cast<int>(i % op.half));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Every output is in one CTA's part of one item; every segment of every item is somebody's, once; what is
-// split is begun first by one cluster and ended last by the one before it; schedule differ by one segment at
-// most.
+// Every output is in one CTA's part of one work item; every segment of every item is somebody's, once; what
+// is split is begun first by one cluster and ended last by the one before it; clusters' segments differ by
+// one at most.
 #include "kernels/cuda/gemm/cluster_schedule.h"
 
 #include <gtest/gtest.h>
@@ -30,8 +30,8 @@ void check(int items, int segments, int clusters, bool split) {
   schedule.assign(split);
   std::map<int, int> done;  // segments of an item
   int least = items * segments, most = 0;
-  std::vector<int> partial_of(static_cast<size_t>(schedule.clusters) + 1, -1);  // by whom, which item
-  for (int c = schedule.clusters - 1; c >= 0; --c) {  // who hands over before who goes on
+  std::vector<int> partial_of(static_cast<size_t>(schedule.clusters) + 1, -1);  // which item each passes on
+  for (int c = schedule.clusters - 1; c >= 0; --c) {  // who passes on before who goes on
     const std::vector<ClusterPiece> pieces = pieces_of(schedule, c);
     ASSERT_FALSE(pieces.empty());
     int length = 0;

@@ -1,4 +1,4 @@
-#include "sample/softmax.h"
+#include "sample/token_softmax.h"
 
 #include <algorithm>
 #include <array>
