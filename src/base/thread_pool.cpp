@@ -15,11 +15,11 @@ constexpr int kSpins = 4000;
 
 constexpr uint64_t kOpen = 1, kNextLoop = 2;
 
-constexpr int64_t kSoonStep = 1 << 10;  // bytes that are asked for between looks at the loop
+constexpr int64_t kPrefetchStep = 1 << 10;  // bytes that are prefetched between looks at the loop
 
-// What a waiting thread asks for in all: a quarter of its second-level cache, where it should still be when
+// What a waiting thread prefetches in all: a quarter of its second-level cache, where it should still be when
 // the loop comes. Half of that cache may be a neighbour's, and the loop has other things to read.
-int64_t most_soon() {
+int64_t max_prefetch_bytes() {
   const int64_t cache = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 or less: not known
   return cache <= 0 ? 128 << 10 : std::clamp<int64_t>(cache / 4, 64 << 10, 1 << 20);
 }
@@ -34,30 +34,30 @@ inline void relax() {
 
 }  // namespace
 
-// How far a thread has come in what it expects, and for how long it has waited.
+// How far a thread has come with its prefetches, and for how long it has waited.
 struct ThreadPool::Waiting {
-  Soon soon;
+  FirstReads reads;
   uint64_t number = 0;
   int piece = 0;
-  int64_t at = 0, room = 0;
+  int64_t at = 0, left = 0;  // bytes
   int idle = 0;
-  void expect(const Soon& what, uint64_t its_number, int64_t most) {
+  void update(const FirstReads& what, uint64_t its_number, int64_t max_bytes) {
     if (number == its_number) return;
-    soon = what;
+    reads = what;
     number = its_number;
     piece = 0;
     at = 0;
-    room = most;
+    left = max_bytes;
   }
-  // Asks for some lines; false when there is nothing left to ask for.
-  bool ask(int thread) {
-    if (piece >= soon.count || room <= 0) return false;
-    const std::byte* from = soon.data[piece] + thread * soon.stride + at;
-    const int64_t some = std::min(kSoonStep, soon.bytes - at);
+  // Prefetches some lines; false when none are left.
+  bool prefetch(int thread) {
+    if (piece >= reads.count || left <= 0) return false;
+    const std::byte* from = reads.data[piece] + thread * reads.stride + at;
+    const int64_t some = std::min(kPrefetchStep, reads.bytes - at);
     for (int64_t line = 0; line < some; line += 64) __builtin_prefetch(from + line, 0, 2);
     at += some;
-    room -= some;
-    if (at < soon.bytes) return true;
+    left -= some;
+    if (at < reads.bytes) return true;
     ++piece;
     at = 0;
     return true;
@@ -68,7 +68,7 @@ ThreadPool::ThreadPool(int threads) : ThreadPool(threads, machine_topology()) {}
 
 ThreadPool::ThreadPool(int threads, const Topology& topology)
     : size_(threads > 0 ? threads : available_cpus()),
-      most_soon_(most_soon()),
+      max_prefetch_bytes_(max_prefetch_bytes()),
       node_of_cpu_(CPU_SETSIZE, 0),
       used_(size_),
       crew_(size_) {
@@ -173,7 +173,7 @@ void ThreadPool::take_parts(int thread) {
     ahead.store(part.next, std::memory_order_relaxed);
     loop_.part_call(loop_.body, part, thread);
     part.index = ahead.exchange(-1, std::memory_order_relaxed);
-    part.asked = part.index >= 0;
+    part.prefetched = part.index >= 0;
     if (part.index < 0) part.index = claim(true);
     if (part.index < 0) part.index = part_of_another(thread);
   }
@@ -198,13 +198,13 @@ void ThreadPool::work(int thread) {
   }
 }
 
-void ThreadPool::expect(const Soon& soon) {
-  soon_ = soon;
-  ++loop_.soon_number;
+void ThreadPool::prefetch_while_waiting(const FirstReads& reads) {
+  first_reads_ = reads;
+  ++loop_.first_reads_number;
 }
 
 void ThreadPool::wait_a_little(Waiting& waiting, int thread) const {
-  if (!waiting.ask(thread)) {
+  if (!waiting.prefetch(thread)) {
     ++waiting.idle;
     relax();
   }
@@ -269,7 +269,7 @@ void ThreadPool::run(Call call, void* body) {
   // pairs with their release on leaving, so that their writes are visible here.
   loop_.state.store(loop, std::memory_order_seq_cst);
   Waiting waiting;
-  waiting.expect(soon_, loop_.soon_number, most_soon_);
+  waiting.update(first_reads_, loop_.first_reads_number, max_prefetch_bytes_);
   for (int t = 1; t < size_; ++t) {
     while (seats_[t].inside.load(std::memory_order_seq_cst) == loop) {
       wait_a_little(waiting, 0);
@@ -294,7 +294,7 @@ void ThreadPool::worker(int thread) {
       if (loop_.state.load(std::memory_order_seq_cst) == state) {
         seen = state & ~kOpen;
         work(thread);
-        waiting.expect(soon_, loop_.soon_number, most_soon_);
+        waiting.update(first_reads_, loop_.first_reads_number, max_prefetch_bytes_);
       }
       inside.store(0, std::memory_order_release);
       waiting.idle = 0;

@@ -1,7 +1,7 @@
 // ThreadPool: persistent workers that share loops. parallel_for hands out chunks dynamically, so a core that
 // is stolen by a neighbour delays one chunk and not the loop. Which thread runs a chunk never changes a
 // result: chunks write disjoint outputs. Workers spin briefly for the next loop, then sleep: an idle pool
-// uses no CPU: before it sleeps, a worker asks for the memory that its next loop begins with (Soon), so that
+// uses no CPU: before it sleeps, a worker prefetches what its next loop begins with (FirstReads), so that
 // memory is not idle either while one thread does what cannot be shared. On a machine with several memory
 // nodes each node's threads begin with their node's part of a loop. Where a hypervisor takes processors away,
 // some threads rest (stolen_time.h).
@@ -25,10 +25,10 @@
 namespace millrace {
 
 // What threads will read first in a later loop: thread t reads `bytes` bytes from data[i] + t * stride on,
-// for i < count. Only asked for, never loaded: it need not be mapped.
-struct Soon {
-  static constexpr int kMost = 8;
-  const std::byte* data[kMost] = {};
+// for i < count. Only prefetched, never loaded: it need not be mapped.
+struct FirstReads {
+  static constexpr int kMaxRanges = 8;
+  const std::byte* data[kMaxRanges] = {};
   int64_t stride = 0, bytes = 0;
   int count = 0;
 };
@@ -36,8 +36,8 @@ struct Soon {
 // A part of a loop as a thread gets it.
 struct LoopPart {
   int64_t index;
-  int64_t next;  // what this thread takes afterwards unless another is quicker; -1: not known, or nothing
-  bool asked;    // this one was `next` of the part before
+  int64_t next;     // what this thread takes afterwards unless another is quicker; -1: not known, or nothing
+  bool prefetched;  // this one was `next` of the part before
 };
 
 class ThreadPool {
@@ -76,7 +76,7 @@ class ThreadPool {
   }
 
   // Calls body(LoopPart, thread) once for every part in [0, parts). Thread t begins with part t; the rest is
-  // handed out as threads come for it, a part ahead, so that a body can ask for the next one's memory; when
+  // handed out as threads come for it, a part ahead, so that a body can prefetch the next one's memory; when
   // nothing is left, parts that others have before them are taken. For loops whose first parts are large and
   // whose last are small. As parallel_for otherwise; memory nodes do not matter.
   template <class Body>
@@ -94,8 +94,8 @@ class ThreadPool {
     run(nullptr, const_cast<void*>(static_cast<const void*>(&body)));
   }
 
-  // From the end of the next loop on, until this is called again, threads that wait ask for this.
-  void expect(const Soon& soon);
+  // From the end of the next loop on, until this is called again, threads that wait prefetch this.
+  void prefetch_while_waiting(const FirstReads& reads);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -126,7 +126,7 @@ class ThreadPool {
   };
 
   int size_;
-  int64_t most_soon_;  // bytes a waiting thread asks for
+  int64_t max_prefetch_bytes_;  // of a waiting thread
   int num_nodes_ = 0;
   std::vector<int> node_of_cpu_, node_of_thread_;
   std::vector<int64_t> threads_until_;  // of this node and those before it
@@ -143,11 +143,11 @@ class ThreadPool {
     Call call = nullptr;
     PartCall part_call = nullptr;
     void* body = nullptr;
-    int64_t chunk = 0, parts = 0;  // parts: 0 where chunks are handed out
-    uint64_t soon_number = 0;      // how often soon_ was written
+    int64_t chunk = 0, parts = 0;     // parts: 0 where chunks are handed out
+    uint64_t first_reads_number = 0;  // how often first_reads_ was written
   };
   Loop loop_;
-  alignas(64) Soon soon_;
+  alignas(64) FirstReads first_reads_;
   alignas(64) std::atomic<int64_t> next_part_{0};
   std::exception_ptr failure_;  // guarded by mutex_
   alignas(64) std::atomic<bool> stop_{false};

@@ -236,7 +236,7 @@ TEST(ThreadPool, PartsAreTakenOnceAndAsAnnounced) {
         std::atomic<int> wrong{0};
         pool.parallel_parts(count, [&](const LoopPart& part, int thread) {
           ++hits[part.index];
-          if (part.asked && announced[thread] != part.index) ++wrong;
+          if (part.prefetched && announced[thread] != part.index) ++wrong;
           if (part.next >= count || part.next == part.index) ++wrong;
           announced[thread] = part.next;
         });
@@ -276,15 +276,16 @@ TEST(ThreadPool, PartsRethrowAndGoOn) {
   }
 }
 
-// Expected memory is only asked for: it need not be there, and a pool that waits for it still falls asleep.
-TEST(ThreadPool, ExpectsMemoryThatIsNotThere) {
+// What is read first later is only prefetched: it need not be there, and a pool that waits for it still falls
+// asleep.
+TEST(ThreadPool, PrefetchesMemoryThatIsNotThere) {
   ThreadPool pool(3);
-  Soon soon;
-  soon.count = 1;
-  soon.data[0] = reinterpret_cast<const std::byte*>(uintptr_t{4096});
-  soon.stride = soon.bytes = int64_t{1} << 30;
+  FirstReads reads;
+  reads.count = 1;
+  reads.data[0] = reinterpret_cast<const std::byte*>(uintptr_t{4096});
+  reads.stride = reads.bytes = int64_t{1} << 30;
   for (int loop = 0; loop < 200; ++loop) {
-    pool.expect(loop % 3 == 0 ? Soon{} : soon);
+    pool.prefetch_while_waiting(loop % 3 == 0 ? FirstReads{} : reads);
     std::atomic<int> hits{0};
     pool.parallel_parts(5, [&](const LoopPart&, int) { ++hits; });
     ASSERT_EQ(hits, 5);

@@ -36,7 +36,7 @@ class CpuBackend final : public Backend {
   }
 
   size_t weight_bytes(const TensorView& view, WeightUse use, size_t before) const override {
-    return cpu::held_bytes(view, use, kernels_, room_after(before));
+    return cpu::held_bytes(view, use, kernels_, left_for_copies(before));
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
     if (pool_.nodes() > 1 && use == WeightUse::kMatrix) {
@@ -44,9 +44,9 @@ class CpuBackend final : public Backend {
       read_ahead_.read_by_node(reinterpret_cast<const uint8_t*>(view.data), matrices, view.rows() / matrices,
                                view.row_stride_bytes, pool_);
     } else {
-      read_ahead_.ask(view.data, static_cast<size_t>(view.rows() * view.row_stride_bytes));
+      read_ahead_.read(view.data, static_cast<size_t>(view.rows() * view.row_stride_bytes));
     }
-    WeightPtr weight = cpu::load(view, use, kernels_, room_after(held_), pool_);
+    WeightPtr weight = cpu::load(view, use, kernels_, left_for_copies(held_), pool_);
     held_ += weight_bytes(view, use, held_);
     return weight;
   }
@@ -79,9 +79,9 @@ class CpuBackend final : public Backend {
   const cpu::KernelTable& kernels_;
   ThreadPool pool_;
   cpu::ReadAhead read_ahead_;
-  // Bytes for packing, less what is held already: the file itself may be in memory too.
-  size_t room_after(size_t held) const { return held < packing_room_ ? packing_room_ - held : 0; }
-  size_t packing_room_ = cpu::usable_memory() / 3, held_ = 0;
+  // Bytes for interleaved copies, less what is held already: the file itself may be in memory too.
+  size_t left_for_copies(size_t held) const { return held < max_copies_ ? max_copies_ - held : 0; }
+  size_t max_copies_ = cpu::usable_memory() / 3, held_ = 0;
 };
 
 }  // namespace

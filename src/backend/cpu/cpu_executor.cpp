@@ -1,30 +1,35 @@
-// Slots, norms and dense products.
 #include "backend/cpu/cpu_executor.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <utility>
 
 #include "base/check.h"
-#include "kernels/quant/codec.h"
+#include "kernels/cpu/attention/paged_attention.h"
+#include "kernels/cpu/attention/rope_append_kv.h"
+#include "kernels/cpu/embedding/embed.h"
+#include "kernels/cpu/matmul/gemm.h"
+#include "kernels/quant/kv_types.h"
 
 namespace millrace::cpu {
 namespace {
 
-constexpr int64_t kGreedyPiece = 4096;  // logits a task looks through
+// Products of a step whose order is remembered, at most, per layer and besides.
+constexpr size_t kProductsPerLayer = 6, kProductsBesides = 4;
 
-// Products of a step that are shared out, at most, per layer and besides.
-constexpr size_t kSharedPerLayer = 6, kSharedBesides = 4;
+// So many tokens of keys and values go through the caches and push out what was prefetched before.
+constexpr int32_t kDeepContext = 4096;
 
-// Of what is done to a token at a time: with few of them a token is a task.
-int64_t tokens_per_task(int64_t tokens, bool cells) {
-  if (tokens <= kFewTokens) return 1;
-  return cells ? 8 : 4;
+constexpr int64_t kHeadsPerTask = 64;  // that a task norms
+
+TopK::SoftmaxOver softmax_over(Route::Weighting weighting) {
+  return weighting == Route::Weighting::kSoftmaxAll ? TopK::SoftmaxOver::kAll : TopK::SoftmaxOver::kChosen;
 }
 
-const float* values_of(const Weight* vector) {
-  return vector == nullptr ? nullptr : own(*vector).values.data();
+GateUp gate_up_of(const Experts& op) {
+  const bool clamped = op.activation == Experts::Activation::kClampedSwiglu;
+  return {linear_of(op.gate), linear_of(op.up),
+          clamped ? GateUp::Activation::kClampedSwiglu : GateUp::Activation::kSilu, op.alpha, op.limit};
 }
 
 }  // namespace
@@ -33,7 +38,8 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
     : spec_(spec),
       kernels_(kernels),
       pool_(pool),
-      memory_(workspace_bytes(spec, pool.size(), kernels.quantize_bf16_tile != nullptr), "workspace") {
+      memory_(workspace_bytes(spec, pool.size(), kernels.quantize_bf16_tile != nullptr), "workspace"),
+      prefetch_order_(kProductsPerLayer * spec.layers.size() + kProductsBesides) {
   Arena arena(memory_.data());
   work_ = std::make_unique<Workspace>(spec, pool.size(), kernels.quantize_bf16_tile != nullptr, arena);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
@@ -41,12 +47,12 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
     const size_t blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     kv_pools_.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks + 64, "KV cache");
   }
-  order_.reserve(kSharedPerLayer * spec.layers.size() + kSharedBesides);
-  greedy_.reserve(static_cast<size_t>(spec.max_logit_rows));
-  kept_.resize(static_cast<size_t>(spec.max_logit_rows));
-  std::iota(kept_.begin(), kept_.end(), 0);
-  largest_.resize(static_cast<size_t>(spec.max_logit_rows * tasks_for(spec.vocab, kGreedyPiece)));
+  greedy_.resize(static_cast<size_t>(spec.max_logit_rows));
+  kept_rows_.resize(static_cast<size_t>(spec.max_logit_rows));
+  std::iota(kept_rows_.begin(), kept_rows_.end(), 0);
 }
+
+// ---------------------------------------------------------------- the step
 
 void CpuExecutor::begin(const Batch& batch) {
   MILLRACE_CHECK(batch.tokens.size() <= static_cast<size_t>(spec_.max_tokens));
@@ -54,334 +60,93 @@ void CpuExecutor::begin(const Batch& batch) {
   batch_ = batch;
   rows_ = static_cast<int64_t>(batch.tokens.size());
   rotation_of_ = nullptr;
-  normed_forms_ = {};
-  plan_attention();
-  at_ = 0;
-  few_ = rows_ <= kFewTokens;
-  if (!few_) pool_.expect({});
-}
-
-Soon CpuExecutor::soon_of(std::initializer_list<const CpuWeight*> weights, int64_t rows) {
-  Soon soon;
-  for (const CpuWeight* w : weights) {
-    soon.data[soon.count++] = reinterpret_cast<const std::byte*>(w->matrix.data);
-    soon.stride = soon.bytes = rows * w->matrix.row_bytes;
+  normed_formats_ = {};
+  size_t sequences = 0;
+  for (const SequenceSlice& slice : batch.sequences) {
+    if (slice.num_tokens == 0) continue;
+    MILLRACE_CHECK(sequences < batch.tokens.size());
+    work_->sequences[sequences] = {slice.first_row, slice.num_tokens, slice.context_len};
+    for (size_t g = 0; g < kv_pools_.size(); ++g) work_->tables[g][sequences] = slice.tables[g];
+    ++sequences;
   }
-  return soon;
-}
-
-// A product begins that reads `mine` first. Whoever waits from now on asks for what the one after it does.
-// The few rows that a long step keeps in its last layer are no such step.
-void CpuExecutor::announce(const Soon& mine, const Soon* next) {
-  if (!few_) return;
-  if (at_ == order_.size() && order_.size() < order_.capacity()) order_.emplace_back();
-  if (at_ < order_.size()) order_[at_++] = mine;
-  if (std::exchange(wait_for_attention_, false)) {
-    pool_.expect({});
-    return;
-  }
-  pool_.expect(next != nullptr ? *next : order_[at_ < order_.size() ? at_ : 0]);
+  work_->attention_plan.begin_step({work_->sequences, sequences});
+  MILLRACE_CHECK(work_->attention_plan.rows() == rows_);
+  deep_ = work_->attention_plan.longest_context() > kDeepContext;
+  prefetch_order_.begin_step(pool_, rows_ <= kSmallBatchRows);
 }
 
 void CpuExecutor::embed(const Weight& table, float scale) {
-  pool_.parallel_for(rows_, 8, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      float* x = work_->residual + t * spec_.hidden;
-      MILLRACE_CHECK(batch_.tokens[t] >= 0 && batch_.tokens[t] < table.rows);
-      quant::dequantize_row(own(table).view, batch_.tokens[t], x);
-      if (scale != 1.0f) {
-        for (int64_t i = 0; i < spec_.hidden; ++i) x[i] *= scale;
-      }
-    }
-  });
+  embed_rows(context(), own(table).matrix.view, batch_.tokens.data(), rows_, scale, work_->residual);
 }
 
-CpuExecutor::Forms CpuExecutor::forms_for(std::initializer_list<const Linear*> ops, int64_t rows,
-                                          bool indexed) const {
-  Forms forms;
-  for (const Linear* op : ops) {
-    const ActivationFormat form = kernels_.activations(own(*op->weight).format, rows, indexed);
-    forms.blocks |= form == ActivationFormat::kInt8Blocks;
-    forms.cells |= form == ActivationFormat::kInt8Tiles;
-    forms.binary |= form == ActivationFormat::kPow2Blocks;
-    forms.tiles |= form == ActivationFormat::kBf16Tiles;
-    forms.values |= form == ActivationFormat::kFloat32;
-  }
-  return forms;
+// ---------------------------------------------------------------- norms and dense products
+
+// normed[i] = norm(residual[rows[i]]), or of every row when `rows` is empty.
+RmsNormRows CpuExecutor::norm_of(const Norm& op, std::span<const int32_t> rows) const {
+  return {{values_of(op.weight), op.eps},
+          work_->residual,
+          spec_.hidden,
+          work_->normed,
+          spec_.hidden,
+          rows.empty() ? rows_ : std::ssize(rows),
+          spec_.hidden,
+          rows.empty() ? nullptr : rows.data()};
 }
 
-// Columns [first, first + count) of row `row` of `rows`, in the forms that were asked for.
-void CpuExecutor::make_forms(Forms forms, const float* x, int64_t first, int64_t count, int64_t row,
-                             int64_t rows, int64_t cols, const Formed& to) const {
-  const int64_t at = (row * cols + first) / kQuantBlock;
-  if (forms.blocks) kernels_.quantize_int8(x, count, to.blocks + at);
-  if (forms.binary) kernels_.quantize_pow2(x, count, to.binary + at);
-  if (forms.cells) {
-    const int64_t group = row / kTileHeight * kTileHeight;
-    kernels_.quantize_int8_tile(x, count, to.cells() + (group / kTileHeight * cols + first) / kQuantBlock,
-                                row - group, std::min(kTileHeight, rows - group));
+// The same, done, as the input of these products.
+ActivationRows CpuExecutor::norm_for(const Norm& op, std::initializer_list<const Linear*> products,
+                                     std::span<const int32_t> rows) {
+  const RmsNormRows norm = norm_of(op, rows);
+  normed_formats_ = {};
+  for (const Linear* product : products) {
+    normed_formats_ |= formats_for(kernels_, {linear_of(*product)}, norm.rows);
   }
-  if (forms.tiles) {
-    const Bf16TileRow place = bf16_tile_row(to.tiles, rows, cols, row, first / kQuantBlock);
-    kernels_.quantize_bf16_tile(x, count, place.at, place.height);
-  }
-}
-
-// normed[i] = norm(residual[rows[i]]), or of every row when `rows` is empty; and in the forms that products
-// want.
-void CpuExecutor::norm_rows(const Norm& op, std::span<const int32_t> rows, Forms forms) {
-  const int64_t count = rows.empty() ? rows_ : static_cast<int64_t>(rows.size());
-  pool_.parallel_for(count, tokens_per_task(count, forms.cells), [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) norm_row(op, rows.empty() ? i : rows[i], i, count, forms);
-  });
-  normed_forms_ = forms;
-}
-
-// normed[to] of `count` rows = norm(residual[row]), and its forms.
-void CpuExecutor::norm_row(const Norm& op, int64_t row, int64_t to, int64_t count, Forms forms) const {
-  float* y = work_->normed + to * spec_.hidden;
-  kernels_.rms_norm(work_->residual + row * spec_.hidden, values_of(op.weight), op.eps, spec_.hidden, y);
-  make_forms(forms, y, 0, spec_.hidden, to, count, spec_.hidden, input());
-}
-
-// `values` [rows][cols] with their other forms, made here when wanted.
-Rows CpuExecutor::formed(const float* values, int64_t rows, int64_t cols, Forms forms) {
-  if (forms.blocks || forms.cells || forms.binary || forms.tiles) {
-    pool_.parallel_for(rows, tokens_per_task(rows, forms.cells), [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; ++i) {
-        make_forms(forms, values + i * cols, 0, cols, i, rows, cols, input());
-      }
-    });
-  }
-  return input().rows(values, rows, cols, forms);
-}
-
-// Rows [first, first + count) of a product with rows [m, m + num_m) of x.
-void CpuExecutor::multiply_part(const Product& product, int64_t first, int64_t count, const Rows& x,
-                                int64_t m, int64_t num_m, int thread, const PrefetchHint& chain) {
-  const CpuWeight& w = own(*product.op->weight);
-  const float* bias = values_of(product.op->bias);
-  float* out = product.out + m * w.rows + first;
-  multiply(kernels_, w, 0, first, count, x.from(m), num_m, out, w.rows, work_->threads[thread].decoded,
-           chain);
-  for (int64_t i = 0; bias != nullptr && i < num_m; ++i) {
-    kernels_.scale_add(out + i * w.rows, 1.0f, bias + first, 1.0f, count);  // their sum
-  }
-}
-
-void CpuExecutor::multiply_few(std::span<const Product> products, int64_t total, const Rows& x,
-                               int64_t rows) {
-  const ShrinkingParts parts = plain_parts(total);
-  announce(soon_of({&own(*products[0].op->weight)}, parts.first_rows()));
-  const auto chain_at = [&](int64_t row, bool asked) -> PrefetchHint {
-    if (row < 0) return {nullptr, 0, asked};
-    const Product* p = products.data();
-    for (; row >= p->op->weight->rows; ++p) row -= p->op->weight->rows;
-    return chain_to(own(*p->op->weight), 0, row, asked);
-  };
-  share_rows(parts, [&](const RowPart& part, int thread) {
-    int64_t first = part.first, count = part.count, done = 0;
-    for (const Product* p = products.data(); count > 0; first -= p->op->weight->rows, ++p) {
-      const int64_t some = std::min(count, p->op->weight->rows - first);
-      if (some <= 0) continue;
-      count -= some;
-      multiply_part(*p, first, some, x, 0, rows, thread,
-                    chain_at(count > 0 ? part.first + done + some : part.next, part.asked || done > 0));
-      first += some;
-      done += some;
-    }
-  });
-}
-
-void CpuExecutor::multiply_all(std::span<const Product> products, const Rows& x, int64_t rows) {
-  if (pool_.nodes() > 1 && products.size() > 1) {
-    // A loop each: only so has every memory node the same part of every matrix.
-    for (const Product& product : products) multiply_all({&product, 1}, x, rows);
-    return;
-  }
-  int64_t total = 0;
-  for (const Product& p : products) total += p.op->weight->rows;
-  if (rows <= kFewTokens && total >= int64_t{64} * pool_.size() && pool_.nodes() == 1) {
-    multiply_few(products, total, x, rows);
-    return;
-  }
-  // A matrix of few rows (a router) with many tokens is shared out by tokens: no thread reads them all.
-  const bool by_tokens = total <= kMaxRowsPerTask && rows >= int64_t{16} * pool_.size();
-  const int64_t per_task = by_tokens ? kMaxRowsPerTask : plain_rows_per_task(total, pool_.size());
-  // Cells of kMaxRowsPerPass tokens stay in a thread's second-level cache while it goes through the weights.
-  const int64_t step = by_tokens            ? (x.tiles != nullptr ? x.height : kTileHeight)
-                       : x.cells != nullptr ? kMaxRowsPerPass
-                                            : rows;
-  int64_t tasks = 0;
-  for (const Product& p : products) tasks += tasks_for(p.op->weight->rows, per_task);
-  const int64_t all = tasks * tasks_for(rows, step);
-  const auto run = [&](int64_t task, int thread) {
-    const Product* p = products.data();
-    int64_t at = task % tasks;
-    for (; at >= tasks_for(p->op->weight->rows, per_task); ++p)
-      at -= tasks_for(p->op->weight->rows, per_task);
-    const int64_t first = at * per_task, m = task / tasks * step;
-    multiply_part(*p, first, std::min(per_task, p->op->weight->rows - first), x, m, std::min(step, rows - m),
-                  thread);
-  };
-  if (rows <= kFewTokens && pool_.nodes() == 1) {
-    announce(products.size() == 1 ? soon_of({&own(*products[0].op->weight)}, per_task) : Soon{});
-    pool_.parallel_parts(all, [&](const LoopPart& part, int thread) { run(part.index, thread); });
-    return;
-  }
-  pool_.parallel_for(all, 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t task = begin; task < end; ++task) run(task, thread);
-  });
-}
-
-// Columns [first, first + count) of rows [m, m + num_m) of y [rows_][w.rows] += x W^T + b.
-void CpuExecutor::multiply_add_part(const Linear& op, int64_t first, int64_t count, const Rows& x, int64_t m,
-                                    int64_t num_m, float* y, int thread, const PrefetchHint& chain) {
-  const CpuWeight& w = own(*op.weight);
-  const float* bias = values_of(op.bias);
-  float* tile = work_->threads[thread].tile;
-  for (const int64_t end = m + num_m; m < end; m += kMaxRowsPerPass) {
-    const int64_t rows = std::min(kMaxRowsPerPass, end - m);
-    multiply(kernels_, w, 0, first, count, x.from(m), rows, tile, count, work_->threads[thread].decoded,
-             chain);
-    for (int64_t i = 0; i < rows; ++i) {
-      float* to = y + (m + i) * w.rows + first;
-      const float* from = tile + i * count;
-      for (int64_t r = 0; r < count; ++r) to[r] += from[r] + (bias == nullptr ? 0.0f : bias[first + r]);
-    }
-  }
-}
-
-// y += x W^T + b
-void CpuExecutor::multiply_add(const Linear& op, const Rows& x, float* y) {
-  const int64_t rows = op.weight->rows;
-  if (rows_ <= kFewTokens && rows >= int64_t{64} * pool_.size() && pool_.nodes() == 1) {
-    const CpuWeight& w = own(*op.weight);
-    const ShrinkingParts parts = plain_parts(rows);
-    announce(soon_of({&w}, parts.first_rows()));
-    share_rows(parts, [&](const RowPart& part, int thread) {
-      in_bufferfuls(part, [&](int64_t first, int64_t count, int64_t next, bool asked) {
-        const PrefetchHint chain = next < 0 ? PrefetchHint{nullptr, 0, asked} : chain_to(w, 0, next, asked);
-        multiply_add_part(op, first, count, x, 0, rows_, y, thread, chain);
-      });
-    });
-    return;
-  }
-  const int64_t per_task = plain_rows_per_task(rows, pool_.size()), tasks = tasks_for(rows, per_task);
-  const int64_t step = x.cells != nullptr ? kMaxRowsPerPass : rows_;
-  pool_.parallel_for(tasks * tasks_for(rows_, step), 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task % tasks * per_task, m = task / tasks * step;
-      multiply_add_part(op, first, std::min(per_task, rows - first), x, m, std::min(step, rows_ - m), y,
-                        thread);
-    }
-  });
+  rmsnorm_quantize_rows(context(), norm, normed_formats_, work_->input);
+  return work_->input.rows(work_->normed, norm.rows, spec_.hidden, normed_formats_);
 }
 
 void CpuExecutor::norm_heads(const Norm& op, int64_t heads, float* values) {
   if (op.weight == nullptr) return;
-  const float* weight = values_of(op.weight);
-  pool_.parallel_for(rows_ * heads, 64, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      float* x = values + i * spec_.head_dim;
-      kernels_.rms_norm(x, weight, op.eps, spec_.head_dim, x);
-    }
-  });
+  const int64_t dim = spec_.head_dim;
+  rmsnorm_rows(context(), {{values_of(op.weight), op.eps}, values, dim, values, dim, rows_ * heads, dim},
+               kHeadsPerTask);
 }
 
 void CpuExecutor::norm_qkv(const NormQkv& op) {
-  norm_rows(op.norm, {}, forms_for({&op.q, &op.k, &op.v}, rows_));
-  const Product products[] = {{&op.q, work_->query}, {&op.k, work_->key}, {&op.v, work_->value}};
-  wait_for_attention_ = deep_;
-  multiply_all(products, normed(rows_), rows_);
+  const ActivationRows x = norm_for(op.norm, {&op.q, &op.k, &op.v});
+  const GemmProduct products[] = {{linear_of(op.q), work_->query, op.q.weight->rows},
+                                  {linear_of(op.k), work_->key, op.k.weight->rows},
+                                  {linear_of(op.v), work_->value, op.v.weight->rows}};
+  prefetch_order_.pause_after_next_product(deep_);
+  gemm(context(), products, x, rows_);
   norm_heads(op.q_norm, spec_.heads, work_->query);
   norm_heads(op.k_norm, spec_.kv_heads, work_->key);
 }
 
 void CpuExecutor::project_add(const Linear& op) {
   if (rows_ == 0) return;
-  multiply_add(op, formed(work_->attention, rows_, work_->query_cols, forms_for({&op}, rows_)),
-               work_->residual);
-}
-
-void CpuExecutor::gate_up(const GateUp& op, int64_t expert, int64_t first, int64_t count, const Rows& x,
-                          int64_t num_m, const Inner& inner, int thread, const PrefetchHint& chain) {
-  const CpuWeight &gate = own(*op.gate->weight), &up = own(*op.up->weight);
-  const float *gate_bias = values_of(op.gate->bias), *up_bias = values_of(op.up->bias);
-  float* g = work_->threads[thread].tile;
-  float* u = g + kMaxRowsPerPass * kMaxRowsPerTask;
-  float* decoded = work_->threads[thread].decoded;
-  const int64_t offset = expert * gate.rows + first;  // into biases [experts][rows]
-  const float* y_of[kTileHeight];
-  for (int64_t m = 0; m < num_m; m += kMaxRowsPerPass) {
-    const int64_t rows = std::min(kMaxRowsPerPass, num_m - m);
-    multiply(kernels_, gate, expert, first, count, x.from(m), rows, g, count, decoded,
-             chain_to(up, expert, first, chain.done));
-    multiply(kernels_, up, expert, first, count, x.from(m), rows, u, count, decoded,
-             {chain.next, chain.bytes, true});
-    for (int64_t i = 0; i < rows; ++i) {
-      float *gi = g + i * count, *ui = u + i * count;
-      float* y = inner.forms.values ? inner.values + (m + i) * gate.rows + first : gi;
-      // Times one and one: plain sums, by the table's vectors.
-      if (gate_bias != nullptr) kernels_.scale_add(gi, 1.0f, gate_bias + offset, 1.0f, count);
-      if (up_bias != nullptr) kernels_.scale_add(ui, 1.0f, up_bias + offset, 1.0f, count);
-      if (op.activation != nullptr && op.activation->activation == Experts::Activation::kClampedSwiglu) {
-        kernels_.clamped_swiglu(gi, ui, op.activation->alpha, op.activation->limit, count, y);
-      } else {
-        kernels_.silu_mul(gi, ui, count, y);
-      }
-      Forms forms = inner.forms;
-      if (forms.tiles) {  // a group is made at its last row
-        forms.tiles = false;
-        const Bf16TileRow to =
-            bf16_tile_row(inner.formed.tiles, num_m, gate.rows, m + i, first / kQuantBlock);
-        const int64_t at = m + i - to.group;
-        y_of[at] = y;
-        if (at == to.height - 1) {
-          kernels_.quantize_bf16_tile_group(y_of, to.height, count, to.at - at * kQuantBlock);
-        }
-      }
-      make_forms(forms, y, first, count, m + i, num_m, gate.rows, inner.formed);
-    }
-  }
+  const ActivationFormats formats = formats_for(kernels_, {linear_of(op)}, rows_);
+  const ActivationRows x =
+      quantize_rows(context(), formats, work_->attention, rows_, work_->query_cols, work_->input);
+  gemm_add(context(), {linear_of(op), work_->residual, spec_.hidden}, x, rows_);
 }
 
 void CpuExecutor::ffn_add(const Ffn& op) {
   if (rows_ == 0) return;
-  norm_rows(op.norm, {}, forms_for({&op.gate, &op.up}, rows_));
-  const int64_t inner_cols = op.gate.weight->rows, per_task = rows_per_task(2 * inner_cols, pool_.size());
-  const Inner inner{work_->inner,
-                    {work_->inner_blocks, work_->inner_binary, work_->inner_tiles},
-                    forms_for({&op.down}, rows_)};
-  const GateUp both{&op.gate, &op.up, nullptr};
-  if (rows_ <= kFewTokens && pool_.nodes() == 1) {
-    const CpuWeight& gate = own(*op.gate.weight);
-    const ShrinkingParts parts(inner_cols, kQuantBlock, pool_.size());
-    announce(soon_of({&gate, &own(*op.up.weight)}, parts.first_rows()));
-    share_rows(parts, [&](const RowPart& part, int thread) {
-      in_bufferfuls(part, [&](int64_t first, int64_t count, int64_t next, bool asked) {
-        const PrefetchHint chain =
-            next < 0 ? PrefetchHint{nullptr, 0, asked} : chain_to(gate, 0, next, asked);
-        gate_up(both, 0, first, count, normed(rows_), rows_, inner, thread, chain);
-      });
-    });
-  } else {
-    pool_.parallel_for(tasks_for(inner_cols, per_task), 1, [&](int64_t begin, int64_t end, int thread) {
-      for (int64_t task = begin; task < end; ++task) {
-        const int64_t first = task * per_task, count = std::min(per_task, inner_cols - first);
-        gate_up(both, 0, first, count, normed(rows_), rows_, inner, thread);
-      }
-    });
-  }
-  multiply_add(op.down, inner.formed.rows(inner.values, rows_, inner_cols, inner.forms), work_->residual);
+  const ActivationRows x = norm_for(op.norm, {&op.gate, &op.up});
+  const InnerActivations inner{work_->inner, work_->inner_quantized,
+                               formats_for(kernels_, {linear_of(op.down)}, rows_)};
+  gate_up(context(), {linear_of(op.gate), linear_of(op.up)}, x, rows_, inner);
+  gemm_add(context(), {linear_of(op.down), work_->residual, spec_.hidden},
+           inner.quantized.rows(inner.values, rows_, op.gate.weight->rows, inner.formats), rows_);
 }
 
 void CpuExecutor::norm_logits(const Logits& op) {
-  const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
-  if (rows == 0) return;
-  norm_rows(op.norm, batch_.logit_rows, forms_for({&op.output}, rows));
-  const Product product{&op.output, work_->logits};
-  multiply_all({&product, 1}, normed(rows), rows);
+  const std::span<const int32_t> rows = batch_.logit_rows;
+  if (rows.empty()) return;
+  const ActivationRows x = norm_for(op.norm, {&op.output}, rows);
+  const GemmProduct product{linear_of(op.output), work_->logits, spec_.vocab};
+  gemm(context(), {&product, 1}, x, std::ssize(rows));
 }
 
 std::span<const float> CpuExecutor::logits() {
@@ -389,31 +154,9 @@ std::span<const float> CpuExecutor::logits() {
 }
 
 std::span<const int32_t> CpuExecutor::greedy_tokens() {
-  const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
-  const int64_t vocab = spec_.vocab, pieces = tasks_for(vocab, kGreedyPiece);
-  pool_.parallel_for(rows * pieces, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task % pieces * kGreedyPiece, last = std::min(first + kGreedyPiece, vocab);
-      const float* logits = work_->logits + task / pieces * vocab;
-      Largest found{logits[first], static_cast<int32_t>(first)};
-      bool nan = false;
-      for (int64_t i = first; i < last; ++i) {
-        nan |= std::isnan(logits[i]);
-        if (logits[i] > found.value) found = {logits[i], static_cast<int32_t>(i)};
-      }
-      largest_[static_cast<size_t>(task)] = {found.value, nan ? -1 : found.token};
-    }
-  });
-  greedy_.clear();
-  for (int64_t row = 0; row < rows; ++row) {
-    const Largest* piece = largest_.data() + row * pieces;
-    Largest found = piece[0];
-    for (int64_t i = 1; i < pieces && found.token >= 0; ++i) {
-      if (piece[i].token < 0 || piece[i].value > found.value) found = piece[i];
-    }
-    greedy_.push_back(found.token);
-  }
-  return greedy_;
+  argmax_rows(context(), work_->logits, std::ssize(batch_.logit_rows), spec_.vocab, work_->argmax,
+              greedy_.data());
+  return {greedy_.data(), batch_.logit_rows.size()};
 }
 
 void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to) {
@@ -421,6 +164,113 @@ void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to
   kernels_.rms_norm(work_->residual + row * int64_t{spec_.hidden}, values_of(norm.weight), norm.eps,
                     spec_.hidden, to.data());
 }
+
+// ---------------------------------------------------------------- attention
+
+// A block of a group lies as [layer][key, value][kv_head].
+PagedKv CpuExecutor::kv_of(int layer) const {
+  const auto [group, index] = spec_.layers[layer];
+  PagedKv kv;
+  kv.type = spec_.kv_type;
+  kv.pool = kv_pools_[group].data();
+  kv.num_blocks = spec_.kv_groups[group].num_blocks;
+  kv.block_bytes = static_cast<int64_t>(spec_.kv_block_bytes(group));
+  kv.head_bytes = kBlockTokens * static_cast<int64_t>(kv_head_bytes(spec_.kv_type, spec_.head_dim));
+  kv.key_offset = static_cast<int64_t>(index) * 2 * spec_.kv_heads * kv.head_bytes;
+  kv.value_offset = kv.key_offset + spec_.kv_heads * kv.head_bytes;
+  kv.tables = work_->tables[group];
+  return kv;
+}
+
+// Cosines and sines of this step's positions; layers that share inv_freq share them.
+void CpuExecutor::prepare_rotation(const Rope& op) {
+  const auto half = static_cast<int64_t>(op.inv_freq.size());
+  MILLRACE_CHECK(2 * half <= spec_.head_dim);
+  if (rotation_of_ == op.inv_freq.data() && rotation_magnitude_ == op.magnitude && rotation_size_ == half)
+    return;
+  rotary_angles(context(), {op.inv_freq, op.magnitude, op.interleaved}, work_->attention_plan.positions(),
+                rows_, work_->cosines, work_->sines);
+  rotation_of_ = op.inv_freq.data();
+  rotation_magnitude_ = op.magnitude;
+  rotation_size_ = half;
+}
+
+void CpuExecutor::rope_append_kv(const Rope& op) {
+  prepare_rotation(op);
+  RopeAppendKv append;
+  append.rows = rows_;
+  append.heads = spec_.heads;
+  append.kv_heads = spec_.kv_heads;
+  append.head_dim = spec_.head_dim;
+  append.positions = work_->attention_plan.positions();
+  append.sequence_of = work_->attention_plan.sequence_of();
+  append.cosines = work_->cosines;
+  append.sines = work_->sines;
+  append.half = rotation_size_;
+  append.interleaved = op.interleaved;
+  append.query = work_->query;
+  append.key = work_->key;
+  append.value = work_->value;
+  append.query_blocks = spec_.kv_type == DType::kQ8_0 ? work_->input.blocks : nullptr;
+  append.kv = kv_of(op.layer);
+  cpu::rope_append_kv(context(), append);
+}
+
+// Behind the keys and values of the last layer rows without logits are of no use, if nobody reads hidden
+// states: 3% of a prompt of gpt-oss.
+bool CpuExecutor::leaves_rows_out(int layer) const {
+  return batch_.only_logits && layer + 1 == std::ssize(spec_.layers) && std::ssize(batch_.logit_rows) < rows_;
+}
+
+// They become the rows of the step. They ascend: none is overwritten before it is copied.
+void CpuExecutor::keep_logit_rows() {
+  const auto keep = [](float* values, int64_t cols, int64_t from, int64_t to) {
+    if (from != to) std::copy_n(values + from * cols, cols, values + to * cols);
+  };
+  rows_ = std::ssize(batch_.logit_rows);
+  for (int64_t i = 0; i < rows_; ++i) {
+    keep(work_->residual, spec_.hidden, batch_.logit_rows[i], i);
+    keep(work_->attention, work_->query_cols, batch_.logit_rows[i], i);
+  }
+  batch_.logit_rows = {kept_rows_.data(), static_cast<size_t>(rows_)};
+}
+
+void CpuExecutor::attend(const Attend& op) {
+  const bool leaves_out = leaves_rows_out(op.layer);
+  if (leaves_out) work_->attention_plan.keep_rows(batch_.logit_rows);
+  if (deep_) prefetch_order_.resume(pool_);
+  paged_attention(context(), work_->attention_plan,
+                  {work_->query, work_->input.blocks, work_->attention, kv_of(op.layer), op.window, op.scale,
+                   values_of(op.sinks)});
+  if (leaves_out) keep_logit_rows();
+}
+
+// ---------------------------------------------------------------- experts
+
+void CpuExecutor::route(const Route& op) {
+  MILLRACE_CHECK(op.router.weight->rows == spec_.experts && op.experts_per_token == spec_.experts_per_token);
+  if (rows_ == 0) return;
+  normed_formats_ =
+      route_tokens(context(), {norm_of(op.norm),
+                               linear_of(op.router),
+                               work_->router_scores,
+                               {spec_.experts, spec_.experts_per_token, softmax_over(op.weighting),
+                                work_->router_scores, work_->chosen, work_->chosen_weight},
+                               work_->input});
+}
+
+void CpuExecutor::experts_add(const Experts& op) {
+  if (rows_ == 0) return;
+  MoeWorkspace moe{work_->expert_order, work_->input, work_->inner, work_->inner_quantized,
+                   work_->expert_out};
+  moe_experts(context(),
+              {gate_up_of(op), linear_of(op.down), spec_.experts_per_token, work_->chosen,
+               work_->chosen_weight, work_->normed, normed_formats_, work_->residual, rows_},
+              moe);
+  normed_formats_ = {};  // tiles of sorted rows may have taken their memory
+}
+
+// ---------------------------------------------------------------- slots and blocks
 
 CpuExecutor::SlotShape CpuExecutor::shape_of(Slot slot) {
   const Workspace& w = *work_;

@@ -17,7 +17,7 @@ Pages::Pages(size_t bytes, const char* what) : bytes_(bytes) {
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) throw_error(ErrorCode::kNoMemory, "{}: cannot reserve {} bytes", what, bytes);
   data_ = static_cast<uint8_t*>(at);
-  // Pools are walked from end to end: pages of 2 MiB spare most walks of the page table. A kernel that has
+  // Pools are read from end to end: pages of 2 MiB spare most walks of the page table. A kernel that has
   // none refuses, and nothing is lost.
   constexpr size_t kHugePage = size_t{2} << 20;
   if (bytes >= kHugePage) (void)madvise(at, bytes, MADV_HUGEPAGE);
@@ -44,17 +44,17 @@ size_t usable_memory() {
   return std::min(machine, cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup"));
 }
 
-ReadAhead::ReadAhead() : room_(usable_memory() / 10 * 8) {}
+ReadAhead::ReadAhead() : left_(usable_memory() / 10 * 8) {}
 
-bool ReadAhead::take_room(size_t bytes) {
-  if (bytes > room_) return false;
-  room_ -= bytes;
+bool ReadAhead::claim(size_t bytes) {
+  if (bytes > left_) return false;
+  left_ -= bytes;
   return true;
 }
 
 void ReadAhead::read_by_node(const uint8_t* data, int64_t matrices, int64_t rows, int64_t stride,
                              ThreadPool& pool) {
-  if (data == nullptr || !take_room(static_cast<size_t>(matrices * rows * stride))) return;
+  if (data == nullptr || !claim(static_cast<size_t>(matrices * rows * stride))) return;
   constexpr int64_t kStep = 4096, kRows = 16;
   pool.parallel_for(rows, kRows, [&](int64_t begin, int64_t end, int) {
     for (int64_t matrix = 0; matrix < matrices; ++matrix) {
@@ -66,8 +66,8 @@ void ReadAhead::read_by_node(const uint8_t* data, int64_t matrices, int64_t rows
   });
 }
 
-void ReadAhead::ask(const void* data, size_t bytes) {
-  if (data == nullptr || bytes == 0 || !take_room(bytes)) return;
+void ReadAhead::read(const void* data, size_t bytes) {
+  if (data == nullptr || bytes == 0 || !claim(bytes)) return;
   // Whole pages around the tensor. A wish: memory that is no file says EINVAL or does nothing.
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t first = reinterpret_cast<uintptr_t>(data) / page * page;

@@ -1,6 +1,5 @@
 // Memory of the cpu backend: anonymous pages that cost nothing until they are touched (the KV pools), a piece
-// of the process's buffer pool (what steps write), and an arena that lays buffers out in it. Running the same
-// layout over no memory tells how many bytes it needs.
+// of the process's buffer pool (what steps write), and reading weights ahead from disk.
 #pragma once
 
 #include <cstddef>
@@ -43,40 +42,22 @@ class StepMemory {
   size_t bytes_ = 0;
 };
 
-// Asks the system to read mapped weights from disk while the model is still being set up, as long as all that
-// was asked for fits in 80% of the machine's memory: more would push its own beginning out again. A model
-// larger than memory is left to be paged in as it is used.
+// Has the system read mapped weights from disk while the model is still being set up, as long as all of them
+// fit in 80% of the machine's memory: more would push its own beginning out again. A model larger than memory
+// is left to be paged in as it is used.
 class ReadAhead {
  public:
   ReadAhead();
-  void ask(const void* data, size_t bytes);
+  void read(const void* data, size_t bytes);
   // On several memory nodes: reads `matrices` of rows x stride bytes now, each part of their rows by a thread
   // of the node that will multiply it, because a page of a file lies on the node that read it first.
   void read_by_node(const uint8_t* data, int64_t matrices, int64_t rows, int64_t stride, ThreadPool& pool);
 
  private:
-  bool take_room(size_t bytes);
-  size_t room_;  // bytes
+  bool claim(size_t bytes);
+  size_t left_;  // bytes that may still be read
 };
 
 size_t usable_memory();  // bytes: of the machine, or what the control groups leave to this process
-
-class Arena {
- public:
-  explicit Arena(uint8_t* base) : base_(base) {}
-
-  // Room for `count` values, aligned for any vector; null when the arena only counts.
-  template <class T>
-  T* take(size_t count) {
-    T* at = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += (count * sizeof(T) + 63) / 64 * 64;  // NOLINT(bugprone-sizeof-expression): of pointers too
-    return at;
-  }
-  size_t used() const { return used_; }
-
- private:
-  uint8_t* base_;
-  size_t used_ = 0;
-};
 
 }  // namespace millrace::cpu

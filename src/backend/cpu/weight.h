@@ -1,5 +1,5 @@
-// A weight as the cpu backend holds it: matrices where they lie in the file, or packed by fours of rows where
-// the table has kernels for that; vectors as float32.
+// A weight as the cpu backend holds it: matrices where they lie in the file, or with four rows interleaved
+// where the table has kernels for that; vectors as float32.
 #pragma once
 
 #include <memory>
@@ -7,24 +7,25 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/memory.h"
-#include "kernels/cpu/tables/kernel_table.h"
+#include "kernels/cpu/matmul/weight_matrix.h"
 
 namespace millrace::cpu {
 
 struct CpuWeight final : Weight {
-  TensorView view;
-  MatrixView matrix{};            // all experts' rows, one after the other
-  Format format = Format::kF32;   // of a matrix
-  bool decoded = false;           // FP8: opened to float32 a few rows at a time, then format is kF32
-  std::vector<float> values;      // of a vector
-  std::unique_ptr<Pages> packed;  // what `matrix` points to, if it was packed
+  WeightMatrix matrix;
+  std::vector<float> values;           // of a vector
+  std::unique_ptr<Pages> interleaved;  // what `matrix` points to, if its rows were interleaved
 };
 
 inline const CpuWeight& own(const Weight& weight) { return static_cast<const CpuWeight&>(weight); }
+inline const float* values_of(const Weight* vector) {
+  return vector == nullptr ? nullptr : own(*vector).values.data();
+}
+inline LinearWeights linear_of(const Linear& op) { return {&own(*op.weight).matrix, values_of(op.bias)}; }
 
-// Bytes beyond the mapping: of a vector, or of a matrix that is packed if `room` bytes hold it.
-size_t held_bytes(const TensorView& view, WeightUse use, const KernelTable& kernels, size_t room);
-WeightPtr load(const TensorView& view, WeightUse use, const KernelTable& kernels, size_t room,
+// Bytes beyond the mapping: of a vector, or of a matrix that is interleaved if it takes at most max_bytes.
+size_t held_bytes(const TensorView& view, WeightUse use, const KernelTable& kernels, size_t max_bytes);
+WeightPtr load(const TensorView& view, WeightUse use, const KernelTable& kernels, size_t max_bytes,
                ThreadPool& pool);
 
 }  // namespace millrace::cpu

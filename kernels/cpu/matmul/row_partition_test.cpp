@@ -1,5 +1,5 @@
-// How rows are handed out: every row once, whatever their number and the threads'.
-#include "backend/cpu/matmul.h"
+// How rows are handed out: every row once, whatever their number and the number of threads.
+#include "kernels/cpu/matmul/row_partition.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,67 @@
+// A CPU behind the C API: threads, the kernel table of an instruction set, and calls of kernels/cpu.
+#pragma once
+
+#include <string>
+
+#include "base/thread_pool.h"
+#include "kernels/api/mr_device.h"
+#include "kernels/cpu/context.h"
+#include "kernels/cpu/matmul/weight_matrix.h"
+
+namespace millrace::api {
+
+struct CpuDeviceWeight final : mr_weight {
+  CpuDeviceWeight(const mr_device& on, cpu::WeightMatrix of) : mr_weight(on), matrix(std::move(of)) {}
+  cpu::WeightMatrix matrix;
+};
+
+class CpuDevice final : public mr_device {
+ public:
+  explicit CpuDevice(const mr_device_options& options);
+
+  const char* description() const override { return description_.c_str(); }
+  void synchronize(mr_stream) override {}
+
+  size_t kv_block_bytes(const mr_attention_config& config) const override;
+  size_t attention_workspace_bytes(const mr_attention_config& config) const override;
+  std::unique_ptr<mr_attention> make_attention(const mr_attention_config& config, void* workspace) override;
+
+  size_t weight_bytes(const TensorView& matrix) const override;
+  std::unique_ptr<mr_weight> make_weight(const TensorView& matrix, void* memory) override;
+  size_t matmul_workspace_bytes(const mr_weight& weight, int64_t rows) const override;
+  void matmul(const mr_matmul_args& args, void* workspace, mr_stream stream) override;
+
+  void moe_route(const float* scores, int64_t rows, int32_t experts, int32_t k, mr_softmax_over softmax_over,
+                 int32_t* chosen, float* weights, mr_stream stream) override;
+  size_t moe_workspace_bytes(const mr_moe_args& args) const override;
+  void moe(const mr_moe_args& args, void* workspace, mr_stream stream) override;
+
+  void rmsnorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t cols,
+               float* y, int64_t y_stride, mr_stream stream) override;
+  void rotary_apply(const mr_rotary& rotary, const int32_t* positions, int64_t rows, int32_t heads,
+                    int32_t head_dim, float* x, int64_t row_stride, mr_stream stream) override;
+
+  size_t sample_workspace_bytes(int64_t rows, int64_t vocab) const override;
+  void sample(const float* logits, int64_t rows, int64_t vocab, const mr_sample_params* params,
+              int32_t* tokens, void* workspace, mr_stream stream) override;
+
+  void quantize(DType type, const float* x, int64_t rows, int64_t cols, const float* importance,
+                std::byte* out) override;
+  void dequantize(const TensorView& matrix, int64_t first, int64_t rows, float* out) override;
+
+ private:
+  bool has_bf16_tiles() const { return kernels_.quantize_bf16_tile != nullptr; }
+  cpu::Context context(const cpu::GemmScratch* scratch = nullptr) { return {kernels_, pool_, scratch}; }
+
+  const cpu::KernelTable& kernels_;
+  ThreadPool pool_;
+  std::string description_;
+};
+
+// cpu_attention.cpp
+std::unique_ptr<mr_attention> make_cpu_attention(const mr_attention_config& config,
+                                                 const cpu::KernelTable& kernels, ThreadPool& pool,
+                                                 void* workspace);
+size_t cpu_attention_workspace_bytes(const mr_attention_config& config, int threads);
+
+}  // namespace millrace::api

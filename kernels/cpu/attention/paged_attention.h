@@ -1,0 +1,31 @@
+// Attention over a paged cache for a ragged batch: prompts, chunks of prompts and single rows in one call.
+//
+// A task is a tile of query tokens and one KV head. Its context is cut into splits of 512 positions, counted
+// from the sequence's start; each split gives a partial softmax, and partials are combined in order. A step
+// with too few tasks for its threads gives the splits to different threads and combines afterwards: the same
+// numbers either way.
+#pragma once
+
+#include "kernels/cpu/attention/attention_plan.h"
+#include "kernels/cpu/attention/paged_kv.h"
+#include "kernels/cpu/context.h"
+
+namespace millrace::cpu {
+
+struct PagedAttention {
+  const float* query;                   // [rows][heads][head_dim]
+  const ActivationBlock* query_blocks;  // of an int8 cache: the same, quantized
+  float* out;                           // [rows][heads][head_dim]
+  PagedKv kv;
+  int32_t window;      // a token sees itself and the window - 1 before it; 0: everything
+  float scale;         // of the scores
+  const float* sinks;  // [heads], or absent: joins the softmax's denominator, contributes no value
+};
+
+void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op);
+
+// Queries [rows][heads * head_dim] as an int8 cache reads them; head_dim is a multiple of 32.
+void quantize_queries(const Context& ctx, const AttentionPlan& plan, const float* query,
+                      ActivationBlock* query_blocks);
+
+}  // namespace millrace::cpu

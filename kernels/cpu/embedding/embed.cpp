@@ -1,0 +1,23 @@
+#include "kernels/cpu/embedding/embed.h"
+
+#include "base/check.h"
+#include "kernels/quant/codec.h"
+
+namespace millrace::cpu {
+
+void embed_rows(const Context& ctx, const TensorView& table, const int32_t* tokens, int64_t rows, float scale,
+                float* y) {
+  const int64_t cols = table.cols(), table_rows = table.rows();
+  ctx.pool.parallel_for(rows, 8, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* x = y + t * cols;
+      MILLRACE_CHECK(tokens[t] >= 0 && tokens[t] < table_rows);
+      quant::dequantize_row(table, tokens[t], x);
+      if (scale != 1.0f) {
+        for (int64_t i = 0; i < cols; ++i) x[i] *= scale;
+      }
+    }
+  });
+}
+
+}  // namespace millrace::cpu

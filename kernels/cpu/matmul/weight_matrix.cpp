@@ -1,0 +1,127 @@
+#include "kernels/cpu/matmul/weight_matrix.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "kernels/cpu/matmul/interleave_rows.h"
+
+namespace millrace::cpu {
+namespace {
+
+constexpr int64_t kFoursPerTask = 16;  // that a thread interleaves at a time
+
+std::optional<Format> format_of(DType type) {
+  switch (type) {
+    case DType::kF32:
+    case DType::kF8E4M3:
+      return Format::kF32;
+    case DType::kF16:
+      return Format::kF16;
+    case DType::kBF16:
+      return Format::kBF16;
+    case DType::kQ8_0:
+      return Format::kQ8_0;
+    case DType::kQ4_0:
+      return Format::kQ4_0;
+    case DType::kQ4_1:
+      return Format::kQ4_1;
+    case DType::kQ5_0:
+      return Format::kQ5_0;
+    case DType::kQ5_1:
+      return Format::kQ5_1;
+    case DType::kQ4_K:
+      return Format::kQ4_K;
+    case DType::kQ5_K:
+      return Format::kQ5_K;
+    case DType::kQ6_K:
+      return Format::kQ6_K;
+    case DType::kMXFP4:
+      return Format::kMXFP4;
+    case DType::kMXFP4Split:
+      return Format::kMXFP4Split;
+    case DType::kQ4_Z:
+      return Format::kQ4_Z;
+    case DType::kI32:
+    case DType::kU8:
+      break;
+  }
+  return std::nullopt;
+}
+
+struct Interleaving {
+  Format format;
+  void (*block)(const uint8_t* const* rows, uint8_t* to);
+};
+std::optional<Interleaving> interleaving_of(DType type) {
+  if (type == DType::kQ4_K) return Interleaving{Format::kInterleavedQ4_K, interleave_block_q4_k};
+  if (type == DType::kQ5_K) return Interleaving{Format::kInterleavedQ5_K, interleave_block_q5_k};
+  if (type == DType::kQ6_K) return Interleaving{Format::kInterleavedQ6_K, interleave_block_q6_k};
+  return std::nullopt;
+}
+
+int64_t whole_row_bytes(const TensorView& view) {
+  return static_cast<int64_t>(bytes_of(view.type, view.cols()));
+}
+
+}  // namespace
+
+WeightMatrix weight_matrix(const TensorView& view) {
+  const std::optional<Format> format = format_of(view.type);
+  if (!format) {
+    throw_error(ErrorCode::kUnsupported, "{}: type is {}, which the cpu backend cannot multiply", view.name,
+                info(view.type).name);
+  }
+  if (view.cols() % info(view.type).block_elements != 0) {
+    throw_error(ErrorCode::kBadInput, "{}: rows of {} elements, expected a multiple of {} for {}", view.name,
+                view.cols(), info(view.type).block_elements, info(view.type).name);
+  }
+  // Scales of kMXFP4Split: [.., out, in / 32] with one row of scales per row of the matrix.
+  if (view.type == DType::kMXFP4Split && (view.scales.data == nullptr || view.scales.rows_per_scale != 1 ||
+                                          view.scales.cols_per_scale != kQuantBlock)) {
+    throw_error(ErrorCode::kUnsupported, "{}: scales of {} x {} elements, expected 1 x {}", view.name,
+                view.scales.rows_per_scale, view.scales.cols_per_scale, kQuantBlock);
+  }
+  WeightMatrix weight;
+  weight.view = view;
+  weight.experts = view.rank == 3 ? view.shape[0] : 1;
+  weight.cols = view.cols();
+  weight.rows = weight.experts == 0 ? 0 : view.rows() / weight.experts;
+  weight.format = *format;
+  weight.dequantized = view.type == DType::kF8E4M3;
+  weight.matrix = {reinterpret_cast<const uint8_t*>(view.data), view.row_stride_bytes,
+                   reinterpret_cast<const uint8_t*>(view.scales.data), view.scales.scales_per_row,
+                   view.cols()};
+  return weight;
+}
+
+size_t interleaved_bytes(const TensorView& view, const KernelTable& kernels) {
+  const std::optional<Interleaving> interleaving = interleaving_of(view.type);
+  if (!interleaving || kernels.matmul[static_cast<int>(interleaving->format)] == nullptr) return 0;
+  return static_cast<size_t>((view.rows() + 3) / 4 * 4 * whole_row_bytes(view));
+}
+
+// The last row is repeated where rows are missing.
+WeightMatrix interleave(const TensorView& view, uint8_t* to, ThreadPool& pool) {
+  WeightMatrix weight = weight_matrix(view);
+  const Interleaving interleaving = *interleaving_of(view.type);
+  const int64_t rows = view.rows(), row_bytes = whole_row_bytes(view), fours = (rows + 3) / 4;
+  const int64_t blocks = view.cols() / info(view.type).block_elements, block_bytes = row_bytes / blocks;
+  const auto* from = reinterpret_cast<const uint8_t*>(view.data);
+  pool.parallel_for(fours, kFoursPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t four = begin; four < end; ++four) {
+      for (int64_t b = 0; b < blocks; ++b) {
+        const uint8_t* at[4];
+        for (int64_t r = 0; r < 4; ++r) {
+          at[r] = from + std::min(4 * four + r, rows - 1) * view.row_stride_bytes + b * block_bytes;
+        }
+        interleaving.block(at, to + 4 * (four * row_bytes + b * block_bytes));
+      }
+    }
+  });
+  weight.format = interleaving.format;
+  weight.matrix = {to, row_bytes, nullptr, 0, view.cols()};
+  return weight;
+}
+
+}  // namespace millrace::cpu

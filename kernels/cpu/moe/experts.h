@@ -1,0 +1,38 @@
+// The chosen experts' gated feed-forward blocks. Tokens are sorted by expert, each expert's gate, up and down
+// run over its tokens together, cut into chunks of rows so that a popular expert is shared by all threads;
+// the experts of a token are then combined in slot order.
+#pragma once
+
+#include "kernels/cpu/matmul/gate_up.h"
+#include "kernels/cpu/moe/route.h"
+
+namespace millrace::cpu {
+
+struct MoeExperts {
+  GateUp gate_up;          // [experts][inner][hidden] twice
+  LinearWeights down;      // [experts][hidden][inner]
+  int64_t k;               // experts of a token
+  const int32_t* chosen;   // [rows][k]
+  const float* weights;    // [rows][k]
+  const float* x;          // [rows][hidden]
+  ActivationFormats made;  // formats of x that the workspace's input has already
+  float* y;                // [rows][hidden]: added to
+  int64_t rows;
+};
+
+struct MoeShape {
+  int64_t rows, hidden, inner, experts, k;
+};
+
+struct MoeWorkspace {
+  ExpertOrder order;
+  QuantizedActivations input;  // of rows, and as tiles of sorted rows
+  float* inner;                // [rows * k][inner]
+  QuantizedActivations inner_quantized;
+  float* expert_out;  // [rows * k][hidden], in sorted order
+};
+MoeWorkspace take_moe_workspace(Arena& arena, const MoeShape& shape, bool with_bf16_tiles);
+
+void moe_experts(const Context& ctx, const MoeExperts& op, MoeWorkspace& workspace);
+
+}  // namespace millrace::cpu

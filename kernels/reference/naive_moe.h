@@ -1,0 +1,33 @@
+// Gated feed-forward blocks, top-k routing and experts, plainly: a token and an expert at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/reference/naive_linear.h"
+
+namespace millrace::reference {
+
+struct FeedForward {
+  LinearWeights gate, up, down;  // [.., inner, hidden] twice, [.., hidden, inner]
+  // kSilu: silu(g) * u. kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit),
+  // g * sigmoid(alpha g) * (u + 1).
+  enum class Activation { kSilu, kClampedSwiglu } activation = Activation::kSilu;
+  float alpha = 1.702f, limit = 7.0f;
+};
+
+float activate(const FeedForward& op, float gate, float up);
+
+// y += W_down act(W_gate x, W_up x), x, y: [count][hidden]
+void feed_forward_add(const FeedForward& op, const float* x, int64_t count, float* y);
+
+enum class SoftmaxOver { kChosen, kAll };
+
+// The k largest of `experts` scores (ties and NaN to the lower index) and their weights.
+void route_top_k(const float* scores, int64_t experts, int64_t k, SoftmaxOver softmax_over, int32_t* chosen,
+                 float* weights);
+
+// One token: y += sum over slots of weight * expert(x); x, y: [hidden].
+void experts_add(const FeedForward& op, const int32_t* chosen, const float* weights, int64_t k,
+                 const float* x, float* y);
+
+}  // namespace millrace::reference

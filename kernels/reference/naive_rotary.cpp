@@ -1,0 +1,20 @@
+#include "kernels/reference/naive_rotary.h"
+
+#include <cmath>
+
+namespace millrace::reference {
+
+void rotate(const Rotary& rotary, int32_t position, float* x) {
+  const auto half = static_cast<int64_t>(rotary.inv_freq.size());
+  for (int64_t i = 0; i < half; ++i) {
+    const double angle = static_cast<double>(position) * rotary.inv_freq[i];
+    const double c = std::cos(angle) * rotary.magnitude, s = std::sin(angle) * rotary.magnitude;
+    float& a = rotary.interleaved ? x[2 * i] : x[i];
+    float& b = rotary.interleaved ? x[2 * i + 1] : x[i + half];
+    const double a0 = a, b0 = b;
+    a = static_cast<float>(a0 * c - b0 * s);
+    b = static_cast<float>(b0 * c + a0 * s);
+  }
+}
+
+}  // namespace millrace::reference

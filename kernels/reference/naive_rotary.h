@@ -1,0 +1,18 @@
+// Rotary position embedding, plainly.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace millrace::reference {
+
+struct Rotary {
+  std::span<const float> inv_freq;  // [rotary dims / 2]: angle per position of each pair
+  float magnitude = 1.0f;           // multiplies cosine and sine
+  bool interleaved = false;         // pairs (2i, 2i + 1); else (i, i + rotary dims / 2)
+};
+
+// One head at one position, in place.
+void rotate(const Rotary& rotary, int32_t position, float* x);
+
+}  // namespace millrace::reference
