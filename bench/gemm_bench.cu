@@ -23,7 +23,7 @@
 #include "kernels/cuda/gemm/cluster_schedule.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/quant/packed_tiles.h"
-#include "kernels/cuda/tuning.h"
+#include "kernels/cuda/variants.h"
 #ifdef MILLRACE_HAS_CUBLAS
 #include <cublas_v2.h>
 #endif

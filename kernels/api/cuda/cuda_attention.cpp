@@ -6,7 +6,7 @@
 #include "base/paging.h"
 #include "kernels/api/cuda/cuda_device.h"
 #include "kernels/cuda/attention/attention.h"
-#include "kernels/cuda/attention/plan.h"
+#include "kernels/cuda/attention/key_tiles.h"
 #include "kernels/cuda/attention/split_plan.h"
 
 namespace millrace::api::gpu {

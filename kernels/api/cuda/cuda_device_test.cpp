@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/cuda/gpu_test.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/resources.h"
 #include "kernels/quant/codec.h"
 #include "millrace/kernels.h"
 #include "tensor/dtype.h"

@@ -1,7 +1,7 @@
 // Which kernel a GEMM goes to: by the device's instructions, the weights' format, and the tile that is tuned.
 #include "kernels/cuda/gemm/gemm.h"
 
-#include "kernels/cuda/tuning.h"
+#include "kernels/cuda/variants.h"
 
 namespace millrace::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/cuda/tuning.h"
+#include "kernels/cuda/variants.h"
 
 #include <algorithm>
 #include <tuple>
