@@ -93,11 +93,11 @@ struct Setup {
     host.insert(host.end(), table.begin(), table.end());
     while (host.size() % 4 != 0) host.push_back(0);
     chunks_at = host.size();
-    const int32_t most = prefill_chunk_tokens(s.heads, s.kv_heads, s.dim);
-    for (int32_t at = (s.tokens - 1) / most * most; at >= 0 && s.tokens > 1; at -= most) {
+    const int32_t max_tokens = prefill_chunk_tokens(s.heads, s.kv_heads, s.dim);
+    for (int32_t at = (s.tokens - 1) / max_tokens * max_tokens; at >= 0 && s.tokens > 1; at -= max_tokens) {
       for (int32_t q = 0; q < s.sequences; ++q, ++num_chunks) {
         for (const int32_t v :
-             {q * s.tokens + at, std::min(most, s.tokens - at), s.context - s.tokens + at, q}) {
+             {q * s.tokens + at, std::min(max_tokens, s.tokens - at), s.context - s.tokens + at, q}) {
           host.push_back(v);
         }
       }

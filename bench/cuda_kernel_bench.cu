@@ -4,7 +4,7 @@
 // read.
 //   cuda_kernel_bench [context] [rows]
 //   cuda_kernel_bench [context] [rows] once    one layer and the logits, launched plainly: for a profiler
-//   cuda_kernel_bench wide [rows]              the products of a prompt of so many rows, or of a large batch
+//   cuda_kernel_bench gemm [rows]              the products of a prompt of so many rows, or of a large batch
 //   ... bf16                                   the same with BF16 in place of Q8_0
 #include <algorithm>
 #include <cstdio>
@@ -56,10 +56,10 @@ struct Matrix {
     buffer = DeviceBuffer(bytes * static_cast<size_t>(experts), "weights");
     // Random codes; scales are whatever falls out, kept finite: e8m0 of 2^-29 to 4, and elsewhere with the
     // top bit of an exponent clear nothing overflows.
-    const bool mx4 = packed.format == PackedFormat::kMx4;
+    const bool mxfp4 = packed.format == PackedFormat::kMxfp4;
     fill_random<<<2048, 256>>>(buffer.as<uint32_t>(), bytes * static_cast<size_t>(experts) / 4,
-                               static_cast<uint32_t>(rows * 31 + cols), mx4 ? 0x1f1f1f1fu : 0xbf7fbf7fu,
-                               mx4 ? 0xc0c0c0c0u : 0u);
+                               static_cast<uint32_t>(rows * 31 + cols), mxfp4 ? 0x1f1f1f1fu : 0xbf7fbf7fu,
+                               mxfp4 ? 0xc0c0c0c0u : 0u);
     packed.tiles = buffer.as<const uint8_t>();
   }
 };
@@ -308,13 +308,13 @@ struct Bench {
 };
 
 // The products of many rows: experts of random tokens, q, k, v and the projection. Four layers in turn.
-struct WideBench {
-  static constexpr int kFew = 4;
+struct GemmBench {
+  static constexpr int kBenchLayers = 4;
   const Device& device;
   int64_t rows;
   Stream stream;
   Launch at{device, stream.get()};
-  std::vector<Layer> layers{kFew};
+  std::vector<Layer> layers{kBenchLayers};
   Matrix output{dense_type, kVocab, kHidden};
   DeviceBuffer logits{static_cast<size_t>(std::min<int64_t>(rows, 128)) * kVocab * 4, "logits"};
   int64_t pairs = rows * kChosen;
@@ -327,7 +327,7 @@ struct WideBench {
       groups{expert_groups_ints(pairs, kExperts, device) * 4, "groups"},
       chosen{static_cast<size_t>(pairs) * 4, "chosen"};
 
-  WideBench(const Device& gpu, int64_t count) : device(gpu), rows(count) {
+  GemmBench(const Device& gpu, int64_t count) : device(gpu), rows(count) {
     std::vector<int32_t> host(static_cast<size_t>(pairs));
     uint32_t state = 12345;
     for (int64_t r = 0; r < rows; ++r) {
@@ -402,9 +402,9 @@ struct WideBench {
   void report(const char* name, const std::function<void(int)>& launch, double flops, double bytes) {
     const double us = median_us(stream,
                                 [&] {
-                                  for (int l = 0; l < kFew; ++l) launch(l);
+                                  for (int l = 0; l < kBenchLayers; ++l) launch(l);
                                 }) /
-                      kFew;
+                      kBenchLayers;
     std::printf("%-28s %9.1f us, %6.1f TFLOP/s, %5.2f TB/s of weights\n", name, us, flops / us / 1e6,
                 bytes / us / 1e6);
   }
@@ -417,7 +417,7 @@ struct WideBench {
         "group", [&](int) { group(); }, 0, 0);
     report(
         "rows for gate and up",
-        [&](int) { round_rows(kChosen, made().sorted_rows, rows, kHidden, PackedFormat::kMx4); }, 0, 0);
+        [&](int) { round_rows(kChosen, made().sorted_rows, rows, kHidden, PackedFormat::kMxfp4); }, 0, 0);
     report(
         "gate and up", [&](int l) { gate_up(l); }, 2 * expert, 2 * experts_bytes);
     report(
@@ -450,13 +450,13 @@ int main(int argc, char** argv) {
     dense_type = millrace::DType::kBF16;
     --argc;
   }
-  if (argc > 1 && std::string(argv[1]) == "wide") {
+  if (argc > 1 && std::string(argv[1]) == "gemm") {
     const int rows = argc > 2 ? std::atoi(argv[2]) : 2048;
     if (rows < 1 || rows > 16384) {
-      std::fprintf(stderr, "usage: cuda_kernel_bench wide [rows, 1 to 16384]\n");
+      std::fprintf(stderr, "usage: cuda_kernel_bench gemm [rows, 1 to 16384]\n");
       return 2;
     }
-    WideBench(device, rows).run();
+    GemmBench(device, rows).run();
     return 0;
   }
   const int context = argc > 1 ? std::atoi(argv[1]) : 128, rows = argc > 2 ? std::atoi(argv[2]) : 1;

@@ -4,9 +4,9 @@
 // columns for itself, which is what makes a row's bits independent of the batch; "one chain" does not, and
 // says what that costs. Numbers are drawn from a normal distribution: a GPU is slower on them than on zeros,
 // and their sums are not exact in any order. "of the tensor cores": of 4,096 FLOP a cycle and SM, at the
-// clock that was read right after. 8-bit weights are there dequantized too (packed.h), for the ways that read
-// those; how long opening them took is said. "shapes": cluster tiles of every shape there is, in rounds and
-// split along K, beside the built-in choice.
+// clock that was read right after. 8-bit weights are there dequantized too (quant/packed_tiles.h), for the
+// ways that read those; how long opening them took is said. "shapes": cluster tiles of every shape there is,
+// in rounds and split along K, beside the built-in choice.
 //   gemm_bench [q8] [shapes] [rows outputs columns]...  columns a multiple of 64; without: 4096^3,
 //   gpt-oss-20b's shapes
 #include <algorithm>
@@ -23,7 +23,7 @@
 #include "kernels/cuda/gemm/cluster_schedule.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/quant/packed_tiles.h"
-#include "kernels/cuda/tuning.h"
+#include "kernels/cuda/variants.h"
 #ifdef MILLRACE_HAS_CUBLAS
 #include <cublas_v2.h>
 #endif

@@ -87,7 +87,7 @@ def check(compiler, flags, target, header, root=ROOT):
     command = [compiler, "-std=c++20", "-fsyntax-only", "-ffp-contract=off", *WARNINGS, *flags]
     command += [f"-DMILLRACE_TARGET_{target}", f"-I{root}", f"-I{ROOT}", f"-I{ROOT}/src", f"-I{ROOT}/include"]
     result = subprocess.run(command + ["-x", "c++", "-"], input=f'#include "{header}"\n', capture_output=True, text=True)
-    return None if result.returncode == 0 else f"{header} alone, target {target}:\n{result.stderr}"
+    return None if result.returncode == 0 else f"{header} alone, target {target}:\n{result.stderr[:2000]}"
 
 
 def checks(native):

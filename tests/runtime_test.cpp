@@ -150,11 +150,12 @@ TEST(Runtime, AutoIsTheCpuWhereThereIsNoGpu) {
   }
 }
 
-// A device with little memory of its own, standing on the CPU; one that opens matrices keeps their names.
+// A device with little memory of its own, standing on the CPU; one that dequantizes matrices keeps their
+// names.
 class SmallDevice final : public Backend {
  public:
-  explicit SmallDevice(size_t memory, bool opens = false)
-      : memory_(memory), opens_(opens), cpu_(make_backend("cpu", {.threads = 1})) {}
+  explicit SmallDevice(size_t memory, bool dequantizes = false)
+      : memory_(memory), dequantizes_(dequantizes), cpu_(make_backend("cpu", {.threads = 1})) {}
   std::string_view name() const override { return "small"; }
   std::string description() const override { return "small"; }
   std::string_view isa() const override { return cpu_->isa(); }
@@ -163,13 +164,13 @@ class SmallDevice final : public Backend {
   bool supports_kv_type(DType type) const override { return cpu_->supports_kv_type(type); }
   std::optional<size_t> own_memory() const override { return memory_; }
   size_t weight_bytes(const TensorView& view, WeightUse, size_t) const override { return view.bytes(); }
-  size_t opened_bytes(const TensorView& view) const override {
-    return opens_ ? static_cast<size_t>(view.elements()) * 2 : 0;
+  size_t dequantized_bytes(const TensorView& view) const override {
+    return dequantizes_ ? static_cast<size_t>(view.elements()) * 2 : 0;
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
-    if (use != WeightUse::kOpened) return cpu_->load_weight(view, use);
-    opened.push_back(view.name);
-    held += opened_bytes(view);
+    if (use != WeightUse::kDequantized) return cpu_->load_weight(view, use);
+    dequantized.push_back(view.name);
+    held += dequantized_bytes(view);
     return cpu_->load_weight(view, WeightUse::kMatrix);
   }
   size_t workspace_bytes(const ExecutorSpec&) const override { return 1000; }
@@ -179,12 +180,12 @@ class SmallDevice final : public Backend {
   void parallel(int64_t count, const std::function<void(int64_t, int64_t)>& body) override {
     cpu_->parallel(count, body);
   }
-  std::vector<std::string> opened;
+  std::vector<std::string> dequantized;
   size_t held = 0;  // by them
 
  private:
   size_t memory_;
-  bool opens_;
+  bool dequantizes_;
   std::unique_ptr<Backend> cpu_;
 };
 
@@ -286,11 +287,11 @@ TEST(MemoryPlan, IsThereWhereItDoesNotFit) {
 }
 
 TEST(MemoryPlan, OpensWeightsWhereAnEighthOfTheRoomHoldsThem) {
-  EXPECT_TRUE(opens_weights(100, 1000, 1800));
-  EXPECT_FALSE(opens_weights(100, 1000, 1799));
-  EXPECT_FALSE(opens_weights(100, 1000, 1000));
-  EXPECT_FALSE(opens_weights(1, 1000, 999));
-  EXPECT_FALSE(opens_weights(1, 0, 0));  // a device without memory of its own
+  EXPECT_TRUE(keeps_dequantized(100, 1000, 1800));
+  EXPECT_FALSE(keeps_dequantized(100, 1000, 1799));
+  EXPECT_FALSE(keeps_dequantized(100, 1000, 1000));
+  EXPECT_FALSE(keeps_dequantized(1, 1000, 999));
+  EXPECT_FALSE(keeps_dequantized(1, 0, 0));  // a device without memory of its own
 }
 
 // All of them or none, and what is loaded is what was planned: the matrices of layers, but no experts,
@@ -309,10 +310,10 @@ TEST(MemoryPlan, CountsDequantizedWeights) {
     const size_t others = plan_weights(checkpoint, config, SmallDevice(0)).repacked,
                  enough = others + 8 * all;
     for (const size_t memory : {enough, enough - 1}) {
-      const bool opens = memory == enough;
+      const bool dequantizes = memory == enough;
       SmallDevice device(memory, true);
       const MemoryPlan plan = plan_memory(checkpoint, config, device, options);
-      EXPECT_EQ(plan.weights_dequantized, opens ? all : 0);
+      EXPECT_EQ(plan.weights_dequantized, dequantizes ? all : 0);
       EXPECT_EQ(plan.weights_repacked, others);
       EXPECT_EQ(plan.total, others + plan.weights_dequantized + plan.workspace + plan.pool);
       // A shared pool takes what is left.
@@ -327,8 +328,9 @@ TEST(MemoryPlan, CountsDequantizedWeights) {
       EXPECT_GT(pool, room * 9 / 10);
       Model::load(checkpoint, device);
       EXPECT_EQ(device.held, plan.weights_dequantized);
-      EXPECT_EQ(device.opened.size(), opens ? static_cast<size_t>(config.layers) * (ffn > 0 ? 7 : 4) : 0);
-      for (const std::string& tensor : device.opened) {
+      EXPECT_EQ(device.dequantized.size(),
+                dequantizes ? static_cast<size_t>(config.layers) * (ffn > 0 ? 7 : 4) : 0);
+      for (const std::string& tensor : device.dequantized) {
         EXPECT_TRUE(tensor.find("attn_") != std::string::npos || ffn > 0) << tensor;
         EXPECT_EQ(tensor.compare(0, 4, "blk."), 0) << tensor;
       }

@@ -29,14 +29,6 @@ PARALLEL = (
 # Names that say a role which folders of src have each: the list of what there is of its kind, the proof of "Same bits".
 ROLES_OF_SRC = {"registry.cpp", "same_bits_test.cpp"}
 # Names that two files have until one of them moves.
-LEFT_TO_RENAME = {
-    "plan.h",       # apps/cli/synth, kernels/cuda/attention
-    "runtime.cpp",  # src/engine, kernels/cuda
-    "runtime.h",
-    "tuning.cpp",   # src/backend, kernels/cuda
-    "tuning.h",
-}
-
 MAX_LINES = 800
 TABLES = set()  # written by hand and longer, each with its reason
 GENERATED = re.compile(r"^// (?:Generated|Written) by tools/", re.MULTILINE)
@@ -62,7 +54,7 @@ def faults_of_names(root):
     for path in files_of(root, NAMED):
         by_name.setdefault(path.name, []).append(path)
     return [f"{a} and {b}: two files of one name, and their folders are not parallel (see PARALLEL in tests/tree_test.py)"
-            for name, paths in sorted(by_name.items()) if name not in ANYWHERE | LEFT_TO_RENAME
+            for name, paths in sorted(by_name.items()) if name not in ANYWHERE
             for a, b in itertools.combinations(paths, 2) if not are_parallel(a, b)]
 
 

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "kernels/cuda/grid_claim.h"
-#include "kernels/cuda/runtime.h"
-#include "kernels/cuda/tuning.h"
+#include "kernels/cuda/resources.h"
+#include "kernels/cuda/variants.h"
 
 namespace millrace::cuda {
 

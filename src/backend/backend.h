@@ -70,11 +70,11 @@ struct Batch {
 // ---------------------------------------------------------------- weights
 
 enum class WeightUse {
-  kMatrix,     // [out, in] or [experts, out, in]: y = W x
-  kOpened,     // [out, in], a kMatrix held a second time for prompts; only where opened_bytes is not 0
-  kLookup,     // [vocabulary, hidden]: rows are looked up
-  kEmbedding,  // the same, of a model without an output matrix: multiplied too
-  kVector,     // norms, biases, sinks: becomes float32, read row by row
+  kMatrix,       // [out, in] or [experts, out, in]: y = W x
+  kDequantized,  // [out, in], a kMatrix held a second time for prompts; only where dequantized_bytes is not 0
+  kLookup,       // [vocabulary, hidden]: rows are looked up
+  kEmbedding,    // the same, of a model without an output matrix: multiplied too
+  kVector,       // norms, biases, sinks: becomes float32, read row by row
 };
 
 // A weight as its backend holds it. Models pass it around and never look inside.
@@ -302,12 +302,12 @@ class Backend {
 
   // Bytes this backend will hold for a weight beyond the file's mapping; asked before anything is loaded.
   // A kMatrix for which that is not 0 will be copied. `before`: what this has said of the weights that will
-  // be loaded before it, in all; copies that only speed things up end where memory does. Of a kOpened:
+  // be loaded before it, in all; copies that only speed things up end where memory does. Of a kDequantized:
   // without the second copy.
   virtual size_t weight_bytes(const TensorView& view, WeightUse use, size_t before) const = 0;
   // Bytes of a second copy of a kMatrix that products of many rows read instead of the first; 0: this device
   // makes none. Whoever knows the whole model decides whether they are made (plan_weights).
-  virtual size_t opened_bytes(const TensorView& /*view*/) const { return 0; }
+  virtual size_t dequantized_bytes(const TensorView& /*view*/) const { return 0; }
   // The view's memory must outlive the weight unless it is copied. Throws Error{kUnsupported} naming the
   // tensor for a type it lacks.
   virtual WeightPtr load_weight(const TensorView& view, WeightUse use) = 0;

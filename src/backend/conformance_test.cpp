@@ -108,7 +108,7 @@ struct Pair {
   // The weight on the reference and on the device.
   std::pair<const Weight*, const Weight*> load(const OwnedTensor& t, WeightUse use) {
     kept.push_back(reference->load_weight(t.view, use));
-    kept.push_back(device.load_weight(t.view, opened_where(device, t.view, use)));
+    kept.push_back(device.load_weight(t.view, dequantized_where(device, t.view, use)));
     return {kept[kept.size() - 2].get(), kept.back().get()};
   }
   void begin(const Batch& batch) {

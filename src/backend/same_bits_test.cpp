@@ -222,7 +222,7 @@ std::vector<float> product(Backend& backend, const OwnedTensor& weight, const st
   spec.max_tokens = spec.max_logit_rows = 400;
   const auto executor = backend.make_executor(spec);
   const WeightPtr loaded =
-      backend.load_weight(weight.view, opened_where(backend, weight.view, WeightUse::kMatrix));
+      backend.load_weight(weight.view, dequantized_where(backend, weight.view, WeightUse::kMatrix));
   const std::vector<int32_t> tokens(static_cast<size_t>(m), 0);
   const SequenceSlice slice{0, m, 0, {}};
   executor->begin({tokens, {&slice, 1}, {}});
@@ -236,7 +236,7 @@ std::vector<float> product(Backend& backend, const OwnedTensor& weight, const st
 TEST(SameBits, EveryTypeOnEveryInstructionSet) {
   std::mt19937 random(6);
   for (DType type : matrix_types()) {
-    // 72 blocks: more than one panel of a kernel that opens weights.
+    // 72 blocks: more than one panel of a kernel that dequantizes weights.
     const int64_t cols = info(type).block_elements == 1 ? 117 : 2304;
     const OwnedTensor weight = random_tensor(random, type, kRows, cols);
     for (int32_t m : {1, 3, 7, 19, 53}) {

@@ -43,7 +43,7 @@ class StepRunner {
       const WeightUse use = is_vector             ? WeightUse::kVector
                             : name == "embedding" ? WeightUse::kEmbedding
                                                   : WeightUse::kMatrix;
-      weights_[name] = backend.load_weight(tensor.view, opened_where(backend, tensor.view, use));
+      weights_[name] = backend.load_weight(tensor.view, dequantized_where(backend, tensor.view, use));
     }
   }
   virtual ~StepRunner() = default;

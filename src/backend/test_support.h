@@ -40,9 +40,9 @@ inline const std::vector<DType>& matrix_types() {
   return types;
 }
 
-// A matrix as a model would have it loaded that has memory for opened copies.
-inline WeightUse opened_where(const Backend& backend, const TensorView& view, WeightUse use) {
-  return use == WeightUse::kMatrix && backend.opened_bytes(view) > 0 ? WeightUse::kOpened : use;
+// A matrix as a model would have it loaded that has memory for dequantized copies.
+inline WeightUse dequantized_where(const Backend& backend, const TensorView& view, WeightUse use) {
+  return use == WeightUse::kMatrix && backend.dequantized_bytes(view) > 0 ? WeightUse::kDequantized : use;
 }
 
 inline bool is_float(DType type) { return type <= DType::kF8E4M3; }

@@ -129,7 +129,7 @@ class Engine::Impl {
     info_.quantized = runtime_->weight_types().note;
     const ExecutorSpec& spec = runtime_->spec();
     info_.memory = {.weights_mapped = weights.mapped,
-                    .weights_copied = weights.repacked + weights.opened,
+                    .weights_copied = weights.repacked + weights.dequantized,
                     .workspace = runtime_->backend().workspace_bytes(spec),
                     .available = runtime_->backend().own_memory().value_or(available_memory())};
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) {

@@ -62,7 +62,7 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
   const WeightBytes weights = plan_weights(checkpoint, config, backend, setup.weights.choice);
   plan.weights_mapped = weights.mapped;
   plan.weights_repacked = weights.repacked;
-  plan.weights_dequantized = weights.opened;
+  plan.weights_dequantized = weights.dequantized;
   plan.workspace = backend.workspace_bytes(spec);
   plan.context = limits.max_context;
   plan.kv_type = limits.kv_type;

@@ -44,7 +44,7 @@ size_t free_on_device(size_t memory, const io::Checkpoint& checkpoint, const Mod
                       const Backend& backend, const EngineOptions& options, const RuntimeSetup& setup,
                       const ExecutorSpec& spec) {
   const WeightBytes plan = plan_weights(checkpoint, config, backend, setup.weights.choice);
-  const size_t weights = plan.repacked + plan.opened;
+  const size_t weights = plan.repacked + plan.dequantized;
   const size_t workspace = backend.workspace_bytes(spec);
   if (weights + workspace < memory) return memory - weights - workspace;
   throw_error(

@@ -21,7 +21,7 @@ WeightSpec matrix_weight(std::string_view role, std::string_view hf, int64_t row
   return {.role = role,
           .hf = hf,
           .shape = {rows, cols},
-          .use = WeightUse::kOpened,
+          .use = WeightUse::kDequantized,
           .to = to,
           .spread = matrix_spread(cols)};
 }

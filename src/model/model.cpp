@@ -15,7 +15,7 @@ namespace {
 
 // Hands every weight of a model, in file-independent order, to `visit`: GGUF name, what the architecture says
 // of it, view, use, and where it goes. Matrices that every token of a prompt is multiplied by come as
-// kOpened: settled() says what they are loaded as.
+// kDequantized: settled() says what they are loaded as.
 template <class Visit>
 void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w, const Visit& visit) {
   const Architecture& architecture = architecture_of(c);
@@ -38,9 +38,10 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w
   }
 }
 
-// What a weight is loaded as: opened where that is done in this model and the backend does it to this one.
-WeightUse settled(WeightUse use, const TensorView& view, const Backend& backend, bool opens) {
-  if (use != WeightUse::kOpened || (opens && backend.opened_bytes(view) > 0)) return use;
+// What a weight is loaded as: dequantized where that is done in this model and the backend does it to this
+// one.
+WeightUse settled(WeightUse use, const TensorView& view, const Backend& backend, bool dequantizes) {
+  if (use != WeightUse::kDequantized || (dequantizes && backend.dequantized_bytes(view) > 0)) return use;
   return WeightUse::kMatrix;
 }
 
@@ -161,7 +162,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   // What is quantized is read to its end, once: the disk goes on while the processors encode.
   std::optional<ReadBefore> before;
   if (quantize) before.emplace(ranges_to_quantize(checkpoint, model->config_, quantize, tied));
-  const bool opens = plan_weights(checkpoint, model->config_, backend, quantize).opened > 0;
+  const bool dequantizes = plan_weights(checkpoint, model->config_, backend, quantize).dequantized > 0;
   size_t index = 0;
   for_each_weight(source, model->config_, model->weights_,
                   [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use,
@@ -176,7 +177,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
                           recoded(stored, type, backend, inputs ? inputs(name) : nullptr, feedback, memory);
                       gathered = std::move(memory);
                     }
-                    to = backend.load_weight(view, settled(use, view, backend, opens));
+                    to = backend.load_weight(view, settled(use, view, backend, dequantizes));
                     if (!to->copied) keep(std::move(gathered));
                     model->stored_[to.get()] = {view.type, stored_bytes(view)};
                     model->bytes_per_token_ += bytes_read(view, use, model->config_);
@@ -195,9 +196,9 @@ void Model::forward(Executor& executor, const Batch& batch) const {
   executor.norm_logits({.norm = {weights_.output_norm.get(), config_.norm_eps}, .output = {output, nullptr}});
 }
 
-bool opens_weights(size_t opened, size_t repacked, size_t memory) {
+bool keeps_dequantized(size_t dequantized, size_t repacked, size_t memory) {
   constexpr size_t kPart = 8;
-  return repacked < memory && opened <= (memory - repacked) / kPart;
+  return repacked < memory && dequantized <= (memory - repacked) / kPart;
 }
 
 WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
@@ -216,7 +217,7 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
         view.type = loaded_type(quantize, name, stored, use, tied);
         const bool same = view.type == stored.type;
         if (!same) view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
-        if (use == WeightUse::kOpened) plan.opened += backend.opened_bytes(view);
+        if (use == WeightUse::kDequantized) plan.dequantized += backend.dequantized_bytes(view);
         use = settled(use, view, backend, false);
         const size_t held = backend.weight_bytes(view, use, held_before);
         held_before += held;
@@ -226,7 +227,8 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
         plan.repacked += held + (let_go ? 0 : same ? copied : view.bytes());
       });
   if (checkpoint.hf) plan.repacked += checkpoint.hf->weights.copied_bytes();
-  if (!opens_weights(plan.opened, plan.repacked, backend.own_memory().value_or(0))) plan.opened = 0;
+  if (!keeps_dequantized(plan.dequantized, plan.repacked, backend.own_memory().value_or(0)))
+    plan.dequantized = 0;
   return plan;
 }
 

@@ -68,13 +68,13 @@ class Model {
 };
 
 // What loading would cost on this backend, without loading: bytes in the file, bytes held beyond it; of
-// copies that only prompts read (WeightUse::kOpened), beside those.
+// copies that only prompts read (WeightUse::kDequantized), beside those.
 struct WeightBytes {
-  size_t mapped = 0, repacked = 0, opened = 0;
+  size_t mapped = 0, repacked = 0, dequantized = 0;
 };
 // Whether copies that only prompts read are made: all of a model's or none, where they take no more than an
 // eighth of what the other weights leave of the device's memory. The rest is the KV cache's.
-bool opens_weights(size_t opened, size_t repacked, size_t memory);
+bool keeps_dequantized(size_t dequantized, size_t repacked, size_t memory);
 WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                          const TypeChoice& quantize = {});
 

@@ -6,10 +6,10 @@
 #include "base/paging.h"
 #include "kernels/api/cuda/cuda_device.h"
 #include "kernels/cuda/attention/attention.h"
-#include "kernels/cuda/attention/plan.h"
+#include "kernels/cuda/attention/key_tiles.h"
 #include "kernels/cuda/attention/split_plan.h"
 
-namespace millrace::api {
+namespace millrace::api::gpu {
 namespace {
 
 DType kv_type_of(const mr_attention_config& config) { return static_cast<DType>(config.kv_type); }
@@ -240,4 +240,4 @@ std::unique_ptr<mr_attention> make_cuda_attention(const mr_attention_config& con
   return std::make_unique<CudaAttention>(config, device, DeviceArena(workspace));
 }
 
-}  // namespace millrace::api
+}  // namespace millrace::api::gpu

@@ -10,7 +10,7 @@
 #include "kernels/cuda/sample/sample.h"
 #include "kernels/quant/codec.h"
 
-namespace millrace::api {
+namespace millrace::api::gpu {
 
 CudaDevice::CudaDevice(int ordinal) : device_(cuda::Device::open(ordinal)) {
   constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
@@ -18,8 +18,6 @@ CudaDevice::CudaDevice(int ordinal) : device_(cuda::Device::open(ordinal)) {
   description_ = fmt::format("cuda:{}, {}, {}, {:.1f} GiB", ordinal, info.name, info.architecture,
                              static_cast<double>(info.memory_bytes) / kGiB);
 }
-
-std::unique_ptr<mr_device> open_cuda_device(int ordinal) { return std::make_unique<CudaDevice>(ordinal); }
 
 void CudaDevice::synchronize(mr_stream stream) {
   MILLRACE_CUDA_TRY(cudaStreamSynchronize(at(stream).stream));
@@ -129,6 +127,14 @@ void CudaDevice::quantize(DType type, const float*, int64_t, int64_t, const floa
 
 void CudaDevice::dequantize(const TensorView& matrix, int64_t first, int64_t rows, float* out) {
   for (int64_t r = 0; r < rows; ++r) quant::dequantize_row(matrix, first + r, out + r * matrix.cols());
+}
+
+}  // namespace millrace::api::gpu
+
+namespace millrace::api {
+
+std::unique_ptr<mr_device> open_cuda_device(int ordinal) {
+  return std::make_unique<gpu::CudaDevice>(ordinal);
 }
 
 }  // namespace millrace::api

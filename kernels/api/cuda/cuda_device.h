@@ -10,7 +10,7 @@
 #include "kernels/cuda/quant/device_matrix.h"
 #include "kernels/cuda/quant/packed_tiles.h"
 
-namespace millrace::api {
+namespace millrace::api::gpu {
 
 // Parts of a caller's memory, each 256-byte aligned. With a null base it counts.
 class DeviceArena {
@@ -91,4 +91,4 @@ size_t cuda_attention_workspace_bytes(const mr_attention_config& config, const c
 std::unique_ptr<mr_attention> make_cuda_attention(const mr_attention_config& config,
                                                   const cuda::Device& device, void* workspace);
 
-}  // namespace millrace::api
+}  // namespace millrace::api::gpu

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "kernels/cuda/gpu_test.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/resources.h"
 #include "kernels/quant/codec.h"
 #include "millrace/kernels.h"
 #include "tensor/dtype.h"
 
-namespace millrace::api {
+namespace millrace::api::gpu {
 namespace {
 
 #define MR_TRY(call) ASSERT_EQ(call, MR_OK) << mr_last_error()
@@ -406,4 +406,4 @@ TEST(CudaApi, NamesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace millrace::api
+}  // namespace millrace::api::gpu

@@ -9,7 +9,7 @@
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/moe/moe.h"
 
-namespace millrace::api {
+namespace millrace::api::gpu {
 namespace {
 
 constexpr uintptr_t kVectorBytes = 16;  // that kernels load at once
@@ -212,4 +212,4 @@ void CudaDevice::moe(const mr_moe_args& args, void* workspace, mr_stream stream)
   if (!direct) copy_matrix(args.y, hidden, y, hidden, args.rows, hidden, stream);
 }
 
-}  // namespace millrace::api
+}  // namespace millrace::api::gpu

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/attention/plan.h"
+#include "kernels/cuda/attention/key_tiles.h"
 #include "kernels/cuda/device.h"
 #include "tensor/dtype.h"
 

@@ -16,8 +16,8 @@
 
 #include <cuda_bf16.h>
 
+#include "kernels/cuda/attention/key_tiles.h"
 #include "kernels/cuda/attention/kv_cache.cuh"
-#include "kernels/cuda/attention/plan.h"
 #include "kernels/cuda/ptx/approx.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/grid_dependency.cuh"

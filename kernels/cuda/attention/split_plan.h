@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/attention.h"
-#include "kernels/cuda/attention/plan.h"
+#include "kernels/cuda/attention/key_tiles.h"
 #include "kernels/cuda/device.h"
 
 namespace millrace::cuda {

@@ -44,11 +44,11 @@ SplitWorkspace split_workspace(void* memory, const Device& device) {
 
 void launch_cluster_gemm(const Gemm& op, GemmTile tile, const Launch& at) {
   WgmmaGemm p = wgmma_gemm(op);
-  p.tile_bytes = static_cast<uint32_t>(p.k_steps) * kBf16PairBytes;
+  p.tile_bytes = static_cast<uint32_t>(p.k_steps) * kBf16KStepBytes;
   for (int i = 0; i < op.num_parts; ++i) {
     if (op.parts[i].w.dequantized != nullptr) p.parts[i].tiles = op.parts[i].w.dequantized;
   }
-  const float unscale = op.parts[0].w.format == PackedFormat::kBf16 ? 1.0f : kMx4Unscale;
+  const float unscale = op.parts[0].w.format == PackedFormat::kBf16 ? 1.0f : kPackedUnscale;
   const bool no_split_k = tile == GemmTile::kClusterNoSplitK;
   launch_cluster_shape(std::make_index_sequence<std::size(kClusterShapes)>(), p,
                        no_split_k ? kLargestShape : op.cluster_shape, no_split_k, unscale, op.split, at);

@@ -17,8 +17,8 @@ inline constexpr int kMaxAccumulators = 96;  // of a thread
 template <int kTiles, int kTokens>
 struct ClusterStageLayout {
   static constexpr bool kSameTokens = kTokens == kWgmmaRows;
-  static constexpr int kPairBytes = TileFormat<PackedFormat::kBf16>::kPairBytes;
-  static constexpr int kTokensAt = kTiles * kPairBytes;
+  static constexpr int kKStepBytes = TileFormat<PackedFormat::kBf16>::kKStepBytes;
+  static constexpr int kTokensAt = kTiles * kKStepBytes;
   static constexpr int kStageBytes = kTokensAt + kTokens * ptx::kSwizzleRowBytes;
   static constexpr int kWarpgroupTiles = kSameTokens ? kTiles / 2 : kTiles;  // of a warpgroup
   static constexpr int kAccumulators = 4 * kWarpgroupTiles;                  // of a thread
@@ -38,7 +38,7 @@ struct ClusterStageLayout {
   static constexpr int kBytes = kRingBytes + kOutputBytes;
   // What a CTA loads to both; of an odd number both load the one in the middle.
   static constexpr int kLoadedTiles = (kTiles + 1) / 2;
-  static_assert(kPairBytes == 1024 && kAccumulators <= kMaxAccumulators);
+  static_assert(kKStepBytes == 1024 && kAccumulators <= kMaxAccumulators);
   static_assert(kTokens == 2 * kWgmmaRows || (kSameTokens && kTiles % 2 == 0));
   static_assert(kBytes <= kMaxSharedBytes && kCount * 2 * 8 <= 128);
   static_assert(kCount >= 4 && kSecondHalfTiles > 0 && kFirstHalfTiles > 0 && kStageBytes % 1024 == 0);
@@ -46,7 +46,7 @@ struct ClusterStageLayout {
     return static_cast<uint32_t>(kTokensAt + (kSameTokens ? 0 : warpgroup * kWgmmaTileBytes));
   }
   __device__ static constexpr uint32_t second_operand(int warpgroup) {
-    return static_cast<uint32_t>(kSameTokens ? warpgroup * kWarpgroupTiles * kPairBytes : 0);
+    return static_cast<uint32_t>(kSameTokens ? warpgroup * kWarpgroupTiles * kKStepBytes : 0);
   }
   // A warp's part of a CTA's item: its first tile and token.
   __device__ static ClusterItem of_warp(ClusterItem item, int warp) {

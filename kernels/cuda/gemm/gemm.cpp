@@ -1,7 +1,7 @@
 // Which kernel a GEMM goes to: by the device's instructions, the weights' format, and the tile that is tuned.
 #include "kernels/cuda/gemm/gemm.h"
 
-#include "kernels/cuda/tuning.h"
+#include "kernels/cuda/variants.h"
 
 namespace millrace::cuda {
 namespace {
@@ -40,8 +40,8 @@ void launch_gemm(const Gemm& wanted, const Launch& at) {
   Gemm op = wanted;
   if (op.tile == GemmTile::kDefault) op.tile = tuned_tile(op, at.device.tuning());
   switch (op.parts[0].w.format) {
-    case PackedFormat::kMx4:
-      return launch_wgmma_gemm<PackedFormat::kMx4>(op, at);
+    case PackedFormat::kMxfp4:
+      return launch_wgmma_gemm<PackedFormat::kMxfp4>(op, at);
     case PackedFormat::kBf16:
       return launch_wgmma_gemm<PackedFormat::kBf16>(op, at);
     default:
@@ -53,8 +53,8 @@ void launch_grouped_gemm(const GroupedGemm& op, const Launch& at) {
   if (op.groups.max_chunks == 0 || op.gate.tiles_per_expert == 0) return;
   if (!at.device.has_wgmma()) return launch_mma_grouped_gemm(op, at);
   switch (op.gate.format) {
-    case PackedFormat::kMx4:
-      return launch_wgmma_grouped_gemm<PackedFormat::kMx4>(op, at);
+    case PackedFormat::kMxfp4:
+      return launch_wgmma_grouped_gemm<PackedFormat::kMxfp4>(op, at);
     case PackedFormat::kBf16:
       return launch_wgmma_grouped_gemm<PackedFormat::kBf16>(op, at);
     default:

@@ -13,7 +13,7 @@
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/gpu_test.h"
-#include "kernels/cuda/tuning.h"
+#include "kernels/cuda/variants.h"
 
 namespace millrace::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 namespace millrace::cuda {
 
-template void launch_wgmma_gemm<PackedFormat::kMx4>(const Gemm&, const Launch&);
-template void launch_wgmma_grouped_gemm<PackedFormat::kMx4>(const GroupedGemm&, const Launch&);
+template void launch_wgmma_gemm<PackedFormat::kMxfp4>(const Gemm&, const Launch&);
+template void launch_wgmma_grouped_gemm<PackedFormat::kMxfp4>(const GroupedGemm&, const Launch&);
 
 }  // namespace millrace::cuda

@@ -33,8 +33,8 @@ struct MmaConfig {
 // A stage: weights, then activations of one K step.
 template <PackedFormat kFormat, class Config>
 struct StageLayout {
-  static constexpr int kPairBytes = TileFormat<kFormat>::kPairBytes;
-  static constexpr int kActivations = Config::kN * kPairBytes;
+  static constexpr int kKStepBytes = TileFormat<kFormat>::kKStepBytes;
+  static constexpr int kActivations = Config::kN * kKStepBytes;
   static constexpr int kTileBytes = 2048;  // of 16 rows
   static constexpr int kBytes = kActivations + Config::kM * kTileBytes;
 };
@@ -79,7 +79,7 @@ class MmaMainloop {
         for (int i = 0; i < 4; ++i) total[m][n][i] = acc[m][n][i] = 0.0f;
       }
     }
-    const int segment_k_steps = pairs_per_segment(k_steps);
+    const int segment_k_steps = k_steps_per_segment(k_steps);
     for (int k_step = 0; k_step < kStages - 1; ++k_step) {
       if (k_step < k_steps)
         load(shared + k_step * Layout::kBytes, tiles, x, first_tile, m_tiles, k_steps, k_step);
@@ -128,11 +128,12 @@ class MmaMainloop {
 
   __device__ static void load(uint8_t* stage, const uint8_t* const* tiles, const Bf16Rows& x,
                               int64_t first_tile, int m_tiles, int k_steps, int k_step) {
-    constexpr int kPairChunks = Layout::kPairBytes / 16;
+    constexpr int kPairChunks = Layout::kKStepBytes / 16;
     for (int i = threadIdx.x; i < Config::kN * kPairChunks; i += kThreads) {
       const uint8_t* tile = tiles[i / kPairChunks];
       if (tile != nullptr) {
-        ptx::async_copy16(stage + i * 16, tile + int64_t{k_step} * Layout::kPairBytes + i % kPairChunks * 16);
+        ptx::async_copy16(stage + i * 16,
+                          tile + int64_t{k_step} * Layout::kKStepBytes + i % kPairChunks * 16);
       }
     }
     constexpr int kTileChunks = Layout::kTileBytes / 16;
@@ -153,7 +154,7 @@ class MmaMainloop {
     uint32_t b[Config::kNPerWarp][4][2];
 #pragma unroll
     for (int n = 0; n < Config::kNPerWarp; ++n)
-      TileFormat<kFormat>::load(stage + (n0 + n) * Layout::kPairBytes, lane, b[n]);
+      TileFormat<kFormat>::load(stage + (n0 + n) * Layout::kKStepBytes, lane, b[n]);
 #pragma unroll
     for (int m = 0; m < Config::kMPerWarp; ++m) {
       const auto* rows =
@@ -335,14 +336,14 @@ void launch_mma_gemm(const Gemm& op, const Launch& at) {
     p.parts[i] = {part.w.tiles, part.bias, part.out, part.w.rows, part.w.tiles_per_expert};
     p.total_tiles += part.w.tiles_per_expert;
   }
-  p.k_steps = op.parts[0].w.pairs;
+  p.k_steps = op.parts[0].w.k_steps;
   p.tile_bytes = op.parts[0].w.tile_bytes;
   p.x = op.x;
   p.rows = op.rows;
   p.add = op.add;
   switch (op.parts[0].w.format) {
-    case PackedFormat::kMx4:
-      return launch_gemm_for<PackedFormat::kMx4>(p, at);
+    case PackedFormat::kMxfp4:
+      return launch_gemm_for<PackedFormat::kMxfp4>(p, at);
     case PackedFormat::kBf16:
       return launch_gemm_for<PackedFormat::kBf16>(p, at);
     default:
@@ -351,10 +352,10 @@ void launch_mma_gemm(const Gemm& op, const Launch& at) {
 }
 
 void launch_mma_grouped_gemm(const GroupedGemm& op, const Launch& at) {
-  const MmaGroupedParams p{op, op.gate.pairs};
+  const MmaGroupedParams p{op, op.gate.k_steps};
   switch (op.gate.format) {
-    case PackedFormat::kMx4:
-      return launch_grouped_for<PackedFormat::kMx4>(p, at);
+    case PackedFormat::kMxfp4:
+      return launch_grouped_for<PackedFormat::kMxfp4>(p, at);
     case PackedFormat::kBf16:
       return launch_grouped_for<PackedFormat::kBf16>(p, at);
     default:

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kRoundThreads)
     round_rows_kernel(const __grid_constant__ RoundRows op, bool swizzled) {
   __shared__ float partial[kRoundWarps];
   ptx::let_dependents_start();
-  const int cols = static_cast<int>(op.cols), k_steps = packed_pairs(cols);
+  const int cols = static_cast<int>(op.cols), k_steps = packed_k_steps(cols);
   RowQuads weight;
   weight.load<false>(op.norm_weight, cols / 4);
   ptx::wait_for_previous();
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kRoundThreads)
 
 size_t bf16_rows_bytes(int64_t rows, int64_t cols, const Device& device) {
   const int64_t tile_rows = gemm_tile_rows(device), padded = (rows + tile_rows - 1) / tile_rows * tile_rows;
-  return static_cast<size_t>(padded) * static_cast<size_t>(packed_pairs(cols)) * kPairColumns * 2;
+  return static_cast<size_t>(padded) * static_cast<size_t>(packed_k_steps(cols)) * kKStepColumns * 2;
 }
 
 void launch_round_rows(const RoundRows& op, const Launch& at) {

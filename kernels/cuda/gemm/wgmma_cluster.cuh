@@ -76,9 +76,9 @@ __device__ void produce_pieces(const ClusterProblem<kTiles, kTokens>& p,
         uint64_t* full = ring.full + stage;
         uint8_t* to = ring.stages + stage * Layout::kStageBytes;
         if constexpr (kOperand == Operand::kWeights) {
-          ptx::barrier_arrive_expect(full, kClusterCtas * Layout::kLoadedTiles * Layout::kPairBytes);
-          ptx::tma_load_2d_multicast(kBothCtas, to + mine * Layout::kPairBytes, p.maps + item.part,
-                                     k_step * Layout::kPairBytes, item.first_tile + mine, full);
+          ptx::barrier_arrive_expect(full, kClusterCtas * Layout::kLoadedTiles * Layout::kKStepBytes);
+          ptx::tma_load_2d_multicast(kBothCtas, to + mine * Layout::kKStepBytes, p.maps + item.part,
+                                     k_step * Layout::kKStepBytes, item.first_tile + mine, full);
         } else {
           ptx::barrier_arrive_expect(full, Layout::kStageBytes - Layout::kTokensAt);
           ptx::tma_load_3d(to + Layout::kTokensAt, &p.rows_map, k_step * (kWgmmaTileBytes / 1024),
@@ -278,7 +278,7 @@ void launch_cluster_as(const WgmmaGemm& gemm, bool no_split_k, float unscale, co
   static_cast<WgmmaGemm&>(p) = gemm;
   p.unscale = unscale;
   p.split = split;
-  p.segment_k_steps = no_split_k ? p.k_steps : pairs_per_segment(p.k_steps);
+  p.segment_k_steps = no_split_k ? p.k_steps : k_steps_per_segment(p.k_steps);
   int32_t part_tiles[kMaxParts] = {};
   p.rows_map = rows_map_of(at.device, p.x, divide_up(p.rows, kWgmmaRows), p.k_steps, kTokens / kWgmmaRows);
   for (int i = 0; i < p.num_parts; ++i) {

@@ -25,7 +25,7 @@ inline constexpr int kBoxTiles = 8;  // of raw weights, that one copy loads
 // 1: both have the same 64, and half of the tokens.
 template <PackedFormat kFormat, int kBoxes>
 struct StageLayout {
-  static constexpr int kBoxBytes = kBoxTiles * TileFormat<kFormat>::kPairBytes;
+  static constexpr int kBoxBytes = kBoxTiles * TileFormat<kFormat>::kKStepBytes;
   static constexpr int kRawAt = kMaxTokens * ptx::kSwizzleRowBytes;
   static constexpr int kStageBytes = (kRawAt + kBoxes * kBoxBytes + 1023) / 1024 * 1024;
   static constexpr int kFits = kMaxSharedBytes / (kStageBytes + 2 * 8);
@@ -159,8 +159,9 @@ struct GateUpProblem : WgmmaGroupedGemm<true> {
     const bool odd = g % 2 == 1;
     const uint32_t byte =
         column_position(op.act_weights, static_cast<uint32_t>(warp * kTileRows + g - (odd ? 1 : 0))) * 2;
-    uint8_t* tile = op.act.data + (int64_t{item.first_tile} * packed_pairs(columns) + column / kPairColumns) *
-                                      kWgmmaTileBytes;
+    uint8_t* tile =
+        op.act.data +
+        (int64_t{item.first_tile} * packed_k_steps(columns) + column / kKStepColumns) * kWgmmaTileBytes;
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
       float a = activate_as<kClamped>(alpha, limit, sum[4 * j] + gate_bias, sum[4 * j + 2] + up_bias);
@@ -168,7 +169,7 @@ struct GateUpProblem : WgmmaGroupedGemm<true> {
       if (!there) a = b = 0.0f;
       const float other = __shfl_xor_sync(kAllLanes, odd ? a : b, 4);
       const uint32_t token = static_cast<uint32_t>(8 * j + 2 * t) + (odd ? 1u : 0u), row = token % kWgmmaRows;
-      uint8_t* to = tile + (token >= kWgmmaRows ? int64_t{packed_pairs(columns)} * kWgmmaTileBytes : 0);
+      uint8_t* to = tile + (token >= kWgmmaRows ? int64_t{packed_k_steps(columns)} * kWgmmaTileBytes : 0);
       *reinterpret_cast<uint32_t*>(to + ptx::swizzled(row, byte)) =
           odd ? bf16_pair(other, b) : bf16_pair(a, other);
     }

@@ -32,7 +32,7 @@ template <PackedFormat kFormat>
 CUtensorMap map_of(const Device& device, const uint8_t* tiles, int64_t count, uint32_t tile_bytes,
                    int box_tiles) {
   return ptx::byte_rows_map(device, tiles, static_cast<uint64_t>(count), tile_bytes,
-                            static_cast<uint32_t>(box_tiles), TileFormat<kFormat>::kPairBytes);
+                            static_cast<uint32_t>(box_tiles), TileFormat<kFormat>::kKStepBytes);
 }
 template <PackedFormat kFormat>
 CUtensorMap map_of(const Device& device, const PackedMatrix& w, int64_t experts, int box_tiles) {
@@ -105,14 +105,14 @@ template <PackedFormat kFormat>
 void launch_wgmma_grouped_gemm(const GroupedGemm& op, const Launch& at) {
   const int64_t tiles = op.gate.tiles_per_expert, chunks = op.groups.max_chunks;
   const int64_t max_rows = int64_t{op.groups.tiles_per_chunk} * op.groups.tile_rows;
-  const CUtensorMap rows_map = rows_map_of(at.device, op.x, op.groups.max_rows / kWgmmaRows, op.gate.pairs);
+  const CUtensorMap rows_map = rows_map_of(at.device, op.x, op.groups.max_rows / kWgmmaRows, op.gate.k_steps);
   if (op.up.format == PackedFormat::kNone) {
-    const DownProblem<kFormat> p{{op, op.x, op.gate.pairs},
+    const DownProblem<kFormat> p{{op, op.x, op.gate.k_steps},
                                  rows_map,
                                  {map_of<kFormat>(at.device, op.gate, op.experts, 2 * kBoxTiles)}};
     return launch_for(p, max_rows, divide_up(tiles, 2 * kBoxTiles) * chunks, at);
   }
-  const GateUpProblem<kFormat> p{{op, op.x, op.gate.pairs},
+  const GateUpProblem<kFormat> p{{op, op.x, op.gate.k_steps},
                                  rows_map,
                                  {map_of<kFormat>(at.device, op.gate, op.experts, kBoxTiles),
                                   map_of<kFormat>(at.device, op.up, op.experts, kBoxTiles)}};

@@ -81,7 +81,7 @@ __device__ void produce(const Problem& p, const StageRing<typename Problem::Layo
       if constexpr (kOperand == Operand::kWeights) {
         for (int copy = 0; copy < Problem::kWeightCopies; ++copy) {
           ptx::tma_load_2d(stage + Layout::kRawAt + copy * Layout::kBoxBytes, p.map(item, copy),
-                           k_step * Problem::Format::kPairBytes, tile, full);
+                           k_step * Problem::Format::kKStepBytes, tile, full);
         }
       } else if (width > kWgmmaRows) {
         ptx::tma_load_3d(stage, &p.rows_map, k_step * (kWgmmaTileBytes / 1024), item.first_tile, full);
@@ -160,8 +160,8 @@ struct Mainloop {
   __device__ void load(Fragments& f) const {
     using Format = typename Problem::Format;
     const uint8_t* raw = at.bytes() + Layout::kRawAt;
-    f.template dequantize<Format>(raw + Problem::raw_tile(warp, 0) * Format::kPairBytes,
-                                  raw + Problem::raw_tile(warp, 1) * Format::kPairBytes, lane);
+    f.template dequantize<Format>(raw + Problem::raw_tile(warp, 0) * Format::kKStepBytes,
+                                  raw + Problem::raw_tile(warp, 1) * Format::kKStepBytes, lane);
   }
   // Products kFirst to kLast - 1 of the stage's four, left under way.
   template <int kFirst, int kLast>
@@ -249,7 +249,7 @@ struct Mainloop {
   }
 
   __device__ void run(const GemmItem& item) {
-    const int segment_k_steps = pairs_per_segment(p.k_steps);
+    const int segment_k_steps = k_steps_per_segment(p.k_steps);
     float total[kTokens / 2];
 #pragma unroll
     for (int j = 0; j < kTokens / 2; ++j) total[j] = 0.0f;

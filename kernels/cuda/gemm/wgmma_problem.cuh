@@ -59,7 +59,7 @@ inline WgmmaGemm wgmma_gemm(const Gemm& op) {
     p.parts[i] = {part.w.tiles, part.bias, part.out, static_cast<int32_t>(part.w.rows),
                   part.w.tiles_per_expert};
   }
-  p.k_steps = op.parts[0].w.pairs;
+  p.k_steps = op.parts[0].w.k_steps;
   p.tile_bytes = op.parts[0].w.tile_bytes;
   p.x = op.x;
   p.rows = op.rows;

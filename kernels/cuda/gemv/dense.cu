@@ -20,7 +20,7 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int kWarps = kSegments;
+constexpr int kWarps = kSplitK;
 constexpr int kThreads = kWarps * kWarpLanes;
 static_assert(kThreads == kRoundThreads);
 constexpr int kProducerThread = kThreads - kWarpLanes;  // of the warp whose segment is the shortest
@@ -31,7 +31,7 @@ constexpr int kStagesByTwo =
 struct Params {
   Gemv op;
   GemvLayout layout;
-  int32_t total_tiles, cols, pairs;
+  int32_t total_tiles, cols, k_steps;
   uint32_t tile_bytes;
   int32_t parts;   // of a tile, a stage each: 1, 2 or 4
   bool whole;      // all tiles of a CTA are in the ring at once: no stage is used twice
@@ -68,13 +68,13 @@ __device__ inline Output load_output(const Params& p, int first, int count, int 
   return out;
 }
 
-// Pairs of a part of a tile, the last of them perhaps not all there.
-__host__ __device__ inline int part_pairs(int pairs, int parts) {
-  return pairs_per_segment(pairs) * (kSegments / parts);
+// K steps of a part of a tile, the last of them perhaps not all there.
+__host__ __device__ inline int part_k_steps(int k_steps, int parts) {
+  return k_steps_per_segment(k_steps) * (kSplitK / parts);
 }
 // Rows of activations, far enough apart that neighbours lie in different banks.
-__host__ __device__ inline uint32_t row_stride(int pairs) {
-  return static_cast<uint32_t>(pairs) * kPairColumns * 2 + 64;
+__host__ __device__ inline uint32_t row_stride(int k_steps) {
+  return static_cast<uint32_t>(k_steps) * kKStepColumns * 2 + 64;
 }
 
 // sum of a product's rows g and g + 8 for tokens 2t and 2t + 1, kept for the tile(s).
@@ -86,12 +86,12 @@ __device__ inline void store_partial(float* partial, const float (&sum)[4], int 
     const int token = 2 * t + i;
     if (token >= tokens) continue;
     partial[g * tokens + token] = sum[i];
-    if constexpr (kTwo) partial[(kSegments * kTileRows + g) * tokens + token] = sum[2 + i];
+    if constexpr (kTwo) partial[(kSplitK * kTileRows + g) * tokens + token] = sum[2 + i];
   }
 }
 
-// kPairs: pairs of a whole segment; 0: any number. kTokens: at most so many.
-template <PackedFormat kFormat, int kPairs, int kTokens>
+// kKSteps: those of a whole segment; 0: any number. kTokens: at most so many.
+template <PackedFormat kFormat, int kKSteps, int kTokens>
 __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant__ Params p) {
   using Format = TileFormat<kFormat>;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -100,14 +100,14 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int first = static_cast<int>(int64_t{blockIdx.x} * p.total_tiles / gridDim.x);
   const int last = static_cast<int>(int64_t{blockIdx.x + 1} * p.total_tiles / gridDim.x);
-  const int in_part = part_pairs(p.pairs, p.parts), part = warp * p.parts / kWarps;
+  const int in_part = part_k_steps(p.k_steps, p.parts), part = warp * p.parts / kWarps;
   Producer producer(ring, (last - first) * p.parts, [&](const Ring& stage, int i) {
     const Tile tile = find_tile(p.op, first + i / p.parts);
     const int begin = i % p.parts * in_part;
-    const auto bytes = static_cast<uint32_t>(max(0, min(in_part, p.pairs - begin)) * Format::kPairBytes);
+    const auto bytes = static_cast<uint32_t>(max(0, min(in_part, p.k_steps - begin)) * Format::kKStepBytes);
     stage.acquire(bytes);
     const uint8_t* from = tile.part->w.tiles + int64_t{tile.tile} * p.tile_bytes;
-    if (bytes > 0) stage.copy(0, from + begin * Format::kPairBytes, bytes);
+    if (bytes > 0) stage.copy(0, from + begin * Format::kKStepBytes, bytes);
   });
   if (warp == kWarps - 1) {
     if (lane == 0) ring.init();
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
   ptx::wait_for_previous();
   const int tokens = p.op.tokens, values = kTileRows * tokens;
   uint8_t* rows = p.layout.rows(shared);
-  const uint32_t stride = row_stride(p.pairs);
+  const uint32_t stride = row_stride(p.k_steps);
   const auto row = [&](int t) {
     return p.op.x + (p.op.source_rows != nullptr ? p.op.source_rows[t] : t) * int64_t{p.cols};
   };
@@ -131,23 +131,23 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
   round_rows<kTokens>(tokens, row, p.op.norm_weight, norm_weight, p.op.eps, p.cols, partial, store);
   __syncthreads();  // all wait for the rows as bf16
 
-  const WarpSegment segment(p.pairs, warp);
+  const WarpSegment segment(p.k_steps, warp);
   const int token = activation_row<kFormat>(lane);
-  const uint8_t* x = rows + (token < tokens ? token : 0) * stride + segment.first * (kPairColumns * 2);
-  const int in_stage = (segment.first - part * in_part) * Format::kPairBytes;
+  const uint8_t* x = rows + (token < tokens ? token : 0) * stride + segment.first * (kKStepColumns * 2);
+  const int in_stage = (segment.first - part * in_part) * Format::kKStepBytes;
   for (int skip = 0; skip < part; ++skip) ring.advance();  // to the first stage with the warp's columns
   for (int u0 = first; u0 < last; u0 += kRoundTiles) {
     const int count = min(kRoundTiles, last - u0);
     const Output out = load_output(p, u0, count, threadIdx.x);
     for (int n = 0; n < count;) {
       const uint8_t* tile = ring.wait_full() + in_stage;
-      float* to = partial + (n * kSegments + warp) * values;
+      float* to = partial + (n * kSplitK + warp) * values;
       float sum[4] = {};
       if (p.two_tiles && n + 1 < count) {
         const Ring first_of_two = ring;
         ring.advance();
-        multiply_segment<kFormat, kPairs, true>(tile, ring.wait_full() + in_stage, x, segment.count, lane,
-                                                sum);
+        multiply_segment<kFormat, kKSteps, true>(tile, ring.wait_full() + in_stage, x, segment.count, lane,
+                                                 sum);
         if (!p.whole) first_of_two.release(lane), ring.release(lane);
         store_partial<true>(to, sum, tokens, lane);
         if (!p.whole && threadIdx.x == kProducerThread) {  // the stages of the two tiles before these
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
         __syncwarp();
         n += 2;
       } else {
-        multiply_segment<kFormat, kPairs, false>(tile, tile, x, segment.count, lane, sum);
+        multiply_segment<kFormat, kKSteps, false>(tile, tile, x, segment.count, lane, sum);
         ring.release(lane);
         store_partial<false>(to, sum, tokens, lane);
         if (threadIdx.x == kProducerThread) {
@@ -170,10 +170,10 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
     }
     __syncthreads();  // all wait for the round's partial sums
     if (out.to != nullptr) {
-      const float* mine = partial + threadIdx.x / values * kSegments * values + threadIdx.x % values;
+      const float* mine = partial + threadIdx.x / values * kSplitK * values + threadIdx.x % values;
       float sum = 0.0f;
 #pragma unroll
-      for (int s = 0; s < kSegments; ++s) sum += mine[s * values];
+      for (int s = 0; s < kSplitK; ++s) sum += mine[s * values];
       const float value = sum * Format::kUnscale + out.bias;
       *out.to = p.op.add ? out.old + value : value;
     }
@@ -182,22 +182,22 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
 }
 static_assert(kRoundTiles * kTileRows * kMaxGemvRows <= kThreads);  // an output per thread
 
-template <PackedFormat kFormat, int kPairs, int kTokens>
+template <PackedFormat kFormat, int kKSteps, int kTokens>
 void launch(const Params& p, const Launch& at) {
-  const auto kernel = gemv_kernel<kFormat, kPairs, kTokens>;
+  const auto kernel = gemv_kernel<kFormat, kKSteps, kTokens>;
   allow_shared_memory(kernel, p.layout.total());
   const int ctas = p.total_tiles < at.device.sm_count() ? p.total_tiles : at.device.sm_count();
   launch_dependent("gemv_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, p.layout.total(), at,
                    p);
 }
 
-template <PackedFormat kFormat, int kPairs>
+template <PackedFormat kFormat, int kKSteps>
 void launch_for_tokens(const Params& p, const Launch& at) {
-  p.op.tokens == 1 ? launch<kFormat, kPairs, 1>(p, at) : launch<kFormat, kPairs, kMaxGemvRows>(p, at);
+  p.op.tokens == 1 ? launch<kFormat, kKSteps, 1>(p, at) : launch<kFormat, kKSteps, kMaxGemvRows>(p, at);
 }
 template <PackedFormat kFormat>
-void launch_for_pairs(const Params& p, const Launch& at) {
-  const int per = pairs_per_segment(p.pairs);
+void launch_for_k_steps(const Params& p, const Launch& at) {
+  const int per = k_steps_per_segment(p.k_steps);
   if (per == 3) return launch_for_tokens<kFormat, 3>(p, at);
   if (per == 4) return launch_for_tokens<kFormat, 4>(p, at);
   launch_for_tokens<kFormat, 0>(p, at);
@@ -217,10 +217,10 @@ Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, const Device&
              uint32_t deep_bytes = kDeepBytes) {
   Plan plan;
   plan.parts = w.tile_bytes > kHugeTile ? 4 : w.tile_bytes > kLargeTile ? 2 : 1;
-  const uint32_t rows_bytes = static_cast<uint32_t>(tokens) * row_stride(w.pairs);
+  const uint32_t rows_bytes = static_cast<uint32_t>(tokens) * row_stride(w.k_steps);
   const uint32_t partial_bytes =
-      kRoundTiles * kSegments * kTileRows * static_cast<uint32_t>(tokens) * sizeof(float);
-  const auto part_bytes = static_cast<uint32_t>(part_pairs(w.pairs, plan.parts)) * pair_bytes(w.format);
+      kRoundTiles * kSplitK * kTileRows * static_cast<uint32_t>(tokens) * sizeof(float);
+  const auto part_bytes = static_cast<uint32_t>(part_k_steps(w.k_steps, plan.parts)) * k_step_bytes(w.format);
   const auto layout = [&](uint32_t ring_bytes) {
     return gemv_layout(plan.parts == 1 ? w.tile_bytes : part_bytes, tiles * plan.parts, rows_bytes,
                        partial_bytes, device, ring_bytes, deep_bytes);
@@ -270,7 +270,7 @@ bool gemv_has_many_tiles(const Gemv& op, const Device& device) {
 void launch_gemv(const Gemv& op, const Launch& at) {
   if (op.tokens == 0) return;
   const PackedMatrix& w = op.parts[0].w;
-  Params p{op, {}, 0, static_cast<int32_t>(w.cols), w.pairs, w.tile_bytes, 1, false, false};
+  Params p{op, {}, 0, static_cast<int32_t>(w.cols), w.k_steps, w.tile_bytes, 1, false, false};
   for (int i = 0; i < op.num_parts; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
   if (p.total_tiles == 0) return;
   const uint32_t ring_bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op, at.device.tuning());
@@ -280,8 +280,8 @@ void launch_gemv(const Gemv& op, const Launch& at) {
   p.parts = plan.parts;
   p.whole = plan.parts == 1 && plan.layout.stages >= max_tiles;
   p.two_tiles = plan.parts == 1 && (p.whole || plan.layout.stages >= kStagesByTwo);
-  if (w.format == PackedFormat::kBf16) return launch_for_pairs<PackedFormat::kBf16>(p, at);
-  launch_for_pairs<PackedFormat::kQ8>(p, at);
+  if (w.format == PackedFormat::kBf16) return launch_for_k_steps<PackedFormat::kBf16>(p, at);
+  launch_for_k_steps<PackedFormat::kQ8>(p, at);
 }
 
 }  // namespace millrace::cuda

@@ -13,7 +13,7 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int kWarps = kSegments;
+constexpr int kWarps = kSplitK;
 constexpr int kThreads = kWarps * kWarpLanes;
 constexpr int kProducerThread = kThreads - kWarpLanes;  // of the warp whose segment is the shortest
 
@@ -26,10 +26,10 @@ struct ExpertParams {
 // zeros. Everybody calls zero_padding before the barrier that shows everybody `full`.
 struct SharedRows {
   uint8_t* rows;
-  int cols, pairs;
-  __device__ uint32_t stride() const { return static_cast<uint32_t>(pairs) * kPairColumns * 2; }
+  int cols, k_steps;
+  __device__ uint32_t stride() const { return static_cast<uint32_t>(k_steps) * kKStepColumns * 2; }
   __device__ void zero_padding(int count) const {
-    const int padding = pairs * kPairColumns - cols;
+    const int padding = k_steps * kKStepColumns - cols;
     for (int i = threadIdx.x; i < count * padding; i += kThreads) {
       reinterpret_cast<uint16_t*>(rows + i / padding * stride())[cols + i % padding] = 0;
     }
@@ -66,7 +66,7 @@ __device__ inline HalfOutput load_half_output(const GemvExperts& op, const TopK&
 }
 
 // A work item is a slot's tile of 8 gate rows with the same 8 up rows. partial [item][segment][gate, up][8].
-template <PackedFormat kFormat, int kPairs>
+template <PackedFormat kFormat, int kKSteps>
 __global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
     gemv_gate_up_kernel(const __grid_constant__ ExpertParams p) {
   using Format = ExpertFormat<kFormat>;
@@ -76,9 +76,9 @@ __global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
   __shared__ TopK chosen;
   __shared__ uint64_t rows_full;
   const GemvExperts& op = p.op;
-  Ring ring = p.layout.ring(shared, kSegments);
+  Ring ring = p.layout.ring(shared, kSplitK);
   float* partial = p.layout.partial(shared);
-  const SharedRows x{p.layout.rows(shared), static_cast<int>(op.gate.cols), op.gate.pairs};
+  const SharedRows x{p.layout.rows(shared), static_cast<int>(op.gate.cols), op.gate.k_steps};
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int total = op.k * op.gate.tiles_per_expert;
   const int first = static_cast<int>(int64_t{blockIdx.x} * total / gridDim.x);
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
     producer.fill_by_warp(lane);
   }
   __syncthreads();  // all wait for the choice, the barriers and the padding
-  const WarpSegment segment(op.gate.pairs, warp);
+  const WarpSegment segment(op.gate.k_steps, warp);
   ptx::barrier_wait(&rows_full, 0);
   for (int u0 = first; u0 < last; u0 += kRound) {
     const int count = min(kRound, last - u0);
@@ -112,12 +112,12 @@ __global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
     for (int n = 0; n < count; ++n, ring.advance()) {
       const uint8_t* stage = ring.wait_full();
       float sum[4] = {};
-      Format::template multiply<kPairs>(stage, stage + op.gate.tile_bytes, x.rows, segment, lane, sum);
+      Format::template multiply<kKSteps>(stage, stage + op.gate.tile_bytes, x.rows, segment, lane, sum);
       ring.release(lane);
       if (threadIdx.x == kProducerThread) producer.refill(u0 - first + n);
       __syncwarp();  // nobody of the producer's warp spins for an item that has yet to be loaded
       if (lane % 4 == 0) {
-        float* to = partial + (n * kSegments + warp) * kItemRows + lane / 4;
+        float* to = partial + (n * kSplitK + warp) * kItemRows + lane / 4;
         to[0] = sum[0] * TileFormat<kFormat>::kUnscale;
         to[kTileRows] = sum[2] * TileFormat<kFormat>::kUnscale;
       }
@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
     const int value = threadIdx.x % kItemRows;
     float half = 0.0f;
     if (out.slot >= 0) {
-      half = add_segments(partial + threadIdx.x / kItemRows * kSegments * kItemRows + value, kItemRows) +
-             out.bias;
+      half =
+          add_segments(partial + threadIdx.x / kItemRows * kSplitK * kItemRows + value, kItemRows) + out.bias;
     }
     const float up = __shfl_down_sync(kAllLanes, half, kTileRows);
     if (out.slot >= 0 && value < kTileRows)
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
 // A work item is one tile of 8 rows of two slots: rows 0-7 of the product are the first's, 8-15 the second's,
 // and so are the even and the odd columns. A round is some tiles: first all of slots 0 and 1, then of 2
 // and 3.
-template <PackedFormat kFormat, int kPairs>
+template <PackedFormat kFormat, int kKSteps>
 __global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
     gemv_down_kernel(const __grid_constant__ ExpertParams p) {
   using Format = ExpertFormat<kFormat>;
@@ -149,9 +149,9 @@ __global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
   __shared__ TopK chosen;
   __shared__ uint64_t rows_full;
   const GemvExperts& op = p.op;
-  Ring ring = p.layout.ring(shared, kSegments);
+  Ring ring = p.layout.ring(shared, kSplitK);
   float* partial = p.layout.partial(shared);  // [slot][tile][segment][8]
-  const SharedRows x{p.layout.rows(shared), static_cast<int>(op.down.cols), op.down.pairs};
+  const SharedRows x{p.layout.rows(shared), static_cast<int>(op.down.cols), op.down.k_steps};
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int total = op.down.tiles_per_expert, k = op.k, twos = (k + 1) / 2;
   const int first = static_cast<int>(int64_t{blockIdx.x} * total / gridDim.x);
@@ -181,9 +181,9 @@ __global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
   if (threadIdx.x == kProducerThread) {
     x.load(reinterpret_cast<const uint16_t*>(op.act) + int64_t{blockIdx.y} * k * op.down.cols, k, &rows_full);
   }
-  const WarpSegment segment(op.down.pairs, warp);
+  const WarpSegment segment(op.down.k_steps, warp);
   const int column = activation_row<kFormat>(lane);
-  constexpr int kStride = kDownTiles * kSegments * kTileRows;
+  constexpr int kStride = kDownTiles * kSplitK * kTileRows;
   bool rows_there = false;
   for (int u0 = first; u0 < last; u0 += kDownTiles) {
     const int count = min(kDownTiles, last - u0);
@@ -196,20 +196,20 @@ __global__ void __launch_bounds__(kThreads, ExpertFormat<kFormat>::kMinCtas)
       const uint8_t* stage = ring.wait_full();
       const uint8_t* row = x.rows + (slot + (both ? column % 2 : 0)) * x.stride();
       float sum[4] = {};
-      Format::template multiply<kPairs>(stage, stage + (both ? op.down.tile_bytes : 0), row, segment, lane,
-                                        sum);
+      Format::template multiply<kKSteps>(stage, stage + (both ? op.down.tile_bytes : 0), row, segment, lane,
+                                         sum);
       ring.release(lane);
       if (threadIdx.x == kProducerThread) producer.refill((u0 - first) * twos + i);
       __syncwarp();  // nobody of the producer's warp spins for an item that has yet to be loaded
       if (lane % 4 == 0) {
-        float* to = partial + slot * kStride + (n * kSegments + warp) * kTileRows + lane / 4;
+        float* to = partial + slot * kStride + (n * kSplitK + warp) * kTileRows + lane / 4;
         to[0] = sum[0] * TileFormat<kFormat>::kUnscale;
         if (both) to[kStride] = sum[3] * TileFormat<kFormat>::kUnscale;
       }
     }
     __syncthreads();  // all wait for the round's partial sums
     if (warp < count) {
-      store_down_output(op, chosen, out, partial + warp * kSegments * kTileRows, kStride, u0 + warp, lane);
+      store_down_output(op, chosen, out, partial + warp * kSplitK * kTileRows, kStride, u0 + warp, lane);
     }
     if (u0 + kDownTiles < last) __syncthreads();  // nobody writes the next round's before these are read
   }
@@ -222,25 +222,25 @@ static_assert(kDownTiles <= kWarps);  // a warp per tile adds it up
 template <class F>
 auto with_format(PackedFormat format, F&& f) {
   switch (format) {
-    case PackedFormat::kMx4:
-      return f(std::integral_constant<PackedFormat, PackedFormat::kMx4>());
+    case PackedFormat::kMxfp4:
+      return f(std::integral_constant<PackedFormat, PackedFormat::kMxfp4>());
     case PackedFormat::kBf16:
       return f(std::integral_constant<PackedFormat, PackedFormat::kBf16>());
     default:
       return f(std::integral_constant<PackedFormat, PackedFormat::kQ8>());
   }
 }
-// f(std::integral_constant) of the pairs of a whole segment, as far as the format has a kernel for each
+// f(std::integral_constant) of the K steps of a whole segment, as far as the format has a kernel for each
 // number of them.
 template <PackedFormat kFormat, class F>
-void with_pairs(int pairs, F&& f) {
-  if constexpr (ExpertFormat<kFormat>::kMaxPairs == 0) {
+void with_k_steps(int k_steps, F&& f) {
+  if constexpr (ExpertFormat<kFormat>::kMaxKSteps == 0) {
     f(std::integral_constant<int, 0>());
   } else {
-    static_assert(ExpertFormat<kFormat>::kMaxPairs == 4);
-    if (pairs == 1) return f(std::integral_constant<int, 1>());
-    if (pairs == 2) return f(std::integral_constant<int, 2>());
-    if (pairs == 3) return f(std::integral_constant<int, 3>());
+    static_assert(ExpertFormat<kFormat>::kMaxKSteps == 4);
+    if (k_steps == 1) return f(std::integral_constant<int, 1>());
+    if (k_steps == 2) return f(std::integral_constant<int, 2>());
+    if (k_steps == 3) return f(std::integral_constant<int, 3>());
     f(std::integral_constant<int, 4>());
   }
 }
@@ -249,7 +249,7 @@ GemvLayout gate_up_layout(const GemvExperts& op, const Device& device) {
   const int64_t items = int64_t{op.k} * op.gate.tiles_per_expert, ctas = device.sm_count();
   return with_format(op.gate.format, [&](auto format) {
     using Format = ExpertFormat<decltype(format)::value>;
-    constexpr uint32_t kPartial = Format::kGateUpRound * kSegments * kItemRows * sizeof(float);
+    constexpr uint32_t kPartial = Format::kGateUpRound * kSplitK * kItemRows * sizeof(float);
     return gemv_layout(2 * op.gate.tile_bytes, items / ctas + 2, row_bytes(op.gate), kPartial, device,
                        Format::kGateUpRingBytes);
   });
@@ -258,7 +258,7 @@ GemvLayout down_layout(const GemvExperts& op, const Device& device) {
   const auto slots = static_cast<uint32_t>(op.k);
   const int64_t ctas = device.sm_count(), tiles = (op.down.tiles_per_expert + ctas - 1) / ctas;
   return gemv_layout(2 * op.down.tile_bytes, tiles * ((op.k + 1) / 2) + 1, slots * row_bytes(op.down),
-                     slots * kDownTiles * kSegments * kTileRows * sizeof(float), device);
+                     slots * kDownTiles * kSplitK * kTileRows * sizeof(float), device);
 }
 
 template <class Kernel>
@@ -271,15 +271,15 @@ void launch(const char* name, Kernel* kernel, int64_t items, const ExpertParams&
 
 template <PackedFormat kFormat>
 void launch_gate_up(const GemvExperts& op, const Launch& at) {
-  with_pairs<kFormat>(pairs_per_segment(op.gate.pairs), [&](auto pairs) {
-    launch("gemv_gate_up_kernel", gemv_gate_up_kernel<kFormat, decltype(pairs)::value>,
+  with_k_steps<kFormat>(k_steps_per_segment(op.gate.k_steps), [&](auto k_steps) {
+    launch("gemv_gate_up_kernel", gemv_gate_up_kernel<kFormat, decltype(k_steps)::value>,
            int64_t{op.k} * op.gate.tiles_per_expert, {op, gate_up_layout(op, at.device)}, at);
   });
 }
 template <PackedFormat kFormat>
 void launch_down(const GemvExperts& op, const Launch& at) {
-  with_pairs<kFormat>(pairs_per_segment(op.down.pairs), [&](auto pairs) {
-    launch("gemv_down_kernel", gemv_down_kernel<kFormat, decltype(pairs)::value>, op.down.tiles_per_expert,
+  with_k_steps<kFormat>(k_steps_per_segment(op.down.k_steps), [&](auto k_steps) {
+    launch("gemv_down_kernel", gemv_down_kernel<kFormat, decltype(k_steps)::value>, op.down.tiles_per_expert,
            {op, down_layout(op, at.device)}, at);
   });
 }
@@ -290,7 +290,7 @@ bool supports_gemv_experts(const GemvExperts& op, const Device& device) {
   if (op.gate.format == PackedFormat::kNone || op.gate.format != op.up.format || op.k > kMaxTopK)
     return false;
   if (op.down.format == PackedFormat::kNone) return false;
-  if (pairs_per_segment(op.gate.pairs) > 4 || pairs_per_segment(op.down.pairs) > 4) return false;
+  if (k_steps_per_segment(op.gate.k_steps) > 4 || k_steps_per_segment(op.down.k_steps) > 4) return false;
   return gate_up_layout(op, device).stages >= 2 && down_layout(op, device).stages >= 2;
 }
 

@@ -23,7 +23,7 @@ inline constexpr int kDownTiles = 4;  // of a round; an H200's SMs have three ea
 
 // ---------------------------------------------------------------- two tiles times a row
 
-// sum += rows of two tiles . x over one pair of blocks. x: this lane's row of activations.
+// sum += rows of two tiles . x over one K step, a pair of blocks. x: this lane's row of activations.
 __device__ inline void multiply_mxfp4_blocks(const uint8_t* first_tile, const uint8_t* second_tile,
                                              const uint8_t* x, int lane, float (&sum)[4]) {
   const uint8_t* tiles[2] = {first_tile, second_tile};
@@ -32,14 +32,14 @@ __device__ inline void multiply_mxfp4_blocks(const uint8_t* first_tile, const ui
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     words[i] = reinterpret_cast<const uint2*>(tiles[i])[lane];
-    const uint8_t* scale = tiles[i] + kMx4ScalesAt + lane / 4 * 2;
+    const uint8_t* scale = tiles[i] + kMxfp4ScalesAt + lane / 4 * 2;
     scales[i][0] = scale[0], scales[i][1] = scale[1];  // two loads: shared memory has the time, integers not
   }
 #pragma unroll
   for (int odd = 0; odd < 2; ++odd) {
     const uint4 b = *reinterpret_cast<const uint4*>(x + odd * 64 + lane % 4 * 16);
-    const uint4 low = mx4_weights(odd ? words[0].y : words[0].x, mx4_scale(scales[0][odd]));
-    const uint4 high = mx4_weights(odd ? words[1].y : words[1].x, mx4_scale(scales[1][odd]));
+    const uint4 low = mxfp4_weights(odd ? words[0].y : words[0].x, mxfp4_scale(scales[0][odd]));
+    const uint4 high = mxfp4_weights(odd ? words[1].y : words[1].x, mxfp4_scale(scales[1][odd]));
     const uint32_t a0[4] = {low.x, high.x, low.y, high.y}, a1[4] = {low.z, high.z, low.w, high.w};
     ptx::mma_bf16(sum, a0, b.x, b.y);
     ptx::mma_bf16(sum, a1, b.z, b.w);
@@ -49,40 +49,41 @@ __device__ inline void multiply_mxfp4_blocks(const uint8_t* first_tile, const ui
 // How experts of a format are multiplied.
 //   kMinCtas: CTAs of an SM that registers must leave room for.
 //   kGateUpRound: work items of gate and up whose partial sums are kept before they are added up.
-//   kMaxPairs: pairs of blocks of a segment that have a kernel without a branch each; 0: one kernel for all.
-//   multiply<kPairs>: sum += the segment's part of two tiles . x; tiles and x begin with the first column.
+//   kMaxKSteps: K steps (pairs of blocks) of a segment that have a kernel without a branch each; 0: one
+//   kernel for all. multiply<kKSteps>: sum += the segment's part of two tiles . x; tiles and x begin with the
+//   first column.
 template <PackedFormat kFormat>
 struct ExpertFormat {
-  static constexpr int kMinCtas = 1, kGateUpRound = 8, kMaxPairs = 0;
+  static constexpr int kMinCtas = 1, kGateUpRound = 8, kMaxKSteps = 0;
   static constexpr uint32_t kGateUpRingBytes = kRingBytes;
-  template <int kPairs>
+  template <int kKSteps>
   __device__ static void multiply(const uint8_t* first_tile, const uint8_t* second_tile, const uint8_t* x,
                                   const WarpSegment& segment, int lane, float (&sum)[4]) {
-    const int at = segment.first * TileFormat<kFormat>::kPairBytes;
-    multiply_segment<kFormat, kPairs, true>(first_tile + at, second_tile + at,
-                                            x + segment.first * (kPairColumns * 2), segment.count, lane, sum);
+    const int at = segment.first * TileFormat<kFormat>::kKStepBytes;
+    multiply_segment<kFormat, kKSteps, true>(
+        first_tile + at, second_tile + at, x + segment.first * (kKStepColumns * 2), segment.count, lane, sum);
   }
 };
 // Some 38 instructions of a warp per 16 x 32 weights. Without a branch where a segment is whole, so that
 // loads, dequantizing and products of different blocks overlap.
 template <>
-struct ExpertFormat<PackedFormat::kMx4> {
-  static constexpr int kMinCtas = 2, kGateUpRound = 16, kMaxPairs = 4;
+struct ExpertFormat<PackedFormat::kMxfp4> {
+  static constexpr int kMinCtas = 2, kGateUpRound = 16, kMaxKSteps = 4;
   static constexpr uint32_t kGateUpRingBytes = kWholeBytes;
-  template <int kPairs>
+  template <int kKSteps>
   __device__ static void multiply(const uint8_t* first_tile, const uint8_t* second_tile, const uint8_t* x,
                                   const WarpSegment& segment, int lane, float (&sum)[4]) {
-    first_tile += segment.first * kMx4PairBytes, second_tile += segment.first * kMx4PairBytes;
-    x += segment.first * (kPairColumns * 2);
-    const auto pair = [&](int j) {
-      multiply_mxfp4_blocks(first_tile + j * kMx4PairBytes, second_tile + j * kMx4PairBytes,
-                            x + j * (kPairColumns * 2), lane, sum);
+    first_tile += segment.first * kMxfp4KStepBytes, second_tile += segment.first * kMxfp4KStepBytes;
+    x += segment.first * (kKStepColumns * 2);
+    const auto step = [&](int j) {
+      multiply_mxfp4_blocks(first_tile + j * kMxfp4KStepBytes, second_tile + j * kMxfp4KStepBytes,
+                            x + j * (kKStepColumns * 2), lane, sum);
     };
-    if (segment.count == kPairs) {
+    if (segment.count == kKSteps) {
 #pragma unroll
-      for (int j = 0; j < kPairs; ++j) pair(j);
+      for (int j = 0; j < kKSteps; ++j) step(j);
     } else {
-      for (int j = 0; j < segment.count; ++j) pair(j);
+      for (int j = 0; j < segment.count; ++j) step(j);
     }
   }
 };
@@ -102,14 +103,14 @@ __device__ inline const uint8_t* expert_tile(const PackedMatrix& w, int expert, 
   return w.tiles + (static_cast<int64_t>(expert) * w.tiles_per_expert + tile) * w.tile_bytes;
 }
 __host__ __device__ inline uint32_t row_bytes(const PackedMatrix& w) {  // of activations as bf16
-  return static_cast<uint32_t>(w.pairs) * kPairColumns * 2;
+  return static_cast<uint32_t>(w.k_steps) * kKStepColumns * 2;
 }
 
 // ---------------------------------------------------------------- epilogues
 
 // What the segments give for one row of a tile: at partial + segment * stride. A segment that is empty may be
 // left out: it adds zero to a sum that is never -0.
-template <int kCount = kSegments>
+template <int kCount = kSplitK>
 __device__ inline float add_segments(const float* partial, int stride) {
   float sum = 0.0f;
 #pragma unroll
@@ -144,7 +145,7 @@ __device__ inline DownOutput load_down_output(const GemvExperts& op, const TopK&
   }
   return out;
 }
-template <int kCount = kSegments>
+template <int kCount = kSplitK>
 __device__ inline void store_down_output(const GemvExperts& op, const TopK& chosen, const DownOutput& out,
                                          const float* partial, int stride, int tile, int lane) {
   const int g = lane % kTileRows;

@@ -109,7 +109,7 @@ struct GemvLayout {
     return stage_bytes * static_cast<uint32_t>(stages) + rows_bytes + partial_bytes +
            2 * kMaxStages * sizeof(uint64_t);
   }
-  __device__ Ring ring(uint8_t* shared, int consumers = kSegments) const {
+  __device__ Ring ring(uint8_t* shared, int consumers = kSplitK) const {
     auto* barriers = reinterpret_cast<uint64_t*>(rows(shared) + rows_bytes + partial_bytes);
     return {shared, barriers, barriers + kMaxStages, stage_bytes, stages, consumers};
   }

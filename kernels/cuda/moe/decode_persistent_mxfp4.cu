@@ -19,8 +19,8 @@
 namespace millrace::cuda {
 namespace {
 
-using Format = ExpertFormat<PackedFormat::kMx4>;
-constexpr int kWarps = kSegments, kConsumerWarps = kWarps - 1;
+using Format = ExpertFormat<PackedFormat::kMxfp4>;
+constexpr int kWarps = kSplitK, kConsumerWarps = kWarps - 1;
 constexpr int kThreads = kWarps * kWarpLanes, kConsumerThreads = kConsumerWarps * kWarpLanes;
 constexpr int kRound = 12;  // work items of gate and up whose partial sums are kept before they are added up
 constexpr int kScoreWarps = 4;  // of an expert's score: the sum's order, as in router.cu
@@ -38,7 +38,7 @@ struct MoeParams {
 
 // The first kRowThreads threads: the row's norm, as bf16 (and zeros in a missing last block) to x, and,
 // unless that is null, as float32 to `normed`.
-__device__ inline void norm_to_shared(const Router& op, const RegisterQuads& weight, int pairs,
+__device__ inline void norm_to_shared(const Router& op, const RegisterQuads& weight, int k_steps,
                                       float* partial, uint8_t* x, float4* normed) {
   const int quads = op.cols / 4, thread = threadIdx.x;
   const auto* from = reinterpret_cast<const float4*>(op.x);
@@ -49,7 +49,7 @@ __device__ inline void norm_to_shared(const Router& op, const RegisterQuads& wei
   for (int j = 0; j < kRegisterQuads; ++j) {
     const int i = j * kRowThreads + thread;
     const float4 v = norm_quad(kept.v[j], scale, weight.v[j]);  // zeros past the last
-    if (i < pairs * (kPairColumns / 4)) {
+    if (i < k_steps * (kKStepColumns / 4)) {
       reinterpret_cast<uint2*>(x)[i] = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
     }
     if (normed != nullptr && i < quads) normed[i] = v;
@@ -176,12 +176,12 @@ __device__ inline float half_bias(const GemvExperts& op, const TopK& chosen, int
 }
 
 // partial [item][segment][gate, up][8]. first: of each thread, half_output of the first round.
-template <int kPairs>
+template <int kKSteps>
 __device__ void gate_up(const MoeParams& p, const TopK& chosen, const WorkItems& items, Ring& ring,
                         const int2* first, const uint8_t* x, float* partial) {
   const GemvExperts& op = p.op;
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  const WarpSegment segment(op.gate.pairs, warp);
+  const WarpSegment segment(op.gate.k_steps, warp);
   for (int u0 = 0; u0 < items.count; u0 += kRound) {
     const int count = min(kRound, items.count - u0);
     const int2 half_of = u0 == 0 ? first[threadIdx.x] : half_output(op, items, u0);
@@ -189,12 +189,12 @@ __device__ void gate_up(const MoeParams& p, const TopK& chosen, const WorkItems&
     for (int n = 0; n < count; ++n, ring.advance()) {
       const uint8_t* stage = ring.wait_full();
       float sum[4] = {};
-      Format::multiply<kPairs>(stage, stage + op.gate.tile_bytes, x, segment, lane, sum);
+      Format::multiply<kKSteps>(stage, stage + op.gate.tile_bytes, x, segment, lane, sum);
       ring.release(lane);
       if (lane % 4 == 0) {
         float* to = partial + (n * kConsumerWarps + warp) * kItemRows + lane / 4;
-        to[0] = sum[0] * kMx4Unscale;
-        to[kTileRows] = sum[2] * kMx4Unscale;
+        to[0] = sum[0] * kPackedUnscale;
+        to[kTileRows] = sum[2] * kPackedUnscale;
       }
     }
     ptx::named_barrier<kConsumerBarrier, kConsumerThreads>();  // all wait for the round's partial sums
@@ -215,23 +215,23 @@ static_assert(kRound * kItemRows <= kConsumerThreads);
 
 // A warp's segment of the k rows of activations, to where it alone reads it: four slots at a time, 16 bytes a
 // lane.
-template <int kPairs>
+template <int kKSteps>
 __device__ void load_act(const GemvExperts& op, const WarpSegment& segment, uint8_t* rows, int lane) {
-  constexpr int kRow = kPairs * 8;
-  const uint32_t stride = static_cast<uint32_t>(op.down.pairs) * kPairColumns * 2;
-  const int cols = static_cast<int>(op.down.cols), first = segment.first * kPairColumns;
+  constexpr int kRow = kKSteps * 8;
+  const uint32_t stride = static_cast<uint32_t>(op.down.k_steps) * kKStepColumns * 2;
+  const int cols = static_cast<int>(op.down.cols), first = segment.first * kKStepColumns;
   const auto* act = reinterpret_cast<const uint16_t*>(op.act);
   for (int s = 0; s < op.k; s += 4) {
-    uint4 v[kPairs];
+    uint4 v[kKSteps];
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
+    for (int j = 0; j < kKSteps; ++j) {
       const int i = j * kWarpLanes + lane, slot = s + i / kRow, column = first + i % kRow * 8;
       v[j] = uint4{0u, 0u, 0u, 0u};
       if (slot < op.k && column < cols)
         v[j] = __ldcg(reinterpret_cast<const uint4*>(act + int64_t{slot} * cols + column));
     }
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
+    for (int j = 0; j < kKSteps; ++j) {
       const int i = j * kWarpLanes + lane, slot = s + i / kRow, at = i % kRow;
       if (slot < op.k && at < segment.count * 8)
         *reinterpret_cast<uint4*>(rows + slot * stride + first * 2 + at * 16) = v[j];
@@ -241,13 +241,13 @@ __device__ void load_act(const GemvExperts& op, const WarpSegment& segment, uint
 }
 
 // partial [slot][tile][segment][8].
-template <int kPairs>
+template <int kKSteps>
 __device__ void down(const MoeParams& p, const TopK& chosen, const WorkItems& items, Ring& ring,
                      uint8_t* rows, float* partial, uint32_t all_ctas) {
   const GemvExperts& op = p.op;
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  const WarpSegment segment(op.down.pairs, warp);
-  const uint32_t stride = static_cast<uint32_t>(op.down.pairs) * kPairColumns * 2;
+  const WarpSegment segment(op.down.k_steps, warp);
+  const uint32_t stride = static_cast<uint32_t>(op.down.k_steps) * kKStepColumns * 2;
   constexpr int kSlot = kDownTiles * kConsumerWarps * kTileRows;
   for (int u0 = 0; u0 < items.down_tiles; u0 += kDownTiles) {
     const int count = min(kDownTiles, items.down_tiles - u0), first = items.first_tile + u0;
@@ -255,7 +255,7 @@ __device__ void down(const MoeParams& p, const TopK& chosen, const WorkItems& it
     if (u0 == 0) {
       if (threadIdx.x == 0) ptx::wait_count(&p.sync->arrived, all_ctas);
       ptx::named_barrier<kConsumerBarrier, kConsumerThreads>();  // all wait for all CTAs' activations
-      load_act<kPairs>(op, segment, rows, lane);
+      load_act<kKSteps>(op, segment, rows, lane);
     }
     for (int slot = 0; slot < op.k; slot += 2) {
       const uint8_t* row = rows + (slot + lane / 4 % 2) * stride;
@@ -263,11 +263,11 @@ __device__ void down(const MoeParams& p, const TopK& chosen, const WorkItems& it
       for (int n = 0; n < count; ++n, ring.advance(), to += kConsumerWarps * kTileRows) {
         const uint8_t* stage = ring.wait_full();
         float sum[4] = {};
-        Format::multiply<kPairs>(stage, stage + op.down.tile_bytes, row, segment, lane, sum);
+        Format::multiply<kKSteps>(stage, stage + op.down.tile_bytes, row, segment, lane, sum);
         ring.release(lane);
         if (lane % 4 != 0) continue;
-        to[0] = sum[0] * kMx4Unscale;
-        to[kSlot] = sum[3] * kMx4Unscale;
+        to[0] = sum[0] * kPackedUnscale;
+        to[kSlot] = sum[3] * kPackedUnscale;
       }
     }
     ptx::named_barrier<kConsumerBarrier, kConsumerThreads>();  // all wait for the round's partial sums
@@ -280,7 +280,7 @@ __device__ void down(const MoeParams& p, const TopK& chosen, const WorkItems& it
   }
 }
 
-template <int kPairs>
+template <int kKSteps>
 __global__ void __launch_bounds__(kThreads, 2) persistent_moe_kernel(const __grid_constant__ MoeParams p) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ TopK chosen;
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(kThreads, 2) persistent_moe_kernel(const __gri
   ptx::wait_for_previous();
   const uint32_t epoch = __ldcg(&p.sync->epoch);  // how many such kernels there have been
   if (threadIdx.x < kRowThreads) {
-    norm_to_shared(p.router, weight, op.gate.pairs, parts, rows, scores ? normed : nullptr);
+    norm_to_shared(p.router, weight, op.gate.k_steps, parts, rows, scores ? normed : nullptr);
     if (scores) {
       ptx::barrier_wait(&router_full, 0);
       ptx::named_barrier<kNormBarrier,
@@ -337,11 +337,11 @@ __global__ void __launch_bounds__(kThreads, 2) persistent_moe_kernel(const __gri
     if (lane == 0) load_items(op, chosen, items, ring);
     return;
   }
-  auto* partial = reinterpret_cast<float*>(rows + static_cast<uint32_t>(op.gate.pairs) * kPairColumns * 2);
-  gate_up<kPairs>(p, chosen, items, ring, first, rows, partial);
+  auto* partial = reinterpret_cast<float*>(rows + static_cast<uint32_t>(op.gate.k_steps) * kKStepColumns * 2);
+  gate_up<kKSteps>(p, chosen, items, ring, first, rows, partial);
   const uint32_t all_ctas = (epoch + 1) * gridDim.x;
   if (threadIdx.x == 0) ptx::add_release(&p.sync->arrived, 1);
-  down<kPairs>(p, chosen, items, ring, rows, p.layout.partial(shared), all_ctas);
+  down<kKSteps>(p, chosen, items, ring, rows, p.layout.partial(shared), all_ctas);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     ptx::wait_count(&p.sync->arrived, all_ctas);  // so all have read the epoch
     p.sync->epoch = epoch + 1;
@@ -367,9 +367,9 @@ GemvLayout moe_layout(const GemvExperts& op, const Device& device) {
   return layout;
 }
 
-template <int kPairs>
+template <int kKSteps>
 void launch(const MoeParams& p, const Launch& at) {
-  const auto kernel = persistent_moe_kernel<kPairs>;
+  const auto kernel = persistent_moe_kernel<kKSteps>;
   allow_shared_memory(kernel, p.layout.total());
   launch_dependent("persistent_moe_kernel", kernel, dim3(static_cast<unsigned>(at.device.sm_count())),
                    kThreads, p.layout.total(), at, p);
@@ -378,15 +378,15 @@ void launch(const MoeParams& p, const Launch& at) {
 }  // namespace
 
 bool supports_persistent_moe(const Router& router, const GemvExperts& op, const Device& device) {
-  const auto is_mx4 = [](const PackedMatrix& w) { return w.format == PackedFormat::kMx4; };
-  if (!is_mx4(op.gate) || !is_mx4(op.up) || !is_mx4(op.down)) return false;
+  const auto is_mxfp4 = [](const PackedMatrix& w) { return w.format == PackedFormat::kMxfp4; };
+  if (!is_mxfp4(op.gate) || !is_mxfp4(op.up) || !is_mxfp4(op.down)) return false;
   if (!device.has_bulk_copies()) return false;
   if (op.tokens != 1 || op.k > kMaxTopK || op.k % 2 != 0 || op.experts > kMaxExperts ||
       op.experts > device.sm_count())
     return false;
-  const int per = pairs_per_segment(op.gate.pairs);
-  const auto last_is_empty = [&](const PackedMatrix& w) { return w.pairs <= kConsumerWarps * per; };
-  if (per > 4 || pairs_per_segment(op.down.pairs) != per || !last_is_empty(op.gate) ||
+  const int per = k_steps_per_segment(op.gate.k_steps);
+  const auto last_is_empty = [&](const PackedMatrix& w) { return w.k_steps <= kConsumerWarps * per; };
+  if (per > 4 || k_steps_per_segment(op.down.k_steps) != per || !last_is_empty(op.gate) ||
       !last_is_empty(op.down))
     return false;
   if (router.cols % 32 != 0 || router.cols != op.gate.cols || op.gate.rows != op.down.cols) return false;
@@ -399,7 +399,7 @@ bool supports_persistent_moe(const Router& router, const GemvExperts& op, const 
 void launch_persistent_moe(const Router& router, const GemvExperts& op, PersistentMoeSync* sync,
                            const Launch& at) {
   const MoeParams p{router, op, moe_layout(op, at.device), sync};
-  const int per = pairs_per_segment(op.gate.pairs);
+  const int per = k_steps_per_segment(op.gate.k_steps);
   if (per == 1) return launch<1>(p, at);
   if (per == 2) return launch<2>(p, at);
   if (per == 3) return launch<3>(p, at);

@@ -1,4 +1,4 @@
-// MXFP4 weights (packed.h) as bf16, exactly, and sums of their products with bf16 activations.
+// MXFP4 weights (quant/packed_tiles.h) as bf16, exactly, and sums of their products with bf16 activations.
 //
 // The sum of a segment is a chain of tensor core products of 16 columns in float32, segments are added in
 // order. Warp and warpgroup products give the same bits for the same chain, in whatever order the 16 columns
@@ -23,12 +23,12 @@ __device__ inline uint32_t bf16_pair(float low, float high) {
 }
 
 // A stored scale as a bf16, twice.
-__device__ inline uint32_t mx4_scale(uint32_t exponent) { return exponent * 0x00800080u; }
+__device__ inline uint32_t mxfp4_scale(uint32_t exponent) { return exponent * 0x00800080u; }
 
 // A lane's eight elements of a block: words 0 and 1 belong to step 0, 2 and 3 to step 1.
-__device__ inline uint4 mx4_weights(uint32_t w, uint32_t scale) {
-  return {bf16_product(mx4_pair(w, 0), scale), bf16_product(mx4_pair(w, 1), scale),
-          bf16_product(mx4_pair(w, 2), scale), bf16_product(mx4_pair(w, 3), scale)};
+__device__ inline uint4 mxfp4_weights(uint32_t w, uint32_t scale) {
+  return {bf16_product(mxfp4_pair(w, 0), scale), bf16_product(mxfp4_pair(w, 1), scale),
+          bf16_product(mxfp4_pair(w, 2), scale), bf16_product(mxfp4_pair(w, 3), scale)};
 }
 
 }  // namespace millrace::cuda

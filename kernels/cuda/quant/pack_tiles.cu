@@ -1,5 +1,5 @@
-// Repacking at load: one thread per (tile, pair, lane) gathers its 16 codes, or eight elements; and opening
-// what was repacked, a warp per pair. See packed.h for the layouts.
+// Repacking at load: one thread per (tile, K step, lane) gathers its 16 codes, or eight elements; and
+// dequantizing what was repacked, a warp per K step. See packed_tiles.h for the layouts.
 #include <cuda_fp16.h>
 
 #include "base/check.h"
@@ -50,12 +50,12 @@ __device__ inline Source source_of(const DeviceMatrix& from, const PackedMatrix&
           from.scales != nullptr ? from.scales + row * from.scales_per_row : nullptr, to.cols / 32};
 }
 
-__device__ inline void repack_q8(const DeviceMatrix& from, const Source& source, int64_t pair, int g, int t,
+__device__ inline void repack_q8(const DeviceMatrix& from, const Source& source, int64_t k_step, int g, int t,
                                  uint8_t* tile) {
   uint32_t words[4] = {};
   uint16_t scales[2] = {};
   for (int odd = 0; odd < 2; ++odd) {
-    const int64_t b = 2 * pair + odd;
+    const int64_t b = 2 * k_step + odd;
     if (source.row == nullptr || b >= source.blocks) continue;
     const uint8_t* block = source.row + b * (from.row_bytes / source.blocks);
     scales[odd] = encode_q8_scale(half_bits_to_float(static_cast<uint16_t>(block[0] | block[1] << 8)));
@@ -64,7 +64,7 @@ __device__ inline void repack_q8(const DeviceMatrix& from, const Source& source,
       words[2 * odd + i / 4] |= code << (8 * (i % 4));
     }
   }
-  uint8_t* to = tile + pair * kQ8PairBytes;
+  uint8_t* to = tile + k_step * kQ8KStepBytes;
   *reinterpret_cast<uint4*>(to + (4 * g + t) * 16) = {words[0], words[1], words[2], words[3]};
   if (t == 0) {
     *reinterpret_cast<uint32_t*>(to + kQ8ScalesAt + g * 4) = scales[0] | static_cast<uint32_t>(scales[1])
@@ -72,40 +72,40 @@ __device__ inline void repack_q8(const DeviceMatrix& from, const Source& source,
   }
 }
 
-__device__ inline void repack_mx4(const DeviceMatrix& from, const Source& source, int64_t pair, int g, int t,
-                                  uint8_t* tile) {
+__device__ inline void repack_mxfp4(const DeviceMatrix& from, const Source& source, int64_t k_step, int g,
+                                    int t, uint8_t* tile) {
   const bool split = from.type == DType::kMXFP4Split;
   uint32_t words[2] = {};
   uint8_t scales[2] = {};
   for (int odd = 0; odd < 2; ++odd) {
-    const int64_t b = 2 * pair + odd;
+    const int64_t b = 2 * k_step + odd;
     if (source.row == nullptr || b >= source.blocks) continue;
     const uint8_t* codes = split ? source.row + b * 16 : source.row + b * 17 + 1;
-    scales[odd] = encode_mx4_scale(split ? source.scales[b] : codes[-1]);
+    scales[odd] = encode_mxfp4_scale(split ? source.scales[b] : codes[-1]);
     uint32_t plain = 0;
     for (int i = 0; i < 8; ++i) plain |= nibble_code(from.type, codes, 8 * t + i) << (4 * i);
-    words[odd] = encode_mx4(plain);
+    words[odd] = encode_mxfp4(plain);
   }
-  uint8_t* to = tile + pair * kMx4PairBytes;
+  uint8_t* to = tile + k_step * kMxfp4KStepBytes;
   *reinterpret_cast<uint2*>(to + (4 * g + t) * 8) = {words[0], words[1]};
   if (t == 0) {
-    *reinterpret_cast<uint16_t*>(to + kMx4ScalesAt + g * 2) =
+    *reinterpret_cast<uint16_t*>(to + kMxfp4ScalesAt + g * 2) =
         static_cast<uint16_t>(scales[0] | scales[1] << 8);
   }
 }
 
 __global__ void __launch_bounds__(kThreads) repack_kernel(DeviceMatrix from, PackedMatrix to, uint8_t* out) {
-  const int64_t count = int64_t{to.tiles_per_expert} * to.pairs * kWarpLanes;
+  const int64_t count = int64_t{to.tiles_per_expert} * to.k_steps * kWarpLanes;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * kThreads) {
     const int lane = static_cast<int>(i % kWarpLanes), g = lane / 4, t = lane % 4;
-    const int64_t pair = i / kWarpLanes % to.pairs, tile = i / kWarpLanes / to.pairs;
+    const int64_t k_step = i / kWarpLanes % to.k_steps, tile = i / kWarpLanes / to.k_steps;
     uint8_t* to_tile = out + tile * to.tile_bytes;
     const Source source = source_of(from, to, tile * kTileRows + g);
-    if (to.format == PackedFormat::kMx4) {
-      repack_mx4(from, source, pair, g, t, to_tile);
+    if (to.format == PackedFormat::kMxfp4) {
+      repack_mxfp4(from, source, k_step, g, t, to_tile);
     } else {
-      repack_q8(from, source, pair, g, t, to_tile);
+      repack_q8(from, source, k_step, g, t, to_tile);
     }
   }
 }
@@ -114,44 +114,44 @@ __global__ void __launch_bounds__(kThreads) repack_kernel(DeviceMatrix from, Pac
 template <class Decoder>
 __global__ void __launch_bounds__(kThreads)
     round_kernel(DeviceMatrix from, int64_t first_row, PackedMatrix to, uint8_t* out) {
-  const int64_t count = int64_t{to.tiles_per_expert} * to.pairs * 64;
+  const int64_t count = int64_t{to.tiles_per_expert} * to.k_steps * 64;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * kThreads) {
     const int chunk = static_cast<int>(i % 8), row = static_cast<int>(i / 8 % 8);
-    const int64_t pair = i / 64 % to.pairs, tile = i / 64 / to.pairs;
-    const int64_t at = tile * kTileRows + row, column = pair * kPairColumns + chunk * 8;
+    const int64_t k_step = i / 64 % to.k_steps, tile = i / 64 / to.k_steps;
+    const int64_t at = tile * kTileRows + row, column = k_step * kKStepColumns + chunk * 8;
     float w[8] = {};
     if (at < to.rows && column < to.cols) Decoder::decode8(from, first_row + at, column, 8, w);
-    *reinterpret_cast<uint4*>(out + tile * to.tile_bytes + pair * kBf16PairBytes +
+    *reinterpret_cast<uint4*>(out + tile * to.tile_bytes + k_step * kBf16KStepBytes +
                               bf16_chunk(static_cast<uint32_t>(row), static_cast<uint32_t>(chunk))) = {
         bf16_pair(w[0], w[1]), bf16_pair(w[2], w[3]), bf16_pair(w[4], w[5]), bf16_pair(w[6], w[7])};
   }
 }
 
-// tiles: [pairs] of kQ8, of all tiles; to: as many of kBf16. A warp per pair: 544 bytes in and 1,024 out,
-// each in one run. A chunk of 16 bytes is a word of each of four lanes, so a pair goes through shared memory;
-// the swizzle puts the 32 words that are written together into 32 banks. Roofline: memory, 1.06 + 2 bytes a
-// weight.
+// tiles: [k_steps] of kQ8, of all tiles; to: as many of kBf16. A warp per K step: 544 bytes in and 1,024 out,
+// each in one run. A chunk of 16 bytes is a word of each of four lanes, so a k_step goes through shared
+// memory; the swizzle puts the 32 words that are written together into 32 banks. Roofline: memory, 1.06 + 2
+// bytes a weight.
 __global__ void __launch_bounds__(kThreads)
-    dequantize_kernel(const uint8_t* tiles, int64_t pairs, uint8_t* to) {
-  __shared__ __align__(16) uint8_t opened[kWarps][kBf16PairBytes];
+    dequantize_kernel(const uint8_t* tiles, int64_t k_steps, uint8_t* to) {
+  __shared__ __align__(16) uint8_t staged[kWarps][kBf16KStepBytes];
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes,
             warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   const auto g = static_cast<uint32_t>(lane) / 4, t = static_cast<uint32_t>(lane) % 4;
-  uint8_t* const own = opened[warp];
-  for (int64_t pair = int64_t{blockIdx.x} * kWarps + warp; pair < pairs;
-       pair += int64_t{gridDim.x} * kWarps) {
+  uint8_t* const own = staged[warp];
+  for (int64_t k_step = int64_t{blockIdx.x} * kWarps + warp; k_step < k_steps;
+       k_step += int64_t{gridDim.x} * kWarps) {
     uint32_t w[4][2];
-    TileFormat<PackedFormat::kQ8>::load(tiles + pair * kQ8PairBytes, lane, w);
+    TileFormat<PackedFormat::kQ8>::load(tiles + k_step * kQ8KStepBytes, lane, w);
 #pragma unroll
     for (uint32_t step = 0; step < 4; ++step) {
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half)
         *reinterpret_cast<uint32_t*>(own + bf16_chunk(g, 2 * step + half) + 4 * t) = w[step][half];
     }
-    __syncwarp();  // the pair is there
+    __syncwarp();  // the k_step is there
     const auto* const from = reinterpret_cast<const uint4*>(own);
-    auto* const out = reinterpret_cast<uint4*>(to + pair * kBf16PairBytes);
+    auto* const out = reinterpret_cast<uint4*>(to + k_step * kBf16KStepBytes);
     out[lane] = from[lane];
     out[lane + kWarpLanes] = from[lane + kWarpLanes];
     __syncwarp();  // everybody has read it
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads)
 __device__ inline float packed_element(const PackedMatrix& m, int64_t row, int c) {
   const int g = static_cast<int>(row % kTileRows), odd = c / 32 % 2, k = c % 32;
   const uint8_t* from =
-      m.tiles + row / kTileRows * m.tile_bytes + int64_t{c / kPairColumns} * pair_bytes(m.format);
+      m.tiles + row / kTileRows * m.tile_bytes + int64_t{c / kKStepColumns} * k_step_bytes(m.format);
   if (m.format == PackedFormat::kBf16) {
     const uint8_t* chunk = from + bf16_chunk(static_cast<uint32_t>(g), static_cast<uint32_t>(c % 64 / 8));
     return bf16_bits_to_float(reinterpret_cast<const uint16_t*>(chunk)[c % 8]);
@@ -173,8 +173,8 @@ __device__ inline float packed_element(const PackedMatrix& m, int64_t row, int c
            static_cast<float>(code);
   }
   const uint32_t word = reinterpret_cast<const uint32_t*>(from)[(4 * g + k / 8) * 2 + odd];
-  const uint8_t exponent = decode_mx4_scale(from[kMx4ScalesAt + g * 2 + odd]);
-  return e8m0_to_float(exponent) * e2m1_to_float(decode_mx4(word, k % 8));
+  const uint8_t exponent = decode_mxfp4_scale(from[kMxfp4ScalesAt + g * 2 + odd]);
+  return e8m0_to_float(exponent) * e2m1_to_float(decode_mxfp4(word, k % 8));
 }
 
 // One CTA per token.
@@ -204,7 +204,7 @@ PackedFormat packed_format(DType type, int64_t cols) {
       return PackedFormat::kQ8;
     case DType::kMXFP4:
     case DType::kMXFP4Split:
-      return PackedFormat::kMx4;
+      return PackedFormat::kMxfp4;
     case DType::kF32:
     case DType::kI32:
     case DType::kU8:
@@ -220,15 +220,15 @@ PackedMatrix packed_shape(DType type, int64_t rows, int64_t cols) {
   shape.rows = rows;
   shape.cols = cols;
   shape.tiles_per_expert = static_cast<int32_t>((rows + kTileRows - 1) / kTileRows);
-  shape.pairs = packed_pairs(cols);
-  shape.tile_bytes = static_cast<uint32_t>(shape.pairs) * pair_bytes(shape.format);
+  shape.k_steps = packed_k_steps(cols);
+  shape.tile_bytes = static_cast<uint32_t>(shape.k_steps) * k_step_bytes(shape.format);
   return shape;
 }
 
 void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatrix& to, uint8_t* tiles,
                    const Launch& at) {
-  const int64_t per_pair = to.format == PackedFormat::kBf16 ? 64 : kWarpLanes;
-  const int64_t blocks = (int64_t{to.tiles_per_expert} * to.pairs * per_pair + kThreads - 1) / kThreads;
+  const int64_t per_k_step = to.format == PackedFormat::kBf16 ? 64 : kWarpLanes;
+  const int64_t blocks = (int64_t{to.tiles_per_expert} * to.k_steps * per_k_step + kThreads - 1) / kThreads;
   if (blocks == 0) return;
   constexpr int64_t kMaxBlocks = 1 << 16;
   const auto grid = static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
@@ -246,18 +246,18 @@ void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatr
 
 size_t dequantized_bytes(const PackedMatrix& packed) {
   if (packed.format != PackedFormat::kQ8) return 0;
-  return static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.pairs) * kBf16PairBytes;
+  return static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.k_steps) * kBf16KStepBytes;
 }
 
 void launch_dequantize(const PackedMatrix& packed, uint8_t* to, const Launch& at) {
   MILLRACE_CHECK(packed.format == PackedFormat::kQ8);
-  const int64_t pairs = int64_t{packed.tiles_per_expert} * packed.pairs,
-                blocks = (pairs + kWarps - 1) / kWarps;
+  const int64_t k_steps = int64_t{packed.tiles_per_expert} * packed.k_steps,
+                blocks = (k_steps + kWarps - 1) / kWarps;
   if (blocks == 0) return;
   constexpr int64_t kPerSm = 2048 / kThreads;  // all its warps: 35 KB on their way to it
-  const int64_t most = at.device.sm_count() * kPerSm;
-  const auto grid = static_cast<unsigned>(blocks < most ? blocks : most);
-  dequantize_kernel<<<grid, kThreads, 0, at.stream>>>(packed.tiles, pairs, to);
+  const int64_t max_blocks = at.device.sm_count() * kPerSm;
+  const auto grid = static_cast<unsigned>(blocks < max_blocks ? blocks : max_blocks);
+  dequantize_kernel<<<grid, kThreads, 0, at.stream>>>(packed.tiles, k_steps, to);
   check_launch("dequantize_kernel");
 }
 

@@ -1,5 +1,5 @@
-// 8-bit tiles opened (packed.h): the words that the products' lanes make of the codes, to the bit, and the
-// weights those codes mean, each where a product of bf16 meets its activation. Needs a GPU.
+// 8-bit tiles dequantized (packed_tiles.h): the words that the products' lanes make of the codes, to the bit,
+// and the weights those codes mean, each where a product of bf16 meets its activation. Needs a GPU.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -15,14 +15,14 @@
 namespace millrace::cuda {
 namespace {
 
-// words: [pairs][lane][step][half]. A warp per pair, out of shared memory as products do.
+// words: [k_steps][lane][step][half]. A warp per k_step, out of shared memory as products do.
 __global__ void load_kernel(const uint8_t* tiles, uint32_t* words) {
-  __shared__ __align__(16) uint8_t pair[kQ8PairBytes];
+  __shared__ __align__(16) uint8_t k_step[kQ8KStepBytes];
   const int lane = static_cast<int>(threadIdx.x);
-  for (int i = lane; i < kQ8PairBytes; i += 32) pair[i] = tiles[int64_t{blockIdx.x} * kQ8PairBytes + i];
+  for (int i = lane; i < kQ8KStepBytes; i += 32) k_step[i] = tiles[int64_t{blockIdx.x} * kQ8KStepBytes + i];
   __syncwarp();
   uint32_t w[4][2];
-  TileFormat<PackedFormat::kQ8>::load(pair, lane, w);
+  TileFormat<PackedFormat::kQ8>::load(k_step, lane, w);
   for (int i = 0; i < 8; ++i) words[(int64_t{blockIdx.x} * 32 + lane) * 8 + i] = w[i / 2][i % 2];
 }
 
@@ -35,15 +35,15 @@ std::vector<T> to_host(const DeviceBuffer& buffer, const Stream& stream) {
   return values;
 }
 
-constexpr size_t kGuard = 4096;  // bytes behind the opened tiles, which nobody may touch
+constexpr size_t kGuard = 4096;  // bytes behind the dequantized tiles, which nobody may touch
 
-struct Opened {
+struct Dequantized {
   std::vector<uint8_t> blocks;  // [rows][cols / 32] of Q8_0: an f16 scale, 32 codes
   PackedMatrix packed;
   std::vector<uint32_t> words;  // as load_kernel has them
-  std::vector<uint8_t> tiles;   // opened, and the guard
+  std::vector<uint8_t> tiles;   // dequantized, and the guard
 
-  Opened(const Device& device, int64_t rows, int64_t cols, uint32_t seed)
+  Dequantized(const Device& device, int64_t rows, int64_t cols, uint32_t seed)
       : packed(packed_shape(DType::kQ8_0, rows, cols)) {
     std::mt19937 random(seed);
     blocks.resize(bytes_of(DType::kQ8_0, rows * cols));
@@ -55,8 +55,8 @@ struct Opened {
     const DeviceBuffer raw(blocks.size(), "test");
     MILLRACE_CUDA_TRY(
         cudaMemcpyAsync(raw.as<void>(), blocks.data(), blocks.size(), cudaMemcpyHostToDevice, stream.get()));
-    const size_t pairs = static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.pairs);
-    const DeviceBuffer codes(pairs * kQ8PairBytes, "test"), loaded(pairs * 32 * 8 * 4, "test"),
+    const size_t k_steps = static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.k_steps);
+    const DeviceBuffer codes(k_steps * kQ8KStepBytes, "test"), loaded(k_steps * 32 * 8 * 4, "test"),
         out(dequantized_bytes(packed) + kGuard, "test");
     DeviceMatrix from;
     from.data = raw.as<const uint8_t>();
@@ -66,7 +66,7 @@ struct Opened {
     from.type = DType::kQ8_0;
     launch_repack(from, 0, packed, codes.as<uint8_t>(), {device, stream.get()});
     packed.tiles = codes.as<const uint8_t>();
-    load_kernel<<<static_cast<unsigned>(pairs), 32, 0, stream.get()>>>(packed.tiles, loaded.as<uint32_t>());
+    load_kernel<<<static_cast<unsigned>(k_steps), 32, 0, stream.get()>>>(packed.tiles, loaded.as<uint32_t>());
     check_launch("load_kernel");
     MILLRACE_CUDA_TRY(cudaMemsetAsync(out.as<void>(), 0xff, out.bytes(), stream.get()));
     launch_dequantize(packed, out.as<uint8_t>(), {device, stream.get()});
@@ -75,22 +75,23 @@ struct Opened {
     packed.tiles = nullptr;
   }
 
-  size_t pair_of(int64_t row, int64_t pair) const {
-    return static_cast<size_t>(row / kTileRows * packed.pairs + pair);
+  size_t k_step_at(int64_t row, int64_t k_step) const {
+    return static_cast<size_t>(row / kTileRows * packed.k_steps + k_step);
   }
-  // The bf16 at `position` of a pair of a row.
-  uint32_t at(int64_t row, int64_t pair, uint32_t position) const {
-    const uint8_t* from = tiles.data() + pair_of(row, pair) * kBf16PairBytes +
+  // The bf16 at `position` of a k_step of a row.
+  uint32_t at(int64_t row, int64_t k_step, uint32_t position) const {
+    const uint8_t* from = tiles.data() + k_step_at(row, k_step) * kBf16KStepBytes +
                           bf16_chunk(static_cast<uint32_t>(row % kTileRows), position / 8) + position % 8 * 2;
     return from[0] | static_cast<uint32_t>(from[1]) << 8;
   }
   // What a product's lane has there.
-  uint32_t loaded(int64_t row, int64_t pair, uint32_t position) const {
+  uint32_t loaded(int64_t row, int64_t k_step, uint32_t position) const {
     const uint32_t step = position / 16, half = position / 8 % 2, t = position % 8 / 2;
     const size_t lane = static_cast<size_t>(row % kTileRows) * 4 + t;
-    return words[(pair_of(row, pair) * 32 + lane) * 8 + 2 * step + half] >> (16 * (position % 2)) & 0xffffu;
+    return words[(k_step_at(row, k_step) * 32 + lane) * 8 + 2 * step + half] >> (16 * (position % 2)) &
+           0xffffu;
   }
-  // The weight of the file, rounded as packed.h says, times 2^-32.
+  // The weight of the file, rounded as packed_tiles.h says, times 2^-32.
   float expected(int64_t row, int64_t column) const {
     const uint8_t* block = blocks.data() + (row * packed.cols + column) / 32 * 34;
     const float scale = half_bits_to_float(static_cast<uint16_t>(block[0] | block[1] << 8));
@@ -102,22 +103,24 @@ struct Opened {
 };
 
 TEST(PackedDequantize, EveryWordIsWhatALaneLoads) {
-  SKIP_WITHOUT_GPU("opened weights were not tested on one");
+  SKIP_WITHOUT_GPU("dequantized weights were not tested on one");
   const Device device = Device::open(0);
-  // Rows that do not fill a tile, one block in the last pair, and more pairs than a grid has warps.
+  // Rows that do not fill a tile, one block in the last k_step, and more k_steps than a grid has warps.
   const int64_t shapes[][2] = {{1, 32}, {7, 64}, {8, 96}, {9, 160}, {37, 2880}, {75, 2304}, {1027, 8224}};
   uint32_t seed = 1;
   for (const auto& [rows, cols] : shapes) {
-    const Opened o(device, rows, cols, seed++);
+    const Dequantized o(device, rows, cols, seed++);
     const int64_t padded = int64_t{o.packed.tiles_per_expert} * kTileRows;
-    ASSERT_EQ(dequantized_bytes(o.packed), static_cast<size_t>(padded * o.packed.pairs * kPairColumns * 2));
+    ASSERT_EQ(dequantized_bytes(o.packed),
+              static_cast<size_t>(padded * o.packed.k_steps * kKStepColumns * 2));
     for (int64_t row = 0; row < padded; ++row) {
-      for (int64_t pair = 0; pair < o.packed.pairs; ++pair) {
-        for (uint32_t i = 0; i < kPairColumns; ++i) {
-          const uint32_t position = column_position(PackedFormat::kQ8, i), found = o.at(row, pair, position);
-          ASSERT_EQ(found, o.loaded(row, pair, position))
-              << rows << " x " << cols << ": row " << row << ", pair " << pair << ", element " << i;
-          const int64_t column = pair * kPairColumns + i;
+      for (int64_t k_step = 0; k_step < o.packed.k_steps; ++k_step) {
+        for (uint32_t i = 0; i < kKStepColumns; ++i) {
+          const uint32_t position = column_position(PackedFormat::kQ8, i),
+                         found = o.at(row, k_step, position);
+          ASSERT_EQ(found, o.loaded(row, k_step, position))
+              << rows << " x " << cols << ": row " << row << ", k_step " << k_step << ", element " << i;
+          const int64_t column = k_step * kKStepColumns + i;
           const float expected = row < rows && column < cols ? o.expected(row, column) : 0.0f;
           ASSERT_EQ(std::bit_cast<float>(found << 16), expected)
               << rows << " x " << cols << ": row " << row << ", column " << column;

@@ -2,30 +2,33 @@
 // brings a tile and every lane of a warp finds its matrix fragments in aligned words. Every packed weight is
 // a bf16 value, and activations are rounded to bf16: a sum is made of tensor core products of 16 columns.
 //
-// Columns go in pairs of blocks of 32 (a missing last block is zeros). Lane (g, t) = (lane / 4, lane % 4).
-//   kQ8:   [pair] of [lane] 16 bytes, eight per block: elements 8t..8t+7 of row g, plus 128; then [g][even,
-//          odd] the block's scale: 544 bytes per pair. From Q8_0, and from Q4_0 and Q5_0, whose codes fit a
+// Columns go in K steps of 64, pairs of blocks of 32 (a missing last block is zeros). Lane (g, t) = (lane /
+// 4, lane % 4).
+//   kQ8:   [K step] of [lane] 16 bytes, eight per block: elements 8t..8t+7 of row g, plus 128; then [g][even,
+//          odd] the block's scale: 544 bytes per K step. From Q8_0, and from Q4_0 and Q5_0, whose codes fit a
 //          byte. The weight is code * bf16(scale), rounded to bf16.
-//   kMx4:  [pair] of [lane] 8 bytes, a word per block, then [g][even, odd] the block's scale: 272 bytes per
-//          pair. The same eight elements. From MXFP4 in either layout, exact.
-//   kBf16: [pair][row][64] as they are, chunks of 16 bytes exchanged by chunk ^ row (the 128-byte swizzle of
-//          warpgroup products): 1,024 bytes per pair. From BF16, exact; from F16 and every other type that
+//   kMxfp4:  [K step] of [lane] 8 bytes, a word per block, then [g][even, odd] the block's scale: 272 bytes
+//   per
+//          K step. The same eight elements. From MXFP4 in either layout, exact.
+//   kBf16: [K step][row][64] as they are, chunks of 16 bytes exchanged by chunk ^ row (the 128-byte swizzle
+//   of
+//          warpgroup products): 1,024 bytes per K step. From BF16, exact; from F16 and every other type that
 //          has no format of its own, rounded.
-// As operands of m16n8k16, elements 8t+4s..8t+4s+3 of a block are step s of kQ8 and kMx4, elements
+// As operands of m16n8k16, elements 8t+4s..8t+4s+3 of a block are step s of kQ8 and kMxfp4, elements
 // 4t..4t+3 of each 16 columns a step of kBf16: that makes a row of activations readable as it lies.
 // Rows are padded to 8 per expert with zeros.
 //
-// A product of many rows would decode kQ8 again for every few of them. Where there is memory for it, a kQ8
-// matrix that prompts multiply is there a second time, opened: the bf16 weights that lanes make of the codes,
-// still 2^-32 times what they are, in tiles as kBf16 has them, columns in the order of column_position(kQ8).
-// Activations rounded for kQ8 meet them there too.
+// A product of many rows would dequantize kQ8 again for every few of them. Where there is memory for it, a
+// kQ8 matrix that prompts multiply is there a second time, dequantized: the bf16 weights that lanes make of
+// the codes, still 2^-32 times what they are, in tiles as kBf16 has them, columns in the order of
+// column_position(kQ8). Activations rounded for kQ8 are multiplied with them too.
 //
 // Eight bits with an exponent of 0 or 1 are the bf16 u * 2^-133, so one fused multiply-add with the scale
 // makes (u - 128) * scale of them, rounded once. An e2m1 code is a bf16 in disguise as well: with its
 // exponent in the lowest two bits of a bf16's it is 2^-126 times what it means, zero and one half included. A
 // word holds its four pairs of elements (2i in the low half) so that three of them need a rotation and a
-// mask, and the fourth one multiplication (mx4.cuh). Scales are stored as what those have to be multiplied by
-// to be weights times 2^-32, a bf16 without rounding for every MXFP4 scale up to 2^33.
+// mask, and the fourth one multiplication (mxfp4.cuh). Scales are stored as what those have to be multiplied
+// by to be weights times 2^-32, a bf16 without rounding for every MXFP4 scale up to 2^33.
 #pragma once
 
 #include <bit>
@@ -38,27 +41,27 @@
 namespace millrace::cuda {
 
 inline constexpr int kTileRows = 8;
-inline constexpr int kPairColumns = 64;
-// A sum over the columns is cut into this many runs of whole pairs, summed one after the other, whatever
-// kernel computes it: that fixes its bits.
-inline constexpr int kSegments = 16;
+inline constexpr int kKStepColumns = 64;
+// A sum over the columns is cut into this many segments of whole K steps, summed one after the other,
+// whatever kernel computes it: that fixes its bits.
+inline constexpr int kSplitK = 16;
 
-// Sums of products with kMx4 and kQ8 weights come out 2^-32 times what they are; this makes them right.
-inline constexpr float kMx4Unscale = 0x1p32f;
+// Sums of products with kMxfp4 and kQ8 weights come out 2^-32 times what they are; this makes them right.
+inline constexpr float kPackedUnscale = 0x1p32f;
 // The stored exponent of a scale of 2^(e8m0 - 127). What no bf16 holds becomes infinite, and shows.
-__host__ __device__ inline constexpr uint8_t encode_mx4_scale(uint8_t e8m0) {
+__host__ __device__ inline constexpr uint8_t encode_mxfp4_scale(uint8_t e8m0) {
   constexpr int kOffset = 126 - 32;
   return static_cast<uint8_t>(e8m0 + kOffset < 255 ? e8m0 + kOffset : 255);
 }
 // 255 for one that had become infinite.
-__host__ __device__ inline constexpr uint8_t decode_mx4_scale(uint8_t stored) {
+__host__ __device__ inline constexpr uint8_t decode_mxfp4_scale(uint8_t stored) {
   return static_cast<uint8_t>(stored == 255 ? 255 : stored < 94 ? 0 : stored - 94);
 }
 
 // Where bit b (0: mantissa, 1, 2: exponent, 3: sign) of element i lies: rotations of 0, 3 and 6 bring those
 // of pairs 0 to 2 where a bf16 has them (the signs of pairs 1 and 2 from the other half of the word). Pair 3
 // has the bits that are left, and lies so that one multiplication brings them there.
-__host__ __device__ inline constexpr int mx4_bit(int i, int b) {
+__host__ __device__ inline constexpr int mxfp4_bit(int i, int b) {
   constexpr uint32_t kPlaces[4] = {0xf876u, 0x2ba9u, 0x5edcu, 0x1043u};
   const bool crosses = b == 3 && (i / 2 == 1 || i / 2 == 2);
   return static_cast<int>(kPlaces[i / 2] >> (4 * b) & 15u) + 16 * ((i + (crosses ? 1 : 0)) % 2);
@@ -66,30 +69,30 @@ __host__ __device__ inline constexpr int mx4_bit(int i, int b) {
 // Pair 0 to 3 of a word, each element's bits where a bf16 has its sign, the lowest two of its exponent and
 // the first of its mantissa. No two bits of the multiplication meet where the mask looks, and none carries
 // there.
-__host__ __device__ inline constexpr uint32_t mx4_pair(uint32_t word, int pair) {
+__host__ __device__ inline constexpr uint32_t mxfp4_pair(uint32_t word, int pair) {
   constexpr uint32_t kBits = 0x81c081c0u, kLeft = 0x001b001bu, kGather = 1u << 3 | 1u << 8 | 1u << 14;
   if (pair == 0) return word & kBits;
   if (pair < 3) return (word >> (3 * pair) | word << (32 - 3 * pair)) & kBits;
   return (word & kLeft) * kGather & kBits;
 }
 // Eight e2m1 codes, nibble i of `codes` element i.
-__host__ __device__ inline constexpr uint32_t encode_mx4(uint32_t codes) {
+__host__ __device__ inline constexpr uint32_t encode_mxfp4(uint32_t codes) {
   uint32_t word = 0;
   for (int i = 0; i < 8; ++i) {
-    for (int b = 0; b < 4; ++b) word |= (codes >> (4 * i + b) & 1u) << mx4_bit(i, b);
+    for (int b = 0; b < 4; ++b) word |= (codes >> (4 * i + b) & 1u) << mxfp4_bit(i, b);
   }
   return word;
 }
 // The e2m1 code of element i.
-__host__ __device__ inline constexpr uint32_t decode_mx4(uint32_t word, int i) {
+__host__ __device__ inline constexpr uint32_t decode_mxfp4(uint32_t word, int i) {
   uint32_t code = 0;
-  for (int b = 0; b < 4; ++b) code |= (word >> mx4_bit(i, b) & 1u) << b;
+  for (int b = 0; b < 4; ++b) code |= (word >> mxfp4_bit(i, b) & 1u) << b;
   return code;
 }
-// Where element i of a pair of blocks lies among the 64 columns of activations in memory, so that the tensor
-// core meets it together with its weight of kMx4 and kQ8: a lane's fragment of 16 columns has two neighbours
+// Where element i of a K step lies among the 64 columns of activations in memory, so that the tensor
+// core multiplies it with its weight of kMxfp4 and kQ8: a lane's fragment of 16 columns has two neighbours
 // in the first half of them and two in the second.
-__host__ __device__ inline constexpr uint32_t mx4_position(uint32_t i) {
+__host__ __device__ inline constexpr uint32_t mxfp4_position(uint32_t i) {
   const uint32_t step = i / 32 * 2 + i / 4 % 2, lane = i % 32 / 8, half = i % 4 / 2;
   return step * 16 + half * 8 + lane * 2 + i % 2;
 }
@@ -105,14 +108,14 @@ __host__ __device__ inline constexpr float decode_q8_scale(uint16_t stored) {
   return std::bit_cast<float>(static_cast<uint32_t>(stored) << 16) / kQ8ScaleUp;
 }
 
-enum class PackedFormat : int32_t { kNone, kQ8, kMx4, kBf16 };
+enum class PackedFormat : int32_t { kNone, kQ8, kMxfp4, kBf16 };
 inline constexpr int kPackedFormats = 4;
 
 // The same for any format.
 __host__ __device__ inline constexpr uint32_t column_position(PackedFormat format, uint32_t i) {
-  return format == PackedFormat::kBf16 ? i : mx4_position(i);
+  return format == PackedFormat::kBf16 ? i : mxfp4_position(i);
 }
-// Where eight elements, 8 * chunk and on, of a row of a pair of kBf16 lie.
+// Where eight elements, 8 * chunk and on, of a row of a K step of kBf16 lie.
 __host__ __device__ inline constexpr uint32_t bf16_chunk(uint32_t row, uint32_t chunk) {
   return row * 128 + (chunk ^ row % 8) * 16;
 }
@@ -121,27 +124,27 @@ struct PackedMatrix {
   const uint8_t* tiles = nullptr;  // [experts][tiles_per_expert][tile_bytes]
   int64_t rows = 0, cols = 0;      // of one expert
   int32_t tiles_per_expert = 0;
-  int32_t pairs = 0;
+  int32_t k_steps = 0;
   uint32_t tile_bytes = 0;
   PackedFormat format = PackedFormat::kNone;
-  // kQ8: the same weights opened, [tiles_per_expert][pairs][kBf16PairBytes], or null.
+  // kQ8: the same weights dequantized, [tiles_per_expert][k_steps][kBf16KStepBytes], or null.
   const uint8_t* dequantized = nullptr;
 };
 
-__host__ __device__ inline constexpr int32_t packed_pairs(int64_t cols) {
-  return static_cast<int32_t>((cols + kPairColumns - 1) / kPairColumns);
+__host__ __device__ inline constexpr int32_t packed_k_steps(int64_t cols) {
+  return static_cast<int32_t>((cols + kKStepColumns - 1) / kKStepColumns);
 }
-inline constexpr int kMx4ScalesAt = 256, kMx4PairBytes = 272;
-inline constexpr int kQ8ScalesAt = 512, kQ8PairBytes = 544;
-inline constexpr int kBf16PairBytes = 1024;
-__host__ __device__ inline constexpr uint32_t pair_bytes(PackedFormat format) {
-  return format == PackedFormat::kMx4  ? kMx4PairBytes
-         : format == PackedFormat::kQ8 ? kQ8PairBytes
-                                       : kBf16PairBytes;
+inline constexpr int kMxfp4ScalesAt = 256, kMxfp4KStepBytes = 272;
+inline constexpr int kQ8ScalesAt = 512, kQ8KStepBytes = 544;
+inline constexpr int kBf16KStepBytes = 1024;
+__host__ __device__ inline constexpr uint32_t k_step_bytes(PackedFormat format) {
+  return format == PackedFormat::kMxfp4 ? kMxfp4KStepBytes
+         : format == PackedFormat::kQ8  ? kQ8KStepBytes
+                                        : kBf16KStepBytes;
 }
-// The pairs of one segment: [s * n, (s + 1) * n) of them.
-__host__ __device__ inline constexpr int32_t pairs_per_segment(int32_t pairs) {
-  return (pairs + kSegments - 1) / kSegments;
+// The K steps of one segment: [s * n, (s + 1) * n) of them.
+__host__ __device__ inline constexpr int32_t k_steps_per_segment(int32_t k_steps) {
+  return (k_steps + kSplitK - 1) / kSplitK;
 }
 
 // What rows of `cols` elements of `type` are repacked to; kNone: they stay in the file's encoding (F32, and
@@ -155,9 +158,9 @@ PackedMatrix packed_shape(DType type, int64_t rows, int64_t cols);
 void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatrix& to, uint8_t* tiles,
                    const Launch& at);
 
-// Bytes of a matrix of one expert opened; 0 for a format that is not.
+// Bytes of a matrix of one expert dequantized; 0 for a format that is not.
 size_t dequantized_bytes(const PackedMatrix& packed);
-// Opens packed.tiles, of one expert. Bound by the bytes read and written: 1.06 + 2 a weight.
+// Dequantizes packed.tiles, of one expert. Bound by the bytes read and written: 1.06 + 2 a weight.
 void launch_dequantize(const PackedMatrix& packed, uint8_t* to, const Launch& at);
 
 // out[t, :] = row tokens[t] of the table * scale: what the format holds, without a further rounding.

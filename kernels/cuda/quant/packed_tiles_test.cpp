@@ -10,45 +10,46 @@
 namespace millrace::cuda {
 namespace {
 
-TEST(PackedMx4, EveryWordDecodesToItsCodes) {
+TEST(PackedMxfp4, EveryWordDecodesToItsCodes) {
   std::mt19937 random(1);
   for (int n = 0; n < 200000; ++n) {
     const uint32_t codes = n < 65536 ? static_cast<uint32_t>(n) * 0x10001u : static_cast<uint32_t>(random());
-    const uint32_t word = encode_mx4(codes);
+    const uint32_t word = encode_mxfp4(codes);
     for (int i = 0; i < 8; ++i)
-      ASSERT_EQ(decode_mx4(word, i), codes >> (4 * i) & 15u) << std::hex << codes << " " << i;
+      ASSERT_EQ(decode_mxfp4(word, i), codes >> (4 * i) & 15u) << std::hex << codes << " " << i;
   }
 }
 
-TEST(PackedMx4, PairsAreBf16sInDisguise) {
+TEST(PackedMxfp4, PairsAreBf16sInDisguise) {
   std::mt19937 random(2);
   for (int n = 0; n < 200000; ++n) {
     const auto codes = static_cast<uint32_t>(random());
-    const uint32_t word = encode_mx4(codes);
+    const uint32_t word = encode_mxfp4(codes);
     for (int i = 0; i < 8; ++i) {
-      const uint32_t code = codes >> (4 * i) & 15u, half = mx4_pair(word, i / 2) >> (16 * (i % 2)) & 0xffffu;
+      const uint32_t code = codes >> (4 * i) & 15u,
+                     half = mxfp4_pair(word, i / 2) >> (16 * (i % 2)) & 0xffffu;
       ASSERT_EQ(half, (code & 8u) << 12 | (code & 7u) << 6) << std::hex << codes << " " << i;
     }
   }
 }
 
-TEST(PackedMx4, ScalesUpTo2To33AreKept) {
+TEST(PackedMxfp4, ScalesUpTo2To33AreKept) {
   for (int e = 0; e <= 160; ++e) {
-    EXPECT_EQ(decode_mx4_scale(encode_mx4_scale(static_cast<uint8_t>(e))), e);
+    EXPECT_EQ(decode_mxfp4_scale(encode_mxfp4_scale(static_cast<uint8_t>(e))), e);
   }
-  EXPECT_EQ(encode_mx4_scale(161), 255);  // infinite: shows in whatever is computed with it
-  EXPECT_EQ(encode_mx4_scale(255), 255);
+  EXPECT_EQ(encode_mxfp4_scale(161), 255);  // infinite: shows in whatever is computed with it
+  EXPECT_EQ(encode_mxfp4_scale(255), 255);
 }
 
 // The fragment of step s of lane t is words 2s and 2s + 1 of its eight elements: k 2t, 2t + 1, then 2t + 8,
 // 2t + 9.
-TEST(PackedMx4, ActivationsMeetTheirWeights) {
+TEST(PackedMxfp4, ActivationsLieAsTheirWeights) {
   for (uint32_t odd = 0; odd < 2; ++odd) {
     for (uint32_t t = 0; t < 4; ++t) {
       for (uint32_t word = 0; word < 4; ++word) {
         for (uint32_t i = 0; i < 2; ++i) {
           const uint32_t step = 2 * odd + word / 2, k = 2 * t + 8 * (word % 2) + i;
-          EXPECT_EQ(mx4_position(32 * odd + 8 * t + 2 * word + i), 16 * step + k);
+          EXPECT_EQ(mxfp4_position(32 * odd + 8 * t + 2 * word + i), 16 * step + k);
         }
       }
     }
@@ -97,7 +98,7 @@ TEST(PackedQ8, WhatIsNotFiniteStaysSo) {
 
 // Every element of a pair has a place of its own, for every format, and 16 columns are a step together.
 TEST(PackedMatrix, ColumnsKeepTheirStep) {
-  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMx4, PackedFormat::kBf16}) {
+  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMxfp4, PackedFormat::kBf16}) {
     std::set<uint32_t> places;
     for (uint32_t i = 0; i < 64; ++i) {
       places.insert(column_position(format, i));
@@ -117,12 +118,12 @@ TEST(PackedMatrix, ColumnsKeepTheirStep) {
 }
 
 TEST(PackedMatrix, ShapesAreWholeTilesAndPairs) {
-  const PackedMatrix q8 = packed_shape(DType::kQ8_0, 5120, 2880), mx4 = packed_shape(DType::kMXFP4, 37, 96);
+  const PackedMatrix q8 = packed_shape(DType::kQ8_0, 5120, 2880), mxfp4 = packed_shape(DType::kMXFP4, 37, 96);
   EXPECT_EQ(q8.tiles_per_expert, 640);
   EXPECT_EQ(q8.tile_bytes, 8u * (2880 + 90 * 2));
-  EXPECT_EQ(mx4.tiles_per_expert, 5);
-  EXPECT_EQ(mx4.pairs, 2);  // three blocks
-  EXPECT_EQ(mx4.tile_bytes, 2u * 272);
+  EXPECT_EQ(mxfp4.tiles_per_expert, 5);
+  EXPECT_EQ(mxfp4.k_steps, 2);  // three blocks
+  EXPECT_EQ(mxfp4.tile_bytes, 2u * 272);
   for (const DType type :
        {DType::kBF16, DType::kF16, DType::kQ4_K, DType::kQ6_K, DType::kQ4_1, DType::kF8E4M3}) {
     EXPECT_EQ(packed_format(type, 256), PackedFormat::kBf16);

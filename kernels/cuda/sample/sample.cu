@@ -25,11 +25,11 @@ namespace {
 namespace cg = cooperative_groups;
 
 constexpr int kCluster = 8;
-// Of a CTA: all that fit where few rows leave the rest of the GPU idle, else half, so that one CTA of an SM
-// works while the other waits for its cluster. The token does not depend on it.
-constexpr int kFewRowsThreads = 1024, kManyRowsThreads = 512;
-constexpr int64_t kFewRows = 16;  // clusters that run at once, one CTA to an SM
-constexpr int kMaxWarps = kFewRowsThreads / kWarpLanes;
+// Of a CTA: all that fit where a small batch leaves the rest of the GPU idle, else half, so that one CTA of
+// an SM works while the other waits for its cluster. The token does not depend on it.
+constexpr int kSmallBatchThreads = 1024, kLargeBatchThreads = 512;
+constexpr int64_t kSmallBatch = 16;  // clusters that run at once, one CTA to an SM
+constexpr int kMaxWarps = kSmallBatchThreads / kWarpLanes;
 constexpr int kBinBits = 10, kBins = 1 << kBinBits, kLevels = 3;  // weights in [0, 1] have 30 bits
 constexpr int kOwnBins = kBins / kCluster;
 // A bin's units as three sums of 32 bits, which have atomics of their own in shared memory: 14 bits of each
@@ -490,11 +490,11 @@ void launch_sample(const float* logits, int64_t rows, int64_t vocab, const Sampl
                    int32_t* tokens, SampleDetails* details, const Launch& at) {
   if (rows == 0) return;
   const size_t bytes = shared_bytes(vocab);
-  const bool few = rows <= kFewRows;
-  const auto kernel = few ? sample_kernel<kFewRowsThreads> : sample_kernel<kManyRowsThreads>;
+  const bool small_batch = rows <= kSmallBatch;
+  const auto kernel = small_batch ? sample_kernel<kSmallBatchThreads> : sample_kernel<kLargeBatchThreads>;
   allow_shared_memory(kernel, bytes);
-  kernel<<<static_cast<unsigned>(rows * kCluster), few ? kFewRowsThreads : kManyRowsThreads, bytes,
-           at.stream>>>(logits, vocab, params, tokens, details);
+  kernel<<<static_cast<unsigned>(rows * kCluster), small_batch ? kSmallBatchThreads : kLargeBatchThreads,
+           bytes, at.stream>>>(logits, vocab, params, tokens, details);
   check_launch("sample_kernel");
 }
 

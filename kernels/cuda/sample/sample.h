@@ -39,8 +39,8 @@ struct SampleDetails {
 
 bool supports_sampling(int64_t vocab, const Device& device);
 
-// tokens[r]: the token picked from logits[r, :], or SampledRow's numbers below 0; details[r] as far as asked
-// for. params: [rows] and what they point to. Floor: 4 vocab * rows / B.
+// tokens[r]: the token picked from logits[r, :], or SampledRow's numbers below 0; details[r] where
+// its logprobs are wanted. params: [rows] and what they point to. Floor: 4 vocab * rows / B.
 void launch_sample(const float* logits, int64_t rows, int64_t vocab, const SampleParams* params,
                    int32_t* tokens, SampleDetails* details, const Launch& at);
 

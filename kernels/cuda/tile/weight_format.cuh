@@ -20,14 +20,14 @@ template <PackedFormat kFormat>
 struct TileFormat;
 
 template <>
-struct TileFormat<PackedFormat::kMx4> {
-  static constexpr int kPairBytes = kMx4PairBytes;
-  static constexpr float kUnscale = kMx4Unscale;
+struct TileFormat<PackedFormat::kMxfp4> {
+  static constexpr int kKStepBytes = kMxfp4KStepBytes;
+  static constexpr float kUnscale = kPackedUnscale;
   __device__ static void load(const uint8_t* pair, int lane, uint32_t (&w)[4][2]) {
     const uint2 words = reinterpret_cast<const uint2*>(pair)[lane];
-    const uint32_t scales = *reinterpret_cast<const uint16_t*>(pair + kMx4ScalesAt + lane / 4 * 2);
-    const uint4 even = mx4_weights(words.x, mx4_scale(scales & 255u)),
-                odd = mx4_weights(words.y, mx4_scale(scales >> 8));
+    const uint32_t scales = *reinterpret_cast<const uint16_t*>(pair + kMxfp4ScalesAt + lane / 4 * 2);
+    const uint4 even = mxfp4_weights(words.x, mxfp4_scale(scales & 255u)),
+                odd = mxfp4_weights(words.y, mxfp4_scale(scales >> 8));
     w[0][0] = even.x, w[0][1] = even.y, w[1][0] = even.z, w[1][1] = even.w;
     w[2][0] = odd.x, w[2][1] = odd.y, w[3][0] = odd.z, w[3][1] = odd.w;
   }
@@ -42,8 +42,8 @@ __device__ inline uint32_t bf16_fma(uint32_t a, uint32_t b, uint32_t c) {
 
 template <>
 struct TileFormat<PackedFormat::kQ8> {
-  static constexpr int kPairBytes = kQ8PairBytes;
-  static constexpr float kUnscale = kMx4Unscale;
+  static constexpr int kKStepBytes = kQ8KStepBytes;
+  static constexpr float kUnscale = kPackedUnscale;
   __device__ static void load(const uint8_t* pair, int lane, uint32_t (&w)[4][2]) {
     constexpr uint32_t kMinusTwoToMinus126 = 0x80808080u;  // twice
     const uint4 words = reinterpret_cast<const uint4*>(pair)[lane];
@@ -71,7 +71,7 @@ __device__ inline void store_two_steps(const uint4& words, uint32_t (&first)[2],
 
 template <>
 struct TileFormat<PackedFormat::kBf16> {
-  static constexpr int kPairBytes = kBf16PairBytes;
+  static constexpr int kKStepBytes = kBf16KStepBytes;
   static constexpr float kUnscale = 1.0f;
   __device__ static void load(const uint8_t* pair, int lane, uint32_t (&w)[4][2]) {
     const uint32_t row = static_cast<uint32_t>(lane) % 8, chunk = static_cast<uint32_t>(lane) / 8;
@@ -109,9 +109,9 @@ __device__ inline void multiply_segment(const uint8_t* low, const uint8_t* high,
   using Format = TileFormat<kFormat>;
   const auto multiply = [&](int j) {
     uint32_t a[4][2], c[4][2] = {}, b[4][2];
-    Format::load(low + j * Format::kPairBytes, lane, a);
-    if constexpr (kTwo) Format::load(high + j * Format::kPairBytes, lane, c);
-    load_activations<kFormat>(x + j * (kPairColumns * 2), lane, b);
+    Format::load(low + j * Format::kKStepBytes, lane, a);
+    if constexpr (kTwo) Format::load(high + j * Format::kKStepBytes, lane, c);
+    load_activations<kFormat>(x + j * (kKStepColumns * 2), lane, b);
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       const uint32_t both[4] = {a[s][0], c[s][0], a[s][1], c[s][1]};
@@ -132,7 +132,7 @@ __device__ inline void multiply_segment(const uint8_t* low, const uint8_t* high,
 struct WarpSegment {
   int first, count;
   __device__ WarpSegment(int pairs, int warp) {
-    const int per = pairs_per_segment(pairs);
+    const int per = k_steps_per_segment(pairs);
     first = min(warp * per, pairs);
     count = min(per, pairs - first);
   }

@@ -1,4 +1,4 @@
-// Times the variants of kernels that kernels/cuda/tuning.h names for the shapes of a model.
+// Times the variants of kernels that kernels/cuda/variants.h names for the shapes of a model.
 #pragma once
 
 #include <span>

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "kernels/cuda/attention/plan.h"
+#include "kernels/cuda/attention/key_tiles.h"
 
 namespace millrace::cuda {
 namespace {

@@ -2,7 +2,7 @@
 // parts before the tables lie where the specification alone says, so that a recorded step finds them again:
 //   tokens, positions, sequence_of, sampled_rows [max_tokens] each | logit_rows [max_logit_rows]
 //   | per group: table_starts [max_tokens], from the array's begin | tables, one after another
-//   | chunks (ops.h, PagedAttention), aligned to four
+//   | chunks (attention/attention.h, PagedAttention), aligned to four
 // A sequence without tokens in the step is left out. No CUDA in here: tested without a device.
 #pragma once
 

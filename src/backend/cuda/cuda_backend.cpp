@@ -43,7 +43,7 @@ class CudaBackend final : public Backend {
   size_t weight_bytes(const TensorView& view, WeightUse use, size_t) const override {
     return cuda::device_weight_bytes(view, use);
   }
-  size_t opened_bytes(const TensorView& view) const override {
+  size_t dequantized_bytes(const TensorView& view) const override {
     return cuda::device_dequantized_bytes(view, device_);
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {

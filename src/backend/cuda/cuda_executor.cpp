@@ -109,7 +109,7 @@ class CudaExecutor final : public Executor {
   std::array<Sampled, 2> sampled_;
   size_t started_ = 0, taken_ = 0;  // steps, so far
 
-  // The last step's hidden states behind a norm, brought over when somebody reads the first of them.
+  // The last step's hidden states behind a norm, copied to the host when somebody reads the first of them.
   std::mutex hidden_mutex_;
   PinnedBuffer hidden_host_;
   const Weight* hidden_norm_ = nullptr;  // null: not there
@@ -169,7 +169,7 @@ void CudaExecutor::route(const Route& op) {
   ops_.emplace_back(op);
 }
 
-// Decoding repeats: its steps are captured, those of few rows at first sight, larger ones, beside which
+// Decoding repeats: its steps are captured, those of a small batch at first sight, larger ones, beside which
 // launching is short, at the second in a row. A chunk of a prompt is launched as it is.
 void CudaExecutor::flush() {
   device_.use();  // the thread may have worked on another GPU since

@@ -103,7 +103,7 @@ WeightPtr WeightUploader::upload(const TensorView& view, WeightUse use) {
     if (has_scale_grid(view.type) && view.scales.data != nullptr) upload_scales(view, *weight);
   }
   if (keeps_floats(view, use)) weight->floats = upload_floats(view);
-  if (use == WeightUse::kOpened) dequantize(view, *weight);
+  if (use == WeightUse::kDequantized) dequantize(view, *weight);
   stream_.synchronize();
   weight->copied = true;
   return weight;

@@ -10,10 +10,12 @@
 namespace millrace::cuda {
 
 struct CudaWeight final : Weight {
-  DeviceBuffer values;  // matrices: tiles (packed.h) or the file's encoding, rows packed; vectors: float32
+  DeviceBuffer
+      values;  // matrices: tiles (quant/packed_tiles.h) or the file's encoding, rows packed; vectors: float32
   DeviceBuffer scale_grid;   // scales that lie beside the values
   DeviceBuffer floats;       // 16-bit matrices of few rows, as float32 too: the router's kernels read those
-  DeviceBuffer dequantized;  // 8-bit matrices that prompts multiply, where there is memory: bf16 (packed.h)
+  DeviceBuffer dequantized;  // 8-bit matrices that prompts multiply, where there is memory: bf16
+                             // (quant/packed_tiles.h)
   DeviceMatrix matrix;       // matrices: the shape and type; in the file's encoding points into the two above
   PackedMatrix packed;       // matrices in tiles; format kNone else
 

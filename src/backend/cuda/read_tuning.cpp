@@ -10,7 +10,7 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr PackedFormat kFormats[] = {PackedFormat::kQ8, PackedFormat::kMx4, PackedFormat::kBf16};
+constexpr PackedFormat kFormats[] = {PackedFormat::kQ8, PackedFormat::kMxfp4, PackedFormat::kBf16};
 
 [[noreturn]] void throw_unknown(const TuningEntry& entry, const char* what, const std::string& found,
                                 const std::vector<std::string_view>& expected) {

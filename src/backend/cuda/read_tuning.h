@@ -1,8 +1,9 @@
-// A file's table of variants (backend/tuning.h) as the choice that launches look up (kernels/cuda/tuning.h).
+// A file's table of variants (backend/tuning.h) as the choice that launches look up
+// (kernels/cuda/variants.h).
 #pragma once
 
 #include "backend/tuning.h"
-#include "kernels/cuda/tuning.h"
+#include "kernels/cuda/variants.h"
 
 namespace millrace::cuda {
 

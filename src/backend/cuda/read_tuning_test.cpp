@@ -40,7 +40,7 @@ TEST(CudaTuning, AnEntryHoldsFromTheOneBeforeItOn) {
   EXPECT_EQ(tile(2048), GemmTile::kCluster);
   EXPECT_EQ(tile(100000), GemmTile::kCluster);
   EXPECT_EQ(tuning.tile(PackedFormat::kQ8, 5120, 2880, 2048), GemmTile::k64x64);
-  EXPECT_EQ(tuning.tile(PackedFormat::kMx4, 5120, 2880, 128), GemmTile::kDefault);
+  EXPECT_EQ(tuning.tile(PackedFormat::kMxfp4, 5120, 2880, 128), GemmTile::kDefault);
   EXPECT_EQ(tuning.tile(PackedFormat::kBf16, 5112, 2880, 128), GemmTile::kDefault);
   EXPECT_EQ(tuning.tile(PackedFormat::kBf16, 5120, 4096, 128), GemmTile::kDefault);
   EXPECT_EQ(tuning.ring_bytes(PackedFormat::kQ8, 201088, 2880, 1), 200000u);
@@ -54,7 +54,7 @@ TEST(CudaTuning, WhatIsUnknownIsNamed) {
   const TuningEntry bad[] = {
       entry("wide", "bf16", 1, 64, 1, "default"), entry("gemm", "bf15", 1, 64, 1, "default"),
       entry("gemm", "bf16", 1, 64, 1, "129x256"), entry("gemv", "q8", 1, 64, 1, "128x128"),
-      entry("gemm", "mx4", 1, 64, 1, "cluster")};  // has no such kernel
+      entry("gemm", "mxfp4", 1, 64, 1, "cluster")};  // has no such kernel
   for (const TuningEntry& e : bad) {
     TuningTable table;
     table.entries = {e};
@@ -72,7 +72,7 @@ TEST(CudaTuning, ClusterTilesAreForWeightsThatLieAsBf16) {
   for (const GemmCandidate& c : gemm_candidates()) {
     EXPECT_TRUE(supports_tile(c.tile, PackedFormat::kBf16)) << c.name;
     EXPECT_TRUE(supports_tile(c.tile, PackedFormat::kQ8)) << c.name;
-    EXPECT_EQ(supports_tile(c.tile, PackedFormat::kMx4), c.tile < GemmTile::kCluster) << c.name;
+    EXPECT_EQ(supports_tile(c.tile, PackedFormat::kMxfp4), c.tile < GemmTile::kCluster) << c.name;
     Gemm op;
     op.num_parts = 2;
     op.parts[0].w.format = op.parts[1].w.format = PackedFormat::kQ8;

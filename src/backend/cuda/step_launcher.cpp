@@ -227,7 +227,7 @@ void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bo
     MILLRACE_CHECK(weight.rows == target.expected_rows && weight.cols == rows.cols);
     by_format[static_cast<int>(own(weight).packed.format)].push_back(target);
   }
-  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMx4, PackedFormat::kBf16}) {
+  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMxfp4, PackedFormat::kBf16}) {
     const std::vector<Target>& mine = by_format[static_cast<int>(format)];
     if (!mine.empty()) packed_linears(rows, mine, format, add);
   }

@@ -30,8 +30,8 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
   cudaStream_t get() const { return stream_; }
   void synchronize() const;
-  void wait_for(
-      const Event& event) const;  // what is asked for later starts after what it was recorded behind
+  void wait_for(const Event& event)
+      const;  // what is launched after this call starts after what the event was recorded behind
 
  private:
   cudaStream_t stream_ = nullptr;

@@ -4,7 +4,7 @@
 
 #include "kernels/api/cuda/cuda_device.h"
 
-namespace millrace::api {
+namespace millrace::api::gpu {
 namespace {
 
 constexpr int64_t kStagedBytes = int64_t{32} << 20;  // of rows in the file's encoding, at a time
@@ -126,4 +126,4 @@ std::unique_ptr<mr_weight> CudaDevice::make_weight(const TensorView& view, void*
   return weight;
 }
 
-}  // namespace millrace::api
+}  // namespace millrace::api::gpu

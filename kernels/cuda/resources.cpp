@@ -1,4 +1,4 @@
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/resources.h"
 
 #include "base/error.h"
 

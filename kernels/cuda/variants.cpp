@@ -1,4 +1,4 @@
-#include "kernels/cuda/tuning.h"
+#include "kernels/cuda/variants.h"
 
 #include <algorithm>
 #include <tuple>
@@ -26,8 +26,8 @@ std::string_view format_name(PackedFormat format) {
   switch (format) {
     case PackedFormat::kQ8:
       return "q8";
-    case PackedFormat::kMx4:
-      return "mx4";
+    case PackedFormat::kMxfp4:
+      return "mxfp4";
     case PackedFormat::kBf16:
       return "bf16";
     case PackedFormat::kNone:
