@@ -26,9 +26,9 @@ target_link_libraries(generate PRIVATE millrace::millrace)
 add_executable(generate_static generate.cpp)
 target_link_libraries(generate_static PRIVATE millrace::millrace_static)
 add_executable(attention attention.c)
-target_link_libraries(attention PRIVATE millrace::kernels)
+target_link_libraries(attention PRIVATE millrace::kernels m)
 add_executable(attention_static attention.c)
-target_link_libraries(attention_static PRIVATE millrace::kernels_static)
+target_link_libraries(attention_static PRIVATE millrace::kernels_static m)
 """
 
 
