@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "engine/test_harness.h"
@@ -364,21 +363,6 @@ TEST(Engine, QuantizedWeightsDoNotTakeTheBlocksOfOthersFromDisk) {
   EngineOptions options = small();
   options.quantize = "nope";
   EXPECT_THROW(Engine::create(options), Error);
-}
-
-TEST(Engine, TheReadmeShowsTheExampleThatIsCompiled) {
-  const auto lines_of = [](const char* path) {
-    std::ifstream file(path);
-    std::vector<std::string> lines;
-    for (std::string line; std::getline(file, line);) lines.push_back(line);
-    return lines;
-  };
-  std::vector<std::string> example = lines_of("examples/generate.cpp");
-  const std::vector<std::string> readme = lines_of("README.md");
-  ASSERT_FALSE(example.empty());
-  EXPECT_LE(example.size(), 30u);
-  for (std::string& line : example) line = line.empty() ? line : "    " + line;
-  EXPECT_NE(std::search(readme.begin(), readme.end(), example.begin(), example.end()), readme.end());
 }
 
 TEST(Engine, TokenizesAndRenders) {

@@ -138,7 +138,7 @@ case $capability in
 esac
 [ -z "${CUDA_ARCHITECTURES:-}" ] || kind='' # whatever was asked for
 build_step build "$build" "${CUDA_ARCHITECTURES:-$architectures}" \
-  millrace kernels_cuda_test backend_cuda_test backend_test engine_test integration_test attention_driver gemm_bench || finish
+  millrace kernels_cuda_test kernels_api_test backend_cuda_test backend_test engine_test integration_test attention_driver gemm_bench || finish
 
 export MILLRACE_TEST_DEVICES=cuda
 export XDG_CACHE_HOME=$PWD/$build/cache # a table of tuned kernels that somebody else made is not under test
@@ -150,6 +150,7 @@ kernels() { # kernels SUFFIX DIRECTORY KIND
   local s=$1 backend_test=$2/src/backend/backend_test
   start "host$s" env ${3:+MILLRACE_EXPECT_KERNELS="$3"} "$2/kernels/cuda/kernels_cuda_test"
   start "executor$s" "$2/src/backend/cuda/backend_cuda_test"
+  start "api$s" "$2/kernels/api/kernels_api_test"
   start "side_by_side$s" "$backend_test" --gtest_filter='SideBySide.*'
   start "conformance$s" "$backend_test" --gtest_filter='*cuda*:Attention.*:Damaged.*:Blocks.*'
   start "cut$s" "$backend_test" --gtest_filter='SameBitsDecode.HoweverThePrompt*:SameBits.HoweverThePrompt*'
@@ -202,7 +203,7 @@ expect_on_cuda 'WithAGpu.* \.\.\. ok' errors
 if [ -n "${PORTABLE:-}" ]; then
   for kind in portable:80-virtual bulk:90-real; do
     directory=build/gpu-${kind%%:*}
-    build_step "build_${kind%%:*}" "$directory" "${kind#*:}" kernels_cuda_test backend_cuda_test backend_test \
+    build_step "build_${kind%%:*}" "$directory" "${kind#*:}" kernels_cuda_test kernels_api_test backend_cuda_test backend_test \
       attention_driver || continue
     # What the driver has translated is kept for the others.
     [ "$kind" = bulk:90-real ] || alone "translate" "$directory/src/backend/backend_test" --gtest_filter='*cuda_q8_0*'
