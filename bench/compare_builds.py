@@ -22,7 +22,10 @@ TOKENS = ",".join(str(1 + (i * 7) % 50) for i in range(40))  # of every golden m
 
 
 def run(command, environment=None):
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(environment or {})})
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(environment or {})})
+    except OSError as error:
+        raise RuntimeError(f"{command[0]}: {error.strerror}") from error
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stderr.strip()[-300:]}")
     return done.stdout
