@@ -60,7 +60,8 @@ TEST(Faults, InABatchOfSixtyFourEverybodyGetsWhatTheyGetAlone) {
     options.step_tokens = 256;
     options.kv_tokens = 0;
     options.threads = 2;
-    options.chunk_s = 60.0;  // a slow build (a sanitizer's) cuts prompts no smaller, so that all of them run at once
+    options.chunk_s =
+        60.0;  // a slow build (a sanitizer's) cuts prompts no smaller, so that all of them run at once
     Harness h(options);
     for (int32_t i = 0; i < 64; ++i) h.submit(document(i, 16));
     int32_t most = 0;
