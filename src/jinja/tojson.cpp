@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "jinja/bound_arguments.h"
 #include "jinja/print.h"
 #include "jinja/python_text.h"
 
