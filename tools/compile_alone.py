@@ -3,7 +3,8 @@
 
   tools/compile_alone.py BUILD    BUILD: a folder with compile_commands.json, configured with CMAKE_UNITY_BUILD=OFF
 
-A file whose headers have not changed since it last passed is left out. Status 1 when a file does not compile.
+Sources that the build itself writes are written first. A file whose headers have not changed since it last passed is
+left out. Status 1 when a file does not compile.
 """
 
 import json
@@ -49,6 +50,9 @@ def main():
     stamps.mkdir(exist_ok=True)
     entries = [entry for entry in json.loads((build / "compile_commands.json").read_text())
                if not entry["file"].endswith(".cu")]
+    generated = [entry["file"] for entry in entries if Path(entry["file"]).is_relative_to(build)]
+    if generated and subprocess.run(["ninja", "-C", build, *generated], stdout=subprocess.DEVNULL).returncode != 0:
+        return 1
     failed = 0
     with ThreadPoolExecutor(JOBS) as pool:
         for fault in pool.map(lambda entry: compile_alone(entry, stamps), entries):
