@@ -41,6 +41,13 @@ constexpr const char* kMainFooter =
     "  millrace synth tiny-gpt-oss tiny.gguf      # a random-weight model to try things on\n"
     "MODEL is a GGUF file (the first part of a split one) or a Hugging Face directory with safetensors.\n"
     "Every command explains itself: millrace run --help\n"
+    "Options may also stand in the environment, MILLRACE_PORT for --port, and in a TOML file, port = 8080: "
+    "that "
+    "of\n"
+    "--config, or $XDG_CONFIG_HOME/millrace/config.toml and /etc/millrace/config.toml. The line counts "
+    "first, "
+    "then\n"
+    "the environment, then the file; --print-config shows what holds (docs/configuration.md).\n"
     "Exit status: 0 done, 1 a fault of the program, 2 bad input or options, 130 interrupted.";
 
 int fail(int status, std::string message) {

@@ -49,11 +49,13 @@ struct ServeOptions {
 
 void add_models_options(Command& command, ServeOptions& o) {
   const std::string group = "Several models";
-  command
-      .option("--models", o.models,
-              "a folder of models, or a TOML file that names them, instead of MODEL: each is loaded when a "
-              "request asks for it (docs/server.md)")
-      .group(group);
+  Option model = command.option("MODEL", o.engine.model, "GGUF file or Hugging Face directory");
+  Option models =
+      command.option("--models", o.models,
+                     "a folder of models, or a TOML file that names them, instead of MODEL: each is "
+                     "loaded when a request asks for it (docs/server.md)");
+  models.group(group);
+  model.excludes(models);
   command
       .option("--max-models", o.set.max_models,
               "loaded at the same time: the one not used for longest is unloaded for another; 0: as fit")
@@ -73,20 +75,14 @@ void add_models_options(Command& command, ServeOptions& o) {
       .group(group);
 }
 
-void check_models_options(const Command& command, const ServeOptions& o) {
-  if (o.models.empty() == o.engine.model.empty()) {
-    throw UsageError(o.models.empty() ? "expected a MODEL, or --models"
-                                      : "expected a MODEL or --models, not both");
-  }
-  const bool several = !o.models.empty();
+void refuse_idle_options(Command& command, const ServeOptions& o) {
+  const auto several = [&o] { return !o.models.empty(); };
   for (const char* name : {"--max-models", "--unload-after", "--models-memory"}) {
-    if (!several && command.given(name)) throw UsageError(fmt::format("{} needs --models", name));
+    command.refuse_unless(name, several, "without --models");
   }
   for (const char* name : {"--model-id", "--alias"}) {
-    if (several && command.given(name)) {
-      throw UsageError(
-          fmt::format("{} is of one MODEL; with --models a TOML file has names and aliases", name));
-    }
+    command.refuse_unless(
+        name, [several] { return !several(); }, "with --models, whose TOML file has names and aliases");
   }
 }
 
@@ -183,7 +179,6 @@ void add_serve(CommandLine& line) {
   Command command = line.add("serve", "answer OpenAI's API over HTTP, with a page to chat");
   auto o = std::make_shared<ServeOptions>();
   o->engine.max_waiting = 10000;
-  command.option("MODEL", o->engine.model, "GGUF file or Hugging Face directory");
   add_models_options(command, *o);
   add_device_options(command, o->engine);
   add_quantize_option(command, o->engine);
@@ -194,7 +189,10 @@ void add_serve(CommandLine& line) {
       .group("Engine");
   add_server_options(command, o->server);
   command.footer(kServeFooter);
-  command.check([command, o] { check_models_options(command, *o); });
+  refuse_idle_options(command, *o);
+  command.check([o] {
+    if (o->models.empty() && o->engine.model.empty()) throw UsageError("expected a MODEL, or --models");
+  });
   command.runs([o] { return o->models.empty() ? serve_one(*o) : serve_several(*o); });
 }
 
