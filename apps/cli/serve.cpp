@@ -59,6 +59,10 @@ void add_server_options(Command& command, server::ServerOptions& s) {
   group = "What they see";
   add("--model-id", s.model_id, "the model's name in the API; default: its file's");
   add("--alias", s.aliases, "other names to accept for it; may be repeated");
+  command
+      .flag("--open-objects", s.open_objects,
+            "under schemas that are not strict, objects may hold properties that nobody named")
+      .group(group);
   group = "Limits";
   add("--max-connections", s.max_connections, "open at the same time").range(1, 1 << 20);
   command.size("--max-body", s.body_bytes, size_t{1} << 20, "MiB of a request")

@@ -39,7 +39,8 @@ Api::Api(Engine& engine, const ServerOptions& options)
       log_(options.log_json),
       model_id_(id_of_model(engine, options)),
       created_(static_cast<int64_t>(unix_time())),
-      constraints_(std::make_unique<Constraints>(engine)),
+      constraints_(std::make_unique<Constraints>(
+          engine, options.open_objects ? grammar::Objects::kOpen : grammar::Objects::kClosed)),
       format_(chat::make_format(engine, constraints_->grammars())),
       timeline_(options.timeline),
       store_(options.stored_responses, options.stored_bytes),

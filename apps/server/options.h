@@ -20,6 +20,7 @@ struct ServerOptions {
   std::string cors_origin = {};  // empty: no CORS headers; * or one origin
   double rate_per_minute = 0;    // requests of one key (without keys: of one address); 0: no limit
   bool isolate_cache = false;    // prefixes are shared within a key only
+  bool open_objects = false;     // objects without additionalProperties may hold more than what is named
 
   size_t header_bytes = 16 << 10;
   size_t body_bytes = 16 << 20;
