@@ -148,7 +148,7 @@ int serve_one(ServeOptions& o) {
   std::unique_ptr<Engine> engine = open_engine(o.engine);
   const std::string device = engine->model().device;
   server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};
-  server::ModelSet models({std::move(spec)}, {}, server::Log(s.log_json));
+  server::ModelSet models({std::move(spec)}, o.set, server::Log(s.log_json));
   models.adopt(s.model_id, std::move(engine));
   server::serve(models, s, [&](const std::string& url) {
     write_stdout(fmt::format("millrace: {} on {}, listening on {}\n", s.model_id, device, url));
@@ -193,6 +193,10 @@ void add_serve(CommandLine& line) {
       .show_default()
       .group("Engine");
   add_server_options(command, o->server);
+  command
+      .flag("--open-objects", o->set.open_objects,
+            "under schemas that are not strict, objects may hold properties that nobody named")
+      .group("What they see");
   command.footer(kServeFooter);
   command.check([command, o] { check_models_options(command, *o); });
   command.runs([o] { return o->models.empty() ? serve_one(*o) : serve_several(*o); });

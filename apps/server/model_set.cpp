@@ -265,7 +265,7 @@ void ModelSet::adopt(const std::string& name, std::unique_ptr<Engine> engine) {
   const std::lock_guard lock(mutex_);
   Slot& slot = find(name);
   const ModelInfo::Memory& m = engine->model().memory;
-  put(slot, {.model = std::make_shared<ServedModel>(slot.spec.name, std::move(engine)),
+  put(slot, {.model = std::make_shared<ServedModel>(slot.spec.name, std::move(engine), options_.open_objects),
              .main_memory = m.weights_mapped + m.weights_copied + m.workspace + m.kv_pool});
   news_.notify_all();
 }
@@ -370,7 +370,7 @@ ModelSet::Opened ModelSet::open(const Slot& slot) {
     if (stopping_) throw stopping_error();
   };
   auto engine = Engine::create(plan.options);
-  return {.model = std::make_shared<ServedModel>(slot.spec.name, std::move(engine)),
+  return {.model = std::make_shared<ServedModel>(slot.spec.name, std::move(engine), options_.open_objects),
           .main_memory = plan.main_memory,
           .own_memory = plan.own_memory};
 }

@@ -40,6 +40,7 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   }
   request.max_tokens = static_cast<int32_t>(fields.integer("max_output_tokens", 1, 1 << 28).value_or(0));
   ResponseInput input = read_response_input(fields, api, client);
+  input.conversation.objects = model->constraints().objects(fields);
   const auto top = fields.integer("top_logprobs", 0, 20);
   if (input.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   Json text_echo = {{"format", {{"type", "text"}}}, {"verbosity", "medium"}};
