@@ -9,6 +9,7 @@
 
 #include "chat/format.h"
 #include "constraints.h"
+#include "conversation_store.h"
 #include "http.h"
 #include "keys.h"
 #include "log.h"
@@ -35,7 +36,7 @@ class Api {
   // Never throws: what goes wrong is a response.
   Reply handle(const HttpRequest& request, const Client& client);
 
-  // Headers that every response carries (CORS).
+  // Headers that every response carries (CORS); and errors in the words of the API that the path belongs to.
   void add_headers(HttpResponse& response, const HttpRequest& request) const;
 
   void reload_keys();  // logs what came of it; the old ones stay when the file is bad
@@ -54,6 +55,7 @@ class Api {
   Constraints& constraints() { return *constraints_; }
   Timeline& timeline() { return timeline_; }
   ResponseStore& store() { return store_; }
+  ConversationStore& conversations() { return conversations_; }
   Counters& counters() { return counters_; }
   const Log& log() const { return log_; }
   const std::string& model_id() const { return model_id_; }
@@ -74,6 +76,7 @@ class Api {
   std::unique_ptr<chat::Format> format_;
   Timeline timeline_;
   ResponseStore store_;
+  ConversationStore conversations_;
   Counters counters_;
   std::mutex keys_mutex_;
   std::shared_ptr<const Keys> keys_;

@@ -167,6 +167,7 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
   chat::Conversation conversation = read_conversation(fields);
   const Constraints::Grammar content = api.constraints().of_request(fields, &conversation);
   request.tokens = api.format().prompt(conversation);
+  check_context(request.tokens.size(), api, "messages");
   if (!request.ignore_end) request.stop_tokens = api.format().stop_tokens();
   request.constraint = api.format().constraint(conversation, content);
 

@@ -71,7 +71,7 @@ chat::Message read_message(const Fields& fields) {
   message.tool_call_id = fields.text("tool_call_id").value_or("");
   if (message.role != "assistant") {
     if (!fields.has("content"))
-      bad_field(fields.path_of("content"), "is missing, expected text", "missing_field");
+      bad_field(fields.path_of("content"), "is missing, expected text", "missing_required_parameter");
     return message;
   }
   message.reasoning = fields.text("reasoning_content").value_or(fields.text("reasoning").value_or(""));
@@ -79,7 +79,8 @@ chat::Message read_message(const Fields& fields) {
     for (size_t i = 0; i < calls->size(); ++i) {
       const Fields call((*calls)[i], element_path(fields.path_of("tool_calls"), i));
       const std::optional<Fields> function = call.object("function");
-      if (!function) bad_field(call.path_of("function"), "is missing, expected an object", "missing_field");
+      if (!function)
+        bad_field(call.path_of("function"), "is missing, expected an object", "missing_required_parameter");
       message.tool_calls.push_back({.id = call.text("id").value_or(""),
                                     .name = function->required_text("name"),
                                     .arguments = function->text("arguments").value_or("{}")});
@@ -92,7 +93,10 @@ void read_tools(const Fields& fields, chat::Conversation& conversation) {
   const Json* tools = fields.array("tools");
   if (tools == nullptr) return;
   constexpr size_t kMaxTools = 1024;
-  if (tools->size() > kMaxTools) fields.refuse("tools", fmt::format("expected at most {} tools", kMaxTools));
+  if (tools->size() > kMaxTools) {
+    bad_field(fields.path_of("tools"), fmt::format("expected at most {} tools", kMaxTools),
+              "array_above_max_length");
+  }
   for (size_t i = 0; i < tools->size(); ++i) {
     const Fields tool((*tools)[i], element_path(fields.path_of("tools"), i));
     const std::string type = tool.required_text("type");
@@ -100,7 +104,8 @@ void read_tools(const Fields& fields, chat::Conversation& conversation) {
       tool.refuse("type", fmt::format("found \"{}\", expected \"function\"", type.substr(0, 60)));
     }
     const std::optional<Fields> function = tool.object("function");
-    if (!function) bad_field(tool.path_of("function"), "is missing, expected an object", "missing_field");
+    if (!function)
+      bad_field(tool.path_of("function"), "is missing, expected an object", "missing_required_parameter");
     conversation.tools.push_back(read_function(*function));
   }
 }
@@ -132,7 +137,8 @@ void read_tool_choice(const Fields& fields, chat::Conversation& conversation, bo
     const Fields named(*choice, fields.path_of("tool_choice"));
     named.choice("type", {"function"});
     const std::optional<Fields> function = nested ? named.object("function") : named;
-    if (!function) bad_field(named.path_of("function"), "is missing, expected an object", "missing_field");
+    if (!function)
+      bad_field(named.path_of("function"), "is missing, expected an object", "missing_required_parameter");
     conversation.tool_choice = Choice::kNamed;
     conversation.named_tool = function->required_text("name");
   }
@@ -143,8 +149,11 @@ chat::Conversation read_conversation(const Fields& fields) {
   chat::Conversation conversation;
   const Json* messages = fields.array("messages");
   if (messages == nullptr)
-    bad_field(fields.path_of("messages"), "is missing, expected an array", "missing_field");
-  if (messages->empty()) fields.refuse("messages", "found an empty array, expected at least one message");
+    bad_field(fields.path_of("messages"), "is missing, expected an array", "missing_required_parameter");
+  if (messages->empty()) {
+    bad_field(fields.path_of("messages"), "found an empty array, expected at least one message",
+              "empty_array");
+  }
   for (size_t i = 0; i < messages->size(); ++i) {
     conversation.messages.push_back(
         read_message(Fields((*messages)[i], element_path(fields.path_of("messages"), i))));
