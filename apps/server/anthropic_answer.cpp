@@ -5,14 +5,15 @@
 
 namespace millrace::server {
 
-AnthropicAnswer::AnthropicAnswer(Api& api, const MessagesInput& input, const Request& request,
-                                 Options options, Timeline::Entry entry)
+AnthropicAnswer::AnthropicAnswer(Api& api, ModelLease model, const MessagesInput& input,
+                                 const Request& request, Options options, Timeline::Entry entry)
     : options_(std::move(options)),
       id_(entry.id),
       thinking_(input.thinking),
       omit_thinking_(input.omit_thinking),
-      generation_(api.engine(), api.timeline(), {request}, std::move(entry)),
-      reader_(api.engine(), api.format().parser(input.conversation), false, options_.stop) {}
+      generation_(std::move(model), api.timeline(), {request}, std::move(entry)),
+      reader_(generation_.model().engine(), generation_.model().format().parser(input.conversation), false,
+              options_.stop) {}
 
 // ---------------------------------------------------------------- events
 

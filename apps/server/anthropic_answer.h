@@ -24,8 +24,8 @@ class AnthropicAnswer final : public Answer {
     std::vector<std::string> stop = {};
     Headers headers = {};
   };
-  AnthropicAnswer(Api& api, const MessagesInput& input, const Request& request, Options options,
-                  Timeline::Entry entry);
+  AnthropicAnswer(Api& api, ModelLease model, const MessagesInput& input, const Request& request,
+                  Options options, Timeline::Entry entry);
 
   bool streaming() const override { return options_.stream; }
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }

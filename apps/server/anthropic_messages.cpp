@@ -13,17 +13,16 @@ namespace millrace::server {
 namespace {
 
 // Clients of this API have names of their own for models: the error says how such a name is served.
-std::string check_named_model(const Fields& fields, const Api& api) {
-  std::string name = fields.required_text("model");
+ModelLease named_model(const Fields& fields, Api& api) {
+  const std::string name = fields.required_text("model");
   try {
-    check_model(fields, api);
+    return api.model_of(fields);
   } catch (ApiError& error) {
     if (error.code == "model_not_found") {
       error.message += fmt::format("; millrace serve --alias {} answers to that name", name.substr(0, 200));
     }
     throw;
   }
-  return name;
 }
 
 }  // namespace
@@ -31,20 +30,21 @@ std::string check_named_model(const Fields& fields, const Api& api) {
 Reply create_message(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  AnthropicAnswer::Options options{.model = check_named_model(fields, api)};
+  const ModelLease model = named_model(fields, api);
+  AnthropicAnswer::Options options{.model = fields.required_text("model")};
   options.stream = fields.boolean("stream").value_or(false);
   options.stop = read_stop(fields, "stop_sequences");
   const auto max_tokens = fields.integer("max_tokens", 1, 1 << 28);
   if (!max_tokens) bad_field("max_tokens", "is missing, expected an integer", "missing_required_parameter");
-  Request request = read_request(fields, api, client);
+  Request request = read_request(fields, api, *model, client);
   request.stop.clear();
   request.samples = 1;
   request.max_tokens = static_cast<int32_t>(*max_tokens);
-  MessagesInput input = read_messages_input(fields, api.constraints(), *max_tokens);
-  request.tokens = api.format().prompt(input.conversation);
-  check_context(request.tokens.size(), api, "messages");
-  if (!request.ignore_end) request.stop_tokens = api.format().stop_tokens();
-  request.constraint = api.format().constraint(input.conversation, input.content);
+  MessagesInput input = read_messages_input(fields, model->constraints(), *max_tokens);
+  request.tokens = model->format().prompt(input.conversation);
+  check_context(request.tokens.size(), model->info(), "messages");
+  if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
+  request.constraint = model->format().constraint(input.conversation, input.content);
 
   Timeline::Entry entry;
   entry.id = new_id("msg_", 24);
@@ -54,16 +54,17 @@ Reply create_message(Api& api, const HttpRequest& http, const Client& client) {
   options.headers = warn_ignored(
       fields, {"metadata", "service_tier", "container", "mcp_servers", "context_management"}, api, client);
   Reply reply;
-  reply.answer = std::make_unique<AnthropicAnswer>(api, input, request, std::move(options), std::move(entry));
+  reply.answer =
+      std::make_unique<AnthropicAnswer>(api, model, input, request, std::move(options), std::move(entry));
   return reply;
 }
 
 Reply count_message_tokens(Api& api, const HttpRequest& http, const Client& /*client*/) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  check_named_model(fields, api);
-  const MessagesInput input = read_messages_input(fields, api.constraints(), 0);
-  const size_t tokens = api.format().prompt(input.conversation).size();
+  const ModelLease model = named_model(fields, api);
+  const MessagesInput input = read_messages_input(fields, model->constraints(), 0);
+  const size_t tokens = model->format().prompt(input.conversation).size();
   std::string out;
   JsonWriter(out).begin_object().field("input_tokens", tokens).end_object();
   return {.response = {.body = std::move(out)}};

@@ -18,10 +18,12 @@ constexpr size_t kMaxPrompts = 256;
 class CompletionAnswer final : public ChoicesAnswer {
  public:
   // only_prompt: the one token that each request asks for is not given.
-  CompletionAnswer(Api& api, const std::vector<Request>& requests, std::vector<std::string> echoes,
-                   bool only_prompt, StreamOptions stream, Headers headers, Timeline::Entry entry)
-      : ChoicesAnswer(api, requests, stream, std::move(headers), std::move(entry), "text_completion"),
-        engine_(api.engine()),
+  CompletionAnswer(Api& api, ModelLease lease, const std::vector<Request>& requests,
+                   std::vector<std::string> echoes, bool only_prompt, StreamOptions stream, Headers headers,
+                   Timeline::Entry entry)
+      : ChoicesAnswer(api, std::move(lease), requests, stream, std::move(headers), std::move(entry),
+                      "text_completion"),
+        engine_(model().engine()),
         only_prompt_(only_prompt),
         choices_(generation_.choices()) {
     const size_t samples = choices_.size() / requests.size();
@@ -87,9 +89,9 @@ class CompletionAnswer final : public ChoicesAnswer {
 Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   const Json body = parse_object(request.body);
   const Fields fields(body);
-  check_model(fields, api);
+  const ModelLease model = api.model_of(fields);
   const StreamOptions stream = read_stream_options(fields);
-  Request base = read_request(fields, api, client);
+  Request base = read_request(fields, api, *model, client);
   // OpenAI's own default; without it an answer would fill the context. None at all is asked for by those who
   // want the logprobs of a prompt; the engine's 0 is no limit.
   const int64_t max_tokens = fields.integer("max_tokens", 0, 1 << 28).value_or(16);
@@ -98,20 +100,20 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
     base.sampling.logprobs = static_cast<int32_t>(*logprobs);
   }
   if (fields.has("suffix")) bad_field("suffix", "is not supported by this model", "unsupported_parameter");
-  const auto best_of = read_samples(fields, "best_of", api);
+  const auto best_of = read_samples(fields, "best_of", model->info());
   if (best_of && *best_of != base.samples) {
     bad_field("best_of", "is supported only when it equals n", "unsupported_value");
   }
-  base.constraint = api.constraints().for_text(api.constraints().of_request(fields));
+  base.constraint = model->constraints().for_text(model->constraints().of_request(fields));
   const bool echo = fields.boolean("echo").value_or(false);
   if (echo) base.prompt_logprobs = base.sampling.logprobs;
 
   std::vector<Request> requests;
   std::vector<std::string> echoes;
-  for (Prompt& prompt : read_prompts(fields, "prompt", api.engine_info().vocab, kMaxPrompts)) {
+  for (Prompt& prompt : read_prompts(fields, "prompt", model->info().vocab, kMaxPrompts)) {
     Request r = base;
     if (echo)
-      echoes.push_back(prompt.tokens.empty() ? prompt.text : api.engine().detokenize(prompt.tokens, true));
+      echoes.push_back(prompt.tokens.empty() ? prompt.text : model->engine().detokenize(prompt.tokens, true));
     r.text = std::move(prompt.text);
     r.tokens = std::move(prompt.tokens);
     requests.push_back(std::move(r));
@@ -123,8 +125,8 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   entry.stream = stream.stream;
   Headers headers = warn_ignored(fields, {"user"}, api, client);
   Reply reply;
-  reply.answer = std::make_unique<CompletionAnswer>(api, requests, std::move(echoes), max_tokens == 0, stream,
-                                                    std::move(headers), std::move(entry));
+  reply.answer = std::make_unique<CompletionAnswer>(api, model, requests, std::move(echoes), max_tokens == 0,
+                                                    stream, std::move(headers), std::move(entry));
   return reply;
 }
 

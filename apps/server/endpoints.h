@@ -30,9 +30,13 @@ Reply count_message_tokens(Api& api, const HttpRequest& request, const Client& c
 
 Reply embeddings(Api& api, const HttpRequest& request, const Client& client);
 
-// info.cpp
+// models_info.cpp
 Reply list_models(Api& api);
 Reply get_model(Api& api, const std::string& id);
+Reply load_model(Api& api, const HttpRequest& request);
+Reply unload_model(Api& api, const HttpRequest& request);
+
+// info.cpp
 Reply tokenize(Api& api, const HttpRequest& request);
 Reply detokenize(Api& api, const HttpRequest& request);
 Reply apply_template(Api& api, const HttpRequest& request);
@@ -42,7 +46,7 @@ Reply ready(Api& api);
 // 405 with the methods that there are (api.cpp).
 Reply wrong_method(std::string_view allowed);
 
-HttpResponse metrics(Api& api);     // Prometheus' text format
-HttpResponse stats_json(Api& api);  // docs/server.md
+HttpResponse metrics(Api& api);                                 // Prometheus' text format
+HttpResponse stats_json(Api& api, const HttpRequest& request);  // docs/server.md
 
 }  // namespace millrace::server

@@ -42,22 +42,22 @@ size_t first_event(const HttpRequest& request) {
   return after + 1;
 }
 
-// The prompt; with truncation, as much of the conversation as leaves room for an answer.
-std::vector<int32_t> response_prompt(Api& api, ResponseInput& input, int32_t max_tokens) {
-  std::vector<int32_t> tokens = api.format().prompt(input.conversation);
-  if (input.truncate)
-    truncate_to_fit(api.format(), input.conversation, tokens, api.engine_info().context, max_tokens);
-  check_context(tokens.size(), api, "input");
+// The prompt; with truncation, of as much of the conversation as leaves room for an answer.
+std::vector<int32_t> response_prompt(const ServedModel& model, ResponseInput& input, int32_t max_tokens) {
+  std::vector<int32_t> tokens = model.format().prompt(input.conversation);
+  if (input.truncate) {
+    truncate_to_fit(model.format(), input.conversation, tokens, model.info().context, max_tokens);
+  }
   return tokens;
 }
 
 // What the text is held to, and the same said again in the response.
-Constraints::Grammar read_text_format(const Fields& fields, Api& api, ResponseInput& input) {
+Constraints::Grammar read_text_format(const Fields& fields, ServedModel& model, ResponseInput& input) {
   Json echo = {{"format", {{"type", "text"}}}, {"verbosity", "medium"}};
   Constraints::Grammar content;
   if (const std::optional<Fields> text = fields.object("text")) {
     if (const std::optional<Fields> format = text->object("format")) {
-      content = api.constraints().of_format(*format, &input.conversation);
+      content = model.constraints().of_format(*format, &input.conversation);
       echo["format"] = format->json();
     }
   }
@@ -70,8 +70,8 @@ Constraints::Grammar read_text_format(const Fields& fields, Api& api, ResponseIn
 Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  check_model(fields, api);
-  Request request = read_request(fields, api, client);
+  const ModelLease model = api.model_of(fields);
+  Request request = read_request(fields, api, *model, client);
   for (const std::string_view key : {"n", "stop"}) {
     if (fields.has(key)) bad_field(std::string(key), "is not part of this endpoint", "unsupported_parameter");
   }
@@ -79,10 +79,11 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   ResponseInput input = read_response_input(fields, api, client);
   const auto top = fields.integer("top_logprobs", 0, 20);
   if (input.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
-  Constraints::Grammar content = read_text_format(fields, api, input);
-  request.tokens = response_prompt(api, input, request.max_tokens);
-  if (!request.ignore_end) request.stop_tokens = api.format().stop_tokens();
-  request.constraint = api.format().constraint(input.conversation, std::move(content));
+  Constraints::Grammar content = read_text_format(fields, *model, input);
+  request.tokens = response_prompt(*model, input, request.max_tokens);
+  check_context(request.tokens.size(), model->info(), "input");
+  if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
+  request.constraint = model->format().constraint(input.conversation, std::move(content));
 
   Timeline::Entry entry;
   entry.id = new_id("resp_", 32);
@@ -93,7 +94,7 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   Headers headers = warn_ignored(
       fields, {"service_tier", "user", "prompt_cache_key", "safety_identifier", "max_tool_calls", "prompt"},
       api, client);
-  auto answer = std::make_unique<ResponseAnswer>(api, std::move(input), request, client.key_name,
+  auto answer = std::make_unique<ResponseAnswer>(api, model, std::move(input), request, client.key_name,
                                                  std::move(headers), std::move(entry));
   if (!background) return {.response = {}, .answer = std::move(answer)};
   const std::shared_ptr<ResponseAnswer> shared = std::move(answer);
@@ -114,11 +115,10 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
 Reply count_input_tokens(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  check_model(fields, api);
+  const ModelLease model = api.model_of(fields);
   ResponseInput input = read_response_input(fields, api, client);
-  read_text_format(fields, api, input);
-  std::vector<int32_t> tokens = api.format().prompt(input.conversation);
-  if (input.truncate) truncate_to_fit(api.format(), input.conversation, tokens, api.engine_info().context, 0);
+  read_text_format(fields, *model, input);
+  const std::vector<int32_t> tokens = response_prompt(*model, input, 0);
   std::string out;
   JsonWriter(out)
       .begin_object()

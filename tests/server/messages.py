@@ -1,11 +1,12 @@
-"""Anthropic's /v1/messages by its official package: plain, events, tools, thinking, counting, errors.
+"""Anthropic's /v1/messages by its official packages: plain, events, tools, thinking, counting, errors.
 
-The package comes from PyPI into build/python/anthropic.
+They come from PyPI into build/python/anthropic and from npm into build/node.
 """
 
 import json
 import pathlib
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -227,6 +228,20 @@ class AnthropicClient(SharedServer):
                 self.assertEqual(caught.exception.body["error"]["type"], "authentication_error")
                 bearer = self.anthropic.Anthropic(base_url=server.url, auth_token="secret", api_key=None, max_retries=0)
                 self.assertTrue(bearer.messages.create(**fields).content)
+
+
+class AnthropicNode(SharedServer):
+    def test_official_client(self):
+        missing = harness.node_package("@anthropic-ai/sdk")
+        if missing:
+            print(f"SKIPPED: the tests with Anthropic's Node client because {missing}", file=sys.stderr)
+            self.skipTest(missing)
+        # Node looks for packages beside the script.
+        script = harness.NODE / "node_messages.mjs"
+        script.write_text((pathlib.Path(__file__).resolve().parent / "node_messages.mjs").read_text())
+        done = subprocess.run(["node", script, self.server.url], capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("all 5 held", done.stdout)
 
 
 class AnthropicThinking(unittest.TestCase):
