@@ -121,9 +121,30 @@ std::string Api::failure() {
   return failure;
 }
 
-Reply Api::handle(const HttpRequest& request, const Client& client) {
+namespace {
+
+Reply work_ended(const WorkEnded& ended, double seconds) {
+  if (ended.why() == WorkEnded::Why::kSliceUsed) return {.unfinished = true};
+  if (ended.why() == WorkEnded::Why::kCancelled) {
+    return {.response = error_response({400, "the client has gone", "", "cancelled"})};
+  }
+  return {.response =
+              error_response({400,
+                              fmt::format("reading this request took longer than {} s "
+                                          "(--request-work-timeout): a smaller one, or a simpler schema, "
+                                          "can be answered",
+                                          seconds),
+                              "", "request_too_expensive"})};
+}
+
+}  // namespace
+
+Reply Api::handle(const HttpRequest& request, const Client& client, const WorkLimits& limits) {
+  const WorkBudget budget(limits);
   try {
     return route(request, client);
+  } catch (const WorkEnded& ended) {
+    return work_ended(ended, options_.work_timeout_s);
   } catch (const ApiError& error) {
     return {.response = error_response(error)};
   } catch (const Error& error) {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/work_budget.h"
 #include "chat/format.h"
 #include "constraints.h"
 #include "http.h"
@@ -21,6 +22,8 @@ namespace millrace::server {
 
 struct Counters {
   std::atomic<int64_t> connections{0}, streams{0};
+  // Large requests that wait to be read (work_lanes.h), and how many may.
+  std::atomic<int64_t> queued_work{0}, queued_work_limit{0};
   std::atomic<uint64_t> requests{0}, status_2xx{0}, status_4xx{0}, status_5xx{0}, refused_connections{0};
   void count(int status);
 };
@@ -32,8 +35,8 @@ class Api {
 
   // What can be said before the body is read: nothing when the request may go on. Fills in client.key_name.
   std::optional<HttpResponse> admit(const HttpRequest& head, Client& client);
-  // Never throws: what goes wrong is a response.
-  Reply handle(const HttpRequest& request, const Client& client);
+  // Never throws: what goes wrong is a response. The limits are for the work until then, not for the answer.
+  Reply handle(const HttpRequest& request, const Client& client, const WorkLimits& limits = {});
 
   // Headers that every response carries (CORS).
   void add_headers(HttpResponse& response, const HttpRequest& request) const;

@@ -5,6 +5,7 @@
 #include "conversation.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "prompt_bounds.h"
 #include "request_fields.h"
 
 namespace millrace::server {
@@ -165,6 +166,7 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
     if (*modalities != Json::array({"text"})) fields.refuse("modalities", "expected [\"text\"]");
   }
   chat::Conversation conversation = read_conversation(fields);
+  check_conversation_may_fit(api.engine(), conversation, "messages");
   const Constraints::Grammar content = api.constraints().of_request(fields, &conversation);
   request.tokens = api.format().prompt(conversation);
   if (!request.ignore_end) request.stop_tokens = api.format().stop_tokens();

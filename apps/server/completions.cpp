@@ -5,6 +5,7 @@
 #include "endpoints.h"
 #include "ids.h"
 #include "logprobs.h"
+#include "prompt_bounds.h"
 #include "prompts.h"
 #include "request_fields.h"
 
@@ -91,6 +92,7 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   std::vector<std::string> echoes;
   for (Prompt& prompt : read_prompts(fields, "prompt", api.engine_info().vocab, kMaxPrompts)) {
     Request r = base;
+    check_text_may_fit(api.engine(), prompt.text, prompt.path);
     if (echo)
       echoes.push_back(prompt.tokens.empty() ? prompt.text : api.engine().detokenize(prompt.tokens, true));
     r.text = std::move(prompt.text);

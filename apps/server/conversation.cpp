@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "api_error.h"
+#include "base/work_budget.h"
 
 namespace millrace::server {
 
@@ -146,6 +147,7 @@ chat::Conversation read_conversation(const Fields& fields) {
     bad_field(fields.path_of("messages"), "is missing, expected an array", "missing_field");
   if (messages->empty()) fields.refuse("messages", "found an empty array, expected at least one message");
   for (size_t i = 0; i < messages->size(); ++i) {
+    spend_work(50);
     conversation.messages.push_back(
         read_message(Fields((*messages)[i], element_path(fields.path_of("messages"), i))));
   }

@@ -12,6 +12,7 @@
 #include "endpoints.h"
 #include "generation.h"
 #include "ids.h"
+#include "prompt_bounds.h"
 #include "prompts.h"
 #include "request_fields.h"
 
@@ -124,8 +125,12 @@ class EmbeddingAnswer final : public Answer {
 
 // Its tokens, checked here so that the complaint says which of many inputs it is.
 std::vector<int32_t> input_tokens(Prompt& prompt, const Api& api, Engine& engine) {
-  std::vector<int32_t> tokens = prompt.text.empty() ? std::move(prompt.tokens) : engine.tokenize(prompt.text);
   const int32_t context = api.engine_info().context;
+  std::vector<int32_t> tokens = std::move(prompt.tokens);
+  if (!prompt.text.empty()) {
+    check_text_may_fit(engine, prompt.text, prompt.path);
+    tokens = engine.tokenize(prompt.text, true, true, static_cast<size_t>(context));
+  }
   if (tokens.empty()) bad_field(prompt.path, "found no tokens, expected at least one");
   if (std::ssize(tokens) > context) {
     bad_field(prompt.path,

@@ -103,6 +103,8 @@ HttpResponse metrics(Api& api) {
   e.histogram("step_time_seconds", "One step of the engine.", s.step_time);
   gauge("http_connections", "Open connections.", c.connections.load());
   gauge("http_streams", "Answers under way.", c.streams.load());
+  gauge("http_queued_work", "Large requests that wait to be read.", c.queued_work.load());
+  gauge("http_queued_work_limit", "How many may; more are answered with 503.", c.queued_work_limit.load());
   e.head("counter", "http_responses_total", "HTTP responses, by class of status.");
   e.labelled("http_responses_total", "code", "2xx", static_cast<double>(c.status_2xx.load()));
   e.labelled("http_responses_total", "code", "4xx", static_cast<double>(c.status_4xx.load()));

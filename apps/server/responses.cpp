@@ -5,6 +5,7 @@
 #include "base/json_writer.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "prompt_bounds.h"
 #include "request_fields.h"
 #include "response_answer.h"
 #include "response_input.h"
@@ -40,6 +41,7 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   }
   request.max_tokens = static_cast<int32_t>(fields.integer("max_output_tokens", 1, 1 << 28).value_or(0));
   ResponseInput input = read_response_input(fields, api, client);
+  check_conversation_may_fit(api.engine(), input.conversation, "input");
   const auto top = fields.integer("top_logprobs", 0, 20);
   if (input.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   Json text_echo = {{"format", {{"type", "text"}}}, {"verbosity", "medium"}};
