@@ -165,6 +165,7 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
   if (const Json* modalities = fields.array("modalities")) {
     if (*modalities != Json::array({"text"})) fields.refuse("modalities", "expected [\"text\"]");
   }
+  check_messages_may_fit(api.engine(), fields.find("messages"), "messages");
   chat::Conversation conversation = read_conversation(fields);
   check_conversation_may_fit(api.engine(), conversation, "messages");
   const Constraints::Grammar content = api.constraints().of_request(fields, &conversation);

@@ -10,9 +10,10 @@ namespace millrace::grammar {
 namespace {
 
 constexpr size_t kMaxRules = 5000;
-constexpr size_t kMaxAlternatives = 20'000;  // of all anyOf and oneOf together, multiplied out
-constexpr size_t kMaxTogether = 10'000;      // by $ref, allOf and the branches chosen
-constexpr size_t kMaxExclusive = 64;         // branches of one oneOf
+constexpr size_t kMaxAlternatives = 20'000;     // of all anyOf and oneOf together, multiplied out
+constexpr size_t kMaxTogether = 10'000;         // by $ref, allOf and the branches chosen
+constexpr size_t kMaxComparisons = 20'000'000;  // of the values of two enums
+constexpr size_t kMaxExclusive = 64;            // branches of one oneOf
 
 std::string printable(const std::string& text) {
   constexpr size_t kMaxShown = 40;
@@ -248,6 +249,9 @@ std::optional<std::vector<const Json*>> SchemaCompiler::values_of(const Conjunct
       values = allowed;
       return;
     }
+    if (values->size() * allowed.size() > kMaxComparisons)
+      throw_error(ErrorCode::kUnsupported, "schema: two enums of {} and {} values for one value are too many",
+                  values->size(), allowed.size());
     std::erase_if(*values, [&](const Json* value) {
       spend_work(1 + allowed.size());
       return std::none_of(allowed.begin(), allowed.end(),
