@@ -10,15 +10,16 @@ std::string dump(const Json& value) { return value.dump(-1, ' ', false, Json::er
 
 }  // namespace
 
-ResponseAnswer::ResponseAnswer(Api& api, ResponseInput input, const Request& request, std::string owner,
-                               Headers headers, Timeline::Entry entry)
+ResponseAnswer::ResponseAnswer(Api& api, ModelLease model, ResponseInput input, const Request& request,
+                               std::string owner, Headers headers, Timeline::Entry entry)
     : api_(api),
       id_(entry.id),
       owner_(std::move(owner)),
       input_(std::move(input)),
       headers_(std::move(headers)),
-      generation_(api.engine(), api.timeline(), {request}, std::move(entry)),
-      reader_(api.engine(), api.format().parser(input_.conversation), input_.logprobs, {}) {}
+      generation_(std::move(model), api.timeline(), {request}, std::move(entry)),
+      reader_(generation_.model().engine(), generation_.model().format().parser(input_.conversation),
+              input_.logprobs, {}) {}
 
 // ---------------------------------------------------------------- events
 
@@ -229,7 +230,7 @@ Json ResponseAnswer::body() const {
     response["error"] = {{"code", "server_error"}, {"message", generation_.failure()->message}};
   }
   response["incomplete_details"] = incomplete_.empty() ? Json(nullptr) : Json({{"reason", incomplete_}});
-  response["model"] = api_.model_id();
+  response["model"] = generation_.model().id();
   response["output"] = std::move(output);
   for (const auto& [key, value] : input_.echo.items()) response[key] = value;
   response["usage"] = nullptr;

@@ -13,8 +13,8 @@ namespace millrace::server {
 
 class ResponseAnswer final : public Answer {
  public:
-  ResponseAnswer(Api& api, ResponseInput input, const Request& request, std::string owner, Headers headers,
-                 Timeline::Entry entry);
+  ResponseAnswer(Api& api, ModelLease model, ResponseInput input, const Request& request, std::string owner,
+                 Headers headers, Timeline::Entry entry);
 
   bool streaming() const override { return input_.stream; }
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }

@@ -60,10 +60,10 @@ void WorkLanes::post(std::function<void()> work) {
   auto job = std::make_shared<Job>();
   job->other = std::move(work);
   {
-    const std::lock_guard lock(fast_.mutex);
-    if (!fast_.ending) fast_.queue.push_back(std::move(job));
+    const std::lock_guard lock(slow_.mutex);
+    if (!slow_.ending) slow_.queue.push_back(std::move(job));
   }
-  fast_.changed.notify_one();
+  slow_.changed.notify_one();
 }
 
 void WorkLanes::queue_slow(JobPtr job) {
@@ -135,7 +135,6 @@ void WorkLanes::run(Lane& lane, bool is_slow) {
 }
 
 void WorkLanes::work_fast(const JobPtr& job) {
-  if (job->other) return job->other();
   Reply reply =
       handler_(job->request, job->client, {.slice = options_.slice, .stop = job->source.get_token()});
   if (job->source.stop_requested()) return;
@@ -147,6 +146,7 @@ void WorkLanes::work_fast(const JobPtr& job) {
 }
 
 void WorkLanes::work_slow(const JobPtr& job) {
+  if (job->other) return job->other();
   const auto now = std::chrono::steady_clock::now();
   const auto limit = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
       std::chrono::duration<double>(options_.timeout_s));

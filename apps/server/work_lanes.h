@@ -53,7 +53,7 @@ class WorkLanes {
   // `done` is called once, from any thread, and must return soon; it is not called for what is stopped
   // before.
   std::stop_source submit(HttpRequest request, Client client, Done done);
-  // Runs something else on a fast thread: it should not take long.
+  // Runs something else on a slow thread, however many wait for one.
   void post(std::function<void()> work);
   // Stops what is queued and under way, and waits for the threads to end. From one thread, once or more.
   void stop();

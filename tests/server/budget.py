@@ -3,6 +3,7 @@
 A tiny model: here it is the reading of requests that takes time, not the answers.
 """
 
+import json
 import pathlib
 import signal
 import socket
@@ -17,7 +18,12 @@ from harness import ROOT, Server, post
 from shared import wait_for
 
 MODEL = ROOT / "tests/golden/models/llama3/model.gguf"
-SLOW = b'{"content":"' + b"a" * (15 << 20) + b'"}'  # of /tokenize, which has no limit but time
+# Small, and some ten seconds of compiling: strings that several patterns hold at once.
+SLOW = json.dumps({"max_tokens": 1, "messages": [{"role": "user", "content": "a"}], "response_format": {
+    "type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "properties": {
+        f"p{i}": {"allOf": [{"type": "string", "pattern": f"^(a|b|ab){{1,{i + n}}}$"} for n in (80, 81, 82)], "maxLength": 900}
+        for i in range(12)}}}}}).encode()
+CHAT = "/v1/chat/completions"
 
 
 def percentile(values, share):
@@ -100,10 +106,10 @@ class Budget(unittest.TestCase):
     def test_who_leaves_stops_the_work(self):
         server = self.start("--request-work-timeout", 600)
         pid = server.process.pid
-        gone = self.send_and_keep(server, "/tokenize", SLOW)
+        gone = self.send_and_keep(server, CHAT, SLOW)
         self.assertTrue(wait_for(lambda: slow_thread_seconds(pid) > 0.3))
         gone.close()
-        status, answer = server.json("POST", "/tokenize", {"content": "a " * 100_000}, timeout=60)  # waits for the thread
+        status, answer = server.json("POST", "/tokenize", {"content": "a " * 100_000})  # waits for the thread
         self.assertEqual(status, 200, answer)
         used = slow_thread_seconds(pid)
         time.sleep(0.5)
@@ -111,13 +117,13 @@ class Budget(unittest.TestCase):
 
     def test_time_is_up(self):
         server = self.start("--request-work-timeout", 0.3)
-        status, answer = server.json("POST", "/tokenize", SLOW)
+        status, answer = server.json("POST", CHAT, SLOW)
         self.assertEqual((status, answer["error"]["code"]), (400, "request_too_expensive"), answer)
         self.assertIn("--request-work-timeout", answer["error"]["message"])
 
     def test_a_full_queue_is_said_and_a_signal_ends_it(self):
         server = self.start("--slow-queue", 1, "--request-work-timeout", 600, "--drain-timeout", 0)
-        waiting = [self.send_and_keep(server, "/tokenize", SLOW) for _ in range(2)]
+        waiting = [self.send_and_keep(server, CHAT, SLOW) for _ in range(2)]
         metric = "millrace:http_queued_work{"
 
         def queued():
@@ -125,7 +131,7 @@ class Budget(unittest.TestCase):
             return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(metric))
 
         self.assertTrue(wait_for(lambda: queued() == 1))
-        status, headers, answer = server.request("POST", "/tokenize", SLOW)
+        status, headers, answer = server.request("POST", CHAT, SLOW)
         self.assertEqual(status, 503, answer[:300])
         self.assertGreaterEqual(int(headers["retry-after"]), 1)
         ask_small(server)

@@ -198,9 +198,9 @@ async def watch(pid, seconds, samples):
 
 
 def memory_growth(samples):
-    """MiB from the third quarter's highest to the fourth's: the first half fills caches and pools."""
+    """MiB from the third quarter to the fourth, by their medians: the first half fills caches and pools."""
     quarter = max(1, len(samples) // 4)
-    return max(samples[-quarter:]) - max(samples[-2 * quarter:-quarter])
+    return percentile(samples[-quarter:], 0.5) - percentile(samples[-2 * quarter:-quarter], 0.5)
 
 
 def soak(binary, seconds, clients, folder):
@@ -237,8 +237,8 @@ def soak(binary, seconds, clients, folder):
         problems += [f"under attack, a client got {w}" for w in crowd.wrong] + [f"an attacker got {w}" for w in wrong]
         if busy > 3 * quiet + 0.02:  # the clock of a busy machine is no better than that
             problems.append(f"p99 is {busy / quiet:.1f} times that without attackers, expected at most 3")
-        # A body of 16 MiB more or less is no growth.
-        if growth > max(32, 0.05 * max(samples)):
+        # Some bodies of 16 MiB, and the trees that are made of them, more or less are no growth.
+        if growth > max(64, 0.15 * max(samples)):
             problems.append(f"memory grew by {growth:.0f} MiB in the last quarter")
         if server.request("GET", "/health")[0] != 200:
             problems.append("it is not healthy afterwards")
