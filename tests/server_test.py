@@ -23,6 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "server"))
 import harness  # noqa: E402
 import malformed  # noqa: E402
 import shared  # noqa: E402
+from budget import Budget  # noqa: E402, F401
 from clients import NodeClient, OfficialClient  # noqa: E402, F401
 from codes import ErrorCodes  # noqa: E402, F401
 from description import Description  # noqa: E402

@@ -127,6 +127,12 @@ void add_server_options(Command& command, server::ServerOptions& s) {
       .range(0.1, 3600.0);
   add("--request-timeout", s.request_timeout_s, "seconds until an answer ends where it is; 0: none")
       .range(0.0, 1e6);
+  add("--request-work-timeout", s.work_timeout_s,
+      "seconds that reading a request may take: its JSON, its tokens, its schema")
+      .range(0.1, 3600.0);
+  add("--slow-queue", s.slow_queue, "large requests that may wait to be read; more are answered with 503")
+      .range(1, 1 << 16);
+  add("--slow-threads", s.slow_threads, "threads of low priority that read large requests").range(1, 64);
   add("--drain-timeout", s.drain_timeout_s, "seconds for what is under way after SIGTERM")
       .range(0.0, 86400.0);
   add("--store", s.stored_responses, "answers of /v1/responses kept for later requests").range(0, 1 << 20);

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "api_error.h"
+#include "base/work_budget.h"
 #include "conversation_store.h"
 #include "http.h"
 #include "json_fields.h"
@@ -24,6 +25,8 @@ namespace millrace::server {
 
 struct Counters {
   std::atomic<int64_t> connections{0}, streams{0};
+  // Large requests that wait to be read (work_lanes.h), and how many may.
+  std::atomic<int64_t> queued_work{0}, queued_work_limit{0};
   std::atomic<uint64_t> requests{0}, status_2xx{0}, status_4xx{0}, status_5xx{0}, refused_connections{0};
   void count(int status);
 };
@@ -35,8 +38,8 @@ class Api {
 
   // What can be said before the body is read: nothing when the request may go on. Fills in client.key_name.
   std::optional<HttpResponse> admit(const HttpRequest& head, Client& client);
-  // Never throws: what goes wrong is a response.
-  Reply handle(const HttpRequest& request, const Client& client);
+  // Never throws: what goes wrong is a response. The limits are for the work until then, not for the answer.
+  Reply handle(const HttpRequest& request, const Client& client, const WorkLimits& limits = {});
 
   // Headers that every response carries (CORS); and errors in the words of the API that the path belongs to.
   void add_headers(HttpResponse& response, const HttpRequest& request) const;
@@ -71,6 +74,7 @@ class Api {
 
  private:
   Reply route(const HttpRequest& request, const Client& client);
+  Reply work_ended(const HttpRequest& request, WorkEnded::Why why) const;
 
   ModelSet& models_;
   const ServerOptions options_;

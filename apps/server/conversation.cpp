@@ -6,6 +6,7 @@
 
 #include "api_error.h"
 #include "base/error.h"
+#include "base/work_budget.h"
 #include "chat/custom_tools.h"
 #include "grammar/regex.h"
 
@@ -69,7 +70,8 @@ std::string read_format(const Fields& format) {
   const std::optional<Fields> nested = format.object("grammar");
   const Fields& place = nested ? *nested : format;
   const auto syntax = place.choice("syntax", {"lark", "regex"});
-  if (!syntax) bad_field(place.path_of("syntax"), "is missing, expected a string", "missing_required_parameter");
+  if (!syntax)
+    bad_field(place.path_of("syntax"), "is missing, expected a string", "missing_required_parameter");
   if (*syntax == "lark") {
     bad_field(place.path_of("syntax"), "found \"lark\", which is not supported here; expected \"regex\"",
               "unsupported");
@@ -187,7 +189,8 @@ std::string read_named(const Fields& named, bool nested) {
 // Some of the tools, among which the model may choose or has to.
 void read_allowed(const Fields& allowed, chat::Conversation& conversation, bool nested) {
   const auto mode = allowed.choice("mode", {"auto", "required"});
-  if (!mode) bad_field(allowed.path_of("mode"), "is missing, expected a string", "missing_required_parameter");
+  if (!mode)
+    bad_field(allowed.path_of("mode"), "is missing, expected a string", "missing_required_parameter");
   conversation.tool_choice = *mode == "auto" ? chat::ToolChoice::kAuto : chat::ToolChoice::kRequired;
   const Json* tools = allowed.array("tools");
   const std::string path = allowed.path_of("tools");
@@ -239,6 +242,7 @@ chat::Conversation read_conversation(const Fields& fields) {
               "empty_array");
   }
   for (size_t i = 0; i < messages->size(); ++i) {
+    spend_work(50);
     conversation.messages.push_back(
         read_message(Fields((*messages)[i], element_path(fields.path_of("messages"), i))));
   }
