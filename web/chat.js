@@ -90,10 +90,16 @@ function showConversation() {
   byId("messages").replaceChildren(...[...views.values()].map((view) => view.node));
   byId("welcome").hidden = path.length > 0;
   byId("copy-chat").disabled = !path.length;
-  document.title = path.length ? `${conversation.title} – Millrace` : "Millrace";
+  byId("chat-title").hidden = !path.length;
+  showTitle();
   localStorage.setItem(kOpen, conversation.id);
   showTurn();
   sidebar.show();
+}
+
+function showTitle() {
+  byId("chat-title").textContent = conversation.title;
+  document.title = conversation.messages.length ? `${conversation.title} – Millrace` : "Millrace";
 }
 
 // An answer is being written here, or its tools are at work.
@@ -285,7 +291,7 @@ const sidebar = new Sidebar({
     const one = id === conversation.id ? conversation : turns.get(id)?.conversation ?? loadConversation(id);
     Object.assign(one, { title, named: true });
     save(one);
-    if (one === conversation) document.title = `${title} – Millrace`;
+    if (one === conversation) showTitle();
   },
 });
 
