@@ -63,6 +63,7 @@ Json Timeline::requests_json() const {
     list.push_back({{"id", e->id},
                     {"request_id", e->request_id},
                     {"endpoint", e->endpoint},
+                    {"model", e->model},
                     {"stream", e->stream},
                     {"start", e->start},
                     {"state", e->state},

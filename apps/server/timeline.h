@@ -20,7 +20,7 @@ double unix_time();
 class Timeline {
  public:
   struct Entry {
-    std::string id = {}, request_id = {}, endpoint = {};
+    std::string id = {}, request_id = {}, endpoint = {}, model = {};
     bool stream = false;
     double start = 0;  // Unix time
     int32_t samples = 1;
