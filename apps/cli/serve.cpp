@@ -3,11 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <memory>
 
 #include "base/error.h"
 #include "millrace/engine.h"
+#include "model_names.h"
 #include "model_options.h"
 #include "open_model.h"
 #include "output.h"
@@ -87,12 +87,7 @@ void add_server_options(Command& command, server::ServerOptions& s) {
 
 int serve(ServeOptions& o) {
   server::ServerOptions& s = o.server;
-  if (s.model_id.empty()) {
-    const std::filesystem::path path(o.engine.model);
-    const std::string name =
-        path.has_filename() ? path.stem().string() : path.parent_path().filename().string();
-    s.model_id = name;
-  }
+  if (s.model_id.empty()) s.model_id = model_title(o.engine.model);
   const std::unique_ptr<Engine> engine = open_engine(o.engine);
   server::serve(*engine, s, [&](const std::string& url) {
     write_stdout(

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
 
 #include "base/error.h"
 #include "hub/file_choice.h"
+#include "hub/gguf_head.h"
 #include "hub/hub.h"
 #include "hub/model_cache.h"
 #include "hub/safe_path.h"
@@ -67,6 +70,15 @@ std::map<std::string, std::string> revisions_of(const RepoFolder& folder) {
     if (name.empty() || revision == "main") name = revision;
   }
   return names;
+}
+
+std::string architecture_of(const CachedModel& model, bool gguf) {
+  if (gguf) return gguf_architecture(model.path);
+  const std::string config = model.path + "/config.json";
+  const nlohmann::json json = nlohmann::json::parse(std::ifstream(config), nullptr, false);
+  return json.is_object() && json.contains("model_type") && json["model_type"].is_string()
+             ? json["model_type"].get<std::string>()
+             : std::string();
 }
 
 uint64_t bytes_on_disk(const fs::path& path) {
@@ -149,6 +161,7 @@ std::vector<CachedModel> list_cached(const Settings& settings) {
       const ModelName name{repo, led == revisions.end() ? commit : led->second, {}};
       for (const FileGroup& group : group_files(folder.files_of(commit))) {
         models.push_back(cached_model(folder, name, commit, group));
+        models.back().architecture = architecture_of(models.back(), group.gguf);
       }
     }
   }

@@ -95,6 +95,7 @@ class RemoteHead {
 struct CachedModel {
   ModelName name;  // with the label as its choice, and the commit where no branch leads to it
   std::string commit, label, path;
+  std::string architecture;        // as the file says: gpt-oss, qwen3; of list_cached only
   std::vector<std::string> files;  // paths in the snapshot
   uint64_t bytes = 0;
   int64_t last_used = 0;  // seconds since 1970

@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +12,7 @@
 
 #include "base/descriptor.h"
 #include "base/error.h"
+#include "hub/gguf_head.h"
 #include "hub/hub.h"
 #include "hub/hub_client.h"
 
@@ -25,79 +24,6 @@ namespace fs = std::filesystem;
 constexpr uint64_t kMebi = uint64_t{1} << 20;
 constexpr uint64_t kFirstRead = 4 * kMebi;  // the vocabulary of most models fits
 constexpr uint64_t kMostHead = 256 * kMebi;
-
-// Walks over a GGUF header without keeping anything.
-class HeaderWalk {
- public:
-  explicit HeaderWalk(std::string_view bytes) : bytes_(bytes) {}
-
-  // Whether the whole header is in the bytes. One that makes no sense is called whole as well: the reader
-  // that opens the file says what is wrong with it.
-  bool whole() {
-    if (number<uint32_t>() != 0x46554747) return !short_;
-    number<uint32_t>();  // version
-    const uint64_t tensors = number<uint64_t>(), entries = number<uint64_t>();
-    for (uint64_t i = 0; i < entries && going(); ++i) {
-      skip_string();
-      skip_value(number<uint32_t>());
-    }
-    for (uint64_t i = 0; i < tensors && going(); ++i) {
-      skip_string();
-      const uint32_t rank = number<uint32_t>();
-      skip(uint64_t{std::min<uint32_t>(rank, 8)} * 8 + 4 + 8);
-    }
-    return !short_;
-  }
-
- private:
-  bool going() const { return !short_ && !strange_; }
-
-  template <class T>
-  T number() {
-    static_assert(std::endian::native == std::endian::little);
-    T value{};
-    if (bytes_.size() - at_ < sizeof(T)) {
-      short_ = true;
-    } else {
-      std::memcpy(&value, bytes_.data() + at_, sizeof(T));
-      at_ += sizeof(T);
-    }
-    return value;
-  }
-  void skip(uint64_t bytes) {
-    if (bytes > bytes_.size() - at_) {
-      short_ = true;
-    } else {
-      at_ += bytes;
-    }
-  }
-  void skip_string() { skip(number<uint64_t>()); }
-  void skip_value(uint32_t type) {
-    constexpr uint32_t kString = 8, kArray = 9;
-    constexpr std::array<uint8_t, 13> kBytes = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-    if (type >= kBytes.size()) {
-      strange_ = true;
-    } else if (type == kString) {
-      skip_string();
-    } else if (type == kArray) {
-      const uint32_t element = number<uint32_t>();
-      const uint64_t count = number<uint64_t>();
-      if (element >= kBytes.size() || element == kArray || count > (uint64_t{1} << 32)) {
-        strange_ = true;
-      } else if (element == kString) {
-        for (uint64_t i = 0; i < count && going(); ++i) skip_string();
-      } else {
-        skip(count * kBytes[element]);
-      }
-    } else {
-      skip(kBytes[type]);
-    }
-  }
-
-  std::string_view bytes_;
-  size_t at_ = 0;
-  bool short_ = false, strange_ = false;
-};
 
 void write_sparse(const std::string& path, const std::string& head, uint64_t size) {
   const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
@@ -121,7 +47,7 @@ class HeadReader {
   }
   std::string gguf() {
     for (uint64_t end = kFirstRead;; end *= 2) {
-      if (HeaderWalk(read_until(end)).whole() || end >= std::min(file_.size, kMostHead)) return bytes_;
+      if (has_whole_gguf_head(read_until(end)) || end >= std::min(file_.size, kMostHead)) return bytes_;
     }
   }
   std::string safetensors() {
