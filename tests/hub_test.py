@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests/golden/models"
 PACKAGE = "huggingface_hub==2.4.0"
 BINARY = ""
-TIMEOUT = 120
+TIMEOUT = 30
 TINY = (GOLDEN / "llama3/model.gguf").read_bytes()
 BIG = random.Random(1).randbytes(12 << 20)
 SMALL = random.Random(2).randbytes(300_000)
@@ -59,10 +59,9 @@ class HubTest(unittest.TestCase):
 
     def environment(self, **more):
         env = {name: value for name, value in os.environ.items() if not STRANGE.search(name)}
-        env.update(HF_HOME=str(self.path / "home"), **{k: v for k, v in more.items() if v is not None})
-        if "HF_ENDPOINT" not in more and hasattr(self, "fake"):
+        if hasattr(self, "fake"):
             env["HF_ENDPOINT"] = self.fake.api.url
-        return env
+        return {**env, "HF_HOME": str(self.path / "home"), **more}
 
     @property
     def cache(self):
@@ -206,12 +205,17 @@ class Download(HubTest):
 
     def interrupted(self, end):
         """Starts a pull, ends it in the middle and returns how much of the file had been sent."""
-        self.fake.delay = 0.03
+        self.fake.delay = 0.12 if end == signal.SIGKILL else 0.03
         process = subprocess.Popen([BINARY, "pull", "hf:test/big", "--any", "--json"], env=self.environment(),
                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        while self.fake.sent < len(BIG) // 3:
+        before = self.fake.sent
+        while self.fake.sent - before < len(BIG) // 3:
+            self.assertIsNone(process.poll(), "it ended before it was interrupted")
             time.sleep(0.01)
-        time.sleep(2.2 if end == signal.SIGKILL else 0.0)  # it notes what it has every two seconds
+        # It notes what it has every two seconds, and when it is asked to end.
+        while end == signal.SIGKILL and not list(self.cache.glob("*/blobs/*.state")):
+            self.assertIsNone(process.poll(), "it ended before it was interrupted")
+            time.sleep(0.01)
         process.send_signal(end)
         process.communicate(timeout=TIMEOUT)
         self.fake.delay = 0.0

@@ -71,7 +71,7 @@ FetchEstimate estimate_fetch(const hub::PullPlan& plan, const hub::Settings& set
   }
 }
 
-std::string to_text(const hub::PullPlan& plan, const hub::Settings& settings) {
+std::string describe_fetch(const hub::PullPlan& plan, const hub::Settings& settings) {
   hub::ModelName name = plan.name;
   name.choice = plan.label;
   std::string out = fmt::format("{}{}\n", name.text(),
@@ -85,9 +85,10 @@ std::string to_text(const hub::PullPlan& plan, const hub::Settings& settings) {
   return out;
 }
 
-std::string to_text(const hub::PullPlan& plan, const FetchEstimate& estimate, const hub::Settings& settings) {
+std::string describe_fetch(const hub::PullPlan& plan, const FetchEstimate& estimate,
+                           const hub::Settings& settings) {
   const MemoryPlan& memory = estimate.memory;
-  std::string out = to_text(plan, settings);
+  std::string out = describe_fetch(plan, settings);
   out += fmt::format("  memory   {} at a context of {}, of {} available: {}\n", human_bytes(memory.total),
                      human_count(static_cast<size_t>(memory.context)), human_bytes(memory.memory_available),
                      estimate.fits ? "it fits" : "it does not fit");

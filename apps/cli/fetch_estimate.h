@@ -28,8 +28,9 @@ FetchEstimate estimate_fetch(const hub::PullPlan& plan, const hub::Settings& set
                              const EngineOptions& options);
 
 // A few lines, each with its end.
-std::string to_text(const hub::PullPlan& plan, const FetchEstimate& estimate, const hub::Settings& settings);
+std::string describe_fetch(const hub::PullPlan& plan, const FetchEstimate& estimate,
+                           const hub::Settings& settings);
 // Of the plan alone: the lines about what is fetched.
-std::string to_text(const hub::PullPlan& plan, const hub::Settings& settings);
+std::string describe_fetch(const hub::PullPlan& plan, const hub::Settings& settings);
 
 }  // namespace millrace::cli

@@ -64,7 +64,7 @@ std::string fetch_if_wanted(const std::string& given, const hub::ModelName& name
   check_network(name, settings);
   const hub::PullPlan plan = hub::plan_pull(name, settings);
   if (plan.missing_bytes > 0) {
-    write_stderr(to_text(plan, estimate_fetch(plan, settings, options), settings));
+    write_stderr(describe_fetch(plan, estimate_fetch(plan, settings, options), settings));
     const std::string refusal =
         fmt::format("{}: is not on this machine: fetch its {} with `millrace pull {}`, or say --yes", given,
                     human_bytes(plan.missing_bytes), given);
@@ -104,7 +104,7 @@ FoundHead find_head(const std::string& given) {
   if (std::string path = find_here(given, *name, settings); !path.empty()) return {path, nullptr};
   check_network(*name, settings);
   const hub::PullPlan plan = hub::plan_pull(*name, settings);
-  write_stderr(to_text(plan, settings));
+  write_stderr(describe_fetch(plan, settings));
   auto head = std::make_unique<hub::RemoteHead>(plan, settings);
   return {head->path(), std::move(head)};
 }

@@ -71,7 +71,7 @@ void say_plan(const PullOptions& options, const hub::PullPlan& plan, const hub::
   if (options.json) {
     if (estimate) write_stdout(estimate_json(*estimate).dump() + "\n");
   } else if (!options.quiet) {
-    write_stderr(estimate ? to_text(plan, *estimate, settings) : to_text(plan, settings));
+    write_stderr(estimate ? describe_fetch(plan, *estimate, settings) : describe_fetch(plan, settings));
   }
 }
 

@@ -73,8 +73,11 @@ void add_safetensors_group(const std::vector<RepoFile>& files, std::vector<FileG
   groups.push_back(std::move(group));
 }
 
+// By the quantization alone: a label may be a file's name.
+int rank_of(const FileGroup& group) { return label_rank(group.gguf ? quant_label(group.files[0].path) : ""); }
+
 bool better(const FileGroup& a, const FileGroup& b) {
-  const int rank_a = label_rank(a.label), rank_b = label_rank(b.label);
+  const int rank_a = rank_of(a), rank_b = rank_of(b);
   if (rank_a != rank_b) return rank_a < rank_b;
   const std::string &path_a = a.files[0].path, &path_b = b.files[0].path;
   return path_a.size() != path_b.size() ? path_a.size() < path_b.size() : path_a < path_b;
@@ -174,7 +177,7 @@ FileChoice choose_files(const std::vector<RepoFile>& files, std::string_view wan
     return choice;
   }
   choice.group = *std::min_element(candidates.begin(), candidates.end(), better);
-  if (wanted.empty() && label_rank(choice.group.label) >= kUnloadable) {
+  if (wanted.empty() && rank_of(choice.group) >= kUnloadable) {
     choice.problem = fmt::format(
         "found {} only, expected a quantization that Millrace loads (Q4_K_M, Q8_0, MXFP4, BF16 "
         "and others)",

@@ -1,4 +1,5 @@
-// Names, labels, the choice of files, ranges and headers: what needs no server. tests/hub_test.py has the rest.
+// Names, labels, the choice of files, ranges and headers: what needs no server. tests/hub_test.py has the
+// rest.
 #include "hub/hub.h"
 
 #include <gtest/gtest.h>
@@ -46,8 +47,8 @@ TEST(ModelName, WaysToWriteIt) {
   for (const char* path : {"model.gguf", "a/b", "./hf", "gpt-oss-20b", "", "http://example.com/a/b"}) {
     EXPECT_FALSE(parse_name(path)) << path;
   }
-  for (const char* bad : {"hf:", "hf:a/b/c", "hf:../x", "hf:a/b:", "hf:a/b@", "hf:a b", "hf:a/b:../x", "hf:a/b:/x",
-                          "hf:a--b/c", "hf:a/b@x/../y", "hf.co/a/b/settings", "hf:a/b:x\ny"}) {
+  for (const char* bad : {"hf:", "hf:a/b/c", "hf:../x", "hf:a/b:", "hf:a/b@", "hf:a b", "hf:a/b:../x",
+                          "hf:a/b:/x", "hf:a--b/c", "hf:a/b@x/../y", "hf.co/a/b/settings", "hf:a/b:x\ny"}) {
     EXPECT_THROW(parse_name(bad), Error) << bad;
   }
 }
@@ -91,8 +92,9 @@ std::vector<RepoFile> files_named(std::initializer_list<const char*> paths) {
 }
 
 TEST(FileChoice, OneOfSeveral) {
-  const auto files = files_named({"m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-Q4_0.gguf", "m-Q3_K_M.gguf",
-                                  "config.json", "model.safetensors", "tokenizer.json", "mmproj-F16.gguf"});
+  const auto files =
+      files_named({"m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-Q4_0.gguf", "m-Q3_K_M.gguf",
+                   "config.json", "model.safetensors", "tokenizer.json", "mmproj-F16.gguf"});
   const auto first = [&](const char* wanted) {
     const FileChoice choice = choose_files(files, wanted);
     return choice.problem.empty() ? choice.group.files[0].path : "problem: " + choice.problem;
@@ -111,17 +113,19 @@ TEST(FileChoice, OneOfSeveral) {
 }
 
 TEST(FileChoice, WhatIsNotWhole) {
-  EXPECT_FALSE(choose_files(files_named({"m-00001-of-00003.gguf", "m-00003-of-00003.gguf"}), "").problem.empty());
+  EXPECT_FALSE(
+      choose_files(files_named({"m-00001-of-00003.gguf", "m-00003-of-00003.gguf"}), "").problem.empty());
   EXPECT_FALSE(choose_files(files_named({"config.json"}), "").problem.empty());
   EXPECT_FALSE(choose_files(files_named({"config.json", "model.safetensors.index.json",
                                          "model-00001-of-00002.safetensors"}),
                             "")
                    .problem.empty());
-  EXPECT_EQ(choose_files(files_named({"config.json", "model.safetensors.index.json", "original/model-x.safetensors",
-                                      "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}),
-                         "")
-                .group.files.size(),
-            4U);
+  EXPECT_EQ(
+      choose_files(files_named({"config.json", "model.safetensors.index.json", "original/model-x.safetensors",
+                                "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}),
+                   "")
+          .group.files.size(),
+      4U);
   EXPECT_NE(choose_files(files_named({"pytorch_model.bin"}), "").problem.find(".bin"), std::string::npos);
 }
 

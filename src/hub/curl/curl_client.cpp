@@ -1,5 +1,5 @@
-// HttpClient by libcurl's multi interface. Proxies are libcurl's business (HTTPS_PROXY, ALL_PROXY, NO_PROXY and
-// their like); HTTP/1.1 throughout, because parallel ranges are there to have connections of their own.
+// HttpClient by libcurl's multi interface. Proxies are libcurl's business (HTTPS_PROXY, ALL_PROXY, NO_PROXY
+// and their like); HTTP/1.1 throughout, because parallel ranges are there to have connections of their own.
 #include <curl/curl.h>
 
 #include <algorithm>
