@@ -48,7 +48,9 @@ constexpr const char* kPerplexityFooter =
     "--stride tokens, each read from an empty cache. A token is scored once, in the first window that holds "
     "it,\n"
     "given the tokens before it in that window; the first token of a window is not scored. The result is\n"
-    "exp(mean of -log p). The default stride, --ctx, gives windows that do not overlap.\n"
+    "exp(mean of -log p). The default stride, --ctx, gives windows that do not overlap; the default --ctx is "
+    "what\n"
+    "the model was trained for, at most 4096.\n"
     "  millrace perplexity small.gguf -f book.txt --kl original.gguf      # what quantizing changed\n"
     "  millrace perplexity model.gguf -f book.txt --kv-type f16 --kl      # what this cache changes\n"
     "--kl compares with a baseline (default: the same file), which keeps its cache in f32 and its weights as "
@@ -63,6 +65,9 @@ constexpr const char* kPerplexityFooter =
 
 // Each scored row is a whole vocabulary of floats: this many at a time.
 constexpr int32_t kPerplexityRows = 64;
+
+// Without --ctx windows are no longer than this, whatever memory holds: figures stay comparable.
+constexpr int32_t kPerplexityWindow = 4096;
 
 struct Score {
   double nll = 0.0, squares = 0.0;
@@ -130,7 +135,7 @@ const std::string& baseline_path(const PerplexityOptions& options) {
 }
 
 Readers open_readers(const PerplexityOptions& options) {
-  const RuntimeSetup setup{.logit_rows = kPerplexityRows};
+  const RuntimeSetup setup{.logit_rows = kPerplexityRows, .most_context = kPerplexityWindow};
   EngineOptions engine = options.engine;
   engine.step_tokens = kPerplexityRows;
   Readers readers;
