@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <filesystem>
 #include <new>
 
@@ -25,10 +24,12 @@ std::string id_of_model(const Engine& engine, const ServerOptions& options) {
   return engine.model().name.empty() ? "default" : engine.model().name;
 }
 
-// What needs no key: is it alive, and the page, which asks for the key itself.
+// What those ask who watch the server: under any name, and without a key.
+bool is_probe(std::string_view path) { return path == "/health" || path == "/ready" || path == "/live"; }
+
+// What needs no key: the page, which asks for the key itself.
 bool is_open(const HttpRequest& request) {
-  const std::string& path = request.path;
-  return path == "/health" || path == "/ready" || request.method == "OPTIONS" || find_asset(path) != nullptr;
+  return request.method == "OPTIONS" || find_asset(request.path) != nullptr;
 }
 
 }  // namespace
@@ -43,8 +44,7 @@ Api::Api(Engine& engine, const ServerOptions& options)
       format_(chat::make_format(engine, constraints_->grammars())),
       timeline_(options.timeline),
       store_(options.stored_responses, options.stored_bytes),
-      keys_(std::make_shared<Keys>(options.keys_file.empty() ? Keys() : Keys::from_file(options.keys_file))),
-      rate_(options.rate_per_minute) {}
+      admission_(options_) {}
 
 Api::~Api() = default;
 
@@ -55,49 +55,27 @@ double Api::uptime_s() const {
 void Api::reload_keys() {
   if (options_.keys_file.empty()) return;
   try {
-    auto fresh = std::make_shared<Keys>(Keys::from_file(options_.keys_file));
-    log_.write("info", "keys read again", {{"keys", static_cast<double>(fresh->size())}});
-    const std::lock_guard lock(keys_mutex_);
-    keys_ = std::move(fresh);
+    const size_t count = admission_.reload_keys();
+    log_.write("info", "keys read again", {{"keys", static_cast<double>(count)}});
   } catch (const std::exception& error) {
     log_.write("error", "keys not read, the old ones stay", {{"reason", std::string(error.what())}});
   }
 }
 
 std::optional<HttpResponse> Api::admit(const HttpRequest& head, Client& client) {
+  admission_.see_through_proxy(head, client);
+  if (is_probe(head.path)) return std::nullopt;
+  if (auto refusal = admission_.refuse_site(head)) return refusal;
   if (is_open(head)) return std::nullopt;
-  std::shared_ptr<const Keys> keys;
-  {
-    const std::lock_guard lock(keys_mutex_);
-    keys = keys_;
-  }
-  if (keys->in_use()) {
-    const std::optional<std::string> name = keys->check(head.header("authorization"));
-    if (!name) {
-      return error_response({401,
-                             "no valid API key was given: expected the header 'Authorization: Bearer KEY'",
-                             "", "invalid_api_key"});
-    }
-    client.key_name = *name;
-  }
+  if (auto refusal = admission_.refuse_key(head, client)) return refusal;
   if (head.method != "POST") return std::nullopt;
   if (draining_) {
     ApiError error(503, "the server is shutting down", "", "shutting_down");
     error.retry_after_s = 1;
     return error_response(error);
   }
-  const RateLimiter::Verdict verdict = rate_.take(keys->in_use() ? client.key_name : client.remote);
-  if (verdict.allowed) return std::nullopt;
-  ApiError error(429,
-                 fmt::format("more than {} requests a minute: try again in {:.1f} s", rate_.per_minute(),
-                             verdict.wait_s),
-                 "", "rate_limit_exceeded");
-  error.retry_after_s = static_cast<int>(std::ceil(verdict.wait_s));
-  HttpResponse response = error_response(error);
-  response.headers.emplace_back("x-ratelimit-limit-requests", fmt::format("{}", rate_.per_minute()));
-  response.headers.emplace_back("x-ratelimit-remaining-requests", "0");
-  response.headers.emplace_back("x-ratelimit-reset-requests", fmt::format("{:.1f}s", verdict.wait_s));
-  return response;
+  if (auto refusal = SiteRules::refuse_content_type(head)) return refusal;
+  return admission_.refuse_amount(client);
 }
 
 void Api::add_headers(HttpResponse& response, const HttpRequest& request) const {
@@ -114,20 +92,25 @@ void Api::add_headers(HttpResponse& response, const HttpRequest& request) const 
 }
 
 std::string Api::failure() {
-  std::string failure = engine_.failure();
-  if (!failure.empty()) {
-    std::call_once(failure_logged_, [&] { log_.write("error", "the device failed", {{"reason", failure}}); });
-  }
-  return failure;
+  const std::string failure = engine_.failure();
+  if (failure.empty()) return failure;
+  std::call_once(failure_logged_, [&] { log_.write("error", "the device failed", {{"reason", failure}}); });
+  return without_paths(failure);
 }
 
 Reply Api::handle(const HttpRequest& request, const Client& client) {
+  const ClientUse::Scope whose(client.use);
   try {
     return route(request, client);
   } catch (const ApiError& error) {
     return {.response = error_response(error)};
   } catch (const Error& error) {
-    return {.response = error_response(to_api_error(error.code(), error.what()))};
+    const ApiError answer = to_api_error(error.code(), error.what());
+    if (answer.status == 500) {
+      log_.write("error", "request failed",
+                 {{"request_id", client.request_id}, {"reason", std::string(error.what())}});
+    }
+    return {.response = error_response(answer)};
   } catch (const std::bad_alloc&) {
     return {.response = error_response({503, "out of memory", "", "out_of_memory"})};
   } catch (const std::exception& error) {
@@ -156,6 +139,7 @@ constexpr Route kRoutes[] = {
     {"POST", "/apply-template",
      [](Api& api, const HttpRequest& r, const Client&) { return apply_template(api, r); }},
     {"GET", "/health", [](Api& api, const HttpRequest&, const Client&) { return health(api); }},
+    {"GET", "/live", [](Api& api, const HttpRequest&, const Client&) { return live(api); }},
     {"GET", "/ready", [](Api& api, const HttpRequest&, const Client&) { return ready(api); }},
     {"GET", "/metrics",
      [](Api& api, const HttpRequest&, const Client&) {

@@ -7,10 +7,10 @@
 #include <mutex>
 #include <string>
 
+#include "admission.h"
 #include "chat/format.h"
 #include "constraints.h"
 #include "http.h"
-#include "keys.h"
 #include "log.h"
 #include "millrace/engine.h"
 #include "options.h"
@@ -21,6 +21,8 @@ namespace millrace::server {
 
 struct Counters {
   std::atomic<int64_t> connections{0}, streams{0};
+  // Large requests that wait to be read (work_lanes.h), and how many may.
+  std::atomic<int64_t> queued_work{0}, queued_work_limit{0};
   std::atomic<uint64_t> requests{0}, status_2xx{0}, status_4xx{0}, status_5xx{0}, refused_connections{0};
   void count(int status);
 };
@@ -30,7 +32,7 @@ class Api {
   Api(Engine& engine, const ServerOptions& options);
   ~Api();
 
-  // What can be said before the body is read: nothing when the request may go on. Fills in client.key_name.
+  // What can be said before the body is read: nothing when the request may go on. Fills in who the client is.
   std::optional<HttpResponse> admit(const HttpRequest& head, Client& client);
   // Never throws: what goes wrong is a response.
   Reply handle(const HttpRequest& request, const Client& client);
@@ -41,7 +43,11 @@ class Api {
   void reload_keys();  // logs what came of it; the old ones stay when the file is bad
   void set_draining() { draining_ = true; }
   bool draining() const { return draining_; }
-  // Engine::failure(); logged when it is first seen.
+  // As many requests wait to be read as may: more are refused.
+  bool overloaded() const {
+    return counters_.queued_work_limit > 0 && counters_.queued_work >= counters_.queued_work_limit;
+  }
+  // Engine::failure(), without paths; logged whole when it is first seen.
   std::string failure();
 
   // Runs an answer that nobody waits for to its end. Set by the server.
@@ -75,9 +81,7 @@ class Api {
   Timeline timeline_;
   ResponseStore store_;
   Counters counters_;
-  std::mutex keys_mutex_;
-  std::shared_ptr<const Keys> keys_;
-  RateLimiter rate_;
+  Admission admission_;
   std::atomic<bool> draining_{false};
 };
 

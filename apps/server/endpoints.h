@@ -24,6 +24,7 @@ Reply tokenize(Api& api, const HttpRequest& request);
 Reply detokenize(Api& api, const HttpRequest& request);
 Reply apply_template(Api& api, const HttpRequest& request);
 Reply health(Api& api);
+Reply live(Api& api);
 Reply ready(Api& api);
 
 HttpResponse metrics(Api& api);     // Prometheus' text format

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "api_error.h"
+#include "client_limits.h"
 #include "millrace/engine.h"
 #include "timeline.h"
 
@@ -41,7 +43,11 @@ class Generation {
 
  private:
   void record(const Item& item, bool first_of_prompt);
+  void charge(int64_t tokens, bool at_once);  // to the client's account
 
+  std::shared_ptr<ClientUse> use_ = ClientUse::current();
+  std::vector<int64_t> charged_prompts_;  // tokens, or a guess until they are known
+  int64_t uncharged_ = 0;
   Timeline& timeline_;
   std::shared_ptr<Timeline::Entry> entry_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
