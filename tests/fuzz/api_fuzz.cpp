@@ -165,6 +165,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   request.body = rest.find('{') == std::string_view::npos ? edited(rest, kBodies[which]) : std::string(rest);
   Client client;
   client.request_id = "r";
+  client.limits.max_priority = 1000000;
   Reply reply = api.handle(request, client);
   if (reply.answer) {
     follow(std::move(reply.answer));
