@@ -4,8 +4,8 @@
 
 Run from the repository root. The model is build/models/SmolLM2-135M-Instruct.Q4_1.gguf (tools/fetch_model.py smollm2); the
 client comes from PyPI into build/python/openai, and jsonschema, which holds the answers to /openapi.json, likewise. What
-cannot be had is skipped and said. The clients' tests are in server/clients.py, those of limits and signals in
-server/limits.py.
+cannot be had is skipped and said. The clients' tests are in server/clients.py, those of limits and
+signals in server/limits.py, those of several models in server/models.py.
 """
 
 import json
@@ -27,7 +27,10 @@ from clients import NodeClient, OfficialClient  # noqa: E402, F401
 from description import Description  # noqa: E402
 from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
 from limits import Limits  # noqa: E402, F401
+from models import FromAFile, OneAtATime, Several  # noqa: E402, F401
+from recorded import Recorded  # noqa: E402, F401
 from shared import LONG, MESSAGES, SharedServer, describe, wait_for  # noqa: E402
+from tool_calls import OpenObjects, ToolCalls  # noqa: E402, F401
 
 
 class Endpoints(SharedServer):
@@ -70,6 +73,8 @@ class Endpoints(SharedServer):
         self.good("POST", "/detokenize", self.good("POST", "/tokenize", {"content": "Hi"}))
         for path in ("/v1/models", "/v1/models/smollm2", "/health", "/live", "/ready", "/stats"):
             self.good("GET", path)
+        self.good("POST", "/v1/models/load", {"model": "smollm2"})
+        self.refused("/v1/models/unload", {"model": "smollm2"}, 400, "model")  # the one there is stays
         self.refused("/v1/responses", {"input": 1}, 400, "input")
         document = self.server.description.document
         seen = {(method, pattern) for method, path, _ in self.server.description.checked

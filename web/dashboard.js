@@ -36,12 +36,16 @@ function showHistory({ history }) {
     { kind: "one", name: "running", values: history.running },
     { kind: "two", name: "waiting", values: history.waiting },
   ]);
+  lineChart(byId("blocks-history"), [
+    { kind: "one", name: "in use by requests", values: history.blocks_used },
+    { kind: "two", name: "kept for prefixes", values: history.blocks_cached },
+  ]);
 }
 
 function showBlocks({ blocks }) {
   const { total, used, cached, free, ram, disk } = blocks;
   partsBar(byId("blocks"), `${number(blocks.usage * 100, 1)}%`, "of the pool in use", [
-    { kind: "one", name: "in use", size: used, value: number(used) },
+    { kind: "one", name: "in use by requests", size: used, value: number(used) },
     { kind: "two", name: "kept for prefixes", size: cached, value: number(cached) },
     { kind: "rest", name: "free", size: 0, value: number(free) },
     { name: "moved to RAM", size: 0, value: `${number(ram.blocks)} (${bytes(ram.bytes)})` },

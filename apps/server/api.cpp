@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <new>
 
 #include "api_error.h"
@@ -19,11 +18,6 @@ void Counters::count(int status) {
 
 namespace {
 
-std::string id_of_model(const Engine& engine, const ServerOptions& options) {
-  if (!options.model_id.empty()) return options.model_id;
-  return engine.model().name.empty() ? "default" : engine.model().name;
-}
-
 // What those ask who watch the server: under any name, and without a key.
 bool is_probe(std::string_view path) { return path == "/health" || path == "/ready" || path == "/live"; }
 
@@ -34,14 +28,11 @@ bool is_open(const HttpRequest& request) {
 
 }  // namespace
 
-Api::Api(Engine& engine, const ServerOptions& options)
-    : engine_(engine),
+Api::Api(ModelSet& models, const ServerOptions& options)
+    : models_(models),
       options_(options),
       log_(options.log_json),
-      model_id_(id_of_model(engine, options)),
       created_(static_cast<int64_t>(unix_time())),
-      constraints_(std::make_unique<Constraints>(engine)),
-      format_(chat::make_format(engine, constraints_->grammars())),
       timeline_(options.timeline),
       store_(options.stored_responses, options.stored_bytes),
       admission_(options_) {}
@@ -92,32 +83,50 @@ void Api::add_headers(HttpResponse& response, const HttpRequest& request) const 
 }
 
 std::string Api::failure() {
-  const std::string failure = engine_.failure();
+  const std::string failure = models_.failure();
   if (failure.empty()) return failure;
   std::call_once(failure_logged_, [&] { log_.write("error", "the device failed", {{"reason", failure}}); });
   return without_paths(failure);
 }
 
+ModelLease Api::model_of(const Fields& fields) {
+  const Json* stream = fields.find("stream");
+  const bool streams = stream != nullptr && stream->is_boolean() && stream->get<bool>();
+  return lease(fields.text("model").value_or(""), streams ? StreamForm::kEvents : StreamForm::kNone);
+}
+
+ModelLease Api::lease(const std::string& name, StreamForm stream) {
+  if (ModelLease model = models_.lease(name)) return model;
+  throw ModelNotLoaded{name, stream};
+}
+
+HttpResponse Api::error_for(const HttpRequest& /*request*/, const ApiError& error) const {
+  return error_response(error);
+}
+
 Reply Api::handle(const HttpRequest& request, const Client& client) {
   const ClientUse::Scope whose(client.use);
+  const auto refuse = [&](const ApiError& error) { return Reply{.response = error_for(request, error)}; };
   try {
     return route(request, client);
+  } catch (const ModelNotLoaded& missing) {
+    return {.answer = std::make_unique<LoadingAnswer>(*this, missing, request, client)};
   } catch (const ApiError& error) {
-    return {.response = error_response(error)};
+    return refuse(error);
   } catch (const Error& error) {
     const ApiError answer = to_api_error(error.code(), error.what());
     if (answer.status == 500) {
       log_.write("error", "request failed",
                  {{"request_id", client.request_id}, {"reason", std::string(error.what())}});
     }
-    return {.response = error_response(answer)};
+    return refuse(answer);
   } catch (const std::bad_alloc&) {
-    return {.response = error_response({503, "out of memory", "", "out_of_memory"})};
+    return refuse({503, "out of memory", "", "out_of_memory"});
   } catch (const std::exception& error) {
     log_.write(
         "error", "internal error",
         {{"request_id", client.request_id}, {"path", request.path}, {"reason", std::string(error.what())}});
-    return {.response = error_response({500, "internal error", "", "internal_error"})};
+    return refuse({500, "internal error", "", "internal_error"});
   }
 }
 
@@ -134,6 +143,10 @@ constexpr Route kRoutes[] = {
     {"POST", "/v1/responses", create_response},
     {"POST", "/v1/embeddings", embeddings},
     {"GET", "/v1/models", [](Api& api, const HttpRequest&, const Client&) { return list_models(api); }},
+    {"POST", "/v1/models/load",
+     [](Api& api, const HttpRequest& r, const Client&) { return load_model(api, r); }},
+    {"POST", "/v1/models/unload",
+     [](Api& api, const HttpRequest& r, const Client&) { return unload_model(api, r); }},
     {"POST", "/tokenize", [](Api& api, const HttpRequest& r, const Client&) { return tokenize(api, r); }},
     {"POST", "/detokenize", [](Api& api, const HttpRequest& r, const Client&) { return detokenize(api, r); }},
     {"POST", "/apply-template",
@@ -146,8 +159,8 @@ constexpr Route kRoutes[] = {
        return Reply{metrics(api), {}};
      }},
     {"GET", "/stats",
-     [](Api& api, const HttpRequest&, const Client&) {
-       return Reply{stats_json(api), {}};
+     [](Api& api, const HttpRequest& r, const Client&) {
+       return Reply{stats_json(api, r), {}};
      }},
 };
 

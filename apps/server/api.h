@@ -8,13 +8,15 @@
 #include <string>
 
 #include "admission.h"
-#include "chat/format.h"
-#include "constraints.h"
+#include "api_error.h"
 #include "http.h"
+#include "json_fields.h"
+#include "loading_answer.h"
 #include "log.h"
-#include "millrace/engine.h"
+#include "model_set.h"
 #include "options.h"
 #include "response_store.h"
+#include "served_model.h"
 #include "timeline.h"
 
 namespace millrace::server {
@@ -29,7 +31,7 @@ struct Counters {
 
 class Api {
  public:
-  Api(Engine& engine, const ServerOptions& options);
+  Api(ModelSet& models, const ServerOptions& options);
   ~Api();
 
   // What can be said before the body is read: nothing when the request may go on. Fills in who the client is.
@@ -47,37 +49,39 @@ class Api {
   bool overloaded() const {
     return counters_.queued_work_limit > 0 && counters_.queued_work >= counters_.queued_work_limit;
   }
-  // Engine::failure(), without paths; logged whole when it is first seen.
+  // Of an engine (Engine::failure()), without paths; logged whole when it is first seen.
   std::string failure();
 
-  // Runs an answer that nobody waits for to its end. Set by the server.
+  // The model that a request names, for as long as its answer lives. Throws ApiError when there is no such
+  // model, and ModelNotLoaded when it has to be loaded first: the request is then handled again.
+  ModelLease model_of(const Fields& fields);
+  ModelLease lease(const std::string& name, StreamForm stream);
+  // An error in the shape that the clients of this path know.
+  HttpResponse error_for(const HttpRequest& request, const ApiError& error) const;
+
+  // Set by the server. Runs what takes its time, on one of the threads that handle requests.
+  std::function<void(std::function<void()>)> run_work;
+  // Runs an answer that nobody waits for to its end.
   std::function<void(std::shared_ptr<Answer>)> run_detached;
 
-  Engine& engine() { return engine_; }
-  const ModelInfo& engine_info() const { return engine_.model(); }
+  ModelSet& models() { return models_; }
   const ServerOptions& options() const { return options_; }
-  const chat::Format& format() const { return *format_; }
-  Constraints& constraints() { return *constraints_; }
   Timeline& timeline() { return timeline_; }
   ResponseStore& store() { return store_; }
   Counters& counters() { return counters_; }
   const Log& log() const { return log_; }
-  const std::string& model_id() const { return model_id_; }
   int64_t created() const { return created_; }  // Unix time
   double uptime_s() const;
 
  private:
   Reply route(const HttpRequest& request, const Client& client);
 
-  Engine& engine_;
+  ModelSet& models_;
   const ServerOptions options_;
   Log log_;
   std::once_flag failure_logged_;
-  std::string model_id_;
   int64_t created_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::unique_ptr<Constraints> constraints_;
-  std::unique_ptr<chat::Format> format_;
   Timeline timeline_;
   ResponseStore store_;
   Counters counters_;

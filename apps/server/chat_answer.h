@@ -13,7 +13,8 @@
 namespace millrace::server {
 
 struct ReadCall {
-  std::string id, name, arguments;
+  std::string id, name, arguments;  // arguments: of a custom tool its input
+  bool custom = false;
 };
 
 class ChatReader {

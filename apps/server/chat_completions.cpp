@@ -23,13 +23,13 @@ void write_logprobs(JsonWriter& json, std::string_view items) {
 
 class ChatAnswer final : public ChoicesAnswer {
  public:
-  ChatAnswer(Api& api, const chat::Conversation& conversation, const Request& request,
+  ChatAnswer(Api& api, ModelLease lease, const chat::Conversation& conversation, const Request& request,
              const std::vector<std::string>& stop, StreamOptions stream, Headers headers,
              Timeline::Entry entry)
-      : ChoicesAnswer(api, {request}, stream, std::move(headers), std::move(entry),
+      : ChoicesAnswer(api, std::move(lease), {request}, stream, std::move(headers), std::move(entry),
                       stream.stream ? "chat.completion.chunk" : "chat.completion") {
     for (size_t i = 0; i < generation_.choices(); ++i) {
-      readers_.emplace_back(api.engine(), api.format().parser(conversation), logprobs_, stop);
+      readers_.emplace_back(model().engine(), model().format().parser(conversation), logprobs_, stop);
     }
     began_.resize(readers_.size());
   }
@@ -64,14 +64,18 @@ class ChatAnswer final : public ChoicesAnswer {
       case chat::Delta::Kind::kToolCall:
         chunk(out, choice, [&](JsonWriter& json) {
           json.key("tool_calls").begin_array().begin_object().field("index", delta.call);
-          write_call(json, reader.calls()[static_cast<size_t>(delta.call)].id, delta.name, "");
+          write_call(json, {.id = reader.calls()[static_cast<size_t>(delta.call)].id,
+                            .name = delta.name,
+                            .arguments = "",
+                            .custom = delta.custom});
           json.end_object().end_array();
         });
         break;
       case chat::Delta::Kind::kToolArguments:
         chunk(out, choice, [&](JsonWriter& json) {
           json.key("tool_calls").begin_array().begin_object().field("index", delta.call);
-          json.key("function").begin_object().field("arguments", delta.text).end_object();
+          const auto [type, text] = names_of_call(delta.custom);
+          json.key(type).begin_object().field(text, delta.text).end_object();
           json.end_object().end_array();
         });
         break;
@@ -95,10 +99,16 @@ class ChatAnswer final : public ChoicesAnswer {
     });
   }
 
-  static void write_call(JsonWriter& json, std::string_view id, std::string_view name,
-                         std::string_view arguments) {
-    json.field("id", id).field("type", "function").key("function").begin_object();
-    json.field("name", name).field("arguments", arguments).end_object();
+  // The type of a call, also the key of what is said of it, and the key of its text.
+  static std::pair<std::string_view, std::string_view> names_of_call(bool custom) {
+    if (custom) return {"custom", "input"};
+    return {"function", "arguments"};
+  }
+
+  static void write_call(JsonWriter& json, const ReadCall& call) {
+    const auto [type, text] = names_of_call(call.custom);
+    json.field("id", call.id).field("type", type).key(type).begin_object();
+    json.field("name", call.name).field(text, call.arguments).end_object();
   }
 
   static void write_message(JsonWriter& json, const ChatReader& reader) {
@@ -114,7 +124,7 @@ class ChatAnswer final : public ChoicesAnswer {
       json.key("tool_calls").begin_array();
       for (const ReadCall& call : reader.calls()) {
         json.begin_object();
-        write_call(json, call.id, call.name, call.arguments);
+        write_call(json, call);
         json.end_object();
       }
       json.end_array();
@@ -149,9 +159,9 @@ class ChatAnswer final : public ChoicesAnswer {
 Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  check_model(fields, api);
+  const ModelLease model = api.model_of(fields);
   const StreamOptions stream = read_stream_options(fields);
-  Request request = read_request(fields, api, client);
+  Request request = read_request(fields, api, *model, client);
   const auto limit = fields.integer("max_completion_tokens", 1, 1 << 28);
   const auto old_limit = fields.integer("max_tokens", 1, 1 << 28);
   request.max_tokens = static_cast<int32_t>(limit.value_or(old_limit.value_or(0)));
@@ -165,10 +175,11 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
     if (*modalities != Json::array({"text"})) fields.refuse("modalities", "expected [\"text\"]");
   }
   chat::Conversation conversation = read_conversation(fields);
-  const Constraints::Grammar content = api.constraints().of_request(fields, &conversation);
-  request.tokens = api.format().prompt(conversation);
-  if (!request.ignore_end) request.stop_tokens = api.format().stop_tokens();
-  request.constraint = api.format().constraint(conversation, content);
+  conversation.objects = model->constraints().objects(fields);
+  const Constraints::Grammar content = model->constraints().of_request(fields, &conversation);
+  request.tokens = model->format().prompt(conversation);
+  if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
+  request.constraint = model->format().constraint(conversation, content);
 
   const std::vector<std::string> stop = std::exchange(request.stop, {});
 
@@ -183,8 +194,8 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
        "prompt_cache_key", "safety_identifier", "functions", "function_call", "audio"},
       api, client);
   Reply reply;
-  reply.answer = std::make_unique<ChatAnswer>(api, conversation, request, stop, stream, std::move(headers),
-                                              std::move(entry));
+  reply.answer = std::make_unique<ChatAnswer>(api, model, conversation, request, stop, stream,
+                                              std::move(headers), std::move(entry));
   return reply;
 }
 

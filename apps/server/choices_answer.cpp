@@ -19,13 +19,14 @@ std::string common_members(const std::string& id, std::string_view object, const
 
 }  // namespace
 
-ChoicesAnswer::ChoicesAnswer(Api& api, const std::vector<Request>& requests, StreamOptions stream,
-                             Headers headers, Timeline::Entry entry, std::string_view object)
+ChoicesAnswer::ChoicesAnswer(Api& api, ModelLease model, const std::vector<Request>& requests,
+                             StreamOptions stream, Headers headers, Timeline::Entry entry,
+                             std::string_view object)
     : stream_(stream),
       logprobs_(requests.front().sampling.logprobs.has_value()),
-      generation_(api.engine(), api.timeline(), requests, entry),
+      generation_(std::move(model), api.timeline(), requests, entry),
       headers_(std::move(headers)),
-      common_(common_members(entry.id, object, api.model_id())) {}
+      common_(common_members(entry.id, object, generation_.model().id())) {}
 
 bool ChoicesAnswer::advance(std::string& out, size_t max_bytes) {
   while (out.size() < max_bytes) {

@@ -20,8 +20,8 @@ namespace millrace::server {
 class ChoicesAnswer : public Answer {
  public:
   // `object`: what the API calls such an answer.
-  ChoicesAnswer(Api& api, const std::vector<Request>& requests, StreamOptions stream, Headers headers,
-                Timeline::Entry entry, std::string_view object);
+  ChoicesAnswer(Api& api, ModelLease model, const std::vector<Request>& requests, StreamOptions stream,
+                Headers headers, Timeline::Entry entry, std::string_view object);
 
   bool streaming() const override { return stream_.stream; }
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
@@ -48,6 +48,8 @@ class ChoicesAnswer : public Answer {
     json.end_object();
     out += "\n\n";
   }
+
+  ServedModel& model() const { return generation_.model(); }
 
   const StreamOptions stream_;
   const bool logprobs_;

@@ -15,10 +15,12 @@ constexpr size_t kMaxPrompts = 256;
 
 class CompletionAnswer final : public ChoicesAnswer {
  public:
-  CompletionAnswer(Api& api, const std::vector<Request>& requests, std::vector<std::string> echoes,
-                   StreamOptions stream, Headers headers, Timeline::Entry entry)
-      : ChoicesAnswer(api, requests, stream, std::move(headers), std::move(entry), "text_completion"),
-        engine_(api.engine()),
+  CompletionAnswer(Api& api, ModelLease lease, const std::vector<Request>& requests,
+                   std::vector<std::string> echoes, StreamOptions stream, Headers headers,
+                   Timeline::Entry entry)
+      : ChoicesAnswer(api, std::move(lease), requests, stream, std::move(headers), std::move(entry),
+                      "text_completion"),
+        engine_(model().engine()),
         choices_(generation_.choices()) {
     const size_t samples = choices_.size() / requests.size();
     for (size_t i = 0; i < choices_.size() && !echoes.empty(); ++i) choices_[i].fresh = echoes[i / samples];
@@ -72,9 +74,9 @@ class CompletionAnswer final : public ChoicesAnswer {
 Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   const Json body = parse_object(request.body);
   const Fields fields(body);
-  check_model(fields, api);
+  const ModelLease model = api.model_of(fields);
   const StreamOptions stream = read_stream_options(fields);
-  Request base = read_request(fields, api, client);
+  Request base = read_request(fields, api, *model, client);
   // OpenAI's own default; without it an answer would fill the context.
   base.max_tokens = static_cast<int32_t>(fields.integer("max_tokens", 1, 1 << 28).value_or(16));
   if (const auto logprobs = fields.integer("logprobs", 0, 20)) {
@@ -83,16 +85,16 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   if (fields.has("suffix")) fields.refuse("suffix", "is not supported by this model");
   const auto best_of = fields.integer("best_of", 1, 128);
   if (best_of && *best_of != base.samples) fields.refuse("best_of", "is supported only when it equals n");
-  base.constraint = api.constraints().for_text(api.constraints().of_request(fields));
+  base.constraint = model->constraints().for_text(model->constraints().of_request(fields));
   const bool echo = fields.boolean("echo").value_or(false);
   if (echo && base.sampling.logprobs) fields.refuse("echo", "is not supported together with logprobs");
 
   std::vector<Request> requests;
   std::vector<std::string> echoes;
-  for (Prompt& prompt : read_prompts(fields, "prompt", api.engine_info().vocab, kMaxPrompts)) {
+  for (Prompt& prompt : read_prompts(fields, "prompt", model->info().vocab, kMaxPrompts)) {
     Request r = base;
     if (echo)
-      echoes.push_back(prompt.tokens.empty() ? prompt.text : api.engine().detokenize(prompt.tokens, true));
+      echoes.push_back(prompt.tokens.empty() ? prompt.text : model->engine().detokenize(prompt.tokens, true));
     r.text = std::move(prompt.text);
     r.tokens = std::move(prompt.tokens);
     requests.push_back(std::move(r));
@@ -104,7 +106,7 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   entry.stream = stream.stream;
   Headers headers = warn_ignored(fields, {"user"}, api, client);
   Reply reply;
-  reply.answer = std::make_unique<CompletionAnswer>(api, requests, std::move(echoes), stream,
+  reply.answer = std::make_unique<CompletionAnswer>(api, model, requests, std::move(echoes), stream,
                                                     std::move(headers), std::move(entry));
   return reply;
 }

@@ -17,9 +17,13 @@ Reply delete_response(Api& api, const std::string& id, const Client& client);
 
 Reply embeddings(Api& api, const HttpRequest& request, const Client& client);
 
-// info.cpp
+// models_info.cpp
 Reply list_models(Api& api);
 Reply get_model(Api& api, const std::string& id);
+Reply load_model(Api& api, const HttpRequest& request);
+Reply unload_model(Api& api, const HttpRequest& request);
+
+// info.cpp
 Reply tokenize(Api& api, const HttpRequest& request);
 Reply detokenize(Api& api, const HttpRequest& request);
 Reply apply_template(Api& api, const HttpRequest& request);
@@ -27,7 +31,7 @@ Reply health(Api& api);
 Reply live(Api& api);
 Reply ready(Api& api);
 
-HttpResponse metrics(Api& api);     // Prometheus' text format
-HttpResponse stats_json(Api& api);  // docs/server.md
+HttpResponse metrics(Api& api);                                 // Prometheus' text format
+HttpResponse stats_json(Api& api, const HttpRequest& request);  // docs/server.md
 
 }  // namespace millrace::server

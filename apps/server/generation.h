@@ -11,6 +11,7 @@
 #include "api_error.h"
 #include "client_limits.h"
 #include "millrace/engine.h"
+#include "served_model.h"
 #include "timeline.h"
 
 namespace millrace::server {
@@ -18,7 +19,8 @@ namespace millrace::server {
 class Generation {
  public:
   // Submits all of them. Throws ApiError for what cannot be served.
-  Generation(Engine& engine, Timeline& timeline, const std::vector<Request>& requests, Timeline::Entry entry);
+  Generation(ModelLease model, Timeline& timeline, const std::vector<Request>& requests,
+             Timeline::Entry entry);
   ~Generation();
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
@@ -40,6 +42,7 @@ class Generation {
   const Totals& totals() const { return totals_; }
   // The first failure; the others of the answer are cancelled with it.
   const std::optional<ApiError>& failure() const { return failure_; }
+  ServedModel& model() const { return *model_; }
 
  private:
   void record(const Item& item, bool first_of_prompt);
@@ -48,6 +51,7 @@ class Generation {
   std::shared_ptr<ClientUse> use_ = ClientUse::current();
   std::vector<int64_t> charged_prompts_;  // tokens, or a guess until they are known
   int64_t uncharged_ = 0;
+  const ModelLease model_;  // stays for as long as this does; the streams below are its engine's
   Timeline& timeline_;
   std::shared_ptr<Timeline::Entry> entry_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

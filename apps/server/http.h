@@ -56,6 +56,7 @@ struct Client {
   ClientLimits limits = {};
   std::shared_ptr<ClientUse> use = {};  // what it has under way counts for as long as this is held
   Headers headers = {};                 // for each response: what is left of its limits
+  double load_s = 0;                    // that it has waited for its model
 };
 
 // An answer that takes time. Whoever holds it calls on_ready once, then advance every time it was told to,
@@ -67,7 +68,12 @@ class Answer {
   Answer& operator=(const Answer&) = delete;
   virtual ~Answer() = default;
 
-  virtual bool streaming() const = 0;  // server-sent events; else response() once it is done
+  virtual bool streaming() const = 0;  // piece by piece; else response() once it is done
+  // It is not known yet whether this will be an error: the head of a stream can wait for that for a while.
+  virtual bool undecided() const { return false; }
+  // Of a stream, and what is sent when nothing else was for some seconds.
+  virtual std::string_view content_type() const { return "text/event-stream; charset=utf-8"; }
+  virtual std::string_view keep_alive() const { return ": still here\n\n"; }
   // `notify` is called from any thread when there may be something to take. It must return soon.
   virtual void on_ready(std::function<void()> notify) = 0;
   // Takes what has come. Appends events to `out` and stops early when it holds `max_bytes` bytes or more.

@@ -56,18 +56,6 @@ std::map<int32_t, float> read_logit_bias(const Fields& fields, int32_t vocab) {
 
 }  // namespace
 
-void check_model(const Fields& fields, const Api& api) {
-  const std::optional<std::string> model = fields.text("model");
-  if (!model || *model == api.model_id()) return;
-  const auto& aliases = api.options().aliases;
-  if (std::find(aliases.begin(), aliases.end(), *model) != aliases.end()) return;
-  throw ApiError(
-      404,
-      fmt::format("the model '{}' does not exist; this server has '{}' (see --model-id and --alias)",
-                  model->substr(0, 200), api.model_id()),
-      "model", "model_not_found");
-}
-
 StreamOptions read_stream_options(const Fields& fields) {
   StreamOptions options;
   options.stream = fields.boolean("stream").value_or(false);
@@ -101,7 +89,7 @@ Request read_service(const Fields& fields, const Api& api, const Client& client)
   return r;
 }
 
-Request read_request(const Fields& fields, const Api& api, const Client& client) {
+Request read_request(const Fields& fields, const Api& api, const ServedModel& model, const Client& client) {
   constexpr int64_t kInt = std::numeric_limits<int32_t>::max();
   Request r = read_service(fields, api, client);
   SamplingParams& s = r.sampling;
@@ -116,7 +104,7 @@ Request read_request(const Fields& fields, const Api& api, const Client& client)
   real("frequency_penalty", -2, 2, s.frequency_penalty);
   real("repetition_penalty", 0.01, 100, s.repetition_penalty);
   s.top_k = static_cast<int32_t>(std::max<int64_t>(0, fields.integer("top_k", -1, kInt).value_or(0)));
-  s.logit_bias = read_logit_bias(fields, api.engine_info().vocab);
+  s.logit_bias = read_logit_bias(fields, model.info().vocab);
   constexpr auto kAny = std::numeric_limits<int64_t>::max();
   if (const auto seed = fields.integer("seed", -kAny, kAny)) s.seed = static_cast<uint64_t>(*seed);
   r.stop = read_stop(fields);

@@ -13,14 +13,12 @@ struct StreamOptions {
   bool stream = false, include_usage = false;
 };
 
-// Throws ApiError{404} when `model` names another model than the one served.
-void check_model(const Fields& fields, const Api& api);
 StreamOptions read_stream_options(const Fields& fields);
 // What is said of any request, whatever it asks for: priority, deadline, whose cache.
 Request read_service(const Fields& fields, const Api& api, const Client& client);
 // That, and everything else of a Request but its prompt, its constraint and what endpoints call differently
 // (max tokens, logprobs).
-Request read_request(const Fields& fields, const Api& api, const Client& client);
+Request read_request(const Fields& fields, const Api& api, const ServedModel& model, const Client& client);
 // Fields of OpenAI's API that mean nothing here: named in the header x-millrace-ignored and in the log.
 Headers warn_ignored(const Fields& fields, std::initializer_list<std::string_view> names, const Api& api,
                      const Client& client);

@@ -1,6 +1,7 @@
 #include "response_answer.h"
 
 #include "api_error.h"
+#include "chat/custom_tools.h"
 #include "ids.h"
 
 namespace millrace::server {
@@ -10,15 +11,16 @@ std::string dump(const Json& value) { return value.dump(-1, ' ', false, Json::er
 
 }  // namespace
 
-ResponseAnswer::ResponseAnswer(Api& api, ResponseInput input, const Request& request, std::string owner,
-                               Headers headers, Timeline::Entry entry)
+ResponseAnswer::ResponseAnswer(Api& api, ModelLease model, ResponseInput input, const Request& request,
+                               std::string owner, Headers headers, Timeline::Entry entry)
     : api_(api),
       id_(entry.id),
       owner_(std::move(owner)),
       input_(std::move(input)),
       headers_(std::move(headers)),
-      generation_(api.engine(), api.timeline(), {request}, std::move(entry)),
-      reader_(api.engine(), api.format().parser(input_.conversation), input_.logprobs, {}) {}
+      generation_(std::move(model), api.timeline(), {request}, std::move(entry)),
+      reader_(generation_.model().engine(), generation_.model().format().parser(input_.conversation),
+              input_.logprobs, {}) {}
 
 // ---------------------------------------------------------------- events
 
@@ -79,7 +81,7 @@ void ResponseAnswer::take(const Event& event_in, std::string& out) {
         break;
       case chat::Delta::Kind::kToolCall:
         close(out);
-        open(OutputItem::Kind::kCall, delta.name, reader_.calls()[static_cast<size_t>(delta.call)].id, out);
+        open(OutputItem::Kind::kCall, out, reader_.calls()[static_cast<size_t>(delta.call)]);
         break;
       case chat::Delta::Kind::kToolArguments:
         add_text(OutputItem::Kind::kCall, delta, out);
@@ -92,7 +94,7 @@ void ResponseAnswer::take(const Event& event_in, std::string& out) {
 void ResponseAnswer::add_text(OutputItem::Kind kind, const chat::Delta& delta, std::string& out) {
   if (items_.empty() || items_.back().done || items_.back().kind != kind) {
     close(out);
-    open(kind, "", "", out);
+    open(kind, out);
   }
   OutputItem& item = items_.back();
   item.text += delta.text;
@@ -102,7 +104,9 @@ void ResponseAnswer::add_text(OutputItem::Kind kind, const chat::Delta& delta, s
     if (kind != OutputItem::Kind::kCall) json.field("content_index", 0);
   };
   if (kind == OutputItem::Kind::kCall) {
-    event(out, "response.function_call_arguments.delta", write_delta);
+    event(out,
+          item.custom ? "response.custom_tool_call_input.delta" : "response.function_call_arguments.delta",
+          write_delta);
   } else if (kind == OutputItem::Kind::kReasoning) {
     event(out, "response.reasoning_text.delta", write_delta);
   } else {
@@ -115,18 +119,20 @@ void ResponseAnswer::add_text(OutputItem::Kind kind, const chat::Delta& delta, s
   }
 }
 
-void ResponseAnswer::open(OutputItem::Kind kind, const std::string& name, const std::string& call_id,
-                          std::string& out) {
+// `call`: the one that begins, of an item for a call.
+void ResponseAnswer::open(OutputItem::Kind kind, std::string& out, const ReadCall& call) {
   const std::string_view prefix = kind == OutputItem::Kind::kReasoning ? "rs_"
                                   : kind == OutputItem::Kind::kMessage ? "msg_"
+                                  : call.custom                        ? "ctc_"
                                                                        : "fc_";
   items_.push_back({.kind = kind,
                     .id = new_id(prefix, 24),
                     .text = {},
-                    .name = name,
-                    .call_id = call_id,
+                    .name = call.name,
+                    .call_id = call.id,
                     .logprobs = {},
-                    .done = false});
+                    .done = false,
+                    .custom = call.custom});
   Json item = item_json(items_.back());
   if (kind != OutputItem::Kind::kCall) item["content"] = Json::array();
   item_event(out, "response.output_item.added", item);
@@ -150,10 +156,12 @@ void ResponseAnswer::close(std::string& out) {
   item.done = true;
   const Json whole = item_json(item);
   if (item.kind == OutputItem::Kind::kCall) {
-    event(out, "response.function_call_arguments.done", [&](JsonWriter& json) {
-      write_place(json);
-      json.field("name", item.name).field("arguments", item.text);
-    });
+    event(out, item.custom ? "response.custom_tool_call_input.done" : "response.function_call_arguments.done",
+          [&](JsonWriter& json) {
+            write_place(json);
+            if (!item.custom) json.field("name", item.name);
+            json.field(item.custom ? "input" : "arguments", item.text);
+          });
   } else {
     const bool reasoning = item.kind == OutputItem::Kind::kReasoning;
     event(out, reasoning ? "response.reasoning_text.done" : "response.output_text.done",
@@ -172,7 +180,7 @@ void ResponseAnswer::close(std::string& out) {
 
 void ResponseAnswer::finish(const Event& event_in, std::string& out) {
   // Nothing at all is still a message: clients look for one.
-  if (items_.empty()) open(OutputItem::Kind::kMessage, "", "", out);
+  if (items_.empty()) open(OutputItem::Kind::kMessage, out);
   close(out);
   if (generation_.failure()) {
     status_ = "failed";
@@ -204,8 +212,12 @@ Json ResponseAnswer::item_json(const OutputItem& item) const {
               {"content", Json::array({{{"type", "reasoning_text"}, {"text", item.text}}})},
               {"status", status}};
     case OutputItem::Kind::kCall:
-      return {{"id", item.id},     {"type", "function_call"}, {"call_id", item.call_id},
-              {"name", item.name}, {"arguments", item.text},  {"status", status}};
+      return {{"id", item.id},
+              {"type", item.custom ? "custom_tool_call" : "function_call"},
+              {"call_id", item.call_id},
+              {"name", item.name},
+              {item.custom ? "input" : "arguments", item.text},
+              {"status", status}};
     case OutputItem::Kind::kMessage:
       break;
   }
@@ -229,7 +241,7 @@ Json ResponseAnswer::body() const {
     response["error"] = {{"code", "server_error"}, {"message", generation_.failure()->message}};
   }
   response["incomplete_details"] = incomplete_.empty() ? Json(nullptr) : Json({{"reason", incomplete_}});
-  response["model"] = api_.model_id();
+  response["model"] = generation_.model().id();
   response["output"] = std::move(output);
   for (const auto& [key, value] : input_.echo.items()) response[key] = value;
   response["usage"] = nullptr;
@@ -250,7 +262,10 @@ std::vector<chat::Message> ResponseAnswer::messages() const {
   chat::Message answer{.role = "assistant", .content = reader_.content()};
   answer.reasoning = reader_.reasoning();
   for (const ReadCall& call : reader_.calls()) {
-    answer.tool_calls.push_back({.id = call.id, .name = call.name, .arguments = call.arguments});
+    answer.tool_calls.push_back(
+        {.id = call.id,
+         .name = call.name,
+         .arguments = call.custom ? chat::custom_arguments(call.arguments) : call.arguments});
   }
   all.push_back(std::move(answer));
   return all;

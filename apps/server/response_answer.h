@@ -13,8 +13,8 @@ namespace millrace::server {
 
 class ResponseAnswer final : public Answer {
  public:
-  ResponseAnswer(Api& api, ResponseInput input, const Request& request, std::string owner, Headers headers,
-                 Timeline::Entry entry);
+  ResponseAnswer(Api& api, ModelLease model, ResponseInput input, const Request& request, std::string owner,
+                 Headers headers, Timeline::Entry entry);
 
   bool streaming() const override { return input_.stream; }
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
@@ -32,11 +32,11 @@ class ResponseAnswer final : public Answer {
   struct OutputItem {
     enum class Kind { kReasoning, kMessage, kCall } kind;
     std::string id, text, name, call_id, logprobs;
-    bool done = false;
+    bool done = false, custom = false;  // custom: a call of a custom tool, its input is the text
   };
   void take(const Event& event, std::string& out);
   void add_text(OutputItem::Kind kind, const chat::Delta& delta, std::string& out);
-  void open(OutputItem::Kind kind, const std::string& name, const std::string& call_id, std::string& out);
+  void open(OutputItem::Kind kind, std::string& out, const ReadCall& call = {});
   void close(std::string& out);
   void finish(const Event& event, std::string& out);
   // An event of this type with the members that `write_members` writes; nothing where nobody reads events.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "api_error.h"
+#include "chat/custom_tools.h"
 #include "conversation.h"
 #include "ids.h"
 
@@ -69,14 +70,19 @@ void read_item(const Fields& item, MessageBuilder& builder) {
     builder.assistant().tool_calls.push_back({.id = item.required_text("call_id"),
                                               .name = item.required_text("name"),
                                               .arguments = item.text("arguments").value_or("{}")});
-  } else if (type == "function_call_output") {
+  } else if (type == "custom_tool_call") {
+    builder.assistant().tool_calls.push_back(
+        {.id = item.required_text("call_id"),
+         .name = item.required_text("name"),
+         .arguments = chat::custom_arguments(item.text("input").value_or(""))});
+  } else if (type == "function_call_output" || type == "custom_tool_call_output") {
     chat::Message message{.role = "tool"};
     message.tool_call_id = item.required_text("call_id");
     message.content = read_content(item.find("output"), item.path_of("output"));
     builder.other(std::move(message));
   } else {
-    item.refuse("type", fmt::format("found \"{}\", expected message, reasoning, function_call or "
-                                    "function_call_output",
+    item.refuse("type", fmt::format("found \"{}\", expected message, reasoning, function_call, "
+                                    "function_call_output, custom_tool_call or custom_tool_call_output",
                                     type.substr(0, 60)));
   }
 }
@@ -111,13 +117,7 @@ void read_tools(const Fields& fields, ResponseInput& out) {
   if (const Json* tools = fields.array("tools")) {
     for (size_t i = 0; i < tools->size(); ++i) {
       const Fields tool((*tools)[i], element_path("tools", i));
-      const std::string type = tool.required_text("type");
-      if (type != "function") {
-        tool.refuse("type",
-                    fmt::format("found \"{}\", expected \"function\": this server runs no tools itself",
-                                type.substr(0, 60)));
-      }
-      conversation.tools.push_back(read_function(tool));
+      conversation.tools.push_back(read_tool(tool, false));
       echo.push_back(tool.json());
     }
   }

@@ -33,27 +33,28 @@ void refuse_stream(const HttpRequest& request) {
 Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  check_model(fields, api);
-  Request request = read_request(fields, api, client);
+  const ModelLease model = api.model_of(fields);
+  Request request = read_request(fields, api, *model, client);
   for (const std::string_view key : {"n", "stop"}) {
     if (fields.has(key)) fields.refuse(key, "is not part of this endpoint");
   }
   request.max_tokens = static_cast<int32_t>(fields.integer("max_output_tokens", 1, 1 << 28).value_or(0));
   ResponseInput input = read_response_input(fields, api, client);
+  input.conversation.objects = model->constraints().objects(fields);
   const auto top = fields.integer("top_logprobs", 0, 20);
   if (input.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   Json text_echo = {{"format", {{"type", "text"}}}, {"verbosity", "medium"}};
   Constraints::Grammar content;
   if (const std::optional<Fields> text = fields.object("text")) {
     if (const std::optional<Fields> format = text->object("format")) {
-      content = api.constraints().of_format(*format, &input.conversation);
+      content = model->constraints().of_format(*format, &input.conversation);
       text_echo["format"] = format->json();
     }
   }
   input.echo["text"] = std::move(text_echo);
-  request.tokens = api.format().prompt(input.conversation);
-  if (!request.ignore_end) request.stop_tokens = api.format().stop_tokens();
-  request.constraint = api.format().constraint(input.conversation, std::move(content));
+  request.tokens = model->format().prompt(input.conversation);
+  if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
+  request.constraint = model->format().constraint(input.conversation, std::move(content));
 
   Timeline::Entry entry;
   entry.id = new_id("resp_", 32);
@@ -64,7 +65,7 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   Headers headers = warn_ignored(
       fields, {"service_tier", "user", "prompt_cache_key", "safety_identifier", "max_tool_calls", "prompt"},
       api, client);
-  auto answer = std::make_unique<ResponseAnswer>(api, std::move(input), request, client.key_name,
+  auto answer = std::make_unique<ResponseAnswer>(api, model, std::move(input), request, client.key_name,
                                                  std::move(headers), std::move(entry));
   if (!background) return {.response = {}, .answer = std::move(answer)};
   const std::shared_ptr<ResponseAnswer> shared = std::move(answer);

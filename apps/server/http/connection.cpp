@@ -286,6 +286,11 @@ Connection::Awaitable<bool> Connection::send_answer(const HttpRequest& request, 
   std::string out;
   bool done = answer->advance(out, api_.options().pending_bytes);
   start_read();  // its end is how we know that the client has gone
+  const Clock::time_point patience = after(api_.options().keep_alive_s);
+  while (answer->undecided() && !gone_ && !at_once_ && co_await waiter_->until(patience)) {
+    done = answer->advance(out, api_.options().pending_bytes);
+    start_read();
+  }
   if (answer->streaming() && !answer->response()) {
     const bool sent = co_await send_events(request, client, *answer, std::move(out), done);
     log(request, client, 200, start, answer->generated_tokens(), !sent);
@@ -311,7 +316,7 @@ Connection::Awaitable<bool> Connection::send_answer(const HttpRequest& request, 
 Connection::Awaitable<bool> Connection::send_events(const HttpRequest& request, const Client& client,
                                                     Answer& answer, std::string first, bool done) {
   const bool chunked = request.version >= 11;
-  HttpResponse head{.content_type = "text/event-stream; charset=utf-8"};
+  HttpResponse head{.content_type = std::string(answer.content_type())};
   head.headers = {{"cache-control", "no-cache"}, {"x-accel-buffering", "no"}};
   for (auto& header : answer.headers()) head.headers.push_back(std::move(header));
   api_.add_headers(head, request);
@@ -335,7 +340,7 @@ Connection::Awaitable<bool> Connection::send_events(const HttpRequest& request, 
     if (gone_ || at_once_) co_return false;
     done = answer.advance(events, api_.options().pending_bytes);
     if (!events.empty() || done) continue;
-    if (!co_await waiter_->until(after(api_.options().keep_alive_s))) events = ": still here\n\n";
+    if (!co_await waiter_->until(after(api_.options().keep_alive_s))) events = answer.keep_alive();
     if (buffer_.size() > (64 << 10)) co_return false;  // whoever sends that much instead of reading
   }
 }

@@ -94,6 +94,7 @@ class Server {
         signals_(control_, SIGINT, SIGTERM, SIGHUP),
         last_resort_(api.log()) {
     if (!options.tls_cert.empty()) tls_ = make_tls(options.tls_cert, options.tls_key);
+    api_.run_work = [this](std::function<void()> work) { asio::post(workers_, std::move(work)); };
     api_.run_detached = [this](std::shared_ptr<Answer> answer) {
       asio::co_spawn(asio::make_strand(io_), run_detached(std::move(answer)), asio::detached);
     };
@@ -326,7 +327,7 @@ Awaitable<void> Server::drain() {
 Awaitable<void> Server::sample_loop() {
   asio::steady_timer timer(control_, std::chrono::steady_clock::now());
   while (!ending_) {
-    api_.timeline().sample(api_.engine().stats(), api_.counters().streams);
+    api_.timeline().sample(api_.models().stats(), api_.counters().streams);
     timer.expires_at(timer.expiry() + seconds(1));
     error_code ignored;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
@@ -347,11 +348,11 @@ Awaitable<void> Server::run_detached(std::shared_ptr<Answer> answer) {
 
 }  // namespace
 
-void serve(Engine& engine, const ServerOptions& options,
+void serve(ModelSet& models, const ServerOptions& options,
            const std::function<void(const std::string& url)>& listening) {
   ServerOptions within = options;
   within.max_connections = connections_within(raise_file_limit(), options.max_connections);
-  Api api(engine, within);
+  Api api(models, within);
   if (within.max_connections < options.max_connections) {
     api.log().write("warn", "the limit of open files leaves fewer connections (ulimit -Hn)",
                     {{"max_connections", static_cast<double>(within.max_connections)},
@@ -361,6 +362,7 @@ void serve(Engine& engine, const ServerOptions& options,
   const std::string url = server.listen();
   listening(url);
   server.run();
+  models.stop();  // what it still calls is here
 }
 
 }  // namespace millrace::server
