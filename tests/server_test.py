@@ -24,13 +24,17 @@ import harness  # noqa: E402
 import malformed  # noqa: E402
 import shared  # noqa: E402
 from clients import NodeClient, OfficialClient  # noqa: E402, F401
+from codes import ErrorCodes  # noqa: E402, F401
 from description import Description  # noqa: E402
 from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
 from limits import Limits  # noqa: E402, F401
+from messages import AnthropicClient, AnthropicNode, AnthropicThinking  # noqa: E402, F401
 from models import FromAFile, OneAtATime, Several  # noqa: E402, F401
 from recorded import Recorded  # noqa: E402, F401
 from shared import LONG, MESSAGES, SharedServer, describe, wait_for  # noqa: E402
 from tool_calls import OpenObjects, ToolCalls  # noqa: E402, F401
+from prompt_logprobs import PromptLogprobs  # noqa: E402, F401
+from stored import StoredResponses  # noqa: E402, F401
 
 
 class Endpoints(SharedServer):
@@ -69,6 +73,18 @@ class Endpoints(SharedServer):
         self.good("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2})
         self.good("POST", "/v1/completions", {"prompt": "Hi", "max_tokens": 3, "logprobs": 2})
         self.good("POST", "/v1/embeddings", {"input": "Hi"})
+        self.good("POST", "/v1/responses/input_tokens", {"input": "Hi"})
+        message = {"model": "smollm2", "max_tokens": 3, "messages": MESSAGES}
+        self.good("POST", "/v1/messages", message)
+        self.good("POST", "/v1/messages/count_tokens", message)
+        conversation = "/v1/conversations/" + self.good("POST", "/v1/conversations", {"metadata": {"a": "b"}})["id"]
+        self.good("POST", conversation, {"metadata": {}})
+        self.good("GET", conversation)
+        item = self.good("POST", conversation + "/items", {"items": [{"role": "user", "content": "Hi"}]})["first_id"]
+        self.good("GET", conversation + "/items")
+        self.good("GET", f"{conversation}/items/{item}")
+        self.good("DELETE", f"{conversation}/items/{item}")
+        self.good("DELETE", conversation)
         self.good("POST", "/apply-template", {"messages": MESSAGES})
         self.good("POST", "/detokenize", self.good("POST", "/tokenize", {"content": "Hi"}))
         for path in ("/v1/models", "/v1/models/smollm2", "/health", "/live", "/ready", "/stats"):

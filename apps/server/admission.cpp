@@ -59,8 +59,10 @@ std::optional<HttpResponse> Admission::refuse_key(const HttpRequest& head, Clien
   const Keys::Key* key = all->check(head.header("authorization"));
   if (key == nullptr) key = all->find(head.header("x-api-key"));  // how Anthropic's clients say it
   if (key == nullptr) {
-    return error_response({401, "no valid API key was given: expected the header 'Authorization: Bearer KEY'",
-                           "", "invalid_api_key"});
+    return error_response(
+        {401,
+         "no valid API key was given: expected the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+         "", "invalid_api_key"});
   }
   client.key_name = key->name;
   client.limits = key->limits(client.limits);

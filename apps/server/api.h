@@ -9,6 +9,7 @@
 
 #include "admission.h"
 #include "api_error.h"
+#include "conversation_store.h"
 #include "http.h"
 #include "json_fields.h"
 #include "loading_answer.h"
@@ -39,7 +40,7 @@ class Api {
   // Never throws: what goes wrong is a response.
   Reply handle(const HttpRequest& request, const Client& client);
 
-  // Headers that every response carries (CORS).
+  // Headers that every response carries (CORS); and errors in the words of the API that the path belongs to.
   void add_headers(HttpResponse& response, const HttpRequest& request) const;
 
   void reload_keys();  // logs what came of it; the old ones stay when the file is bad
@@ -68,6 +69,7 @@ class Api {
   const ServerOptions& options() const { return options_; }
   Timeline& timeline() { return timeline_; }
   ResponseStore& store() { return store_; }
+  ConversationStore& conversations() { return conversations_; }
   Counters& counters() { return counters_; }
   const Log& log() const { return log_; }
   int64_t created() const { return created_; }  // Unix time
@@ -84,6 +86,7 @@ class Api {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   Timeline timeline_;
   ResponseStore store_;
+  ConversationStore conversations_;
   Counters counters_;
   Admission admission_;
   std::atomic<bool> draining_{false};

@@ -32,6 +32,10 @@ ApiError to_api_error(ErrorCode code, const std::string& message);
 // Of each file's path only its name: where files are is nobody's business.
 std::string without_paths(std::string_view text);
 
+// A prompt longer than the context, in the words and with the code that clients look for. `path`: the field
+// it came from.
+ApiError context_exceeded(size_t tokens, int64_t context, std::string path);
+
 HttpResponse error_response(const ApiError& error);
 
 std::string_view reason_phrase(int status);

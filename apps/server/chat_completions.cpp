@@ -178,6 +178,7 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
   conversation.objects = model->constraints().objects(fields);
   const Constraints::Grammar content = model->constraints().of_request(fields, &conversation);
   request.tokens = model->format().prompt(conversation);
+  check_context(request.tokens.size(), model->info(), "messages");
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
   request.constraint = model->format().constraint(conversation, content);
 

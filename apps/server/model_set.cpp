@@ -115,7 +115,8 @@ ModelSet::Slot& ModelSet::find(const std::string& name) const {
     all += fmt::format("{}'{}'", all.empty() ? "" : ", ", slot->spec.name);
   }
   if (name.empty()) {
-    throw ApiError(400, fmt::format("'model' is missing; this server has {}", all), "model", "missing_field");
+    throw ApiError(400, fmt::format("'model' is missing; this server has {}", all), "model",
+                   "missing_required_parameter");
   }
   throw ApiError(404,
                  fmt::format("the model '{}' does not exist; this server has {}", name.substr(0, 200), all),

@@ -114,6 +114,7 @@ class Engine::Impl {
              .vocab = config.vocab,
              .context = runtime_->context(),
              .trained_context = config.context_length,
+             .max_samples = options_.max_running,
              .embedding_size = runtime_->backend().gives_hidden_states() ? config.hidden : 0,
              .end_tokens = runtime_->end_tokens(),
              .has_tokenizer = runtime_->has_tokenizer(),

@@ -5,6 +5,7 @@
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/co_spawn.hpp>
 
+#include "anthropic_error.h"
 #include "api_error.h"
 #include "ids.h"
 
@@ -254,6 +255,7 @@ std::string Connection::head_text(const HttpRequest& request, const Client& clie
   for (const auto& [name, value] : response.headers) add(name, value);
   for (const auto& [name, value] : client.headers) add(name, value);
   add("x-request-id", client.request_id);
+  if (is_anthropic_path(request.path)) add("request-id", client.request_id);
   if (!client.traceparent.empty()) add("traceparent", client.traceparent);
   if (chunked) {
     add("transfer-encoding", "chunked");
