@@ -226,6 +226,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   request.body = rest.find('{') == std::string_view::npos ? edited(rest, kBodies[which]) : std::string(rest);
   Client client;
   client.request_id = "r";
+  client.limits.max_priority = 1000000;
   answer(api, request, client);
   return 0;
 }
