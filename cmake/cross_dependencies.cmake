@@ -1,8 +1,8 @@
 # The libraries for a cross build. Debian installs them for this machine only, but all of them can be had as
 # headers or source: their folders are linked into one include folder (never /usr/include itself, whose other
 # headers belong to this machine) and GoogleTest is built from Debian's source package.
-# The same serves a machine without these packages: MILLRACE_DEPS_DIR names a folder with include/{fmt,nlohmann,CLI}
-# and, unless the machine has GoogleTest installed, googletest/.
+# The same serves a machine without these packages: MILLRACE_DEPS_DIR names a folder with
+# include/{fmt,nlohmann,CLI,toml++} and, unless the machine has GoogleTest installed, googletest/.
 if(MILLRACE_DEPS_DIR)
   set(deps_include ${MILLRACE_DEPS_DIR}/include)
   set(deps_googletest ${MILLRACE_DEPS_DIR}/googletest)
@@ -12,7 +12,7 @@ else()
 endif()
 set(cross_include ${CMAKE_BINARY_DIR}/cross-include)
 file(MAKE_DIRECTORY ${cross_include})
-foreach(folder fmt nlohmann CLI)
+foreach(folder fmt nlohmann CLI toml++)
   if(NOT EXISTS ${deps_include}/${folder})
     message(FATAL_ERROR "${deps_include}/${folder} is not there: run tools/install_deps.sh build")
   endif()

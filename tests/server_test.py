@@ -4,8 +4,8 @@
 
 Run from the repository root. The model is build/models/SmolLM2-135M-Instruct.Q4_1.gguf (tools/fetch_model.py smollm2); the
 client comes from PyPI into build/python/openai, and jsonschema, which holds the answers to /openapi.json, likewise. What
-cannot be had is skipped and said. The clients' tests are in server/clients.py, those of limits and signals in
-server/limits.py.
+cannot be had is skipped and said. The clients' tests are in server/clients.py, those of limits and
+signals in server/limits.py, those of several models in server/models.py.
 """
 
 import json
@@ -23,13 +23,19 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "server"))
 import harness  # noqa: E402
 import malformed  # noqa: E402
 import shared  # noqa: E402
+from budget import Budget  # noqa: E402, F401
 from clients import NodeClient, OfficialClient  # noqa: E402, F401
+from codes import ErrorCodes  # noqa: E402, F401
 from description import Description  # noqa: E402
 from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
 from limits import Limits  # noqa: E402, F401
+from messages import AnthropicClient, AnthropicNode, AnthropicThinking  # noqa: E402, F401
+from models import FromAFile, OneAtATime, Several  # noqa: E402, F401
 from recorded import Recorded  # noqa: E402, F401
 from shared import LONG, MESSAGES, SharedServer, describe, wait_for  # noqa: E402
 from tool_calls import OpenObjects, ToolCalls  # noqa: E402, F401
+from prompt_logprobs import PromptLogprobs  # noqa: E402, F401
+from stored import StoredResponses  # noqa: E402, F401
 
 
 class Endpoints(SharedServer):
@@ -68,10 +74,24 @@ class Endpoints(SharedServer):
         self.good("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2})
         self.good("POST", "/v1/completions", {"prompt": "Hi", "max_tokens": 3, "logprobs": 2})
         self.good("POST", "/v1/embeddings", {"input": "Hi"})
+        self.good("POST", "/v1/responses/input_tokens", {"input": "Hi"})
+        message = {"model": "smollm2", "max_tokens": 3, "messages": MESSAGES}
+        self.good("POST", "/v1/messages", message)
+        self.good("POST", "/v1/messages/count_tokens", message)
+        conversation = "/v1/conversations/" + self.good("POST", "/v1/conversations", {"metadata": {"a": "b"}})["id"]
+        self.good("POST", conversation, {"metadata": {}})
+        self.good("GET", conversation)
+        item = self.good("POST", conversation + "/items", {"items": [{"role": "user", "content": "Hi"}]})["first_id"]
+        self.good("GET", conversation + "/items")
+        self.good("GET", f"{conversation}/items/{item}")
+        self.good("DELETE", f"{conversation}/items/{item}")
+        self.good("DELETE", conversation)
         self.good("POST", "/apply-template", {"messages": MESSAGES})
         self.good("POST", "/detokenize", self.good("POST", "/tokenize", {"content": "Hi"}))
         for path in ("/v1/models", "/v1/models/smollm2", "/health", "/ready", "/stats"):
             self.good("GET", path)
+        self.good("POST", "/v1/models/load", {"model": "smollm2"})
+        self.refused("/v1/models/unload", {"model": "smollm2"}, 400, "model")  # the one there is stays
         self.refused("/v1/responses", {"input": 1}, 400, "input")
         document = self.server.description.document
         seen = {(method, pattern) for method, path, _ in self.server.description.checked

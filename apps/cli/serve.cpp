@@ -1,16 +1,21 @@
-// millrace serve: the engine behind OpenAI's API. apps/server/ has the server; this is its command line.
+// millrace serve: one model or several behind OpenAI's API. apps/server/ has the server; this is its command
+// line.
 #include "serve.h"
 
 #include <fmt/format.h>
 
-#include <filesystem>
+#include <future>
 #include <memory>
 
 #include "base/error.h"
+#include "confirm.h"
 #include "millrace/engine.h"
+#include "model_names.h"
 #include "model_options.h"
+#include "models_file.h"
 #include "open_model.h"
 #include "output.h"
+#include "server/model_set.h"
 #include "server/server.h"
 
 namespace millrace::cli {
@@ -21,6 +26,9 @@ constexpr const char* kServeFooter =
     "  millrace serve model.gguf                           # http://127.0.0.1:8080, this machine only\n"
     "  millrace serve model.gguf --host 0.0.0.0 --keys keys.txt --rate 600\n"
     "  millrace serve model.gguf --ctx 8192 --max-running 128 --ram-tier 4096 --kv-dir /var/cache/millrace\n"
+    "  millrace serve --models models/ --unload-after 600  # every model of a folder, loaded when asked for\n"
+    "  millrace serve --models models.toml --max-models 2  # those of a file: [[model]] path = ..., ctx = "
+    "...\n"
     "Then:\n"
     "  curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\\n"
     "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}], \"stream\": "
@@ -36,7 +44,52 @@ constexpr const char* kServeFooter =
 struct ServeOptions {
   EngineOptions engine = default_options();
   server::ServerOptions server;
+  std::string models;  // a folder or a file, instead of engine.model
+  server::ModelSetOptions set;
 };
+
+void add_models_options(Command& command, ServeOptions& o) {
+  const std::string group = "Several models";
+  command
+      .option("--models", o.models,
+              "a folder of models, or a TOML file that names them, instead of MODEL: each is loaded when a "
+              "request asks for it (docs/server.md)")
+      .group(group);
+  command
+      .option("--max-models", o.set.max_models,
+              "loaded at the same time: the one not used for longest is unloaded for another; 0: as fit")
+      .range(0, 1 << 16)
+      .show_default()
+      .group(group);
+  command
+      .option("--unload-after", o.set.unload_after_s,
+              "seconds until a model that nobody asks for is unloaded; 0: never")
+      .range(0.0, 1e9)
+      .show_default()
+      .group(group);
+  command
+      .size("--models-memory", o.set.memory_bytes, size_t{1} << 20,
+            "MiB of main memory for all models together; 0: what the machine has")
+      .show_default()
+      .group(group);
+}
+
+void check_models_options(const Command& command, const ServeOptions& o) {
+  if (o.models.empty() == o.engine.model.empty()) {
+    throw UsageError(o.models.empty() ? "expected a MODEL, or --models"
+                                      : "expected a MODEL or --models, not both");
+  }
+  const bool several = !o.models.empty();
+  for (const char* name : {"--max-models", "--unload-after", "--models-memory"}) {
+    if (!several && command.given(name)) throw UsageError(fmt::format("{} needs --models", name));
+  }
+  for (const char* name : {"--model-id", "--alias"}) {
+    if (several && command.given(name)) {
+      throw UsageError(
+          fmt::format("{} is of one MODEL; with --models a TOML file has names and aliases", name));
+    }
+  }
+}
 
 void add_server_options(Command& command, server::ServerOptions& s) {
   std::string group = "Where it listens";
@@ -59,10 +112,6 @@ void add_server_options(Command& command, server::ServerOptions& s) {
   group = "What they see";
   add("--model-id", s.model_id, "the model's name in the API; default: its file's");
   add("--alias", s.aliases, "other names to accept for it; may be repeated");
-  command
-      .flag("--open-objects", s.open_objects,
-            "under schemas that are not strict, objects may hold properties that nobody named")
-      .group(group);
   group = "Limits";
   add("--max-connections", s.max_connections, "open at the same time").range(1, 1 << 20);
   command.size("--max-body", s.body_bytes, size_t{1} << 20, "MiB of a request")
@@ -79,6 +128,12 @@ void add_server_options(Command& command, server::ServerOptions& s) {
       .range(0.1, 3600.0);
   add("--request-timeout", s.request_timeout_s, "seconds until an answer ends where it is; 0: none")
       .range(0.0, 1e6);
+  add("--request-work-timeout", s.work_timeout_s,
+      "seconds that reading a request may take: its JSON, its tokens, its schema")
+      .range(0.1, 3600.0);
+  add("--slow-queue", s.slow_queue, "large requests that may wait to be read; more are answered with 503")
+      .range(1, 1 << 16);
+  add("--slow-threads", s.slow_threads, "threads of low priority that read large requests").range(1, 64);
   add("--drain-timeout", s.drain_timeout_s, "seconds for what is under way after SIGTERM")
       .range(0.0, 86400.0);
   add("--store", s.stored_responses, "answers of /v1/responses kept for later requests").range(0, 1 << 20);
@@ -89,20 +144,39 @@ void add_server_options(Command& command, server::ServerOptions& s) {
   command.flag_off("--no-timeline", s.timeline, "/stats lists no requests").group(group);
 }
 
-int serve(ServeOptions& o) {
+int serve_one(ServeOptions& o) {
   server::ServerOptions& s = o.server;
-  if (s.model_id.empty()) {
-    const std::filesystem::path path(o.engine.model);
-    const std::string name =
-        path.has_filename() ? path.stem().string() : path.parent_path().filename().string();
-    s.model_id = name;
-  }
-  const std::unique_ptr<Engine> engine = open_engine(o.engine);
-  server::serve(*engine, s, [&](const std::string& url) {
-    write_stdout(
-        fmt::format("millrace: {} on {}, listening on {}\n", s.model_id, engine->model().device, url));
+  if (s.model_id.empty()) s.model_id = model_title(o.engine.model);
+  o.engine.model = find_model(o.engine.model, o.engine);
+  std::unique_ptr<Engine> engine = open_engine(o.engine);
+  const std::string device = engine->model().device;
+  server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};
+  server::ModelSet models({std::move(spec)}, o.set, server::Log(s.log_json));
+  models.adopt(s.model_id, std::move(engine));
+  server::serve(models, s, [&](const std::string& url) {
+    write_stdout(fmt::format("millrace: {} on {}, listening on {}\n", s.model_id, device, url));
   });
-  engine->shutdown(false);
+  return 0;
+}
+
+// Throws what a client would be told.
+void preload(server::ModelSet& models, const std::string& name) {
+  std::promise<std::optional<server::ApiError>> loaded;
+  models.load(name, [&](const server::ModelLease&, std::optional<server::ApiError> error) {
+    loaded.set_value(std::move(error));
+  });
+  const std::optional<server::ApiError> error = loaded.get_future().get();
+  if (error) throw_error(ErrorCode::kBadInput, "{}", error->message);
+}
+
+int serve_several(const ServeOptions& o) {
+  const ModelList list = read_models(o.models, o.engine);
+  server::ModelSet models(list.models, o.set, server::Log(o.server.log_json));
+  for (const std::string& name : list.preload) preload(models, name);
+  server::serve(models, o.server, [&](const std::string& url) {
+    write_stdout(fmt::format("millrace: {} model{} of {}, listening on {}\n", list.models.size(),
+                             list.models.size() == 1 ? "" : "s", o.models, url));
+  });
   return 0;
 }
 
@@ -112,7 +186,9 @@ void add_serve(CommandLine& line) {
   Command command = line.add("serve", "answer OpenAI's API over HTTP, with a page to chat");
   auto o = std::make_shared<ServeOptions>();
   o->engine.max_waiting = 10000;
-  add_model_path(command, o->engine);
+  command.option("MODEL", o->engine.model, kModelHelp);
+  add_yes_option(command, "fetch the model without asking if it is not here");
+  add_models_options(command, *o);
   add_device_options(command, o->engine);
   add_quantize_option(command, o->engine);
   add_engine_options(command, o->engine, "Engine");
@@ -121,8 +197,13 @@ void add_serve(CommandLine& line) {
       .show_default()
       .group("Engine");
   add_server_options(command, o->server);
+  command
+      .flag("--open-objects", o->set.open_objects,
+            "under schemas that are not strict, objects may hold properties that nobody named")
+      .group("What they see");
   command.footer(kServeFooter);
-  command.runs([o] { return serve(*o); });
+  command.check([command, o] { check_models_options(command, *o); });
+  command.runs([o] { return o->models.empty() ? serve_one(*o) : serve_several(*o); });
 }
 
 }  // namespace millrace::cli

@@ -5,6 +5,7 @@
 #include "conversation.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "prompt_bounds.h"
 #include "request_fields.h"
 
 namespace millrace::server {
@@ -23,13 +24,13 @@ void write_logprobs(JsonWriter& json, std::string_view items) {
 
 class ChatAnswer final : public ChoicesAnswer {
  public:
-  ChatAnswer(Api& api, const chat::Conversation& conversation, const Request& request,
+  ChatAnswer(Api& api, ModelLease lease, const chat::Conversation& conversation, const Request& request,
              const std::vector<std::string>& stop, StreamOptions stream, Headers headers,
              Timeline::Entry entry)
-      : ChoicesAnswer(api, {request}, stream, std::move(headers), std::move(entry),
+      : ChoicesAnswer(api, std::move(lease), {request}, stream, std::move(headers), std::move(entry),
                       stream.stream ? "chat.completion.chunk" : "chat.completion") {
     for (size_t i = 0; i < generation_.choices(); ++i) {
-      readers_.emplace_back(api.engine(), api.format().parser(conversation), logprobs_, stop);
+      readers_.emplace_back(model().engine(), model().format().parser(conversation), logprobs_, stop);
     }
     began_.resize(readers_.size());
   }
@@ -159,9 +160,9 @@ class ChatAnswer final : public ChoicesAnswer {
 Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  check_model(fields, api);
+  const ModelLease model = api.model_of(fields);
   const StreamOptions stream = read_stream_options(fields);
-  Request request = read_request(fields, api, client);
+  Request request = read_request(fields, api, *model, client);
   const auto limit = fields.integer("max_completion_tokens", 1, 1 << 28);
   const auto old_limit = fields.integer("max_tokens", 1, 1 << 28);
   request.max_tokens = static_cast<int32_t>(limit.value_or(old_limit.value_or(0)));
@@ -174,12 +175,15 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
   if (const Json* modalities = fields.array("modalities")) {
     if (*modalities != Json::array({"text"})) fields.refuse("modalities", "expected [\"text\"]");
   }
+  check_messages_may_fit(model->engine(), fields.find("messages"), "messages");
   chat::Conversation conversation = read_conversation(fields);
-  conversation.objects = api.constraints().objects(fields);
-  const Constraints::Grammar content = api.constraints().of_request(fields, &conversation);
-  request.tokens = api.format().prompt(conversation);
-  if (!request.ignore_end) request.stop_tokens = api.format().stop_tokens();
-  request.constraint = api.format().constraint(conversation, content);
+  conversation.objects = model->constraints().objects(fields);
+  check_conversation_may_fit(model->engine(), conversation, "messages");
+  const Constraints::Grammar content = model->constraints().of_request(fields, &conversation);
+  request.tokens = model->format().prompt(conversation);
+  check_context(request.tokens.size(), model->info(), "messages");
+  if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
+  request.constraint = model->format().constraint(conversation, content);
 
   const std::vector<std::string> stop = std::exchange(request.stop, {});
 
@@ -194,8 +198,8 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
        "prompt_cache_key", "safety_identifier", "functions", "function_call", "audio"},
       api, client);
   Reply reply;
-  reply.answer = std::make_unique<ChatAnswer>(api, conversation, request, stop, stream, std::move(headers),
-                                              std::move(entry));
+  reply.answer = std::make_unique<ChatAnswer>(api, model, conversation, request, stop, stream,
+                                              std::move(headers), std::move(entry));
   return reply;
 }
 

@@ -19,13 +19,14 @@ std::string common_members(const std::string& id, std::string_view object, const
 
 }  // namespace
 
-ChoicesAnswer::ChoicesAnswer(Api& api, const std::vector<Request>& requests, StreamOptions stream,
-                             Headers headers, Timeline::Entry entry, std::string_view object)
+ChoicesAnswer::ChoicesAnswer(Api& api, ModelLease model, const std::vector<Request>& requests,
+                             StreamOptions stream, Headers headers, Timeline::Entry entry,
+                             std::string_view object)
     : stream_(stream),
       logprobs_(requests.front().sampling.logprobs.has_value()),
-      generation_(api.engine(), api.timeline(), requests, entry),
+      generation_(std::move(model), api.timeline(), requests, entry),
       headers_(std::move(headers)),
-      common_(common_members(entry.id, object, api.model_id())) {}
+      common_(common_members(entry.id, object, generation_.model().id())) {}
 
 bool ChoicesAnswer::advance(std::string& out, size_t max_bytes) {
   while (out.size() < max_bytes) {
@@ -67,8 +68,8 @@ std::optional<HttpResponse> ChoicesAnswer::response() {
 void ChoicesAnswer::write_usage(JsonWriter& json) const {
   const Generation::Totals& t = generation_.totals();
   json.key("usage").begin_object();
-  json.field("prompt_tokens", t.prompt).field("completion_tokens", t.generated);
-  json.field("total_tokens", t.prompt + t.generated);
+  json.field("prompt_tokens", t.prompt).field("completion_tokens", given_tokens());
+  json.field("total_tokens", t.prompt + given_tokens());
   json.key("prompt_tokens_details").begin_object().field("cached_tokens", t.cached).end_object();
   write_usage_details(json);
   json.end_object();

@@ -20,8 +20,8 @@ namespace millrace::server {
 class ChoicesAnswer : public Answer {
  public:
   // `object`: what the API calls such an answer.
-  ChoicesAnswer(Api& api, const std::vector<Request>& requests, StreamOptions stream, Headers headers,
-                Timeline::Entry entry, std::string_view object);
+  ChoicesAnswer(Api& api, ModelLease model, const std::vector<Request>& requests, StreamOptions stream,
+                Headers headers, Timeline::Entry entry, std::string_view object);
 
   bool streaming() const override { return stream_.stream; }
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
@@ -35,6 +35,7 @@ class ChoicesAnswer : public Answer {
   virtual void take(const Generation::Item& item, std::string& out) = 0;
   virtual void write_choice(JsonWriter& json, size_t index) = 0;   // an object: all of the choice
   virtual void write_usage_details(JsonWriter& /*json*/) const {}  // more fields of usage
+  virtual int64_t given_tokens() const { return generation_.totals().generated; }
   // An event with one choice: the object that `write_one` writes.
   template <typename WriteOne>
   void send(std::string& out, WriteOne write_one) {
@@ -48,6 +49,8 @@ class ChoicesAnswer : public Answer {
     json.end_object();
     out += "\n\n";
   }
+
+  ServedModel& model() const { return generation_.model(); }
 
   const StreamOptions stream_;
   const bool logprobs_;

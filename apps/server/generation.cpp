@@ -8,16 +8,19 @@ std::string_view finish_name(FinishReason reason) {
   return reason == FinishReason::kEndToken || reason == FinishReason::kStopString ? "stop" : "length";
 }
 
-Generation::Generation(Engine& engine, Timeline& timeline, const std::vector<Request>& requests,
+Generation::Generation(ModelLease model, Timeline& timeline, const std::vector<Request>& requests,
                        Timeline::Entry entry)
-    : timeline_(timeline) {
+    : model_(std::move(model)), timeline_(timeline) {
   samples_ = static_cast<size_t>(requests.front().samples);
   choices_ = samples_ * requests.size();
   open_ = choices_;
   entry.start = unix_time();
+  entry.model = model_->id();
   entry.samples = static_cast<int32_t>(choices_);
   try {
-    for (const Request& request : requests) streams_.push_back(engine.submit(request));
+    for (const Request& request : requests) streams_.push_back(model_->engine().submit(request));
+  } catch (const PromptTooLong& error) {
+    throw ApiError(400, error.what(), "", "context_length_exceeded");
   } catch (const Error& error) {
     throw to_api_error(error.code(), error.what());
   }

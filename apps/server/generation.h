@@ -9,6 +9,7 @@
 
 #include "api_error.h"
 #include "millrace/engine.h"
+#include "served_model.h"
 #include "timeline.h"
 
 namespace millrace::server {
@@ -16,7 +17,8 @@ namespace millrace::server {
 class Generation {
  public:
   // Submits all of them. Throws ApiError for what cannot be served.
-  Generation(Engine& engine, Timeline& timeline, const std::vector<Request>& requests, Timeline::Entry entry);
+  Generation(ModelLease model, Timeline& timeline, const std::vector<Request>& requests,
+             Timeline::Entry entry);
   ~Generation();
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
@@ -38,10 +40,12 @@ class Generation {
   const Totals& totals() const { return totals_; }
   // The first failure; the others of the answer are cancelled with it.
   const std::optional<ApiError>& failure() const { return failure_; }
+  ServedModel& model() const { return *model_; }
 
  private:
   void record(const Item& item, bool first_of_prompt);
 
+  const ModelLease model_;  // stays for as long as this does; the streams below are its engine's
   Timeline& timeline_;
   std::shared_ptr<Timeline::Entry> entry_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

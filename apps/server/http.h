@@ -28,11 +28,15 @@ struct HttpRequest {
   static void split_target(HttpRequest& request);        // target -> path, query
 };
 
+struct ApiError;  // api_error.h
+
 struct HttpResponse {
   int status = 200;
   std::string content_type = "application/json";
   std::string body = {};
   Headers headers = {};
+  // What the body says, where it is an error: other APIs say it in other words (anthropic_error.h).
+  std::shared_ptr<const ApiError> error = {};
 };
 
 // Who asks, as far as the connection knows.
@@ -41,6 +45,7 @@ struct Client {
   std::string traceparent;  // empty: none given
   std::string remote;       // address
   std::string key_name;     // empty: no keys in use
+  double load_s = 0;        // that it has waited for its model
 };
 
 // An answer that takes time. Whoever holds it calls on_ready once, then advance every time it was told to,
@@ -52,7 +57,12 @@ class Answer {
   Answer& operator=(const Answer&) = delete;
   virtual ~Answer() = default;
 
-  virtual bool streaming() const = 0;  // server-sent events; else response() once it is done
+  virtual bool streaming() const = 0;  // piece by piece; else response() once it is done
+  // It is not known yet whether this will be an error: the head of a stream can wait for that for a while.
+  virtual bool undecided() const { return false; }
+  // Of a stream, and what is sent when nothing else was for some seconds.
+  virtual std::string_view content_type() const { return "text/event-stream; charset=utf-8"; }
+  virtual std::string_view keep_alive() const { return ": still here\n\n"; }
   // `notify` is called from any thread when there may be something to take. It must return soon.
   virtual void on_ready(std::function<void()> notify) = 0;
   // Takes what has come. Appends events to `out` and stops early when it holds `max_bytes` bytes or more.
@@ -68,6 +78,7 @@ class Answer {
 struct Reply {
   HttpResponse response = {};
   std::unique_ptr<Answer> answer = {};  // instead of the response
+  bool unfinished = false;              // neither: the slice of time for it was used up (work_lanes.h)
 };
 
 }  // namespace millrace::server

@@ -1,37 +1,19 @@
-// The small endpoints: models, tokens, templates, health.
+// The small endpoints: tokens, templates, health.
 #include <fmt/format.h>
-
-#include <algorithm>
 
 #include "api_error.h"
 #include "base/utf8.h"
 #include "conversation.h"
 #include "endpoints.h"
+#include "json_reply.h"
 
 namespace millrace::server {
 namespace {
 
-Reply json_reply(const Json& value, int status = 200) {
-  return {.response = {.status = status, .body = value.dump(-1, ' ', false, Json::error_handler_t::replace)}};
-}
-
-Json model_json(const Api& api, const std::string& id) {
-  const ModelInfo& info = api.engine_info();
-  return {{"id", id},
-          {"object", "model"},
-          {"created", api.created()},
-          {"owned_by", "millrace"},
-          {"max_model_len", info.context},
-          {"meta",
-           {{"architecture", info.architecture},
-            {"vocab", info.vocab},
-            {"trained_context", info.trained_context},
-            {"device", info.device}}}};
-}
-
 std::vector<int32_t> token_list(const Fields& fields, std::string_view key, int32_t vocab) {
   const Json* list = fields.array(key);
-  if (list == nullptr) bad_field(fields.path_of(key), "is missing, expected an array", "missing_field");
+  if (list == nullptr)
+    bad_field(fields.path_of(key), "is missing, expected an array", "missing_required_parameter");
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < list->size(); ++i) {
     const Json& value = (*list)[i];
@@ -46,56 +28,57 @@ std::vector<int32_t> token_list(const Fields& fields, std::string_view key, int3
 
 }  // namespace
 
-Reply list_models(Api& api) {
-  Json list = Json::array({model_json(api, api.model_id())});
-  for (const std::string& alias : api.options().aliases) list.push_back(model_json(api, alias));
-  return json_reply({{"object", "list"}, {"data", list}});
+namespace {
+
+constexpr size_t kMaxTokens = size_t{1} << 20;  // of an answer that lists them
+
+void check_number(size_t tokens) {
+  if (tokens > kMaxTokens) {
+    bad_field("content", fmt::format("is more than {} tokens: send it in parts", kMaxTokens));
+  }
 }
 
-Reply get_model(Api& api, const std::string& id) {
-  const auto& aliases = api.options().aliases;
-  if (id != api.model_id() && std::find(aliases.begin(), aliases.end(), id) == aliases.end()) {
-    throw ApiError(
-        404,
-        fmt::format("the model '{}' does not exist; this server has '{}'", id.substr(0, 200), api.model_id()),
-        "model", "model_not_found");
-  }
-  return json_reply(model_json(api, id));
-}
+}  // namespace
 
 // {"content" or "prompt" or "text", "add_special", "parse_special"} or {"messages", ...} -> {"tokens",
 // "count"}
 Reply tokenize(Api& api, const HttpRequest& request) {
   const Json body = parse_object(request.body);
   const Fields fields(body);
+  const ModelLease model = api.model_of(fields);
   std::vector<int32_t> tokens;
   if (fields.has("messages")) {
-    tokens = api.format().prompt(read_conversation(fields));
+    tokens = model->format().prompt(read_conversation(fields));
   } else {
     std::optional<std::string> text = fields.text("content");
     if (!text) text = fields.text("prompt");
     if (!text) text = fields.text("text");
-    if (!text) bad_field("content", "is missing, expected a string", "missing_field");
-    tokens = api.engine().tokenize(*text, fields.boolean("add_special").value_or(true),
-                                   fields.boolean("parse_special").value_or(true));
+    if (!text) bad_field("content", "is missing, expected a string", "missing_required_parameter");
+    // Twice: what cannot be few enough is not tokenized.
+    check_number(model->engine().min_tokens(*text));
+    tokens = model->engine().tokenize(*text, fields.boolean("add_special").value_or(true),
+                                      fields.boolean("parse_special").value_or(true), kMaxTokens);
+    check_number(tokens.size());
   }
-  return json_reply(
-      {{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", api.engine_info().context}});
+  return json_reply({{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", model->info().context}});
 }
 
 Reply detokenize(Api& api, const HttpRequest& request) {
   const Json body = parse_object(request.body);
   const Fields fields(body);
-  const std::vector<int32_t> tokens = token_list(fields, "tokens", api.engine_info().vocab);
+  const ModelLease model = api.model_of(fields);
+  const std::vector<int32_t> tokens = token_list(fields, "tokens", model->info().vocab);
   const std::string text =
-      valid_utf8(api.engine().detokenize(tokens, fields.boolean("show_special").value_or(true)));
+      valid_utf8(model->engine().detokenize(tokens, fields.boolean("show_special").value_or(true)));
   return json_reply({{"content", text}, {"prompt", text}});
 }
 
 Reply apply_template(Api& api, const HttpRequest& request) {
   const Json body = parse_object(request.body);
-  const std::vector<int32_t> tokens = api.format().prompt(read_conversation(Fields(body)));
-  return json_reply({{"prompt", valid_utf8(api.engine().detokenize(tokens, true))}, {"tokens", tokens}});
+  const Fields fields(body);
+  const ModelLease model = api.model_of(fields);
+  const std::vector<int32_t> tokens = model->format().prompt(read_conversation(fields));
+  return json_reply({{"prompt", valid_utf8(model->engine().detokenize(tokens, true))}, {"tokens", tokens}});
 }
 
 Reply health(Api& api) {
@@ -108,7 +91,12 @@ Reply ready(Api& api) {
   const std::string failure = api.failure();
   if (!failure.empty()) return json_reply({{"status", "failed"}, {"reason", valid_utf8(failure)}}, 503);
   if (api.draining()) return json_reply({{"status", "draining"}}, 503);
-  return json_reply({{"status", "ready"}, {"model", api.model_id()}});
+  Json loaded = Json::array();
+  const std::vector<ModelSet::Status> models = api.models().list();
+  for (const ModelSet::Status& model : models) {
+    if (model.info) loaded.push_back(model.name);
+  }
+  return json_reply({{"status", "ready"}, {"model", models.front().name}, {"loaded", loaded}});
 }
 
 }  // namespace millrace::server

@@ -1,7 +1,9 @@
 // GET /metrics and GET /stats: the engine's counters for Prometheus, and for the dashboard (docs/server.md).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
+#include <functional>
 
 #include "base/json_writer.h"
 #include "endpoints.h"
@@ -19,96 +21,142 @@ size_t resident_bytes() {
 
 double ratio(double part, double whole) { return whole > 0 ? part / whole : 0.0; }
 
+// Numbers of every model, each under its name; those of the server as a whole have the name of the only one.
 class Exposition {
  public:
-  explicit Exposition(const std::string& model) : label_(fmt::format("model_name={}", json_string(model))) {}
-
-  void value(std::string_view type, std::string_view name, std::string_view help, double value) {
-    head(type, name, help);
-    out_ += fmt::format("millrace:{}{{{}}} {}\n", name, label_, value);
+  struct Model {
+    std::string label;
+    ModelSet::Status status;
+    EngineStats stats;
+  };
+  explicit Exposition(ModelSet& models) {
+    for (ModelSet::Status& status : models.list()) {
+      std::string label = fmt::format("model_name={}", json_string(status.name));
+      const EngineStats stats = models.stats(status.name);
+      models_.push_back({std::move(label), std::move(status), stats});
+    }
+    if (models_.size() == 1) server_label_ = models_.front().label;
   }
+
   void head(std::string_view type, std::string_view name, std::string_view help) {
     out_ += fmt::format("# HELP millrace:{} {}\n# TYPE millrace:{} {}\n", name, help, name, type);
   }
-  void labelled(std::string_view name, std::string_view key, std::string_view label, double value) {
-    out_ += fmt::format("millrace:{}{{{},{}=\"{}\"}} {}\n", name, label_, key, label, value);
+  void of_server(std::string_view type, std::string_view name, std::string_view help, double value) {
+    head(type, name, help);
+    out_ += fmt::format("millrace:{}{{{}}} {}\n", name, server_label_, value);
+  }
+  void of_server_labelled(std::string_view name, std::string_view key, std::string_view label, double value) {
+    const std::string_view comma = server_label_.empty() ? "" : ",";
+    out_ += fmt::format("millrace:{}{{{}{}{}=\"{}\"}} {}\n", name, server_label_, comma, key, label, value);
+  }
+  template <typename Value>  // of a Model
+  void value(std::string_view type, std::string_view name, std::string_view help, const Value& value) {
+    head(type, name, help);
+    for (const Model& m : models_) {
+      out_ += fmt::format("millrace:{}{{{}}} {}\n", name, m.label, static_cast<double>(value(m)));
+    }
+  }
+  template <typename Value>  // of an EngineStats
+  void labelled(std::string_view name, std::string_view key, std::string_view label, const Value& value) {
+    for (const Model& m : models_) {
+      out_ += fmt::format("millrace:{}{{{},{}=\"{}\"}} {}\n", name, m.label, key, label,
+                          static_cast<double>(std::invoke(value, m.stats)));
+    }
   }
   // One bucket an octave: the engine keeps four.
-  void histogram(std::string_view name, std::string_view help, const Histogram& h) {
+  void histogram(std::string_view name, std::string_view help, Histogram EngineStats::*field) {
     head("histogram", name, help);
-    uint64_t sum = 0;
-    for (int b = 0; b < Histogram::kBuckets; ++b) {
-      sum += h.counts[static_cast<size_t>(b)];
-      if (b % 4 != 0) continue;
-      out_ += fmt::format("millrace:{}_bucket{{{},le=\"{}\"}} {}\n", name, label_,
-                          Histogram::upper_bound_s(b), sum);
+    for (const Model& m : models_) {
+      const Histogram& h = m.stats.*field;
+      uint64_t sum = 0;
+      for (int b = 0; b < Histogram::kBuckets; ++b) {
+        sum += h.counts[static_cast<size_t>(b)];
+        if (b % 4 != 0) continue;
+        out_ += fmt::format("millrace:{}_bucket{{{},le=\"{}\"}} {}\n", name, m.label,
+                            Histogram::upper_bound_s(b), sum);
+      }
+      out_ += fmt::format("millrace:{}_bucket{{{},le=\"+Inf\"}} {}\n", name, m.label, sum);
+      out_ += fmt::format("millrace:{}_sum{{{}}} {}\nmillrace:{}_count{{{}}} {}\n", name, m.label, h.sum_s,
+                          name, m.label, sum);
     }
-    out_ += fmt::format("millrace:{}_bucket{{{},le=\"+Inf\"}} {}\n", name, label_, sum);
-    out_ += fmt::format("millrace:{}_sum{{{}}} {}\nmillrace:{}_count{{{}}} {}\n", name, label_, h.sum_s, name,
-                        label_, sum);
   }
   std::string take() { return std::move(out_); }
 
  private:
-  std::string label_, out_;
+  std::vector<Model> models_;
+  std::string server_label_, out_;
 };
 
 }  // namespace
 
 HttpResponse metrics(Api& api) {
-  const EngineStats s = api.engine().stats();
+  using Stats = EngineStats;
+  using Model = Exposition::Model;
   const Counters& c = api.counters();
-  Exposition e(api.model_id());
-  const auto gauge = [&](std::string_view name, std::string_view help, auto value) {
-    e.value("gauge", name, help, static_cast<double>(value));
+  Exposition e(api.models());
+  const auto gauge = [&](std::string_view name, std::string_view help, const auto& value) {
+    e.value("gauge", name, help, [&](const Model& m) { return std::invoke(value, m.stats); });
   };
-  const auto counter = [&](std::string_view name, std::string_view help, auto value) {
-    e.value("counter", name, help, static_cast<double>(value));
+  const auto counter = [&](std::string_view name, std::string_view help, const auto& value) {
+    e.value("counter", name, help, [&](const Model& m) { return std::invoke(value, m.stats); });
   };
-  gauge("num_requests_running", "Samples being computed.", s.running);
-  gauge("num_requests_waiting", "Samples waiting to start.", s.waiting);
-  gauge("num_requests_swapped", "Samples swapped out.", s.swapped);
-  gauge("kv_cache_usage_perc", "Blocks of the KV cache in use; 1 is all of them.",
-        ratio(static_cast<double>(s.blocks_used), static_cast<double>(s.blocks_total)));
-  counter("prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache.", s.cache_queries);
+  gauge("num_requests_running", "Samples being computed.", &Stats::running);
+  gauge("num_requests_waiting", "Samples waiting to start.", &Stats::waiting);
+  gauge("num_requests_swapped", "Samples swapped out.", &Stats::swapped);
+  gauge("kv_cache_usage_perc", "Blocks of the KV cache in use; 1 is all of them.", [](const Stats& s) {
+    return ratio(static_cast<double>(s.blocks_used), static_cast<double>(s.blocks_total));
+  });
+  counter("prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache.",
+          &Stats::cache_queries);
   counter("prefix_cache_hits_total", "Prompt tokens found in it.",
-          s.cache_hits_pool + s.cache_hits_ram + s.cache_hits_disk);
+          [](const Stats& s) { return s.cache_hits_pool + s.cache_hits_ram + s.cache_hits_disk; });
   e.head("counter", "prefix_cache_tier_hits_total", "Prompt tokens found, by tier.");
-  e.labelled("prefix_cache_tier_hits_total", "tier", "pool", static_cast<double>(s.cache_hits_pool));
-  e.labelled("prefix_cache_tier_hits_total", "tier", "ram", static_cast<double>(s.cache_hits_ram));
-  e.labelled("prefix_cache_tier_hits_total", "tier", "disk", static_cast<double>(s.cache_hits_disk));
+  e.labelled("prefix_cache_tier_hits_total", "tier", "pool", &Stats::cache_hits_pool);
+  e.labelled("prefix_cache_tier_hits_total", "tier", "ram", &Stats::cache_hits_ram);
+  e.labelled("prefix_cache_tier_hits_total", "tier", "disk", &Stats::cache_hits_disk);
   e.head("gauge", "kv_blocks", "Blocks of the KV cache, by where and what they are.");
-  e.labelled("kv_blocks", "state", "used", static_cast<double>(s.blocks_used));
-  e.labelled("kv_blocks", "state", "cached", static_cast<double>(s.blocks_cached));
-  e.labelled("kv_blocks", "state", "free", static_cast<double>(s.blocks_free));
-  e.labelled("kv_blocks", "state", "ram", static_cast<double>(s.ram_blocks));
-  e.labelled("kv_blocks", "state", "disk", static_cast<double>(s.disk_blocks));
-  counter("prompt_tokens_total", "Prompt tokens, computed or found.", s.prompt_tokens);
-  counter("generation_tokens_total", "Tokens given to clients.", s.generated_tokens);
-  counter("computed_tokens_total", "Rows that went through the model.", s.computed_tokens);
-  counter("engine_steps_total", "Steps of the engine.", s.steps);
+  e.labelled("kv_blocks", "state", "used", &Stats::blocks_used);
+  e.labelled("kv_blocks", "state", "cached", &Stats::blocks_cached);
+  e.labelled("kv_blocks", "state", "free", &Stats::blocks_free);
+  e.labelled("kv_blocks", "state", "ram", &Stats::ram_blocks);
+  e.labelled("kv_blocks", "state", "disk", &Stats::disk_blocks);
+  counter("prompt_tokens_total", "Prompt tokens, computed or found.", &Stats::prompt_tokens);
+  counter("generation_tokens_total", "Tokens given to clients.", &Stats::generated_tokens);
+  counter("computed_tokens_total", "Rows that went through the model.", &Stats::computed_tokens);
+  counter("engine_steps_total", "Steps of the engine.", &Stats::steps);
   counter("num_preemptions_total", "Samples that had to give way.",
-          s.preemptions_swap + s.preemptions_recompute);
-  counter("spec_decode_num_draft_tokens_total", "Tokens drafted.", s.drafted);
-  counter("spec_decode_num_accepted_tokens_total", "Drafts that were right.", s.accepted);
+          [](const Stats& s) { return s.preemptions_swap + s.preemptions_recompute; });
+  counter("spec_decode_num_draft_tokens_total", "Tokens drafted.", &Stats::drafted);
+  counter("spec_decode_num_accepted_tokens_total", "Drafts that were right.", &Stats::accepted);
   e.head("counter", "request_success_total", "Requests of the engine, by how they ended.");
-  e.labelled("request_success_total", "finished_reason", "done", static_cast<double>(s.finished));
-  e.labelled("request_success_total", "finished_reason", "abort", static_cast<double>(s.cancelled));
-  e.labelled("request_success_total", "finished_reason", "deadline", static_cast<double>(s.expired));
-  e.labelled("request_success_total", "finished_reason", "error", static_cast<double>(s.failed));
-  e.histogram("time_to_first_token_seconds", "From arrival to the first token.", s.first_token);
-  e.histogram("inter_token_latency_seconds", "Between two tokens of a sample.", s.inter_token);
-  e.histogram("e2e_request_latency_seconds", "From arrival to the end.", s.request_time);
-  e.histogram("request_queue_time_seconds", "From arrival to the first step.", s.queue_time);
-  e.histogram("step_time_seconds", "One step of the engine.", s.step_time);
-  gauge("http_connections", "Open connections.", c.connections.load());
-  gauge("http_streams", "Answers under way.", c.streams.load());
+  e.labelled("request_success_total", "finished_reason", "done", &Stats::finished);
+  e.labelled("request_success_total", "finished_reason", "abort", &Stats::cancelled);
+  e.labelled("request_success_total", "finished_reason", "deadline", &Stats::expired);
+  e.labelled("request_success_total", "finished_reason", "error", &Stats::failed);
+  e.histogram("time_to_first_token_seconds", "From arrival to the first token.", &Stats::first_token);
+  e.histogram("inter_token_latency_seconds", "Between two tokens of a sample.", &Stats::inter_token);
+  e.histogram("e2e_request_latency_seconds", "From arrival to the end.", &Stats::request_time);
+  e.histogram("request_queue_time_seconds", "From arrival to the first step.", &Stats::queue_time);
+  e.histogram("step_time_seconds", "One step of the engine.", &Stats::step_time);
+  e.value("gauge", "model_loaded", "Whether the model is loaded.",
+          [](const Model& m) { return m.status.info.has_value() ? 1 : 0; });
+  e.value("counter", "model_loads_total", "How often it was loaded.",
+          [](const Model& m) { return m.status.loads; });
+  e.value("counter", "model_load_failures_total", "How often it could not be loaded.",
+          [](const Model& m) { return m.status.failed_loads; });
+  e.of_server("gauge", "http_connections", "Open connections.", static_cast<double>(c.connections.load()));
+  e.of_server("gauge", "http_streams", "Answers under way.", static_cast<double>(c.streams.load()));
+  e.of_server("gauge", "http_queued_work", "Large requests that wait to be read.",
+              static_cast<double>(c.queued_work.load()));
+  e.of_server("gauge", "http_queued_work_limit", "How many may; more are answered with 503.",
+              static_cast<double>(c.queued_work_limit.load()));
   e.head("counter", "http_responses_total", "HTTP responses, by class of status.");
-  e.labelled("http_responses_total", "code", "2xx", static_cast<double>(c.status_2xx.load()));
-  e.labelled("http_responses_total", "code", "4xx", static_cast<double>(c.status_4xx.load()));
-  e.labelled("http_responses_total", "code", "5xx", static_cast<double>(c.status_5xx.load()));
-  counter("http_refused_connections_total", "Connections beyond the limit.", c.refused_connections.load());
-  gauge("resident_memory_bytes", "Of this process.", resident_bytes());
+  e.of_server_labelled("http_responses_total", "code", "2xx", static_cast<double>(c.status_2xx.load()));
+  e.of_server_labelled("http_responses_total", "code", "4xx", static_cast<double>(c.status_4xx.load()));
+  e.of_server_labelled("http_responses_total", "code", "5xx", static_cast<double>(c.status_5xx.load()));
+  e.of_server("counter", "http_refused_connections_total", "Connections beyond the limit.",
+              static_cast<double>(c.refused_connections.load()));
+  e.of_server("gauge", "resident_memory_bytes", "Of this process.", static_cast<double>(resident_bytes()));
   return {.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = e.take()};
 }
 
@@ -135,8 +183,18 @@ Json server_part(Api& api) {
           {"draining", api.draining()}};
 }
 
-Json memory_part(const Api& api, const EngineStats& s) {
-  const ModelInfo::Memory& m = api.engine_info().memory;
+// `models`: those that are meant; what is not loaded takes nothing.
+Json memory_part(const std::vector<ModelSet::Status>& models, const EngineStats& s) {
+  ModelInfo::Memory m;
+  for (const ModelSet::Status& model : models) {
+    if (!model.info) continue;
+    const ModelInfo::Memory& one = model.info->memory;
+    m.weights_mapped += one.weights_mapped;
+    m.weights_copied += one.weights_copied;
+    m.workspace += one.workspace;
+    m.kv_pool += one.kv_pool;
+    m.available = one.available;  // as it was when the last of them was loaded
+  }
   return {{"plan",
            {{"weights_mapped", m.weights_mapped},
             {"weights_repacked", m.weights_copied},
@@ -152,23 +210,38 @@ Json memory_part(const Api& api, const EngineStats& s) {
           {"resident", resident_bytes()}};
 }
 
+Json model_part(const ModelSet::Status& model) {
+  const ModelInfo info = model.info.value_or(ModelInfo());
+  return {{"id", model.name},
+          {"loaded", model.info.has_value()},
+          {"busy", model.leases},
+          {"loads", model.loads},
+          {"failed_loads", model.failed_loads},
+          {"architecture", info.architecture},
+          {"device", info.device},
+          {"vocab", info.vocab},
+          {"context", info.context},
+          {"trained_context", info.trained_context},
+          {"format", model.format}};
+}
+
 }  // namespace
 
-HttpResponse stats_json(Api& api) {
-  const EngineStats s = api.engine().stats();
-  const ModelInfo& info = api.engine_info();
+HttpResponse stats_json(Api& api, const HttpRequest& request) {
+  const std::string name = request.query_value("model");
+  const EngineStats s = name.empty() ? api.models().stats() : api.models().stats(name);
+  const std::vector<ModelSet::Status> all = api.models().list();
+  const std::vector<ModelSet::Status> meant = name.empty() ? all : std::vector{api.models().status(name)};
+  const auto loaded = [](const ModelSet::Status& model) { return model.info.has_value(); };
+  const auto first = std::find_if(meant.begin(), meant.end(), loaded);
+  Json models = Json::array();
+  for (const ModelSet::Status& model : all) models.push_back(model_part(model));
   const double hits = static_cast<double>(s.cache_hits_pool + s.cache_hits_ram + s.cache_hits_disk);
   const Json stats = {
       {"now", unix_time()},
       {"server", server_part(api)},
-      {"model",
-       {{"id", api.model_id()},
-        {"architecture", info.architecture},
-        {"device", info.device},
-        {"vocab", info.vocab},
-        {"context", info.context},
-        {"trained_context", info.trained_context},
-        {"format", std::string(api.format().name())}}},
+      {"model", model_part(first != meant.end() ? *first : meant.front())},
+      {"models", models},
       {"requests",
        {{"submitted", s.submitted},
         {"finished", s.finished},
@@ -217,7 +290,7 @@ HttpResponse stats_json(Api& api) {
         {"inter_token", latency(s.inter_token)},
         {"request", latency(s.request_time)},
         {"step", latency(s.step_time)}}},
-      {"memory", memory_part(api, s)},
+      {"memory", memory_part(meant, s)},
       {"history", api.timeline().history_json()},
       {"timeline", api.timeline().requests_json()}};
   return {.body = stats.dump(-1, ' ', false, Json::error_handler_t::replace),

@@ -20,7 +20,6 @@ struct ServerOptions {
   std::string cors_origin = {};  // empty: no CORS headers; * or one origin
   double rate_per_minute = 0;    // requests of one key (without keys: of one address); 0: no limit
   bool isolate_cache = false;    // prefixes are shared within a key only
-  bool open_objects = false;     // objects without additionalProperties may hold more than what is named
 
   size_t header_bytes = 16 << 10;
   size_t body_bytes = 16 << 20;
@@ -30,10 +29,13 @@ struct ServerOptions {
   double idle_timeout_s = 75;       // between requests of a connection
   double write_timeout_s = 30;      // without progress: the client is given up
   double request_timeout_s = 0;     // then an answer ends where it is; 0: none
+  double work_timeout_s = 10;       // for reading a request: parsing, tokenizing, compiling its schema
   double drain_timeout_s = 30;      // after SIGTERM, for what is under way
   double keep_alive_s = 15;         // a comment in streams that are silent so long
 
-  int threads = 2;  // for sockets; as many again for reading requests
+  int threads = 2;       // for sockets; as many again for reading requests
+  int slow_threads = 1;  // of low priority, for large requests
+  size_t slow_queue = 64;
   size_t stored_responses = 1000;
   size_t stored_bytes = 64 << 20;
 

@@ -76,13 +76,20 @@ class Server {
   Server(Api& api, const ServerOptions& options)
       : api_(api),
         options_(options),
-        // The name lasts until the pool is made.
-        workers_((ThreadName("http-requests"), static_cast<size_t>(options.threads))),
+        workers_([&api](const HttpRequest& request, const Client& client,
+                        const WorkLimits& limits) { return api.handle(request, client, limits); },
+                 {.threads = options.threads,
+                  .slow_threads = options.slow_threads,
+                  .slow_requests = options.slow_queue,
+                  .timeout_s = options.work_timeout_s},
+                 api.counters().queued_work),
         io_(options.threads),
         control_(asio::make_strand(io_)),
         acceptor_(control_),
         signals_(control_, SIGINT, SIGTERM, SIGHUP) {
+    api.counters().queued_work_limit = static_cast<int64_t>(options.slow_queue);
     if (!options.tls_cert.empty()) tls_ = make_tls(options.tls_cert, options.tls_key);
+    api_.run_work = [this](std::function<void()> work) { workers_.post(std::move(work)); };
     api_.run_detached = [this](std::shared_ptr<Answer> answer) {
       asio::co_spawn(asio::make_strand(io_), run_detached(std::move(answer)), asio::detached);
     };
@@ -103,7 +110,7 @@ class Server {
   Api& api_;
   const ServerOptions& options_;
   std::unique_ptr<asio::ssl::context> tls_;
-  asio::thread_pool workers_;
+  WorkLanes workers_;
   asio::io_context io_;
   // The loops below run on it, and what they share needs no lock.
   asio::strand<asio::io_context::executor_type> control_;
@@ -158,7 +165,7 @@ void Server::run() {
   }
   io_.run();
   for (std::thread& thread : threads) thread.join();
-  workers_.join();
+  workers_.stop();
 }
 
 void Server::refuse(tcp::socket socket) {
@@ -267,7 +274,7 @@ Awaitable<void> Server::drain() {
 Awaitable<void> Server::sample_loop() {
   asio::steady_timer timer(control_, std::chrono::steady_clock::now());
   while (!ending_) {
-    api_.timeline().sample(api_.engine().stats(), api_.counters().streams);
+    api_.timeline().sample(api_.models().stats(), api_.counters().streams);
     timer.expires_at(timer.expiry() + seconds(1));
     error_code ignored;
     co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
@@ -288,11 +295,11 @@ Awaitable<void> Server::run_detached(std::shared_ptr<Answer> answer) {
 
 }  // namespace
 
-void serve(Engine& engine, const ServerOptions& options,
+void serve(ModelSet& models, const ServerOptions& options,
            const std::function<void(const std::string& url)>& listening) {
   ServerOptions within = options;
   within.max_connections = connections_within(raise_file_limit(), options.max_connections);
-  Api api(engine, within);
+  Api api(models, within);
   if (within.max_connections < options.max_connections) {
     api.log().write("warn", "the limit of open files leaves fewer connections (ulimit -Hn)",
                     {{"max_connections", static_cast<double>(within.max_connections)},
@@ -302,6 +309,7 @@ void serve(Engine& engine, const ServerOptions& options,
   const std::string url = server.listen();
   listening(url);
   server.run();
+  models.stop();  // what it still calls is here
 }
 
 }  // namespace millrace::server

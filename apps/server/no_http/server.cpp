@@ -5,7 +5,7 @@
 
 namespace millrace::server {
 
-void serve(Engine& /*engine*/, const ServerOptions& /*options*/,
+void serve(ModelSet& /*models*/, const ServerOptions& /*options*/,
            const std::function<void(const std::string& url)>& /*listening*/) {
   throw_error(
       ErrorCode::kUnsupported,
