@@ -4,12 +4,13 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <future>
 #include <memory>
 
 #include "base/error.h"
+#include "confirm.h"
 #include "millrace/engine.h"
+#include "model_names.h"
 #include "model_options.h"
 #include "models_file.h"
 #include "open_model.h"
@@ -145,16 +146,12 @@ void add_server_options(Command& command, server::ServerOptions& s) {
 
 int serve_one(ServeOptions& o) {
   server::ServerOptions& s = o.server;
-  if (s.model_id.empty()) {
-    const std::filesystem::path path(o.engine.model);
-    const std::string name =
-        path.has_filename() ? path.stem().string() : path.parent_path().filename().string();
-    s.model_id = name;
-  }
+  if (s.model_id.empty()) s.model_id = model_title(o.engine.model);
+  o.engine.model = find_model(o.engine.model, o.engine);
   std::unique_ptr<Engine> engine = open_engine(o.engine);
   const std::string device = engine->model().device;
   server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};
-  server::ModelSet models({std::move(spec)}, {}, server::Log(s.log_json));
+  server::ModelSet models({std::move(spec)}, o.set, server::Log(s.log_json));
   models.adopt(s.model_id, std::move(engine));
   server::serve(models, s, [&](const std::string& url) {
     write_stdout(fmt::format("millrace: {} on {}, listening on {}\n", s.model_id, device, url));
@@ -189,7 +186,8 @@ void add_serve(CommandLine& line) {
   Command command = line.add("serve", "answer OpenAI's API over HTTP, with a page to chat");
   auto o = std::make_shared<ServeOptions>();
   o->engine.max_waiting = 10000;
-  command.option("MODEL", o->engine.model, "GGUF file or Hugging Face directory");
+  command.option("MODEL", o->engine.model, kModelHelp);
+  add_yes_option(command, "fetch the model without asking if it is not here");
   add_models_options(command, *o);
   add_device_options(command, o->engine);
   add_quantize_option(command, o->engine);
@@ -199,6 +197,10 @@ void add_serve(CommandLine& line) {
       .show_default()
       .group("Engine");
   add_server_options(command, o->server);
+  command
+      .flag("--open-objects", o->set.open_objects,
+            "under schemas that are not strict, objects may hold properties that nobody named")
+      .group("What they see");
   command.footer(kServeFooter);
   command.check([command, o] { check_models_options(command, *o); });
   command.runs([o] { return o->models.empty() ? serve_one(*o) : serve_several(*o); });

@@ -9,6 +9,7 @@
 
 #include "api_error.h"
 #include "base/work_budget.h"
+#include "conversation_store.h"
 #include "http.h"
 #include "json_fields.h"
 #include "keys.h"
@@ -40,7 +41,7 @@ class Api {
   // Never throws: what goes wrong is a response. The limits are for the work until then, not for the answer.
   Reply handle(const HttpRequest& request, const Client& client, const WorkLimits& limits = {});
 
-  // Headers that every response carries (CORS).
+  // Headers that every response carries (CORS); and errors in the words of the API that the path belongs to.
   void add_headers(HttpResponse& response, const HttpRequest& request) const;
 
   void reload_keys();  // logs what came of it; the old ones stay when the file is bad
@@ -65,6 +66,7 @@ class Api {
   const ServerOptions& options() const { return options_; }
   Timeline& timeline() { return timeline_; }
   ResponseStore& store() { return store_; }
+  ConversationStore& conversations() { return conversations_; }
   Counters& counters() { return counters_; }
   const Log& log() const { return log_; }
   int64_t created() const { return created_; }  // Unix time
@@ -82,6 +84,7 @@ class Api {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   Timeline timeline_;
   ResponseStore store_;
+  ConversationStore conversations_;
   Counters counters_;
   std::mutex keys_mutex_;
   std::shared_ptr<const Keys> keys_;

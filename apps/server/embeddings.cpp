@@ -85,11 +85,7 @@ std::vector<int32_t> input_tokens(Prompt& prompt, const Engine& engine) {
     tokens = engine.tokenize(prompt.text, true, true, static_cast<size_t>(context));
   }
   if (tokens.empty()) bad_field(prompt.path, "found no tokens, expected at least one");
-  if (std::ssize(tokens) > context) {
-    bad_field(prompt.path,
-              fmt::format("found {} tokens, expected at most the context of {}", tokens.size(), context),
-              "context_length_exceeded");
-  }
+  if (std::ssize(tokens) > context) throw context_exceeded(tokens.size(), context, prompt.path);
   return tokens;
 }
 
@@ -104,7 +100,7 @@ Reply embeddings(Api& api, const HttpRequest& request, const Client& client) {
     throw ApiError(
         501,
         fmt::format("the device {} gives no hidden states, so there are no embeddings", model->info().device),
-        "", "unsupported");
+        "", "unsupported_value");
   }
   Request base = read_service(fields, api, client);
   base.embedding = fields.choice("pooling", {"mean", "last"}) == "last" ? Pooling::kLast : Pooling::kMean;

@@ -12,7 +12,8 @@ namespace {
 
 std::vector<int32_t> token_list(const Fields& fields, std::string_view key, int32_t vocab) {
   const Json* list = fields.array(key);
-  if (list == nullptr) bad_field(fields.path_of(key), "is missing, expected an array", "missing_field");
+  if (list == nullptr)
+    bad_field(fields.path_of(key), "is missing, expected an array", "missing_required_parameter");
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < list->size(); ++i) {
     const Json& value = (*list)[i];
@@ -52,7 +53,7 @@ Reply tokenize(Api& api, const HttpRequest& request) {
     std::optional<std::string> text = fields.text("content");
     if (!text) text = fields.text("prompt");
     if (!text) text = fields.text("text");
-    if (!text) bad_field("content", "is missing, expected a string", "missing_field");
+    if (!text) bad_field("content", "is missing, expected a string", "missing_required_parameter");
     // Twice: what cannot be few enough is not tokenized.
     check_number(model->engine().min_tokens(*text));
     tokens = model->engine().tokenize(*text, fields.boolean("add_special").value_or(true),

@@ -79,6 +79,17 @@ const Json* Fields::find(std::string_view key) const {
   return at == object_->end() || at->is_null() ? nullptr : &*at;
 }
 
+namespace {
+
+template <typename Number>
+[[noreturn]] void out_of_range(const std::string& path, Number number, int64_t min, int64_t max) {
+  const bool above = static_cast<double>(number) > static_cast<double>(min);
+  bad_field(path, fmt::format("found {}, expected {} to {}", number, min, max),
+            above ? "integer_above_max_value" : "integer_below_min_value");
+}
+
+}  // namespace
+
 std::optional<bool> Fields::boolean(std::string_view key) const {
   const Json* value = find(key);
   if (value == nullptr) return std::nullopt;
@@ -92,7 +103,8 @@ std::optional<double> Fields::number(std::string_view key, double min, double ma
   if (!value->is_number()) wrong_type(path_of(key), *value, "a number");
   const auto number = value->get<double>();
   if (!(number >= min && number <= max)) {
-    refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
+    bad_field(path_of(key), fmt::format("found {}, expected {} to {}", number, min, max),
+              number > max ? "decimal_above_max_value" : "decimal_below_min_value");
   }
   return number;
 }
@@ -106,21 +118,19 @@ std::optional<int64_t> Fields::integer(std::string_view key, int64_t min, int64_
     if (number != std::floor(number)) refuse(key, fmt::format("found {}, expected an integer", number));
     if (!(number >= static_cast<double>(min) && number <= static_cast<double>(max)) ||
         std::abs(number) > 9e18) {
-      refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
+      out_of_range(path_of(key), number, min, max);
     }
     return static_cast<int64_t>(number);
   }
   if (value->is_number_unsigned()) {
     const auto number = value->get<uint64_t>();
     if (number > static_cast<uint64_t>(std::max<int64_t>(max, 0)) || static_cast<int64_t>(number) < min) {
-      refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
+      out_of_range(path_of(key), number, min, max);
     }
     return static_cast<int64_t>(number);
   }
   const auto number = value->get<int64_t>();
-  if (number < min || number > max) {
-    refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
-  }
+  if (number < min || number > max) out_of_range(path_of(key), number, min, max);
   return number;
 }
 
@@ -155,7 +165,7 @@ std::optional<Fields> Fields::object(std::string_view key) const {
 
 std::string Fields::required_text(std::string_view key) const {
   std::optional<std::string> value = text(key);
-  if (!value) bad_field(path_of(key), "is missing, expected a string", "missing_field");
+  if (!value) bad_field(path_of(key), "is missing, expected a string", "missing_required_parameter");
   return *std::move(value);
 }
 

@@ -44,12 +44,15 @@ std::vector<Prompt> read_prompts(const Fields& fields, std::string_view key, int
                                  size_t max_prompts) {
   const std::string path = fields.path_of(key);
   const Json* value = fields.find(key);
-  if (value == nullptr) bad_field(path, "is missing, expected a string or an array", "missing_field");
+  if (value == nullptr)
+    bad_field(path, "is missing, expected a string or an array", "missing_required_parameter");
   const bool list = value->is_array();
-  if (list && value->empty()) bad_field(path, "found an empty array, expected at least one prompt");
+  if (list && value->empty())
+    bad_field(path, "found an empty array, expected at least one prompt", "empty_array");
   if (!list || (*value)[0].is_number()) return {read_prompt(*value, path, vocab, "a string or an array")};
   if (value->size() > max_prompts) {
-    bad_field(path, fmt::format("found {} prompts, expected at most {}", value->size(), max_prompts));
+    bad_field(path, fmt::format("found {} prompts, expected at most {}", value->size(), max_prompts),
+              "array_above_max_length");
   }
   std::vector<Prompt> prompts;
   for (size_t i = 0; i < value->size(); ++i) {

@@ -15,17 +15,19 @@ namespace {
 constexpr size_t kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 1000;
 
-std::vector<std::string> read_stop(const Fields& fields) {
-  const Json* stop = fields.find("stop");
+}  // namespace
+
+std::vector<std::string> read_stop(const Fields& fields, std::string_view key) {
+  const Json* stop = fields.find(key);
   if (stop == nullptr) return {};
   std::vector<std::string> list;
-  const std::string path = fields.path_of("stop");
+  const std::string path = fields.path_of(key);
   const auto add = [&](const Json& value, const std::string& where) {
     if (!value.is_string()) wrong_type(where, value, "a string");
     std::string text = value.get<std::string>();
     if (text.empty()) bad_field(where, "found an empty string, expected some text");
     if (text.size() > kMaxStopBytes)
-      bad_field(where, fmt::format("expected at most {} bytes", kMaxStopBytes));
+      bad_field(where, fmt::format("expected at most {} bytes", kMaxStopBytes), "string_above_max_length");
     list.push_back(std::move(text));
   };
   if (!stop->is_array()) {
@@ -34,11 +36,14 @@ std::vector<std::string> read_stop(const Fields& fields) {
     return list;
   }
   if (stop->size() > kMaxStops) {
-    bad_field(path, fmt::format("found {} strings, expected at most {}", stop->size(), kMaxStops));
+    bad_field(path, fmt::format("found {} strings, expected at most {}", stop->size(), kMaxStops),
+              "array_above_max_length");
   }
   for (size_t i = 0; i < stop->size(); ++i) add((*stop)[i], element_path(path, i));
   return list;
 }
+
+namespace {
 
 std::map<int32_t, float> read_logit_bias(const Fields& fields, int32_t vocab) {
   std::map<int32_t, float> bias;
@@ -68,6 +73,17 @@ std::map<int32_t, float> read_logit_bias(const Fields& fields, int32_t vocab) {
 }
 
 }  // namespace
+
+std::optional<int32_t> read_samples(const Fields& fields, std::string_view key, const ModelInfo& model) {
+  const auto samples = fields.integer(key, 1, std::min<int64_t>(128, model.max_samples));
+  return samples ? std::optional(static_cast<int32_t>(*samples)) : std::nullopt;
+}
+
+void check_context(size_t tokens, const ModelInfo& model, std::string_view path) {
+  if (tokens > static_cast<size_t>(model.context)) {
+    throw context_exceeded(tokens, model.context, std::string(path));
+  }
+}
 
 StreamOptions read_stream_options(const Fields& fields) {
   StreamOptions options;
@@ -110,8 +126,8 @@ Request read_request(const Fields& fields, const Api& api, const ServedModel& mo
   s.logit_bias = read_logit_bias(fields, model.info().vocab);
   constexpr auto kAny = std::numeric_limits<int64_t>::max();
   if (const auto seed = fields.integer("seed", -kAny, kAny)) s.seed = static_cast<uint64_t>(*seed);
-  r.stop = read_stop(fields);
-  r.samples = static_cast<int32_t>(fields.integer("n", 1, 128).value_or(1));
+  r.stop = read_stop(fields, "stop");
+  r.samples = read_samples(fields, "n", model.info()).value_or(1);
   r.ignore_end = fields.boolean("ignore_eos").value_or(false);
   return r;
 }

@@ -1,6 +1,7 @@
 // The public face: options become a runtime and a loop; clients' calls become jobs in its inbox.
 #include "millrace/engine.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -120,6 +121,7 @@ class Engine::Impl {
              .vocab = config.vocab,
              .context = runtime_->context(),
              .trained_context = config.context_length,
+             .max_samples = options_.max_running,
              .embedding_size = runtime_->backend().gives_hidden_states() ? config.hidden : 0,
              .end_tokens = runtime_->end_tokens(),
              .has_tokenizer = runtime_->has_tokenizer(),
@@ -147,8 +149,15 @@ class Engine::Impl {
   std::unique_ptr<ModelDrafter> open_drafter() const {
     if (options_.speculation != Speculation::kDraft) return nullptr;
     const EngineOptions draft = draft_model_options(options_, runtime_->context());
-    return std::make_unique<ModelDrafter>(Runtime::open(draft, {.sequences = RuntimeSetup::kShared}),
-                                          runtime_->config().vocab);
+    // It needs no room for more tokens than the target has.
+    const auto& groups = runtime_->spec().kv_groups;
+    const auto blocks = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+                          return a.num_blocks < b.num_blocks;
+                        })->num_blocks;
+    return std::make_unique<ModelDrafter>(
+        Runtime::open(draft, {.sequences = RuntimeSetup::kShared,
+                              .most_tokens = static_cast<int64_t>(blocks) * kBlockTokens}),
+        runtime_->config().vocab);
   }
 
   std::unique_ptr<Loop> loop_;

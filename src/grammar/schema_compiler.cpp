@@ -1,6 +1,7 @@
 #include "grammar/schema_compiler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/work_budget.h"
@@ -24,15 +25,16 @@ std::string printable(const std::string& text) {
 
 }  // namespace
 
-SchemaCompiler::SchemaCompiler(SchemaDocument& document, GrammarBuilder& builder)
-    : document_(document), builder_(builder), json_(builder) {}
+SchemaCompiler::SchemaCompiler(SchemaDocument& document, GrammarBuilder& builder, Objects objects)
+    : document_(document), builder_(builder), json_(builder), objects_(objects) {}
 
 RuleId SchemaCompiler::compile() {
   const RuleId root = rule_of({&document_.root()});
   while (!pending_.empty()) {
-    const auto [rule, conjunction] = std::move(pending_.back());
+    const auto [rule, key] = std::move(pending_.back());
     pending_.pop_back();
-    builder_.define(rule, body_of(conjunction));
+    objects_ = key.second;
+    builder_.define(rule, body_of(key.first));
   }
   if (!must_be_empty_.empty()) {
     const std::vector<uint8_t> matches_something = builder_.productive();
@@ -46,12 +48,13 @@ RuleId SchemaCompiler::compile() {
 RuleId SchemaCompiler::rule_of(Conjunction conjunction) {
   std::sort(conjunction.begin(), conjunction.end());
   conjunction.erase(std::unique(conjunction.begin(), conjunction.end()), conjunction.end());
-  const auto [it, is_new] = rules_.try_emplace(conjunction, 0);
+  RuleKey key(std::move(conjunction), objects_);
+  const auto [it, is_new] = rules_.try_emplace(key, 0);
   if (is_new) {
     if (rules_.size() > kMaxRules)
       throw_error(ErrorCode::kUnsupported, "schema: takes more than {} rules", kMaxRules);
-    it->second = builder_.add_rule(document_.pointer(*conjunction[0]));
-    pending_.push_back({it->second, conjunction});
+    it->second = builder_.add_rule(document_.pointer(*key.first[0]));
+    pending_.push_back({it->second, std::move(key)});
   }
   return it->second;
 }
@@ -175,11 +178,14 @@ void SchemaCompiler::check_exclusive(const Open& open, const Open::Group& group,
       document_.check(b);
       if (plainly_exclusive(a, b)) continue;
       // The context without the group's own schema, or the conjunction would choose from the group again.
-      Conjunction both = {&a, &b};
+      // What the context names is missing here, hence open.
+      const Objects written = std::exchange(objects_, Objects::kOpen);
+      const RuleId both = rule_of({&a, &b});
+      objects_ = written;
       must_be_empty_.push_back(
-          {rule_of(both), fmt::format("schema: {}/oneOf: branches {} and {} may both match, which is not "
-                                      "supported; anyOf does not mind",
-                                      document_.pointer(schema), i, j)});
+          {both, fmt::format("schema: {}/oneOf: branches {} and {} may both match, which is not "
+                             "supported; anyOf does not mind",
+                             document_.pointer(schema), i, j)});
     }
   }
 }
@@ -318,11 +324,11 @@ ExprId SchemaCompiler::resolved(const Conjunction& schemas) {
   return builder_.choice(std::move(parts));
 }
 
-std::shared_ptr<const Grammar> compile_json_schema(std::string_view schema_json) {
+std::shared_ptr<const Grammar> compile_json_schema(std::string_view schema_json, Objects objects) {
   SchemaDocument document(schema_json);
   GrammarBuilder builder;
-  const RuleId root = SchemaCompiler(document, builder).compile();
-  return std::make_shared<const Grammar>(compile_automaton(builder, root, "schema"));
+  const RuleId root = SchemaCompiler(document, builder, objects).compile();
+  return std::make_shared<const Grammar>(compile_automaton(builder, root, "schema"), true);
 }
 
 }  // namespace millrace::grammar

@@ -1,5 +1,5 @@
 // Arrays and objects under a conjunction of schemas. Properties come in the order of the schema, each at most
-// once; others after them.
+// once; others after them, where there may be others.
 #include <algorithm>
 #include <set>
 
@@ -134,6 +134,18 @@ Conjunction SchemaCompiler::schemas_for(const Conjunction& schemas, const std::s
   return parts;
 }
 
+// Whether an object has the properties that are named and no others: some are, and nothing is said of others.
+// An object of which nothing at all is said may hold anything: there would be nothing to write.
+bool SchemaCompiler::names_all(const Conjunction& schemas) const {
+  if (objects_ == Objects::kOpen) return false;
+  const auto some_has = [&](const char* key) {
+    return std::any_of(schemas.begin(), schemas.end(),
+                       [&](const Json* schema) { return schema->contains(key); });
+  };
+  return !some_has("additionalProperties") &&
+         (some_has("properties") || some_has("patternProperties") || some_has("required"));
+}
+
 std::vector<SchemaCompiler::Property> SchemaCompiler::properties_of(const Conjunction& schemas) {
   std::vector<Property> properties;
   std::map<std::string, size_t> index_of;
@@ -185,7 +197,8 @@ ExprId SchemaCompiler::other_pairs(const Conjunction& schemas, const std::vector
   for (const Property& p : properties) names.push_back(p.name);
   const std::string what = "schema: " + document_.pointer(*schemas[0]);
   std::vector<ExprId> pairs;
-  for (uint32_t chosen = 0; chosen < 1u << patterns.size(); ++chosen) {
+  // Without any of the patterns it is a name that nobody gave.
+  for (uint32_t chosen = names_all(schemas) ? 1 : 0; chosen < 1u << patterns.size(); ++chosen) {
     Conjunction parts;
     for (const Json* schema : schemas) {
       bool is_matched = false;

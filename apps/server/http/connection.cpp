@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "anthropic_error.h"
 #include "api_error.h"
 #include "ids.h"
 
@@ -265,6 +266,7 @@ std::string Connection::head_text(const HttpRequest& request, const Client& clie
   if (!response.content_type.empty()) add("content-type", response.content_type);
   for (const auto& [name, value] : response.headers) add(name, value);
   add("x-request-id", client.request_id);
+  if (is_anthropic_path(request.path)) add("request-id", client.request_id);
   if (!client.traceparent.empty()) add("traceparent", client.traceparent);
   if (chunked) {
     add("transfer-encoding", "chunked");
