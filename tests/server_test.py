@@ -23,6 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "server"))
 import harness  # noqa: E402
 import malformed  # noqa: E402
 import shared  # noqa: E402
+from budget import Budget  # noqa: E402, F401
 from clients import NodeClient, OfficialClient  # noqa: E402, F401
 from codes import ErrorCodes  # noqa: E402, F401
 from description import Description  # noqa: E402
@@ -360,6 +361,29 @@ class Harmony(unittest.TestCase):
                 self.assertEqual(call["function"]["name"], "weather")
                 self.assertEqual(set(json.loads(call["function"]["arguments"])), {"city"})
         self.assertGreater(called, 20)
+
+    def test_named_allowed_and_custom_tools(self):
+        other = {"type": "function", "function": {**self.TOOL["function"], "name": "other", "strict": False}}
+        dial = {"type": "custom", "custom": {"name": "dial", "format": {
+            "type": "grammar", "grammar": {"syntax": "regex", "definition": "[0-9]{3}\n?"}}}}
+        tools = [self.TOOL, other, dial]
+        named = {"type": "function", "function": {"name": "other"}}
+        choices = {"other": named, "dial": {"type": "custom", "custom": {"name": "dial"}}, "allowed": {
+            "type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}}
+        called = dict.fromkeys(choices, 0)
+        for name, choice in choices.items():
+            for seed in range(8):
+                finish, message = self.ask(seed, tools=tools, tool_choice=choice)
+                if finish == "length":
+                    continue
+                (call,) = message["tool_calls"]
+                called[name] += 1
+                if name == "dial":
+                    self.assertEqual((call["type"], call["custom"]["name"]), ("custom", "dial"))
+                    self.assertRegex(call["custom"]["input"], r"\A[0-9]{3}\n?\Z")
+                else:
+                    self.assertEqual(call["function"]["name"], "other")
+        self.assertGreater(min(called.values()), 3, called)
 
     def test_whatever_comes_is_an_answer(self):
         for seed in range(30):

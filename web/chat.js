@@ -26,6 +26,7 @@ const kSuggestions = [
 const scroller = byId("scroll");
 const turns = new Map(); // conversation id -> { conversation, message, controller, done } of the answer being written
 const views = new Map(); // message -> view, of the conversation that is shown
+const loading = new Set(); // answers whose model has to be loaded before they begin
 const timers = new Map(); // conversation id -> when it will be saved
 const deleted = new Set(); // conversation ids that an answer must not bring back
 let conversation = newConversation(loadSettings());
@@ -62,6 +63,7 @@ const page = {
     answer(one, parentOf(one, message));
   },
   goOn,
+  isLoading: (message) => loading.has(message),
   siblings: (message) => siblingsOf(conversation, message),
   async choose(message) {
     await halt();
@@ -90,10 +92,16 @@ function showConversation() {
   byId("messages").replaceChildren(...[...views.values()].map((view) => view.node));
   byId("welcome").hidden = path.length > 0;
   byId("copy-chat").disabled = !path.length;
-  document.title = path.length ? `${conversation.title} – Millrace` : "Millrace";
+  byId("chat-title").hidden = !path.length;
+  showTitle();
   localStorage.setItem(kOpen, conversation.id);
   showTurn();
   sidebar.show();
+}
+
+function showTitle() {
+  byId("chat-title").textContent = conversation.title;
+  document.title = conversation.messages.length ? `${conversation.title} – Millrace` : "Millrace";
 }
 
 // An answer is being written here, or its tools are at work.
@@ -167,6 +175,7 @@ async function write(one, message, writeInto) {
     if (error.status === 401) askForKey(() => one === conversation && !isBusy() && page.regenerate(message));
   }
   turns.delete(one.id);
+  if (loading.delete(message)) models.load(); // it says now that it is loaded, or why not
   finish();
   one.updated = Date.now();
   flush(one);
@@ -186,6 +195,7 @@ async function answer(one, parent, rounds = 0) {
   failed.forEach((message) => drop(one, message)); // an answer that never came is no branch
   one.model = models.value;
   const message = add(one, newAnswer(), parent);
+  if (models.isAsleep) loading.add(message);
   const whole = await write(one, message, (signal, changed) => writeAnswer(body, message, signal, changed));
   if (!whole || !message.toolCalls.length) return;
   message.toolCalls.forEach((call, i) => (call.id ||= `call_${message.id}_${i}`));
@@ -208,7 +218,7 @@ const loop = new ToolLoop({
 function goOn(message) {
   if (isBusy()) return;
   const path = pathOf(conversation);
-  const body = requestBody(path.slice(0, path.indexOf(message)), conversation, models.value);
+  const body = requestBody(path.slice(0, path.indexOf(message)), conversation, models.value, toolDefinitions());
   write(conversation, message, (signal, changed) => continueAnswer(body, message, signal, changed));
 }
 
@@ -285,7 +295,7 @@ const sidebar = new Sidebar({
     const one = id === conversation.id ? conversation : turns.get(id)?.conversation ?? loadConversation(id);
     Object.assign(one, { title, named: true });
     save(one);
-    if (one === conversation) document.title = `${title} – Millrace`;
+    if (one === conversation) showTitle();
   },
 });
 

@@ -1,5 +1,6 @@
 // One message on the page. The views show what the message says and are told when it grows; they decide nothing.
-// `page` is what the reader may ask for: { resend, regenerate, goOn, choose, siblings, tools }.
+// `page` is what the reader may ask for, and what the views cannot know: { resend, regenerate, goOn, choose, siblings,
+// isLoading, tools }.
 import { GrowingMarkdown } from "./markdown.js";
 import { number } from "./chart.js";
 import { copyButton, el, icon, iconButton } from "./dom.js";
@@ -115,14 +116,15 @@ export class AssistantView {
     const { content, reasoning, toolCalls, stats, error, finish } = this.message;
     this.node.setAttribute("aria-busy", live);
     this.node.classList.toggle("live", live);
-    this.node.classList.toggle("silent", live && !content && !reasoning && !toolCalls.length);
+    const silent = live && !content && !reasoning && !toolCalls.length;
+    this.node.classList.toggle("silent", silent);
     this.reasoning.hidden = !reasoning;
     const thinking = live && !content && !toolCalls.length;
     this.thought.textContent = thinking ? "Thinking…" : stats?.thinking ? `Thought for ${seconds(stats.thinking)}` : "Thoughts";
     this.growingReasoning.update(reasoning);
     this.growing.update(content);
     this.calls.update(live);
-    this.note.textContent = error ?? kNotes[finish] ?? "";
+    this.note.textContent = error ?? kNotes[finish] ?? (silent && this.page.isLoading(this.message) ? "The model is being loaded…" : "");
     this.note.hidden = !this.note.textContent;
     this.note.classList.toggle("mild", !error);
     this.speed.textContent = speedLine(stats);

@@ -4,6 +4,13 @@ import { byId, el } from "./dom.js";
 
 const kLast = "millrace.model"; // the choice that new chats begin with
 const kRetryMs = 3000;
+const kStates = { loaded: "loaded", loading: "loading…", unloaded: "not loaded", unloading: "not loaded" };
+
+// What is said of a model beside its name; a server of one model says nothing.
+function stateOf({ meta }) {
+  if (meta?.error) return "could not be loaded";
+  return kStates[meta?.state] ?? (typeof meta?.loaded === "boolean" ? kStates[meta.loaded ? "loaded" : "unloaded"] : "");
+}
 
 export class ModelPicker {
   // needsKey(again): called when the server wants a key; onChoose(id): when the reader has chosen.
@@ -35,9 +42,9 @@ export class ModelPicker {
   // A model that a chat was held with and that is no longer here is not offered: the first one answers instead.
   show() {
     const several = this.models.length > 1;
-    this.select.replaceChildren(...this.models.map(({ id, meta }) => {
-      const state = several && typeof meta?.loaded === "boolean" ? (meta.loaded ? " · loaded" : " · not loaded") : "";
-      return el("option", { value: id }, id + state);
+    this.select.replaceChildren(...this.models.map((model) => {
+      const state = several ? stateOf(model) : "";
+      return el("option", { value: model.id }, state ? `${model.id} · ${state}` : model.id);
     }));
     this.select.disabled = !several;
     if (this.models.some(({ id }) => id === this.wanted)) this.select.value = this.wanted;
@@ -47,6 +54,11 @@ export class ModelPicker {
   follow(id) {
     this.wanted = id || localStorage.getItem(kLast) || "";
     if (this.models.length) this.show();
+  }
+
+  // The model that will answer has to be loaded first.
+  get isAsleep() {
+    return this.models.find(({ id }) => id === this.value)?.meta?.loaded === false;
   }
 
   get value() {

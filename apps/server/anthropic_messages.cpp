@@ -7,6 +7,7 @@
 #include "base/json_writer.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "prompt_bounds.h"
 #include "request_fields.h"
 
 namespace millrace::server {
@@ -41,6 +42,7 @@ Reply create_message(Api& api, const HttpRequest& http, const Client& client) {
   request.samples = 1;
   request.max_tokens = static_cast<int32_t>(*max_tokens);
   MessagesInput input = read_messages_input(fields, model->constraints(), *max_tokens);
+  check_conversation_may_fit(model->engine(), input.conversation, "messages");
   request.tokens = model->format().prompt(input.conversation);
   check_context(request.tokens.size(), model->info(), "messages");
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();

@@ -110,11 +110,27 @@ HttpResponse Api::error_for(const HttpRequest& request, const ApiError& error) c
   return response;
 }
 
-Reply Api::handle(const HttpRequest& request, const Client& client) {
+Reply Api::work_ended(const HttpRequest& request, WorkEnded::Why why) const {
+  if (why == WorkEnded::Why::kSliceUsed) return {.unfinished = true};
+  if (why == WorkEnded::Why::kCancelled) {
+    return {.response = error_for(request, {400, "the client has gone", "", "cancelled"})};
+  }
+  return {.response = error_for(
+              request, {400,
+                        fmt::format("reading this request took longer than {} s (--request-work-timeout): a "
+                                    "smaller one, or a simpler schema, can be answered",
+                                    options_.work_timeout_s),
+                        "", "request_too_expensive"})};
+}
+
+Reply Api::handle(const HttpRequest& request, const Client& client, const WorkLimits& limits) {
+  const WorkBudget budget(limits);
   const ClientUse::Scope whose(client.use);
   const auto refuse = [&](const ApiError& error) { return Reply{.response = error_for(request, error)}; };
   try {
     return route(request, client);
+  } catch (const WorkEnded& ended) {
+    return work_ended(request, ended.why());
   } catch (const ModelNotLoaded& missing) {
     return {.answer = std::make_unique<LoadingAnswer>(*this, missing, request, client)};
   } catch (const ApiError& error) {

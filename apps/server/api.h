@@ -9,6 +9,7 @@
 
 #include "admission.h"
 #include "api_error.h"
+#include "base/work_budget.h"
 #include "conversation_store.h"
 #include "http.h"
 #include "json_fields.h"
@@ -37,8 +38,8 @@ class Api {
 
   // What can be said before the body is read: nothing when the request may go on. Fills in who the client is.
   std::optional<HttpResponse> admit(const HttpRequest& head, Client& client);
-  // Never throws: what goes wrong is a response.
-  Reply handle(const HttpRequest& request, const Client& client);
+  // Never throws: what goes wrong is a response. The limits are for the work until then, not for the answer.
+  Reply handle(const HttpRequest& request, const Client& client, const WorkLimits& limits = {});
 
   // Headers that every response carries (CORS); and errors in the words of the API that the path belongs to.
   void add_headers(HttpResponse& response, const HttpRequest& request) const;
@@ -77,6 +78,7 @@ class Api {
 
  private:
   Reply route(const HttpRequest& request, const Client& client);
+  Reply work_ended(const HttpRequest& request, WorkEnded::Why why) const;
 
   ModelSet& models_;
   const ServerOptions options_;

@@ -7,6 +7,7 @@
 #include "endpoints.h"
 #include "ids.h"
 #include "logprobs.h"
+#include "prompt_bounds.h"
 #include "prompts.h"
 #include "request_fields.h"
 
@@ -112,6 +113,7 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   std::vector<std::string> echoes;
   for (Prompt& prompt : read_prompts(fields, "prompt", model->info().vocab, kMaxPrompts)) {
     Request r = base;
+    check_text_may_fit(model->engine(), prompt.text, prompt.path);
     if (echo)
       echoes.push_back(prompt.tokens.empty() ? prompt.text : model->engine().detokenize(prompt.tokens, true));
     r.text = std::move(prompt.text);

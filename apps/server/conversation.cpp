@@ -6,6 +6,7 @@
 
 #include "api_error.h"
 #include "base/error.h"
+#include "base/work_budget.h"
 #include "chat/custom_tools.h"
 #include "grammar/regex.h"
 
@@ -241,6 +242,7 @@ chat::Conversation read_conversation(const Fields& fields) {
               "empty_array");
   }
   for (size_t i = 0; i < messages->size(); ++i) {
+    spend_work(50);
     conversation.messages.push_back(
         read_message(Fields((*messages)[i], element_path(fields.path_of("messages"), i))));
   }

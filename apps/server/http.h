@@ -93,6 +93,7 @@ class Answer {
 struct Reply {
   HttpResponse response = {};
   std::unique_ptr<Answer> answer = {};  // instead of the response
+  bool unfinished = false;              // neither: the slice of time for it was used up (work_lanes.h)
 };
 
 }  // namespace millrace::server

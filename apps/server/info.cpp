@@ -30,6 +30,18 @@ std::vector<int32_t> token_list(const Fields& fields, std::string_view key, int3
 
 }  // namespace
 
+namespace {
+
+constexpr size_t kMaxTokens = size_t{1} << 20;  // of an answer that lists them
+
+void check_number(size_t tokens) {
+  if (tokens > kMaxTokens) {
+    bad_field("content", fmt::format("is more than {} tokens: send it in parts", kMaxTokens));
+  }
+}
+
+}  // namespace
+
 // {"content" or "prompt" or "text", "add_special", "parse_special"} or {"messages", ...} -> {"tokens",
 // "count"}
 Reply tokenize(Api& api, const HttpRequest& request) {
@@ -44,8 +56,11 @@ Reply tokenize(Api& api, const HttpRequest& request) {
     if (!text) text = fields.text("prompt");
     if (!text) text = fields.text("text");
     if (!text) bad_field("content", "is missing, expected a string", "missing_required_parameter");
+    // Twice: what cannot be few enough is not tokenized.
+    check_number(model->engine().min_tokens(*text));
     tokens = model->engine().tokenize(*text, fields.boolean("add_special").value_or(true),
-                                      fields.boolean("parse_special").value_or(true));
+                                      fields.boolean("parse_special").value_or(true), kMaxTokens);
+    check_number(tokens.size());
   }
   return json_reply({{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", model->info().context}});
 }

@@ -7,35 +7,12 @@
 #include <cmath>
 
 #include "api_error.h"
+#include "base/json_tree.h"
+#include "base/work_budget.h"
 
 namespace millrace::server {
 
 namespace {
-
-void check_nesting(std::string_view text) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        in_string = false;
-      }
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      if (++depth > kMaxNesting) {
-        throw ApiError(400,
-                       fmt::format("the body is nested deeper than {} levels at byte {}", kMaxNesting, i), "",
-                       "invalid_json");
-      }
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-}
 
 std::string_view kind_of(const Json& value) {
   switch (value.type()) {
@@ -58,17 +35,12 @@ std::string_view kind_of(const Json& value) {
 
 Json parse_json(std::string_view text) {
   if (text.empty()) throw ApiError(400, "the body is empty, expected a JSON object", "", "invalid_json");
-  check_nesting(text);
   try {
-    return Json::parse(text);
-  } catch (const Json::exception& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: ...": what is in front is the
-    // library's.
-    std::string_view what = error.what();
-    const size_t end = what.find("] ");
-    if (end != std::string_view::npos) what.remove_prefix(end + 2);
-    throw ApiError(400, fmt::format("the body is no valid JSON: {}", what.substr(0, 300)), "",
-                   "invalid_json");
+    return parse_json_tree(text, {.depth = kMaxNesting});
+  } catch (const JsonTextError& error) {
+    throw ApiError(
+        400, fmt::format("the body {}: {}", error.limit() ? "is refused" : "is no valid JSON", error.what()),
+        "", "invalid_json");
   }
 }
 
@@ -102,6 +74,7 @@ std::string Fields::path_of(std::string_view key) const {
 }
 
 const Json* Fields::find(std::string_view key) const {
+  spend_work(1 + object_->size() / 4);
   const auto at = object_->find(key);
   return at == object_->end() || at->is_null() ? nullptr : &*at;
 }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "base/work_budget.h"
+
 namespace millrace::server {
 namespace {
 
@@ -9,6 +11,7 @@ std::vector<int32_t> read_tokens(const Json& list, const std::string& path, int3
   std::vector<int32_t> tokens;
   tokens.reserve(list.size());
   for (size_t i = 0; i < list.size(); ++i) {
+    spend_work(1);
     const Json& value = list[i];
     if (!value.is_number_integer()) wrong_type(element_path(path, i), value, "a token id");
     if (value.is_number_unsigned() ? value.get<uint64_t>() >= static_cast<uint64_t>(vocab)

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "api_error.h"
+#include "base/work_budget.h"
 
 namespace millrace::server {
 namespace {
@@ -48,13 +49,25 @@ std::map<int32_t, float> read_logit_bias(const Fields& fields, int32_t vocab) {
   std::map<int32_t, float> bias;
   const std::optional<Fields> object = fields.object("logit_bias");
   if (!object) return bias;
+  // More than the vocabulary has are refused before they are read one by one.
+  if (object->json().size() > static_cast<size_t>(vocab)) {
+    fields.refuse("logit_bias",
+                  fmt::format("found {} tokens, expected at most {}", object->json().size(), vocab));
+  }
   for (const auto& [key, value] : object->json().items()) {
+    spend_work(4);
     int32_t token = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
     if (error != std::errc() || end != key.data() + key.size() || token < 0 || token >= vocab) {
       bad_field(object->path_of(key), fmt::format("expected token ids from 0 to {} as keys", vocab - 1));
     }
-    bias[token] = static_cast<float>(object->number(key, -100, 100).value_or(0));
+    if (value.is_null()) continue;
+    if (!value.is_number()) wrong_type(object->path_of(key), value, "a number");
+    const auto number = value.get<double>();
+    if (!(number >= -100 && number <= 100)) {
+      bad_field(object->path_of(key), fmt::format("found {}, expected -100 to 100", number));
+    }
+    bias[token] = static_cast<float>(number);
   }
   return bias;
 }

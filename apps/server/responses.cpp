@@ -9,6 +9,7 @@
 #include "endpoints.h"
 #include "ids.h"
 #include "item_page.h"
+#include "prompt_bounds.h"
 #include "request_fields.h"
 #include "response_answer.h"
 #include "response_input.h"
@@ -78,6 +79,7 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   request.max_tokens = static_cast<int32_t>(fields.integer("max_output_tokens", 1, 1 << 28).value_or(0));
   ResponseInput input = read_response_input(fields, api, client);
   input.conversation.objects = model->constraints().objects(fields);
+  if (!input.truncate) check_conversation_may_fit(model->engine(), input.conversation, "input");
   const auto top = fields.integer("top_logprobs", 0, 20);
   if (input.logprobs) request.sampling.logprobs = static_cast<int32_t>(top.value_or(0));
   Constraints::Grammar content = read_text_format(fields, *model, input);

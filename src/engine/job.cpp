@@ -9,6 +9,12 @@
 namespace millrace {
 namespace {
 
+[[noreturn]] void too_long(const Runtime& runtime) {
+  throw_error(ErrorCode::kBadInput,
+              "the prompt has more tokens than the context of {} (the model was trained for {})",
+              runtime.context(), runtime.config().context_length);
+}
+
 std::vector<int32_t> prompt_tokens(const Runtime& runtime, const ChatTemplate* chat_template,
                                    const Request& request) {
   const int kinds = static_cast<int>(!request.tokens.empty()) + static_cast<int>(!request.text.empty()) +
@@ -21,7 +27,13 @@ std::vector<int32_t> prompt_tokens(const Runtime& runtime, const ChatTemplate* c
     runtime.check_tokens(request.tokens);
     return request.tokens;
   }
-  if (!request.text.empty()) return runtime.tokenizer().encode(request.text);
+  if (!request.text.empty()) {
+    const auto context = static_cast<size_t>(runtime.context());
+    if (runtime.tokenizer().min_tokens(request.text) > context) too_long(runtime);
+    std::vector<int32_t> tokens = runtime.tokenizer().encode(request.text, {.max_tokens = context});
+    if (tokens.size() > context) too_long(runtime);
+    return tokens;
+  }
   if (chat_template == nullptr) {
     throw_error(ErrorCode::kBadInput, "messages: {} has no chat template, expected text or tokens",
                 runtime.checkpoint().path());

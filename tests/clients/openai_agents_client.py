@@ -28,7 +28,7 @@ def settings(**options):
 
 def plain_runs():
     async def check(model):
-        result = await Runner.run(Agent(name="a", instructions="Be brief.", model=model, model_settings=settings(max_tokens=24)), QUESTION)
+        result = await Runner.run(Agent(name="a", instructions="Be brief.", model=model, model_settings=settings(max_tokens=12)), QUESTION)
         assert isinstance(result.final_output, str) and result.final_output
 
     both(check)

@@ -81,3 +81,23 @@ class AppTest(PageTest):
         widths = [page.locator(f"#blocks rect.{kind}").bounding_box()["width"] for kind in ("one", "two")]
         self.assertAlmostEqual(widths[1] / widths[0], 5, delta=0.7)
         expect(page.locator("#blocks .legend li")).to_contain_text(["in use by requests", "kept for prefixes", "free"])
+
+    def test_the_dashboard_of_several_models(self):
+        asked = []
+
+        def change(route):
+            asked.append(route.request.url)
+            stats = self.server.get("/stats")[1]
+            stats["models"] = [{**stats["model"], "id": "small", "loaded": True}, {**stats["model"], "id": "large", "loaded": False}]
+            if "model=large" in route.request.url:
+                stats["model"] = stats["models"][1]
+            route.fulfill(json=stats)
+
+        page = self.open("/dashboard.html", prepare=lambda page: page.route(re.compile("/stats"), change))
+        expect(page.locator("#model")).to_have_text("2 models")
+        expect(page.locator("#about")).to_have_text(re.compile("^1 loaded"))
+        expect(page.locator("#which-model option")).to_have_text(["all 2 models", "small · loaded", "large · not loaded"])
+        page.get_by_label("Figures of").select_option("large")
+        expect(page.locator("#model")).to_have_text("large")
+        expect(page.locator("#about")).to_have_text(re.compile("^not loaded"))
+        self.assertTrue(asked[-1].endswith("/stats?model=large"))

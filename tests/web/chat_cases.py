@@ -201,10 +201,8 @@ class ChatTest(PageTest):
         self.assertEqual([m["role"] for m in request.value.post_data_json["messages"]], ["user", "assistant", "tool", "assistant", "user"])
 
     def test_a_model_is_chosen_for_each_chat(self):
-        models = {"object": "list", "data": [{"id": "small", "meta": {"loaded": True}}, {"id": "large", "meta": {"loaded": False}}]}
-        page = self.open("/openapi.json")
-        page.route("**/v1/models", lambda route: route.fulfill(json=models))
-        page.goto(self.server.url)
+        models = {"object": "list", "data": [{"id": "small", "meta": {"loaded": True}}, {"id": "large", "meta": {"loaded": False, "state": "unloaded"}}]}
+        page = self.open(prepare=lambda page: page.route("**/v1/models", lambda route: route.fulfill(json=models)))
         expect(page.locator("#model option")).to_have_text(["small · loaded", "large · not loaded"])
         asked = []
         page.on("request", lambda request: request.method == "POST" and asked.append(request.post_data_json["model"]))

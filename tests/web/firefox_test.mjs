@@ -39,7 +39,7 @@ async function send(words) {
 
 try {
   await page.setViewport({ width: 1280, height: 860 });
-  await page.goto(`${url}/openapi.json`);
+  await page.goto(`${url}/icon.svg`);
   await page.evaluate(() => localStorage.setItem("millrace.settings", JSON.stringify({ temperature: 0, max_tokens: 12 })));
   await page.goto(url);
   await until("the model", () => document.querySelector("#model").textContent.includes("SmolLM2"));

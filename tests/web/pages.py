@@ -49,7 +49,7 @@ class PageTest(unittest.TestCase):
     def server(self):
         return WORLD.server
 
-    def open(self, path="/", viewport=WIDE, settings=None, url=None, may_reach=(), **options):
+    def open(self, path="/", viewport=WIDE, settings=None, url=None, may_reach=(), prepare=lambda page: None, **options):
         """A page in a browser of its own, that may neither complain nor look elsewhere (than at `may_reach`)."""
         origin = url or self.server.url
         options = {"service_workers": "block", **options}  # its requests come from the page itself, where tests see them
@@ -64,6 +64,7 @@ class PageTest(unittest.TestCase):
         settings = {"temperature": 0, "max_tokens": 24, **(settings or {})}
         # Once: what a test changes must survive its reloads.
         page.add_init_script(f"localStorage['millrace.settings'] ??= {json.dumps(json.dumps(settings))}")
+        prepare(page)
         page.goto(origin + path)
         return page
 

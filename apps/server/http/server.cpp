@@ -85,16 +85,22 @@ class Server {
   Server(Api& api, const ServerOptions& options)
       : api_(api),
         options_(options),
-        // The name lasts until the pool is made.
-        workers_((ThreadName("http-requests"), static_cast<size_t>(options.threads))),
+        workers_([&api](const HttpRequest& request, const Client& client,
+                        const WorkLimits& limits) { return api.handle(request, client, limits); },
+                 {.threads = options.threads,
+                  .slow_threads = options.slow_threads,
+                  .slow_requests = options.slow_queue,
+                  .timeout_s = options.work_timeout_s},
+                 api.counters().queued_work),
         addresses_(options.max_connections_per_address > 0 ? options.max_connections_per_address
                                                            : (options.max_connections + 1) / 2),
         io_(options.threads),
         acceptor_(control_),
         signals_(control_, SIGINT, SIGTERM, SIGHUP),
         last_resort_(api.log()) {
+    api.counters().queued_work_limit = static_cast<int64_t>(options.slow_queue);
     if (!options.tls_cert.empty()) tls_ = make_tls(options.tls_cert, options.tls_key);
-    api_.run_work = [this](std::function<void()> work) { asio::post(workers_, std::move(work)); };
+    api_.run_work = [this](std::function<void()> work) { workers_.post(std::move(work)); };
     api_.run_detached = [this](std::shared_ptr<Answer> answer) {
       asio::co_spawn(asio::make_strand(io_), run_detached(std::move(answer)), asio::detached);
     };
@@ -116,7 +122,7 @@ class Server {
   Api& api_;
   const ServerOptions& options_;
   std::unique_ptr<asio::ssl::context> tls_;
-  asio::thread_pool workers_;
+  WorkLanes workers_;
   AddressCounts addresses_;
   asio::io_context io_;
   // The listener, the signals and the loops below have a thread of their own: no request can hold them up,
@@ -182,7 +188,6 @@ void Server::run() {
   io_.stop();
   workers_.stop();
   for (std::thread& thread : threads) thread.join();
-  workers_.join();
   last_resort_.end_at(std::chrono::steady_clock::now() + seconds(kEngineEndS));
 }
 
