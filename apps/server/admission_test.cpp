@@ -92,19 +92,19 @@ TEST(ClientTable, CountsPromptsAndWhatIsUnderWay) {
       .requests_per_minute = 100, .tokens_per_minute = 0, .running = 3, .max_priority = 0};
   ClientTable::Entry first = table.enter("a", limits);
   ASSERT_TRUE(first.use);
-  EXPECT_NO_THROW(first.use->add_prompts(49));  // alone: 50 prompts, though three may run
+  EXPECT_NO_THROW(first.use->count_prompts(50));  // alone: 50 prompts, though three may run
   EXPECT_EQ(table.enter("a", limits).refusal->status, 429);
   EXPECT_TRUE(table.enter("b", limits).use);
   first.use.reset();
   ClientTable::Entry second = table.enter("a", limits), third = table.enter("a", limits);
   ASSERT_TRUE(second.use && third.use);
-  EXPECT_THROW(second.use->add_prompts(2), ApiError);
-  EXPECT_NO_THROW(second.use->add_prompts(1));
+  EXPECT_THROW(second.use->count_prompts(3), ApiError);
+  EXPECT_NO_THROW(second.use->count_prompts(2));
   EXPECT_FALSE(table.enter("a", limits).use);
   second.use.reset();
   third.use.reset();
   ClientTable::Entry last = table.enter("a", limits);
-  EXPECT_THROW(last.use->add_prompts(90), ApiError);  // of a hundred a minute some fifty are left
+  EXPECT_THROW(last.use->count_prompts(91), ApiError);  // of a hundred a minute some fifty are left
   last.use.reset();
   const ClientLimits rare{.requests_per_minute = 0.5};
   EXPECT_TRUE(table.enter("c", rare).use);

@@ -75,8 +75,9 @@ class ClientUse {
   ClientUse(const ClientUse&) = delete;
   ClientUse& operator=(const ClientUse&) = delete;
 
-  // The request turns out to be several: counts the others. Throws ApiError{429} when they are too many.
-  void add_prompts(int32_t more);
+  // The request turns out to be several: counts the others, once. Throws ApiError{429} when they are too
+  // many.
+  void count_prompts(int32_t prompts);
   void charge_tokens(int64_t tokens);
 
   // Whose request the calling thread reads, so that no endpoint can forget to say: Generation asks.

@@ -17,7 +17,7 @@ Generation::Generation(ModelLease model, Timeline& timeline, const std::vector<R
   entry.start = unix_time();
   entry.model = model_->id();
   entry.samples = static_cast<int32_t>(choices_);
-  if (use_) use_->add_prompts(static_cast<int32_t>(requests.size()) - 1);
+  if (use_) use_->count_prompts(static_cast<int32_t>(requests.size()));
   try {
     for (const Request& request : requests) streams_.push_back(model_->engine().submit(request));
   } catch (const PromptTooLong& error) {
