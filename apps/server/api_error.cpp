@@ -83,13 +83,13 @@ ApiError to_api_error(ErrorCode code, const std::string& message) {
 }
 
 // litellm looks for the first words, langchain and agents that speak to Anthropic for the others.
-ApiError context_exceeded(size_t tokens, int64_t context, std::string path) {
+ApiError context_exceeded(size_t tokens, int64_t context, std::string path, bool at_least) {
   return {
       400,
       fmt::format(
           "This model's maximum context length is {} tokens. However, the prompt is too long: {} tokens > "
-          "{} maximum in '{}'. Please reduce its length.",
-          context, tokens, context, path),
+          "{} maximum in '{}'{}. Please reduce its length.",
+          context, tokens, context, path, at_least ? " (at least)" : ""),
       path, "context_length_exceeded"};
 }
 

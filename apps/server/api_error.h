@@ -33,8 +33,8 @@ ApiError to_api_error(ErrorCode code, const std::string& message);
 std::string without_paths(std::string_view text);
 
 // A prompt longer than the context, in the words and with the code that clients look for. `path`: the field
-// it came from.
-ApiError context_exceeded(size_t tokens, int64_t context, std::string path);
+// it came from. `at_least`: it was not counted to its end.
+ApiError context_exceeded(size_t tokens, int64_t context, std::string path, bool at_least = false);
 
 HttpResponse error_response(const ApiError& error);
 
