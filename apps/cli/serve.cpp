@@ -38,7 +38,7 @@ constexpr const char* kServeFooter =
     "the rest. The file of --keys has a line per key: KEY, or NAME KEY; the name appears in the log.\n"
     "Signals: SIGTERM and SIGINT finish what is under way and end; a second one ends at once; SIGHUP reads "
     "the\n"
-    "keys again.";
+    "keys again and looks for new models.";
 
 struct ServeOptions {
   EngineOptions engine = default_options();
@@ -169,6 +169,7 @@ void preload(server::ModelSet& models, const std::string& name) {
 int serve_several(const ServeOptions& o) {
   const ModelList list = read_models(o.models, o.engine);
   server::ModelSet models(list.models, o.set, server::Log(o.server.log_json));
+  models.find_all = [&o] { return read_models(o.models, o.engine).models; };
   for (const std::string& name : list.preload) preload(models, name);
   server::serve(models, o.server, [&](const std::string& url) {
     write_stdout(fmt::format("millrace: {} model{} of {}, listening on {}\n", list.models.size(),

@@ -9,6 +9,7 @@
 #include "api_error.h"
 #include "assets.h"
 #include "endpoints.h"
+#include "ollama_answer.h"
 
 namespace millrace::server {
 
@@ -123,8 +124,8 @@ ModelLease Api::lease(const std::string& name, StreamForm stream) {
   throw ModelNotLoaded{name, stream};
 }
 
-HttpResponse Api::error_for(const HttpRequest& /*request*/, const ApiError& error) const {
-  return error_response(error);
+HttpResponse Api::error_for(const HttpRequest& request, const ApiError& error) const {
+  return request.path.starts_with("/api/") ? ollama_error(error) : error_response(error);
 }
 
 Reply Api::handle(const HttpRequest& request, const Client& client) {
@@ -164,6 +165,19 @@ constexpr Route kRoutes[] = {
      [](Api& api, const HttpRequest& r, const Client&) { return load_model(api, r); }},
     {"POST", "/v1/models/unload",
      [](Api& api, const HttpRequest& r, const Client&) { return unload_model(api, r); }},
+    {"POST", "/api/chat", ollama_chat},
+    {"POST", "/api/generate", ollama_generate},
+    {"POST", "/api/embed", ollama_embed},
+    {"POST", "/api/embeddings", ollama_embeddings},
+    {"GET", "/api/tags", ollama_tags},
+    {"GET", "/api/ps", ollama_ps},
+    {"POST", "/api/show", ollama_show},
+    {"GET", "/api/version", ollama_version},
+    {"POST", "/api/pull", ollama_not_here},
+    {"POST", "/api/push", ollama_not_here},
+    {"POST", "/api/create", ollama_not_here},
+    {"POST", "/api/copy", ollama_not_here},
+    {"DELETE", "/api/delete", ollama_not_here},
     {"POST", "/tokenize", [](Api& api, const HttpRequest& r, const Client&) { return tokenize(api, r); }},
     {"POST", "/detokenize", [](Api& api, const HttpRequest& r, const Client&) { return detokenize(api, r); }},
     {"POST", "/apply-template",
