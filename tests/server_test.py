@@ -23,13 +23,20 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "server"))
 import harness  # noqa: E402
 import malformed  # noqa: E402
 import shared  # noqa: E402
+from budget import Budget  # noqa: E402, F401
 from clients import NodeClient, OfficialClient  # noqa: E402, F401
+from codes import ErrorCodes  # noqa: E402, F401
 from description import Description  # noqa: E402
 from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
 from limits import Limits  # noqa: E402, F401
+from messages import AnthropicClient, AnthropicNode, AnthropicThinking  # noqa: E402, F401
 from models import FromAFile, OneAtATime, Several  # noqa: E402, F401
 from ollama_api import OllamaClient  # noqa: E402, F401
+from recorded import Recorded  # noqa: E402, F401
 from shared import LONG, MESSAGES, SharedServer, describe, wait_for  # noqa: E402
+from tool_calls import OpenObjects, ToolCalls  # noqa: E402, F401
+from prompt_logprobs import PromptLogprobs  # noqa: E402, F401
+from stored import StoredResponses  # noqa: E402, F401
 
 
 class Endpoints(SharedServer):
@@ -68,6 +75,18 @@ class Endpoints(SharedServer):
         self.good("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2})
         self.good("POST", "/v1/completions", {"prompt": "Hi", "max_tokens": 3, "logprobs": 2})
         self.good("POST", "/v1/embeddings", {"input": "Hi"})
+        self.good("POST", "/v1/responses/input_tokens", {"input": "Hi"})
+        message = {"model": "smollm2", "max_tokens": 3, "messages": MESSAGES}
+        self.good("POST", "/v1/messages", message)
+        self.good("POST", "/v1/messages/count_tokens", message)
+        conversation = "/v1/conversations/" + self.good("POST", "/v1/conversations", {"metadata": {"a": "b"}})["id"]
+        self.good("POST", conversation, {"metadata": {}})
+        self.good("GET", conversation)
+        item = self.good("POST", conversation + "/items", {"items": [{"role": "user", "content": "Hi"}]})["first_id"]
+        self.good("GET", conversation + "/items")
+        self.good("GET", f"{conversation}/items/{item}")
+        self.good("DELETE", f"{conversation}/items/{item}")
+        self.good("DELETE", conversation)
         self.good("POST", "/apply-template", {"messages": MESSAGES})
         self.good("POST", "/detokenize", self.good("POST", "/tokenize", {"content": "Hi"}))
         for path in ("/v1/models", "/v1/models/smollm2", "/health", "/ready", "/stats", "/api/tags", "/api/ps", "/api/version"):
@@ -347,6 +366,29 @@ class Harmony(unittest.TestCase):
                 self.assertEqual(call["function"]["name"], "weather")
                 self.assertEqual(set(json.loads(call["function"]["arguments"])), {"city"})
         self.assertGreater(called, 20)
+
+    def test_named_allowed_and_custom_tools(self):
+        other = {"type": "function", "function": {**self.TOOL["function"], "name": "other", "strict": False}}
+        dial = {"type": "custom", "custom": {"name": "dial", "format": {
+            "type": "grammar", "grammar": {"syntax": "regex", "definition": "[0-9]{3}\n?"}}}}
+        tools = [self.TOOL, other, dial]
+        named = {"type": "function", "function": {"name": "other"}}
+        choices = {"other": named, "dial": {"type": "custom", "custom": {"name": "dial"}}, "allowed": {
+            "type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}}
+        called = dict.fromkeys(choices, 0)
+        for name, choice in choices.items():
+            for seed in range(8):
+                finish, message = self.ask(seed, tools=tools, tool_choice=choice)
+                if finish == "length":
+                    continue
+                (call,) = message["tool_calls"]
+                called[name] += 1
+                if name == "dial":
+                    self.assertEqual((call["type"], call["custom"]["name"]), ("custom", "dial"))
+                    self.assertRegex(call["custom"]["input"], r"\A[0-9]{3}\n?\Z")
+                else:
+                    self.assertEqual(call["function"]["name"], "other")
+        self.assertGreater(min(called.values()), 3, called)
 
     def test_whatever_comes_is_an_answer(self):
         for seed in range(30):

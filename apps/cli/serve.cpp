@@ -4,12 +4,13 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <future>
 #include <memory>
 
 #include "base/error.h"
+#include "confirm.h"
 #include "millrace/engine.h"
+#include "model_names.h"
 #include "model_options.h"
 #include "models_file.h"
 #include "open_model.h"
@@ -127,6 +128,12 @@ void add_server_options(Command& command, server::ServerOptions& s) {
       .range(0.1, 3600.0);
   add("--request-timeout", s.request_timeout_s, "seconds until an answer ends where it is; 0: none")
       .range(0.0, 1e6);
+  add("--request-work-timeout", s.work_timeout_s,
+      "seconds that reading a request may take: its JSON, its tokens, its schema")
+      .range(0.1, 3600.0);
+  add("--slow-queue", s.slow_queue, "large requests that may wait to be read; more are answered with 503")
+      .range(1, 1 << 16);
+  add("--slow-threads", s.slow_threads, "threads of low priority that read large requests").range(1, 64);
   add("--drain-timeout", s.drain_timeout_s, "seconds for what is under way after SIGTERM")
       .range(0.0, 86400.0);
   add("--store", s.stored_responses, "answers of /v1/responses kept for later requests").range(0, 1 << 20);
@@ -139,16 +146,12 @@ void add_server_options(Command& command, server::ServerOptions& s) {
 
 int serve_one(ServeOptions& o) {
   server::ServerOptions& s = o.server;
-  if (s.model_id.empty()) {
-    const std::filesystem::path path(o.engine.model);
-    const std::string name =
-        path.has_filename() ? path.stem().string() : path.parent_path().filename().string();
-    s.model_id = name;
-  }
+  if (s.model_id.empty()) s.model_id = model_title(o.engine.model);
+  o.engine.model = find_model(o.engine.model, o.engine);
   std::unique_ptr<Engine> engine = open_engine(o.engine);
   const std::string device = engine->model().device;
   server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};
-  server::ModelSet models({std::move(spec)}, {}, server::Log(s.log_json));
+  server::ModelSet models({std::move(spec)}, o.set, server::Log(s.log_json));
   models.adopt(s.model_id, std::move(engine));
   server::serve(models, s, [&](const std::string& url) {
     write_stdout(fmt::format("millrace: {} on {}, listening on {}\n", s.model_id, device, url));
@@ -184,7 +187,8 @@ void add_serve(CommandLine& line) {
   Command command = line.add("serve", "answer OpenAI's API over HTTP, with a page to chat");
   auto o = std::make_shared<ServeOptions>();
   o->engine.max_waiting = 10000;
-  command.option("MODEL", o->engine.model, "GGUF file or Hugging Face directory");
+  command.option("MODEL", o->engine.model, kModelHelp);
+  add_yes_option(command, "fetch the model without asking if it is not here");
   add_models_options(command, *o);
   add_device_options(command, o->engine);
   add_quantize_option(command, o->engine);
@@ -194,6 +198,10 @@ void add_serve(CommandLine& line) {
       .show_default()
       .group("Engine");
   add_server_options(command, o->server);
+  command
+      .flag("--open-objects", o->set.open_objects,
+            "under schemas that are not strict, objects may hold properties that nobody named")
+      .group("What they see");
   command.footer(kServeFooter);
   command.check([command, o] { check_models_options(command, *o); });
   command.runs([o] { return o->models.empty() ? serve_one(*o) : serve_several(*o); });

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <new>
 
+#include "anthropic_error.h"
 #include "api_error.h"
 #include "assets.h"
 #include "endpoints.h"
@@ -35,6 +36,7 @@ Api::Api(ModelSet& models, const ServerOptions& options)
       created_(static_cast<int64_t>(unix_time())),
       timeline_(options.timeline),
       store_(options.stored_responses, options.stored_bytes),
+      conversations_(options.stored_responses, options.stored_bytes),
       keys_(std::make_shared<Keys>(options.keys_file.empty() ? Keys() : Keys::from_file(options.keys_file))),
       rate_(options.rate_per_minute) {}
 
@@ -64,10 +66,13 @@ std::optional<HttpResponse> Api::admit(const HttpRequest& head, Client& client) 
     keys = keys_;
   }
   if (keys->in_use()) {
-    const std::optional<std::string> name = keys->check(head.header("authorization"));
+    std::optional<std::string> name = keys->check(head.header("authorization"));
+    const std::string_view other = head.header("x-api-key");  // Anthropic's clients
+    if (!name && !other.empty()) name = keys->check(fmt::format("Bearer {}", other));
     if (!name) {
       return error_response({401,
-                             "no valid API key was given: expected the header 'Authorization: Bearer KEY'",
+                             "no valid API key was given: expected the header 'Authorization: Bearer KEY' or "
+                             "'x-api-key: KEY'",
                              "", "invalid_api_key"});
     }
     client.key_name = *name;
@@ -93,6 +98,8 @@ std::optional<HttpResponse> Api::admit(const HttpRequest& head, Client& client) 
 }
 
 void Api::add_headers(HttpResponse& response, const HttpRequest& request) const {
+  if (response.error && is_anthropic_path(request.path))
+    response.body = anthropic_error_body(*response.error);
   if (options_.cors_origin.empty() || request.header("origin").empty()) return;
   response.headers.emplace_back("access-control-allow-origin", options_.cors_origin);
   if (options_.cors_origin != "*") response.headers.emplace_back("vary", "origin");
@@ -125,13 +132,32 @@ ModelLease Api::lease(const std::string& name, StreamForm stream) {
 }
 
 HttpResponse Api::error_for(const HttpRequest& request, const ApiError& error) const {
-  return request.path.starts_with("/api/") ? ollama_error(error) : error_response(error);
+  if (request.path.starts_with("/api/")) return ollama_error(error);
+  HttpResponse response = error_response(error);
+  if (is_anthropic_path(request.path)) response.body = anthropic_error_body(error);
+  return response;
 }
 
-Reply Api::handle(const HttpRequest& request, const Client& client) {
+Reply Api::work_ended(const HttpRequest& request, WorkEnded::Why why) const {
+  if (why == WorkEnded::Why::kSliceUsed) return {.unfinished = true};
+  if (why == WorkEnded::Why::kCancelled) {
+    return {.response = error_for(request, {400, "the client has gone", "", "cancelled"})};
+  }
+  return {.response = error_for(
+              request, {400,
+                        fmt::format("reading this request took longer than {} s (--request-work-timeout): a "
+                                    "smaller one, or a simpler schema, can be answered",
+                                    options_.work_timeout_s),
+                        "", "request_too_expensive"})};
+}
+
+Reply Api::handle(const HttpRequest& request, const Client& client, const WorkLimits& limits) {
+  const WorkBudget budget(limits);
   const auto refuse = [&](const ApiError& error) { return Reply{.response = error_for(request, error)}; };
   try {
     return route(request, client);
+  } catch (const WorkEnded& ended) {
+    return work_ended(request, ended.why());
   } catch (const ModelNotLoaded& missing) {
     return {.answer = std::make_unique<LoadingAnswer>(*this, missing, request, client)};
   } catch (const ApiError& error) {
@@ -144,8 +170,15 @@ Reply Api::handle(const HttpRequest& request, const Client& client) {
     log_.write(
         "error", "internal error",
         {{"request_id", client.request_id}, {"path", request.path}, {"reason", std::string(error.what())}});
-    return refuse({500, "internal error", "", "internal_error"});
+    return refuse({500, "internal error", "", "server_error"});
   }
+}
+
+Reply wrong_method(std::string_view allowed) {
+  Reply reply{.response = error_response(
+                  {405, fmt::format("expected the method {}", allowed), "", "method_not_allowed"})};
+  reply.response.headers.emplace_back("allow", std::string(allowed));
+  return reply;
 }
 
 namespace {
@@ -159,6 +192,10 @@ constexpr Route kRoutes[] = {
     {"POST", "/v1/chat/completions", chat_completions},
     {"POST", "/v1/completions", completions},
     {"POST", "/v1/responses", create_response},
+    {"POST", "/v1/responses/input_tokens", count_input_tokens},
+    {"POST", "/v1/conversations", create_conversation},
+    {"POST", "/v1/messages", create_message},
+    {"POST", "/v1/messages/count_tokens", count_message_tokens},
     {"POST", "/v1/embeddings", embeddings},
     {"GET", "/v1/models", [](Api& api, const HttpRequest&, const Client&) { return list_models(api); }},
     {"POST", "/v1/models/load",
@@ -193,13 +230,6 @@ constexpr Route kRoutes[] = {
        return Reply{stats_json(api, r), {}};
      }},
 };
-
-Reply wrong_method(std::string_view allowed) {
-  Reply reply{.response = error_response(
-                  {405, fmt::format("expected the method {}", allowed), "", "method_not_allowed"})};
-  reply.response.headers.emplace_back("allow", std::string(allowed));
-  return reply;
-}
 
 // /v1/responses/ID, /v1/responses/ID/cancel, /v1/responses/ID/input_items
 Reply route_response(Api& api, const HttpRequest& request, const std::string& method, std::string rest,
@@ -237,12 +267,16 @@ Reply Api::route(const HttpRequest& request, const Client& client) {
     same_path = &route;
   }
   if (same_path != nullptr) return wrong_method(same_path->method);
-  constexpr std::string_view kModels = "/v1/models/", kResponses = "/v1/responses/";
+  constexpr std::string_view kModels = "/v1/models/", kResponses = "/v1/responses/",
+                             kConversations = "/v1/conversations/";
   if (path.starts_with(kModels)) {
     return method == "GET" ? get_model(*this, path.substr(kModels.size())) : wrong_method("GET");
   }
   if (path.starts_with(kResponses)) {
     return route_response(*this, request, method, path.substr(kResponses.size()), client);
+  }
+  if (path.starts_with(kConversations)) {
+    return conversation_path(*this, method, path.substr(kConversations.size()), request, client);
   }
   if (const Asset* asset = find_asset(request.path)) {
     return method == "GET" ? Reply{.response = asset_response(*asset, request)} : wrong_method("GET");

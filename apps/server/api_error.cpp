@@ -1,5 +1,7 @@
 #include "api_error.h"
 
+#include <fmt/format.h>
+
 #include "base/json_writer.h"
 
 namespace millrace::server {
@@ -9,23 +11,10 @@ ApiError::ApiError(int http_status, std::string text, std::string path, std::str
 
 namespace {
 
+// OpenAI's: all that the client did wrong is one type, and the code says what.
 std::string_view type_of(int status) {
-  switch (status) {
-    case 401:
-      return "authentication_error";
-    case 403:
-      return "permission_error";
-    case 404:
-      return "not_found_error";
-    case 429:
-      return "rate_limit_error";
-    case 501:
-      return "not_implemented_error";
-    case 503:
-      return "overloaded_error";
-    default:
-      return status >= 500 ? "server_error" : "invalid_request_error";
-  }
+  if (status == 429) return "requests";
+  return status >= 500 ? "server_error" : "invalid_request_error";
 }
 
 }  // namespace
@@ -42,6 +31,7 @@ std::string error_body(const ApiError& error) {
 
 HttpResponse error_response(const ApiError& error) {
   HttpResponse response{.status = error.status, .body = error_body(error)};
+  response.error = std::make_shared<const ApiError>(error);
   if (error.retry_after_s > 0)
     response.headers.emplace_back("retry-after", std::to_string(error.retry_after_s));
   if (error.status == 401) response.headers.emplace_back("www-authenticate", "Bearer");
@@ -53,7 +43,7 @@ ApiError to_api_error(ErrorCode code, const std::string& message) {
     case ErrorCode::kBadInput:
       return {400, message};
     case ErrorCode::kUnsupported:
-      return {400, message, "", "unsupported"};
+      return {400, message, "", "unsupported_value"};
     case ErrorCode::kNoMemory:
       return {503, message, "", "out_of_memory"};
     case ErrorCode::kBusy: {
@@ -66,7 +56,18 @@ ApiError to_api_error(ErrorCode code, const std::string& message) {
     case ErrorCode::kInternal:
       break;
   }
-  return {500, message, "", "internal_error"};
+  return {500, message, "", "server_error"};
+}
+
+// litellm looks for the first words, langchain and agents that speak to Anthropic for the others.
+ApiError context_exceeded(size_t tokens, int64_t context, std::string path) {
+  return {
+      400,
+      fmt::format(
+          "This model's maximum context length is {} tokens. However, the prompt is too long: {} tokens > "
+          "{} maximum in '{}'. Please reduce its length.",
+          context, tokens, context, path),
+      path, "context_length_exceeded"};
 }
 
 std::string_view reason_phrase(int status) {

@@ -29,6 +29,10 @@ std::string error_body(const ApiError& error);
 // What the engine refused: bad input 400, does not fit 400 or 503, busy 503, a fault of ours 500.
 ApiError to_api_error(ErrorCode code, const std::string& message);
 
+// A prompt longer than the context, in the words and with the code that clients look for. `path`: the field
+// it came from.
+ApiError context_exceeded(size_t tokens, int64_t context, std::string path);
+
 HttpResponse error_response(const ApiError& error);
 
 std::string_view reason_phrase(int status);

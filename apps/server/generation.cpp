@@ -19,6 +19,8 @@ Generation::Generation(ModelLease model, Timeline& timeline, const std::vector<R
   entry.samples = static_cast<int32_t>(choices_);
   try {
     for (const Request& request : requests) streams_.push_back(model_->engine().submit(request));
+  } catch (const PromptTooLong& error) {
+    throw ApiError(400, error.what(), "", "context_length_exceeded");
   } catch (const Error& error) {
     throw to_api_error(error.code(), error.what());
   }

@@ -28,11 +28,15 @@ struct HttpRequest {
   static void split_target(HttpRequest& request);        // target -> path, query
 };
 
+struct ApiError;  // api_error.h
+
 struct HttpResponse {
   int status = 200;
   std::string content_type = "application/json";
   std::string body = {};
   Headers headers = {};
+  // What the body says, where it is an error: other APIs say it in other words (anthropic_error.h).
+  std::shared_ptr<const ApiError> error = {};
 };
 
 // Who asks, as far as the connection knows.
@@ -74,6 +78,7 @@ class Answer {
 struct Reply {
   HttpResponse response = {};
   std::unique_ptr<Answer> answer = {};  // instead of the response
+  bool unfinished = false;              // neither: the slice of time for it was used up (work_lanes.h)
 };
 
 }  // namespace millrace::server

@@ -12,7 +12,8 @@ namespace {
 
 std::vector<int32_t> token_list(const Fields& fields, std::string_view key, int32_t vocab) {
   const Json* list = fields.array(key);
-  if (list == nullptr) bad_field(fields.path_of(key), "is missing, expected an array", "missing_field");
+  if (list == nullptr)
+    bad_field(fields.path_of(key), "is missing, expected an array", "missing_required_parameter");
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < list->size(); ++i) {
     const Json& value = (*list)[i];
@@ -23,6 +24,18 @@ std::vector<int32_t> token_list(const Fields& fields, std::string_view key, int3
     tokens.push_back(value.get<int32_t>());
   }
   return tokens;
+}
+
+}  // namespace
+
+namespace {
+
+constexpr size_t kMaxTokens = size_t{1} << 20;  // of an answer that lists them
+
+void check_number(size_t tokens) {
+  if (tokens > kMaxTokens) {
+    bad_field("content", fmt::format("is more than {} tokens: send it in parts", kMaxTokens));
+  }
 }
 
 }  // namespace
@@ -40,9 +53,12 @@ Reply tokenize(Api& api, const HttpRequest& request) {
     std::optional<std::string> text = fields.text("content");
     if (!text) text = fields.text("prompt");
     if (!text) text = fields.text("text");
-    if (!text) bad_field("content", "is missing, expected a string", "missing_field");
+    if (!text) bad_field("content", "is missing, expected a string", "missing_required_parameter");
+    // Twice: what cannot be few enough is not tokenized.
+    check_number(model->engine().min_tokens(*text));
     tokens = model->engine().tokenize(*text, fields.boolean("add_special").value_or(true),
-                                      fields.boolean("parse_special").value_or(true));
+                                      fields.boolean("parse_special").value_or(true), kMaxTokens);
+    check_number(tokens.size());
   }
   return json_reply({{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", model->info().context}});
 }

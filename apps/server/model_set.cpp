@@ -148,7 +148,8 @@ ModelSet::Slot& ModelSet::find(const std::string& name) const {
     all += fmt::format("{}'{}'", all.empty() ? "" : ", ", slot->spec.name);
   }
   if (name.empty()) {
-    throw ApiError(400, fmt::format("'model' is missing; this server has {}", all), "model", "missing_field");
+    throw ApiError(400, fmt::format("'model' is missing; this server has {}", all), "model",
+                   "missing_required_parameter");
   }
   throw ApiError(404,
                  fmt::format("the model '{}' does not exist; this server has {}", name.substr(0, 200), all),
@@ -298,7 +299,7 @@ void ModelSet::adopt(const std::string& name, std::unique_ptr<Engine> engine) {
   const std::lock_guard lock(mutex_);
   Slot& slot = find(name);
   const ModelInfo::Memory& m = engine->model().memory;
-  put(slot, {.model = std::make_shared<ServedModel>(slot.spec.name, std::move(engine)),
+  put(slot, {.model = std::make_shared<ServedModel>(slot.spec.name, std::move(engine), options_.open_objects),
              .main_memory = m.weights_mapped + m.weights_copied + m.workspace + m.kv_pool});
   news_.notify_all();
 }
@@ -405,7 +406,7 @@ ModelSet::Opened ModelSet::open(const Slot& slot) {
     if (stopping_) throw stopping_error();
   };
   auto engine = Engine::create(plan.options);
-  return {.model = std::make_shared<ServedModel>(slot.spec.name, std::move(engine)),
+  return {.model = std::make_shared<ServedModel>(slot.spec.name, std::move(engine), options_.open_objects),
           .main_memory = plan.main_memory,
           .own_memory = plan.own_memory};
 }

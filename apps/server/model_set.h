@@ -38,6 +38,7 @@ struct ModelSetOptions {
   int max_models = 0;         // loaded at the same time; 0: as many as fit
   double unload_after_s = 0;  // idle; 0: never
   size_t memory_bytes = 0;    // of main memory for all together; 0: what the machine has
+  bool open_objects = false;  // objects without additionalProperties may hold more than what is named
 };
 
 class ModelSet {

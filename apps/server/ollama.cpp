@@ -9,6 +9,7 @@
 #include "json_reply.h"
 #include "ollama_answer.h"
 #include "ollama_fields.h"
+#include "prompt_bounds.h"
 #include "prompts.h"
 #include "request_fields.h"
 
@@ -62,10 +63,13 @@ void refuse_logprobs(const Fields& fields) {
   if (fields.boolean("logprobs").value_or(false)) fields.refuse("logprobs", "is not supported here");
 }
 
-// The prompt and the limits of an answer to a conversation.
-void set_conversation(Request& request, ServedModel& model, const chat::Conversation& conversation,
-                      Constraints::Grammar content) {
+// The prompt and the limits of an answer to a conversation. `path`: the field that it came from.
+void set_conversation(const Fields& fields, Request& request, ServedModel& model,
+                      chat::Conversation& conversation, std::string_view path) {
+  check_conversation_may_fit(model.engine(), conversation, path);
+  Constraints::Grammar content = read_ollama_format(fields, model.constraints(), conversation);
   request.tokens = model.format().prompt(conversation);
+  check_context(request.tokens.size(), model.info(), path);
   request.stop_tokens = model.format().stop_tokens();
   request.constraint = model.format().constraint(conversation, std::move(content));
 }
@@ -75,15 +79,16 @@ void set_conversation(Request& request, ServedModel& model, const chat::Conversa
 Reply ollama_chat(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  chat::Conversation conversation = read_ollama_conversation(fields);
-  Opening opening = open_ollama(fields, api, true, conversation.messages.empty());
+  const Json* messages = fields.array("messages");
+  Opening opening = open_ollama(fields, api, true, messages == nullptr || messages->empty());
   if (opening.finished) return *std::move(opening.finished);
   ServedModel& model = *opening.lease;
+  check_messages_may_fit(model.engine(), messages, "messages");
+  chat::Conversation conversation = read_ollama_conversation(fields);
   refuse_logprobs(fields);
   Request request = read_ollama_options(fields, api, model, client);
   const bool stream = ollama_streams(fields);
-  set_conversation(request, model, conversation,
-                   read_ollama_format(fields, model.constraints(), &conversation));
+  set_conversation(fields, request, model, conversation, "messages");
   const std::vector<std::string> stop = std::exchange(request.stop, {});
   Headers headers = ollama_ignored(fields, api, model, client);
   Reply reply;
@@ -120,16 +125,17 @@ Reply ollama_generate(Api& api, const HttpRequest& http, const Client& client) {
   std::vector<std::string> stop;
   if (fields.boolean("raw").value_or(false) || !chats) {
     request.text = fields.text("system").value_or("") + prompt;
+    check_text_may_fit(model.engine(), request.text, "prompt");
+    chat::Conversation nobody;
     request.constraint =
-        model.constraints().for_text(read_ollama_format(fields, model.constraints(), nullptr));
+        model.constraints().for_text(read_ollama_format(fields, model.constraints(), nobody));
   } else {
     conversation.emplace();
     const std::string system = fields.text("system").value_or("");
     if (!system.empty()) conversation->messages.push_back({.role = "system", .content = system});
     conversation->messages.push_back({.role = "user", .content = prompt});
     read_think(fields, *conversation);
-    set_conversation(request, model, *conversation,
-                     read_ollama_format(fields, model.constraints(), &*conversation));
+    set_conversation(fields, request, model, *conversation, "prompt");
     stop = std::exchange(request.stop, {});
   }
   Headers headers = ollama_ignored(fields, api, model, client);
@@ -209,11 +215,14 @@ Reply embed(Api& api, const HttpRequest& http, const Client& client, bool one) {
   std::vector<Request> requests;
   for (Prompt& prompt : read_prompts(fields, one ? "prompt" : "input", info.vocab, kMaxEmbedInputs)) {
     Request r = base;
-    r.tokens = prompt.text.empty() ? std::move(prompt.tokens) : model->engine().tokenize(prompt.text);
+    const auto most = static_cast<size_t>(info.context);
+    if (!prompt.text.empty() && !truncate) check_text_may_fit(model->engine(), prompt.text, prompt.path);
+    r.tokens = prompt.text.empty() ? std::move(prompt.tokens)
+                                   : model->engine().tokenize(prompt.text, true, true, most);
     if (r.tokens.empty()) bad_field(prompt.path, "found no tokens, expected at least one");
     if (std::ssize(r.tokens) > info.context) {
-      if (!truncate) bad_field(prompt.path, "is longer than the context", "context_length_exceeded");
-      r.tokens.resize(static_cast<size_t>(info.context));
+      if (!truncate) throw context_exceeded(r.tokens.size(), info.context, prompt.path);
+      r.tokens.resize(most);
     }
     requests.push_back(std::move(r));
   }

@@ -15,7 +15,7 @@ namespace millrace::server {
 std::string ollama_model(const Fields& fields, Api& api) {
   std::optional<std::string> name = fields.text("model");
   if (!name) name = fields.text("name");  // as older clients say
-  if (!name) bad_field("model", "is missing, expected a string", "missing_field");
+  if (!name) bad_field("model", "is missing, expected a string", "missing_required_parameter");
   constexpr std::string_view kLatest = ":latest";
   if (!api.models().has(*name) && name->ends_with(kLatest)) name->resize(name->size() - kLatest.size());
   return *name;
@@ -119,7 +119,8 @@ chat::Message read_ollama_message(const Fields& fields) {
   chat::Message message;
   message.role = *[&] {
     auto role = fields.choice("role", {"system", "user", "assistant", "tool"});
-    if (!role) bad_field(fields.path_of("role"), "is missing, expected a string", "missing_field");
+    if (!role)
+      bad_field(fields.path_of("role"), "is missing, expected a string", "missing_required_parameter");
     return role;
   }();
   message.content = fields.text("content").value_or("");
@@ -133,7 +134,8 @@ chat::Message read_ollama_message(const Fields& fields) {
   for (size_t i = 0; calls != nullptr && i < calls->size(); ++i) {
     const Fields call((*calls)[i], element_path(fields.path_of("tool_calls"), i));
     const std::optional<Fields> function = call.object("function");
-    if (!function) bad_field(call.path_of("function"), "is missing, expected an object", "missing_field");
+    if (!function)
+      bad_field(call.path_of("function"), "is missing, expected an object", "missing_required_parameter");
     const Json* arguments = function->find("arguments");
     message.tool_calls.push_back({.id = call.text("id").value_or(""),
                                   .name = function->required_text("name"),
@@ -170,7 +172,8 @@ chat::Conversation read_ollama_conversation(const Fields& fields) {
     const Fields tool((*tools)[i], element_path("tools", i));
     tool.choice("type", {"function"});
     const std::optional<Fields> function = tool.object("function");
-    if (!function) bad_field(tool.path_of("function"), "is missing, expected an object", "missing_field");
+    if (!function)
+      bad_field(tool.path_of("function"), "is missing, expected an object", "missing_required_parameter");
     conversation.tools.push_back(read_function(*function));
   }
   read_think(fields, conversation);
@@ -178,7 +181,8 @@ chat::Conversation read_ollama_conversation(const Fields& fields) {
 }
 
 Constraints::Grammar read_ollama_format(const Fields& fields, Constraints& constraints,
-                                        chat::Conversation* conversation) {
+                                        chat::Conversation& conversation) {
+  conversation.objects = constraints.objects(fields);
   const Json* format = fields.find("format");
   if (format == nullptr || *format == "") return nullptr;
   Json wanted;
@@ -190,7 +194,7 @@ Constraints::Grammar read_ollama_format(const Fields& fields, Constraints& const
     fields.refuse("format", "expected \"json\" or a JSON schema");
   }
   try {
-    return constraints.of_format(Fields(wanted, "format"), conversation);
+    return constraints.of_format(Fields(wanted, "format"), &conversation);
   } catch (ApiError& error) {
     error.param = "format";
     throw;

@@ -24,8 +24,8 @@ Headers ollama_ignored(const Fields& fields, Api& api, const ServedModel& model,
 // `messages`, `tools`, `think`.
 chat::Conversation read_ollama_conversation(const Fields& fields);
 void read_think(const Fields& fields, chat::Conversation& conversation);
-// `format`: "json", or a JSON schema.
+// `format`: "json", or a JSON schema, which the conversation is told of.
 Constraints::Grammar read_ollama_format(const Fields& fields, Constraints& constraints,
-                                        chat::Conversation* conversation);
+                                        chat::Conversation& conversation);
 
 }  // namespace millrace::server

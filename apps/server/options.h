@@ -29,10 +29,13 @@ struct ServerOptions {
   double idle_timeout_s = 75;       // between requests of a connection
   double write_timeout_s = 30;      // without progress: the client is given up
   double request_timeout_s = 0;     // then an answer ends where it is; 0: none
+  double work_timeout_s = 10;       // for reading a request: parsing, tokenizing, compiling its schema
   double drain_timeout_s = 30;      // after SIGTERM, for what is under way
   double keep_alive_s = 15;         // a comment in streams that are silent so long
 
-  int threads = 2;  // for sockets; as many again for reading requests
+  int threads = 2;       // for sockets; as many again for reading requests
+  int slow_threads = 1;  // of low priority, for large requests
+  size_t slow_queue = 64;
   size_t stored_responses = 1000;
   size_t stored_bytes = 64 << 20;
 

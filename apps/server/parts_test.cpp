@@ -127,6 +127,19 @@ TEST(Timeline, IsBounded) {
   EXPECT_TRUE(Timeline(false).add({.id = "x"}) != nullptr);
 }
 
+TEST(Timeline, MissedSecondsAreGaps) {
+  Timeline timeline(true);
+  EngineStats stats;
+  stats.blocks_cached = 7;
+  for (const double second : {0.0, 1.1, 1.9, 6.0}) timeline.sample(stats, 3, 1000 + second);
+  const Json history = timeline.history_json();
+  EXPECT_EQ(history["streams"].dump(), "[3,3,3,null,null,null,3]");
+  EXPECT_EQ(history["blocks_cached"].dump(), "[7,7,7,null,null,null,7]");
+  EXPECT_EQ(history["end"], 1006);
+  timeline.sample(stats, 4, 1e6);  // a night
+  EXPECT_EQ(timeline.history_json()["streams"].size(), Timeline::kSamples);
+}
+
 TEST(Conversation, ReadsPartsToolsAndCalls) {
   const Json body = parse_object(R"({"messages": [
       {"role": "developer", "content": "d"},

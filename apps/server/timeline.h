@@ -38,7 +38,9 @@ class Timeline {
     const std::lock_guard lock(mutex_);
     change(entry);
   }
-  void sample(const EngineStats& stats, int64_t streams);
+  // Once a second. Seconds that were missed (the machine slept, or had no time for us) are samples without
+  // figures.
+  void sample(const EngineStats& stats, int64_t streams, double now = unix_time());
 
   Json requests_json() const;  // newest first
   Json history_json() const;
@@ -48,10 +50,14 @@ class Timeline {
 
  private:
   struct Sample {
-    double time, generated_tok_s, computed_tok_s;
-    int64_t running, waiting, blocks_used, streams;
-    std::optional<double> first_token_p50_s;
+    double time = 0;
+    bool missed = false;
+    double generated_tok_s = 0, computed_tok_s = 0;
+    int64_t running = 0, waiting = 0, blocks_used = 0, blocks_cached = 0, streams = 0;
+    std::optional<double> first_token_p50_s = {};
   };
+  void keep(const Sample& sample);
+
   const bool on_;
   mutable std::mutex mutex_;
   std::deque<std::shared_ptr<Entry>> entries_;

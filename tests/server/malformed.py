@@ -28,10 +28,15 @@ def wrong_types():
         "frequency_penalty": [-5, []], "logit_bias": [1, [], {"x": 1}, {"-1": 1}, {"99999999": 1}, {"1": "x"}, {"1": 1000}],
         "response_format": [1, "json", {}, {"type": "xml"}, {"type": 1}], "tools": [1, {}, [1], [{}], [{"type": "function"}],
                                                                                  [{"type": "x"}],
-                                                                                 [{"type": "function", "function": {}}]],
-        "tool_choice": ["maybe", 1, {}, {"type": "function"}, "required", {"type": "function", "function": {"name": "f"}}],
+                                                                                 [{"type": "function", "function": {}}],
+                                                                                 [{"type": "custom"}],
+                                                                                 [{"type": "custom", "custom": {"name": ""}}],
+                                                                                 [{"type": "custom", "custom": {
+                                                                                     "name": "f", "format": {"type": "x"}}}]],
+        "tool_choice": ["maybe", 1, {}, {"type": "function"}, "required", {"type": "function", "function": {"name": "f"}},
+                        {"type": "custom"}, {"type": "allowed_tools"}, {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}],
         "parallel_tool_calls": [1, "x"], "reasoning_effort": ["very", 1], "priority": ["x", 1.5, 1e30],
-        "top_k": [-2, "x", 1.5], "min_p": [-1, 2], "modalities": [["audio"], 1],
+        "top_k": [-2, "x", 1.5], "min_p": [-1, 2], "open_objects": [1, "x", []], "modalities": [["audio"], 1],
     }
     for name, values in fields.items():
         for value in values:

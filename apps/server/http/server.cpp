@@ -76,14 +76,20 @@ class Server {
   Server(Api& api, const ServerOptions& options)
       : api_(api),
         options_(options),
-        // The name lasts until the pool is made.
-        workers_((ThreadName("http-requests"), static_cast<size_t>(options.threads))),
+        workers_([&api](const HttpRequest& request, const Client& client,
+                        const WorkLimits& limits) { return api.handle(request, client, limits); },
+                 {.threads = options.threads,
+                  .slow_threads = options.slow_threads,
+                  .slow_requests = options.slow_queue,
+                  .timeout_s = options.work_timeout_s},
+                 api.counters().queued_work),
         io_(options.threads),
         control_(asio::make_strand(io_)),
         acceptor_(control_),
         signals_(control_, SIGINT, SIGTERM, SIGHUP) {
+    api.counters().queued_work_limit = static_cast<int64_t>(options.slow_queue);
     if (!options.tls_cert.empty()) tls_ = make_tls(options.tls_cert, options.tls_key);
-    api_.run_work = [this](std::function<void()> work) { asio::post(workers_, std::move(work)); };
+    api_.run_work = [this](std::function<void()> work) { workers_.post(std::move(work)); };
     api_.run_detached = [this](std::shared_ptr<Answer> answer) {
       asio::co_spawn(asio::make_strand(io_), run_detached(std::move(answer)), asio::detached);
     };
@@ -104,7 +110,7 @@ class Server {
   Api& api_;
   const ServerOptions& options_;
   std::unique_ptr<asio::ssl::context> tls_;
-  asio::thread_pool workers_;
+  WorkLanes workers_;
   asio::io_context io_;
   // The loops below run on it, and what they share needs no lock.
   asio::strand<asio::io_context::executor_type> control_;
@@ -159,7 +165,7 @@ void Server::run() {
   }
   io_.run();
   for (std::thread& thread : threads) thread.join();
-  workers_.join();
+  workers_.stop();
 }
 
 void Server::refuse(tcp::socket socket) {
