@@ -4,7 +4,7 @@
 
 Run from the repository root. The model is build/models/SmolLM2-135M-Instruct.Q4_1.gguf (tools/fetch_model.py smollm2); the
 client comes from PyPI into build/python/openai, and jsonschema, which holds the answers to /openapi.json, likewise. What
-cannot be had is skipped and said. The clients' tests are in server/clients.py, those of limits and
+cannot be had is skipped and said. The clients' tests are in server/clients.py and server/ollama_api.py, those of limits and
 signals in server/limits.py, those of several models in server/models.py.
 """
 
@@ -31,6 +31,7 @@ from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
 from limits import Limits  # noqa: E402, F401
 from messages import AnthropicClient, AnthropicNode, AnthropicThinking  # noqa: E402, F401
 from models import FromAFile, OneAtATime, Several  # noqa: E402, F401
+from ollama_api import OllamaClient  # noqa: E402, F401
 from recorded import Recorded  # noqa: E402, F401
 from shared import LONG, MESSAGES, SharedServer, describe, wait_for  # noqa: E402
 from tool_calls import OpenObjects, ToolCalls  # noqa: E402, F401
@@ -88,10 +89,16 @@ class Endpoints(SharedServer):
         self.good("DELETE", conversation)
         self.good("POST", "/apply-template", {"messages": MESSAGES})
         self.good("POST", "/detokenize", self.good("POST", "/tokenize", {"content": "Hi"}))
-        for path in ("/v1/models", "/v1/models/smollm2", "/health", "/live", "/ready", "/stats"):
+        for path in ("/v1/models", "/v1/models/smollm2", "/health", "/live", "/ready", "/stats", "/api/tags", "/api/ps",
+                     "/api/version"):
             self.good("GET", path)
         self.good("POST", "/v1/models/load", {"model": "smollm2"})
         self.refused("/v1/models/unload", {"model": "smollm2"}, 400, "model")  # the one there is stays
+        few = {"model": "smollm2", "stream": False, "options": {"num_predict": 2}}
+        self.good("POST", "/api/chat", {**few, "messages": MESSAGES})
+        self.good("POST", "/api/generate", {**few, "prompt": "Hi"})
+        self.good("POST", "/api/embed", {"model": "gpt-4o-mini", "input": "Hi"})
+        self.good("POST", "/api/show", {"model": "smollm2:latest"})
         self.refused("/v1/responses", {"input": 1}, 400, "input")
         document = self.server.description.document
         seen = {(method, pattern) for method, path, _ in self.server.description.checked

@@ -41,7 +41,7 @@ constexpr const char* kServeFooter =
     "its own may follow: rate=600 tokens=100000 running=8 priority=10.\n"
     "Signals: SIGTERM and SIGINT finish what is under way and end; a second one ends at once; SIGHUP reads "
     "the\n"
-    "keys again.";
+    "keys again and looks for new models.";
 
 struct ServeOptions {
   EngineOptions engine = default_options();
@@ -189,6 +189,7 @@ void preload(server::ModelSet& models, const std::string& name) {
 int serve_several(const ServeOptions& o) {
   const ModelList list = read_models(o.models, o.engine);
   server::ModelSet models(list.models, o.set, server::Log(o.server.log_json));
+  models.find_all = [&o] { return read_models(o.models, o.engine).models; };
   for (const std::string& name : list.preload) preload(models, name);
   server::serve(models, o.server, [&](const std::string& url) {
     write_stdout(fmt::format("millrace: {} model{} of {}, listening on {}\n", list.models.size(),

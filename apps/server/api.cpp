@@ -9,6 +9,7 @@
 #include "api_error.h"
 #include "assets.h"
 #include "endpoints.h"
+#include "ollama_answer.h"
 
 namespace millrace::server {
 
@@ -105,6 +106,7 @@ ModelLease Api::lease(const std::string& name, StreamForm stream) {
 }
 
 HttpResponse Api::error_for(const HttpRequest& request, const ApiError& error) const {
+  if (request.path.starts_with("/api/")) return ollama_error(error);
   HttpResponse response = error_response(error);
   if (is_anthropic_path(request.path)) response.body = anthropic_error_body(error);
   return response;
@@ -180,6 +182,19 @@ constexpr Route kRoutes[] = {
      [](Api& api, const HttpRequest& r, const Client&) { return load_model(api, r); }},
     {"POST", "/v1/models/unload",
      [](Api& api, const HttpRequest& r, const Client&) { return unload_model(api, r); }},
+    {"POST", "/api/chat", ollama_chat},
+    {"POST", "/api/generate", ollama_generate},
+    {"POST", "/api/embed", ollama_embed},
+    {"POST", "/api/embeddings", ollama_embeddings},
+    {"GET", "/api/tags", ollama_tags},
+    {"GET", "/api/ps", ollama_ps},
+    {"POST", "/api/show", ollama_show},
+    {"GET", "/api/version", ollama_version},
+    {"POST", "/api/pull", ollama_not_here},
+    {"POST", "/api/push", ollama_not_here},
+    {"POST", "/api/create", ollama_not_here},
+    {"POST", "/api/copy", ollama_not_here},
+    {"DELETE", "/api/delete", ollama_not_here},
     {"POST", "/tokenize", [](Api& api, const HttpRequest& r, const Client&) { return tokenize(api, r); }},
     {"POST", "/detokenize", [](Api& api, const HttpRequest& r, const Client&) { return detokenize(api, r); }},
     {"POST", "/apply-template",

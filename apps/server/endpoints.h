@@ -30,6 +30,17 @@ Reply count_message_tokens(Api& api, const HttpRequest& request, const Client& c
 
 Reply embeddings(Api& api, const HttpRequest& request, const Client& client);
 
+// Ollama's API, under /api: ollama.cpp and ollama_models.cpp
+Reply ollama_chat(Api& api, const HttpRequest& request, const Client& client);
+Reply ollama_generate(Api& api, const HttpRequest& request, const Client& client);
+Reply ollama_embed(Api& api, const HttpRequest& request, const Client& client);
+Reply ollama_embeddings(Api& api, const HttpRequest& request, const Client& client);
+Reply ollama_tags(Api& api, const HttpRequest& request, const Client& client);
+Reply ollama_ps(Api& api, const HttpRequest& request, const Client& client);
+Reply ollama_show(Api& api, const HttpRequest& request, const Client& client);
+Reply ollama_version(Api& api, const HttpRequest& request, const Client& client);
+Reply ollama_not_here(Api& api, const HttpRequest& request, const Client& client);
+
 // models_info.cpp
 Reply list_models(Api& api);
 Reply get_model(Api& api, const std::string& id);

@@ -283,6 +283,7 @@ Awaitable<void> Server::signal_loop() {
     if (error) co_return;
     if (signal == SIGHUP) {
       api_.reload_keys();
+      api_.models().rescan();
       continue;
     }
     if (ending_) {
