@@ -217,8 +217,9 @@ class RealGrammars : public Grammars {
                                              std::vector<int32_t> end_tokens) const override {
     return grammar::constrain(std::move(grammar), vocabulary_, std::move(end_tokens));
   }
-  std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema) const override {
-    return grammar::compile_json_schema(schema);
+  std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema,
+                                                      grammar::Objects objects) const override {
+    return grammar::compile_json_schema(schema, objects);
   }
   std::shared_ptr<const grammar::Grammar> json_object() const override {
     return grammar::compile_json_object();

@@ -30,7 +30,7 @@ READERS = {".cpp": C_READ, ".h": C_READ, ".cu": C_READ, ".cuh": C_READ, ".c": C_
 OPTION = re.compile(r'"(?:(?:-\w,)?--([a-z][a-z0-9-]*)|(MODEL))"')
 OPTIONS_IN = "apps/cli"
 # Who reads the variables of options.
-OPTION_READER = "apps/cli/settings.cpp"
+OPTION_READER = "apps/cli/option_sources.cpp"
 # Read through a name that is in a variable, where no pattern sees it: file -> names.
 BY_NAME = {"bench/vs_llama_cpp.py": {"PYTHONPATH", "LD_LIBRARY_PATH"}}
 
@@ -90,7 +90,7 @@ def faults_in(root):
 TREE = {"src/a.cpp": 'std::getenv("A_ONE");', "tools/b.py": 'os.environ.get("B_TWO")\nos.environ["SET_ONLY"] = "1"\n',
         "tools/c.sh": "echo ${C_THREE:-x}\n", "Makefile": "D_FOUR ?= 1\nexport E_FIVE := 2\n",
         "deploy/f.cfg": '"${F_SIX-y}"', "apps/cli/g.cpp": 'option("-g,--good-seven", x); option("--eight", y);',
-        "apps/cli/settings.cpp": 'std::getenv("MILLRACE_EIGHT")'}
+        "apps/cli/option_sources.cpp": 'std::getenv("MILLRACE_EIGHT")'}
 NAMES = ("A_ONE", "B_TWO", "C_THREE", "D_FOUR", "E_FIVE", "F_SIX", "MILLRACE_EIGHT")
 
 

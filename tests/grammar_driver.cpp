@@ -1,6 +1,6 @@
 // What tests/grammar_suite_test.py talks to: one JSON request per line in, one answer per line out.
-//   {"schema": ..., "texts": [...], "walks": n, "seed": s}  ("regex" or "gbnf" with a text in place of
-//   "schema")
+//   {"schema": ..., "open": true, "texts": [...], "walks": n, "seed": s}  ("regex" or "gbnf" with a text in
+//   place of "schema"; "open": objects are as the standard has them)
 //   -> {"error": "unsupported" | "bad_input", "message": ...}
 //    | {"matches": [true, ...], "walks": ["...", ...]}   a walk that did not end is null
 #include <cstdio>
@@ -21,7 +21,9 @@ Json answer(const Json& request, const std::shared_ptr<const grammar::Vocabulary
             const std::vector<std::string>& tokens) {
   std::shared_ptr<const grammar::Grammar> compiled;
   if (request.contains("schema")) {
-    compiled = grammar::compile_json_schema(request["schema"].dump());
+    const bool open = request.value("open", false);
+    compiled = grammar::compile_json_schema(request["schema"].dump(),
+                                            open ? grammar::Objects::kOpen : grammar::Objects::kClosed);
   } else if (request.contains("regex")) {
     compiled = grammar::compile_regex(request["regex"].get<std::string>());
   } else if (request.contains("gbnf")) {

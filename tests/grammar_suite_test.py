@@ -3,10 +3,12 @@
 
   tests/grammar_suite_test.py build/dev/tests/grammar_driver [-v]
 
-For every schema of the suite, either it is refused (and counted), or
+For every schema of the suite, with objects as the standard has them (open), either it is refused (and counted), or
   - what the suite calls valid is accepted and what it calls invalid is rejected. Instances are written the way
     this grammar writes JSON: properties in the schema's order, 1.0 as 1 (see written() below);
   - everything a random walk over the token masks writes parses and validates, according to jsonschema.
+With closed objects, which is what the engine writes unless told otherwise, nothing that the suite calls invalid is
+accepted, the walks validate too, and hold no property that the schema does not name.
 A wrong answer fails. So does a file of the supported part whose schemas are suddenly refused (SUPPORTED).
 Then the same walks for schemas of our own, and formats from the suite's optional part, where what is accepted
 must be valid and not the other way round.
@@ -194,7 +196,8 @@ def run_suite(suite, driver, oracle, faults, counts, verbose):
             schema = case["schema"]
             where = f"{name}: {case['description']}"
             texts = [write(written(test["data"], schema, schema)) for test in case["tests"]]
-            answer = driver.ask(schema=schema, texts=texts, walks=8, seed=counts["schemas"] + 1)
+            answer = driver.ask(schema=schema, open=True, texts=texts, walks=8, seed=counts["schemas"] + 1)
+            run_closed(driver, oracle, case, texts, where, faults, counts)
             counts["schemas"] += 1
             if answer.get("error") == "bad_input" and "no text at all matches" in answer["message"]:
                 if any(test["valid"] for test in case["tests"]):
@@ -223,6 +226,49 @@ def run_suite(suite, driver, oracle, faults, counts, verbose):
     print("refused by file:", ", ".join(f"{name} {n}" for name, n in sorted(refusals.items())))
 
 
+def closed(schema):
+    """The schema with what it leaves open closed, or None where several schemas speak of one object."""
+    if isinstance(schema, list):
+        parts = [closed(part) for part in schema]
+        return None if None in parts else parts
+    if not isinstance(schema, dict):
+        return schema
+    if not {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "not", "if", "dependentSchemas"}.isdisjoint(schema):
+        return None
+    out = {}
+    for key, value in schema.items():
+        if key in ("enum", "const", "default", "examples") or (key == "required" and isinstance(value, list)):
+            out[key] = value
+        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
+            out[key] = {name: closed(part) for name, part in value.items()}
+        else:
+            out[key] = closed(value)
+        if out[key] is None and value is not None or isinstance(out[key], dict) and None in out[key].values() and key != "const":
+            return None
+    if "additionalProperties" not in out and not {"properties", "patternProperties", "required"}.isdisjoint(out):
+        names = {name: True for name in out.get("required", [])} if isinstance(out.get("required"), list) else {}
+        out["properties"] = {**names, **out.get("properties", {})}
+        out["additionalProperties"] = False
+    return out
+
+
+def run_closed(driver, oracle, case, texts, where, faults, counts):
+    schema = case["schema"]
+    answer = driver.ask(schema=schema, texts=texts, walks=8, seed=counts["schemas"] + 1)
+    if "error" in answer:
+        counts["closed: refused, or nothing left to write"] += 1
+        return
+    for test, text, accepted in zip(case["tests"], texts, answer["matches"]):
+        if accepted and not test["valid"]:
+            faults.append(f"closed: {where}: {test['description']}: {text} is invalid")
+        counts["closed: instances accepted" if accepted else "closed: instances rejected"] += 1
+    check_walks(oracle, schema, answer["walks"], f"closed: {where}", faults, counts, False)
+    narrow = closed(schema)
+    if narrow is not None:
+        counts["closed: schemas whose names are checked"] += 1
+        check_walks(oracle, narrow, answer["walks"], f"closed: {where}: further properties", faults, counts, False)
+
+
 def run_formats(suite, driver, oracle, faults, counts):
     for name in FORMATS:
         for case in json.loads((suite / "optional" / "format" / f"{name}.json").read_text(encoding="utf-8")):
@@ -239,10 +285,12 @@ def run_formats(suite, driver, oracle, faults, counts):
 
 
 def run_ours(driver, oracle, faults, counts):
-    for case in json.loads(OUR_SCHEMAS.read_text(encoding="utf-8")):
-        answer = driver.ask(schema=case["schema"], texts=case.get("accept", []) + case.get("reject", []),
-                            walks=case.get("walks", 60))
-        where = f"ours: {case['description']}"
+    cases = json.loads(OUR_SCHEMAS.read_text(encoding="utf-8"))
+    for case, is_open in [(case, is_open) for case in cases for is_open in (False, True)]:
+        right = case.get("accept", []) + (case.get("only_open", []) if is_open else [])
+        wrong = case.get("reject", []) + ([] if is_open else case.get("only_open", []))
+        answer = driver.ask(schema=case["schema"], open=is_open, texts=right + wrong, walks=case.get("walks", 60))
+        where = f"ours, {'open' if is_open else 'closed'}: {case['description']}"
         if "error" in answer:
             if case.get("error") != answer["error"] or case.get("message", "") not in answer["message"]:
                 faults.append(f"{where}: {answer['error']}: {answer['message']}")
@@ -252,9 +300,8 @@ def run_ours(driver, oracle, faults, counts):
             faults.append(f"{where}: taken, expected {case['error']}")
             continue
         counts["our schemas"] += 1
-        accepted = len(case.get("accept", []))
-        for i, (text, matched) in enumerate(zip(case.get("accept", []) + case.get("reject", []), answer["matches"])):
-            if matched != (i < accepted):
+        for i, (text, matched) in enumerate(zip(right + wrong, answer["matches"])):
+            if matched != (i < len(right)):
                 faults.append(f"{where}: {text} was {'accepted' if matched else 'rejected'}")
         check_walks(oracle, case["schema"], answer["walks"], where, faults, counts, True)
 

@@ -66,6 +66,23 @@ def use_venv(what, package):
         os.execv(python, [python, *sys.argv])
 
 
+@functools.cache
+def npm_packages(*packages):
+    """The node_modules that has these packages ("name@version"), kept in build/node; or a RuntimeError that says why not."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        raise RuntimeError("node and npm are not installed; apt-get install npm")
+    folder = ROOT / "build/node" / "+".join(package.replace("@", "-") for package in packages)
+    if not (folder / "ready").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        done = subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *packages],
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(packages)} cannot be had from npm ({(done.stderr.strip().splitlines() or ['npm failed'])[-1]})")
+        (folder / "ready").touch()
+    return folder / "node_modules"
+
+
 def free_port():
     """A port nobody listens on, below those that the system gives to connections: it stays free while nobody asks for it."""
     for port in random.sample(range(20000, 32000), 1000):

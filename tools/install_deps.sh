@@ -16,11 +16,11 @@ esac
 
 packages_of() {
   case "$1" in
-    build) echo g++ cmake ninja-build libfmt-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libedit-dev libzstd-dev libboost1.81-dev libssl-dev python3 python3-pip ca-certificates ;;
+    build) echo g++ cmake ninja-build libfmt-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev libedit-dev libzstd-dev libboost1.81-dev libssl-dev libcurl4-openssl-dev python3 python3-pip ca-certificates ;;
     test) echo libgtest-dev clang-format-14 pkg-config ;;
     package) echo dpkg-dev file ;;
     fuzz) echo clang-14 libclang-rt-14-dev ;;
-    optional) echo clang-14 libclang-rt-14-dev clang-tidy-14 googletest qemu-user libsimde-dev "g++-$other-linux-gnu" ccache valgrind chromium haproxy python3-venv ;;
+    optional) echo clang-14 libclang-rt-14-dev clang-tidy-14 googletest qemu-user libsimde-dev "g++-$other-linux-gnu" ccache valgrind chromium firefox-esr haproxy python3-venv ;;
     npm) echo npm ;;
     *) echo "tools/install_deps.sh: unknown group '$1', expected build, test, package, fuzz, optional or npm" >&2; exit 2 ;;
   esac

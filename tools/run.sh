@@ -28,7 +28,7 @@ echo "> $question" >&2
 MILLRACE_TEMP=0 "$program" run "$model" --prompt="$question" "${options[@]}" "$@"
 cat >&2 <<HINT
 
-Next:  $program chat $model       # talk with it
-       $program serve $model      # then http://127.0.0.1:8080: a page, and OpenAI's API
-       $program run MODEL -p "..."  # another: a GGUF file or a Hugging Face directory
+Next:  $program chat $model   # talk with it
+       $program serve $model  # then open http://127.0.0.1:8080: a page, and OpenAI's API
+       $program run qwen3-4b -p "Why is the sky blue?"  # a larger one, fetched if you say yes; others: list --known
 HINT

@@ -1,5 +1,6 @@
-// This server's API: JSON by GET, answers as server-sent events. An API key, when the server wants one, lives in
+// This server's API: JSON by GET and POST, answers as server-sent events. An API key, when the server wants one, lives in
 // this browser's storage and goes nowhere but to this server.
+import { events } from "./sse.js";
 
 const kKey = "millrace.key";
 
@@ -39,36 +40,17 @@ export async function getJson(path) {
   return (await request(path, { headers: headers({}) })).json();
 }
 
-// The data of each event, as text. Lines may end in CR LF or LF; lines that begin with a colon only keep the line open.
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  let data = [];
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const raw of lines) {
-      const line = raw.endsWith("\r") ? raw.slice(0, -1) : raw;
-      if (line.startsWith("data:")) data.push(line.slice(5).trimStart());
-      else if (line === "" && data.length) {
-        yield data.join("\n");
-        data = [];
-      }
-    }
-  }
+export async function postJson(path, body, signal) {
+  return (await post(path, body, signal)).json();
 }
 
-// The chunks of one streamed chat completion. Throws ApiError on an error, whether it comes instead of the stream,
+const post = (path, body, signal) =>
+  request(path, { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body), signal });
+
+// The chunks of one streamed answer, of a chat or a completion. Throws ApiError on an error, whether it comes instead of the stream,
 // inside it, or as its sudden end.
-export async function* streamChat(body, signal) {
-  const response = await request("/v1/chat/completions", {
-    method: "POST",
-    headers: headers({ "Content-Type": "application/json" }),
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
-    signal,
-  });
+export async function* streamAnswer(path, body, signal) {
+  const response = await post(path, { ...body, stream: true, stream_options: { include_usage: true } }, signal);
   try {
     for await (const data of events(response.body)) {
       if (data === "[DONE]") return;

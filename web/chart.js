@@ -42,7 +42,19 @@ export function legend(entries, long = false) {
   return el("ul", { class: long ? "legend long" : "legend" }, ...items);
 }
 
-// series: [{ kind, name, values }]: a value a second, newest last; null where there was nothing to measure.
+// Runs of values without a null between them, as [index of the first, values].
+function runs(values) {
+  const found = [];
+  values.forEach((value, i) => {
+    if (value === null) return;
+    if (i && values[i - 1] !== null) found.at(-1)[1].push(value);
+    else found.push([i, [value]]);
+  });
+  return found;
+}
+
+// series: [{ kind, name, values }]: a value a second, newest last; null where there was nothing to measure: no line leads
+// over such a gap, and a value between two gaps is a dot.
 export function lineChart(node, series, show = (value) => number(value)) {
   const width = Math.max(node.clientWidth, 100);
   const count = Math.max(...series.map(({ values }) => values.length), 2);
@@ -53,11 +65,16 @@ export function lineChart(node, series, show = (value) => number(value)) {
   const last = series.map(({ values }) => values.findLast((value) => value !== null));
   series.forEach(({ kind, values }) => {
     const x = (i) => (((count - values.length + i) / (count - 1)) * width).toFixed(1);
-    const points = values.flatMap((value, i) => (value === null ? [] : [[x(i), y(value)]]));
-    if (!points.length) return;
-    const path = points.map((point) => point.join(" ")).join("L");
-    const area = `M${points[0][0]} ${base}L${path}L${points.at(-1)[0]} ${base}Z`;
-    shapes.push(svg("path", { class: `area ${kind}`, d: area }), svg("path", { class: `line ${kind}`, d: `M${path}` }));
+    for (const [first, run] of runs(values)) {
+      const points = run.map((value, i) => [x(first + i), y(value)]);
+      if (points.length === 1) {
+        shapes.push(svg("circle", { class: `bar ${kind}`, cx: points[0][0], cy: points[0][1], r: 2 }));
+        continue;
+      }
+      const path = points.map((point) => point.join(" ")).join("L");
+      const area = `M${points[0][0]} ${base}L${path}L${points.at(-1)[0]} ${base}Z`;
+      shapes.push(svg("path", { class: `area ${kind}`, d: area }), svg("path", { class: `line ${kind}`, d: `M${path}` }));
+    }
   });
   const entries = series.map(({ kind, name }, i) => ({ kind, name, value: last[i] === undefined ? "–" : show(last[i]) }));
   const label = entries.map(({ name, value }) => `${name} ${value}`).join(", ");

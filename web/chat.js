@@ -1,11 +1,20 @@
 // The chat page: which conversation is shown, what is being written, and what the reader may do next.
-import { ApiError, getJson, setApiKey } from "./api.js";
-import { byId, drawIcons, el } from "./dom.js";
+import { ApiError, setApiKey } from "./api.js";
+import { add, choose, drop, parentOf, pathOf, siblingsOf } from "./branches.js";
+import { Composer } from "./composer.js";
+import { byId, copyText, drawIcons, el, toast } from "./dom.js";
+import { conversationMarkdown, messageMarkdown } from "./markdown_export.js";
 import { AssistantView, UserView } from "./message_view.js";
+import { ModelPicker } from "./models.js";
 import { bindSettings } from "./settings.js";
-import { Sidebar, toast } from "./sidebar.js";
+import { bindShortcuts } from "./shortcuts.js";
+import { Sidebar } from "./sidebar.js";
 import { isConversationKey, loadConversation, loadSettings, newConversation, saveConversation, titleOf } from "./store.js";
-import { newAnswer, requestBody, writeAnswer } from "./turn.js";
+import { ToolLoop } from "./tool_loop.js";
+import { toolDefinitions } from "./tools.js";
+import { bindTools } from "./tools_dialog.js";
+import { scriptUrl } from "./trusted.js";
+import { apiMessages, continueAnswer, newAnswer, requestBody, writeAnswer } from "./turn.js";
 
 const kOpen = "millrace.open"; // the conversation that a reload shows again
 const kSuggestions = [
@@ -14,13 +23,13 @@ const kSuggestions = [
   "Make a table of the planets with their diameters.",
 ];
 
-const prompt = byId("prompt");
 const scroller = byId("scroll");
-const turns = new Map(); // conversation id -> { conversation, message, controller } of the answer being written
+const turns = new Map(); // conversation id -> { conversation, message, controller, done } of the answer being written
 const views = new Map(); // message -> view, of the conversation that is shown
+const loading = new Set(); // answers whose model has to be loaded before they begin
 const timers = new Map(); // conversation id -> when it will be saved
 const deleted = new Set(); // conversation ids that an answer must not bring back
-let conversation = newConversation(loadSettings().system ?? "");
+let conversation = newConversation(loadSettings());
 let retry = null; // what to do again once the reader has entered a key
 
 // ---- Saving ----
@@ -46,36 +55,63 @@ function flush(one) {
 
 // ---- What is shown ----
 
-function resultOf(callId) {
-  return conversation.messages.find((message) => message.role === "tool" && message.toolCallId === callId)?.content;
-}
-
-function viewOf(message, index) {
-  if (message.role === "user") return new UserView(message, { resend: (text) => resend(index, text) });
-  return new AssistantView(message, { regenerate: () => regenerate(index), answerCalls, resultOf });
-}
+const page = {
+  resend,
+  async regenerate(message) {
+    const one = conversation;
+    await halt();
+    answer(one, parentOf(one, message));
+  },
+  goOn,
+  isLoading: (message) => loading.has(message),
+  siblings: (message) => siblingsOf(conversation, message),
+  async choose(message) {
+    await halt();
+    choose(conversation, message);
+    flush(conversation);
+    showConversation();
+    views.get(message)?.node.scrollIntoView({ block: "nearest" });
+  },
+  tools: {
+    stateOf: (message, call) => loop.stateOf(message, call),
+    allow: (message, call, always) => loop.allow(conversation, message, call, always),
+    refuse: (message, call) => loop.refuse(conversation, message, call),
+    answer: (message, results) => loop.answer(conversation, message, results),
+  },
+};
 
 function showConversation() {
   views.clear();
   const live = turns.get(conversation.id)?.message;
-  conversation.messages.forEach((message, index) => {
-    if (message.role === "tool") return; // shown with the call
-    const view = viewOf(message, index);
-    view.update(message === live);
+  const path = pathOf(conversation);
+  path.forEach((message) => {
+    const view = message.role === "user" ? new UserView(message, page) : new AssistantView(message, page);
+    view.update(message === live, message === path.at(-1));
     views.set(message, view);
   });
   byId("messages").replaceChildren(...[...views.values()].map((view) => view.node));
-  byId("welcome").hidden = conversation.messages.length > 0;
-  document.title = conversation.messages.length ? `${conversation.title} – Millrace` : "Millrace";
+  byId("welcome").hidden = path.length > 0;
+  byId("copy-chat").disabled = !path.length;
+  byId("chat-title").hidden = !path.length;
+  showTitle();
   localStorage.setItem(kOpen, conversation.id);
   showTurn();
   sidebar.show();
 }
 
+function showTitle() {
+  byId("chat-title").textContent = conversation.title;
+  document.title = conversation.messages.length ? `${conversation.title} – Millrace` : "Millrace";
+}
+
+// An answer is being written here, or its tools are at work.
+function isBusy(one = conversation) {
+  return turns.has(one.id) || loop.isBusy(pathOf(one).at(-1));
+}
+
 function showTurn() {
-  const busy = turns.has(conversation.id);
-  byId("send").hidden = busy;
-  byId("stop").hidden = !busy;
+  byId("send").hidden = isBusy();
+  byId("stop").hidden = !isBusy();
 }
 
 function atBottom() {
@@ -100,106 +136,151 @@ function drawer(message) {
     requestAnimationFrame(() => {
       pending = false;
       const follow = atBottom();
-      views.get(message)?.update([...turns.values()].some((turn) => turn.message === message));
+      views.get(message)?.update([...turns.values()].some((turn) => turn.message === message), pathOf(conversation).at(-1) === message);
       if (follow) toBottom();
       else showWayDown();
     });
   };
 }
 
+// For screen readers: what has come to be, not each piece of it.
 function say(text) {
   byId("status").textContent = text;
 }
 
 // ---- Turns ----
 
-async function answer() {
-  const one = conversation;
-  const message = newAnswer();
-  const body = requestBody(one, byId("model").value, loadSettings());
+// Runs `write` to fill `message`, shows it growing, keeps it. True when nothing went wrong and nobody stopped it.
+async function write(one, message, writeInto) {
   const controller = new AbortController();
-  one.messages.push(message);
-  turns.set(one.id, { conversation: one, message, controller });
+  let finish;
+  const done = new Promise((resolve) => (finish = resolve));
+  turns.set(one.id, { conversation: one, message, controller, done });
   one.updated = Date.now();
   flush(one);
-  showConversation();
-  toBottom();
-  say("The answer is being written.");
+  if (one === conversation) {
+    showConversation();
+    toBottom();
+    say("The answer is being written.");
+  }
   const draw = drawer(message);
   try {
-    await writeAnswer(body, message, controller.signal, () => {
+    await writeInto(controller.signal, () => {
       saveSoon(one);
       draw();
     });
   } catch (error) {
     message.error = error.message;
     if (!(error instanceof ApiError)) console.error(error);
-    if (error.status === 401) askForKey(() => regenerateLast(one));
+    if (error.status === 401) askForKey(() => one === conversation && !isBusy() && page.regenerate(message));
   }
-  if (turns.get(one.id)?.message !== message) return; // the reader has sent something else meanwhile
   turns.delete(one.id);
+  if (loading.delete(message)) models.load(); // it says now that it is loaded, or why not
+  finish();
   one.updated = Date.now();
   flush(one);
   draw();
   showTurn();
   sidebar.show();
-  say(message.error ?? (message.finish === "stopped" ? "Stopped." : "The answer is complete."));
+  if (one === conversation) say(message.error ?? (message.finish === "stopped" ? "Stopped." : `The answer: ${message.content.slice(0, 2000)}`));
+  return !message.error && message.finish !== "stopped";
 }
 
-function ask(text) {
-  if (turns.has(conversation.id)) return;
-  if (!conversation.messages.length) conversation.title = titleOf(text);
-  conversation.messages.push({ role: "user", content: text });
-  answer();
+// An answer below `parent`, in a branch of its own when there is one already. rounds: see ToolLoop.
+async function answer(one, parent, rounds = 0) {
+  if (turns.has(one.id)) return;
+  const path = pathOf(one);
+  const body = requestBody(path.slice(0, path.indexOf(parent) + 1), one, models.value, toolDefinitions());
+  const failed = siblingsOf(one, { parent: parent?.id ?? null, role: "assistant" }).filter((message) => message.error && !message.content);
+  failed.forEach((message) => drop(one, message)); // an answer that never came is no branch
+  one.model = models.value;
+  const message = add(one, newAnswer(), parent);
+  if (models.isAsleep) loading.add(message);
+  const whole = await write(one, message, (signal, changed) => writeAnswer(body, message, signal, changed));
+  if (!whole || !message.toolCalls.length) return;
+  message.toolCalls.forEach((call, i) => (call.id ||= `call_${message.id}_${i}`));
+  roundsOf.set(message, rounds);
+  loop.begin(one, message, rounds);
 }
 
-// Stops what is being written in `one`, and waits for nobody: its turn ends by itself, writing to a message that is
-// no longer part of the conversation.
-function stop(one = conversation) {
-  turns.get(one.id)?.controller.abort();
+const roundsOf = new WeakMap(); // answer -> how many came before it since the reader spoke
+
+const loop = new ToolLoop({
+  changed(one, message) {
+    saveSoon(one);
+    if (one !== conversation) return;
+    drawer(message)();
+    showTurn();
+  },
+  goOn: (one, message) => answer(one, message, (roundsOf.get(message) ?? 0) + 1),
+});
+
+function goOn(message) {
+  if (isBusy()) return;
+  const path = pathOf(conversation);
+  const body = requestBody(path.slice(0, path.indexOf(message)), conversation, models.value, toolDefinitions());
+  write(conversation, message, (signal, changed) => continueAnswer(body, message, signal, changed));
 }
 
-function cutAt(index) {
+function ask(text, attachments = []) {
+  if (isBusy()) return;
+  const path = pathOf(conversation);
+  if (!path.length && !conversation.named) conversation.title = titleOf(text || attachments[0].name);
+  const message = { role: "user", content: text, ...(attachments.length && { attachments }) };
+  answer(conversation, add(conversation, message, path.at(-1)));
+}
+
+// The same place in the conversation, said differently: a branch.
+async function resend(message, text) {
+  const one = conversation;
+  await halt();
+  const { attachments } = message;
+  answer(one, add(one, { role: "user", content: text, ...(attachments && { attachments }) }, parentOf(one, message)));
+  composer.prompt.focus();
+}
+
+function stop() {
+  turns.get(conversation.id)?.controller.abort();
+  loop.stop(pathOf(conversation).at(-1));
+}
+
+// Stops what is under way here, and waits until it has come to rest.
+async function halt() {
+  const turn = turns.get(conversation.id);
   stop();
-  turns.delete(conversation.id);
-  conversation.messages.length = index;
-}
-
-function resend(index, text) {
-  cutAt(index);
-  ask(text);
-  prompt.focus();
-}
-
-function regenerate(index) {
-  cutAt(index);
-  answer();
-}
-
-function regenerateLast(one) {
-  if (conversation.id !== one.id || !conversation.messages.length) return;
-  regenerate(conversation.messages.length - 1);
-}
-
-function answerCalls(results) {
-  for (const [toolCallId, content] of results) conversation.messages.push({ role: "tool", toolCallId, content });
-  answer();
+  await turn?.done;
 }
 
 // ---- The page's other parts ----
 
 function open(id) {
   deleted.delete(id);
-  conversation = turns.get(id)?.conversation ?? loadConversation(id) ?? conversation;
+  conversation = turns.get(id)?.conversation ?? (id === conversation.id ? conversation : loadConversation(id)) ?? conversation;
+  models.follow(conversation.model);
   showConversation();
   toBottom();
 }
 
 function start() {
-  conversation = newConversation(loadSettings().system ?? "");
+  conversation = newConversation(loadSettings());
+  models.follow("");
   showConversation();
-  prompt.focus();
+  composer.prompt.focus();
 }
+
+const models = new ModelPicker({
+  needsKey: askForKey,
+  onChoose(id) {
+    conversation.model = id;
+    flush(conversation);
+  },
+});
+
+const composer = new Composer({
+  send: ask,
+  busy: isBusy,
+  requestFor: (message) => ({ model: models.value, messages: apiMessages([...pathOf(conversation), message], conversation.system) }),
+});
 
 const sidebar = new Sidebar({
   current: () => conversation.id,
@@ -210,6 +291,12 @@ const sidebar = new Sidebar({
     turns.get(id)?.controller.abort();
     if (id === conversation.id) start();
   },
+  renamed(id, title) {
+    const one = id === conversation.id ? conversation : turns.get(id)?.conversation ?? loadConversation(id);
+    Object.assign(one, { title, named: true });
+    save(one);
+    if (one === conversation) showTitle();
+  },
 });
 
 function askForKey(then) {
@@ -218,49 +305,20 @@ function askForKey(then) {
   byId("key-entry").focus();
 }
 
-async function loadModels() {
-  const select = byId("model");
-  try {
-    const { data } = await getJson("/v1/models");
-    select.replaceChildren(...data.map(({ id }) => el("option", { value: id }, id)));
-    select.disabled = data.length < 2;
-  } catch (error) {
-    select.replaceChildren(el("option", { value: "" }, error.status === 401 ? "Key needed" : "No server"));
-    if (error.status === 401) askForKey(loadModels);
-    else setTimeout(loadModels, 3000);
-  }
+async function copy(text, said) {
+  await copyText(text).then(() => toast(said), () => toast("The browser did not let us copy."));
 }
 
-function grow() {
-  prompt.style.height = "auto";
-  prompt.style.height = `${Math.min(prompt.scrollHeight, innerHeight * 0.4)}px`;
-}
-
-function send() {
-  const text = prompt.value.trim();
-  if (!text || turns.has(conversation.id)) return;
-  prompt.value = "";
-  grow();
-  ask(text);
+function copyLast() {
+  const last = pathOf(conversation).findLast((message) => message.role === "assistant");
+  if (last) copy(messageMarkdown(last), "The answer is copied.");
 }
 
 function bind() {
-  byId("composer").addEventListener("submit", (event) => {
-    event.preventDefault();
-    send();
-  });
-  prompt.addEventListener("input", grow);
-  prompt.addEventListener("keydown", (event) => {
-    const sends = event.key === "Enter" && !event.shiftKey && !event.isComposing && !matchMedia("(pointer: coarse)").matches;
-    if (!sends) return;
-    event.preventDefault();
-    send();
-  });
   byId("stop").addEventListener("click", () => {
     stop();
-    prompt.focus();
+    composer.prompt.focus();
   });
-  addEventListener("keydown", (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && stop());
   byId("to-bottom").addEventListener("click", toBottom);
   scroller.addEventListener("scroll", showWayDown);
   byId("key-form").addEventListener("submit", (event) => {
@@ -268,17 +326,22 @@ function bind() {
     setApiKey(byId("key-entry").value.trim());
     byId("key-entry").value = "";
     byId("key-form").hidden = true;
-    loadModels();
-    if (retry !== loadModels) retry?.();
+    const again = retry;
+    retry = null;
+    models.load().then(() => models.models.length && again?.());
   });
+  byId("copy-chat").addEventListener("click", () => copy(conversationMarkdown(conversation, pathOf(conversation)), "The chat is copied as Markdown."));
   bindSettings({
-    systemNow: () => conversation.system,
-    onSave(settings) {
-      conversation.system = settings.system;
+    current: () => ({ ...conversation.settings, system: conversation.system }),
+    onSave({ system = "", ...settings }) {
+      Object.assign(conversation, { system, settings });
       flush(conversation);
-      loadModels();
+      models.load();
     },
   });
+  bindTools();
+  bindShortcuts({ search: () => sidebar.focusSearch(), start, above: () => sidebar.step(-1), below: () => sidebar.step(1), copy: copyLast,
+    write: () => composer.prompt.focus(), stop });
   byId("suggestions").append(
     ...kSuggestions.map((text) => el("button", { type: "button", class: "outlined", onclick: () => ask(text) }, text)));
   addEventListener("storage", (event) => isConversationKey(event.key) && sidebar.show()); // another tab
@@ -288,6 +351,8 @@ function bind() {
 drawIcons();
 bind();
 conversation = loadConversation(localStorage.getItem(kOpen)) ?? conversation;
+models.follow(conversation.model);
 showConversation();
 toBottom();
-loadModels();
+models.load();
+navigator.serviceWorker?.register(scriptUrl("sw.js")).catch(() => {}); // browsers refuse it where it does not matter

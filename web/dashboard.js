@@ -36,12 +36,16 @@ function showHistory({ history }) {
     { kind: "one", name: "running", values: history.running },
     { kind: "two", name: "waiting", values: history.waiting },
   ]);
+  lineChart(byId("blocks-history"), [
+    { kind: "one", name: "in use by requests", values: history.blocks_used },
+    { kind: "two", name: "kept for prefixes", values: history.blocks_cached },
+  ]);
 }
 
 function showBlocks({ blocks }) {
   const { total, used, cached, free, ram, disk } = blocks;
   partsBar(byId("blocks"), `${number(blocks.usage * 100, 1)}%`, "of the pool in use", [
-    { kind: "one", name: "in use", size: used, value: number(used) },
+    { kind: "one", name: "in use by requests", size: used, value: number(used) },
     { kind: "two", name: "kept for prefixes", size: cached, value: number(cached) },
     { kind: "rest", name: "free", size: 0, value: number(free) },
     { name: "moved to RAM", size: 0, value: `${number(ram.blocks)} (${bytes(ram.bytes)})` },
@@ -99,9 +103,27 @@ function showCounters({ requests, throughput, steps, preemptions, speculation, s
     el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
+// With several models the figures are of all of them, or of the one that is chosen.
+function showModels({ models = [] }) {
+  const names = JSON.stringify(models.map(({ id, loaded }) => [id, loaded]));
+  byId("choose-model").hidden = models.length < 2;
+  if (names === showModels.names) return;
+  showModels.names = names;
+  const which = byId("which-model");
+  const chosen = which.value;
+  which.replaceChildren(el("option", { value: "" }, `all ${models.length} models`),
+    ...models.map(({ id, loaded }) => el("option", { value: id }, `${id} · ${loaded ? "loaded" : "not loaded"}`)));
+  which.value = models.some(({ id }) => id === chosen) ? chosen : "";
+}
+
 function show(stats) {
-  byId("model").textContent = stats.model.id;
-  byId("about").textContent = [stats.model.architecture, stats.model.device, `context ${number(stats.model.context)}`,
+  const { model, models = [] } = stats;
+  const all = models.length > 1 && !byId("which-model").value;
+  showModels(stats);
+  byId("model").textContent = all ? `${models.length} models` : model.id;
+  const about = all ? [`${models.filter(({ loaded }) => loaded).length} loaded`]
+    : model.loaded === false ? ["not loaded"] : [model.architecture, model.device, `context ${number(model.context)}`];
+  byId("about").textContent = [...about,
     `Millrace ${stats.server.version}`, stats.server.draining ? "draining: no new requests" : ""].filter(Boolean).join(" · ");
   for (const draw of [showTiles, showHistory, showBlocks, showPrefix, showMemory, showTimeline, showCounters]) draw(stats);
 }
@@ -110,7 +132,8 @@ async function poll() {
   const begin = performance.now();
   if (!document.hidden) {
     try {
-      show(await getJson("/stats"));
+      const which = byId("which-model").value;
+      show(await getJson(which ? `/stats?model=${encodeURIComponent(which)}` : "/stats"));
       byId("trouble").hidden = true;
       byId("key-form").hidden = true;
     } catch (error) {

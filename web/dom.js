@@ -43,6 +43,14 @@ const kIcons = {
   save: "M12 4v11M7 10l5 5 5-5M5 20h14",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   tool: "M14 6a4 4 0 0 1 5 5l-8 8-4-4 8-8zM5 19l2-2",
+  search: "M11 5a6 6 0 1 0 0 12a6 6 0 0 0 0-12M16 16l4 4",
+  attach: "M19 11l-7.5 7.5a4.5 4.5 0 0 1-6.4-6.4L13 4.3a3 3 0 0 1 4.2 4.2l-7.6 7.6a1.5 1.5 0 0 1-2.1-2.1L14 7.5",
+  file: "M7 3h7l4 4v14H7zM14 3v4h4M10 13h5M10 17h5",
+  left: "M14 6l-6 6 6 6",
+  right: "M10 6l6 6-6 6",
+  onward: "M5 6l7 6-7 6zM13 6l7 6-7 6z",
+  plug: "M9 4v5M15 4v5M6 9h12v3a6 6 0 0 1-12 0zM12 18v3",
+  help: "M9 9.5a3 3 0 1 1 4.2 2.7c-.8.4-1.2 1-1.2 2M12 18v.01",
   theme: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",
 };
 
@@ -70,6 +78,31 @@ export async function copyText(text) {
   const copied = document.execCommand("copy");
   area.remove();
   if (!copied) throw new Error("the browser refused");
+}
+
+// Hands a file to the reader.
+export function download(name, text, type = "application/json") {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+// A line that appears for a while, with something that can be done about it.
+export function toast(text, action, run) {
+  const box = byId("toast");
+  clearTimeout(toast.timer);
+  const leave = () => (box.hidden = true);
+  const button = action && el("button", { type: "button", class: "quiet", onclick: () => (leave(), run()) }, action);
+  box.replaceChildren(text, ...(button ? [button] : []));
+  box.hidden = false;
+  toast.timer = setTimeout(leave, action ? 10000 : 5000);
+}
+
+// A dialog that its close button and a click beside it close.
+export function bindDialog(dialog) {
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  dialog.querySelector("[data-close]").addEventListener("click", () => dialog.close());
+  return dialog;
 }
 
 // A copy button that says that it worked.

@@ -1,14 +1,15 @@
 // Conversations and settings in the browser's storage. Each conversation is an entry of its own, so two tabs do not
-// overwrite each other's.
-//   conversation  { id, title, system, created, updated, messages }
-//   message       { role: "user", content }
-//               | { role: "assistant", content, reasoning, toolCalls: [{ id, name, arguments }], finish, stats, error }
-//               | { role: "tool", toolCallId, content }
+// overwrite each other's. branches.js says how messages hang together.
+//   conversation  { id, title, named, system, model, settings, created, updated, first, messages }
+//   message       { role: "user", content, attachments: [{ name, text, pages }] }
+//               | { role: "assistant", content, reasoning, toolCalls: [{ id, name, arguments, result }], finish, stats, error }
+//   result        { content, isError }
+import { newId, pathOf, upgrade } from "./branches.js";
 
 const kPrefix = "millrace.conversation.";
 const kSettings = "millrace.settings";
 
-const read = (key) => {
+export const read = (key) => {
   try {
     return JSON.parse(localStorage.getItem(key));
   } catch {
@@ -20,17 +21,19 @@ export const loadSettings = () => read(kSettings) ?? {};
 export const saveSettings = (settings) => localStorage.setItem(kSettings, JSON.stringify(settings));
 
 const isText = (value) => typeof value === "string";
+const isCall = (call) => [call?.id, call?.name, call?.arguments, call?.result?.content ?? ""].every(isText);
+const isAttachment = (one) => isText(one?.name) && isText(one.text);
 
 function isMessage(message) {
-  const calls = message?.toolCalls ?? [];
+  const { toolCalls = [], attachments = [] } = message ?? {};
   return ["user", "assistant", "tool"].includes(message?.role) && isText(message.content) && isText(message.reasoning ?? "") &&
-    Array.isArray(calls) && calls.every((call) => [call?.id, call?.name, call?.arguments].every(isText));
+    Array.isArray(toolCalls) && toolCalls.every(isCall) && Array.isArray(attachments) && attachments.every(isAttachment);
 }
 
 // What an imported file or an older version of this page may hold is not to be trusted further than this.
 export function isConversation(value) {
   return isText(value?.id) && isText(value.title) && Number.isFinite(value.updated) && isText(value.system ?? "") &&
-    Array.isArray(value.messages) && value.messages.every(isMessage);
+    isText(value.model ?? "") && typeof (value.settings ?? {}) === "object" && Array.isArray(value.messages) && value.messages.every(isMessage);
 }
 
 // Newest first.
@@ -39,10 +42,17 @@ export function loadConversations() {
     .filter((key) => key.startsWith(kPrefix))
     .map(read)
     .filter(isConversation)
+    .map(upgrade)
     .sort((a, b) => b.updated - a.updated);
 }
 
-export const loadConversation = (id) => [read(kPrefix + id)].find(isConversation) ?? null;
+export function loadConversation(id) {
+  const found = read(kPrefix + id);
+  if (!isConversation(found)) return null;
+  const { system, ...settings } = loadSettings(); // an older version kept none with the conversation
+  return { settings, ...upgrade(found) };
+}
+
 export const removeConversation = (id) => localStorage.removeItem(kPrefix + id);
 export const isConversationKey = (key) => key === null || key.startsWith(kPrefix);
 
@@ -51,11 +61,9 @@ export function saveConversation(conversation) {
   localStorage.setItem(kPrefix + conversation.id, JSON.stringify(conversation));
 }
 
-const newId = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
-
-export function newConversation(system) {
+export function newConversation({ system = "", ...settings }) {
   const now = Date.now();
-  return { id: newId(), title: "New chat", system, created: now, updated: now, messages: [] };
+  return { id: newId(), title: "New chat", system, settings, created: now, updated: now, first: null, messages: [] };
 }
 
 export function titleOf(text) {
@@ -63,11 +71,24 @@ export function titleOf(text) {
   return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line;
 }
 
+// Where a conversation says what is searched for: null, or the words around it ("" when the title does).
+export function searchIn(conversation, query) {
+  const wanted = query.toLowerCase();
+  if (conversation.title.toLowerCase().includes(wanted)) return "";
+  for (const { content, attachments = [] } of [...pathOf(conversation), ...conversation.messages]) {
+    for (const text of [content, ...attachments.map((one) => `${one.name} ${one.text}`)]) {
+      const at = text.toLowerCase().indexOf(wanted);
+      if (at >= 0) return `${at > 24 ? "…" : ""}${text.slice(Math.max(0, at - 24), at + wanted.length + 60).replace(/\s+/g, " ")}`;
+    }
+  }
+  return null;
+}
+
 // Conversations of a file we exported. One that is here already comes in beside it, under an id of its own.
 export function readExport(text) {
   const found = JSON.parse(text)?.conversations;
   if (!Array.isArray(found) || !found.every(isConversation)) throw new Error("this is no export of Millrace's chat");
-  return found.map((one) => (loadConversation(one.id) ? { ...one, id: newId() } : one));
+  return found.map(upgrade).map((one) => (loadConversation(one.id) ? { ...one, id: newId() } : one));
 }
 
 export const writeExport = (conversations) => JSON.stringify({ application: "millrace", conversations }, null, 2);

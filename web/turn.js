@@ -1,26 +1,33 @@
 // One answer: the request that asks for it and the message that grows out of the stream.
-import { streamChat } from "./api.js";
+import { postJson, streamAnswer } from "./api.js";
+import { withAttachments } from "./attachments.js";
 import { requestOptions } from "./settings.js";
 
 export const newAnswer = () => ({ role: "assistant", content: "", reasoning: "", toolCalls: [] });
 
-// A message as the API wants it. Thoughts go back only beside tool calls: there the model needs them to go on.
+const kNotRun = "The call was not carried out.";
+
+// A message as the API wants it, with the results of its calls behind it. Thoughts go back only beside tool calls:
+// there the model needs them to go on.
 function toApi(message) {
-  if (message.role === "tool") return { role: "tool", tool_call_id: message.toolCallId, content: message.content };
-  if (message.role === "user" || !message.toolCalls.length) return { role: message.role, content: message.content };
-  return {
-    role: "assistant",
-    content: message.content,
-    ...(message.reasoning && { reasoning_content: message.reasoning }),
-    tool_calls: message.toolCalls.map(({ id, name, arguments: args }) => ({ id, type: "function", function: { name, arguments: args } })),
-  };
+  if (message.role === "user") return [{ role: "user", content: withAttachments(message) }];
+  if (!message.toolCalls.length) return [{ role: "assistant", content: message.content }];
+  const calls = message.toolCalls.map(({ id, name, arguments: args }) => ({ id, type: "function", function: { name, arguments: args } }));
+  const asked = { role: "assistant", content: message.content, ...(message.reasoning && { reasoning_content: message.reasoning }), tool_calls: calls };
+  return [asked, ...message.toolCalls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result?.content ?? kNotRun }))];
 }
 
-export function requestBody(conversation, model, settings) {
+export function apiMessages(path, system) {
   const isSaid = (message) => message.role !== "assistant" || message.content || message.toolCalls.length; // not a failed one
-  const messages = conversation.messages.filter(isSaid).map(toApi);
-  if (conversation.system) messages.unshift({ role: "system", content: conversation.system });
-  return { model, messages, ...requestOptions(settings) };
+  return [...(system ? [{ role: "system", content: system }] : []), ...path.filter(isSaid).flatMap(toApi)];
+}
+
+// path: the messages to answer; tools: definitions besides those of the settings.
+export function requestBody(path, conversation, model, tools = []) {
+  const options = requestOptions(conversation.settings ?? {});
+  const offered = [...(options.tools ?? []), ...tools];
+  if (offered.length) options.tools = offered;
+  return { model, messages: apiMessages(path, conversation.system), ...options };
 }
 
 function addToolCalls(calls, deltas) {
@@ -66,13 +73,12 @@ class Clock {
   }
 }
 
-// Fills `message` from the stream and calls changed() after each chunk. Throws ApiError; an abort ends it quietly.
-export async function writeAnswer(body, message, signal, changed) {
+async function fill(message, chunks, changed) {
   const clock = new Clock(message);
   try {
-    for await (const chunk of streamChat(body, signal)) {
+    for await (const chunk of chunks) {
       const choice = chunk.choices?.[0];
-      const delta = choice?.delta ?? {};
+      const delta = choice?.delta ?? { content: choice?.text }; // of a chat, or of a completion
       const thought = delta.reasoning_content ?? "";
       message.content += delta.content ?? "";
       message.reasoning += thought;
@@ -86,4 +92,38 @@ export async function writeAnswer(body, message, signal, changed) {
     if (error.name !== "AbortError") throw error;
     message.finish = "stopped";
   }
+}
+
+// Fills `message` from the stream and calls changed() after each chunk. Throws ApiError; an abort ends it quietly.
+export function writeAnswer(body, message, signal, changed) {
+  return fill(message, streamAnswer("/v1/chat/completions", body, signal), changed);
+}
+
+// The tokens of a prompt that ends where the answer `message` has come to. The template is applied twice with answers
+// that differ from their first character on: what both have in common comes before the answer.
+async function promptBefore(body, message, signal) {
+  const { model, messages, tools } = body;
+  const rendered = ["0", "="].map((content) => {
+    const answer = { role: "assistant", content, ...(message.reasoning && { reasoning_content: message.reasoning }) };
+    return postJson("/apply-template", { model, messages: [...messages, answer], ...(tools && { tools }) }, signal);
+  });
+  const [one, other] = (await Promise.all(rendered)).map(({ tokens }) => tokens);
+  return one.slice(0, one.findIndex((token, i) => token !== other[i]));
+}
+
+const kChatOnly = ["messages", "tools", "tool_choice", "response_format", "reasoning_effort", "max_completion_tokens"];
+
+// Goes on with an answer that was cut off: a completion of the chat's prompt and what has been said so far.
+export async function continueAnswer(body, message, signal, changed) {
+  const options = Object.fromEntries(Object.entries(body).filter(([name]) => !kChatOnly.includes(name)));
+  if (body.max_completion_tokens) options.max_tokens = body.max_completion_tokens;
+  const said = { model: body.model, content: message.content, add_special: false, parse_special: false };
+  async function* chunks() {
+    const [before, { tokens, max_model_len }] = await Promise.all([promptBefore(body, message, signal), postJson("/tokenize", said, signal)]);
+    const prompt = [...before, ...tokens];
+    yield* streamAnswer("/v1/completions", { max_tokens: Math.max(max_model_len - prompt.length, 1), ...options, prompt }, signal);
+  }
+  delete message.finish;
+  delete message.error;
+  return fill(message, chunks(), changed);
 }

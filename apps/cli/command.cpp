@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "option_sources.h"
 #include "output.h"
-#include "settings.h"
 
 namespace millrace::cli {
 namespace {

@@ -1,6 +1,6 @@
 // The command line: commands, their options, their help. CLI11 does the work and is seen by command.cpp
 // alone: a file that includes it takes ten seconds more to compile. What is not on the line may stand in the
-// environment or in a configuration file (settings.h): every option may, by its long name.
+// environment or in a configuration file (option_sources.h): every option may, by its long name.
 #pragma once
 
 #include <cstdint>

@@ -19,6 +19,7 @@
 #include "engine/load_tokenizer.h"
 #include "input.h"
 #include "kernels/quant/kv_types.h"
+#include "model_names.h"
 #include "model_options.h"
 #include "open_model.h"
 #include "output.h"
@@ -126,7 +127,7 @@ void score_window(Readers& readers, std::span<const int32_t> window, size_t firs
 std::vector<int32_t> input_tokens(const PerplexityOptions& options) {
   if (!options.tokens.empty()) return parse_tokens(options.tokens);
   const std::string text = read_input(options.file);
-  return load_tokenizer(io::Checkpoint::open(options.engine.model))->encode(text);
+  return load_tokenizer(io::Checkpoint::open(find_model(options.engine.model, options.engine)))->encode(text);
 }
 
 const std::string& baseline_path(const PerplexityOptions& options) {

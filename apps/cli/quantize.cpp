@@ -8,6 +8,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,16 +16,19 @@
 #include "base/error.h"
 #include "base/read_before.h"
 #include "base/thread_pool.h"
+#include "confirm.h"
 #include "engine/auto_types.h"
 #include "input.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
+#include "model_names.h"
 #include "model_options.h"
 #include "output.h"
 #include "progress.h"
 #include "prompt.h"
 #include "quant/feedback.h"
 #include "quantize/metadata.h"
+#include "quantize/verify.h"
 #include "quantize/write_behind.h"
 
 namespace millrace::cli {
@@ -33,13 +37,14 @@ namespace {
 struct QuantizeOptions {
   EngineOptions engine = default_options();  // the model, threads and, for auto, the device
   std::string out, type = "int8", output_type, budget, sample;
-  bool portable = false, json = false;
+  bool portable = false, verify = false, json = false;
 };
 
 constexpr const char* kQuantizeFooter =
     "Examples:\n"
     "  millrace quantize model.gguf small.gguf --type q4_k\n"
     "  millrace quantize path/to/hf-directory model.gguf --type int8\n"
+    "  millrace quantize path/to/hf-directory model.gguf --type q4_k --verify\n"
     "  millrace quantize model.gguf best.gguf --type auto --budget 4.5bpw\n"
     "  millrace quantize model.gguf best.gguf --type auto --budget 800M --sample text.txt --json\n"
     "int8 is q8_0. int4 is q4_k (4.5 bits per weight), the 4-bit type of least error for its size, and q4_1 "
@@ -61,6 +66,7 @@ constexpr size_t kPieceBytes = size_t{4} << 20;
 struct Report {
   std::vector<quant::RecodeError> errors;  // of each tensor
   std::optional<AutoTypes> chosen;
+  std::optional<Verification> verified;
   size_t read_bytes = 0, file_bytes = 0;
   double seconds = 0.0, waited_to_read = 0.0, waited_to_write = 0.0;
 
@@ -215,6 +221,14 @@ nlohmann::ordered_json to_json(const QuantizeOptions& options, const std::vector
     out["expected_kl"] = report.chosen->expected_kl;
     out["kl_of_groups_in_q4_0"] = report.chosen->group_kl;
   }
+  if (report.verified) {
+    out["verified"] = {{"good", report.verified->good()},
+                       {"tokens", report.verified->tokens},
+                       {"relative_error", report.verified->relative_error},
+                       {"limit", report.verified->limit},
+                       {"kl", report.verified->kl},
+                       {"top1_agreement", report.verified->top1_agreement}};
+  }
   out["tensors"] = std::move(rows);
   return out;
 }
@@ -248,6 +262,13 @@ std::string to_text(const QuantizeOptions& options, const std::vector<OutTensor>
                   human_bytes(static_cast<size_t>(static_cast<double>(report.read_bytes) / report.seconds)),
                   human_bytes(static_cast<size_t>(static_cast<double>(report.file_bytes) / report.seconds)),
                   report.limit());
+  if (report.verified) {
+    const Verification& v = *report.verified;
+    out += fmt::format(
+        "verified on {} tokens: logits differ by {:.2f}% of their spread (the types explain up to {:.0f}%), "
+        "{:.5f} nats a token, the same likeliest token at {:.0f}%\n",
+        v.tokens, 100 * v.relative_error, 100 * v.limit, v.kl, 100 * v.top1_agreement);
+  }
   return out;
 }
 
@@ -292,13 +313,32 @@ size_t header_bytes(const io::Checkpoint& checkpoint, const std::optional<ModelC
   return trial.header().size();
 }
 
+// A file that computes something else than its source is put aside, under a name that nobody loads by
+// mistake.
+void verify(const QuantizeOptions& options, Report& report) {
+  quant::RecodeError sum;
+  for (const quant::RecodeError& error : report.errors) sum += error;
+  const double weight_error = sum.total > 0 ? sum.relative_rms() : 0.0;
+  report.verified = verify_logits(options.engine, options.out, weight_error);
+  if (report.verified->good()) return;
+  const std::string aside = options.out + ".rejected";
+  std::filesystem::rename(options.out, aside);
+  throw_error(
+      ErrorCode::kInternal,
+      "{}: logits differ from those of {} by {:.1f}% of their spread, expected at most {:.1f}%: the file is "
+      "wrong and is now {}",
+      options.out, options.engine.model, 100 * report.verified->relative_error, 100 * report.verified->limit,
+      aside);
+}
+
 int quantize(const QuantizeOptions& options) {
   if (options.type != "auto") quant::parse_request("--type", options.type);  // before anything is opened
   if (options.type == "auto" && options.budget.empty()) {
     throw_error(ErrorCode::kBadInput,
                 "--budget: found none, expected one for --type auto, such as 4.5bpw or 800M");
   }
-  const io::Checkpoint checkpoint = io::Checkpoint::open(options.engine.model);
+  const std::string model = find_model(options.engine.model, options.engine);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(model);
   std::optional<ModelConfig> config;
   if (checkpoint.hf) config = read_config(checkpoint);
   std::vector<OutTensor> tensors = list_tensors(checkpoint, config);
@@ -307,6 +347,7 @@ int quantize(const QuantizeOptions& options) {
     const size_t budget = budget_bytes("--budget", options.budget, elements_of(tensors),
                                        header_bytes(checkpoint, config, tensors));
     EngineOptions engine = options.engine;
+    engine.model = model;
     if (!options.sample.empty()) engine.quantize_sample = read_input(options.sample);
     Progress progress("measuring");
     engine.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
@@ -315,6 +356,7 @@ int quantize(const QuantizeOptions& options) {
     set_types(options, checkpoint, tensors);
   }
   write_file(options, checkpoint, config, tensors, report);
+  if (options.verify) verify(options, report);
   if (options.json) {
     write_json(to_json(options, tensors, report));
   } else {
@@ -328,23 +370,29 @@ int quantize(const QuantizeOptions& options) {
 void add_quantize(CommandLine& line) {
   Command command = line.add("quantize", "a GGUF file of another type from any checkpoint");
   auto options = std::make_shared<QuantizeOptions>();
-  command.option("IN", options->engine.model, "GGUF file or Hugging Face directory").required();
+  command.option("IN", options->engine.model, kModelHelp).required();
+  add_yes_option(command, "fetch the model without asking if it is not here");
   command.option("OUT", options->out, "the GGUF file to write; appears whole or not at all").required();
   command.option("--type", options->type, "of matrices: " + quant::request_names() + " auto").show_default();
   command.option("--output-type", options->output_type, "of the output matrix, or of a tied embedding");
   command.option("--budget", options->budget, "for auto: 800M (the file) or 4.5bpw (bits per weight)");
   command.option("--sample", options->sample, "for auto: a text to measure by; -: standard input");
-  command.option("--device", options->engine.device, "for auto: where to measure").show_default();
+  command.option("--device", options->engine.device, "for auto and --verify: where to measure")
+      .show_default();
   command.option("--threads", options->engine.threads, "0: all that this process may use")
       .range(0, 1024)
       .show_default();
   command.flag("--portable", options->portable, "for auto: only types that other programs read too");
+  command.flag("--verify", options->verify, "compare the logits of the file with those of IN, on --device");
   command.flag("--json", options->json, "one JSON object");
   command.footer(kQuantizeFooter);
   const auto automatic = [options] { return options->type == "auto"; };
-  for (const char* name : {"--budget", "--sample", "--device", "--portable"}) {
+  for (const char* name : {"--budget", "--sample", "--portable"}) {
     command.refuse_unless(name, automatic, "without --type auto");
   }
+  command.refuse_unless(
+      "--device", [options, automatic] { return automatic() || options->verify; },
+      "without --type auto or --verify");
   command.refuse_unless(
       "--output-type", [automatic] { return !automatic(); },
       "with --type auto, which chooses for every tensor");

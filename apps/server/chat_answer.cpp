@@ -50,7 +50,8 @@ const std::vector<chat::Delta>& ChatReader::take(const Event& event) {
         content = true;
         break;
       case chat::Delta::Kind::kToolCall:
-        calls_.push_back({.id = new_id("call_", 24), .name = delta.name, .arguments = {}});
+        calls_.push_back(
+            {.id = new_id("call_", 24), .name = delta.name, .arguments = {}, .custom = delta.custom});
         other = true;
         break;
       case chat::Delta::Kind::kToolArguments:

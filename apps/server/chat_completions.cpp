@@ -5,6 +5,7 @@
 #include "conversation.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "prompt_bounds.h"
 #include "request_fields.h"
 
 namespace millrace::server {
@@ -64,14 +65,18 @@ class ChatAnswer final : public ChoicesAnswer {
       case chat::Delta::Kind::kToolCall:
         chunk(out, choice, [&](JsonWriter& json) {
           json.key("tool_calls").begin_array().begin_object().field("index", delta.call);
-          write_call(json, reader.calls()[static_cast<size_t>(delta.call)].id, delta.name, "");
+          write_call(json, {.id = reader.calls()[static_cast<size_t>(delta.call)].id,
+                            .name = delta.name,
+                            .arguments = "",
+                            .custom = delta.custom});
           json.end_object().end_array();
         });
         break;
       case chat::Delta::Kind::kToolArguments:
         chunk(out, choice, [&](JsonWriter& json) {
           json.key("tool_calls").begin_array().begin_object().field("index", delta.call);
-          json.key("function").begin_object().field("arguments", delta.text).end_object();
+          const auto [type, text] = names_of_call(delta.custom);
+          json.key(type).begin_object().field(text, delta.text).end_object();
           json.end_object().end_array();
         });
         break;
@@ -95,10 +100,16 @@ class ChatAnswer final : public ChoicesAnswer {
     });
   }
 
-  static void write_call(JsonWriter& json, std::string_view id, std::string_view name,
-                         std::string_view arguments) {
-    json.field("id", id).field("type", "function").key("function").begin_object();
-    json.field("name", name).field("arguments", arguments).end_object();
+  // The type of a call, also the key of what is said of it, and the key of its text.
+  static std::pair<std::string_view, std::string_view> names_of_call(bool custom) {
+    if (custom) return {"custom", "input"};
+    return {"function", "arguments"};
+  }
+
+  static void write_call(JsonWriter& json, const ReadCall& call) {
+    const auto [type, text] = names_of_call(call.custom);
+    json.field("id", call.id).field("type", type).key(type).begin_object();
+    json.field("name", call.name).field(text, call.arguments).end_object();
   }
 
   static void write_message(JsonWriter& json, const ChatReader& reader) {
@@ -114,7 +125,7 @@ class ChatAnswer final : public ChoicesAnswer {
       json.key("tool_calls").begin_array();
       for (const ReadCall& call : reader.calls()) {
         json.begin_object();
-        write_call(json, call.id, call.name, call.arguments);
+        write_call(json, call);
         json.end_object();
       }
       json.end_array();
@@ -164,9 +175,13 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
   if (const Json* modalities = fields.array("modalities")) {
     if (*modalities != Json::array({"text"})) fields.refuse("modalities", "expected [\"text\"]");
   }
+  check_messages_may_fit(model->engine(), fields.find("messages"), "messages");
   chat::Conversation conversation = read_conversation(fields);
+  conversation.objects = model->constraints().objects(fields);
+  check_conversation_may_fit(model->engine(), conversation, "messages");
   const Constraints::Grammar content = model->constraints().of_request(fields, &conversation);
   request.tokens = model->format().prompt(conversation);
+  check_context(request.tokens.size(), model->info(), "messages");
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
   request.constraint = model->format().constraint(conversation, content);
 

@@ -14,23 +14,33 @@ Constraints::Grammar Constraints::compiled(Cache::Kind kind, const std::string& 
     return grammars_->get(kind, text);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kBadInput && error.code() != ErrorCode::kUnsupported) throw;
-    bad_field(path, error.what(), error.code() == ErrorCode::kUnsupported ? "unsupported" : "invalid_value");
+    bad_field(path, error.what(),
+              error.code() == ErrorCode::kUnsupported ? "unsupported_value" : "invalid_value");
   }
 }
 
-Constraints::Grammar Constraints::of_format(const Fields& format, chat::Conversation* conversation) {
+grammar::Objects Constraints::objects(const Fields& fields) const {
+  const std::optional<bool> open = fields.boolean("open_objects");
+  if (!open) return objects_;
+  return *open ? grammar::Objects::kOpen : grammar::Objects::kClosed;
+}
+
+Constraints::Grammar Constraints::of_format(const Fields& format, grammar::Objects objects,
+                                            chat::Conversation* conversation) {
   const auto type = format.choice("type", {"text", "json_object", "json_schema"});
-  if (!type) bad_field(format.path_of("type"), "is missing, expected a string", "missing_field");
+  if (!type) bad_field(format.path_of("type"), "is missing, expected a string", "missing_required_parameter");
   if (*type == "text") return nullptr;
   if (*type == "json_object") return compiled(Cache::Kind::kJsonObject, "", format.path());
   const std::optional<Fields> nested = format.object("json_schema");
   const Fields& place = nested ? *nested : format;
   const Json* schema = place.find("schema");
   if (schema == nullptr)
-    bad_field(place.path_of("schema"), "is missing, expected a JSON schema", "missing_field");
+    bad_field(place.path_of("schema"), "is missing, expected a JSON schema", "missing_required_parameter");
   const std::string text = schema->dump();
-  Grammar grammar = compiled(Cache::Kind::kJsonSchema, text, place.path_of("schema"));
-  place.boolean("strict");  // its type is checked; answers are held to the schema either way
+  // Answers are held to the schema either way; strict ones to the properties that it names.
+  const bool open = objects == grammar::Objects::kOpen && !place.boolean("strict").value_or(false);
+  Grammar grammar =
+      compiled(open ? Cache::Kind::kOpenJsonSchema : Cache::Kind::kJsonSchema, text, place.path_of("schema"));
   if (conversation != nullptr) {
     conversation->response_name = place.text("name").value_or("");
     conversation->response_description = place.text("description").value_or("");
@@ -47,7 +57,7 @@ Constraints::Grammar Constraints::of_request(const Fields& fields, chat::Convers
   if (given > 1) {
     bad_field(regex ? "regex" : "grammar", "expected only one of response_format, regex and grammar");
   }
-  if (format) return of_format(*format, conversation);
+  if (format) return of_format(*format, objects(fields), conversation);
   if (regex) return compiled(Cache::Kind::kRegex, *regex, "regex");
   if (rules) return compiled(Cache::Kind::kGbnf, *rules, "grammar");
   return nullptr;

@@ -5,6 +5,10 @@
 #include <algorithm>
 
 #include "api_error.h"
+#include "base/error.h"
+#include "base/work_budget.h"
+#include "chat/custom_tools.h"
+#include "grammar/regex.h"
 
 namespace millrace::server {
 
@@ -33,19 +37,79 @@ std::string read_schema(const Fields& fields, std::string_view key) {
   return schema ? schema->json().dump() : std::string();
 }
 
+namespace {
+
+std::string read_tool_name(const Fields& fields) {
+  std::string name = fields.required_text("name");
+  const bool good = !name.empty() && name.size() <= 128 && std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_' ||
+           c == '-' || c == '.';
+  });
+  if (!good) fields.refuse("name", "expected 1 to 128 of the characters a-z A-Z 0-9 _ - .");
+  return name;
+}
+
+}  // namespace
+
 chat::Tool read_function(const Fields& function) {
   chat::Tool tool;
-  tool.name = function.required_text("name");
-  const bool good = !tool.name.empty() && tool.name.size() <= 128 &&
-                    std::all_of(tool.name.begin(), tool.name.end(), [](char c) {
-                      return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
-                             c == '_' || c == '-' || c == '.';
-                    });
-  if (!good) function.refuse("name", "expected 1 to 128 of the characters a-z A-Z 0-9 _ - .");
+  tool.name = read_tool_name(function);
   tool.description = function.text("description").value_or("");
   tool.parameters = read_schema(function, "parameters");
   tool.strict = function.boolean("strict").value_or(false);
   return tool;
+}
+
+namespace {
+
+// The regular expression that a custom tool's format asks for; empty: any text.
+std::string read_format(const Fields& format) {
+  const auto type = format.choice("type", {"text", "grammar"});
+  if (!type) bad_field(format.path_of("type"), "is missing, expected a string", "missing_required_parameter");
+  if (*type == "text") return {};
+  const std::optional<Fields> nested = format.object("grammar");
+  const Fields& place = nested ? *nested : format;
+  const auto syntax = place.choice("syntax", {"lark", "regex"});
+  if (!syntax)
+    bad_field(place.path_of("syntax"), "is missing, expected a string", "missing_required_parameter");
+  if (*syntax == "lark") {
+    bad_field(place.path_of("syntax"), "found \"lark\", which is not supported here; expected \"regex\"",
+              "unsupported");
+  }
+  std::string pattern = place.required_text("definition");
+  try {
+    grammar::parse_regex(pattern, false, "regex");
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kBadInput && error.code() != ErrorCode::kUnsupported) throw;
+    bad_field(place.path_of("definition"), error.what(),
+              error.code() == ErrorCode::kUnsupported ? "unsupported" : "invalid_value");
+  }
+  return pattern;
+}
+
+chat::Tool read_custom(const Fields& custom) {
+  const std::optional<Fields> format = custom.object("format");
+  return chat::custom_tool(read_tool_name(custom), custom.text("description").value_or(""),
+                           format ? read_format(*format) : "");
+}
+
+// What lies in the object of this name, or beside it.
+Fields within(const Fields& fields, std::string_view key, bool nested) {
+  if (!nested) return fields;
+  const std::optional<Fields> inner = fields.object(key);
+  if (!inner) bad_field(fields.path_of(key), "is missing, expected an object", "missing_required_parameter");
+  return *inner;
+}
+
+}  // namespace
+
+chat::Tool read_tool(const Fields& tool, bool nested) {
+  const std::string type = tool.required_text("type");
+  if (type == "function") return read_function(within(tool, type, nested));
+  if (type == "custom") return read_custom(within(tool, type, nested));
+  tool.refuse("type", fmt::format("found \"{}\", expected \"function\" or \"custom\": this server runs no "
+                                  "tools itself",
+                                  type.substr(0, 60)));
 }
 
 std::string read_effort(const Fields& fields, std::string_view key) {
@@ -56,6 +120,16 @@ std::string read_effort(const Fields& fields, std::string_view key) {
 }
 
 namespace {
+
+chat::ToolCall read_call(const Fields& call) {
+  chat::ToolCall out = {.id = call.text("id").value_or("")};
+  const bool custom = call.text("type").value_or("function") == "custom";
+  const Fields said = within(call, custom ? "custom" : "function", true);
+  out.name = said.required_text("name");
+  out.arguments = custom ? chat::custom_arguments(said.text("input").value_or(""))
+                         : said.text("arguments").value_or("{}");
+  return out;
+}
 
 chat::Message read_message(const Fields& fields) {
   chat::Message message;
@@ -71,18 +145,14 @@ chat::Message read_message(const Fields& fields) {
   message.tool_call_id = fields.text("tool_call_id").value_or("");
   if (message.role != "assistant") {
     if (!fields.has("content"))
-      bad_field(fields.path_of("content"), "is missing, expected text", "missing_field");
+      bad_field(fields.path_of("content"), "is missing, expected text", "missing_required_parameter");
     return message;
   }
   message.reasoning = fields.text("reasoning_content").value_or(fields.text("reasoning").value_or(""));
   if (const Json* calls = fields.array("tool_calls")) {
     for (size_t i = 0; i < calls->size(); ++i) {
       const Fields call((*calls)[i], element_path(fields.path_of("tool_calls"), i));
-      const std::optional<Fields> function = call.object("function");
-      if (!function) bad_field(call.path_of("function"), "is missing, expected an object", "missing_field");
-      message.tool_calls.push_back({.id = call.text("id").value_or(""),
-                                    .name = function->required_text("name"),
-                                    .arguments = function->text("arguments").value_or("{}")});
+      message.tool_calls.push_back(read_call(call));
     }
   }
   return message;
@@ -92,28 +162,44 @@ void read_tools(const Fields& fields, chat::Conversation& conversation) {
   const Json* tools = fields.array("tools");
   if (tools == nullptr) return;
   constexpr size_t kMaxTools = 1024;
-  if (tools->size() > kMaxTools) fields.refuse("tools", fmt::format("expected at most {} tools", kMaxTools));
+  if (tools->size() > kMaxTools) {
+    bad_field(fields.path_of("tools"), fmt::format("expected at most {} tools", kMaxTools),
+              "array_above_max_length");
+  }
   for (size_t i = 0; i < tools->size(); ++i) {
     const Fields tool((*tools)[i], element_path(fields.path_of("tools"), i));
-    const std::string type = tool.required_text("type");
-    if (type != "function") {
-      tool.refuse("type", fmt::format("found \"{}\", expected \"function\"", type.substr(0, 60)));
-    }
-    const std::optional<Fields> function = tool.object("function");
-    if (!function) bad_field(tool.path_of("function"), "is missing, expected an object", "missing_field");
-    conversation.tools.push_back(read_function(*function));
+    conversation.tools.push_back(read_tool(tool, true));
   }
 }
 
-void check_tool_choice(const chat::Conversation& conversation, const std::string& path) {
-  using Choice = chat::ToolChoice;
-  if (conversation.tool_choice == Choice::kAuto || conversation.tool_choice == Choice::kNone) return;
-  if (conversation.tools.empty()) bad_field(path, "wants a tool to be called, expected some in tools");
-  if (conversation.tool_choice != Choice::kNamed) return;
-  const auto same = [&](const chat::Tool& tool) { return tool.name == conversation.named_tool; };
+void check_named(const chat::Conversation& conversation, const std::string& name, const std::string& path) {
+  const auto same = [&](const chat::Tool& tool) { return tool.name == name; };
   if (std::none_of(conversation.tools.begin(), conversation.tools.end(), same)) {
-    bad_field(path, fmt::format("names the tool \"{}\", which is not in tools",
-                                conversation.named_tool.substr(0, 60)));
+    bad_field(path, fmt::format("names the tool \"{}\", which is not in tools", name.substr(0, 60)));
+  }
+}
+
+// {"type": "function" or "custom", ...}: the tool it names.
+std::string read_named(const Fields& named, bool nested) {
+  const auto type = named.choice("type", {"function", "custom"});
+  if (!type) bad_field(named.path_of("type"), "is missing, expected a string", "missing_required_parameter");
+  return within(named, *type, nested).required_text("name");
+}
+
+// Some of the tools, among which the model may choose or has to.
+void read_allowed(const Fields& allowed, chat::Conversation& conversation, bool nested) {
+  const auto mode = allowed.choice("mode", {"auto", "required"});
+  if (!mode)
+    bad_field(allowed.path_of("mode"), "is missing, expected a string", "missing_required_parameter");
+  conversation.tool_choice = *mode == "auto" ? chat::ToolChoice::kAuto : chat::ToolChoice::kRequired;
+  const Json* tools = allowed.array("tools");
+  const std::string path = allowed.path_of("tools");
+  if (tools == nullptr) bad_field(path, "is missing, expected an array", "missing_required_parameter");
+  if (tools->empty()) bad_field(path, "found an empty array, expected at least one tool");
+  for (size_t i = 0; i < tools->size(); ++i) {
+    const Fields tool((*tools)[i], element_path(path, i));
+    conversation.allowed_tools.push_back(read_named(tool, nested));
+    check_named(conversation, conversation.allowed_tools.back(), tool.path());
   }
 }
 
@@ -123,29 +209,40 @@ void read_tool_choice(const Fields& fields, chat::Conversation& conversation, bo
   const Json* choice = fields.find("tool_choice");
   if (choice == nullptr) return;
   using Choice = chat::ToolChoice;
+  const std::string path = fields.path_of("tool_choice");
   if (choice->is_string()) {
     const std::string name = *fields.choice("tool_choice", {"none", "auto", "required"});
     conversation.tool_choice = name == "none"   ? Choice::kNone
                                : name == "auto" ? Choice::kAuto
                                                 : Choice::kRequired;
   } else {
-    const Fields named(*choice, fields.path_of("tool_choice"));
-    named.choice("type", {"function"});
-    const std::optional<Fields> function = nested ? named.object("function") : named;
-    if (!function) bad_field(named.path_of("function"), "is missing, expected an object", "missing_field");
-    conversation.tool_choice = Choice::kNamed;
-    conversation.named_tool = function->required_text("name");
+    const Fields named(*choice, path);
+    if (named.text("type") == "allowed_tools") {
+      read_allowed(within(named, "allowed_tools", nested), conversation, nested);
+    } else {
+      conversation.tool_choice = Choice::kNamed;
+      conversation.named_tool = read_named(named, nested);
+    }
   }
-  check_tool_choice(conversation, fields.path_of("tool_choice"));
+  const bool calls =
+      conversation.tool_choice == Choice::kRequired || conversation.tool_choice == Choice::kNamed;
+  if (calls && conversation.tools.empty()) {
+    bad_field(path, "wants a tool to be called, expected some in tools");
+  }
+  if (conversation.tool_choice == Choice::kNamed) check_named(conversation, conversation.named_tool, path);
 }
 
 chat::Conversation read_conversation(const Fields& fields) {
   chat::Conversation conversation;
   const Json* messages = fields.array("messages");
   if (messages == nullptr)
-    bad_field(fields.path_of("messages"), "is missing, expected an array", "missing_field");
-  if (messages->empty()) fields.refuse("messages", "found an empty array, expected at least one message");
+    bad_field(fields.path_of("messages"), "is missing, expected an array", "missing_required_parameter");
+  if (messages->empty()) {
+    bad_field(fields.path_of("messages"), "found an empty array, expected at least one message",
+              "empty_array");
+  }
   for (size_t i = 0; i < messages->size(); ++i) {
+    spend_work(50);
     conversation.messages.push_back(
         read_message(Fields((*messages)[i], element_path(fields.path_of("messages"), i))));
   }

@@ -11,10 +11,12 @@ chat::Conversation read_conversation(const Fields& fields);
 
 // Parts that both APIs share. `content` is a string, null or an array of parts with text.
 std::string read_content(const Json* content, const std::string& path);
+// A function or a custom tool. `nested`: what is said of it lies in an object beside its type, as chats have
+// it.
+chat::Tool read_tool(const Fields& tool, bool nested);
 chat::Tool read_function(const Fields& function);
 std::string read_schema(const Fields& fields, std::string_view key);  // an object, as text; empty: absent
-// tool_choice, and whether there is such a tool. `nested`: a named function lies in an object, as chats have
-// it.
+// tool_choice, and whether there are such tools.
 void read_tool_choice(const Fields& fields, chat::Conversation& conversation, bool nested);
 std::string read_effort(const Fields& fields, std::string_view key);
 

@@ -38,6 +38,7 @@ struct ModelSetOptions {
   int max_models = 0;         // loaded at the same time; 0: as many as fit
   double unload_after_s = 0;  // idle; 0: never
   size_t memory_bytes = 0;    // of main memory for all together; 0: what the machine has
+  bool open_objects = false;  // objects without additionalProperties may hold more than what is named
 };
 
 class ModelSet {
@@ -52,6 +53,11 @@ class ModelSet {
 
   // Takes one that was loaded elsewhere: before the server starts, behind a progress bar.
   void adopt(const std::string& name, std::unique_ptr<Engine> engine);
+
+  // Models that have come since the start: called by the set's own thread after rescan(). Those whose names
+  // are known stay as they are.
+  std::function<std::vector<ModelSpec>()> find_all;
+  void rescan();
 
   // A model by its name or an alias; by no name, where there is only one. Throws ApiError{404} for another
   // name and ApiError{400} for none. Null: it is not loaded.
@@ -120,8 +126,11 @@ class ModelSet {
   EngineStats stats_of(const Slot& slot) const;
   double default_stay(const Slot& slot) const;
 
+  void add(ModelSpec spec, ModelFile file);  // throws Error{kBadInput} for a name that is taken or none
+
   // The set's thread, and what it does.
   void run();
+  void look_again(std::unique_lock<std::mutex>& lock);
   void load_next(std::unique_lock<std::mutex>& lock);
   struct Opened {
     ModelLease model = nullptr;
@@ -143,6 +152,7 @@ class ModelSet {
   std::condition_variable news_;
   std::deque<std::unique_ptr<Slot>> slots_;
   std::deque<Slot*> queue_;
+  bool rescan_wanted_ = false;
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };

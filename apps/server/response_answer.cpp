@@ -1,6 +1,8 @@
 #include "response_answer.h"
 
 #include "api_error.h"
+#include "chat/custom_tools.h"
+#include "conversations.h"
 #include "ids.h"
 
 namespace millrace::server {
@@ -17,21 +19,32 @@ ResponseAnswer::ResponseAnswer(Api& api, ModelLease model, ResponseInput input, 
       owner_(std::move(owner)),
       input_(std::move(input)),
       headers_(std::move(headers)),
+      log_(input_.store && (input_.stream || input_.background) ? std::make_shared<ResponseLog>() : nullptr),
       generation_(std::move(model), api.timeline(), {request}, std::move(entry)),
       reader_(generation_.model().engine(), generation_.model().format().parser(input_.conversation),
               input_.logprobs, {}) {}
+
+// Whoever follows is not left waiting, however it came to an end.
+ResponseAnswer::~ResponseAnswer() {
+  if (log_) log_->end();
+}
 
 // ---------------------------------------------------------------- events
 
 template <typename WriteMembers>
 void ResponseAnswer::event(std::string& out, std::string_view type, WriteMembers write_members) {
-  if (!input_.stream) return;
-  out.append("event: ").append(type).append("\ndata: ");
-  JsonWriter json(out);
+  // Nobody waits for one in the background: those who read its events read the log.
+  const bool sends = input_.stream && !input_.background;
+  if (!sends && !log_) return;
+  std::string text;
+  text.append("event: ").append(type).append("\ndata: ");
+  JsonWriter json(text);
   json.begin_object().field("type", type).field("sequence_number", sequence_++);
   write_members(json);
   json.end_object();
-  out += "\n\n";
+  text += "\n\n";
+  if (sends) out += text;
+  if (log_) log_->append(std::move(text));
 }
 
 void ResponseAnswer::response_event(std::string& out, std::string_view type, std::string_view body) {
@@ -59,11 +72,7 @@ bool ResponseAnswer::advance(std::string& out, size_t max_bytes) {
 }
 
 void ResponseAnswer::take(const Event& event_in, std::string& out) {
-  if (event_in.kind == Event::Kind::kFailed && !began_) {
-    status_ = "failed";
-    if (input_.background) store({});
-    return;  // an HTTP error
-  }
+  if (event_in.kind == Event::Kind::kFailed && !began_ && !input_.background) return;  // an HTTP error
   if (!began_) {
     began_ = true;
     const std::string now = dump(body());
@@ -80,7 +89,7 @@ void ResponseAnswer::take(const Event& event_in, std::string& out) {
         break;
       case chat::Delta::Kind::kToolCall:
         close(out);
-        open(OutputItem::Kind::kCall, delta.name, reader_.calls()[static_cast<size_t>(delta.call)].id, out);
+        open(OutputItem::Kind::kCall, out, reader_.calls()[static_cast<size_t>(delta.call)]);
         break;
       case chat::Delta::Kind::kToolArguments:
         add_text(OutputItem::Kind::kCall, delta, out);
@@ -93,7 +102,7 @@ void ResponseAnswer::take(const Event& event_in, std::string& out) {
 void ResponseAnswer::add_text(OutputItem::Kind kind, const chat::Delta& delta, std::string& out) {
   if (items_.empty() || items_.back().done || items_.back().kind != kind) {
     close(out);
-    open(kind, "", "", out);
+    open(kind, out);
   }
   OutputItem& item = items_.back();
   item.text += delta.text;
@@ -103,7 +112,9 @@ void ResponseAnswer::add_text(OutputItem::Kind kind, const chat::Delta& delta, s
     if (kind != OutputItem::Kind::kCall) json.field("content_index", 0);
   };
   if (kind == OutputItem::Kind::kCall) {
-    event(out, "response.function_call_arguments.delta", write_delta);
+    event(out,
+          item.custom ? "response.custom_tool_call_input.delta" : "response.function_call_arguments.delta",
+          write_delta);
   } else if (kind == OutputItem::Kind::kReasoning) {
     event(out, "response.reasoning_text.delta", write_delta);
   } else {
@@ -116,18 +127,20 @@ void ResponseAnswer::add_text(OutputItem::Kind kind, const chat::Delta& delta, s
   }
 }
 
-void ResponseAnswer::open(OutputItem::Kind kind, const std::string& name, const std::string& call_id,
-                          std::string& out) {
+// `call`: the one that begins, of an item for a call.
+void ResponseAnswer::open(OutputItem::Kind kind, std::string& out, const ReadCall& call) {
   const std::string_view prefix = kind == OutputItem::Kind::kReasoning ? "rs_"
                                   : kind == OutputItem::Kind::kMessage ? "msg_"
+                                  : call.custom                        ? "ctc_"
                                                                        : "fc_";
   items_.push_back({.kind = kind,
                     .id = new_id(prefix, 24),
                     .text = {},
-                    .name = name,
-                    .call_id = call_id,
+                    .name = call.name,
+                    .call_id = call.id,
                     .logprobs = {},
-                    .done = false});
+                    .done = false,
+                    .custom = call.custom});
   Json item = item_json(items_.back());
   if (kind != OutputItem::Kind::kCall) item["content"] = Json::array();
   item_event(out, "response.output_item.added", item);
@@ -151,10 +164,12 @@ void ResponseAnswer::close(std::string& out) {
   item.done = true;
   const Json whole = item_json(item);
   if (item.kind == OutputItem::Kind::kCall) {
-    event(out, "response.function_call_arguments.done", [&](JsonWriter& json) {
-      write_place(json);
-      json.field("name", item.name).field("arguments", item.text);
-    });
+    event(out, item.custom ? "response.custom_tool_call_input.done" : "response.function_call_arguments.done",
+          [&](JsonWriter& json) {
+            write_place(json);
+            if (!item.custom) json.field("name", item.name);
+            json.field(item.custom ? "input" : "arguments", item.text);
+          });
   } else {
     const bool reasoning = item.kind == OutputItem::Kind::kReasoning;
     event(out, reasoning ? "response.reasoning_text.done" : "response.output_text.done",
@@ -172,12 +187,14 @@ void ResponseAnswer::close(std::string& out) {
 }
 
 void ResponseAnswer::finish(const Event& event_in, std::string& out) {
-  // Nothing at all is still a message: clients look for one.
-  if (items_.empty()) open(OutputItem::Kind::kMessage, "", "", out);
-  close(out);
   if (generation_.failure()) {
-    status_ = "failed";
-  } else if (event_in.finish == FinishReason::kCancelled) {
+    fail(out);
+    return;
+  }
+  // Nothing at all is still a message: clients look for one.
+  if (items_.empty()) open(OutputItem::Kind::kMessage, out);
+  close(out);
+  if (event_in.finish == FinishReason::kCancelled) {
     status_ = "cancelled";
   } else if (finish_name(event_in.finish) == "length") {
     status_ = "incomplete";
@@ -186,11 +203,41 @@ void ResponseAnswer::finish(const Event& event_in, std::string& out) {
     status_ = "completed";
   }
   ended_ = true;
-  if (input_.store) store({});
+  add_to_conversation();
   const std::string_view name = status_ == "completed"    ? "response.completed"
                                 : status_ == "incomplete" ? "response.incomplete"
                                                           : "response.failed";
   response_event(out, name, dump(body()));
+  if (input_.store) store({});
+  if (log_) log_->end();
+}
+
+// Behind its beginning: an event that says what went wrong, and the response as far as it came.
+void ResponseAnswer::fail(std::string& out) {
+  close(out);
+  status_ = "failed";
+  ended_ = true;
+  const ApiError& error = *generation_.failure();
+  event(out, "error", [&](JsonWriter& json) {
+    json.text_or_null("code", error.code).field("message", error.message);
+    json.text_or_null("param", error.param);
+  });
+  response_event(out, "response.failed", dump(body()));
+  if (input_.store) store({});
+  if (log_) log_->end();
+}
+
+void ResponseAnswer::add_to_conversation() {
+  if (input_.conversation_id.empty() || status_ == "cancelled") return;
+  std::vector<StoredConversation::Item> items = stored_items(input_.items);
+  for (StoredConversation::Item& item : stored_items(body()["output"])) items.push_back(std::move(item));
+  try {
+    append_items(api_, input_.conversation_id, owner_,
+                 items);  // one that was deleted meanwhile stays deleted
+  } catch (const ApiError& error) {
+    api_.log().write("warn", "an answer was not added to its conversation",
+                     {{"response", id_}, {"reason", error.message}});
+  }
 }
 
 // ---------------------------------------------------------------- in JSON
@@ -205,8 +252,12 @@ Json ResponseAnswer::item_json(const OutputItem& item) const {
               {"content", Json::array({{{"type", "reasoning_text"}, {"text", item.text}}})},
               {"status", status}};
     case OutputItem::Kind::kCall:
-      return {{"id", item.id},     {"type", "function_call"}, {"call_id", item.call_id},
-              {"name", item.name}, {"arguments", item.text},  {"status", status}};
+      return {{"id", item.id},
+              {"type", item.custom ? "custom_tool_call" : "function_call"},
+              {"call_id", item.call_id},
+              {"name", item.name},
+              {item.custom ? "input" : "arguments", item.text},
+              {"status", status}};
     case OutputItem::Kind::kMessage:
       break;
   }
@@ -227,7 +278,9 @@ Json ResponseAnswer::body() const {
   Json response = {{"id", id_}, {"object", "response"}, {"created_at", created_}, {"status", status_}};
   response["error"] = nullptr;
   if (generation_.failure()) {
-    response["error"] = {{"code", "server_error"}, {"message", generation_.failure()->message}};
+    const bool theirs = generation_.failure()->status < 500;
+    response["error"] = {{"code", theirs ? "invalid_prompt" : "server_error"},
+                         {"message", generation_.failure()->message}};
   }
   response["incomplete_details"] = incomplete_.empty() ? Json(nullptr) : Json({{"reason", incomplete_}});
   response["model"] = generation_.model().id();
@@ -251,7 +304,10 @@ std::vector<chat::Message> ResponseAnswer::messages() const {
   chat::Message answer{.role = "assistant", .content = reader_.content()};
   answer.reasoning = reader_.reasoning();
   for (const ReadCall& call : reader_.calls()) {
-    answer.tool_calls.push_back({.id = call.id, .name = call.name, .arguments = call.arguments});
+    answer.tool_calls.push_back(
+        {.id = call.id,
+         .name = call.name,
+         .arguments = call.custom ? chat::custom_arguments(call.arguments) : call.arguments});
   }
   all.push_back(std::move(answer));
   return all;
@@ -265,7 +321,8 @@ void ResponseAnswer::store(std::function<void()> cancel) {
                     .body = dump(body()),
                     .input_items = input_.items,
                     .messages = messages(),
-                    .cancel = std::move(cancel)});
+                    .cancel = std::move(cancel),
+                    .events = log_});
 }
 
 std::optional<HttpResponse> ResponseAnswer::response() {

@@ -14,7 +14,7 @@ namespace millrace::server {
 
 class ServedModel {
  public:
-  ServedModel(std::string id, std::unique_ptr<Engine> engine);
+  ServedModel(std::string id, std::unique_ptr<Engine> engine, bool open_objects);
 
   const std::string& id() const { return id_; }  // its name in the API
   Engine& engine() { return *engine_; }

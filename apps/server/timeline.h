@@ -20,7 +20,9 @@ double unix_time();
 class Timeline {
  public:
   struct Entry {
+    // The id is the answer's own, by which it can be asked for again: it is never shown.
     std::string id = {}, request_id = {}, endpoint = {}, model = {};
+    std::string shown_id = {};  // its kind and a number; set by add()
     bool stream = false;
     double start = 0;  // Unix time
     int32_t samples = 1;
@@ -38,7 +40,9 @@ class Timeline {
     const std::lock_guard lock(mutex_);
     change(entry);
   }
-  void sample(const EngineStats& stats, int64_t streams);
+  // Once a second. Seconds that were missed (the machine slept, or had no time for us) are samples without
+  // figures.
+  void sample(const EngineStats& stats, int64_t streams, double now = unix_time());
 
   Json requests_json() const;  // newest first
   Json history_json() const;
@@ -48,15 +52,20 @@ class Timeline {
 
  private:
   struct Sample {
-    double time, generated_tok_s, computed_tok_s;
-    int64_t running, waiting, blocks_used, streams;
-    std::optional<double> first_token_p50_s;
+    double time = 0;
+    bool missed = false;
+    double generated_tok_s = 0, computed_tok_s = 0;
+    int64_t running = 0, waiting = 0, blocks_used = 0, blocks_cached = 0, streams = 0;
+    std::optional<double> first_token_p50_s = {};
   };
+  void keep(const Sample& sample);
+
   const bool on_;
   mutable std::mutex mutex_;
   std::deque<std::shared_ptr<Entry>> entries_;
   std::deque<Sample> samples_;
   Histogram last_first_token_;
+  uint64_t added_ = 0;
   double last_time_ = 0;
   uint64_t last_generated_ = 0, last_computed_ = 0;
 };

@@ -48,7 +48,8 @@ class TextGrammars : public Grammars {
     const auto* texts = reinterpret_cast<const std::vector<std::string>*>(grammar.get());
     return std::make_unique<TextConstraint>(*texts, std::move(ends));
   }
-  std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema) const override {
+  std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema,
+                                                      grammar::Objects /*objects*/) const override {
     if (schema == "\"unsupported\"") throw Error(ErrorCode::kUnsupported, "unsupported");
     return of({"{\"k\":1}", "{}"});
   }
@@ -149,9 +150,13 @@ Counts check(const Format& format, const std::shared_ptr<const test::ByteCodec>&
     counts.contents += read.content.empty() ? 0 : 1;
     EXPECT_TRUE(!must || (read.content.empty() && !read.calls.empty())) << answers.tokens;
     EXPECT_TRUE(conversation.tool_choice != ToolChoice::kNone || read.calls.empty()) << answers.tokens;
+    EXPECT_TRUE(conversation.tool_choice != ToolChoice::kNamed || read.calls.size() == 1) << answers.tokens;
+    const std::vector<std::string>& allowed = conversation.allowed_tools;
     for (const auto& [name, arguments] : read.calls) {
       EXPECT_TRUE(conversation.tool_choice == ToolChoice::kNamed ? name == "get_more"
                                                                  : name == "get" || name == "get_more");
+      EXPECT_TRUE(allowed.empty() || std::find(allowed.begin(), allowed.end(), name) != allowed.end())
+          << answers.tokens;
       EXPECT_TRUE(!held || is_arguments(arguments)) << answers.tokens;
     }
     if (!contents.empty() && read.calls.empty()) {
@@ -177,6 +182,12 @@ TEST(HarmonyConstraint, HoldsWhatWasAskedFor) {
   }
   const Counts strict = check(*format, codec, ends, with_tools(ToolChoice::kAuto, true), {});
   EXPECT_TRUE(strict.calls > 0 && strict.contents > 0);
+  for (const ToolChoice choice : {ToolChoice::kAuto, ToolChoice::kRequired}) {
+    Conversation some = with_tools(choice);
+    some.allowed_tools = {"get"};
+    const Counts counts = check(*format, codec, ends, some, {});
+    EXPECT_TRUE(counts.calls > 0 && (counts.contents > 0) == (choice == ToolChoice::kAuto));
+  }
   const Counts none = check(*format, codec, ends, with_tools(ToolChoice::kNone), {});
   EXPECT_GT(none.contents, 0);
   const Counts both = check(*format, codec, ends, with_tools(ToolChoice::kAuto), {"[1]", "[2]"});
@@ -263,6 +274,12 @@ TEST(TemplateConstraint, HoldsWhatWasAskedFor) {
       EXPECT_GE(counts.calls, counts.ended);
       EXPECT_EQ(counts.reasoned > 0, kind.thinks);
     }
+    for (const ToolChoice choice : {ToolChoice::kAuto, ToolChoice::kRequired}) {
+      Conversation some = with_tools(choice);
+      some.allowed_tools = {"get"};
+      const Counts counts = check(*format, codec, {301}, some, {});
+      EXPECT_TRUE(counts.calls > 0 && (counts.contents > 0) == (choice == ToolChoice::kAuto));
+    }
     check(*format, codec, {301}, with_tools(ToolChoice::kNone), {});
     const Counts both = check(*format, codec, {301}, with_tools(ToolChoice::kAuto), {"[1]", "[2]"});
     EXPECT_TRUE(both.contents > 0 && both.calls > 0);
@@ -273,6 +290,34 @@ TEST(TemplateConstraint, HoldsWhatWasAskedFor) {
     const Counts strict = check(*format, codec, {301}, with_tools(ToolChoice::kAuto, true), {});
     EXPECT_TRUE(strict.calls > 0 && strict.contents > 0);
   }
+}
+
+// A model that would call forever.
+TEST(TemplateConstraint, CallsComeToAnEnd) {
+  const auto codec = template_codec(kHermesCall, false, false);
+  const auto format = make_template_format(codec, std::make_shared<TextGrammars>());
+  Conversation conversation = with_tools(ToolChoice::kRequired);
+  const auto calls_of = [&] {
+    const auto held = format->constraint(conversation, nullptr)->clone();
+    std::string text;
+    for (int32_t token = 0; token != 301;) {
+      std::vector<uint64_t> mask((static_cast<size_t>(codec->vocab()) + 63) / 64);
+      EXPECT_TRUE(held->allowed(mask));
+      token = 0;
+      while (!test_bit(mask, token)) ++token;  // the end is the highest of the tokens that may come
+      held->accept(token);
+      text += codec->token_text(token);
+    }
+    size_t count = 0;
+    for (size_t at = 0; (at = text.find("<tool_call>", at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  EXPECT_EQ(calls_of(), static_cast<size_t>(1 + kMaxAgain));
+  conversation.parallel_tool_calls = false;
+  EXPECT_EQ(calls_of(), 1u);
+  conversation.parallel_tool_calls = true;
+  conversation.tool_choice = ToolChoice::kNamed;
+  EXPECT_EQ(calls_of(), 1u);
 }
 
 TEST(TemplateFormat, WhatUsersWriteStaysLetters) {

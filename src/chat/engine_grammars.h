@@ -23,8 +23,10 @@ class EngineGrammars : public Grammars {
   }
   std::unique_ptr<TokenConstraint> constrain(std::shared_ptr<const grammar::Grammar> grammar,
                                              std::vector<int32_t> end_tokens) const override;
-  std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema) const override {
-    return get(grammar::Cache::Kind::kJsonSchema, schema);
+  std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema,
+                                                      grammar::Objects objects) const override {
+    using Kind = grammar::Cache::Kind;
+    return get(objects == grammar::Objects::kOpen ? Kind::kOpenJsonSchema : Kind::kJsonSchema, schema);
   }
   std::shared_ptr<const grammar::Grammar> json_object() const override {
     return get(grammar::Cache::Kind::kJsonObject, "");

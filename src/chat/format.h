@@ -21,6 +21,7 @@ struct Tool {
   std::string name = {}, description = {};
   std::string parameters = {};  // a JSON schema; empty: the tool takes none
   bool strict = false;          // the arguments are held to the schema while they are generated
+  bool custom = false;          // takes text, not arguments: custom_tools.h
 };
 
 struct ToolCall {
@@ -43,6 +44,10 @@ struct Conversation {
   std::vector<Tool> tools = {};
   ToolChoice tool_choice = ToolChoice::kAuto;
   std::string named_tool = {};  // for kNamed
+  // For kAuto and kRequired: the tools that may be called, of those the model is told of; empty: all.
+  std::vector<std::string> allowed_tools = {};
+  // What objects without additionalProperties may hold in the arguments of tools that are not strict.
+  grammar::Objects objects = grammar::Objects::kClosed;
   bool parallel_tool_calls = true;
   std::string reasoning_effort = {};    // low, medium, high; empty: the model's default
   std::string date = {};                // YYYY-MM-DD, for templates that want today's; empty: today
@@ -58,12 +63,13 @@ struct Delta {
     kReasoning,      // text
     kContent,        // text
     kToolCall,       // a call begins: call (0, 1, ... in this answer), name
-    kToolArguments,  // text: more of the arguments of `call`
+    kToolArguments,  // text: more of the arguments of `call`, of a custom tool more of its input
   };
   Kind kind = Kind::kContent;
   int32_t call = 0;
   std::string name = {};
   std::string text = {};
+  bool custom = false;  // the call is a custom tool's
 };
 
 // Reads one answer. Cannot fail: what is malformed becomes text of the nearest sensible channel.

@@ -1,7 +1,5 @@
 #include "chat/harmony_constraint.h"
 
-#include <algorithm>
-
 #include "chat/harmony_render.h"
 #include "chat/tools.h"
 
@@ -114,11 +112,7 @@ std::shared_ptr<const TokenConstraint> harmony_constraint(std::shared_ptr<const 
                                                           const std::vector<uint64_t>& text,
                                                           const Conversation& conversation,
                                                           std::shared_ptr<const grammar::Grammar> content) {
-  const bool strict = std::any_of(conversation.tools.begin(), conversation.tools.end(),
-                                  [](const Tool& tool) { return tool.strict; });
-  const bool forbids = conversation.tool_choice == ToolChoice::kNone && !conversation.tools.empty();
-  const bool holds_tools = forbids || must_call(conversation) || (strict && offers_tools(conversation));
-  if (!content && !holds_tools) return nullptr;
+  if (!content && !holds_tools(conversation)) return nullptr;
   HarmonyBuilder builder(*codec, grammars, tokens, text, conversation);
   std::shared_ptr<const Plan> plan = builder.build(content);
   return make_plan_constraint(std::move(plan), std::move(codec));

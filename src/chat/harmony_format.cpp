@@ -1,5 +1,6 @@
 #include "chat/harmony_format.h"
 
+#include "chat/custom_tools.h"
 #include "chat/harmony_constraint.h"
 #include "chat/harmony_parser.h"
 #include "chat/harmony_render.h"
@@ -26,10 +27,8 @@ class HarmonyFormat : public Format {
 
   std::unique_ptr<AnswerParser> parser(const Conversation& conversation) const override {
     std::vector<std::string> tools;
-    if (conversation.tool_choice != ToolChoice::kNone) {
-      for (const Tool& tool : conversation.tools) tools.push_back(tool.name);
-    }
-    return std::make_unique<HarmonyParser>(tokens_, std::move(tools));
+    for (const Tool* tool : callable_tools(conversation)) tools.push_back(tool->name);
+    return read_custom_calls(std::make_unique<HarmonyParser>(tokens_, std::move(tools)), conversation);
   }
 
   std::vector<int32_t> stop_tokens() const override {

@@ -38,6 +38,7 @@ class PlanConstraint : public TokenConstraint {
         at_(other.at_),
         taken_(other.taken_),
         inner_(other.inner_ ? other.inner_->clone() : nullptr),
+        num_again_(other.num_again_),
         tail_(other.tail_),
         can_leave_(other.can_leave_),
         lost_(other.lost_) {}
@@ -83,10 +84,13 @@ class PlanConstraint : public TokenConstraint {
     inner_ = node.grammar ? node.grammar->clone() : nullptr;
   }
 
+  bool is_open(const Plan::Way& way) const { return !way.again || num_again_ < kMaxAgain; }
+
   // What may follow the tokens `taken` of a node of ways, or any text of a free one.
-  static void add_node(const Plan::Node& node, const std::vector<int32_t>& taken, std::span<uint64_t> mask) {
+  void add_node(const Plan::Node& node, const std::vector<int32_t>& taken, std::span<uint64_t> mask) const {
     for (const Plan::Way& way : node.ways) {
-      if (way.tokens.size() > taken.size() && std::equal(taken.begin(), taken.end(), way.tokens.begin())) {
+      if (is_open(way) && way.tokens.size() > taken.size() &&
+          std::equal(taken.begin(), taken.end(), way.tokens.begin())) {
         set_bit(mask, way.tokens[taken.size()]);
       }
     }
@@ -98,7 +102,9 @@ class PlanConstraint : public TokenConstraint {
     taken_.push_back(token);
     bool goes_on = false;
     for (const Plan::Way& way : node.ways) {
+      if (!is_open(way)) continue;
       if (way.tokens == taken_) {
+        num_again_ += way.again ? 1 : 0;
         enter(way.next);
         return;
       }
@@ -158,6 +164,7 @@ class PlanConstraint : public TokenConstraint {
   int at_ = 0;
   std::vector<int32_t> taken_;  // of ways: tokens so far; of a grammar: not empty once it has begun
   std::unique_ptr<TokenConstraint> inner_;
+  int num_again_ = 0;      // ways taken that lead back
   std::string tail_;       // of free text: the end of it, for exit_text
   bool can_leave_ = true;  // of a grammar: the next token may be none of its own
   bool lost_ = false;      // a token came that was not allowed: nothing is held from here

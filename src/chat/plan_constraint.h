@@ -24,10 +24,14 @@ class Grammars {
   virtual std::unique_ptr<TokenConstraint> constrain(std::shared_ptr<const grammar::Grammar> grammar,
                                                      std::vector<int32_t> end_tokens) const = 0;
   // Throw Error as grammar::compile_json_schema does.
-  virtual std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema) const = 0;
+  virtual std::shared_ptr<const grammar::Grammar> json_schema(std::string_view schema,
+                                                              grammar::Objects objects) const = 0;
   virtual std::shared_ptr<const grammar::Grammar> json_object() const = 0;
   virtual std::shared_ptr<const grammar::Grammar> regex(std::string_view pattern) const = 0;
 };
+
+// A model that calls tools over and over is stopped after so many more than one.
+inline constexpr int kMaxAgain = 31;
 
 // Nodes are numbered in the order they were added; the first is where an answer begins.
 class Plan {
@@ -35,6 +39,7 @@ class Plan {
   struct Way {
     std::vector<int32_t> tokens = {};  // at least one; they come one after the other
     int next = 0;
+    bool again = false;  // leads back to a node that was there before: kMaxAgain times in an answer
   };
   struct Node {
     // Exactly one of these four.

@@ -1,6 +1,5 @@
 #include "chat/template_constraint.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -107,10 +106,11 @@ class TemplateBuilder {
       tail.ways = {{.tokens = in_.codec->encode(text.tail, true), .next = after}};
       const int behind = text.tail.empty() ? after : plan_.add(std::move(tail));
       plan_.node(after).ways = end_ways();
-      if (!text.again.empty() && conversation_.parallel_tool_calls) {
+      if (!text.again.empty() && many_calls(conversation_)) {
         if (again_ < 0 && with_marker) again_ = node;
         if (again_ >= 0) {
-          plan_.node(after).ways.push_back({.tokens = in_.codec->encode(text.again, false), .next = again_});
+          plan_.node(after).ways.push_back(
+              {.tokens = in_.codec->encode(text.again, false), .next = again_, .again = true});
         }
       }
       std::shared_ptr<const grammar::Grammar> arguments =
@@ -169,13 +169,9 @@ std::shared_ptr<const TokenConstraint> template_constraint(const TemplateConstra
     throw_error(ErrorCode::kUnsupported,
                 "constraint: the model has no end token, expected one to end the answer with");
   }
-  const bool strict = std::any_of(conversation.tools.begin(), conversation.tools.end(),
-                                  [](const Tool& tool) { return tool.strict; });
-  const bool forbids = conversation.tool_choice == ToolChoice::kNone && !conversation.tools.empty();
-  const bool strict_call = strict && offers_tools(conversation);
-  if (!content && !must_call(conversation) && !forbids && !strict_call) return nullptr;
+  if (!content && !holds_tools(conversation)) return nullptr;
   const bool unmarked = in.traits.family == Family::kLlama3;
-  if (!content && strict_call && unmarked) content = in.grammars.regex(kNoCall);
+  if (!content && holds_free_calls(conversation) && unmarked) content = in.grammars.regex(kNoCall);
   TemplateBuilder builder(in, conversation);
   return make_plan_constraint(builder.build(content), in.codec);
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "chat/custom_tools.h"
 #include "chat/special_text.h"
 #include "chat/template_constraint.h"
 #include "chat/template_messages.h"
@@ -79,7 +80,7 @@ class TemplateFormat : public Format {
     answer.names = names_;
     answer.thinking = thinking(conversation) == Thinking::kOpened;
     for (const Tool* tool : callable_tools(conversation)) answer.tools.push_back(tool->name);
-    return std::make_unique<TemplateAnswerParser>(std::move(answer));
+    return read_custom_calls(std::make_unique<TemplateAnswerParser>(std::move(answer)), conversation);
   }
 
   std::vector<int32_t> stop_tokens() const override { return stops_; }

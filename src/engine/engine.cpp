@@ -7,12 +7,18 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/json_tree.h"
 #include "engine/available_memory.h"
 #include "engine/engine_options.h"
 #include "engine/loop.h"
 #include "engine/render_chat.h"
 
 namespace millrace {
+namespace {
+
+constexpr size_t kMaxVariableDepth = 128;  // a conversation around JSON of a hundred levels
+
+}  // namespace
 
 class Engine::Impl {
  public:
@@ -115,6 +121,7 @@ class Engine::Impl {
              .vocab = config.vocab,
              .context = runtime_->context(),
              .trained_context = config.context_length,
+             .max_samples = options_.max_running,
              .embedding_size = runtime_->backend().gives_hidden_states() ? config.hidden : 0,
              .end_tokens = runtime_->end_tokens(),
              .has_tokenizer = runtime_->has_tokenizer(),
@@ -183,9 +190,14 @@ EngineStats Engine::stats() const {
 const ModelInfo& Engine::model() const { return impl_->info_; }
 void Engine::shutdown(bool drain) { impl_->shutdown(drain); }
 
-std::vector<int32_t> Engine::tokenize(std::string_view text, bool add_special, bool parse_special) const {
-  return impl_->runtime_->tokenizer().encode(text,
-                                             {.add_special = add_special, .parse_special = parse_special});
+std::vector<int32_t> Engine::tokenize(std::string_view text, bool add_special, bool parse_special,
+                                      size_t max_tokens) const {
+  return impl_->runtime_->tokenizer().encode(
+      text, {.add_special = add_special, .parse_special = parse_special, .max_tokens = max_tokens});
+}
+
+size_t Engine::min_tokens(std::string_view text) const {
+  return impl_->runtime_->tokenizer().min_tokens(text);
 }
 
 std::string Engine::detokenize(const std::vector<int32_t>& tokens, bool show_special) const {
@@ -203,7 +215,12 @@ std::string Engine::render_chat(const std::vector<ChatMessage>& messages) const 
 }
 
 std::string Engine::render_chat_json(std::string_view variables) const {
-  nlohmann::ordered_json parsed = nlohmann::ordered_json::parse(variables, nullptr, false);
+  nlohmann::ordered_json parsed;
+  try {
+    parsed = parse_json_tree(variables, {.depth = kMaxVariableDepth, .last_key_wins = true});
+  } catch (const JsonTextError& error) {
+    throw_error(ErrorCode::kBadInput, "chat template variables: {}", error.what());
+  }
   if (!parsed.is_object()) {
     throw_error(ErrorCode::kBadInput, "chat template variables: found no JSON object, expected one");
   }

@@ -17,7 +17,17 @@ TensorView plain_shape(const TensorView& view) {
   return out;
 }
 
-// llama.cpp's form of the llama3 scaling: what each angle is divided by.
+// A vector whose elements go to the file in another order is a matrix of rows of one: [n, 1].
+TensorView reorderable(const TensorView& view, const WeightSpec& spec) {
+  TensorView out = view;
+  if (spec.interleaved_in_gguf && out.rank == 1) {
+    out.rank = 2;
+    out.row_stride_bytes = static_cast<int64_t>(bytes_of(out.type, 1));
+  }
+  return out;
+}
+
+// What each angle of plain rotation is divided by: llama.cpp's form of the llama3 scaling, and of any other.
 OutTensor rope_divisors(const ModelConfig& config) {
   OutTensor out;
   out.name = "rope_freqs.weight";
@@ -61,10 +71,10 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
   WeightSource source(checkpoint, *config, /*gather=*/false);
   visit_weights(source, *config,
                 [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
-                  add(name, view);
+                  add(name, reorderable(view, spec));
                   if (spec.interleaved_in_gguf) out.back().order.head_dim = config->head_dim;
                 });
-  if (config->rope_scaling == RopeScaling::kLlama3) out.push_back(rope_divisors(*config));
+  if (config->rope_as_tensor) out.push_back(rope_divisors(*config));
   return out;
 }
 
@@ -77,11 +87,12 @@ void visit_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelCo
     return;
   }
   WeightSource source(checkpoint, *config, /*gather=*/true);
-  visit_weights(source, *config, [&](const std::string& name, const WeightSpec&, const TensorView& view) {
-    MILLRACE_CHECK(tensors[index].name == name);
-    take(index++, view);
-    source.take_gathered();
-  });
+  visit_weights(source, *config,
+                [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
+                  MILLRACE_CHECK(tensors[index].name == name);
+                  take(index++, reorderable(view, spec));
+                  source.take_gathered();
+                });
   for (; index < tensors.size(); ++index) take(index, tensors[index].source);
 }
 

@@ -14,8 +14,11 @@ namespace millrace::grammar {
 
 class Grammar {
  public:
-  explicit Grammar(Automaton automaton) : automaton_(std::move(automaton)) {}
+  // `is_json`: every match is JSON, and an answer that runs on is brought to its end (runaway.h).
+  explicit Grammar(Automaton automaton, bool is_json = false)
+      : automaton_(std::move(automaton)), is_json_(is_json) {}
   const Automaton& automaton() const { return automaton_; }
+  bool is_json() const { return is_json_; }
   // The masks for this vocabulary, kept as long as it lives.
   std::shared_ptr<MaskCache> masks(const std::shared_ptr<const Vocabulary>& vocabulary) const;
   size_t bytes() const;
@@ -25,6 +28,7 @@ class Grammar {
   static constexpr size_t kMaxMaskBytes = size_t{32} << 20;
 
   Automaton automaton_;
+  bool is_json_;
   mutable std::mutex mutex_;
   mutable std::vector<std::pair<std::weak_ptr<const Vocabulary>, std::shared_ptr<MaskCache>>> masks_;
 };

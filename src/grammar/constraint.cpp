@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "grammar/compiled_grammar.h"
 #include "grammar/mask_vocabulary.h"
+#include "grammar/runaway.h"
 #include "grammar/stacks.h"
 
 namespace millrace::grammar {
@@ -36,7 +37,10 @@ class GrammarConstraint final : public TokenConstraint {
     if (mask.size() < vocabulary_->num_words())
       throw_error(ErrorCode::kBadInput, "constraint: the mask has {} tokens, the vocabulary {}",
                   mask.size() * 64, vocabulary_->num_tokens());
-    if (!ended_) masks_->apply(grammar_->automaton(), *vocabulary_, stacks_, set_, mask);
+    if (!ended_) {
+      masks_->apply(grammar_->automaton(), *vocabulary_, stacks_, set_, mask);
+      if (grammar_->is_json()) runaway_.narrow(*vocabulary_, mask);
+    }
     if (ended_ || set_.ends) {
       for (const int32_t t : end_tokens_) {
         if (t >= 0 && static_cast<size_t>(t) < mask.size() * 64) mask[t / 64] |= uint64_t{1} << (t % 64);
@@ -56,6 +60,7 @@ class GrammarConstraint final : public TokenConstraint {
                          !vocabulary_->bytes_of(token).empty();
     if (!is_text || !read(vocabulary_->bytes_of(token)))
       throw_error(ErrorCode::kBadInput, "constraint: token {} cannot come next", token);
+    if (grammar_->is_json()) runaway_.read(vocabulary_->bytes_of(token));
     if (stacks_.size() > max_nodes_) forget_unused();
     compute_ahead();
   }
@@ -116,6 +121,7 @@ class GrammarConstraint final : public TokenConstraint {
   Stepper stepper_;
   ConfigSet set_, next_;
   std::vector<Config> expanded_;
+  Runaway runaway_;
   size_t max_nodes_ = kMinNodes;
   bool ended_ = false;
 };

@@ -67,6 +67,9 @@ std::shared_ptr<const Grammar> Cache::get(Kind kind, std::string_view text) {
     case Kind::kJsonSchema:
       grammar = compile_json_schema(text);
       break;
+    case Kind::kOpenJsonSchema:
+      grammar = compile_json_schema(text, Objects::kOpen);
+      break;
     case Kind::kRegex:
       grammar = compile_regex(text);
       break;

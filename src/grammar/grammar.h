@@ -23,11 +23,16 @@ namespace millrace::grammar {
 class Grammar;     // compiled, immutable, shared between threads; holds the masks already computed
 class Vocabulary;  // the tokens of a model as a trie of bytes; immutable, shared between threads
 
+// What an object without additionalProperties may hold beside the properties that its schema names. JSON
+// Schema says anything; a model that is told so invents names until it is cut.
+enum class Objects { kClosed, kOpen };
+
 // Throw Error{kBadInput} for what is malformed and Error{kUnsupported} for what is not in the documented
 // subset, both with the place: a JSON pointer into the schema, an offset into the pattern, a line of the
 // grammar.
 std::shared_ptr<const Grammar> compile_json_object();
-std::shared_ptr<const Grammar> compile_json_schema(std::string_view schema_json);
+std::shared_ptr<const Grammar> compile_json_schema(std::string_view schema_json,
+                                                   Objects objects = Objects::kClosed);
 std::shared_ptr<const Grammar> compile_regex(std::string_view pattern);  // matches the whole answer
 std::shared_ptr<const Grammar> compile_gbnf(std::string_view rules);     // begins at the rule `root`
 
@@ -52,7 +57,7 @@ std::unique_ptr<TokenConstraint> constrain(std::shared_ptr<const Grammar> gramma
 // threads that ask for the same new text compile it twice and share the first.
 class Cache {
  public:
-  enum class Kind { kJsonObject, kJsonSchema, kRegex, kGbnf };
+  enum class Kind { kJsonObject, kJsonSchema, kOpenJsonSchema, kRegex, kGbnf };
   // max_bytes: of texts, tables and masks together, looked at whenever a grammar is added.
   explicit Cache(size_t max_grammars = 256, size_t max_bytes = size_t{512} << 20)
       : max_grammars_(max_grammars), max_bytes_(max_bytes) {}

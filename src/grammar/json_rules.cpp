@@ -142,7 +142,7 @@ std::shared_ptr<const Grammar> compile_json_object() {
   const JsonRules json(builder);
   const RuleId root = builder.add_rule("root");
   builder.define(root, json.object());
-  return std::make_shared<const Grammar>(compile_automaton(builder, root, "json_object"));
+  return std::make_shared<const Grammar>(compile_automaton(builder, root, "json_object"), true);
 }
 
 }  // namespace millrace::grammar

@@ -39,11 +39,14 @@ Vocabulary::Vocabulary(const std::vector<std::string>& bytes) : next_same_(bytes
   }
   first_byte_.push_back(static_cast<uint32_t>(bytes_.size()));
 
+  token_of_.fill(-1);
   std::vector<int32_t> order;
   std::vector<uint32_t> characters(bytes.size(), 0);
   for (int32_t t = 0; t < static_cast<int32_t>(bytes.size()); ++t) {
     if (bytes[t].empty()) continue;
     order.push_back(t);
+    int32_t& single = token_of_[static_cast<uint8_t>(bytes[t][0])];
+    if (bytes[t].size() == 1 && single < 0) single = t;
     characters[t] = plain_characters(bytes[t]);
   }
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {

@@ -2,6 +2,7 @@
 // masks of the tokens that any JSON string may hold anywhere.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -35,6 +36,8 @@ class Vocabulary {
     return {bytes_.data() + first_byte_[token], first_byte_[token + 1] - first_byte_[token]};
   }
 
+  int32_t token_of(uint8_t byte) const { return token_of_[byte]; }  // this byte and no more; -1: none
+
   // Plain tokens are whole characters, none of which a JSON string would escape, nor a line separator that a
   // pattern's dot refuses. Sets the bits of those with at most `characters` of them.
   void add_plain(uint32_t characters, std::span<uint64_t> mask) const;
@@ -50,6 +53,7 @@ class Vocabulary {
   std::string bytes_;
   std::vector<uint32_t> first_byte_;
   std::vector<int32_t> next_same_;
+  std::array<int32_t, 256> token_of_;
   std::vector<TrieNode> all_, not_plain_;
   std::vector<std::vector<uint64_t>> plain_masks_;  // [min(characters, kKeptLengths + 1)]
   struct LongToken {

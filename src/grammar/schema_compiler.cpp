@@ -1,16 +1,20 @@
 #include "grammar/schema_compiler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 #include "grammar/compiled_grammar.h"
 
 namespace millrace::grammar {
 namespace {
 
 constexpr size_t kMaxRules = 5000;
-constexpr size_t kMaxAlternatives = 20'000;  // of all anyOf and oneOf together, multiplied out
-constexpr size_t kMaxExclusive = 64;         // branches of one oneOf
+constexpr size_t kMaxAlternatives = 20'000;     // of all anyOf and oneOf together, multiplied out
+constexpr size_t kMaxTogether = 10'000;         // by $ref, allOf and the branches chosen
+constexpr size_t kMaxComparisons = 20'000'000;  // of the values of two enums
+constexpr size_t kMaxExclusive = 64;            // branches of one oneOf
 
 std::string printable(const std::string& text) {
   constexpr size_t kMaxShown = 40;
@@ -21,15 +25,16 @@ std::string printable(const std::string& text) {
 
 }  // namespace
 
-SchemaCompiler::SchemaCompiler(SchemaDocument& document, GrammarBuilder& builder)
-    : document_(document), builder_(builder), json_(builder) {}
+SchemaCompiler::SchemaCompiler(SchemaDocument& document, GrammarBuilder& builder, Objects objects)
+    : document_(document), builder_(builder), json_(builder), objects_(objects) {}
 
 RuleId SchemaCompiler::compile() {
   const RuleId root = rule_of({&document_.root()});
   while (!pending_.empty()) {
-    const auto [rule, conjunction] = std::move(pending_.back());
+    const auto [rule, key] = std::move(pending_.back());
     pending_.pop_back();
-    builder_.define(rule, body_of(conjunction));
+    objects_ = key.second;
+    builder_.define(rule, body_of(key.first));
   }
   if (!must_be_empty_.empty()) {
     const std::vector<uint8_t> matches_something = builder_.productive();
@@ -43,12 +48,13 @@ RuleId SchemaCompiler::compile() {
 RuleId SchemaCompiler::rule_of(Conjunction conjunction) {
   std::sort(conjunction.begin(), conjunction.end());
   conjunction.erase(std::unique(conjunction.begin(), conjunction.end()), conjunction.end());
-  const auto [it, is_new] = rules_.try_emplace(conjunction, 0);
+  RuleKey key(std::move(conjunction), objects_);
+  const auto [it, is_new] = rules_.try_emplace(key, 0);
   if (is_new) {
     if (rules_.size() > kMaxRules)
       throw_error(ErrorCode::kUnsupported, "schema: takes more than {} rules", kMaxRules);
-    it->second = builder_.add_rule(document_.pointer(*conjunction[0]));
-    pending_.push_back({it->second, conjunction});
+    it->second = builder_.add_rule(document_.pointer(*key.first[0]));
+    pending_.push_back({it->second, std::move(key)});
   }
   return it->second;
 }
@@ -82,6 +88,10 @@ bool SchemaCompiler::add(Open& open, const Json& schema, int parent) {
   for (int i = parent; i >= 0; i = open.items[static_cast<size_t>(i)].parent) {
     if (open.items[static_cast<size_t>(i)].schema == &schema) return false;
   }
+  spend_work(1 + open.items.size() / 8);
+  if (open.items.size() >= kMaxTogether)
+    throw_error(ErrorCode::kUnsupported, "schema: {}: more than {} schemas for one value",
+                document_.pointer(schema), kMaxTogether);
   const bool is_known = std::any_of(open.items.begin(), open.items.end(),
                                     [&](const Open::Item& item) { return item.schema == &schema; });
   if (!is_known) open.items.push_back({&schema, parent});
@@ -115,12 +125,30 @@ bool SchemaCompiler::follow(Open& open) {
   return true;
 }
 
+// How many alternatives the groups that are not chosen yet multiply out to: more than the limit are refused
+// before the first of them is looked at.
+void SchemaCompiler::check_alternatives(const Open& open) const {
+  size_t product = 1;
+  for (size_t g = open.num_chosen; g < open.groups.size(); ++g) {
+    const Json& schema = *open.items[static_cast<size_t>(open.groups[g].item)].schema;
+    const Json& branches = *schema.find(open.groups[g].exactly_one ? "oneOf" : "anyOf");
+    const auto possible = std::count_if(branches.begin(), branches.end(), [](const Json& branch) {
+      return !branch.is_boolean() || branch.get<bool>();
+    });
+    product *= static_cast<size_t>(possible);
+    if (product > kMaxAlternatives) break;
+  }
+  if (num_alternatives_ + product > kMaxAlternatives)
+    throw_error(ErrorCode::kUnsupported, "schema: anyOf and oneOf multiply out to more than {} alternatives",
+                kMaxAlternatives);
+}
+
 void SchemaCompiler::expand(Open open, std::vector<ExprId>& alternatives) {
   if (!follow(open)) return;
+  spend_work(10 + open.items.size());
+  check_alternatives(open);
   if (open.num_chosen == open.groups.size()) {
-    if (++num_alternatives_ > kMaxAlternatives)
-      throw_error(ErrorCode::kUnsupported,
-                  "schema: anyOf and oneOf multiply out to more than {} alternatives", kMaxAlternatives);
+    ++num_alternatives_;
     Conjunction schemas;
     for (const Open::Item& item : open.items) schemas.push_back(item.schema);
     alternatives.push_back(resolved(schemas));
@@ -150,11 +178,14 @@ void SchemaCompiler::check_exclusive(const Open& open, const Open::Group& group,
       document_.check(b);
       if (plainly_exclusive(a, b)) continue;
       // The context without the group's own schema, or the conjunction would choose from the group again.
-      Conjunction both = {&a, &b};
+      // What the context names is missing here, hence open.
+      const Objects written = std::exchange(objects_, Objects::kOpen);
+      const RuleId both = rule_of({&a, &b});
+      objects_ = written;
       must_be_empty_.push_back(
-          {rule_of(both), fmt::format("schema: {}/oneOf: branches {} and {} may both match, which is not "
-                                      "supported; anyOf does not mind",
-                                      document_.pointer(schema), i, j)});
+          {both, fmt::format("schema: {}/oneOf: branches {} and {} may both match, which is not "
+                             "supported; anyOf does not mind",
+                             document_.pointer(schema), i, j)});
     }
   }
 }
@@ -224,7 +255,11 @@ std::optional<std::vector<const Json*>> SchemaCompiler::values_of(const Conjunct
       values = allowed;
       return;
     }
+    if (values->size() * allowed.size() > kMaxComparisons)
+      throw_error(ErrorCode::kUnsupported, "schema: two enums of {} and {} values for one value are too many",
+                  values->size(), allowed.size());
     std::erase_if(*values, [&](const Json* value) {
+      spend_work(1 + allowed.size());
       return std::none_of(allowed.begin(), allowed.end(),
                           [&](const Json* other) { return *other == *value; });
     });
@@ -289,11 +324,11 @@ ExprId SchemaCompiler::resolved(const Conjunction& schemas) {
   return builder_.choice(std::move(parts));
 }
 
-std::shared_ptr<const Grammar> compile_json_schema(std::string_view schema_json) {
+std::shared_ptr<const Grammar> compile_json_schema(std::string_view schema_json, Objects objects) {
   SchemaDocument document(schema_json);
   GrammarBuilder builder;
-  const RuleId root = SchemaCompiler(document, builder).compile();
-  return std::make_shared<const Grammar>(compile_automaton(builder, root, "schema"));
+  const RuleId root = SchemaCompiler(document, builder, objects).compile();
+  return std::make_shared<const Grammar>(compile_automaton(builder, root, "schema"), true);
 }
 
 }  // namespace millrace::grammar

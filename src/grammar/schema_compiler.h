@@ -10,6 +10,7 @@
 
 #include "grammar/char_dfa.h"
 #include "grammar/expression.h"
+#include "grammar/grammar.h"
 #include "grammar/json_rules.h"
 #include "grammar/schema_document.h"
 
@@ -19,7 +20,7 @@ using Conjunction = std::vector<const Json*>;
 
 class SchemaCompiler {
  public:
-  SchemaCompiler(SchemaDocument& document, GrammarBuilder& builder);
+  SchemaCompiler(SchemaDocument& document, GrammarBuilder& builder, Objects objects);
   RuleId compile();
 
  private:
@@ -55,6 +56,7 @@ class SchemaCompiler {
   ExprId body_of(const Conjunction& conjunction);
   bool add(Open& open, const Json& schema, int parent);
   bool follow(Open& open);
+  void check_alternatives(const Open& open) const;
   void expand(Open open, std::vector<ExprId>& alternatives);
   void check_exclusive(const Open& open, const Open::Group& group, const Json& branches);
   bool plainly_exclusive(const Json& a, const Json& b);
@@ -83,6 +85,7 @@ class SchemaCompiler {
     ExprId pair = 0;  // "name": value
     bool required = false;
   };
+  bool names_all(const Conjunction& schemas) const;
   std::vector<Property> properties_of(const Conjunction& schemas);
   std::optional<CharDfa> names_of(const Conjunction& schemas);
   Conjunction schemas_for(const Conjunction& schemas, const std::string& name);
@@ -93,8 +96,12 @@ class SchemaCompiler {
   SchemaDocument& document_;
   GrammarBuilder& builder_;
   JsonRules json_;
-  std::map<Conjunction, RuleId> rules_;
-  std::vector<std::pair<RuleId, Conjunction>> pending_;
+  // What the rule that is being defined makes of objects, and the rules it calls. Whether two branches of a
+  // oneOf can both match is asked of open ones, whatever is written.
+  Objects objects_;
+  using RuleKey = std::pair<Conjunction, Objects>;
+  std::map<RuleKey, RuleId> rules_;
+  std::vector<std::pair<RuleId, RuleKey>> pending_;
   struct MustBeEmpty {
     RuleId rule = 0;
     std::string message = {};

@@ -1,5 +1,5 @@
 // Arrays and objects under a conjunction of schemas. Properties come in the order of the schema, each at most
-// once; others after them.
+// once; others after them, where there may be others.
 #include <algorithm>
 #include <set>
 
@@ -10,7 +10,8 @@ namespace {
 
 constexpr uint32_t kMaxItems = 10'000;       // counted items of an array
 constexpr size_t kMaxObjectNodes = 100'000;  // properties times counted ones
-constexpr size_t kMaxPatterns = 6;           // of patternProperties: their subsets are told apart
+constexpr size_t kMaxProperties = 10'000;
+constexpr size_t kMaxPatterns = 6;  // of patternProperties: their subsets are told apart
 
 }  // namespace
 
@@ -115,9 +116,8 @@ Conjunction SchemaCompiler::schemas_for(const Conjunction& schemas, const std::s
   Conjunction parts;
   for (const Json* schema : schemas) {
     bool is_named = false;
-    if (const Json* properties = document_.object(*schema, "properties");
-        properties && properties->contains(name)) {
-      parts.push_back(&document_.child(*schema, "properties", name));
+    if (const Json* property = document_.property(*schema, name)) {
+      parts.push_back(property);
       is_named = true;
     }
     if (const Json* patterns = document_.object(*schema, "patternProperties")) {
@@ -134,12 +134,26 @@ Conjunction SchemaCompiler::schemas_for(const Conjunction& schemas, const std::s
   return parts;
 }
 
+// Whether an object has the properties that are named and no others: some are, and nothing is said of others.
+// An object of which nothing at all is said may hold anything: there would be nothing to write.
+bool SchemaCompiler::names_all(const Conjunction& schemas) const {
+  if (objects_ == Objects::kOpen) return false;
+  const auto some_has = [&](const char* key) {
+    return std::any_of(schemas.begin(), schemas.end(),
+                       [&](const Json* schema) { return schema->contains(key); });
+  };
+  return !some_has("additionalProperties") &&
+         (some_has("properties") || some_has("patternProperties") || some_has("required"));
+}
+
 std::vector<SchemaCompiler::Property> SchemaCompiler::properties_of(const Conjunction& schemas) {
   std::vector<Property> properties;
   std::map<std::string, size_t> index_of;
   const auto property = [&](const std::string& name) -> Property& {
     const auto [it, is_new] = index_of.try_emplace(name, properties.size());
     if (is_new) properties.push_back({name, 0, false});
+    if (properties.size() > kMaxProperties)
+      document_.refuse(*schemas[0], "properties", "has more than {} properties", kMaxProperties);
     return properties[it->second];
   };
   for (const Json* schema : schemas) {
@@ -183,7 +197,8 @@ ExprId SchemaCompiler::other_pairs(const Conjunction& schemas, const std::vector
   for (const Property& p : properties) names.push_back(p.name);
   const std::string what = "schema: " + document_.pointer(*schemas[0]);
   std::vector<ExprId> pairs;
-  for (uint32_t chosen = 0; chosen < 1u << patterns.size(); ++chosen) {
+  // Without any of the patterns it is a name that nobody gave.
+  for (uint32_t chosen = names_all(schemas) ? 1 : 0; chosen < 1u << patterns.size(); ++chosen) {
     Conjunction parts;
     for (const Json* schema : schemas) {
       bool is_matched = false;

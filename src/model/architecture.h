@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -35,6 +36,12 @@ class Architecture {
   // What files call it: GGUF's general.architecture, and every model_type of config.json.
   virtual std::string_view name() const = 0;
   virtual std::vector<std::string_view> model_types() const = 0;
+
+  // What the published configuration class of a model_type assumes for keys that config.json leaves out, as
+  // JSON: ConfigReader::hf() has them. A key that is null in the file stays null.
+  virtual std::string_view hf_defaults(std::string_view model_type) const = 0;
+  // Other spellings of config.json's keys: found, meant.
+  virtual std::vector<std::pair<std::string_view, std::string_view>> hf_aliases() const { return {}; }
 
   // Fills `config` from GGUF keys or config.json; its architecture, name, vocabulary and sampling are set
   // already.

@@ -67,7 +67,7 @@ int32_t read_vocab(const ConfigReader& reader, const Architecture& architecture)
 
 ModelConfig read_config(const io::Checkpoint& checkpoint) {
   const Architecture& architecture = find_architecture(checkpoint);
-  const ConfigReader reader(checkpoint, std::string(architecture.name()));
+  const ConfigReader reader(checkpoint, architecture);
   ModelConfig config;
   config.architecture = architecture.name();
   config.vocab = read_vocab(reader, architecture);

@@ -13,8 +13,6 @@
 
 namespace millrace {
 
-enum class RopeScaling { kNone, kLinear, kLlama3, kYarn };
-
 struct ModelConfig {
   std::string architecture;  // Architecture::name()
   std::string name;          // for people
@@ -25,14 +23,16 @@ struct ModelConfig {
   float norm_eps = 1e-5f;
 
   std::vector<int32_t> layer_windows;  // [layers]: 0 full attention, else the window
+  std::vector<bool> dense_layers;      // of a model with experts, [layers]: those without; empty: none
+  bool is_dense(int layer) const { return !dense_layers.empty() && dense_layers[static_cast<size_t>(layer)]; }
 
   // Rotary position: after read_config these are the final angles and magnitude, scaling applied.
   double rope_theta = 10000.0;
   int32_t rotary_dims = 0;
   bool rope_interleaved = false;
-  RopeScaling rope_scaling = RopeScaling::kNone;
   std::vector<float> rope_inv_freq;  // [rotary_dims / 2]
   float rope_magnitude = 1.0f;
+  bool rope_as_tensor = false;  // GGUF's keys cannot say these angles: a file has a tensor of divisors
 
   // Mixture of experts
   Route::Weighting expert_weighting = Route::Weighting::kSoftmaxChosen;

@@ -4,13 +4,34 @@
 
 #include "base/error.h"
 #include "io/hf_directory.h"
+#include "model/architecture.h"
 
 namespace millrace {
 
-ConfigReader::ConfigReader(const io::Checkpoint& checkpoint, std::string prefix)
-    : checkpoint_(checkpoint), prefix_(std::move(prefix)) {}
+namespace {
 
-const nlohmann::json& ConfigReader::hf() const { return checkpoint_.hf->config; }
+nlohmann::json with_defaults(const nlohmann::json& config, const Architecture& architecture) {
+  nlohmann::json out = nlohmann::json::parse(architecture.hf_defaults(config.value("model_type", "")));
+  for (const auto& [key, value] : config.items()) {
+    // Where the class has parameters of its own, no parameters mean those.
+    if (key == "rope_parameters" && value.is_null()) continue;
+    out[key] = value;
+  }
+  for (const auto& [found, meant] : architecture.hf_aliases()) {
+    const auto it = config.find(found);
+    if (it != config.end()) out[std::string(meant)] = *it;
+  }
+  return out;
+}
+
+}  // namespace
+
+ConfigReader::ConfigReader(const io::Checkpoint& checkpoint, const Architecture& architecture)
+    : checkpoint_(checkpoint), prefix_(architecture.name()) {
+  if (checkpoint.hf) {
+    hf_ = std::make_shared<const nlohmann::json>(with_defaults(checkpoint.hf->config, architecture));
+  }
+}
 
 void ConfigReader::fail(std::string_view field, const std::string& found, const std::string& expected) const {
   throw_error(ErrorCode::kBadInput, "{}: {}: found {}, expected {}", checkpoint_.path(), field, found,
@@ -53,6 +74,16 @@ double ConfigReader::real_or(std::string_view gguf, std::string_view hf, double 
   const double value = find(gguf, hf).value_or(fallback);
   if (!std::isfinite(value)) fail(label(gguf, hf), fmt::format("{}", value), "a finite number");
   return value;
+}
+
+bool ConfigReader::flag_or(std::string_view gguf, std::string_view hf, bool fallback) const {
+  if (is_gguf()) {
+    return gguf.empty() ? fallback : checkpoint_.gguf->get_bool(prefix_ + "." + std::string(gguf), fallback);
+  }
+  const auto it = this->hf().find(hf);
+  if (it == this->hf().end() || it->is_null()) return fallback;
+  if (!it->is_boolean()) fail(label(gguf, hf), it->type_name(), "true or false");
+  return it->get<bool>();
 }
 
 double ConfigReader::hf_real_or(const nlohmann::json& object, std::string_view field, double fallback) const {

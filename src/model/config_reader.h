@@ -2,6 +2,7 @@
 // field.
 #pragma once
 
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -12,14 +13,16 @@
 
 namespace millrace {
 
+class Architecture;
+
 class ConfigReader {
  public:
-  // `prefix` is GGUF's architecture prefix ("llama").
-  ConfigReader(const io::Checkpoint& checkpoint, std::string prefix);
+  ConfigReader(const io::Checkpoint& checkpoint, const Architecture& architecture);
 
   const io::Checkpoint& checkpoint() const { return checkpoint_; }
   bool is_gguf() const { return checkpoint_.gguf.has_value(); }
-  const nlohmann::json& hf() const;  // config.json
+  // config.json over the defaults of the class that its model_type names.
+  const nlohmann::json& hf() const { return *hf_; }
 
   // The GGUF key is given without prefix. The first form throws Error{kBadInput} naming the missing field,
   // and all throw when the value is not in [low, high].
@@ -27,6 +30,7 @@ class ConfigReader {
   int32_t integer_or(std::string_view gguf, std::string_view hf, int64_t low, int64_t high,
                      int64_t fallback) const;
   double real_or(std::string_view gguf, std::string_view hf, double fallback) const;
+  bool flag_or(std::string_view gguf, std::string_view hf, bool fallback) const;
 
   // config.json only: a field of an object, with type checks that throw.
   double hf_real(const nlohmann::json& object, std::string_view field) const;
@@ -39,7 +43,8 @@ class ConfigReader {
   std::string label(std::string_view gguf, std::string_view hf) const;
 
   const io::Checkpoint& checkpoint_;
-  std::string prefix_;
+  std::string prefix_;  // GGUF's: "llama"
+  std::shared_ptr<const nlohmann::json> hf_;
 };
 
 }  // namespace millrace

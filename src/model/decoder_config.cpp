@@ -1,5 +1,7 @@
 #include "model/decoder_config.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "io/hf_directory.h"
 
@@ -36,18 +38,12 @@ void read_decoder(const ConfigReader& reader, ModelConfig& config) {
   config.layer_windows.assign(config.layers, 0);
 }
 
-bool read_hf_layer_types(const ConfigReader& reader, ModelConfig& config) {
-  if (reader.is_gguf()) return false;
+namespace {
+
+// config.json's layer_types; false when it has none.
+bool read_layer_types(const ConfigReader& reader, ModelConfig& config, int32_t window) {
   const auto types = reader.hf().find("layer_types");
-  if (types == reader.hf().end() || !types->is_array()) {
-    // Older Qwen files: the layers from max_window_layers on slide, when use_sliding_window says so.
-    const auto use = reader.hf().find("use_sliding_window");
-    if (use == reader.hf().end() || *use != true) return false;
-    for (int32_t l = reader.integer("", "max_window_layers", 0, 1024); l < config.layers; ++l) {
-      config.layer_windows[l] = reader.integer("", "sliding_window", 1, 1 << 28);
-    }
-    return true;
-  }
+  if (types == reader.hf().end() || !types->is_array()) return false;
   if (types->size() != static_cast<size_t>(config.layers)) {
     reader.fail("config.json: layer_types", fmt::format("{} entries", types->size()),
                 fmt::format("{}", config.layers));
@@ -55,13 +51,64 @@ bool read_hf_layer_types(const ConfigReader& reader, ModelConfig& config) {
   for (int32_t l = 0; l < config.layers; ++l) {
     const nlohmann::json& type = (*types)[l];
     if (type == "sliding_attention") {
-      config.layer_windows[l] = reader.integer("", "sliding_window", 1, 1 << 28);
+      if (window == 0)
+        reader.fail("config.json: layer_types", "sliding_attention", "a sliding_window for it");
+      config.layer_windows[l] = window;
     } else if (type != "full_attention") {
       reader.fail(fmt::format("config.json: layer_types[{}]", l), type.dump(),
                   "full_attention or sliding_attention");
     }
   }
   return true;
+}
+
+}  // namespace
+
+void read_gguf_windows(const ConfigReader& reader, ModelConfig& config, const SlidingRule& slides) {
+  const int32_t window = reader.integer_or("attention.sliding_window", "", 0, 1 << 28, 0);
+  // One flag per layer; llama.cpp's files of some architectures have it.
+  const io::GgufArray* pattern = reader.checkpoint().gguf->get_array(std::string(config.architecture) +
+                                                                     ".attention.sliding_window_pattern");
+  if (pattern != nullptr && pattern->integers.size() != static_cast<size_t>(config.layers)) {
+    reader.fail("attention.sliding_window_pattern", fmt::format("{} entries", pattern->integers.size()),
+                fmt::format("{}", config.layers));
+  }
+  for (int32_t l = 0; l < config.layers; ++l) {
+    if (pattern == nullptr ? slides(l) : pattern->integers[l] != 0) config.layer_windows[l] = window;
+  }
+}
+
+void read_hf_windows(const ConfigReader& reader, ModelConfig& config, int32_t window,
+                     const SlidingRule& slides) {
+  if (read_layer_types(reader, config, window)) return;
+  for (int32_t l = 0; l < config.layers; ++l) {
+    if (slides(l)) config.layer_windows[l] = window;
+  }
+}
+
+int32_t hf_window(const ConfigReader& reader) {
+  return reader.integer_or("", "sliding_window", 1, 1 << 28, 0);
+}
+
+void read_qwen_windows(const ConfigReader& reader, ModelConfig& config) {
+  if (reader.is_gguf()) return read_gguf_windows(reader, config, [](int32_t) { return false; });
+  const int32_t window = reader.flag_or("", "use_sliding_window", false) ? hf_window(reader) : 0;
+  const int32_t first = reader.integer_or("", "max_window_layers", 0, 1 << 20, 0);
+  read_hf_windows(reader, config, window, [first](int32_t l) { return l >= first; });
+}
+
+void write_windows(GgufKeys& keys, const SlidingRule& slides) {
+  const std::vector<int32_t>& windows = keys.config().layer_windows;
+  const int32_t window = *std::max_element(windows.begin(), windows.end());
+  if (window == 0) return;
+  keys.size("attention.sliding_window", window);
+  std::vector<bool> pattern;
+  for (const int32_t w : windows) pattern.push_back(w > 0);
+  for (size_t l = 0; l < pattern.size(); ++l) {
+    if (pattern[l] != slides(static_cast<int32_t>(l))) {
+      return keys.flags("attention.sliding_window_pattern", pattern);
+    }
+  }
 }
 
 void write_sizes(GgufKeys& keys, int64_t feed_forward) {

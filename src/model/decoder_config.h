@@ -1,6 +1,8 @@
 // The hyperparameters that decoders share, read from either kind of file and written as GGUF keys.
 #pragma once
 
+#include <functional>
+
 #include "model/config.h"
 #include "model/config_reader.h"
 #include "model/gguf_keys.h"
@@ -9,8 +11,19 @@ namespace millrace {
 
 // Sizes, heads, context, norm; fills layer_windows with zeros.
 void read_decoder(const ConfigReader& reader, ModelConfig& config);
-// config.json's layer_types / sliding_window; false when it has no layer_types.
-bool read_hf_layer_types(const ConfigReader& reader, ModelConfig& config);
+
+// Which layers have a sliding window where the file names none: an architecture's own rule.
+using SlidingRule = std::function<bool(int32_t layer)>;
+// GGUF: attention.sliding_window in the layers of attention.sliding_window_pattern, or by the rule.
+void read_gguf_windows(const ConfigReader& reader, ModelConfig& config, const SlidingRule& slides);
+// config.json: `window` in the sliding layers of layer_types, or by the rule; 0: no layer slides.
+void read_hf_windows(const ConfigReader& reader, ModelConfig& config, int32_t window,
+                     const SlidingRule& slides);
+int32_t hf_window(const ConfigReader& reader);  // sliding_window; 0 when it is null
+// Qwen's of either kind: the layers from max_window_layers on slide, when use_sliding_window says so.
+void read_qwen_windows(const ConfigReader& reader, ModelConfig& config);
+// `slides`: what read_gguf_windows is called with.
+void write_windows(GgufKeys& keys, const SlidingRule& slides);
 
 // Sizes, heads and context; `feed_forward` becomes feed_forward_length.
 void write_sizes(GgufKeys& keys, int64_t feed_forward);

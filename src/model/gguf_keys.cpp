@@ -5,9 +5,10 @@
 namespace millrace {
 
 void write_config_keys(const io::Checkpoint& checkpoint, const ModelConfig& config, io::GgufWriter& writer) {
-  const ConfigReader reader(checkpoint, config.architecture);
+  const Architecture& architecture = architecture_of(config);
+  const ConfigReader reader(checkpoint, architecture);
   GgufKeys keys(reader, config, writer);
-  architecture_of(config).write_keys(keys);
+  architecture.write_keys(keys);
 }
 
 }  // namespace millrace

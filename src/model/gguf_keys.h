@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "io/gguf_writer.h"
 #include "model/config.h"
@@ -23,6 +24,8 @@ class GgufKeys {
   // Keys without "<architecture>.".
   void size(std::string_view key, int64_t value) { writer_.set_u32(full(key), static_cast<uint32_t>(value)); }
   void real(std::string_view key, double value) { writer_.set_f32(full(key), static_cast<float>(value)); }
+  void flag(std::string_view key, bool value) { writer_.set_bool(full(key), value); }
+  void flags(std::string_view key, const std::vector<bool>& values) { writer_.set_bools(full(key), values); }
   void text(std::string_view key, std::string_view value) { writer_.set_string(full(key), value); }
   // A whole number of config.json, from 1 to `high`; Error{kBadInput} where it is not there.
   void copy(std::string_view key, std::string_view field, int64_t high) {

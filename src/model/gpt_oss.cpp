@@ -16,6 +16,17 @@ class GptOss final : public Architecture {
   std::string_view name() const override { return "gpt-oss"; }
   std::vector<std::string_view> model_types() const override { return {"gpt_oss"}; }
 
+  std::string_view hf_defaults(std::string_view) const override {
+    return R"({"hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36, "num_attention_heads": 64,
+      "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+      "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4, "rope_theta": 150000.0,
+      "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+      "truncate": false, "original_max_position_embeddings": 4096}})";
+  }
+  std::vector<std::pair<std::string_view, std::string_view>> hf_aliases() const override {
+    return {{"num_experts", "num_local_experts"}};
+  }
+
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_decoder(reader, config);
     config.experts = reader.integer("expert_count", "num_local_experts", 1, 4096);
@@ -23,10 +34,12 @@ class GptOss final : public Architecture {
     config.expert_ffn = reader.integer("expert_feed_forward_length", "intermediate_size", 1, 1 << 20);
     config.expert_weighting = Route::Weighting::kSoftmaxChosen;
     config.expert_activation = Experts::Activation::kClampedSwiglu;
+    config.swiglu_alpha = static_cast<float>(reader.real_or("", "swiglu_alpha", 1.702));
     config.swiglu_limit = static_cast<float>(reader.real_or("", "swiglu_limit", 7.0));
-    if (!read_hf_layer_types(reader, config)) {
-      const int32_t window = reader.integer("attention.sliding_window", "sliding_window", 1, 1 << 28);
-      for (int32_t l = 0; l < config.layers; l += 2) config.layer_windows[l] = window;
+    if (reader.is_gguf()) {
+      read_gguf_windows(reader, config, slides);
+    } else {
+      read_hf_windows(reader, config, hf_window(reader), slides);
     }
     read_rope(reader, config, /*truncate_yarn_range=*/false);
   }
@@ -39,7 +52,7 @@ class GptOss final : public Architecture {
     keys.size("expert_count", config.experts);
     keys.size("expert_used_count", config.experts_per_token);
     keys.size("expert_feed_forward_length", config.expert_ffn);
-    keys.copy("attention.sliding_window", "sliding_window", 1 << 28);
+    write_windows(keys, slides);
   }
 
   // Gate and up are alternate rows of one tensor.
@@ -78,17 +91,17 @@ class GptOss final : public Architecture {
       "num_experts_per_tok": 4, "hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64,
       "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088, "max_position_embeddings": 131072,
       "sliding_window": 128, "rms_norm_eps": 1e-5, "rope_theta": 150000, "tie_word_embeddings": false,
-      "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}})"},
+      "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "truncate": false, "original_max_position_embeddings": 4096}})"},
             {"gpt-oss-120b", R"({"model_type": "gpt_oss", "num_hidden_layers": 36, "num_local_experts": 128,
       "num_experts_per_tok": 4, "hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64,
       "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088, "max_position_embeddings": 131072,
       "sliding_window": 128, "rms_norm_eps": 1e-5, "rope_theta": 150000, "tie_word_embeddings": false,
-      "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}})"},
+      "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "truncate": false, "original_max_position_embeddings": 4096}})"},
             {"tiny-gpt-oss", R"({"model_type": "gpt_oss", "num_hidden_layers": 4, "num_local_experts": 8,
       "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
       "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 640, "max_position_embeddings": 2048,
       "sliding_window": 128, "rms_norm_eps": 1e-5, "rope_theta": 150000, "tie_word_embeddings": false,
-      "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64}})"}};
+      "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "truncate": false, "original_max_position_embeddings": 64}})"}};
   }
 
   // Harmony's special tokens: at their published ids in a vocabulary of the published size, else at its end.
@@ -120,6 +133,9 @@ class GptOss final : public Architecture {
     return tokenizer;
   }
   std::optional<DType> expert_type() const override { return DType::kMXFP4; }
+
+ private:
+  static bool slides(int32_t layer) { return layer % 2 == 0; }
 };
 
 const GptOss kGptOssObject{};

@@ -1,5 +1,6 @@
 // Llama (2 and 3), Mistral, SmolLM2, TinyLlama: pre-norm, rotary positions, grouped-query attention, SwiGLU.
 // Touvron et al. 2023; Dubey et al. 2024; Jiang et al. 2023 (sliding window).
+#include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/decoder_config.h"
 #include "model/decoder_layer.h"
@@ -14,14 +15,24 @@ class Llama final : public Architecture {
   std::string_view name() const override { return "llama"; }
   std::vector<std::string_view> model_types() const override { return {"llama", "mistral"}; }
 
+  std::string_view hf_defaults(std::string_view model_type) const override {
+    if (model_type == "mistral") {
+      return R"({"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096})";
+    }
+    return R"({"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+      "max_position_embeddings": 2048, "rms_norm_eps": 1e-6})";
+  }
+
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_decoder(reader, config);
     config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
     // GGUF's converter reorders q and k so that rotated pairs are neighbours; Hugging Face keeps halves.
     config.rope_interleaved = reader.is_gguf();
-    if (!read_hf_layer_types(reader, config)) {
-      const int32_t window = reader.integer_or("attention.sliding_window", "sliding_window", 0, 1 << 28, 0);
-      config.layer_windows.assign(config.layers, window);
+    if (reader.is_gguf()) {
+      read_gguf_windows(reader, config, every_layer);
+    } else if (reader.hf().at("model_type") == "mistral") {  // Llama's class knows no windows
+      config.layer_windows.assign(config.layers, hf_window(reader));
     }
     read_rope(reader, config);
   }
@@ -32,7 +43,7 @@ class Llama final : public Architecture {
     keys.size("rope.dimension_count", config.head_dim);
     write_norm(keys);
     write_rope(keys);
-    if (config.layer_windows[0] > 0) keys.size("attention.sliding_window", config.layer_windows[0]);
+    write_windows(keys, every_layer);
   }
 
   std::vector<WeightSpec> layer_weights(const ModelConfig& config, int) const override {
@@ -69,6 +80,9 @@ class Llama final : public Architecture {
   SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const override {
     return chatml_tokenizer("llama-bpe", vocab);
   }
+
+ private:
+  static bool every_layer(int32_t) { return true; }
 };
 
 const Llama kLlamaObject{};

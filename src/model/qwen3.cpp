@@ -13,10 +13,16 @@ class Qwen3 final : public Architecture {
   std::string_view name() const override { return "qwen3"; }
   std::vector<std::string_view> model_types() const override { return {"qwen3"}; }
 
+  std::string_view hf_defaults(std::string_view) const override {
+    return R"({"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
+      "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+      "sliding_window": 4096, "max_window_layers": 28})";
+  }
+
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_decoder(reader, config);
     config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
-    read_hf_layer_types(reader, config);
+    read_qwen_windows(reader, config);
     read_rope(reader, config);
   }
 
@@ -24,6 +30,7 @@ class Qwen3 final : public Architecture {
     write_sizes(keys, keys.config().ffn);
     write_norm(keys);
     write_rope(keys);
+    write_windows(keys, [](int32_t) { return false; });
   }
 
   std::vector<WeightSpec> layer_weights(const ModelConfig& config, int) const override {

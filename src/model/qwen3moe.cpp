@@ -1,6 +1,9 @@
 // Qwen 3, mixture of experts: Qwen 3's attention; each token goes to the k experts of largest router
 // probability.
-#include "base/error.h"
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/decoder_config.h"
@@ -16,34 +19,53 @@ class Qwen3Moe final : public Architecture {
   std::string_view name() const override { return "qwen3moe"; }
   std::vector<std::string_view> model_types() const override { return {"qwen3_moe"}; }
 
+  std::string_view hf_defaults(std::string_view) const override {
+    return R"({"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "num_attention_heads": 32,
+      "num_key_value_heads": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "sliding_window": 4096,
+      "moe_intermediate_size": 768, "num_experts_per_tok": 8, "num_experts": 128})";
+  }
+  std::vector<std::pair<std::string_view, std::string_view>> hf_aliases() const override {
+    return {{"num_local_experts", "num_experts"}};
+  }
+
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_decoder(reader, config);
-    refuse_dense_layers(reader);
     config.experts = reader.integer("expert_count", "num_experts", 1, 4096);
     config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
     config.expert_ffn = reader.integer("expert_feed_forward_length", "moe_intermediate_size", 1, 1 << 20);
-    const bool renormalize = reader.is_gguf()
-                                 ? reader.checkpoint().gguf->get_bool("qwen3moe.expert_weights_norm", true)
-                                 : reader.hf().value("norm_topk_prob", false);
+    // llama.cpp's files have no such key, and their experts' weights add up to one.
+    const bool renormalize = reader.flag_or("expert_weights_norm", "norm_topk_prob", reader.is_gguf());
     config.expert_weighting =
         renormalize ? Route::Weighting::kSoftmaxAllRenormalized : Route::Weighting::kSoftmaxAll;
-    read_hf_layer_types(reader, config);
+    read_expert_layers(reader, config);
+    if (reader.is_gguf()) {
+      read_gguf_windows(reader, config, [](int32_t) { return false; });
+    } else if (reader.flag_or("", "use_sliding_window", false)) {
+      config.layer_windows.assign(config.layers, hf_window(reader));  // unlike the dense Qwen 3: every layer
+    }
     read_rope(reader, config);
   }
 
   void write_keys(GgufKeys& keys) const override {
-    write_sizes(keys, keys.reader().integer("", "intermediate_size", 1, 1 << 20));  // of dense layers, unused
+    write_sizes(keys, keys.reader().integer("", "intermediate_size", 1, 1 << 20));  // of dense layers
     write_norm(keys);
     write_rope(keys);
     keys.size("expert_count", keys.config().experts);
     keys.size("expert_used_count", keys.config().experts_per_token);
     keys.size("expert_feed_forward_length", keys.config().expert_ffn);
+    if (keys.config().expert_weighting == Route::Weighting::kSoftmaxAll)
+      keys.flag("expert_weights_norm", false);
+    write_windows(keys, [](int32_t) { return false; });
   }
 
-  std::vector<WeightSpec> layer_weights(const ModelConfig& config, int) const override {
+  std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) const override {
     std::vector<WeightSpec> weights;
     add_attention(weights, config, {.qk_norm = true});
     weights.push_back(ffn_norm_weight(config));
+    if (config.is_dense(layer)) {
+      add_feed_forward(weights, config);
+      return weights;
+    }
     add_experts(weights, config,
                 {.router_weight = "mlp.gate.weight",
                  .router_bias = "mlp.gate.bias",
@@ -58,6 +80,7 @@ class Qwen3Moe final : public Architecture {
     x.rope_append_kv(rope_of(config, index));
     x.attend(attend_of(w, config, index));
     x.project_add({w.attn_output.get(), w.attn_output_bias.get()});
+    if (config.is_dense(index)) return x.ffn_add(ffn_of(w, config));
     x.route(route_of(w, config));
     x.experts_add(experts_of(w, config));
   }
@@ -79,18 +102,31 @@ class Qwen3Moe final : public Architecture {
   }
 
  private:
-  // config.json can make some layers dense; no published model does.
-  static void refuse_dense_layers(const ConfigReader& reader) {
-    if (reader.is_gguf()) return;
-    const auto dense = reader.hf().find("mlp_only_layers");
-    if ((dense != reader.hf().end() && dense->is_array() && !dense->empty()) ||
-        reader.hf_real_or(reader.hf(), "decoder_sparse_step", 1) != 1) {
-      throw_error(
-          ErrorCode::kUnsupported,
-          "{}: config.json: mlp_only_layers, decoder_sparse_step: found dense layers, expected experts "
-          "in every layer",
-          reader.checkpoint().path());
+  // config.json can make some layers dense: those it lists, and all but every n-th. A GGUF file shows it by a
+  // layer without router.
+  static void read_expert_layers(const ConfigReader& reader, ModelConfig& config) {
+    config.dense_layers.assign(config.layers, false);
+    if (reader.is_gguf()) {
+      for (int32_t l = 0; l < config.layers; ++l) {
+        config.dense_layers[l] =
+            reader.checkpoint().find_tensor(fmt::format("blk.{}.ffn_gate.weight", l)) != nullptr;
+      }
+    } else {
+      const int32_t step = reader.integer_or("", "decoder_sparse_step", 1, 1 << 20, 1);
+      for (int32_t l = 0; l < config.layers; ++l) config.dense_layers[l] = (l + 1) % step != 0;
+      const auto listed = reader.hf().find("mlp_only_layers");
+      if (listed != reader.hf().end() && listed->is_array()) {
+        for (const nlohmann::json& layer : *listed) {
+          if (!layer.is_number_integer())
+            reader.fail("config.json: mlp_only_layers", layer.dump(), "layer numbers");
+          const auto l = layer.get<int64_t>();
+          if (l >= 0 && l < config.layers) config.dense_layers[static_cast<size_t>(l)] = true;
+        }
+      }
     }
+    const bool any =
+        std::find(config.dense_layers.begin(), config.dense_layers.end(), true) != config.dense_layers.end();
+    if (any) config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
   }
 };
 

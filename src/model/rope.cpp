@@ -17,16 +17,23 @@ struct Scaling {
   double original_context = 0;
   double beta_fast = 32, beta_slow = 1;              // yarn
   bool truncate = true;                              // yarn
-  double attention_factor = 0;                       // yarn; 0: from the factor
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+  std::vector<double> divisors = {};                 // longrope: of contexts up to the original one
+  double magnitude = 1;                              // of the rotated vectors
 };
+
+// YaRN's default magnitude (Peng et al. 2023, equation 22), with DeepSeek's factor on the logarithm.
+double yarn_magnitude(double factor, double mscale = 1) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
 
 // YaRN (Peng et al. 2023): dimensions that turn often within the trained context keep their angle, those that
 // turn less than once are interpolated, a linear ramp between.
-void apply_yarn(const Scaling& s, double theta, std::vector<double>& inv_freq, ModelConfig& config) {
+void apply_yarn(const Scaling& s, const ModelConfig& config, std::vector<double>& inv_freq) {
   const double dims = config.rotary_dims;
   const auto dimension_turning = [&](double turns) {
-    return dims * std::log(s.original_context / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
+    return dims * std::log(s.original_context / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(config.rope_theta));
   };
   double low = dimension_turning(s.beta_fast), high = dimension_turning(s.beta_slow);
   if (s.truncate) {
@@ -40,8 +47,6 @@ void apply_yarn(const Scaling& s, double theta, std::vector<double>& inv_freq, M
     const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     inv_freq[i] = inv_freq[i] / s.factor * ramp + inv_freq[i] * (1 - ramp);
   }
-  config.rope_magnitude = static_cast<float>(
-      s.attention_factor > 0 ? s.attention_factor : (s.factor > 1 ? 0.1 * std::log(s.factor) + 1.0 : 1.0));
 }
 
 // Llama 3.1: long wavelengths divided by the factor, short ones kept, a smooth ramp between.
@@ -57,6 +62,20 @@ void apply_llama3(const Scaling& s, std::vector<double>& inv_freq) {
   }
 }
 
+// A tensor of divisors, one per angle; empty when the file has none of that name.
+std::vector<double> gguf_divisors(const ConfigReader& reader, const std::string& name, size_t count) {
+  const TensorView* view = reader.checkpoint().find_tensor(name);
+  if (view == nullptr) return {};
+  if (view->elements() != static_cast<int64_t>(count) || view->type != DType::kF32) {
+    reader.fail(name, fmt::format("{} elements of {}", view->elements(), info(view->type).name),
+                fmt::format("{} of f32", count));
+  }
+  std::vector<float> values(count);
+  quant::dequantize(DType::kF32, view->data, values.data(), view->elements());
+  return {values.begin(), values.end()};
+}
+
+// rope.scaling.attn_factor multiplies what the type implies, as in llama.cpp.
 Scaling read_gguf_scaling(const ConfigReader& reader, const ModelConfig& config, bool truncate) {
   const io::Gguf& gguf = *reader.checkpoint().gguf;
   Scaling s;
@@ -65,42 +84,85 @@ Scaling read_gguf_scaling(const ConfigReader& reader, const ModelConfig& config,
   s.original_context = reader.real_or("rope.scaling.original_context_length", "", config.context_length);
   s.beta_fast = reader.real_or("rope.scaling.yarn_beta_fast", "", 32);
   s.beta_slow = reader.real_or("rope.scaling.yarn_beta_slow", "", 1);
-  s.attention_factor = reader.real_or("rope.scaling.attn_factor", "", 0);
   s.truncate = truncate;
+  s.magnitude = reader.real_or("rope.scaling.attn_factor", "", 1.0);
+  if (s.type == "yarn") s.magnitude *= yarn_magnitude(s.factor);
+  const size_t angles = static_cast<size_t>(config.rotary_dims) / 2;
+  if (s.type == "longrope") s.divisors = gguf_divisors(reader, "rope_factors_short.weight", angles);
   return s;
 }
 
-// rope_parameters (newer) holds theta too; rope_scaling (older) stands beside rope_theta.
+// rope_scaling (older) stands beside rope_theta; rope_parameters (newer) holds theta too.
 const nlohmann::json& hf_rope_object(const nlohmann::json& config) {
   static const nlohmann::json kEmpty = nlohmann::json::object();
-  for (const char* field : {"rope_parameters", "rope_scaling"}) {
+  for (const char* field : {"rope_scaling", "rope_parameters"}) {
     const auto it = config.find(field);
-    if (it != config.end() && it->is_object()) return *it;
+    if (it != config.end() && it->is_object() && !it->empty()) return *it;
   }
   return kEmpty;
 }
 
-Scaling read_hf_scaling(const ConfigReader& reader, const ModelConfig& config, bool truncate) {
-  const nlohmann::json& object = hf_rope_object(reader.hf());
-  Scaling s;
+std::string hf_rope_type(const ConfigReader& reader, const nlohmann::json& object) {
   for (const char* field : {"rope_type", "type"}) {
     const auto it = object.find(field);
     if (it == object.end()) continue;
     if (!it->is_string())
       reader.fail(fmt::format("config.json: rope_scaling.{}", field), it->type_name(), "a string");
-    s.type = it->get<std::string>();
-    break;
+    const std::string type = it->get<std::string>();
+    return type == "default" ? "none" : type;
   }
-  if (s.type == "default") s.type = "none";
+  return "none";
+}
+
+void read_hf_yarn(const ConfigReader& reader, const nlohmann::json& object, Scaling& s) {
+  const auto or_default = [&](const char* field, double fallback) {
+    const double value = reader.hf_real_or(object, field, fallback);
+    return value == 0 ? fallback : value;
+  };
+  s.beta_fast = or_default("beta_fast", 32);
+  s.beta_slow = or_default("beta_slow", 1);
+  const auto truncate = object.find("truncate");
+  s.truncate = truncate == object.end() || !truncate->is_boolean() || truncate->get<bool>();
+  const double mscale = reader.hf_real_or(object, "mscale", 0);
+  const double mscale_all = reader.hf_real_or(object, "mscale_all_dim", 0);
+  const double implied = mscale != 0 && mscale_all != 0
+                             ? yarn_magnitude(s.factor, mscale) / yarn_magnitude(s.factor, mscale_all)
+                             : yarn_magnitude(s.factor);
+  s.magnitude = reader.hf_real_or(object, "attention_factor", implied);
+}
+
+void read_hf_longrope(const ConfigReader& reader, const nlohmann::json& object, const ModelConfig& config,
+                      Scaling& s) {
+  const auto factors = object.find("short_factor");
+  const size_t angles = static_cast<size_t>(config.rotary_dims) / 2;
+  if (factors == object.end() || !factors->is_array() || factors->size() != angles)
+    reader.fail("config.json: rope_scaling.short_factor",
+                factors == object.end() ? "nothing" : fmt::format("{} values", factors->size()),
+                fmt::format("{} numbers", angles));
+  for (const nlohmann::json& factor : *factors) {
+    if (!factor.is_number()) reader.fail("config.json: rope_scaling.short_factor", factor.dump(), "numbers");
+    s.divisors.push_back(factor.get<double>());
+  }
+  const double implied =
+      s.factor <= 1 ? 1.0 : std::sqrt(1 + std::log(s.factor) / std::log(s.original_context));
+  s.magnitude = reader.hf_real_or(object, "attention_factor", implied);
+}
+
+Scaling read_hf_scaling(const ConfigReader& reader, const ModelConfig& config) {
+  const nlohmann::json& object = hf_rope_object(reader.hf());
+  Scaling s;
+  s.type = hf_rope_type(reader, object);
   if (s.type == "none") return s;
-  s.factor = reader.hf_real(object, "factor");
-  s.original_context = reader.hf_real_or(object, "original_max_position_embeddings", config.context_length);
-  s.beta_fast = reader.hf_real_or(object, "beta_fast", 32);
-  s.beta_slow = reader.hf_real_or(object, "beta_slow", 1);
-  s.attention_factor = reader.hf_real_or(object, "attention_factor", 0);
-  const auto truncate_field = object.find("truncate");
-  s.truncate =
-      truncate_field != object.end() && truncate_field->is_boolean() ? truncate_field->get<bool>() : truncate;
+  // Beside the object it counts more than in it.
+  s.original_context =
+      reader.hf_real_or(reader.hf(), "original_max_position_embeddings",
+                        reader.hf_real_or(object, "original_max_position_embeddings", config.context_length));
+  const bool has_factor = object.contains("factor") && !object["factor"].is_null();
+  const bool may_lack_it = s.type == "yarn" || s.type == "longrope";
+  s.factor = has_factor || !may_lack_it ? reader.hf_real(object, "factor")
+                                        : config.context_length / s.original_context;
+  if (s.type == "yarn") read_hf_yarn(reader, object, s);
+  if (s.type == "longrope") read_hf_longrope(reader, object, config, s);
   if (s.type == "llama3") {
     s.low_freq_factor = reader.hf_real(object, "low_freq_factor");
     s.high_freq_factor = reader.hf_real(object, "high_freq_factor");
@@ -108,24 +170,48 @@ Scaling read_hf_scaling(const ConfigReader& reader, const ModelConfig& config, b
   return s;
 }
 
-// llama.cpp's form of the llama3 scaling: a tensor of divisors, one per angle.
-void apply_gguf_divisors(const ConfigReader& reader, std::vector<double>& inv_freq) {
-  const TensorView* view = reader.checkpoint().find_tensor("rope_freqs.weight");
-  if (view == nullptr) return;
-  if (view->elements() != static_cast<int64_t>(inv_freq.size()) || view->type != DType::kF32) {
-    reader.fail("rope_freqs.weight",
-                fmt::format("{} elements of {}", view->elements(), info(view->type).name),
-                fmt::format("{} of f32", inv_freq.size()));
-  }
-  std::vector<float> divisors(inv_freq.size());
-  quant::dequantize(DType::kF32, view->data, divisors.data(), view->elements());
-  for (size_t i = 0; i < inv_freq.size(); ++i) {
+void divide(const ConfigReader& reader, const std::vector<double>& divisors, std::vector<double>& inv_freq) {
+  for (size_t i = 0; i < divisors.size(); ++i) {
     if (!(divisors[i] > 0)) {
-      reader.fail(fmt::format("rope_freqs.weight[{}]", i), fmt::format("{}", divisors[i]),
-                  "a positive number");
+      reader.fail(fmt::format("rotary divisor {}", i), fmt::format("{}", divisors[i]), "a positive number");
     }
     inv_freq[i] /= divisors[i];
   }
+}
+
+void check_scaling(const ConfigReader& reader, const Scaling& s) {
+  if (!(s.factor > 0)) reader.fail("rope scaling factor", fmt::format("{}", s.factor), "above 0");
+  if (s.type != "none" && s.type != "linear" && !(s.original_context >= 1)) {
+    reader.fail("rope scaling original context", fmt::format("{}", s.original_context), "at least 1");
+  }
+  if (s.type == "llama3" && !(s.high_freq_factor > s.low_freq_factor)) {
+    reader.fail("rope scaling high_freq_factor", fmt::format("{}", s.high_freq_factor),
+                "above low_freq_factor");
+  }
+  if (!(s.magnitude > 0) || !std::isfinite(s.magnitude)) {
+    reader.fail("rope scaling attention_factor", fmt::format("{}", s.magnitude), "above 0");
+  }
+}
+
+void apply_scaling(const ConfigReader& reader, const Scaling& s, ModelConfig& config,
+                   std::vector<double>& inv_freq) {
+  if (s.type == "linear") {
+    for (double& f : inv_freq) f /= s.factor;
+  } else if (s.type == "llama3") {
+    apply_llama3(s, inv_freq);
+  } else if (s.type == "yarn") {
+    apply_yarn(s, config, inv_freq);
+  } else if (s.type == "longrope") {
+    // The long factors would turn what is cached by the short ones: contexts end where those do.
+    divide(reader, s.divisors, inv_freq);
+    config.context_length = std::min(config.context_length, static_cast<int32_t>(s.original_context));
+  } else if (s.type != "none" && s.type != "dynamic") {
+    // dynamic: the angles change beyond the trained context only.
+    throw_error(ErrorCode::kUnsupported,
+                "{}: rope scaling: found \"{}\", expected none, linear, dynamic, llama3, yarn or longrope",
+                reader.checkpoint().path(), s.type);
+  }
+  config.rope_magnitude = static_cast<float>(s.magnitude);
 }
 
 }  // namespace
@@ -134,13 +220,7 @@ void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_ya
   config.rope_theta = reader.real_or("rope.freq_base", "rope_theta", 10000.0);
   config.rotary_dims = reader.integer_or("rope.dimension_count", "", 2, config.head_dim, config.head_dim);
   if (!reader.is_gguf()) {
-    const nlohmann::json& object = hf_rope_object(reader.hf());
-    config.rope_theta = reader.hf_real_or(object, "rope_theta", config.rope_theta);
-    const double partial = reader.hf_real_or(reader.hf(), "partial_rotary_factor",
-                                             reader.hf_real_or(object, "partial_rotary_factor", 1.0));
-    if (!(partial > 0 && partial <= 1))
-      reader.fail("config.json: partial_rotary_factor", fmt::format("{}", partial), "above 0, at most 1");
-    config.rotary_dims = static_cast<int32_t>(config.head_dim * partial);
+    config.rope_theta = reader.hf_real_or(hf_rope_object(reader.hf()), "rope_theta", config.rope_theta);
   }
   if (config.rotary_dims % 2 != 0 || config.rotary_dims < 2) {
     reader.fail("rotary dimensions", fmt::format("{}", config.rotary_dims), "an even number from 2");
@@ -151,47 +231,33 @@ void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_ya
   for (size_t i = 0; i < inv_freq.size(); ++i) {
     inv_freq[i] = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / config.rotary_dims);
   }
-
   const Scaling s = reader.is_gguf() ? read_gguf_scaling(reader, config, truncate_yarn_range)
-                                     : read_hf_scaling(reader, config, truncate_yarn_range);
-  if (!(s.factor > 0)) reader.fail("rope scaling factor", fmt::format("{}", s.factor), "above 0");
-  if (s.type != "none" && s.type != "linear" && !(s.original_context >= 1)) {
-    reader.fail("rope scaling original context", fmt::format("{}", s.original_context), "at least 1");
-  }
-  if (s.type == "linear") {
-    config.rope_scaling = RopeScaling::kLinear;
-    for (double& f : inv_freq) f /= s.factor;
-  } else if (s.type == "llama3") {
-    config.rope_scaling = RopeScaling::kLlama3;
-    if (!(s.high_freq_factor > s.low_freq_factor)) {
-      reader.fail("rope scaling high_freq_factor", fmt::format("{}", s.high_freq_factor),
-                  "above low_freq_factor");
-    }
-    apply_llama3(s, inv_freq);
-  } else if (s.type == "yarn") {
-    config.rope_scaling = RopeScaling::kYarn;
-    apply_yarn(s, config.rope_theta, inv_freq, config);
-  } else if (s.type != "none") {
-    throw_error(ErrorCode::kUnsupported,
-                "{}: rope scaling: found \"{}\", expected none, linear, llama3 or yarn",
-                reader.checkpoint().path(), s.type);
-  }
-  if (reader.is_gguf()) apply_gguf_divisors(reader, inv_freq);
+                                     : read_hf_scaling(reader, config);
+  check_scaling(reader, s);
+  apply_scaling(reader, s, config, inv_freq);
+  config.rope_as_tensor =
+      s.type == "llama3" || s.type == "longrope" || (s.type == "yarn" && s.truncate != truncate_yarn_range);
+  if (reader.is_gguf()) divide(reader, gguf_divisors(reader, "rope_freqs.weight", inv_freq.size()), inv_freq);
   for (const double f : inv_freq) config.rope_inv_freq.push_back(static_cast<float>(f));
 }
 
 void write_rope(GgufKeys& keys) {
-  const ConfigReader& reader = keys.reader();
-  const nlohmann::json& rope = hf_rope_object(reader.hf());
-  keys.real("rope.freq_base", keys.config().rope_theta);
-  const std::string type = rope.value("rope_type", rope.value("type", std::string("default")));
-  if (type == "yarn" || type == "linear") {
-    keys.text("rope.scaling.type", type);
-    keys.real("rope.scaling.factor", reader.hf_real(rope, "factor"));
+  const ModelConfig& config = keys.config();
+  keys.real("rope.freq_base", config.rope_theta);
+  double implied = 1;  // of the magnitude
+  const Scaling s = read_hf_scaling(keys.reader(), config);
+  if (!config.rope_as_tensor && (s.type == "yarn" || s.type == "linear")) {
+    keys.text("rope.scaling.type", s.type);
+    keys.real("rope.scaling.factor", s.factor);
+    if (s.type == "yarn") {
+      implied = yarn_magnitude(s.factor);
+      keys.size("rope.scaling.original_context_length", static_cast<int64_t>(s.original_context));
+      if (s.beta_fast != 32) keys.real("rope.scaling.yarn_beta_fast", s.beta_fast);
+      if (s.beta_slow != 1) keys.real("rope.scaling.yarn_beta_slow", s.beta_slow);
+    }
   }
-  if (type == "yarn") {
-    keys.size("rope.scaling.original_context_length",
-              static_cast<int64_t>(reader.hf_real(rope, "original_max_position_embeddings")));
+  if (static_cast<float>(implied) != config.rope_magnitude) {
+    keys.real("rope.scaling.attn_factor", config.rope_magnitude / implied);
   }
 }
 

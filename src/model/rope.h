@@ -8,12 +8,11 @@
 namespace millrace {
 
 // Fills config.rope_* from the checkpoint: theta, dims, scaling, the final inv_freq and magnitude.
-// truncate_yarn_range: whether YaRN's correction range is rounded to whole dimensions when the file does not
-// say.
+// truncate_yarn_range: whether GGUF files of the architecture, which cannot say, mean that YaRN's correction
+// range is rounded to whole dimensions.
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range = true);
 
-// A config.json's base and scaling as GGUF keys. Llama 3's scaling has none: it travels as a tensor of
-// divisors.
+// A config.json's base and scaling as GGUF keys; with config.rope_as_tensor, as far as keys can say it.
 void write_rope(GgufKeys& keys);
 
 }  // namespace millrace

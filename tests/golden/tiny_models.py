@@ -52,8 +52,9 @@ class Draw:
             if bias:
                 self.vector(f"{at}.{proj}.bias", rows, 0.0, 0.4)
         self.linear(f"{at}.o_proj", hidden, heads * dim, 1.6)
-        if bias == "all":
+        if bias in ("all", "qkvo"):
             self.vector(f"{at}.o_proj.bias", hidden, 0.0, 0.3)
+        if bias == "all":
             self.vector(f"{at}.sinks", heads, 1.0, 1.0)
         if qk_norm:
             self.vector(f"{at}.q_norm.weight", dim, 1.2, 0.3)
@@ -64,6 +65,9 @@ class Draw:
         self.linear(f"{at}.gate_proj", inner, hidden, 1.5)
         self.linear(f"{at}.up_proj", inner, hidden, 1.5)
         self.linear(f"{at}.down_proj", hidden, inner, 0.9)
+        if self.config.get("mlp_bias"):
+            for proj, rows in zip(PROJ, (inner, inner, hidden)):
+                self.vector(f"{at}.{proj}.bias", rows, 0.0, 0.3)
 
     def gpt_oss_mlp(self, at):
         c, rng = self.config, self.rng
@@ -85,14 +89,15 @@ class Draw:
         for i in range(c["num_hidden_layers"]):
             at = f"model.layers.{i}"
             self.norm(f"{at}.input_layernorm", hidden)
-            bias = {"gpt_oss": "all", "qwen2": "qkv"}.get(kind)
+            bias = {"gpt_oss": "all", "qwen2": "qkv", "llama": "qkvo" if c.get("attention_bias") else None}.get(kind)
             self.attention(f"{at}.self_attn", bias, qk_norm=kind in ("qwen3", "qwen3_moe"))
             self.norm(f"{at}.post_attention_layernorm", hidden)
             if kind == "gpt_oss":
                 self.gpt_oss_mlp(f"{at}.mlp")
-            elif kind == "qwen3_moe":
-                self.linear(f"{at}.mlp.gate", c["num_experts"], hidden, 2.0)
-                for e in range(c["num_experts"]):
+            elif kind == "qwen3_moe" and i not in c["mlp_only_layers"]:
+                experts = c.get("num_experts") or c["num_local_experts"]
+                self.linear(f"{at}.mlp.gate", experts, hidden, 2.0)
+                for e in range(experts):
                     self.mlp(f"{at}.mlp.experts.{e}", c["moe_intermediate_size"])
             else:
                 self.mlp(f"{at}.mlp", c["intermediate_size"])
@@ -171,6 +176,8 @@ def build():
                       "original_max_position_embeddings": 64}
     qwen_moe = dict(num_experts_per_tok=3, decoder_sparse_step=1, mlp_only_layers=[], attention_bias=False,
                     output_router_logits=False, rope_theta=1000000.0, use_sliding_window=False, sliding_window=None)
+    yarn = {"rope_type": "yarn", "factor": 2.6, "beta_fast": 20.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.3,
+            "truncate": False}
     q8 = {"types": T.Q8_0}
     mostly_bf16 = {"types": dict.fromkeys(("token_embd", "attn_q", "attn_k", "attn_v"), T.BF16)
                    | {"attn_output": T.Q8_0, "output": T.Q8_0}}
@@ -206,6 +213,14 @@ def build():
         "qwen3moe-raw": lambda: plain("qwen3moe-raw", 42, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen2",
                                       shape(64, 1, 2, 1, 96, 32), hf={"x": 1}, num_experts=5,
                                       moe_intermediate_size=32, norm_topk_prob=False, **qwen_moe),
+        # What only a Hugging Face directory says: biases everywhere, YaRN with all its keys, dense layers among experts.
+        "llama-bias": lambda: plain("llama-bias", 25, "llama", "LlamaForCausalLM", "llama3", shape(64, 2, 4, 2, 96),
+                                    hf={"x": 1}, attention_bias=True, mlp_bias=True, rope_scaling=yarn,
+                                    original_max_position_embeddings=96),
+        "qwen3moe-dense": lambda: plain("qwen3moe-dense", 43, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen2",
+                                        shape(64, 2, 4, 2, 96, 32), hf={"x": 1}, num_local_experts=5,
+                                        moe_intermediate_size=32, norm_topk_prob=True,
+                                        **(qwen_moe | {"mlp_only_layers": [0]})),
         "quant-mix-1": lambda: mix("quant-mix-1", 51, MIX_1, shape(256, 1, 4, 1, 256, 64), False),
         "quant-mix-2": lambda: mix("quant-mix-2", 52, MIX_2, shape(256, 1, 4, 2, 256, 32), True),
     }

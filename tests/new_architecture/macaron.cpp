@@ -22,6 +22,7 @@ class Macaron final : public Architecture {
  public:
   std::string_view name() const override { return "macaron"; }
   std::vector<std::string_view> model_types() const override { return {"macaron", "macaron_text"}; }
+  std::string_view hf_defaults(std::string_view) const override { return R"({"rms_norm_eps": 1e-6})"; }
 
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     read_decoder(reader, config);

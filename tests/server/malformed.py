@@ -28,10 +28,15 @@ def wrong_types():
         "frequency_penalty": [-5, []], "logit_bias": [1, [], {"x": 1}, {"-1": 1}, {"99999999": 1}, {"1": "x"}, {"1": 1000}],
         "response_format": [1, "json", {}, {"type": "xml"}, {"type": 1}], "tools": [1, {}, [1], [{}], [{"type": "function"}],
                                                                                  [{"type": "x"}],
-                                                                                 [{"type": "function", "function": {}}]],
-        "tool_choice": ["maybe", 1, {}, {"type": "function"}, "required", {"type": "function", "function": {"name": "f"}}],
+                                                                                 [{"type": "function", "function": {}}],
+                                                                                 [{"type": "custom"}],
+                                                                                 [{"type": "custom", "custom": {"name": ""}}],
+                                                                                 [{"type": "custom", "custom": {
+                                                                                     "name": "f", "format": {"type": "x"}}}]],
+        "tool_choice": ["maybe", 1, {}, {"type": "function"}, "required", {"type": "function", "function": {"name": "f"}},
+                        {"type": "custom"}, {"type": "allowed_tools"}, {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}],
         "parallel_tool_calls": [1, "x"], "reasoning_effort": ["very", 1], "priority": ["x", 1.5, 1e30],
-        "top_k": [-2, "x", 1.5], "min_p": [-1, 2], "modalities": [["audio"], 1],
+        "top_k": [-2, "x", 1.5], "min_p": [-1, 2], "open_objects": [1, "x", []], "modalities": [["audio"], 1],
     }
     for name, values in fields.items():
         for value in values:
@@ -65,7 +70,7 @@ def bad_json(rng):
 
 
 def bad_http(rng):
-    any_refusal = (400, 404, 405, 413, 431, 501, 505, None)
+    any_refusal = (400, 403, 404, 405, 413, 415, 417, 431, 501, 505, None)
     lines = [b"", b"\r\n\r\n", b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
              b"GET / HTTP/1.1\r\n: x\r\n\r\n", b"GET  /  HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
              b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\r\nx: \x00\r\n\r\n",
@@ -98,5 +103,5 @@ def corpus():
         request = bytearray(post(CHAT, json.dumps(GOOD)))
         for _ in range(rng.randrange(1, 4)):
             request[rng.randrange(len(request))] = rng.randrange(256)
-        items.append((f"mutated {len(items)}", bytes(request), True, (200, 400, 404, 405, 413, 431, 501, 505, None)))
+        items.append((f"mutated {len(items)}", bytes(request), True, (200, 400, 403, 404, 405, 413, 415, 417, 431, 501, 505, None)))
     return items

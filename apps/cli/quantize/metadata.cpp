@@ -1,6 +1,8 @@
 #include "quantize/metadata.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 
 #include "base/error.h"
@@ -41,6 +43,14 @@ void write_hf_keys(const io::Checkpoint& checkpoint, const ModelConfig& config, 
   write_vocabulary(checkpoint, config, writer);
 }
 
+// Whether the angles are the same but for the rounding of keys to float32.
+bool same_rotation(const ModelConfig& a, const ModelConfig& b) {
+  const auto near = [](float x, float y) { return std::abs(x - y) <= 1e-6f * std::abs(y); };
+  const bool angles = b.rope_as_tensor || std::equal(a.rope_inv_freq.begin(), a.rope_inv_freq.end(),
+                                                     b.rope_inv_freq.begin(), b.rope_inv_freq.end(), near);
+  return angles && near(a.rope_magnitude, b.rope_magnitude);
+}
+
 // The keys once more, in memory, read as any GGUF file is: a model that would compute something else, or cut
 // text otherwise, must not be written.
 void check_hf_keys(const io::Checkpoint& checkpoint, const ModelConfig& config) {
@@ -56,15 +66,12 @@ void check_hf_keys(const io::Checkpoint& checkpoint, const ModelConfig& config) 
     throw_error(ErrorCode::kUnsupported, "{}: {}: found a setting that GGUF's keys for {} cannot say",
                 checkpoint.path(), what, config.architecture);
   };
-  // The llama3 scaling travels as a tensor of its own.
-  if (config.rope_scaling != RopeScaling::kLlama3 && read.rope_inv_freq != config.rope_inv_freq) {
-    fail("rotary angles");
-  }
-  if (read.rope_magnitude != config.rope_magnitude || read.rotary_dims != config.rotary_dims)
-    fail("rotary scaling");
+  if (read.rotary_dims != config.rotary_dims || !same_rotation(read, config)) fail("rotary scaling");
   if (read.layer_windows != config.layer_windows) fail("attention windows");
-  if (read.norm_eps != config.norm_eps || read.swiglu_limit != config.swiglu_limit)
+  if (read.norm_eps != config.norm_eps || read.swiglu_limit != config.swiglu_limit ||
+      read.swiglu_alpha != config.swiglu_alpha) {
     fail("norm or activation");
+  }
   if (read.head_dim != config.head_dim || read.experts_per_token != config.experts_per_token ||
       read.expert_weighting != config.expert_weighting) {
     fail("sizes");

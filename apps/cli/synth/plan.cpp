@@ -53,9 +53,8 @@ class Planner {
     ModelConfig& c = plan_.config;
     c.architecture = architecture_->name();
     c.name = plan_.checkpoint.path();
-    const ConfigReader read(plan_.checkpoint, c.architecture);
+    const ConfigReader read(plan_.checkpoint, *architecture_);
     architecture_->read_config(read, c);
-    c.layer_windows.assign(c.layers, 0);  // llama's window is not among the keys of a synthetic model
     c.vocab = read.integer("", "vocab_size", 1, 1 << 24);
     const double spread = 1.0 / std::sqrt(static_cast<double>(c.hidden));
     add("token_embd.weight", matrix_type_, {c.vocab, c.hidden}, spread);

@@ -1,4 +1,4 @@
-#include "settings.h"
+#include "option_sources.h"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,103 @@
+// config.json means here what it means to transformers: every case of tests/golden/configs.json, which
+// tests/golden/make_config_golden.py made with transformers' own classes, gives the same sizes, windows and
+// rotary angles.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "io/hf_directory.h"
+#include "model/architecture.h"
+
+namespace millrace {
+namespace {
+
+using nlohmann::json;
+
+ModelConfig read_fields(const json& fields) {
+  io::Checkpoint checkpoint;
+  checkpoint.hf = std::make_shared<io::HfDirectory>();
+  checkpoint.hf->path = "case";
+  checkpoint.hf->config = fields;
+  const Architecture& architecture = find_architecture(checkpoint);
+  ModelConfig config;
+  config.architecture = architecture.name();
+  config.vocab = 64;
+  architecture.read_config(ConfigReader(checkpoint, architecture), config);
+  return config;
+}
+
+// What is found, under the names of configs.json, as far as the case names it.
+json facts_of(const ModelConfig& c, const json& expected) {
+  json dense = json::array();
+  for (int l = 0; l < c.layers; ++l) dense.push_back(c.is_dense(l));
+  const json all = {{"layers", c.layers},
+                    {"hidden", c.hidden},
+                    {"heads", c.heads},
+                    {"kv_heads", c.kv_heads},
+                    {"head_dim", c.head_dim},
+                    {"ffn", c.ffn},
+                    {"windows", c.layer_windows},
+                    {"dense", dense},
+                    {"experts", c.experts},
+                    {"experts_per_token", c.experts_per_token},
+                    {"expert_ffn", c.expert_ffn},
+                    {"renormalize", c.expert_weighting == Route::Weighting::kSoftmaxAllRenormalized},
+                    {"norm_eps", c.norm_eps},
+                    {"angles", c.rope_inv_freq},
+                    {"magnitude", c.rope_magnitude},
+                    {"swiglu", {c.swiglu_alpha, c.swiglu_limit}}};
+  json out;
+  for (const auto& [name, value] : expected.items()) out[name] = all.at(name);
+  return out;
+}
+
+// Within float32's rounding of what transformers computes in it.
+bool near(const json& a, const json& b) {
+  if (a.is_array() && b.is_array()) {
+    return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), near);
+  }
+  if (a.is_number() && b.is_number()) {
+    const double x = a.get<double>(), y = b.get<double>();
+    return std::abs(x - y) <= 2e-6 * std::abs(y);
+  }
+  return a == b;
+}
+
+class HfConfig : public testing::TestWithParam<const char*> {};
+
+TEST_P(HfConfig, MeansWhatItMeansToTransformers) {
+  std::ifstream file("tests/golden/configs.json");
+  const json golden = json::parse(file).at("classes").at(GetParam());
+  const json& base = golden.at("base");
+  int compared = 0;
+  for (const json& one : golden.at("cases")) {
+    if (one.contains("refused")) continue;
+    json fields = base;
+    fields["model_type"] = GetParam();
+    fields.update(one.at("set"));
+    for (const json& key : one.at("drop")) fields.erase(key.get<std::string>());
+    json expected = golden.at("facts");
+    expected.update(one.at("facts"));
+    try {
+      const json found = facts_of(read_fields(fields), expected);
+      for (const auto& [name, value] : expected.items()) {
+        EXPECT_TRUE(near(found[name], value)) << one["set"] << " without " << one["drop"] << ": " << name
+                                              << " is " << found[name] << ", expected " << value;
+      }
+    } catch (const Error& error) {
+      ADD_FAILURE() << one["set"] << " without " << one["drop"] << ": " << error.what();
+    }
+    ++compared;
+  }
+  EXPECT_GT(compared, 100);
+}
+
+INSTANTIATE_TEST_SUITE_P(Classes, HfConfig,
+                         testing::Values("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss"),
+                         [](const auto& tested) { return std::string(tested.param); });
+
+}  // namespace
+}  // namespace millrace

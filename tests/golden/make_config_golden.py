@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""What transformers makes of config.json: configs.json, the oracle of src/model/hf_config_test.cpp.
+
+    venv/bin/python tests/golden/make_config_golden.py [--check]
+
+For each configuration class: a small base configuration, and every key of the class absent, at its default and at
+other values; every rotary scaling with every key it knows; and the spellings of older and newer files. A case is the
+base's config.json with keys set (`set`) and removed (`drop`), and what a model built from it has, as far as it differs
+from the base's: sizes, windows of its layers, rotary angles. `refused`: transformers itself does not run it.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+transformers.logging.set_verbosity_error()
+OUT = Path(__file__).parent / "configs.json"
+
+SMALL = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+         "tie_word_embeddings": False}
+EXPERTS = {"num_experts_per_tok": 2}
+BASES = {
+    "llama": SMALL,
+    "mistral": {**SMALL, "sliding_window": 24},
+    "qwen2": SMALL,
+    "qwen3": {**SMALL, "head_dim": 32},
+    "qwen3_moe": {**SMALL, **EXPERTS, "head_dim": 32, "num_experts": 6, "moe_intermediate_size": 48,
+                  "norm_topk_prob": True},
+    "gpt_oss": {**SMALL, **EXPERTS, "head_dim": 16, "num_local_experts": 6, "sliding_window": 24},
+}
+
+# Other values of a key than its default. Keys that change nothing a reader sees (dropout, caching) are not here.
+VALUES = {
+    "hidden_size": [32, 128], "intermediate_size": [64, 160], "num_hidden_layers": [1, 5],
+    "num_attention_heads": [2, 8], "num_key_value_heads": [1, 4, None], "head_dim": [8, 64, None],
+    "max_position_embeddings": [100, 4096], "rms_norm_eps": [1e-3, 1e-8], "rope_theta": [500000.0, 1000],
+    "sliding_window": [8, 100, None], "use_sliding_window": [True, False], "max_window_layers": [0, 2],
+    "layer_types": [["full_attention"] * 4, ["sliding_attention", "full_attention"] * 2, None],
+    "attention_bias": [True, False], "mlp_bias": [True, False], "partial_rotary_factor": [0.5, 1.0],
+    "num_experts": [3, 8], "num_local_experts": [3, 8], "num_experts_per_tok": [1, 3],
+    "moe_intermediate_size": [32, 80], "norm_topk_prob": [True, False], "decoder_sparse_step": [1, 2, 3],
+    "mlp_only_layers": [[], [1], [0, 3], None], "swiglu_limit": [5.0, 9.5], "swiglu_alpha": [1.5, 2.0],
+    "original_max_position_embeddings": [64, 256], "hidden_act": ["silu"], "rope_parameters": [None],
+    "rope_scaling": [None],
+}
+SHORT = [1.0 + 0.1 * i for i in range(32)]
+ROPE = [
+    {"rope_type": "default"}, {"rope_type": "default", "rope_theta": 77777.0}, {"type": "linear", "factor": 2.6},
+    {"rope_type": "linear", "factor": 4}, {"rope_type": "dynamic", "factor": 3.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 128},
+    {"rope_type": "llama3", "factor": 3.3, "low_freq_factor": 0.7, "high_freq_factor": 6.5},
+    {"rope_type": "yarn", "factor": 4.0}, {"rope_type": "yarn", "factor": 2.6, "original_max_position_embeddings": 100},
+    {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 128},
+    {"rope_type": "yarn", "factor": 8.0, "beta_fast": 20.0, "beta_slow": 2.0},
+    {"rope_type": "yarn", "factor": 8.0, "attention_factor": 0.9},
+    {"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.3},
+    {"rope_type": "yarn", "factor": 8.0, "mscale": 0.7}, {"rope_type": "yarn", "factor": 0.5},
+    {"rope_type": "yarn", "factor": 8.0, "truncate": False, "original_max_position_embeddings": 96},
+    {"rope_type": "yarn", "factor": 8.0, "truncate": True, "original_max_position_embeddings": 96},
+    {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 128, "short_factor": SHORT,
+     "long_factor": [2.0] * 32},
+    {"rope_type": "longrope", "original_max_position_embeddings": 128, "short_factor": SHORT,
+     "long_factor": [2.0] * 32},
+    {"rope_type": "longrope", "original_max_position_embeddings": 128, "short_factor": SHORT,
+     "long_factor": [2.0] * 32, "attention_factor": 1.25},
+]
+
+
+def window_of(config, layer):
+    if config.model_type == "llama":
+        return 0
+    if config.model_type == "mistral":
+        return config.sliding_window or 0
+    return layer.self_attn.sliding_window or 0
+
+
+def facts(fields):
+    config = AutoConfig.for_model(**fields)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    rotary = type(model.model.rotary_emb)(config)
+    with torch.no_grad():  # what can be built cannot always be run
+        model(torch.tensor([[1, 2, 3]]))
+    layers = list(model.model.layers)
+    attention = layers[0].self_attn
+    out = {"layers": len(layers), "hidden": config.hidden_size, "heads": config.num_attention_heads,
+           "kv_heads": attention.k_proj.out_features // attention.head_dim, "head_dim": attention.head_dim,
+           "norm_eps": layers[0].input_layernorm.variance_epsilon,
+           "windows": [window_of(config, layer) for layer in layers],
+           "angles": [float(f"{x:.9g}") for x in rotary.inv_freq.tolist()], "magnitude": rotary.attention_scaling}
+    dense = [hasattr(layer.mlp, "gate_proj") for layer in layers]
+    if any(dense):
+        out["ffn"] = layers[dense.index(True)].mlp.gate_proj.out_features
+    if not all(dense):
+        sparse = layers[dense.index(False)].mlp
+        router = sparse.gate if hasattr(sparse, "gate") else sparse.router
+        out.update(dense=dense, experts=router.num_experts, experts_per_token=router.top_k,
+                   expert_ffn=sparse.experts.down_proj.shape[1 if config.model_type == "gpt_oss" else 2])
+        if config.model_type == "qwen3_moe":
+            out["renormalize"] = bool(router.norm_topk_prob)
+        else:
+            out["swiglu"] = [sparse.experts.alpha, sparse.experts.limit]
+    return out
+
+
+def variations(model_type, base):
+    """Pairs of keys to set and keys to drop."""
+    known = set(AutoConfig.for_model(model_type).to_dict()) | set(base) | {"rope_scaling"}
+    defaults = AutoConfig.for_model(model_type)
+    for key in sorted(known & (set(VALUES) | set(base))):
+        yield {}, [key]
+        if key in VALUES and hasattr(defaults, key) and key not in ("rope_parameters", "layer_types", "mlp_only_layers"):
+            yield {key: getattr(defaults, key)}, []
+        for value in VALUES.get(key, []):
+            yield {key: value}, []
+    for key in ("sliding_window", "layer_types", "partial_rotary_factor", "original_max_position_embeddings"):
+        if key not in known:  # ignored, or not, by a class that does not know it
+            for value in VALUES[key]:
+                yield {key: value}, []
+    if "use_sliding_window" in known:
+        for first in (0, 2, 28):
+            yield {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": first}, []
+        yield {"use_sliding_window": True, "sliding_window": None}, []
+        yield {"use_sliding_window": True, "layer_types": VALUES["layer_types"][1], "sliding_window": 16}, []
+    if "num_experts" in base:
+        yield {"num_local_experts": 5}, ["num_experts"]
+        yield {"mlp_only_layers": [2], "decoder_sparse_step": 2}, []
+    angles = base.get("head_dim", base["hidden_size"] // base["num_attention_heads"]) // 2
+    for rope in ROPE:
+        rope = {k: v[:angles] if isinstance(v, list) else v for k, v in rope.items()}
+        yield {"rope_scaling": rope}, []
+        yield {"rope_parameters": {"rope_theta": 5000.0, **rope}}, ["rope_theta"]
+        yield {"rope_parameters": rope}, ["rope_theta"]
+        yield {"rope_scaling": rope, "original_max_position_embeddings": 64}, []
+    yield {"rope_scaling": {}, "rope_parameters": ROPE[7]}, []
+    yield {"rope_scaling": ROPE[7], "rope_parameters": ROPE[2]}, []
+
+
+def case_of(model_type, base, of_base, to_set, to_drop):
+    fields = {k: v for k, v in {**base, **to_set}.items() if k not in to_drop}
+    case = {"set": to_set, "drop": to_drop}
+    try:
+        found = facts({"model_type": model_type, **json.loads(json.dumps(fields))})
+    except Exception as error:  # whatever a class finds wrong with it
+        case["refused"] = f"{type(error).__name__}: {error}".splitlines()[0][:100]
+        return case
+    case["facts"] = {k: v for k, v in found.items() if of_base.get(k) != v}
+    return case
+
+
+def make():
+    out = {"transformers": transformers.__version__, "classes": {}}
+    for model_type, base in BASES.items():
+        of_base = facts({"model_type": model_type, **base})
+        cases = [case_of(model_type, base, of_base, *v) for v in variations(model_type, base)]
+        out["classes"][model_type] = {"base": base, "facts": of_base, "cases": cases}
+        refused = sum("refused" in case for case in cases)
+        print(f"{model_type}: {len(cases)} cases, {refused} refused", file=sys.stderr)
+    lines = json.dumps(out, separators=(", ", ": "))
+    return lines.replace('{"set"', '\n{"set"').replace('"qwen', '\n"qwen') + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with configs.json instead of writing it")
+    made = make()
+    if parser.parse_args().check:
+        return 0 if json.loads(made) == json.loads(OUT.read_text()) else 1
+    OUT.write_text(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
