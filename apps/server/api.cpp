@@ -210,7 +210,7 @@ constexpr Route kRoutes[] = {
     {"GET", "/api/ps", ollama_ps},
     {"POST", "/api/show", ollama_show},
     {"GET", "/api/version", ollama_version},
-    {"POST", "/api/pull", ollama_not_here},
+    {"POST", "/api/pull", ollama_pull},
     {"POST", "/api/push", ollama_not_here},
     {"POST", "/api/create", ollama_not_here},
     {"POST", "/api/copy", ollama_not_here},
