@@ -36,7 +36,9 @@ constexpr const char* kServeFooter =
     "  OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=none python my_program.py\n"
     "In a browser the address is a chat and a dashboard. /openapi.json describes every endpoint, "
     "docs/server.md\n"
-    "the rest. The file of --keys has a line per key: KEY, or NAME KEY; the name appears in the log.\n"
+    "the rest. The file of --keys has a line per key: KEY, or NAME KEY; the name appears in the log. Limits "
+    "of\n"
+    "its own may follow: rate=600 tokens=100000 running=8 priority=10.\n"
     "Signals: SIGTERM and SIGINT finish what is under way and end; a second one ends at once; SIGHUP reads "
     "the\n"
     "keys again and looks for new models.";
@@ -108,16 +110,31 @@ void add_server_options(Command& command, server::ServerOptions& s) {
   key.needs(cert);
   group = "Who may ask";
   add("--keys", s.keys_file, "file of API keys; without it everybody who can connect may ask");
-  add("--rate", s.rate_per_minute,
-      "requests a minute of each key (without keys: of each address); 0: any number")
-      .range(0.0, 1e9);
+  command.flag("--share-cache", s.share_cache, "with keys: let each find what others' prompts have computed")
+      .group(group);
+  add("--allow-host", s.allow_hosts,
+      "name that clients may call this server by, beside its addresses and localhost; * for any; may be "
+      "repeated")
+      .one_value_each_time();
   add("--cors", s.cors_origin, "origin whose pages may ask from a browser, or *; default: none");
-  command.flag("--isolate-cache", s.isolate_cache, "share cached prompts within a key only").group(group);
+  command
+      .flag("--trust-proxy", s.trust_proxy,
+            "a peer of a private network is a proxy: take the client's address from its X-Forwarded-For")
+      .group(group);
+  group = "How much each may ask (a key, or without keys an address)";
+  add("--rate", s.rate_per_minute, "requests a minute, each prompt of one counted; 0: any number")
+      .range(0.0, 1e9);
+  add("--tokens-per-minute", s.tokens_per_minute, "of prompts and answers; 0: any number").range(0.0, 1e9);
+  add("--max-requests-per-client", s.max_requests_per_client, "under way at the same time; 0: any number")
+      .range(0, 1 << 20);
+  add("--max-priority", s.max_priority, "highest priority a request may ask for").range(-1000000, 1000000);
   group = "What they see";
   add("--model-id", s.model_id, "the model's name in the API; default: its file's");
   add("--alias", s.aliases, "other names to accept for it; may be repeated");
   group = "Limits";
   add("--max-connections", s.max_connections, "open at the same time").range(1, 1 << 20);
+  add("--max-connections-per-address", s.max_connections_per_address, "of one client; 0: half of all")
+      .range(0, 1 << 20);
   command.size("--max-body", s.body_bytes, size_t{1} << 20, "MiB of a request")
       .range(1, 4096)
       .show_default()

@@ -238,6 +238,7 @@ void read_thinking(const Fields& fields, int64_t max_tokens, MessagesInput& out)
 
 MessagesInput read_messages_input(const Fields& fields, Constraints& constraints, int64_t max_tokens) {
   MessagesInput out;
+  out.conversation.objects = constraints.objects(fields);
   std::string system = read_text_blocks(fields.find("system"), "system", "\n\n");
   if (!system.empty()) {
     out.conversation.messages.push_back({.role = "system", .content = std::move(system)});

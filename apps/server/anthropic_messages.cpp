@@ -41,6 +41,7 @@ Reply create_message(Api& api, const HttpRequest& http, const Client& client) {
   request.stop.clear();
   request.samples = 1;
   request.max_tokens = static_cast<int32_t>(*max_tokens);
+  check_messages_may_fit(model->engine(), fields.find("messages"), "messages");
   MessagesInput input = read_messages_input(fields, model->constraints(), *max_tokens);
   check_conversation_may_fit(model->engine(), input.conversation, "messages");
   request.tokens = model->format().prompt(input.conversation);

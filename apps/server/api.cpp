@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <new>
 
 #include "anthropic_error.h"
@@ -21,10 +20,12 @@ void Counters::count(int status) {
 
 namespace {
 
-// What needs no key: is it alive, and the page, which asks for the key itself.
+// What those ask who watch the server: under any name, and without a key.
+bool is_probe(std::string_view path) { return path == "/health" || path == "/ready" || path == "/live"; }
+
+// What needs no key: the page, which asks for the key itself.
 bool is_open(const HttpRequest& request) {
-  const std::string& path = request.path;
-  return path == "/health" || path == "/ready" || request.method == "OPTIONS" || find_asset(path) != nullptr;
+  return request.method == "OPTIONS" || find_asset(request.path) != nullptr;
 }
 
 }  // namespace
@@ -37,8 +38,7 @@ Api::Api(ModelSet& models, const ServerOptions& options)
       timeline_(options.timeline),
       store_(options.stored_responses, options.stored_bytes),
       conversations_(options.stored_responses, options.stored_bytes),
-      keys_(std::make_shared<Keys>(options.keys_file.empty() ? Keys() : Keys::from_file(options.keys_file))),
-      rate_(options.rate_per_minute) {}
+      admission_(options_) {}
 
 Api::~Api() = default;
 
@@ -49,52 +49,27 @@ double Api::uptime_s() const {
 void Api::reload_keys() {
   if (options_.keys_file.empty()) return;
   try {
-    auto fresh = std::make_shared<Keys>(Keys::from_file(options_.keys_file));
-    log_.write("info", "keys read again", {{"keys", static_cast<double>(fresh->size())}});
-    const std::lock_guard lock(keys_mutex_);
-    keys_ = std::move(fresh);
+    const size_t count = admission_.reload_keys();
+    log_.write("info", "keys read again", {{"keys", static_cast<double>(count)}});
   } catch (const std::exception& error) {
     log_.write("error", "keys not read, the old ones stay", {{"reason", std::string(error.what())}});
   }
 }
 
 std::optional<HttpResponse> Api::admit(const HttpRequest& head, Client& client) {
+  admission_.see_through_proxy(head, client);
+  if (is_probe(head.path)) return std::nullopt;
+  if (auto refusal = admission_.refuse_site(head)) return refusal;
   if (is_open(head)) return std::nullopt;
-  std::shared_ptr<const Keys> keys;
-  {
-    const std::lock_guard lock(keys_mutex_);
-    keys = keys_;
-  }
-  if (keys->in_use()) {
-    std::optional<std::string> name = keys->check(head.header("authorization"));
-    const std::string_view other = head.header("x-api-key");  // Anthropic's clients
-    if (!name && !other.empty()) name = keys->check(fmt::format("Bearer {}", other));
-    if (!name) {
-      return error_response({401,
-                             "no valid API key was given: expected the header 'Authorization: Bearer KEY' or "
-                             "'x-api-key: KEY'",
-                             "", "invalid_api_key"});
-    }
-    client.key_name = *name;
-  }
+  if (auto refusal = admission_.refuse_key(head, client)) return refusal;
   if (head.method != "POST") return std::nullopt;
   if (draining_) {
     ApiError error(503, "the server is shutting down", "", "shutting_down");
     error.retry_after_s = 1;
     return error_response(error);
   }
-  const RateLimiter::Verdict verdict = rate_.take(keys->in_use() ? client.key_name : client.remote);
-  if (verdict.allowed) return std::nullopt;
-  ApiError error(429,
-                 fmt::format("more than {} requests a minute: try again in {:.1f} s", rate_.per_minute(),
-                             verdict.wait_s),
-                 "", "rate_limit_exceeded");
-  error.retry_after_s = static_cast<int>(std::ceil(verdict.wait_s));
-  HttpResponse response = error_response(error);
-  response.headers.emplace_back("x-ratelimit-limit-requests", fmt::format("{}", rate_.per_minute()));
-  response.headers.emplace_back("x-ratelimit-remaining-requests", "0");
-  response.headers.emplace_back("x-ratelimit-reset-requests", fmt::format("{:.1f}s", verdict.wait_s));
-  return response;
+  if (auto refusal = SiteRules::refuse_content_type(head)) return refusal;
+  return admission_.refuse_amount(client);
 }
 
 void Api::add_headers(HttpResponse& response, const HttpRequest& request) const {
@@ -113,11 +88,10 @@ void Api::add_headers(HttpResponse& response, const HttpRequest& request) const 
 }
 
 std::string Api::failure() {
-  std::string failure = models_.failure();
-  if (!failure.empty()) {
-    std::call_once(failure_logged_, [&] { log_.write("error", "the device failed", {{"reason", failure}}); });
-  }
-  return failure;
+  const std::string failure = models_.failure();
+  if (failure.empty()) return failure;
+  std::call_once(failure_logged_, [&] { log_.write("error", "the device failed", {{"reason", failure}}); });
+  return without_paths(failure);
 }
 
 ModelLease Api::model_of(const Fields& fields) {
@@ -153,6 +127,7 @@ Reply Api::work_ended(const HttpRequest& request, WorkEnded::Why why) const {
 
 Reply Api::handle(const HttpRequest& request, const Client& client, const WorkLimits& limits) {
   const WorkBudget budget(limits);
+  const ClientUse::Scope whose(client.use);
   const auto refuse = [&](const ApiError& error) { return Reply{.response = error_for(request, error)}; };
   try {
     return route(request, client);
@@ -163,7 +138,12 @@ Reply Api::handle(const HttpRequest& request, const Client& client, const WorkLi
   } catch (const ApiError& error) {
     return refuse(error);
   } catch (const Error& error) {
-    return refuse(to_api_error(error.code(), error.what()));
+    const ApiError answer = to_api_error(error.code(), error.what());
+    if (answer.status == 500) {
+      log_.write("error", "request failed",
+                 {{"request_id", client.request_id}, {"reason", std::string(error.what())}});
+    }
+    return refuse(answer);
   } catch (const std::bad_alloc&) {
     return refuse({503, "out of memory", "", "out_of_memory"});
   } catch (const std::exception& error) {
@@ -220,6 +200,7 @@ constexpr Route kRoutes[] = {
     {"POST", "/apply-template",
      [](Api& api, const HttpRequest& r, const Client&) { return apply_template(api, r); }},
     {"GET", "/health", [](Api& api, const HttpRequest&, const Client&) { return health(api); }},
+    {"GET", "/live", [](Api& api, const HttpRequest&, const Client&) { return live(api); }},
     {"GET", "/ready", [](Api& api, const HttpRequest&, const Client&) { return ready(api); }},
     {"GET", "/metrics",
      [](Api& api, const HttpRequest&, const Client&) {

@@ -7,12 +7,12 @@
 #include <mutex>
 #include <string>
 
+#include "admission.h"
 #include "api_error.h"
 #include "base/work_budget.h"
 #include "conversation_store.h"
 #include "http.h"
 #include "json_fields.h"
-#include "keys.h"
 #include "loading_answer.h"
 #include "log.h"
 #include "model_set.h"
@@ -36,7 +36,7 @@ class Api {
   Api(ModelSet& models, const ServerOptions& options);
   ~Api();
 
-  // What can be said before the body is read: nothing when the request may go on. Fills in client.key_name.
+  // What can be said before the body is read: nothing when the request may go on. Fills in who the client is.
   std::optional<HttpResponse> admit(const HttpRequest& head, Client& client);
   // Never throws: what goes wrong is a response. The limits are for the work until then, not for the answer.
   Reply handle(const HttpRequest& request, const Client& client, const WorkLimits& limits = {});
@@ -47,7 +47,11 @@ class Api {
   void reload_keys();  // logs what came of it; the old ones stay when the file is bad
   void set_draining() { draining_ = true; }
   bool draining() const { return draining_; }
-  // Of an engine (Engine::failure()); logged when it is first seen.
+  // As many requests wait to be read as may: more are refused.
+  bool overloaded() const {
+    return counters_.queued_work_limit > 0 && counters_.queued_work >= counters_.queued_work_limit;
+  }
+  // Of an engine (Engine::failure()), without paths; logged whole when it is first seen.
   std::string failure();
 
   // The model that a request names, for as long as its answer lives. Throws ApiError when there is no such
@@ -86,9 +90,7 @@ class Api {
   ResponseStore store_;
   ConversationStore conversations_;
   Counters counters_;
-  std::mutex keys_mutex_;
-  std::shared_ptr<const Keys> keys_;
-  RateLimiter rate_;
+  Admission admission_;
   std::atomic<bool> draining_{false};
 };
 

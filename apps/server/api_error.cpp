@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/json_writer.h"
 
 namespace millrace::server {
@@ -38,16 +40,37 @@ HttpResponse error_response(const ApiError& error) {
   return response;
 }
 
+std::string without_paths(std::string_view text) {
+  constexpr std::string_view kBefore = " \t\n\"'(<[{=:,`", kEnd = " \t\n\"')>]},;`";
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool begins = i == 0 || kBefore.find(text[i - 1]) != std::string_view::npos;
+    const size_t end = std::min(text.find_first_of(kEnd, i), text.size());
+    const std::string_view word = text.substr(i, end - i);
+    const size_t colon = std::min(word.find(':'), word.size());  // path:line
+    const size_t slash = word.substr(0, colon).rfind('/');
+    const bool path =
+        word.starts_with('/') || word.starts_with("./") || word.starts_with("../") || word.starts_with("~/");
+    if (begins && path && slash != std::string_view::npos && slash + 1 < colon) {
+      i += slash;  // the loop goes on behind it
+    } else {
+      out.push_back(text[i]);
+    }
+  }
+  return out;
+}
+
 ApiError to_api_error(ErrorCode code, const std::string& message) {
+  const std::string text = without_paths(message);
   switch (code) {
     case ErrorCode::kBadInput:
-      return {400, message};
+      return {400, text};
     case ErrorCode::kUnsupported:
-      return {400, message, "", "unsupported_value"};
+      return {400, text, "", "unsupported_value"};
     case ErrorCode::kNoMemory:
-      return {503, message, "", "out_of_memory"};
+      return {503, text, "", "out_of_memory"};
     case ErrorCode::kBusy: {
-      ApiError error(503, message, "", "busy");
+      ApiError error(503, text, "", "busy");
       error.retry_after_s = 1;
       return error;
     }
@@ -56,17 +79,17 @@ ApiError to_api_error(ErrorCode code, const std::string& message) {
     case ErrorCode::kInternal:
       break;
   }
-  return {500, message, "", "server_error"};
+  return {500, text, "", "server_error"};
 }
 
 // litellm looks for the first words, langchain and agents that speak to Anthropic for the others.
-ApiError context_exceeded(size_t tokens, int64_t context, std::string path) {
+ApiError context_exceeded(size_t tokens, int64_t context, std::string path, bool at_least) {
   return {
       400,
       fmt::format(
           "This model's maximum context length is {} tokens. However, the prompt is too long: {} tokens > "
-          "{} maximum in '{}'. Please reduce its length.",
-          context, tokens, context, path),
+          "{} maximum in '{}'{}. Please reduce its length.",
+          context, tokens, context, path, at_least ? " (at least)" : ""),
       path, "context_length_exceeded"};
 }
 

@@ -53,6 +53,7 @@ Reply tokenize(Api& api, const HttpRequest& request);
 Reply detokenize(Api& api, const HttpRequest& request);
 Reply apply_template(Api& api, const HttpRequest& request);
 Reply health(Api& api);
+Reply live(Api& api);
 Reply ready(Api& api);
 
 // 405 with the methods that there are (api.cpp).

@@ -1,6 +1,6 @@
 #include "prompt_bounds.h"
 
-#include <fmt/format.h>
+#include <string>
 
 #include "api_error.h"
 #include "base/work_budget.h"
@@ -14,12 +14,7 @@ constexpr size_t kMinTokensOfMessage = 1;  // an empty one, in any format
 void check(const Engine& engine, size_t min_tokens, std::string_view path) {
   const auto context = static_cast<size_t>(engine.model().context);
   if (min_tokens <= context) return;
-  throw ApiError(
-      400,
-      fmt::format("This model's maximum context length is {} tokens. However, '{}' resulted in at least "
-                  "{} tokens. Please reduce its length.",
-                  context, path, min_tokens),
-      std::string(path), "context_length_exceeded");
+  throw context_exceeded(min_tokens, static_cast<int64_t>(context), std::string(path), true);
 }
 
 }  // namespace

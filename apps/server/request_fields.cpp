@@ -97,14 +97,24 @@ StreamOptions read_stream_options(const Fields& fields) {
 
 Request read_service(const Fields& fields, const Api& api, const Client& client) {
   Request r;
-  r.priority = static_cast<int32_t>(fields.integer("priority", -1000000, 1000000).value_or(0));
+  constexpr int64_t kMost = 1000000;
+  const int64_t highest = client.limits.max_priority;
+  const int64_t priority = fields.integer("priority", -kMost, kMost).value_or(std::min<int64_t>(0, highest));
+  if (priority > highest) {
+    fields.refuse("priority",
+                  fmt::format("found {}, expected at most {} (see --max-priority)", priority, highest));
+  }
+  r.priority = static_cast<int32_t>(priority);
   if (api.options().request_timeout_s > 0) {
     r.deadline = std::chrono::steady_clock::now() +
                  std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                      std::chrono::duration<double>(api.options().request_timeout_s));
   }
   r.cache_salt = fields.text("cache_salt").value_or("");
-  if (api.options().isolate_cache) r.cache_salt = client.key_name + "\n" + r.cache_salt;
+  // A key finds its own prompts only: how fast an answer comes would tell what others have asked.
+  if (!client.key_name.empty() && !api.options().share_cache) {
+    r.cache_salt = client.key_name + "\n" + r.cache_salt;
+  }
   return r;
 }
 

@@ -1,4 +1,4 @@
-// The tree is built from nlohmann's events. Members are appended as they come; equal keys are looked for
+// The tree is built from events. Members are appended as they come; equal keys are looked for
 // once, when an object is complete.
 #include "base/json_tree.h"
 
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json_reader.h"
 #include "base/work_budget.h"
 
 namespace millrace {
@@ -188,6 +189,12 @@ class TreeBuilder {
 }  // namespace
 
 Json parse_json_tree(std::string_view text, const JsonLimits& limits) {
+  {
+    TreeBuilder builder(limits);
+    if (JsonReader<TreeBuilder>(text, builder).read()) return builder.take();
+  }
+  // Once more, to say what is wrong and where; nlohmann takes a little more than the standard (a byte order
+  // mark).
   TreeBuilder builder(limits);
   Json::sax_parse(text.data(), text.data() + text.size(), &builder);
   return builder.take();

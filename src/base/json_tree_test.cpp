@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -46,6 +47,48 @@ TEST(JsonTree, IsWhatTheLibraryBuilds) {
     many += (i == 0 ? "\"" : ",\"") + std::to_string(i * 7919 % 1000) + "\":[" + std::to_string(i) + "]";
   many += "}";
   EXPECT_EQ(parse_json_tree(many).dump(), Json::parse(many).dump());
+}
+
+// Texts that are nearly JSON: taken or not, and what is made of them, as the library does.
+TEST(JsonTree, TakesWhatTheLibraryTakes) {
+  const std::string seeds[] = {
+      R"({"a": [1, -2, 3.5e-7, 0, -0, 1E+9, true, false, null], "b\n\u00e9\ud83d\ude00": {"": "\"\\\/\b\f\r\t"}})",
+      "[\"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\", 9223372036854775807, -9223372036854775808, "
+      "18446744073709551616, 1e-400]",
+      "\xef\xbb\xbf [ 0.1 , [ ] , { } , \"\\u0000\" ]\n"};
+  constexpr std::string_view kBytes = "{}[]\",:\\u0123456789abcdefeE+-. \n\t\x01\x7f\x80\xc3\xed\xff/tfn";
+  uint64_t state = 1;
+  const auto random = [&state](size_t below) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<size_t>(state >> 33) % below;
+  };
+  size_t taken = 0;
+  for (int i = 0; i < 60'000; ++i) {
+    std::string text = seeds[random(std::size(seeds))];
+    for (size_t changes = random(4); changes > 0; --changes) {
+      const size_t at = random(text.size());
+      const char byte = kBytes[random(kBytes.size())];
+      if (random(3) == 0) {
+        text.erase(at, 1 + random(3));
+      } else if (random(2) == 0) {
+        text.insert(at, 1, byte);
+      } else {
+        text[at] = byte;
+      }
+      if (text.empty()) text = "0";
+    }
+    const Json expected = Json::parse(text, nullptr, false);
+    Json found = Json::value_t::discarded;
+    try {
+      found = parse_json_tree(text, {.last_key_wins = true});
+    } catch (const JsonTextError&) {
+    }
+    ASSERT_EQ(found.is_discarded(), expected.is_discarded()) << text;
+    if (found.is_discarded()) continue;
+    ++taken;
+    ASSERT_EQ(found.dump(), expected.dump()) << text;
+  }
+  EXPECT_GT(taken, 10'000u);
 }
 
 TEST(JsonTree, SaysWhereBadSyntaxIs) {

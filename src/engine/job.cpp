@@ -9,10 +9,12 @@
 namespace millrace {
 namespace {
 
+// How many they are is not known: the rest was not looked at.
 [[noreturn]] void too_long(const Runtime& runtime) {
-  throw_error(ErrorCode::kBadInput,
-              "the prompt has more tokens than the context of {} (the model was trained for {})",
-              runtime.context(), runtime.config().context_length);
+  throw PromptTooLong(
+      fmt::format("the prompt is too long: this model's maximum context length is {} tokens (it was "
+                  "trained for {})",
+                  runtime.context(), runtime.config().context_length));
 }
 
 std::vector<int32_t> prompt_tokens(const Runtime& runtime, const ChatTemplate* chat_template,

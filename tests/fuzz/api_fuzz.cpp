@@ -14,9 +14,11 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "server/api.h"
 #include "server/http/http_parser.h"
+#include "server/model_set.h"
 #include "touch.h"
 
 namespace {
@@ -25,7 +27,7 @@ using namespace millrace;
 using namespace millrace::server;
 
 struct World {
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<ModelSet> models;
   std::unique_ptr<Api> api;
 };
 
@@ -40,8 +42,10 @@ World make_world(const char* model) {
   server.model_id = "m";
   server.stored_responses = 8;
   server.request_timeout_s = 1;
-  World world{Engine::create(options), nullptr};
-  world.api = std::make_unique<Api>(*world.engine, server);
+  const std::vector<ModelSpec> specs = {{.name = server.model_id, .engine = options, .keep = true}};
+  World world{std::make_unique<ModelSet>(specs, ModelSetOptions{}, Log(true)), nullptr};
+  world.models->adopt(server.model_id, Engine::create(options));
+  world.api = std::make_unique<Api>(*world.models, server);
   world.api->run_detached = [](const std::shared_ptr<Answer>&) {};
   return world;
 }
@@ -226,6 +230,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   request.body = rest.find('{') == std::string_view::npos ? edited(rest, kBodies[which]) : std::string(rest);
   Client client;
   client.request_id = "r";
+  client.limits.max_priority = 1000000;
   answer(api, request, client);
   return 0;
 }

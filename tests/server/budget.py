@@ -131,6 +131,9 @@ class Budget(unittest.TestCase):
             return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(metric))
 
         self.assertTrue(wait_for(lambda: queued() == 1))
+        status, health = server.json("GET", "/health")
+        self.assertEqual((status, health["status"]), (503, "overloaded"))
+        self.assertEqual([server.request("GET", path)[0] for path in ("/ready", "/live")], [200, 200])
         status, headers, answer = server.request("POST", CHAT, SLOW)
         self.assertEqual(status, 503, answer[:300])
         self.assertGreaterEqual(int(headers["retry-after"]), 1)

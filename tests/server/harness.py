@@ -102,7 +102,7 @@ def read_all(s):
 
 def post(path, body, headers=""):
     body = body if isinstance(body, bytes) else body.encode()
-    return (f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n{headers}"
+    return (f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n{headers}"
             f"content-length: {len(body)}\r\n\r\n").encode() + body
 
 

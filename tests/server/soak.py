@@ -155,8 +155,8 @@ class Attackers:
     async def noise(self, rng):
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            begin = rng.choice((b"", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999999\r\n\r\n",
-                                b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nffffffff\r\n"))
+            begin = rng.choice((b"", b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9999999999\r\n\r\n",
+                                b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nffffffff\r\n"))
             writer.write(begin + rng.randbytes(2000))
             await writer.drain()
             await asyncio.wait_for(reader.read(4096), 10)

@@ -27,12 +27,13 @@ void append_chunk(std::string& out, std::string_view data) {
 }  // namespace
 
 Connection::Connection(Api& api, WorkLanes& workers, asio::any_io_executor strand,
-                       std::unique_ptr<Transport> transport, std::string remote)
+                       std::unique_ptr<Transport> transport, std::string remote, std::shared_ptr<void> share)
     : api_(api),
       workers_(workers),
       waiter_(std::make_shared<Waiter>(std::move(strand))),
       transport_(std::move(transport)),
-      remote_(std::move(remote)) {
+      remote_(std::move(remote)),
+      share_(std::move(share)) {
   ++api_.counters().connections;
 }
 
@@ -181,7 +182,9 @@ Connection::Awaitable<void> Connection::fail(const HttpParser& parser) {
   const ApiError error(parser.error_status(), parser.error_message(), "", "invalid_http");
   HttpRequest request = parser.head();
   request.keep_alive = false;
-  Client client{.request_id = new_id("req-", 24), .traceparent = {}, .remote = remote_, .key_name = {}};
+  Client client;
+  client.request_id = new_id("req-", 24);
+  client.remote = remote_;
   // A variable of its own: g++ 12 destroys an aggregate that is made inside a co_await twice.
   HttpResponse response = error_response(error);
   const bool sent = co_await send(request, client, std::move(response));
@@ -217,7 +220,8 @@ Connection::Awaitable<bool> Connection::answer_one(HttpParser& parser) {
                          .body = {},
                          .version = request.version,
                          .keep_alive = request.keep_alive,
-                         .expects_continue = false};
+                         .expects_continue = false,
+                         .has_body = false};
   std::optional<Reply> reply = co_await handle(std::move(request), client);
   if (!reply) {
     log(head, client, 499, start, 0, true);
@@ -265,6 +269,7 @@ std::string Connection::head_text(const HttpRequest& request, const Client& clie
   };
   if (!response.content_type.empty()) add("content-type", response.content_type);
   for (const auto& [name, value] : response.headers) add(name, value);
+  for (const auto& [name, value] : client.headers) add(name, value);
   add("x-request-id", client.request_id);
   if (is_anthropic_path(request.path)) add("request-id", client.request_id);
   if (!client.traceparent.empty()) add("traceparent", client.traceparent);

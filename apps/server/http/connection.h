@@ -26,7 +26,7 @@ namespace millrace::server {
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(Api& api, WorkLanes& workers, boost::asio::any_io_executor strand,
-             std::unique_ptr<Transport> transport, std::string remote);
+             std::unique_ptr<Transport> transport, std::string remote, std::shared_ptr<void> share);
   ~Connection();
 
   boost::asio::awaitable<void> run();
@@ -71,6 +71,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::shared_ptr<Waiter> waiter_;
   std::unique_ptr<Transport> transport_;
   std::string remote_;
+  std::shared_ptr<void> share_;  // of its address's connections
 
   std::string buffer_;  // read and not yet parsed
   std::array<char, 8192> incoming_;
