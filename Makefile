@@ -16,11 +16,12 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
 FUZZ_SECONDS ?= 60
+SOAK_SECONDS ?= 3600
 PREFIX ?= /usr/local
 NVCC ?= nvcc
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check install package deps deps-test fuzz format lint asan tsan cross cuda clean
+.PHONY: help run build test check install package deps deps-test fuzz soak format lint asan tsan cross cuda clean
 
 help:
 	@echo 'make run      answer a prompt with SmolLM2-135M-Instruct (installs, builds and fetches what is missing)'
@@ -33,6 +34,7 @@ help:
 	@echo 'make check    that, and format, every file alone, clang-tidy, sanitizers, fuzz corpus, the other architecture, CUDA'
 	@echo
 	@echo 'make fuzz     each fuzz target for a minute (FUZZ_SECONDS=60)'
+	@echo 'make soak     200 clients and attackers on one server for an hour (SOAK_SECONDS=3600)'
 	@echo 'make format   rewrite the sources with clang-format'
 	@echo 'make lint     clang-format and clang-tidy only'
 	@echo 'make install  program, libraries, headers, man page and completions under PREFIX=/usr/local (DESTDIR is kept)'
@@ -74,6 +76,9 @@ check: deps-test
 fuzz:
 	@tools/install_deps.sh build test fuzz
 	@python3 tools/run_tests.py --only fuzz --fuzz-seconds $(FUZZ_SECONDS)
+
+soak: deps-test
+	@python3 tools/run_tests.py --only soak --soak-seconds $(SOAK_SECONDS)
 
 format:
 	@tools/install_deps.sh build test

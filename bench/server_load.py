@@ -82,7 +82,8 @@ class Load:
         start = time.monotonic()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
         try:
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+                         b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
                          + body)
             text, ids, usage, done, last = "", set(), None, False, None
             status = await reader.readline()
@@ -128,7 +129,7 @@ class Load:
 
     async def open_streams(self):
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(b"GET /stats HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        writer.write(b"GET /stats HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         _, _, body = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
         return json.loads(body)["server"]["streams"]

@@ -4,11 +4,13 @@
   tests/clients_test.py PATH/TO/millrace [NAME ...]        all of them, or those whose file's name begins so
   tests/clients_test.py PATH/TO/millrace --record FILE     and keep what they sent, for tests/server/recorded.py
 
-Python's packages come from PyPI into build/venv/clients (tests/clients/requirements.txt), Node's from npm into
-build/clients (tests/clients/package.json): some 750 MB, which is why this is part of `make check` and not of `make
+Python's packages come from PyPI into build/venv/clients (tests/clients/requirements.txt; a package that wants another
+openai than the others has a file and an environment of its own), Node's from npm into build/clients
+(tests/clients/package.json): some 900 MB, which is why this is part of `make check` and not of `make
 test`. What cannot be had is skipped and said. docs/clients.md has the results.
 """
 
+import functools
 import http.client
 import http.server
 import json
@@ -24,21 +26,23 @@ import served
 
 ROOT = served.ROOT
 SCRIPTS = ROOT / "tests" / "clients"
-VENV = ROOT / "build" / "venv" / "clients"
 NODE = ROOT / "build" / "clients"
 WHAT = "the clients' tests"
 PATIENCE_S = 900  # for one package
 
 
-def python_environment():
+@functools.cache
+def python_environment(requirements):
     """A Python with the packages, or None and why not."""
-    wanted = (SCRIPTS / "requirements.txt").read_text()
-    python, ready = VENV / "bin" / "python", VENV / "ready"
+    wanted = requirements.read_text()
+    name = "clients" if requirements.stem == "requirements" else requirements.stem.removesuffix("_requirements")
+    venv = ROOT / "build" / "venv" / name
+    python, ready = venv / "bin" / "python", venv / "ready"
     if ready.is_file() and ready.read_text() == wanted:
         return python, None
-    shutil.rmtree(VENV, ignore_errors=True)
-    for command in ([sys.executable, "-m", "venv", VENV],
-                    [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", SCRIPTS / "requirements.txt"]):
+    shutil.rmtree(venv, ignore_errors=True)
+    for command in ([sys.executable, "-m", "venv", venv],
+                    [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", requirements]):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             return None, (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
@@ -46,6 +50,7 @@ def python_environment():
     return python, None
 
 
+@functools.cache
 def node_environment():
     """The folder with Node's packages, or None and why not."""
     if shutil.which("node") is None or shutil.which("npm") is None:
@@ -65,6 +70,13 @@ def node_environment():
     return NODE, None
 
 
+def environment(script):
+    if script.suffix == ".mjs":
+        return node_environment()
+    own = script.with_name(script.stem + "_requirements.txt")
+    return python_environment(own if own.is_file() else SCRIPTS / "requirements.txt")
+
+
 class Recorder(http.server.ThreadingHTTPServer):
     """Stands before the server and keeps what it is sent."""
 
@@ -77,11 +89,12 @@ class Recorder(http.server.ThreadingHTTPServer):
 
     def keep(self, method, path, body):
         fields = json.loads(body) if body else {}
-        # Requests of one shape are one: what is said differs, and ids do.
-        shape = json.dumps([self.client, method, path.partition("?")[0], sorted(fields), fields.get("tool_choice"),
-                            fields.get("response_format"), fields.get("text"), fields.get("tools"), fields.get("stream"),
-                            [m.get("role", m.get("type")) for m in fields.get("messages", []) if isinstance(m, dict)][:4],
-                            isinstance(fields.get("input"), str), "previous_response_id" in fields])
+        # Requests of one shape are one: what is said in them differs, and ids do. Of schemas and choices each client has its own.
+        choice, messages = fields.get("tool_choice"), fields.get("messages", fields.get("input"))
+        form = (fields.get("response_format") or (fields.get("text") or {}).get("format") or {}).get("type")
+        roles = [m.get("role", m.get("type")) for m in messages[:3] if isinstance(m, dict)] if isinstance(messages, list) else []
+        shape = json.dumps([path, self.client if choice or form == "json_schema" else "", bool(choice) and str(type(choice)), form,
+                            fields.get("stream"), roles])
         if fields.get("model") in (None, "smollm2") and fields.get("temperature") != 9 and len(body) < 6000:
             self.kept.setdefault(shape, {"client": self.client, "method": method, "path": path, "body": fields})
 
@@ -117,12 +130,12 @@ def main():
     model = served.fetch_model("smollm2", WHAT)
     scripts = sorted(path for path in (*SCRIPTS.glob("*_client.py"), *SCRIPTS.glob("*_client.mjs"))
                      if not names or any(path.name.startswith(name) for name in names))
-    environments = {".py": python_environment(), ".mjs": node_environment()}
+    environments = {script: environment(script) for script in scripts}
     server = served.Server(os.path.abspath(sys.argv[1]), model, "--ctx", 2048, "--model-id", "smollm2").wait_ready()
     recorder = Recorder(server.url) if record else None
     failed, skipped = [], 0
     for script in scripts:
-        place, why = environments[script.suffix]
+        place, why = environments[script]
         if place is None:
             print(f"SKIPPED: {script.name} because its package cannot be had: {why}", flush=True)
             skipped += 1
@@ -141,7 +154,8 @@ def main():
     faults = server.get("/stats")[1]["server"]["responses"]["5xx"]
     server.stop()
     if recorder:
-        Path(record).write_text(json.dumps(list(recorder.kept.values()), indent=1, ensure_ascii=False) + "\n")
+        lines = ",\n".join(json.dumps(kept, ensure_ascii=False) for kept in recorder.kept.values())
+        Path(record).write_text(f"[\n{lines}\n]\n")
     print(f"{len(scripts) - len(failed) - skipped} of {len(scripts)} packages held, {skipped} skipped, {faults} answers of 5xx")
     if failed or faults:
         print("FAILED:", ", ".join(failed))

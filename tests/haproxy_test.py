@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,10 @@ import threading
 import time
 import unittest
 
-from served import ROOT, Server, fetch_model, free_port, need_command, venv_python
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "server"))
+import smuggling  # noqa: E402
+from harness import in_threads, post, read_all  # noqa: E402
+from served import ROOT, Server, fetch_model, free_port, need_command, venv_python  # noqa: E402
 
 WHAT = "the test of several servers"
 BINARY = ""
@@ -222,6 +226,61 @@ class HaproxyTest(unittest.TestCase):
         self.wait_for(lambda: self.proxy.ask("/ready")[1] == 503)
         _, status, answer = self.proxy.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})
         self.assertEqual((status, answer["error"]["type"]), (503, "server_error"))
+
+
+class SmugglingTest(unittest.TestCase):
+    """Requests that hold a second one, through HAProxy: what it did not see itself, no server may see."""
+
+    def start(self, *options):
+        model = ROOT / "tests/golden/models/llama3/model.gguf"
+        self.server = Server(BINARY, model, "--log-json", "--header-timeout", 1, "--trust-proxy", *options).wait_ready()
+        self.addCleanup(self.server.stop)
+        self.proxy = Proxy([self.server, self.server])
+        self.addCleanup(self.proxy.stop)
+        HaproxyTest.wait_for(lambda: self.proxy.ask("/ready")[1] == 200)
+
+    def send(self, data):
+        """All that comes back, until the connection is closed or nothing comes for a while."""
+        with socket.create_connection(("127.0.0.1", self.proxy.port), timeout=TIMEOUT_S) as s:
+            s.sendall(data)
+            s.settimeout(1)  # HAProxy keeps a connection; a second answer comes at once or never
+            return read_all(s)
+
+    def test_what_the_proxy_did_not_see_no_server_sees(self):
+        self.start()
+        rows = smuggling.rows()
+        replies = in_threads(24, lambda i: {number: self.send(rows[number][1]) for number in range(i, len(rows), 24)})
+        replies = {number: reply for part in replies for number, reply in part.items()}
+        self.proxy.log.flush()
+        seen = pathlib.Path(self.proxy.log.name).read_text(errors="replace")
+        served = self.server.output()
+        passed = refused = 0
+        for number, (name, _, _) in enumerate(rows):
+            spoke_http2 = replies[number].startswith(b"\0\0")  # HAProxy takes its preface for what it is
+            statuses = [] if spoke_http2 else smuggling.statuses_of(replies[number])
+            self.assertFalse([status for status in statuses if status in (500, 502, 503, 504)], name)
+            second = re.compile(re.escape(smuggling.SMUGGLED.format(number)) + r"\b")
+            if second.search(served):  # then HAProxy read two requests where we would have refused the first
+                self.assertTrue(second.search(seen), f"{name}: smuggled past the proxy")
+                passed += 1
+            else:
+                self.assertLessEqual(set(statuses[1:]), {400}, name)  # what follows is no request to HAProxy either
+                refused += 1
+        print(f"\n{len(rows)} requests that hold another: {passed} are two to HAProxy, {refused} never reached a server as two")
+        self.assertGreater(refused, len(rows) * 3 // 4)
+
+    def test_each_client_has_its_own_limit(self):
+        def statuses(source):
+            found = []
+            for _ in range(5):
+                with socket.create_connection(("127.0.0.1", self.proxy.port), source_address=(source, 0), timeout=TIMEOUT_S) as s:
+                    s.sendall(post("/v1/completions", '{"prompt": "a", "max_tokens": 1}', "x-forwarded-for: 9.9.9.9\r\n"))
+                    found += smuggling.statuses_of(read_all(s))
+            return found
+
+        self.start("--rate", 3)
+        for source in ("127.0.0.5", "127.0.0.6"):
+            self.assertEqual(statuses(source), [200, 200, 200, 429, 429])
 
 
 class DeployFilesTest(unittest.TestCase):

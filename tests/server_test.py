@@ -4,7 +4,7 @@
 
 Run from the repository root. The model is build/models/SmolLM2-135M-Instruct.Q4_1.gguf (tools/fetch_model.py smollm2); the
 client comes from PyPI into build/python/openai, and jsonschema, which holds the answers to /openapi.json, likewise. What
-cannot be had is skipped and said. The clients' tests are in server/clients.py, those of limits and
+cannot be had is skipped and said. The clients' tests are in server/clients.py and server/ollama_api.py, those of limits and
 signals in server/limits.py, those of several models in server/models.py.
 """
 
@@ -23,14 +23,20 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "server"))
 import harness  # noqa: E402
 import malformed  # noqa: E402
 import shared  # noqa: E402
+from budget import Budget  # noqa: E402, F401
 from clients import NodeClient, OfficialClient  # noqa: E402, F401
+from codes import ErrorCodes  # noqa: E402, F401
 from description import Description  # noqa: E402
 from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
 from limits import Limits  # noqa: E402, F401
+from messages import AnthropicClient, AnthropicNode, AnthropicThinking  # noqa: E402, F401
 from models import FromAFile, OneAtATime, Several  # noqa: E402, F401
+from ollama_api import OllamaClient  # noqa: E402, F401
 from recorded import Recorded  # noqa: E402, F401
 from shared import LONG, MESSAGES, SharedServer, describe, wait_for  # noqa: E402
 from tool_calls import OpenObjects, ToolCalls  # noqa: E402, F401
+from prompt_logprobs import PromptLogprobs  # noqa: E402, F401
+from stored import StoredResponses  # noqa: E402, F401
 
 
 class Endpoints(SharedServer):
@@ -69,12 +75,31 @@ class Endpoints(SharedServer):
         self.good("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2})
         self.good("POST", "/v1/completions", {"prompt": "Hi", "max_tokens": 3, "logprobs": 2})
         self.good("POST", "/v1/embeddings", {"input": "Hi"})
+        self.good("POST", "/v1/responses/input_tokens", {"input": "Hi"})
+        message = {"model": "smollm2", "max_tokens": 3, "messages": MESSAGES}
+        self.good("POST", "/v1/messages", message)
+        self.good("POST", "/v1/messages/count_tokens", message)
+        conversation = "/v1/conversations/" + self.good("POST", "/v1/conversations", {"metadata": {"a": "b"}})["id"]
+        self.good("POST", conversation, {"metadata": {}})
+        self.good("GET", conversation)
+        item = self.good("POST", conversation + "/items", {"items": [{"role": "user", "content": "Hi"}]})["first_id"]
+        self.good("GET", conversation + "/items")
+        self.good("GET", f"{conversation}/items/{item}")
+        self.good("DELETE", f"{conversation}/items/{item}")
+        self.good("DELETE", conversation)
         self.good("POST", "/apply-template", {"messages": MESSAGES})
         self.good("POST", "/detokenize", self.good("POST", "/tokenize", {"content": "Hi"}))
-        for path in ("/v1/models", "/v1/models/smollm2", "/health", "/ready", "/stats"):
+        for path in ("/v1/models", "/v1/models/smollm2", "/health", "/live", "/ready", "/stats", "/api/tags", "/api/ps",
+                     "/api/version"):
             self.good("GET", path)
         self.good("POST", "/v1/models/load", {"model": "smollm2"})
         self.refused("/v1/models/unload", {"model": "smollm2"}, 400, "model")  # the one there is stays
+        few = {"model": "smollm2", "stream": False, "options": {"num_predict": 2}}
+        self.good("POST", "/api/chat", {**few, "messages": MESSAGES})
+        self.good("POST", "/api/generate", {**few, "prompt": "Hi"})
+        self.good("POST", "/api/embed", {"model": "gpt-4o-mini", "input": "Hi"})
+        self.good("POST", "/api/show", {"model": "smollm2:latest"})
+        self.assertEqual(self.server.json("POST", "/api/pull", {"model": "hf.co/test/model"})[0], 403)
         self.refused("/v1/responses", {"input": 1}, 400, "input")
         document = self.server.description.document
         seen = {(method, pattern) for method, path, _ in self.server.description.checked
@@ -118,16 +143,17 @@ class Endpoints(SharedServer):
         self.assertEqual((status, headers["allow"]), (405, "POST"))
 
     def test_keep_alive_and_pipelining(self):
-        one = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-        last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        one = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        last = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         self.assertEqual(self.server.raw(one * 5 + last).count(b"HTTP/1.1 200 OK"), 6)
         body = json.dumps({"prompt": "a", "max_tokens": 2})
-        chunked = (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n" +
+        chunked = (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+                   b"content-type: application/json\r\nconnection: close\r\n\r\n" +
                    b"".join(f"1\r\n{c}\r\n".encode() for c in body) + b"0\r\n\r\n")
         self.assertIn(b"HTTP/1.1 200 OK", self.server.raw(chunked))
         old = self.server.raw(b"GET /health HTTP/1.0\r\n\r\n")
         self.assertIn(b"connection: close", old)
-        head = self.server.raw(b"HEAD /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+        head = self.server.raw(b"HEAD /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         self.assertTrue(head.endswith(b"\r\n\r\n"), head)
 
     def test_metrics_and_stats(self):
@@ -168,7 +194,7 @@ class Malformed(SharedServer):
         self.assertEqual([w for part in in_threads(8, send) for w in part], [])
         self.assertTrue(wait_for(lambda: self.server.stats()["server"]["connections"] == 1), "connections left open")
         lines = [json.loads(line) for line in self.server.log().split("\n")[:-1] if line.startswith("{")]
-        self.assertEqual({line["status"] for line in lines if line.get("status", 0) >= 500} - {505}, set())
+        self.assertEqual({line["status"] for line in lines if line.get("status", 0) >= 500} - {501, 505}, set())
         self.assertEqual(self.good("GET", "/health")["status"], "ok")
 
     def test_slowloris_is_cut_off(self):
@@ -343,6 +369,29 @@ class Harmony(unittest.TestCase):
                 self.assertEqual(call["function"]["name"], "weather")
                 self.assertEqual(set(json.loads(call["function"]["arguments"])), {"city"})
         self.assertGreater(called, 20)
+
+    def test_named_allowed_and_custom_tools(self):
+        other = {"type": "function", "function": {**self.TOOL["function"], "name": "other", "strict": False}}
+        dial = {"type": "custom", "custom": {"name": "dial", "format": {
+            "type": "grammar", "grammar": {"syntax": "regex", "definition": "[0-9]{3}\n?"}}}}
+        tools = [self.TOOL, other, dial]
+        named = {"type": "function", "function": {"name": "other"}}
+        choices = {"other": named, "dial": {"type": "custom", "custom": {"name": "dial"}}, "allowed": {
+            "type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}}
+        called = dict.fromkeys(choices, 0)
+        for name, choice in choices.items():
+            for seed in range(8):
+                finish, message = self.ask(seed, tools=tools, tool_choice=choice)
+                if finish == "length":
+                    continue
+                (call,) = message["tool_calls"]
+                called[name] += 1
+                if name == "dial":
+                    self.assertEqual((call["type"], call["custom"]["name"]), ("custom", "dial"))
+                    self.assertRegex(call["custom"]["input"], r"\A[0-9]{3}\n?\Z")
+                else:
+                    self.assertEqual(call["function"]["name"], "other")
+        self.assertGreater(min(called.values()), 3, called)
 
     def test_whatever_comes_is_an_answer(self):
         for seed in range(30):

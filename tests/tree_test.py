@@ -24,6 +24,7 @@ PARALLEL = (
     r"kernels/(cpu|cuda|reference)/\w+",          # the same variant of another operation, or on another device
     r"apps/server/(http|no_http)",                # sockets, and what says that there are none
     r"src/kv/(zstd|no_zstd)",
+    r"src/hub/(curl|no_curl)",
     r"apps/cli/(quantize|synth)",                 # what a command that writes a model puts into its file
 )
 # Names that say a role which folders of src have each: the list of what there is of its kind, the proof of "Same bits".

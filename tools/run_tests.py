@@ -6,6 +6,7 @@
   tools/run_tests.py --rest                 what `make check` adds to `make test`
   tools/run_tests.py --only format,tidy     some phases
   tools/run_tests.py --only fuzz --fuzz-seconds 60
+  tools/run_tests.py --only soak --soak-seconds 3600
 
 What this machine cannot do is skipped with a line that says why and what would change it. Status 1 when anything
 failed. Every ctest run counts its tests; a check without tests of its own (format, tidy) counts as one.
@@ -313,9 +314,17 @@ def run_cuda(_):
     return PASSED if run(["cmake", "--build", directory, "--target", "millrace_backend_cuda"]) == 0 else FAILED
 
 
+def run_soak(arguments):
+    """Clients and attackers on one server (tests/server/soak.py), after everything else: it measures time."""
+    if not build("dev", ("millrace",)):
+        return FAILED
+    return PASSED if run([sys.executable, "tests/server/soak.py", BUILD / "dev" / "millrace", "--seconds",
+                          arguments.soak_seconds]) == 0 else FAILED
+
+
 # tidy reads what dev compiles, mostly while the tests of the others run (AHEAD).
 PHASES = {"dev": run_dev, "format": run_format, "asan": run_asan, "tsan": run_tsan, "fuzz": run_fuzz, "cross": run_cross,
-          "cuda": run_cuda, "alone": run_alone, "tidy": run_tidy}
+          "cuda": run_cuda, "alone": run_alone, "tidy": run_tidy, "soak": run_soak}
 TEST = ["dev"]
 # Fuzzing needs a build of its own; without one, asan replays the corpus.
 REST = [name for name in PHASES if name not in (*TEST, "fuzz")]
@@ -328,6 +337,7 @@ def main():
     which.add_argument("--check", action="store_const", dest="only", const=",".join(TEST + REST), help="all but fuzz")
     which.add_argument("--rest", action="store_const", dest="only", const=",".join(REST), help="all but dev and fuzz")
     parser.add_argument("--fuzz-seconds", type=int, default=5, help="per fuzz target")
+    parser.add_argument("--soak-seconds", type=int, default=180)
     parser.add_argument("--build-only", action="store_true", help="of asan, tsan, cross: no tests")
     arguments = parser.parse_args()
     arguments.ahead = {}

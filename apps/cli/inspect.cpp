@@ -12,6 +12,7 @@
 #include "engine/weight_types.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
+#include "model_names.h"
 #include "model_options.h"
 #include "open_model.h"
 #include "output.h"
@@ -32,6 +33,8 @@ constexpr const char* kInspectFooter =
     "  millrace inspect model.gguf\n"
     "  millrace inspect model.gguf --ctx 131072 --device cuda   # will it fit?\n"
     "  millrace inspect model.gguf --tensors                    # every tensor\n"
+    "  millrace inspect gpt-oss-120b                            # before it is fetched: its first megabytes "
+    "do\n"
     "  millrace inspect model.gguf --json | jq .memory";
 
 // A metadata value for people: long text and arrays cut short.
@@ -182,9 +185,9 @@ std::string memory_text(const MemoryPlan& plan, const Backend& backend) {
   return out;
 }
 
-void print_text(const InspectOptions& options, const io::Checkpoint& checkpoint, const ModelConfig& config,
-                const Backend& backend, const MemoryPlan& plan) {
-  std::string out = fmt::format("{}\n\nModel\n", checkpoint.path());
+void print_text(const InspectOptions& options, const std::string& path, const io::Checkpoint& checkpoint,
+                const ModelConfig& config, const Backend& backend, const MemoryPlan& plan) {
+  std::string out = fmt::format("{}\n\nModel\n", path);
   const Json model = config_json(config), metadata = metadata_json(checkpoint);
   for (const auto& [key, value] : model.items()) out += fmt::format("  {:<28} {}\n", key, plain(value));
   out += checkpoint.gguf ? "\nMetadata\n" : "\nconfig.json\n";
@@ -206,9 +209,15 @@ void print_text(const InspectOptions& options, const io::Checkpoint& checkpoint,
 }
 
 int inspect(const InspectOptions& options) {
-  const io::Checkpoint checkpoint = io::Checkpoint::open(options.engine.model);
+  EngineOptions given = options.engine;
+  // What "auto" chooses is measured on the weights: for that the model has to be here.
+  if (given.quantize == "auto") given.model = find_model(given.model, given);
+  const FoundHead head = find_head(given.model);
+  const std::string path = head.remote ? given.model : head.path;
+  given.model = head.path;
+  const io::Checkpoint checkpoint = io::Checkpoint::open(head.path);
   const ModelConfig config = read_config(checkpoint);
-  const EngineOptions engine = checked(options.engine);
+  const EngineOptions engine = checked(given);
   const RuntimeSetup setup{.weights = weight_types(engine)};
   tell_quantized(setup.weights.note);
   const ChosenBackend chosen = open_backend(checkpoint, config, engine, setup);
@@ -216,14 +225,14 @@ int inspect(const InspectOptions& options) {
   tell_device(chosen.note);
   const MemoryPlan plan = plan_memory(checkpoint, config, *backend, engine, setup);
   if (options.json) {
-    write_json({{"path", valid_utf8(checkpoint.path())},
+    write_json({{"path", valid_utf8(path)},
                 {"config", config_json(config)},
                 {"metadata", metadata_json(checkpoint)},
                 {"tensors", tensors_json(checkpoint, options.tensors)},
                 {"device", backend->description()},
                 {"memory", memory_json(plan)}});
   } else {
-    print_text(options, checkpoint, config, *backend, plan);
+    print_text(options, path, checkpoint, config, *backend, plan);
   }
   return 0;
 }

@@ -12,10 +12,13 @@
 #include "chat.h"
 #include "inspect.h"
 #include "interrupt.h"
+#include "list.h"
 #include "logits.h"
 #include "output.h"
 #include "perplexity.h"
+#include "pull.h"
 #include "quantize.h"
+#include "rm.h"
 #include "run.h"
 #include "serve.h"
 #include "synth.h"
@@ -39,7 +42,11 @@ constexpr const char* kMainFooter =
     "  millrace serve model.gguf                  # OpenAI's API and a page on http://127.0.0.1:8080\n"
     "  millrace inspect model.gguf                # what is in it, what memory it needs\n"
     "  millrace synth tiny-gpt-oss tiny.gguf      # a random-weight model to try things on\n"
-    "MODEL is a GGUF file (the first part of a split one) or a Hugging Face directory with safetensors.\n"
+    "  millrace pull gpt-oss-20b                  # fetch a model; millrace list --known has the names\n"
+    "MODEL is a GGUF file (the first part of a split one), a Hugging Face directory with safetensors, or the "
+    "name of\n"
+    "a model: gpt-oss-20b, hf:Qwen/Qwen3-4B-GGUF:Q4_K_M. What is not here is described and fetched if you "
+    "want.\n"
     "Every command explains itself: millrace run --help\n"
     "Exit status: 0 done, 1 a fault of the program, 2 bad input or options, 130 interrupted.";
 
@@ -57,6 +64,9 @@ int run_command_line(int argc, char** argv) {
   add_run(line);
   add_chat(line);
   add_serve(line);
+  add_pull(line);
+  add_list(line);
+  add_rm(line);
   add_inspect(line);
   add_tokenize(line);
   add_logits(line);

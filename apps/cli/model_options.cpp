@@ -1,5 +1,6 @@
 #include "model_options.h"
 
+#include "confirm.h"
 #include "engine/engine_options.h"
 #include "input.h"
 #include "quant/request.h"
@@ -7,7 +8,8 @@
 namespace millrace::cli {
 
 void add_model_path(Command& command, EngineOptions& options) {
-  command.option("MODEL", options.model, "GGUF file or Hugging Face directory").required();
+  command.option("MODEL", options.model, kModelHelp).required();
+  add_yes_option(command, "fetch the model without asking if it is not here");
 }
 
 void add_device_options(Command& command, EngineOptions& options) {

@@ -12,6 +12,9 @@ namespace millrace::cli {
 // What a command begins with; its options change it.
 inline EngineOptions default_options() { return {.device = "auto"}; }
 
+inline constexpr const char* kModelHelp =
+    "GGUF file, Hugging Face directory, hf:owner/name:Q4_K_M or a short name";
+// MODEL, and --yes for one that has to be fetched
 void add_model_path(Command& command, EngineOptions& options);
 // --device --gpu-memory --threads --ctx --kv-type --lock
 void add_device_options(Command& command, EngineOptions& options);

@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 #include "command.h"
+#include "hub/hub.h"
+#include "model_names.h"
 #include "model_options.h"
 
 namespace millrace::cli {
@@ -87,10 +89,12 @@ class TableReader {
   server::ModelSpec model(const EngineOptions& defaults, bool& preload) {
     const std::string given = text("path");
     if (given.empty()) fail("path", "is missing, expected a file or a folder");
+    const bool of_hub = hub::parse_name(given).has_value();  // hf:owner/name:Q4_K_M
     const std::string path =
-        (fs::path(given).is_absolute() ? fs::path(given) : file_.parent_path() / given).string();
+        of_hub ? find_model(given, defaults)
+               : (fs::path(given).is_absolute() ? fs::path(given) : file_.parent_path() / given).string();
     name_ = text("name");
-    if (name_.empty()) name_ = name_of(path);
+    if (name_.empty()) name_ = of_hub ? model_title(given) : name_of(path);
     server::ModelSpec spec{.name = name_, .engine = defaults};
     spec.aliases = texts("aliases");
     spec.keep = truth("keep");

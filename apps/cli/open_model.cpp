@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "model_names.h"
 #include "model_options.h"
 #include "output.h"
 #include "progress.h"
@@ -13,6 +14,8 @@ namespace {
 template <class Open>
 auto open_with_progress(const EngineOptions& given, const Open& open) {
   EngineOptions options = checked(given);
+  options.model = find_model(options.model, options);
+  if (!options.draft_model.empty()) options.draft_model = find_model(options.draft_model, options);
   Progress progress(options.quantize.empty() ? "loading" : "quantizing");
   options.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
   auto opened = open(options);

@@ -9,7 +9,8 @@
 
 namespace millrace::cli {
 
-// Both take options as they were parsed and check them (model_options.h). Throw Error.
+// Both take options as they were parsed, check them (model_options.h) and find the models that they name
+// (model_names.h). Throw Error.
 std::unique_ptr<Engine> open_engine(const EngineOptions& options);
 std::unique_ptr<Runtime> open_runtime(const EngineOptions& options, const RuntimeSetup& setup = {});
 

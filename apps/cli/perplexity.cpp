@@ -19,6 +19,7 @@
 #include "engine/load_tokenizer.h"
 #include "input.h"
 #include "kernels/quant/kv_types.h"
+#include "model_names.h"
 #include "model_options.h"
 #include "open_model.h"
 #include "output.h"
@@ -47,7 +48,9 @@ constexpr const char* kPerplexityFooter =
     "--stride tokens, each read from an empty cache. A token is scored once, in the first window that holds "
     "it,\n"
     "given the tokens before it in that window; the first token of a window is not scored. The result is\n"
-    "exp(mean of -log p). The default stride, --ctx, gives windows that do not overlap.\n"
+    "exp(mean of -log p). The default stride, --ctx, gives windows that do not overlap; the default --ctx is "
+    "what\n"
+    "the model was trained for, at most 4096.\n"
     "  millrace perplexity small.gguf -f book.txt --kl original.gguf      # what quantizing changed\n"
     "  millrace perplexity model.gguf -f book.txt --kv-type f16 --kl      # what this cache changes\n"
     "--kl compares with a baseline (default: the same file), which keeps its cache in f32 and its weights as "
@@ -62,6 +65,9 @@ constexpr const char* kPerplexityFooter =
 
 // Each scored row is a whole vocabulary of floats: this many at a time.
 constexpr int32_t kPerplexityRows = 64;
+
+// Without --ctx windows are no longer than this, whatever memory holds: figures stay comparable.
+constexpr int32_t kPerplexityWindow = 4096;
 
 struct Score {
   double nll = 0.0, squares = 0.0;
@@ -121,7 +127,7 @@ void score_window(Readers& readers, std::span<const int32_t> window, size_t firs
 std::vector<int32_t> input_tokens(const PerplexityOptions& options) {
   if (!options.tokens.empty()) return parse_tokens(options.tokens);
   const std::string text = read_input(options.file);
-  return load_tokenizer(io::Checkpoint::open(options.engine.model))->encode(text);
+  return load_tokenizer(io::Checkpoint::open(find_model(options.engine.model, options.engine)))->encode(text);
 }
 
 const std::string& baseline_path(const PerplexityOptions& options) {
@@ -129,7 +135,7 @@ const std::string& baseline_path(const PerplexityOptions& options) {
 }
 
 Readers open_readers(const PerplexityOptions& options) {
-  const RuntimeSetup setup{.logit_rows = kPerplexityRows};
+  const RuntimeSetup setup{.logit_rows = kPerplexityRows, .most_context = kPerplexityWindow};
   EngineOptions engine = options.engine;
   engine.step_tokens = kPerplexityRows;
   Readers readers;

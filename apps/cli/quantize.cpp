@@ -16,10 +16,12 @@
 #include "base/error.h"
 #include "base/read_before.h"
 #include "base/thread_pool.h"
+#include "confirm.h"
 #include "engine/auto_types.h"
 #include "input.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
+#include "model_names.h"
 #include "model_options.h"
 #include "output.h"
 #include "progress.h"
@@ -352,7 +354,8 @@ int quantize(const QuantizeOptions& options) {
         options.type == "auto" ? "one for --type auto, such as 4.5bpw or 800M" : "it with --type auto only");
   }
   check_options(options);
-  const io::Checkpoint checkpoint = io::Checkpoint::open(options.engine.model);
+  const std::string model = find_model(options.engine.model, options.engine);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(model);
   std::optional<ModelConfig> config;
   if (checkpoint.hf) config = read_config(checkpoint);
   std::vector<OutTensor> tensors = list_tensors(checkpoint, config);
@@ -361,6 +364,7 @@ int quantize(const QuantizeOptions& options) {
     const size_t budget = budget_bytes("--budget", options.budget, elements_of(tensors),
                                        header_bytes(checkpoint, config, tensors));
     EngineOptions engine = options.engine;
+    engine.model = model;
     if (!options.sample.empty()) engine.quantize_sample = read_input(options.sample);
     Progress progress("measuring");
     engine.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
@@ -383,7 +387,8 @@ int quantize(const QuantizeOptions& options) {
 void add_quantize(CommandLine& line) {
   Command command = line.add("quantize", "a GGUF file of another type from any checkpoint");
   auto options = std::make_shared<QuantizeOptions>();
-  command.option("IN", options->engine.model, "GGUF file or Hugging Face directory").required();
+  command.option("IN", options->engine.model, kModelHelp).required();
+  add_yes_option(command, "fetch the model without asking if it is not here");
   command.option("OUT", options->out, "the GGUF file to write; appears whole or not at all").required();
   command.option("--type", options->type, "of matrices: " + quant::request_names() + " auto").show_default();
   command.option("--output-type", options->output_type, "of the output matrix, or of a tied embedding");

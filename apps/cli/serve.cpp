@@ -4,12 +4,13 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <future>
 #include <memory>
 
 #include "base/error.h"
+#include "confirm.h"
 #include "millrace/engine.h"
+#include "model_names.h"
 #include "model_options.h"
 #include "models_file.h"
 #include "open_model.h"
@@ -35,10 +36,12 @@ constexpr const char* kServeFooter =
     "  OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=none python my_program.py\n"
     "In a browser the address is a chat and a dashboard. /openapi.json describes every endpoint, "
     "docs/server.md\n"
-    "the rest. The file of --keys has a line per key: KEY, or NAME KEY; the name appears in the log.\n"
+    "the rest. The file of --keys has a line per key: KEY, or NAME KEY; the name appears in the log. Limits "
+    "of\n"
+    "its own may follow: rate=600 tokens=100000 running=8 priority=10.\n"
     "Signals: SIGTERM and SIGINT finish what is under way and end; a second one ends at once; SIGHUP reads "
     "the\n"
-    "keys again.";
+    "keys again and looks for new models.";
 
 struct ServeOptions {
   EngineOptions engine = default_options();
@@ -53,6 +56,10 @@ void add_models_options(Command& command, ServeOptions& o) {
       .option("--models", o.models,
               "a folder of models, or a TOML file that names them, instead of MODEL: each is loaded when a "
               "request asks for it (docs/server.md)")
+      .group(group);
+  command
+      .flag("--allow-pull", o.server.allow_pull,
+            "clients may have models fetched from Hugging Face's hub (/api/pull)")
       .group(group);
   command
       .option("--max-models", o.set.max_models,
@@ -103,16 +110,31 @@ void add_server_options(Command& command, server::ServerOptions& s) {
   key.needs(cert);
   group = "Who may ask";
   add("--keys", s.keys_file, "file of API keys; without it everybody who can connect may ask");
-  add("--rate", s.rate_per_minute,
-      "requests a minute of each key (without keys: of each address); 0: any number")
-      .range(0.0, 1e9);
+  command.flag("--share-cache", s.share_cache, "with keys: let each find what others' prompts have computed")
+      .group(group);
+  add("--allow-host", s.allow_hosts,
+      "name that clients may call this server by, beside its addresses and localhost; * for any; may be "
+      "repeated")
+      .one_value_each_time();
   add("--cors", s.cors_origin, "origin whose pages may ask from a browser, or *; default: none");
-  command.flag("--isolate-cache", s.isolate_cache, "share cached prompts within a key only").group(group);
+  command
+      .flag("--trust-proxy", s.trust_proxy,
+            "a peer of a private network is a proxy: take the client's address from its X-Forwarded-For")
+      .group(group);
+  group = "How much each may ask (a key, or without keys an address)";
+  add("--rate", s.rate_per_minute, "requests a minute, each prompt of one counted; 0: any number")
+      .range(0.0, 1e9);
+  add("--tokens-per-minute", s.tokens_per_minute, "of prompts and answers; 0: any number").range(0.0, 1e9);
+  add("--max-requests-per-client", s.max_requests_per_client, "under way at the same time; 0: any number")
+      .range(0, 1 << 20);
+  add("--max-priority", s.max_priority, "highest priority a request may ask for").range(-1000000, 1000000);
   group = "What they see";
   add("--model-id", s.model_id, "the model's name in the API; default: its file's");
   add("--alias", s.aliases, "other names to accept for it; may be repeated");
   group = "Limits";
   add("--max-connections", s.max_connections, "open at the same time").range(1, 1 << 20);
+  add("--max-connections-per-address", s.max_connections_per_address, "of one client; 0: half of all")
+      .range(0, 1 << 20);
   command.size("--max-body", s.body_bytes, size_t{1} << 20, "MiB of a request")
       .range(1, 4096)
       .show_default()
@@ -127,6 +149,12 @@ void add_server_options(Command& command, server::ServerOptions& s) {
       .range(0.1, 3600.0);
   add("--request-timeout", s.request_timeout_s, "seconds until an answer ends where it is; 0: none")
       .range(0.0, 1e6);
+  add("--request-work-timeout", s.work_timeout_s,
+      "seconds that reading a request may take: its JSON, its tokens, its schema")
+      .range(0.1, 3600.0);
+  add("--slow-queue", s.slow_queue, "large requests that may wait to be read; more are answered with 503")
+      .range(1, 1 << 16);
+  add("--slow-threads", s.slow_threads, "threads of low priority that read large requests").range(1, 64);
   add("--drain-timeout", s.drain_timeout_s, "seconds for what is under way after SIGTERM")
       .range(0.0, 86400.0);
   add("--store", s.stored_responses, "answers of /v1/responses kept for later requests").range(0, 1 << 20);
@@ -139,15 +167,12 @@ void add_server_options(Command& command, server::ServerOptions& s) {
 
 int serve_one(ServeOptions& o) {
   server::ServerOptions& s = o.server;
-  if (s.model_id.empty()) {
-    const std::filesystem::path path(o.engine.model);
-    const std::string name =
-        path.has_filename() ? path.stem().string() : path.parent_path().filename().string();
-    s.model_id = name;
-  }
+  if (s.model_id.empty()) s.model_id = model_title(o.engine.model);
+  o.engine.model = find_model(o.engine.model, o.engine);
   std::unique_ptr<Engine> engine = open_engine(o.engine);
   const std::string device = engine->model().device;
   server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};
+  o.set.defaults = checked(o.engine);
   server::ModelSet models({std::move(spec)}, o.set, server::Log(s.log_json));
   models.adopt(s.model_id, std::move(engine));
   server::serve(models, s, [&](const std::string& url) {
@@ -166,9 +191,11 @@ void preload(server::ModelSet& models, const std::string& name) {
   if (error) throw_error(ErrorCode::kBadInput, "{}", error->message);
 }
 
-int serve_several(const ServeOptions& o) {
+int serve_several(ServeOptions& o) {
+  o.set.defaults = checked(o.engine);
   const ModelList list = read_models(o.models, o.engine);
   server::ModelSet models(list.models, o.set, server::Log(o.server.log_json));
+  models.find_all = [&o] { return read_models(o.models, o.engine).models; };
   for (const std::string& name : list.preload) preload(models, name);
   server::serve(models, o.server, [&](const std::string& url) {
     write_stdout(fmt::format("millrace: {} model{} of {}, listening on {}\n", list.models.size(),
@@ -183,7 +210,8 @@ void add_serve(CommandLine& line) {
   Command command = line.add("serve", "answer OpenAI's API over HTTP, with a page to chat");
   auto o = std::make_shared<ServeOptions>();
   o->engine.max_waiting = 10000;
-  command.option("MODEL", o->engine.model, "GGUF file or Hugging Face directory");
+  command.option("MODEL", o->engine.model, kModelHelp);
+  add_yes_option(command, "fetch the model without asking if it is not here");
   add_models_options(command, *o);
   add_device_options(command, o->engine);
   add_quantize_option(command, o->engine);

@@ -7,8 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "confirm.h"
 #include "engine/load_tokenizer.h"
 #include "input.h"
+#include "model_names.h"
+#include "model_options.h"
 #include "output.h"
 #include "prompt.h"
 
@@ -71,7 +74,8 @@ int encode(const TokenizeOptions& options, const Tokenizer& tokenizer) {
 void add_tokenize(CommandLine& line) {
   Command command = line.add("tokenize", "text to token ids, or back with --decode");
   auto options = std::make_shared<TokenizeOptions>();
-  command.option("MODEL", options->model, "GGUF file or Hugging Face directory").required();
+  command.option("MODEL", options->model, kModelHelp).required();
+  add_yes_option(command, "fetch the model without asking if it is not here");
   Option words = command.option("TEXT", options->words, "the text; with --decode the ids");
   Option file = command.option("-f,--file", options->file, "read from a file; -: standard input");
   words.excludes(file);
@@ -85,7 +89,7 @@ void add_tokenize(CommandLine& line) {
     if (!words.given() && !file.given()) throw UsageError("nothing to do: give TEXT or -f FILE");
   });
   command.runs([options] {
-    const io::Checkpoint checkpoint = io::Checkpoint::open(options->model);
+    const io::Checkpoint checkpoint = io::Checkpoint::open(find_model(options->model, default_options()));
     const std::shared_ptr<const Tokenizer> tokenizer = load_tokenizer(checkpoint);
     return options->decode ? decode(*options, *tokenizer) : encode(*options, *tokenizer);
   });

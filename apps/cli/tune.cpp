@@ -14,6 +14,8 @@
 #include "base/mapped_file.h"
 #include "engine/runtime.h"
 #include "model/weight_source.h"
+#include "model_names.h"
+#include "model_options.h"
 #include "output.h"
 
 namespace millrace::cli {
@@ -124,7 +126,8 @@ void print_table(const TuningTable& table, const std::string& path, bool json) {
 
 int tune(const TuneOptions& options) {
   const std::vector<TuningShape> shapes =
-      options.model.empty() ? known_shapes(options.most_rows) : shapes_of(options.model, options.most_rows);
+      options.model.empty() ? known_shapes(options.most_rows)
+                            : shapes_of(find_model(options.model, default_options()), options.most_rows);
   const std::unique_ptr<Backend> backend = make_backend(options.device, {});
   const std::optional<TuningTarget> target = backend->tuning_target();
   if (!target) {
@@ -160,7 +163,8 @@ int tune(const TuneOptions& options) {
 void add_tune(CommandLine& line) {
   Command command = line.add("tune", "choose the fastest kernels for a GPU, once");
   auto options = std::make_shared<TuneOptions>();
-  command.option("MODEL", options->model, "GGUF file or directory whose shapes count; else gpt-oss-20b's");
+  command.option("MODEL", options->model,
+                 "whose shapes count (a file, a directory or a name); else gpt-oss-20b's");
   command.option("--device", options->device, "cuda or cuda:N (one of several GPUs)").show_default();
   command.option("--rows", options->most_rows, "tokens of a step up to which to tune")
       .range(8, 8192)

@@ -3,12 +3,13 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <new>
 
+#include "anthropic_error.h"
 #include "api_error.h"
 #include "assets.h"
 #include "endpoints.h"
+#include "ollama_answer.h"
 
 namespace millrace::server {
 
@@ -19,10 +20,12 @@ void Counters::count(int status) {
 
 namespace {
 
-// What needs no key: is it alive, and the page, which asks for the key itself.
+// What those ask who watch the server: under any name, and without a key.
+bool is_probe(std::string_view path) { return path == "/health" || path == "/ready" || path == "/live"; }
+
+// What needs no key: the page, which asks for the key itself.
 bool is_open(const HttpRequest& request) {
-  const std::string& path = request.path;
-  return path == "/health" || path == "/ready" || request.method == "OPTIONS" || find_asset(path) != nullptr;
+  return request.method == "OPTIONS" || find_asset(request.path) != nullptr;
 }
 
 }  // namespace
@@ -34,8 +37,8 @@ Api::Api(ModelSet& models, const ServerOptions& options)
       created_(static_cast<int64_t>(unix_time())),
       timeline_(options.timeline),
       store_(options.stored_responses, options.stored_bytes),
-      keys_(std::make_shared<Keys>(options.keys_file.empty() ? Keys() : Keys::from_file(options.keys_file))),
-      rate_(options.rate_per_minute) {}
+      conversations_(options.stored_responses, options.stored_bytes),
+      admission_(options_) {}
 
 Api::~Api() = default;
 
@@ -46,52 +49,33 @@ double Api::uptime_s() const {
 void Api::reload_keys() {
   if (options_.keys_file.empty()) return;
   try {
-    auto fresh = std::make_shared<Keys>(Keys::from_file(options_.keys_file));
-    log_.write("info", "keys read again", {{"keys", static_cast<double>(fresh->size())}});
-    const std::lock_guard lock(keys_mutex_);
-    keys_ = std::move(fresh);
+    const size_t count = admission_.reload_keys();
+    log_.write("info", "keys read again", {{"keys", static_cast<double>(count)}});
   } catch (const std::exception& error) {
     log_.write("error", "keys not read, the old ones stay", {{"reason", std::string(error.what())}});
   }
 }
 
 std::optional<HttpResponse> Api::admit(const HttpRequest& head, Client& client) {
+  admission_.see_through_proxy(head, client);
+  if (is_probe(head.path)) return std::nullopt;
+  if (auto refusal = admission_.refuse_site(head)) return refusal;
   if (is_open(head)) return std::nullopt;
-  std::shared_ptr<const Keys> keys;
-  {
-    const std::lock_guard lock(keys_mutex_);
-    keys = keys_;
-  }
-  if (keys->in_use()) {
-    const std::optional<std::string> name = keys->check(head.header("authorization"));
-    if (!name) {
-      return error_response({401,
-                             "no valid API key was given: expected the header 'Authorization: Bearer KEY'",
-                             "", "invalid_api_key"});
-    }
-    client.key_name = *name;
-  }
+  if (auto refusal = admission_.refuse_key(head, client)) return refusal;
   if (head.method != "POST") return std::nullopt;
   if (draining_) {
     ApiError error(503, "the server is shutting down", "", "shutting_down");
     error.retry_after_s = 1;
     return error_response(error);
   }
-  const RateLimiter::Verdict verdict = rate_.take(keys->in_use() ? client.key_name : client.remote);
-  if (verdict.allowed) return std::nullopt;
-  ApiError error(429,
-                 fmt::format("more than {} requests a minute: try again in {:.1f} s", rate_.per_minute(),
-                             verdict.wait_s),
-                 "", "rate_limit_exceeded");
-  error.retry_after_s = static_cast<int>(std::ceil(verdict.wait_s));
-  HttpResponse response = error_response(error);
-  response.headers.emplace_back("x-ratelimit-limit-requests", fmt::format("{}", rate_.per_minute()));
-  response.headers.emplace_back("x-ratelimit-remaining-requests", "0");
-  response.headers.emplace_back("x-ratelimit-reset-requests", fmt::format("{:.1f}s", verdict.wait_s));
-  return response;
+  if (auto refusal = SiteRules::refuse_content_type(head)) return refusal;
+  return admission_.refuse_amount(client);
 }
 
 void Api::add_headers(HttpResponse& response, const HttpRequest& request) const {
+  if (response.error && is_anthropic_path(request.path))
+    response.body = anthropic_error_body(*response.error);
+  if (response.error && request.path.starts_with("/api/")) response.body = ollama_error(*response.error).body;
   if (options_.cors_origin.empty() || request.header("origin").empty()) return;
   response.headers.emplace_back("access-control-allow-origin", options_.cors_origin);
   if (options_.cors_origin != "*") response.headers.emplace_back("vary", "origin");
@@ -105,11 +89,10 @@ void Api::add_headers(HttpResponse& response, const HttpRequest& request) const 
 }
 
 std::string Api::failure() {
-  std::string failure = models_.failure();
-  if (!failure.empty()) {
-    std::call_once(failure_logged_, [&] { log_.write("error", "the device failed", {{"reason", failure}}); });
-  }
-  return failure;
+  const std::string failure = models_.failure();
+  if (failure.empty()) return failure;
+  std::call_once(failure_logged_, [&] { log_.write("error", "the device failed", {{"reason", failure}}); });
+  return without_paths(failure);
 }
 
 ModelLease Api::model_of(const Fields& fields) {
@@ -123,28 +106,60 @@ ModelLease Api::lease(const std::string& name, StreamForm stream) {
   throw ModelNotLoaded{name, stream};
 }
 
-HttpResponse Api::error_for(const HttpRequest& /*request*/, const ApiError& error) const {
-  return error_response(error);
+HttpResponse Api::error_for(const HttpRequest& request, const ApiError& error) const {
+  if (request.path.starts_with("/api/")) return ollama_error(error);
+  HttpResponse response = error_response(error);
+  if (is_anthropic_path(request.path)) response.body = anthropic_error_body(error);
+  return response;
 }
 
-Reply Api::handle(const HttpRequest& request, const Client& client) {
+Reply Api::work_ended(const HttpRequest& request, WorkEnded::Why why) const {
+  if (why == WorkEnded::Why::kSliceUsed) return {.unfinished = true};
+  if (why == WorkEnded::Why::kCancelled) {
+    return {.response = error_for(request, {400, "the client has gone", "", "cancelled"})};
+  }
+  return {.response = error_for(
+              request, {400,
+                        fmt::format("reading this request took longer than {} s (--request-work-timeout): a "
+                                    "smaller one, or a simpler schema, can be answered",
+                                    options_.work_timeout_s),
+                        "", "request_too_expensive"})};
+}
+
+Reply Api::handle(const HttpRequest& request, const Client& client, const WorkLimits& limits) {
+  const WorkBudget budget(limits);
+  const ClientUse::Scope whose(client.use);
   const auto refuse = [&](const ApiError& error) { return Reply{.response = error_for(request, error)}; };
   try {
     return route(request, client);
+  } catch (const WorkEnded& ended) {
+    return work_ended(request, ended.why());
   } catch (const ModelNotLoaded& missing) {
     return {.answer = std::make_unique<LoadingAnswer>(*this, missing, request, client)};
   } catch (const ApiError& error) {
     return refuse(error);
   } catch (const Error& error) {
-    return refuse(to_api_error(error.code(), error.what()));
+    const ApiError answer = to_api_error(error.code(), error.what());
+    if (answer.status == 500) {
+      log_.write("error", "request failed",
+                 {{"request_id", client.request_id}, {"reason", std::string(error.what())}});
+    }
+    return refuse(answer);
   } catch (const std::bad_alloc&) {
     return refuse({503, "out of memory", "", "out_of_memory"});
   } catch (const std::exception& error) {
     log_.write(
         "error", "internal error",
         {{"request_id", client.request_id}, {"path", request.path}, {"reason", std::string(error.what())}});
-    return refuse({500, "internal error", "", "internal_error"});
+    return refuse({500, "internal error", "", "server_error"});
   }
+}
+
+Reply wrong_method(std::string_view allowed) {
+  Reply reply{.response = error_response(
+                  {405, fmt::format("expected the method {}", allowed), "", "method_not_allowed"})};
+  reply.response.headers.emplace_back("allow", std::string(allowed));
+  return reply;
 }
 
 namespace {
@@ -158,17 +173,35 @@ constexpr Route kRoutes[] = {
     {"POST", "/v1/chat/completions", chat_completions},
     {"POST", "/v1/completions", completions},
     {"POST", "/v1/responses", create_response},
+    {"POST", "/v1/responses/input_tokens", count_input_tokens},
+    {"POST", "/v1/conversations", create_conversation},
+    {"POST", "/v1/messages", create_message},
+    {"POST", "/v1/messages/count_tokens", count_message_tokens},
     {"POST", "/v1/embeddings", embeddings},
     {"GET", "/v1/models", [](Api& api, const HttpRequest&, const Client&) { return list_models(api); }},
     {"POST", "/v1/models/load",
      [](Api& api, const HttpRequest& r, const Client&) { return load_model(api, r); }},
     {"POST", "/v1/models/unload",
      [](Api& api, const HttpRequest& r, const Client&) { return unload_model(api, r); }},
+    {"POST", "/api/chat", ollama_chat},
+    {"POST", "/api/generate", ollama_generate},
+    {"POST", "/api/embed", ollama_embed},
+    {"POST", "/api/embeddings", ollama_embeddings},
+    {"GET", "/api/tags", ollama_tags},
+    {"GET", "/api/ps", ollama_ps},
+    {"POST", "/api/show", ollama_show},
+    {"GET", "/api/version", ollama_version},
+    {"POST", "/api/pull", ollama_pull},
+    {"POST", "/api/push", ollama_not_here},
+    {"POST", "/api/create", ollama_not_here},
+    {"POST", "/api/copy", ollama_not_here},
+    {"DELETE", "/api/delete", ollama_not_here},
     {"POST", "/tokenize", [](Api& api, const HttpRequest& r, const Client&) { return tokenize(api, r); }},
     {"POST", "/detokenize", [](Api& api, const HttpRequest& r, const Client&) { return detokenize(api, r); }},
     {"POST", "/apply-template",
      [](Api& api, const HttpRequest& r, const Client&) { return apply_template(api, r); }},
     {"GET", "/health", [](Api& api, const HttpRequest&, const Client&) { return health(api); }},
+    {"GET", "/live", [](Api& api, const HttpRequest&, const Client&) { return live(api); }},
     {"GET", "/ready", [](Api& api, const HttpRequest&, const Client&) { return ready(api); }},
     {"GET", "/metrics",
      [](Api& api, const HttpRequest&, const Client&) {
@@ -179,13 +212,6 @@ constexpr Route kRoutes[] = {
        return Reply{stats_json(api, r), {}};
      }},
 };
-
-Reply wrong_method(std::string_view allowed) {
-  Reply reply{.response = error_response(
-                  {405, fmt::format("expected the method {}", allowed), "", "method_not_allowed"})};
-  reply.response.headers.emplace_back("allow", std::string(allowed));
-  return reply;
-}
 
 // /v1/responses/ID, /v1/responses/ID/cancel, /v1/responses/ID/input_items
 Reply route_response(Api& api, const HttpRequest& request, const std::string& method, std::string rest,
@@ -223,12 +249,16 @@ Reply Api::route(const HttpRequest& request, const Client& client) {
     same_path = &route;
   }
   if (same_path != nullptr) return wrong_method(same_path->method);
-  constexpr std::string_view kModels = "/v1/models/", kResponses = "/v1/responses/";
+  constexpr std::string_view kModels = "/v1/models/", kResponses = "/v1/responses/",
+                             kConversations = "/v1/conversations/";
   if (path.starts_with(kModels)) {
     return method == "GET" ? get_model(*this, path.substr(kModels.size())) : wrong_method("GET");
   }
   if (path.starts_with(kResponses)) {
     return route_response(*this, request, method, path.substr(kResponses.size()), client);
+  }
+  if (path.starts_with(kConversations)) {
+    return conversation_path(*this, method, path.substr(kConversations.size()), request, client);
   }
   if (const Asset* asset = find_asset(request.path)) {
     return method == "GET" ? Reply{.response = asset_response(*asset, request)} : wrong_method("GET");

@@ -7,10 +7,12 @@
 #include <mutex>
 #include <string>
 
+#include "admission.h"
 #include "api_error.h"
+#include "base/work_budget.h"
+#include "conversation_store.h"
 #include "http.h"
 #include "json_fields.h"
-#include "keys.h"
 #include "loading_answer.h"
 #include "log.h"
 #include "model_set.h"
@@ -23,6 +25,8 @@ namespace millrace::server {
 
 struct Counters {
   std::atomic<int64_t> connections{0}, streams{0};
+  // Large requests that wait to be read (work_lanes.h), and how many may.
+  std::atomic<int64_t> queued_work{0}, queued_work_limit{0};
   std::atomic<uint64_t> requests{0}, status_2xx{0}, status_4xx{0}, status_5xx{0}, refused_connections{0};
   void count(int status);
 };
@@ -32,18 +36,22 @@ class Api {
   Api(ModelSet& models, const ServerOptions& options);
   ~Api();
 
-  // What can be said before the body is read: nothing when the request may go on. Fills in client.key_name.
+  // What can be said before the body is read: nothing when the request may go on. Fills in who the client is.
   std::optional<HttpResponse> admit(const HttpRequest& head, Client& client);
-  // Never throws: what goes wrong is a response.
-  Reply handle(const HttpRequest& request, const Client& client);
+  // Never throws: what goes wrong is a response. The limits are for the work until then, not for the answer.
+  Reply handle(const HttpRequest& request, const Client& client, const WorkLimits& limits = {});
 
-  // Headers that every response carries (CORS).
+  // Headers that every response carries (CORS); and errors in the words of the API that the path belongs to.
   void add_headers(HttpResponse& response, const HttpRequest& request) const;
 
   void reload_keys();  // logs what came of it; the old ones stay when the file is bad
   void set_draining() { draining_ = true; }
   bool draining() const { return draining_; }
-  // Of an engine (Engine::failure()); logged when it is first seen.
+  // As many requests wait to be read as may: more are refused.
+  bool overloaded() const {
+    return counters_.queued_work_limit > 0 && counters_.queued_work >= counters_.queued_work_limit;
+  }
+  // Of an engine (Engine::failure()), without paths; logged whole when it is first seen.
   std::string failure();
 
   // The model that a request names, for as long as its answer lives. Throws ApiError when there is no such
@@ -62,6 +70,7 @@ class Api {
   const ServerOptions& options() const { return options_; }
   Timeline& timeline() { return timeline_; }
   ResponseStore& store() { return store_; }
+  ConversationStore& conversations() { return conversations_; }
   Counters& counters() { return counters_; }
   const Log& log() const { return log_; }
   int64_t created() const { return created_; }  // Unix time
@@ -69,6 +78,7 @@ class Api {
 
  private:
   Reply route(const HttpRequest& request, const Client& client);
+  Reply work_ended(const HttpRequest& request, WorkEnded::Why why) const;
 
   ModelSet& models_;
   const ServerOptions options_;
@@ -78,10 +88,9 @@ class Api {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   Timeline timeline_;
   ResponseStore store_;
+  ConversationStore conversations_;
   Counters counters_;
-  std::mutex keys_mutex_;
-  std::shared_ptr<const Keys> keys_;
-  RateLimiter rate_;
+  Admission admission_;
   std::atomic<bool> draining_{false};
 };
 

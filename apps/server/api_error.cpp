@@ -1,5 +1,9 @@
 #include "api_error.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "base/json_writer.h"
 
 namespace millrace::server {
@@ -9,23 +13,10 @@ ApiError::ApiError(int http_status, std::string text, std::string path, std::str
 
 namespace {
 
+// OpenAI's: all that the client did wrong is one type, and the code says what.
 std::string_view type_of(int status) {
-  switch (status) {
-    case 401:
-      return "authentication_error";
-    case 403:
-      return "permission_error";
-    case 404:
-      return "not_found_error";
-    case 429:
-      return "rate_limit_error";
-    case 501:
-      return "not_implemented_error";
-    case 503:
-      return "overloaded_error";
-    default:
-      return status >= 500 ? "server_error" : "invalid_request_error";
-  }
+  if (status == 429) return "requests";
+  return status >= 500 ? "server_error" : "invalid_request_error";
 }
 
 }  // namespace
@@ -42,22 +33,44 @@ std::string error_body(const ApiError& error) {
 
 HttpResponse error_response(const ApiError& error) {
   HttpResponse response{.status = error.status, .body = error_body(error)};
+  response.error = std::make_shared<const ApiError>(error);
   if (error.retry_after_s > 0)
     response.headers.emplace_back("retry-after", std::to_string(error.retry_after_s));
   if (error.status == 401) response.headers.emplace_back("www-authenticate", "Bearer");
   return response;
 }
 
+std::string without_paths(std::string_view text) {
+  constexpr std::string_view kBefore = " \t\n\"'(<[{=:,`", kEnd = " \t\n\"')>]},;`";
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool begins = i == 0 || kBefore.find(text[i - 1]) != std::string_view::npos;
+    const size_t end = std::min(text.find_first_of(kEnd, i), text.size());
+    const std::string_view word = text.substr(i, end - i);
+    const size_t colon = std::min(word.find(':'), word.size());  // path:line
+    const size_t slash = word.substr(0, colon).rfind('/');
+    const bool path =
+        word.starts_with('/') || word.starts_with("./") || word.starts_with("../") || word.starts_with("~/");
+    if (begins && path && slash != std::string_view::npos && slash + 1 < colon) {
+      i += slash;  // the loop goes on behind it
+    } else {
+      out.push_back(text[i]);
+    }
+  }
+  return out;
+}
+
 ApiError to_api_error(ErrorCode code, const std::string& message) {
+  const std::string text = without_paths(message);
   switch (code) {
     case ErrorCode::kBadInput:
-      return {400, message};
+      return {400, text};
     case ErrorCode::kUnsupported:
-      return {400, message, "", "unsupported"};
+      return {400, text, "", "unsupported_value"};
     case ErrorCode::kNoMemory:
-      return {503, message, "", "out_of_memory"};
+      return {503, text, "", "out_of_memory"};
     case ErrorCode::kBusy: {
-      ApiError error(503, message, "", "busy");
+      ApiError error(503, text, "", "busy");
       error.retry_after_s = 1;
       return error;
     }
@@ -66,7 +79,18 @@ ApiError to_api_error(ErrorCode code, const std::string& message) {
     case ErrorCode::kInternal:
       break;
   }
-  return {500, message, "", "internal_error"};
+  return {500, text, "", "server_error"};
+}
+
+// litellm looks for the first words, langchain and agents that speak to Anthropic for the others.
+ApiError context_exceeded(size_t tokens, int64_t context, std::string path, bool at_least) {
+  return {
+      400,
+      fmt::format(
+          "This model's maximum context length is {} tokens. However, the prompt is too long: {} tokens > "
+          "{} maximum in '{}'{}. Please reduce its length.",
+          context, tokens, context, path, at_least ? " (at least)" : ""),
+      path, "context_length_exceeded"};
 }
 
 std::string_view reason_phrase(int status) {

@@ -26,8 +26,15 @@ struct ApiError : std::exception {
 // {"error": {"message", "type", "param", "code"}}; the type follows from the status. An event of an event
 // stream is the same.
 std::string error_body(const ApiError& error);
-// What the engine refused: bad input 400, does not fit 400 or 503, busy 503, a fault of ours 500.
+// What the engine refused: bad input 400, does not fit 400 or 503, busy 503, a fault of ours 500. Without
+// paths.
 ApiError to_api_error(ErrorCode code, const std::string& message);
+// Of each file's path only its name: where files are is nobody's business.
+std::string without_paths(std::string_view text);
+
+// A prompt longer than the context, in the words and with the code that clients look for. `path`: the field
+// it came from. `at_least`: it was not counted to its end.
+ApiError context_exceeded(size_t tokens, int64_t context, std::string path, bool at_least = false);
 
 HttpResponse error_response(const ApiError& error);
 

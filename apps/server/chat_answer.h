@@ -36,6 +36,7 @@ class ChatReader {
   int64_t reasoning_tokens() const { return reasoning_tokens_; }
   bool finished() const { return !finish_.empty(); }
   bool stopped() const { return stops_.stopped(); }  // by a string: what still comes is dropped
+  const std::string& stop_found() const { return stops_.found(); }  // that string; empty: none
   // stop, length or tool_calls; empty while it runs.
   std::string finish() const { return finish_ == "stop" && !calls_.empty() ? "tool_calls" : finish_; }
 

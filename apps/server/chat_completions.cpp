@@ -5,6 +5,7 @@
 #include "conversation.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "prompt_bounds.h"
 #include "request_fields.h"
 
 namespace millrace::server {
@@ -174,10 +175,13 @@ Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) 
   if (const Json* modalities = fields.array("modalities")) {
     if (*modalities != Json::array({"text"})) fields.refuse("modalities", "expected [\"text\"]");
   }
+  check_messages_may_fit(model->engine(), fields.find("messages"), "messages");
   chat::Conversation conversation = read_conversation(fields);
   conversation.objects = model->constraints().objects(fields);
+  check_conversation_may_fit(model->engine(), conversation, "messages");
   const Constraints::Grammar content = model->constraints().of_request(fields, &conversation);
   request.tokens = model->format().prompt(conversation);
+  check_context(request.tokens.size(), model->info(), "messages");
   if (!request.ignore_end) request.stop_tokens = model->format().stop_tokens();
   request.constraint = model->format().constraint(conversation, content);
 

@@ -68,8 +68,8 @@ std::optional<HttpResponse> ChoicesAnswer::response() {
 void ChoicesAnswer::write_usage(JsonWriter& json) const {
   const Generation::Totals& t = generation_.totals();
   json.key("usage").begin_object();
-  json.field("prompt_tokens", t.prompt).field("completion_tokens", t.generated);
-  json.field("total_tokens", t.prompt + t.generated);
+  json.field("prompt_tokens", t.prompt).field("completion_tokens", given_tokens());
+  json.field("total_tokens", t.prompt + given_tokens());
   json.key("prompt_tokens_details").begin_object().field("cached_tokens", t.cached).end_object();
   write_usage_details(json);
   json.end_object();

@@ -35,6 +35,7 @@ class ChoicesAnswer : public Answer {
   virtual void take(const Generation::Item& item, std::string& out) = 0;
   virtual void write_choice(JsonWriter& json, size_t index) = 0;   // an object: all of the choice
   virtual void write_usage_details(JsonWriter& /*json*/) const {}  // more fields of usage
+  virtual int64_t given_tokens() const { return generation_.totals().generated; }
   // An event with one choice: the object that `write_one` writes.
   template <typename WriteOne>
   void send(std::string& out, WriteOne write_one) {

@@ -1,10 +1,13 @@
 // POST /v1/completions: text or tokens in, text out, for one prompt or many.
+#include <algorithm>
+
 #include "api_error.h"
 #include "base/error.h"
 #include "choices_answer.h"
 #include "endpoints.h"
 #include "ids.h"
 #include "logprobs.h"
+#include "prompt_bounds.h"
 #include "prompts.h"
 #include "request_fields.h"
 
@@ -15,34 +18,44 @@ constexpr size_t kMaxPrompts = 256;
 
 class CompletionAnswer final : public ChoicesAnswer {
  public:
+  // only_prompt: the one token that each request asks for is not given.
   CompletionAnswer(Api& api, ModelLease lease, const std::vector<Request>& requests,
-                   std::vector<std::string> echoes, StreamOptions stream, Headers headers,
+                   std::vector<std::string> echoes, bool only_prompt, StreamOptions stream, Headers headers,
                    Timeline::Entry entry)
       : ChoicesAnswer(api, std::move(lease), requests, stream, std::move(headers), std::move(entry),
                       "text_completion"),
         engine_(model().engine()),
+        only_prompt_(only_prompt),
         choices_(generation_.choices()) {
     const size_t samples = choices_.size() / requests.size();
-    for (size_t i = 0; i < choices_.size() && !echoes.empty(); ++i) choices_[i].fresh = echoes[i / samples];
+    for (size_t i = 0; i < choices_.size() && !echoes.empty(); ++i) choices_[i].append(echoes[i / samples]);
   }
 
  private:
   struct Choice {
-    std::string text;   // given, or collected
-    std::string fresh;  // not yet given
+    std::string text;       // given, or collected
+    std::string fresh;      // not yet given
+    size_t characters = 0;  // of both
     std::string finish;
     LogprobColumns logprobs;
+
+    void append(std::string_view more) {
+      fresh += more;
+      characters += count_characters(more);
+    }
   };
 
   void take(const Generation::Item& item, std::string& out) override {
     Choice& choice = choices_[item.choice];
     const Event& event = item.event;
-    choice.fresh += event.text;
-    if (event.kind == Event::Kind::kToken) {
-      if (logprobs_)
-        choice.logprobs.add(engine_, event, choice.text.size() + choice.fresh.size() - event.text.size());
-    } else {
-      choice.finish = finish_name(event.finish);
+    if (event.prompt) choice.logprobs.add_prompt(engine_, *event.prompt, choice.fresh);
+    if (event.kind != Event::Kind::kToken)
+      choice.finish = only_prompt_ ? "length" : finish_name(event.finish);
+    if (!only_prompt_) {
+      if (event.kind == Event::Kind::kToken && logprobs_) {
+        choice.logprobs.add(engine_, event, choice.characters);
+      }
+      choice.append(event.text);
     }
     if (event.kind == Event::Kind::kFailed || !stream_.stream) return;
     if (choice.fresh.empty() && choice.finish.empty() && choice.logprobs.empty()) return;
@@ -65,7 +78,10 @@ class CompletionAnswer final : public ChoicesAnswer {
     json.text_or_null("finish_reason", choice.finish).end_object();
   }
 
+  int64_t given_tokens() const override { return only_prompt_ ? 0 : generation_.totals().generated; }
+
   const Engine& engine_;
+  const bool only_prompt_;
   std::vector<Choice> choices_;
 };
 
@@ -77,22 +93,27 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   const ModelLease model = api.model_of(fields);
   const StreamOptions stream = read_stream_options(fields);
   Request base = read_request(fields, api, *model, client);
-  // OpenAI's own default; without it an answer would fill the context.
-  base.max_tokens = static_cast<int32_t>(fields.integer("max_tokens", 1, 1 << 28).value_or(16));
+  // OpenAI's own default; without it an answer would fill the context. None at all is asked for by those who
+  // want the logprobs of a prompt; the engine's 0 is no limit.
+  const int64_t max_tokens = fields.integer("max_tokens", 0, 1 << 28).value_or(16);
+  base.max_tokens = static_cast<int32_t>(std::max<int64_t>(1, max_tokens));
   if (const auto logprobs = fields.integer("logprobs", 0, 20)) {
     base.sampling.logprobs = static_cast<int32_t>(*logprobs);
   }
-  if (fields.has("suffix")) fields.refuse("suffix", "is not supported by this model");
-  const auto best_of = fields.integer("best_of", 1, 128);
-  if (best_of && *best_of != base.samples) fields.refuse("best_of", "is supported only when it equals n");
+  if (fields.has("suffix")) bad_field("suffix", "is not supported by this model", "unsupported_parameter");
+  const auto best_of = read_samples(fields, "best_of", model->info());
+  if (best_of && *best_of != base.samples) {
+    bad_field("best_of", "is supported only when it equals n", "unsupported_value");
+  }
   base.constraint = model->constraints().for_text(model->constraints().of_request(fields));
   const bool echo = fields.boolean("echo").value_or(false);
-  if (echo && base.sampling.logprobs) fields.refuse("echo", "is not supported together with logprobs");
+  if (echo) base.prompt_logprobs = base.sampling.logprobs;
 
   std::vector<Request> requests;
   std::vector<std::string> echoes;
   for (Prompt& prompt : read_prompts(fields, "prompt", model->info().vocab, kMaxPrompts)) {
     Request r = base;
+    check_text_may_fit(model->engine(), prompt.text, prompt.path);
     if (echo)
       echoes.push_back(prompt.tokens.empty() ? prompt.text : model->engine().detokenize(prompt.tokens, true));
     r.text = std::move(prompt.text);
@@ -106,8 +127,8 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   entry.stream = stream.stream;
   Headers headers = warn_ignored(fields, {"user"}, api, client);
   Reply reply;
-  reply.answer = std::make_unique<CompletionAnswer>(api, model, requests, std::move(echoes), stream,
-                                                    std::move(headers), std::move(entry));
+  reply.answer = std::make_unique<CompletionAnswer>(api, model, requests, std::move(echoes), max_tokens == 0,
+                                                    stream, std::move(headers), std::move(entry));
   return reply;
 }
 

@@ -14,7 +14,8 @@ Constraints::Grammar Constraints::compiled(Cache::Kind kind, const std::string& 
     return grammars_->get(kind, text);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kBadInput && error.code() != ErrorCode::kUnsupported) throw;
-    bad_field(path, error.what(), error.code() == ErrorCode::kUnsupported ? "unsupported" : "invalid_value");
+    bad_field(path, error.what(),
+              error.code() == ErrorCode::kUnsupported ? "unsupported_value" : "invalid_value");
   }
 }
 
@@ -27,14 +28,14 @@ grammar::Objects Constraints::objects(const Fields& fields) const {
 Constraints::Grammar Constraints::of_format(const Fields& format, grammar::Objects objects,
                                             chat::Conversation* conversation) {
   const auto type = format.choice("type", {"text", "json_object", "json_schema"});
-  if (!type) bad_field(format.path_of("type"), "is missing, expected a string", "missing_field");
+  if (!type) bad_field(format.path_of("type"), "is missing, expected a string", "missing_required_parameter");
   if (*type == "text") return nullptr;
   if (*type == "json_object") return compiled(Cache::Kind::kJsonObject, "", format.path());
   const std::optional<Fields> nested = format.object("json_schema");
   const Fields& place = nested ? *nested : format;
   const Json* schema = place.find("schema");
   if (schema == nullptr)
-    bad_field(place.path_of("schema"), "is missing, expected a JSON schema", "missing_field");
+    bad_field(place.path_of("schema"), "is missing, expected a JSON schema", "missing_required_parameter");
   const std::string text = schema->dump();
   // Answers are held to the schema either way; strict ones to the properties that it names.
   const bool open = objects == grammar::Objects::kOpen && !place.boolean("strict").value_or(false);

@@ -6,6 +6,7 @@
 
 #include "api_error.h"
 #include "base/error.h"
+#include "base/work_budget.h"
 #include "chat/custom_tools.h"
 #include "grammar/regex.h"
 
@@ -64,12 +65,13 @@ namespace {
 // The regular expression that a custom tool's format asks for; empty: any text.
 std::string read_format(const Fields& format) {
   const auto type = format.choice("type", {"text", "grammar"});
-  if (!type) bad_field(format.path_of("type"), "is missing, expected a string", "missing_field");
+  if (!type) bad_field(format.path_of("type"), "is missing, expected a string", "missing_required_parameter");
   if (*type == "text") return {};
   const std::optional<Fields> nested = format.object("grammar");
   const Fields& place = nested ? *nested : format;
   const auto syntax = place.choice("syntax", {"lark", "regex"});
-  if (!syntax) bad_field(place.path_of("syntax"), "is missing, expected a string", "missing_field");
+  if (!syntax)
+    bad_field(place.path_of("syntax"), "is missing, expected a string", "missing_required_parameter");
   if (*syntax == "lark") {
     bad_field(place.path_of("syntax"), "found \"lark\", which is not supported here; expected \"regex\"",
               "unsupported");
@@ -95,7 +97,7 @@ chat::Tool read_custom(const Fields& custom) {
 Fields within(const Fields& fields, std::string_view key, bool nested) {
   if (!nested) return fields;
   const std::optional<Fields> inner = fields.object(key);
-  if (!inner) bad_field(fields.path_of(key), "is missing, expected an object", "missing_field");
+  if (!inner) bad_field(fields.path_of(key), "is missing, expected an object", "missing_required_parameter");
   return *inner;
 }
 
@@ -143,7 +145,7 @@ chat::Message read_message(const Fields& fields) {
   message.tool_call_id = fields.text("tool_call_id").value_or("");
   if (message.role != "assistant") {
     if (!fields.has("content"))
-      bad_field(fields.path_of("content"), "is missing, expected text", "missing_field");
+      bad_field(fields.path_of("content"), "is missing, expected text", "missing_required_parameter");
     return message;
   }
   message.reasoning = fields.text("reasoning_content").value_or(fields.text("reasoning").value_or(""));
@@ -160,7 +162,10 @@ void read_tools(const Fields& fields, chat::Conversation& conversation) {
   const Json* tools = fields.array("tools");
   if (tools == nullptr) return;
   constexpr size_t kMaxTools = 1024;
-  if (tools->size() > kMaxTools) fields.refuse("tools", fmt::format("expected at most {} tools", kMaxTools));
+  if (tools->size() > kMaxTools) {
+    bad_field(fields.path_of("tools"), fmt::format("expected at most {} tools", kMaxTools),
+              "array_above_max_length");
+  }
   for (size_t i = 0; i < tools->size(); ++i) {
     const Fields tool((*tools)[i], element_path(fields.path_of("tools"), i));
     conversation.tools.push_back(read_tool(tool, true));
@@ -177,18 +182,19 @@ void check_named(const chat::Conversation& conversation, const std::string& name
 // {"type": "function" or "custom", ...}: the tool it names.
 std::string read_named(const Fields& named, bool nested) {
   const auto type = named.choice("type", {"function", "custom"});
-  if (!type) bad_field(named.path_of("type"), "is missing, expected a string", "missing_field");
+  if (!type) bad_field(named.path_of("type"), "is missing, expected a string", "missing_required_parameter");
   return within(named, *type, nested).required_text("name");
 }
 
 // Some of the tools, among which the model may choose or has to.
 void read_allowed(const Fields& allowed, chat::Conversation& conversation, bool nested) {
   const auto mode = allowed.choice("mode", {"auto", "required"});
-  if (!mode) bad_field(allowed.path_of("mode"), "is missing, expected a string", "missing_field");
+  if (!mode)
+    bad_field(allowed.path_of("mode"), "is missing, expected a string", "missing_required_parameter");
   conversation.tool_choice = *mode == "auto" ? chat::ToolChoice::kAuto : chat::ToolChoice::kRequired;
   const Json* tools = allowed.array("tools");
   const std::string path = allowed.path_of("tools");
-  if (tools == nullptr) bad_field(path, "is missing, expected an array", "missing_field");
+  if (tools == nullptr) bad_field(path, "is missing, expected an array", "missing_required_parameter");
   if (tools->empty()) bad_field(path, "found an empty array, expected at least one tool");
   for (size_t i = 0; i < tools->size(); ++i) {
     const Fields tool((*tools)[i], element_path(path, i));
@@ -230,9 +236,13 @@ chat::Conversation read_conversation(const Fields& fields) {
   chat::Conversation conversation;
   const Json* messages = fields.array("messages");
   if (messages == nullptr)
-    bad_field(fields.path_of("messages"), "is missing, expected an array", "missing_field");
-  if (messages->empty()) fields.refuse("messages", "found an empty array, expected at least one message");
+    bad_field(fields.path_of("messages"), "is missing, expected an array", "missing_required_parameter");
+  if (messages->empty()) {
+    bad_field(fields.path_of("messages"), "found an empty array, expected at least one message",
+              "empty_array");
+  }
   for (size_t i = 0; i < messages->size(); ++i) {
+    spend_work(50);
     conversation.messages.push_back(
         read_message(Fields((*messages)[i], element_path(fields.path_of("messages"), i))));
   }

@@ -10,6 +10,7 @@
 #include "embedding_answer.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "prompt_bounds.h"
 #include "prompts.h"
 #include "request_fields.h"
 
@@ -77,14 +78,14 @@ class OpenAiEmbeddings final : public EmbeddingAnswer {
 
 // Its tokens, checked here so that the complaint says which of many inputs it is.
 std::vector<int32_t> input_tokens(Prompt& prompt, const Engine& engine) {
-  std::vector<int32_t> tokens = prompt.text.empty() ? std::move(prompt.tokens) : engine.tokenize(prompt.text);
   const int32_t context = engine.model().context;
-  if (tokens.empty()) bad_field(prompt.path, "found no tokens, expected at least one");
-  if (std::ssize(tokens) > context) {
-    bad_field(prompt.path,
-              fmt::format("found {} tokens, expected at most the context of {}", tokens.size(), context),
-              "context_length_exceeded");
+  std::vector<int32_t> tokens = std::move(prompt.tokens);
+  if (!prompt.text.empty()) {
+    check_text_may_fit(engine, prompt.text, prompt.path);
+    tokens = engine.tokenize(prompt.text, true, true, static_cast<size_t>(context));
   }
+  if (tokens.empty()) bad_field(prompt.path, "found no tokens, expected at least one");
+  if (std::ssize(tokens) > context) throw context_exceeded(tokens.size(), context, prompt.path);
   return tokens;
 }
 
@@ -99,7 +100,7 @@ Reply embeddings(Api& api, const HttpRequest& request, const Client& client) {
     throw ApiError(
         501,
         fmt::format("the device {} gives no hidden states, so there are no embeddings", model->info().device),
-        "", "unsupported");
+        "", "unsupported_value");
   }
   Request base = read_service(fields, api, client);
   base.embedding = fields.choice("pooling", {"mean", "last"}) == "last" ? Pooling::kLast : Pooling::kMean;

@@ -17,15 +17,27 @@ Generation::Generation(ModelLease model, Timeline& timeline, const std::vector<R
   entry.start = unix_time();
   entry.model = model_->id();
   entry.samples = static_cast<int32_t>(choices_);
+  if (use_) use_->count_prompts(static_cast<int32_t>(requests.size()));
   try {
     for (const Request& request : requests) streams_.push_back(model_->engine().submit(request));
+  } catch (const PromptTooLong& error) {
+    throw ApiError(400, error.what(), "", "context_length_exceeded");
   } catch (const Error& error) {
     throw to_api_error(error.code(), error.what());
   }
   entry_ = timeline_.add(std::move(entry));
+  // At once: who leaves before the first token has had it computed all the same.
+  constexpr size_t kBytesPerToken = 8;
+  for (const Request& request : requests) {
+    const size_t tokens =
+        request.tokens.empty() ? request.text.size() / kBytesPerToken : request.tokens.size();
+    charged_prompts_.push_back(static_cast<int64_t>(tokens));
+    charge(charged_prompts_.back(), true);
+  }
 }
 
 Generation::~Generation() {
+  charge(0, true);
   timeline_.update(*entry_, [&](Timeline::Entry& e) {
     if (e.total_s) return;
     e.total_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
@@ -60,10 +72,20 @@ std::optional<Generation::Item> Generation::next() {
   return std::nullopt;
 }
 
+// Not one by one: each takes a lock that all of the server's answers share.
+void Generation::charge(int64_t tokens, bool at_once) {
+  constexpr int64_t kSome = 32;
+  uncharged_ += tokens;
+  if (uncharged_ == 0 || (!at_once && uncharged_ < kSome)) return;
+  if (use_) use_->charge_tokens(uncharged_);
+  uncharged_ = 0;
+}
+
 void Generation::record(const Item& item, bool first_of_prompt) {
   const Event& event = item.event;
   if (event.kind == Event::Kind::kToken) {
     ++totals_.generated;
+    charge(1, false);
     timeline_.update(*entry_, [&](Timeline::Entry& e) {
       e.generated_tokens = totals_.generated;
       if (event.usage.generated_tokens > 0 && first_of_prompt) {
@@ -82,6 +104,7 @@ void Generation::record(const Item& item, bool first_of_prompt) {
   if (first_of_prompt) {
     totals_.prompt += event.usage.prompt_tokens;
     totals_.cached += event.usage.cached_tokens;
+    charge(std::max<int64_t>(0, event.usage.prompt_tokens - charged_prompts_[item.choice / samples_]), true);
   }
   if (event.kind == Event::Kind::kFailed && !failure_) {
     failure_ = to_api_error(event.code, event.error.empty() ? "the request failed" : event.error);

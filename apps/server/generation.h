@@ -3,11 +3,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "api_error.h"
+#include "client_limits.h"
 #include "millrace/engine.h"
 #include "served_model.h"
 #include "timeline.h"
@@ -44,7 +46,11 @@ class Generation {
 
  private:
   void record(const Item& item, bool first_of_prompt);
+  void charge(int64_t tokens, bool at_once);  // to the client's account
 
+  std::shared_ptr<ClientUse> use_ = ClientUse::current();
+  std::vector<int64_t> charged_prompts_;  // tokens, or a guess until they are known
+  int64_t uncharged_ = 0;
   const ModelLease model_;  // stays for as long as this does; the streams below are its engine's
   Timeline& timeline_;
   std::shared_ptr<Timeline::Entry> entry_;

@@ -30,13 +30,14 @@ std::string percent_decoded(std::string_view text, bool plus_is_space) {
 
 }  // namespace
 
+bool same_word(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](char x, char y) { return lower(x) == lower(y); });
+}
+
 std::string_view HttpRequest::header(std::string_view name) const {
-  const auto same = [&](std::string_view other) {
-    return other.size() == name.size() && std::equal(other.begin(), other.end(), name.begin(),
-                                                     [](char a, char b) { return lower(a) == lower(b); });
-  };
   for (const auto& [key, value] : headers) {
-    if (same(key)) return value;
+    if (same_word(key, name)) return value;
   }
   return {};
 }

@@ -12,6 +12,8 @@
 
 namespace millrace::server {
 
+bool same_word(std::string_view a, std::string_view b);  // in any case, as ASCII has it
+
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
@@ -22,26 +24,43 @@ struct HttpRequest {
   int version = 11;  // 10 or 11
   bool keep_alive = true;
   bool expects_continue = false;
+  bool has_body = false;  // one is announced
 
   std::string_view header(std::string_view name) const;  // empty when absent; names in any case
   std::string query_value(std::string_view name) const;  // percent-decoded; empty when absent
   static void split_target(HttpRequest& request);        // target -> path, query
 };
 
+struct ApiError;  // api_error.h
+
 struct HttpResponse {
   int status = 200;
   std::string content_type = "application/json";
   std::string body = {};
   Headers headers = {};
+  // What the body says, where it is an error: other APIs say it in other words (anthropic_error.h).
+  std::shared_ptr<const ApiError> error = {};
 };
 
-// Who asks, as far as the connection knows.
+// How much one client may ask for; 0: any number.
+struct ClientLimits {
+  double requests_per_minute = 0;  // each prompt of a request is one
+  double tokens_per_minute = 0;    // of prompts and answers
+  int32_t running = 0;             // requests at the same time, each prompt is one
+  int32_t max_priority = 0;        // 0 is a priority as well
+};
+class ClientUse;  // client_limits.h
+
+// Who asks, as far as the connection and Api::admit know.
 struct Client {
-  std::string request_id;   // of this request: theirs or ours
-  std::string traceparent;  // empty: none given
-  std::string remote;       // address
-  std::string key_name;     // empty: no keys in use
-  double load_s = 0;        // that it has waited for its model
+  std::string request_id = {};   // of this request: theirs or ours
+  std::string traceparent = {};  // empty: none given
+  std::string remote = {};       // address
+  std::string key_name = {};     // empty: no keys in use
+  ClientLimits limits = {};
+  std::shared_ptr<ClientUse> use = {};  // what it has under way counts for as long as this is held
+  Headers headers = {};                 // for each response: what is left of its limits
+  double load_s = 0;                    // that it has waited for its model
 };
 
 // An answer that takes time. Whoever holds it calls on_ready once, then advance every time it was told to,
@@ -74,6 +93,7 @@ class Answer {
 struct Reply {
   HttpResponse response = {};
   std::unique_ptr<Answer> answer = {};  // instead of the response
+  bool unfinished = false;              // neither: the slice of time for it was used up (work_lanes.h)
 };
 
 }  // namespace millrace::server

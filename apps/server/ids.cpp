@@ -1,23 +1,25 @@
 #include "ids.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <random>
+#include <array>
+
+#include "base/error.h"
 
 namespace millrace::server {
 
+// From the system's generator: an id that lets its holder read a stored answer must not follow from others.
 std::string new_id(std::string_view prefix, int digits) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  thread_local std::mt19937_64 random = [] {
-    std::random_device device;
-    std::seed_seq seed{device(), device(), device(), device(), device(), device()};
-    return std::mt19937_64(seed);
-  }();
+  constexpr std::string_view kHex = "0123456789abcdef";
   std::string id(prefix);
-  uint64_t bits = 0;
-  for (int i = 0; i < digits; ++i) {
-    if (i % 16 == 0) bits = random();
-    id.push_back(kHex[bits & 15]);
-    bits >>= 4;
+  std::array<unsigned char, 16> random{};
+  for (size_t i = 0; i < static_cast<size_t>(digits); ++i) {
+    const size_t byte = i / 2 % random.size();
+    if (i % (2 * random.size()) == 0 && ::getentropy(random.data(), random.size()) != 0) {
+      throw_error(ErrorCode::kInternal, "the system gives no random numbers");
+    }
+    id.push_back(kHex[i % 2 == 0 ? random[byte] >> 4 : random[byte] & 15]);
   }
   return id;
 }

@@ -1,6 +1,8 @@
 // The small endpoints: tokens, templates, health.
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "api_error.h"
 #include "base/utf8.h"
 #include "conversation.h"
@@ -12,7 +14,8 @@ namespace {
 
 std::vector<int32_t> token_list(const Fields& fields, std::string_view key, int32_t vocab) {
   const Json* list = fields.array(key);
-  if (list == nullptr) bad_field(fields.path_of(key), "is missing, expected an array", "missing_field");
+  if (list == nullptr)
+    bad_field(fields.path_of(key), "is missing, expected an array", "missing_required_parameter");
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < list->size(); ++i) {
     const Json& value = (*list)[i];
@@ -23,6 +26,18 @@ std::vector<int32_t> token_list(const Fields& fields, std::string_view key, int3
     tokens.push_back(value.get<int32_t>());
   }
   return tokens;
+}
+
+}  // namespace
+
+namespace {
+
+constexpr size_t kMaxTokens = size_t{1} << 20;  // of an answer that lists them
+
+void check_number(size_t tokens) {
+  if (tokens > kMaxTokens) {
+    bad_field("content", fmt::format("is more than {} tokens: send it in parts", kMaxTokens));
+  }
 }
 
 }  // namespace
@@ -40,9 +55,12 @@ Reply tokenize(Api& api, const HttpRequest& request) {
     std::optional<std::string> text = fields.text("content");
     if (!text) text = fields.text("prompt");
     if (!text) text = fields.text("text");
-    if (!text) bad_field("content", "is missing, expected a string", "missing_field");
+    if (!text) bad_field("content", "is missing, expected a string", "missing_required_parameter");
+    // Twice: what cannot be few enough is not tokenized.
+    check_number(model->engine().min_tokens(*text));
     tokens = model->engine().tokenize(*text, fields.boolean("add_special").value_or(true),
-                                      fields.boolean("parse_special").value_or(true));
+                                      fields.boolean("parse_special").value_or(true), kMaxTokens);
+    check_number(tokens.size());
   }
   return json_reply({{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", model->info().context}});
 }
@@ -65,22 +83,43 @@ Reply apply_template(Api& api, const HttpRequest& request) {
   return json_reply({{"prompt", valid_utf8(model->engine().detokenize(tokens, true))}, {"tokens", tokens}});
 }
 
-Reply health(Api& api) {
+namespace {
+
+struct Hindrance {
+  std::string status, reason;
+};
+
+// What only a new process would mend, what means that this one takes no more requests, and what will pass.
+std::optional<Hindrance> failed(Api& api) {
   const std::string failure = api.failure();
-  if (!failure.empty()) return json_reply({{"status", "failed"}, {"reason", valid_utf8(failure)}}, 503);
-  return json_reply({{"status", "ok"}});
+  return failure.empty() ? std::nullopt : std::optional(Hindrance{"failed", valid_utf8(failure)});
+}
+std::optional<Hindrance> leaving(Api& api) {
+  if (auto why = failed(api)) return why;
+  return api.draining() ? std::optional(Hindrance{"draining", "the server is shutting down"}) : std::nullopt;
+}
+std::optional<Hindrance> hindered(Api& api) {
+  if (auto why = leaving(api)) return why;
+  return api.overloaded() ? std::optional(Hindrance{"overloaded", "too many large requests wait to be read"})
+                          : std::nullopt;
 }
 
+Reply state_reply(const std::optional<Hindrance>& why, const Json& good) {
+  return why ? json_reply({{"status", why->status}, {"reason", why->reason}}, 503) : json_reply(good);
+}
+
+}  // namespace
+
+Reply live(Api& api) { return state_reply(failed(api), {{"status", "ok"}}); }
+Reply health(Api& api) { return state_reply(hindered(api), {{"status", "ok"}}); }
+
 Reply ready(Api& api) {
-  const std::string failure = api.failure();
-  if (!failure.empty()) return json_reply({{"status", "failed"}, {"reason", valid_utf8(failure)}}, 503);
-  if (api.draining()) return json_reply({{"status", "draining"}}, 503);
   Json loaded = Json::array();
   const std::vector<ModelSet::Status> models = api.models().list();
   for (const ModelSet::Status& model : models) {
     if (model.info) loaded.push_back(model.name);
   }
-  return json_reply({{"status", "ready"}, {"model", models.front().name}, {"loaded", loaded}});
+  return state_reply(leaving(api), {{"status", "ready"}, {"model", models.front().name}, {"loaded", loaded}});
 }
 
 }  // namespace millrace::server

@@ -7,35 +7,12 @@
 #include <cmath>
 
 #include "api_error.h"
+#include "base/json_tree.h"
+#include "base/work_budget.h"
 
 namespace millrace::server {
 
 namespace {
-
-void check_nesting(std::string_view text) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        in_string = false;
-      }
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      if (++depth > kMaxNesting) {
-        throw ApiError(400,
-                       fmt::format("the body is nested deeper than {} levels at byte {}", kMaxNesting, i), "",
-                       "invalid_json");
-      }
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-}
 
 std::string_view kind_of(const Json& value) {
   switch (value.type()) {
@@ -58,17 +35,12 @@ std::string_view kind_of(const Json& value) {
 
 Json parse_json(std::string_view text) {
   if (text.empty()) throw ApiError(400, "the body is empty, expected a JSON object", "", "invalid_json");
-  check_nesting(text);
   try {
-    return Json::parse(text);
-  } catch (const Json::exception& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: ...": what is in front is the
-    // library's.
-    std::string_view what = error.what();
-    const size_t end = what.find("] ");
-    if (end != std::string_view::npos) what.remove_prefix(end + 2);
-    throw ApiError(400, fmt::format("the body is no valid JSON: {}", what.substr(0, 300)), "",
-                   "invalid_json");
+    return parse_json_tree(text, {.depth = kMaxNesting});
+  } catch (const JsonTextError& error) {
+    throw ApiError(
+        400, fmt::format("the body {}: {}", error.limit() ? "is refused" : "is no valid JSON", error.what()),
+        "", "invalid_json");
   }
 }
 
@@ -102,9 +74,21 @@ std::string Fields::path_of(std::string_view key) const {
 }
 
 const Json* Fields::find(std::string_view key) const {
+  spend_work(1 + object_->size() / 4);
   const auto at = object_->find(key);
   return at == object_->end() || at->is_null() ? nullptr : &*at;
 }
+
+namespace {
+
+template <typename Number>
+[[noreturn]] void out_of_range(const std::string& path, Number number, int64_t min, int64_t max) {
+  const bool above = static_cast<double>(number) > static_cast<double>(min);
+  bad_field(path, fmt::format("found {}, expected {} to {}", number, min, max),
+            above ? "integer_above_max_value" : "integer_below_min_value");
+}
+
+}  // namespace
 
 std::optional<bool> Fields::boolean(std::string_view key) const {
   const Json* value = find(key);
@@ -119,7 +103,8 @@ std::optional<double> Fields::number(std::string_view key, double min, double ma
   if (!value->is_number()) wrong_type(path_of(key), *value, "a number");
   const auto number = value->get<double>();
   if (!(number >= min && number <= max)) {
-    refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
+    bad_field(path_of(key), fmt::format("found {}, expected {} to {}", number, min, max),
+              number > max ? "decimal_above_max_value" : "decimal_below_min_value");
   }
   return number;
 }
@@ -133,21 +118,19 @@ std::optional<int64_t> Fields::integer(std::string_view key, int64_t min, int64_
     if (number != std::floor(number)) refuse(key, fmt::format("found {}, expected an integer", number));
     if (!(number >= static_cast<double>(min) && number <= static_cast<double>(max)) ||
         std::abs(number) > 9e18) {
-      refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
+      out_of_range(path_of(key), number, min, max);
     }
     return static_cast<int64_t>(number);
   }
   if (value->is_number_unsigned()) {
     const auto number = value->get<uint64_t>();
     if (number > static_cast<uint64_t>(std::max<int64_t>(max, 0)) || static_cast<int64_t>(number) < min) {
-      refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
+      out_of_range(path_of(key), number, min, max);
     }
     return static_cast<int64_t>(number);
   }
   const auto number = value->get<int64_t>();
-  if (number < min || number > max) {
-    refuse(key, fmt::format("found {}, expected {} to {}", number, min, max));
-  }
+  if (number < min || number > max) out_of_range(path_of(key), number, min, max);
   return number;
 }
 
@@ -182,7 +165,7 @@ std::optional<Fields> Fields::object(std::string_view key) const {
 
 std::string Fields::required_text(std::string_view key) const {
   std::optional<std::string> value = text(key);
-  if (!value) bad_field(path_of(key), "is missing, expected a string", "missing_field");
+  if (!value) bad_field(path_of(key), "is missing, expected a string", "missing_required_parameter");
   return *std::move(value);
 }
 

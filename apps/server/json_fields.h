@@ -2,6 +2,7 @@
 // What is sent back is written by base/json_writer.h.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -14,10 +15,11 @@ namespace millrace::server {
 using Json = nlohmann::ordered_json;
 
 // Deeper nesting is refused: what traverses a tree may be recursive.
-inline constexpr int kMaxNesting = 64;
+inline constexpr size_t kMaxNesting = 64;
 
-// The body of a request as JSON. Throws ApiError{400} for what is none: bad syntax, broken UTF-8, numbers out
-// of range, nesting beyond kMaxNesting.
+// The body of a request as JSON, in linear time. Throws ApiError{400} for what is none (bad syntax, broken
+// UTF-8, numbers out of range, a key twice) and for more than the limits of base/json_tree.h: nesting,
+// values, keys.
 Json parse_json(std::string_view text);
 // ... which must be an object.
 Json parse_object(std::string_view text);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <stop_token>
 #include <utility>
 
 #include "api.h"
@@ -31,7 +32,8 @@ struct LoadingAnswer::State {
   std::mutex mutex;
   std::function<void()> notify;
   bool ready = false, abandoned = false;
-  Reply reply;  // once ready it is the answer's alone
+  std::stop_source stop;  // of the work when it is abandoned
+  Reply reply;            // once ready it is the answer's alone
 };
 
 LoadingAnswer::LoadingAnswer(Api& api, const ModelNotLoaded& missing, const HttpRequest& request,
@@ -56,12 +58,18 @@ LoadingAnswer::LoadingAnswer(Api& api, const ModelNotLoaded& missing, const Http
       }
       state->client.load_s =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - state->start).count();
-      state->finish(state->api.handle(state->request, state->client));
+      const double seconds = state->api.options().work_timeout_s;
+      state->finish(state->api.handle(
+          state->request, state->client,
+          {.deadline = WorkLimits::Clock::now() + std::chrono::duration_cast<WorkLimits::Clock::duration>(
+                                                      std::chrono::duration<double>(seconds)),
+           .stop = state->stop.get_token()}));
     });
   });
 }
 
 LoadingAnswer::~LoadingAnswer() {
+  state_->stop.request_stop();
   const std::lock_guard lock(state_->mutex);
   state_->abandoned = true;
   state_->notify = nullptr;

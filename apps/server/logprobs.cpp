@@ -1,6 +1,8 @@
 #include "logprobs.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace millrace::server {
 namespace {
@@ -30,14 +32,40 @@ void write_token_logprob(JsonWriter& json, const Engine& engine, const Event& ev
   json.end_array().end_object();
 }
 
-void LogprobColumns::add(const Engine& engine, const Event& event, size_t text_offset) {
-  JsonWriter::continuing(tokens_).value(engine.token_text(event.token));
-  JsonWriter::continuing(logprobs_).value(finite(event.logprob));
-  JsonWriter top = JsonWriter::continuing(tops_);
-  top.begin_object();
-  for (const auto& [token, logprob] : event.top) top.field(engine.token_text(token), finite(logprob));
-  top.end_object();
+size_t count_characters(std::string_view text) {
+  const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), begins));
+}
+
+void LogprobColumns::add(const Engine& engine, const TokenLogprob& token, bool known, size_t text_offset) {
+  JsonWriter::continuing(tokens_).value(engine.token_text(token.token));
   JsonWriter::continuing(offsets_).value(text_offset);
+  JsonWriter logprob = JsonWriter::continuing(logprobs_), top = JsonWriter::continuing(tops_);
+  if (!known) {
+    logprob.value(nullptr);
+    top.value(nullptr);
+    return;
+  }
+  logprob.value(finite(token.logprob));
+  top.begin_object();
+  for (const auto& [id, likely] : token.top) top.field(engine.token_text(id), finite(likely));
+  top.end_object();
+}
+
+void LogprobColumns::add(const Engine& engine, const Event& event, size_t text_offset) {
+  add(engine, {.token = event.token, .logprob = event.logprob, .top = event.top}, true, text_offset);
+}
+
+void LogprobColumns::add_prompt(const Engine& engine, std::span<const TokenLogprob> prompt,
+                                std::string_view echo) {
+  // Counted from the end: what a tokenizer puts in front (a token of its own, a space) is not in the text.
+  std::vector<size_t> offsets(prompt.size());
+  size_t offset = count_characters(echo);
+  for (size_t i = prompt.size(); i-- > 0;) {
+    offset -= std::min(offset, count_characters(engine.token_text(prompt[i].token)));
+    offsets[i] = offset;
+  }
+  for (size_t i = 0; i < prompt.size(); ++i) add(engine, prompt[i], i > 0, offsets[i]);
 }
 
 void LogprobColumns::write(JsonWriter& json) {

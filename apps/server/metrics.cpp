@@ -146,6 +146,10 @@ HttpResponse metrics(Api& api) {
           [](const Model& m) { return m.status.failed_loads; });
   e.of_server("gauge", "http_connections", "Open connections.", static_cast<double>(c.connections.load()));
   e.of_server("gauge", "http_streams", "Answers under way.", static_cast<double>(c.streams.load()));
+  e.of_server("gauge", "http_queued_work", "Large requests that wait to be read.",
+              static_cast<double>(c.queued_work.load()));
+  e.of_server("gauge", "http_queued_work_limit", "How many may; more are answered with 503.",
+              static_cast<double>(c.queued_work_limit.load()));
   e.head("counter", "http_responses_total", "HTTP responses, by class of status.");
   e.of_server_labelled("http_responses_total", "code", "2xx", static_cast<double>(c.status_2xx.load()));
   e.of_server_labelled("http_responses_total", "code", "4xx", static_cast<double>(c.status_4xx.load()));

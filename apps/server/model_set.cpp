@@ -4,7 +4,6 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <set>
 
 #include "base/error.h"
 #include "stats_sum.h"
@@ -15,7 +14,7 @@ namespace {
 constexpr int kRetryBusyS = 5;  // until somebody may have finished
 
 // A reason as clients may read it: files are called by the name of their model.
-std::string without_paths(std::string text, const ModelSpec& spec) {
+std::string public_reason(std::string text, const ModelSpec& spec) {
   for (const std::string* path : {&spec.engine.model, &spec.engine.draft_model, &spec.engine.kv_dir}) {
     if (path->empty()) continue;
     for (size_t at = 0; (at = text.find(*path, at)) != std::string::npos; at += spec.name.size()) {
@@ -28,7 +27,7 @@ std::string without_paths(std::string text, const ModelSpec& spec) {
 ApiError load_error(const ModelSpec& spec, ErrorCode code, const std::string& reason) {
   const bool memory = code == ErrorCode::kNoMemory;
   return {memory ? 503 : 500,
-          fmt::format("the model '{}' cannot be loaded: {}", spec.name, without_paths(reason, spec)), "model",
+          fmt::format("the model '{}' cannot be loaded: {}", spec.name, public_reason(reason, spec)), "model",
           memory ? "out_of_memory" : "model_load_failed"};
 }
 
@@ -53,34 +52,90 @@ ApiError stopping_error() {
 ModelSet::ModelSet(std::vector<ModelSpec> specs, const ModelSetOptions& options, const Log& log)
     : options_(options), log_(log) {
   if (specs.empty()) throw_error(ErrorCode::kBadInput, "models: found none, expected at least one");
-  std::set<std::string> names;
   for (ModelSpec& spec : specs) {
-    // Its own name again, or an alias twice, is nothing to complain about.
-    std::vector<std::string>& aliases = spec.aliases;
-    std::erase(aliases, spec.name);
-    for (auto alias = aliases.begin(); alias != aliases.end();) {
-      alias = std::find(aliases.begin(), alias, *alias) != alias ? aliases.erase(alias) : alias + 1;
-    }
-    std::vector<std::string> all = aliases;
-    all.push_back(spec.name);
-    for (const std::string& name : all) {
-      if (name.empty()) throw_error(ErrorCode::kBadInput, "models: found an empty name");
-      if (names.insert(name).second) continue;
-      throw_error(ErrorCode::kBadInput, "models: found the name '{}' twice, expected each once", name);
-    }
-    auto slot = std::make_unique<Slot>();
-    slot->spec = std::move(spec);
-    slot->file = read_model_file(slot->spec.engine.model);
-    if (!slot->file.error.empty()) {
-      slot->last_error = without_paths(slot->file.error, slot->spec);
-      log_.write("warn", "not a model", {{"model", slot->spec.name}, {"reason", slot->file.error}});
-    }
-    slots_.push_back(std::move(slot));
+    ModelFile file = read_model_file(spec.engine.model);
+    add(std::move(spec), std::move(file));
   }
   thread_ = std::thread([this] { run(); });
 }
 
 ModelSet::~ModelSet() { stop(); }
+
+void ModelSet::add(ModelSpec spec, ModelFile file) {
+  // Its own name again, or an alias twice, is nothing to complain about.
+  std::vector<std::string>& aliases = spec.aliases;
+  std::erase(aliases, spec.name);
+  for (auto alias = aliases.begin(); alias != aliases.end();) {
+    alias = std::find(aliases.begin(), alias, *alias) != alias ? aliases.erase(alias) : alias + 1;
+  }
+  std::vector<std::string> names = aliases;
+  names.push_back(spec.name);
+  for (const std::string& name : names) {
+    if (name.empty()) throw_error(ErrorCode::kBadInput, "models: found an empty name");
+    if (known(name) == nullptr) continue;
+    throw_error(ErrorCode::kBadInput, "models: found the name '{}' twice, expected each once", name);
+  }
+  auto slot = std::make_unique<Slot>();
+  slot->file = std::move(file);
+  if (!slot->file.error.empty()) {
+    slot->last_error = public_reason(slot->file.error, spec);
+    log_.write("warn", "not a model", {{"model", spec.name}, {"reason", slot->file.error}});
+  }
+  slot->spec = std::move(spec);
+  slots_.push_back(std::move(slot));
+}
+
+void ModelSet::take(const std::string& name, const std::string& path) {
+  ModelSpec spec{.name = name, .engine = options_.defaults};
+  spec.engine.model = path;
+  // A name may have slashes in it.
+  if (!spec.engine.kv_dir.empty())
+    spec.engine.kv_dir += fmt::format("/{:016x}", std::hash<std::string>()(name));
+  ModelFile file = read_model_file(path);
+  const std::lock_guard lock(mutex_);
+  add(std::move(spec), std::move(file));
+  log_.write("info", "model taken in", {{"model", name}});
+}
+
+void ModelSet::in_background(std::function<void(const std::stop_token&)> work) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(background_, [](const Background& one) { return one.ended->load(); });
+  auto ended = std::make_shared<std::atomic<bool>>(false);
+  background_.push_back({ended, std::jthread([ended, work = std::move(work)](const std::stop_token& stop) {
+                           work(stop);
+                           *ended = true;
+                         })});
+}
+
+void ModelSet::rescan() {
+  const std::lock_guard lock(mutex_);
+  rescan_wanted_ = find_all != nullptr;
+  news_.notify_all();
+}
+
+void ModelSet::look_again(std::unique_lock<std::mutex>& lock) {
+  rescan_wanted_ = false;
+  lock.unlock();
+  std::vector<ModelSpec> found;
+  try {
+    found = find_all();
+  } catch (const std::exception& error) {
+    log_.write("error", "models not read again", {{"reason", std::string(error.what())}});
+  }
+  for (ModelSpec& spec : found) {
+    if (has(spec.name)) continue;
+    const std::string name = spec.name;
+    ModelFile file = read_model_file(spec.engine.model);
+    const std::lock_guard again(mutex_);
+    try {
+      add(std::move(spec), std::move(file));
+      log_.write("info", "model found", {{"model", name}});
+    } catch (const Error& error) {
+      log_.write("error", "model not taken", {{"model", name}, {"reason", std::string(error.what())}});
+    }
+  }
+  lock.lock();
+}
 
 void ModelSet::stop() {
   {
@@ -89,6 +144,12 @@ void ModelSet::stop() {
   }
   news_.notify_all();
   if (thread_.joinable()) thread_.join();
+  std::list<Background> background;
+  {
+    const std::lock_guard lock(mutex_);
+    background.swap(background_);
+  }
+  background.clear();  // asks each to end, and waits
 }
 
 // ---------------------------------------------------------------- for requests
@@ -115,7 +176,8 @@ ModelSet::Slot& ModelSet::find(const std::string& name) const {
     all += fmt::format("{}'{}'", all.empty() ? "" : ", ", slot->spec.name);
   }
   if (name.empty()) {
-    throw ApiError(400, fmt::format("'model' is missing; this server has {}", all), "model", "missing_field");
+    throw ApiError(400, fmt::format("'model' is missing; this server has {}", all), "model",
+                   "missing_required_parameter");
   }
   throw ApiError(404,
                  fmt::format("the model '{}' does not exist; this server has {}", name.substr(0, 200), all),
@@ -296,6 +358,8 @@ void ModelSet::run() {
     }
     if (oldest != nullptr && *next <= Clock::now()) {
       unload(*oldest, lock);
+    } else if (rescan_wanted_) {
+      look_again(lock);
     } else if (!queue_.empty()) {
       load_next(lock);
     } else if (next) {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "base/work_budget.h"
+
 namespace millrace::server {
 namespace {
 
@@ -9,6 +11,7 @@ std::vector<int32_t> read_tokens(const Json& list, const std::string& path, int3
   std::vector<int32_t> tokens;
   tokens.reserve(list.size());
   for (size_t i = 0; i < list.size(); ++i) {
+    spend_work(1);
     const Json& value = list[i];
     if (!value.is_number_integer()) wrong_type(element_path(path, i), value, "a token id");
     if (value.is_number_unsigned() ? value.get<uint64_t>() >= static_cast<uint64_t>(vocab)
@@ -41,12 +44,15 @@ std::vector<Prompt> read_prompts(const Fields& fields, std::string_view key, int
                                  size_t max_prompts) {
   const std::string path = fields.path_of(key);
   const Json* value = fields.find(key);
-  if (value == nullptr) bad_field(path, "is missing, expected a string or an array", "missing_field");
+  if (value == nullptr)
+    bad_field(path, "is missing, expected a string or an array", "missing_required_parameter");
   const bool list = value->is_array();
-  if (list && value->empty()) bad_field(path, "found an empty array, expected at least one prompt");
+  if (list && value->empty())
+    bad_field(path, "found an empty array, expected at least one prompt", "empty_array");
   if (!list || (*value)[0].is_number()) return {read_prompt(*value, path, vocab, "a string or an array")};
   if (value->size() > max_prompts) {
-    bad_field(path, fmt::format("found {} prompts, expected at most {}", value->size(), max_prompts));
+    bad_field(path, fmt::format("found {} prompts, expected at most {}", value->size(), max_prompts),
+              "array_above_max_length");
   }
   std::vector<Prompt> prompts;
   for (size_t i = 0; i < value->size(); ++i) {

@@ -2,6 +2,7 @@
 
 #include "api_error.h"
 #include "chat/custom_tools.h"
+#include "conversations.h"
 #include "ids.h"
 
 namespace millrace::server {
@@ -18,21 +19,32 @@ ResponseAnswer::ResponseAnswer(Api& api, ModelLease model, ResponseInput input, 
       owner_(std::move(owner)),
       input_(std::move(input)),
       headers_(std::move(headers)),
+      log_(input_.store && (input_.stream || input_.background) ? std::make_shared<ResponseLog>() : nullptr),
       generation_(std::move(model), api.timeline(), {request}, std::move(entry)),
       reader_(generation_.model().engine(), generation_.model().format().parser(input_.conversation),
               input_.logprobs, {}) {}
+
+// Whoever follows is not left waiting, however it came to an end.
+ResponseAnswer::~ResponseAnswer() {
+  if (log_) log_->end();
+}
 
 // ---------------------------------------------------------------- events
 
 template <typename WriteMembers>
 void ResponseAnswer::event(std::string& out, std::string_view type, WriteMembers write_members) {
-  if (!input_.stream) return;
-  out.append("event: ").append(type).append("\ndata: ");
-  JsonWriter json(out);
+  // Nobody waits for one in the background: those who read its events read the log.
+  const bool sends = input_.stream && !input_.background;
+  if (!sends && !log_) return;
+  std::string text;
+  text.append("event: ").append(type).append("\ndata: ");
+  JsonWriter json(text);
   json.begin_object().field("type", type).field("sequence_number", sequence_++);
   write_members(json);
   json.end_object();
-  out += "\n\n";
+  text += "\n\n";
+  if (sends) out += text;
+  if (log_) log_->append(std::move(text));
 }
 
 void ResponseAnswer::response_event(std::string& out, std::string_view type, std::string_view body) {
@@ -60,11 +72,7 @@ bool ResponseAnswer::advance(std::string& out, size_t max_bytes) {
 }
 
 void ResponseAnswer::take(const Event& event_in, std::string& out) {
-  if (event_in.kind == Event::Kind::kFailed && !began_) {
-    status_ = "failed";
-    if (input_.background) store({});
-    return;  // an HTTP error
-  }
+  if (event_in.kind == Event::Kind::kFailed && !began_ && !input_.background) return;  // an HTTP error
   if (!began_) {
     began_ = true;
     const std::string now = dump(body());
@@ -179,12 +187,14 @@ void ResponseAnswer::close(std::string& out) {
 }
 
 void ResponseAnswer::finish(const Event& event_in, std::string& out) {
+  if (generation_.failure()) {
+    fail(out);
+    return;
+  }
   // Nothing at all is still a message: clients look for one.
   if (items_.empty()) open(OutputItem::Kind::kMessage, out);
   close(out);
-  if (generation_.failure()) {
-    status_ = "failed";
-  } else if (event_in.finish == FinishReason::kCancelled) {
+  if (event_in.finish == FinishReason::kCancelled) {
     status_ = "cancelled";
   } else if (finish_name(event_in.finish) == "length") {
     status_ = "incomplete";
@@ -193,11 +203,41 @@ void ResponseAnswer::finish(const Event& event_in, std::string& out) {
     status_ = "completed";
   }
   ended_ = true;
-  if (input_.store) store({});
+  add_to_conversation();
   const std::string_view name = status_ == "completed"    ? "response.completed"
                                 : status_ == "incomplete" ? "response.incomplete"
                                                           : "response.failed";
   response_event(out, name, dump(body()));
+  if (input_.store) store({});
+  if (log_) log_->end();
+}
+
+// Behind its beginning: an event that says what went wrong, and the response as far as it came.
+void ResponseAnswer::fail(std::string& out) {
+  close(out);
+  status_ = "failed";
+  ended_ = true;
+  const ApiError& error = *generation_.failure();
+  event(out, "error", [&](JsonWriter& json) {
+    json.text_or_null("code", error.code).field("message", error.message);
+    json.text_or_null("param", error.param);
+  });
+  response_event(out, "response.failed", dump(body()));
+  if (input_.store) store({});
+  if (log_) log_->end();
+}
+
+void ResponseAnswer::add_to_conversation() {
+  if (input_.conversation_id.empty() || status_ == "cancelled") return;
+  std::vector<StoredConversation::Item> items = stored_items(input_.items);
+  for (StoredConversation::Item& item : stored_items(body()["output"])) items.push_back(std::move(item));
+  try {
+    append_items(api_, input_.conversation_id, owner_,
+                 items);  // one that was deleted meanwhile stays deleted
+  } catch (const ApiError& error) {
+    api_.log().write("warn", "an answer was not added to its conversation",
+                     {{"response", id_}, {"reason", error.message}});
+  }
 }
 
 // ---------------------------------------------------------------- in JSON
@@ -238,7 +278,9 @@ Json ResponseAnswer::body() const {
   Json response = {{"id", id_}, {"object", "response"}, {"created_at", created_}, {"status", status_}};
   response["error"] = nullptr;
   if (generation_.failure()) {
-    response["error"] = {{"code", "server_error"}, {"message", generation_.failure()->message}};
+    const bool theirs = generation_.failure()->status < 500;
+    response["error"] = {{"code", theirs ? "invalid_prompt" : "server_error"},
+                         {"message", generation_.failure()->message}};
   }
   response["incomplete_details"] = incomplete_.empty() ? Json(nullptr) : Json({{"reason", incomplete_}});
   response["model"] = generation_.model().id();
@@ -279,7 +321,8 @@ void ResponseAnswer::store(std::function<void()> cancel) {
                     .body = dump(body()),
                     .input_items = input_.items,
                     .messages = messages(),
-                    .cancel = std::move(cancel)});
+                    .cancel = std::move(cancel),
+                    .events = log_});
 }
 
 std::optional<HttpResponse> ResponseAnswer::response() {

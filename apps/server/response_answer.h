@@ -15,6 +15,7 @@ class ResponseAnswer final : public Answer {
  public:
   ResponseAnswer(Api& api, ModelLease model, ResponseInput input, const Request& request, std::string owner,
                  Headers headers, Timeline::Entry entry);
+  ~ResponseAnswer() override;
 
   bool streaming() const override { return input_.stream; }
   void on_ready(std::function<void()> notify) override { generation_.on_ready(notify); }
@@ -27,6 +28,8 @@ class ResponseAnswer final : public Answer {
   const std::string& id() const { return id_; }
   std::string running_body() const;          // as it is before anything has come
   void store(std::function<void()> cancel);  // keeps it as it is now
+  // Its events, for those who follow; null: it is not stored, or nobody asked for events.
+  const std::shared_ptr<ResponseLog>& events() const { return log_; }
 
  private:
   struct OutputItem {
@@ -39,7 +42,10 @@ class ResponseAnswer final : public Answer {
   void open(OutputItem::Kind kind, std::string& out, const ReadCall& call = {});
   void close(std::string& out);
   void finish(const Event& event, std::string& out);
-  // An event of this type with the members that `write_members` writes; nothing where nobody reads events.
+  void fail(std::string& out);
+  void add_to_conversation();
+  // An event of this type with the members that `write_members` writes: into the log where there is one, and
+  // to the client that waits for it.
   template <typename WriteMembers>
   void event(std::string& out, std::string_view type, WriteMembers write_members);
   void response_event(std::string& out, std::string_view type, std::string_view body);
@@ -54,6 +60,7 @@ class ResponseAnswer final : public Answer {
   const int64_t created_ = static_cast<int64_t>(unix_time());
   const ResponseInput input_;
   const Headers headers_;
+  const std::shared_ptr<ResponseLog> log_;
   Generation generation_;
   ChatReader reader_;
   std::vector<OutputItem> items_;

@@ -47,10 +47,12 @@ std::string reasoning_text(const Fields& item) {
 void read_message_item(const Fields& item, MessageBuilder& builder) {
   const std::string role = *[&] {
     auto given = item.choice("role", {"system", "developer", "user", "assistant"});
-    if (!given) bad_field(item.path_of("role"), "is missing, expected a string", "missing_field");
+    if (!given)
+      bad_field(item.path_of("role"), "is missing, expected a string", "missing_required_parameter");
     return given;
   }();
-  if (!item.has("content")) bad_field(item.path_of("content"), "is missing, expected text", "missing_field");
+  if (!item.has("content"))
+    bad_field(item.path_of("content"), "is missing, expected text", "missing_required_parameter");
   std::string text = read_content(item.find("content"), item.path_of("content"));
   if (role != "assistant") {
     builder.other({.role = role, .content = std::move(text)});
@@ -87,28 +89,71 @@ void read_item(const Fields& item, MessageBuilder& builder) {
   }
 }
 
+std::string_view id_prefix(const std::string& type) {
+  if (type == "message") return "msg_";
+  if (type == "reasoning") return "rs_";
+  return type.ends_with("_output") ? "fco_" : "fc_";
+}
+
+// As it is listed: with an id, its type said, its text in parts.
+Json listed_item(const Json& item) {
+  Json out = {{"id", ""}, {"type", "message"}, {"status", "completed"}};
+  for (const auto& [key, value] : item.items()) {
+    if (!value.is_null()) out[key] = value;
+  }
+  const auto type = out["type"].get<std::string>();
+  if (!out["id"].is_string() || out["id"] == "") out["id"] = new_id(id_prefix(type), 24);
+  if (type == "message" && out["content"].is_string()) {
+    const bool said = out["role"] == "assistant";
+    Json part = {{"type", said ? "output_text" : "input_text"}, {"text", out["content"]}};
+    if (said) part["annotations"] = Json::array();
+    out["content"] = Json::array({std::move(part)});
+  }
+  return out;
+}
+
 void read_input(const Fields& fields, ResponseInput& out) {
   const Json* input = fields.find("input");
-  if (input == nullptr) bad_field("input", "is missing, expected a string or an array", "missing_field");
-  MessageBuilder builder(out.messages);
+  if (input == nullptr) {
+    bad_field("input", "is missing, expected a string or an array", "missing_required_parameter");
+  }
   if (input->is_string()) {
-    builder.other({.role = "user", .content = input->get<std::string>()});
-    out.items.push_back({{"id", new_id("msg_", 24)},
-                         {"type", "message"},
-                         {"role", "user"},
-                         {"content", Json::array({{{"type", "input_text"}, {"text", *input}}})}});
+    const Json message = {{"role", "user"}, {"content", *input}};
+    out.items = read_items(Json::array({message}), "input", out.messages);
     return;
   }
   if (!input->is_array()) wrong_type("input", *input, "a string or an array of items");
-  if (input->empty()) fields.refuse("input", "found an empty array, expected at least one item");
-  for (size_t i = 0; i < input->size(); ++i) {
-    const Fields item((*input)[i], element_path("input", i));
-    read_item(item, builder);
-    Json copy = item.json();
-    if (!copy.contains("id") || !copy["id"].is_string()) copy["id"] = new_id("msg_", 24);
-    if (!copy.contains("type")) copy["type"] = "message";
-    out.items.push_back(std::move(copy));
+  if (input->empty()) bad_field("input", "found an empty array, expected at least one item", "empty_array");
+  out.items = read_items(*input, "input", out.messages);
+}
+
+// What was said before: by the responses up to one, or in a conversation.
+void read_history(const Fields& fields, Api& api, const Client& client, ResponseInput& out) {
+  if (const std::optional<std::string> previous = fields.text("previous_response_id")) {
+    std::optional<StoredResponse> found = api.store().find(*previous, client.key_name);
+    if (!found) {
+      throw ApiError(404, fmt::format("the response '{}' is not stored here", previous->substr(0, 100)),
+                     "previous_response_id", "previous_response_not_found");
+    }
+    if (found->cancel) fields.refuse("previous_response_id", "names a response that is still under way");
+    out.messages = std::move(found->messages);
   }
+  const Json* conversation = fields.find("conversation");
+  if (conversation == nullptr) return;
+  if (!out.messages.empty()) {
+    fields.refuse("conversation", "is not allowed together with previous_response_id");
+  }
+  out.conversation_id = conversation->is_object() ? fields.object("conversation")->required_text("id")
+                                                  : fields.required_text("conversation");
+  const auto found = api.conversations().find(out.conversation_id, client.key_name);
+  if (!found) {
+    throw ApiError(
+        404, fmt::format("the conversation '{}' is not stored here", out.conversation_id.substr(0, 100)),
+        "conversation", "conversation_not_found");
+  }
+  Json items = Json::array();
+  for (const StoredConversation::Item& item : found->items) items.push_back(Json::parse(item.json));
+  read_items(items, "conversation", out.messages);
 }
 
 void read_tools(const Fields& fields, ResponseInput& out) {
@@ -146,38 +191,41 @@ Json given_or(const Fields& fields, std::string_view key, Json otherwise) {
 
 }  // namespace
 
+Json read_items(const Json& items, const std::string& path, std::vector<chat::Message>& messages) {
+  MessageBuilder builder(messages);
+  Json listed = Json::array();
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Fields item(items[i], element_path(path, i));
+    read_item(item, builder);
+    listed.push_back(listed_item(item.json()));
+  }
+  return listed;
+}
+
 ResponseInput read_response_input(const Fields& fields, Api& api, const Client& client) {
   ResponseInput out;
   out.stream = fields.boolean("stream").value_or(false);
   out.store = fields.boolean("store").value_or(true);
   out.background = fields.boolean("background").value_or(false);
-  if (out.background && out.stream) fields.refuse("background", "is not supported together with stream");
   if (out.background && !out.store) fields.refuse("background", "needs store to be true");
-  fields.choice("truncation", {"disabled", "auto"});
+  out.truncate = fields.choice("truncation", {"disabled", "auto"}) == "auto";
   const std::optional<std::string> instructions = fields.text("instructions");
-  const std::optional<std::string> previous = fields.text("previous_response_id");
-  if (previous) {
-    std::optional<StoredResponse> found = api.store().find(*previous, client.key_name);
-    if (!found) {
-      throw ApiError(404, fmt::format("the response '{}' is not stored here", previous->substr(0, 100)),
-                     "previous_response_id", "previous_response_not_found");
-    }
-    if (found->cancel) fields.refuse("previous_response_id", "names a response that is still under way");
-    out.messages = std::move(found->messages);
-  }
-  out.echo = {{"background", out.background},
-              {"instructions", instructions ? Json(*instructions) : Json(nullptr)},
-              {"max_output_tokens", given_or(fields, "max_output_tokens", nullptr)},
-              {"max_tool_calls", nullptr},
-              {"metadata", given_or(fields, "metadata", Json::object())},
-              {"previous_response_id", previous ? Json(*previous) : Json(nullptr)},
-              {"service_tier", "default"},
-              {"store", out.store},
-              {"temperature", given_or(fields, "temperature", 1.0)},
-              {"top_p", given_or(fields, "top_p", 1.0)},
-              {"top_logprobs", given_or(fields, "top_logprobs", 0)},
-              {"truncation", "disabled"},
-              {"user", given_or(fields, "user", nullptr)}};
+  read_history(fields, api, client, out);
+  out.echo = {
+      {"background", out.background},
+      {"instructions", instructions ? Json(*instructions) : Json(nullptr)},
+      {"max_output_tokens", given_or(fields, "max_output_tokens", nullptr)},
+      {"max_tool_calls", nullptr},
+      {"metadata", given_or(fields, "metadata", Json::object())},
+      {"previous_response_id", given_or(fields, "previous_response_id", nullptr)},
+      {"conversation", out.conversation_id.empty() ? Json(nullptr) : Json({{"id", out.conversation_id}})},
+      {"service_tier", "default"},
+      {"store", out.store},
+      {"temperature", given_or(fields, "temperature", 1.0)},
+      {"top_p", given_or(fields, "top_p", 1.0)},
+      {"top_logprobs", given_or(fields, "top_logprobs", 0)},
+      {"truncation", out.truncate ? "auto" : "disabled"},
+      {"user", given_or(fields, "user", nullptr)}};
   read_input(fields, out);
   read_tools(fields, out);
   read_reasoning(fields, out);

@@ -12,6 +12,7 @@
 
 #include "chat/format.h"
 #include "json_fields.h"
+#include "response_log.h"
 
 namespace millrace::server {
 
@@ -22,6 +23,7 @@ struct StoredResponse {
   Json input_items = Json::array();
   std::vector<chat::Message> messages = {};  // up to and with this answer, instructions left out
   std::function<void()> cancel = {};         // while it runs
+  std::shared_ptr<ResponseLog> events = {};  // as they were sent; null: nobody asked for any
 };
 
 class ResponseStore {
@@ -36,7 +38,10 @@ class ResponseStore {
   size_t size() const;
 
  private:
-  using Item = std::shared_ptr<const StoredResponse>;
+  struct Item {
+    std::shared_ptr<const StoredResponse> response;
+    size_t bytes = 0;  // when it was put in
+  };
   static size_t bytes_of(const StoredResponse& response);
   void erase_locked(const std::string& id);
 

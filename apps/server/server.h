@@ -10,9 +10,9 @@
 namespace millrace::server {
 
 // Answers requests until SIGINT or SIGTERM; then what is under way is finished (at most drain_timeout_s; a
-// second signal ends it at once). SIGHUP reads the keys again. `listening` is called once with the address,
-// as a URL. At the end the models are stopped (ModelSet::stop). Throws Error when it cannot listen, or when a
-// file of the options cannot be read.
+// second signal ends it at once). SIGHUP reads the keys again, and looks for models. `listening` is called
+// once with the address, as a URL. At the end the models are stopped (ModelSet::stop). Throws Error when it
+// cannot listen, or when a file of the options cannot be read.
 void serve(ModelSet& models, const ServerOptions& options,
            const std::function<void(const std::string& url)>& listening);
 

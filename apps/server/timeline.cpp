@@ -13,6 +13,10 @@ std::shared_ptr<Timeline::Entry> Timeline::add(Entry entry) {
   auto shared = std::make_shared<Entry>(std::move(entry));
   if (!on_) return shared;
   const std::lock_guard lock(mutex_);
+  // chatcmpl-7, resp_8: as many as were added before, and nothing of the id but what kind it is.
+  const size_t kind = shared->id.find_first_of("-_");
+  shared->shown_id =
+      shared->id.substr(0, kind == std::string::npos ? 0 : kind + 1) + std::to_string(++added_);
   entries_.push_front(shared);
   if (entries_.size() > kRequests) entries_.pop_back();
   return shared;
@@ -60,7 +64,7 @@ Json Timeline::requests_json() const {
   const std::lock_guard lock(mutex_);
   Json list = Json::array();
   for (const auto& e : entries_) {
-    list.push_back({{"id", e->id},
+    list.push_back({{"id", e->shown_id},
                     {"request_id", e->request_id},
                     {"endpoint", e->endpoint},
                     {"model", e->model},

@@ -20,7 +20,9 @@ double unix_time();
 class Timeline {
  public:
   struct Entry {
+    // The id is the answer's own, by which it can be asked for again: it is never shown.
     std::string id = {}, request_id = {}, endpoint = {}, model = {};
+    std::string shown_id = {};  // its kind and a number; set by add()
     bool stream = false;
     double start = 0;  // Unix time
     int32_t samples = 1;
@@ -63,6 +65,7 @@ class Timeline {
   std::deque<std::shared_ptr<Entry>> entries_;
   std::deque<Sample> samples_;
   Histogram last_first_token_;
+  uint64_t added_ = 0;
   double last_time_ = 0;
   uint64_t last_generated_ = 0, last_computed_ = 0;
 };

@@ -31,6 +31,7 @@ struct ModelInfo {
   int32_t vocab = 0;
   int32_t context = 0;  // of this engine
   int32_t trained_context = 0;
+  int32_t max_samples = 0;     // of one request
   int32_t embedding_size = 0;  // 0: this device gives none
   std::vector<int32_t> end_tokens = {};
   bool has_tokenizer = false, has_chat_template = false;
@@ -98,8 +99,11 @@ class Engine {
   const ModelInfo& model() const;
 
   // What the model's own tokenizer and chat template make of a text. Throw Error where the model has none.
-  std::vector<int32_t> tokenize(std::string_view text, bool add_special = true,
-                                bool parse_special = true) const;
+  // Stops once more than `max_tokens` have come out.
+  std::vector<int32_t> tokenize(std::string_view text, bool add_special = true, bool parse_special = true,
+                                size_t max_tokens = SIZE_MAX) const;
+  // So many tokens at least, from a look at the bytes alone: what cannot fit is known before it is tokenized.
+  size_t min_tokens(std::string_view text) const;
   std::string detokenize(const std::vector<int32_t>& tokens, bool show_special = false) const;
   std::string token_text(int32_t token) const;  // its bytes, special tokens by name; may be no valid UTF-8
   bool is_special(int32_t token) const;         // a control token: part of no text

@@ -21,9 +21,10 @@ struct EngineOptions {
   // cpu, cuda, cuda:1 (another GPU), reference; auto: a GPU if there is one with room for the model, else the
   // CPU (ModelInfo::device_note says why).
   std::string device = "cpu";
-  double gpu_memory = 0.9;   // of a GPU's free memory, how much may be taken
-  int threads = 0;           // 0: all that this process may use
-  int32_t context = 0;       // tokens per sequence; 0: what the model was trained for, at most 4096
+  double gpu_memory = 0.9;  // of a GPU's free memory, how much may be taken
+  int threads = 0;          // 0: all that this process may use
+  // Tokens per sequence; 0: what the model was trained for, as far as memory holds it (ModelInfo::context).
+  int32_t context = 0;
   std::string kv_type = {};  // f32, f16, bf16, int8, fp8; empty: the device's
   // The weights, while they are loaded: int8, int4, q4_k, ..., auto; empty: as they are.
   std::string quantize = {};
@@ -41,7 +42,8 @@ struct EngineOptions {
   double ageing = 0.1;  // levels of priority gained per second of waiting
 
   // --- the KV cache
-  // Tokens the main pool holds, all sequences together; 0: max_running contexts or what kv_bytes allows.
+  // Tokens the main pool holds, all sequences together; 0: max_running contexts (of 4096 where no context is
+  // named, and one whole), or what kv_bytes allows.
   int64_t kv_tokens = 0;
   size_t kv_bytes = 0;  // most memory for the main pool; 0: half of what is available, on a GPU all of it
   bool prefix_cache = true;

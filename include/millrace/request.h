@@ -26,6 +26,12 @@ enum class Pooling {
   kLast,  // the last token's, which has seen all others
 };
 
+// What Engine::submit throws for a prompt with more tokens than the context: kBadInput, told apart.
+class PromptTooLong : public Error {
+ public:
+  explicit PromptTooLong(const std::string& message) : Error(ErrorCode::kBadInput, message) {}
+};
+
 struct Request {
   // The prompt: exactly one of these three.
   std::vector<int32_t> tokens = {};
@@ -35,6 +41,11 @@ struct Request {
   // An embedding of the prompt instead of an answer: one kFinished event brings it. Sampling and max_tokens
   // mean nothing then; samples, stop and constraint are refused.
   std::optional<Pooling> embedding = {};
+
+  // Absent: none. n: how likely each token of the prompt was after those before it, with the n likeliest
+  // there; the first event of every sample brings them. Every token is computed then, whatever the cache has.
+  // [0, 1000]
+  std::optional<int32_t> prompt_logprobs = {};
 
   SamplingParams sampling = {};
   std::shared_ptr<const TokenConstraint> constraint = {};  // cloned for every sample
@@ -75,6 +86,12 @@ struct Usage {
   double total_s = 0.0;        // from submit to the end
 };
 
+struct TokenLogprob {
+  int32_t token = -1;
+  double logprob = 0.0;                              // of the first token of a prompt: 0, nothing is known
+  std::vector<std::pair<int32_t, double>> top = {};  // likeliest first
+};
+
 struct Event {
   enum class Kind {
     kToken,     // token, text, logprobs; the first of a sample has its usage so far
@@ -88,6 +105,8 @@ struct Event {
   std::string text = {};
   double logprob = 0.0;  // 0 unless asked for
   std::vector<std::pair<int32_t, double>> top = {};
+  // [prompt tokens], of the first token of a sample whose request has prompt_logprobs; else null.
+  std::shared_ptr<const std::vector<TokenLogprob>> prompt = {};
 
   FinishReason finish = FinishReason::kMaxTokens;
   std::vector<float> embedding = {};  // [ModelInfo::embedding_size], of kEmbedded; not normalised

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
+#include "base/work_budget.h"
 #include "chat/json_text.h"
 #include "chat/tools.h"
 #include "chat/typescript.h"
@@ -114,6 +115,7 @@ std::string tool_of(const std::vector<Message>& messages, size_t result) {
   const Message& message = messages[result];
   std::string last;
   for (size_t i = result; i-- > 0;) {
+    spend_work(1);
     const std::vector<ToolCall>& calls = messages[i].tool_calls;
     for (const ToolCall& call : calls) {
       if (!message.tool_call_id.empty() && call.id == message.tool_call_id) return call.name;

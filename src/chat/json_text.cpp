@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/json_tree.h"
 #include "base/utf8.h"
 
 namespace millrace::chat {
@@ -65,13 +66,11 @@ void append_json(const Json& value, std::string& out) {
 }  // namespace
 
 Json try_parse_json(std::string_view text) {
-  bool too_deep = false;
-  const auto depth = [&](int level, Json::parse_event_t, Json&) {
-    too_deep |= level > kMaxJsonDepth;
-    return !too_deep;
-  };
-  Json value = Json::parse(valid_utf8(text), depth, false);
-  return too_deep ? Json(Json::value_t::discarded) : value;
+  try {
+    return parse_json_tree(valid_utf8(text), {.depth = kMaxJsonDepth, .last_key_wins = true});
+  } catch (const JsonTextError&) {
+    return Json::value_t::discarded;
+  }
 }
 
 Json parse_json(std::string_view text, std::string_view what) {

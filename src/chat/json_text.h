@@ -1,6 +1,7 @@
 // JSON that a client sent, read with a bound on its depth; and JSON printed as other programs print it.
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -8,7 +9,7 @@
 namespace millrace::chat {
 
 // Deeper nesting than this is refused: what reads the value may recurse.
-inline constexpr int kMaxJsonDepth = 100;
+inline constexpr size_t kMaxJsonDepth = 100;
 
 // Throws Error{kBadInput} naming `what` for a text that is no JSON or nested too deeply.
 nlohmann::ordered_json parse_json(std::string_view text, std::string_view what);

@@ -1,8 +1,11 @@
 #include "chat/special_text.h"
 
 #include <algorithm>
+#include <bitset>
 
 #include "base/error.h"
+#include "base/json_tree.h"
+#include "base/work_budget.h"
 
 namespace millrace::chat {
 namespace {
@@ -57,6 +60,7 @@ SpecialText::SpecialText(const Codec& codec, const std::vector<std::string>& mar
 const SpecialText::Name* SpecialText::find(std::string_view text, size_t from, size_t& at) const {
   for (at = from; at < text.size(); ++at) {
     if (!begins_name_[static_cast<unsigned char>(text[at])]) continue;
+    spend_work(names_.size() / 8 + 1);
     for (const Name& name : names_) {
       if (text.compare(at, name.text.size(), name.text) == 0) return &name;
     }
@@ -75,10 +79,16 @@ bool SpecialText::has_name(const Json& value) const {
 
 SpecialText::Mask SpecialText::choose_mask(const Json& value) const {
   if (!has_name(value)) return {};
+  // Which of them occur, in one look at all there is.
+  std::bitset<kPrivateCharacters> used;
   const std::string all = value.dump();
+  for (size_t at = all.find('\xee'); at != std::string::npos; at = all.find('\xee', at + 3)) {
+    if (at + 2 >= all.size()) break;
+    used.set(static_cast<size_t>((all[at + 1] & 0x3f) * 64 + (all[at + 2] & 0x3f)));
+  }
   std::vector<std::string> unused;
   for (int i = 0; i < kPrivateCharacters && unused.size() < 2; ++i) {
-    if (all.find(private_character(i)) == std::string::npos) unused.push_back(private_character(i));
+    if (!used.test(static_cast<size_t>(i))) unused.push_back(private_character(i));
   }
   if (unused.size() < 2) {
     throw_error(ErrorCode::kBadInput,
@@ -96,7 +106,8 @@ void SpecialText::mask(Json& value, const Mask& mask, bool keep_markers) const {
     Json out = Json::object();
     for (auto& [key, item] : value.items()) {
       this->mask(item, mask, keep_markers);
-      out[masked(key, mask, keep_markers)] = std::move(item);
+      // Other keys stay other keys: what was put in occurs nowhere else.
+      append_member(out, masked(key, mask, keep_markers), std::move(item));
     }
     value = std::move(out);
   }

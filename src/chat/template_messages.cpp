@@ -74,8 +74,9 @@ std::string tools_text(const Conversation& conversation, const Source& source) {
 }
 
 void add_text(Json& message, const std::string& text) {
-  std::string content = message["content"];
-  message["content"] = content.empty() ? text : content + "\n" + text;
+  auto& content = message["content"].get_ref<std::string&>();
+  if (!content.empty()) content += '\n';
+  content += text;
 }
 
 class Messages {
@@ -209,6 +210,11 @@ void add_variables(const Conversation& conversation, const TemplateTraits& trait
   const Json more = source.json(parse_json(conversation.template_variables, "template variables"));
   if (!more.is_object()) {
     throw_error(ErrorCode::kBadInput, "template variables: found no JSON object, expected one");
+  }
+  constexpr size_t kMaxVariables = 256;
+  if (more.size() > kMaxVariables) {
+    throw_error(ErrorCode::kBadInput, "template variables: found {}, expected at most {}", more.size(),
+                kMaxVariables);
   }
   for (const auto& [name, value] : more.items()) {
     if (name != "messages" && name != "tools") out[name] = value;

@@ -23,7 +23,13 @@ StepRows Batcher::launch(std::span<StepItem> items, double now) {
     slices_.push_back(slice);
     item.row = rows.logits;
     item.first_row = rows.all;
-    rows.logits += slice.want != Slice::Want::kNone ? static_cast<size_t>(1 + item.drafts) : 0;
+    if (item.sample->scores) {
+      item.scored = item.tokens;
+      item.row += static_cast<size_t>(item.tokens) - 1;
+      rows.logits += static_cast<size_t>(item.tokens);
+    } else if (slice.want != Slice::Want::kNone) {
+      rows.logits += static_cast<size_t>(1 + item.drafts);
+    }
     rows.all += item.tokens + item.drafts;
     if (item.tokens > 1) rows.prompts += item.tokens;
   }
@@ -54,7 +60,9 @@ Slice Batcher::slice_of(const StepItem& item) {
   }
   slice.tokens = std::span(sample.tokens)
                      .subspan(static_cast<size_t>(sample.blocks.length()), static_cast<size_t>(item.tokens));
-  slice.want = item.last && !sample.hidden ? Slice::Want::kLast : Slice::Want::kNone;
+  slice.want = sample.scores                 ? Slice::Want::kAll
+               : item.last && !sample.hidden ? Slice::Want::kLast
+                                             : Slice::Want::kNone;
   return slice;
 }
 

@@ -31,6 +31,7 @@ void Committer::commit(const StepItem& item) {
 
 void Committer::advance(const StepItem& item) {
   Sample& sample = *item.sample;
+  take_scores(sample);
   const int32_t length = sample.blocks.length();
   const auto known = static_cast<int32_t>(sample.tokens.size());
   // Drafts that were right are the first of what was picked: they are computed already.
@@ -53,6 +54,13 @@ void Committer::advance(const StepItem& item) {
     }
   }
   scheduler_.update(item.id, sample.blocks.length(), static_cast<int32_t>(sample.tokens.size()));
+}
+
+// The logprobs of a prompt that is computed, for the first event of every sample.
+void Committer::take_scores(Sample& sample) {
+  if (!sample.scores || !sample.scores->complete()) return;
+  sample.job->prompt_logprobs = std::make_shared<const std::vector<TokenLogprob>>(sample.scores->take());
+  sample.scores.reset();
 }
 
 void Committer::record_drafts(const StepItem& item, int32_t right) {
@@ -78,6 +86,7 @@ void Committer::fork(const StepItem& item, std::span<const float> logits) {
   Sample& parent = *item.sample;
   Job& job = *parent.job;
   if (parent.failure) return;  // all of them end with it
+  take_scores(parent);
   // The children stand where the parent stands once its prompt counts.
   cache_.advance(parent.blocks,
                  std::span(parent.tokens).subspan(static_cast<size_t>(parent.blocks.length())));

@@ -29,6 +29,7 @@ class Committer {
 
  private:
   void advance(const StepItem& item);
+  static void take_scores(Sample& sample);
   void record_drafts(const StepItem& item, int32_t right);
   std::unique_ptr<Sample> make_child(const Sample& parent, int32_t index);
   void deliver_embedding(const StepItem& item);

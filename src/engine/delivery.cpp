@@ -42,7 +42,10 @@ bool Delivery::token(Id id, const SampledToken& token, int32_t fed) {
   event.logprob = token.logprob;
   event.top = token.top;
   if (!end_token) event.text = sample.text.push(token.token);
-  if (sample.usage.generated_tokens == 1) event.usage = sample.usage;
+  if (sample.usage.generated_tokens == 1) {
+    event.usage = sample.usage;
+    event.prompt = job.prompt_logprobs;
+  }
   job.events->push(std::move(event));
 
   const std::optional<FinishReason> reason = reason_to_end(sample, end_token, fed >= context_);

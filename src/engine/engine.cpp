@@ -1,17 +1,24 @@
 // The public face: options become a runtime and a loop; clients' calls become jobs in its inbox.
 #include "millrace/engine.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <thread>
 
 #include "base/error.h"
+#include "base/json_tree.h"
 #include "engine/available_memory.h"
 #include "engine/engine_options.h"
 #include "engine/loop.h"
 #include "engine/render_chat.h"
 
 namespace millrace {
+namespace {
+
+constexpr size_t kMaxVariableDepth = 128;  // a conversation around JSON of a hundred levels
+
+}  // namespace
 
 class Engine::Impl {
  public:
@@ -114,6 +121,7 @@ class Engine::Impl {
              .vocab = config.vocab,
              .context = runtime_->context(),
              .trained_context = config.context_length,
+             .max_samples = options_.max_running,
              .embedding_size = runtime_->backend().gives_hidden_states() ? config.hidden : 0,
              .end_tokens = runtime_->end_tokens(),
              .has_tokenizer = runtime_->has_tokenizer(),
@@ -141,8 +149,15 @@ class Engine::Impl {
   std::unique_ptr<ModelDrafter> open_drafter() const {
     if (options_.speculation != Speculation::kDraft) return nullptr;
     const EngineOptions draft = draft_model_options(options_, runtime_->context());
-    return std::make_unique<ModelDrafter>(Runtime::open(draft, {.sequences = RuntimeSetup::kShared}),
-                                          runtime_->config().vocab);
+    // It needs no room for more tokens than the target has.
+    const auto& groups = runtime_->spec().kv_groups;
+    const auto blocks = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+                          return a.num_blocks < b.num_blocks;
+                        })->num_blocks;
+    return std::make_unique<ModelDrafter>(
+        Runtime::open(draft, {.sequences = RuntimeSetup::kShared,
+                              .most_tokens = static_cast<int64_t>(blocks) * kBlockTokens}),
+        runtime_->config().vocab);
   }
 
   std::unique_ptr<Loop> loop_;
@@ -175,9 +190,14 @@ EngineStats Engine::stats() const {
 const ModelInfo& Engine::model() const { return impl_->info_; }
 void Engine::shutdown(bool drain) { impl_->shutdown(drain); }
 
-std::vector<int32_t> Engine::tokenize(std::string_view text, bool add_special, bool parse_special) const {
-  return impl_->runtime_->tokenizer().encode(text,
-                                             {.add_special = add_special, .parse_special = parse_special});
+std::vector<int32_t> Engine::tokenize(std::string_view text, bool add_special, bool parse_special,
+                                      size_t max_tokens) const {
+  return impl_->runtime_->tokenizer().encode(
+      text, {.add_special = add_special, .parse_special = parse_special, .max_tokens = max_tokens});
+}
+
+size_t Engine::min_tokens(std::string_view text) const {
+  return impl_->runtime_->tokenizer().min_tokens(text);
 }
 
 std::string Engine::detokenize(const std::vector<int32_t>& tokens, bool show_special) const {
@@ -195,7 +215,12 @@ std::string Engine::render_chat(const std::vector<ChatMessage>& messages) const 
 }
 
 std::string Engine::render_chat_json(std::string_view variables) const {
-  nlohmann::ordered_json parsed = nlohmann::ordered_json::parse(variables, nullptr, false);
+  nlohmann::ordered_json parsed;
+  try {
+    parsed = parse_json_tree(variables, {.depth = kMaxVariableDepth, .last_key_wins = true});
+  } catch (const JsonTextError& error) {
+    throw_error(ErrorCode::kBadInput, "chat template variables: {}", error.what());
+  }
   if (!parsed.is_object()) {
     throw_error(ErrorCode::kBadInput, "chat template variables: found no JSON object, expected one");
   }

@@ -9,6 +9,14 @@
 namespace millrace {
 namespace {
 
+// How many they are is not known: the rest was not looked at.
+[[noreturn]] void too_long(const Runtime& runtime) {
+  throw PromptTooLong(
+      fmt::format("the prompt is too long: this model's maximum context length is {} tokens (it was "
+                  "trained for {})",
+                  runtime.context(), runtime.config().context_length));
+}
+
 std::vector<int32_t> prompt_tokens(const Runtime& runtime, const ChatTemplate* chat_template,
                                    const Request& request) {
   const int kinds = static_cast<int>(!request.tokens.empty()) + static_cast<int>(!request.text.empty()) +
@@ -21,7 +29,13 @@ std::vector<int32_t> prompt_tokens(const Runtime& runtime, const ChatTemplate* c
     runtime.check_tokens(request.tokens);
     return request.tokens;
   }
-  if (!request.text.empty()) return runtime.tokenizer().encode(request.text);
+  if (!request.text.empty()) {
+    const auto context = static_cast<size_t>(runtime.context());
+    if (runtime.tokenizer().min_tokens(request.text) > context) too_long(runtime);
+    std::vector<int32_t> tokens = runtime.tokenizer().encode(request.text, {.max_tokens = context});
+    if (tokens.size() > context) too_long(runtime);
+    return tokens;
+  }
   if (chat_template == nullptr) {
     throw_error(ErrorCode::kBadInput, "messages: {} has no chat template, expected text or tokens",
                 runtime.checkpoint().path());
@@ -38,6 +52,9 @@ void check_embedding(const Runtime& runtime, const Request& request) {
                 "embedding: the device {} gives no hidden states, expected cpu, cuda or reference",
                 runtime.backend().name());
   }
+  if (request.prompt_logprobs) {
+    throw_error(ErrorCode::kBadInput, "embedding: found prompt_logprobs as well, expected one of them");
+  }
   if (request.samples != 1 || !request.stop.empty() || request.constraint) {
     throw_error(
         ErrorCode::kBadInput,
@@ -50,9 +67,11 @@ void check_embedding(const Runtime& runtime, const Request& request) {
 void check(const Runtime& runtime, const Request& request, size_t tokens, int32_t max_running) {
   if (tokens == 0) throw_error(ErrorCode::kBadInput, "prompt: found no tokens, expected at least one");
   if (tokens > static_cast<size_t>(runtime.context())) {
-    throw_error(ErrorCode::kBadInput,
-                "the prompt has {} tokens, expected at most the context of {} (the model was trained for {})",
-                tokens, runtime.context(), runtime.config().context_length);
+    // The words that clients look for, beside the code.
+    throw PromptTooLong(
+        fmt::format("the prompt is too long: {} tokens; this model's maximum context length is {} tokens (it "
+                    "was trained for {})",
+                    tokens, runtime.context(), runtime.config().context_length));
   }
   if (request.samples < 1 || request.samples > max_running) {
     throw_error(ErrorCode::kBadInput, "samples: found {}, expected 1 to {}", request.samples, max_running);
@@ -60,6 +79,10 @@ void check(const Runtime& runtime, const Request& request, size_t tokens, int32_
   if (request.max_tokens < 0) {
     throw_error(ErrorCode::kBadInput, "max_tokens: found {}, expected 0 (no limit) or more",
                 request.max_tokens);
+  }
+  if (request.prompt_logprobs && (*request.prompt_logprobs < 0 || *request.prompt_logprobs > 1000)) {
+    throw_error(ErrorCode::kBadInput, "prompt_logprobs: found {}, expected 0 to 1000",
+                *request.prompt_logprobs);
   }
   runtime.check_tokens(request.stop_tokens);
   if (request.embedding) check_embedding(runtime, request);

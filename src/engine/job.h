@@ -25,9 +25,10 @@ struct Job {
   std::vector<int32_t> end_tokens;             // that end this request
   std::optional<Sampler> sampler;              // of sample 0
   std::chrono::steady_clock::time_point arrival;
-  double arrival_s = 0;  // the same on the engine's clock
-  int32_t open = 0;      // samples that have not ended
-  bool forked = false;   // its samples are there
+  std::shared_ptr<const std::vector<TokenLogprob>> prompt_logprobs;  // once they are all there
+  double arrival_s = 0;                                              // the same on the engine's clock
+  int32_t open = 0;                                                  // samples that have not ended
+  bool forked = false;                                               // its samples are there
 };
 
 // A job with its event stream. Throws Error{kBadInput} for a request that cannot be served as it is written.

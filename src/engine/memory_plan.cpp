@@ -56,9 +56,10 @@ ExecutorSpec spec_to_plan(const io::Checkpoint& checkpoint, const ModelConfig& c
 
 MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                        const EngineOptions& options, const RuntimeSetup& setup) {
-  const ExecutorLimits limits = runtime_limits(config, backend, options, setup);
+  ExecutorLimits limits = runtime_limits(config, backend, options, setup);
   MemoryPlan plan;
   const ExecutorSpec spec = spec_to_plan(checkpoint, config, backend, options, setup, plan.does_not_fit);
+  limits.max_context = spec.max_context;
   const WeightBytes weights = plan_weights(checkpoint, config, backend, setup.weights.choice);
   plan.weights_mapped = weights.mapped;
   plan.weights_repacked = weights.repacked;

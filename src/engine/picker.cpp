@@ -71,7 +71,7 @@ SampleRow Picker::device_row(const Sampler& sampler, int32_t ahead) {
 
 bool Picker::device_may_pick(const StepItem& item) {
   const Sample& sample = *item.sample;
-  if (!item.last || sample.hidden || item.forks()) return false;
+  if (!item.last || sample.hidden || item.scored > 0 || item.forks()) return false;
   return item.drafts == 0 || (!sample.constraint && !sample.sampler.has_penalties());
 }
 
@@ -113,7 +113,11 @@ Picks Picker::wait(std::span<const StepItem> items, bool on_device) {
   Picks picks{.sampled = executor.sampled(), .left = {}, .logits = {}};
   left_.clear();
   for (const StepItem& item : items) {
-    if (item.sample == nullptr || !item.last || item.sample->hidden) continue;
+    if (item.sample == nullptr) continue;
+    for (int32_t i = item.scored; i > 0; --i) {
+      left_.push_back(static_cast<int32_t>(item.row) + 1 - i);
+    }
+    if (!item.last || item.sample->hidden || item.scored > 0) continue;
     for (size_t row = item.row; row <= item.row + static_cast<size_t>(item.drafts); ++row) {
       if (picks.sampled[row].token == SampledRow::kLeft) left_.push_back(static_cast<int32_t>(row));
     }
@@ -128,16 +132,18 @@ Picks Picker::wait(std::span<const StepItem> items, bool on_device) {
 void Picker::pick_all(std::span<StepItem> items, const Picks& picks) {
   size_t rows = 0;  // to be picked from here
   for (const StepItem& item : items) {
-    if (item.sample != nullptr) rows += item.sample->hidden ? static_cast<size_t>(item.tokens) : 1;
+    if (item.sample == nullptr) continue;
+    rows += item.sample->hidden || item.scored > 0 ? static_cast<size_t>(item.tokens) : 1;
   }
   if (!picks.sampled.empty()) rows = std::min(rows, picks.left.size());
   for_items(items, rows, [&](StepItem& item) {
     if (item.sample == nullptr) return;
     if (item.sample->hidden) {
       pool_hidden(item);
-    } else if (item.last) {
-      pick(item, picks);
+      return;
     }
+    if (item.scored > 0) score_prompt(item, picks);
+    if (item.last) pick(item, picks);
   });
 }
 
@@ -178,6 +184,24 @@ SampledToken Picker::pick_row(const StepItem& item, size_t row, const Picks& pic
   std::span<const uint64_t> allowed;
   if (sample.constraint && (item.masked || fill_mask(sample))) allowed = sample.mask;
   return sample.sampler.sample(logits, allowed);
+}
+
+// Takes the logprobs of the prompt's tokens that this step's rows tell of.
+void Picker::score_prompt(StepItem& item, const Picks& picks) const {
+  Sample& sample = *item.sample;
+  sample.failure = nullptr;
+  try {
+    const auto vocab = static_cast<size_t>(runtime_.config().vocab);
+    const size_t first_row = item.row + 1 - static_cast<size_t>(item.scored);
+    for (int32_t i = 0; i < item.scored; ++i) {
+      if (!sample.scores->wants(sample.blocks.length() + i)) continue;
+      const auto logits = picks.logits.subspan((first_row + static_cast<size_t>(i)) * vocab, vocab);
+      runtime_.check_logits(logits);
+      sample.scores->add(logits);
+    }
+  } catch (...) {
+    sample.failure = std::current_exception();
+  }
 }
 
 // Adds this step's rows to an embedding.

@@ -41,6 +41,7 @@ class Picker {
   void make_masks(std::span<StepItem> items);
   SampledToken pick_row(const StepItem& item, size_t row, const Picks& picks) const;
   void pool_hidden(StepItem& item) const;
+  void score_prompt(StepItem& item, const Picks& picks) const;
   // body(first, last) over all items, by several threads when `worth` rows are enough for them.
   template <class Body>
   void for_items(std::span<StepItem> items, size_t worth, const Body& body);

@@ -31,6 +31,9 @@ void Planner::admit(std::shared_ptr<Job> job) {
     sample->prompt = j.prompt;
     const auto length = static_cast<int32_t>(sample->tokens.size());
     sample->usage.prompt_tokens = length;
+    if (j.request.prompt_logprobs) {
+      sample->scores.emplace(std::span(j.prompt->tokens), *j.request.prompt_logprobs);
+    }
     j.arrival_s = since_start(j.arrival);
     const Id id = samples_.next_id(j);
     scheduler_.reserve(id + 1);
@@ -92,6 +95,8 @@ bool Planner::plan(const sched::Rates& rates, Buffer<StepItem>& items) {
   for (const auto& preemption : plan.preempted) guarded(preemption.id, [&] { preempt(preemption); });
   // Those that run reserve before those that start (whose work comes last): what a start finds may differ
   // from what was promised.
+  spare_logits_ = runtime_.spec().max_logit_rows;
+  for (const sched::Work& w : plan.work) spare_logits_ -= 1 + w.drafts;
   size_t work = 0;
   const size_t running = plan.work.size() - plan.started_work;
   for (; work < running; ++work) guarded(plan.work[work].id, [&] { collect(plan.work[work], items); });
@@ -161,10 +166,15 @@ void Planner::collect(const sched::Work& work, Buffer<StepItem>& items) {
   Sample& sample = samples_[work.id];
   if (sample.blocks.state() != kv::Sequence::State::kActive) return;
   const int32_t missing = static_cast<int32_t>(sample.tokens.size()) - sample.blocks.length();
-  const int32_t tokens = std::min(work.tokens, missing);
+  int32_t tokens = std::min(work.tokens, missing);
+  if (sample.scores) {  // all of its rows want logits, and there is memory for so many
+    tokens = std::min(tokens, 1 + std::max(0, spare_logits_));
+    spare_logits_ -= tokens - 1;
+  }
   const bool last = tokens == missing;
-  int32_t drafts =
-      last && tokens == 1 ? std::min(work.drafts, static_cast<int32_t>(sample.draft.tokens.size())) : 0;
+  int32_t drafts = last && tokens == 1 && !sample.scores
+                       ? std::min(work.drafts, static_cast<int32_t>(sample.draft.tokens.size()))
+                       : 0;
   if (!cache_.reserve(sample.blocks, tokens + drafts)) {
     drafts = 0;
     if (!cache_.reserve(sample.blocks, tokens)) return;  // the next plan knows better

@@ -51,6 +51,7 @@ class Planner {
   Recorder& recorder_;
   const EngineOptions& options_;
   const CacheMemory memory_;
+  int32_t spare_logits_ = 0;  // rows of this plan's step beyond those that tokens are picked from
 };
 
 }  // namespace millrace

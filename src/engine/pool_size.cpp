@@ -12,7 +12,16 @@
 namespace millrace {
 namespace {
 
-constexpr int32_t kDefaultContext = 4096;
+// A context that nobody named is at least this (or what the model was trained for), and what a shared pool
+// has for each sequence: few are longer, and blocks are anybody's.
+constexpr int32_t kUsualContext = 4096;
+// It is cut to a multiple of this where memory cuts it: a few bytes more or less free do not change it.
+constexpr int32_t kContextStep = 1024;
+
+int32_t least_context(const ModelConfig& config) { return std::min(config.context_length, kUsualContext); }
+
+// One block more than the context: the token that is one too many is written before it is found out.
+int64_t tokens_for(int32_t context) { return static_cast<int64_t>(blocks_for(context) + 1) * kBlockTokens; }
 
 size_t pool_bytes(const ExecutorSpec& spec) {
   size_t bytes = 0;
@@ -82,6 +91,52 @@ int64_t set_blocks_within(ExecutorSpec& spec, int32_t sequences, int64_t tokens,
       static_cast<double>(bytes - available) / kGiB, fits, remedy);
 }
 
+// The longest context from least_context() to `most` of which fits(context), which is monotone; in whole
+// steps.
+template <class Fits>
+int32_t longest_context(const ModelConfig& config, int32_t most, const Fits& fits) {
+  const int32_t least = least_context(config);
+  if (most <= least || fits(most)) return most;
+  int32_t low = 0, high = (most - least) / kContextStep;
+  while (low < high) {
+    const int32_t middle = low + (high - low + 1) / 2;
+    if (fits(least + middle * kContextStep)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return least + low * kContextStep;
+}
+
+// What a KV cache may take for the sake of a long context: half of what the machine has beside the weights.
+size_t room_beside_weights(const io::Checkpoint& checkpoint, const ModelConfig& config,
+                           const Backend& backend, const RuntimeSetup& setup, size_t available) {
+  const WeightBytes weights = plan_weights(checkpoint, config, backend, setup.weights.choice);
+  const size_t taken = weights.mapped + weights.repacked + weights.dequantized;
+  return available > taken ? (available - taken) / 2 : 0;
+}
+
+// The context of options that name none: what the model was trained for, cut to what memory holds of it.
+int32_t default_context(const ModelConfig& config, const ExecutorLimits& limits, const EngineOptions& options,
+                        const RuntimeSetup& setup, size_t room) {
+  const int32_t most =
+      setup.most_context > 0 ? std::min(config.context_length, setup.most_context) : config.context_length;
+  if (setup.shared() && options.kv_tokens > 0) {
+    const int64_t held = options.kv_tokens / kBlockTokens * kBlockTokens - kBlockTokens;
+    return static_cast<int32_t>(std::clamp<int64_t>(held, 1, most));
+  }
+  if (setup.shared() && options.kv_bytes > 0) room = std::min(room, options.kv_bytes);
+  return longest_context(config, most, [&](int32_t context) {
+    ExecutorLimits longer = limits;
+    longer.max_context = context;
+    if (setup.shared()) longer.sequences = 1;
+    ExecutorSpec spec = make_executor_spec(config, longer);
+    if (setup.shared()) set_shared_blocks(spec, limits.sequences, tokens_for(context));
+    return pool_bytes(spec) <= room;
+  });
+}
+
 // Of a pool with a context of its own for each sequence.
 void check_fits(const ModelConfig& config, ExecutorLimits limits, const Backend& backend, size_t available) {
   const int32_t wanted = limits.max_context;
@@ -109,10 +164,10 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
                               const RuntimeSetup& setup) {
   const int32_t sequences = setup.shared() ? options.max_running : setup.sequences;
   ExecutorLimits limits;
-  limits.max_context =
-      options.context > 0 ? options.context : std::min(config.context_length, kDefaultContext);
+  limits.max_context = options.context > 0 ? options.context : least_context(config);
   const int32_t step_tokens = options.step_tokens > 0 ? options.step_tokens : backend.default_step_tokens();
-  limits.max_tokens = std::max(1, std::min(std::max(step_tokens, sequences), limits.max_context * sequences));
+  limits.max_tokens = static_cast<int32_t>(std::max<int64_t>(
+      1, std::min<int64_t>(std::max(step_tokens, sequences), int64_t{limits.max_context} * sequences)));
   limits.max_logit_rows = setup.logit_rows > 0 ? setup.logit_rows : sequences + draft_rows(options);
   limits.sequences = sequences;
   limits.kv_type =
@@ -138,10 +193,19 @@ void check_context(const ModelConfig& config, const Backend& backend, const Engi
 ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                           const EngineOptions& options, const RuntimeSetup& setup) {
   ExecutorLimits limits = runtime_limits(config, backend, options, setup);
+  const size_t of_machine = available_memory();  // looked at once: it changes
   std::optional<size_t> available;
   if (const std::optional<size_t> memory = backend.own_memory()) {
+    ExecutorLimits longest = limits;  // takes the largest workspace
+    if (options.context == 0) longest.max_context = config.context_length;
     available = free_on_device(*memory, checkpoint, config, backend, options, setup,
-                               make_executor_spec(config, limits));
+                               make_executor_spec(config, longest));
+  }
+  if (options.context == 0 && setup.kv_blocks.empty()) {
+    size_t room =
+        available ? *available : room_beside_weights(checkpoint, config, backend, setup, of_machine);
+    if (options.speculation == Speculation::kDraft) room /= 2;  // the draft model has one of the same length
+    limits.max_context = default_context(config, limits, options, setup, room);
   }
   if (!setup.shared()) {
     MILLRACE_CHECK(setup.kv_blocks.empty());
@@ -156,9 +220,9 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) spec.kv_groups[g].num_blocks = setup.kv_blocks[g];
     return spec;
   }
-  const int64_t context_tokens = static_cast<int64_t>(blocks_for(spec.max_context) + 1) * kBlockTokens;
+  const int64_t context_tokens = tokens_for(spec.max_context);
   if (options.kv_tokens > 0) {
-    const size_t max_bytes = available.value_or(available_memory());
+    const size_t max_bytes = available.value_or(of_machine);
     set_shared_blocks(spec, sequences, options.kv_tokens);
     if (const size_t bytes = pool_bytes(spec); bytes > max_bytes) {
       const int64_t fits = set_blocks_within(spec, sequences, options.kv_tokens, max_bytes);
@@ -172,9 +236,12 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
     }
     return spec;
   }
-  size_t max_bytes = options.kv_bytes > 0 ? options.kv_bytes : available.value_or(available_memory() / 2);
+  size_t max_bytes = options.kv_bytes > 0 ? options.kv_bytes : available.value_or(of_machine / 2);
   if (available) max_bytes = std::min(max_bytes, *available);
-  const int64_t tokens = set_blocks_within(spec, sequences, context_tokens * sequences, max_bytes);
+  const int32_t usual = options.context > 0 ? options.context : std::min(spec.max_context, kUsualContext);
+  int64_t wanted = std::max(context_tokens, tokens_for(usual) * sequences);
+  if (setup.most_tokens > 0) wanted = std::clamp(setup.most_tokens, context_tokens, wanted);
+  const int64_t tokens = set_blocks_within(spec, sequences, wanted, max_bytes);
   if (tokens < context_tokens) {
     set_shared_blocks(spec, sequences, context_tokens);
     throw_does_not_fit(backend, "a context", spec.max_context, pool_bytes(spec), max_bytes,

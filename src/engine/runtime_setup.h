@@ -27,7 +27,9 @@ struct RuntimeSetup {
   // Sequences with a context each, and nothing remembered beyond their life. kShared: the engine's way,
   // EngineOptions::max_running sequences over one pool, remembered as the options say.
   int32_t sequences = 1;
-  int32_t logit_rows = 0;  // most asked for in a step; 0: one for each sequence and each draft
+  int32_t logit_rows = 0;    // most asked for in a step; 0: one for each sequence and each draft
+  int32_t most_context = 0;  // of a context that the options do not name; 0: any
+  int64_t most_tokens = 0;   // of a shared pool whose size the options do not name; 0: any
 
   std::vector<int32_t> kv_blocks = {};  // of a shared pool, per layer group, instead of what the options say
   WeightTypes weights = {};             // instead of what EngineOptions::quantize says

@@ -2,7 +2,7 @@
 // part of a round may change:
 //   planner    the buffers, prompt, blocks: when it starts or gives way
 //   drafting   draft
-//   picker     sampler, constraint, mask, hidden, picked, failure: of one step
+//   picker     sampler, constraint, mask, hidden, scores, picked, failure: of one step
 //   committer  tokens, blocks: what the step computed counts
 //   delivery   text, usage, times: what the client has been told
 #pragma once
@@ -17,6 +17,7 @@
 #include "engine/drafter.h"
 #include "engine/hidden_pool.h"
 #include "engine/job.h"
+#include "engine/prompt_scores.h"
 #include "kv/cache.h"
 #include "sample/sampler.h"
 
@@ -40,7 +41,8 @@ struct Sample {
   // What of them is to be found again when it starts (over); null once it runs.
   std::shared_ptr<const kv::Prompt> prompt;
   kv::Sequence blocks;
-  std::optional<HiddenPool> hidden;  // for an embedding
+  std::optional<HiddenPool> hidden;    // for an embedding
+  std::optional<PromptScores> scores;  // while logprobs of the prompt are missing
 
   struct Draft {
     kv::Sequence blocks;  // in the draft model's cache
@@ -57,8 +59,8 @@ struct Sample {
   bool served = false;      // has been part of a step
   double last_token_s = 0;  // on the engine's clock
 
-  // Every token has to be computed: what the cache remembers of it has no hidden states.
-  bool needs_every_row() const { return job->request.embedding == Pooling::kMean; }
+  // Every token has to be computed: what the cache remembers of it has no hidden states and no logits.
+  bool needs_every_row() const { return job->request.embedding == Pooling::kMean || scores; }
   int32_t prompt_tokens() const { return static_cast<int32_t>(job->prompt->tokens.size()); }
   int32_t generated() const { return static_cast<int32_t>(tokens.size()) - prompt_tokens(); }
 };

@@ -16,7 +16,8 @@ struct StepItem {  // one sequence's part of a step
   int32_t tokens = 0;        // known ones to compute
   int32_t drafts = 0;        // and so many drafts behind them
   bool last = false;         // all that is known is computed then: a token can be picked
-  size_t row = 0;            // of its first logits
+  size_t row = 0;            // of the logits its first token is picked from
+  int32_t scored = 0;        // rows up to that one and with it that logprobs of the prompt come from
   int32_t first_row = 0;     // of its tokens in the batch
   bool masked = false;       // sample->mask says which tokens are allowed now
 

@@ -13,7 +13,11 @@ std::string StopMatcher::push(std::string_view text) {
   if (stopped_) return {};
   held_ += text;
   size_t first_match = std::string::npos;
-  for (const std::string& stop : stops_) first_match = std::min(first_match, held_.find(stop));
+  for (const std::string& stop : stops_) {
+    const size_t at = held_.find(stop);
+    if (at < first_match) found_ = stop;
+    first_match = std::min(first_match, at);
+  }
   if (first_match != std::string::npos) {
     stopped_ = true;
     held_.resize(first_match);

@@ -18,10 +18,11 @@ class StopMatcher {
   // The end of the text: what was held back.
   std::string finish();
   bool stopped() const { return stopped_; }
+  const std::string& found() const { return found_; }  // the string it stopped at; empty: none
 
  private:
   std::vector<std::string> stops_;
-  std::string held_;
+  std::string held_, found_;
   bool stopped_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 #include "grammar/rule_nfa.h"
 
 namespace millrace::grammar {
@@ -272,6 +273,7 @@ Automaton compile_automaton(const GrammarBuilder& builder, RuleId root, const st
   automaton.rules.resize(lowered.size());
   for (RuleId r = 0; r < lowered.size(); ++r) {
     automaton.rules[r].name = lowered[r].name;
+    spend_work(100);
     RuleStates states = determinize(lowered[r].nfa, what);
     lowered[r].nfa = {};
     trim(states);

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 
 namespace millrace::grammar {
 namespace {
@@ -24,6 +25,7 @@ constexpr uint32_t kRead = 1, kEnded = 2;
 void close(const CharNfa& nfa, std::vector<uint32_t>& places, size_t& work, const std::string& what) {
   for (size_t i = 0; i < places.size(); ++i) {
     const uint32_t flags = places[i] & 3;
+    spend_work(4);
     if (++work > kMaxDfaWork)
       throw_error(ErrorCode::kUnsupported, "{}: repetitions in repetitions take too many steps", what);
     for (const CharNfa::Edge& edge : nfa.states[places[i] / 4]) {
@@ -70,6 +72,7 @@ CharDfa CharDfa::from_nfa(const CharNfa& nfa, const std::string& what) {
   dfa.bounds_ = bounds;
   dfa.class_of_segment_.clear();
   for (const uint32_t bound : bounds) {
+    spend_work(1 + nfa.sets.size());
     std::vector<uint32_t> in(nfa.sets.size());
     for (size_t i = 0; i < nfa.sets.size(); ++i) in[i] = nfa.sets[i].contains(bound) ? 1 : 0;
     const auto [it, is_new] = classes.try_emplace(in, static_cast<uint32_t>(members.size()));
@@ -99,6 +102,7 @@ CharDfa CharDfa::from_nfa(const CharNfa& nfa, const std::string& what) {
       if ((place & kEnded) != 0) continue;
       for (const CharNfa::Edge& edge : nfa.states[place / 4]) {
         if (edge.kind != CharNfa::Edge::Kind::kSet) continue;
+        spend_work(1 + dfa.num_classes_ / 8);
         for (uint32_t c = 0; c < dfa.num_classes_; ++c) {
           if (members[c][edge.set] != 0) targets[c].push_back(edge.target * 4 + kRead);
         }
@@ -227,6 +231,7 @@ CharDfa CharDfa::product(const CharDfa& other, bool both, const std::string& wha
   };
   intern({0, 0});
   for (size_t s = 0; s < states.size(); ++s) {
+    spend_work(1 + 4 * pair_of.size());
     for (const auto& [a, b] : pair_of) {
       result.next_.push_back(intern({next(states[s].first, a), other.next(states[s].second, b)}));
     }
@@ -262,6 +267,7 @@ ExprId CharDfa::expression(GrammarBuilder& builder, bool json) const {
   for (bool grew = true; grew;) {
     grew = false;
     for (uint32_t s = graph.num_nodes; s-- > 0;) {
+      spend_work(1 + num_classes_ / 8);
       for (uint32_t c = 0; c < num_classes_ && alive[s] == 0; ++c) {
         if (alive[next(s, c)] != 0) alive[s] = grew = true;
       }

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 #include "grammar/rule_nfa.h"
 
 namespace millrace::grammar {
@@ -41,6 +42,7 @@ class Determinizer {
       const uint32_t s = todo.back();
       todo.pop_back();
       work_ += 1 + nfa_.states[s].size();
+      spend_work(1 + nfa_.states[s].size());
       for (const Nfa::Edge& edge : nfa_.states[s]) {
         if (edge.kind != Nfa::Edge::Kind::kEmpty || mark_[edge.target] == stamp_) continue;
         mark_[edge.target] = stamp_;
@@ -87,6 +89,7 @@ class Determinizer {
     cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
     for (size_t i = 0; i + 1 < cuts.size(); ++i) {
       Subset targets;
+      spend_work(1 + edges.size() / 4);
       for (const Nfa::Edge* edge : edges) {
         if (edge->first <= cuts[i] && cuts[i] <= edge->last) targets.push_back(edge->target);
       }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 
 namespace millrace::grammar {
 namespace {
@@ -19,6 +20,7 @@ GrammarBuilder::GrammarBuilder() {
 }
 
 ExprId GrammarBuilder::add(Expr::Kind kind, size_t index, uint32_t min, uint32_t max) {
+  spend_work(2);
   if (exprs_.size() >= kMaxExprs)
     throw_error(ErrorCode::kUnsupported, "grammar: more than {} expressions", kMaxExprs);
   exprs_.push_back({kind, static_cast<uint32_t>(index), min, max});
@@ -74,6 +76,7 @@ void GrammarBuilder::define(RuleId id, ExprId body) {
 }
 
 bool GrammarBuilder::is_productive(ExprId id, const std::vector<uint8_t>& rules) const {
+  spend_work(2);
   const Expr& expr = exprs_[id];
   const auto part = [&](ExprId p) { return is_productive(p, rules); };
   switch (expr.kind) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 
 namespace millrace::grammar {
 namespace {
@@ -176,7 +177,7 @@ TEST(Schema, Messages) {
   refused(R"({"type": "string", "maxLength": 100000000})", "states");
   refused(R"({"type": "array", "minItems": 100000})", "#/minItems: counts more than 10000");
   refused(R"({"type": "number", "multipleOf": 0.123456789})", "a step of 0.123456789");
-  refused(std::string(600, '[') + std::string(600, ']'), "nested more than 512 deep");
+  refused(std::string(600, '[') + std::string(600, ']'), "nested deeper than 512 levels");
   const auto bad = [](const std::string& schema, const std::string& message) {
     expect_error([&] { compile_json_schema(schema); }, ErrorCode::kBadInput, message);
   };
@@ -201,6 +202,41 @@ TEST(Schema, ManyOptionalPropertiesStaySmall) {
   EXPECT_LT(cpu_seconds() - start, 20.0);
   expect_language(grammar, {"{}", R"({"property_3": "x", "property_150": "y"})"},
                   {R"({"property_4": "", "property_3": ""})"});
+}
+
+// What would take long is refused by a look at its size, or stopped when its time is up.
+TEST(Schema, LargeOnesAreRefusedSoon) {
+  const auto refused_soon = [](const std::string& schema, const char* part) {
+    const double start = cpu_seconds();
+    try {
+      compile_json_schema(schema);
+      ADD_FAILURE() << "compiled: " << schema.substr(0, 80);
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+    EXPECT_LT(cpu_seconds() - start, 2.0) << schema.substr(0, 80);
+  };
+  std::string all = R"({"allOf": [)", properties = R"({"type": "object", "properties": {)";
+  for (int i = 0; i < 20; ++i)
+    all += (i > 0 ? "," : "") + std::string(R"({"anyOf": [{"type": "string"}, {"type": "object"}]})");
+  refused_soon(all + "]}", "alternatives");
+  for (int i = 0; i < 40'000; ++i)
+    properties += (i > 0 ? ",\"p" : "\"p") + std::to_string(i) + R"(": {"type": "string"})";
+  refused_soon(properties + "}}", "more than 10000 properties");
+  std::string many = R"({"allOf": [{})";
+  for (int i = 0; i < 50'000; ++i) many += ",{}";
+  refused_soon(many + "]}", "schemas for one value");
+}
+
+TEST(Cache, ACompilationThatIsStoppedLeavesNothing) {
+  Cache cache;
+  const std::string pattern = "(a|b|ab){1,400}c{1,300}";
+  {
+    const WorkBudget budget({.deadline = std::chrono::steady_clock::now()});
+    EXPECT_THROW(cache.get(Cache::Kind::kRegex, pattern), WorkEnded);
+  }
+  EXPECT_EQ(cache.size(), 0u);
+  expect_language(cache.get(Cache::Kind::kRegex, pattern), {"abc", "aabbccc"}, {"c", "ab"});
 }
 
 TEST(Cache, KeepsWhatWasUsedLast) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/work_budget.h"
+
 namespace millrace::grammar {
 
 MaskTraversal::MaskTraversal(const Automaton& automaton, const Vocabulary& vocabulary)
@@ -83,6 +85,7 @@ void MaskTraversal::traverse(std::span<const TrieNode> trie, uint32_t node, int3
     path_[at.depth] = next;
     take(at);
     if (ends_[next] != 0 && may_go_on(trie, i)) exits_.push_back(i);
+    spend_work(1);
     ++i;
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 
 namespace millrace::grammar {
 namespace {
@@ -192,6 +193,7 @@ RuleId RuleLowering::characters_rule(RuleId& rule, const char* name) {
 }
 
 uint32_t RuleLowering::new_state() {
+  spend_work(4);
   if (++total_states_ > kMaxStates) {
     throw_error(ErrorCode::kUnsupported,
                 "{}: takes more than {} states; repeat counts and lengths are too large", what_, kMaxStates);
@@ -200,7 +202,10 @@ uint32_t RuleLowering::new_state() {
   return static_cast<uint32_t>(nfa_->states.size() - 1);
 }
 
-void RuleLowering::add_edge(uint32_t from, Nfa::Edge edge) { nfa_->states[from].push_back(edge); }
+void RuleLowering::add_edge(uint32_t from, Nfa::Edge edge) {
+  spend_work(1);
+  nfa_->states[from].push_back(edge);
+}
 
 void RuleLowering::lower(ExprId id, uint32_t from, uint32_t to) {
   const Expr& expr = builder_.exprs()[id];

@@ -49,6 +49,7 @@ void Runaway::step(uint8_t c) {
   } else if (c == '"') {
     in_string_ = true;
     string_begin_ = length_;
+    near_ = {};
   } else if (opens(c)) {
     Container container;
     container.close = c == '{' ? '}' : ']';
@@ -65,6 +66,9 @@ void Runaway::step(uint8_t c) {
 }
 
 void Runaway::count_repeats(uint8_t c) {
+  for (size_t p = 0; p < kShort; ++p) {
+    near_[p] = recent_[p] == c ? near_[p] + 1 : near_[p] - std::min(near_[p], kMiss);
+  }
   constexpr uint16_t kMost = std::numeric_limits<uint16_t>::max() - 1;
   for (size_t p = 0; p < kLongest; ++p) {
     const auto more = static_cast<uint16_t>(std::min(runs_[p], kMost) + 1);
@@ -74,12 +78,19 @@ void Runaway::count_repeats(uint8_t c) {
   recent_[0] = c;
 }
 
-// The bytes that repeat, of a piece of up to `longest`; 0 when they are too few.
-size_t Runaway::longest_run(size_t longest, size_t least) const {
-  for (size_t p = 0; p < longest; ++p) {
+// The bytes that repeat, of a piece longer than `shortest` and up to `longest`; 0 when they are too few.
+size_t Runaway::longest_run(size_t shortest, size_t longest, size_t least) const {
+  for (size_t p = shortest; p < longest; ++p) {
     if (runs_[p] >= std::max(least, kRepeats * (p + 1))) return runs_[p];
   }
   return 0;
+}
+
+bool Runaway::string_repeats() const {
+  if (std::any_of(near_.begin(), near_.end(), [](size_t count) { return count >= kNearRun; })) return true;
+  size_t run = longest_run(0, kShort, kShortRun);
+  if (run == 0) run = longest_run(kShort, kLongestInString, kStringRun);
+  return run > 0 && string_begin_ < length_ - run;
 }
 
 void Runaway::close_string() {
@@ -94,13 +105,12 @@ void Runaway::close_string() {
 
 void Runaway::judge() {
   if (in_string_) {
-    const size_t run = longest_run(kLongestInString, kStringRun);
-    const bool repeats = run > 0 && string_begin_ < length_ - run;
-    if (!closes_string_ && (repeats || length_ - string_begin_ > kMaxStringBytes)) close_string();
+    const bool is_long = length_ - string_begin_ > kMaxStringBytes;
+    if (!closes_string_ && (is_long || string_repeats())) close_string();
     if (closes_string_) return;
   }
   if (open_.empty()) return;
-  if (const size_t run = longest_run(kLongest, kContainerRun); run > 0) {
+  if (const size_t run = longest_run(0, kLongest, kContainerRun); run > 0) {
     // Those that were open all the while; the innermost of them holds the pieces.
     const auto within = [&](const Container& container) { return container.begin >= length_ - run; };
     const auto around = static_cast<size_t>(std::find_if(open_.begin(), open_.end(), within) - open_.begin());

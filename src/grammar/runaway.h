@@ -24,6 +24,9 @@ class Runaway {
   // rows are common: there it takes kContainerRun bytes.
   static constexpr size_t kLongestInString = 256, kLongest = 512, kRepeats = 8;
   static constexpr size_t kStringRun = 512, kContainerRun = 2048;
+  // Pieces of a few bytes are seen sooner, and where now and then a byte differs: 1111211111. A byte that
+  // equals the one before counts for it, one that does not counts kMiss times against.
+  static constexpr size_t kShort = 4, kShortRun = 256, kNearRun = 512, kMiss = 8;
   // A container in which so many strings ran on is closed with the last of them.
   static constexpr size_t kMaxRunaways = 4;
   // What never repeats ends too: no schema can ask for more than 100,000 characters or 10,000 items.
@@ -42,7 +45,8 @@ class Runaway {
   };
   void step(uint8_t c);
   void count_repeats(uint8_t c);
-  size_t longest_run(size_t longest, size_t least) const;
+  size_t longest_run(size_t shortest, size_t longest, size_t least) const;
+  bool string_repeats() const;
   void judge();
   void close_string();
 
@@ -54,6 +58,7 @@ class Runaway {
   static constexpr size_t kKeepsAll = ~size_t{0};
   size_t closes_to_ = kKeepsAll;               // containers are closed until so many are open
   std::array<uint8_t, kLongest> recent_ = {};  // the last bytes, the latest first
+  std::array<size_t, kShort> near_ = {};       // [p]: of this string, what counts for a repeat
   std::array<uint16_t, kLongest> runs_ = {};   // [p]: so many bytes equal the one p + 1 before them
 };
 

@@ -4,14 +4,17 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 #include "grammar/compiled_grammar.h"
 
 namespace millrace::grammar {
 namespace {
 
 constexpr size_t kMaxRules = 5000;
-constexpr size_t kMaxAlternatives = 20'000;  // of all anyOf and oneOf together, multiplied out
-constexpr size_t kMaxExclusive = 64;         // branches of one oneOf
+constexpr size_t kMaxAlternatives = 20'000;     // of all anyOf and oneOf together, multiplied out
+constexpr size_t kMaxTogether = 10'000;         // by $ref, allOf and the branches chosen
+constexpr size_t kMaxComparisons = 20'000'000;  // of the values of two enums
+constexpr size_t kMaxExclusive = 64;            // branches of one oneOf
 
 std::string printable(const std::string& text) {
   constexpr size_t kMaxShown = 40;
@@ -85,6 +88,10 @@ bool SchemaCompiler::add(Open& open, const Json& schema, int parent) {
   for (int i = parent; i >= 0; i = open.items[static_cast<size_t>(i)].parent) {
     if (open.items[static_cast<size_t>(i)].schema == &schema) return false;
   }
+  spend_work(1 + open.items.size() / 8);
+  if (open.items.size() >= kMaxTogether)
+    throw_error(ErrorCode::kUnsupported, "schema: {}: more than {} schemas for one value",
+                document_.pointer(schema), kMaxTogether);
   const bool is_known = std::any_of(open.items.begin(), open.items.end(),
                                     [&](const Open::Item& item) { return item.schema == &schema; });
   if (!is_known) open.items.push_back({&schema, parent});
@@ -118,12 +125,30 @@ bool SchemaCompiler::follow(Open& open) {
   return true;
 }
 
+// How many alternatives the groups that are not chosen yet multiply out to: more than the limit are refused
+// before the first of them is looked at.
+void SchemaCompiler::check_alternatives(const Open& open) const {
+  size_t product = 1;
+  for (size_t g = open.num_chosen; g < open.groups.size(); ++g) {
+    const Json& schema = *open.items[static_cast<size_t>(open.groups[g].item)].schema;
+    const Json& branches = *schema.find(open.groups[g].exactly_one ? "oneOf" : "anyOf");
+    const auto possible = std::count_if(branches.begin(), branches.end(), [](const Json& branch) {
+      return !branch.is_boolean() || branch.get<bool>();
+    });
+    product *= static_cast<size_t>(possible);
+    if (product > kMaxAlternatives) break;
+  }
+  if (num_alternatives_ + product > kMaxAlternatives)
+    throw_error(ErrorCode::kUnsupported, "schema: anyOf and oneOf multiply out to more than {} alternatives",
+                kMaxAlternatives);
+}
+
 void SchemaCompiler::expand(Open open, std::vector<ExprId>& alternatives) {
   if (!follow(open)) return;
+  spend_work(10 + open.items.size());
+  check_alternatives(open);
   if (open.num_chosen == open.groups.size()) {
-    if (++num_alternatives_ > kMaxAlternatives)
-      throw_error(ErrorCode::kUnsupported,
-                  "schema: anyOf and oneOf multiply out to more than {} alternatives", kMaxAlternatives);
+    ++num_alternatives_;
     Conjunction schemas;
     for (const Open::Item& item : open.items) schemas.push_back(item.schema);
     alternatives.push_back(resolved(schemas));
@@ -230,7 +255,11 @@ std::optional<std::vector<const Json*>> SchemaCompiler::values_of(const Conjunct
       values = allowed;
       return;
     }
+    if (values->size() * allowed.size() > kMaxComparisons)
+      throw_error(ErrorCode::kUnsupported, "schema: two enums of {} and {} values for one value are too many",
+                  values->size(), allowed.size());
     std::erase_if(*values, [&](const Json* value) {
+      spend_work(1 + allowed.size());
       return std::none_of(allowed.begin(), allowed.end(),
                           [&](const Json* other) { return *other == *value; });
     });

@@ -56,6 +56,7 @@ class SchemaCompiler {
   ExprId body_of(const Conjunction& conjunction);
   bool add(Open& open, const Json& schema, int parent);
   bool follow(Open& open);
+  void check_alternatives(const Open& open) const;
   void expand(Open open, std::vector<ExprId>& alternatives);
   void check_exclusive(const Open& open, const Open::Group& group, const Json& branches);
   bool plainly_exclusive(const Json& a, const Json& b);

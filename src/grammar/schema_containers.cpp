@@ -10,7 +10,8 @@ namespace {
 
 constexpr uint32_t kMaxItems = 10'000;       // counted items of an array
 constexpr size_t kMaxObjectNodes = 100'000;  // properties times counted ones
-constexpr size_t kMaxPatterns = 6;           // of patternProperties: their subsets are told apart
+constexpr size_t kMaxProperties = 10'000;
+constexpr size_t kMaxPatterns = 6;  // of patternProperties: their subsets are told apart
 
 }  // namespace
 
@@ -115,9 +116,8 @@ Conjunction SchemaCompiler::schemas_for(const Conjunction& schemas, const std::s
   Conjunction parts;
   for (const Json* schema : schemas) {
     bool is_named = false;
-    if (const Json* properties = document_.object(*schema, "properties");
-        properties && properties->contains(name)) {
-      parts.push_back(&document_.child(*schema, "properties", name));
+    if (const Json* property = document_.property(*schema, name)) {
+      parts.push_back(property);
       is_named = true;
     }
     if (const Json* patterns = document_.object(*schema, "patternProperties")) {
@@ -152,6 +152,8 @@ std::vector<SchemaCompiler::Property> SchemaCompiler::properties_of(const Conjun
   const auto property = [&](const std::string& name) -> Property& {
     const auto [it, is_new] = index_of.try_emplace(name, properties.size());
     if (is_new) properties.push_back({name, 0, false});
+    if (properties.size() > kMaxProperties)
+      document_.refuse(*schemas[0], "properties", "has more than {} properties", kMaxProperties);
     return properties[it->second];
   };
   for (const Json* schema : schemas) {

@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "base/json_tree.h"
+#include "base/work_budget.h"
 #include "grammar/expression.h"
 
 namespace millrace::grammar {
@@ -82,33 +84,14 @@ std::optional<std::string> unescaped(std::string_view step) {
   return out;
 }
 
-// nlohmann builds the tree without recursion, but copying and destroying what is nested deeply is slow work.
-void check_depth(std::string_view text) {
-  size_t depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-      continue;
-    }
-    if (c == '"') in_string = true;
-    if (c == '{' || c == '[') ++depth;
-    if ((c == '}' || c == ']') && depth > 0) --depth;
-    if (depth > kMaxSchemaDepth)
-      throw_error(ErrorCode::kUnsupported, "schema: offset {}: nested more than {} deep", i, kMaxSchemaDepth);
-  }
-}
-
 }  // namespace
 
 SchemaDocument::SchemaDocument(std::string_view text) {
-  check_depth(text);
   try {
-    root_ = Json::parse(text);
-  } catch (const nlohmann::json::parse_error& error) {
-    throw_error(ErrorCode::kBadInput, "schema: offset {}: not JSON", error.byte);
+    root_ = parse_json_tree(text, {.depth = kMaxSchemaDepth, .last_key_wins = true});
+  } catch (const JsonTextError& error) {
+    if (error.limit()) throw_error(ErrorCode::kUnsupported, "schema: {}", error.what());
+    throw_error(ErrorCode::kBadInput, "schema: offset {}: not JSON", error.byte());
   }
   pointers_.emplace(&root_, "#");
 }
@@ -141,6 +124,19 @@ const Json& SchemaDocument::child(const Json& schema, std::string_view key, size
 
 const Json& SchemaDocument::child(const Json& schema, std::string_view key, const std::string& name) {
   return remember(*schema.find(key)->find(name), pointer(schema) + "/" + escaped(key) + "/" + escaped(name));
+}
+
+const Json* SchemaDocument::property(const Json& schema, const std::string& name) {
+  const Json* const properties = object(schema, "properties");
+  if (properties == nullptr) return nullptr;
+  const auto [index, is_new] = properties_.try_emplace(properties);
+  if (is_new) {
+    for (const auto& [key, part] : properties->get_ref<const Json::object_t&>())
+      index->second.emplace(key, &part);
+  }
+  const auto it = index->second.find(name);
+  if (it == index->second.end()) return nullptr;
+  return &remember(*it->second, pointer(schema) + "/properties/" + escaped(name));
 }
 
 const Json& SchemaDocument::resolve(const Json& schema) {
@@ -210,6 +206,7 @@ const Json* SchemaDocument::object(const Json& schema, std::string_view key) con
 
 void SchemaDocument::check(const Json& schema) {
   if (!checked_.try_emplace(&schema, true).second) return;
+  spend_work(20 + schema.size());
   if (schema.is_boolean()) return;
   if (!schema.is_object()) fail(schema, "", "found {}, expected a schema", schema.type_name());
   for (const char* key : kRefused) {

@@ -27,6 +27,9 @@ class SchemaDocument {
   const Json& child(const Json& schema, std::string_view key, size_t index);
   const Json& child(const Json& schema, std::string_view key, const std::string& name);
 
+  // The subschema of a property by its name, in constant time; null when `properties` does not have it.
+  const Json* property(const Json& schema, const std::string& name);
+
   // Nothing when the keyword is absent; Error{kBadInput} when it has the wrong type.
   std::optional<uint32_t> count(const Json& schema,
                                 std::string_view key) const;  // kUnbounded: more than 2^32
@@ -58,6 +61,8 @@ class SchemaDocument {
   Json root_;
   std::unordered_map<const Json*, std::string> pointers_;
   std::unordered_map<const Json*, bool> checked_;
+  // [properties][name]; objects search for a name.
+  std::unordered_map<const Json*, std::unordered_map<std::string_view, const Json*>> properties_;
 };
 
 }  // namespace millrace::grammar

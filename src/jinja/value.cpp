@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/work_budget.h"
 #include "jinja/python_text.h"
 
 namespace millrace::jinja {
@@ -10,6 +11,7 @@ namespace millrace::jinja {
 thread_local Budget* Budget::active_ = nullptr;
 
 void Budget::spend(size_t steps) {
+  spend_work(4 * steps);
   if (active_ == nullptr) return;
   active_->steps_ += steps;
   if (active_->steps_ > kMaxSteps) fail("the template runs for more than {} steps", kMaxSteps);

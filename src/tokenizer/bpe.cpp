@@ -6,6 +6,8 @@
 #include <bit>
 #include <functional>
 
+#include "base/work_budget.h"
+
 namespace millrace {
 
 void TokenTable::reserve(size_t num_tokens, size_t num_bytes) {
@@ -122,6 +124,7 @@ void merge_long(const MergeTable& merges, MergeScratch& s) {
   };
   const auto entry = [&](uint32_t i) { return static_cast<uint64_t>(s.ranks[i]) << 32 | i; };
   for (uint32_t i = 0; i < n; ++i) {
+    spend_work(1);
     s.previous[i] = i == 0 ? kEnd : i - 1;
     s.next[i] = i + 1 == n ? kEnd : i + 1;
     if (s.next[i] != kEnd && look_up(i)) s.heap.push_back(entry(i));
@@ -133,6 +136,7 @@ void merge_long(const MergeTable& merges, MergeScratch& s) {
     std::push_heap(s.heap.begin(), s.heap.end(), std::greater<>());
   };
   while (!s.heap.empty()) {
+    spend_work(10);
     const uint64_t top = s.heap.front();
     std::pop_heap(s.heap.begin(), s.heap.end(), std::greater<>());
     s.heap.pop_back();

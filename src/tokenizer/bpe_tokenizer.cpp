@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "base/error.h"
+#include "base/work_budget.h"
 
 namespace millrace {
 namespace {
@@ -46,6 +47,44 @@ void BpeTokenizer::index_added_tokens() {
   }
   raw_matcher_ = AddedTokenMatcher(raw, raw_contents);
   normalized_matcher_ = AddedTokenMatcher(normalized, normalized_contents);
+  find_longest();
+}
+
+void BpeTokenizer::find_longest() {
+  // White space beside a token that strips it, and unknowns that become one or none, are not bounded.
+  const bool strips = std::any_of(parts_.added.begin(), parts_.added.end(),
+                                  [](const AddedToken& t) { return t.lstrip || t.rstrip; });
+  if (strips || drops_text()) return;
+  std::array<size_t, 256> longest{};
+  const auto look_at = [&](std::string_view bytes, size_t length) {
+    for (const char c : bytes) {
+      size_t& known = longest[static_cast<uint8_t>(c)];
+      known = std::max(known, length);
+    }
+  };
+  for (uint32_t id = 0; id < parts_.tokens.size(); ++id) {
+    if (!parts_.tokens.has(id)) continue;
+    // A space may be written as a space or as its mark, which is longer.
+    const std::string_view written = parts_.tokens.bytes(id);
+    const std::string shown = piece_bytes(id);
+    look_at(written, std::max(written.size(), shown.size()));
+    look_at(shown, std::max(written.size(), shown.size()));
+  }
+  for (const AddedToken& token : parts_.added) look_at(token.content, 3 * token.content.size());
+  for (size_t b = 0; b < 256; ++b) {
+    if (longest[b] > 0) share_of_byte_[b] = 1.0f / static_cast<float>(longest[b] * shrinks());
+  }
+}
+
+// A token of n bytes covers n places of the text, and each counts for at most 1/n: the sum of the shares is
+// at most the number of tokens.
+size_t BpeTokenizer::min_tokens(std::string_view text) const {
+  std::array<size_t, 256> count{};
+  for (const char c : text) ++count[static_cast<uint8_t>(c)];
+  double sum = 0;
+  for (size_t b = 0; b < 256; ++b)
+    sum += static_cast<double>(count[b]) * static_cast<double>(share_of_byte_[b]);
+  return static_cast<size_t>(sum * (1 - 1e-6));  // floats round
 }
 
 std::vector<TokenId> BpeTokenizer::encode(std::string_view text, EncodeOptions options) const {
@@ -53,14 +92,26 @@ std::vector<TokenId> BpeTokenizer::encode(std::string_view text, EncodeOptions o
     throw_error(ErrorCode::kBadInput, "text to encode has {} bytes, expected fewer than {}", text.size(),
                 kMaxTextBytes);
   EncodeState state;
+  state.max_tokens = options.max_tokens;
   // A slot per 16 bytes finds nearly all repetitions; small texts should not pay for clearing a large table.
   state.cache.resize(std::bit_ceil(std::clamp<size_t>(text.size() / 16, 16, 16384)));
-  state.out.reserve(text.size() / 4 + 8);
+  state.out.reserve(std::min(text.size() / 4, options.max_tokens) + 8);
   if (options.add_special) state.out = parts_.prefix;
+  try {
+    encode_all(text, options, state);
+  } catch (const Enough&) {
+    return std::move(state.out);
+  }
+  if (options.add_special) state.out.insert(state.out.end(), parts_.suffix.begin(), parts_.suffix.end());
+  return std::move(state.out);
+}
 
+void BpeTokenizer::encode_all(std::string_view text, EncodeOptions options, EncodeState& state) const {
   std::vector<AddedTokenMatcher::Piece> pieces, inner;
+  spend_work(text.size() / 4);
   raw_matcher_.split(text, options.parse_special, pieces);
   for (const AddedTokenMatcher::Piece& piece : pieces) {
+    if (state.out.size() > state.max_tokens) throw Enough();
     if (piece.id >= 0) {
       state.out.push_back(static_cast<TokenId>(piece.id));
       continue;
@@ -80,11 +131,11 @@ std::vector<TokenId> BpeTokenizer::encode(std::string_view text, EncodeOptions o
         encode_text(part.text, at_start && part.text.data() == normalized.data(), state);
     }
   }
-  if (options.add_special) state.out.insert(state.out.end(), parts_.suffix.begin(), parts_.suffix.end());
-  return std::move(state.out);
 }
 
 void BpeTokenizer::encode_word(std::string_view word, EncodeState& state) const {
+  spend_work(4 + word.size() / 16);
+  if (state.out.size() > state.max_tokens) throw Enough();
   if (word.size() > kMaxCachedBytes) {
     if (parts_.ignore_merges) {
       if (const std::optional<uint32_t> id = parts_.tokens.find(word)) {

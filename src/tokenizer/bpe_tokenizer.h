@@ -3,7 +3,9 @@
 // itself, a cache that lives as long as one call, or the merging.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -33,6 +35,7 @@ class BpeTokenizer : public Tokenizer {
  public:
   using Tokenizer::encode;
   std::vector<TokenId> encode(std::string_view text, EncodeOptions options) const final;
+  size_t min_tokens(std::string_view text) const final;
   std::string token_bytes(TokenId id, bool special) const final;
   int32_t vocab_size() const final { return vocab_size_; }
   std::optional<TokenId> find(std::string_view token) const final;
@@ -44,6 +47,7 @@ class BpeTokenizer : public Tokenizer {
   // Everything one call of encode owns.
   struct EncodeState {
     std::vector<TokenId> out;
+    size_t max_tokens = std::numeric_limits<size_t>::max();
     MergeScratch scratch;
     struct CachedWord {
       const char* text = nullptr;
@@ -74,6 +78,11 @@ class BpeTokenizer : public Tokenizer {
   }
   virtual std::string piece_bytes(uint32_t id) const { return std::string(parts_.tokens.bytes(id)); }
 
+  // For min_tokens: how many bytes of text may become one byte of what is encoded, and whether some become
+  // nothing.
+  virtual size_t shrinks() const { return 1; }
+  virtual bool drops_text() const = 0;
+
   // An added token's content as decoding shows it.
   virtual std::string shown(std::string content) const { return content; }
 
@@ -84,7 +93,11 @@ class BpeTokenizer : public Tokenizer {
   TokenizerParts parts_;
 
  private:
+  struct Enough {};  // thrown when more than max_tokens have come out
+
+  void encode_all(std::string_view text, EncodeOptions options, EncodeState& state) const;
   void merge_word(std::string_view word, EncodeState& state) const;
+  void find_longest();
 
   int32_t vocab_size_ = 0;
   AddedTokenMatcher raw_matcher_, normalized_matcher_;
@@ -93,6 +106,9 @@ class BpeTokenizer : public Tokenizer {
   // Per token: 0 not known yet, kDirect merging its bytes gives the token itself, kIndirect it does not.
   // Written by whoever finds out; every writer writes the same.
   std::unique_ptr<std::atomic<uint8_t>[]> reach_;
+  // [byte] 1 / the bytes of the longest token that has it; all 0 where a token may stand for any number of
+  // bytes.
+  std::array<float, 256> share_of_byte_{};
 };
 
 // Appends one unknown token's id unless fuse and the last is one already.

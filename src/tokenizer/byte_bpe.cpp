@@ -2,6 +2,9 @@
 // ill-formed bytes follow it.
 #include "tokenizer/byte_bpe.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "tokenizer/nfc.h"
 #include "tokenizer/unicode.h"
 
@@ -107,6 +110,14 @@ void ByteBpe::split(const char* begin, const char* end, size_t stage, std::strin
     split(begin, piece_end, stage + 1, held, state);
     begin = piece_end;
   }
+}
+
+// NFC: U+1FBE with two marks, seven bytes, becomes U+0390 of two bytes, and nothing shrinks more.
+size_t ByteBpe::shrinks() const { return options_.nfc ? 4 : 1; }
+
+bool ByteBpe::drops_text() const {
+  return std::any_of(std::begin(byte_symbols_), std::end(byte_symbols_),
+                     [&](uint32_t symbol) { return symbol == kAbsent || symbol == parts_.unk; });
 }
 
 void ByteBpe::start_symbols(std::string_view word, std::vector<uint32_t>& symbols) const {

@@ -115,6 +115,8 @@ Tally replay(const Tokenizer& tokenizer, const json& fixture) {
     options.parse_special = c.value("parse_special", true);
     const std::vector<TokenId> expected = c.at("ids").get<std::vector<TokenId>>();
     const std::vector<TokenId> found = tokenizer.encode(text, options);
+    EXPECT_LE(tokenizer.min_tokens(text), found.size())
+        << c.dump(-1, ' ', true, json::error_handler_t::replace);
     const bool has_decoded = c.contains("decoded");
     // 1 stands for the text itself.
     const std::string decoded =

@@ -44,13 +44,15 @@ bool mark_behind_other(std::string_view piece) {
 SentencePiece::SentencePiece(TokenizerParts parts, SentencePieceOptions options)
     : BpeTokenizer(std::move(parts)), options_(std::move(options)) {
   // Unknowns fuse across words and ignore_merges looks at the whole text: no cutting then.
-  const bool bytes_complete =
-      options_.byte_fallback &&
-      std::all_of(options_.byte_ids.begin(), options_.byte_ids.end(), [](int64_t id) { return id >= 0; });
-  words_end_at_spaces_ = bytes_complete && !parts_.ignore_merges;
+  words_end_at_spaces_ = bytes_complete() && !parts_.ignore_merges;
   for (uint32_t id = 0; words_end_at_spaces_ && id < parts_.tokens.size(); ++id)
     if (parts_.tokens.has(id) && mark_behind_other(parts_.tokens.bytes(id))) words_end_at_spaces_ = false;
   index_added_tokens();
+}
+
+bool SentencePiece::bytes_complete() const {
+  return options_.byte_fallback &&
+         std::all_of(options_.byte_ids.begin(), options_.byte_ids.end(), [](int64_t id) { return id >= 0; });
 }
 
 std::string_view SentencePiece::normalize(std::string_view text, EncodeState& state) const {

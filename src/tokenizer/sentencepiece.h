@@ -44,8 +44,10 @@ class SentencePiece final : public BpeTokenizer {
   void encode_text(std::string_view text, bool at_start, EncodeState& state) const override;
   void start_symbols(std::string_view word, std::vector<uint32_t>& symbols) const override;
   void emit(uint32_t symbol, std::vector<TokenId>& out) const override;
+  bool drops_text() const override { return !bytes_complete(); }
   std::string piece_bytes(uint32_t id) const override;
   std::string shown(std::string content) const override;
+  bool bytes_complete() const;  // every byte has a token of its own
   void fall_back(std::string_view character, std::vector<uint32_t>& symbols) const;
 
   SentencePieceOptions options_;

@@ -2,7 +2,9 @@
 // 2/3, SmolLM2, o200k) and SentencePiece BPE with byte fallback (Llama 2, TinyLlama).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -39,9 +41,15 @@ class Tokenizer {
   struct EncodeOptions {
     bool add_special = true;    // bos / eos as the model's post-processor asks
     bool parse_special = true;  // "<|im_start|>" in the text is the token, not its letters
+    // Once more than this have come out the rest is not looked at: what came out is more than max_tokens
+    // then, and not all.
+    size_t max_tokens = std::numeric_limits<size_t>::max();
   };
   virtual std::vector<TokenId> encode(std::string_view text, EncodeOptions options) const = 0;
   std::vector<TokenId> encode(std::string_view text) const { return encode(text, EncodeOptions()); }
+
+  // So many tokens at least: a bound from bytes alone, in a small part of encode's time.
+  virtual size_t min_tokens(std::string_view text) const = 0;
 
   // The bytes of one token as they appear in running text (may be part of a character). Special tokens give
   // their literal text when `special` is set and nothing otherwise. An id out of range throws

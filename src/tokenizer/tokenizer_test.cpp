@@ -4,13 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
-
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/error.h"
 #include "base/mapped_file.h"
+#include "base/work_budget.h"
 #include "tokenizer/added_tokens.h"
 
 namespace millrace {
@@ -44,6 +46,39 @@ TEST(TokenizerSmall, SameAsHuggingFace) {
           << name << " " << c.dump(-1, ' ', true);
     }
   }
+}
+
+// The bound holds for every text, and where every byte has a token it says something.
+TEST(TokenizerSmall, SoManyTokensAtLeast) {
+  const json fixture = json::parse(read_text_file("tests/golden/tokenizers/small.json"));
+  for (const auto& [name, cases] : fixture.items()) {
+    const auto tokenizer = load(small_json(name));
+    for (const json& c : cases) {
+      std::string text = c[0];
+      for (int i = 0; i < 6; ++i) text += text.substr(0, 2000);
+      for (const bool parse_special : {false, true}) {
+        const size_t found = tokenizer->encode(text, {.parse_special = parse_special}).size();
+        EXPECT_LE(tokenizer->min_tokens(text), found) << name << " " << c[0].dump(-1, ' ', true);
+      }
+    }
+  }
+  EXPECT_GT(load(small_json("digits"))->min_tokens(std::string(100'000, 'a')), 1000u);
+}
+
+TEST(TokenizerSmall, StopsWhenThereAreMoreThanWanted) {
+  for (const char* name : {"added", "digits", "llama", "metaspace_never"}) {
+    const auto tokenizer = load(small_json(name));
+    std::string text;
+    for (int i = 0; i < 200; ++i) text += " mill " + std::to_string(i);
+    const Ids whole = tokenizer->encode(text);
+    EXPECT_EQ(tokenizer->encode(text, {.max_tokens = whole.size()}), whole);
+    const Ids some = tokenizer->encode(text, {.max_tokens = 100});
+    EXPECT_GT(some.size(), 100u);
+    ASSERT_LE(some.size(), whole.size());
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), whole.begin()));
+  }
+  const WorkBudget budget({.deadline = std::chrono::steady_clock::now()});
+  EXPECT_THROW(load(small_json("digits"))->encode(std::string(1 << 20, 'a')), WorkEnded);
 }
 
 TEST(TokenizerSmall, EveryByteComesBack) {

@@ -15,17 +15,17 @@ const weather = tool({
 
 await run("ai", {
   async text() {
-    const { text, usage } = await generateText({ ...common, prompt: question, maxOutputTokens: 24 });
+    const { text, usage } = await generateText({ ...common, prompt: question, maxOutputTokens: 12 });
     assert.ok(text.length > 0);
-    assert.equal(usage.outputTokens, 24);
+    assert.equal(usage.outputTokens, 12);
   },
   async streamedText() {
-    const whole = await generateText({ ...common, prompt: question, maxOutputTokens: 24 });
-    const stream = streamText({ ...common, prompt: question, maxOutputTokens: 24 });
+    const whole = await generateText({ ...common, prompt: question, maxOutputTokens: 12 });
+    const stream = streamText({ ...common, prompt: question, maxOutputTokens: 12 });
     let text = "";
     for await (const piece of stream.textStream) text += piece;
     assert.equal(text, whole.text);
-    assert.equal((await stream.usage).outputTokens, 24);
+    assert.equal((await stream.usage).outputTokens, 12);
     assert.equal(await stream.finishReason, "length");
   },
   async objects() {
@@ -57,7 +57,7 @@ await run("ai", {
     await stream.consumeStream();
     const steps = await stream.steps;
     assert.deepEqual(steps.map((step) => step.toolCalls.length), [1, 0]);
-    assert.ok(steps[1].usage.inputTokens > steps[0].usage.inputTokens);
+    assert.ok(steps[1].text.length > 0);
   },
   async embeddings() {
     const { embeddings } = await embedMany({ model: provider.textEmbeddingModel(model), values: ["a", "b"], maxRetries: 0 });

@@ -16,11 +16,11 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Th
 
 def ask(**options):
     return litellm.completion(**{"model": "openai/" + MODEL, "api_base": BASE, "api_key": "none", "messages": MESSAGES,
-                                 "temperature": 0, "max_tokens": 24, "num_retries": 0, **options})
+                                 "temperature": 0, "max_tokens": 12, "num_retries": 0, **options})
 
 
 def calls():
-    assert ask().choices[0].message.content and ask().usage.completion_tokens == 24
+    assert ask().choices[0].message.content and ask().usage.completion_tokens == 12
 
 
 def streams_are_put_together():

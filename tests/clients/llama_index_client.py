@@ -9,7 +9,7 @@ from llama_index.llms.openai_like import OpenAILike
 
 def model(**options):
     return OpenAILike(**{"api_base": BASE, "api_key": "none", "model": MODEL, "is_chat_model": True, "temperature": 0,
-                         "is_function_calling_model": True, "max_tokens": 24, "max_retries": 0, "context_window": 2048, **options})
+                         "is_function_calling_model": True, "max_tokens": 24, "max_retries": 0, "timeout": 600, "context_window": 2048, **options})
 
 
 def text_and_chat():

@@ -1,16 +1,24 @@
-// Any bytes as the body of a request, through all of the server behind its sockets and a tiny model: every
-// endpoint answers with JSON and no fault of its own, streams are events of JSON. The first byte chooses
-// endpoint and model. Bytes without a brace are edits of a body that is right: pairs of a place in its tree
-// and a value to put there. Answers are followed for a few steps and then left, as a client that goes away.
+// Any bytes through all of the server behind its sockets and a tiny model: every endpoint answers with JSON
+// and no fault of its own, within the time it is given; streams are events of JSON. The first byte chooses
+// the model and, for a body alone, the endpoint. What begins like HTTP goes through the HTTP parser, request
+// by request, as a connection does it; what has a brace is a body; other bytes are edits of a body that is
+// right: pairs of a place in its tree and a value to put there. Answers are followed for a few steps and then
+// left, as a client that goes away.
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "server/api.h"
+#include "server/http/http_parser.h"
+#include "server/model_set.h"
 #include "touch.h"
 
 namespace {
@@ -19,7 +27,7 @@ using namespace millrace;
 using namespace millrace::server;
 
 struct World {
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<ModelSet> models;
   std::unique_ptr<Api> api;
 };
 
@@ -34,8 +42,10 @@ World make_world(const char* model) {
   server.model_id = "m";
   server.stored_responses = 8;
   server.request_timeout_s = 1;
-  World world{Engine::create(options), nullptr};
-  world.api = std::make_unique<Api>(*world.engine, server);
+  const std::vector<ModelSpec> specs = {{.name = server.model_id, .engine = options, .keep = true}};
+  World world{std::make_unique<ModelSet>(specs, ModelSetOptions{}, Log(true)), nullptr};
+  world.models->adopt(server.model_id, Engine::create(options));
+  world.api = std::make_unique<Api>(*world.models, server);
   world.api->run_detached = [](const std::shared_ptr<Answer>&) {};
   return world;
 }
@@ -149,6 +159,57 @@ std::string edited(std::string_view edits, std::string_view text) {
   return body.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// Reading a few kilobytes may take no longer than a moment, whatever they ask for.
+void answer(Api& api, const HttpRequest& request, const Client& client) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  Reply reply = api.handle(request, client, {.deadline = start + std::chrono::seconds(2)});
+  check(Clock::now() - start < std::chrono::seconds(8));
+  check(!reply.unfinished);
+  if (reply.answer) {
+    follow(std::move(reply.answer));
+  } else if (reply.response.content_type == "application/json") {
+    check_response(reply.response);
+  } else {
+    check(reply.response.status < 500);  // the page, metrics, nothing at all
+  }
+}
+
+bool begins_like_http(std::string_view bytes) {
+  constexpr std::string_view kBegins[] = {"POST /", "GET /", "DELETE /", "OPTIONS ", "HEAD /", "PUT /"};
+  return std::any_of(std::begin(kBegins), std::end(kBegins),
+                     [&](std::string_view begin) { return bytes.starts_with(begin); });
+}
+
+void answer_http(Api& api, std::string bytes) {
+  const HttpLimits limits{.header_bytes = 2000, .body_bytes = 8000};
+  HttpParser parser(limits);
+  while (!bytes.empty()) {
+    const HttpParser::State before = parser.state();
+    const size_t taken = parser.feed(bytes);
+    check(taken <= bytes.size());
+    bytes.erase(0, taken);
+    if (parser.state() == HttpParser::State::kFailed) {
+      check(parser.error_status() >= 400);
+      return;
+    }
+    if (parser.state() == HttpParser::State::kDone) {
+      Client client;
+      client.request_id = "r";
+      client.remote = "127.0.0.1";
+      if (const std::optional<HttpResponse> refusal = api.admit(parser.head(), client)) {
+        check_response(*refusal);
+        return;
+      }
+      const HttpRequest request = parser.take();
+      answer(api, request, client);
+      parser = HttpParser(limits);
+    } else if (taken == 0 && parser.state() == before) {
+      return;  // more would have to come
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -157,19 +218,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                                          "/apply-template"};
   if (size == 0) return 0;
   Api& api = *world(data[0] >= 128 ? 1 : 0).api;
+  const std::string_view rest(reinterpret_cast<const char*>(data + 1), size - 1);
+  if (begins_like_http(rest)) {
+    answer_http(api, std::string(rest));
+    return 0;
+  }
   HttpRequest request;
   request.method = "POST";
   const size_t which = data[0] % std::size(kPaths);
   request.path = request.target = kPaths[which];
-  const std::string_view rest(reinterpret_cast<const char*>(data + 1), size - 1);
   request.body = rest.find('{') == std::string_view::npos ? edited(rest, kBodies[which]) : std::string(rest);
   Client client;
   client.request_id = "r";
-  Reply reply = api.handle(request, client);
-  if (reply.answer) {
-    follow(std::move(reply.answer));
-  } else {
-    check_response(reply.response);
-  }
+  client.limits.max_priority = 1000000;
+  answer(api, request, client);
   return 0;
 }

@@ -1,15 +1,23 @@
 #!/usr/bin/env python3
-"""Writes the kept inputs of the gguf and safetensors fuzz targets: tests/fuzz/corpus/{gguf,safetensors}.
+"""Writes kept inputs of fuzz targets: tests/fuzz/corpus/{gguf,safetensors}, and corpus/api/attack_* and http_*, which are
+what tests/server/attacks.py sends, made small.
 
 Small files, each with another part of the format in it, from which mutations reach the rest. Inputs that once
 crashed are added by hand and not touched by this script.
 """
 
 import json
+import re
 import struct
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "server"))
+from attacks import attacks  # noqa: E402
+
 CORPUS = Path(__file__).resolve().parent / "corpus"
+API_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize",
+             "/apply-template")  # as api_fuzz.cpp has them
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
 
@@ -90,8 +98,31 @@ def safetensors_files():
     yield "nested", struct.pack("<Q", 40) + b'{"a":' + b"[" * 35
 
 
+def api_files():
+    for number, (name, path, body, _) in enumerate(attacks(160)):
+        model = 128 if number % 2 else 0
+        which = next(i for i in range(model, model + 128) if i % len(API_PATHS) == API_PATHS.index(path))
+        if len(body) < 2000:
+            yield "attack_" + re.sub(r"\W+", "_", name), bytes([which]) + body
+    chat = b'{"messages":[{"role":"user","content":"a"}],"max_tokens":2}'
+
+    def http(line, body=b"", headers=b""):
+        return line + b" HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" + headers + (
+            b"content-length: %d\r\n\r\n" % len(body)) + body
+
+    yield "http_chat", b"\x00" + http(b"POST /v1/chat/completions", chat)
+    yield "http_pipelined", b"\x80" + http(b"GET /health") + http(b"POST /tokenize", b'{"content":"a b"}') + http(b"GET /metrics")
+    yield "http_chunked", (b"\x80POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                           b"transfer-encoding: chunked\r\n\r\n10\r\n{\"prompt\":\"a b\"\r\n12\r\n,\"max_tokens\":   2}"
+                           b"\r\n0\r\n\r\n")
+    yield "http_gets", b"\x00" + b"".join(http(b"GET " + path) for path in (b"/v1/models", b"/stats", b"/ready", b"/openapi.json"))
+    yield "http_stored", b"\x00" + http(b"POST /v1/responses", b'{"input":"a","max_output_tokens":1,"background":true}') + http(
+        b"GET /v1/responses/resp_0") + http(b"DELETE /v1/responses/resp_0") + http(b"POST /v1/responses/resp_0/cancel", b"{}")
+    yield "http_smuggled", b"\x00" + http(b"POST /tokenize", b'{"content":"a"}', b"transfer-encoding: chunked, identity\r\n")
+
+
 def main():
-    for folder, files in (("gguf", gguf_files()), ("safetensors", safetensors_files())):
+    for folder, files in (("gguf", gguf_files()), ("safetensors", safetensors_files()), ("api", api_files())):
         directory = CORPUS / folder
         directory.mkdir(parents=True, exist_ok=True)
         for name, data in files:

@@ -218,9 +218,9 @@ def build():
                                     hf={"x": 1}, attention_bias=True, mlp_bias=True, rope_scaling=yarn,
                                     original_max_position_embeddings=96),
         "qwen3moe-dense": lambda: plain("qwen3moe-dense", 43, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen2",
-                                        shape(64, 3, 4, 2, 96, 32), hf={"x": 1}, num_local_experts=5,
+                                        shape(64, 2, 4, 2, 96, 32), hf={"x": 1}, num_local_experts=5,
                                         moe_intermediate_size=32, norm_topk_prob=True,
-                                        **(qwen_moe | {"mlp_only_layers": [1]})),
+                                        **(qwen_moe | {"mlp_only_layers": [0]})),
         "quant-mix-1": lambda: mix("quant-mix-1", 51, MIX_1, shape(256, 1, 4, 1, 256, 64), False),
         "quant-mix-2": lambda: mix("quant-mix-2", 52, MIX_2, shape(256, 1, 4, 2, 256, 32), True),
     }

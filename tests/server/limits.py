@@ -115,7 +115,7 @@ class Limits(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             keys = pathlib.Path(folder) / "keys"
             keys.write_text("ada sk-ada\nbob sk-bob\n")
-            server = self.start("--keys", keys, "--isolate-cache")
+            server = self.start("--keys", keys)
 
             def ask(key, **fields):
                 status, answer = server.json("POST", "/v1/completions", {"ignore_eos": True, **fields},
@@ -134,9 +134,9 @@ class Limits(unittest.TestCase):
         self.assertLess(usage["completion_tokens"], 2000)
 
     def test_connection_limit_and_slow_reader(self):
-        server = self.start("--max-connections", 8, "--write-timeout", 1, "--max-running", 4)
+        server = self.start("--max-connections", 8, "--max-connections-per-address", 8, "--write-timeout", 1, "--max-running", 4)
         idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
-        ask = b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n"
+        ask = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         self.assertTrue(wait_for(lambda: b" 503 " in server.raw(ask)))
         for s in idle:
             s.close()
@@ -165,7 +165,7 @@ class Limits(unittest.TestCase):
             self.assertIn(b"too many connections", idle[most + 1].recv(4096))
             for s in idle:
                 s.close()
-            self.assertTrue(wait_for(lambda: b" 200 " in server.raw(b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n")))
+            self.assertTrue(wait_for(lambda: b" 200 " in server.raw(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")))
             self.assertNotIn("accept failed", server.log())
 
     def test_sigterm_drains(self):
@@ -217,7 +217,7 @@ class Limits(unittest.TestCase):
                     body = {"prompt": "x", "max_tokens": 5, "stream": True}
                     s.sendall(post("/v1/completions", json.dumps(body)))
                     self.assertIn(b"data: [DONE]", harness.read_all(s))
-            self.assertEqual(server.raw(b"GET / HTTP/1.1\r\n\r\n", timeout=5)[:5] in (b"", b"\x15\x03\x01\x00\x02"), True)
+            self.assertEqual(server.raw(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", timeout=5)[:5] in (b"", b"\x15\x03\x01\x00\x02"), True)
 
     def test_bad_options(self):
         for options, says in ((["--host", "999.1.1.1"], "--host"), (["--keys", "/nonexistent"], "/nonexistent"),

@@ -70,7 +70,7 @@ def bad_json(rng):
 
 
 def bad_http(rng):
-    any_refusal = (400, 404, 405, 413, 431, 501, 505, None)
+    any_refusal = (400, 403, 404, 405, 413, 415, 417, 431, 501, 505, None)
     lines = [b"", b"\r\n\r\n", b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
              b"GET / HTTP/1.1\r\n: x\r\n\r\n", b"GET  /  HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
              b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\r\nx: \x00\r\n\r\n",
@@ -103,5 +103,5 @@ def corpus():
         request = bytearray(post(CHAT, json.dumps(GOOD)))
         for _ in range(rng.randrange(1, 4)):
             request[rng.randrange(len(request))] = rng.randrange(256)
-        items.append((f"mutated {len(items)}", bytes(request), True, (200, 400, 404, 405, 413, 431, 501, 505, None)))
+        items.append((f"mutated {len(items)}", bytes(request), True, (200, 400, 403, 404, 405, 413, 415, 417, 431, 501, 505, None)))
     return items

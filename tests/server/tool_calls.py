@@ -50,7 +50,7 @@ class ToolCalls(SharedServer):
     def test_a_named_tool_is_called_once(self):
         nested = [{"type": "function", "function": f} for f in FUNCTIONS]
         flat = [{"type": "function", **f} for f in FUNCTIONS]
-        for seed in range(4):
+        for seed in range(2):
             done = self.chat(nested, {"type": "function", "function": {"name": "book_hotel"}}, seed).choices[0]
             self.assertEqual([call.function.name for call in done.message.tool_calls], ["book_hotel"])
             self.assertEqual(list(json.loads(done.message.tool_calls[0].function.arguments)), ["nights"])
@@ -64,12 +64,12 @@ class ToolCalls(SharedServer):
         names = ["get_time", "book_hotel"]
         for mode in ("auto", "required"):
             allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": name}} for name in names]}
-            for seed in range(3):
-                done = self.chat(nested, {"type": "allowed_tools", "allowed_tools": allowed}, seed, max_tokens=120)
+            for seed in range(2):
+                done = self.chat(nested, {"type": "allowed_tools", "allowed_tools": allowed}, seed, max_tokens=60)
                 called = [call.function.name for call in done.choices[0].message.tool_calls or []]
                 self.assertTrue(set(called) <= set(names) and (called or mode == "auto"), called)
             allowed = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
-            response = self.respond(flat, allowed, max_output_tokens=120)
+            response = self.respond(flat, allowed, max_output_tokens=60)
             self.assertEqual(response.tool_choice.mode, mode)
             called = [item.name for item in response.output if item.type == "function_call"]
             self.assertTrue(set(called) <= set(names) and (called or mode == "auto"), called)
@@ -87,7 +87,7 @@ class ToolCalls(SharedServer):
 
     def test_custom_tools_in_chats(self):
         tools = [{"type": "custom", "custom": DIAL}, {"type": "custom", "custom": NOTE}, {"type": "function", "function": FUNCTIONS[0]}]
-        for seed in range(3):
+        for seed in range(2):
             done = self.chat(tools, {"type": "custom", "custom": {"name": "dial"}}, seed).choices[0]
             (call,) = done.message.tool_calls
             self.assertEqual((call.type, call.custom.name, done.finish_reason), ("custom", "dial", "tool_calls"))
@@ -149,44 +149,42 @@ class ToolCalls(SharedServer):
     def test_strict_tools_have_the_properties_named(self):
         for strict in (True, None):
             tool = {"type": "function", "function": function("book_hotel", strict, nights=NIGHTS)}
-            for seed in range(4):
+            for seed in range(2):
                 done = self.chat([tool], "required", seed, parallel_tool_calls=False, extra_body={"open_objects": strict})
                 arguments = json.loads(done.choices[0].message.tool_calls[0].function.arguments)
                 self.assertEqual(list(arguments), ["nights"])
 
     def test_schemas_without_bounds_end(self):
-        schema = {"type": "object", "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}},
-                                                   "size": {"type": "number"}}, "required": ["name", "tags", "size"]}
+        schema = {"type": "object", "properties": {"name": {"type": "string"}, "size": {"type": "number"}}, "required": ["name", "size"]}
         form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
         word = self.good("POST", "/tokenize", {"content": " the", "add_special": False})["tokens"][0]
         for bias in ({}, {str(word): 100}):  # the second never ends a string by itself
             done = self.client.chat.completions.create(model="smollm2", messages=MESSAGES, response_format=form, temperature=0,
-                                                       max_tokens=1500, logit_bias=bias)
+                                                       max_tokens=600, logit_bias=bias)
             self.assertEqual(done.choices[0].finish_reason, "stop")
-            self.assertEqual(list(json.loads(done.choices[0].message.content)), ["name", "tags", "size"])
+            self.assertEqual(list(json.loads(done.choices[0].message.content)), ["name", "size"])
 
 
 @unittest.skipUnless(SMOLLM2.is_file(), "no model")
 class OpenObjects(unittest.TestCase):
     def test_the_switch_and_the_field(self):
-        """A name that is not in the schema is made the likeliest thing to write: it comes where objects are open."""
+        """A comma behind the one property is the likeliest thing to write: it comes where objects are open."""
         schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
 
-        def names(server, strict=None, **fields):
+        def goes_on(server, strict=None, **fields):
             comma = server.json("POST", "/tokenize", {"content": ",", "add_special": False})[1]["tokens"][0]
             form = {"name": "x", "schema": schema, **({} if strict is None else {"strict": strict})}
             status, answer = server.json("POST", "/v1/chat/completions", {
-                "messages": MESSAGES, "max_tokens": 40, "temperature": 0, "logit_bias": {str(comma): 100},
+                "messages": MESSAGES, "max_tokens": 16, "temperature": 0, "logit_bias": {str(comma): 100},
                 "response_format": {"type": "json_schema", "json_schema": form}, **fields})
             self.assertEqual(status, 200, answer)
-            return answer["choices"][0]["message"]["content"].count('": ') + answer["choices"][0]["message"]["content"].count('":')
+            return "1," in answer["choices"][0]["message"]["content"]
 
         with Server(shared.BINARY, SMOLLM2, "--ctx", 512) as server:
-            self.assertEqual(names(server), names(server, open_objects=False))
-            closed = names(server)
-            self.assertGreater(names(server, open_objects=True), closed)
-            self.assertEqual(names(server, strict=True, open_objects=True), closed)
+            self.assertFalse(goes_on(server))
+            self.assertTrue(goes_on(server, open_objects=True))
+            self.assertFalse(goes_on(server, strict=True, open_objects=True))
         with Server(shared.BINARY, SMOLLM2, "--ctx", 512, "--open-objects") as server:
-            self.assertGreater(names(server), closed)
-            self.assertEqual(names(server, open_objects=False), closed)
-            self.assertEqual(names(server, strict=True), closed)
+            self.assertTrue(goes_on(server))
+            self.assertFalse(goes_on(server, open_objects=False))
+            self.assertFalse(goes_on(server, strict=True))

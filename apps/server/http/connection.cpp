@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <boost/asio/bind_executor.hpp>
-#include <boost/asio/co_spawn.hpp>
-
+#include "anthropic_error.h"
 #include "api_error.h"
 #include "ids.h"
 
@@ -18,6 +16,8 @@ Waiter::Clock::time_point after(double seconds) {
          std::chrono::duration_cast<Waiter::Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
+constexpr size_t kMaxPipelined = 64 << 10;  // of the requests behind one that is being answered
+
 void append_chunk(std::string& out, std::string_view data) {
   out += fmt::format("{:x}\r\n", data.size());
   out += data;
@@ -26,13 +26,14 @@ void append_chunk(std::string& out, std::string_view data) {
 
 }  // namespace
 
-Connection::Connection(Api& api, asio::thread_pool& workers, asio::any_io_executor strand,
-                       std::unique_ptr<Transport> transport, std::string remote)
+Connection::Connection(Api& api, WorkLanes& workers, asio::any_io_executor strand,
+                       std::unique_ptr<Transport> transport, std::string remote, std::shared_ptr<void> share)
     : api_(api),
       workers_(workers),
       waiter_(std::make_shared<Waiter>(std::move(strand))),
       transport_(std::move(transport)),
-      remote_(std::move(remote)) {
+      remote_(std::move(remote)),
+      share_(std::move(share)) {
   ++api_.counters().connections;
 }
 
@@ -181,7 +182,9 @@ Connection::Awaitable<void> Connection::fail(const HttpParser& parser) {
   const ApiError error(parser.error_status(), parser.error_message(), "", "invalid_http");
   HttpRequest request = parser.head();
   request.keep_alive = false;
-  Client client{.request_id = new_id("req-", 24), .traceparent = {}, .remote = remote_, .key_name = {}};
+  Client client;
+  client.request_id = new_id("req-", 24);
+  client.remote = remote_;
   // A variable of its own: g++ 12 destroys an aggregate that is made inside a co_await twice.
   HttpResponse response = error_response(error);
   const bool sent = co_await send(request, client, std::move(response));
@@ -217,25 +220,43 @@ Connection::Awaitable<bool> Connection::answer_one(HttpParser& parser) {
                          .body = {},
                          .version = request.version,
                          .keep_alive = request.keep_alive,
-                         .expects_continue = false};
-  Reply reply = co_await handle(std::move(request), client);
-  if (reply.answer) co_return co_await send_answer(head, client, std::move(reply.answer));
-  const int status = reply.response.status;
-  const bool sent = co_await send(head, client, std::move(reply.response));
+                         .expects_continue = false,
+                         .has_body = false};
+  std::optional<Reply> reply = co_await handle(std::move(request), client);
+  if (!reply) {
+    log(head, client, 499, start, 0, true);
+    co_return false;
+  }
+  if (reply->answer) co_return co_await send_answer(head, client, std::move(reply->answer));
+  const int status = reply->response.status;
+  const bool sent = co_await send(head, client, std::move(reply->response));
   log(head, client, status, start, 0, !sent);
   co_return sent&& head.keep_alive && !stopping();
 }
 
-Connection::Awaitable<Reply> Connection::handle_here(Api& api, HttpRequest request, Client client) {
-  co_return api.handle(request, client);
-}
-
-// Reading and tokenizing a request may take milliseconds: not on the threads that everybody's bytes go
-// through.
-Connection::Awaitable<Reply> Connection::handle(HttpRequest request, Client client) {
+// Reading and tokenizing a request may take long: not on the threads that everybody's bytes go through.
+// Nothing when the client left, or the server ends, before there is a reply: the work for it is stopped.
+Connection::Awaitable<std::optional<Reply>> Connection::handle(HttpRequest request, Client client) {
   if (request.body.empty()) co_return api_.handle(request, client);
-  co_return co_await asio::co_spawn(workers_, handle_here(api_, std::move(request), std::move(client)),
-                                    asio::use_awaitable);
+  struct Result {
+    Reply reply;
+    std::atomic<bool> there{false};
+  };
+  const auto result = std::make_shared<Result>();
+  std::stop_source work =
+      workers_.submit(std::move(request), std::move(client), [result, waiter = waiter_](Reply reply) {
+        result->reply = std::move(reply);
+        result->there = true;
+        waiter->wake_from_elsewhere();
+      });
+  while (!result->there) {
+    if (buffer_.size() < kMaxPipelined) start_read();
+    co_await waiter_->until(after(3600));
+    if (!gone_ && !at_once_) continue;
+    work.request_stop();
+    co_return std::nullopt;
+  }
+  co_return std::move(result->reply);
 }
 
 // ---------------------------------------------------------------- responses
@@ -248,7 +269,9 @@ std::string Connection::head_text(const HttpRequest& request, const Client& clie
   };
   if (!response.content_type.empty()) add("content-type", response.content_type);
   for (const auto& [name, value] : response.headers) add(name, value);
+  for (const auto& [name, value] : client.headers) add(name, value);
   add("x-request-id", client.request_id);
+  if (is_anthropic_path(request.path)) add("request-id", client.request_id);
   if (!client.traceparent.empty()) add("traceparent", client.traceparent);
   if (chunked) {
     add("transfer-encoding", "chunked");
@@ -282,7 +305,10 @@ Connection::Awaitable<bool> Connection::send_answer(const HttpRequest& request, 
   bool done = answer->advance(out, api_.options().pending_bytes);
   start_read();  // its end is how we know that the client has gone
   const Clock::time_point patience = after(api_.options().keep_alive_s);
-  while (answer->undecided() && !gone_ && !at_once_ && co_await waiter_->until(patience)) {
+  while (answer->undecided() && !gone_ && !at_once_) {
+    // Not in the condition above: g++ 12 waits there whatever comes before the &&.
+    const bool told = co_await waiter_->until(patience);
+    if (!told) break;
     done = answer->advance(out, api_.options().pending_bytes);
     start_read();
   }
@@ -336,7 +362,7 @@ Connection::Awaitable<bool> Connection::send_events(const HttpRequest& request, 
     done = answer.advance(events, api_.options().pending_bytes);
     if (!events.empty() || done) continue;
     if (!co_await waiter_->until(after(api_.options().keep_alive_s))) events = answer.keep_alive();
-    if (buffer_.size() > (64 << 10)) co_return false;  // whoever sends that much instead of reading
+    if (buffer_.size() > kMaxPipelined) co_return false;  // whoever sends that much instead of reading
   }
 }
 

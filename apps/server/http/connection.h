@@ -4,13 +4,14 @@
 //   back-pressure   events are taken from the engine only when what was taken before is written: a slow
 //                   reader holds at most `pending_bytes` here, and is given up after write_timeout_s
 //                   without progress
-//   client gone     a read is always under way while an answer is: its end destroys the answer, which cancels
+//   client gone     a read is always under way while an answer is, or the work for it: its end destroys the
+//                   answer, which cancels, or stops the work
 #pragma once
 
 #include <array>
 #include <boost/asio/awaitable.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "api.h"
@@ -18,13 +19,14 @@
 #include "http/transport.h"
 #include "http/waiter.h"
 #include "options.h"
+#include "work_lanes.h"
 
 namespace millrace::server {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(Api& api, boost::asio::thread_pool& workers, boost::asio::any_io_executor strand,
-             std::unique_ptr<Transport> transport, std::string remote);
+  Connection(Api& api, WorkLanes& workers, boost::asio::any_io_executor strand,
+             std::unique_ptr<Transport> transport, std::string remote, std::shared_ptr<void> share);
   ~Connection();
 
   boost::asio::awaitable<void> run();
@@ -51,8 +53,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Awaitable<bool> read_body(HttpParser& parser);
   Awaitable<bool> answer_one(HttpParser& parser);  // true: the connection may be used again
   Awaitable<void> fail(const HttpParser& parser);
-  static Awaitable<Reply> handle_here(Api& api, HttpRequest request, Client client);
-  Awaitable<Reply> handle(HttpRequest request, Client client);
+  Awaitable<std::optional<Reply>> handle(HttpRequest request, Client client);
   Awaitable<bool> send(const HttpRequest& request, const Client& client, HttpResponse response);
   Awaitable<bool> send_answer(const HttpRequest& request, const Client& client,
                               std::unique_ptr<Answer> answer);
@@ -66,10 +67,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool stopping() const { return draining_ || at_once_; }
 
   Api& api_;
-  boost::asio::thread_pool& workers_;
+  WorkLanes& workers_;
   std::shared_ptr<Waiter> waiter_;
   std::unique_ptr<Transport> transport_;
   std::string remote_;
+  std::shared_ptr<void> share_;  // of its address's connections
 
   std::string buffer_;  // read and not yet parsed
   std::array<char, 8192> incoming_;

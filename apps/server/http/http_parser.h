@@ -1,6 +1,5 @@
-// HttpParser: bytes to one request, within limits; Beast's parser behind a plain face. This file's .cpp is
-// the only one that includes Beast, and it has no coroutine in it: any compiler takes it, and the fuzzer runs
-// it.
+// HttpParser: bytes to one request, within limits. http_head.cpp reads the head, chunked_body.cpp a body in
+// chunks; this puts them together. No socket and no coroutine: any compiler takes it, and the fuzzer runs it.
 #pragma once
 
 #include <cstddef>

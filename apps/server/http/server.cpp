@@ -7,6 +7,7 @@
 #include <array>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -17,9 +18,12 @@
 #include <list>
 #include <thread>
 
+#include "addresses.h"
 #include "api_error.h"
 #include "base/error.h"
+#include "client_limits.h"
 #include "http/connection.h"
+#include "http/last_resort.h"
 
 namespace millrace::server {
 namespace {
@@ -71,19 +75,32 @@ class ThreadName {
   std::array<char, 16> before_{};
 };
 
+// How long each step of the end may take beyond --drain-timeout: answers that were cut off, threads that
+// still compute, the engine and its writes to disk.
+constexpr double kCutS = 1, kThreadsEndS = 0.5, kEngineEndS = 10;
+constexpr int kMaxRefused = 16;  // connections that are told so at the same time; others are closed at once
+
 class Server {
  public:
   Server(Api& api, const ServerOptions& options)
       : api_(api),
         options_(options),
-        // The name lasts until the pool is made.
-        workers_((ThreadName("http-requests"), static_cast<size_t>(options.threads))),
+        workers_([&api](const HttpRequest& request, const Client& client,
+                        const WorkLimits& limits) { return api.handle(request, client, limits); },
+                 {.threads = options.threads,
+                  .slow_threads = options.slow_threads,
+                  .slow_requests = options.slow_queue,
+                  .timeout_s = options.work_timeout_s},
+                 api.counters().queued_work),
+        addresses_(options.max_connections_per_address > 0 ? options.max_connections_per_address
+                                                           : (options.max_connections + 1) / 2),
         io_(options.threads),
-        control_(asio::make_strand(io_)),
         acceptor_(control_),
-        signals_(control_, SIGINT, SIGTERM, SIGHUP) {
+        signals_(control_, SIGINT, SIGTERM, SIGHUP),
+        last_resort_(api.log()) {
+    api.counters().queued_work_limit = static_cast<int64_t>(options.slow_queue);
     if (!options.tls_cert.empty()) tls_ = make_tls(options.tls_cert, options.tls_key);
-    api_.run_work = [this](std::function<void()> work) { asio::post(workers_, std::move(work)); };
+    api_.run_work = [this](std::function<void()> work) { workers_.post(std::move(work)); };
     api_.run_detached = [this](std::shared_ptr<Answer> answer) {
       asio::co_spawn(asio::make_strand(io_), run_detached(std::move(answer)), asio::detached);
     };
@@ -98,20 +115,26 @@ class Server {
   Awaitable<void> drain();
   Awaitable<void> sample_loop();
   Awaitable<void> run_detached(std::shared_ptr<Answer> answer);
-  static void refuse(tcp::socket socket);
+  void refuse(tcp::socket socket, const ApiError& why);
+  Awaitable<void> last_words(std::shared_ptr<tcp::socket> socket);
   void stop_connections(bool at_once);
 
   Api& api_;
   const ServerOptions& options_;
   std::unique_ptr<asio::ssl::context> tls_;
-  asio::thread_pool workers_;
+  WorkLanes workers_;
+  AddressCounts addresses_;
   asio::io_context io_;
-  // The loops below run on it, and what they share needs no lock.
-  asio::strand<asio::io_context::executor_type> control_;
+  // The listener, the signals and the loops below have a thread of their own: no request can hold them up,
+  // and what they share needs no lock.
+  asio::io_context control_{1};
   tcp::acceptor acceptor_;
   asio::signal_set signals_;
+  LastResort last_resort_;
   std::chrono::steady_clock::time_point deadline_;  // of draining
   bool ending_ = false;
+
+  int refused_ = 0;  // connections that are being refused
 
   std::mutex mutex_;
   std::list<std::weak_ptr<Connection>> connections_;
@@ -152,34 +175,61 @@ void Server::run() {
   asio::co_spawn(control_, accept_loop(), asio::detached);
   asio::co_spawn(control_, signal_loop(), asio::detached);
   asio::co_spawn(control_, sample_loop(), asio::detached);
+  const auto work = asio::make_work_guard(io_);
   std::vector<std::thread> threads;
   {
     const ThreadName name("http");
-    for (int i = 1; i < options_.threads; ++i) threads.emplace_back([this] { io_.run(); });
+    for (int i = 0; i < options_.threads; ++i) threads.emplace_back([this] { io_.run(); });
   }
-  io_.run();
+  control_.run();
+  // From here on a signal has its usual effect: it ends the process.
+  signals_.clear();
+  last_resort_.end_at(std::chrono::steady_clock::now() + seconds(kThreadsEndS));
+  io_.stop();
+  workers_.stop();
   for (std::thread& thread : threads) thread.join();
-  workers_.join();
+  last_resort_.end_at(std::chrono::steady_clock::now() + seconds(kEngineEndS));
 }
 
-void Server::refuse(tcp::socket socket) {
-  const std::string body = error_body({503, "too many connections", "", "too_many_connections"});
-  const std::string text = fmt::format(
-      "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+// Says why and closes. What the client has sent is read meanwhile: closed with that unread, the connection
+// would break before the client has read its answer.
+void Server::refuse(tcp::socket socket, const ApiError& why) {
+  const std::string body = error_body(why);
+  std::string text = fmt::format(
+      "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
       "content-length: {}\r\nconnection: close\r\n\r\n{}",
-      body.size(), body);
+      why.status, reason_phrase(why.status), body.size(), body);
   error_code ignored;
   socket.non_blocking(true, ignored);
   socket.write_some(asio::buffer(text), ignored);  // fits any socket's buffer
+  socket.shutdown(tcp::socket::shutdown_send, ignored);
+  if (refused_ >= kMaxRefused) return;
+  ++refused_;
+  asio::co_spawn(control_, last_words(std::make_shared<tcp::socket>(std::move(socket))), asio::detached);
+}
+
+Awaitable<void> Server::last_words(std::shared_ptr<tcp::socket> socket) {
+  asio::steady_timer timer(control_, seconds(1));
+  timer.async_wait([socket](error_code error) {
+    if (!error) socket->close(error);
+  });
+  std::array<char, 1024> ignored_bytes{};
+  error_code error;
+  for (int i = 0; i < 64 && !error; ++i) {
+    co_await socket->async_read_some(asio::buffer(ignored_bytes),
+                                     asio::redirect_error(asio::use_awaitable, error));
+  }
+  timer.cancel();
+  --refused_;
 }
 
 Awaitable<void> Server::accept_loop() {
-  while (!ending_) {
+  while (acceptor_.is_open()) {
     auto strand = asio::make_strand(io_);
     error_code error;
     tcp::socket socket =
         co_await acceptor_.async_accept(strand, asio::redirect_error(asio::use_awaitable, error));
-    if (ending_) break;
+    if (!acceptor_.is_open()) break;
     if (error) {
       // Out of files: wait for some to be closed rather than spin.
       api_.log().write("error", "accept failed", {{"reason", error.message()}});
@@ -187,15 +237,27 @@ Awaitable<void> Server::accept_loop() {
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, error));
       continue;
     }
-    if (api_.counters().connections >= options_.max_connections) {
-      ++api_.counters().refused_connections;
-      refuse(std::move(socket));
+    if (ending_) {
+      refuse(std::move(socket), {503, "the server is shutting down", "", "shutting_down"});
       continue;
     }
-    const tcp::endpoint remote = socket.remote_endpoint(error);
-    auto connection =
-        std::make_shared<Connection>(api_, workers_, strand, make_transport(std::move(socket), tls_.get()),
-                                     error ? std::string() : remote.address().to_string());
+    if (api_.counters().connections >= options_.max_connections) {
+      ++api_.counters().refused_connections;
+      refuse(std::move(socket), {503, "too many connections", "", "too_many_connections"});
+      continue;
+    }
+    const tcp::endpoint endpoint = socket.remote_endpoint(error);
+    const std::string remote = error ? std::string() : endpoint.address().to_string();
+    // Behind a proxy everybody has the proxy's address, and it counts connections itself.
+    const bool proxy = options_.trust_proxy && is_private_address(remote);
+    std::shared_ptr<void> share = proxy ? nullptr : addresses_.enter(remote);
+    if (!share && !proxy) {
+      ++api_.counters().refused_connections;
+      refuse(std::move(socket), {429, "too many connections from this address", "", "too_many_connections"});
+      continue;
+    }
+    auto connection = std::make_shared<Connection>(
+        api_, workers_, strand, make_transport(std::move(socket), tls_.get()), remote, std::move(share));
     {
       const std::lock_guard lock(mutex_);
       std::erase_if(connections_, [](const auto& c) { return c.expired(); });
@@ -221,11 +283,13 @@ Awaitable<void> Server::signal_loop() {
     if (error) co_return;
     if (signal == SIGHUP) {
       api_.reload_keys();
+      api_.models().rescan();
       continue;
     }
     if (ending_) {
       api_.log().write("warn", "second signal: ending at once");
       deadline_ = {};
+      last_resort_.end_at(std::chrono::steady_clock::now() + seconds(2 * kCutS + kThreadsEndS));
       continue;
     }
     ending_ = true;
@@ -242,9 +306,9 @@ void Server::stop_connections(bool at_once) {
 }
 
 Awaitable<void> Server::drain() {
+  // Who connects from here on is told so: those who watch the server see why it takes no requests.
   api_.set_draining();
   error_code ignored;
-  acceptor_.close(ignored);
   stop_connections(false);
   deadline_ = std::chrono::steady_clock::now() + seconds(options_.drain_timeout_s);
   std::optional<std::chrono::steady_clock::time_point> cut;
@@ -257,12 +321,13 @@ Awaitable<void> Server::drain() {
                        {{"streams", static_cast<double>(api_.counters().streams)}});
       stop_connections(true);
     }
-    if (cut && now > *cut + seconds(2)) break;
+    if (cut && now > *cut + seconds(kCutS)) break;
     pause.expires_after(seconds(0.02));
     co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
   api_.log().write("info", "stopped");
-  io_.stop();
+  acceptor_.close(ignored);
+  control_.stop();
 }
 
 Awaitable<void> Server::sample_loop() {

@@ -14,6 +14,10 @@ constexpr int32_t kTileRows = 32;
 // Below this many tasks per thread attention is split over the context.
 constexpr int64_t kSplitBelow = 4;
 
+// Partial softmaxes (of a tile, a KV head and a split) that are kept at a time, unless a single tile has
+// more: work enough for all threads, and a context of a million tokens does not take gigabytes.
+constexpr int64_t kPartialsPerThread = 32;
+
 PartialSoftmax take_partial(Arena& arena, int64_t rows, int64_t padded_dim) {
   return {arena.take<float>(rows), arena.take<float>(rows), arena.take<float>(rows * padded_dim)};
 }
@@ -28,11 +32,12 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, int threads, Arena& ar
   tile_rows_ = tokens_per_tile_ * group_size_;
   const int64_t max_splits = (shape.max_context + kSplitTokens - 1) / kSplitTokens;
   max_split_tiles_ = max_splits < 2 ? 0 : std::min(shape.max_rows, (kSplitBelow * threads - 1) / kv_heads);
+  max_partials_ = std::min(max_split_tiles_ * kv_heads * max_splits,
+                           std::max(kPartialsPerThread * threads, kv_heads * max_splits));
   positions_ = arena.take<int32_t>(shape.max_rows);
   sequence_of_ = arena.take<int32_t>(shape.max_rows);
   tiles_ = arena.take<QueryTile>(shape.max_rows);
-  split_partials_ =
-      take_partial(arena, max_split_tiles_ * shape.kv_heads * max_splits * tile_rows_, padded_dim_);
+  split_partials_ = take_partial(arena, max_partials_ * tile_rows_, padded_dim_);
   scratch_ = arena.take<AttentionScratch>(threads);
   const int64_t scratch_rows = int64_t{kMaxHeads} * tile_rows_;
   for (int t = 0; t < threads; ++t) {

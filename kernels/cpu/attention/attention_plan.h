@@ -72,14 +72,15 @@ class AttentionPlan {
   int32_t tile_rows() const { return tile_rows_; }
   // Query tiles that may be split over their context: more of them are tasks enough.
   int64_t max_split_tiles() const { return max_split_tiles_; }
-  // [max_split_tiles * kv_heads * splits][tile_rows]
+  // [max_partials][tile_rows]: a tile, a KV head and a split each
   const PartialSoftmax& split_partials() const { return split_partials_; }
+  int64_t max_partials() const { return max_partials_; }
   const AttentionScratch& scratch(int thread) const { return scratch_[thread]; }
 
  private:
   AttentionShape shape_;
   int32_t group_size_, tokens_per_tile_, tile_rows_;
-  int64_t padded_dim_, max_split_tiles_;
+  int64_t padded_dim_, max_split_tiles_, max_partials_;
   int32_t *positions_, *sequence_of_;
   QueryTile* tiles_;
   PartialSoftmax split_partials_;

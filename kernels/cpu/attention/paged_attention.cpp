@@ -41,7 +41,7 @@ class AttentionRun {
                     int64_t head_rows, int thread) const;
   void store_row(const QueryTile& tile, int32_t row, int kv_head, const PartialSoftmax& total) const;
   void attend_tile(const QueryTile& tile, int kv_head, int thread) const;
-  void attend_in_splits(int64_t max_splits, int32_t max_rows) const;
+  void attend_in_splits(std::span<const QueryTile> tiles, int64_t max_splits, int32_t max_rows) const;
   PartialSoftmax partial_at(int64_t task, int64_t split, int64_t max_splits) const;
 
   const Context& ctx_;
@@ -165,8 +165,8 @@ PartialSoftmax AttentionRun::partial_at(int64_t task, int64_t split, int64_t max
 }
 
 // Splits by different threads, some heads of a split at a time; then their combination.
-void AttentionRun::attend_in_splits(int64_t max_splits, int32_t max_rows) const {
-  const std::span<const QueryTile> tiles = plan_.tiles();
+void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, int64_t max_splits,
+                                    int32_t max_rows) const {
   const int64_t together = std::min<int64_t>(kv_heads_, ctx_.kernels.heads_per_split[kernel_]);
   const int64_t head_groups = tasks_for(kv_heads_, together);
   const auto split_task = [&](int64_t index) -> SplitTask {  // no tile: nothing to do
@@ -215,7 +215,12 @@ void AttentionRun::run() {
     max_rows = std::max(max_rows, rows_of(tile));
   }
   if (std::ssize(tiles) <= plan_.max_split_tiles() && max_splits >= 2 && ctx_.pool.size() > 1) {
-    attend_in_splits(max_splits, max_rows);
+    // As many tiles at a time as there is room for the partial softmaxes of.
+    const int64_t at_once = std::max<int64_t>(1, plan_.max_partials() / (kv_heads_ * max_splits));
+    for (int64_t done = 0; done < std::ssize(tiles); done += at_once) {
+      const auto count = static_cast<size_t>(std::min(at_once, std::ssize(tiles) - done));
+      attend_in_splits(tiles.subspan(static_cast<size_t>(done), count), max_splits, max_rows);
+    }
     return;
   }
   ctx_.pool.parallel_for(std::ssize(tiles) * kv_heads_, 1, [&](int64_t begin, int64_t end, int thread) {

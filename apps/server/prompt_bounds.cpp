@@ -1,0 +1,48 @@
+#include "prompt_bounds.h"
+
+#include <string>
+
+#include "api_error.h"
+#include "base/work_budget.h"
+
+namespace millrace::server {
+namespace {
+
+constexpr std::string_view kEndOfThought = "</think>";
+constexpr size_t kMinTokensOfMessage = 1;  // an empty one, in any format
+
+void check(const Engine& engine, size_t min_tokens, std::string_view path) {
+  const auto context = static_cast<size_t>(engine.model().context);
+  if (min_tokens <= context) return;
+  throw context_exceeded(min_tokens, static_cast<int64_t>(context), std::string(path), true);
+}
+
+}  // namespace
+
+void check_text_may_fit(const Engine& engine, std::string_view text, std::string_view path) {
+  if (!engine.model().has_tokenizer) return;
+  spend_work(text.size() / 16);
+  check(engine, engine.min_tokens(text), path);
+}
+
+void check_messages_may_fit(const Engine& engine, const Json* messages, std::string_view path) {
+  if (messages != nullptr && messages->is_array())
+    check(engine, messages->size() * kMinTokensOfMessage, path);
+}
+
+void check_conversation_may_fit(const Engine& engine, const chat::Conversation& conversation,
+                                std::string_view path) {
+  if (!engine.model().has_tokenizer) return;
+  size_t sum = 0;
+  for (const chat::Message& message : conversation.messages) {
+    spend_work(2 + message.content.size() / 16);
+    // Templates may leave out what a model thought, also where its content holds it.
+    const std::string_view content = message.content;
+    const size_t thought = content.rfind(kEndOfThought);
+    sum += kMinTokensOfMessage +
+           engine.min_tokens(thought == std::string_view::npos ? content : content.substr(thought));
+    check(engine, sum, path);
+  }
+}
+
+}  // namespace millrace::server

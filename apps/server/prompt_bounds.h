@@ -1,0 +1,19 @@
+// What cannot fit the context is refused by a bound on its bytes, before it is rendered or tokenized.
+#pragma once
+
+#include <string_view>
+
+#include "chat/format.h"
+#include "json_fields.h"
+#include "millrace/engine.h"
+
+namespace millrace::server {
+
+// Throw ApiError{400, context_length_exceeded}, naming the field. What passes may still be too long.
+void check_text_may_fit(const Engine& engine, std::string_view text, std::string_view path);
+// By their number alone, before they are read; null and what is no array passes.
+void check_messages_may_fit(const Engine& engine, const Json* messages, std::string_view path);
+void check_conversation_may_fit(const Engine& engine, const chat::Conversation& conversation,
+                                std::string_view path);
+
+}  // namespace millrace::server

@@ -1,0 +1,187 @@
+// The tree is the one that nlohmann's own parser builds; limits are kept; time is linear in the text.
+#include "base/json_tree.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "base/work_budget.h"
+
+namespace millrace {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string error_of(std::string_view text, const JsonLimits& limits = {}) {
+  try {
+    parse_json_tree(text, limits);
+  } catch (const JsonTextError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(JsonTree, IsWhatTheLibraryBuilds) {
+  const std::string_view texts[] = {"null",
+                                    "true",
+                                    " 1 ",
+                                    "-1",
+                                    "18446744073709551615",
+                                    "1.5e3",
+                                    "\"a\\u00e9\\n\\ud83d\\ude00\"",
+                                    "[]",
+                                    "{}",
+                                    R"([1, [2, {"a": [], "b": {"c": null}}], "x"])",
+                                    R"({"z": 1, "a": {"y": [true, false]}, "m": "", "": 0})"};
+  for (const std::string_view text : texts) {
+    EXPECT_EQ(parse_json_tree(text), Json::parse(text)) << text;
+    EXPECT_EQ(parse_json_tree(text).dump(), Json::parse(text).dump()) << text;  // the order too
+  }
+  std::string many = "{";
+  for (int i = 0; i < 1000; ++i)
+    many += (i == 0 ? "\"" : ",\"") + std::to_string(i * 7919 % 1000) + "\":[" + std::to_string(i) + "]";
+  many += "}";
+  EXPECT_EQ(parse_json_tree(many).dump(), Json::parse(many).dump());
+}
+
+// Texts that are nearly JSON: taken or not, and what is made of them, as the library does.
+TEST(JsonTree, TakesWhatTheLibraryTakes) {
+  const std::string seeds[] = {
+      R"({"a": [1, -2, 3.5e-7, 0, -0, 1E+9, true, false, null], "b\n\u00e9\ud83d\ude00": {"": "\"\\\/\b\f\r\t"}})",
+      "[\"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\", 9223372036854775807, -9223372036854775808, "
+      "18446744073709551616, 1e-400]",
+      "\xef\xbb\xbf [ 0.1 , [ ] , { } , \"\\u0000\" ]\n"};
+  constexpr std::string_view kBytes = "{}[]\",:\\u0123456789abcdefeE+-. \n\t\x01\x7f\x80\xc3\xed\xff/tfn";
+  uint64_t state = 1;
+  const auto random = [&state](size_t below) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<size_t>(state >> 33) % below;
+  };
+  size_t taken = 0;
+  for (int i = 0; i < 60'000; ++i) {
+    std::string text = seeds[random(std::size(seeds))];
+    for (size_t changes = random(4); changes > 0; --changes) {
+      const size_t at = random(text.size());
+      const char byte = kBytes[random(kBytes.size())];
+      if (random(3) == 0) {
+        text.erase(at, 1 + random(3));
+      } else if (random(2) == 0) {
+        text.insert(at, 1, byte);
+      } else {
+        text[at] = byte;
+      }
+      if (text.empty()) text = "0";
+    }
+    const Json expected = Json::parse(text, nullptr, false);
+    Json found = Json::value_t::discarded;
+    try {
+      found = parse_json_tree(text, {.last_key_wins = true});
+    } catch (const JsonTextError&) {
+    }
+    ASSERT_EQ(found.is_discarded(), expected.is_discarded()) << text;
+    if (found.is_discarded()) continue;
+    ++taken;
+    ASSERT_EQ(found.dump(), expected.dump()) << text;
+  }
+  EXPECT_GT(taken, 10'000u);
+}
+
+TEST(JsonTree, SaysWhereBadSyntaxIs) {
+  EXPECT_NE(error_of("{\"a\": 1,\n \"b\": }").find("line 2, column 7"), std::string::npos);
+  for (const char* bad :
+       {"", "{", "[1,]", "{\"a\"}", "01", "1e400", "nul", "\"\\ud800\"", "\"\xff\"", "{} {}", "'a'"}) {
+    EXPECT_NE(error_of(bad), "") << bad;
+    EXPECT_FALSE(Json::accept(bad)) << bad;
+  }
+  EXPECT_LT(error_of("[" + std::string(1 << 20, '9') + "x").size(), 400u);
+  // A number of a million digits is infinite, and is found to be so at once.
+  EXPECT_NE(error_of(std::string(1 << 20, '9')).find("number overflow"), std::string::npos);
+}
+
+TEST(JsonTree, EqualKeysAreRefusedOrTheLastWins) {
+  EXPECT_EQ(error_of(R"({"m": [{"a": 1, "b": 2, "a": 3}]})"), "'m[0]' has the key \"a\" twice");
+  const JsonLimits last{.last_key_wins = true};
+  std::string text = "{\"a\":0";
+  for (int i = 0; i < 100; ++i) text += ",\"" + std::to_string(i % 40) + "\":" + std::to_string(i);
+  text += ",\"a\":\"last\"}";
+  EXPECT_EQ(parse_json_tree(text, last).dump(), Json::parse(text).dump());
+  EXPECT_EQ(parse_json_tree(R"({"a": 1, "b": 2, "a": 3})", last).dump(), R"({"a":3,"b":2})");
+}
+
+TEST(JsonTree, KeepsItsLimits) {
+  const JsonLimits small{.depth = 3, .values = 8, .keys = 3, .key_bytes = 4};
+  EXPECT_EQ(error_of(R"([[[1]], [2]])", small), "");
+  EXPECT_EQ(error_of(R"({"a": [1, {"b": []}]})", {.depth = 3}), "nested deeper than 3 levels at a[1].b");
+  EXPECT_EQ(error_of("[1,2,3,4,5,6,7]", small), "");
+  EXPECT_EQ(error_of("[1,2,3,4,5,6,7,8]", small), "more than 8 values");
+  EXPECT_EQ(error_of(R"({"a":1,"b":2,"c":3})", small), "");
+  EXPECT_EQ(error_of(R"({"a":1,"b":2,"c":3,"d":4})", small), "the object has more than 3 keys");
+  EXPECT_EQ(error_of(R"({"x": [{"abcde": 1}]})", small), "'x[0]' has a key of 5 bytes, expected at most 4");
+}
+
+TEST(JsonTree, StopsWhenItsTimeIsUp) {
+  std::string text = "[0";
+  for (int i = 0; i < 100'000; ++i) text += ",0";
+  text += "]";
+  const WorkBudget budget({.deadline = std::chrono::steady_clock::now()});
+  EXPECT_THROW(parse_json_tree(text), WorkEnded);
+}
+
+double seconds_for(const std::string& text) {
+  const auto start = std::chrono::steady_clock::now();
+  error_of(text, {.values = size_t{1} << 26, .keys = size_t{1} << 24});
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Eight times the keys: about eight times the time, where a search for each would take 64 times as long.
+TEST(JsonTree, IsLinearInTheKeys) {
+  const auto keys = [](int n) {
+    std::string text = "{";
+    for (int i = 0; i < n; ++i) text += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":1";
+    return text + "}";
+  };
+  double best = 1e9;
+  for (int round = 0; round < 3; ++round)
+    best = std::min(best, seconds_for(keys(160'000)) / seconds_for(keys(20'000)));
+  EXPECT_LT(best, 24);
+}
+
+// Sixteen megabytes of anything are read or refused in tenths of a second; the bound is for busy machines.
+TEST(JsonTree, SpeedOfAttacks) {
+  constexpr size_t kBytes = 16 << 20;
+  const auto repeated = [](const std::string& begin, const std::string& part, const std::string& end) {
+    std::string text = begin;
+    while (text.size() + part.size() + end.size() < kBytes) text += part;
+    return text + end;
+  };
+  std::string keys = "{\"a\":0";
+  for (int i = 0; keys.size() < kBytes - 32; ++i) keys += ",\"" + std::to_string(i) + "\":1";
+  keys += "}";
+  const std::pair<const char*, std::string> shapes[] = {
+      {"nested arrays", std::string(kBytes / 2, '[') + std::string(kBytes / 2, ']')},
+      {"many arrays", repeated("[[]", ",[]", "]")},
+      {"keys", keys},
+      {"one string", "\"" + std::string(kBytes - 2, 'a') + "\""},
+      {"escapes", repeated("\"", "\\u00e9", "\"")},
+      {"numbers", repeated("[1", ",1e300", "]")},
+      {"beyond a double", repeated("[1", ",1e400", "]")},
+      {"long numbers", repeated("[1", "," + std::string(1 << 20, '7') + "e-1048570", "]")},
+      {"long fractions", repeated("[1", ",0." + std::string(1 << 20, '7'), "]")},
+      {"spaces", repeated("[1", " ", "]")}};
+  for (const auto& [name, text] : shapes) {
+    const auto start = std::chrono::steady_clock::now();
+    const std::string error = error_of(text);
+    const auto end = std::chrono::steady_clock::now();
+    EXPECT_LT(end - start, std::chrono::seconds(5)) << name;
+    std::printf("%-16s %6.1f ms   %s\n", name, std::chrono::duration<double, std::milli>(end - start).count(),
+                error.substr(0, 60).c_str());
+  }
+}
+
+}  // namespace
+}  // namespace millrace

@@ -1,0 +1,99 @@
+"""Errors as OpenAI's clients look for them: codes, types, the words about the context; limits that are the same everywhere."""
+
+import json
+import pathlib
+import tempfile
+import unittest
+
+import shared
+from harness import SMOLLM2, Server
+from shared import MESSAGES, SharedServer
+
+LONG_TEXT = "word " * 3000  # more than the context of SharedServer
+
+
+@unittest.skipUnless(SMOLLM2.is_file(), "no model")
+class ErrorCodes(SharedServer):
+    @classmethod
+    def setUpClass(cls):
+        if shared.NO_CLIENT:
+            raise unittest.SkipTest(shared.NO_CLIENT)
+        super().setUpClass()
+        import openai
+        cls.openai = openai
+        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0)
+
+    def test_context_length_exceeded_wherever_a_prompt_is_taken(self):
+        user = [{"role": "user", "content": LONG_TEXT}]
+        for field, call in (
+                ("messages", lambda **o: self.client.chat.completions.create(model="smollm2", messages=user, **o)),
+                ("input", lambda **o: self.client.responses.create(model="smollm2", input=LONG_TEXT, **o)),
+                (None, lambda **o: self.client.completions.create(model="smollm2", prompt=LONG_TEXT, **o))):
+            for options in ({}, {"stream": True}):
+                with self.assertRaises(self.openai.BadRequestError) as caught:
+                    call(**options)
+                error = caught.exception
+                self.assertEqual((error.code, error.type, error.param),
+                                 ("context_length_exceeded", "invalid_request_error", field))
+                # What litellm looks for in lower case, and langchain in the message.
+                self.assertIn("this model's maximum context length is 2048 tokens", str(error).lower())
+                self.assertIn("prompt is too long", error.message)
+        with self.assertRaises(self.openai.BadRequestError) as caught:
+            self.client.embeddings.create(model="smollm2", input=["short", LONG_TEXT])
+        self.assertEqual((caught.exception.code, caught.exception.param), ("context_length_exceeded", "input[1]"))
+
+    def code_of(self, path, body, status=400):
+        code, parsed = self.server.json("POST", path, body)
+        self.assertEqual(code, status, parsed)
+        self.assertEqual(parsed["error"]["type"], "invalid_request_error")
+        return parsed["error"]["code"], parsed["error"]["param"]
+
+    def test_codes_name_what_is_wrong(self):
+        chat, good = "/v1/chat/completions", {"messages": MESSAGES}
+        for body, expected in (
+                ({}, ("missing_required_parameter", "messages")),
+                ({"messages": []}, ("empty_array", "messages")),
+                ({"messages": [{"content": "x"}]}, ("missing_required_parameter", "messages[0].role")),
+                ({**good, "temperature": "hot"}, ("invalid_type", "temperature")),
+                ({**good, "temperature": 3}, ("decimal_above_max_value", "temperature")),
+                ({**good, "temperature": -1}, ("decimal_below_min_value", "temperature")),
+                ({**good, "top_logprobs": 99, "logprobs": True}, ("integer_above_max_value", "top_logprobs")),
+                ({**good, "max_tokens": 0}, ("integer_below_min_value", "max_tokens")),
+                ({**good, "tool_choice": "perhaps"}, ("invalid_value", "tool_choice")),
+                ({**good, "stop": ["x"] * 17}, ("array_above_max_length", "stop")),
+                ({**good, "stop": "x" * 1001}, ("string_above_max_length", "stop")),
+                ({**good, "response_format": {"type": "json_schema"}},
+                 ("missing_required_parameter", "response_format.schema"))):
+            self.assertEqual(self.code_of(chat, body), expected)
+        self.assertEqual(self.code_of("/v1/responses", {"input": "x", "n": 2}), ("unsupported_parameter", "n"))
+        self.assertEqual(self.code_of("/v1/completions", {"prompt": "x", "suffix": "y"}), ("unsupported_parameter", "suffix"))
+        self.assertEqual(self.code_of(chat, {**good, "model": "gpt-99"}, 404), ("model_not_found", "model"))
+        self.assertEqual(self.code_of("/v1/nowhere", {}, 404), ("not_found", None))
+
+    def test_samples_have_one_limit(self):
+        # 16 run at once here.
+        for path, body in (("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
+                           ("/v1/completions", {"prompt": "x", "max_tokens": 1})):
+            self.assertEqual(len(self.good("POST", path, {**body, "n": 16})["choices"]), 16)
+            self.assertEqual(self.code_of(path, {**body, "n": 17}), ("integer_above_max_value", "n"))
+            self.assertEqual(self.code_of(path, {**body, "n": 0}), ("integer_below_min_value", "n"))
+        self.assertEqual(self.code_of("/v1/completions", {"prompt": "x", "n": 16, "best_of": 17}),
+                         ("integer_above_max_value", "best_of"))
+
+    def test_keys_and_rate(self):
+        with tempfile.TemporaryDirectory() as folder:
+            keys = pathlib.Path(folder) / "keys"
+            keys.write_text("ada secret\n")
+            with Server(shared.BINARY, SMOLLM2, "--ctx", 256, "--keys", keys, "--rate", 2) as server:
+                def client(key):
+                    return self.openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0)
+
+                with self.assertRaises(self.openai.AuthenticationError) as caught:
+                    client("wrong").models.list()
+                self.assertEqual((caught.exception.code, caught.exception.type), ("invalid_api_key", "invalid_request_error"))
+                for _ in range(2):
+                    client("secret").completions.create(model=None, prompt="x", max_tokens=1)
+                with self.assertRaises(self.openai.RateLimitError) as caught:
+                    client("secret").completions.create(model=None, prompt="x", max_tokens=1)
+                self.assertEqual(caught.exception.code, "rate_limit_exceeded")
+                self.assertGreater(int(caught.exception.response.headers["retry-after"]), 0)
