@@ -99,6 +99,7 @@ class Endpoints(SharedServer):
         self.good("POST", "/api/generate", {**few, "prompt": "Hi"})
         self.good("POST", "/api/embed", {"model": "gpt-4o-mini", "input": "Hi"})
         self.good("POST", "/api/show", {"model": "smollm2:latest"})
+        self.assertEqual(self.server.json("POST", "/api/pull", {"model": "hf.co/test/model"})[0], 403)
         self.refused("/v1/responses", {"input": 1}, 400, "input")
         document = self.server.description.document
         seen = {(method, pattern) for method, path, _ in self.server.description.checked

@@ -60,6 +60,10 @@ void add_models_options(Command& command, ServeOptions& o) {
   models.group(group);
   model.excludes(models);
   command
+      .flag("--allow-pull", o.server.allow_pull,
+            "clients may have models fetched from Hugging Face's hub (/api/pull)")
+      .group(group);
+  command
       .option("--max-models", o.set.max_models,
               "loaded at the same time: the one not used for longest is unloaded for another; 0: as fit")
       .range(0, 1 << 16)
@@ -166,6 +170,7 @@ int serve_one(ServeOptions& o) {
   std::unique_ptr<Engine> engine = open_engine(o.engine);
   const std::string device = engine->model().device;
   server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};
+  o.set.defaults = checked(o.engine);
   server::ModelSet models({std::move(spec)}, o.set, server::Log(s.log_json));
   models.adopt(s.model_id, std::move(engine));
   server::serve(models, s, [&](const std::string& url) {
@@ -184,7 +189,8 @@ void preload(server::ModelSet& models, const std::string& name) {
   if (error) throw_error(ErrorCode::kBadInput, "{}", error->message);
 }
 
-int serve_several(const ServeOptions& o) {
+int serve_several(ServeOptions& o) {
+  o.set.defaults = checked(o.engine);
   const ModelList list = read_models(o.models, o.engine);
   server::ModelSet models(list.models, o.set, server::Log(o.server.log_json));
   models.find_all = [&o] { return read_models(o.models, o.engine).models; };

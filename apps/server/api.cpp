@@ -75,6 +75,7 @@ std::optional<HttpResponse> Api::admit(const HttpRequest& head, Client& client) 
 void Api::add_headers(HttpResponse& response, const HttpRequest& request) const {
   if (response.error && is_anthropic_path(request.path))
     response.body = anthropic_error_body(*response.error);
+  if (response.error && request.path.starts_with("/api/")) response.body = ollama_error(*response.error).body;
   if (options_.cors_origin.empty() || request.header("origin").empty()) return;
   response.headers.emplace_back("access-control-allow-origin", options_.cors_origin);
   if (options_.cors_origin != "*") response.headers.emplace_back("vary", "origin");
@@ -190,7 +191,7 @@ constexpr Route kRoutes[] = {
     {"GET", "/api/ps", ollama_ps},
     {"POST", "/api/show", ollama_show},
     {"GET", "/api/version", ollama_version},
-    {"POST", "/api/pull", ollama_not_here},
+    {"POST", "/api/pull", ollama_pull},
     {"POST", "/api/push", ollama_not_here},
     {"POST", "/api/create", ollama_not_here},
     {"POST", "/api/copy", ollama_not_here},

@@ -30,7 +30,7 @@ Reply count_message_tokens(Api& api, const HttpRequest& request, const Client& c
 
 Reply embeddings(Api& api, const HttpRequest& request, const Client& client);
 
-// Ollama's API, under /api: ollama.cpp and ollama_models.cpp
+// Ollama's API, under /api: ollama.cpp, ollama_models.cpp and ollama_pull.cpp
 Reply ollama_chat(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_generate(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_embed(Api& api, const HttpRequest& request, const Client& client);
@@ -38,6 +38,7 @@ Reply ollama_embeddings(Api& api, const HttpRequest& request, const Client& clie
 Reply ollama_tags(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_ps(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_show(Api& api, const HttpRequest& request, const Client& client);
+Reply ollama_pull(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_version(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_not_here(Api& api, const HttpRequest& request, const Client& client);
 

@@ -85,6 +85,28 @@ void ModelSet::add(ModelSpec spec, ModelFile file) {
   slots_.push_back(std::move(slot));
 }
 
+void ModelSet::take(const std::string& name, const std::string& path) {
+  ModelSpec spec{.name = name, .engine = options_.defaults};
+  spec.engine.model = path;
+  // A name may have slashes in it.
+  if (!spec.engine.kv_dir.empty())
+    spec.engine.kv_dir += fmt::format("/{:016x}", std::hash<std::string>()(name));
+  ModelFile file = read_model_file(path);
+  const std::lock_guard lock(mutex_);
+  add(std::move(spec), std::move(file));
+  log_.write("info", "model taken in", {{"model", name}});
+}
+
+void ModelSet::in_background(std::function<void(const std::stop_token&)> work) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(background_, [](const Background& one) { return one.ended->load(); });
+  auto ended = std::make_shared<std::atomic<bool>>(false);
+  background_.push_back({ended, std::jthread([ended, work = std::move(work)](const std::stop_token& stop) {
+                           work(stop);
+                           *ended = true;
+                         })});
+}
+
 void ModelSet::rescan() {
   const std::lock_guard lock(mutex_);
   rescan_wanted_ = find_all != nullptr;
@@ -122,6 +144,12 @@ void ModelSet::stop() {
   }
   news_.notify_all();
   if (thread_.joinable()) thread_.join();
+  std::list<Background> background;
+  {
+    const std::lock_guard lock(mutex_);
+    background.swap(background_);
+  }
+  background.clear();  // asks each to end, and waits
 }
 
 // ---------------------------------------------------------------- for requests

@@ -8,9 +8,11 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,10 +37,11 @@ struct ModelSpec {
 };
 
 struct ModelSetOptions {
-  int max_models = 0;         // loaded at the same time; 0: as many as fit
-  double unload_after_s = 0;  // idle; 0: never
-  size_t memory_bytes = 0;    // of main memory for all together; 0: what the machine has
-  bool open_objects = false;  // objects without additionalProperties may hold more than what is named
+  int max_models = 0;           // loaded at the same time; 0: as many as fit
+  double unload_after_s = 0;    // idle; 0: never
+  size_t memory_bytes = 0;      // of main memory for all together; 0: what the machine has
+  EngineOptions defaults = {};  // of models that are taken in later; their path is set for each
+  bool open_objects = false;    // objects without additionalProperties may hold more than what is named
 };
 
 class ModelSet {
@@ -58,6 +61,10 @@ class ModelSet {
   // are known stay as they are.
   std::function<std::vector<ModelSpec>()> find_all;
   void rescan();
+  // One more, with the set's default options. Throws Error{kBadInput} for a name that is taken.
+  void take(const std::string& name, const std::string& path);
+  // Runs it on a thread of its own, which stop() asks to end and waits for.
+  void in_background(std::function<void(const std::stop_token&)> work);
 
   // A model by its name or an alias; by no name, where there is only one. Throws ApiError{404} for another
   // name and ApiError{400} for none. Null: it is not loaded.
@@ -155,6 +162,11 @@ class ModelSet {
   bool rescan_wanted_ = false;
   std::atomic<bool> stopping_{false};
   std::thread thread_;
+  struct Background {
+    std::shared_ptr<std::atomic<bool>> ended;
+    std::jthread thread;
+  };
+  std::list<Background> background_;
 };
 
 }  // namespace millrace::server

@@ -47,6 +47,8 @@ struct ServerOptions {
   size_t stored_responses = 1000;
   size_t stored_bytes = 64 << 20;
 
+  bool allow_pull = false;  // clients may have models fetched (/api/pull)
+
   bool log_json = false;
   bool log_requests = true;
   bool timeline = true;

@@ -24,12 +24,13 @@ class Server:
 
     description = None  # a Description that every answer of json() is held to
 
-    def __init__(self, binary, model, *options):
+    def __init__(self, binary, model, *options, env=None):
+        self.env = env
         self.command = [str(binary), "serve", str(model), "--port", "0", *map(str, options)]
 
     def __enter__(self):
         self.log_file = tempfile.TemporaryFile(mode="w+b")
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=self.log_file, cwd=ROOT)
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=self.log_file, cwd=ROOT, env=self.env)
         line = self.process.stdout.readline().decode()
         found = re.search(r"listening on (https?)://\S*:(\d+)", line)
         if not found:

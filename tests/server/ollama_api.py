@@ -205,6 +205,29 @@ class OllamaClient(unittest.TestCase):
         self.error(500, "broken", self.client.chat, "broken", MESSAGES, stream=True)
         self.error(400, "keep_alive", self.client.generate, "llama3", keep_alive="soon")
         self.error(501, "/api/delete", self.client.delete, "llama3")
+        self.error(403, "--allow-pull", self.client.pull, "hf.co/test/model")
+
+    def test_pull(self):
+        sys.path.insert(0, str(harness.ROOT / "tests" / "hub"))
+        from fake_hub import FakeHub, Repository
+        hub = FakeHub({"test/tiny-GGUF": Repository({"tiny-Q8_0.gguf": (GOLDEN / "llama3" / "model.gguf").read_bytes()})})
+        self.addCleanup(hub.close)
+        home = tempfile.TemporaryDirectory(prefix="millrace-ollama-test-")
+        self.addCleanup(home.cleanup)
+        environment = {**os.environ, "HF_ENDPOINT": hub.api.url, "HF_HOME": home.name}
+        for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            environment.pop(name, None)
+        with Server(shared.BINARY, f"--models={self.folder.name}", "--ctx", 64, "--allow-pull", env=environment) as server:
+            client = self.ollama.Client(host=server.url)
+            name = "hf.co/test/tiny-GGUF:Q8_0"
+            steps = list(client.pull(name, stream=True))
+            self.assertEqual((steps[0].status, steps[-1].status), ("pulling manifest", "success"))
+            self.assertIn(name, [m.model for m in client.list().models])
+            self.assertTrue(client.generate(name, "the mill", options={"num_predict": 2}).done)
+            self.assertEqual(client.pull(name).status, "success")  # it is here
+            with self.assertRaises(self.ollama.ResponseError) as caught:
+                client.pull("hf.co/test/nowhere")
+            self.assertIn("nowhere", caught.exception.error)
 
     def test_node_client(self):
         missing = harness.node_package("ollama")
