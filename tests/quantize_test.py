@@ -161,7 +161,7 @@ class Quantize(QuantizeCase):
         self.bad("quantize", model, out, "--type", "auto", says=["--budget"])
         self.bad("quantize", model, out, "--type", "q4_0", "--budget", "1G", says=["--budget", "auto"])
         for option in (("--sample", TEXT), ("--portable",), ("--device", "cpu")):
-            self.bad("quantize", model, out, "--type", "q4_0", *option, says=[option[0], "q4_0", "auto"])
+            self.bad("quantize", model, out, "--type", "q4_0", *option, says=[option[0], "auto"])
         self.bad("quantize", model, out, "--type", "auto", "--budget", "5bpw", "--output-type", "q8_0", says=["--output-type"])
         self.bad("run", model, "-p", "a", "--quantize", "q4_0", "--sample", TEXT, says=["--sample", "--quantize auto"])
         self.bad("run", model, "-p", "a", "--quantize", "auto", says=["--budget", "none", "4.5bpw"])
