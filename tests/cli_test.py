@@ -500,7 +500,7 @@ class Synth(CliTest):
         self.bad("synth", "tiny-llama", out, "--type", "q9", says=["--type", "'q9'"])
         self.bad("synth", "tiny-llama", self.path / "none" / "out.gguf", says=["out.gguf"])
         config = self.path / "bad.json"
-        for text, piece in (('{"model_type": "bert"}', "bert"), ("{", "bad.json"), ('{"model_type": "llama"}', "hidden_size"),
+        for text, piece in (('{"model_type": "bert"}', "bert"), ("{", "bad.json"), ('{"model_type": "llama"}', "vocab_size"),
                             ("[1]", "bad.json"), ('{"model_type": "llama", "hidden_size": "x"}', "hidden_size")):
             config.write_text(text)
             self.bad("synth", config, out, says=[piece])

@@ -449,6 +449,7 @@ class Kinds(HubTest):
         self.assertNotIn("original", os.listdir(path))
         there = json.loads(self.good("inspect", "hf:test/st", "--json"))
         here = json.loads(self.good("inspect", folder, "--json"))
+        self.assertEqual((there["config"].pop("name"), here["config"].pop("name")), ("st", "hf"))
         self.assertEqual((there["config"], there["tensors"]), (here["config"], here["tensors"]))
 
     def test_head_is_enough(self):

@@ -44,6 +44,11 @@ class OtherProgramsTest(PageTest):
     def test_formulas_are_those_of_katex(self):
         self.node("math_test.mjs", self.node_modules("katex@0.19.1"))
 
+    def test_colours_and_formulas_take_linear_time(self):
+        if not shutil.which("node"):
+            self.skipTest("node is not installed; apt-get install npm")
+        self.node("linear_test.mjs")
+
     def test_firefox(self):
         firefox = shutil.which("firefox-esr") or shutil.which("firefox")
         if not firefox:

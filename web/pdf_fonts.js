@@ -142,7 +142,7 @@ function simpleWidths(file, dict) {
 function cidWidths(file, dict) {
   const usual = (file.get(dict.get("DW")) ?? 1000) / 1000;
   const widths = new Map();
-  const list = (file.get(dict.get("W")) ?? []).map((item) => file.get(item));
+  const list = [file.get(dict.get("W")) ?? []].flat().map((item) => file.get(item));
   for (let i = 0; i + 1 < list.length; ) {
     if (Array.isArray(list[i + 1])) {
       list[i + 1].forEach((width, n) => widths.set(list[i] + n, file.get(width) / 1000));
@@ -160,7 +160,8 @@ export async function readFont(file, dict) {
   const stream = file.get(dict.get("ToUnicode"));
   const map = stream instanceof Stream ? readCMap(await file.data(stream)) : null;
   if (dict.get("Subtype")?.text === "Type0") {
-    const descendant = file.get(file.get(dict.get("DescendantFonts"))?.[0]) ?? new Map();
+    const found = file.get(file.get(dict.get("DescendantFonts"))?.[0]);
+    const descendant = found instanceof Map ? found : new Map();
     const length = map?.lengths.size === 1 && map.lengths.has(1) ? 1 : 2;
     return new Font(length, (code) => map?.texts.get(code) ?? "", cidWidths(file, descendant));
   }

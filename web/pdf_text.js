@@ -88,7 +88,7 @@ class Interpreter {
   }
 
   lookup(resources, kind, name) {
-    const table = this.file.get(resources?.get(kind));
+    const table = resources instanceof Map ? this.file.get(resources.get(kind)) : null;
     return name instanceof Name && table instanceof Map ? this.file.get(table.get(name.text)) : null;
   }
 

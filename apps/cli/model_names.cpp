@@ -47,7 +47,7 @@ void check_network(const hub::ModelName& name, const hub::Settings& settings) {
 // Among the files of this machine; empty: it is not here.
 std::string find_here(const std::string& given, const hub::ModelName& name, const hub::Settings& settings) {
   if (const hub::KnownModel* known = hub::find_known(given)) {
-    const std::string file = hub::find_in_folders(*known, own_folders());
+    std::string file = hub::find_in_folders(*known, own_folders());
     if (!file.empty()) {
       write_stderr(fmt::format("millrace: {} is {}\n", given, file));
       return file;

@@ -48,7 +48,7 @@ std::string trimmed(std::string text) {
 }
 
 std::string read_token(const std::string& hf_home) {
-  if (const std::string token = trimmed(text_of(std::getenv("HF_TOKEN"))); !token.empty()) return token;
+  if (std::string token = trimmed(text_of(std::getenv("HF_TOKEN"))); !token.empty()) return token;
   const std::string given = text_of(std::getenv("HF_TOKEN_PATH"));
   const std::string path = given.empty() ? hf_home + "/token" : expanded(given);
   return ::access(path.c_str(), R_OK) == 0 ? trimmed(read_text_file(path)) : std::string();

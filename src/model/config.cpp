@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <string_view>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -63,6 +65,20 @@ int32_t read_vocab(const ConfigReader& reader, const Architecture& architecture)
   return static_cast<int32_t>(view->shape[0]);
 }
 
+// The last part. In the hub's cache that is a commit: models--owner--name/snapshots/COMMIT is called name.
+std::string name_of_path(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  constexpr std::string_view kSnapshots = "/snapshots";
+  const size_t last = path.rfind('/');
+  if (last != std::string::npos && std::string_view(path).substr(0, last).ends_with(kSnapshots)) {
+    const std::string folder = path.substr(0, last - kSnapshots.size());
+    const std::string repository = folder.substr(folder.rfind('/') + 1);
+    const size_t owner = repository.rfind("--");
+    if (repository.starts_with("models--") && owner != std::string::npos) return repository.substr(owner + 2);
+  }
+  return path.substr(last + 1);
+}
+
 }  // namespace
 
 ModelConfig read_config(const io::Checkpoint& checkpoint) {
@@ -77,11 +93,7 @@ ModelConfig read_config(const io::Checkpoint& checkpoint) {
     add_end_tokens(checkpoint.hf->generation_config, config.end_tokens);
     if (config.end_tokens.empty()) add_end_tokens(checkpoint.hf->config, config.end_tokens);
   }
-  if (config.name.empty()) {
-    std::string path = checkpoint.path();
-    while (path.size() > 1 && path.back() == '/') path.pop_back();
-    config.name = path.substr(path.rfind('/') + 1);
-  }
+  if (config.name.empty()) config.name = name_of_path(checkpoint.path());
   config.sampling = read_sampling(checkpoint);
   architecture.read_config(reader, config);
   return config;
