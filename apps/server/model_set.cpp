@@ -21,7 +21,7 @@ std::string public_reason(std::string text, const ModelSpec& spec) {
       text.replace(at, path->size(), spec.name);
     }
   }
-  return text;
+  return without_paths(text);
 }
 
 ApiError load_error(const ModelSpec& spec, ErrorCode code, const std::string& reason) {

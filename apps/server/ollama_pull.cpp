@@ -5,7 +5,12 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <stop_token>
+#include <utility>
 
 #include "api_error.h"
 #include "base/json_writer.h"
