@@ -192,7 +192,9 @@ void preload(server::ModelSet& models, const std::string& name) {
 }
 
 int serve_several(ServeOptions& o) {
-  o.set.defaults = checked(o.engine);
+  EngineOptions defaults = o.engine;
+  defaults.model = o.models;  // in the place of those to come: an option makes sense with a model only
+  o.set.defaults = checked(defaults);
   const ModelList list = read_models(o.models, o.engine);
   server::ModelSet models(list.models, o.set, server::Log(o.server.log_json));
   models.find_all = [&o] { return read_models(o.models, o.engine).models; };
