@@ -6,9 +6,9 @@ PROMPT ?=
 MODEL ?=
 N ?= 200
 ARGS ?=
-export MILLRACE_PROMPT := $(value PROMPT)
-export MILLRACE_MODEL := $(value MODEL)
-export MILLRACE_N := $(value N)
+export RUN_PROMPT := $(value PROMPT)
+export RUN_MODEL := $(value MODEL)
+export RUN_N := $(value N)
 unexport PROMPT MODEL N
 
 # Objects are found again in any clone: paths count from its root.

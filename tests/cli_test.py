@@ -93,7 +93,8 @@ class Help(CliTest):
     def test_help_and_version(self):
         self.assertRegex(self.good("--version"), r"^millrace \d+\.\d+\.\d+\n$")
         self.assertIn("millrace chat", self.good("--help"))
-        for command in ("run", "chat", "inspect", "tokenize", "logits", "perplexity", "bench", "synth"):
+        for command in ("run", "chat", "pull", "list", "rm", "inspect", "tokenize", "logits", "perplexity", "bench",
+                        "synth"):
             self.assertIn("Examples:", self.good(command, "--help"))
 
     def test_bad_options(self):

@@ -4,6 +4,8 @@
   tests/environment_test.py
   tests/environment_test.py --self-test    small trees with a fault each; fails unless each is found
 
+Every option of the command line has a variable, MILLRACE_PORT for --port: nothing else may be called so.
+
 Read means: getenv("X") in C and C++, os.environ["X"], .get("X") and os.getenv("X") in Python, ${X:-...} and ${X:?...}
 in shell scripts, ${X-...} in HAProxy's configuration, $ENV{X} in CMake, X ?= and an exported X in the Makefile.
 """
@@ -24,6 +26,11 @@ CMAKE_READ = re.compile(r"\$ENV\{(\w+)\}")
 MAKE_READ = re.compile(r"^(?:export )?([A-Z][A-Z0-9_]*) (?:\?=|:=)", re.MULTILINE)
 READERS = {".cpp": C_READ, ".h": C_READ, ".cu": C_READ, ".cuh": C_READ, ".c": C_READ, ".inc": C_READ,
            ".py": PYTHON_READ, ".sh": SHELL_READ, ".cfg": SHELL_READ, ".cmake": CMAKE_READ, ".txt": CMAKE_READ, "": SHELL_READ}
+# An option's name as apps/cli/ gives it to the command line, "-n,--max-tokens".
+OPTION = re.compile(r'"(?:(?:-\w,)?--([a-z][a-z0-9-]*)|(MODEL))"')
+OPTIONS_IN = "apps/cli"
+# Who reads the variables of options.
+OPTION_READER = "apps/cli/option_sources.cpp"
 # Read through a name that is in a variable, where no pattern sees it: file -> names.
 BY_NAME = {"bench/vs_llama_cpp.py": {"PYTHONPATH", "LD_LIBRARY_PATH"}}
 
@@ -61,28 +68,40 @@ def variables_listed(root):
     return listed
 
 
+def option_variables(root):
+    """Name -> the option whose value it is."""
+    found = {}
+    for path in (root / OPTIONS_IN).glob("*.cpp"):
+        for option, place in OPTION.findall(path.read_text(encoding="utf-8")):
+            found["MILLRACE_" + (place or option.upper().replace("-", "_"))] = place or "--" + option
+    return found
+
+
 def faults_in(root):
-    read, listed = variables_read(root), variables_listed(root)
+    read, listed, options = variables_read(root), variables_listed(root), option_variables(root)
     faults = [f"{read[name]}: reads {name}, which {PAGE} does not list" for name in sorted(read.keys() - listed.keys())]
     faults += [f"{PAGE}:{listed[name]}: lists {name}, which nothing reads"
-               for name in sorted(listed.keys() - read.keys())]
-    return faults, len(read)
+               for name in sorted(listed.keys() - read.keys() - options.keys())]
+    faults += [f"{read[name]}: reads {name}, which is the variable of {options[name]}"
+               for name in sorted(read.keys() & options.keys()) if read[name] != OPTION_READER]
+    return faults, len(read) + len(options)
 
 
 TREE = {"src/a.cpp": 'std::getenv("A_ONE");', "tools/b.py": 'os.environ.get("B_TWO")\nos.environ["SET_ONLY"] = "1"\n',
         "tools/c.sh": "echo ${C_THREE:-x}\n", "Makefile": "D_FOUR ?= 1\nexport E_FIVE := 2\n",
-        "deploy/f.cfg": '"${F_SIX-y}"'}
-NAMES = ("A_ONE", "B_TWO", "C_THREE", "D_FOUR", "E_FIVE", "F_SIX")
+        "deploy/f.cfg": '"${F_SIX-y}"', "apps/cli/g.cpp": 'option("-g,--good-seven", x); option("--eight", y);',
+        "apps/cli/option_sources.cpp": 'std::getenv("MILLRACE_EIGHT")'}
+NAMES = ("A_ONE", "B_TWO", "C_THREE", "D_FOUR", "E_FIVE", "F_SIX", "MILLRACE_EIGHT")
 
 
 def self_test():
     wrong = []
 
-    def judge(names, expected):
+    def judge(names, expected, more=None):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             page = "| variable |\n|---|\n" + "".join(f"| `{name}` |\n" for name in names)
-            for name, text in {**TREE, PAGE: page}.items():
+            for name, text in {**TREE, **(more or {}), PAGE: page}.items():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text)
             faults = faults_in(root)[0]
@@ -93,9 +112,12 @@ def self_test():
     for name in NAMES:
         judge([other for other in NAMES if other != name], [f"reads {name}"])
     judge((*NAMES, "GONE"), ["lists GONE"])
+    judge((*NAMES, "MILLRACE_GOOD_SEVEN"), [])
+    judge((*NAMES, "MILLRACE_GOOD_SEVEN"), ["is the variable of --good-seven"],
+          {"src/h.cpp": 'getenv("MILLRACE_GOOD_SEVEN")'})
     for line in wrong:
         print(line)
-    print(f"self-test: {len(NAMES) + 2} pages, {len(wrong)} judged wrongly")
+    print(f"self-test: {len(NAMES) + 4} pages, {len(wrong)} judged wrongly")
     return 1 if wrong else 0
 
 

@@ -1,5 +1,7 @@
 #include "answer.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <utility>
 
@@ -18,6 +20,11 @@ double AnswerResult::prefill_tok_s() const {
 double AnswerResult::decode_tok_s() const {
   const double seconds = usage.total_s - usage.first_token_s;
   return usage.generated_tokens > 1 && seconds > 0 ? (usage.generated_tokens - 1) / seconds : 0.0;
+}
+
+std::string drafts_text(const EngineOptions& options, const Usage& usage) {
+  if (options.speculation == Speculation::kOff) return "";
+  return fmt::format("{} of {} drafts right; ", usage.accepted_tokens, usage.drafted_tokens);
 }
 
 AnswerResult stream_answer(Engine& engine, const Request& request,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -20,6 +21,9 @@ struct AnswerResult {
   double prefill_tok_s() const;
   double decode_tok_s() const;
 };
+
+// "12 of 20 drafts right; ", or nothing where nothing is guessed.
+std::string drafts_text(const EngineOptions& options, const Usage& usage);
 
 // Submits the request and hands on each token with the text that became certain with it; the last call has
 // token -1 and what was held back. A progress bar shows while a long prompt is read; Ctrl-C cancels the

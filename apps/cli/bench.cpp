@@ -243,23 +243,24 @@ void add_bench(CommandLine& line) {
   add_device_options(command, options->engine);
   add_quantize_option(command, options->engine);
   command.footer(kBenchFooter);
-  command.check([clients, command] {
-    // What the other way of measuring would not look at is refused, not ignored.
-    const bool many = clients->clients > 0;
-    for (const char* name : {"--depth", "--repeat", "--warm-up", "--roofline"}) {
-      if (many && command.given(name)) {
-        throw UsageError(fmt::format("{} does not go with --clients", name));
-      }
-    }
-    for (const char* name :
-         {"--requests", "--shared-prefix", "--max-running", "--step-tokens", "--kv-tokens", "--max-draft",
-          "--priorities", "--ram-tier", "--kv-dir", "--kv-dir-size", "--speculate", "--draft-model",
-          "--no-prefix-cache", "--exact", "--temp", "--top-p", "--top-k"}) {
-      if (!many && command.given(name)) {
-        throw UsageError(fmt::format("{} needs --clients", name));
-      }
-    }
-  });
+  // What the other way of measuring would not look at is refused, not ignored.
+  const auto many = [clients] { return clients->clients > 0; };
+  for (const char* name : {"--depth", "--repeat", "--warm-up", "--roofline"}) {
+    command.refuse_unless(
+        name, [many] { return !many(); }, "with --clients");
+  }
+  for (const char* name :
+       {"--requests", "--shared-prefix", "--max-running", "--step-tokens", "--kv-tokens", "--max-draft",
+        "--priorities", "--ram-tier", "--kv-dir", "--kv-dir-size", "--speculate", "--draft-model",
+        "--no-prefix-cache", "--exact", "--temp", "--top-p", "--top-k"}) {
+    command.refuse_unless(name, many, "without --clients");
+  }
+  for (const char* name : {"--top-p", "--top-k"}) {
+    command.refuse_unless(
+        name, [clients] { return clients->temperature > 0; }, "without --temp: greedy looks at one token");
+  }
+  command.refuse_unless(
+      "--warm-up", [options] { return !options->roofline; }, "with --roofline, which keeps the fastest run");
   command.runs([options, clients] {
     if (clients->clients == 0) return bench(*options);
     return bench_clients(options->engine, *clients, options->prompt, options->generate, options->json);

@@ -312,7 +312,10 @@ std::shared_ptr<ClientOptions> add_client_options(Command& command, EngineOption
       .group(group);
   command.flag("--exact", o->exact, "every request has all of -p and -n tokens, not up to that many")
       .group(group);
-  command.option("--temp", o->temperature, "of sampling; 0: greedy").range(0.0, 100.0).group(group);
+  command.option("--temp", o->temperature, "of sampling; 0: greedy")
+      .range(0.0, 100.0)
+      .show_default()
+      .group(group);
   command.option("--top-p", o->top_p, "of sampling").range(0.0, 1.0).show_default().group(group);
   add("--top-k", o->top_k, 0, "of sampling; 0: all");
   add_engine_options(command, engine, group);

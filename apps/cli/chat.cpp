@@ -35,6 +35,7 @@ constexpr const char* kChatFooter =
     "Examples:\n"
     "  millrace chat model.gguf\n"
     "  millrace chat model.gguf --system \"You answer in rhyme.\" --temp 0.9\n"
+    "  millrace chat large.gguf --speculate draft --draft-model small.gguf   # the same answers, sooner\n"
     "  printf 'What is 2+2?\\nAnd times 3?\\n' | millrace chat model.gguf\n"
     "In the chat, Ctrl-C stops the answer, Ctrl-D ends the program, the arrows go through earlier lines "
     "(kept in\n"
@@ -84,7 +85,8 @@ std::optional<std::string> read_message(LineEditor& editor, const std::string& p
 
 class Chat {
  public:
-  Chat(Engine& engine, const ChatOptions& options) : engine_(engine), system_(options.system) {
+  Chat(Engine& engine, const ChatOptions& options)
+      : engine_(engine), options_(options.engine), system_(options.system) {
     request_.sampling = sampling_params(options.sampling, engine.model().sampling);
     request_.max_tokens = options.max_tokens;
     validate(request_.sampling, engine.model().vocab);
@@ -147,10 +149,11 @@ class Chat {
 
  private:
   void print_statistics(const AnswerResult& result) const {
-    write_stderr(fmt::format("[{} + {} cached tokens in, {} out at {:.1f} tok/s, {}; {} of {} context]\n",
+    write_stderr(fmt::format("[{} + {} cached tokens in, {} out at {:.1f} tok/s, {}{}; {} of {} context]\n",
                              result.computed_tokens(), result.usage.cached_tokens, result.tokens.size(),
-                             result.decode_tok_s(), to_string(result.finish),
-                             request_.tokens.size() + result.tokens.size(), engine_.model().context));
+                             result.decode_tok_s(), drafts_text(options_, result.usage),
+                             to_string(result.finish), request_.tokens.size() + result.tokens.size(),
+                             engine_.model().context));
   }
 
   void save(const std::string& path) const {
@@ -171,6 +174,7 @@ class Chat {
   }
 
   Engine& engine_;
+  const EngineOptions& options_;
   Request request_;  // with the tokens of the last turn
   std::string system_;
   Messages messages_;
@@ -225,6 +229,7 @@ void add_chat(CommandLine& line) {
   add_sampling_options(command, options->sampling);
   add_device_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_draft_options(command, options->engine, "Guessing ahead");
   command.footer(kChatFooter);
   command.runs([options] { return chat(*options); });
 }

@@ -1,5 +1,6 @@
 // The command line: commands, their options, their help. CLI11 does the work and is seen by command.cpp
-// alone: a file that includes it takes ten seconds more to compile.
+// alone: a file that includes it takes ten seconds more to compile. What is not on the line may stand in the
+// environment or in a configuration file (option_sources.h): every option may, by its long name.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "setting.h"
 
 namespace CLI {
 class App;
@@ -35,8 +38,7 @@ class Option {
   Option excludes(Option other);
   Option needs(Option other);
   Option value_may_be_left_out();
-  Option one_value_each_time();     // of a list: "--stop A --stop B", not "--stop A B"
-  Option separated_by(char comma);  // of a list: "1,2,3"
+  Option separated_by(char comma);  // of a list: "1,2,3" as well as once for each
   bool given() const;
 
  private:
@@ -47,7 +49,7 @@ class Command {
  public:
   explicit Command(CLI::App* app);
   // `name`: "-p,--prompt", or "MODEL" for one that is told by its place. T: std::string, a list or an
-  // optional of something, or a number; command.cpp lists them.
+  // optional of something, or a number; command.cpp lists them. Of a list: one value each time.
   template <typename T>
   Option option(const std::string& name, T& value, const std::string& help);
   Option flag(const std::string& name, bool& value, const std::string& help);
@@ -62,8 +64,12 @@ class Command {
         name, words, [&value] { return static_cast<size_t>(value); },
         [&value](size_t chosen) { value = static_cast<Enum>(chosen); }, help);
   }
-  bool given(const std::string& name) const;
   void footer(const std::string& text);
+
+  // Option `name` does nothing unless `useful()`: who gives it to this command is told so, with `why`, such
+  // as "without --kv-dir". What is said to every command, in the environment or above a file's tables, may
+  // idle.
+  void refuse_unless(const std::string& name, std::function<bool()> useful, const std::string& why);
 
   // Called when the whole line has been read; throws UsageError for what does not go together.
   void check(std::function<void()> check);
@@ -72,16 +78,14 @@ class Command {
 
  private:
   friend class CommandLine;
-  struct Actions {
-    std::function<void()> check;
-    std::function<int()> run;
-  };
+  struct Parts;
   Option choice_of(const std::string& name, const std::vector<std::string>& words,
                    const std::function<size_t()>& get, const std::function<void(size_t)>& set,
                    const std::string& help);
+  Option known(CLI::Option* option, Setting::Kind kind, bool list = false);
 
   CLI::App* app_;
-  std::shared_ptr<Actions> actions_;
+  std::shared_ptr<Parts> parts_;
 };
 
 class CommandLine {
@@ -92,15 +96,28 @@ class CommandLine {
   CommandLine& operator=(const CommandLine&) = delete;
 
   Command add(const std::string& name, const std::string& description);
-  // What the user asked for: a command, or the printing of help or version. Throws UsageError.
+  // What the user asked for: a command, or the printing of help, version or configuration. Throws UsageError,
+  // and Error for what a configuration file says.
   std::function<int()> parse(int argc, char** argv);
+  // Sets options by these words alone, a command's name first: neither environment nor files are asked.
+  // Throws UsageError.
+  void parse_alone(const std::vector<std::string>& words);
 
  private:
   CLI::App* chosen() const;  // the command that was named, or the whole line
+  Command* chosen_command();
   UsageError usage_error(std::string_view what) const;
+  void read_line(std::vector<std::string> words);
+  static void refuse_idle(const Command& command);
+  void read_with_settings(Command& command, std::vector<std::string> words, const std::string& missing);
+  std::string print_config(const Command& command, const std::string& files) const;
+
   std::unique_ptr<CLI::App> app_;
   std::string version_;
   std::vector<Command> commands_;
+  std::string config_file_;
+  bool print_config_ = false;
+  std::string config_text_;  // what --print-config prints
 };
 
 }  // namespace millrace::cli

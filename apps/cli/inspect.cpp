@@ -245,7 +245,7 @@ void add_inspect(CommandLine& line) {
   add_model_path(command, options->engine);
   command.flag("--tensors", options->tensors, "list every tensor");
   command.flag("--json", options->json, "one JSON object");
-  add_device_options(command, options->engine);
+  add_planning_options(command, options->engine);
   add_quantize_option(command, options->engine);
   command.footer(kInspectFooter);
   command.runs([options] { return inspect(*options); });

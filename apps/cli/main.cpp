@@ -48,6 +48,13 @@ constexpr const char* kMainFooter =
     "a model: gpt-oss-20b, hf:Qwen/Qwen3-4B-GGUF:Q4_K_M. What is not here is described and fetched if you "
     "want.\n"
     "Every command explains itself: millrace run --help\n"
+    "Options may also stand in the environment, MILLRACE_PORT for --port, and in a TOML file, port = 8080: "
+    "that "
+    "of\n"
+    "--config, or $XDG_CONFIG_HOME/millrace/config.toml and /etc/millrace/config.toml. The line counts "
+    "first, "
+    "then\n"
+    "the environment, then the file; --print-config shows what holds (docs/configuration.md).\n"
     "Exit status: 0 done, 1 a fault of the program, 2 bad input or options, 130 interrupted.";
 
 int fail(int status, std::string message) {

@@ -6,41 +6,63 @@
 #include "quant/request.h"
 
 namespace millrace::cli {
+namespace {
+
+constexpr const char* kModelGroup = "How the model runs";
+
+bool may_use_gpu(const EngineOptions& options) {
+  return options.device != "cpu" && options.device != "reference";
+}
+
+}  // namespace
 
 void add_model_path(Command& command, EngineOptions& options) {
   command.option("MODEL", options.model, kModelHelp).required();
   add_yes_option(command, "fetch the model without asking if it is not here");
 }
 
+void add_planning_options(Command& command, EngineOptions& options) {
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    return command.option(name, value, help).show_default().group(kModelGroup);
+  };
+  add("--device", options.device,
+      "cpu, cuda, cuda:N (one of several GPUs) or reference (slow, exact); auto: a GPU with room for the "
+      "model, "
+      "else the CPU");
+  add("--gpu-memory", options.gpu_memory, "part of a GPU's free memory that may be taken").range(0.01, 1.0);
+  add("--threads", options.threads, "CPU threads; 0: all that this process may use").range(0, 1024);
+  add("--ctx", options.context,
+      "tokens of context; 0: what the model was trained for, as far as memory holds it")
+      .range(0, 1 << 28);
+  add("--kv-type", options.kv_type,
+      "type of the KV cache: f32, f16, bf16, int8 or fp8; default: the device's");
+  command.refuse_unless(
+      "--gpu-memory", [&options] { return may_use_gpu(options); }, "with --device cpu or reference");
+}
+
 void add_device_options(Command& command, EngineOptions& options) {
-  command
-      .option(
-          "--device", options.device,
-          "cpu, cuda, cuda:N (one of several GPUs) or reference (slow, exact); auto: a GPU with room for the "
-          "model, else the CPU")
-      .show_default();
-  command.option("--gpu-memory", options.gpu_memory, "part of a GPU's free memory that may be taken")
-      .range(0.01, 1.0)
-      .show_default();
-  command.option("--threads", options.threads, "CPU threads; 0: all that this process may use")
-      .range(0, 1024)
-      .show_default();
-  command
-      .option("--ctx", options.context, "tokens of context; 0: what the model was trained for, at most 4096")
-      .range(0, 1 << 28)
-      .show_default();
-  command.option("--kv-type", options.kv_type,
-                 "type of the KV cache: f32, f16, bf16, int8 or fp8; default: the device's");
-  command.flag("--lock", options.lock, "keep the model in memory: none of it may be paged out");
+  add_planning_options(command, options);
+  command.flag("--lock", options.lock, "keep the model in memory: none of it may be paged out")
+      .group(kModelGroup);
 }
 
 void add_quantize_option(Command& command, EngineOptions& options) {
-  command.option("--quantize", options.quantize,
-                 "quantize the weights while loading: " + quant::request_names() + " auto");
-  command.option("--budget", options.quantize_budget,
-                 "for --quantize auto: 4.5bpw (bits per weight) or 800M (the weights)");
-  command.option("--sample", options.quantize_sample,
-                 "for --quantize auto: a text to measure by; -: standard input");
+  command
+      .option("--quantize", options.quantize,
+              "quantize the weights while loading: " + quant::request_names() + " auto")
+      .group(kModelGroup);
+  command
+      .option("--budget", options.quantize_budget,
+              "for --quantize auto: 4.5bpw (bits per weight) or 800M (the weights)")
+      .group(kModelGroup);
+  command
+      .option("--sample", options.quantize_sample,
+              "for --quantize auto: a text to measure by; -: standard input")
+      .group(kModelGroup);
+  for (const char* name : {"--budget", "--sample"}) {
+    command.refuse_unless(
+        name, [&options] { return options.quantize == "auto"; }, "without --quantize auto");
+  }
 }
 
 void add_engine_options(Command& command, EngineOptions& options, const std::string& group) {
@@ -53,25 +75,50 @@ void add_engine_options(Command& command, EngineOptions& options, const std::str
       "rows of a step: longer prompts go in chunks of this; 0: the device's")
       .range(0, 1 << 20);
   add("--kv-tokens", options.kv_tokens,
-      "tokens the KV cache holds; 0: every sequence at full length, or as many as half of the free memory "
-      "allows")
+      "tokens the KV cache holds; 0: --max-running requests of --ctx (without it of 4096, and one whole), as "
+      "far "
+      "as half of the free memory, or what a GPU has, allows")
       .range(0, 1 << 30);
   command.size("--ram-tier", options.ram_tier_bytes, kMiB, "MiB for blocks that left the KV cache")
       .show_default()
       .group(group);
   add("--kv-dir", options.kv_dir, "directory for blocks on disk, found again after a restart");
   command.size("--kv-dir-size", options.kv_dir_bytes, kMiB, "MiB of it").show_default().group(group);
+  add_draft_options(command, options, group);
+  command.flag_off("--no-prefix-cache", options.prefix_cache, "prompts share nothing").group(group);
+  command.refuse_unless(
+      "--kv-dir-size", [&options] { return !options.kv_dir.empty(); }, "without --kv-dir");
+}
+
+void add_draft_options(Command& command, EngineOptions& options, const std::string& group) {
   command
-      .choice("--speculate", options.speculation, {"off", "lookup", "draft"},
-              "off, lookup (in the request's own text) or draft (--draft-model)")
+      .choice(
+          "--speculate", options.speculation, {"off", "lookup", "draft"},
+          "guess tokens and check them in one step, same text: off, lookup (in the request's own text) or "
+          "draft (--draft-model)")
       .show_default()
       .group(group);
-  add("--draft-model", options.draft_model, "small model with the same vocabulary, for --speculate draft");
-  add("--max-draft", options.max_draft, "tokens guessed at once").range(1, 64);
-  command.flag_off("--no-prefix-cache", options.prefix_cache, "prompts share nothing").group(group);
+  command
+      .option("--draft-model", options.draft_model,
+              "small model with the same vocabulary, for --speculate draft")
+      .group(group);
+  command.option("--max-draft", options.max_draft, "tokens guessed at once")
+      .range(1, 64)
+      .show_default()
+      .group(group);
+  command.refuse_unless(
+      "--draft-model", [&options] { return options.speculation == Speculation::kDraft; },
+      "without --speculate draft");
+  command.refuse_unless(
+      "--max-draft", [&options] { return options.speculation != Speculation::kOff; },
+      "without --speculate lookup or draft");
 }
 
 EngineOptions checked(EngineOptions options) {
+  // What was said to every command and is of no use to this one. (Said to this one it was refused.)
+  const EngineOptions defaults;
+  if (!may_use_gpu(options)) options.gpu_memory = defaults.gpu_memory;
+  if (options.quantize != "auto") options.quantize_budget = options.quantize_sample = "";
   check_options(options, OptionNames::kFlags);
   if (!options.quantize_sample.empty()) options.quantize_sample = read_input(options.quantize_sample);
   return options;

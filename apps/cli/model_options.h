@@ -16,12 +16,17 @@ inline constexpr const char* kModelHelp =
     "GGUF file, Hugging Face directory, hf:owner/name:Q4_K_M or a short name";
 // MODEL, and --yes for one that has to be fetched
 void add_model_path(Command& command, EngineOptions& options);
-// --device --gpu-memory --threads --ctx --kv-type --lock
+// --device --gpu-memory --threads --ctx --kv-type
+void add_planning_options(Command& command, EngineOptions& options);
+// The same, and --lock
 void add_device_options(Command& command, EngineOptions& options);
 // --quantize --budget --sample; the last is a file's name until checked() has read it
 void add_quantize_option(Command& command, EngineOptions& options);
-// For engines with many clients: --max-running, --kv-tokens and the like, under a heading of the help.
+// For engines with many clients: --max-running, --kv-tokens and the like, under a heading of the help. The
+// same heading has the options of drafts.
 void add_engine_options(Command& command, EngineOptions& options, const std::string& group);
+// --speculate --draft-model --max-draft
+void add_draft_options(Command& command, EngineOptions& options, const std::string& group);
 
 // The options as the engine takes them, with the text of --sample. Throws Error under the option's own name
 // for what makes no sense.

@@ -143,7 +143,7 @@ class TableReader {
   // on the command line: it is parsed as one.
   void read_engine_options(EngineOptions& options) const {
     constexpr std::string_view kOwn[] = {"path", "name", "aliases", "keep", "preload", "unload-after"};
-    std::vector<std::string> words = {"millrace", "model"};
+    std::vector<std::string> words = {"model"};
     for (const auto& [key, value] : table_) {
       const std::string_view name = key.str();
       if (std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn)) continue;
@@ -154,15 +154,10 @@ class TableReader {
     add_device_options(command, options);
     add_quantize_option(command, options);
     add_engine_options(command, options, "Engine");
-    command.runs([] { return 0; });
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
     try {
-      line.parse(static_cast<int>(arguments.size()), arguments.data());
+      line.parse_alone(words);
     } catch (const UsageError& error) {
-      const std::string_view what = error.what();
-      throw_error(ErrorCode::kBadInput, "{}: model '{}': {}", file_.string(), name_,
-                  what.substr(0, what.rfind(" (see ")));
+      throw_error(ErrorCode::kBadInput, "{}: model '{}': {}", file_.string(), name_, error.what());
     }
   }
   std::string word_of(std::string_view key, const toml::node& value) const {

@@ -313,20 +313,6 @@ size_t header_bytes(const io::Checkpoint& checkpoint, const std::optional<ModelC
   return trial.header().size();
 }
 
-// An option that would not be looked at is a misunderstanding.
-void check_options(const QuantizeOptions& options) {
-  const bool automatic = options.type == "auto";
-  const auto only = [&](const char* option, bool given, bool with_auto) {
-    if (!given || automatic == with_auto) return;
-    throw_error(ErrorCode::kBadInput, "{}: found --type {}, expected {}", option, options.type,
-                with_auto ? "auto" : "another: auto chooses for every tensor");
-  };
-  only("--sample", !options.sample.empty(), true);
-  only("--portable", options.portable, true);
-  if (!options.verify) only("--device", options.engine.device != "auto", true);
-  only("--output-type", !options.output_type.empty(), false);
-}
-
 // A file that computes something else than its source is put aside, under a name that nobody loads by
 // mistake.
 void verify(const QuantizeOptions& options, Report& report) {
@@ -347,13 +333,10 @@ void verify(const QuantizeOptions& options, Report& report) {
 
 int quantize(const QuantizeOptions& options) {
   if (options.type != "auto") quant::parse_request("--type", options.type);  // before anything is opened
-  if ((options.type == "auto") != !options.budget.empty()) {
-    throw_error(
-        ErrorCode::kBadInput, "--budget: found {}, expected {}",
-        options.budget.empty() ? "none" : options.budget,
-        options.type == "auto" ? "one for --type auto, such as 4.5bpw or 800M" : "it with --type auto only");
+  if (options.type == "auto" && options.budget.empty()) {
+    throw_error(ErrorCode::kBadInput,
+                "--budget: found none, expected one for --type auto, such as 4.5bpw or 800M");
   }
-  check_options(options);
   const std::string model = find_model(options.engine.model, options.engine);
   const io::Checkpoint checkpoint = io::Checkpoint::open(model);
   std::optional<ModelConfig> config;
@@ -403,6 +386,16 @@ void add_quantize(CommandLine& line) {
   command.flag("--verify", options->verify, "compare the logits of the file with those of IN, on --device");
   command.flag("--json", options->json, "one JSON object");
   command.footer(kQuantizeFooter);
+  const auto automatic = [options] { return options->type == "auto"; };
+  for (const char* name : {"--budget", "--sample", "--portable"}) {
+    command.refuse_unless(name, automatic, "without --type auto");
+  }
+  command.refuse_unless(
+      "--device", [options, automatic] { return automatic() || options->verify; },
+      "without --type auto or --verify");
+  command.refuse_unless(
+      "--output-type", [automatic] { return !automatic(); },
+      "with --type auto, which chooses for every tensor");
   command.runs([options] { return quantize(*options); });
 }
 

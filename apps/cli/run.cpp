@@ -37,6 +37,8 @@ constexpr const char* kRunFooter =
     "  millrace run model.gguf --raw -p \"Once upon a time\" --seed 7  # continue the text, no chat "
     "template\n"
     "  millrace run model.gguf -p Hi --json --logprobs 5 | jq .tokens[0]\n"
+    "  millrace run model.gguf -f code.py --speculate lookup        # the same text, sooner where it repeats "
+    "itself\n"
     "The answer goes to standard output, everything else to standard error. Ctrl-C stops the answer (status "
     "130).";
 
@@ -87,6 +89,8 @@ void print_json(const Engine& engine, const AnswerResult& result, const Answer& 
               {"prefill_tok_s", result.prefill_tok_s()},
               {"decode_tok_s", result.decode_tok_s()},
               {"first_token_s", result.usage.first_token_s},
+              {"drafted_tokens", result.usage.drafted_tokens},
+              {"accepted_tokens", result.usage.accepted_tokens},
               {"tokens", std::move(tokens)}});
 }
 
@@ -121,10 +125,11 @@ int run(const RunOptions& options) {
   }
   if (!options.quiet && !options.json) {
     write_stderr(fmt::format(
-        "[prompt {} tokens, {:.1f} tok/s; generated {} tokens, {:.1f} tok/s; first token {:.2f} s; "
+        "[prompt {} tokens, {:.1f} tok/s; generated {} tokens, {:.1f} tok/s; {}first token {:.2f} s; "
         "{}; seed {}]\n",
         result.usage.prompt_tokens, result.prefill_tok_s(), result.tokens.size(), result.decode_tok_s(),
-        result.usage.first_token_s, to_string(result.finish), result.seed));
+        drafts_text(options.engine, result.usage), result.usage.first_token_s, to_string(result.finish),
+        result.seed));
   }
   throw_if_interrupted();
   return 0;
@@ -145,7 +150,7 @@ void add_run(CommandLine& line) {
       .show_default();
   command.option("--system", options->system, "system message of the chat template");
   command.flag("--raw", options->raw, "no chat template: the model continues the text itself");
-  command.option("--stop", options->stop, "stop before this text; may be repeated").one_value_each_time();
+  command.option("--stop", options->stop, "stop before this text; may be repeated");
   command.flag("--special", options->special, "show special tokens in the text");
   command.flag("--ignore-end", options->ignore_end, "go on after the model's end token");
   command.flag("--json", options->json, "one JSON object at the end instead of streaming");
@@ -155,12 +160,12 @@ void add_run(CommandLine& line) {
   add_sampling_options(command, options->sampling);
   add_device_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_draft_options(command, options->engine, "Guessing ahead");
   command.footer(kRunFooter);
-  command.check([options, prompt, file] {
+  command.refuse_unless(
+      "--logprobs", [options] { return options->json; }, "without --json, which has room for them");
+  command.check([prompt, file] {
     if (!prompt.given() && !file.given()) throw UsageError("no prompt: give -p TEXT or -f FILE");
-    if (options->sampling.params.logprobs && !options->json) {
-      throw UsageError("--logprobs needs --json, which has room for them");
-    }
   });
   command.runs([options] { return run(*options); });
 }

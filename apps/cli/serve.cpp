@@ -52,11 +52,13 @@ struct ServeOptions {
 
 void add_models_options(Command& command, ServeOptions& o) {
   const std::string group = "Several models";
-  command
-      .option("--models", o.models,
-              "a folder of models, or a TOML file that names them, instead of MODEL: each is loaded when a "
-              "request asks for it (docs/server.md)")
-      .group(group);
+  Option model = command.option("MODEL", o.engine.model, kModelHelp);
+  Option models =
+      command.option("--models", o.models,
+                     "a folder of models, or a TOML file that names them, instead of MODEL: each is "
+                     "loaded when a request asks for it (docs/server.md)");
+  models.group(group);
+  model.excludes(models);
   command
       .flag("--allow-pull", o.server.allow_pull,
             "clients may have models fetched from Hugging Face's hub (/api/pull)")
@@ -80,20 +82,17 @@ void add_models_options(Command& command, ServeOptions& o) {
       .group(group);
 }
 
-void check_models_options(const Command& command, const ServeOptions& o) {
-  if (o.models.empty() == o.engine.model.empty()) {
-    throw UsageError(o.models.empty() ? "expected a MODEL, or --models"
-                                      : "expected a MODEL or --models, not both");
-  }
-  const bool several = !o.models.empty();
+void refuse_idle_options(Command& command, const ServeOptions& o) {
+  command.refuse_unless(
+      "--share-cache", [&o] { return !o.server.keys_file.empty(); },
+      "without --keys: everybody shares it then");
+  const auto several = [&o] { return !o.models.empty(); };
   for (const char* name : {"--max-models", "--unload-after", "--models-memory"}) {
-    if (!several && command.given(name)) throw UsageError(fmt::format("{} needs --models", name));
+    command.refuse_unless(name, several, "without --models");
   }
   for (const char* name : {"--model-id", "--alias"}) {
-    if (several && command.given(name)) {
-      throw UsageError(
-          fmt::format("{} is of one MODEL; with --models a TOML file has names and aliases", name));
-    }
+    command.refuse_unless(
+        name, [several] { return !several(); }, "with --models, whose TOML file has names and aliases");
   }
 }
 
@@ -114,8 +113,7 @@ void add_server_options(Command& command, server::ServerOptions& s) {
       .group(group);
   add("--allow-host", s.allow_hosts,
       "name that clients may call this server by, beside its addresses and localhost; * for any; may be "
-      "repeated")
-      .one_value_each_time();
+      "repeated");
   add("--cors", s.cors_origin, "origin whose pages may ask from a browser, or *; default: none");
   command
       .flag("--trust-proxy", s.trust_proxy,
@@ -212,7 +210,6 @@ void add_serve(CommandLine& line) {
   Command command = line.add("serve", "answer OpenAI's API over HTTP, with a page to chat");
   auto o = std::make_shared<ServeOptions>();
   o->engine.max_waiting = 10000;
-  command.option("MODEL", o->engine.model, kModelHelp);
   add_yes_option(command, "fetch the model without asking if it is not here");
   add_models_options(command, *o);
   add_device_options(command, o->engine);
@@ -228,7 +225,10 @@ void add_serve(CommandLine& line) {
             "under schemas that are not strict, objects may hold properties that nobody named")
       .group("What they see");
   command.footer(kServeFooter);
-  command.check([command, o] { check_models_options(command, *o); });
+  refuse_idle_options(command, *o);
+  command.check([o] {
+    if (o->models.empty() && o->engine.model.empty()) throw UsageError("expected a MODEL, or --models");
+  });
   command.runs([o] { return o->models.empty() ? serve_one(*o) : serve_several(*o); });
 }
 

@@ -116,6 +116,10 @@ int synth(const SynthOptions& options) {
   SynthTypes types = {.matrix = matrix_type("--type", options.type), .experts = std::nullopt};
   if (!options.expert_type.empty()) types.experts = matrix_type("--expert-type", options.expert_type);
   const SynthPlan plan = make_plan(*config, options.source, types);
+  if (types.experts && plan.config.experts == 0) {
+    throw_error(ErrorCode::kBadInput, "--expert-type does nothing for {}: found no experts in it",
+                options.source);
+  }
   io::GgufWriter writer(options.out);
   write_metadata(plan, writer);
   for (const SynthTensor& tensor : plan.tensors) writer.add_tensor(tensor.name, tensor.type, tensor.shape);

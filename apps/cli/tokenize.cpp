@@ -85,6 +85,8 @@ void add_tokenize(CommandLine& line) {
   command.flag("--count", options->count, "only the number of tokens (of bytes with --decode)");
   command.flag("--json", options->json, "an object with count, ids and tokens (or text)");
   command.footer(kTokenizeFooter);
+  command.refuse_unless(
+      "--json", [options] { return !options->count; }, "with --count, which prints a number");
   command.check([words, file] {
     if (!words.given() && !file.given()) throw UsageError("nothing to do: give TEXT or -f FILE");
   });

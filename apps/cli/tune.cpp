@@ -172,6 +172,8 @@ void add_tune(CommandLine& line) {
   command.flag("--print", options->print, "print the table that is in use; time nothing");
   command.flag("--json", options->json, "one JSON object");
   command.footer(kTuneFooter);
+  command.refuse_unless(
+      "--rows", [options] { return !options->print; }, "with --print, which times nothing");
   command.check([options] {
     if (options->print && !options->model.empty())
       throw UsageError("--print shows the whole table and takes no MODEL");

@@ -35,9 +35,9 @@ const std::map<std::string, std::array<double, 2>> kBounds = {
     {"avx2", {12.1, 19.0}},
 };
 
-// What callgrind counts: MILLRACE_COUNT says which kernel and how often.
+// What callgrind counts: MILLRACE_TEST_COUNT says which kernel and how often.
 TEST(CountedChild, Product) {
-  const char* wanted = std::getenv("MILLRACE_COUNT");
+  const char* wanted = std::getenv("MILLRACE_TEST_COUNT");
   if (wanted == nullptr) GTEST_SKIP() << "run by InstructionCount";
   const KernelTable& table = choose_table("");
   const Hot& hot = kHot[wanted[0] - '0'];
@@ -62,7 +62,8 @@ double count(int kernel, int products, std::string& table) {
   pclose(link);
   std::string path(self.data());
   path.erase(path.find('\n'));
-  const std::string command = "MILLRACE_COUNT=" + std::to_string(kernel) + ":" + std::to_string(products) +
+  const std::string command = "MILLRACE_TEST_COUNT=" + std::to_string(kernel) + ":" +
+                              std::to_string(products) +
                               " valgrind --tool=callgrind --callgrind-out-file=/dev/null '" + path +
                               "' --gtest_filter=CountedChild.Product 2>&1";
   FILE* child = popen(command.c_str(), "r");

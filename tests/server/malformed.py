@@ -42,7 +42,7 @@ def wrong_types():
         for value in values:
             yield f"chat {name}={json.dumps(value)[:40]}", post(CHAT, json.dumps({**GOOD, name: value})), False, BAD
     for name, value in (("prompt", 5), ("prompt", []), ("prompt", [[]]), ("prompt", [-1]), ("prompt", [1 << 40]), ("prompt", ""),
-                        ("prompt", [None]), ("max_tokens", 0), ("logprobs", 100), ("best_of", 5), ("echo", 1), ("suffix", "x")):
+                        ("prompt", [None]), ("max_tokens", -1), ("logprobs", 100), ("best_of", 5), ("echo", 1), ("suffix", "x")):
         yield (f"completion {name}={value}", post("/v1/completions", json.dumps({"prompt": "x", "max_tokens": 1, name: value})),
                False, BAD)
     for value in (5, [], [5], [{}], [{"type": "x"}], [{"role": "x", "content": ""}], [{"type": "function_call"}]):

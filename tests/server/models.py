@@ -281,7 +281,7 @@ no-prefix-cache = true
                     self.assertIn(word, done.stderr)
 
     def test_command_lines_that_cannot_be_meant(self):
-        for options, word in ((["model.gguf", "--models", self.folder.name], "not both"), ([], "MODEL"),
+        for options, word in ((["model.gguf", "--models", self.folder.name], "excludes"), ([], "MODEL"),
                               (["model.gguf", "--max-models", "2"], "--models"),
                               (["--models", self.folder.name, "--model-id", "x"], "--model-id"),
                               (["--models", self.folder.name + "/nowhere"], "is not there")):

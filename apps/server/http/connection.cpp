@@ -305,10 +305,11 @@ Connection::Awaitable<bool> Connection::send_answer(const HttpRequest& request, 
   bool done = answer->advance(out, api_.options().pending_bytes);
   start_read();  // its end is how we know that the client has gone
   const Clock::time_point patience = after(api_.options().keep_alive_s);
+  // The wait is a statement of its own: in a condition g++ 12 may wait whatever stands before it, and take
+  // the wake-up of those that do not.
   while (answer->undecided() && !gone_ && !at_once_) {
-    // Not in the condition above: g++ 12 waits there whatever comes before the &&.
-    const bool told = co_await waiter_->until(patience);
-    if (!told) break;
+    const bool woken = co_await waiter_->until(patience);
+    if (!woken) break;
     done = answer->advance(out, api_.options().pending_bytes);
     start_read();
   }
