@@ -182,8 +182,8 @@ class OllamaClient(unittest.TestCase):
         self.assertEqual(found.prompt_eval_count, want["usage"]["prompt_tokens"])
         one = self.client.embeddings("smollm2", texts[0])
         self.assertEqual(list(one.embedding), want["data"][0]["embedding"])
-        self.assertEqual(len(self.client.embed("smollm2", "x " * 5000).embeddings), 1)  # cut to the context
-        self.error(400, "context", self.client.embed, "smollm2", "x " * 5000, truncate=False)
+        self.assertEqual(len(self.client.embed("llama3", "x " * 5000).embeddings), 1)  # cut to the context
+        self.error(400, "context", self.client.embed, "llama3", "x " * 5000, truncate=False)
 
     def test_loading_and_unloading(self):
         loaded = self.client.generate("llama3", keep_alive="10m")
