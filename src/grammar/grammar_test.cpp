@@ -133,26 +133,23 @@ TEST(Regex, Messages) {
 }
 
 // Nesting and alternatives that would double the work at every level, and automata that have no small
-// deterministic form: time and size stay small, or it is refused.
+// deterministic form: time and size stay small, or it is refused. (A second when right, years when exponential, which
+// is how ctest's limit finds it.)
 TEST(Regex, DoesNotBlowUp) {
-  const double start = cpu_seconds();
   std::string nested = "a";
   for (int i = 0; i < 60; ++i) nested = "(" + nested + ")*";
   expect_language(compile_regex(nested), {"", "aaa"}, {"b"});
   expect_language(compile_regex("(a|b)*a(a|b){40}"), {"a" + std::string(40, 'b')}, {std::string(41, 'b')});
   expect_error([] { compile_regex("((a{0,50}){0,50}){0,30}"); }, ErrorCode::kUnsupported,
                "repetitions in repetitions");
-  EXPECT_LT(cpu_seconds() - start, 20.0);  // milliseconds when right, years when exponential
 }
 
 TEST(Ambiguity, StacksAreShared) {
   // 2^n ways to read a^n; the set of configurations must stay small.
   const auto grammar = compile_gbnf("root ::= x \"1\" | y \"2\" | \"\"\nx ::= \"a\" root\ny ::= \"a\" root");
-  const double start = cpu_seconds();
   EXPECT_TRUE(matches_beginning(*grammar, std::string(300, 'a')));
   EXPECT_TRUE(matches(*grammar, std::string(150, 'a') + std::string(150, '1')));
   EXPECT_FALSE(matches(*grammar, std::string(150, 'a') + std::string(151, '2')));
-  EXPECT_LT(cpu_seconds() - start, 20.0);
 }
 
 TEST(JsonObject, Language) {
@@ -197,16 +194,23 @@ TEST(Schema, ManyOptionalPropertiesStaySmall) {
   std::string schema = R"({"type": "object", "additionalProperties": false, "properties": {)";
   for (int i = 0; i < 200; ++i)
     schema += (i > 0 ? ", " : "") + ("\"property_" + std::to_string(i) + "\": {\"type\": \"string\"}");
-  const double start = cpu_seconds();
   const auto grammar = compile_json_schema(schema + "}}");
-  EXPECT_LT(cpu_seconds() - start, 20.0);
   expect_language(grammar, {"{}", R"({"property_3": "x", "property_150": "y"})"},
                   {R"({"property_4": "", "property_3": ""})"});
 }
 
 // What would take long is refused by a look at its size, or stopped when its time is up.
+// Soon: in less than the time that a schema of 1,000 properties takes to compile.
 TEST(Schema, LargeOnesAreRefusedSoon) {
-  const auto refused_soon = [](const std::string& schema, const char* part) {
+  const auto properties_of = [](int n) {
+    std::string schema = R"({"type": "object", "properties": {)";
+    for (int i = 0; i < n; ++i) schema += (i > 0 ? ",\"p" : "\"p") + std::to_string(i) + R"(": {"type": "string"})";
+    return schema + "}}";
+  };
+  const double before = cpu_seconds();
+  compile_json_schema(properties_of(1000));
+  const double soon = cpu_seconds() - before;
+  const auto refused_soon = [soon](const std::string& schema, const char* part) {
     const double start = cpu_seconds();
     try {
       compile_json_schema(schema);
@@ -214,15 +218,13 @@ TEST(Schema, LargeOnesAreRefusedSoon) {
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
     }
-    EXPECT_LT(cpu_seconds() - start, 2.0) << schema.substr(0, 80);
+    EXPECT_LT(cpu_seconds() - start, soon) << schema.substr(0, 80);
   };
-  std::string all = R"({"allOf": [)", properties = R"({"type": "object", "properties": {)";
+  std::string all = R"({"allOf": [)";
   for (int i = 0; i < 20; ++i)
     all += (i > 0 ? "," : "") + std::string(R"({"anyOf": [{"type": "string"}, {"type": "object"}]})");
   refused_soon(all + "]}", "alternatives");
-  for (int i = 0; i < 40'000; ++i)
-    properties += (i > 0 ? ",\"p" : "\"p") + std::to_string(i) + R"(": {"type": "string"})";
-  refused_soon(properties + "}}", "more than 10000 properties");
+  refused_soon(properties_of(40'000), "more than 10000 properties");
   std::string many = R"({"allOf": [{})";
   for (int i = 0; i < 50'000; ++i) many += ",{}";
   refused_soon(many + "]}", "schemas for one value");
