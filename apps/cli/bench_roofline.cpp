@@ -34,8 +34,9 @@ class MeteredExecutor final : public ForwardingExecutor {
     sequences_.assign(batch.sequences.begin(), batch.sequences.end());
     inner().begin(batch);
   }
-  void embed(const Weight& table, float scale) override {
-    time(Op::kEmbed, [&] { inner().embed(table, scale); });
+  void embed(const Embed& op) override {
+    time(Op::kEmbed, [&] { inner().embed(op); });
+    const Weight& table = *op.table;
     meter_->at(Op::kEmbed).bytes += stored(table).bytes / static_cast<double>(table.rows) * tokens_;
   }
   void norm_qkv(const NormQkv& op) override {
@@ -65,13 +66,15 @@ class MeteredExecutor final : public ForwardingExecutor {
       totals.bytes += (s.context_len + s.num_tokens - first) * kv_bytes_per_token();
     }
   }
-  void project_add(const Linear& op) override {
+  void project_add(const Projection& op) override {
     time(Op::kProject, [&] { inner().project_add(op); });
-    add(Op::kProject, op, tokens_);
+    add(Op::kProject, op.linear, tokens_);
   }
   void ffn_add(const Ffn& op) override {
     time(Op::kFfn, [&] { inner().ffn_add(op); });
-    for (const Linear* linear : {&op.gate, &op.up, &op.down}) add(Op::kFfn, *linear, tokens_);
+    for (const Linear* linear : {&op.gate, &op.up, &op.down}) {
+      if (linear->weight != nullptr) add(Op::kFfn, *linear, tokens_);
+    }
   }
   void route(const Route& op) override {
     chosen_ = op.experts_per_token;
@@ -81,6 +84,9 @@ class MeteredExecutor final : public ForwardingExecutor {
   void experts_add(const Experts& op) override {
     time(Op::kExperts, [&] { inner().experts_add(op); });
     for (const Linear* linear : {&op.gate, &op.up, &op.down}) add_experts(*linear);
+    for (const Linear* linear : {&op.shared.gate, &op.shared.up, &op.shared.down, &op.shared.mix}) {
+      if (linear->weight != nullptr) add(Op::kExperts, *linear, tokens_);
+    }
   }
   void norm_logits(const Logits& op) override {
     time(Op::kLogits, [&] { inner().norm_logits(op); });

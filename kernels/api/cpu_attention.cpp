@@ -98,7 +98,7 @@ class CpuAttention final : public mr_attention {
     }
     cpu::paged_attention(
         ctx_, memory_.plan,
-        {query, memory_.query_blocks, out, kv_of(cache), args.window, args.scale, args.sinks});
+        {query, memory_.query_blocks, out, kv_of(cache), {.window = args.window}, args.scale, args.sinks});
   }
 
  private:

@@ -8,7 +8,7 @@
 #include "kernels/cpu/attention/rotary.h"
 #include "kernels/cpu/matmul/gemm.h"
 #include "kernels/cpu/moe/experts.h"
-#include "kernels/cpu/norm/rmsnorm.h"
+#include "kernels/cpu/norm/norm.h"
 #include "kernels/cpu/quant/encoder.h"
 #include "kernels/cpu/sample/draw.h"
 #include "kernels/cpu/tables/features.h"
@@ -177,7 +177,7 @@ void CpuDevice::moe(const mr_moe_args& args, void* workspace, mr_stream) {
 
 void CpuDevice::rmsnorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows,
                         int64_t cols, float* y, int64_t y_stride, mr_stream) {
-  cpu::rmsnorm_rows(context(), {{weight, eps}, x, x_stride, y, y_stride, rows, cols}, kNormedPerTask);
+  cpu::norm_rows(context(), {{weight, eps}, x, x_stride, y, y_stride, rows, cols}, kNormedPerTask);
 }
 
 void CpuDevice::rotary_apply(const mr_rotary& rotary, const int32_t* positions, int64_t rows, int32_t heads,

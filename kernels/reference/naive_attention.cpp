@@ -15,23 +15,31 @@ namespace {
 void attend_head(const Attention& op, int32_t position, int head, const float* q, float* out) {
   const int64_t dim = op.kv.head_dim;
   const int kv_head = head / (op.heads / op.kv.kv_heads);
-  const int32_t first = op.window > 0 ? std::max(0, position - op.window + 1) : 0;
+  const int32_t first = op.window > 0  ? std::max(0, position - op.window + 1)
+                        : op.chunk > 0 ? position / op.chunk * op.chunk
+                                       : 0;
+  int32_t last = position;
+  if (op.bidirectional_length > 0) {
+    last = op.bidirectional_length - 1;
+    if (op.window > 0) last = std::min(last, position + op.window - 1);
+  }
 
-  std::vector<double> weight(static_cast<size_t>(position - first + 1));
+  std::vector<double> weight(static_cast<size_t>(last - first + 1));
   double row_max = -std::numeric_limits<double>::infinity();
   if (op.sinks != nullptr) row_max = op.sinks[head];
-  for (int32_t p = first; p <= position; ++p) {
+  for (int32_t p = first; p <= last; ++p) {
     const float* k = cached(op.kv, op.table, 0, kv_head, p);
     double dot = 0;
     for (int64_t d = 0; d < dim; ++d) dot += static_cast<double>(q[d]) * k[d];
     weight[p - first] = dot * op.scale;
+    if (op.softcap > 0) weight[p - first] = op.softcap * std::tanh(weight[p - first] / op.softcap);
     row_max = std::max(row_max, weight[p - first]);
   }
   double row_sum = op.sinks != nullptr ? std::exp(op.sinks[head] - row_max) : 0.0;
   for (double& w : weight) row_sum += w = std::exp(w - row_max);
 
   std::vector<double> sum(static_cast<size_t>(dim), 0.0);
-  for (int32_t p = first; p <= position; ++p) {
+  for (int32_t p = first; p <= last; ++p) {
     const float* v = cached(op.kv, op.table, 1, kv_head, p);
     for (int64_t d = 0; d < dim; ++d) sum[d] += weight[p - first] / row_sum * v[d];
   }

@@ -29,9 +29,13 @@ struct Attention {
   PagedKv kv;
   const int32_t* table;
   int32_t heads;
-  int32_t window;      // a token sees itself and the window - 1 before it; 0: everything
-  float scale;         // of the scores
-  const float* sinks;  // [heads], or absent: joins the softmax's denominator, contributes no value
+  int32_t window;        // a token sees itself and the window - 1 before it; 0: everything
+  float scale;           // of the scores
+  const float* sinks;    // [heads], or absent: joins the softmax's denominator, contributes no value
+  float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: they stay
+  int32_t chunk = 0;     // a token sees what is in its chunk of so many positions, up to itself; 0: no chunks
+  // Above 0, the length of the sequence: a token also sees those behind it, window - 1 of them or all.
+  int32_t bidirectional_length = 0;
 };
 
 // One token at `position`: query, out [heads][head_dim].

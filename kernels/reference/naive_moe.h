@@ -10,15 +10,15 @@ namespace millrace::reference {
 struct FeedForward {
   LinearWeights gate, up, down;  // [.., inner, hidden] twice, [.., hidden, inner]
   // kSilu: silu(g) * u. kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit),
-  // g * sigmoid(alpha g) * (u + 1).
-  enum class Activation { kSilu, kClampedSwiglu } activation = Activation::kSilu;
+  // g * sigmoid(alpha g) * (u + 1). kGelu, kGeluTanh: GELU(g) * u. Without `up`, u is 1.
+  enum class Activation { kSilu, kClampedSwiglu, kGelu, kGeluTanh } activation = Activation::kSilu;
   float alpha = 1.702f, limit = 7.0f;
 };
 
 float activate(const FeedForward& op, float gate, float up);
 
-// y += W_down act(W_gate x, W_up x), x, y: [count][hidden]
-void feed_forward_add(const FeedForward& op, const float* x, int64_t count, float* y);
+// y = W_down act(W_gate x, W_up x), x, y: [count][hidden]
+void feed_forward(const FeedForward& op, const float* x, int64_t count, float* y);
 
 enum class SoftmaxOver { kChosen, kAll };
 
@@ -26,8 +26,18 @@ enum class SoftmaxOver { kChosen, kAll };
 void route_top_k(const float* scores, int64_t experts, int64_t k, SoftmaxOver softmax_over, int32_t* chosen,
                  float* weights);
 
+// The sigmoid of each score is its weight; those of the largest weight + bias are chosen (DeepSeek V3).
+struct SigmoidRouting {
+  const float* bias = nullptr;        // [experts], or absent
+  int groups = 1, groups_chosen = 1;  // only groups of the largest two (weight + bias) in sum are looked at
+  bool renormalize = false;           // weights are divided by their sum
+};
+void route_sigmoid(const float* scores, int64_t experts, int64_t k, const SigmoidRouting& op, int32_t* chosen,
+                   float* weights);
+
 // One token: y += sum over slots of weight * expert(x); x, y: [hidden].
+// weigh_input: the weight multiplies x instead.
 void experts_add(const FeedForward& op, const int32_t* chosen, const float* weights, int64_t k,
-                 const float* x, float* y);
+                 const float* x, float* y, bool weigh_input = false);
 
 }  // namespace millrace::reference

@@ -4,6 +4,11 @@
 
 namespace millrace::reference {
 
+double growth_at(const QueryGrowth& growth, int32_t position) {
+  const double steps = std::floor((position + growth.offset) / static_cast<double>(growth.every));
+  return 1.0 + growth.scale * std::log1p(steps);
+}
+
 void rotate(const Rotary& rotary, int32_t position, float* x) {
   const auto half = static_cast<int64_t>(rotary.inv_freq.size());
   for (int64_t i = 0; i < half; ++i) {

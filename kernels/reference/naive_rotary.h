@@ -12,6 +12,13 @@ struct Rotary {
   bool interleaved = false;         // pairs (2i, 2i + 1); else (i, i + rotary dims / 2)
 };
 
+// q *= 1 + scale * log(1 + floor((position + offset) / every)).
+struct QueryGrowth {
+  float scale = 0.0f, every = 1.0f;
+  int32_t offset = 0;
+};
+double growth_at(const QueryGrowth& growth, int32_t position);
+
 // One head at one position, in place.
 void rotate(const Rotary& rotary, int32_t position, float* x);
 

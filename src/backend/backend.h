@@ -16,6 +16,7 @@
 //   ffn_add          residual          -> residual +=                   (dense layers)
 //   route            residual          -> routing                       (expert layers)
 //   experts_add      residual, routing -> residual +=
+//   norm_residual    residual          -> residual                      (encoders)
 //   norm_logits      residual          -> logits                        [logit rows, vocabulary]
 //
 // Same bits: what a token gets does not depend on the other rows of the batch, on how its prompt was cut, or
@@ -33,6 +34,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/op_features.h"
 #include "backend/tuning.h"
 #include "base/paging.h"
 #include "base/sampling_math.h"
@@ -88,9 +90,14 @@ using WeightPtr = std::unique_ptr<const Weight>;
 
 // ---------------------------------------------------------------- operations' parameters
 
-struct Norm {  // RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight
+// kRms: y = x / sqrt(mean(x^2) + eps) * weight. kRmsUnweighted: the same without weight. kLayer (LayerNorm):
+// y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. One without a weight is no norm: y = x.
+struct Norm {
   const Weight* weight = nullptr;
   float eps = 1e-5f;
+  const Weight* bias = nullptr;
+  enum class Kind { kRms, kRmsUnweighted, kLayer } kind = Kind::kRms;
+  bool present() const { return weight != nullptr || kind == Kind::kRmsUnweighted; }
 };
 
 struct Linear {
@@ -98,17 +105,33 @@ struct Linear {
   const Weight* bias = nullptr;    // [out] or absent
 };
 
+struct Embed {                        // x = norm(table[token] * scale + positions[position] + types[0])
+  const Weight* table = nullptr;      // [vocabulary, hidden]
+  float scale = 1.0f;                 // Gemma's sqrt(hidden)
+  const Weight* positions = nullptr;  // [max positions, hidden]: learned positions (GPT-2), or absent
+  const Weight* types = nullptr;      // [types, hidden]: BERT's; every token is of type 0
+  Norm norm = {};                     // absent in most
+};
+
 struct NormQkv {
   Norm norm;
   Linear q, k, v;
-  Norm q_norm, k_norm;  // per head, over head_dim (Qwen 3); weight absent elsewhere
+  Norm q_norm, k_norm;      // per head, over head_dim (Qwen 3); absent elsewhere
+  bool norm_whole = false;  // q_norm and k_norm go over all heads at once (OLMo 2)
 };
 
 struct Rope {
   int layer = 0;
-  std::span<const float> inv_freq;  // [rotary_dims / 2] angle per position; scaling (llama3, YaRN) is in here
-  float magnitude = 1.0f;           // multiplies cos and sin (YaRN)
+  // [rotary_dims / 2] angle per position; scaling (llama3, YaRN) is in here. Empty: nothing is rotated.
+  std::span<const float> inv_freq;
+  float magnitude = 1.0f;    // multiplies cos and sin (YaRN)
   bool interleaved = false;  // pairs (2i, 2i+1) as GGUF's llama files want; else (i, i + rotary_dims/2)
+  // Queries grow with the logarithm of their position (Llama 4, Ministral 3):
+  // q *= 1 + scale * log(1 + floor((position + offset) / every)).
+  struct Growth {
+    float scale = 0.0f, every = 1.0f;  // scale 0: they do not
+    int32_t offset = 0;
+  } growth = {};
 };
 
 struct Attend {
@@ -116,11 +139,31 @@ struct Attend {
   int32_t window = 0;             // a token sees itself and the window - 1 before it; 0: everything
   float scale = 1.0f;             // of the scores
   const Weight* sinks = nullptr;  // [heads]: joins the softmax's denominator, contributes no value
+  float softcap = 0.0f;           // scores become softcap * tanh(score / softcap); 0: they stay (Gemma 2)
+  // Instead of a window: a token sees what is in its chunk of the context, [chunk * i, chunk * (i + 1)), up
+  // to itself (Llama 4); 0: no chunks.
+  int32_t chunk = 0;
+  // Encoders: a token also sees those behind it, window - 1 of them or all. A sequence is then one step's.
+  bool bidirectional = false;
 };
 
-struct Ffn {  // x += down(silu(gate n) * (up n)), n = norm(x)
+// y = sum over columns; x = x + scale * norm_after(W y + bias).
+struct Projection {
+  Linear linear;
+  Norm norm_after = {};  // absent in most (Gemma 2, OLMo 2)
+  float scale = 1.0f;    // Granite's residual multiplier
+};
+
+// kSilu: silu(g) * u. kGelu, kGeluTanh: the same with GELU by erf or by tanh. kClampedSwiglu (gpt-oss):
+// g = min(g, limit), u = clamp(u, +-limit), g * sigmoid(alpha g) * (u + 1).
+enum class Activation { kSilu, kClampedSwiglu, kGelu, kGeluTanh };
+
+struct Ffn {  // x += scale * norm_after(down(act(gate n) * (up n))), n = norm(x)
   Norm norm;
-  Linear gate, up, down;
+  Linear gate, up, down;  // without a gate (GPT-2): down(act(up n))
+  Activation activation = Activation::kSilu;
+  Norm norm_after = {};
+  float scale = 1.0f;
 };
 
 struct Route {
@@ -128,24 +171,38 @@ struct Route {
   Linear router;  // [experts, hidden]
   int experts_per_token = 0;
   // kSoftmaxChosen: softmax over the chosen logits (gpt-oss). kSoftmaxAll: softmax over all, then choose.
+  // kSigmoid: the sigmoid of each (Llama 4); kSigmoidRenormalized: these divided by the sum of the chosen.
   enum class Weighting {
     kSoftmaxChosen,
     kSoftmaxAll,
-    kSoftmaxAllRenormalized
+    kSoftmaxAllRenormalized,
+    kSigmoid,
+    kSigmoidRenormalized
   } weighting = Weighting::kSoftmaxChosen;
+  float scale = 1.0f;  // of the weights
+  // DeepSeek V3. [experts]: added to a score where experts are chosen, not where they are weighted.
+  const Weight* choice_bias = nullptr;
+  // Experts in so many groups, of which those of the largest two scores in sum are looked at; 1: all are.
+  int groups = 1, groups_chosen = 1;
 };
 
 struct Experts {
   Linear gate, up, down;  // weights [experts, out, in], biases [experts, out]
-  // kSilu: silu(g) * u. kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit),
-  // g * sigmoid(alpha g) * (u + 1).
-  enum class Activation { kSilu, kClampedSwiglu } activation = Activation::kSilu;
+  Activation activation = Activation::kSilu;
   float alpha = 1.702f, limit = 7.0f;
+  bool weigh_input = false;  // an expert's weight multiplies what goes in, not what comes out (Llama 4)
+  // An expert that every token goes to, of its own size; its output times sigmoid(mix n) where that is there.
+  struct Shared {
+    Linear gate, up, down;  // [out, in]
+    Linear mix;             // [1, hidden] (Qwen 2 MoE)
+  } shared = {};
 };
 
 struct Logits {
   Norm norm;
-  Linear output;  // [vocabulary, hidden]
+  Linear output;         // [vocabulary, hidden]
+  float scale = 1.0f;    // of the logits (Granite)
+  float softcap = 0.0f;  // logits become softcap * tanh(logit / softcap); 0: they stay
 };
 
 // ---------------------------------------------------------------- sampling
@@ -204,7 +261,7 @@ struct ExecutorSpec {
   int32_t max_logit_rows = 0;
   int32_t max_context = 0;  // longest sequence
   int32_t hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
-  int32_t ffn = 0;  // dense intermediate size, 0 without dense layers
+  int32_t ffn = 0;  // dense intermediate size, or a shared expert's; 0 without
   int32_t experts = 0, experts_per_token = 0, expert_ffn = 0;  // 0 without experts
   DType kv_type = DType::kF32;
   std::vector<KvGroupSpec> kv_groups;
@@ -228,14 +285,15 @@ class Executor {
 
   // Starts a step; the batch's memory must outlive it. Plans attention once for all layers.
   virtual void begin(const Batch& batch) = 0;
-  virtual void embed(const Weight& table, float scale = 1.0f) = 0;
+  virtual void embed(const Embed& op) = 0;
   virtual void norm_qkv(const NormQkv& op) = 0;
   virtual void rope_append_kv(const Rope& op) = 0;
   virtual void attend(const Attend& op) = 0;
-  virtual void project_add(const Linear& op) = 0;
+  virtual void project_add(const Projection& op) = 0;
   virtual void ffn_add(const Ffn& op) = 0;
   virtual void route(const Route& op) = 0;
   virtual void experts_add(const Experts& op) = 0;
+  virtual void norm_residual(const Norm& op) = 0;
   virtual void norm_logits(const Logits& op) = 0;
   // [logit rows, vocabulary] of the last step, readable until the next begin().
   virtual std::span<const float> logits() = 0;
@@ -296,6 +354,9 @@ class Backend {
   virtual int32_t default_step_tokens() const { return 512; }
   virtual bool supports_kv_type(DType type) const = 0;
   virtual bool gives_hidden_states() const { return false; }  // of its executors: read_hidden
+  // What of an architecture's operations this device does not do (op_features.h): none, or Model::load
+  // refuses with their names.
+  virtual OpFeatures lacks() const { return {}; }
   // Bytes for weights, pools and workspace on a device with memory of its own; nothing: it uses the
   // machine's.
   virtual std::optional<size_t> own_memory() const { return std::nullopt; }

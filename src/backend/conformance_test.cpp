@@ -188,8 +188,8 @@ void compare_product(Backend& device, std::mt19937& random, DType type, int32_t 
   if (m > 2) std::fill_n(x.begin(), cols, 0.0f);  // a block of zeros has no scale
   pair.write(Slot::kAttention, x);
   pair.write(Slot::kResidual, std::vector<float>(static_cast<size_t>(m * rows), 0.0f));
-  pair.want->project_add(linear.want);
-  pair.got->project_add(linear.got);
+  pair.want->project_add({linear.want});
+  pair.got->project_add({linear.got});
   std::vector<double> bound(static_cast<size_t>(m * rows));
   for (int64_t r = 0; r < rows; ++r) {
     const std::vector<float> w = linear.weight.row(r);
@@ -228,8 +228,8 @@ TEST_P(Conformance, Embedding) {
   Flat flat(5);
   flat.tokens = {10, 0, 3, 3, 7};
   pair.begin(flat.batch());
-  pair.want->embed(*want, 1.5f);
-  pair.got->embed(*got, 1.5f);
+  pair.want->embed({want, 1.5f});
+  pair.got->embed({got, 1.5f});
   const std::vector<float> rows = pair.want->read_slot(Slot::kResidual);
   std::vector<double> bound;  // the file's values to the bit, where the device does not round weights
   for (const float v : rows) {
@@ -433,7 +433,7 @@ TEST_P(Conformance, Experts) {
       pair.write(Slot::kResidual, x);
       pair.want->route({{norm_want, 1e-5f}, router.want, kChosen, weighting});
       pair.got->route({{norm_got, 1e-5f}, router.got, kChosen, weighting});
-      const auto activation = gpt_oss ? Experts::Activation::kClampedSwiglu : Experts::Activation::kSilu;
+      const auto activation = gpt_oss ? Activation::kClampedSwiglu : Activation::kSilu;
       pair.want->experts_add({gate.want, up.want, down.want, activation});
       pair.got->experts_add({gate.got, up.got, down.got, activation});
       const std::vector<float> want = pair.want->read_slot(Slot::kResidual);

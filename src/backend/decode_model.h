@@ -78,7 +78,7 @@ class DecodeRunner final : public StepRunner {
   }
 
   void forward(Executor& e) override {
-    e.embed(*w("embedding"), 2.0f);
+    e.embed({w("embedding"), 2.0f});
     for (int l = 0; l < 2; ++l) {
       const std::string p = std::to_string(l) + ".";
       pause(e, Slot::kResidual);
@@ -89,14 +89,14 @@ class DecodeRunner final : public StepRunner {
       pause(e, Slot::kQuery);
       e.attend({l, l == 0 ? kWindow : 0, 0.125f, w(p + "sinks")});
       pause(e, Slot::kAttention);
-      e.project_add({w(p + "o"), w(p + "o_bias")});
+      e.project_add({{w(p + "o"), w(p + "o_bias")}});
       pause(e, Slot::kResidual);
       e.route({{w(p + "norm2"), 1e-5f}, {w(p + "router"), w(p + "router_bias")}, kChosen});
       pause(e, Slot::kResidual);
       e.experts_add({{w(p + "gate"), w(p + "gate_bias")},
                      {w(p + "up")},
                      {w(p + "down"), w(p + "down_bias")},
-                     Experts::Activation::kClampedSwiglu});
+                     Activation::kClampedSwiglu});
       pause(e, Slot::kResidual);
     }
     e.norm_logits({{w("norm"), 1e-5f}, {w("output")}});

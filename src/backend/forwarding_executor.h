@@ -13,14 +13,15 @@ class ForwardingExecutor : public Executor {
   explicit ForwardingExecutor(std::unique_ptr<Executor> inner) : inner_(std::move(inner)) {}
 
   void begin(const Batch& batch) override { inner_->begin(batch); }
-  void embed(const Weight& table, float scale) override { inner_->embed(table, scale); }
+  void embed(const Embed& op) override { inner_->embed(op); }
   void norm_qkv(const NormQkv& op) override { inner_->norm_qkv(op); }
   void rope_append_kv(const Rope& op) override { inner_->rope_append_kv(op); }
   void attend(const Attend& op) override { inner_->attend(op); }
-  void project_add(const Linear& op) override { inner_->project_add(op); }
+  void project_add(const Projection& op) override { inner_->project_add(op); }
   void ffn_add(const Ffn& op) override { inner_->ffn_add(op); }
   void route(const Route& op) override { inner_->route(op); }
   void experts_add(const Experts& op) override { inner_->experts_add(op); }
+  void norm_residual(const Norm& op) override { inner_->norm_residual(op); }
   void norm_logits(const Logits& op) override { inner_->norm_logits(op); }
   std::span<const float> logits() override { return inner_->logits(); }
   std::span<const int32_t> greedy_tokens() override { return inner_->greedy_tokens(); }

@@ -167,7 +167,7 @@ void compare_tall(Backend& device, int32_t hidden, int32_t expert_ffn, int32_t v
     executor->write_slot(Slot::kResidual, {x.data() + static_cast<int64_t>(first) * hidden,
                                            static_cast<size_t>(rows) * static_cast<size_t>(hidden)});
     executor->route({{n.get(), 1e-5f}, {r.get()}, kChosen});
-    executor->experts_add({{g.get()}, {u.get()}, {d.get(), b.get()}, Experts::Activation::kClampedSwiglu});
+    executor->experts_add({{g.get()}, {u.get()}, {d.get(), b.get()}, Activation::kClampedSwiglu});
     executor->norm_logits({{n.get(), 1e-5f}, {o.get()}});
     std::vector<float> result = executor->read_slot(Slot::kLogits);
     const std::vector<float> residual = executor->read_slot(Slot::kResidual);

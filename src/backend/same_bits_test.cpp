@@ -78,7 +78,7 @@ class Runner final : public StepRunner {
 
  private:
   void forward(Executor& e) override {
-    e.embed(*w("embedding"), 2.0f);
+    e.embed({w("embedding"), 2.0f});
     for (int l = 0; l < 2; ++l) {
       const std::string p = std::to_string(l) + ".";
       const Norm head = l == 0 ? Norm{} : Norm{w(p + "q_norm"), 1e-6f};
@@ -86,15 +86,13 @@ class Runner final : public StepRunner {
           {{w(p + "norm1"), 1e-5f}, {w(p + "q"), w(p + "q_bias")}, {w(p + "k")}, {w(p + "v")}, head, head});
       e.rope_append_kv({l, model_.inv_freq, 1.1f, l == 1});
       e.attend({l, l == 0 ? kWindow : 0, 0.2f, l == 0 ? w(p + "sinks") : nullptr});
-      e.project_add({w(p + "o")});
+      e.project_add({{w(p + "o")}});
       if (l == 0) {
         e.ffn_add({{w(p + "norm2"), 1e-5f}, {w(p + "gate")}, {w(p + "up")}, {w(p + "down")}});
       } else {
         e.route({{w(p + "norm2"), 1e-5f}, {w("router"), w("router_bias")}, kChosen});
-        e.experts_add({{w(p + "gate")},
-                       {w(p + "up")},
-                       {w(p + "down"), w("down_bias")},
-                       Experts::Activation::kClampedSwiglu});
+        e.experts_add(
+            {{w(p + "gate")}, {w(p + "up")}, {w(p + "down"), w("down_bias")}, Activation::kClampedSwiglu});
       }
     }
     e.norm_logits({{w("norm"), 1e-5f}, {w("output")}});
@@ -228,7 +226,7 @@ std::vector<float> product(Backend& backend, const OwnedTensor& weight, const st
   executor->begin({tokens, {&slice, 1}, {}});
   executor->write_slot(Slot::kAttention, x);
   executor->write_slot(Slot::kResidual, std::vector<float>(static_cast<size_t>(m * kRows), 0.0f));
-  executor->project_add({loaded.get(), nullptr});
+  executor->project_add({{loaded.get()}});
   return executor->read_slot(Slot::kResidual);
 }
 

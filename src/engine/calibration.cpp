@@ -56,7 +56,7 @@ class InputObserver final : public ForwardingExecutor {
     inner().norm_qkv(op);
   }
 
-  void project_add(const Linear& op) override {
+  void project_add(const Projection& op) override {
     add({"attn_output.weight"}, inner().read_slot(Slot::kAttention),
         static_cast<int64_t>(config_.heads) * config_.head_dim);
     inner().project_add(op);

@@ -4,8 +4,27 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "io/hf_directory.h"
+#include "model/decoder_layer.h"
 
 namespace millrace {
+
+std::vector<WeightSpec> Architecture::outer_weights(const ModelConfig&) const { return {}; }
+
+Embed Architecture::embedding(const ModelWeights& w, const ModelConfig& config) const {
+  return {.table = w.token_embedding.get(),
+          .scale = config.embedding_scale,
+          .positions = w.positions.get(),
+          .types = w.token_types.get(),
+          .norm = norm_of(config, w.embedding_norm, w.embedding_norm_bias)};
+}
+
+Logits Architecture::logits(const ModelWeights& w, const ModelConfig& config) const {
+  const Weight* output = w.output ? w.output.get() : w.token_embedding.get();
+  return {.norm = norm_of(config, w.output_norm, w.output_norm_bias),
+          .output = {output, w.output_bias.get()},
+          .scale = config.logit_scale,
+          .softcap = config.logit_softcap};
+}
 namespace {
 
 std::vector<std::string_view> names_in(const Architecture& a, bool gguf) {

@@ -27,6 +27,8 @@ struct HfNames {
   std::string_view output_norm = "model.norm.weight";
   std::string_view output = "lm_head.weight";
   std::string_view layers = "model.layers.";
+  bool has_output_norm = true;
+  float norm_offset = 0.0f;  // WeightSpec::hf_offset of the output norm
 };
 
 class Architecture {
@@ -54,6 +56,12 @@ class Architecture {
   virtual std::vector<WeightSpec> layer_weights(const ModelConfig& config, int layer) const = 0;
   virtual std::unique_ptr<LayerWeights> new_layer() const { return std::make_unique<LayerWeights>(); }
 
+  // Weights outside the layers beside token embedding, output norm and output matrix (WeightSpec::outer).
+  virtual std::vector<WeightSpec> outer_weights(const ModelConfig& config) const;
+
+  // What comes before the layers and behind them.
+  virtual Embed embedding(const ModelWeights& w, const ModelConfig& config) const;
+  virtual Logits logits(const ModelWeights& w, const ModelConfig& config) const;
   // The layer, as the paper has it.
   virtual void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const = 0;
 

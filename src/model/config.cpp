@@ -109,7 +109,7 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
   spec.kv_heads = config.kv_heads;
   spec.head_dim = config.head_dim;
   spec.vocab = config.vocab;
-  spec.ffn = config.ffn;
+  spec.ffn = std::max(config.ffn, config.shared_ffn);
   spec.experts = config.experts;
   spec.experts_per_token = config.experts_per_token;
   spec.expert_ffn = config.expert_ffn;

@@ -21,6 +21,13 @@ struct ModelConfig {
   int32_t experts = 0, experts_per_token = 0, expert_ffn = 0;  // expert layers
   int32_t context_length = 0;                                  // trained
   float norm_eps = 1e-5f;
+  Norm::Kind norm_kind = Norm::Kind::kRms;
+  Activation ffn_activation = Activation::kSilu;
+
+  // Multipliers and soft caps; none of the first five architectures has them.
+  float embedding_scale = 1.0f, residual_scale = 1.0f, logit_scale = 1.0f;
+  float attention_scale = 0.0f;                          // of the scores; 0: 1 / sqrt(head_dim)
+  float attention_softcap = 0.0f, logit_softcap = 0.0f;  // 0: none
 
   std::vector<int32_t> layer_windows;  // [layers]: 0 full attention, else the window
   std::vector<bool> dense_layers;      // of a model with experts, [layers]: those without; empty: none
@@ -32,11 +39,20 @@ struct ModelConfig {
   bool rope_interleaved = false;
   std::vector<float> rope_inv_freq;  // [rotary_dims / 2]
   float rope_magnitude = 1.0f;
+  // Gemma 3: the angles of layers with a window, where they are others; empty: all layers have the same.
+  std::vector<float> rope_window_inv_freq;
+  std::vector<bool> unrotated_layers;  // [layers]: those without rotary positions; empty: none
+  bool is_rotated(int layer) const {
+    return unrotated_layers.empty() || !unrotated_layers[static_cast<size_t>(layer)];
+  }
   bool rope_as_tensor = false;  // GGUF's keys cannot say these angles: a file has a tensor of divisors
 
   // Mixture of experts
   Route::Weighting expert_weighting = Route::Weighting::kSoftmaxChosen;
-  Experts::Activation expert_activation = Experts::Activation::kSilu;
+  float expert_scale = 1.0f;                            // of the weights
+  int32_t expert_groups = 1, expert_groups_chosen = 1;  // Route::groups
+  int32_t shared_ffn = 0;                               // of a shared expert; 0: none
+  Activation expert_activation = Activation::kSilu;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
 
   // Hyperparameters that one architecture's file alone reads and uses, by its names for them.

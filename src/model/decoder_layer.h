@@ -7,9 +7,12 @@
 
 namespace millrace {
 
+// A norm of the model's kind; absent where the weight is.
+Norm norm_of(const ModelConfig& config, const WeightPtr& weight, const WeightPtr& bias);
 NormQkv qkv_of(const LayerWeights& w, const ModelConfig& config);
 Rope rope_of(const ModelConfig& config, int layer);
 Attend attend_of(const LayerWeights& w, const ModelConfig& config, int layer);
+Projection project_of(const LayerWeights& w, const ModelConfig& config);
 Ffn ffn_of(const LayerWeights& w, const ModelConfig& config);
 Route route_of(const LayerWeights& w, const ModelConfig& config);
 Experts experts_of(const LayerWeights& w, const ModelConfig& config);

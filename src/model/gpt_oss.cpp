@@ -33,7 +33,7 @@ class GptOss final : public Architecture {
     config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
     config.expert_ffn = reader.integer("expert_feed_forward_length", "intermediate_size", 1, 1 << 20);
     config.expert_weighting = Route::Weighting::kSoftmaxChosen;
-    config.expert_activation = Experts::Activation::kClampedSwiglu;
+    config.expert_activation = Activation::kClampedSwiglu;
     config.swiglu_alpha = static_cast<float>(reader.real_or("", "swiglu_alpha", 1.702));
     config.swiglu_limit = static_cast<float>(reader.real_or("", "swiglu_limit", 7.0));
     if (reader.is_gguf()) {
@@ -81,7 +81,7 @@ class GptOss final : public Architecture {
     x.norm_qkv(qkv_of(w, config));
     x.rope_append_kv(rope_of(config, index));
     x.attend(attend_of(w, config, index));  // window on even layers; sinks on all
-    x.project_add({w.attn_output.get(), w.attn_output_bias.get()});
+    x.project_add(project_of(w, config));
     x.route(route_of(w, config));
     x.experts_add(experts_of(w, config));
   }

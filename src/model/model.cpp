@@ -7,6 +7,7 @@
 #include "base/read_before.h"
 #include "io/hf_directory.h"
 #include "model/architecture.h"
+#include "model/feature_recorder.h"
 #include "model/weight_source.h"
 #include "quant/recode.h"
 
@@ -32,9 +33,34 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w
   take(-1, embedding, tied ? WeightUse::kEmbedding : embedding.use, w.token_embedding);
   take(-1, norm, norm.use, w.output_norm);
   take(-1, output, output.use, w.output);
+  for (size_t i = 3; i < outside.size(); ++i) take(-1, outside[i], outside[i].use, w.*outside[i].outer);
   for (int l = 0; l < c.layers; ++l) {
     LayerWeights& layer = *w.layers.emplace_back(architecture.new_layer());
     for (const WeightSpec& spec : source.specs(l)) take(l, spec, spec.use, layer.*spec.to);
+  }
+}
+
+void run_model(Executor& executor, const Architecture& architecture, const ModelWeights& weights,
+               const ModelConfig& config) {
+  executor.embed(architecture.embedding(weights, config));
+  for (int l = 0; l < config.layers; ++l) architecture.layer(executor, *weights.layers[l], config, l);
+  executor.norm_logits(architecture.logits(weights, config));
+}
+
+// Refuses, before anything is loaded, a model with operations that the device does not do.
+void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend) {
+  WeightSource source(checkpoint, config, /*gather=*/false);
+  ModelWeights named;
+  for_each_weight(source, config, named,
+                  [](const std::string&, const WeightSpec&, const TensorView&, WeightUse, WeightPtr& to) {
+                    to = std::make_unique<Weight>();
+                  });
+  FeatureRecorder recorder;
+  run_model(recorder, architecture_of(config), named, config);
+  const OpFeatures missing = recorder.features() & backend.lacks();
+  if (missing.any()) {
+    throw_error(ErrorCode::kUnsupported, "{}: {} needs what {} does not do yet: {}; use --device cpu",
+                checkpoint.path(), config.architecture, backend.name(), missing.names());
   }
 }
 
@@ -151,6 +177,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   model->architecture_ = &find_architecture(checkpoint);
   model->config_ = read_config(checkpoint);
   check_output(checkpoint, *model->architecture_);
+  check_features(checkpoint, model->config_, backend);
   WeightSource source(checkpoint, model->config_, /*gather=*/true);
   const size_t total = checkpoint.mapped_bytes();
   size_t done = 0;
@@ -190,10 +217,11 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
 
 void Model::forward(Executor& executor, const Batch& batch) const {
   executor.begin(batch);
-  executor.embed(*weights_.token_embedding);
-  for (int l = 0; l < config_.layers; ++l) architecture_->layer(executor, *weights_.layers[l], config_, l);
-  const Weight* output = weights_.output ? weights_.output.get() : weights_.token_embedding.get();
-  executor.norm_logits({.norm = {weights_.output_norm.get(), config_.norm_eps}, .output = {output, nullptr}});
+  run_model(executor, *architecture_, weights_, config_);
+}
+
+void Model::read_hidden(Executor& executor, int32_t row, std::span<float> to) const {
+  executor.read_hidden(architecture_->logits(weights_, config_).norm, row, to);
 }
 
 bool keeps_dequantized(size_t dequantized, size_t repacked, size_t memory) {

@@ -52,9 +52,7 @@ class Model {
   // One step: logits of batch.logit_rows are in executor.logits() afterwards.
   void forward(Executor& executor, const Batch& batch) const;
   // The hidden state of one row of that step behind the last norm, [hidden].
-  void read_hidden(Executor& executor, int32_t row, std::span<float> to) const {
-    executor.read_hidden({weights_.output_norm.get(), config_.norm_eps}, row, to);
-  }
+  void read_hidden(Executor& executor, int32_t row, std::span<float> to) const;
 
  private:
   Model() = default;

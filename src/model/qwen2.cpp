@@ -45,7 +45,7 @@ class Qwen2 final : public Architecture {
     x.norm_qkv(qkv_of(w, config));  // with biases
     x.rope_append_kv(rope_of(config, index));
     x.attend(attend_of(w, config, index));
-    x.project_add({w.attn_output.get(), nullptr});
+    x.project_add(project_of(w, config));
     x.ffn_add(ffn_of(w, config));
   }
 

@@ -45,7 +45,7 @@ class Qwen3 final : public Architecture {
     x.norm_qkv(qkv_of(w, config));  // with q_norm and k_norm
     x.rope_append_kv(rope_of(config, index));
     x.attend(attend_of(w, config, index));
-    x.project_add({w.attn_output.get(), w.attn_output_bias.get()});
+    x.project_add(project_of(w, config));
     x.ffn_add(ffn_of(w, config));
   }
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "io/hf_directory.h"
+#include "kernels/quant/codec.h"
 #include "model/architecture.h"
 
 namespace millrace {
@@ -30,14 +31,20 @@ const std::vector<WeightSpec>& WeightSource::specs(int layer) {
   if (layer >= 0) return specs_[layer] = architecture_.layer_weights(config_, layer);
   const HfNames hf = architecture_.hf_names();
   const std::vector<int64_t> matrix = {config_.vocab, config_.hidden};
-  return specs_[layer] = {
-             {.role = "token_embd.weight", .hf = hf.embedding, .shape = matrix, .use = WeightUse::kLookup},
-             {.role = "output_norm.weight", .hf = hf.output_norm, .shape = {config_.hidden}},
-             {.role = "output.weight",
-              .hf = hf.output,
-              .shape = matrix,
-              .use = WeightUse::kMatrix,
-              .presence = Presence::kUsual}};
+  std::vector<WeightSpec> outside = {
+      {.role = "token_embd.weight", .hf = hf.embedding, .shape = matrix, .use = WeightUse::kLookup},
+      {.role = "output_norm.weight",
+       .hf = hf.output_norm,
+       .shape = {config_.hidden},
+       .presence = hf.has_output_norm ? Presence::kRequired : Presence::kRare,
+       .hf_offset = hf.norm_offset},
+      {.role = "output.weight",
+       .hf = hf.output,
+       .shape = matrix,
+       .use = WeightUse::kMatrix,
+       .presence = Presence::kUsual}};
+  for (WeightSpec& more : architecture_.outer_weights(config_)) outside.push_back(std::move(more));
+  return specs_[layer] = std::move(outside);
 }
 
 const WeightSpec* WeightSource::spec_of(int layer, std::string_view role) {
@@ -259,12 +266,84 @@ void WeightSource::attach_scales(TensorView& view, const std::string& base_name)
                  .scales_per_row = grid_cols};
 }
 
+// Rows of a larger matrix or vector that the file has instead.
+std::optional<TensorView> WeightSource::find_part(int layer, const WeightSpec& spec) const {
+  const PartOf& part = *spec.part_of;
+  WeightSpec whole = spec;
+  whole.role = part.gguf;
+  whole.hf = part.hf;
+  whole.gguf = {};
+  if ((checkpoint_.gguf ? part.gguf : part.hf).empty()) return std::nullopt;
+  std::optional<TensorView> view = find_plain(layer, whole);
+  if (!view) return std::nullopt;
+  const bool vector = view->rank == 1;
+  const int64_t rows = spec.shape[0],
+                found = view->shape[spec.hf_transposed && checkpoint_.hf && !vector ? 1 : 0];
+  if (found != part.all_rows || view->rank != static_cast<int>(spec.shape.size()))
+    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found {} rows, expected {}", checkpoint_.path(),
+                view->name, found, part.all_rows);
+  if (spec.hf_transposed && checkpoint_.hf && !vector) {  // columns, until they are transposed
+    view->data += part.first_row * info(view->type).block_bytes;
+    view->shape[1] = rows;
+    return view;
+  }
+  view->data +=
+      vector ? part.first_row * info(view->type).block_bytes : part.first_row * view->row_stride_bytes;
+  view->shape[0] = rows;
+  if (view->scales.data != nullptr) {
+    if (part.first_row % view->scales.rows_per_scale != 0)
+      throw_error(ErrorCode::kUnsupported,
+                  "{}: tensor {}: its scales do not part where its rows do; quantize it first",
+                  checkpoint_.path(), view->name);
+    view->scales.data += static_cast<int64_t>(bytes_of(
+        view->scales.type, part.first_row / view->scales.rows_per_scale * view->scales.scales_per_row));
+  }
+  return view;
+}
+
+// A matrix that Hugging Face stores as [in, out], turned around.
+TensorView WeightSource::gather_turned(const TensorView& from) {
+  if (info(from.type).block_elements != 1)
+    throw_error(ErrorCode::kUnsupported, "{}: tensor {}: found {}, expected floats to transpose",
+                checkpoint_.path(), from.name, info(from.type).name);
+  const int64_t rows = from.shape[1], cols = from.shape[0];
+  const size_t element = static_cast<size_t>(info(from.type).block_bytes);
+  TensorView view = from;
+  set_shape(view, {rows, cols});
+  view.row_stride_bytes = static_cast<int64_t>(element) * cols;
+  std::byte* to = own(element * static_cast<size_t>(rows * cols));
+  view.data = to;
+  if (!gather_) return view;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c, to += element)
+      std::memcpy(to, from.data + c * from.row_stride_bytes + r * static_cast<int64_t>(element), element);
+  }
+  return view;
+}
+
+// A vector plus a number, as float32.
+TensorView WeightSource::gather_offset(const TensorView& from, float offset) {
+  TensorView view = from;
+  view.type = DType::kF32;
+  view.row_stride_bytes = static_cast<int64_t>(sizeof(float)) * from.cols();
+  std::byte* to = own(sizeof(float) * static_cast<size_t>(from.cols()));
+  view.data = to;
+  if (!gather_) return view;
+  auto* values = reinterpret_cast<float*>(to);
+  quant::dequantize_row(from, 0, values);
+  for (int64_t i = 0; i < from.cols(); ++i) values[i] += offset;
+  return view;
+}
+
 std::optional<TensorView> WeightSource::find(int layer, std::string_view role, std::vector<int64_t> shape) {
   const WeightSpec* spec = spec_of(layer, role);
   if (spec == nullptr) return std::nullopt;
   std::optional<TensorView> found =
       checkpoint_.hf && spec->experts ? find_experts(layer, *spec) : find_plain(layer, *spec);
+  if (!found && spec->part_of) found = find_part(layer, *spec);
   if (!found) return std::nullopt;
+  if (checkpoint_.hf && spec->hf_transposed && found->rank == 2) found = gather_turned(*found);
+  if (checkpoint_.hf && spec->hf_offset != 0.0f) found = gather_offset(*found, spec->hf_offset);
   // A bias or norm may be seen as [n] or, through a stride, as [.., n, 1].
   std::vector<int64_t> seen(found->shape.begin(), found->shape.begin() + found->rank);
   if (seen.size() > 1 && seen.back() == 1 && seen.size() == shape.size() + 1) seen.pop_back();

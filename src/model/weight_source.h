@@ -24,7 +24,7 @@ class WeightSource {
   WeightSource(const io::Checkpoint& checkpoint, const ModelConfig& config, bool gather);
 
   // What the architecture says of a layer's weights; layer -1: of those outside the layers, which are the
-  // embedding, the last norm and the output matrix, in this order.
+  // embedding, the last norm and the output matrix, in this order, and what the architecture has besides.
   const std::vector<WeightSpec>& specs(int layer);
 
   // `role` is one of the layer's specs. The shape must be the given one (of experts: [experts, rows, cols]);
@@ -48,6 +48,10 @@ class WeightSource {
   std::optional<TensorView> find_fused_bias(int layer, const HfExperts& experts) const;
   std::optional<TensorView> find_fused_blocks(int layer, const HfExperts& experts) const;
   std::optional<TensorView> gather_transposed(int layer, const HfExperts& experts);
+  // What a file has as rows of something larger, turned around, or less a number.
+  std::optional<TensorView> find_part(int layer, const WeightSpec& spec) const;
+  TensorView gather_turned(const TensorView& from);
+  TensorView gather_offset(const TensorView& from, float offset);
   void attach_scales(TensorView& view, const std::string& base_name) const;
   std::byte* own(size_t bytes);
 

@@ -21,19 +21,29 @@ struct LayerWeights {
   WeightPtr attn_norm, attn_q, attn_k, attn_v, attn_output;
   WeightPtr attn_q_bias, attn_k_bias, attn_v_bias, attn_output_bias;
   WeightPtr attn_q_norm, attn_k_norm, attn_sinks;
+  WeightPtr attn_norm_bias, ffn_norm_bias;  // of LayerNorms
+  WeightPtr attn_post_norm,
+      attn_post_norm_bias;  // between attention and the residual stream, or (BERT) of both
+  WeightPtr ffn_post_norm, ffn_post_norm_bias;
   WeightPtr ffn_norm, ffn_gate, ffn_up, ffn_down;  // dense
   WeightPtr ffn_gate_bias, ffn_up_bias, ffn_down_bias;
   WeightPtr router, router_bias;  // experts
   WeightPtr gate_experts, up_experts, down_experts, gate_experts_bias, up_experts_bias, down_experts_bias;
+  WeightPtr choice_bias;                                      // Route::choice_bias
+  WeightPtr shared_gate, shared_up, shared_down, shared_mix;  // Experts::Shared
 };
 
+// The weights outside the layers.
 struct ModelWeights {
   WeightPtr token_embedding, output_norm, output;  // output is null when tied to token_embedding
+  WeightPtr output_norm_bias, output_bias;
+  WeightPtr positions, token_types, embedding_norm, embedding_norm_bias;  // Embed's
   std::vector<std::unique_ptr<LayerWeights>> layers;
 };
 
-// Where a weight goes in its layer's struct.
+// Where a weight goes in its layer's struct; where one outside the layers goes.
 using WeightMember = WeightPtr LayerWeights::*;
+using OuterMember = WeightPtr ModelWeights::*;
 // The same for a member of a struct derived from LayerWeights.
 template <class Own>
 WeightMember own_weight(WeightPtr Own::*member) {
@@ -56,6 +66,14 @@ struct HfExperts {
   std::string_view before = "mlp.experts.";
 };
 
+// Where a file holds a weight as rows [first_row, first_row + rows) of a larger one: q, k and v in one
+// matrix.
+struct PartOf {
+  std::string_view gguf = {};  // "attn_qkv.weight", or empty: not in GGUF files
+  std::string_view hf = {};    // "self_attn.qkv_proj.weight", or empty: not in Hugging Face's
+  int64_t first_row = 0, all_rows = 0;
+};
+
 struct WeightSpec {
   std::string_view role;       // "attn_q.weight": its GGUF name behind "blk.N."
   std::string_view hf = {};    // "self_attn.q_proj.weight": its Hugging Face name behind "model.layers.N."
@@ -68,6 +86,13 @@ struct WeightSpec {
   // What GGUF files may call it beside its role; where there are any, synthetic models take the first.
   std::vector<std::string_view> gguf = {};
   std::optional<HfExperts> experts = {};  // instead of `hf`
+  // Looked for when the weight is not there under its own name.
+  std::optional<PartOf> part_of = {};
+  // Outside the layers: where it goes, instead of `to`.
+  OuterMember outer = nullptr;
+  // What is added to a vector of a Hugging Face file: Gemma's norms are stored less one, but not in GGUF.
+  float hf_offset = 0.0f;
+  bool hf_transposed = false;  // Hugging Face stores [in, out] (GPT-2)
   // Hugging Face keeps the two halves of a rotated head apart; in GGUF files of this architecture their rows
   // alternate.
   bool interleaved_in_gguf = false;

@@ -75,7 +75,7 @@ class Macaron final : public Architecture {
     Attend attend = attend_of(w, config, index);
     attend.scale = config.own.at("attention_scale");
     x.attend(attend);
-    x.project_add({w.attn_output.get(), nullptr});
+    x.project_add(project_of(w, config));
     x.ffn_add(ffn_of(w, config));
   }
 

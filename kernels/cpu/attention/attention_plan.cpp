@@ -97,10 +97,11 @@ void AttentionPlan::keep_rows(std::span<const int32_t> rows) {
   }
 }
 
-std::pair<int64_t, int64_t> AttentionPlan::splits_of(const QueryTile& tile, int32_t window) const {
-  const int32_t from = sequences_[tile.sequence].context_len + tile.first_token;
-  const int32_t first = window > 0 ? std::max(0, from - window + 1) : 0;
-  return {first / kSplitTokens, (from + tile.num_tokens - 1) / kSplitTokens + 1};
+std::pair<int64_t, int64_t> AttentionPlan::splits_of(const QueryTile& tile, const AttentionMask& mask) const {
+  const AttentionSequence& sequence = sequences_[tile.sequence];
+  const int32_t from = sequence.context_len + tile.first_token;
+  const int32_t last = mask.last(from + tile.num_tokens - 1, sequence.context_len + sequence.num_tokens);
+  return {mask.first(from) / kSplitTokens, (last - 1) / kSplitTokens + 1};
 }
 
 }  // namespace millrace::cpu

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/cpu/arena.h"
+#include "kernels/cpu/attention/attention_mask.h"
 #include "kernels/cpu/tables/kernel_table.h"
 
 namespace millrace::cpu {
@@ -57,7 +58,7 @@ class AttentionPlan {
   void keep_rows(std::span<const int32_t> rows);
 
   // Splits [first, last) of the context that some token of the tile sees; window 0: everything.
-  std::pair<int64_t, int64_t> splits_of(const QueryTile& tile, int32_t window) const;
+  std::pair<int64_t, int64_t> splits_of(const QueryTile& tile, const AttentionMask& mask) const;
 
   const AttentionShape& shape() const { return shape_; }
   int64_t rows() const { return rows_; }

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/simd/exp.h"
 #include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/tanh.h"
 #include "kernels/cpu/tables/kernel_table.h"
 
 namespace millrace::cpu::MILLRACE_TARGET {
@@ -30,6 +31,10 @@ void softmax_row(const AttentionSplit& s, int row, int32_t from, int32_t to) {
   float* scores = s.scores + row * static_cast<int64_t>(kTileTokens + kLanes);
   const float never = -__builtin_inff();
   const int32_t first = from / kLanes * kLanes, last = (to + kLanes - 1) / kLanes * kLanes;
+  if (s.softcap > 0.0f) {
+    for (int32_t t = first; t < last; t += kLanes)
+      Simd::store(scores + t, softcap16(Simd::load(scores + t), s.softcap));
+  }
   for (int32_t t = first; t < from; ++t) scores[t] = never;
   for (int32_t t = to; t < last; ++t) scores[t] = never;
   V16 lane_max = Simd::load(scores + first);

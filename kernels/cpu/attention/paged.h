@@ -35,7 +35,7 @@ void attend_integer_rows(const AttentionSplit& s, const Tile& tile, int row) {
   }
   IntegerRows<kR>::score_tile(s, tile, row);
   if constexpr (requires { IntegerRows<kR>::kMaxParts; }) {
-    if (whole && s.head_dim <= IntegerRows<kR>::kMaxParts * KvInt8::kScaleDims) {
+    if (whole && s.softcap == 0.0f && s.head_dim <= IntegerRows<kR>::kMaxParts * KvInt8::kScaleDims) {
       typename IntegerRows<kR>::TileWeights weights;
       if (IntegerRows<kR>::softmax_to_codes(s, tile, row, weights)) {
         for (int32_t part = 0; part < s.head_dim / KvInt8::kScaleDims; ++part) {

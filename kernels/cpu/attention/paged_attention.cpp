@@ -55,12 +55,13 @@ class AttentionRun {
 // Positions [first, last) of the split that each row of the tile sees.
 void AttentionRun::visible(const QueryTile& tile, int64_t split, int32_t* first, int32_t* last) const {
   const auto begin = static_cast<int32_t>(split * kSplitTokens);
+  const int32_t length = sequence_of(tile).context_len + sequence_of(tile).num_tokens;
   for (int32_t i = 0; i < tile.num_tokens; ++i) {
     const int32_t position = sequence_of(tile).context_len + tile.first_token + i;
-    const int32_t from = op_.window > 0 ? std::max(0, position - op_.window + 1) : 0;
+    const int32_t from = op_.mask.first(position), to = op_.mask.last(position, length);
     for (int32_t g = 0; g < group_size_; ++g) {
       first[i * group_size_ + g] = std::max(from, begin);
-      last[i * group_size_ + g] = std::min(position + 1, begin + kSplitTokens);
+      last[i * group_size_ + g] = std::min(to, begin + kSplitTokens);
     }
   }
 }
@@ -68,8 +69,7 @@ void AttentionRun::visible(const QueryTile& tile, int64_t split, int32_t* first,
 // The blocks of the first two tiles of keys of a split, as seen with the offsets of `from_head`.
 void AttentionRun::first_blocks(const SplitTask& task, int from_head, const uint8_t** blocks) const {
   const int32_t position = sequence_of(*task.tile).context_len + task.tile->first_token;
-  const int32_t begin = std::max(static_cast<int32_t>(task.split * kSplitTokens),
-                                 op_.window > 0 ? position - op_.window + 1 : 0);
+  const int32_t begin = std::max(static_cast<int32_t>(task.split * kSplitTokens), op_.mask.first(position));
   const int32_t first = begin / kTileTokens * (kTileTokens / kBlockTokens);
   for (int32_t b = 0; b < 2 * kTileTokens / kBlockTokens; ++b) {
     if ((first + b) * kBlockTokens > position || (first + b + 1) * kBlockTokens <= begin) continue;
@@ -114,6 +114,7 @@ void AttentionRun::attend_split(const SplitTask& task, const SplitTask* next, bo
   args.first = scratch.first;
   args.last = scratch.last;
   args.scale = op_.scale;
+  args.softcap = op_.softcap;
   args.row_max = out.row_max;
   args.row_sum = out.row_sum;
   args.acc = out.out;
@@ -146,7 +147,7 @@ void AttentionRun::store_row(const QueryTile& tile, int32_t row, int kv_head,
 // One tile and KV head, all splits by one thread.
 void AttentionRun::attend_tile(const QueryTile& tile, int kv_head, int thread) const {
   const AttentionScratch& mine = plan_.scratch(thread);
-  const auto [first, last] = plan_.splits_of(tile, op_.window);
+  const auto [first, last] = plan_.splits_of(tile, op_.mask);
   for (int64_t split = first; split < last; ++split) {
     const SplitTask next{&tile, kv_head, split + 1};
     attend_split({&tile, kv_head, split}, split + 1 < last ? &next : nullptr, split > first, mine.part, 0,
@@ -172,7 +173,7 @@ void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, int64_t ma
   const auto split_task = [&](int64_t index) -> SplitTask {  // no tile: nothing to do
     const int64_t group = index / max_splits, head = group % head_groups * together;
     const QueryTile& tile = tiles[group / head_groups];
-    const auto [first, last] = plan_.splits_of(tile, op_.window);
+    const auto [first, last] = plan_.splits_of(tile, op_.mask);
     const int64_t split = first + index % max_splits;
     return {split < last ? &tile : nullptr, static_cast<int>(head), split,
             static_cast<int>(std::min(together, kv_heads_ - head))};
@@ -196,8 +197,8 @@ void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, int64_t ma
       const auto row = static_cast<int32_t>(i % max_rows);
       if (row >= rows_of(tile)) continue;
       const QueryTile token{tile.sequence, tile.first_token + row / group_size_, 1};
-      const int64_t first = plan_.splits_of(tile, op_.window).first;
-      const auto [from, to] = plan_.splits_of(token, op_.window);
+      const int64_t first = plan_.splits_of(tile, op_.mask).first;
+      const auto [from, to] = plan_.splits_of(token, op_.mask);
       combine_row(ctx_.kernels, row, plan_.padded_dim(), partial_at(task, from - first, max_splits),
                   to - from, plan_.tile_rows(), mine.total);
       store_row(tile, row, static_cast<int>(task % kv_heads_), mine.total);
@@ -210,7 +211,7 @@ void AttentionRun::run() {
   int64_t max_splits = 0;
   int32_t max_rows = 0;
   for (const QueryTile& tile : tiles) {
-    const auto [first, last] = plan_.splits_of(tile, op_.window);
+    const auto [first, last] = plan_.splits_of(tile, op_.mask);
     max_splits = std::max(max_splits, last - first);
     max_rows = std::max(max_rows, rows_of(tile));
   }

@@ -6,6 +6,7 @@
 // numbers either way.
 #pragma once
 
+#include "kernels/cpu/attention/attention_mask.h"
 #include "kernels/cpu/attention/attention_plan.h"
 #include "kernels/cpu/attention/paged_kv.h"
 #include "kernels/cpu/context.h"
@@ -17,9 +18,10 @@ struct PagedAttention {
   const ActivationBlock* query_blocks;  // of an int8 cache: the same, quantized
   float* out;                           // [rows][heads][head_dim]
   PagedKv kv;
-  int32_t window;      // a token sees itself and the window - 1 before it; 0: everything
-  float scale;         // of the scores
-  const float* sinks;  // [heads], or absent: joins the softmax's denominator, contributes no value
+  AttentionMask mask;
+  float scale;           // of the scores
+  const float* sinks;    // [heads], or absent: joins the softmax's denominator, contributes no value
+  float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: they stay
 };
 
 void paged_attention(const Context& ctx, const AttentionPlan& plan, const PagedAttention& op);

@@ -20,6 +20,10 @@ void rope_append_kv(const Context& ctx, const RopeAppendKv& op) {
         for (int64_t at = 0; at < queries; at += dim) rotate(query + at, c, s, half, op.interleaved);
         for (int64_t h = first; h < last; ++h) rotate(key + h * dim, c, s, half, op.interleaved);
       }
+      if (op.query_scale != nullptr) {
+        float* query = op.query + first_query;
+        for (int64_t i = 0; i < queries; ++i) query[i] *= op.query_scale[row];
+      }
       if (op.query_blocks != nullptr) {
         ctx.kernels.quantize_int8(op.query + first_query, queries,
                                   op.query_blocks + first_query / kQuantBlock);

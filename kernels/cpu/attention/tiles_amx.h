@@ -13,6 +13,7 @@
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/simd/exp.h"
 #include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/tanh.h"
 #include "kernels/cpu/simd/unroll.h"
 #include "kernels/cpu/tables/kernel_table.h"
 
@@ -159,6 +160,7 @@ template <bool kWhole, class Beside>
     V16 score[4];
     unroll<4>([&](auto b) __attribute__((always_inline)) {
       score[b] = Simd::mul(Simd::add(Simd::load(t.sums[b][r]), Simd::load(t.sums[b][r + kSetRows])), scale);
+      if (s.softcap > 0.0f) score[b] = softcap16(score[b], s.softcap);
       if constexpr (!kWhole) score[b] = _mm512_mask_mov_ps(never, set.lanes(r, b), score[b]);
       Simd::store(t.scores[r] + b * kLanes, score[b]);
     });

@@ -1,4 +1,4 @@
-// The small operations around the products: activation functions, sums of rows, exp, RMSNorm. All go sixteen
+// The small operations around the products: activation functions, sums of rows, exp, norms. All go sixteen
 // lanes at a time over rows of any length.
 #pragma once
 
@@ -8,6 +8,7 @@
 #include "kernels/cpu/simd/exp.h"
 #include "kernels/cpu/simd/load_float.h"
 #include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/tanh.h"
 #include "kernels/cpu/tables/kernel_table.h"
 
 namespace millrace::cpu::MILLRACE_TARGET {
@@ -44,6 +45,22 @@ void clamped_swiglu(const float* gate, const float* up, float alpha, float limit
   });
 }
 
+void gelu_all(const float* x, int64_t size, float* y) {
+  each16(x, x, size, y, [](V16 v, V16) { return gelu16(v); });
+}
+
+void gelu_tanh_all(const float* x, int64_t size, float* y) {
+  each16(x, x, size, y, [](V16 v, V16) { return gelu_tanh16(v); });
+}
+
+void multiply(const float* a, const float* b, int64_t size, float* y) {
+  each16(a, b, size, y, [](V16 v, V16 w) { return Simd::mul(v, w); });
+}
+
+void softcap_all(const float* x, float cap, int64_t size, float* y) {
+  each16(x, x, size, y, [cap](V16 v, V16) { return softcap16(v, cap); });
+}
+
 void scale_add(float* y, float a, const float* x, float b, int64_t size) {
   const V16 by_a = Simd::broadcast(a), by_b = Simd::broadcast(b);
   each16(y, x, size, y, [&](V16 to, V16 from) { return Simd::fma(from, by_b, Simd::mul(to, by_a)); });
@@ -66,7 +83,38 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t size, floa
   }
   const float mean = Simd::reduce_sum(squares) / static_cast<float>(size);
   const V16 scale = Simd::broadcast(1.0f / __builtin_sqrtf(mean + eps));
-  each16(x, weight, size, y, [&](V16 v, V16 w) { return Simd::mul(Simd::mul(v, scale), w); });
+  if (weight == nullptr) {
+    each16(x, x, size, y, [&](V16 v, V16) { return Simd::mul(v, scale); });
+  } else {
+    each16(x, weight, size, y, [&](V16 v, V16 w) { return Simd::mul(Simd::mul(v, scale), w); });
+  }
+}
+
+// Two passes: the sum of squares is of what is left without the mean.
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t size, float* y) {
+  const auto sum_of = [&](auto term) {
+    V16 sum = Simd::zero();
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) sum = Simd::add(sum, term(Simd::load(x + i)));
+    float total = Simd::reduce_sum(sum);
+    for (; i < size; ++i) {  // what is left, in order: lanes beyond the end would not be zero
+      float last[kLanes];
+      Simd::store(last, term(Simd::broadcast(x[i])));
+      total += last[0];
+    }
+    return total;
+  };
+  const float mean = sum_of([](V16 v) { return v; }) / static_cast<float>(size);
+  const V16 all_mean = Simd::broadcast(mean);
+  const float variance = sum_of([&](V16 v) {
+                           const V16 off = Simd::sub(v, all_mean);
+                           return Simd::mul(off, off);
+                         }) /
+                         static_cast<float>(size);
+  const V16 scale = Simd::broadcast(1.0f / __builtin_sqrtf(variance + eps));
+  each16(x, weight, size, y,
+         [&](V16 v, V16 w) { return Simd::mul(Simd::mul(Simd::sub(v, all_mean), scale), w); });
+  if (bias != nullptr) each16(y, bias, size, y, [](V16 v, V16 b) { return Simd::add(v, b); });
 }
 
 }  // namespace

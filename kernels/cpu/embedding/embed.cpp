@@ -20,4 +20,21 @@ void embed_rows(const Context& ctx, const TensorView& table, const int32_t* toke
   });
 }
 
+void add_position_rows(const Context& ctx, const TensorView* positions, const TensorView* types,
+                       const int32_t* position_of, int64_t rows, int64_t cols, float* x, float* scratch) {
+  ctx.pool.parallel_for(rows, 8, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* row = scratch + t * cols;
+      const auto add = [&](const TensorView* table, int64_t at) {
+        if (table == nullptr) return;
+        MILLRACE_CHECK(at >= 0 && at < table->rows() && table->cols() == cols);
+        quant::dequantize_row(*table, at, row);
+        ctx.kernels.scale_add(x + t * cols, 1.0f, row, 1.0f, cols);
+      };
+      add(positions, position_of[t]);
+      add(types, 0);
+    }
+  });
+}
+
 }  // namespace millrace::cpu

@@ -7,6 +7,10 @@
 namespace millrace::cpu {
 
 // y[t] = table[tokens[t]] * scale, y: [rows][cols]. Tokens are rows of the table.
+// x[t] += positions[position of t] + types[0], x: [rows][cols]; either may be absent. scratch: as large as x.
+void add_position_rows(const Context& ctx, const TensorView* positions, const TensorView* types,
+                       const int32_t* position_of, int64_t rows, int64_t cols, float* x, float* scratch);
+
 void embed_rows(const Context& ctx, const TensorView& table, const int32_t* tokens, int64_t rows, float scale,
                 float* y);
 

@@ -11,19 +11,32 @@ void activate(const KernelTable& kernels, const GateUp& op, float* gate, const f
   // Times one and one: sums, by the table's vectors.
   if (gate_bias != nullptr) kernels.scale_add(gate, 1.0f, gate_bias, 1.0f, count);
   if (up_bias != nullptr) kernels.scale_add(up, 1.0f, up_bias, 1.0f, count);
-  if (op.activation == GateUp::Activation::kClampedSwiglu) {
-    kernels.clamped_swiglu(gate, up, op.alpha, op.limit, count, y);
-  } else {
-    kernels.silu_mul(gate, up, count, y);
+  switch (op.activation) {
+    case GateUp::Activation::kSilu:
+      return kernels.silu_mul(gate, up, count, y);
+    case GateUp::Activation::kClampedSwiglu:
+      return kernels.clamped_swiglu(gate, up, op.alpha, op.limit, count, y);
+    case GateUp::Activation::kGelu:
+      kernels.gelu(gate, count, y);
+      break;
+    case GateUp::Activation::kGeluTanh:
+      kernels.gelu_tanh(gate, count, y);
+      break;
   }
+  if (op.up.matrix != nullptr) kernels.multiply(y, up, count, y);
+}
+
+void scale(float* x, float by, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) x[i] *= by;
 }
 
 }  // namespace
 
 void gate_up_chunk(const Context& ctx, const GateUp& op, int64_t expert, int64_t first, int64_t count,
                    const ActivationRows& x, int64_t num_m, const InnerActivations& inner, int thread,
-                   const PrefetchHint& prefetch) {
-  const WeightMatrix &gate = *op.gate.matrix, &up = *op.up.matrix;
+                   const PrefetchHint& prefetch, const float* row_scale) {
+  const WeightMatrix& gate = *op.gate.matrix;
+  const WeightMatrix* up = op.up.matrix;
   const KernelTable& kernels = ctx.kernels;
   float* g = ctx.scratch[thread].tile;
   float* u = g + kMaxRowsPerPass * kMaxRowsPerTask;
@@ -35,12 +48,18 @@ void gate_up_chunk(const Context& ctx, const GateUp& op, int64_t expert, int64_t
   for (int64_t m = 0; m < num_m; m += kMaxRowsPerPass) {
     const int64_t rows = std::min(kMaxRowsPerPass, num_m - m);
     gemm_chunk(kernels, {gate, expert, first, count}, x.from(m), rows, g, count, dequantized,
-               prefetch_of(up, expert, first, prefetch.done));
-    gemm_chunk(kernels, {up, expert, first, count}, x.from(m), rows, u, count, dequantized,
-               {prefetch.next, prefetch.bytes, true});
+               up == nullptr ? prefetch : prefetch_of(*up, expert, first, prefetch.done));
+    if (up != nullptr) {
+      gemm_chunk(kernels, {*up, expert, first, count}, x.from(m), rows, u, count, dequantized,
+                 {prefetch.next, prefetch.bytes, true});
+    }
     for (int64_t i = 0; i < rows; ++i) {
       float *gi = g + i * count, *ui = u + i * count;
       float* y = inner.formats.float32 ? inner.values + (m + i) * gate.rows + first : gi;
+      if (row_scale != nullptr) {
+        scale(gi, row_scale[m + i], count);
+        scale(ui, row_scale[m + i], count);
+      }
       activate(kernels, op, gi, gate_bias, ui, up_bias, count, y);
       ActivationFormats formats = inner.formats;
       if (formats.bf16_tiles) {  // a group is made at its last row

@@ -7,10 +7,10 @@
 namespace millrace::cpu {
 
 struct GateUp {
-  LinearWeights gate, up;  // [experts][inner][hidden]
+  LinearWeights gate, up;  // [experts][inner][hidden]; without up (GELU only), u is 1
   // kSilu: silu(g) * u. kClampedSwiglu (gpt-oss): g = min(g, limit), u = clamp(u, +-limit),
-  // g * sigmoid(alpha g) * (u + 1).
-  enum class Activation { kSilu, kClampedSwiglu } activation = Activation::kSilu;
+  // g * sigmoid(alpha g) * (u + 1). kGelu, kGeluTanh: GELU(g) * u.
+  enum class Activation { kSilu, kClampedSwiglu, kGelu, kGeluTanh } activation = Activation::kSilu;
   float alpha = 1.702f, limit = 7.0f;
 };
 
@@ -22,10 +22,11 @@ struct InnerActivations {
 };
 
 // Rows [first, first + count) of an expert's matrices with rows [0, num_m) of x, into columns of `inner`
-// [num_m][inner]. first and count are whole blocks of 32, but at the end.
+// [num_m][inner]. first and count are whole blocks of 32, but at the end. row_scale, [num_m] or absent:
+// multiplies a row of both products, as if it had multiplied the input.
 void gate_up_chunk(const Context& ctx, const GateUp& op, int64_t expert, int64_t first, int64_t count,
                    const ActivationRows& x, int64_t num_m, const InnerActivations& inner, int thread,
-                   const PrefetchHint& prefetch = {});
+                   const PrefetchHint& prefetch = {}, const float* row_scale = nullptr);
 
 // All rows of a plain matrix, over all threads.
 void gate_up(const Context& ctx, const GateUp& op, const ActivationRows& x, int64_t rows,

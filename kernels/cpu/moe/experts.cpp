@@ -97,7 +97,8 @@ void ExpertsRun::gate_up_part(int32_t expert, int64_t first, int64_t count, cons
   const int64_t max_rows = rows_ <= kSmallBatchRows ? kMaxSmallBatchOutputs : kMaxRowsPerTask;
   for (int64_t r = 0; r < count; r += max_rows) {
     gate_up_chunk(ctx_, op_.gate_up, expert, first + r, std::min(max_rows, count - r), x, num_m, inner,
-                  thread, count <= max_rows ? prefetch : PrefetchHint{});
+                  thread, count <= max_rows ? prefetch : PrefetchHint{},
+                  op_.weigh_input ? work_.row_scale + at : nullptr);
   }
 }
 
@@ -205,7 +206,7 @@ void ExpertsRun::combine(int64_t token, int64_t first, int64_t width) const {
     float sum[kStrip] = {};
     for (int64_t slot = 0; slot < k; ++slot) {
       const float* out = work_.expert_out + order_.sorted_row[token * k + slot] * hidden_ + c;
-      const float weight = op_.weights[token * k + slot];
+      const float weight = op_.weigh_input ? 1.0f : op_.weights[token * k + slot];
       if (op_.down.bias == nullptr) {
         for (int64_t i = 0; i < count; ++i) sum[i] += weight * out[i];
       } else {
@@ -232,6 +233,9 @@ void ExpertsRun::combine_all() {
 void ExpertsRun::run() {
   quantize_missing();
   sort_by_expert(op_.chosen, rows_, op_.k, gate_.experts, order_);
+  if (op_.weigh_input) {
+    for (int64_t i = 0; i < rows_ * op_.k; ++i) work_.row_scale[order_.sorted_row[i]] = op_.weights[i];
+  }
   if (formats_.bf16_tiles) gather_tiles();
   const bool small_batch = ctx_.small_batch(rows_);
   // Few experts are combined by the threads that multiply.
@@ -266,6 +270,7 @@ MoeWorkspace take_moe_workspace(Arena& arena, const MoeShape& shape, bool with_b
   work.inner = arena.take<float>(sorted * shape.inner);
   work.inner_quantized.blocks = arena.take<ActivationBlock>(sorted * shape.inner / kQuantBlock);
   work.expert_out = arena.take<float>(sorted * shape.hidden);
+  work.row_scale = arena.take<float>(sorted);
   if (!with_bf16_tiles) return work;
   work.input.pow2_blocks = arena.take<ActivationBlock>(small * shape.hidden / kQuantBlock);
   work.input.bf16_tiles = arena.take<uint16_t>(sorted * shape.hidden + kTileSlackBytes);

@@ -18,6 +18,8 @@ struct MoeExperts {
   ActivationFormats made;  // formats of x that the workspace's input has already
   float* y;                // [rows][hidden]: added to
   int64_t rows;
+  bool weigh_input =
+      false;  // a weight multiplies what goes into an expert instead of what comes out (no biases)
 };
 
 struct MoeShape {
@@ -29,7 +31,8 @@ struct MoeWorkspace {
   QuantizedActivations input;  // of rows, and as tiles of sorted rows
   float* inner;                // [rows * k][inner]
   QuantizedActivations inner_quantized;
-  float* expert_out;  // [rows * k][hidden], in sorted order
+  float* expert_out;           // [rows * k][hidden], in sorted order
+  float* row_scale = nullptr;  // [rows * k]: for weigh_input
 };
 MoeWorkspace take_moe_workspace(Arena& arena, const MoeShape& shape, bool with_bf16_tiles);
 

@@ -53,6 +53,76 @@ void route_top_k(const KernelTable& kernels, const TopK& op, int64_t token) {
   for (int64_t slot = 0; slot < k; ++slot) weights[slot] /= sum;
 }
 
+namespace {
+
+// NaN comes last.
+float choice_key(const SigmoidTopK& op, const float* weights, int64_t expert) {
+  const float key = weights[expert] + (op.bias == nullptr ? 0.0f : op.bias[expert]);
+  return std::isnan(key) ? -std::numeric_limits<float>::infinity() : key;
+}
+
+// The two largest keys of a group, added.
+float group_key(const SigmoidTopK& op, const float* weights, int64_t group) {
+  const int64_t size = op.experts / op.groups;
+  float first = -std::numeric_limits<float>::infinity(), second = first;
+  for (int64_t e = group * size; e < (group + 1) * size; ++e) {
+    const float key = choice_key(op, weights, e);
+    if (key > first) {
+      second = first;
+      first = key;
+    } else if (key > second) {
+      second = key;
+    }
+  }
+  return size > 1 ? first + second : first;
+}
+
+// Whether fewer than groups_chosen groups come before this one.
+bool group_is_open(const SigmoidTopK& op, const float* weights, int64_t group) {
+  if (op.groups_chosen >= op.groups) return true;
+  const float key = group_key(op, weights, group);
+  int before = 0;
+  for (int64_t g = 0; g < op.groups; ++g) {
+    const float other = group_key(op, weights, g);
+    before += other > key || (other == key && g < group) ? 1 : 0;
+  }
+  return before < op.groups_chosen;
+}
+
+void route_sigmoid(const KernelTable& kernels, const SigmoidTopK& op, int64_t token) {
+  float* of = op.scores + token * op.experts;
+  int32_t* chosen = op.chosen + token * op.k;
+  float* weights = op.weights + token * op.k;
+  for (int64_t e = 0; e < op.experts; ++e) of[e] = -of[e];
+  kernels.exp(of, op.experts, of);
+  for (int64_t e = 0; e < op.experts; ++e) of[e] = 1.0f / (1.0f + of[e]);
+  const int64_t size = op.experts / op.groups;
+  std::fill_n(chosen, op.k, -1);
+  for (int64_t g = 0; g < op.groups; ++g) {
+    if (!group_is_open(op, of, g)) continue;
+    for (auto e = static_cast<int32_t>(g * size); e < (g + 1) * size; ++e) {
+      int32_t moved = e;  // insertion, ties to the lower index
+      for (int64_t slot = 0; slot < op.k; ++slot) {
+        const bool before = chosen[slot] < 0 || choice_key(op, of, moved) > choice_key(op, of, chosen[slot]);
+        if (before) std::swap(moved, chosen[slot]);
+        if (moved < 0) break;
+      }
+    }
+  }
+  float sum = 0.0f;
+  for (int64_t slot = 0; slot < op.k; ++slot) sum += weights[slot] = of[chosen[slot]];
+  if (!op.renormalize) return;
+  for (int64_t slot = 0; slot < op.k; ++slot) weights[slot] /= sum + 1e-20f;
+}
+
+}  // namespace
+
+void route_sigmoid_rows(const Context& ctx, const SigmoidTopK& op, int64_t rows) {
+  ctx.pool.parallel_for(rows, kRoutedPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) route_sigmoid(ctx.kernels, op, t);
+  });
+}
+
 void route_top_k_rows(const Context& ctx, const TopK& op, int64_t rows) {
   ctx.pool.parallel_for(rows, kRoutedPerTask, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) route_top_k(ctx.kernels, op, t);
@@ -65,7 +135,7 @@ ActivationFormats route_tokens(const Context& ctx, const RouteTokens& op) {
   const ActivationRows x = op.normed.rows(op.norm.y, rows, cols, formats);
   const GemmProduct product{op.router, op.scores, op.top_k.experts};
   if (rows < kTileHeight * ctx.pool.size()) {
-    rmsnorm_quantize_rows(ctx, op.norm, formats, op.normed);
+    norm_quantize_rows(ctx, op.norm, formats, op.normed);
     gemm(ctx, {&product, 1}, x, rows);
     route_top_k_rows(ctx, op.top_k, rows);
     return formats;
@@ -76,7 +146,7 @@ ActivationFormats route_tokens(const Context& ctx, const RouteTokens& op) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task * height, count = std::min(height, rows - first);
       for (int64_t t = first; t < first + count; ++t) {
-        rmsnorm_row(ctx.kernels, op.norm, t, formats, op.normed);
+        norm_row(ctx.kernels, op.norm, t, formats, op.normed);
       }
       gemm_part(ctx, product, 0, op.top_k.experts, x, first, count, thread);
       for (int64_t t = first; t < first + count; ++t) route_top_k(ctx.kernels, op.top_k, t);

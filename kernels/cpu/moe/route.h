@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/matmul/gemm.h"
-#include "kernels/cpu/norm/rmsnorm.h"
+#include "kernels/cpu/norm/norm.h"
 
 namespace millrace::cpu {
 
@@ -19,9 +19,21 @@ struct TopK {
 void route_top_k(const KernelTable& kernels, const TopK& op, int64_t token);
 void route_top_k_rows(const Context& ctx, const TopK& op, int64_t rows);
 
+// The sigmoid of each score is its weight; those of the largest weight + bias are chosen (DeepSeek V3).
+struct SigmoidTopK {
+  int64_t experts, k;
+  const float* bias;          // [experts], or absent
+  int groups, groups_chosen;  // only groups of the largest two (weight + bias) in sum are looked at
+  bool renormalize;           // weights are divided by their sum
+  float* scores;              // [rows][experts]; overwritten
+  int32_t* chosen;            // [rows][k]
+  float* weights;             // [rows][k]
+};
+void route_sigmoid_rows(const Context& ctx, const SigmoidTopK& op, int64_t rows);
+
 // The norm before the router, the router's product, and top k.
 struct RouteTokens {
-  RmsNormRows norm;      // of all rows
+  NormRows norm;         // of all rows
   LinearWeights router;  // [experts, cols]
   float* scores;         // [rows][experts]
   TopK top_k;            // of `scores`

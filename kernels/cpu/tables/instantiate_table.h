@@ -34,7 +34,12 @@ constexpr KernelTable make_table(const char* name) {
           silu_mul,
           clamped_swiglu,
           scale_add,
-          exp_all};
+          exp_all,
+          layer_norm,
+          gelu_all,
+          gelu_tanh_all,
+          multiply,
+          softcap_all};
 }
 
 }  // namespace

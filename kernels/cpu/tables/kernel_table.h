@@ -180,10 +180,11 @@ struct AttentionSplit {
   const int32_t* first;  // [rows]: positions [first, last) are seen, already cut to this split
   const int32_t* last;
   float scale;
-  float* row_max;  // [rows]
-  float* row_sum;  // [rows]
-  float* acc;      // [rows][padded_dim]
-  float* scores;   // scratch: [rows][kTileTokens + kLanes]
+  float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: they stay
+  float* row_max;        // [rows]
+  float* row_sum;        // [rows]
+  float* acc;            // [rows][padded_dim]
+  float* scores;         // scratch: [rows][kTileTokens + kLanes]
   // Blocks of the first two tiles that this thread attends to next, moved so that these offsets lead to their
   // head; and whether this split's first tiles were prefetched so.
   const uint8_t* next_blocks[2 * kTileTokens / kLanes] = {};
@@ -204,7 +205,7 @@ struct KernelTable {
 
   // Activations [cols] -> ActivationBlock [cols / 32]; cols is a multiple of 32.
   void (*quantize_int8)(const float* x, int64_t cols, ActivationBlock* out);
-  // y = x / sqrt(mean(x^2) + eps) * weight. y may be x.
+  // y = x / sqrt(mean(x^2) + eps) * weight; weight may be absent. y may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t size, float* y);
   // y = silu(gate) * up
   void (*silu_mul)(const float* gate, const float* up, int64_t size, float* y);
@@ -215,6 +216,14 @@ struct KernelTable {
   void (*scale_add)(float* y, float a, const float* x, float b, int64_t size);
   // y[i] = exp(x[i])
   void (*exp)(const float* x, int64_t size, float* y);
+  // y = (x - mean) / sqrt(variance + eps) * weight + bias; bias may be absent. y may be x.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t size,
+                     float* y);
+  // y = GELU(x), by erf and by tanh; y = a * b; y = cap * tanh(x / cap). y may be an input.
+  void (*gelu)(const float* x, int64_t size, float* y);
+  void (*gelu_tanh)(const float* x, int64_t size, float* y);
+  void (*multiply)(const float* a, const float* b, int64_t size, float* y);
+  void (*softcap)(const float* x, float cap, int64_t size, float* y);
 
   // Activation rows that share one pass over a chunk of weights: 64 rows of 2,880 int8 codes are 225 KiB,
   // within the second-level cache of every machine we know. A table that repacks weights wants as many as

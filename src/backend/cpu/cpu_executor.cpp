@@ -1,6 +1,7 @@
 #include "backend/cpu/cpu_executor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -21,15 +22,37 @@ constexpr size_t kProductsPerLayer = 6, kProductsBesides = 4;
 constexpr int32_t kDeepContext = 4096;
 
 constexpr int64_t kHeadsPerTask = 64;  // that a task norms
+constexpr int64_t kNormedPerTask = 4;  // rows
 
 TopK::SoftmaxOver softmax_over(Route::Weighting weighting) {
   return weighting == Route::Weighting::kSoftmaxAll ? TopK::SoftmaxOver::kAll : TopK::SoftmaxOver::kChosen;
 }
 
-GateUp gate_up_of(const Experts& op) {
-  const bool clamped = op.activation == Experts::Activation::kClampedSwiglu;
-  return {linear_of(op.gate), linear_of(op.up),
-          clamped ? GateUp::Activation::kClampedSwiglu : GateUp::Activation::kSilu, op.alpha, op.limit};
+GateUp::Activation activation_of(Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return GateUp::Activation::kSilu;
+    case Activation::kClampedSwiglu:
+      return GateUp::Activation::kClampedSwiglu;
+    case Activation::kGelu:
+      return GateUp::Activation::kGelu;
+    case Activation::kGeluTanh:
+      break;
+  }
+  return GateUp::Activation::kGeluTanh;
+}
+
+// Without a gate, `up` is in its place.
+GateUp gate_up_of(const Linear& gate, const Linear& up, Activation activation) {
+  if (gate.weight == nullptr) return {linear_of(up), {}, activation_of(activation)};
+  return {linear_of(gate), linear_of(up), activation_of(activation)};
+}
+
+NormWeights weights_of(const Norm& op) {
+  const auto kind = !op.present()                   ? NormWeights::Kind::kNone
+                    : op.kind == Norm::Kind::kLayer ? NormWeights::Kind::kLayer
+                                                    : NormWeights::Kind::kRms;
+  return {values_of(op.weight), op.eps, values_of(op.bias), kind};
 }
 
 }  // namespace
@@ -75,41 +98,69 @@ void CpuExecutor::begin(const Batch& batch) {
   prefetch_order_.begin_step(pool_, rows_ <= kSmallBatchRows);
 }
 
-void CpuExecutor::embed(const Weight& table, float scale) {
-  embed_rows(context(), own(table).matrix.view, batch_.tokens.data(), rows_, scale, work_->residual);
+void CpuExecutor::embed(const Embed& op) {
+  embed_rows(context(), own(*op.table).matrix.view, batch_.tokens.data(), rows_, op.scale, work_->residual);
+  const auto view_of = [](const Weight* w) { return w == nullptr ? nullptr : &own(*w).matrix.view; };
+  if (op.positions != nullptr || op.types != nullptr) {
+    add_position_rows(context(), view_of(op.positions), view_of(op.types), work_->attention_plan.positions(),
+                      rows_, spec_.hidden, work_->residual, work_->normed);
+  }
+  norm_residual(op.norm);
+}
+
+void CpuExecutor::norm_residual(const Norm& op) {
+  if (!op.present()) return;
+  norm_rows(
+      context(),
+      {weights_of(op), work_->residual, spec_.hidden, work_->residual, spec_.hidden, rows_, spec_.hidden},
+      kNormedPerTask);
 }
 
 // ---------------------------------------------------------------- norms and dense products
 
 // normed[i] = norm(residual[rows[i]]), or of every row when `rows` is empty.
-RmsNormRows CpuExecutor::norm_of(const Norm& op, std::span<const int32_t> rows) const {
-  return {{values_of(op.weight), op.eps},
-          work_->residual,
-          spec_.hidden,
-          work_->normed,
-          spec_.hidden,
-          rows.empty() ? rows_ : std::ssize(rows),
-          spec_.hidden,
-          rows.empty() ? nullptr : rows.data()};
+NormRows CpuExecutor::norm_of(const Norm& op, std::span<const int32_t> rows) const {
+  return {weights_of(op), work_->residual,
+          spec_.hidden,   work_->normed,
+          spec_.hidden,   rows.empty() ? rows_ : std::ssize(rows),
+          spec_.hidden,   rows.empty() ? nullptr : rows.data()};
 }
 
 // The same, done, as the input of these products.
 ActivationRows CpuExecutor::norm_for(const Norm& op, std::initializer_list<const Linear*> products,
                                      std::span<const int32_t> rows) {
-  const RmsNormRows norm = norm_of(op, rows);
+  const NormRows norm = norm_of(op, rows);
   normed_formats_ = {};
   for (const Linear* product : products) {
     normed_formats_ |= formats_for(kernels_, {linear_of(*product)}, norm.rows);
   }
-  rmsnorm_quantize_rows(context(), norm, normed_formats_, work_->input);
+  norm_quantize_rows(context(), norm, normed_formats_, work_->input);
   return work_->input.rows(work_->normed, norm.rows, spec_.hidden, normed_formats_);
 }
 
-void CpuExecutor::norm_heads(const Norm& op, int64_t heads, float* values) {
-  if (op.weight == nullptr) return;
-  const int64_t dim = spec_.head_dim;
-  rmsnorm_rows(context(), {{values_of(op.weight), op.eps}, values, dim, values, dim, rows_ * heads, dim},
-               kHeadsPerTask);
+void CpuExecutor::norm_heads(const Norm& op, int64_t heads, bool whole, float* values) {
+  if (!op.present()) return;
+  const int64_t cols = whole ? heads * spec_.head_dim : spec_.head_dim;
+  norm_rows(context(), {weights_of(op), values, cols, values, cols, whole ? rows_ : rows_ * heads, cols},
+            whole ? kNormedPerTask : kHeadsPerTask);
+}
+
+// residual += scale * norm_after(x W^T + b)
+void CpuExecutor::multiply_add(const Linear& weights, const ActivationRows& x, const Norm& norm_after,
+                               float scale) {
+  if (!norm_after.present() && scale == 1.0f) {
+    return gemm_add(context(), {linear_of(weights), work_->residual, spec_.hidden}, x, rows_);
+  }
+  const GemmProduct product{linear_of(weights), work_->normed, spec_.hidden};
+  gemm(context(), {&product, 1}, x, rows_);
+  const NormWeights norm = weights_of(norm_after);
+  pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* y = work_->normed + row * spec_.hidden;
+      norm_one(kernels_, norm, y, spec_.hidden, y);
+      kernels_.scale_add(work_->residual + row * spec_.hidden, 1.0f, y, scale, spec_.hidden);
+    }
+  });
 }
 
 void CpuExecutor::norm_qkv(const NormQkv& op) {
@@ -119,26 +170,27 @@ void CpuExecutor::norm_qkv(const NormQkv& op) {
                                   {linear_of(op.v), work_->value, op.v.weight->rows}};
   prefetch_order_.pause_after_next_product(deep_);
   gemm(context(), products, x, rows_);
-  norm_heads(op.q_norm, spec_.heads, work_->query);
-  norm_heads(op.k_norm, spec_.kv_heads, work_->key);
+  norm_heads(op.q_norm, spec_.heads, op.norm_whole, work_->query);
+  norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, work_->key);
 }
 
-void CpuExecutor::project_add(const Linear& op) {
+void CpuExecutor::project_add(const Projection& op) {
   if (rows_ == 0) return;
-  const ActivationFormats formats = formats_for(kernels_, {linear_of(op)}, rows_);
+  const ActivationFormats formats = formats_for(kernels_, {linear_of(op.linear)}, rows_);
   const ActivationRows x =
       quantize_rows(context(), formats, work_->attention, rows_, work_->query_cols, work_->input);
-  gemm_add(context(), {linear_of(op), work_->residual, spec_.hidden}, x, rows_);
+  multiply_add(op.linear, x, op.norm_after, op.scale);
 }
 
 void CpuExecutor::ffn_add(const Ffn& op) {
   if (rows_ == 0) return;
-  const ActivationRows x = norm_for(op.norm, {&op.gate, &op.up});
+  const Linear& gate = op.gate.weight != nullptr ? op.gate : op.up;
+  const ActivationRows x = norm_for(op.norm, {&gate, &op.up});
   const InnerActivations inner{work_->inner, work_->inner_quantized,
                                formats_for(kernels_, {linear_of(op.down)}, rows_)};
-  gate_up(context(), {linear_of(op.gate), linear_of(op.up)}, x, rows_, inner);
-  gemm_add(context(), {linear_of(op.down), work_->residual, spec_.hidden},
-           inner.quantized.rows(inner.values, rows_, op.gate.weight->rows, inner.formats), rows_);
+  gate_up(context(), gate_up_of(op.gate, op.up, op.activation), x, rows_, inner);
+  multiply_add(op.down, inner.quantized.rows(inner.values, rows_, op.up.weight->rows, inner.formats),
+               op.norm_after, op.scale);
 }
 
 void CpuExecutor::norm_logits(const Logits& op) {
@@ -147,6 +199,15 @@ void CpuExecutor::norm_logits(const Logits& op) {
   const ActivationRows x = norm_for(op.norm, {&op.output}, rows);
   const GemmProduct product{linear_of(op.output), work_->logits, spec_.vocab};
   gemm(context(), {&product, 1}, x, std::ssize(rows));
+  if (op.scale == 1.0f && op.softcap == 0.0f) return;
+  constexpr int64_t kLogitsPerTask = 8192;
+  const int64_t all = std::ssize(rows) * spec_.vocab;
+  pool_.parallel_for(tasks_for(all, kLogitsPerTask), 1, [&](int64_t begin, int64_t end, int) {
+    const int64_t first = begin * kLogitsPerTask, count = std::min(all, end * kLogitsPerTask) - first;
+    float* logits = work_->logits + first;
+    for (int64_t i = 0; i < count; ++i) logits[i] *= op.scale;
+    if (op.softcap > 0.0f) kernels_.softcap(logits, op.softcap, count, logits);
+  });
 }
 
 std::span<const float> CpuExecutor::logits() {
@@ -161,8 +222,8 @@ std::span<const int32_t> CpuExecutor::greedy_tokens() {
 
 void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to) {
   MILLRACE_CHECK(row >= 0 && row < rows_ && std::ssize(to) == spec_.hidden);
-  kernels_.rms_norm(work_->residual + row * int64_t{spec_.hidden}, values_of(norm.weight), norm.eps,
-                    spec_.hidden, to.data());
+  norm_one(kernels_, weights_of(norm), work_->residual + row * int64_t{spec_.hidden}, spec_.hidden,
+           to.data());
 }
 
 // ---------------------------------------------------------------- attention
@@ -195,6 +256,17 @@ void CpuExecutor::prepare_rotation(const Rope& op) {
   rotation_size_ = half;
 }
 
+// By the position of each row of the step; nullptr where queries do not grow.
+const float* CpuExecutor::query_scales(const Rope::Growth& growth) {
+  if (growth.scale == 0.0f) return nullptr;
+  for (int64_t row = 0; row < rows_; ++row) {
+    const double position = work_->attention_plan.positions()[row] + growth.offset;
+    const double grown = 1.0 + growth.scale * std::log1p(std::floor(position / growth.every));
+    work_->query_scale[row] = static_cast<float>(grown);
+  }
+  return work_->query_scale;
+}
+
 void CpuExecutor::rope_append_kv(const Rope& op) {
   prepare_rotation(op);
   RopeAppendKv append;
@@ -208,6 +280,7 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
   append.sines = work_->sines;
   append.half = rotation_size_;
   append.interleaved = op.interleaved;
+  append.query_scale = query_scales(op.growth);
   append.query = work_->query;
   append.key = work_->key;
   append.value = work_->value;
@@ -240,8 +313,14 @@ void CpuExecutor::attend(const Attend& op) {
   if (leaves_out) work_->attention_plan.keep_rows(batch_.logit_rows);
   if (deep_) prefetch_order_.resume(pool_);
   paged_attention(context(), work_->attention_plan,
-                  {work_->query, work_->input.blocks, work_->attention, kv_of(op.layer), op.window, op.scale,
-                   values_of(op.sinks)});
+                  {work_->query,
+                   work_->input.blocks,
+                   work_->attention,
+                   kv_of(op.layer),
+                   {op.window, op.chunk, op.bidirectional},
+                   op.scale,
+                   values_of(op.sinks),
+                   op.softcap});
   if (leaves_out) keep_logit_rows();
 }
 
@@ -250,6 +329,17 @@ void CpuExecutor::attend(const Attend& op) {
 void CpuExecutor::route(const Route& op) {
   MILLRACE_CHECK(op.router.weight->rows == spec_.experts && op.experts_per_token == spec_.experts_per_token);
   if (rows_ == 0) return;
+  if (op.weighting == Route::Weighting::kSigmoid || op.weighting == Route::Weighting::kSigmoidRenormalized) {
+    const ActivationRows x = norm_for(op.norm, {&op.router});
+    const GemmProduct product{linear_of(op.router), work_->router_scores, spec_.experts};
+    gemm(context(), {&product, 1}, x, rows_);
+    route_sigmoid_rows(context(),
+                       {spec_.experts, spec_.experts_per_token, values_of(op.choice_bias), op.groups,
+                        op.groups_chosen, op.weighting == Route::Weighting::kSigmoidRenormalized,
+                        work_->router_scores, work_->chosen, work_->chosen_weight},
+                       rows_);
+    return scale_routing(op.scale);
+  }
   normed_formats_ =
       route_tokens(context(), {norm_of(op.norm),
                                linear_of(op.router),
@@ -257,15 +347,56 @@ void CpuExecutor::route(const Route& op) {
                                {spec_.experts, spec_.experts_per_token, softmax_over(op.weighting),
                                 work_->router_scores, work_->chosen, work_->chosen_weight},
                                work_->input});
+  scale_routing(op.scale);
+}
+
+void CpuExecutor::scale_routing(float scale) {
+  if (scale == 1.0f) return;
+  for (int64_t i = 0; i < rows_ * spec_.experts_per_token; ++i) work_->chosen_weight[i] *= scale;
+}
+
+// residual += sigmoid(mix n) * down(act(gate n) * (up n)): of n what route() left in `normed`.
+void CpuExecutor::shared_expert_add(const Experts& op) {
+  const Experts::Shared& shared = op.shared;
+  ActivationFormats formats = formats_for(kernels_, {linear_of(shared.gate), linear_of(shared.up)}, rows_);
+  if (shared.mix.weight != nullptr) formats |= formats_for(kernels_, {linear_of(shared.mix)}, rows_);
+  const ActivationRows x =
+      quantize_rows(context(), formats, work_->normed, rows_, spec_.hidden, work_->input);
+  normed_formats_ = {};  // what route() quantized may have been overwritten
+  const InnerActivations inner{work_->inner, work_->inner_quantized,
+                               formats_for(kernels_, {linear_of(shared.down)}, rows_)};
+  gate_up(context(), gate_up_of(shared.gate, shared.up, op.activation), x, rows_, inner);
+  const ActivationRows inner_rows =
+      inner.quantized.rows(inner.values, rows_, shared.up.weight->rows, inner.formats);
+  if (shared.mix.weight == nullptr) {
+    return gemm_add(context(), {linear_of(shared.down), work_->residual, spec_.hidden}, inner_rows, rows_);
+  }
+  // Behind the choice of experts their scores are of no use any more.
+  float *mix = work_->router_scores, *out = work_->expert_out;
+  const GemmProduct mixed{linear_of(shared.mix), mix, 1}, down{linear_of(shared.down), out, spec_.hidden};
+  gemm(context(), {&mixed, 1}, x, rows_);
+  gemm(context(), {&down, 1}, inner_rows, rows_);
+  for (int64_t row = 0; row < rows_; ++row) mix[row] = -mix[row];
+  kernels_.exp(mix, rows_, mix);
+  pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      kernels_.scale_add(work_->residual + row * spec_.hidden, 1.0f, out + row * spec_.hidden,
+                         1.0f / (1.0f + mix[row]), spec_.hidden);
+    }
+  });
 }
 
 void CpuExecutor::experts_add(const Experts& op) {
   if (rows_ == 0) return;
-  MoeWorkspace moe{work_->expert_order, work_->input, work_->inner, work_->inner_quantized,
-                   work_->expert_out};
+  if (op.shared.up.weight != nullptr) shared_expert_add(op);
+  MoeWorkspace moe{work_->expert_order,    work_->input,      work_->inner,
+                   work_->inner_quantized, work_->expert_out, work_->row_scale};
+  GateUp gate_up = gate_up_of(op.gate, op.up, op.activation);
+  gate_up.alpha = op.alpha;
+  gate_up.limit = op.limit;
   moe_experts(context(),
-              {gate_up_of(op), linear_of(op.down), spec_.experts_per_token, work_->chosen,
-               work_->chosen_weight, work_->normed, normed_formats_, work_->residual, rows_},
+              {gate_up, linear_of(op.down), spec_.experts_per_token, work_->chosen, work_->chosen_weight,
+               work_->normed, normed_formats_, work_->residual, rows_, op.weigh_input},
               moe);
   normed_formats_ = {};  // tiles of sorted rows may have taken their memory
 }

@@ -22,14 +22,15 @@ class CpuExecutor final : public Executor {
   CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool);
 
   void begin(const Batch& batch) override;
-  void embed(const Weight& table, float scale) override;
+  void embed(const Embed& op) override;
   void norm_qkv(const NormQkv& op) override;
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
-  void project_add(const Linear& op) override;
+  void project_add(const Projection& op) override;
   void ffn_add(const Ffn& op) override;
   void route(const Route& op) override;
   void experts_add(const Experts& op) override;
+  void norm_residual(const Norm& op) override;
   void norm_logits(const Logits& op) override;
   std::span<const float> logits() override;
   std::span<const int32_t> greedy_tokens() override;
@@ -49,10 +50,14 @@ class CpuExecutor final : public Executor {
   std::span<std::byte> block_bytes(int group, int32_t block) const;
   Context context() { return {kernels_, pool_, work_->scratch, &prefetch_order_}; }
 
-  RmsNormRows norm_of(const Norm& op, std::span<const int32_t> rows = {}) const;
+  NormRows norm_of(const Norm& op, std::span<const int32_t> rows = {}) const;
   ActivationRows norm_for(const Norm& op, std::initializer_list<const Linear*> products,
                           std::span<const int32_t> rows = {});
-  void norm_heads(const Norm& op, int64_t heads, float* values);
+  void norm_heads(const Norm& op, int64_t heads, bool whole, float* values);
+  void multiply_add(const Linear& weights, const ActivationRows& x, const Norm& norm_after, float scale);
+  void shared_expert_add(const Experts& op);
+  void scale_routing(float scale);
+  const float* query_scales(const Rope::Growth& growth);
   PagedKv kv_of(int layer) const;
   void prepare_rotation(const Rope& op);
   bool leaves_rows_out(int layer) const;

@@ -43,6 +43,7 @@ Workspace::Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles
   }
   cosines = arena.take<float>(tokens * (spec.head_dim / 2));
   sines = arena.take<float>(tokens * (spec.head_dim / 2));
+  query_scale = arena.take<float>(tokens);
   sequences = arena.take<AttentionSequence>(tokens);
   for (size_t g = 0; g < kMaxKvGroups; ++g) {
     tables[g] = g < spec.kv_groups.size() ? arena.take<const int32_t*>(tokens) : nullptr;
@@ -53,6 +54,7 @@ Workspace::Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles
   chosen_weight = arena.take<float>(chosen_rows);
   expert_order = take_expert_order(arena, spec.experts, tokens, spec.experts_per_token);
   expert_out = arena.take<float>(chosen_rows * spec.hidden);
+  row_scale = arena.take<float>(chosen_rows);
 
   argmax = arena.take<ArgmaxPiece>(argmax_pieces(spec.max_logit_rows, spec.vocab));
   const int64_t max_cols =

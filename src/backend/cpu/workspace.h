@@ -23,6 +23,7 @@ struct Workspace {
   float* inner;  // [tokens][ffn] or [tokens * chosen][expert_ffn]
   QuantizedActivations inner_quantized;
   float *cosines, *sines;                // [tokens][head_dim / 2]
+  float* query_scale;                    // [tokens]
   AttentionSequence* sequences;          // [tokens]
   const int32_t** tables[kMaxKvGroups];  // [groups][tokens]: the sequences' block tables
   AttentionPlan attention_plan;
@@ -33,6 +34,7 @@ struct Workspace {
   float* chosen_weight;  // [tokens][chosen]
   ExpertOrder expert_order;
   float* expert_out;  // [tokens * chosen][hidden], sorted by expert
+  float* row_scale;   // [tokens * chosen], sorted by expert
 
   ArgmaxPiece* argmax;   // of [logit rows][vocab]
   GemmScratch* scratch;  // [threads]

@@ -36,14 +36,15 @@ class CudaExecutor final : public Executor {
   ~CudaExecutor() override { cudaStreamSynchronize(stream_.get()); }  // nothing may still use the buffers
 
   void begin(const Batch& batch) override;
-  void embed(const Weight& table, float scale) override;
+  void embed(const Embed& op) override;
   void norm_qkv(const NormQkv& op) override { ops_.emplace_back(op); }
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
-  void project_add(const Linear& op) override { ops_.emplace_back(ProjectOp{op}); }
+  void project_add(const Projection& op) override { ops_.emplace_back(ProjectOp{op.linear}); }
   void ffn_add(const Ffn& op) override { ops_.emplace_back(op); }
   void route(const Route& op) override;
   void experts_add(const Experts& op) override { ops_.emplace_back(op); }
+  void norm_residual(const Norm& op) override { MILLRACE_CHECK(!op.present()); }  // CudaBackend::lacks
   void norm_logits(const Logits& op) override { ops_.emplace_back(op); }
   std::span<const float> logits() override;
   std::span<const float> logits_of(std::span<const int32_t> rows) override;
@@ -143,10 +144,11 @@ void CudaExecutor::begin(const Batch& batch) {
   batch_sent_.record(stream_);
 }
 
-void CudaExecutor::embed(const Weight& table, float scale) {
+void CudaExecutor::embed(const Embed& op) {
+  const Weight& table = *op.table;
   MILLRACE_CHECK(table.cols == spec_.hidden);
   for (const int32_t token : tokens_) MILLRACE_CHECK(token >= 0 && token < table.rows);
-  ops_.emplace_back(EmbedOp{&table, scale});
+  ops_.emplace_back(EmbedOp{&table, op.scale});
 }
 
 void CudaExecutor::rope_append_kv(const Rope& op) {

@@ -365,7 +365,7 @@ GemvExperts StepLauncher::gemv_experts(const Experts& op) const {
   experts.experts = spec_.experts;
   experts.k = spec_.experts_per_token;
   experts.softmax_over_all = plan_.softmax_over_all;
-  experts.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
+  experts.activation = {op.activation == millrace::Activation::kClampedSwiglu, op.alpha, op.limit};
   experts.x_bf16 = w_.x_bf16.as<const uint16_t>();
   experts.act = w_.gate.as<float>();
   experts.residual = w_.residual.as<float>();
@@ -394,7 +394,7 @@ void StepLauncher::grouped_gate_up(const Experts& op) {
   gemm.up = own(*op.up.weight).packed;
   gemm.gate_bias = vector_of(op.gate.bias);
   gemm.up_bias = vector_of(op.up.bias);
-  gemm.activation = {op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
+  gemm.activation = {op.activation == millrace::Activation::kClampedSwiglu, op.alpha, op.limit};
   gemm.groups = expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device);
   gemm.x = {w_.bf16_rows.as<uint8_t>()};
   gemm.out = w_.gate.as<float>();
@@ -460,7 +460,7 @@ void StepLauncher::operator()(const Experts& op) {
   } else {
     expert_linear(op.gate, w_.normed, spec_.experts_per_token, w_.gate);
     expert_linear(op.up, w_.normed, spec_.experts_per_token, w_.up);
-    const Activation activation{op.activation == Experts::Activation::kClampedSwiglu, op.alpha, op.limit};
+    const Activation activation{op.activation == millrace::Activation::kClampedSwiglu, op.alpha, op.limit};
     launch_activate(activation, pairs() * spec_.expert_ffn, w_.gate.as<float>(), w_.up.as<float>(), at_);
   }
   if (rounds_act(op)) {

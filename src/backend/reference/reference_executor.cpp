@@ -2,6 +2,7 @@
 #include "backend/reference/reference_executor.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 #include "kernels/quant/codec.h"
@@ -25,7 +26,40 @@ const float* values_of(const Weight* vector) {
 reference::LinearWeights linear_of(const Linear& op) { return {&own(*op.weight).view, values_of(op.bias)}; }
 
 void norm(const Norm& op, const float* x, int64_t size, float* y) {
-  reference::rmsnorm(x, values_of(op.weight), op.eps, size, y);
+  if (!op.present()) {
+    std::copy_n(x, size, y);
+  } else if (op.kind == Norm::Kind::kLayer) {
+    reference::layernorm(x, values_of(op.weight), values_of(op.bias), op.eps, size, y);
+  } else {
+    reference::rmsnorm(x, values_of(op.weight), op.eps, size, y);
+  }
+}
+
+void softcap(float cap, std::span<float> values) {
+  if (cap == 0.0f) return;
+  for (float& x : values) x = static_cast<float>(cap * std::tanh(static_cast<double>(x) / cap));
+}
+
+reference::FeedForward::Activation activation_of(Activation activation) {
+  using enum reference::FeedForward::Activation;
+  switch (activation) {
+    case Activation::kSilu:
+      return kSilu;
+    case Activation::kClampedSwiglu:
+      return kClampedSwiglu;
+    case Activation::kGelu:
+      return kGelu;
+    case Activation::kGeluTanh:
+      break;
+  }
+  return kGeluTanh;
+}
+
+// Without a gate, `up` is in its place.
+reference::FeedForward feed_forward_of(const Linear& gate, const Linear& up, const Linear& down,
+                                       Activation activation) {
+  if (gate.weight == nullptr) return {linear_of(up), {}, linear_of(down), activation_of(activation)};
+  return {linear_of(gate), linear_of(up), linear_of(down), activation_of(activation)};
 }
 
 class ReferenceExecutor final : public Executor {
@@ -55,12 +89,21 @@ class ReferenceExecutor final : public Executor {
     rows_ = static_cast<int64_t>(batch.tokens.size());
   }
 
-  void embed(const Weight& table, float scale) override {
-    for (int64_t t = 0; t < rows_; ++t) {
+  void embed(const Embed& op) override {
+    Floats row(spec_.hidden);
+    for_each_token([&](const SequenceSlice&, int64_t t, int32_t position) {
       float* x = residual_.data() + t * spec_.hidden;
-      quant::dequantize_row(own(table).view, batch_.tokens[t], x);
-      for (int64_t i = 0; i < spec_.hidden; ++i) x[i] *= scale;
-    }
+      quant::dequantize_row(own(*op.table).view, batch_.tokens[t], x);
+      for (int64_t i = 0; i < spec_.hidden; ++i) x[i] *= op.scale;
+      const auto add = [&](const Weight* rows, int64_t at) {
+        if (rows == nullptr) return;
+        quant::dequantize_row(own(*rows).view, at, row.data());
+        for (int64_t i = 0; i < spec_.hidden; ++i) x[i] += row[i];
+      };
+      add(op.positions, position);
+      add(op.types, 0);
+      norm(op.norm, x, spec_.hidden, x);
+    });
   }
 
   void norm_qkv(const NormQkv& op) override {
@@ -68,8 +111,8 @@ class ReferenceExecutor final : public Executor {
     reference::linear(linear_of(op.q), 0, normed_.data(), rows_, query_.data());
     reference::linear(linear_of(op.k), 0, normed_.data(), rows_, key_.data());
     reference::linear(linear_of(op.v), 0, normed_.data(), rows_, value_.data());
-    if (op.q_norm.weight != nullptr) norm_heads(op.q_norm, spec_.heads, query_);
-    if (op.k_norm.weight != nullptr) norm_heads(op.k_norm, spec_.kv_heads, key_);
+    norm_heads(op.q_norm, spec_.heads, op.norm_whole, query_);
+    norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, key_);
   }
 
   void rope_append_kv(const Rope& op) override {
@@ -80,28 +123,44 @@ class ReferenceExecutor final : public Executor {
       float *query = &query_[row * spec_.heads * dim], *key = &key_[row * spec_.kv_heads * dim];
       for (int h = 0; h < spec_.heads; ++h) reference::rotate(rotary, position, query + h * dim);
       for (int h = 0; h < spec_.kv_heads; ++h) reference::rotate(rotary, position, key + h * dim);
+      if (op.growth.scale != 0.0f) {
+        const double by =
+            reference::growth_at({op.growth.scale, op.growth.every, op.growth.offset}, position);
+        for (int64_t i = 0; i < spec_.heads * dim; ++i) query[i] = static_cast<float>(query[i] * by);
+      }
       reference::append_kv(kv, table_of(s, op.layer), position, key, &value_[row * spec_.kv_heads * dim]);
     });
   }
 
   void attend(const Attend& op) override {
     const int64_t cols = static_cast<int64_t>(spec_.heads) * spec_.head_dim;
-    reference::Attention layer{kv_of(op.layer), nullptr,  spec_.heads,
-                               op.window,       op.scale, values_of(op.sinks)};
+    reference::Attention layer{kv_of(op.layer),     nullptr,    spec_.heads, op.window, op.scale,
+                               values_of(op.sinks), op.softcap, op.chunk};
     for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
+      layer.bidirectional_length = op.bidirectional ? s.context_len + s.num_tokens : 0;
       layer.table = table_of(s, op.layer);
       reference::attend(layer, position, &query_[row * cols], &attention_[row * cols]);
     });
   }
 
-  void project_add(const Linear& op) override {
-    reference::linear_add(linear_of(op), attention_.data(), rows_, residual_.data());
+  void project_add(const Projection& op) override {
+    Floats out(rows_ * spec_.hidden);
+    reference::linear(linear_of(op.linear), 0, attention_.data(), rows_, out.data());
+    add_block(out, op.norm_after, op.scale);
   }
 
   void ffn_add(const Ffn& op) override {
     norm_rows(op.norm);
-    reference::feed_forward_add({linear_of(op.gate), linear_of(op.up), linear_of(op.down)}, normed_.data(),
-                                rows_, residual_.data());
+    Floats out(rows_ * spec_.hidden);
+    reference::feed_forward(feed_forward_of(op.gate, op.up, op.down, op.activation), normed_.data(), rows_,
+                            out.data());
+    add_block(out, op.norm_after, op.scale);
+  }
+
+  void norm_residual(const Norm& op) override {
+    for (int64_t t = 0; t < rows_; ++t) {
+      norm(op, &residual_[t * spec_.hidden], spec_.hidden, &residual_[t * spec_.hidden]);
+    }
   }
 
   void route(const Route& op) override {
@@ -111,24 +170,30 @@ class ReferenceExecutor final : public Executor {
                                                                     : reference::SoftmaxOver::kChosen;
     Floats scores(rows_ * experts);
     reference::linear(linear_of(op.router), 0, normed_.data(), rows_, scores.data());
+    const bool renormalize = op.weighting == Route::Weighting::kSigmoidRenormalized;
+    const bool sigmoid = renormalize || op.weighting == Route::Weighting::kSigmoid;
+    const reference::SigmoidRouting by_sigmoid{values_of(op.choice_bias), op.groups, op.groups_chosen,
+                                               renormalize};
     for (int64_t t = 0; t < rows_; ++t) {
-      reference::route_top_k(&scores[t * experts], experts, k, over, &chosen_[t * k], &chosen_weight_[t * k]);
+      int32_t* chosen = &chosen_[t * k];
+      float* weight = &chosen_weight_[t * k];
+      if (sigmoid) {
+        reference::route_sigmoid(&scores[t * experts], experts, k, by_sigmoid, chosen, weight);
+      } else {
+        reference::route_top_k(&scores[t * experts], experts, k, over, chosen, weight);
+      }
+      for (int64_t i = 0; i < k; ++i) weight[i] *= op.scale;
     }
   }
 
   void experts_add(const Experts& op) override {
     const int64_t k = spec_.experts_per_token;
-    const bool clamped = op.activation == Experts::Activation::kClampedSwiglu;
-    const reference::FeedForward experts{linear_of(op.gate),
-                                         linear_of(op.up),
-                                         linear_of(op.down),
-                                         clamped ? reference::FeedForward::Activation::kClampedSwiglu
-                                                 : reference::FeedForward::Activation::kSilu,
-                                         op.alpha,
-                                         op.limit};
+    if (op.shared.up.weight != nullptr) shared_expert_add(op.shared, op.activation);
+    const reference::FeedForward experts{linear_of(op.gate),           linear_of(op.up), linear_of(op.down),
+                                         activation_of(op.activation), op.alpha,         op.limit};
     for (int64_t t = 0; t < rows_; ++t) {
       reference::experts_add(experts, &chosen_[t * k], &chosen_weight_[t * k], k, &normed_[t * spec_.hidden],
-                             &residual_[t * spec_.hidden]);
+                             &residual_[t * spec_.hidden], op.weigh_input);
     }
   }
 
@@ -137,7 +202,10 @@ class ReferenceExecutor final : public Executor {
     for (size_t i = 0; i < batch_.logit_rows.size(); ++i) {
       norm(op.norm, &residual_[static_cast<int64_t>(batch_.logit_rows[i]) * spec_.hidden], spec_.hidden,
            normed.data());
-      reference::linear(linear_of(op.output), 0, normed.data(), 1, &logits_[i * spec_.vocab]);
+      float* logits = &logits_[i * spec_.vocab];
+      reference::linear(linear_of(op.output), 0, normed.data(), 1, logits);
+      for (int64_t t = 0; t < spec_.vocab; ++t) logits[t] *= op.scale;
+      softcap(op.softcap, {logits, static_cast<size_t>(spec_.vocab)});
     }
   }
 
@@ -204,10 +272,30 @@ class ReferenceExecutor final : public Executor {
     }
   }
 
-  void norm_heads(const Norm& op, int heads, Floats& values) {
-    for (int64_t i = 0; i < rows_ * heads; ++i) {
-      norm(op, &values[i * spec_.head_dim], spec_.head_dim, &values[i * spec_.head_dim]);
+  void norm_heads(const Norm& op, int heads, bool whole, Floats& values) {
+    const int64_t cols = whole ? int64_t{heads} * spec_.head_dim : spec_.head_dim;
+    const int64_t count = whole ? rows_ : rows_ * heads;
+    for (int64_t i = 0; i < count; ++i) norm(op, &values[i * cols], cols, &values[i * cols]);
+  }
+
+  // residual += scale * norm_after(block); block: [rows][hidden]
+  void add_block(Floats& block, const Norm& norm_after, float scale) {
+    for (int64_t t = 0; t < rows_; ++t) {
+      float* from = &block[t * spec_.hidden];
+      norm(norm_after, from, spec_.hidden, from);
+      for (int64_t i = 0; i < spec_.hidden; ++i) residual_[t * spec_.hidden + i] += scale * from[i];
     }
+  }
+
+  void shared_expert_add(const Experts::Shared& op, Activation activation) {
+    Floats out(rows_ * spec_.hidden), mix(rows_, 1.0f);
+    reference::feed_forward(feed_forward_of(op.gate, op.up, op.down, activation), normed_.data(), rows_,
+                            out.data());
+    if (op.mix.weight != nullptr) {
+      reference::linear(linear_of(op.mix), 0, normed_.data(), rows_, mix.data());
+      for (float& x : mix) x = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(x))));
+    }
+    for (int64_t i = 0; i < rows_ * spec_.hidden; ++i) residual_[i] += mix[i / spec_.hidden] * out[i];
   }
 
   // body(sequence, row, position)

@@ -1,0 +1,38 @@
+#include "backend/op_features.h"
+
+namespace millrace {
+namespace {
+
+constexpr const char* kNames[] = {"LayerNorm",
+                                  "a block without a norm before it",
+                                  "a norm behind a block",
+                                  "a norm over all heads",
+                                  "a norm without weights",
+                                  "learned positions",
+                                  "scaled residuals",
+                                  "a soft cap of scores",
+                                  "a soft cap of logits",
+                                  "a bias of logits",
+                                  "chunked attention",
+                                  "bidirectional attention",
+                                  "queries that grow with their position",
+                                  "GELU",
+                                  "a feed-forward layer without gate",
+                                  "sigmoid routing",
+                                  "a shared expert",
+                                  "experts with weighed inputs"};
+static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
+
+}  // namespace
+
+std::string OpFeatures::names() const {
+  std::string names;
+  for (int i = 0; i < static_cast<int>(OpFeature::kCount); ++i) {
+    if ((bits_ >> i & 1) == 0) continue;
+    if (!names.empty()) names += ", ";
+    names += kNames[i];
+  }
+  return names;
+}
+
+}  // namespace millrace

@@ -1,0 +1,54 @@
+// OpFeatures: what operations can ask for beyond what every device does. A model's operations are looked at
+// once, before its weights are loaded, so that a device which lacks something says so at once and by name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace millrace {
+
+enum class OpFeature : int {
+  kLayerNorm,  // Norm::Kind::kLayer, and norms of the residual stream itself
+  kNoNorm,     // a block that reads the residual stream as it is
+  kNormAfter,  // a norm between a block and the residual stream
+  kNormWhole,  // queries and keys normed over all heads
+  kUnweightedNorm,
+  kLearnedPositions,  // or types of tokens, or a norm of the embedding
+  kScaledResidual,    // multipliers of the embedding, of a block or of the logits
+  kScoreSoftcap,
+  kLogitSoftcap,
+  kLogitBias,
+  kChunkedAttention,
+  kBidirectional,
+  kQueryGrowth,
+  kGelu,
+  kUngated,
+  kSigmoidRouting,  // or groups of experts, a bias of their choice, a scale of their weights
+  kSharedExpert,
+  kWeighedInput,
+  kCount,
+};
+
+class OpFeatures {
+ public:
+  void add(OpFeature feature, bool used = true) {
+    if (used) bits_ |= uint32_t{1} << static_cast<int>(feature);
+  }
+  OpFeatures operator&(const OpFeatures& other) const {
+    OpFeatures both;
+    both.bits_ = bits_ & other.bits_;
+    return both;
+  }
+  bool any() const { return bits_ != 0; }
+  static OpFeatures all() {
+    OpFeatures features;
+    features.bits_ = (uint32_t{1} << static_cast<int>(OpFeature::kCount)) - 1;
+    return features;
+  }
+  std::string names() const;  // "GELU, a norm behind a block"
+
+ private:
+  uint32_t bits_ = 0;
+};
+
+}  // namespace millrace

@@ -1,0 +1,78 @@
+#include "model/feature_recorder.h"
+
+namespace millrace {
+
+void FeatureRecorder::norm_kind(const Norm& op) {
+  features_.add(OpFeature::kLayerNorm, op.kind == Norm::Kind::kLayer);
+  features_.add(OpFeature::kUnweightedNorm, op.kind == Norm::Kind::kRmsUnweighted);
+}
+
+void FeatureRecorder::norm_before(const Norm& op) {
+  features_.add(OpFeature::kNoNorm, !op.present());
+  norm_kind(op);
+}
+
+void FeatureRecorder::block(const Norm& norm_after, float scale) {
+  features_.add(OpFeature::kNormAfter, norm_after.present());
+  features_.add(OpFeature::kScaledResidual, scale != 1.0f);
+}
+
+void FeatureRecorder::activation(Activation activation, const Linear& gate) {
+  features_.add(OpFeature::kGelu, activation == Activation::kGelu || activation == Activation::kGeluTanh);
+  features_.add(OpFeature::kUngated, gate.weight == nullptr);
+}
+
+void FeatureRecorder::embed(const Embed& op) {
+  features_.add(OpFeature::kLearnedPositions,
+                op.positions != nullptr || op.types != nullptr || op.norm.present());
+  features_.add(OpFeature::kScaledResidual, op.scale != 1.0f);
+}
+
+void FeatureRecorder::norm_qkv(const NormQkv& op) {
+  norm_before(op.norm);
+  norm_kind(op.q_norm);
+  norm_kind(op.k_norm);
+  features_.add(OpFeature::kNormWhole, op.norm_whole);
+}
+
+void FeatureRecorder::rope_append_kv(const Rope& op) {
+  features_.add(OpFeature::kQueryGrowth, op.growth.scale != 0.0f);
+}
+
+void FeatureRecorder::attend(const Attend& op) {
+  features_.add(OpFeature::kScoreSoftcap, op.softcap != 0.0f);
+  features_.add(OpFeature::kChunkedAttention, op.chunk != 0);
+  features_.add(OpFeature::kBidirectional, op.bidirectional);
+}
+
+void FeatureRecorder::project_add(const Projection& op) { block(op.norm_after, op.scale); }
+
+void FeatureRecorder::ffn_add(const Ffn& op) {
+  norm_before(op.norm);
+  activation(op.activation, op.gate);
+  block(op.norm_after, op.scale);
+}
+
+void FeatureRecorder::route(const Route& op) {
+  norm_before(op.norm);
+  features_.add(OpFeature::kSigmoidRouting, op.weighting == Route::Weighting::kSigmoid ||
+                                                op.weighting == Route::Weighting::kSigmoidRenormalized ||
+                                                op.scale != 1.0f);
+}
+
+void FeatureRecorder::experts_add(const Experts& op) {
+  features_.add(OpFeature::kSharedExpert, op.shared.up.weight != nullptr);
+  features_.add(OpFeature::kWeighedInput, op.weigh_input);
+  activation(op.activation, op.gate);
+}
+
+void FeatureRecorder::norm_residual(const Norm&) { features_.add(OpFeature::kLayerNorm); }
+
+void FeatureRecorder::norm_logits(const Logits& op) {
+  norm_before(op.norm);
+  features_.add(OpFeature::kLogitBias, op.output.bias != nullptr);
+  features_.add(OpFeature::kScaledResidual, op.scale != 1.0f);
+  features_.add(OpFeature::kLogitSoftcap, op.softcap != 0.0f);
+}
+
+}  // namespace millrace

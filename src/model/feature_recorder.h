@@ -1,0 +1,40 @@
+// FeatureRecorder: an executor that computes nothing and notes what a model's operations ask for beyond what
+// every device does.
+#pragma once
+
+#include "backend/backend.h"
+
+namespace millrace {
+
+class FeatureRecorder final : public Executor {
+ public:
+  const OpFeatures& features() const { return features_; }
+
+  void begin(const Batch&) override {}
+  void embed(const Embed& op) override;
+  void norm_qkv(const NormQkv& op) override;
+  void rope_append_kv(const Rope& op) override;
+  void attend(const Attend& op) override;
+  void project_add(const Projection& op) override;
+  void ffn_add(const Ffn& op) override;
+  void route(const Route& op) override;
+  void experts_add(const Experts& op) override;
+  void norm_residual(const Norm& op) override;
+  void norm_logits(const Logits& op) override;
+  std::span<const float> logits() override { return {}; }
+  void read_block(int, int32_t, std::span<std::byte>) override {}
+  void write_block(int, int32_t, std::span<const std::byte>) override {}
+  void copy_block(int, int32_t, int32_t) override {}
+  std::vector<float> read_slot(Slot) override { return {}; }
+  void write_slot(Slot, std::span<const float>) override {}
+
+ private:
+  void norm_before(const Norm& op);
+  void norm_kind(const Norm& op);
+  void block(const Norm& norm_after, float scale);
+  void activation(Activation activation, const Linear& gate);
+
+  OpFeatures features_;
+};
+
+}  // namespace millrace
