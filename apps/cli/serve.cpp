@@ -150,6 +150,9 @@ void add_server_options(Command& command, server::ServerOptions& s) {
   add("--request-work-timeout", s.work_timeout_s,
       "seconds that reading a request may take: its JSON, its tokens, its schema")
       .range(0.1, 3600.0);
+  add("--body-memory", s.body_memory_mib,
+      "MiB of bodies that are being received; large ones beyond it are answered with 503")
+      .range(1, 1 << 20);
   add("--slow-queue", s.slow_queue, "large requests that may wait to be read; more are answered with 503")
       .range(1, 1 << 16);
   add("--slow-threads", s.slow_threads, "threads of low priority that read large requests").range(1, 64);

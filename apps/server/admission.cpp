@@ -1,10 +1,14 @@
 #include "admission.h"
 
+#include <algorithm>
+
 #include "addresses.h"
 #include "api_error.h"
 
 namespace millrace::server {
 namespace {
+
+constexpr double kWrongKeysPerMinute = 60;
 
 std::shared_ptr<const Keys> read_keys(const std::string& path) {
   return std::make_shared<Keys>(path.empty() ? Keys() : Keys::from_file(path));
@@ -49,7 +53,7 @@ std::optional<HttpResponse> Admission::refuse_site(const HttpRequest& head) cons
   return sites_.refuse_origin(head);
 }
 
-std::optional<HttpResponse> Admission::refuse_key(const HttpRequest& head, Client& client) const {
+std::optional<HttpResponse> Admission::refuse_key(const HttpRequest& head, Client& client) {
   const std::shared_ptr<const Keys> all = keys();
   client.limits = {.requests_per_minute = options_.rate_per_minute,
                    .tokens_per_minute = options_.tokens_per_minute,
@@ -59,6 +63,14 @@ std::optional<HttpResponse> Admission::refuse_key(const HttpRequest& head, Clien
   const Keys::Key* key = all->check(head.header("authorization"));
   if (key == nullptr) key = all->find(head.header("x-api-key"));  // how Anthropic's clients say it
   if (key == nullptr) {
+    // Who guesses is told to wait; whoever has a key is never kept waiting by others of the same address.
+    const auto verdict = wrong_keys_.take(address_group(client.remote), kWrongKeysPerMinute, 1);
+    if (!verdict.allowed) {
+      ApiError error(429, "too many requests without a valid API key from this address", "",
+                     "rate_limit_exceeded");
+      error.retry_after_s = std::max(1, static_cast<int>(verdict.wait_s + 1));
+      return error_response(error);
+    }
     return error_response(
         {401,
          "no valid API key was given: expected the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'",

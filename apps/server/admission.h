@@ -23,8 +23,8 @@ class Admission {
   void see_through_proxy(const HttpRequest& head, Client& client) const;
   // Each says what the client is told, or nothing when the request may go on.
   std::optional<HttpResponse> refuse_site(const HttpRequest& head) const;
-  std::optional<HttpResponse> refuse_key(const HttpRequest& head, Client& client) const;  // fills in key_name
-  std::optional<HttpResponse> refuse_amount(Client& client);  // fills in use, headers
+  std::optional<HttpResponse> refuse_key(const HttpRequest& head, Client& client);  // fills in key_name
+  std::optional<HttpResponse> refuse_amount(Client& client);                        // fills in use, headers
 
   size_t reload_keys();  // how many there are; throws, and the old ones stay, when the file is bad
 
@@ -36,6 +36,7 @@ class Admission {
   mutable std::mutex mutex_;
   std::shared_ptr<const Keys> keys_;
   ClientTable clients_;
+  RateLimiter wrong_keys_;  // by address
 };
 
 }  // namespace millrace::server

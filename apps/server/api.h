@@ -26,7 +26,7 @@ namespace millrace::server {
 struct Counters {
   std::atomic<int64_t> connections{0}, streams{0};
   // Large requests that wait to be read (work_lanes.h), and how many may.
-  std::atomic<int64_t> queued_work{0}, queued_work_limit{0};
+  std::atomic<int64_t> queued_work{0}, queued_work_limit{0}, body_bytes{0};
   std::atomic<uint64_t> requests{0}, status_2xx{0}, status_4xx{0}, status_5xx{0}, refused_connections{0};
   void count(int status);
 };

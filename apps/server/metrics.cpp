@@ -146,6 +146,8 @@ HttpResponse metrics(Api& api) {
           [](const Model& m) { return m.status.failed_loads; });
   e.of_server("gauge", "http_connections", "Open connections.", static_cast<double>(c.connections.load()));
   e.of_server("gauge", "http_streams", "Answers under way.", static_cast<double>(c.streams.load()));
+  e.of_server("gauge", "http_body_bytes", "Received of requests that are not whole yet.",
+              static_cast<double>(c.body_bytes.load()));
   e.of_server("gauge", "http_queued_work", "Large requests that wait to be read.",
               static_cast<double>(c.queued_work.load()));
   e.of_server("gauge", "http_queued_work_limit", "How many may; more are answered with 503.",

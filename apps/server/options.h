@@ -30,6 +30,7 @@ struct ServerOptions {
 
   size_t header_bytes = 16 << 10;
   size_t body_bytes = 16 << 20;
+  size_t body_memory_mib = 256;  // of all bodies that are being received
   int max_connections = 4096;
   int max_connections_per_address = 0;  // 0: half of all
   size_t pending_bytes = 64 << 10;      // of a stream, written and not yet taken by the client

@@ -63,6 +63,41 @@ class Limits(unittest.TestCase):
             self.assertNotIn("sk-ada", server.log())
             self.assertIn("ada", server.log())
 
+    def test_who_guesses_keys_has_to_wait(self):
+        with tempfile.TemporaryDirectory() as folder:
+            keys = pathlib.Path(folder) / "keys"
+            keys.write_text("sk-right\n")
+            server = self.start("--keys", keys)
+
+            def status(key):
+                return server.request("GET", "/v1/models", headers={"authorization": f"Bearer {key}"})
+
+            answers = [status(f"sk-{i}") for i in range(200)]
+            self.assertEqual({answer[0] for answer in answers[:60]}, {401})
+            self.assertEqual(answers[-1][0], 429)
+            self.assertGreaterEqual(int(answers[-1][1]["retry-after"]), 1)
+            self.assertEqual(status("sk-right")[0], 200)
+
+    def test_all_bodies_together_have_a_limit(self):
+        server = self.start("--body-memory", 1)
+        head = post("/tokenize", b"").replace(b"content-length: 0", b"content-length: 2000000")
+        held = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        self.addCleanup(held.close)
+        held.sendall(head + b" " * 900_000)  # and no more
+        metric = "millrace:http_body_bytes"
+
+        def received():
+            text = server.request("GET", "/metrics")[2].decode()
+            return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(metric))
+
+        self.assertTrue(wait_for(lambda: received() == 900_000), received())
+        answer = server.raw(head + b" " * 400_000)
+        self.assertIn(b"HTTP/1.1 503 ", answer)
+        self.assertIn(b"retry-after: 1", answer)
+        self.assertEqual(server.request("POST", "/tokenize", {"content": "small ones are taken"})[0], 200)
+        held.close()
+        self.assertTrue(wait_for(lambda: received() == 0), received())
+
     def test_sizes_queue_and_idle_time(self):
         server = self.start("--max-running", 1, "--max-queue", 1, "--max-body", 1, "--max-header", 1, "--idle-timeout", 2, ctx=8192)
         with open("/proc/net/tcp") as table:

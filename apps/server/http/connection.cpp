@@ -151,7 +151,8 @@ Connection::Awaitable<bool> Connection::read_head(HttpParser& parser) {
       buffer_.erase(0, parser.feed(buffer_));
     }
     if (parser.state() == HttpParser::State::kFailed) {
-      co_await fail(parser);
+      const ApiError error(parser.error_status(), parser.error_message(), "", "invalid_http");
+      co_await fail(parser, error);
       co_return false;
     }
     if (parser.state() != HttpParser::State::kHeader) co_return true;
@@ -159,27 +160,37 @@ Connection::Awaitable<bool> Connection::read_head(HttpParser& parser) {
   }
 }
 
+// What many clients send at once must not be more than the server has memory for. Small bodies are always
+// taken: a flood of large ones is refused at its own expense.
 Connection::Awaitable<bool> Connection::read_body(HttpParser& parser) {
   Clock::time_point deadline = after(api_.options().header_timeout_s);
+  Held held{api_.counters().body_bytes};
   while (parser.state() == HttpParser::State::kBody) {
     if (!buffer_.empty()) {
       const size_t taken = parser.feed(buffer_);
       buffer_.erase(0, taken);
+      held.add(taken);
       if (parser.state() != HttpParser::State::kBody) break;
+      if (held.mine > kSmallBody && held.all >= static_cast<int64_t>(api_.options().body_memory_mib << 20)) {
+        ApiError busy(503, "too much is being received at the same time; see --body-memory", "", "busy");
+        busy.retry_after_s = 1;
+        co_await fail(parser, busy);
+        co_return false;
+      }
       // A large body may take long as a whole; a trickle may not.
       if (taken >= incoming_.size() / 2) deadline = after(api_.options().header_timeout_s);
     }
     if (!co_await read_more(deadline)) co_return false;
   }
   if (parser.state() == HttpParser::State::kFailed) {
-    co_await fail(parser);
+    const ApiError error(parser.error_status(), parser.error_message(), "", "invalid_http");
+    co_await fail(parser, error);
     co_return false;
   }
   co_return true;
 }
 
-Connection::Awaitable<void> Connection::fail(const HttpParser& parser) {
-  const ApiError error(parser.error_status(), parser.error_message(), "", "invalid_http");
+Connection::Awaitable<void> Connection::fail(const HttpParser& parser, const ApiError& error) {
   HttpRequest request = parser.head();
   request.keep_alive = false;
   Client client;

@@ -46,13 +46,27 @@ class Connection : public std::enable_shared_from_this<Connection> {
     std::atomic<int64_t>& number;
   };
 
+  struct Held {  // bytes of a body, counted among all for as long as it is received
+    explicit Held(std::atomic<int64_t>& n) : all(n) {}
+    ~Held() { all -= mine; }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    void add(size_t bytes) {
+      mine += static_cast<int64_t>(bytes);
+      all += static_cast<int64_t>(bytes);
+    }
+    std::atomic<int64_t>& all;
+    int64_t mine = 0;
+  };
+  static constexpr int64_t kSmallBody = 64 << 10;
+
   void start_read();
   Awaitable<bool> read_more(Clock::time_point deadline);  // false: gone, stopped or too late
   Awaitable<bool> write(std::string_view bytes);
   Awaitable<bool> read_head(HttpParser& parser);
   Awaitable<bool> read_body(HttpParser& parser);
   Awaitable<bool> answer_one(HttpParser& parser);  // true: the connection may be used again
-  Awaitable<void> fail(const HttpParser& parser);
+  Awaitable<void> fail(const HttpParser& parser, const ApiError& error);
   Awaitable<std::optional<Reply>> handle(HttpRequest request, Client client);
   Awaitable<bool> send(const HttpRequest& request, const Client& client, HttpResponse response);
   Awaitable<bool> send_answer(const HttpRequest& request, const Client& client,
