@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "api_error.h"
+#include "heap.h"
 
 namespace millrace::server {
 namespace {
@@ -71,6 +72,13 @@ void WorkLanes::queue_slow(JobPtr job) {
   {
     const std::lock_guard lock(slow_.mutex);
     if (slow_.ending) return;
+    // Those whose clients have left hold no place.
+    std::erase_if(slow_.queue, [&](const JobPtr& waiting) {
+      const bool left = waiting->source.stop_requested();
+      if (left) slow_.bytes -= waiting->request.body.size();
+      return left;
+    });
+    queued_ = static_cast<int64_t>(slow_.queue.size());
     // One that is alone may be as large as a body may be.
     full = slow_.queue.size() >= options_.slow_requests ||
            (!slow_.queue.empty() && slow_.bytes + job->request.body.size() > options_.slow_bytes);
@@ -158,6 +166,7 @@ void WorkLanes::work_slow(const JobPtr& job) {
   Reply reply =
       handler_(job->request, job->client, {.deadline = now + limit, .stop = job->source.get_token()});
   job->request.body = {};  // its memory, before the answer begins
+  give_heap_back();
   if (!job->source.stop_requested()) job->done(std::move(reply));
 }
 

@@ -85,7 +85,11 @@ TEST(WorkLanes, AFullQueueIsAnsweredWith503) {
   EXPECT_EQ(refused.response.status, 503);
   ASSERT_FALSE(refused.response.headers.empty());
   EXPECT_EQ(refused.response.headers[0].first, "retry-after");
-  // Whoever leaves makes room.
+  // Whoever leaves makes room, also where nothing is taken up.
+  asked[2].source.request_stop();
+  asked.push_back(ask(lanes, "forever", kLarge));
+  EXPECT_EQ(asked.back().reply.wait_for(100ms), std::future_status::timeout);
+  EXPECT_EQ(queued, 2);
   for (Asked& a : asked) a.source.request_stop();
   EXPECT_EQ(ask(lanes, "1").reply.get().response.status, 200);
   while (queued > 0) std::this_thread::sleep_for(1ms);
@@ -110,9 +114,7 @@ TEST(WorkLanes, StopEndsWhatRunsAndWhatWaits) {
   std::vector<Asked> asked;
   for (int i = 0; i < 3; ++i) asked.push_back(ask(lanes, "forever", kLarge));
   asked.push_back(ask(lanes, "forever"));
-  const auto start = std::chrono::steady_clock::now();
-  lanes.stop();
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+  lanes.stop();  // or it lasts forever
 }
 
 }  // namespace

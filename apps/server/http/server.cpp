@@ -22,6 +22,7 @@
 #include "api_error.h"
 #include "base/error.h"
 #include "client_limits.h"
+#include "heap.h"
 #include "http/connection.h"
 #include "http/last_resort.h"
 
@@ -356,6 +357,7 @@ Awaitable<void> Server::run_detached(std::shared_ptr<Answer> answer) {
 
 void serve(ModelSet& models, const ServerOptions& options,
            const std::function<void(const std::string& url)>& listening) {
+  keep_heap_small();
   ServerOptions within = options;
   within.max_connections = connections_within(raise_file_limit(), options.max_connections);
   Api api(models, within);
