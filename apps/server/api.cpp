@@ -90,7 +90,7 @@ void Api::add_headers(HttpResponse& response, const HttpRequest& request) const 
 
 std::string Api::failure() {
   const std::string failure = models_.failure();
-  if (failure.empty()) return failure;
+  if (failure.empty()) return {};
   std::call_once(failure_logged_, [&] { log_.write("error", "the device failed", {{"reason", failure}}); });
   return without_paths(failure);
 }
