@@ -1,5 +1,6 @@
 #include "kernels/reference/naive_linear.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/quant/codec.h"
@@ -13,14 +14,28 @@ int64_t out_rows(const LinearWeights& weights) {
 
 void linear(const LinearWeights& weights, int64_t expert, const float* x, int64_t count, float* y) {
   const int64_t rows = out_rows(weights), cols = weights.matrix->cols();
-  std::vector<float> row(static_cast<size_t>(cols));
-  for (int64_t r = 0; r < rows; ++r) {
-    quant::dequantize_row(*weights.matrix, expert * rows + r, row.data());
-    const double bias = weights.bias != nullptr ? weights.bias[expert * rows + r] : 0.0;
+  // Four rows side by side: each is summed in order, and none waits for its own last addition.
+  constexpr int64_t kAtOnce = 4;
+  std::vector<float> row(static_cast<size_t>(cols * kAtOnce));  // [kAtOnce][cols]
+  for (int64_t first = 0; first < rows; first += kAtOnce) {
+    const int64_t some = std::min(kAtOnce, rows - first);
+    for (int64_t i = 0; i < some; ++i) {
+      quant::dequantize_row(*weights.matrix, expert * rows + first + i, row.data() + i * cols);
+    }
+    const float *w0 = row.data(), *w1 = w0 + cols, *w2 = w1 + cols, *w3 = w2 + cols;
     for (int64_t t = 0; t < count; ++t) {
-      double sum = 0;
-      for (int64_t c = 0; c < cols; ++c) sum += static_cast<double>(row[c]) * x[t * cols + c];
-      y[t * rows + r] = static_cast<float>(sum + bias);
+      double sum[kAtOnce] = {};
+      for (int64_t c = 0; c < cols; ++c) {
+        const double with = x[t * cols + c];
+        sum[0] += w0[c] * with;
+        sum[1] += w1[c] * with;
+        sum[2] += w2[c] * with;
+        sum[3] += w3[c] * with;
+      }
+      for (int64_t i = 0; i < some; ++i) {
+        const double bias = weights.bias != nullptr ? weights.bias[expert * rows + first + i] : 0.0;
+        y[t * rows + first + i] = static_cast<float>(sum[i] + bias);
+      }
     }
   }
 }
