@@ -151,7 +151,8 @@ TEST(JsonTree, IsLinearInTheKeys) {
   EXPECT_LT(best, 24);
 }
 
-// Eight times the bytes of anything: at most about eight times the time, whatever the bytes are meant to cost.
+// Eight times the bytes of anything: at most about eight times the time, whatever the bytes are meant to
+// cost.
 TEST(JsonTree, IsLinearInAttacks) {
   using Shape = std::string (*)(size_t);
   static const auto repeated = [](const std::string& begin, const std::string& part, size_t bytes) {
@@ -179,7 +180,8 @@ TEST(JsonTree, IsLinearInAttacks) {
       least = std::min(least, seconds);
     }
     EXPECT_LT(best, 24) << name;
-    std::printf("%-18s %6.1f ms a quarter of a megabyte, eight are %.1f times as long\n", name, least * 1e3, best);
+    std::printf("%-18s %6.1f ms a quarter of a megabyte, eight are %.1f times as long\n", name, least * 1e3,
+                best);
   }
 }
 

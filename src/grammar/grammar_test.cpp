@@ -133,8 +133,8 @@ TEST(Regex, Messages) {
 }
 
 // Nesting and alternatives that would double the work at every level, and automata that have no small
-// deterministic form: time and size stay small, or it is refused. (A second when right, years when exponential, which
-// is how ctest's limit finds it.)
+// deterministic form: time and size stay small, or it is refused. (A second when right, years when
+// exponential, which is how ctest's limit finds it.)
 TEST(Regex, DoesNotBlowUp) {
   std::string nested = "a";
   for (int i = 0; i < 60; ++i) nested = "(" + nested + ")*";
@@ -204,7 +204,8 @@ TEST(Schema, ManyOptionalPropertiesStaySmall) {
 TEST(Schema, LargeOnesAreRefusedSoon) {
   const auto properties_of = [](int n) {
     std::string schema = R"({"type": "object", "properties": {)";
-    for (int i = 0; i < n; ++i) schema += (i > 0 ? ",\"p" : "\"p") + std::to_string(i) + R"(": {"type": "string"})";
+    for (int i = 0; i < n; ++i)
+      schema += (i > 0 ? ",\"p" : "\"p") + std::to_string(i) + R"(": {"type": "string"})";
     return schema + "}}";
   };
   const double before = cpu_seconds();
