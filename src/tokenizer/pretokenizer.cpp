@@ -2,8 +2,7 @@
 // order from one position; all of them are linear because a run once measured is consumed whole.
 #include "tokenizer/pretokenizer.h"
 
-#include <array>
-
+#include "tokenizer/code_point_reader.h"
 #include "tokenizer/unicode.h"
 
 namespace millrace {
@@ -11,47 +10,6 @@ namespace {
 
 constexpr uint8_t kLetterNumber = kLetter | kNumber;
 constexpr uint8_t kLetterNumberSpace = kLetter | kNumber | kSpace;
-
-const std::array<uint8_t, 128>& ascii_flags() {
-  static const std::array<uint8_t, 128> flags = [] {
-    std::array<uint8_t, 128> f;
-    for (uint32_t c = 0; c < 128; ++c) f[c] = char_flags_table()[c];
-    return f;
-  }();
-  return flags;
-}
-
-// Character classes of one text range.
-struct CodePointReader {
-  const char* end;
-  const uint8_t* ascii = ascii_flags().data();
-  const CodePointTable& table = char_flags_table();
-
-  uint8_t flags(const char* p, size_t& length) const {
-    const uint8_t b = static_cast<uint8_t>(*p);
-    if (b < 0x80) {
-      length = 1;
-      return ascii[b];
-    }
-    return table[decode_valid_utf8(p, length)];
-  }
-  // Past the characters that have one of `any` and none of `none`.
-  const char* skip(const char* p, uint8_t any, uint8_t none = 0) const {
-    size_t n = 0;
-    while (p < end) {
-      const uint8_t f = flags(p, n);
-      if ((f & any) == 0 || (f & none) != 0) break;
-      p += n;
-    }
-    return p;
-  }
-  // Past the characters that have none of `none`.
-  const char* skip_except(const char* p, uint8_t none) const {
-    size_t n = 0;
-    while (p < end && (flags(p, n) & none) == 0) p += n;
-    return p;
-  }
-};
 
 // Length of 's 't 're 've 'm 'll 'd at p, 0 when there is none. Without regard to case, 's is also written
 // with the long s (U+017F), whose capital is S.
@@ -68,32 +26,9 @@ size_t contraction(const char* p, const char* end, bool ignore_case) {
   return (b == 'e' && (a == 'r' || a == 'v')) || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-// \s*[\r\n]+|\s+(?!\S)|\s+ with newlines, \s+(?!\S)|\s+ without, at a white space character.
-const char* scan_space(const CodePointReader& reader, const char* begin, bool newlines) {
-  const char* p = begin;
-  const char* last = begin;  // start of the last white space character
-  const char* after_newline = nullptr;
-  size_t n = 0;
-  while (p < reader.end) {
-    const uint8_t f = reader.flags(p, n);
-    if ((f & kSpace) == 0) break;
-    last = p;
-    p += n;
-    if ((f & kNewline) != 0) after_newline = p;
-  }
-  if (newlines && after_newline != nullptr) return after_newline;
-  return p == reader.end || last == begin ? p : last;
-}
-
-// \p{N}{1,max}
-const char* scan_number_group(const CodePointReader& reader, const char* p, int max) {
-  size_t n = 0;
-  for (int i = 0; i < max && p < reader.end && (reader.flags(p, n) & kNumber) != 0; ++i) p += n;
-  return p;
-}
-
 // (?i:'s|...)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,max}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-const char* scan_cl100k(const char* begin, const char* end, int max_digits) {
+// Without newlines_behind the [\r\n]* is not there.
+const char* scan_cl100k(const char* begin, const char* end, int max_digits, bool newlines_behind = true) {
   const CodePointReader reader{end};
   if (const size_t n = contraction(begin, end, true)) return begin + n;
   size_t n = 0;
@@ -104,8 +39,10 @@ const char* scan_cl100k(const char* begin, const char* end, int max_digits) {
   size_t m = 0;
   const uint8_t second = next < end ? reader.flags(next, m) : static_cast<uint8_t>(kSpace);
   if ((first & kNewline) == 0 && (second & kLetter) != 0) return reader.skip(next + m, kLetter);
-  if ((first & kSpace) == 0 || (*begin == ' ' && (second & kLetterNumberSpace) == 0))
-    return reader.skip(reader.skip_except(next, kLetterNumberSpace), kNewline);
+  if ((first & kSpace) == 0 || (*begin == ' ' && (second & kLetterNumberSpace) == 0)) {
+    const char* e = reader.skip_except(next, kLetterNumberSpace);
+    return newlines_behind ? reader.skip(e, kNewline) : e;
+  }
   return scan_space(reader, begin, true);
 }
 
@@ -152,6 +89,23 @@ const char* match_o200k_word(const CodePointReader& reader, const char* begin, u
   return e > begin ? reader.skip(e, kLowerish) : begin;
 }
 
+// o200k's expression: words cut where capitals begin, numbers of up to max_digits.
+const char* scan_words_by_case(const char* begin, const char* end, bool contractions, int max_digits) {
+  const CodePointReader reader{end};
+  size_t n = 0;
+  const uint8_t first = reader.flags(begin, n);
+  const char* word = match_o200k_word(reader, begin, first, n);
+  if (word > begin) return contractions ? word + contraction(word, end, true) : word;
+  if ((first & kNumber) != 0) return scan_number_group(reader, begin, max_digits);
+  const char* p = *begin == ' ' ? begin + 1 : begin;
+  const char* q = reader.skip_except(p, kLetterNumberSpace);
+  if (q > p) {
+    while (q < end && (*q == '\r' || *q == '\n' || *q == '/')) ++q;
+    return q;
+  }
+  return scan_space(reader, begin, true);
+}
+
 }  // namespace
 
 const char* scan_gpt2(const char* begin, const char* end) {
@@ -174,20 +128,12 @@ const char* scan_llama3(const char* begin, const char* end) { return scan_cl100k
 
 const char* scan_qwen2(const char* begin, const char* end) { return scan_cl100k(begin, end, 1); }
 
-const char* scan_o200k(const char* begin, const char* end) {
-  const CodePointReader reader{end};
-  size_t n = 0;
-  const uint8_t first = reader.flags(begin, n);
-  const char* word = match_o200k_word(reader, begin, first, n);
-  if (word > begin) return word + contraction(word, end, true);
-  if ((first & kNumber) != 0) return scan_number_group(reader, begin, 3);
-  const char* p = *begin == ' ' ? begin + 1 : begin;
-  const char* q = reader.skip_except(p, kLetterNumberSpace);
-  if (q > p) {
-    while (q < end && (*q == '\r' || *q == '\n' || *q == '/')) ++q;
-    return q;
-  }
-  return scan_space(reader, begin, true);
+const char* scan_seed(const char* begin, const char* end) { return scan_cl100k(begin, end, 1, false); }
+
+const char* scan_o200k(const char* begin, const char* end) { return scan_words_by_case(begin, end, true, 3); }
+
+const char* scan_tekken(const char* begin, const char* end) {
+  return scan_words_by_case(begin, end, false, 1);
 }
 
 const char* scan_digit(const char* begin, const char* end) {
@@ -238,41 +184,6 @@ const char* scan_three_digits(const char* begin, const char* end) {
   const char* p = begin;
   while (p < end && !matches(p)) ++p;
   return p;
-}
-
-Scanner find_split_scanner(std::string_view regex) {
-  struct Known {
-    std::string_view regex;
-    Scanner scanner;
-  };
-  static constexpr Known kKnown[] = {
-      {R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)", scan_gpt2},
-      {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)"
-       R"(\s+(?!\S)|\s+)",
-       scan_llama3},
-      {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)"
-       R"(\s+(?!\S)|\s+)",
-       scan_qwen2},
-      {R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
-       R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
-       R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-       scan_o200k},
-      {R"(\p{N}+)", scan_number},
-  };
-  for (const Known& known : kKnown)
-    if (known.regex == regex) return known.scanner;
-  return nullptr;
-}
-
-std::optional<std::vector<Scanner>> find_gguf_scanners(std::string_view pre) {
-  if (pre == "gpt-2") return {{scan_gpt2}};
-  if (pre == "llama-bpe" || pre == "llama3" || pre == "llama-v3") return {{scan_llama3}};
-  if (pre == "qwen2" || pre == "deepseek-r1-qwen") return {{scan_qwen2}};
-  if (pre == "gpt-4o") return {{scan_o200k}};
-  if (pre == "smollm") return {{scan_digit, scan_gpt2}};
-  // What converters wrote before they knew the model: llama.cpp's fallback, for the same ids as there.
-  if (pre == "default" || pre.empty()) return {{scan_punctuation, scan_gpt2, scan_number, scan_three_digits}};
-  return std::nullopt;
 }
 
 }  // namespace millrace

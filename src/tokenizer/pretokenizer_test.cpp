@@ -1,5 +1,5 @@
 // Every scanner against word boundaries recorded from Hugging Face's own pre-tokenizers
-// (tests/golden/tokenizers/splits.json); no vocabulary is needed for that.
+// (tests/golden/tokenizers/splits.json, splits_more.json); no vocabulary is needed for that.
 #include "tokenizer/pretokenizer.h"
 
 #include <gtest/gtest.h>
@@ -41,16 +41,20 @@ std::vector<std::string> pieces(Scanner scanner, const std::string& text) {
 
 void replay(const std::string& path, const std::string& name, const std::string& pre) {
   const nlohmann::json fixture = nlohmann::json::parse(read_text_file(path));
-  const auto scanners = find_gguf_scanners(pre);
+  const auto scanners = find_gguf_pretokenizer(pre);
   ASSERT_TRUE(scanners.has_value());
   const auto& texts = fixture.at("texts");
+  if (!fixture.at("lengths").contains(name)) {  // the other file has it
+    replay("tests/golden/tokenizers/splits_more.json", name, pre);
+    return;
+  }
   const auto& expected = fixture.at("lengths").at(name);
-  ASSERT_GE(texts.size(), 400u);
+  ASSERT_GE(texts.size(), 200u);
   size_t different = 0;
   for (size_t i = 0; i < texts.size(); ++i) {
     const std::string text = texts[i];
     std::vector<size_t> lengths;
-    cut(text.data(), text.data() + text.size(), *scanners, 0, lengths);
+    cut(text.data(), text.data() + text.size(), scanners->scanners, 0, lengths);
     if (lengths == expected[i].get<std::vector<size_t>>()) continue;
     if (++different <= 5)
       ADD_FAILURE() << texts[i].dump(-1, ' ', true) << "\n  expected " << expected[i].dump() << "\n  found "
@@ -74,7 +78,11 @@ TEST_P(PretokenizerSplits, SameAsHuggingFace) {
 INSTANTIATE_TEST_SUITE_P(All, PretokenizerSplits,
                          testing::Values(Named{"gpt2", "gpt-2"}, Named{"llama3", "llama-bpe"},
                                          Named{"qwen2", "qwen2"}, Named{"o200k", "gpt-4o"},
-                                         Named{"smollm", "smollm"}, Named{"default", "default"}),
+                                         Named{"smollm", "smollm"}, Named{"default", "default"},
+                                         Named{"tekken", "tekken"}, Named{"deepseek3", "deepseek-v3"},
+                                         Named{"deepseek_coder", "deepseek-coder"},
+                                         Named{"deepseek_llm", "deepseek-llm"}, Named{"seed", "seed-coder"},
+                                         Named{"cl100k", "dbrx"}),
                          [](const auto& param) { return std::string(param.param.name); });
 
 using Pieces = std::vector<std::string>;
@@ -97,7 +105,7 @@ TEST(Pretokenizer, DigitsByThreeByOneOrAll) {
 
 TEST(Pretokenizer, UnknownNamesAreNotGuessed) {
   EXPECT_EQ(find_split_scanner("\\s+"), nullptr);
-  EXPECT_FALSE(find_gguf_scanners("tekken").has_value());
+  EXPECT_FALSE(find_gguf_pretokenizer("no-such-words").has_value());
 }
 
 }  // namespace

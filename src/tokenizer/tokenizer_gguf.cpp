@@ -106,12 +106,10 @@ void add_merges(const GgufVocabulary& v, TokenizerParts& parts) {
 }
 
 std::shared_ptr<const Tokenizer> make_byte_level(const GgufVocabulary& v, const std::string& source) {
-  std::optional<std::vector<Scanner>> scanners = find_gguf_scanners(v.pre);
-  if (!scanners)
-    throw_error(
-        ErrorCode::kUnsupported,
-        "{}: tokenizer.ggml.pre is \"{}\", supported: gpt-2, gpt-4o, llama-bpe, qwen2, smollm, default",
-        source, printable(v.pre));
+  std::optional<GgufPretokenizer> pre = find_gguf_pretokenizer(v.pre);
+  if (!pre)
+    throw_error(ErrorCode::kUnsupported, "{}: tokenizer.ggml.pre is \"{}\", supported: {}", source,
+                printable(v.pre), gguf_pretokenizer_names());
   TokenizerParts parts;
   parts.source = source;
   parts.tokens.reserve(v.tokens.size(), total_bytes(v));
@@ -125,13 +123,11 @@ std::shared_ptr<const Tokenizer> make_byte_level(const GgufVocabulary& v, const 
   }
   add_merges(v, parts);
   add_special_tokens(v, parts);
-  const Scanner first = scanners->front();
-  const bool llama3 = first == scan_llama3;
-  parts.ignore_merges = llama3 || first == scan_o200k;
-  add_ends(v, llama3, parts);
+  parts.ignore_merges = pre->ignore_merges;
+  add_ends(v, pre->add_bos, parts);
   ByteBpeOptions options;
-  options.nfc = first == scan_qwen2;  // the file does not say so, but the model was trained that way
-  options.scanners = std::move(*scanners);
+  options.nfc = pre->nfc;
+  options.scanners = std::move(pre->scanners);
   options.add_prefix_space = v.add_space_prefix.value_or(false);
   return std::make_shared<ByteBpe>(std::move(parts), std::move(options));
 }

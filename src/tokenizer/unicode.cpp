@@ -49,6 +49,11 @@ const CodePointTable& char_flags_table() {
   return table;
 }
 
+const CodePointTable& symbol_table() {
+  static const CodePointTable table(kSymbolRanges, kNumSymbolRanges);
+  return table;
+}
+
 std::string printable(std::string_view text, size_t max_bytes) {
   std::string out;
   for (const char c : text.substr(0, max_bytes)) {

@@ -39,6 +39,7 @@ class CodePointTable {
 };
 
 const CodePointTable& char_flags_table();
+const CodePointTable& symbol_table();  // 1: \p{S}
 
 // For messages: one line of printable ASCII, other bytes as \xNN, cut off behind max_bytes.
 std::string printable(std::string_view text, size_t max_bytes = 80);

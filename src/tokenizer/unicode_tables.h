@@ -10,6 +10,8 @@ namespace millrace {
 // start << 8 | value: the value holds from start up to the next entry's start.
 extern const uint32_t kFlagRanges[];  // CharFlags of unicode.h
 extern const size_t kNumFlagRanges;
+extern const uint32_t kSymbolRanges[];  // 1: \p{S}
+extern const size_t kNumSymbolRanges;
 extern const uint32_t kCombiningRanges[];  // canonical combining class
 extern const size_t kNumCombiningRanges;
 

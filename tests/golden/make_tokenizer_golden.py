@@ -33,6 +33,14 @@ O200K = "|".join([
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + CONTRACTIONS + "?",
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
 
+TEKKEN = O200K.replace(CONTRACTIONS + "?", "").replace(r"\p{N}{1,3}", r"\p{N}")
+DEEPSEEK3 = (r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+             r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+# The letters that DeepSeek LLM's published expression lists.
+CASED = ("A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅ"
+         "ὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-"
+         "ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃")
+
 
 def cl100k(digits):
     return (CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits +
@@ -181,7 +189,10 @@ def write_cases(path, oracle, cases):
     path.write_text(f'{head[:-1]}, "cases": [\n{lines}\n]}}\n', encoding="ascii")
 
 
-def make_splits(count):
+FIRST_SPLITS = ["gpt2", "llama3", "qwen2", "o200k", "smollm", "default"]  # of splits.json; the rest: splits_more.json
+
+
+def make_splits(count, chosen=lambda name: True):
     """Where the expressions cut, by Hugging Face's own pre-tokenizers: pieces as their lengths in bytes."""
     from tokenizers import Regex, pre_tokenizers as p
 
@@ -192,12 +203,25 @@ def make_splits(count):
     scanners = {"gpt2": split(gpt2), "llama3": split(cl100k(r"\p{N}{1,3}")), "qwen2": split(cl100k(r"\p{N}")),
                 "o200k": split(O200K), "smollm": p.Sequence([p.Digits(individual_digits=True), split(gpt2)]),
                 "default": p.Sequence([split(r"[\p{P}\$\+<=>\^~\|]+"), split(gpt2), split(r"\p{N}+"),
-                                       split("[0-9][0-9][0-9]")])}
+                                       split("[0-9][0-9][0-9]")]),
+                "tekken": split(TEKKEN),
+                "deepseek3": p.Sequence([split(r"\p{N}{1,3}"), split("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+                                         split(DEEPSEEK3)]),
+                "deepseek_coder": p.Sequence([split(r"[\r\n]"), split(r"\s?\p{L}+"), split(r"\s?\p{P}+"),
+                                              split("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
+                                              p.Digits(individual_digits=True)]),
+                "deepseek_llm": p.Sequence([split(r"[\r\n]"), split(r"\s?[" + CASED + "]+"),
+                                            split("\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"),
+                                            split(r"\s+$"), split("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
+                                            p.Digits(individual_digits=True)]),
+                "seed": split(cl100k(r"\p{N}{1}").replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")),
+                "cl100k": split(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+                                r"|\s*[\r\n]|\s+(?!\S)|\s+")}
     strings = Strings("millrace splits", [], ["the", " a", "ing", "中"])
     texts = [strings.text(strings.kinds[i % len(strings.kinds)]) for i in range(count)]
     return {"texts": texts,
             "lengths": {name: [[len(piece.encode()) for piece, _ in scanner.pre_tokenize_str(text)] for text in texts]
-                        for name, scanner in scanners.items()}}
+                        for name, scanner in scanners.items() if chosen(name)}}
 
 
 def make_small(count):
@@ -241,7 +265,9 @@ def main():
     (FIXTURES / "small.json").write_text(small_tokenizers.dump(make_small(60)), encoding="ascii")
     (args.all / "splits").mkdir(parents=True, exist_ok=True)
     (args.all / "splits" / "splits.json").write_text(json.dumps(make_splits(args.count), separators=(",", ":")))
-    (FIXTURES / "splits.json").write_text(json.dumps(make_splits(420), separators=(",", ":")) + "\n", encoding="ascii")
+    for file, count, first in (("splits.json", 420, True), ("splits_more.json", 210, False)):
+        splits = make_splits(count, lambda name: (name in FIRST_SPLITS) == first)
+        (FIXTURES / file).write_text(json.dumps(splits, separators=(",", ":")) + "\n", encoding="ascii")
     print(f"fixtures: {sum(f.stat().st_size for f in FIXTURES.glob('*.json'))} bytes")
 
 
