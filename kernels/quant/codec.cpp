@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/float_bits.h"
 #include "kernels/quant/blocks.h"
+#include "kernels/quant/low_bits.h"
 
 namespace millrace::quant {
 namespace {
@@ -239,9 +240,52 @@ void encode(const float* x, BlockMXFP4& b) {
   pack_nibbles(codes, b.q);
 }
 
-template <class Block>
+// The level nearest to x / d among the 16 of a table; NaN counts as zero.
+template <class Level>
+uint8_t nearest_level(float x, float d, const Level* levels) {
+  const float wanted = std::isnan(x) ? 0.0f : x;
+  int best = 0;
+  for (int code = 1; code < 16; ++code) {
+    if (std::fabs(d * static_cast<float>(levels[code]) - wanted) <
+        std::fabs(d * static_cast<float>(levels[best]) - wanted)) {
+      best = code;
+    }
+  }
+  return static_cast<uint8_t>(best);
+}
+
+void encode(const float* x, BlockIQ4_NL& b) {
+  b.d = half_scale(extreme(x) / static_cast<float>(kIQ4Levels[0]));
+  uint8_t codes[kBlock];
+  for (int j = 0; j < kBlock; ++j) codes[j] = nearest_level(x[j], half(b.d), kIQ4Levels);
+  pack_nibbles(codes, b.q);
+}
+
+// The scale nearest to a sixth of the extreme element, for 6 is e2m1's largest value.
+void encode(const float* x, BlockNVFP4& b) {
+  for (int s = 0; s < 4; ++s, x += 16) {
+    float amax = 0.0f;
+    for (int j = 0; j < 16; ++j) amax = std::max(amax, std::fabs(x[j]));
+    const float wanted = std::min(amax / 6.0f, 448.0f) * 512.0f;
+    int best = 0;
+    const auto off = [&](int code) {
+      return std::fabs(static_cast<float>(ue4m3_units(static_cast<uint8_t>(code))) - wanted);
+    };
+    for (int code = 1; code < 0x7f; ++code) {
+      if (off(code) < off(best)) best = code;
+    }
+    b.scales[s] = static_cast<uint8_t>(best);
+    const float unit = 0x1p-10f * static_cast<float>(ue4m3_units(b.scales[s]));
+    for (int j = 0; j < 8; ++j) {
+      b.q[8 * s + j] = static_cast<uint8_t>(nearest_level(x[j], unit, kE2M1Doubled) |
+                                            nearest_level(x[j + 8], unit, kE2M1Doubled) << 4);
+    }
+  }
+}
+
+template <class Block, int kElements = kBlock>
 void encode_all(const float* source, std::byte* out, int64_t elements) {
-  for (int64_t done = 0; done < elements; done += kBlock, out += sizeof(Block)) {
+  for (int64_t done = 0; done < elements; done += kElements, out += sizeof(Block)) {
     Block block;
     encode(source + done, block);
     std::memcpy(out, &block, sizeof block);
@@ -267,11 +311,11 @@ float grid_scale(const ScaleGrid& grid, int64_t row, int64_t col) {
 bool is_finite_half(uint16_t bits) { return (bits & 0x7c00u) != 0x7c00u; }
 
 // `bytes_per_block` blocks with f16 numbers at the given offsets.
-bool halves_are_finite(const TensorView& view, int64_t row, std::initializer_list<int> offsets) {
+bool halves_are_finite(const TensorView& view, int64_t row, std::initializer_list<size_t> offsets) {
   const DTypeInfo& type = info(view.type);
   const std::byte* block = view.row(row);
   for (int64_t done = 0; done < view.cols(); done += type.block_elements, block += type.block_bytes) {
-    for (int offset : offsets) {
+    for (size_t offset : offsets) {
       uint16_t bits;
       std::memcpy(&bits, block + offset, sizeof bits);
       if (!is_finite_half(bits)) return false;
@@ -323,6 +367,48 @@ void dequantize(DType type, const std::byte* source, float* out, int64_t element
     case DType::kMXFP4:
       decode_all<BlockMXFP4>(source, out, elements, kBlock);
       return;
+    case DType::kQ2_K:
+      decode_all<BlockQ2_K>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kQ3_K:
+      decode_all<BlockQ3_K>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kIQ4_NL:
+      decode_all<BlockIQ4_NL>(source, out, elements, kBlock);
+      return;
+    case DType::kIQ4_XS:
+      decode_all<BlockIQ4_XS>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kIQ3_XXS:
+      decode_all<BlockIQ3_XXS>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kIQ3_S:
+      decode_all<BlockIQ3_S>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kIQ2_XXS:
+      decode_all<BlockIQ2_XXS>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kIQ2_XS:
+      decode_all<BlockIQ2_XS>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kIQ2_S:
+      decode_all<BlockIQ2_S>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kIQ1_S:
+      decode_all<BlockIQ1_S>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kIQ1_M:
+      decode_all<BlockIQ1_M>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kTQ1_0:
+      decode_all<BlockTQ1_0>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kTQ2_0:
+      decode_all<BlockTQ2_0>(source, out, elements, kSuperBlock);
+      return;
+    case DType::kNVFP4:
+      decode_all<BlockNVFP4>(source, out, elements, kNvBlock);
+      return;
     case DType::kF8E4M3:
     case DType::kMXFP4Split:
     case DType::kI32:
@@ -349,6 +435,8 @@ void dequantize_row(const TensorView& view, int64_t row, float* out) {
     }
   } else {
     dequantize(view.type, view.row(row), out, cols);
+    if (view.scales.data == nullptr) return;
+    for (int64_t c = 0; c < cols; ++c) out[c] *= grid_scale(view.scales, row, c);
   }
 }
 
@@ -390,6 +478,12 @@ void quantize(DType type, const float* source, std::byte* out, int64_t elements)
     case DType::kQ4_Z:
       encode_all<BlockQ4_Z>(source, out, elements);
       return;
+    case DType::kIQ4_NL:
+      encode_all<BlockIQ4_NL>(source, out, elements);
+      return;
+    case DType::kNVFP4:
+      encode_all<BlockNVFP4, kNvBlock>(source, out, elements);
+      return;
     default:
       throw_error(ErrorCode::kUnsupported, "cannot quantize to {}", info(type).name);
   }
@@ -400,14 +494,39 @@ bool scales_are_finite(const TensorView& view, int64_t row) {
     case DType::kQ8_0:
     case DType::kQ4_0:
     case DType::kQ5_0:
+    case DType::kIQ4_NL:
+    case DType::kIQ4_XS:
+    case DType::kIQ3_XXS:
+    case DType::kIQ3_S:
+    case DType::kIQ2_XXS:
+    case DType::kIQ2_XS:
+    case DType::kIQ2_S:
+    case DType::kIQ1_S:
       return halves_are_finite(view, row, {0});
+    case DType::kQ2_K:
+      return halves_are_finite(view, row, {offsetof(BlockQ2_K, d), offsetof(BlockQ2_K, dmin)});
+    case DType::kQ3_K:
+      return halves_are_finite(view, row, {offsetof(BlockQ3_K, d)});
+    case DType::kTQ1_0:
+      return halves_are_finite(view, row, {offsetof(BlockTQ1_0, d)});
+    case DType::kTQ2_0:
+      return halves_are_finite(view, row, {offsetof(BlockTQ2_0, d)});
+    case DType::kIQ1_M: {
+      const std::byte* at = view.row(row);
+      for (int64_t done = 0; done < view.cols(); done += kSuperBlock, at += sizeof(BlockIQ1_M)) {
+        BlockIQ1_M block;
+        std::memcpy(&block, at, sizeof block);
+        if (!is_finite_half(scale_bits(block))) return false;
+      }
+      return true;
+    }
     case DType::kQ4_1:
     case DType::kQ5_1:
     case DType::kQ4_K:
     case DType::kQ5_K:
       return halves_are_finite(view, row, {0, 2});
     case DType::kQ6_K:
-      return halves_are_finite(view, row, {static_cast<int>(offsetof(BlockQ6_K, d))});
+      return halves_are_finite(view, row, {offsetof(BlockQ6_K, d)});
     case DType::kMXFP4: {
       const std::byte* block = view.row(row);
       for (int64_t done = 0; done < view.cols(); done += kBlock, block += sizeof(BlockMXFP4)) {

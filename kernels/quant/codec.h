@@ -16,7 +16,7 @@ void dequantize(DType type, const std::byte* source, float* out, int64_t element
 void dequantize_row(const TensorView& view, int64_t row, float* out);
 
 // The other way, to nearest. For the types a file can be written in: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1
-// mxfp4. Others throw Error{kUnsupported}.
+// mxfp4 q4_z iq4_nl nvfp4. Others throw Error{kUnsupported}.
 void quantize(DType type, const float* source, std::byte* out, int64_t elements);
 
 // Is this row free of NaN and infinite scales? False names a damaged file.

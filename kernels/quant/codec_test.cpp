@@ -49,7 +49,7 @@ void expect_same_bits(float got, float want, const std::string& type, size_t at)
 TEST(Codec, DecodesGoldenBlocksToTheBit) {
   const auto entries = nlohmann::json::parse(read_all("tests/golden/blocks.json"));
   const std::string bin = read_all("tests/golden/blocks.bin");
-  ASSERT_GE(entries.size(), 13u);
+  ASSERT_GE(entries.size(), 27u);
   for (const auto& entry : entries) {
     const std::string name = entry["type"];
     const auto type = parse_dtype(name);
@@ -95,13 +95,16 @@ double allowed(DType type) {
       return 0.5 * 2 / 31 + 0x1p-9;
     case DType::kMXFP4:
       return 0.25 + 0x1p-20;  // just below 8 * 2^e saturates at 6 * 2^e
+    case DType::kIQ4_NL:
+      return 14.0 / 127 + 0x1p-10;  // the far side has no level 127, but 113
     default:
       return -1;
   }
 }
 
-const DType kWritable[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kQ8_0,  DType::kQ4_0,
-                           DType::kQ4_1, DType::kQ5_0, DType::kQ5_1, DType::kMXFP4, DType::kQ4_Z};
+const DType kWritable[] = {DType::kF32,   DType::kF16,  DType::kBF16,  DType::kQ8_0,
+                           DType::kQ4_0,  DType::kQ4_1, DType::kQ5_0,  DType::kQ5_1,
+                           DType::kMXFP4, DType::kQ4_Z, DType::kIQ4_NL};
 
 TEST(Codec, QuantizedValuesStayWithinAStep) {
   std::mt19937 random(11);
@@ -137,6 +140,9 @@ TEST(Codec, ValuesOnTheGridSurvive) {
     if (type == DType::kMXFP4) {
       for (int j = 0; j < 32; ++j) x[j] = 0.5f * static_cast<float>(kE2M1Doubled[j % 16]);
     }
+    if (type == DType::kIQ4_NL) {
+      for (int j = 0; j < 32; ++j) x[j] = 0.25f * static_cast<float>(kIQ4Levels[j % 16]);
+    }
     if (type == DType::kQ8_0) {
       for (int j = 0; j < 32; ++j) x[j] = 0.25f * static_cast<float>(j % 2 ? 127 - j : j - 127);
       x[0] = -0.25f * 127;
@@ -145,6 +151,40 @@ TEST(Codec, ValuesOnTheGridSurvive) {
     quantize(type, x.data(), coded.data(), 32);
     dequantize(type, coded.data(), y.data(), 32);
     for (int j = 0; j < 32; ++j) EXPECT_EQ(x[j], y[j]) << info(type).name << " " << j;
+  }
+}
+
+// NVFP4 has four scales to a block, from 2^-9 to 448: values on their grids survive, and larger ones
+// saturate.
+TEST(Codec, KeepsNvfp4Values) {
+  std::vector<float> x(64), y(64);
+  const float scales[4] = {0x1p-9f, 0.015625f, 1.25f, 448.0f};
+  for (int j = 0; j < 64; ++j) x[j] = scales[j / 16] * 0.5f * static_cast<float>(kE2M1Doubled[j % 16]);
+  std::vector<std::byte> coded(bytes_of(DType::kNVFP4, 64));
+  quantize(DType::kNVFP4, x.data(), coded.data(), 64);
+  dequantize(DType::kNVFP4, coded.data(), y.data(), 64);
+  EXPECT_EQ(x, y);
+  x[50] = -1e6f;
+  quantize(DType::kNVFP4, x.data(), coded.data(), 64);
+  dequantize(DType::kNVFP4, coded.data(), y.data(), 64);
+  EXPECT_EQ(y[50], -6.0f * 448.0f);
+}
+
+// A factor beside the tensor, as NVFP4 files have, and one for each expert.
+TEST(Codec, MultipliesByAFactorBesideTheTensor) {
+  const std::vector<float> ones(64, 1.0f);
+  std::vector<std::byte> coded(2 * bytes_of(DType::kNVFP4, 64));
+  quantize(DType::kNVFP4, ones.data(), coded.data(), 64);
+  quantize(DType::kNVFP4, ones.data(), coded.data() + 36, 64);
+  const float factors[2] = {0.5f, 3.0f};
+  TensorView view = one_row(DType::kNVFP4, coded.data(), 64);
+  view.shape[0] = 2;
+  view.row_stride_bytes = 36;
+  view.scales = {reinterpret_cast<const std::byte*>(factors), DType::kF32, 1, 64, 1};
+  float out[64];
+  for (int row = 0; row < 2; ++row) {
+    dequantize_row(view, row, out);
+    for (const float v : out) EXPECT_EQ(v, factors[row]);
   }
 }
 
@@ -189,7 +229,8 @@ TEST(Codec, NamesDamagedScales) {
     int offset;
   };
   for (const Case c : {Case{DType::kQ8_0, 0}, Case{DType::kQ4_1, 2}, Case{DType::kQ5_0, 0},
-                       Case{DType::kQ4_K, 2}, Case{DType::kQ6_K, 208}}) {
+                       Case{DType::kQ4_K, 2}, Case{DType::kQ6_K, 208}, Case{DType::kQ2_K, 82},
+                       Case{DType::kQ3_K, 108}, Case{DType::kIQ2_S, 0}, Case{DType::kTQ1_0, 52}}) {
     const int64_t cols = 2 * info(c.type).block_elements;
     std::vector<uint8_t> bytes(bytes_of(c.type, cols), 0);
     const TensorView view = one_row(c.type, bytes.data(), cols);

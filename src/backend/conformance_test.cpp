@@ -159,7 +159,7 @@ ExecutorSpec base_spec(int32_t max_tokens, int32_t hidden) {
 }
 
 std::vector<int64_t> columns_for(DType type) {
-  if (info(type).block_elements == 256) return {256, 768};
+  if (info(type).block_elements > 32) return {256, 768};
   if (info(type).block_elements == 32) return {32, 96, 288};
   return {1, 7, 16, 33, 100, 288};
 }
@@ -221,7 +221,7 @@ TEST_P(Conformance, MatrixProduct) {
 
 TEST_P(Conformance, Embedding) {
   std::mt19937 random(2);
-  const int32_t hidden = info(type()).block_elements == 256 ? 256 : 96;
+  const int32_t hidden = info(type()).block_elements > 32 ? 256 : 96;
   Pair pair(*device_, base_spec(5, hidden));
   const OwnedTensor table = random_tensor(random, type(), 11, hidden);
   const auto [want, got] = pair.load(table, WeightUse::kEmbedding);
@@ -241,7 +241,7 @@ TEST_P(Conformance, Embedding) {
 // norm -> q, k, v with biases and head norms; bounds before the head norms, which divide by the head's rms.
 TEST_P(Conformance, NormQkv) {
   std::mt19937 random(3);
-  const int32_t hidden = info(type()).block_elements == 256 ? 256 : 160, m = 9;
+  const int32_t hidden = info(type()).block_elements > 32 ? 256 : 160, m = 9;
   ExecutorSpec spec = base_spec(m, hidden);
   spec.heads = 6;
   spec.kv_heads = 2;
@@ -377,7 +377,7 @@ std::vector<double> norm_error(const std::vector<float>& n) {
 
 TEST_P(Conformance, DenseFeedForward) {
   std::mt19937 random(4);
-  const int64_t unit = info(type()).block_elements == 256 ? 256 : 32;
+  const int64_t unit = info(type()).block_elements > 32 ? 256 : 32;
   const auto hidden = static_cast<int32_t>(unit * (unit == 32 ? 3 : 1)),
              inner = static_cast<int32_t>(unit * (unit == 32 ? 5 : 1));
   for (int32_t m : {1, 6}) {
@@ -409,7 +409,7 @@ TEST_P(Conformance, DenseFeedForward) {
 
 TEST_P(Conformance, Experts) {
   std::mt19937 random(5);
-  const int64_t unit = info(type()).block_elements == 256 ? 256 : 32;
+  const int64_t unit = info(type()).block_elements > 32 ? 256 : 32;
   const auto hidden = static_cast<int32_t>(unit * (unit == 32 ? 3 : 1)),
              inner = static_cast<int32_t>(unit * (unit == 32 ? 5 : 1));
   constexpr int32_t kExperts = 5, kChosen = 3, kTokens = 11;
@@ -468,7 +468,7 @@ TEST_P(Conformance, Experts) {
 
 TEST_P(Conformance, LogitsOfChosenRows) {
   std::mt19937 random(6);
-  const int32_t hidden = info(type()).block_elements == 256 ? 256 : 96, vocab = 77;
+  const int32_t hidden = info(type()).block_elements > 32 ? 256 : 96, vocab = 77;
   ExecutorSpec spec = base_spec(6, hidden);
   spec.vocab = vocab;
   Pair pair(*device_, spec);
@@ -502,12 +502,27 @@ INSTANTIATE_TEST_SUITE_P(Types, Conformance,
                          ::testing::Combine(::testing::Range(0, static_cast<int>(device_labels().size())),
                                             ::testing::ValuesIn(matrix_types())),
                          name_of);
+// Types that only the cpu has: those with kernels on every instruction set, the others, which all become
+// float32, on the best.
+INSTANTIATE_TEST_SUITE_P(CpuKernels, Conformance,
+                         ::testing::Combine(::testing::Range(0,
+                                                             static_cast<int>(cpu::runnable_tables().size())),
+                                            ::testing::ValuesIn(cpu_kernel_types())),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    CpuDequantized, Conformance,
+    ::testing::Combine(::testing::Values(static_cast<int>(cpu::runnable_tables().size()) - 1),
+                       ::testing::ValuesIn(cpu_dequantized_types())),
+    name_of);
 
 TEST(ConformanceTypes, AreAllThatWeightsHave) {
   for (int i = 0; i <= static_cast<int>(DType::kU8); ++i) {
     const auto type = static_cast<DType>(i);
     const bool is_weight = type != DType::kI32 && type != DType::kU8;
-    EXPECT_EQ(std::count(matrix_types().begin(), matrix_types().end(), type), is_weight ? 1 : 0)
+    const auto in = [&](const std::vector<DType>& types) {
+      return std::count(types.begin(), types.end(), type);
+    };
+    EXPECT_EQ(in(matrix_types()) + in(cpu_kernel_types()) + in(cpu_dequantized_types()), is_weight ? 1 : 0)
         << info(type).name;
   }
 }

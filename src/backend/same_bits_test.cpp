@@ -233,7 +233,7 @@ std::vector<float> product(Backend& backend, const OwnedTensor& weight, const st
 // Every weight type alone, odd shapes, tiles full and short: the tables' products agree to the bit.
 TEST(SameBits, EveryTypeOnEveryInstructionSet) {
   std::mt19937 random(6);
-  for (DType type : matrix_types()) {
+  for (DType type : types_with_kernels()) {
     // 72 blocks: more than one panel of a kernel that dequantizes weights.
     const int64_t cols = info(type).block_elements == 1 ? 117 : 2304;
     const OwnedTensor weight = random_tensor(random, type, kRows, cols);
@@ -255,7 +255,7 @@ TEST(SameBits, EveryTypeOnEveryInstructionSet) {
 // past the rows that share a pass over the weights, and whichever kernel the number of rows asks for.
 TEST(SameBits, EveryTypeForAnyNumberOfRows) {
   std::mt19937 random(8);
-  for (DType type : matrix_types()) {
+  for (DType type : types_with_kernels()) {
     const int64_t cols = info(type).block_elements == 1 ? 117 : 768;
     const OwnedTensor weight = random_tensor(random, type, kRows, cols);
     const std::vector<float> x = random_floats(random, static_cast<size_t>(300 * cols));

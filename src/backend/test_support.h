@@ -40,12 +40,33 @@ inline const std::vector<DType>& matrix_types() {
   return types;
 }
 
+// Those that the reference and the cpu backend have and no other: with kernels, and dequantized to float32.
+inline const std::vector<DType>& cpu_kernel_types() {
+  static const std::vector<DType> types = {DType::kQ2_K, DType::kQ3_K, DType::kIQ4_NL, DType::kIQ4_XS};
+  return types;
+}
+inline const std::vector<DType>& cpu_dequantized_types() {
+  static const std::vector<DType> types = {DType::kIQ3_XXS, DType::kIQ3_S, DType::kIQ2_XXS, DType::kIQ2_XS,
+                                           DType::kIQ2_S,   DType::kIQ1_S, DType::kIQ1_M,   DType::kTQ1_0,
+                                           DType::kTQ2_0,   DType::kNVFP4};
+  return types;
+}
+// All that have kernels of their own on some device.
+inline std::vector<DType> types_with_kernels() {
+  std::vector<DType> types = matrix_types();
+  types.insert(types.end(), cpu_kernel_types().begin(), cpu_kernel_types().end());
+  return types;
+}
+
 // A matrix as a model would have it loaded that has memory for dequantized copies.
 inline WeightUse dequantized_where(const Backend& backend, const TensorView& view, WeightUse use) {
   return use == WeightUse::kMatrix && backend.dequantized_bytes(view) > 0 ? WeightUse::kDequantized : use;
 }
 
-inline bool is_float(DType type) { return type <= DType::kF8E4M3; }
+// Multiplied as float32 with float32 activations.
+inline bool is_float(DType type) {
+  return type <= DType::kF8E4M3 || (type >= DType::kIQ3_XXS && type <= DType::kNVFP4);
+}
 
 inline std::vector<float> random_floats(std::mt19937& random, size_t count, float scale = 1.0f) {
   std::normal_distribution<float> normal(0.0f, scale);
@@ -60,14 +81,50 @@ inline uint16_t random_half_scale(std::mt19937& random, bool positive = false) {
   return static_cast<uint16_t>(bits | (positive || random() % 2 ? 0u : 0x8000u));
 }
 
+// Where the f16 scales of a block are, and how many bytes of them.
+struct ScaleBytes {
+  size_t at = 0, count = 2;
+};
+inline ScaleBytes scale_bytes_of(DType type) {
+  switch (type) {
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+      return {0, 4};
+    case DType::kQ6_K:
+      return {offsetof(quant::BlockQ6_K, d), 2};
+    case DType::kQ2_K:
+      return {offsetof(quant::BlockQ2_K, d), 4};
+    case DType::kQ3_K:
+      return {offsetof(quant::BlockQ3_K, d), 2};
+    case DType::kTQ1_0:
+      return {offsetof(quant::BlockTQ1_0, d), 2};
+    case DType::kTQ2_0:
+      return {offsetof(quant::BlockTQ2_0, d), 2};
+    case DType::kIQ1_M:
+    case DType::kNVFP4:
+      return {0, 0};
+    default:
+      return {};
+  }
+}
+
 // Blocks with every bit random but the f16 scales, which stay small: the types nobody here can write.
 inline void random_blocks(std::mt19937& random, DType type, std::vector<std::byte>& bytes) {
   for (std::byte& b : bytes) b = static_cast<std::byte>(random());
   const size_t step = static_cast<size_t>(info(type).block_bytes);
-  const size_t scale_at = type == DType::kQ6_K ? offsetof(quant::BlockQ6_K, d) : 0;
+  const ScaleBytes scale = scale_bytes_of(type);
   for (size_t at = 0; at < bytes.size(); at += step) {
     const uint16_t scales[2] = {random_half_scale(random), random_half_scale(random)};
-    std::memcpy(&bytes[at + scale_at], scales, type == DType::kQ6_K ? 2 : 4);
+    std::memcpy(&bytes[at + scale.at], scales, scale.count);
+    if (type == DType::kNVFP4) {
+      for (size_t i = 0; i < 4; ++i) bytes[at + i] = static_cast<std::byte>(8 + random() % 48);  // below 16
+    }
+    if (type == DType::kIQ1_M) {  // the upper four bits of its last four words
+      for (size_t i = 0; i < 4; ++i) {
+        std::byte& upper = bytes[at + 48 + 2 * i + 1];
+        upper = (upper & std::byte{15}) | static_cast<std::byte>((scales[0] >> (4 * i) & 15) << 4);
+      }
+    }
   }
 }
 
@@ -83,7 +140,8 @@ inline OwnedTensor random_tensor(std::mt19937& random, DType type, int64_t rows,
       experts > 0 ? std::array<int64_t, 4>{experts, rows, cols, 1} : std::array<int64_t, 4>{rows, cols, 1, 1};
   t.view.row_stride_bytes = static_cast<int64_t>(bytes_of(type, cols));
   t.bytes.resize(static_cast<size_t>(all_rows * t.view.row_stride_bytes));
-  if (type == DType::kQ4_K || type == DType::kQ5_K || type == DType::kQ6_K) {
+  if (type == DType::kQ4_K || type == DType::kQ5_K || type == DType::kQ6_K ||
+      (type >= DType::kQ2_K && type <= DType::kNVFP4)) {
     random_blocks(random, type, t.bytes);
   } else if (type == DType::kMXFP4Split) {
     for (std::byte& b : t.bytes) b = static_cast<std::byte>(random());

@@ -25,6 +25,20 @@ enum class DType : uint8_t {
   kMXFP4,       // GGUF layout: blocks of 32 in 17 bytes, the e8m0 scale first
   kMXFP4Split,  // Hugging Face layout: 16-byte nibble blocks here, the e8m0 scales in TensorView::scales
   kQ4_Z,        // our own: blocks of 32 in 18 bytes, a short scale and a zero point between the codes
+  kQ2_K,
+  kQ3_K,    // GGUF super-blocks of 256
+  kIQ4_NL,  // GGUF blocks of 32, levels that are not evenly apart
+  kIQ4_XS,  // the same levels in super-blocks of 256
+  kIQ3_XXS,
+  kIQ3_S,
+  kIQ2_XXS,
+  kIQ2_XS,
+  kIQ2_S,
+  kIQ1_S,
+  kIQ1_M,  // GGUF super-blocks of 256 whose codes are entries of a codebook (quant/codebooks.h)
+  kTQ1_0,
+  kTQ2_0,  // GGUF super-blocks of 256, three levels
+  kNVFP4,  // GGUF: blocks of 64 in 36 bytes, an e4m3 scale per 16
   kI32,
   kU8,  // indices and raw bytes: never weights of a matrix product
 };

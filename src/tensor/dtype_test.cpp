@@ -36,6 +36,20 @@ constexpr Layout kLayouts[] = {
     {DType::kQ4_Z, 32, 2 + 16},                  // scale and zero point, nibbles
     {DType::kMXFP4, 32, 1 + 16},                 // e8m0, nibbles
     {DType::kMXFP4Split, 32, 16},                // nibbles
+    {DType::kQ2_K, 256, 16 + 64 + 2 + 2},        // 16 pairs of nibbles, codes of 2 bits, two scales
+    {DType::kQ3_K, 256, 32 + 64 + 12 + 2},       // third bits, two bits, 16 scales of 6 bits, scale
+    {DType::kIQ4_NL, 32, 2 + 16},                // scale, nibbles
+    {DType::kIQ4_XS, 256, 2 + 2 + 4 + 128},      // scale, 8 scales of 2 + 4 bits, nibbles
+    {DType::kIQ3_XXS, 256, 2 + 64 + 32},         // scale, bytes of 4 elements, 8 words of signs and scale
+    {DType::kIQ3_S, 256, 2 + 64 + 8 + 32 + 4},   // scale, 8 + 1 bits of 4 elements, signs, 8 scales
+    {DType::kIQ2_XXS, 256, 2 + 64},              // scale, 8 times 4 bytes of 8 elements and signs, scale
+    {DType::kIQ2_XS, 256, 2 + 64 + 8},           // scale, 9 bits of 8 elements and 7 of signs, 16 scales
+    {DType::kIQ2_S, 256, 2 + 32 + 32 + 8 + 8},   // scale, 8 bits of 8 elements, signs, 2 bits, 16 scales
+    {DType::kIQ1_S, 256, 2 + 32 + 16},           // scale, 8 bits of 8 elements, 3 bits and scales
+    {DType::kIQ1_M, 256, 32 + 16 + 8},           // 8 bits of 8 elements, 3 bits and shifts, scales
+    {DType::kTQ1_0, 256, 48 + 4 + 2},            // five digits to a byte, the last 16 elements, scale
+    {DType::kTQ2_0, 256, 64 + 2},                // codes of 2 bits, scale
+    {DType::kNVFP4, 64, 4 + 32},                 // four scales, nibbles
     {DType::kI32, 1, 4},
     {DType::kU8, 1, 1},
 };

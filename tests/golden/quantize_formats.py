@@ -20,11 +20,13 @@ class Weight:
     raw: dict = field(default_factory=dict)  # type -> encoded bytes, same leading dimensions
     codes: np.ndarray | None = None  # MXFP4: element codes 0..15, shape of values
     scales: np.ndarray | None = None  # MXFP4: e8m0 bytes [..., n/32]; FP8: float32 [ceil(out/128), ceil(in/128)]
+    factor: float | None = None  # what a tensor beside it multiplies all of it with; in values, not in raw
 
     def rows(self, index):
         """The same weight with its rows (axis -2) picked or reordered."""
         take = lambda a: None if a is None else np.ascontiguousarray(np.take(a, index, axis=-2))
-        return Weight(take(self.values), {k: take(v) for k, v in self.raw.items()}, take(self.codes), take(self.scales))
+        return Weight(take(self.values), {k: take(v) for k, v in self.raw.items()}, take(self.codes), take(self.scales),
+                      self.factor)
 
     def gguf(self, qtype):
         """Encoded array for GGUFWriter.add_tensor; asserts that the type holds the values exactly."""
@@ -136,8 +138,45 @@ def quantize_q6_k(x):
     return np.concatenate([ql, qh.reshape(-1, 64), scale.astype(np.int8).view(np.uint8), half_bytes(d)], axis=1)
 
 
+HALVES_AT = {T.Q2_K: [80, 82], T.Q3_K: [108], T.IQ4_NL: [0], T.IQ4_XS: [0], T.IQ3_XXS: [0], T.IQ3_S: [0],
+             T.IQ2_XXS: [0], T.IQ2_XS: [0], T.IQ2_S: [0], T.IQ1_S: [0], T.IQ1_M: [], T.TQ1_0: [52], T.TQ2_0: [64],
+             T.NVFP4: []}
+
+
+def put_iq1_m_scale(raw, halves):
+    """The f16 scale of IQ1_M, in the upper four bits of its last four words."""
+    words = raw[:, 48:].view(np.uint16)
+    words[:] = (words & 0xFFF) | ((halves >> np.array([0, 4, 8, 12], np.uint16)) & 15) << 12
+
+
+def random_codes(rng, shape, std, qtype, factor=None):
+    """Random codes of the types gguf-py cannot write, their scales such that the values have this deviation."""
+    elements, size = gguf.GGML_QUANT_SIZES[qtype]
+    raw = rng.integers(0, 256, size=(int(np.prod(shape)) // elements, size), dtype=np.uint8)
+
+    def put_scale(d):
+        signs = np.where(np.arange(len(raw)) % 3 == 0, -d, d).astype(np.float16).reshape(-1, 1)
+        for i, at in enumerate(HALVES_AT[qtype]):
+            raw[:, at : at + 2] = (signs * np.float16(1.5 if i == 1 else 1)).astype(np.float16).view(np.uint8)
+        if qtype == T.IQ1_M:
+            put_iq1_m_scale(raw, signs.view(np.uint16))
+
+    if qtype == T.NVFP4:
+        middle = int(gguf.quants.NVFP4.fp32_to_ue4m3(np.float32([std / 2.9 / (factor or 1)]))[0])
+        raw[:, :4] = np.clip(middle + rng.integers(-3, 3, (len(raw), 4)), 1, 126)
+    else:
+        put_scale(1.0)
+        put_scale(std / np.std(gguf.quants.dequantize(raw, qtype)))
+    raw = raw.reshape(*shape[:-1], -1)
+    values = gguf.quants.dequantize(raw, qtype).astype(np.float32).reshape(shape)
+    assert 0.5 < np.std(values) * (factor or 1) / std < 2, (qtype, np.std(values) / std)
+    return Weight(values * np.float32(factor or 1), {qtype: raw}, factor=factor)
+
+
 def quantized(rng, shape, std, qtype):
     """Gaussian weights in any GGUF type; the values are what the type decodes to."""
+    if qtype in HALVES_AT:
+        return random_codes(rng, shape, std, qtype)
     x = (rng.standard_normal(shape) * std).astype(np.float32)
     if qtype in (T.Q4_K, T.Q5_K, T.Q6_K):
         blocks = x.reshape(-1, 256)
@@ -191,4 +230,20 @@ def block_fixture(rng):
     brain = rng.integers(0, 1 << 16, size=256, dtype=np.uint16)
     brain = np.where((brain >> 7) & 255 == 255, brain & 0x3FFF, brain).astype(np.uint16)
     out.append(("bf16", brain.view(np.uint8), None, (brain.astype(np.uint32) << 16).view(np.float32)))
+    return out + low_bit_fixture(rng)
+
+
+def low_bit_fixture(rng):
+    """The types below four bits, of uneven levels and NVFP4: codes are random, IQ1_M's scale of four pieces too."""
+    out = []
+    for qtype, offsets in HALVES_AT.items():
+        elements, size = gguf.GGML_QUANT_SIZES[qtype]
+        raw = rng.integers(0, 256, size=(1024 // elements, size), dtype=np.uint8)
+        for at in offsets:
+            raw[:, at : at + 2] = random_halves(rng, (raw.shape[0], 1)).view(np.uint8)
+        if qtype == T.IQ1_M:
+            put_iq1_m_scale(raw, random_halves(rng, (raw.shape[0], 1)))
+        if qtype == T.NVFP4:
+            raw[:, :4] = np.arange(64, dtype=np.uint8).reshape(-1, 4) * 4 + rng.integers(0, 4, (16, 4), dtype=np.uint8)
+        out.append((qtype.name.lower(), raw, None, gguf.quants.dequantize(raw, qtype).astype(np.float32)))
     return out

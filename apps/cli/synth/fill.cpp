@@ -137,15 +137,7 @@ void fill_floats(double sigma, Random& random, std::byte* out, size_t bytes, Con
 }  // namespace
 
 bool can_fill(DType type) {
-  switch (type) {
-    case DType::kF8E4M3:
-    case DType::kMXFP4Split:
-    case DType::kI32:
-    case DType::kU8:
-      return false;
-    default:
-      return true;
-  }
+  return type <= DType::kQ4_Z && type != DType::kF8E4M3 && type != DType::kMXFP4Split;
 }
 
 void fill_random(DType type, double sigma, uint64_t seed, uint64_t piece, std::byte* out, size_t bytes) {

@@ -8,7 +8,8 @@
 //   Scales                    of one stored block of four rows; d(s), m(s) for run s
 //   load<r>(block, g)         the codes of run 4 g + r
 //   kDoubled                  codes are twice the values
-// Q6_K has a scale per 16 elements: its dot differs (kHalves).
+//   kHalves                   a run has an integer scale for each of its halves besides: half_scales(...), of
+//                             Q6_K where they lie, of the others unpacked by unpack_halves into Scales
 #pragma once
 
 #include <stdint.h>
@@ -155,8 +156,105 @@ struct FormatQ6_K : Plain<q::BlockQ6_K> {
     const I8x32 low = Simd::load_nibble_run<4 * (kRun / 2)>(block + 64 * group + 32 * (kRun % 2));
     return Simd::sub_i8(Simd::or_high_run<2>(low, block + 128 + 32 * group, 2 * kRun), 32);
   }
-  static const int8_t* half_scales(const uint8_t* block) {
+  static const int8_t* half_scales(const Scales&, const uint8_t* block, int) {
     return reinterpret_cast<const int8_t*>(block) + kHalfScalesAt;
+  }
+};
+
+// An f16 scale at kAt, times kSign, and sixteen integer scales of each row, as Format unpacks them.
+template <class Format, int kAt, int kSign = 1>
+struct HalvesScale {
+  F4 scale;
+  int8_t half[4][16];  // [row][half run]
+  explicit HalvesScale(const uint8_t* const* rows)
+      : scale(Simd::mul4(Simd::halves4(rows, kAt), static_cast<float>(kSign))) {
+    for (int r = 0; r < 4; ++r) Format::unpack_halves(rows[r], half[r]);
+  }
+  F4 d(int64_t) const { return scale; }
+};
+template <class Format, class Block, int kScaleAt, int kSign = 1>
+struct Halved : Plain<Block> {
+  static constexpr int kSubBlocks = 8;
+  static constexpr bool kUnsigned = false, kHalves = true;
+  using Scales = HalvesScale<Format, kScaleAt, kSign>;
+  static const int8_t* half_scales(const Scales& scales, const uint8_t*, int row) { return scales.half[row]; }
+};
+
+struct FormatQ3_K : Halved<FormatQ3_K, q::BlockQ3_K, 108> {
+  template <int kRun>
+  static I8x32 load(const uint8_t* block, int64_t group) {
+    const I8x32 pairs = Simd::bits_run<2, 0>(block + 32 + 32 * group, 2 * kRun);
+    const I8x32 third = Simd::bits_run<1, 2>(block, static_cast<int>(4 * group + kRun));
+    return Simd::sub_i8(Simd::or_i8(pairs, third), 4);
+  }
+  // Twelve bytes as three words: nibbles of scales 0-3 and 8-11, of 4-7 and 12-15, then the pairs above them.
+  static void unpack_halves(const uint8_t* block, int8_t* half) {
+    uint32_t w[3];
+    __builtin_memcpy(w, block + 96, 12);
+    const uint32_t nibbles = 0x0f0f0f0fu, pairs = 0x30303030u;
+    const uint32_t s[4] = {(w[0] & nibbles) | ((w[2] << 4) & pairs), (w[1] & nibbles) | ((w[2] << 2) & pairs),
+                           ((w[0] >> 4) & nibbles) | (w[2] & pairs),
+                           ((w[1] >> 4) & nibbles) | ((w[2] >> 2) & pairs)};
+    __builtin_memcpy(half, s, 16);
+    for (int i = 0; i < 16; ++i) half[i] = static_cast<int8_t>(half[i] - 32);
+  }
+};
+
+// Q2_K is two products: of its codes, and of ones with its minimums, whose sign is turned.
+struct FormatQ2_K : Halved<FormatQ2_K, q::BlockQ2_K, 80> {
+  template <int kRun>
+  static I8x32 load(const uint8_t* block, int64_t group) {
+    return Simd::bits_run<2, 0>(block + 16 + 32 * group, 2 * kRun);
+  }
+  static void unpack_halves(const uint8_t* block, int8_t* half) {
+    for (int i = 0; i < 16; ++i) half[i] = static_cast<int8_t>(block[i] & 15);
+  }
+};
+struct FormatQ2_KMins : Halved<FormatQ2_KMins, q::BlockQ2_K, 82, -1> {
+  template <int>
+  static I8x32 load(const uint8_t*, int64_t) {
+    return Simd::all_i8(1);
+  }
+  static void unpack_halves(const uint8_t* block, int8_t* half) {
+    for (int i = 0; i < 16; ++i) half[i] = static_cast<int8_t>(block[i] >> 4);
+  }
+};
+
+struct FormatIQ4_NL : Plain<q::BlockIQ4_NL> {
+  static constexpr bool kUnsigned = false;
+  template <int>
+  static I8x32 load(const uint8_t* block, int64_t) {
+    return Simd::lookup(Simd::load_nibbles(block + 2), q::kIQ4Levels);
+  }
+};
+
+// d * (6-bit scale - 32) of eight runs: two bits of each at 2, nibbles at 4.
+struct XsScales {
+  float scale[8][4];  // [run][row]
+  explicit XsScales(const uint8_t* const* rows) {
+    float d[4];
+    Simd::store4(d, Simd::halves4(rows, 0));
+    for (int r = 0; r < 4; ++r) {
+      uint16_t high;
+      uint32_t low;
+      __builtin_memcpy(&high, rows[r] + 2, 2);
+      __builtin_memcpy(&low, rows[r] + 4, 4);
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t s = ((low >> (4 * i)) & 15u) | ((uint32_t{high} >> (2 * i)) & 3u) << 4;
+        scale[i][r] = d[r] * static_cast<float>(static_cast<int32_t>(s) - 32);
+      }
+    }
+  }
+  F4 d(int64_t run) const { return Simd::set4(scale[run]); }
+};
+
+struct FormatIQ4_XS : Plain<q::BlockIQ4_XS> {
+  static constexpr int kSubBlocks = 8;
+  static constexpr bool kUnsigned = false;
+  using Scales = XsScales;
+  template <int kRun>
+  static I8x32 load(const uint8_t* block, int64_t group) {
+    return Simd::lookup(Simd::load_nibbles(block + 8 + 64 * group + 16 * kRun), q::kIQ4Levels);
   }
 };
 

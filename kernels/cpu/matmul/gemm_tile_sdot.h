@@ -59,7 +59,7 @@ template <class Format>
     if constexpr (Format::kMin) Simd::store4(to.m[b + s], scales.m(s));
   }
   if constexpr (Format::kHalves) {
-    Simd::transpose_bytes16(weights, Format::kHalfScalesAt, [&](int i) { return to.half[b + i / 2][i % 2]; });
+    unpack_half_scales<Format>(weights, [&](int i) { return to.half[b + i / 2][i % 2]; });
   }
 }
 

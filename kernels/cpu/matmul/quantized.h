@@ -33,7 +33,7 @@ struct QuantizedTile {
       Simd::Partial partial[4];
       unroll<4>([&](auto r) {
         if constexpr (Format::kHalves) {
-          const int8_t* s = Format::half_scales(weights[r]) + 2 * run;
+          const int8_t* s = Format::half_scales(block_scales, weights[r], r) + 2 * run;
           partial[r] = Simd::dot_halves(codes[r], a, s[0], s[1]);
         } else {
           partial[r] = Simd::template dot<Format::kUnsigned>(codes[r], a);

@@ -54,12 +54,24 @@ inline void store_lanes(float* to, F4 lanes, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r) to[r] = value[r];
 }
 
-// Q6_K: the sixteen int8 scales of a stored block of four rows.
+// The sixteen integer scales of a stored block of four rows, to out(half run)[row].
+template <class Format, class Out>
+inline void unpack_half_scales(const uint8_t* const* rows, Out out) {
+  if constexpr (requires { Format::kHalfScalesAt; }) {
+    Simd::transpose_bytes16(rows, Format::kHalfScalesAt, out);
+  } else {
+    int8_t half[4][16];
+    for (int r = 0; r < 4; ++r) Format::unpack_halves(rows[r], half[r]);
+    for (int i = 0; i < 16; ++i) {
+      for (int r = 0; r < 4; ++r) out(i)[r] = half[r][i];
+    }
+  }
+}
 struct HalfScales {
   int32_t of[16][4];  // [half run][row]
   template <class Format>
   void unpack(const uint8_t* const* rows) {
-    Simd::transpose_bytes16(rows, Format::kHalfScalesAt, [&](int i) { return of[i]; });
+    unpack_half_scales<Format>(rows, [&](int i) { return of[i]; });
   }
 };
 
@@ -68,7 +80,7 @@ struct UnpackedPanel {
   int8_t codes[kPanelBlocks][kTileQuads * 128];
   float d[kPanelBlocks][kTileLanes];
   float m[kPanelBlocks][kTileLanes];          // of types with a minimum
-  int32_t half[kPanelBlocks][2][kTileLanes];  // scales of the two halves of a block, Q6_K
+  int32_t half[kPanelBlocks][2][kTileLanes];  // scales of the two halves of a run (kHalves)
 };
 
 // What a panel of activations multiplies weights' scales by.

@@ -14,7 +14,6 @@ constexpr int64_t kFoursPerTask = 16;  // that a thread interleaves at a time
 std::optional<Format> format_of(DType type) {
   switch (type) {
     case DType::kF32:
-    case DType::kF8E4M3:
       return Format::kF32;
     case DType::kF16:
       return Format::kF16;
@@ -42,6 +41,27 @@ std::optional<Format> format_of(DType type) {
       return Format::kMXFP4Split;
     case DType::kQ4_Z:
       return Format::kQ4_Z;
+    case DType::kIQ4_NL:
+      return Format::kIQ4_NL;
+    case DType::kIQ4_XS:
+      return Format::kIQ4_XS;
+    case DType::kQ3_K:
+      return Format::kQ3_K;
+    case DType::kQ2_K:
+      return Format::kQ2_K;
+    // Without kernels of their own: dequantized to float32.
+    case DType::kF8E4M3:
+    case DType::kIQ3_XXS:
+    case DType::kIQ3_S:
+    case DType::kIQ2_XXS:
+    case DType::kIQ2_XS:
+    case DType::kIQ2_S:
+    case DType::kIQ1_S:
+    case DType::kIQ1_M:
+    case DType::kTQ1_0:
+    case DType::kTQ2_0:
+    case DType::kNVFP4:
+      return Format::kF32;
     case DType::kI32:
     case DType::kU8:
       break;
@@ -87,8 +107,10 @@ WeightMatrix weight_matrix(const TensorView& view) {
   weight.experts = view.rank == 3 ? view.shape[0] : 1;
   weight.cols = view.cols();
   weight.rows = weight.experts == 0 ? 0 : view.rows() / weight.experts;
-  weight.format = *format;
-  weight.dequantized = view.type == DType::kF8E4M3;
+  // A factor beside a type that has scales of its own, as NVFP4 files have: only the codec knows it.
+  const bool with_factor = view.scales.data != nullptr && view.type != DType::kMXFP4Split;
+  weight.format = with_factor ? Format::kF32 : *format;
+  weight.dequantized = weight.format == Format::kF32 && (with_factor || view.type != DType::kF32);
   weight.matrix = {reinterpret_cast<const uint8_t*>(view.data), view.row_stride_bytes,
                    reinterpret_cast<const uint8_t*>(view.scales.data), view.scales.scales_per_row,
                    view.cols()};
@@ -97,6 +119,7 @@ WeightMatrix weight_matrix(const TensorView& view) {
 
 size_t interleaved_bytes(const TensorView& view, const KernelTable& kernels) {
   const std::optional<Interleaving> interleaving = interleaving_of(view.type);
+  if (view.scales.data != nullptr) return 0;
   if (!interleaving || kernels.matmul[static_cast<int>(interleaving->format)] == nullptr) return 0;
   return static_cast<size_t>((view.rows() + 3) / 4 * 4 * whole_row_bytes(view));
 }

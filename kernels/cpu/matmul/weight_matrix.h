@@ -16,7 +16,8 @@ struct WeightMatrix {
   TensorView view;               // [experts,] rows, cols
   MatrixView matrix{};           // all experts' rows, one after the other
   Format format = Format::kF32;  // of `matrix`
-  bool dequantized = false;      // FP8: to float32, a few rows at a time; format is then kF32
+  bool dequantized =
+      false;  // FP8, the IQ and TQ types: to float32, a few rows at a time; format is then kF32
   int64_t experts = 1, rows = 0, cols = 0;
 };
 

@@ -216,6 +216,14 @@ struct Simd {
     const __m256i kept = _mm256_and_si256(down, _mm256_set1_epi8((1 << kBits) - 1));
     return _mm256_or_si256(x, _mm256_slli_epi16(kept, 4));
   }
+  // Bits [shift, shift + bits) of byte j of 32 as bits kAt and on of element j.
+  template <int kBits, int kAt>
+  static I8x32 bits_run(const uint8_t* p, int shift) {
+    const __m256i down = _mm256_srl_epi16(load256(p), _mm_cvtsi32_si128(shift));
+    return _mm256_slli_epi16(_mm256_and_si256(down, _mm256_set1_epi8((1 << kBits) - 1)), kAt);
+  }
+  static I8x32 or_i8(I8x32 a, I8x32 b) { return _mm256_or_si256(a, b); }
+  static I8x32 all_i8(int8_t x) { return _mm256_set1_epi8(x); }
   static I8x32 sub_i8(I8x32 x, int8_t b) { return _mm256_sub_epi8(x, _mm256_set1_epi8(b)); }
   static I8x32 lookup(I8x32 x, const int8_t* table) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(table)), x);

@@ -329,6 +329,17 @@ struct Simd {
     return {vorrq_s8(x.lo, vreinterpretq_s8_u8(vshlq_n_u8(a, 4))),
             vorrq_s8(x.hi, vreinterpretq_s8_u8(vshlq_n_u8(b, 4)))};
   }
+  // Bits [shift, shift + bits) of byte j of 32 as bits kAt and on of element j.
+  template <int kBits, int kAt>
+  static I8x32 bits_run(const uint8_t* p, int shift) {
+    const int8x16_t down = vdupq_n_s8(static_cast<int8_t>(-shift));
+    const uint8x16_t mask = vdupq_n_u8((1 << kBits) - 1);
+    const uint8x16_t a = vandq_u8(vshlq_u8(vld1q_u8(p), down), mask);
+    const uint8x16_t b = vandq_u8(vshlq_u8(vld1q_u8(p + 16), down), mask);
+    return {vreinterpretq_s8_u8(vshlq_n_u8(a, kAt)), vreinterpretq_s8_u8(vshlq_n_u8(b, kAt))};
+  }
+  static I8x32 or_i8(I8x32 a, I8x32 b) { return {vorrq_s8(a.lo, b.lo), vorrq_s8(a.hi, b.hi)}; }
+  static I8x32 all_i8(int8_t x) { return {vdupq_n_s8(x), vdupq_n_s8(x)}; }
   static I8x32 sub_i8(I8x32 x, int8_t b) {
     return {vsubq_s8(x.lo, vdupq_n_s8(b)), vsubq_s8(x.hi, vdupq_n_s8(b))};
   }

@@ -282,6 +282,22 @@ struct Simd : FloatOps {
     }
     return a;
   }
+  // Bits [shift, shift + bits) of byte j of 32 as bits kAt and on of element j.
+  template <int kBits, int kAt>
+  static I8x32 bits_run(const uint8_t* p, int shift) {
+    I8x32 r;
+    for (int j = 0; j < 32; ++j) r.v[j] = static_cast<int8_t>(((p[j] >> shift) & ((1 << kBits) - 1)) << kAt);
+    return r;
+  }
+  static I8x32 or_i8(I8x32 a, I8x32 b) {
+    for (int j = 0; j < 32; ++j) a.v[j] = static_cast<int8_t>(a.v[j] | b.v[j]);
+    return a;
+  }
+  static I8x32 all_i8(int8_t x) {
+    I8x32 r;
+    for (int8_t& v : r.v) v = x;
+    return r;
+  }
   static I8x32 sub_i8(I8x32 a, int8_t b) {
     for (int8_t& x : a.v) x = static_cast<int8_t>(x - b);
     return a;

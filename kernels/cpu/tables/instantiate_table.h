@@ -6,11 +6,13 @@
 #include "kernels/cpu/elementwise/elementwise.h"
 #include "kernels/cpu/matmul/float.h"
 #include "kernels/cpu/matmul/quantize_int8.h"
+#include "kernels/cpu/matmul/sum_of_products.h"
 #include "kernels/cpu/simd/load_float.h"
 #include "kernels/cpu/simd/target.h"
 #include "kernels/cpu/tables/kernel_table.h"
 #if defined(MILLRACE_SIMD_AVX512)
 #include "kernels/cpu/matmul/gemm_avx512.h"
+#include "kernels/cpu/tables/isa_tables.h"
 #elif defined(MILLRACE_HAS_DOTPROD)
 #include "kernels/cpu/matmul/quantized_neon.h"
 #else
@@ -20,13 +22,32 @@
 namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
 
+#if defined(MILLRACE_SIMD_AVX512)
+// By the kernels of AVX2, which such a processor has: these types have no sixteen-row form.
+template <Format kFormat>
+void matmul_by_avx2(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m,
+                    float* out, int64_t out_stride) {
+  kAvx2Table.matmul[static_cast<int>(kFormat)](w, first, num_rows, x, num_m, out, out_stride);
+}
+constexpr MatmulFn kMatmulIQ4_NL = matmul_by_avx2<Format::kIQ4_NL>;
+constexpr MatmulFn kMatmulIQ4_XS = matmul_by_avx2<Format::kIQ4_XS>;
+constexpr MatmulFn kMatmulQ3_K = matmul_by_avx2<Format::kQ3_K>;
+constexpr MatmulFn kMatmulQ2_K = matmul_by_avx2<Format::kQ2_K>;
+#else
+constexpr MatmulFn kMatmulIQ4_NL = quantized_matmul<FormatIQ4_NL>;
+constexpr MatmulFn kMatmulIQ4_XS = quantized_matmul<FormatIQ4_XS>;
+constexpr MatmulFn kMatmulQ3_K = quantized_matmul<FormatQ3_K>;
+constexpr MatmulFn kMatmulQ2_K =
+    sum_of_products<quantized_matmul<FormatQ2_K>, quantized_matmul<FormatQ2_KMins>>;
+#endif
+
 constexpr KernelTable make_table(const char* name) {
   return {name,
           {float_matmul<LoadF32>, float_matmul<LoadF16>, float_matmul<LoadBF16>, quantized_matmul<FormatQ8_0>,
            quantized_matmul<FormatQ4_0>, quantized_matmul<FormatQ4_1>, quantized_matmul<FormatQ5_0>,
            quantized_matmul<FormatQ5_1>, quantized_matmul<FormatQ4_K>, quantized_matmul<FormatQ5_K>,
            quantized_matmul<FormatQ6_K>, quantized_matmul<FormatMXFP4>, quantized_matmul<FormatMXFP4Split>,
-           quantized_matmul<FormatQ4_Z>},
+           quantized_matmul<FormatQ4_Z>, kMatmulIQ4_NL, kMatmulIQ4_XS, kMatmulQ3_K, kMatmulQ2_K},
           {attend<KvFloat<LoadF32>>, attend<KvFloat<LoadF16>>, attend<KvFloat<LoadBF16>>, attend<KvInt8>,
            attend<KvFp8>},
           quantize_int8,

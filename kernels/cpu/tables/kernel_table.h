@@ -10,7 +10,8 @@
 //     block is an integer and exact in any order; a block then adds one fma per output,
 //     acc = fma(float(isum), d_w * d_x, acc), and, for types with a minimum, a second one,
 //     acc = fma(m_w, d_x * float(sum of the block's codes), acc), block by block in order. So the order of
-//     float operations does not depend on the width of a vector.
+//     float operations does not depend on the width of a vector. Q2_K's minimums are products of their own,
+//     added at the end (matmul/sum_of_products.h).
 //   - Attention: scores are sums over the head's dimensions in order, one lane per token of a 16-token block.
 //     Over an int8 cache they are sums of integers, exact in any order (attention/paged_int8.h).
 //   - exp is a polynomial of our own in fused multiply-adds; division and square root are IEEE's.
@@ -50,7 +51,11 @@ enum class Format : int {
   kQ6_K,
   kMXFP4,
   kMXFP4Split,
-  kQ4_Z,  // int8 activations
+  kQ4_Z,
+  kIQ4_NL,
+  kIQ4_XS,
+  kQ3_K,
+  kQ2_K,  // int8 activations
   // The same with four rows interleaved (matmul/interleave_rows.h), with kernels where that is faster: they
   // are null elsewhere.
   kInterleavedQ4_K,

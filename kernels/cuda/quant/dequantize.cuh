@@ -312,7 +312,7 @@ struct DecodeQ6_K {
   }
 };
 
-// Every instantiation: launch(Decoder{}) for the decoder of `type`. False for a type that is no weight's.
+// Every instantiation: launch(Decoder{}) for the decoder of `type`. False for a type that has none.
 template <class Launch>
 bool with_decoder(DType type, Launch&& launch) {
   switch (type) {
@@ -346,8 +346,7 @@ bool with_decoder(DType type, Launch&& launch) {
       return launch(DecodeQ4_Z{}), true;
     case DType::kMXFP4Split:
       return launch(DecodeMXFP4Split{}), true;
-    case DType::kI32:
-    case DType::kU8:
+    default:
       break;
   }
   return false;

@@ -33,12 +33,22 @@ ScaleShape scale_shape(const TensorView& view) {
 
 bool has_scale_grid(DType type) { return type == DType::kF8E4M3 || type == DType::kMXFP4Split; }
 
-void check_view(const TensorView& view) {
-  const DTypeInfo& type = info(view.type);
+// Types whose rows no decoder of dequantize.cuh reads.
+void check_type(const TensorView& view) {
+  if (view.type <= DType::kQ4_Z && (view.scales.data == nullptr || has_scale_grid(view.type))) return;
   if (view.type == DType::kI32 || view.type == DType::kU8) {
     throw_error(ErrorCode::kUnsupported, "tensor {}: type {} cannot be a weight on device cuda", view.name,
-                type.name);
+                info(view.type).name);
   }
+  throw_error(ErrorCode::kUnsupported,
+              "tensor {}: type {} has no kernels on device cuda; run with --device cpu, or convert the file: "
+              "millrace quantize FILE --type q4_k",
+              view.name, info(view.type).name);
+}
+
+void check_view(const TensorView& view) {
+  const DTypeInfo& type = info(view.type);
+  check_type(view);
   if (view.cols() % type.block_elements != 0) {
     throw_error(ErrorCode::kBadInput, "tensor {}: rows of {} elements, expected a multiple of {} for type {}",
                 view.name, view.cols(), type.block_elements, type.name);
@@ -71,6 +81,7 @@ size_t packed_bytes(const TensorView& view) {
 }  // namespace
 
 size_t device_weight_bytes(const TensorView& view, WeightUse use) {
+  check_type(view);  // before anything is loaded
   if (use == WeightUse::kVector) return static_cast<size_t>(view.elements()) * sizeof(float);
   const size_t floats =
       keeps_floats(view, use) ? static_cast<size_t>(view.elements()) * sizeof(float) : size_t{0};
