@@ -60,7 +60,9 @@ std::vector<double> row_errors(Runtime& runtime, const golden::Model& model) {
 
 bool has_quantized_matrices(const io::Checkpoint& checkpoint) {
   return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(), [](const TensorView& t) {
-    return info(t.type).block_elements > 1 || t.name.ends_with("_blocks");
+    const bool packed =
+        t.name.ends_with("_blocks") || t.name.ends_with(".qweight") || t.name.ends_with(".weight_packed");
+    return packed || info(t.type).block_elements > 1;
   });
 }
 

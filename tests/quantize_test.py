@@ -107,6 +107,42 @@ class Quantize(QuantizeCase):
                 text = "A mill, 3 wheels\nand 1847 stones."
                 self.assertEqual(self.good("tokenize", out, text), self.good("tokenize", directory, text))
 
+    def test_packed_weights_say_what_they_became_and_are_planned(self):
+        done = millrace("logits", GOLDEN / "gptq/hf", "--tokens", "1,2", "--out", self.path / "logits.npy")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for piece in ("gptq, 4 bits: 2 matrices read as f32", "2 as q4_0, 1 as q5_0; gptq, 8 bits", "millrace quantize"):
+            self.assertIn(piece, done.stderr.decode())
+        memory = self.good_json("inspect", GOLDEN / "gptq/hf")["memory"]
+        floats = 4 * (64 * 64 + 2 * 128 * 64)  # o_proj, gate_proj and up_proj, as float32
+        self.assertGreater(memory["weights_repacked_bytes"], floats)
+        self.assertLess(memory["weights_repacked_bytes"], 2 * floats)
+
+    def test_exact_types_are_copied_to_the_file(self):
+        out = self.path / "out.gguf"
+        report = self.good_json("quantize", GOLDEN / "awq/hf", out, "--type", "q5_0", "--output-type", "bf16")
+        of = {t["name"]: t for t in report["tensors"]}
+        self.assertEqual((of["blk.0.attn_q.weight"]["from"], of["blk.0.attn_q.weight"]["relative_rms"]), ("q5_0", 0.0))
+
+    def test_weights_split_over_a_hundred_files(self):
+        source = GOLDEN / "compressed-moe/hf"
+        data = (source / "model.safetensors").read_bytes()
+        start = 8 + struct.unpack("<Q", data[:8])[0]
+        tensors = {k: v for k, v in json.loads(data[8:start]).items() if k != "__metadata__"}
+        parts = [(n, t, data[start + t["data_offsets"][0] : start + t["data_offsets"][1]]) for n, t in tensors.items()]
+        parts += [(f"stray.{i}", {"dtype": "I64", "shape": [1]}, bytes(8)) for i in range(100 - len(parts))]
+        self.assertEqual(len(parts), 100)
+        for file in source.iterdir():
+            if file.suffix != ".safetensors":
+                (self.path / file.name).write_bytes(file.read_bytes())
+        weight_map = {}
+        for i, (name, tensor, values) in enumerate(parts):
+            file = f"model-{i + 1:05d}-of-00100.safetensors"
+            header = json.dumps({name: tensor | {"data_offsets": [0, len(values)]}}).encode()
+            (self.path / file).write_bytes(struct.pack("<Q", len(header)) + header + values)
+            weight_map[name] = file
+        (self.path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        self.assertEqual(self.logits(self.path), self.logits(source))
+
     def test_quantizing_in_place_and_twice_changes_nothing_more(self):
         model = self.synth("tiny-llama", "--type", "f32")
         self.good("quantize", model, model, "--type", "q8_0")

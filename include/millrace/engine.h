@@ -42,7 +42,7 @@ struct ModelInfo {
     std::optional<int32_t> top_k;
   } sampling = {};
 
-  std::string quantized = {};  // what quantize "auto" chose and is expected to cost, in words
+  std::string quantized = {};  // what packed weights were read as; what quantize "auto" chose, and its cost
 
   struct Memory {               // bytes, as planned and allocated at the start
     size_t weights_mapped = 0;  // read where they lie in the file

@@ -1,9 +1,12 @@
 #include "engine/out_tensors.h"
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "model/model.h"
 #include "model/weight_source.h"
 
@@ -86,7 +89,12 @@ void visit_tensors(const io::Checkpoint& checkpoint, const std::optional<ModelCo
     for (; index < tensors.size(); ++index) take(index, tensors[index].source);
     return;
   }
-  WeightSource source(checkpoint, *config, /*gather=*/true);
+  std::unique_ptr<ThreadPool> pool;  // made for the first weight that has to be unpacked
+  WeightSource source(checkpoint, *config, /*gather=*/true, [&](int64_t count, const auto& body) {
+    if (!pool) pool = std::make_unique<ThreadPool>(0);
+    pool->parallel_for(count, std::max<int64_t>(1, count / (8 * pool->size())),
+                       [&](int64_t begin, int64_t end, int) { body(begin, end); });
+  });
   visit_weights(source, *config,
                 [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
                   MILLRACE_CHECK(tensors[index].name == name);

@@ -68,6 +68,10 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->load_tokenizer_of(config);
   r->model_ =
       Model::load(r->checkpoint_, *r->backend_, options.on_load, setup.weights.choice, setup.weights.inputs);
+  if (!r->model_->unpacked().empty()) {
+    std::string& note = r->weight_types_.note;
+    note = r->model_->unpacked() + (note.empty() ? "" : "; " + note);
+  }
   r->make_executor(setup);
   r->make_cache(config, options, setup);
   if (options.lock) lock_memory();

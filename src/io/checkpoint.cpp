@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "base/error.h"
 #include "base/mapped_file.h"
@@ -54,6 +55,20 @@ std::string template_of(const nlohmann::json& tokenizer_config, const std::strin
   return {};
 }
 
+// Older GPTQ and AWQ directories say what they are in a file of their own.
+void add_quantization(HfDirectory& hf) {
+  if (hf.config.contains("quantization_config")) return;
+  constexpr std::pair<const char*, const char*> kFiles[] = {{"quantize_config.json", "gptq"},
+                                                            {"quant_config.json", "awq"}};
+  for (const auto& [file, method] : kFiles) {
+    nlohmann::json config = optional_json(in_dir(hf.path, file));
+    if (config.is_null()) continue;
+    config.emplace("quant_method", method);
+    hf.config["quantization_config"] = std::move(config);
+    return;
+  }
+}
+
 // Everything but the weights.
 HfDirectory read_directory(const std::string& path) {
   HfDirectory hf;
@@ -65,6 +80,7 @@ HfDirectory read_directory(const std::string& path) {
                 path);
   }
   hf.config = read_json_object(config);
+  add_quantization(hf);
   hf.generation_config = optional_json(in_dir(path, "generation_config.json"));
   hf.tokenizer_json = optional_text(in_dir(path, "tokenizer.json"));
   const std::string tokenizer_config = in_dir(path, "tokenizer_config.json");

@@ -25,6 +25,7 @@ struct Safetensors::State {
   std::vector<TensorView> tensors;
   std::map<std::string, size_t, std::less<>> index;             // name -> position in tensors
   std::map<std::string, std::string, std::less<>> unsupported;  // name -> "{path}: tensor ...", the message
+  std::map<std::string, StoredTensor, std::less<>> stored;      // all whose size is known
   size_t mapped_bytes = 0;
   size_t copied_bytes = 0;
 
@@ -172,6 +173,15 @@ void Safetensors::State::add_entry(const SafetensorsEntry& entry, const std::byt
                 printable(entry.name));
   }
   const SafetensorsType* type = find_type(entry.dtype);
+  const std::byte* at = nullptr;
+  if (type != nullptr) {
+    at = aligned(data + entry.begin, entry.end - entry.begin, type->bytes);
+    StoredTensor& tensor = stored[entry.name];
+    tensor.dtype = entry.dtype;
+    tensor.rank = entry.rank;
+    for (int i = 0; i < entry.rank; ++i) tensor.shape[i] = static_cast<int64_t>(entry.shape[i]);
+    tensor.data = at;
+  }
   if (type == nullptr || !type->type) {
     unsupported.emplace(entry.name,
                         fmt::format("{}: tensor {} dtype: found {}, expected F32, F16, BF16, F8_E4M3, U8 "
@@ -185,7 +195,7 @@ void Safetensors::State::add_entry(const SafetensorsEntry& entry, const std::byt
   view.rank = entry.rank;
   for (int i = 0; i < entry.rank; ++i) view.shape[i] = static_cast<int64_t>(entry.shape[i]);
   view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
-  view.data = aligned(data + entry.begin, entry.end - entry.begin, type->bytes);
+  view.data = at;
   index.emplace(entry.name, tensors.size());
   tensors.push_back(std::move(view));
 }
@@ -280,6 +290,11 @@ const TensorView* Safetensors::find_tensor(std::string_view name) const {
     throw Error(ErrorCode::kUnsupported, found->second);
   }
   return nullptr;
+}
+
+const StoredTensor* Safetensors::find_stored(std::string_view name) const {
+  const auto found = state_->stored.find(name);
+  return found == state_->stored.end() ? nullptr : &found->second;
 }
 
 size_t Safetensors::mapped_bytes() const { return state_->mapped_bytes; }

@@ -1,9 +1,12 @@
 // safetensors: one mapped file, or a directory's shards through model.safetensors.index.json.
 // Tensors of F32, F16, BF16, F8_E4M3, U8 and I32 are listed. One of another type (I64, BOOL, ...) is checked
 // like the rest but not listed: find_tensor throws Error{kUnsupported} when it is asked for by name, so that
-// a checkpoint with a stray buffer in it still loads.
+// a checkpoint with a stray buffer in it still loads. find_stored() gives a tensor of any type as it lies,
+// for those who know what its numbers mean (packed weights).
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +16,14 @@
 #include "tensor/tensor_view.h"
 
 namespace millrace::io {
+
+// A tensor as the file describes it, row-major, without gaps, at an address its numbers can be read from.
+struct StoredTensor {
+  std::string dtype;  // safetensors' name: "I32", "I64", "F8_E8M0"
+  int rank = 0;
+  std::array<int64_t, 4> shape{1, 1, 1, 1};  // shape[0..rank)
+  const std::byte* data = nullptr;
+};
 
 class Safetensors {
  public:
@@ -27,7 +38,8 @@ class Safetensors {
   // Per file in order of their bytes. A tensor lies in the mapping, unless the file puts it at an address its
   // numbers cannot be read from (no multiple of 2 or 4): such a one is a copy.
   const std::vector<TensorView>& tensors() const;
-  const TensorView* find_tensor(std::string_view name) const;  // nullptr when there is none
+  const TensorView* find_tensor(std::string_view name) const;    // nullptr when there is none
+  const StoredTensor* find_stored(std::string_view name) const;  // the same, of whatever type
   size_t mapped_bytes() const;
   size_t copied_bytes() const;  // of tensors that had to be copied to be aligned
 

@@ -8,6 +8,7 @@
 #include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/feature_recorder.h"
+#include "model/quantized_weights/quantized_weight.h"
 #include "model/weight_source.h"
 #include "quant/recode.h"
 
@@ -29,7 +30,7 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w
   };
   const std::vector<WeightSpec>& outside = source.specs(-1);
   const WeightSpec &embedding = outside[0], &norm = outside[1], &output = outside[2];
-  const bool tied = !source.find(-1, output.role, output.shape);
+  const bool tied = !source.has(-1, output.role);
   take(-1, embedding, tied ? WeightUse::kEmbedding : embedding.use, w.token_embedding);
   take(-1, norm, norm.use, w.output_norm);
   take(-1, output, output.use, w.output);
@@ -134,6 +135,23 @@ std::vector<ReadBefore::Range> ranges_to_quantize(const io::Checkpoint& checkpoi
   return ranges;
 }
 
+// "gptq, 4 bits: 12 matrices read as q4_0, 2 as f32 (no narrower type holds them; ...)"
+std::string words_of(const WeightSource::Unpacked& unpacked) {
+  std::string out, before;
+  bool wide = false;
+  for (const auto& [from, count] : unpacked) {
+    const auto& [scheme, type] = from;
+    out += scheme == before ? fmt::format(", {} as {}", count, info(type).name)
+                            : fmt::format("{}{}: {} matrices read as {}", out.empty() ? "" : "; ", scheme,
+                                          count, info(type).name);
+    wide = wide || info(type).block_elements == 1;
+    before = scheme;
+  }
+  if (wide)
+    out += " (floats where no narrower type has every value; millrace quantize writes a smaller file)";
+  return out;
+}
+
 // No output matrix means it is the embedding; a file that says otherwise is missing a tensor.
 void check_output(const io::Checkpoint& checkpoint, const Architecture& architecture) {
   if (!has_tied_output(checkpoint) || checkpoint.gguf) return;
@@ -151,7 +169,7 @@ void check_output(const io::Checkpoint& checkpoint, const Architecture& architec
 bool has_tied_output(const io::Checkpoint& checkpoint) {
   const std::string_view name =
       checkpoint.gguf ? "output.weight" : find_architecture(checkpoint).hf_names().output;
-  return checkpoint.find_tensor(name) == nullptr;
+  return !has_weight(checkpoint, std::string(name));
 }
 
 TypeChoice type_choice(const quant::Request& request) {
@@ -178,7 +196,8 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   model->config_ = read_config(checkpoint);
   check_output(checkpoint, *model->architecture_);
   check_features(checkpoint, model->config_, backend);
-  WeightSource source(checkpoint, model->config_, /*gather=*/true);
+  WeightSource source(checkpoint, model->config_, /*gather=*/true,
+                      [&](int64_t count, const auto& body) { backend.parallel(count, body); });
   const size_t total = checkpoint.mapped_bytes();
   size_t done = 0;
   const bool tied = has_tied_output(checkpoint);
@@ -212,6 +231,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
                     if (progress) progress(std::min(done, total), total);
                   });
   if (progress) progress(total, total);
+  model->unpacked_ = words_of(source.unpacked());
   return model;
 }
 
@@ -235,6 +255,7 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
   ModelWeights none;
   WeightBytes plan;
   size_t gathered = 0, held_before = 0;
+  WeightSource::Unpacked unpacked_before;
   const bool tied = has_tied_output(checkpoint);
   for_each_weight(
       source, config, none,
@@ -249,7 +270,10 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
         use = settled(use, view, backend, false);
         const size_t held = backend.weight_bytes(view, use, held_before);
         held_before += held;
-        if (same) plan.mapped += view.bytes();
+        // What is unpacked is read once, and then lies in memory of its own.
+        const bool unpacks = source.unpacked() != unpacked_before;
+        unpacked_before = source.unpacked();
+        if (same && !unpacks) plan.mapped += view.bytes();
         // What was gathered or quantized is let go where the backend has a copy of it.
         const bool let_go = held > 0 && use == WeightUse::kMatrix;
         plan.repacked += held + (let_go ? 0 : same ? copied : view.bytes());

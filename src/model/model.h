@@ -47,6 +47,8 @@ class Model {
   const ModelConfig& config() const { return config_; }
   // Bytes one decoded token must read from the weights (experts: only the chosen ones).
   size_t bytes_per_token() const { return bytes_per_token_; }
+  // What packed weights (quantized_weights) were read as, in words; empty where there are none.
+  const std::string& unpacked() const { return unpacked_; }
   const StoredWeight& stored_weight(const Weight& weight) const { return stored_.at(&weight); }
 
   // One step: logits of batch.logit_rows are in executor.logits() afterwards.
@@ -61,6 +63,7 @@ class Model {
   ModelConfig config_;
   ModelWeights weights_;
   size_t bytes_per_token_ = 0;
+  std::string unpacked_;
   std::unordered_map<const Weight*, StoredWeight> stored_;
   std::vector<std::unique_ptr<std::byte[]>> gathered_;  // weights that did not stay in the mapping
 };

@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/float_bits.h"
 #include "io/hf_directory.h"
 #include "kernels/quant/codec.h"
 #include "model/architecture.h"
+#include "model/quantized_weights/fp8_scales.h"
 
 namespace millrace {
 namespace {
@@ -22,8 +24,15 @@ void set_shape(TensorView& view, std::initializer_list<int64_t> shape) {
 
 }  // namespace
 
-WeightSource::WeightSource(const io::Checkpoint& checkpoint, const ModelConfig& config, bool gather)
-    : checkpoint_(checkpoint), config_(config), architecture_(architecture_of(config)), gather_(gather) {}
+WeightSource::WeightSource(const io::Checkpoint& checkpoint, const ModelConfig& config, bool gather,
+                           Parallel parallel)
+    : checkpoint_(checkpoint),
+      config_(config),
+      architecture_(architecture_of(config)),
+      gather_(gather),
+      parallel_(std::move(parallel)) {
+  check_quantization(checkpoint);
+}
 
 const std::vector<WeightSpec>& WeightSource::specs(int layer) {
   const auto known = specs_.find(layer);
@@ -87,13 +96,54 @@ std::vector<std::string> WeightSource::names_of(int layer, const WeightSpec& spe
   return {before + std::string(spec.hf)};
 }
 
-std::optional<TensorView> WeightSource::find_plain(int layer, const WeightSpec& spec) const {
+std::optional<WeightSource::Stored> WeightSource::find_stored(const std::string& name, int64_t rows,
+                                                              int64_t cols) {
+  if (std::optional<QuantizedWeight> packed = find_quantized(checkpoint_, name, rows, cols)) {
+    TensorView view;
+    view.name = packed->name;
+    view.type = packed->type;
+    set_shape(view, {rows, cols});
+    view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, cols));
+    return Stored{view, std::move(packed->rows), std::move(packed->scheme)};
+  }
+  const TensorView* found = checkpoint_.find_tensor(name);
+  if (found == nullptr) return std::nullopt;
+  Stored stored{*found};
+  if (name.ends_with(".weight")) attach_scales(stored.view);
+  return stored;
+}
+
+void WeightSource::unpack(const Stored& stored, DType type, std::byte* to) const {
+  const int64_t rows = stored.view.rows(), step = QuantizedWeight::kRowsAtOnce;
+  const size_t row_bytes = bytes_of(type, stored.view.cols());
+  const auto some = [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * step, last = std::min(end * step, rows);
+    for (int64_t r = first; r < last; r += step) {
+      stored.packed->read(type, r, std::min(step, last - r), to + static_cast<size_t>(r) * row_bytes);
+    }
+  };
+  const int64_t tasks = (rows + step - 1) / step;
+  if (parallel_) {
+    parallel_(tasks, some);
+  } else {
+    some(0, tasks);
+  }
+}
+
+std::optional<TensorView> WeightSource::find_plain(int layer, const WeightSpec& spec) {
+  const bool matrix = spec.shape.size() == 2;
   for (const std::string& name : names_of(layer, spec)) {
-    const TensorView* named = checkpoint_.find_tensor(name);
-    if (named == nullptr) continue;
-    TensorView view = *named;
-    if (name.ends_with(".weight")) attach_scales(view, name.substr(0, name.size() - 7));
-    return view;
+    std::optional<Stored> stored = matrix ? find_stored(name, spec.shape[0], spec.shape[1]) : std::nullopt;
+    if (!matrix) {
+      if (const TensorView* view = checkpoint_.find_tensor(name)) stored = Stored{*view};
+    }
+    if (!stored) continue;
+    if (stored->packed == nullptr) return stored->view;
+    ++unpacked_[{stored->scheme, stored->view.type}];
+    std::byte* to = own(stored->view.bytes());
+    stored->view.data = to;
+    if (gather_) unpack(*stored, stored->view.type, to);
+    return stored->view;
   }
   return std::nullopt;
 }
@@ -101,7 +151,7 @@ std::optional<TensorView> WeightSource::find_plain(int layer, const WeightSpec& 
 std::optional<TensorView> WeightSource::find_experts(int layer, const WeightSpec& spec) {
   const bool bias = spec.role.ends_with(".bias");
   const HfExperts& experts = *spec.experts;
-  if (!experts.single.empty()) return bias ? std::nullopt : gather_single(layer, experts);
+  if (!experts.single.empty()) return bias ? std::nullopt : gather_single(layer, spec);
   if (bias) return find_fused_bias(layer, experts);
   std::optional<TensorView> found = find_fused_blocks(layer, experts);
   return found ? found : gather_transposed(layer, experts);
@@ -153,29 +203,32 @@ std::optional<TensorView> WeightSource::find_fused_blocks(int layer, const HfExp
 }
 
 // One tensor per expert; backends want one [experts, rows, cols].
-std::optional<TensorView> WeightSource::gather_single(int layer, const HfExperts& experts) {
+std::optional<TensorView> WeightSource::gather_single(int layer, const WeightSpec& spec) {
+  std::vector<Stored> stored;
   std::vector<TensorView> parts;
   for (int32_t i = 0; i < config_.experts; ++i) {
-    const std::string name = expert_name(layer, experts, fmt::format("{}.{}", i, experts.single));
-    const TensorView* part = checkpoint_.find_tensor(name + ".weight");
-    if (part == nullptr && i == 0) return std::nullopt;
-    if (part == nullptr)
-      throw_error(ErrorCode::kBadInput, "{}: tensor {}.weight: found nothing, expected one per expert",
+    const std::string name =
+        expert_name(layer, *spec.experts, fmt::format("{}.{}.weight", i, spec.experts->single));
+    std::optional<Stored> part = find_stored(name, spec.shape[1], spec.shape[2]);
+    if (!part && i == 0) return std::nullopt;
+    if (!part)
+      throw_error(ErrorCode::kBadInput, "{}: tensor {}: found nothing, expected one per expert",
                   checkpoint_.path(), name);
-    parts.push_back(*part);
-    attach_scales(parts.back(), name);
-    const TensorView& first = parts.front();
-    const ScaleGrid &a = parts.back().scales, &b = first.scales;
-    if (part->rank != 2 || part->shape != first.shape || part->type != first.type ||
-        (a.data == nullptr) != (b.data == nullptr) || a.type != b.type ||
-        a.rows_per_scale != b.rows_per_scale || a.cols_per_scale != b.cols_per_scale ||
+    stored.push_back(std::move(*part));
+    parts.push_back(stored.back().view);
+    const TensorView &now = parts.back(), &first = parts.front();
+    const ScaleGrid &a = now.scales, &b = first.scales;
+    const bool packed = stored.back().packed != nullptr;
+    if (now.rank != 2 || now.shape != first.shape || (now.type != first.type && !packed) ||
+        packed != (stored.front().packed != nullptr) || (a.data == nullptr) != (b.data == nullptr) ||
+        a.type != b.type || a.rows_per_scale != b.rows_per_scale || a.cols_per_scale != b.cols_per_scale ||
         (a.data != nullptr && first.shape[0] % a.rows_per_scale != 0 && config_.experts > 1)) {
-      throw_error(
-          ErrorCode::kBadInput,
-          "{}: tensor {}.weight: found another shape, type or scale grid than expert 0's, expected the same",
-          checkpoint_.path(), name);
+      throw_error(ErrorCode::kBadInput,
+                  "{}: tensor {}: found another shape, type or scale grid than expert 0's, expected the same",
+                  checkpoint_.path(), name);
     }
   }
+  if (stored.front().packed != nullptr) return gather_packed(stored);
   TensorView view = parts.front();
   set_shape(view, {config_.experts, parts[0].shape[0], parts[0].shape[1]});
   const size_t part_bytes = parts[0].bytes();
@@ -192,6 +245,26 @@ std::optional<TensorView> WeightSource::gather_single(int layer, const HfExperts
     if (grid_bytes == 0) continue;
     std::memcpy(grid_to, part.scales.data, grid_bytes);
     grid_to += grid_bytes;
+  }
+  return view;
+}
+
+// In one type for all; where experts differ in the one that holds them, in float32, which holds any.
+TensorView WeightSource::gather_packed(const std::vector<Stored>& parts) {
+  TensorView view = parts.front().view;
+  for (const Stored& part : parts) {
+    if (part.view.type != view.type) view.type = DType::kF32;
+  }
+  const int64_t rows = view.rows(), cols = view.cols();
+  set_shape(view, {static_cast<int64_t>(parts.size()), rows, cols});
+  view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, cols));
+  ++unpacked_[{parts.front().scheme, view.type}];
+  std::byte* to = own(view.bytes());
+  view.data = to;
+  if (!gather_) return view;
+  for (const Stored& part : parts) {
+    unpack(part, view.type, to);
+    to += static_cast<size_t>(rows) * bytes_of(view.type, cols);
   }
   return view;
 }
@@ -227,47 +300,25 @@ std::optional<TensorView> WeightSource::gather_transposed(int layer, const HfExp
   return view;
 }
 
-// FP8: X.weight_scale_inv, a grid of patches, or X.weight_scale, per tensor or per row.
-void WeightSource::attach_scales(TensorView& view, const std::string& base_name) const {
+// FP8 has its scales beside it. F16 ones are widened: kernels read float32 and bf16.
+void WeightSource::attach_scales(TensorView& view) {
   if (view.type != DType::kF8E4M3) return;
-  const TensorView* grid = checkpoint_.find_tensor(base_name + ".weight_scale_inv");
-  if (grid == nullptr) grid = checkpoint_.find_tensor(base_name + ".weight_scale");
-  if (grid == nullptr) {
-    throw_error(ErrorCode::kBadInput,
-                "{}: tensor {}: found f8_e4m3 without scales, expected {}.weight_scale_inv or .weight_scale",
-                checkpoint_.path(), view.name, base_name);
+  const Fp8Scales found = find_fp8_scales(checkpoint_, view);
+  view.scales = found.grid;
+  if (found.stored_type != DType::kF16) return;
+  std::byte* to = own(bytes_of(DType::kF32, found.count));
+  if (!gather_) return;
+  view.scales.data = to;
+  for (int64_t i = 0; i < found.count; ++i) {
+    Half half;
+    std::memcpy(&half, found.stored + i * static_cast<int64_t>(sizeof half), sizeof half);
+    const float wide = to_float(half);
+    std::memcpy(to + i * static_cast<int64_t>(sizeof wide), &wide, sizeof wide);
   }
-  const int64_t rows = view.rows(), cols = view.cols();
-  const int64_t grid_cols = grid->rank == 2 ? grid->shape[1] : 1,
-                grid_rows = grid->rank == 0 ? 1 : grid->shape[0];
-  // Patches are square where there are several columns of them, 128 in every published file.
-  int64_t patch_rows = grid_rows == 1 ? rows : (grid_rows == rows ? 1 : 128);
-  int64_t patch_cols = grid_cols == 1 ? cols : 128;
-  if (!checkpoint_.hf->config.is_null() && checkpoint_.hf->config.contains("quantization_config")) {
-    const auto& q = checkpoint_.hf->config["quantization_config"];
-    if (q.is_object() && q.contains("weight_block_size") && q["weight_block_size"].is_array() &&
-        q["weight_block_size"].size() == 2 && q["weight_block_size"][0].is_number_integer() &&
-        q["weight_block_size"][1].is_number_integer() && grid->rank == 2) {
-      patch_rows = q["weight_block_size"][0].get<int64_t>();
-      patch_cols = q["weight_block_size"][1].get<int64_t>();
-    }
-  }
-  const bool fits = patch_rows > 0 && patch_cols > 0 && grid_rows == (rows + patch_rows - 1) / patch_rows &&
-                    grid_cols == (cols + patch_cols - 1) / patch_cols;
-  if (!fits || (grid->type != DType::kF32 && grid->type != DType::kBF16)) {
-    throw_error(ErrorCode::kBadInput,
-                "{}: tensor {}: found a {} grid of {} x {}, expected f32 or bf16 covering {} x {} in patches",
-                checkpoint_.path(), grid->name, info(grid->type).name, grid_rows, grid_cols, rows, cols);
-  }
-  view.scales = {.data = grid->data,
-                 .type = grid->type,
-                 .rows_per_scale = patch_rows,
-                 .cols_per_scale = patch_cols,
-                 .scales_per_row = grid_cols};
 }
 
 // Rows of a larger matrix or vector that the file has instead.
-std::optional<TensorView> WeightSource::find_part(int layer, const WeightSpec& spec) const {
+std::optional<TensorView> WeightSource::find_part(int layer, const WeightSpec& spec) {
   const PartOf& part = *spec.part_of;
   WeightSpec whole = spec;
   whole.role = part.gguf;
@@ -283,12 +334,12 @@ std::optional<TensorView> WeightSource::find_part(int layer, const WeightSpec& s
     throw_error(ErrorCode::kBadInput, "{}: tensor {}: found {} rows, expected {}", checkpoint_.path(),
                 view->name, found, part.all_rows);
   if (spec.hf_transposed && checkpoint_.hf && !vector) {  // columns, until they are transposed
-    view->data += part.first_row * info(view->type).block_bytes;
+    if (view->data != nullptr) view->data += part.first_row * info(view->type).block_bytes;
     view->shape[1] = rows;
     return view;
   }
-  view->data +=
-      vector ? part.first_row * info(view->type).block_bytes : part.first_row * view->row_stride_bytes;
+  const int64_t row_bytes = vector ? info(view->type).block_bytes : view->row_stride_bytes;
+  if (view->data != nullptr) view->data += part.first_row * row_bytes;
   view->shape[0] = rows;
   if (view->scales.data != nullptr) {
     if (part.first_row % view->scales.rows_per_scale != 0)
@@ -356,6 +407,14 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
                 checkpoint_.path(), found->name, info(found->type).name);
   }
   return found;
+}
+
+bool WeightSource::has(int layer, std::string_view role) {
+  const WeightSpec* spec = spec_of(layer, role);
+  if (spec == nullptr) return false;
+  const std::vector<std::string> names = names_of(layer, *spec);
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return has_weight(checkpoint_, name); });
 }
 
 TensorView WeightSource::require(int layer, std::string_view role, std::vector<int64_t> shape) {

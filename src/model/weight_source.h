@@ -1,17 +1,21 @@
 // WeightSource: finds a model's tensors by their role, whatever the file calls them and however it packs
 // them, and checks their shapes. Views point into the mapping; only what a file stores in pieces (one tensor
-// per expert) or transposed is gathered into memory of its own.
+// per expert), transposed or packed in a way of its own (quantized_weights) is gathered into memory of its
+// own.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "io/checkpoint.h"
 #include "model/config.h"
+#include "model/quantized_weights/quantized_weight.h"
 #include "model/weight_spec.h"
 
 namespace millrace {
@@ -20,8 +24,13 @@ class Architecture;
 
 class WeightSource {
  public:
-  // `gather` false: plan only; gathered views then have no data, but their bytes are counted.
-  WeightSource(const io::Checkpoint& checkpoint, const ModelConfig& config, bool gather);
+  // Runs body(begin, end) over [0, count) on whatever threads there are.
+  using Parallel = std::function<void(int64_t count, const std::function<void(int64_t, int64_t)>& body)>;
+
+  // `gather` false: plan only; gathered views then have no data, but their bytes are counted. `parallel`:
+  // what packed weights are unpacked with; absent: one thread.
+  WeightSource(const io::Checkpoint& checkpoint, const ModelConfig& config, bool gather,
+               Parallel parallel = {});
 
   // What the architecture says of a layer's weights; layer -1: of those outside the layers, which are the
   // embedding, the last norm and the output matrix, in this order, and what the architecture has besides.
@@ -31,6 +40,12 @@ class WeightSource {
   // throws Error{kBadInput} naming the tensor otherwise. A role the architecture has not is not found.
   TensorView require(int layer, std::string_view role, std::vector<int64_t> shape);
   std::optional<TensorView> find(int layer, std::string_view role, std::vector<int64_t> shape);
+  // Whether the checkpoint stores it, in whatever form; nothing is gathered. Not for experts.
+  bool has(int layer, std::string_view role);
+
+  // How many packed weights, of those found so far, were unpacked from each scheme into each type.
+  using Unpacked = std::map<std::pair<std::string, DType>, int64_t>;
+  const Unpacked& unpacked() const { return unpacked_; }
 
   size_t gathered_bytes() const { return gathered_bytes_; }
   // The gathered copies, to be kept as long as the views are used.
@@ -40,19 +55,29 @@ class WeightSource {
   const WeightSpec* spec_of(int layer, std::string_view role);
   // Every name the tensor may have in this checkpoint.
   std::vector<std::string> names_of(int layer, const WeightSpec& spec) const;
-  std::optional<TensorView> find_plain(int layer, const WeightSpec& spec) const;
+  // A weight as it is stored: a view, or, packed, the reader of its rows beside a view without data.
+  struct Stored {
+    TensorView view;
+    std::shared_ptr<const RowReader> packed = nullptr;
+    std::string scheme = {};
+  };
+  // `rows`, `cols`: what it has to have.
+  std::optional<Stored> find_stored(const std::string& name, int64_t rows, int64_t cols);
+  void unpack(const Stored& stored, DType type, std::byte* to) const;
+  std::optional<TensorView> find_plain(int layer, const WeightSpec& spec);
   // Experts of a Hugging Face directory.
   std::string expert_name(int layer, const HfExperts& experts, std::string_view rest) const;
   std::optional<TensorView> find_experts(int layer, const WeightSpec& spec);
-  std::optional<TensorView> gather_single(int layer, const HfExperts& experts);
+  std::optional<TensorView> gather_single(int layer, const WeightSpec& spec);
+  TensorView gather_packed(const std::vector<Stored>& parts);
   std::optional<TensorView> find_fused_bias(int layer, const HfExperts& experts) const;
   std::optional<TensorView> find_fused_blocks(int layer, const HfExperts& experts) const;
   std::optional<TensorView> gather_transposed(int layer, const HfExperts& experts);
   // What a file has as rows of something larger, turned around, or less a number.
-  std::optional<TensorView> find_part(int layer, const WeightSpec& spec) const;
+  std::optional<TensorView> find_part(int layer, const WeightSpec& spec);
   TensorView gather_turned(const TensorView& from);
   TensorView gather_offset(const TensorView& from, float offset);
-  void attach_scales(TensorView& view, const std::string& base_name) const;
+  void attach_scales(TensorView& view);
   std::byte* own(size_t bytes);
 
   const io::Checkpoint& checkpoint_;
@@ -60,6 +85,8 @@ class WeightSource {
   const Architecture& architecture_;
   std::map<int, std::vector<WeightSpec>> specs_;  // by layer, as they are asked for
   bool gather_;
+  Parallel parallel_;
+  Unpacked unpacked_;
   size_t gathered_bytes_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> gathered_;
 };

@@ -187,8 +187,9 @@ def feature_changes(model, prompts):
 
 
 def check_hf(model, folder, prompts):
-    """transformers' own loader reads the directory and gives the same logits (FP8 needs a GPU there: skipped)."""
-    if model.hf.get("fp8"):
+    """transformers' own loader reads the directory and gives the same logits (FP8 and packed weights need a GPU or
+    packages of their own there: skipped)."""
+    if model.hf.get("fp8") or model.hf.get("packed"):
         return
     net = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager",

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as T
 
+import hf_quantized as hq
 import quantize_formats as qf
 import tiny_tokenizers
 from write_models import Model
@@ -170,6 +171,64 @@ def fp8(name, seed):
     return m
 
 
+def packed(name, seed, config, kinds, kind, architecture, family, s, **more):
+    """A directory of packed weights; kinds: end of a module's name -> (maker, arguments). The rest is BF16."""
+    def draw(rng, n, sh, std):
+        for end, (make, arguments) in kinds.items():
+            if n.endswith(end):
+                return make(rng, sh, std, **arguments)
+        return qf.exact_q8(rng, sh, std)
+
+    m = plain(name, seed, kind, architecture, family, s, hf={"packed": True}, linear=draw, **more)
+    m.config["quantization_config"] = config
+    return m
+
+
+def packed_models(qwen_moe):
+    """One model per scheme, its matrices packed in as many ways as the scheme has."""
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False, "lm_head": True,
+            "checkpoint_format": "gptq"}
+    gptq_kinds = {"q_proj": (hq.gptq, dict()), "k_proj": (hq.gptq, dict(sym=False)),
+                  "v_proj": (hq.gptq, dict(bits=8, group=-1)), "o_proj": (hq.gptq, dict(act_order=True)),
+                  "gate_proj": (hq.gptq, dict(sym=False, act_order=True)), "up_proj": (hq.gptq, dict(bits=8, sym=False)),
+                  "lm_head": (hq.gptq, dict(group=64))}
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True,
+           "modules_to_not_convert": ["down_proj"]}
+    groups = [{"num_bits": 4, "group_size": 32, "strategy": "group", "type": "int"},
+              {"num_bits": 8, "strategy": "channel", "type": "int"},
+              {"num_bits": 8, "strategy": "block", "type": "float", "block_structure": [128, 128]}]
+    compressed = {"quant_method": "compressed-tensors", "format": "mixed-precision", "ignore": ["lm_head"],
+                  "quantization_status": "compressed",
+                  "config_groups": {f"group_{i}": {"targets": ["Linear"], "weights": g} for i, g in enumerate(groups)}}
+    ct = lambda kind, **k: (hq.compressed, dict(kind=kind, **k))
+    nf4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+           "bnb_4bit_use_double_quant": True, "llm_int8_skip_modules": ["lm_head"]}
+    nf4_kinds = {end: (hq.bitsandbytes_4bit, dict(nested=end != "v_proj")) for end in QKV + PROJ + ("o_proj",)}
+    return {
+        "gptq": lambda: packed("gptq", 61, gptq, gptq_kinds, "llama", "LlamaForCausalLM", "llama3",
+                               shape(64, 1, 4, 2, 128), vocab_size=288),
+        "awq": lambda: packed("awq", 62, awq, dict.fromkeys(QKV + ("o_proj", "gate_proj", "up_proj"), (hq.awq, {})),
+                              "qwen2", "Qwen2ForCausalLM", "qwen2", shape(64, 1, 4, 2, 96), tie_word_embeddings=True,
+                              rope_theta=1000000.0, vocab_size=288, sliding_window=32, use_sliding_window=False,
+                              max_window_layers=2),
+        "compressed": lambda: packed(
+            "compressed", 63, compressed,
+            {"q_proj": ct("int4", group=32), "k_proj": ct("int4", group=32, zero_point=True), "v_proj": ct("w8a8"),
+             "o_proj": ct("fp8-channel", dtype=torch.float16), "gate_proj": ct("nvfp4", dtype=torch.float32),
+             "up_proj": ct("mxfp4"), "down_proj": ct("fp8-block")},
+            "llama", "LlamaForCausalLM", "llama3", shape(64, 1, 4, 2, 160), tie_word_embeddings=True),
+        "compressed-moe": lambda: packed(
+            "compressed-moe", 64, compressed,
+            {"q_proj": ct("fp8"), "o_proj": ct("int8"), "gate_proj": ct("int4", group=32),
+             "up_proj": ct("int4", group=32, zero_point=True), "down_proj": ct("w8a8")},
+            "qwen3_moe", "Qwen3MoeForCausalLM", "qwen2", shape(64, 1, 4, 2, 96, 32), num_experts=4,
+            moe_intermediate_size=32, norm_topk_prob=True, **qwen_moe),
+        "nf4": lambda: packed("nf4", 65, nf4, nf4_kinds, "qwen3", "Qwen3ForCausalLM", "qwen2",
+                              shape(64, 1, 4, 2, 96, 32), tie_word_embeddings=True, rope_theta=1000000.0,
+                              attention_bias=False),
+    }
+
+
 def build():
     """Name -> function that makes the model (each takes a moment, so only the asked ones run)."""
     llama3_scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -223,4 +282,4 @@ def build():
                                         **(qwen_moe | {"mlp_only_layers": [0]})),
         "quant-mix-1": lambda: mix("quant-mix-1", 51, MIX_1, shape(256, 1, 4, 1, 256, 64), False),
         "quant-mix-2": lambda: mix("quant-mix-2", 52, MIX_2, shape(256, 1, 4, 2, 256, 32), True),
-    }
+    } | packed_models(qwen_moe)

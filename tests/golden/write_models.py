@@ -46,7 +46,9 @@ def hf_tensors(model):
     brain = lambda v: torch.from_numpy(v.copy()).to(torch.bfloat16)
     out = {}
     for name, w in model.weights.items():
-        if "fp8" in w.raw:
+        if "hf" in w.raw:  # packed (hf_quantized.py): tensors under the module's name
+            out |= {name.removesuffix("weight") + part: tensor for part, tensor in w.raw["hf"].items()}
+        elif "fp8" in w.raw:
             out[name], out[name + "_scale_inv"] = w.raw["fp8"], w.raw["scale_inv"]
         elif w.codes is not None and model.hf.get("experts") == "mxfp4":
             out[name + "_blocks"] = torch.from_numpy(mxfp4_hf_blocks(w))
