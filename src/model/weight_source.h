@@ -41,6 +41,10 @@ class WeightSource {
   // Every name the tensor may have in this checkpoint.
   std::vector<std::string> names_of(int layer, const WeightSpec& spec) const;
   std::optional<TensorView> find_plain(int layer, const WeightSpec& spec) const;
+  // GGUF: one tensor with the gate's rows of each expert and behind them the rows of `up`.
+  std::optional<TensorView> gather_gate_up(int layer, const WeightSpec& spec);
+  // GGUF: X.scale beside X.weight, a factor for all of it or one for each expert.
+  void attach_factor(TensorView& view, const std::string& base_name) const;
   // Experts of a Hugging Face directory.
   std::string expert_name(int layer, const HfExperts& experts, std::string_view rest) const;
   std::optional<TensorView> find_experts(int layer, const WeightSpec& spec);
