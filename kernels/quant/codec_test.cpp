@@ -172,7 +172,7 @@ TEST(Codec, KeepsNvfp4Values) {
 
 // A factor beside the tensor, as NVFP4 files have, and one for each expert.
 TEST(Codec, MultipliesByAFactorBesideTheTensor) {
-  const std::vector<float> ones(64, 1.0f);
+  const std::vector<float> ones(64, 1.5f);  // 6 times a scale of 1/4
   std::vector<std::byte> coded(2 * bytes_of(DType::kNVFP4, 64));
   quantize(DType::kNVFP4, ones.data(), coded.data(), 64);
   quantize(DType::kNVFP4, ones.data(), coded.data() + 36, 64);
@@ -184,7 +184,7 @@ TEST(Codec, MultipliesByAFactorBesideTheTensor) {
   float out[64];
   for (int row = 0; row < 2; ++row) {
     dequantize_row(view, row, out);
-    for (const float v : out) EXPECT_EQ(v, factors[row]);
+    for (const float v : out) EXPECT_EQ(v, 1.5f * factors[row]);
   }
 }
 

@@ -179,9 +179,10 @@ FileChoice choose_files(const std::vector<RepoFile>& files, std::string_view wan
   choice.group = *std::min_element(candidates.begin(), candidates.end(), better);
   if (wanted.empty() && rank_of(choice.group) >= kUnloadable) {
     choice.problem = fmt::format(
-        "found {} only, expected a quantization that Millrace loads (Q4_K_M, Q8_0, MXFP4, BF16 "
-        "and others)",
-        list_of(candidates));
+        "found {} only, expected one of Q4_K_M, Q8_0, MXFP4, BF16 and others; types that run on the cpu "
+        "alone "
+        "are taken where they are named: hf:owner/name:{}",
+        list_of(candidates), choice.group.label);
     choice.group = {};
     return choice;
   }

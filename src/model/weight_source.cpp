@@ -22,6 +22,15 @@ void set_shape(TensorView& view, std::initializer_list<int64_t> shape) {
   std::copy(shape.begin(), shape.end(), view.shape.begin());
 }
 
+// "ffn_gate_up_exps" for "ffn_gate_exps" and "ffn_up_exps"; else nothing.
+std::string fused_gate_up_name(int layer, std::string_view role) {
+  for (const std::string_view one : {"ffn_gate_exps.", "ffn_up_exps."}) {
+    if (role.starts_with(one))
+      return fmt::format("blk.{}.ffn_gate_up_exps.{}", layer, role.substr(one.size()));
+  }
+  return {};
+}
+
 }  // namespace
 
 WeightSource::WeightSource(const io::Checkpoint& checkpoint, const ModelConfig& config, bool gather,
@@ -138,7 +147,10 @@ std::optional<TensorView> WeightSource::find_plain(int layer, const WeightSpec& 
       if (const TensorView* view = checkpoint_.find_tensor(name)) stored = Stored{*view};
     }
     if (!stored) continue;
-    if (stored->packed == nullptr) return stored->view;
+    if (stored->packed == nullptr) {
+      if (name.ends_with(".weight")) attach_factor(stored->view, name.substr(0, name.size() - 7));
+      return stored->view;
+    }
     ++unpacked_[{stored->scheme, stored->view.type}];
     std::byte* to = own(stored->view.bytes());
     stored->view.data = to;
@@ -146,6 +158,49 @@ std::optional<TensorView> WeightSource::find_plain(int layer, const WeightSpec& 
     return stored->view;
   }
   return std::nullopt;
+}
+
+std::optional<TensorView> WeightSource::gather_gate_up(int layer, const WeightSpec& spec) {
+  const std::string name = fused_gate_up_name(layer, spec.role);
+  const TensorView* fused = name.empty() ? nullptr : checkpoint_.find_tensor(name);
+  if (fused == nullptr) return std::nullopt;
+  const auto wanted = static_cast<int>(spec.shape.size());  // 3 of matrices, 2 of biases
+  if (fused->rank != wanted || fused->shape[0] < 1 || fused->shape[1] % 2 != 0) {
+    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found shape {}, expected [experts, 2 * rows{}]",
+                checkpoint_.path(), name, shape_text({fused->shape.data(), static_cast<size_t>(fused->rank)}),
+                wanted == 3 ? ", cols" : "");
+  }
+  TensorView view = *fused;
+  if (name.ends_with(".weight")) attach_factor(view, name.substr(0, name.size() - 7));
+  view.shape[1] /= 2;
+  const size_t part = view.bytes() / static_cast<size_t>(view.shape[0]);  // of one expert
+  const size_t skipped = spec.role.starts_with("ffn_up") ? part : 0;
+  std::byte* to = own(part * static_cast<size_t>(view.shape[0]));
+  view.data = to;
+  if (view.rank == 2) view.row_stride_bytes = static_cast<int64_t>(part);
+  if (view.scales.rows_per_scale > 1) view.scales.rows_per_scale /= 2;
+  for (int64_t x = 0; gather_ && x < view.shape[0]; ++x, to += part) {
+    std::memcpy(to, fused->data + static_cast<size_t>(2 * x) * part + skipped, part);
+  }
+  return view;
+}
+
+void WeightSource::attach_factor(TensorView& view, const std::string& base_name) const {
+  if (!checkpoint_.gguf || base_name.ends_with("ffn_gate_inp")) return;  // a router's is something else
+  const TensorView* factor = checkpoint_.find_tensor(base_name + ".scale");
+  if (factor == nullptr) return;
+  const int64_t experts = view.rank == 3 ? view.shape[0] : 1;
+  if (factor->type != DType::kF32 || factor->elements() < 1 ||
+      (factor->elements() != 1 && factor->elements() != experts)) {
+    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found {} of {} elements, expected f32 of {}",
+                checkpoint_.path(), factor->name, info(factor->type).name, factor->elements(),
+                experts == 1 ? "one" : fmt::format("one or {}", experts));
+  }
+  view.scales = {.data = factor->data,
+                 .type = DType::kF32,
+                 .rows_per_scale = view.rows() / factor->elements(),
+                 .cols_per_scale = view.cols(),
+                 .scales_per_row = 1};
 }
 
 std::optional<TensorView> WeightSource::find_experts(int layer, const WeightSpec& spec) {
@@ -324,6 +379,7 @@ std::optional<TensorView> WeightSource::find_part(int layer, const WeightSpec& s
   whole.role = part.gguf;
   whole.hf = part.hf;
   whole.gguf = {};
+  whole.shape[0] = part.all_rows;
   if ((checkpoint_.gguf ? part.gguf : part.hf).empty()) return std::nullopt;
   std::optional<TensorView> view = find_plain(layer, whole);
   if (!view) return std::nullopt;
@@ -392,6 +448,7 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   std::optional<TensorView> found =
       checkpoint_.hf && spec->experts ? find_experts(layer, *spec) : find_plain(layer, *spec);
   if (!found && spec->part_of) found = find_part(layer, *spec);
+  if (!found && checkpoint_.gguf && spec->experts) found = gather_gate_up(layer, *spec);
   if (!found) return std::nullopt;
   if (checkpoint_.hf && spec->hf_transposed && found->rank == 2) found = gather_turned(*found);
   if (checkpoint_.hf && spec->hf_offset != 0.0f) found = gather_offset(*found, spec->hf_offset);

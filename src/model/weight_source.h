@@ -65,6 +65,10 @@ class WeightSource {
   std::optional<Stored> find_stored(const std::string& name, int64_t rows, int64_t cols);
   void unpack(const Stored& stored, DType type, std::byte* to) const;
   std::optional<TensorView> find_plain(int layer, const WeightSpec& spec);
+  // GGUF: one tensor with the gate's rows of each expert and behind them the rows of `up`.
+  std::optional<TensorView> gather_gate_up(int layer, const WeightSpec& spec);
+  // GGUF: X.scale beside X.weight, a factor for all of it or one for each expert.
+  void attach_factor(TensorView& view, const std::string& base_name) const;
   // Experts of a Hugging Face directory.
   std::string expert_name(int layer, const HfExperts& experts, std::string_view rest) const;
   std::optional<TensorView> find_experts(int layer, const WeightSpec& spec);

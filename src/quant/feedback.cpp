@@ -63,7 +63,7 @@ struct FourBitLevels {
     float values[kBlock];
     dequantize(type, all, values, kBlock);
     std::copy_n(values, 16, value);
-    even = type != DType::kMXFP4;
+    even = type != DType::kMXFP4 && type != DType::kIQ4_NL;
   }
 
   uint8_t nearest(float x) const {
@@ -145,8 +145,8 @@ void ErrorFeedback::encode_rows(DType type, float* x, int64_t num_rows, std::byt
 // bits at the end of a block of 32 keep the codes they have, and the errors alone are passed on.
 void ErrorFeedback::round_in_order(DType type, std::byte* block, int64_t begin, float* values,
                                    float* back) const {
-  const bool four_bits =
-      type == DType::kQ4_0 || type == DType::kQ4_1 || type == DType::kQ4_Z || type == DType::kMXFP4;
+  const bool four_bits = type == DType::kQ4_0 || type == DType::kQ4_1 || type == DType::kQ4_Z ||
+                         type == DType::kMXFP4 || type == DType::kIQ4_NL;
   FourBitLevels levels;
   if (four_bits) levels.open(type, block);
   uint8_t codes[kBlock] = {};

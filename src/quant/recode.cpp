@@ -49,8 +49,8 @@ namespace {
 
 // Values of a row as float32. Throws for what is not finite.
 void read_row(const TensorView& view, int64_t row, int64_t named, float* out) {
-  const bool beside =
-      view.type == DType::kMXFP4Split || view.type == DType::kF8E4M3;  // scales in a tensor of their own
+  const bool beside = view.type == DType::kMXFP4Split || view.type == DType::kF8E4M3 ||
+                      view.scales.data != nullptr;  // scales in a tensor of their own
   bool finite;
   if (beside) {
     dequantize_row(view, row, out);
@@ -85,7 +85,7 @@ void copy_rows(const TensorView& view, int64_t first, int64_t count, const RowOr
 RecodeError recode_rows(const TensorView& view, int64_t first, int64_t count, DType type,
                         const float* importance, const RowOrder& order, std::byte* out,
                         const ErrorFeedback* feedback) {
-  if (view.type == type) {
+  if (view.type == type && view.scales.data == nullptr) {
     copy_rows(view, first, count, order, out);
     return {};
   }

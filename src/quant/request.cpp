@@ -51,6 +51,11 @@ DType fitting_type(DType wanted, int64_t cols) {
       return DType::kQ4_1;
     case DType::kQ5_K:
       return DType::kQ5_1;
+    case DType::kQ2_K:
+    case DType::kQ3_K:
+    case DType::kIQ4_XS:
+    case DType::kNVFP4:
+      return DType::kIQ4_NL;
     default:
       return DType::kQ8_0;
   }

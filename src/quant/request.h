@@ -8,7 +8,8 @@
 //   its
 //                                                 errors reach the logits without anything to average them
 // Rows that do not fill a type's blocks take the next type that fits: q4_k -> q4_1, q5_k -> q5_1, q6_k ->
-// q8_0 (rows not in 256s), and every block type -> f16 (rows not in 32s).
+// q8_0, q2_k, q3_k and iq4_xs -> iq4_nl (rows not in 256s), nvfp4 -> iq4_nl (rows not in 64s), and every
+// block type -> f16 (rows not in 32s).
 #pragma once
 
 #include <optional>

@@ -142,11 +142,16 @@ def plain(name, seed, kind, architecture, family, s, hf=None, gguf=None, linear=
     return Model(name, config, draw.model(), tok, hf or {}, gguf or {})
 
 
-# Two files that between them use every GGUF type, on different matrices.
+# Files that between them use every GGUF type, on different matrices.
 MIX_1 = {"token_embd": T.Q4_K, "output": T.Q6_K, "attn_q": T.Q4_0, "attn_k": T.Q5_0, "attn_v": T.F16,
          "attn_output": T.Q5_K, "ffn_gate": T.Q4_1, "ffn_up": T.Q8_0, "ffn_down": T.Q6_K}
 MIX_2 = {"token_embd": T.Q5_1, "attn_q": T.Q4_K, "attn_k": T.BF16, "attn_v": T.Q8_0,
          "attn_output": T.Q5_1, "ffn_gate": T.Q5_K, "ffn_up": T.Q5_0, "ffn_down": T.Q4_K}
+MIX_3 = {"token_embd": T.IQ4_NL, "output": T.IQ4_XS, "attn_q": T.Q3_K, "attn_k": T.IQ3_S, "attn_v": T.NVFP4,
+         "attn_output": T.Q2_K, "ffn_gate": T.IQ3_XXS, "ffn_up": T.IQ2_S, "ffn_down": T.IQ2_XXS}
+MIX_4 = {"token_embd": T.IQ4_NL, "attn_q": T.IQ1_S, "attn_k": T.IQ1_M, "attn_v": T.TQ2_0, "attn_output": T.NVFP4,
+         "ffn_gate": T.IQ2_XS, "ffn_up": T.IQ2_XS, "ffn_gate_up_exps": T.IQ2_XS, "ffn_down_exps": T.TQ1_0,
+         "ffn_down": T.TQ1_0}
 HF_TO_MIX = {"embed_tokens": "token_embd", "lm_head": "output", "q_proj": "attn_q", "k_proj": "attn_k",
              "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
              "down_proj": "ffn_down"}
@@ -156,6 +161,18 @@ def mix(name, seed, types, s, tied):
     draw = lambda rng, n, sh, std: qf.quantized(rng, sh, std, types[HF_TO_MIX[n.split(".")[-1]]])
     return plain(name, seed, "llama", "LlamaForCausalLM", "llama3", s, gguf={"types": types}, linear=draw,
                  tie_word_embeddings=tied)
+
+
+def mix_experts(name, seed, types, s, **more):
+    """Experts with their gate and up in one tensor, and a matrix with a factor beside it."""
+    def draw(rng, n, sh, std):
+        role = HF_TO_MIX.get(n.split(".")[-1])
+        if role == "attn_output":
+            return qf.random_codes(rng, sh, std, types[role], factor=0.001)
+        return qf.quantized(rng, sh, std, types[role]) if role else qf.exact_q8(rng, sh, std)
+
+    return plain(name, seed, "qwen3_moe", "Qwen3MoeForCausalLM", "qwen2", s, linear=draw,
+                 gguf={"types": types, "fused_gate_up": True}, tie_word_embeddings=True, **more)
 
 
 def fp8(name, seed):
@@ -282,4 +299,8 @@ def build():
                                         **(qwen_moe | {"mlp_only_layers": [0]})),
         "quant-mix-1": lambda: mix("quant-mix-1", 51, MIX_1, shape(256, 1, 4, 1, 256, 64), False),
         "quant-mix-2": lambda: mix("quant-mix-2", 52, MIX_2, shape(256, 1, 4, 2, 256, 32), True),
+        "quant-mix-3": lambda: mix("quant-mix-3", 53, MIX_3, shape(256, 1, 4, 1, 256, 64), False),
+        "quant-mix-4": lambda: mix_experts("quant-mix-4", 54, MIX_4, shape(256, 1, 4, 2, 256, 64), num_experts=3,
+                                           moe_intermediate_size=256, norm_topk_prob=True,
+                                           **(qwen_moe | {"num_experts_per_tok": 2})),
     } | packed_models(qwen_moe)

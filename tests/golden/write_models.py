@@ -143,7 +143,20 @@ def gguf_tensors(model):
     for name, parts in experts.items():
         stack = lambda get: np.stack([get(p) for p in parts])
         put(name, Weight(stack(lambda p: p.values), {k: stack(lambda p: p.raw[k]) for k in parts[0].raw}))
+    if model.gguf.get("fused_gate_up"):
+        fuse_gate_up(out)
+    for name in [n for n, w in out.items() if w.factor is not None]:
+        out[name.replace(".weight", ".scale")] = Weight(np.float32([out[name].factor]))
     return out
+
+
+def fuse_gate_up(out):
+    """Experts' gates and ups in one tensor, as some converters write them: an expert's gate rows come first."""
+    for name in [n for n in out if n.endswith("ffn_gate_exps.weight")]:
+        gate, up = out.pop(name), out.pop(name.replace("gate_exps", "up_exps"))
+        both = lambda a, b: np.concatenate([a, b], axis=1)
+        out[name.replace("gate_exps", "gate_up_exps")] = Weight(
+            both(gate.values, up.values), {k: both(gate.raw[k], up.raw[k]) for k in gate.raw})
 
 
 def choose_type(model, name, w):
@@ -242,6 +255,8 @@ def read_back(model, first):
     assert seen.keys() == want.keys(), seen.keys() ^ want.keys()
     head_dim = model.head_dim()
     for name, got in seen.items():
+        if name.endswith(".weight") and (factor := name.replace(".weight", ".scale")) in seen:
+            got = got * seen[factor]
         assert np.array_equal(got, want[name]), name
         part = name.split(".")[2] if name.startswith("blk.") else ""
         if part in ("attn_q", "attn_k") and name.endswith("weight") and model.type in ("llama", "mistral"):

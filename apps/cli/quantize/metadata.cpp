@@ -16,9 +16,10 @@ namespace {
 // general.file_type: what most tensors are.
 uint32_t file_type(DType type) {
   static const std::map<DType, uint32_t> kTypes = {
-      {DType::kF32, 0},   {DType::kF16, 1},   {DType::kQ4_0, 2},  {DType::kQ4_1, 3},
-      {DType::kQ8_0, 7},  {DType::kQ5_0, 8},  {DType::kQ5_1, 9},  {DType::kQ4_K, 15},
-      {DType::kQ5_K, 17}, {DType::kQ6_K, 18}, {DType::kBF16, 32}, {DType::kMXFP4, 38}};
+      {DType::kF32, 0},     {DType::kF16, 1},    {DType::kQ4_0, 2},  {DType::kQ4_1, 3},  {DType::kQ8_0, 7},
+      {DType::kQ5_0, 8},    {DType::kQ5_1, 9},   {DType::kQ4_K, 15}, {DType::kQ5_K, 17}, {DType::kQ6_K, 18},
+      {DType::kBF16, 32},   {DType::kMXFP4, 38}, {DType::kQ2_K, 10}, {DType::kQ3_K, 11}, {DType::kIQ4_NL, 25},
+      {DType::kIQ4_XS, 30}, {DType::kNVFP4, 39}};
   const auto found = kTypes.find(type);
   return found == kTypes.end() ? 0 : found->second;
 }

@@ -7,18 +7,21 @@
 #include "base/error.h"
 #include "kernels/cpu/quant/encode_dispatch.h"
 #include "kernels/cpu/quant/encoder_k.h"
+#include "kernels/cpu/quant/encoder_levels.h"
+#include "kernels/cpu/quant/fit_levels.h"
 #include "kernels/cpu/quant/fit_weighted.h"
 #include "kernels/quant/codec.h"
 
 namespace millrace::quant {
 namespace {
 
-constexpr std::array kEncodable = {DType::kQ8_0, DType::kQ6_K, DType::kQ5_K, DType::kQ5_1, DType::kQ5_0,
-                                   DType::kQ4_K, DType::kQ4_1, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4,
-                                   DType::kF16,  DType::kBF16, DType::kF32};
+constexpr std::array kEncodable = {DType::kQ8_0,   DType::kQ6_K,   DType::kQ5_K,  DType::kQ5_1, DType::kQ5_0,
+                                   DType::kQ4_K,   DType::kQ4_1,   DType::kQ4_0,  DType::kQ4_Z, DType::kMXFP4,
+                                   DType::kIQ4_NL, DType::kIQ4_XS, DType::kNVFP4, DType::kQ3_K, DType::kQ2_K,
+                                   DType::kF16,    DType::kBF16,   DType::kF32};
 
-// The entry of a table, or none: f32 is copied, q4_z is searched with weights, all alike where there are
-// none.
+// The entry of a table, or none: f32 is copied; q4_z, q3_k, q2_k, iq4_nl, iq4_xs and nvfp4 are searched with
+// weights, all alike where there are none.
 std::optional<Encoding> encoding_of(DType type) {
   switch (type) {
     case DType::kF16:
@@ -92,6 +95,19 @@ void encode_around_zero(FourBlocks& four, float half, Block* out) {
   const Float4 inverse = divide_or_zero(all4(1.0f), d.value);
   for (int j = 0; j < kBlock; ++j) {
     four.codes[j] = clamp4(round4(four.x[j] * inverse), -half, half - 1.0f) + all4(half);
+  }
+  for (int l = 0; l < kFloat4Lanes; ++l) {
+    out[l].d = d.bits[l];
+    pack(four, l, out[l]);
+  }
+}
+
+void encode_iq4_nl(FourBlocks& four, BlockIQ4_NL* out) {
+  const StoredLanes d(fit_iq4<kBlock>(four.x, four.w));
+  const Float4 inverse = divide_or_zero(all4(1.0f), d.value);
+  for (int j = 0; j < kBlock; ++j) {
+    const Float4 level = kIQ4.nearest(four.x[j] * inverse);
+    for (int l = 0; l < kFloat4Lanes; ++l) four.codes[j][l] = static_cast<float>(kIQ4.code_of(level[l]));
   }
   for (int l = 0; l < kFloat4Lanes; ++l) {
     out[l].d = d.bits[l];
@@ -298,6 +314,17 @@ void encode_rows(DType type, const float* x, int64_t num_rows, int64_t cols, con
       return by_super_blocks(encode_q5_k);
     case DType::kQ6_K:
       return by_super_blocks(encode_q6_k);
+    case DType::kQ2_K:
+      return by_super_blocks(encode_q2_k);
+    case DType::kQ3_K:
+      return by_super_blocks(encode_q3_k);
+    case DType::kIQ4_XS:
+      return by_super_blocks(encode_iq4_xs);
+    case DType::kIQ4_NL:
+      return by_fours(+[](Four f, BlockIQ4_NL* b) { encode_iq4_nl(f, b); });
+    case DType::kNVFP4:
+      return encode_each<BlockNVFP4>(count / kNvBlock, kNvBlock, x, importance, cols / kNvBlock, out,
+                                     encode_nvfp4);
     default:
       throw_error(ErrorCode::kUnsupported, "cannot quantize to {}", info(type).name);
   }

@@ -30,7 +30,8 @@ struct EncodeError {
 };
 
 // `count` values (whole blocks) that count alike, and what that costs. The same bytes as encode_rows()
-// without importance; nothing is done for the types that have no such encoder (f32, q4_z).
+// without importance; nothing is done for the types that have no such encoder (f32, q4_z, and those
+// of encoder_levels.h).
 std::optional<EncodeError> encode_alike(DType type, const float* x, int64_t count, std::byte* out);
 
 // Values of a type that needs no tensor around it, as float32; false if one is NaN or infinite.

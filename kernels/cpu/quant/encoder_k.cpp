@@ -10,8 +10,7 @@
 namespace millrace::quant {
 namespace {
 
-constexpr int kMaxScale = 63;  // of Q4_K and Q5_K: six bits
-constexpr int kRounds = 2;     // of solving in turn; a third changes the error by less than 0.1%
+constexpr int kRounds = 2;  // of solving in turn; a third changes the error by less than 0.1%
 
 // 256 values in sub-blocks of kSub, with weights; groups of four sub-blocks are lanes.
 template <int kSub>
@@ -33,45 +32,54 @@ struct SuperBlock {
 
 float lane_sum(Float4 x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 
-// ---------------------------------------------------------------- scales and minimums: Q4_K, Q5_K
+// ---------------------------------------------------------------- scales and minimums: Q4_K, Q5_K, Q2_K
 
+// The largest integer scale and minimum: six bits for sub-blocks of 32, four for those of 16.
+template <int kSub>
+constexpr float kMaxScale = kSub == 32 ? 63.0f : 15.0f;
+
+template <int kSub>
 struct ScalesAndMins {
-  Float4 scale[2], min[2];  // integers 0..63 of the eight sub-blocks
+  static constexpr int kGroups = SuperBlock<kSub>::kGroups;
+  Float4 scale[kGroups], min[kGroups];  // integers of the sub-blocks
   uint16_t d = 0, dmin = 0;
 };
 
 // Codes of group g under the stored scales.
-void code_group(const SuperBlock<32>& s, const ScalesAndMins& k, int g, float top, Float4* codes) {
+template <int kSub>
+void code_group(const SuperBlock<kSub>& s, const ScalesAndMins<kSub>& k, int g, float top, Float4* codes) {
   const Float4 scale = k.scale[g] * all4(half_value(k.d)), min = k.min[g] * all4(half_value(k.dmin));
   const Float4 inverse = divide_or_zero(all4(1.0f), scale);
-  for (int j = 0; j < 32; ++j) {
+  for (int j = 0; j < kSub; ++j) {
     codes[j] = clamp4(round4((s.x[g][j] + min) * inverse), 0.0f, top);
   }
 }
 
 // Each sub-block's minimum again, given its stored scale and the codes that brings: mean of (scale q - x).
-void refit_mins(const SuperBlock<32>& s, ScalesAndMins& k, float top) {
+template <int kSub>
+void refit_mins(const SuperBlock<kSub>& s, ScalesAndMins<kSub>& k, float top) {
   const float dmin = half_value(k.dmin);
   if (dmin == 0.0f) return;
-  for (int g = 0; g < 2; ++g) {
-    Float4 codes[32], sum = all4(0.0f), weight = sum;
+  for (int g = 0; g < SuperBlock<kSub>::kGroups; ++g) {
+    Float4 codes[kSub], sum = all4(0.0f), weight = sum;
     code_group(s, k, g, top, codes);
     const Float4 scale = k.scale[g] * all4(half_value(k.d));
-    for (int j = 0; j < 32; ++j) {
+    for (int j = 0; j < kSub; ++j) {
       sum += s.w[g][j] * (scale * codes[j] - s.x[g][j]);
       weight += s.w[g][j];
     }
-    k.min[g] = clamp4(round4(divide_or_zero(sum, weight * all4(dmin))), 0.0f, kMaxScale);
+    k.min[g] = clamp4(round4(divide_or_zero(sum, weight * all4(dmin))), 0.0f, kMaxScale<kSub>);
   }
 }
 
 // d and dmin of the super-block by least squares over its 256 values: x ~ d (scale q) - dmin (min).
-void refit_super(const SuperBlock<32>& s, ScalesAndMins& k, float top) {
+template <int kSub>
+void refit_super(const SuperBlock<kSub>& s, ScalesAndMins<kSub>& k, float top) {
   Float4 aa = all4(0.0f), ab = aa, bb = aa, xa = aa, xb = aa;
-  for (int g = 0; g < 2; ++g) {
-    Float4 codes[32];
+  for (int g = 0; g < SuperBlock<kSub>::kGroups; ++g) {
+    Float4 codes[kSub];
     code_group(s, k, g, top, codes);
-    for (int j = 0; j < 32; ++j) {
+    for (int j = 0; j < kSub; ++j) {
       const Float4 a = k.scale[g] * codes[j], b = -k.min[g], wx = s.w[g][j] * s.x[g][j];
       aa += s.w[g][j] * a * a;
       ab += s.w[g][j] * a * b;
@@ -94,13 +102,14 @@ void refit_super(const SuperBlock<32>& s, ScalesAndMins& k, float top) {
   }
 }
 
-double squared_error(const SuperBlock<32>& s, const ScalesAndMins& k, float top) {
+template <int kSub>
+double squared_error(const SuperBlock<kSub>& s, const ScalesAndMins<kSub>& k, float top) {
   Float4 error = all4(0.0f);
-  for (int g = 0; g < 2; ++g) {
-    Float4 codes[32];
+  for (int g = 0; g < SuperBlock<kSub>::kGroups; ++g) {
+    Float4 codes[kSub];
     code_group(s, k, g, top, codes);
     const Float4 scale = k.scale[g] * all4(half_value(k.d)), min = k.min[g] * all4(half_value(k.dmin));
-    for (int j = 0; j < 32; ++j) {
+    for (int j = 0; j < kSub; ++j) {
       const Float4 off = scale * codes[j] - min - s.x[g][j];
       error += s.w[g][j] * off * off;
     }
@@ -108,28 +117,29 @@ double squared_error(const SuperBlock<32>& s, const ScalesAndMins& k, float top)
   return lane_sum(error);
 }
 
-ScalesAndMins fit_super(const SuperBlock<32>& s, float top) {
-  ScaleMin fits[2];
+template <int kSub>
+ScalesAndMins<kSub> fit_super(const SuperBlock<kSub>& s, float top) {
+  ScaleMin fits[SuperBlock<kSub>::kGroups];
   float max_scale = 0.0f, most_min = 0.0f;
-  for (int g = 0; g < 2; ++g) {
-    fits[g] = fit_above_min<32>(s.x[g], s.w[g], top, /*below_zero=*/true);
+  for (int g = 0; g < SuperBlock<kSub>::kGroups; ++g) {
+    fits[g] = fit_above_min<kSub>(s.x[g], s.w[g], top, /*below_zero=*/true);
     for (int l = 0; l < kFloat4Lanes; ++l) {
       max_scale = std::max(max_scale, fits[g].scale[l]);
       most_min = std::max(most_min, -fits[g].min[l]);
     }
   }
-  ScalesAndMins k;
-  k.d = stored_half(max_scale / kMaxScale);
-  k.dmin = stored_half(most_min / kMaxScale);
-  for (int g = 0; g < 2; ++g) {
+  ScalesAndMins<kSub> k;
+  k.d = stored_half(max_scale / kMaxScale<kSub>);
+  k.dmin = stored_half(most_min / kMaxScale<kSub>);
+  for (int g = 0; g < SuperBlock<kSub>::kGroups; ++g) {
     const auto integers = [](Float4 values, uint16_t unit) {
       const Float4 inverse = divide_or_zero(all4(1.0f), all4(half_value(unit)));
-      return clamp4(round4(values * inverse), 0.0f, kMaxScale);
+      return clamp4(round4(values * inverse), 0.0f, kMaxScale<kSub>);
     };
     k.scale[g] = integers(fits[g].scale, k.d);
     k.min[g] = integers(-fits[g].min, k.dmin);
   }
-  ScalesAndMins best = k;
+  ScalesAndMins<kSub> best = k;
   double lowest = squared_error(s, k, top);
   for (int round = 0; round < kRounds; ++round) {
     refit_mins(s, k, top);
@@ -144,7 +154,7 @@ ScalesAndMins fit_super(const SuperBlock<32>& s, float top) {
 }
 
 // The mirror of scale_min_k4.
-void pack_scales(const ScalesAndMins& k, uint8_t* scales) {
+void pack_scales(const ScalesAndMins<32>& k, uint8_t* scales) {
   std::memset(scales, 0, 12);
   for (int s = 0; s < 8; ++s) {
     const auto scale = static_cast<unsigned>(k.scale[s / 4][s % 4]),
@@ -163,7 +173,7 @@ void pack_scales(const ScalesAndMins& k, uint8_t* scales) {
 template <class Block>
 void encode_with_mins(const BlockRun& run, float top, Block& out) {
   const SuperBlock<32> s(run);
-  const ScalesAndMins k = fit_super(s, top);
+  const ScalesAndMins<32> k = fit_super(s, top);
   out.d = k.d;
   out.dmin = k.dmin;
   pack_scales(k, out.scales);
@@ -190,6 +200,26 @@ void encode_with_mins(const BlockRun& run, float top, Block& out) {
 
 void encode_q4_k(const BlockRun& run, BlockQ4_K& out) { encode_with_mins(run, 15.0f, out); }
 void encode_q5_k(const BlockRun& run, BlockQ5_K& out) { encode_with_mins(run, 31.0f, out); }
+
+void encode_q2_k(const BlockRun& run, BlockQ2_K& out) {
+  constexpr int kSub = 16;
+  constexpr float kTop = 3.0f;
+  const SuperBlock<kSub> s(run);
+  const ScalesAndMins<kSub> k = fit_super(s, kTop);
+  out.d = k.d;
+  out.dmin = k.dmin;
+  std::memset(out.q, 0, sizeof out.q);
+  for (int g = 0; g < SuperBlock<kSub>::kGroups; ++g) {
+    Float4 codes[kSub];
+    code_group(s, k, g, kTop, codes);
+    for (int l = 0; l < kFloat4Lanes; ++l) {
+      const int sub = g * kFloat4Lanes + l;
+      const auto scale = static_cast<unsigned>(k.scale[g][l]), min = static_cast<unsigned>(k.min[g][l]);
+      out.scales[sub] = static_cast<uint8_t>(scale | min << 4);
+      for (int j = 0; j < kSub; ++j) put_pair(out.q, kSub * sub + j, static_cast<unsigned>(codes[j][l]));
+    }
+  }
+}
 
 // ---------------------------------------------------------------- signed scales: Q6_K
 

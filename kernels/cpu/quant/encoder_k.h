@@ -1,4 +1,5 @@
-// What encoder.cpp and encoder_k.cpp share: stored scales, and the weights of a run of blocks.
+// What encoder.cpp, encoder_k.cpp and encoder_levels.cpp share: stored scales, and the weights of a run of
+// blocks.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +20,13 @@ struct BlockRun {
   const float* importance;
 };
 
+// Two bits of element e, the mirror of pair_code.
+inline void put_pair(uint8_t* q, int e, unsigned code) {
+  uint8_t& byte = q[e / 128 * 32 + e % 32];
+  byte = static_cast<uint8_t>(byte | (code & 3u) << (e / 32 % 4 * 2));
+}
+
+void encode_q2_k(const BlockRun& run, BlockQ2_K& out);
 void encode_q4_k(const BlockRun& run, BlockQ4_K& out);
 void encode_q5_k(const BlockRun& run, BlockQ5_K& out);
 void encode_q6_k(const BlockRun& run, BlockQ6_K& out);

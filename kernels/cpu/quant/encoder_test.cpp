@@ -66,6 +66,11 @@ const Bound kBounds[] = {{DType::kF16, 0x1p-11},
                          {DType::kQ4_1, min_error(16) * 0.9},
                          {DType::kQ4_Z, min_error(16) * 0.92},
                          {DType::kQ4_0, signed_error(2.43, 16) * 0.95},
+                         // Lower than Q4_0 and Q4_K by what levels that crowd around zero gain.
+                         {DType::kIQ4_NL, signed_error(2.43, 16) * 0.87},
+                         {DType::kIQ4_XS, signed_error(2.43, 16) * 0.87},
+                         {DType::kQ3_K, signed_error(2.13, 8) * 1.0},
+                         {DType::kQ2_K, 3.53 / 3 / 3.46},  // 16 Gaussian values' ends lie 3.53 apart
                          // A value's neighbours are a fifth to a half of it apart: uniform, 0.12 at most.
                          {DType::kMXFP4, 0.12}};
 
@@ -80,16 +85,16 @@ TEST(Encoder, ErrsNoMoreThanTheFormatImplies) {
 }
 
 TEST(Encoder, IsNeverWorseThanRoundToNearest) {
-  for (const DType type :
-       {DType::kQ8_0, DType::kQ5_1, DType::kQ5_0, DType::kQ4_1, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4}) {
+  for (const DType type : {DType::kQ8_0, DType::kQ5_1, DType::kQ5_0, DType::kQ4_1, DType::kQ4_0, DType::kQ4_Z,
+                           DType::kMXFP4, DType::kIQ4_NL, DType::kNVFP4}) {
     for (uint32_t seed = 0; seed < 4; ++seed) {
-      std::vector<float> x = gaussian(40 * 96, seed);
+      std::vector<float> x = gaussian(40 * 192, seed);
       for (size_t i = 7; i < x.size(); i += 101) x[i] *= 8.0f;  // outliers, as real weights have
       std::vector<std::byte> coded(bytes_of(type, static_cast<int64_t>(x.size())));
       quantize(type, x.data(), coded.data(), static_cast<int64_t>(x.size()));
       std::vector<float> plain(x.size());
       dequantize(type, coded.data(), plain.data(), static_cast<int64_t>(x.size()));
-      EXPECT_LE(relative_rms(x, there_and_back(type, x, 96)), relative_rms(x, plain) * 1.0001)
+      EXPECT_LE(relative_rms(x, there_and_back(type, x, 192)), relative_rms(x, plain) * 1.0001)
           << info(type).name;
     }
   }
@@ -97,8 +102,8 @@ TEST(Encoder, IsNeverWorseThanRoundToNearest) {
 
 TEST(Encoder, KeepsWhatTheFormatHoldsExactly) {
   // Encoding decoded blocks again gives the same values: a file quantized twice to a type loses nothing more.
-  for (const DType type :
-       {DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4}) {
+  for (const DType type : {DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4,
+                           DType::kIQ4_NL, DType::kNVFP4}) {
     const std::vector<float> once = there_and_back(type, gaussian(32 * 256, 3), 256);
     const double again = relative_rms(once, there_and_back(type, once, 256));
     EXPECT_LT(again, 1e-3) << info(type).name;  // a scale may move by a bit of its f16
@@ -121,8 +126,8 @@ TEST(Encoder, WeighsColumnsByTheirImportance) {
   const std::vector<float> x = gaussian(128 * 256, 5);
   std::vector<float> importance(256);
   for (size_t c = 0; c < importance.size(); ++c) importance[c] = c % 8 == 0 ? 50.0f : 1.0f;
-  for (const DType type :
-       {DType::kQ6_K, DType::kQ4_K, DType::kQ4_1, DType::kQ4_0, DType::kQ4_Z, DType::kMXFP4}) {
+  for (const DType type : {DType::kQ6_K, DType::kQ4_K, DType::kQ4_1, DType::kQ4_0, DType::kQ4_Z,
+                           DType::kMXFP4, DType::kIQ4_NL, DType::kIQ4_XS, DType::kQ3_K, DType::kQ2_K}) {
     const double plain = relative_rms(x, there_and_back(type, x, 256), importance.data(), 256);
     const double weighed =
         relative_rms(x, there_and_back(type, x, 256, importance.data()), importance.data(), 256);
