@@ -172,6 +172,8 @@ def fp8(name, seed):
 
 def build():
     """Name -> function that makes the model (each takes a moment, so only the asked ones run)."""
+    import dense_models
+
     llama3_scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                       "original_max_position_embeddings": 64}
     qwen_moe = dict(num_experts_per_tok=3, decoder_sparse_step=1, mlp_only_layers=[], attention_bias=False,
@@ -223,4 +225,4 @@ def build():
                                         **(qwen_moe | {"mlp_only_layers": [0]})),
         "quant-mix-1": lambda: mix("quant-mix-1", 51, MIX_1, shape(256, 1, 4, 1, 256, 64), False),
         "quant-mix-2": lambda: mix("quant-mix-2", 52, MIX_2, shape(256, 1, 4, 2, 256, 32), True),
-    }
+    } | dense_models.build()
