@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <string_view>
 
 #include "backend/forwarding_executor.h"
 #include "kernels/quant/codec.h"
@@ -36,7 +37,7 @@ class InputObserver final : public ForwardingExecutor {
                 Calibration& calibration)
       : ForwardingExecutor(std::move(inner)),
         config_(config),
-        source_(checkpoint, config, /*gather=*/false),
+        source_(checkpoint, config, /*gather=*/true),
         tied_(has_tied_output(checkpoint)),
         calibration_(calibration),
         pool_(0) {}
@@ -51,7 +52,7 @@ class InputObserver final : public ForwardingExecutor {
   }
 
   void norm_qkv(const NormQkv& op) override {
-    const std::vector<float> x = normed("attn_norm.weight", layer_);
+    const std::vector<float> x = normed(&LayerWeights::attn_norm);
     add({"attn_q.weight", "attn_k.weight", "attn_v.weight"}, x, config_.hidden);
     inner().norm_qkv(op);
   }
@@ -63,7 +64,7 @@ class InputObserver final : public ForwardingExecutor {
   }
 
   void ffn_add(const Ffn& op) override {
-    const std::vector<float> x = normed("ffn_norm.weight", layer_);
+    const std::vector<float> x = normed(&LayerWeights::ffn_norm);
     add({"ffn_gate.weight", "ffn_up.weight"}, x, config_.hidden);
     add({"ffn_down.weight"}, hidden_of(x), config_.ffn);
     inner().ffn_add(op);
@@ -71,7 +72,7 @@ class InputObserver final : public ForwardingExecutor {
   }
 
   void experts_add(const Experts& op) override {
-    const std::vector<float> x = normed("ffn_norm.weight", layer_);
+    const std::vector<float> x = normed(&LayerWeights::ffn_norm);
     add({"ffn_gate_exps.weight", "ffn_up_exps.weight"}, x, config_.hidden);
     inner().experts_add(op);
     ++layer_;
@@ -79,17 +80,26 @@ class InputObserver final : public ForwardingExecutor {
 
   void norm_logits(const Logits& op) override {
     if (!logit_rows_.empty()) {
-      const std::vector<float> x = normed("output_norm.weight", -1);
+      const std::vector<float> x = normed_by(-1, "output_norm.weight");
       accumulate({tied_ ? "token_embd.weight" : "output.weight"}, x, config_.hidden);
     }
     inner().norm_logits(op);
   }
 
  private:
-  // The residual stream after RMSNorm, [rows, hidden].
-  std::vector<float> normed(const char* role, int layer) {
+  // The residual stream behind the layer's norm of that place, if it has one, [rows, hidden].
+  std::vector<float> normed(WeightMember norm) {
+    for (const WeightSpec& spec : source_.specs(layer_)) {
+      if (spec.to == norm) return normed_by(layer_, spec.role);
+    }
+    return inner().read_slot(Slot::kResidual);
+  }
+
+  // The same by RMSNorm with these weights.
+  std::vector<float> normed_by(int layer, std::string_view role) {
     std::vector<float> x = inner().read_slot(Slot::kResidual);
     const std::vector<float> weight = decoded_row(source_.require(layer, role, {config_.hidden}), 0);
+    source_.take_gathered();  // decoded
     for (int64_t r = 0; r < rows_; ++r) {
       float* row = x.data() + r * config_.hidden;
       const float scale =
@@ -100,7 +110,7 @@ class InputObserver final : public ForwardingExecutor {
     return x;
   }
 
-  // silu(gate x) * (up x), [rows, ffn], in plain float32.
+  // act(gate x) * (up x), [rows, ffn], in plain float32.
   std::vector<float> hidden_of(const std::vector<float>& x) {
     const int64_t ffn = config_.ffn, hidden = config_.hidden;
     const TensorView gate = source_.require(layer_, "ffn_gate.weight", {ffn, hidden}),
@@ -118,11 +128,16 @@ class InputObserver final : public ForwardingExecutor {
           const float* row = x.data() + r * hidden;
           const float a = dot(g.data(), row, hidden) + gate_bias[static_cast<size_t>(f)];
           const float b = dot(u.data(), row, hidden) + up_bias[static_cast<size_t>(f)];
-          out[static_cast<size_t>(r * ffn + f)] = a / (1.0f + std::exp(-a)) * b;
+          out[static_cast<size_t>(r * ffn + f)] = activated(a) * b;
         }
       }
     });
     return out;
+  }
+
+  float activated(float x) const {
+    if (config_.ffn_activation != Activation::kGeluTanh) return x / (1.0f + std::exp(-x));
+    return 0.5f * x * (1.0f + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
   }
 
   void add(std::initializer_list<const char*> roles, const std::vector<float>& x, int64_t cols) {

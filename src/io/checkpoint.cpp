@@ -134,7 +134,15 @@ const std::vector<TensorView>& Checkpoint::tensors() const {
 }
 
 const TensorView* Checkpoint::find_tensor(std::string_view name) const {
-  return gguf ? gguf->find_tensor(name) : hf->weights.find_tensor(name);
+  if (gguf) return gguf->find_tensor(name);
+  if (const TensorView* found = hf->weights.find_tensor(name)) return found;
+  // A model that sees has its text model in a part of its own: language_model.model.norm.weight of older
+  // files is model.language_model.norm.weight in newer ones.
+  constexpr std::string_view kModel = "model.";
+  const std::string part = "language_model." + std::string(name);
+  if (const TensorView* found = hf->weights.find_tensor(part)) return found;
+  if (!name.starts_with(kModel)) return nullptr;
+  return hf->weights.find_tensor("model.language_model." + std::string(name.substr(kModel.size())));
 }
 
 size_t Checkpoint::mapped_bytes() const { return gguf ? gguf->mapped_bytes() : hf->weights.mapped_bytes(); }

@@ -45,6 +45,9 @@ class Architecture {
   // Other spellings of config.json's keys: found, meant.
   virtual std::vector<std::pair<std::string_view, std::string_view>> hf_aliases() const { return {}; }
 
+  // What else its configuration class makes of config.json, with defaults and spellings settled.
+  virtual void settle_hf(nlohmann::json& /*config*/) const {}
+
   // Fills `config` from GGUF keys or config.json; its architecture, name, vocabulary and sampling are set
   // already.
   virtual void read_config(const ConfigReader& reader, ModelConfig& config) const = 0;

@@ -7,4 +7,12 @@
   ONE(kQwen2)                       \
   ONE(kQwen3)                       \
   ONE(kQwen3Moe)                    \
-  ONE(kGptOss)
+  ONE(kGptOss)                      \
+  ONE(kGemma3)                      \
+  ONE(kGemma2)                      \
+  ONE(kPhi3)                        \
+  ONE(kGranite)                     \
+  ONE(kOlmo2)                       \
+  ONE(kSmolLm3)                     \
+  ONE(kSeedOss)                     \
+  ONE(kErnie45)

@@ -102,6 +102,15 @@ TEST(Architectures, KeysSayWhatConfigJsonSaid) {
     EXPECT_EQ(read.expert_weighting, config.expert_weighting);
     EXPECT_EQ(read.expert_activation, config.expert_activation);
     EXPECT_EQ(read.own, config.own);
+    EXPECT_EQ(read.ffn_activation, config.ffn_activation);
+    EXPECT_EQ(read.embedding_scale, config.embedding_scale);
+    EXPECT_EQ(read.residual_scale, config.residual_scale);
+    EXPECT_EQ(read.logit_scale, config.logit_scale);
+    EXPECT_EQ(read.attention_scale, config.attention_scale);
+    EXPECT_EQ(read.attention_softcap, config.attention_softcap);
+    EXPECT_EQ(read.logit_softcap, config.logit_softcap);
+    EXPECT_EQ(read.unrotated_layers, config.unrotated_layers);
+    EXPECT_EQ(read.rope_window_inv_freq, config.rope_window_inv_freq);
     EXPECT_EQ(read.rotary_dims, config.rotary_dims);
     EXPECT_EQ(read.rope_magnitude, config.rope_magnitude);
     if (config.rope_as_tensor) continue;  // travels as a tensor

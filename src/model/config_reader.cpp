@@ -10,8 +10,11 @@ namespace millrace {
 
 namespace {
 
-nlohmann::json with_defaults(const nlohmann::json& config, const Architecture& architecture) {
-  nlohmann::json out = nlohmann::json::parse(architecture.hf_defaults(config.value("model_type", "")));
+nlohmann::json with_defaults(const nlohmann::json& whole, const Architecture& architecture) {
+  // A model that sees has its text model's configuration in an object of its own.
+  const auto text = whole.find("text_config");
+  const nlohmann::json& config = text != whole.end() && text->is_object() ? *text : whole;
+  nlohmann::json out = nlohmann::json::parse(architecture.hf_defaults(whole.value("model_type", "")));
   for (const auto& [key, value] : config.items()) {
     // Where the class has parameters of its own, no parameters mean those.
     if (key == "rope_parameters" && value.is_null()) continue;
@@ -21,6 +24,7 @@ nlohmann::json with_defaults(const nlohmann::json& config, const Architecture& a
     const auto it = config.find(found);
     if (it != config.end()) out[std::string(meant)] = *it;
   }
+  architecture.settle_hf(out);
   return out;
 }
 

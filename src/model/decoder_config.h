@@ -9,7 +9,8 @@
 
 namespace millrace {
 
-// Sizes, heads, context, norm; fills layer_windows with zeros.
+// Sizes, heads, context, norm; fills layer_windows with zeros. A config.json must say hidden_act "silu"
+// unless config.ffn_activation is another already.
 void read_decoder(const ConfigReader& reader, ModelConfig& config);
 
 // Which layers have a sliding window where the file names none: an architecture's own rule.

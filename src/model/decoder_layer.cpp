@@ -18,13 +18,13 @@ NormQkv qkv_of(const LayerWeights& w, const ModelConfig& config) {
 }
 
 Rope rope_of(const ModelConfig& config, int layer) {
-  const bool windowed = config.layer_windows[static_cast<size_t>(layer)] > 0;
-  std::span<const float> inv_freq = config.rope_inv_freq;
-  if (windowed && !config.rope_window_inv_freq.empty()) inv_freq = config.rope_window_inv_freq;
+  const bool own =
+      config.layer_windows[static_cast<size_t>(layer)] > 0 && !config.rope_window_inv_freq.empty();
+  std::span<const float> inv_freq = own ? config.rope_window_inv_freq : config.rope_inv_freq;
   if (!config.is_rotated(layer)) inv_freq = {};
   return {.layer = layer,
           .inv_freq = inv_freq,
-          .magnitude = config.rope_magnitude,
+          .magnitude = own ? 1.0f : config.rope_magnitude,  // the scaling is that of the others
           .interleaved = config.rope_interleaved};
 }
 

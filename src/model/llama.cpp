@@ -1,5 +1,5 @@
-// Llama (2 and 3), Mistral, SmolLM2, TinyLlama: pre-norm, rotary positions, grouped-query attention, SwiGLU.
-// Touvron et al. 2023; Dubey et al. 2024; Jiang et al. 2023 (sliding window).
+// Llama (2 and 3), Mistral, Ministral, SmolLM2, TinyLlama: pre-norm, rotary positions, grouped-query
+// attention, SwiGLU. Touvron et al. 2023; Dubey et al. 2024; Jiang et al. 2023 (sliding window).
 #include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/decoder_config.h"
@@ -13,10 +13,10 @@ namespace {
 class Llama final : public Architecture {
  public:
   std::string_view name() const override { return "llama"; }
-  std::vector<std::string_view> model_types() const override { return {"llama", "mistral"}; }
+  std::vector<std::string_view> model_types() const override { return {"llama", "mistral", "ministral"}; }
 
   std::string_view hf_defaults(std::string_view model_type) const override {
-    if (model_type == "mistral") {
+    if (model_type == "mistral" || model_type == "ministral") {
       return R"({"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096})";
     }
@@ -33,6 +33,8 @@ class Llama final : public Architecture {
       read_gguf_windows(reader, config, every_layer);
     } else if (reader.hf().at("model_type") == "mistral") {  // Llama's class knows no windows
       config.layer_windows.assign(config.layers, hf_window(reader));
+    } else if (reader.hf().at("model_type") == "ministral") {  // Mistral with windows on some layers
+      read_hf_windows(reader, config, hf_window(reader), every_layer);
     }
     read_rope(reader, config);
   }

@@ -88,7 +88,9 @@ Scaling read_gguf_scaling(const ConfigReader& reader, const ModelConfig& config,
   s.magnitude = reader.real_or("rope.scaling.attn_factor", "", 1.0);
   if (s.type == "yarn") s.magnitude *= yarn_magnitude(s.factor);
   const size_t angles = static_cast<size_t>(config.rotary_dims) / 2;
-  if (s.type == "longrope") s.divisors = gguf_divisors(reader, "rope_factors_short.weight", angles);
+  // llama.cpp's converter names no type for them.
+  s.divisors = gguf_divisors(reader, "rope_factors_short.weight", angles);
+  if (!s.divisors.empty()) s.type = "longrope";
   return s;
 }
 
@@ -214,11 +216,24 @@ void apply_scaling(const ConfigReader& reader, const Scaling& s, ModelConfig& co
   config.rope_magnitude = static_cast<float>(s.magnitude);
 }
 
+std::vector<double> unscaled(double theta, int32_t dims) {
+  std::vector<double> inv_freq(static_cast<size_t>(dims) / 2);
+  for (size_t i = 0; i < inv_freq.size(); ++i)
+    inv_freq[i] = std::pow(theta, -2.0 * static_cast<double>(i) / dims);
+  return inv_freq;
+}
+
 }  // namespace
+
+std::vector<float> plain_angles(double theta, int32_t dims) {
+  const std::vector<double> inv_freq = unscaled(theta, dims);
+  return {inv_freq.begin(), inv_freq.end()};
+}
 
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range) {
   config.rope_theta = reader.real_or("rope.freq_base", "rope_theta", 10000.0);
-  config.rotary_dims = reader.integer_or("rope.dimension_count", "", 2, config.head_dim, config.head_dim);
+  const int32_t usual = config.rotary_dims > 0 ? config.rotary_dims : config.head_dim;
+  config.rotary_dims = reader.integer_or("rope.dimension_count", "", 2, config.head_dim, usual);
   if (!reader.is_gguf()) {
     config.rope_theta = reader.hf_real_or(hf_rope_object(reader.hf()), "rope_theta", config.rope_theta);
   }
@@ -227,10 +242,7 @@ void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_ya
   }
   if (!(config.rope_theta > 1)) reader.fail("rope theta", fmt::format("{}", config.rope_theta), "above 1");
 
-  std::vector<double> inv_freq(config.rotary_dims / 2);
-  for (size_t i = 0; i < inv_freq.size(); ++i) {
-    inv_freq[i] = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / config.rotary_dims);
-  }
+  std::vector<double> inv_freq = unscaled(config.rope_theta, config.rotary_dims);
   const Scaling s = reader.is_gguf() ? read_gguf_scaling(reader, config, truncate_yarn_range)
                                      : read_hf_scaling(reader, config);
   check_scaling(reader, s);

@@ -1,13 +1,19 @@
 // The angles of rotary position embedding, with the scalings that stretch a model's context.
 #pragma once
 
+#include <vector>
+
 #include "model/config.h"
 #include "model/config_reader.h"
 #include "model/gguf_keys.h"
 
 namespace millrace {
 
-// Fills config.rope_* from the checkpoint: theta, dims, scaling, the final inv_freq and magnitude.
+// [dims / 2] angles without scaling.
+std::vector<float> plain_angles(double theta, int32_t dims);
+
+// Fills config.rope_* from the checkpoint: theta, dims (where config.json cannot say
+// them: config.rotary_dims if that is set, else all), scaling, the final inv_freq and magnitude.
 // truncate_yarn_range: whether GGUF files of the architecture, which cannot say, mean that YaRN's correction
 // range is rounded to whole dimensions.
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range = true);

@@ -447,7 +447,10 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   if (spec == nullptr) return std::nullopt;
   std::optional<TensorView> found =
       checkpoint_.hf && spec->experts ? find_experts(layer, *spec) : find_plain(layer, *spec);
-  if (!found && spec->part_of) found = find_part(layer, *spec);
+  // Phi-3's ffn_up.weight has gate and up where there is no gate of its own.
+  const bool whole = found && spec->part_of && checkpoint_.gguf && spec->part_of->gguf == spec->role &&
+                     found->shape[0] == spec->part_of->all_rows;
+  if (spec->part_of && (!found || whole)) found = find_part(layer, *spec);
   if (!found && checkpoint_.gguf && spec->experts) found = gather_gate_up(layer, *spec);
   if (!found) return std::nullopt;
   if (checkpoint_.hf && spec->hf_transposed && found->rank == 2) found = gather_turned(*found);

@@ -34,6 +34,21 @@ BASES = {
                   "norm_topk_prob": True},
     "gpt_oss": {**SMALL, **EXPERTS, "head_dim": 16, "num_local_experts": 6, "sliding_window": 24},
 }
+# Dense decoders that differ from llama by a few switches: with some of the rotary scalings.
+GEMMA = {**SMALL, "head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 20}
+DENSE = {
+    "gemma3_text": {**GEMMA, "rope_local_base_freq": 2000.0, "sliding_window_pattern": 3},
+    "gemma2": {**GEMMA, "attn_logit_softcapping": 40.0, "final_logit_softcapping": 25.0},
+    "phi3": {**SMALL, "sliding_window": 24, "partial_rotary_factor": 0.5, "pad_token_id": 0},
+    "granite": {**SMALL, "embedding_multiplier": 5.0, "logits_scaling": 3.0, "residual_multiplier": 0.5,
+                "attention_multiplier": 0.2},
+    "olmo2": {**SMALL, "pad_token_id": 0},
+    "smollm3": {**SMALL, "no_rope_layers": [1, 0, 1, 1], "pad_token_id": 0},
+    "seed_oss": {**SMALL, "head_dim": 32, "pad_token_id": 0},
+    "ernie4_5": {**SMALL, "head_dim": 32},
+    "ministral": {**SMALL, "head_dim": 32, "sliding_window": 24},
+}
+BASES |= DENSE
 
 # Other values of a key than its default. Keys that change nothing a reader sees (dropout, caching) are not here.
 VALUES = {
@@ -48,6 +63,13 @@ VALUES = {
     "mlp_only_layers": [[], [1], [0, 3], None], "swiglu_limit": [5.0, 9.5], "swiglu_alpha": [1.5, 2.0],
     "original_max_position_embeddings": [64, 256], "hidden_act": ["silu"], "rope_parameters": [None],
     "rope_scaling": [None],
+}
+VALUES |= {
+    "query_pre_attn_scalar": [16, 64], "attn_logit_softcapping": [20.0, None], "final_logit_softcapping": [9.0, None],
+    "rope_local_base_freq": [700.0], "sliding_window_pattern": [2, 4], "hidden_activation": ["gelu_pytorch_tanh"],
+    "embedding_multiplier": [0.5, 12], "logits_scaling": [0.5, 8], "residual_multiplier": [0.22, 2],
+    "attention_multiplier": [0.015625, 2], "no_rope_layers": [[1, 1, 1, 1], [0, 1, 0, 1], None],
+    "no_rope_layer_interval": [2, 3], "use_bias": [True], "attention_out_bias": [True],
 }
 SHORT = [1.0 + 0.1 * i for i in range(32)]
 ROPE = [
@@ -74,11 +96,32 @@ ROPE = [
 
 
 def window_of(config, layer):
-    if config.model_type == "llama":
+    if config.model_type in ("llama", "granite", "olmo2", "seed_oss", "ernie4_5"):
         return 0
-    if config.model_type == "mistral":
+    if config.model_type in ("mistral", "phi3"):
         return config.sliding_window or 0
+    if config.model_type == "smollm3":  # its mask goes by layer_types alone
+        return config.sliding_window if config.layer_types[layer.self_attn.layer_idx] == "sliding_attention" else 0
     return layer.self_attn.sliding_window or 0
+
+
+def dense_facts(config, model, rotary, out):
+    """What the classes of DENSE have beside sizes."""
+    kind, attention = config.model_type, model.model.layers[0].self_attn
+    if kind in ("gemma2", "gemma3_text"):
+        out["embedding_scale"] = float(model.model.embed_tokens.embed_scale)
+        out["logit_softcap"] = config.final_logit_softcapping or 0
+    if kind in ("gemma2", "gemma3_text", "granite"):
+        out["attention_scale"] = attention.scaling
+    if kind == "gemma2":
+        out["attention_softcap"] = attention.attn_logit_softcapping or 0
+    if hasattr(rotary, "sliding_attention_inv_freq"):
+        out["window_angles"] = [float(f"{x:.9g}") for x in rotary.sliding_attention_inv_freq.tolist()]
+    if kind == "granite":
+        out |= {"embedding_scale": model.model.embedding_multiplier, "logit_scale": 1 / config.logits_scaling,
+                "residual_scale": model.model.layers[0].residual_multiplier}
+    if kind == "smollm3":
+        out["unrotated"] = [not layer.self_attn.use_rope for layer in model.model.layers]
 
 
 def facts(fields):
@@ -89,13 +132,21 @@ def facts(fields):
         model(torch.tensor([[1, 2, 3]]))
     layers = list(model.model.layers)
     attention = layers[0].self_attn
+    norm = layers[0].post_attention_layernorm
+    split = hasattr(rotary, "full_attention_inv_freq")  # Gemma 3: angles by the kind of layer
+    angles = lambda values: [float(f"{x:.9g}") for x in values.tolist()]
     out = {"layers": len(layers), "hidden": config.hidden_size, "heads": config.num_attention_heads,
-           "kv_heads": attention.k_proj.out_features // attention.head_dim, "head_dim": attention.head_dim,
-           "norm_eps": layers[0].input_layernorm.variance_epsilon,
-           "windows": [window_of(config, layer) for layer in layers],
-           "angles": [float(f"{x:.9g}") for x in rotary.inv_freq.tolist()], "magnitude": rotary.attention_scaling}
-    dense = [hasattr(layer.mlp, "gate_proj") for layer in layers]
-    if any(dense):
+           "kv_heads": config.num_attention_heads // attention.num_key_value_groups, "head_dim": attention.head_dim,
+           "norm_eps": norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps,
+           "windows": [window_of(config, layer) for layer in layers]}
+    if config.model_type != "gemma3_text" or split:  # else all its layers have a window
+        out["angles"] = angles(rotary.full_attention_inv_freq if split else rotary.inv_freq)
+        out["magnitude"] = rotary.full_attention_attention_scaling if split else rotary.attention_scaling
+    dense_facts(config, model, rotary, out)
+    dense = [hasattr(layer.mlp, "gate_proj") or hasattr(layer.mlp, "gate_up_proj") for layer in layers]
+    if hasattr(layers[0].mlp, "gate_up_proj"):
+        out["ffn"] = layers[0].mlp.gate_up_proj.out_features // 2
+    elif any(dense):
         out["ffn"] = layers[dense.index(True)].mlp.gate_proj.out_features
     if not all(dense):
         sparse = layers[dense.index(False)].mlp
@@ -132,7 +183,7 @@ def variations(model_type, base):
         yield {"num_local_experts": 5}, ["num_experts"]
         yield {"mlp_only_layers": [2], "decoder_sparse_step": 2}, []
     angles = base.get("head_dim", base["hidden_size"] // base["num_attention_heads"]) // 2
-    for rope in ROPE:
+    for rope in ROPE[::3] if model_type in DENSE else ROPE:
         rope = {k: v[:angles] if isinstance(v, list) else v for k, v in rope.items()}
         yield {"rope_scaling": rope}, []
         yield {"rope_parameters": {"rope_theta": 5000.0, **rope}}, ["rope_theta"]

@@ -38,6 +38,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
+import gguf
 import jinja2
 import numpy as np
 import torch
@@ -174,6 +175,7 @@ def feature_changes(model, prompts):
     if "swiglu_limit" in c:
         variants["swiglu limit"] = {"swiglu_limit": 1e6}
     variants["rms_norm_eps"] = {"rms_norm_eps": 1e-2}
+    variants = {what: change for what, change in (variants | model.variants).items() if change is not None}
     nets = {what: load(model, **change) for what, change in variants.items()}
     for what, ends in (("biases", "bias"), ("sinks", "sinks"), ("q/k norm", ("q_norm.weight", "k_norm.weight"))):
         if any(name.endswith(ends) for name in model.weights):
@@ -230,7 +232,7 @@ def record(model, folder):
         write_models.read_back(model, first)
         files.append({"kind": "gguf", "path": first.name})
 
-    window = model.config.get("sliding_window") if model.type in ("gpt_oss", "mistral") else None
+    window = model.config.get("sliding_window") if model.type in ("gpt_oss", "mistral") else model.window
     rows, entries = [], []
     for tokens, logits, margin in prompts:
         at = positions_of(len(tokens), window)
@@ -248,7 +250,7 @@ def record(model, folder):
         messages=MESSAGES, add_generation_prompt=True, bos_token=tokenizer["bos"], eos_token=tokenizer["eos"])
     golden = {
         "format": 1, "name": model.name, "files": files, "vocab_size": model.config["vocab_size"], "window": window,
-        "architecture": {"gpt_oss": "gpt-oss", "mistral": "llama", "qwen3_moe": "qwen3moe"}.get(model.type, model.type),
+        "architecture": gguf.MODEL_ARCH_NAMES[getattr(gguf.MODEL_ARCH, write_models.GGUF_ARCH[model.type])],
         "logit_std": round(float(data.std()), 3), "features": feature_changes(model, prompts),
         "greedy": greedy(net, prompts), "texts": tokenizer["texts"], "chat": {"messages": MESSAGES, "text": chat},
         "min_router_margin": None if prompts[0][2] is None else round(min(float(m.min()) for _, _, m in prompts), 5),

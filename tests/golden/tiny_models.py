@@ -248,6 +248,8 @@ def packed_models(qwen_moe):
 
 def build():
     """Name -> function that makes the model (each takes a moment, so only the asked ones run)."""
+    import dense_models
+
     llama3_scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                       "original_max_position_embeddings": 64}
     qwen_moe = dict(num_experts_per_tok=3, decoder_sparse_step=1, mlp_only_layers=[], attention_bias=False,
@@ -303,4 +305,4 @@ def build():
         "quant-mix-4": lambda: mix_experts("quant-mix-4", 54, MIX_4, shape(256, 1, 4, 2, 256, 64), num_experts=3,
                                            moe_intermediate_size=256, norm_topk_prob=True,
                                            **(qwen_moe | {"num_experts_per_tok": 2})),
-    } | packed_models(qwen_moe)
+    } | packed_models(qwen_moe) | dense_models.build()

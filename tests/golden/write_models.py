@@ -17,6 +17,10 @@ from quantize_formats import Weight, mxfp4_hf_blocks
 
 GGUF_ARCH = {"gpt_oss": "GPT_OSS", "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3",
              "qwen3_moe": "QWEN3MOE"}
+GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "granite": "GRANITE", "olmo2": "OLMO2",
+              "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA"}
+# Those whose converter interleaves the halves of q's and k's heads.
+INTERLEAVED = ("llama", "mistral", "ministral", "granite", "smollm3")
 
 
 @dataclass
@@ -27,6 +31,9 @@ class Model:
     tokenizer: dict
     hf: dict = field(default_factory=dict)  # how to write the directory; empty: not written
     gguf: dict = field(default_factory=dict)  # how to write the file; empty: not written
+    window: int | None = None  # of some layers
+    norm_offset: float = 0.0  # what GGUF's norms are more than Hugging Face's
+    variants: dict = field(default_factory=dict)  # feature -> config without it; None: do not try
 
     @property
     def type(self):
@@ -58,7 +65,7 @@ def hf_tensors(model):
         else:
             out[name] = brain(w.values)
             assert torch.equal(out[name].float(), torch.from_numpy(w.values)), name
-    return out
+    return {model.hf.get("before", "") + name: tensor for name, tensor in out.items()}
 
 
 def write_hf(model, folder):
@@ -67,7 +74,7 @@ def write_hf(model, folder):
     if model.hf.get("spelling") == 5:  # transformers 5: one rope_parameters, dtype
         rope = {"rope_theta": config.pop("rope_theta"), "rope_type": "default"} | (config.pop("rope_scaling", None) or {})
         config |= {"rope_parameters": rope, "dtype": config.pop("torch_dtype")}
-    dump(folder / "config.json", config)
+    dump(folder / "config.json", model.hf["around"](config) if "around" in model.hf else config)
     eos = config["eos_token_id"]
     dump(folder / "generation_config.json", {"eos_token_id": [eos] if model.type == "gpt_oss" else eos,
                                              "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20})
@@ -121,10 +128,14 @@ def gguf_tensors(model):
         assert mapped, name
         out[mapped] = w
 
+    for name, values in model.gguf.get("vectors", {}).items():
+        out[name] = Weight(np.array(values, dtype=np.float32))
     if (model.config.get("rope_scaling") or {}).get("rope_type") == "llama3":
         out["rope_freqs.weight"] = Weight(llama3_rope_freqs(model.config, model.head_dim()))
     for name, w in model.weights.items():
-        if model.type in ("llama", "mistral") and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if model.norm_offset and name.endswith("norm.weight"):
+            w = Weight(w.values + np.float32(model.norm_offset))
+        if model.type in INTERLEAVED and name.endswith(("q_proj.weight", "k_proj.weight")):
             w = w.rows(rope_order(heads if "q_proj" in name else kv_heads, model.head_dim()))
         if name.endswith(".sinks"):
             put(name + ".weight", w)
@@ -204,6 +215,8 @@ def add_metadata(writer, model):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    for add, value in model.gguf.get("keys", {}).items():
+        getattr(writer, add)(value)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
@@ -259,7 +272,7 @@ def read_back(model, first):
             got = got * seen[factor]
         assert np.array_equal(got, want[name]), name
         part = name.split(".")[2] if name.startswith("blk.") else ""
-        if part in ("attn_q", "attn_k") and name.endswith("weight") and model.type in ("llama", "mistral"):
+        if part in ("attn_q", "attn_k") and name.endswith("weight") and model.type in INTERLEAVED:
             proj = "q_proj" if part == "attn_q" else "k_proj"
             hf = model.weights[f"model.layers.{name.split('.')[1]}.self_attn.{proj}.weight"].values
             back = got.reshape(-1, head_dim // 2, 2, got.shape[-1]).swapaxes(1, 2).reshape(got.shape)

@@ -1,0 +1,88 @@
+// Gemma 3, text: five layers with a window for each without, each kind with rotary angles of its own; every
+// query and key head is normalized. Gemma Team 2025.
+#include "base/error.h"
+#include "io/hf_directory.h"
+#include "model/gemma.h"
+#include "model/rope.h"
+
+namespace millrace {
+namespace {
+
+class Gemma3 final : public Gemma {
+ public:
+  std::string_view name() const override { return "gemma3"; }
+  std::vector<std::string_view> model_types() const override { return {"gemma3_text", "gemma3"}; }
+
+  std::string_view hf_defaults(std::string_view) const override {
+    return R"({"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+      "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+      "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
+      "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0})";
+  }
+
+  // The two kinds of layers have rope_parameters of their own, or rope_theta, rope_scaling and
+  // rope_local_base_freq.
+  void settle_hf(nlohmann::json& config) const override {
+    const nlohmann::json both = config.value("rope_parameters", nlohmann::json());
+    config.erase("rope_parameters");
+    if (!both.is_object()) return;
+    const auto part = [&](const char* kind) {
+      const auto it = both.find(kind);
+      return it == both.end() || !it->is_object() ? nlohmann::json::object() : *it;
+    };
+    nlohmann::json full = part("full_attention");
+    const auto scaling = config.find("rope_scaling");
+    if (scaling != config.end() && scaling->is_object()) full.update(*scaling);
+    if (!full.empty()) config["rope_scaling"] = full;
+    const nlohmann::json windowed = part("sliding_attention");
+    if (windowed.contains("rope_theta")) config["rope_local_base_freq"] = windowed["rope_theta"];
+    if (windowed.contains("rope_type")) config["rope_window_type"] = windowed["rope_type"];
+  }
+
+  void read_config(const ConfigReader& reader, ModelConfig& config) const override {
+    Gemma::read_config(reader, config);
+    const double theta = reader.real_or("rope.freq_base_swa", "rope_local_base_freq", 10000.0);
+    if (!(theta > 1)) reader.fail("rope theta of layers with a window", fmt::format("{}", theta), "above 1");
+    if (!reader.is_gguf()) {
+      const auto type = reader.hf().find("rope_window_type");
+      if (type != reader.hf().end() && *type != "default")
+        reader.fail("config.json: rope_parameters.sliding_attention.rope_type", type->dump(), "\"default\"");
+    }
+    config.rope_window_inv_freq = plain_angles(theta, config.rotary_dims);
+  }
+
+  std::vector<SyntheticPreset> presets() const override {
+    return {{"gemma3-27b", R"({"model_type": "gemma3_text", "num_hidden_layers": 62, "hidden_size": 5376,
+      "intermediate_size": 21504, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128,
+      "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window": 1024,
+      "query_pre_attn_scalar": 168, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+      "tie_word_embeddings": true})"},
+            {"gemma3-270m", R"({"model_type": "gemma3_text", "num_hidden_layers": 18, "hidden_size": 640,
+      "intermediate_size": 2048, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
+      "vocab_size": 262144, "max_position_embeddings": 32768, "sliding_window": 512,
+      "query_pre_attn_scalar": 256, "tie_word_embeddings": true})"},
+            {"tiny-gemma3", R"({"model_type": "gemma3_text", "num_hidden_layers": 3, "hidden_size": 64,
+      "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+      "vocab_size": 640, "max_position_embeddings": 2048, "sliding_window": 32, "sliding_window_pattern": 2,
+      "query_pre_attn_scalar": 24, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+      "tie_word_embeddings": true})"}};
+  }
+
+ protected:
+  void write_own(GgufKeys& keys) const override {
+    Gemma::write_own(keys);
+    keys.real("rope.freq_base_swa", keys.reader().real_or("", "rope_local_base_freq", 10000.0));
+  }
+  int32_t full_every() const override { return 6; }
+  int32_t layers_of_27b() const override { return 62; }
+  bool qk_norm() const override { return true; }
+  bool attention_softcap() const override { return false; }  // read by the class, used by none of its layers
+};
+
+const Gemma3 kGemma3Object{};
+
+}  // namespace
+
+const Architecture& kGemma3 = kGemma3Object;
+
+}  // namespace millrace
