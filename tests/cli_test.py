@@ -56,7 +56,7 @@ class CliTest(unittest.TestCase):
         cls.directory = tempfile.TemporaryDirectory(prefix="millrace-cli-test-")
         cls.path = pathlib.Path(cls.directory.name)
         cls.models = {}
-        for name in ("gpt-oss", "llama", "qwen2", "qwen3", "qwen3moe"):
+        for name in ("gpt-oss", "llama", "qwen2", "qwen3", "qwen3moe", "gpt2", "phi"):
             cls.models[name] = cls.path / f"{name}.gguf"
             done = millrace("synth", f"tiny-{name}", cls.models[name])
             assert done.returncode == 0, done.stderr

@@ -7,4 +7,6 @@
   ONE(kQwen2)                       \
   ONE(kQwen3)                       \
   ONE(kQwen3Moe)                    \
-  ONE(kGptOss)
+  ONE(kGptOss)                      \
+  ONE(kGpt2)                        \
+  ONE(kPhi)

@@ -9,7 +9,9 @@
 
 namespace millrace {
 
-// Sizes, heads, context, norm; fills layer_windows with zeros.
+// Sizes, heads and context; fills layer_windows with zeros.
+void read_sizes(const ConfigReader& reader, ModelConfig& config);
+// These, RMSNorm and SiLU.
 void read_decoder(const ConfigReader& reader, ModelConfig& config);
 
 // Which layers have a sliding window where the file names none: an architecture's own rule.

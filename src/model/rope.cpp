@@ -218,7 +218,8 @@ void apply_scaling(const ConfigReader& reader, const Scaling& s, ModelConfig& co
 
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range) {
   config.rope_theta = reader.real_or("rope.freq_base", "rope_theta", 10000.0);
-  config.rotary_dims = reader.integer_or("rope.dimension_count", "", 2, config.head_dim, config.head_dim);
+  config.rotary_dims = reader.integer_or("rope.dimension_count", "", 2, config.head_dim,
+                                         config.rotary_dims > 0 ? config.rotary_dims : config.head_dim);
   if (!reader.is_gguf()) {
     config.rope_theta = reader.hf_real_or(hf_rope_object(reader.hf()), "rope_theta", config.rope_theta);
   }

@@ -8,6 +8,7 @@
 namespace millrace {
 
 // Fills config.rope_* from the checkpoint: theta, dims, scaling, the final inv_freq and magnitude.
+// config.rotary_dims, where an architecture has set it, is what config.json means; else the whole head.
 // truncate_yarn_range: whether GGUF files of the architecture, which cannot say, mean that YaRN's correction
 // range is rounded to whole dimensions.
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range = true);

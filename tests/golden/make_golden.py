@@ -59,6 +59,8 @@ def state_dict(model):
     out, stacks = {}, {}
     for name, w in model.weights.items():
         value = torch.from_numpy(np.array(w.values))
+        if model.transposed(name):
+            value = value.T.contiguous()
         if w.codes is not None:  # gpt-oss experts are [E, in, out] in the module
             value = value.transpose(1, 2).contiguous()
         if model.type == "qwen3_moe" and ".experts." in name:
@@ -79,7 +81,7 @@ def load(model, **changes):
         config, attn_implementation="eager", experts_implementation="eager").float().eval()
     state = state_dict(model)
     if model.config["tie_word_embeddings"]:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+        state["lm_head.weight"] = state[model.embedding()]
     net.load_state_dict(state, strict=True)
     return net
 
@@ -173,7 +175,16 @@ def feature_changes(model, prompts):
         variants["norm_topk_prob"] = {"norm_topk_prob": not c["norm_topk_prob"]}
     if "swiglu_limit" in c:
         variants["swiglu limit"] = {"swiglu_limit": 1e6}
-    variants["rms_norm_eps"] = {"rms_norm_eps": 1e-2}
+    for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
+        if key in c:
+            variants[key] = {key: 1e-1 if key != "rms_norm_eps" else 1e-2}
+    for key, other in (("activation_function", "relu"), ("hidden_act", "relu")):
+        if c.get(key, "silu") != "silu":
+            variants[key] = {key: other}
+    if c.get("scale_attn_by_inverse_layer_idx"):
+        variants["scale_attn_by_inverse_layer_idx"] = {"scale_attn_by_inverse_layer_idx": False}
+    if "partial_rotary_factor" in c:
+        variants["partial_rotary_factor"] = {"partial_rotary_factor": 1.0}
     nets = {what: load(model, **change) for what, change in variants.items()}
     for what, ends in (("biases", "bias"), ("sinks", "sinks"), ("q/k norm", ("q_norm.weight", "k_norm.weight"))):
         if any(name.endswith(ends) for name in model.weights):
@@ -247,7 +258,7 @@ def record(model, folder):
         messages=MESSAGES, add_generation_prompt=True, bos_token=tokenizer["bos"], eos_token=tokenizer["eos"])
     golden = {
         "format": 1, "name": model.name, "files": files, "vocab_size": model.config["vocab_size"], "window": window,
-        "architecture": {"gpt_oss": "gpt-oss", "mistral": "llama", "qwen3_moe": "qwen3moe"}.get(model.type, model.type),
+        "architecture": {"gpt_oss": "gpt-oss", "mistral": "llama", "qwen3_moe": "qwen3moe", "phi": "phi2"}.get(model.type, model.type),
         "logit_std": round(float(data.std()), 3), "features": feature_changes(model, prompts),
         "greedy": greedy(net, prompts), "texts": tokenizer["texts"], "chat": {"messages": MESSAGES, "text": chat},
         "min_router_margin": None if prompts[0][2] is None else round(min(float(m.min()) for _, _, m in prompts), 5),

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as T
 
+import layer_norm_models
 import quantize_formats as qf
 import tiny_tokenizers
 from write_models import Model
@@ -223,4 +224,4 @@ def build():
                                         **(qwen_moe | {"mlp_only_layers": [0]})),
         "quant-mix-1": lambda: mix("quant-mix-1", 51, MIX_1, shape(256, 1, 4, 1, 256, 64), False),
         "quant-mix-2": lambda: mix("quant-mix-2", 52, MIX_2, shape(256, 1, 4, 2, 256, 32), True),
-    }
+    } | layer_norm_models.build()
