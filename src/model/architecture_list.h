@@ -9,4 +9,6 @@
   ONE(kQwen3Moe)                    \
   ONE(kGptOss)                      \
   ONE(kGpt2)                        \
-  ONE(kPhi)
+  ONE(kPhi)                         \
+  ONE(kBert)                        \
+  ONE(kModernBert)
