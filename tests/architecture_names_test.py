@@ -19,8 +19,9 @@ from pathlib import Path
 SOURCES = {".cpp", ".h", ".cu", ".cuh", ".inc"}
 LIST = Path("src/model/architecture_list.h")
 OTHER_MEANINGS = {  # place -> words that are names of something else there
-    "src/tokenizer/": {"llama", "qwen2"},  # tokenizer.ggml.model, tokenizer.ggml.pre
-    "apps/cli/quantize/vocabulary.cpp": {"llama", "qwen2"},
+    "src/tokenizer/": {"llama", "qwen2", "gpt2", "bert"},  # tokenizer.ggml.model, tokenizer.ggml.pre
+    "apps/cli/quantize/vocabulary.cpp": {"llama", "qwen2", "gpt2", "bert"},
+    "apps/cli/synth/metadata.cpp": {"gpt2"},
     "src/model/qwen": {"qwen2"},  # of a synthetic tokenizer
     "src/chat/": {"mistral"},  # a way to write tool calls
 }

@@ -183,6 +183,7 @@ class Chat {
 int chat(const ChatOptions& options) {
   const std::unique_ptr<Engine> engine = open_engine(options.engine);
   const ModelInfo& model = engine->model();
+  check_writes(model);
   if (!model.chat_template_error.empty()) throw Error(ErrorCode::kUnsupported, model.chat_template_error);
   if (!model.has_chat_template) {
     throw_error(ErrorCode::kBadInput, "{}: no chat template, expected one to chat; try millrace run --raw",

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/error.h"
 #include "model_names.h"
 #include "model_options.h"
 #include "output.h"
@@ -37,6 +38,13 @@ std::unique_ptr<Runtime> open_runtime(const EngineOptions& options, const Runtim
   tell_device(runtime->device_note());
   tell_quantized(runtime->weight_types().note);
   return runtime;
+}
+
+void check_writes(const ModelInfo& model) {
+  if (!model.encoder) return;
+  throw_error(ErrorCode::kUnsupported,
+              "{} is a text encoder ({}): it writes no text, `millrace serve` gives its embeddings",
+              model.name, model.architecture);
 }
 
 void tell_device(const std::string& note) {

@@ -14,6 +14,9 @@ namespace millrace::cli {
 std::unique_ptr<Engine> open_engine(const EngineOptions& options);
 std::unique_ptr<Runtime> open_runtime(const EngineOptions& options, const RuntimeSetup& setup = {});
 
+// Throws Error{kUnsupported} for a text encoder.
+void check_writes(const ModelInfo& model);
+
 // What there is to say of the device, if anything: "auto" did not find a GPU and why, a tuning file is not
 // used.
 void tell_device(const std::string& note);

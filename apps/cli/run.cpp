@@ -45,6 +45,7 @@ constexpr const char* kRunFooter =
 std::vector<int32_t> encode_prompt(const Engine& engine, const RunOptions& options) {
   const std::string text = options.file.empty() ? options.prompt : read_input(options.file);
   const ModelInfo& model = engine.model();
+  check_writes(model);
   // A template that cannot be read is an error, not a reason to do without.
   if (options.raw || (!model.has_chat_template && model.chat_template_error.empty())) {
     if (!options.system.empty()) {

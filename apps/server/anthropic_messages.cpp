@@ -17,7 +17,7 @@ namespace {
 ModelLease named_model(const Fields& fields, Api& api) {
   const std::string name = fields.required_text("model");
   try {
-    return api.model_of(fields);
+    return api.writer_of(fields);
   } catch (ApiError& error) {
     if (error.code == "model_not_found") {
       error.message += fmt::format("; millrace serve --alias {} answers to that name", name.substr(0, 200));

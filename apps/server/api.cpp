@@ -101,6 +101,20 @@ ModelLease Api::model_of(const Fields& fields) {
   return lease(fields.text("model").value_or(""), streams ? StreamForm::kEvents : StreamForm::kNone);
 }
 
+ModelLease Api::writer_of(const Fields& fields) {
+  ModelLease model = model_of(fields);
+  check_writes(model->info());
+  return model;
+}
+
+void check_writes(const ModelInfo& model) {
+  if (!model.encoder) return;
+  throw ApiError(400,
+                 fmt::format("{} is a text encoder ({}): it writes no text; POST /v1/embeddings serves it",
+                             model.name, model.architecture),
+                 "model", "unsupported_value");
+}
+
 ModelLease Api::lease(const std::string& name, StreamForm stream) {
   if (ModelLease model = models_.lease(name)) return model;
   throw ModelNotLoaded{name, stream};

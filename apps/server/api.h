@@ -57,6 +57,8 @@ class Api {
   // The model that a request names, for as long as its answer lives. Throws ApiError when there is no such
   // model, and ModelNotLoaded when it has to be loaded first: the request is then handled again.
   ModelLease model_of(const Fields& fields);
+  // The same, refused where it is a text encoder.
+  ModelLease writer_of(const Fields& fields);
   ModelLease lease(const std::string& name, StreamForm stream);
   // An error in the shape that the clients of this path know.
   HttpResponse error_for(const HttpRequest& request, const ApiError& error) const;
@@ -93,5 +95,8 @@ class Api {
   Admission admission_;
   std::atomic<bool> draining_{false};
 };
+
+// Throws ApiError for a text encoder: chats and completions are not for it.
+void check_writes(const ModelInfo& model);
 
 }  // namespace millrace::server

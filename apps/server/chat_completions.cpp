@@ -160,7 +160,7 @@ class ChatAnswer final : public ChoicesAnswer {
 Reply chat_completions(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  const ModelLease model = api.model_of(fields);
+  const ModelLease model = api.writer_of(fields);
   const StreamOptions stream = read_stream_options(fields);
   Request request = read_request(fields, api, *model, client);
   const auto limit = fields.integer("max_completion_tokens", 1, 1 << 28);

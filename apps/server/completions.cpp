@@ -90,7 +90,7 @@ class CompletionAnswer final : public ChoicesAnswer {
 Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   const Json body = parse_object(request.body);
   const Fields fields(body);
-  const ModelLease model = api.model_of(fields);
+  const ModelLease model = api.writer_of(fields);
   const StreamOptions stream = read_stream_options(fields);
   Request base = read_request(fields, api, *model, client);
   // OpenAI's own default; without it an answer would fill the context. None at all is asked for by those who

@@ -103,7 +103,11 @@ Reply embeddings(Api& api, const HttpRequest& request, const Client& client) {
         "", "unsupported_value");
   }
   Request base = read_service(fields, api, client);
-  base.embedding = fields.choice("pooling", {"mean", "last"}) == "last" ? Pooling::kLast : Pooling::kMean;
+  const auto pooling = fields.choice("pooling", {"mean", "last", "cls"});
+  base.embedding = pooling == "mean"   ? Pooling::kMean
+                   : pooling == "last" ? Pooling::kLast
+                   : pooling == "cls"  ? Pooling::kFirst
+                                       : model->info().pooling;
   const auto dimensions = static_cast<size_t>(fields.integer("dimensions", 1, size).value_or(size));
   const bool base64 = fields.choice("encoding_format", {"float", "base64"}) == "base64";
   std::vector<Request> requests;

@@ -46,7 +46,11 @@ Opening open_ollama(const Fields& fields, Api& api, bool chat, bool nothing_to_a
   }
   opening.lease = api.lease(opening.model, ollama_streams(fields) ? StreamForm::kLines : StreamForm::kNone);
   if (stay) api.models().stay(opening.model, *stay);
-  if (nothing_to_answer) opening.finished = finished("load");
+  if (nothing_to_answer) {
+    opening.finished = finished("load");
+  } else {
+    check_writes(opening.lease->info());
+  }
   return opening;
 }
 
@@ -211,7 +215,7 @@ Reply embed(Api& api, const HttpRequest& http, const Client& client, bool one) {
       static_cast<size_t>(fields.integer("dimensions", 1, info.embedding_size).value_or(info.embedding_size));
   const bool truncate = fields.boolean("truncate").value_or(true);
   Request base = read_service(fields, api, client);
-  base.embedding = Pooling::kMean;
+  base.embedding = info.pooling;
   std::vector<Request> requests;
   for (Prompt& prompt : read_prompts(fields, one ? "prompt" : "input", info.vocab, kMaxEmbedInputs)) {
     Request r = base;

@@ -71,7 +71,7 @@ Constraints::Grammar read_text_format(const Fields& fields, ServedModel& model, 
 Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  const ModelLease model = api.model_of(fields);
+  const ModelLease model = api.writer_of(fields);
   Request request = read_request(fields, api, *model, client);
   for (const std::string_view key : {"n", "stop"}) {
     if (fields.has(key)) bad_field(std::string(key), "is not part of this endpoint", "unsupported_parameter");
@@ -118,7 +118,7 @@ Reply create_response(Api& api, const HttpRequest& http, const Client& client) {
 Reply count_input_tokens(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
-  const ModelLease model = api.model_of(fields);
+  const ModelLease model = api.writer_of(fields);
   ResponseInput input = read_response_input(fields, api, client);
   read_text_format(fields, *model, input);
   const std::vector<int32_t> tokens = response_prompt(*model, input, 0);

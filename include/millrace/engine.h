@@ -31,8 +31,10 @@ struct ModelInfo {
   int32_t vocab = 0;
   int32_t context = 0;  // of this engine
   int32_t trained_context = 0;
-  int32_t max_samples = 0;     // of one request
-  int32_t embedding_size = 0;  // 0: this device gives none
+  int32_t max_samples = 0;           // of one request
+  int32_t embedding_size = 0;        // 0: this device gives none
+  bool encoder = false;              // embeddings are all that it gives
+  Pooling pooling = Pooling::kMean;  // what its makers use
   std::vector<int32_t> end_tokens = {};
   bool has_tokenizer = false, has_chat_template = false;
   std::string chat_template_error = {};  // why the model's template cannot be used; empty when it can

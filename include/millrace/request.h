@@ -22,8 +22,9 @@ struct ChatMessage {
 
 // How the hidden states of a prompt's tokens, behind the model's last norm, become one vector.
 enum class Pooling {
-  kMean,  // of all tokens: every one is computed, nothing is taken from the prefix cache
-  kLast,  // the last token's, which has seen all others
+  kMean,   // of all tokens: every one is computed, nothing is taken from the prefix cache
+  kLast,   // the last token's, which has seen all others
+  kFirst,  // the first token's: [CLS], which in an encoder has seen all others
 };
 
 // What Engine::submit throws for a prompt with more tokens than the context: kBadInput, told apart.

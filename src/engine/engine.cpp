@@ -16,6 +16,18 @@
 namespace millrace {
 namespace {
 
+Pooling pooling_of(const ModelConfig& config) {
+  switch (config.pooling) {
+    case ModelConfig::Pooling::kFirst:
+      return Pooling::kFirst;
+    case ModelConfig::Pooling::kLast:
+      return Pooling::kLast;
+    case ModelConfig::Pooling::kMean:
+      break;
+  }
+  return Pooling::kMean;
+}
+
 constexpr size_t kMaxVariableDepth = 128;  // a conversation around JSON of a hundred levels
 
 }  // namespace
@@ -123,6 +135,8 @@ class Engine::Impl {
              .trained_context = config.context_length,
              .max_samples = options_.max_running,
              .embedding_size = runtime_->backend().gives_hidden_states() ? config.hidden : 0,
+             .encoder = config.encoder,
+             .pooling = pooling_of(config),
              .end_tokens = runtime_->end_tokens(),
              .has_tokenizer = runtime_->has_tokenizer(),
              .has_chat_template = chat_template_ != nullptr,

@@ -125,7 +125,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   return draft;
 }
 
-sched::Limits limits_of(const EngineOptions& options, const ExecutorSpec& spec) {
+sched::Limits limits_of(const EngineOptions& options, const ExecutorSpec& spec, bool whole_prompts) {
   sched::Limits limits;
   limits.groups = static_cast<int32_t>(spec.kv_groups.size());
   limits.step_tokens = spec.max_tokens;
@@ -134,6 +134,7 @@ sched::Limits limits_of(const EngineOptions& options, const ExecutorSpec& spec) 
   limits.draft_rows = draft_rows(options);
   limits.chunk_s = options.chunk_s;
   limits.ageing = options.ageing;
+  limits.whole_prompts = whole_prompts;
   return limits;
 }
 

@@ -26,7 +26,8 @@ DType parse_kv_type(std::string_view option, std::string_view name);
 // Drafts of all sequences together in one step.
 int32_t draft_rows(const EngineOptions& options);
 // What the scheduler may do with an executor that was made for these options.
-sched::Limits limits_of(const EngineOptions& options, const ExecutorSpec& spec);
+// `whole_prompts`: Limits' own.
+sched::Limits limits_of(const EngineOptions& options, const ExecutorSpec& spec, bool whole_prompts = false);
 // Those of the model that drafts come from: it runs where the target runs and keeps nothing.
 EngineOptions draft_model_options(const EngineOptions& options, int32_t context);
 

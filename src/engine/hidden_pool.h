@@ -25,7 +25,7 @@ class HiddenPool {
   Buffer<double> sum_;  // [hidden]
   Buffer<float> row_;   // [hidden]
   int32_t next_;        // position to be added; those before it are in, or not wanted
-  int32_t end_;         // of the prompt
+  int32_t end_;         // behind the last wanted
   int32_t count_;       // positions that will be in
 };
 

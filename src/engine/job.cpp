@@ -65,6 +65,7 @@ void check_embedding(const Runtime& runtime, const Request& request) {
 }
 
 void check(const Runtime& runtime, const Request& request, size_t tokens, int32_t max_running) {
+  if (!request.embedding) runtime.check_generates();
   if (tokens == 0) throw_error(ErrorCode::kBadInput, "prompt: found no tokens, expected at least one");
   if (tokens > static_cast<size_t>(runtime.context())) {
     // The words that clients look for, beside the code.

@@ -11,7 +11,7 @@ Loop::Loop(Runtime& runtime, std::unique_ptr<ModelDrafter> drafter, const Engine
     : cache_(runtime.cache()),
       inbox_(std::move(inbox)),
       recorder_(recorder),
-      limits_(limits_of(options, runtime.spec())),
+      limits_(limits_of(options, runtime.spec(), runtime.config().encoder)),
       scheduler_(limits_),
       samples_(limits_.max_running),
       loss_(inbox_),

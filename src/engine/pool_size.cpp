@@ -160,14 +160,29 @@ void check_fits(const ModelConfig& config, ExecutorLimits limits, const Backend&
 
 }  // namespace
 
+namespace {
+
+void check_positions(const ModelConfig& config, int32_t context) {
+  if (!config.learned_positions || context <= config.context_length) return;
+  throw_error(ErrorCode::kBadInput,
+              "context: found {} tokens, expected at most {}: {} has learned so many positions and no more",
+              context, config.context_length, config.name);
+}
+
+}  // namespace
+
 ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend, const EngineOptions& options,
                               const RuntimeSetup& setup) {
   const int32_t sequences = setup.shared() ? options.max_running : setup.sequences;
   ExecutorLimits limits;
   limits.max_context = options.context > 0 ? options.context : least_context(config);
+  check_positions(config, limits.max_context);
+  if (config.encoder && options.context == 0) limits.max_context = config.context_length;
   const int32_t step_tokens = options.step_tokens > 0 ? options.step_tokens : backend.default_step_tokens();
   limits.max_tokens = static_cast<int32_t>(std::max<int64_t>(
       1, std::min<int64_t>(std::max(step_tokens, sequences), int64_t{limits.max_context} * sequences)));
+  // An encoder's text is computed in one step.
+  if (config.encoder) limits.max_tokens = std::max(limits.max_tokens, limits.max_context);
   limits.max_logit_rows = setup.logit_rows > 0 ? setup.logit_rows : sequences + draft_rows(options);
   limits.sequences = sequences;
   limits.kv_type =
@@ -201,7 +216,7 @@ ExecutorSpec runtime_spec(const io::Checkpoint& checkpoint, const ModelConfig& c
     available = free_on_device(*memory, checkpoint, config, backend, options, setup,
                                make_executor_spec(config, longest));
   }
-  if (options.context == 0 && setup.kv_blocks.empty()) {
+  if (options.context == 0 && setup.kv_blocks.empty() && !config.encoder) {
     size_t room =
         available ? *available : room_beside_weights(checkpoint, config, backend, setup, of_machine);
     if (options.speculation == Speculation::kDraft) room /= 2;  // the draft model has one of the same length

@@ -102,7 +102,8 @@ void Runtime::make_executor(const RuntimeSetup& setup) {
 
 void Runtime::make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup) {
   kv::CacheOptions cache;
-  cache.prefix_cache = setup.shared() && options.prefix_cache;
+  // What an encoder makes of a token depends on those behind it: nothing of it is anybody else's.
+  cache.prefix_cache = setup.shared() && options.prefix_cache && !config.encoder;
   if (setup.shared()) {
     cache.ram_bytes = options.ram_tier_bytes;
     cache.disk_directory = options.kv_dir;
@@ -150,7 +151,15 @@ void Runtime::check_tokens(std::span<const int32_t> tokens) const {
   }
 }
 
+void Runtime::check_generates() const {
+  if (!config().encoder) return;
+  throw_error(ErrorCode::kUnsupported,
+              "{} is a text encoder ({}): it writes no text, `millrace serve` gives its embeddings",
+              config().name, config().architecture);
+}
+
 void Runtime::check_input(const StepInput& input) const {
+  check_generates();  // nor are an encoder's texts fed in pieces: the engine takes them whole
   const int64_t end =
       static_cast<int64_t>(input.sequence->length()) + static_cast<int64_t>(input.tokens.size());
   if (end > spec_.max_context) {

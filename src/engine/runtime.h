@@ -99,6 +99,7 @@ class Runtime {
   void read_hidden(int32_t row, std::span<float> to) const { model_->read_hidden(*executor_, row, to); }
   // Throws Error{kBadInput} naming the damage in the file when a row of logits holds a NaN.
   void check_logits(std::span<const float> row) const;
+  void check_generates() const;                              // Error{kUnsupported} for a text encoder
   void check_tokens(std::span<const int32_t> tokens) const;  // Error{kBadInput} for ids out of range
 
   // Feeds any number of tokens in chunks of spec().max_tokens; logits of the last one.

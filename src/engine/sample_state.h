@@ -60,7 +60,9 @@ struct Sample {
   double last_token_s = 0;  // on the engine's clock
 
   // Every token has to be computed: what the cache remembers of it has no hidden states and no logits.
-  bool needs_every_row() const { return job->request.embedding == Pooling::kMean || scores; }
+  bool needs_every_row() const {
+    return job->request.embedding.value_or(Pooling::kLast) != Pooling::kLast || scores;
+  }
   int32_t prompt_tokens() const { return static_cast<int32_t>(job->prompt->tokens.size()); }
   int32_t generated() const { return static_cast<int32_t>(tokens.size()) - prompt_tokens(); }
 };

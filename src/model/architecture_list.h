@@ -15,4 +15,8 @@
   ONE(kOlmo2)                       \
   ONE(kSmolLm3)                     \
   ONE(kSeedOss)                     \
-  ONE(kErnie45)
+  ONE(kErnie45)                     \
+  ONE(kGpt2)                        \
+  ONE(kPhi)                         \
+  ONE(kBert)                        \
+  ONE(kModernBert)

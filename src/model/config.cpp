@@ -55,8 +55,11 @@ ModelConfig::Sampling read_sampling(const io::Checkpoint& checkpoint) {
 
 // Rows of the embedding: what the files really hold, whatever vocab_size says.
 int32_t read_vocab(const ConfigReader& reader, const Architecture& architecture) {
-  const std::string name(reader.is_gguf() ? "token_embd.weight" : architecture.hf_names().embedding);
+  const HfNames hf = architecture.hf_names();
+  const std::string name(reader.is_gguf() ? "token_embd.weight" : hf.embedding);
   const TensorView* view = reader.checkpoint().find_tensor(name);
+  if (view == nullptr && !reader.is_gguf())
+    view = reader.checkpoint().find_tensor(std::string(hf.prefix) + name);
   if (view == nullptr) reader.fail(fmt::format("tensor {}", name), "nothing", "the token embedding");
   if (view->rank != 2 || view->shape[0] < 1 || view->shape[0] > (1 << 26)) {
     reader.fail(fmt::format("tensor {}", name),

@@ -55,6 +55,13 @@ struct ModelConfig {
   Activation expert_activation = Activation::kSilu;
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;
 
+  // A row of weights for each position of the context: there are no longer ones.
+  bool learned_positions = false;
+  // A text encoder: tokens see those behind them, a text is computed in one step, and what becomes of it is
+  // one vector, made of its hidden states.
+  bool encoder = false;
+  enum class Pooling { kMean, kFirst, kLast } pooling = Pooling::kMean;
+
   // Hyperparameters that one architecture's file alone reads and uses, by its names for them.
   std::map<std::string, float, std::less<>> own;
 

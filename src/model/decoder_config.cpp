@@ -7,7 +7,7 @@
 
 namespace millrace {
 
-void read_decoder(const ConfigReader& reader, ModelConfig& config) {
+void read_sizes(const ConfigReader& reader, ModelConfig& config) {
   // Ranges are what int32 sizes can multiply to without overflow, far above any published model.
   config.hidden = reader.integer("embedding_length", "hidden_size", 1, 1 << 17);
   config.layers = reader.integer("block_count", "num_hidden_layers", 1, 1024);
@@ -26,6 +26,11 @@ void read_decoder(const ConfigReader& reader, ModelConfig& config) {
                 fmt::format("a multiple of {} key/value heads", config.kv_heads));
   }
   config.context_length = reader.integer("context_length", "max_position_embeddings", 1, 1 << 28);
+  config.layer_windows.assign(config.layers, 0);
+}
+
+void read_decoder(const ConfigReader& reader, ModelConfig& config) {
+  read_sizes(reader, config);
   config.norm_eps =
       static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-5));
   if (!(config.norm_eps > 0)) reader.fail("rms norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
@@ -35,7 +40,6 @@ void read_decoder(const ConfigReader& reader, ModelConfig& config) {
       reader.fail("config.json: hidden_act", activation->dump(), "\"silu\"");
     }
   }
-  config.layer_windows.assign(config.layers, 0);
 }
 
 namespace {

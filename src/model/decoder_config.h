@@ -9,8 +9,9 @@
 
 namespace millrace {
 
-// Sizes, heads, context, norm; fills layer_windows with zeros. A config.json must say hidden_act "silu"
-// unless config.ffn_activation is another already.
+// Sizes, heads and context; fills layer_windows with zeros.
+void read_sizes(const ConfigReader& reader, ModelConfig& config);
+// These and RMSNorm. A config.json must say hidden_act "silu" unless config.ffn_activation is another already.
 void read_decoder(const ConfigReader& reader, ModelConfig& config);
 
 // Which layers have a sliding window where the file names none: an architecture's own rule.

@@ -5,8 +5,6 @@
 namespace millrace {
 namespace {
 
-constexpr double kBiasSpread = 0.02;
-
 // Keeps a unit input a unit output.
 double matrix_spread(int64_t cols) { return 1.0 / std::sqrt(static_cast<double>(cols)); }
 

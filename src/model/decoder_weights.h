@@ -9,6 +9,8 @@
 
 namespace millrace {
 
+constexpr double kBiasSpread = 0.02;  // of synthetic biases
+
 // One weight: [size]; [rows, cols], which every token of a prompt is multiplied by; a bias of any shape.
 WeightSpec norm_weight(std::string_view role, std::string_view hf, int64_t size, WeightMember to);
 WeightSpec matrix_weight(std::string_view role, std::string_view hf, int64_t rows, int64_t cols,

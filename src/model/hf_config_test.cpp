@@ -60,7 +60,10 @@ json facts_of(const ModelConfig& c, const json& expected) {
                     {"attention_scale", c.attention_scale},
                     {"attention_softcap", c.attention_softcap},
                     {"logit_softcap", c.logit_softcap},
-                    {"unrotated", unrotated}};
+                    {"unrotated", unrotated},
+                    {"context", c.context_length},
+                    {"tanh", c.ffn_activation == Activation::kGeluTanh},
+                    {"scale", c.attention_scale != 0 ? c.attention_scale : 1 / std::sqrt(double(c.head_dim))}};
   json out;
   for (const auto& [name, value] : expected.items()) out[name] = all.at(name);
   return out;
@@ -78,17 +81,16 @@ bool near(const json& a, const json& b) {
   return a == b;
 }
 
-class HfConfig : public testing::TestWithParam<const char*> {};
-
-TEST_P(HfConfig, MeansWhatItMeansToTransformers) {
-  std::ifstream file("tests/golden/configs.json");
-  const json golden = json::parse(file).at("classes").at(GetParam());
+// The number of cases compared.
+int compare_class(const std::string& path, const std::string& model_type) {
+  std::ifstream file(path);
+  const json golden = json::parse(file).at("classes").at(model_type);
   const json& base = golden.at("base");
   int compared = 0;
   for (const json& one : golden.at("cases")) {
     if (one.contains("refused")) continue;
     json fields = base;
-    fields["model_type"] = GetParam();
+    fields["model_type"] = model_type;
     fields.update(one.at("set"));
     for (const json& key : one.at("drop")) fields.erase(key.get<std::string>());
     json expected = golden.at("facts");
@@ -104,8 +106,23 @@ TEST_P(HfConfig, MeansWhatItMeansToTransformers) {
     }
     ++compared;
   }
-  EXPECT_GT(compared, 60);
+  return compared;
 }
+
+class HfConfig : public testing::TestWithParam<const char*> {};
+
+TEST_P(HfConfig, MeansWhatItMeansToTransformers) {
+  EXPECT_GT(compare_class("tests/golden/configs.json", GetParam()), 60);
+}
+
+class LayerNormConfig : public testing::TestWithParam<const char*> {};
+
+TEST_P(LayerNormConfig, MeansWhatItMeansToTransformers) {
+  EXPECT_GT(compare_class("tests/golden/layer_norm_configs.json", GetParam()), 25);
+}
+
+INSTANTIATE_TEST_SUITE_P(Classes, LayerNormConfig, testing::Values("gpt2", "phi", "bert", "modernbert"),
+                         [](const auto& tested) { return std::string(tested.param); });
 
 INSTANTIATE_TEST_SUITE_P(Classes, HfConfig,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss",

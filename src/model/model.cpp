@@ -31,7 +31,7 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w
   const std::vector<WeightSpec>& outside = source.specs(-1);
   const WeightSpec &embedding = outside[0], &norm = outside[1], &output = outside[2];
   const bool tied = !source.has(-1, output.role);
-  take(-1, embedding, tied ? WeightUse::kEmbedding : embedding.use, w.token_embedding);
+  take(-1, embedding, tied && !c.encoder ? WeightUse::kEmbedding : embedding.use, w.token_embedding);
   take(-1, norm, norm.use, w.output_norm);
   take(-1, output, output.use, w.output);
   for (size_t i = 3; i < outside.size(); ++i) take(-1, outside[i], outside[i].use, w.*outside[i].outer);
@@ -45,7 +45,7 @@ void run_model(Executor& executor, const Architecture& architecture, const Model
                const ModelConfig& config) {
   executor.embed(architecture.embedding(weights, config));
   for (int l = 0; l < config.layers; ++l) architecture.layer(executor, *weights.layers[l], config, l);
-  executor.norm_logits(architecture.logits(weights, config));
+  if (!config.encoder) executor.norm_logits(architecture.logits(weights, config));
 }
 
 // Refuses, before anything is loaded, a model with operations that the device does not do.
@@ -154,7 +154,7 @@ std::string words_of(const WeightSource::Unpacked& unpacked) {
 
 // No output matrix means it is the embedding; a file that says otherwise is missing a tensor.
 void check_output(const io::Checkpoint& checkpoint, const Architecture& architecture) {
-  if (!has_tied_output(checkpoint) || checkpoint.gguf) return;
+  if (!has_tied_output(checkpoint) || checkpoint.gguf || architecture.hf_names().output.empty()) return;
   const auto tie = checkpoint.hf->config.find("tie_word_embeddings");
   if (tie != checkpoint.hf->config.end() && *tie == false) {
     throw_error(ErrorCode::kBadInput,

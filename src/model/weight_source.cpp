@@ -101,8 +101,11 @@ std::vector<std::string> WeightSource::names_of(int layer, const WeightSpec& spe
     return {fused + "_blocks", fused};
   }
   if (spec.hf.empty()) return {};
-  const std::string before = layer < 0 ? "" : fmt::format("{}{}.", architecture_.hf_names().layers, layer);
-  return {before + std::string(spec.hf)};
+  const HfNames hf = architecture_.hf_names();
+  const std::string before = layer < 0 ? "" : fmt::format("{}{}.", hf.layers, layer);
+  const std::string name = before + std::string(spec.hf);
+  if (hf.prefix.empty()) return {name};
+  return {name, std::string(hf.prefix) + name};
 }
 
 std::optional<WeightSource::Stored> WeightSource::find_stored(const std::string& name, int64_t rows,
@@ -447,7 +450,7 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   if (spec == nullptr) return std::nullopt;
   std::optional<TensorView> found =
       checkpoint_.hf && spec->experts ? find_experts(layer, *spec) : find_plain(layer, *spec);
-  // Phi-3's ffn_up.weight has gate and up where there is no gate of its own.
+  // Phi-3's and ModernBERT's ffn_up.weight has gate and up where there is no gate of its own.
   const bool whole = found && spec->part_of && checkpoint_.gguf && spec->part_of->gguf == spec->role &&
                      found->shape[0] == spec->part_of->all_rows;
   if (spec->part_of && (!found || whole)) found = find_part(layer, *spec);
@@ -480,8 +483,15 @@ bool WeightSource::has(int layer, std::string_view role) {
 TensorView WeightSource::require(int layer, std::string_view role, std::vector<int64_t> shape) {
   if (std::optional<TensorView> view = find(layer, role, std::move(shape))) return *view;
   const WeightSpec* spec = spec_of(layer, role);
-  const std::vector<std::string> tried =
+  std::vector<std::string> tried =
       spec == nullptr ? std::vector<std::string>{std::string(role)} : names_of(layer, *spec);
+  if (spec != nullptr && spec->part_of) {
+    WeightSpec whole = *spec;
+    whole.role = spec->part_of->gguf;
+    whole.hf = spec->part_of->hf;
+    whole.gguf = {};
+    for (std::string& name : names_of(layer, whole)) tried.push_back(std::move(name));
+  }
   throw_error(ErrorCode::kBadInput, "{}: tensor {}: found nothing, expected it for architecture {}",
               checkpoint_.path(), fmt::join(tried, " or "), config_.architecture);
 }

@@ -221,7 +221,7 @@ const Plan& Scheduler::plan(double now, const Memory& memory, const Rates& rates
   const bool others_wait = !plan_.work.empty();
   plan_drafts(memory);
   prompt_left_ = rows_left_;
-  if (others_wait && rates.prompt_tok_s > 0) {
+  if (others_wait && rates.prompt_tok_s > 0 && !limits_.whole_prompts) {
     const double chunk = rates.prompt_tok_s * limits_.chunk_s;
     // A step may always be doubled: else a large batch, slower than chunk_s by itself, would hardly grow and
     // never be filled.
@@ -317,7 +317,7 @@ void Scheduler::plan_chunk(Id id, const Memory& memory) {
     need = memory.to_grow(id, tokens);
     if (fits(need, 0)) break;
   }
-  if (tokens <= 0) return;
+  if (tokens <= 0 || (limits_.whole_prompts && tokens < missing)) return;
   take(need);
   const bool last = tokens == missing;
   rows_left_ -= tokens;
@@ -412,6 +412,7 @@ void Scheduler::plan_starts(const Memory& memory, const Rates& rates) {
     const Id id = waiting_.front().id;
     const Entry& e = entries_[id];
     if (e.preempted) return;  // in this very plan
+    if (limits_.whole_prompts && (e.known > rows_left_ || logits_left_ <= 0)) return;
     const Memory::Start how = memory.to_start(id);
     // One block further for everybody who runs then; alone it needs no more than it takes.
     const int32_t headroom = running_.empty() ? 0 : slots_ + e.samples;

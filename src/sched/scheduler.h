@@ -28,12 +28,13 @@ inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct Limits {
   int32_t groups = 1;
-  int32_t step_tokens = 512;  // rows of a step
-  int32_t logit_rows = 64;    // rows of a step that give logits
-  int32_t max_running = 64;   // at most step_tokens and logit_rows
-  int32_t draft_rows = 16;    // rows of a step that may be drafts
-  double chunk_s = 0.25;      // how long a prompt may keep the others' tokens waiting
-  double ageing = 0.1;        // levels of priority per second
+  int32_t step_tokens = 512;   // rows of a step
+  int32_t logit_rows = 64;     // rows of a step that give logits
+  int32_t max_running = 64;    // at most step_tokens and logit_rows
+  int32_t draft_rows = 16;     // rows of a step that may be drafts
+  double chunk_s = 0.25;       // how long a prompt may keep the others' tokens waiting
+  double ageing = 0.1;         // levels of priority per second
+  bool whole_prompts = false;  // a prompt is one step's, or waits: none is longer than a step
 };
 
 // What the scheduler asks about memory while it plans. The answers must not change meanwhile.

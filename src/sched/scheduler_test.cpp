@@ -128,6 +128,22 @@ TEST(Scheduler, APromptTakesNoLongerThanItMayWhileOthersDecode) {
   EXPECT_EQ(f.tokens_of(f.step(), 1), 350) << "nobody waits for a token any more";
 }
 
+TEST(Scheduler, WholePromptsAreNeverCut) {
+  Fixture f({.groups = 1, .step_tokens = 64, .logit_rows = 8, .max_running = 8, .whole_prompts = true});
+  f.rates.prompt_tok_s = 10;  // would be chunks of a block beside others
+  f.add(0, 40);
+  f.add(1, 40);
+  f.add(2, 20);
+  const Plan& first = f.step();
+  EXPECT_EQ(f.tokens_of(first, 0), 40);
+  EXPECT_EQ(f.tokens_of(first, 1), 0);  // does not fit any more, and nobody passes it
+  EXPECT_EQ(f.tokens_of(first, 2), 0);
+  const Plan& second = f.step();
+  EXPECT_EQ(f.tokens_of(second, 0), 1);
+  EXPECT_EQ(f.tokens_of(second, 1), 40);
+  EXPECT_EQ(f.tokens_of(second, 2), 20);
+}
+
 TEST(Scheduler, PromptsMayAlwaysDoubleAStep) {
   Fixture f({.groups = 1, .step_tokens = 512, .logit_rows = 64, .max_running = 64, .chunk_s = 0.25});
   for (Id id = 0; id < 40; ++id) f.add(id, 8);

@@ -27,7 +27,7 @@ def record(net, prompts, floats):
     entries = []
     for tokens in prompts:
         with torch.no_grad():
-            hidden = net.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0].double()
+            hidden = net.base_model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0].double()
         entries.append({"tokens": tokens, "offset": sum(len(f) for f in floats)})
         floats += [hidden.mean(0).float().numpy(), hidden[-1].float().numpy()]
     return {"hidden": net.config.hidden_size, "prompts": entries}

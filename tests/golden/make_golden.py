@@ -60,6 +60,8 @@ def state_dict(model):
     out, stacks = {}, {}
     for name, w in model.weights.items():
         value = torch.from_numpy(np.array(w.values))
+        if model.transposed(name):
+            value = value.T.contiguous()
         if w.codes is not None:  # gpt-oss experts are [E, in, out] in the module
             value = value.transpose(1, 2).contiguous()
         if model.type == "qwen3_moe" and ".experts." in name:
@@ -80,7 +82,7 @@ def load(model, **changes):
         config, attn_implementation="eager", experts_implementation="eager").float().eval()
     state = state_dict(model)
     if model.config["tie_word_embeddings"]:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+        state["lm_head.weight"] = state[model.embedding()]
     net.load_state_dict(state, strict=True)
     return net
 
@@ -174,7 +176,16 @@ def feature_changes(model, prompts):
         variants["norm_topk_prob"] = {"norm_topk_prob": not c["norm_topk_prob"]}
     if "swiglu_limit" in c:
         variants["swiglu limit"] = {"swiglu_limit": 1e6}
-    variants["rms_norm_eps"] = {"rms_norm_eps": 1e-2}
+    for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
+        if key in c:
+            variants[key] = {key: 1e-1 if key != "rms_norm_eps" else 1e-2}
+    for key, other in (("activation_function", "relu"), ("hidden_act", "relu")):
+        if c.get(key, "silu") != "silu":
+            variants[key] = {key: other}
+    if c.get("scale_attn_by_inverse_layer_idx"):
+        variants["scale_attn_by_inverse_layer_idx"] = {"scale_attn_by_inverse_layer_idx": False}
+    if "partial_rotary_factor" in c:
+        variants["partial_rotary_factor"] = {"partial_rotary_factor": 1.0}
     variants = {what: change for what, change in (variants | model.variants).items() if change is not None}
     nets = {what: load(model, **change) for what, change in variants.items()}
     for what, ends in (("biases", "bias"), ("sinks", "sinks"), ("q/k norm", ("q_norm.weight", "k_norm.weight"))):

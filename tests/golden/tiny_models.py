@@ -9,6 +9,7 @@ import torch
 from gguf import GGMLQuantizationType as T
 
 import hf_quantized as hq
+import layer_norm_models
 import quantize_formats as qf
 import tiny_tokenizers
 from write_models import Model
@@ -305,4 +306,4 @@ def build():
         "quant-mix-4": lambda: mix_experts("quant-mix-4", 54, MIX_4, shape(256, 1, 4, 2, 256, 64), num_experts=3,
                                            moe_intermediate_size=256, norm_topk_prob=True,
                                            **(qwen_moe | {"num_experts_per_tok": 2})),
-    } | packed_models(qwen_moe) | dense_models.build()
+    } | packed_models(qwen_moe) | dense_models.build() | layer_norm_models.build()

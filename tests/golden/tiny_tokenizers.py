@@ -15,6 +15,7 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 FAMILIES = {
@@ -24,6 +25,7 @@ FAMILIES = {
     "llama3": ("llama-bpe", LLAMA3, None, ["<|begin_of_text|>", "<|end_of_text|>", "<|start|>", "<|end|>", "<|message|>"],
                "<|begin_of_text|>", "<|end_of_text|>"),
     "qwen2": ("qwen2", QWEN2, {"type": "NFC"}, ["<|endoftext|>", "<|start|>", "<|end|>", "<|message|>"], None, "<|end|>"),
+    "gpt2": ("gpt-2", GPT2, None, ["<|start|>", "<|end|>", "<|message|>", "<|endoftext|>"], None, "<|endoftext|>"),
 }
 MERGES = ["Ġ t", "h e", "Ġt he", "Ġ a", "i n", "Ġ Ġ", "e r", "w a", "wa t", "wat er", "m i", "Ġ mi"]
 BPE_TEMPLATE = (

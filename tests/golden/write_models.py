@@ -18,7 +18,7 @@ from quantize_formats import Weight, mxfp4_hf_blocks
 GGUF_ARCH = {"gpt_oss": "GPT_OSS", "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3",
              "qwen3_moe": "QWEN3MOE"}
 GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "granite": "GRANITE", "olmo2": "OLMO2",
-              "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA"}
+              "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", "gpt2": "GPT2", "phi": "PHI2"}
 # Those whose converter interleaves the halves of q's and k's heads.
 INTERLEAVED = ("llama", "mistral", "ministral", "granite", "smollm3")
 
@@ -41,7 +41,14 @@ class Model:
 
     def head_dim(self):
         c = self.config
-        return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+        return c.get("head_dim") or c.get("hidden_size", c.get("n_embd")) // c.get("num_attention_heads", c.get("n_head"))
+
+    def embedding(self):
+        return "transformer.wte.weight" if self.type == "gpt2" else "model.embed_tokens.weight"
+
+    def transposed(self, name):
+        """Whether Hugging Face has the matrix as [in, out]."""
+        return self.type == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
 
 
 def dump(path, value):
@@ -53,6 +60,9 @@ def hf_tensors(model):
     brain = lambda v: torch.from_numpy(v.copy()).to(torch.bfloat16)
     out = {}
     for name, w in model.weights.items():
+        if model.transposed(name):
+            w = Weight(np.ascontiguousarray(w.values.T))
+        name = name.removeprefix(model.hf.get("strip", ""))
         if "hf" in w.raw:  # packed (hf_quantized.py): tensors under the module's name
             out |= {name.removesuffix("weight") + part: tensor for part, tensor in w.raw["hf"].items()}
         elif "fp8" in w.raw:
@@ -119,8 +129,8 @@ def llama3_rope_freqs(config, head_dim):
 def gguf_tensors(model):
     """GGUF name -> Weight, in the converter's order and row layout."""
     arch = getattr(gguf.MODEL_ARCH, GGUF_ARCH[model.type])
-    names = gguf.get_tensor_name_map(arch, model.config["num_hidden_layers"])
-    heads, kv_heads = model.config["num_attention_heads"], model.config["num_key_value_heads"]
+    names = gguf.get_tensor_name_map(arch, model.config.get("num_hidden_layers", model.config.get("n_layer")))
+    heads, kv_heads = model.config.get("num_attention_heads"), model.config.get("num_key_value_heads")
     out, experts = {}, {}
 
     def put(name, w):
@@ -172,7 +182,7 @@ def fuse_gate_up(out):
 
 def choose_type(model, name, w):
     """Vectors and routers stay F32, as the converter has it; experts MXFP4 where they are; the rest as asked."""
-    if w.values.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name:
+    if w.values.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name or name == "position_embd.weight":
         return T.F32
     if w.codes is not None:
         return T.MXFP4
@@ -184,6 +194,10 @@ def choose_type(model, name, w):
 
 def add_metadata(writer, model):
     c = model.config
+    if model.type in ("gpt2", "phi"):
+        import layer_norm_models
+
+        return layer_norm_models.add_keys(writer, model)
     rope = c.get("rope_scaling") or {}
     writer.add_type("model")
     writer.add_name(model.name)

@@ -69,7 +69,8 @@ void check_hf_keys(const io::Checkpoint& checkpoint, const ModelConfig& config) 
   };
   if (read.rotary_dims != config.rotary_dims || !same_rotation(read, config)) fail("rotary scaling");
   if (read.layer_windows != config.layer_windows) fail("attention windows");
-  if (read.norm_eps != config.norm_eps || read.swiglu_limit != config.swiglu_limit ||
+  if (read.norm_eps != config.norm_eps || read.ffn_activation != config.ffn_activation ||
+      read.attention_scale != config.attention_scale || read.swiglu_limit != config.swiglu_limit ||
       read.swiglu_alpha != config.swiglu_alpha) {
     fail("norm or activation");
   }

@@ -59,10 +59,11 @@ class Planner {
     const double spread = 1.0 / std::sqrt(static_cast<double>(c.hidden));
     add("token_embd.weight", matrix_type_, {c.vocab, c.hidden}, spread);
     for (int32_t layer = 0; layer < c.layers; ++layer) add_layer(layer);
-    add("output_norm.weight", DType::kF32, {c.hidden}, 0.0);
+    if (architecture_->hf_names().has_output_norm) add("output_norm.weight", DType::kF32, {c.hidden}, 0.0);
     const auto tied = read.hf().find("tie_word_embeddings");
-    if (tied == read.hf().end() || *tied != true)
+    if (!c.encoder && (tied == read.hf().end() || *tied != true))
       add("output.weight", matrix_type_, {c.vocab, c.hidden}, spread);
+    for (const WeightSpec& spec : architecture_->outer_weights(c)) add_spec("", spec);
     add_rope_factors(read);
     return std::move(plan_);
   }
@@ -75,15 +76,19 @@ class Planner {
 
   void add_layer(int32_t layer) {
     for (const WeightSpec& spec : architecture_->layer_weights(plan_.config, layer)) {
-      if (spec.presence == Presence::kRare) continue;
-      TensorView view;
-      view.rank = static_cast<int>(spec.shape.size());
-      std::copy(spec.shape.begin(), spec.shape.end(), view.shape.begin());
-      const bool small = quant::part_of(spec.role, view, false) == quant::Part::kSmall;
-      const DType type = small ? DType::kF32 : view.rank == 3 ? expert_type_ : matrix_type_;
-      const std::string_view name = spec.gguf.empty() ? spec.role : spec.gguf.front();
-      add(fmt::format("blk.{}.{}", layer, name), type, spec.shape, spec.spread);
+      add_spec(fmt::format("blk.{}.", layer), spec);
     }
+  }
+
+  void add_spec(const std::string& before, const WeightSpec& spec) {
+    if (spec.presence == Presence::kRare) return;
+    TensorView view;
+    view.rank = static_cast<int>(spec.shape.size());
+    std::copy(spec.shape.begin(), spec.shape.end(), view.shape.begin());
+    const bool small = quant::part_of(spec.role, view, false) == quant::Part::kSmall;
+    const DType type = small ? DType::kF32 : view.rank == 3 ? expert_type_ : matrix_type_;
+    const std::string_view name = spec.gguf.empty() ? spec.role : spec.gguf.front();
+    add(before + std::string(name), type, spec.shape, spec.spread);
   }
 
   // Llama 3's scaling travels in GGUF as divisors of the frequencies, [head_dim / 2].
