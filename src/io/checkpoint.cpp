@@ -54,6 +54,16 @@ std::string template_of(const nlohmann::json& tokenizer_config, const std::strin
   return {};
 }
 
+// The configuration of the language model within a larger one counts more than what is around it.
+bool take_text_config(nlohmann::json& config) {
+  const auto found = config.find("text_config");
+  if (found == config.end() || !found->is_object()) return false;
+  const nlohmann::json text = *found;
+  config.erase("text_config");
+  config.update(text);
+  return true;
+}
+
 // Everything but the weights.
 HfDirectory read_directory(const std::string& path) {
   HfDirectory hf;
@@ -65,6 +75,7 @@ HfDirectory read_directory(const std::string& path) {
                 path);
   }
   hf.config = read_json_object(config);
+  hf.nested = take_text_config(hf.config);
   hf.generation_config = optional_json(in_dir(path, "generation_config.json"));
   hf.tokenizer_json = optional_text(in_dir(path, "tokenizer.json"));
   const std::string tokenizer_config = in_dir(path, "tokenizer_config.json");
@@ -118,7 +129,13 @@ const std::vector<TensorView>& Checkpoint::tensors() const {
 }
 
 const TensorView* Checkpoint::find_tensor(std::string_view name) const {
-  return gguf ? gguf->find_tensor(name) : hf->weights.find_tensor(name);
+  if (gguf) return gguf->find_tensor(name);
+  const TensorView* found = hf->weights.find_tensor(name);
+  if (found != nullptr || !hf->nested) return found;
+  found = hf->weights.find_tensor("language_model." + std::string(name));
+  constexpr std::string_view kModel = "model.";
+  if (found != nullptr || !name.starts_with(kModel)) return found;
+  return hf->weights.find_tensor("model.language_model." + std::string(name.substr(kModel.size())));
 }
 
 size_t Checkpoint::mapped_bytes() const { return gguf ? gguf->mapped_bytes() : hf->weights.mapped_bytes(); }

@@ -7,4 +7,7 @@
   ONE(kQwen2)                       \
   ONE(kQwen3)                       \
   ONE(kQwen3Moe)                    \
-  ONE(kGptOss)
+  ONE(kGptOss)                      \
+  ONE(kQwen2Moe)                    \
+  ONE(kGlm4Moe)                     \
+  ONE(kLlama4)
