@@ -69,6 +69,16 @@ void add_quantization(HfDirectory& hf) {
   }
 }
 
+// The configuration of the language model within a larger one counts more than what is around it.
+bool take_text_config(nlohmann::json& config) {
+  const auto found = config.find("text_config");
+  if (found == config.end() || !found->is_object()) return false;
+  const nlohmann::json text = *found;
+  config.erase("text_config");
+  config.update(text);
+  return true;
+}
+
 // Everything but the weights.
 HfDirectory read_directory(const std::string& path) {
   HfDirectory hf;
@@ -81,6 +91,7 @@ HfDirectory read_directory(const std::string& path) {
   }
   hf.config = read_json_object(config);
   add_quantization(hf);
+  hf.nested = take_text_config(hf.config);
   hf.generation_config = optional_json(in_dir(path, "generation_config.json"));
   hf.tokenizer_json = optional_text(in_dir(path, "tokenizer.json"));
   const std::string tokenizer_config = in_dir(path, "tokenizer_config.json");
@@ -135,13 +146,11 @@ const std::vector<TensorView>& Checkpoint::tensors() const {
 
 const TensorView* Checkpoint::find_tensor(std::string_view name) const {
   if (gguf) return gguf->find_tensor(name);
-  if (const TensorView* found = hf->weights.find_tensor(name)) return found;
-  // A model that sees has its text model in a part of its own: language_model.model.norm.weight of older
-  // files is model.language_model.norm.weight in newer ones.
+  const TensorView* found = hf->weights.find_tensor(name);
+  if (found != nullptr || !hf->nested) return found;
+  found = hf->weights.find_tensor("language_model." + std::string(name));
   constexpr std::string_view kModel = "model.";
-  const std::string part = "language_model." + std::string(name);
-  if (const TensorView* found = hf->weights.find_tensor(part)) return found;
-  if (!name.starts_with(kModel)) return nullptr;
+  if (found != nullptr || !name.starts_with(kModel)) return found;
   return hf->weights.find_tensor("model.language_model." + std::string(name.substr(kModel.size())));
 }
 

@@ -11,7 +11,8 @@ namespace millrace::io {
 
 struct HfDirectory {
   std::string path;
-  nlohmann::json config;             // config.json
+  nlohmann::json config;  // config.json; of a model that also sees, with its text_config in front
+  bool nested = false;    // such a model: weights are called language_model. or model.language_model.
   nlohmann::json generation_config;  // null when the file is absent
   std::string tokenizer_json;        // text; empty when the file is absent
   nlohmann::json tokenizer_config;   // null when absent

@@ -19,4 +19,7 @@
   ONE(kGpt2)                        \
   ONE(kPhi)                         \
   ONE(kBert)                        \
-  ONE(kModernBert)
+  ONE(kModernBert)                  \
+  ONE(kQwen2Moe)                    \
+  ONE(kGlm4Moe)                     \
+  ONE(kLlama4)

@@ -10,11 +10,8 @@ namespace millrace {
 
 namespace {
 
-nlohmann::json with_defaults(const nlohmann::json& whole, const Architecture& architecture) {
-  // A model that sees has its text model's configuration in an object of its own.
-  const auto text = whole.find("text_config");
-  const nlohmann::json& config = text != whole.end() && text->is_object() ? *text : whole;
-  nlohmann::json out = nlohmann::json::parse(architecture.hf_defaults(whole.value("model_type", "")));
+nlohmann::json with_defaults(const nlohmann::json& config, const Architecture& architecture) {
+  nlohmann::json out = nlohmann::json::parse(architecture.hf_defaults(config.value("model_type", "")));
   for (const auto& [key, value] : config.items()) {
     // Where the class has parameters of its own, no parameters mean those.
     if (key == "rope_parameters" && value.is_null()) continue;

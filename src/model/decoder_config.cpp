@@ -115,6 +115,88 @@ void write_windows(GgufKeys& keys, const SlidingRule& slides) {
   }
 }
 
+void read_gguf_dense_layers(const ConfigReader& reader, ModelConfig& config) {
+  config.dense_layers.assign(config.layers, false);
+  for (int32_t l = 0; l < config.layers; ++l) {
+    config.dense_layers[l] =
+        reader.checkpoint().find_tensor(fmt::format("blk.{}.ffn_gate.weight", l)) != nullptr;
+  }
+}
+
+void read_qwen_expert_layers(const ConfigReader& reader, ModelConfig& config) {
+  if (reader.is_gguf()) {
+    read_gguf_dense_layers(reader, config);
+  } else {
+    config.dense_layers.assign(config.layers, false);
+    const int32_t step = reader.integer_or("", "decoder_sparse_step", 1, 1 << 20, 1);
+    for (int32_t l = 0; l < config.layers; ++l) config.dense_layers[l] = (l + 1) % step != 0;
+    const auto listed = reader.hf().find("mlp_only_layers");
+    if (listed != reader.hf().end() && listed->is_array()) {
+      for (const nlohmann::json& layer : *listed) {
+        if (!layer.is_number_integer())
+          reader.fail("config.json: mlp_only_layers", layer.dump(), "layer numbers");
+        const auto l = layer.get<int64_t>();
+        if (l >= 0 && l < config.layers) config.dense_layers[static_cast<size_t>(l)] = true;
+      }
+    }
+  }
+  const bool any =
+      std::find(config.dense_layers.begin(), config.dense_layers.end(), true) != config.dense_layers.end();
+  if (any) config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
+}
+
+void read_deepseek_experts(const ConfigReader& reader, ModelConfig& config) {
+  config.experts = reader.integer("expert_count", "n_routed_experts", 1, 4096);
+  config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
+  config.expert_ffn = reader.integer("expert_feed_forward_length", "moe_intermediate_size", 1, 1 << 20);
+  config.shared_ffn =
+      reader.integer_or("expert_shared_count", "n_shared_experts", 1, 64, 1) * config.expert_ffn;
+  constexpr int32_t kSigmoid = 2;
+  const int32_t gating = reader.integer_or("expert_gating_func", "", 0, 1 << 20, kSigmoid);
+  if (gating != kSigmoid) {
+    throw_error(ErrorCode::kUnsupported, "{}: expert_gating_func: found {}, expected {} (sigmoid)",
+                reader.checkpoint().path(), gating, kSigmoid);
+  }
+  config.expert_weighting = reader.flag_or("expert_weights_norm", "norm_topk_prob", true)
+                                ? Route::Weighting::kSigmoidRenormalized
+                                : Route::Weighting::kSigmoid;
+  config.expert_scale =
+      static_cast<float>(reader.real_or("expert_weights_scale", "routed_scaling_factor", 1.0));
+  config.expert_groups = reader.integer_or("expert_group_count", "n_group", 1, config.experts, 1);
+  config.expert_groups_chosen =
+      reader.integer_or("expert_group_used_count", "topk_group", 1, config.expert_groups, 1);
+  const int32_t per_group = config.experts / config.expert_groups;
+  if (config.experts % config.expert_groups != 0 || (config.expert_groups > 1 && per_group < 2) ||
+      config.experts_per_token > per_group * config.expert_groups_chosen) {
+    reader.fail("groups of experts",
+                fmt::format("{} of {}, {} experts of {} chosen", config.expert_groups_chosen,
+                            config.expert_groups, config.experts_per_token, config.experts),
+                "groups of one size, of two experts at least, with enough in those chosen");
+  }
+  config.dense_layers.assign(config.layers, false);
+  const int32_t dense = reader.integer_or("leading_dense_block_count", "first_k_dense_replace", 0, 1024, 0);
+  for (int32_t l = 0; l < std::min(dense, config.layers); ++l) config.dense_layers[l] = true;
+  if (dense > 0) config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
+}
+
+void write_deepseek_experts(GgufKeys& keys) {
+  const ModelConfig& c = keys.config();
+  write_experts(keys);
+  keys.size("expert_shared_count", c.shared_ffn / c.expert_ffn);
+  keys.size("expert_gating_func", 2);
+  keys.flag("expert_weights_norm", c.expert_weighting == Route::Weighting::kSigmoidRenormalized);
+  keys.real("expert_weights_scale", c.expert_scale);
+  keys.size("expert_group_count", c.expert_groups);
+  keys.size("expert_group_used_count", c.expert_groups_chosen);
+  keys.size("leading_dense_block_count", std::count(c.dense_layers.begin(), c.dense_layers.end(), true));
+}
+
+void write_experts(GgufKeys& keys) {
+  keys.size("expert_count", keys.config().experts);
+  keys.size("expert_used_count", keys.config().experts_per_token);
+  keys.size("expert_feed_forward_length", keys.config().expert_ffn);
+}
+
 void write_sizes(GgufKeys& keys, int64_t feed_forward) {
   const ModelConfig& c = keys.config();
   keys.size("block_count", c.layers);

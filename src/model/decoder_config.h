@@ -11,7 +11,8 @@ namespace millrace {
 
 // Sizes, heads and context; fills layer_windows with zeros.
 void read_sizes(const ConfigReader& reader, ModelConfig& config);
-// These and RMSNorm. A config.json must say hidden_act "silu" unless config.ffn_activation is another already.
+// These and RMSNorm. A config.json must say hidden_act "silu" unless config.ffn_activation is another
+// already.
 void read_decoder(const ConfigReader& reader, ModelConfig& config);
 
 // Which layers have a sliding window where the file names none: an architecture's own rule.
@@ -26,6 +27,18 @@ int32_t hf_window(const ConfigReader& reader);  // sliding_window; 0 when it is 
 void read_qwen_windows(const ConfigReader& reader, ModelConfig& config);
 // `slides`: what read_gguf_windows is called with.
 void write_windows(GgufKeys& keys, const SlidingRule& slides);
+
+// Qwen's mixtures, config.json: which layers are dense, those it lists and all but every n-th; and their
+// size. A GGUF file shows them by their tensors.
+void read_qwen_expert_layers(const ConfigReader& reader, ModelConfig& config);
+// GGUF: the layers with a feed-forward layer instead of experts.
+void read_gguf_dense_layers(const ConfigReader& reader, ModelConfig& config);
+// DeepSeek V3's routing, which GLM 4.5 has too: sigmoids, groups, a scale; and its layers: the first few are
+// dense, the others have a shared expert.
+void read_deepseek_experts(const ConfigReader& reader, ModelConfig& config);
+void write_deepseek_experts(GgufKeys& keys);
+// Number and size of experts.
+void write_experts(GgufKeys& keys);
 
 // Sizes, heads and context; `feed_forward` becomes feed_forward_length.
 void write_sizes(GgufKeys& keys, int64_t feed_forward);

@@ -61,12 +61,12 @@ WeightSpec ffn_norm_weight(const ModelConfig& c) {
   return norm_weight("ffn_norm.weight", "post_attention_layernorm.weight", c.hidden, &LayerWeights::ffn_norm);
 }
 
-void add_feed_forward(std::vector<WeightSpec>& to, const ModelConfig& c) {
+void add_feed_forward(std::vector<WeightSpec>& to, const ModelConfig& c, const FeedForwardNames& names) {
   using W = LayerWeights;
   const Presence biases = Presence::kRare;
-  to.push_back(matrix_weight("ffn_gate.weight", "mlp.gate_proj.weight", c.ffn, c.hidden, &W::ffn_gate));
-  to.push_back(matrix_weight("ffn_up.weight", "mlp.up_proj.weight", c.ffn, c.hidden, &W::ffn_up));
-  to.push_back(matrix_weight("ffn_down.weight", "mlp.down_proj.weight", c.hidden, c.ffn, &W::ffn_down));
+  to.push_back(matrix_weight("ffn_gate.weight", names.gate, c.ffn, c.hidden, &W::ffn_gate));
+  to.push_back(matrix_weight("ffn_up.weight", names.up, c.ffn, c.hidden, &W::ffn_up));
+  to.push_back(matrix_weight("ffn_down.weight", names.down, c.hidden, c.ffn, &W::ffn_down));
   to.push_back(bias_weight("ffn_gate.bias", "mlp.gate_proj.bias", {c.ffn}, &W::ffn_gate_bias, biases));
   to.push_back(bias_weight("ffn_up.bias", "mlp.up_proj.bias", {c.ffn}, &W::ffn_up_bias, biases));
   to.push_back(bias_weight("ffn_down.bias", "mlp.down_proj.bias", {c.hidden}, &W::ffn_down_bias, biases));
@@ -93,6 +93,9 @@ void add_experts(std::vector<WeightSpec>& to, const ModelConfig& c, const Expert
                 .use = WeightUse::kMatrix,
                 .to = &W::router,
                 .spread = matrix_spread(c.hidden)});
+  if (!weights.router_also.empty()) {
+    to.back().part_of = PartOf{.hf = weights.router_also, .first_row = 0, .all_rows = c.experts};
+  }
   to.push_back(
       bias_weight("ffn_gate_inp.bias", weights.router_bias, {c.experts}, &W::router_bias, weights.biases));
   matrix("ffn_gate_exps.weight", weights.gate, c.expert_ffn, c.hidden, &W::gate_experts);
@@ -101,6 +104,27 @@ void add_experts(std::vector<WeightSpec>& to, const ModelConfig& c, const Expert
   bias("ffn_gate_exps.bias", weights.gate, c.expert_ffn, &W::gate_experts_bias);
   bias("ffn_up_exps.bias", weights.up, c.expert_ffn, &W::up_experts_bias);
   bias("ffn_down_exps.bias", weights.down, c.hidden, &W::down_experts_bias);
+}
+
+ExpertWeights usual_experts(const ModelConfig& c) {
+  constexpr std::string_view kBoth = "mlp.experts.gate_up_proj";
+  return {.router_weight = "mlp.gate.weight",
+          .router_bias = "mlp.gate.bias",
+          .gate = {.single = "gate_proj", .stacked = kBoth, .parts = 2},
+          .up = {.single = "up_proj", .first_row = c.expert_ffn, .stacked = kBoth, .parts = 2},
+          .down = {.single = "down_proj", .stacked = "mlp.experts.down_proj"}};
+}
+
+void add_shared_expert(std::vector<WeightSpec>& to, const ModelConfig& c, const FeedForwardNames& names) {
+  using W = LayerWeights;
+  to.push_back(matrix_weight("ffn_gate_shexp.weight", names.gate, c.shared_ffn, c.hidden, &W::shared_gate));
+  to.push_back(matrix_weight("ffn_up_shexp.weight", names.up, c.shared_ffn, c.hidden, &W::shared_up));
+  to.push_back(matrix_weight("ffn_down_shexp.weight", names.down, c.hidden, c.shared_ffn, &W::shared_down));
+}
+
+WeightSpec choice_bias_weight(const ModelConfig& c) {
+  return bias_weight("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", {c.experts},
+                     &LayerWeights::choice_bias, Presence::kRequired);
 }
 
 }  // namespace millrace

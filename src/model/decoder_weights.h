@@ -28,15 +28,27 @@ void add_attention(std::vector<WeightSpec>& to, const ModelConfig& config, const
 
 // The norm behind attention, before the feed-forward layer or the experts.
 WeightSpec ffn_norm_weight(const ModelConfig& config);
+// Hugging Face's names of gate, up and down.
+struct FeedForwardNames {
+  std::string_view gate = "mlp.gate_proj.weight", up = "mlp.up_proj.weight", down = "mlp.down_proj.weight";
+};
 // Gate, up and down; their biases.
-void add_feed_forward(std::vector<WeightSpec>& to, const ModelConfig& config);
+void add_feed_forward(std::vector<WeightSpec>& to, const ModelConfig& config,
+                      const FeedForwardNames& names = {});
 
 struct ExpertWeights {
   std::string_view router_weight, router_bias;  // Hugging Face's names: "mlp.gate.weight"
   HfExperts gate, up, down;
   Presence biases = Presence::kRare;  // of router and experts
+  std::string_view router_also = {};  // what else Hugging Face calls the router's weight
 };
+// Hugging Face's mlp.experts.E.gate_proj and so on, or transformers 5's mlp.experts.gate_up_proj.
+ExpertWeights usual_experts(const ModelConfig& config);
 // The router; its bias; gate, up and down of the experts; their biases.
 void add_experts(std::vector<WeightSpec>& to, const ModelConfig& config, const ExpertWeights& weights);
+// Gate, up and down of the shared expert.
+void add_shared_expert(std::vector<WeightSpec>& to, const ModelConfig& config, const FeedForwardNames& names);
+// What is added to a score where experts are chosen.
+WeightSpec choice_bias_weight(const ModelConfig& config);
 
 }  // namespace millrace

@@ -1,9 +1,5 @@
 // Qwen 3, mixture of experts: Qwen 3's attention; each token goes to the k experts of largest router
 // probability.
-#include <fmt/format.h>
-
-#include <algorithm>
-
 #include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/decoder_config.h"
@@ -37,7 +33,7 @@ class Qwen3Moe final : public Architecture {
     const bool renormalize = reader.flag_or("expert_weights_norm", "norm_topk_prob", reader.is_gguf());
     config.expert_weighting =
         renormalize ? Route::Weighting::kSoftmaxAllRenormalized : Route::Weighting::kSoftmaxAll;
-    read_expert_layers(reader, config);
+    read_qwen_expert_layers(reader, config);
     if (reader.is_gguf()) {
       read_gguf_windows(reader, config, [](int32_t) { return false; });
     } else if (reader.flag_or("", "use_sliding_window", false)) {
@@ -50,9 +46,7 @@ class Qwen3Moe final : public Architecture {
     write_sizes(keys, keys.reader().integer("", "intermediate_size", 1, 1 << 20));  // of dense layers
     write_norm(keys);
     write_rope(keys);
-    keys.size("expert_count", keys.config().experts);
-    keys.size("expert_used_count", keys.config().experts_per_token);
-    keys.size("expert_feed_forward_length", keys.config().expert_ffn);
+    write_experts(keys);
     if (keys.config().expert_weighting == Route::Weighting::kSoftmaxAll)
       keys.flag("expert_weights_norm", false);
     write_windows(keys, [](int32_t) { return false; });
@@ -66,12 +60,7 @@ class Qwen3Moe final : public Architecture {
       add_feed_forward(weights, config);
       return weights;
     }
-    add_experts(weights, config,
-                {.router_weight = "mlp.gate.weight",
-                 .router_bias = "mlp.gate.bias",
-                 .gate = {.single = "gate_proj"},
-                 .up = {.single = "up_proj"},
-                 .down = {.single = "down_proj"}});
+    add_experts(weights, config, usual_experts(config));
     return weights;
   }
 
@@ -99,34 +88,6 @@ class Qwen3Moe final : public Architecture {
   }
   SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const override {
     return chatml_tokenizer("qwen2", vocab);
-  }
-
- private:
-  // config.json can make some layers dense: those it lists, and all but every n-th. A GGUF file shows it by a
-  // layer without router.
-  static void read_expert_layers(const ConfigReader& reader, ModelConfig& config) {
-    config.dense_layers.assign(config.layers, false);
-    if (reader.is_gguf()) {
-      for (int32_t l = 0; l < config.layers; ++l) {
-        config.dense_layers[l] =
-            reader.checkpoint().find_tensor(fmt::format("blk.{}.ffn_gate.weight", l)) != nullptr;
-      }
-    } else {
-      const int32_t step = reader.integer_or("", "decoder_sparse_step", 1, 1 << 20, 1);
-      for (int32_t l = 0; l < config.layers; ++l) config.dense_layers[l] = (l + 1) % step != 0;
-      const auto listed = reader.hf().find("mlp_only_layers");
-      if (listed != reader.hf().end() && listed->is_array()) {
-        for (const nlohmann::json& layer : *listed) {
-          if (!layer.is_number_integer())
-            reader.fail("config.json: mlp_only_layers", layer.dump(), "layer numbers");
-          const auto l = layer.get<int64_t>();
-          if (l >= 0 && l < config.layers) config.dense_layers[static_cast<size_t>(l)] = true;
-        }
-      }
-    }
-    const bool any =
-        std::find(config.dense_layers.begin(), config.dense_layers.end(), true) != config.dense_layers.end();
-    if (any) config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
   }
 };
 

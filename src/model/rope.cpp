@@ -230,6 +230,16 @@ std::vector<float> plain_angles(double theta, int32_t dims) {
   return {inv_freq.begin(), inv_freq.end()};
 }
 
+int32_t hf_rotary_dims(const ConfigReader& reader, int32_t head_dim) {
+  const double beside = reader.hf_real_or(reader.hf(), "partial_rotary_factor", 1.0);
+  const double factor = reader.hf_real_or(hf_rope_object(reader.hf()), "partial_rotary_factor", beside);
+  const auto dims = static_cast<int32_t>(head_dim * factor);
+  if (!(factor > 0 && factor <= 1) || dims < 2) {
+    reader.fail("config.json: partial_rotary_factor", fmt::format("{}", factor), "above 0, at most 1");
+  }
+  return dims;
+}
+
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range) {
   config.rope_theta = reader.real_or("rope.freq_base", "rope_theta", 10000.0);
   const int32_t usual = config.rotary_dims > 0 ? config.rotary_dims : config.head_dim;

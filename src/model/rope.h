@@ -18,6 +18,9 @@ std::vector<float> plain_angles(double theta, int32_t dims);
 // range is rounded to whole dimensions.
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range = true);
 
+// config.json's partial_rotary_factor of a head, in rope_parameters or beside them.
+int32_t hf_rotary_dims(const ConfigReader& reader, int32_t head_dim);
+
 // A config.json's base and scaling as GGUF keys; with config.rope_as_tensor, as far as keys can say it.
 void write_rope(GgufKeys& keys);
 

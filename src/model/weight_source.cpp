@@ -93,7 +93,11 @@ std::vector<std::string> WeightSource::names_of(int layer, const WeightSpec& spe
     return names;
   }
   if (spec.experts && !spec.experts->single.empty()) {
-    return {expert_name(layer, *spec.experts, fmt::format("0.{}.weight", spec.experts->single))};
+    std::vector<std::string> names = {
+        expert_name(layer, *spec.experts, fmt::format("0.{}.weight", spec.experts->single))};
+    if (!spec.experts->stacked.empty())
+      names.push_back(fmt::format("{}{}.{}", architecture_.hf_names().layers, layer, spec.experts->stacked));
+    return names;
   }
   if (spec.experts) {
     const std::string fused = expert_name(layer, *spec.experts, spec.experts->fused);
@@ -209,10 +213,14 @@ void WeightSource::attach_factor(TensorView& view, const std::string& base_name)
 std::optional<TensorView> WeightSource::find_experts(int layer, const WeightSpec& spec) {
   const bool bias = spec.role.ends_with(".bias");
   const HfExperts& experts = *spec.experts;
-  if (!experts.single.empty()) return bias ? std::nullopt : gather_single(layer, spec);
+  if (!experts.single.empty()) {
+    if (bias) return std::nullopt;
+    std::optional<TensorView> found = gather_single(layer, spec);
+    return found || experts.stacked.empty() ? found : gather_stacked(layer, spec);
+  }
   if (bias) return find_fused_bias(layer, experts);
   std::optional<TensorView> found = find_fused_blocks(layer, experts);
-  return found ? found : gather_transposed(layer, experts);
+  return found ? found : gather_transposed(layer, spec);
 }
 
 // [experts, rows] of which every row_step-th is this one's: seen as [experts, rows, 1] with a stride between
@@ -327,17 +335,46 @@ TensorView WeightSource::gather_packed(const std::vector<Stored>& parts) {
   return view;
 }
 
+// Some of the rows of every expert of [experts, all rows, cols].
+std::optional<TensorView> WeightSource::gather_stacked(int layer, const WeightSpec& spec) {
+  const HfExperts& experts = *spec.experts;
+  const std::string name = fmt::format("{}{}.{}", architecture_.hf_names().layers, layer, experts.stacked);
+  const TensorView* all = checkpoint_.find_tensor(name);
+  if (all == nullptr) return std::nullopt;
+  const int64_t rows = spec.shape[1];
+  if (all->rank != 3 || info(all->type).block_elements != 1 || all->type == DType::kF8E4M3 ||
+      all->shape[1] != rows * experts.parts) {
+    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found {} {}, expected floats [experts, {}, cols]",
+                checkpoint_.path(), name, info(all->type).name,
+                shape_text({all->shape.data(), static_cast<size_t>(all->rank)}), rows * experts.parts);
+  }
+  TensorView view = *all;
+  set_shape(view, {all->shape[0], rows, all->shape[2]});
+  if (experts.parts == 1) return view;
+  const auto row_bytes = static_cast<size_t>(all->row_stride_bytes);
+  const size_t bytes = static_cast<size_t>(rows) * row_bytes;
+  std::byte* to = own(bytes * static_cast<size_t>(all->shape[0]));
+  view.data = to;
+  if (!gather_) return view;
+  for (int64_t e = 0; e < all->shape[0]; ++e, to += bytes) {
+    std::memcpy(to, all->data + static_cast<size_t>(e * all->shape[1] + experts.first_row) * row_bytes,
+                bytes);
+  }
+  return view;
+}
+
 // Floats [experts, cols, rows], used as x W. Turned into [experts, rows, cols].
-std::optional<TensorView> WeightSource::gather_transposed(int layer, const HfExperts& experts) {
+std::optional<TensorView> WeightSource::gather_transposed(int layer, const WeightSpec& spec) {
+  const HfExperts& experts = *spec.experts;
   const TensorView* fused = checkpoint_.find_tensor(expert_name(layer, experts, experts.fused));
   if (fused == nullptr) return std::nullopt;
-  if (fused->rank != 3 || info(fused->type).block_elements != 1 || fused->shape[2] % experts.row_step != 0) {
+  const int64_t parts = experts.parts * experts.row_step;
+  if (fused->rank != 3 || info(fused->type).block_elements != 1 || fused->shape[2] % parts != 0) {
     throw_error(ErrorCode::kBadInput,
                 "{}: tensor {}: found {} of rank {}, expected floats [experts, cols, rows]",
                 checkpoint_.path(), fused->name, info(fused->type).name, fused->rank);
   }
-  const int64_t num_experts = fused->shape[0], cols = fused->shape[1],
-                rows = fused->shape[2] / experts.row_step;
+  const int64_t num_experts = fused->shape[0], cols = fused->shape[1], rows = fused->shape[2] / parts;
   const size_t element = static_cast<size_t>(info(fused->type).block_bytes);
   TensorView view = *fused;
   set_shape(view, {num_experts, rows, cols});
@@ -458,6 +495,8 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   if (!found) return std::nullopt;
   if (checkpoint_.hf && spec->hf_transposed && found->rank == 2) found = gather_turned(*found);
   if (checkpoint_.hf && spec->hf_offset != 0.0f) found = gather_offset(*found, spec->hf_offset);
+  // One row of a matrix may be a vector in the file.
+  if (found->rank == 1 && shape.size() == 2 && shape[0] == 1) set_shape(*found, {1, found->shape[0]});
   // A bias or norm may be seen as [n] or, through a stride, as [.., n, 1].
   std::vector<int64_t> seen(found->shape.begin(), found->shape.begin() + found->rank);
   if (seen.size() > 1 && seen.back() == 1 && seen.size() == shape.size() + 1) seen.pop_back();

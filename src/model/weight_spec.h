@@ -64,6 +64,10 @@ struct HfExperts {
   std::string_view fused = {};
   int64_t first_row = 0, row_step = 1;  // which rows of the fused tensor
   std::string_view before = "mlp.experts.";
+  // "mlp.experts.gate_up_proj", looked for where `single` is not there: one tensor for all, as transformers 5
+  // holds it, [experts, all rows, cols]. Of it and of `fused`, all rows are so many times this one's.
+  std::string_view stacked = {};
+  int64_t parts = 1;
 };
 
 // Where a file holds a weight as rows [first_row, first_row + rows) of a larger one: q, k and v in one

@@ -13,7 +13,7 @@ double bits_per_weight(DType type) {
 Part part_of(std::string_view name, const TensorView& view, bool tied) {
   if (name == "output.weight") return Part::kOutput;
   if (name == "token_embd.weight") return tied ? Part::kOutput : Part::kEmbedding;
-  const bool router = name.ends_with("ffn_gate_inp.weight");
+  const bool router = name.ends_with("ffn_gate_inp.weight") || name.ends_with("ffn_gate_inp_shexp.weight");
   const bool added = name == "position_embd.weight" || name == "token_types.weight";  // to the embedding
   const bool weight = name.ends_with(".weight") && !name.ends_with("norm.weight");
   if (view.rank < 2 || router || added || !weight || view.cols() == 1) return Part::kSmall;

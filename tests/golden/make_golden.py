@@ -64,14 +64,19 @@ def state_dict(model):
             value = value.T.contiguous()
         if w.codes is not None:  # gpt-oss experts are [E, in, out] in the module
             value = value.transpose(1, 2).contiguous()
-        if model.type == "qwen3_moe" and ".experts." in name:
-            before, after = name.split(".experts.")
-            stacks.setdefault(before + ".experts.", {}).setdefault(after.split(".")[1], []).append(value)
+        if ".experts." in name and model.type in ("qwen3_moe", *tiny_models.MIXTURES):
+            before, after = name.replace(".block_sparse_moe", ".mlp").split(".experts.")
+            proj = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(after.split(".")[1], after.split(".")[1])
+            stacks.setdefault(before + ".experts.", {}).setdefault(proj, []).append(value)
+        elif ".block_sparse_moe." in name:
+            out[name.replace(".block_sparse_moe", ".mlp")] = value
         else:
             out[name] = value
     for at, parts in stacks.items():
         gate, up, down = (torch.stack(parts[p]) for p in tiny_models.PROJ)
         out[at + "gate_up_proj"], out[at + "down_proj"] = torch.cat([gate, up], dim=1), down
+        if model.type == "llama4_text":  # [E, in, out]
+            out |= {at + p: out[at + p].transpose(1, 2).contiguous() for p in ("gate_up_proj", "down_proj")}
     return out
 
 
@@ -103,15 +108,33 @@ def positions_of(length, window):
     return sorted({p for p in some if 0 <= p < length})
 
 
+def sigmoid_margins(router, logits):
+    """Of groups and of the experts in the chosen ones, the gap between the last chosen and the first rejected."""
+    scores = (logits.sigmoid() + router.e_score_correction_bias).view(len(logits), router.num_group, -1)
+    groups = scores.topk(2, dim=-1).values.sum(dim=-1)
+    best, order = torch.sort(groups, dim=-1, descending=True)
+    closed = order[:, router.topk_group :]
+    scores = scores.scatter(1, closed[:, :, None].expand(-1, -1, scores.shape[-1]), float("-inf")).flatten(1)
+    margin = torch.sort(scores, dim=-1, descending=True).values
+    margin = margin[:, router.top_k - 1] - margin[:, router.top_k]
+    if router.num_group > router.topk_group:
+        margin = torch.minimum(margin, best[:, router.topk_group - 1] - best[:, router.topk_group])
+    return margin
+
+
 def router_margins(net, top_k, tokens):
     """Logits and, per token, the smallest routing margin over the layers."""
     margins = []
 
-    def hook(_, __, output):
-        best = torch.sort(output[0], dim=-1, descending=True).values
+    def hook(module, inputs, output):
+        logits = output[1] if net.config.model_type == "llama4_text" else output[0]
+        if hasattr(module, "e_score_correction_bias"):
+            margins.append(sigmoid_margins(module, logits))
+            return
+        best = torch.sort(logits, dim=-1, descending=True).values
         margins.append(best[:, top_k - 1] - best[:, top_k])
 
-    routers = [m for n, m in net.named_modules() if n.endswith(("mlp.router", "mlp.gate"))]
+    routers = [m for n, m in net.named_modules() if n.endswith(("mlp.router", "mlp.gate", "feed_forward.router"))]
     handles = [m.register_forward_hook(hook) for m in routers]
     out = logits_of(net, tokens)
     for h in handles:
@@ -174,6 +197,10 @@ def feature_changes(model, prompts):
         variants["yarn attention factor"] = {"rope_scaling": rope | {"attention_factor": 1.0}}
     if "norm_topk_prob" in c:
         variants["norm_topk_prob"] = {"norm_topk_prob": not c["norm_topk_prob"]}
+    for key, other in (("routed_scaling_factor", 1.0), ("topk_group", c.get("n_group")), ("attention_chunk_size", 4096),
+                       ("attn_temperature_tuning", False), ("partial_rotary_factor", 1.0), ("use_qk_norm", False)):
+        if key in c and not (key == "use_qk_norm" and model.type != "llama4_text"):
+            variants[key] = {key: other}
     if "swiglu_limit" in c:
         variants["swiglu limit"] = {"swiglu_limit": 1e6}
     for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
@@ -189,7 +216,7 @@ def feature_changes(model, prompts):
     variants = {what: change for what, change in (variants | model.variants).items() if change is not None}
     nets = {what: load(model, **change) for what, change in variants.items()}
     for what, ends in (("biases", "bias"), ("sinks", "sinks"), ("q/k norm", ("q_norm.weight", "k_norm.weight"))):
-        if any(name.endswith(ends) for name in model.weights):
+        if any(name.endswith(ends) and not name.endswith("e_score_correction_bias") for name in model.weights):
             nets[what] = load(model)
             for name, value in nets[what].named_parameters():
                 if name.endswith(ends):
@@ -243,7 +270,8 @@ def record(model, folder):
         write_models.read_back(model, first)
         files.append({"kind": "gguf", "path": first.name})
 
-    window = model.config.get("sliding_window") if model.type in ("gpt_oss", "mistral") else model.window
+    window = model.config.get("sliding_window") if model.type in ("gpt_oss", "mistral", "mixtral") else model.window
+    window = window or model.config.get("attention_chunk_size")
     rows, entries = [], []
     for tokens, logits, margin in prompts:
         at = positions_of(len(tokens), window)

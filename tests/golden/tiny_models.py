@@ -14,6 +14,7 @@ import quantize_formats as qf
 import tiny_tokenizers
 from write_models import Model
 
+MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v3")
 QKV, PROJ = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 
 
@@ -82,6 +83,39 @@ class Draw:
         self.out[f"{at}.experts.down_proj"] = qf.exact_mxfp4(rng, (n, hidden, inner), 0.12 / np.sqrt(inner))
         self.out[f"{at}.experts.down_proj_bias"] = qf.exact_bf16(rng, (n, hidden), 0.0, 0.2)
 
+    def experts(self, at, experts, inner, names=PROJ):
+        hidden = self.config["hidden_size"]
+        for e in range(experts):
+            for proj, rows, cols, gain in zip(names, (inner, inner, hidden), (hidden, hidden, inner), (1.5, 1.5, 0.9)):
+                self.linear(f"{at}.experts.{e}.{proj}", rows, cols, gain)
+
+    def moe(self, at, kind):
+        """The experts of Mixtral, Qwen 2 MoE, GLM 4.5, DeepSeek V3 and Llama 4, under their published names."""
+        c, hidden = self.config, self.config["hidden_size"]
+        if kind == "mixtral":
+            at = at.replace(".mlp", ".block_sparse_moe")
+            self.linear(f"{at}.gate", c["num_local_experts"], hidden, 2.0)
+            return self.experts(at, c["num_local_experts"], c["intermediate_size"], ("w1", "w3", "w2"))
+        if kind == "llama4_text":
+            self.linear(f"{at}.router", c["num_local_experts"], hidden, 2.0)
+            self.experts(at, c["num_local_experts"], c["intermediate_size"])
+            return self.mlp(f"{at}.shared_expert", c["intermediate_size"])
+        experts = c.get("num_experts") or c["n_routed_experts"]
+        self.linear(f"{at}.gate", experts, hidden, 2.0)
+        if kind == "qwen2_moe":
+            self.mlp(f"{at}.shared_expert", c["shared_expert_intermediate_size"])
+            self.linear(f"{at}.shared_expert_gate", 1, hidden, 1.5)
+        else:
+            self.vector(f"{at}.gate.e_score_correction_bias", experts, 0.0, 0.2)
+            self.mlp(f"{at}.shared_experts", c["moe_intermediate_size"] * c["n_shared_experts"])
+        return self.experts(at, experts, c["moe_intermediate_size"])
+
+    def is_dense(self, layer):
+        c = self.config
+        if "interleave_moe_layer_step" in c:
+            return (layer + 1) % c["interleave_moe_layer_step"] != 0
+        return layer < c.get("first_k_dense_replace", 0) or layer in c.get("mlp_only_layers", [])
+
     def model(self):
         c, kind = self.config, self.config["model_type"]
         hidden = c["hidden_size"]
@@ -91,8 +125,9 @@ class Draw:
         for i in range(c["num_hidden_layers"]):
             at = f"model.layers.{i}"
             self.norm(f"{at}.input_layernorm", hidden)
-            bias = {"gpt_oss": "all", "qwen2": "qkv", "llama": "qkvo" if c.get("attention_bias") else None}.get(kind)
-            self.attention(f"{at}.self_attn", bias, qk_norm=kind in ("qwen3", "qwen3_moe"))
+            bias = {"gpt_oss": "all", "qwen2": "qkv", "qwen2_moe": "qkv", "llama": "qkvo" if c.get("attention_bias") else None}.get(kind)
+            qk_norm = kind in ("qwen3", "qwen3_moe") or kind == "glm4_moe" and c["use_qk_norm"]
+            self.attention(f"{at}.self_attn", bias, qk_norm=qk_norm)
             self.norm(f"{at}.post_attention_layernorm", hidden)
             if kind == "gpt_oss":
                 self.gpt_oss_mlp(f"{at}.mlp")
@@ -101,6 +136,10 @@ class Draw:
                 self.linear(f"{at}.mlp.gate", experts, hidden, 2.0)
                 for e in range(experts):
                     self.mlp(f"{at}.mlp.experts.{e}", c["moe_intermediate_size"])
+            elif kind in MIXTURES and not self.is_dense(i):
+                self.moe(f"{at}.feed_forward" if kind == "llama4_text" else f"{at}.mlp", kind)
+            elif kind == "llama4_text":
+                self.mlp(f"{at}.feed_forward", c["intermediate_size_mlp"])
             else:
                 self.mlp(f"{at}.mlp", c["intermediate_size"])
         self.norm("model.norm", hidden)
@@ -306,4 +345,23 @@ def build():
         "quant-mix-4": lambda: mix_experts("quant-mix-4", 54, MIX_4, shape(256, 1, 4, 2, 256, 64), num_experts=3,
                                            moe_intermediate_size=256, norm_topk_prob=True,
                                            **(qwen_moe | {"num_experts_per_tok": 2})),
+        "mixtral": lambda: plain("mixtral", 66, "mixtral", "MixtralForCausalLM", "spm", shape(32, 2, 6, 2, 32, 16),
+                                 hf={"x": 1}, gguf=q8, num_local_experts=5, num_experts_per_tok=2, sliding_window=24,
+                                 rope_theta=1000000.0, output_router_logits=False),
+        "mixtral-stacked": lambda: plain("mixtral-stacked", 62, "mixtral", "MixtralForCausalLM", "spm",
+                                         shape(32, 1, 2, 1, 32, 16), hf={"stacked": True}, num_local_experts=4,
+                                         num_experts_per_tok=3, sliding_window=None),
+        "qwen2moe": lambda: plain("qwen2moe", 63, "qwen2_moe", "Qwen2MoeForCausalLM", "qwen2", shape(32, 2, 4, 2, 64),
+                                  hf={"x": 1}, gguf=q8, num_experts=5, moe_intermediate_size=32, norm_topk_prob=False,
+                                  shared_expert_intermediate_size=64, **qwen_moe),
+        "glm4moe": lambda: plain("glm4moe", 64, "glm4_moe", "Glm4MoeForCausalLM", "qwen2", shape(32, 3, 6, 2, 64, 16),
+                                 hf={"x": 1}, gguf=q8, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+                                 moe_intermediate_size=32, n_group=3, topk_group=2, routed_scaling_factor=1.7,
+                                 norm_topk_prob=True, first_k_dense_replace=1, use_qk_norm=True,
+                                 partial_rotary_factor=0.5, rope_theta=1000000.0, num_nextn_predict_layers=0),
+        "llama4": lambda: plain("llama4", 65, "llama4_text", "Llama4ForCausalLM", "llama3", shape(32, 4, 4, 2, 32, 16),
+                                hf={"x": 1}, gguf=q8, intermediate_size_mlp=64, num_local_experts=4,
+                                num_experts_per_tok=1, interleave_moe_layer_step=2, no_rope_layer_interval=3,
+                                attention_chunk_size=40, floor_scale=16, attn_scale=0.3, attn_temperature_tuning=True,
+                                use_qk_norm=True, rope_theta=500000.0, rope_scaling=llama3_scaling),
     } | packed_models(qwen_moe) | dense_models.build() | layer_norm_models.build()

@@ -18,9 +18,11 @@ from quantize_formats import Weight, mxfp4_hf_blocks
 GGUF_ARCH = {"gpt_oss": "GPT_OSS", "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3",
              "qwen3_moe": "QWEN3MOE"}
 GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "granite": "GRANITE", "olmo2": "OLMO2",
-              "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", "gpt2": "GPT2", "phi": "PHI2"}
+              "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", 
+              "gpt2": "GPT2", "phi": "PHI2", "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "glm4_moe": "GLM4_MOE",
+              "llama4_text": "LLAMA4", "deepseek_v3": "DEEPSEEK2"}
 # Those whose converter interleaves the halves of q's and k's heads.
-INTERLEAVED = ("llama", "mistral", "ministral", "granite", "smollm3")
+INTERLEAVED = ("llama", "mistral", "ministral", "mixtral", "granite", "smollm3")
 
 
 @dataclass
@@ -75,7 +77,27 @@ def hf_tensors(model):
         else:
             out[name] = brain(w.values)
             assert torch.equal(out[name].float(), torch.from_numpy(w.values)), name
+    if model.type == "llama4_text" or model.hf.get("stacked"):
+        out = fused_experts(model, out)
     return {model.hf.get("before", "") + name: tensor for name, tensor in out.items()}
+
+
+def fused_experts(model, tensors):
+    """One tensor for all experts: Llama 4's [E, in, out], or [E, out, in] as transformers 5 holds them."""
+    out, stacks = {}, {}
+    for name, value in tensors.items():
+        name = name.replace(".block_sparse_moe.", ".mlp.")
+        if ".experts." not in name:
+            out[name] = value
+            continue
+        at, after = name.split(".experts.")
+        stacks.setdefault(at, {}).setdefault(after.split(".")[1], []).append(value)
+    for at, parts in stacks.items():
+        gate, up, down = (torch.stack(p) for p in parts.values())
+        both = {"gate_up_proj": torch.cat([gate, up], dim=1), "down_proj": down}
+        turn = (lambda t: t.transpose(1, 2)) if model.type == "llama4_text" else lambda t: t
+        out |= {f"{at}.experts.{p}": turn(t).contiguous() for p, t in both.items()}
+    return out
 
 
 def write_hf(model, folder):
@@ -149,16 +171,20 @@ def gguf_tensors(model):
             w = w.rows(rope_order(heads if "q_proj" in name else kv_heads, model.head_dim()))
         if name.endswith(".sinks"):
             put(name + ".weight", w)
-        elif "experts.gate_up_proj" in name:
+        elif ".experts.gate_up_proj" in name:
             for part, first in (("gate", 0), ("up", 1)):
                 mapped = name.replace("gate_up_proj", part + "_proj").replace("_bias", ".bias")
                 half = Weight(w.values[..., first::2]) if "_bias" in name else w.rows(np.arange(first, w.values.shape[-2], 2))
                 put(mapped if "_bias" in name else mapped + ".weight", half)
-        elif "experts.down_proj" in name:
+        elif ".experts.down_proj" in name:
             put(name.replace("_bias", ".bias") if "_bias" in name else name + ".weight", w)
-        elif ".mlp.experts." in name:  # qwen3moe: one tensor per expert, stacked in GGUF
+        elif ".experts." in name:  # qwen3moe: one tensor per expert, stacked in GGUF
             before, after = name.split(".experts.")
             experts.setdefault(before + ".experts." + after.split(".", 1)[1], []).append(w)
+        elif name.endswith("e_score_correction_bias"):
+            out[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = w
+        elif name.endswith("shared_expert_gate.weight"):
+            put(name, Weight(w.values[0]))
         else:
             put(name, w)
     for name, parts in experts.items():
@@ -204,7 +230,7 @@ def add_metadata(writer, model):
     writer.add_block_count(c["num_hidden_layers"])
     writer.add_context_length(c["max_position_embeddings"])
     writer.add_embedding_length(c["hidden_size"])
-    writer.add_feed_forward_length(c["intermediate_size"])
+    writer.add_feed_forward_length(c.get("intermediate_size_mlp") or c["intermediate_size"])
     writer.add_head_count(c["num_attention_heads"])
     writer.add_head_count_kv(c["num_key_value_heads"])
     writer.add_rope_freq_base(c["rope_theta"])
@@ -212,10 +238,10 @@ def add_metadata(writer, model):
     if "head_dim" in c:
         writer.add_key_length(c["head_dim"])
         writer.add_value_length(c["head_dim"])
-    if model.type in ("llama", "mistral"):
+    if model.type in ("llama", "mistral", "mixtral"):
         writer.add_vocab_size(c["vocab_size"])
         writer.add_rope_dimension_count(model.head_dim())
-    if model.type in ("gpt_oss", "mistral") and c["sliding_window"]:
+    if model.type in ("gpt_oss", "mistral", "mixtral") and c["sliding_window"]:
         writer.add_sliding_window(c["sliding_window"])
     if model.type == "gpt_oss":
         writer.add_expert_count(c["num_local_experts"])
@@ -225,6 +251,8 @@ def add_metadata(writer, model):
         writer.add_expert_count(c["num_experts"])
         writer.add_expert_used_count(c["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    if model.type in ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v3"):
+        add_experts(writer, model)
     if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -232,6 +260,37 @@ def add_metadata(writer, model):
     for add, value in model.gguf.get("keys", {}).items():
         getattr(writer, add)(value)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def add_experts(writer, model):
+    c = model.config
+    writer.add_expert_count(c.get("num_local_experts") or c.get("num_experts") or c["n_routed_experts"])
+    writer.add_expert_used_count(c["num_experts_per_tok"])
+    if model.type == "qwen2_moe":
+        writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
+    if model.type == "llama4_text":
+        writer.add_rope_dimension_count(c["head_dim"])
+        writer.add_expert_feed_forward_length(c["intermediate_size"])
+        writer.add_interleave_moe_layer_step(c["interleave_moe_layer_step"])
+        # What llama.cpp takes for granted of the published models is otherwise in a tiny one.
+        writer.add_sliding_window(c["attention_chunk_size"])
+        chunked = [(i + 1) % c["no_rope_layer_interval"] != 0 for i in range(c["num_hidden_layers"])]
+        writer.add_sliding_window_pattern(chunked)
+        writer.add_array("llama4.rope.unrotated_layers", [not flag for flag in chunked])
+        writer.add_attn_temperature_length(c["floor_scale"])
+        writer.add_attn_temperature_scale(c["attn_scale"])
+    if model.type in ("glm4_moe", "deepseek_v3"):
+        writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        writer.add_expert_shared_count(c["n_shared_experts"])
+        writer.add_leading_dense_block_count(c["first_k_dense_replace"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(c["routed_scaling_factor"])
+        writer.add_expert_weights_norm(c["norm_topk_prob"])
+        writer.add_expert_group_count(c["n_group"])
+        writer.add_expert_group_used_count(c["topk_group"])
+    if model.type == "glm4_moe":
+        writer.add_rope_dimension_count(int(c["head_dim"] * c["partial_rotary_factor"]))
 
 
 def add_tokenizer(writer, model):
