@@ -3,9 +3,13 @@
 // sentence-transformers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "golden_reader.h"
@@ -15,7 +19,7 @@
 namespace millrace {
 namespace {
 
-struct Text {
+struct EncodedText {
   std::vector<int32_t> tokens;
   std::vector<float> mean, first, last;  // [hidden]
   const std::vector<float>& of(Pooling pooling) const {
@@ -26,11 +30,11 @@ struct Text {
 struct Encoder {
   std::string folder;
   nlohmann::json golden;
-  std::vector<Text> texts;
+  std::vector<EncodedText> texts;
   std::vector<std::string> paths() const { return {folder + "hf", folder + "model.gguf"}; }
 };
 
-Encoder load(const std::string& name) {
+Encoder load_encoder(const std::string& name) {
   Encoder out;
   out.folder = golden::kRoot + "encoders/" + name + "/";
   out.golden = golden::read_json(out.folder + "golden.json");
@@ -57,7 +61,7 @@ EngineOptions options_for(const std::string& model, const std::string& device, c
   return options;
 }
 
-bool has_blocks(const std::string& path) {
+bool holds_blocks(const std::string& path) {
   const io::Checkpoint checkpoint = io::Checkpoint::open(path);
   return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
                      [](const TensorView& t) { return info(t.type).block_elements > 1; });
@@ -71,9 +75,9 @@ std::vector<float> embedding_of(Engine& engine, const std::vector<int32_t>& toke
   return event ? event->embedding : std::vector<float>();
 }
 
-double worst_error(Engine& engine, const Encoder& encoder) {
+double worst_of_encoder(Engine& engine, const Encoder& encoder) {
   double worst = 0;
-  for (const Text& text : encoder.texts) {
+  for (const EncodedText& text : encoder.texts) {
     for (const Pooling pooling : {Pooling::kMean, Pooling::kFirst, Pooling::kLast}) {
       worst = std::max(worst,
                        golden::relative_error(embedding_of(engine, text.tokens, pooling), text.of(pooling)));
@@ -85,36 +89,37 @@ double worst_error(Engine& engine, const Encoder& encoder) {
 class Encoders : public testing::TestWithParam<std::string> {};
 
 TEST_P(Encoders, AgreeWithTransformers) {
-  const Encoder encoder = load(GetParam());
+  const Encoder encoder = load_encoder(GetParam());
   for (const std::string& path : encoder.paths()) {
     SCOPED_TRACE(path);
-    for (const std::string device : {"reference", "cpu"}) {
+    for (const std::string& device : std::vector<std::string>{"reference", "cpu"}) {
       const auto engine = Engine::create(options_for(path, device, "f32"));
-      EXPECT_EQ(engine->model().architecture, encoder.golden.at("architecture"));
+      EXPECT_EQ(engine->model().architecture, encoder.golden.at("architecture").get<std::string>());
       EXPECT_TRUE(engine->model().encoder);
       EXPECT_EQ(engine->model().pooling,
                 encoder.golden.at("pooling") == "cls" ? Pooling::kFirst : Pooling::kMean);
-      const double worst = worst_error(*engine, encoder);
+      const double worst = worst_of_encoder(*engine, encoder);
       std::printf("[  figure  ] %-9s %s: %.1e\n", device.c_str(), path.c_str(), worst);
       // 8-bit activations cost 0.5% a product (golden_test.cpp).
-      EXPECT_LT(worst, device == "cpu" && has_blocks(path) ? 0.1 : 1e-4) << device;
+      EXPECT_LT(worst, device == "cpu" && holds_blocks(path) ? 0.1 : 1e-4) << device;
     }
   }
 }
 
 // A text is never cut: not by the budget of a step, not by others in it, not by what is remembered.
 TEST_P(Encoders, SameBitsInAnyCompany) {
-  const Encoder encoder = load(GetParam());
+  const Encoder encoder = load_encoder(GetParam());
   EngineOptions options = options_for(encoder.paths().back(), "cpu", "bf16");
   const auto engine = Engine::create(options);
   std::vector<std::vector<float>> alone;
-  for (const Text& text : encoder.texts) alone.push_back(embedding_of(*engine, text.tokens, Pooling::kMean));
+  for (const EncodedText& text : encoder.texts)
+    alone.push_back(embedding_of(*engine, text.tokens, Pooling::kMean));
   options.step_tokens = 16;  // raised to the context
   options.threads = 3;
   const auto other = Engine::create(options);
   std::vector<EventStream> streams;
   for (int round = 0; round < 3; ++round) {
-    for (const Text& text : encoder.texts) {
+    for (const EncodedText& text : encoder.texts) {
       streams.push_back(other->submit({.tokens = text.tokens, .embedding = Pooling::kMean}));
     }
   }
@@ -127,7 +132,7 @@ TEST_P(Encoders, SameBitsInAnyCompany) {
 }
 
 TEST_P(Encoders, RefuseWhatTheyAreNotFor) {
-  const Encoder encoder = load(GetParam());
+  const Encoder encoder = load_encoder(GetParam());
   const auto engine = Engine::create(options_for(encoder.paths().front(), "cpu", "f32"));
   try {
     engine->submit({.tokens = {1, 2, 3}});
@@ -149,7 +154,8 @@ INSTANTIATE_TEST_SUITE_P(Models, Encoders,
                          });
 
 TEST(LearnedPositions, EndTheContext) {
-  for (const std::string path : {"encoders/bert/model.gguf", "models/gpt2/model.gguf"}) {
+  for (const std::string& path :
+       std::vector<std::string>{"encoders/bert/model.gguf", "models/gpt2/model.gguf"}) {
     EngineOptions options = options_for(golden::kRoot + path, "cpu", "f32");
     options.context = 1024;
     try {
