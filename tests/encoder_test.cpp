@@ -94,7 +94,7 @@ TEST_P(Encoders, AgreeWithTransformers) {
     SCOPED_TRACE(path);
     for (const std::string& device : std::vector<std::string>{"reference", "cpu"}) {
       const auto engine = Engine::create(options_for(path, device, "f32"));
-      EXPECT_EQ(engine->model().architecture, encoder.golden.at("architecture"));
+      EXPECT_EQ(engine->model().architecture, encoder.golden.at("architecture").get<std::string>());
       EXPECT_TRUE(engine->model().encoder);
       EXPECT_EQ(engine->model().pooling,
                 encoder.golden.at("pooling") == "cls" ? Pooling::kFirst : Pooling::kMean);
