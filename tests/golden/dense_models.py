@@ -15,10 +15,10 @@ class DenseDraw(Draw):
     """norms: the names of a layer's norms. qk: of q and k, "head" or "whole". offset: what norms are stored less."""
 
     def __init__(self, seed, config, norms=("input_layernorm", "post_attention_layernorm"), qk=None, offset=0.0,
-                 bias=None, fused=False, embedding_scale=1.0, logit_scale=1.0):
+                 bias=None, fused=False, embedding_scale=1.0, logit_scale=1.0, qk_mean=1.25):
         super().__init__(seed, config)
         self.norms, self.qk, self.offset, self.bias, self.fused = norms, qk, offset, bias, fused
-        self.embedding_scale, self.logit_scale = embedding_scale, logit_scale
+        self.embedding_scale, self.logit_scale, self.qk_mean = embedding_scale, logit_scale, qk_mean
 
     def norm(self, name, n, mean=1.0):
         self.vector(name + ".weight", n, mean - self.offset, 0.25 * mean)
@@ -50,7 +50,7 @@ class DenseDraw(Draw):
             if self.qk:
                 count = {"q": c["num_attention_heads"], "k": c["num_key_value_heads"]}
                 for part, n in count.items():
-                    self.norm(f"{at}.self_attn.{part}_norm", dim * (n if self.qk == "whole" else 1), 1.25)
+                    self.norm(f"{at}.self_attn.{part}_norm", dim * (n if self.qk == "whole" else 1), self.qk_mean)
             self.mlp(f"{at}.mlp", c["intermediate_size"])
         # Logits with a standard deviation of about 2.
         tied = c["tie_word_embeddings"]
@@ -74,6 +74,7 @@ GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_l
 
 def gemma(name, seed, kind, s, qk, **more):
     draw = {"norms": GEMMA_NORMS, "qk": qk, "offset": 1.0, "embedding_scale": np.sqrt(s["hidden_size"])}
+    draw["qk_mean"] = 0.9 if s["num_hidden_layers"] > 3 else 1.25  # many layers amplify what 8 bits round
     more = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True} | more
     return dense(name, seed, kind, "Gemma3ForCausalLM" if "3" in kind else "Gemma2ForCausalLM", "spm", s, draw, **more)
 
