@@ -3,6 +3,7 @@
 // rotary angles.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -33,22 +34,30 @@ ModelConfig read_fields(const json& fields) {
 json facts_of(const ModelConfig& c, const json& expected) {
   json dense = json::array();
   for (int l = 0; l < c.layers; ++l) dense.push_back(c.is_dense(l));
-  const json all = {{"layers", c.layers},
-                    {"hidden", c.hidden},
-                    {"heads", c.heads},
-                    {"kv_heads", c.kv_heads},
-                    {"head_dim", c.head_dim},
-                    {"ffn", c.ffn},
-                    {"windows", c.layer_windows},
-                    {"dense", dense},
-                    {"experts", c.experts},
-                    {"experts_per_token", c.experts_per_token},
-                    {"expert_ffn", c.expert_ffn},
-                    {"renormalize", c.expert_weighting == Route::Weighting::kSoftmaxAllRenormalized},
-                    {"norm_eps", c.norm_eps},
-                    {"angles", c.rope_inv_freq},
-                    {"magnitude", c.rope_magnitude},
-                    {"swiglu", {c.swiglu_alpha, c.swiglu_limit}}};
+  const json all = {
+      {"layers", c.layers},
+      {"hidden", c.hidden},
+      {"heads", c.heads},
+      {"kv_heads", c.kv_heads},
+      {"head_dim", c.head_dim},
+      {"ffn", c.ffn},
+      {"windows", c.layer_windows},
+      {"dense", dense},
+      {"experts", c.experts},
+      {"experts_per_token", c.experts_per_token},
+      {"expert_ffn", c.expert_ffn},
+      {"renormalize", c.expert_weighting == Route::Weighting::kSoftmaxAllRenormalized ||
+                          c.expert_weighting == Route::Weighting::kSigmoidRenormalized},
+      {"shared_ffn", c.shared_ffn},
+      {"groups", {c.expert_groups, c.expert_groups_chosen}},
+      {"scale", c.expert_scale},
+      {"unrotated", c.unrotated_layers},
+      {"qk_norm", c.own.contains("qk_norm") && c.own.at("qk_norm") != 0.0f &&
+                      std::count(c.unrotated_layers.begin(), c.unrotated_layers.end(), false) > 0},
+      {"norm_eps", c.norm_eps},
+      {"angles", c.rope_inv_freq},
+      {"magnitude", c.rope_magnitude},
+      {"swiglu", {c.swiglu_alpha, c.swiglu_limit}}};
   json out;
   for (const auto& [name, value] : expected.items()) out[name] = all.at(name);
   return out;
@@ -96,7 +105,8 @@ TEST_P(HfConfig, MeansWhatItMeansToTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Classes, HfConfig,
-                         testing::Values("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss"),
+                         testing::Values("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss",
+                                         "mixtral", "qwen2_moe", "glm4_moe", "llama4_text"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 }  // namespace

@@ -33,6 +33,12 @@ BASES = {
     "qwen3_moe": {**SMALL, **EXPERTS, "head_dim": 32, "num_experts": 6, "moe_intermediate_size": 48,
                   "norm_topk_prob": True},
     "gpt_oss": {**SMALL, **EXPERTS, "head_dim": 16, "num_local_experts": 6, "sliding_window": 24},
+    "mixtral": {**SMALL, **EXPERTS, "head_dim": 16, "num_local_experts": 6},
+    "qwen2_moe": {**SMALL, **EXPERTS, "num_experts": 6, "moe_intermediate_size": 48,
+                  "shared_expert_intermediate_size": 80},
+    "glm4_moe": {**SMALL, **EXPERTS, "head_dim": 32, "n_routed_experts": 6, "moe_intermediate_size": 48},
+    "llama4_text": {**SMALL, "head_dim": 32, "num_local_experts": 6, "intermediate_size_mlp": 80,
+                    "pad_token_id": 0},
 }
 
 # Other values of a key than its default. Keys that change nothing a reader sees (dropout, caching) are not here.
@@ -47,7 +53,11 @@ VALUES = {
     "moe_intermediate_size": [32, 80], "norm_topk_prob": [True, False], "decoder_sparse_step": [1, 2, 3],
     "mlp_only_layers": [[], [1], [0, 3], None], "swiglu_limit": [5.0, 9.5], "swiglu_alpha": [1.5, 2.0],
     "original_max_position_embeddings": [64, 256], "hidden_act": ["silu"], "rope_parameters": [None],
-    "rope_scaling": [None],
+    "rope_scaling": [None], "shared_expert_intermediate_size": [32, 112], "n_routed_experts": [4, 8],
+    "n_shared_experts": [1, 3], "n_group": [2, 3], "topk_group": [1], "routed_scaling_factor": [1.0, 2.5],
+    "first_k_dense_replace": [0, 2, 9], "use_qk_norm": [True, False], "intermediate_size_mlp": [64, 112],
+    "moe_layers": [None, [1], [0, 3]], "interleave_moe_layer_step": [1, 2, 3], "attention_chunk_size": [16, 100],
+    "no_rope_layers": [None, [1, 0, 0, 1]], "no_rope_layer_interval": [1, 2, 3],
 }
 SHORT = [1.0 + 0.1 * i for i in range(32)]
 ROPE = [
@@ -76,9 +86,12 @@ ROPE = [
 def window_of(config, layer):
     if config.model_type == "llama":
         return 0
-    if config.model_type == "mistral":
+    if config.model_type in ("mistral", "mixtral"):
         return config.sliding_window or 0
-    return layer.self_attn.sliding_window or 0
+    if config.model_type == "llama4_text":
+        chunked = config.layer_types[layer.self_attn.layer_idx] == "chunked_attention"
+        return config.attention_chunk_size if chunked else 0
+    return getattr(layer.self_attn, "sliding_window", 0) or 0
 
 
 def facts(fields):
@@ -91,20 +104,29 @@ def facts(fields):
     attention = layers[0].self_attn
     out = {"layers": len(layers), "hidden": config.hidden_size, "heads": config.num_attention_heads,
            "kv_heads": attention.k_proj.out_features // attention.head_dim, "head_dim": attention.head_dim,
-           "norm_eps": layers[0].input_layernorm.variance_epsilon,
+           "norm_eps": getattr(layers[0].input_layernorm, "variance_epsilon", None) or layers[0].input_layernorm.eps,
            "windows": [window_of(config, layer) for layer in layers],
            "angles": [float(f"{x:.9g}") for x in rotary.inv_freq.tolist()], "magnitude": rotary.attention_scaling}
-    dense = [hasattr(layer.mlp, "gate_proj") for layer in layers]
+    blocks = [layer.feed_forward if config.model_type == "llama4_text" else layer.mlp for layer in layers]
+    dense = [hasattr(block, "gate_proj") for block in blocks]
     if any(dense):
-        out["ffn"] = layers[dense.index(True)].mlp.gate_proj.out_features
+        out["ffn"] = blocks[dense.index(True)].gate_proj.out_features
     if not all(dense):
-        sparse = layers[dense.index(False)].mlp
+        sparse = blocks[dense.index(False)]
         router = sparse.gate if hasattr(sparse, "gate") else sparse.router
         out.update(dense=dense, experts=router.num_experts, experts_per_token=router.top_k,
-                   expert_ffn=sparse.experts.down_proj.shape[1 if config.model_type == "gpt_oss" else 2])
-        if config.model_type == "qwen3_moe":
+                   expert_ffn=sparse.experts.down_proj.shape[1 if config.model_type in ("gpt_oss", "llama4_text") else 2])
+        shared = getattr(sparse, "shared_expert", None) or getattr(sparse, "shared_experts", None)
+        if shared is not None:
+            out["shared_ffn"] = shared.gate_proj.out_features
+        if hasattr(router, "norm_topk_prob"):
             out["renormalize"] = bool(router.norm_topk_prob)
-        else:
+        if hasattr(router, "num_group"):
+            out.update(groups=[router.num_group, router.topk_group], scale=router.routed_scaling_factor)
+        if config.model_type == "llama4_text":
+            out["unrotated"] = [not layer.self_attn.use_rope for layer in layers]
+            out["qk_norm"] = any(hasattr(layer.self_attn, "qk_norm") for layer in layers)
+        if config.model_type == "gpt_oss":
             out["swiglu"] = [sparse.experts.alpha, sparse.experts.limit]
     return out
 
