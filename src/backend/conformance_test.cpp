@@ -533,6 +533,7 @@ struct AttentionCase {
   int32_t heads, kv_heads, head_dim, window;
   bool sinks, interleaved;
   DType kv_type;
+  int32_t chunk = 0;  // then queries grow too
 };
 
 // A ragged batch: a fresh prompt, a long context that goes on, a single new token. Contexts are built up by
@@ -545,9 +546,10 @@ void compare_attention(Backend& device, const AttentionCase& c, const std::strin
   spec.head_dim = c.head_dim;
   spec.max_context = 1300;
   spec.kv_type = c.kv_type;
-  spec.kv_groups = {{0, 1, 200}, {c.window, 2, 210}};
+  const int32_t kept = std::max(c.window, c.chunk);
+  spec.kv_groups = {{0, 1, 200}, {kept, 2, 210}};
   spec.layers = {{0, 0}, {1, 0}, {1, 1}};
-  const int layer = c.window > 0 ? 2 : 0;
+  const int layer = kept > 0 ? 2 : 0;
   Pair pair(device, spec);
   const OwnedTensor sink = random_vector(random, c.heads, 1.0f, 1.0f);
   const auto [sink_want, sink_got] = pair.load(sink, WeightUse::kVector);
@@ -578,7 +580,8 @@ void compare_attention(Backend& device, const AttentionCase& c, const std::strin
     pair.write(Slot::kQuery, q);
     pair.write(Slot::kKey, k);
     pair.write(Slot::kValue, v);
-    const Rope rope{layer, inv_freq, 1.25f, c.interleaved};
+    Rope rope{layer, inv_freq, 1.25f, c.interleaved};
+    if (c.chunk > 0) rope.growth = {0.2f, 32.0f, 1};
     pair.want->rope_append_kv(rope);
     pair.got->rope_append_kv(rope);
     const std::vector<float> q_want = pair.want->read_slot(Slot::kQuery);
@@ -586,8 +589,8 @@ void compare_attention(Backend& device, const AttentionCase& c, const std::strin
     for (size_t i = 0; i < q_want.size(); ++i) rotated.push_back(8 * kEps * 2 * 5);  // |a cos| + |b sin| < 10
     expect_within(pair.got->read_slot(Slot::kQuery), q_want, rotated, label + " rope");
     const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
-    pair.want->attend({layer, c.window, scale, c.sinks ? sink_want : nullptr});
-    pair.got->attend({layer, c.window, scale, c.sinks ? sink_got : nullptr});
+    pair.want->attend({layer, c.window, scale, c.sinks ? sink_want : nullptr, 0.0f, c.chunk});
+    pair.got->attend({layer, c.window, scale, c.sinks ? sink_got : nullptr, 0.0f, c.chunk});
     // Scores are off by the rounding of their sum and of the cached keys; with e the largest such error the
     // weights are off by a factor exp(2 e) and the output by that share of the largest value, and by the
     // values' rounding.
@@ -624,15 +627,76 @@ TEST(Attention, MatchesReference) {
       {8, 1, 32, 0, false, false, DType::kQ8_0},     {9, 3, 40, 0, true, true, DType::kF8E4M3},
       {8, 2, 64, 0, true, false, DType::kF8E4M3},    {8, 1, 64, 128, true, true, DType::kF8E4M3},
       {4, 2, 128, 50, false, false, DType::kF8E4M3}, {16, 1, 64, 0, false, false, DType::kF8E4M3},
+      {6, 2, 16, 0, false, true, DType::kF32, 40},   {4, 1, 32, 0, true, false, DType::kBF16, 100},
   };
   for (Device& device : all_devices()) {
     for (const AttentionCase& c : cases) {
       if (!device.backend->supports_kv_type(c.kv_type)) continue;
+      if (c.chunk > 0 && device.backend->lacks().any()) continue;
       compare_attention(*device.backend, c,
                         device.label + " heads " + std::to_string(c.heads) + "/" +
                             std::to_string(c.kv_heads) + " dim " + std::to_string(c.head_dim) + " window " +
                             std::to_string(c.window));
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// ---------------------------------------------------------------- mixtures
+
+// Sigmoid routing by groups with a bias of the choice, a scale, a shared expert with and without a mix,
+// inputs that are weighed: float32, so that both sides choose the same experts and differ by the rounding of
+// sums.
+TEST(Mixture, MatchesReference) {
+  constexpr int32_t kHidden = 48, kInner = 40, kShared = 56, kExperts = 6, kChosen = 3;
+  for (Device& device : all_devices()) {
+    if (device.backend->lacks().any()) continue;
+    for (const int32_t tokens : {1, 5, 37}) {
+      for (int variant = 0; variant < 8; ++variant) {
+        const bool grouped = variant % 2 == 1, mixed = variant / 2 % 2 == 1, weighed = variant / 4 == 1;
+        std::mt19937 random(static_cast<unsigned>(100 + variant));
+        ExecutorSpec spec = base_spec(tokens, kHidden);
+        spec.experts = kExperts;
+        spec.experts_per_token = kChosen;
+        spec.expert_ffn = kInner;
+        spec.ffn = kShared;
+        Pair pair(*device.backend, spec);
+        const LinearPair gate(pair, random, DType::kF32, kInner, kHidden, false, kExperts),
+            up(pair, random, DType::kF32, kInner, kHidden, false, kExperts),
+            down(pair, random, DType::kF32, kHidden, kInner, false, kExperts),
+            router(pair, random, DType::kF32, kExperts, kHidden, false),
+            shared_gate(pair, random, DType::kF32, kShared, kHidden, false),
+            shared_up(pair, random, DType::kF32, kShared, kHidden, false),
+            shared_down(pair, random, DType::kF32, kHidden, kShared, false),
+            mix(pair, random, DType::kF32, 1, kHidden, false);
+        const OwnedTensor ones = random_vector(random, kHidden, 1.0f, 0.1f),
+                          bias = random_vector(random, kExperts, 0.0f, 0.5f);
+        const auto [norm_want, norm_got] = pair.load(ones, WeightUse::kVector);
+        const auto [bias_want, bias_got] = pair.load(bias, WeightUse::kVector);
+        Flat flat(tokens);
+        pair.begin(flat.batch());
+        pair.write(Slot::kResidual, random_floats(random, static_cast<size_t>(tokens * kHidden), 3.0f));
+        const auto weighting = mixed ? Route::Weighting::kSigmoidRenormalized : Route::Weighting::kSigmoid;
+        const auto route = [&](const Weight* norm, const Linear& linear, const Weight* choice) {
+          return Route{{norm, 1e-5f},   linear,         kChosen, weighting, 1.7f, grouped ? choice : nullptr,
+                       grouped ? 3 : 1, grouped ? 2 : 1};
+        };
+        pair.want->route(route(norm_want, router.want, bias_want));
+        pair.got->route(route(norm_got, router.got, bias_got));
+        Experts want{gate.want, up.want, down.want}, got{gate.got, up.got, down.got};
+        want.weigh_input = got.weigh_input = weighed;
+        want.shared = {shared_gate.want, shared_up.want, shared_down.want, mixed ? mix.want : Linear{}};
+        got.shared = {shared_gate.got, shared_up.got, shared_down.got, mixed ? mix.got : Linear{}};
+        pair.want->experts_add(want);
+        pair.got->experts_add(got);
+        // Sums of some ten values of up to about ten each, twice over.
+        const std::vector<float> expected = pair.want->read_slot(Slot::kResidual);
+        std::vector<double> bound;
+        for (const float x : expected) bound.push_back(1e-4 + 1e-5 * std::fabs(static_cast<double>(x)));
+        expect_within(pair.got->read_slot(Slot::kResidual), expected, bound,
+                      device.label + " variant " + std::to_string(variant));
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }

@@ -3,6 +3,7 @@
 // rotary angles.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -49,7 +50,13 @@ json facts_of(const ModelConfig& c, const json& expected) {
       {"experts", c.experts},
       {"experts_per_token", c.experts_per_token},
       {"expert_ffn", c.expert_ffn},
-      {"renormalize", c.expert_weighting == Route::Weighting::kSoftmaxAllRenormalized},
+      {"renormalize", c.expert_weighting == Route::Weighting::kSoftmaxAllRenormalized ||
+                          c.expert_weighting == Route::Weighting::kSigmoidRenormalized},
+      {"shared_ffn", c.shared_ffn},
+      {"groups", {c.expert_groups, c.expert_groups_chosen}},
+      {"expert_scale", c.expert_scale},
+      {"qk_norm", c.own.contains("qk_norm") && c.own.at("qk_norm") != 0.0f &&
+                      std::count(c.unrotated_layers.begin(), c.unrotated_layers.end(), false) > 0},
       {"norm_eps", c.norm_eps},
       {"angles", c.rope_inv_freq},
       {"magnitude", c.rope_magnitude},
@@ -128,7 +135,8 @@ INSTANTIATE_TEST_SUITE_P(Classes, LayerNormConfig, testing::Values("gpt2", "phi"
 INSTANTIATE_TEST_SUITE_P(Classes, HfConfig,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss",
                                          "gemma3_text", "gemma2", "phi3", "granite", "olmo2", "smollm3",
-                                         "seed_oss", "ernie4_5", "ministral"),
+                                         "seed_oss", "ernie4_5", "ministral", "mixtral", "qwen2_moe",
+                                         "glm4_moe", "llama4_text"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 }  // namespace

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "base/error.h"
 #include "io/hf_directory.h"
 #include "model/architecture.h"
 #include "model/decoder_config.h"
@@ -46,11 +45,6 @@ class Llama4 final : public Architecture {
     }
     config.rope_interleaved = true;
     read_rope(reader, config);
-    if (has(config, "qk_norm") && config.rope_magnitude != 1.0f) {
-      throw_error(ErrorCode::kUnsupported,
-                  "{}: rope scaling: found a magnitude of {}, expected 1 with use_qk_norm",
-                  reader.checkpoint().path(), config.rope_magnitude);
-    }
   }
 
   void write_keys(GgufKeys& keys) const override {
@@ -109,10 +103,14 @@ class Llama4 final : public Architecture {
   void layer(Executor& x, const LayerWeights& w, const ModelConfig& config, int index) const override {
     const bool rotated = config.is_rotated(index);
     NormQkv qkv = qkv_of(w, config);
-    // Behind the rotation in the paper; the length of a head does not change by it.
-    if (rotated && has(config, "qk_norm")) qkv.q_norm.kind = qkv.k_norm.kind = Norm::Kind::kRmsUnweighted;
-    x.norm_qkv(qkv);
     Rope rope = rope_of(config, index);
+    if (rotated && has(config, "qk_norm")) {
+      // Behind the rotation in the paper, which changes the length of a head by its magnitude alone.
+      const float eps = config.norm_eps / (rope.magnitude * rope.magnitude);
+      qkv.q_norm = qkv.k_norm = {.eps = eps, .kind = Norm::Kind::kRmsUnweighted};
+      rope.magnitude = 1.0f;
+    }
+    x.norm_qkv(qkv);
     if (!rotated) rope.growth = {config.own.at("growth"), config.own.at("growth_every"), 1};
     x.rope_append_kv(rope);
     Attend attend = attend_of(w, config, index);

@@ -33,6 +33,12 @@ BASES = {
     "qwen3_moe": {**SMALL, **EXPERTS, "head_dim": 32, "num_experts": 6, "moe_intermediate_size": 48,
                   "norm_topk_prob": True},
     "gpt_oss": {**SMALL, **EXPERTS, "head_dim": 16, "num_local_experts": 6, "sliding_window": 24},
+    "mixtral": {**SMALL, **EXPERTS, "head_dim": 16, "num_local_experts": 6},
+    "qwen2_moe": {**SMALL, **EXPERTS, "num_experts": 6, "moe_intermediate_size": 48,
+                  "shared_expert_intermediate_size": 80},
+    "glm4_moe": {**SMALL, **EXPERTS, "head_dim": 32, "n_routed_experts": 6, "moe_intermediate_size": 48},
+    "llama4_text": {**SMALL, "head_dim": 32, "num_local_experts": 6, "intermediate_size_mlp": 80,
+                    "pad_token_id": 0},
 }
 # Dense decoders that differ from llama by a few switches: with some of the rotary scalings.
 GEMMA = {**SMALL, "head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 20}
@@ -62,7 +68,11 @@ VALUES = {
     "moe_intermediate_size": [32, 80], "norm_topk_prob": [True, False], "decoder_sparse_step": [1, 2, 3],
     "mlp_only_layers": [[], [1], [0, 3], None], "swiglu_limit": [5.0, 9.5], "swiglu_alpha": [1.5, 2.0],
     "original_max_position_embeddings": [64, 256], "hidden_act": ["silu"], "rope_parameters": [None],
-    "rope_scaling": [None],
+    "rope_scaling": [None], "shared_expert_intermediate_size": [32, 112], "n_routed_experts": [4, 8],
+    "n_shared_experts": [1, 3], "n_group": [2, 3], "topk_group": [1], "routed_scaling_factor": [1.0, 2.5],
+    "first_k_dense_replace": [0, 2, 9], "use_qk_norm": [True, False], "intermediate_size_mlp": [64, 112],
+    "moe_layers": [None, [1], [0, 3]], "interleave_moe_layer_step": [1, 2, 3], "attention_chunk_size": [16, 100],
+    "no_rope_layers": [None, [1, 0, 0, 1]], "no_rope_layer_interval": [1, 2, 3],
 }
 VALUES |= {
     "query_pre_attn_scalar": [16, 64], "attn_logit_softcapping": [20.0, None], "final_logit_softcapping": [9.0, None],
@@ -98,11 +108,14 @@ ROPE = [
 def window_of(config, layer):
     if config.model_type in ("llama", "granite", "olmo2", "seed_oss", "ernie4_5"):
         return 0
-    if config.model_type in ("mistral", "phi3"):
+    if config.model_type in ("mistral", "mixtral", "phi3"):
         return config.sliding_window or 0
     if config.model_type == "smollm3":  # its mask goes by layer_types alone
         return config.sliding_window if config.layer_types[layer.self_attn.layer_idx] == "sliding_attention" else 0
-    return layer.self_attn.sliding_window or 0
+    if config.model_type == "llama4_text":
+        chunked = config.layer_types[layer.self_attn.layer_idx] == "chunked_attention"
+        return config.attention_chunk_size if chunked else 0
+    return getattr(layer.self_attn, "sliding_window", 0) or 0
 
 
 def dense_facts(config, model, rotary, out):
@@ -143,19 +156,28 @@ def facts(fields):
         out["angles"] = angles(rotary.full_attention_inv_freq if split else rotary.inv_freq)
         out["magnitude"] = rotary.full_attention_attention_scaling if split else rotary.attention_scaling
     dense_facts(config, model, rotary, out)
-    dense = [hasattr(layer.mlp, "gate_proj") or hasattr(layer.mlp, "gate_up_proj") for layer in layers]
-    if hasattr(layers[0].mlp, "gate_up_proj"):
-        out["ffn"] = layers[0].mlp.gate_up_proj.out_features // 2
+    blocks = [layer.feed_forward if config.model_type == "llama4_text" else layer.mlp for layer in layers]
+    dense = [hasattr(block, "gate_proj") or hasattr(block, "gate_up_proj") for block in blocks]
+    if hasattr(blocks[0], "gate_up_proj"):
+        out["ffn"] = blocks[0].gate_up_proj.out_features // 2
     elif any(dense):
-        out["ffn"] = layers[dense.index(True)].mlp.gate_proj.out_features
+        out["ffn"] = blocks[dense.index(True)].gate_proj.out_features
     if not all(dense):
-        sparse = layers[dense.index(False)].mlp
+        sparse = blocks[dense.index(False)]
         router = sparse.gate if hasattr(sparse, "gate") else sparse.router
         out.update(dense=dense, experts=router.num_experts, experts_per_token=router.top_k,
-                   expert_ffn=sparse.experts.down_proj.shape[1 if config.model_type == "gpt_oss" else 2])
-        if config.model_type == "qwen3_moe":
+                   expert_ffn=sparse.experts.down_proj.shape[1 if config.model_type in ("gpt_oss", "llama4_text") else 2])
+        shared = getattr(sparse, "shared_expert", None) or getattr(sparse, "shared_experts", None)
+        if shared is not None:
+            out["shared_ffn"] = shared.gate_proj.out_features
+        if hasattr(router, "norm_topk_prob"):
             out["renormalize"] = bool(router.norm_topk_prob)
-        else:
+        if hasattr(router, "num_group"):
+            out.update(groups=[router.num_group, router.topk_group], expert_scale=router.routed_scaling_factor)
+        if config.model_type == "llama4_text":
+            out["unrotated"] = [not layer.self_attn.use_rope for layer in layers]
+            out["qk_norm"] = any(hasattr(layer.self_attn, "qk_norm") for layer in layers)
+        if config.model_type == "gpt_oss":
             out["swiglu"] = [sparse.experts.alpha, sparse.experts.limit]
     return out
 
