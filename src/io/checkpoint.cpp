@@ -94,6 +94,7 @@ HfDirectory read_directory(const std::string& path) {
   hf.nested = take_text_config(hf.config);
   hf.generation_config = optional_json(in_dir(path, "generation_config.json"));
   hf.tokenizer_json = optional_text(in_dir(path, "tokenizer.json"));
+  if (hf.tokenizer_json.empty()) hf.tekken_json = optional_text(in_dir(path, "tekken.json"));
   const std::string tokenizer_config = in_dir(path, "tokenizer_config.json");
   hf.tokenizer_config = optional_json(tokenizer_config);
   hf.chat_template = optional_text(in_dir(path, "chat_template.jinja"));

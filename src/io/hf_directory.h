@@ -15,6 +15,7 @@ struct HfDirectory {
   bool nested = false;    // such a model: weights are called language_model. or model.language_model.
   nlohmann::json generation_config;  // null when the file is absent
   std::string tokenizer_json;        // text; empty when the file is absent
+  std::string tekken_json;           // Mistral's own form of it, likewise; read where the first is absent
   nlohmann::json tokenizer_config;   // null when absent
   std::string chat_template;         // chat_template.jinja or tokenizer_config's chat_template; may be empty
   Safetensors weights;

@@ -67,6 +67,8 @@ void read_gguf_vocabulary(const json& j, OwnedVocabulary& v) {
 
 std::shared_ptr<const Tokenizer> load(const std::string& name) {
   const std::string folder = kVocabularies + name + "/";
+  if (std::filesystem::exists(folder + "tekken.json"))
+    return Tokenizer::from_tekken(read_text_file(folder + "tekken.json"), folder + "tekken.json");
   if (std::filesystem::exists(folder + "tokenizer.json"))
     return Tokenizer::from_json(read_text_file(folder + "tokenizer.json"),
                                 read_text_file(folder + "tokenizer_config.json"), folder + "tokenizer.json");
@@ -79,7 +81,8 @@ std::shared_ptr<const Tokenizer> load(const std::string& name) {
 std::shared_ptr<const Tokenizer> load_as_gguf(const std::string& name, const std::string& pre) {
   const json file = json::parse(read_text_file(kVocabularies + name + "/tokenizer.json"));
   OwnedVocabulary v;
-  v.view.model = "gpt2";
+  const bool bert = pre == "bert";
+  v.view.model = bert ? "bert" : "gpt2";
   v.view.pre = pre;
   const auto put = [&](size_t id, const std::string& token, int32_t type) {
     while (v.tokens.size() <= id) {
@@ -89,13 +92,18 @@ std::shared_ptr<const Tokenizer> load_as_gguf(const std::string& name, const std
     v.tokens[id] = token;
     v.view.types[id] = type;
   };
-  for (const auto& [token, id] : file.at("model").at("vocab").items()) put(id.get<size_t>(), token, 1);
+  for (const auto& [token, id] : file.at("model").at("vocab").items())
+    put(id.get<size_t>(),
+        !bert                     ? token
+        : token.starts_with("##") ? token.substr(2)
+                                  : "\xe2\x96\x81" + token,
+        1);
   for (const json& t : file.at("added_tokens"))
     put(t.at("id"), t.at("content"), t.at("special").get<bool>() ? 3 : 4);
-  for (const json& m : file.at("model").at("merges"))
+  for (const json& m : file.at("model").value("merges", json::array()))
     v.merges.push_back(m.is_string() ? m.get<std::string>()
                                      : m[0].get<std::string>() + " " + m[1].get<std::string>());
-  v.view.add_bos = false;
+  v.view.add_bos = bert;
   v.finish();
   return Tokenizer::from_gguf(v.view, name + " as GGUF");
 }
@@ -156,7 +164,8 @@ TEST_P(TokenizerGolden, SameIdsAsTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(All, TokenizerGolden,
                          testing::Values("gpt-oss", "gpt-oss-tiktoken", "gpt2", "llama3", "qwen3", "smollm2",
-                                         "mistral", "llama2"),
+                                         "mistral", "llama2", "gemma3", "gemma3-gguf", "deepseek3", "tekken",
+                                         "tekken-json", "minilm"),
                          [](const auto& param) {
                            std::string name = param.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -175,7 +184,8 @@ TEST_P(TokenizerGoldenAsGguf, SameIdsAsTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(All, TokenizerGoldenAsGguf,
                          testing::Values(AsGguf{"gpt-oss", "gpt-4o"}, AsGguf{"gpt2", "gpt-2"},
-                                         AsGguf{"qwen3", "qwen2"}),
+                                         AsGguf{"qwen3", "qwen2"}, AsGguf{"deepseek3", "deepseek-v3"},
+                                         AsGguf{"tekken", "tekken"}, AsGguf{"minilm", "bert"}),
                          [](const auto& param) {
                            std::string name = param.param.name;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -178,4 +178,17 @@ std::string to_nfc(std::string_view text) {
   return out;
 }
 
+std::string to_nfd(std::string_view text) {
+  const Tables& t = tables();
+  std::vector<Mark> marks;
+  marks.reserve(text.size());
+  for (size_t i = 0, n = 0; i < text.size(); i += n)
+    decompose(t, decode_valid_utf8(text.data() + i, n), marks);
+  reorder(marks);
+  std::string out;
+  out.reserve(text.size());
+  for (const Mark& mark : marks) append_utf8(out, mark.code_point);
+  return out;
+}
+
 }  // namespace millrace

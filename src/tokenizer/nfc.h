@@ -1,4 +1,5 @@
-// Canonical composition (NFC), which Qwen's tokenizers apply before anything else.
+// Canonical composition (NFC), which Qwen's tokenizers apply before anything else, and decomposition (NFD),
+// by which BERT's find accents.
 #pragma once
 
 #include <string>
@@ -10,5 +11,7 @@ namespace millrace {
 bool is_nfc(std::string_view text);
 // Bytes that are not UTF-8 stay as they are and stop composition.
 std::string to_nfc(std::string_view text);
+// Of text known to be well-formed.
+std::string to_nfd(std::string_view text);
 
 }  // namespace millrace

@@ -10,6 +10,7 @@
 #include "tokenizer/sentencepiece.h"
 #include "tokenizer/tokenizer_json.h"
 #include "tokenizer/unicode.h"
+#include "tokenizer/wordpiece.h"
 
 namespace millrace {
 namespace {
@@ -65,13 +66,15 @@ struct Field {
   }
 };
 
-// Everything the file says about the two families; which one it is comes out of the pre-tokenizer.
+// Everything the file says about the three families; which one it is comes out of the pre-tokenizer.
 struct Pipeline {
   bool byte_level = false;
   ByteBpeOptions bytes;
   bool nfc = false, prepend = false, replace = false;  // normalizers
-  bool metaspace = false, decodes_byte_level = false;
+  bool metaspace = false, decodes_byte_level = false, split_at_space = false;
   SentencePieceOptions pieces;
+  bool bert_normalizer = false, bert_words = false;
+  WordPieceOptions words;
 };
 
 void read_normalizer(const Field& f, Pipeline& p) {
@@ -94,8 +97,15 @@ void read_normalizer(const Field& f, Pipeline& p) {
     const std::string to = f["content"].string();
     if (from != " " || to != kSpaceMark) f["pattern"].unsupported(from, "a space replaced by U+2581");
     p.replace = true;
+  } else if (type == "BertNormalizer") {
+    BertNormalizer& n = p.words.normalizer;
+    n.clean_text = f["clean_text"].boolean_or(true);
+    n.chinese_apart = f["handle_chinese_chars"].boolean_or(true);
+    n.lowercase = f["lowercase"].boolean_or(true);
+    n.strip_accents = f["strip_accents"].boolean_or(n.lowercase);
+    p.bert_normalizer = true;
   } else {
-    f["type"].unsupported(type, "Sequence, NFC, Prepend, Replace");
+    f["type"].unsupported(type, "Sequence, NFC, Prepend, Replace, BertNormalizer");
   }
 }
 
@@ -127,11 +137,19 @@ void read_pre_tokenizer(const Field& f, Pipeline& p) {
         item["type"].unsupported("Sequence", "no Sequence inside a Sequence");
       read_pre_tokenizer(item, p);
     }
+  } else if (type == "BertPreTokenizer") {
+    p.bert_words = true;
+  } else if (type == "Split" && f["pattern"]["String"].value != nullptr) {
+    // Gemma's: behind a normalizer that leaves no spaces it cuts nothing.
+    const std::string at = f["pattern"]["String"].string();
+    if (at != " ") f["pattern"].unsupported(at, "an expression, or a space behind a Replace of it");
+    p.split_at_space = true;
   } else if (type == "Split") {
     const Field regex = f["pattern"]["Regex"];
     const Scanner scanner = find_split_scanner(regex.string());
     if (scanner == nullptr)
-      regex.unsupported(regex.string(), "the expressions of GPT-2, Llama 3, Qwen 2 and o200k");
+      regex.unsupported(regex.string(),
+                        "the expressions of GPT-2, Llama 3, Qwen 2, o200k, Tekken, DeepSeek and Seed");
     if (f["behavior"].string() != "Isolated") f["behavior"].unsupported(f["behavior"].string(), "Isolated");
     if (f["invert"].boolean_or(false)) f["invert"].unsupported("true", "false");
     p.bytes.scanners.push_back(scanner);
@@ -146,7 +164,7 @@ void read_pre_tokenizer(const Field& f, Pipeline& p) {
   } else if (type == "Metaspace") {
     read_metaspace(f, p);
   } else {
-    f["type"].unsupported(type, "Sequence, Split, Digits, ByteLevel, Metaspace");
+    f["type"].unsupported(type, "Sequence, Split, Digits, ByteLevel, Metaspace, BertPreTokenizer");
   }
 }
 
@@ -174,8 +192,12 @@ void read_decoder(const Field& f, Pipeline& p) {
     p.pieces.strip_first_token = f["prepend_scheme"].string_or("always") != "never";
   } else if (type == "ByteFallback") {
     p.pieces.decode_bytes = true;
+  } else if (type == "WordPiece") {
+    p.words.continuing = f["prefix"].string_or("##");
+    p.words.clean_up = f["cleanup"].boolean_or(true);
   } else if (type != "Fuse") {
-    f["type"].unsupported(type, "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace");
+    f["type"].unsupported(type,
+                          "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, WordPiece");
   }
 }
 
@@ -212,8 +234,15 @@ void read_post_processor(const Field& f, TokenizerParts& parts) {
         side.push_back(static_cast<TokenId>(id.integer(0, INT32_MAX - 1)));
     }
     if (!behind) f["single"].bad("a template with a Sequence");
+  } else if (type == "BertProcessing" || type == "RobertaProcessing") {
+    for (const char* side : {"cls", "sep"}) {
+      const std::vector<Field> pair = f[side].items();
+      if (pair.size() != 2) f[side].bad("a token and its id");
+      (side[0] == 'c' ? parts.prefix : parts.suffix)
+          .push_back(static_cast<TokenId>(pair[1].integer(0, INT32_MAX - 1)));
+    }
   } else if (type != "ByteLevel") {
-    f["type"].unsupported(type, "Sequence, TemplateProcessing, ByteLevel");
+    f["type"].unsupported(type, "Sequence, TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel");
   }
 }
 
@@ -333,7 +362,8 @@ void read_model(const Field& model, TokenizerParts& parts, SentencePieceOptions&
 
 std::shared_ptr<const Tokenizer> make_byte_level(TokenizerParts parts, Pipeline p, const Field& root) {
   if (p.prepend || p.replace) root["normalizer"].unsupported("Prepend or Replace", "NFC before ByteLevel");
-  if (p.metaspace) root["pre_tokenizer"].unsupported("Metaspace", "no Metaspace with ByteLevel");
+  if (p.metaspace || p.split_at_space)
+    root["pre_tokenizer"].unsupported("Metaspace or Split at a space", "neither of them with ByteLevel");
   p.bytes.nfc = p.nfc;
   return std::make_shared<ByteBpe>(std::move(parts), std::move(p.bytes));
 }
@@ -343,6 +373,8 @@ std::shared_ptr<const Tokenizer> make_sentencepiece(TokenizerParts parts, Pipeli
     root["pre_tokenizer"].unsupported("Split or Digits", "those before ByteLevel only");
   if (p.nfc) root["normalizer"].unsupported("NFC", "Prepend and Replace without ByteLevel");
   if (!p.metaspace && !p.replace) root["pre_tokenizer"].unsupported("null", "ByteLevel, Metaspace");
+  if (p.split_at_space && !p.replace)
+    root["pre_tokenizer"].unsupported("Split", "a Split at spaces behind a Replace normalizer only");
   if (p.metaspace && (p.replace || p.prepend))
     root["pre_tokenizer"].unsupported("Metaspace", "either Metaspace or a Replace normalizer");
   p.pieces.metaspace = p.metaspace;
@@ -356,6 +388,33 @@ std::shared_ptr<const Tokenizer> make_sentencepiece(TokenizerParts parts, Pipeli
   return std::make_shared<SentencePiece>(std::move(parts), std::move(p.pieces));
 }
 
+std::shared_ptr<const Tokenizer> make_wordpiece(TokenizerParts parts, Pipeline p, const Field& root) {
+  if (!p.bert_normalizer || p.nfc || p.prepend || p.replace)
+    root["normalizer"].unsupported("not BertNormalizer", "BertNormalizer with WordPiece");
+  if (!p.bert_words || p.byte_level || p.metaspace || p.split_at_space || !p.bytes.scanners.empty())
+    root["pre_tokenizer"].unsupported("not BertPreTokenizer", "BertPreTokenizer with WordPiece");
+  const Field model = root["model"];
+  const std::string unk = model["unk_token"].string_or("[UNK]");
+  parts.unk = static_cast<uint32_t>(find_token(parts, unk, model["unk_token"]));
+  p.words.continuing = model["continuing_subword_prefix"].string_or("##");
+  if (model["max_input_chars_per_word"].value != nullptr)
+    p.words.max_word_chars = static_cast<size_t>(model["max_input_chars_per_word"].integer(0, INT32_MAX));
+  return std::make_shared<WordPiece>(std::move(parts), std::move(p.words));
+}
+
+void check_around(const TokenizerParts& parts) {
+  const int64_t size = static_cast<int64_t>(parts.tokens.size());
+  for (const std::vector<TokenId>* side : {&parts.prefix, &parts.suffix}) {
+    for (const TokenId id : *side) {
+      const bool added = std::any_of(parts.added.begin(), parts.added.end(),
+                                     [id](const AddedToken& t) { return static_cast<TokenId>(t.id) == id; });
+      if (id >= size && !added)
+        throw_error(ErrorCode::kBadInput, "{}: post_processor puts token {}, which is not in the vocabulary",
+                    parts.source, id);
+    }
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string_view tokenizer_json,
@@ -367,9 +426,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string_view tokenizer
   if (model.value == nullptr || !model.value->is_object()) model.bad("an object");
   // Old files leave the type out; BPE is the one with merges.
   const std::string type = model["type"].string_or(file.has_merges ? "BPE" : "");
-  if (type != "BPE") model["type"].unsupported(type, "BPE");
+  const bool wordpiece = type == "WordPiece";
+  if (type != "BPE" && !wordpiece) model["type"].unsupported(type, "BPE, WordPiece");
   if (!file.has_vocab) model["vocab"].bad("an object");
-  if (!file.has_merges) model["merges"].bad("an array");
+  if (!file.has_merges && !wordpiece) model["merges"].bad("an array");
 
   TokenizerParts parts;
   parts.source = source;
@@ -382,22 +442,18 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string_view tokenizer
   if (pipeline.byte_level != pipeline.decodes_byte_level)
     root["decoder"].unsupported(pipeline.byte_level ? "not ByteLevel" : "ByteLevel",
                                 "that of the pre_tokenizer");
+  if (!wordpiece && pipeline.bert_normalizer)
+    root["normalizer"].unsupported("BertNormalizer", "BertNormalizer with WordPiece");
+  if (!wordpiece && pipeline.bert_words)
+    root["pre_tokenizer"].unsupported("BertPreTokenizer", "BertPreTokenizer with WordPiece");
   read_vocabulary(file, pipeline.byte_level, parts);
-  read_merges(file, pipeline.byte_level, parts);
+  if (!wordpiece) read_merges(file, pipeline.byte_level, parts);
   read_added_tokens(root["added_tokens"], pipeline.byte_level, parts);
-  read_model(model, parts, pipeline.pieces);
+  if (!wordpiece) read_model(model, parts, pipeline.pieces);
   read_post_processor(root["post_processor"], parts);
   read_config(tokenizer_config_json, parts);
-  const int64_t size = std::max<int64_t>(static_cast<int64_t>(parts.tokens.size()), 0);
-  for (const std::vector<TokenId>* side : {&parts.prefix, &parts.suffix}) {
-    for (const TokenId id : *side) {
-      const bool added = std::any_of(parts.added.begin(), parts.added.end(),
-                                     [id](const AddedToken& t) { return static_cast<TokenId>(t.id) == id; });
-      if (id >= size && !added)
-        throw_error(ErrorCode::kBadInput, "{}: post_processor puts token {}, which is not in the vocabulary",
-                    source, id);
-    }
-  }
+  check_around(parts);
+  if (wordpiece) return make_wordpiece(std::move(parts), std::move(pipeline), root);
   return pipeline.byte_level ? make_byte_level(std::move(parts), std::move(pipeline), root)
                              : make_sentencepiece(std::move(parts), std::move(pipeline), root);
 }

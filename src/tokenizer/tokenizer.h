@@ -1,5 +1,6 @@
 // Tokenizer: text to ids and back, exactly as the model was trained. Byte-level BPE (GPT-2, Llama 3, Qwen
-// 2/3, SmolLM2, o200k) and SentencePiece BPE with byte fallback (Llama 2, TinyLlama).
+// 2/3, SmolLM2, o200k, Tekken, DeepSeek), SentencePiece BPE with byte fallback (Llama 2, Gemma) and WordPiece
+// (BERT).
 #pragma once
 
 #include <cstddef>
@@ -18,14 +19,15 @@ using TokenId = int32_t;
 
 // What GGUF's tokenizer.ggml.* keys say, in plain data.
 struct GgufVocabulary {
-  std::string model;  // "gpt2" (byte-level BPE) or "llama" (SentencePiece)
+  std::string model;  // "gpt2" (byte-level BPE), "llama" (SentencePiece), "gemma4" (that with merges), "bert"
   std::string pre;    // "gpt-4o", "llama-bpe", "qwen2", "smollm", "gpt-2", "default", ...
   std::vector<std::string_view> tokens;
   std::vector<float> scores;   // SentencePiece
   std::vector<int32_t> types;  // 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
   std::vector<std::string_view> merges;
-  std::optional<TokenId> bos, eos, eot, eom, unk, pad;
+  std::optional<TokenId> bos, eos, eot, eom, unk, pad, cls, sep;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
+  std::optional<bool> lowercase, strip_accents;  // bert
 };
 
 class Tokenizer {
@@ -36,6 +38,9 @@ class Tokenizer {
                                                     const std::string& source);
   static std::shared_ptr<const Tokenizer> from_gguf(const GgufVocabulary& vocabulary,
                                                     const std::string& source);
+  // tekken.json, as Mistral publishes it.
+  static std::shared_ptr<const Tokenizer> from_tekken(std::string_view tekken_json,
+                                                      const std::string& source);
   virtual ~Tokenizer() = default;
 
   struct EncodeOptions {

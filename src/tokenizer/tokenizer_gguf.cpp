@@ -1,6 +1,7 @@
 // Tokenizer::from_gguf: the tokenizer.ggml.* arrays. A "gpt2" model brings its merges; a "llama" model brings
 // scores, from which the merges are derived: any two symbols whose text joined is a piece merge, best score
-// first.
+// first; a "gemma4" model is one of those with its merges; a "bert" model has words with a mark before them
+// and pieces inside words without.
 #include <algorithm>
 #include <cmath>
 
@@ -8,6 +9,7 @@
 #include "tokenizer/byte_bpe.h"
 #include "tokenizer/sentencepiece.h"
 #include "tokenizer/unicode.h"
+#include "tokenizer/wordpiece.h"
 
 namespace millrace {
 namespace {
@@ -31,6 +33,8 @@ void check_special(const GgufVocabulary& v, const std::string& source) {
   check("eom", v.eom);
   check("unknown", v.unk);
   check("padding", v.pad);
+  check("cls", v.cls);
+  check("seperator", v.sep);
 }
 
 void check_arrays(const GgufVocabulary& v, const std::string& source) {
@@ -82,15 +86,20 @@ size_t total_bytes(const GgufVocabulary& v) {
   return n;
 }
 
-// Each half of "left right" is a byte-level token; a half may be a space-free text only.
-void add_merges(const GgufVocabulary& v, TokenizerParts& parts) {
+// Each half of "left right" is a token, of byte characters where byte_level is set, without a space.
+void add_merges(const GgufVocabulary& v, bool byte_level, TokenizerParts& parts) {
+  const auto decode = [byte_level](std::string_view token, std::string& bytes) {
+    if (byte_level) return decode_byte_characters(token, bytes);
+    bytes = token;
+    return true;
+  };
   parts.merges.reserve(v.merges.size());
   std::string left, right, joined;
   for (size_t i = 0; i < v.merges.size(); ++i) {
     const std::string_view merge = v.merges[i];
     const size_t space = merge.find(' ', 1);
-    if (space == std::string_view::npos || !decode_byte_characters(merge.substr(0, space), left) ||
-        !decode_byte_characters(merge.substr(space + 1), right))
+    if (space == std::string_view::npos || !decode(merge.substr(0, space), left) ||
+        !decode(merge.substr(space + 1), right))
       throw_error(ErrorCode::kBadInput,
                   "{}: tokenizer.ggml.merges[{}] is not two tokens with a space between", parts.source, i);
     joined.assign(left).append(right);
@@ -121,7 +130,7 @@ std::shared_ptr<const Tokenizer> make_byte_level(const GgufVocabulary& v, const 
     if (!searchable || !parts.tokens.add(static_cast<uint32_t>(id), bytes, true))
       parts.tokens.add(static_cast<uint32_t>(id), searchable ? std::string_view(bytes) : v.tokens[id], false);
   }
-  add_merges(v, parts);
+  add_merges(v, true, parts);
   add_special_tokens(v, parts);
   parts.ignore_merges = pre->ignore_merges;
   add_ends(v, pre->add_bos, parts);
@@ -146,6 +155,18 @@ std::optional<uint32_t> symbol_of(std::string_view text, const TokenTable& token
   return base + id;
 }
 
+// A piece as merging sees it: converters write the spaces of user-defined ones as spaces (Gemma's).
+std::string piece_text(const GgufVocabulary& v, size_t id) {
+  std::string out;
+  for (const char c : v.tokens[id]) {
+    if (c == ' ' && type_of(v, id) == kUserDefined)
+      out += kSpaceMark;
+    else
+      out.push_back(c);
+  }
+  return out;
+}
+
 void derive_merges(const GgufVocabulary& v, TokenizerParts& parts, TokenTable& extra) {
   std::vector<float> scores;
   for (size_t id = 0; id < v.tokens.size(); ++id) {
@@ -157,7 +178,8 @@ void derive_merges(const GgufVocabulary& v, TokenizerParts& parts, TokenTable& e
   scores.erase(std::unique(scores.begin(), scores.end()), scores.end());
   parts.merges.reserve(v.tokens.size() * 4);
   for (size_t id = 0; id < v.tokens.size(); ++id) {
-    const std::string_view text = v.tokens[id];
+    const std::string whole = piece_text(v, id);
+    const std::string_view text = whole;
     // Where two tokens have the same text, only the one that is found is made.
     if (!is_piece(type_of(v, id)) || parts.tokens.find(text) != static_cast<uint32_t>(id)) continue;
     const auto place = std::lower_bound(scores.begin(), scores.end(), v.scores[id], std::greater<>());
@@ -178,7 +200,7 @@ void add_pieces(const GgufVocabulary& v, TokenizerParts& parts, SentencePieceOpt
   options.byte_ids.fill(-1);
   parts.tokens.reserve(v.tokens.size(), total_bytes(v));
   for (size_t id = 0; id < v.tokens.size(); ++id) {
-    const std::string_view text = v.tokens[id];
+    const std::string text = piece_text(v, id);
     const int32_t type = type_of(v, id);
     if (text.size() > kMaxPieceBytes)
       throw_error(ErrorCode::kUnsupported, "{}: tokenizer.ggml.tokens[{}] has {} bytes, supported: {}",
@@ -192,7 +214,8 @@ void add_pieces(const GgufVocabulary& v, TokenizerParts& parts, SentencePieceOpt
 }
 
 std::shared_ptr<const Tokenizer> make_sentencepiece(const GgufVocabulary& v, const std::string& source) {
-  if (v.scores.size() != v.tokens.size())
+  const bool merges = v.model == "gemma4";
+  if (!merges && v.scores.size() != v.tokens.size())
     throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.scores has {} items, expected {} as in tokens",
                 source, v.scores.size(), v.tokens.size());
   TokenizerParts parts;
@@ -201,25 +224,74 @@ std::shared_ptr<const Tokenizer> make_sentencepiece(const GgufVocabulary& v, con
   SentencePieceOptions options;
   add_pieces(v, parts, options);
   if (v.unk) parts.unk = static_cast<uint32_t>(*v.unk);
-  derive_merges(v, parts, options.extra_symbols);
+  if (merges)
+    add_merges(v, false, parts);
+  else
+    derive_merges(v, parts, options.extra_symbols);
   add_special_tokens(v, parts);
   add_ends(v, true, parts);
-  const bool prefix = v.add_space_prefix.value_or(true);
+  const bool prefix = v.add_space_prefix.value_or(!merges);
   options.prefix = prefix ? SentencePieceOptions::Prefix::kAlways : SentencePieceOptions::Prefix::kNever;
   options.strip_left = prefix ? 1 : 0;
   return std::make_shared<SentencePiece>(std::move(parts), std::move(options));
+}
+
+// A vocabulary with capitals in its words is of a model that tells them apart.
+bool has_capitals(const GgufVocabulary& v) {
+  for (size_t id = 0; id < v.tokens.size(); ++id) {
+    const auto is_capital = [](char c) { return c >= 'A' && c <= 'Z'; };
+    if (type_of(v, id) == kNormal && v.tokens[id].starts_with(kSpaceMark) && !v.tokens[id].ends_with("]") &&
+        std::any_of(v.tokens[id].begin(), v.tokens[id].end(), is_capital))
+      return true;
+  }
+  return false;
+}
+
+std::shared_ptr<const Tokenizer> make_wordpiece(const GgufVocabulary& v, const std::string& source) {
+  TokenizerParts parts;
+  parts.source = source;
+  WordPieceOptions options;
+  options.normalizer.lowercase = v.lowercase.value_or(!has_capitals(v));
+  options.normalizer.strip_accents = v.strip_accents.value_or(options.normalizer.lowercase);
+  parts.tokens.reserve(v.tokens.size(), total_bytes(v) + 2 * v.tokens.size());
+  for (size_t id = 0; id < v.tokens.size(); ++id) {
+    std::string text(v.tokens[id]);
+    const int32_t type = type_of(v, id);
+    const bool word = type == kNormal || type == kUnused || type == kUserDefined;
+    if (word && text.starts_with(kSpaceMark))
+      text.erase(0, kSpaceMark.size());
+    else if (word && !(text.starts_with("[") && text.ends_with("]")))
+      text.insert(0, options.continuing);
+    if (!parts.tokens.add(static_cast<uint32_t>(id), text, true))
+      parts.tokens.add(static_cast<uint32_t>(id), text, false);
+  }
+  add_special_tokens(v, parts);
+  const auto token = [&](std::initializer_list<std::optional<TokenId>> ids, const char* name) {
+    for (const std::optional<TokenId>& id : ids)
+      if (id) return *id;
+    if (const auto id = parts.tokens.find(name)) return static_cast<TokenId>(*id);
+    throw_error(ErrorCode::kBadInput, "{}: tokenizer.ggml.tokens has no {}, expected it with model \"bert\"",
+                source, name);
+  };
+  parts.unk = static_cast<uint32_t>(token({v.unk}, "[UNK]"));
+  parts.bos = token({v.cls, v.bos}, "[CLS]");
+  if (v.add_bos.value_or(true)) parts.prefix.push_back(*parts.bos);
+  parts.suffix.push_back(token({v.sep, v.eos}, "[SEP]"));
+  return std::make_shared<WordPiece>(std::move(parts), std::move(options));
 }
 
 }  // namespace
 
 std::shared_ptr<const Tokenizer> Tokenizer::from_gguf(const GgufVocabulary& vocabulary,
                                                       const std::string& source) {
-  if (vocabulary.model != "gpt2" && vocabulary.model != "llama")
-    throw_error(ErrorCode::kUnsupported, "{}: tokenizer.ggml.model is \"{}\", supported: gpt2, llama", source,
-                printable(vocabulary.model));
+  const std::string& model = vocabulary.model;
+  if (model != "gpt2" && model != "llama" && model != "gemma4" && model != "bert")
+    throw_error(ErrorCode::kUnsupported,
+                "{}: tokenizer.ggml.model is \"{}\", supported: gpt2, llama, gemma4, bert", source,
+                printable(model));
   check_arrays(vocabulary, source);
-  return vocabulary.model == "gpt2" ? make_byte_level(vocabulary, source)
-                                    : make_sentencepiece(vocabulary, source);
+  if (model == "bert") return make_wordpiece(vocabulary, source);
+  return model == "gpt2" ? make_byte_level(vocabulary, source) : make_sentencepiece(vocabulary, source);
 }
 
 }  // namespace millrace

@@ -8,7 +8,7 @@ o200k (also for bytes that are no UTF-8), sentencepiece for Llama 2. Writes ever
 tests/golden/tokenizers/NAME.json and word boundaries to tests/golden/tokenizers/splits.json. Then
   MILLRACE_TOKENIZER_CASES=build/tokenizer_cases build/dev/src/tokenizer/tokenizer_test --gtest_filter='*Golden*'
 counts the equal and the different ones. Vocabularies come from tools/fetch_tokenizers.py. Needs the PyPI packages
-tokenizers 0.23.3, tiktoken 0.14.0, sentencepiece 0.2.2 and protobuf.
+tokenizers 0.23.3, tiktoken 0.14.0, sentencepiece 0.2.2, mistral-common 1.13.0 and protobuf.
 """
 
 import argparse
@@ -154,10 +154,56 @@ class SentencePiece:
     bytes_case = None
 
 
+class Tekken:
+    """mistral-common on its own tekken.json; special tokens in the text are cut out here, as a model file has it."""
+    name = "tekken-json"
+
+    def __init__(self):
+        import mistral_common
+        from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+        from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+        self.oracle = f"mistral-common {mistral_common.__version__}"
+        self.tekken = Tekkenizer.from_file(str(fetch_tokenizers.have(self.name) / "tekken.json"))
+        first = [self.tekken.id_to_piece(i) for i in range(self.tekken.num_special_tokens)]
+        self.special_ids = {t: i for i, t in enumerate(first)}
+        self.specials = first[:24]
+        self.tokens = [t for t in (self.tekken.id_to_byte_piece(i, SpecialTokenPolicy.KEEP) for i in range(2000, 131072, 7)) if decodes(t)]
+        self.tokens = [t.decode() for t in self.tokens]
+
+    def case(self, text, add_special, parse_special):
+        import re
+        parts = re.split("(" + "|".join(map(re.escape, self.special_ids)) + ")", text) if parse_special else [text]
+        ids = [self.special_ids["<s>"]] if add_special else []
+        for part in parts:
+            special = parse_special and part in self.special_ids
+            ids += [self.special_ids[part]] if special else self.tekken.encode(part, bos=False, eos=False)
+        return ids, text if not add_special else None
+
+    bytes_case = None
+
+
+def gemma3_gguf():
+    """The ids of the GGUF vocabulary are those of the published tokenizer.json, but it calls more of them control tokens:
+    only texts whose special tokens are parsed are the same."""
+    oracle = hugging_face("gemma3")
+    oracle.parses_all = True
+    oracle.name = "gemma3-gguf"
+    return oracle
+
+
+def minilm():
+    oracle = hugging_face("minilm")
+    oracle.tokenizer.no_truncation()
+    oracle.tokenizer.no_padding()
+    return oracle
+
+
 ORACLES = {
     "gpt-oss": lambda: hugging_face("gpt-oss"), "gpt-oss-tiktoken": TikToken, "gpt2": lambda: hugging_face("gpt2"),
     "llama3": lambda: hugging_face("llama3"), "qwen3": lambda: hugging_face("qwen3"), "smollm2": smollm2,
-    "mistral": lambda: hugging_face("mistral"), "llama2": SentencePiece,
+    "mistral": lambda: hugging_face("mistral"), "llama2": SentencePiece, "gemma3": lambda: hugging_face("gemma3"),
+    "gemma3-gguf": gemma3_gguf, "deepseek3": lambda: hugging_face("deepseek3"), "tekken": lambda: hugging_face("tekken"),
+    "tekken-json": Tekken, "minilm": minilm,
 }
 
 
@@ -171,6 +217,7 @@ def make_cases(oracle, name, count):
             yield {"text": {"hex": data.hex()}, "parse_special": False, "ids": oracle.bytes_case(data)}
             continue
         add_special, parse_special = rng.random() < 0.1 and not oracle.bytes_case, rng.random() >= 0.1
+        parse_special = parse_special or getattr(oracle, "parses_all", False)
         ids, decoded = oracle.case(text, add_special, parse_special)
         case = {"text": text, "ids": ids}
         if add_special:
@@ -234,7 +281,8 @@ def make_small(count):
         (SEEDS / f"{name}.json").write_text(small_tokenizers.dump(data), encoding="ascii")
         tokenizer = Tokenizer.from_str(json.dumps(data))
         out[name] = []
-        for i, text in enumerate(small_tokenizers.small_texts(rng, count)):
+        words = small_tokenizers.BERT_WORDS if name.startswith("wordpiece") else small_tokenizers.WORDS
+        for i, text in enumerate(small_tokenizers.small_texts(rng, count, words)):
             tokenizer.encode_special_tokens = i % 5 == 4
             ids = tokenizer.encode(text, add_special_tokens=i % 2 == 0).ids
             out[name].append([text, i % 2 == 0, i % 5 != 4, ids, tokenizer.decode(ids, skip_special_tokens=i % 3 == 0)])

@@ -93,18 +93,44 @@ def small_tokenizers():
         decoder = MARK_DECODER if scheme == "never" else metaspace
         out[f"metaspace_{scheme}"] = tokenizer(bpe(pieces, MARK_MERGES, **fallback), pre_tokenizer=metaspace,
                                                added_tokens=specials, decoder=decoder)
+    # Gemma's: no space before the text, and a Split at spaces that are no more.
+    out["gemma"] = tokenizer(bpe(pieces, MARK_MERGES, **fallback), normalizer=marks, added_tokens=specials,
+                             pre_tokenizer={"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+                                            "invert": False},
+                             decoder={"type": "Sequence", "decoders": MARK_DECODER["decoders"][:3]},
+                             post_processor=template("<s>", 1))
+    for cased in (False, True):
+        out["wordpiece_cased" if cased else "wordpiece"] = wordpiece(cased)
     return out
+
+
+def wordpiece(cased):
+    """BERT's: words of letters, pieces behind ##, one class of accents and Chinese characters."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "he", "wor", "##ld", "##llo", "##ds", "##d", "word", "two",
+              *"abcdehlorstw_.,<>/|1", *("##" + c for c in "abcdehlorstw1"), "\u4e2d", "\u00e9", "\u0438", "##\u0306", "##\u0436",
+              "##\u00e9", "E", "##t", "W", "##W"]
+    vocab = {t: i for i, t in enumerate(dict.fromkeys(tokens))}
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 12,
+             "vocab": vocab}
+    return tokenizer(model, added_tokens=[added(i, tokens[i], lstrip=tokens[i] == "[MASK]") for i in range(5)],
+                     normalizer={"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                                 "strip_accents": None, "lowercase": not cased},
+                     pre_tokenizer={"type": "BertPreTokenizer"},
+                     post_processor={"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
+                     decoder={"type": "WordPiece", "prefix": "##", "cleanup": not cased})
 
 
 WORDS = ["hello", "world", "he", "word", "words", "aword", "é", "e\u0301", "\u0438\u0306\u0436", "\u0439\u0436", "été", "two words", "1212", "aaaaaaa",
          "<a>", "<a><b>", "<a", "<lstrip>", "<rstrip>", "<both>", "<s>", "<unk>", "</s>", "▁", "<0x41>", "中", "🙂", "_", "."]
+# Of these small_texts draws for the tokenizers of BERT, which came later.
+BERT_WORDS = [*WORDS, "[MASK]", "[CLS]", "\u00c9t\u00c9", "WORLD", "don't", "a,b", "\u4e2d\u4e2da", "\u0130", "a\u200db", "\ufffd", "hellohellohello"]
 GAPS = ["", " ", "  ", "\n", "\t", "\u3000", "    "]
 
 
-def small_texts(rng, count):
+def small_texts(rng, count, words=WORDS):
     texts = ["", " ", "hello", " hello", "hello world"]
     while len(texts) < count:
-        texts.append("".join(rng.choice(WORDS) + rng.choice(GAPS) for _ in range(rng.randint(1, 7))))
+        texts.append("".join(rng.choice(words) + rng.choice(GAPS) for _ in range(rng.randint(1, 7))))
     return texts
 
 
