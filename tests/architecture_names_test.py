@@ -19,7 +19,7 @@ from pathlib import Path
 SOURCES = {".cpp", ".h", ".cu", ".cuh", ".inc"}
 LIST = Path("src/model/architecture_list.h")
 OTHER_MEANINGS = {  # place -> words that are names of something else there
-    "src/tokenizer/": {"llama", "qwen2", "gpt2", "bert"},  # tokenizer.ggml.model, tokenizer.ggml.pre
+    "src/tokenizer/": {"llama", "llama4", "qwen2", "gpt2", "bert", "modern-bert"},  # tokenizer.ggml.model, tokenizer.ggml.pre
     "apps/cli/quantize/vocabulary.cpp": {"llama", "qwen2", "gpt2", "bert"},
     "apps/cli/synth/metadata.cpp": {"gpt2"},
     "src/model/qwen": {"qwen2"},  # of a synthetic tokenizer

@@ -27,7 +27,8 @@ def record(net, prompts, floats):
     entries = []
     for tokens in prompts:
         with torch.no_grad():
-            hidden = net.base_model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0].double()
+            base = net.model if net.base_model is net else net.base_model  # Llama 4 names no base
+            hidden = base(torch.tensor([tokens]), use_cache=False).last_hidden_state[0].double()
         entries.append({"tokens": tokens, "offset": sum(len(f) for f in floats)})
         floats += [hidden.mean(0).float().numpy(), hidden[-1].float().numpy()]
     return {"hidden": net.config.hidden_size, "prompts": entries}
