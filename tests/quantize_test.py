@@ -101,11 +101,11 @@ class Quantize(QuantizeCase):
         for directory in sorted(GOLDEN.glob("*/hf")):
             with self.subTest(model=directory.parent.name):
                 out = self.path / "out.gguf"
+                if directory.parent.name == "gpt2-scaled":
+                    self.bad("quantize", directory, out, "--type", "f32", says=["GGUF's keys for gpt2 cannot say"])
+                    continue
+                # Logits of the file and of the directory, on the reference where a file's type is no difference.
                 self.assertIn("verified on", self.good("quantize", directory, out, "--type", "f32", "--verify"))
-                # The reference computes in float32 whatever the weights' type: only the file can make a difference.
-                ours, theirs = (self.logits(model, "--device", "reference") for model in (out, directory))
-                largest = max(map(abs, theirs))
-                self.assertLess(max(abs(a - b) for a, b in zip(ours, theirs)), 1e-5 * largest)
                 text = "A mill, 3 wheels\nand 1847 stones."
                 self.assertEqual(self.good("tokenize", out, text), self.good("tokenize", directory, text))
 
@@ -194,7 +194,7 @@ class Quantize(QuantizeCase):
     def test_bad_input(self):
         model = self.synth("tiny-llama")
         out = self.path / "out.gguf"
-        self.bad("quantize", model, out, "--type", "q3_k", says=["--type", "q3_k", "q8_0 q6_k", "int4 auto"])
+        self.bad("quantize", model, out, "--type", "q3_l", says=["--type", "q3_l", "q8_0 q6_k", "int4 auto"])
         self.bad("run", model, "-p", "a", "--quantize", "nope", says=["--quantize", "nope", "q8_0 q6_k"])
         self.bad("quantize", model, out, "--type", "auto", says=["--budget"])
         self.bad("quantize", model, out, "--type", "q4_0", "--budget", "1G", says=["--budget", "auto"])

@@ -25,6 +25,10 @@ class Gemma3 final : public Gemma {
   void settle_hf(nlohmann::json& config) const override {
     const nlohmann::json both = config.value("rope_parameters", nlohmann::json());
     config.erase("rope_parameters");
+    // Its class reads both for each kind of layer, where they are not looked for.
+    config.erase("original_max_position_embeddings");
+    if (config.contains("rope_scaling") && config["rope_scaling"].is_object())
+      config["rope_scaling"].erase("truncate");
     if (!both.is_object()) return;
     const auto part = [&](const char* kind) {
       const auto it = both.find(kind);

@@ -103,7 +103,11 @@ std::shared_ptr<const Tokenizer> load_as_gguf(const std::string& name, const std
   for (const json& m : file.at("model").value("merges", json::array()))
     v.merges.push_back(m.is_string() ? m.get<std::string>()
                                      : m[0].get<std::string>() + " " + m[1].get<std::string>());
-  v.view.add_bos = bert;
+  if (pre == "tekken") {
+    v.view.bos = 1;  // <s>; that it is added, such a file need not say
+  } else {
+    v.view.add_bos = bert;
+  }
   v.finish();
   return Tokenizer::from_gguf(v.view, name + " as GGUF");
 }
