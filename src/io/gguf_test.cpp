@@ -217,8 +217,7 @@ TEST(Gguf, RefusesBadTensors) {
                   {"tensor 't' shape: found 4611686018427387904 elements of f32"});
   expect_contains(with({33}, kQ4_0, 0),
                   {"tensor 't' shape: found rows of 33 elements, expected a multiple of 32 for q4_0"});
-  expect_contains(with({4}, 16, 0),
-                  {"tensor 't' type: found 16 (IQ2_XXS), which is not supported", "MXFP4 39"});
+  expect_contains(with({4}, 9, 0), {"tensor 't' type: found 9 (Q8_1), which is not supported", "MXFP4 39"});
   expect_contains(with({4}, 4, 0), {"tensor 't' type: found 4, an unknown type", "F32 0, F16 1"});
   expect_contains(with({4}, 4000000000u, 0), {"tensor 't' type: found 4000000000, an unknown type"});
   expect_contains(with({4}, kF32, 8), {"tensor 't' offset: found 8, expected a multiple of 32"});

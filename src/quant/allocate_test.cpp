@@ -73,7 +73,7 @@ TensorView matrix(DType type, int64_t rows, int64_t cols) {
 }
 
 TEST(Request, NamesKnownTypesWhenItFindsAnother) {
-  for (const char* bad : {"", "q3_k", "f8_e4m3", "i32", "auto8"}) {
+  for (const char* bad : {"", "q3_l", "iq2_s", "f8_e4m3", "i32", "auto8"}) {
     try {
       parse_request("--type", bad);
       FAIL() << bad;
