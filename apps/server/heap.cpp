@@ -6,24 +6,15 @@
 
 namespace millrace::server {
 
-#if defined(__GLIBC__)
-
 // By default glibc raises the size from which memory is mapped, and unmapped when it is freed, to 32 MiB once
-// such a block was freed: bodies and prompts would then lie among small blocks and hold their pages. And each
-// thread of many gets a heap of its own, of which each grows to the largest request it ever read.
+// such a block was freed: bodies and prompts would then lie among small blocks and hold their pages. Threads
+// keep heaps of their own: a shared one would let the slow lane, which runs at low priority, hold a lock that
+// everybody waits for.
 void keep_heap_small() {
-  constexpr int kMapFrom = 256 << 10, kHeaps = 4;
+#if defined(__GLIBC__)
+  constexpr int kMapFrom = 256 << 10;
   mallopt(M_MMAP_THRESHOLD, kMapFrom);
-  mallopt(M_ARENA_MAX, kHeaps);
-}
-
-void give_heap_back() { malloc_trim(0); }
-
-#else
-
-void keep_heap_small() {}
-void give_heap_back() {}
-
 #endif
+}
 
 }  // namespace millrace::server

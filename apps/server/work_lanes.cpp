@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "api_error.h"
-#include "heap.h"
 
 namespace millrace::server {
 namespace {
@@ -166,7 +165,6 @@ void WorkLanes::work_slow(const JobPtr& job) {
   Reply reply =
       handler_(job->request, job->client, {.deadline = now + limit, .stop = job->source.get_token()});
   job->request.body = {};  // its memory, before the answer begins
-  give_heap_back();
   if (!job->source.stop_requested()) job->done(std::move(reply));
 }
 
