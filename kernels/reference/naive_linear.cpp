@@ -40,10 +40,4 @@ void linear(const LinearWeights& weights, int64_t expert, const float* x, int64_
   }
 }
 
-void linear_add(const LinearWeights& weights, const float* x, int64_t count, float* y) {
-  std::vector<float> product(static_cast<size_t>(count * out_rows(weights)));
-  linear(weights, 0, x, count, product.data());
-  for (size_t i = 0; i < product.size(); ++i) y[i] += product[i];
-}
-
 }  // namespace millrace::reference

@@ -18,7 +18,4 @@ int64_t out_rows(const LinearWeights& weights);
 // y [count][out] = x [count][in] W^T + b, for expert `expert` of W (0 of a plain matrix).
 void linear(const LinearWeights& weights, int64_t expert, const float* x, int64_t count, float* y);
 
-// y += x W^T + b
-void linear_add(const LinearWeights& weights, const float* x, int64_t count, float* y);
-
 }  // namespace millrace::reference

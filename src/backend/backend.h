@@ -147,7 +147,7 @@ struct Attend {
   bool bidirectional = false;
 };
 
-// y = sum over columns; x = x + scale * norm_after(W y + bias).
+// x += scale * norm_after(W y + bias), y: what attention made.
 struct Projection {
   Linear linear;
   Norm norm_after = {};  // absent in most (Gemma 2, OLMo 2)
