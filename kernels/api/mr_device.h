@@ -60,6 +60,8 @@ struct mr_device {
   virtual size_t matmul_workspace_bytes(const mr_weight& weight, int64_t rows) const = 0;
   virtual void matmul(const mr_matmul_args& args, void* workspace, mr_stream stream) = 0;
 
+  virtual void gemm(const mr_gemm_args& args, mr_stream stream) = 0;
+
   virtual void moe_route(const float* scores, int64_t rows, int32_t experts, int32_t k,
                          mr_softmax_over softmax_over, int32_t* chosen, float* weights, mr_stream stream) = 0;
   virtual size_t moe_workspace_bytes(const mr_moe_args& args) const = 0;
