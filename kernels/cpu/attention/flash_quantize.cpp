@@ -54,7 +54,8 @@ void quantize_group(const mr_flash_quantize_args& args, const ScaleGroup& group,
     load(r);
     for (int32_t d = 0; d < args.dim; ++d) largest = std::max(largest, std::fabs(x[d]));
   }
-  *scale = largest == 0.0f ? 1.0f : largest / kLargestE4M3;
+  *scale = largest / kLargestE4M3;
+  if (*scale == 0.0f) *scale = 1.0f;
   const mr_flash_tensor& t = args.codes;
   for (int64_t r = group.first; r < group.first + group.count; ++r) {
     if (group.count > 1) load(r);
