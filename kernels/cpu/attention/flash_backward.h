@@ -107,8 +107,10 @@ inline void add_query_gradient(FlashQueryTile& t, int32_t from, int32_t to) {
   const int32_t count = to - from, padded = (count + kFlashM - 1) / kFlashM * kFlashM;
   load_row_tile(s.k, from, count, t.task.kv_head, p.head_dim, t.keys);
   load_row_tile(s.v, from, count, t.task.kv_head, p.value_dim, t.values);
-  flash_gemm<true>(t.keys, p.head_dim, padded, p.head_dim, t.query, t.lanes, t.scores);
-  flash_gemm<true>(t.values, p.value_dim, padded, p.value_dim, t.d_out, t.lanes, t.d_weights);
+  flash_gemm<true>(t.keys, p.head_dim, padded, p.head_dim, t.query, t.lanes, t.scores,
+                   next_rows(s.k, to, t.ranges.any_last, t.task.kv_head, p.head_dim));
+  flash_gemm<true>(t.values, p.value_dim, padded, p.value_dim, t.d_out, t.lanes, t.d_weights,
+                   next_rows(s.v, to, t.ranges.any_last, t.task.kv_head, p.value_dim));
   const bool whole = t.ranges.whole(from, to);
   for (int32_t lane = 0; lane < t.lanes; lane += kLanes) {
     whole ? gradient_lanes<false>(t, lane, from, count) : gradient_lanes<true>(t, lane, from, count);
@@ -192,8 +194,10 @@ inline void add_key_gradient(FlashKeyTile& t, int32_t head, int32_t from, int32_
   flash_gemm<true>(t.query, p.head_dim, padded, p.head_dim, t.keys, t.lanes, t.scores);
   flash_gemm<true>(t.d_out, p.value_dim, padded, p.value_dim, t.values, t.lanes, t.d_weights);
   for (int32_t m = 0; m < count; ++m) gradient_row(t, m, from + m, head);
-  flash_gemm<false>(t.d_out, p.value_dim, p.value_dim, count, t.scores, t.lanes, t.value_sums);
-  flash_gemm<false>(t.query, p.head_dim, p.head_dim, count, t.d_weights, t.lanes, t.key_sums);
+  flash_gemm<false>(t.d_out, p.value_dim, p.value_dim, count, t.scores, t.lanes, t.value_sums,
+                    next_rows(s.q, to, s.q_len, head, p.head_dim));
+  flash_gemm<false>(t.query, p.head_dim, p.head_dim, count, t.d_weights, t.lanes, t.key_sums,
+                    next_rows(s.d_out, to, s.q_len, head, p.value_dim));
 }
 
 // Whether the block of queries that a tile of them lies in has this task's block of keys in its list.

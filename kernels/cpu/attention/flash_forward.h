@@ -89,13 +89,15 @@ inline void attend_tile(FlashForwardTile& t, int32_t from, int32_t to) {
   const FlashSequence& s = *t.task.sequence;
   const int32_t count = to - from, padded = (count + kFlashM - 1) / kFlashM * kFlashM;
   load_row_tile(s.k, from, count, t.task.kv_head, p.head_dim, t.keys);
-  flash_gemm<true>(t.keys, p.head_dim, padded, p.head_dim, t.query, t.lanes, t.scores);
+  flash_gemm<true>(t.keys, p.head_dim, padded, p.head_dim, t.query, t.lanes, t.scores,
+                   next_rows(s.v, from, to, t.task.kv_head, p.value_dim));
   const bool whole = t.ranges.whole(from, to);
   for (int32_t lane = 0; lane < t.lanes; lane += kLanes) {
     whole ? softmax_lanes<false>(t, lane, from, count) : softmax_lanes<true>(t, lane, from, count);
   }
   load_row_tile(s.v, from, count, t.task.kv_head, p.value_dim, t.values);
-  flash_gemm<false>(t.values, p.value_dim, p.value_dim, count, t.scores, t.lanes, t.acc);
+  flash_gemm<false>(t.values, p.value_dim, p.value_dim, count, t.scores, t.lanes, t.acc,
+                    next_rows(s.k, to, t.ranges.any_last, t.task.kv_head, p.head_dim));
 }
 
 inline void end_rows(FlashForwardTile& t) {

@@ -55,13 +55,29 @@ template <int kN, bool kByRows>
   });
 }
 
+// Rows that are read next, prefetched a share at a time while a product is computed: a tile of strided rows
+// comes from memory, or the third-level cache, a line at a time.
+struct FlashPrefetch {
+  const FlashRows* rows = nullptr;
+  int32_t at = 0, last = 0, head = 0;
+  int64_t bytes = 0;  // of a row
+  static constexpr int32_t kRowsPerBlock = 4;
+  [[gnu::always_inline]] void operator()() {
+    for (int32_t i = 0; i < kRowsPerBlock && at < last; ++i, ++at) {
+      const uint8_t* row = rows->at(at, head);
+      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line);
+    }
+  }
+};
+
 // m: a multiple of kFlashM. lanes: a multiple of 16. B and C have rows of 64 lanes.
 template <bool kByRows>
 void flash_gemm(const float* a, int64_t a_stride, int64_t m, int64_t depth, const float* b, int64_t lanes,
-                float* c) {
+                float* c, FlashPrefetch next = {}) {
   int64_t lane = 0;
   for (; lane + kFlashN * kLanes <= lanes; lane += kFlashN * kLanes) {
     for (int64_t i = 0; i < m; i += kFlashM) {
+      next();
       flash_block<kFlashN, kByRows>(a + (kByRows ? i * a_stride : i), a_stride, depth, b + lane,
                                     c + i * kFlashTile + lane);
     }
@@ -69,6 +85,7 @@ void flash_gemm(const float* a, int64_t a_stride, int64_t m, int64_t depth, cons
   if constexpr (kFlashN > 1) {
     for (; lane < lanes; lane += kLanes) {
       for (int64_t i = 0; i < m; i += kFlashM) {
+        next();
         flash_block<1, kByRows>(a + (kByRows ? i * a_stride : i), a_stride, depth, b + lane,
                                 c + i * kFlashTile + lane);
       }

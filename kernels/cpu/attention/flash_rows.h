@@ -53,6 +53,14 @@ void load_row_tile(const FlashRows& of, int32_t first, int32_t count, int64_t he
   for (int64_t i = int64_t{count} * dims; i < int64_t{padded} * dims; ++i) to[i] = 0.0f;
 }
 
+// Rows [first, first + 64) of a sequence of `length` rows, to be loaded next.
+inline FlashPrefetch next_rows(const FlashRows& of, int32_t first, int32_t length, int32_t head,
+                               int32_t dims) {
+  const int64_t size = of.type == FlashType::kF32 ? 4 : of.type == FlashType::kFp8 ? 1 : 2;
+  const int32_t last = length - first < kFlashTile ? length : first + kFlashTile;
+  return {&of, first, last, head, dims * size};
+}
+
 int32_t whole_lanes(int32_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
 // Rows at(0), at(1) ... each a (row, head), to [dims][64]; lanes behind them are zero. staging: [dims + 8]
