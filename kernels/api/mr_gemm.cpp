@@ -21,8 +21,8 @@ int64_t element_bytes(mr_dtype type) {
 }
 
 // Rows and columns of an operand as it lies; its stride replaced.
-void check_matrix(const void* data, int64_t rows, int64_t cols, int64_t& stride, mr_dtype type, const char* name,
-                  const char* stride_name) {
+void check_matrix(const void* data, int64_t rows, int64_t cols, int64_t& stride, mr_dtype type,
+                  const char* name, const char* stride_name) {
   stride = stride_or(stride, cols, stride_name);
   product(rows, stride, stride_name);
   if (rows > 0 && cols > 0) require_aligned(data, static_cast<size_t>(element_bytes(type)), name);
@@ -46,7 +46,8 @@ mr_gemm_args checked(const mr_gemm_args* given) {
   mr_gemm_args args = *given;
   if (args.type != MR_F32 && args.type != MR_BF16 && args.type != MR_F16 && args.type != MR_F8_E4M3 &&
       args.type != MR_I8) {
-    throw_error(ErrorCode::kBadInput, "args.type is {}, expected MR_F32, MR_BF16, MR_F16, MR_F8_E4M3 or MR_I8",
+    throw_error(ErrorCode::kBadInput,
+                "args.type is {}, expected MR_F32, MR_BF16, MR_F16, MR_F8_E4M3 or MR_I8",
                 static_cast<int>(args.type));
   }
   if (args.out_type != MR_F32 && args.out_type != MR_BF16 && args.out_type != MR_F16) {
@@ -59,10 +60,10 @@ mr_gemm_args checked(const mr_gemm_args* given) {
   require_range(args.transpose_a, 0, 1, "args.transpose_a");
   require_range(args.transpose_b, 0, 1, "args.transpose_b");
   require_range(args.activation, MR_ACTIVATION_NONE, MR_ACTIVATION_SILU, "args.activation");
-  check_matrix(args.a, args.transpose_a ? args.k : args.m, args.transpose_a ? args.m : args.k, args.lda, args.type,
-               "args.a", "args.lda");
-  check_matrix(args.b, args.transpose_b ? args.n : args.k, args.transpose_b ? args.k : args.n, args.ldb, args.type,
-               "args.b", "args.ldb");
+  check_matrix(args.a, args.transpose_a ? args.k : args.m, args.transpose_a ? args.m : args.k, args.lda,
+               args.type, "args.a", "args.lda");
+  check_matrix(args.b, args.transpose_b ? args.n : args.k, args.transpose_b ? args.k : args.n, args.ldb,
+               args.type, "args.b", "args.ldb");
   check_matrix(args.c, args.m, args.n, args.ldc, args.out_type, "args.c", "args.ldc");
   check_scales(args);
   if (args.alpha == 0.0f) args.alpha = 1.0f;
@@ -80,10 +81,20 @@ mr_gemm_args checked(const mr_gemm_args* given) {
 using millrace::api::guarded;
 using millrace::api::require_pointer;
 
-mr_status mr_gemm(mr_device* device, const mr_gemm_args* args, mr_stream stream) {
+mr_status mr_gemm_workspace_bytes(const mr_device* device, const mr_gemm_args* args, size_t* bytes) {
+  return guarded([&] {
+    require_pointer(device, "device");
+    require_pointer(bytes, "bytes");
+    *bytes = device->gemm_workspace_bytes(millrace::api::checked(args));
+  });
+}
+
+mr_status mr_gemm(mr_device* device, const mr_gemm_args* args, void* workspace, size_t workspace_bytes,
+                  mr_stream stream) {
   return guarded([&] {
     require_pointer(device, "device");
     const mr_gemm_args checked = millrace::api::checked(args);
-    if (checked.m > 0 && checked.n > 0) device->gemm(checked, stream);
+    millrace::api::require_workspace(workspace, workspace_bytes, device->gemm_workspace_bytes(checked));
+    if (checked.m > 0 && checked.n > 0) device->gemm(checked, workspace, stream);
   });
 }

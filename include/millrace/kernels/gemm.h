@@ -7,7 +7,8 @@
  *     y  = x W^T      transpose_a 0, transpose_b 1  (NT)
  *     dx = dy W       transpose_a 0, transpose_b 0  (NN)
  *     dW = dy^T x     transpose_a 1, transpose_b 0  (TN)
- * Sums are float32 (int32 for MR_I8). The result does not depend on the run, and a row's not on other rows. */
+ * Sums are float32 (int32 for MR_I8). The result does not depend on the run, and a row's not on other rows.
+ */
 #ifndef MILLRACE_KERNELS_GEMM_H
 #define MILLRACE_KERNELS_GEMM_H
 
@@ -39,20 +40,23 @@ typedef struct mr_gemm_args {
 
   float alpha; /* 0: 1 */
   /* MR_I8: float32 [m] and [n], or NULL. MR_F8_E4M3: one for every 1 x 128 elements along k of a,
-   * [m][a_scale_stride], and for every 128 x 128 of b (n by k), [ceil(n / 128)][b_scale_stride]; strides of 0:
-   * ceil(k / 128). NULL for other types. */
+   * [m][a_scale_stride], and for every 128 x 128 of b (n by k), [ceil(n / 128)][b_scale_stride]; strides of
+   * 0: ceil(k / 128). NULL for other types. */
   const float* a_scales;
   const float* b_scales;
   int64_t a_scale_stride, b_scale_stride;
   const float* bias; /* [n], or NULL */
   mr_activation activation;
-  const void* residual; /* [m, n] of out_type, rows residual_stride elements apart (0: ldc), or NULL; may be c */
+  const void*
+      residual; /* [m, n] of out_type, rows residual_stride elements apart (0: ldc), or NULL; may be c */
   int64_t residual_stride;
 } mr_gemm_args;
 
 /* As fast as it gets on Hopper where a, b, c and their rows are aligned to 16 bytes, and both operands of an
  * 8-bit type have k contiguous (transpose_a 0, transpose_b 1). */
-MR_API mr_status mr_gemm(mr_device* device, const mr_gemm_args* args, mr_stream stream);
+MR_API mr_status mr_gemm_workspace_bytes(const mr_device* device, const mr_gemm_args* args, size_t* bytes);
+MR_API mr_status mr_gemm(mr_device* device, const mr_gemm_args* args, void* workspace, size_t workspace_bytes,
+                         mr_stream stream);
 
 #ifdef __cplusplus
 }

@@ -16,18 +16,21 @@ cuda::DenseType type_of(mr_dtype type) {
     case MR_I8:
       return cuda::DenseType::kS8;
     default:
-      throw_error(ErrorCode::kUnsupported,
-                  "args.type is f32: a GPU multiplies bf16, f16, f8_e4m3 and i8; convert, or use a cpu device");
+      throw_error(
+          ErrorCode::kUnsupported,
+          "args.type is f32: a GPU multiplies bf16, f16, f8_e4m3 and i8; convert, or use a cpu device");
   }
 }
 
 cuda::DenseOut out_of(mr_dtype type) {
-  return type == MR_F32 ? cuda::DenseOut::kF32 : type == MR_BF16 ? cuda::DenseOut::kBf16 : cuda::DenseOut::kF16;
+  return type == MR_F32    ? cuda::DenseOut::kF32
+         : type == MR_BF16 ? cuda::DenseOut::kBf16
+                           : cuda::DenseOut::kF16;
 }
 
 }  // namespace
 
-void CudaDevice::gemm(const mr_gemm_args& args, mr_stream stream) {
+void CudaDevice::gemm(const mr_gemm_args& args, void*, mr_stream stream) {
   cuda::DenseGemm op;
   op.type = type_of(args.type);
   op.a = args.a;

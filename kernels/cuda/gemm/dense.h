@@ -1,5 +1,5 @@
-// Products of plain matrices as they lie in memory (no repacked tiles): c = epilogue(alpha * op(a) op(b)), for
-// training and for callers of the C API. include/millrace/kernels/gemm.h describes the arguments.
+// Products of plain matrices as they lie in memory (no repacked tiles): c = epilogue(alpha * op(a) op(b)),
+// for training and for callers of the C API. include/millrace/kernels/gemm.h describes the arguments.
 //
 //     a     [m, k] (K-major) or [k, m] (MN-major), rows lda elements apart
 //     b     [n, k] (K-major) or [k, n] (MN-major), rows ldb elements apart
@@ -39,7 +39,8 @@ struct DenseGemm {
   int32_t tile = 0;  // 0: chosen by shape; 1: 128 x 256 by clusters; 2: 128 x 128; 3: 64 x 128
 };
 
-// Whether the warpgroup kernels take it: Hopper, operands and c 16-byte aligned, rows too; 8-bit types K-major.
+// Whether the warpgroup kernels take it: Hopper, operands and c 16-byte aligned, rows too; 8-bit types
+// K-major.
 bool supports_dense_wgmma(const DenseGemm& op, const Device& device);
 void launch_dense_wgmma(const DenseGemm& op, const Launch& at);  // bf16, f16, s8
 void launch_dense_fp8(const DenseGemm& op, const Launch& at);    // e4m3 with scales, promoted every 128 of k

@@ -1,4 +1,5 @@
-// What happens to the sums of a dense product (gemm/dense.h) before they are stored, the same in every kernel.
+// What happens to the sums of a dense product (gemm/dense.h) before they are stored, the same in every
+// kernel.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,17 +1,18 @@
-// GEMM of e4m3 matrices with a scale for every 1 x 128 elements of a and 128 x 128 of b (DeepSeek V3's recipe): the
-// tensor cores sum 128 of K, whose sums are multiplied with both scales and added to float32 totals. (Hopper's e4m3
-// products keep some 14 bits of a sum: chains of 128 bound what that costs.)
+// GEMM of e4m3 matrices with a scale for every 1 x 128 elements of a and 128 x 128 of b (DeepSeek V3's
+// recipe): the tensor cores sum 128 of K, whose sums are multiplied with both scales and added to float32
+// totals. (Hopper's e4m3 products keep some 14 bits of a sum: chains of 128 bound what that costs.)
 //
-// Roofline: as dense_wgmma.cu, at twice its rate; 128 x 128 outputs, since a thread has 64 sums and 64 totals. Adding
-// 64 sums to totals takes some 128 issue slots of each of four schedulers a stage, beside 512 cycles of products: the
-// two warpgroups take turns at them.
+// Roofline: as dense_wgmma.cu, at twice its rate; 128 x 128 outputs, since a thread has 64 sums and 64
+// totals. Adding 64 sums to totals takes some 128 issue slots of each of four schedulers a stage, beside 512
+// cycles of products: the two warpgroups take turns at them.
 #include "kernels/cuda/gemm/dense_tile.cuh"
 
 namespace millrace::cuda {
 namespace {
 
 template <class Tile>
-__global__ void __launch_bounds__(kDenseThreads, 1) gemm_dense_fp8_kernel(const __grid_constant__ DenseProblem p) {
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    gemm_dense_fp8_kernel(const __grid_constant__ DenseProblem p) {
 #ifdef MILLRACE_HAS_WGMMA
   extern __shared__ uint8_t raw[];
   const DenseShared<Tile> shared(raw);
@@ -25,11 +26,11 @@ __global__ void __launch_bounds__(kDenseThreads, 1) gemm_dense_fp8_kernel(const 
   }
   ptx::let_dependents_start();
   ptx::wait_for_previous();
-  if (warpgroup == kDenseConsumers) {
-    ptx::fewer_registers<24>();
-    if (warp == 4 * kDenseConsumers && lane == 0) produce(p, shared);
+  if (warpgroup == Tile::kConsumers) {
+    ptx::fewer_registers<Tile::kProducerRegisters>();
+    if (warp == 4 * Tile::kConsumers && lane == 0) produce(p, shared);
   } else {
-    ptx::more_registers<240>();
+    ptx::more_registers<Tile::kConsumerRegisters>();
     DenseCursor<Tile> at(shared, warpgroup);
     DensePanels<Tile> panels(shared, warpgroup, warp % 4, lane);
     const bool leader = panels.leader();
@@ -43,7 +44,8 @@ __global__ void __launch_bounds__(kDenseThreads, 1) gemm_dense_fp8_kernel(const 
       const float* scales[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        scales[half] = p.a_scales + min(row + 16 * (warp % 4) + lane / 4 + 8 * half, p.m - 1) * p.a_scale_stride;
+        scales[half] =
+            p.a_scales + min(row + 16 * (warp % 4) + lane / 4 + 8 * half, p.m - 1) * p.a_scale_stride;
       const float* column_scales = p.b_scales + column / 128 * p.b_scale_stride;
       float total[Tile::kSums];
 #pragma unroll
@@ -81,6 +83,14 @@ __global__ void __launch_bounds__(kDenseThreads, 1) gemm_dense_fp8_kernel(const 
 }  // namespace
 
 void launch_dense_fp8(const DenseGemm& op, const Launch& at) {
+  if (op.tile == 3) {
+    using Tile = DenseTile<ptx::WgmmaE4m3, 192, 128, 1, false, false>;
+    return launch_dense_tile<Tile>("gemm_dense_fp8_kernel", gemm_dense_fp8_kernel<Tile>, op, at);
+  }
+  if (op.tile == 4) {
+    using Tile = DenseTile<ptx::WgmmaE4m3, 192, 128, 2, false, false>;
+    return launch_dense_tile<Tile>("gemm_dense_fp8_kernel", gemm_dense_fp8_kernel<Tile>, op, at);
+  }
   if (op.tile == 1 || (op.tile == 0 && op.m > 128)) {
     using Tile = DenseTile<ptx::WgmmaE4m3, 128, 128, 2, false, false>;
     return launch_dense_tile<Tile>("gemm_dense_fp8_kernel", gemm_dense_fp8_kernel<Tile>, op, at);

@@ -1,5 +1,5 @@
-// Dense products (gemm/dense.h) on any GPU and with any strides: tiles of 64 x 64 outputs in shared memory, a thread
-// has 4 x 4 of them. For what the warpgroup kernels do not take; nobody asks it to be fast.
+// Dense products (gemm/dense.h) on any GPU and with any strides: tiles of 64 x 64 outputs in shared memory, a
+// thread has 4 x 4 of them. For what the warpgroup kernels do not take; nobody asks it to be fast.
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/gemm/dense_epilogue.cuh"
@@ -40,10 +40,13 @@ __global__ void __launch_bounds__(kThreads) gemm_dense_generic_kernel(const Dens
       for (int i = threadIdx.x; i < kDepth * kTile; i += kThreads) {
         const int64_t kk = k + i % kDepth, row = first_row + i / kDepth, column = first_column + i / kDepth;
         a[i % kDepth][i / kDepth] =
-            kk < p.k && row < p.m ? load_element(p.a, p.mn_major_a ? kk * p.lda + row : row * p.lda + kk, p.type) : 0.0f;
+            kk < p.k && row < p.m
+                ? load_element(p.a, p.mn_major_a ? kk * p.lda + row : row * p.lda + kk, p.type)
+                : 0.0f;
         b[i % kDepth][i / kDepth] =
-            kk < p.k && column < p.n ? load_element(p.b, p.mn_major_b ? kk * p.ldb + column : column * p.ldb + kk, p.type)
-                                     : 0.0f;
+            kk < p.k && column < p.n
+                ? load_element(p.b, p.mn_major_b ? kk * p.ldb + column : column * p.ldb + kk, p.type)
+                : 0.0f;
       }
       __syncthreads();
 #pragma unroll
@@ -108,12 +111,16 @@ void launch_dense_generic(const DenseGemm& op, const Launch& at) {
     if (op.a_scales != nullptr) part.a_scales = op.a_scales + skip * op.a_scale_stride;
     if (op.epilogue.row_scales != nullptr) part.epilogue.row_scales = op.epilogue.row_scales + skip;
     if (op.epilogue.residual != nullptr)
-      part.epilogue.residual = static_cast<const uint8_t*>(op.epilogue.residual) + skip * op.epilogue.residual_stride * out;
-    const dim3 grid(columns < kMostRows ? columns : kMostRows, rows - first < kMostRows ? rows - first : kMostRows);
+      part.epilogue.residual =
+          static_cast<const uint8_t*>(op.epilogue.residual) + skip * op.epilogue.residual_stride * out;
+    const dim3 grid(columns < kMostRows ? columns : kMostRows,
+                    rows - first < kMostRows ? rows - first : kMostRows);
     if (op.type == DenseType::kS8) {
-      launch_dependent("gemm_dense_generic_kernel", gemm_dense_generic_kernel<int32_t>, grid, kThreads, 0, at, part);
+      launch_dependent("gemm_dense_generic_kernel", gemm_dense_generic_kernel<int32_t>, grid, kThreads, 0, at,
+                       part);
     } else {
-      launch_dependent("gemm_dense_generic_kernel", gemm_dense_generic_kernel<float>, grid, kThreads, 0, at, part);
+      launch_dependent("gemm_dense_generic_kernel", gemm_dense_generic_kernel<float>, grid, kThreads, 0, at,
+                       part);
     }
   }
 }

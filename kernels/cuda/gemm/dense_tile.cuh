@@ -1,12 +1,12 @@
-// The parts that the dense warpgroup kernels share (dense_wgmma.cu, dense_fp8.cu): tensor maps, the ring of stages,
-// which tile is whose, and the way of a tile's outputs to memory.
+// The parts that the dense warpgroup kernels share (dense_wgmma.cu, dense_fp8.cu): tensor maps, the ring of
+// stages, which tile is whose, and the way of a tile's outputs to memory.
 //
-// A CTA is two consumer warpgroups and a producer warp. A stage holds 128 bytes of K of both operands, 128-byte
-// swizzle:
+// A CTA is two or three consumer warpgroups and a producer warp. A stage holds 128 bytes of K of both
+// operands, 128-byte swizzle:
 //     K-major    [rows][128 bytes]: one box of a map
 //     MN-major   [64 outputs' chunk][64 rows of K][128 bytes]: a box for every 64 outputs
-// Outputs leave through shared memory, 64 rows x 128 bytes of a warpgroup at a time, two such panels in turn, by
-// tensor copies that leave out what lies outside.
+// Outputs leave through shared memory, 64 rows x 128 bytes of a warpgroup at a time, two such panels in turn,
+// by tensor copies that leave out what lies outside.
 #pragma once
 
 #include <cuda.h>
@@ -20,12 +20,11 @@
 
 namespace millrace::cuda {
 
-inline constexpr int kDenseConsumers = 2;  // warpgroups
-inline constexpr int kDenseThreads = (kDenseConsumers + 1) * 128;
 inline constexpr int kPanelBytes = 64 * 128;
 inline constexpr int kDenseSharedBytes = 232448;  // that a CTA of Hopper may have
 
-// kM x kN outputs of a CTA, clusters of kCluster CTAs that share kN: consecutive kM.
+// kM x kN outputs of a CTA, clusters of kCluster CTAs that share kN: consecutive kM. A consumer warpgroup has
+// 64 rows; of a tile of 64 rows two have half of the columns each.
 template <class Element, int kM, int kN, int kCluster, bool kMnA, bool kMnB>
 struct DenseTile {
   static constexpr int kElementBytes = Element::kElementBytes;
@@ -33,15 +32,19 @@ struct DenseTile {
   static constexpr int kRows = kM, kColumns = kN, kCtas = kCluster;
   static constexpr bool kTransposedA = kMnA, kTransposedB = kMnB;
   static constexpr int kABytes = kM * 128, kBBytes = kN * 128, kStageBytes = kABytes + kBBytes;
-  // The warpgroups have 64 rows each; of a tile of 64 rows, half of the columns each.
   static constexpr bool kSplitColumns = kM == 64;
+  static constexpr int kConsumers = kSplitColumns ? 2 : kM / 64;
+  static constexpr int kThreads = (kConsumers + 1) * 128;
+  // Of a thread, once the warpgroups have shared out the registers.
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160,
+                       kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kWarpgroupColumns = kSplitColumns ? kN / 2 : kN;
   static constexpr int kSums = kWarpgroupColumns / 2;
-  static constexpr int kPanelsBytes = kDenseConsumers * 2 * kPanelBytes;
+  static constexpr int kPanelsBytes = kConsumers * 2 * kPanelBytes;
   static constexpr int kFits = (kDenseSharedBytes - 1024 - kPanelsBytes - 256) / kStageBytes;
   static constexpr int kStages = kFits < 8 ? kFits : 8;
   static constexpr int kBytes = 1024 + kStages * kStageBytes + kPanelsBytes + 256;
-  static_assert(kStages >= 3 && kM % 64 == 0 && kN % 64 == 0 && (kM == 64 || kM == 128));
+  static_assert(kStages >= 3 && kM % 64 == 0 && kN % 64 == 0 && kM <= 192);
   static_assert(kN / 64 % kCluster == 0);
 };
 
@@ -68,8 +71,8 @@ struct DenseTileAt {
 #ifdef MILLRACE_HAS_WGMMA
 
 __device__ inline void store_matrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
-               "r"(d)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
                : "memory");
 }
 
@@ -86,7 +89,7 @@ struct DenseShared {
   __device__ void init() const {
     for (int i = 0; i < Tile::kStages; ++i) {
       ptx::barrier_init(full + i, 1);
-      ptx::barrier_init(empty + i, Tile::kCtas * kDenseConsumers);
+      ptx::barrier_init(empty + i, Tile::kCtas * Tile::kConsumers);
     }
     ptx::barrier_init_fence();
   }
@@ -94,18 +97,21 @@ struct DenseShared {
 
 // Element (inner, outer) of a map to shared memory, of this CTA or of all CTAs of `ctas`.
 template <int kCtas>
-__device__ inline void load_box(void* to, const CUtensorMap* map, int32_t inner, int32_t outer, uint64_t* barrier) {
+__device__ inline void load_box(void* to, const CUtensorMap* map, int32_t inner, int32_t outer,
+                                uint64_t* barrier) {
   if constexpr (kCtas == 1) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            ptx::shared_address(to)),
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+        "[%4];" ::"r"(ptx::shared_address(to)),
         "l"(map), "r"(inner), "r"(outer), "r"(ptx::shared_address(barrier))
         : "memory");
   } else {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], "
         "[%1, {%2, %3}], [%4], %5;" ::"r"(ptx::shared_address(to)),
-        "l"(map), "r"(inner), "r"(outer), "r"(ptx::shared_address(barrier)), "h"(static_cast<uint16_t>((1 << kCtas) - 1))
+        "l"(map), "r"(inner), "r"(outer), "r"(ptx::shared_address(barrier)),
+        "h"(static_cast<uint16_t>((1 << kCtas) - 1))
         : "memory");
   }
 }
@@ -115,7 +121,8 @@ __device__ DenseTileAt tile_at(const DenseProblem& p, int32_t index) {
   return DenseTileAt(index, p.m_tiles, p.n_tiles, 16 / Tile::kCtas);
 }
 
-// The producer, one thread: its CTA's rows of a, and its share of the columns of b to all CTAs of the cluster.
+// The producer, one thread: its CTA's rows of a, and its share of the columns of b to all CTAs of the
+// cluster.
 template <class Tile>
 __device__ void produce(const DenseProblem& p, const DenseShared<Tile>& shared) {
   const int rank = static_cast<int>(blockIdx.x % Tile::kCtas);
@@ -133,7 +140,8 @@ __device__ void produce(const DenseProblem& p, const DenseShared<Tile>& shared) 
       ptx::barrier_arrive_expect(full, Tile::kStageBytes);
       if constexpr (Tile::kTransposedA) {
 #pragma unroll
-        for (int i = 0; i < Tile::kRows / 64; ++i) load_box<1>(to + i * 64 * 128, &p.a, row + 64 * i, k, full);
+        for (int i = 0; i < Tile::kRows / 64; ++i)
+          load_box<1>(to + i * 64 * 128, &p.a, row + 64 * i, k, full);
       } else {
         load_box<1>(to, &p.a, k, row, full);
       }
@@ -159,7 +167,8 @@ struct DenseCursor {
   uint32_t stage = 0, parity = 0;
   uint32_t peer_empty = 0;
 
-  __device__ DenseCursor(const DenseShared<Tile>& of, int warpgroup_index) : shared(of), warpgroup(warpgroup_index) {
+  __device__ DenseCursor(const DenseShared<Tile>& of, int warpgroup_index)
+      : shared(of), warpgroup(warpgroup_index) {
     if constexpr (Tile::kCtas == 2)
       peer_empty = ptx::remote_address(blockIdx.x % 2 ^ 1u, ptx::shared_address(shared.empty));
   }
@@ -173,7 +182,8 @@ struct DenseCursor {
     if constexpr (Tile::kCtas == 2) ptx::barrier_arrive_remote(peer_empty + 8 * read);
   }
   __device__ uint64_t a() const {
-    const uint8_t* at = shared.stages + stage * Tile::kStageBytes + (Tile::kSplitColumns ? 0 : warpgroup * 64 * 128);
+    const uint8_t* at =
+        shared.stages + stage * Tile::kStageBytes + (Tile::kSplitColumns ? 0 : warpgroup * 64 * 128);
     return Tile::kTransposedA ? ptx::wgmma_transposed_operand(at, 64 * 128) : ptx::wgmma_operand(at);
   }
   __device__ uint64_t b() const {
@@ -252,11 +262,7 @@ struct DensePanels {
 #pragma unroll
       for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(sum[32 * group + i]);
       if (!plain) {
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          const int32_t r = row + 16 * warp + g + (i % 4 / 2) * 8, c = first + i / 4 * 8 + 2 * t + i % 2;
-          if (r < p.m && c < p.n) y[i] = dense_output(e, y[i], r, c);
-        }
+        finish(p, y, row + 16 * warp + g, first + 2 * t);
       } else if (e.alpha != 1.0f) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) y[i] *= e.alpha;
@@ -267,6 +273,51 @@ struct DensePanels {
         store_halves(p, y, row, first);
       }
     }
+  }
+
+  // dense_output of y[32], a lane's part of 64 columns: rows `row` and + 8, columns `column`, + 1, and every
+  // eighth on. What is outside reads what the last row or column does, so that all loads are under way at
+  // once.
+  __device__ static void finish(const DenseProblem& p, float (&y)[32], int32_t row, int32_t column) {
+    const DenseEpilogue& e = p.epilogue;
+    const auto at = [&](int i) { return min(column + i / 2 * 8 + i % 2, p.n - 1); };
+    const int32_t rows[2] = {min(row, p.m - 1), min(row + 8, p.m - 1)};
+    const float scale[2] = {e.row_scales != nullptr ? e.alpha * e.row_scales[rows[0]] : e.alpha,
+                            e.row_scales != nullptr ? e.alpha * e.row_scales[rows[1]] : e.alpha};
+    if (e.column_scales != nullptr) {
+      float factor[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) factor[i] = e.column_scales[at(i)];
+#pragma unroll
+      for (int i = 0; i < 32; ++i) y[i] *= factor[i / 4 * 2 + i % 2];
+    }
+    float bias[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) bias[i] = e.bias != nullptr ? e.bias[at(i)] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) y[i] = fmaf(y[i], scale[i % 4 / 2], bias[i / 4 * 2 + i % 2]);
+    if (e.activation != DenseActivation::kNone) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) y[i] = dense_activate(y[i], e.activation);
+    }
+    if (e.residual == nullptr) return;
+    if (e.out == DenseOut::kF32) {
+      add_residual<float>(e, y, rows, at);
+    } else if (e.out == DenseOut::kBf16) {
+      add_residual<__nv_bfloat16>(e, y, rows, at);
+    } else {
+      add_residual<__half>(e, y, rows, at);
+    }
+  }
+  template <class Value, class Columns>
+  __device__ static void add_residual(const DenseEpilogue& e, float (&y)[32], const int32_t (&rows)[2],
+                                      const Columns& at) {
+    Value value[32];
+    const auto* from = static_cast<const Value*>(e.residual);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) value[i] = from[rows[i % 4 / 2] * e.residual_stride + at(i / 4 * 2 + i % 2)];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) y[i] += static_cast<float>(value[i]);
   }
 
   // y[32]: 64 columns from `column` on, two panels.
@@ -296,9 +347,10 @@ struct DensePanels {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // 16 columns
       const int i = 8 * j;
-      store_matrix_x4(ptx::shared_address(to) + ptx::swizzled(r, static_cast<uint32_t>(32 * j + lane / 16 * 16)),
-                      pack(y[i], y[i + 1], out), pack(y[i + 2], y[i + 3], out), pack(y[i + 4], y[i + 5], out),
-                      pack(y[i + 6], y[i + 7], out));
+      store_matrix_x4(
+          ptx::shared_address(to) + ptx::swizzled(r, static_cast<uint32_t>(32 * j + lane / 16 * 16)),
+          pack(y[i], y[i + 1], out), pack(y[i + 2], y[i + 3], out), pack(y[i + 4], y[i + 5], out),
+          pack(y[i + 6], y[i + 7], out));
     }
     end(&p.c, column, row);
   }
@@ -332,8 +384,9 @@ DenseProblem dense_problem(const DenseGemm& op, const Launch& at) {
   constexpr int kBytes = Tile::kElementBytes;
   p.a = Tile::kTransposedA ? dense_map(at.device, op.a, kBytes, op.m, op.k, op.lda, 64)
                            : dense_map(at.device, op.a, kBytes, op.k, op.m, op.lda, Tile::kRows);
-  p.b = Tile::kTransposedB ? dense_map(at.device, op.b, kBytes, op.n, op.k, op.ldb, 64)
-                           : dense_map(at.device, op.b, kBytes, op.k, op.n, op.ldb, Tile::kColumns / Tile::kCtas);
+  p.b = Tile::kTransposedB
+            ? dense_map(at.device, op.b, kBytes, op.n, op.k, op.ldb, 64)
+            : dense_map(at.device, op.b, kBytes, op.k, op.n, op.ldb, Tile::kColumns / Tile::kCtas);
   p.c = dense_map(at.device, op.c, op.epilogue.out == DenseOut::kF32 ? 4 : 2, op.n, op.m, op.ldc, 64);
   p.epilogue = op.epilogue;
   p.m = static_cast<int32_t>(op.m);
@@ -356,7 +409,7 @@ void launch_dense_tile(const char* name, Kernel* kernel, const DenseGemm& op, co
   const int64_t tiles = int64_t{p.m_tiles} * p.n_tiles;
   const auto grid = static_cast<unsigned>((tiles < clusters ? tiles : clusters) * Tile::kCtas);
   allow_shared_memory(kernel, Tile::kBytes);
-  launch_clusters(name, Tile::kCtas, kernel, dim3(grid), kDenseThreads, Tile::kBytes, at, p);
+  launch_clusters(name, Tile::kCtas, kernel, dim3(grid), Tile::kThreads, Tile::kBytes, at, p);
 }
 
 }  // namespace millrace::cuda

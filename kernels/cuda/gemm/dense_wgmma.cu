@@ -1,17 +1,19 @@
-// GEMM of plain bf16, f16 and int8 matrices on Hopper: tiles of 128 x 256 outputs by clusters of two CTAs that share
-// the columns' operand (each loads half of it to both), persistent, two consumer warpgroups of 64 rows each.
+// GEMM of plain bf16, f16 and int8 matrices on Hopper: tiles of 128 x 256 outputs by clusters of two CTAs
+// that share the columns' operand (each loads half of it to both), persistent, two consumer warpgroups of 64
+// rows each.
 //
-// Roofline of a stage (64 of K in 16 bits): 4 wgmma of 64 x 256 x 16 for each of two warpgroups are 1,024 cycles of
-// the tensor cores; 32 KB come from L2 to each CTA in that time, 32 bytes a cycle. The products set the pace as long
-// as three stages are under way. What is left is the epilogue, 64 KB of outputs a tile, while the producer fills the
-// next tile's stages.
+// Roofline of a stage (64 of K in 16 bits): 4 wgmma of 64 x 256 x 16 for each of two warpgroups are 1,024
+// cycles of the tensor cores; 32 KB come from L2 to each CTA in that time, 32 bytes a cycle. The products set
+// the pace as long as three stages are under way. What is left is the epilogue, 64 KB of outputs a tile,
+// while the producer fills the next tile's stages.
 #include "kernels/cuda/gemm/dense_tile.cuh"
 
 namespace millrace::cuda {
 namespace {
 
 template <class Element, class Tile>
-__global__ void __launch_bounds__(kDenseThreads, 1) gemm_dense_wgmma_kernel(const __grid_constant__ DenseProblem p) {
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    gemm_dense_wgmma_kernel(const __grid_constant__ DenseProblem p) {
 #ifdef MILLRACE_HAS_WGMMA
   extern __shared__ uint8_t raw[];
   const DenseShared<Tile> shared(raw);
@@ -25,11 +27,11 @@ __global__ void __launch_bounds__(kDenseThreads, 1) gemm_dense_wgmma_kernel(cons
   }
   ptx::let_dependents_start();
   ptx::wait_for_previous();
-  if (warpgroup == kDenseConsumers) {
-    ptx::fewer_registers<24>();
-    if (warp == 4 * kDenseConsumers && lane == 0) produce(p, shared);
+  if (warpgroup == Tile::kConsumers) {
+    ptx::fewer_registers<Tile::kProducerRegisters>();
+    if (warp == 4 * Tile::kConsumers && lane == 0) produce(p, shared);
   } else {
-    ptx::more_registers<240>();
+    ptx::more_registers<Tile::kConsumerRegisters>();
     DenseCursor<Tile> at(shared, warpgroup);
     DensePanels<Tile> panels(shared, warpgroup, warp % 4, lane);
     const bool leader = panels.leader();
@@ -52,9 +54,10 @@ __global__ void __launch_bounds__(kDenseThreads, 1) gemm_dense_wgmma_kernel(cons
       ptx::fence_registers(sum);
       if (leader) at.release(before);
       const DenseTileAt tile = tile_at<Tile>(p, index);
-      panels.store(p, sum,
-                   (tile.m_tile * Tile::kCtas + rank) * Tile::kRows + (Tile::kSplitColumns ? 0 : warpgroup * 64),
-                   tile.n_tile * Tile::kColumns + (Tile::kSplitColumns ? warpgroup * Tile::kWarpgroupColumns : 0));
+      panels.store(
+          p, sum,
+          (tile.m_tile * Tile::kCtas + rank) * Tile::kRows + (Tile::kSplitColumns ? 0 : warpgroup * 64),
+          tile.n_tile * Tile::kColumns + (Tile::kSplitColumns ? warpgroup * Tile::kWarpgroupColumns : 0));
     }
     if (leader) ptx::bulk_store_wait();  // shared memory stays until copies have read it
   }
@@ -95,7 +98,7 @@ int choose_tile(const DenseGemm& op, const Device& device) {
     const int64_t slots = device.sm_count() / ctas;
     return (m * n + slots - 1) / slots * (cycles * ((op.k + 63) / 64 + 12));
   };
-  const int64_t costs[3] = {cost(128, 256, 2, 1060), cost(128, 128, 1, 620), cost(64, 128, 1, 420)};
+  const int64_t costs[3] = {cost(128, 256, 2, 1060), cost(128, 128, 1, 720), cost(64, 128, 1, 415)};
   int best = 0;
   for (int i = 1; i < 3; ++i) best = costs[i] < costs[best] ? i : best;
   return best + 1;

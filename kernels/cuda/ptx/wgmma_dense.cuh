@@ -1,6 +1,7 @@
-// wgmma.mma_async of 64 x N outputs (N = 64, 128, 256), both operands in shared memory, for the element types of
-// plain matrices: bf16, f16 (K = 16, either operand K-major or MN-major), e4m3 (K = 32, K-major) with float32 sums,
-// and s8 (K = 32, K-major) with int32 sums. Layouts and descriptors are wgmma.cuh's: 128-byte swizzle.
+// wgmma.mma_async of 64 x N outputs (N = 64, 128, 256), both operands in shared memory, for the element types
+// of plain matrices: bf16, f16 (K = 16, either operand K-major or MN-major), e4m3 (K = 32, K-major) with
+// float32 sums, and s8 (K = 32, K-major) with int32 sums. Layouts and descriptors are wgmma.cuh's: 128-byte
+// swizzle.
 #pragma once
 
 #include "kernels/cuda/ptx/wgmma.cuh"
@@ -44,21 +45,23 @@ struct DenseWgmma;
   template <>                                                                                              \
   struct DenseWgmma<element, n, mn_a, mn_b> {                                                              \
     __device__ static void multiply(element::Sum (&d)[sums], uint64_t first, uint64_t second, bool add) {  \
-      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #p ", 0;\n wgmma.mma_async.sync.aligned.m64n" #n \
-                   shape " {" MR_T_##sums "}, %" #a ", %" #b ", p" kinds ";\n}"                            \
+      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #p                                               \
+                   ", 0;\n wgmma.mma_async.sync.aligned.m64n" #n shape " {" MR_T_##sums "}, %" #a ", %" #b \
+                                                                                        ", p" kinds ";\n}" \
                    : MR_D_##sums(c)                                                                        \
                    : "l"(first), "l"(second), "r"(static_cast<int32_t>(add)));                             \
     }                                                                                                      \
   };
-#define MR_DENSE_WGMMA_16(element, name, n, sums, a, b, p)                                                  \
-  MR_DENSE_WGMMA(element, n, sums, "k16.f32." name "." name, a, b, p, MR_FLOAT, ", 1, 1, 0, 0", false, false) \
-  MR_DENSE_WGMMA(element, n, sums, "k16.f32." name "." name, a, b, p, MR_FLOAT, ", 1, 1, 0, 1", false, true)  \
-  MR_DENSE_WGMMA(element, n, sums, "k16.f32." name "." name, a, b, p, MR_FLOAT, ", 1, 1, 1, 0", true, false)  \
+#define MR_DENSE_WGMMA_16(element, name, n, sums, a, b, p)                                                   \
+  MR_DENSE_WGMMA(element, n, sums, "k16.f32." name "." name, a, b, p, MR_FLOAT, ", 1, 1, 0, 0", false,       \
+                 false)                                                                                      \
+  MR_DENSE_WGMMA(element, n, sums, "k16.f32." name "." name, a, b, p, MR_FLOAT, ", 1, 1, 0, 1", false, true) \
+  MR_DENSE_WGMMA(element, n, sums, "k16.f32." name "." name, a, b, p, MR_FLOAT, ", 1, 1, 1, 0", true, false) \
   MR_DENSE_WGMMA(element, n, sums, "k16.f32." name "." name, a, b, p, MR_FLOAT, ", 1, 1, 1, 1", true, true)
-#define MR_DENSE_WGMMA_WIDTH(n, sums, a, b, p)                                                                        \
-  MR_DENSE_WGMMA_16(WgmmaBf16, "bf16", n, sums, a, b, p)                                                              \
-  MR_DENSE_WGMMA_16(WgmmaF16, "f16", n, sums, a, b, p)                                                                \
-  MR_DENSE_WGMMA(WgmmaE4m3, n, sums, "k32.f32.e4m3.e4m3", a, b, p, MR_FLOAT, ", 1, 1", false, false)                  \
+#define MR_DENSE_WGMMA_WIDTH(n, sums, a, b, p)                                                       \
+  MR_DENSE_WGMMA_16(WgmmaBf16, "bf16", n, sums, a, b, p)                                             \
+  MR_DENSE_WGMMA_16(WgmmaF16, "f16", n, sums, a, b, p)                                               \
+  MR_DENSE_WGMMA(WgmmaE4m3, n, sums, "k32.f32.e4m3.e4m3", a, b, p, MR_FLOAT, ", 1, 1", false, false) \
   MR_DENSE_WGMMA(WgmmaS8, n, sums, "k32.s32.s8.s8", a, b, p, MR_INT, "", false, false)
 
 MR_DENSE_WGMMA_WIDTH(64, 32, 32, 33, 34)
