@@ -26,7 +26,7 @@ struct FlashShape {
   int32_t block = 0;  // of blocks of keys every third is absent
 };
 
-size_t size_of(mr_dtype type) { return type == MR_F32 ? 4 : 2; }
+size_t flash_size_of(mr_dtype type) { return type == MR_F32 ? 4 : 2; }
 
 // A tensor [batch][seq][heads][dim] that ends at a page nobody may touch.
 struct FlashArray {
@@ -36,12 +36,13 @@ struct FlashArray {
         seq(rows),
         heads(num_heads),
         dim(dims),
-        memory(static_cast<size_t>(count()) * size_of(of) + 16, 16) {
+        memory(static_cast<size_t>(count()) * flash_size_of(of) + 16, 16) {
     tensor.data = memory.data();
     tensor.batch_stride = seq * heads * dim;
     tensor.seq_stride = heads_first ? dim : heads * dim;
     tensor.head_stride = heads_first ? seq * dim : dim;
-    std::memset(memory.data(), 0xff, static_cast<size_t>(count()) * size_of(type));  // NaN in every type
+    std::memset(memory.data(), 0xff,
+                static_cast<size_t>(count()) * flash_size_of(type));  // NaN in every type
   }
   int64_t count() const { return batch * seq * heads * dim; }
   int64_t index(int64_t row, int64_t head, int64_t d) const {  // row of all
@@ -65,7 +66,7 @@ struct FlashArray {
   }
   std::vector<uint8_t> bytes() const {
     const auto* first = static_cast<const uint8_t*>(memory.data());
-    return {first, first + static_cast<size_t>(count()) * size_of(type)};
+    return {first, first + static_cast<size_t>(count()) * flash_size_of(type)};
   }
 
   mr_dtype type;
