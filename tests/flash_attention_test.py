@@ -27,6 +27,7 @@ ROUNDING = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}
 # Of the largest number of a tensor (of all gradients): float32 sums; in backward `out` is read as it was rounded.
 FORWARD_ERROR = {F32: 2e-6, F16: 2e-6, BF16: 2e-6}
 BACKWARD_ERROR = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}
+AMX_ERROR = 2.0**-8  # of the largest value: weights are rounded to bf16 before they meet the values
 POISON = 0xFF
 GUARD = 4096  # bytes around an output
 
@@ -76,6 +77,7 @@ class Library:
         options = Options(threads, isa.encode() if isa else None)
         self.check(self.c.mr_device_open(b"cpu", ctypes.byref(options), ctypes.byref(self.device)))
         self.name = self.c.mr_device_description(self.device).decode()
+        self.has_bf16_tiles = ", amx," in self.name
 
     def check(self, status):
         if status != 0:
@@ -356,8 +358,11 @@ class Run:
         self.want = [attend(case, b, *(self.sequence(x, side, b) for x, side in zip(self.leaves, (0, 1, 1))), sinks,
                             self.dense_blocks) for b in range(case.batch)]
         bad = 0.0 if self.out.guards_stand() else math.inf
+        error, largest = FORWARD_ERROR[out_type], None
+        if self.library.has_bf16_tiles and case.type == BF16:
+            error, largest = AMX_ERROR, largest_of(self.leaves[2])
         for b, (out, lse) in enumerate(self.want):
-            bad = max(bad, worst(self.sequence(self.out.x, 0, b), out, ROUNDING[out_type], FORWARD_ERROR[out_type]),
+            bad = max(bad, worst(self.sequence(self.out.x, 0, b), out, ROUNDING[out_type], error, largest),
                       worst(self.lse_of(self.lse, b), lse, 2e-7, 2e-6))
         return bad
 

@@ -16,9 +16,9 @@ constexpr int32_t kMaxFlashHeads = 1 << 16, kMaxFlashBatch = 1 << 20, kMaxFlashL
 constexpr int32_t kMaxFlashDim = 256, kFlashDimStep = 8, kPageStep = 16, kRowBytesStep = 16;
 constexpr int32_t kKeysPerScale = 128;
 
-[[noreturn]] void bad(const std::string& line) { throw_error(ErrorCode::kBadInput, "{}", line); }
+[[noreturn]] void flash_bad(const std::string& line) { throw_error(ErrorCode::kBadInput, "{}", line); }
 
-size_t element_bytes(mr_dtype type) { return type == MR_F32 ? 4 : type == MR_F8_E4M3 ? 1 : 2; }
+size_t flash_element_bytes(mr_dtype type) { return type == MR_F32 ? 4 : type == MR_F8_E4M3 ? 1 : 2; }
 
 mr_dtype out_type(const mr_flash_problem& p) { return p.type == MR_F8_E4M3 ? MR_BF16 : p.type; }
 
@@ -30,7 +30,7 @@ void check_dim(int32_t dim, const char* name) {
 }
 
 void check_finite(float x, const char* name) {
-  if (!std::isfinite(x)) bad(fmt::format("{} is {}, expected a finite number", name, x));
+  if (!std::isfinite(x)) flash_bad(fmt::format("{} is {}, expected a finite number", name, x));
 }
 
 // An array that may be absent.
@@ -47,7 +47,8 @@ void check_sizes(const mr_flash_problem& p) {
   require_range(p.heads, 1, kMaxFlashHeads, "problem.heads");
   require_range(p.kv_heads, 1, p.heads, "problem.kv_heads");
   if (p.heads % p.kv_heads != 0) {
-    bad(fmt::format("problem.heads is {}, expected a multiple of the {} kv_heads", p.heads, p.kv_heads));
+    flash_bad(
+        fmt::format("problem.heads is {}, expected a multiple of the {} kv_heads", p.heads, p.kv_heads));
   }
   check_dim(p.head_dim, "problem.head_dim");
   check_dim(p.value_dim, "problem.value_dim");
@@ -57,7 +58,7 @@ void check_sizes(const mr_flash_problem& p) {
   product(rows, int64_t{p.heads} * std::max(p.head_dim, p.value_dim), "elements of the problem");
   check_finite(p.scale, "problem.scale");
   check_finite(p.softcap, "problem.softcap");
-  if (p.softcap < 0.0f) bad(fmt::format("problem.softcap is {}, expected 0 or more", p.softcap));
+  if (p.softcap < 0.0f) flash_bad(fmt::format("problem.softcap is {}, expected 0 or more", p.softcap));
   check_words(p.sinks, "problem.sinks");
 }
 
@@ -65,17 +66,17 @@ void check_layout(const mr_flash_problem& p) {
   check_words(p.cu_q, "problem.cu_q");
   check_words(p.cu_k, "problem.cu_k");
   if (p.pages == nullptr) {
-    if (p.k_lengths != nullptr) bad("problem.k_lengths is set, expected NULL where pages is NULL");
+    if (p.k_lengths != nullptr) flash_bad("problem.k_lengths is set, expected NULL where pages is NULL");
     if ((p.cu_q == nullptr) != (p.cu_k == nullptr)) {
-      bad(fmt::format("problem.{} is NULL and the other is not, expected cu_q and cu_k or neither",
-                      p.cu_q == nullptr ? "cu_q" : "cu_k"));
+      flash_bad(fmt::format("problem.{} is NULL and the other is not, expected cu_q and cu_k or neither",
+                            p.cu_q == nullptr ? "cu_q" : "cu_k"));
     }
     return;
   }
   check_words(p.pages, "problem.pages");
   require_aligned(p.k_lengths, 4, "problem.k_lengths");
   if (p.page_tokens < kPageStep || p.page_tokens % kPageStep != 0) {
-    bad(fmt::format("problem.page_tokens is {}, expected a multiple of {}", p.page_tokens, kPageStep));
+    flash_bad(fmt::format("problem.page_tokens is {}, expected a multiple of {}", p.page_tokens, kPageStep));
   }
   const int64_t pages = (int64_t{p.max_k} + p.page_tokens - 1) / p.page_tokens;
   require_range(p.pages_stride, p.batch > 1 ? pages : 0, kMaxElements, "problem.pages_stride");
@@ -97,7 +98,7 @@ void check_blocks(const mr_flash_problem& p) {
   require_aligned(b.columns, 4, "blocks.columns");
 }
 
-void check_scales(const mr_flash_problem& p) {
+void check_flash_scales(const mr_flash_problem& p) {
   struct Named {
     const float* scales;
     int32_t rows;
@@ -109,7 +110,7 @@ void check_scales(const mr_flash_problem& p) {
     if (p.type == MR_F8_E4M3) {
       if (p.batch > 0 && of.rows > 0) require_aligned(of.scales, 4, of.name);
     } else if (of.scales != nullptr) {
-      bad(fmt::format("{} is set, expected NULL for type {}", of.name, mr_dtype_name(p.type)));
+      flash_bad(fmt::format("{} is set, expected NULL for type {}", of.name, mr_dtype_name(p.type)));
     }
   }
 }
@@ -121,7 +122,7 @@ mr_flash_problem checked_problem(const mr_flash_problem* problem) {
   check_sizes(p);
   check_layout(p);
   check_blocks(p);
-  check_scales(p);
+  check_flash_scales(p);
   if (p.scale == 0.0f) p.scale = 1.0f / std::sqrt(static_cast<float>(p.head_dim));
   return p;
 }
@@ -149,8 +150,8 @@ struct TensorShape {
 void check_stride(int64_t stride, int64_t count, const TensorShape& shape, const std::string& name) {
   if (count <= 1) return;
   require_range(stride, shape.dim, kMaxElements, name.c_str());
-  if (stride * static_cast<int64_t>(element_bytes(shape.type)) % kRowBytesStep != 0) {
-    bad(fmt::format("{} is {} elements, expected a multiple of {} bytes", name, stride, kRowBytesStep));
+  if (stride * static_cast<int64_t>(flash_element_bytes(shape.type)) % kRowBytesStep != 0) {
+    flash_bad(fmt::format("{} is {} elements, expected a multiple of {} bytes", name, stride, kRowBytesStep));
   }
 }
 
@@ -166,13 +167,14 @@ void check_apart(const mr_flash_tensor& t, const TensorShape& shape, const char*
   for (const Side& side : sides) {
     if (side.count <= 1) continue;
     if (side.stride < extent) {
-      bad(fmt::format("{}: rows overlap, a stride of {} steps over {} elements", name, side.stride, extent));
+      flash_bad(
+          fmt::format("{}: rows overlap, a stride of {} steps over {} elements", name, side.stride, extent));
     }
     extent += product(side.count - 1, side.stride, name);
   }
 }
 
-void check_tensor(const mr_flash_tensor& t, const TensorShape& shape, const char* name) {
+void check_flash_tensor(const mr_flash_tensor& t, const TensorShape& shape, const char* name) {
   if (shape.batch == 0 || shape.seq == 0) return;
   require_aligned(t.data, kRowBytesStep, fmt::format("{}.data", name).c_str());
   check_stride(t.batch_stride, shape.batch, shape, fmt::format("{}.batch_stride", name));
@@ -197,21 +199,21 @@ TensorShape key_shape(const mr_flash_problem& p, int32_t dim, bool written) {
 
 void check_inputs(const mr_flash_problem& p, const mr_flash_tensor& q, const mr_flash_tensor& k,
                   const mr_flash_tensor& v, const mr_flash_tensor& out, bool out_written) {
-  check_tensor(q, query_shape(p, p.head_dim, p.type, false), "q");
-  check_tensor(k, key_shape(p, p.head_dim, false), "k");
-  check_tensor(v, key_shape(p, p.value_dim, false), "v");
-  check_tensor(out, query_shape(p, p.value_dim, out_type(p), out_written), "out");
+  check_flash_tensor(q, query_shape(p, p.head_dim, p.type, false), "q");
+  check_flash_tensor(k, key_shape(p, p.head_dim, false), "k");
+  check_flash_tensor(v, key_shape(p, p.value_dim, false), "v");
+  check_flash_tensor(out, query_shape(p, p.value_dim, out_type(p), out_written), "out");
 }
 
 void check_gradients(const mr_flash_problem& p, const mr_flash_gradients& g) {
   require_range(g.deterministic, 0, 1, "gradients.deterministic");
-  check_tensor(g.d_out, query_shape(p, p.value_dim, p.type, false), "gradients.d_out");
-  check_tensor(g.d_q, query_shape(p, p.head_dim, p.type, true), "gradients.d_q");
-  check_tensor(g.d_k, key_shape(p, p.head_dim, true), "gradients.d_k");
-  check_tensor(g.d_v, key_shape(p, p.value_dim, true), "gradients.d_v");
+  check_flash_tensor(g.d_out, query_shape(p, p.value_dim, p.type, false), "gradients.d_out");
+  check_flash_tensor(g.d_q, query_shape(p, p.head_dim, p.type, true), "gradients.d_q");
+  check_flash_tensor(g.d_k, key_shape(p, p.head_dim, true), "gradients.d_k");
+  check_flash_tensor(g.d_v, key_shape(p, p.value_dim, true), "gradients.d_v");
   check_words(g.d_sinks, "gradients.d_sinks");
   if (g.d_sinks != nullptr && p.sinks == nullptr) {
-    bad("gradients.d_sinks is set, expected NULL where problem.sinks is NULL");
+    flash_bad("gradients.d_sinks is set, expected NULL where problem.sinks is NULL");
   }
 }
 
@@ -225,12 +227,13 @@ mr_flash_quantize_args checked_quantize(const mr_flash_quantize_args* args) {
   require_range(args->heads, 1, kMaxFlashHeads, "args.heads");
   check_dim(args->dim, "args.dim");
   if (args->rows_per_scale != 1 && args->rows_per_scale != kKeysPerScale) {
-    bad(fmt::format("args.rows_per_scale is {}, expected 1 (q) or {} (k, v)", args->rows_per_scale,
-                    kKeysPerScale));
+    flash_bad(fmt::format("args.rows_per_scale is {}, expected 1 (q) or {} (k, v)", args->rows_per_scale,
+                          kKeysPerScale));
   }
   require_range(args->rotate, 0, 1, "args.rotate");
-  check_tensor(args->x, {args->batch, args->seq, args->heads, args->dim, args->type, false}, "args.x");
-  check_tensor(args->codes, {args->batch, args->seq, args->heads, args->dim, MR_F8_E4M3, true}, "args.codes");
+  check_flash_tensor(args->x, {args->batch, args->seq, args->heads, args->dim, args->type, false}, "args.x");
+  check_flash_tensor(args->codes, {args->batch, args->seq, args->heads, args->dim, MR_F8_E4M3, true},
+                     "args.codes");
   if (args->batch > 0 && args->seq > 0) require_aligned(args->scales, 4, "args.scales");
   return *args;
 }

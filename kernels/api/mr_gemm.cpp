@@ -6,9 +6,9 @@
 namespace millrace::api {
 namespace {
 
-constexpr int64_t kMaxDimension = INT32_MAX;
+constexpr int64_t kMaxGemmSize = INT32_MAX;
 
-int64_t element_bytes(mr_dtype type) {
+int64_t gemm_element_bytes(mr_dtype type) {
   switch (type) {
     case MR_F32:
       return 4;
@@ -25,7 +25,7 @@ void check_matrix(const void* data, int64_t rows, int64_t cols, int64_t& stride,
                   const char* name, const char* stride_name) {
   stride = stride_or(stride, cols, stride_name);
   product(rows, stride, stride_name);
-  if (rows > 0 && cols > 0) require_aligned(data, static_cast<size_t>(element_bytes(type)), name);
+  if (rows > 0 && cols > 0) require_aligned(data, static_cast<size_t>(gemm_element_bytes(type)), name);
 }
 
 void check_scales(mr_gemm_args& args) {
@@ -54,12 +54,12 @@ mr_gemm_args checked(const mr_gemm_args* given) {
     throw_error(ErrorCode::kBadInput, "args.out_type is {}, expected MR_F32, MR_BF16 or MR_F16",
                 static_cast<int>(args.out_type));
   }
-  require_range(args.m, 0, kMaxDimension, "args.m");
-  require_range(args.n, 0, kMaxDimension, "args.n");
-  require_range(args.k, 0, kMaxDimension, "args.k");
+  require_range(args.m, 0, kMaxGemmSize, "args.m");
+  require_range(args.n, 0, kMaxGemmSize, "args.n");
+  require_range(args.k, 0, kMaxGemmSize, "args.k");
   require_range(args.transpose_a, 0, 1, "args.transpose_a");
   require_range(args.transpose_b, 0, 1, "args.transpose_b");
-  require_range(args.activation, MR_ACTIVATION_NONE, MR_ACTIVATION_SILU, "args.activation");
+  require_range(args.activation, MR_GEMM_NONE, MR_GEMM_SILU, "args.activation");
   check_matrix(args.a, args.transpose_a ? args.k : args.m, args.transpose_a ? args.m : args.k, args.lda,
                args.type, "args.a", "args.lda");
   check_matrix(args.b, args.transpose_b ? args.n : args.k, args.transpose_b ? args.k : args.n, args.ldb,

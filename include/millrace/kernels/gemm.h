@@ -18,12 +18,12 @@
 extern "C" {
 #endif
 
-typedef enum mr_activation {
-  MR_ACTIVATION_NONE = 0,
-  MR_ACTIVATION_GELU = 1,      /* x / 2 * (1 + erf(x / sqrt(2))) */
-  MR_ACTIVATION_GELU_TANH = 2, /* by tanh */
-  MR_ACTIVATION_SILU = 3       /* x * sigmoid(x) */
-} mr_activation;
+typedef enum mr_gemm_activation {
+  MR_GEMM_NONE = 0,
+  MR_GEMM_GELU = 1,      /* x / 2 * (1 + erf(x / sqrt(2))) */
+  MR_GEMM_GELU_TANH = 2, /* by tanh */
+  MR_GEMM_SILU = 3       /* x * sigmoid(x) */
+} mr_gemm_activation;
 
 typedef struct mr_gemm_args {
   mr_dtype type; /* of a and b: MR_BF16, MR_F16, MR_F8_E4M3, MR_I8; on a CPU MR_F32 too */
@@ -46,7 +46,7 @@ typedef struct mr_gemm_args {
   const float* b_scales;
   int64_t a_scale_stride, b_scale_stride;
   const float* bias; /* [n], or NULL */
-  mr_activation activation;
+  mr_gemm_activation activation;
   const void*
       residual; /* [m, n] of out_type, rows residual_stride elements apart (0: ldc), or NULL; may be c */
   int64_t residual_stride;

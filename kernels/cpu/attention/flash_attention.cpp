@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t kKeysPerScale = 128;
 
-int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+int32_t flash_ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
 
 FlashType flash_type(mr_dtype type) {
   return type == MR_F32    ? FlashType::kF32
@@ -20,9 +20,11 @@ FlashType flash_type(mr_dtype type) {
          : type == MR_BF16 ? FlashType::kBF16
                            : FlashType::kFp8;
 }
-int64_t element_size(FlashType type) { return type == FlashType::kF32 ? 4 : type == FlashType::kFp8 ? 1 : 2; }
+int64_t flash_element_size(FlashType type) {
+  return type == FlashType::kF32 ? 4 : type == FlashType::kFp8 ? 1 : 2;
+}
 
-FlashProblem plain(const mr_flash_problem& p) {
+FlashProblem plain_problem(const mr_flash_problem& p) {
   FlashProblem to{p.heads,        p.kv_heads, p.head_dim, p.value_dim, p.scale, p.softcap, p.window_left,
                   p.window_right, p.sinks,    0,          0,           0,       nullptr,   nullptr};
   if (p.blocks != nullptr) {
@@ -38,7 +40,7 @@ FlashProblem plain(const mr_flash_problem& p) {
 // Sequence b of a tensor whose sequences have their rows one after the other from `ragged` on (cu), or are a
 // batch_stride apart.
 FlashRows rows_of(const mr_flash_tensor& t, FlashType type, const int32_t* cu, int32_t b) {
-  const int64_t size = element_size(type);
+  const int64_t size = flash_element_size(type);
   FlashRows rows;
   rows.type = type;
   rows.row_bytes = t.seq_stride * size;
@@ -53,7 +55,7 @@ void put_pages(const mr_flash_problem& p, const mr_flash_tensor& t, int32_t b, F
   rows.data = static_cast<uint8_t*>(t.data);
   rows.pages = p.pages + b * p.pages_stride;
   rows.page_tokens = p.page_tokens;
-  rows.page_bytes = t.batch_stride * element_size(rows.type);
+  rows.page_bytes = t.batch_stride * flash_element_size(rows.type);
 }
 
 void put_scales(const mr_flash_problem& p, int32_t b, FlashSequence& s) {
@@ -61,7 +63,7 @@ void put_scales(const mr_flash_problem& p, int32_t b, FlashSequence& s) {
   s.q.scales = p.q_scales + first_query * p.heads;
   s.q.scale_row = p.heads;
   s.q.scale_head = 1;
-  const int64_t groups = ceil_div(p.max_k, kKeysPerScale), first = int64_t{b} * p.kv_heads * groups;
+  const int64_t groups = flash_ceil_div(p.max_k, kKeysPerScale), first = int64_t{b} * p.kv_heads * groups;
   s.k.scales = p.k_scales + first;
   s.v.scales = p.v_scales + first;
   for (FlashRows* rows : {&s.k, &s.v}) {
@@ -114,7 +116,7 @@ struct QueryTiling {
   explicit QueryTiling(const FlashProblem& p)
       : group(p.heads / p.kv_heads),
         heads(p.block_q > 0 ? 1 : std::min(group, kFlashTile)),
-        splits(ceil_div(group, heads)),
+        splits(flash_ceil_div(group, heads)),
         queries(kFlashTile / heads) {}
   int32_t group;    // heads of a KV head
   int32_t heads;    // of a tile
@@ -125,9 +127,9 @@ struct QueryTiling {
 // Every tile of query rows, the last queries first: with a causal mask they have the most keys.
 void for_query_tiles(const Context& ctx, const mr_flash_problem& problem, const FlashTensors& tensors,
                      const FlashWorkspace& w, FlashFn kernel) {
-  const FlashProblem p = plain(problem);
+  const FlashProblem p = plain_problem(problem);
   const QueryTiling tiling(p);
-  const int64_t tiles = ceil_div(problem.max_q, tiling.queries);
+  const int64_t tiles = flash_ceil_div(problem.max_q, tiling.queries);
   const int64_t each = int64_t{problem.batch} * p.kv_heads * tiling.splits;
   ctx.pool.parallel_for(tiles * each, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; ++i) {
@@ -146,9 +148,9 @@ void for_query_tiles(const Context& ctx, const mr_flash_problem& problem, const 
 
 void for_key_tiles(const Context& ctx, const mr_flash_problem& problem, const FlashTensors& tensors,
                    const FlashWorkspace& w, FlashFn kernel) {
-  const FlashProblem p = plain(problem);
+  const FlashProblem p = plain_problem(problem);
   const int32_t group = p.heads / p.kv_heads;
-  const int64_t tiles = ceil_div(problem.max_k, kFlashTile), each = int64_t{problem.batch} * p.kv_heads;
+  const int64_t tiles = flash_ceil_div(problem.max_k, kFlashTile), each = int64_t{problem.batch} * p.kv_heads;
   ctx.pool.parallel_for(tiles * each, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; ++i) {
       const auto rest = static_cast<int32_t>(i % each), b = rest / p.kv_heads, kv_head = rest % p.kv_heads;
@@ -198,7 +200,7 @@ void check_pages(const mr_flash_problem& p) {
       throw_error(ErrorCode::kBadInput, "problem.k_lengths[{}] is {}, expected 0 to {}", b, p.k_lengths[b],
                   p.max_k);
     }
-    for (int32_t i = 0; i < ceil_div(p.k_lengths[b], p.page_tokens); ++i) {
+    for (int32_t i = 0; i < flash_ceil_div(p.k_lengths[b], p.page_tokens); ++i) {
       const int32_t page = p.pages[b * p.pages_stride + i];
       if (page < 0) {
         throw_error(ErrorCode::kBadInput, "problem.pages: entry {} of sequence {} is {}, expected 0 or more",
@@ -211,7 +213,7 @@ void check_pages(const mr_flash_problem& p) {
 void check_block_lists(const mr_flash_problem& p) {
   const mr_flash_blocks& blocks = *p.blocks;
   const int64_t rows = int64_t{p.batch} * p.heads * blocks.q_blocks;
-  const int32_t k_blocks = ceil_div(p.max_k, blocks.block_k);
+  const int32_t k_blocks = flash_ceil_div(p.max_k, blocks.block_k);
   if (blocks.row_starts[0] < 0) {
     throw_error(ErrorCode::kBadInput, "blocks.row_starts[0] is {}, expected 0 or more", blocks.row_starts[0]);
   }

@@ -101,37 +101,39 @@ template <bool kMasked>
   }
 }
 
-inline void add_query_gradient(FlashQueryTile& t, int32_t from, int32_t to) {
+template <class Math>
+void add_query_gradient(FlashQueryTile& t, int32_t from, int32_t to) {
   const FlashProblem& p = *t.task.problem;
   const FlashSequence& s = *t.task.sequence;
-  const int32_t count = to - from, padded = (count + kFlashM - 1) / kFlashM * kFlashM;
-  load_row_tile(s.k, from, count, t.task.kv_head, p.head_dim, t.keys);
-  load_row_tile(s.v, from, count, t.task.kv_head, p.value_dim, t.values);
-  flash_gemm<true>(t.keys, p.head_dim, padded, p.head_dim, t.query, t.lanes, t.scores,
-                   next_rows(s.k, to, t.ranges.any_last, t.task.kv_head, p.head_dim));
-  flash_gemm<true>(t.values, p.value_dim, padded, p.value_dim, t.d_out, t.lanes, t.d_weights,
-                   next_rows(s.v, to, t.ranges.any_last, t.task.kv_head, p.value_dim));
+  const int32_t count = to - from, head = t.task.kv_head;
+  Math::load_rows(s.k, from, count, head, p.head_dim, t.keys);
+  Math::load_rows(s.v, from, count, head, p.value_dim, t.values);
+  Math::scores(t.keys, count, p.head_dim, t.query, t.lanes, t.scores,
+               next_rows(s.k, to, t.ranges.any_last, head, p.head_dim));
+  Math::scores(t.values, count, p.value_dim, t.d_out, t.lanes, t.d_weights,
+               next_rows(s.v, to, t.ranges.any_last, head, p.value_dim));
   const bool whole = t.ranges.whole(from, to);
   for (int32_t lane = 0; lane < t.lanes; lane += kLanes) {
     whole ? gradient_lanes<false>(t, lane, from, count) : gradient_lanes<true>(t, lane, from, count);
   }
-  flash_gemm<false>(t.keys, p.head_dim, p.head_dim, count, t.scores, t.lanes, t.sums);
+  Math::accumulate(t.keys, count, p.head_dim, t.scores, t.lanes, t.sums, {});
 }
 
+template <class Math>
 void flash_backward_queries(const FlashTask& task) {
   const FlashProblem& p = *task.problem;
   const FlashSequence& s = *task.sequence;
   const RowOfTask row_of{task};
   FlashQueryTile t(task);
-  load_lanes(s.q, task.count, p.head_dim, t.keys, t.query, row_of);
-  load_lanes(s.d_out, task.count, p.value_dim, t.values, t.d_out, row_of);
+  Math::load_lanes(s.q, task.count, p.head_dim, t.keys, t.query, row_of);
+  Math::load_lanes(s.d_out, task.count, p.value_dim, t.values, t.d_out, row_of);
   for (int32_t r = 0; r < t.lanes; ++r) {
     const RowHead at = row_of(r < task.count ? r : 0);
     t.lse[r] = finite_lse(s, at);
     t.delta[r] = s.delta[at.head * s.row_stride + at.row];
   }
   zero_lanes(t.sums, p.head_dim);
-  for_each_key_tile(task, t.ranges, [&](int32_t from, int32_t to) { add_query_gradient(t, from, to); });
+  for_each_key_tile(task, t.ranges, [&](int32_t from, int32_t to) { add_query_gradient<Math>(t, from, to); });
   float factor[kFlashTile];
   for (float& f : factor) f = p.scale;
   store_lanes(s.d_q, task.count, p.head_dim, t.sums, factor, t.keys, row_of);
@@ -185,19 +187,20 @@ inline void gradient_row(FlashKeyTile& t, int32_t m, int32_t query, int32_t head
   }
 }
 
-inline void add_key_gradient(FlashKeyTile& t, int32_t head, int32_t from, int32_t to) {
+template <class Math>
+void add_key_gradient(FlashKeyTile& t, int32_t head, int32_t from, int32_t to) {
   const FlashProblem& p = *t.task.problem;
   const FlashSequence& s = *t.task.sequence;
-  const int32_t count = to - from, padded = (count + kFlashM - 1) / kFlashM * kFlashM;
-  load_row_tile(s.q, from, count, head, p.head_dim, t.query);
-  load_row_tile(s.d_out, from, count, head, p.value_dim, t.d_out);
-  flash_gemm<true>(t.query, p.head_dim, padded, p.head_dim, t.keys, t.lanes, t.scores);
-  flash_gemm<true>(t.d_out, p.value_dim, padded, p.value_dim, t.values, t.lanes, t.d_weights);
+  const int32_t count = to - from;
+  Math::load_rows(s.q, from, count, head, p.head_dim, t.query);
+  Math::load_rows(s.d_out, from, count, head, p.value_dim, t.d_out);
+  Math::scores(t.query, count, p.head_dim, t.keys, t.lanes, t.scores, {});
+  Math::scores(t.d_out, count, p.value_dim, t.values, t.lanes, t.d_weights, {});
   for (int32_t m = 0; m < count; ++m) gradient_row(t, m, from + m, head);
-  flash_gemm<false>(t.d_out, p.value_dim, p.value_dim, count, t.scores, t.lanes, t.value_sums,
-                    next_rows(s.q, to, s.q_len, head, p.head_dim));
-  flash_gemm<false>(t.query, p.head_dim, p.head_dim, count, t.d_weights, t.lanes, t.key_sums,
-                    next_rows(s.d_out, to, s.q_len, head, p.value_dim));
+  Math::accumulate(t.d_out, count, p.value_dim, t.scores, t.lanes, t.value_sums,
+                   next_rows(s.q, to, s.q_len, head, p.head_dim));
+  Math::accumulate(t.query, count, p.head_dim, t.d_weights, t.lanes, t.key_sums,
+                   next_rows(s.d_out, to, s.q_len, head, p.value_dim));
 }
 
 // Whether the block of queries that a tile of them lies in has this task's block of keys in its list.
@@ -218,20 +221,21 @@ inline bool has_block(const FlashTask& task, int32_t head, int32_t query) {
   return low < p.row_starts[block + 1] && p.columns[low] == wanted;
 }
 
+template <class Math>
 void flash_backward_keys(const FlashTask& task) {
   const FlashProblem& p = *task.problem;
   const FlashSequence& s = *task.sequence;
   const auto row_of = [&](int32_t r) { return RowHead{task.first + r, task.kv_head}; };
   FlashKeyTile t(task);
-  load_lanes(s.k, task.count, p.head_dim, t.query, t.keys, row_of);
-  load_lanes(s.v, task.count, p.value_dim, t.d_out, t.values, row_of);
+  Math::load_lanes(s.k, task.count, p.head_dim, t.query, t.keys, row_of);
+  Math::load_lanes(s.v, task.count, p.value_dim, t.d_out, t.values, row_of);
   zero_lanes(t.key_sums, p.head_dim);
   zero_lanes(t.value_sums, p.value_dim);
   const FlashRange seeing = seeing_queries(p, s, task.first, task.first + task.count);
   for (int32_t h = task.head; h < task.head + task.num_heads; ++h) {
     for (int32_t from = seeing.first / kFlashTile * kFlashTile; from < seeing.last; from += kFlashTile) {
       const int32_t to = from + kFlashTile < s.q_len ? from + kFlashTile : s.q_len;
-      if (has_block(task, h, from)) add_key_gradient(t, h, from, to);
+      if (has_block(task, h, from)) add_key_gradient<Math>(t, h, from, to);
     }
   }
   float factor[kFlashTile];

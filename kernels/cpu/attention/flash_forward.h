@@ -84,20 +84,21 @@ template <bool kMasked>
   }
 }
 
-inline void attend_tile(FlashForwardTile& t, int32_t from, int32_t to) {
+template <class Math>
+void attend_tile(FlashForwardTile& t, int32_t from, int32_t to) {
   const FlashProblem& p = *t.task.problem;
   const FlashSequence& s = *t.task.sequence;
-  const int32_t count = to - from, padded = (count + kFlashM - 1) / kFlashM * kFlashM;
-  load_row_tile(s.k, from, count, t.task.kv_head, p.head_dim, t.keys);
-  flash_gemm<true>(t.keys, p.head_dim, padded, p.head_dim, t.query, t.lanes, t.scores,
-                   next_rows(s.v, from, to, t.task.kv_head, p.value_dim));
+  const int32_t count = to - from, head = t.task.kv_head;
+  Math::load_rows(s.k, from, count, head, p.head_dim, t.keys);
+  Math::scores(t.keys, count, p.head_dim, t.query, t.lanes, t.scores,
+               next_rows(s.v, from, to, head, p.value_dim));
   const bool whole = t.ranges.whole(from, to);
   for (int32_t lane = 0; lane < t.lanes; lane += kLanes) {
     whole ? softmax_lanes<false>(t, lane, from, count) : softmax_lanes<true>(t, lane, from, count);
   }
-  load_row_tile(s.v, from, count, t.task.kv_head, p.value_dim, t.values);
-  flash_gemm<false>(t.values, p.value_dim, p.value_dim, count, t.scores, t.lanes, t.acc,
-                    next_rows(s.k, to, t.ranges.any_last, t.task.kv_head, p.head_dim));
+  Math::load_rows(s.v, from, count, head, p.value_dim, t.values);
+  Math::accumulate(t.values, count, p.value_dim, t.scores, t.lanes, t.acc,
+                   next_rows(s.k, to, t.ranges.any_last, head, p.head_dim));
 }
 
 inline void end_rows(FlashForwardTile& t) {
@@ -115,11 +116,12 @@ inline void end_rows(FlashForwardTile& t) {
   store_lanes(s.out, t.task.count, t.task.problem->value_dim, t.acc, factor, t.values, row_of);
 }
 
+template <class Math>
 void flash_forward(const FlashTask& task) {
   FlashForwardTile t(task);
-  load_lanes(task.sequence->q, task.count, task.problem->head_dim, t.keys, t.query, RowOfTask{task});
+  Math::load_lanes(task.sequence->q, task.count, task.problem->head_dim, t.keys, t.query, RowOfTask{task});
   begin_rows(t);
-  for_each_key_tile(task, t.ranges, [&](int32_t from, int32_t to) { attend_tile(t, from, to); });
+  for_each_key_tile(task, t.ranges, [&](int32_t from, int32_t to) { attend_tile<Math>(t, from, to); });
   end_rows(t);
 }
 

@@ -68,7 +68,8 @@ struct RowHead {
   int64_t row, head;
 };
 template <class At>
-void load_lanes(const FlashRows& of, int32_t count, int32_t dims, float* staging, float* to, const At& at) {
+void load_row_lanes(const FlashRows& of, int32_t count, int32_t dims, float* staging, float* to,
+                    const At& at) {
   for (int32_t r = 0; r < whole_lanes(count); ++r) {
     if (r < count) load_row(of, at(r).row, at(r).head, dims, staging);
     for (int32_t d = 0; d < dims; ++d) to[d * kFlashTile + r] = r < count ? staging[d] : 0.0f;
@@ -133,6 +134,30 @@ void store_lanes(const FlashRows& to, int32_t count, int32_t dims, const float* 
     store_row(to, at(r).row, at(r).head, dims, staging);
   }
 }
+
+// How a tile's products are computed: in float32, of any type. (By bf16 tiles: flash_amx.h.)
+struct FlashFloat {
+  static void load_rows(const FlashRows& of, int32_t first, int32_t count, int32_t head, int32_t dims,
+                        float* to) {
+    load_row_tile(of, first, count, head, dims, to);
+  }
+  template <class At>
+  static void load_lanes(const FlashRows& of, int32_t count, int32_t dims, float* staging, float* to,
+                         const At& at) {
+    load_row_lanes(of, count, dims, staging, to, at);
+  }
+  // c [count][lanes] = rows [count][dims] x by [dims][lanes]
+  static void scores(const float* rows, int32_t count, int32_t dims, const float* by, int32_t lanes, float* c,
+                     const FlashPrefetch& next) {
+    const int32_t padded = (count + kFlashM - 1) / kFlashM * kFlashM;
+    flash_gemm<true>(rows, dims, padded, dims, by, lanes, c, next);
+  }
+  // c [dims][lanes] += the transpose of rows [count][dims] x by [count][lanes], which may be overwritten
+  static void accumulate(float* rows, int32_t count, int32_t dims, float* by, int32_t lanes, float* c,
+                         const FlashPrefetch& next) {
+    flash_gemm<false>(rows, dims, dims, count, by, lanes, c, next);
+  }
+};
 
 }  // namespace
 }  // namespace millrace::cpu::MILLRACE_TARGET

@@ -52,13 +52,13 @@ int64_t bytes_of_element(mr_dtype type) {
 float read_out(const void* from, int64_t at, mr_dtype type) {
   if (type == MR_F32) return static_cast<const float*>(from)[at];
   const uint16_t bits = static_cast<const uint16_t*>(from)[at];
-  return type == MR_BF16 ? bf16_to_float(bits) : half_to_float(bits);
+  return type == MR_BF16 ? to_float(BFloat16{bits}) : to_float(Half{bits});
 }
 void write_out(void* to, int64_t at, mr_dtype type, float value) {
   if (type == MR_F32) {
     static_cast<float*>(to)[at] = value;
   } else {
-    static_cast<uint16_t*>(to)[at] = type == MR_BF16 ? float_to_bf16(value) : float_to_half(value);
+    static_cast<uint16_t*>(to)[at] = type == MR_BF16 ? to_bfloat16(value).bits : to_half(value).bits;
   }
 }
 
@@ -145,13 +145,13 @@ struct Tile {
       scratch.sums[at] = sum;
     });
   }
-  static float activate(float x, mr_activation activation) {
+  static float activate(float x, mr_gemm_activation activation) {
     switch (activation) {
-      case MR_ACTIVATION_GELU:
+      case MR_GEMM_GELU:
         return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
-      case MR_ACTIVATION_GELU_TANH:
+      case MR_GEMM_GELU_TANH:
         return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
-      case MR_ACTIVATION_SILU:
+      case MR_GEMM_SILU:
         return x / (1.0f + std::exp(-x));
       default:
         return x;

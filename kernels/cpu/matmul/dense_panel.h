@@ -9,6 +9,7 @@
 
 #include <stdint.h>
 
+#include "kernels/cpu/attention/paged_float.h"
 #include "kernels/cpu/matmul/dense_task.h"
 #include "kernels/cpu/simd/load_float.h"
 #include "kernels/cpu/simd/simd.h"

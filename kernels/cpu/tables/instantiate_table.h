@@ -64,10 +64,10 @@ constexpr KernelTable make_table(const char* name) {
           gelu_tanh_all,
           multiply,
           softcap_all,
-          flash_forward,
+          flash_forward<FlashFloat>,
           flash_delta,
-          flash_backward_queries,
-          flash_backward_keys,
+          flash_backward_queries<FlashFloat>,
+          flash_backward_keys<FlashFloat>,
           dense_panel,
           dense_widen};
 }

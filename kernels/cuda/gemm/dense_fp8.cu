@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const DenseTileAt tile = tile_at<Tile>(p, index);
       const int row = (tile.m_tile * Tile::kCtas + rank) * Tile::kRows + warpgroup * 64;
       const int column = tile.n_tile * Tile::kColumns;
+      panels.template prefetch_residual<Tile::kColumns>(p, row, column);
       // Rows outside multiply zeros: any scale will do.
       const float* scales[2];
 #pragma unroll
@@ -83,14 +84,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }  // namespace
 
 void launch_dense_fp8(const DenseGemm& op, const Launch& at) {
-  if (op.tile == 3) {
-    using Tile = DenseTile<ptx::WgmmaE4m3, 192, 128, 1, false, false>;
-    return launch_dense_tile<Tile>("gemm_dense_fp8_kernel", gemm_dense_fp8_kernel<Tile>, op, at);
-  }
-  if (op.tile == 4) {
-    using Tile = DenseTile<ptx::WgmmaE4m3, 192, 128, 2, false, false>;
-    return launch_dense_tile<Tile>("gemm_dense_fp8_kernel", gemm_dense_fp8_kernel<Tile>, op, at);
-  }
   if (op.tile == 1 || (op.tile == 0 && op.m > 128)) {
     using Tile = DenseTile<ptx::WgmmaE4m3, 128, 128, 2, false, false>;
     return launch_dense_tile<Tile>("gemm_dense_fp8_kernel", gemm_dense_fp8_kernel<Tile>, op, at);

@@ -248,31 +248,47 @@ struct DensePanels {
     return *reinterpret_cast<const uint32_t*>(&v);
   }
 
-  // sum[kSums]: 64 rows from `row` and columns from `column` on, both of the whole matrix.
+  // sum[kSums]: 64 rows from `row` and columns from `column` on, both of the whole matrix. They go 64 columns
+  // at a time by the same instructions, the next ones brought forward in registers: code that ran once for
+  // every column would come from memory.
   template <class Sum, int kSums>
-  __device__ void store(const DenseProblem& p, const Sum (&sum)[kSums], int32_t row, int32_t column) {
-    const int g = lane / 4, t = lane % 4;
+  __device__ void store(const DenseProblem& p, Sum (&sum)[kSums], int32_t row, int32_t column) {
     const DenseEpilogue& e = p.epilogue;
     const bool plain = e.row_scales == nullptr && e.column_scales == nullptr && e.bias == nullptr &&
                        e.activation == DenseActivation::kNone && e.residual == nullptr;
-#pragma unroll
-    for (int group = 0; group < kSums / 32; ++group) {  // 64 columns
+#pragma unroll 1
+    for (int group = 0; group < kSums / 32; ++group, column += 64) {
       float y[32];
-      const int32_t first = column + 64 * group;
 #pragma unroll
-      for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(sum[32 * group + i]);
+      for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(sum[i]);
+#pragma unroll
+      for (int i = 0; i < kSums - 32; ++i) sum[i] = sum[i + 32];
       if (!plain) {
-        finish(p, y, row + 16 * warp + g, first + 2 * t);
+        finish(p, y, row + 16 * warp + lane / 4, column + 2 * (lane % 4));
       } else if (e.alpha != 1.0f) {
 #pragma unroll
         for (int i = 0; i < 32; ++i) y[i] *= e.alpha;
       }
       if (e.out == DenseOut::kF32) {
-        store_floats(p, y, row, first);
+        store_floats(p, y, row, column);
       } else {
-        store_halves(p, y, row, first);
+        store_halves(p, y, row, column);
       }
     }
+  }
+
+  // Lines of the residual on their way to L2 while the tile is multiplied; 64 rows x kColumns of this
+  // warpgroup.
+  template <int kColumns>
+  __device__ void prefetch_residual(const DenseProblem& p, int32_t row, int32_t column) const {
+    const DenseEpilogue& e = p.epilogue;
+    if (e.residual == nullptr) return;
+    const int bytes = e.out == DenseOut::kF32 ? 4 : 2, per_line = 128 / bytes;
+    const int32_t r = row + (32 * warp + lane) / 2;  // two threads a row
+    if (r >= p.m) return;
+    const auto* from = static_cast<const uint8_t*>(e.residual) + r * e.residual_stride * bytes;
+    for (int32_t c = column + lane % 2 * per_line; c < min(column + kColumns, p.n); c += 2 * per_line)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + int64_t{c} * bytes));
   }
 
   // dense_output of y[32], a lane's part of 64 columns: rows `row` and + 8, columns `column`, + 1, and every
@@ -296,28 +312,53 @@ struct DensePanels {
     for (int i = 0; i < 16; ++i) bias[i] = e.bias != nullptr ? e.bias[at(i)] : 0.0f;
 #pragma unroll
     for (int i = 0; i < 32; ++i) y[i] = fmaf(y[i], scale[i % 4 / 2], bias[i / 4 * 2 + i % 2]);
-    if (e.activation != DenseActivation::kNone) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) y[i] = dense_activate(y[i], e.activation);
-    }
+    activate_all(y, e.activation);
     if (e.residual == nullptr) return;
+    const int64_t bytes = e.out == DenseOut::kF32 ? 4 : 2;
+    const bool pairs = p.n % 2 == 0 && e.residual_stride % 2 == 0 &&
+                       reinterpret_cast<uintptr_t>(e.residual) % (2 * bytes) == 0;
     if (e.out == DenseOut::kF32) {
-      add_residual<float>(e, y, rows, at);
+      add_residual<float>(e, y, rows, pairs, at);
     } else if (e.out == DenseOut::kBf16) {
-      add_residual<__nv_bfloat16>(e, y, rows, at);
+      add_residual<__nv_bfloat16>(e, y, rows, pairs, at);
     } else {
-      add_residual<__half>(e, y, rows, at);
+      add_residual<__half>(e, y, rows, pairs, at);
+    }
+  }
+  __device__ static void activate_all(float (&y)[32], DenseActivation activation) {
+    if (activation == DenseActivation::kGelu) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) y[i] = dense_activate(y[i], DenseActivation::kGelu);
+    } else if (activation == DenseActivation::kGeluTanh) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) y[i] = dense_activate(y[i], DenseActivation::kGeluTanh);
+    } else if (activation == DenseActivation::kSilu) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) y[i] = dense_activate(y[i], DenseActivation::kSilu);
     }
   }
   template <class Value, class Columns>
   __device__ static void add_residual(const DenseEpilogue& e, float (&y)[32], const int32_t (&rows)[2],
-                                      const Columns& at) {
-    Value value[32];
-    const auto* from = static_cast<const Value*>(e.residual);
+                                      bool pairs, const Columns& at) {
+    struct alignas(2 * sizeof(Value)) Pair {
+      Value low, high;
+    };
+    const Value* from[2] = {static_cast<const Value*>(e.residual) + rows[0] * e.residual_stride,
+                            static_cast<const Value*>(e.residual) + rows[1] * e.residual_stride};
+    Pair value[16];
+    if (pairs) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) value[i] = from[rows[i % 4 / 2] * e.residual_stride + at(i / 4 * 2 + i % 2)];
+      for (int i = 0; i < 16; ++i)
+        value[i] = *reinterpret_cast<const Pair*>(from[i % 2] + (at(i / 2 * 2) & ~1));
+    } else {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) y[i] += static_cast<float>(value[i]);
+      for (int i = 0; i < 16; ++i) value[i] = {from[i % 2][at(i / 2 * 2)], from[i % 2][at(i / 2 * 2 + 1)]};
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      y[2 * i] += static_cast<float>(value[i].low);
+      y[2 * i + 1] += static_cast<float>(value[i].high);
+    }
   }
 
   // y[32]: 64 columns from `column` on, two panels.

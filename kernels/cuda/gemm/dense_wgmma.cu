@@ -38,6 +38,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const int rank = static_cast<int>(blockIdx.x % Tile::kCtas), tiles = p.m_tiles * p.n_tiles;
     for (int index = static_cast<int>(blockIdx.x) / Tile::kCtas; index < tiles;
          index += static_cast<int>(gridDim.x) / Tile::kCtas) {
+      const DenseTileAt tile = tile_at<Tile>(p, index);
+      const int row =
+          (tile.m_tile * Tile::kCtas + rank) * Tile::kRows + (Tile::kSplitColumns ? 0 : warpgroup * 64);
+      const int column =
+          tile.n_tile * Tile::kColumns + (Tile::kSplitColumns ? warpgroup * Tile::kWarpgroupColumns : 0);
+      panels.template prefetch_residual<Tile::kWarpgroupColumns>(p, row, column);
       typename Element::Sum sum[Tile::kSums];
       uint32_t before = 0;
       for (int block = 0; block < p.k_blocks; ++block) {
@@ -53,11 +59,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::wgmma_wait<0>();
       ptx::fence_registers(sum);
       if (leader) at.release(before);
-      const DenseTileAt tile = tile_at<Tile>(p, index);
-      panels.store(
-          p, sum,
-          (tile.m_tile * Tile::kCtas + rank) * Tile::kRows + (Tile::kSplitColumns ? 0 : warpgroup * 64),
-          tile.n_tile * Tile::kColumns + (Tile::kSplitColumns ? warpgroup * Tile::kWarpgroupColumns : 0));
+      panels.store(p, sum, row, column);
     }
     if (leader) ptx::bulk_store_wait();  // shared memory stays until copies have read it
   }
