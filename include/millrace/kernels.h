@@ -4,6 +4,8 @@
 
 #include "millrace/kernels/attention.h"
 #include "millrace/kernels/device.h"
+#include "millrace/kernels/gemm.h"
+#include "millrace/kernels/flash_attention.h"
 #include "millrace/kernels/matmul.h"
 #include "millrace/kernels/moe.h"
 #include "millrace/kernels/norm.h"

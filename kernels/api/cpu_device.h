@@ -26,10 +26,21 @@ class CpuDevice final : public mr_device {
   size_t attention_workspace_bytes(const mr_attention_config& config) const override;
   std::unique_ptr<mr_attention> make_attention(const mr_attention_config& config, void* workspace) override;
 
+  // cpu_flash.cpp
+  size_t flash_forward_workspace_bytes(const mr_flash_problem& problem) const override;
+  void flash_forward(const FlashForward& call) override;
+  size_t flash_backward_workspace_bytes(const mr_flash_problem& problem, bool deterministic) const override;
+  void flash_backward(const FlashBackward& call) override;
+  void flash_quantize(const mr_flash_quantize_args& args, mr_stream stream) override;
+
   size_t weight_bytes(const TensorView& matrix) const override;
   std::unique_ptr<mr_weight> make_weight(const TensorView& matrix, void* memory) override;
   size_t matmul_workspace_bytes(const mr_weight& weight, int64_t rows) const override;
   void matmul(const mr_matmul_args& args, void* workspace, mr_stream stream) override;
+
+  // cpu_gemm.cpp
+  size_t gemm_workspace_bytes(const mr_gemm_args& args) const override;
+  void gemm(const mr_gemm_args& args, void* workspace, mr_stream stream) override;
 
   void moe_route(const float* scores, int64_t rows, int32_t experts, int32_t k, mr_softmax_over softmax_over,
                  int32_t* chosen, float* weights, mr_stream stream) override;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "kernels/api/mr_flash.h"
 #include "kernels/api/mr_status.h"
 #include "millrace/kernels.h"
 #include "tensor/tensor_view.h"
@@ -55,10 +56,21 @@ struct mr_device {
   virtual std::unique_ptr<mr_attention> make_attention(const mr_attention_config& config,
                                                        void* workspace) = 0;
 
+  // Attention over tensors (mr_flash.h). The problem was checked; scale 0 has been replaced.
+  virtual size_t flash_forward_workspace_bytes(const mr_flash_problem& problem) const = 0;
+  virtual void flash_forward(const millrace::api::FlashForward& call) = 0;
+  virtual size_t flash_backward_workspace_bytes(const mr_flash_problem& problem,
+                                                bool deterministic) const = 0;
+  virtual void flash_backward(const millrace::api::FlashBackward& call) = 0;
+  virtual void flash_quantize(const mr_flash_quantize_args& args, mr_stream stream) = 0;
+
   virtual size_t weight_bytes(const millrace::TensorView& matrix) const = 0;
   virtual std::unique_ptr<mr_weight> make_weight(const millrace::TensorView& matrix, void* memory) = 0;
   virtual size_t matmul_workspace_bytes(const mr_weight& weight, int64_t rows) const = 0;
   virtual void matmul(const mr_matmul_args& args, void* workspace, mr_stream stream) = 0;
+
+  virtual size_t gemm_workspace_bytes(const mr_gemm_args& args) const = 0;
+  virtual void gemm(const mr_gemm_args& args, void* workspace, mr_stream stream) = 0;
 
   virtual void moe_route(const float* scores, int64_t rows, int32_t experts, int32_t k,
                          mr_softmax_over softmax_over, int32_t* chosen, float* weights, mr_stream stream) = 0;

@@ -2,6 +2,9 @@
 // many rows, bf16 for MXFP4 and attention; compiled with all their flags, for compilers use tiles only where
 // told (simd/target.h).
 #define MILLRACE_TARGET_AVX512
+#include "kernels/cpu/attention/flash_amx.h"
+#include "kernels/cpu/attention/flash_backward.h"
+#include "kernels/cpu/attention/flash_forward.h"
 #include "kernels/cpu/attention/paged_amx.h"
 #include "kernels/cpu/matmul/gemm_amx_bf16.h"
 #include "kernels/cpu/matmul/gemm_amx_int8.h"
@@ -43,6 +46,10 @@ constexpr KernelTable make_amx_table() {
   table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4)] = amx_bf16_matmul<FormatMXFP4>;
   table.bf16_tile_matmul[static_cast<int>(Format::kMXFP4Split)] = amx_bf16_matmul<FormatMXFP4Split>;
   table.attention[static_cast<int>(KvType::kBF16)] = attend_amx;
+  table.flash_forward = flash_by_tiles<flash_forward<FlashAmx>, flash_forward<FlashFloat>>;
+  table.flash_backward_queries =
+      flash_by_tiles<flash_backward_queries<FlashAmx>, flash_backward_queries<FlashFloat>>;
+  table.flash_backward_keys = flash_by_tiles<flash_backward_keys<FlashAmx>, flash_backward_keys<FlashFloat>>;
   constexpr KvType kByTwos[] = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kFp8};
   for (const KvType type : kByTwos) table.set_heads_per_split(type, 2);
   table.quantize_pow2 = quantize_pow2;

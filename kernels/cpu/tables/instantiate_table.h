@@ -2,8 +2,11 @@
 // have. What a table has besides is said in its own file.
 #pragma once
 
+#include "kernels/cpu/attention/flash_backward.h"
+#include "kernels/cpu/attention/flash_forward.h"
 #include "kernels/cpu/attention/paged.h"
 #include "kernels/cpu/elementwise/elementwise.h"
+#include "kernels/cpu/matmul/dense_panel.h"
 #include "kernels/cpu/matmul/float.h"
 #include "kernels/cpu/matmul/quantize_int8.h"
 #include "kernels/cpu/matmul/sum_of_products.h"
@@ -60,7 +63,13 @@ constexpr KernelTable make_table(const char* name) {
           gelu_all,
           gelu_tanh_all,
           multiply,
-          softcap_all};
+          softcap_all,
+          flash_forward<FlashFloat>,
+          flash_delta,
+          flash_backward_queries<FlashFloat>,
+          flash_backward_keys<FlashFloat>,
+          dense_panel,
+          dense_widen};
 }
 
 }  // namespace

@@ -34,6 +34,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/attention/flash_task.h"
+#include "kernels/cpu/matmul/dense_task.h"
+
 namespace millrace::cpu {
 
 // One kernel per weight type. The order is the table's and nothing else's.
@@ -229,6 +232,14 @@ struct KernelTable {
   void (*gelu_tanh)(const float* x, int64_t size, float* y);
   void (*multiply)(const float* a, const float* b, int64_t size, float* y);
   void (*softcap)(const float* x, float cap, int64_t size, float* y);
+
+  // Attention over tensors (attention/flash_task.h): a tile of query rows forward; backward its delta and its
+  // dQ, and dK and dV of a tile of keys. An output is one chain of fused multiply-adds in order: same bits.
+  FlashFn flash_forward, flash_delta, flash_backward_queries, flash_backward_keys;
+
+  // Products of plain matrices (matmul/dense_task.h): two panels of floats; elements of a type as floats.
+  void (*dense_panel)(const DensePanel& panel);
+  void (*dense_widen)(DenseElement type, const void* from, int64_t count, float* to);
 
   // Activation rows that share one pass over a chunk of weights: 64 rows of 2,880 int8 codes are 225 KiB,
   // within the second-level cache of every machine we know. A table that repacks weights wants as many as

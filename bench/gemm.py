@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Products of plain matrices (mr_gemm) beside cuBLAS (torch) in the same run, TFLOP/s of each.
+
+    gemm.py LIBRARY [--json]      needs torch and a GPU
+
+Shapes of 4096^3, 8192^3, Llama 8B, gpt-oss-20b and Qwen3-30B-A3B; NT is the forward product, NN the gradient of its
+input, TN that of its weight. FP8 has scales of 1 x 128 and 128 x 128 here, one per tensor in cuBLAS.
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "gpu"))
+from gemm_test import Gemm, random_matrix  # noqa: E402
+
+SHAPES = [("4096^3", 4096, 4096, 4096), ("8192^3", 8192, 8192, 8192), ("Llama 8B qkv, 2,048 rows", 2048, 6144, 4096),
+          ("Llama 8B gate and up, 2,048 rows", 2048, 28672, 4096), ("Llama 8B down, 2,048 rows", 2048, 4096, 14336),
+          ("gpt-oss-20b qkv, 1,024 rows", 1024, 5120, 2880), ("Qwen3-30B-A3B q, 1,024 rows", 1024, 4096, 2048),
+          ("Llama 8B gate and up, 256 rows", 256, 28672, 4096), ("Llama 8B qkv, 128 rows", 128, 6144, 4096)]
+LAYOUTS = (("NT", 0, 1), ("NN", 0, 0), ("TN", 1, 0))
+
+
+def milliseconds(torch, call, repeats=12):
+    for _ in range(3):
+        call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(5):
+        start.record()
+        for _ in range(repeats):
+            call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / repeats)
+    return sorted(times)[2]
+
+
+def sixteen_bits(torch, gemm, add):
+    for dtype in (torch.bfloat16, torch.float16):
+        for name, m, n, k in SHAPES:
+            for layout, ta, tb in LAYOUTS:
+                a = random_matrix(torch, *((k, m) if ta else (m, k)), dtype)
+                b = random_matrix(torch, *((n, k) if tb else (k, n)), dtype)
+                c = torch.empty(m, n, device="cuda", dtype=dtype)
+                left, right = a.t() if ta else a, b.t() if tb else b
+                add(f"{str(dtype)[6:]} {layout} {name}", m * n * k, lambda: gemm(a, b, c, ta, tb),
+                    lambda: torch.mm(left, right, out=c))
+
+
+def eight_bits(torch, gemm, add):
+    for m, n, k in ((4096, 4096, 4096), (8192, 8192, 8192), (2048, 28672, 4096), (4096, 7168, 2048)):
+        c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        one = torch.ones((), device="cuda")
+        a, b = (random_matrix(torch, rows, k, torch.float8_e4m3fn) for rows in (m, n))
+        scales = [torch.rand(rows, k // 128, device="cuda") for rows in (m, n // 128)]
+        add(f"fp8 {m} x {n} x {k}", m * n * k, lambda: gemm(a, b, c, 0, 1, scales=scales),
+            lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16))
+        x, y = (random_matrix(torch, rows, k, torch.int8) for rows in (m, n))
+        per = [torch.rand(rows, device="cuda") for rows in (m, n)]
+        add(f"int8 {m} x {n} x {k}", m * n * k, lambda: gemm(x, y, c, 0, 1, scales=per), lambda: torch._int_mm(x, y.t()))
+
+
+def epilogues(torch, gemm, add):
+    m = n = k = 4096
+    a, b, residual = (random_matrix(torch, m, k, torch.bfloat16) for _ in range(3))
+    c, bias = torch.empty(m, n, device="cuda", dtype=torch.bfloat16), torch.randn(n, device="cuda")
+    for name, more in (("none", {}), ("bias", {"bias": bias}), ("residual", {"residual": residual}),
+                       ("bias, GELU", {"bias": bias, "activation": 1}), ("bias, SiLU", {"bias": bias, "activation": 3}),
+                       ("all", {"bias": bias, "activation": 2, "residual": residual})):
+        add(f"epilogue {name}", m * n * k, lambda: gemm(a, b, c, 0, 1, **more), None)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    import torch
+    torch.manual_seed(1)
+    rows = []
+
+    def add(name, products, ours, peer):
+        tflops = [2 * products / milliseconds(torch, call) / 1e9 if call else None for call in (ours, peer)]
+        rows.append({"name": name, "tflops": tflops[0], "cublas_tflops": tflops[1]})
+        if not arguments.json:
+            beside = f"cuBLAS {tflops[1]:6.0f}, {100 * tflops[0] / tflops[1]:4.0f}%" if tflops[1] else ""
+            print(f"{name:48} {tflops[0]:6.0f} TFLOP/s  {beside}", flush=True)
+
+    gemm = Gemm(arguments.library, torch)
+    sixteen_bits(torch, gemm, add)
+    eight_bits(torch, gemm, add)
+    epilogues(torch, gemm, add)
+    if arguments.json:
+        print(json.dumps({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+/* Products of plain matrices, for training and for whoever brings tensors as they lie in memory. (matmul.h is
+ * the product with a weight of a model file, prepared once.)
+ *
+ *     c[m, n] = activation(alpha * sum_k op(a)[m, k] op(b)[k, n] * scales + bias[n]) + residual[m, n]
+ *
+ * Forward and gradients of a linear layer y = x W^T, with W [out, in], are the three layouts:
+ *     y  = x W^T      transpose_a 0, transpose_b 1  (NT)
+ *     dx = dy W       transpose_a 0, transpose_b 0  (NN)
+ *     dW = dy^T x     transpose_a 1, transpose_b 0  (TN)
+ * Sums are float32 (int32 for MR_I8). The result does not depend on the run, and a row's not on other rows.
+ */
+#ifndef MILLRACE_KERNELS_GEMM_H
+#define MILLRACE_KERNELS_GEMM_H
+
+#include "millrace/kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum mr_gemm_activation {
+  MR_GEMM_NONE = 0,
+  MR_GEMM_GELU = 1,      /* x / 2 * (1 + erf(x / sqrt(2))) */
+  MR_GEMM_GELU_TANH = 2, /* by tanh */
+  MR_GEMM_SILU = 3       /* x * sigmoid(x) */
+} mr_gemm_activation;
+
+typedef struct mr_gemm_args {
+  mr_dtype type; /* of a and b: MR_BF16, MR_F16, MR_F8_E4M3, MR_I8; on a CPU MR_F32 too */
+  int64_t m, n, k;
+  const void* a; /* [m, k] or, transposed, [k, m]; rows lda elements apart (0: packed) */
+  int64_t lda;
+  int32_t transpose_a;
+  const void* b; /* [k, n] or, transposed, [n, k]; rows ldb elements apart (0: packed) */
+  int64_t ldb;
+  int32_t transpose_b;
+  mr_dtype out_type; /* of c: MR_F32, MR_BF16, MR_F16 */
+  void* c;           /* [m, n], rows ldc elements apart (0: packed) */
+  int64_t ldc;
+
+  float alpha; /* 0: 1 */
+  /* MR_I8: float32 [m] and [n], or NULL. MR_F8_E4M3: one for every 1 x 128 elements along k of a,
+   * [m][a_scale_stride], and for every 128 x 128 of b (n by k), [ceil(n / 128)][b_scale_stride]; strides of
+   * 0: ceil(k / 128). NULL for other types. */
+  const float* a_scales;
+  const float* b_scales;
+  int64_t a_scale_stride, b_scale_stride;
+  const float* bias; /* [n], or NULL */
+  mr_gemm_activation activation;
+  const void*
+      residual; /* [m, n] of out_type, rows residual_stride elements apart (0: ldc), or NULL; may be c */
+  int64_t residual_stride;
+} mr_gemm_args;
+
+/* As fast as it gets on Hopper where a, b, c and their rows are aligned to 16 bytes, and both operands of an
+ * 8-bit type have k contiguous (transpose_a 0, transpose_b 1). */
+MR_API mr_status mr_gemm_workspace_bytes(const mr_device* device, const mr_gemm_args* args, size_t* bytes);
+MR_API mr_status mr_gemm(mr_device* device, const mr_gemm_args* args, void* workspace, size_t workspace_bytes,
+                         mr_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,100 @@
+// The C function of millrace/kernels/gemm.h: what is checked on every device.
+#include "millrace/kernels/gemm.h"
+
+#include "kernels/api/mr_device.h"
+
+namespace millrace::api {
+namespace {
+
+constexpr int64_t kMaxGemmSize = INT32_MAX;
+
+int64_t gemm_element_bytes(mr_dtype type) {
+  switch (type) {
+    case MR_F32:
+      return 4;
+    case MR_F16:
+    case MR_BF16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// Rows and columns of an operand as it lies; its stride replaced.
+void check_matrix(const void* data, int64_t rows, int64_t cols, int64_t& stride, mr_dtype type,
+                  const char* name, const char* stride_name) {
+  stride = stride_or(stride, cols, stride_name);
+  product(rows, stride, stride_name);
+  if (rows > 0 && cols > 0) require_aligned(data, static_cast<size_t>(gemm_element_bytes(type)), name);
+}
+
+void check_scales(mr_gemm_args& args) {
+  const int64_t blocks = (args.k + 127) / 128;
+  if (args.type == MR_F8_E4M3) {
+    require_aligned(args.a_scales, 4, "args.a_scales");
+    require_aligned(args.b_scales, 4, "args.b_scales");
+    args.a_scale_stride = stride_or(args.a_scale_stride, blocks, "args.a_scale_stride");
+    args.b_scale_stride = stride_or(args.b_scale_stride, blocks, "args.b_scale_stride");
+  } else if (args.type != MR_I8 && (args.a_scales != nullptr || args.b_scales != nullptr)) {
+    throw_error(ErrorCode::kBadInput, "args.{} is given, expected NULL unless args.type is f8_e4m3 or i8",
+                args.a_scales != nullptr ? "a_scales" : "b_scales");
+  }
+}
+
+mr_gemm_args checked(const mr_gemm_args* given) {
+  require_pointer(given, "args");
+  mr_gemm_args args = *given;
+  if (args.type != MR_F32 && args.type != MR_BF16 && args.type != MR_F16 && args.type != MR_F8_E4M3 &&
+      args.type != MR_I8) {
+    throw_error(ErrorCode::kBadInput,
+                "args.type is {}, expected MR_F32, MR_BF16, MR_F16, MR_F8_E4M3 or MR_I8",
+                static_cast<int>(args.type));
+  }
+  if (args.out_type != MR_F32 && args.out_type != MR_BF16 && args.out_type != MR_F16) {
+    throw_error(ErrorCode::kBadInput, "args.out_type is {}, expected MR_F32, MR_BF16 or MR_F16",
+                static_cast<int>(args.out_type));
+  }
+  require_range(args.m, 0, kMaxGemmSize, "args.m");
+  require_range(args.n, 0, kMaxGemmSize, "args.n");
+  require_range(args.k, 0, kMaxGemmSize, "args.k");
+  require_range(args.transpose_a, 0, 1, "args.transpose_a");
+  require_range(args.transpose_b, 0, 1, "args.transpose_b");
+  require_range(args.activation, MR_GEMM_NONE, MR_GEMM_SILU, "args.activation");
+  check_matrix(args.a, args.transpose_a ? args.k : args.m, args.transpose_a ? args.m : args.k, args.lda,
+               args.type, "args.a", "args.lda");
+  check_matrix(args.b, args.transpose_b ? args.n : args.k, args.transpose_b ? args.k : args.n, args.ldb,
+               args.type, "args.b", "args.ldb");
+  check_matrix(args.c, args.m, args.n, args.ldc, args.out_type, "args.c", "args.ldc");
+  check_scales(args);
+  if (args.alpha == 0.0f) args.alpha = 1.0f;
+  if (args.residual != nullptr) {
+    if (args.residual_stride == 0) args.residual_stride = args.ldc;
+    check_matrix(args.residual, args.m, args.n, args.residual_stride, args.out_type, "args.residual",
+                 "args.residual_stride");
+  }
+  return args;
+}
+
+}  // namespace
+}  // namespace millrace::api
+
+using millrace::api::guarded;
+using millrace::api::require_pointer;
+
+mr_status mr_gemm_workspace_bytes(const mr_device* device, const mr_gemm_args* args, size_t* bytes) {
+  return guarded([&] {
+    require_pointer(device, "device");
+    require_pointer(bytes, "bytes");
+    *bytes = device->gemm_workspace_bytes(millrace::api::checked(args));
+  });
+}
+
+mr_status mr_gemm(mr_device* device, const mr_gemm_args* args, void* workspace, size_t workspace_bytes,
+                  mr_stream stream) {
+  return guarded([&] {
+    require_pointer(device, "device");
+    const mr_gemm_args checked = millrace::api::checked(args);
+    millrace::api::require_workspace(workspace, workspace_bytes, device->gemm_workspace_bytes(checked));
+    if (checked.m > 0 && checked.n > 0) device->gemm(checked, workspace, stream);
+  });
+}

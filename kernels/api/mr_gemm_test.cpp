@@ -1,0 +1,210 @@
+// mr_gemm on every instruction set of this machine, against sums in double.
+#include <cstring>
+
+#include "base/float_bits.h"
+#include "kernels/api/api_test_support.h"
+
+namespace millrace::api_test {
+namespace {
+
+struct Stored {  // a matrix as it lies, and what it means
+  std::vector<uint8_t> bytes;
+  std::vector<double> values;  // [rows][cols]
+  int64_t stride;
+};
+
+size_t gemm_bytes(mr_dtype type) { return type == MR_F32 ? 4 : type == MR_F16 || type == MR_BF16 ? 2 : 1; }
+
+double put(mr_dtype type, float x, uint8_t* to) {
+  if (type == MR_F32) return std::memcpy(to, &x, 4), x;
+  if (type == MR_BF16) {
+    const BFloat16 v = to_bfloat16(x);
+    return std::memcpy(to, &v, 2), to_float(v);
+  }
+  if (type == MR_F16) {
+    const Half v = to_half(x);
+    return std::memcpy(to, &v, 2), to_float(v);
+  }
+  const auto code = static_cast<uint8_t>(static_cast<int>(x * 1000.0f));
+  if (type == MR_I8) return *to = code, static_cast<int8_t>(code);
+  *to = static_cast<uint8_t>(code & 0xdfu);  // no NaN
+  return to_float(Fp8E4M3{*to});
+}
+double get(mr_dtype type, const uint8_t* from) {
+  if (type == MR_F32) {
+    float x;
+    return std::memcpy(&x, from, 4), x;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, from, 2);
+  return type == MR_BF16 ? to_float(BFloat16{bits}) : to_float(Half{bits});
+}
+
+Stored random_stored(std::mt19937& random, mr_dtype type, int64_t rows, int64_t cols, int64_t gap) {
+  Stored m{{}, {}, cols + gap};
+  m.bytes.resize(static_cast<size_t>(rows * m.stride) * gemm_bytes(type) + 8);
+  m.values.resize(static_cast<size_t>(rows * cols));
+  const std::vector<float> x = random_floats(random, rows * cols);
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    const auto at = static_cast<size_t>(i / cols * m.stride + i % cols);
+    m.values[static_cast<size_t>(i)] =
+        put(type, x[static_cast<size_t>(i)], m.bytes.data() + at * gemm_bytes(type));
+  }
+  return m;
+}
+
+struct Case {
+  mr_dtype type, out;
+  int64_t m, n, k;
+  int transpose_a, transpose_b;
+  mr_gemm_activation activation = MR_GEMM_NONE;
+  bool bias = false, residual = false;
+};
+
+double activate(double x, mr_gemm_activation activation) {
+  if (activation == MR_GEMM_GELU) return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
+  if (activation == MR_GEMM_GELU_TANH)
+    return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  return activation == MR_GEMM_SILU ? x / (1 + std::exp(-x)) : x;
+}
+
+mr_status call(mr_device* device, const mr_gemm_args& args) {
+  size_t bytes = 0;
+  if (const mr_status status = mr_gemm_workspace_bytes(device, &args, &bytes); status != MR_OK) return status;
+  const Guarded workspace(bytes);
+  std::memset(workspace.data(), 0xff, bytes);
+  return mr_gemm(device, &args, workspace.data(), bytes, nullptr);
+}
+
+// The largest error over the largest value; outputs lie between poison, which must stay.
+double error_of(mr_device* device, const Case& c, std::vector<uint8_t>* bits = nullptr) {
+  std::mt19937 random(static_cast<uint32_t>(c.m * 31 + c.n * 7 + c.k));
+  const Stored a = random_stored(random, c.type, c.transpose_a ? c.k : c.m, c.transpose_a ? c.m : c.k, 3);
+  const Stored b = random_stored(random, c.type, c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n, 1);
+  const Stored residual = random_stored(random, c.out, c.m, c.n, 5);
+  const std::vector<float> bias = random_floats(random, c.n);
+  const int64_t blocks = (c.k + 127) / 128, ldc = c.n + 2;
+  std::vector<float> a_scales = random_floats(random, c.type == MR_I8 ? c.m : c.m * blocks),
+                     b_scales = random_floats(random, c.type == MR_I8 ? c.n : (c.n + 127) / 128 * blocks);
+  const bool scaled = c.type == MR_I8 || c.type == MR_F8_E4M3;
+  std::vector<uint8_t> out(static_cast<size_t>(c.m * ldc) * gemm_bytes(c.out), 0xff);
+  mr_gemm_args args{};
+  args.type = c.type, args.out_type = c.out;
+  args.m = c.m, args.n = c.n, args.k = c.k;
+  args.a = a.bytes.data(), args.lda = a.stride, args.transpose_a = c.transpose_a;
+  args.b = b.bytes.data(), args.ldb = b.stride, args.transpose_b = c.transpose_b;
+  args.c = out.data(), args.ldc = ldc;
+  args.alpha = 0.25f;
+  args.activation = c.activation;
+  if (scaled) args.a_scales = a_scales.data(), args.b_scales = b_scales.data();
+  if (c.bias) args.bias = bias.data();
+  if (c.residual) args.residual = residual.bytes.data(), args.residual_stride = residual.stride;
+  EXPECT_EQ(call(device, args), MR_OK) << mr_last_error();
+  double error = 0, largest = 1e-30;
+  for (int64_t r = 0; r < c.m; ++r) {
+    for (int64_t j = 0; j < ldc; ++j) {
+      const uint8_t* at = out.data() + static_cast<size_t>(r * ldc + j) * gemm_bytes(c.out);
+      if (j >= c.n) {
+        EXPECT_EQ(*at, 0xff) << "between rows";
+        continue;
+      }
+      double sum = 0;
+      for (int64_t k = 0; k < c.k; ++k) {
+        double product = a.values[static_cast<size_t>(c.transpose_a ? k * c.m + r : r * c.k + k)] *
+                         b.values[static_cast<size_t>(c.transpose_b ? j * c.k + k : k * c.n + j)];
+        if (c.type == MR_F8_E4M3) {
+          product *= static_cast<double>(a_scales[static_cast<size_t>(r * blocks + k / 128)]) *
+                     b_scales[static_cast<size_t>(j / 128 * blocks + k / 128)];
+        }
+        sum += product;
+      }
+      if (c.type == MR_I8)
+        sum *= static_cast<double>(a_scales[static_cast<size_t>(r)]) * b_scales[static_cast<size_t>(j)];
+      double expected = activate(0.25 * sum + (c.bias ? bias[static_cast<size_t>(j)] : 0.0f), c.activation);
+      if (c.residual) expected += residual.values[static_cast<size_t>(r * c.n + j)];
+      error = std::max(error, std::abs(get(c.out, at) - expected));
+      largest = std::max(largest, std::abs(expected));
+    }
+  }
+  if (bits != nullptr) *bits = out;
+  return error / largest;
+}
+
+double allowed(mr_dtype out) { return out == MR_F32 ? 3e-6 : out == MR_F16 ? 1e-3 : 8e-3; }
+
+TEST(Gemm, EveryTypeLayoutAndShape) {
+  for (const std::string& isa : isas()) {
+    const DevicePtr device = open_cpu(isa.c_str());
+    for (const mr_dtype type : {MR_F32, MR_F16, MR_BF16, MR_F8_E4M3, MR_I8}) {
+      for (const auto& [m, n, k] : {std::tuple{1, 1, 1},
+                                    {7, 13, 31},
+                                    {65, 67, 129},
+                                    {3, 130, 300},
+                                    {260, 33, 17},
+                                    {4, 5, 0},
+                                    {0, 3, 2}}) {
+        for (int layout = 0; layout < 4; ++layout) {
+          const Case c{type, m % 2 ? MR_F32 : MR_BF16, m, n, k, layout / 2, layout % 2};
+          EXPECT_LE(error_of(device.get(), c), allowed(c.out))
+              << isa << " " << mr_dtype_name(type) << " " << m << " x " << n << " x " << k << " layout "
+              << layout;
+        }
+      }
+    }
+  }
+}
+
+TEST(Gemm, Epilogues) {
+  const DevicePtr device = open_cpu();
+  for (const mr_gemm_activation activation : {MR_GEMM_NONE, MR_GEMM_GELU, MR_GEMM_GELU_TANH, MR_GEMM_SILU}) {
+    for (const mr_dtype out : {MR_F32, MR_F16, MR_BF16}) {
+      for (int what = 0; what < 4; ++what) {
+        const Case c{MR_BF16, out, 30, 70, 40, 0, 1, activation, what % 2 == 1, what / 2 == 1};
+        EXPECT_LE(error_of(device.get(), c), allowed(out)) << activation << " " << out << " " << what;
+      }
+    }
+  }
+}
+
+TEST(Gemm, SameBitsOnAnyNumberOfThreads) {
+  const Case c{MR_BF16, MR_F32, 300, 200, 500, 0, 1};
+  std::vector<uint8_t> one, five;
+  error_of(open_cpu(nullptr, 1).get(), c, &one);
+  error_of(open_cpu(nullptr, 5).get(), c, &five);
+  EXPECT_EQ(one, five);
+}
+
+TEST(Gemm, WhatIsWrongIsNamedAndNothingWritten) {
+  const DevicePtr device = open_cpu();
+  std::vector<float> a(64, 1.0f), b(64, 1.0f), c(64, 7.0f);
+  mr_gemm_args good{};
+  good.type = MR_F32, good.out_type = MR_F32;
+  good.m = good.n = good.k = 8;
+  good.a = a.data(), good.b = b.data(), good.c = c.data();
+  const auto refused = [&](mr_status status, const char* word, const auto& change) {
+    mr_gemm_args args = good;
+    change(args);
+    EXPECT_REFUSED(call(device.get(), args), status, word);
+  };
+  EXPECT_REFUSED(mr_gemm(device.get(), nullptr, nullptr, 0, nullptr), MR_ERROR_INVALID, "args");
+  EXPECT_REFUSED(mr_gemm(nullptr, &good, nullptr, 0, nullptr), MR_ERROR_INVALID, "device");
+  EXPECT_REFUSED(mr_gemm(device.get(), &good, nullptr, 0, nullptr), MR_ERROR_INVALID, "workspace");
+  refused(MR_ERROR_INVALID, "args.type", [](mr_gemm_args& x) { x.type = MR_Q4_K; });
+  refused(MR_ERROR_INVALID, "args.out_type", [](mr_gemm_args& x) { x.out_type = MR_I8; });
+  refused(MR_ERROR_INVALID, "args.m", [](mr_gemm_args& x) { x.m = -1; });
+  refused(MR_ERROR_INVALID, "args.k", [](mr_gemm_args& x) { x.k = int64_t{1} << 40; });
+  refused(MR_ERROR_INVALID, "args.a", [](mr_gemm_args& x) { x.a = nullptr; });
+  refused(MR_ERROR_INVALID, "args.b",
+          [&](mr_gemm_args& x) { x.b = reinterpret_cast<const uint8_t*>(b.data()) + 1; });
+  refused(MR_ERROR_INVALID, "args.lda", [](mr_gemm_args& x) { x.lda = 7; });
+  refused(MR_ERROR_INVALID, "args.ldc", [](mr_gemm_args& x) { x.ldc = -8; });
+  refused(MR_ERROR_INVALID, "args.transpose_b", [](mr_gemm_args& x) { x.transpose_b = 2; });
+  refused(MR_ERROR_INVALID, "args.activation",
+          [](mr_gemm_args& x) { std::memset(&x.activation, 9, sizeof x.activation); });
+  refused(MR_ERROR_INVALID, "a_scales", [&](mr_gemm_args& x) { x.a_scales = a.data(); });
+  refused(MR_ERROR_INVALID, "args.a_scales", [](mr_gemm_args& x) { x.type = MR_F8_E4M3; });
+  EXPECT_EQ(c, std::vector<float>(64, 7.0f));
+}
+
+}  // namespace
+}  // namespace millrace::api_test

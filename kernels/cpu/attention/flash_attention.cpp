@@ -1,0 +1,272 @@
+#include "kernels/cpu/attention/flash_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "kernels/cpu/attention/flash_task.h"
+
+namespace millrace::cpu {
+namespace {
+
+constexpr int32_t kKeysPerScale = 128;
+
+int32_t flash_ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+
+FlashType flash_type(mr_dtype type) {
+  return type == MR_F32    ? FlashType::kF32
+         : type == MR_F16  ? FlashType::kF16
+         : type == MR_BF16 ? FlashType::kBF16
+                           : FlashType::kFp8;
+}
+int64_t flash_element_size(FlashType type) {
+  return type == FlashType::kF32 ? 4 : type == FlashType::kFp8 ? 1 : 2;
+}
+
+FlashProblem plain_problem(const mr_flash_problem& p) {
+  FlashProblem to{p.heads,        p.kv_heads, p.head_dim, p.value_dim, p.scale, p.softcap, p.window_left,
+                  p.window_right, p.sinks,    0,          0,           0,       nullptr,   nullptr};
+  if (p.blocks != nullptr) {
+    to.block_q = p.blocks->block_q;
+    to.block_k = p.blocks->block_k;
+    to.q_blocks = p.blocks->q_blocks;
+    to.row_starts = p.blocks->row_starts;
+    to.columns = p.blocks->columns;
+  }
+  return to;
+}
+
+// Sequence b of a tensor whose sequences have their rows one after the other from `ragged` on (cu), or are a
+// batch_stride apart.
+FlashRows rows_of(const mr_flash_tensor& t, FlashType type, const int32_t* cu, int32_t b) {
+  const int64_t size = flash_element_size(type);
+  FlashRows rows;
+  rows.type = type;
+  rows.row_bytes = t.seq_stride * size;
+  rows.head_bytes = t.head_stride * size;
+  rows.data = static_cast<uint8_t*>(t.data);
+  const int64_t offset = cu != nullptr ? cu[b] * rows.row_bytes : b * t.batch_stride * size;
+  if (rows.data != nullptr) rows.data += offset;
+  return rows;
+}
+
+void put_pages(const mr_flash_problem& p, const mr_flash_tensor& t, int32_t b, FlashRows& rows) {
+  rows.data = static_cast<uint8_t*>(t.data);
+  rows.pages = p.pages + b * p.pages_stride;
+  rows.page_tokens = p.page_tokens;
+  rows.page_bytes = t.batch_stride * flash_element_size(rows.type);
+}
+
+void put_scales(const mr_flash_problem& p, int32_t b, FlashSequence& s) {
+  const int64_t first_query = p.cu_q != nullptr ? p.cu_q[b] : int64_t{b} * p.max_q;
+  s.q.scales = p.q_scales + first_query * p.heads;
+  s.q.scale_row = p.heads;
+  s.q.scale_head = 1;
+  const int64_t groups = flash_ceil_div(p.max_k, kKeysPerScale), first = int64_t{b} * p.kv_heads * groups;
+  s.k.scales = p.k_scales + first;
+  s.v.scales = p.v_scales + first;
+  for (FlashRows* rows : {&s.k, &s.v}) {
+    rows->rows_per_scale = kKeysPerScale;
+    rows->scale_row = 1;
+    rows->scale_head = groups;
+  }
+}
+
+int32_t query_length(const mr_flash_problem& p, int32_t b) {
+  return p.cu_q == nullptr ? p.max_q : p.cu_q[b + 1] - p.cu_q[b];
+}
+int32_t key_length(const mr_flash_problem& p, int32_t b) {
+  if (p.pages != nullptr) return p.k_lengths[b];
+  return p.cu_k == nullptr ? p.max_k : p.cu_k[b + 1] - p.cu_k[b];
+}
+
+FlashSequence sequence_of(const mr_flash_problem& p, const FlashTensors& t, const FlashWorkspace& w,
+                          int32_t b) {
+  const FlashType type = flash_type(p.type);
+  const FlashType out_type = type == FlashType::kFp8 ? FlashType::kBF16 : type;
+  const int32_t* cu_k = p.pages == nullptr ? p.cu_k : nullptr;
+  FlashSequence s{};
+  s.q = rows_of(t.q, type, p.cu_q, b);
+  s.k = rows_of(t.k, type, cu_k, b);
+  s.v = rows_of(t.v, type, cu_k, b);
+  s.out = rows_of(t.out, out_type, p.cu_q, b);
+  if (p.pages != nullptr) {
+    put_pages(p, t.k, b, s.k);
+    put_pages(p, t.v, b, s.v);
+  }
+  if (type == FlashType::kFp8) put_scales(p, b, s);
+  if (t.grads != nullptr) {
+    s.d_out = rows_of(t.grads->d_out, type, p.cu_q, b);
+    s.d_q = rows_of(t.grads->d_q, type, p.cu_q, b);
+    s.d_k = rows_of(t.grads->d_k, type, cu_k, b);
+    s.d_v = rows_of(t.grads->d_v, type, cu_k, b);
+  }
+  s.q_len = query_length(p, b);
+  s.k_len = key_length(p, b);
+  const int64_t first_row = p.cu_q != nullptr ? p.cu_q[b] : int64_t{b} * p.heads * p.max_q;
+  s.row_stride = p.cu_q != nullptr ? p.cu_q[p.batch] : p.max_q;
+  s.lse = t.lse == nullptr ? nullptr : t.lse + first_row;
+  s.delta = w.delta == nullptr ? nullptr : w.delta + first_row;
+  return s;
+}
+
+// How the heads of a group and the queries of a sequence make tiles of 64 rows.
+struct QueryTiling {
+  explicit QueryTiling(const FlashProblem& p)
+      : group(p.heads / p.kv_heads),
+        heads(p.block_q > 0 ? 1 : std::min(group, kFlashTile)),
+        splits(flash_ceil_div(group, heads)),
+        queries(kFlashTile / heads) {}
+  int32_t group;    // heads of a KV head
+  int32_t heads;    // of a tile
+  int32_t splits;   // tiles that a group is cut into
+  int32_t queries;  // of a tile
+};
+
+// Every tile of query rows, the last queries first: with a causal mask they have the most keys.
+void for_query_tiles(const Context& ctx, const mr_flash_problem& problem, const FlashTensors& tensors,
+                     const FlashWorkspace& w, FlashFn kernel) {
+  const FlashProblem p = plain_problem(problem);
+  const QueryTiling tiling(p);
+  const int64_t tiles = flash_ceil_div(problem.max_q, tiling.queries);
+  const int64_t each = int64_t{problem.batch} * p.kv_heads * tiling.splits;
+  ctx.pool.parallel_for(tiles * each, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto rest = static_cast<int32_t>(i % each), b = rest / (p.kv_heads * tiling.splits);
+      const int32_t split = rest % tiling.splits, kv_head = rest / tiling.splits % p.kv_heads;
+      const auto first = static_cast<int32_t>((tiles - 1 - i / each) * tiling.queries);
+      const FlashSequence s = sequence_of(problem, tensors, w, b);
+      if (first >= s.q_len) continue;
+      const int32_t head = kv_head * tiling.group + split * tiling.heads;
+      const int32_t num_heads = std::min(tiling.heads, tiling.group - split * tiling.heads);
+      const int32_t count = std::min(tiling.queries, s.q_len - first) * num_heads;
+      kernel({&p, &s, b, head, num_heads, kv_head, first, count, w.scratch + thread * w.scratch_floats});
+    }
+  });
+}
+
+void for_key_tiles(const Context& ctx, const mr_flash_problem& problem, const FlashTensors& tensors,
+                   const FlashWorkspace& w, FlashFn kernel) {
+  const FlashProblem p = plain_problem(problem);
+  const int32_t group = p.heads / p.kv_heads;
+  const int64_t tiles = flash_ceil_div(problem.max_k, kFlashTile), each = int64_t{problem.batch} * p.kv_heads;
+  ctx.pool.parallel_for(tiles * each, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto rest = static_cast<int32_t>(i % each), b = rest / p.kv_heads, kv_head = rest % p.kv_heads;
+      const auto first = static_cast<int32_t>(i / each * kFlashTile);
+      const FlashSequence s = sequence_of(problem, tensors, w, b);
+      if (first >= s.k_len) continue;
+      kernel({&p, &s, b, kv_head * group, group, kv_head, first, std::min(kFlashTile, s.k_len - first),
+              w.scratch + thread * w.scratch_floats});
+    }
+  });
+}
+
+// d_sinks[h] = -sum over rows of exp(sink - lse) * delta, in double and in order.
+void sink_gradients(const Context& ctx, const mr_flash_problem& p, const FlashTensors& t,
+                    const FlashWorkspace& w) {
+  ctx.pool.parallel_for(p.heads, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t h = begin; h < end; ++h) {
+      double sum = 0;
+      const double sink = p.sinks[h];
+      for (int32_t b = 0; b < p.batch && sink != -std::numeric_limits<double>::infinity(); ++b) {
+        const FlashSequence s = sequence_of(p, t, w, b);
+        for (int32_t i = 0; i < s.q_len; ++i) {
+          const int64_t at = h * s.row_stride + i;
+          sum -= std::exp(sink - s.lse[at]) * s.delta[at];
+        }
+      }
+      t.grads->d_sinks[h] = static_cast<float>(sum);
+    }
+  });
+}
+
+// Starts of sequences: from 0, none longer than `longest`.
+void check_starts(const int32_t* starts, int32_t batch, int32_t longest, const char* name) {
+  if (starts[0] != 0) throw_error(ErrorCode::kBadInput, "{}[0] is {}, expected 0", name, starts[0]);
+  for (int32_t b = 0; b < batch; ++b) {
+    const int64_t length = int64_t{starts[b + 1]} - starts[b];
+    if (length < 0 || length > longest) {
+      throw_error(ErrorCode::kBadInput, "{}: sequence {} has {} rows, expected 0 to {}", name, b, length,
+                  longest);
+    }
+  }
+}
+
+void check_pages(const mr_flash_problem& p) {
+  for (int32_t b = 0; b < p.batch; ++b) {
+    if (p.k_lengths[b] < 0 || p.k_lengths[b] > p.max_k) {
+      throw_error(ErrorCode::kBadInput, "problem.k_lengths[{}] is {}, expected 0 to {}", b, p.k_lengths[b],
+                  p.max_k);
+    }
+    for (int32_t i = 0; i < flash_ceil_div(p.k_lengths[b], p.page_tokens); ++i) {
+      const int32_t page = p.pages[b * p.pages_stride + i];
+      if (page < 0) {
+        throw_error(ErrorCode::kBadInput, "problem.pages: entry {} of sequence {} is {}, expected 0 or more",
+                    i, b, page);
+      }
+    }
+  }
+}
+
+void check_block_lists(const mr_flash_problem& p) {
+  const mr_flash_blocks& blocks = *p.blocks;
+  const int64_t rows = int64_t{p.batch} * p.heads * blocks.q_blocks;
+  const int32_t k_blocks = flash_ceil_div(p.max_k, blocks.block_k);
+  if (blocks.row_starts[0] < 0) {
+    throw_error(ErrorCode::kBadInput, "blocks.row_starts[0] is {}, expected 0 or more", blocks.row_starts[0]);
+  }
+  for (int64_t n = 0; n < rows; ++n) {
+    if (blocks.row_starts[n + 1] < blocks.row_starts[n]) {
+      throw_error(ErrorCode::kBadInput, "blocks.row_starts[{}] is {}, expected at least {}", n + 1,
+                  blocks.row_starts[n + 1], blocks.row_starts[n]);
+    }
+    int32_t least = 0;
+    for (int32_t i = blocks.row_starts[n]; i < blocks.row_starts[n + 1]; ++i) {
+      const int32_t column = blocks.columns[i];
+      if (column < least || column >= k_blocks) {
+        throw_error(ErrorCode::kBadInput, "blocks.columns[{}] is {}, expected {} to {}, ascending", i, column,
+                    least, k_blocks - 1);
+      }
+      least = column + 1;
+    }
+  }
+}
+
+}  // namespace
+
+void check_flash(const mr_flash_problem& p) {
+  if (p.cu_q != nullptr) check_starts(p.cu_q, p.batch, p.max_q, "problem.cu_q");
+  if (p.pages != nullptr) {
+    check_pages(p);
+  } else if (p.cu_k != nullptr) {
+    check_starts(p.cu_k, p.batch, p.max_k, "problem.cu_k");
+  }
+  if (p.blocks != nullptr) check_block_lists(p);
+}
+
+FlashWorkspace take_flash_workspace(Arena& arena, const mr_flash_problem& problem, int threads,
+                                    bool backward) {
+  constexpr int64_t kLine = 16;  // floats of a cache line: threads share none
+  FlashWorkspace w{};
+  w.scratch_floats = (flash_scratch_floats(problem.head_dim, problem.value_dim) + kLine - 1) / kLine * kLine;
+  w.scratch = arena.take<float>(threads * w.scratch_floats);
+  if (backward) w.delta = arena.take<float>(int64_t{problem.batch} * problem.heads * problem.max_q);
+  return w;
+}
+
+void flash_forward(const Context& ctx, const mr_flash_problem& problem, const FlashTensors& tensors,
+                   const FlashWorkspace& workspace) {
+  for_query_tiles(ctx, problem, tensors, workspace, ctx.kernels.flash_forward);
+}
+
+void flash_backward(const Context& ctx, const mr_flash_problem& problem, const FlashTensors& tensors,
+                    const FlashWorkspace& workspace) {
+  for_query_tiles(ctx, problem, tensors, workspace, ctx.kernels.flash_delta);
+  for_query_tiles(ctx, problem, tensors, workspace, ctx.kernels.flash_backward_queries);
+  for_key_tiles(ctx, problem, tensors, workspace, ctx.kernels.flash_backward_keys);
+  if (tensors.grads->d_sinks != nullptr) sink_gradients(ctx, problem, tensors, workspace);
+}
+
+}  // namespace millrace::cpu

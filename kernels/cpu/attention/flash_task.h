@@ -1,0 +1,101 @@
+// What a kernel of attention over tensors gets (kernels/cpu/attention/flash_*.h): one tile of query rows, or
+// of keys, of one sequence and KV head, and where its tensors lie. Plain data: tables include it.
+#pragma once
+
+#include <stdint.h>
+
+namespace millrace::cpu {
+
+// A tile has up to so many lanes, and takes so many rows of the other side at a time; both are counted from
+// the first row of the sequence, so that the order of every sum is a matter of positions alone.
+inline constexpr int32_t kFlashTile = 64;
+
+enum class FlashType : int32_t { kF32, kF16, kBF16, kFp8 };
+
+// Rows [dim] of one sequence of a tensor.
+struct FlashRows {
+  uint8_t* data = nullptr;  // row 0, head 0; of pages: page 0
+  int64_t row_bytes = 0, head_bytes = 0;
+  FlashType type = FlashType::kF32;
+  const int32_t* pages = nullptr;  // row / page_tokens -> page
+  int64_t page_bytes = 0;
+  int32_t page_tokens = 0;
+  // kFp8: what the codes of (row, head) are multiplied by.
+  const float* scales = nullptr;
+  int64_t scale_row = 0, scale_head = 0;  // from one group of rows, one head, to the next
+  int32_t rows_per_scale = 1;
+
+  uint8_t* at(int64_t row, int64_t head) const {
+    if (pages == nullptr) return data + row * row_bytes + head * head_bytes;
+    return data + pages[row / page_tokens] * page_bytes + row % page_tokens * row_bytes + head * head_bytes;
+  }
+  float scale(int64_t row, int64_t head) const {
+    return scales == nullptr ? 1.0f : scales[row / rows_per_scale * scale_row + head * scale_head];
+  }
+};
+
+struct FlashSequence {
+  FlashRows q, k, v, out;
+  FlashRows d_out, d_q, d_k, d_v;  // backward
+  int32_t q_len, k_len;
+  // float32 [head][query], a head's row_stride apart; lse is absent where forward need not write it.
+  float* lse;
+  float* delta;  // backward: sum over dimensions of d_out * out
+  int64_t row_stride;
+};
+
+struct FlashProblem {
+  int32_t heads, kv_heads, head_dim, value_dim;
+  float scale, softcap;               // softcap 0: none
+  int32_t window_left, window_right;  // negative: open
+  const float* sinks;                 // [heads], or absent
+  // Block-sparse, or block_q 0: of (sequence, head, block of queries) the blocks of keys.
+  int32_t block_q, block_k, q_blocks;
+  const int32_t *row_starts, *columns;
+};
+
+// Keys [first, last) that a query sees.
+struct FlashRange {
+  int32_t first, last;
+};
+inline FlashRange visible_keys(const FlashProblem& p, const FlashSequence& s, int32_t query) {
+  const int64_t position = int64_t{query} + s.k_len - s.q_len;
+  const int64_t low = p.window_left < 0 ? 0 : position - p.window_left;
+  const int64_t high = p.window_right < 0 ? s.k_len : position + p.window_right + 1;
+  const int64_t first = low < 0 ? 0 : low, last = high > s.k_len ? s.k_len : high;
+  if (first >= last) return {0, 0};
+  return {static_cast<int32_t>(first), static_cast<int32_t>(last)};
+}
+
+// Queries that see some key of [first, last): all of them lie in the range that comes back.
+inline FlashRange seeing_queries(const FlashProblem& p, const FlashSequence& s, int32_t first, int32_t last) {
+  const int64_t shift = int64_t{s.k_len} - s.q_len;
+  const int64_t low = p.window_right < 0 ? 0 : int64_t{first} - p.window_right - shift;
+  const int64_t high = p.window_left < 0 ? s.q_len : int64_t{last} + p.window_left - shift;
+  const int64_t from = low < 0 ? 0 : low, to = high > s.q_len ? s.q_len : high;
+  if (from >= to) return {0, 0};
+  return {static_cast<int32_t>(from), static_cast<int32_t>(to)};
+}
+
+// A tile of query rows (forward, dQ): row r is query first + r / num_heads of head head + r % num_heads, so
+// that the heads of a group share keys and values. Block-sparse tiles have one head, and lie in one block.
+// A tile of keys (dK, dV): keys [first, first + count) of kv_head.
+struct FlashTask {
+  const FlashProblem* problem;
+  const FlashSequence* sequence;
+  int32_t sequence_idx;
+  int32_t head, num_heads, kv_head;
+  int32_t first, count;
+  float* scratch;  // flash_scratch_floats()
+};
+
+// Lane tiles [dims][64] and row tiles [64][dims] of both sides, sums [dims][64], two tiles of scores. 16
+// floats behind each: a vector behind the last dimension.
+inline constexpr int64_t kFlashSlack = 16;
+inline int64_t flash_scratch_floats(int64_t head_dim, int64_t value_dim) {
+  return 3 * (kFlashTile * (head_dim + value_dim) + 2 * kFlashSlack) + 2 * kFlashTile * kFlashTile;
+}
+
+using FlashFn = void (*)(const FlashTask& task);
+
+}  // namespace millrace::cpu

@@ -1,0 +1,14 @@
+// Products of plain matrices (millrace/kernels/gemm.h) over the device's threads: forward and gradients of
+// training.
+#pragma once
+
+#include "kernels/cpu/context.h"
+#include "millrace/kernels/gemm.h"
+
+namespace millrace::cpu {
+
+size_t dense_gemm_workspace_bytes(int threads);
+// The arguments were checked, strides of 0 replaced.
+void dense_gemm(const Context& on, const mr_gemm_args& args, void* workspace);
+
+}  // namespace millrace::cpu

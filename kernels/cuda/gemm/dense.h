@@ -1,0 +1,53 @@
+// Products of plain matrices as they lie in memory (no repacked tiles): c = epilogue(alpha * op(a) op(b)),
+// for training and for callers of the C API. include/millrace/kernels/gemm.h describes the arguments.
+//
+//     a     [m, k] (K-major) or [k, m] (MN-major), rows lda elements apart
+//     b     [n, k] (K-major) or [k, n] (MN-major), rows ldb elements apart
+//     c     [m, n], rows ldc elements apart
+#pragma once
+
+#include "kernels/cuda/device.h"
+
+namespace millrace::cuda {
+
+enum class DenseType : int32_t { kBf16, kF16, kE4m3, kS8 };
+enum class DenseOut : int32_t { kF32, kBf16, kF16 };
+enum class DenseActivation : int32_t { kNone, kGelu, kGeluTanh, kSilu };
+
+struct DenseEpilogue {
+  float alpha = 1.0f;
+  const float* row_scales = nullptr;     // [m] (kS8)
+  const float* column_scales = nullptr;  // [n] (kS8)
+  const float* bias = nullptr;           // [n]
+  DenseActivation activation = DenseActivation::kNone;
+  const void* residual = nullptr;  // [m, n] of c's type, added last; may be c
+  int64_t residual_stride = 0;
+  DenseOut out = DenseOut::kF32;
+};
+
+struct DenseGemm {
+  DenseType type = DenseType::kBf16;
+  const void *a = nullptr, *b = nullptr;
+  void* c = nullptr;
+  int64_t m = 0, n = 0, k = 0, lda = 0, ldb = 0, ldc = 0;
+  bool mn_major_a = false, mn_major_b = false;
+  // kE4m3: float32 scales of 1 x 128 elements of a, [m][ceil(k / 128)], and of 128 x 128 of b,
+  // [ceil(n / 128)][ceil(k / 128)], rows so many elements apart.
+  const float *a_scales = nullptr, *b_scales = nullptr;
+  int64_t a_scale_stride = 0, b_scale_stride = 0;
+  DenseEpilogue epilogue;
+  int32_t tile =
+      0;  // 0: chosen by shape; 1: 128 x 256 (e4m3: 128 x 128) by clusters; 2: 128 x 128; 3: 64 x 128
+};
+
+// Whether the warpgroup kernels take it: Hopper, operands and c 16-byte aligned, rows too; 8-bit types
+// K-major.
+bool supports_dense_wgmma(const DenseGemm& op, const Device& device);
+void launch_dense_wgmma(const DenseGemm& op, const Launch& at);  // bf16, f16, s8
+void launch_dense_fp8(const DenseGemm& op, const Launch& at);    // e4m3 with scales, promoted every 128 of k
+// Any strides, any GPU: float32 sums (int32 of s8) in the order of k.
+void launch_dense_generic(const DenseGemm& op, const Launch& at);
+// The one of these that fits.
+void launch_dense(const DenseGemm& op, const Launch& at);
+
+}  // namespace millrace::cuda

@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Products of plain matrices (millrace/kernels/gemm.h) of a GPU against torch in float64: types, layouts, epilogues, odd
+shapes and strides with gaps; what lies between rows has to be as it was; the same bits in 100 runs, and for a row alone.
+
+    gemm_test.py LIBRARY        needs torch and a GPU; ends with 77, loudly, where one is missing
+"""
+import ctypes
+import sys
+
+SKIPPED = 77
+F32, F16, BF16, F8, I8 = 0, 1, 2, 3, 100
+P, I, L, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+
+
+class Args(ctypes.Structure):
+    _fields_ = [("type", I), ("m", L), ("n", L), ("k", L), ("a", P), ("lda", L), ("transpose_a", I), ("b", P), ("ldb", L),
+                ("transpose_b", I), ("out_type", I), ("c", P), ("ldc", L), ("alpha", F), ("a_scales", P), ("b_scales", P),
+                ("a_scale_stride", L), ("b_scale_stride", L), ("bias", P), ("activation", I), ("residual", P),
+                ("residual_stride", L)]
+
+
+def skip(why):
+    print(f"\n*** SKIPPED: products were not compared with torch: {why} ***\n", file=sys.stderr)
+    sys.exit(SKIPPED)
+
+
+class Gemm:
+    """mr_gemm over torch's tensors: a [m, k] or, transposed, [k, m]; b [k, n] or, transposed, [n, k]."""
+
+    def __init__(self, path, torch):
+        self.torch = torch
+        self.c = ctypes.CDLL(path)
+        self.c.mr_last_error.restype = ctypes.c_char_p
+        self.device = P()
+        self.check(self.c.mr_device_open(b"cuda", None, ctypes.byref(self.device)))
+        self.types = {torch.float32: F32, torch.float16: F16, torch.bfloat16: BF16, torch.float8_e4m3fn: F8,
+                      torch.int8: I8}
+
+    def check(self, status):
+        if status != 0:
+            raise RuntimeError(f"status {status}: {self.c.mr_last_error().decode()}")
+
+    def __call__(self, a, b, c, transpose_a, transpose_b, bias=None, activation=0, residual=None, scales=None, alpha=1.0):
+        args = Args(type=self.types[a.dtype], m=c.shape[0], n=c.shape[1], k=a.shape[0] if transpose_a else a.shape[1],
+                    a=a.data_ptr(), lda=a.stride(0), transpose_a=transpose_a, b=b.data_ptr(), ldb=b.stride(0),
+                    transpose_b=transpose_b, out_type=self.types[c.dtype], c=c.data_ptr(), ldc=c.stride(0), alpha=alpha,
+                    activation=activation)
+        if bias is not None:
+            args.bias = bias.data_ptr()
+        if residual is not None:
+            args.residual, args.residual_stride = residual.data_ptr(), residual.stride(0)
+        if scales is not None:
+            args.a_scales, args.b_scales = scales[0].data_ptr(), scales[1].data_ptr()
+        stream = P(self.torch.cuda.current_stream().cuda_stream)
+        self.check(self.c.mr_gemm(self.device, ctypes.byref(args), None, ctypes.c_size_t(0), stream))
+
+
+def random_matrix(torch, rows, cols, dtype, gap=0):
+    if dtype == torch.int8:
+        return torch.randint(-127, 128, (rows, cols + gap), device="cuda", dtype=dtype)[:, :cols]
+    return torch.randn(rows, cols + gap, device="cuda").to(dtype)[:, :cols]
+
+
+class Test:
+    def __init__(self, torch, gemm):
+        self.torch, self.gemm, self.cases, self.failed = torch, gemm, 0, 0
+
+    def expect(self, what, good, detail):
+        self.cases += 1
+        if not good:
+            self.failed += 1
+            print(f"FAILED {what}: {detail}", flush=True)
+
+    def compare(self, what, a, b, transpose_a, transpose_b, out, allowed, expected=None, **more):
+        torch = self.torch
+        exact = (a.t() if transpose_a else a).double() @ (b.t() if transpose_b else b).double()
+        exact = exact if expected is None else expected(exact)
+        m, n = exact.shape
+        whole = torch.full((m, n + 8), float("nan"), device="cuda", dtype=out)
+        self.gemm(a, b, whole[:, :n], transpose_a, transpose_b, **more)
+        error = (whole[:, :n].double() - exact).abs().max().item() / max(exact.abs().max().item(), 1e-30) if m * n else 0.0
+        self.expect(what, error <= allowed, f"error {error:.2e}, allowed {allowed:.0e}")
+        self.expect(what, bool(torch.isnan(whole[:, n:]).all()), "wrote between rows")
+
+    def layouts(self):
+        torch = self.torch
+        allowed = {torch.float32: 1e-5, torch.float16: 8e-4, torch.bfloat16: 6e-3}
+        shapes = [(128, 256, 64), (256, 512, 1024), (72, 136, 200), (8, 8, 8), (1000, 328, 72), (264, 264, 4096),
+                  (1, 1048, 64), (1, 1, 1), (7, 13, 31), (65, 67, 129), (3, 5, 0), (513, 2048, 96)]
+        for dtype in (torch.bfloat16, torch.float16, torch.int8):
+            for transpose_a, transpose_b in ((0, 1), (0, 0), (1, 0), (1, 1)):
+                for m, n, k in shapes:
+                    gap = 16 if m % 8 == 0 and n % 8 == 0 else 3
+                    a = random_matrix(torch, *((k, m) if transpose_a else (m, k)), dtype, gap)
+                    b = random_matrix(torch, *((n, k) if transpose_b else (k, n)), dtype, gap)
+                    for out in (torch.float32, torch.bfloat16 if dtype == torch.int8 else dtype):
+                        name = f"{dtype} {'NT'[transpose_a]}{'NT'[transpose_b]} {m} x {n} x {k} to {out}"
+                        self.compare(name, a, b, transpose_a, transpose_b, out, allowed[out])
+
+    def epilogues(self):
+        torch = self.torch
+        gelu = torch.nn.functional.gelu
+        functions = [lambda x: x, gelu, lambda x: gelu(x, approximate="tanh"), torch.nn.functional.silu]
+        for m, n, k in ((200, 264, 320), (33, 51, 70)):
+            a, b = (random_matrix(torch, rows, k, torch.bfloat16) for rows in (m, n))
+            bias = torch.randn(n, device="cuda")
+            for out, allowed in ((torch.float32, 1e-5), (torch.bfloat16, 6e-3), (torch.float16, 8e-4)):
+                residual = random_matrix(torch, m, n, out)
+                for which in range(16):
+                    with_bias, with_residual = which & 1, which & 2
+                    more = {"activation": which // 4, "alpha": 0.125}
+                    if with_bias:
+                        more["bias"] = bias
+                    if with_residual:
+                        more["residual"] = residual
+
+                    def expected(x):
+                        y = functions[which // 4](0.125 * x + (bias.double() if with_bias else 0))
+                        return y + residual.double() if with_residual else y
+                    self.compare(f"epilogue {which} {m} x {n} to {out}", a, b, 0, 1, out, allowed, expected, **more)
+
+    def scales(self):
+        torch = self.torch
+        for m, n, k in ((128, 256, 128), (256, 128, 512), (130, 264, 1040), (16, 128, 128), (1000, 328, 144),
+                        (1, 1040, 4096), (5, 7, 300)):
+            a, b = (random_matrix(torch, rows, k, torch.int8) for rows in (m, n))
+            rows, columns = torch.rand(m, device="cuda"), torch.rand(n, device="cuda")
+            self.compare(f"int8 {m} x {n} x {k}", a, b, 0, 1, torch.float32, 1e-6,
+                         lambda x: x * rows.double()[:, None] * columns.double(), scales=(rows, columns))
+            a, b = (random_matrix(torch, rows, k, torch.float8_e4m3fn) for rows in (m, n))
+            blocks = (k + 127) // 128
+            rows, patches = (torch.rand(count, blocks, device="cuda") for count in (m, (n + 127) // 128))
+            exact = (a.double() * rows.double().repeat_interleave(128, 1)[:, :k]) @ (
+                b.double() * patches.double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]).t()
+            # Hopper's e4m3 products keep some 14 bits of a sum of 128.
+            self.compare(f"fp8 {m} x {n} x {k}", a, b, 0, 1, torch.float32, 8e-4, lambda x: exact, scales=(rows, patches))
+
+    def bits(self):
+        torch = self.torch
+        a, b = (random_matrix(torch, rows, 1024, torch.bfloat16) for rows in (1000, 2048))
+        outputs = [torch.empty(1000, 2048, device="cuda") for _ in range(2)]
+        self.gemm(a, b, outputs[0], 0, 1)
+        for run in range(100):
+            self.gemm(a, b, outputs[1], 0, 1)
+            if not torch.equal(*outputs):
+                return self.expect("bits", False, f"run {run} differs")
+        alone = torch.empty(10, 2048, device="cuda")
+        self.gemm(a[:10], b, alone, 0, 1)
+        self.expect("bits", torch.equal(alone, outputs[0][:10]), "ten rows alone differ from the same among 1,000")
+
+
+def main():
+    try:
+        import torch
+    except ImportError:
+        skip("no torch")
+    if not torch.cuda.is_available():
+        skip("no GPU")
+    torch.manual_seed(1)
+    test = Test(torch, Gemm(sys.argv[1], torch))
+    for part in (test.layouts, test.epilogues, test.scales, test.bits):
+        part()
+    print(f"[  figure  ] cuda products: {test.cases} comparisons, {test.failed} failed")
+    sys.exit(1 if test.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
