@@ -48,14 +48,15 @@ struct Sizes {  // bytes
     }
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
     sample_details = logit_rows * sizeof(SampleDetails);
+    per_token = rows * 4;
   }
   size_t total() const {
     return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
            logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups + partial + arrived +
-           candidates + sample_details;
+           candidates + sample_details + 2 * per_token;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, x_bf16, moe_sync,
-      bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details;
+      bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details, per_token;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -94,6 +95,8 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   arrived = zeros(sizes.arrived, at.stream);
   candidates = zeros(sizes.candidates, at.stream);
   sample_details = zeros(sizes.sample_details, at.stream);
+  token_types = zeros(sizes.per_token, at.stream);
+  mix = memory(sizes.per_token);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");
