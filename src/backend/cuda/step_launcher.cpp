@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "kernels/cuda/attention/split_plan.h"
+#include "kernels/cuda/attention/tile_attention.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/generic.h"
 #include "kernels/cuda/gemv/gemv.h"
@@ -55,6 +56,8 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
       at_(at),
       paged_attention_(
           supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
+      tile_attention_(
+          supports_tile_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
       whole_grid_(at.device.claim_grid()) {}
 
 void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
@@ -201,11 +204,32 @@ void StepLauncher::operator()(const RopeOp& op) {
 
 void StepLauncher::operator()(const Attend& op) {
   if (uses_paged_attention(op)) return paged_attention(op);
-  const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
   const AttentionLimits limits{op.softcap, op.chunk,
                                op.bidirectional ? in_batch(batch_->lengths()) : nullptr};
+  if (tile_attention_) return tile_attention(op, limits);
+  const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
   launch_attention(cache_of(op.layer), params, plan_.rows, w_.query.as<float>(), w_.attention.as<float>(),
                    at_, limits);
+}
+
+void StepLauncher::tile_attention(const Attend& op, const AttentionLimits& limits) {
+  TileAttention attention;
+  attention.cache = cache_of(op.layer);
+  attention.op = {op.window, op.scale, vector_of(op.sinks)};
+  attention.limits = limits;
+  attention.rows = static_cast<int32_t>(plan_.rows);
+  attention.single_tokens = plan_.single_tokens;
+  // A chunk is no longer than a window of its size.
+  const int32_t window = op.bidirectional ? 0 : op.window > 0 ? op.window : op.chunk;
+  attention.max_splits = max_splits_for(plan_.last_position, window);
+  attention.query = w_.query.as<const float>();
+  attention.out = w_.attention.as<float>();
+  if (plan_.single_tokens && attention.max_splits > 1 &&
+      tile_attention_partial_bytes(plan_.rows, spec_.heads, attention.max_splits, spec_.head_dim) <=
+          w_.partial.bytes()) {
+    attention.partial = w_.partial.as<float>();
+  }
+  launch_tile_attention(attention, at_);
 }
 
 void StepLauncher::paged_attention(const Attend& op) {

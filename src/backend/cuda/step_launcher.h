@@ -101,12 +101,13 @@ class StepLauncher {
   int64_t pairs() const { return plan_.rows * spec_.experts_per_token; }
   LayerCache cache_of(int layer) const;
   void paged_attention(const Attend& op);
+  void tile_attention(const Attend& op, const AttentionLimits& limits);
   const int32_t* in_batch(size_t offset) const { return batch_device_ + offset; }
 
   const ExecutorSpec& spec_;
   const Workspace& w_;
   const Launch at_;
-  const bool paged_attention_;
+  const bool paged_attention_, tile_attention_;
 
   struct AngleTable {
     std::vector<float> values;

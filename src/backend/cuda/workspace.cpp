@@ -4,6 +4,7 @@
 
 #include "backend/cuda/block_copies.h"
 #include "kernels/cuda/attention/split_plan.h"
+#include "kernels/cuda/attention/tile_attention.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/moe/moe.h"
@@ -45,6 +46,12 @@ struct Sizes {  // bytes
     if (supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
       partial = partial_bytes_for(spec.max_tokens, spec.max_context, spec.kv_heads, spec.head_dim);
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
+    } else if (supports_tile_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
+      const int32_t splits = max_splits_for(spec.max_context, 0);
+      if (splits > 1) {
+        partial = std::min(kMaxPartialBytes,
+                           tile_attention_partial_bytes(spec.max_tokens, spec.heads, splits, spec.head_dim));
+      }
     }
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
     sample_details = logit_rows * sizeof(SampleDetails);
