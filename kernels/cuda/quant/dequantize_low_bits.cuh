@@ -236,38 +236,50 @@ struct DecodeIQ1_M {
   }
 };
 
+// Times the factor that lies beside the blocks, of the tensor or of an expert (GGUF's NVFP4), where there is
+// one.
+template <class Decoder>
+struct Factored {
+  __host__ __device__ static void decode8(const DeviceMatrix& m, int64_t row, int64_t c, int n, float* w) {
+    Decoder::decode8(m, row, c, n, w);
+    if (m.scales == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) w[i] *= grid_scale(m, row, c + i);
+  }
+};
+
 // Every instantiation: with_decoder's, and these. False for a type that has none.
 template <class Launch>
 bool with_any_decoder(DType type, Launch&& launch) {
   switch (type) {
     case DType::kQ2_K:
-      return launch(DecodeQ2_K{}), true;
+      return launch(Factored<DecodeQ2_K>{}), true;
     case DType::kQ3_K:
-      return launch(DecodeQ3_K{}), true;
+      return launch(Factored<DecodeQ3_K>{}), true;
     case DType::kIQ4_NL:
-      return launch(DecodeIQ4_NL{}), true;
+      return launch(Factored<DecodeIQ4_NL>{}), true;
     case DType::kIQ4_XS:
-      return launch(DecodeIQ4_XS{}), true;
+      return launch(Factored<DecodeIQ4_XS>{}), true;
     case DType::kIQ3_XXS:
-      return launch(DecodeIQ3_XXS{}), true;
+      return launch(Factored<DecodeIQ3_XXS>{}), true;
     case DType::kIQ3_S:
-      return launch(DecodeIQ3_S{}), true;
+      return launch(Factored<DecodeIQ3_S>{}), true;
     case DType::kIQ2_XXS:
-      return launch(DecodeIQ2_XXS{}), true;
+      return launch(Factored<DecodeIQ2_XXS>{}), true;
     case DType::kIQ2_XS:
-      return launch(DecodeIQ2_XS{}), true;
+      return launch(Factored<DecodeIQ2_XS>{}), true;
     case DType::kIQ2_S:
-      return launch(DecodeIQ2_S{}), true;
+      return launch(Factored<DecodeIQ2_S>{}), true;
     case DType::kIQ1_S:
-      return launch(DecodeIQ1_S{}), true;
+      return launch(Factored<DecodeIQ1_S>{}), true;
     case DType::kIQ1_M:
-      return launch(DecodeIQ1_M{}), true;
+      return launch(Factored<DecodeIQ1_M>{}), true;
     case DType::kTQ1_0:
-      return launch(DecodeTQ1_0{}), true;
+      return launch(Factored<DecodeTQ1_0>{}), true;
     case DType::kTQ2_0:
-      return launch(DecodeTQ2_0{}), true;
+      return launch(Factored<DecodeTQ2_0>{}), true;
     case DType::kNVFP4:
-      return launch(DecodeNVFP4{}), true;
+      return launch(Factored<DecodeNVFP4>{}), true;
     default:
       return with_decoder(type, launch);
   }

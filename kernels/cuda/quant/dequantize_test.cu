@@ -109,6 +109,9 @@ TEST(Decode, ScalesBesideTheValues) {
       Sample s = make_sample(DType::kF8E4M3, 100, random);
       add_scales(s, scale, rows, cols, random);
       expect_equal(s);
+      Sample blocks = make_sample(DType::kNVFP4, 128, random);
+      add_scales(blocks, scale, rows, cols, random);
+      expect_equal(blocks);
     }
   }
 }

@@ -40,7 +40,9 @@ void check_type(const TensorView& view) {
     throw_error(ErrorCode::kUnsupported, "tensor {}: type {} cannot be a weight on device cuda", view.name,
                 info(view.type).name);
   }
-  if (view.scales.data == nullptr || has_scale_grid(view.type)) return;
+  // Types without a packed format of their own are multiplied with a factor where they are decoded.
+  const bool decoded = view.type > DType::kQ4_Z;
+  if (view.scales.data == nullptr || has_scale_grid(view.type) || decoded) return;
   throw_error(
       ErrorCode::kUnsupported,
       "tensor {}: type {} with scales beside it has no kernels on device cuda; run with --device cpu, or "
@@ -144,7 +146,7 @@ void WeightUploader::upload_packed(const TensorView& view, CudaWeight& weight) {
   const size_t row_bytes = bytes_of(view.type, view.cols());
   if (row_bytes == 0) return;
   // A grid whose scales have several rows each is there as a whole; MXFP4's go piece by piece.
-  if (view.type == DType::kF8E4M3 && view.scales.data != nullptr) upload_scales(view, weight);
+  if (view.type != DType::kMXFP4Split && view.scales.data != nullptr) upload_scales(view, weight);
   const int64_t piece =
       std::max<int64_t>(1, static_cast<int64_t>(kRawBytes / row_bytes) / kTileRows) * kTileRows;
   // Whole tiles: the experts' rows are one long run. Else each expert's last tile is padded.
