@@ -7,7 +7,7 @@
 #include "backend/reference/reference_backend.h"
 #include "backend/test_support.h"
 
-namespace millrace {
+namespace millrace::operations {
 namespace {
 
 using namespace testing_support;
@@ -343,4 +343,4 @@ TEST(Operations, WhatATokenSees) {
 }
 
 }  // namespace
-}  // namespace millrace
+}  // namespace millrace::operations
