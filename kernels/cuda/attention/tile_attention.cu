@@ -1,7 +1,7 @@
-// A CTA of four warps has 16 query rows of one KV head: a row is one head of one token, tokens of one
+// A CTA of four warps has 16 or 32 query rows of one KV head: a row is one head of one token, tokens of one
 // sequence that follow one another. Positions go in tiles of 64 and splits of 512, cut at absolute multiples:
 // of a tile's scores each warp has 16 positions, of P V a quarter of the dimensions. Keys of the next tile
-// come while P V is computed, values while the scores are (cp.async, one stage each: 76 KB at 256 dimensions,
+// come while P V is computed, values while the scores are (cp.async, one stage each: 90 KB at 256 dimensions,
 // two CTAs to an SM).
 //
 // Numerics are those of paged_tile.cuh with tiles of 64 and a softmax that a soft cap may precede: queries
@@ -10,7 +10,7 @@
 // alone.
 //
 // Roofline: the bytes of keys and values / 4.3 TB/s for single rows, which a CTA's latency (some microseconds
-// a split) keeps far from it; prompts read them from L2 once for 16 rows.
+// a split) keeps far from it; prompts read them from L2 once for 32 rows.
 #include "kernels/cuda/attention/tile_attention.h"
 
 #include "kernels/cuda/attention/paged_tile.cuh"
@@ -21,13 +21,14 @@ namespace millrace::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / kWarpLanes;
-constexpr int kQueryRows = 16;                // of a product
+constexpr int kProductRows = 16;              // of a product; a CTA has kProducts of them
 constexpr int kKeys = kWarps * kBlockTokens;  // positions of a tile
 constexpr int kTilesOfSplit = kSplitKeys / kKeys;
 
 // Rows of shared memory are longer by 16 bytes, so that eight of them begin in different banks.
-template <int kDim>
+template <int kDim, int kProducts>
 struct TileShared {
+  static constexpr int kQueryRows = kProducts * kProductRows;
   __nv_bfloat16 query[kQueryRows][kDim + 8];
   __nv_bfloat16 keys[kKeys][kDim + 8], values[kKeys][kDim + 8];
   __nv_bfloat16 probs[kQueryRows][kKeys + 8];
@@ -51,12 +52,16 @@ struct TileItem {
   const int32_t* table;
 };
 
-template <int kDim>
+template <int kDim, int kProducts>
 class TileCta {
+  using Shared = TileShared<kDim, kProducts>;
   static constexpr int kColumns = kDim / kWarps / 8;  // of eight dimensions, of a warp's P V
+  static constexpr int kRows = 2 * kProducts;         // of a lane: g and g + 8 of each product
+  using Scores = float[kProducts][2][4];              // of 16 positions
+  using Values = float[kProducts][kColumns][4];
 
  public:
-  __device__ TileCta(const TileAttention& p, TileShared<kDim>& shared)
+  __device__ TileCta(const TileAttention& p, Shared& shared)
       : p_(p),
         shared_(shared),
         warp_(static_cast<int>(threadIdx.x) / kWarpLanes),
@@ -79,7 +84,7 @@ class TileCta {
       load<true>(item, tile);
       ptx::async_wait<1>();
       __syncthreads();  // everybody's part of the keys is there, and the queries
-      float score[2][4] = {};
+      Scores score = {};
       multiply_qk(score);
       mask(tile, score);
       warp_max(score);
@@ -89,7 +94,7 @@ class TileCta {
       } else {
         ptx::async_commit();  // an empty group: the count of those under way stays the same
       }
-      float alpha[2];
+      float alpha[kRows];
       softmax(score, alpha);
       ptx::async_wait<1>();
       __syncthreads();  // probabilities, their sums and everybody's part of the values are there
@@ -112,26 +117,31 @@ class TileCta {
   }
 
   __device__ void begin(const TileItem& item) {
-    for (int i = threadIdx.x; i < kQueryRows * kDim; i += kThreads) {
+    for (int i = threadIdx.x; i < Shared::kQueryRows * kDim; i += kThreads) {
       const int row = i / kDim, d = i % kDim;
       const float q = is_row(item, row) ? p_.query[head_of(item, row) * kDim + d] * p_.op.scale : 0.0f;
       shared_.query[row][d] = __float2bfloat16_rn(q);
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       const int row = row_of(r);
       seen_[r] = is_row(item, row) ? seen_by(p_, item.first_row + row / group_) : KeyRange{1, 0};
       combined_[r] = SplitCombine{};
     }
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) out_[n][0] = out_[n][1] = out_[n][2] = out_[n][3] = 0.0f;
+    clear(out_);
     begin_split();
   }
   __device__ void begin_split() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) row_max_[r] = -INFINITY, row_sum_[r] = 0.0f;
+    for (int r = 0; r < kRows; ++r) row_max_[r] = -INFINITY, row_sum_[r] = 0.0f;
+    clear(acc_);
+  }
+  __device__ static void clear(Values& values) {
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) acc_[n][0] = acc_[n][1] = acc_[n][2] = acc_[n][3] = 0.0f;
+    for (int i = 0; i < kProducts * kColumns; ++i) {
+      float* v = values[i / kColumns][i % kColumns];
+      v[0] = v[1] = v[2] = v[3] = 0.0f;
+    }
   }
 
   // A tile of keys or values, a group of this thread's copies. What no row sees is zeros: it may be anything.
@@ -155,51 +165,59 @@ class TileCta {
     ptx::async_commit();
   }
 
-  // This warp's 16 positions, columns 2t, 2t + 1 of each eight, of rows g and g + 8.
-  __device__ void multiply_qk(float (&score)[2][4]) const {
-#pragma unroll 4
-    for (int k = 0; k < kDim; k += 16) {
-      const uint32_t a[4] = {word(&shared_.query[g_][k + 2 * t_]), word(&shared_.query[g_ + 8][k + 2 * t_]),
-                             word(&shared_.query[g_][k + 8 + 2 * t_]),
-                             word(&shared_.query[g_ + 8][k + 8 + 2 * t_])};
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const __nv_bfloat16* key = shared_.keys[warp_ * kBlockTokens + 8 * n + g_];
-        ptx::mma_bf16(score[n], a, word(key + k + 2 * t_), word(key + k + 8 + 2 * t_));
-      }
-    }
+  // An operand of 16 rows x 16 columns, of row `first` and column `k` on.
+  template <class Rows>
+  __device__ void load_a(const Rows& rows, int first, int k, uint32_t (&a)[4]) const {
+    const __nv_bfloat16 *upper = rows[first + g_] + k + 2 * t_, *lower = rows[first + g_ + 8] + k + 2 * t_;
+    a[0] = word(upper), a[1] = word(lower), a[2] = word(upper + 8), a[3] = word(lower + 8);
   }
   __device__ static uint32_t word(const __nv_bfloat16* pair) {
     return *reinterpret_cast<const uint32_t*>(pair);
   }
 
-  // The soft cap, in units of log2 e from here on; what a row does not see.
-  __device__ void mask(int32_t tile, float (&score)[2][4]) const {
-    const float cap = p_.limits.softcap;
+  // This warp's 16 positions, columns 2t, 2t + 1 of each eight.
+  __device__ void multiply_qk(Scores& score) const {
+#pragma unroll 4
+    for (int k = 0; k < kDim; k += 16) {
+      uint32_t a[kProducts][4];
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+      for (int m = 0; m < kProducts; ++m) load_a(shared_.query, m * kProductRows, k, a[m]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int32_t position = tile * kKeys + warp_ * kBlockTokens + 8 * n + 2 * t_ + i % 2;
-        const bool sees = position >= seen_[i / 2].first && position <= seen_[i / 2].last;
-        const float capped = cap > 0.0f ? cap * tanhf(score[n][i] / cap) : score[n][i];
-        score[n][i] = sees ? capped * kLog2e : -INFINITY;
+      for (int n = 0; n < 2; ++n) {
+        const __nv_bfloat16* key = shared_.keys[warp_ * kBlockTokens + 8 * n + g_] + k + 2 * t_;
+        const uint32_t b0 = word(key), b1 = word(key + 8);
+#pragma unroll
+        for (int m = 0; m < kProducts; ++m) ptx::mma_bf16(score[m][n], a[m], b0, b1);
       }
     }
   }
-  __device__ void warp_max(const float (&score)[2][4]) {
+
+  // The soft cap, in units of log2 e from here on; what a row does not see.
+  __device__ void mask(int32_t tile, Scores& score) const {
+    const float cap = p_.limits.softcap;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float mine = quad_max(
-          fmaxf(fmaxf(score[0][2 * r], score[0][2 * r + 1]), fmaxf(score[1][2 * r], score[1][2 * r + 1])));
+    for (int i = 0; i < kProducts * 8; ++i) {
+      const int m = i / 8, n = i / 4 % 2, r = 2 * m + i % 4 / 2;
+      float& s = score[m][n][i % 4];
+      const int32_t position = tile * kKeys + warp_ * kBlockTokens + 8 * n + 2 * t_ + i % 2;
+      const bool sees = position >= seen_[r].first && position <= seen_[r].last;
+      const float capped = cap > 0.0f ? cap * tanhf(s / cap) : s;
+      s = sees ? capped * kLog2e : -INFINITY;
+    }
+  }
+  __device__ void warp_max(const Scores& score) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float *low = score[r / 2][0] + r % 2 * 2, *high = score[r / 2][1] + r % 2 * 2;
+      const float mine = quad_max(fmaxf(fmaxf(low[0], low[1]), fmaxf(high[0], high[1])));
       if (t_ == 0) shared_.row_max[row_of(r)][warp_] = mine;
     }
   }
 
   // Scores become probabilities in shared memory; alpha: by what accumulators and row_sum are rescaled.
-  __device__ void softmax(const float (&score)[2][4], float (&alpha)[2]) {
+  __device__ void softmax(const Scores& score, float (&alpha)[kRows]) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       const auto all = *reinterpret_cast<const float4*>(shared_.row_max[row_of(r)]);
       const float new_max = fmaxf(row_max_[r], fmaxf(fmaxf(all.x, all.y), fmaxf(all.z, all.w)));
       const float base = softmax_base(new_max);
@@ -209,7 +227,7 @@ class TileCta {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) prob[n][i] = ptx::exp2_approx(score[n][2 * r + i] - base);
+        for (int i = 0; i < 2; ++i) prob[n][i] = ptx::exp2_approx(score[r / 2][n][r % 2 * 2 + i] - base);
         *reinterpret_cast<uint32_t*>(&shared_.probs[row_of(r)][warp_ * kBlockTokens + 8 * n + 2 * t_]) =
             pack_bf16(prob[n][0], prob[n][1]);
       }
@@ -219,61 +237,66 @@ class TileCta {
   }
 
   // acc = alpha acc + P V, for this warp's dimensions.
-  __device__ void multiply_pv(const float (&alpha)[2]) {
+  __device__ void multiply_pv(const float (&alpha)[kRows]) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       const auto sums = *reinterpret_cast<const float4*>(shared_.row_sum[row_of(r)]);
       row_sum_[r] = fmaf(row_sum_[r], alpha[r], (sums.x + sums.y) + (sums.z + sums.w));
-    }
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      acc_[n][0] *= alpha[0], acc_[n][1] *= alpha[0], acc_[n][2] *= alpha[1], acc_[n][3] *= alpha[1];
+      for (int n = 0; n < kColumns; ++n) {
+        acc_[r / 2][n][r % 2 * 2] *= alpha[r], acc_[r / 2][n][r % 2 * 2 + 1] *= alpha[r];
+      }
     }
     const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
 #pragma unroll
     for (int k = 0; k < kKeys; k += 16) {
-      const uint32_t a[4] = {word(&shared_.probs[g_][k + 2 * t_]), word(&shared_.probs[g_ + 8][k + 2 * t_]),
-                             word(&shared_.probs[g_][k + 8 + 2 * t_]),
-                             word(&shared_.probs[g_ + 8][k + 8 + 2 * t_])};
+      uint32_t a[kProducts][4];
+#pragma unroll
+      for (int m = 0; m < kProducts; ++m) load_a(shared_.probs, m * kProductRows, k, a[m]);
 #pragma unroll
       for (int n = 0; n < kColumns;
            n += 2) {  // positions k and k + 8 of eight dimensions, then of the next eight
         const uint4 v = ptx::ldmatrix_x4_transposed(
             &shared_.values[k + lane % 16][warp_ * (kDim / kWarps) + 8 * n + lane / 16 * 8]);
-        ptx::mma_bf16(acc_[n], a, v.x, v.y);
-        ptx::mma_bf16(acc_[n + 1], a, v.z, v.w);
+#pragma unroll
+        for (int m = 0; m < kProducts; ++m) {
+          ptx::mma_bf16(acc_[m][n], a[m], v.x, v.y);
+          ptx::mma_bf16(acc_[m][n + 1], a[m], v.z, v.w);
+        }
       }
     }
   }
 
   __device__ void end_split() {
-    const SplitCombine::Factors factors[2] = {combined_[0].add(row_max_[0], row_sum_[0]),
-                                              combined_[1].add(row_max_[1], row_sum_[1])};
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
+    for (int r = 0; r < kRows; ++r) {
+      const SplitCombine::Factors factors = combined_[r].add(row_max_[r], row_sum_[r]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out_[n][i] = factors[i / 2].combine(out_[n][i], acc_[n][i]);
+      for (int i = 0; i < 2 * kColumns; ++i) {
+        const int at = r % 2 * 2 + i % 2;
+        out_[r / 2][i / 2][at] = factors.combine(out_[r / 2][i / 2][at], acc_[r / 2][i / 2][at]);
+      }
     }
     begin_split();
   }
 
   // store(row, its head among all, first dimension, value of two) for what this thread has of `values`.
   template <class Store>
-  __device__ void each_pair(const TileItem& item, const float (&values)[kColumns][4], Store&& store) const {
+  __device__ void each_pair(const TileItem& item, const Values& values, Store&& store) const {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       if (!is_row(item, row_of(r))) continue;
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
         store(r, head_of(item, row_of(r)), warp_ * (kDim / kWarps) + 8 * n + 2 * t_,
-              float2{values[n][2 * r], values[n][2 * r + 1]});
+              float2{values[r / 2][n][r % 2 * 2], values[r / 2][n][r % 2 * 2 + 1]});
       }
     }
   }
   __device__ void store_out(const TileItem& item) {
-    float by[2], sum[2];
+    float by[kRows], sum[kRows];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       by[r] = 1.0f;
       if (p_.op.sinks != nullptr && is_row(item, row_of(r))) {
         const int head = item.kv_head * group_ + row_of(r) % group_;
@@ -295,20 +318,20 @@ class TileCta {
   }
 
   const TileAttention& p_;
-  TileShared<kDim>& shared_;
+  Shared& shared_;
   const int warp_, g_, t_, group_;
-  KeyRange seen_[2];  // by rows g and g + 8
-  SplitCombine combined_[2];
-  float row_max_[2], row_sum_[2];
-  float acc_[kColumns][4], out_[kColumns][4];
+  KeyRange seen_[kRows];
+  SplitCombine combined_[kRows];
+  float row_max_[kRows], row_sum_[kRows];
+  Values acc_, out_;
 };
 
 // grid: blocks of `tokens` rows, KV heads, splits of a row (with partial).
-template <int kDim>
+template <int kDim, int kProducts>
 __global__ void __launch_bounds__(kThreads)
     tile_attention_kernel(const __grid_constant__ TileAttention p, int tokens) {
   extern __shared__ __align__(16) uint8_t memory[];
-  TileCta<kDim> cta(p, *reinterpret_cast<TileShared<kDim>*>(memory));
+  TileCta<kDim, kProducts> cta(p, *reinterpret_cast<TileShared<kDim, kProducts>*>(memory));
   const int32_t split = p.partial != nullptr ? static_cast<int32_t>(blockIdx.z) : -1;
   const int32_t begin = static_cast<int32_t>(blockIdx.x) * tokens, end = min(begin + tokens, p.rows);
   for (int32_t row = begin; row < end;) {  // runs of one sequence
@@ -339,17 +362,27 @@ __global__ void __launch_bounds__(kDim) combine_tile_splits_kernel(const __grid_
   p.out[at * kDim + d] = out * by / combined.row_sum;
 }
 
-template <int kDim>
-void launch_as(const TileAttention& op, const Launch& at) {
-  static_assert(sizeof(TileShared<kDim>) <= 100 * 1024);
-  const int32_t group = op.cache.heads / op.cache.kv_heads;
-  const int32_t tokens = op.single_tokens ? 1 : kQueryRows / group;
+template <int kDim, int kProducts>
+void launch_tiles(const TileAttention& op, int32_t tokens, const Launch& at) {
+  constexpr size_t kBytes = sizeof(TileShared<kDim, kProducts>);
+  static_assert(kBytes <= 100 * 1024);
   const dim3 grid(static_cast<unsigned>((op.rows + tokens - 1) / tokens),
                   static_cast<unsigned>(op.cache.kv_heads),
                   static_cast<unsigned>(op.partial != nullptr ? op.max_splits : 1));
-  allow_shared_memory(tile_attention_kernel<kDim>, sizeof(TileShared<kDim>));
-  tile_attention_kernel<kDim><<<grid, kThreads, sizeof(TileShared<kDim>), at.stream>>>(op, tokens);
+  allow_shared_memory(tile_attention_kernel<kDim, kProducts>, kBytes);
+  tile_attention_kernel<kDim, kProducts><<<grid, kThreads, kBytes, at.stream>>>(op, tokens);
   check_launch("tile_attention_kernel");
+}
+
+// Every instantiation: single rows have one product.
+template <int kDim>
+void launch_as(const TileAttention& op, const Launch& at) {
+  const int32_t group = op.cache.heads / op.cache.kv_heads;
+  if (op.single_tokens) {
+    launch_tiles<kDim, 1>(op, 1, at);
+  } else {
+    launch_tiles<kDim, 2>(op, 2 * kProductRows / group, at);
+  }
   if (op.partial == nullptr) return;
   combine_tile_splits_kernel<kDim>
       <<<dim3(static_cast<unsigned>(op.rows), static_cast<unsigned>(op.cache.heads)), kDim, 0, at.stream>>>(
@@ -362,7 +395,7 @@ void launch_as(const TileAttention& op, const Launch& at) {
 bool supports_tile_attention(DType kv_type, int32_t heads, int32_t kv_heads, int32_t head_dim,
                              const Device& device) {
   return kv_type == DType::kBF16 && (head_dim == 64 || head_dim == 128 || head_dim == 256) && kv_heads > 0 &&
-         heads % kv_heads == 0 && heads / kv_heads <= kQueryRows && device.has_bulk_copies();
+         heads % kv_heads == 0 && heads / kv_heads <= kProductRows && device.has_bulk_copies();
 }
 
 size_t tile_attention_partial_bytes(int64_t rows, int32_t heads, int32_t max_splits, int32_t head_dim) {
