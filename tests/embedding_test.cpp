@@ -88,7 +88,6 @@ TEST(Embedding, TinyModelsAgreeWithTransformers) {
       // As in golden_test.cpp: 8-bit activations cost 0.5% a product, of which a layer has 5; a token near a
       // tie of two experts may go elsewhere. A GPU rounds activations of every product to bf16, 0.2%.
       for (const std::string& device : golden::device_names()) {
-        if (device.starts_with("cuda") && golden::has_cpu_types(name)) continue;
         const auto engine = open(path, device);
         const bool experts = read_config(checkpoint).experts > 0;
         const double exact = device.starts_with("cuda") ? (experts ? 0.5 : 0.03) : (experts ? 1e-3 : 1e-4);

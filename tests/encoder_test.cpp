@@ -92,7 +92,9 @@ TEST_P(Encoders, AgreeWithTransformers) {
   const Encoder encoder = load_encoder(GetParam());
   for (const std::string& path : encoder.paths()) {
     SCOPED_TRACE(path);
-    for (const std::string& device : std::vector<std::string>{"reference", "cpu"}) {
+    std::vector<std::string> devices = golden::device_names();
+    devices.insert(devices.begin(), "reference");
+    for (const std::string& device : devices) {
       const auto engine = Engine::create(options_for(path, device, "f32"));
       EXPECT_EQ(engine->model().architecture, encoder.golden.at("architecture").get<std::string>());
       EXPECT_TRUE(engine->model().encoder);
@@ -100,16 +102,16 @@ TEST_P(Encoders, AgreeWithTransformers) {
                 encoder.golden.at("pooling") == "cls" ? Pooling::kFirst : Pooling::kMean);
       const double worst = worst_of_encoder(*engine, encoder);
       std::printf("[  figure  ] %-9s %s: %.1e\n", device.c_str(), path.c_str(), worst);
-      // 8-bit activations cost 0.5% a product (golden_test.cpp).
-      EXPECT_LT(worst, device == "cpu" && holds_blocks(path) ? 0.1 : 1e-4) << device;
+      // 8-bit activations cost 0.5% a product, a GPU's bf16 0.2% (golden_test.cpp).
+      const double exact = device.starts_with("cuda") ? 0.03 : 1e-4;
+      EXPECT_LT(worst, device != "reference" && holds_blocks(path) ? 0.1 : exact) << device;
     }
   }
 }
 
 // A text is never cut: not by the budget of a step, not by others in it, not by what is remembered.
-TEST_P(Encoders, SameBitsInAnyCompany) {
-  const Encoder encoder = load_encoder(GetParam());
-  EngineOptions options = options_for(encoder.paths().back(), "cpu", "bf16");
+void expect_same_bits(const Encoder& encoder, const std::string& device) {
+  EngineOptions options = options_for(encoder.paths().back(), device, "bf16");
   const auto engine = Engine::create(options);
   std::vector<std::vector<float>> alone;
   for (const EncodedText& text : encoder.texts)
@@ -128,6 +130,14 @@ TEST_P(Encoders, SameBitsInAnyCompany) {
     ASSERT_TRUE(event && event->finish == FinishReason::kEmbedded) << (event ? event->error : "nothing");
     EXPECT_EQ(event->embedding, alone[i % alone.size()]) << "text " << i;
     EXPECT_EQ(event->usage.cached_tokens, 0);
+  }
+}
+
+TEST_P(Encoders, SameBitsInAnyCompany) {
+  const Encoder encoder = load_encoder(GetParam());
+  for (const std::string& device : golden::device_names()) {
+    SCOPED_TRACE(device);
+    expect_same_bits(encoder, device);
   }
 }
 

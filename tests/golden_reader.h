@@ -109,9 +109,6 @@ inline std::vector<std::string> device_names() {
   return names;
 }
 
-// Whether a model's file has types that run on the cpu alone.
-inline bool has_cpu_types(const std::string& name) { return name == "quant-mix-3" || name == "quant-mix-4"; }
-
 // Every model under tests/golden/models, by name.
 inline std::vector<std::string> model_names() {
   std::vector<std::string> names;

@@ -29,7 +29,32 @@ void put_shifted_entry(float d, const Codebook8::Entry& entry, bool minus, float
   for (int j = 0; j < 8; ++j) out[j] = d * (static_cast<float>(entry[j]) + shift);
 }
 
+template <class Book>
+std::span<const int8_t> run_of(const Book& book) {
+  return {book.entries.front().data(), book.entries.size() * book.entries.front().size()};
+}
+
 }  // namespace
+
+std::span<const int8_t> codebook_of(DType type) {
+  switch (type) {
+    case DType::kIQ3_XXS:
+      return run_of(codebook_iq3_xxs());
+    case DType::kIQ3_S:
+      return run_of(codebook_iq3_s());
+    case DType::kIQ2_XXS:
+      return run_of(codebook_iq2_xxs());
+    case DType::kIQ2_XS:
+      return run_of(codebook_iq2_xs());
+    case DType::kIQ2_S:
+      return run_of(codebook_iq2_s());
+    case DType::kIQ1_S:
+    case DType::kIQ1_M:
+      return run_of(codebook_iq1());
+    default:
+      return {};
+  }
+}
 
 void decode(const BlockQ2_K& b, float* out) {
   for (int e = 0; e < kSuperBlock; ++e) {

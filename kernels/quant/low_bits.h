@@ -2,7 +2,10 @@
 // value is a product that float32 holds, but Q2_K's, which are rounded once.
 #pragma once
 
+#include <span>
+
 #include "kernels/quant/blocks.h"
+#include "tensor/dtype.h"
 
 namespace millrace::quant {
 
@@ -20,6 +23,9 @@ void decode(const BlockIQ1_M& b, float* out);
 void decode(const BlockTQ1_0& b, float* out);
 void decode(const BlockTQ2_0& b, float* out);
 void decode(const BlockNVFP4& b, float* out);
+
+// The codebook of an IQ type as one run of entries of eight, or of four (IQ3); empty for a type without.
+std::span<const int8_t> codebook_of(DType type);
 
 // The f16 scale of an IQ1_M block, which lies in four pieces.
 constexpr uint16_t scale_bits(const BlockIQ1_M& b) {

@@ -502,18 +502,18 @@ INSTANTIATE_TEST_SUITE_P(Types, Conformance,
                          ::testing::Combine(::testing::Range(0, static_cast<int>(device_labels().size())),
                                             ::testing::ValuesIn(matrix_types())),
                          name_of);
-// Types that only the cpu has: those with kernels on every instruction set, the others, which all become
-// float32, on the best.
+// The types that came later: those with kernels on every instruction set, the others, which all become
+// float32 on the cpu, on the best; both on every further device.
 INSTANTIATE_TEST_SUITE_P(CpuKernels, Conformance,
-                         ::testing::Combine(::testing::Range(0,
-                                                             static_cast<int>(cpu::runnable_tables().size())),
+                         ::testing::Combine(::testing::Range(0, static_cast<int>(device_labels().size())),
                                             ::testing::ValuesIn(cpu_kernel_types())),
                          name_of);
-INSTANTIATE_TEST_SUITE_P(
-    CpuDequantized, Conformance,
-    ::testing::Combine(::testing::Values(static_cast<int>(cpu::runnable_tables().size()) - 1),
-                       ::testing::ValuesIn(cpu_dequantized_types())),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(CpuDequantized, Conformance,
+                         ::testing::Combine(::testing::Range(static_cast<int>(cpu::runnable_tables().size()) -
+                                                                 1,
+                                                             static_cast<int>(device_labels().size())),
+                                            ::testing::ValuesIn(cpu_dequantized_types())),
+                         name_of);
 
 TEST(ConformanceTypes, AreAllThatWeightsHave) {
   for (int i = 0; i <= static_cast<int>(DType::kU8); ++i) {
@@ -632,7 +632,6 @@ TEST(Attention, MatchesReference) {
   for (Device& device : all_devices()) {
     for (const AttentionCase& c : cases) {
       if (!device.backend->supports_kv_type(c.kv_type)) continue;
-      if (c.chunk > 0 && device.backend->lacks().any()) continue;
       compare_attention(*device.backend, c,
                         device.label + " heads " + std::to_string(c.heads) + "/" +
                             std::to_string(c.kv_heads) + " dim " + std::to_string(c.head_dim) + " window " +
@@ -650,7 +649,6 @@ TEST(Attention, MatchesReference) {
 TEST(Mixture, MatchesReference) {
   constexpr int32_t kHidden = 48, kInner = 40, kShared = 56, kExperts = 6, kChosen = 3;
   for (Device& device : all_devices()) {
-    if (device.backend->lacks().any()) continue;
     for (const int32_t tokens : {1, 5, 37}) {
       for (int variant = 0; variant < 8; ++variant) {
         const bool grouped = variant % 2 == 1, mixed = variant / 2 % 2 == 1, weighed = variant / 4 == 1;

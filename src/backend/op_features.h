@@ -40,11 +40,6 @@ class OpFeatures {
     return both;
   }
   bool any() const { return bits_ != 0; }
-  static OpFeatures all() {
-    OpFeatures features;
-    features.bits_ = (uint32_t{1} << static_cast<int>(OpFeature::kCount)) - 1;
-    return features;
-  }
   std::string names() const;  // "GELU, a norm behind a block"
 
  private:

@@ -152,7 +152,7 @@ kernels() { # kernels SUFFIX DIRECTORY KIND
   start "executor$s" "$2/src/backend/cuda/backend_cuda_test"
   start "api$s" "$2/kernels/api/kernels_api_test"
   start "side_by_side$s" "$backend_test" --gtest_filter='SideBySide.*'
-  start "conformance$s" "$backend_test" --gtest_filter='*cuda*:Attention.*:Damaged.*:Blocks.*'
+  start "conformance$s" "$backend_test" --gtest_filter='*cuda*:Attention.*:Mixture.*:Operations.*:Damaged.*:Blocks.*'
   start "cut$s" "$backend_test" --gtest_filter='SameBitsDecode.HoweverThePrompt*:SameBits.HoweverThePrompt*'
   start "fp8$s" "$backend_test" --gtest_filter='SameBitsDecode.InACacheOfFp8'
   start "tall$s" "$backend_test" --gtest_filter='SameBitsDecode.HoweverTall*:SameBitsDecode.AndThey*'
@@ -177,7 +177,7 @@ kernels '' "$build" "$kind"
 # Golden models against transformers; a real model's 64 greedy tokens against the CPU's; the engine.
 integration=$build/tests/integration_test
 start golden "$integration" --gtest_filter='*Golden.Device*:*Golden.SameBits*:KvCache.*'
-start sampling "$integration" --gtest_filter='Sampling.*:*Embedding*'
+start sampling "$integration" --gtest_filter='Sampling.*:*Embedding*:*Encoders.*'
 start engine "$build/src/engine/engine_test" --gtest_filter='Ahead.*'
 start errors "$python" tests/gpu/errors_test.py "$build/millrace"
 model=build/models/SmolLM2-135M-Instruct.Q4_1.gguf

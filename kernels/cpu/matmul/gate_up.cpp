@@ -13,6 +13,7 @@ void activate(const KernelTable& kernels, const GateUp& op, float* gate, const f
   if (up_bias != nullptr) kernels.scale_add(up, 1.0f, up_bias, 1.0f, count);
   switch (op.activation) {
     case GateUp::Activation::kSilu:
+      if (op.up.matrix == nullptr) std::fill_n(up, count, 1.0f);
       return kernels.silu_mul(gate, up, count, y);
     case GateUp::Activation::kClampedSwiglu:
       return kernels.clamped_swiglu(gate, up, op.alpha, op.limit, count, y);

@@ -57,9 +57,25 @@ struct AttentionParams {
   float scale = 1.0f;
   const float* sinks = nullptr;  // [heads] or null
 };
-// Keys and values as rows (CacheOrder::kRows).
+// What few models have, and this kernel alone. softcap: scores become softcap * tanh(score / softcap), 0:
+// they stay. chunk: a row sees its chunk of the context, [chunk * i, chunk * (i + 1)), up to itself, 0: no
+// chunks. lengths [sequences], or null: a row also sees what is behind it, window - 1 positions or all, in a
+// sequence of so many.
+struct AttentionLimits {
+  float softcap = 0.0f;
+  int32_t chunk = 0;
+  const int32_t* lengths = nullptr;
+};
+// Keys and values in either order.
 void launch_attention(const LayerCache& cache, const AttentionParams& op, int64_t rows, const float* query,
-                      float* out, const Launch& at);
+                      float* out, const Launch& at, const AttentionLimits& limits = {});
+// query [rows, cols] *= 1 + scale * log(1 + floor((position + offset) / every)), in double.
+struct QueryGrowth {
+  float scale = 0.0f, every = 1.0f;
+  int32_t offset = 0;
+};
+void launch_grow_queries(const QueryGrowth& op, const int32_t* positions, int64_t rows, int64_t cols,
+                         float* query, const Launch& at);
 
 // The same on the tensor cores for bf16 and fp8 caches in CacheOrder::kSwizzled, head_dim 64 or 128 and at
 // most 8 query heads per KV head. With `angles` it also rotates query and key and stores key and value, which

@@ -40,10 +40,23 @@ __device__ inline BlockProbs softmax(const float* scores, int low, int high, flo
   return block;
 }
 
+// The positions that a row sees, first to last.
+__device__ inline int2 seen_from(const LayerCache& cache, const AttentionParams& op,
+                                 const AttentionLimits& limits, int64_t row) {
+  const int32_t position = cache.positions[row];
+  const int32_t first = op.window > 0      ? max(position - op.window + 1, 0)
+                        : limits.chunk > 0 ? position / limits.chunk * limits.chunk
+                                           : 0;
+  if (limits.lengths == nullptr) return {first, position};
+  const int32_t last = limits.lengths[cache.sequence_of[row]] - 1;
+  return {first, op.window > 0 ? min(last, position + op.window - 1) : last};
+}
+
 // shared: q [dim], out [dim] (a thread owns its elements), scores [2][16].
-template <class T>
+template <class T, bool kSwizzled>
 __global__ void __launch_bounds__(kThreads)
-    attention_kernel(LayerCache cache, AttentionParams op, const float* query, float* out) {
+    attention_kernel(LayerCache cache, AttentionParams op, AttentionLimits limits, const float* query,
+                     float* out) {
   extern __shared__ float shared[];
   const int dim = cache.head_dim;
   float* q = shared;
@@ -59,21 +72,20 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();  // the query is there before any warp multiplies with it
 
-  const int32_t position = cache.positions[row];
-  const int32_t first = op.window > 0 && position >= op.window ? position - op.window + 1 : 0;
+  const auto [first, last] = seen_from(cache, op, limits, row);
   const int32_t* table = table_of_row(cache, row);
   float row_max = -INFINITY, row_sum = 0.0f;
-  for (int32_t b = first / kBlockTokens; b <= position / kBlockTokens; ++b) {
-    const HeadRows<T> rows(cache, table[b], kv_head);
-    const int low = max(first - b * kBlockTokens, 0),
-              high = min(position - b * kBlockTokens, kBlockTokens - 1);
+  for (int32_t b = first / kBlockTokens; b <= last / kBlockTokens; ++b) {
+    const HeadRows<T, kSwizzled> rows(cache, table[b], kv_head);
+    const int low = max(first - b * kBlockTokens, 0), high = min(last - b * kBlockTokens, kBlockTokens - 1);
     float* mine = scores + (b & 1) * kBlockTokens;
     for (int j = warp; j < kBlockTokens; j += kWarps) {
       if (j < low || j > high) continue;  // the whole warp alike
       float dot = 0.0f;
       for (int d = lane; d < dim; d += kWarpLanes) dot = fmaf(q[d], rows.key(j, d), dot);
       dot = warp_sum(dot);
-      if (lane == 0) mine[j] = dot * op.scale;
+      const float score = dot * op.scale;
+      if (lane == 0) mine[j] = limits.softcap > 0.0f ? limits.softcap * tanhf(score / limits.softcap) : score;
     }
     // All scores of this block are there. A warp that runs ahead writes the other half, whose readers have
     // all passed this barrier.
@@ -101,14 +113,19 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_attention(const LayerCache& cache, const AttentionParams& op, int64_t rows, const float* query,
-                      float* out, const Launch& at) {
+                      float* out, const Launch& at, const AttentionLimits& limits) {
   if (rows == 0) return;
   const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(cache.heads));
   const size_t shared_bytes = (2 * static_cast<size_t>(cache.head_dim) + 2 * kBlockTokens) * sizeof(float);
-  with_cache_type(cache.type, [&](auto element) {
-    attention_kernel<decltype(element)><<<grid, kThreads, shared_bytes, at.stream>>>(cache, op, query, out);
-  });
-  check_launch("attention_kernel");
+  const auto launch = [&](auto kernel) {
+    kernel<<<grid, kThreads, shared_bytes, at.stream>>>(cache, op, limits, query, out);
+    check_launch("attention_kernel");
+  };
+  if (cache.order == CacheOrder::kSwizzled) {  // what the tensor cores read: bf16 and fp8
+    return cache.type == DType::kBF16 ? launch(attention_kernel<__nv_bfloat16, true>)
+                                      : launch(attention_kernel<Fp8Code, true>);
+  }
+  with_cache_type(cache.type, [&](auto element) { launch(attention_kernel<decltype(element), false>); });
 }
 
 }  // namespace millrace::cuda

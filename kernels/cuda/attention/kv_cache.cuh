@@ -31,10 +31,13 @@ __device__ inline int64_t value_distance(const LayerCache& cache) {
   return static_cast<int64_t>(cache.kv_heads) * kBlockTokens * cache.head_dim;
 }
 
+__device__ inline int swizzled_offset(int in_block, int d) {
+  return d / 64 * (kBlockTokens * 64) + in_block * 64 + ((d % 64) ^ (in_block % 8 * 8));
+}
 // Where element `d` of the key or value at place `in_block` of a block lies.
 __device__ inline int cache_offset(const LayerCache& cache, int in_block, int d) {
   if (cache.order == CacheOrder::kRows) return in_block * cache.head_dim + d;
-  return d / 64 * (kBlockTokens * 64) + in_block * 64 + ((d % 64) ^ (in_block % 8 * 8));
+  return swizzled_offset(in_block, d);
 }
 
 // e4m3 codes: their heads lie as kv_fp8.cuh says.
@@ -42,8 +45,8 @@ struct Fp8Code {
   uint8_t bits;
 };
 
-// What a block holds of one KV head, of keys and values as rows (CacheOrder::kRows).
-template <class T>
+// What a block holds of one KV head, in the order kSwizzled or as rows (CacheOrder).
+template <class T, bool kSwizzled>
 struct HeadRows {
   const T *keys, *values;
   int dim;
@@ -51,20 +54,25 @@ struct HeadRows {
       : keys(keys_of_block<T>(cache, block, kv_head)),
         values(keys + value_distance(cache)),
         dim(cache.head_dim) {}
-  __device__ float key(int in_block, int d) const { return cache_to_float(keys[in_block * dim + d]); }
-  __device__ float value(int in_block, int d) const { return cache_to_float(values[in_block * dim + d]); }
+  __device__ int offset(int in_block, int d) const {
+    return kSwizzled ? swizzled_offset(in_block, d) : in_block * dim + d;
+  }
+  __device__ float key(int in_block, int d) const { return cache_to_float(keys[offset(in_block, d)]); }
+  __device__ float value(int in_block, int d) const { return cache_to_float(values[offset(in_block, d)]); }
 };
-template <>
-struct HeadRows<Fp8Code> {
+template <bool kSwizzled>
+struct HeadRows<Fp8Code, kSwizzled> {
   Fp8Head head;
   int dim;
   __device__ HeadRows(const LayerCache& cache, int32_t block, int kv_head)
       : head(fp8_head(cache, block, kv_head)), dim(cache.head_dim) {}
   __device__ float key(int in_block, int d) const {
-    return fp8_value(head.keys[in_block * dim + d]) * fp8_scale_of(head.scales[in_block]);
+    const int at = kSwizzled ? fp8_key_at(in_block, d) : in_block * dim + d;
+    return fp8_value(head.keys[at]) * fp8_scale_of(head.scales[in_block]);
   }
   __device__ float value(int in_block, int d) const {
-    return fp8_value(head.values[in_block * dim + d]) * fp8_scale_of(head.scales[kBlockTokens + in_block]);
+    const int at = kSwizzled ? fp8_value_at(in_block, d) : in_block * dim + d;
+    return fp8_value(head.values[at]) * fp8_scale_of(head.scales[kBlockTokens + in_block]);
   }
 };
 

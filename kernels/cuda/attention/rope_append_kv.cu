@@ -104,7 +104,23 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) angles[i] = cos_sin_at(op, positions[i / op.half], static_cast<int>(i % op.half));
 }
 
+// In double, as the reference: a float's logarithm would be another step's at some positions.
+__global__ void __launch_bounds__(kThreads)
+    grow_queries_kernel(QueryGrowth op, const int32_t* positions, int64_t cols, float* query) {
+  const int64_t row = blockIdx.x;
+  const double position = static_cast<double>(positions[row]) + op.offset;
+  const auto by = static_cast<float>(1.0 + op.scale * log1p(floor(position / static_cast<double>(op.every))));
+  for (int64_t c = threadIdx.x; c < cols; c += kThreads) query[row * cols + c] *= by;
+}
+
 }  // namespace
+
+void launch_grow_queries(const QueryGrowth& op, const int32_t* positions, int64_t rows, int64_t cols,
+                         float* query, const Launch& at) {
+  if (rows == 0) return;
+  grow_queries_kernel<<<static_cast<unsigned>(rows), kThreads, 0, at.stream>>>(op, positions, cols, query);
+  check_launch("grow_queries_kernel");
+}
 
 void launch_angles(const int32_t* positions, int64_t rows, const RopeParams& op, float2* angles,
                    const Launch& at) {

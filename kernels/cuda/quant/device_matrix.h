@@ -20,6 +20,8 @@ struct DeviceMatrix {
   int64_t rows_per_scale = 1;
   int64_t cols_per_scale = 32;
   int64_t scales_per_row = 0;
+  // Of the IQ types with indices (kernels/quant/codebooks.h): [entries][8, or 4 of IQ3].
+  const int8_t* codebook = nullptr;
 };
 
 }  // namespace millrace::cuda

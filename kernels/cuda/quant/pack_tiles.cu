@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/quant/dequantize.cuh"
+#include "kernels/cuda/quant/dequantize_low_bits.cuh"
 #include "kernels/cuda/quant/mxfp4.cuh"
 #include "kernels/cuda/quant/packed_tiles.h"
 #include "kernels/cuda/tile/reduce.cuh"
@@ -238,7 +238,7 @@ void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatr
   }
   DeviceMatrix shifted = from;  // decoders number rows as the grid of scales does
   shifted.data -= first_row * from.row_bytes;
-  with_decoder(from.type, [&](auto decoder) {
+  with_any_decoder(from.type, [&](auto decoder) {
     round_kernel<decltype(decoder)><<<grid, kThreads, 0, at.stream>>>(shifted, first_row, to, tiles);
   });
   check_launch("round_kernel");

@@ -87,6 +87,7 @@ void BatchArrays::fill(int32_t* out) const {
   std::copy(batch_.logit_rows.begin(), batch_.logit_rows.end(), out + logit_rows());
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const SequenceSlice& s = *sequences_[i].slice;
+    out[lengths() + i] = length_after(s);
     for (int32_t t = 0; t < s.num_tokens; ++t) {
       out[positions() + s.first_row + t] = s.context_len + t;
       out[sequence_of() + s.first_row + t] = static_cast<int32_t>(i);

@@ -41,6 +41,7 @@ TEST(BatchArrays, HoldsEveryPartWhereTheSpecificationSays) {
   EXPECT_EQ(part(values, arrays.sequence_of(), 5), (std::vector<int32_t>{0, 0, 1, 1, 1}));
   EXPECT_EQ(part(values, arrays.sampled_rows(), 5), std::vector<int32_t>(5, -1));
   EXPECT_EQ(part(values, arrays.logit_rows(), 2), two.logit_rows);
+  EXPECT_EQ(part(values, arrays.lengths(), 2), (std::vector<int32_t>{2, 34}));
   const auto first = static_cast<int32_t>(arrays.tables());
   EXPECT_EQ(part(values, arrays.table_starts(0), 2), (std::vector<int32_t>{first, first + 1}));
   EXPECT_EQ(part(values, arrays.table_starts(1), 2), (std::vector<int32_t>{first + 4, first + 5}));

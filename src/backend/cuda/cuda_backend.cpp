@@ -38,7 +38,6 @@ class CudaBackend final : public Backend {
   }
 
   bool gives_hidden_states() const override { return true; }
-  OpFeatures lacks() const override { return OpFeatures::all(); }
   std::optional<size_t> own_memory() const override { return own_memory_; }
 
   size_t weight_bytes(const TensorView& view, WeightUse use, size_t) const override {

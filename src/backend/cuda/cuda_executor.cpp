@@ -12,10 +12,14 @@
 #include "backend/cuda/step_launcher.h"
 #include "base/check.h"
 #include "base/error.h"
-#include "kernels/cuda/norm/norm.h"
+#include "kernels/cuda/moe/sigmoid_routing.h"
 
 namespace millrace::cuda {
 namespace {
+
+bool same_norm(const Norm& a, const Norm& b) {
+  return a.weight == b.weight && a.bias == b.bias && a.eps == b.eps && a.kind == b.kind;
+}
 
 // Operations are recorded and launched together when somebody wants a result. Steps that repeat, decoding
 // above all, are replayed as graphs.
@@ -40,11 +44,11 @@ class CudaExecutor final : public Executor {
   void norm_qkv(const NormQkv& op) override { ops_.emplace_back(op); }
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
-  void project_add(const Projection& op) override { ops_.emplace_back(ProjectOp{op.linear}); }
+  void project_add(const Projection& op) override { ops_.emplace_back(op); }
   void ffn_add(const Ffn& op) override { ops_.emplace_back(op); }
   void route(const Route& op) override;
   void experts_add(const Experts& op) override { ops_.emplace_back(op); }
-  void norm_residual(const Norm& op) override { MILLRACE_CHECK(!op.present()); }  // CudaBackend::lacks
+  void norm_residual(const Norm& op) override { ops_.emplace_back(NormResidualOp{op}); }
   void norm_logits(const Logits& op) override { ops_.emplace_back(op); }
   std::span<const float> logits() override;
   std::span<const float> logits_of(std::span<const int32_t> rows) override;
@@ -113,7 +117,7 @@ class CudaExecutor final : public Executor {
   // The last step's hidden states behind a norm, copied to the host when somebody reads the first of them.
   std::mutex hidden_mutex_;
   PinnedBuffer hidden_host_;
-  const Weight* hidden_norm_ = nullptr;  // null: not there
+  std::optional<Norm> hidden_norm_;  // nothing: not there
 };
 
 // ---------------------------------------------------------------- the batch
@@ -128,7 +132,7 @@ void CudaExecutor::begin(const Batch& batch) {
   plan_.last_position = batch_->last_position();
   // Steps that decode all look: one graph serves those that were launched ahead and those that were not.
   plan_.takes_sampled = !batch.sampled_rows.empty() || plan_.single_tokens;
-  hidden_norm_ = nullptr;
+  hidden_norm_.reset();
   tokens_.assign(batch.tokens.begin(), batch.tokens.end());
   const size_t bytes = batch_->size() * sizeof(int32_t);
   if (bytes == 0) return;
@@ -148,7 +152,11 @@ void CudaExecutor::embed(const Embed& op) {
   const Weight& table = *op.table;
   MILLRACE_CHECK(table.cols == spec_.hidden);
   for (const int32_t token : tokens_) MILLRACE_CHECK(token >= 0 && token < table.rows);
-  ops_.emplace_back(EmbedOp{&table, op.scale});
+  if (op.positions != nullptr) {
+    MILLRACE_CHECK(op.positions->cols == spec_.hidden && batch_->last_position() < op.positions->rows);
+  }
+  if (op.types != nullptr) MILLRACE_CHECK(op.types->cols == spec_.hidden && op.types->rows > 0);
+  ops_.emplace_back(op);
 }
 
 void CudaExecutor::rope_append_kv(const Rope& op) {
@@ -157,17 +165,28 @@ void CudaExecutor::rope_append_kv(const Rope& op) {
   ops_.emplace_back(RopeOp{
       op.layer,
       table,
-      {launcher_.inv_freq(table), static_cast<int32_t>(op.inv_freq.size()), op.magnitude, op.interleaved}});
+      {launcher_.inv_freq(table), static_cast<int32_t>(op.inv_freq.size()), op.magnitude, op.interleaved},
+      {op.growth.scale, op.growth.every, op.growth.offset}});
 }
 
 void CudaExecutor::attend(const Attend& op) {
-  MILLRACE_CHECK(batch_->holds_window(spec_.layers[static_cast<size_t>(op.layer)].group, op.window));
+  // A chunk begins where a window of its size does, or later.
+  const int32_t window = op.window > 0 ? op.window : op.chunk;
+  MILLRACE_CHECK(batch_->holds_window(spec_.layers[static_cast<size_t>(op.layer)].group, window));
   ops_.emplace_back(op);
 }
 
 void CudaExecutor::route(const Route& op) {
   MILLRACE_CHECK(op.experts_per_token == spec_.experts_per_token && op.experts_per_token <= spec_.experts);
+  const bool sigmoid =
+      op.weighting == Route::Weighting::kSigmoid || op.weighting == Route::Weighting::kSigmoidRenormalized;
+  if (sigmoid) {
+    MILLRACE_CHECK(op.groups > 0 && spec_.experts % op.groups == 0 &&
+                   op.groups_chosen * (spec_.experts / op.groups) >= op.experts_per_token);
+    MILLRACE_CHECK(supports_sigmoid_routing(spec_.experts, op.groups));
+  }
   plan_.softmax_over_all = op.weighting == Route::Weighting::kSoftmaxAll;
+  plan_.chosen = sigmoid || op.scale != 1.0f;
   ops_.emplace_back(op);
 }
 
@@ -303,15 +322,13 @@ void CudaExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> t
   const auto hidden = static_cast<size_t>(spec_.hidden);
   MILLRACE_CHECK(row >= 0 && row < plan_.rows && to.size() == hidden);
   const std::lock_guard lock(hidden_mutex_);
-  if (hidden_norm_ != norm.weight) {
+  if (!hidden_norm_.has_value() || !same_norm(*hidden_norm_, norm)) {
     flush();
     const size_t bytes = static_cast<size_t>(plan_.rows) * hidden * sizeof(float);
     if (bytes > hidden_host_.bytes()) hidden_host_ = PinnedBuffer(bytes, "the hidden states");
-    launch_rmsnorm(work_.residual.as<const float>(), nullptr, own(*norm.weight).vector(), norm.eps,
-                   plan_.rows, spec_.hidden, work_.normed.as<float>(), {device_, stream_.get()});
-    copy(hidden_host_.as<void>(), work_.normed.as<void>(), bytes, cudaMemcpyDeviceToHost);
+    copy(hidden_host_.as<void>(), launcher_.hidden(norm, plan_.rows), bytes, cudaMemcpyDeviceToHost);
     stream_.synchronize();
-    hidden_norm_ = norm.weight;
+    hidden_norm_ = norm;
   }
   std::memcpy(to.data(), hidden_host_.as<const float>() + static_cast<size_t>(row) * hidden, to.size_bytes());
 }

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/quant/codec.h"
+#include "kernels/quant/low_bits.h"
 
 namespace millrace::cuda {
 namespace {
@@ -35,15 +36,18 @@ bool has_scale_grid(DType type) { return type == DType::kF8E4M3 || type == DType
 
 // Types whose rows no decoder of dequantize.cuh reads.
 void check_type(const TensorView& view) {
-  if (view.type <= DType::kQ4_Z && (view.scales.data == nullptr || has_scale_grid(view.type))) return;
   if (view.type == DType::kI32 || view.type == DType::kU8) {
     throw_error(ErrorCode::kUnsupported, "tensor {}: type {} cannot be a weight on device cuda", view.name,
                 info(view.type).name);
   }
-  throw_error(ErrorCode::kUnsupported,
-              "tensor {}: type {} has no kernels on device cuda; run with --device cpu, or convert the file: "
-              "millrace quantize FILE --type q4_k",
-              view.name, info(view.type).name);
+  // Types without a packed format of their own are multiplied with a factor where they are decoded.
+  const bool decoded = view.type > DType::kQ4_Z;
+  if (view.scales.data == nullptr || has_scale_grid(view.type) || decoded) return;
+  throw_error(
+      ErrorCode::kUnsupported,
+      "tensor {}: type {} with scales beside it has no kernels on device cuda; run with --device cpu, or "
+      "convert the file: millrace quantize FILE --type q4_k",
+      view.name, info(view.type).name);
 }
 
 void check_view(const TensorView& view) {
@@ -142,7 +146,7 @@ void WeightUploader::upload_packed(const TensorView& view, CudaWeight& weight) {
   const size_t row_bytes = bytes_of(view.type, view.cols());
   if (row_bytes == 0) return;
   // A grid whose scales have several rows each is there as a whole; MXFP4's go piece by piece.
-  if (view.type == DType::kF8E4M3 && view.scales.data != nullptr) upload_scales(view, weight);
+  if (view.type != DType::kMXFP4Split && view.scales.data != nullptr) upload_scales(view, weight);
   const int64_t piece =
       std::max<int64_t>(1, static_cast<int64_t>(kRawBytes / row_bytes) / kTileRows) * kTileRows;
   // Whole tiles: the experts' rows are one long run. Else each expert's last tile is padded.
@@ -186,6 +190,7 @@ void WeightUploader::repack_rows(const TensorView& view, const DeviceMatrix& gri
   copy_rows(view.data + first * view.row_stride_bytes, count, row_bytes, view.row_stride_bytes,
             raw_.as<void>());
   raw.data = raw_.as<const uint8_t>();
+  raw.codebook = codebook(view.type);
   if (view.type == DType::kMXFP4Split) {  // its scales beside it: a byte per 32 columns
     const ScaleShape shape = scale_shape(view);
     const auto stride = static_cast<int64_t>(bytes_of(view.scales.type, view.scales.scales_per_row));
@@ -195,6 +200,18 @@ void WeightUploader::repack_rows(const TensorView& view, const DeviceMatrix& gri
     raw.scales_per_row = shape.per_row;
   }
   launch_repack(raw, first, packed_shape(view.type, count, view.cols()), tiles, {device_, stream_.get()});
+}
+
+const int8_t* WeightUploader::codebook(DType type) {
+  const std::span<const int8_t> book = quant::codebook_of(type);
+  if (book.empty()) return nullptr;
+  DeviceBuffer& buffer = codebooks_[type];
+  if (buffer.bytes() == 0) {
+    buffer = DeviceBuffer(book.size_bytes(), "a codebook");
+    const auto* source = reinterpret_cast<const std::byte*>(book.data());
+    copy_rows(source, 1, book.size_bytes(), static_cast<int64_t>(book.size_bytes()), buffer.as<void>());
+  }
+  return buffer.as<const int8_t>();
 }
 
 void WeightUploader::upload_scales(const TensorView& view, CudaWeight& weight) {

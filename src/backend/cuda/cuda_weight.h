@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 
 #include "backend/backend.h"
 #include "kernels/cuda/device.h"
@@ -54,13 +55,16 @@ class WeightUploader {
   void repack_rows(const TensorView& view, const DeviceMatrix& grid, int64_t first, int64_t count,
                    uint8_t* tiles);
   void upload_scales(const TensorView& view, CudaWeight& weight);
+  // That of an IQ type on the device, uploaded at its first weight; null for a type without.
+  const int8_t* codebook(DType type);
   DeviceBuffer upload_floats(const TensorView& view);
 
   const Device& device_;
   Stream stream_;
   PinnedBuffer staging_;
   DeviceBuffer raw_, raw_scales_;  // rows in the file's encoding on their way to tiles
-  std::array<Event, 2> sent_;      // the copy out of each half is done
+  std::map<DType, DeviceBuffer> codebooks_;
+  std::array<Event, 2> sent_;  // the copy out of each half is done
   int half_ = 0;
 };
 

@@ -26,15 +26,20 @@ class Signature {
   void add(const Norm& norm) {
     add(norm.weight);
     add(norm.eps);
+    add(norm.bias);
+    add(static_cast<uint64_t>(norm.kind));
   }
   void add(const Linear& linear) {
     add(linear.weight);
     add(linear.bias);
   }
 
-  void operator()(const EmbedOp& op) {
+  void operator()(const Embed& op) {
     add(op.table);
     add(op.scale);
+    add(op.positions);
+    add(op.types);
+    add(op.norm);
   }
   void operator()(const NormQkv& op) {
     add(op.norm);
@@ -43,28 +48,44 @@ class Signature {
     add(op.v);
     add(op.q_norm);
     add(op.k_norm);
+    add(uint64_t{op.norm_whole});
   }
   void operator()(const RopeOp& op) {
     add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint64_t>(op.table));
     add(op.params.magnitude);
     add(uint64_t{op.params.interleaved});
+    add(op.growth.scale);
+    add(op.growth.every);
+    add(static_cast<uint64_t>(op.growth.offset));
   }
   void operator()(const Attend& op) {
     add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint32_t>(op.window));
     add(op.scale);
     add(op.sinks);
+    add(op.softcap);
+    add(static_cast<uint64_t>(op.chunk) << 1 | uint64_t{op.bidirectional});
   }
-  void operator()(const ProjectOp& op) { add(op.linear); }
+  void operator()(const Projection& op) {
+    add(op.linear);
+    add(op.norm_after);
+    add(op.scale);
+  }
   void operator()(const Ffn& op) {
     add(op.norm);
     add(op.gate);
     add(op.up);
     add(op.down);
+    add(static_cast<uint64_t>(op.activation));
+    add(op.norm_after);
+    add(op.scale);
   }
   void operator()(const Route& op) {
     add(op.norm);
     add(op.router);
     add(static_cast<uint64_t>(op.experts_per_token) << 32 | static_cast<uint64_t>(op.weighting));
+    add(op.scale);
+    add(op.choice_bias);
+    add(static_cast<uint64_t>(op.groups) << 32 | static_cast<uint64_t>(op.groups_chosen));
   }
   void operator()(const Experts& op) {
     add(op.gate);
@@ -73,10 +94,18 @@ class Signature {
     add(static_cast<uint64_t>(op.activation));
     add(op.alpha);
     add(op.limit);
+    add(uint64_t{op.weigh_input});
+    add(op.shared.gate);
+    add(op.shared.up);
+    add(op.shared.down);
+    add(op.shared.mix);
   }
+  void operator()(const NormResidualOp& op) { add(op.norm); }
   void operator()(const Logits& op) {
     add(op.norm);
     add(op.output);
+    add(op.scale);
+    add(op.softcap);
   }
   void operator()(const ArgmaxOp&) {}
   void operator()(const SampleOp&) {}
@@ -86,12 +115,12 @@ class Signature {
 
 std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPlan& plan) {
   Signature signature;
-  signature.words.reserve(16 * ops.size() + 4);
+  signature.words.reserve(32 * ops.size() + 4);
   signature.add(static_cast<uint64_t>(plan.rows) << 32 | static_cast<uint64_t>(plan.logit_rows));
   // Splits: a power of two, so that one graph serves many positions.
   signature.add(static_cast<uint64_t>(max_splits_for(plan.last_position, 0)));
-  signature.add(uint64_t{plan.takes_sampled} << 2 | uint64_t{plan.single_tokens} << 1 |
-                uint64_t{plan.softmax_over_all});
+  signature.add(uint64_t{plan.chosen} << 3 | uint64_t{plan.takes_sampled} << 2 |
+                uint64_t{plan.single_tokens} << 1 | uint64_t{plan.softmax_over_all});
   for (const StepOp& op : ops) {
     signature.add(uint64_t{op.index()});
     std::visit(signature, op);

@@ -11,23 +11,20 @@
 
 namespace millrace::cuda {
 
-struct EmbedOp {
-  const Weight* table = nullptr;
-  float scale = 1.0f;
-};
 struct RopeOp {
   int layer = 0;
   size_t table = 0;  // of the angle tables
   RopeParams params;
+  QueryGrowth growth;  // scale 0: queries do not grow
 };
-struct ProjectOp {
-  Linear linear;
+struct NormResidualOp {
+  Norm norm;
 };
 struct ArgmaxOp {};
 struct SampleOp {};  // the rows' parameters lie in a buffer of the executor's
 
-using StepOp = std::variant<EmbedOp, NormQkv, RopeOp, Attend, ProjectOp, Ffn, Route, Experts, Logits,
-                            ArgmaxOp, SampleOp>;
+using StepOp = std::variant<Embed, NormQkv, RopeOp, Attend, Projection, Ffn, Route, Experts, NormResidualOp,
+                            Logits, ArgmaxOp, SampleOp>;
 
 // What the launches depend on beside the operations.
 struct StepPlan {
@@ -36,7 +33,9 @@ struct StepPlan {
   int32_t last_position = -1;      // the largest of any row
   bool takes_sampled = false;      // some tokens are those that the step before picked
   const void* sampling = nullptr;  // SampleParams and what they point to, on the device
-  bool softmax_over_all = false;   // of the last route: experts may be flushed later than it
+  // Of the last route: experts may be flushed later than it.
+  bool softmax_over_all = false;
+  bool chosen = false;  // it has chosen experts and weights itself; else who multiplies does, from the scores
 };
 
 // Everything that decides which kernels run with which parameters: two steps with equal signatures differ in

@@ -4,11 +4,15 @@
 
 #include "base/check.h"
 #include "kernels/cuda/attention/split_plan.h"
+#include "kernels/cuda/attention/tile_attention.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/generic.h"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/moe/gelu.h"
 #include "kernels/cuda/moe/moe.h"
+#include "kernels/cuda/moe/sigmoid_routing.h"
 #include "kernels/cuda/norm/norm.h"
+#include "kernels/cuda/norm/row_norm.h"
 #include "kernels/cuda/sample/argmax.h"
 #include "kernels/cuda/sample/sample.h"
 
@@ -16,6 +20,28 @@ namespace millrace::cuda {
 namespace {
 
 const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
+
+// RMSNorm with a weight: what the products and the router do themselves.
+bool is_plain(const Norm& op) { return op.kind == Norm::Kind::kRms && op.weight != nullptr; }
+
+RowNorm row_norm_of(const Norm& op, const float* x, int64_t rows, int64_t size, float* y) {
+  RowNorm norm;
+  norm.kind = !op.present()                   ? NormKind::kNone
+              : op.kind == Norm::Kind::kLayer ? NormKind::kLayer
+                                              : NormKind::kRms;
+  norm.x = x;
+  norm.weight = vector_of(op.weight);
+  norm.bias = op.kind == Norm::Kind::kLayer ? vector_of(op.bias) : nullptr;
+  norm.eps = op.eps;
+  norm.rows = rows;
+  norm.size = size;
+  norm.y = y;
+  return norm;
+}
+
+bool is_gelu(millrace::Activation activation) {
+  return activation == millrace::Activation::kGelu || activation == millrace::Activation::kGeluTanh;
+}
 
 template <class Array>
 size_t count_of(const Array& array) {
@@ -30,6 +56,8 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
       at_(at),
       paged_attention_(
           supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
+      tile_attention_(
+          supports_tile_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
       whole_grid_(at.device.claim_grid()) {}
 
 void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
@@ -38,7 +66,7 @@ void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, 
   batch_ = &batch;
   batch_device_ = batch_device;
   fused_rope_ = nullptr;
-  if (plan.takes_sampled && std::holds_alternative<EmbedOp>(ops.front())) {
+  if (plan.takes_sampled && std::holds_alternative<Embed>(ops.front())) {
     launch_take_sampled(w_.best.as<const int32_t>(), in_batch(batch.sampled_rows()), plan.rows,
                         batch_device + batch.tokens(), at_);
   }
@@ -54,6 +82,17 @@ void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, 
     }
     std::visit([this](const auto& op) { visit(op); }, ops[i]);
   }
+}
+
+const float* StepLauncher::hidden(const Norm& norm, int64_t rows) {
+  if (is_plain(norm)) {
+    launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(norm.weight), norm.eps, rows, spec_.hidden,
+                   w_.normed.as<float>(), at_);
+  } else {
+    launch_row_norm(row_norm_of(norm, w_.residual.as<float>(), rows, spec_.hidden, w_.normed.as<float>()),
+                    at_);
+  }
+  return w_.normed.as<const float>();
 }
 
 // ---------------------------------------------------------------- positions
@@ -85,8 +124,8 @@ bool StepLauncher::fuses_rope(const std::vector<StepOp>& ops, size_t at) const {
   const auto* rope = std::get_if<RopeOp>(&ops[at]);
   if (rope == nullptr || at + 1 == ops.size()) return false;
   const auto* attend = std::get_if<Attend>(&ops[at + 1]);
-  return attend != nullptr && attend->layer == rope->layer && paged_attention_ && plan_.single_tokens &&
-         2 * rope->params.half == spec_.head_dim;
+  return attend != nullptr && attend->layer == rope->layer && uses_paged_attention(*attend) &&
+         plan_.single_tokens && 2 * rope->params.half == spec_.head_dim && rope->growth.scale == 0.0f;
 }
 
 void StepLauncher::prepare_angles(const std::vector<StepOp>& ops) {
@@ -122,14 +161,27 @@ LayerCache StepLauncher::cache_of(int layer) const {
 
 // ---------------------------------------------------------------- operations
 
-void StepLauncher::operator()(const EmbedOp& op) {
-  const PackedMatrix& packed = own(*op.table).packed;
+void StepLauncher::look_up(const Weight& table, const int32_t* indices, float scale,
+                           const DeviceBuffer& out) {
+  const PackedMatrix& packed = own(table).packed;
   if (packed.format != PackedFormat::kNone) {
-    return launch_embed_packed(packed, in_batch(batch_->tokens()), plan_.rows, op.scale,
-                               w_.residual.as<float>(), at_);
+    return launch_embed_packed(packed, indices, plan_.rows, scale, out.as<float>(), at_);
   }
-  launch_embed(own(*op.table).matrix, in_batch(batch_->tokens()), plan_.rows, op.scale,
-               w_.residual.as<float>(), at_);
+  launch_embed(own(table).matrix, indices, plan_.rows, scale, out.as<float>(), at_);
+}
+
+void StepLauncher::operator()(const Embed& op) {
+  look_up(*op.table, in_batch(batch_->tokens()), op.scale, w_.residual);
+  const auto add_rows = [&](const Weight* table, const int32_t* indices) {
+    if (table == nullptr) return;
+    look_up(*table, indices, 1.0f, w_.normed);
+    RowNorm add = row_norm_of({}, w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.residual.as<float>());
+    add.add = true;
+    launch_row_norm(add, at_);
+  };
+  add_rows(op.positions, in_batch(batch_->positions()));
+  add_rows(op.types, w_.token_types.as<const int32_t>());
+  norm_rows(op.norm, plan_.rows, spec_.hidden, w_.residual);
 }
 
 void StepLauncher::operator()(const NormQkv& op) {
@@ -138,20 +190,46 @@ void StepLauncher::operator()(const NormQkv& op) {
                             {op.k, w_.key.as<float>(), spec_.kv_heads * dim},
                             {op.v, w_.value.as<float>(), spec_.kv_heads * dim}};
   linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, targets, false);
-  if (op.q_norm.weight != nullptr) norm_heads(op.q_norm, spec_.heads, w_.query);
-  if (op.k_norm.weight != nullptr) norm_heads(op.k_norm, spec_.kv_heads, w_.key);
+  norm_heads(op.q_norm, spec_.heads, op.norm_whole, w_.query);
+  norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, w_.key);
 }
 
 void StepLauncher::operator()(const RopeOp& op) {
   launch_rope_append_kv(cache_of(op.layer), op.params, angle_tables_[op.table].angles.as<const float2>(),
                         plan_.rows, w_.query.as<float>(), w_.key.as<float>(), w_.value.as<float>(), at_);
+  if (op.growth.scale == 0.0f) return;
+  launch_grow_queries(op.growth, in_batch(batch_->positions()), plan_.rows,
+                      int64_t{spec_.heads} * spec_.head_dim, w_.query.as<float>(), at_);
 }
 
 void StepLauncher::operator()(const Attend& op) {
-  if (paged_attention_) return paged_attention(op);
+  if (uses_paged_attention(op)) return paged_attention(op);
+  const AttentionLimits limits{op.softcap, op.chunk,
+                               op.bidirectional ? in_batch(batch_->lengths()) : nullptr};
+  if (tile_attention_) return tile_attention(op, limits);
   const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
   launch_attention(cache_of(op.layer), params, plan_.rows, w_.query.as<float>(), w_.attention.as<float>(),
-                   at_);
+                   at_, limits);
+}
+
+void StepLauncher::tile_attention(const Attend& op, const AttentionLimits& limits) {
+  TileAttention attention;
+  attention.cache = cache_of(op.layer);
+  attention.op = {op.window, op.scale, vector_of(op.sinks)};
+  attention.limits = limits;
+  attention.rows = static_cast<int32_t>(plan_.rows);
+  attention.single_tokens = plan_.single_tokens;
+  // A chunk is no longer than a window of its size.
+  const int32_t window = op.bidirectional ? 0 : op.window > 0 ? op.window : op.chunk;
+  attention.max_splits = max_splits_for(plan_.last_position, window);
+  attention.query = w_.query.as<const float>();
+  attention.out = w_.attention.as<float>();
+  if (plan_.single_tokens && attention.max_splits > 1 &&
+      tile_attention_partial_bytes(plan_.rows, spec_.heads, attention.max_splits, spec_.head_dim) <=
+          w_.partial.bytes()) {
+    attention.partial = w_.partial.as<float>();
+  }
+  launch_tile_attention(attention, at_);
 }
 
 void StepLauncher::paged_attention(const Attend& op) {
@@ -181,18 +259,47 @@ void StepLauncher::paged_attention(const Attend& op) {
   launch_paged_attention(attention, at_);
 }
 
-void StepLauncher::operator()(const ProjectOp& op) {
-  const Target target{op.linear, w_.residual.as<float>(), spec_.hidden};
-  const int64_t cols = static_cast<int64_t>(spec_.heads) * spec_.head_dim;
-  linears({w_.attention.as<float>(), plan_.rows, cols, nullptr, nullptr, nullptr}, {&target, 1}, true);
+void StepLauncher::linear_add(const Linear& op, const float* x, int64_t cols, const Norm& norm_after,
+                              float scale) {
+  const bool as_it_is = !norm_after.present() && scale == 1.0f;
+  const Target target{op, (as_it_is ? w_.residual : w_.normed).as<float>(), spec_.hidden};
+  linears({x, plan_.rows, cols, nullptr, nullptr, nullptr}, {&target, 1}, as_it_is);
+  if (as_it_is) return;
+  RowNorm add =
+      row_norm_of(norm_after, w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.residual.as<float>());
+  add.add = true;
+  add.scale = scale;
+  launch_row_norm(add, at_);
+}
+
+void StepLauncher::operator()(const Projection& op) {
+  linear_add(op.linear, w_.attention.as<float>(), int64_t{spec_.heads} * spec_.head_dim, op.norm_after,
+             op.scale);
+}
+
+void StepLauncher::activate(millrace::Activation kind, int64_t size, float* gate, const float* up) {
+  if (up != nullptr && !is_gelu(kind)) return launch_activate({}, size, gate, up, at_);
+  launch_gelu(kind == millrace::Activation::kGelu       ? ActivationKind::kGelu
+              : kind == millrace::Activation::kGeluTanh ? ActivationKind::kGeluTanh
+                                                        : ActivationKind::kSilu,
+              size, gate, up, at_);
+}
+
+void StepLauncher::gate_up(const Rows& rows, const Linear& gate, const Linear& up,
+                           millrace::Activation activation) {
+  MILLRACE_CHECK(activation != millrace::Activation::kClampedSwiglu);  // experts alone have it
+  const int64_t inner = up.weight->rows;
+  MILLRACE_CHECK(inner <= spec_.ffn);
+  const bool gated = gate.weight != nullptr;
+  const Target targets[] = {{gated ? gate : up, w_.gate.as<float>(), inner}, {up, w_.up.as<float>(), inner}};
+  linears(rows, std::span(targets).first(gated ? 2 : 1), false);
+  activate(activation, rows.count * inner, w_.gate.as<float>(), gated ? w_.up.as<float>() : nullptr);
 }
 
 void StepLauncher::operator()(const Ffn& op) {
-  const Target targets[] = {{op.gate, w_.gate.as<float>(), spec_.ffn}, {op.up, w_.up.as<float>(), spec_.ffn}};
-  linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, targets, false);
-  launch_activate({}, plan_.rows * spec_.ffn, w_.gate.as<float>(), w_.up.as<float>(), at_);
-  const Target down{op.down, w_.residual.as<float>(), spec_.hidden};
-  linears({w_.gate.as<float>(), plan_.rows, spec_.ffn, nullptr, nullptr, nullptr}, {&down, 1}, true);
+  gate_up({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, op.gate, op.up,
+          op.activation);
+  linear_add(op.down, w_.gate.as<float>(), op.up.weight->rows, op.norm_after, op.scale);
 }
 
 void StepLauncher::operator()(const Logits& op) {
@@ -200,6 +307,8 @@ void StepLauncher::operator()(const Logits& op) {
   linears({w_.residual.as<float>(), plan_.logit_rows, spec_.hidden, &op.norm, in_batch(batch_->logit_rows()),
            &w_.normed_logit_rows},
           {&target, 1}, false);
+  if (op.scale == 1.0f && op.softcap == 0.0f) return;
+  launch_scale_softcap(op.scale, op.softcap, plan_.logit_rows * spec_.vocab, w_.logits.as<float>(), at_);
 }
 
 void StepLauncher::operator()(const ArgmaxOp&) {
@@ -215,12 +324,27 @@ void StepLauncher::operator()(const SampleOp&) {
 
 // ---------------------------------------------------------------- linear layers
 
-void StepLauncher::norm_heads(const Norm& op, int32_t heads, const DeviceBuffer& values) {
-  launch_rmsnorm(values.as<float>(), nullptr, vector_of(op.weight), op.eps, plan_.rows * heads,
-                 spec_.head_dim, values.as<float>(), at_);
+void StepLauncher::norm_rows(const Norm& op, int64_t rows, int64_t size, const DeviceBuffer& values) {
+  if (!op.present()) return;
+  if (!is_plain(op)) {
+    return launch_row_norm(row_norm_of(op, values.as<float>(), rows, size, values.as<float>()), at_);
+  }
+  launch_rmsnorm(values.as<float>(), nullptr, vector_of(op.weight), op.eps, rows, size, values.as<float>(),
+                 at_);
+}
+
+void StepLauncher::norm_heads(const Norm& op, int32_t heads, bool whole, const DeviceBuffer& values) {
+  const int64_t cols = whole ? int64_t{heads} * spec_.head_dim : spec_.head_dim;
+  norm_rows(op, whole ? plan_.rows : plan_.rows * heads, cols, values);
 }
 
 void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bool add) {
+  if (rows.norm != nullptr && !is_plain(*rows.norm)) {  // no product has it: normed once for all
+    RowNorm norm = row_norm_of(*rows.norm, rows.x, rows.count, rows.cols, rows.normed->as<float>());
+    norm.source_rows = rows.source;
+    launch_row_norm(norm, at_);
+    return linears({norm.y, rows.count, rows.cols, nullptr, nullptr, nullptr}, targets, add);
+  }
   std::vector<Target> by_format[kPackedFormats];
   for (const Target& target : targets) {
     const Weight& weight = *target.linear.weight;
@@ -307,7 +431,7 @@ Router StepLauncher::router_of(const Route& op) const {
 bool StepLauncher::has_router_kernel(const Route& op) const {
   const CudaWeight& router = own(*op.router.weight);
   MILLRACE_CHECK(router.rows == spec_.experts && router.cols == spec_.hidden);
-  return router.float_rows() != nullptr && supports_router(spec_.hidden, at_.device);
+  return router.float_rows() != nullptr && is_plain(op.norm) && supports_router(spec_.hidden, at_.device);
 }
 
 // Router and experts of one row in one kernel. False: they are not, and nothing was launched.
@@ -316,7 +440,10 @@ bool StepLauncher::launch_persistent(const std::vector<StepOp>& ops, size_t at) 
   const auto* experts = at + 1 < ops.size() ? std::get_if<Experts>(&ops[at + 1]) : nullptr;
   if (route == nullptr || experts == nullptr || plan_.rows > kMaxGemvRows || !whole_grid_.held())
     return false;
-  if (!has_router_kernel(*route)) return false;
+  if (!has_router_kernel(*route) || plan_.chosen || experts->shared.up.weight != nullptr ||
+      experts->weigh_input || is_gelu(experts->activation)) {
+    return false;
+  }
   check_experts(*experts);
   const GemvExperts gemv = gemv_experts(*experts);
   if (!supports_persistent_moe(router_of(*route), gemv, at_.device)) return false;
@@ -325,9 +452,17 @@ bool StepLauncher::launch_persistent(const std::vector<StepOp>& ops, size_t at) 
 }
 
 void StepLauncher::operator()(const Route& op) {
-  if (has_router_kernel(op)) return launch_router(router_of(op), at_);
-  launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
-                 spec_.hidden, w_.normed.as<float>(), at_);
+  if (has_router_kernel(op)) {
+    launch_router(router_of(op), at_);
+    return choose(op);
+  }
+  if (is_plain(op.norm)) {
+    launch_rmsnorm(w_.residual.as<float>(), nullptr, vector_of(op.norm.weight), op.norm.eps, plan_.rows,
+                   spec_.hidden, w_.normed.as<float>(), at_);
+  } else {
+    launch_row_norm(
+        row_norm_of(op.norm, w_.residual.as<float>(), plan_.rows, spec_.hidden, w_.normed.as<float>()), at_);
+  }
   const CudaWeight& router = own(*op.router.weight);
   if (router.float_rows() != nullptr) {  // exact, on any GPU: the choice of experts depends on it
     DeviceMatrix rows = router.matrix;
@@ -344,6 +479,29 @@ void StepLauncher::operator()(const Route& op) {
   if (spec_.hidden % 32 == 0 && plan_.rows <= kMaxGemvRows) {
     launch_rows_to_bf16(w_.normed.as<float>(), plan_.rows, spec_.hidden, w_.x_bf16.as<uint16_t>(), at_);
   }
+  choose(op);
+}
+
+void StepLauncher::choose(const Route& op) {
+  if (!plan_.chosen) return;
+  using enum Route::Weighting;
+  if (op.weighting != kSigmoid && op.weighting != kSigmoidRenormalized) {
+    route_top_k();
+    return launch_scale_softcap(op.scale, 0.0f, pairs(), w_.chosen_weight.as<float>(), at_);
+  }
+  SigmoidRouting routing;
+  routing.scores = w_.scores.as<const float>();
+  routing.choice_bias = vector_of(op.choice_bias);
+  routing.tokens = plan_.rows;
+  routing.experts = spec_.experts;
+  routing.k = spec_.experts_per_token;
+  routing.groups = op.groups;
+  routing.groups_chosen = op.groups_chosen;
+  routing.renormalize = op.weighting == kSigmoidRenormalized;
+  routing.scale = op.scale;
+  routing.chosen = w_.chosen.as<int32_t>();
+  routing.weights = w_.chosen_weight.as<float>();
+  launch_sigmoid_routing(routing, at_);
 }
 
 void StepLauncher::route_top_k() {
@@ -387,7 +545,11 @@ void StepLauncher::round_pairs(const DeviceBuffer& x, int32_t copies, const Pack
 }
 
 void StepLauncher::grouped_gate_up(const Experts& op) {
-  round_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
+  if (op.weigh_input) {
+    round_pairs(w_.down, 1, own(*op.gate.weight).packed);
+  } else {
+    round_pairs(w_.normed, spec_.experts_per_token, own(*op.gate.weight).packed);
+  }
   GroupedGemm gemm;
   gemm.experts = spec_.experts;
   gemm.gate = own(*op.gate.weight).packed;
@@ -405,10 +567,14 @@ void StepLauncher::grouped_gate_up(const Experts& op) {
   launch_grouped_gemm(gemm, at_);
 }
 
+bool StepLauncher::fuses_gate_up(const Experts& op) const {
+  const PackedFormat gate = own(*op.gate.weight).packed.format;
+  return gate != PackedFormat::kNone && gate == own(*op.up.weight).packed.format && !is_gelu(op.activation);
+}
+
 // Whether gate and up leave their activations as down's operand.
 bool StepLauncher::rounds_act(const Experts& op) const {
-  const PackedFormat gate = own(*op.gate.weight).packed.format;
-  return at_.device.has_wgmma() && gate != PackedFormat::kNone && gate == own(*op.up.weight).packed.format &&
+  return at_.device.has_wgmma() && fuses_gate_up(op) &&
          own(*op.down.weight).packed.format != PackedFormat::kNone;
 }
 
@@ -445,23 +611,50 @@ void StepLauncher::check_experts(const Experts& op) const {
   }
 }
 
+// residual += sigmoid(mix n) * down(act(gate n) * (up n)): of n what route() left in `normed`.
+void StepLauncher::shared_expert_add(const Experts& op) {
+  const Experts::Shared& shared = op.shared;
+  const Rows rows{w_.normed.as<float>(), plan_.rows, spec_.hidden, nullptr, nullptr, nullptr};
+  gate_up(rows, shared.gate, shared.up, op.activation);
+  const Rows inner{w_.gate.as<float>(), plan_.rows, shared.up.weight->rows, nullptr, nullptr, nullptr};
+  const bool mixed = shared.mix.weight != nullptr;
+  const Target down{shared.down, (mixed ? w_.down : w_.residual).as<float>(), spec_.hidden};
+  linears(inner, {&down, 1}, !mixed);
+  if (!mixed) return;
+  const Target mix{shared.mix, w_.mix.as<float>(), 1};
+  linears(rows, {&mix, 1}, false);
+  launch_add_mixed(w_.mix.as<const float>(), w_.down.as<const float>(), plan_.rows, spec_.hidden,
+                   w_.residual.as<float>(), at_);
+}
+
 void StepLauncher::operator()(const Experts& op) {
   check_experts(op);
-  if (plan_.rows <= kMaxGemvRows) {
+  if (op.shared.up.weight != nullptr) shared_expert_add(op);
+  if (plan_.rows <= kMaxGemvRows && !plan_.chosen && !op.weigh_input && !is_gelu(op.activation)) {
     const GemvExperts gemv = gemv_experts(op);
     if (supports_gemv_experts(gemv, at_.device)) return launch_gemv_experts(gemv, at_);
   }
-  route_top_k();
+  if (!plan_.chosen) route_top_k();
   launch_group_experts(w_.chosen.as<int32_t>(), pairs(), spec_.experts,
                        expert_groups(w_.groups.as<int32_t>(), pairs(), spec_.experts, at_.device), at_);
-  const PackedFormat gate = own(*op.gate.weight).packed.format, up = own(*op.up.weight).packed.format;
-  if (gate != PackedFormat::kNone && gate == up) {
+  if (op.weigh_input) {  // into `down`, which nobody needs before the inputs are used up
+    launch_weigh_inputs(w_.normed.as<const float>(), pairs(), spec_.experts_per_token, spec_.hidden,
+                        w_.chosen_weight.as<float>(), w_.down.as<float>(), at_);
+  }
+  if (fuses_gate_up(op)) {
     grouped_gate_up(op);
   } else {
-    expert_linear(op.gate, w_.normed, spec_.experts_per_token, w_.gate);
-    expert_linear(op.up, w_.normed, spec_.experts_per_token, w_.up);
-    const Activation activation{op.activation == millrace::Activation::kClampedSwiglu, op.alpha, op.limit};
-    launch_activate(activation, pairs() * spec_.expert_ffn, w_.gate.as<float>(), w_.up.as<float>(), at_);
+    const DeviceBuffer& x = op.weigh_input ? w_.down : w_.normed;
+    const int32_t divide = op.weigh_input ? 1 : spec_.experts_per_token;
+    expert_linear(op.gate, x, divide, w_.gate);
+    expert_linear(op.up, x, divide, w_.up);
+    const int64_t size = pairs() * spec_.expert_ffn;
+    if (is_gelu(op.activation)) {
+      activate(op.activation, size, w_.gate.as<float>(), w_.up.as<float>());
+    } else {
+      const Activation activation{op.activation == millrace::Activation::kClampedSwiglu, op.alpha, op.limit};
+      launch_activate(activation, size, w_.gate.as<float>(), w_.up.as<float>(), at_);
+    }
   }
   if (rounds_act(op)) {
     grouped_linear(op.down, {w_.act_rows.as<uint8_t>()}, w_.down);

@@ -26,6 +26,9 @@ class StepLauncher {
   size_t angle_table(std::span<const float> inv_freq, float magnitude);
   const float* inv_freq(size_t table) const { return angle_tables_[table].inv_freq.as<const float>(); }
 
+  // The norm of the residual stream's `rows` rows, [rows, hidden], on the device until the next launch.
+  const float* hidden(const Norm& norm, int64_t rows);
+
   // `batch_device`: batch's arrays on the device; the tokens among them are written when plan.takes_sampled.
   void launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
               int32_t* batch_device);
@@ -45,14 +48,15 @@ class StepLauncher {
     int64_t expected_rows;
   };
 
-  void operator()(const EmbedOp& op);
+  void operator()(const Embed& op);
   void operator()(const NormQkv& op);
   void operator()(const RopeOp& op);
   void operator()(const Attend& op);
-  void operator()(const ProjectOp& op);
+  void operator()(const Projection& op);
   void operator()(const Ffn& op);
   void operator()(const Route& op);
   void operator()(const Experts& op);
+  void operator()(const NormResidualOp& op) { norm_rows(op.norm, plan_.rows, spec_.hidden, w_.residual); }
   void operator()(const Logits& op);
   void operator()(const ArgmaxOp& op);
   void operator()(const SampleOp& op);
@@ -65,7 +69,23 @@ class StepLauncher {
   bool fuses_rope(const std::vector<StepOp>& ops, size_t at) const;
   void linears(const Rows& rows, std::span<const Target> targets, bool add);
   void packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat format, bool add);
-  void norm_heads(const Norm& op, int32_t heads, const DeviceBuffer& values);
+  // Rows of the table, as they are in the residual stream or `out`: out[t, :] = scale * table[indices[t], :].
+  void look_up(const Weight& table, const int32_t* indices, float scale, const DeviceBuffer& out);
+  void norm_rows(const Norm& op, int64_t rows, int64_t size, const DeviceBuffer& values);  // in place
+  void norm_heads(const Norm& op, int32_t heads, bool whole, const DeviceBuffer& values);
+  // residual += scale * norm_after(linear(x)), x [rows, cols].
+  void linear_add(const Linear& op, const float* x, int64_t cols, const Norm& norm_after, float scale);
+  // The activation of gate (and up, or null), of `size` values.
+  void activate(millrace::Activation kind, int64_t size, float* gate, const float* up);
+  // Down of act(gate n) * up n, n = norm(x) or x: into w_.gate, [rows, what down multiplies].
+  void gate_up(const Rows& rows, const Linear& gate, const Linear& up, millrace::Activation activation);
+  void shared_expert_add(const Experts& op);
+  bool uses_paged_attention(const Attend& op) const {
+    return paged_attention_ && op.softcap == 0.0f && op.chunk == 0 && !op.bidirectional;
+  }
+  // Whether the experts' first product has the activation in its epilogue, of both matrices at once.
+  bool fuses_gate_up(const Experts& op) const;
+  void choose(const Route& op);  // where the weights are no softmax of the scores
   void route_top_k();
   void check_experts(const Experts& op) const;
   Router router_of(const Route& op) const;
@@ -81,12 +101,13 @@ class StepLauncher {
   int64_t pairs() const { return plan_.rows * spec_.experts_per_token; }
   LayerCache cache_of(int layer) const;
   void paged_attention(const Attend& op);
+  void tile_attention(const Attend& op, const AttentionLimits& limits);
   const int32_t* in_batch(size_t offset) const { return batch_device_ + offset; }
 
   const ExecutorSpec& spec_;
   const Workspace& w_;
   const Launch at_;
-  const bool paged_attention_;
+  const bool paged_attention_, tile_attention_;
 
   struct AngleTable {
     std::vector<float> values;

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/block_copies.h"
 #include "kernels/cuda/attention/split_plan.h"
+#include "kernels/cuda/attention/tile_attention.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/moe/moe.h"
@@ -45,17 +46,24 @@ struct Sizes {  // bytes
     if (supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
       partial = partial_bytes_for(spec.max_tokens, spec.max_context, spec.kv_heads, spec.head_dim);
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
+    } else if (supports_tile_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
+      const int32_t splits = max_splits_for(spec.max_context, 0);
+      if (splits > 1) {
+        partial = std::min(kMaxPartialBytes,
+                           tile_attention_partial_bytes(spec.max_tokens, spec.heads, splits, spec.head_dim));
+      }
     }
     candidates = argmax_candidates_bytes(spec.max_logit_rows);
     sample_details = logit_rows * sizeof(SampleDetails);
+    per_token = rows * 4;
   }
   size_t total() const {
     return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
            logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups + partial + arrived +
-           candidates + sample_details;
+           candidates + sample_details + 2 * per_token;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, x_bf16, moe_sync,
-      bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details;
+      bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details, per_token;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -94,6 +102,8 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   arrived = zeros(sizes.arrived, at.stream);
   candidates = zeros(sizes.candidates, at.stream);
   sample_details = zeros(sizes.sample_details, at.stream);
+  token_types = zeros(sizes.per_token, at.stream);
+  mix = memory(sizes.per_token);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");

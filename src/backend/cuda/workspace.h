@@ -27,6 +27,8 @@ struct Workspace {
   DeviceBuffer partial, arrived;     // attention: splits on CTAs of their own, and how many are done
   DeviceBuffer candidates;           // argmax
   DeviceBuffer sample_details;       // [logit rows]
+  DeviceBuffer token_types;          // [tokens]: zeros, every token's row of the table of types
+  DeviceBuffer mix;                  // [tokens]: what the shared expert's output is multiplied with
   std::vector<DeviceBuffer> pools;   // per group: [blocks][layers][key, value][kv_heads][16 x head_dim]
 };
 
