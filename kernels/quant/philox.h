@@ -1,6 +1,6 @@
-// Philox 4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw ("Parallel random numbers: as easy as
-// 1, 2, 3", 2011): ten rounds of two multiplications over a counter of four words, with a key of two. Plain integer
-// arithmetic, the same bits on every device.
+// Philox 4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw ("Parallel random numbers: as
+// easy as 1, 2, 3", 2011): ten rounds of two multiplications over a counter of four words, with a key of two.
+// Plain integer arithmetic, the same bits on every device.
 #pragma once
 
 #include <stdint.h>
@@ -38,7 +38,8 @@ MILLRACE_PHILOX_FUNCTION Words generate(Words c, const Keys& keys) {
 #pragma unroll
 #endif
   for (int round = 0; round < kRounds; ++round) {
-    const uint64_t a = static_cast<uint64_t>(kMultiply0) * c.w[0], b = static_cast<uint64_t>(kMultiply1) * c.w[2];
+    const uint64_t a = static_cast<uint64_t>(kMultiply0) * c.w[0],
+                   b = static_cast<uint64_t>(kMultiply1) * c.w[2];
     c = {{static_cast<uint32_t>(b >> 32) ^ c.w[1] ^ keys.first[round], static_cast<uint32_t>(b),
           static_cast<uint32_t>(a >> 32) ^ c.w[3] ^ keys.second[round], static_cast<uint32_t>(a)}};
   }

@@ -1,4 +1,7 @@
-// Activations of rows and their gradients, dropout, and embedding rows: every eight columns alike (each_row.cuh).
+// Activations of rows and their gradients, dropout, and embedding rows: every eight columns alike
+// (each_row.cuh).
+#include <type_traits>
+
 #include "kernels/cuda/fused/each_row.cuh"
 #include "kernels/cuda/fused/fused.h"
 #include "kernels/cuda/moe/activation.cuh"
@@ -134,17 +137,17 @@ void with_kind(mr_activation_kind kind, F&& f) {
 
 void launch_activation(const mr_activation_args& args, const Launch& at) {
   with_kind(args.kind, [&](auto kind) {
-    const ActivationOp<decltype(kind)::value> op{rows_of(args.x), rows_of(args.up), rows_of(args.y), args.alpha,
-                                                 args.limit};
+    const ActivationOp<decltype(kind)::value> op{rows_of(args.x), rows_of(args.up), rows_of(args.y),
+                                                 args.alpha, args.limit};
     launch_each_row("activation", op, args.rows, args.cols, at.stream);
   });
 }
 
 void launch_activation_backward(const mr_activation_backward_args& args, const Launch& at) {
   with_kind(args.kind, [&](auto kind) {
-    const ActivationBackwardOp<decltype(kind)::value> op{rows_of(args.x),  rows_of(args.up),  rows_of(args.dy),
-                                                         rows_of(args.dx), rows_of(args.dup), args.alpha,
-                                                         args.limit};
+    const ActivationBackwardOp<decltype(kind)::value> op{
+        rows_of(args.x),   rows_of(args.up), rows_of(args.dy), rows_of(args.dx),
+        rows_of(args.dup), args.alpha,       args.limit};
     launch_each_row("activation backward", op, args.rows, args.cols, at.stream);
   });
 }

@@ -21,7 +21,8 @@ struct DropoutOp {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const philox::Words words = philox::generate(
-          {{static_cast<uint32_t>(col / 4 + half), static_cast<uint32_t>(row), offset_low, offset_high}}, keys);
+          {{static_cast<uint32_t>(col / 4 + half), static_cast<uint32_t>(row), offset_low, offset_high}},
+          keys);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& value = v.v[4 * half + i];

@@ -1,5 +1,5 @@
-// Kernels that treat every eight columns alike, whatever row they are in: an Op loads a part of a row and then
-// finishes it, so that the loads of several parts are under way at once.
+// Kernels that treat every eight columns alike, whatever row they are in: an Op loads a part of a row and
+// then finishes it, so that the loads of several parts are under way at once.
 #pragma once
 
 #include "kernels/cuda/fused/rows.cuh"

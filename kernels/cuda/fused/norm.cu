@@ -1,5 +1,5 @@
-// RMSNorm and LayerNorm of rows: residual, statistics, weight and quantization in one pass over a row that stays
-// in registers. Roofline: memory.
+// RMSNorm and LayerNorm of rows: residual, statistics, weight and quantization in one pass over a row that
+// stays in registers. Roofline: memory.
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/fused/fused.h"
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads* kTeams<kThreads>) norm_kernel(NormPa
   const int64_t cols = op.cols;
   const float size = static_cast<float>(cols);
 
-  Values8 s[kKept];
+  Values8 s[kKept] = {};
   // The row again, where it did not fit into registers: this thread alone wrote what it reads of sum.
   const auto again = [&](int g, int64_t col, int n) {
     if constexpr (kGroups > 0) return s[g];
@@ -170,7 +170,8 @@ __global__ void __launch_bounds__(kThreads* kTeams<kThreads>) norm_kernel(NormPa
     each_group<kThreads, kGroups>(cols, thread, [&](int g, int64_t col, int n) {
       most = max_magnitude(normed(op, again(g, col, n), mean, rstd, col, n), most);
     });
-    row_scale = team_max<kThreads>(most, partial[2]) / (op.quantize == MR_QUANTIZE_INT8_ROW ? kInt8Max : kFp8Max);
+    row_scale =
+        team_max<kThreads>(most, partial[2]) / (op.quantize == MR_QUANTIZE_INT8_ROW ? kInt8Max : kFp8Max);
     if (thread == 0) op.scales[row * op.scales_stride] = row_scale;
   }
   each_group<kThreads, kGroups>(cols, thread, [&](int g, int64_t col, int n) {

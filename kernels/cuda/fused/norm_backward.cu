@@ -1,5 +1,8 @@
-// Gradients of RMSNorm and LayerNorm. A CTA takes a fixed block of rows, keeps its sums of dweight and dbias in
-// registers and leaves them as partial sums; a second kernel adds those in a fixed order. Roofline: memory.
+// Gradients of RMSNorm and LayerNorm. A CTA takes a fixed block of rows, keeps its sums of dweight and dbias
+// in registers and leaves them as partial sums; a second kernel adds those in a fixed order. Roofline:
+// memory.
+#include <algorithm>
+
 #include "kernels/cuda/fused/fused.h"
 #include "kernels/cuda/fused/rows.cuh"
 #include "kernels/cuda/fused/team_launch.h"
@@ -7,7 +10,8 @@
 namespace millrace::cuda {
 namespace {
 
-// Two CTAs on each SM of an H200, and no fewer than 16 rows each: partial sums are written and read once more.
+// Two CTAs on each SM of an H200, and no fewer than 16 rows each: partial sums are written and read once
+// more.
 constexpr int64_t kMaxBlocks = 264, kMinRowsOfBlock = 16;
 
 struct NormBackwardParams {
@@ -48,7 +52,8 @@ __global__ void __launch_bounds__(kThreads* kTeams<kThreads>) norm_backward_kern
   constexpr int kKept = kGroups > 0 ? kGroups : 1;
   constexpr int kRowsAtOnce = kTeams<kThreads>;
   __shared__ float partial[2][2][kThreads / kWarpLanes];  // two rows' in turn, so that one barrier is enough
-  const int thread = static_cast<int>(threadIdx.x % kThreads), team = static_cast<int>(threadIdx.x / kThreads);
+  const int thread = static_cast<int>(threadIdx.x % kThreads),
+            team = static_cast<int>(threadIdx.x / kThreads);
   const int64_t cols = op.cols;
   const float size = static_cast<float>(cols);
   const int64_t begin = blockIdx.x * op.rows_of_block;
@@ -139,7 +144,8 @@ __global__ void __launch_bounds__(kThreads* kTeams<kThreads>) norm_backward_kern
     for (int part = 0; part < 2; ++part) {
       each_group<kThreads, kGroups>(cols, thread, [&](int g, int64_t col, int) {
 #pragma unroll
-        for (int i = 0; i < kColumns; ++i) of_team[team][col + i] = part == 0 ? dweight[g].v[i] : dbias[g].v[i];
+        for (int i = 0; i < kColumns; ++i)
+          of_team[team][col + i] = part == 0 ? dweight[g].v[i] : dbias[g].v[i];
       });
       __syncthreads();  // all warps' sums are there
       for (int c = threadIdx.x; c < cols; c += kTeamCta) {
@@ -154,8 +160,8 @@ __global__ void __launch_bounds__(kThreads* kTeams<kThreads>) norm_backward_kern
 
 constexpr int kReduceWarps = 32;
 
-// dweight and dbias from [blocks][2][cols]: warp w adds blocks w, w + 32, .. of 32 columns, then the warps' sums are
-// added in order.
+// dweight and dbias from [blocks][2][cols]: warp w adds blocks w, w + 32, .. of 32 columns, then the warps'
+// sums are added in order.
 __global__ void __launch_bounds__(kReduceWarps* kWarpLanes)
     norm_sums_kernel(const float* partials, int64_t blocks, int64_t cols, Rows dweight, Rows dbias) {
   __shared__ float of_warp[kReduceWarps][kWarpLanes];

@@ -1,8 +1,9 @@
-// Rows of F32, F16 or BF16 as the fused kernels read and write them: eight columns of a row at a time, one or two
-// loads of 16 bytes where the rows are aligned for it, else one element at a time.
+// Rows of F32, F16 or BF16 as the fused kernels read and write them: eight columns of a row at a time, one or
+// two loads of 16 bytes where the rows are aligned for it, else one element at a time.
 //
-// The type is a value and not a template parameter: a branch that all lanes take together costs two instructions
-// per eight columns, of about 200 that the memory leaves time for, and each kernel is compiled once.
+// The type is a value and not a template parameter: a branch that all lanes take together costs two
+// instructions per eight columns, of about 200 that the memory leaves time for, and each kernel is compiled
+// once.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -37,7 +38,8 @@ inline Rows rows_of(const mr_vector& from) {
   return rows;
 }
 
-// Eight elements as they lie in memory; b of float32 alone. Loads of several are issued before the first is used.
+// Eight elements as they lie in memory; b of float32 alone. Loads of several are issued before the first is
+// used.
 struct Raw8 {
   uint4 a, b;
 };
@@ -160,9 +162,9 @@ __device__ inline int columns_left(int64_t cols, int64_t col) {
 
 // ---------------------------------------------------------------- a team of threads with a row
 
-// kThreads threads take a row, eight columns each in turn: 32 (a CTA of kTeamCta threads has several rows) or a
-// whole CTA. kGroups: how many eights of a thread are kept in registers; 0: the row is longer than that and is
-// read again for every pass.
+// kThreads threads take a row, eight columns each in turn: 32 (a CTA of kTeamCta threads has several rows) or
+// a whole CTA. kGroups: how many eights of a thread are kept in registers; 0: the row is longer than that and
+// is read again for every pass.
 inline constexpr int kTeamCta = 256;
 template <int kThreads>
 inline constexpr int kTeams = kThreads == kWarpLanes ? kTeamCta / kWarpLanes : 1;  // of a CTA
@@ -192,8 +194,8 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-// Every thread of the team gets the result, in a fixed order. `partial`: [kThreads / 32] floats of shared memory
-// that no other call between two barriers uses; a team of 32 needs none.
+// Every thread of the team gets the result, in a fixed order. `partial`: [kThreads / 32] floats of shared
+// memory that no other call between two barriers uses; a team of 32 needs none.
 template <int kThreads>
 __device__ inline float team_sum(float value, float* partial) {
   if constexpr (kThreads == kWarpLanes) {
