@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/attention/paged.h"
 #include "kernels/cpu/elementwise/elementwise.h"
+#include "kernels/cpu/fused/fused_table.h"
 #include "kernels/cpu/matmul/float.h"
 #include "kernels/cpu/matmul/quantize_int8.h"
 #include "kernels/cpu/matmul/sum_of_products.h"
@@ -60,7 +61,8 @@ constexpr KernelTable make_table(const char* name) {
           gelu_all,
           gelu_tanh_all,
           multiply,
-          softcap_all};
+          softcap_all,
+          make_fused_kernels()};
 }
 
 }  // namespace

@@ -34,6 +34,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/tables/fused_kernels.h"
+
 namespace millrace::cpu {
 
 // One kernel per weight type. The order is the table's and nothing else's.
@@ -229,6 +231,8 @@ struct KernelTable {
   void (*gelu_tanh)(const float* x, int64_t size, float* y);
   void (*multiply)(const float* a, const float* b, int64_t size, float* y);
   void (*softcap)(const float* x, float cap, int64_t size, float* y);
+  // Rows of the fused operations, of F32, F16 and BF16, forward and backward.
+  FusedKernels fused;
 
   // Activation rows that share one pass over a chunk of weights: 64 rows of 2,880 int8 codes are 225 KiB,
   // within the second-level cache of every machine we know. A table that repacks weights wants as many as
