@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The fused operations on a GPU: GB/s, the share of a device copy of the same size, and torch's.
 
-    bench/fused.py LIBRARY [--sizes 16 64 256] [--only WORD] [--compile]
+    bench/fused.py LIBRARY... [--sizes 16 64 256] [--only WORD] [--compile]
 
-LIBRARY is libmillrace_kernels.so of a CUDA build. A size is the MB of one BF16 tensor. Bytes are those that must move:
-every input read once, every output written once. Calls are captured into a CUDA graph over enough sets of tensors that
-none is in L2 when its turn comes again; the median of nine replays counts. torch is timed in the same way, eager, or
-compiled with --compile.
+LIBRARY is libmillrace_kernels.so of a CUDA build; several are compared with one another. A size is the MB of one BF16
+tensor. Bytes are those that must move: every input read once, every output written once. Calls are captured into a CUDA
+graph over enough sets of tensors that none is in L2 when its turn comes again; the median of nine replays counts. torch
+is timed in the same way, eager, or compiled with --compile.
 """
 
 import argparse
@@ -62,7 +62,8 @@ def operations(lib, rows):
 
     def norm(kind, residual=False, quantize=ops.NONE):
         def make():
-            x, y, r, s = tensor(rows), tensor(rows), tensor(rows) if residual else None, tensor(rows) if residual else None
+            x, y = tensor(rows), tensor(rows)
+            r, s = (tensor(rows), tensor(rows)) if residual else (None, None)
             codes = scales = None
             if quantize != ops.NONE:
                 codes = torch.empty(rows, COLS, device="cuda", dtype=torch.int8)
@@ -80,14 +81,16 @@ def operations(lib, rows):
         def make():
             x, dy, dx = tensor(rows), tensor(rows), tensor(rows)
             dweight, dbias = torch.empty_like(weight), torch.empty_like(bias) if kind == ops.LAYER else None
-            args = lib.norm_backward_args(kind, x, dy, dx, weight, None, 0.0, statistics_of, statistics_of, dweight, dbias)
+            args = lib.norm_backward_args(kind, x, dy, dx, weight, mean=statistics_of, rstd=statistics_of,
+                                          dweight=dweight, dbias=dbias)
             size = lib.workspace_bytes("mr_norm_backward", args)
             space = torch.empty(size, device="cuda", dtype=torch.uint8)
             peer = None
             if kind == ops.LAYER:
-                row = statistics_of[:, None]
-                peer = lambda: torch.ops.aten.native_layer_norm_backward(dy, x, [COLS], row, row, weight, bias, [True] * 3)
-            return lambda: lib.call_with_workspace("mr_norm_backward", args, space), peer
+                row, backward = statistics_of[:, None], torch.ops.aten.native_layer_norm_backward
+                peer = lambda: backward(dy, x, [COLS], row, row, weight, bias, [True] * 3)
+            kept = (x, dy, dx, dweight, dbias)  # what args points to
+            return lambda kept=kept: lib.call_with_workspace("mr_norm_backward", args, space), peer
         return make
 
     def rotary():
@@ -117,7 +120,8 @@ def operations(lib, rows):
         return lambda: lib.softmax_backward(y, dy, dx), lambda: torch.ops.aten._softmax_backward_data(dy, y, -1, BF16)
 
     def cross_entropy():
-        logits, loss, lse = tensor(vocab_rows, VOCAB), torch.empty(vocab_rows, device="cuda"), torch.empty(vocab_rows, device="cuda")
+        logits, loss = tensor(vocab_rows, VOCAB), torch.empty(vocab_rows, device="cuda")
+        lse = torch.empty_like(loss)
         wanted = targets.long()
         return (lambda: lib.cross_entropy(logits, targets, loss, lse),
                 lambda: F.cross_entropy(logits, wanted, reduction="none"))
@@ -169,40 +173,43 @@ def operations(lib, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library")
+    parser.add_argument("library", nargs="+")
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--only", default="")
     parser.add_argument("--compile", action="store_true", help="torch.compile the peers (slow to start)")
     options = parser.parse_args()
     torch.cuda.init()
-    lib = ops.Library(options.library, "cuda")
-    copies, table = {}, {}
-    for size in options.sizes:
-        rows = size * 1_000_000 // (2 * COLS)
+    libraries = [ops.Library(path, "cuda") for path in options.library]
+    rows_of = {size: size * 1_000_000 // (2 * COLS) for size in options.sizes}
+    copies = {}
+    for size, rows in rows_of.items():
         pairs = [(tensor(rows), tensor(rows)) for _ in range(max(2, COLD_BYTES // (4 * rows * COLS)))]
         copies[size] = 4 * rows * COLS / seconds([lambda a=a, b=b: b.copy_(a) for a, b in pairs])
         del pairs
-        for name, (moved, make) in operations(lib, rows).items():
-            if options.only not in name:
-                continue
-            try:
-                sets = [make() for _ in range(max(2, min(16, COLD_BYTES // moved)))]
-                ours = moved / seconds([ours for ours, _ in sets])
-                theirs = None
-                if sets[0][1] is not None:
-                    peers = [torch.compile(peer) if options.compile else peer for _, peer in sets]
-                    theirs = moved / seconds(peers)
-                line = f"{ours / 1e9:6.0f} {100 * ours / copies[size]:4.0f}% " + (
-                    f"{theirs / 1e9:6.0f}" if theirs else "     -")
-            except Exception as error:  # the others may still tell something
-                line = f"{type(error).__name__}: {error}"[:60]
-                torch.cuda.synchronize()
-            table.setdefault(name, []).append(line)
-            del sets
     print("BF16; GB/s, share of the copy, torch's GB/s; " +
-          ", ".join(f"{size} MB: copy {speed / 1e9:.0f}" for size, speed in copies.items()))
-    for name, lines in table.items():
-        print(f"{name:24s}" + " | ".join(lines), flush=True)
+          ", ".join(f"{size} MB: copy {speed / 1e9:.0f}" for size, speed in copies.items()), flush=True)
+    for name in operations(libraries[0], 1):
+        if options.only in name:
+            lines = [measure(libraries, name, rows, copies[size], options.compile) for size, rows in rows_of.items()]
+            print(f"{name:23s}" + " | ".join(lines), flush=True)
+
+
+def measure(libraries, name, rows, copy, compiled):
+    """Of each library GB/s and its share of the copy's, then torch's GB/s."""
+    line, theirs = "", None
+    for lib in libraries:
+        moved, make = operations(lib, rows)[name]
+        try:
+            sets = [make() for _ in range(max(2, min(16, COLD_BYTES // moved)))]
+            ours = moved / seconds([ours for ours, _ in sets])
+            line += f"{ours / 1e9:5.0f} {100 * ours / copy:3.0f}% "
+            if sets[0][1] is not None and theirs is None:
+                peers = [torch.compile(peer) if compiled else peer for _, peer in sets]
+                theirs = moved / seconds(peers)
+        except Exception as error:  # the others may still tell something
+            return f"{type(error).__name__}: {error}"[:60]
+        del sets, make
+    return line + (f"{theirs / 1e9:5.0f}" if theirs else "    -")
 
 
 if __name__ == "__main__":

@@ -213,8 +213,9 @@ def quantize_cases(case, few):
 def rotary_cases(case, few):
     lib = case.lib
     for heads, head_dim, half, interleaved, magnitude, gap in (
-            (4, 64, 32, False, 1.0, 0), (4, 64, 32, True, 1.0, 0), (3, 128, 32, False, 1.3, 8), (2, 96, 20, True, 0.7, 0),
-            (5, 80, 16, False, 1.0, 16), (1, 7, 3, False, 1.0, 0), (2, 10, 5, True, 1.1, 3), (2, 16, 0, False, 1.0, 0)):
+            (4, 64, 32, False, 1.0, 0), (4, 64, 32, True, 1.0, 0), (3, 128, 32, False, 1.3, 8),
+            (2, 96, 20, True, 0.7, 0), (5, 80, 16, False, 1.0, 16), (1, 7, 3, False, 1.0, 0),
+            (2, 10, 5, True, 1.1, 3), (2, 16, 0, False, 1.0, 0)):
         for n in (0, 1, 37):
             for t_in, t_out in PAIRS[:1] if few and n else PAIRS:
                 name = title(f"rotary heads {heads} dim {head_dim} half {half} pairs {int(interleaved)}",
@@ -231,8 +232,8 @@ def rotary_cases(case, few):
                     a = h[..., 0:2 * half:2] if interleaved else h[..., :half]
                     b = h[..., 1:2 * half:2] if interleaved else h[..., half:2 * half]
                     first, second = a * c - b * s, b * c + a * s
-                    turned = torch.stack((first, second), -1).flatten(2) if interleaved else torch.cat((first, second), -1)
-                    return torch.cat((turned, h[..., 2 * half:]), -1).view(n, heads * head_dim)
+                    pairs = torch.stack((first, second), -1).flatten(2)
+                    return torch.cat((pairs if interleaved else torch.cat((first, second), -1), h[..., 2 * half:]), -1).view(n, heads * head_dim)
 
                 y = case.out(n, heads * head_dim, dtype=t_out, gap=gap)
                 case.run(name, lambda: lib.rotary(x, y, positions, inv_freq, heads, head_dim, magnitude, interleaved))

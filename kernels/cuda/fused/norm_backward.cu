@@ -6,6 +6,7 @@
 #include "kernels/cuda/fused/fused.h"
 #include "kernels/cuda/fused/rows.cuh"
 #include "kernels/cuda/fused/team_launch.h"
+#include "kernels/cuda/ptx/prefetch.cuh"
 
 namespace millrace::cuda {
 namespace {
@@ -71,6 +72,7 @@ __global__ void __launch_bounds__(kThreads* kTeams<kThreads>) norm_backward_kern
       if (op.has_dsum) dsum[g] = load8(op.dsum, row, col, n);
     };
     if constexpr (kGroups > 0) each_group<kThreads, kGroups>(cols, thread, read);
+    prefetch_row<kThreads, kGroups>(op, row + kRowsAtOnce, end, thread);
     float sum_gn = 0.0f, sum_g = 0.0f;
     each_group<kThreads, kGroups>(cols, thread, [&](int g, int64_t col, int n) {
       if constexpr (kGroups == 0) read(g, col, n);

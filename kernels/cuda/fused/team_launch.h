@@ -16,7 +16,7 @@ template <class F>
 void with_team(int64_t cols, F&& f) {
   if (cols <= Team<32, 1>::kCols) return f(Team<32, 1>{});
   if (cols <= Team<32, 4>::kCols) return f(Team<32, 4>{});
-  if (cols <= Team<128, 4>::kCols) return f(Team<128, 4>{});
+  if (cols <= Team<256, 2>::kCols) return f(Team<256, 2>{});
   if (cols <= Team<512, 4>::kCols) return f(Team<512, 4>{});
   return f(Team<512, 0>{});
 }
