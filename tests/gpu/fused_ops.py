@@ -108,6 +108,15 @@ def pointer(tensor):
     return None if tensor is None else tensor.data_ptr()
 
 
+def workspace(size, device):
+    """`size` bytes, aligned as the library wants them; None: nothing."""
+    if size == 0:
+        return None
+    memory = torch.empty(size + 256, dtype=torch.uint8, device=device)
+    begin = -memory.data_ptr() % 256
+    return memory[begin : begin + size]
+
+
 class Library:
     """A device of a shared library. Calls go to torch's current stream and raise RuntimeError with mr_last_error()."""
 

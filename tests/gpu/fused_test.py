@@ -100,8 +100,8 @@ class Case:
                             f"{float(got64[tuple(at)]):.6g} for {float(want[tuple(at)]):.6g}")
 
     def workspace(self, name, args):
-        size = self.lib.workspace_bytes(name, args)
-        return None if size == 0 else torch.full((size,), POISON, dtype=torch.uint8, device=self.device)
+        memory = ops.workspace(self.lib.workspace_bytes(name, args), self.device)
+        return None if memory is None else memory.fill_(POISON)
 
 
 # rows, cols, gap: what 16-byte loads like, and what they do not

@@ -89,38 +89,49 @@ void rotate_row(FloatRow x, const float* cosines, const float* sines, int64_t ha
             [&](const auto& part, int64_t i) { part.store(y, 2 * half + i, part.load(x, 2 * half + i)); });
 }
 
-// Sixteen columns: four counters side by side, word w of counter k for column 4 k + w.
+// The words of sixteen counters side by side: word w of counter k belongs to column 4 k + w.
+constexpr int kCounters = 16, kDropoutColumns = 4 * kCounters;
+inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_t first_col,
+                          uint32_t* words) {
+  alignas(64) uint32_t c0[kCounters], c1[kCounters], c2[kCounters], c3[kCounters];
+  for (int k = 0; k < kCounters; ++k) {
+    c0[k] = static_cast<uint32_t>(first_col / 4) + static_cast<uint32_t>(k);
+    c1[k] = op.row;
+    c2[k] = op.offset_low;
+    c3[k] = op.offset_high;
+  }
+  for (int round = 0; round < philox::kRounds; ++round) {
+    const uint32_t first = keys.first[round], second = keys.second[round];
+    for (int k = 0; k < kCounters; ++k) {
+      const uint64_t a = static_cast<uint64_t>(philox::kMultiply0) * c0[k];
+      const uint64_t b = static_cast<uint64_t>(philox::kMultiply1) * c2[k];
+      c0[k] = static_cast<uint32_t>(b >> 32) ^ c1[k] ^ first;
+      c2[k] = static_cast<uint32_t>(a >> 32) ^ c3[k] ^ second;
+      c1[k] = static_cast<uint32_t>(b);
+      c3[k] = static_cast<uint32_t>(a);
+    }
+  }
+  for (int k = 0; k < kCounters; ++k) {
+    words[4 * k] = c0[k];
+    words[4 * k + 1] = c1[k];
+    words[4 * k + 2] = c2[k];
+    words[4 * k + 3] = c3[k];
+  }
+}
+
 void dropout_row(const DropoutRow& op, const philox::Keys& keys) {
-  constexpr int kCounters = kLanes / 4;
-  const V16 scale = Simd::broadcast(op.scale);
-  each16_of(op.cols, [&](const auto& part, int64_t i) {
-    uint64_t c0[kCounters], c1[kCounters], c2[kCounters], c3[kCounters];  // 32 bits each
-    for (int k = 0; k < kCounters; ++k) {
-      c0[k] = static_cast<uint32_t>((op.first_col + i) / 4 + k);
-      c1[k] = op.row;
-      c2[k] = op.offset_low;
-      c3[k] = op.offset_high;
-    }
-    for (int round = 0; round < philox::kRounds; ++round) {
-      for (int k = 0; k < kCounters; ++k) {
-        const uint64_t a = philox::kMultiply0 * c0[k], b = philox::kMultiply1 * c2[k];
-        c0[k] = (b >> 32) ^ c1[k] ^ keys.first[round];
-        c2[k] = (a >> 32) ^ c3[k] ^ keys.second[round];
-        c1[k] = b & 0xffffffffu;
-        c3[k] = a & 0xffffffffu;
-      }
-    }
-    float kept[kLanes];
-    for (int k = 0; k < kCounters; ++k) {
-      kept[4 * k] = c0[k] >= op.drop_below ? 1.0f : 0.0f;
-      kept[4 * k + 1] = c1[k] >= op.drop_below ? 1.0f : 0.0f;
-      kept[4 * k + 2] = c2[k] >= op.drop_below ? 1.0f : 0.0f;
-      kept[4 * k + 3] = c3[k] >= op.drop_below ? 1.0f : 0.0f;
-    }
-    const V16 half = Simd::broadcast(0.5f), zero = Simd::zero();
-    part.store(op.y, i,
-               Simd::select_less(half, Simd::load(kept), Simd::mul(part.load(op.x, i), scale), zero));
-  });
+  const V16 scale = Simd::broadcast(op.scale), half = Simd::broadcast(0.5f), zero = Simd::zero();
+  for (int64_t begin = 0; begin < op.cols; begin += kDropoutColumns) {
+    alignas(64) uint32_t words[kDropoutColumns];
+    alignas(64) float kept[kDropoutColumns];
+    dropout_words(op, keys, op.first_col + begin, words);
+    for (int j = 0; j < kDropoutColumns; ++j) kept[j] = words[j] >= op.drop_below ? 1.0f : 0.0f;
+    const int64_t cols = op.cols - begin < kDropoutColumns ? op.cols - begin : kDropoutColumns;
+    each16_of(cols, [&](const auto& part, int64_t i) {
+      const V16 y = Simd::mul(part.load(op.x, begin + i), scale);
+      part.store(op.y, begin + i, Simd::select_less(half, Simd::load(kept + i), y, zero));
+    });
+  }
 }
 
 }  // namespace

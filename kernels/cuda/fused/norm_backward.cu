@@ -48,6 +48,17 @@ __device__ inline Terms terms_of(const NormBackwardParams& op, const Raw8& x, co
   return t;
 }
 
+// The team's next row, on its way to L2 while this one is summed: sums take the registers for it.
+template <int kThreads, int kGroups>
+__device__ inline void prefetch_row(const NormBackwardParams& op, int64_t row, int64_t end, int thread) {
+  if (row >= end) return;
+  each_group<kThreads, kGroups>(op.cols, thread, [&](int, int64_t col, int n) {
+    if (n == 0) return;
+    ptx::prefetch_l2(at_column(op.x, row, col));
+    ptx::prefetch_l2(at_column(op.dy, row, col));
+  });
+}
+
 template <int kThreads, int kGroups>
 __global__ void __launch_bounds__(kThreads* kTeams<kThreads>) norm_backward_kernel(NormBackwardParams op) {
   constexpr int kKept = kGroups > 0 ? kGroups : 1;
