@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/thread_pool.h"
+#include "kernels/api/cpu_fused.h"
 #include "kernels/api/mr_device.h"
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/matmul/weight_matrix.h"
@@ -60,12 +61,15 @@ class CpuDevice final : public mr_device {
                 std::byte* out) override;
   void dequantize(const TensorView& matrix, int64_t first, int64_t rows, float* out) override;
 
+  FusedOps& fused() const override { return fused_; }
+
  private:
   bool has_bf16_tiles() const { return kernels_.quantize_bf16_tile != nullptr; }
   cpu::Context context(const cpu::GemmScratch* scratch = nullptr) { return {kernels_, pool_, scratch}; }
 
   const cpu::KernelTable& kernels_;
   ThreadPool pool_;
+  mutable CpuFused fused_{kernels_, pool_};  // it has nothing of its own that changes
   std::string description_;
 };
 

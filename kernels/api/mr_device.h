@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernels/api/mr_flash.h"
+#include "kernels/api/mr_fused.h"
 #include "kernels/api/mr_status.h"
 #include "millrace/kernels.h"
 #include "tensor/tensor_view.h"
@@ -89,6 +90,9 @@ struct mr_device {
   virtual void quantize(millrace::DType type, const float* x, int64_t rows, int64_t cols,
                         const float* importance, std::byte* out) = 0;
   virtual void dequantize(const millrace::TensorView& matrix, int64_t first, int64_t rows, float* out) = 0;
+
+  // The fused operations (mr_fused.h).
+  virtual millrace::api::FusedOps& fused() const = 0;
 };
 
 namespace millrace::api {

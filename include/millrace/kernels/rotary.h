@@ -3,6 +3,7 @@
 #define MILLRACE_KERNELS_ROTARY_H
 
 #include "millrace/kernels/device.h"
+#include "millrace/kernels/rows.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,6 +20,20 @@ typedef struct mr_rotary {
 MR_API mr_status mr_rotary_apply(mr_device* device, const mr_rotary* rotary, const int32_t* positions,
                                  int64_t rows, int32_t heads, int32_t head_dim, float* x, int64_t row_stride,
                                  mr_stream stream);
+
+/* y = x with each pair (a, b) of a head turned by the angle t = positions[row] * inv_freq[i]:
+ * (a cos t - b sin t, b cos t + a sin t) * magnitude. `inverse` turns by -t: of dy that is the gradient dx,
+ * for the magnitude stays. Angles are exact to float32 at any position. */
+typedef struct mr_rotary_args {
+  mr_rotary rotary;
+  const int32_t* positions; /* [rows] */
+  int64_t rows;
+  int32_t heads, head_dim;
+  mr_rows x, y; /* [rows, heads * head_dim]; y may be x */
+  int32_t inverse;
+} mr_rotary_args;
+
+MR_API mr_status mr_rotary_rows(mr_device* device, const mr_rotary_args* args, mr_stream stream);
 
 #ifdef __cplusplus
 }

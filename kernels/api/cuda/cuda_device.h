@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/api/cuda/cuda_fused.h"
 #include "kernels/api/mr_device.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/quant/device_matrix.h"
@@ -77,6 +78,8 @@ class CudaDevice final : public mr_device {
                 std::byte* out) override;
   void dequantize(const TensorView& matrix, int64_t first, int64_t rows, float* out) override;
 
+  FusedOps& fused() const override { return fused_; }
+
  private:
   // Where kernels go; the GPU is current on this thread from here on.
   cuda::Launch at(mr_stream stream) const {
@@ -85,6 +88,7 @@ class CudaDevice final : public mr_device {
   }
 
   cuda::Device device_;
+  mutable CudaFused fused_{device_};  // it has nothing of its own that changes
   std::string description_;
 };
 

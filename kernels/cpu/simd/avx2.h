@@ -62,6 +62,24 @@ struct Simd {
     R::store(p, x.a);
     R::store(p + 8, x.b);
   }
+  // Rounded to nearest even; a NaN stays one.
+  static void store_f16(uint16_t* p, V16 x) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, kNearest));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, kNearest));
+  }
+  static __m256i bf16_bits(__m256 x) {  // in the low half of each lane
+    const __m256i u = _mm256_castps_si256(x), upper = _mm256_srli_epi32(u, 16);
+    const __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+    const __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i nan = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+    return _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+  }
+  static void store_bf16(uint16_t* p, V16 x) {
+    const __m256i packed = _mm256_packus_epi32(bf16_bits(x.a), bf16_bits(x.b));  // lanes 0-3 8-11 4-7 12-15
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+  }
   static V16 add(V16 x, V16 y) { return {R::add(x.a, y.a), R::add(x.b, y.b)}; }
   static V16 sub(V16 x, V16 y) { return {R::sub(x.a, y.a), R::sub(x.b, y.b)}; }
   static V16 mul(V16 x, V16 y) { return {R::mul(x.a, y.a), R::mul(x.b, y.b)}; }

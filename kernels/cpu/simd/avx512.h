@@ -31,6 +31,20 @@ struct Simd {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
   }
   static void store(float* p, V16 x) { _mm512_storeu_ps(p, x); }
+  // Rounded to nearest even; a NaN stays one.
+  static void store_f16(uint16_t* p, V16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  static void store_bf16(uint16_t* p, V16 x) {
+    const __m512i u = _mm512_castps_si512(x), upper = _mm512_srli_epi32(u, 16);
+    const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __m512i nan = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+    const __m512i bits = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bits));
+  }
   static V16 add(V16 x, V16 y) { return _mm512_add_ps(x, y); }
   static V16 sub(V16 x, V16 y) { return _mm512_sub_ps(x, y); }
   static V16 mul(V16 x, V16 y) { return _mm512_mul_ps(x, y); }

@@ -88,6 +88,21 @@ struct Simd {
     R::store(p + 8, x.c);
     R::store(p + 12, x.d);
   }
+  // Rounded to nearest even; a NaN stays one.
+  static void store_f16(uint16_t* p, V16 x) {
+    vst1q_u16(p, vreinterpretq_u16_f16(vcombine_f16(vcvt_f16_f32(x.a), vcvt_f16_f32(x.b))));
+    vst1q_u16(p + 8, vreinterpretq_u16_f16(vcombine_f16(vcvt_f16_f32(x.c), vcvt_f16_f32(x.d))));
+  }
+  static uint16x4_t bf16_bits(float32x4_t x) {
+    const uint32x4_t u = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    const uint32x4_t rounded = vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    const uint32x4_t nan = vorrq_u32(u, vdupq_n_u32(0x400000));
+    return vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, nan), 16);
+  }
+  static void store_bf16(uint16_t* p, V16 x) {
+    vst1q_u16(p, vcombine_u16(bf16_bits(x.a), bf16_bits(x.b)));
+    vst1q_u16(p + 8, vcombine_u16(bf16_bits(x.c), bf16_bits(x.d)));
+  }
   static V16 add(V16 x, V16 y) {
     return {R::add(x.a, y.a), R::add(x.b, y.b), R::add(x.c, y.c), R::add(x.d, y.d)};
   }

@@ -124,6 +124,28 @@ struct Simd : FloatOps {
     __builtin_memcpy(h, p, 32);
     return each<16>([&](int j) { return bits_to_float(static_cast<uint32_t>(h[j]) << 16); });
   }
+  // Rounded to nearest even; a NaN stays one.
+  static uint16_t float_to_half(float x) {
+    const uint32_t u = float_to_bits(x), magnitude = u & 0x7fffffffu;
+    const auto sign = static_cast<uint16_t>(u >> 16 & 0x8000u);
+    if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
+    if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+    if (magnitude < 0x38800000u) {  // adding 0.5 aligns the last kept bit, and the addition rounds
+      return static_cast<uint16_t>(sign | (float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000u));
+    }
+    const uint32_t rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+    return static_cast<uint16_t>(sign | (rounded - 0x38000000u) >> 13);
+  }
+  static void store_f16(uint16_t* p, V16 x) {
+    for (int j = 0; j < 16; ++j) p[j] = float_to_half(x.v[j]);
+  }
+  static void store_bf16(uint16_t* p, V16 x) {
+    for (int j = 0; j < 16; ++j) {
+      const uint32_t u = float_to_bits(x.v[j]);
+      const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
+      p[j] = static_cast<uint16_t>(nan ? u >> 16 | 0x40u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+    }
+  }
   // a < b ? x : y
   static V16 select_less(V16 a, V16 b, V16 x, V16 y) {
     return each<16>([&](int j) { return a.v[j] < b.v[j] ? x.v[j] : y.v[j]; });

@@ -6,6 +6,7 @@
 #include "kernels/cpu/attention/flash_forward.h"
 #include "kernels/cpu/attention/paged.h"
 #include "kernels/cpu/elementwise/elementwise.h"
+#include "kernels/cpu/fused/fused_table.h"
 #include "kernels/cpu/matmul/dense_panel.h"
 #include "kernels/cpu/matmul/float.h"
 #include "kernels/cpu/matmul/quantize_int8.h"
@@ -64,6 +65,7 @@ constexpr KernelTable make_table(const char* name) {
           gelu_tanh_all,
           multiply,
           softcap_all,
+          make_fused_kernels(),
           flash_forward<FlashFloat>,
           flash_delta,
           flash_backward_queries<FlashFloat>,

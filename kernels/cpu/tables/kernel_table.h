@@ -36,6 +36,7 @@
 
 #include "kernels/cpu/attention/flash_task.h"
 #include "kernels/cpu/matmul/dense_task.h"
+#include "kernels/cpu/tables/fused_kernels.h"
 
 namespace millrace::cpu {
 
@@ -232,6 +233,8 @@ struct KernelTable {
   void (*gelu_tanh)(const float* x, int64_t size, float* y);
   void (*multiply)(const float* a, const float* b, int64_t size, float* y);
   void (*softcap)(const float* x, float cap, int64_t size, float* y);
+  // Rows of the fused operations, of F32, F16 and BF16, forward and backward.
+  FusedKernels fused;
 
   // Attention over tensors (attention/flash_task.h): a tile of query rows forward; backward its delta and its
   // dQ, and dK and dV of a tile of keys. An output is one chain of fused multiply-adds in order: same bits.

@@ -1,0 +1,138 @@
+// Rotary position embedding of a head, its angles, and dropout of a row: plain loops that compilers
+// vectorize.
+#pragma once
+
+#include "kernels/cpu/fused/float_rows.h"
+
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
+
+// The angle without its quarter turns, in double; sine and cosine of what is left, at most pi / 4, by their
+// series (errors below 2^-25), exchanged and negated by the quarter.
+void rotary_angles_row(const float* inv_freq, int64_t half, int32_t position, float magnitude, float* cosines,
+                       float* sines) {
+  constexpr double kQuarters = 0.6366197723675814, kQuarterHigh = 1.5707963267948966,
+                   kMagic = 6755399441055744.0;
+  for (int64_t i = 0; i < half; ++i) {
+    const double angle = static_cast<double>(position) * static_cast<double>(inv_freq[i]);
+    const double shifted = angle * kQuarters + kMagic;  // its last bit is worth 1
+    const double turned = shifted - kMagic;
+    const auto r = static_cast<float>(angle - turned * kQuarterHigh);
+    int64_t bits;
+    __builtin_memcpy(&bits, &shifted, 8);
+    const auto quarter = static_cast<uint32_t>(bits) & 3u;
+    const float q = r * r;
+    float s = 2.75573192e-6f * q - 1.98412698e-4f;
+    s = s * q + 8.33333333e-3f;
+    s = s * q - 1.66666667e-1f;
+    const float sine = s * q * r + r;
+    float c = 2.48015873e-5f * q - 1.38888889e-3f;
+    c = c * q + 4.16666667e-2f;
+    c = c * q - 0.5f;
+    const float cosine = c * q + 1.0f;
+    const bool exchanged = (quarter & 1u) != 0;
+    const float a = exchanged ? sine : cosine, b = exchanged ? cosine : sine;
+    cosines[i] = (quarter == 1 || quarter == 2 ? -a : a) * magnitude;
+    sines[i] = (quarter >= 2 ? -b : b) * magnitude;
+  }
+}
+
+struct PairOf16 {
+  V16 first, second;
+};
+inline PairOf16 turn(V16 a, V16 b, V16 c, V16 s) {
+  return {Simd::sub(Simd::mul(a, c), Simd::mul(b, s)), Simd::fma(b, c, Simd::mul(a, s))};
+}
+
+inline float element(const FloatRow& row, int64_t i) {
+  float lanes[kLanes];
+  Simd::store(lanes, load_last(row, i, 1, 0.0f));
+  return lanes[0];
+}
+inline void put(const FloatRow& row, int64_t i, float x) { store_last(row, i, 1, Simd::broadcast(x)); }
+
+// Sixteen neighbours: eight pairs (2 i, 2 i + 1).
+inline void rotate_interleaved(const FloatRow& x, const float* cosines, const float* sines, int64_t half,
+                               const FloatRow& y) {
+  int64_t i = 0;
+  for (; i + kLanes / 2 <= half; i += kLanes / 2) {
+    float v[kLanes], out[kLanes];
+    Simd::store(v, load16(x, 2 * i));
+    for (int j = 0; j < kLanes / 2; ++j) {
+      const float a = v[2 * j], b = v[2 * j + 1], c = cosines[i + j], s = sines[i + j];
+      out[2 * j] = a * c - b * s;
+      out[2 * j + 1] = __builtin_fmaf(b, c, a * s);
+    }
+    store16(y, 2 * i, Simd::load(out));
+  }
+  for (; i < half; ++i) {
+    const float a = element(x, 2 * i), b = element(x, 2 * i + 1);
+    put(y, 2 * i, a * cosines[i] - b * sines[i]);
+    put(y, 2 * i + 1, __builtin_fmaf(b, cosines[i], a * sines[i]));
+  }
+}
+
+void rotate_row(FloatRow x, const float* cosines, const float* sines, int64_t half, bool interleaved,
+                int64_t head_dim, FloatRow y) {
+  if (interleaved) {
+    rotate_interleaved(x, cosines, sines, half, y);
+  } else {
+    const FloatRow c{const_cast<float*>(cosines), MR_F32}, s{const_cast<float*>(sines), MR_F32};
+    each16_of(half, [&](const auto& part, int64_t i) {
+      const PairOf16 turned = turn(part.load(x, i), part.load(x, i + half), part.load(c, i), part.load(s, i));
+      part.store(y, i, turned.first);
+      part.store(y, i + half, turned.second);
+    });
+  }
+  if (x.data == y.data) return;
+  each16_of(head_dim - 2 * half,
+            [&](const auto& part, int64_t i) { part.store(y, 2 * half + i, part.load(x, 2 * half + i)); });
+}
+
+// The words of sixteen counters side by side: word w of counter k belongs to column 4 k + w.
+constexpr int kCounters = 16, kDropoutColumns = 4 * kCounters;
+inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_t first_col,
+                          uint32_t* words) {
+  alignas(64) uint32_t c0[kCounters], c1[kCounters], c2[kCounters], c3[kCounters];
+  for (int k = 0; k < kCounters; ++k) {
+    c0[k] = static_cast<uint32_t>(first_col / 4) + static_cast<uint32_t>(k);
+    c1[k] = op.row;
+    c2[k] = op.offset_low;
+    c3[k] = op.offset_high;
+  }
+  for (int round = 0; round < philox::kRounds; ++round) {
+    const uint32_t first = keys.first[round], second = keys.second[round];
+    for (int k = 0; k < kCounters; ++k) {
+      const uint64_t a = static_cast<uint64_t>(philox::kMultiply0) * c0[k];
+      const uint64_t b = static_cast<uint64_t>(philox::kMultiply1) * c2[k];
+      c0[k] = static_cast<uint32_t>(b >> 32) ^ c1[k] ^ first;
+      c2[k] = static_cast<uint32_t>(a >> 32) ^ c3[k] ^ second;
+      c1[k] = static_cast<uint32_t>(b);
+      c3[k] = static_cast<uint32_t>(a);
+    }
+  }
+  for (int k = 0; k < kCounters; ++k) {
+    words[4 * k] = c0[k];
+    words[4 * k + 1] = c1[k];
+    words[4 * k + 2] = c2[k];
+    words[4 * k + 3] = c3[k];
+  }
+}
+
+void dropout_row(const DropoutRow& op, const philox::Keys& keys) {
+  const V16 scale = Simd::broadcast(op.scale), half = Simd::broadcast(0.5f), zero = Simd::zero();
+  for (int64_t begin = 0; begin < op.cols; begin += kDropoutColumns) {
+    alignas(64) uint32_t words[kDropoutColumns];
+    alignas(64) float kept[kDropoutColumns];
+    dropout_words(op, keys, op.first_col + begin, words);
+    for (int j = 0; j < kDropoutColumns; ++j) kept[j] = words[j] >= op.drop_below ? 1.0f : 0.0f;
+    const int64_t cols = op.cols - begin < kDropoutColumns ? op.cols - begin : kDropoutColumns;
+    each16_of(cols, [&](const auto& part, int64_t i) {
+      const V16 y = Simd::mul(part.load(op.x, begin + i), scale);
+      part.store(op.y, begin + i, Simd::select_less(half, Simd::load(kept + i), y, zero));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET

@@ -1,0 +1,155 @@
+// Activations of rows and their gradients, dropout, and embedding rows: every eight columns alike
+// (each_row.cuh).
+#include <type_traits>
+
+#include "kernels/cuda/fused/each_row.cuh"
+#include "kernels/cuda/fused/fused.h"
+#include "kernels/cuda/moe/activation.cuh"
+
+namespace millrace::cuda {
+namespace {
+
+// f(x) and f'(x)
+struct WithSlope {
+  float value, slope;
+};
+
+__device__ inline WithSlope gelu(float x) {
+  const float phi = 0.5f * (1.0f + erff(x * 0.707106781f));
+  return {x * phi, fmaf(x * 0.398942280f, expf(-0.5f * x * x), phi)};
+}
+// x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+__device__ inline WithSlope gelu_tanh(float x) {
+  const float square = x * x;
+  const float s = sigmoid(1.59576912f * x * fmaf(0.044715f, square, 1.0f));
+  const float slope_of_2u = 1.59576912f * fmaf(0.134145f, square, 1.0f);
+  return {x * s, fmaf(x * s * (1.0f - s), slope_of_2u, s)};
+}
+__device__ inline WithSlope silu(float x, float alpha = 1.0f) {
+  const float s = sigmoid(alpha * x);
+  return {x * s, fmaf(alpha * x * s, 1.0f - s, s)};
+}
+
+template <mr_activation_kind kKind>
+__device__ inline WithSlope of_gate(float x, float alpha, float limit) {
+  if constexpr (kKind == MR_ACTIVATION_GELU || kKind == MR_ACTIVATION_GEGLU) return gelu(x);
+  if constexpr (kKind == MR_ACTIVATION_GELU_TANH || kKind == MR_ACTIVATION_GEGLU_TANH) return gelu_tanh(x);
+  if constexpr (kKind == MR_ACTIVATION_CLAMPED_SWIGLU) {
+    const bool beyond = x > limit;
+    WithSlope of = silu(beyond ? limit : x, alpha);
+    if (beyond) of.slope = 0.0f;
+    return of;
+  }
+  return silu(x);
+}
+// up as it is multiplied, and its slope
+template <mr_activation_kind kKind>
+__device__ inline WithSlope of_up(float up, float limit) {
+  if constexpr (kKind != MR_ACTIVATION_CLAMPED_SWIGLU) return {up, 1.0f};
+  if (up > limit) return {limit + 1.0f, 0.0f};
+  if (up < -limit) return {1.0f - limit, 0.0f};
+  return {up + 1.0f, 1.0f};
+}
+
+template <mr_activation_kind kKind>
+struct ActivationOp {
+  static constexpr bool kGated = kKind >= MR_ACTIVATION_SWIGLU;
+  Rows x, up, y;
+  float alpha, limit;
+  struct Loaded {
+    Raw8 x, up;
+  };
+  __device__ Loaded load(int64_t row, int64_t col, int n) const {
+    Loaded l;
+    l.x = load8(x, row, col, n);
+    if constexpr (kGated) l.up = load8(up, row, col, n);
+    return l;
+  }
+  __device__ void finish(const Loaded& l, int64_t row, int64_t col, int n) const {
+    Values8 v = to_float(x, l.x), u{};
+    if constexpr (kGated) u = to_float(up, l.up);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      v.v[i] = of_gate<kKind>(v.v[i], alpha, limit).value;
+      if constexpr (kGated) v.v[i] *= of_up<kKind>(u.v[i], limit).value;
+    }
+    store8(y, row, col, n, v);
+  }
+};
+
+template <mr_activation_kind kKind>
+struct ActivationBackwardOp {
+  static constexpr bool kGated = kKind >= MR_ACTIVATION_SWIGLU;
+  Rows x, up, dy, dx, dup;
+  float alpha, limit;
+  struct Loaded {
+    Raw8 x, up, dy;
+  };
+  __device__ Loaded load(int64_t row, int64_t col, int n) const {
+    Loaded l;
+    l.x = load8(x, row, col, n);
+    l.dy = load8(dy, row, col, n);
+    if constexpr (kGated) l.up = load8(up, row, col, n);
+    return l;
+  }
+  __device__ void finish(const Loaded& l, int64_t row, int64_t col, int n) const {
+    const Values8 v = to_float(x, l.x), d = to_float(dy, l.dy);
+    Values8 u{}, to_x, to_up;
+    if constexpr (kGated) u = to_float(up, l.up);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const WithSlope gate = of_gate<kKind>(v.v[i], alpha, limit);
+      if constexpr (kGated) {
+        const WithSlope by = of_up<kKind>(u.v[i], limit);
+        to_x.v[i] = d.v[i] * by.value * gate.slope;
+        to_up.v[i] = d.v[i] * gate.value * by.slope;
+      } else {
+        to_x.v[i] = d.v[i] * gate.slope;
+      }
+    }
+    store8(dx, row, col, n, to_x);
+    if constexpr (kGated) store8(dup, row, col, n, to_up);
+  }
+};
+
+// f(std::integral_constant of the kind)
+template <class F>
+void with_kind(mr_activation_kind kind, F&& f) {
+  switch (kind) {
+    case MR_ACTIVATION_GELU:
+      return f(std::integral_constant<mr_activation_kind, MR_ACTIVATION_GELU>{});
+    case MR_ACTIVATION_GELU_TANH:
+      return f(std::integral_constant<mr_activation_kind, MR_ACTIVATION_GELU_TANH>{});
+    case MR_ACTIVATION_SILU:
+      return f(std::integral_constant<mr_activation_kind, MR_ACTIVATION_SILU>{});
+    case MR_ACTIVATION_SWIGLU:
+      return f(std::integral_constant<mr_activation_kind, MR_ACTIVATION_SWIGLU>{});
+    case MR_ACTIVATION_CLAMPED_SWIGLU:
+      return f(std::integral_constant<mr_activation_kind, MR_ACTIVATION_CLAMPED_SWIGLU>{});
+    case MR_ACTIVATION_GEGLU:
+      return f(std::integral_constant<mr_activation_kind, MR_ACTIVATION_GEGLU>{});
+    case MR_ACTIVATION_GEGLU_TANH:
+      return f(std::integral_constant<mr_activation_kind, MR_ACTIVATION_GEGLU_TANH>{});
+  }
+}
+
+}  // namespace
+
+void launch_activation(const mr_activation_args& args, const Launch& at) {
+  with_kind(args.kind, [&](auto kind) {
+    const ActivationOp<decltype(kind)::value> op{rows_of(args.x), rows_of(args.up), rows_of(args.y),
+                                                 args.alpha, args.limit};
+    launch_each_row("activation", op, args.rows, args.cols, at.stream);
+  });
+}
+
+void launch_activation_backward(const mr_activation_backward_args& args, const Launch& at) {
+  with_kind(args.kind, [&](auto kind) {
+    const ActivationBackwardOp<decltype(kind)::value> op{
+        rows_of(args.x),   rows_of(args.up), rows_of(args.dy), rows_of(args.dx),
+        rows_of(args.dup), args.alpha,       args.limit};
+    launch_each_row("activation backward", op, args.rows, args.cols, at.stream);
+  });
+}
+
+}  // namespace millrace::cuda

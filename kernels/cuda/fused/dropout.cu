@@ -1,0 +1,49 @@
+// Dropout by Philox 4x32-10 (include/millrace/kernels/dropout.h has the layout of its counter).
+#include "kernels/cuda/fused/each_row.cuh"
+#include "kernels/cuda/fused/fused.h"
+#include "kernels/quant/philox.h"
+
+namespace millrace::cuda {
+namespace {
+
+struct DropoutOp {
+  Rows x, y;
+  philox::Keys keys;  // of all rounds: the same for every thread
+  uint32_t offset_low, offset_high, drop_below;
+  float scale;
+  struct Loaded {
+    Raw8 x;
+  };
+  __device__ Loaded load(int64_t row, int64_t col, int n) const { return {load8(x, row, col, n)}; }
+  __device__ void finish(const Loaded& l, int64_t row, int64_t col, int n) const {
+    Values8 v = to_float(x, l.x);
+    static_assert(kColumns == 8, "two counters");
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const philox::Words words = philox::generate(
+          {{static_cast<uint32_t>(col / 4 + half), static_cast<uint32_t>(row), offset_low, offset_high}},
+          keys);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& value = v.v[4 * half + i];
+        value = words.w[i] >= drop_below ? value * scale : 0.0f;
+      }
+    }
+    store8(y, row, col, n, v);
+  }
+};
+
+}  // namespace
+
+void launch_dropout(const mr_dropout_args& args, const Launch& at) {
+  const DropoutOp op{rows_of(args.x),
+                     rows_of(args.y),
+                     philox::keys_of(args.seed),
+                     static_cast<uint32_t>(args.offset),
+                     static_cast<uint32_t>(args.offset >> 32),
+                     philox::drop_below(args.p),
+                     philox::keep_scale(args.p)};
+  launch_each_row("dropout", op, args.rows, args.cols, at.stream);
+}
+
+}  // namespace millrace::cuda
