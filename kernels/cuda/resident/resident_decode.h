@@ -1,0 +1,94 @@
+// The kernels of the resident decode and how their grid is cut. One decode step has one query row a head; the
+// query heads of one KV head are the rows of one tile of products, so that its keys are read once.
+//   q      [batch_heads, kDim] FP16          kDim: head_dim padded with zeros to 64, 128 or 256
+//   k, v   [kv_heads, max_seq, kDim] FP16
+//   out    [batch_heads, head_dim] float32
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace millrace::cuda::resident {
+
+struct DecodeShape {
+  int32_t batch_heads, kv_heads, head_dim, max_seq;
+
+  constexpr int32_t group() const { return batch_heads / kv_heads; }
+  constexpr int32_t padded_dim() const { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+  // Rows of a tile: half of an MMA tile is left out where a group needs only the other.
+  constexpr int32_t tile_rows() const { return group() <= 8 ? 8 : 16; }
+  constexpr int32_t row_tiles() const { return (group() + tile_rows() - 1) / tile_rows(); }
+  constexpr int32_t tiles() const { return kv_heads * row_tiles(); }
+};
+
+// Up to so many keys one block does a tile alone.
+inline constexpr int32_t kMaxKeysOfOneBlock = 256;
+// More splits cost more in the last block's reduction than they gain.
+inline constexpr int32_t kMaxSplits = 64;
+inline constexpr int32_t kKeysPerStep = 16;  // of a warp: the depth of one product with V
+
+// Keys [s * keys_per_split, (s + 1) * keys_per_split) are split s's; a multiple of kKeysPerStep.
+struct SplitPlan {
+  int32_t splits, keys_per_split;
+};
+// least_keys: what a split has at least, so that every warp of a block has a step.
+constexpr SplitPlan plan_splits(int32_t keys, int32_t tiles, int32_t sm_count, int32_t least_keys = 128,
+                                int32_t max_splits = kMaxSplits) {
+  if (keys <= kMaxKeysOfOneBlock) return {1, kMaxKeysOfOneBlock};
+  int32_t splits = (keys + least_keys - 1) / least_keys;
+  const int32_t fill = sm_count / tiles;  // blocks for every SM
+  if (splits > fill) splits = fill;
+  if (splits > max_splits) splits = max_splits;
+  if (splits < 1) splits = 1;
+  const int32_t per_split = ((keys + splits - 1) / splits + kKeysPerStep - 1) / kKeysPerStep * kKeysPerStep;
+  return {(keys + per_split - 1) / per_split, per_split};
+}
+// Splits of all tiles never exceed this, whatever the length.
+constexpr int64_t max_partials(int32_t tiles, int32_t sm_count) {
+  return tiles > sm_count ? tiles : sm_count;
+}
+
+// What the splits leave for the last of them. Tickets are 0 between launches.
+struct SplitWorkspace {
+  float* partial_out;   // [tiles, splits, tile_rows, kDim], relative to the split's maximum
+  float2* partial_sum;  // [tiles, splits, tile_rows]: maximum (of base 2 scores) and sum
+  uint32_t* tickets;    // [tiles]
+};
+inline size_t partial_out_floats(const DecodeShape& shape, int32_t sm_count) {
+  return static_cast<size_t>(max_partials(shape.tiles(), sm_count)) * static_cast<size_t>(shape.tile_rows()) *
+         static_cast<size_t>(shape.padded_dim());
+}
+inline size_t partial_sums(const DecodeShape& shape, int32_t sm_count) {
+  return static_cast<size_t>(max_partials(shape.tiles(), sm_count)) * static_cast<size_t>(shape.tile_rows());
+}
+
+struct DecodeCall {
+  DecodeShape shape;
+  const __half* q;
+  const __half* k;
+  const __half* v;
+  float* out;
+  int32_t keys;  // 1 to max_seq
+};
+
+// Tensor cores, one launch: the splits of a tile take a ticket each, and who takes the last one reduces them.
+cudaError_t launch_decode_mma(const DecodeCall& call, SplitPlan plan, const SplitWorkspace& workspace,
+                              cudaStream_t stream);
+// Neither tensor cores nor splits: one block a query head. For comparison.
+cudaError_t launch_decode_plain(const DecodeCall& call, cudaStream_t stream);
+// The same in float32: q [batch_heads, head_dim], k and v [kv_heads, keys, head_dim].
+cudaError_t launch_decode_baseline(const float* q, const float* k, const float* v, float* out,
+                                   const DecodeShape& shape, int32_t keys, cudaStream_t stream);
+
+// One token: staging [batch_heads + 2 kv_heads, head_dim] float32 (q, k, v; host memory that the GPU sees) to
+// q and to position `position` of k and v.
+cudaError_t launch_append_token(const float* staging, const DecodeShape& shape, int32_t position, __half* q,
+                                __half* k, __half* v, cudaStream_t stream);
+// rows [tokens, head_dim] float32 -> to [tokens, kDim] FP16, padded.
+cudaError_t launch_convert_rows(const float* rows, int32_t tokens, const DecodeShape& shape, __half* to,
+                                cudaStream_t stream);
+
+}  // namespace millrace::cuda::resident

@@ -1,0 +1,90 @@
+// A sequence that stays on the GPU: cache, two streams, and the events that join them.
+//
+//   copy stream     append t      append t+1 (other slot)     append t+2 ...
+//                      | copied[0]     | copied[1]                ^ waits for decoded[0]
+//   compute stream     +-> decode t    +-> decode t+1             |
+//                             | decoded[0] -----------------------+
+//
+// The query and the host's staging have two slots: a token is appended while the one before is attended.
+#pragma once
+
+#include <memory>
+
+#include "kernels/cuda/resident/decode_state.h"
+#include "kernels/cuda/resident/resident_decode.h"
+
+namespace millrace::cuda::resident {
+
+// Makes a GPU current, and the one before it again.
+class UseDevice {
+ public:
+  explicit UseDevice(int ordinal);
+  ~UseDevice();
+  UseDevice(const UseDevice&) = delete;
+  UseDevice& operator=(const UseDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+// Throws ResidentError that names the argument.
+void check_shape(const char* call, int32_t batch_heads, int32_t kv_heads, int32_t head_dim);
+
+struct CudaFree {
+  void operator()(void* memory) const { cudaFree(memory); }
+};
+struct CudaFreeHost {
+  void operator()(void* memory) const { cudaFreeHost(memory); }
+};
+template <class T>
+using DeviceArray = std::unique_ptr<T[], CudaFree>;
+template <class T>
+using PinnedArray = std::unique_ptr<T[], CudaFreeHost>;
+
+class ResidentSession {
+ public:
+  explicit ResidentSession(const DecodeShape& shape);
+  ~ResidentSession();
+  ResidentSession(const ResidentSession&) = delete;
+  ResidentSession& operator=(const ResidentSession&) = delete;
+
+  const DecodeShape& shape() const { return shape_; }
+  int32_t length() const { return state_.length(); }
+
+  void load_token(const float* q, const float* k, const float* v);
+  void load_prompt(const float* k, const float* v, int32_t tokens);
+  void decode();
+  void get_output(float* out);
+  void reset();
+
+  // For benchmarks: what decode() would launch over `keys` keys, and the plan it would take.
+  DecodeCall call_over(int32_t keys) const;
+  const SplitWorkspace& workspace() const { return workspace_; }
+  int sm_count() const { return sm_count_; }
+
+ private:
+  static constexpr int kSlots = 2;
+  static constexpr int64_t kChunkFloats = 1 << 20;  // a prompt's rows on their way, 4 MB
+
+  void allocate();
+  void release() noexcept;
+  size_t token_floats() const;
+
+  const DecodeShape shape_;
+  DecodeState state_;
+  int device_ = 0, sm_count_ = 0;
+  int slot_ = 0;  // of the next token, or of the loaded one
+  cudaStream_t copy_ = nullptr, compute_ = nullptr;
+  cudaEvent_t copied_[kSlots] = {}, decoded_[kSlots] = {};
+  PinnedArray<float> staging_[kSlots];  // [batch_heads + 2 kv_heads, head_dim]
+  PinnedArray<float> host_out_;         // [batch_heads, head_dim]
+  DeviceArray<__half> q_[kSlots];       // [batch_heads, kDim]
+  DeviceArray<__half> k_, v_;           // [kv_heads, max_seq, kDim]
+  DeviceArray<float> out_, chunk_, partial_out_;
+  DeviceArray<float2> partial_sum_;
+  DeviceArray<uint32_t> tickets_;
+  SplitWorkspace workspace_{};
+};
+
+}  // namespace millrace::cuda::resident
