@@ -16,7 +16,7 @@ command -v "$nvcc" >/dev/null || {
 mkdir -p "$out"
 read -ra arch <<<"$arch"
 flags=(-std=c++20 -O3 --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-fPIC,-fvisibility=hidden -I. -Iinclude "${arch[@]}")
-sources=(kernels/cuda/resident/*.cu kernels/cuda/resident/flash_attention_v2*.cpp
+sources=(kernels/cuda/resident/*.cu kernels/api/cuda/flash_attention_v2*.cpp
   kernels/cuda/resident/resident_session.cpp tests/fa2/standalone_status.cpp)
 objects=()
 for source in "${sources[@]}"; do
