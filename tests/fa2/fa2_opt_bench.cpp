@@ -164,7 +164,7 @@ void measure(int keys, bool with_plans, bool last) {
   std::fflush(stdout);
   if (!with_plans || keys <= kMaxKeysOfOneBlock) return;
   std::string line = "    plans:";
-  for (int least : {64, 128, 256, 512}) {
+  for (int least : {64, 128, 192, 256, 512}) {
     const SplitPlan other = plan_splits(keys, call.shape.tiles(), session.sm_count(), least);
     char text[60];
     std::snprintf(text, sizeof text, " %dx%d: %.2f", other.splits, other.keys_per_split, mma_under(other));

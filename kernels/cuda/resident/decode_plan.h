@@ -26,10 +26,13 @@ inline constexpr int32_t kKeysPerStep = 16;  // of a warp: the depth of one prod
 struct SplitPlan {
   int32_t splits, keys_per_split;
 };
-// least_keys: what a split has at least, so that every warp of a block has a step.
-constexpr SplitPlan plan_splits(int32_t keys, int32_t tiles, int32_t sm_count, int32_t least_keys = 128,
+// least_keys: what a split has at least; 0: an eighth of the keys, but 128 to 256, a pass of a block's warps.
+// Below, warps have nothing to do; above, blocks take turns while other SMs have nothing (measured on an
+// H200).
+constexpr SplitPlan plan_splits(int32_t keys, int32_t tiles, int32_t sm_count, int32_t least_keys = 0,
                                 int32_t max_splits = kMaxSplits) {
   if (keys <= kMaxKeysOfOneBlock) return {1, kMaxKeysOfOneBlock};
+  if (least_keys == 0) least_keys = keys < 1024 ? 128 : keys > 2048 ? 256 : keys / 8;
   int32_t splits = (keys + least_keys - 1) / least_keys;
   const int32_t fill = sm_count / tiles;  // blocks for every SM
   if (splits > fill) splits = fill;

@@ -51,6 +51,11 @@ cudaError_t launch_decode_baseline(const float* q, const float* k, const float* 
 // q and to position `position` of k and v.
 cudaError_t launch_append_token(const float* staging, const DecodeShape& shape, int32_t position, __half* q,
                                 __half* k, __half* v, cudaStream_t stream);
+// The output to host memory that the GPU sees, and then `number` to *flag there. For outputs of a few
+// thousand floats: sooner done than a copy by the copy engine, which the stream waits for, and the host waits
+// by reading *flag.
+cudaError_t launch_send_output(const float* out, int32_t count, float* host_out, uint32_t* flag,
+                               uint32_t number, cudaStream_t stream);
 // rows [tokens, head_dim] float32 -> to [tokens, kDim] FP16, padded.
 cudaError_t launch_convert_rows(const float* rows, int32_t tokens, const DecodeShape& shape, __half* to,
                                 cudaStream_t stream);

@@ -20,6 +20,7 @@ struct Tile {
   static constexpr int kWarps = 8192 / (kRows * kDim) < 8 ? 8192 / (kRows * kDim) : 8;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kSteps = kDim == 64 ? 2 : 1;        // 16 keys each, loaded together
+  static constexpr int kStride = kWarps * kKeysPerStep;    // from one to the next: few keys occupy all warps
   static constexpr int kFloats = kRows * kDim / kThreads;  // of the output, a thread's share
 };
 
@@ -115,7 +116,7 @@ __device__ inline void softmax_step(float (&scores)[T::kSteps][2][4], int left, 
     float top = state.row_max[half];
 #pragma unroll
     for (int x = 0; x < T::kSteps * 4; ++x) {
-      const int key = x / 2 * 8 + 2 * t + x % 2;
+      const int key = x / 4 * T::kStride + x / 2 % 2 * 8 + 2 * t + x % 2;
       float& score = scores[x / 4][x / 2 % 2][2 * half + x % 2];
       score = key < left ? score * scale_log2 : -INFINITY;
       top = fmaxf(top, score);
@@ -141,19 +142,19 @@ __device__ inline void softmax_step(float (&scores)[T::kSteps][2][4], int left, 
   }
 }
 
-// Keys [first, end) in steps of 16 kSteps that the warps take in turn. k and v: of the KV head.
+// Keys [first, end), 16 a warp in turn, kSteps of them at a time. k and v: of the KV head.
 template <class T>
 __device__ inline void attend(const Queries<T>& q, const __half* k, const __half* v, int first, int end,
                               float scale_log2, WarpState<T>& state) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  constexpr int kKeys = kKeysPerStep * T::kSteps;
-  for (int key = first + static_cast<int>(threadIdx.x / 32) * kKeys; key < end; key += T::kWarps * kKeys) {
+  const int first_of_warp = first + static_cast<int>(threadIdx.x / 32) * kKeysPerStep;
+  for (int key = first_of_warp; key < end; key += T::kStride * T::kSteps) {
     uint4 keys[T::kSteps][2][T::kDim / 32], values[T::kSteps][4][T::kDim / 64];
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const int row = key + 16 * s + 8 * n + g;
+        const int row = key + T::kStride * s + 8 * n + g;
 #pragma unroll
         for (int i = 0; i < T::kDim / 32; ++i) {
           keys[s][n][i] = load_row(k + static_cast<int64_t>(row) * T::kDim + 32 * i + 8 * t, row < end);
@@ -164,7 +165,7 @@ __device__ inline void attend(const Queries<T>& q, const __half* k, const __half
     for (int s = 0; s < T::kSteps; ++s) {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const int row = key + 16 * s + 2 * t + n / 2 * 8 + n % 2;
+        const int row = key + T::kStride * s + 2 * t + n / 2 * 8 + n % 2;
 #pragma unroll
         for (int c = 0; c < T::kDim / 64; ++c) {
           values[s][n][c] = load_row(v + static_cast<int64_t>(row) * T::kDim + 64 * c + 8 * g, row < end);
@@ -252,49 +253,74 @@ __device__ inline void write_output(float* out, const float (&x)[T::kFloats], fl
   }
 }
 
+// Adds weight x this thread's share of a split's output.
+template <class T>
+struct SplitShare {
+  static constexpr int kWide = T::kFloats % 4 == 0 ? 4 : 2;
+  float x[T::kFloats];
+
+  __device__ void load(const float* from) {
+#pragma unroll
+    for (int i = 0; i < T::kFloats; i += kWide) {
+      if constexpr (kWide == 4) {
+        const float4 y = __ldcg(reinterpret_cast<const float4*>(from + i));
+        x[i] = y.x, x[i + 1] = y.y, x[i + 2] = y.z, x[i + 3] = y.w;
+      } else {
+        const float2 y = __ldcg(reinterpret_cast<const float2*>(from + i));
+        x[i] = y.x, x[i + 1] = y.y;
+      }
+    }
+  }
+  __device__ void add_to(float (&sum)[T::kFloats], float weight) const {
+#pragma unroll
+    for (int i = 0; i < T::kFloats; ++i) sum[i] = fmaf(weight, x[i], sum[i]);
+  }
+};
+
 // The splits of a tile meet: one maximum for all, every split's output weighted by exp2(its maximum - that),
 // by the block that took the last ticket. The order of the sum is that of the splits, whoever comes last.
 template <class T>
 __device__ inline void reduce_splits(const float* partial_out, const float2* partial_sum, int splits,
                                      Shared<T>& shared, float (&x)[T::kFloats], float* inverse_sum) {
+  constexpr int kAhead = T::kFloats > 4 ? 2 : 16;  // splits whose outputs are under way at once
+  static_assert(kMaxSplits <= 64, "two splits a lane");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float* from = partial_out + threadIdx.x * T::kFloats;
+  SplitShare<T> ahead[kAhead];
+#pragma unroll
+  for (int s = 0; s < kAhead; ++s) {
+    if (s < splits) ahead[s].load(from + s * T::kRows * T::kDim);
+  }
   float* weights = &shared.out[0][0][0];  // [kRows][splits]
   float* inverse = &shared.row_sum[0][0];
   for (int row = warp; row < T::kRows; row += T::kWarps) {
-    float top = -INFINITY, sum = 0;
-    for (int s = lane; s < splits; s += 32) top = fmaxf(top, __ldcg(&partial_sum[s * T::kRows + row]).x);
+    float2 of[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int s = lane + 32 * i;
+      of[i] = s < splits ? __ldcg(&partial_sum[s * T::kRows + row]) : make_float2(-INFINITY, 0.f);
+    }
+    float top = fmaxf(of[0].x, of[1].x), sum = 0;
     for (int offset = 16; offset > 0; offset /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, offset));
-    for (int s = lane; s < splits; s += 32) {
-      const float2 of = __ldcg(&partial_sum[s * T::kRows + row]);
-      const float weight = exp2f(of.x - (top == -INFINITY ? 0.f : top));
-      weights[row * splits + s] = weight;
-      sum += of.y * weight;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float weight = exp2f(of[i].x - (top == -INFINITY ? 0.f : top));
+      if (lane + 32 * i < splits) weights[row * splits + lane + 32 * i] = weight;
+      sum += of[i].y * weight;
     }
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
     if (lane == 0) inverse[row] = 1.f / sum;
   }
   __syncthreads();  // weights before the weighted sum
   const int row = static_cast<int>(threadIdx.x) * T::kFloats / T::kDim;
-  constexpr int kPair = T::kFloats % 4 == 0 ? 4 : 2;
 #pragma unroll
   for (int i = 0; i < T::kFloats; ++i) x[i] = 0;
-  const float* from = partial_out + threadIdx.x * T::kFloats;
-#pragma unroll 8
-  for (int s = 0; s < splits; ++s) {
-    const float weight = weights[row * splits + s];
+  for (int first = 0; first < splits; first += kAhead) {
 #pragma unroll
-    for (int i = 0; i < T::kFloats; i += kPair) {
-      if constexpr (kPair == 4) {
-        const float4 y = __ldcg(reinterpret_cast<const float4*>(from + s * T::kRows * T::kDim + i));
-        x[i] = fmaf(weight, y.x, x[i]);
-        x[i + 1] = fmaf(weight, y.y, x[i + 1]);
-        x[i + 2] = fmaf(weight, y.z, x[i + 2]);
-        x[i + 3] = fmaf(weight, y.w, x[i + 3]);
-      } else {
-        const float2 y = __ldcg(reinterpret_cast<const float2*>(from + s * T::kRows * T::kDim + i));
-        x[i] = fmaf(weight, y.x, x[i]);
-        x[i + 1] = fmaf(weight, y.y, x[i + 1]);
-      }
+    for (int s = 0; s < kAhead; ++s) {
+      if (first + s < splits) ahead[s].add_to(x, weights[row * splits + first + s]);
+      const int next = first + kAhead + s;
+      if (next < splits) ahead[s].load(from + next * T::kRows * T::kDim);
     }
   }
   *inverse_sum = inverse[row];
@@ -349,14 +375,14 @@ __global__ void __launch_bounds__(T::kThreads)
   if (threadIdx.x < T::kRows) {
     partial_sum[split * T::kRows + threadIdx.x] = block_sum<T>(shared, threadIdx.x);
   }
-  __threadfence();  // this thread's partial results before the ticket, for whoever takes the last one
   __syncthreads();  // all threads' results are out; and shared.out is read, its memory may be the weights'
   if (threadIdx.x == 0) {
+    __threadfence();  // the block's results before its ticket, for whoever takes the last one
     shared.is_last = atomicAdd(&workspace.tickets[tile], 1u) == static_cast<uint32_t>(splits - 1);
+    __threadfence();  // the others' results are read after their tickets
   }
   __syncthreads();  // who is last
   if (!shared.is_last) return;
-  __threadfence();  // the others' results are read after their tickets
   float inverse_sum;
   reduce_splits<T>(partial_out, partial_sum, splits, shared, x, &inverse_sum);
   write_output<T>(out, x, inverse_sum, row, rows, call.shape.head_dim);

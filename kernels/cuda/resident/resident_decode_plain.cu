@@ -115,6 +115,15 @@ __global__ void convert_rows_kernel(const float* rows, int32_t tokens, int32_t h
   if (row < tokens) to[index] = __float2half_rn(d < head_dim ? rows[row * head_dim + d] : 0.f);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    send_output_kernel(const float* out, int32_t count, float* host_out, volatile uint32_t* flag,
+                       uint32_t number) {
+  for (int i = threadIdx.x; i < count; i += kThreads) host_out[i] = out[i];
+  __threadfence_system();  // the host sees this thread's part before the flag
+  __syncthreads();
+  if (threadIdx.x == 0) *flag = number;
+}
+
 unsigned blocks_for(int64_t elements) { return static_cast<unsigned>((elements + 255) / 256); }
 
 }  // namespace
@@ -134,6 +143,12 @@ cudaError_t launch_append_token(const float* staging, const DecodeShape& shape, 
   const int64_t rows = shape.batch_heads + 2 * static_cast<int64_t>(shape.kv_heads);
   append_token_kernel<<<blocks_for(rows * shape.padded_dim()), 256, 0, stream>>>(staging, shape, position, q,
                                                                                  k, v);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_send_output(const float* out, int32_t count, float* host_out, uint32_t* flag,
+                               uint32_t number, cudaStream_t stream) {
+  send_output_kernel<<<1, kThreads, 0, stream>>>(out, count, host_out, flag, number);
   return cudaGetLastError();
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/cuda/resident/resident_session.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "kernels/cuda/resident/resident_error.h"
@@ -14,11 +15,11 @@ DeviceArray<T> device_array(size_t count, const char* what) {
   check_cuda(cudaMalloc(&memory, count * sizeof(T)), what);
   return DeviceArray<T>(static_cast<T*>(memory));
 }
-PinnedArray<float> pinned_array(size_t count, const char* what) {
+template <class T>
+PinnedArray<T> pinned_array(size_t count, const char* what) {
   void* memory = nullptr;
-  check_cuda(cudaHostAlloc(&memory, count * sizeof(float), cudaHostAllocMapped | cudaHostAllocPortable),
-             what);
-  return PinnedArray<float>(static_cast<float*>(memory));
+  check_cuda(cudaHostAlloc(&memory, count * sizeof(T), cudaHostAllocMapped | cudaHostAllocPortable), what);
+  return PinnedArray<T>(static_cast<T*>(memory));
 }
 cudaEvent_t make_event() {
   cudaEvent_t event = nullptr;
@@ -74,19 +75,19 @@ void ResidentSession::allocate() {
              "init: cudaDeviceGetAttribute");
   copy_ = make_stream();
   compute_ = make_stream();
+  for (cudaEvent_t* event : {&copied_, &attended_}) *event = make_event();
+  for (cudaEvent_t& event : group_copied_) event = make_event();
+  for (cudaEvent_t& event : group_decoded_) event = make_event();
   const auto dim = static_cast<size_t>(shape_.padded_dim()), heads = static_cast<size_t>(shape_.batch_heads);
   const size_t cache = static_cast<size_t>(shape_.kv_heads) * static_cast<size_t>(shape_.max_seq) * dim;
-  const size_t outputs = heads * static_cast<size_t>(shape_.head_dim);
-  for (int slot = 0; slot < kSlots; ++slot) {
-    copied_[slot] = make_event();
-    decoded_[slot] = make_event();
-    staging_[slot] = pinned_array(token_floats(), "init: pinned memory of a token");
-    q_[slot] = device_array<__half>(heads * dim, "init: device memory of the query");
-  }
-  host_out_ = pinned_array(outputs, "init: pinned memory of the output");
+  staging_ = pinned_array<float>(kSlots * token_floats(), "init: pinned memory of tokens");
+  host_out_ = pinned_array<float>(output_floats(), "init: pinned memory of the output");
+  sent_ = pinned_array<uint32_t>(1, "init: pinned memory of a flag");
+  sent_[0] = 0;
+  q_ = device_array<__half>(kSlots * heads * dim, "init: device memory of queries");
   k_ = device_array<__half>(cache, "init: device memory of the keys");
   v_ = device_array<__half>(cache, "init: device memory of the values");
-  out_ = device_array<float>(outputs, "init: device memory of the output");
+  out_ = device_array<float>(output_floats(), "init: device memory of the output");
   chunk_ = device_array<float>(kChunkFloats, "init: device memory of a prompt's chunk");
   partial_out_ =
       device_array<float>(partial_out_floats(shape_, sm_count_), "init: device memory of the splits");
@@ -107,9 +108,9 @@ void ResidentSession::release() noexcept {
     cudaStreamSynchronize(stream);
     cudaStreamDestroy(stream);
   }
-  for (int slot = 0; slot < kSlots; ++slot) {
-    if (copied_[slot] != nullptr) cudaEventDestroy(copied_[slot]);
-    if (decoded_[slot] != nullptr) cudaEventDestroy(decoded_[slot]);
+  for (cudaEvent_t event :
+       {copied_, attended_, group_copied_[0], group_copied_[1], group_decoded_[0], group_decoded_[1]}) {
+    if (event != nullptr) cudaEventDestroy(event);
   }
 }
 
@@ -118,23 +119,42 @@ size_t ResidentSession::token_floats() const {
   return rows * static_cast<size_t>(shape_.head_dim);
 }
 
+size_t ResidentSession::output_floats() const {
+  return static_cast<size_t>(shape_.batch_heads) * static_cast<size_t>(shape_.head_dim);
+}
+__half* ResidentSession::query_of(uint32_t slot) const {
+  return q_.get() + static_cast<size_t>(slot) * static_cast<size_t>(shape_.batch_heads) *
+                        static_cast<size_t>(shape_.padded_dim());
+}
+
+// The first slot of a group: the appends of its last tokens have read the staging (the host waits), and their
+// decodes the queries (the copy stream waits). An event that was never recorded is no wait.
+void ResidentSession::claim_slot(uint32_t slot) {
+  if (slot % kGroupSlots != 0) return;
+  const uint32_t group = slot / kGroupSlots;
+  check_cuda(cudaEventSynchronize(group_copied_[group]), "load_qkv: cudaEventSynchronize");
+  check_cuda(cudaStreamWaitEvent(copy_, group_decoded_[group], 0), "load_qkv: cudaStreamWaitEvent");
+}
+
 void ResidentSession::load_token(const float* q, const float* k, const float* v) {
   require_order(state_.may_load_token());
   const UseDevice use(device_);
-  // The append of two tokens ago has read this slot's staging, and its decode this slot's query.
-  check_cuda(cudaEventSynchronize(copied_[slot_]), "load_qkv: cudaEventSynchronize");
+  const uint32_t slot = tokens_ % kSlots;
+  claim_slot(slot);
   const auto dim = static_cast<size_t>(shape_.head_dim);
   const size_t q_floats = static_cast<size_t>(shape_.batch_heads) * dim;
   const size_t kv_floats = static_cast<size_t>(shape_.kv_heads) * dim;
-  float* staging = staging_[slot_].get();
+  float* staging = staging_of(slot);
   std::memcpy(staging, q, q_floats * sizeof(float));
   std::memcpy(staging + q_floats, k, kv_floats * sizeof(float));
   std::memcpy(staging + q_floats + kv_floats, v, kv_floats * sizeof(float));
-  check_cuda(cudaStreamWaitEvent(copy_, decoded_[slot_], 0), "load_qkv: cudaStreamWaitEvent");
-  check_cuda(
-      launch_append_token(staging, shape_, state_.length(), q_[slot_].get(), k_.get(), v_.get(), copy_),
-      "load_qkv: launch");
-  check_cuda(cudaEventRecord(copied_[slot_], copy_), "load_qkv: cudaEventRecord");
+  check_cuda(launch_append_token(staging, shape_, state_.length(), query_of(slot), k_.get(), v_.get(), copy_),
+             "load_qkv: launch");
+  check_cuda(cudaEventRecord(copied_, copy_), "load_qkv: cudaEventRecord");
+  if (slot % kGroupSlots == kGroupSlots - 1) {
+    check_cuda(cudaEventRecord(group_copied_[slot / kGroupSlots], copy_), "load_qkv: cudaEventRecord");
+  }
+  ++tokens_;
   state_.token_done();
 }
 
@@ -164,38 +184,61 @@ void ResidentSession::load_prompt(const float* k, const float* v, int32_t tokens
 }
 
 DecodeCall ResidentSession::call_over(int32_t keys) const {
-  return {shape_, q_[slot_].get(), k_.get(), v_.get(), out_.get(), keys};
+  return {shape_, query_of(slot()), k_.get(), v_.get(), out_.get(), keys};
 }
 
 void ResidentSession::decode() {
   require_order(state_.may_decode());
   const UseDevice use(device_);
   const int32_t keys = state_.length() + 1;
-  check_cuda(cudaStreamWaitEvent(compute_, copied_[slot_], 0), "decode_gpu: cudaStreamWaitEvent");
+  check_cuda(cudaStreamWaitEvent(compute_, copied_, 0), "decode_gpu: cudaStreamWaitEvent");
   check_cuda(
       launch_decode_mma(call_over(keys), plan_splits(keys, shape_.tiles(), sm_count_), workspace_, compute_),
       "decode_gpu: launch");
-  check_cuda(cudaEventRecord(decoded_[slot_], compute_), "decode_gpu: cudaEventRecord");
-  slot_ = (slot_ + 1) % kSlots;
+  if (slot() % kGroupSlots == kGroupSlots - 1) {
+    check_cuda(cudaEventRecord(group_decoded_[slot() / kGroupSlots], compute_),
+               "decode_gpu: cudaEventRecord");
+  }
   state_.decode_done();
 }
 
 void ResidentSession::get_output(float* out) {
   require_order(state_.may_get_output());
   const UseDevice use(device_);
-  const size_t bytes =
-      static_cast<size_t>(shape_.batch_heads) * static_cast<size_t>(shape_.head_dim) * sizeof(float);
-  check_cuda(cudaMemcpyAsync(host_out_.get(), out_.get(), bytes, cudaMemcpyDeviceToHost, compute_),
-             "get_output: cudaMemcpy");
-  check_cuda(cudaStreamSynchronize(compute_), "get_output: cudaStreamSynchronize");
+  const size_t bytes = output_floats() * sizeof(float);
+  if (output_floats() <= kMaxSentFloats) {
+    check_cuda(launch_send_output(out_.get(), static_cast<int32_t>(output_floats()), host_out_.get(),
+                                  sent_.get(), ++outputs_, compute_),
+               "get_output: launch");
+    wait_for_output();
+  } else {
+    check_cuda(cudaMemcpyAsync(host_out_.get(), out_.get(), bytes, cudaMemcpyDeviceToHost, compute_),
+               "get_output: cudaMemcpy");
+    check_cuda(cudaStreamSynchronize(compute_), "get_output: cudaStreamSynchronize");
+  }
   std::memcpy(out, host_out_.get(), bytes);
+}
+
+// Reads the flag again and again; asks the driver now and then, so that a failed kernel is no wait without
+// end.
+void ResidentSession::wait_for_output() {
+  std::atomic_ref<uint32_t> sent(sent_[0]);
+  for (uint32_t turn = 1; sent.load(std::memory_order_acquire) != outputs_; ++turn) {
+    if (turn % 8192 != 0) continue;
+    const cudaError_t status = cudaStreamQuery(compute_);
+    if (status == cudaErrorNotReady) continue;
+    check_cuda(status, "get_output: cudaStreamQuery");
+    check_cuda(cudaStreamSynchronize(compute_),
+               "get_output: cudaStreamSynchronize");  // all is done, the flag too
+    return;
+  }
 }
 
 // The new sequence writes where a decode of the old one may still read.
 void ResidentSession::reset() {
   const UseDevice use(device_);
-  for (cudaEvent_t event : decoded_)
-    check_cuda(cudaStreamWaitEvent(copy_, event, 0), "reset: cudaStreamWaitEvent");
+  check_cuda(cudaEventRecord(attended_, compute_), "reset: cudaEventRecord");
+  check_cuda(cudaStreamWaitEvent(copy_, attended_, 0), "reset: cudaStreamWaitEvent");
   state_.reset();
 }
 

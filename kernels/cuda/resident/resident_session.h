@@ -1,11 +1,13 @@
 // A sequence that stays on the GPU: cache, two streams, and the events that join them.
 //
-//   copy stream     append t      append t+1 (other slot)     append t+2 ...
-//                      | copied[0]     | copied[1]                ^ waits for decoded[0]
-//   compute stream     +-> decode t    +-> decode t+1             |
-//                             | decoded[0] -----------------------+
+//   copy stream     append t     append t+1     ..     append t+16: waits for the decodes of the group it
+//   enters
+//                      | copied     | copied
+//   compute stream     +-> decode t +-> decode t+1 ..
 //
-// The query and the host's staging have two slots: a token is appended while the one before is attended.
+// A token is appended while the one before is attended: the query and the host's staging have 16 slots in two
+// groups. Calls of the driver take longer than the kernels, so events that protect slots are recorded once a
+// group.
 #pragma once
 
 #include <memory>
@@ -64,23 +66,34 @@ class ResidentSession {
   int sm_count() const { return sm_count_; }
 
  private:
-  static constexpr int kSlots = 2;
+  static constexpr uint32_t kSlots = 16, kGroupSlots = 8, kGroups = kSlots / kGroupSlots;
   static constexpr int64_t kChunkFloats = 1 << 20;  // a prompt's rows on their way, 4 MB
+  static constexpr size_t kMaxSentFloats = 8192;    // an output that a kernel sends
 
   void allocate();
   void release() noexcept;
   size_t token_floats() const;
+  size_t output_floats() const;
+  uint32_t slot() const { return (tokens_ + kSlots - 1) % kSlots; }  // of the token loaded last
+  float* staging_of(uint32_t slot) const { return staging_.get() + slot * token_floats(); }
+  __half* query_of(uint32_t slot) const;
+  void claim_slot(uint32_t slot);
+  void wait_for_output();
 
   const DecodeShape shape_;
   DecodeState state_;
   int device_ = 0, sm_count_ = 0;
-  int slot_ = 0;  // of the next token, or of the loaded one
+  uint32_t tokens_ = 0;  // loaded since init, resets or not; wraps around
   cudaStream_t copy_ = nullptr, compute_ = nullptr;
-  cudaEvent_t copied_[kSlots] = {}, decoded_[kSlots] = {};
-  PinnedArray<float> staging_[kSlots];  // [batch_heads + 2 kv_heads, head_dim]
-  PinnedArray<float> host_out_;         // [batch_heads, head_dim]
-  DeviceArray<__half> q_[kSlots];       // [batch_heads, kDim]
-  DeviceArray<__half> k_, v_;           // [kv_heads, max_seq, kDim]
+  cudaEvent_t copied_ = nullptr;    // the token loaded last
+  cudaEvent_t attended_ = nullptr;  // what is launched when a sequence ends
+  cudaEvent_t group_copied_[kGroups] = {}, group_decoded_[kGroups] = {};
+  PinnedArray<float> staging_;   // [kSlots, batch_heads + 2 kv_heads, head_dim]
+  PinnedArray<float> host_out_;  // [batch_heads, head_dim]
+  PinnedArray<uint32_t> sent_;   // [1]: the number of the output in host_out_
+  uint32_t outputs_ = 0;         // asked for
+  DeviceArray<__half> q_;        // [kSlots, batch_heads, kDim]
+  DeviceArray<__half> k_, v_;    // [kv_heads, max_seq, kDim]
   DeviceArray<float> out_, chunk_, partial_out_;
   DeviceArray<float2> partial_sum_;
   DeviceArray<uint32_t> tickets_;
