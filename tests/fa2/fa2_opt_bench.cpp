@@ -151,7 +151,7 @@ void measure(int keys, bool with_plans, bool last) {
     return graph_time(
         [&](cudaStream_t stream) { return launch_decode_mma(call, plan, session.workspace(), stream); });
   };
-  const SplitPlan plan = plan_splits(keys, call.shape.tiles(), session.sm_count());
+  const SplitPlan plan = session.plan_over(keys);
   const double mma = mma_under(plan);
   const double plain = graph_time([&](cudaStream_t stream) { return launch_decode_plain(call, stream); });
   const double baseline = baseline_step(in, keys);
@@ -164,11 +164,15 @@ void measure(int keys, bool with_plans, bool last) {
   std::fflush(stdout);
   if (!with_plans || keys <= kMaxKeysOfOneBlock) return;
   std::string line = "    plans:";
-  for (int least : {64, 128, 192, 256, 512}) {
-    const SplitPlan other = plan_splits(keys, call.shape.tiles(), session.sm_count(), least);
+  const auto try_plan = [&](SplitPlan other) {
     char text[60];
-    std::snprintf(text, sizeof text, " %dx%d: %.2f", other.splits, other.keys_per_split, mma_under(other));
+    std::snprintf(text, sizeof text, " %s%dx%d: %.2f", other.cluster ? "cluster " : "", other.splits,
+                  other.keys_per_split, mma_under(other));
     line += text;
+  };
+  for (int least : {64, 128, 256}) try_plan(plan_splits(keys, call.shape.tiles(), session.sm_count(), least));
+  for (int size : {4, 8, 16}) {
+    if (size <= session.max_cluster()) try_plan(plan_cluster(keys, size));
   }
   std::fprintf(stderr, "%5d keys%s\n", keys, line.c_str());
 }

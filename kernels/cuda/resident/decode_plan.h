@@ -25,7 +25,10 @@ inline constexpr int32_t kKeysPerStep = 16;  // of a warp: the depth of one prod
 // Keys [s * keys_per_split, (s + 1) * keys_per_split) are split s's; a multiple of kKeysPerStep.
 struct SplitPlan {
   int32_t splits, keys_per_split;
+  bool cluster =
+      false;  // the splits of a tile meet in each other's shared memory (sm_90 on), else in global memory
 };
+inline constexpr int32_t kMaxCluster = 16;
 // least_keys: what a split has at least; 0: an eighth of the keys, but 128 to 256, a pass of a block's warps.
 // Below, warps have nothing to do; above, blocks take turns while other SMs have nothing (measured on an
 // H200).
@@ -40,6 +43,20 @@ constexpr SplitPlan plan_splits(int32_t keys, int32_t tiles, int32_t sm_count, i
   if (splits < 1) splits = 1;
   const int32_t per_split = ((keys + splits - 1) / splits + kKeysPerStep - 1) / kKeysPerStep * kKeysPerStep;
   return {(keys + per_split - 1) / per_split, per_split};
+}
+// Splits as one cluster of `size` blocks, a power of two; the last may have no keys.
+constexpr SplitPlan plan_cluster(int32_t keys, int32_t size) {
+  return {size, ((keys + size - 1) / size + kKeysPerStep - 1) / kKeysPerStep * kKeysPerStep, true};
+}
+// Where clusters of max_cluster blocks can be had (0: none). They meet sooner, but are 16 at most: not for
+// sequences so long that more blocks count for more.
+constexpr SplitPlan plan_decode(int32_t keys, int32_t tiles, int32_t sm_count, int32_t max_cluster) {
+  const SplitPlan plan = plan_splits(keys, tiles, sm_count);
+  int32_t size = keys > 2048 && max_cluster > 8 ? 16 : max_cluster < 8 ? 0 : 8;
+  while (size > 1 && size * tiles > sm_count) size /= 2;
+  if (plan.splits == 1 || size < 2) return plan;
+  const SplitPlan cluster = plan_cluster(keys, size);
+  return cluster.keys_per_split <= 1024 ? cluster : plan;
 }
 // Splits of all tiles never exceed this, whatever the length.
 constexpr int64_t max_partials(int32_t tiles, int32_t sm_count) {

@@ -86,6 +86,21 @@ TEST(DecodePlan, EveryKeyIsOneSplits) {
   }
 }
 
+TEST(DecodePlan, ClustersAreAsLargeAsCanBeHad) {
+  for (const int32_t most : {0, 8, 16}) {
+    for (int32_t keys = 1; keys < 200000; keys = keys * 5 / 4 + 1) {
+      const SplitPlan plan = plan_decode(keys, 2, 132, most);
+      ASSERT_GE(int64_t{plan.splits} * plan.keys_per_split, keys);
+      ASSERT_LE(plan.splits, plan.cluster ? most : kMaxSplits);
+      if (keys <= kMaxKeysOfOneBlock) {
+        ASSERT_EQ(plan.splits, 1);
+      }
+    }
+  }
+  EXPECT_TRUE(plan_decode(1024, 2, 132, 16).cluster);
+  EXPECT_FALSE(plan_decode(100000, 2, 132, 16).cluster) << "more blocks count for more";
+}
+
 TEST(DecodeShape, QueryHeadsOfAKvHeadAreRowsOfItsTile) {
   constexpr DecodeShape qwen{14, 2, 64, 8192};
   EXPECT_EQ(qwen.group(), 7);

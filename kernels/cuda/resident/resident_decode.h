@@ -41,6 +41,8 @@ struct DecodeCall {
 // Tensor cores, one launch: the splits of a tile take a ticket each, and who takes the last one reduces them.
 cudaError_t launch_decode_mma(const DecodeCall& call, SplitPlan plan, const SplitWorkspace& workspace,
                               cudaStream_t stream);
+// For plan_decode: how large a cluster the current GPU and the code for it can have.
+int32_t max_cluster_size(const DecodeShape& shape);
 // Neither tensor cores nor splits: one block a query head. For comparison.
 cudaError_t launch_decode_plain(const DecodeCall& call, cudaStream_t stream);
 // The same in float32: q [batch_heads, head_dim], k and v [kv_heads, keys, head_dim].

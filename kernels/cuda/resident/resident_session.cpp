@@ -73,6 +73,7 @@ void ResidentSession::allocate() {
   check_cuda(cudaGetDevice(&device_), "init: cudaGetDevice");
   check_cuda(cudaDeviceGetAttribute(&sm_count_, cudaDevAttrMultiProcessorCount, device_),
              "init: cudaDeviceGetAttribute");
+  max_cluster_ = max_cluster_size(shape_);
   copy_ = make_stream();
   compute_ = make_stream();
   for (cudaEvent_t* event : {&copied_, &attended_}) *event = make_event();
@@ -192,9 +193,7 @@ void ResidentSession::decode() {
   const UseDevice use(device_);
   const int32_t keys = state_.length() + 1;
   check_cuda(cudaStreamWaitEvent(compute_, copied_, 0), "decode_gpu: cudaStreamWaitEvent");
-  check_cuda(
-      launch_decode_mma(call_over(keys), plan_splits(keys, shape_.tiles(), sm_count_), workspace_, compute_),
-      "decode_gpu: launch");
+  check_cuda(launch_decode_mma(call_over(keys), plan_over(keys), workspace_, compute_), "decode_gpu: launch");
   if (slot() % kGroupSlots == kGroupSlots - 1) {
     check_cuda(cudaEventRecord(group_decoded_[slot() / kGroupSlots], compute_),
                "decode_gpu: cudaEventRecord");

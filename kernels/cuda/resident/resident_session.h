@@ -63,7 +63,11 @@ class ResidentSession {
   // For benchmarks: what decode() would launch over `keys` keys, and the plan it would take.
   DecodeCall call_over(int32_t keys) const;
   const SplitWorkspace& workspace() const { return workspace_; }
+  SplitPlan plan_over(int32_t keys) const {
+    return plan_decode(keys, shape_.tiles(), sm_count_, max_cluster_);
+  }
   int sm_count() const { return sm_count_; }
+  int32_t max_cluster() const { return max_cluster_; }
 
  private:
   static constexpr uint32_t kSlots = 16, kGroupSlots = 8, kGroups = kSlots / kGroupSlots;
@@ -83,6 +87,7 @@ class ResidentSession {
   const DecodeShape shape_;
   DecodeState state_;
   int device_ = 0, sm_count_ = 0;
+  int32_t max_cluster_ = 0;
   uint32_t tokens_ = 0;  // loaded since init, resets or not; wraps around
   cudaStream_t copy_ = nullptr, compute_ = nullptr;
   cudaEvent_t copied_ = nullptr;    // the token loaded last
