@@ -21,7 +21,7 @@ PREFIX ?= /usr/local
 NVCC ?= nvcc
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check install package deps deps-test fuzz soak format lint asan tsan cross cuda clean
+.PHONY: help run build test check install package deps deps-test fuzz soak format lint asan tsan cross cuda fa2-opt test-fa2-opt clean
 
 help:
 	@echo 'make run      answer a prompt with SmolLM2-135M-Instruct (installs, builds and fetches what is missing)'
@@ -43,6 +43,8 @@ help:
 	@echo 'make tsan     tests of the threads under the thread sanitizer'
 	@echo 'make cross    tests of the kernels on the other architecture (x86-64 or ARM) under qemu'
 	@echo 'make cuda     build/cuda/millrace, with the CUDA backend (needs nvcc)'
+	@echo 'make fa2-opt  build/fa2-opt: the resident decode as a small library of its own (CUDA_ARCH: flags for nvcc)'
+	@echo 'make test-fa2-opt  its results against float64 and its frozen benchmark, on a GPU'
 	@echo 'make deps     install the packages a build needs'
 	@echo 'make clean    remove everything built; fetched models in build/models stay'
 
@@ -95,6 +97,13 @@ cuda: deps
 	  echo 'make cuda: nvcc is not on the PATH; install the CUDA toolkit (12.8 or later), or use: make build' >&2; exit 2; }
 	@test -f build/cuda/build.ninja || cmake --preset cuda -DCMAKE_CUDA_COMPILER="$$(command -v $(NVCC))"
 	@cmake --build --preset cuda
+
+# Variables that are not given keep the script's defaults.
+fa2-opt:
+	@CUDA_ARCH='$(CUDA_ARCH)' NVCC='$(NVCC)' tools/fa2_opt.sh
+
+test-fa2-opt: fa2-opt
+	@python3 tests/fa2/fa2_gate.py build/fa2-opt
 
 clean:
 	@if [ -d build ]; then find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} +; fi
