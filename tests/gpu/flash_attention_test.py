@@ -327,6 +327,70 @@ def check_forward(torch, library, case):
     return "; ".join(faults[:3]) or None
 
 
+def check_backward(torch, library, case, runs):
+    """None, or what is wrong: both modes against autograd in float64; the deterministic one bit by bit `runs` times."""
+    run = Run(torch, case)
+    workspace = library.workspace(torch, run.problem)
+    views = [run.view(run.q, 0), run.view(run.k, 1), run.view(run.v, 1), run.view(run.out, 0)]
+    library.forward(torch, run.problem, *views, run.lse.data_ptr(), workspace)
+    run.d_out, d_out_rows = run.rows(run.h, run.dv, 0)
+    grads = [run.rows(run.h, run.d, 0), run.rows(run.hk, run.d, 1), run.rows(run.hk, run.dv, 1)]
+    for b in range(run.batch):
+        x = d_out_rows(b)
+        x.copy_(torch.randn(x.shape, device="cuda"))
+    want = [[], [], []]
+    want_sinks = None
+    for b in range(run.batch):
+        q, k, v = (rows(b).double().requires_grad_() for rows in (run.q_rows, run.k_rows, run.v_rows))
+        sinks = run.sinks.double().requires_grad_() if case.sinks else None
+        out, _ = oracle(torch, q, k, v, run.problem.scale, case.softcap, run.seen(b), sinks)
+        out.backward(torch.nan_to_num(d_out_rows(b).double()))
+        for i, x in enumerate((q, k, v)):
+            want[i].append(x.grad if x.grad is not None else torch.zeros_like(x))
+        if case.sinks:
+            d_sinks = sinks.grad if sinks.grad is not None else torch.zeros_like(sinks)
+            want_sinks = d_sinks if want_sinks is None else want_sinks + d_sinks
+    bound = 1e-2 if case.dtype == "bf16" else 2e-3
+    faults = []
+    for deterministic in (1, 0):
+        first = None
+        for again in range(runs if deterministic else 1):
+            got_sinks = torch.full((run.h,), math.nan, device="cuda")
+            for x, _ in grads:
+                x.fill_(math.nan)
+            workspace = library.workspace(torch, run.problem, deterministic)
+            g = Gradients(run.view(run.d_out, 0), run.view(grads[0][0], 0), run.view(grads[1][0], 1),
+                          run.view(grads[2][0], 1), got_sinks.data_ptr() if case.sinks else None, deterministic)
+            library.backward(torch, run.problem, *views, run.lse.data_ptr(), g, workspace)
+            torch.cuda.synchronize()
+            bits = [x.clone().view(torch.int16) for x, _ in grads] + [got_sinks.clone().view(torch.int32)]
+            if first is None:
+                first = bits
+            elif not all(bool((a == b).all()) for a, b in zip(first, bits)):
+                faults.append(f"run {again} has other bits")
+                break
+        mode = "deterministic" if deterministic else "atomic"
+        for i, name in enumerate(("dQ", "dK", "dV")):
+            # Of a row that sees next to nothing a gradient may be zero, of noise in float32.
+            for b in range(run.batch):
+                error, at = relative(torch, grads[i][1](b), want[i][b], 1e-2)
+                if not error <= bound:
+                    faults.append(f"{mode} {name} of sequence {b}: {error:.2e} of its norm, {at}")
+            if not guards_kept(torch, run, grads[i][0], None, min(i, 1)):
+                faults.append(f"{mode} {name} written past a row or a sequence")
+        if case.sinks:
+            error = float((got_sinks.double() - want_sinks).abs().max() / want_sinks.abs().max().clamp_min(1e-2))
+            if not error <= bound:
+                faults.append(f"{mode} dSink: {error:.2e}")
+    return "; ".join(faults[:3]) or None
+
+
+def backward_cases():
+    for case in forward_cases():
+        if case.layout != "paged" and max(case.dims) <= 128:
+            yield case
+
+
 def forward_cases():
     dims = [(64, 64), (128, 128), (96, 96), (192, 128), (256, 256)]
     masks = [(-1, -1), (-1, 0), (128, 0), (100, 37), (0, 0), (-1, 33)]
@@ -367,6 +431,7 @@ def main():
     parser.add_argument("--match", default="")
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--what", default="forward")
+    parser.add_argument("--runs", type=int, default=3, help="of the deterministic mode, which have to be bit-equal")
     parser.add_argument("--show", type=int, default=12, help="failures that are printed")
     options = parser.parse_args()
     try:
@@ -377,10 +442,14 @@ def main():
         skip("torch finds no GPU")
     library = Library(options.library)
     done = failed = 0
-    for case in selected(forward_cases(), options.match, options.part):
+    cases = forward_cases() if options.what == "forward" else backward_cases()
+    for case in selected(cases, options.match, options.part):
         done += 1
         try:
-            fault = check_forward(torch, library, case)
+            if options.what == "forward":
+                fault = check_forward(torch, library, case)
+            else:
+                fault = check_backward(torch, library, case, options.runs)
         except RuntimeError as error:
             fault = str(error)[:200]
         if fault:

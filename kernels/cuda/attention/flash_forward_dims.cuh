@@ -11,7 +11,7 @@ void launch_flash_forward_dims(const FlashForwardCall& call, const Launch& at) {
   const mr_flash_problem& problem = call.problem;
   FlashForwardParams p{};
   p.shape = flash_shape(problem);
-  p.schedule = {call.counter, call.tile_starts, 0, 0};
+  p.schedule = {call.counter, call.tile_starts, 0, problem.heads, 0};
   p.out_strides = flash_strides(call.out, problem.cu_q != nullptr);
   p.out = call.out.data;
   p.lse = call.lse;

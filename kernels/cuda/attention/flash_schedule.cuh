@@ -12,28 +12,29 @@ struct FlashSchedule {
   int32_t* counter;      // of items taken beyond the first of each CTA
   int32_t* tile_starts;  // ragged: [batch + 1], tiles of the sequences before; null: dense
   int32_t tiles;         // of a sequence; ragged: of all together at most
+  int32_t heads;         // of a sequence: query heads, of backward KV heads
   int32_t section;       // heads (of all sequences) that go together
 
   struct Item {
     int32_t b, head, tile;
   };
   __device__ int32_t items(const FlashShape& s) const {
-    return (tile_starts != nullptr ? tile_starts[s.batch] : tiles * s.batch) * s.heads;
+    return (tile_starts != nullptr ? tile_starts[s.batch] : tiles * s.batch) * heads;
   }
   __device__ Item at(const FlashShape& s, int32_t item) const {
     if (tile_starts != nullptr) {
-      const int32_t t = item / s.heads;
+      const int32_t t = item / heads;
       int32_t low = 0, past = s.batch;  // tile_starts[low] <= t < tile_starts[past]
       while (past - low > 1) {
         const int32_t middle = (low + past) / 2;
         (tile_starts[middle] <= t ? low : past) = middle;
       }
-      return {low, item - t * s.heads, tile_starts[low + 1] - 1 - t};
+      return {low, item - t * heads, tile_starts[low + 1] - 1 - t};
     }
-    const int32_t all = s.batch * s.heads, first = item / (section * tiles) * section;
-    const int32_t in_section = item - first * tiles, heads = min(section, all - first);
-    const int32_t head = first + in_section % heads;
-    return {head / s.heads, head % s.heads, tiles - 1 - in_section / heads};
+    const int32_t all = s.batch * heads, first = item / (section * tiles) * section;
+    const int32_t in_section = item - first * tiles, here = min(section, all - first);
+    const int32_t head = first + in_section % here;
+    return {head / heads, head % heads, tiles - 1 - in_section / here};
   }
 };
 
