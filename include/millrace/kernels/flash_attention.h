@@ -25,7 +25,9 @@ extern "C" {
 
 /* [batch, seq, heads, dim] by strides, in elements; dim is contiguous. [batch, heads, seq, dim] is the same
  * with other strides. Ragged: batch_stride is ignored, rows of all sequences follow one another. Data and
- * rows are aligned to 16 bytes. */
+ * rows are aligned to 16 bytes: a stride, where there is more than one to step over, is at least dim and a
+ * multiple of 16 bytes, and the rows of an output do not overlap. data may be NULL where there are no rows.
+ */
 typedef struct mr_flash_tensor {
   void* data;
   int64_t batch_stride, seq_stride, head_stride;
@@ -43,38 +45,42 @@ typedef struct mr_flash_blocks {
 } mr_flash_blocks;
 
 typedef struct mr_flash_problem {
-  mr_dtype type; /* of q, k, v, out: MR_BF16, MR_F16; MR_F32 on a CPU; MR_F8_E4M3: q, k, v, with out in BF16 */
+  mr_dtype
+      type; /* of q, k, v, out: MR_BF16, MR_F16; MR_F32 on a CPU; MR_F8_E4M3: q, k, v, with out in BF16 */
   int32_t batch, heads, kv_heads;
-  int32_t head_dim, value_dim; /* of q and k; of v and out */
+  int32_t head_dim, value_dim; /* of q and k; of v and out. Multiples of 8, at most 256 */
   int32_t max_q, max_k;        /* the length of every sequence, or, ragged, of the longest */
 
   /* Ragged: sequence b owns rows [cu_q[b], cu_q[b + 1]) of q and out and [cu_k[b], cu_k[b + 1]) of k and v.
-   * [batch + 1] device memory, from 0; NULL: every sequence has max_q and max_k. */
+   * [batch + 1] device memory, from 0. Both, or both NULL: every sequence has max_q and max_k. */
   const int32_t* cu_q;
   const int32_t* cu_k;
   /* Paged keys: position j of sequence b lies in page pages[b * pages_stride + j / page_tokens], at row
    * j % page_tokens; k and v are then [page, page_tokens, kv_heads, dim] with batch_stride from one page to
-   * the next, and k_lengths [batch] says how many keys each has (cu_k is ignored). Forward only. NULL: not
-   * paged. */
+   * the next, and k_lengths [batch] says how many keys each has (cu_k is ignored, cu_q is not: queries may
+   * be ragged or dense). Forward only. NULL: not paged. */
   const int32_t* pages;
   int64_t pages_stride;
   int32_t page_tokens; /* a multiple of 16 */
   const int32_t* k_lengths;
 
-  float scale;   /* 0: 1 / sqrt(head_dim) */
-  float softcap; /* 0: none */
+  float scale;                       /* 0: 1 / sqrt(head_dim) */
+  float softcap;                     /* 0: none */
   int32_t window_left, window_right; /* negative: open. Causal: -1, 0 */
   const float* sinks;                /* [heads], or NULL */
   const mr_flash_blocks* blocks;     /* host struct, or NULL: every block */
 
   /* MR_F8_E4M3 only. What codes are multiplied by, float32: a scale per row of q, [batch or 1][seq][heads]
-   * as q's rows lie, and per block of 128 absolute positions of k and v, [batch][kv_heads][ceil(max_k / 128)]. */
+   * as q's rows lie, and per block of 128 absolute positions of k and v, [batch][kv_heads][ceil(max_k /
+   * 128)]. */
   const float* q_scales;
   const float* k_scales;
   const float* v_scales;
 } mr_flash_problem;
 
-/* Forward. lse: float32 [batch, heads, max_q], ragged [heads, cu_q[batch]]; NULL: not wanted. */
+/* Forward. lse: float32 [batch, heads, max_q], ragged [heads, cu_q[batch]]; NULL: not wanted. The workspace
+ * is asked for with the problem alone: the device's arrays are not read. On a CPU the lists (cu_q, pages,
+ * columns ...) are checked too, before anything is computed. */
 MR_API mr_status mr_flash_forward_workspace_bytes(const mr_device* device, const mr_flash_problem* problem,
                                                   size_t* bytes);
 MR_API mr_status mr_flash_forward(mr_device* device, const mr_flash_problem* problem, mr_flash_tensor q,
@@ -82,13 +88,14 @@ MR_API mr_status mr_flash_forward(mr_device* device, const mr_flash_problem* pro
                                   void* workspace, size_t workspace_bytes, mr_stream stream);
 
 /* Backward: q, k, v, out and lse as forward had and gave them, d_out the gradient of out. d_q, d_k, d_v in
- * the problem's type; d_sinks float32 [heads], NULL where there are no sinks. All are written, not added to.
+ * the problem's type (MR_BF16, MR_F16; MR_F32 on a CPU); d_sinks float32 [heads], NULL where it is not
+ * wanted or there are no sinks. All are written, not added to.
  * deterministic 1: every sum in a fixed order, bit-equal from run to run. 0: dQ by atomic additions, faster.
  * The workspace is of the order of the tensors, never of scores. */
 typedef struct mr_flash_gradients {
-  mr_flash_tensor d_out;       /* in */
+  mr_flash_tensor d_out;         /* in */
   mr_flash_tensor d_q, d_k, d_v; /* out */
-  float* d_sinks;              /* out, or NULL */
+  float* d_sinks;                /* out, or NULL */
   int32_t deterministic;
 } mr_flash_gradients;
 
@@ -100,13 +107,15 @@ MR_API mr_status mr_flash_backward(mr_device* device, const mr_flash_problem* pr
                                    size_t workspace_bytes, mr_stream stream);
 
 /* q, k, v [rows, dim] of `type` -> codes and scales of MR_F8_E4M3 as above, with (rotate 1) or without a
- * Hadamard rotation of each row of q and k by the same orthogonal matrix: scores stay, outliers spread. */
+ * Hadamard rotation of each row of q and k by the same orthogonal matrix: scores stay, outliers spread. The
+ * matrix is H / sqrt(n) in Sylvester's order for every n neighbours, n the largest power of two that divides
+ * dim. A scale is the largest magnitude / 448, and 1 where all are zero. */
 typedef struct mr_flash_quantize_args {
   mr_dtype type; /* of x: MR_BF16 or MR_F16 */
   int32_t batch, seq, heads, dim;
   mr_flash_tensor x;     /* in */
   mr_flash_tensor codes; /* out, one byte an element */
-  float* scales;         /* out: [batch][seq][heads], or with rows_per_scale 128 [batch][heads][ceil(seq / 128)] */
+  float* scales; /* out: [batch][seq][heads], or with rows_per_scale 128 [batch][heads][ceil(seq / 128)] */
   int32_t rows_per_scale; /* 1 for q, 128 for k and v */
   int32_t rotate;
 } mr_flash_quantize_args;

@@ -10,11 +10,34 @@ namespace {
 
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-bool has_head_size(const mr_flash_problem& p) {
-  if (p.head_dim == 192) return p.value_dim == 128;
-  const bool listed = p.head_dim == 64 || p.head_dim == 96 || p.head_dim == 128 || p.head_dim == 256;
-  return listed && p.value_dim == p.head_dim;
-}
+// The workspace of forward, one part behind the other; with a null base it counts.
+struct ForwardMemory {
+  int32_t *counter, *tile_starts;
+  int32_t splits = 1;
+  float *partial = nullptr, *partial_lse = nullptr;
+  size_t bytes = 0;
+
+  ForwardMemory(const mr_flash_problem& p, void* base) {
+    counter = take<int32_t>(base, 1);
+    tile_starts = take<int32_t>(base, p.cu_q != nullptr ? static_cast<size_t>(p.batch) + 1 : 0);
+    if (!flash_is_decode(p) || p.max_k <= kFlashSplitKeys) return;
+    splits = (p.max_k + kFlashSplitKeys - 1) / kFlashSplitKeys;
+    const size_t rows = static_cast<size_t>(p.batch) * static_cast<size_t>(p.heads) *
+                        static_cast<size_t>(p.max_q) * static_cast<size_t>(splits);
+    partial = take<float>(base, rows * static_cast<size_t>(p.value_dim));
+    partial_lse = take<float>(base, rows);
+  }
+
+ private:
+  // Null where there is nothing of it.
+  template <class T>
+  T* take(void* base, size_t count) {
+    T* at =
+        count == 0 || base == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<uint8_t*>(base) + bytes);
+    bytes += aligned(count * sizeof(T));
+    return at;
+  }
+};
 
 // The workspace of backward, one part behind the other; with a null base it counts.
 struct BackwardMemory {
@@ -52,26 +75,26 @@ const char* flash_forward_lacks(const mr_flash_problem& problem, const Device& d
   if (!device.has_wgmma()) return "this GPU or build has no kernel; one with sm_90a (H100, H200) has";
   if (problem.type != MR_BF16 && problem.type != MR_F16)
     return "no kernel for this type; MR_BF16 and MR_F16 have one";
-  if (!has_head_size(problem)) {
-    return "no kernel for these head sizes; head_dim and value_dim 64, 96, 128, 256, and 192 with 128, have "
-           "one: pad "
-           "with zeros and give scale";
+  if (problem.head_dim % 8 != 0 || problem.value_dim % 8 != 0 || problem.head_dim > 256 ||
+      problem.value_dim > 256) {
+    return "no kernel for these head sizes; multiples of 8 up to 256 have one";
   }
   if (problem.blocks != nullptr) return "no kernel for block-sparse calls; blocks NULL has one";
   return nullptr;
 }
 
 size_t flash_forward_workspace(const mr_flash_problem& problem, const Device&) {
-  return 256 + aligned((static_cast<size_t>(problem.batch) + 1) * sizeof(int32_t));
+  return ForwardMemory(problem, nullptr).bytes;
 }
 
 void launch_flash_forward(const mr_flash_problem& problem, const mr_flash_tensor& q, const mr_flash_tensor& k,
                           const mr_flash_tensor& v, const mr_flash_tensor& out, float* lse, void* workspace,
                           const Launch& at) {
   if (problem.batch == 0 || problem.heads == 0 || problem.max_q == 0) return;
-  auto* counter = static_cast<int32_t*>(workspace);
-  const FlashForwardCall call{problem, q,   k,       v,
-                              out,     lse, counter, problem.cu_q != nullptr ? counter + 64 : nullptr};
+  const ForwardMemory memory(problem, workspace);
+  const FlashForwardCall call{
+      problem,           q, k, v, out, lse, memory.counter, memory.tile_starts, memory.splits, memory.partial,
+      memory.partial_lse};
   problem.type == MR_BF16 ? launch_flash_forward_bf16(call, at) : launch_flash_forward_f16(call, at);
 }
 

@@ -22,10 +22,13 @@ namespace millrace::cuda {
 
 inline constexpr int kFlashBackwardKeys = 128, kFlashBackwardConsumers = 2;
 
-// Tiles of kTileQueries; head sizes up to kPaddedDim, the rest reads as zeros.
-template <class ElementType, int kPaddedDim, int kTileQueries>
+// Tiles of kTileQueries; head sizes up to kPaddedDim, the rest reads as zeros. kSoftcap: scores are capped.
+template <class ElementType, int kPaddedDim, int kTileQueries, bool kSoftcap>
 struct FlashBackwardConfig {
   using Element = ElementType;
+  static constexpr bool kCapped = kSoftcap;
+  // dS from probabilities that have been rounded for dV: their float32 would not fit the registers.
+  static constexpr bool kRoundedProbs = kTileQueries == 128 && !kCapped;
   static constexpr int kDim = kPaddedDim, kQueries = kTileQueries, kKeys = kFlashBackwardKeys, kStages = 2;
   static constexpr int kParts = kDim / kFlashPart;
   static constexpr int kThreads = (kFlashBackwardConsumers + 1) * ptx::kWarpgroupThreads;
@@ -267,12 +270,12 @@ class FlashBackwardConsumer {
   __device__ __forceinline__ void mainloop(int32_t steps, float (&dk)[kSums], float (&dv)[kSums]) {
     float score[kScores];
     uint32_t prob[kSteps][4], ds[kSteps][4];
-    ptx::barrier_wait(shared_.full(false, 0), 0);
-    multiply_scores(shared_.base, shared_.queries(0), score);
     int32_t tile = item_.tiles.first;
     for (uint32_t n = 0; n < static_cast<uint32_t>(steps); ++n) {
       {
         float dp[kScores];
+        ptx::barrier_wait(shared_.full(false, n), n / C::kStages % 2);
+        multiply_scores(shared_.base, shared_.queries(n), score);
         ptx::barrier_wait(shared_.full(true, n), n / C::kStages % 2);
         multiply_scores(shared_.base + C::kValuesAt, shared_.gradients(n), dp);
         ptx::wgmma_wait<1>();
@@ -282,8 +285,7 @@ class FlashBackwardConsumer {
         multiply_add(prob, shared_.gradients(n), dv);
         ptx::wgmma_wait<1>();
         ptx::fence_registers(dp);
-        differentiate(shared_.delta(n), score, dp);
-        round_to(dp, ds);
+        differentiate(shared_.delta(n), score, prob, dp, ds);
       }
       store_ds(n, ds);
       ptx::publish_to_async();
@@ -292,26 +294,18 @@ class FlashBackwardConsumer {
       multiply_dq(n, dq);
       ptx::fence_registers(dk);
       multiply_add(ds, shared_.queries(n), dk);
-      // Behind the last step comes one that nobody looks at: a branch here would have the assembler wait for
-      // every product.
-      if (n + 1 < static_cast<uint32_t>(steps)) {
-        ptx::barrier_wait(shared_.full(false, n + 1), (n + 1) / C::kStages % 2);
-      }
-      multiply_scores(shared_.base, shared_.queries(n + 1), score);
-      ptx::wgmma_wait<2>();
+      ptx::wgmma_wait<1>();
       ptx::fence_registers(dq);
       ptx::fence_registers(dv);
       ptx::fence_registers(prob);
       arrive(shared_.empty(true, n));
       store_dq(n, dq);
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<0>();
       ptx::fence_registers(dk);
       ptx::fence_registers(ds);
       arrive(shared_.empty(false, n));
       if (++tile == item_.tiles.past) tile = item_.tiles.first;
     }
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(score);
   }
 
   // This warpgroup's 64 rows of `a` (keys or values) times the tile at `b` (queries or dO), of all
@@ -361,16 +355,15 @@ class FlashBackwardConsumer {
                                                uint32_t (&prob)[kSteps][4]) const {
     const FlashShape& s = p_.shape;
     const float* at = lse + thread_ % 4 * 2;
-    const bool capped = s.softcap > 0.0f;
-    const float in = s.scale / s.softcap, out = s.softcap * kFlashLog2e;
-    if (capped) {
+    const float in = C::kCapped ? s.scale / s.softcap : 0.0f, out = s.softcap * kFlashLog2e;
+    if constexpr (C::kCapped) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) score[i] = out * flash_tanh(score[i] * in);
     }
-    const float factor = capped ? 1.0f : s.scale_log2;
+    const float factor = C::kCapped ? 1.0f : s.scale_log2;
     const int32_t query = tile * C::kQueries;
     if (query < whole_first_ || query + C::kQueries > whole_past_) mask(query, factor, score);
-    if (capped) {
+    if constexpr (C::kCapped) {
       const float inverse = 1.0f / out;
 #pragma unroll
       for (int i = 0; i < kScores; i += 2) {
@@ -383,18 +376,18 @@ class FlashBackwardConsumer {
           score[i + e] = p[e] > 0.0f ? p[e] * fmaf(-tanh, tanh, 1.0f) : p[e];
         }
       }
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-      const float2 base = *reinterpret_cast<const float2*>(at + 8 * j);
+      for (int j = 0; j < kScores / 4; ++j) {
+        const float2 base = *reinterpret_cast<const float2*>(at + 8 * j);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& x = score[4 * j + e];
-        x = ptx::exp2_approx(fmaf(x, factor, e % 2 == 0 ? -base.x : -base.y));
+        for (int e = 0; e < 4; ++e) {
+          float& x = score[4 * j + e];
+          x = ptx::exp2_approx(fmaf(x, factor, e % 2 == 0 ? -base.x : -base.y));
+        }
       }
+      round_to(score, prob);
     }
-    round_to(score, prob);
   }
   __device__ __forceinline__ void mask(int32_t query, float factor, float (&score)[kScores]) const {
     const float hidden = factor < 0.0f ? INFINITY : -INFINITY;
@@ -410,18 +403,17 @@ class FlashBackwardConsumer {
       }
     }
   }
-  // dp = P (dp - D).
-  __device__ __forceinline__ void differentiate(const float* delta, const float (&prob)[kScores],
-                                                float (&dp)[kScores]) const {
+  // ds = P (dp - D), rounded.
+  __device__ __forceinline__ void differentiate(const float* delta, const float (&score)[kScores],
+                                                const uint32_t (&prob)[kSteps][4], const float (&dp)[kScores],
+                                                uint32_t (&ds)[kSteps][4]) const {
     const float* at = delta + thread_ % 4 * 2;
 #pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-      const float2 base = *reinterpret_cast<const float2*>(at + 8 * j);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& x = dp[4 * j + e];
-        x = prob[4 * j + e] * (x - (e % 2 == 0 ? base.x : base.y));
-      }
+    for (int i = 0; i < kScores; i += 2) {
+      const float2 base = *reinterpret_cast<const float2*>(at + i / 4 * 8);
+      float2 p{score[i], score[i + 1]};
+      if constexpr (C::kRoundedProbs) p = flash_unpack<Element>(prob[i / 8][i / 2 % 4]);
+      ds[i / 8][i / 2 % 4] = flash_pack<Element>(p.x * (dp[i] - base.x), p.y * (dp[i + 1] - base.y));
     }
   }
   __device__ __forceinline__ static void round_to(const float (&x)[kScores], uint32_t (&to)[kSteps][4]) {
@@ -498,7 +490,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   if (threadIdx.x == 0) {
     shared.init();
     const int32_t ticket = atomicAdd(p.schedule.counter, 1);
-    FlashSchedule::Item at{-1, 0, 0};
+    FlashSchedule::Item at{-1, 0, 0, 0};
     if (ticket < p.schedule.items(p.shape)) {
       at = p.schedule.at(p.shape, ticket);
       if (p.ascending) {

@@ -4,7 +4,7 @@
 namespace millrace::cuda {
 
 void launch_flash_backward_bf16(const FlashBackwardCall& call, const Launch& at) {
-  launch_flash_backward_dims<__nv_bfloat16>(call, at);
+  launch_flash_backward_type<__nv_bfloat16>(call, at);
 }
 
 }  // namespace millrace::cuda

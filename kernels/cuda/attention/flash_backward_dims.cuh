@@ -62,7 +62,11 @@ void launch_flash_backward_as(const FlashBackwardCall& call, const Launch& at) {
         int64_t{problem.max_q} * p.shape.group * (problem.head_dim + problem.value_dim) * bytes;
     const int64_t section = std::max<int64_t>(1, (int64_t{24} << 20) / std::max<int64_t>(1, head_bytes));
     p.schedule = {
-        call.counter, call.tile_starts, static_cast<int32_t>(key_tiles), problem.kv_heads,
+        call.counter,
+        call.tile_starts,
+        static_cast<int32_t>(key_tiles),
+        problem.kv_heads,
+        1,
         static_cast<int32_t>(std::min<int64_t>(section, int64_t{problem.batch} * problem.kv_heads))};
     // Longest first, where order is free: of causal calls the first keys are seen by most.
     p.ascending = call.turns == nullptr && problem.window_right >= 0;
@@ -92,13 +96,18 @@ void launch_flash_backward_as(const FlashBackwardCall& call, const Launch& at) {
   }
 }
 
-template <class Element>
+template <class Element, bool kCapped>
 void launch_flash_backward_dims(const FlashBackwardCall& call, const Launch& at) {
   if (flash_backward_dim(call.problem) == 64) {
-    launch_flash_backward_as<FlashBackwardConfig<Element, 64, 128>>(call, at);
+    launch_flash_backward_as<FlashBackwardConfig<Element, 64, 128, kCapped>>(call, at);
   } else {
-    launch_flash_backward_as<FlashBackwardConfig<Element, 128, 64>>(call, at);
+    launch_flash_backward_as<FlashBackwardConfig<Element, 128, 64, kCapped>>(call, at);
   }
+}
+template <class Element>
+void launch_flash_backward_type(const FlashBackwardCall& call, const Launch& at) {
+  call.problem.softcap > 0.0f ? launch_flash_backward_dims<Element, true>(call, at)
+                              : launch_flash_backward_dims<Element, false>(call, at);
 }
 
 }  // namespace millrace::cuda

@@ -4,7 +4,7 @@
 namespace millrace::cuda {
 
 void launch_flash_backward_f16(const FlashBackwardCall& call, const Launch& at) {
-  launch_flash_backward_dims<__half>(call, at);
+  launch_flash_backward_type<__half>(call, at);
 }
 
 }  // namespace millrace::cuda

@@ -8,11 +8,14 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/attention/flash_forward_call.h"
 #include "kernels/cuda/attention/flash_schedule.cuh"
 
 namespace millrace::cuda {
 
-// Tiles of kConsumers * 64 queries and kTileKeys keys; kStages of each of K and V.
+// Tiles of kConsumers * 64 rows and kTileKeys keys; kStages of each of K and V. Head sizes up to kDim and
+// kDimV: what is missing reads as zeros. One warpgroup is for few rows, whose time is that of loading keys:
+// it has two stages of Q.
 template <class ElementType, int kHeadDim, int kValueDim, int kKeys, int kWarpgroups, int kDepth, bool kTurns>
 struct FlashForwardConfig {
   using Element = ElementType;
@@ -24,14 +27,16 @@ struct FlashForwardConfig {
                        kPartsV = (kDimV + kFlashPart - 1) / kFlashPart;
   static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 1 ? 256 - 16 : kConsumers == 2 ? 232 : 160;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static constexpr int kQueryStages = kConsumers == 1 ? 2 : 1;
   static constexpr int kQueryPartBytes = kRows * ptx::kSwizzleRowBytes;
   static constexpr int kKeyPartBytes = kTileKeys * ptx::kSwizzleRowBytes;
   static constexpr int kKeyBytes = kParts * kKeyPartBytes, kValueBytes = kPartsV * kKeyPartBytes;
-  static constexpr int kKeysAt = kParts * kQueryPartBytes, kValuesAt = kKeysAt + kStages * kKeyBytes;
+  static constexpr int kQueryBytes = kParts * kQueryPartBytes;
+  static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kKeyBytes;
   static constexpr int kBarriersAt = kValuesAt + kStages * kValueBytes;
   static constexpr int kItemSlots = 2;
-  static constexpr int kBarriers = 4 * kStages + 2 + 2 * kItemSlots;
+  static constexpr int kBarriers = 4 * kStages + 2 * kQueryStages + 2 * kItemSlots;
   static constexpr int kItemsAt = kBarriersAt + kBarriers * 8;
   static constexpr int kSharedBytes = kItemsAt + kItemSlots * 16;
   static_assert(kKeyPartBytes % 1024 == 0);
@@ -43,8 +48,15 @@ struct FlashForwardParams {
   FlashSchedule schedule;
   FlashStrides out_strides;
   void* out;
-  float* lse;        // or null
-  int32_t box_rows;  // of K and V
+  float* lse;           // or null
+  int32_t value_dim;    // columns of out
+  int32_t box_rows;     // of K and V
+  int32_t pack;         // heads of a token that are rows of one tile: 1 or shape.group
+  int32_t tile_tokens;  // kRows / pack
+  // Of splits of split_tiles tiles of keys each: out and log2 sums, [batch, heads,
+  // max_q][splits]([value_dim]). Null: one split, into out and lse.
+  int32_t split_tiles;
+  float *partial_out, *partial_lse;
 };
 
 #ifdef MILLRACE_HAS_WGMMA
@@ -61,14 +73,20 @@ struct FlashForwardShared {
   __device__ uint64_t* empty(bool values, uint32_t n) const {
     return barrier((values ? 3 : 1) * C::kStages + static_cast<int>(n % C::kStages));
   }
-  __device__ uint64_t* query_full() const { return barrier(4 * C::kStages); }
-  __device__ uint64_t* query_empty() const { return barrier(4 * C::kStages + 1); }
+  __device__ uint64_t* query_full(uint32_t n) const {
+    return barrier(4 * C::kStages + static_cast<int>(n % C::kQueryStages));
+  }
+  __device__ uint64_t* query_empty(uint32_t n) const {
+    return barrier(4 * C::kStages + C::kQueryStages + static_cast<int>(n % C::kQueryStages));
+  }
+  __device__ uint8_t* queries(uint32_t n) const { return base + n % C::kQueryStages * C::kQueryBytes; }
   // The item ring: the producer writes what comes next, consumers read it.
   __device__ uint64_t* item_full(uint32_t n) const {
-    return barrier(4 * C::kStages + 2 + static_cast<int>(n % C::kItemSlots));
+    return barrier(4 * C::kStages + 2 * C::kQueryStages + static_cast<int>(n % C::kItemSlots));
   }
   __device__ uint64_t* item_empty(uint32_t n) const {
-    return barrier(4 * C::kStages + 2 + C::kItemSlots + static_cast<int>(n % C::kItemSlots));
+    return barrier(4 * C::kStages + 2 * C::kQueryStages + C::kItemSlots +
+                   static_cast<int>(n % C::kItemSlots));
   }
   __device__ int4* item(uint32_t n) const {
     return reinterpret_cast<int4*>(base + C::kItemsAt) + n % C::kItemSlots;
@@ -86,8 +104,10 @@ struct FlashForwardShared {
         ptx::barrier_init(empty(values, n), kWarps);
       }
     }
-    ptx::barrier_init(query_full(), 1);
-    ptx::barrier_init(query_empty(), kWarps);
+    for (uint32_t n = 0; n < C::kQueryStages; ++n) {
+      ptx::barrier_init(query_full(n), 1);
+      ptx::barrier_init(query_empty(n), kWarps);
+    }
     for (uint32_t n = 0; n < C::kItemSlots; ++n) {
       ptx::barrier_init(item_full(n), 1);
       ptx::barrier_init(item_empty(n), kWarps);
@@ -96,15 +116,20 @@ struct FlashForwardShared {
   }
 };
 
-// Tiles of keys that the queries [tile * kRows, + kRows) see.
+// Tiles of keys that the tile's queries see, of its split.
 template <class C>
 struct FlashKeyTiles {
   int32_t first, past;
-  __device__ FlashKeyTiles(const FlashShape& s, const FlashSequence& seq, int32_t tile) {
-    const int32_t query = tile * C::kRows, last = min(query + C::kRows, seq.q_len) - 1;
-    const int32_t past_key = seq.past_key(s, last), first_key = seq.first_key(s, query);
+  __device__ FlashKeyTiles(const FlashForwardParams& p, const FlashSequence& seq, int32_t tile,
+                           int32_t split) {
+    const int32_t query = tile * p.tile_tokens, last = min(query + p.tile_tokens, seq.q_len) - 1;
+    const int32_t past_key = seq.past_key(p.shape, last), first_key = seq.first_key(p.shape, query);
     past = past_key > first_key ? (past_key + C::kTileKeys - 1) / C::kTileKeys : 0;
-    first = min(past, first_key / C::kTileKeys);
+    first = first_key / C::kTileKeys;
+    if (p.partial_out != nullptr) {
+      first = max(first, split * p.split_tiles), past = min(past, (split + 1) * p.split_tiles);
+    }
+    first = min(first, past);
   }
 };
 
@@ -123,38 +148,48 @@ class FlashForwardProducer {
       int32_t next = 0;
       if (lane_ == 0) next = atomicAdd(p_.schedule.counter, 1) + static_cast<int32_t>(gridDim.x);
       const bool has = item < items;
-      const FlashSchedule::Item at = has ? p_.schedule.at(p_.shape, item) : FlashSchedule::Item{-1, 0, 0};
+      const FlashSchedule::Item at = has ? p_.schedule.at(p_.shape, item) : FlashSchedule::Item{-1, 0, 0, 0};
       ptx::barrier_wait(shared_.item_empty(round), round / C::kItemSlots % 2 ^ 1);
       if (lane_ == 0) {
-        *shared_.item(round) = {at.b, at.head, at.tile, 0};
+        *shared_.item(round) = {at.b, at.head, at.tile, at.split};
         ptx::barrier_arrive(shared_.item_full(round));
       }
       if (!has) return;
-      load_item(at, round);
+      load_item(at);
       item = __shfl_sync(kAllLanes, next, 0);
     }
   }
 
  private:
-  __device__ void load_item(const FlashSchedule::Item& at, uint32_t round) {
+  __device__ void load_item(const FlashSchedule::Item& at) {
     const FlashShape& s = p_.shape;
     const FlashSequence seq(s, at.b);
-    const FlashKeyTiles<C> tiles(s, seq, at.tile);
-    ptx::barrier_wait(shared_.query_empty(), round % 2 ^ 1);
-    if (lane_ == 0) ptx::barrier_arrive_expect(shared_.query_full(), C::kParts * C::kQueryPartBytes);
-    __syncwarp();
-    if (lane_ < C::kParts) {
-      const FlashRows rows = flash_rows(s.cu_q != nullptr, s.max_q, seq.q_start, seq.q_len, at.head, at.b);
-      ptx::tma_load_5d(shared_.base + lane_ * C::kQueryPartBytes, &p_.q, lane_ * kFlashPart,
-                       rows.row + at.tile * C::kRows, rows.c2, rows.c3, 0, shared_.query_full());
-    }
-    const int32_t kv_head = at.head / s.group;
+    const FlashKeyTiles<C> tiles(p_, seq, at.tile, at.split);
+    if (tiles.past == tiles.first) return;
+    load_queries(seq, at);
+    const int32_t kv_head = p_.pack > 1 ? at.head : at.head / s.group;
     for (int32_t tile = tiles.past - 1; tile >= tiles.first; --tile) {
       load_tile<false>(seq, at.b, kv_head, tile, n_keys_);
       ++n_keys_;
       if (tile + 1 < tiles.past) load_tile<true>(seq, at.b, kv_head, tile + 1, n_values_++);
     }
-    if (tiles.past > tiles.first) load_tile<true>(seq, at.b, kv_head, tiles.first, n_values_++);
+    load_tile<true>(seq, at.b, kv_head, tiles.first, n_values_++);
+  }
+
+  __device__ void load_queries(const FlashSequence& seq, const FlashSchedule::Item& at) {
+    const FlashShape& s = p_.shape;
+    const uint32_t n = n_queries_++;
+    uint64_t* full = shared_.query_full(n);
+    ptx::barrier_wait(shared_.query_empty(n), n / C::kQueryStages % 2 ^ 1);
+    if (lane_ == 0) ptx::barrier_arrive_expect(full, C::kQueryBytes);
+    __syncwarp();
+    if (lane_ >= C::kParts) return;
+    const FlashRows rows = flash_rows(s.cu_q != nullptr, s.max_q, seq.q_start, seq.q_len, at.head, at.b);
+    const int32_t row = rows.row + at.tile * p_.tile_tokens;
+    const bool packed = p_.pack > 1;
+    ptx::tma_load_5d(shared_.queries(n) + lane_ * C::kQueryPartBytes, &p_.q, lane_ * kFlashPart,
+                     packed ? 0 : row, packed ? row : rows.c2, packed ? rows.c2 : rows.c3,
+                     packed ? rows.c3 : 0, full);
   }
 
   template <bool kValues>
@@ -187,7 +222,7 @@ class FlashForwardProducer {
   const FlashForwardParams& p_;
   const FlashForwardShared<C> shared_;
   const int32_t lane_;
-  uint32_t n_keys_ = 0, n_values_ = 0;
+  uint32_t n_queries_ = 0, n_keys_ = 0, n_values_ = 0;
 };
 
 // A warpgroup's 64 rows. Lane (g, t) of warp w has rows 16w + g and 16w + g + 8, of a tile's scores columns
@@ -201,8 +236,7 @@ class FlashForwardConsumer {
   __device__ FlashForwardConsumer(const FlashForwardParams& p, uint8_t* shared)
       : p_(p),
         shared_{shared},
-        warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / ptx::kWarpgroupThreads), 0)),
-        queries_(shared + warpgroup_ * 64 * ptx::kSwizzleRowBytes) {}
+        warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / ptx::kWarpgroupThreads), 0)) {}
 
   __device__ __forceinline__ void run() {
     if (C::kTakeTurns && warpgroup_ == 1) pass_turn();  // the first turn is warpgroup 0's
@@ -212,7 +246,7 @@ class FlashForwardConsumer {
       __syncwarp();  // all lanes have read it
       arrive(shared_.item_empty(round));
       if (item.x < 0) return;
-      run_item(item.x, item.y, item.z, round);
+      run_item({item.x, item.y, item.z, item.w});
     }
   }
 
@@ -228,35 +262,35 @@ class FlashForwardConsumer {
     if constexpr (C::kTakeTurns) ptx::named_arrive<2 * ptx::kWarpgroupThreads>(2 - warpgroup_);
   }
 
-  __device__ __forceinline__ void run_item(int32_t b, int32_t head, int32_t tile, uint32_t round) {
-    const FlashSequence seq(p_.shape, b);
-    const FlashKeyTiles<C> tiles(p_.shape, seq, tile);
-    begin_rows(seq, tile);
+  __device__ __forceinline__ void run_item(const FlashSchedule::Item& at) {
+    const FlashSequence seq(p_.shape, at.b);
+    const FlashKeyTiles<C> tiles(p_, seq, at.tile, at.split);
+    begin_rows(seq, at.tile);
     float acc[kSums];
 #pragma unroll
     for (int i = 0; i < kSums; ++i) acc[i] = 0.0f;
-    ptx::barrier_wait(shared_.query_full(), round % 2);
     if (tiles.past > tiles.first) {
+      ptx::barrier_wait(shared_.query_full(n_queries_), n_queries_ / C::kQueryStages % 2);
       mainloop(tiles, acc);
-    } else {
-      arrive(shared_.query_empty());
+      ++n_queries_;
     }
-    epilogue(seq, b, head, acc);
+    p_.partial_out != nullptr ? store_partial(seq, at, acc) : store(seq, at, acc);
   }
 
   __device__ __forceinline__ void begin_rows(const FlashSequence& seq, int32_t tile) {
-    const int32_t first = tile * C::kRows + warpgroup_ * 64;
-    const int32_t thread = static_cast<int32_t>(threadIdx.x % ptx::kWarpgroupThreads);
+    const int32_t first = tile * p_.tile_tokens,
+                  thread = static_cast<int32_t>(threadIdx.x % ptx::kWarpgroupThreads);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      query_[r] = first + thread / kWarpLanes * 16 + thread % kWarpLanes / 4 + 8 * r;
+      const int32_t row = warpgroup_ * 64 + thread / kWarpLanes * 16 + thread % kWarpLanes / 4 + 8 * r;
+      query_[r] = first + row / p_.pack;
       first_key_[r] = seq.first_key(p_.shape, query_[r]);
       past_key_[r] = seq.past_key(p_.shape, query_[r]);
       row_max_[r] = -INFINITY, row_sum_[r] = 0.0f;
     }
     // Keys that all 64 rows see.
-    whole_first_ = seq.first_key(p_.shape, first + 63);
-    whole_past_ = seq.past_key(p_.shape, first);
+    whole_first_ = seq.first_key(p_.shape, first + (warpgroup_ * 64 + 63) / p_.pack);
+    whole_past_ = seq.past_key(p_.shape, first + warpgroup_ * 64 / p_.pack);
   }
 
   __device__ __forceinline__ void mainloop(const FlashKeyTiles<C>& tiles, float (&acc)[kSums]) {
@@ -289,10 +323,9 @@ class FlashForwardConsumer {
       arrive(shared_.empty(true, n_));
       ++n_;
       round_probs(score, prob);
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) acc[i] *= alpha[i / 2 % 2];
+      rescale(alpha, acc);
     }
-    arrive(shared_.query_empty());
+    arrive(shared_.query_empty(n_queries_));
     ptx::barrier_wait(shared_.full(true, n_), n_ / C::kStages % 2);
     ptx::fence_registers(acc);
     multiply_pv(prob, acc);
@@ -303,8 +336,17 @@ class FlashForwardConsumer {
     ++n_;
   }
 
+  // Most tiles bring no row of the warp a new maximum.
+  __device__ __forceinline__ static void rescale(const float (&alpha)[2], float (&acc)[kSums]) {
+    if (!__any_sync(kAllLanes, alpha[0] != 1.0f || alpha[1] != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) acc[i] *= alpha[i / 2 % 2];
+  }
+
   __device__ __forceinline__ void multiply_qk(uint32_t n, float (&score)[kScores]) const {
-    const uint64_t a = ptx::wgmma_operand(queries_), b = ptx::wgmma_operand(shared_.keys(n));
+    const uint64_t a = ptx::wgmma_operand(shared_.queries(n_queries_) +
+                                          warpgroup_ * 64 * ptx::kSwizzleRowBytes),
+                   b = ptx::wgmma_operand(shared_.keys(n));
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < C::kDim / 16; ++s) {
@@ -380,27 +422,40 @@ class FlashForwardConsumer {
       prob[i / 4][i % 4] = flash_pack<Element>(score[2 * i], score[2 * i + 1]);
   }
 
-  // The sink joins, out and lse are stored: a lane has eight columns of every 32.
-  __device__ __forceinline__ void epilogue(const FlashSequence& seq, int32_t b, int32_t head,
-                                           float (&acc)[kSums]) {
+  // The head of this lane's row r: where rows are packed, they go over the heads of a token.
+  __device__ int32_t head_of(const FlashSchedule::Item& at, int r) const {
+    if (p_.pack == 1) return at.head;
+    const auto thread = static_cast<int32_t>(threadIdx.x % ptx::kWarpgroupThreads);
+    const int32_t row = warpgroup_ * 64 + thread / kWarpLanes * 16 + thread % kWarpLanes / 4 + 8 * r;
+    return at.head * p_.pack + row % p_.pack;
+  }
+  // What row_max_ is multiplied with to be a power of two.
+  __device__ float max_factor() const {
     const FlashShape& s = p_.shape;
-    const float factor = s.softcap > 0.0f || s.scale_log2 < 0.0f ? 1.0f : s.scale_log2;
-    const float sink = s.sinks != nullptr ? __ldg(s.sinks + head) * kFlashLog2e : -INFINITY;
+    return s.softcap > 0.0f || s.scale_log2 < 0.0f ? 1.0f : s.scale_log2;
+  }
+
+  // The sink joins, out and lse are stored: a lane has eight columns of every 32.
+  __device__ __forceinline__ void store(const FlashSequence& seq, const FlashSchedule::Item& at,
+                                        const float (&acc)[kSums]) const {
+    const FlashShape& s = p_.shape;
     const int t = static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float row_max = row_max_[r] == -INFINITY ? -INFINITY : row_max_[r] * factor;
+      const int32_t head = head_of(at, r);
+      const float sink = s.sinks != nullptr ? __ldg(s.sinks + head) * kFlashLog2e : -INFINITY;
+      const float row_max = row_max_[r] == -INFINITY ? -INFINITY : row_max_[r] * max_factor();
       const float all = fmaxf(row_max, sink), base = all == -INFINITY ? 0.0f : all;
       const float mine = ptx::exp2_approx(row_max - base);
       const float sum = fmaf(flash_quad_sum(row_sum_[r]), mine, ptx::exp2_approx(sink - base));
       const float inverse = sum > 0.0f ? mine / sum : sum == 0.0f ? 0.0f : sum;
       const bool stored = query_[r] < seq.q_len;
       if (p_.lse != nullptr && stored && t == 0) {
-        p_.lse[flash_lse_at(s, b, seq.q_start, head) + query_[r]] =
+        p_.lse[flash_lse_at(s, at.b, seq.q_start, head) + query_[r]] =
             sum == 0.0f ? -INFINITY : fmaf(base, kFlashLn2, logf(sum));
       }
       Element* out =
-          static_cast<Element*>(p_.out) + flash_row_at(p_.out_strides, b, seq.q_start, query_[r], head);
+          static_cast<Element*>(p_.out) + flash_row_at(p_.out_strides, at.b, seq.q_start, query_[r], head);
 #pragma unroll
       for (int i = 0; i < C::kDimV / 32; ++i) {
         uint32_t words[4];
@@ -410,8 +465,35 @@ class FlashForwardConsumer {
           words[j] = flash_pack<Element>(x[0] * inverse, x[1] * inverse);
         }
         flash_quad_transpose(words);
-        if (stored)
+        if (stored && 32 * i + 8 * t < p_.value_dim) {
           *reinterpret_cast<uint4*>(out + 32 * i + 8 * t) = uint4{words[0], words[1], words[2], words[3]};
+        }
+      }
+    }
+  }
+
+  // Of a split: out before the sink joins, and the log2 of its sum.
+  __device__ __forceinline__ void store_partial(const FlashSequence& seq, const FlashSchedule::Item& at,
+                                                const float (&acc)[kSums]) const {
+    const FlashShape& s = p_.shape;
+    const int t = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = flash_quad_sum(row_sum_[r]), inverse = sum > 0.0f ? 1.0f / sum : sum;
+      if (query_[r] >= seq.q_len) continue;
+      const int64_t row = (int64_t{at.b} * s.heads + head_of(at, r)) * s.max_q + query_[r];
+      const int64_t to = row * p_.schedule.splits + at.split;
+      if (t == 0) {
+        p_.partial_lse[to] = sum == 0.0f ? -INFINITY : fmaf(row_max_[r], max_factor(), log2f(sum));
+      }
+      if (sum == 0.0f) continue;
+      float* out = p_.partial_out + to * p_.value_dim + 2 * t;
+#pragma unroll
+      for (int i = 0; i < kSums / 4; ++i) {
+        if (8 * i < p_.value_dim) {
+          *reinterpret_cast<float2*>(out + 8 * i) = {acc[4 * i + 2 * r] * inverse,
+                                                     acc[4 * i + 2 * r + 1] * inverse};
+        }
       }
     }
   }
@@ -419,8 +501,7 @@ class FlashForwardConsumer {
   const FlashForwardParams& p_;
   const FlashForwardShared<C> shared_;
   const int warpgroup_;
-  uint8_t* queries_;
-  uint32_t n_ = 0;  // tiles so far
+  uint32_t n_ = 0, n_queries_ = 0;  // tiles and items with tiles so far
   int32_t query_[2], first_key_[2], past_key_[2];
   int32_t whole_first_, whole_past_;
   float row_max_[2], row_sum_[2];  // row_sum_ is this lane's part
@@ -436,10 +517,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   if (threadIdx.x == 0) FlashForwardShared<C>{shared}.init();
   __syncthreads();  // the barriers are there
   if (threadIdx.x < C::kConsumers * ptx::kWarpgroupThreads) {
-    ptx::more_registers<C::kConsumerRegisters>();
+    if constexpr (C::kConsumers > 1) ptx::more_registers<C::kConsumerRegisters>();
     FlashForwardConsumer<C>(p, shared).run();
   } else {
-    ptx::fewer_registers<C::kProducerRegisters>();
+    if constexpr (C::kConsumers > 1) ptx::fewer_registers<C::kProducerRegisters>();
     if (threadIdx.x / kWarpLanes == C::kConsumers * ptx::kWarpgroupWarps)
       FlashForwardProducer<C>(p, shared).run();
   }
@@ -448,46 +529,133 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 #endif
 }
 
+// A warp a row: its splits joined in order, then the sink.
+template <class Element>
+__global__ void __launch_bounds__(256) flash_combine_kernel(const __grid_constant__ FlashForwardParams p) {
+  const FlashShape& s = p.shape;
+  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarpLanes;
+  const int64_t head_at = row / s.max_q;
+  if (head_at >= int64_t{s.batch} * s.heads) return;
+  const int lane = static_cast<int>(threadIdx.x % kWarpLanes);
+  const auto query = static_cast<int32_t>(row % s.max_q), b = static_cast<int32_t>(head_at / s.heads),
+             head = static_cast<int32_t>(head_at % s.heads);
+  const FlashSequence seq(s, b);
+  if (query >= seq.q_len) return;
+  const int32_t splits = p.schedule.splits;
+  const float* lse = p.partial_lse + row * splits;
+  const float sink = s.sinks != nullptr ? __ldg(s.sinks + head) * kFlashLog2e : -INFINITY;
+  float all = sink;
+  for (int32_t i = lane; i < splits; i += kWarpLanes) all = fmaxf(all, lse[i]);
+#pragma unroll
+  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
+    all = fmaxf(all, __shfl_xor_sync(kAllLanes, all, distance));
+  }
+  const float base = all == -INFINITY ? 0.0f : all;
+  float sum = 0.0f, acc[8] = {};
+  for (int32_t i = 0; i < splits; ++i) {
+    if (lse[i] == -INFINITY) continue;
+    const float weight = ptx::exp2_approx(lse[i] - base);
+    sum += weight;
+    const float* from = p.partial_out + (row * splits + i) * p.value_dim;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int column = c * 128 + lane * 4;
+      if (column >= p.value_dim) continue;
+      const float4 x = *reinterpret_cast<const float4*>(from + column);
+      acc[4 * c] = fmaf(weight, x.x, acc[4 * c]), acc[4 * c + 1] = fmaf(weight, x.y, acc[4 * c + 1]);
+      acc[4 * c + 2] = fmaf(weight, x.z, acc[4 * c + 2]), acc[4 * c + 3] = fmaf(weight, x.w, acc[4 * c + 3]);
+    }
+  }
+  sum += ptx::exp2_approx(sink - base);
+  const float inverse = sum > 0.0f ? 1.0f / sum : sum;
+  if (p.lse != nullptr && lane == 0) {
+    p.lse[flash_lse_at(s, b, seq.q_start, head) + query] =
+        sum == 0.0f ? -INFINITY : fmaf(base, kFlashLn2, logf(sum));
+  }
+  Element* out = static_cast<Element*>(p.out) + flash_row_at(p.out_strides, b, seq.q_start, query, head);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int column = c * 128 + lane * 4;
+    if (column >= p.value_dim) continue;
+    *reinterpret_cast<uint2*>(out + column) =
+        uint2{flash_pack<Element>(acc[4 * c] * inverse, acc[4 * c + 1] * inverse),
+              flash_pack<Element>(acc[4 * c + 2] * inverse, acc[4 * c + 3] * inverse)};
+  }
+}
+
 template <class C>
-void launch_flash_forward_as(FlashForwardParams& p, const mr_flash_problem& problem, const mr_flash_tensor& q,
-                             const mr_flash_tensor& k, const mr_flash_tensor& v, const Launch& at) {
-  const Device& device = at.device;
+void make_flash_forward_maps(FlashForwardParams& p, const FlashForwardCall& call, const Device& device) {
+  const mr_flash_problem& problem = call.problem;
   const int bytes = sizeof(typename C::Element);
-  const bool ragged_k = problem.cu_k != nullptr;
-  p.q = flash_map(device, q, bytes, problem.cu_q != nullptr, C::kDim, problem.max_q, problem.heads,
-                  problem.batch, C::kRows);
-  if (problem.max_k == 0) {
-    // Nothing is loaded, and there may be no memory to point to.
-  } else if (problem.pages != nullptr) {
+  const bool ragged = problem.cu_q != nullptr, ragged_k = problem.cu_k != nullptr;
+  p.q = p.pack > 1 ? flash_group_map(device, call.q, bytes, ragged, problem.head_dim, problem.max_q,
+                                     problem.kv_heads, p.pack, problem.batch, C::kRows)
+                   : flash_map(device, call.q, bytes, ragged, problem.head_dim, problem.max_q, problem.heads,
+                               problem.batch, C::kRows);
+  if (problem.max_k == 0) return;  // nothing is loaded, and there may be no memory to point to
+  if (problem.pages != nullptr) {
     p.box_rows = 16;
     for (const int32_t rows : {32, 64, 128}) {
       if (problem.page_tokens % rows == 0 && C::kTileKeys % rows == 0) p.box_rows = rows;
     }
     const auto box = static_cast<uint32_t>(p.box_rows);
-    p.k = flash_page_map(device, k, bytes, C::kDim, problem.kv_heads, box);
-    p.v = flash_page_map(device, v, bytes, C::kDimV, problem.kv_heads, box);
-  } else {
-    p.k = flash_map(device, k, bytes, ragged_k, C::kDim, problem.max_k, problem.kv_heads, problem.batch,
-                    C::kTileKeys);
-    p.v = flash_map(device, v, bytes, ragged_k, C::kDimV, problem.max_k, problem.kv_heads, problem.batch,
-                    C::kTileKeys);
+    p.k = flash_page_map(device, call.k, bytes, problem.head_dim, problem.kv_heads, box);
+    p.v = flash_page_map(device, call.v, bytes, problem.value_dim, problem.kv_heads, box);
+    return;
   }
-  const int64_t tiles = (problem.max_q + C::kRows - 1) / C::kRows;
-  p.schedule.tiles = static_cast<int32_t>(tiles);
+  p.k = flash_map(device, call.k, bytes, ragged_k, problem.head_dim, problem.max_k, problem.kv_heads,
+                  problem.batch, C::kTileKeys);
+  p.v = flash_map(device, call.v, bytes, ragged_k, problem.value_dim, problem.max_k, problem.kv_heads,
+                  problem.batch, C::kTileKeys);
+}
+
+template <class C>
+void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
+  const mr_flash_problem& problem = call.problem;
+  FlashForwardParams p{};
+  p.shape = flash_shape(problem);
+  p.out_strides = flash_strides(call.out, problem.cu_q != nullptr);
+  p.out = call.out.data;
+  p.lse = call.lse;
+  p.value_dim = problem.value_dim;
+  // All heads of a group in one tile: its keys are loaded once, and rows of fewer tokens see fewer keys that
+  // others do not.
+  p.pack = C::kRows % p.shape.group == 0 ? p.shape.group : 1;
+  p.tile_tokens = C::kRows / p.pack;
+  make_flash_forward_maps<C>(p, call, at.device);
+  const int64_t tiles = (problem.max_q + p.tile_tokens - 1) / p.tile_tokens;
+  const int64_t heads = problem.heads / p.pack;
   // Half of L2 (50 MB) for a section's keys and values.
-  const int64_t head_bytes = int64_t{problem.max_k} * (C::kDim + C::kDimV) * bytes;
+  const int64_t head_bytes = int64_t{problem.max_k} * (C::kDim + C::kDimV) * 2;
   const int64_t kv_heads = std::max<int64_t>(1, (int64_t{24} << 20) / std::max<int64_t>(1, head_bytes));
-  p.schedule.section = static_cast<int32_t>(
-      std::min<int64_t>(kv_heads * p.shape.group, int64_t{problem.batch} * problem.heads));
-  flash_plan_kernel<<<1, kFlashPlanThreads, 0, at.stream>>>(problem.cu_q, problem.batch, C::kRows,
-                                                            p.schedule.counter, p.schedule.tile_starts);
+  const int64_t section = std::min<int64_t>(kv_heads * p.shape.group / p.pack, problem.batch * heads);
+  int32_t splits = 1;
+  if (call.partial != nullptr) {
+    splits = call.splits;
+    p.split_tiles = kFlashSplitKeys / C::kTileKeys;
+    p.partial_out = call.partial;
+    p.partial_lse = call.partial_lse;
+  }
+  p.schedule = {call.counter,
+                call.tile_starts,
+                static_cast<int32_t>(tiles),
+                static_cast<int32_t>(heads),
+                splits,
+                static_cast<int32_t>(section)};
+  flash_plan_kernel<<<1, kFlashPlanThreads, 0, at.stream>>>(problem.cu_q, problem.batch, p.tile_tokens,
+                                                            call.counter, call.tile_starts);
   check_launch("flash_plan_kernel");
   const auto kernel = flash_forward_kernel<C>;
   allow_shared_memory(kernel, C::kSharedBytes);
-  const int64_t items = tiles * problem.batch * problem.heads;
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(items, device.sm_count()));
+  const int64_t items = tiles * problem.batch * heads * splits;
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(items, at.device.sm_count()));
   kernel<<<grid, C::kThreads, C::kSharedBytes, at.stream>>>(p);
   check_launch("flash_forward_kernel");
+  if (call.partial == nullptr) return;
+  const int64_t threads = int64_t{problem.batch} * problem.heads * problem.max_q * kWarpLanes;
+  flash_combine_kernel<typename C::Element>
+      <<<static_cast<unsigned>((threads + 255) / 256), 256, 0, at.stream>>>(p);
+  check_launch("flash_combine_kernel");
 }
 
 }  // namespace millrace::cuda

@@ -6,11 +6,22 @@
 
 namespace millrace::cuda {
 
+// Of few rows (64 of all heads of a group at most) keys are cut at absolute multiples of these, so that one
+// sequence fills the GPU: a row's bits do not depend on how many others there are.
+inline constexpr int32_t kFlashSplitKeys = 1024;
+inline bool flash_is_decode(const mr_flash_problem& p) {
+  const int32_t group = p.heads / p.kv_heads;
+  return 64 % group == 0 && p.max_q * int64_t{group} <= 64;
+}
+
 struct FlashForwardCall {
   const mr_flash_problem& problem;
   mr_flash_tensor q, k, v, out;
   float* lse;
-  int32_t *counter, *tile_starts;  // in the workspace; tile_starts null: dense
+  // In the workspace. tile_starts null: dense. partial null: not split.
+  int32_t *counter, *tile_starts;
+  int32_t splits;
+  float *partial, *partial_lse;
 };
 
 void launch_flash_forward_bf16(const FlashForwardCall& call, const Launch& at);

@@ -130,6 +130,28 @@ inline CUtensorMap flash_map(const Device& device, const mr_flash_tensor& t, int
                                  batch > 1 ? bytes(t.batch_stride) : row, row};
   return ptx::swizzled_map(device, t.data, element_bytes == 1, sizes, strides, columns, box_rows);
 }
+// A map over queries with all heads of a group, [dim, group, seq, ..]: a box is rows / group tokens with a
+// row for each of their heads.
+inline CUtensorMap flash_group_map(const Device& device, const mr_flash_tensor& t, int element_bytes,
+                                   bool ragged, int32_t dim, int32_t longest, int32_t kv_heads, int32_t group,
+                                   int32_t batch, uint32_t box_rows) {
+  const auto bytes = [&](int64_t stride) { return static_cast<cuuint64_t>(stride * element_bytes); };
+  const auto size = [](int64_t n) { return static_cast<cuuint64_t>(n > 0 ? n : 1); };
+  const cuuint64_t row = bytes(t.seq_stride), head = bytes(t.head_stride),
+                   heads = bytes(t.head_stride * group);
+  const auto columns = static_cast<uint32_t>(ptx::kSwizzleRowBytes / element_bytes);
+  const auto in_group = static_cast<uint32_t>(group);
+  if (ragged) {
+    const cuuint64_t sizes[5] = {size(dim), size(group), size(longest), cuuint64_t{1} << 30, size(kv_heads)};
+    const cuuint64_t strides[4] = {head, row, row, heads};
+    return ptx::swizzled_map(device, static_cast<const uint8_t*>(t.data) - longest * row, element_bytes == 1,
+                             sizes, strides, columns, in_group, box_rows / in_group);
+  }
+  const cuuint64_t sizes[5] = {size(dim), size(group), size(longest), size(kv_heads), size(batch)};
+  const cuuint64_t strides[4] = {head, row, heads, batch > 1 ? bytes(t.batch_stride) : row};
+  return ptx::swizzled_map(device, t.data, element_bytes == 1, sizes, strides, columns, in_group,
+                           box_rows / in_group);
+}
 // Of pages: boxes of box_rows within one page. How many pages there are only the page table knows.
 inline CUtensorMap flash_page_map(const Device& device, const mr_flash_tensor& t, int element_bytes,
                                   int32_t dim, int32_t heads, uint32_t box_rows) {
@@ -151,6 +173,14 @@ __device__ inline uint32_t flash_pack(float low, float high) {
   } else {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+template <class Element>
+__device__ inline float2 flash_unpack(uint32_t pair) {
+  if constexpr (std::is_same_v<Element, __half>) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  } else {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
   }
 }
 __device__ inline float flash_quad_max(float x) {

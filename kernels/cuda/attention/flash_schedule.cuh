@@ -1,7 +1,7 @@
-// Work items of the forward kernel: (sequence, head, tile of queries). A persistent CTA takes its first by
-// its index and the next from a counter in the workspace, so that it makes no difference how long each takes;
-// who takes one does not change its result. Of causal calls the longest come first. Heads go in sections
-// whose keys and values fit in L2.
+// Work items of the forward kernel: (sequence, head, tile of queries, split of the keys). A persistent CTA
+// takes its first by its index and the next from a counter in the workspace, so that it makes no difference
+// how long each takes; who takes one does not change its result. Of causal calls the longest come first.
+// Heads go in sections whose keys and values fit in L2.
 #pragma once
 
 #include "kernels/cuda/attention/flash_problem.cuh"
@@ -13,15 +13,17 @@ struct FlashSchedule {
   int32_t* tile_starts;  // ragged: [batch + 1], tiles of the sequences before; null: dense
   int32_t tiles;         // of a sequence; ragged: of all together at most
   int32_t heads;         // of a sequence: query heads, of backward KV heads
+  int32_t splits;        // of each tile's keys
   int32_t section;       // heads (of all sequences) that go together
 
   struct Item {
-    int32_t b, head, tile;
+    int32_t b, head, tile, split;
   };
   __device__ int32_t items(const FlashShape& s) const {
-    return (tile_starts != nullptr ? tile_starts[s.batch] : tiles * s.batch) * heads;
+    return (tile_starts != nullptr ? tile_starts[s.batch] : tiles * s.batch) * heads * splits;
   }
-  __device__ Item at(const FlashShape& s, int32_t item) const {
+  __device__ Item at(const FlashShape& s, int32_t taken) const {
+    const int32_t item = taken / splits, split = taken - item * splits;
     if (tile_starts != nullptr) {
       const int32_t t = item / heads;
       int32_t low = 0, past = s.batch;  // tile_starts[low] <= t < tile_starts[past]
@@ -29,12 +31,12 @@ struct FlashSchedule {
         const int32_t middle = (low + past) / 2;
         (tile_starts[middle] <= t ? low : past) = middle;
       }
-      return {low, item - t * heads, tile_starts[low + 1] - 1 - t};
+      return {low, item - t * heads, tile_starts[low + 1] - 1 - t, split};
     }
     const int32_t all = s.batch * heads, first = item / (section * tiles) * section;
     const int32_t in_section = item - first * tiles, here = min(section, all - first);
     const int32_t head = first + in_section % here;
-    return {head / heads, head % heads, tiles - 1 - in_section / here};
+    return {head / heads, head % heads, tiles - 1 - in_section / here, split};
   }
 };
 

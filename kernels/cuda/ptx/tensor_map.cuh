@@ -40,14 +40,15 @@ inline CUtensorMap kilobyte_rows_map(const Device& device, const void* base, uin
 }
 
 // Elements of 16 bits (or, `bytes`, of 8) in five dimensions, the first contiguous; strides in bytes, from
-// the second dimension on. A box is `columns` x `rows`; of 128 bytes in a row it lies in the 128-byte swizzle
+// the second dimension on. A box is `columns` x `rows` (x `more` of the
+// third dimension); of 128 bytes in a row it lies in the 128-byte swizzle
 // of wgmma.cuh. What lies outside of `sizes` reads as zeros and is not written.
 inline CUtensorMap swizzled_map(const Device& device, const void* base, bool bytes,
                                 const cuuint64_t (&sizes)[5], const cuuint64_t (&strides)[4],
-                                uint32_t columns, uint32_t rows) {
+                                uint32_t columns, uint32_t rows, uint32_t more = 1) {
   const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(device.tensor_map_encoder());
   CUtensorMap map{};
-  const cuuint32_t steps[5] = {1, 1, 1, 1, 1}, box[5] = {columns, rows, 1, 1, 1};
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1}, box[5] = {columns, rows, more, 1, 1};
   const CUresult status = encode(&map, bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
                                  5, const_cast<void*>(base), sizes, strides, box, steps,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
