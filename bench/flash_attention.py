@@ -2,7 +2,7 @@
 """TFLOP/s of attention over tensors (millrace/kernels/flash_attention.h) on this machine's GPU beside torch's
 scaled_dot_product_attention with the cuDNN and flash backends, in the same run.
 
-    bench/flash_attention.py LIBRARY [LIBRARY ...] [--what forward|backward] [--match d128] [--no-torch]
+    bench/flash_attention.py LIBRARY [LIBRARY ...] [--what forward|backward|decode] [--match d128] [--no-torch]
 
 16k tokens in all. Operations: 4 x pairs x dim x heads, pairs of query and key that the mask shows (half of them where
 causal), backward 2.5 times that. Medians of events around each call, after warming up; every figure twice where
@@ -13,6 +13,7 @@ import math
 import os
 import re
 import sys
+import warnings
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "gpu"))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -120,6 +121,35 @@ class Bench:
                 yield name, lambda: self.torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True)
 
 
+# name, batch, heads, kv heads, keys, dim: one query row each
+DECODE = [("d64 b64 32k", 64, 64, 8, 32768, 64), ("d64 b256 4k", 256, 64, 8, 4096, 64), ("d128 b32 32k", 32, 64, 8, 32768, 128),
+          ("d128 b8 128k", 8, 64, 8, 131072, 128), ("d128 b1 128k", 1, 64, 8, 131072, 128),
+          ("d128 b256 1k", 256, 64, 8, 1024, 128), ("d64 b1 8k", 1, 64, 8, 8192, 64)]
+
+
+def decode(torch, libraries, match):
+    """GB/s of keys and values of one query row, as the peers' speed is counted."""
+    for name, batch, heads, kv_heads, n, dim in DECODE:
+        if match and not re.search(match, name):
+            continue
+        new = lambda rows, h: torch.randn(batch, rows, h, dim, device="cuda", dtype=torch.bfloat16)
+        q, k, v, out = new(1, heads), new(n, kv_heads), new(n, kv_heads), new(1, heads)
+        p = Problem()
+        p.type, p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim = BF16, batch, heads, kv_heads, dim, dim
+        p.max_q, p.max_k, p.scale, p.window_left, p.window_right = 1, n, 1 / math.sqrt(dim), -1, 0
+        views = [tensor_of(x, (0, 1, 2)) for x in (q, k, v, out)]
+        figures = []
+        for label, library in libraries:
+            try:
+                workspace = library.workspace(torch, p)
+                ms = milliseconds(torch, lambda: library.forward(torch, p, *views, None, workspace))
+                figures.append(f"{label} {2 * k.numel() * 2 / ms * 1e-6:.0f} GB/s {ms * 1e3:.0f} us")
+            except RuntimeError as error:
+                figures.append(f"{label} - ({str(error)[:60]})")
+        print(f"decode {name:14s} {2 * k.numel() * 2 / 1e6:.0f} MB  {'  '.join(figures)}", flush=True)
+        del q, k, v, out
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("libraries", nargs="+")
@@ -129,8 +159,11 @@ def main():
     parser.add_argument("--no-torch", action="store_true")
     options = parser.parse_args()
     import torch
+    warnings.filterwarnings("ignore")
     libraries = [(os.path.basename(x).replace("lib", "").replace(".so", ""), Library(os.path.abspath(x)))
                  for x in options.libraries]
+    if options.what == "decode":
+        return decode(torch, libraries, options.match)
     for shape in SHAPES:
         if options.match and not re.search(options.match, shape[0]):
             continue
@@ -157,6 +190,7 @@ def main():
                 figures.append(f"{name} {rate:.0f}")
             except RuntimeError as error:
                 figures.append(f"{name} - ({str(error)[:60]})")
+        del runs, bench
         print(f"{options.what} {options.dtype} {shape[0]:20s} {'  '.join(figures)}", flush=True)
 
 

@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import itertools
 import math
+import os
 import re
 import sys
 
@@ -387,7 +388,7 @@ def check_backward(torch, library, case, runs):
 
 def backward_cases():
     for case in forward_cases():
-        if case.layout != "paged" and max(case.dims) <= 128:
+        if case.layout != "paged" and max(case.dims) <= 128 and not case.sparse:
             yield case
 
 
@@ -416,6 +417,20 @@ def forward_cases():
         yield Case(dims=d, lens=((1500, 1500),) * 3, heads=(16, 4), right=0, sinks=True, seed=5)
         yield Case("ragged", dims=d, lens=((700, 700), (0, 3), (1900, 2000), (33, 900)), heads=(8, 8), seed=6)
     yield Case(lens=((200, 200),), scale=-0.1)
+    # Few rows, whose keys are split, and head sizes between those that have tiles of their own.
+    for n, (d, dtype) in enumerate(itertools.product([(64, 64), (128, 128), (256, 256), (96, 96)], ("bf16", "f16"))):
+        yield Case(dims=d, dtype=dtype, lens=((1, 5000),) * 2, heads=(16, 2), right=0, sinks=n % 2 == 0, seed=n)
+        yield Case("paged", dims=d, dtype=dtype, lens=((2, 3000), (2, 1), (2, 1024), (2, 1025), (2, 0)), heads=(8, 2),
+                   right=0, sinks=n % 2 == 1, page=(64, 16)[n % 2], seed=n)
+        yield Case("ragged", dims=d, dtype=dtype, lens=((1, 2500), (0, 9), (4, 2000), (3, 2)), heads=(4, 1), left=1500,
+                   right=0, softcap=(0, 15.0)[n % 2], seed=n)
+    for n, d in enumerate([(72, 72), (40, 80), (16, 8), (120, 104), (136, 64), (200, 248)]):
+        yield Case(("bshd", "ragged")[n % 2], dims=d, lens=((300, 300), (300, 300)), heads=(4, 2), right=0, seed=n)
+    # Lists of blocks.
+    for n, (block, d) in enumerate(itertools.product([(64, 64), (64, 128), (128, 64), (128, 128)], [64, 128])):
+        yield Case(("bshd", "ragged")[n % 2], dims=(d, d), dtype=("bf16", "f16")[n // 2 % 2], heads=(4, 2),
+                   lens=((700, 700), (700, 700)) if n % 2 == 0 else ((65, 333), (0, 0), (500, 129)),
+                   right=(-1, 0)[n // 4], sinks=n % 3 == 0, sparse=(*block, 0.4), seed=n)
 
 
 def selected(cases, match, part):
@@ -433,6 +448,8 @@ def main():
     parser.add_argument("--what", default="forward")
     parser.add_argument("--runs", type=int, default=3, help="of the deterministic mode, which have to be bit-equal")
     parser.add_argument("--show", type=int, default=12, help="failures that are printed")
+    parser.add_argument("--done", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--failed", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     try:
         import torch
@@ -441,9 +458,10 @@ def main():
     if not torch.cuda.is_available():
         skip("torch finds no GPU")
     library = Library(options.library)
-    done = failed = 0
+    done = options.done
+    failed = options.failed
     cases = forward_cases() if options.what == "forward" else backward_cases()
-    for case in selected(cases, options.match, options.part):
+    for case in itertools.islice(selected(cases, options.match, options.part), done, None):
         done += 1
         try:
             if options.what == "forward":
@@ -451,13 +469,15 @@ def main():
             else:
                 fault = check_backward(torch, library, case, options.runs)
         except RuntimeError as error:
-            fault = str(error)[:200]
+            fault = str(error).split("\n")[0][:200]
         if fault:
             failed += 1
             if failed <= options.show:
                 print(f"FAILED {case}: {fault}", flush=True)
-            if "CUDA error" in fault:
-                break
+            if "CUDA error" in fault:  # the context is lost: the other cases get a new process
+                sys.stdout.flush()
+                again = [x for x in sys.argv if not x.startswith(("--done=", "--failed="))]
+                os.execv(sys.executable, [sys.executable, *again, f"--done={done}", f"--failed={failed}"])
     print(f"{done} cases ({options.what} {options.match}), {failed} failed", flush=True)
     return 1 if failed or not done else 0
 

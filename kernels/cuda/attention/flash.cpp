@@ -20,7 +20,7 @@ struct ForwardMemory {
   ForwardMemory(const mr_flash_problem& p, void* base) {
     counter = take<int32_t>(base, 1);
     tile_starts = take<int32_t>(base, p.cu_q != nullptr ? static_cast<size_t>(p.batch) + 1 : 0);
-    if (!flash_is_decode(p) || p.max_k <= kFlashSplitKeys) return;
+    if (p.blocks != nullptr || !flash_is_decode(p) || p.max_k <= kFlashSplitKeys) return;
     splits = (p.max_k + kFlashSplitKeys - 1) / kFlashSplitKeys;
     const size_t rows = static_cast<size_t>(p.batch) * static_cast<size_t>(p.heads) *
                         static_cast<size_t>(p.max_q) * static_cast<size_t>(splits);
@@ -79,7 +79,12 @@ const char* flash_forward_lacks(const mr_flash_problem& problem, const Device& d
       problem.value_dim > 256) {
     return "no kernel for these head sizes; multiples of 8 up to 256 have one";
   }
-  if (problem.blocks != nullptr) return "no kernel for block-sparse calls; blocks NULL has one";
+  if (problem.blocks != nullptr && (problem.head_dim > 128 || problem.value_dim > 128)) {
+    return "no kernel for block-sparse calls with these head sizes; multiples of 8 up to 128 have one";
+  }
+  if (problem.blocks != nullptr && problem.pages != nullptr) {
+    return "no kernel for block-sparse calls with pages; blocks NULL or pages NULL has one";
+  }
   return nullptr;
 }
 

@@ -16,12 +16,14 @@ namespace millrace::cuda {
 // Tiles of kConsumers * 64 rows and kTileKeys keys; kStages of each of K and V. Head sizes up to kDim and
 // kDimV: what is missing reads as zeros. One warpgroup is for few rows, whose time is that of loading keys:
 // it has two stages of Q.
-template <class ElementType, int kHeadDim, int kValueDim, int kKeys, int kWarpgroups, int kDepth, bool kTurns>
+// kBlocks: keys come by lists of blocks, of kRows queries each.
+template <class ElementType, int kHeadDim, int kValueDim, int kKeys, int kWarpgroups, int kDepth, bool kTurns,
+          bool kBlocks = false>
 struct FlashForwardConfig {
   using Element = ElementType;
   static constexpr int kDim = kHeadDim, kDimV = kValueDim, kTileKeys = kKeys, kConsumers = kWarpgroups,
                        kStages = kDepth;
-  static constexpr bool kTakeTurns = kTurns;
+  static constexpr bool kTakeTurns = kTurns, kSparse = kBlocks;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kParts = (kDim + kFlashPart - 1) / kFlashPart,
                        kPartsV = (kDimV + kFlashPart - 1) / kFlashPart;
@@ -38,7 +40,9 @@ struct FlashForwardConfig {
   static constexpr int kItemSlots = 2;
   static constexpr int kBarriers = 4 * kStages + 2 * kQueryStages + 2 * kItemSlots;
   static constexpr int kItemsAt = kBarriersAt + kBarriers * 8;
-  static constexpr int kSharedBytes = kItemsAt + kItemSlots * 16;
+  static constexpr int kTileKeysAt = kItemsAt + kItemSlots * 16;  // kSparse: where each stage's halves begin
+  static constexpr int kSharedBytes = kTileKeysAt + (kSparse ? kStages * 8 : 0);
+  static_assert(!kSparse || kTileKeys == 128);
   static_assert(kKeyPartBytes % 1024 == 0);
 };
 
@@ -56,6 +60,9 @@ struct FlashForwardParams {
   // Of splits of split_tiles tiles of keys each: out and log2 sums, [batch, heads,
   // max_q][splits]([value_dim]). Null: one split, into out and lse.
   int32_t split_tiles;
+  // kSparse: see mr_flash_blocks.
+  int32_t block_keys, block_rows;  // of keys; how many blocks of queries a head has
+  const int32_t *block_starts, *block_columns;
   float *partial_out, *partial_lse;
 };
 
@@ -91,6 +98,10 @@ struct FlashForwardShared {
   __device__ int4* item(uint32_t n) const {
     return reinterpret_cast<int4*>(base + C::kItemsAt) + n % C::kItemSlots;
   }
+  // Where the first 64 and the last 64 keys of the tile begin.
+  __device__ int2* tile_keys(uint32_t n) const {
+    return reinterpret_cast<int2*>(base + C::kTileKeysAt) + n % C::kStages;
+  }
   __device__ uint8_t* keys(uint32_t n) const { return base + C::kKeysAt + n % C::kStages * C::kKeyBytes; }
   __device__ uint8_t* values(uint32_t n) const {
     return base + C::kValuesAt + n % C::kStages * C::kValueBytes;
@@ -116,20 +127,37 @@ struct FlashForwardShared {
   }
 };
 
-// Tiles of keys that the tile's queries see, of its split.
+// Tiles of keys that the tile's queries see, of its split; of lists of blocks, how many tiles the blocks
+// fill.
 template <class C>
 struct FlashKeyTiles {
   int32_t first, past;
-  __device__ FlashKeyTiles(const FlashForwardParams& p, const FlashSequence& seq, int32_t tile,
-                           int32_t split) {
-    const int32_t query = tile * p.tile_tokens, last = min(query + p.tile_tokens, seq.q_len) - 1;
+  const int32_t* columns = nullptr;
+  int32_t count = 0;  // of columns
+
+  __device__ FlashKeyTiles(const FlashForwardParams& p, const FlashSequence& seq,
+                           const FlashSchedule::Item& at) {
+    if constexpr (C::kSparse) {
+      const int64_t list = (int64_t{at.b} * p.shape.heads + at.head) * p.block_rows + at.tile;
+      const int32_t begin = p.block_starts[list];
+      columns = p.block_columns + begin;
+      count = p.block_starts[list + 1] - begin;
+      first = 0, past = p.block_keys == 64 ? (count + 1) / 2 : count;
+      return;
+    }
+    const int32_t query = at.tile * p.tile_tokens, last = min(query + p.tile_tokens, seq.q_len) - 1;
     const int32_t past_key = seq.past_key(p.shape, last), first_key = seq.first_key(p.shape, query);
     past = past_key > first_key ? (past_key + C::kTileKeys - 1) / C::kTileKeys : 0;
     first = first_key / C::kTileKeys;
     if (p.partial_out != nullptr) {
-      first = max(first, split * p.split_tiles), past = min(past, (split + 1) * p.split_tiles);
+      first = max(first, at.split * p.split_tiles), past = min(past, (at.split + 1) * p.split_tiles);
     }
     first = min(first, past);
+  }
+  // kSparse: where the halves of the tile begin; past the last block, where nobody looks.
+  __device__ int2 halves(const FlashForwardParams& p, int32_t tile) const {
+    if (p.block_keys != 64) return {columns[tile] * 128, columns[tile] * 128 + 64};
+    return {columns[2 * tile] * 64, 2 * tile + 1 < count ? columns[2 * tile + 1] * 64 : kFlashOpen / 2};
   }
 };
 
@@ -164,16 +192,16 @@ class FlashForwardProducer {
   __device__ void load_item(const FlashSchedule::Item& at) {
     const FlashShape& s = p_.shape;
     const FlashSequence seq(s, at.b);
-    const FlashKeyTiles<C> tiles(p_, seq, at.tile, at.split);
+    const FlashKeyTiles<C> tiles(p_, seq, at);
     if (tiles.past == tiles.first) return;
     load_queries(seq, at);
     const int32_t kv_head = p_.pack > 1 ? at.head : at.head / s.group;
     for (int32_t tile = tiles.past - 1; tile >= tiles.first; --tile) {
-      load_tile<false>(seq, at.b, kv_head, tile, n_keys_);
+      load_tile<false>(seq, at.b, kv_head, tiles, tile, n_keys_);
       ++n_keys_;
-      if (tile + 1 < tiles.past) load_tile<true>(seq, at.b, kv_head, tile + 1, n_values_++);
+      if (tile + 1 < tiles.past) load_tile<true>(seq, at.b, kv_head, tiles, tile + 1, n_values_++);
     }
-    load_tile<true>(seq, at.b, kv_head, tiles.first, n_values_++);
+    load_tile<true>(seq, at.b, kv_head, tiles, tiles.first, n_values_++);
   }
 
   __device__ void load_queries(const FlashSequence& seq, const FlashSchedule::Item& at) {
@@ -193,13 +221,29 @@ class FlashForwardProducer {
   }
 
   template <bool kValues>
-  __device__ void load_tile(const FlashSequence& seq, int32_t b, int32_t kv_head, int32_t tile, uint32_t n) {
+  __device__ void load_tile(const FlashSequence& seq, int32_t b, int32_t kv_head,
+                            const FlashKeyTiles<C>& tiles, int32_t tile, uint32_t n) {
     constexpr int kParts = kValues ? C::kPartsV : C::kParts;
     const FlashShape& s = p_.shape;
     const CUtensorMap* map = kValues ? &p_.v : &p_.k;
     uint64_t* full = shared_.full(kValues, n);
     uint8_t* stage = kValues ? shared_.values(n) : shared_.keys(n);
     ptx::barrier_wait(shared_.empty(kValues, n), n / C::kStages % 2 ^ 1);
+    if constexpr (C::kSparse) {
+      const int2 halves = tiles.halves(p_, tile);
+      if (lane_ == 0) {
+        if (!kValues) *shared_.tile_keys(n) = halves;
+        ptx::barrier_arrive_expect(full, kParts * C::kKeyPartBytes);
+      }
+      __syncwarp();
+      if (lane_ >= 2 * kParts) return;
+      const int32_t part = lane_ / 2, half = lane_ % 2;
+      const FlashRows rows = flash_rows(s.cu_k != nullptr, s.max_k, seq.k_start, seq.k_len, kv_head, b);
+      ptx::tma_load_5d(stage + part * C::kKeyPartBytes + half * 64 * ptx::kSwizzleRowBytes, map,
+                       part * kFlashPart, rows.row + (half == 0 ? halves.x : halves.y), rows.c2, rows.c3, 0,
+                       full);
+      return;
+    }
     if (lane_ == 0) ptx::barrier_arrive_expect(full, kParts * C::kKeyPartBytes);
     __syncwarp();
     if (s.pages == nullptr) {
@@ -264,7 +308,7 @@ class FlashForwardConsumer {
 
   __device__ __forceinline__ void run_item(const FlashSchedule::Item& at) {
     const FlashSequence seq(p_.shape, at.b);
-    const FlashKeyTiles<C> tiles(p_, seq, at.tile, at.split);
+    const FlashKeyTiles<C> tiles(p_, seq, at);
     begin_rows(seq, at.tile);
     float acc[kSums];
 #pragma unroll
@@ -300,8 +344,9 @@ class FlashForwardConsumer {
     multiply_qk(n_, score);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(score);
+    const int2 keys = keys_of(tiles.past - 1, n_);
     arrive(shared_.empty(false, n_));
-    softmax(tiles.past - 1, score, alpha);
+    softmax(keys, score, alpha);
     round_probs(score, prob);
     for (int32_t tile = tiles.past - 2; tile >= tiles.first; --tile) {
       ptx::barrier_wait(shared_.full(false, n_ + 1), (n_ + 1) / C::kStages % 2);
@@ -313,8 +358,9 @@ class FlashForwardConsumer {
       pass_turn();
       ptx::wgmma_wait<1>();
       ptx::fence_registers(score);
+      const int2 next = keys_of(tile, n_ + 1);
       arrive(shared_.empty(false, n_ + 1));
-      softmax(tile, score, alpha);
+      softmax(next, score, alpha);
       // Here, since the assembler would have the softmax wait for P V.
       ptx::fence_registers(score);
       ptx::wgmma_wait<0>();
@@ -336,6 +382,13 @@ class FlashForwardConsumer {
     ++n_;
   }
 
+  // Where the tile's keys begin, and of a list its second half.
+  __device__ __forceinline__ int2 keys_of(int32_t tile, uint32_t n) const {
+    if constexpr (!C::kSparse) return {tile * C::kTileKeys, 0};
+    const int2 halves = *shared_.tile_keys(n);
+    __syncwarp();  // all lanes have read it
+    return halves;
+  }
   // Most tiles bring no row of the warp a new maximum.
   __device__ __forceinline__ static void rescale(const float (&alpha)[2], float (&acc)[kSums]) {
     if (!__any_sync(kAllLanes, alpha[0] != 1.0f || alpha[1] != 1.0f)) return;
@@ -367,7 +420,7 @@ class FlashForwardConsumer {
 
   // Scores become probabilities; alpha: by what accumulators are rescaled. row_max_ is in units of the scores
   // that come in, times factor it is a power of two.
-  __device__ __forceinline__ void softmax(int32_t tile, float (&score)[kScores], float (&alpha)[2]) {
+  __device__ __forceinline__ void softmax(const int2& keys, float (&score)[kScores], float (&alpha)[2]) {
     const FlashShape& s = p_.shape;
     float factor = s.scale_log2;
     if (s.softcap > 0.0f || factor < 0.0f) {
@@ -381,7 +434,8 @@ class FlashForwardConsumer {
       }
       factor = 1.0f;
     }
-    if (tile * C::kTileKeys < whole_first_ || (tile + 1) * C::kTileKeys > whole_past_) mask(tile, score);
+    const int32_t last = C::kSparse ? keys.y + 64 : keys.x + C::kTileKeys;  // blocks ascend
+    if (keys.x < whole_first_ || last > whole_past_) mask(keys, score);
     float new_max[2] = {row_max_[0], row_max_[1]};
 #pragma unroll
     for (int i = 0; i < kScores; ++i) new_max[i / 2 % 2] = fmaxf(new_max[i / 2 % 2], score[i]);
@@ -402,14 +456,17 @@ class FlashForwardConsumer {
       row_sum_[r] = fmaf(row_sum_[r], alpha[r], (sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
   }
-  __device__ __forceinline__ void mask(int32_t tile, float (&score)[kScores]) const {
-    const int32_t from = tile * C::kTileKeys + static_cast<int32_t>(threadIdx.x % 4 * 2);
+  __device__ __forceinline__ void mask(const int2& keys, float (&score)[kScores]) const {
+    const int32_t in_eight = static_cast<int32_t>(threadIdx.x % 4 * 2), from = keys.x + in_eight;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int32_t low = first_key_[r] - from, past = past_key_[r] - from;
+      int32_t low = first_key_[r] - from, past = past_key_[r] - from;
 #pragma unroll
       for (int i = 0; i < kScores / 2; ++i) {
         const int column = i / 2 * 8 + i % 2;
+        if (C::kSparse && column == 64) {
+          low = first_key_[r] - (keys.y - 64 + in_eight), past = past_key_[r] - (keys.y - 64 + in_eight);
+        }
         float& s = score[i / 2 * 4 + 2 * r + i % 2];
         s = column >= low && column < past ? s : -INFINITY;
       }
@@ -603,10 +660,11 @@ void make_flash_forward_maps(FlashForwardParams& p, const FlashForwardCall& call
     p.v = flash_page_map(device, call.v, bytes, problem.value_dim, problem.kv_heads, box);
     return;
   }
+  const uint32_t rows = C::kSparse ? 64 : C::kTileKeys;
   p.k = flash_map(device, call.k, bytes, ragged_k, problem.head_dim, problem.max_k, problem.kv_heads,
-                  problem.batch, C::kTileKeys);
+                  problem.batch, rows);
   p.v = flash_map(device, call.v, bytes, ragged_k, problem.value_dim, problem.max_k, problem.kv_heads,
-                  problem.batch, C::kTileKeys);
+                  problem.batch, rows);
 }
 
 template <class C>
@@ -620,9 +678,13 @@ void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
   p.value_dim = problem.value_dim;
   // All heads of a group in one tile: its keys are loaded once, and rows of fewer tokens see fewer keys that
   // others do not.
-  p.pack = C::kRows % p.shape.group == 0 ? p.shape.group : 1;
+  p.pack = !C::kSparse && C::kRows % p.shape.group == 0 ? p.shape.group : 1;
   p.tile_tokens = C::kRows / p.pack;
   make_flash_forward_maps<C>(p, call, at.device);
+  if constexpr (C::kSparse) {
+    p.block_keys = problem.blocks->block_k, p.block_rows = problem.blocks->q_blocks;
+    p.block_starts = problem.blocks->row_starts, p.block_columns = problem.blocks->columns;
+  }
   const int64_t tiles = (problem.max_q + p.tile_tokens - 1) / p.tile_tokens;
   const int64_t heads = problem.heads / p.pack;
   // Half of L2 (50 MB) for a section's keys and values.
