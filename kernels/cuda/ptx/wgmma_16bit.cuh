@@ -122,6 +122,17 @@ __device__ inline void wgmma_16bit(float (&d)[kSums], uint64_t a, uint64_t b, bo
   WarpgroupProduct<2 * kSums>::template shared<Element, kTransposedA, kTransposedB>(d, a, b, accumulate);
 }
 
+// The same of E4M3, 32 elements of K: a lane's four bytes a[0] are row g, K 4t to 4t + 3, a[1] row g + 8,
+// a[2] and a[3] K + 16. b is K-major.
+template <int kSums>
+__device__ inline void wgmma_e4m3(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+  WarpgroupProduct<2 * kSums>::registers_e4m3(d, a, b, accumulate);
+}
+template <int kSums>
+__device__ inline void wgmma_e4m3(float (&d)[kSums], uint64_t a, uint64_t b, bool accumulate) {
+  WarpgroupProduct<2 * kSums>::shared_e4m3(d, a, b, accumulate);
+}
+
 }  // namespace millrace::cuda::ptx
 
 #endif  // MILLRACE_HAS_WGMMA
