@@ -52,6 +52,13 @@ class CudaDevice final : public mr_device {
   size_t attention_workspace_bytes(const mr_attention_config& config) const override;
   std::unique_ptr<mr_attention> make_attention(const mr_attention_config& config, void* workspace) override;
 
+  // cuda_flash_attention.cpp
+  size_t flash_forward_workspace_bytes(const mr_flash_problem& problem) const override;
+  void flash_forward(const FlashForward& call) override;
+  size_t flash_backward_workspace_bytes(const mr_flash_problem& problem, bool deterministic) const override;
+  void flash_backward(const FlashBackward& call) override;
+  void flash_quantize(const mr_flash_quantize_args& args, mr_stream stream) override;
+
   size_t weight_bytes(const TensorView& matrix) const override;
   std::unique_ptr<mr_weight> make_weight(const TensorView& matrix, void* memory) override;
   size_t matmul_workspace_bytes(const mr_weight& weight, int64_t rows) const override;

@@ -123,5 +123,9 @@ template <int kName, int kThreads>
 __device__ inline void named_arrive() {
   asm volatile("bar.arrive %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
 }
+template <int kThreads>
+__device__ inline void named_arrive(int name) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
+}
 
 }  // namespace millrace::cuda::ptx

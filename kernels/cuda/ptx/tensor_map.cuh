@@ -39,6 +39,24 @@ inline CUtensorMap kilobyte_rows_map(const Device& device, const void* base, uin
   return word_map(device, 3, base, sizes, strides, box);
 }
 
+// Elements of 16 bits (or, `bytes`, of 8) in five dimensions, the first contiguous; strides in bytes, from
+// the second dimension on. A box is `columns` x `rows` (x `more` of the
+// third dimension); of 128 bytes in a row it lies in the 128-byte swizzle
+// of wgmma.cuh. What lies outside of `sizes` reads as zeros and is not written.
+inline CUtensorMap swizzled_map(const Device& device, const void* base, bool bytes,
+                                const cuuint64_t (&sizes)[5], const cuuint64_t (&strides)[4],
+                                uint32_t columns, uint32_t rows, uint32_t more = 1) {
+  const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(device.tensor_map_encoder());
+  CUtensorMap map{};
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1}, box[5] = {columns, rows, more, 1, 1};
+  const CUresult status = encode(&map, bytes ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                                 5, const_cast<void*>(base), sizes, strides, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check_call(status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "cuTensorMapEncodeTiled");
+  return map;
+}
+
 // The box at byte `at` of row `row` to shared memory (128-byte aligned); completes on `barrier`.
 __device__ inline void tma_load_2d(void* to, const CUtensorMap* map, int32_t at, int32_t row,
                                    uint64_t* barrier) {
@@ -54,6 +72,17 @@ __device__ inline void tma_store_2d(const CUtensorMap* map, int32_t at, int32_t 
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
                "r"(at / 4), "r"(row), "r"(shared_address(from))
                : "memory");
+}
+
+// The box at these coordinates, in elements, of a map of five dimensions.
+__device__ inline void tma_load_5d(void* to, const CUtensorMap* map, int32_t at, int32_t row, int32_t c2,
+                                   int32_t c3, int32_t c4, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+      "%5, %6}], "
+      "[%7];" ::"r"(shared_address(to)),
+      "l"(map), "r"(at), "r"(row), "r"(c2), "r"(c3), "r"(c4), "r"(shared_address(barrier))
+      : "memory");
 }
 
 // The box from kilobyte `at` of row `row` on.

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""TFLOP/s of attention over tensors (millrace/kernels/flash_attention.h) on this machine's GPU beside torch's
+scaled_dot_product_attention with the cuDNN and flash backends, in the same run.
+
+    bench/flash_attention.py LIBRARY [LIBRARY ...] [--what forward|backward|decode] [--match d128] [--no-torch]
+
+16k tokens in all. Operations: 4 x pairs x dim x heads, pairs of query and key that the mask shows (half of them where
+causal), backward 2.5 times that. Medians of events around each call, after warming up; every figure twice where
+--twice.
+"""
+import argparse
+import math
+import os
+import re
+import sys
+import warnings
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "gpu"))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from flash_attention_test import BF16, F16, F8, Gradients, Library, Problem, tensor_of  # noqa: E402
+
+# name, batch, heads, kv heads, length, dims, left, right, sinks
+SHAPES = [("d64 causal 8k", 2, 64, 8, 8192, (64, 64), -1, 0, True),
+          ("d64 full 16k", 1, 32, 32, 16384, (64, 64), -1, -1, False),
+          ("d128 full 16k", 1, 16, 16, 16384, (128, 128), -1, -1, False),
+          ("d128 causal 16k", 1, 16, 16, 16384, (128, 128), -1, 0, False),
+          ("d128 causal 8k gqa", 2, 32, 8, 8192, (128, 128), -1, 0, False),
+          ("d128 full 2k", 8, 16, 16, 2048, (128, 128), -1, -1, False),
+          ("d96 causal 16k", 1, 16, 16, 16384, (96, 96), -1, 0, False),
+          ("d192/128 causal 16k", 1, 16, 16, 16384, (192, 128), -1, 0, False),
+          ("d256 full 16k", 1, 8, 8, 16384, (256, 256), -1, -1, False),
+          ("d256 causal 16k", 1, 8, 8, 16384, (256, 256), -1, 0, False),
+          ("d64 window 1024 8k", 2, 64, 8, 8192, (64, 64), 1023, 0, True),
+          ("d64 window 128 8k", 2, 64, 8, 8192, (64, 64), 127, 0, True)]
+
+
+def milliseconds(torch, run, times=11):
+    for _ in range(3):
+        run()
+    all_ms = []
+    for _ in range(times):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        all_ms.append(begin.elapsed_time(end))
+    return sorted(all_ms)[times // 2]
+
+
+def visible_pairs(n, left, right):
+    total = 0
+    low = left if left >= 0 else n
+    high = right if right >= 0 else n
+    if (left, right) == (-1, -1):
+        return n * n
+    if (left, right) == (-1, 0):
+        return n * n // 2
+    for i in range(n):
+        total += min(n - 1, i + high) - max(0, i - low) + 1
+    return total
+
+
+class Bench:
+    def __init__(self, torch, shape, dtype="bf16"):
+        self.torch = torch
+        self.name, self.batch, self.h, self.hk, self.n, (self.d, self.dv), self.left, self.right, sinks = shape
+        self.type = torch.float16 if dtype == "f16" else torch.bfloat16
+        new = lambda heads, dim: torch.randn(self.batch, self.n, heads, dim, device="cuda", dtype=self.type)
+        self.q, self.k, self.v = new(self.h, self.d), new(self.hk, self.d), new(self.hk, self.dv)
+        self.out, self.d_out = torch.empty_like(new(self.h, self.dv)), new(self.h, self.dv)
+        self.lse = torch.empty(self.batch, self.h, self.n, device="cuda")
+        p = self.problem = Problem()
+        p.type = {"bf16": BF16, "f16": F16, "fp8": F8}[dtype]
+        p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim = self.batch, self.h, self.hk, self.d, self.dv
+        p.max_q = p.max_k = self.n
+        p.scale = 1 / math.sqrt(self.d)
+        p.window_left, p.window_right = self.left, self.right
+        self.sinks = torch.randn(self.h, device="cuda") if sinks else None
+        if sinks:
+            p.sinks = self.sinks.data_ptr()
+        self.operations = 2 * self.batch * self.h * visible_pairs(self.n, self.left, self.right) * (self.d + self.dv)
+
+    def view(self, x):
+        return tensor_of(x, (0, 1, 2))
+
+    def forward(self, library):
+        if self.problem.type == F8 and not hasattr(self, "scales"):
+            made = [library.quantize(self.torch, x.to(self.torch.bfloat16), rows, 0)
+                    for x, rows in ((self.q, 1), (self.k, 128), (self.v, 128))]
+            self.q, self.k, self.v = (codes for codes, _ in made)
+            self.scales = [scales for _, scales in made]
+            p = self.problem
+            p.q_scales, p.k_scales, p.v_scales = (s.data_ptr() for s in self.scales)
+        workspace = library.workspace(self.torch, self.problem)
+        views = [self.view(x) for x in (self.q, self.k, self.v, self.out)]
+        return lambda: library.forward(self.torch, self.problem, *views, self.lse.data_ptr(), workspace)
+
+    def backward(self, library, deterministic):
+        self.forward(library)()
+        self.grads = [self.torch.empty_like(x) for x in (self.q, self.k, self.v)]
+        self.d_sinks = self.torch.empty(self.h, device="cuda")
+        g = Gradients(self.view(self.d_out), *[self.view(x) for x in self.grads],
+                      self.d_sinks.data_ptr() if self.sinks is not None else None, deterministic)
+        workspace = library.workspace(self.torch, self.problem, deterministic)
+        views = [self.view(x) for x in (self.q, self.k, self.v, self.out)]
+        return lambda: library.backward(self.torch, self.problem, *views, self.lse.data_ptr(), g, workspace)
+
+    def torch_runs(self, what):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention as sdpa
+        if (self.left, self.right) not in ((-1, -1), (-1, 0)):
+            return
+        q, k, v, d_out = (x.transpose(1, 2).detach().requires_grad_(what == "backward")
+                          for x in (self.q, self.k, self.v, self.d_out))
+        for name, backend in [("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)]:
+            def run(backend=backend):
+                with sdpa_kernel(backend):
+                    return sdpa(q, k, v, is_causal=self.right == 0, enable_gqa=self.h != self.hk)
+            if what == "forward":
+                yield name, run
+            else:
+                try:
+                    out = run()
+                except RuntimeError as error:
+                    yield name, error
+                    continue
+                yield name, lambda: self.torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True)
+
+
+# name, batch, heads, kv heads, keys, dim: one query row each
+DECODE = [("d64 b64 32k", 64, 64, 8, 32768, 64), ("d64 b256 4k", 256, 64, 8, 4096, 64), ("d128 b32 32k", 32, 64, 8, 32768, 128),
+          ("d128 b8 128k", 8, 64, 8, 131072, 128), ("d128 b1 128k", 1, 64, 8, 131072, 128),
+          ("d128 b256 1k", 256, 64, 8, 1024, 128), ("d64 b1 8k", 1, 64, 8, 8192, 64)]
+
+
+def decode(torch, libraries, match):
+    """GB/s of keys and values of one query row, as the peers' speed is counted."""
+    for name, batch, heads, kv_heads, n, dim in DECODE:
+        if match and not re.search(match, name):
+            continue
+        new = lambda rows, h: torch.randn(batch, rows, h, dim, device="cuda", dtype=torch.bfloat16)
+        q, k, v, out = new(1, heads), new(n, kv_heads), new(n, kv_heads), new(1, heads)
+        p = Problem()
+        p.type, p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim = BF16, batch, heads, kv_heads, dim, dim
+        p.max_q, p.max_k, p.scale, p.window_left, p.window_right = 1, n, 1 / math.sqrt(dim), -1, 0
+        views = [tensor_of(x, (0, 1, 2)) for x in (q, k, v, out)]
+        figures = []
+        for label, library in libraries:
+            try:
+                workspace = library.workspace(torch, p)
+                ms = milliseconds(torch, lambda: library.forward(torch, p, *views, None, workspace))
+                figures.append(f"{label} {2 * k.numel() * 2 / ms * 1e-6:.0f} GB/s {ms * 1e3:.0f} us")
+            except RuntimeError as error:
+                figures.append(f"{label} - ({str(error)[:60]})")
+        print(f"decode {name:14s} {2 * k.numel() * 2 / 1e6:.0f} MB  {'  '.join(figures)}", flush=True)
+        del q, k, v, out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("libraries", nargs="+")
+    parser.add_argument("--what", default="forward")
+    parser.add_argument("--match", default="")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--no-torch", action="store_true")
+    options = parser.parse_args()
+    import torch
+    warnings.filterwarnings("ignore")
+    libraries = [(os.path.basename(x).replace("lib", "").replace(".so", ""), Library(os.path.abspath(x)))
+                 for x in options.libraries]
+    if options.what == "decode":
+        return decode(torch, libraries, options.match)
+    for shape in SHAPES:
+        if options.match and not re.search(options.match, shape[0]):
+            continue
+        bench = Bench(torch, shape, options.dtype)
+        runs = []
+        for name, library in libraries:
+            try:
+                if options.what == "forward":
+                    runs.append((name, bench.forward(library)))
+                else:
+                    runs.append((name, bench.backward(library, 1)))
+                    runs.append((name + "(atomic)", bench.backward(library, 0)))
+            except RuntimeError as error:
+                runs.append((name, error))
+        if not options.no_torch:
+            runs += bench.torch_runs(options.what)
+        figures = []
+        for name, run in runs:
+            try:
+                if isinstance(run, Exception):
+                    raise run
+                ms = milliseconds(torch, run)
+                rate = bench.operations * (2.5 if options.what == "backward" else 1) / ms * 1e-9
+                figures.append(f"{name} {rate:.0f}")
+            except RuntimeError as error:
+                figures.append(f"{name} - ({str(error)[:60]})")
+        del runs, bench
+        print(f"{options.what} {options.dtype} {shape[0]:20s} {'  '.join(figures)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

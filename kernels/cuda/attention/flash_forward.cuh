@@ -1,0 +1,802 @@
+// The forward kernel on Hopper's warpgroup products. See docs/kernels/cuda_flash_attention.md.
+//
+// A persistent CTA has one producer warp and two or three consumer warpgroups of 64 rows of queries. The
+// producer loads Q of an item once and tiles of K and V through rings of stages, by tensor copies. A consumer
+// issues Q K^T of the next tile and P V of this one, and computes the softmax of the next under P V. With two
+// warpgroups each has its turn to issue, so that one's softmax runs under the other's products.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/attention/flash_forward_call.h"
+#include "kernels/cuda/attention/flash_schedule.cuh"
+
+namespace millrace::cuda {
+
+// Tiles of kConsumers * 64 rows and kTileKeys keys; kStages of each of K and V. Head sizes up to kDim and
+// kDimV: what is missing reads as zeros. One warpgroup is for few rows, whose time is that of loading keys:
+// it has two stages of Q.
+// kBlocks: keys come by lists of blocks, of kRows queries each.
+template <class ElementType, int kHeadDim, int kValueDim, int kKeys, int kWarpgroups, int kDepth, bool kTurns,
+          bool kBlocks = false>
+struct FlashForwardConfig {
+  using Element = ElementType;
+  static constexpr int kDim = kHeadDim, kDimV = kValueDim, kTileKeys = kKeys, kConsumers = kWarpgroups,
+                       kStages = kDepth;
+  static constexpr bool kTakeTurns = kTurns, kSparse = kBlocks;
+  // Codes: out is bf16, and values come transposed, [kDimV][keys] (flash_fp8.cuh), a tile of 128 keys in rows
+  // of 128 bytes.
+  static constexpr bool kFp8 = sizeof(Element) == 1;
+  using Out = std::conditional_t<kFp8, __nv_bfloat16, Element>;
+  static constexpr int kPartColumns = ptx::kSwizzleRowBytes / static_cast<int>(sizeof(Element));
+  static constexpr int kDepthOfStep = kFp8 ? 32 : 16;  // elements of K of one product
+  static constexpr int kRows = 64 * kConsumers;
+  static constexpr int kParts = (kDim + kPartColumns - 1) / kPartColumns,
+                       kPartsV = (kDimV + kPartColumns - 1) / kPartColumns;
+  static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static constexpr int kQueryStages = kConsumers == 1 ? 2 : 1;
+  static constexpr int kQueryPartBytes = kRows * ptx::kSwizzleRowBytes;
+  static constexpr int kKeyPartBytes = kTileKeys * ptx::kSwizzleRowBytes;
+  static constexpr int kKeyBytes = kParts * kKeyPartBytes;
+  static constexpr int kValueBytes = kFp8 ? kDimV * ptx::kSwizzleRowBytes : kPartsV * kKeyPartBytes;
+  static constexpr int kQueryBytes = kParts * kQueryPartBytes;
+  static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kKeyBytes;
+  static constexpr int kBarriersAt = kValuesAt + kStages * kValueBytes;
+  static constexpr int kItemSlots = 2;
+  static constexpr int kBarriers = 4 * kStages + 2 * kQueryStages + 2 * kItemSlots;
+  static constexpr int kItemsAt = kBarriersAt + kBarriers * 8;
+  static constexpr int kTileKeysAt = kItemsAt + kItemSlots * 16;  // kSparse: where each stage's halves begin
+  static constexpr int kSharedBytes = kTileKeysAt + (kSparse ? kStages * 8 : 0);
+  static_assert(!(kSparse || kFp8) || kTileKeys == 128);
+  static_assert(kKeyPartBytes % 1024 == 0);
+};
+
+struct FlashForwardParams {
+  CUtensorMap q, k, v;
+  FlashShape shape;
+  FlashSchedule schedule;
+  FlashStrides out_strides;
+  void* out;
+  float* lse;           // or null
+  int32_t value_dim;    // columns of out
+  int32_t box_rows;     // of K and V
+  int32_t pack;         // heads of a token that are rows of one tile: 1 or shape.group
+  int32_t tile_tokens;  // kRows / pack
+  // Of splits of split_tiles tiles of keys each: out and log2 sums, [batch, heads,
+  // max_q][splits]([value_dim]). Null: one split, into out and lse.
+  int32_t split_tiles;
+  // kFp8: see mr_flash_problem; [batch][kv_heads][scale_blocks] of k and v.
+  const float *q_scales, *k_scales, *v_scales;
+  int32_t scale_blocks;
+  // kSparse: see mr_flash_blocks.
+  int32_t block_keys, block_rows;  // of keys; how many blocks of queries a head has
+  const int32_t *block_starts, *block_columns;
+  float *partial_out, *partial_lse;
+};
+
+#ifdef MILLRACE_HAS_WGMMA
+
+// Barriers and buffers, as producer and consumers see them.
+template <class C>
+struct FlashForwardShared {
+  uint8_t* base;
+  __device__ uint64_t* barrier(int i) const { return reinterpret_cast<uint64_t*>(base + C::kBarriersAt) + i; }
+  // full: the copies of a tile have arrived. empty: every consumer warp has read it.
+  __device__ uint64_t* full(bool values, uint32_t n) const {
+    return barrier((values ? 2 : 0) * C::kStages + static_cast<int>(n % C::kStages));
+  }
+  __device__ uint64_t* empty(bool values, uint32_t n) const {
+    return barrier((values ? 3 : 1) * C::kStages + static_cast<int>(n % C::kStages));
+  }
+  __device__ uint64_t* query_full(uint32_t n) const {
+    return barrier(4 * C::kStages + static_cast<int>(n % C::kQueryStages));
+  }
+  __device__ uint64_t* query_empty(uint32_t n) const {
+    return barrier(4 * C::kStages + C::kQueryStages + static_cast<int>(n % C::kQueryStages));
+  }
+  __device__ uint8_t* queries(uint32_t n) const { return base + n % C::kQueryStages * C::kQueryBytes; }
+  // The item ring: the producer writes what comes next, consumers read it.
+  __device__ uint64_t* item_full(uint32_t n) const {
+    return barrier(4 * C::kStages + 2 * C::kQueryStages + static_cast<int>(n % C::kItemSlots));
+  }
+  __device__ uint64_t* item_empty(uint32_t n) const {
+    return barrier(4 * C::kStages + 2 * C::kQueryStages + C::kItemSlots +
+                   static_cast<int>(n % C::kItemSlots));
+  }
+  __device__ int4* item(uint32_t n) const {
+    return reinterpret_cast<int4*>(base + C::kItemsAt) + n % C::kItemSlots;
+  }
+  // Where the first 64 and the last 64 keys of the tile begin.
+  __device__ int2* tile_keys(uint32_t n) const {
+    return reinterpret_cast<int2*>(base + C::kTileKeysAt) + n % C::kStages;
+  }
+  __device__ uint8_t* keys(uint32_t n) const { return base + C::kKeysAt + n % C::kStages * C::kKeyBytes; }
+  __device__ uint8_t* values(uint32_t n) const {
+    return base + C::kValuesAt + n % C::kStages * C::kValueBytes;
+  }
+
+  __device__ void init() const {
+    constexpr uint32_t kWarps = C::kConsumers * ptx::kWarpgroupWarps;
+    for (uint32_t n = 0; n < C::kStages; ++n) {
+      for (const bool values : {false, true}) {
+        ptx::barrier_init(full(values, n), 1);
+        ptx::barrier_init(empty(values, n), kWarps);
+      }
+    }
+    for (uint32_t n = 0; n < C::kQueryStages; ++n) {
+      ptx::barrier_init(query_full(n), 1);
+      ptx::barrier_init(query_empty(n), kWarps);
+    }
+    for (uint32_t n = 0; n < C::kItemSlots; ++n) {
+      ptx::barrier_init(item_full(n), 1);
+      ptx::barrier_init(item_empty(n), kWarps);
+    }
+    ptx::barrier_init_fence();
+  }
+};
+
+// Tiles of keys that the tile's queries see, of its split; of lists of blocks, how many tiles the blocks
+// fill.
+template <class C>
+struct FlashKeyTiles {
+  int32_t first, past;
+  const int32_t* columns = nullptr;
+  int32_t count = 0;  // of columns
+
+  __device__ FlashKeyTiles(const FlashForwardParams& p, const FlashSequence& seq,
+                           const FlashSchedule::Item& at) {
+    if constexpr (C::kSparse) {
+      const int64_t list = (int64_t{at.b} * p.shape.heads + at.head) * p.block_rows + at.tile;
+      const int32_t begin = p.block_starts[list];
+      columns = p.block_columns + begin;
+      count = p.block_starts[list + 1] - begin;
+      first = 0, past = p.block_keys == 64 ? (count + 1) / 2 : count;
+      return;
+    }
+    const int32_t query = at.tile * p.tile_tokens, last = min(query + p.tile_tokens, seq.q_len) - 1;
+    const int32_t past_key = seq.past_key(p.shape, last), first_key = seq.first_key(p.shape, query);
+    past = past_key > first_key ? (past_key + C::kTileKeys - 1) / C::kTileKeys : 0;
+    first = first_key / C::kTileKeys;
+    if (p.partial_out != nullptr) {
+      first = max(first, at.split * p.split_tiles), past = min(past, (at.split + 1) * p.split_tiles);
+    }
+    first = min(first, past);
+  }
+  // kSparse: where the halves of the tile begin; past the last block, where nobody looks.
+  __device__ int2 halves(const FlashForwardParams& p, int32_t tile) const {
+    if (p.block_keys != 64) return {columns[tile] * 128, columns[tile] * 128 + 64};
+    return {columns[2 * tile] * 64, 2 * tile + 1 < count ? columns[2 * tile + 1] * 64 : kFlashOpen / 2};
+  }
+};
+
+// One warp: all lanes wait, lane i copies box i.
+template <class C>
+class FlashForwardProducer {
+ public:
+  __device__ FlashForwardProducer(const FlashForwardParams& p, uint8_t* shared)
+      : p_(p), shared_{shared}, lane_(static_cast<int32_t>(threadIdx.x % kWarpLanes)) {}
+
+  __device__ void run() {
+    const int32_t items = p_.schedule.items(p_.shape);
+    int32_t item = static_cast<int32_t>(blockIdx.x);
+    for (uint32_t round = 0;; ++round) {
+      // On its way while this item's tiles are loaded.
+      int32_t next = 0;
+      if (lane_ == 0) next = atomicAdd(p_.schedule.counter, 1) + static_cast<int32_t>(gridDim.x);
+      const bool has = item < items;
+      const FlashSchedule::Item at = has ? p_.schedule.at(p_.shape, item) : FlashSchedule::Item{-1, 0, 0, 0};
+      ptx::barrier_wait(shared_.item_empty(round), round / C::kItemSlots % 2 ^ 1);
+      if (lane_ == 0) {
+        *shared_.item(round) = {at.b, at.head, at.tile, at.split};
+        ptx::barrier_arrive(shared_.item_full(round));
+      }
+      if (!has) return;
+      load_item(at);
+      item = __shfl_sync(kAllLanes, next, 0);
+    }
+  }
+
+ private:
+  __device__ void load_item(const FlashSchedule::Item& at) {
+    const FlashShape& s = p_.shape;
+    const FlashSequence seq(s, at.b);
+    const FlashKeyTiles<C> tiles(p_, seq, at);
+    if (tiles.past == tiles.first) return;
+    load_queries(seq, at);
+    const int32_t kv_head = p_.pack > 1 ? at.head : at.head / s.group;
+    for (int32_t tile = tiles.past - 1; tile >= tiles.first; --tile) {
+      load_tile<false>(seq, at.b, kv_head, tiles, tile, n_keys_);
+      ++n_keys_;
+      if (tile + 1 < tiles.past) load_tile<true>(seq, at.b, kv_head, tiles, tile + 1, n_values_++);
+    }
+    load_tile<true>(seq, at.b, kv_head, tiles, tiles.first, n_values_++);
+  }
+
+  __device__ void load_queries(const FlashSequence& seq, const FlashSchedule::Item& at) {
+    const FlashShape& s = p_.shape;
+    const uint32_t n = n_queries_++;
+    uint64_t* full = shared_.query_full(n);
+    ptx::barrier_wait(shared_.query_empty(n), n / C::kQueryStages % 2 ^ 1);
+    if (lane_ == 0) ptx::barrier_arrive_expect(full, C::kQueryBytes);
+    __syncwarp();
+    if (lane_ >= C::kParts) return;
+    const FlashRows rows = flash_rows(s.cu_q != nullptr, s.max_q, seq.q_start, seq.q_len, at.head, at.b);
+    const int32_t row = rows.row + at.tile * p_.tile_tokens;
+    const bool packed = p_.pack > 1;
+    ptx::tma_load_5d(shared_.queries(n) + lane_ * C::kQueryPartBytes, &p_.q, lane_ * C::kPartColumns,
+                     packed ? 0 : row, packed ? row : rows.c2, packed ? rows.c2 : rows.c3,
+                     packed ? rows.c3 : 0, full);
+  }
+
+  template <bool kValues>
+  __device__ void load_tile(const FlashSequence& seq, int32_t b, int32_t kv_head,
+                            const FlashKeyTiles<C>& tiles, int32_t tile, uint32_t n) {
+    constexpr int kParts = kValues ? C::kPartsV : C::kParts;
+    const FlashShape& s = p_.shape;
+    const CUtensorMap* map = kValues ? &p_.v : &p_.k;
+    uint64_t* full = shared_.full(kValues, n);
+    uint8_t* stage = kValues ? shared_.values(n) : shared_.keys(n);
+    ptx::barrier_wait(shared_.empty(kValues, n), n / C::kStages % 2 ^ 1);
+    if constexpr (C::kSparse) {
+      const int2 halves = tiles.halves(p_, tile);
+      if (lane_ == 0) {
+        if (!kValues) *shared_.tile_keys(n) = halves;
+        ptx::barrier_arrive_expect(full, kParts * C::kKeyPartBytes);
+      }
+      __syncwarp();
+      if (lane_ >= 2 * kParts) return;
+      const int32_t part = lane_ / 2, half = lane_ % 2;
+      const FlashRows rows = flash_rows(s.cu_k != nullptr, s.max_k, seq.k_start, seq.k_len, kv_head, b);
+      ptx::tma_load_5d(stage + part * C::kKeyPartBytes + half * 64 * ptx::kSwizzleRowBytes, map,
+                       part * C::kPartColumns, rows.row + (half == 0 ? halves.x : halves.y), rows.c2, rows.c3,
+                       0, full);
+      return;
+    }
+    if (lane_ == 0) ptx::barrier_arrive_expect(full, kValues ? C::kValueBytes : C::kKeyBytes);
+    __syncwarp();
+    if constexpr (C::kFp8 && kValues) {
+      if (lane_ == 0) ptx::tma_load_5d(stage, map, tile * C::kTileKeys, 0, kv_head, b, 0, full);
+      return;
+    }
+    if (s.pages == nullptr) {
+      if (lane_ >= kParts) return;
+      const FlashRows rows = flash_rows(s.cu_k != nullptr, s.max_k, seq.k_start, seq.k_len, kv_head, b);
+      ptx::tma_load_5d(stage + lane_ * C::kKeyPartBytes, map, lane_ * C::kPartColumns,
+                       rows.row + tile * C::kTileKeys, rows.c2, rows.c3, 0, full);
+      return;
+    }
+    const int32_t boxes = C::kTileKeys / p_.box_rows;
+    for (int32_t i = lane_; i < boxes * kParts; i += kWarpLanes) {
+      const int32_t part = i / boxes, row = i % boxes * p_.box_rows, key = tile * C::kTileKeys + row;
+      const int32_t rows = max(0, min(p_.box_rows, seq.k_len - key));
+      const int32_t page = rows > 0 ? s.pages[b * s.pages_stride + key / s.page_tokens] : 0;
+      ptx::tma_load_5d(stage + part * C::kKeyPartBytes + row * ptx::kSwizzleRowBytes, map,
+                       part * C::kPartColumns, p_.box_rows - rows, key % s.page_tokens + rows, page, kv_head,
+                       full);
+    }
+  }
+
+  const FlashForwardParams& p_;
+  const FlashForwardShared<C> shared_;
+  const int32_t lane_;
+  uint32_t n_queries_ = 0, n_keys_ = 0, n_values_ = 0;
+};
+
+// A warpgroup's 64 rows. Lane (g, t) of warp w has rows 16w + g and 16w + g + 8, of a tile's scores columns
+// 8j + 2t and + 1.
+template <class C>
+class FlashForwardConsumer {
+  using Element = typename C::Element;
+  using Out = typename C::Out;
+  static constexpr int kScores = C::kTileKeys / 2, kSums = C::kDimV / 2,
+                       kSteps = C::kTileKeys / C::kDepthOfStep;
+  // Probabilities as codes are 2^8 at most, so that small ones are not lost.
+  static constexpr float kBias = C::kFp8 ? 8.0f : 0.0f;
+
+ public:
+  __device__ FlashForwardConsumer(const FlashForwardParams& p, uint8_t* shared)
+      : p_(p),
+        shared_{shared},
+        warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / ptx::kWarpgroupThreads), 0)) {}
+
+  __device__ __forceinline__ void run() {
+    if (C::kTakeTurns && warpgroup_ == 1) pass_turn();  // the first turn is warpgroup 0's
+    for (uint32_t round = 0;; ++round) {
+      ptx::barrier_wait(shared_.item_full(round), round / C::kItemSlots % 2);
+      const int4 item = *shared_.item(round);
+      __syncwarp();  // all lanes have read it
+      arrive(shared_.item_empty(round));
+      if (item.x < 0) return;
+      run_item({item.x, item.y, item.z, item.w});
+    }
+  }
+
+ private:
+  __device__ static void arrive(uint64_t* barrier) {
+    if (threadIdx.x % kWarpLanes == 0) ptx::barrier_arrive(barrier);
+  }
+  // Barriers 1 and 2: a warpgroup waits for its own, and the other one lets it go on.
+  __device__ void wait_turn() const {
+    if constexpr (C::kTakeTurns) ptx::named_barrier<2 * ptx::kWarpgroupThreads>(1 + warpgroup_);
+  }
+  __device__ void pass_turn() const {
+    if constexpr (C::kTakeTurns) ptx::named_arrive<2 * ptx::kWarpgroupThreads>(2 - warpgroup_);
+  }
+
+  __device__ __forceinline__ void run_item(const FlashSchedule::Item& at) {
+    const FlashSequence seq(p_.shape, at.b);
+    const FlashKeyTiles<C> tiles(p_, seq, at);
+    begin_rows(seq, at);
+    float acc[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) acc[i] = 0.0f;
+    if (tiles.past > tiles.first) {
+      ptx::barrier_wait(shared_.query_full(n_queries_), n_queries_ / C::kQueryStages % 2);
+      mainloop(tiles, scale_row(at), acc);
+      ++n_queries_;
+    }
+    p_.partial_out != nullptr ? store_partial(seq, at, acc) : store(seq, at, acc);
+  }
+
+  __device__ __forceinline__ void begin_rows(const FlashSequence& seq, const FlashSchedule::Item& item) {
+    const int32_t first = item.tile * p_.tile_tokens,
+                  thread = static_cast<int32_t>(threadIdx.x % ptx::kWarpgroupThreads);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t row = warpgroup_ * 64 + thread / kWarpLanes * 16 + thread % kWarpLanes / 4 + 8 * r;
+      query_[r] = first + row / p_.pack;
+      first_key_[r] = seq.first_key(p_.shape, query_[r]);
+      past_key_[r] = seq.past_key(p_.shape, query_[r]);
+      row_max_[r] = -INFINITY, row_sum_[r] = 0.0f;
+      if constexpr (C::kFp8) {
+        const int64_t at = p_.shape.cu_q != nullptr ? seq.q_start : int64_t{item.b} * p_.shape.max_q;
+        q_scale_[r] = query_[r] < seq.q_len
+                          ? p_.q_scales[(at + query_[r]) * p_.shape.heads + head_of(item, r)] * p_.shape.scale
+                          : 0.0f;
+      }
+    }
+    // Keys that all 64 rows see.
+    whole_first_ = seq.first_key(p_.shape, first + (warpgroup_ * 64 + 63) / p_.pack);
+    whole_past_ = seq.past_key(p_.shape, first + warpgroup_ * 64 / p_.pack);
+  }
+
+  __device__ __forceinline__ void mainloop(const FlashKeyTiles<C>& tiles, int64_t scales,
+                                           float (&acc)[kSums]) {
+    float score[kScores], alpha[2];
+    uint32_t prob[kSteps][4];
+    ptx::barrier_wait(shared_.full(false, n_), n_ / C::kStages % 2);
+    multiply_qk(n_, score);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(score);
+    const int2 keys = keys_of(tiles.past - 1, n_);
+    arrive(shared_.empty(false, n_));
+    v_scale_ = scale_of(p_.v_scales, scales + tiles.past - 1);
+    softmax(keys, scale_of(p_.k_scales, scales + tiles.past - 1), score, alpha);
+    round_probs(score, prob);
+    for (int32_t tile = tiles.past - 2; tile >= tiles.first; --tile) {
+      const float k_scale = scale_of(p_.k_scales, scales + tile),
+                  v_scale = scale_of(p_.v_scales, scales + tile);
+      ptx::barrier_wait(shared_.full(false, n_ + 1), (n_ + 1) / C::kStages % 2);
+      wait_turn();
+      ptx::fence_registers(acc);
+      multiply_qk(n_ + 1, score);
+      ptx::barrier_wait(shared_.full(true, n_), n_ / C::kStages % 2);
+      multiply_pv(prob, acc);
+      pass_turn();
+      ptx::wgmma_wait<1>();
+      ptx::fence_registers(score);
+      const int2 next = keys_of(tile, n_ + 1);
+      arrive(shared_.empty(false, n_ + 1));
+      softmax(next, k_scale, score, alpha);
+      // Here, since the assembler would have the softmax wait for P V.
+      ptx::fence_registers(score);
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(acc);
+      ptx::fence_registers(prob);
+      arrive(shared_.empty(true, n_));
+      ++n_;
+      round_probs(score, prob);
+      if constexpr (C::kFp8) {  // accumulators are in units of the tile's values
+        const float units = v_scale_ / v_scale;
+        alpha[0] *= units, alpha[1] *= units;
+        v_scale_ = v_scale;
+      }
+      rescale(alpha, acc);
+    }
+    arrive(shared_.query_empty(n_queries_));
+    ptx::barrier_wait(shared_.full(true, n_), n_ / C::kStages % 2);
+    ptx::fence_registers(acc);
+    multiply_pv(prob, acc);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(acc);
+    ptx::fence_registers(prob);
+    arrive(shared_.empty(true, n_));
+    ++n_;
+  }
+
+  // kFp8: where the scales of the head's keys and values begin; one of them.
+  __device__ int64_t scale_row(const FlashSchedule::Item& at) const {
+    const int32_t kv_head = p_.pack > 1 ? at.head : at.head / p_.shape.group;
+    return (int64_t{at.b} * p_.shape.kv_heads + kv_head) * p_.scale_blocks;
+  }
+  __device__ static float scale_of(const float* scales, int64_t at) {
+    if constexpr (!C::kFp8) return 1.0f;
+    return __ldg(scales + at);
+  }
+  // Where the tile's keys begin, and of a list its second half.
+  __device__ __forceinline__ int2 keys_of(int32_t tile, uint32_t n) const {
+    if constexpr (!C::kSparse) return {tile * C::kTileKeys, 0};
+    const int2 halves = *shared_.tile_keys(n);
+    __syncwarp();  // all lanes have read it
+    return halves;
+  }
+  // Most tiles bring no row of the warp a new maximum.
+  __device__ __forceinline__ static void rescale(const float (&alpha)[2], float (&acc)[kSums]) {
+    if (!__any_sync(kAllLanes, alpha[0] != 1.0f || alpha[1] != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) acc[i] *= alpha[i / 2 % 2];
+  }
+
+  __device__ __forceinline__ void multiply_qk(uint32_t n, float (&score)[kScores]) const {
+    const uint64_t a = ptx::wgmma_operand(shared_.queries(n_queries_) +
+                                          warpgroup_ * 64 * ptx::kSwizzleRowBytes),
+                   b = ptx::wgmma_operand(shared_.keys(n));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < C::kDim / C::kDepthOfStep; ++s) {
+      const uint64_t rows = a + s / 4 * (C::kQueryPartBytes / 16) + s % 4 * 2;
+      const uint64_t columns = b + s / 4 * (C::kKeyPartBytes / 16) + s % 4 * 2;
+      if constexpr (C::kFp8) {
+        ptx::wgmma_e4m3(score, rows, columns, s > 0);
+      } else {
+        ptx::wgmma_16bit<Element, 0, 0>(score, rows, columns, s > 0);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+  __device__ __forceinline__ void multiply_pv(const uint32_t (&prob)[kSteps][4], float (&acc)[kSums]) const {
+    const uint64_t b = C::kFp8 ? ptx::wgmma_operand(shared_.values(n_))
+                               : ptx::wgmma_transposed_operand(shared_.values(n_), C::kKeyPartBytes);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      if constexpr (C::kFp8) {
+        ptx::wgmma_e4m3(acc, prob[s], b + s * 2, true);
+      } else {
+        ptx::wgmma_16bit<Element, 1>(acc, prob[s], b + s * (16 * ptx::kSwizzleRowBytes / 16), true);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  // Scores become probabilities times 2^kBias; alpha: by what accumulators are rescaled. row_max_: log2.
+  __device__ __forceinline__ void softmax(const int2& keys, float k_scale, float (&score)[kScores],
+                                          float (&alpha)[2]) {
+    const FlashShape& s = p_.shape;
+    float factor[2] = {s.scale_log2, s.scale_log2};
+    if constexpr (C::kFp8) {
+      const float log2_scale = k_scale * kFlashLog2e;
+      factor[0] = q_scale_[0] * log2_scale, factor[1] = q_scale_[1] * log2_scale;
+    }
+    if (s.softcap > 0.0f || s.scale_log2 < 0.0f) {
+      if (s.softcap > 0.0f) {
+        const float out = s.softcap * kFlashLog2e;
+        const float in[2] = {factor[0] / out, factor[1] / out};
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) score[i] = out * flash_tanh(score[i] * in[i / 2 % 2]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) score[i] *= factor[i / 2 % 2];
+      }
+      factor[0] = factor[1] = 1.0f;
+    }
+    const int32_t last = C::kSparse ? keys.y + 64 : keys.x + C::kTileKeys;  // blocks ascend
+    if (keys.x < whole_first_ || last > whole_past_) mask(keys, score);
+    float tile_max[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) tile_max[i / 2 % 2] = fmaxf(tile_max[i / 2 % 2], score[i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float new_max = fmaxf(row_max_[r], flash_quad_max(tile_max[r]) * factor[r]);
+      const float base = new_max == -INFINITY ? 0.0f : new_max;
+      alpha[r] = ptx::exp2_approx(row_max_[r] - base);
+      row_max_[r] = new_max;
+      const float less = base - kBias;
+      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < kScores / 4; ++j) {
+        float* p = score + 4 * j + 2 * r;
+        p[0] = ptx::exp2_approx(fmaf(p[0], factor[r], -less));
+        p[1] = ptx::exp2_approx(fmaf(p[1], factor[r], -less));
+        sums[j % 2 * 2] += p[0], sums[j % 2 * 2 + 1] += p[1];
+      }
+      row_sum_[r] = fmaf(row_sum_[r], alpha[r], (sums[0] + sums[1]) + (sums[2] + sums[3]));
+    }
+  }
+  __device__ __forceinline__ void mask(const int2& keys, float (&score)[kScores]) const {
+    const int32_t in_eight = static_cast<int32_t>(threadIdx.x % 4 * 2), from = keys.x + in_eight;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      int32_t low = first_key_[r] - from, past = past_key_[r] - from;
+#pragma unroll
+      for (int i = 0; i < kScores / 2; ++i) {
+        const int column = i / 2 * 8 + i % 2;
+        if (C::kSparse && column == 64) {
+          low = first_key_[r] - (keys.y - 64 + in_eight), past = past_key_[r] - (keys.y - 64 + in_eight);
+        }
+        float& s = score[i / 2 * 4 + 2 * r + i % 2];
+        s = column >= low && column < past ? s : -INFINITY;
+      }
+    }
+  }
+  __device__ __forceinline__ static void round_probs(const float (&score)[kScores],
+                                                     uint32_t (&prob)[kSteps][4]) {
+    if constexpr (C::kFp8) {
+      // Of 32 keys a lane has two of each eight; which key its byte stands for, the order of values knows
+      // too.
+#pragma unroll
+      for (int i = 0; i < 4 * kSteps; ++i) {
+        const float* x = score + i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
+        prob[i / 4][i % 4] = flash_pack_codes(x[0], x[1], x[4], x[5]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4 * kSteps; ++i) {
+        prob[i / 4][i % 4] = flash_pack<Element>(score[2 * i], score[2 * i + 1]);
+      }
+    }
+  }
+
+  // The head of this lane's row r: where rows are packed, they go over the heads of a token.
+  __device__ int32_t head_of(const FlashSchedule::Item& at, int r) const {
+    if (p_.pack == 1) return at.head;
+    const auto thread = static_cast<int32_t>(threadIdx.x % ptx::kWarpgroupThreads);
+    const int32_t row = warpgroup_ * 64 + thread / kWarpLanes * 16 + thread % kWarpLanes / 4 + 8 * r;
+    return at.head * p_.pack + row % p_.pack;
+  }
+
+  // The sink joins, out and lse are stored: a lane has eight columns of every 32.
+  __device__ __forceinline__ void store(const FlashSequence& seq, const FlashSchedule::Item& at,
+                                        const float (&acc)[kSums]) const {
+    const FlashShape& s = p_.shape;
+    const int t = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t head = head_of(at, r);
+      const float sink = s.sinks != nullptr ? __ldg(s.sinks + head) * kFlashLog2e : -INFINITY;
+      const float row_max = row_max_[r] - kBias;
+      const float all = fmaxf(row_max, sink), base = all == -INFINITY ? 0.0f : all;
+      const float mine = ptx::exp2_approx(row_max - base);
+      const float sum = fmaf(flash_quad_sum(row_sum_[r]), mine, ptx::exp2_approx(sink - base));
+      float inverse = sum > 0.0f ? mine / sum : sum == 0.0f ? 0.0f : sum;
+      if constexpr (C::kFp8) inverse *= v_scale_;
+      const bool stored = query_[r] < seq.q_len;
+      if (p_.lse != nullptr && stored && t == 0) {
+        p_.lse[flash_lse_at(s, at.b, seq.q_start, head) + query_[r]] =
+            sum == 0.0f ? -INFINITY : fmaf(base, kFlashLn2, logf(sum));
+      }
+      Element* out =
+          static_cast<Element*>(p_.out) + flash_row_at(p_.out_strides, at.b, seq.q_start, query_[r], head);
+#pragma unroll
+      for (int i = 0; i < C::kDimV / 32; ++i) {
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* x = acc + 16 * i + 4 * j + 2 * r;
+          words[j] = flash_pack<Out>(x[0] * inverse, x[1] * inverse);
+        }
+        flash_quad_transpose(words);
+        if (stored && 32 * i + 8 * t < p_.value_dim) {
+          *reinterpret_cast<uint4*>(out + 32 * i + 8 * t) = uint4{words[0], words[1], words[2], words[3]};
+        }
+      }
+    }
+  }
+
+  // Of a split: out before the sink joins, and the log2 of its sum.
+  __device__ __forceinline__ void store_partial(const FlashSequence& seq, const FlashSchedule::Item& at,
+                                                const float (&acc)[kSums]) const {
+    const FlashShape& s = p_.shape;
+    const int t = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = flash_quad_sum(row_sum_[r]), inverse = sum > 0.0f ? 1.0f / sum : sum;
+      if (query_[r] >= seq.q_len) continue;
+      const int64_t row = (int64_t{at.b} * s.heads + head_of(at, r)) * s.max_q + query_[r];
+      const int64_t to = row * p_.schedule.splits + at.split;
+      if (t == 0) {
+        p_.partial_lse[to] = sum == 0.0f ? -INFINITY : row_max_[r] + log2f(sum);
+      }
+      if (sum == 0.0f) continue;
+      float* out = p_.partial_out + to * p_.value_dim + 2 * t;
+#pragma unroll
+      for (int i = 0; i < kSums / 4; ++i) {
+        if (8 * i < p_.value_dim) {
+          *reinterpret_cast<float2*>(out + 8 * i) = {acc[4 * i + 2 * r] * inverse,
+                                                     acc[4 * i + 2 * r + 1] * inverse};
+        }
+      }
+    }
+  }
+
+  const FlashForwardParams& p_;
+  const FlashForwardShared<C> shared_;
+  const int warpgroup_;
+  uint32_t n_ = 0, n_queries_ = 0;  // tiles and items with tiles so far
+  int32_t query_[2], first_key_[2], past_key_[2];
+  int32_t whole_first_, whole_past_;
+  float row_max_[2], row_sum_[2];      // row_sum_ is this lane's part
+  float q_scale_[2], v_scale_ = 1.0f;  // kFp8: of the rows, times scale; of the tile in the accumulators
+};
+
+#endif  // MILLRACE_HAS_WGMMA
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    flash_forward_kernel(const __grid_constant__ FlashForwardParams p) {
+#ifdef MILLRACE_HAS_WGMMA
+  extern __shared__ __align__(1024) uint8_t shared[];
+  if (threadIdx.x == 0) FlashForwardShared<C>{shared}.init();
+  __syncthreads();  // the barriers are there
+  if (threadIdx.x < C::kConsumers * ptx::kWarpgroupThreads) {
+    if constexpr (C::kConsumers > 1) ptx::more_registers<C::kConsumerRegisters>();
+    FlashForwardConsumer<C>(p, shared).run();
+  } else {
+    if constexpr (C::kConsumers > 1) ptx::fewer_registers<C::kProducerRegisters>();
+    if (threadIdx.x / kWarpLanes == C::kConsumers * ptx::kWarpgroupWarps)
+      FlashForwardProducer<C>(p, shared).run();
+  }
+#else
+  __trap();
+#endif
+}
+
+// A warp a row: its splits joined in order, then the sink.
+template <class Element>
+__global__ void __launch_bounds__(256) flash_combine_kernel(const __grid_constant__ FlashForwardParams p) {
+  const FlashShape& s = p.shape;
+  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarpLanes;
+  const int64_t head_at = row / s.max_q;
+  if (head_at >= int64_t{s.batch} * s.heads) return;
+  const int lane = static_cast<int>(threadIdx.x % kWarpLanes);
+  const auto query = static_cast<int32_t>(row % s.max_q), b = static_cast<int32_t>(head_at / s.heads),
+             head = static_cast<int32_t>(head_at % s.heads);
+  const FlashSequence seq(s, b);
+  if (query >= seq.q_len) return;
+  const int32_t splits = p.schedule.splits;
+  const float* lse = p.partial_lse + row * splits;
+  const float sink = s.sinks != nullptr ? __ldg(s.sinks + head) * kFlashLog2e : -INFINITY;
+  float all = sink;
+  for (int32_t i = lane; i < splits; i += kWarpLanes) all = fmaxf(all, lse[i]);
+#pragma unroll
+  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
+    all = fmaxf(all, __shfl_xor_sync(kAllLanes, all, distance));
+  }
+  const float base = all == -INFINITY ? 0.0f : all;
+  float sum = 0.0f, acc[8] = {};
+  for (int32_t i = 0; i < splits; ++i) {
+    if (lse[i] == -INFINITY) continue;
+    const float weight = ptx::exp2_approx(lse[i] - base);
+    sum += weight;
+    const float* from = p.partial_out + (row * splits + i) * p.value_dim;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int column = c * 128 + lane * 4;
+      if (column >= p.value_dim) continue;
+      const float4 x = *reinterpret_cast<const float4*>(from + column);
+      acc[4 * c] = fmaf(weight, x.x, acc[4 * c]), acc[4 * c + 1] = fmaf(weight, x.y, acc[4 * c + 1]);
+      acc[4 * c + 2] = fmaf(weight, x.z, acc[4 * c + 2]), acc[4 * c + 3] = fmaf(weight, x.w, acc[4 * c + 3]);
+    }
+  }
+  sum += ptx::exp2_approx(sink - base);
+  const float inverse = sum > 0.0f ? 1.0f / sum : sum;
+  if (p.lse != nullptr && lane == 0) {
+    p.lse[flash_lse_at(s, b, seq.q_start, head) + query] =
+        sum == 0.0f ? -INFINITY : fmaf(base, kFlashLn2, logf(sum));
+  }
+  Element* out = static_cast<Element*>(p.out) + flash_row_at(p.out_strides, b, seq.q_start, query, head);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int column = c * 128 + lane * 4;
+    if (column >= p.value_dim) continue;
+    *reinterpret_cast<uint2*>(out + column) =
+        uint2{flash_pack<Element>(acc[4 * c] * inverse, acc[4 * c + 1] * inverse),
+              flash_pack<Element>(acc[4 * c + 2] * inverse, acc[4 * c + 3] * inverse)};
+  }
+}
+
+template <class C>
+void make_flash_forward_maps(FlashForwardParams& p, const FlashForwardCall& call, const Device& device) {
+  const mr_flash_problem& problem = call.problem;
+  const int bytes = sizeof(typename C::Element);
+  const bool ragged = problem.cu_q != nullptr, ragged_k = problem.cu_k != nullptr;
+  p.q = p.pack > 1 ? flash_group_map(device, call.q, bytes, ragged, problem.head_dim, problem.max_q,
+                                     problem.kv_heads, p.pack, problem.batch, C::kRows)
+                   : flash_map(device, call.q, bytes, ragged, problem.head_dim, problem.max_q, problem.heads,
+                               problem.batch, C::kRows);
+  if (problem.max_k == 0) return;  // nothing is loaded, and there may be no memory to point to
+  if (problem.pages != nullptr) {
+    p.box_rows = 16;
+    for (const int32_t rows : {32, 64, 128}) {
+      if (problem.page_tokens % rows == 0 && C::kTileKeys % rows == 0) p.box_rows = rows;
+    }
+    const auto box = static_cast<uint32_t>(p.box_rows);
+    p.k = flash_page_map(device, call.k, bytes, problem.head_dim, problem.kv_heads, box);
+    p.v = flash_page_map(device, call.v, bytes, problem.value_dim, problem.kv_heads, box);
+    return;
+  }
+  const uint32_t rows = C::kSparse ? 64 : C::kTileKeys;
+  p.k = flash_map(device, call.k, bytes, ragged_k, problem.head_dim, problem.max_k, problem.kv_heads,
+                  problem.batch, rows);
+  if constexpr (C::kFp8) {
+    const int64_t keys = int64_t{p.scale_blocks} * C::kTileKeys;
+    const mr_flash_tensor values{call.values, problem.kv_heads * problem.value_dim * keys, keys,
+                                 problem.value_dim * keys};
+    p.v = flash_map(device, values, 1, false, static_cast<int32_t>(keys), problem.value_dim, problem.kv_heads,
+                    problem.batch, C::kDimV);
+  } else {
+    p.v = flash_map(device, call.v, bytes, ragged_k, problem.value_dim, problem.max_k, problem.kv_heads,
+                    problem.batch, rows);
+  }
+}
+
+template <class C>
+void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
+  const mr_flash_problem& problem = call.problem;
+  FlashForwardParams p{};
+  p.shape = flash_shape(problem);
+  p.out_strides = flash_strides(call.out, problem.cu_q != nullptr);
+  p.out = call.out.data;
+  p.lse = call.lse;
+  p.value_dim = problem.value_dim;
+  // All heads of a group in one tile: its keys are loaded once, and rows of fewer tokens see fewer keys that
+  // others do not.
+  p.pack = !C::kSparse && C::kRows % p.shape.group == 0 ? p.shape.group : 1;
+  p.tile_tokens = C::kRows / p.pack;
+  if constexpr (C::kFp8) {
+    p.q_scales = problem.q_scales, p.k_scales = problem.k_scales, p.v_scales = problem.v_scales;
+    p.scale_blocks = (problem.max_k + C::kTileKeys - 1) / C::kTileKeys;
+  }
+  make_flash_forward_maps<C>(p, call, at.device);
+  if constexpr (C::kSparse) {
+    p.block_keys = problem.blocks->block_k, p.block_rows = problem.blocks->q_blocks;
+    p.block_starts = problem.blocks->row_starts, p.block_columns = problem.blocks->columns;
+  }
+  const int64_t tiles = (problem.max_q + p.tile_tokens - 1) / p.tile_tokens;
+  const int64_t heads = problem.heads / p.pack;
+  // Half of L2 (50 MB) for a section's keys and values.
+  const int64_t head_bytes = int64_t{problem.max_k} * (C::kDim + C::kDimV) * 2;
+  const int64_t kv_heads = std::max<int64_t>(1, (int64_t{24} << 20) / std::max<int64_t>(1, head_bytes));
+  const int64_t section = std::min<int64_t>(kv_heads * p.shape.group / p.pack, problem.batch * heads);
+  int32_t splits = 1;
+  if (call.partial != nullptr) {
+    splits = call.splits;
+    p.split_tiles = kFlashSplitKeys / C::kTileKeys;
+    p.partial_out = call.partial;
+    p.partial_lse = call.partial_lse;
+  }
+  p.schedule = {call.counter,
+                call.tile_starts,
+                static_cast<int32_t>(tiles),
+                static_cast<int32_t>(heads),
+                splits,
+                static_cast<int32_t>(section)};
+  flash_plan_kernel<<<1, kFlashPlanThreads, 0, at.stream>>>(problem.cu_q, problem.batch, p.tile_tokens,
+                                                            call.counter, call.tile_starts);
+  check_launch("flash_plan_kernel");
+  const auto kernel = flash_forward_kernel<C>;
+  allow_shared_memory(kernel, C::kSharedBytes);
+  const int64_t items = tiles * problem.batch * heads * splits;
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(items, at.device.sm_count()));
+  kernel<<<grid, C::kThreads, C::kSharedBytes, at.stream>>>(p);
+  check_launch("flash_forward_kernel");
+  if (call.partial == nullptr) return;
+  const int64_t threads = int64_t{problem.batch} * problem.heads * problem.max_q * kWarpLanes;
+  flash_combine_kernel<typename C::Out>
+      <<<static_cast<unsigned>((threads + 255) / 256), 256, 0, at.stream>>>(p);
+  check_launch("flash_combine_kernel");
+}
+
+}  // namespace millrace::cuda

@@ -1,0 +1,558 @@
+#!/usr/bin/env python3
+"""Attention over tensors (millrace/kernels/flash_attention.h) of a GPU against torch in float64, forward and backward:
+head sizes, types, layouts (dense both ways, ragged, paged), masks, sinks, soft cap, grouped heads, block-sparse lists,
+odd lengths with 0 and 1. Outputs, workspaces and whatever lies past a sequence's end are NaN before the call, and what
+lies between rows has to be as it was.
+
+    flash_attention_test.py LIBRARY [--match 'd128 .* causal'] [--part 0/3] [--runs 20]      needs torch and a GPU
+
+The oracle takes what the kernel takes and computes in float64. Bounds are relative to norms over a head: probabilities
+and outputs are rounded to the type (2^-9 of bf16, 2^-12 of f16), which leaves errors near half of that; a score's error
+in float32 is far below. A gradient is a product of two rounded factors.
+Ends with 77, loudly, where torch or a GPU is missing.
+"""
+import argparse
+import ctypes
+import itertools
+import math
+import os
+import re
+import sys
+
+SKIPPED = 77
+BF16, F16, F8 = 2, 1, 3
+P, I, L, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", P), ("batch_stride", L), ("seq_stride", L), ("head_stride", L)]
+
+
+class Blocks(ctypes.Structure):
+    _fields_ = [("block_q", I), ("block_k", I), ("q_blocks", I), ("row_starts", P), ("columns", P)]
+
+
+class Problem(ctypes.Structure):
+    _fields_ = [("type", I), ("batch", I), ("heads", I), ("kv_heads", I), ("head_dim", I), ("value_dim", I),
+                ("max_q", I), ("max_k", I), ("cu_q", P), ("cu_k", P), ("pages", P), ("pages_stride", L),
+                ("page_tokens", I), ("k_lengths", P), ("scale", F), ("softcap", F), ("window_left", I),
+                ("window_right", I), ("sinks", P), ("blocks", P), ("q_scales", P), ("k_scales", P), ("v_scales", P)]
+
+
+class Gradients(ctypes.Structure):
+    _fields_ = [("d_out", Tensor), ("d_q", Tensor), ("d_k", Tensor), ("d_v", Tensor), ("d_sinks", P),
+                ("deterministic", I)]
+
+
+class QuantizeArgs(ctypes.Structure):
+    _fields_ = [("type", I), ("batch", I), ("seq", I), ("heads", I), ("dim", I), ("x", Tensor), ("codes", Tensor),
+                ("scales", P), ("rows_per_scale", I), ("rotate", I)]
+
+
+def skip(why):
+    print(f"\n*** SKIPPED: attention over tensors was not compared with torch: {why} ***\n", file=sys.stderr)
+    sys.exit(SKIPPED)
+
+
+class Library:
+    """The C functions; a status that is not MR_OK is an exception with mr_last_error()."""
+
+    def __init__(self, path):
+        self.c = ctypes.CDLL(path)
+        self.c.mr_last_error.restype = ctypes.c_char_p
+        self.device = P()
+        self.check(self.c.mr_device_open(b"cuda", None, ctypes.byref(self.device)))
+
+    def check(self, status):
+        if status != 0:
+            raise RuntimeError(f"status {status}: {self.c.mr_last_error().decode()}")
+
+    def workspace(self, torch, problem, backward=None):
+        need = ctypes.c_size_t()
+        if backward is None:
+            self.check(self.c.mr_flash_forward_workspace_bytes(self.device, ctypes.byref(problem), ctypes.byref(need)))
+        else:
+            self.check(self.c.mr_flash_backward_workspace_bytes(self.device, ctypes.byref(problem), I(backward),
+                                                                ctypes.byref(need)))
+        return torch.full((max(need.value, 1),), 0xFF, dtype=torch.uint8, device="cuda")
+
+    def quantize(self, torch, x, rows_per_scale, rotate):
+        """Codes [batch, seq, heads, dim] and scales of x."""
+        b, n, h, d = x.shape
+        codes = torch.full(x.shape, 0xFF, dtype=torch.uint8, device="cuda")
+        blocks = -(-n // 128)
+        scales = torch.full((b, n, h) if rows_per_scale == 1 else (b, h, blocks), math.nan, device="cuda")
+        args = QuantizeArgs(BF16 if x.dtype == torch.bfloat16 else F16, b, n, h, d, tensor_of(x, (0, 1, 2)),
+                            tensor_of(codes, (0, 1, 2)), scales.data_ptr(), rows_per_scale, rotate)
+        self.check(self.c.mr_flash_quantize(self.device, ctypes.byref(args),
+                                            P(torch.cuda.current_stream().cuda_stream)))
+        return codes, scales
+
+    def forward(self, torch, problem, q, k, v, out, lse, workspace):
+        stream = P(torch.cuda.current_stream().cuda_stream)
+        self.check(self.c.mr_flash_forward(self.device, ctypes.byref(problem), q, k, v, out, P(lse), P(workspace.data_ptr()),
+                                           ctypes.c_size_t(workspace.numel()), stream))
+
+    def backward(self, torch, problem, q, k, v, out, lse, gradients, workspace):
+        stream = P(torch.cuda.current_stream().cuda_stream)
+        self.check(self.c.mr_flash_backward(self.device, ctypes.byref(problem), q, k, v, out, P(lse),
+                                            ctypes.byref(gradients), P(workspace.data_ptr()),
+                                            ctypes.c_size_t(workspace.numel()), stream))
+
+
+def tensor_of(x, order):
+    """The C view of x; order says which of its dimensions are batch (None: ragged), seq and head."""
+    b, s, h = order
+    return Tensor(x.data_ptr(), 0 if b is None else x.stride(b), x.stride(s), x.stride(h))
+
+
+# ---------------------------------------------------------------- oracle
+
+
+def visible(torch, nq, nk, left, right):
+    i = torch.arange(nq, device="cuda")[:, None] + (nk - nq)
+    j = torch.arange(nk, device="cuda")[None, :]
+    seen = torch.ones(nq, nk, dtype=torch.bool, device="cuda")
+    if left >= 0:
+        seen &= j >= i - left
+    if right >= 0:
+        seen &= j <= i + right
+    return seen
+
+
+def oracle(torch, q, k, v, scale, softcap, seen, sinks):
+    """q [heads, nq, d], k and v [kv_heads, nk, d] in float64; seen [nq, nk] or [heads, nq, nk]."""
+    group = q.shape[0] // k.shape[0]
+    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    s = scale * q @ k.transpose(1, 2)
+    if softcap > 0:
+        s = softcap * torch.tanh(s / softcap)
+    s = s.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        s = torch.cat([s, sinks.double()[:, None, None].expand(-1, s.shape[1], 1)], 2)
+    lse = torch.logsumexp(s, 2) if s.shape[2] > 0 else torch.full(s.shape[:2], -math.inf, device="cuda").double()
+    base = torch.where(torch.isinf(lse), torch.zeros_like(lse), lse)
+    p = torch.exp(s - base[..., None])
+    return p[..., :k.shape[1]] @ v, lse
+
+
+# ---------------------------------------------------------------- a case
+
+
+class Case:
+    """One call. lens: (queries, keys) of each sequence; of dense layouts all are the same."""
+
+    def __init__(self, layout="bshd", dtype="bf16", dims=(128, 128), heads=(2, 1), lens=((128, 128),), left=-1,
+                 right=-1, sinks=False, softcap=0.0, page=16, sparse=None, seed=0, scale=0.0):
+        self.layout, self.dtype, self.dims, self.heads, self.lens = layout, dtype, dims, heads, list(lens)
+        self.left, self.right, self.sinks, self.softcap, self.page = left, right, sinks, softcap, page
+        self.sparse, self.seed, self.scale = sparse, seed, scale
+
+    def __str__(self):
+        lens = ",".join(f"{a}x{b}" for a, b in self.lens[:4]) + (",.." if len(self.lens) > 4 else "")
+        mask = "causal" if (self.left, self.right) == (-1, 0) else f"window {self.left},{self.right}"
+        return (f"{self.layout}{self.page if self.layout == 'paged' else ''} {self.dtype} d{self.dims[0]}/{self.dims[1]} "
+                f"h{self.heads[0]}/{self.heads[1]} {lens} {mask}{' sinks' if self.sinks else ''}"
+                f"{f' cap {self.softcap:g}' if self.softcap else ''}{f' sparse {self.sparse}' if self.sparse else ''}")
+
+
+class Run:
+    """The case's memory: padded rows, guards between and after them, everything that nobody wrote NaN."""
+
+    def __init__(self, torch, case):
+        self.torch, self.case = torch, case
+        torch.manual_seed(case.seed + 17)
+        self.type = torch.bfloat16 if case.dtype == "bf16" else torch.float16
+        self.h, self.hk = case.heads
+        self.d, self.dv = case.dims
+        self.batch = len(case.lens)
+        self.max_q, self.max_k = max(a for a, _ in case.lens), max(b for _, b in case.lens)
+        p = self.problem = Problem()
+        p.type = BF16 if case.dtype == "bf16" else F16
+        p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim = self.batch, self.h, self.hk, self.d, self.dv
+        p.max_q, p.max_k, p.softcap = self.max_q, self.max_k, case.softcap
+        p.scale = case.scale or 1 / math.sqrt(self.d)
+        p.window_left, p.window_right = case.left, case.right
+        self.keep = []
+        self.sinks = torch.randn(self.h, device="cuda") * 2 if case.sinks else None
+        if self.sinks is not None:
+            p.sinks = self.sinks.data_ptr()
+        self.q, self.q_rows = self.rows(self.h, self.d, 0)
+        self.out, self.out_rows = self.rows(self.h, self.dv, 0)
+        self.k, self.k_rows = self.rows(self.hk, self.d, 1)
+        self.v, self.v_rows = self.rows(self.hk, self.dv, 1)
+        for b in range(self.batch):
+            for rows in (self.q_rows, self.k_rows, self.v_rows):
+                x = rows(b)
+                x.copy_(torch.randn(x.shape, device="cuda") * 1.5)
+        if self.ragged:
+            for which, name in ((0, "cu_q"), (1, "cu_k")):
+                cu = self.ints(list(itertools.accumulate([0] + [n[which] for n in case.lens])))
+                setattr(p, name, cu.data_ptr())
+        total_q = sum(a for a, _ in case.lens)
+        shape = (self.h, total_q) if self.ragged or case.layout == "ragged-paged" else (self.batch, self.h, self.max_q)
+        self.lse = torch.full(shape, math.nan, device="cuda")
+        if case.sparse:
+            self.make_blocks()
+
+    @property
+    def ragged(self):
+        return self.case.layout == "ragged"
+
+    def ints(self, x):
+        t = self.torch.tensor(x, dtype=self.torch.int32, device="cuda")
+        self.keep.append(t)
+        return t
+
+    def rows(self, heads, dim, which):
+        """A NaN-filled tensor of the layout and a function that gives sequence b's [heads, n, dim] of it."""
+        torch, lens, pad = self.torch, [n[which] for n in self.case.lens], 16
+        longest = max(max(lens), 1)
+        new = lambda *shape: torch.full(shape, math.nan, dtype=self.type, device="cuda")
+        if self.case.layout == "paged" and which == 1:
+            return self.paged_rows(new, heads, dim, lens)
+        if self.ragged:
+            x = new(sum(lens) + 64, heads, dim + pad)
+            starts = list(itertools.accumulate([0] + lens))
+            self.order = (None, 0, 1)
+            return x, lambda b: x[starts[b]:starts[b] + lens[b], :, :dim].transpose(0, 1)
+        if self.case.layout == "bhsd":
+            x = new(self.batch, heads, longest + 3, dim + pad)
+            return x, lambda b: x[b, :, :lens[b], :dim]
+        x = new(self.batch, longest + 3, heads, dim + pad)
+        return x, lambda b: x[b, :lens[b], :, :dim].transpose(0, 1)
+
+    def paged_rows(self, new, heads, dim, lens):
+        torch, page = self.torch, self.case.page
+        per = max(1, (max(lens) + page - 1) // page)
+        if not hasattr(self, "table"):
+            order = torch.randperm(self.batch * per, device="cuda").int() + 1
+            self.table = order.view(self.batch, per).contiguous()
+            p = self.problem
+            p.pages, p.pages_stride, p.page_tokens = self.table.data_ptr(), per, page
+            p.k_lengths = self.ints(lens).data_ptr()
+        x = new(self.batch * per + 2, page, heads, dim + 8)
+        table = self.table.long()
+
+        class PagedRows:
+            def __init__(self, b):
+                self.b, self.shape = b, (heads, lens[b], dim)
+
+            def index(self):
+                j = torch.arange(lens[self.b], device="cuda")
+                return table[self.b][j // page], j % page
+
+            def copy_(self, y):
+                a, b = self.index()
+                x[a, b, :, :dim] = y.transpose(0, 1).to(x.dtype)
+
+            def double(self):
+                a, b = self.index()
+                return x[a, b, :, :dim].transpose(0, 1).double()
+        return x, PagedRows
+
+    def view(self, x, which):
+        if self.case.layout == "paged" and which == 1:
+            return tensor_of(x, (0, 1, 2))
+        if self.ragged:
+            return tensor_of(x, (None, 0, 1))
+        return tensor_of(x, (0, 2, 1) if self.case.layout == "bhsd" else (0, 1, 2))
+
+    def make_blocks(self):
+        bq, bk, share = self.case.sparse
+        nq, nk = max(1, -(-self.max_q // bq)), max(1, -(-self.max_k // bk))
+        torch = self.torch
+        self.block_map = torch.rand(self.batch, self.h, nq, nk, device="cuda") < share
+        starts, columns = [0], []
+        for b, h, m in itertools.product(range(self.batch), range(self.h), range(nq)):
+            here = self.block_map[b, h, m].nonzero()[:, 0].tolist()
+            here = [n for n in here if n * bk < self.case.lens[b][1]]
+            columns += here
+            starts.append(len(columns))
+        self.blocks = Blocks(bq, bk, nq, self.ints(starts).data_ptr(), self.ints(columns + [0]).data_ptr())
+        self.problem.blocks = ctypes.cast(ctypes.pointer(self.blocks), P)
+
+    def seen(self, b):
+        nq, nk = self.case.lens[b]
+        seen = visible(self.torch, nq, nk, self.case.left, self.case.right)
+        if not self.case.sparse:
+            return seen
+        bq, bk, _ = self.case.sparse
+        blocks = self.block_map[b].repeat_interleave(bq, 1).repeat_interleave(bk, 2)
+        return seen & blocks[:, :nq, :nk]
+
+    def lse_of(self, b):
+        nq = self.case.lens[b][0]
+        if self.ragged:
+            start = sum(a for a, _ in self.case.lens[:b])
+            return self.lse[:, start:start + nq]
+        return self.lse[b, :, :nq]
+
+
+def relative(torch, got, want, floor=0.0):
+    """The largest error over norm of any head, and where: NaN counts as infinite."""
+    if want.numel() == 0:
+        return 0.0, None
+    error = (got.double() - want).abs()
+    error = torch.where(torch.isnan(error), torch.full_like(error, math.inf), error)
+    share = error.flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1).clamp_min(max(floor, 1e-30))
+    h = int(torch.nan_to_num(share, nan=math.inf).argmax())
+    at = int(error[h].flatten().argmax())
+    inner = error.shape[2]
+    return float(share[h]), f"head {h} row {at // inner} column {at % inner}: {error[h].max():.3g}"
+
+
+def guards_kept(torch, run, x, rows, which):
+    """Whatever is not a row of a sequence is NaN still."""
+    mask = torch.ones_like(x, dtype=torch.bool)
+    lens = [n[which] for n in run.case.lens]
+    dim = run.dv if x is run.out else x.shape[-1] - 16
+    if run.ragged:
+        mask[:sum(lens), :, :dim] = False
+    else:
+        for b, n in enumerate(lens):
+            if run.case.layout == "bhsd":
+                mask[b, :, :n, :dim] = False
+            else:
+                mask[b, :n, :, :dim] = False
+    return bool(torch.isnan(x[mask]).all())
+
+
+def check_forward(torch, library, case):
+    """None, or what is wrong."""
+    run = Run(torch, case)
+    workspace = library.workspace(torch, run.problem)
+    call = lambda: library.forward(torch, run.problem, run.view(run.q, 0), run.view(run.k, 1), run.view(run.v, 1),
+                                   run.view(run.out, 0), run.lse.data_ptr(), workspace)
+    call()
+    torch.cuda.synchronize()
+    bound = 5e-3 if case.dtype == "bf16" else 8e-4
+    faults = []
+    for b in range(run.batch):
+        want, lse = oracle(torch, run.q_rows(b).double(), run.k_rows(b).double(), run.v_rows(b).double(),
+                           run.problem.scale, case.softcap, run.seen(b), run.sinks)
+        error, at = relative(torch, run.out_rows(b), want, 1e-6)
+        if not error <= bound:
+            faults.append(f"out of sequence {b}: {error:.2e} of its norm, {at}")
+        got = run.lse_of(b).double()
+        near = torch.where(torch.isinf(lse), got == lse, (got - lse).abs() <= 2e-5 * (1 + lse.abs()) + 1e-4)
+        if not bool(near.all()):
+            h, i = (~near).nonzero()[0].tolist()
+            faults.append(f"lse of sequence {b} head {h} row {i}: {got[h, i]:.6f} for {lse[h, i]:.6f}, "
+                          f"{int((~near).sum())} of {near.numel()}")
+    if not guards_kept(torch, run, run.out, run.out_rows, 0):
+        faults.append("written past a row or a sequence")
+    return "; ".join(faults[:3]) or None
+
+
+def check_backward(torch, library, case, runs):
+    """None, or what is wrong: both modes against autograd in float64; the deterministic one bit by bit `runs` times."""
+    run = Run(torch, case)
+    workspace = library.workspace(torch, run.problem)
+    views = [run.view(run.q, 0), run.view(run.k, 1), run.view(run.v, 1), run.view(run.out, 0)]
+    library.forward(torch, run.problem, *views, run.lse.data_ptr(), workspace)
+    run.d_out, d_out_rows = run.rows(run.h, run.dv, 0)
+    grads = [run.rows(run.h, run.d, 0), run.rows(run.hk, run.d, 1), run.rows(run.hk, run.dv, 1)]
+    for b in range(run.batch):
+        x = d_out_rows(b)
+        x.copy_(torch.randn(x.shape, device="cuda"))
+    want = [[], [], []]
+    want_sinks = None
+    for b in range(run.batch):
+        q, k, v = (rows(b).double().requires_grad_() for rows in (run.q_rows, run.k_rows, run.v_rows))
+        sinks = run.sinks.double().requires_grad_() if case.sinks else None
+        out, _ = oracle(torch, q, k, v, run.problem.scale, case.softcap, run.seen(b), sinks)
+        out.backward(torch.nan_to_num(d_out_rows(b).double()))
+        for i, x in enumerate((q, k, v)):
+            want[i].append(x.grad if x.grad is not None else torch.zeros_like(x))
+        if case.sinks:
+            d_sinks = sinks.grad if sinks.grad is not None else torch.zeros_like(sinks)
+            want_sinks = d_sinks if want_sinks is None else want_sinks + d_sinks
+    bound = 1e-2 if case.dtype == "bf16" else 2e-3
+    faults = []
+    for deterministic in (1, 0):
+        first = None
+        for again in range(runs if deterministic else 1):
+            got_sinks = torch.full((run.h,), math.nan, device="cuda")
+            for x, _ in grads:
+                x.fill_(math.nan)
+            workspace = library.workspace(torch, run.problem, deterministic)
+            g = Gradients(run.view(run.d_out, 0), run.view(grads[0][0], 0), run.view(grads[1][0], 1),
+                          run.view(grads[2][0], 1), got_sinks.data_ptr() if case.sinks else None, deterministic)
+            library.backward(torch, run.problem, *views, run.lse.data_ptr(), g, workspace)
+            torch.cuda.synchronize()
+            bits = [x.clone().view(torch.int16) for x, _ in grads] + [got_sinks.clone().view(torch.int32)]
+            if first is None:
+                first = bits
+            elif not all(bool((a == b).all()) for a, b in zip(first, bits)):
+                faults.append(f"run {again} has other bits")
+                break
+        mode = "deterministic" if deterministic else "atomic"
+        for i, name in enumerate(("dQ", "dK", "dV")):
+            # Of a row that sees next to nothing a gradient may be zero, of noise in float32.
+            for b in range(run.batch):
+                error, at = relative(torch, grads[i][1](b), want[i][b], 1e-2)
+                if not error <= bound:
+                    faults.append(f"{mode} {name} of sequence {b}: {error:.2e} of its norm, {at}")
+            if not guards_kept(torch, run, grads[i][0], None, min(i, 1)):
+                faults.append(f"{mode} {name} written past a row or a sequence")
+        if case.sinks:
+            error = float((got_sinks.double() - want_sinks).abs().max() / want_sinks.abs().max().clamp_min(1e-2))
+            if not error <= bound:
+                faults.append(f"{mode} dSink: {error:.2e}")
+    return "; ".join(faults[:3]) or None
+
+
+def check_fp8(torch, library, shape):
+    """None, or what is wrong. The oracle takes the codes times their scales; probabilities as codes are off by 2^-4 of
+    them at most, 2^-6 on the average. Codes themselves are those of torch, but for where a quotient is between two."""
+    b, nq, nk, h, hk, d, right, sinks, softcap, rotate = shape
+    torch.manual_seed(nq + nk + d)
+    x = [torch.randn(b, n, heads, d, device="cuda", dtype=torch.bfloat16) for n, heads in ((nq, h), (nk, hk), (nk, hk))]
+    p = Problem()
+    p.type, p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim, p.max_q, p.max_k = F8, b, h, hk, d, d, nq, nk
+    p.scale, p.softcap, p.window_left, p.window_right = 1 / math.sqrt(d), softcap, -1, right
+    sinks = torch.randn(h, device="cuda") if sinks else None
+    if sinks is not None:
+        p.sinks = sinks.data_ptr()
+    codes, scales, exact = [], [], []
+    for i, rows in enumerate((1, 128, 128)):
+        c, s = library.quantize(torch, x[i], rows, rotate if i < 2 else 0)
+        each = s if rows == 1 else s.repeat_interleave(128, 2)[:, :, :x[i].shape[1]].transpose(1, 2)
+        value = c.view(torch.float8_e4m3fn).double() * each.double()[..., None]
+        codes.append(c), scales.append(s), exact.append(value)
+        if i == 2 or not rotate:
+            error = float((value - x[i].double()).norm() / x[i].double().norm())
+            if not error < 0.04:
+                return f"codes of tensor {i}: {error:.3f} off"
+    if rotate:  # scores stay
+        want = torch.einsum("bihd,bjhd->bhij", x[0][:, :, :hk].double(), x[1].double())
+        got = torch.einsum("bihd,bjhd->bhij", exact[0][:, :, :hk], exact[1])
+        error = float((got - want).norm() / want.norm())
+        if not error < 0.06:
+            return f"scores of rotated codes: {error:.3f} off"
+    p.q_scales, p.k_scales, p.v_scales = (s.data_ptr() for s in scales)
+    out = torch.full((b, nq, h, d), math.nan, device="cuda", dtype=torch.bfloat16)
+    lse = torch.full((b, h, nq), math.nan, device="cuda")
+    views = [tensor_of(t, (0, 1, 2)) for t in (*codes, out)]
+    library.forward(torch, p, *views, lse.data_ptr(), library.workspace(torch, p))
+    torch.cuda.synchronize()
+    for i in range(b):
+        want, want_lse = oracle(torch, *(t[i].transpose(0, 1) for t in exact), p.scale, softcap,
+                                visible(torch, nq, nk, -1, right), sinks)
+        error, at = relative(torch, out[i].transpose(0, 1), want)
+        if not error < 0.04:
+            return f"out of sequence {i}: {error:.3f} of its norm, {at}"
+        near = (lse[i].double() - want_lse).abs() <= 1e-3
+        if not bool(near.all()):
+            return f"lse of sequence {i}: {int((~near).sum())} of {near.numel()}"
+    return None
+
+
+def fp8_cases():
+    for n, (d, right) in enumerate(itertools.product((64, 128, 96), (-1, 0))):
+        yield 2, 333, 501, 4, 2, d, right, n % 2 == 0, 0.0, n % 2
+        yield 1, 1000, 1000, 8, 8, d, right, n % 2 == 1, (0.0, 20.0)[n % 2], 0
+        yield 1, 1, 130, 2, 1, d, right, False, 0.0, 1
+
+
+def backward_cases():
+    for case in forward_cases():
+        if case.layout != "paged" and max(case.dims) <= 128 and not case.sparse:
+            yield case
+
+
+def forward_cases():
+    dims = [(64, 64), (128, 128), (96, 96), (192, 128), (256, 256)]
+    masks = [(-1, -1), (-1, 0), (128, 0), (100, 37), (0, 0), (-1, 33)]
+    dense = [((1, 1),), ((1, 300),), ((257, 257), ) * 2, ((333, 501),), ((500, 130),), ((64, 0),), ((0, 64),),
+             ((1000, 1000),)]
+    ragged = [((1, 1), (0, 5), (300, 300), (7, 0), (129, 400), (192, 128)), ((0, 0), (513, 513), (50, 20), (1, 999))]
+    n = 0
+    for (d, dtype) in itertools.product(dims, ("bf16", "f16")):
+        for left, right in masks:
+            for kind in range(4):
+                n += 1
+                common = dict(dims=d, dtype=dtype, left=left, right=right, sinks=n % 2 == 0,
+                              softcap=(0.0, 20.0, 0.0)[n % 3], heads=((2, 1), (3, 3), (8, 2), (4, 1))[n // 2 % 4], seed=n)
+                if kind < 2:
+                    yield Case(("bshd", "bhsd")[kind], lens=dense[n % len(dense)], **common)
+                elif kind == 2:
+                    yield Case("ragged", lens=ragged[n % 2], **common)
+                else:
+                    lens = (((130, 300), (130, 7), (130, 0), (130, 1000)), ((1, 513), (1, 16)))[n % 2]
+                    yield Case("paged", lens=lens, page=(16, 48, 64, 256)[n // 2 % 4], **common)
+    # More items than CTAs, so that a CTA goes from one to the next, and negative scales.
+    for d in dims:
+        yield Case(dims=d, lens=((1500, 1500),) * 3, heads=(16, 4), right=0, sinks=True, seed=5)
+        yield Case("ragged", dims=d, lens=((700, 700), (0, 3), (1900, 2000), (33, 900)), heads=(8, 8), seed=6)
+    yield Case(lens=((200, 200),), scale=-0.1)
+    # Few rows, whose keys are split, and head sizes between those that have tiles of their own.
+    for n, (d, dtype) in enumerate(itertools.product([(64, 64), (128, 128), (256, 256), (96, 96)], ("bf16", "f16"))):
+        yield Case(dims=d, dtype=dtype, lens=((1, 5000),) * 2, heads=(16, 2), right=0, sinks=n % 2 == 0, seed=n)
+        yield Case("paged", dims=d, dtype=dtype, lens=((2, 3000), (2, 1), (2, 1024), (2, 1025), (2, 0)), heads=(8, 2),
+                   right=0, sinks=n % 2 == 1, page=(64, 16)[n % 2], seed=n)
+        yield Case("ragged", dims=d, dtype=dtype, lens=((1, 2500), (0, 9), (4, 2000), (3, 2)), heads=(4, 1), left=1500,
+                   right=0, softcap=(0, 15.0)[n % 2], seed=n)
+    for n, d in enumerate([(72, 72), (40, 80), (16, 8), (120, 104), (136, 64), (200, 248)]):
+        yield Case(("bshd", "ragged")[n % 2], dims=d, lens=((300, 300), (300, 300)), heads=(4, 2), right=0, seed=n)
+    # Lists of blocks.
+    for n, (block, d) in enumerate(itertools.product([(64, 64), (64, 128), (128, 64), (128, 128)], [64, 128])):
+        yield Case(("bshd", "ragged")[n % 2], dims=(d, d), dtype=("bf16", "f16")[n // 2 % 2], heads=(4, 2),
+                   lens=((700, 700), (700, 700)) if n % 2 == 0 else ((65, 333), (0, 0), (500, 129)),
+                   right=(-1, 0)[n // 4], sinks=n % 3 == 0, sparse=(*block, 0.4), seed=n)
+
+
+def selected(cases, match, part):
+    index, parts = (int(x) for x in part.split("/"))
+    for i, case in enumerate(cases):
+        if i % parts == index and (not match or re.search(match, str(case))):
+            yield case
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("library")
+    parser.add_argument("--match", default="")
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--what", default="forward")
+    parser.add_argument("--runs", type=int, default=3, help="of the deterministic mode, which have to be bit-equal")
+    parser.add_argument("--show", type=int, default=12, help="failures that are printed")
+    parser.add_argument("--done", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--failed", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    try:
+        import torch
+    except ImportError:
+        skip("torch is not installed")
+    if not torch.cuda.is_available():
+        skip("torch finds no GPU")
+    library = Library(options.library)
+    done = options.done
+    failed = options.failed
+    cases = {"forward": forward_cases, "backward": backward_cases, "fp8": fp8_cases}[options.what]()
+    for case in itertools.islice(selected(cases, options.match, options.part), done, None):
+        done += 1
+        try:
+            if options.what == "forward":
+                fault = check_forward(torch, library, case)
+            elif options.what == "fp8":
+                fault = check_fp8(torch, library, case)
+            else:
+                fault = check_backward(torch, library, case, options.runs)
+        except RuntimeError as error:
+            fault = str(error).split("\n")[0][:200]
+        if fault:
+            failed += 1
+            if failed <= options.show:
+                print(f"FAILED {case}: {fault}", flush=True)
+            if "CUDA error" in fault:  # the context is lost: the other cases get a new process
+                sys.stdout.flush()
+                again = [x for x in sys.argv if not x.startswith(("--done=", "--failed="))]
+                os.execv(sys.executable, [sys.executable, *again, f"--done={done}", f"--failed={failed}"])
+    print(f"{done} cases ({options.what} {options.match}), {failed} failed", flush=True)
+    return 1 if failed or not done else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
