@@ -187,7 +187,37 @@ void StepLauncher::operator()(const ProjectOp& op) {
   linears({w_.attention.as<float>(), plan_.rows, cols, nullptr, nullptr, nullptr}, {&target, 1}, true);
 }
 
+// Gate, up and their activation in one kernel, for few rows. False: they are not, and nothing was launched.
+bool StepLauncher::gemv_ffn(const Ffn& op) {
+  const PackedMatrix &gate = own(*op.gate.weight).packed, &up = own(*op.up.weight).packed,
+                     &down = own(*op.down.weight).packed;
+  if (plan_.rows > kMaxGemvRows || gate.format != up.format || !supports_gemv(gate, at_.device) ||
+      !supports_gemv(down, at_.device))
+    return false;
+  MILLRACE_CHECK(gate.rows == spec_.ffn && up.rows == spec_.ffn && gate.cols == spec_.hidden);
+  MILLRACE_CHECK(down.rows == spec_.hidden && down.cols == spec_.ffn);
+  Gemv gemv;
+  gemv.num_parts = 2;
+  gemv.parts[0] = {gate, vector_of(op.gate.bias), nullptr};
+  gemv.parts[1] = {up, vector_of(op.up.bias), nullptr};
+  gemv.x = w_.residual.as<const float>();
+  gemv.norm_weight = vector_of(op.norm.weight);
+  gemv.eps = op.norm.eps;
+  gemv.tokens = static_cast<int32_t>(plan_.rows);
+  gemv.act = w_.gate.as<uint16_t>();
+  launch_gemv(gemv, at_);
+  Gemv second;
+  second.num_parts = 1;
+  second.parts[0] = {down, vector_of(op.down.bias), w_.residual.as<float>()};
+  second.x_bf16 = w_.gate.as<const uint16_t>();
+  second.tokens = gemv.tokens;
+  second.add = true;
+  launch_gemv(second, at_);
+  return true;
+}
+
 void StepLauncher::operator()(const Ffn& op) {
+  if (gemv_ffn(op)) return;
   const Target targets[] = {{op.gate, w_.gate.as<float>(), spec_.ffn}, {op.up, w_.up.as<float>(), spec_.ffn}};
   linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, targets, false);
   launch_activate({}, plan_.rows * spec_.ffn, w_.gate.as<float>(), w_.up.as<float>(), at_);
@@ -227,9 +257,8 @@ void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bo
     MILLRACE_CHECK(weight.rows == target.expected_rows && weight.cols == rows.cols);
     by_format[static_cast<int>(own(weight).packed.format)].push_back(target);
   }
-  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMxfp4, PackedFormat::kBf16}) {
-    const std::vector<Target>& mine = by_format[static_cast<int>(format)];
-    if (!mine.empty()) packed_linears(rows, mine, format, add);
+  for (int f = static_cast<int>(PackedFormat::kNone) + 1; f < kPackedFormats; ++f) {
+    if (!by_format[f].empty()) packed_linears(rows, by_format[f], static_cast<PackedFormat>(f), add);
   }
   const std::vector<Target>& rest = by_format[static_cast<int>(PackedFormat::kNone)];
   if (rest.empty()) return;

@@ -65,6 +65,7 @@ class StepLauncher {
   bool fuses_rope(const std::vector<StepOp>& ops, size_t at) const;
   void linears(const Rows& rows, std::span<const Target> targets, bool add);
   void packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat format, bool add);
+  bool gemv_ffn(const Ffn& op);
   void norm_heads(const Norm& op, int32_t heads, const DeviceBuffer& values);
   void route_top_k();
   void check_experts(const Experts& op) const;
