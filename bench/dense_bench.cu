@@ -12,6 +12,7 @@
 
 #include "graph_time.cuh"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/ptx/async_copy.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/tile/launch.cuh"
@@ -66,6 +67,45 @@ __global__ void __launch_bounds__(512, 2) probe_kernel(const uint8_t* from, size
     if (i + kProbeStages < last) load(i + kProbeStages);
   }
   if (pieces == 0) *out = 1;
+}
+
+// The same by sixteen warps, each with a ring of its own and pieces of kBytes: one bulk copy each, or 16
+// bytes a lane.
+template <int kBytes, bool kBulk>
+__global__ void __launch_bounds__(512, 2)
+    probe_warps_kernel(const uint8_t* from, size_t bytes, uint32_t* out) {
+  constexpr int kStages = 81920 / 16 / kBytes;
+  extern __shared__ __align__(128) uint8_t shared[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  auto* full = reinterpret_cast<uint64_t*>(shared + 16 * kStages * kBytes) + warp * kStages;
+  uint8_t* mine = shared + warp * kStages * kBytes;
+  const size_t rounds = bytes / (16 * kBytes);
+  const size_t first = blockIdx.x * rounds / gridDim.x, last = (blockIdx.x + 1) * rounds / gridDim.x;
+  if (lane < kStages) ptx::barrier_init(full + lane, kBulk ? 1 : 32);
+  ptx::barrier_init_fence();
+  __syncwarp();
+  const auto load = [&](size_t i) {
+    const auto s = static_cast<uint32_t>((i - first) % kStages);
+    const uint8_t* at = from + (i * 16 + static_cast<size_t>(warp)) * kBytes;
+    if (kBulk) {
+      if (lane != 0) return;
+      ptx::barrier_arrive_expect(full + s, kBytes);
+      ptx::bulk_copy(mine + s * kBytes, at, kBytes, full + s);
+    } else {
+      for (int j = lane; j < kBytes / 16; j += 32)
+        ptx::async_copy16_once(mine + s * kBytes + j * 16, at + j * 16);
+      ptx::async_arrive(full + s);
+    }
+  };
+  for (size_t i = first; i < last && i < first + kStages; ++i) load(i);
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
+  for (size_t i = first; i < last; ++i) {
+    ptx::barrier_wait(full + (i - first) % kStages, static_cast<uint32_t>((i - first) / kStages) & 1u);
+    __syncwarp();
+    if (i + kStages < last) load(i + kStages);
+  }
+  if (bytes == 0) *out = 1;
 }
 
 struct Weights {
@@ -172,6 +212,32 @@ struct Bench {
     launch_dependent("probe_kernel", probe_kernel, dim3(static_cast<unsigned>(device.sm_count())), 512,
                      shared, at, from, static_cast<size_t>(bytes) / kProbeBytes, x.as<uint32_t>());
   }
+  template <int kBytes, bool kBulk>
+  void probe_warps(const uint8_t* from, double bytes) {
+    const auto kernel = probe_warps_kernel<kBytes, kBulk>;
+    const size_t shared = 81920 + 16 * (81920 / 16 / kBytes) * 8;
+    allow_shared_memory(kernel, shared);
+    launch_dependent("probe_warps_kernel", kernel, dim3(static_cast<unsigned>(device.sm_count())), 512,
+                     shared, at, from, static_cast<size_t>(bytes), x.as<uint32_t>());
+  }
+  template <int kBytes, bool kBulk>
+  void time_warps() {
+    const double us = median_us(stream, 2, 5, [&] {
+      probe_warps<kBytes, kBulk>(weights.buffer.as<const uint8_t>(), double(weights.used));
+    });
+    std::printf(" %s %d B %.2f TB/s;", kBulk ? "bulk" : "lanes", kBytes, double(weights.used) / us / 1e6);
+  }
+  void run_probes() {
+    std::printf("   a ring a warp:");
+    time_warps<640, true>();
+    time_warps<1280, true>();
+    time_warps<2560, true>();
+    time_warps<5120, true>();
+    time_warps<640, false>();
+    time_warps<1280, false>();
+    time_warps<2560, false>();
+    std::printf("\n");
+  }
   // Launches over all layers, `passes` times; microseconds of one.
   double time(const std::function<void(const Layer&)>& each) {
     const int passes = layers.size() < 16 ? 3 : 1;
@@ -212,7 +278,9 @@ struct Bench {
           }),
           total);
     if (with_probe) {
-      std::printf("\n   probe:");
+      std::printf("\n");
+      run_probes();
+      std::printf("   probe:");
       for (const Op& op : ops)
         print(op.name, time([&](const Layer& at_layer) { probe(op.first(at_layer), op.bytes); }), op.bytes);
       print("layer", time([&](const Layer& at_layer) {

@@ -15,10 +15,13 @@
 // a K step of two tiles is 640 bytes, 20 cycles, 80 issue slots; its products take some 65.
 #include <algorithm>
 
+#include "base/check.h"
+#include "base/error.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/gemv/row.cuh"
 #include "kernels/cuda/gemv/tile_ring.cuh"
 #include "kernels/cuda/moe/activation.cuh"
+#include "kernels/cuda/ptx/async_copy.cuh"
 #include "kernels/cuda/tile/launch.cuh"
 #include "kernels/cuda/tile/weight_format.cuh"
 
@@ -68,7 +71,7 @@ __host__ __device__ inline int round_floats(int tokens) { return kRoundPairs * 2
 
 // The warp's stages, and what it loads: kSteps K steps of its segment of a pair of tiles, low then high, a
 // stage each; then the next K steps of the pair, then the next pair.
-template <PackedFormat kFormat, int kSteps, bool kGateUp>
+template <PackedFormat kFormat, int kSteps, bool kGateUp, bool kBulk>
 struct WarpRing {
   static constexpr int kKStepBytes = TileFormat<kFormat>::kKStepBytes;
   static constexpr uint32_t kTileBytes = kSteps * kKStepBytes, kStageBytes = 2 * kTileBytes;
@@ -99,6 +102,28 @@ struct WarpRing {
     pair = item / chunks, chunk = item % chunks;
     if (pair < pairs) low = source(pair, 0), high = source(pair, 1);
   }
+  __device__ void load_by_lanes(int at, int lane) const {
+    const int begin = chunk * kSteps;
+    uint8_t* to = data + static_cast<uint32_t>(at) * kStageBytes;
+    const uint8_t *from_low = low + begin * kKStepBytes, *from_high = high + begin * kKStepBytes;
+    constexpr int kPieces = kTileBytes / 16;
+    if (segment.count - begin >= kSteps) {
+#pragma unroll
+      for (int i = 0; i < (2 * kPieces + 31) / 32; ++i) {
+        const int piece = lane + 32 * i;
+        if (piece < 2 * kPieces)
+          ptx::async_copy16_once(
+              to + piece * 16, piece < kPieces ? from_low + piece * 16 : from_high + (piece - kPieces) * 16);
+      }
+    } else {
+      const int pieces = (segment.count - begin) * (kKStepBytes / 16);
+      for (int piece = lane; piece < pieces; piece += 32) {
+        ptx::async_copy16_once(to + piece * 16, from_low + piece * 16);
+        ptx::async_copy16_once(to + kTileBytes + piece * 16, from_high + piece * 16);
+      }
+    }
+    ptx::async_arrive(full + at);
+  }
   __device__ void load(int at) const {
     const int begin = chunk * kSteps;
     const auto bytes = static_cast<uint32_t>(min(kSteps, segment.count - begin) * kKStepBytes);
@@ -110,21 +135,30 @@ struct WarpRing {
   // The whole warp: barriers, then all stages, a lane each. The first lane goes on loading.
   __device__ void fill(int lane) {
     if (chunks == 0) return;
-    if (lane < p.stages) ptx::barrier_init(full + lane, 1);
+    if (lane < p.stages) ptx::barrier_init(full + lane, kBulk ? 1 : kWarpLanes);
     ptx::barrier_init_fence();
     __syncwarp();  // the barriers are there for every lane
-    seek(lane);
-    if (lane < p.stages && pair < pairs) load(lane);
-    seek(p.stages);
+    if constexpr (kBulk) {
+      seek(lane);
+      if (lane < p.stages && pair < pairs) load(lane);
+      seek(p.stages);
+    } else {
+      seek(0);
+      for (int s = 0; s < p.stages; ++s) refill(s, lane);
+    }
   }
   __device__ const uint8_t* wait() const {
     ptx::barrier_wait(full + stage, parity);
     return data + static_cast<uint32_t>(stage) * kStageBytes;
   }
   // After the warp has read the stage: one thread loads into it what comes next.
-  __device__ void refill() {
+  __device__ void refill(int at, int lane) {
     if (pair >= pairs) return;
-    load(stage);
+    if constexpr (kBulk) {
+      load(at);
+    } else {
+      load_by_lanes(at, lane);
+    }
     if (++chunk < chunks) return;
     chunk = 0;
     if (++pair < pairs) low = source(pair, 0), high = source(pair, 1);
@@ -208,10 +242,10 @@ __device__ inline void copy_rows(const Params& p, uint8_t* rows, uint32_t stride
 }
 
 // kTokens: at most so many. kGateUp: gate and up of the same rows are a pair.
-template <PackedFormat kFormat, int kSteps, int kTokens, bool kGateUp>
+template <PackedFormat kFormat, int kSteps, int kTokens, bool kGateUp, bool kBulk>
 __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant__ Params p) {
   using Format = TileFormat<kFormat>;
-  using Stages = WarpRing<kFormat, kSteps, kGateUp>;
+  using Stages = WarpRing<kFormat, kSteps, kGateUp, kBulk>;
   extern __shared__ __align__(128) uint8_t shared[];
   uint8_t* rows = shared;
   auto* partials = reinterpret_cast<float*>(rows + p.rows_bytes);  // of two rounds
@@ -268,7 +302,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
                                                 x + begin * (kKStepColumns * 2),
                                                 min(kSteps, segment.count - begin), lane, sum);
         __syncwarp();  // lane 0 waits until the warp has read the stage
-        if (lane == 0) ring.refill();
+        if (!kBulk || lane == 0) ring.refill(ring.stage, lane);
         ring.advance();
       }
       store_partial(partial + 2 * n * half_floats(tokens) + warp * values, sum, tokens, lane);
@@ -288,9 +322,9 @@ static_assert(kMaxWarpStages <= kWarpLanes);                            // a lan
 
 // ---------------------------------------------------------------- launching
 
-template <PackedFormat kFormat, int kSteps, int kTokens, bool kGateUp>
+template <PackedFormat kFormat, int kSteps, int kTokens, bool kGateUp, bool kBulk = true>
 void launch(const Params& p, uint32_t bytes, const Launch& at) {
-  const auto kernel = gemv_kernel<kFormat, kSteps, kTokens, kGateUp>;
+  const auto kernel = gemv_kernel<kFormat, kSteps, kTokens, kGateUp, kBulk>;
   allow_shared_memory(kernel, bytes);
   const int ctas = p.total_tiles < at.device.sm_count() ? p.total_tiles : at.device.sm_count();
   launch_dependent("gemv_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes, at, p);
@@ -310,8 +344,27 @@ void launch_for(const Params& p, int k_steps, uint32_t bytes, const Launch& at) 
                                                                                          : 2;
   if (k_steps == kSteps) return launch_for_tokens<kFormat, kSteps>(p, bytes, at);
 #ifdef MILLRACE_GEMV_VARIANTS
-  if (k_steps == kOther) return launch_for_tokens<kFormat, kOther>(p, bytes, at);
-  launch_for_tokens<kFormat, 1>(p, bytes, at);
+  const bool lanes = k_steps < 0;
+  const int steps = lanes ? -k_steps : k_steps;
+  MILLRACE_CHECK(p.op.tokens == 1);
+  const auto variant = [&]<int kS>() {
+    if (lanes) {
+      p.op.act != nullptr ? launch<kFormat, kS, 1, true, false>(p, bytes, at)
+                          : launch<kFormat, kS, 1, false, false>(p, bytes, at);
+    } else {
+      p.op.act != nullptr ? launch<kFormat, kS, 1, true, true>(p, bytes, at)
+                          : launch<kFormat, kS, 1, false, true>(p, bytes, at);
+    }
+  };
+  if constexpr (kFormat == PackedFormat::kQ4 || kFormat == PackedFormat::kQ8) {
+    if (steps == 2) return variant.template operator()<2>();
+    if (steps == 4) return variant.template operator()<4>();
+    if (kFormat == PackedFormat::kQ4 && steps == 7) return variant.template operator()<7>();
+  }
+  if constexpr (kFormat == PackedFormat::kQ6) {
+    if (steps == 2) return variant.template operator()<2>();
+  }
+  throw_error(ErrorCode::kUnsupported, "no such variant");
 #endif
 }
 
@@ -370,8 +423,8 @@ void launch_gemv(const Gemv& op, const Launch& at) {
   if (p.total_tiles == 0) return;
   uint32_t bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op, at.device.tuning());
   if (bytes == 0) bytes = kTwoCtasBytes;
-  const int k_steps = op.stage_k_steps > 0 ? op.stage_k_steps : stage_k_steps(w.format);
-  const Layout layout = layout_of(w, op.tokens, k_steps, at.device, bytes);
+  const int k_steps = op.stage_k_steps != 0 ? op.stage_k_steps : stage_k_steps(w.format);
+  const Layout layout = layout_of(w, op.tokens, std::abs(k_steps), at.device, bytes);
   p.stages = layout.stages;
   p.rows_bytes = layout.rows_bytes;
   p.partial_bytes = layout.partial_bytes;

@@ -33,7 +33,7 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
       whole_grid_(at.device.claim_grid()) {}
 
 void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
-                          int32_t* batch_device) {
+                          int32_t* batch_device, const std::function<void(size_t)>& before) {
   plan_ = plan;
   batch_ = &batch;
   batch_device_ = batch_device;
@@ -48,6 +48,7 @@ void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, 
       fused_rope_ = &std::get<RopeOp>(ops[i]);
       continue;
     }
+    if (before) before(i);
     if (launch_persistent(ops, i)) {
       ++i;
       continue;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -27,8 +28,9 @@ class StepLauncher {
   const float* inv_freq(size_t table) const { return angle_tables_[table].inv_freq.as<const float>(); }
 
   // `batch_device`: batch's arrays on the device; the tokens among them are written when plan.takes_sampled.
+  // before(i): called ahead of operation i's launches, where it has some of its own.
   void launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
-              int32_t* batch_device);
+              int32_t* batch_device, const std::function<void(size_t)>& before = {});
 
  private:
   // Rows that linear layers multiply: of x, normed when there is a norm.
