@@ -131,7 +131,7 @@ struct Bench {
   DType type;
   int32_t rows;
   uint32_t ring = 0;
-  int32_t steps = 0;
+  int32_t steps = 0, ahead = 0;
   Stream stream;
   Launch at{device, stream.get()};
   struct Layer {
@@ -172,7 +172,7 @@ struct Bench {
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
   }
   void launch(Gemv op) {
-    op.tokens = rows, op.ring_bytes = ring, op.stage_k_steps = steps;
+    op.tokens = rows, op.ring_bytes = ring, op.stage_k_steps = steps, op.ahead = ahead;
     launch_gemv(op, at);
   }
   void qkv(const Layer& l) {
@@ -268,7 +268,7 @@ struct Bench {
       std::fflush(stdout);
     };
     double total = 0;
-    std::printf("%s %s rows %d ring %u steps %d:", shape.name, type_name, rows, ring, steps);
+    std::printf("%s %s rows %d ring %u steps %d ahead %d:", shape.name, type_name, rows, ring, steps, ahead);
     for (const Op& op : ops) {
       total += op.bytes;
       print(op.name, time([&](const Layer& at_layer) { (this->*op.launch)(at_layer); }), op.bytes);
@@ -317,7 +317,7 @@ DType type_named(const std::string& name) {
 
 int main_of(int argc, char** argv) {
   Shape shape = kShapes[0];
-  std::vector<std::string> types = {"q4_k", "q6_k", "q8_0"}, rings = {"0"}, steps = {"0"};
+  std::vector<std::string> types = {"q4_k", "q6_k", "q8_0"}, rings = {"0"}, steps = {"0"}, aheads = {"0"};
   int32_t rows = 1;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string key = argv[i], value = argv[i + 1];
@@ -327,6 +327,8 @@ int main_of(int argc, char** argv) {
       rings = split(value);
     } else if (key == "--steps") {
       steps = split(value);
+    } else if (key == "--ahead") {
+      aheads = split(value);
     } else if (key == "--rows") {
       rows = std::atoi(value.c_str());
     } else if (key == "--shape") {
@@ -346,9 +348,12 @@ int main_of(int argc, char** argv) {
     bool first = true;
     for (const std::string& ring : rings) {
       for (const std::string& step : steps) {
-        bench.ring = static_cast<uint32_t>(std::atoi(ring.c_str())), bench.steps = std::atoi(step.c_str());
-        bench.run(type.c_str(), first);
-        first = false;
+        for (const std::string& ahead : aheads) {
+          bench.ahead = std::atoi(ahead.c_str());
+          bench.ring = static_cast<uint32_t>(std::atoi(ring.c_str())), bench.steps = std::atoi(step.c_str());
+          bench.run(type.c_str(), first);
+          first = false;
+        }
       }
     }
   }

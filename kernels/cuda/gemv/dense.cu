@@ -16,7 +16,6 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "base/error.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/gemv/row.cuh"
 #include "kernels/cuda/gemv/tile_ring.cuh"
@@ -38,6 +37,7 @@ struct Params {
   Gemv op;
   int32_t total_tiles;  // with gate and up: of either
   int32_t cols, k_steps, stages;
+  int32_t ahead;  // stages' worth of weights, of each warp, that go to L2 at the start
   uint32_t tile_bytes, rows_bytes, partial_bytes;
 };
 
@@ -132,15 +132,23 @@ struct WarpRing {
     ptx::bulk_copy(to, low + begin * kKStepBytes, bytes, full + at);
     ptx::bulk_copy(to + kTileBytes, high + begin * kKStepBytes, bytes, full + at);
   }
+  // While the kernel before this one ends nobody reads: what the first refills ask for can be on its way.
+  __device__ void prefetch() const {
+    const int begin = chunk * kSteps;
+    const auto bytes = static_cast<uint32_t>(min(kSteps, segment.count - begin) * kKStepBytes);
+    ptx::prefetch_to_l2(low + begin * kKStepBytes, bytes);
+    ptx::prefetch_to_l2(high + begin * kKStepBytes, bytes);
+  }
   // The whole warp: barriers, then all stages, a lane each. The first lane goes on loading.
   __device__ void fill(int lane) {
     if (chunks == 0) return;
     if (lane < p.stages) ptx::barrier_init(full + lane, kBulk ? 1 : kWarpLanes);
     ptx::barrier_init_fence();
     __syncwarp();  // the barriers are there for every lane
+    seek(lane);
+    if (kBulk && lane < p.stages && pair < pairs) load(lane);
+    if (lane >= p.stages && lane < p.stages + p.ahead && pair < pairs) prefetch();
     if constexpr (kBulk) {
-      seek(lane);
-      if (lane < p.stages && pair < pairs) load(lane);
       seek(p.stages);
     } else {
       seek(0);
@@ -339,11 +347,11 @@ void launch_for_tokens(const Params& p, uint32_t bytes, const Launch& at) {
 }
 template <PackedFormat kFormat>
 void launch_for(const Params& p, int k_steps, uint32_t bytes, const Launch& at) {
-  [[maybe_unused]] constexpr int kSteps = stage_k_steps(kFormat), kOther = kSteps == 4   ? 2
-                                                                           : kSteps == 2 ? 4
-                                                                                         : 2;
-  if (k_steps == kSteps) return launch_for_tokens<kFormat, kSteps>(p, bytes, at);
-#ifdef MILLRACE_GEMV_VARIANTS
+  [[maybe_unused]] constexpr int kSteps = stage_k_steps(kFormat);
+#ifndef MILLRACE_GEMV_VARIANTS
+  MILLRACE_CHECK(k_steps == kSteps);
+  launch_for_tokens<kFormat, kSteps>(p, bytes, at);
+#else
   const bool lanes = k_steps < 0;
   const int steps = lanes ? -k_steps : k_steps;
   MILLRACE_CHECK(p.op.tokens == 1);
@@ -356,15 +364,9 @@ void launch_for(const Params& p, int k_steps, uint32_t bytes, const Launch& at) 
                           : launch<kFormat, kS, 1, false, true>(p, bytes, at);
     }
   };
-  if constexpr (kFormat == PackedFormat::kQ4 || kFormat == PackedFormat::kQ8) {
-    if (steps == 2) return variant.template operator()<2>();
-    if (steps == 4) return variant.template operator()<4>();
-    if (kFormat == PackedFormat::kQ4 && steps == 7) return variant.template operator()<7>();
-  }
-  if constexpr (kFormat == PackedFormat::kQ6) {
-    if (steps == 2) return variant.template operator()<2>();
-  }
-  throw_error(ErrorCode::kUnsupported, "no such variant");
+  if (steps == 2) return variant.template operator()<2>();
+  if (steps == 4) return variant.template operator()<4>();
+  MILLRACE_CHECK(false);
 #endif
 }
 
@@ -417,7 +419,7 @@ bool gemv_has_many_tiles(const Gemv& op, const Device& device) {
 void launch_gemv(const Gemv& op, const Launch& at) {
   if (op.tokens == 0) return;
   const PackedMatrix& w = op.parts[0].w;
-  Params p{op, 0, static_cast<int32_t>(w.cols), w.k_steps, 0, w.tile_bytes, 0, 0};
+  Params p{op, 0, static_cast<int32_t>(w.cols), w.k_steps, 0, op.ahead, w.tile_bytes, 0, 0};
   const int counted = op.act != nullptr ? 1 : op.num_parts;
   for (int i = 0; i < counted; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
   if (p.total_tiles == 0) return;
@@ -428,6 +430,10 @@ void launch_gemv(const Gemv& op, const Launch& at) {
   p.stages = layout.stages;
   p.rows_bytes = layout.rows_bytes;
   p.partial_bytes = layout.partial_bytes;
+#ifdef MILLRACE_GEMV_VARIANTS
+  if (w.format == PackedFormat::kQ4) return launch_for<PackedFormat::kQ4>(p, k_steps, layout.total, at);
+  return launch_for<PackedFormat::kQ8>(p, k_steps, layout.total, at);
+#else
   switch (w.format) {
     case PackedFormat::kBf16:
       return launch_for<PackedFormat::kBf16>(p, k_steps, layout.total, at);
@@ -440,6 +446,7 @@ void launch_gemv(const Gemv& op, const Launch& at) {
     default:
       return launch_for<PackedFormat::kQ8>(p, k_steps, layout.total, at);
   }
+#endif
 }
 
 }  // namespace millrace::cuda

@@ -109,7 +109,7 @@ struct Dequantized {
   float expected(int64_t row, int64_t column) const {
     return values[static_cast<size_t>(row * packed.cols + column)];
   }
-  // How far it may be off: scale, minimum and weight are rounded to bf16 each, by half of 2^-8 at most. With
+  // How far it may be off: scale, minimum and weight are rounded to bf16 each, by 2^-8 at most. With
   // a minimum, code * scale is as large as the weight and the minimum together: no larger than the largest
   // of the block's and its spread.
   double bound(int64_t row, int64_t column) const {
@@ -119,7 +119,7 @@ struct Dequantized {
     const bool shifts =
         type != DType::kQ8_0 && type != DType::kQ6_K && type != DType::kQ4_0 && type != DType::kQ5_0;
     const double value = std::fabs(static_cast<double>(expected(row, column)));
-    return shifts ? 0x1p-9 * (2 * value + 3 * most) : 0x1.02p-8 * value;
+    return shifts ? 0x1p-8 * (2 * value + 3 * most) : 2.02 * 0x1p-8 * value;
   }
 };
 

@@ -190,10 +190,13 @@ void StepLauncher::operator()(const ProjectOp& op) {
 
 // Gate, up and their activation in one kernel, for few rows. False: they are not, and nothing was launched.
 bool StepLauncher::gemv_ffn(const Ffn& op) {
+  const bool plain = op.gate.weight != nullptr && op.activation == millrace::Activation::kSilu &&
+                     op.norm.kind == Norm::Kind::kRms && op.norm.weight != nullptr &&
+                     !op.norm_after.present() && op.scale == 1.0f;
+  if (!plain || plan_.rows > kMaxGemvRows) return false;
   const PackedMatrix &gate = own(*op.gate.weight).packed, &up = own(*op.up.weight).packed,
                      &down = own(*op.down.weight).packed;
-  if (plan_.rows > kMaxGemvRows || gate.format != up.format || !supports_gemv(gate, at_.device) ||
-      !supports_gemv(down, at_.device))
+  if (gate.format != up.format || !supports_gemv(gate, at_.device) || !supports_gemv(down, at_.device))
     return false;
   MILLRACE_CHECK(gate.rows == spec_.ffn && up.rows == spec_.ffn && gate.cols == spec_.hidden);
   MILLRACE_CHECK(down.rows == spec_.hidden && down.cols == spec_.ffn);
