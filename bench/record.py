@@ -100,6 +100,22 @@ QWEN3_MOE = ModelFile("Qwen3-30B-A3B shape, Q4_K", "qwen3-30b-a3b-q4_k.gguf",
                       "{millrace} synth qwen3-30b-a3b {file} --type q4_k")
 GPU_BIG = ("--ctx", "16384")
 
+
+def shape_sets():
+    """Dense models of other sizes on a GPU, each in Q4_K and Q8_0."""
+    sets = {}
+    for title, shape, gibibytes in (("Llama 1B", "llama-3.2-1b", {"q4_k": 8.0, "q8_0": 8.0}),
+                                    ("Qwen3 14B", "qwen3-14b", {"q4_k": 40.0, "q8_0": 46.0}),
+                                    ("Llama 70B", "llama-3.3-70b", {"q4_k": 60.0, "q8_0": 84.0})):
+        for kind, memory in gibibytes.items():
+            model = ModelFile(f"{title} shape, {kind.upper()}", f"{shape}-{kind}.gguf",
+                              f"{{millrace}} synth bench/shapes/{shape}.json {{file}} --type {kind}")
+            sets[f"gpu-{shape}-{kind}"] = MeasuredSet(
+                f"{title}'s shape in {kind.upper()} on a GPU", "cuda", model,
+                (Command((decode(), prefill("prefill of 2,048 tokens")), 2048, 128),), memory)
+    return sets
+
+
 SETS = {
     "cpu-smollm2": MeasuredSet("a small real model on the CPU: decode, prefill of 512", "cpu", SMOLLM2,
                                (Command((decode(), prefill("prefill of 512 tokens")), 512, 64),), 0.5),
@@ -126,6 +142,7 @@ SETS = {
                                      (Command((decode(), prefill("prefill of 2,048 tokens")), 2048, 128),), 24.0),
     "gpu-qwen3-moe": MeasuredSet("Qwen3-30B-A3B's shape in Q4_K on a GPU", "cuda", QWEN3_MOE,
                                  (Command((decode(), prefill("prefill of 2,048 tokens")), 2048, 128),), 64.0),
+    **shape_sets(),
 }
 
 

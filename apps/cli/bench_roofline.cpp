@@ -17,15 +17,24 @@
 namespace millrace::cli {
 namespace {
 
-constexpr const char* kNames[] = {"embed",   "norm_qkv", "rope_append_kv", "attend",     "project_add",
-                                  "ffn_add", "route",    "experts_add",    "norm_logits"};
+constexpr const char* kNames[] = {"embed",   "norm_qkv", "rope_append_kv", "attend",      "project_add",
+                                  "ffn_add", "route",    "experts_add",    "norm_logits", "pick"};
 
 using Clock = std::chrono::steady_clock;
+
+// A device's names for operations are ours.
+static_assert(static_cast<int>(Op::kEmbed) == static_cast<int>(Operation::kEmbed) &&
+              static_cast<int>(Op::kLogits) == static_cast<int>(Operation::kLogits) &&
+              static_cast<int>(Op::kPick) == static_cast<int>(Operation::kPick));
 
 class MeteredExecutor final : public ForwardingExecutor {
  public:
   MeteredExecutor(std::unique_ptr<Executor> inner, std::shared_ptr<OpMeter> meter)
-      : ForwardingExecutor(std::move(inner)), meter_(std::move(meter)) {}
+      : ForwardingExecutor(std::move(inner)),
+        meter_(std::move(meter)),
+        timed_(this->inner().time_operations()) {
+    if (timed_) meter_->watch(this->inner());
+  }
 
   void begin(const Batch& batch) override {
     tokens_ = static_cast<double>(batch.tokens.size());
@@ -111,7 +120,7 @@ class MeteredExecutor final : public ForwardingExecutor {
     const Clock::time_point start = Clock::now();
     call();
     OpTotals& totals = meter_->at(op);
-    totals.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    if (!timed_) totals.seconds += std::chrono::duration<double>(Clock::now() - start).count();
     ++totals.calls;
   }
 
@@ -140,6 +149,7 @@ class MeteredExecutor final : public ForwardingExecutor {
   }
 
   std::shared_ptr<OpMeter> meter_;
+  const bool timed_;  // by the device
   double tokens_ = 0.0, logit_rows_ = 0.0, chosen_ = 0.0;
   bool only_logits_ = false;
   std::vector<SequenceSlice> sequences_;
@@ -286,16 +296,22 @@ void OpMeter::attach(RuntimeSetup& setup) {
 
 void OpMeter::watch(const Runtime& runtime) { runtime_ = &runtime; }
 
-int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json) {
-  if (runtime.backend().name() == "cuda") {
-    throw_error(ErrorCode::kUnsupported,
-                "--roofline: found device cuda, whose operations return before they are done; expected cpu");
+void OpMeter::collect() {
+  if (executor_ == nullptr) return;
+  for (const TimedOperation& timed : executor_->operation_times()) {
+    OpTotals& totals = at(static_cast<Op>(timed.operation));
+    totals.seconds += timed.seconds;
+    if (timed.operation == Operation::kPick) ++totals.calls;  // nobody asks for it by name
   }
+}
+
+int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json) {
   meter.watch(runtime);
   const int32_t vocab = runtime.config().vocab;
   const std::vector<int32_t> prompt = some_tokens(run.prompt, vocab);
   const auto start_at_depth = [&] {
     kv::Sequence sequence = sequence_at(runtime, run.depth, [](int32_t) {});
+    meter.collect();
     meter.reset();
     return sequence;
   };
@@ -307,6 +323,7 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
                                  kv::Sequence sequence = start_at_depth();
                                  const Clock::time_point start = Clock::now();
                                  runtime.prefill(sequence, prompt);
+                                 meter.collect();
                                  return since(start);
                                }),
                     best_phase("decode", run.generate, meter, run.repeat, [&] {
@@ -314,9 +331,12 @@ int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json
                       std::vector<int32_t> answer(static_cast<size_t>(run.generate));
                       const Clock::time_point start = Clock::now();
                       runtime.generate_greedy(sequence, prompt[0], answer);
+                      meter.collect();
                       return since(start);
                     })};
-  const Machine machine = {measure_read_gb_s(runtime.backend()), measure_peak(runtime.backend())};
+  const std::optional<double> own = runtime.backend().measure_read_bandwidth();
+  const Machine machine = {own ? 1e-9 * *own : measure_read_gb_s(runtime.backend()),
+                           own ? Peak{} : measure_peak(runtime.backend())};
   const auto rate = [](const std::optional<double>& ops) {
     return ops ? nlohmann::ordered_json(*ops * 1e-9) : nlohmann::ordered_json(nullptr);
   };

@@ -17,7 +17,19 @@
 
 namespace millrace::cli {
 
-enum class Op { kEmbed, kNormQkv, kRopeAppend, kAttend, kProject, kFfn, kRoute, kExperts, kLogits, kCount };
+enum class Op {
+  kEmbed,
+  kNormQkv,
+  kRopeAppend,
+  kAttend,
+  kProject,
+  kFfn,
+  kRoute,
+  kExperts,
+  kLogits,
+  kPick,
+  kCount
+};
 
 struct OpTotals {
   int64_t calls = 0;
@@ -31,6 +43,9 @@ class OpMeter : public std::enable_shared_from_this<OpMeter> {
  public:
   void attach(RuntimeSetup& setup);    // before Runtime::open
   void watch(const Runtime& runtime);  // after it
+  // Waits for what was asked of a device that times operations itself.
+  void collect();
+  void watch(Executor& executor) { executor_ = &executor; }
   void reset() { totals_.assign(static_cast<size_t>(Op::kCount), {}); }
   const OpTotals& totals(Op op) const { return totals_[static_cast<size_t>(op)]; }
   const Runtime& runtime() const { return *runtime_; }
@@ -38,13 +53,15 @@ class OpMeter : public std::enable_shared_from_this<OpMeter> {
 
  private:
   const Runtime* runtime_ = nullptr;
+  Executor* executor_ = nullptr;
   std::vector<OpTotals> totals_ = std::vector<OpTotals>(static_cast<size_t>(Op::kCount));
 };
 
 struct RooflineRun {
   int32_t prompt, generate, depth, repeat;
 };
-// Runs both phases under the meter and prints the table. Throws Error for a device whose calls return early.
+// Runs both phases under the meter and prints the table. A device whose calls return early times operations
+// itself.
 int roofline(Runtime& runtime, OpMeter& meter, const RooflineRun& run, bool json);
 
 // Any tokens will do; these spread over the vocabulary so that embedding rows and experts vary.

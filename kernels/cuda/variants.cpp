@@ -30,6 +30,12 @@ std::string_view format_name(PackedFormat format) {
       return "mxfp4";
     case PackedFormat::kBf16:
       return "bf16";
+    case PackedFormat::kQ4:
+      return "q4";
+    case PackedFormat::kQ5:
+      return "q5";
+    case PackedFormat::kQ6:
+      return "q6";
     case PackedFormat::kNone:
       break;
   }

@@ -277,6 +277,24 @@ struct ExecutorSpec {
   }
 };
 
+// Operations by name, and how long one took where a device times them.
+enum class Operation {
+  kEmbed,
+  kNormQkv,
+  kRopeAppend,
+  kAttend,
+  kProject,
+  kFfn,
+  kRoute,
+  kExperts,
+  kLogits,
+  kPick,
+};
+struct TimedOperation {
+  Operation operation;
+  double seconds;
+};
+
 enum class Slot { kResidual, kQuery, kKey, kValue, kAttention, kLogits };
 
 class Executor {
@@ -329,6 +347,12 @@ class Executor {
   virtual void copy_block(int group, int32_t from, int32_t to) = 0;
   virtual void finish_reads() {}
 
+  // For a device whose calls return before their work is done: from here on each operation is timed by itself
+  // (steps take longer so), and operation_times() waits and gives those of the steps since it was last asked.
+  // Operations that one kernel does together are the first one's. False: calls take as long as their work.
+  virtual bool time_operations() { return false; }
+  virtual std::vector<TimedOperation> operation_times() { return {}; }
+
   // For the conformance suite: a slot as float32 [rows, columns], in and out.
   virtual std::vector<float> read_slot(Slot slot) = 0;
   virtual void write_slot(Slot slot, std::span<const float> values) = 0;
@@ -354,6 +378,8 @@ class Backend {
   virtual int32_t default_step_tokens() const { return 512; }
   virtual bool supports_kv_type(DType type) const = 0;
   virtual bool gives_hidden_states() const { return false; }  // of its executors: read_hidden
+  // Bytes a second that its own memory is read with, measured now; nothing: it uses the machine's.
+  virtual std::optional<double> measure_read_bandwidth() { return std::nullopt; }
   // What of an architecture's operations this device does not do (op_features.h): none, or Model::load
   // refuses with their names.
   virtual OpFeatures lacks() const { return {}; }

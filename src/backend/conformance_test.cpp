@@ -39,10 +39,32 @@ double weight_error(DType type) {
     case DType::kQ8_0:
     case DType::kQ4_0:
     case DType::kQ5_0:
+    case DType::kQ6_K:
       return 2.01 * 0x1p-8;  // the scale, and its product with the code
     default:
       return 0x1p-8;
   }
+}
+// The same beyond that, in parts of the largest weight of a block: a minimum and the code's product that it
+// is taken from are each rounded, and as large as the block's largest, twice for codes that do not begin at
+// 0.
+double minimum_error(DType type) {
+  switch (type) {
+    case DType::kQ4_1:
+    case DType::kQ5_1:
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+    case DType::kQ4_Z:
+      return 4 * 0x1p-8;
+    default:
+      return 0;
+  }
+}
+double largest_of_block(const float* w, int64_t c) {
+  double most = 0;
+  for (int64_t i = c / 32 * 32; i < c / 32 * 32 + 32; ++i)
+    most = std::max(most, std::fabs(static_cast<double>(w[i])));
+  return most;
 }
 
 // Whether the device under test rounds both operands of a product to bf16: the last Pair's.
@@ -56,7 +78,10 @@ double product_bound(DType type, const std::vector<float>& w, const float* x) {
   if (rounds_to_bf16 && type != DType::kF32 && cols % 32 == 0) {
     // Tensor cores cut what does not fit a float32 sum, where rounding would lose half of that.
     const double sums = 2 * kEps * static_cast<double>(cols / 16 + 8);
-    return (1.01 * (0x1p-8 + weight_error(type)) + sums) * magnitude;
+    double minima = 0;
+    for (int64_t c = 0; minimum_error(type) > 0 && c < cols; ++c)
+      minima += minimum_error(type) * largest_of_block(w.data(), c) * std::fabs(static_cast<double>(x[c]));
+    return (1.01 * (0x1p-8 + weight_error(type)) + sums) * magnitude + 1.01 * minima;
   }
   if (is_float(type)) return kEps * static_cast<double>(cols / 16 + 8) * magnitude;
   for (int64_t b = 0; b < cols; b += 32) {
@@ -232,8 +257,12 @@ TEST_P(Conformance, Embedding) {
   pair.got->embed({got, 1.5f});
   const std::vector<float> rows = pair.want->read_slot(Slot::kResidual);
   std::vector<double> bound;  // the file's values to the bit, where the device does not round weights
-  for (const float v : rows) {
-    bound.push_back(rounds_to_bf16 ? weight_error(type()) * std::fabs(static_cast<double>(v)) : 0.0);
+  const bool rounds = rounds_to_bf16 && hidden % 32 == 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    bound.push_back(rounds ? weight_error(type()) * std::fabs(static_cast<double>(rows[i])) +
+                                 minimum_error(type()) * largest_of_block(rows.data(), at)
+                           : 0.0);
   }
   expect_within(pair.got->read_slot(Slot::kResidual), rows, bound, "embedding");
 }

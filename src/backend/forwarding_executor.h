@@ -41,6 +41,8 @@ class ForwardingExecutor : public Executor {
   }
   void copy_block(int group, int32_t from, int32_t to) override { inner_->copy_block(group, from, to); }
   void finish_reads() override { inner_->finish_reads(); }
+  bool time_operations() override { return inner_->time_operations(); }
+  std::vector<TimedOperation> operation_times() override { return inner_->operation_times(); }
   std::vector<float> read_slot(Slot slot) override { return inner_->read_slot(slot); }
   void write_slot(Slot slot, std::span<const float> values) override { inner_->write_slot(slot, values); }
 

@@ -24,7 +24,7 @@ bool has_tiles(const Gemm& op) {
 }  // namespace
 
 bool supports_tile(GemmTile tile, PackedFormat format) {
-  return tile < GemmTile::kCluster || format == PackedFormat::kBf16 || format == PackedFormat::kQ8;
+  return tile < GemmTile::kCluster || format == PackedFormat::kBf16 || has_codes(format);
 }
 bool supports_tile(GemmTile tile, const Gemm& op) {
   if (tile < GemmTile::kCluster) return true;
@@ -44,6 +44,12 @@ void launch_gemm(const Gemm& wanted, const Launch& at) {
       return launch_wgmma_gemm<PackedFormat::kMxfp4>(op, at);
     case PackedFormat::kBf16:
       return launch_wgmma_gemm<PackedFormat::kBf16>(op, at);
+    case PackedFormat::kQ4:
+      return launch_wgmma_gemm<PackedFormat::kQ4>(op, at);
+    case PackedFormat::kQ5:
+      return launch_wgmma_gemm<PackedFormat::kQ5>(op, at);
+    case PackedFormat::kQ6:
+      return launch_wgmma_gemm<PackedFormat::kQ6>(op, at);
     default:
       return launch_wgmma_gemm<PackedFormat::kQ8>(op, at);
   }
@@ -57,6 +63,12 @@ void launch_grouped_gemm(const GroupedGemm& op, const Launch& at) {
       return launch_wgmma_grouped_gemm<PackedFormat::kMxfp4>(op, at);
     case PackedFormat::kBf16:
       return launch_wgmma_grouped_gemm<PackedFormat::kBf16>(op, at);
+    case PackedFormat::kQ4:
+      return launch_wgmma_grouped_gemm<PackedFormat::kQ4>(op, at);
+    case PackedFormat::kQ5:
+      return launch_wgmma_grouped_gemm<PackedFormat::kQ5>(op, at);
+    case PackedFormat::kQ6:
+      return launch_wgmma_grouped_gemm<PackedFormat::kQ6>(op, at);
     default:
       return launch_wgmma_grouped_gemm<PackedFormat::kQ8>(op, at);
   }

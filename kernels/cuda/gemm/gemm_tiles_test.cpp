@@ -13,6 +13,7 @@
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/gpu_test.h"
+#include "kernels/cuda/quant/random_rows.h"
 #include "kernels/cuda/variants.h"
 
 namespace millrace::cuda {
@@ -109,14 +110,8 @@ class Problem {
     PackedMatrix w;
   };
   void add_part(int64_t outputs) {
-    std::vector<uint8_t> raw(static_cast<size_t>(outputs) * bytes_of(type_, case_.cols));
-    for (uint8_t& b : raw) b = static_cast<uint8_t>(next() >> 24);
-    if (type_ == DType::kBF16) {
-      for (size_t i = 1; i < raw.size(); i += 2)  // 2^-7 to 1, of both signs
-        raw[i] = static_cast<uint8_t>((raw[i] & 0x80u) | (0x3cu + (raw[i] & 3u)));
-    } else {
-      for (size_t i = 1; i < raw.size(); i += 34) raw[i] = 0x20;  // an f16 scale near 2^-7
-    }
+    std::mt19937 random(next());
+    const std::vector<uint8_t> raw = random_rows(type_, outputs, case_.cols, random);
     const DeviceBuffer from_buffer = to_device(raw, stream_);
     Part part;
     part.w = packed_shape(type_, outputs, case_.cols);
@@ -210,16 +205,17 @@ const Case kCases[] = {
 };
 
 class GemmTileTest : public ::testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(Types, GemmTileTest, ::testing::Values(DType::kBF16, DType::kQ8_0),
-                         [](const auto& p) {
-                           return std::string(p.param == DType::kBF16 ? "bf16" : "q8_0");
-                         });
+INSTANTIATE_TEST_SUITE_P(Types, GemmTileTest,
+                         ::testing::Values(DType::kBF16, DType::kQ8_0, DType::kQ4_1, DType::kQ5_1,
+                                           DType::kQ6_K),
+                         [](const auto& p) { return std::string(millrace::info(p.param).name); });
 
 TEST_P(GemmTileTest, AllGiveTheSameBits) {
   SKIP_WITHOUT_GPU("GEMM was not tested on one");
   const Device device = Device::open(0);
   uint32_t seed = 1;
   for (const Case& c : kCases) {
+    if (c.cols % info(GetParam()).block_elements != 0) continue;
     SCOPED_TRACE(fmt::format("{} rows, {} outputs of {} parts, {} columns{}{}", c.rows, c.outputs[0],
                              c.outputs.size(), c.cols, c.add ? ", add" : "", c.bias ? ", bias" : ""));
     Problem p(device, c, GetParam(), ++seed);

@@ -346,6 +346,12 @@ void launch_mma_gemm(const Gemm& op, const Launch& at) {
       return launch_gemm_for<PackedFormat::kMxfp4>(p, at);
     case PackedFormat::kBf16:
       return launch_gemm_for<PackedFormat::kBf16>(p, at);
+    case PackedFormat::kQ4:
+      return launch_gemm_for<PackedFormat::kQ4>(p, at);
+    case PackedFormat::kQ5:
+      return launch_gemm_for<PackedFormat::kQ5>(p, at);
+    case PackedFormat::kQ6:
+      return launch_gemm_for<PackedFormat::kQ6>(p, at);
     default:
       return launch_gemm_for<PackedFormat::kQ8>(p, at);
   }
@@ -358,6 +364,12 @@ void launch_mma_grouped_gemm(const GroupedGemm& op, const Launch& at) {
       return launch_grouped_for<PackedFormat::kMxfp4>(p, at);
     case PackedFormat::kBf16:
       return launch_grouped_for<PackedFormat::kBf16>(p, at);
+    case PackedFormat::kQ4:
+      return launch_grouped_for<PackedFormat::kQ4>(p, at);
+    case PackedFormat::kQ5:
+      return launch_grouped_for<PackedFormat::kQ5>(p, at);
+    case PackedFormat::kQ6:
+      return launch_grouped_for<PackedFormat::kQ6>(p, at);
     default:
       return launch_grouped_for<PackedFormat::kQ8>(p, at);
   }

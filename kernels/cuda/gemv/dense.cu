@@ -1,19 +1,26 @@
-// GEMV: products of one to four rows with packed matrices: norm, QKV, output projection, logits.
+// GEMV: products of one to four rows with packed matrices: norm, QKV, output projection, gate and up with
+// their activation, down, logits.
 //
-// A CTA is sixteen warps, one per split-K segment (tile/weight_format.cuh). Tiles of 8 rows pass through a
-// ring of stages in shared memory, each whole or, where tiles are large, in two or four parts that warps of
-// those columns alone read. Rows of activations lie in shared memory as bf16; the product's columns are
-// tokens. Where the ring is deep enough, two tiles make the 16 rows of a product.
+// A CTA is sixteen warps, one per split-K segment (tile/weight_format.cuh), and each has a ring of its own in
+// shared memory: a stage is some K steps of its segment of one tile of 8 rows, one bulk copy, which the
+// warp's first lane asks for as soon as the warp has read what lay there. No warp waits for another before a
+// round of tiles is done, so that the copies never stop. Two tiles make the 16 rows of a product: neighbours,
+// or gate and up of the same rows. Rows of activations lie in shared memory as bf16; the product's columns
+// are tokens.
 //
-// Roofline: the tiles' bytes at B = 4.3 TB/s (measured copy of an H200). Stages of some 100 KB are twice what
-// latency x bandwidth needs. Of 8-bit weights a pair of blocks is some 40 instructions of a warp: a tile of
-// 2,880 columns takes a third of the time in which it is loaded. What is left over the floor is the start:
-// the row's norm, under which the first stages arrive.
+//   warp w:  [stage 0][stage 1]..[stage S-1]   K steps of a low and a high tile each
+//            wait -> products -> the stage is asked for again, S stages on
+//
+// Roofline: the tiles' bytes at B = 4.3 TB/s (measured copy of an H200), 32 bytes a cycle of an SM. At 4 bits
+// a K step of two tiles is 640 bytes, 20 cycles, 80 issue slots; its products take some 65.
 #include <algorithm>
 
+#include "base/check.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/gemv/row.cuh"
 #include "kernels/cuda/gemv/tile_ring.cuh"
+#include "kernels/cuda/moe/activation.cuh"
+#include "kernels/cuda/ptx/async_copy.cuh"
 #include "kernels/cuda/tile/launch.cuh"
 #include "kernels/cuda/tile/weight_format.cuh"
 
@@ -23,20 +30,21 @@ namespace {
 constexpr int kWarps = kSplitK;
 constexpr int kThreads = kWarps * kWarpLanes;
 static_assert(kThreads == kRoundThreads);
-constexpr int kProducerThread = kThreads - kWarpLanes;  // of the warp whose segment is the shortest
-constexpr int kRoundTiles = 8;  // tiles whose partial sums are kept before they are added up
-constexpr int kStagesByTwo =
-    6;  // of a ring in which two tiles may be read at once: the others are being loaded
+constexpr int kRoundPairs = 4;  // pairs of tiles whose partial sums are kept before they are added up
+constexpr int kMaxWarpStages = 16;
 
 struct Params {
   Gemv op;
-  GemvLayout layout;
-  int32_t total_tiles, cols, k_steps;
-  uint32_t tile_bytes;
-  int32_t parts;   // of a tile, a stage each: 1, 2 or 4
-  bool whole;      // all tiles of a CTA are in the ring at once: no stage is used twice
-  bool two_tiles;  // two tiles make the 16 rows of a product
+  int32_t total_tiles;  // with gate and up: of either
+  int32_t cols, k_steps, stages;
+  int32_t ahead;  // stages' worth of weights, of each warp, that go to L2 at the start
+  uint32_t tile_bytes, rows_bytes, partial_bytes;
 };
+
+// K steps of a stage: copies of some 1 KB.
+constexpr int stage_k_steps(PackedFormat format) {
+  return format == PackedFormat::kBf16 ? 1 : format == PackedFormat::kQ4 ? 4 : 2;
+}
 
 struct Tile {
   const Gemv::Part* part;
@@ -49,198 +57,342 @@ __device__ inline Tile find_tile(const Gemv& op, int tile) {
   return {&op.parts[i], tile};
 }
 
-// One output of a round; bias and residual are loaded before the round's tiles are multiplied.
-struct Output {
-  float* to = nullptr;
-  float bias = 0.0f, old = 0.0f;
-};
-// Output i of the `count` tiles from `first` on: [tile][8 rows][tokens].
-__device__ inline Output load_output(const Params& p, int first, int count, int i) {
-  Output out;
-  const int tokens = p.op.tokens, values = kTileRows * tokens;
-  if (i >= count * values) return out;
-  const Tile tile = find_tile(p.op, first + i / values);
-  const int64_t row = tile.tile * kTileRows + i % values / tokens;
-  if (row >= tile.part->w.rows) return out;
-  out.to = tile.part->out + i % tokens * tile.part->w.rows + row;
-  if (tile.part->bias != nullptr) out.bias = __ldg(tile.part->bias + row);
-  if (p.op.add) out.old = __ldcg(out.to);
-  return out;
-}
-
-// K steps of a part of a tile, the last of them perhaps not all there.
-__host__ __device__ inline int part_k_steps(int k_steps, int parts) {
-  return k_steps_per_segment(k_steps) * (kSplitK / parts);
-}
 // Rows of activations, far enough apart that neighbours lie in different banks.
 __host__ __device__ inline uint32_t row_stride(int k_steps) {
   return static_cast<uint32_t>(k_steps) * kKStepColumns * 2 + 64;
 }
 
-// sum of a product's rows g and g + 8 for tokens 2t and 2t + 1, kept for the tile(s).
-template <bool kTwo>
-__device__ inline void store_partial(float* partial, const float (&sum)[4], int tokens, int lane) {
+// Partial sums of a round, [pair][low, high][segment][8 rows][tokens]; the tiles' ones start in different
+// banks.
+__host__ __device__ inline int half_floats(int tokens) { return (kSplitK + 1) * kTileRows * tokens; }
+__host__ __device__ inline int round_floats(int tokens) { return kRoundPairs * 2 * half_floats(tokens); }
+
+// ---------------------------------------------------------------- a warp's ring
+
+// The warp's stages, and what it loads: kSteps K steps of its segment of a pair of tiles, low then high, a
+// stage each; then the next K steps of the pair, then the next pair.
+template <PackedFormat kFormat, int kSteps, bool kGateUp, bool kBulk>
+struct WarpRing {
+  static constexpr int kKStepBytes = TileFormat<kFormat>::kKStepBytes;
+  static constexpr uint32_t kTileBytes = kSteps * kKStepBytes, kStageBytes = 2 * kTileBytes;
+
+  const Params& p;
+  uint8_t* data;
+  uint64_t* full;
+  int first, last;  // tiles of the CTA: pairs from first on, the last perhaps a low tile alone
+  WarpSegment segment;
+  int chunks, pairs;  // of the segment, of the CTA
+  int stage = 0;
+  uint32_t parity = 0;
+  // What is to be loaded next: K steps `chunk` and on of a pair, whose segment lies there.
+  int pair = 0, chunk = 0;
+  const uint8_t *low = nullptr, *high = nullptr;
+
+  __device__ const uint8_t* source(int of_pair, int half) const {
+    const int64_t at = int64_t{segment.first} * kKStepBytes;
+    if constexpr (kGateUp) {
+      return p.op.parts[half].w.tiles + int64_t{first + of_pair} * p.tile_bytes + at;
+    } else {
+      // A missing last tile: the low one again.
+      const Tile tile = find_tile(p.op, min(first + 2 * of_pair + half, last - 1));
+      return tile.part->w.tiles + int64_t{tile.tile} * p.tile_bytes + at;
+    }
+  }
+  __device__ void seek(int item) {
+    pair = item / chunks, chunk = item % chunks;
+    if (pair < pairs) low = source(pair, 0), high = source(pair, 1);
+  }
+  __device__ void load_by_lanes(int at, int lane) const {
+    const int begin = chunk * kSteps;
+    uint8_t* to = data + static_cast<uint32_t>(at) * kStageBytes;
+    const uint8_t *from_low = low + begin * kKStepBytes, *from_high = high + begin * kKStepBytes;
+    constexpr int kPieces = kTileBytes / 16;
+    if (segment.count - begin >= kSteps) {
+#pragma unroll
+      for (int i = 0; i < (2 * kPieces + 31) / 32; ++i) {
+        const int piece = lane + 32 * i;
+        if (piece < 2 * kPieces)
+          ptx::async_copy16_once(
+              to + piece * 16, piece < kPieces ? from_low + piece * 16 : from_high + (piece - kPieces) * 16);
+      }
+    } else {
+      const int pieces = (segment.count - begin) * (kKStepBytes / 16);
+      for (int piece = lane; piece < pieces; piece += 32) {
+        ptx::async_copy16_once(to + piece * 16, from_low + piece * 16);
+        ptx::async_copy16_once(to + kTileBytes + piece * 16, from_high + piece * 16);
+      }
+    }
+    ptx::async_arrive(full + at);
+  }
+  __device__ void load(int at) const {
+    const int begin = chunk * kSteps;
+    const auto bytes = static_cast<uint32_t>(min(kSteps, segment.count - begin) * kKStepBytes);
+    uint8_t* to = data + static_cast<uint32_t>(at) * kStageBytes;
+    ptx::barrier_arrive_expect(full + at, 2 * bytes);
+    ptx::bulk_copy(to, low + begin * kKStepBytes, bytes, full + at);
+    ptx::bulk_copy(to + kTileBytes, high + begin * kKStepBytes, bytes, full + at);
+  }
+  // While the kernel before this one ends nobody reads: what the first refills ask for can be on its way.
+  __device__ void prefetch() const {
+    const int begin = chunk * kSteps;
+    const auto bytes = static_cast<uint32_t>(min(kSteps, segment.count - begin) * kKStepBytes);
+    ptx::prefetch_to_l2(low + begin * kKStepBytes, bytes);
+    ptx::prefetch_to_l2(high + begin * kKStepBytes, bytes);
+  }
+  // The whole warp: barriers, then all stages, a lane each. The first lane goes on loading.
+  __device__ void fill(int lane) {
+    if (chunks == 0) return;
+    if (lane < p.stages) ptx::barrier_init(full + lane, kBulk ? 1 : kWarpLanes);
+    ptx::barrier_init_fence();
+    __syncwarp();  // the barriers are there for every lane
+    seek(lane);
+    if (kBulk && lane < p.stages && pair < pairs) load(lane);
+    if (lane >= p.stages && lane < p.stages + p.ahead && pair < pairs) prefetch();
+    if constexpr (kBulk) {
+      seek(p.stages);
+    } else {
+      seek(0);
+      for (int s = 0; s < p.stages; ++s) refill(s, lane);
+    }
+  }
+  __device__ const uint8_t* wait() const {
+    ptx::barrier_wait(full + stage, parity);
+    return data + static_cast<uint32_t>(stage) * kStageBytes;
+  }
+  // After the warp has read the stage: one thread loads into it what comes next.
+  __device__ void refill(int at, int lane) {
+    if (pair >= pairs) return;
+    if constexpr (kBulk) {
+      load(at);
+    } else {
+      load_by_lanes(at, lane);
+    }
+    if (++chunk < chunks) return;
+    chunk = 0;
+    if (++pair < pairs) low = source(pair, 0), high = source(pair, 1);
+  }
+  __device__ void advance() {
+    if (++stage == p.stages) stage = 0, parity ^= 1u;
+  }
+};
+
+// ---------------------------------------------------------------- outputs
+
+// One output of a round; bias and residual are loaded before the round's tiles are multiplied.
+struct Output {
+  int at = -1;  // among the round's partial sums; -1: this thread has none
+  float* to = nullptr;
+  float bias = 0.0f, old = 0.0f;
+};
+// Output i of `count` tiles from `first` on: [tile][8 rows][tokens].
+__device__ inline Output load_output(const Params& p, int first, int count, int i) {
+  Output out;
+  const int tokens = p.op.tokens, values = kTileRows * tokens, n = i / values;
+  if (n >= count) return out;
+  const Tile tile = find_tile(p.op, first + n);
+  const int64_t row = tile.tile * kTileRows + i % values / tokens;
+  if (row >= tile.part->w.rows) return out;
+  out.at = n * half_floats(tokens) + i % values;
+  out.to = tile.part->out + i % tokens * tile.part->w.rows + row;
+  if (tile.part->bias != nullptr) out.bias = __ldg(tile.part->bias + row);
+  if (p.op.add) out.old = __ldcg(out.to);
+  return out;
+}
+// What the segments give for one row of a tile.
+__device__ inline float sum_segments(const float* partial, int values) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int s = 0; s < kSplitK; ++s) sum += partial[s * values];
+  return sum;
+}
+
+// The same of gate and up: [pair][8 rows][tokens].
+template <class Format>
+__device__ inline void store_activation(const Params& p, const float* partial, int first, int count, int i) {
+  const int tokens = p.op.tokens, values = kTileRows * tokens, n = i / values;
+  if (n >= count) return;
+  const Gemv::Part &gate = p.op.parts[0], &up = p.op.parts[1];
+  const int64_t row = int64_t{first + n} * kTileRows + i % values / tokens;
+  if (row >= gate.w.rows) return;
+  const float* mine = partial + 2 * n * half_floats(tokens) + i % values;
+  const float g =
+      sum_segments(mine, values) * Format::kUnscale + (gate.bias != nullptr ? __ldg(gate.bias + row) : 0.0f);
+  const float u = sum_segments(mine + half_floats(tokens), values) * Format::kUnscale +
+                  (up.bias != nullptr ? __ldg(up.bias + row) : 0.0f);
+  reinterpret_cast<__nv_bfloat16*>(p.op.act)[i % tokens * gate.w.rows + row] =
+      __float2bfloat16_rn(activate(p.op.activation, g, u));
+}
+
+// sum of a product's rows g and g + 8 for tokens 2t and 2t + 1. to: the pair's, of the warp's segment.
+__device__ inline void store_partial(float* to, const float (&sum)[4], int tokens, int lane) {
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int token = 2 * t + i;
     if (token >= tokens) continue;
-    partial[g * tokens + token] = sum[i];
-    if constexpr (kTwo) partial[(kSplitK * kTileRows + g) * tokens + token] = sum[2 + i];
+    to[g * tokens + token] = sum[i];
+    to[half_floats(tokens) + g * tokens + token] = sum[2 + i];
   }
 }
 
-// kKSteps: those of a whole segment; 0: any number. kTokens: at most so many.
-template <PackedFormat kFormat, int kKSteps, int kTokens>
+// ---------------------------------------------------------------- the kernel
+
+// Rows of bf16 that an earlier kernel has rounded, to shared memory; the columns of a missing last block are
+// zeros.
+__device__ inline void copy_rows(const Params& p, uint8_t* rows, uint32_t stride) {
+  const int quads = p.cols / 8, padded = p.k_steps * (kKStepColumns / 8);
+  for (int t = 0; t < p.op.tokens; ++t) {
+    const auto* from = reinterpret_cast<const uint4*>(p.op.x_bf16 + int64_t{t} * p.cols);
+    auto* to = reinterpret_cast<uint4*>(rows + static_cast<uint32_t>(t) * stride);
+    for (int i = threadIdx.x; i < padded; i += kThreads)
+      to[i] = i < quads ? __ldcg(from + i) : uint4{0u, 0u, 0u, 0u};
+  }
+}
+
+// kTokens: at most so many. kGateUp: gate and up of the same rows are a pair.
+template <PackedFormat kFormat, int kSteps, int kTokens, bool kGateUp, bool kBulk>
 __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant__ Params p) {
   using Format = TileFormat<kFormat>;
+  using Stages = WarpRing<kFormat, kSteps, kGateUp, kBulk>;
   extern __shared__ __align__(128) uint8_t shared[];
-  Ring ring = p.layout.ring(shared, kWarps / p.parts);
-  float* partial = p.layout.partial(shared);  // [tile][segment][8 rows][tokens]
+  uint8_t* rows = shared;
+  auto* partials = reinterpret_cast<float*>(rows + p.rows_bytes);  // of two rounds
+  auto* barriers = reinterpret_cast<uint64_t*>(rows + p.rows_bytes + p.partial_bytes);
+  auto* stages = reinterpret_cast<uint8_t*>(barriers + kWarps * kMaxWarpStages);
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int first = static_cast<int>(int64_t{blockIdx.x} * p.total_tiles / gridDim.x);
   const int last = static_cast<int>(int64_t{blockIdx.x + 1} * p.total_tiles / gridDim.x);
-  const int in_part = part_k_steps(p.k_steps, p.parts), part = warp * p.parts / kWarps;
-  Producer producer(ring, (last - first) * p.parts, [&](const Ring& stage, int i) {
-    const Tile tile = find_tile(p.op, first + i / p.parts);
-    const int begin = i % p.parts * in_part;
-    const auto bytes = static_cast<uint32_t>(max(0, min(in_part, p.k_steps - begin)) * Format::kKStepBytes);
-    stage.acquire(bytes);
-    const uint8_t* from = tile.part->w.tiles + int64_t{tile.tile} * p.tile_bytes;
-    if (bytes > 0) stage.copy(0, from + begin * Format::kKStepBytes, bytes);
-  });
-  if (warp == kWarps - 1) {
-    if (lane == 0) ring.init();
-    __syncwarp();                 // the warp waits for the barriers' init
-    producer.fill_by_warp(lane);  // weights wait for nobody
-  }
+  const WarpSegment segment(p.k_steps, warp);
+  Stages ring{p,
+              stages + static_cast<uint32_t>(warp * p.stages) * Stages::kStageBytes,
+              barriers + warp * kMaxWarpStages,
+              first,
+              last,
+              segment,
+              (segment.count + kSteps - 1) / kSteps,
+              kGateUp ? last - first : (last - first + 1) / 2};
+  ring.fill(lane);  // weights wait for nobody
   ptx::let_dependents_start();
   RowQuads norm_weight;
   norm_weight.load<false>(p.op.norm_weight, p.cols / 4);
-  __syncthreads();  // all wait for the barriers' init
   ptx::wait_for_previous();
   const int tokens = p.op.tokens, values = kTileRows * tokens;
-  uint8_t* rows = p.layout.rows(shared);
   const uint32_t stride = row_stride(p.k_steps);
-  const auto row = [&](int t) {
-    return p.op.x + (p.op.source_rows != nullptr ? p.op.source_rows[t] : t) * int64_t{p.cols};
-  };
-  const auto store = [&](int t, int i, uint2 words) {
-    reinterpret_cast<uint2*>(rows + static_cast<uint32_t>(t) * stride)[i] = words;
-  };
-  round_rows<kTokens>(tokens, row, p.op.norm_weight, norm_weight, p.op.eps, p.cols, partial, store);
+  if (p.op.x_bf16 != nullptr) {
+    copy_rows(p, rows, stride);
+  } else {
+    const auto row = [&](int t) {
+      return p.op.x + (p.op.source_rows != nullptr ? p.op.source_rows[t] : t) * int64_t{p.cols};
+    };
+    const auto store = [&](int t, int i, uint2 words) {
+      reinterpret_cast<uint2*>(rows + static_cast<uint32_t>(t) * stride)[i] = words;
+    };
+    round_rows<kTokens>(tokens, row, p.op.norm_weight, norm_weight, p.op.eps, p.cols, partials, store);
+  }
   __syncthreads();  // all wait for the rows as bf16
 
-  const WarpSegment segment(p.k_steps, warp);
   const int token = activation_row<kFormat>(lane);
   const uint8_t* x = rows + (token < tokens ? token : 0) * stride + segment.first * (kKStepColumns * 2);
-  const int in_stage = (segment.first - part * in_part) * Format::kKStepBytes;
-  for (int skip = 0; skip < part; ++skip) ring.advance();  // to the first stage with the warp's columns
-  for (int u0 = first; u0 < last; u0 += kRoundTiles) {
-    const int count = min(kRoundTiles, last - u0);
-    const Output out = load_output(p, u0, count, threadIdx.x);
-    for (int n = 0; n < count;) {
-      const uint8_t* tile = ring.wait_full() + in_stage;
-      float* to = partial + (n * kSplitK + warp) * values;
+  const int pairs = ring.pairs;
+  for (int pair0 = 0, round = 0; pair0 < pairs; pair0 += kRoundPairs, ++round) {
+    const int count = min(kRoundPairs, pairs - pair0);
+    const int tile0 = first + (kGateUp ? pair0 : 2 * pair0);
+    const int tiles = min((kGateUp ? 1 : 2) * kRoundPairs, last - tile0);
+    float* partial = partials + round % 2 * round_floats(tokens);
+    Output out;
+    if constexpr (!kGateUp) out = load_output(p, tile0, tiles, threadIdx.x);
+    for (int n = 0; n < count; ++n) {
       float sum[4] = {};
-      if (p.two_tiles && n + 1 < count) {
-        const Ring first_of_two = ring;
+      for (int chunk = 0; chunk < ring.chunks; ++chunk) {
+        const uint8_t* low = ring.wait();
+        const int begin = chunk * kSteps;
+        multiply_segment<kFormat, kSteps, true>(low, low + Stages::kTileBytes,
+                                                x + begin * (kKStepColumns * 2),
+                                                min(kSteps, segment.count - begin), lane, sum);
+        __syncwarp();  // lane 0 waits until the warp has read the stage
+        if (!kBulk || lane == 0) ring.refill(ring.stage, lane);
         ring.advance();
-        multiply_segment<kFormat, kKSteps, true>(tile, ring.wait_full() + in_stage, x, segment.count, lane,
-                                                 sum);
-        if (!p.whole) first_of_two.release(lane), ring.release(lane);
-        store_partial<true>(to, sum, tokens, lane);
-        if (!p.whole && threadIdx.x == kProducerThread) {  // the stages of the two tiles before these
-          producer.refill(u0 - first + n - 1);
-          producer.refill(u0 - first + n);
-        }
-        __syncwarp();
-        n += 2;
-      } else {
-        multiply_segment<kFormat, kKSteps, false>(tile, tile, x, segment.count, lane, sum);
-        ring.release(lane);
-        store_partial<false>(to, sum, tokens, lane);
-        if (threadIdx.x == kProducerThread) {
-          for (int i = 0; i < p.parts; ++i) producer.refill((u0 - first + n) * p.parts + part, p.parts);
-        }
-        __syncwarp();  // nobody of the producer's warp spins for an item that has yet to be loaded
-        ++n;
       }
-      for (int i = 0; i < p.parts; ++i) ring.advance();
+      store_partial(partial + 2 * n * half_floats(tokens) + warp * values, sum, tokens, lane);
     }
-    __syncthreads();  // all wait for the round's partial sums
-    if (out.to != nullptr) {
-      const float* mine = partial + threadIdx.x / values * kSplitK * values + threadIdx.x % values;
-      float sum = 0.0f;
-#pragma unroll
-      for (int s = 0; s < kSplitK; ++s) sum += mine[s * values];
-      const float value = sum * Format::kUnscale + out.bias;
+    // All wait for the round's partial sums. The next round's lie elsewhere, and nobody is two rounds ahead.
+    __syncthreads();
+    if constexpr (kGateUp) {
+      store_activation<Format>(p, partial, tile0, tiles, threadIdx.x);
+    } else if (out.at >= 0) {
+      const float value = sum_segments(partial + out.at, values) * Format::kUnscale + out.bias;
       *out.to = p.op.add ? out.old + value : value;
     }
-    if (u0 + kRoundTiles < last) __syncthreads();  // nobody writes the next round's before these are read
   }
 }
-static_assert(kRoundTiles * kTileRows * kMaxGemvRows <= kThreads);  // an output per thread
+static_assert(2 * kRoundPairs * kTileRows * kMaxGemvRows <= kThreads);  // an output per thread
+static_assert(kMaxWarpStages <= kWarpLanes);                            // a lane fills each
 
-template <PackedFormat kFormat, int kKSteps, int kTokens>
-void launch(const Params& p, const Launch& at) {
-  const auto kernel = gemv_kernel<kFormat, kKSteps, kTokens>;
-  allow_shared_memory(kernel, p.layout.total());
+// ---------------------------------------------------------------- launching
+
+template <PackedFormat kFormat, int kSteps, int kTokens, bool kGateUp, bool kBulk = true>
+void launch(const Params& p, uint32_t bytes, const Launch& at) {
+  const auto kernel = gemv_kernel<kFormat, kSteps, kTokens, kGateUp, kBulk>;
+  allow_shared_memory(kernel, bytes);
   const int ctas = p.total_tiles < at.device.sm_count() ? p.total_tiles : at.device.sm_count();
-  launch_dependent("gemv_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, p.layout.total(), at,
-                   p);
+  launch_dependent("gemv_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes, at, p);
 }
-
-template <PackedFormat kFormat, int kKSteps>
-void launch_for_tokens(const Params& p, const Launch& at) {
-  p.op.tokens == 1 ? launch<kFormat, kKSteps, 1>(p, at) : launch<kFormat, kKSteps, kMaxGemvRows>(p, at);
+template <PackedFormat kFormat, int kSteps>
+void launch_for_tokens(const Params& p, uint32_t bytes, const Launch& at) {
+  if (p.op.act != nullptr)
+    return p.op.tokens == 1 ? launch<kFormat, kSteps, 1, true>(p, bytes, at)
+                            : launch<kFormat, kSteps, kMaxGemvRows, true>(p, bytes, at);
+  p.op.tokens == 1 ? launch<kFormat, kSteps, 1, false>(p, bytes, at)
+                   : launch<kFormat, kSteps, kMaxGemvRows, false>(p, bytes, at);
 }
 template <PackedFormat kFormat>
-void launch_for_k_steps(const Params& p, const Launch& at) {
-  const int per = k_steps_per_segment(p.k_steps);
-  if (per == 3) return launch_for_tokens<kFormat, 3>(p, at);
-  if (per == 4) return launch_for_tokens<kFormat, 4>(p, at);
-  launch_for_tokens<kFormat, 0>(p, at);
-}
-
-// Tiles larger than this go in parts, so that some are on their way while others are read.
-constexpr uint32_t kLargeTile = 36 * 1024, kHugeTile = 2 * kLargeTile;
-constexpr uint32_t kPartsBytes = 150000;  // two tiles of 4,096 bf16 columns
-constexpr int64_t kAllBytes = 135000;     // beside this much a kernel of kRingBytes has room
-
-struct Plan {
-  GemvLayout layout;
-  int32_t parts = 1;
-};
-// For so many tiles of a CTA.
-Plan plan_of(const PackedMatrix& w, int32_t tokens, int64_t tiles, const Device& device,
-             uint32_t deep_bytes = kDeepBytes) {
-  Plan plan;
-  plan.parts = w.tile_bytes > kHugeTile ? 4 : w.tile_bytes > kLargeTile ? 2 : 1;
-  const uint32_t rows_bytes = static_cast<uint32_t>(tokens) * row_stride(w.k_steps);
-  const uint32_t partial_bytes =
-      kRoundTiles * kSplitK * kTileRows * static_cast<uint32_t>(tokens) * sizeof(float);
-  const auto part_bytes = static_cast<uint32_t>(part_k_steps(w.k_steps, plan.parts)) * k_step_bytes(w.format);
-  const auto layout = [&](uint32_t ring_bytes) {
-    return gemv_layout(plan.parts == 1 ? w.tile_bytes : part_bytes, tiles * plan.parts, rows_bytes,
-                       partial_bytes, device, ring_bytes, deep_bytes);
+void launch_for(const Params& p, int k_steps, uint32_t bytes, const Launch& at) {
+  [[maybe_unused]] constexpr int kSteps = stage_k_steps(kFormat);
+#ifndef MILLRACE_GEMV_VARIANTS
+  MILLRACE_CHECK(k_steps == kSteps);
+  launch_for_tokens<kFormat, kSteps>(p, bytes, at);
+#else
+  const bool lanes = k_steps < 0;
+  const int steps = lanes ? -k_steps : k_steps;
+  MILLRACE_CHECK(p.op.tokens == 1);
+  const auto variant = [&]<int kS>() {
+    if (lanes) {
+      p.op.act != nullptr ? launch<kFormat, kS, 1, true, false>(p, bytes, at)
+                          : launch<kFormat, kS, 1, false, false>(p, bytes, at);
+    } else {
+      p.op.act != nullptr ? launch<kFormat, kS, 1, true, true>(p, bytes, at)
+                          : launch<kFormat, kS, 1, false, true>(p, bytes, at);
+    }
   };
-  plan.layout = layout(plan.parts == 1 ? kRingBytes : kPartsBytes);
-  // Two tiles at least, so that one comes while the other is read.
-  if (plan.parts > 1 && plan.layout.stages < 2 * plan.parts) plan.layout = layout(kMaxBytes);
-  const int64_t limit = std::min(kAllBytes, int64_t{device.max_shared_memory()});
-  if (plan.parts == 1 && plan.layout.stages > 0 && tiles <= kMaxStages &&
-      plan.layout.total() + (tiles - plan.layout.stages) * plan.layout.stage_bytes <= limit) {
-    plan.layout.stages = static_cast<int32_t>(tiles);
-  }
-  plan.layout.stages = plan.layout.stages / plan.parts * plan.parts;  // a stage has the same readers always
-  return plan;
+  if (steps == 2) return variant.template operator()<2>();
+  if (steps == 4) return variant.template operator()<4>();
+  MILLRACE_CHECK(false);
+#endif
 }
 
-// The most that a CTA gets.
-int64_t tiles_per_cta(int64_t tiles, const Device& device) {
-  const int64_t ctas = tiles < device.sm_count() ? tiles : device.sm_count();
-  return (tiles + ctas - 1) / ctas;
+// Two CTAs have room on an SM: the next kernel's rings are filled while this one ends.
+constexpr uint32_t kTwoCtasBytes = 115000;
+
+struct Layout {
+  uint32_t rows_bytes = 0, partial_bytes = 0, total = 0;
+  int32_t stages = 0;
+};
+Layout layout_of(const PackedMatrix& w, int32_t tokens, int k_steps, const Device& device, uint32_t bytes) {
+  Layout layout;
+  layout.rows_bytes = static_cast<uint32_t>(tokens) * row_stride(w.k_steps);
+  layout.partial_bytes = 2 * static_cast<uint32_t>(round_floats(tokens)) * sizeof(float);
+  const uint32_t fixed =
+      layout.rows_bytes + layout.partial_bytes + kWarps * kMaxWarpStages * sizeof(uint64_t);
+  const uint32_t slot = 2 * kWarps * static_cast<uint32_t>(k_steps) * k_step_bytes(w.format);
+  const auto fit = [&](uint32_t limit) {
+    limit = std::min(limit, static_cast<uint32_t>(device.max_shared_memory()));
+    return limit < fixed || !device.has_bulk_copies() ? 0u : (limit - fixed) / slot;
+  };
+  uint32_t stages = fit(bytes);
+  if (stages < 2) stages = std::min(2u, fit(kMaxBytes));  // one comes while the other is read
+  layout.stages = static_cast<int32_t>(std::min<uint32_t>(stages, kMaxWarpStages));
+  layout.total = fixed + static_cast<uint32_t>(layout.stages) * slot;
+  return layout;
 }
 
 // What is chosen for this shape; 0: nothing is.
@@ -254,34 +406,47 @@ uint32_t tuned_ring_bytes(const Gemv& op, const Tuning& tuning) {
 }  // namespace
 
 bool supports_gemv(const PackedMatrix& w, const Device& device) {
-  if (w.format != PackedFormat::kQ8 && w.format != PackedFormat::kBf16) return false;
-  const Plan plan = plan_of(w, kMaxGemvRows, 2, device);
-  return plan.layout.stages >= std::max(plan.parts, 2);
+  if (!has_codes(w.format) && w.format != PackedFormat::kBf16) return false;
+  return layout_of(w, kMaxGemvRows, stage_k_steps(w.format), device, kTwoCtasBytes).stages >= 2;
 }
 
 bool gemv_has_many_tiles(const Gemv& op, const Device& device) {
   int64_t tiles = 0;
   for (int i = 0; i < op.num_parts; ++i) tiles += op.parts[i].w.tiles_per_expert;
-  if (tiles == 0 || !supports_gemv(op.parts[0].w, device)) return false;
-  const int64_t max_tiles = tiles_per_cta(tiles, device);
-  return max_tiles * plan_of(op.parts[0].w, op.tokens, max_tiles, device).parts >= kManyItems;
+  return tiles >= int64_t{kManyItems} * device.sm_count() && supports_gemv(op.parts[0].w, device);
 }
 
 void launch_gemv(const Gemv& op, const Launch& at) {
   if (op.tokens == 0) return;
   const PackedMatrix& w = op.parts[0].w;
-  Params p{op, {}, 0, static_cast<int32_t>(w.cols), w.k_steps, w.tile_bytes, 1, false, false};
-  for (int i = 0; i < op.num_parts; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
+  Params p{op, 0, static_cast<int32_t>(w.cols), w.k_steps, 0, op.ahead, w.tile_bytes, 0, 0};
+  const int counted = op.act != nullptr ? 1 : op.num_parts;
+  for (int i = 0; i < counted; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
   if (p.total_tiles == 0) return;
-  const uint32_t ring_bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op, at.device.tuning());
-  const int64_t max_tiles = tiles_per_cta(p.total_tiles, at.device);
-  const Plan plan = plan_of(w, op.tokens, max_tiles, at.device, ring_bytes > 0 ? ring_bytes : kDeepBytes);
-  p.layout = plan.layout;
-  p.parts = plan.parts;
-  p.whole = plan.parts == 1 && plan.layout.stages >= max_tiles;
-  p.two_tiles = plan.parts == 1 && (p.whole || plan.layout.stages >= kStagesByTwo);
-  if (w.format == PackedFormat::kBf16) return launch_for_k_steps<PackedFormat::kBf16>(p, at);
-  launch_for_k_steps<PackedFormat::kQ8>(p, at);
+  uint32_t bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op, at.device.tuning());
+  if (bytes == 0) bytes = kTwoCtasBytes;
+  const int k_steps = op.stage_k_steps != 0 ? op.stage_k_steps : stage_k_steps(w.format);
+  const Layout layout = layout_of(w, op.tokens, std::abs(k_steps), at.device, bytes);
+  p.stages = layout.stages;
+  p.rows_bytes = layout.rows_bytes;
+  p.partial_bytes = layout.partial_bytes;
+#ifdef MILLRACE_GEMV_VARIANTS
+  if (w.format == PackedFormat::kQ4) return launch_for<PackedFormat::kQ4>(p, k_steps, layout.total, at);
+  return launch_for<PackedFormat::kQ8>(p, k_steps, layout.total, at);
+#else
+  switch (w.format) {
+    case PackedFormat::kBf16:
+      return launch_for<PackedFormat::kBf16>(p, k_steps, layout.total, at);
+    case PackedFormat::kQ4:
+      return launch_for<PackedFormat::kQ4>(p, k_steps, layout.total, at);
+    case PackedFormat::kQ5:
+      return launch_for<PackedFormat::kQ5>(p, k_steps, layout.total, at);
+    case PackedFormat::kQ6:
+      return launch_for<PackedFormat::kQ6>(p, k_steps, layout.total, at);
+    default:
+      return launch_for<PackedFormat::kQ8>(p, k_steps, layout.total, at);
+  }
+#endif
 }
 
 }  // namespace millrace::cuda

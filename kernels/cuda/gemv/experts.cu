@@ -226,6 +226,12 @@ auto with_format(PackedFormat format, F&& f) {
       return f(std::integral_constant<PackedFormat, PackedFormat::kMxfp4>());
     case PackedFormat::kBf16:
       return f(std::integral_constant<PackedFormat, PackedFormat::kBf16>());
+    case PackedFormat::kQ4:
+      return f(std::integral_constant<PackedFormat, PackedFormat::kQ4>());
+    case PackedFormat::kQ5:
+      return f(std::integral_constant<PackedFormat, PackedFormat::kQ5>());
+    case PackedFormat::kQ6:
+      return f(std::integral_constant<PackedFormat, PackedFormat::kQ6>());
     default:
       return f(std::integral_constant<PackedFormat, PackedFormat::kQ8>());
   }

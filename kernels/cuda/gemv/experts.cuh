@@ -54,7 +54,8 @@ __device__ inline void multiply_mxfp4_blocks(const uint8_t* first_tile, const ui
 //   first column.
 template <PackedFormat kFormat>
 struct ExpertFormat {
-  static constexpr int kMinCtas = 1, kGateUpRound = 8, kMaxKSteps = 0;
+  // Small codes leave registers for two: the next kernel's first stages are under way while one ends.
+  static constexpr int kMinCtas = kFormat >= PackedFormat::kQ4 ? 2 : 1, kGateUpRound = 8, kMaxKSteps = 0;
   static constexpr uint32_t kGateUpRingBytes = kRingBytes;
   template <int kKSteps>
   __device__ static void multiply(const uint8_t* first_tile, const uint8_t* second_tile, const uint8_t* x,

@@ -25,12 +25,18 @@ struct Gemv {
   Part parts[3];
   int32_t num_parts = 0;
   const float* x = nullptr;              // [.., cols]
+  const uint16_t* x_bf16 = nullptr;      // [tokens, cols]: in place of x, without a norm
   const int32_t* source_rows = nullptr;  // [tokens]: row of x, or null: the token's own
   const float* norm_weight = nullptr;    // [cols] or null
   float eps = 0.0f;
   int32_t tokens = 0;       // at most kMaxGemvRows
   bool add = false;         // to out
-  uint32_t ring_bytes = 0;  // of a ring of many tiles; 0: what is tuned (tuning.h) or, else, built in
+  uint32_t ring_bytes = 0;  // of shared memory; 0: what is tuned (variants.h) or, else, built in
+  int32_t stage_k_steps = 0, ahead = 0;
+  // With act, two parts of the same rows are gate and up: act[t, r] = activation(out_0[t, r], out_1[t, r]),
+  // rounded to bf16, and nothing else is written.
+  uint16_t* act = nullptr;  // [tokens, rows]
+  Activation activation;
 };
 bool gemv_has_many_tiles(const Gemv& op, const Device& device);  // ring_bytes counts
 void launch_gemv(const Gemv& op, const Launch& at);

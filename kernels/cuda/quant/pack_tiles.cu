@@ -17,21 +17,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpLanes;
 
-// The code of element k of a block, as the integer its scale multiplies.
-__device__ inline int block_code(DType type, const uint8_t* block, int k) {
-  const int j = k % 16, high = k / 16;
-  switch (type) {
-    case DType::kQ4_0:
-      return ((block[2 + j] >> (4 * high)) & 15) - 8;
-    case DType::kQ5_0: {
-      const int fifth = (block[2 + k / 8] >> (k % 8)) & 1;
-      return (((block[6 + j] >> (4 * high)) & 15) | fifth << 4) - 16;
-    }
-    default:
-      return static_cast<int8_t>(block[2 + k]);
-  }
-}
-
 // e2m1 nibble of element k: GGUF's blocks and Hugging Face's split planes differ in the order.
 __device__ inline uint32_t nibble_code(DType type, const uint8_t* codes, int k) {
   if (type == DType::kMXFP4) return (codes[k % 16] >> (4 * (k / 16))) & 15u;
@@ -60,7 +45,7 @@ __device__ inline void repack_q8(const DeviceMatrix& from, const Source& source,
     const uint8_t* block = source.row + b * (from.row_bytes / source.blocks);
     scales[odd] = encode_q8_scale(half_bits_to_float(static_cast<uint16_t>(block[0] | block[1] << 8)));
     for (int i = 0; i < 8; ++i) {
-      const auto code = static_cast<uint32_t>(block_code(from.type, block, 8 * t + i) + 128);
+      const auto code = static_cast<uint32_t>(static_cast<int8_t>(block[2 + 8 * t + i]) + 128);
       words[2 * odd + i / 4] |= code << (8 * (i % 4));
     }
   }
@@ -94,6 +79,106 @@ __device__ inline void repack_mxfp4(const DeviceMatrix& from, const Source& sour
   }
 }
 
+// Eight elements of a row that share a scale, as kQ4 to kQ6 have them.
+struct AffineCodes {
+  uint32_t code[8];
+  float scale, min;   // the weight is code * scale - min,
+  float zero = 0.0f;  // or (code - zero) * scale, where it is not 0
+};
+// Columns c to c + 7.
+__device__ inline AffineCodes affine_codes(DType type, const uint8_t* row, int64_t c) {
+  AffineCodes to;
+  uint64_t q = 0, more = 0;  // nibbles; what lies above them, in byte i for element i
+  int high = 0;              // which nibbles
+  const int j = static_cast<int>(c % kBlock), e = static_cast<int>(c % kSuperBlock), s = e / 32;
+  const auto block = [&](size_t bytes, int elements) {
+    return row + c / elements * static_cast<int64_t>(bytes);
+  };
+  const auto fifth_bits = [&](const uint8_t* bits) {
+    for (int i = 0; i < 8; ++i) more |= static_cast<uint64_t>(bits[j / 8] >> i & 1u) << (8 * i);
+  };
+  switch (type) {
+    case DType::kQ4_0:
+    case DType::kQ5_0: {
+      const bool five = type == DType::kQ5_0;
+      const uint8_t* b = block(five ? sizeof(quant::BlockQ5_0) : sizeof(quant::BlockQ4_0), kBlock);
+      to.scale = half_at(b), to.min = 0.0f, to.zero = five ? 16.0f : 8.0f;
+      q = load_bytes8<2>(b + (five ? 6 : 2) + j % 16), high = j / 16;
+      if (five) fifth_bits(b + 2);
+      break;
+    }
+    case DType::kQ4_1:
+    case DType::kQ5_1: {
+      const bool five = type == DType::kQ5_1;
+      const uint8_t* b = block(five ? sizeof(quant::BlockQ5_1) : sizeof(quant::BlockQ4_1), kBlock);
+      to.scale = half_at(b), to.min = -half_at(b + 2);
+      q = load_bytes8<2>(b + (five ? 8 : 4) + j % 16), high = j / 16;
+      if (five) fifth_bits(b + 4);
+      break;
+    }
+    case DType::kQ4_Z: {
+      const uint8_t* b = block(sizeof(quant::BlockQ4_Z), kBlock);
+      const auto dz = static_cast<uint16_t>(b[0] | b[1] << 8);
+      to.scale = std::bit_cast<float>(quant::q4_z_scale_bits(dz)), to.min = -to.scale * quant::q4_z_min(dz);
+      q = load_bytes8<2>(b + 2 + j % 16), high = j / 16;
+      break;
+    }
+    case DType::kQ4_K: {
+      const uint8_t* b = block(sizeof(quant::BlockQ4_K), kSuperBlock);
+      const float2 scale = scale_and_min<quant::BlockQ4_K>(b, s);
+      to.scale = scale.x, to.min = scale.y;
+      q = load_bytes8<8>(b + offsetof(quant::BlockQ4_K, q) + 32 * (s / 2) + e % 32), high = s & 1;
+      break;
+    }
+    case DType::kQ5_K: {
+      const uint8_t* b = block(sizeof(quant::BlockQ5_K), kSuperBlock);
+      const float2 scale = scale_and_min<quant::BlockQ5_K>(b, s);
+      to.scale = scale.x, to.min = scale.y;
+      q = load_bytes8<8>(b + offsetof(quant::BlockQ5_K, q) + 32 * (s / 2) + e % 32), high = s & 1;
+      more = load_bytes8<8>(b + offsetof(quant::BlockQ5_K, high) + e % 32) >> s & 0x0101010101010101u;
+      break;
+    }
+    default: {  // Q6_K
+      const uint8_t* b = block(sizeof(quant::BlockQ6_K), kSuperBlock);
+      const int h = e / 128, r = e / 32 % 4;
+      to.scale = half_at(b + offsetof(quant::BlockQ6_K, d)) *
+                 static_cast<float>(static_cast<int8_t>(b[offsetof(quant::BlockQ6_K, scales) + e / 16]));
+      to.min = 0.0f, to.zero = 32.0f;
+      q = load_bytes8<2>(b + offsetof(quant::BlockQ6_K, low) + 64 * h + 32 * (r & 1) + e % 32), high = r >> 1;
+      more = load_bytes8<2>(b + offsetof(quant::BlockQ6_K, high) + 32 * h + e % 32) >> (2 * r) &
+             0x0303030303030303u;
+    }
+  }
+  for (int i = 0; i < 8; ++i) to.code[i] = nibble_of(q, i, high) | byte_of(more, i) << 4;
+  return to;
+}
+
+template <int kBits>
+__device__ inline void repack_affine(const DeviceMatrix& from, const Source& source, int64_t k_step, int g,
+                                     int t, uint8_t* to) {
+  uint32_t words[2] = {}, rest = 0;
+  uint16_t scales[2] = {}, mins[2] = {};
+  for (int odd = 0; odd < 2; ++odd) {
+    const int64_t b = 2 * k_step + odd;
+    if (source.row == nullptr || b >= source.blocks) continue;
+    const AffineCodes codes = affine_codes(from.type, source.row, 32 * b + 8 * t);
+    scales[odd] = encode_q8_scale(codes.scale);
+    // A whole number of scales is exact.
+    mins[odd] = encode_affine_min(codes.zero != 0.0f ? codes.zero * decode_q8_scale(scales[odd]) : codes.min);
+    for (int i = 0; i < 8; ++i) affine_put<kBits>(codes.code[i], odd, i, words[odd], rest);
+  }
+  const int lane = 4 * g + t;
+  reinterpret_cast<uint2*>(to)[lane] = {words[0], words[1]};
+  if (kBits == 5) reinterpret_cast<uint16_t*>(to + kAffineRestAt)[lane] = narrow_fifth_bits(rest);
+  if (kBits == 6) reinterpret_cast<uint32_t*>(to + kAffineRestAt)[lane] = rest;
+  const uint32_t both = scales[0] | static_cast<uint32_t>(scales[1]) << 16;
+  if (kBits == 6 && t % 2 == 0) reinterpret_cast<uint32_t*>(to + kQ6ScalesAt)[lane / 2] = both;
+  if (kBits < 6 && t == 0) {
+    reinterpret_cast<uint2*>(to + (kBits == 4 ? kQ4ScalesAt : kQ5ScalesAt))[g] = {
+        both, mins[0] | static_cast<uint32_t>(mins[1]) << 16};
+  }
+}
+
 __global__ void __launch_bounds__(kThreads) repack_kernel(DeviceMatrix from, PackedMatrix to, uint8_t* out) {
   const int64_t count = int64_t{to.tiles_per_expert} * to.k_steps * kWarpLanes;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
@@ -102,10 +187,22 @@ __global__ void __launch_bounds__(kThreads) repack_kernel(DeviceMatrix from, Pac
     const int64_t k_step = i / kWarpLanes % to.k_steps, tile = i / kWarpLanes / to.k_steps;
     uint8_t* to_tile = out + tile * to.tile_bytes;
     const Source source = source_of(from, to, tile * kTileRows + g);
-    if (to.format == PackedFormat::kMxfp4) {
-      repack_mxfp4(from, source, k_step, g, t, to_tile);
-    } else {
-      repack_q8(from, source, k_step, g, t, to_tile);
+    uint8_t* to_step = to_tile + k_step * k_step_bytes(to.format);
+    switch (to.format) {
+      case PackedFormat::kMxfp4:
+        repack_mxfp4(from, source, k_step, g, t, to_tile);
+        break;
+      case PackedFormat::kQ4:
+        repack_affine<4>(from, source, k_step, g, t, to_step);
+        break;
+      case PackedFormat::kQ5:
+        repack_affine<5>(from, source, k_step, g, t, to_step);
+        break;
+      case PackedFormat::kQ6:
+        repack_affine<6>(from, source, k_step, g, t, to_step);
+        break;
+      default:
+        repack_q8(from, source, k_step, g, t, to_tile);
     }
   }
 }
@@ -128,10 +225,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// tiles: [k_steps] of kQ8, of all tiles; to: as many of kBf16. A warp per K step: 544 bytes in and 1,024 out,
-// each in one run. A chunk of 16 bytes is a word of each of four lanes, so a k_step goes through shared
-// memory; the swizzle puts the 32 words that are written together into 32 banks. Roofline: memory, 1.06 + 2
-// bytes a weight.
+// tiles: [k_steps] of codes, of all tiles; to: as many of kBf16. A warp per K step: 320 to 544 bytes in and
+// 1,024 out, each in one run. A chunk of 16 bytes is a word of each of four lanes, so a k_step goes through
+// shared memory; the swizzle puts the 32 words that are written together into 32 banks. Roofline: memory,
+// 0.63 to 1.06 + 2 bytes a weight.
+template <PackedFormat kFormat>
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(const uint8_t* tiles, int64_t k_steps, uint8_t* to) {
   __shared__ __align__(16) uint8_t staged[kWarps][kBf16KStepBytes];
@@ -142,7 +240,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t k_step = int64_t{blockIdx.x} * kWarps + warp; k_step < k_steps;
        k_step += int64_t{gridDim.x} * kWarps) {
     uint32_t w[4][2];
-    TileFormat<PackedFormat::kQ8>::load(tiles + k_step * kQ8KStepBytes, lane, w);
+    TileFormat<kFormat>::load(tiles + k_step * TileFormat<kFormat>::kKStepBytes, lane, w);
 #pragma unroll
     for (uint32_t step = 0; step < 4; ++step) {
 #pragma unroll
@@ -156,6 +254,24 @@ __global__ void __launch_bounds__(kThreads)
     out[lane + kWarpLanes] = from[lane + kWarpLanes];
     __syncwarp();  // everybody has read it
   }
+}
+
+// Element k of a block of kQ4 to kQ6; `from` is its K step.
+template <int kBits>
+__device__ inline float affine_element(const uint8_t* from, int g, int odd, int k) {
+  const int lane = 4 * g + k / 8;
+  const uint2 words = reinterpret_cast<const uint2*>(from)[lane];
+  uint32_t rest = 0;
+  if (kBits == 5) rest = widen_fifth_bits(reinterpret_cast<const uint16_t*>(from + kAffineRestAt)[lane]);
+  if (kBits == 6) rest = reinterpret_cast<const uint32_t*>(from + kAffineRestAt)[lane];
+  const auto code = static_cast<int>(affine_code<kBits>(odd ? words.y : words.x, rest, odd, k % 8));
+  if (kBits == 6) {
+    const auto* scales = reinterpret_cast<const uint16_t*>(from + kQ6ScalesAt) + lane / 2 * 2;
+    return decode_q8_scale(scales[odd]) * static_cast<float>(code - 32);
+  }
+  const auto* scales =
+      reinterpret_cast<const uint16_t*>(from + (kBits == 4 ? kQ4ScalesAt : kQ5ScalesAt)) + g * 4;
+  return decode_q8_scale(scales[odd]) * static_cast<float>(code) - decode_affine_min(scales[2 + odd]);
 }
 
 // Element c of a row, of the tile that holds it.
@@ -172,6 +288,9 @@ __device__ inline float packed_element(const PackedMatrix& m, int64_t row, int c
     return decode_q8_scale(reinterpret_cast<const uint16_t*>(from + kQ8ScalesAt)[g * 2 + odd]) *
            static_cast<float>(code);
   }
+  if (m.format == PackedFormat::kQ4) return affine_element<4>(from, g, odd, k);
+  if (m.format == PackedFormat::kQ5) return affine_element<5>(from, g, odd, k);
+  if (m.format == PackedFormat::kQ6) return affine_element<6>(from, g, odd, k);
   const uint32_t word = reinterpret_cast<const uint32_t*>(from)[(4 * g + k / 8) * 2 + odd];
   const uint8_t exponent = decode_mxfp4_scale(from[kMxfp4ScalesAt + g * 2 + odd]);
   return e8m0_to_float(exponent) * e2m1_to_float(decode_mxfp4(word, k % 8));
@@ -199,9 +318,18 @@ PackedFormat packed_format(DType type, int64_t cols) {
   if (cols % 32 != 0) return PackedFormat::kNone;
   switch (type) {
     case DType::kQ8_0:
-    case DType::kQ4_0:
-    case DType::kQ5_0:
       return PackedFormat::kQ8;
+    case DType::kQ4_0:
+    case DType::kQ4_1:
+    case DType::kQ4_Z:
+    case DType::kQ4_K:
+      return PackedFormat::kQ4;
+    case DType::kQ5_0:
+    case DType::kQ5_1:
+    case DType::kQ5_K:
+      return PackedFormat::kQ5;
+    case DType::kQ6_K:
+      return PackedFormat::kQ6;
     case DType::kMXFP4:
     case DType::kMXFP4Split:
       return PackedFormat::kMxfp4;
@@ -245,19 +373,23 @@ void launch_repack(const DeviceMatrix& from, int64_t first_row, const PackedMatr
 }
 
 size_t dequantized_bytes(const PackedMatrix& packed) {
-  if (packed.format != PackedFormat::kQ8) return 0;
+  if (!has_codes(packed.format)) return 0;
   return static_cast<size_t>(packed.tiles_per_expert) * static_cast<size_t>(packed.k_steps) * kBf16KStepBytes;
 }
 
 void launch_dequantize(const PackedMatrix& packed, uint8_t* to, const Launch& at) {
-  MILLRACE_CHECK(packed.format == PackedFormat::kQ8);
+  MILLRACE_CHECK(has_codes(packed.format));
   const int64_t k_steps = int64_t{packed.tiles_per_expert} * packed.k_steps,
                 blocks = (k_steps + kWarps - 1) / kWarps;
   if (blocks == 0) return;
   constexpr int64_t kPerSm = 2048 / kThreads;  // all its warps: 35 KB on their way to it
   const int64_t max_blocks = at.device.sm_count() * kPerSm;
   const auto grid = static_cast<unsigned>(blocks < max_blocks ? blocks : max_blocks);
-  dequantize_kernel<<<grid, kThreads, 0, at.stream>>>(packed.tiles, k_steps, to);
+  const auto kernel = packed.format == PackedFormat::kQ4   ? dequantize_kernel<PackedFormat::kQ4>
+                      : packed.format == PackedFormat::kQ5 ? dequantize_kernel<PackedFormat::kQ5>
+                      : packed.format == PackedFormat::kQ6 ? dequantize_kernel<PackedFormat::kQ6>
+                                                           : dequantize_kernel<PackedFormat::kQ8>;
+  kernel<<<grid, kThreads, 0, at.stream>>>(packed.tiles, k_steps, to);
   check_launch("dequantize_kernel");
 }
 

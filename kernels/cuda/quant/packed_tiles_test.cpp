@@ -96,9 +96,62 @@ TEST(PackedQ8, WhatIsNotFiniteStaysSo) {
   EXPECT_EQ(encode_q8_scale(0.0f), 0);
 }
 
+// Codes come back, no two share a bit, and each is a bf16 in disguise: u * 2^-133, or, of odd pairs, so many
+// bits higher.
+template <int kBits>
+void check_affine_words() {
+  std::mt19937 random(3);
+  for (int n = 0; n < 20000; ++n) {
+    uint32_t words[2] = {}, rest = 0, codes[16];
+    for (int i = 0; i < 16; ++i) {
+      codes[i] = n == 0 ? (1u << kBits) - 1 : static_cast<uint32_t>(random() & ((1u << kBits) - 1));
+      affine_put<kBits>(codes[i], i / 8, i % 8, words[i / 8], rest);
+    }
+    if (kBits == 5) {
+      ASSERT_EQ(widen_fifth_bits(narrow_fifth_bits(rest)), rest);
+    }
+    if (n == 0) {
+      ASSERT_EQ(std::popcount(words[0]) + std::popcount(words[1]) + std::popcount(rest), 16 * kBits);
+    }
+    for (int i = 0; i < 16; ++i) {
+      const int odd = i / 8, p = i % 8 / 2;
+      ASSERT_EQ(affine_code<kBits>(words[odd], rest, odd, i % 8), codes[i])
+          << kBits << " bits, element " << i;
+      const uint32_t half = affine_pair<kBits>(words[odd], rest, odd, p) >> (16 * (i % 2)) & 0xffffu;
+      ASSERT_EQ(bf16_value(half),
+                codes[i] * 0x1p-133f * (p % 2 == 0 ? 1.0f : static_cast<float>(1 << (8 - kBits))));
+    }
+  }
+}
+TEST(PackedAffine, CodesComeBack) {
+  check_affine_words<4>();
+  check_affine_words<5>();
+  check_affine_words<6>();
+}
+
+// The minimum is a bf16, as the scale; a whole number of scales up to 32 is exact.
+TEST(PackedAffine, MinimaAreRoundedOnce) {
+  std::mt19937 random(4);
+  for (int n = 0; n < 4000; ++n) {
+    const float value = std::ldexp(1.0f + static_cast<float>(random() % 65536) / 65536.0f,
+                                   static_cast<int>(random() % 44) - 24) *
+                        (random() % 2 == 0 ? 1.0f : -1.0f);
+    const float kept = decode_affine_min(encode_affine_min(value));
+    ASSERT_LE(std::fabs(kept - value), 0x1p-8f * std::fabs(value));
+    ASSERT_EQ(bf16_value(encode_affine_min(value)) * kPackedUnscale, -kept);
+    const float scale = decode_q8_scale(encode_q8_scale(value));
+    for (const float zero : {8.0f, 16.0f, 32.0f}) {
+      ASSERT_EQ(decode_affine_min(encode_affine_min(zero * scale)), zero * scale);
+    }
+  }
+  EXPECT_EQ(decode_affine_min(encode_affine_min(0.0f)), 0.0f);
+  EXPECT_TRUE(std::isnan(bf16_value(encode_affine_min(NAN))));
+}
+
 // Every element of a pair has a place of its own, for every format, and 16 columns are a step together.
 TEST(PackedMatrix, ColumnsKeepTheirStep) {
-  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMxfp4, PackedFormat::kBf16}) {
+  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMxfp4, PackedFormat::kBf16,
+                                    PackedFormat::kQ4, PackedFormat::kQ5, PackedFormat::kQ6}) {
     std::set<uint32_t> places;
     for (uint32_t i = 0; i < 64; ++i) {
       places.insert(column_position(format, i));
@@ -124,10 +177,14 @@ TEST(PackedMatrix, ShapesAreWholeTilesAndPairs) {
   EXPECT_EQ(mxfp4.tiles_per_expert, 5);
   EXPECT_EQ(mxfp4.k_steps, 2);  // three blocks
   EXPECT_EQ(mxfp4.tile_bytes, 2u * 272);
-  for (const DType type :
-       {DType::kBF16, DType::kF16, DType::kQ4_K, DType::kQ6_K, DType::kQ4_1, DType::kF8E4M3}) {
+  for (const DType type : {DType::kBF16, DType::kF16, DType::kF8E4M3})
     EXPECT_EQ(packed_format(type, 256), PackedFormat::kBf16);
-  }
+  for (const DType type : {DType::kQ4_K, DType::kQ4_0, DType::kQ4_1, DType::kQ4_Z})
+    EXPECT_EQ(packed_format(type, 256), PackedFormat::kQ4);
+  for (const DType type : {DType::kQ5_K, DType::kQ5_0, DType::kQ5_1})
+    EXPECT_EQ(packed_format(type, 256), PackedFormat::kQ5);
+  EXPECT_EQ(packed_format(DType::kQ6_K, 256), PackedFormat::kQ6);
+  EXPECT_EQ(packed_shape(DType::kQ4_K, 9, 4096).tile_bytes, 64u * 320);  // 5 bits a weight
   EXPECT_EQ(packed_shape(DType::kBF16, 9, 96).tile_bytes, 2u * 1024);
   EXPECT_EQ(packed_format(DType::kBF16, 100), PackedFormat::kNone);
   EXPECT_EQ(packed_format(DType::kF32, 256), PackedFormat::kNone);

@@ -63,6 +63,73 @@ struct TileFormat<PackedFormat::kQ8> {
   }
 };
 
+// A lane's eight words out of its codes of kBits bits. scale, offset: of the even and the odd block, twice
+// each; scale times the code (times 2^(8 - kBits) where a pair is odd) plus offset is the weight.
+template <int kBits>
+__device__ inline void affine_weights(const uint2& words, uint32_t rest, const uint32_t (&scale)[2],
+                                      const uint32_t (&offset)[2], uint32_t (&w)[4][2]) {
+  constexpr uint32_t kDown = (127u - (8 - kBits)) << 7, kDownTwice = kDown | kDown << 16;  // 2^(kBits - 8)
+#pragma unroll
+  for (int odd = 0; odd < 2; ++odd) {
+    const uint32_t word = odd ? words.y : words.x, lowered = bf16_product(scale[odd], kDownTwice);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      w[2 * odd + p / 2][p % 2] =
+          bf16_fma(affine_pair<kBits>(word, rest, odd, p), p % 2 == 0 ? scale[odd] : lowered, offset[odd]);
+    }
+  }
+}
+// [even, odd] of two 16-bit values in a word, each twice.
+__device__ inline void spread(uint32_t both, uint32_t (&to)[2]) {
+  to[0] = ptx::permute(both, 0u, 0x1010u);
+  to[1] = ptx::permute(both, 0u, 0x3232u);
+}
+
+template <>
+struct TileFormat<PackedFormat::kQ4> {
+  static constexpr int kKStepBytes = kQ4KStepBytes;
+  static constexpr float kUnscale = kPackedUnscale;
+  __device__ static void load(const uint8_t* pair, int lane, uint32_t (&w)[4][2]) {
+    const uint2 words = reinterpret_cast<const uint2*>(pair)[lane];
+    const uint2 both = *reinterpret_cast<const uint2*>(pair + kQ4ScalesAt + lane / 4 * 8);
+    uint32_t scale[2], offset[2];
+    spread(both.x, scale);
+    spread(both.y, offset);
+    affine_weights<4>(words, 0, scale, offset, w);
+  }
+};
+
+template <>
+struct TileFormat<PackedFormat::kQ5> {
+  static constexpr int kKStepBytes = kQ5KStepBytes;
+  static constexpr float kUnscale = kPackedUnscale;
+  __device__ static void load(const uint8_t* pair, int lane, uint32_t (&w)[4][2]) {
+    const uint2 words = reinterpret_cast<const uint2*>(pair)[lane];
+    const uint32_t fifth = reinterpret_cast<const uint16_t*>(pair + kAffineRestAt)[lane];
+    const uint2 both = *reinterpret_cast<const uint2*>(pair + kQ5ScalesAt + lane / 4 * 8);
+    uint32_t scale[2], offset[2];
+    spread(both.x, scale);
+    spread(both.y, offset);
+    affine_weights<5>(words, ptx::permute(fifth, 0u, 0x4140u), scale, offset, w);
+  }
+};
+
+template <>
+struct TileFormat<PackedFormat::kQ6> {
+  static constexpr int kKStepBytes = kQ6KStepBytes;
+  static constexpr float kUnscale = kPackedUnscale;
+  __device__ static void load(const uint8_t* pair, int lane, uint32_t (&w)[4][2]) {
+    constexpr uint32_t kMinusTwoToMinus128 = 0x80208020u;  // -32 * 2^-133, twice
+    const uint2 words = reinterpret_cast<const uint2*>(pair)[lane];
+    const uint32_t rest = reinterpret_cast<const uint32_t*>(pair + kAffineRestAt)[lane];
+    uint32_t scale[2], offset[2];
+    spread(reinterpret_cast<const uint32_t*>(pair + kQ6ScalesAt)[lane / 2], scale);
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) offset[odd] = bf16_product(scale[odd], kMinusTwoToMinus128);
+    affine_weights<6>(words, rest, scale, offset, w);
+  }
+};
+
 // Four words are the fragments of two products of 16 columns.
 __device__ inline void store_two_steps(const uint4& words, uint32_t (&first)[2], uint32_t (&second)[2]) {
   first[0] = words.x, first[1] = words.y;

@@ -20,9 +20,22 @@ constexpr double kWorthIt = 0.98;
 constexpr int64_t kManyOutputs = 32768;  // the logits', which no model keeps dequantized
 
 // The file's type that a format is made from here.
-DType type_of(PackedFormat format) { return format == PackedFormat::kBf16 ? DType::kBF16 : DType::kQ8_0; }
+DType type_of(PackedFormat format) {
+  switch (format) {
+    case PackedFormat::kBf16:
+      return DType::kBF16;
+    case PackedFormat::kQ4:
+      return DType::kQ4_0;
+    case PackedFormat::kQ5:
+      return DType::kQ5_0;
+    case PackedFormat::kQ6:
+      return DType::kQ6_K;
+    default:
+      return DType::kQ8_0;
+  }
+}
 
-// Rows in the file's encoding: bf16 below one; 8-bit codes with scales near 2^-7.
+// Rows in the file's encoding: bf16 below one; codes with scales near 2^-7.
 std::vector<uint8_t> random_rows(DType type, int64_t rows, int64_t cols, std::mt19937& random) {
   std::vector<uint8_t> bytes(static_cast<size_t>(rows) * bytes_of(type, cols));
   const auto put = [&](size_t at, uint32_t value) {
@@ -36,9 +49,10 @@ std::vector<uint8_t> random_rows(DType type, int64_t rows, int64_t cols, std::mt
     }
     return bytes;
   }
-  constexpr size_t kBlock = 34;  // an f16 scale, 32 codes
+  const auto block_bytes = static_cast<size_t>(info(type).block_bytes);
+  const size_t scale_at = type == DType::kQ6_K ? block_bytes - 2 : 0;  // an f16
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(random() & 255u);
-  for (size_t i = 0; i < bytes.size(); i += kBlock)
+  for (size_t i = scale_at; i < bytes.size(); i += block_bytes)
     put(i, 0x2000u + static_cast<uint32_t>(random() & 0x3ffu));
   return bytes;
 }
@@ -282,7 +296,8 @@ TuningTable autotune(const Device& device, const TuningTarget& target, std::span
   };
   for (const TuningShape& shape : shapes) {
     // The parts of one format are one launch.
-    for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kBf16}) {
+    for (const PackedFormat format :
+         {PackedFormat::kQ8, PackedFormat::kBf16, PackedFormat::kQ4, PackedFormat::kQ5, PackedFormat::kQ6}) {
       std::vector<int64_t> outputs;
       for (const TuningShape::Part& part : shape.parts) {
         if (packed_format(part.type, shape.cols) == format) outputs.push_back(part.outputs);

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/read_bandwidth.h"
 
 namespace millrace {
 namespace {
@@ -38,6 +39,11 @@ class CudaBackend final : public Backend {
   }
 
   bool gives_hidden_states() const override { return true; }
+  std::optional<double> measure_read_bandwidth() override {
+    device_.use();
+    const cuda::Stream stream;
+    return cuda::measure_read_bandwidth({device_, stream.get()});
+  }
   std::optional<size_t> own_memory() const override { return own_memory_; }
 
   size_t weight_bytes(const TensorView& view, WeightUse use, size_t) const override {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "backend/cuda/block_copies.h"
 #include "backend/cuda/graph.h"
@@ -19,6 +21,36 @@ namespace {
 
 bool same_norm(const Norm& a, const Norm& b) {
   return a.weight == b.weight && a.bias == b.bias && a.eps == b.eps && a.kind == b.kind;
+}
+
+// An event with a time, recorded when it is made.
+class TimingEvent {
+ public:
+  explicit TimingEvent(const Stream& stream) {
+    MILLRACE_CUDA_TRY(cudaEventCreate(&event_));
+    MILLRACE_CUDA_TRY(cudaEventRecord(event_, stream.get()));
+  }
+  ~TimingEvent() { cudaEventDestroy(event_); }
+  TimingEvent(const TimingEvent&) = delete;
+  TimingEvent& operator=(const TimingEvent&) = delete;
+  double seconds_until(const TimingEvent& later) const {  // both are done
+    float ms = 0.0f;
+    MILLRACE_CUDA_TRY(cudaEventElapsedTime(&ms, event_, later.event_));
+    return 1e-3 * static_cast<double>(ms);
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// In the order of StepOp's alternatives.
+Operation operation_of(const StepOp& op) {
+  constexpr Operation kOperations[] = {Operation::kEmbed,  Operation::kNormQkv, Operation::kRopeAppend,
+                                       Operation::kAttend, Operation::kProject, Operation::kFfn,
+                                       Operation::kRoute,  Operation::kExperts, Operation::kNormQkv,
+                                       Operation::kLogits, Operation::kPick,    Operation::kPick};
+  static_assert(std::size(kOperations) == std::variant_size_v<StepOp>);
+  return kOperations[op.index()];
 }
 
 // Operations are recorded and launched together when somebody wants a result. Steps that repeat, decoding
@@ -65,6 +97,8 @@ class CudaExecutor final : public Executor {
     block_copies_.finish();
   }
   std::span<const int32_t> greedy_tokens() override;
+  bool time_operations() override { return times_operations_ = true; }
+  std::vector<TimedOperation> operation_times() override;
   std::vector<float> read_slot(Slot slot) override;
   void write_slot(Slot slot, std::span<const float> values) override;
 
@@ -76,6 +110,7 @@ class CudaExecutor final : public Executor {
   SlotPlace place_of(Slot slot) const;
   std::span<std::byte> block_bytes(int group, int32_t block) const;  // on the device
   void flush();
+  void launch_timed();
   void upload_sampling(std::span<const SampleRow> rows);
   float* host_logits();
   void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -100,6 +135,9 @@ class CudaExecutor final : public Executor {
   StepPlan plan_;
   std::vector<StepOp> ops_;  // recorded, not launched
   std::vector<uint64_t> last_signature_;
+
+  bool times_operations_ = false;
+  std::vector<TimedOperation> operation_times_;
 
   // Sampling: the rows' parameters on their way to the device, and two steps' tokens on their way back.
   PinnedBuffer sampling_host_;
@@ -196,6 +234,7 @@ void CudaExecutor::flush() {
   device_.use();  // the thread may have worked on another GPU since
   if (ops_.empty()) return;
   constexpr int64_t kMaxGraphRows = 256, kAtFirstSight = 4;
+  if (times_operations_) return launch_timed();
   const auto launch = [&] { launcher_.launch(ops_, plan_, *batch_, batch_device_.as<int32_t>()); };
   if (plan_.single_tokens && plan_.rows > 0 && plan_.rows <= kMaxGraphRows) {
     std::vector<uint64_t> signature = signature_of(ops_, plan_);
@@ -209,6 +248,28 @@ void CudaExecutor::flush() {
     launch();
   }
   ops_.clear();
+}
+
+// With an event ahead of each operation, and not as a graph: nothing overlaps with its neighbours.
+void CudaExecutor::launch_timed() {
+  std::vector<size_t> at;
+  std::deque<TimingEvent> events;
+  launcher_.launch(ops_, plan_, *batch_, batch_device_.as<int32_t>(), [&](size_t i) {
+    at.push_back(i);
+    events.emplace_back(stream_);
+  });
+  const TimingEvent end(stream_);
+  stream_.synchronize();
+  for (size_t i = 0; i < at.size(); ++i) {
+    const TimingEvent& next = i + 1 < at.size() ? events[i + 1] : end;
+    operation_times_.push_back({operation_of(ops_[at[i]]), events[i].seconds_until(next)});
+  }
+  ops_.clear();
+}
+
+std::vector<TimedOperation> CudaExecutor::operation_times() {
+  flush();
+  return std::exchange(operation_times_, {});
 }
 
 float* CudaExecutor::host_logits() {

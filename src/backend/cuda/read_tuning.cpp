@@ -10,7 +10,8 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr PackedFormat kFormats[] = {PackedFormat::kQ8, PackedFormat::kMxfp4, PackedFormat::kBf16};
+constexpr PackedFormat kFormats[] = {PackedFormat::kQ8, PackedFormat::kMxfp4, PackedFormat::kBf16,
+                                     PackedFormat::kQ4, PackedFormat::kQ5,    PackedFormat::kQ6};
 
 [[noreturn]] void throw_unknown(const TuningEntry& entry, const char* what, const std::string& found,
                                 const std::vector<std::string_view>& expected) {

@@ -61,7 +61,7 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
       whole_grid_(at.device.claim_grid()) {}
 
 void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
-                          int32_t* batch_device) {
+                          int32_t* batch_device, const std::function<void(size_t)>& before) {
   plan_ = plan;
   batch_ = &batch;
   batch_device_ = batch_device;
@@ -76,6 +76,7 @@ void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, 
       fused_rope_ = &std::get<RopeOp>(ops[i]);
       continue;
     }
+    if (before) before(i);
     if (launch_persistent(ops, i)) {
       ++i;
       continue;
@@ -296,7 +297,40 @@ void StepLauncher::gate_up(const Rows& rows, const Linear& gate, const Linear& u
   activate(activation, rows.count * inner, w_.gate.as<float>(), gated ? w_.up.as<float>() : nullptr);
 }
 
+// Gate, up and their activation in one kernel, for few rows. False: they are not, and nothing was launched.
+bool StepLauncher::gemv_ffn(const Ffn& op) {
+  const bool plain = op.gate.weight != nullptr && op.activation == millrace::Activation::kSilu &&
+                     op.norm.kind == Norm::Kind::kRms && op.norm.weight != nullptr &&
+                     !op.norm_after.present() && op.scale == 1.0f;
+  if (!plain || plan_.rows > kMaxGemvRows) return false;
+  const PackedMatrix &gate = own(*op.gate.weight).packed, &up = own(*op.up.weight).packed,
+                     &down = own(*op.down.weight).packed;
+  if (gate.format != up.format || !supports_gemv(gate, at_.device) || !supports_gemv(down, at_.device))
+    return false;
+  MILLRACE_CHECK(gate.rows == up.rows && up.rows <= spec_.ffn && gate.cols == spec_.hidden);
+  MILLRACE_CHECK(down.rows == spec_.hidden && down.cols == up.rows);
+  Gemv gemv;
+  gemv.num_parts = 2;
+  gemv.parts[0] = {gate, vector_of(op.gate.bias), nullptr};
+  gemv.parts[1] = {up, vector_of(op.up.bias), nullptr};
+  gemv.x = w_.residual.as<const float>();
+  gemv.norm_weight = vector_of(op.norm.weight);
+  gemv.eps = op.norm.eps;
+  gemv.tokens = static_cast<int32_t>(plan_.rows);
+  gemv.act = w_.gate.as<uint16_t>();
+  launch_gemv(gemv, at_);
+  Gemv second;
+  second.num_parts = 1;
+  second.parts[0] = {down, vector_of(op.down.bias), w_.residual.as<float>()};
+  second.x_bf16 = w_.gate.as<const uint16_t>();
+  second.tokens = gemv.tokens;
+  second.add = true;
+  launch_gemv(second, at_);
+  return true;
+}
+
 void StepLauncher::operator()(const Ffn& op) {
+  if (gemv_ffn(op)) return;
   gate_up({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, op.gate, op.up,
           op.activation);
   linear_add(op.down, w_.gate.as<float>(), op.up.weight->rows, op.norm_after, op.scale);
@@ -351,9 +385,8 @@ void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bo
     MILLRACE_CHECK(weight.rows == target.expected_rows && weight.cols == rows.cols);
     by_format[static_cast<int>(own(weight).packed.format)].push_back(target);
   }
-  for (const PackedFormat format : {PackedFormat::kQ8, PackedFormat::kMxfp4, PackedFormat::kBf16}) {
-    const std::vector<Target>& mine = by_format[static_cast<int>(format)];
-    if (!mine.empty()) packed_linears(rows, mine, format, add);
+  for (int f = static_cast<int>(PackedFormat::kNone) + 1; f < kPackedFormats; ++f) {
+    if (!by_format[f].empty()) packed_linears(rows, by_format[f], static_cast<PackedFormat>(f), add);
   }
   const std::vector<Target>& rest = by_format[static_cast<int>(PackedFormat::kNone)];
   if (rest.empty()) return;

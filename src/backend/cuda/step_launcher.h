@@ -4,6 +4,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -30,8 +31,9 @@ class StepLauncher {
   const float* hidden(const Norm& norm, int64_t rows);
 
   // `batch_device`: batch's arrays on the device; the tokens among them are written when plan.takes_sampled.
+  // before(i): called ahead of operation i's launches, where it has some of its own.
   void launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
-              int32_t* batch_device);
+              int32_t* batch_device, const std::function<void(size_t)>& before = {});
 
  private:
   // Rows that linear layers multiply: of x, normed when there is a norm.
@@ -86,6 +88,7 @@ class StepLauncher {
   // Whether the experts' first product has the activation in its epilogue, of both matrices at once.
   bool fuses_gate_up(const Experts& op) const;
   void choose(const Route& op);  // where the weights are no softmax of the scores
+  bool gemv_ffn(const Ffn& op);
   void route_top_k();
   void check_experts(const Experts& op) const;
   Router router_of(const Route& op) const;
