@@ -36,7 +36,7 @@ from recorded import Recorded  # noqa: E402, F401
 from shared import LONG, MESSAGES, SharedServer, describe, wait_for  # noqa: E402
 from tool_calls import OpenObjects, ToolCalls  # noqa: E402, F401
 from prompt_logprobs import PromptLogprobs  # noqa: E402, F401
-from ranks_and_gaps import Gaps, Ranks, TextOfModels  # noqa: E402, F401
+from ranks_and_gaps import CrossEncoders, Gaps, Ranks, TextOfModels  # noqa: E402, F401
 from stored import StoredResponses  # noqa: E402, F401
 
 

@@ -122,6 +122,14 @@ Reply rerank(Api& api, const HttpRequest& http, const Client& client) {
                    fmt::format("the device {} gives no hidden states, so nothing can be ranked", info.device),
                    "", "unsupported_value");
   }
+  if (api.models().status(model->id()).file.classifies) {
+    throw ApiError(
+        501,
+        fmt::format("the model '{}' is a cross-encoder, whose head is not computed here: rank with a "
+                    "model for embeddings",
+                    model->id()),
+        "model", "unsupported_value");
+  }
   Ranking ranking{.id = new_id("rank-", 24), .documents = read_documents(fields)};
   constexpr int64_t kAll = kMaxDocuments;
   ranking.top = static_cast<size_t>(fields.integer("top_n", 1, 1 << 28).value_or(kAll));

@@ -81,6 +81,9 @@ class Gaps(unittest.TestCase):
         suffix = self.good("/v1/completions", {"prompt": body["input_prefix"], "suffix": body["input_suffix"], "max_tokens": 12,
                                                "temperature": 0})
         self.assertEqual(suffix["choices"][0]["text"], answer["content"])
+        ollama = self.good("/api/generate", {"model": "fim", "prompt": body["input_prefix"], "suffix": body["input_suffix"],
+                                             "stream": False, "options": {"num_predict": 12, "temperature": 0}})
+        self.assertEqual(ollama["response"], answer["content"])
 
     def test_files_come_first(self):
         files = [{"filename": "a.py", "text": "mill = 1"}, {"text": "race = 2"}]
@@ -172,6 +175,32 @@ class Ranks(unittest.TestCase):
                               ({"documents": ["b", "mill " * 100_000]}, "documents[1]")):
             status, answer = self.server.json("POST", "/v1/rerank", {**good, **change})
             self.assertEqual((status, answer["error"]["param"]), (400, param), answer)
+
+
+class CrossEncoders(unittest.TestCase):
+    def test_refused(self):
+        with tempfile.TemporaryDirectory(prefix="millrace-rank-test-") as folder:
+            path = pathlib.Path(folder) / "model"
+            shutil.copytree(ENCODERS / "bert" / "hf", path)
+            (path / "tokenizer.json").write_text(json.dumps({
+                "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                          "max_input_chars_per_word": 100, "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4}},
+                "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": True},
+                "pre_tokenizer": {"type": "BertPreTokenizer"},
+                "added_tokens": []}))
+            weights = path / "model.safetensors"
+            data = weights.read_bytes()
+            length = int.from_bytes(data[:8], "little")
+            head = json.loads(data[8:8 + length])
+            end = max(entry["data_offsets"][1] for name, entry in head.items() if name != "__metadata__")
+            head["classifier.weight"] = {"dtype": "F32", "shape": [1, 4], "data_offsets": [end, end + 16]}
+            text = json.dumps(head).encode()
+            text += b" " * (-len(text) % 8)
+            weights.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length:] + bytes(16))
+            with Server(shared.BINARY, path) as server:
+                status, answer = server.json("POST", "/v1/rerank", {"query": "a", "documents": ["b"]})
+                self.assertEqual((status, answer["error"]["param"]), (501, "model"), answer)
+                self.assertIn("cross-encoder", answer["error"]["message"])
 
 
 class TextOfModels(unittest.TestCase):
