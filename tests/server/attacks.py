@@ -81,7 +81,6 @@ def prompts(size):
                                                           ',{"role":"user","content":"a"}', "]}", size), EITHER
     yield "one letter to rank", "/v1/rerank", filled('{"query":"a","documents":["', "a", '"]}', size), EITHER
     yield "documents to rank", "/v1/rerank", filled('{"query":"a","documents":["a"', ',"a"', "]}", size), REFUSED
-    yield "one letter before a gap", "/infill", filled('{"input_suffix":"a","input_prefix":"', "a", '"}', size), (400, 501)
     yield "to detokenize", "/detokenize", filled('{"tokens":[1', ",1", "]}", size), EITHER
 
 
