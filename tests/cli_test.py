@@ -18,19 +18,14 @@ import select
 import signal
 import struct
 import subprocess
-import sys
-import tempfile
 import termios
 import time
 import unittest
 
-BINARY = ""
+import command
+from command import TIMEOUT, CommandTest, millrace
+
 LINE_EDITING = os.environ.get("MILLRACE_LINE_EDITOR") != "plain"  # tests/CMakeLists.txt: what the binary was built with
-TIMEOUT = 300  # of a command, on a machine that is busy with other things
-
-
-def millrace(*args, stdin=b"", **options):
-    return subprocess.run([BINARY, *map(str, args)], input=stdin, capture_output=True, timeout=TIMEOUT, **options)
 
 
 def read_npy(path):
@@ -50,43 +45,11 @@ def nll(logits, token):
     return math.log(sum(math.exp(x - top) for x in logits)) + top - logits[token]
 
 
-class CliTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.directory = tempfile.TemporaryDirectory(prefix="millrace-cli-test-")
-        cls.path = pathlib.Path(cls.directory.name)
-        cls.models = {}
-        for name in ("gpt-oss", "llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt2", "phi"):
-            cls.models[name] = cls.path / f"{name}.gguf"
-            done = millrace("synth", f"tiny-{name}", cls.models[name])
-            assert done.returncode == 0, done.stderr
-        cls.model = cls.models["llama"]
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.directory.cleanup()
-
-    def good(self, *args, **options):
-        done = millrace(*args, **options)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout.decode("utf-8")  # everything we print is UTF-8
+class CliTest(CommandTest):
+    families = ("llama", "gpt-oss", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt2", "phi")
 
     def good_json(self, *args, **options):
         return json.loads(self.good(*args, "--json", **options))
-
-    def bad(self, *args, says=(), **options):
-        """Status 2, one line on stderr that holds every piece of `says`, nothing on stdout."""
-        done = millrace(*args, **options)
-        error = done.stderr.decode("utf-8")
-        self.assertEqual(done.returncode, 2, (args, error))
-        self.assertRegex(error, r"\Amillrace: [^\n]+\n\Z", args)
-        self.assertEqual(done.stdout, b"")
-        for piece in says:
-            self.assertIn(str(piece), error)
-        return error
-
-    def fresh(self):
-        return pathlib.Path(tempfile.mkdtemp(dir=self.path))
 
 
 class Help(CliTest):
@@ -241,7 +204,7 @@ class Run(CliTest):
 
     def test_interrupt_ends_the_answer(self):
         process = subprocess.Popen(
-            [BINARY, "run", self.model, "-p", "go", "--ctx", "400000", "--ignore-end"],
+            [command.BINARY, "run", self.model, "-p", "go", "--ctx", "400000", "--ignore-end"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         process.stdout.read(10)
         process.send_signal(signal.SIGINT)
@@ -253,7 +216,7 @@ class Run(CliTest):
 
     def test_reader_that_leaves(self):
         process = subprocess.Popen(
-            [BINARY, "run", self.model, "-p", "go", "--ctx", "400000", "--ignore-end"],
+            [command.BINARY, "run", self.model, "-p", "go", "--ctx", "400000", "--ignore-end"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         process.stdout.read(1)
         process.stdout.close()
@@ -264,7 +227,7 @@ class Run(CliTest):
 
     def test_full_disk_behind_stdout(self):
         with open("/dev/full", "wb") as full:
-            done = subprocess.run([BINARY, "tokenize", self.model, "hello"], stdout=full, stderr=subprocess.PIPE)
+            done = subprocess.run([command.BINARY, "tokenize", self.model, "hello"], stdout=full, stderr=subprocess.PIPE)
         self.assertEqual(done.returncode, 2)
         self.assertRegex(done.stderr.decode(), r"\Amillrace: standard output: [^\n]*No space left[^\n]*\n\Z")
 
@@ -519,7 +482,7 @@ class Synth(CliTest):
 
     def test_interrupt_leaves_nothing(self):
         directory = self.fresh()
-        process = subprocess.Popen([BINARY, "synth", "llama-3.2-1b", directory / "m.gguf"], stdout=subprocess.PIPE,
+        process = subprocess.Popen([command.BINARY, "synth", "llama-3.2-1b", directory / "m.gguf"], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE)
         # Once it has a file of that directory open (with a name or without) it is at work.
         links = pathlib.Path(f"/proc/{process.pid}/fd")
@@ -548,7 +511,7 @@ class Terminal:
             os.setsid()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-        self.process = subprocess.Popen([BINARY, *map(str, args)], stdin=slave, stdout=slave, stderr=slave,
+        self.process = subprocess.Popen([command.BINARY, *map(str, args)], stdin=slave, stdout=slave, stderr=slave,
                                         preexec_fn=take_terminal, env={**os.environ, "TERM": "xterm", **(env or {})})
         os.close(slave)
         self.seen = ""
@@ -654,7 +617,5 @@ class Chat(CliTest):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: cli_test.py PATH/TO/millrace [unittest options]")
-    BINARY = os.path.abspath(sys.argv.pop(1))
+    command.begin()
     unittest.main()

@@ -6,62 +6,19 @@
 """
 
 import json
-import os
-import pathlib
 import re
 import subprocess
-import sys
-import tempfile
 import tomllib
 import unittest
 import urllib.request
 
-BINARY = ""
-TIMEOUT = 300  # of a command, on a machine that is busy with other things
+import command
+from command import TIMEOUT, CommandTest, millrace
+
 COMMANDS = ()  # what --help lists
-# The machine's file, if it has one, is not this test's.
-PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
 
 
-def millrace(*args, env=None, stdin=b""):
-    return subprocess.run([BINARY, *map(str, args)], input=stdin, capture_output=True, timeout=TIMEOUT,
-                          env={**PLAIN, "MILLRACE_CONFIG": "/dev/null", **(env or {})})
-
-
-class ConfigTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.directory = tempfile.TemporaryDirectory(prefix="millrace-config-test-")
-        cls.path = pathlib.Path(cls.directory.name)
-        cls.model = cls.path / "model.gguf"
-        done = millrace("synth", "tiny-llama", cls.model)
-        assert done.returncode == 0, done.stderr
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.directory.cleanup()
-
-    def file(self, text, name="config.toml"):
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
-
-    def good(self, *args, **options):
-        done = millrace(*args, **options)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout.decode("utf-8")
-
-    def bad(self, *args, says=(), **options):
-        done = millrace(*args, **options)
-        error = done.stderr.decode("utf-8")
-        self.assertEqual(done.returncode, 2, (args, error))
-        self.assertRegex(error, r"\Amillrace: [^\n]+\n\Z", args)
-        self.assertEqual(done.stdout, b"")
-        for piece in says:
-            self.assertIn(str(piece), error)
-        return error
-
+class ConfigTest(CommandTest):
     def printed(self, command, *args, **options):
         """The values that hold, and where each is from."""
         text = self.good(command, *args, "--print-config", **options)
@@ -326,7 +283,7 @@ class Context(ConfigTest):
         assert millrace("synth", cls.path / "long.json", cls.long).returncode == 0
 
     def served_context(self, *options):
-        process = subprocess.Popen([BINARY, "serve", self.long, "--port", "0", *map(str, options)], stdout=subprocess.PIPE,
+        process = subprocess.Popen([command.BINARY, "serve", self.long, "--port", "0", *map(str, options)], stdout=subprocess.PIPE,
                                    stderr=subprocess.DEVNULL, env={**PLAIN, "MILLRACE_CONFIG": "/dev/null"})
         try:
             url = process.stdout.readline().decode().split()[-1]
@@ -365,9 +322,7 @@ class Context(ConfigTest):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: config_test.py PATH/TO/millrace [unittest options]")
-    BINARY = os.path.abspath(sys.argv.pop(1))
+    command.begin()
     listed = re.search(r"Subcommands:\n(.*?)\n\n", millrace("--help").stdout.decode(), re.DOTALL)
     COMMANDS = tuple(line.split()[0] for line in listed[1].splitlines())
     unittest.main()

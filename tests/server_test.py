@@ -36,6 +36,7 @@ from recorded import Recorded  # noqa: E402, F401
 from shared import LONG, MESSAGES, SharedServer, describe, wait_for  # noqa: E402
 from tool_calls import OpenObjects, ToolCalls  # noqa: E402, F401
 from prompt_logprobs import PromptLogprobs  # noqa: E402, F401
+from ranks_and_gaps import CrossEncoders, Gaps, Ranks, TextOfModels  # noqa: E402, F401
 from stored import StoredResponses  # noqa: E402, F401
 
 
@@ -75,6 +76,8 @@ class Endpoints(SharedServer):
         self.good("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2})
         self.good("POST", "/v1/completions", {"prompt": "Hi", "max_tokens": 3, "logprobs": 2})
         self.good("POST", "/v1/embeddings", {"input": "Hi"})
+        self.good("POST", "/v1/rerank", {"query": "Hi", "documents": ["Hello", {"text": "Bye"}], "return_documents": True})
+        self.assertEqual(self.server.json("POST", "/infill", {"input_prefix": "a", "input_suffix": "b"})[0], 501)
         self.good("POST", "/v1/responses/input_tokens", {"input": "Hi"})
         message = {"model": "smollm2", "max_tokens": 3, "messages": MESSAGES}
         self.good("POST", "/v1/messages", message)
@@ -100,6 +103,7 @@ class Endpoints(SharedServer):
         self.good("POST", "/api/embed", {"model": "gpt-4o-mini", "input": "Hi"})
         self.good("POST", "/api/show", {"model": "smollm2:latest"})
         self.assertEqual(self.server.json("POST", "/api/pull", {"model": "hf.co/test/model"})[0], 403)
+        self.assertEqual(self.server.json("DELETE", "/api/delete", {"model": "hf.co/test/model"})[0], 403)
         self.refused("/v1/responses", {"input": 1}, 400, "input")
         document = self.server.description.document
         seen = {(method, pattern) for method, path, _ in self.server.description.checked

@@ -16,6 +16,7 @@
 #include "open_model.h"
 #include "output.h"
 #include "server/model_set.h"
+#include "server/model_text.h"
 #include "server/server.h"
 
 namespace millrace::cli {
@@ -170,6 +171,9 @@ int serve_one(ServeOptions& o) {
   server::ServerOptions& s = o.server;
   if (s.model_id.empty()) s.model_id = model_title(o.engine.model);
   o.engine.model = find_model(o.engine.model, o.engine);
+  if (!server::check_model_text(o.engine.model)) {
+    write_stderr(fmt::format("millrace: {}: {}\n", s.model_id, server::kNoTemplate));
+  }
   std::unique_ptr<Engine> engine = open_engine(o.engine);
   const std::string device = engine->model().device;
   server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};

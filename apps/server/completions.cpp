@@ -6,6 +6,7 @@
 #include "choices_answer.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "infill_prompt.h"
 #include "logprobs.h"
 #include "prompt_bounds.h"
 #include "prompts.h"
@@ -85,6 +86,26 @@ class CompletionAnswer final : public ChoicesAnswer {
   std::vector<Choice> choices_;
 };
 
+// The text behind what is to be written, for a model that was trained to write between two texts.
+std::optional<std::string> read_suffix(const Fields& fields, const ServedModel& model) {
+  std::optional<std::string> suffix = fields.text("suffix");
+  if (!suffix || suffix->empty()) return std::nullopt;
+  if (!model.info().infill.fills()) {
+    bad_field("suffix", "is not supported by this model: its vocabulary has no tokens for it",
+              "unsupported_parameter");
+  }
+  check_text_may_fit(model.engine(), *suffix, "suffix");
+  return suffix;
+}
+
+std::vector<int32_t> tokens_around_gap(const Prompt& prompt, const std::string& suffix,
+                                       const Engine& engine) {
+  if (!prompt.tokens.empty()) bad_field(prompt.path, "found token ids, expected a string beside suffix");
+  std::vector<int32_t> tokens = infill_prompt(engine, {.prefix = prompt.text, .suffix = suffix});
+  check_context(tokens.size(), engine.model(), prompt.path);
+  return tokens;
+}
+
 }  // namespace
 
 Reply completions(Api& api, const HttpRequest& request, const Client& client) {
@@ -100,13 +121,15 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
   if (const auto logprobs = fields.integer("logprobs", 0, 20)) {
     base.sampling.logprobs = static_cast<int32_t>(*logprobs);
   }
-  if (fields.has("suffix")) bad_field("suffix", "is not supported by this model", "unsupported_parameter");
+  const std::optional<std::string> suffix = read_suffix(fields, *model);
+  if (suffix && !base.ignore_end) base.stop_tokens = model->info().infill.ends;
   const auto best_of = read_samples(fields, "best_of", model->info());
   if (best_of && *best_of != base.samples) {
     bad_field("best_of", "is supported only when it equals n", "unsupported_value");
   }
   base.constraint = model->constraints().for_text(model->constraints().of_request(fields));
   const bool echo = fields.boolean("echo").value_or(false);
+  if (echo && suffix) bad_field("echo", "is not supported beside suffix", "unsupported_value");
   if (echo) base.prompt_logprobs = base.sampling.logprobs;
 
   std::vector<Request> requests;
@@ -116,8 +139,12 @@ Reply completions(Api& api, const HttpRequest& request, const Client& client) {
     check_text_may_fit(model->engine(), prompt.text, prompt.path);
     if (echo)
       echoes.push_back(prompt.tokens.empty() ? prompt.text : model->engine().detokenize(prompt.tokens, true));
-    r.text = std::move(prompt.text);
-    r.tokens = std::move(prompt.tokens);
+    if (suffix) {
+      r.tokens = tokens_around_gap(prompt, *suffix, model->engine());
+    } else {
+      r.text = std::move(prompt.text);
+      r.tokens = std::move(prompt.tokens);
+    }
     requests.push_back(std::move(r));
   }
   Timeline::Entry entry;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/work_budget.h"
 #include "chat/custom_tools.h"
+#include "grammar/lark.h"
 #include "grammar/regex.h"
 
 namespace millrace::server {
@@ -62,8 +63,8 @@ chat::Tool read_function(const Fields& function) {
 
 namespace {
 
-// The regular expression that a custom tool's format asks for; empty: any text.
-std::string read_format(const Fields& format) {
+// What a custom tool's format asks for.
+chat::CustomForm read_format(const Fields& format) {
   const auto type = format.choice("type", {"text", "grammar"});
   if (!type) bad_field(format.path_of("type"), "is missing, expected a string", "missing_required_parameter");
   if (*type == "text") return {};
@@ -72,25 +73,27 @@ std::string read_format(const Fields& format) {
   const auto syntax = place.choice("syntax", {"lark", "regex"});
   if (!syntax)
     bad_field(place.path_of("syntax"), "is missing, expected a string", "missing_required_parameter");
-  if (*syntax == "lark") {
-    bad_field(place.path_of("syntax"), "found \"lark\", which is not supported here; expected \"regex\"",
-              "unsupported");
-  }
-  std::string pattern = place.required_text("definition");
+  const std::string definition = place.required_text("definition");
   try {
-    grammar::parse_regex(pattern, false, "regex");
+    if (*syntax == "lark") {
+      chat::CustomForm form{.pattern = grammar::lark_to_regex(definition),
+                            .told = "follows this grammar, written for Lark:\n" + definition};
+      grammar::parse_regex(form.pattern, false, "lark");
+      return form;
+    }
+    grammar::parse_regex(definition, false, "regex");
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kBadInput && error.code() != ErrorCode::kUnsupported) throw;
     bad_field(place.path_of("definition"), error.what(),
               error.code() == ErrorCode::kUnsupported ? "unsupported" : "invalid_value");
   }
-  return pattern;
+  return {.pattern = definition, .told = "matches the regular expression " + definition};
 }
 
 chat::Tool read_custom(const Fields& custom) {
   const std::optional<Fields> format = custom.object("format");
   return chat::custom_tool(read_tool_name(custom), custom.text("description").value_or(""),
-                           format ? read_format(*format) : "");
+                           format ? read_format(*format) : chat::CustomForm());
 }
 
 // What lies in the object of this name, or beside it.

@@ -28,9 +28,11 @@ Reply conversation_path(Api& api, const std::string& method, const std::string& 
 Reply create_message(Api& api, const HttpRequest& request, const Client& client);
 Reply count_message_tokens(Api& api, const HttpRequest& request, const Client& client);
 
+Reply infill(Api& api, const HttpRequest& request, const Client& client);
+Reply rerank(Api& api, const HttpRequest& request, const Client& client);
 Reply embeddings(Api& api, const HttpRequest& request, const Client& client);
 
-// Ollama's API, under /api: ollama.cpp, ollama_models.cpp and ollama_pull.cpp
+// Ollama's API, under /api: ollama.cpp, ollama_models.cpp, ollama_pull.cpp and ollama_delete.cpp
 Reply ollama_chat(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_generate(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_embed(Api& api, const HttpRequest& request, const Client& client);
@@ -39,6 +41,7 @@ Reply ollama_tags(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_ps(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_show(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_pull(Api& api, const HttpRequest& request, const Client& client);
+Reply ollama_delete(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_version(Api& api, const HttpRequest& request, const Client& client);
 Reply ollama_not_here(Api& api, const HttpRequest& request, const Client& client);
 

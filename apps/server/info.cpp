@@ -8,6 +8,7 @@
 #include "conversation.h"
 #include "endpoints.h"
 #include "json_reply.h"
+#include "prompt_bounds.h"
 
 namespace millrace::server {
 namespace {
@@ -40,6 +41,13 @@ void check_number(size_t tokens) {
   }
 }
 
+std::vector<int32_t> conversation_tokens(const Fields& fields, const ServedModel& model) {
+  check_messages_may_fit(model.engine(), fields.find("messages"), "messages");
+  const chat::Conversation conversation = read_conversation(fields);
+  check_conversation_may_fit(model.engine(), conversation, "messages");
+  return model.format().prompt(conversation);
+}
+
 }  // namespace
 
 // {"content" or "prompt" or "text", "add_special", "parse_special"} or {"messages", ...} -> {"tokens",
@@ -50,7 +58,7 @@ Reply tokenize(Api& api, const HttpRequest& request) {
   const ModelLease model = api.model_of(fields);
   std::vector<int32_t> tokens;
   if (fields.has("messages")) {
-    tokens = model->format().prompt(read_conversation(fields));
+    tokens = conversation_tokens(fields, *model);
   } else {
     std::optional<std::string> text = fields.text("content");
     if (!text) text = fields.text("prompt");
@@ -75,11 +83,13 @@ Reply detokenize(Api& api, const HttpRequest& request) {
   return json_reply({{"content", text}, {"prompt", text}});
 }
 
+// The conversation as the model would read it: refused like a chat where it cannot fit, before it is
+// rendered.
 Reply apply_template(Api& api, const HttpRequest& request) {
   const Json body = parse_object(request.body);
   const Fields fields(body);
   const ModelLease model = api.model_of(fields);
-  const std::vector<int32_t> tokens = model->format().prompt(read_conversation(fields));
+  const std::vector<int32_t> tokens = conversation_tokens(fields, *model);
   return json_reply({{"prompt", valid_utf8(model->engine().detokenize(tokens, true))}, {"tokens", tokens}});
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 
@@ -64,6 +65,14 @@ void read_tensors(const io::Checkpoint& checkpoint, ModelFile& file) {
   }
 }
 
+// As Hugging Face's models for sequence classification and GGUF's for ranking name them.
+bool has_classifier(const io::Checkpoint& checkpoint) {
+  constexpr const char* kHeads[] = {"classifier.weight", "classifier.out_proj.weight", "score.weight",
+                                    "cls.weight", "cls.output.weight"};
+  return std::any_of(std::begin(kHeads), std::end(kHeads),
+                     [&](const char* name) { return checkpoint.find_tensor(name) != nullptr; });
+}
+
 }  // namespace
 
 ModelFile read_model_file(const std::string& path) {
@@ -81,6 +90,7 @@ ModelFile read_model_file(const std::string& path) {
     file.embedding_size = config.hidden;
     read_tensors(checkpoint, file);
     file.chat_template = chat_template_text(checkpoint);
+    file.classifies = has_classifier(checkpoint);
   } catch (const std::exception& error) {
     file.error = error.what();
   }

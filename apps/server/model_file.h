@@ -17,6 +17,7 @@ struct ModelFile {
   int64_t parameters = 0;
   int32_t trained_context = 0, embedding_size = 0;
   std::string chat_template = {};  // empty: none
+  bool classifies = false;         // it has the head of a cross-encoder, which nothing here computes
   // 64 hexadecimal digits that change when the file does: of its name, size and time, not of its content.
   std::string digest = {};
   std::string error = {};  // why it is no model, with its path

@@ -34,6 +34,7 @@ struct ModelSpec {
   EngineOptions engine = {};                  // with the path of its file, or its directory
   bool keep = false;                          // never unloaded by itself, and not by clients
   std::optional<double> unload_after_s = {};  // instead of the set's
+  bool pulled = false;                        // fetched at a client's word, who may also have it deleted
 };
 
 struct ModelSetOptions {
@@ -63,6 +64,9 @@ class ModelSet {
   void rescan();
   // One more, with the set's default options. Throws Error{kBadInput} for a name that is taken.
   void take(const std::string& name, const std::string& path);
+  // Those whose files are to be deleted leave the set. Throws ApiError{403} for one that was not pulled and
+  // ApiError{409} for one that is loaded or about to be; nobody leaves then.
+  void drop(const std::function<bool(const std::string& path)>& is_deleted);
   // Runs it on a thread of its own, which stop() asks to end and waits for.
   void in_background(std::function<void(const std::stop_token&)> work);
 
@@ -86,7 +90,7 @@ class ModelSet {
     std::vector<std::string> aliases = {};
     std::string path = {};  // for the log and for who reads the file; never for an answer
     State state = State::kUnloaded;
-    bool keep = false;
+    bool keep = false, pulled = false;
     int leases = 0;
     ModelFile file = {};
     bool own_memory = false;                 // it lies in the memory of its device
@@ -158,6 +162,7 @@ class ModelSet {
   mutable std::mutex mutex_;
   std::condition_variable news_;
   std::deque<std::unique_ptr<Slot>> slots_;
+  EngineStats dropped_ = {};  // counters of models that have left
   std::deque<Slot*> queue_;
   bool rescan_wanted_ = false;
   std::atomic<bool> stopping_{false};

@@ -6,6 +6,7 @@
 #include "embedding_answer.h"
 #include "endpoints.h"
 #include "ids.h"
+#include "infill_prompt.h"
 #include "json_reply.h"
 #include "ollama_answer.h"
 #include "ollama_fields.h"
@@ -103,6 +104,25 @@ Reply ollama_chat(Api& api, const HttpRequest& http, const Client& client) {
   return reply;
 }
 
+namespace {
+
+// What stands before and behind: the model writes what is between.
+void set_gap(const Fields& fields, Request& request, ServedModel& model, const Gap& gap) {
+  if (!model.info().infill.fills()) {
+    fields.refuse("suffix", "is not supported by this model: its vocabulary has no tokens for it");
+  }
+  if (fields.has("system")) fields.refuse("system", "is not supported beside suffix");
+  check_text_may_fit(model.engine(), gap.prefix, "prompt");
+  check_text_may_fit(model.engine(), gap.suffix, "suffix");
+  request.tokens = infill_prompt(model.engine(), gap);
+  check_context(request.tokens.size(), model.info(), "prompt");
+  request.stop_tokens = model.info().infill.ends;
+  chat::Conversation nobody;
+  request.constraint = model.constraints().for_text(read_ollama_format(fields, model.constraints(), nobody));
+}
+
+}  // namespace
+
 Reply ollama_generate(Api& api, const HttpRequest& http, const Client& client) {
   const Json body = parse_object(http.body);
   const Fields fields(body);
@@ -110,7 +130,7 @@ Reply ollama_generate(Api& api, const HttpRequest& http, const Client& client) {
   if (!fields.text("template").value_or("").empty()) {
     fields.refuse("template", "is not supported: the model's own is used, or none with \"raw\": true");
   }
-  if (!fields.text("suffix").value_or("").empty()) fields.refuse("suffix", "is not supported by this model");
+  const std::string suffix = fields.text("suffix").value_or("");
   if (const Json* images = fields.array("images"); images != nullptr && !images->empty()) {
     fields.refuse("images", "is not supported: this model reads text only");
   }
@@ -127,7 +147,9 @@ Reply ollama_generate(Api& api, const HttpRequest& http, const Client& client) {
   const bool chats = model.info().has_chat_template || model.format().name() == "harmony";
   std::optional<chat::Conversation> conversation;
   std::vector<std::string> stop;
-  if (fields.boolean("raw").value_or(false) || !chats) {
+  if (!suffix.empty()) {
+    set_gap(fields, request, model, {.prefix = prompt, .suffix = suffix});
+  } else if (fields.boolean("raw").value_or(false) || !chats) {
     request.text = fields.text("system").value_or("") + prompt;
     check_text_may_fit(model.engine(), request.text, "prompt");
     chat::Conversation nobody;

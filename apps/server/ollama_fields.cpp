@@ -21,6 +21,16 @@ std::string ollama_model(const Fields& fields, Api& api) {
   return *name;
 }
 
+hub::ModelName name_on_hub(const std::string& given) {
+  if (const hub::KnownModel* known = hub::find_known(given)) return *hub::parse_name(known->hub);
+  if (std::optional<hub::ModelName> name = hub::parse_name(given)) return *std::move(name);
+  throw ApiError(404,
+                 fmt::format("'{}' names no model to fetch, expected hf.co/owner/name:Q4_K_M or a short name "
+                             "such as gpt-oss-20b",
+                             given.substr(0, 200)),
+                 "model", "model_not_found");
+}
+
 bool ollama_streams(const Fields& fields) { return fields.boolean("stream").value_or(true); }
 
 // ---------------------------------------------------------------- durations

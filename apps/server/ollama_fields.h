@@ -6,12 +6,15 @@
 
 #include "api.h"
 #include "chat/format.h"
+#include "hub/hub.h"
 #include "json_fields.h"
 
 namespace millrace::server {
 
 // The name of a model as this server has it: "llama3:latest" is "llama3" where that is how it is called.
 std::string ollama_model(const Fields& fields, Api& api);
+// The model of the hub that is meant. Throws ApiError{404} for what is no name of one.
+hub::ModelName name_on_hub(const std::string& given);
 bool ollama_streams(const Fields& fields);  // unless it says otherwise
 // How long the model is to stay when it is idle, in seconds; negative: for ever. Absent: as it is.
 std::optional<double> read_keep_alive(const Fields& fields);

@@ -136,16 +136,6 @@ class PullAnswer final : public Answer {
   bool sent_ = false, ended_ = false;
 };
 
-hub::ModelName name_on_hub(const std::string& given) {
-  if (const hub::KnownModel* known = hub::find_known(given)) return *hub::parse_name(known->hub);
-  if (std::optional<hub::ModelName> name = hub::parse_name(given)) return *std::move(name);
-  throw ApiError(404,
-                 fmt::format("'{}' names no model to fetch, expected hf.co/owner/name:Q4_K_M or a short name "
-                             "such as gpt-oss-20b",
-                             given.substr(0, 200)),
-                 "model", "model_not_found");
-}
-
 void fetch(ModelSet& models, const std::string& name, const hub::ModelName& where, PullState& state,
            const std::stop_token& stop) {
   state.add(status_line("pulling manifest"));

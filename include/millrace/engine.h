@@ -44,6 +44,15 @@ struct ModelInfo {
     std::optional<int32_t> top_k;
   } sampling = {};
 
+  // Tokens around a gap that the model was trained to fill, where its vocabulary has them; -1: none.
+  struct Infill {
+    int32_t prefix = -1, suffix = -1, middle = -1;  // each stands before what it is named for
+    int32_t repository = -1, file = -1;  // before a repository's name, and before each of its files
+    bool suffix_first = false;           // suffix and its text come first, and nothing marks the gap
+    std::vector<int32_t> ends = {};      // what ends an answer beside end_tokens
+    bool fills() const { return prefix >= 0 && suffix >= 0 && (middle >= 0 || suffix_first); }
+  } infill = {};
+
   std::string quantized = {};  // what packed weights were read as; what quantize "auto" chose, and its cost
 
   struct Memory {               // bytes, as planned and allocated at the start

@@ -61,11 +61,11 @@ class CustomCallParser : public AnswerParser {
 
 }  // namespace
 
-Tool custom_tool(std::string name, std::string description, const std::string& pattern) {
+Tool custom_tool(std::string name, std::string description, const CustomForm& form) {
   Json input = {{"type", "string"}};
-  if (!pattern.empty()) {
-    input["description"] = "matches the regular expression " + pattern;
-    input["pattern"] = "^(?:" + pattern + ")$";
+  if (!form.pattern.empty()) {
+    input["description"] = form.told;
+    input["pattern"] = "^(?:" + form.pattern + ")$";
   }
   const Json schema = {{"type", "object"},
                        {"properties", {{"input", std::move(input)}}},

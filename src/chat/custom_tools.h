@@ -12,8 +12,12 @@
 
 namespace millrace::chat {
 
-// `pattern`: a regular expression that the whole input matches; empty: any text.
-Tool custom_tool(std::string name, std::string description, const std::string& pattern);
+// What a custom tool's input looks like: a regular expression that all of it matches (empty: any text), and
+// what the model is told of it.
+struct CustomForm {
+  std::string pattern = {}, told = {};
+};
+Tool custom_tool(std::string name, std::string description, const CustomForm& form);
 
 // The arguments of a call with this input, as JSON text: what the model wrote, or would have.
 std::string custom_arguments(std::string_view input);

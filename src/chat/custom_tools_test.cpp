@@ -45,7 +45,8 @@ TEST(CustomInput, WhatIsCutShortIsAsFarAsItCame) {
 }
 
 TEST(CustomTools, AreFunctionsOfOneStringToTheModel) {
-  const Tool free = custom_tool("shell", "Runs it.", ""), number = custom_tool("dial", "", "[0-9]+|x");
+  const Tool free = custom_tool("shell", "Runs it.", {}),
+             number = custom_tool("dial", "", {.pattern = "[0-9]+|x", .told = "a number"});
   EXPECT_TRUE(free.custom && free.strict && number.custom);
   EXPECT_FALSE(nlohmann::json::parse(free.parameters)["properties"]["input"].contains("pattern"));
   EXPECT_EQ(nlohmann::json::parse(number.parameters)["properties"]["input"]["pattern"], "^(?:[0-9]+|x)$");
@@ -54,7 +55,7 @@ TEST(CustomTools, AreFunctionsOfOneStringToTheModel) {
 TEST(CustomTools, CallsOfBothKindsAreTold) {
   const test::ByteCodec codec = test::harmony_codec();
   Conversation conversation;
-  conversation.tools = {custom_tool("shell", "", ""), {.name = "get"}};
+  conversation.tools = {custom_tool("shell", "", {}), {.name = "get"}};
   auto tokens = find_harmony_tokens(codec);
   const auto parser = read_custom_calls(
       std::make_unique<HarmonyParser>(tokens, std::vector<std::string>{"shell", "get"}), conversation);

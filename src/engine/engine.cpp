@@ -10,6 +10,7 @@
 #include "base/json_tree.h"
 #include "engine/available_memory.h"
 #include "engine/engine_options.h"
+#include "engine/fim_tokens.h"
 #include "engine/loop.h"
 #include "engine/render_chat.h"
 
@@ -149,6 +150,9 @@ class Engine::Impl {
     const WeightBytes weights =
         plan_weights(runtime_->checkpoint(), config, runtime_->backend(), runtime_->weight_types().choice);
     info_.quantized = runtime_->weight_types().note;
+    if (runtime_->has_tokenizer() && !config.encoder) {
+      info_.infill = find_fim_tokens(runtime_->checkpoint(), runtime_->tokenizer());
+    }
     const ExecutorSpec& spec = runtime_->spec();
     info_.memory = {.weights_mapped = weights.mapped,
                     .weights_copied = weights.repacked + weights.dequantized,

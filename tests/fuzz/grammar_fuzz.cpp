@@ -1,5 +1,5 @@
-// Any bytes as a JSON schema ('j' first), a regular expression ('r') or a grammar ('g'): an Error of one
-// line, or an automaton under which a model with random weights never gets stuck.
+// Any bytes as a JSON schema ('j' first), a regular expression ('r'), a grammar ('g') or one of Lark's ('l'):
+// an Error of one line, or an automaton under which a model with random weights never gets stuck.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "grammar/grammar.h"
+#include "grammar/lark.h"
 #include "grammar/test_walk.h"
 
 namespace {
@@ -19,6 +20,8 @@ std::shared_ptr<const grammar::Grammar> compile(char kind, std::string_view text
   switch (kind) {
     case 'r':
       return grammar::compile_regex(text);
+    case 'l':
+      return grammar::compile_regex(grammar::lark_to_regex(text));
     case 'g':
       return grammar::compile_gbnf(text);
     default:
@@ -42,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } catch (const millrace::Error& error) {
     const std::string_view message = error.what();
     if (!message.starts_with("schema: ") && !message.starts_with("regex: ") &&
-        !message.starts_with("grammar: ")) {
+        !message.starts_with("grammar: ") && !message.starts_with("lark: ")) {
       __builtin_trap();
     }
     for (const char c : message) {

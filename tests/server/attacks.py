@@ -77,6 +77,10 @@ def prompts(size):
         size), REFUSED
     yield "to tokenize", "/tokenize", filled('{"content":"', "a", '"}', size), EITHER
     yield "to render", "/apply-template", filled('{"messages":[{"role":"user","content":"', "a ", '"}]}', size), EITHER
+    yield "messages to render", "/apply-template", filled('{"messages":[{"role":"user","content":"a"}',
+                                                          ',{"role":"user","content":"a"}', "]}", size), EITHER
+    yield "one letter to rank", "/v1/rerank", filled('{"query":"a","documents":["', "a", '"]}', size), EITHER
+    yield "documents to rank", "/v1/rerank", filled('{"query":"a","documents":["a"', ',"a"', "]}", size), REFUSED
     yield "to detokenize", "/detokenize", filled('{"tokens":[1', ",1", "]}", size), EITHER
 
 

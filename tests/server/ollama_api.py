@@ -204,7 +204,7 @@ class OllamaClient(unittest.TestCase):
         self.error(500, "broken", self.client.chat, "broken", MESSAGES)
         self.error(500, "broken", self.client.chat, "broken", MESSAGES, stream=True)
         self.error(400, "keep_alive", self.client.generate, "llama3", keep_alive="soon")
-        self.error(501, "/api/delete", self.client.delete, "llama3")
+        self.error(403, "--allow-pull", self.client.delete, "llama3")
         self.error(403, "--allow-pull", self.client.pull, "hf.co/test/model")
 
     def test_pull(self):
@@ -228,6 +228,29 @@ class OllamaClient(unittest.TestCase):
             with self.assertRaises(self.ollama.ResponseError) as caught:
                 client.pull("hf.co/test/nowhere")
             self.assertIn("nowhere", caught.exception.error)
+            self.deletes(client, name, pathlib.Path(home.name))
+
+    def deletes(self, client, name, home):
+        """Only what was pulled, only while it is not loaded, and from the disk."""
+        def refused(status, word, name):
+            with self.assertRaises(self.ollama.ResponseError) as caught:
+                client.delete(name)
+            self.assertEqual(caught.exception.status_code, status, caught.exception)
+            self.assertIn(word, caught.exception.error)
+
+        refused(403, "not pulled", "llama3")
+        refused(404, "not here", "hf.co/test/nowhere:Q8_0")
+        refused(404, "names no model", "nowhere")
+        refused(409, "loaded", name)
+        blobs = [f for f in home.rglob("*") if f.is_file() and f.stat().st_size > 10_000]
+        self.assertTrue(blobs)
+        client.generate(name, keep_alive=0)
+        self.assertTrue(wait_for(lambda: name not in [m.model for m in client.ps().models]))
+        self.assertEqual(client.delete(name).status, "success")
+        self.assertFalse([f for f in blobs if f.exists()])
+        self.assertNotIn(name, [m.model for m in client.list().models])
+        refused(404, "not here", name)
+        self.assertEqual(client.pull(name).status, "success")  # and again
 
     def test_node_client(self):
         missing = harness.node_package("ollama")

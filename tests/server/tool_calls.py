@@ -16,6 +16,7 @@ def function(name, strict=None, **properties):
 
 CITY, NIGHTS = {"type": "string", "maxLength": 12}, {"type": "integer", "minimum": 1, "maximum": 9}
 FUNCTIONS = [function("get_weather", city=CITY), function("book_hotel", nights=NIGHTS), function("get_time", city=CITY)]
+DIAL_IN_LARK = """start: "+" DIGIT~2 " " DIGIT~3..5 | none\nnone: "\\"none\\"\\n"\n%import common.DIGIT\n"""
 DIAL = {"name": "dial", "description": "Dials a number.", "format": {
     "type": "grammar", "grammar": {"syntax": "regex", "definition": "\\+[0-9]{2} [0-9]{3,5}|\"none\"\\n"}}}
 NOTE = {"name": "note", "description": "Notes a text."}
@@ -92,6 +93,9 @@ class ToolCalls(SharedServer):
             (call,) = done.message.tool_calls
             self.assertEqual((call.type, call.custom.name, done.finish_reason), ("custom", "dial", "tool_calls"))
             self.assertRegex(call.custom.input, NUMBER)
+            lark = {**DIAL, "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": DIAL_IN_LARK}}}
+            (other,) = self.chat([{"type": "custom", "custom": lark}], "required", seed).choices[0].message.tool_calls[:1]
+            self.assertRegex(other.custom.input, NUMBER)
         chunks, name, text = self.chat(tools, {"type": "custom", "custom": {"name": "dial"}}, seed, stream=True), "", ""
         for chunk in chunks:
             for piece in chunk.choices[0].delta.tool_calls or []:
@@ -140,8 +144,9 @@ class ToolCalls(SharedServer):
             return {"messages": MESSAGES, "tools": [{"type": "custom", "custom": {"name": "f", "format": form}}]}
 
         where = "tools[0].custom.format.grammar."
-        lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: \"a\""}}
-        self.refused("/v1/chat/completions", body(lark), 400, where + "syntax")
+        for definition in ("start: \"a", "start: \"a\" start?", "start: \"a\"\n%ignore \" \""):
+            lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": definition}}
+            self.refused("/v1/chat/completions", body(lark), 400, where + "definition")
         bad = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "("}}
         self.refused("/v1/chat/completions", body(bad), 400, where + "definition")
         self.refused("/v1/chat/completions", {"messages": MESSAGES, "tools": [{"type": "web_search"}]}, 400, "tools[0].type")
