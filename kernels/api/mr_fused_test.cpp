@@ -580,7 +580,7 @@ TEST(MrFused, RefusesBadArguments) {
   refused([](auto& a) { a.x.type = MR_Q8_0; }, MR_ERROR_UNSUPPORTED, "args.x.type is q8_0");
   refused([](auto& a) { a.rows = -1; }, MR_ERROR_INVALID, "args.rows");
   refused([](auto& a) { a.cols = 0; }, MR_ERROR_INVALID, "args.cols");
-  refused([](auto& a) { a.kind = static_cast<mr_norm_kind>(2); }, MR_ERROR_INVALID, "args.kind");
+  refused([](auto& a) { std::memset(&a.kind, 2, sizeof a.kind); }, MR_ERROR_INVALID, "args.kind");
   refused([](auto& a) { a.eps = -1.0f; }, MR_ERROR_INVALID, "args.eps");
   refused([](auto& a) { a.eps = NAN; }, MR_ERROR_INVALID, "args.eps");
   refused([](auto& a) { a.residual = a.x; }, MR_ERROR_INVALID, "args.sum");

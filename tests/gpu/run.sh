@@ -137,11 +137,9 @@ case $capability in
   *) architectures=$capability-real kind=portable ;;
 esac
 [ -z "${CUDA_ARCHITECTURES:-}" ] || kind='' # whatever was asked for
-shared=yes
-[ -z "${MILLRACE_DEPS_DIR:-}" ] || shared='' # such a build installs nothing
 build_step build "$build" "${CUDA_ARCHITECTURES:-$architectures}" \
   millrace kernels_cuda_test kernels_api_test backend_cuda_test backend_test engine_test integration_test attention_driver gemm_bench \
-  ${shared:+millrace_kernels_shared} || finish
+  millrace_kernels_shared flash_mma_driver || finish
 
 export MILLRACE_TEST_DEVICES=cuda
 export XDG_CACHE_HOME=$PWD/$build/cache # a table of tuned kernels that somebody else made is not under test
@@ -189,11 +187,11 @@ if [ -f "$model" ]; then
 else
   note SKIPPED real "*** $model is not there: python3 tools/fetch_model.py smollm2 ***"
 fi
-if [ -n "$shared" ]; then
-  start fused "$python" tests/gpu/fused_test.py "$build/libmillrace_kernels.so" --device cuda --repeat 100
-else
-  note SKIPPED fused '*** MILLRACE_DEPS_DIR is set: no shared library was built ***'
-fi
+# The kernel library as other programs call it, against torch in float64.
+library=$build/libmillrace_kernels.so
+start fused "$python" tests/gpu/fused_test.py "$library" --device cuda --repeat 100
+start products "$python" tests/gpu/gemm_test.py "$library"
+for part in 0 1 2; do start "flash.$part" "$python" tests/gpu/flash_attention_test.py "$library" --part $part/3; done
 if command -v compute-sanitizer >/dev/null; then
   # Small models with everything in them: sinks, windows, experts, ragged batches.
   small='*Golden.Device*/gpt_oss_w32:*Golden.Device*/qwen3'
@@ -205,7 +203,7 @@ else
 fi
 attention '' "$build"
 kernels_ran ''
-expect_on_cuda '\[ +figure +\] cuda ' golden sampling engine real memcheck racecheck
+expect_on_cuda '\[ +figure +\] cuda ' golden sampling engine real memcheck racecheck products
 expect_on_cuda 'comparisons on cuda, 0 failures' fused
 expect_on_cuda 'WithAGpu.* \.\.\. ok' errors
 
