@@ -31,8 +31,8 @@ void check_matrix(const void* data, int64_t rows, int64_t cols, int64_t& stride,
 void check_scales(mr_gemm_args& args) {
   const int64_t blocks = (args.k + 127) / 128;
   if (args.type == MR_F8_E4M3) {
-    require_aligned(args.a_scales, 4, "args.a_scales");
-    require_aligned(args.b_scales, 4, "args.b_scales");
+    if (blocks > 0 && args.m > 0) require_aligned(args.a_scales, 4, "args.a_scales");
+    if (blocks > 0 && args.n > 0) require_aligned(args.b_scales, 4, "args.b_scales");
     args.a_scale_stride = stride_or(args.a_scale_stride, blocks, "args.a_scale_stride");
     args.b_scale_stride = stride_or(args.b_scale_stride, blocks, "args.b_scale_stride");
   } else if (args.type != MR_I8 && (args.a_scales != nullptr || args.b_scales != nullptr)) {
