@@ -251,7 +251,7 @@ def largest_of(*tensors):
 
 
 def worst(got, want, rounding, error, largest=None):
-    """How far the worst element is beyond its bound: at most 1 is right. error: of `largest`, or of the largest here."""
+    """How far the worst element is beyond its bound: at most 1 is right. error: of `largest`, or of want's largest."""
     got, want = got.double(), want.double()
     if got.numel() == 0:
         return 0.0
