@@ -164,12 +164,16 @@ struct FlashAmx {
   }
 
   // The second half of the rows' memory takes their transpose.
-  static void accumulate(float* rows, int32_t count, int32_t dims, float* by, int32_t lanes, float* c,
-                         FlashPrefetch next) {
+  static void prepare(float* rows, int32_t count, int32_t dims) {
     auto* const as_they_lie = reinterpret_cast<uint16_t*>(rows);
-    uint16_t* const transposed = as_they_lie + int64_t{kFlashTile} * dims;
     compiler_fence();
-    transpose_rows(as_they_lie, count, dims, transposed);
+    transpose_rows(as_they_lie, count, dims, as_they_lie + int64_t{kFlashTile} * dims);
+    compiler_fence();
+  }
+  static void accumulate(const float* rows, int32_t count, int32_t dims, float* by, int32_t lanes, float* c,
+                         FlashPrefetch next) {
+    const uint16_t* const transposed = reinterpret_cast<const uint16_t*>(rows) + int64_t{kFlashTile} * dims;
+    compiler_fence();
     pair_weights(by, count, lanes);
     compiler_fence();
     const auto* const a = reinterpret_cast<const uint8_t*>(transposed);

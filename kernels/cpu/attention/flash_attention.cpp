@@ -124,24 +124,35 @@ struct QueryTiling {
   int32_t queries;  // of a tile
 };
 
-// Every tile of query rows, the last queries first: with a causal mask they have the most keys.
+// Tiles of a task: as many as leave every thread a few tasks. A block-sparse task lies in one block.
+int32_t tiles_per_task(const Context& ctx, const FlashProblem& p, int64_t tiles) {
+  if (p.block_q > 0) return 1;
+  constexpr int64_t kTasksPerThread = 4;  // so that the last ones end together
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(tiles / (kTasksPerThread * ctx.pool.size()), 1, kFlashTiles));
+}
+
+// All query rows, the last queries first: with a causal mask they have the most keys.
 void for_query_tiles(const Context& ctx, const mr_flash_problem& problem, const FlashTensors& tensors,
                      const FlashWorkspace& w, FlashFn kernel) {
   const FlashProblem p = plain_problem(problem);
   const QueryTiling tiling(p);
-  const int64_t tiles = flash_ceil_div(problem.max_q, tiling.queries);
   const int64_t each = int64_t{problem.batch} * p.kv_heads * tiling.splits;
-  ctx.pool.parallel_for(tiles * each, 1, [&](int64_t begin, int64_t end, int thread) {
+  const int32_t queries =
+      tiling.queries * tiles_per_task(ctx, p, each * flash_ceil_div(problem.max_q, tiling.queries));
+  const int64_t tasks = flash_ceil_div(problem.max_q, queries);
+  ctx.pool.parallel_for(tasks * each, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; ++i) {
       const auto rest = static_cast<int32_t>(i % each), b = rest / (p.kv_heads * tiling.splits);
       const int32_t split = rest % tiling.splits, kv_head = rest / tiling.splits % p.kv_heads;
-      const auto first = static_cast<int32_t>((tiles - 1 - i / each) * tiling.queries);
+      const auto first = static_cast<int32_t>((tasks - 1 - i / each) * queries);
       const FlashSequence s = sequence_of(problem, tensors, w, b);
       if (first >= s.q_len) continue;
       const int32_t head = kv_head * tiling.group + split * tiling.heads;
       const int32_t num_heads = std::min(tiling.heads, tiling.group - split * tiling.heads);
-      const int32_t count = std::min(tiling.queries, s.q_len - first) * num_heads;
-      kernel({&p, &s, b, head, num_heads, kv_head, first, count, w.scratch + thread * w.scratch_floats});
+      const int32_t count = std::min(queries, s.q_len - first) * num_heads;
+      kernel({&p, &s, b, head, num_heads, kv_head, first, count, tiling.queries,
+              w.scratch + thread * w.scratch_floats});
     }
   });
 }
@@ -150,14 +161,16 @@ void for_key_tiles(const Context& ctx, const mr_flash_problem& problem, const Fl
                    const FlashWorkspace& w, FlashFn kernel) {
   const FlashProblem p = plain_problem(problem);
   const int32_t group = p.heads / p.kv_heads;
-  const int64_t tiles = flash_ceil_div(problem.max_k, kFlashTile), each = int64_t{problem.batch} * p.kv_heads;
-  ctx.pool.parallel_for(tiles * each, 1, [&](int64_t begin, int64_t end, int thread) {
+  const int64_t each = int64_t{problem.batch} * p.kv_heads;
+  const int32_t keys = kFlashTile * tiles_per_task(ctx, p, each * flash_ceil_div(problem.max_k, kFlashTile));
+  const int64_t tasks = flash_ceil_div(problem.max_k, keys);
+  ctx.pool.parallel_for(tasks * each, 1, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; ++i) {
       const auto rest = static_cast<int32_t>(i % each), b = rest / p.kv_heads, kv_head = rest % p.kv_heads;
-      const auto first = static_cast<int32_t>(i / each * kFlashTile);
+      const auto first = static_cast<int32_t>(i / each * keys);
       const FlashSequence s = sequence_of(problem, tensors, w, b);
       if (first >= s.k_len) continue;
-      kernel({&p, &s, b, kv_head * group, group, kv_head, first, std::min(kFlashTile, s.k_len - first),
+      kernel({&p, &s, b, kv_head * group, group, kv_head, first, std::min(keys, s.k_len - first), kFlashTile,
               w.scratch + thread * w.scratch_floats});
     }
   });

@@ -19,7 +19,7 @@ inline void zero_lanes(float* sums, int32_t dims) {
   for (int64_t i = 0; i < int64_t{dims} * kFlashTile; i += kLanes) Simd::store(sums + i, Simd::zero());
 }
 
-// delta of a tile of query rows.
+// delta of all query rows of a task.
 void flash_delta(const FlashTask& task) {
   const FlashSequence& s = *task.sequence;
   const int32_t dims = task.problem->value_dim;
@@ -64,26 +64,40 @@ template <class Mask>
 // ---------------------------------------------------------------- dQ: lanes are query rows
 
 struct FlashQueryTile {
-  explicit FlashQueryTile(const FlashTask& of)
-      : task(of), ranges(of), lanes(whole_lanes(of.count)), scratch(of) {
-    const FlashProblem& p = *task.problem;
+  void begin(const FlashTask& of, FlashScratch& scratch) {
+    const FlashProblem& p = *of.problem;
+    task = of;
+    ranges.set(task);
+    lanes = whole_lanes(task.count);
     query = scratch.take_tile(p.head_dim);
-    keys = scratch.take_tile(p.head_dim);
     sums = scratch.take_tile(p.head_dim);
     d_out = scratch.take_tile(p.value_dim);
-    values = scratch.take_tile(p.value_dim);
     scores = scratch.take(kFlashTile * kFlashTile);
     d_weights = scratch.take(kFlashTile * kFlashTile);
   }
-  const FlashTask& task;
-  const LaneRanges ranges;
-  const int32_t lanes;
-  FlashScratch scratch;
-  float *query, *keys, *sums;  // [head_dim][64], [64][head_dim], [head_dim][64]
-  float *d_out, *values;       // [value_dim][64], [64][value_dim]
-  float *scores, *d_weights;   // [64 keys][64]; scores become dS
+  FlashTask task;
+  LaneRanges ranges;
+  int32_t lanes;
+  float *query, *sums, *d_out;  // [head_dim][64], [head_dim][64], [value_dim][64]
+  float *scores, *d_weights;    // [64 keys][64]; scores become dS
   alignas(64) float lse[kFlashTile];
   alignas(64) float delta[kFlashTile];
+};
+
+struct FlashQueryTiles {
+  explicit FlashQueryTiles(const FlashTask& task) {
+    FlashScratch scratch(task);
+    keys = scratch.take_tile(task.problem->head_dim);
+    values = scratch.take_tile(task.problem->value_dim);
+    for (; count < kFlashTiles; ++count) {
+      const FlashTask part = task.tile(count, task.num_heads);
+      if (part.count == 0) break;
+      tiles[count].begin(part, scratch);
+    }
+  }
+  int32_t count = 0;
+  float *keys, *values;  // [64][head_dim], [64][value_dim]
+  FlashQueryTile tiles[kFlashTiles];
 };
 
 template <bool kMasked>
@@ -102,63 +116,98 @@ template <bool kMasked>
 }
 
 template <class Math>
-void add_query_gradient(FlashQueryTile& t, int32_t from, int32_t to) {
-  const FlashProblem& p = *t.task.problem;
-  const FlashSequence& s = *t.task.sequence;
-  const int32_t count = to - from, head = t.task.kv_head;
-  Math::load_rows(s.k, from, count, head, p.head_dim, t.keys);
-  Math::load_rows(s.v, from, count, head, p.value_dim, t.values);
-  Math::scores(t.keys, count, p.head_dim, t.query, t.lanes, t.scores,
-               next_rows(s.k, to, t.ranges.any_last, head, p.head_dim));
-  Math::scores(t.values, count, p.value_dim, t.d_out, t.lanes, t.d_weights,
-               next_rows(s.v, to, t.ranges.any_last, head, p.value_dim));
-  const bool whole = t.ranges.whole(from, to);
-  for (int32_t lane = 0; lane < t.lanes; lane += kLanes) {
-    whole ? gradient_lanes<false>(t, lane, from, count) : gradient_lanes<true>(t, lane, from, count);
+void add_query_gradients(FlashQueryTiles& all, int32_t from, int32_t to, int32_t last) {
+  const FlashTask& task = all.tiles[0].task;
+  const FlashProblem& p = *task.problem;
+  const FlashSequence& s = *task.sequence;
+  const int32_t count = to - from, head = task.kv_head;
+  Math::load_rows(s.k, from, count, head, p.head_dim, all.keys);
+  Math::load_rows(s.v, from, count, head, p.value_dim, all.values);
+  Math::prepare(all.keys, count, p.head_dim);
+  FlashPrefetch next_keys = next_rows(s.k, to, last, head, p.head_dim);
+  FlashPrefetch next_values = next_rows(s.v, to, last, head, p.value_dim);
+  for (int32_t i = 0; i < all.count; ++i) {
+    FlashQueryTile& t = all.tiles[i];
+    if (!t.ranges.some(from, to)) continue;
+    Math::scores(all.keys, count, p.head_dim, t.query, t.lanes, t.scores, next_keys);
+    Math::scores(all.values, count, p.value_dim, t.d_out, t.lanes, t.d_weights, next_values);
+    next_keys = next_values = {};
+    const bool whole = t.ranges.whole(from, to);
+    for (int32_t lane = 0; lane < t.lanes; lane += kLanes) {
+      whole ? gradient_lanes<false>(t, lane, from, count) : gradient_lanes<true>(t, lane, from, count);
+    }
+    Math::accumulate(all.keys, count, p.head_dim, t.scores, t.lanes, t.sums, {});
   }
-  Math::accumulate(t.keys, count, p.head_dim, t.scores, t.lanes, t.sums, {});
 }
 
 template <class Math>
 void flash_backward_queries(const FlashTask& task) {
   const FlashProblem& p = *task.problem;
   const FlashSequence& s = *task.sequence;
-  const RowOfTask row_of{task};
-  FlashQueryTile t(task);
-  Math::load_lanes(s.q, task.count, p.head_dim, t.keys, t.query, row_of);
-  Math::load_lanes(s.d_out, task.count, p.value_dim, t.values, t.d_out, row_of);
-  for (int32_t r = 0; r < t.lanes; ++r) {
-    const RowHead at = row_of(r < task.count ? r : 0);
-    t.lse[r] = finite_lse(s, at);
-    t.delta[r] = s.delta[at.head * s.row_stride + at.row];
+  FlashQueryTiles all(task);
+  for (int32_t i = 0; i < all.count; ++i) {
+    FlashQueryTile& t = all.tiles[i];
+    const RowOfTask row_of{t.task};
+    Math::load_lanes(s.q, t.task.count, p.head_dim, all.keys, t.query, row_of);
+    Math::load_lanes(s.d_out, t.task.count, p.value_dim, all.values, t.d_out, row_of);
+    for (int32_t r = 0; r < t.lanes; ++r) {
+      const RowHead at = row_of(r < t.task.count ? r : 0);
+      t.lse[r] = finite_lse(s, at);
+      t.delta[r] = s.delta[at.head * s.row_stride + at.row];
+    }
+    zero_lanes(t.sums, p.head_dim);
   }
-  zero_lanes(t.sums, p.head_dim);
-  for_each_key_tile(task, t.ranges, [&](int32_t from, int32_t to) { add_query_gradient<Math>(t, from, to); });
+  const FlashRange seen = seen_keys(all.tiles, all.count);
+  for_each_key_tile(task, seen,
+                    [&](int32_t from, int32_t to) { add_query_gradients<Math>(all, from, to, seen.last); });
   float factor[kFlashTile];
   for (float& f : factor) f = p.scale;
-  store_lanes(s.d_q, task.count, p.head_dim, t.sums, factor, t.keys, row_of);
+  for (int32_t i = 0; i < all.count; ++i) {
+    const FlashQueryTile& t = all.tiles[i];
+    store_lanes(s.d_q, t.task.count, p.head_dim, t.sums, factor, all.keys, RowOfTask{t.task});
+  }
 }
 
 // ---------------------------------------------------------------- dK, dV: lanes are keys
 
 struct FlashKeyTile {
-  explicit FlashKeyTile(const FlashTask& of) : task(of), lanes(whole_lanes(of.count)), scratch(of) {
-    const FlashProblem& p = *task.problem;
+  void begin(const FlashTask& of, FlashScratch& scratch) {
+    const FlashProblem& p = *of.problem;
+    task = of;
+    lanes = whole_lanes(task.count);
     keys = scratch.take_tile(p.head_dim);
-    query = scratch.take_tile(p.head_dim);
     key_sums = scratch.take_tile(p.head_dim);
     values = scratch.take_tile(p.value_dim);
-    d_out = scratch.take_tile(p.value_dim);
     value_sums = scratch.take_tile(p.value_dim);
     scores = scratch.take(kFlashTile * kFlashTile);
     d_weights = scratch.take(kFlashTile * kFlashTile);
+    seeing = seeing_queries(p, *task.sequence, task.first, task.first + task.count);
   }
-  const FlashTask& task;
-  const int32_t lanes;
-  FlashScratch scratch;
-  float *keys, *query, *key_sums;      // [head_dim][64], [64][head_dim], [head_dim][64]
-  float *values, *d_out, *value_sums;  // [value_dim][64], [64][value_dim], [value_dim][64]
-  float *scores, *d_weights;           // [64 queries][64]; become weights and dS
+  // Whether some query of [from, to) of the head sees some of the keys.
+  bool seen(int32_t head, int32_t from, int32_t to) const;
+
+  FlashTask task;
+  FlashRange seeing;
+  int32_t lanes;
+  float *keys, *key_sums;      // [head_dim][64]
+  float *values, *value_sums;  // [value_dim][64]
+  float *scores, *d_weights;   // [64 queries][64]; become weights and dS
+};
+
+struct FlashKeyTiles {
+  explicit FlashKeyTiles(const FlashTask& task) {
+    FlashScratch scratch(task);
+    query = scratch.take_tile(task.problem->head_dim);
+    d_out = scratch.take_tile(task.problem->value_dim);
+    for (; count < kFlashTiles; ++count) {
+      const FlashTask part = task.tile(count, 1);
+      if (part.count == 0) break;
+      tiles[count].begin(part, scratch);
+    }
+  }
+  int32_t count = 0;
+  float *query, *d_out;  // [64][head_dim], [64][value_dim]
+  FlashKeyTile tiles[kFlashTiles];
 };
 
 // Query `m` of the tile: its weights and dS of all lanes.
@@ -187,22 +236,6 @@ inline void gradient_row(FlashKeyTile& t, int32_t m, int32_t query, int32_t head
   }
 }
 
-template <class Math>
-void add_key_gradient(FlashKeyTile& t, int32_t head, int32_t from, int32_t to) {
-  const FlashProblem& p = *t.task.problem;
-  const FlashSequence& s = *t.task.sequence;
-  const int32_t count = to - from;
-  Math::load_rows(s.q, from, count, head, p.head_dim, t.query);
-  Math::load_rows(s.d_out, from, count, head, p.value_dim, t.d_out);
-  Math::scores(t.query, count, p.head_dim, t.keys, t.lanes, t.scores, {});
-  Math::scores(t.d_out, count, p.value_dim, t.values, t.lanes, t.d_weights, {});
-  for (int32_t m = 0; m < count; ++m) gradient_row(t, m, from + m, head);
-  Math::accumulate(t.d_out, count, p.value_dim, t.scores, t.lanes, t.value_sums,
-                   next_rows(s.q, to, s.q_len, head, p.head_dim));
-  Math::accumulate(t.query, count, p.head_dim, t.d_weights, t.lanes, t.key_sums,
-                   next_rows(s.d_out, to, s.q_len, head, p.value_dim));
-}
-
 // Whether the block of queries that a tile of them lies in has this task's block of keys in its list.
 inline bool has_block(const FlashTask& task, int32_t head, int32_t query) {
   const FlashProblem& p = *task.problem;
@@ -221,28 +254,69 @@ inline bool has_block(const FlashTask& task, int32_t head, int32_t query) {
   return low < p.row_starts[block + 1] && p.columns[low] == wanted;
 }
 
+inline bool FlashKeyTile::seen(int32_t head, int32_t from, int32_t to) const {
+  return seeing.first < to && from < seeing.last && has_block(task, head, from);
+}
+
+template <class Math>
+void add_key_gradients(FlashKeyTiles& all, int32_t head, int32_t from, int32_t to) {
+  const FlashTask& task = all.tiles[0].task;
+  const FlashProblem& p = *task.problem;
+  const FlashSequence& s = *task.sequence;
+  const int32_t count = to - from;
+  bool loaded = false;
+  for (int32_t i = 0; i < all.count; ++i) {
+    FlashKeyTile& t = all.tiles[i];
+    if (!t.seen(head, from, to)) continue;
+    FlashPrefetch next_queries, next_grads;
+    if (!loaded) {
+      Math::load_rows(s.q, from, count, head, p.head_dim, all.query);
+      Math::load_rows(s.d_out, from, count, head, p.value_dim, all.d_out);
+      Math::prepare(all.query, count, p.head_dim);
+      Math::prepare(all.d_out, count, p.value_dim);
+      next_queries = next_rows(s.q, to, s.q_len, head, p.head_dim);
+      next_grads = next_rows(s.d_out, to, s.q_len, head, p.value_dim);
+      loaded = true;
+    }
+    Math::scores(all.query, count, p.head_dim, t.keys, t.lanes, t.scores, next_queries);
+    Math::scores(all.d_out, count, p.value_dim, t.values, t.lanes, t.d_weights, next_grads);
+    for (int32_t m = 0; m < count; ++m) gradient_row(t, m, from + m, head);
+    Math::accumulate(all.d_out, count, p.value_dim, t.scores, t.lanes, t.value_sums, {});
+    Math::accumulate(all.query, count, p.head_dim, t.d_weights, t.lanes, t.key_sums, {});
+  }
+}
+
 template <class Math>
 void flash_backward_keys(const FlashTask& task) {
   const FlashProblem& p = *task.problem;
   const FlashSequence& s = *task.sequence;
-  const auto row_of = [&](int32_t r) { return RowHead{task.first + r, task.kv_head}; };
-  FlashKeyTile t(task);
-  Math::load_lanes(s.k, task.count, p.head_dim, t.query, t.keys, row_of);
-  Math::load_lanes(s.v, task.count, p.value_dim, t.d_out, t.values, row_of);
-  zero_lanes(t.key_sums, p.head_dim);
-  zero_lanes(t.value_sums, p.value_dim);
-  const FlashRange seeing = seeing_queries(p, s, task.first, task.first + task.count);
+  FlashKeyTiles all(task);
+  const auto row_of = [&](const FlashKeyTile& t) {
+    return [&t](int32_t r) { return RowHead{t.task.first + r, t.task.kv_head}; };
+  };
+  FlashRange seeing{INT32_MAX, 0};
+  for (int32_t i = 0; i < all.count; ++i) {
+    FlashKeyTile& t = all.tiles[i];
+    Math::load_lanes(s.k, t.task.count, p.head_dim, all.query, t.keys, row_of(t));
+    Math::load_lanes(s.v, t.task.count, p.value_dim, all.d_out, t.values, row_of(t));
+    zero_lanes(t.key_sums, p.head_dim);
+    zero_lanes(t.value_sums, p.value_dim);
+    if (t.seeing.first >= t.seeing.last) continue;
+    seeing.first = t.seeing.first < seeing.first ? t.seeing.first : seeing.first;
+    seeing.last = t.seeing.last > seeing.last ? t.seeing.last : seeing.last;
+  }
   for (int32_t h = task.head; h < task.head + task.num_heads; ++h) {
     for (int32_t from = seeing.first / kFlashTile * kFlashTile; from < seeing.last; from += kFlashTile) {
-      const int32_t to = from + kFlashTile < s.q_len ? from + kFlashTile : s.q_len;
-      if (has_block(task, h, from)) add_key_gradient<Math>(t, h, from, to);
+      add_key_gradients<Math>(all, h, from, from + kFlashTile < s.q_len ? from + kFlashTile : s.q_len);
     }
   }
-  float factor[kFlashTile];
-  for (float& f : factor) f = p.scale;
-  store_lanes(s.d_k, task.count, p.head_dim, t.key_sums, factor, t.query, row_of);
-  for (float& f : factor) f = 1.0f;
-  store_lanes(s.d_v, task.count, p.value_dim, t.value_sums, factor, t.d_out, row_of);
+  float scale[kFlashTile], one[kFlashTile];
+  for (int32_t r = 0; r < kFlashTile; ++r) scale[r] = p.scale, one[r] = 1.0f;
+  for (int32_t i = 0; i < all.count; ++i) {
+    const FlashKeyTile& t = all.tiles[i];
+    store_lanes(s.d_k, t.task.count, p.head_dim, t.key_sums, scale, all.query, row_of(t));
+    store_lanes(s.d_v, t.task.count, p.value_dim, t.value_sums, one, all.d_out, row_of(t));
+  }
 }
 
 }  // namespace

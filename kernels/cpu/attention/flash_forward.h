@@ -1,6 +1,6 @@
-// Attention over tensors, forward: a tile of up to 64 query rows goes through its keys 64 at a time, with an
-// online softmax. Lanes are rows, so that maxima, sums and weights are of vectors and nothing is reduced
-// across lanes.
+// Attention over tensors, forward: tiles of up to 64 query rows go through their keys 64 at a time, with an
+// online softmax. A task has up to four such tiles, so that keys and values are loaded once for all of them.
+// Lanes are rows, so that maxima, sums and weights are of vectors and nothing is reduced across lanes.
 #pragma once
 
 #include <stdint.h>
@@ -11,26 +11,41 @@ namespace millrace::cpu::MILLRACE_TARGET {
 namespace {
 
 struct FlashForwardTile {
-  explicit FlashForwardTile(const FlashTask& of)
-      : task(of), ranges(of), lanes(whole_lanes(of.count)), scratch(of) {
-    const FlashProblem& p = *task.problem;
+  void begin(const FlashTask& of, FlashScratch& scratch) {
+    const FlashProblem& p = *of.problem;
+    task = of;
+    ranges.set(task);
+    lanes = whole_lanes(task.count);
     query = scratch.take_tile(p.head_dim);
-    keys = scratch.take_tile(p.head_dim);
-    values = scratch.take_tile(p.value_dim);
     acc = scratch.take_tile(p.value_dim);
     scores = scratch.take(kFlashTile * kFlashTile);
   }
-  const FlashTask& task;
-  const LaneRanges ranges;
-  const int32_t lanes;  // a multiple of 16
-  FlashScratch scratch;
+  FlashTask task;
+  LaneRanges ranges;
+  int32_t lanes;  // a multiple of 16
   float* query;   // [head_dim][64]
-  float* keys;    // [64][head_dim]
-  float* values;  // [64][value_dim]
   float* acc;     // [value_dim][64]
   float* scores;  // [64 keys][64], then weights
   alignas(64) float row_max[kFlashTile];
   alignas(64) float row_sum[kFlashTile];
+};
+
+// The tiles of a task, and the rows that they share.
+struct FlashForwardTiles {
+  explicit FlashForwardTiles(const FlashTask& task) {
+    FlashScratch scratch(task);
+    keys = scratch.take_tile(task.problem->head_dim);
+    values = scratch.take_tile(task.problem->value_dim);
+    for (; count < kFlashTiles; ++count) {
+      const FlashTask part = task.tile(count, task.num_heads);
+      if (part.count == 0) break;
+      tiles[count].begin(part, scratch);
+    }
+  }
+  int32_t count = 0;
+  float* keys;    // [64][head_dim]
+  float* values;  // [64][value_dim]
+  FlashForwardTile tiles[kFlashTiles];
 };
 
 // A sink is a key with that score and no value.
@@ -85,23 +100,35 @@ template <bool kMasked>
 }
 
 template <class Math>
-void attend_tile(FlashForwardTile& t, int32_t from, int32_t to) {
-  const FlashProblem& p = *t.task.problem;
-  const FlashSequence& s = *t.task.sequence;
-  const int32_t count = to - from, head = t.task.kv_head;
-  Math::load_rows(s.k, from, count, head, p.head_dim, t.keys);
-  Math::scores(t.keys, count, p.head_dim, t.query, t.lanes, t.scores,
-               next_rows(s.v, from, to, head, p.value_dim));
-  const bool whole = t.ranges.whole(from, to);
-  for (int32_t lane = 0; lane < t.lanes; lane += kLanes) {
-    whole ? softmax_lanes<false>(t, lane, from, count) : softmax_lanes<true>(t, lane, from, count);
+void attend_keys(FlashForwardTiles& all, int32_t from, int32_t to, int32_t last) {
+  const FlashTask& task = all.tiles[0].task;
+  const FlashProblem& p = *task.problem;
+  const FlashSequence& s = *task.sequence;
+  const int32_t count = to - from, head = task.kv_head;
+  FlashPrefetch next = next_rows(s.v, from, to, head, p.value_dim);
+  Math::load_rows(s.k, from, count, head, p.head_dim, all.keys);
+  for (int32_t i = 0; i < all.count; ++i) {
+    FlashForwardTile& t = all.tiles[i];
+    if (!t.ranges.some(from, to)) continue;
+    Math::scores(all.keys, count, p.head_dim, t.query, t.lanes, t.scores, next);
+    next = {};
+    const bool whole = t.ranges.whole(from, to);
+    for (int32_t lane = 0; lane < t.lanes; lane += kLanes) {
+      whole ? softmax_lanes<false>(t, lane, from, count) : softmax_lanes<true>(t, lane, from, count);
+    }
   }
-  Math::load_rows(s.v, from, count, head, p.value_dim, t.values);
-  Math::accumulate(t.values, count, p.value_dim, t.scores, t.lanes, t.acc,
-                   next_rows(s.k, to, t.ranges.any_last, head, p.head_dim));
+  next = next_rows(s.k, to, last, head, p.head_dim);
+  Math::load_rows(s.v, from, count, head, p.value_dim, all.values);
+  Math::prepare(all.values, count, p.value_dim);
+  for (int32_t i = 0; i < all.count; ++i) {
+    FlashForwardTile& t = all.tiles[i];
+    if (!t.ranges.some(from, to)) continue;
+    Math::accumulate(all.values, count, p.value_dim, t.scores, t.lanes, t.acc, next);
+    next = {};
+  }
 }
 
-inline void end_rows(FlashForwardTile& t) {
+inline void end_rows(FlashForwardTile& t, float* staging) {
   const FlashSequence& s = *t.task.sequence;
   const RowOfTask row_of{t.task};
   alignas(64) float factor[kFlashTile];
@@ -113,16 +140,22 @@ inline void end_rows(FlashForwardTile& t) {
     s.lse[at.head * s.row_stride + at.row] =
         sum == 0.0f ? -__builtin_inff() : t.row_max[r] + __builtin_logf(sum);
   }
-  store_lanes(s.out, t.task.count, t.task.problem->value_dim, t.acc, factor, t.values, row_of);
+  store_lanes(s.out, t.task.count, t.task.problem->value_dim, t.acc, factor, staging, row_of);
 }
 
 template <class Math>
 void flash_forward(const FlashTask& task) {
-  FlashForwardTile t(task);
-  Math::load_lanes(task.sequence->q, task.count, task.problem->head_dim, t.keys, t.query, RowOfTask{task});
-  begin_rows(t);
-  for_each_key_tile(task, t.ranges, [&](int32_t from, int32_t to) { attend_tile<Math>(t, from, to); });
-  end_rows(t);
+  FlashForwardTiles all(task);
+  for (int32_t i = 0; i < all.count; ++i) {
+    FlashForwardTile& t = all.tiles[i];
+    Math::load_lanes(task.sequence->q, t.task.count, task.problem->head_dim, all.keys, t.query,
+                     RowOfTask{t.task});
+    begin_rows(t);
+  }
+  const FlashRange seen = seen_keys(all.tiles, all.count);
+  for_each_key_tile(task, seen,
+                    [&](int32_t from, int32_t to) { attend_keys<Math>(all, from, to, seen.last); });
+  for (int32_t i = 0; i < all.count; ++i) end_rows(all.tiles[i], all.values);
 }
 
 }  // namespace

@@ -152,8 +152,10 @@ struct FlashFloat {
     const int32_t padded = (count + kFlashM - 1) / kFlashM * kFlashM;
     flash_gemm<true>(rows, dims, padded, dims, by, lanes, c, next);
   }
+  // Rows that accumulate() will take, once.
+  static void prepare(float*, int32_t, int32_t) {}
   // c [dims][lanes] += the transpose of rows [count][dims] x by [count][lanes], which may be overwritten
-  static void accumulate(float* rows, int32_t count, int32_t dims, float* by, int32_t lanes, float* c,
+  static void accumulate(const float* rows, int32_t count, int32_t dims, float* by, int32_t lanes, float* c,
                          const FlashPrefetch& next) {
     flash_gemm<false>(rows, dims, dims, count, by, lanes, c, next);
   }

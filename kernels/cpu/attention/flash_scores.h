@@ -26,7 +26,7 @@ struct FlashScratch {
 
 // The keys that each lane of a tile of query rows sees.
 struct LaneRanges {
-  explicit LaneRanges(const FlashTask& task) {
+  void set(const FlashTask& task) {
     for (int32_t r = 0; r < whole_lanes(task.count); ++r) {
       const int32_t row = r < task.count ? r : 0;  // nobody reads what lanes behind the last row give
       const FlashRange keys = visible_keys(*task.problem, *task.sequence, task.first + row / task.num_heads);
@@ -43,6 +43,7 @@ struct LaneRanges {
     }
   }
   bool whole(int32_t from, int32_t to) const { return all_first <= from && to <= all_last; }
+  bool some(int32_t from, int32_t to) const { return any_first < to && from < any_last; }
 
   int32_t first[kFlashTile], last[kFlashTile];
   int32_t any_first = INT32_MAX, any_last = 0;  // seen by some lane
@@ -69,13 +70,14 @@ struct LaneMask {
   V16 low, high;
 };
 
-// Calls f(first key, last key) for every tile of keys that some lane sees, in order.
+// Calls f(first key, last key) for every tile of keys of which a lane sees some, in order; seen: keys that
+// some lane sees.
 template <class F>
-void for_each_key_tile(const FlashTask& task, const LaneRanges& ranges, const F& f) {
+void for_each_key_tile(const FlashTask& task, FlashRange seen, const F& f) {
   const FlashProblem& p = *task.problem;
   const auto tiles = [&](int32_t from, int32_t to) {
-    const int32_t begin = from > ranges.any_first ? from : ranges.any_first / kFlashTile * kFlashTile;
-    const int32_t end = to < ranges.any_last ? to : ranges.any_last;
+    const int32_t begin = from > seen.first ? from : seen.first / kFlashTile * kFlashTile;
+    const int32_t end = to < seen.last ? to : seen.last;
     for (int32_t k = begin; k < end; k += kFlashTile) f(k, k + kFlashTile < end ? k + kFlashTile : end);
   };
   if (p.block_q == 0) return tiles(0, task.sequence->k_len);
@@ -84,6 +86,18 @@ void for_each_key_tile(const FlashTask& task, const LaneRanges& ranges, const F&
   for (int32_t i = p.row_starts[block]; i < p.row_starts[block + 1]; ++i) {
     tiles(p.columns[i] * p.block_k, (p.columns[i] + 1) * p.block_k);
   }
+}
+
+// Keys that some lane of any of the tiles sees.
+template <class Tile>
+FlashRange seen_keys(const Tile* tiles, int32_t count) {
+  FlashRange seen{INT32_MAX, 0};
+  for (int32_t i = 0; i < count; ++i) {
+    const LaneRanges& of = tiles[i].ranges;
+    seen.first = of.any_first < seen.first ? of.any_first : seen.first;
+    seen.last = of.any_last > seen.last ? of.any_last : seen.last;
+  }
+  return seen;
 }
 
 struct RowOfTask {

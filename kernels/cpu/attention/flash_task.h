@@ -77,23 +77,37 @@ inline FlashRange seeing_queries(const FlashProblem& p, const FlashSequence& s, 
   return {static_cast<int32_t>(from), static_cast<int32_t>(to)};
 }
 
-// A tile of query rows (forward, dQ): row r is query first + r / num_heads of head head + r % num_heads, so
-// that the heads of a group share keys and values. Block-sparse tiles have one head, and lie in one block.
-// A tile of keys (dK, dV): keys [first, first + count) of kv_head.
+// Tiles of query rows (forward, delta, dQ): row r is query first + r / num_heads of head head + r %
+// num_heads, so that the heads of a group share keys and values. Block-sparse tiles have one head, and a task
+// lies in one block. Tiles of keys (dK, dV): keys [first, first + count) of kv_head. A task is up to
+// kFlashTiles tiles of per_tile queries, or keys, each: they share what is read of the other side. How many
+// they are changes no result.
+inline constexpr int32_t kFlashTiles = 4;
 struct FlashTask {
   const FlashProblem* problem;
   const FlashSequence* sequence;
   int32_t sequence_idx;
   int32_t head, num_heads, kv_head;
-  int32_t first, count;
+  int32_t first, count;  // count: query rows, or keys
+  int32_t per_tile;
   float* scratch;  // flash_scratch_floats()
+
+  // Tile i, of query rows (heads: num_heads) or of keys (1); its count is 0 behind the last.
+  FlashTask tile(int32_t i, int32_t heads) const {
+    const int32_t left = count / heads - i * per_tile, most = left < per_tile ? left : per_tile;
+    FlashTask part = *this;
+    part.first = first + i * per_tile;
+    part.count = most < 0 ? 0 : most * heads;
+    return part;
+  }
 };
 
-// Lane tiles [dims][64] and row tiles [64][dims] of both sides, sums [dims][64], two tiles of scores. 16
-// floats behind each: a vector behind the last dimension.
+// Rows [64][dims] of both sides; per tile lanes [dims][64] and sums [dims][64] of both, two tiles of scores.
+// 16 floats behind each: a vector behind the last dimension.
 inline constexpr int64_t kFlashSlack = 16;
 inline int64_t flash_scratch_floats(int64_t head_dim, int64_t value_dim) {
-  return 3 * (kFlashTile * (head_dim + value_dim) + 2 * kFlashSlack) + 2 * kFlashTile * kFlashTile;
+  const int64_t pair = kFlashTile * (head_dim + value_dim) + 2 * kFlashSlack;
+  return pair + kFlashTiles * (2 * pair + 2 * kFlashTile * kFlashTile);
 }
 
 using FlashFn = void (*)(const FlashTask& task);
