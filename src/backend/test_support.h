@@ -40,7 +40,7 @@ inline const std::vector<DType>& matrix_types() {
   return types;
 }
 
-// Those that the reference and the cpu backend have and no other: with kernels, and dequantized to float32.
+// Those that a GPU decodes into bf16 tiles: with kernels on the cpu, and dequantized to float32 there.
 inline const std::vector<DType>& cpu_kernel_types() {
   static const std::vector<DType> types = {DType::kQ2_K, DType::kQ3_K, DType::kIQ4_NL, DType::kIQ4_XS};
   return types;

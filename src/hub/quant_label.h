@@ -11,7 +11,7 @@ std::string quant_label(std::string_view path);
 // Two ways to write the same label become the same: capitals, '_' for '-', F16 for FP16.
 std::string label_key(std::string_view text);
 // Which of several labels is taken when nobody said: the lower, the better. Labels whose types Millrace
-// does not load, or on the cpu alone, have kUnloadable or more.
+// does not load, or widens on a GPU, have kUnloadable or more.
 constexpr int kUnloadable = 1000;
 int label_rank(std::string_view label);
 

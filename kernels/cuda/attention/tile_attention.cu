@@ -79,6 +79,7 @@ class TileCta {
       if (tile > last_tile) return;  // the row has no such split: the whole CTA alike
     }
     begin(item);
+    find_pages(item, tile);
     load<false>(item, tile);
     for (; tile <= last_tile; ++tile) {
       load<true>(item, tile);
@@ -90,6 +91,7 @@ class TileCta {
       warp_max(score);
       __syncthreads();  // every warp's row_max is there, and nobody reads the keys any more
       if (tile < last_tile) {
+        find_pages(item, tile + 1);
         load<false>(item, tile + 1);
       } else {
         ptx::async_commit();  // an empty group: the count of those under way stays the same
@@ -144,23 +146,37 @@ class TileCta {
     }
   }
 
-  // A tile of keys or values, a group of this thread's copies. What no row sees is zeros: it may be anything.
+  // The pool's blocks of a tile's pages; kNoBlock for one that no row sees.
+  __device__ void find_pages(const TileItem& item, int32_t tile) {
+#pragma unroll
+    for (int page = 0; page < kWarps; ++page) {
+      const int32_t at = tile * kWarps + page;
+      const bool seen = at >= item.seen.first / kBlockTokens && at <= item.seen.last / kBlockTokens;
+      pages_[page] = seen ? item.table[at] : kNoBlock;
+    }
+  }
+  // A tile of keys or values of these pages, a group of this thread's copies. What no row sees is zeros: it
+  // may be anything. A thread has the same 16 bytes of every kStep-th position, so that all but a page's
+  // address is known when this is compiled.
   template <bool kValues>
   __device__ void load(const TileItem& item, int32_t tile) {
-    constexpr int kChunks = kDim / 8;  // of 16 bytes, of a position
-    const int32_t first_held = item.seen.first / kBlockTokens * kBlockTokens;
-    for (int i = threadIdx.x; i < kKeys * kChunks; i += kThreads) {
-      const int key = i / kChunks, d = i % kChunks * 8;
-      const int32_t position = tile * kKeys + key;
-      __nv_bfloat16* to = kValues ? &shared_.values[key][d] : &shared_.keys[key][d];
-      if (position < first_held || position > item.seen.last) {
+    constexpr int kChunks = kDim / 8, kStep = kThreads / kChunks;
+    static_assert(kBlockTokens % kStep == 0);
+    const int key = static_cast<int>(threadIdx.x) / kChunks, d = static_cast<int>(threadIdx.x) % kChunks * 8;
+    __nv_bfloat16* to = kValues ? &shared_.values[key][d] : &shared_.keys[key][d];
+    const int32_t left = item.seen.last - tile * kKeys - key;  // positions to the last that is seen
+    const bool swizzled = p_.cache.order == CacheOrder::kSwizzled;
+#pragma unroll
+    for (int j = 0; j < kKeys; j += kStep, to += kStep * (kDim + 8)) {
+      const int32_t block = pages_[j / kBlockTokens];
+      if (block == kNoBlock || j > left) {
         *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
         continue;
       }
-      const auto* from =
-          keys_of_block<__nv_bfloat16>(p_.cache, item.table[position / kBlockTokens], item.kv_head) +
-          (kValues ? value_distance(p_.cache) : 0);
-      ptx::async_copy16(to, from + cache_offset(p_.cache, position % kBlockTokens, d));
+      const __nv_bfloat16* from = keys_of_block<__nv_bfloat16>(p_.cache, block, item.kv_head) +
+                                  (kValues ? value_distance(p_.cache) : 0);
+      const int in_block = key + j % kBlockTokens;
+      ptx::async_copy16(to, from + (swizzled ? swizzled_offset(in_block, d) : in_block * kDim + d));
     }
     ptx::async_commit();
   }
@@ -320,6 +336,7 @@ class TileCta {
   const TileAttention& p_;
   Shared& shared_;
   const int warp_, g_, t_, group_;
+  int32_t pages_[kWarps];  // of the keys that were loaded last, whose values come next
   KeyRange seen_[kRows];
   SplitCombine combined_[kRows];
   float row_max_[kRows], row_sum_[kRows];

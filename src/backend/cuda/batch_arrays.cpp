@@ -62,9 +62,12 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
     }
   }
   cut_chunks(prefill_chunk_tokens(spec.heads, spec.kv_heads, spec.head_dim));
-  if (chunks_.empty()) return;
-  chunks_at_ = (size_ + 3) / 4 * 4;
-  size_ = chunks_at_ + 4 * chunks_.size();
+  if (!chunks_.empty()) {
+    chunks_at_ = (size_ + 3) / 4 * 4;
+    size_ = chunks_at_ + 4 * chunks_.size();
+  }
+  lengths_at_ = size_;
+  if (!single_tokens_) size_ += sequences_.size();
 }
 
 void BatchArrays::cut_chunks(int32_t tokens) {
@@ -87,7 +90,7 @@ void BatchArrays::fill(int32_t* out) const {
   std::copy(batch_.logit_rows.begin(), batch_.logit_rows.end(), out + logit_rows());
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const SequenceSlice& s = *sequences_[i].slice;
-    out[lengths() + i] = length_after(s);
+    if (!single_tokens_) out[lengths() + i] = length_after(s);
     for (int32_t t = 0; t < s.num_tokens; ++t) {
       out[positions() + s.first_row + t] = s.context_len + t;
       out[sequence_of() + s.first_row + t] = static_cast<int32_t>(i);

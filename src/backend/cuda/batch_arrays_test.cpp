@@ -46,7 +46,8 @@ TEST(BatchArrays, HoldsEveryPartWhereTheSpecificationSays) {
   EXPECT_EQ(part(values, arrays.table_starts(0), 2), (std::vector<int32_t>{first, first + 1}));
   EXPECT_EQ(part(values, arrays.table_starts(1), 2), (std::vector<int32_t>{first + 4, first + 5}));
   EXPECT_EQ(part(values, arrays.tables(), 8), (std::vector<int32_t>{7, 1, 2, 5, 3, kNoBlock, 0, 4}));
-  EXPECT_EQ(arrays.size(), arrays.tables() + 8);
+  EXPECT_EQ(arrays.lengths(), arrays.tables() + 8);
+  EXPECT_EQ(arrays.size(), arrays.lengths() + 2);
   EXPECT_FALSE(arrays.single_tokens());
   EXPECT_EQ(arrays.last_position(), 33);
 }

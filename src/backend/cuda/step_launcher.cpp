@@ -205,8 +205,9 @@ void StepLauncher::operator()(const RopeOp& op) {
 
 void StepLauncher::operator()(const Attend& op) {
   if (uses_paged_attention(op)) return paged_attention(op);
-  const AttentionLimits limits{op.softcap, op.chunk,
-                               op.bidirectional ? in_batch(batch_->lengths()) : nullptr};
+  // A sequence of one token ends with it: nobody is behind it.
+  const bool sees_behind = op.bidirectional && !plan_.single_tokens;
+  const AttentionLimits limits{op.softcap, op.chunk, sees_behind ? in_batch(batch_->lengths()) : nullptr};
   if (tile_attention_) return tile_attention(op, limits);
   const AttentionParams params{op.window, op.scale, vector_of(op.sinks)};
   launch_attention(cache_of(op.layer), params, plan_.rows, w_.query.as<float>(), w_.attention.as<float>(),
