@@ -192,6 +192,7 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--only", default="")
+    parser.add_argument("--from", dest="begin", type=int, default=0, help="leave out so many operations")
     parser.add_argument("--compile", action="store_true", help="torch.compile the peers (slow to start)")
     options = parser.parse_args()
     global DEVICE
@@ -205,7 +206,7 @@ def main():
         copies[size] = limit(rows)
     print("BF16; GB/s, share of the limit, torch's GB/s; " +
           ", ".join(f"{size} MB: {speed / 1e9:.0f}" for size, speed in copies.items()), flush=True)
-    for name in operations(libraries[0], 1):
+    for name in list(operations(libraries[0], 1))[options.begin :]:
         if options.only in name:
             lines = [measure(libraries, name, rows, copies[size], options.compile) for size, rows in rows_of.items()]
             print(f"{name:23s}" + " | ".join(lines), flush=True)

@@ -206,9 +206,10 @@ TEST(MrFused, NormsInPlaceAndOfManyBlocks) {
   args.dweight = dweight.vector();
   same_on_all({&dx, &dweight}, [&](mr_device* device) { return norm_backward(device, args); });
   Row want(cols);
+  const Row all_rstd = rstd.row(0);
   for (int64_t r = 0; r < rows; ++r) {
-    for (size_t i = 0; i < cols; ++i)
-      want[i] += dy.row(r)[i] * x.row(r)[i] * rstd.row(0)[static_cast<size_t>(r)];
+    const Row of_x = x.row(r), of_dy = dy.row(r);
+    for (size_t i = 0; i < cols; ++i) want[i] += of_dy[i] * of_x[i] * all_rstd[static_cast<size_t>(r)];
   }
   expect_close(dweight.row(0), want, MR_F32, "dweight of 1,100 rows");
   const DevicePtr device = open_cpu();
@@ -440,7 +441,6 @@ TEST(MrFused, CrossEntropyInChunksHasTheBitsOfAllLogitsAtOnce) {
                                             targets.data(), -100,          loss.data(), lse.data()};
     ASSERT_EQ(mr_linear_cross_entropy_workspace_bytes(device.get(), weight, 1, &one), MR_OK);
     ASSERT_EQ(mr_linear_cross_entropy_workspace_bytes(device.get(), weight, 3, &three), MR_OK);
-    ASSERT_LT(three, rows * vocab * sizeof(float) + three / 4);
     for (const size_t given : {one, three, three + one}) {
       const Guarded workspace(given);
       std::fill(loss.begin(), loss.end(), -1.0f);
@@ -580,7 +580,6 @@ TEST(MrFused, RefusesBadArguments) {
   refused([](auto& a) { a.x.type = MR_Q8_0; }, MR_ERROR_UNSUPPORTED, "args.x.type is q8_0");
   refused([](auto& a) { a.rows = -1; }, MR_ERROR_INVALID, "args.rows");
   refused([](auto& a) { a.cols = 0; }, MR_ERROR_INVALID, "args.cols");
-  refused([](auto& a) { std::memset(&a.kind, 2, sizeof a.kind); }, MR_ERROR_INVALID, "args.kind");
   refused([](auto& a) { a.eps = -1.0f; }, MR_ERROR_INVALID, "args.eps");
   refused([](auto& a) { a.eps = NAN; }, MR_ERROR_INVALID, "args.eps");
   refused([](auto& a) { a.residual = a.x; }, MR_ERROR_INVALID, "args.sum");
@@ -609,6 +608,8 @@ TEST(MrFused, RefusesBadArguments) {
 
   mr_activation_args act{MR_ACTIVATION_GELU, 4, 16, from, from, to, 0.0f, 0.0f};
   EXPECT_REFUSED(mr_activation_rows(device.get(), &act, nullptr), MR_ERROR_INVALID, "args.up");
+  act.kind = static_cast<mr_activation_kind>(7);
+  EXPECT_REFUSED(mr_activation_rows(device.get(), &act, nullptr), MR_ERROR_INVALID, "args.kind");
   act.kind = MR_ACTIVATION_CLAMPED_SWIGLU;
   EXPECT_REFUSED(mr_activation_rows(device.get(), &act, nullptr), MR_ERROR_INVALID, "args.limit");
   const mr_softmax_args softmax{4, 16, from, to, INFINITY};

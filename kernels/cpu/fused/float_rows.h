@@ -22,6 +22,12 @@ namespace {
   Simd::store_f16(static_cast<uint16_t*>(row.data) + i, x);
 }
 
+// Sixteen lanes of whole numbers and their floats, by the compilers' own vectors: what they make of it has
+// the width of the instruction set.
+using U32x16 = uint32_t __attribute__((vector_size(64)));
+using F32x16 = float __attribute__((vector_size(64)));
+using U64x8 = uint64_t __attribute__((vector_size(64)));
+
 // The n <= 16 elements from i on; `fill` behind them.
 inline V16 load_last(const FloatRow& row, int64_t i, int64_t n, float fill) {
   V16 x;

@@ -10,26 +10,26 @@ namespace {
 // ---------------------------------------------------------------- codes
 
 // To E4M3, nearest even, at most +-448: the exponent's bias goes from 127 to 7, the mantissa from 23 bits
-// to 3. Plain loops over sixteen lanes, which compilers vectorize.
+// to 3.
 inline void to_e4m3(V16 x, uint8_t* codes) {
   alignas(64) float lanes[kLanes];
-  alignas(64) uint32_t u[kLanes], magnitude[kLanes], subnormal[kLanes];
   Simd::store(lanes, x);
-  __builtin_memcpy(u, lanes, sizeof u);
-  for (int j = 0; j < kLanes; ++j) {
-    const uint32_t size = u[j] & 0x7fffffffu;
-    magnitude[j] = size > 0x43e00000u ? 0x43e00000u : size;  // 448
-  }
-  __builtin_memcpy(lanes, magnitude, sizeof lanes);
-  for (int j = 0; j < kLanes; ++j) lanes[j] += 0x1p14f;  // its last bit is worth 2^-9, the smallest E4M3
-  __builtin_memcpy(subnormal, lanes, sizeof lanes);
-  for (int j = 0; j < kLanes; ++j) {
-    const uint32_t normal = (magnitude[j] + 0x7ffffu + (magnitude[j] >> 20 & 1u) - 0x3c000000u) >> 20;
-    uint32_t code = magnitude[j] < 0x3c800000u ? subnormal[j] - 0x46800000u : normal;
-    code = (u[j] & 0x7fffffffu) > 0x7f800000u ? 0x7fu : code;
-    u[j] = code | (u[j] >> 24 & 0x80u);
-  }
-  for (int j = 0; j < kLanes; ++j) codes[j] = static_cast<uint8_t>(u[j]);
+  U32x16 u, subnormal;
+  __builtin_memcpy(&u, lanes, sizeof u);
+  const U32x16 size = u & 0x7fffffffu;
+  const auto over = reinterpret_cast<U32x16>(size > 0x43e00000u),
+             nan = reinterpret_cast<U32x16>(size > 0x7f800000u);
+  const U32x16 magnitude = (size & ~over) | (over & 0x43e00000u);  // at most 448
+  F32x16 shifted;
+  __builtin_memcpy(&shifted, &magnitude, sizeof shifted);
+  shifted += 0x1p14f;  // its last bit is worth 2^-9, the smallest E4M3
+  __builtin_memcpy(&subnormal, &shifted, sizeof shifted);
+  const U32x16 normal = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - 0x3c000000u) >> 20;
+  const auto small = reinterpret_cast<U32x16>(magnitude < 0x3c800000u);
+  const U32x16 code = ((subnormal - 0x46800000u) & small) | (normal & ~small);
+  const U32x16 with_sign = (code & ~nan) | (nan & 0x7fu) | (u >> 24 & 0x80u);
+  __builtin_memcpy(lanes, &with_sign, sizeof lanes);
+  Simd::store_low_bytes(Simd::load(lanes), reinterpret_cast<int8_t*>(codes));
 }
 
 inline void store_codes(V16 y, float scale, bool int8, int64_t n, uint8_t* to) {

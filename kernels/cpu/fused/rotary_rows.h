@@ -89,43 +89,38 @@ void rotate_row(FloatRow x, const float* cosines, const float* sines, int64_t ha
             [&](const auto& part, int64_t i) { part.store(y, 2 * half + i, part.load(x, 2 * half + i)); });
 }
 
-// The words of sixteen counters side by side: word w of counter k belongs to column 4 k + w.
-constexpr int kCounters = 16, kDropoutColumns = 4 * kCounters;
-inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_t first_col,
-                          uint32_t* words) {
-  alignas(64) uint32_t c0[kCounters], c1[kCounters], c2[kCounters], c3[kCounters];
-  for (int k = 0; k < kCounters; ++k) {
-    c0[k] = static_cast<uint32_t>(first_col / 4) + static_cast<uint32_t>(k);
-    c1[k] = op.row;
-    c2[k] = op.offset_low;
-    c3[k] = op.offset_high;
-  }
+// Eight counters side by side, 32 bits in each lane of 64; word w of counter k belongs to column 4 k + w.
+constexpr int kDropoutColumns = 32;
+inline void dropout_words(const DropoutRow& op, const philox::Keys& keys, int64_t first_col, U32x16* words) {
+  constexpr uint64_t kLow = 0xffffffffu;
+  const uint64_t first = static_cast<uint64_t>(first_col / 4);
+  const U64x8 lane = {0, 1, 2, 3, 4, 5, 6, 7}, zero = {};
+  U64x8 c0 = (lane + first) & kLow, c1 = zero + op.row, c2 = zero + op.offset_low, c3 = zero + op.offset_high;
   for (int round = 0; round < philox::kRounds; ++round) {
-    const uint32_t first = keys.first[round], second = keys.second[round];
-    for (int k = 0; k < kCounters; ++k) {
-      const uint64_t a = static_cast<uint64_t>(philox::kMultiply0) * c0[k];
-      const uint64_t b = static_cast<uint64_t>(philox::kMultiply1) * c2[k];
-      c0[k] = static_cast<uint32_t>(b >> 32) ^ c1[k] ^ first;
-      c2[k] = static_cast<uint32_t>(a >> 32) ^ c3[k] ^ second;
-      c1[k] = static_cast<uint32_t>(b);
-      c3[k] = static_cast<uint32_t>(a);
-    }
+    const U64x8 a = c0 * uint64_t{philox::kMultiply0}, b = c2 * uint64_t{philox::kMultiply1};
+    c0 = (b >> 32) ^ c1 ^ uint64_t { keys.first[round] };
+    c2 = (a >> 32) ^ c3 ^ uint64_t { keys.second[round] };
+    c1 = b & kLow;
+    c3 = a & kLow;
   }
-  for (int k = 0; k < kCounters; ++k) {
-    words[4 * k] = c0[k];
-    words[4 * k + 1] = c1[k];
-    words[4 * k + 2] = c2[k];
-    words[4 * k + 3] = c3[k];
-  }
+  const U64x8 front = c0 | c1 << 32, back = c2 | c3 << 32;  // two words of each counter
+  const U64x8 low = __builtin_shufflevector(front, back, 0, 8, 1, 9, 2, 10, 3, 11);
+  const U64x8 high = __builtin_shufflevector(front, back, 4, 12, 5, 13, 6, 14, 7, 15);
+  __builtin_memcpy(&words[0], &low, sizeof low);
+  __builtin_memcpy(&words[1], &high, sizeof high);
 }
 
 void dropout_row(const DropoutRow& op, const philox::Keys& keys) {
   const V16 scale = Simd::broadcast(op.scale), half = Simd::broadcast(0.5f), zero = Simd::zero();
+  constexpr uint32_t kOne = 0x3f800000u;  // of a float
   for (int64_t begin = 0; begin < op.cols; begin += kDropoutColumns) {
-    alignas(64) uint32_t words[kDropoutColumns];
-    alignas(64) float kept[kDropoutColumns];
+    U32x16 words[2];
     dropout_words(op, keys, op.first_col + begin, words);
-    for (int j = 0; j < kDropoutColumns; ++j) kept[j] = words[j] >= op.drop_below ? 1.0f : 0.0f;
+    alignas(64) float kept[kDropoutColumns];
+    for (int j = 0; j < 2; ++j) {
+      const U32x16 one = reinterpret_cast<U32x16>(words[j] >= op.drop_below) & kOne;
+      __builtin_memcpy(kept + j * kLanes, &one, sizeof one);
+    }
     const int64_t cols = op.cols - begin < kDropoutColumns ? op.cols - begin : kDropoutColumns;
     each16_of(cols, [&](const auto& part, int64_t i) {
       const V16 y = Simd::mul(part.load(op.x, begin + i), scale);
