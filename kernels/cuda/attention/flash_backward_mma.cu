@@ -133,33 +133,54 @@ struct KeyTileMemory {  // tiles lie in dynamic memory
   typename T::Element *k, *v, *q, *d_out;
 };
 
-// p^T and ds^T of a tile: rows are keys (key and key + 8), columns queries.
-template <class T>
-__device__ inline void key_tile_scores(const Shape& s, const Sequence& sequence, const KeyTileMemory<T>& tile,
-                                       const float* lse, const float* delta, int32_t first_key,
-                                       int32_t first_query, float (&p)[T::kQueries / 8][4],
-                                       float (&ds)[T::kQueries / 8][4]) {
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  multiply_rows<T::kDim, T::kQueries>(p, tile.k, 16 * warp, tile.q);
-  if constexpr (T::kOfKeys) multiply_rows<T::kDim, T::kQueries>(ds, tile.v, 16 * warp, tile.d_out);
-  const bool all_seen = sequence.sees_all(s, first_query, T::kQueries, first_key, T::kKeys);
+// Dot products become p, and d_out v^T becomes ds; both are 0 where the key is not seen. kByColumn: rows are
+// keys (key and key + 8) and columns queries, else the other way around; lse and delta are of the queries.
+template <int kColumns, bool kByColumn>
+__device__ inline void score_gradients(const Shape& s, const Sequence& sequence,
+                                       float (&p)[1][kColumns / 8][4], float (&ds)[1][kColumns / 8][4],
+                                       const float* lse, const float* delta, int32_t row,
+                                       int32_t first_column, bool all_seen) {
+  const int t = threadIdx.x % 4;
+  const auto value = [&](const float* of, int n, int i) {
+    return of[kByColumn ? 8 * n + 2 * t + i % 2 : i / 2];
+  };
+  if (has_plain_scores(s)) {
+    const float unit = score_unit(s);
 #pragma unroll
-  for (int n = 0; n < T::kQueries / 8; ++n) {
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        p[0][n][i] = ptx::exp2_approx(fmaf(p[0][n][i], unit, -value(lse, n, i)));
+        ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - value(delta, n, i));
+      }
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float score = cap_score(s, p[0][n][i]);
+        p[0][n][i] = ptx::exp2_approx(score - value(lse, n, i));
+        ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - value(delta, n, i)) * slope_of(s, score);
+      }
+    }
+  }
+  if (all_seen) return;
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int column = 8 * n + 2 * t + i % 2;
-      const float score = score_of(s, p[n][i]);
-      const bool seen =
-          all_seen || sequence.sees(s, first_query + column, first_key + 16 * warp + g + i / 2 * 8);
-      p[n][i] = seen ? exp2f(score - lse[column]) : 0.f;
-      if constexpr (T::kOfKeys) ds[n][i] = p[n][i] * (ds[n][i] - delta[column]) * slope_of(s, score);
+      const int32_t at_row = row + i / 2 * 8, at_column = first_column + 8 * n + 2 * t + i % 2;
+      if (sequence.sees(s, kByColumn ? at_column : at_row, kByColumn ? at_row : at_column)) continue;
+      p[0][n][i] = 0.f;
+      ds[0][n][i] = 0.f;
     }
   }
 }
 
 // Rows first_row and first_row + 8 of a gradient, of dim elements.
 template <int kDim, class Element, class RowAt>
-__device__ inline void write_gradient(const float (&x)[kDim / 8][4], float scale, int32_t first_row,
+__device__ inline void write_gradient(const float (&x)[1][kDim / 8][4], float scale, int32_t first_row,
                                       int32_t count, int32_t dim, const RowAt& row_at) {
   const int t = threadIdx.x % 4;
 #pragma unroll
@@ -171,7 +192,7 @@ __device__ inline void write_gradient(const float (&x)[kDim / 8][4], float scale
     for (int n = 0; n < kDim / 8; ++n) {
       if (8 * n >= dim) continue;
       *reinterpret_cast<uint32_t*>(to + 8 * n + 2 * t) =
-          pack<Element>(x[n][2 * half] * scale, x[n][2 * half + 1] * scale);
+          pack<Element>(x[0][n][2 * half] * scale, x[0][n][2 * half + 1] * scale);
     }
   }
 }
@@ -194,6 +215,8 @@ __global__ void __launch_bounds__(T::kThreads)
   const int32_t kv_head = rest % s.kv_heads;
   const Sequence sequence(s, rest / s.kv_heads);
   if (first_key >= sequence.k_len) return;
+  const int warp = threadIdx.x / 32;
+  const int32_t row = first_key + 16 * warp + static_cast<int32_t>(threadIdx.x % 32 / 4);  // and + 8
   const auto* any = static_cast<const Element*>(call.k.data);
   const auto load_keys = [&](const Tensor& from, Element* to, int32_t dim) {
     load_tile<T::kDim, T::kKeys, T::kThreads>(to, first_key, sequence.k_len, dim, any, [&](int32_t row) {
@@ -203,7 +226,7 @@ __global__ void __launch_bounds__(T::kThreads)
   load_keys(call.k, tile.k, s.head_dim);
   if constexpr (T::kOfKeys) load_keys(call.v, tile.v, s.value_dim);
 
-  float d_k[T::kDim / 8][4] = {}, d_v[T::kDim / 8][4] = {};
+  float d_k[1][T::kDim / 8][4] = {}, d_v[1][T::kDim / 8][4] = {};
   const int32_t past_key = min(first_key + T::kKeys, sequence.k_len);
   const int32_t first_tile = sequence.first_query(s, first_key) / T::kQueries;
   const int32_t past_tile = (sequence.past_query(s, past_key) + T::kQueries - 1) / T::kQueries;
@@ -238,14 +261,16 @@ __global__ void __launch_bounds__(T::kThreads)
       }
       ptx::copy_wait<0>();
       __syncthreads();  // keys, queries and their numbers are there
-      float p[T::kQueries / 8][4] = {}, ds[T::kQueries / 8][4] = {};
-      key_tile_scores<T>(s, sequence, tile, lse, delta, first_key, first_query, p, ds);
-      if constexpr (T::kOfValues) multiply_columns<T::kDim, T::kQueries>(d_v, p, tile.d_out);
-      if constexpr (T::kOfKeys) multiply_columns<T::kDim, T::kQueries>(d_k, ds, tile.q);
+      float p[1][T::kQueries / 8][4] = {}, ds[1][T::kQueries / 8][4] = {};
+      multiply_rows<T::kDim, T::kQueries, 1>(p, tile.k, 16 * warp, tile.q);
+      if constexpr (T::kOfKeys) multiply_rows<T::kDim, T::kQueries, 1>(ds, tile.v, 16 * warp, tile.d_out);
+      const bool all_seen = sequence.sees_all(s, first_query, T::kQueries, first_key, T::kKeys);
+      score_gradients<T::kQueries, true>(s, sequence, p, ds, lse, delta, row, first_query, all_seen);
+      if constexpr (T::kOfValues) multiply_columns<T::kDim, T::kQueries, 1>(d_v, p, tile.d_out);
+      if constexpr (T::kOfKeys) multiply_columns<T::kDim, T::kQueries, 1>(d_k, ds, tile.q);
     }
   }
-  const int32_t row = first_key + static_cast<int32_t>(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
-  const auto write = [&](const Tensor& to, const float(&x)[T::kDim / 8][4], float scale, int32_t dim) {
+  const auto write = [&](const Tensor& to, const float(&x)[1][T::kDim / 8][4], float scale, int32_t dim) {
     write_gradient<T::kDim, Element>(x, scale, row, sequence.k_len, dim, [&](int32_t key) {
       return key_row<Element>(s, to, sequence, kv_head, key);
     });
@@ -270,7 +295,7 @@ __global__ void __launch_bounds__(T::kThreads)
   const int32_t head = rest % s.heads, kv_head = head / s.group, first_query = m * T::kQueries;
   const Sequence sequence(s, rest / s.heads);
   if (first_query >= sequence.q_len) return;
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
   const int32_t query = first_query + 16 * warp + g;  // and + 8
 
   const auto* any = static_cast<const Element*>(call.q.data);
@@ -289,7 +314,7 @@ __global__ void __launch_bounds__(T::kThreads)
     lse[half] = row < sequence.q_len ? call.lse[at] * kLog2e : 0.f;
     delta[half] = row < sequence.q_len ? call.delta[at] : 0.f;
   }
-  float d_q[T::kDim / 8][4] = {};
+  float d_q[1][T::kDim / 8][4] = {};
   const KeyTiles<T::kKeys> tiles(s, sequence, head, first_query, T::kQueries);
   for (int32_t tile = 0; tile < tiles.count; ++tile) {
     const int32_t first_key = tiles.key(s, tile);
@@ -304,21 +329,12 @@ __global__ void __launch_bounds__(T::kThreads)
     ptx::copy_commit();
     ptx::copy_wait<0>();
     __syncthreads();  // queries and keys are there
-    float p[T::kKeys / 8][4] = {}, ds[T::kKeys / 8][4] = {};
-    multiply_rows<T::kDim, T::kKeys>(p, q_tile, 16 * warp, k_tile);
-    multiply_rows<T::kDim, T::kKeys>(ds, d_out_tile, 16 * warp, v_tile);
+    float p[1][T::kKeys / 8][4] = {}, ds[1][T::kKeys / 8][4] = {};
+    multiply_rows<T::kDim, T::kKeys, 1>(p, q_tile, 16 * warp, k_tile);
+    multiply_rows<T::kDim, T::kKeys, 1>(ds, d_out_tile, 16 * warp, v_tile);
     const bool all_seen = sequence.sees_all(s, first_query, T::kQueries, first_key, T::kKeys);
-#pragma unroll
-    for (int n = 0; n < T::kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float score = score_of(s, p[n][i]);
-        const bool seen = all_seen || sequence.sees(s, query + i / 2 * 8, first_key + 8 * n + 2 * t + i % 2);
-        const float probability = seen ? exp2f(score - lse[i / 2]) : 0.f;
-        ds[n][i] = probability * (ds[n][i] - delta[i / 2]) * slope_of(s, score);
-      }
-    }
-    multiply_columns<T::kDim, T::kKeys>(d_q, ds, k_tile);
+    score_gradients<T::kKeys, false>(s, sequence, p, ds, lse, delta, query, first_key, all_seen);
+    multiply_columns<T::kDim, T::kKeys, 1>(d_q, ds, k_tile);
   }
   write_gradient<T::kDim, Element>(d_q, s.scale, query, sequence.q_len, s.head_dim, [&](int32_t row) {
     return query_row<Element>(call.d_q, sequence, head, row);
