@@ -4,6 +4,8 @@
 
 #include "millrace/kernels/attention.h"
 #include "millrace/kernels/device.h"
+#include "millrace/kernels/flash_attention_v2.h"
+#include "millrace/kernels/flash_attention_v2_optimized.h"
 #include "millrace/kernels/matmul.h"
 #include "millrace/kernels/moe.h"
 #include "millrace/kernels/norm.h"
