@@ -72,12 +72,12 @@ def measure(build):
 
 
 def show(found):
-    columns = ("keys", "splits", "step", "baseline_step", "pair", "torch_call", "kernel", "plain_kernel", "torch_kernel")
+    columns = ("keys", "splits", "step", "baseline_step", "pair", "torch_call", "kernel", "plain_kernel",
+               "torch_kernel")
     print("  ".join(f"{c:>13}" for c in columns) + "   (us)")
     for row in found["rows"]:
-        print("  ".join(f"{row.get(c, '-'):>13}" for c in columns)
-              + "   " + " ".join(f"{name.replace('_over_', '/')} {found['ratios'].get(str(row['keys']) + ' ' + name, '-')}"
-                                 for name in RATIOS))
+        ratios = (f"{name.replace('_over_', '/')} {found['ratios'].get(str(row['keys']) + ' ' + name, '-')}" for name in RATIOS)
+        print("  ".join(f"{row.get(c, '-'):>13}" for c in columns) + "   " + " ".join(ratios))
 
 
 def compare(build, found):
