@@ -21,7 +21,8 @@ PREFIX ?= /usr/local
 NVCC ?= nvcc
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check install package deps deps-test fuzz soak format lint asan tsan cross cuda fa2-opt test-fa2-opt clean
+.PHONY: help run build test check install package deps deps-test fuzz soak format lint asan tsan cross cuda clean
+.PHONY: fa2-opt test-fa2-opt
 
 help:
 	@echo 'make run      answer a prompt with SmolLM2-135M-Instruct (installs, builds and fetches what is missing)'

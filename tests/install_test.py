@@ -51,11 +51,12 @@ def exported(library):
 
 def check_exports(lib):
     symbols = exported(lib / "libmillrace_kernels.so")
-    strange = [name for name in symbols if not name.startswith("mr_")]
-    expect(symbols and not strange, f"libmillrace_kernels.so exports {strange[:5]}, expected mr_* alone")
+    strange = [name for name in symbols if not name.startswith(("mr_", "flash_attention_v2_"))]
+    expect(symbols and not strange,
+           f"libmillrace_kernels.so exports {strange[:5]}, expected mr_* and flash_attention_v2_* alone")
     declared = set()
     for header in (ROOT / "include/millrace/kernels").glob("*.h"):
-        declared |= set(re.findall(r"MR_API[^;(]*?\b(mr_\w+)\(", header.read_text()))
+        declared |= set(re.findall(r"MR_API[^;(]*?\b((?:mr|flash_attention_v2)_\w+)\(", header.read_text()))
     expect(declared == set(symbols), f"declared and exported differ: {sorted(declared ^ set(symbols))}")
     strange = [name for name in exported(lib / "libmillrace.so") if "millrace::" not in name]
     expect(not strange, f"libmillrace.so exports {strange[:5]}, expected millrace:: alone")

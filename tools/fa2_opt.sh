@@ -8,14 +8,18 @@ cd "$(dirname "$0")/.."
 nvcc=${NVCC:-nvcc}
 out=${OUT:-build/fa2-opt}
 # Turing, Ampere and Ada, Hopper; later GPUs by translation.
-arch=${CUDA_ARCH:--gencode arch=compute_75,code=sm_75 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90}
+arch=${CUDA_ARCH:-}
+for code in 75,code=sm_75 80,code=sm_80 90,code=sm_90 90,code=compute_90; do
+  [ -n "${CUDA_ARCH:-}" ] || arch+=" -gencode arch=compute_$code"
+done
 command -v "$nvcc" >/dev/null || {
   echo 'make fa2-opt: nvcc is not on the PATH; install the CUDA toolkit (12.8 or later)' >&2
   exit 2
 }
 mkdir -p "$out"
 read -ra arch <<<"$arch"
-flags=(-std=c++20 -O3 --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-fPIC,-fvisibility=hidden -I. -Iinclude "${arch[@]}")
+flags=(-std=c++20 -O3 --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-fPIC,-fvisibility=hidden)
+flags+=(-I. -Iinclude "${arch[@]}")
 sources=(kernels/cuda/resident/*.cu kernels/api/cuda/flash_attention_v2*.cpp
   kernels/cuda/resident/resident_session.cpp tests/fa2/standalone_status.cpp)
 objects=()

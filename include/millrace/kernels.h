@@ -9,6 +9,8 @@
 #include "millrace/kernels/dropout.h"
 #include "millrace/kernels/embedding.h"
 #include "millrace/kernels/flash_attention.h"
+#include "millrace/kernels/flash_attention_v2.h"
+#include "millrace/kernels/flash_attention_v2_optimized.h"
 #include "millrace/kernels/gemm.h"
 #include "millrace/kernels/matmul.h"
 #include "millrace/kernels/moe.h"

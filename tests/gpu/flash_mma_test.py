@@ -125,7 +125,8 @@ class Case:
         torch.manual_seed(seed)
         dtype = torch.float16 if case["type"] == "f16" else torch.bfloat16
         lengths_q, lengths_k = case["q"], case["k"]
-        self.batch, self.ragged, self.paged = len(lengths_q), case["layout"] in ("ragged", "paged"), case["layout"] == "paged"
+        self.batch, self.paged = len(lengths_q), case["layout"] == "paged"
+        self.ragged = case["layout"] in ("ragged", "paged")
         order = "bhs" if case["layout"] == "bhsd" else "bsh"
         heads, kv_heads, dim, vdim = case["heads"], case["kv_heads"], case["dim"], case["vdim"]
         case["scale"] = case.get("scale", 1 / math.sqrt(dim))
@@ -217,8 +218,8 @@ class Case:
         for b in range(self.batch):
             of = lambda rows, starts: self.sequence(rows, b, starts).double()  # noqa: E731, B023
             sinks = self.sinks.double() if self.sinks is not None else None
-            out, lse = oracle(self.case, of(self.q, self.starts_q), of(self.k, self.starts_k), of(self.v, self.starts_k),
-                              sinks, b)
+            out, lse = oracle(self.case, of(self.q, self.starts_q), of(self.k, self.starts_k),
+                              of(self.v, self.starts_k), sinks, b)
             worst = max_nan(worst, error_of(self.sequence(self.out, b, self.starts_q), out))
             got = self.lse_of(b).double()
             if not bool(((got == -math.inf) == (lse == -math.inf)).all()):
@@ -291,7 +292,8 @@ def cases(count, types):
     found = []
     for i in range(count):
         layout = ("bshd", "bhsd", "ragged", "paged")[i % 4]
-        dim, vdim = r.choice([(64, 64), (128, 128), (96, 96), (192, 128), (256, 256), (8, 8), (72, 72), (80, 40), (64, 64)])
+        dim, vdim = r.choice([(64, 64), (128, 128), (96, 96), (192, 128), (256, 256), (8, 8), (72, 72), (80, 40),
+                              (64, 64)])
         heads, kv_heads = r.choice([(4, 4), (6, 2), (5, 1), (2, 2), (14, 2)])
         if layout in ("ragged", "paged"):
             q = [r.choice([0, 1, 5, 64, 65, 130, 200]) for _ in range(3)] + [33]
