@@ -55,6 +55,7 @@ struct FlashForwardConfig {
 
 struct FlashForwardParams {
   CUtensorMap q, k, v;
+  CUtensorMap k_ends, v_ends;  // paged: for boxes that a sequence's end cuts
   FlashShape shape;
   FlashSchedule schedule;
   FlashStrides out_strides;
@@ -152,6 +153,7 @@ struct FlashKeyTiles {
       const int32_t begin = p.block_starts[list];
       columns = p.block_columns + begin;
       count = p.block_starts[list + 1] - begin;
+      if (seq.k_len == 0) count = 0;
       first = 0, past = p.block_keys == 64 ? (count + 1) / 2 : count;
       return;
     }
@@ -248,10 +250,12 @@ class FlashForwardProducer {
       __syncwarp();
       if (lane_ >= 2 * kParts) return;
       const int32_t part = lane_ / 2, half = lane_ % 2;
+      // What is past the end is hidden by the mask: keys that exist stand in for it.
+      const int32_t key = half == 0 ? halves.x : halves.y;
       const FlashRows rows = flash_rows(s.cu_k != nullptr, s.max_k, seq.k_start, seq.k_len, kv_head, b);
       ptx::tma_load_5d(stage + part * C::kKeyPartBytes + half * 64 * ptx::kSwizzleRowBytes, map,
-                       part * C::kPartColumns, rows.row + (half == 0 ? halves.x : halves.y), rows.c2, rows.c3,
-                       0, full);
+                       part * C::kPartColumns, rows.row + (key < seq.k_len ? key : 0), rows.c2, rows.c3, 0,
+                       full);
       return;
     }
     if (lane_ == 0) ptx::barrier_arrive_expect(full, kValues ? C::kValueBytes : C::kKeyBytes);
@@ -267,14 +271,22 @@ class FlashForwardProducer {
                        rows.row + tile * C::kTileKeys, rows.c2, rows.c3, 0, full);
       return;
     }
+    const CUtensorMap* ends = kValues ? &p_.v_ends : &p_.k_ends;
     const int32_t boxes = C::kTileKeys / p_.box_rows;
     for (int32_t i = lane_; i < boxes * kParts; i += kWarpLanes) {
       const int32_t part = i / boxes, row = i % boxes * p_.box_rows, key = tile * C::kTileKeys + row;
-      const int32_t rows = max(0, min(p_.box_rows, seq.k_len - key));
-      const int32_t page = rows > 0 ? s.pages[b * s.pages_stride + key / s.page_tokens] : 0;
-      ptx::tma_load_5d(stage + part * C::kKeyPartBytes + row * ptx::kSwizzleRowBytes, map,
-                       part * C::kPartColumns, p_.box_rows - rows, key % s.page_tokens + rows, page, kv_head,
-                       full);
+      const int32_t rows = max(0, min(p_.box_rows, seq.k_len - key)), column = part * C::kPartColumns;
+      uint8_t* to = stage + part * C::kKeyPartBytes + row * ptx::kSwizzleRowBytes;
+      if (rows == 0) {  // zeros: past the end of any page
+        ptx::tma_load_5d(to, map, column, s.page_tokens, 0, kv_head, 0, full);
+        continue;
+      }
+      const int32_t page = s.pages[b * s.pages_stride + key / s.page_tokens], in_page = key % s.page_tokens;
+      if (rows == p_.box_rows) {
+        ptx::tma_load_5d(to, map, column, in_page, page, kv_head, 0, full);
+      } else {
+        ptx::tma_load_5d(to, ends, column, p_.box_rows - rows, in_page + rows, page, kv_head, full);
+      }
     }
   }
 
@@ -653,14 +665,18 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 #endif
 }
 
-// A warp a row: its splits joined in order, then the sink.
+// A CTA a row: its splits joined, eighth by eighth of them a warp each, then the warps in order, then the
+// sink.
+inline constexpr int kFlashCombineWarps = 8;
 template <class Element>
-__global__ void __launch_bounds__(256) flash_combine_kernel(const __grid_constant__ FlashForwardParams p) {
+__global__ void __launch_bounds__(kFlashCombineWarps* kWarpLanes)
+    flash_combine_kernel(const __grid_constant__ FlashForwardParams p) {
+  __shared__ float4 sums[kFlashCombineWarps][2][kWarpLanes];
+  __shared__ float weights[kFlashCombineWarps];
   const FlashShape& s = p.shape;
-  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarpLanes;
-  const int64_t head_at = row / s.max_q;
-  if (head_at >= int64_t{s.batch} * s.heads) return;
-  const int lane = static_cast<int>(threadIdx.x % kWarpLanes);
+  const int64_t row = blockIdx.x, head_at = row / s.max_q;
+  const int lane = static_cast<int>(threadIdx.x % kWarpLanes),
+            warp = static_cast<int>(threadIdx.x / kWarpLanes);
   const auto query = static_cast<int32_t>(row % s.max_q), b = static_cast<int32_t>(head_at / s.heads),
              head = static_cast<int32_t>(head_at % s.heads);
   const FlashSequence seq(s, b);
@@ -675,36 +691,43 @@ __global__ void __launch_bounds__(256) flash_combine_kernel(const __grid_constan
     all = fmaxf(all, __shfl_xor_sync(kAllLanes, all, distance));
   }
   const float base = all == -INFINITY ? 0.0f : all;
-  float sum = 0.0f, acc[8] = {};
-  for (int32_t i = 0; i < splits; ++i) {
-    if (lse[i] == -INFINITY) continue;
-    const float weight = ptx::exp2_approx(lse[i] - base);
+  float sum = 0.0f;
+  float4 acc[2] = {};
+#pragma unroll 4
+  for (int32_t i = warp; i < splits; i += kFlashCombineWarps) {
+    const float weight = ptx::exp2_approx(lse[i] - base);  // 0: nothing was written, or nothing counts
     sum += weight;
-    const float* from = p.partial_out + (row * splits + i) * p.value_dim;
+    const float* from = p.partial_out + (row * splits + i) * p.value_dim + lane * 4;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const int column = c * 128 + lane * 4;
-      if (column >= p.value_dim) continue;
-      const float4 x = *reinterpret_cast<const float4*>(from + column);
-      acc[4 * c] = fmaf(weight, x.x, acc[4 * c]), acc[4 * c + 1] = fmaf(weight, x.y, acc[4 * c + 1]);
-      acc[4 * c + 2] = fmaf(weight, x.z, acc[4 * c + 2]), acc[4 * c + 3] = fmaf(weight, x.w, acc[4 * c + 3]);
+      if (weight == 0.0f || c * 128 + lane * 4 >= p.value_dim) continue;
+      const float4 x = *reinterpret_cast<const float4*>(from + c * 128);
+      acc[c].x = fmaf(weight, x.x, acc[c].x), acc[c].y = fmaf(weight, x.y, acc[c].y);
+      acc[c].z = fmaf(weight, x.z, acc[c].z), acc[c].w = fmaf(weight, x.w, acc[c].w);
     }
+  }
+  sums[warp][0][lane] = acc[0], sums[warp][1][lane] = acc[1];
+  if (lane == 0) weights[warp] = sum;
+  __syncthreads();  // all warps' sums are there
+  if (warp > 1 || warp * 128 + lane * 4 >= p.value_dim) return;
+  sum = 0.0f;
+  float4 total{0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+  for (int w = 0; w < kFlashCombineWarps; ++w) {
+    const float4 x = sums[w][warp][lane];
+    sum += weights[w];
+    total.x += x.x, total.y += x.y, total.z += x.z, total.w += x.w;
   }
   sum += ptx::exp2_approx(sink - base);
   const float inverse = sum > 0.0f ? 1.0f / sum : sum;
-  if (p.lse != nullptr && lane == 0) {
+  if (p.lse != nullptr && threadIdx.x == 0) {
     p.lse[flash_lse_at(s, b, seq.q_start, head) + query] =
         sum == 0.0f ? -INFINITY : fmaf(base, kFlashLn2, logf(sum));
   }
   Element* out = static_cast<Element*>(p.out) + flash_row_at(p.out_strides, b, seq.q_start, query, head);
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const int column = c * 128 + lane * 4;
-    if (column >= p.value_dim) continue;
-    *reinterpret_cast<uint2*>(out + column) =
-        uint2{flash_pack<Element>(acc[4 * c] * inverse, acc[4 * c + 1] * inverse),
-              flash_pack<Element>(acc[4 * c + 2] * inverse, acc[4 * c + 3] * inverse)};
-  }
+  *reinterpret_cast<uint2*>(out + warp * 128 + lane * 4) =
+      uint2{flash_pack<Element>(total.x * inverse, total.y * inverse),
+            flash_pack<Element>(total.z * inverse, total.w * inverse)};
 }
 
 template <class C>
@@ -723,8 +746,11 @@ void make_flash_forward_maps(FlashForwardParams& p, const FlashForwardCall& call
       if (problem.page_tokens % rows == 0 && C::kTileKeys % rows == 0) p.box_rows = rows;
     }
     const auto box = static_cast<uint32_t>(p.box_rows);
-    p.k = flash_page_map(device, call.k, bytes, problem.head_dim, problem.kv_heads, box);
-    p.v = flash_page_map(device, call.v, bytes, problem.value_dim, problem.kv_heads, box);
+    const int32_t head_dim = problem.head_dim, value_dim = problem.value_dim, heads = problem.kv_heads;
+    p.k = flash_page_map(device, call.k, bytes, head_dim, problem.page_tokens, heads, box);
+    p.v = flash_page_map(device, call.v, bytes, value_dim, problem.page_tokens, heads, box);
+    p.k_ends = flash_page_end_map(device, call.k, bytes, head_dim, problem.page_tokens, heads, box);
+    p.v_ends = flash_page_end_map(device, call.v, bytes, value_dim, problem.page_tokens, heads, box);
     return;
   }
   const uint32_t rows = C::kSparse ? 64 : C::kTileKeys;
@@ -793,9 +819,9 @@ void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
   kernel<<<grid, C::kThreads, C::kSharedBytes, at.stream>>>(p);
   check_launch("flash_forward_kernel");
   if (call.partial == nullptr) return;
-  const int64_t threads = int64_t{problem.batch} * problem.heads * problem.max_q * kWarpLanes;
+  const int64_t rows = int64_t{problem.batch} * problem.heads * problem.max_q;
   flash_combine_kernel<typename C::Out>
-      <<<static_cast<unsigned>((threads + 255) / 256), 256, 0, at.stream>>>(p);
+      <<<static_cast<unsigned>(rows), kFlashCombineWarps * kWarpLanes, 0, at.stream>>>(p);
   check_launch("flash_combine_kernel");
 }
 
