@@ -36,12 +36,15 @@ struct FlashForwardConfig {
   static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
-  static constexpr int kQueryStages = kConsumers == 1 ? 2 : 1;
   static constexpr int kQueryPartBytes = kRows * ptx::kSwizzleRowBytes;
   static constexpr int kKeyPartBytes = kTileKeys * ptx::kSwizzleRowBytes;
   static constexpr int kKeyBytes = kParts * kKeyPartBytes;
   static constexpr int kValueBytes = kFp8 ? kDimV * ptx::kSwizzleRowBytes : kPartsV * kKeyPartBytes;
   static constexpr int kQueryBytes = kParts * kQueryPartBytes;
+  // Where they fit, the next item's queries are loaded while this one's keys are in use: with windows an item
+  // is few tiles.
+  static constexpr int kQueryStages =
+      2 * kQueryBytes + kStages * (kKeyBytes + kValueBytes) <= 226 * 1024 ? 2 : 1;
   static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kKeyBytes;
   static constexpr int kBarriersAt = kValuesAt + kStages * kValueBytes;
   static constexpr int kItemSlots = 2;
