@@ -368,7 +368,8 @@ def check_backward(torch, library, case, runs):
         if case.sinks:
             d_sinks = sinks.grad if sinks.grad is not None else torch.zeros_like(sinks)
             want_sinks = d_sinks if want_sinks is None else want_sinks + d_sinks
-    bound = 1e-2 if case.dtype == "bf16" else 2e-3
+    # Of a row that sees one key alone nothing averages out.
+    bound = 1.5e-2 if case.dtype == "bf16" else 3e-3
     faults = []
     for deterministic in (1, 0):
         first = None

@@ -10,7 +10,8 @@
 // the call is deterministic: a counter per tile says who is next. A CTA takes its ticket when it starts and
 // waits only for tickets before its own, which have started.
 //
-// A producer warp loads; another adds dQ.
+// A producer warp loads; two others add dQ, of every second step each: an addition and its turn take longer
+// than a step.
 #pragma once
 
 #include <algorithm>
@@ -23,12 +24,14 @@ namespace millrace::cuda {
 inline constexpr int kFlashBackwardKeys = 128, kFlashBackwardConsumers = 2;
 
 // Tiles of kTileQueries; head sizes up to kPaddedDim, the rest reads as zeros. kSoftcap: scores are capped.
-template <class ElementType, int kPaddedDim, int kTileQueries, bool kSoftcap>
+template <class ElementType, int kPaddedDim, int kTileQueries, bool kSoftcap, bool kLate = false>
 struct FlashBackwardConfig {
   using Element = ElementType;
   static constexpr bool kCapped = kSoftcap;
   // dS from probabilities that have been rounded for dV: their float32 would not fit the registers.
-  static constexpr bool kRoundedProbs = kTileQueries == 128 && !kCapped;
+  static constexpr bool kRoundedProbs = (kTileQueries == 128 || kLate) && !kCapped;
+  // dQ of a step is multiplied in the next: no warpgroup waits for the other's dS.
+  static constexpr bool kLateDq = kLate && !kCapped;
   static constexpr int kDim = kPaddedDim, kQueries = kTileQueries, kKeys = kFlashBackwardKeys, kStages = 2;
   static constexpr int kParts = kDim / kFlashPart;
   static constexpr int kThreads = (kFlashBackwardConsumers + 1) * ptx::kWarpgroupThreads;
@@ -45,9 +48,9 @@ struct FlashBackwardConfig {
   static constexpr int kGradientsAt = kQueriesAt + kStages * kQueryBytes;  // dO
   static constexpr int kDsAt = kGradientsAt + kStages * kQueryBytes;
   static constexpr int kDqAt = kDsAt + 2 * kDsBytes;
-  static constexpr int kLseAt = kDqAt + kDqFloats * 4, kDeltaAt = kLseAt + kStages * kRowBytes;
+  static constexpr int kLseAt = kDqAt + 2 * kDqFloats * 4, kDeltaAt = kLseAt + kStages * kRowBytes;
   static constexpr int kBarriersAt = kDeltaAt + kStages * kRowBytes;
-  static constexpr int kBarriers = 4 * kStages + 3;
+  static constexpr int kBarriers = 4 * kStages + 5;
   static constexpr int kItemAt = kBarriersAt + kBarriers * 8 + 8;
   static constexpr int kSharedBytes = kItemAt + 16;
   static_assert(kItemAt % 16 == 0 && (kQueries == 64 || kQueries == 128));
@@ -100,8 +103,13 @@ struct FlashBackwardShared {
   }
   __device__ uint64_t* keys_full() const { return barrier(4 * C::kStages); }
   // dQ of a step: written by the consumers; read by the copy engine.
-  __device__ uint64_t* dq_full() const { return barrier(4 * C::kStages + 1); }
-  __device__ uint64_t* dq_empty() const { return barrier(4 * C::kStages + 2); }
+  __device__ uint64_t* dq_full(uint32_t n) const {
+    return barrier(4 * C::kStages + 1 + static_cast<int>(n % 2));
+  }
+  __device__ uint64_t* dq_empty(uint32_t n) const {
+    return barrier(4 * C::kStages + 3 + static_cast<int>(n % 2));
+  }
+  __device__ uint8_t* dq(uint32_t n) const { return base + C::kDqAt + n % 2 * (C::kDqFloats * 4); }
   __device__ int4* item() const { return reinterpret_cast<int4*>(base + C::kItemAt); }
   __device__ uint8_t* queries(uint32_t n) const {
     return base + C::kQueriesAt + n % C::kStages * C::kQueryBytes;
@@ -126,8 +134,10 @@ struct FlashBackwardShared {
       }
     }
     ptx::barrier_init(keys_full(), 1);
-    ptx::barrier_init(dq_full(), kWarps);
-    ptx::barrier_init(dq_empty(), 1);
+    for (uint32_t n = 0; n < 2; ++n) {
+      ptx::barrier_init(dq_full(n), kWarps);
+      ptx::barrier_init(dq_empty(n), 1);
+    }
     ptx::barrier_init_fence();
   }
 };
@@ -187,16 +197,17 @@ __device__ void flash_backward_load(const FlashBackwardParams& p, const FlashBac
   }
 }
 
-// One thread: adds each step's dQ to the workspace.
+// One thread: adds the dQ of every second step, from `parity` on, to the workspace.
 template <class C>
 __device__ void flash_backward_add(const FlashBackwardParams& p, const FlashBackwardShared<C>& shared,
-                                   const FlashBackwardItem<C>& item) {
+                                   const FlashBackwardItem<C>& item, uint32_t parity) {
   const FlashShape& s = p.shape;
   uint32_t n = 0;
   for (int32_t g = 0; g < s.group; ++g) {
     const int64_t tile_at = (int64_t{item.b} * s.heads + item.kv_head * s.group + g) * p.query_tiles;
     for (int32_t tile = item.tiles.first; tile < item.tiles.past; ++tile, ++n) {
-      ptx::barrier_wait(shared.dq_full(), n % 2);
+      if (n % 2 != parity) continue;
+      ptx::barrier_wait(shared.dq_full(n), n / 2 % 2);
       // From the last tile of keys that these queries see to the first.
       int32_t turn = 0;
       if (p.turns != nullptr) {
@@ -205,10 +216,10 @@ __device__ void flash_backward_add(const FlashBackwardParams& p, const FlashBack
         }
         ptx::fence_bulk_copies();
       }
-      ptx::bulk_add(p.dq + (tile_at + tile) * C::kDqFloats, shared.base + C::kDqAt, C::kDqFloats * 4);
+      ptx::bulk_add(p.dq + (tile_at + tile) * C::kDqFloats, shared.dq(n), C::kDqFloats * 4);
       ptx::bulk_store_commit();
       ptx::bulk_store_wait();
-      ptx::barrier_arrive(shared.dq_empty());
+      ptx::barrier_arrive(shared.dq_empty(n));
       if (p.turns != nullptr) {
         ptx::bulk_written();
         ptx::fence_bulk_copies();
@@ -242,7 +253,13 @@ class FlashBackwardConsumer {
     for (int i = 0; i < kSums; ++i) dk[i] = dv[i] = 0.0f;
     const int32_t steps = item_.steps(p_.shape);
     ptx::barrier_wait(shared_.keys_full(), 0);
-    if (steps > 0) mainloop(steps, dk, dv);
+    if (steps > 0) {
+      if constexpr (C::kLateDq) {
+        mainloop_late(steps, dk, dv);
+      } else {
+        mainloop(steps, dk, dv);
+      }
+    }
     store(p_.dv, p_.dv_strides, p_.value_dim, 1.0f, dv);
     store(p_.dk, p_.dk_strides, p_.head_dim, p_.shape.scale, dk);
   }
@@ -306,6 +323,54 @@ class FlashBackwardConsumer {
       arrive(shared_.empty(false, n));
       if (++tile == item_.tiles.past) tile = item_.tiles.first;
     }
+  }
+
+  // The same with dQ one step behind: the first is multiplied from what lies in shared memory, and dropped.
+  __device__ __forceinline__ void mainloop_late(int32_t steps, float (&dk)[kSums], float (&dv)[kSums]) {
+    uint32_t ds[kSteps][4];
+    int32_t tile = item_.tiles.first;
+    for (uint32_t n = 0; n < static_cast<uint32_t>(steps); ++n) {
+      float dp[kScores], dq[kDqSums];
+      uint32_t prob[kSteps][4];
+      {
+        float score[kScores];
+        ptx::barrier_wait(shared_.full(false, n), n / C::kStages % 2);
+        multiply_scores(shared_.base, shared_.queries(n), score);
+        ptx::barrier_wait(shared_.full(true, n), n / C::kStages % 2);
+        multiply_scores(shared_.base + C::kValuesAt, shared_.gradients(n), dp);
+        ptx::wgmma_wait<1>();
+        ptx::fence_registers(score);
+        exponentiate(tile, shared_.lse(n), score, prob);
+      }
+      ptx::fence_registers(dv);
+      multiply_add(prob, shared_.gradients(n), dv);
+      ptx::named_barrier<1, kFlashBackwardConsumers * ptx::kWarpgroupThreads>();  // all of dS is there
+      multiply_dq(n + 1, dq);
+      ptx::wgmma_wait<2>();
+      ptx::fence_registers(dp);
+      differentiate(shared_.delta(n), dp, prob, dp, ds);  // of rounded probabilities
+      store_ds(n, ds);
+      ptx::publish_to_async();
+      ptx::fence_registers(dk);
+      multiply_add(ds, shared_.queries(n), dk);
+      ptx::wgmma_wait<1>();
+      ptx::fence_registers(dq);
+      ptx::fence_registers(dv);
+      ptx::fence_registers(prob);
+      arrive(shared_.empty(true, n));
+      if (n > 0) store_dq(n - 1, dq);
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(dk);
+      ptx::fence_registers(ds);
+      arrive(shared_.empty(false, n));
+      if (++tile == item_.tiles.past) tile = item_.tiles.first;
+    }
+    ptx::named_barrier<1, kFlashBackwardConsumers * ptx::kWarpgroupThreads>();  // all of dS is there
+    float dq[kDqSums];
+    multiply_dq(static_cast<uint32_t>(steps) + 1, dq);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(dq);
+    store_dq(static_cast<uint32_t>(steps) - 1, dq);
   }
 
   // This warpgroup's 64 rows of `a` (keys or values) times the tile at `b` (queries or dO), of all
@@ -436,15 +501,15 @@ class FlashBackwardConsumer {
   }
   // [warpgroup][.. of four sums][thread] float4.
   __device__ __forceinline__ void store_dq(uint32_t n, const float (&dq)[kDqSums]) const {
-    auto* to = reinterpret_cast<float4*>(shared_.base + C::kDqAt) + warpgroup_ * (C::kDqFloats / 8) + thread_;
-    ptx::barrier_wait(shared_.dq_empty(), n % 2 ^ 1);
+    auto* to = reinterpret_cast<float4*>(shared_.dq(n)) + warpgroup_ * (C::kDqFloats / 8) + thread_;
+    ptx::barrier_wait(shared_.dq_empty(n), n / 2 % 2 ^ 1);
 #pragma unroll
     for (int i = 0; i < kDqSums / 4; ++i) {
       to[i * ptx::kWarpgroupThreads] = float4{dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
     }
     ptx::publish_to_async();
     __syncwarp();  // all lanes' sums are there
-    arrive(shared_.dq_full());
+    arrive(shared_.dq_full(n));
   }
 
   // Rows of dK or dV: a lane has eight columns of every 32.
@@ -512,7 +577,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const int warp =
         static_cast<int>(threadIdx.x / kWarpLanes) - kFlashBackwardConsumers * ptx::kWarpgroupWarps;
     if (warp == 0) flash_backward_load<C>(p, shared, item);
-    if (warp == 1 && threadIdx.x % kWarpLanes == 0) flash_backward_add<C>(p, shared, item);
+    if ((warp == 1 || warp == 2) && threadIdx.x % kWarpLanes == 0) {
+      flash_backward_add<C>(p, shared, item, static_cast<uint32_t>(warp - 1));
+    }
   }
 #else
   __trap();

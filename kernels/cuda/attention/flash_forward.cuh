@@ -6,16 +6,12 @@
 // warpgroups each has its turn to issue, so that one's softmax runs under the other's products.
 #pragma once
 
-#include <algorithm>
-
-#include "kernels/cuda/attention/flash_forward_call.h"
 #include "kernels/cuda/attention/flash_schedule.cuh"
 
 namespace millrace::cuda {
 
 // Tiles of kConsumers * 64 rows and kTileKeys keys; kStages of each of K and V. Head sizes up to kDim and
-// kDimV: what is missing reads as zeros. One warpgroup is for few rows, whose time is that of loading keys:
-// it has two stages of Q.
+// kDimV: what is missing reads as zeros. One warpgroup is for few rows, whose time is that of loading keys.
 // kBlocks: keys come by lists of blocks, of kRows queries each.
 template <class ElementType, int kHeadDim, int kValueDim, int kKeys, int kWarpgroups, int kDepth, bool kTurns,
           bool kBlocks = false>
@@ -24,7 +20,7 @@ struct FlashForwardConfig {
   static constexpr int kDim = kHeadDim, kDimV = kValueDim, kTileKeys = kKeys, kConsumers = kWarpgroups,
                        kStages = kDepth;
   static constexpr bool kTakeTurns = kTurns, kSparse = kBlocks;
-  // Codes: out is bf16, and values come transposed, [kDimV][keys] (flash_fp8.cuh), a tile of 128 keys in rows
+  // Codes: out is bf16, and values come transposed, [kDimV][keys] (flash_fp8.cu), a tile of 128 keys in rows
   // of 128 bytes.
   static constexpr bool kFp8 = sizeof(Element) == 1;
   using Out = std::conditional_t<kFp8, __nv_bfloat16, Element>;
@@ -36,12 +32,15 @@ struct FlashForwardConfig {
   static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
-  static constexpr int kQueryStages = kConsumers == 1 ? 2 : 1;
   static constexpr int kQueryPartBytes = kRows * ptx::kSwizzleRowBytes;
   static constexpr int kKeyPartBytes = kTileKeys * ptx::kSwizzleRowBytes;
   static constexpr int kKeyBytes = kParts * kKeyPartBytes;
   static constexpr int kValueBytes = kFp8 ? kDimV * ptx::kSwizzleRowBytes : kPartsV * kKeyPartBytes;
   static constexpr int kQueryBytes = kParts * kQueryPartBytes;
+  // Where they fit, the next item's queries are loaded while this one's keys are in use: with windows an item
+  // is few tiles.
+  static constexpr int kQueryStages =
+      2 * kQueryBytes + kStages * (kKeyBytes + kValueBytes) <= 226 * 1024 ? 2 : 1;
   static constexpr int kKeysAt = kQueryStages * kQueryBytes, kValuesAt = kKeysAt + kStages * kKeyBytes;
   static constexpr int kBarriersAt = kValuesAt + kStages * kValueBytes;
   static constexpr int kItemSlots = 2;
@@ -55,6 +54,7 @@ struct FlashForwardConfig {
 
 struct FlashForwardParams {
   CUtensorMap q, k, v;
+  CUtensorMap k_ends, v_ends;  // paged: for boxes that a sequence's end cuts
   FlashShape shape;
   FlashSchedule schedule;
   FlashStrides out_strides;
@@ -152,6 +152,7 @@ struct FlashKeyTiles {
       const int32_t begin = p.block_starts[list];
       columns = p.block_columns + begin;
       count = p.block_starts[list + 1] - begin;
+      if (seq.k_len == 0) count = 0;
       first = 0, past = p.block_keys == 64 ? (count + 1) / 2 : count;
       return;
     }
@@ -248,10 +249,12 @@ class FlashForwardProducer {
       __syncwarp();
       if (lane_ >= 2 * kParts) return;
       const int32_t part = lane_ / 2, half = lane_ % 2;
+      // What is past the end is hidden by the mask: keys that exist stand in for it.
+      const int32_t key = half == 0 ? halves.x : halves.y;
       const FlashRows rows = flash_rows(s.cu_k != nullptr, s.max_k, seq.k_start, seq.k_len, kv_head, b);
       ptx::tma_load_5d(stage + part * C::kKeyPartBytes + half * 64 * ptx::kSwizzleRowBytes, map,
-                       part * C::kPartColumns, rows.row + (half == 0 ? halves.x : halves.y), rows.c2, rows.c3,
-                       0, full);
+                       part * C::kPartColumns, rows.row + (key < seq.k_len ? key : 0), rows.c2, rows.c3, 0,
+                       full);
       return;
     }
     if (lane_ == 0) ptx::barrier_arrive_expect(full, kValues ? C::kValueBytes : C::kKeyBytes);
@@ -267,14 +270,22 @@ class FlashForwardProducer {
                        rows.row + tile * C::kTileKeys, rows.c2, rows.c3, 0, full);
       return;
     }
+    const CUtensorMap* ends = kValues ? &p_.v_ends : &p_.k_ends;
     const int32_t boxes = C::kTileKeys / p_.box_rows;
     for (int32_t i = lane_; i < boxes * kParts; i += kWarpLanes) {
       const int32_t part = i / boxes, row = i % boxes * p_.box_rows, key = tile * C::kTileKeys + row;
-      const int32_t rows = max(0, min(p_.box_rows, seq.k_len - key));
-      const int32_t page = rows > 0 ? s.pages[b * s.pages_stride + key / s.page_tokens] : 0;
-      ptx::tma_load_5d(stage + part * C::kKeyPartBytes + row * ptx::kSwizzleRowBytes, map,
-                       part * C::kPartColumns, p_.box_rows - rows, key % s.page_tokens + rows, page, kv_head,
-                       full);
+      const int32_t rows = max(0, min(p_.box_rows, seq.k_len - key)), column = part * C::kPartColumns;
+      uint8_t* to = stage + part * C::kKeyPartBytes + row * ptx::kSwizzleRowBytes;
+      if (rows == 0) {  // zeros: past the end of any page
+        ptx::tma_load_5d(to, map, column, s.page_tokens, 0, kv_head, 0, full);
+        continue;
+      }
+      const int32_t page = s.pages[b * s.pages_stride + key / s.page_tokens], in_page = key % s.page_tokens;
+      if (rows == p_.box_rows) {
+        ptx::tma_load_5d(to, map, column, in_page, page, kv_head, 0, full);
+      } else {
+        ptx::tma_load_5d(to, ends, column, p_.box_rows - rows, in_page + rows, page, kv_head, full);
+      }
     }
   }
 
@@ -651,152 +662,6 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 #else
   __trap();
 #endif
-}
-
-// A warp a row: its splits joined in order, then the sink.
-template <class Element>
-__global__ void __launch_bounds__(256) flash_combine_kernel(const __grid_constant__ FlashForwardParams p) {
-  const FlashShape& s = p.shape;
-  const int64_t row = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarpLanes;
-  const int64_t head_at = row / s.max_q;
-  if (head_at >= int64_t{s.batch} * s.heads) return;
-  const int lane = static_cast<int>(threadIdx.x % kWarpLanes);
-  const auto query = static_cast<int32_t>(row % s.max_q), b = static_cast<int32_t>(head_at / s.heads),
-             head = static_cast<int32_t>(head_at % s.heads);
-  const FlashSequence seq(s, b);
-  if (query >= seq.q_len) return;
-  const int32_t splits = p.schedule.splits;
-  const float* lse = p.partial_lse + row * splits;
-  const float sink = s.sinks != nullptr ? __ldg(s.sinks + head) * kFlashLog2e : -INFINITY;
-  float all = sink;
-  for (int32_t i = lane; i < splits; i += kWarpLanes) all = fmaxf(all, lse[i]);
-#pragma unroll
-  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
-    all = fmaxf(all, __shfl_xor_sync(kAllLanes, all, distance));
-  }
-  const float base = all == -INFINITY ? 0.0f : all;
-  float sum = 0.0f, acc[8] = {};
-  for (int32_t i = 0; i < splits; ++i) {
-    if (lse[i] == -INFINITY) continue;
-    const float weight = ptx::exp2_approx(lse[i] - base);
-    sum += weight;
-    const float* from = p.partial_out + (row * splits + i) * p.value_dim;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int column = c * 128 + lane * 4;
-      if (column >= p.value_dim) continue;
-      const float4 x = *reinterpret_cast<const float4*>(from + column);
-      acc[4 * c] = fmaf(weight, x.x, acc[4 * c]), acc[4 * c + 1] = fmaf(weight, x.y, acc[4 * c + 1]);
-      acc[4 * c + 2] = fmaf(weight, x.z, acc[4 * c + 2]), acc[4 * c + 3] = fmaf(weight, x.w, acc[4 * c + 3]);
-    }
-  }
-  sum += ptx::exp2_approx(sink - base);
-  const float inverse = sum > 0.0f ? 1.0f / sum : sum;
-  if (p.lse != nullptr && lane == 0) {
-    p.lse[flash_lse_at(s, b, seq.q_start, head) + query] =
-        sum == 0.0f ? -INFINITY : fmaf(base, kFlashLn2, logf(sum));
-  }
-  Element* out = static_cast<Element*>(p.out) + flash_row_at(p.out_strides, b, seq.q_start, query, head);
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const int column = c * 128 + lane * 4;
-    if (column >= p.value_dim) continue;
-    *reinterpret_cast<uint2*>(out + column) =
-        uint2{flash_pack<Element>(acc[4 * c] * inverse, acc[4 * c + 1] * inverse),
-              flash_pack<Element>(acc[4 * c + 2] * inverse, acc[4 * c + 3] * inverse)};
-  }
-}
-
-template <class C>
-void make_flash_forward_maps(FlashForwardParams& p, const FlashForwardCall& call, const Device& device) {
-  const mr_flash_problem& problem = call.problem;
-  const int bytes = sizeof(typename C::Element);
-  const bool ragged = problem.cu_q != nullptr, ragged_k = problem.cu_k != nullptr;
-  p.q = p.pack > 1 ? flash_group_map(device, call.q, bytes, ragged, problem.head_dim, problem.max_q,
-                                     problem.kv_heads, p.pack, problem.batch, C::kRows)
-                   : flash_map(device, call.q, bytes, ragged, problem.head_dim, problem.max_q, problem.heads,
-                               problem.batch, C::kRows);
-  if (problem.max_k == 0) return;  // nothing is loaded, and there may be no memory to point to
-  if (problem.pages != nullptr) {
-    p.box_rows = 16;
-    for (const int32_t rows : {32, 64, 128}) {
-      if (problem.page_tokens % rows == 0 && C::kTileKeys % rows == 0) p.box_rows = rows;
-    }
-    const auto box = static_cast<uint32_t>(p.box_rows);
-    p.k = flash_page_map(device, call.k, bytes, problem.head_dim, problem.kv_heads, box);
-    p.v = flash_page_map(device, call.v, bytes, problem.value_dim, problem.kv_heads, box);
-    return;
-  }
-  const uint32_t rows = C::kSparse ? 64 : C::kTileKeys;
-  p.k = flash_map(device, call.k, bytes, ragged_k, problem.head_dim, problem.max_k, problem.kv_heads,
-                  problem.batch, rows);
-  if constexpr (C::kFp8) {
-    const int64_t keys = int64_t{p.scale_blocks} * C::kTileKeys;
-    const mr_flash_tensor values{call.values, problem.kv_heads * problem.value_dim * keys, keys,
-                                 problem.value_dim * keys};
-    p.v = flash_map(device, values, 1, false, static_cast<int32_t>(keys), problem.value_dim, problem.kv_heads,
-                    problem.batch, C::kDimV);
-  } else {
-    p.v = flash_map(device, call.v, bytes, ragged_k, problem.value_dim, problem.max_k, problem.kv_heads,
-                    problem.batch, rows);
-  }
-}
-
-template <class C>
-void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
-  const mr_flash_problem& problem = call.problem;
-  FlashForwardParams p{};
-  p.shape = flash_shape(problem);
-  p.out_strides = flash_strides(call.out, problem.cu_q != nullptr);
-  p.out = call.out.data;
-  p.lse = call.lse;
-  p.value_dim = problem.value_dim;
-  // All heads of a group in one tile: its keys are loaded once, and rows of fewer tokens see fewer keys that
-  // others do not.
-  p.pack = !C::kSparse && C::kRows % p.shape.group == 0 ? p.shape.group : 1;
-  p.tile_tokens = C::kRows / p.pack;
-  if constexpr (C::kFp8) {
-    p.q_scales = problem.q_scales, p.k_scales = problem.k_scales, p.v_scales = problem.v_scales;
-    p.scale_blocks = (problem.max_k + C::kTileKeys - 1) / C::kTileKeys;
-  }
-  make_flash_forward_maps<C>(p, call, at.device);
-  if constexpr (C::kSparse) {
-    p.block_keys = problem.blocks->block_k, p.block_rows = problem.blocks->q_blocks;
-    p.block_starts = problem.blocks->row_starts, p.block_columns = problem.blocks->columns;
-  }
-  const int64_t tiles = (problem.max_q + p.tile_tokens - 1) / p.tile_tokens;
-  const int64_t heads = problem.heads / p.pack;
-  // Half of L2 (50 MB) for a section's keys and values.
-  const int64_t head_bytes = int64_t{problem.max_k} * (C::kDim + C::kDimV) * 2;
-  const int64_t kv_heads = std::max<int64_t>(1, (int64_t{24} << 20) / std::max<int64_t>(1, head_bytes));
-  const int64_t section = std::min<int64_t>(kv_heads * p.shape.group / p.pack, problem.batch * heads);
-  int32_t splits = 1;
-  if (call.partial != nullptr) {
-    splits = call.splits;
-    p.split_tiles = kFlashSplitKeys / C::kTileKeys;
-    p.partial_out = call.partial;
-    p.partial_lse = call.partial_lse;
-  }
-  p.schedule = {call.counter,
-                call.tile_starts,
-                static_cast<int32_t>(tiles),
-                static_cast<int32_t>(heads),
-                splits,
-                static_cast<int32_t>(section)};
-  flash_plan_kernel<<<1, kFlashPlanThreads, 0, at.stream>>>(problem.cu_q, problem.batch, p.tile_tokens,
-                                                            call.counter, call.tile_starts);
-  check_launch("flash_plan_kernel");
-  const auto kernel = flash_forward_kernel<C>;
-  allow_shared_memory(kernel, C::kSharedBytes);
-  const int64_t items = tiles * problem.batch * heads * splits;
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(items, at.device.sm_count()));
-  kernel<<<grid, C::kThreads, C::kSharedBytes, at.stream>>>(p);
-  check_launch("flash_forward_kernel");
-  if (call.partial == nullptr) return;
-  const int64_t threads = int64_t{problem.batch} * problem.heads * problem.max_q * kWarpLanes;
-  flash_combine_kernel<typename C::Out>
-      <<<static_cast<unsigned>((threads + 255) / 256), 256, 0, at.stream>>>(p);
-  check_launch("flash_combine_kernel");
 }
 
 }  // namespace millrace::cuda

@@ -1,7 +1,7 @@
 // Which tiles each head size has.
 #pragma once
 
-#include "kernels/cuda/attention/flash_forward.cuh"
+#include "kernels/cuda/attention/flash_forward_launch.cuh"
 
 namespace millrace::cuda {
 

@@ -1,6 +1,6 @@
 // Forward with E4M3 codes: values are transposed first, since the tensor cores take 8-bit operands K-major
 // alone, in the order in which a lane has probabilities; then the forward kernel.
-#include "kernels/cuda/attention/flash_forward.cuh"
+#include "kernels/cuda/attention/flash_forward_launch.cuh"
 
 namespace millrace::cuda {
 namespace {

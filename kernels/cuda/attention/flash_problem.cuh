@@ -8,8 +8,11 @@
 //           rows before the data. Row r of a sequence of n rows from `start` on is row = longest - n + r,
 //           offset = start + n: the address is right, and what lies past the sequence's end is past
 //           `longest`, so that it reads as zeros and not as the next sequence.
-//   paged:  (dim, box, offset, page, head): the same trick within a box of rows of one page.
-// Zeros matter for values: a probability of zero does not undo a NaN of somebody else's row.
+//   paged:  (dim, row, page, head, 1), and where a sequence's end cuts a box, (dim, box, offset, page, head)
+//   with the
+//           same trick within the box.
+// A box that lies outside altogether, in a map whose base lies before the data, now and then was an illegal
+// access. Zeros matter for values: a probability of zero does not undo a NaN of somebody else's row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -153,13 +156,31 @@ inline CUtensorMap flash_group_map(const Device& device, const mr_flash_tensor& 
   return ptx::swizzled_map(device, t.data, element_bytes == 1, sizes, strides, columns, in_group,
                            box_rows / in_group);
 }
-// Of pages: boxes of box_rows within one page. How many pages there are only the page table knows.
+// How many pages there are only the page table knows: as many as fit any GPU's memory.
+inline cuuint64_t flash_page_limit(const mr_flash_tensor& t, int element_bytes) {
+  const int64_t page = t.batch_stride * element_bytes;
+  return static_cast<cuuint64_t>(page > 0 ? (int64_t{1} << 38) / page + 1 : 1);
+}
+// Of pages: boxes of box_rows within one page, (dim, row, page, head).
 inline CUtensorMap flash_page_map(const Device& device, const mr_flash_tensor& t, int element_bytes,
-                                  int32_t dim, int32_t heads, uint32_t box_rows) {
+                                  int32_t dim, int32_t page_tokens, int32_t heads, uint32_t box_rows) {
   const auto bytes = [&](int64_t stride) { return static_cast<cuuint64_t>(stride * element_bytes); };
   const cuuint64_t row = bytes(t.seq_stride);
-  const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(dim), box_rows, cuuint64_t{1} << 30,
-                               cuuint64_t{1} << 30, static_cast<cuuint64_t>(heads)};
+  const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(dim), static_cast<cuuint64_t>(page_tokens),
+                               flash_page_limit(t, element_bytes), static_cast<cuuint64_t>(heads), 1};
+  const cuuint64_t strides[4] = {row, bytes(t.batch_stride), heads > 1 ? bytes(t.head_stride) : row, row};
+  return ptx::swizzled_map(device, t.data, element_bytes == 1, sizes, strides,
+                           static_cast<uint32_t>(ptx::kSwizzleRowBytes / element_bytes), box_rows);
+}
+// Of boxes of which only the first rows count. Its base lies before the data: no box may lie outside
+// altogether.
+inline CUtensorMap flash_page_end_map(const Device& device, const mr_flash_tensor& t, int element_bytes,
+                                      int32_t dim, int32_t page_tokens, int32_t heads, uint32_t box_rows) {
+  const auto bytes = [&](int64_t stride) { return static_cast<cuuint64_t>(stride * element_bytes); };
+  const cuuint64_t row = bytes(t.seq_stride);
+  const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(dim), box_rows,
+                               static_cast<cuuint64_t>(page_tokens) + box_rows,
+                               flash_page_limit(t, element_bytes), static_cast<cuuint64_t>(heads)};
   const cuuint64_t strides[4] = {row, row, bytes(t.batch_stride), heads > 1 ? bytes(t.head_stride) : row};
   return ptx::swizzled_map(device, static_cast<const uint8_t*>(t.data) - box_rows * row, element_bytes == 1,
                            sizes, strides, static_cast<uint32_t>(ptx::kSwizzleRowBytes / element_bytes),
