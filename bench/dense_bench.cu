@@ -2,7 +2,8 @@
 // gate, up and their activation; down; each alone and as a layer, in a graph of launches that depend on one
 // another, over as many layers as no L2 holds. Beside each a kernel that reads the same bytes in the same
 // launches and multiplies nothing.
-//   dense_bench [--shape 8b|14b|1b|70b] [--types q4_k,q6_k,..] [--rows N] [--ring BYTES,..] [--steps N,..]
+//   dense_bench [--shape 8b|14b|1b|70b] [--types q4_k,q6_k,..] [--rows N] [--ring BYTES,..] [--ahead
+//   PAIRS,..]
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +13,6 @@
 
 #include "graph_time.cuh"
 #include "kernels/cuda/gemv/gemv.h"
-#include "kernels/cuda/ptx/async_copy.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/grid_dependency.cuh"
 #include "kernels/cuda/tile/launch.cuh"
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(512, 2) probe_kernel(const uint8_t* from, size
 
 // The same by sixteen warps, each with a ring of its own and pieces of kBytes: one bulk copy each, or 16
 // bytes a lane.
-template <int kBytes, bool kBulk>
+template <int kBytes>
 __global__ void __launch_bounds__(512, 2)
     probe_warps_kernel(const uint8_t* from, size_t bytes, uint32_t* out) {
   constexpr int kStages = 81920 / 16 / kBytes;
@@ -81,21 +81,15 @@ __global__ void __launch_bounds__(512, 2)
   uint8_t* mine = shared + warp * kStages * kBytes;
   const size_t rounds = bytes / (16 * kBytes);
   const size_t first = blockIdx.x * rounds / gridDim.x, last = (blockIdx.x + 1) * rounds / gridDim.x;
-  if (lane < kStages) ptx::barrier_init(full + lane, kBulk ? 1 : 32);
+  if (lane < kStages) ptx::barrier_init(full + lane, 1);
   ptx::barrier_init_fence();
   __syncwarp();
   const auto load = [&](size_t i) {
     const auto s = static_cast<uint32_t>((i - first) % kStages);
     const uint8_t* at = from + (i * 16 + static_cast<size_t>(warp)) * kBytes;
-    if (kBulk) {
-      if (lane != 0) return;
-      ptx::barrier_arrive_expect(full + s, kBytes);
-      ptx::bulk_copy(mine + s * kBytes, at, kBytes, full + s);
-    } else {
-      for (int j = lane; j < kBytes / 16; j += 32)
-        ptx::async_copy16_once(mine + s * kBytes + j * 16, at + j * 16);
-      ptx::async_arrive(full + s);
-    }
+    if (lane != 0) return;
+    ptx::barrier_arrive_expect(full + s, kBytes);
+    ptx::bulk_copy(mine + s * kBytes, at, kBytes, full + s);
   };
   for (size_t i = first; i < last && i < first + kStages; ++i) load(i);
   ptx::let_dependents_start();
@@ -131,7 +125,7 @@ struct Bench {
   DType type;
   int32_t rows;
   uint32_t ring = 0;
-  int32_t steps = 0, ahead = 0;
+  int32_t ahead = -1;
   Stream stream;
   Launch at{device, stream.get()};
   struct Layer {
@@ -172,7 +166,7 @@ struct Bench {
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
   }
   void launch(Gemv op) {
-    op.tokens = rows, op.ring_bytes = ring, op.stage_k_steps = steps, op.ahead = ahead;
+    op.tokens = rows, op.ring_bytes = ring, op.ahead = ahead;
     launch_gemv(op, at);
   }
   void qkv(const Layer& l) {
@@ -212,30 +206,27 @@ struct Bench {
     launch_dependent("probe_kernel", probe_kernel, dim3(static_cast<unsigned>(device.sm_count())), 512,
                      shared, at, from, static_cast<size_t>(bytes) / kProbeBytes, x.as<uint32_t>());
   }
-  template <int kBytes, bool kBulk>
+  template <int kBytes>
   void probe_warps(const uint8_t* from, double bytes) {
-    const auto kernel = probe_warps_kernel<kBytes, kBulk>;
+    const auto kernel = probe_warps_kernel<kBytes>;
     const size_t shared = 81920 + 16 * (81920 / 16 / kBytes) * 8;
     allow_shared_memory(kernel, shared);
     launch_dependent("probe_warps_kernel", kernel, dim3(static_cast<unsigned>(device.sm_count())), 512,
                      shared, at, from, static_cast<size_t>(bytes), x.as<uint32_t>());
   }
-  template <int kBytes, bool kBulk>
+  template <int kBytes>
   void time_warps() {
-    const double us = median_us(stream, 2, 5, [&] {
-      probe_warps<kBytes, kBulk>(weights.buffer.as<const uint8_t>(), double(weights.used));
-    });
-    std::printf(" %s %d B %.2f TB/s;", kBulk ? "bulk" : "lanes", kBytes, double(weights.used) / us / 1e6);
+    const double us = median_us(
+        stream, 2, 5, [&] { probe_warps<kBytes>(weights.buffer.as<const uint8_t>(), double(weights.used)); });
+    std::printf(" %d B %.2f TB/s;", kBytes, double(weights.used) / us / 1e6);
   }
   void run_probes() {
     std::printf("   a ring a warp:");
-    time_warps<640, true>();
-    time_warps<1280, true>();
-    time_warps<2560, true>();
-    time_warps<5120, true>();
-    time_warps<640, false>();
-    time_warps<1280, false>();
-    time_warps<2560, false>();
+    time_warps<640>();
+    time_warps<1024>();
+    time_warps<1280>();
+    time_warps<2560>();
+    time_warps<5120>();
     std::printf("\n");
   }
   // Launches over all layers, `passes` times; microseconds of one.
@@ -268,7 +259,7 @@ struct Bench {
       std::fflush(stdout);
     };
     double total = 0;
-    std::printf("%s %s rows %d ring %u steps %d ahead %d:", shape.name, type_name, rows, ring, steps, ahead);
+    std::printf("%s %s rows %d ring %u ahead %d:", shape.name, type_name, rows, ring, ahead);
     for (const Op& op : ops) {
       total += op.bytes;
       print(op.name, time([&](const Layer& at_layer) { (this->*op.launch)(at_layer); }), op.bytes);
@@ -317,7 +308,7 @@ DType type_named(const std::string& name) {
 
 int main_of(int argc, char** argv) {
   Shape shape = kShapes[0];
-  std::vector<std::string> types = {"q4_k", "q6_k", "q8_0"}, rings = {"0"}, steps = {"0"}, aheads = {"0"};
+  std::vector<std::string> types = {"q4_k", "q6_k", "q8_0"}, rings = {"0"}, aheads = {"-1"};
   int32_t rows = 1;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string key = argv[i], value = argv[i + 1];
@@ -325,8 +316,6 @@ int main_of(int argc, char** argv) {
       types = split(value);
     } else if (key == "--ring") {
       rings = split(value);
-    } else if (key == "--steps") {
-      steps = split(value);
     } else if (key == "--ahead") {
       aheads = split(value);
     } else if (key == "--rows") {
@@ -347,13 +336,11 @@ int main_of(int argc, char** argv) {
     Bench bench(device, shape, type_named(type), rows);
     bool first = true;
     for (const std::string& ring : rings) {
-      for (const std::string& step : steps) {
-        for (const std::string& ahead : aheads) {
-          bench.ahead = std::atoi(ahead.c_str());
-          bench.ring = static_cast<uint32_t>(std::atoi(ring.c_str())), bench.steps = std::atoi(step.c_str());
-          bench.run(type.c_str(), first);
-          first = false;
-        }
+      for (const std::string& ahead : aheads) {
+        bench.ahead = std::atoi(ahead.c_str());
+        bench.ring = static_cast<uint32_t>(std::atoi(ring.c_str()));
+        bench.run(type.c_str(), first);
+        first = false;
       }
     }
   }

@@ -139,6 +139,16 @@ class Measuring(unittest.TestCase):
             self.assertEqual(answer.returncode, 2, arguments)
             self.assertIn(message, answer.stderr.splitlines()[-1], arguments)
 
+    def test_shapes_are_the_sets_of_a_gpu(self):
+        command = [sys.executable, str(ROOT / "bench" / "shapes.py")]
+        dry = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True).stdout.splitlines()
+        self.assertEqual(len(dry), sum(len(s.commands) for s in record.SETS.values() if s.device == "cuda"))
+        for arguments, says in ((["--sets", "nope"], "--sets: found 'nope'"), (["--bogus"], "--bogus"),
+                                (["--sets", "gpu-qwen3-moe", "--millrace", "/none", "--models", "/none"], "/none")):
+            bad = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+            self.assertEqual(bad.returncode, 2, bad.stderr)
+            self.assertIn(says, bad.stderr.splitlines()[-1])
+
     def test_a_set_is_measured_beside_a_peer(self):
         if MILLRACE is None:
             self.skipTest("no binary was named")

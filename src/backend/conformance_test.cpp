@@ -28,45 +28,6 @@ bool has_binary_scales(const std::string& device, DType type) {
 }
 double steps_per_amax = 127;  // of the device and type under test, at least
 
-// What a weight is off by, relatively, on a device that holds it as bf16.
-double weight_error(DType type) {
-  switch (type) {
-    case DType::kF32:
-    case DType::kBF16:
-    case DType::kMXFP4:
-    case DType::kMXFP4Split:
-      return 0;
-    case DType::kQ8_0:
-    case DType::kQ4_0:
-    case DType::kQ5_0:
-    case DType::kQ6_K:
-      return 2.01 * 0x1p-8;  // the scale, and its product with the code
-    default:
-      return 0x1p-8;
-  }
-}
-// The same beyond that, in parts of the largest weight of a block: a minimum and the code's product that it
-// is taken from are each rounded, and as large as the block's largest, twice for codes that do not begin at
-// 0.
-double minimum_error(DType type) {
-  switch (type) {
-    case DType::kQ4_1:
-    case DType::kQ5_1:
-    case DType::kQ4_K:
-    case DType::kQ5_K:
-    case DType::kQ4_Z:
-      return 4 * 0x1p-8;
-    default:
-      return 0;
-  }
-}
-double largest_of_block(const float* w, int64_t c) {
-  double most = 0;
-  for (int64_t i = c / 32 * 32; i < c / 32 * 32 + 32; ++i)
-    most = std::max(most, std::fabs(static_cast<double>(w[i])));
-  return most;
-}
-
 // Whether the device under test rounds both operands of a product to bf16: the last Pair's.
 bool rounds_to_bf16 = false;
 

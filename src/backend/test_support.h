@@ -51,6 +51,45 @@ inline const std::vector<DType>& cpu_dequantized_types() {
                                            DType::kTQ2_0,   DType::kNVFP4};
   return types;
 }
+// What a weight is off by, relatively, on a device that holds it as bf16.
+inline double weight_error(DType type) {
+  switch (type) {
+    case DType::kF32:
+    case DType::kBF16:
+    case DType::kMXFP4:
+    case DType::kMXFP4Split:
+      return 0;
+    case DType::kQ8_0:
+    case DType::kQ4_0:
+    case DType::kQ5_0:
+    case DType::kQ6_K:
+      return 2.01 * 0x1p-8;  // the scale, and its product with the code
+    default:
+      return 0x1p-8;
+  }
+}
+// The same beyond that, in parts of the largest weight of a block: a minimum and the code's product that it
+// is taken from are each rounded, and as large as the block's largest, twice for codes that do not begin at
+// 0.
+inline double minimum_error(DType type) {
+  switch (type) {
+    case DType::kQ4_1:
+    case DType::kQ5_1:
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+    case DType::kQ4_Z:
+      return 4 * 0x1p-8;
+    default:
+      return 0;
+  }
+}
+inline double largest_of_block(const float* w, int64_t c) {
+  double most = 0;
+  for (int64_t i = c / 32 * 32; i < c / 32 * 32 + 32; ++i)
+    most = std::max(most, std::fabs(static_cast<double>(w[i])));
+  return most;
+}
+
 // All that have kernels of their own on some device.
 inline std::vector<DType> types_with_kernels() {
   std::vector<DType> types = matrix_types();

@@ -32,7 +32,7 @@ struct Gemv {
   int32_t tokens = 0;       // at most kMaxGemvRows
   bool add = false;         // to out
   uint32_t ring_bytes = 0;  // of shared memory; 0: what is tuned (variants.h) or, else, built in
-  int32_t stage_k_steps = 0, ahead = 0;
+  int32_t ahead = -1;  // pairs of tiles that go to L2 before shared memory has room; -1: built in
   // With act, two parts of the same rows are gate and up: act[t, r] = activation(out_0[t, r], out_1[t, r]),
   // rounded to bf16, and nothing else is written.
   uint16_t* act = nullptr;  // [tokens, rows]
