@@ -35,39 +35,32 @@ __device__ inline void turn(float& a, float& b, float2 by) {
 
 // Eight pairs (i, i + half), eight columns of four pairs (2 i, 2 i + 1), or eight columns that are not
 // turned.
-struct Unit {
-  int64_t col;
-  int pair;  // the first; -1: not turned
-  Raw8 a, b;
-};
-__device__ inline Unit load_unit(const RotaryParams& op, int64_t row, uint32_t i) {
-  const auto head = static_cast<int>(op.by_head(i)),
-             unit = static_cast<int>(i) - head * static_cast<int>(op.by_head.divisor);
-  const int pairs = op.interleaved ? 4 : kColumns, turned = op.half / pairs;
-  Unit of{};
-  of.pair = unit < turned ? unit * pairs : -1;
-  of.col = static_cast<int64_t>(head) * op.head_dim +
-           (unit < turned ? unit * kColumns : 2 * op.half + (unit - turned) * kColumns);
-  of.a = load8(op.x, row, of.col, kColumns);
-  if (of.pair >= 0 && !op.interleaved) of.b = load8(op.x, row, of.col + op.half, kColumns);
-  return of;
-}
-__device__ inline void finish_unit(const RotaryParams& op, int64_t row, const Unit& of,
-                                   const float2* cos_sin) {
-  Values8 a = to_float(op.x, of.a);
-  if (of.pair >= 0 && op.interleaved) {
+__device__ inline void turn_unit(const RotaryParams& op, int64_t row, int head, int unit,
+                                 const float2* cos_sin) {
+  const int64_t base = static_cast<int64_t>(head) * op.head_dim;
+  const int turned = op.interleaved ? op.half / 4 : op.half / 8;
+  if (unit >= turned) {
+    const int64_t col = base + 2 * op.half + (unit - turned) * kColumns;
+    const Values8 same = to_float(op.x, load8(op.x, row, col, kColumns));
+    store8(op.y, row, col, kColumns, same);
+  } else if (op.interleaved) {
+    const int64_t col = base + unit * kColumns;
+    Values8 v = to_float(op.x, load8(op.x, row, col, kColumns));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) turn(a.v[2 * i], a.v[2 * i + 1], cos_sin[of.pair + i]);
-  } else if (of.pair >= 0) {
-    Values8 b = to_float(op.x, of.b);
+    for (int i = 0; i < 4; ++i) turn(v.v[2 * i], v.v[2 * i + 1], cos_sin[unit * 4 + i]);
+    store8(op.y, row, col, kColumns, v);
+  } else {
+    const int64_t col = base + unit * kColumns;
+    const Raw8 raw_a = load8(op.x, row, col, kColumns), raw_b = load8(op.x, row, col + op.half, kColumns);
+    Values8 a = to_float(op.x, raw_a), b = to_float(op.x, raw_b);
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) turn(a.v[i], b.v[i], cos_sin[of.pair + i]);
-    store8(op.y, row, of.col + op.half, kColumns, b);
+    for (int i = 0; i < kColumns; ++i) turn(a.v[i], b.v[i], cos_sin[unit * kColumns + i]);
+    store8(op.y, row, col, kColumns, a);
+    store8(op.y, row, col + op.half, kColumns, b);
   }
-  store8(op.y, row, of.col, kColumns, a);
 }
 
-// One pair, or one dimension that is not turned, where rows are not aligned or heads no multiple of eight.
+// One pair, or one dimension that is not turned.
 __device__ inline void turn_one(const RotaryParams& op, int64_t row, int head, int unit,
                                 const float2* cos_sin) {
   const int64_t base = static_cast<int64_t>(head) * op.head_dim;
@@ -84,37 +77,21 @@ __device__ inline void turn_one(const RotaryParams& op, int64_t row, int head, i
   store8(op.y, row, second, 1, b);
 }
 
-// All angles are there when this returns.
-__device__ inline void compute_angles(const RotaryParams& op, int64_t row, float2* cos_sin) {
+template <bool kEights>
+__global__ void __launch_bounds__(kThreads) rotary_rows_kernel(RotaryParams op) {
+  extern __shared__ float2 cos_sin[];  // [half]: cos and sin, times magnitude
+  const int64_t row = blockIdx.x;
   const int32_t position = op.positions[row];
   for (int i = threadIdx.x; i < op.half; i += kThreads) cos_sin[i] = cos_sin_at(op, position, i);
   __syncthreads();  // all angles are there before any is used
-}
-
-// The first loads of a thread are under way while the angles are computed.
-__global__ void __launch_bounds__(kThreads) rotary_eights_kernel(RotaryParams op) {
-  extern __shared__ float2 cos_sin[];  // [half]: cos and sin, times magnitude
-  const int64_t row = blockIdx.x;
-  const auto units = static_cast<uint32_t>(op.heads) * op.by_head.divisor;
-  uint32_t i = threadIdx.x;
-  Unit of{};
-  if (i < units) of = load_unit(op, row, i);
-  compute_angles(op, row, cos_sin);
-  while (i < units) {
-    finish_unit(op, row, of, cos_sin);
-    i += kThreads;
-    if (i < units) of = load_unit(op, row, i);
-  }
-}
-
-__global__ void __launch_bounds__(kThreads) rotary_ones_kernel(RotaryParams op) {
-  extern __shared__ float2 cos_sin[];
-  const int64_t row = blockIdx.x;
-  compute_angles(op, row, cos_sin);
   const auto units = static_cast<uint32_t>(op.heads) * op.by_head.divisor;
   for (uint32_t i = threadIdx.x; i < units; i += kThreads) {
     const uint32_t head = op.by_head(i), unit = i - head * op.by_head.divisor;
-    turn_one(op, row, static_cast<int>(head), static_cast<int>(unit), cos_sin);
+    if constexpr (kEights) {
+      turn_unit(op, row, static_cast<int>(head), static_cast<int>(unit), cos_sin);
+    } else {
+      turn_one(op, row, static_cast<int>(head), static_cast<int>(unit), cos_sin);
+    }
   }
 }
 
@@ -143,9 +120,9 @@ void launch_rotary_rows(const mr_rotary_args& args, const Launch& at) {
   const auto grid = static_cast<unsigned>(args.rows);
   const size_t shared = static_cast<size_t>(half) * sizeof(float2);
   if (eights) {
-    rotary_eights_kernel<<<grid, kThreads, shared, at.stream>>>(op);
+    rotary_rows_kernel<true><<<grid, kThreads, shared, at.stream>>>(op);
   } else {
-    rotary_ones_kernel<<<grid, kThreads, shared, at.stream>>>(op);
+    rotary_rows_kernel<false><<<grid, kThreads, shared, at.stream>>>(op);
   }
   check_launch("rotary_rows_kernel");
 }
