@@ -111,6 +111,7 @@ def median_of(runs):
     found["rows"] = [{name: statistics.median(run["rows"][i][name] for run in runs) for name in row}
                      for i, row in enumerate(runs[0]["rows"])]
     found["ratios"] = ratios_of(found["rows"])
+    found["runs"] = len(runs)
     return found
 
 

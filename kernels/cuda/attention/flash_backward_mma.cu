@@ -21,8 +21,6 @@ struct BackwardCall {
   float* delta;  // as lse
   float* d_sinks;
   int32_t tiles;  // of keys or of queries, of the longest sequence
-  int32_t
-      stages;  // 2: the next tile is on its way while this one is computed; 1 where shared memory holds one
 };
 
 // Which of the gradients of a tile of keys: registers do not hold both for 256 dimensions.
@@ -37,8 +35,7 @@ struct KeyTile {
                         kOfValues = kGradient != KeyGradient::kKeys;
   static constexpr int kKeys = kDim == 256 ? 32 : 64, kThreads = 2 * kKeys;  // 16 keys a warp
   static constexpr int kQueries = kDim == 64 ? 64 : kDim == 128 ? 32 : 16;   // at a time
-  static constexpr size_t kStayingBytes = sizeof(Element) * kDim * 2 * kKeys;
-  static constexpr size_t kStageBytes = sizeof(Element) * kDim * 2 * kQueries;
+  static constexpr size_t kSharedBytes = sizeof(Element) * kDim * 2 * (kKeys + kQueries);
 };
 
 template <class ElementOf, int kDimOf>
@@ -47,8 +44,7 @@ struct QueryTile {
   static constexpr int kDim = kDimOf;
   static constexpr int kQueries = kDim == 256 ? 32 : 64, kThreads = 2 * kQueries;  // 16 queries a warp
   static constexpr int kKeys = kDim == 64 ? 64 : 32;                               // at a time
-  static constexpr size_t kStayingBytes = sizeof(Element) * kDim * 2 * kQueries;
-  static constexpr size_t kStageBytes = sizeof(Element) * kDim * 2 * kKeys;
+  static constexpr size_t kSharedBytes = sizeof(Element) * kDim * 2 * (kKeys + kQueries);
 };
 
 constexpr int kDeltaWarps = 8, kSinkThreads = 256;
@@ -132,103 +128,38 @@ __device__ inline void find_query_blocks(const Shape& s, const Sequence& sequenc
   __syncthreads();
 }
 
-// Which tile of queries comes next for a tile of keys: over the group's heads, and of each over those that
-// see a key, in order; of a block-sparse call only those whose lists have the keys' block. All threads move
-// alike.
 template <class T>
-struct QueryCursor {
-  const Shape& s;
-  const Sequence& sequence;
-  QueryBlocks& blocks;
-  int32_t first_key, first_tile, past_tile, past_head;
-  int32_t head, tile;
-  int32_t found_head = -1, found = -1;  // which head's which 1,024 blocks of queries `blocks` is about
-
-  __device__ QueryCursor(const Shape& shape, const Sequence& of, QueryBlocks& memory, int32_t kv_head,
-                         int32_t key)
-      : s(shape), sequence(of), blocks(memory), first_key(key) {
-    const int32_t past_key = min(key + T::kKeys, sequence.k_len);
-    first_tile = sequence.first_query(s, key) / T::kQueries;
-    past_tile = (sequence.past_query(s, past_key) + T::kQueries - 1) / T::kQueries;
-    head = kv_head * s.group, past_head = head + s.group, tile = first_tile;
-    if (first_tile >= past_tile) head = past_head;
-    skip();
-  }
-  __device__ bool at_end() const { return head == past_head; }
-  __device__ int32_t query() const { return tile * T::kQueries; }
-  __device__ void next() {
-    step();
-    skip();
-  }
-  __device__ void step() {
-    if (++tile < past_tile) return;
-    tile = first_tile;
-    ++head;
-  }
-  __device__ void skip() {
-    if (s.row_starts == nullptr) return;
-    while (!at_end() && !listed()) step();
-  }
-  __device__ bool listed() {
-    const int32_t block = query() / s.block_q, part = block / QueryBlocks::kBlocks;
-    if (part != found || head != found_head) {
-      found = part, found_head = head;
-      find_query_blocks<T::kThreads>(s, sequence, head, first_key / s.block_k, part * QueryBlocks::kBlocks,
-                                     blocks);
-    }
-    const int32_t bit = block % QueryBlocks::kBlocks;
-    return (blocks.bits[bit / 32] >> (bit % 32) & 1u) != 0;
-  }
+struct KeyTileMemory {  // tiles lie in dynamic memory
+  typename T::Element *k, *v, *q, *d_out;
 };
 
-// Dot products become p, and d_out v^T becomes ds; both are 0 where the key is not seen. kByColumn: rows are
-// keys (key and key + 8) and columns queries, else the other way around; lse and delta are of the queries.
-template <int kColumns, bool kByColumn>
-__device__ inline void score_gradients(const Shape& s, const Sequence& sequence,
-                                       float (&p)[1][kColumns / 8][4], float (&ds)[1][kColumns / 8][4],
-                                       const float* lse, const float* delta, int32_t row,
-                                       int32_t first_column, bool all_seen) {
-  const int t = threadIdx.x % 4;
-  const auto value = [&](const float* of, int n, int i) {
-    return of[kByColumn ? 8 * n + 2 * t + i % 2 : i / 2];
-  };
-  if (has_plain_scores(s)) {
-    const float unit = score_unit(s);
+// p^T and ds^T of a tile: rows are keys (key and key + 8), columns queries.
+template <class T>
+__device__ inline void key_tile_scores(const Shape& s, const Sequence& sequence, const KeyTileMemory<T>& tile,
+                                       const float* lse, const float* delta, int32_t first_key,
+                                       int32_t first_query, float (&p)[T::kQueries / 8][4],
+                                       float (&ds)[T::kQueries / 8][4]) {
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  multiply_rows<T::kDim, T::kQueries>(p, tile.k, 16 * warp, tile.q);
+  if constexpr (T::kOfKeys) multiply_rows<T::kDim, T::kQueries>(ds, tile.v, 16 * warp, tile.d_out);
+  const bool all_seen = sequence.sees_all(s, first_query, T::kQueries, first_key, T::kKeys);
 #pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        p[0][n][i] = ptx::exp2_approx(fmaf(p[0][n][i], unit, -value(lse, n, i)));
-        ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - value(delta, n, i));
-      }
-    }
-  } else {
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float score = cap_score(s, p[0][n][i]);
-        p[0][n][i] = ptx::exp2_approx(score - value(lse, n, i));
-        ds[0][n][i] = p[0][n][i] * (ds[0][n][i] - value(delta, n, i)) * slope_of(s, score);
-      }
-    }
-  }
-  if (all_seen) return;
-#pragma unroll
-  for (int n = 0; n < kColumns / 8; ++n) {
+  for (int n = 0; n < T::kQueries / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int32_t at_row = row + i / 2 * 8, at_column = first_column + 8 * n + 2 * t + i % 2;
-      if (sequence.sees(s, kByColumn ? at_column : at_row, kByColumn ? at_row : at_column)) continue;
-      p[0][n][i] = 0.f;
-      ds[0][n][i] = 0.f;
+      const int column = 8 * n + 2 * t + i % 2;
+      const float score = score_of(s, p[n][i]);
+      const bool seen =
+          all_seen || sequence.sees(s, first_query + column, first_key + 16 * warp + g + i / 2 * 8);
+      p[n][i] = seen ? exp2f(score - lse[column]) : 0.f;
+      if constexpr (T::kOfKeys) ds[n][i] = p[n][i] * (ds[n][i] - delta[column]) * slope_of(s, score);
     }
   }
 }
 
 // Rows first_row and first_row + 8 of a gradient, of dim elements.
 template <int kDim, class Element, class RowAt>
-__device__ inline void write_gradient(const float (&x)[1][kDim / 8][4], float scale, int32_t first_row,
+__device__ inline void write_gradient(const float (&x)[kDim / 8][4], float scale, int32_t first_row,
                                       int32_t count, int32_t dim, const RowAt& row_at) {
   const int t = threadIdx.x % 4;
 #pragma unroll
@@ -240,89 +171,81 @@ __device__ inline void write_gradient(const float (&x)[1][kDim / 8][4], float sc
     for (int n = 0; n < kDim / 8; ++n) {
       if (8 * n >= dim) continue;
       *reinterpret_cast<uint32_t*>(to + 8 * n + 2 * t) =
-          pack<Element>(x[0][n][2 * half] * scale, x[0][n][2 * half + 1] * scale);
+          pack<Element>(x[n][2 * half] * scale, x[n][2 * half + 1] * scale);
     }
   }
 }
 
-// Grid: (tile of keys, KV head, sequence). Shared memory: keys, values; stages of queries and their d_out.
+// Grid: (tile of keys, KV head, sequence).
 template <class T>
 __global__ void __launch_bounds__(T::kThreads)
     flash_key_gradient_mma_kernel(const __grid_constant__ BackwardCall call) {
   using Element = typename T::Element;
   extern __shared__ __align__(128) uint8_t shared_bytes[];
-  __shared__ float lse[2][T::kQueries], delta[2][T::kQueries];
+  __shared__ float lse[T::kQueries], delta[T::kQueries];
   __shared__ QueryBlocks blocks;
   auto* k_tile = reinterpret_cast<Element*>(shared_bytes);
   Element* v_tile = k_tile + T::kKeys * T::kDim;
-  Element* q_tiles = v_tile + T::kKeys * T::kDim;
+  Element* q_tile = v_tile + T::kKeys * T::kDim;
+  const KeyTileMemory<T> tile{k_tile, v_tile, q_tile, q_tile + T::kQueries * T::kDim};
   const Shape& s = call.shape;
   const int32_t first_key = static_cast<int32_t>(blockIdx.x % call.tiles) * T::kKeys;
   const auto rest = static_cast<int32_t>(blockIdx.x / call.tiles);
   const int32_t kv_head = rest % s.kv_heads;
   const Sequence sequence(s, rest / s.kv_heads);
   if (first_key >= sequence.k_len) return;
-  const int warp = threadIdx.x / 32;
-  const int32_t row = first_key + 16 * warp + static_cast<int32_t>(threadIdx.x % 32 / 4);  // and + 8
   const auto* any = static_cast<const Element*>(call.k.data);
   const auto load_keys = [&](const Tensor& from, Element* to, int32_t dim) {
-    load_tile<T::kDim, T::kKeys, T::kThreads>(to, first_key, sequence.k_len, dim, any, [&](int32_t key) {
-      return key_row<const Element>(s, from, sequence, kv_head, key);
+    load_tile<T::kDim, T::kKeys, T::kThreads>(to, first_key, sequence.k_len, dim, any, [&](int32_t row) {
+      return key_row<const Element>(s, from, sequence, kv_head, row);
     });
   };
-  load_keys(call.k, k_tile, s.head_dim);
-  if constexpr (T::kOfKeys) load_keys(call.v, v_tile, s.value_dim);
+  load_keys(call.k, tile.k, s.head_dim);
+  if constexpr (T::kOfKeys) load_keys(call.v, tile.v, s.value_dim);
 
-  QueryCursor<T> cursor(s, sequence, blocks, kv_head, first_key);
-  const auto load_queries = [&](int stage) {
-    const int32_t head = cursor.head, first_query = cursor.query();
-    Element* q_tile = q_tiles + stage * 2 * T::kQueries * T::kDim;
-    const auto load = [&](const Tensor& from, Element* to, int32_t dim) {
-      load_tile<T::kDim, T::kQueries, T::kThreads>(
-          to, first_query, sequence.q_len, dim, any,
-          [&](int32_t query) { return query_row<const Element>(from, sequence, head, query); });
-    };
-    load(call.q, q_tile, s.head_dim);
-    load(call.d_out, q_tile + T::kQueries * T::kDim, s.value_dim);
-    const int64_t values = row_value_start(s, sequence, head) + first_query;
-    for (int i = threadIdx.x; i < T::kQueries; i += T::kThreads) {
-      const bool there = first_query + i < sequence.q_len;
-      lse[stage][i] = there ? call.lse[values + i] * kLog2e : 0.f;
-      delta[stage][i] = there ? call.delta[values + i] : 0.f;
-    }
-  };
-  float d_k[1][T::kDim / 8][4] = {}, d_v[1][T::kDim / 8][4] = {};
-  int stage = 0;
-  if (!cursor.at_end()) load_queries(stage);
-  ptx::copy_commit();
-  while (!cursor.at_end()) {
-    const int32_t first_query = cursor.query();
-    cursor.next();
-    __syncthreads();  // nobody reads the stage of before
-    const bool ahead = call.stages == 2 && !cursor.at_end();
-    if (ahead) load_queries(stage ^ 1);
-    ptx::copy_commit();
-    ptx::copy_wait<1>();
-    __syncthreads();  // keys, queries and their numbers are there
-    const Element* q_tile = q_tiles + stage * 2 * T::kQueries * T::kDim;
-    const Element* d_out_tile = q_tile + T::kQueries * T::kDim;
-    float p[1][T::kQueries / 8][4] = {}, ds[1][T::kQueries / 8][4] = {};
-    multiply_rows<T::kDim, T::kQueries, 1>(p, k_tile, 16 * warp, q_tile);
-    if constexpr (T::kOfKeys) multiply_rows<T::kDim, T::kQueries, 1>(ds, v_tile, 16 * warp, d_out_tile);
-    const bool all_seen = sequence.sees_all(s, first_query, T::kQueries, first_key, T::kKeys);
-    score_gradients<T::kQueries, true>(s, sequence, p, ds, lse[stage], delta[stage], row, first_query,
-                                       all_seen);
-    if constexpr (T::kOfValues) multiply_columns<T::kDim, T::kQueries, 1>(d_v, p, d_out_tile);
-    if constexpr (T::kOfKeys) multiply_columns<T::kDim, T::kQueries, 1>(d_k, ds, q_tile);
-    if (call.stages == 2) {
-      stage ^= 1;
-    } else if (!cursor.at_end()) {
-      __syncthreads();  // nobody reads the queries any more
-      load_queries(stage);
+  float d_k[T::kDim / 8][4] = {}, d_v[T::kDim / 8][4] = {};
+  const int32_t past_key = min(first_key + T::kKeys, sequence.k_len);
+  const int32_t first_tile = sequence.first_query(s, first_key) / T::kQueries;
+  const int32_t past_tile = (sequence.past_query(s, past_key) + T::kQueries - 1) / T::kQueries;
+  for (int32_t head = kv_head * s.group; head < (kv_head + 1) * s.group; ++head) {
+    const int64_t values = row_value_start(s, sequence, head);
+    int32_t found = -1;  // which 1,024 blocks of queries `blocks` is about
+    for (int32_t m = first_tile; m < past_tile; ++m) {
+      const int32_t first_query = m * T::kQueries;
+      if (s.row_starts != nullptr) {
+        const int32_t block = first_query / s.block_q;
+        if (block / QueryBlocks::kBlocks != found) {
+          found = block / QueryBlocks::kBlocks;
+          find_query_blocks<T::kThreads>(s, sequence, head, first_key / s.block_k,
+                                         found * QueryBlocks::kBlocks, blocks);
+        }
+        const int32_t bit = block % QueryBlocks::kBlocks;
+        if ((blocks.bits[bit / 32] >> (bit % 32) & 1u) == 0) continue;
+      }
+      __syncthreads();  // nobody reads the queries of before
+      const auto load_queries = [&](const Tensor& from, Element* to, int32_t dim) {
+        load_tile<T::kDim, T::kQueries, T::kThreads>(
+            to, first_query, sequence.q_len, dim, any,
+            [&](int32_t row) { return query_row<const Element>(from, sequence, head, row); });
+      };
+      load_queries(call.q, tile.q, s.head_dim);
+      load_queries(call.d_out, tile.d_out, s.value_dim);
       ptx::copy_commit();
+      for (int i = threadIdx.x; i < T::kQueries; i += T::kThreads) {
+        const bool there = first_query + i < sequence.q_len;
+        lse[i] = there ? call.lse[values + first_query + i] * kLog2e : 0.f;
+        delta[i] = there ? call.delta[values + first_query + i] : 0.f;
+      }
+      ptx::copy_wait<0>();
+      __syncthreads();  // keys, queries and their numbers are there
+      float p[T::kQueries / 8][4] = {}, ds[T::kQueries / 8][4] = {};
+      key_tile_scores<T>(s, sequence, tile, lse, delta, first_key, first_query, p, ds);
+      if constexpr (T::kOfValues) multiply_columns<T::kDim, T::kQueries>(d_v, p, tile.d_out);
+      if constexpr (T::kOfKeys) multiply_columns<T::kDim, T::kQueries>(d_k, ds, tile.q);
     }
   }
-  const auto write = [&](const Tensor& to, const float(&x)[1][T::kDim / 8][4], float scale, int32_t dim) {
+  const int32_t row = first_key + static_cast<int32_t>(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
+  const auto write = [&](const Tensor& to, const float(&x)[T::kDim / 8][4], float scale, int32_t dim) {
     write_gradient<T::kDim, Element>(x, scale, row, sequence.k_len, dim, [&](int32_t key) {
       return key_row<Element>(s, to, sequence, kv_head, key);
     });
@@ -339,14 +262,15 @@ __global__ void __launch_bounds__(T::kThreads)
   extern __shared__ __align__(128) uint8_t shared_bytes[];
   auto* q_tile = reinterpret_cast<Element*>(shared_bytes);
   Element* d_out_tile = q_tile + T::kQueries * T::kDim;
-  Element* k_tiles = d_out_tile + T::kQueries * T::kDim;
+  Element* k_tile = d_out_tile + T::kQueries * T::kDim;
+  Element* v_tile = k_tile + T::kKeys * T::kDim;
   const Shape& s = call.shape;
   const int32_t m = call.tiles - 1 - static_cast<int32_t>(blockIdx.x % call.tiles);
   const auto rest = static_cast<int32_t>(blockIdx.x / call.tiles);
   const int32_t head = rest % s.heads, kv_head = head / s.group, first_query = m * T::kQueries;
   const Sequence sequence(s, rest / s.heads);
   if (first_query >= sequence.q_len) return;
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int32_t query = first_query + 16 * warp + g;  // and + 8
 
   const auto* any = static_cast<const Element*>(call.q.data);
@@ -365,40 +289,36 @@ __global__ void __launch_bounds__(T::kThreads)
     lse[half] = row < sequence.q_len ? call.lse[at] * kLog2e : 0.f;
     delta[half] = row < sequence.q_len ? call.delta[at] : 0.f;
   }
-  float d_q[1][T::kDim / 8][4] = {};
+  float d_q[T::kDim / 8][4] = {};
   const KeyTiles<T::kKeys> tiles(s, sequence, head, first_query, T::kQueries);
-  const auto load_keys = [&](int stage, int32_t first_key) {
-    Element* k_tile = k_tiles + stage * 2 * T::kKeys * T::kDim;
-    const auto load = [&](const Tensor& from, Element* to, int32_t dim) {
+  for (int32_t tile = 0; tile < tiles.count; ++tile) {
+    const int32_t first_key = tiles.key(s, tile);
+    const auto load_keys = [&](const Tensor& from, Element* to, int32_t dim) {
       load_tile<T::kDim, T::kKeys, T::kThreads>(to, first_key, sequence.k_len, dim, any, [&](int32_t row) {
         return key_row<const Element>(s, from, sequence, kv_head, row);
       });
     };
-    load(call.k, k_tile, s.head_dim);
-    load(call.v, k_tile + T::kKeys * T::kDim, s.value_dim);
+    __syncthreads();  // nobody reads the keys of before
+    load_keys(call.k, k_tile, s.head_dim);
+    load_keys(call.v, v_tile, s.value_dim);
     ptx::copy_commit();
-  };
-  if (tiles.count > 0) load_keys(0, tiles.key(s, 0));
-  for (int32_t tile = 0; tile < tiles.count; ++tile) {
-    const int stage = call.stages == 2 ? tile % 2 : 0;
-    const int32_t first_key = tiles.key(s, tile);
-    __syncthreads();  // nobody reads the stage of before
-    if (call.stages == 2 && tile + 1 < tiles.count) {
-      load_keys(stage ^ 1, tiles.key(s, tile + 1));
-      ptx::copy_wait<1>();
-    } else {
-      if (call.stages == 1 && tile > 0) load_keys(0, first_key);
-      ptx::copy_wait<0>();
-    }
+    ptx::copy_wait<0>();
     __syncthreads();  // queries and keys are there
-    const Element* k_tile = k_tiles + stage * 2 * T::kKeys * T::kDim;
-    const Element* v_tile = k_tile + T::kKeys * T::kDim;
-    float p[1][T::kKeys / 8][4] = {}, ds[1][T::kKeys / 8][4] = {};
-    multiply_rows<T::kDim, T::kKeys, 1>(p, q_tile, 16 * warp, k_tile);
-    multiply_rows<T::kDim, T::kKeys, 1>(ds, d_out_tile, 16 * warp, v_tile);
+    float p[T::kKeys / 8][4] = {}, ds[T::kKeys / 8][4] = {};
+    multiply_rows<T::kDim, T::kKeys>(p, q_tile, 16 * warp, k_tile);
+    multiply_rows<T::kDim, T::kKeys>(ds, d_out_tile, 16 * warp, v_tile);
     const bool all_seen = sequence.sees_all(s, first_query, T::kQueries, first_key, T::kKeys);
-    score_gradients<T::kKeys, false>(s, sequence, p, ds, lse, delta, query, first_key, all_seen);
-    multiply_columns<T::kDim, T::kKeys, 1>(d_q, ds, k_tile);
+#pragma unroll
+    for (int n = 0; n < T::kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float score = score_of(s, p[n][i]);
+        const bool seen = all_seen || sequence.sees(s, query + i / 2 * 8, first_key + 8 * n + 2 * t + i % 2);
+        const float probability = seen ? exp2f(score - lse[i / 2]) : 0.f;
+        ds[n][i] = probability * (ds[n][i] - delta[i / 2]) * slope_of(s, score);
+      }
+    }
+    multiply_columns<T::kDim, T::kKeys>(d_q, ds, k_tile);
   }
   write_gradient<T::kDim, Element>(d_q, s.scale, query, sequence.q_len, s.head_dim, [&](int32_t row) {
     return query_row<Element>(call.d_q, sequence, head, row);
@@ -411,19 +331,12 @@ void launch_tiles(void (*kernel)(BackwardCall), const char* name, BackwardCall c
   call.tiles = (longest + rows - 1) / rows;
   const int64_t grid = int64_t{call.tiles} * heads * call.shape.batch;
   if (grid == 0) return;
-  int device = 0, most = 0;
-  check_call(cudaGetDevice(&device), "cudaGetDevice");
-  check_call(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-             "cudaDeviceGetAttribute");
-  constexpr size_t kStatic = 4096;  // more than __shared__ variables need
-  call.stages = T::kStayingBytes + 2 * T::kStageBytes + kStatic <= static_cast<size_t>(most) ? 2 : 1;
-  const size_t bytes = T::kStayingBytes + static_cast<size_t>(call.stages) * T::kStageBytes;
-  if (bytes > 40 * 1024) {
-    check_call(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "cudaFuncSetAttribute(flash_backward_mma)");
+  if (T::kSharedBytes > 40 * 1024) {
+    check_call(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(T::kSharedBytes)),
+               "cudaFuncSetAttribute(flash_backward_mma)");
   }
-  kernel<<<static_cast<unsigned>(grid), T::kThreads, bytes, stream>>>(call);
+  kernel<<<static_cast<unsigned>(grid), T::kThreads, T::kSharedBytes, stream>>>(call);
   check_launch(name);
 }
 template <class T>

@@ -10,13 +10,12 @@ namespace millrace::cuda {
 namespace flash_mma {
 namespace {
 
-template <class ElementOf, int kDimOf, int kTilesOf>
+template <class ElementOf, int kDimOf>
 struct ForwardTile {
   using Element = ElementOf;
   static constexpr int kDim = kDimOf;
-  static constexpr int kTiles = kTilesOf;  // of 16 queries, a warp's
-  static constexpr int kThreads = 128, kQueries = 64 * kTiles;
-  static constexpr int kKeys = kDim == 256 ? 32 : 64;  // 64 KB in all, what Turing has
+  static constexpr int kQueries = 64, kThreads = 2 * kQueries;  // 16 queries a warp
+  static constexpr int kKeys = kDim == 256 ? 32 : 64;           // 64 KB in all, what Turing has
   static constexpr size_t kSharedBytes = sizeof(Element) * kDim * (kQueries + 2 * kKeys);
 };
 
@@ -29,76 +28,62 @@ struct ForwardCall {
 
 template <class T>
 struct RowState {
-  float out[T::kTiles][T::kDim / 8][4] = {};
-  float row_max[T::kTiles][2];       // rows g and g + 8 of each tile, base 2
-  float row_sum[T::kTiles][2] = {};  // of this lane's columns
+  float out[T::kDim / 8][4] = {};
+  float row_max[2] = {-INFINITY, -INFINITY};  // rows g and g + 8, base 2
+  float row_sum[2] = {};                      // of this lane's columns
 };
-
-// What a plain tile has not: capped scores, keys that are not seen. row: of the first tile of queries.
-template <class T>
-__device__ inline void cap_and_mask(const Shape& s, const Sequence& sequence,
-                                    float (&p)[T::kTiles][T::kKeys / 8][4], int32_t query, int32_t key,
-                                    bool all_seen) {
-  const int t = threadIdx.x % 4;
-  const bool plain = has_plain_scores(s);
-#pragma unroll
-  for (int tile = 0; tile < T::kTiles; ++tile) {
-#pragma unroll
-    for (int n = 0; n < T::kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& x = p[tile][n][i];
-        if (!plain) x = cap_score(s, x);
-        const int32_t row = query + 16 * tile + i / 2 * 8;
-        if (!all_seen && !sequence.sees(s, row, key + 8 * n + 2 * t + i % 2)) x = -INFINITY;
-      }
-    }
-  }
-}
 
 // Dot products become probabilities under the new maximum; out is scaled to it.
 template <class T>
-__device__ inline void softmax_tile(float (&p)[T::kTiles][T::kKeys / 8][4], float unit, RowState<T>& state) {
+__device__ inline void softmax_tile(const Shape& s, const Sequence& sequence, float (&p)[T::kKeys / 8][4],
+                                    int32_t query, int32_t key, bool all_seen, RowState<T>& state) {
+  const int t = threadIdx.x % 4;
 #pragma unroll
-  for (int x = 0; x < 2 * T::kTiles; ++x) {
-    const int tile = x / 2, half = x % 2;
-    float top = -INFINITY;
-#pragma unroll
-    for (int n = 0; n < T::kKeys / 8; ++n)
-      top = fmaxf(top, fmaxf(p[tile][n][2 * half], p[tile][n][2 * half + 1]));
-    const float before = state.row_max[tile][half], after = fmaxf(before, quad_max(top) * unit);
-    const float base = after == -INFINITY ? 0.f : after;  // a row that has seen no key yet
-    const float shrink = ptx::exp2_approx(before - base);
-    state.row_max[tile][half] = after;
-    float sum = state.row_sum[tile][half] * shrink;
+  for (int half = 0; half < 2; ++half) {
+    float top = state.row_max[half];
 #pragma unroll
     for (int n = 0; n < T::kKeys / 8; ++n) {
 #pragma unroll
-      for (int i = 2 * half; i < 2 * half + 2; ++i) {
-        p[tile][n][i] = ptx::exp2_approx(fmaf(p[tile][n][i], unit, -base));
-        sum += p[tile][n][i];
+      for (int i = 0; i < 2; ++i) {
+        float& x = p[n][2 * half + i];
+        x = score_of(s, x);
+        if (!all_seen && !sequence.sees(s, query + 8 * half, key + 8 * n + 2 * t + i)) x = -INFINITY;
+        top = fmaxf(top, x);
       }
     }
-    state.row_sum[tile][half] = sum;
+    top = quad_max(top);
+    const float base = top == -INFINITY ? 0.f : top;  // a row that has seen no key yet
+    const float shrink = exp2f(state.row_max[half] - base);
+    state.row_max[half] = top;
+    float sum = state.row_sum[half] * shrink;
+#pragma unroll
+    for (int n = 0; n < T::kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = p[n][2 * half + i];
+        x = exp2f(x - base);
+        sum += x;
+      }
+    }
+    state.row_sum[half] = sum;
 #pragma unroll
     for (int n = 0; n < T::kDim / 8; ++n) {
-      state.out[tile][n][2 * half] *= shrink;
-      state.out[tile][n][2 * half + 1] *= shrink;
+      state.out[n][2 * half] *= shrink;
+      state.out[n][2 * half + 1] *= shrink;
     }
   }
 }
 
-// Adds the sink, divides, writes out and lse of rows query, query + 8 and those of the next tile.
+// Adds the sink, divides, writes out and lse of rows query and query + 8.
 template <class T>
 __device__ inline void write_rows(const ForwardCall& call, const Sequence& sequence, int32_t head,
                                   int32_t query, const RowState<T>& state) {
   using Element = typename T::Element;
   const int t = threadIdx.x % 4;
 #pragma unroll
-  for (int x = 0; x < 2 * T::kTiles; ++x) {
-    const int tile = x / 2, half = x % 2;
-    const int32_t row = query + 16 * tile + 8 * half;
-    float sum = quad_sum(state.row_sum[tile][half]), top = state.row_max[tile][half], factor = 1.f;
+  for (int half = 0; half < 2; ++half) {
+    const int32_t row = query + 8 * half;
+    float sum = quad_sum(state.row_sum[half]), top = state.row_max[half], factor = 1.f;
     if (call.shape.sinks != nullptr) {
       const float sink = call.shape.sinks[head] * kLog2e;
       const float both = fmaxf(top, sink), base = both == -INFINITY ? 0.f : both;
@@ -117,7 +102,7 @@ __device__ inline void write_rows(const ForwardCall& call, const Sequence& seque
     for (int n = 0; n < T::kDim / 8; ++n) {
       if (8 * n >= call.shape.value_dim) continue;
       *reinterpret_cast<uint32_t*>(out + 8 * n + 2 * t) =
-          pack<Element>(state.out[tile][n][2 * half] * scale, state.out[tile][n][2 * half + 1] * scale);
+          pack<Element>(state.out[n][2 * half] * scale, state.out[n][2 * half + 1] * scale);
     }
   }
 }
@@ -138,7 +123,7 @@ __global__ void __launch_bounds__(T::kThreads)
   const Sequence sequence(s, rest / s.heads);
   if (first_query >= sequence.q_len) return;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
-  const int32_t query = first_query + 16 * T::kTiles * warp + g;
+  const int32_t query = first_query + 16 * warp + g;  // and + 8
 
   const auto* any = static_cast<const Element*>(call.q.data);
   const auto load_keys = [&](const Tensor& from, Element* tile, int32_t key, int32_t dim) {
@@ -151,25 +136,21 @@ __global__ void __launch_bounds__(T::kThreads)
       q_tile, first_query, sequence.q_len, s.head_dim, any,
       [&](int32_t row) { return query_row<const Element>(call.q, sequence, head, row); });
   const KeyTiles<T::kKeys> tiles(s, sequence, head, first_query, T::kQueries);
-  const float unit = score_unit(s);
   RowState<T> state;
-#pragma unroll
-  for (int x = 0; x < 2 * T::kTiles; ++x) state.row_max[x / 2][x % 2] = -INFINITY;
   if (tiles.count > 0) load_keys(call.k, k_tile, tiles.key(s, 0), s.head_dim);
   for (int32_t tile = 0; tile < tiles.count; ++tile) {
     const int32_t key = tiles.key(s, tile);
     load_keys(call.v, v_tile, key, s.value_dim);
     ptx::copy_wait<1>();  // q and these keys; the values may be under way
     __syncthreads();      // everybody's part of them
-    float p[T::kTiles][T::kKeys / 8][4] = {};
-    multiply_rows<T::kDim, T::kKeys, T::kTiles>(p, q_tile, 16 * T::kTiles * warp, k_tile);
+    float p[T::kKeys / 8][4] = {};
+    multiply_rows<T::kDim, T::kKeys>(p, q_tile, 16 * warp, k_tile);
     const bool all_seen = sequence.sees_all(s, first_query, T::kQueries, key, T::kKeys);
-    if (!all_seen || !has_plain_scores(s)) cap_and_mask<T>(s, sequence, p, query, key, all_seen);
-    softmax_tile<T>(p, unit, state);
+    softmax_tile<T>(s, sequence, p, query, key, all_seen, state);
     ptx::copy_wait<0>();
     __syncthreads();  // the values are there; and nobody reads the keys any more
     if (tile + 1 < tiles.count) load_keys(call.k, k_tile, tiles.key(s, tile + 1), s.head_dim);
-    multiply_columns<T::kDim, T::kKeys, T::kTiles>(state.out, p, v_tile);
+    multiply_columns<T::kDim, T::kKeys>(state.out, p, v_tile);
     __syncthreads();  // nobody reads the values any more
   }
   write_rows<T>(call, sequence, head, query, state);
@@ -190,18 +171,13 @@ void launch_tile(ForwardCall call, cudaStream_t stream) {
 
 template <class Element>
 void launch_type(const ForwardCall& call, cudaStream_t stream) {
-  // A CTA's queries have one list of blocks; and few queries need no second tile.
-  const bool narrow =
-      call.shape.max_q <= 64 || (call.shape.row_starts != nullptr && call.shape.block_q == 64);
   switch (padded_dim(call.shape.head_dim, call.shape.value_dim)) {
     case 64:
-      return narrow ? launch_tile<ForwardTile<Element, 64, 1>>(call, stream)
-                    : launch_tile<ForwardTile<Element, 64, 2>>(call, stream);
+      return launch_tile<ForwardTile<Element, 64>>(call, stream);
     case 128:
-      return narrow ? launch_tile<ForwardTile<Element, 128, 1>>(call, stream)
-                    : launch_tile<ForwardTile<Element, 128, 2>>(call, stream);
-    default:  // registers hold one
-      return launch_tile<ForwardTile<Element, 256, 1>>(call, stream);
+      return launch_tile<ForwardTile<Element, 128>>(call, stream);
+    default:
+      return launch_tile<ForwardTile<Element, 256>>(call, stream);
   }
 }
 

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "kernels/cuda/attention/flash_mma.h"
-#include "kernels/cuda/ptx/approx.cuh"
 #include "kernels/cuda/ptx/mma.cuh"
 #include "kernels/cuda/ptx/mma_16bit.cuh"
 
@@ -162,24 +161,19 @@ __device__ inline uint4 load_b_columns(const Element* tile, int row, int n) {
   return ptx::ldmatrix_x4_transposed(chunk_of<kDim>(tile, row + lane % 16, 2 * n + lane / 16));
 }
 
-// c [kTiles x 16 rows, kColumns] += a_tile rows [row, row + 16 kTiles) x (b_tile rows)^T, over kDim. Every
-// fragment of b serves kTiles products: shared memory is what limits these kernels.
-template <int kDim, int kColumns, int kTiles, class Element>
-__device__ inline void multiply_rows(float (&c)[kTiles][kColumns / 8][4], const Element* a_tile, int row,
+// c [16 rows, kColumns of them] += a_tile rows [row, row + 16) x (b_tile rows)^T, over kDim.
+template <int kDim, int kColumns, class Element>
+__device__ inline void multiply_rows(float (&c)[kColumns / 8][4], const Element* a_tile, int row,
                                      const Element* b_tile) {
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
-    uint32_t a[kTiles][4];
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) load_a<kDim>(a[tile], a_tile, row + 16 * tile, k);
+    uint32_t a[4];
+    load_a<kDim>(a, a_tile, row, k);
 #pragma unroll
     for (int n = 0; n < kColumns; n += 16) {
       const uint4 b = load_b_rows<kDim>(b_tile, n, k);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        ptx::mma_16bit<Element>(c[tile][n / 8], a[tile], b.x, b.y);
-        ptx::mma_16bit<Element>(c[tile][n / 8 + 1], a[tile], b.z, b.w);
-      }
+      ptx::mma_16bit<Element>(c[n / 8], a, b.x, b.y);
+      ptx::mma_16bit<Element>(c[n / 8 + 1], a, b.z, b.w);
     }
   }
 }
@@ -195,44 +189,30 @@ __device__ inline uint32_t pack(float low, float high) {
   }
 }
 
-// out [kTiles x 16 rows, kDim] += p [kTiles x 16 rows, kDepth] x b_tile [kDepth rows, kDim]; p as a product
-// left it, rounded here.
-template <int kDim, int kDepth, int kTiles, class Element>
-__device__ inline void multiply_columns(float (&out)[kTiles][kDim / 8][4],
-                                        const float (&p)[kTiles][kDepth / 8][4], const Element* b_tile) {
+// out [16 rows, kDim] += p [16 rows, kDepth] x b_tile [kDepth rows, kDim]; p as a product left it, rounded
+// here.
+template <int kDim, int kDepth, class Element>
+__device__ inline void multiply_columns(float (&out)[kDim / 8][4], const float (&p)[kDepth / 8][4],
+                                        const Element* b_tile) {
 #pragma unroll
   for (int k = 0; k < kDepth / 16; ++k) {
-    uint32_t a[kTiles][4];
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&of)[4] = p[tile][2 * k + i / 2];
-        a[tile][i] = pack<Element>(of[i % 2 * 2], of[i % 2 * 2 + 1]);
-      }
-    }
+    const uint32_t a[4] = {pack<Element>(p[2 * k][0], p[2 * k][1]), pack<Element>(p[2 * k][2], p[2 * k][3]),
+                           pack<Element>(p[2 * k + 1][0], p[2 * k + 1][1]),
+                           pack<Element>(p[2 * k + 1][2], p[2 * k + 1][3])};
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
       const uint4 b = load_b_columns<kDim>(b_tile, 16 * k, n);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        ptx::mma_16bit<Element>(out[tile][2 * n], a[tile], b.x, b.y);
-        ptx::mma_16bit<Element>(out[tile][2 * n + 1], a[tile], b.z, b.w);
-      }
+      ptx::mma_16bit<Element>(out[2 * n], a, b.x, b.y);
+      ptx::mma_16bit<Element>(out[2 * n + 1], a, b.z, b.w);
     }
   }
 }
 
-// Scores are dot products times `unit`, base 2. With a soft cap, or a scale that turns the order around, dot
-// products are made scores first (cap_score) and the unit is 1: loops without either have one fused
-// multiply-add a score.
-__device__ inline bool has_plain_scores(const Shape& s) { return s.softcap == 0.f && s.scale > 0.f; }
-__device__ inline float score_unit(const Shape& s) { return has_plain_scores(s) ? s.scale * kLog2e : 1.f; }
-__device__ inline float cap_score(const Shape& s, float dot) {
+// The score in base 2 of a dot product, and how it changes with scale x dot product.
+__device__ inline float score_of(const Shape& s, float dot) {
   if (s.softcap == 0.f) return dot * (s.scale * kLog2e);
   return s.softcap * kLog2e * tanhf(dot * s.scale / s.softcap);
 }
-// How a score changes with scale x dot product.
 __device__ inline float slope_of(const Shape& s, float score) {
   if (s.softcap == 0.f) return 1.f;
   const float t = score / (s.softcap * kLog2e);

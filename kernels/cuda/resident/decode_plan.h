@@ -18,7 +18,6 @@ struct DecodeShape {
 
 // Up to so many keys one block does a tile alone.
 inline constexpr int32_t kMaxKeysOfOneBlock = 256;
-inline constexpr int32_t kKeysOfHalfBlock = 128;  // up to so many, with half of its warps
 // More splits cost more in the last block's reduction than they gain.
 inline constexpr int32_t kMaxSplits = 64;
 inline constexpr int32_t kKeysPerStep = 16;  // of a warp: the depth of one product with V
@@ -57,7 +56,7 @@ constexpr SplitPlan plan_decode(int32_t keys, int32_t tiles, int32_t sm_count, i
   while (size > 1 && size * tiles > sm_count) size /= 2;
   if (plan.splits == 1 || size < 2) return plan;
   const SplitPlan cluster = plan_cluster(keys, size);
-  return cluster.keys_per_split <= 256 ? cluster : plan;
+  return cluster.keys_per_split <= 1024 ? cluster : plan;
 }
 // Splits of all tiles never exceed this, whatever the length.
 constexpr int64_t max_partials(int32_t tiles, int32_t sm_count) {

@@ -72,10 +72,9 @@ __device__ inline void add_values(const float (&p)[2][4], const uint4 (&values)[
 
 // Masks keys from `left` on, and turns scores into probabilities under the new maximum.
 template <class T>
-__device__ inline void softmax_step(float (&scores)[T::kSteps][2][4], int left, float scale_log2,
+__device__ inline void softmax_step(float (&scores)[T::kSteps][2][4], int left, int stride, float scale_log2,
                                     WarpState<T>& state) {
   const int t = threadIdx.x % 4;
-  constexpr int stride = T::kWarps * kKeysPerStep;
 #pragma unroll
   for (int half = 0; half < T::kRows / 8; ++half) {
     float top = state.row_max[half];
@@ -112,7 +111,7 @@ template <class T>
 __device__ inline void attend(const Queries<T>& q, const __half* k, const __half* v, int first, int end,
                               float scale_log2, WarpState<T>& state) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  constexpr int stride = T::kWarps * kKeysPerStep;  // few keys occupy all warps
+  const int stride = static_cast<int>(blockDim.x / 32) * kKeysPerStep;  // few keys occupy all warps
   const int first_of_warp = first + static_cast<int>(threadIdx.x / 32) * kKeysPerStep;
   for (int key = first_of_warp; key < end; key += stride * T::kSteps) {
     uint4 keys[T::kSteps][2][T::kDim / 32], values[T::kSteps][4][T::kDim / 64];
@@ -141,7 +140,7 @@ __device__ inline void attend(const Queries<T>& q, const __half* k, const __half
     float scores[T::kSteps][2][4] = {};
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) scores_of<T>(q, keys[s], scores[s]);
-    softmax_step<T>(scores, end - key, scale_log2, state);
+    softmax_step<T>(scores, end - key, stride, scale_log2, state);
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) add_values<T>(scores[s], values[s], state.out);
   }
@@ -193,7 +192,10 @@ cudaLaunchConfig_t config_of(const DecodeCall& call, SplitPlan plan, cudaLaunchA
                              cudaStream_t stream) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(call.shape.tiles()), static_cast<unsigned>(plan.splits));
-  config.blockDim = dim3(T::kThreads);
+  // No more warps than have keys.
+  const int32_t keys = call.keys < plan.keys_per_split ? call.keys : plan.keys_per_split;
+  const int32_t warps = (keys + kKeysPerStep - 1) / kKeysPerStep;
+  config.blockDim = dim3(static_cast<unsigned>(warps < T::kWarps ? warps : T::kWarps) * 32);
   config.stream = stream;
   if (kCluster) {
     attribute->id = cudaLaunchAttributeClusterDimension;
@@ -209,12 +211,10 @@ cudaError_t launch(const DecodeCall& call, SplitPlan plan, const SplitWorkspace&
                    cudaStream_t stream) {
   const float scale_log2 = 1.44269504f / sqrtf(static_cast<float>(call.shape.head_dim));
   cudaLaunchAttribute attribute{};
-  if constexpr (T::kMayCluster) {
-    if (plan.cluster) {
-      const cudaLaunchConfig_t config = config_of<T, true>(call, plan, &attribute, stream);
-      return cudaLaunchKernelEx(&config, resident_decode_mma_kernel<T, true>, call, plan, workspace,
-                                scale_log2);
-    }
+  if (plan.cluster) {
+    const cudaLaunchConfig_t config = config_of<T, true>(call, plan, &attribute, stream);
+    return cudaLaunchKernelEx(&config, resident_decode_mma_kernel<T, true>, call, plan, workspace,
+                              scale_log2);
   }
   const cudaLaunchConfig_t config = config_of<T, false>(call, plan, &attribute, stream);
   return cudaLaunchKernelEx(&config, resident_decode_mma_kernel<T, false>, call, plan, workspace, scale_log2);
@@ -245,18 +245,17 @@ int32_t largest_cluster(const DecodeShape& shape) {
   return 0;
 }
 
-// Calls `body` with the tile of a shape: every instantiation there is. Few keys are done sooner by half of
-// the warps.
-template <int kWarps, class Body>
+// Calls `body` with the tile of a shape: every instantiation there is.
+template <class Body>
 auto with_tile(const DecodeShape& shape, const Body& body) {
   const bool half = shape.tile_rows() == 8;
   switch (shape.padded_dim()) {
     case 64:
-      return half ? body(Tile<64, 8, kWarps>{}) : body(Tile<64, 16, kWarps>{});
+      return half ? body(Tile<64, 8>{}) : body(Tile<64, 16>{});
     case 128:
-      return half ? body(Tile<128, 8, kWarps>{}) : body(Tile<128, 16, 8>{});
+      return half ? body(Tile<128, 8>{}) : body(Tile<128, 16>{});
     default:
-      return half ? body(Tile<256, 8, 8>{}) : body(Tile<256, 16, 8>{});
+      return half ? body(Tile<256, 8>{}) : body(Tile<256, 16>{});
   }
 }
 
@@ -264,12 +263,12 @@ auto with_tile(const DecodeShape& shape, const Body& body) {
 
 cudaError_t launch_decode_mma(const DecodeCall& call, SplitPlan plan, const SplitWorkspace& workspace,
                               cudaStream_t stream) {
-  const auto body = [&](auto tile) { return launch<decltype(tile)>(call, plan, workspace, stream); };
-  return call.keys <= kKeysOfHalfBlock ? with_tile<4>(call.shape, body) : with_tile<8>(call.shape, body);
+  return with_tile(call.shape,
+                   [&](auto tile) { return launch<decltype(tile)>(call, plan, workspace, stream); });
 }
 
 int32_t max_cluster_size(const DecodeShape& shape) {
-  return with_tile<8>(shape, [&](auto tile) { return largest_cluster<decltype(tile)>(shape); });
+  return with_tile(shape, [&](auto tile) { return largest_cluster<decltype(tile)>(shape); });
 }
 
 }  // namespace millrace::cuda::resident

@@ -11,24 +11,22 @@
 
 namespace millrace::cuda::resident {
 
-template <int kDimOf, int kRowsOf, int kMaxWarps>
+template <int kDimOf, int kRowsOf>
 struct Tile {
   static constexpr int kDim = kDimOf, kRows = kRowsOf;  // 64, 128, 256; 8 or 16 query heads
   static constexpr int kOutputs = kRows * kDim;
-  // The warps' outputs meet in 32 KB of shared memory.
-  static constexpr int kWarps = 8192 / kOutputs < kMaxWarps ? 8192 / kOutputs : kMaxWarps;
+  // The warps' outputs meet in 32 KB of shared memory. Fewer are launched where there are few keys.
+  static constexpr int kWarps = 8192 / kOutputs < 8 ? 8192 / kOutputs : 8;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kSteps = kDim == 64 ? 2 : 1;  // 16 keys each, loaded together
-  // Outputs of a thread at a time.
-  static constexpr int kWide = kOutputs / kThreads < 4 ? kOutputs / kThreads : 4;
-  static constexpr bool kMayCluster = kMaxWarps == 8;  // half blocks are for keys that one has alone
-  static constexpr int kPasses = kOutputs / (kThreads * kWide);
+  static constexpr int kWide =
+      kOutputs / kThreads < 4 ? kOutputs / kThreads : 4;  // outputs of a thread at a time
 };
 
 template <class T>
 struct Shared {
-  // [kRows][kDim] of every warp; later the block's, or the splits' weights
-  alignas(16) float out[T::kWarps][T::kOutputs];
+  alignas(
+      16) float out[T::kWarps][T::kOutputs];  // [kRows][kDim] each; later the block's, or the splits' weights
   float row_max[T::kWarps][T::kRows];
   float row_sum[T::kWarps][T::kRows];  // relative to the block's maximum
   float2 total[T::kRows];              // the block's maximum and sum
@@ -104,6 +102,7 @@ __device__ inline void write_output(const OutputRows& out, int at, const Wide<T>
 template <class T>
 __device__ inline void share_outputs(const WarpState<T>& state, Shared<T>& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int warps = blockDim.x / 32;
 #pragma unroll
   for (int half = 0; half < T::kRows / 8; ++half) {
     if (t == 0) shared.row_max[warp][g + 8 * half] = state.row_max[half];
@@ -113,7 +112,7 @@ __device__ inline void share_outputs(const WarpState<T>& state, Shared<T>& share
   for (int half = 0; half < T::kRows / 8; ++half) {
     const int row = g + 8 * half;
     float top = -INFINITY;
-    for (int w = 0; w < T::kWarps; ++w) top = fmaxf(top, shared.row_max[w][row]);
+    for (int w = 0; w < warps; ++w) top = fmaxf(top, shared.row_max[w][row]);
     const float factor = weight_of(state.row_max[half], top), sum = quad_sum(state.row_sum[half]) * factor;
     if (t == 0) {
       shared.row_sum[warp][row] = sum;
@@ -140,8 +139,7 @@ __device__ inline void share_outputs(const WarpState<T>& state, Shared<T>& share
 template <class T>
 __device__ inline Wide<T> sum_warps(const Shared<T>& shared, int at) {
   Wide<T> sum{};
-#pragma unroll
-  for (int w = 0; w < T::kWarps; ++w) {
+  for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) {
     sum.add(Wide<T>::load(&shared.out[w][at], [](const auto* p) { return *p; }), 1.f);
   }
   return sum;
@@ -149,16 +147,14 @@ __device__ inline Wide<T> sum_warps(const Shared<T>& shared, int at) {
 template <class T>
 __device__ inline float sum_row(const Shared<T>& shared, int row) {
   float sum = 0;
-  for (int w = 0; w < T::kWarps; ++w) sum += shared.row_sum[w][row];
+  for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) sum += shared.row_sum[w][row];
   return sum;
 }
 
 // A block alone.
 template <class T>
 __device__ inline void write_block(const Shared<T>& shared, const OutputRows& out) {
-#pragma unroll
-  for (int pass = 0; pass < T::kPasses; ++pass) {
-    const int at = (pass * T::kThreads + threadIdx.x) * T::kWide;
+  for (int at = threadIdx.x * T::kWide; at < T::kOutputs; at += blockDim.x * T::kWide) {
     write_output<T>(out, at, sum_warps<T>(shared, at), 1.f / sum_row<T>(shared, at / T::kDim));
   }
 }
@@ -168,7 +164,7 @@ template <class T>
 __device__ inline void weigh_splits(const float2* partial_sum, int splits, float* weights, float* inverse) {
   static_assert(kMaxSplits <= 64, "two splits a lane");
   const int lane = threadIdx.x % 32;
-  for (int row = threadIdx.x / 32; row < T::kRows; row += T::kWarps) {
+  for (int row = threadIdx.x / 32; row < T::kRows; row += blockDim.x / 32) {
     float2 of[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -197,19 +193,18 @@ __device__ inline void add_splits(const float* partial_out, const float2* partia
   const auto load = [&](int split, int at) {
     return Wide<T>::load(partial_out + split * T::kOutputs + at, [](const auto* p) { return __ldcg(p); });
   };
-  const int first_at = threadIdx.x * T::kWide;
+  int at = threadIdx.x * T::kWide;
   Wide<T> ahead[kAhead];
 #pragma unroll
   for (int s = 0; s < kAhead; ++s) {
-    if (s < splits) ahead[s] = load(s, first_at);
+    if (s < splits) ahead[s] = load(s, at);
   }
   float* weights = &shared.out[0][0];
   float* inverse = &shared.row_sum[0][0];
   weigh_splits<T>(partial_sum, splits, weights, inverse);
   __syncthreads();  // weights before the weighted sum
-#pragma unroll 1
-  for (int pass = 0; pass < T::kPasses; ++pass) {
-    const int at = first_at + pass * T::kThreads * T::kWide, row = at / T::kDim;
+  while (at < T::kOutputs) {
+    const int row = at / T::kDim;
     Wide<T> sum{};
     for (int first = 0; first < splits; first += kAhead) {
 #pragma unroll
@@ -219,10 +214,11 @@ __device__ inline void add_splits(const float* partial_out, const float2* partia
       }
     }
     write_output<T>(out, at, sum, inverse[row]);
-    if (pass + 1 == T::kPasses) return;
+    at += blockDim.x * T::kWide;
+    if (at >= T::kOutputs) return;
 #pragma unroll
     for (int s = 0; s < kAhead; ++s) {
-      if (s < splits) ahead[s] = load(s, at + T::kThreads * T::kWide);
+      if (s < splits) ahead[s] = load(s, at);
     }
   }
 }
@@ -233,9 +229,7 @@ __device__ inline void reduce_by_ticket(const SplitWorkspace& workspace, int til
   const int64_t tile_start = static_cast<int64_t>(tile) * splits;
   float* partial_out = workspace.partial_out + tile_start * T::kOutputs;
   float2* partial_sum = workspace.partial_sum + tile_start * T::kRows;
-#pragma unroll
-  for (int pass = 0; pass < T::kPasses; ++pass) {
-    const int at = (pass * T::kThreads + threadIdx.x) * T::kWide;
+  for (int at = threadIdx.x * T::kWide; at < T::kOutputs; at += blockDim.x * T::kWide) {
     sum_warps<T>(shared, at).store(partial_out + split * T::kOutputs + at);
   }
   if (threadIdx.x < T::kRows) {
@@ -259,16 +253,15 @@ template <class T>
 __device__ inline void reduce_cluster(int splits, Shared<T>& shared, const OutputRows& out) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const auto cluster = cooperative_groups::this_cluster();
-#pragma unroll
-  for (int pass = 0; pass < T::kPasses; ++pass) {
-    const int at = (pass * T::kThreads + threadIdx.x) * T::kWide;
+  for (int at = threadIdx.x * T::kWide; at < T::kOutputs; at += blockDim.x * T::kWide) {
     sum_warps<T>(shared, at).store(&shared.out[0][at]);  // nobody else reads these
   }
   if (threadIdx.x < T::kRows) shared.total[threadIdx.x].y = sum_row<T>(shared, threadIdx.x);
   cluster.sync();  // every block's results are in its shared memory
+  const int threads = static_cast<int>(blockDim.x);
   const int first =
-      (static_cast<int>(cluster.block_rank()) * T::kThreads + static_cast<int>(threadIdx.x)) * T::kWide;
-  for (int at = first; at < T::kOutputs; at += splits * T::kThreads * T::kWide) {
+      (static_cast<int>(cluster.block_rank()) * threads + static_cast<int>(threadIdx.x)) * T::kWide;
+  for (int at = first; at < T::kOutputs; at += splits * threads * T::kWide) {
     float2 of[kMaxCluster];
     Wide<T> outputs[kMaxCluster];
 #pragma unroll
