@@ -5,8 +5,7 @@ scaled_dot_product_attention with the cuDNN and flash backends, in the same run.
     bench/flash_attention.py LIBRARY [LIBRARY ...] [--what forward|backward|decode] [--match d128] [--no-torch]
 
 16k tokens in all. Operations: 4 x pairs x dim x heads, pairs of query and key that the mask shows (half of them where
-causal), backward 2.5 times that. Medians of events around each call, after warming up; every figure twice where
---twice.
+causal), backward 2.5 times that. Medians of events around each call, after warming up. decode: GB/s of keys and values.
 """
 import argparse
 import math
@@ -122,7 +121,8 @@ class Bench:
 
 
 # name, batch, heads, kv heads, keys, dim: one query row each
-DECODE = [("d64 b64 32k", 64, 64, 8, 32768, 64), ("d64 b256 4k", 256, 64, 8, 4096, 64), ("d128 b32 32k", 32, 64, 8, 32768, 128),
+DECODE = [("d64 b64 32k", 64, 64, 8, 32768, 64), ("d64 b256 4k", 256, 64, 8, 4096, 64),
+          ("d128 b32 32k", 32, 64, 8, 32768, 128),
           ("d128 b8 128k", 8, 64, 8, 131072, 128), ("d128 b1 128k", 1, 64, 8, 131072, 128),
           ("d128 b256 1k", 256, 64, 8, 1024, 128), ("d64 b1 8k", 1, 64, 8, 8192, 64)]
 

@@ -4,11 +4,12 @@ head sizes, types, layouts (dense both ways, ragged, paged), masks, sinks, soft 
 odd lengths with 0 and 1. Outputs, workspaces and whatever lies past a sequence's end are NaN before the call, and what
 lies between rows has to be as it was.
 
-    flash_attention_test.py LIBRARY [--match 'd128 .* causal'] [--part 0/3] [--runs 20]      needs torch and a GPU
+    flash_attention_test.py LIBRARY [--what backward] [--match 'd128 .* causal'] [--part 0/3] [--runs 100]
+                                                                                   needs torch and a GPU
 
 The oracle takes what the kernel takes and computes in float64. Bounds are relative to norms over a head: probabilities
 and outputs are rounded to the type (2^-9 of bf16, 2^-12 of f16), which leaves errors near half of that; a score's error
-in float32 is far below. A gradient is a product of two rounded factors.
+in float32 is far below. A gradient is a product of two rounded factors, and its terms cancel (check_backward).
 Ends with 77, loudly, where torch or a GPU is missing.
 """
 import argparse
@@ -73,8 +74,8 @@ class Library:
 
     def forward(self, torch, problem, q, k, v, out, lse, workspace):
         stream = P(torch.cuda.current_stream().cuda_stream)
-        self.check(self.c.mr_flash_forward(self.device, ctypes.byref(problem), q, k, v, out, P(lse), P(workspace.data_ptr()),
-                                           ctypes.c_size_t(workspace.numel()), stream))
+        self.check(self.c.mr_flash_forward(self.device, ctypes.byref(problem), q, k, v, out, P(lse),
+                                           P(workspace.data_ptr()), ctypes.c_size_t(workspace.numel()), stream))
 
     def backward(self, torch, problem, q, k, v, out, lse, gradients, workspace):
         stream = P(torch.cuda.current_stream().cuda_stream)
@@ -134,8 +135,8 @@ class Case:
     def __str__(self):
         lens = ",".join(f"{a}x{b}" for a, b in self.lens[:4]) + (",.." if len(self.lens) > 4 else "")
         mask = "causal" if (self.left, self.right) == (-1, 0) else f"window {self.left},{self.right}"
-        return (f"{self.layout}{self.page if self.layout == 'paged' else ''} {self.dtype} d{self.dims[0]}/{self.dims[1]} "
-                f"h{self.heads[0]}/{self.heads[1]} {lens} {mask}{' sinks' if self.sinks else ''}"
+        page = self.page if self.layout == "paged" else ""
+        return (f"{self.layout}{page} {self.dtype} d{self.dims[0]}/{self.dims[1]} h{self.heads[0]}/{self.heads[1]} {lens} {mask}{' sinks' if self.sinks else ''}"
                 f"{f' cap {self.softcap:g}' if self.softcap else ''}{f' sparse {self.sparse}' if self.sparse else ''}")
 
 
@@ -408,7 +409,8 @@ def forward_cases():
             for kind in range(4):
                 n += 1
                 common = dict(dims=d, dtype=dtype, left=left, right=right, sinks=n % 2 == 0,
-                              softcap=(0.0, 20.0, 0.0)[n % 3], heads=((2, 1), (3, 3), (8, 2), (4, 1))[n // 2 % 4], seed=n)
+                              softcap=(0.0, 20.0, 0.0)[n % 3], seed=n,
+                              heads=((2, 1), (3, 3), (8, 2), (4, 1))[n // 2 % 4])
                 if kind < 2:
                     yield Case(("bshd", "bhsd")[kind], lens=dense[n % len(dense)], **common)
                 elif kind == 2:
