@@ -136,7 +136,8 @@ class Case:
         lens = ",".join(f"{a}x{b}" for a, b in self.lens[:4]) + (",.." if len(self.lens) > 4 else "")
         mask = "causal" if (self.left, self.right) == (-1, 0) else f"window {self.left},{self.right}"
         page = self.page if self.layout == "paged" else ""
-        return (f"{self.layout}{page} {self.dtype} d{self.dims[0]}/{self.dims[1]} h{self.heads[0]}/{self.heads[1]} {lens} {mask}{' sinks' if self.sinks else ''}"
+        return (f"{self.layout}{page} {self.dtype} d{self.dims[0]}/{self.dims[1]} h{self.heads[0]}/{self.heads[1]} "
+                f"{lens} {mask}{' sinks' if self.sinks else ''}"
                 f"{f' cap {self.softcap:g}' if self.softcap else ''}{f' sparse {self.sparse}' if self.sparse else ''}")
 
 
