@@ -4,11 +4,12 @@ head sizes, types, layouts (dense both ways, ragged, paged), masks, sinks, soft 
 odd lengths with 0 and 1. Outputs, workspaces and whatever lies past a sequence's end are NaN before the call, and what
 lies between rows has to be as it was.
 
-    flash_attention_test.py LIBRARY [--match 'd128 .* causal'] [--part 0/3] [--runs 20]      needs torch and a GPU
+    flash_attention_test.py LIBRARY [--what backward] [--match 'd128 .* causal'] [--part 0/3] [--runs 100]
+                                                                                   needs torch and a GPU
 
 The oracle takes what the kernel takes and computes in float64. Bounds are relative to norms over a head: probabilities
 and outputs are rounded to the type (2^-9 of bf16, 2^-12 of f16), which leaves errors near half of that; a score's error
-in float32 is far below. A gradient is a product of two rounded factors.
+in float32 is far below. A gradient is a product of two rounded factors, and its terms cancel (check_backward).
 Ends with 77, loudly, where torch or a GPU is missing.
 """
 import argparse
@@ -20,7 +21,7 @@ import re
 import sys
 
 SKIPPED = 77
-BF16, F16, F8 = 2, 1, 3
+BF16, F16 = 2, 1
 P, I, L, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
@@ -42,11 +43,6 @@ class Problem(ctypes.Structure):
 class Gradients(ctypes.Structure):
     _fields_ = [("d_out", Tensor), ("d_q", Tensor), ("d_k", Tensor), ("d_v", Tensor), ("d_sinks", P),
                 ("deterministic", I)]
-
-
-class QuantizeArgs(ctypes.Structure):
-    _fields_ = [("type", I), ("batch", I), ("seq", I), ("heads", I), ("dim", I), ("x", Tensor), ("codes", Tensor),
-                ("scales", P), ("rows_per_scale", I), ("rotate", I)]
 
 
 def skip(why):
@@ -76,22 +72,10 @@ class Library:
                                                                 ctypes.byref(need)))
         return torch.full((max(need.value, 1),), 0xFF, dtype=torch.uint8, device="cuda")
 
-    def quantize(self, torch, x, rows_per_scale, rotate):
-        """Codes [batch, seq, heads, dim] and scales of x."""
-        b, n, h, d = x.shape
-        codes = torch.full(x.shape, 0xFF, dtype=torch.uint8, device="cuda")
-        blocks = -(-n // 128)
-        scales = torch.full((b, n, h) if rows_per_scale == 1 else (b, h, blocks), math.nan, device="cuda")
-        args = QuantizeArgs(BF16 if x.dtype == torch.bfloat16 else F16, b, n, h, d, tensor_of(x, (0, 1, 2)),
-                            tensor_of(codes, (0, 1, 2)), scales.data_ptr(), rows_per_scale, rotate)
-        self.check(self.c.mr_flash_quantize(self.device, ctypes.byref(args),
-                                            P(torch.cuda.current_stream().cuda_stream)))
-        return codes, scales
-
     def forward(self, torch, problem, q, k, v, out, lse, workspace):
         stream = P(torch.cuda.current_stream().cuda_stream)
-        self.check(self.c.mr_flash_forward(self.device, ctypes.byref(problem), q, k, v, out, P(lse), P(workspace.data_ptr()),
-                                           ctypes.c_size_t(workspace.numel()), stream))
+        self.check(self.c.mr_flash_forward(self.device, ctypes.byref(problem), q, k, v, out, P(lse),
+                                           P(workspace.data_ptr()), ctypes.c_size_t(workspace.numel()), stream))
 
     def backward(self, torch, problem, q, k, v, out, lse, gradients, workspace):
         stream = P(torch.cuda.current_stream().cuda_stream)
@@ -151,8 +135,9 @@ class Case:
     def __str__(self):
         lens = ",".join(f"{a}x{b}" for a, b in self.lens[:4]) + (",.." if len(self.lens) > 4 else "")
         mask = "causal" if (self.left, self.right) == (-1, 0) else f"window {self.left},{self.right}"
-        return (f"{self.layout}{self.page if self.layout == 'paged' else ''} {self.dtype} d{self.dims[0]}/{self.dims[1]} "
-                f"h{self.heads[0]}/{self.heads[1]} {lens} {mask}{' sinks' if self.sinks else ''}"
+        page = self.page if self.layout == "paged" else ""
+        return (f"{self.layout}{page} {self.dtype} d{self.dims[0]}/{self.dims[1]} h{self.heads[0]}/{self.heads[1]} "
+                f"{lens} {mask}{' sinks' if self.sinks else ''}"
                 f"{f' cap {self.softcap:g}' if self.softcap else ''}{f' sparse {self.sparse}' if self.sparse else ''}")
 
 
@@ -368,7 +353,6 @@ def check_backward(torch, library, case, runs):
         if case.sinks:
             d_sinks = sinks.grad if sinks.grad is not None else torch.zeros_like(sinks)
             want_sinks = d_sinks if want_sinks is None else want_sinks + d_sinks
-    # Of a row that sees one key alone nothing averages out.
     bound = 1.5e-2 if case.dtype == "bf16" else 3e-3
     faults = []
     for deterministic in (1, 0):
@@ -390,9 +374,13 @@ def check_backward(torch, library, case, runs):
                 break
         mode = "deterministic" if deterministic else "atomic"
         for i, name in enumerate(("dQ", "dK", "dV")):
-            # Of a row that sees next to nothing a gradient may be zero, of noise in float32.
+            # Terms of dS cancel, all of them in a row that sees one key alone, and what is left is the noise of
+            # dO . O rounded. So norms count from a quarter of what terms are: dP is about |dO| 1.5, entries of q, k
+            # and v being 1.5, and scale |k| is 1.5.
             for b in range(run.batch):
-                error, at = relative(torch, grads[i][1](b), want[i][b], 1e-2)
+                terms = float(d_out_rows(b).double().norm()) * (1.5 * 1.5 if i < 2 else 1)
+                floor = terms / math.sqrt(run.h if i == 0 else run.hk) / 4  # of a head
+                error, at = relative(torch, grads[i][1](b), want[i][b], floor)
                 if not error <= bound:
                     faults.append(f"{mode} {name} of sequence {b}: {error:.2e} of its norm, {at}")
             if not guards_kept(torch, run, grads[i][0], None, min(i, 1)):
@@ -402,59 +390,6 @@ def check_backward(torch, library, case, runs):
             if not error <= bound:
                 faults.append(f"{mode} dSink: {error:.2e}")
     return "; ".join(faults[:3]) or None
-
-
-def check_fp8(torch, library, shape):
-    """None, or what is wrong. The oracle takes the codes times their scales; probabilities as codes are off by 2^-4 of
-    them at most, 2^-6 on the average. Codes themselves are those of torch, but for where a quotient is between two."""
-    b, nq, nk, h, hk, d, right, sinks, softcap, rotate = shape
-    torch.manual_seed(nq + nk + d)
-    x = [torch.randn(b, n, heads, d, device="cuda", dtype=torch.bfloat16) for n, heads in ((nq, h), (nk, hk), (nk, hk))]
-    p = Problem()
-    p.type, p.batch, p.heads, p.kv_heads, p.head_dim, p.value_dim, p.max_q, p.max_k = F8, b, h, hk, d, d, nq, nk
-    p.scale, p.softcap, p.window_left, p.window_right = 1 / math.sqrt(d), softcap, -1, right
-    sinks = torch.randn(h, device="cuda") if sinks else None
-    if sinks is not None:
-        p.sinks = sinks.data_ptr()
-    codes, scales, exact = [], [], []
-    for i, rows in enumerate((1, 128, 128)):
-        c, s = library.quantize(torch, x[i], rows, rotate if i < 2 else 0)
-        each = s if rows == 1 else s.repeat_interleave(128, 2)[:, :, :x[i].shape[1]].transpose(1, 2)
-        value = c.view(torch.float8_e4m3fn).double() * each.double()[..., None]
-        codes.append(c), scales.append(s), exact.append(value)
-        if i == 2 or not rotate:
-            error = float((value - x[i].double()).norm() / x[i].double().norm())
-            if not error < 0.04:
-                return f"codes of tensor {i}: {error:.3f} off"
-    if rotate:  # scores stay
-        want = torch.einsum("bihd,bjhd->bhij", x[0][:, :, :hk].double(), x[1].double())
-        got = torch.einsum("bihd,bjhd->bhij", exact[0][:, :, :hk], exact[1])
-        error = float((got - want).norm() / want.norm())
-        if not error < 0.06:
-            return f"scores of rotated codes: {error:.3f} off"
-    p.q_scales, p.k_scales, p.v_scales = (s.data_ptr() for s in scales)
-    out = torch.full((b, nq, h, d), math.nan, device="cuda", dtype=torch.bfloat16)
-    lse = torch.full((b, h, nq), math.nan, device="cuda")
-    views = [tensor_of(t, (0, 1, 2)) for t in (*codes, out)]
-    library.forward(torch, p, *views, lse.data_ptr(), library.workspace(torch, p))
-    torch.cuda.synchronize()
-    for i in range(b):
-        want, want_lse = oracle(torch, *(t[i].transpose(0, 1) for t in exact), p.scale, softcap,
-                                visible(torch, nq, nk, -1, right), sinks)
-        error, at = relative(torch, out[i].transpose(0, 1), want)
-        if not error < 0.04:
-            return f"out of sequence {i}: {error:.3f} of its norm, {at}"
-        near = (lse[i].double() - want_lse).abs() <= 1e-3
-        if not bool(near.all()):
-            return f"lse of sequence {i}: {int((~near).sum())} of {near.numel()}"
-    return None
-
-
-def fp8_cases():
-    for n, (d, right) in enumerate(itertools.product((64, 128, 96), (-1, 0))):
-        yield 2, 333, 501, 4, 2, d, right, n % 2 == 0, 0.0, n % 2
-        yield 1, 1000, 1000, 8, 8, d, right, n % 2 == 1, (0.0, 20.0)[n % 2], 0
-        yield 1, 1, 130, 2, 1, d, right, False, 0.0, 1
 
 
 def backward_cases():
@@ -475,7 +410,8 @@ def forward_cases():
             for kind in range(4):
                 n += 1
                 common = dict(dims=d, dtype=dtype, left=left, right=right, sinks=n % 2 == 0,
-                              softcap=(0.0, 20.0, 0.0)[n % 3], heads=((2, 1), (3, 3), (8, 2), (4, 1))[n // 2 % 4], seed=n)
+                              softcap=(0.0, 20.0, 0.0)[n % 3], seed=n,
+                              heads=((2, 1), (3, 3), (8, 2), (4, 1))[n // 2 % 4])
                 if kind < 2:
                     yield Case(("bshd", "bhsd")[kind], lens=dense[n % len(dense)], **common)
                 elif kind == 2:
@@ -531,14 +467,12 @@ def main():
     library = Library(options.library)
     done = options.done
     failed = options.failed
-    cases = {"forward": forward_cases, "backward": backward_cases, "fp8": fp8_cases}[options.what]()
+    cases = {"forward": forward_cases, "backward": backward_cases}[options.what]()
     for case in itertools.islice(selected(cases, options.match, options.part), done, None):
         done += 1
         try:
             if options.what == "forward":
                 fault = check_forward(torch, library, case)
-            elif options.what == "fp8":
-                fault = check_fp8(torch, library, case)
             else:
                 fault = check_backward(torch, library, case, options.runs)
         except RuntimeError as error:

@@ -44,8 +44,8 @@ void CudaDevice::flash_backward(const FlashBackward& call) {
                               call.workspace, at(call.stream));
 }
 
-void CudaDevice::flash_quantize(const mr_flash_quantize_args& args, mr_stream stream) {
-  cuda::launch_flash_quantize(args, at(stream));
+void CudaDevice::flash_quantize(const mr_flash_quantize_args&, mr_stream) {
+  throw_error(ErrorCode::kUnsupported, "flash_quantize on a GPU, expected a cpu device");
 }
 
 }  // namespace millrace::api::gpu

@@ -15,18 +15,11 @@ struct ForwardMemory {
   int32_t *counter, *tile_starts;
   int32_t splits = 1;
   float *partial = nullptr, *partial_lse = nullptr;
-  uint8_t* values = nullptr;
   size_t bytes = 0;
 
   ForwardMemory(const mr_flash_problem& p, void* base) {
     counter = take<int32_t>(base, 1);
     tile_starts = take<int32_t>(base, p.cu_q != nullptr ? static_cast<size_t>(p.batch) + 1 : 0);
-    if (p.type == MR_F8_E4M3) {
-      const size_t keys = (static_cast<size_t>(p.max_k) + 127) / 128 * 128;
-      values = take<uint8_t>(base, static_cast<size_t>(p.batch) * static_cast<size_t>(p.kv_heads) *
-                                       static_cast<size_t>(p.value_dim) * keys);
-      return;
-    }
     if (p.blocks != nullptr || !flash_is_decode(p) || p.max_k <= kFlashSplitKeys) return;
     splits = (p.max_k + kFlashSplitKeys - 1) / kFlashSplitKeys;
     const size_t rows = static_cast<size_t>(p.batch) * static_cast<size_t>(p.heads) *
@@ -80,17 +73,8 @@ struct BackwardMemory {
 
 const char* flash_forward_lacks(const mr_flash_problem& problem, const Device& device) {
   if (!device.has_wgmma()) return "this GPU or build has no kernel; one with sm_90a (H100, H200) has";
-  if (problem.type == MR_F8_E4M3) {
-    if (problem.head_dim % 16 != 0 || problem.value_dim % 16 != 0 || problem.head_dim > 128 ||
-        problem.value_dim > 128) {
-      return "no kernel for these head sizes; multiples of 16 up to 128 have one";
-    }
-    if (problem.pages != nullptr) return "no kernel for pages; pages NULL has one";
-    if (problem.blocks != nullptr) return "no kernel for block-sparse calls; blocks NULL has one";
-    return nullptr;
-  }
   if (problem.type != MR_BF16 && problem.type != MR_F16) {
-    return "no kernel for this type; MR_BF16, MR_F16 and MR_F8_E4M3 have one";
+    return "no kernel for this type; MR_BF16 and MR_F16 have one, a cpu device has MR_F8_E4M3 too";
   }
   if (problem.head_dim % 8 != 0 || problem.value_dim % 8 != 0 || problem.head_dim > 256 ||
       problem.value_dim > 256) {
@@ -114,19 +98,9 @@ void launch_flash_forward(const mr_flash_problem& problem, const mr_flash_tensor
                           const Launch& at) {
   if (problem.batch == 0 || problem.heads == 0 || problem.max_q == 0) return;
   const ForwardMemory memory(problem, workspace);
-  const FlashForwardCall call{problem,
-                              q,
-                              k,
-                              v,
-                              out,
-                              lse,
-                              memory.counter,
-                              memory.tile_starts,
-                              memory.splits,
-                              memory.partial,
-                              memory.partial_lse,
-                              memory.values};
-  if (problem.type == MR_F8_E4M3) return launch_flash_forward_fp8(call, at);
+  const FlashForwardCall call{
+      problem,           q, k, v, out, lse, memory.counter, memory.tile_starts, memory.splits, memory.partial,
+      memory.partial_lse};
   problem.type == MR_BF16 ? launch_flash_forward_bf16(call, at) : launch_flash_forward_f16(call, at);
 }
 

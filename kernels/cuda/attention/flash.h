@@ -24,6 +24,4 @@ void launch_flash_backward(const mr_flash_problem& problem, const mr_flash_tenso
                            const float* lse, const mr_flash_gradients& gradients, void* workspace,
                            const Launch& at);
 
-void launch_flash_quantize(const mr_flash_quantize_args& args, const Launch& at);
-
 }  // namespace millrace::cuda

@@ -24,14 +24,12 @@ namespace millrace::cuda {
 inline constexpr int kFlashBackwardKeys = 128, kFlashBackwardConsumers = 2;
 
 // Tiles of kTileQueries; head sizes up to kPaddedDim, the rest reads as zeros. kSoftcap: scores are capped.
-template <class ElementType, int kPaddedDim, int kTileQueries, bool kSoftcap, bool kLate = false>
+template <class ElementType, int kPaddedDim, int kTileQueries, bool kSoftcap>
 struct FlashBackwardConfig {
   using Element = ElementType;
   static constexpr bool kCapped = kSoftcap;
   // dS from probabilities that have been rounded for dV: their float32 would not fit the registers.
-  static constexpr bool kRoundedProbs = (kTileQueries == 128 || kLate) && !kCapped;
-  // dQ of a step is multiplied in the next: no warpgroup waits for the other's dS.
-  static constexpr bool kLateDq = kLate && !kCapped;
+  static constexpr bool kRoundedProbs = kTileQueries == 128 && !kCapped;
   static constexpr int kDim = kPaddedDim, kQueries = kTileQueries, kKeys = kFlashBackwardKeys, kStages = 2;
   static constexpr int kParts = kDim / kFlashPart;
   static constexpr int kThreads = (kFlashBackwardConsumers + 1) * ptx::kWarpgroupThreads;
@@ -253,13 +251,7 @@ class FlashBackwardConsumer {
     for (int i = 0; i < kSums; ++i) dk[i] = dv[i] = 0.0f;
     const int32_t steps = item_.steps(p_.shape);
     ptx::barrier_wait(shared_.keys_full(), 0);
-    if (steps > 0) {
-      if constexpr (C::kLateDq) {
-        mainloop_late(steps, dk, dv);
-      } else {
-        mainloop(steps, dk, dv);
-      }
-    }
+    if (steps > 0) mainloop(steps, dk, dv);
     store(p_.dv, p_.dv_strides, p_.value_dim, 1.0f, dv);
     store(p_.dk, p_.dk_strides, p_.head_dim, p_.shape.scale, dk);
   }
@@ -323,54 +315,6 @@ class FlashBackwardConsumer {
       arrive(shared_.empty(false, n));
       if (++tile == item_.tiles.past) tile = item_.tiles.first;
     }
-  }
-
-  // The same with dQ one step behind: the first is multiplied from what lies in shared memory, and dropped.
-  __device__ __forceinline__ void mainloop_late(int32_t steps, float (&dk)[kSums], float (&dv)[kSums]) {
-    uint32_t ds[kSteps][4];
-    int32_t tile = item_.tiles.first;
-    for (uint32_t n = 0; n < static_cast<uint32_t>(steps); ++n) {
-      float dp[kScores], dq[kDqSums];
-      uint32_t prob[kSteps][4];
-      {
-        float score[kScores];
-        ptx::barrier_wait(shared_.full(false, n), n / C::kStages % 2);
-        multiply_scores(shared_.base, shared_.queries(n), score);
-        ptx::barrier_wait(shared_.full(true, n), n / C::kStages % 2);
-        multiply_scores(shared_.base + C::kValuesAt, shared_.gradients(n), dp);
-        ptx::wgmma_wait<1>();
-        ptx::fence_registers(score);
-        exponentiate(tile, shared_.lse(n), score, prob);
-      }
-      ptx::fence_registers(dv);
-      multiply_add(prob, shared_.gradients(n), dv);
-      ptx::named_barrier<1, kFlashBackwardConsumers * ptx::kWarpgroupThreads>();  // all of dS is there
-      multiply_dq(n + 1, dq);
-      ptx::wgmma_wait<2>();
-      ptx::fence_registers(dp);
-      differentiate(shared_.delta(n), dp, prob, dp, ds);  // of rounded probabilities
-      store_ds(n, ds);
-      ptx::publish_to_async();
-      ptx::fence_registers(dk);
-      multiply_add(ds, shared_.queries(n), dk);
-      ptx::wgmma_wait<1>();
-      ptx::fence_registers(dq);
-      ptx::fence_registers(dv);
-      ptx::fence_registers(prob);
-      arrive(shared_.empty(true, n));
-      if (n > 0) store_dq(n - 1, dq);
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(dk);
-      ptx::fence_registers(ds);
-      arrive(shared_.empty(false, n));
-      if (++tile == item_.tiles.past) tile = item_.tiles.first;
-    }
-    ptx::named_barrier<1, kFlashBackwardConsumers * ptx::kWarpgroupThreads>();  // all of dS is there
-    float dq[kDqSums];
-    multiply_dq(static_cast<uint32_t>(steps) + 1, dq);
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(dq);
-    store_dq(static_cast<uint32_t>(steps) - 1, dq);
   }
 
   // This warpgroup's 64 rows of `a` (keys or values) times the tile at `b` (queries or dO), of all

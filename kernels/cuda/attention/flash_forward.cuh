@@ -20,22 +20,16 @@ struct FlashForwardConfig {
   static constexpr int kDim = kHeadDim, kDimV = kValueDim, kTileKeys = kKeys, kConsumers = kWarpgroups,
                        kStages = kDepth;
   static constexpr bool kTakeTurns = kTurns, kSparse = kBlocks;
-  // Codes: out is bf16, and values come transposed, [kDimV][keys] (flash_fp8.cu), a tile of 128 keys in rows
-  // of 128 bytes.
-  static constexpr bool kFp8 = sizeof(Element) == 1;
-  using Out = std::conditional_t<kFp8, __nv_bfloat16, Element>;
-  static constexpr int kPartColumns = ptx::kSwizzleRowBytes / static_cast<int>(sizeof(Element));
-  static constexpr int kDepthOfStep = kFp8 ? 32 : 16;  // elements of K of one product
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kParts = (kDim + kPartColumns - 1) / kPartColumns,
-                       kPartsV = (kDimV + kPartColumns - 1) / kPartColumns;
+  static constexpr int kParts = (kDim + kFlashPart - 1) / kFlashPart,
+                       kPartsV = (kDimV + kFlashPart - 1) / kFlashPart;
   static constexpr int kThreads = (kConsumers + 1) * ptx::kWarpgroupThreads;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
   static constexpr int kQueryPartBytes = kRows * ptx::kSwizzleRowBytes;
   static constexpr int kKeyPartBytes = kTileKeys * ptx::kSwizzleRowBytes;
   static constexpr int kKeyBytes = kParts * kKeyPartBytes;
-  static constexpr int kValueBytes = kFp8 ? kDimV * ptx::kSwizzleRowBytes : kPartsV * kKeyPartBytes;
+  static constexpr int kValueBytes = kPartsV * kKeyPartBytes;
   static constexpr int kQueryBytes = kParts * kQueryPartBytes;
   // Where they fit, the next item's queries are loaded while this one's keys are in use: with windows an item
   // is few tiles.
@@ -48,7 +42,7 @@ struct FlashForwardConfig {
   static constexpr int kItemsAt = kBarriersAt + kBarriers * 8;
   static constexpr int kTileKeysAt = kItemsAt + kItemSlots * 16;  // kSparse: where each stage's halves begin
   static constexpr int kSharedBytes = kTileKeysAt + (kSparse ? kStages * 8 : 0);
-  static_assert(!(kSparse || kFp8) || kTileKeys == 128);
+  static_assert(!kSparse || kTileKeys == 128);
   static_assert(kKeyPartBytes % 1024 == 0);
 };
 
@@ -67,9 +61,6 @@ struct FlashForwardParams {
   // Of splits of split_tiles tiles of keys each: out and log2 sums, [batch, heads,
   // max_q][splits]([value_dim]). Null: one split, into out and lse.
   int32_t split_tiles;
-  // kFp8: see mr_flash_problem; [batch][kv_heads][scale_blocks] of k and v.
-  const float *q_scales, *k_scales, *v_scales;
-  int32_t scale_blocks;
   // kSparse: see mr_flash_blocks.
   int32_t block_keys, block_rows;  // of keys; how many blocks of queries a head has
   const int32_t *block_starts, *block_columns;
@@ -226,7 +217,7 @@ class FlashForwardProducer {
     const FlashRows rows = flash_rows(s.cu_q != nullptr, s.max_q, seq.q_start, seq.q_len, at.head, at.b);
     const int32_t row = rows.row + at.tile * p_.tile_tokens;
     const bool packed = p_.pack > 1;
-    ptx::tma_load_5d(shared_.queries(n) + lane_ * C::kQueryPartBytes, &p_.q, lane_ * C::kPartColumns,
+    ptx::tma_load_5d(shared_.queries(n) + lane_ * C::kQueryPartBytes, &p_.q, lane_ * kFlashPart,
                      packed ? 0 : row, packed ? row : rows.c2, packed ? rows.c2 : rows.c3,
                      packed ? rows.c3 : 0, full);
   }
@@ -253,20 +244,15 @@ class FlashForwardProducer {
       const int32_t key = half == 0 ? halves.x : halves.y;
       const FlashRows rows = flash_rows(s.cu_k != nullptr, s.max_k, seq.k_start, seq.k_len, kv_head, b);
       ptx::tma_load_5d(stage + part * C::kKeyPartBytes + half * 64 * ptx::kSwizzleRowBytes, map,
-                       part * C::kPartColumns, rows.row + (key < seq.k_len ? key : 0), rows.c2, rows.c3, 0,
-                       full);
+                       part * kFlashPart, rows.row + (key < seq.k_len ? key : 0), rows.c2, rows.c3, 0, full);
       return;
     }
     if (lane_ == 0) ptx::barrier_arrive_expect(full, kValues ? C::kValueBytes : C::kKeyBytes);
     __syncwarp();
-    if constexpr (C::kFp8 && kValues) {
-      if (lane_ == 0) ptx::tma_load_5d(stage, map, tile * C::kTileKeys, 0, kv_head, b, 0, full);
-      return;
-    }
     if (s.pages == nullptr) {
       if (lane_ >= kParts) return;
       const FlashRows rows = flash_rows(s.cu_k != nullptr, s.max_k, seq.k_start, seq.k_len, kv_head, b);
-      ptx::tma_load_5d(stage + lane_ * C::kKeyPartBytes, map, lane_ * C::kPartColumns,
+      ptx::tma_load_5d(stage + lane_ * C::kKeyPartBytes, map, lane_ * kFlashPart,
                        rows.row + tile * C::kTileKeys, rows.c2, rows.c3, 0, full);
       return;
     }
@@ -274,7 +260,7 @@ class FlashForwardProducer {
     const int32_t boxes = C::kTileKeys / p_.box_rows;
     for (int32_t i = lane_; i < boxes * kParts; i += kWarpLanes) {
       const int32_t part = i / boxes, row = i % boxes * p_.box_rows, key = tile * C::kTileKeys + row;
-      const int32_t rows = max(0, min(p_.box_rows, seq.k_len - key)), column = part * C::kPartColumns;
+      const int32_t rows = max(0, min(p_.box_rows, seq.k_len - key)), column = part * kFlashPart;
       uint8_t* to = stage + part * C::kKeyPartBytes + row * ptx::kSwizzleRowBytes;
       if (rows == 0) {  // zeros: past the end of any page
         ptx::tma_load_5d(to, map, column, s.page_tokens, 0, kv_head, 0, full);
@@ -300,11 +286,7 @@ class FlashForwardProducer {
 template <class C>
 class FlashForwardConsumer {
   using Element = typename C::Element;
-  using Out = typename C::Out;
-  static constexpr int kScores = C::kTileKeys / 2, kSums = C::kDimV / 2,
-                       kSteps = C::kTileKeys / C::kDepthOfStep;
-  // Probabilities as codes are 2^8 at most, so that small ones are not lost.
-  static constexpr float kBias = C::kFp8 ? 8.0f : 0.0f;
+  static constexpr int kScores = C::kTileKeys / 2, kSums = C::kDimV / 2, kSteps = C::kTileKeys / 16;
 
  public:
   __device__ FlashForwardConsumer(const FlashForwardParams& p, uint8_t* shared)
@@ -345,7 +327,7 @@ class FlashForwardConsumer {
     for (int i = 0; i < kSums; ++i) acc[i] = 0.0f;
     if (tiles.past > tiles.first) {
       ptx::barrier_wait(shared_.query_full(n_queries_), n_queries_ / C::kQueryStages % 2);
-      mainloop(tiles, scale_row(at), acc);
+      mainloop(tiles, acc);
       ++n_queries_;
     }
     p_.partial_out != nullptr ? store_partial(seq, at, acc) : store(seq, at, acc);
@@ -361,20 +343,13 @@ class FlashForwardConsumer {
       first_key_[r] = seq.first_key(p_.shape, query_[r]);
       past_key_[r] = seq.past_key(p_.shape, query_[r]);
       row_max_[r] = -INFINITY, row_sum_[r] = 0.0f;
-      if constexpr (C::kFp8) {
-        const int64_t at = p_.shape.cu_q != nullptr ? seq.q_start : int64_t{item.b} * p_.shape.max_q;
-        q_scale_[r] = query_[r] < seq.q_len
-                          ? p_.q_scales[(at + query_[r]) * p_.shape.heads + head_of(item, r)] * p_.shape.scale
-                          : 0.0f;
-      }
     }
     // Keys that all 64 rows see.
     whole_first_ = seq.first_key(p_.shape, first + (warpgroup_ * 64 + 63) / p_.pack);
     whole_past_ = seq.past_key(p_.shape, first + warpgroup_ * 64 / p_.pack);
   }
 
-  __device__ __forceinline__ void mainloop(const FlashKeyTiles<C>& tiles, int64_t scales,
-                                           float (&acc)[kSums]) {
+  __device__ __forceinline__ void mainloop(const FlashKeyTiles<C>& tiles, float (&acc)[kSums]) {
     float score[kScores], alpha[2];
     uint32_t prob[kSteps][4];
     ptx::barrier_wait(shared_.full(false, n_), n_ / C::kStages % 2);
@@ -383,12 +358,9 @@ class FlashForwardConsumer {
     ptx::fence_registers(score);
     const int2 keys = keys_of(tiles.past - 1, n_);
     arrive(shared_.empty(false, n_));
-    v_scale_ = scale_of(p_.v_scales, scales + tiles.past - 1);
-    softmax(keys, scale_of(p_.k_scales, scales + tiles.past - 1), score, alpha);
+    softmax(keys, score, alpha);
     round_probs(score, prob);
     for (int32_t tile = tiles.past - 2; tile >= tiles.first; --tile) {
-      const float k_scale = scale_of(p_.k_scales, scales + tile),
-                  v_scale = scale_of(p_.v_scales, scales + tile);
       ptx::barrier_wait(shared_.full(false, n_ + 1), (n_ + 1) / C::kStages % 2);
       wait_turn();
       ptx::fence_registers(acc);
@@ -400,7 +372,7 @@ class FlashForwardConsumer {
       ptx::fence_registers(score);
       const int2 next = keys_of(tile, n_ + 1);
       arrive(shared_.empty(false, n_ + 1));
-      softmax(next, k_scale, score, alpha);
+      softmax(next, score, alpha);
       // Here, since the assembler would have the softmax wait for P V.
       ptx::fence_registers(score);
       ptx::wgmma_wait<0>();
@@ -409,11 +381,6 @@ class FlashForwardConsumer {
       arrive(shared_.empty(true, n_));
       ++n_;
       round_probs(score, prob);
-      if constexpr (C::kFp8) {  // accumulators are in units of the tile's values
-        const float units = v_scale_ / v_scale;
-        alpha[0] *= units, alpha[1] *= units;
-        v_scale_ = v_scale;
-      }
       rescale(alpha, acc);
     }
     arrive(shared_.query_empty(n_queries_));
@@ -427,15 +394,6 @@ class FlashForwardConsumer {
     ++n_;
   }
 
-  // kFp8: where the scales of the head's keys and values begin; one of them.
-  __device__ int64_t scale_row(const FlashSchedule::Item& at) const {
-    const int32_t kv_head = p_.pack > 1 ? at.head : at.head / p_.shape.group;
-    return (int64_t{at.b} * p_.shape.kv_heads + kv_head) * p_.scale_blocks;
-  }
-  __device__ static float scale_of(const float* scales, int64_t at) {
-    if constexpr (!C::kFp8) return 1.0f;
-    return __ldg(scales + at);
-  }
   // Where the tile's keys begin, and of a list its second half.
   __device__ __forceinline__ int2 keys_of(int32_t tile, uint32_t n) const {
     if constexpr (!C::kSparse) return {tile * C::kTileKeys, 0};
@@ -456,52 +414,36 @@ class FlashForwardConsumer {
                    b = ptx::wgmma_operand(shared_.keys(n));
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < C::kDim / C::kDepthOfStep; ++s) {
-      const uint64_t rows = a + s / 4 * (C::kQueryPartBytes / 16) + s % 4 * 2;
-      const uint64_t columns = b + s / 4 * (C::kKeyPartBytes / 16) + s % 4 * 2;
-      if constexpr (C::kFp8) {
-        ptx::wgmma_e4m3(score, rows, columns, s > 0);
-      } else {
-        ptx::wgmma_16bit<Element, 0, 0>(score, rows, columns, s > 0);
-      }
+    for (int s = 0; s < C::kDim / 16; ++s) {
+      ptx::wgmma_16bit<Element, 0, 0>(score, a + s / 4 * (C::kQueryPartBytes / 16) + s % 4 * 2,
+                                      b + s / 4 * (C::kKeyPartBytes / 16) + s % 4 * 2, s > 0);
     }
     ptx::wgmma_commit();
   }
   __device__ __forceinline__ void multiply_pv(const uint32_t (&prob)[kSteps][4], float (&acc)[kSums]) const {
-    const uint64_t b = C::kFp8 ? ptx::wgmma_operand(shared_.values(n_))
-                               : ptx::wgmma_transposed_operand(shared_.values(n_), C::kKeyPartBytes);
+    const uint64_t b = ptx::wgmma_transposed_operand(shared_.values(n_), C::kKeyPartBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      if constexpr (C::kFp8) {
-        ptx::wgmma_e4m3(acc, prob[s], b + s * 2, true);
-      } else {
-        ptx::wgmma_16bit<Element, 1>(acc, prob[s], b + s * (16 * ptx::kSwizzleRowBytes / 16), true);
-      }
+      ptx::wgmma_16bit<Element, 1>(acc, prob[s], b + s * (16 * ptx::kSwizzleRowBytes / 16), true);
     }
     ptx::wgmma_commit();
   }
 
-  // Scores become probabilities times 2^kBias; alpha: by what accumulators are rescaled. row_max_: log2.
-  __device__ __forceinline__ void softmax(const int2& keys, float k_scale, float (&score)[kScores],
-                                          float (&alpha)[2]) {
+  // Scores become probabilities; alpha: by what accumulators are rescaled. row_max_: log2.
+  __device__ __forceinline__ void softmax(const int2& keys, float (&score)[kScores], float (&alpha)[2]) {
     const FlashShape& s = p_.shape;
-    float factor[2] = {s.scale_log2, s.scale_log2};
-    if constexpr (C::kFp8) {
-      const float log2_scale = k_scale * kFlashLog2e;
-      factor[0] = q_scale_[0] * log2_scale, factor[1] = q_scale_[1] * log2_scale;
-    }
-    if (s.softcap > 0.0f || s.scale_log2 < 0.0f) {
+    float factor = s.scale_log2;
+    if (s.softcap > 0.0f || factor < 0.0f) {
       if (s.softcap > 0.0f) {
-        const float out = s.softcap * kFlashLog2e;
-        const float in[2] = {factor[0] / out, factor[1] / out};
+        const float out = s.softcap * kFlashLog2e, in = factor / out;
 #pragma unroll
-        for (int i = 0; i < kScores; ++i) score[i] = out * flash_tanh(score[i] * in[i / 2 % 2]);
+        for (int i = 0; i < kScores; ++i) score[i] = out * flash_tanh(score[i] * in);
       } else {
 #pragma unroll
-        for (int i = 0; i < kScores; ++i) score[i] *= factor[i / 2 % 2];
+        for (int i = 0; i < kScores; ++i) score[i] *= factor;
       }
-      factor[0] = factor[1] = 1.0f;
+      factor = 1.0f;
     }
     const int32_t last = C::kSparse ? keys.y + 64 : keys.x + C::kTileKeys;  // blocks ascend
     if (keys.x < whole_first_ || last > whole_past_) mask(keys, score);
@@ -510,17 +452,16 @@ class FlashForwardConsumer {
     for (int i = 0; i < kScores; ++i) tile_max[i / 2 % 2] = fmaxf(tile_max[i / 2 % 2], score[i]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float new_max = fmaxf(row_max_[r], flash_quad_max(tile_max[r]) * factor[r]);
+      const float new_max = fmaxf(row_max_[r], flash_quad_max(tile_max[r]) * factor);
       const float base = new_max == -INFINITY ? 0.0f : new_max;
       alpha[r] = ptx::exp2_approx(row_max_[r] - base);
       row_max_[r] = new_max;
-      const float less = base - kBias;
       float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
       for (int j = 0; j < kScores / 4; ++j) {
         float* p = score + 4 * j + 2 * r;
-        p[0] = ptx::exp2_approx(fmaf(p[0], factor[r], -less));
-        p[1] = ptx::exp2_approx(fmaf(p[1], factor[r], -less));
+        p[0] = ptx::exp2_approx(fmaf(p[0], factor, -base));
+        p[1] = ptx::exp2_approx(fmaf(p[1], factor, -base));
         sums[j % 2 * 2] += p[0], sums[j % 2 * 2 + 1] += p[1];
       }
       row_sum_[r] = fmaf(row_sum_[r], alpha[r], (sums[0] + sums[1]) + (sums[2] + sums[3]));
@@ -544,19 +485,9 @@ class FlashForwardConsumer {
   }
   __device__ __forceinline__ static void round_probs(const float (&score)[kScores],
                                                      uint32_t (&prob)[kSteps][4]) {
-    if constexpr (C::kFp8) {
-      // Of 32 keys a lane has two of each eight; which key its byte stands for, the order of values knows
-      // too.
 #pragma unroll
-      for (int i = 0; i < 4 * kSteps; ++i) {
-        const float* x = score + i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;
-        prob[i / 4][i % 4] = flash_pack_codes(x[0], x[1], x[4], x[5]);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4 * kSteps; ++i) {
-        prob[i / 4][i % 4] = flash_pack<Element>(score[2 * i], score[2 * i + 1]);
-      }
+    for (int i = 0; i < 4 * kSteps; ++i) {
+      prob[i / 4][i % 4] = flash_pack<Element>(score[2 * i], score[2 * i + 1]);
     }
   }
 
@@ -577,12 +508,11 @@ class FlashForwardConsumer {
     for (int r = 0; r < 2; ++r) {
       const int32_t head = head_of(at, r);
       const float sink = s.sinks != nullptr ? __ldg(s.sinks + head) * kFlashLog2e : -INFINITY;
-      const float row_max = row_max_[r] - kBias;
+      const float row_max = row_max_[r];
       const float all = fmaxf(row_max, sink), base = all == -INFINITY ? 0.0f : all;
       const float mine = ptx::exp2_approx(row_max - base);
       const float sum = fmaf(flash_quad_sum(row_sum_[r]), mine, ptx::exp2_approx(sink - base));
-      float inverse = sum > 0.0f ? mine / sum : sum == 0.0f ? 0.0f : sum;
-      if constexpr (C::kFp8) inverse *= v_scale_;
+      const float inverse = sum > 0.0f ? mine / sum : sum == 0.0f ? 0.0f : sum;
       const bool stored = query_[r] < seq.q_len;
       if (p_.lse != nullptr && stored && t == 0) {
         p_.lse[flash_lse_at(s, at.b, seq.q_start, head) + query_[r]] =
@@ -596,7 +526,7 @@ class FlashForwardConsumer {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float* x = acc + 16 * i + 4 * j + 2 * r;
-          words[j] = flash_pack<Out>(x[0] * inverse, x[1] * inverse);
+          words[j] = flash_pack<Element>(x[0] * inverse, x[1] * inverse);
         }
         flash_quad_transpose(words);
         if (stored && 32 * i + 8 * t < p_.value_dim) {
@@ -638,8 +568,7 @@ class FlashForwardConsumer {
   uint32_t n_ = 0, n_queries_ = 0;  // tiles and items with tiles so far
   int32_t query_[2], first_key_[2], past_key_[2];
   int32_t whole_first_, whole_past_;
-  float row_max_[2], row_sum_[2];      // row_sum_ is this lane's part
-  float q_scale_[2], v_scale_ = 1.0f;  // kFp8: of the rows, times scale; of the tile in the accumulators
+  float row_max_[2], row_sum_[2];  // row_sum_ is this lane's part
 };
 
 #endif  // MILLRACE_HAS_WGMMA

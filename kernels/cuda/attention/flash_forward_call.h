@@ -22,11 +22,9 @@ struct FlashForwardCall {
   int32_t *counter, *tile_starts;
   int32_t splits;
   float *partial, *partial_lse;
-  uint8_t* values;  // of MR_F8_E4M3: transposed, flash_fp8.cu
 };
 
 void launch_flash_forward_bf16(const FlashForwardCall& call, const Launch& at);
-void launch_flash_forward_fp8(const FlashForwardCall& call, const Launch& at);
 void launch_flash_forward_f16(const FlashForwardCall& call, const Launch& at);
 
 }  // namespace millrace::cuda

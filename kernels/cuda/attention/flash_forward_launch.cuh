@@ -100,16 +100,8 @@ void make_flash_forward_maps(FlashForwardParams& p, const FlashForwardCall& call
   const uint32_t rows = C::kSparse ? 64 : C::kTileKeys;
   p.k = flash_map(device, call.k, bytes, ragged_k, problem.head_dim, problem.max_k, problem.kv_heads,
                   problem.batch, rows);
-  if constexpr (C::kFp8) {
-    const int64_t keys = int64_t{p.scale_blocks} * C::kTileKeys;
-    const mr_flash_tensor values{call.values, problem.kv_heads * problem.value_dim * keys, keys,
-                                 problem.value_dim * keys};
-    p.v = flash_map(device, values, 1, false, static_cast<int32_t>(keys), problem.value_dim, problem.kv_heads,
-                    problem.batch, C::kDimV);
-  } else {
-    p.v = flash_map(device, call.v, bytes, ragged_k, problem.value_dim, problem.max_k, problem.kv_heads,
-                    problem.batch, rows);
-  }
+  p.v = flash_map(device, call.v, bytes, ragged_k, problem.value_dim, problem.max_k, problem.kv_heads,
+                  problem.batch, rows);
 }
 
 template <class C>
@@ -125,10 +117,6 @@ void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
   // others do not.
   p.pack = !C::kSparse && C::kRows % p.shape.group == 0 ? p.shape.group : 1;
   p.tile_tokens = C::kRows / p.pack;
-  if constexpr (C::kFp8) {
-    p.q_scales = problem.q_scales, p.k_scales = problem.k_scales, p.v_scales = problem.v_scales;
-    p.scale_blocks = (problem.max_k + C::kTileKeys - 1) / C::kTileKeys;
-  }
   make_flash_forward_maps<C>(p, call, at.device);
   if constexpr (C::kSparse) {
     p.block_keys = problem.blocks->block_k, p.block_rows = problem.blocks->q_blocks;
@@ -164,7 +152,7 @@ void launch_flash_forward_as(const FlashForwardCall& call, const Launch& at) {
   check_launch("flash_forward_kernel");
   if (call.partial == nullptr) return;
   const int64_t rows = int64_t{problem.batch} * problem.heads * problem.max_q;
-  flash_combine_kernel<typename C::Out>
+  flash_combine_kernel<typename C::Element>
       <<<static_cast<unsigned>(rows), kFlashCombineWarps * kWarpLanes, 0, at.stream>>>(p);
   check_launch("flash_combine_kernel");
 }

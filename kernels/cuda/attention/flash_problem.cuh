@@ -17,7 +17,6 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_fp8.h>
 
 #include "kernels/cuda/ptx/approx.cuh"
 #include "kernels/cuda/ptx/tensor_map.cuh"
@@ -196,11 +195,6 @@ __device__ inline uint32_t flash_pack(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);
   }
-}
-// Four codes of E4M3, the first lowest.
-__device__ inline uint32_t flash_pack_codes(float a, float b, float c, float d) {
-  const uint32_t low = __nv_cvt_float2_to_fp8x2(float2{a, b}, __NV_SATFINITE, __NV_E4M3);
-  return low | uint32_t{__nv_cvt_float2_to_fp8x2(float2{c, d}, __NV_SATFINITE, __NV_E4M3)} << 16;
 }
 template <class Element>
 __device__ inline float2 flash_unpack(uint32_t pair) {

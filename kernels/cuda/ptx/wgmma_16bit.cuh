@@ -1,6 +1,6 @@
-// wgmma.mma_async of f16 or bf16 (m64nNk16) and of e4m3 (m64nNk32) with float32 sums, for the widths that
+// wgmma.mma_async of f16 or bf16 (m64nNk16) with float32 sums, for the widths that
 // attention over tensors uses: A in registers or shared memory, B in shared memory, either of those in shared
-// memory K-major or MN-major (16 bits only). Descriptors are those of wgmma.cuh.
+// memory K-major or MN-major. Descriptors are those of wgmma.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -57,39 +57,26 @@ struct WarpgroupProduct;
       : MILLRACE_WGMMA_SUMS_##sums                                                                        \
       : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)), "n"(kTransposedA), "n"(kTransposedB))
 
-#define MILLRACE_WGMMA_WIDTH(n, sums, o1, o2, o3, o4, o5, o6)                                               \
-  template <>                                                                                               \
-  struct WarpgroupProduct<n> {                                                                              \
-    template <class Element, int kTransposedB>                                                              \
-    __device__ static void registers(float (&d)[sums], const uint32_t (&a)[4], uint64_t b,                  \
-                                     bool accumulate) {                                                     \
-      if constexpr (std::is_same_v<Element, __half>) {                                                      \
-        MILLRACE_WGMMA_REGISTERS(n, "f16.f16", sums, o1, o2, o3, o4, o5, o6);                               \
-      } else {                                                                                              \
-        MILLRACE_WGMMA_REGISTERS(n, "bf16.bf16", sums, o1, o2, o3, o4, o5, o6);                             \
-      }                                                                                                     \
-    }                                                                                                       \
-    template <class Element, int kTransposedA, int kTransposedB>                                            \
-    __device__ static void shared(float (&d)[sums], uint64_t a, uint64_t b, bool accumulate) {              \
-      if constexpr (std::is_same_v<Element, __half>) {                                                      \
-        MILLRACE_WGMMA_SHARED(n, "f16.f16", sums, o1, o2, o3, o4);                                          \
-      } else {                                                                                              \
-        MILLRACE_WGMMA_SHARED(n, "bf16.bf16", sums, o1, o2, o3, o4);                                        \
-      }                                                                                                     \
-    }                                                                                                       \
-    __device__ static void registers_e4m3(float (&d)[sums], const uint32_t (&a)[4], uint64_t b,             \
-                                          bool accumulate) {                                                \
-      asm volatile(MILLRACE_WGMMA_TEXT("m64n" #n "k32", "e4m3.e4m3", sums, "%" #o5,                         \
-                                       "{%" #sums ", %" #o1 ", %" #o2 ", %" #o3 "}", "%" #o4, "")           \
-                   : MILLRACE_WGMMA_SUMS_##sums                                                             \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                                    \
-                     "r"(static_cast<int32_t>(accumulate)));                                                \
-    }                                                                                                       \
-    __device__ static void shared_e4m3(float (&d)[sums], uint64_t a, uint64_t b, bool accumulate) {         \
-      asm volatile(MILLRACE_WGMMA_TEXT("m64n" #n "k32", "e4m3.e4m3", sums, "%" #o2, "%" #sums, "%" #o1, "") \
-                   : MILLRACE_WGMMA_SUMS_##sums                                                             \
-                   : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));                                \
-    }                                                                                                       \
+#define MILLRACE_WGMMA_WIDTH(n, sums, o1, o2, o3, o4, o5, o6)                                  \
+  template <>                                                                                  \
+  struct WarpgroupProduct<n> {                                                                 \
+    template <class Element, int kTransposedB>                                                 \
+    __device__ static void registers(float (&d)[sums], const uint32_t (&a)[4], uint64_t b,     \
+                                     bool accumulate) {                                        \
+      if constexpr (std::is_same_v<Element, __half>) {                                         \
+        MILLRACE_WGMMA_REGISTERS(n, "f16.f16", sums, o1, o2, o3, o4, o5, o6);                  \
+      } else {                                                                                 \
+        MILLRACE_WGMMA_REGISTERS(n, "bf16.bf16", sums, o1, o2, o3, o4, o5, o6);                \
+      }                                                                                        \
+    }                                                                                          \
+    template <class Element, int kTransposedA, int kTransposedB>                               \
+    __device__ static void shared(float (&d)[sums], uint64_t a, uint64_t b, bool accumulate) { \
+      if constexpr (std::is_same_v<Element, __half>) {                                         \
+        MILLRACE_WGMMA_SHARED(n, "f16.f16", sums, o1, o2, o3, o4);                             \
+      } else {                                                                                 \
+        MILLRACE_WGMMA_SHARED(n, "bf16.bf16", sums, o1, o2, o3, o4);                           \
+      }                                                                                        \
+    }                                                                                          \
   };
 
 MILLRACE_WGMMA_WIDTH(64, 32, 33, 34, 35, 36, 37, 38)
@@ -120,17 +107,6 @@ __device__ inline void wgmma_16bit(float (&d)[kSums], const uint32_t (&a)[4], ui
 template <class Element, int kTransposedA, int kTransposedB, int kSums>
 __device__ inline void wgmma_16bit(float (&d)[kSums], uint64_t a, uint64_t b, bool accumulate) {
   WarpgroupProduct<2 * kSums>::template shared<Element, kTransposedA, kTransposedB>(d, a, b, accumulate);
-}
-
-// The same of E4M3, 32 elements of K: a lane's four bytes a[0] are row g, K 4t to 4t + 3, a[1] row g + 8,
-// a[2] and a[3] K + 16. b is K-major.
-template <int kSums>
-__device__ inline void wgmma_e4m3(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-  WarpgroupProduct<2 * kSums>::registers_e4m3(d, a, b, accumulate);
-}
-template <int kSums>
-__device__ inline void wgmma_e4m3(float (&d)[kSums], uint64_t a, uint64_t b, bool accumulate) {
-  WarpgroupProduct<2 * kSums>::shared_e4m3(d, a, b, accumulate);
 }
 
 }  // namespace millrace::cuda::ptx
