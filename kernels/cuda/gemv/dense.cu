@@ -315,7 +315,7 @@ void launch_for_tokens(const Params& p, uint32_t bytes, const Launch& at) {
   p.op.tokens == 1 ? launch<kFormat, kSteps, 1, false>(p, bytes, at)
                    : launch<kFormat, kSteps, kMaxGemvRows, false>(p, bytes, at);
 }
-// Stages of half as many K steps, where larger ones leave no room for a second CTA.
+// Stages of half as many K steps, where segments have no more or larger ones leave no room for a second CTA.
 constexpr int kQ4FewSteps = 2;
 template <PackedFormat kFormat>
 void launch_for(const Params& p, int k_steps, uint32_t bytes, const Launch& at) {
@@ -348,9 +348,11 @@ Layout layout_of(const PackedMatrix& w, int32_t tokens, const Device& device, ui
     limit = std::min(limit, device.max_shared_memory());
     return limit < fixed || !device.has_bulk_copies() ? 0u : (limit - fixed) / slot();
   };
-  layout.k_steps = stage_k_steps(w.format);
+  const bool q4 = w.format == PackedFormat::kQ4;
+  layout.k_steps =
+      q4 && k_steps_per_segment(w.k_steps) <= kQ4FewSteps ? kQ4FewSteps : stage_k_steps(w.format);
   uint32_t stages = fit(bytes);
-  if (stages < 2 && w.format == PackedFormat::kQ4) {
+  if (stages < 2 && q4) {
     layout.k_steps = kQ4FewSteps;
     stages = fit(bytes);
   }
