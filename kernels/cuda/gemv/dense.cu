@@ -202,20 +202,8 @@ __device__ inline void copy_rows(const Params& p, uint8_t* rows, uint32_t stride
   for (int t = 0; t < p.op.tokens; ++t) {
     const auto* from = reinterpret_cast<const uint4*>(p.op.x_bf16 + int64_t{t} * p.cols);
     auto* to = reinterpret_cast<uint4*>(rows + static_cast<uint32_t>(t) * stride);
-    constexpr int kBatch = 4;  // loads under way at once: rows of up to 16,384
-    for (int i0 = threadIdx.x; i0 < padded; i0 += kBatch * kThreads) {
-      uint4 words[kBatch];
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int i = i0 + j * kThreads;
-        words[j] = i < quads ? __ldcg(from + i) : uint4{0u, 0u, 0u, 0u};
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int i = i0 + j * kThreads;
-        if (i < padded) to[i] = words[j];
-      }
-    }
+    for (int i = threadIdx.x; i < padded; i += kThreads)
+      to[i] = i < quads ? __ldcg(from + i) : uint4{0u, 0u, 0u, 0u};
   }
 }
 
