@@ -2,8 +2,7 @@
 // gate, up and their activation; down; each alone and as a layer, in a graph of launches that depend on one
 // another, over as many layers as no L2 holds. Beside each a kernel that reads the same bytes in the same
 // launches and multiplies nothing.
-//   dense_bench [--shape 8b|14b|1b|70b] [--types q4_k,q6_k,..] [--rows N] [--ring BYTES,..] [--ahead
-//   PAIRS,..]
+//   dense_bench [--shape 8b|14b|1b|70b] [--types q4_k,q6_k,..] [--rows N] [--ring BYTES,..]
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -125,7 +124,6 @@ struct Bench {
   DType type;
   int32_t rows;
   uint32_t ring = 0;
-  int32_t ahead = -1;
   Stream stream;
   Launch at{device, stream.get()};
   struct Layer {
@@ -166,7 +164,7 @@ struct Bench {
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
   }
   void launch(Gemv op) {
-    op.tokens = rows, op.ring_bytes = ring, op.ahead = ahead;
+    op.tokens = rows, op.ring_bytes = ring;
     launch_gemv(op, at);
   }
   void qkv(const Layer& l) {
@@ -259,7 +257,7 @@ struct Bench {
       std::fflush(stdout);
     };
     double total = 0;
-    std::printf("%s %s rows %d ring %u ahead %d:", shape.name, type_name, rows, ring, ahead);
+    std::printf("%s %s rows %d ring %u:", shape.name, type_name, rows, ring);
     for (const Op& op : ops) {
       total += op.bytes;
       print(op.name, time([&](const Layer& at_layer) { (this->*op.launch)(at_layer); }), op.bytes);
@@ -308,7 +306,7 @@ DType type_named(const std::string& name) {
 
 int main_of(int argc, char** argv) {
   Shape shape = kShapes[0];
-  std::vector<std::string> types = {"q4_k", "q6_k", "q8_0"}, rings = {"0"}, aheads = {"-1"};
+  std::vector<std::string> types = {"q4_k", "q6_k", "q8_0"}, rings = {"0"};
   int32_t rows = 1;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string key = argv[i], value = argv[i + 1];
@@ -316,8 +314,6 @@ int main_of(int argc, char** argv) {
       types = split(value);
     } else if (key == "--ring") {
       rings = split(value);
-    } else if (key == "--ahead") {
-      aheads = split(value);
     } else if (key == "--rows") {
       rows = std::atoi(value.c_str());
     } else if (key == "--shape") {
@@ -336,12 +332,9 @@ int main_of(int argc, char** argv) {
     Bench bench(device, shape, type_named(type), rows);
     bool first = true;
     for (const std::string& ring : rings) {
-      for (const std::string& ahead : aheads) {
-        bench.ahead = std::atoi(ahead.c_str());
-        bench.ring = static_cast<uint32_t>(std::atoi(ring.c_str()));
-        bench.run(type.c_str(), first);
-        first = false;
-      }
+      bench.ring = static_cast<uint32_t>(std::atoi(ring.c_str()));
+      bench.run(type.c_str(), first);
+      first = false;
     }
   }
   return 0;

@@ -38,7 +38,7 @@ struct MatmulMemory {
 void multiply(const CudaWeight& w, const float* bias, const float* x, int64_t rows, bool add, float* y,
               uint8_t* bf16_rows, const cuda::Launch& at) {
   if (!w.is_packed()) return cuda::launch_linear(w.matrix, bias, x, rows, add, y, at);
-  if (rows <= cuda::kMaxGemvRows && cuda::supports_gemv(w.packed, at.device)) {
+  if (rows <= cuda::kMaxGemvRows && cuda::supports_gemv(w.packed, at.device, static_cast<int32_t>(rows))) {
     cuda::Gemv op;
     op.parts[op.num_parts++] = {w.packed, bias, y};
     op.x = x;

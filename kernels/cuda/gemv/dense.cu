@@ -35,7 +35,6 @@ struct Params {
   Gemv op;
   int32_t total_tiles;  // with gate and up: of either
   int32_t cols, k_steps, stages;
-  int32_t ahead;  // pairs of tiles beyond those of the ring that go to L2
   uint32_t tile_bytes, rows_bytes, partial_bytes;
 };
 
@@ -67,11 +66,11 @@ __host__ __device__ inline int round_floats(int tokens) { return kRoundPairs * 2
 
 // ---------------------------------------------------------------- a warp's ring
 
-// The warp's stages, and what it loads: up to kSteps K steps of its segment of a pair of tiles, low and high;
-// then the next K steps of the pair, then the next pair.
-template <PackedFormat kFormat, bool kGateUp>
+// The warp's stages, and what it loads: kSteps K steps of its segment of a pair of tiles, low and high; then
+// the next K steps of the pair, then the next pair.
+template <PackedFormat kFormat, int kSteps, bool kGateUp>
 struct WarpRing {
-  static constexpr int kSteps = stage_k_steps(kFormat), kKStepBytes = TileFormat<kFormat>::kKStepBytes;
+  static constexpr int kKStepBytes = TileFormat<kFormat>::kKStepBytes;
   static constexpr uint32_t kTileBytes = kSteps * kKStepBytes, kStageBytes = 2 * kTileBytes;
 
   const Params& p;
@@ -79,24 +78,12 @@ struct WarpRing {
   uint64_t* full;
   int first, last;  // tiles of the CTA: pairs from first on, the last perhaps a low tile alone
   WarpSegment segment;
-  int pairs;          // of the CTA
-  int chunks, steps;  // stages of a pair, and K steps of each but the last
+  int chunks, pairs;  // of the segment, of the CTA
   int stage = 0;
   uint32_t parity = 0;
-  // What is to be loaded next: chunk `chunk` of a pair, whose segment lies there.
+  // What is to be loaded next: K steps `chunk` and on of a pair, whose segment lies there.
   int pair = 0, chunk = 0;
   const uint8_t *low = nullptr, *high = nullptr;
-
-  __device__ WarpRing(const Params& params, uint8_t* stages, uint64_t* barriers, int warp)
-      : p(params),
-        data(stages + static_cast<uint32_t>(warp * params.stages) * kStageBytes),
-        full(barriers + warp * kMaxWarpStages),
-        first(static_cast<int>(int64_t{blockIdx.x} * params.total_tiles / gridDim.x)),
-        last(static_cast<int>(int64_t{blockIdx.x + 1} * params.total_tiles / gridDim.x)),
-        segment(params.k_steps, warp),
-        pairs(kGateUp ? last - first : (last - first + 1) / 2),
-        chunks((segment.count + kSteps - 1) / kSteps),
-        steps(chunks > 0 ? (segment.count + chunks - 1) / chunks : 0) {}
 
   __device__ const uint8_t* source(int of_pair, int half) const {
     const int64_t at = int64_t{segment.first} * kKStepBytes;
@@ -108,25 +95,17 @@ struct WarpRing {
       return tile.part->w.tiles + int64_t{tile.tile} * p.tile_bytes + at;
     }
   }
-  __device__ int chunk_steps(int of_chunk) const { return min(steps, segment.count - of_chunk * steps); }
   __device__ void seek(int item) {
     pair = item / chunks, chunk = item % chunks;
     if (pair < pairs) low = source(pair, 0), high = source(pair, 1);
   }
   __device__ void load(int at) const {
-    const int begin = chunk * steps * kKStepBytes;
-    const auto bytes = static_cast<uint32_t>(chunk_steps(chunk) * kKStepBytes);
+    const int begin = chunk * kSteps;
+    const auto bytes = static_cast<uint32_t>(min(kSteps, segment.count - begin) * kKStepBytes);
     uint8_t* to = data + static_cast<uint32_t>(at) * kStageBytes;
     ptx::barrier_arrive_expect(full + at, 2 * bytes);
-    ptx::bulk_copy(to, low + begin, bytes, full + at);
-    ptx::bulk_copy(to + kTileBytes, high + begin, bytes, full + at);
-  }
-  // To L2: a ring of two or three stages does not cover the latency of memory, but that of L2.
-  __device__ void prefetch(int of_pair) const {
-    if (of_pair >= pairs) return;
-    const auto bytes = static_cast<uint32_t>(segment.count * kKStepBytes);
-    ptx::prefetch_to_l2(source(of_pair, 0), bytes);
-    ptx::prefetch_to_l2(source(of_pair, 1), bytes);
+    ptx::bulk_copy(to, low + begin * kKStepBytes, bytes, full + at);
+    ptx::bulk_copy(to + kTileBytes, high + begin * kKStepBytes, bytes, full + at);
   }
   // The whole warp: barriers, then all stages, a lane each. The first lane goes on loading.
   __device__ void fill(int lane) {
@@ -137,8 +116,6 @@ struct WarpRing {
     seek(lane);
     if (lane < p.stages && pair < pairs) load(lane);
     seek(p.stages);
-    // What the ring has no room for, up to the pair that the first refill is behind.
-    if (lane <= p.ahead && lane > 0) prefetch(pair + lane - (chunk > 0 ? 0 : 1));
   }
   __device__ const uint8_t* wait() const {
     ptx::barrier_wait(full + stage, parity);
@@ -148,7 +125,6 @@ struct WarpRing {
   __device__ void refill() {
     if (pair >= pairs) return;
     load(stage);
-    if (chunk == 0 && p.ahead > 0) prefetch(pair + p.ahead);
     if (++chunk < chunks) return;
     chunk = 0;
     if (++pair < pairs) low = source(pair, 0), high = source(pair, 1);
@@ -226,46 +202,33 @@ __device__ inline void copy_rows(const Params& p, uint8_t* rows, uint32_t stride
   for (int t = 0; t < p.op.tokens; ++t) {
     const auto* from = reinterpret_cast<const uint4*>(p.op.x_bf16 + int64_t{t} * p.cols);
     auto* to = reinterpret_cast<uint4*>(rows + static_cast<uint32_t>(t) * stride);
-    constexpr int kBatch = 4;  // loads under way at once: rows of up to 16,384
-    for (int i0 = threadIdx.x; i0 < padded; i0 += kBatch * kThreads) {
-      uint4 words[kBatch];
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int i = i0 + j * kThreads;
-        words[j] = i < quads ? __ldcg(from + i) : uint4{0u, 0u, 0u, 0u};
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        const int i = i0 + j * kThreads;
-        if (i < padded) to[i] = words[j];
-      }
-    }
+    for (int i = threadIdx.x; i < padded; i += kThreads)
+      to[i] = i < quads ? __ldcg(from + i) : uint4{0u, 0u, 0u, 0u};
   }
-}
-
-// A stage's K steps: without a branch where there are kSteps, or 3 of 4.
-template <PackedFormat kFormat, int kSteps>
-__device__ inline void multiply(const uint8_t* low, const uint8_t* high, const uint8_t* x, int count,
-                                int lane, float (&sum)[4]) {
-  if constexpr (kSteps == 4) {
-    if (count == 3) return multiply_segment<kFormat, 3, true>(low, high, x, 3, lane, sum);
-  }
-  multiply_segment<kFormat, kSteps, true>(low, high, x, count, lane, sum);
 }
 
 // kTokens: at most so many. kGateUp: gate and up of the same rows are a pair.
-template <PackedFormat kFormat, int kTokens, bool kGateUp>
+template <PackedFormat kFormat, int kSteps, int kTokens, bool kGateUp>
 __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant__ Params p) {
   using Format = TileFormat<kFormat>;
-  using Stages = WarpRing<kFormat, kGateUp>;
+  using Stages = WarpRing<kFormat, kSteps, kGateUp>;
   extern __shared__ __align__(128) uint8_t shared[];
   uint8_t* rows = shared;
   auto* partials = reinterpret_cast<float*>(rows + p.rows_bytes);  // of two rounds
   auto* barriers = reinterpret_cast<uint64_t*>(rows + p.rows_bytes + p.partial_bytes);
   auto* stages = reinterpret_cast<uint8_t*>(barriers + kWarps * kMaxWarpStages);
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  Stages ring(p, stages, barriers, warp);
-  const WarpSegment& segment = ring.segment;
+  const int first = static_cast<int>(int64_t{blockIdx.x} * p.total_tiles / gridDim.x);
+  const int last = static_cast<int>(int64_t{blockIdx.x + 1} * p.total_tiles / gridDim.x);
+  const WarpSegment segment(p.k_steps, warp);
+  Stages ring{p,
+              stages + static_cast<uint32_t>(warp * p.stages) * Stages::kStageBytes,
+              barriers + warp * kMaxWarpStages,
+              first,
+              last,
+              segment,
+              (segment.count + kSteps - 1) / kSteps,
+              kGateUp ? last - first : (last - first + 1) / 2};
   ring.fill(lane);  // weights wait for nobody
   ptx::let_dependents_start();
   RowQuads norm_weight;
@@ -291,8 +254,8 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
   const int pairs = ring.pairs;
   for (int pair0 = 0, round = 0; pair0 < pairs; pair0 += kRoundPairs, ++round) {
     const int count = min(kRoundPairs, pairs - pair0);
-    const int tile0 = ring.first + (kGateUp ? pair0 : 2 * pair0);
-    const int tiles = min((kGateUp ? 1 : 2) * kRoundPairs, ring.last - tile0);
+    const int tile0 = first + (kGateUp ? pair0 : 2 * pair0);
+    const int tiles = min((kGateUp ? 1 : 2) * kRoundPairs, last - tile0);
     float* partial = partials + round % 2 * round_floats(tokens);
     Output out;
     if constexpr (!kGateUp) out = load_output(p, tile0, tiles, threadIdx.x);
@@ -300,9 +263,10 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
       float sum[4] = {};
       for (int chunk = 0; chunk < ring.chunks; ++chunk) {
         const uint8_t* low = ring.wait();
-        multiply<kFormat, Stages::kSteps>(low, low + Stages::kTileBytes,
-                                          x + chunk * ring.steps * (kKStepColumns * 2),
-                                          ring.chunk_steps(chunk), lane, sum);
+        const int begin = chunk * kSteps;
+        multiply_segment<kFormat, kSteps, true>(low, low + Stages::kTileBytes,
+                                                x + begin * (kKStepColumns * 2),
+                                                min(kSteps, segment.count - begin), lane, sum);
         __syncwarp();  // lane 0 waits until the warp has read the stage
         if (lane == 0) ring.refill();
         ring.advance();
@@ -324,29 +288,40 @@ static_assert(kMaxWarpStages <= kWarpLanes);                            // a lan
 
 // ---------------------------------------------------------------- launching
 
-template <PackedFormat kFormat, int kTokens, bool kGateUp>
+template <PackedFormat kFormat, int kSteps, int kTokens, bool kGateUp>
 void launch(const Params& p, uint32_t bytes, const Launch& at) {
-  const auto kernel = gemv_kernel<kFormat, kTokens, kGateUp>;
+  const auto kernel = gemv_kernel<kFormat, kSteps, kTokens, kGateUp>;
   allow_shared_memory(kernel, bytes);
   const int ctas = p.total_tiles < at.device.sm_count() ? p.total_tiles : at.device.sm_count();
   launch_dependent("gemv_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kThreads, bytes, at, p);
 }
+template <PackedFormat kFormat, int kSteps>
+void launch_for_tokens(const Params& p, uint32_t bytes, const Launch& at) {
+  if (p.op.act != nullptr)
+    return p.op.tokens == 1 ? launch<kFormat, kSteps, 1, true>(p, bytes, at)
+                            : launch<kFormat, kSteps, kMaxGemvRows, true>(p, bytes, at);
+  p.op.tokens == 1 ? launch<kFormat, kSteps, 1, false>(p, bytes, at)
+                   : launch<kFormat, kSteps, kMaxGemvRows, false>(p, bytes, at);
+}
+// Stages of half as many K steps, where segments have no more or larger ones leave no room for a second CTA.
+constexpr int kQ4FewSteps = 2;
 template <PackedFormat kFormat>
-void launch_for(const Params& p, uint32_t bytes, const Launch& at) {
-  if (p.op.act != nullptr) {
-    return p.op.tokens == 1 ? launch<kFormat, 1, true>(p, bytes, at)
-                            : launch<kFormat, kMaxGemvRows, true>(p, bytes, at);
+void launch_for(const Params& p, int k_steps, uint32_t bytes, const Launch& at) {
+  if constexpr (kFormat == PackedFormat::kQ4) {
+    if (k_steps == kQ4FewSteps) return launch_for_tokens<kFormat, kQ4FewSteps>(p, bytes, at);
   }
-  p.op.tokens == 1 ? launch<kFormat, 1, false>(p, bytes, at)
-                   : launch<kFormat, kMaxGemvRows, false>(p, bytes, at);
+  launch_for_tokens<kFormat, stage_k_steps(kFormat)>(p, bytes, at);
 }
 
-// Two CTAs have room on an SM: the next kernel's rings are filled while this one ends.
+// Two CTAs have room on an SM: the next kernel's rings are filled while this one ends. A kernel that takes
+// more is worse than one that overlaps with nobody: as its CTAs end, the next one's come two to an SM, and
+// some SMs get none.
 constexpr uint32_t kTwoCtasBytes = 115000;
 
 struct Layout {
   uint32_t rows_bytes = 0, partial_bytes = 0, total = 0;
   int32_t stages = 0;
+  int k_steps = 0;  // of a stage
 };
 Layout layout_of(const PackedMatrix& w, int32_t tokens, const Device& device, uint32_t bytes) {
   Layout layout;
@@ -354,15 +329,24 @@ Layout layout_of(const PackedMatrix& w, int32_t tokens, const Device& device, ui
   layout.partial_bytes = 2 * static_cast<uint32_t>(round_floats(tokens)) * sizeof(float);
   const uint32_t fixed =
       layout.rows_bytes + layout.partial_bytes + kWarps * kMaxWarpStages * sizeof(uint64_t);
-  const uint32_t slot = 2 * kWarps * static_cast<uint32_t>(stage_k_steps(w.format)) * k_step_bytes(w.format);
-  const auto fit = [&](uint32_t limit) {
-    limit = std::min(limit, static_cast<uint32_t>(device.max_shared_memory()));
-    return limit < fixed || !device.has_bulk_copies() ? 0u : (limit - fixed) / slot;
+  const auto slot = [&] {
+    return 2 * kWarps * static_cast<uint32_t>(layout.k_steps) * k_step_bytes(w.format);
   };
+  const auto fit = [&](uint32_t limit) {
+    limit = std::min(limit, device.max_shared_memory());
+    return limit < fixed || !device.has_bulk_copies() ? 0u : (limit - fixed) / slot();
+  };
+  const bool q4 = w.format == PackedFormat::kQ4;
+  layout.k_steps =
+      q4 && k_steps_per_segment(w.k_steps) <= kQ4FewSteps ? kQ4FewSteps : stage_k_steps(w.format);
   uint32_t stages = fit(bytes);
+  if (stages < 2 && q4) {
+    layout.k_steps = kQ4FewSteps;
+    stages = fit(bytes);
+  }
   if (stages < 2) stages = std::min(2u, fit(kMaxBytes));  // one comes while the other is read
   layout.stages = static_cast<int32_t>(std::min<uint32_t>(stages, kMaxWarpStages));
-  layout.total = fixed + static_cast<uint32_t>(layout.stages) * slot;
+  layout.total = fixed + static_cast<uint32_t>(layout.stages) * slot();
   return layout;
 }
 
@@ -374,30 +358,23 @@ uint32_t tuned_ring_bytes(const Gemv& op, const Tuning& tuning) {
   return tuning.ring_bytes(op.parts[0].w.format, outputs, op.parts[0].w.cols, op.tokens);
 }
 
-// Pairs of tiles, for some 64 KB of an SM; the ring covers the rest of what latency x bandwidth needs.
-int32_t ahead_of(const Gemv& op) {
-  if (op.ahead >= 0) return op.ahead;
-  constexpr uint32_t kAheadBytes = 80 * 1024;
-  return static_cast<int32_t>(std::clamp(kAheadBytes / (2 * op.parts[0].w.tile_bytes), 1u, 8u));
-}
-
 }  // namespace
 
-bool supports_gemv(const PackedMatrix& w, const Device& device) {
+bool supports_gemv(const PackedMatrix& w, const Device& device, int32_t tokens) {
   if (!has_codes(w.format) && w.format != PackedFormat::kBf16) return false;
-  return layout_of(w, kMaxGemvRows, device, kTwoCtasBytes).stages >= 2;
+  return layout_of(w, tokens, device, kTwoCtasBytes).stages >= 2;
 }
 
 bool gemv_has_many_tiles(const Gemv& op, const Device& device) {
   int64_t tiles = 0;
   for (int i = 0; i < op.num_parts; ++i) tiles += op.parts[i].w.tiles_per_expert;
-  return tiles >= int64_t{kManyItems} * device.sm_count() && supports_gemv(op.parts[0].w, device);
+  return tiles >= int64_t{kManyItems} * device.sm_count() && supports_gemv(op.parts[0].w, device, op.tokens);
 }
 
 void launch_gemv(const Gemv& op, const Launch& at) {
   if (op.tokens == 0) return;
   const PackedMatrix& w = op.parts[0].w;
-  Params p{op, 0, static_cast<int32_t>(w.cols), w.k_steps, 0, ahead_of(op), w.tile_bytes, 0, 0};
+  Params p{op, 0, static_cast<int32_t>(w.cols), w.k_steps, 0, w.tile_bytes, 0, 0};
   const int counted = op.act != nullptr ? 1 : op.num_parts;
   for (int i = 0; i < counted; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
   if (p.total_tiles == 0) return;
@@ -409,15 +386,15 @@ void launch_gemv(const Gemv& op, const Launch& at) {
   p.partial_bytes = layout.partial_bytes;
   switch (w.format) {
     case PackedFormat::kBf16:
-      return launch_for<PackedFormat::kBf16>(p, layout.total, at);
+      return launch_for<PackedFormat::kBf16>(p, layout.k_steps, layout.total, at);
     case PackedFormat::kQ4:
-      return launch_for<PackedFormat::kQ4>(p, layout.total, at);
+      return launch_for<PackedFormat::kQ4>(p, layout.k_steps, layout.total, at);
     case PackedFormat::kQ5:
-      return launch_for<PackedFormat::kQ5>(p, layout.total, at);
+      return launch_for<PackedFormat::kQ5>(p, layout.k_steps, layout.total, at);
     case PackedFormat::kQ6:
-      return launch_for<PackedFormat::kQ6>(p, layout.total, at);
+      return launch_for<PackedFormat::kQ6>(p, layout.k_steps, layout.total, at);
     default:
-      return launch_for<PackedFormat::kQ8>(p, layout.total, at);
+      return launch_for<PackedFormat::kQ8>(p, layout.k_steps, layout.total, at);
   }
 }
 

@@ -11,8 +11,8 @@ namespace millrace::cuda {
 
 inline constexpr int32_t kMaxGemvRows = 4;  // beyond, a GEMM reads each weight once for all rows
 
-// Does the shape fit launch_gemv? By its format and columns alone.
-bool supports_gemv(const PackedMatrix& w, const Device& device);
+// Does the shape fit launch_gemv, for so many rows?
+bool supports_gemv(const PackedMatrix& w, const Device& device, int32_t tokens = kMaxGemvRows);
 
 // Up to three matrices with the same columns and format on the same rows: out_i[t, r] (+)= w_i[r, :] . n(x[t,
 // :]) + bias_i[r], n the RMSNorm when norm_weight is there. Floor: the tiles' bytes / B.
@@ -32,7 +32,6 @@ struct Gemv {
   int32_t tokens = 0;       // at most kMaxGemvRows
   bool add = false;         // to out
   uint32_t ring_bytes = 0;  // of shared memory; 0: what is tuned (variants.h) or, else, built in
-  int32_t ahead = -1;  // pairs of tiles that go to L2 before shared memory has room; -1: built in
   // With act, two parts of the same rows are gate and up: act[t, r] = activation(out_0[t, r], out_1[t, r]),
   // rounded to bf16, and nothing else is written.
   uint16_t* act = nullptr;  // [tokens, rows]

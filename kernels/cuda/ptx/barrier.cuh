@@ -85,11 +85,6 @@ __device__ inline void bulk_copy_kept(void* to, const void* from, uint32_t bytes
       : "memory");
 }
 
-// `bytes` (a multiple of 16) from global memory to L2.
-__device__ inline void prefetch_to_l2(const void* from, uint32_t bytes) {
-  MILLRACE_BULK_ASM("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 // What this thread wrote to shared memory is there for the tensor cores and the copy engine.
 __device__ inline void publish_to_async() {
   MILLRACE_BULK_ASM("fence.proxy.async.shared::cta;" ::: "memory");

@@ -306,7 +306,9 @@ bool StepLauncher::gemv_ffn(const Ffn& op) {
   if (!plain || plan_.rows > kMaxGemvRows) return false;
   const PackedMatrix &gate = own(*op.gate.weight).packed, &up = own(*op.up.weight).packed,
                      &down = own(*op.down.weight).packed;
-  if (gate.format != up.format || !supports_gemv(gate, at_.device) || !supports_gemv(down, at_.device))
+  const auto tokens = static_cast<int32_t>(plan_.rows);
+  if (gate.format != up.format || !supports_gemv(gate, at_.device, tokens) ||
+      !supports_gemv(down, at_.device, tokens))
     return false;
   MILLRACE_CHECK(gate.rows == up.rows && up.rows <= spec_.ffn && gate.cols == spec_.hidden);
   MILLRACE_CHECK(down.rows == spec_.hidden && down.cols == up.rows);
@@ -317,7 +319,7 @@ bool StepLauncher::gemv_ffn(const Ffn& op) {
   gemv.x = w_.residual.as<const float>();
   gemv.norm_weight = vector_of(op.norm.weight);
   gemv.eps = op.norm.eps;
-  gemv.tokens = static_cast<int32_t>(plan_.rows);
+  gemv.tokens = tokens;
   gemv.act = w_.gate.as<uint16_t>();
   launch_gemv(gemv, at_);
   Gemv second;
@@ -408,7 +410,8 @@ void StepLauncher::packed_linears(const Rows& rows, std::span<const Target> targ
   const float* norm_weight = rows.norm != nullptr ? vector_of(rows.norm->weight) : nullptr;
   const float eps = rows.norm != nullptr ? rows.norm->eps : 0.0f;
   MILLRACE_CHECK(targets.size() <= count_of(Gemv{}.parts));
-  if (rows.count <= kMaxGemvRows && supports_gemv(own(*targets[0].linear.weight).packed, at_.device)) {
+  if (rows.count <= kMaxGemvRows &&
+      supports_gemv(own(*targets[0].linear.weight).packed, at_.device, static_cast<int32_t>(rows.count))) {
     Gemv op;
     for (const Target& target : targets) {
       op.parts[op.num_parts++] = {own(*target.linear.weight).packed, vector_of(target.linear.bias),
