@@ -78,7 +78,9 @@ class AppTest(PageTest):
         expect(page.locator("#first-token path.line")).to_have_count(1)
         expect(page.locator("#blocks-history .legend")).to_have_text(re.compile("in use by requests.*6.*kept for prefixes.*9"))
         expect(page.locator("#blocks .headline")).to_have_text(re.compile("^6.0%"))
-        widths = [page.locator(f"#blocks rect.{kind}").bounding_box()["width"] for kind in ("one", "two")]
+        # In one go: the dashboard draws anew every second.
+        widths = page.evaluate("""() => ["one", "two"].map((kind) =>
+          document.querySelector(`#blocks rect.${kind}`).getBoundingClientRect().width)""")
         self.assertAlmostEqual(widths[1] / widths[0], 5, delta=0.7)
         expect(page.locator("#blocks .legend li")).to_contain_text(["in use by requests", "kept for prefixes", "free"])
         page.unroute_all(behavior="ignoreErrors")  # one may be under way when the page goes
