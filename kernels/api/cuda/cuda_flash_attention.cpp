@@ -34,7 +34,8 @@ void CudaDevice::flash_forward(const FlashForward& call) {
   const bool mma = forward_by_mma(call.problem, device_);
   const cuda::Launch to = at(call.stream);
   if (mma) {
-    return cuda::launch_flash_forward_mma(call.problem, call.q, call.k, call.v, call.out, call.lse, to.stream);
+    return cuda::launch_flash_forward_mma(call.problem, call.q, call.k, call.v, call.out, call.lse,
+                                          to.stream);
   }
   cuda::launch_flash_forward(call.problem, call.q, call.k, call.v, call.out, call.lse, call.workspace, to);
 }

@@ -12,8 +12,10 @@
 #include <cuda.h>
 
 #include "kernels/cuda/gemm/dense_epilogue.cuh"
+#include "kernels/cuda/ptx/bulk_reduce.cuh"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/grid_dependency.cuh"
+#include "kernels/cuda/ptx/prefetch.cuh"
 #include "kernels/cuda/ptx/tensor_map.cuh"
 #include "kernels/cuda/ptx/wgmma_dense.cuh"
 #include "kernels/cuda/tile/launch.cuh"
@@ -70,12 +72,6 @@ struct DenseTileAt {
 
 #ifdef MILLRACE_HAS_WGMMA
 
-__device__ inline void store_matrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
-}
-
 template <class Tile>
 struct DenseShared {
   uint8_t *stages, *panels;
@@ -95,24 +91,14 @@ struct DenseShared {
   }
 };
 
-// Element (inner, outer) of a map to shared memory, of this CTA or of all CTAs of `ctas`.
+// A box to shared memory of this CTA or of all of a cluster.
 template <int kCtas>
 __device__ inline void load_box(void* to, const CUtensorMap* map, int32_t inner, int32_t outer,
                                 uint64_t* barrier) {
   if constexpr (kCtas == 1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
-        "[%4];" ::"r"(ptx::shared_address(to)),
-        "l"(map), "r"(inner), "r"(outer), "r"(ptx::shared_address(barrier))
-        : "memory");
+    ptx::tma_load_box(to, map, inner, outer, barrier);
   } else {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], "
-        "[%1, {%2, %3}], [%4], %5;" ::"r"(ptx::shared_address(to)),
-        "l"(map), "r"(inner), "r"(outer), "r"(ptx::shared_address(barrier)),
-        "h"(static_cast<uint16_t>((1 << kCtas) - 1))
-        : "memory");
+    ptx::tma_load_box_multicast((1 << kCtas) - 1, to, map, inner, outer, barrier);
   }
 }
 
@@ -223,7 +209,7 @@ struct DensePanels {
   __device__ bool leader() const { return warp == 0 && lane == 0; }
   // A panel that no copy reads any more.
   __device__ uint8_t* begin() const {
-    if (leader()) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+    if (leader()) ptx::bulk_store_wait<1>();
     ptx::named_barrier<128>(1 + warpgroup);
     return panels + turn * kPanelBytes;
   }
@@ -231,9 +217,7 @@ struct DensePanels {
     ptx::publish_to_async();
     ptx::named_barrier<128>(1 + warpgroup);
     if (leader()) {
-      asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
-                   "r"(column), "r"(row), "r"(ptx::shared_address(panels + turn * kPanelBytes))
-                   : "memory");
+      ptx::tma_store_box(map, column, row, panels + turn * kPanelBytes);
       ptx::bulk_store_commit();
     }
     turn ^= 1;
@@ -288,7 +272,7 @@ struct DensePanels {
     if (r >= p.m) return;
     const auto* from = static_cast<const uint8_t*>(e.residual) + r * e.residual_stride * bytes;
     for (int32_t c = column + lane % 2 * per_line; c < min(column + kColumns, p.n); c += 2 * per_line)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + int64_t{c} * bytes));
+      ptx::prefetch_l2(from + int64_t{c} * bytes);
   }
 
   // dense_output of y[32], a lane's part of 64 columns: rows `row` and + 8, columns `column`, + 1, and every
@@ -388,10 +372,10 @@ struct DensePanels {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {  // 16 columns
       const int i = 8 * j;
-      store_matrix_x4(
-          ptx::shared_address(to) + ptx::swizzled(r, static_cast<uint32_t>(32 * j + lane / 16 * 16)),
-          pack(y[i], y[i + 1], out), pack(y[i + 2], y[i + 3], out), pack(y[i + 4], y[i + 5], out),
-          pack(y[i + 6], y[i + 7], out));
+      const uint32_t packed[4] = {pack(y[i], y[i + 1], out), pack(y[i + 2], y[i + 3], out),
+                                  pack(y[i + 4], y[i + 5], out), pack(y[i + 6], y[i + 7], out)};
+      ptx::store_matrices(
+          ptx::shared_address(to) + ptx::swizzled(r, static_cast<uint32_t>(32 * j + lane / 16 * 16)), packed);
     }
     end(&p.c, column, row);
   }

@@ -95,9 +95,10 @@ __device__ inline void fence_bulk_copies() { MILLRACE_BULK_ASM("fence.proxy.asyn
 
 // Closes this thread's group of stores (tma_store_2d, tensor_map.cuh).
 __device__ inline void bulk_store_commit() { MILLRACE_BULK_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until shared memory of all of this thread's groups has been read.
+// Until shared memory of all but the last kLeft of this thread's groups has been read.
+template <int kLeft = 0>
 __device__ inline void bulk_store_wait() {
-  MILLRACE_BULK_ASM("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  MILLRACE_BULK_ASM("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 
 // Adds one to a counter in global memory, for all CTAs; returns what it was. What this CTA wrote before a

@@ -41,13 +41,17 @@ __device__ inline void bulk_copy_multicast(uint16_t ctas, void* to, const void* 
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(ctas)
       : "memory");
 }
-__device__ inline void tma_load_2d_multicast(uint16_t ctas, void* to, const CUtensorMap* map, int32_t at,
-                                             int32_t row, uint64_t* barrier) {
+__device__ inline void tma_load_box_multicast(uint16_t ctas, void* to, const CUtensorMap* map, int32_t inner,
+                                              int32_t outer, uint64_t* barrier) {
   MILLRACE_BULK_ASM(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
       "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
-      "l"(map), "r"(at / 4), "r"(row), "r"(shared_address(barrier)), "h"(ctas)
+      "l"(map), "r"(inner), "r"(outer), "r"(shared_address(barrier)), "h"(ctas)
       : "memory");
+}
+__device__ inline void tma_load_2d_multicast(uint16_t ctas, void* to, const CUtensorMap* map, int32_t at,
+                                             int32_t row, uint64_t* barrier) {
+  tma_load_box_multicast(ctas, to, map, at / 4, row, barrier);
 }
 
 }  // namespace millrace::cuda::ptx

@@ -57,21 +57,29 @@ inline CUtensorMap swizzled_map(const Device& device, const void* base, bool byt
   return map;
 }
 
-// The box at byte `at` of row `row` to shared memory (128-byte aligned); completes on `barrier`.
-__device__ inline void tma_load_2d(void* to, const CUtensorMap* map, int32_t at, int32_t row,
-                                   uint64_t* barrier) {
+// The box at element (inner, outer) of the map to shared memory (128-byte aligned); completes on `barrier`.
+__device__ inline void tma_load_box(void* to, const CUtensorMap* map, int32_t inner, int32_t outer,
+                                    uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
       "[%4];" ::"r"(shared_address(to)),
-      "l"(map), "r"(at / 4), "r"(row), "r"(shared_address(barrier))
+      "l"(map), "r"(inner), "r"(outer), "r"(shared_address(barrier))
       : "memory");
 }
-// The box from shared memory, published, to byte `at` of row `row`: what lies past the last row or its end is
-// left out. Of this thread's group. Nobody waits until it is there: who reads it is a later kernel.
-__device__ inline void tma_store_2d(const CUtensorMap* map, int32_t at, int32_t row, const void* from) {
+// The box from shared memory, published, to element (inner, outer): what lies outside is left out. Of this
+// thread's group. Nobody waits until it is there: who reads it is a later kernel.
+__device__ inline void tma_store_box(const CUtensorMap* map, int32_t inner, int32_t outer, const void* from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
-               "r"(at / 4), "r"(row), "r"(shared_address(from))
+               "r"(inner), "r"(outer), "r"(shared_address(from))
                : "memory");
+}
+// The same of maps of words, at byte `at` of row `row`.
+__device__ inline void tma_load_2d(void* to, const CUtensorMap* map, int32_t at, int32_t row,
+                                   uint64_t* barrier) {
+  tma_load_box(to, map, at / 4, row, barrier);
+}
+__device__ inline void tma_store_2d(const CUtensorMap* map, int32_t at, int32_t row, const void* from) {
+  tma_store_box(map, at / 4, row, from);
 }
 
 // The box at these coordinates, in elements, of a map of five dimensions.
