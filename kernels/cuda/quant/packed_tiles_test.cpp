@@ -118,8 +118,8 @@ void check_affine_words() {
       ASSERT_EQ(affine_code<kBits>(words[odd], rest, odd, i % 8), codes[i])
           << kBits << " bits, element " << i;
       const uint32_t half = affine_pair<kBits>(words[odd], rest, odd, p) >> (16 * (i % 2)) & 0xffffu;
-      ASSERT_EQ(bf16_value(half),
-                codes[i] * 0x1p-133f * (p % 2 == 0 ? 1.0f : static_cast<float>(1 << (8 - kBits))));
+      ASSERT_EQ(bf16_value(half), static_cast<float>(codes[i]) * 0x1p-133f *
+                                      (p % 2 == 0 ? 1.0f : static_cast<float>(1 << (8 - kBits))));
     }
   }
 }
