@@ -42,7 +42,7 @@ class ChatTest(PageTest):
         page = self.open()
         self.send(page, "Explain how a water mill works.")
         speed = page.locator(".assistant .speed").inner_text()
-        self.assertRegex(speed, r"^[\d.]+ tokens/s · first token [\d.]+ s · \d+ tokens")
+        self.assertRegex(speed, r"^[\d.,]+ tokens/s · first token [\d.]+ s · \d+ tokens")
         # A screen reader hears the answer once, when it is complete, and not each piece of it.
         self.assertEqual(page.locator("#messages").get_attribute("aria-live"), "off")
         expect(page.locator("#status")).to_have_text(re.compile("^The answer: .+"))
