@@ -284,10 +284,10 @@ class Context(ConfigTest):
 
     def served_context(self, *options):
         process = subprocess.Popen([command.BINARY, "serve", self.long, "--port", "0", *map(str, options)], stdout=subprocess.PIPE,
-                                   stderr=subprocess.DEVNULL, env={**PLAIN, "MILLRACE_CONFIG": "/dev/null"})
+                                   stderr=subprocess.DEVNULL, env=command.PLAIN)
         try:
             url = process.stdout.readline().decode().split()[-1]
-            with urllib.request.urlopen(url + "/v1/models", timeout=TIMEOUT) as answer:
+            with urllib.request.urlopen(url + "/v1/models", timeout=command.TIMEOUT) as answer:
                 return json.load(answer)["data"][0]["max_model_len"]
         finally:
             process.terminate()
