@@ -152,7 +152,9 @@ const Shape kShapes[] = {
     {DType::kF32, 7, 1}, {DType::kF32, 300, 5}, {DType::kBF16, 96, 3}, {DType::kBF16, 288, 9}};
 
 TEST(Operations, Norms) {
-  for (const auto& [type, hidden, rows] : kShapes) {
+  for (const Shape& shape : kShapes) {
+    const DType type = shape.type;
+    const int32_t hidden = shape.hidden, rows = shape.rows;
     for (int kind = 0; kind < 5; ++kind) {
       const std::string label = "norm " + std::to_string(kind);
       const auto cols = static_cast<size_t>(hidden);
