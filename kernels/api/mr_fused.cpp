@@ -82,7 +82,7 @@ void check_codes(mr_norm_args& args) {
 
 mr_norm_args checked(const mr_norm_args& given) {
   mr_norm_args args = given;
-  require_range(args.kind, MR_NORM_RMS, MR_NORM_LAYER, "args.kind");
+  require_enum(args.kind, MR_NORM_RMS, MR_NORM_LAYER, "args.kind");
   check_shape(args.rows, args.cols);
   check_codes(args);
   check_rows(args.x, args.rows, args.cols, "args.x");
@@ -114,7 +114,7 @@ mr_norm_args checked(const mr_norm_args& given) {
 
 mr_norm_backward_args checked(const mr_norm_backward_args& given) {
   mr_norm_backward_args args = given;
-  require_range(args.kind, MR_NORM_RMS, MR_NORM_LAYER, "args.kind");
+  require_enum(args.kind, MR_NORM_RMS, MR_NORM_LAYER, "args.kind");
   check_shape(args.rows, args.cols);
   check_rows(args.x, args.rows, args.cols, "args.x");
   check_rows(args.dy, args.rows, args.cols, "args.dy");
@@ -158,8 +158,8 @@ mr_rotary_args checked(const mr_rotary_args& given) {
 }
 
 // Kinds with `up`, and the parameters of the clamped one.
-void check_kind(mr_activation_kind kind, const mr_rows& up, float alpha, float limit) {
-  require_range(kind, MR_ACTIVATION_GELU, MR_ACTIVATION_GEGLU_TANH, "args.kind");
+void check_kind(const mr_activation_kind& kind, const mr_rows& up, float alpha, float limit) {
+  require_enum(kind, MR_ACTIVATION_GELU, MR_ACTIVATION_GEGLU_TANH, "args.kind");
   if (kind < MR_ACTIVATION_SWIGLU && up.data != nullptr) {
     throw_error(ErrorCode::kBadInput, "args.up is given, expected none with args.kind {}",
                 static_cast<int>(kind));

@@ -59,7 +59,7 @@ mr_gemm_args checked(const mr_gemm_args* given) {
   require_range(args.k, 0, kMaxGemmSize, "args.k");
   require_range(args.transpose_a, 0, 1, "args.transpose_a");
   require_range(args.transpose_b, 0, 1, "args.transpose_b");
-  require_range(args.activation, MR_GEMM_NONE, MR_GEMM_SILU, "args.activation");
+  require_enum(args.activation, MR_GEMM_NONE, MR_GEMM_SILU, "args.activation");
   check_matrix(args.a, args.transpose_a ? args.k : args.m, args.transpose_a ? args.m : args.k, args.lda,
                args.type, "args.a", "args.lda");
   check_matrix(args.b, args.transpose_b ? args.n : args.k, args.transpose_b ? args.k : args.n, args.ldb,

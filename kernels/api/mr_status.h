@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "base/error.h"
 #include "millrace/kernels/device.h"
@@ -28,6 +29,14 @@ void require_pointer(const void* pointer, const char* name);
 void require_aligned(const void* pointer, size_t alignment, const char* name);  // and not null
 // low <= value <= high
 void require_range(int64_t value, int64_t low, int64_t high, const char* name);
+// The same of an enumeration, which C lets a caller fill with any number: it is read as one.
+template <class Enum>
+void require_enum(const Enum& value, Enum low, Enum high, const char* name) {
+  int32_t number;
+  static_assert(sizeof number == sizeof value);
+  std::memcpy(&number, &value, sizeof number);
+  require_range(number, low, high, name);
+}
 // A workspace of `needed` bytes; Error{kNoMemory} where it is smaller. With needed 0 it may be null.
 void require_workspace(const void* workspace, size_t bytes, size_t needed);
 
