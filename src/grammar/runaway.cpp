@@ -93,14 +93,39 @@ bool Runaway::string_repeats() const {
   return run > 0 && string_begin_ < length_ - run;
 }
 
-void Runaway::close_string() {
-  closes_string_ = true;
-  for (Container& container : open_) ++container.runaways;
-  for (size_t i = open_.size(); i-- > 0;) {
+// The same between strings, where it takes more: rows of data may be equal.
+size_t Runaway::container_run() const {
+  bool has_string = false, is_list = true;  // of strings alone: no object, no array in the piece
+  for (size_t p = 0; p < kLongest; ++p) {
+    has_string = has_string || recent_[p] == '"';
+    is_list =
+        is_list && std::string_view("{}[]:").find(static_cast<char>(recent_[p])) == std::string_view::npos;
+    size_t least = std::max(kContainerRun, kRepeats * (p + 1));
+    if (has_string && is_list) least = std::min(least, std::max(kListRun, kListRepeats * (p + 1)));
+    if (runs_[p] >= least) return runs_[p];
+  }
+  return 0;
+}
+
+// Something in the outermost `containers` ran on. Where that has happened too often, they are closed.
+void Runaway::count_runaway(size_t containers, size_t counts) {
+  for (size_t i = 0; i < containers; ++i) open_[i].runaways += counts;
+  for (size_t i = containers; i-- > 0;) {
     if (open_[i].runaways < kMaxRunaways) continue;
     closes_to_ = std::min(closes_to_, i);
     return;
   }
+}
+
+void Runaway::close_string() {
+  closes_string_ = true;
+  count_runaway(open_.size(), 1);
+}
+
+void Runaway::close_containers(size_t to) {
+  if (to >= closes_to_) return;
+  closes_to_ = to;
+  count_runaway(to, kContainerCounts);
 }
 
 void Runaway::judge() {
@@ -110,13 +135,13 @@ void Runaway::judge() {
     if (closes_string_) return;
   }
   if (open_.empty()) return;
-  if (const size_t run = longest_run(0, kLongest, kContainerRun); run > 0) {
+  if (const size_t run = container_run(); run > 0) {
     // Those that were open all the while; the innermost of them holds the pieces.
     const auto within = [&](const Container& container) { return container.begin >= length_ - run; };
     const auto around = static_cast<size_t>(std::find_if(open_.begin(), open_.end(), within) - open_.begin());
-    if (around > 0) closes_to_ = std::min(closes_to_, around - 1);
+    if (around > 0) close_containers(around - 1);
   }
-  if (open_.back().items > kMaxItems) closes_to_ = std::min(closes_to_, open_.size() - 1);
+  if (open_.back().items > kMaxItems) close_containers(open_.size() - 1);
   if (open_.size() > kMaxDepth) closes_to_ = std::min(closes_to_, kMaxDepth);
 }
 

@@ -21,14 +21,15 @@ class Runaway {
  public:
   // A piece of at most kLongestInString bytes that fills kStringRun bytes of a string, eight times over at
   // least, is a loop. Rulers, indents and tables of real answers stay below. Between strings zeros and equal
-  // rows are common: there it takes kContainerRun bytes.
-  static constexpr size_t kLongestInString = 256, kLongest = 512, kRepeats = 8;
-  static constexpr size_t kStringRun = 512, kContainerRun = 2048;
+  // rows are common: there it takes kContainerRun bytes, or kListRun where the same strings of a list come
+  // again and again, which data seldom has.
+  static constexpr size_t kLongestInString = 256, kLongest = 512, kRepeats = 8, kListRepeats = 24;
+  static constexpr size_t kStringRun = 512, kContainerRun = 2048, kListRun = 768;
   // Pieces of a few bytes are seen sooner, and where now and then a byte differs: 1111211111. A byte that
   // equals the one before counts for it, one that does not counts kMiss times against.
   static constexpr size_t kShort = 4, kShortRun = 256, kNearRun = 512, kMiss = 8;
-  // A container in which so many strings ran on is closed with the last of them.
-  static constexpr size_t kMaxRunaways = 4;
+  // A container in which so many strings ran on is closed with the last of them; one in it counts for two.
+  static constexpr size_t kMaxRunaways = 4, kContainerCounts = 2;
   // What never repeats ends too: no schema can ask for more than 100,000 characters or 10,000 items.
   static constexpr size_t kMaxStringBytes = 400'000, kMaxItems = 10'000, kMaxDepth = 64;
 
@@ -41,14 +42,17 @@ class Runaway {
     char close = 0;
     uint64_t begin = 0;  // the place of its bracket in the text
     size_t items = 1;
-    size_t runaways = 0;  // strings in it that had to be closed
+    size_t runaways = 0;  // strings and containers in it that had to be closed
   };
   void step(uint8_t c);
   void count_repeats(uint8_t c);
   size_t longest_run(size_t shortest, size_t longest, size_t least) const;
+  size_t container_run() const;
   bool string_repeats() const;
   void judge();
   void close_string();
+  void close_containers(size_t to);
+  void count_runaway(size_t containers, size_t counts);
 
   uint64_t length_ = 0;  // of the text
   bool in_string_ = false, escaped_ = false;

@@ -82,7 +82,13 @@ TEST(Runaway, EndsWithAMatch) {
        {"\", \"", "[\"", "foo"},
        500,
        2200},
-      {"empty strings", R"({"type": "array", "items": {"type": "string"}})", {"\", \"", "[\""}, 2048, 2200},
+      {"empty strings", R"({"type": "array", "items": {"type": "string"}})", {"\", \"", "[\""}, 768, 900},
+      {"lists in objects that all run on",
+       R"({"type": "array", "items": {"type": "object", "properties": {"x": {"type": "array", "items": {"type":
+          "string"}}}, "required": ["x"]}})",
+       {"\", \"", "[\"", "foo", "}, {", "{\""},
+       1536,
+       1900},
       {"arrays in arrays", "{}", {"[["}, 60, 1300},
       {"objects in objects", nullptr, {"\": {", "{\""}, 60, 2000},
       {"a list that goes on", kList, {"{", "1", "\": {"}, 60, 2400},
@@ -137,6 +143,7 @@ TEST(Runaway, LeavesWhatEndsByItselfAlone) {
   expect_free(anything, "{\"table\": \"" + repeated("| a | b | c |\\n", 30));
   expect_free(anything, "[" + repeated("0, ", 600));
   expect_free(anything, "[" + repeated("{\"x\": 0, \"y\": 0}, ", 100));
+  expect_free(anything, "[" + repeated("\"yes\", ", 95));
   // A long text that only looks alike.
   std::string list = "\"";
   for (int i = 0; i < 250; ++i) list += "item " + std::to_string(i) + "; ";
