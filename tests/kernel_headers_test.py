@@ -24,15 +24,17 @@ WARNINGS = "-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion 
 # Nobody uses a header's kernels here; g++ calls its own headers' undefined registers uninitialized (its bug 105593).
 WARNINGS += ["-Wno-unused-function", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
-AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx512vbmi", "-mamx-tile"]
-AVX512 += ["-mamx-int8", "-mamx-bf16"]
+AVX512_BW = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+AVX512 = AVX512_BW + ["-mavx512vnni", "-mavx512vbmi", "-mamx-tile", "-mamx-int8", "-mamx-bf16"]
 # target -> its flags and the macros that simd/target.h defines for it; the last one of a processor has them all
 TARGETS = {
     "scalar": {"SCALAR": ([], {"SIMD_SCALAR"})},
     "x86_64": {
         "AVX2": (AVX2, {"SIMD_AVX2"}),
         "AVX_VNNI": (AVX2 + ["-mavxvnni"], {"SIMD_AVX2", "HAS_AVX_VNNI"}),
-        "AVX512": (AVX512, {"SIMD_AVX512"}),
+        "AVX512_BW": (AVX512_BW, {"SIMD_AVX512"}),
+        "AVX512_VNNI": (AVX512_BW + ["-mavx512vnni"], {"SIMD_AVX512", "HAS_AVX512_VNNI"}),
+        "AVX512": (AVX512, {"SIMD_AVX512", "HAS_AVX512_VNNI", "HAS_AVX512_VBMI"}),
     },
     "aarch64": {
         "NEON": ([], {"SIMD_NEON"}),

@@ -88,6 +88,24 @@ __attribute__((target("avx512f,avx512vnni"))) double dot_int8_wide() {
   return static_cast<double>(kRounds) * kAccumulators * 128;
 }
 
+// As dot_int8, twice as wide.
+__attribute__((target("avx512f,avx512bw"))) double dot_int8_pairs_wide() {
+  __m512i sums[kAccumulators];
+  for (__m512i& sum : sums) sum = _mm512_setzero_si512();
+  __m512i a = _mm512_set1_epi32(0x01010101), b = _mm512_set1_epi32(0x02020202);
+  const __m512i ones = _mm512_set1_epi32(0x00010001);
+  for (int64_t i = 0; i < kRounds; ++i) {
+    asm volatile("" : "+v"(a), "+v"(b));
+    for (__m512i& sum : sums) {
+      __m512i words = _mm512_maddubs_epi16(a, b);
+      asm volatile("" : "+v"(words));
+      sum = _mm512_add_epi32(sum, _mm512_madd_epi16(words, ones));
+    }
+  }
+  for (__m512i& sum : sums) asm volatile("" : "+v"(sum));
+  return static_cast<double>(kRounds) * kAccumulators * 128;
+}
+
 __attribute__((target("avx2,fma"))) double fma_float() {
   __m256 sums[kAccumulators] = {};
   __m256 a = _mm256_set1_ps(1.0f), b = _mm256_set1_ps(0.5f);
@@ -174,6 +192,8 @@ Kernels kernels_for([[maybe_unused]] std::string_view isa) {
   if (isa.find("neon") != isa.npos) return {nullptr, fma_float, ""};
 #elif defined(__x86_64__)
   if (isa.find("amx") != isa.npos) return {tile_int8, fma_float_wide, "tdpbssd", tile_bf16};
+  if (isa.find("avx512_bw") != isa.npos)
+    return {dot_int8_pairs_wide, fma_float_wide, "vpmaddubsw + vpmaddwd"};
   if (isa.find("avx512") != isa.npos) return {dot_int8_wide, fma_float_wide, "vpdpbusd"};
   if (isa.find("avx") != isa.npos) return {dot_int8, fma_float, "vpmaddubsw + vpmaddwd"};
 #endif

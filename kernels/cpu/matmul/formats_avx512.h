@@ -7,6 +7,7 @@
 //
 // A format says
 //   kBlockBytes, kRuns   a stored block holds kRuns runs
+//   kMaxCode             the largest code, unpacked unsigned
 //   kOffset              codes are unpacked unsigned, the value is d * (code - kOffset); kSigned unpacks
 //                        code - kOffset itself
 //   kMin                 d * code + m instead
@@ -124,33 +125,32 @@ inline V blend_bits(V a, V b, uint64_t mask) {
   return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi64(static_cast<int64_t>(mask)), 0xd8);
 }
 
-// Where the scales of eight blocks of one row lie: eight bytes from each, in every byte of qword `block`.
-template <int kStep>
+// Where the scales of eight blocks of one row lie, in their 128 bits: those of block i of four in each.
 struct ScaleSpread {
   uint8_t place[64];
 };
-template <int kStep>
-constexpr ScaleSpread<kStep> make_scale_spread() {
-  ScaleSpread<kStep> spread{};
-  for (int i = 0; i < 64; ++i) spread.place[i] = static_cast<uint8_t>(i / 8 * kStep % 64);
+constexpr ScaleSpread make_scale_spread(int first, int second) {
+  ScaleSpread spread{};
+  for (int i = 0; i < 64; ++i) spread.place[i] = static_cast<uint8_t>(i / 16 + (i % 16 < 8 ? first : second));
   return spread;
 }
-alignas(64) constexpr ScaleSpread<1> kSpreadSplit = make_scale_spread<1>();
-alignas(64) constexpr ScaleSpread<17> kSpread17 = make_scale_spread<17>();
+// MXFP4 has 17 bytes a block: byte 17 i is byte i of 128 bits of its own, and so is byte 17 (4 + i) - 64,
+// four further on.
+alignas(64) constexpr ScaleSpread kScaleSpread = make_scale_spread(0, 4);
 
-// The same eight bytes from blocks of MXFP4 (17 bytes each; blocks 4 to 7 begin behind byte 64), and from a
-// row of scales.
+// The scales of blocks 0 4 1 5 2 6 3 7 of a row, in every byte of a qword each.
 inline V spread_scales(const uint8_t* row, Index<17>) {
-  const V place = load512(kSpread17.place);
-  const V first = _mm512_permutexvar_epi8(place, load512(row));
-  return _mm512_mask_permutexvar_epi8(first, 0xffffffff00000000, place, load512(row + 64));
+  const V place = load512(kScaleSpread.place);
+  const V first = _mm512_shuffle_epi8(load512(row), place);
+  return _mm512_mask_shuffle_epi8(first, 0xff00ff00ff00ff00, load512(row + 64), place);
 }
 inline V spread_scales(const uint8_t* row, Index<1>) {
-  const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row));
-  return _mm512_permutexvar_epi8(load512(kSpreadSplit.place), _mm512_castsi128_si512(eight));
+  int64_t eight;
+  __builtin_memcpy(&eight, row, 8);
+  return _mm512_shuffle_epi8(_mm512_set1_epi64(eight), load512(kScaleSpread.place));
 }
 
-// Byte r of qword b: the scale of block b of row r, r < 8.
+// Byte r of qword i: the scale of row r, r < 8, of the block that spread_scales puts there.
 template <int kStep>
 [[gnu::always_inline]] inline V eight_rows_of_scales(const uint8_t* const* rows, int64_t at) {
   V v[8];
@@ -168,10 +168,9 @@ inline void e8m0_scales(const uint8_t* const* rows, int64_t first, int64_t runs,
   if (runs == kPackedRuns) {
     const V low = eight_rows_of_scales<kStep>(rows, first * kStep);
     const V high = eight_rows_of_scales<kStep>(rows + 8, first * kStep);
-    alignas(64) uint8_t even[4][16], odd[4][16];
-    _mm512_store_si512(even, _mm512_unpacklo_epi64(low, high));
-    _mm512_store_si512(odd, _mm512_unpackhi_epi64(low, high));
-    unroll<kPackedRuns>([&](auto b) { e8m0_floats(b % 2 == 0 ? even[b / 2] : odd[b / 2], out + 16 * b); });
+    _mm512_store_si512(raw, _mm512_unpacklo_epi64(low, high));
+    _mm512_store_si512(raw[4], _mm512_unpackhi_epi64(low, high));
+    unroll<kPackedRuns>([&](auto b) { e8m0_floats(raw[b], out + 16 * b); });
     return;
   }
   for (int64_t r = 0; r < 16; ++r) {
@@ -207,16 +206,17 @@ inline void k_scales(const uint8_t* const* rows, int64_t at, float* d, float* m)
 
 // ---------------------------------------------------------------- formats
 
-template <class Stored, int kOffsetValue = 0>
+template <class Stored, int kMaxCodeValue, int kOffsetValue = 0>
 struct Plain {
-  static constexpr int kBlockBytes = sizeof(Stored), kRuns = 1, kOffset = kOffsetValue;
+  static constexpr int kBlockBytes = sizeof(Stored), kRuns = 1, kOffset = kOffsetValue,
+                       kMaxCode = kMaxCodeValue;
   static constexpr bool kMin = false, kHalves = false, kSplit = false;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
     half_scales<kBlockBytes>(rows, 0, first, runs, d);
   }
 };
-template <class Stored>
-struct WithMin : Plain<Stored> {
+template <class Stored, int kMaxCode>
+struct WithMin : Plain<Stored, kMaxCode> {
   static constexpr bool kMin = true;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
     half_scales<sizeof(Stored)>(rows, 0, first, runs, d);
@@ -225,7 +225,7 @@ struct WithMin : Plain<Stored> {
 };
 
 // 32 int8; unsigned they are 128 more.
-struct FormatQ8_0 : Plain<q::BlockQ8_0, 128> {
+struct FormatQ8_0 : Plain<q::BlockQ8_0, 255, 128> {
   template <class Rows>
   struct BlockOf {
     Rows rows;
@@ -260,14 +260,14 @@ struct NibbleBlock {
   }
 };
 
-struct FormatQ4_0 : Plain<q::BlockQ4_0, 8> {
+struct FormatQ4_0 : Plain<q::BlockQ4_0, 15, 8> {
   using Block = NibbleBlock<2, 8>;
 };
-struct FormatQ4_1 : WithMin<q::BlockQ4_1> {
+struct FormatQ4_1 : WithMin<q::BlockQ4_1, 15> {
   using Block = NibbleBlock<4, 0>;
 };
 
-struct FormatQ4_Z : Plain<q::BlockQ4_Z> {
+struct FormatQ4_Z : Plain<q::BlockQ4_Z, 15> {
   static constexpr bool kMin = true;
   using Block = NibbleBlock<2, 0>;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
@@ -286,25 +286,35 @@ struct FiveBitBlock {
     alignas(64) uint32_t words[16];
     for (int r = 0; r < 16; ++r) __builtin_memcpy(&words[r], rows[r] + at + kAt, 4);
     const V word = load512(words);
-    // Byte i of dword r of register j wants bit 4 j + i of its word at its bit 4: eight bits of the quadword
-    // from bit 4 j + i - 4 on, which may wrap.
+    // Byte i of dword r of register j wants bit 4 j + i of its word at its bit 4.
+#if defined(MILLRACE_HAS_AVX512_VBMI)
+    // Eight bits of the quadword from bit 4 j + i - 4 on, which may wrap.
     const V place = _mm512_set1_epi64(0x1f1e1d1cfffefdfc);  // 28 29 30 31 | -4 -3 -2 -1
     unroll<8>([&](auto j) {
       u[j] = or_bit4(u[j], _mm512_multishift_epi64_epi8(_mm512_add_epi8(place, bytes_of(4 * j)), word));
     });
+#else
+    // Byte j / 2 of the dword in all four, and a mask of the bits wanted of it.
+    const V dwords = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+    unroll<8>([&](auto j) {
+      const V byte = _mm512_shuffle_epi8(word, _mm512_add_epi8(dwords, bytes_of(j / 2)));
+      const V bits = _mm512_set1_epi32(j % 2 == 0 ? 0x08040201 : static_cast<int>(0x80402010));
+      u[j] = _mm512_mask_add_epi8(u[j], _mm512_test_epi8_mask(byte, bits), u[j], bytes_of(16));
+    });
+#endif
     lower<kSigned, kOffset>(u);
   }
 };
 
-struct FormatQ5_0 : Plain<q::BlockQ5_0, 16> {
+struct FormatQ5_0 : Plain<q::BlockQ5_0, 31, 16> {
   using Block = FiveBitBlock<2, 16>;
 };
-struct FormatQ5_1 : WithMin<q::BlockQ5_1> {
+struct FormatQ5_1 : WithMin<q::BlockQ5_1, 31> {
   using Block = FiveBitBlock<4, 0>;
 };
 
-template <class Stored>
-struct Super : Plain<Stored> {
+template <class Stored, int kMaxCode>
+struct Super : Plain<Stored, kMaxCode> {
   static constexpr int kRuns = 8;
   static constexpr bool kMin = true;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
@@ -315,7 +325,7 @@ struct Super : Plain<Stored> {
 };
 
 // Runs 2 i and 2 i + 1 are the low and high nibbles of the same 32 bytes.
-struct FormatQ4_K : Super<q::BlockQ4_K> {
+struct FormatQ4_K : Super<q::BlockQ4_K, 15> {
   struct Block {
     const uint8_t* const* rows;
     int64_t at;
@@ -335,7 +345,7 @@ struct FormatQ4_K : Super<q::BlockQ4_K> {
 };
 
 // Bit s of byte i of `high` is the fifth bit of element i of run s.
-struct FormatQ5_K : Super<q::BlockQ5_K> {
+struct FormatQ5_K : Super<q::BlockQ5_K, 31> {
   struct Block {
     const uint8_t* const* rows;
     int64_t at;
@@ -362,7 +372,7 @@ struct FormatQ5_K : Super<q::BlockQ5_K> {
 
 // Half g of a block: run 4 g + r has its low bits in nibble r / 2 of low[64 g + 32 (r % 2) + i] and its high
 // two in bits 2 r of high[32 g + i].
-struct FormatQ6_K : Plain<q::BlockQ6_K, 32> {
+struct FormatQ6_K : Plain<q::BlockQ6_K, 63, 32> {
   static constexpr int kRuns = 8;
   static constexpr bool kHalves = true;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
@@ -403,17 +413,40 @@ struct FormatQ6_K : Plain<q::BlockQ6_K, 32> {
   };
 };
 
-// Table lookups by vpermb, which looks at the low six bits of an index: a table of sixteen, four times over,
-// needs no masking of the bits above the nibble. The signed table holds twice the e2m1 values, the unsigned
-// one 12 more.
+// The signed table holds twice the e2m1 values, the unsigned one 12 more.
 alignas(16) constexpr uint8_t kE2M1Raised[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 template <bool kSigned>
 inline V e2m1_table() {
   return _mm512_broadcast_i32x4(
       Simd::load128(kSigned ? static_cast<const void*>(q::kE2M1Doubled) : kE2M1Raised));
 }
+#if defined(MILLRACE_HAS_AVX512_VBMI)
+// By vpermb, which looks at the low six bits of an index: a table of sixteen, four times over, needs no
+// masking of the bits above the nibble.
+inline V look_up_low(V table, V t) { return _mm512_permutexvar_epi8(t, table); }
+inline V look_up_high(V table, V t) { return _mm512_permutexvar_epi8(_mm512_srli_epi16(t, 4), table); }
+// The four nibbles of bytes 0 and 1 (kSecond: 2 and 3) of every dword, in order.
+template <bool kSecond>
+inline V look_up_in_order(V table, V t) {
+  const V first = _mm512_set1_epi64(0x2c2824200c080400);  // bits 0 4 8 12 of either dword
+  const V places = kSecond ? _mm512_add_epi8(first, bytes_of(16)) : first;
+  return _mm512_permutexvar_epi8(_mm512_multishift_epi64_epi8(places, t), table);
+}
+#else
+inline V look_up_low(V table, V t) { return _mm512_shuffle_epi8(table, low_nibbles(t)); }
+inline V look_up_high(V table, V t) { return _mm512_shuffle_epi8(table, high_nibbles(t)); }
+template <bool kSecond>
+inline V look_up_in_order(V table, V t) {
+  const V place = _mm512_broadcast_i32x4(_mm_setr_epi32(0x01010000, 0x05050404, 0x09090808, 0x0d0d0c0c));
+  const V twice = _mm512_shuffle_epi8(t, kSecond ? _mm512_add_epi8(place, bytes_of(2)) : place);
+  const V even = _mm512_and_si512(twice, _mm512_set1_epi16(0x000f));
+  // even | (odd & 0x0f00)
+  return _mm512_shuffle_epi8(
+      table, _mm512_ternarylogic_epi32(even, _mm512_srli_epi16(twice, 4), _mm512_set1_epi16(0x0f00), 0xf8));
+}
+#endif
 
-struct FormatMXFP4 : Plain<q::BlockMXFP4, 12> {
+struct FormatMXFP4 : Plain<q::BlockMXFP4, 24, 12> {
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
     e8m0_scales<kBlockBytes>(rows, first, runs, d);
   }
@@ -427,8 +460,8 @@ struct FormatMXFP4 : Plain<q::BlockMXFP4, 12> {
       V t[4];
       transpose(rows, at + 1, t);
       unroll<4>([&](auto j) {
-        u[j] = _mm512_permutexvar_epi8(t[j], table);
-        u[4 + j] = _mm512_permutexvar_epi8(_mm512_srli_epi16(t[j], 4), table);
+        u[j] = look_up_low(table, t[j]);
+        u[4 + j] = look_up_high(table, t[j]);
       });
     }
   };
@@ -436,7 +469,7 @@ struct FormatMXFP4 : Plain<q::BlockMXFP4, 12> {
 };
 
 // Elements 2 i and 2 i + 1 share byte i: four bits apart, all eight of a dword in order.
-struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 12> {
+struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 24, 12> {
   static constexpr bool kSplit = true;
   static void scales(const uint8_t* const* scale_rows, int64_t first, int64_t runs, float* d, float*) {
     e8m0_scales<1>(scale_rows, first, runs, d);
@@ -447,13 +480,11 @@ struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 12> {
     template <int, bool kSigned>
     [[gnu::always_inline]] void unpack(V* u) {
       const V table = e2m1_table<kSigned>();
-      const V first = _mm512_set1_epi64(0x2c2824200c080400);  // bits 0 4 8 12 of either dword
-      const V second = _mm512_add_epi8(first, bytes_of(16));
       V t[4];
       transpose(rows, at, t);
       unroll<4>([&](auto j) {
-        u[2 * j] = _mm512_permutexvar_epi8(_mm512_multishift_epi64_epi8(first, t[j]), table);
-        u[2 * j + 1] = _mm512_permutexvar_epi8(_mm512_multishift_epi64_epi8(second, t[j]), table);
+        u[2 * j] = look_up_in_order<false>(table, t[j]);
+        u[2 * j + 1] = look_up_in_order<true>(table, t[j]);
       });
     }
   };

@@ -14,6 +14,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "kernels/cpu/matmul/dot_avx512.h"
 #include "kernels/cpu/matmul/formats_avx512.h"
 #include "kernels/cpu/matmul/gemv_avx512.h"
 #include "kernels/cpu/matmul/panel.h"
@@ -26,16 +27,29 @@ namespace {
 
 // Sixteen rows over a chunk. Q6_K's codes times their integer scales have 13 bits: two digits of 6 and 7
 // bits, so that the sum is 64 * high + low.
-template <int kDigitCount, bool kWithMin>
+template <int kDigitCount, bool kWithMin, int kLargest, int kMore>
 struct PackedGroup {
-  static constexpr int kDigits = kDigitCount;
+  static constexpr int kDigits = kDigitCount, kMaxCode = kLargest, kOffset = kMore;
   static constexpr bool kMin = kWithMin;
+  // Codes of eight bits are packed signed, which is 128 less than what vpdpbusd takes; tiles take them so
+  // too.
+  static constexpr bool kSigned = kMaxCode == 255;
   alignas(64) int8_t codes[kPackedRuns][kDigits][8][64];
   alignas(64) float d[kPackedRuns][16];
   alignas(64) float m[kMin ? kPackedRuns : 1][16];
 };
+#if defined(MILLRACE_HAS_AVX512_VNNI)
 template <class Format>
-using PackedOf = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin>;
+using PackedOf = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin, 255, 128>;
+#else
+// Few bits are the quicker ones (dot_avx512.h).
+template <class Format>
+constexpr bool kPacksUnsigned = Format::kMaxCode <= 64 && !Format::kHalves;
+template <class Format>
+using PackedOf =
+    PackedGroup<Format::kHalves ? 2 : 1, Format::kMin, kPacksUnsigned<Format> ? Format::kMaxCode : 255,
+                kPacksUnsigned<Format> ? Format::kOffset : 128>;
+#endif
 
 // Prefetches the next chunk of the rows, to the second-level cache, a few rows at every step: what lies
 // behind it in a row is prefetched with the next chunk.
@@ -85,7 +99,7 @@ template <class Format, int kRun>
 [[gnu::always_inline]] inline void pack_run(typename Format::Block& block, const V* half_scales,
                                             int8_t (*to)[8][64]) {
   V u[8];
-  block.template unpack<kRun, true>(u);
+  block.template unpack<kRun, PackedOf<Format>::kSigned>(u);
   unroll<8>([&](auto j) {
     if constexpr (Format::kHalves) {
       V high, low;
@@ -126,18 +140,21 @@ void vector_runs(const P& w, int64_t first, int64_t runs, const Panel& panel, in
     acc[i] = first == 0 ? Simd::zero() : Simd::load(sums[i]);
   });
   for (int64_t b = 0; b < runs; ++b) {
-    V u[P::kDigits][8];
+    using Run = RunOfCodes<P::kMaxCode, P::kOffset>;
+    Run codes[P::kDigits];
     unroll<P::kDigits>([&](auto digit) {
       unroll<8>([&](auto j) {
-        u[digit][j] = _mm512_xor_si512(_mm512_load_si512(w.codes[b][digit][j]), bytes_of(128));
+        const V packed = _mm512_load_si512(w.codes[b][digit][j]);
+        codes[digit].u[j] = P::kSigned && !Run::kSigned ? _mm512_xor_si512(packed, bytes_of(128)) : packed;
       });
+      codes[digit].prepare();
     });
     const V16 scale = Simd::load(w.d[b]);
     unroll<kM>([&](auto i) {
       const ActivationBlock& block = x[i][b];
-      V isum = dot_unpacked<128>(u[0], block);
+      V isum = codes[0].dot(block);
       if constexpr (P::kDigits == 2) {
-        isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 6), dot_unpacked<128>(u[P::kDigits - 1], block));
+        isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 6), codes[P::kDigits - 1].dot(block));
       }
       acc[i] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(scale, Simd::broadcast(block.scale)), acc[i]);
       if constexpr (P::kMin) {

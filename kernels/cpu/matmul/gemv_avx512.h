@@ -6,14 +6,12 @@
 // takes some 55 operations on two vector ports (12 inserts, 8 shuffles, 8 lookups, 8 vpdpbusd, 10 for the
 // scales), each further row 12. Measured: 16 ns from the cache, 29 from memory, where reading alone takes 24
 // (docs/kernels/x86_matmul.md).
-//
-// vpdpbusd multiplies unsigned by signed bytes: weights are unpacked unsigned, kOffset too large, and
-// -kOffset * (sum of the activations' codes) is what the integer sum starts from. Exact either way.
 #pragma once
 
 #include <immintrin.h>
 #include <stdint.h>
 
+#include "kernels/cpu/matmul/dot_avx512.h"
 #include "kernels/cpu/matmul/formats_avx512.h"
 #include "kernels/cpu/matmul/panel.h"
 #include "kernels/cpu/simd/simd.h"
@@ -106,56 +104,23 @@ inline __mmask16 first_lanes(int64_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffff : (1 << count) - 1);
 }
 
-// Four bytes of activations in every lane: folds into the instruction that uses them.
-inline V four_codes(const ActivationBlock& x, int j) {
-  int32_t four;
-  __builtin_memcpy(&four, x.q + 4 * j, 4);
-  return _mm512_set1_epi32(four);
-}
-
-// The integer sums of sixteen unpacked rows with one block of activations. Two chains: vpdpbusd takes five
-// cycles.
-template <int kOffset>
-[[gnu::always_inline]] inline V dot_unpacked(const V* u, const ActivationBlock& x) {
-  V a = _mm512_set1_epi32(-kOffset * x.sum), b = _mm512_setzero_si512();
-  unroll<4>([&](auto j) {
-    a = _mm512_dpbusd_epi32(a, u[j], four_codes(x, j));
-    b = _mm512_dpbusd_epi32(b, u[4 + j], four_codes(x, 4 + j));
-  });
-  return _mm512_add_epi32(a, b);
-}
-
-// The same with an integer scale per half; the sums of the halves' codes are taken on the way.
-template <int kOffset>
-[[gnu::always_inline]] inline V dot_halves(const V* u, const ActivationBlock& x, V first, V second) {
-  V a = _mm512_setzero_si512(), b = a, a_sum = a, b_sum = a;
-  unroll<4>([&](auto j) {
-    const V xa = four_codes(x, j), xb = four_codes(x, 4 + j);
-    a = _mm512_dpbusd_epi32(a, u[j], xa);
-    b = _mm512_dpbusd_epi32(b, u[4 + j], xb);
-    a_sum = _mm512_dpbusd_epi32(a_sum, bytes_of(kOffset), xa);
-    b_sum = _mm512_dpbusd_epi32(b_sum, bytes_of(kOffset), xb);
-  });
-  return _mm512_add_epi32(_mm512_mullo_epi32(_mm512_sub_epi32(a, a_sum), first),
-                          _mm512_mullo_epi32(_mm512_sub_epi32(b, b_sum), second));
-}
-
 // One run: acc[m] = fma(isum, d * d_x, acc[m]), and fma(min, d_x * sum, acc[m]).
 template <class Format, int kRun, int kM, class Block>
 [[gnu::always_inline]] inline void multiply_run(Block& block, const V* half_scales, const float* d,
                                                 const float* m, const ActivationBlock* const* x, int64_t run,
                                                 V16* acc) {
-  V u[8];
-  block.template unpack<kRun, false>(u);
+  RunOf<Format> codes;
+  block.template unpack<kRun, RunOf<Format>::kSigned>(codes.u);
+  codes.prepare();
   const V16 scale = Simd::load(d);
   unroll<kM>([&](auto i) {
     const ActivationBlock& b = x[i][run];
     V isum;
     if constexpr (Format::kHalves) {
-      isum = dot_halves<Format::kOffset>(u, b, Format::Block::template half_scale<kRun>(half_scales, 0),
-                                         Format::Block::template half_scale<kRun>(half_scales, 1));
+      isum = codes.dot_halves(b, Format::Block::template half_scale<kRun>(half_scales, 0),
+                              Format::Block::template half_scale<kRun>(half_scales, 1));
     } else {
-      isum = dot_unpacked<Format::kOffset>(u, b);
+      isum = codes.dot(b);
     }
     acc[i] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(scale, Simd::broadcast(b.scale)), acc[i]);
     if constexpr (Format::kMin) {

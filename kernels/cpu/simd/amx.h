@@ -6,6 +6,9 @@
 #include <stdint.h>
 
 #include "kernels/cpu/simd/avx512.h"
+#if !defined(MILLRACE_HAS_AVX512_VBMI)
+#error "every processor with tiles has VBMI: define MILLRACE_TARGET_AVX512 before the first include"
+#endif
 
 namespace millrace::cpu::MILLRACE_TARGET {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/simd/target.h"
 #if !defined(MILLRACE_SIMD_AVX512)
-#error "define MILLRACE_TARGET_AVX512 before the first include"
+#error "define MILLRACE_TARGET_AVX512 (or _VNNI, _BW) before the first include"
 #endif
 
 namespace millrace::cpu::MILLRACE_TARGET {
@@ -99,17 +99,44 @@ struct Simd {
   // ---- 16 sums of products of int8, four at a time: `to` += of lane j the codes 4 j .. 4 j + 3 times `by`
   using I16 = __m512i;
   using Codes = __m512i;
+#if defined(MILLRACE_HAS_AVX512_VNNI)
   using Keys = __m512i;  // plus 128, for one factor must not be negative; sums begin with what that adds
   static I16 begin_keys(int32_t sum_of_factors) { return _mm512_set1_epi32(-128 * sum_of_factors); }
   static Keys load_keys(const uint8_t* p) { return _mm512_xor_si512(load_codes(p), _mm512_set1_epi8(-128)); }
   static I16 dot_keys(I16 to, Keys keys, const int8_t* by) {
     return _mm512_dpbusd_epi32(to, keys, broadcast4(by));
   }
-  static I16 zero_sums() { return _mm512_setzero_si512(); }
-  static Codes load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static I16 dot_not_negative(I16 to, Codes codes, const int8_t* by) {
     return _mm512_dpbusd_epi32(to, broadcast4(by), codes);
   }
+#else
+  // vpmaddubsw adds two products in 16 bits: 2 * 128 * 127 is the most that fits, so a sign goes to the
+  // factor.
+  struct Keys {
+    __m512i magnitude;
+    __mmask64 negative;
+  };
+  static I16 begin_keys(int32_t) { return _mm512_setzero_si512(); }
+  static Keys load_keys(const uint8_t* p) {
+    const __m512i codes = load_codes(p);
+    return {_mm512_abs_epi8(codes), _mm512_movepi8_mask(codes)};
+  }
+  static I16 dot_keys(I16 to, Keys keys, const int8_t* by) {
+    return dot_pairs(to, keys.magnitude, negate(broadcast4(by), keys.negative));
+  }
+  static I16 dot_not_negative(I16 to, Codes codes, const int8_t* by) {
+    return dot_pairs(to, broadcast4(by), codes);
+  }
+  static __m512i negate(__m512i x, __mmask64 where) {
+    return _mm512_mask_sub_epi8(x, where, _mm512_setzero_si512(), x);
+  }
+  static I16 dot_pairs(I16 to, __m512i not_negative, __m512i x) {
+    return _mm512_add_epi32(to,
+                            _mm512_madd_epi16(_mm512_maddubs_epi16(not_negative, x), _mm512_set1_epi16(1)));
+  }
+#endif
+  static I16 zero_sums() { return _mm512_setzero_si512(); }
+  static Codes load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static V16 to_float(I16 x) { return _mm512_cvtepi32_ps(x); }
   static __m512i broadcast4(const int8_t* p) {
     int32_t four;

@@ -16,13 +16,6 @@ namespace millrace::cpu {
 namespace avx512 {
 namespace {
 
-constexpr KernelTable make_avx512_table(const char* name) {
-  KernelTable table = make_table(name);
-  table.rows_per_pass = 1 << 20;                // all there are
-  table.set_heads_per_split(KvType::kInt8, 4);  // runs of 4,352 bytes of heads of 64 dimensions
-  return table;
-}
-
 template <class F>
 constexpr void put_tiles(KernelTable& table, Format format) {
   table.matmul[static_cast<int>(format)] = amx_int8_matmul<F>;

@@ -60,10 +60,13 @@ void detect_x86(Detected& found) {
   constexpr unsigned kAvxVnni = 1u << 4;
   if ((Cpuid(7, 1).a & kAvxVnni) != 0) found.tables.push_back(&kAvxVnniTable);
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl") ||
-      !__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512vbmi")) {
+      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
     return;
   }
+  found.tables.push_back(&kAvx512BwTable);
+  if (!__builtin_cpu_supports("avx512vnni")) return;
+  found.tables.push_back(&kAvx512VnniTable);
+  if (!__builtin_cpu_supports("avx512vbmi")) return;
   found.tables.push_back(&kAvx512Table);
   if (may_use_tiles(found.refused)) found.tables.push_back(&kAmxTable);
 }

@@ -1,8 +1,9 @@
 // Which instruction sets this machine can run, and the kernel table to use: the best one, or the one that
 // MILLRACE_ISA names.
 //
-// Names, best last: scalar; neon, neon_dotprod, neon_i8mm on ARM; avx2, avx_vnni, avx512 (F, BW, DQ, VL,
-// VNNI, VBMI), amx (avx512 with int8 tiles) on x86.
+// Names, best last: scalar; neon, neon_dotprod, neon_i8mm on ARM; avx2, avx_vnni, avx512_bw (F, BW, DQ, VL:
+// Skylake), avx512_vnni (and VNNI: Cascade Lake), avx512 (and VBMI: Ice Lake, Zen 4), amx (avx512 with int8
+// tiles) on x86.
 #pragma once
 
 #include <string>

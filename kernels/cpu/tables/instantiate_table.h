@@ -74,5 +74,14 @@ constexpr KernelTable make_table(const char* name) {
           dense_widen};
 }
 
+#if defined(MILLRACE_SIMD_AVX512)
+constexpr KernelTable make_avx512_table(const char* name) {
+  KernelTable table = make_table(name);
+  table.rows_per_pass = 1 << 20;                // all there are
+  table.set_heads_per_split(KvType::kInt8, 4);  // runs of 4,352 bytes of heads of 64 dimensions
+  return table;
+}
+#endif
+
 }  // namespace
 }  // namespace millrace::cpu::MILLRACE_TARGET

@@ -11,6 +11,8 @@ extern const KernelTable kNeonDotprodTable;  // ARM builds
 extern const KernelTable kNeonI8mmTable;     // ARM builds
 extern const KernelTable kAvx2Table;         // x86 builds
 extern const KernelTable kAvxVnniTable;      // x86 builds
+extern const KernelTable kAvx512BwTable;     // x86 builds
+extern const KernelTable kAvx512VnniTable;   // x86 builds
 extern const KernelTable kAvx512Table;       // x86 builds
 extern const KernelTable kAmxTable;          // x86 builds
 
