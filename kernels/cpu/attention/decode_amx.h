@@ -94,11 +94,11 @@ struct HeadPairing {
   [[gnu::always_inline]] void pair_chunk(int32_t chunk) const {
     constexpr int32_t kKeyChunks = kHeadChunks / 2;
     if (chunk < kKeyChunks) {
-      const V order = load512(kPairOrder.word);
+      const V order = load_bytes(kPairOrder.word);
       const uint8_t* from = block[chunk / kRunChunks] + key_offset + chunk % kRunChunks * kChunkBytes;
       uint16_t* const pairs = to->keys + chunk * kChunkBytes / 2;
       unroll<kChunkLines>([&](auto i) __attribute__((always_inline)) {
-        _mm512_store_si512(pairs + 32 * i, _mm512_permutexvar_epi16(order, load512(from + 64 * i)));
+        _mm512_store_si512(pairs + 32 * i, _mm512_permutexvar_epi16(order, load_bytes(from + 64 * i)));
       });
       return;
     }
@@ -109,7 +109,7 @@ struct HeadPairing {
     uint16_t* const pairs = to->values + half * kHalfTokens * kDecodeDim;
     V magnitudes = chunk == kKeyChunks ? _mm512_setzero_si512() : to->magnitudes;
     unroll<kLines>([&](auto i) __attribute__((always_inline)) {  // two lines a token
-      pair_value_line(load512(first + 64 * i), load512(second + 64 * i),
+      pair_value_line(load_bytes(first + 64 * i), load_bytes(second + 64 * i),
                       pairs + (i % 2 * 2 * kLanes + line / 2 + i / 2) * 32, magnitudes);
     });
     to->magnitudes = magnitudes;

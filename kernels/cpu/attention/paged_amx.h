@@ -63,14 +63,14 @@ struct NextTilePrefetch {
 
 // The keys of the tile's blocks; its values are prefetched.
 inline void pair_keys(const AttentionSplit& s, const Tile& tile, AttendTiles& t) {
-  const V order = load512(kPairOrder.word);
+  const V order = load_bytes(kPairOrder.word);
   for (int32_t b = tile.lo; b < tile.hi; ++b) {
     const uint8_t* const from = tile.block[b] + s.key_offset;
     const auto* const values = reinterpret_cast<const char*>(tile.block[b] + s.value_offset);
     uint16_t* const to = t.keys + b * kLanes * s.head_dim;
     for (int64_t at = 0; at < s.head_bytes; at += 64) {
       _mm_prefetch(values + at, _MM_HINT_T0);
-      _mm512_store_si512(to + at / 2, _mm512_permutexvar_epi16(order, load512(from + at)));
+      _mm512_store_si512(to + at / 2, _mm512_permutexvar_epi16(order, load_bytes(from + at)));
     }
   }
 }
@@ -94,8 +94,8 @@ inline bool pair_values(const AttentionSplit& s, const Tile& tile, int32_t half,
       for (int i = 0; i < 2; ++i) {
         _mm_prefetch(reinterpret_cast<const char*>(keys[i] + at), _MM_HINT_T0);
       }
-      const V a = _mm512_maskz_mov_epi32(keep[0], load512(from[0] + at));
-      const V b = _mm512_maskz_mov_epi32(keep[1], load512(from[1] + at));
+      const V a = _mm512_maskz_mov_epi32(keep[0], load_bytes(from[0] + at));
+      const V b = _mm512_maskz_mov_epi32(keep[1], load_bytes(from[1] + at));
       pair_value_line(a, b, to + (2 * c * kLanes + token) * 32, magnitudes);
     }
   }

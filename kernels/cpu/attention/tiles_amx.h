@@ -8,8 +8,8 @@
 
 #include "kernels/cpu/attention/kv_tiles.h"
 #include "kernels/cpu/attention/online_softmax_avx512.h"
-#include "kernels/cpu/matmul/formats_avx512.h"
-#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/matmul/formats_x86.h"
+#include "kernels/cpu/matmul/gemv_x86.h"
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/simd/exp.h"
 #include "kernels/cpu/simd/simd.h"

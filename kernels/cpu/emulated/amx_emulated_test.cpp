@@ -13,7 +13,7 @@
 #include "kernels/cpu/attention/paged_amx.h"
 #include "kernels/cpu/matmul/gemm_amx_bf16.h"
 #include "kernels/cpu/matmul/gemm_amx_int8.h"
-#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/matmul/gemv_x86.h"
 #include "kernels/cpu/matmul/quantize_int8.h"
 #include "kernels/cpu/matmul/quantize_pow2.h"
 #include "kernels/cpu/tables/kernel_table.h"

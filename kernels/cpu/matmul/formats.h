@@ -17,7 +17,7 @@
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/quant/blocks.h"
 #if defined(MILLRACE_SIMD_AVX512)
-#error "matmul/formats_avx512.h is for this target"
+#error "matmul/formats_x86.h is for this target"
 #endif
 
 namespace millrace::cpu::MILLRACE_TARGET {

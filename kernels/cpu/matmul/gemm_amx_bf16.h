@@ -2,7 +2,7 @@
 //
 // Activations are int8 codes times a power of two per 32, weights e2m1 times one: both exact in bf16, and the
 // sum over a block exact in float32. A tile that sums over all columns therefore rounds once per block, as
-// the int8 kernels do, and nothing is stored or scaled per block: the same bits as gemv_avx512.h with the
+// the int8 kernels do, and nothing is stored or scaled per block: the same bits as gemv_x86.h with the
 // same (power-of-two-scale) activations, which decode uses, for it reads weights with half of this kernel's
 // work.
 //
@@ -29,9 +29,9 @@
 #include <stdint.h>
 
 #include "kernels/cpu/matmul/bf16_tile_order.h"
-#include "kernels/cpu/matmul/formats_avx512.h"
-#include "kernels/cpu/matmul/gemm_avx512.h"
-#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/matmul/formats_x86.h"
+#include "kernels/cpu/matmul/gemm_x86.h"
+#include "kernels/cpu/matmul/gemv_x86.h"
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/simd/unroll.h"
@@ -68,7 +68,7 @@ alignas(64) constexpr ScalePlaces kScalePlaces = make_scale_places();
   const V limit = bytes_of(253);
   const V minus = _mm512_sub_epi8(limit, _mm512_min_epu8(_mm512_max_epu8(e, bytes_of(2)), limit));
   unroll<4>([&](auto b) __attribute__((always_inline)) {
-    const V upper = _mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaa, load512(kScalePlaces.at[b]), minus);
+    const V upper = _mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaa, load_bytes(kScalePlaces.at[b]), minus);
     _mm512_store_si512(down[2 * b], _mm512_srli_epi16(upper, 1));
   });
   return _mm512_cmpgt_epu8_mask(e, limit);
@@ -100,7 +100,7 @@ struct TilePairOf<FormatMXFP4Split> {
   }
 };
 
-// The scales of sixteen rows over kScaleBlocks blocks, transposed in registers (formats_avx512.h).
+// The scales of sixteen rows over kScaleBlocks blocks, transposed in registers (formats_x86.h).
 constexpr int64_t kScaleBlocks = kPackedRuns;
 template <class Format>
 struct TileScales {
@@ -127,8 +127,8 @@ struct TileScales {
       for (int64_t b = 0; b < count; ++b) {
         for (int64_t r = 0; r < 16; ++r) bytes[b % 2][b / 2][r] = from[r][(first + b) * kStep];
       }
-      even = load512(bytes[0]);
-      odd = load512(bytes[1]);
+      even = load_bytes(bytes[0]);
+      odd = load_bytes(bytes[1]);
     }
     const __mmask64 of_even = scale_words(even, down), of_odd = scale_words(odd, down + 1);
     any_damaged = (of_even | of_odd) != 0;
@@ -158,13 +158,13 @@ struct TileWeights {
     const uint8_t* const codes = w.data + row * apart + block * Format::kBlockBytes + Pair::kCodesAt;
     V t[4];
     if constexpr (kFull) {
-      transpose(EvenRows{{codes, codes + 4 * apart, codes + 8 * apart, codes + 12 * apart}, apart}, 0, t);
+      transpose(even_rows(codes, apart), 0, t);
     } else {
       const uint8_t* from[16];
       for (int64_t r = 0; r < 16; ++r) from[r] = codes + (r < rows ? r : rows - 1) * apart;
       transpose(from, 0, t);
     }
-    const V table = load512(kE2M1Words), minus = load512(scales.down[at]);
+    const V table = load_bytes(kE2M1Words), minus = load_bytes(scales.down[at]);
     unroll<16>([&](auto p) __attribute__((always_inline)) {
       if constexpr (p == 8) halfway();
       const V words = _mm512_permutexvar_epi16(Pair::template indices<p>(t), table);

@@ -19,8 +19,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#include "kernels/cpu/matmul/gemm_avx512.h"
-#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/matmul/gemm_x86.h"
+#include "kernels/cpu/matmul/gemv_x86.h"
 #include "kernels/cpu/matmul/panel.h"
 #include "kernels/cpu/matmul/quantize_int8.h"
 #include "kernels/cpu/simd/amx.h"

@@ -6,7 +6,8 @@
 #include <stdint.h>
 
 #include "kernels/cpu/matmul/bf16_tile_order.h"
-#include "kernels/cpu/matmul/formats_avx512.h"
+#include "kernels/cpu/matmul/formats_x86.h"
+#include "kernels/cpu/simd/avx512.h"
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/simd/unroll.h"
 #include "kernels/cpu/tables/kernel_table.h"
@@ -54,7 +55,7 @@ void quantize_pow2(const float* x, int64_t cols, ActivationBlock* out) {
 
 // The numbers of quantize_pow2, code * scale, as a row of tiles, those of a group of `height` rows.
 void quantize_bf16_tile(const float* x, int64_t cols, uint16_t* to, int64_t height) {
-  const V order = load512(kTileOrder.word);
+  const V order = load_bytes(kTileOrder.word);
   for (int64_t c = 0; c < cols; c += kQuantBlock, to += height * kQuantBlock) {
     const V16 low = Simd::load(x + c), high = Simd::load(x + c + kLanes);
     const Pow2Scale s = pow2_scale(low, high);
@@ -73,8 +74,8 @@ struct alignas(64) GroupScales {
   const V magnitude = _mm512_set1_epi32(0x7fffffff);
   V amax[16];  // as integers: the same order, and a NaN is above all numbers
   unroll<16>([&](auto r) {
-    amax[r] = _mm512_max_epu32(_mm512_and_si512(load512(rows[r] + c), magnitude),
-                               _mm512_and_si512(load512(rows[r] + c + kLanes), magnitude));
+    amax[r] = _mm512_max_epu32(_mm512_and_si512(load_bytes(rows[r] + c), magnitude),
+                               _mm512_and_si512(load_bytes(rows[r] + c + kLanes), magnitude));
   });
   unroll<8>([&](auto i) {  // quarters: row i twice, row i + 8 twice
     amax[i] = _mm512_max_epu32(_mm512_shuffle_i32x4(amax[i], amax[i + 8], 0x44),
@@ -104,7 +105,7 @@ void quantize_bf16_tile_group(const float* const* rows, int64_t height, int64_t 
     for (int64_t r = 0; r < height; ++r) quantize_bf16_tile(rows[r], cols, to + r * kQuantBlock, height);
     return;
   }
-  const V order = load512(kTileOrder.word);
+  const V order = load_bytes(kTileOrder.word);
   const float* all[kTileHeight];
   for (int64_t r = 0; r < kTileHeight; ++r) all[r] = rows[r < height ? r : height - 1];
   for (int64_t c = 0; c < cols; c += kQuantBlock, to += height * kQuantBlock) {

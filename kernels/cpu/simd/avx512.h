@@ -1,5 +1,5 @@
 // The vector type with AVX-512: sixteen floats are one register. The matrix products of block-quantized
-// weights do not go through it (matmul/formats_avx512.h).
+// weights do not go through it (matmul/formats_x86.h).
 #pragma once
 
 #include <immintrin.h>

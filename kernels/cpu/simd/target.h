@@ -44,3 +44,6 @@
 #define MILLRACE_TARGET scalar
 #define MILLRACE_SIMD_SCALAR
 #endif
+#if defined(MILLRACE_SIMD_AVX2) || defined(MILLRACE_SIMD_AVX512)
+#define MILLRACE_SIMD_X86
+#endif

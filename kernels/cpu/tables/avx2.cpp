@@ -5,6 +5,6 @@
 
 namespace millrace::cpu {
 
-const KernelTable kAvx2Table = avx2::make_table("avx2");
+const KernelTable kAvx2Table = avx2::make_x86_table("avx2");
 
 }  // namespace millrace::cpu

@@ -5,6 +5,6 @@
 
 namespace millrace::cpu {
 
-const KernelTable kAvxVnniTable = avx_vnni::make_table("avx_vnni");
+const KernelTable kAvxVnniTable = avx_vnni::make_x86_table("avx_vnni");
 
 }  // namespace millrace::cpu

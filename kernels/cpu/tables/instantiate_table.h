@@ -15,8 +15,11 @@
 #include "kernels/cpu/simd/target.h"
 #include "kernels/cpu/tables/kernel_table.h"
 #if defined(MILLRACE_SIMD_AVX512)
-#include "kernels/cpu/matmul/gemm_avx512.h"
+#include "kernels/cpu/matmul/gemm_x86.h"
 #include "kernels/cpu/tables/isa_tables.h"
+#elif defined(MILLRACE_SIMD_AVX2)
+#include "kernels/cpu/matmul/gemm_x86.h"
+#include "kernels/cpu/matmul/quantized.h"
 #elif defined(MILLRACE_HAS_DOTPROD)
 #include "kernels/cpu/matmul/quantized_neon.h"
 #else
@@ -45,39 +48,55 @@ constexpr MatmulFn kMatmulQ2_K =
     sum_of_products<quantized_matmul<FormatQ2_K>, quantized_matmul<FormatQ2_KMins>>;
 #endif
 
+#if defined(MILLRACE_SIMD_X86)
+namespace product = lane;  // a lane per row of weights
+#else
+namespace product = MILLRACE_TARGET;
+#endif
+
 constexpr KernelTable make_table(const char* name) {
-  return {name,
-          {float_matmul<LoadF32>, float_matmul<LoadF16>, float_matmul<LoadBF16>, quantized_matmul<FormatQ8_0>,
-           quantized_matmul<FormatQ4_0>, quantized_matmul<FormatQ4_1>, quantized_matmul<FormatQ5_0>,
-           quantized_matmul<FormatQ5_1>, quantized_matmul<FormatQ4_K>, quantized_matmul<FormatQ5_K>,
-           quantized_matmul<FormatQ6_K>, quantized_matmul<FormatMXFP4>, quantized_matmul<FormatMXFP4Split>,
-           quantized_matmul<FormatQ4_Z>, kMatmulIQ4_NL, kMatmulIQ4_XS, kMatmulQ3_K, kMatmulQ2_K},
-          {attend<KvFloat<LoadF32>>, attend<KvFloat<LoadF16>>, attend<KvFloat<LoadBF16>>, attend<KvInt8>,
-           attend<KvFp8>},
-          quantize_int8,
-          rms_norm,
-          silu_mul,
-          clamped_swiglu,
-          scale_add,
-          exp_all,
-          layer_norm,
-          gelu_all,
-          gelu_tanh_all,
-          multiply,
-          softcap_all,
-          make_fused_kernels(),
-          flash_forward<FlashFloat>,
-          flash_delta,
-          flash_backward_queries<FlashFloat>,
-          flash_backward_keys<FlashFloat>,
-          dense_panel,
-          dense_widen};
+  return {
+      name,
+      {float_matmul<LoadF32>, float_matmul<LoadF16>, float_matmul<LoadBF16>,
+       product::quantized_matmul<product::FormatQ8_0>, product::quantized_matmul<product::FormatQ4_0>,
+       product::quantized_matmul<product::FormatQ4_1>, product::quantized_matmul<product::FormatQ5_0>,
+       product::quantized_matmul<product::FormatQ5_1>, product::quantized_matmul<product::FormatQ4_K>,
+       product::quantized_matmul<product::FormatQ5_K>, product::quantized_matmul<product::FormatQ6_K>,
+       product::quantized_matmul<product::FormatMXFP4>, product::quantized_matmul<product::FormatMXFP4Split>,
+       product::quantized_matmul<product::FormatQ4_Z>, kMatmulIQ4_NL, kMatmulIQ4_XS, kMatmulQ3_K,
+       kMatmulQ2_K},
+      {attend<KvFloat<LoadF32>>, attend<KvFloat<LoadF16>>, attend<KvFloat<LoadBF16>>, attend<KvInt8>,
+       attend<KvFp8>},
+      quantize_int8,
+      rms_norm,
+      silu_mul,
+      clamped_swiglu,
+      scale_add,
+      exp_all,
+      layer_norm,
+      gelu_all,
+      gelu_tanh_all,
+      multiply,
+      softcap_all,
+      make_fused_kernels(),
+      flash_forward<FlashFloat>,
+      flash_delta,
+      flash_backward_queries<FlashFloat>,
+      flash_backward_keys<FlashFloat>,
+      dense_panel,
+      dense_widen};
 }
 
+#if defined(MILLRACE_SIMD_X86)
+constexpr KernelTable make_x86_table(const char* name) {
+  KernelTable table = make_table(name);
+  table.rows_per_pass = 1 << 20;  // all there are
+  return table;
+}
+#endif
 #if defined(MILLRACE_SIMD_AVX512)
 constexpr KernelTable make_avx512_table(const char* name) {
-  KernelTable table = make_table(name);
-  table.rows_per_pass = 1 << 20;                // all there are
+  KernelTable table = make_x86_table(name);
   table.set_heads_per_split(KvType::kInt8, 4);  // runs of 4,352 bytes of heads of 64 dimensions
   return table;
 }

@@ -1,5 +1,5 @@
-// Integer sums of sixteen unpacked rows of weights with a block of activations, a lane per row
-// (formats_avx512.h).
+// Integer sums of kRows unpacked rows of weights with a block of activations, a lane per row
+// (formats_x86.h).
 //
 // vpdpbusd multiplies unsigned by signed bytes and adds four products to a lane: weights are unpacked
 // unsigned, kOffset too large, and -kOffset * (sum of the activations' codes) is what the sum starts from.
@@ -14,24 +14,24 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#include "kernels/cpu/matmul/formats_avx512.h"
+#include "kernels/cpu/matmul/formats_x86.h"
 #include "kernels/cpu/matmul/panel.h"
-#include "kernels/cpu/simd/avx512.h"
+#include "kernels/cpu/simd/rows_x86.h"
 #include "kernels/cpu/simd/unroll.h"
 
-namespace millrace::cpu::MILLRACE_TARGET {
+namespace millrace::cpu::MILLRACE_TARGET::lane {
 namespace {
 
 // Four bytes of activations in every lane: folds into the instruction that uses them.
 inline V four_codes(const ActivationBlock& x, int j) {
   int32_t four;
   __builtin_memcpy(&four, x.q + 4 * j, 4);
-  return _mm512_set1_epi32(four);
+  return dwords_of(four);
 }
 
-#if defined(MILLRACE_HAS_AVX512_VNNI)
+#if defined(MILLRACE_ROWS_DOT)
 
-// A run of sixteen rows, ready for products with any number of rows of activations.
+// A run of kRows rows, ready for products with any number of rows of activations.
 template <int kMaxCode, int kOffset>
 struct RunOfCodes {
   static constexpr bool kSigned = false;  // how codes are unpacked for it
@@ -40,31 +40,28 @@ struct RunOfCodes {
   [[gnu::always_inline]] void prepare() {}
   // Two chains: vpdpbusd takes five cycles.
   [[gnu::always_inline]] V dot(const ActivationBlock& x) const {
-    V a = _mm512_set1_epi32(-kOffset * x.sum), b = _mm512_setzero_si512();
+    V a = dwords_of(-kOffset * x.sum), b = zero();
     unroll<4>([&](auto j) {
-      a = _mm512_dpbusd_epi32(a, u[j], four_codes(x, j));
-      b = _mm512_dpbusd_epi32(b, u[4 + j], four_codes(x, 4 + j));
+      a = lane::dot(a, u[j], four_codes(x, j));
+      b = lane::dot(b, u[4 + j], four_codes(x, 4 + j));
     });
-    return _mm512_add_epi32(a, b);
+    return add32(a, b);
   }
   // With an integer scale per half; the sums of the halves' codes are taken on the way.
   [[gnu::always_inline]] V dot_halves(const ActivationBlock& x, V first, V second) const {
-    V a = _mm512_setzero_si512(), b = a, a_sum = a, b_sum = a;
+    V a = zero(), b = a, a_sum = a, b_sum = a;
     unroll<4>([&](auto j) {
       const V xa = four_codes(x, j), xb = four_codes(x, 4 + j);
-      a = _mm512_dpbusd_epi32(a, u[j], xa);
-      b = _mm512_dpbusd_epi32(b, u[4 + j], xb);
-      a_sum = _mm512_dpbusd_epi32(a_sum, bytes_of(kOffset), xa);
-      b_sum = _mm512_dpbusd_epi32(b_sum, bytes_of(kOffset), xb);
+      a = lane::dot(a, u[j], xa);
+      b = lane::dot(b, u[4 + j], xb);
+      a_sum = lane::dot(a_sum, bytes_of(kOffset), xa);
+      b_sum = lane::dot(b_sum, bytes_of(kOffset), xb);
     });
-    return _mm512_add_epi32(_mm512_mullo_epi32(_mm512_sub_epi32(a, a_sum), first),
-                            _mm512_mullo_epi32(_mm512_sub_epi32(b, b_sum), second));
+    return add32(mul32(sub32(a, a_sum), first), mul32(sub32(b, b_sum), second));
   }
 };
 
 #else
-
-inline V sum_pairs(V words) { return _mm512_madd_epi16(words, _mm512_set1_epi16(1)); }
 
 template <int kMaxCode, int kOffset>
 struct RunOfCodes {
@@ -77,36 +74,34 @@ struct RunOfCodes {
   [[gnu::always_inline]] void prepare() {}
   template <int kFirst, int kCount>
   [[gnu::always_inline]] V products(const ActivationBlock& x) const {
-    V words = _mm512_maddubs_epi16(u[kFirst], four_codes(x, kFirst));
+    V words = multiply_pairs(u[kFirst], four_codes(x, kFirst));
     unroll<kCount - 1>([&](auto i) {
       constexpr int j = kFirst + 1 + i;
-      words = _mm512_add_epi16(words, _mm512_maddubs_epi16(u[j], four_codes(x, j)));
+      words = add16(words, multiply_pairs(u[j], four_codes(x, j)));
     });
     return sum_pairs(words);
   }
   [[gnu::always_inline]] V dot(const ActivationBlock& x) const {
-    V sum = _mm512_set1_epi32(-kOffset * x.sum);
-    unroll<8 / kTogether>(
-        [&](auto i) { sum = _mm512_add_epi32(sum, products<i * kTogether, kTogether>(x)); });
+    V sum = dwords_of(-kOffset * x.sum);
+    unroll<8 / kTogether>([&](auto i) { sum = add32(sum, products<i * kTogether, kTogether>(x)); });
     return sum;
   }
   // kOffset times the activations' codes, of registers kFirst to kFirst + 3.
   template <int kFirst>
   [[gnu::always_inline]] static V offsets(const ActivationBlock& x) {
     static_assert(4 * 2 * 127 * kOffset <= 32767);
-    V words = _mm512_maddubs_epi16(bytes_of(kOffset), four_codes(x, kFirst));
+    V words = multiply_pairs(bytes_of(kOffset), four_codes(x, kFirst));
     unroll<3>([&](auto i) {
-      const V more = _mm512_maddubs_epi16(bytes_of(kOffset), four_codes(x, kFirst + 1 + i));
-      words = _mm512_add_epi16(words, more);
+      const V more = multiply_pairs(bytes_of(kOffset), four_codes(x, kFirst + 1 + i));
+      words = add16(words, more);
     });
     return sum_pairs(words);
   }
   [[gnu::always_inline]] V dot_halves(const ActivationBlock& x, V first, V second) const {
     static_assert(kTogether == 2, "written for Q6_K");
-    const V a = _mm512_add_epi32(products<0, 2>(x), products<2, 2>(x));
-    const V b = _mm512_add_epi32(products<4, 2>(x), products<6, 2>(x));
-    return _mm512_add_epi32(_mm512_mullo_epi32(_mm512_sub_epi32(a, offsets<0>(x)), first),
-                            _mm512_mullo_epi32(_mm512_sub_epi32(b, offsets<4>(x)), second));
+    const V a = add32(products<0, 2>(x), products<2, 2>(x));
+    const V b = add32(products<4, 2>(x), products<6, 2>(x));
+    return add32(mul32(sub32(a, offsets<0>(x)), first), mul32(sub32(b, offsets<4>(x)), second));
   }
 };
 
@@ -115,21 +110,21 @@ template <int kOffset>
 struct RunOfCodes<255, kOffset> {
   static constexpr bool kSigned = true;
   V u[8];
-  __mmask64 negative[8];
+  Sign sign[8];
 
   [[gnu::always_inline]] void prepare() {
     unroll<8>([&](auto j) {
-      negative[j] = _mm512_movepi8_mask(u[j]);
-      u[j] = _mm512_abs_epi8(u[j]);
+      sign[j] = sign_of(u[j]);
+      u[j] = magnitude(u[j]);
     });
   }
   [[gnu::always_inline]] V dot(const ActivationBlock& x) const {
-    V a = _mm512_setzero_si512(), b = a;
+    V a = zero(), b = a;
     unroll<4>([&](auto j) {
-      a = Simd::dot_pairs(a, u[j], Simd::negate(four_codes(x, j), negative[j]));
-      b = Simd::dot_pairs(b, u[4 + j], Simd::negate(four_codes(x, 4 + j), negative[4 + j]));
+      a = add32(a, sum_pairs(multiply_pairs(u[j], with_sign(four_codes(x, j), sign[j]))));
+      b = add32(b, sum_pairs(multiply_pairs(u[4 + j], with_sign(four_codes(x, 4 + j), sign[4 + j]))));
     });
-    return _mm512_add_epi32(a, b);
+    return add32(a, b);
   }
 };
 
@@ -139,4 +134,4 @@ template <class Format>
 using RunOf = RunOfCodes<Format::kMaxCode, Format::kOffset>;
 
 }  // namespace
-}  // namespace millrace::cpu::MILLRACE_TARGET
+}  // namespace millrace::cpu::MILLRACE_TARGET::lane

@@ -14,15 +14,15 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#include "kernels/cpu/matmul/dot_avx512.h"
-#include "kernels/cpu/matmul/formats_avx512.h"
-#include "kernels/cpu/matmul/gemv_avx512.h"
+#include "kernels/cpu/matmul/dot_x86.h"
+#include "kernels/cpu/matmul/formats_x86.h"
+#include "kernels/cpu/matmul/gemv_x86.h"
 #include "kernels/cpu/matmul/panel.h"
-#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/rows_x86.h"
 #include "kernels/cpu/simd/unroll.h"
 #include "kernels/cpu/tables/kernel_table.h"
 
-namespace millrace::cpu::MILLRACE_TARGET {
+namespace millrace::cpu::MILLRACE_TARGET::lane {
 namespace {
 
 // Sixteen rows over a chunk. Q6_K's codes times their integer scales have 13 bits: two digits of 6 and 7
@@ -34,15 +34,15 @@ struct PackedGroup {
   // Codes of eight bits are packed signed, which is 128 less than what vpdpbusd takes; tiles take them so
   // too.
   static constexpr bool kSigned = kMaxCode == 255;
-  alignas(64) int8_t codes[kPackedRuns][kDigits][8][64];
-  alignas(64) float d[kPackedRuns][16];
-  alignas(64) float m[kMin ? kPackedRuns : 1][16];
+  alignas(64) int8_t codes[kPackedRuns][kDigits][8][4 * kRows];
+  alignas(64) float d[kPackedRuns][kRows];
+  alignas(64) float m[kMin ? kPackedRuns : 1][kRows];
 };
-#if defined(MILLRACE_HAS_AVX512_VNNI)
+#if defined(MILLRACE_ROWS_DOT)
 template <class Format>
 using PackedOf = PackedGroup<Format::kHalves ? 2 : 1, Format::kMin, 255, 128>;
 #else
-// Few bits are the quicker ones (dot_avx512.h).
+// Few bits are the quicker ones (dot_x86.h).
 template <class Format>
 constexpr bool kPacksUnsigned = Format::kMaxCode <= 64 && !Format::kHalves;
 template <class Format>
@@ -73,41 +73,38 @@ struct ChunkPrefetch {
 };
 
 // Groups of one chunk, beside each other in the first-level cache, and the sums of a pass.
-constexpr int64_t kGroups = 4, kPassRows = 256;
+constexpr int64_t kGroups = 64 / kRows, kPassRows = 256;
 template <class P>
 struct PackedRows {
   P groups[kGroups];
-  alignas(64) float sums[kGroups][kPassRows][16];
+  alignas(64) float sums[kGroups][kPassRows][kRows];
   int64_t count;  // of groups in use
 };
 
 // (code * scale of its row) as high * 64 + low, low in [0, 63].
 [[gnu::always_inline]] inline void split_digits(V codes, V scale, V* high, V* low) {
-  const V even = _mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 8), odd = _mm512_srai_epi16(codes, 8);
-  const V both =
-      _mm512_or_si512(_mm512_and_si512(scale, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(scale, 16));
-  const V pe = _mm512_mullo_epi16(even, both), po = _mm512_mullo_epi16(odd, both);
-  const V byte = _mm512_set1_epi16(0xff);
-  const auto join = [&](V e, V o) {
-    return _mm512_or_si512(_mm512_and_si512(e, byte), _mm512_slli_epi16(o, 8));
-  };
-  *high = join(_mm512_srai_epi16(pe, 6), _mm512_srai_epi16(po, 6));
-  *low = join(_mm512_and_si512(pe, _mm512_set1_epi16(63)), _mm512_and_si512(po, _mm512_set1_epi16(63)));
+  const V even = signed_right16(shift_left16(codes, 8), 8), odd = signed_right16(codes, 8);
+  const V both = bit_or(bit_and(scale, dwords_of(0xffff)), shift_left32(scale, 16));
+  const V pe = mul16(even, both), po = mul16(odd, both);
+  const V byte = words_of(0xff);
+  const auto join = [&](V e, V o) { return bit_or(bit_and(e, byte), shift_left16(o, 8)); };
+  *high = join(signed_right16(pe, 6), signed_right16(po, 6));
+  *low = join(bit_and(pe, words_of(63)), bit_and(po, words_of(63)));
 }
 
 template <class Format, int kRun>
 [[gnu::always_inline]] inline void pack_run(typename Format::Block& block, const V* half_scales,
-                                            int8_t (*to)[8][64]) {
+                                            int8_t (*to)[8][4 * kRows]) {
   V u[8];
   block.template unpack<kRun, PackedOf<Format>::kSigned>(u);
   unroll<8>([&](auto j) {
     if constexpr (Format::kHalves) {
       V high, low;
       split_digits(u[j], Format::Block::template half_scale<kRun>(half_scales, j / 4), &high, &low);
-      _mm512_store_si512(to[0][j], high);
-      _mm512_store_si512(to[1][j], low);
+      store_bytes(to[0][j], high);
+      store_bytes(to[1][j], low);
     } else {
-      _mm512_store_si512(to[0][j], u[j]);
+      store_bytes(to[0][j], u[j]);
     }
   });
 }
@@ -132,38 +129,38 @@ void pack_chunk(const RowPointers& rows, int64_t first, int64_t count, PackedOf<
 
 // kM rows of activations by sixteen packed rows over `runs` runs, added to sums [kM][16] (or beginning them).
 template <class P, int kM>
-void vector_runs(const P& w, int64_t first, int64_t runs, const Panel& panel, int64_t m0, float (*sums)[16]) {
+void vector_runs(const P& w, int64_t first, int64_t runs, const Panel& panel, int64_t m0,
+                 float (*sums)[kRows]) {
   const ActivationBlock* x[kM];
-  V16 acc[kM];
+  F acc[kM];
   unroll<kM>([&](auto i) {
     x[i] = reinterpret_cast<const ActivationBlock*>(panel_row(panel, m0 + i)) + first;
-    acc[i] = first == 0 ? Simd::zero() : Simd::load(sums[i]);
+    acc[i] = first == 0 ? zero_floats() : load_floats(sums[i]);
   });
   for (int64_t b = 0; b < runs; ++b) {
     using Run = RunOfCodes<P::kMaxCode, P::kOffset>;
     Run codes[P::kDigits];
     unroll<P::kDigits>([&](auto digit) {
       unroll<8>([&](auto j) {
-        const V packed = _mm512_load_si512(w.codes[b][digit][j]);
-        codes[digit].u[j] = P::kSigned && !Run::kSigned ? _mm512_xor_si512(packed, bytes_of(128)) : packed;
+        const V packed = load_bytes(w.codes[b][digit][j]);
+        codes[digit].u[j] = P::kSigned && !Run::kSigned ? bit_xor(packed, bytes_of(128)) : packed;
       });
       codes[digit].prepare();
     });
-    const V16 scale = Simd::load(w.d[b]);
+    const F scale = load_floats(w.d[b]);
     unroll<kM>([&](auto i) {
       const ActivationBlock& block = x[i][b];
       V isum = codes[0].dot(block);
       if constexpr (P::kDigits == 2) {
-        isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 6), codes[P::kDigits - 1].dot(block));
+        isum = add32(shift_left32(isum, 6), codes[P::kDigits - 1].dot(block));
       }
-      acc[i] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(scale, Simd::broadcast(block.scale)), acc[i]);
+      acc[i] = fma(to_floats(isum), multiply(scale, all(block.scale)), acc[i]);
       if constexpr (P::kMin) {
-        acc[i] = Simd::fma(Simd::load(w.m[b]), Simd::broadcast(block.scale * static_cast<float>(block.sum)),
-                           acc[i]);
+        acc[i] = fma(load_floats(w.m[b]), all(block.scale * static_cast<float>(block.sum)), acc[i]);
       }
     });
   }
-  unroll<kM>([&](auto i) { Simd::store(sums[i], acc[i]); });
+  unroll<kM>([&](auto i) { store_floats(sums[i], acc[i]); });
 }
 
 template <class P>
@@ -178,7 +175,7 @@ void multiply_by_vectors(PackedRows<P>& w, int64_t first, int64_t runs, const Pa
       }
     }
   };
-  passes(Index<8>{});
+  if constexpr (kRows == 16) passes(Index<8>{});
   passes(Index<4>{});
   passes(Index<2>{});
   passes(Index<1>{});
@@ -197,23 +194,23 @@ void packed_pass(const MatrixView& w, int64_t row, int64_t num_rows, int64_t row
   const int64_t runs = w.cols / kQuantBlock, steps = (num_m + 15) / 16;
   constexpr int64_t kChunkRowBytes = kPackedRuns / Format::kRuns * Format::kBlockBytes;
   RowPointers rows[kGroups];
-  packed.count = (num_rows + 15) / 16;
-  for (int64_t g = 0; g < packed.count; ++g) point_at<Format>(w, row + 16 * g, num_rows - 16 * g, rows[g]);
+  packed.count = (num_rows + kRows - 1) / kRows;
+  for (int64_t g = 0; g < packed.count; ++g)
+    point_at<Format>(w, row + kRows * g, num_rows - kRows * g, rows[g]);
   if (first_pass) ChunkPrefetch(w, row, num_rows, 0, kChunkRowBytes, 1).prefetch();
   for (int64_t at = 0; at < runs; at += kPackedRuns) {
     const int64_t count = runs - at < kPackedRuns ? runs - at : kPackedRuns;
     for (int64_t g = 0; g < packed.count; ++g) pack_chunk<Format>(rows[g], at, count, packed.groups[g]);
     const bool more = at + kPackedRuns < runs;  // else the next rows' first chunk
-    const int64_t next = more ? num_rows : rows_after < 16 * kGroups ? rows_after : 16 * kGroups;
+    const int64_t next = more ? num_rows : rows_after < kRows * kGroups ? rows_after : kRows * kGroups;
     ChunkPrefetch ahead(w, more ? row : row + num_rows, next,
                         more ? (at + kPackedRuns) / Format::kRuns * Format::kBlockBytes : 0, kChunkRowBytes,
                         steps);
     multiply(packed, at, count, x, num_m, ahead);
   }
   for (int64_t g = 0; g < packed.count; ++g) {
-    const __mmask16 lanes = first_lanes(num_rows - 16 * g);
     for (int64_t m = 0; m < num_m; ++m) {
-      _mm512_mask_storeu_ps(out + m * out_stride + 16 * g, lanes, Simd::load(packed.sums[g][m]));
+      store_rows(out + m * out_stride + kRows * g, load_floats(packed.sums[g][m]), num_rows - kRows * g);
     }
   }
 }
@@ -230,8 +227,8 @@ void packed_matmul(const MatrixView& w, int64_t first, int64_t num_rows, const P
       part.data += m * x.row_bytes;
     }
     const int64_t count_m = num_m - m < kPassRows ? num_m - m : kPassRows;
-    for (int64_t r = 0; r < num_rows; r += 16 * kGroups) {
-      const int64_t count = num_rows - r < 16 * kGroups ? num_rows - r : 16 * kGroups;
+    for (int64_t r = 0; r < num_rows; r += kRows * kGroups) {
+      const int64_t count = num_rows - r < kRows * kGroups ? num_rows - r : kRows * kGroups;
       packed_pass<Format>(w, first + r, count, num_rows - r - count, r == 0 && m == 0, part, count_m,
                           out + m * out_stride + r, out_stride, packed, multiply);
     }
@@ -250,4 +247,4 @@ void quantized_matmul(const MatrixView& w, int64_t first, int64_t num_rows, cons
 }
 
 }  // namespace
-}  // namespace millrace::cpu::MILLRACE_TARGET
+}  // namespace millrace::cpu::MILLRACE_TARGET::lane

@@ -1,9 +1,10 @@
-// How each block-quantized type is unpacked sixteen rows at a time, for AVX-512 and the AMX tiles.
+// How each block-quantized type is unpacked kRows rows at a time: sixteen for AVX-512 and the AMX tiles,
+// eight for AVX2.
 //
-// A run is 32 elements. Unpacked, a run of sixteen rows is eight registers: dword r of register j holds codes
+// A run is 32 elements. Unpacked, a run of kRows rows is eight registers: dword r of register j holds codes
 // 4 j .. 4 j + 3 of row r. That is what vpdpbusd wants beside a broadcast dword of activations (a lane per
 // row of weights, no horizontal sums), and also how a tile of the matrix unit lies in memory. Getting there
-// from rows is a 4 x 4 transposition of dwords: 16 loads and 8 shuffles for 16 x 16 bytes.
+// from rows is a 4 x 4 transposition of dwords: 16 loads and 8 shuffles for 16 x 16 bytes with AVX-512.
 //
 // A format says
 //   kBlockBytes, kRuns   a stored block holds kRuns runs
@@ -13,67 +14,76 @@
 //   kMin                 d * code + m instead
 //   kHalves              a run has an integer scale for each of its halves besides (Q6_K)
 //   kSplit               scales are rows of their own
-//   Block(rows, at)      a stored block of sixteen rows, `at` bytes into each; unpack<run, kSigned>(u)
-//   scales(...)          d (and m) of `runs` runs of sixteen rows from run `first` on, as floats [run][16]
+//   Block(rows, at)      a stored block of kRows rows, `at` bytes into each; unpack<run, kSigned>(u)
+//   scales(...)          d (and m) of `runs` runs of kRows rows from run `first` on, as floats [run][kRows]
 #pragma once
 
 #include <immintrin.h>
 #include <stdint.h>
 
-#include "kernels/cpu/simd/avx512.h"
+#include "kernels/cpu/simd/rows_x86.h"
 #include "kernels/cpu/simd/unroll.h"
 #include "kernels/quant/blocks.h"
 
-namespace millrace::cpu::MILLRACE_TARGET {
+namespace millrace::cpu::MILLRACE_TARGET::lane {
 namespace {
 
-using V = __m512i;
 namespace q = millrace::quant;
 
 // Runs that are packed together, and the largest number whose scales are taken together: one stored block of
 // the K types.
 constexpr int64_t kPackedRuns = 8;
 
-inline V load512(const void* p) { return _mm512_loadu_si512(p); }
-inline V bytes_of(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
-
-// Sixteen rows, evenly apart: four pointers and a distance are registers, sixteen pointers are loads.
+// Rows evenly apart: a few pointers and a distance are registers, a pointer a row is a load.
 struct EvenRows {
-  const uint8_t* four[4];  // rows 0, 4, 8, 12
+  const uint8_t* fourth[kRows / 4];  // rows 0, 4 ...
   int64_t apart;
-  [[gnu::always_inline]] const uint8_t* operator[](int r) const { return four[r / 4] + r % 4 * apart; }
+  [[gnu::always_inline]] const uint8_t* operator[](int r) const { return fourth[r / 4] + r % 4 * apart; }
   [[gnu::always_inline]] void go(int64_t bytes) {
-    unroll<4>([&](auto i) { four[i] += bytes; });
+    unroll<kRows / 4>([&](auto i) { fourth[i] += bytes; });
   }
 };
+inline EvenRows even_rows(const uint8_t* first, int64_t apart) {
+  EvenRows rows;
+  unroll<kRows / 4>([&](auto i) { rows.fourth[i] = first + 4 * i * apart; });
+  rows.apart = apart;
+  return rows;
+}
+
+// 16 bytes of rows i, i + 4 ... at `at`.
+template <class Rows>
+[[gnu::always_inline]] inline V every_fourth_row(const Rows& rows, int i, int64_t at) {
+#if defined(MILLRACE_SIMD_AVX512)
+  V v = _mm512_castsi128_si512(load128(rows[i] + at));
+  v = _mm512_inserti32x4(v, load128(rows[i + 4] + at), 1);
+  v = _mm512_inserti32x4(v, load128(rows[i + 8] + at), 2);
+  return _mm512_inserti32x4(v, load128(rows[i + 12] + at), 3);
+#else
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(load128(rows[i] + at)), load128(rows[i + 4] + at), 1);
+#endif
+}
 
 // t[j]: dword r holds bytes 4 j .. 4 j + 3 of the 16 at rows[r] + at.
 template <class Rows>
 [[gnu::always_inline]] inline void transpose(const Rows& rows, int64_t at, V* t) {
-  V z[4];  // [i]: rows i, i + 4, i + 8, i + 12
-  unroll<4>([&](auto i) {
-    V v = _mm512_castsi128_si512(Simd::load128(rows[i] + at));
-    v = _mm512_inserti32x4(v, Simd::load128(rows[i + 4] + at), 1);
-    v = _mm512_inserti32x4(v, Simd::load128(rows[i + 8] + at), 2);
-    z[i] = _mm512_inserti32x4(v, Simd::load128(rows[i + 12] + at), 3);
-  });
-  const V a = _mm512_unpacklo_epi32(z[0], z[1]), b = _mm512_unpacklo_epi32(z[2], z[3]);
-  const V c = _mm512_unpackhi_epi32(z[0], z[1]), d = _mm512_unpackhi_epi32(z[2], z[3]);
-  t[0] = _mm512_unpacklo_epi64(a, b);
-  t[1] = _mm512_unpackhi_epi64(a, b);
-  t[2] = _mm512_unpacklo_epi64(c, d);
-  t[3] = _mm512_unpackhi_epi64(c, d);
+  V z[4];
+  unroll<4>([&](auto i) { z[i] = every_fourth_row(rows, i, at); });
+  const V a = low_dwords(z[0], z[1]), b = low_dwords(z[2], z[3]);
+  const V c = high_dwords(z[0], z[1]), d = high_dwords(z[2], z[3]);
+  t[0] = low_qwords(a, b);
+  t[1] = high_qwords(a, b);
+  t[2] = low_qwords(c, d);
+  t[3] = high_qwords(c, d);
 }
 
-inline V low_nibbles(V t) { return _mm512_and_si512(t, bytes_of(15)); }
-inline V high_nibbles(V t) { return _mm512_and_si512(_mm512_srli_epi16(t, 4), bytes_of(15)); }
-// u | (bits & 16): 0xf8 is the truth table of a | (b & c).
-inline V or_bit4(V u, V bits) { return _mm512_ternarylogic_epi32(u, bits, bytes_of(16), 0xf8); }
+inline V low_nibbles(V t) { return bit_and(t, bytes_of(15)); }
+inline V high_nibbles(V t) { return bit_and(shift_right16(t, 4), bytes_of(15)); }
+inline V or_bit4(V u, V bits) { return or_and(u, bits, bytes_of(16)); }
 
 template <bool kSigned, int kOffset>
 inline void lower(V* u) {
   if constexpr (kSigned && kOffset != 0) {
-    unroll<8>([&](auto j) { u[j] = _mm512_sub_epi8(u[j], bytes_of(kOffset)); });
+    unroll<8>([&](auto j) { u[j] = sub8(u[j], bytes_of(kOffset)); });
   }
 }
 
@@ -83,43 +93,44 @@ inline void lower(V* u) {
 // the registers are loaded.
 template <int kBlockBytes>
 inline void half_scales(const uint8_t* const* rows, int64_t at, int64_t first, int64_t runs, float* out) {
-  alignas(64) uint16_t raw[kPackedRuns][16];
-  for (int64_t r = 0; r < 16; ++r) {
+  alignas(64) uint16_t raw[kPackedRuns][kRows];
+  for (int64_t r = 0; r < kRows; ++r) {
     const uint8_t* row = rows[r] + first * kBlockBytes + at;
     for (int64_t b = 0; b < runs; ++b) __builtin_memcpy(&raw[b][r], row + b * kBlockBytes, 2);
   }
   for (int64_t b = 0; b < runs; ++b) {
-    _mm512_storeu_ps(out + 16 * b, _mm512_cvtph_ps(Simd::load256(raw[b])));
+    store_floats(out + kRows * b, load_halves(raw[b]));
   }
 }
 
 // Q4_Z: d and m = -z d, exact, for d has five bits and z seven.
 template <int kBlockBytes>
 inline void zero_point_scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
-  alignas(64) uint16_t raw[kPackedRuns][16];
-  for (int64_t r = 0; r < 16; ++r) {
+  alignas(64) uint16_t raw[kPackedRuns][kRows];
+  for (int64_t r = 0; r < kRows; ++r) {
     const uint8_t* row = rows[r] + first * kBlockBytes;
     for (int64_t b = 0; b < runs; ++b) __builtin_memcpy(&raw[b][r], row + b * kBlockBytes, 2);
   }
   for (int64_t b = 0; b < runs; ++b) {
-    const V dz = _mm512_cvtepu16_epi32(Simd::load256(raw[b]));
-    const V bits = _mm512_add_epi32(_mm512_slli_epi32(_mm512_srli_epi32(dz, 7), 19),
-                                    _mm512_set1_epi32(static_cast<int>(q::kQ4ZScaleBias)));
-    const __m512 scale = _mm512_castsi512_ps(bits);
-    const __m512 eighths = _mm512_cvtepi32_ps(_mm512_and_si512(dz, _mm512_set1_epi32(127)));
-    _mm512_storeu_ps(d + 16 * b, scale);
-    _mm512_storeu_ps(m + 16 * b, _mm512_mul_ps(scale, _mm512_mul_ps(eighths, _mm512_set1_ps(-0.125f))));
+    const V dz = widen_words(raw[b]);
+    const V bits =
+        add32(shift_left32(shift_right32(dz, 7), 19), dwords_of(static_cast<int>(q::kQ4ZScaleBias)));
+    const F scale = as_floats(bits);
+    const F eighths = to_floats(bit_and(dz, dwords_of(127)));
+    store_floats(d + kRows * b, scale);
+    store_floats(m + kRows * b, multiply(scale, multiply(eighths, all(-0.125f))));
   }
 }
 
 // e8m0 bytes to 2^(e - 127) / 2, for codes are twice the e2m1 values. 0 is a subnormal; 255, a NaN, becomes
 // infinity.
 inline void e8m0_floats(const uint8_t* bytes, float* out) {
-  const V bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(Simd::load128(bytes)), 23);
-  const V e = _mm512_max_epu32(bits, _mm512_set1_epi32(0x00400000));
-  _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_castsi512_ps(e), _mm512_set1_ps(0.5f)));
+  const V bits = shift_left32(widen_bytes(bytes), 23);
+  const V e = max_u32(bits, dwords_of(0x00400000));
+  store_floats(out, multiply(as_floats(e), all(0.5f)));
 }
 
+#if defined(MILLRACE_SIMD_AVX512)
 // b where the mask has ones, a elsewhere.
 inline V blend_bits(V a, V b, uint64_t mask) {
   return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi64(static_cast<int64_t>(mask)), 0xd8);
@@ -140,14 +151,14 @@ alignas(64) constexpr ScaleSpread kScaleSpread = make_scale_spread(0, 4);
 
 // The scales of blocks 0 4 1 5 2 6 3 7 of a row, in every byte of a qword each.
 inline V spread_scales(const uint8_t* row, Index<17>) {
-  const V place = load512(kScaleSpread.place);
-  const V first = _mm512_shuffle_epi8(load512(row), place);
-  return _mm512_mask_shuffle_epi8(first, 0xff00ff00ff00ff00, load512(row + 64), place);
+  const V place = load_bytes(kScaleSpread.place);
+  const V first = shuffle(load_bytes(row), place);
+  return _mm512_mask_shuffle_epi8(first, 0xff00ff00ff00ff00, load_bytes(row + 64), place);
 }
 inline V spread_scales(const uint8_t* row, Index<1>) {
   int64_t eight;
   __builtin_memcpy(&eight, row, 8);
-  return _mm512_shuffle_epi8(_mm512_set1_epi64(eight), load512(kScaleSpread.place));
+  return shuffle(_mm512_set1_epi64(eight), load_bytes(kScaleSpread.place));
 }
 
 // Byte r of qword i: the scale of row r, r < 8, of the block that spread_scales puts there.
@@ -160,24 +171,31 @@ template <int kStep>
   return blend_bits(v[0], v[4], 0xffffffff00000000);
 }
 
-// e8m0 bytes of sixteen rows, kStep apart. Eight blocks at a time are transposed in registers: byte by byte
-// through memory they cost as much as the codes.
+// Eight blocks of kRows rows: byte by byte through memory they would cost as much as the codes.
+template <int kStep>
+inline void transpose_scales(const uint8_t* const* rows, int64_t at, uint8_t (*raw)[kRows]) {
+  const V low = eight_rows_of_scales<kStep>(rows, at), high = eight_rows_of_scales<kStep>(rows + 8, at);
+  store_bytes(raw, low_qwords(low, high));
+  store_bytes(raw[4], high_qwords(low, high));
+}
+#endif
+
+// e8m0 bytes, kStep apart.
 template <int kStep>
 inline void e8m0_scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* out) {
-  alignas(64) uint8_t raw[kPackedRuns][16];
+  alignas(64) uint8_t raw[kPackedRuns][kRows];
+#if defined(MILLRACE_SIMD_AVX512)
   if (runs == kPackedRuns) {
-    const V low = eight_rows_of_scales<kStep>(rows, first * kStep);
-    const V high = eight_rows_of_scales<kStep>(rows + 8, first * kStep);
-    _mm512_store_si512(raw, _mm512_unpacklo_epi64(low, high));
-    _mm512_store_si512(raw[4], _mm512_unpackhi_epi64(low, high));
-    unroll<kPackedRuns>([&](auto b) { e8m0_floats(raw[b], out + 16 * b); });
+    transpose_scales<kStep>(rows, first * kStep, raw);
+    unroll<kPackedRuns>([&](auto b) { e8m0_floats(raw[b], out + kRows * b); });
     return;
   }
-  for (int64_t r = 0; r < 16; ++r) {
+#endif
+  for (int64_t r = 0; r < kRows; ++r) {
     const uint8_t* row = rows[r] + first * kStep;
     for (int64_t b = 0; b < runs; ++b) raw[b][r] = row[b * kStep];
   }
-  for (int64_t b = 0; b < runs; ++b) e8m0_floats(raw[b], out + 16 * b);
+  for (int64_t b = 0; b < runs; ++b) e8m0_floats(raw[b], out + kRows * b);
 }
 
 // Q4_K and Q5_K begin with d, dmin and twelve bytes of 6-bit scales and mins: 16 bytes, one transposition.
@@ -186,21 +204,16 @@ inline void e8m0_scales(const uint8_t* const* rows, int64_t first, int64_t runs,
 inline void k_scales(const uint8_t* const* rows, int64_t at, float* d, float* m) {
   V t[4];
   transpose(rows, at, t);
-  const __m512 scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(t[0]));
-  const __m512 min = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(t[0], 16)));
+  const F scale = floats_of_low_halves(t[0]);
+  const F min = floats_of_low_halves(shift_right32(t[0], 16));
   const V six = bytes_of(63), two = bytes_of(0x30);
-  const V s[2] = {_mm512_and_si512(t[1], six),
-                  _mm512_or_si512(low_nibbles(t[3]), _mm512_and_si512(_mm512_srli_epi16(t[1], 2), two))};
-  const V n[2] = {_mm512_and_si512(t[2], six),
-                  _mm512_or_si512(high_nibbles(t[3]), _mm512_and_si512(_mm512_srli_epi16(t[2], 2), two))};
+  const V s[2] = {bit_and(t[1], six), bit_or(low_nibbles(t[3]), bit_and(shift_right16(t[1], 2), two))};
+  const V n[2] = {bit_and(t[2], six), bit_or(high_nibbles(t[3]), bit_and(shift_right16(t[2], 2), two))};
   unroll<8>([&](auto i) {
-    const auto byte = [&](V v) {
-      return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 8 * (i % 4)), _mm512_set1_epi32(63)));
-    };
-    _mm512_storeu_ps(d + 16 * i, _mm512_mul_ps(scale, byte(s[i / 4])));
-    const __m512 product = _mm512_mul_ps(min, byte(n[i / 4]));
-    _mm512_storeu_ps(m + 16 * i, _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(product),
-                                                                      _mm512_set1_epi32(INT32_MIN))));
+    const auto byte = [&](V v) { return to_floats(bit_and(shift_right32(v, 8 * (i % 4)), dwords_of(63))); };
+    store_floats(d + kRows * i, multiply(scale, byte(s[i / 4])));
+    const F product = multiply(min, byte(n[i / 4]));
+    store_floats(m + kRows * i, as_floats(bit_xor(as_dwords(product), dwords_of(INT32_MIN))));
   });
 }
 
@@ -234,7 +247,7 @@ struct FormatQ8_0 : Plain<q::BlockQ8_0, 255, 128> {
     [[gnu::always_inline]] void unpack(V* u) {
       transpose(rows, at + 2, u);
       transpose(rows, at + 18, u + 4);
-      if constexpr (!kSigned) unroll<8>([&](auto j) { u[j] = _mm512_xor_si512(u[j], bytes_of(128)); });
+      if constexpr (!kSigned) unroll<8>([&](auto j) { u[j] = bit_xor(u[j], bytes_of(128)); });
     }
   };
   using Block = BlockOf<const uint8_t* const*>;
@@ -283,23 +296,23 @@ struct FiveBitBlock {
   template <int, bool kSigned>
   [[gnu::always_inline]] void unpack(V* u) {
     NibbleBlock<kAt + 4, 0>{rows, at}.open_nibbles(u);
-    alignas(64) uint32_t words[16];
-    for (int r = 0; r < 16; ++r) __builtin_memcpy(&words[r], rows[r] + at + kAt, 4);
-    const V word = load512(words);
+    alignas(64) uint32_t words[kRows];
+    for (int r = 0; r < kRows; ++r) __builtin_memcpy(&words[r], rows[r] + at + kAt, 4);
+    const V word = load_bytes(words);
     // Byte i of dword r of register j wants bit 4 j + i of its word at its bit 4.
 #if defined(MILLRACE_HAS_AVX512_VBMI)
     // Eight bits of the quadword from bit 4 j + i - 4 on, which may wrap.
     const V place = _mm512_set1_epi64(0x1f1e1d1cfffefdfc);  // 28 29 30 31 | -4 -3 -2 -1
     unroll<8>([&](auto j) {
-      u[j] = or_bit4(u[j], _mm512_multishift_epi64_epi8(_mm512_add_epi8(place, bytes_of(4 * j)), word));
+      u[j] = or_bit4(u[j], _mm512_multishift_epi64_epi8(add8(place, bytes_of(4 * j)), word));
     });
 #else
     // Byte j / 2 of the dword in all four, and a mask of the bits wanted of it.
-    const V dwords = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+    const V dwords = repeat128(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
     unroll<8>([&](auto j) {
-      const V byte = _mm512_shuffle_epi8(word, _mm512_add_epi8(dwords, bytes_of(j / 2)));
-      const V bits = _mm512_set1_epi32(j % 2 == 0 ? 0x08040201 : static_cast<int>(0x80402010));
-      u[j] = _mm512_mask_add_epi8(u[j], _mm512_test_epi8_mask(byte, bits), u[j], bytes_of(16));
+      const V byte = shuffle(word, add8(dwords, bytes_of(j / 2)));
+      const V bits = dwords_of(j % 2 == 0 ? 0x08040201 : static_cast<int>(0x80402010));
+      u[j] = add_bit4(u[j], byte, bits);
     });
 #endif
     lower<kSigned, kOffset>(u);
@@ -319,7 +332,7 @@ struct Super : Plain<Stored, kMaxCode> {
   static constexpr bool kMin = true;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float* m) {
     for (int64_t i = 0; i < runs; i += 8) {
-      k_scales(rows, (first + i) / 8 * sizeof(Stored), d + 16 * i, m + 16 * i);
+      k_scales(rows, (first + i) / 8 * sizeof(Stored), d + kRows * i, m + kRows * i);
     }
   }
 };
@@ -363,8 +376,8 @@ struct FormatQ5_K : Super<q::BlockQ5_K, 31> {
       }
       unroll<8>([&](auto j) {
         const V low = kRun % 2 == 0 ? low_nibbles(t[j]) : high_nibbles(t[j]);
-        u[j] = or_bit4(low, kRun <= 4 ? _mm512_slli_epi16(h[j], kRun <= 4 ? 4 - kRun : 0)
-                                      : _mm512_srli_epi16(h[j], kRun <= 4 ? 0 : kRun - 4));
+        u[j] = or_bit4(low, kRun <= 4 ? shift_left16(h[j], kRun <= 4 ? 4 - kRun : 0)
+                                      : shift_right16(h[j], kRun <= 4 ? 0 : kRun - 4));
       });
     }
   };
@@ -377,8 +390,8 @@ struct FormatQ6_K : Plain<q::BlockQ6_K, 63, 32> {
   static constexpr bool kHalves = true;
   static void scales(const uint8_t* const* rows, int64_t first, int64_t runs, float* d, float*) {
     for (int64_t i = 0; i < runs; i += 8) {
-      half_scales<kBlockBytes>(rows, 208, (first + i) / 8, 1, d + 16 * i);
-      for (int64_t s = 1; s < 8; ++s) _mm512_storeu_ps(d + 16 * (i + s), _mm512_loadu_ps(d + 16 * i));
+      half_scales<kBlockBytes>(rows, 208, (first + i) / 8, 1, d + kRows * i);
+      for (int64_t s = 1; s < 8; ++s) store_floats(d + kRows * (i + s), load_floats(d + kRows * i));
     }
   }
   struct Block {
@@ -397,8 +410,8 @@ struct FormatQ6_K : Plain<q::BlockQ6_K, 63, 32> {
         const V from = t[8 * (kPart % 2) + j];
         const V low = kPart / 2 == 0 ? low_nibbles(from) : high_nibbles(from);
         const V bits =
-            kPart <= 2 ? _mm512_slli_epi16(h[j], kPart <= 2 ? 4 - 2 * kPart : 0) : _mm512_srli_epi16(h[j], 2);
-        u[j] = _mm512_ternarylogic_epi32(low, bits, bytes_of(0x30), 0xf8);
+            kPart <= 2 ? shift_left16(h[j], kPart <= 2 ? 4 - 2 * kPart : 0) : shift_right16(h[j], 2);
+        u[j] = or_and(low, bits, bytes_of(0x30));
       });
       lower<kSigned, 32>(u);
     }
@@ -406,8 +419,7 @@ struct FormatQ6_K : Plain<q::BlockQ6_K, 63, 32> {
     template <int kRun>
     [[gnu::always_inline]] static V half_scale(const V* scales, int half) {
       const V four = scales[kRun / 2];  // scales 4 i .. 4 i + 3
-      return _mm512_srai_epi32(
-          _mm512_slli_epi32(four, static_cast<unsigned>(24 - 16 * (kRun % 2) - 8 * half)), 24);
+      return signed_right32(shift_left32(four, 24 - 16 * (kRun % 2) - 8 * half), 24);
     }
     [[gnu::always_inline]] void load_half_scales(V* scales) const { transpose(rows, at + 192, scales); }
   };
@@ -417,32 +429,30 @@ struct FormatQ6_K : Plain<q::BlockQ6_K, 63, 32> {
 alignas(16) constexpr uint8_t kE2M1Raised[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 template <bool kSigned>
 inline V e2m1_table() {
-  return _mm512_broadcast_i32x4(
-      Simd::load128(kSigned ? static_cast<const void*>(q::kE2M1Doubled) : kE2M1Raised));
+  return repeat128(load128(kSigned ? static_cast<const void*>(q::kE2M1Doubled) : kE2M1Raised));
 }
 #if defined(MILLRACE_HAS_AVX512_VBMI)
 // By vpermb, which looks at the low six bits of an index: a table of sixteen, four times over, needs no
 // masking of the bits above the nibble.
 inline V look_up_low(V table, V t) { return _mm512_permutexvar_epi8(t, table); }
-inline V look_up_high(V table, V t) { return _mm512_permutexvar_epi8(_mm512_srli_epi16(t, 4), table); }
+inline V look_up_high(V table, V t) { return _mm512_permutexvar_epi8(shift_right16(t, 4), table); }
 // The four nibbles of bytes 0 and 1 (kSecond: 2 and 3) of every dword, in order.
 template <bool kSecond>
 inline V look_up_in_order(V table, V t) {
   const V first = _mm512_set1_epi64(0x2c2824200c080400);  // bits 0 4 8 12 of either dword
-  const V places = kSecond ? _mm512_add_epi8(first, bytes_of(16)) : first;
+  const V places = kSecond ? add8(first, bytes_of(16)) : first;
   return _mm512_permutexvar_epi8(_mm512_multishift_epi64_epi8(places, t), table);
 }
 #else
-inline V look_up_low(V table, V t) { return _mm512_shuffle_epi8(table, low_nibbles(t)); }
-inline V look_up_high(V table, V t) { return _mm512_shuffle_epi8(table, high_nibbles(t)); }
+inline V look_up_low(V table, V t) { return shuffle(table, low_nibbles(t)); }
+inline V look_up_high(V table, V t) { return shuffle(table, high_nibbles(t)); }
 template <bool kSecond>
 inline V look_up_in_order(V table, V t) {
-  const V place = _mm512_broadcast_i32x4(_mm_setr_epi32(0x01010000, 0x05050404, 0x09090808, 0x0d0d0c0c));
-  const V twice = _mm512_shuffle_epi8(t, kSecond ? _mm512_add_epi8(place, bytes_of(2)) : place);
-  const V even = _mm512_and_si512(twice, _mm512_set1_epi16(0x000f));
+  const V place = repeat128(_mm_setr_epi32(0x01010000, 0x05050404, 0x09090808, 0x0d0d0c0c));
+  const V twice = shuffle(t, kSecond ? add8(place, bytes_of(2)) : place);
+  const V even = bit_and(twice, words_of(0x000f));
   // even | (odd & 0x0f00)
-  return _mm512_shuffle_epi8(
-      table, _mm512_ternarylogic_epi32(even, _mm512_srli_epi16(twice, 4), _mm512_set1_epi16(0x0f00), 0xf8));
+  return shuffle(table, or_and(even, shift_right16(twice, 4), words_of(0x0f00)));
 }
 #endif
 
@@ -491,4 +501,12 @@ struct FormatMXFP4Split : Plain<q::BlockMXFP4Split, 24, 12> {
 };
 
 }  // namespace
+}  // namespace millrace::cpu::MILLRACE_TARGET::lane
+#if defined(MILLRACE_SIMD_AVX512)
+// No other form of products is in such a table.
+namespace millrace::cpu::MILLRACE_TARGET {
+namespace {
+using namespace lane;  // NOLINT(google-build-using-namespace)
+}  // namespace
 }  // namespace millrace::cpu::MILLRACE_TARGET
+#endif

@@ -1,5 +1,5 @@
-// Products of block-quantized weights with one to eight rows of activations (decode): sixteen rows of weights
-// at a time, a lane each, unpacked straight into registers.
+// Products of block-quantized weights with a few rows of activations (decode): kRows rows of weights at a
+// time, a lane each, unpacked straight into registers.
 //
 // Roofline: the weights' bytes from memory. A core of sixteen that share 140 GB/s gets some 3.4 bytes per
 // cycle, so 16 blocks of MXFP4 (272 bytes) may take 80 cycles; unpacking them and multiplying by one row
@@ -11,14 +11,14 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#include "kernels/cpu/matmul/dot_avx512.h"
-#include "kernels/cpu/matmul/formats_avx512.h"
+#include "kernels/cpu/matmul/dot_x86.h"
+#include "kernels/cpu/matmul/formats_x86.h"
 #include "kernels/cpu/matmul/panel.h"
-#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/rows_x86.h"
 #include "kernels/cpu/simd/unroll.h"
 #include "kernels/cpu/tables/kernel_table.h"
 
-namespace millrace::cpu::MILLRACE_TARGET {
+namespace millrace::cpu::MILLRACE_TARGET::lane {
 namespace {
 
 // Weights are read in order, so the next rows are known: their lines are prefetched while these rows are
@@ -55,20 +55,20 @@ struct RowPrefetch {
 };
 
 // Rows of activations that share one unpacking of the weights; so many or fewer do not pay for packing
-// (gemm_avx512.h).
-constexpr int kMaxGemvRows = 8;
+// (gemm_x86.h).
+constexpr int kMaxGemvRows = kRows / 2;  // with their codes they fill the registers
 
 // Runs whose scales are taken together: one stored block of the K types.
 constexpr int64_t kChunkRuns = 8;
 
-// Where sixteen rows begin; rows past the last repeat it.
+// Where kRows rows begin; rows past the last repeat it.
 struct RowPointers {
-  const uint8_t* codes[16];
-  const uint8_t* scales[16];  // of kSplit formats: rows of scales; else the same as codes
+  const uint8_t* codes[kRows];
+  const uint8_t* scales[kRows];  // of kSplit formats: rows of scales; else the same as codes
 };
 template <class Format>
 inline void point_at(const MatrixView& w, int64_t row, int64_t count, RowPointers& p) {
-  for (int64_t r = 0; r < 16; ++r) {
+  for (int64_t r = 0; r < kRows; ++r) {
     const int64_t at = row + (r < count ? r : count - 1);
     p.codes[r] = w.data + at * w.row_bytes;
     p.scales[r] = Format::kSplit ? w.scales + at * w.scale_row_bytes : p.codes[r];
@@ -81,38 +81,36 @@ template <class Format>
   constexpr int64_t kBytes = kChunkRuns * Format::kBlockBytes / Format::kRuns, kChunksAhead = 3;
   const int64_t at = run / Format::kRuns * Format::kBlockBytes + kChunksAhead * kBytes;
   if (at >= runs / Format::kRuns * Format::kBlockBytes) return;
-  for (int64_t r = 0; r < 16; ++r) {
+  for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t line = 0; line < kBytes; line += 64) {
       _mm_prefetch(reinterpret_cast<const char*>(rows.codes[r] + at + line), _MM_HINT_T0);
     }
   }
 }
 
-// The lines of the next chunk from the second-level cache to the first, those of two rows with every run: the
-// first loads of a chunk touch them all, and would wait for each other.
+// The lines of the next chunk from the second-level cache to the first, those of a row or two with every run:
+// the first loads of a chunk touch them all, and would wait for each other.
 template <class Format>
 [[gnu::always_inline]] inline void prefetch_next_chunk(const RowPointers& rows, int64_t next, int64_t i) {
   constexpr int64_t kBytes = kChunkRuns * Format::kBlockBytes;
   const int64_t at = next * Format::kBlockBytes;
   for (int64_t line = 64; line <= kBytes; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(rows.codes[2 * i] + at + line), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(rows.codes[2 * i + 1] + at + line), _MM_HINT_T0);
+    for (int64_t r = 0; r < kRows / kChunkRuns; ++r) {
+      const uint8_t* row = rows.codes[kRows / kChunkRuns * i + r];
+      _mm_prefetch(reinterpret_cast<const char*>(row + at + line), _MM_HINT_T0);
+    }
   }
-}
-
-inline __mmask16 first_lanes(int64_t count) {
-  return static_cast<__mmask16>(count >= 16 ? 0xffff : (1 << count) - 1);
 }
 
 // One run: acc[m] = fma(isum, d * d_x, acc[m]), and fma(min, d_x * sum, acc[m]).
 template <class Format, int kRun, int kM, class Block>
 [[gnu::always_inline]] inline void multiply_run(Block& block, const V* half_scales, const float* d,
                                                 const float* m, const ActivationBlock* const* x, int64_t run,
-                                                V16* acc) {
+                                                F* acc) {
   RunOf<Format> codes;
   block.template unpack<kRun, RunOf<Format>::kSigned>(codes.u);
   codes.prepare();
-  const V16 scale = Simd::load(d);
+  const F scale = load_floats(d);
   unroll<kM>([&](auto i) {
     const ActivationBlock& b = x[i][run];
     V isum;
@@ -122,9 +120,9 @@ template <class Format, int kRun, int kM, class Block>
     } else {
       isum = codes.dot(b);
     }
-    acc[i] = Simd::fma(_mm512_cvtepi32_ps(isum), Simd::mul(scale, Simd::broadcast(b.scale)), acc[i]);
+    acc[i] = fma(to_floats(isum), multiply(scale, all(b.scale)), acc[i]);
     if constexpr (Format::kMin) {
-      acc[i] = Simd::fma(Simd::load(m), Simd::broadcast(b.scale * static_cast<float>(b.sum)), acc[i]);
+      acc[i] = fma(load_floats(m), all(b.scale * static_cast<float>(b.sum)), acc[i]);
     }
   });
 }
@@ -139,21 +137,21 @@ concept Even = requires {
 template <class Format, int kM>
 [[gnu::always_inline]] inline void multiply_chunk(const RowPointers& rows, bool even, int64_t first,
                                                   int64_t count, const float* d, const float* m,
-                                                  const ActivationBlock* const* x, V16* acc,
+                                                  const ActivationBlock* const* x, F* acc,
                                                   RowPrefetch& ahead) {
   const auto run = [&](auto block, int64_t i) __attribute__((always_inline)) {
-    ahead.prefetch_bytes<16 * Format::kBlockBytes>();
+    ahead.prefetch_bytes<kRows * Format::kBlockBytes>();
     prefetch_next_chunk<Format>(rows, first + kChunkRuns, i);
-    multiply_run<Format, 0, kM>(block, nullptr, d + 16 * i, m + (Format::kMin ? 16 * i : 0), x, first + i,
-                                acc);
+    multiply_run<Format, 0, kM>(block, nullptr, d + kRows * i, m + (Format::kMin ? kRows * i : 0), x,
+                                first + i, acc);
   };
   if constexpr (Even<Format>) {
     if (even) {
       const uint8_t* const base = rows.codes[0] + first * Format::kBlockBytes;
       const int64_t apart = rows.codes[1] - rows.codes[0];
-      EvenRows four{{base, base + 4 * apart, base + 8 * apart, base + 12 * apart}, apart};
-      for (int64_t i = 0; i < count; ++i, four.go(Format::kBlockBytes)) {
-        run(typename Format::template BlockOf<EvenRows>{four, 0}, i);
+      EvenRows even_ones = even_rows(base, apart);
+      for (int64_t i = 0; i < count; ++i, even_ones.go(Format::kBlockBytes)) {
+        run(typename Format::template BlockOf<EvenRows>{even_ones, 0}, i);
       }
       return;
     }
@@ -163,49 +161,50 @@ template <class Format, int kM>
   }
 }
 
-// Sixteen rows of weights by kM rows of activations.
+// kRows rows of weights by kM rows of activations.
 template <class Format, int kM>
 void gemv_tile(const RowPointers& rows, int64_t runs, const Panel& panel, int64_t m0, float* out,
-               int64_t out_stride, __mmask16 lanes, RowPrefetch& ahead, bool alone) {
+               int64_t out_stride, int64_t num_rows, RowPrefetch& ahead, bool alone) {
   const ActivationBlock* x[kM];
-  V16 acc[kM];
+  F acc[kM];
   unroll<kM>([&](auto i) {
     x[i] = reinterpret_cast<const ActivationBlock*>(panel_row(panel, m0 + i));
-    acc[i] = Simd::zero();
+    acc[i] = zero_floats();
   });
-  alignas(64) float d[kChunkRuns * 16], m[Format::kMin ? kChunkRuns * 16 : 16];
+  alignas(64) float d[kChunkRuns * kRows], m[Format::kMin ? kChunkRuns * kRows : kRows];
   for (int64_t first = 0; first < runs; first += kChunkRuns) {
     const int64_t count = runs - first < kChunkRuns ? runs - first : kChunkRuns;
     Format::scales(rows.scales, first, count, d, m);
     if (alone) prefetch_own<Format>(rows, first, runs);
     if constexpr (Format::kRuns == 1) {
-      multiply_chunk<Format, kM>(rows, lanes == 0xffff, first, count, d, m, x, acc, ahead);
+      multiply_chunk<Format, kM>(rows, num_rows >= kRows, first, count, d, m, x, acc, ahead);
     } else {
       typename Format::Block block{rows.codes, first / 8 * Format::kBlockBytes};
       V halves[4];
       if constexpr (Format::kHalves) block.load_half_scales(halves);
       unroll<8>([&](auto i) {
         ahead.prefetch();
-        multiply_run<Format, i, kM>(block, halves, d + 16 * i, m + (Format::kMin ? 16 * i : 0), x, first + i,
-                                    acc);
+        multiply_run<Format, i, kM>(block, halves, d + kRows * i, m + (Format::kMin ? kRows * i : 0), x,
+                                    first + i, acc);
       });
     }
   }
-  unroll<kM>([&](auto i) { _mm512_mask_storeu_ps(out + (m0 + i) * out_stride, lanes, acc[i]); });
+  unroll<kM>([&](auto i) { store_rows(out + (m0 + i) * out_stride, acc[i], num_rows); });
 }
 
 template <class Format>
 void gemv(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, int64_t num_m, float* out,
           int64_t out_stride) {
   const int64_t runs = w.cols / kQuantBlock;
-  for (int64_t r = 0; r < num_rows; r += 16) {
-    const int64_t left = num_rows - r, next = left > 32 ? 16 : left - 16;
+  for (int64_t r = 0; r < num_rows; r += kRows) {
+    const int64_t left = num_rows - r, next = left > 2 * kRows ? kRows : left - kRows;
     RowPointers rows;
     point_at<Format>(w, first + r, left, rows);
     // Used up by the first pass.
-    RowPrefetch ahead = next > 0 ? RowPrefetch(w, first + r + 16, next, runs) : RowPrefetch(x.prefetch, runs);
+    RowPrefetch ahead =
+        next > 0 ? RowPrefetch(w, first + r + kRows, next, runs) : RowPrefetch(x.prefetch, runs);
     const auto pass = [&](auto size, int64_t m) {
-      gemv_tile<Format, size>(rows, runs, x, m, out + r, out_stride, first_lanes(left), ahead,
+      gemv_tile<Format, size>(rows, runs, x, m, out + r, out_stride, left, ahead,
                               r == 0 && m == 0 && !x.prefetch.done);
     };
     int64_t m = 0;
@@ -219,4 +218,4 @@ void gemv(const MatrixView& w, int64_t first, int64_t num_rows, const Panel& x, 
 }
 
 }  // namespace
-}  // namespace millrace::cpu::MILLRACE_TARGET
+}  // namespace millrace::cpu::MILLRACE_TARGET::lane
