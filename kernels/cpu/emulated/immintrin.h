@@ -101,6 +101,16 @@ inline __m512 _mm512_cvtph_ps(__m256i v) {
   return emulated::as<__m512>(
       emulated::map<float, __fp16>(v, [](__fp16 x) { return static_cast<float>(x); }));
 }
+#ifndef _MM_FROUND_NO_EXC
+#define _MM_FROUND_NO_EXC SIMDE_MM_FROUND_NO_EXC
+#endif
+// To nearest even, which is how they are called.
+inline __m256i _mm512_cvtps_ph(__m512 v, int) {
+  return emulated::as<__m256i>(
+      emulated::map<__fp16, float>(v, [](float x) { return static_cast<__fp16>(x); }));
+}
+#undef _mm512_madd_epi16  // which takes four arguments there
+inline __m512i _mm512_madd_epi16(__m512i a, __m512i b) { return simde_mm512_madd_epi16(a, b); }
 inline __m512i _mm512_cvtepu8_epi32(__m128i v) {
   return emulated::as<__m512i>(emulated::map<int32_t, uint8_t>(v, [](uint8_t x) { return int32_t{x}; }));
 }

@@ -62,14 +62,14 @@ constexpr ScalePlaces make_scale_places() {
 alignas(64) constexpr ScalePlaces kScalePlaces = make_scale_places();
 
 // e8m0 of sixteen rows of four blocks, [block][row], to what is subtracted from both words of a dword of a
-// block, 253 - e in the exponent: block b to down[2 b]. 2 to 253 is what there is room for. Tells the rows
+// block, 253 - e in the exponent: block b to down[b]. 2 to 253 is what there is room for. Tells the rows
 // above that, [block][row]: a damaged file's (255 is a NaN by the format).
 [[gnu::always_inline]] inline __mmask64 scale_words(V e, uint32_t (*down)[16]) {
   const V limit = bytes_of(253);
   const V minus = _mm512_sub_epi8(limit, _mm512_min_epu8(_mm512_max_epu8(e, bytes_of(2)), limit));
   unroll<4>([&](auto b) __attribute__((always_inline)) {
     const V upper = _mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaa, load_bytes(kScalePlaces.at[b]), minus);
-    _mm512_store_si512(down[2 * b], _mm512_srli_epi16(upper, 1));
+    _mm512_store_si512(down[b], _mm512_srli_epi16(upper, 1));
   });
   return _mm512_cmpgt_epu8_mask(e, limit);
 }
@@ -116,24 +116,24 @@ struct TileScales {
     for (int64_t r = 0; r < 16; ++r) {
       from[r] = (Format::kSplit ? w.scales : w.data) + (row + (r < rows ? r : rows - 1)) * apart;
     }
-    V even, odd;  // [block / 2][row]
+    V lower, upper;  // [block % 4][row] of blocks 0 to 3 and 4 to 7
     if (count == kScaleBlocks) {
       const V low = eight_rows_of_scales<kStep>(from, first * kStep);
       const V high = eight_rows_of_scales<kStep>(from + 8, first * kStep);
-      even = _mm512_unpacklo_epi64(low, high);
-      odd = _mm512_unpackhi_epi64(low, high);
+      lower = _mm512_unpacklo_epi64(low, high);
+      upper = _mm512_unpackhi_epi64(low, high);
     } else {
       alignas(64) uint8_t bytes[2][kScaleBlocks / 2][16] = {};
       for (int64_t b = 0; b < count; ++b) {
-        for (int64_t r = 0; r < 16; ++r) bytes[b % 2][b / 2][r] = from[r][(first + b) * kStep];
+        for (int64_t r = 0; r < 16; ++r) bytes[b / 4][b % 4][r] = from[r][(first + b) * kStep];
       }
-      even = load_bytes(bytes[0]);
-      odd = load_bytes(bytes[1]);
+      lower = load_bytes(bytes[0]);
+      upper = load_bytes(bytes[1]);
     }
-    const __mmask64 of_even = scale_words(even, down), of_odd = scale_words(odd, down + 1);
-    any_damaged = (of_even | of_odd) != 0;
+    const __mmask64 of_lower = scale_words(lower, down), of_upper = scale_words(upper, down + 4);
+    any_damaged = (of_lower | of_upper) != 0;
     for (int64_t b = 0; b < kScaleBlocks; ++b) {
-      damaged[b] = static_cast<__mmask16>((b % 2 == 0 ? of_even : of_odd) >> (16 * (b / 2)));
+      damaged[b] = static_cast<__mmask16>((b < 4 ? of_lower : of_upper) >> (16 * (b % 4)));
     }
   }
 };
