@@ -41,7 +41,7 @@ MAY_SEE = {  # layer -> the other layers whose headers it may include; what of k
     "grammar": {"base"},
     "chat": {"base", "grammar"},
     "backend": BELOW_BACKEND | {"dist"},
-    "model": BELOW_BACKEND | {"io", "backend"},
+    "model": BELOW_BACKEND | {"io", "backend", "dist"},
     "engine": BELOW_BACKEND | {"io", "backend", "model", "jinja", "tokenizer", "kv", "sched", "sample", "dist"},
     "examples": set(),
     "python": set(),

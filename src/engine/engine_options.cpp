@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "dist/shares.h"
+#include "engine/rank_group.h"
 #include "io/printable.h"
 #include "kernels/quant/kv_types.h"
 #include "quant/request.h"
@@ -27,6 +29,7 @@ class OptionChecker {
     check_ranges();
     check_device();
     check_quantize();
+    check_ranks();
     if (o_.speculation == Speculation::kDraft && o_.draft_model.empty()) {
       throw_error(ErrorCode::kBadInput, "{}: found no path, expected one for drafts from a model",
                   name("draft_model"));
@@ -60,6 +63,16 @@ class OptionChecker {
     check_range("ageing", o_.ageing, 0, 1e6);
     check_range("kv_tokens", static_cast<double>(o_.kv_tokens), 0, 1e12);
     check_range("max_draft", o_.max_draft, 1, 64);
+  }
+
+  void check_ranks() const {
+    check_range("tensor_parallel", o_.tensor_parallel, 1, dist::kMaxTensorRanks);
+    parse_rank_speeds(name("rank_speeds"), o_);
+    if (o_.tensor_parallel > 1 && !o_.quantize.empty()) {
+      throw_error(ErrorCode::kUnsupported,
+                  "{}: found {} {}, expected one process: millrace quantize writes the file first",
+                  name("quantize"), name("tensor_parallel"), o_.tensor_parallel);
+    }
   }
 
   void check_device() const {
@@ -118,6 +131,8 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.kv_tokens = defaults.kv_tokens;
   draft.kv_bytes = defaults.kv_bytes;
   draft.prefix_cache = false;
+  draft.tensor_parallel = defaults.tensor_parallel;  // rank 0 guesses alone
+  draft.rank_speeds = defaults.rank_speeds;
   draft.ram_tier_bytes = defaults.ram_tier_bytes;
   draft.kv_dir = defaults.kv_dir;
   draft.speculation = defaults.speculation;

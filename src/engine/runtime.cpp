@@ -12,9 +12,11 @@
 #include "base/error.h"
 #include "engine/checkpoint_identity.h"
 #include "engine/engine_options.h"
+#include "engine/leader_executor.h"
 #include "engine/load_tokenizer.h"
 #include "engine/open_backend.h"
 #include "engine/pool_size.h"
+#include "engine/rank_group.h"
 #include "engine/weight_types.h"
 #include "kernels/quant/codec.h"
 #include "kernels/quant/kv_types.h"
@@ -60,7 +62,14 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->checkpoint_ = io::Checkpoint::open(options.model);
   r->weight_types_ = setup.weights;
   const ModelConfig config = read_config(r->checkpoint_);
-  ChosenBackend chosen = open_backend(r->checkpoint_, config, options, setup);
+  RankShare ranks;
+  if (options.tensor_parallel > 1 || setup.group != nullptr) {
+    r->group_ = setup.group != nullptr ? setup.group : job_group(options.tensor_parallel);
+    r->shares_.emplace(r->group_->rank(), parse_rank_speeds("rank_speeds", options));
+    ranks = {r->group_.get(), &*r->shares_};
+  }
+  ChosenBackend chosen = open_backend(r->checkpoint_, config, options, setup, ranks);
+  if (r->group_ != nullptr) check_ranks_agree(*r->group_, r->checkpoint_, config, options, *chosen.backend);
   r->backend_ = std::move(chosen.backend);
   r->device_note_ = std::move(chosen.note);
   check_context(config, *r->backend_, options, setup);
@@ -92,7 +101,11 @@ void Runtime::load_tokenizer_of(const ModelConfig& config) {
 }
 
 void Runtime::make_executor(const RuntimeSetup& setup) {
-  executor_ = backend_->make_executor(spec_);
+  if (group_ != nullptr) {
+    executor_ = std::make_unique<LeaderExecutor>(*group_, *shares_, spec_, *backend_);
+  } else {
+    executor_ = backend_->make_executor(spec_);
+  }
   if (setup.wrap_executor) executor_ = setup.wrap_executor(std::move(executor_));
   // A step with more drafts than any before it is no reason to allocate.
   tokens_.reserve(static_cast<size_t>(spec_.max_tokens));

@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "base/buffer_pool.h"
+#include "dist/shares.h"
 #include "engine/executor_store.h"
 #include "engine/runtime_setup.h"
 #include "io/checkpoint.h"
@@ -121,7 +122,9 @@ class Runtime {
   std::span<const float> checked_logits();
   void check_input(const StepInput& input) const;
 
-  io::Checkpoint checkpoint_;  // first: everything below points into its mapping
+  io::Checkpoint checkpoint_;                  // first: everything below points into its mapping
+  std::shared_ptr<dist::Communicator> group_;  // the ranks that share the model, and this one's part; or none
+  std::optional<dist::Shares> shares_;
   std::unique_ptr<Backend> backend_;
   std::string device_note_;
   std::unique_ptr<Model> model_;

@@ -9,6 +9,7 @@
 #include "model/architecture.h"
 #include "model/feature_recorder.h"
 #include "model/quantized_weights/quantized_weight.h"
+#include "model/weight_slice.h"
 #include "model/weight_source.h"
 #include "quant/recode.h"
 
@@ -17,21 +18,32 @@ namespace {
 
 // Hands every weight of a model, in file-independent order, to `visit`: GGUF name, what the architecture says
 // of it, view, use, and where it goes. Matrices that every token of a prompt is multiplied by come as
-// kDequantized: settled() says what they are loaded as.
+// kDequantized: settled() says what they are loaded as. With `shares` views are a rank's part, and an
+// embedding that serves as output matrix too comes twice: whole where it is looked up, in part where it is
+// multiplied.
 template <class Visit>
-void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w, const Visit& visit) {
+void for_each_weight(WeightSource& source, const ModelConfig& c, const dist::Shares* shares, ModelWeights& w,
+                     const Visit& visit) {
   const Architecture& architecture = architecture_of(c);
   const auto take = [&](int l, const WeightSpec& spec, WeightUse use, WeightPtr& to) {
     std::optional<TensorView> view = spec.presence == Presence::kRequired
                                          ? source.require(l, spec.role, spec.shape)
                                          : source.find(l, spec.role, spec.shape);
     if (!view) return;
+    if (shares != nullptr) *view = slice_weight(*view, spec.role, c, *shares);
     visit(l < 0 ? std::string(spec.role) : fmt::format("blk.{}.{}", l, spec.role), spec, *view, use, to);
   };
   const std::vector<WeightSpec>& outside = source.specs(-1);
   const WeightSpec &embedding = outside[0], &norm = outside[1], &output = outside[2];
   const bool tied = !source.has(-1, output.role);
-  take(-1, embedding, tied && !c.encoder ? WeightUse::kEmbedding : embedding.use, w.token_embedding);
+  const bool multiplied = tied && !c.encoder;
+  take(-1, embedding, multiplied && shares == nullptr ? WeightUse::kEmbedding : embedding.use,
+       w.token_embedding);
+  if (multiplied && shares != nullptr) {
+    const TensorView view = source.require(-1, embedding.role, embedding.shape);
+    visit(std::string(embedding.role), embedding, slice_weight(view, output.role, c, *shares), output.use,
+          w.output);
+  }
   take(-1, norm, norm.use, w.output_norm);
   take(-1, output, output.use, w.output);
   for (size_t i = 3; i < outside.size(); ++i) take(-1, outside[i], outside[i].use, w.*outside[i].outer);
@@ -52,7 +64,7 @@ void run_model(Executor& executor, const Architecture& architecture, const Model
 void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend) {
   WeightSource source(checkpoint, config, /*gather=*/false);
   ModelWeights named;
-  for_each_weight(source, config, named,
+  for_each_weight(source, config, nullptr, named,
                   [](const std::string&, const WeightSpec&, const TensorView&, WeightUse, WeightPtr& to) {
                     to = std::make_unique<Weight>();
                   });
@@ -123,7 +135,7 @@ std::vector<ReadBefore::Range> ranges_to_quantize(const io::Checkpoint& checkpoi
   ModelWeights none;
   std::vector<ReadBefore::Range> ranges;
   for_each_weight(
-      source, config, none,
+      source, config, nullptr, none,
       [&](const std::string& name, const WeightSpec&, const TensorView& view, WeightUse use, WeightPtr&) {
         const bool read = view.data != nullptr && view.rows() > 0 &&
                           loaded_type(quantize, name, view, use, tied) != view.type;
@@ -183,7 +195,7 @@ TypeChoice type_choice(const quant::Request& request) {
 
 void visit_weights(WeightSource& source, const ModelConfig& config, const WeightVisitor& visit) {
   ModelWeights none;
-  for_each_weight(source, config, none,
+  for_each_weight(source, config, nullptr, none,
                   [&](const std::string& name, const WeightSpec& spec, const TensorView& view, WeightUse,
                       WeightPtr&) { visit(name, spec, view); });
 }
@@ -210,7 +222,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   if (quantize) before.emplace(ranges_to_quantize(checkpoint, model->config_, quantize, tied));
   const bool dequantizes = plan_weights(checkpoint, model->config_, backend, quantize).dequantized > 0;
   size_t index = 0;
-  for_each_weight(source, model->config_, model->weights_,
+  for_each_weight(source, model->config_, backend.shares(), model->weights_,
                   [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use,
                       WeightPtr& to) {
                     const DType type = loaded_type(quantize, name, stored, use, tied);
@@ -258,7 +270,7 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
   WeightSource::Unpacked unpacked_before;
   const bool tied = has_tied_output(checkpoint);
   for_each_weight(
-      source, config, none,
+      source, config, backend.shares(), none,
       [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use, WeightPtr&) {
         const size_t copied = source.gathered_bytes() - gathered;  // of this weight
         gathered += copied;

@@ -1,0 +1,256 @@
+// One model over ranks that are threads of this process: the bits of one process, for every tiny golden model and for
+// any number of ranks, however prompts are cut, whoever else runs, and wherever KV blocks go.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "base/error.h"
+#include "dist/local_communicator.h"
+#include "engine/rank_group.h"
+#include "engine/runtime.h"
+#include "engine/test_harness.h"
+#include "tests/golden_reader.h"
+
+namespace millrace {
+namespace {
+
+constexpr int32_t kContext = 512, kRows = 512;
+
+EngineOptions options_for(const std::string& path, int ranks, const std::string& speeds = "",
+                          const std::string& kv_type = "") {
+  return {.model = path,
+          .device = "cpu",
+          .threads = 1,
+          .context = kContext,
+          .kv_type = kv_type,
+          .tensor_parallel = ranks,
+          .rank_speeds = speeds,
+          .step_tokens = kRows};
+}
+
+// body(rank 0's communicator), with the other ranks following in threads of their own. What a rank throws is thrown
+// here, rank 0's before the others'.
+void with_ranks(int ranks, const std::vector<EngineOptions>& options_of,
+                const std::function<void(std::shared_ptr<dist::Communicator>)>& body) {
+  auto group = dist::make_local_group(ranks);
+  std::vector<std::thread> threads;
+  std::vector<std::exception_ptr> faults(static_cast<size_t>(ranks));
+  for (size_t r = 1; r < faults.size(); ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        follow_rank_zero(options_of[std::min(r, options_of.size() - 1)], *group[r]);
+      } catch (...) {
+        faults[r] = std::current_exception();
+      }
+      group[r].reset();
+    });
+  }
+  try {
+    body(std::shared_ptr<dist::Communicator>(std::move(group[0])));
+  } catch (...) {
+    faults[0] = std::current_exception();
+  }
+  for (std::thread& t : threads) t.join();
+  for (const std::exception_ptr& fault : faults) {
+    if (fault != nullptr) std::rethrow_exception(fault);
+  }
+}
+
+std::unique_ptr<Runtime> open(const EngineOptions& options, std::shared_ptr<dist::Communicator> group = nullptr) {
+  return Runtime::open(options, {.sequences = 4, .logit_rows = kRows, .group = std::move(group)});
+}
+
+// Logits of every token of a prompt, [tokens, vocab], fed in pieces of `chunk`.
+std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens, size_t chunk) {
+  kv::Sequence sequence = runtime.make_sequence();
+  std::vector<float> out;
+  while (!tokens.empty()) {
+    const size_t count = std::min(chunk, tokens.size());
+    const StepInput input = {.sequence = &sequence, .tokens = tokens.first(count), .want = StepInput::Want::kAll};
+    const std::span<const float> logits = runtime.step({&input, 1});
+    out.insert(out.end(), logits.begin(), logits.end());
+    tokens = tokens.subspan(count);
+  }
+  return out;
+}
+
+std::vector<int32_t> greedy(Runtime& runtime, std::span<const int32_t> prompt) {
+  kv::Sequence sequence = runtime.make_sequence();
+  runtime.prefill(sequence, prompt.first(prompt.size() - 1));
+  std::vector<int32_t> tokens(8);
+  runtime.generate_greedy(sequence, prompt.back(), tokens);
+  return tokens;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+struct Expected {
+  std::vector<float> logits;
+  std::vector<int32_t> greedy;
+};
+
+Expected alone(const std::string& path, std::span<const int32_t> tokens, const std::string& kv_type = "") {
+  const auto runtime = open(options_for(path, 1, "", kv_type));
+  return {all_logits(*runtime, tokens, kRows), greedy(*runtime, tokens)};
+}
+
+void expect_same(const std::string& path, std::span<const int32_t> tokens, const Expected& expected, int ranks,
+                 const std::string& speeds = "", const std::string& kv_type = "") {
+  SCOPED_TRACE(path + " over " + std::to_string(ranks) + " ranks " + speeds);
+  const EngineOptions options = options_for(path, ranks, speeds, kv_type);
+  with_ranks(ranks, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+    const auto runtime = open(options, std::move(group));
+    EXPECT_TRUE(same_bits(all_logits(*runtime, tokens, kRows), expected.logits));
+    EXPECT_TRUE(same_bits(all_logits(*runtime, tokens, 7), expected.logits));
+    EXPECT_EQ(greedy(*runtime, tokens), expected.greedy);
+  });
+}
+
+std::span<const int32_t> prompt_of(const golden::Model& model) {
+  const std::span<const int32_t> all = model.prompts.front().tokens;
+  return all.first(std::min<size_t>(all.size(), 40));
+}
+
+class AnyNumberOfRanks : public testing::TestWithParam<std::string> {};
+
+TEST_P(AnyNumberOfRanks, HasTheBitsOfOneProcess) {
+  const golden::Model model = golden::load_model(GetParam());
+  const std::string& path = model.paths.back();
+  const Expected expected = alone(path, prompt_of(model));
+  for (const int ranks : {1, 2, 3, 4, 8, 16}) expect_same(path, prompt_of(model), expected, ranks);
+  expect_same(path, prompt_of(model), expected, 2, "3,1");
+  expect_same(path, prompt_of(model), expected, 3, "1,20,1");
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, AnyNumberOfRanks,
+                         testing::Values("llama3", "gpt-oss-w32", "qwen3moe", "qwen2moe", "gemma2"));
+
+// Every other model, in every format it comes in: the same bits over three ranks, or a refusal in one line.
+TEST(Ranks, EveryArchitectureWorksOrIsRefused) {
+  const std::set<std::string> refused = {"olmo2"};  // norms over all heads
+  size_t worked = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/golden/models")) {
+    const std::string name = entry.path().filename().string();
+    const golden::Model model = golden::load_model(name);
+    for (const std::string& path : model.paths) {
+      if (refused.contains(model.architecture)) {
+        EXPECT_THROW(expect_same(path, prompt_of(model), {}, 3), Error) << path;
+        continue;
+      }
+      expect_same(path, prompt_of(model), alone(path, prompt_of(model)), 3);
+      ++worked;
+    }
+  }
+  EXPECT_GT(worked, 30u);
+}
+
+TEST(Ranks, EveryTypeOfCache) {
+  const golden::Model model = golden::load_model("llama3");
+  for (const char* type : {"f32", "f16", "fp8"}) {
+    expect_same(model.paths.back(), prompt_of(model), alone(model.paths.back(), prompt_of(model), type), 3, "", type);
+  }
+}
+
+// Requests that come, share prompts, are swapped out to RAM and computed again: the answers of each alone.
+TEST(Ranks, RandomSchedulesOverThreeRanks) {
+  std::mt19937 random(28);
+  const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (const std::string& model : {test::kLlamaModel, test::kWindowModel}) {
+    std::vector<int32_t> document;
+    for (int i = 0; i < 60; ++i) document.push_back(pick(3, 249));
+    std::vector<Request> requests;
+    for (int i = 0; i < 12; ++i) {
+      Request r;
+      r.tokens.assign(document.begin(), document.begin() + pick(1, 60));
+      for (int j = pick(0, 8); j > 0; --j) r.tokens.push_back(pick(3, 249));
+      r.max_tokens = pick(1, 20);
+      r.samples = pick(1, 4) == 1 ? 2 : 1;
+      r.ignore_end = true;
+      r.priority = pick(0, 3);
+      r.sampling.seed = static_cast<uint64_t>(i);
+      r.sampling.temperature = pick(0, 1) == 0 ? 0.0f : 0.8f;
+      if (pick(1, 5) == 1) r.embedding = Pooling::kMean;
+      if (r.embedding) r.samples = 1;
+      requests.push_back(r);
+    }
+    EngineOptions options = options_for(model, 3);
+    options.context = 128;
+    options.max_running = 8;
+    options.step_tokens = 24;
+    options.ram_tier_bytes = size_t{1} << 20;
+    with_ranks(3, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+      const auto change = [&](RuntimeSetup& setup) { setup.group = group; };
+      const size_t groups = model == test::kWindowModel ? 2 : 1;
+      test::Harness harness(options, std::vector<int32_t>(groups, 20), nullptr, change);
+      group.reset();
+      size_t next = 0;
+      const auto submit_some = [&] {
+        if (next < requests.size() && pick(0, 1) == 0) harness.submit(requests[next++]);
+      };
+      while (next < requests.size()) {
+        submit_some();
+        harness.loop->turn();
+        harness.read_all();
+      }
+      harness.run();
+      for (size_t i = 0; i < requests.size(); ++i) {
+        const auto expected = test::run_alone(model, requests[i]);
+        for (size_t s = 0; s < expected.size(); ++s) {
+          EXPECT_EQ(harness.answers[i][s].error, "");
+          EXPECT_EQ(harness.answers[i][s].tokens, expected[s].tokens) << model << " request " << i;
+          EXPECT_EQ(harness.answers[i][s].embedding, expected[s].embedding) << model << " request " << i;
+        }
+      }
+    });
+  }
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "nothing";
+}
+
+TEST(Ranks, AnotherModelOrPlanIsRefusedByName) {
+  const std::string llama = test::kLlamaModel, other = "tests/golden/models/qwen3/model.gguf";
+  const auto run = [&](const EngineOptions& first, const EngineOptions& second) {
+    return error_of([&] {
+      with_ranks(2, {first, second}, [&](std::shared_ptr<dist::Communicator> group) { open(first, std::move(group)); });
+    });
+  };
+  const std::string model = run(options_for(llama, 2), options_for(other, 2));
+  EXPECT_NE(model.find("model: rank 1 of 2 has '"), std::string::npos) << model;
+  const std::string plan = run(options_for(llama, 2), options_for(llama, 2, "1,2"));
+  EXPECT_EQ(plan, "--rank-speeds: rank 1 of 2 has '1,2', rank 0 has '': all ranks need the same");
+}
+
+TEST(Ranks, OptionsThatMakeNoSense) {
+  EngineOptions options = options_for(test::kLlamaModel, 17);
+  EXPECT_EQ(error_of([&] { open(options); }), "tensor_parallel: found 17, expected 1 to 16");
+  options = options_for(test::kLlamaModel, 2, "1,x");
+  EXPECT_EQ(error_of([&] { open(options); }),
+            "rank_speeds: found \"1,x\", expected numbers above 0 with commas between them");
+  options = options_for(test::kLlamaModel, 2, "1,2,3");
+  EXPECT_EQ(error_of([&] { open(options); }), "rank_speeds: found 3 numbers, expected 2, one for each rank");
+  options = options_for(test::kLlamaModel, 2);
+  options.quantize = "q8_0";
+  EXPECT_NE(error_of([&] { open(options); }).find("quantize: found tensor_parallel 2"), std::string::npos);
+  options = options_for(test::kLlamaModel, 2);
+  options.device = "reference";
+  const std::string refused = error_of([&] {
+    with_ranks(2, {options}, [&](std::shared_ptr<dist::Communicator> group) { open(options, std::move(group)); });
+  });
+  EXPECT_NE(refused.find("device reference: found 2 ranks"), std::string::npos) << refused;
+}
+
+}  // namespace
+}  // namespace millrace
