@@ -45,7 +45,6 @@ void add_device_options(Command& command, EngineOptions& options) {
   add_planning_options(command, options);
   command.flag("--lock", options.lock, "keep the model in memory: none of it may be paged out")
       .group(kModelGroup);
-  add_rank_options(command, options);
 }
 
 void add_rank_options(Command& command, EngineOptions& options) {

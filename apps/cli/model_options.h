@@ -18,8 +18,9 @@ inline constexpr const char* kModelHelp =
 void add_model_path(Command& command, EngineOptions& options);
 // --device --gpu-memory --threads --ctx --kv-type
 void add_planning_options(Command& command, EngineOptions& options);
-// The same, --lock, and the ranks that share a model: --tensor-parallel --rank-speeds
+// The same, and --lock
 void add_device_options(Command& command, EngineOptions& options);
+// For commands that run one model, which ranks may share: --tensor-parallel --rank-speeds
 void add_rank_options(Command& command, EngineOptions& options);
 // --quantize --budget --sample; the last is a file's name until checked() has read it
 void add_quantize_option(Command& command, EngineOptions& options);

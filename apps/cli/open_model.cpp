@@ -24,6 +24,7 @@ auto open_with_progress(const EngineOptions& given, const Open& open) {
     group = job_group(options.tensor_parallel);
     if (group->rank() != 0) {
       follow_rank_zero(options, *group);
+      group.reset();
       throw Followed();
     }
   }

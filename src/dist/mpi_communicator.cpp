@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <exception>
 #include <numeric>
 #include <thread>
 
@@ -122,7 +123,8 @@ class MpiCommunicator final : public PointToPoint {
     ++mpi_.communicators;
   }
   ~MpiCommunicator() override {
-    if (mpi_.ended) return;
+    // A rank that fails has others that wait for something else than its end: abort_mpi ends them.
+    if (mpi_.ended || std::uncaught_exceptions() > 0) return;
     if (comm_ != mpi_.world) mpi_.comm_free(&comm_);
     if (--mpi_.communicators > 0) return;
     mpi_.ended = true;
@@ -290,10 +292,8 @@ std::string describe_mpi() { return "none: this build has no MPI"; }
 namespace millrace::dist {
 
 bool started_by_mpi() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
-    if (std::getenv(name) != nullptr) return true;
-  }
-  return false;
+  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMIX_RANK") != nullptr ||
+         std::getenv("PMI_RANK") != nullptr;
 }
 
 }  // namespace millrace::dist

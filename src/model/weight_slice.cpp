@@ -134,6 +134,8 @@ TensorView slice_weight(const TensorView& view, std::string_view role, const Mod
     case Cut::kRows:
       return rows_of(view, shares.rows(view.shape[static_cast<size_t>(view.rank - 2)]));
     case Cut::kColumns:
+      // Biases of experts that lie in turn with others are seen as rows of one value.
+      if (view.rank == 3) return rows_of(view, shares.rows(view.shape[1]));
       return columns_of(view, shares.rows(view.cols()));
     case Cut::kQueryHeads:
       return rows_of(view, times(heads.query, config.head_dim));

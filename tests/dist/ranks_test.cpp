@@ -1,5 +1,5 @@
-// One model over ranks that are threads of this process: the bits of one process, for every tiny golden model and for
-// any number of ranks, however prompts are cut, whoever else runs, and wherever KV blocks go.
+// One model over ranks that are threads of this process: the bits of one process, for every tiny golden model
+// and for any number of ranks, however prompts are cut, whoever else runs, and wherever KV blocks go.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "dist/local_communicator.h"
 #include "engine/rank_group.h"
+#include "engine/rank_plan.h"
 #include "engine/runtime.h"
 #include "engine/test_harness.h"
 #include "tests/golden_reader.h"
@@ -32,8 +33,8 @@ EngineOptions options_for(const std::string& path, int ranks, const std::string&
           .step_tokens = kRows};
 }
 
-// body(rank 0's communicator), with the other ranks following in threads of their own. What a rank throws is thrown
-// here, rank 0's before the others'.
+// body(rank 0's communicator), with the other ranks following in threads of their own. What a rank throws is
+// thrown here, rank 0's before the others'.
 void with_ranks(int ranks, const std::vector<EngineOptions>& options_of,
                 const std::function<void(std::shared_ptr<dist::Communicator>)>& body) {
   auto group = dist::make_local_group(ranks);
@@ -60,7 +61,8 @@ void with_ranks(int ranks, const std::vector<EngineOptions>& options_of,
   }
 }
 
-std::unique_ptr<Runtime> open(const EngineOptions& options, std::shared_ptr<dist::Communicator> group = nullptr) {
+std::unique_ptr<Runtime> open(const EngineOptions& options,
+                              std::shared_ptr<dist::Communicator> group = nullptr) {
   return Runtime::open(options, {.sequences = 4, .logit_rows = kRows, .group = std::move(group)});
 }
 
@@ -70,7 +72,8 @@ std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens,
   std::vector<float> out;
   while (!tokens.empty()) {
     const size_t count = std::min(chunk, tokens.size());
-    const StepInput input = {.sequence = &sequence, .tokens = tokens.first(count), .want = StepInput::Want::kAll};
+    const StepInput input = {
+        .sequence = &sequence, .tokens = tokens.first(count), .want = StepInput::Want::kAll};
     const std::span<const float> logits = runtime.step({&input, 1});
     out.insert(out.end(), logits.begin(), logits.end());
     tokens = tokens.subspan(count);
@@ -100,8 +103,8 @@ Expected alone(const std::string& path, std::span<const int32_t> tokens, const s
   return {all_logits(*runtime, tokens, kRows), greedy(*runtime, tokens)};
 }
 
-void expect_same(const std::string& path, std::span<const int32_t> tokens, const Expected& expected, int ranks,
-                 const std::string& speeds = "", const std::string& kv_type = "") {
+void expect_same(const std::string& path, std::span<const int32_t> tokens, const Expected& expected,
+                 int ranks, const std::string& speeds = "", const std::string& kv_type = "") {
   SCOPED_TRACE(path + " over " + std::to_string(ranks) + " ranks " + speeds);
   const EngineOptions options = options_for(path, ranks, speeds, kv_type);
   with_ranks(ranks, {options}, [&](std::shared_ptr<dist::Communicator> group) {
@@ -150,10 +153,86 @@ TEST(Ranks, EveryArchitectureWorksOrIsRefused) {
   EXPECT_GT(worked, 30u);
 }
 
+// Counts what the exchanges of a step move; messages of the leader pass by.
+class CountsGathers final : public dist::Communicator {
+ public:
+  explicit CountsGathers(dist::Communicator& inner) : inner_(inner) {}
+  std::string_view name() const override { return inner_.name(); }
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  void send(int to, std::span<const std::byte> bytes) override { inner_.send(to, bytes); }
+  void recv(int from, std::span<std::byte> bytes) override { inner_.recv(from, bytes); }
+  void send_recv(int to, std::span<const std::byte> out, int from, std::span<std::byte> in) override {
+    inner_.send_recv(to, out, from, in);
+  }
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all,
+                  std::span<const size_t> bytes) override {
+    const uint64_t received = inner_.traffic().bytes_received, sent = inner_.traffic().bytes_sent;
+    inner_.all_gather(mine, all, bytes);
+    gathered.bytes_received += inner_.traffic().bytes_received - received;
+    gathered.bytes_sent += inner_.traffic().bytes_sent - sent;
+    ++gathered.calls;
+  }
+  void all_to_all(std::span<const std::byte> out, std::span<const size_t> out_bytes, std::span<std::byte> in,
+                  std::span<const size_t> in_bytes) override {
+    inner_.all_to_all(out, out_bytes, in, in_bytes);
+  }
+  void broadcast(int root, std::span<std::byte> bytes) override { inner_.broadcast(root, bytes); }
+  void barrier() override { inner_.barrier(); }
+  std::unique_ptr<dist::Communicator> split(int colour, int key) override {
+    return inner_.split(colour, key);
+  }
+  dist::Traffic traffic() const override { return inner_.traffic(); }
+
+  dist::Traffic gathered;
+
+ private:
+  dist::Communicator& inner_;
+};
+
+// What the plan says goes over the links is what goes, to the byte; and the ranks' parts are the whole model.
+TEST(Ranks, ThePlanSaysWhatIsExchanged) {
+  for (const char* name : {"llama3", "gpt-oss-w32", "qwen2moe", "gemma2"}) {
+    SCOPED_TRACE(name);
+    const golden::Model model = golden::load_model(name);
+    const EngineOptions options = options_for(model.paths.back(), 3, "2,1,1");
+    const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
+    const dist::Plan plan = plan_ranks(checkpoint, read_config(checkpoint), DType::kBF16, {2, 1, 1});
+    for (size_t i = 0; i < plan.ranks[0].parts.size(); ++i) {
+      const dist::Plan::Part& first = plan.ranks[0].parts[i];
+      if (first.begin == 0 && first.end == first.of && plan.ranks[1].parts[i].end == first.of)
+        continue;  // on all
+      if (first.weight.find("attn_k") != std::string::npos ||
+          first.weight.find("attn_v") != std::string::npos)
+        continue;
+      EXPECT_EQ(plan.ranks[1].parts[i].begin, first.end) << first.weight;
+      EXPECT_EQ(plan.ranks[2].parts[i].begin, plan.ranks[1].parts[i].end) << first.weight;
+      EXPECT_EQ(plan.ranks[2].parts[i].end, first.of) << first.weight;
+    }
+    with_ranks(3, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+      const auto counts = std::make_shared<CountsGathers>(*group);
+      const auto runtime = open(options, counts);
+      for (const bool all : {false, true}) {
+        kv::Sequence sequence = runtime->make_sequence();
+        const std::vector<int32_t> tokens(17, 5);
+        const StepInput input = {.sequence = &sequence,
+                                 .tokens = tokens,
+                                 .want = all ? StepInput::Want::kAll : StepInput::Want::kLast};
+        counts->gathered = {};
+        runtime->step({&input, 1});
+        EXPECT_EQ(counts->gathered.bytes_received, plan.received(0, 17, all ? 17 : 1));
+        EXPECT_EQ(counts->gathered.bytes_sent, plan.sent(0, 17, all ? 17 : 1));
+        EXPECT_EQ(static_cast<int64_t>(counts->gathered.calls) + 1, plan.exchanges_per_step());
+      }
+    });
+  }
+}
+
 TEST(Ranks, EveryTypeOfCache) {
   const golden::Model model = golden::load_model("llama3");
   for (const char* type : {"f32", "f16", "fp8"}) {
-    expect_same(model.paths.back(), prompt_of(model), alone(model.paths.back(), prompt_of(model), type), 3, "", type);
+    expect_same(model.paths.back(), prompt_of(model), alone(model.paths.back(), prompt_of(model), type), 3,
+                "", type);
   }
 }
 
@@ -224,7 +303,8 @@ TEST(Ranks, AnotherModelOrPlanIsRefusedByName) {
   const std::string llama = test::kLlamaModel, other = "tests/golden/models/qwen3/model.gguf";
   const auto run = [&](const EngineOptions& first, const EngineOptions& second) {
     return error_of([&] {
-      with_ranks(2, {first, second}, [&](std::shared_ptr<dist::Communicator> group) { open(first, std::move(group)); });
+      with_ranks(2, {first, second},
+                 [&](std::shared_ptr<dist::Communicator> group) { open(first, std::move(group)); });
     });
   };
   const std::string model = run(options_for(llama, 2), options_for(other, 2));
@@ -247,7 +327,8 @@ TEST(Ranks, OptionsThatMakeNoSense) {
   options = options_for(test::kLlamaModel, 2);
   options.device = "reference";
   const std::string refused = error_of([&] {
-    with_ranks(2, {options}, [&](std::shared_ptr<dist::Communicator> group) { open(options, std::move(group)); });
+    with_ranks(2, {options},
+               [&](std::shared_ptr<dist::Communicator> group) { open(options, std::move(group)); });
   });
   EXPECT_NE(refused.find("device reference: found 2 ranks"), std::string::npos) << refused;
 }
