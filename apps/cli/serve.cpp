@@ -91,8 +91,10 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
   for (const char* name : {"--max-models", "--unload-after", "--models-memory"}) {
     command.refuse_unless(name, several, "without --models");
   }
-  command.refuse_unless(
-      "--tensor-parallel", [several] { return !several(); }, "with --models: ranks share one model");
+  for (const char* name : {"--tensor-parallel", "--pipeline-parallel"}) {
+    command.refuse_unless(
+        name, [several] { return !several(); }, "with --models: ranks share one model");
+  }
   for (const char* name : {"--model-id", "--alias"}) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models, whose TOML file has names and aliases");

@@ -366,7 +366,8 @@ struct BackendOptions {
   int threads = 0;               // 0: one per core this process may use
   Topology topology = {};        // empty: this machine's
   double memory_fraction = 0.9;  // of a device's own memory that is free, how much we may take
-  // Ranks that share the model, this one's `shares` of it; both or none. They must outlive the backend.
+  // This rank's part of a model that ranks share, and for rows of matrices (not for stages of a pipeline)
+  // the group that exchanges what they make of them. They must outlive the backend.
   dist::Communicator* group = nullptr;
   const dist::Shares* shares = nullptr;
 };

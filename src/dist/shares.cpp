@@ -8,11 +8,40 @@
 #include "base/error.h"
 
 namespace millrace::dist {
+namespace {
+
+// [shares + 1]: `units` in proportion to the speeds.
+std::vector<int64_t> cut_units(int64_t units, const std::vector<double>& speeds) {
+  const double all = std::accumulate(speeds.begin(), speeds.end(), 0.0);
+  std::vector<int64_t> bounds(speeds.size() + 1, 0);
+  double before = 0;
+  for (size_t r = 0; r < speeds.size(); ++r) {
+    before += speeds[r];
+    bounds[r + 1] =
+        std::clamp<int64_t>(std::llround(before / all * static_cast<double>(units)), bounds[r], units);
+  }
+  bounds.back() = units;
+  return bounds;
+}
+
+}  // namespace
+
+Shares Shares::pipeline(int stage, std::vector<double> speeds) {
+  const Shares checked(stage, std::move(speeds));
+  Shares shares = even(0, 1);
+  shares.stage_ = stage;
+  shares.stage_speeds_ = checked.speeds_;
+  return shares;
+}
+
+Range Shares::layers_of(int stage, int64_t total) const {
+  const std::vector<int64_t> bounds = cut_units(total, stage_speeds_);
+  return {bounds[static_cast<size_t>(stage)], bounds[static_cast<size_t>(stage) + 1]};
+}
 
 Shares::Shares(int rank, std::vector<double> speeds) : rank_(rank), speeds_(std::move(speeds)) {
   if (speeds_.empty() || ranks() > kMaxTensorRanks) {
-    throw_error(ErrorCode::kBadInput, "tensor_parallel: found {} ranks, expected 1 to {}", ranks(),
-                kMaxTensorRanks);
+    throw_error(ErrorCode::kBadInput, "ranks: found {}, expected 1 to {}", ranks(), kMaxTensorRanks);
   }
   for (const double speed : speeds_) {
     if (!(speed > 0) || !std::isfinite(speed)) {
@@ -22,23 +51,10 @@ Shares::Shares(int rank, std::vector<double> speeds) : rank_(rank), speeds_(std:
   MILLRACE_CHECK(rank >= 0 && rank < ranks());
 }
 
-std::vector<int64_t> Shares::cut_units(int64_t units) const {
-  const double all = std::accumulate(speeds_.begin(), speeds_.end(), 0.0);
-  std::vector<int64_t> bounds(speeds_.size() + 1, 0);
-  double before = 0;
-  for (size_t r = 0; r < speeds_.size(); ++r) {
-    before += speeds_[r];
-    bounds[r + 1] =
-        std::clamp<int64_t>(std::llround(before / all * static_cast<double>(units)), bounds[r], units);
-  }
-  bounds.back() = units;
-  return bounds;
-}
-
 std::vector<int64_t> Shares::cut(int64_t total) const {
   int64_t unit = 32;
   while (unit > 1 && total / unit < ranks()) unit /= 2;
-  std::vector<int64_t> bounds = cut_units((total + unit - 1) / unit);
+  std::vector<int64_t> bounds = cut_units((total + unit - 1) / unit, speeds_);
   for (int64_t& bound : bounds) bound = std::min(bound * unit, total);
   return bounds;
 }
@@ -53,7 +69,7 @@ Range Shares::rows_of(int rank, int64_t total) const {
 Shares::Heads Shares::heads_of(int rank, int64_t heads, int64_t kv_heads) const {
   const int64_t group = heads / kv_heads;
   if (kv_heads >= ranks()) {
-    const std::vector<int64_t> bounds = cut_units(kv_heads);
+    const std::vector<int64_t> bounds = cut_units(kv_heads, speeds_);
     const Range kv{bounds[static_cast<size_t>(rank)], bounds[static_cast<size_t>(rank) + 1]};
     return {{kv.begin * group, kv.end * group}, kv};
   }

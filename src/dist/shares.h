@@ -1,7 +1,7 @@
 // Shares: how dimensions are cut over the ranks of tensor parallelism, by the shape and the ranks' shares
 // alone, so that every rank knows everybody's part. Rows of matrices are cut into units of up to 32 (what
 // kernels take at once); attention is cut by heads, and where there are more ranks than KV heads several
-// ranks hold the same KV head.
+// ranks hold the same KV head. Or how layers are cut over the stages of a pipeline, of whole layers each.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,13 @@ class Shares {
     return {rank, std::vector<double>(static_cast<size_t>(ranks), 1.0)};
   }
 
+  // A stage of a pipeline: all rows and heads, of its layers.
+  static Shares pipeline(int stage, std::vector<double> speeds);
+  int stage() const { return stage_; }
+  int stages() const { return static_cast<int>(stage_speeds_.size()); }  // 1: no pipeline
+  Range layers(int64_t total) const { return layers_of(stage_, total); }
+  Range layers_of(int stage, int64_t total) const;
+
   int rank() const { return rank_; }
   int ranks() const { return static_cast<int>(speeds_.size()); }
   const std::vector<double>& speeds() const { return speeds_; }
@@ -42,9 +49,10 @@ class Shares {
   Heads heads_of(int rank, int64_t heads, int64_t kv_heads) const;
 
  private:
-  std::vector<int64_t> cut_units(int64_t units) const;
   int rank_;
   std::vector<double> speeds_;
+  int stage_ = 0;
+  std::vector<double> stage_speeds_ = {1.0};
 };
 
 }  // namespace millrace::dist

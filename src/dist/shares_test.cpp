@@ -66,5 +66,14 @@ TEST(Shares, FollowTheSpeeds) {
   EXPECT_THROW(Shares(0, std::vector<double>(17, 1.0)), Error);
 }
 
+TEST(Shares, StagesHaveWholeLayers) {
+  const Shares last = Shares::pipeline(2, {1.0, 2.0, 1.0});
+  EXPECT_EQ(last.layers(24), (Range{18, 24}));
+  EXPECT_EQ(last.layers_of(1, 24), (Range{6, 18}));
+  EXPECT_EQ(last.rows(4096), (Range{0, 4096}));
+  EXPECT_EQ(last.heads(32, 8).query, (Range{0, 32}));
+  EXPECT_EQ(Shares::even(1, 2).layers(24), (Range{0, 24}));
+}
+
 }  // namespace
 }  // namespace millrace::dist

@@ -67,11 +67,18 @@ class OptionChecker {
 
   void check_ranks() const {
     check_range("tensor_parallel", o_.tensor_parallel, 1, dist::kMaxTensorRanks);
+    check_range("pipeline_parallel", o_.pipeline_parallel, 1, dist::kMaxTensorRanks);
+    if (o_.tensor_parallel > 1 && o_.pipeline_parallel > 1) {
+      throw_error(ErrorCode::kUnsupported, "{}: found {} with {} {}, expected one of both",
+                  name("pipeline_parallel"), o_.pipeline_parallel, name("tensor_parallel"),
+                  o_.tensor_parallel);
+    }
     parse_rank_speeds(name("rank_speeds"), o_);
-    if (o_.tensor_parallel > 1 && !o_.quantize.empty()) {
+    if (ranks_of(o_) > 1 && !o_.quantize.empty()) {
       throw_error(ErrorCode::kUnsupported,
                   "{}: found {} {}, expected one process: millrace quantize writes the file first",
-                  name("quantize"), name("tensor_parallel"), o_.tensor_parallel);
+                  name("quantize"), name(o_.pipeline_parallel > 1 ? "pipeline_parallel" : "tensor_parallel"),
+                  ranks_of(o_));
     }
   }
 
@@ -132,6 +139,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.kv_bytes = defaults.kv_bytes;
   draft.prefix_cache = false;
   draft.tensor_parallel = defaults.tensor_parallel;  // rank 0 guesses alone
+  draft.pipeline_parallel = defaults.pipeline_parallel;
   draft.rank_speeds = defaults.rank_speeds;
   draft.ram_tier_bytes = defaults.ram_tier_bytes;
   draft.kv_dir = defaults.kv_dir;

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "engine/pipeline_executor.h"
 
 namespace millrace {
 namespace {
@@ -75,15 +76,15 @@ std::span<const int32_t> LeaderExecutor::greedy_tokens() {
 void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
   tell({.kind = Kind::kReadBlock, .group = group, .from = block});
   for (int r = 0; r < group_.size(); ++r) {
-    const dist::Range heads = kv_heads_of(r);
-    if (heads.size() == 0) continue;
-    part_.resize(part_bytes(spec_, group, heads));
+    const BlockPart part = block_part(spec_, shares_, r, group);
+    if (part.empty()) continue;
+    part_.resize(part_bytes(spec_, part));
     if (r == 0) {
       inner().read_block(group, block, part_);
     } else {
       group_.recv(r, part_);
     }
-    for_each_piece(spec_, group, heads, [&](size_t whole_at, size_t part_at, size_t bytes) {
+    for_each_piece(spec_, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
       std::memcpy(to.data() + whole_at, part_.data() + part_at, bytes);
     });
   }
@@ -91,10 +92,10 @@ void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> t
 
 void LeaderExecutor::write_block(int group, int32_t block, std::span<const std::byte> from) {
   for (int r = 0; r < group_.size(); ++r) {
-    const dist::Range heads = kv_heads_of(r);
-    if (heads.size() == 0) continue;
-    part_.resize(part_bytes(spec_, group, heads));
-    for_each_piece(spec_, group, heads, [&](size_t whole_at, size_t part_at, size_t bytes) {
+    const BlockPart part = block_part(spec_, shares_, r, group);
+    if (part.empty()) continue;
+    part_.resize(part_bytes(spec_, part));
+    for_each_piece(spec_, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
       std::memcpy(part_.data() + part_at, from.data() + whole_at, bytes);
     });
     if (r == 0) {
@@ -136,10 +137,10 @@ class Follower {
   void act(const RankMessage& message) {
     switch (message.kind) {
       case Kind::kStop:
+      case Kind::kHidden:  // every rank has all of it
         return;
       case Kind::kMakeExecutor:
         spec_ = unpacked_spec(bytes_);
-        heads_ = backend_.shares()->heads(spec_.heads, spec_.kv_heads).kv;
         executor_ = backend_.make_executor(spec_);
         group_.barrier();
         return;
@@ -154,8 +155,8 @@ class Follower {
         executor_->greedy_tokens();
         return;
       case Kind::kReadBlock:
-        if (heads_.size() == 0) return;
-        bytes_.resize(part_bytes(spec_, message.group, heads_));
+        bytes_.resize(part_bytes(spec_, block_part(spec_, *backend_.shares(), group_.rank(), message.group)));
+        if (bytes_.empty()) return;
         executor_->read_block(message.group, message.from, bytes_);
         executor_->finish_reads();
         group_.send(0, bytes_);
@@ -173,7 +174,6 @@ class Follower {
   Backend& backend_;
   const Model& model_;
   ExecutorSpec spec_;
-  dist::Range heads_;
   std::unique_ptr<Executor> executor_;
   ReceivedBatch batch_;
   std::vector<std::byte> bytes_;
@@ -182,7 +182,14 @@ class Follower {
 }  // namespace
 
 void follow(dist::Communicator& group, Backend& backend, const Model& model) {
+  if (backend.shares()->stages() > 1) return follow_stage(group, backend, model);
   Follower(group, backend, model).run();
+}
+
+std::unique_ptr<Executor> make_leader(dist::Communicator& group, const dist::Shares& shares,
+                                      const ExecutorSpec& spec, Backend& backend) {
+  if (shares.stages() > 1) return std::make_unique<PipelineLeader>(group, shares, spec, backend);
+  return std::make_unique<LeaderExecutor>(group, shares, spec, backend);
 }
 
 }  // namespace millrace

@@ -33,7 +33,6 @@ class LeaderExecutor final : public ForwardingExecutor {
 
  private:
   void tell(const RankMessage& message, std::span<const std::byte> bytes = {});
-  dist::Range kv_heads_of(int rank) const { return shares_.heads_of(rank, spec_.heads, spec_.kv_heads).kv; }
 
   dist::Communicator& group_;
   const dist::Shares& shares_;
@@ -42,6 +41,10 @@ class LeaderExecutor final : public ForwardingExecutor {
   bool collected_ = false;
   std::vector<std::byte> message_, part_;
 };
+
+// Rank 0's executor of ranks that share rows, or of stages. Makes executors on all ranks.
+std::unique_ptr<Executor> make_leader(dist::Communicator& group, const dist::Shares& shares,
+                                      const ExecutorSpec& spec, Backend& backend);
 
 // What another rank does until rank 0 closes the model.
 void follow(dist::Communicator& group, Backend& backend, const Model& model);

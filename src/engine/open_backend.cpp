@@ -12,7 +12,7 @@ ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& 
                               .group = ranks.group,
                               .shares = ranks.shares};
   // Ranks share a model on CPUs only.
-  const std::string device = options.device == "auto" && ranks.group != nullptr ? "cpu" : options.device;
+  const std::string device = options.device == "auto" && ranks.shares != nullptr ? "cpu" : options.device;
   if (device != "auto") {
     std::unique_ptr<Backend> named = make_backend(device, wanted);
     std::string note = load_tuning(*named);

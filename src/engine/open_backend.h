@@ -12,7 +12,7 @@
 
 namespace millrace {
 
-// The ranks that share the model; absent: this process has it alone.
+// BackendOptions' own: the ranks that share the model; absent: this process has it alone.
 struct RankShare {
   dist::Communicator* group = nullptr;
   const dist::Shares* shares = nullptr;

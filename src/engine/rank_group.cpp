@@ -26,26 +26,47 @@ std::string same_bits_family(const Backend& backend) {
 
 }  // namespace
 
-std::shared_ptr<dist::Communicator> job_group(int ranks) {
+std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options) {
   static std::weak_ptr<dist::Communicator> known;  // MPI is per process
+  const int ranks = ranks_of(options);
+  const std::string_view option = options.pipeline_parallel > 1 ? "--pipeline-parallel" : "--tensor-parallel";
   std::shared_ptr<dist::Communicator> group = known.lock();
   if (group == nullptr) {
     if (!dist::started_by_mpi()) {
-      throw_error(ErrorCode::kBadInput,
-                  "--tensor-parallel {}: found one process, expected {}: start it with mpirun -n {}", ranks,
-                  ranks, ranks);
+      throw_error(ErrorCode::kBadInput, "{} {}: found one process, expected {}: start it with mpirun -n {}",
+                  option, ranks, ranks, ranks);
     }
     known = group = dist::make_mpi_world();
   }
   if (group->size() != ranks) {
-    throw_error(ErrorCode::kBadInput, "--tensor-parallel {}: mpirun started {} processes, expected {}", ranks,
+    throw_error(ErrorCode::kBadInput, "{} {}: mpirun started {} processes, expected {}", option, ranks,
                 group->size(), ranks);
   }
   return group;
 }
 
+dist::Shares shares_of(const EngineOptions& options, int rank) {
+  std::vector<double> speeds = parse_rank_speeds("rank_speeds", options);
+  if (options.pipeline_parallel > 1) return dist::Shares::pipeline(rank, std::move(speeds));
+  return {rank, std::move(speeds)};
+}
+
+void check_stages(const ModelConfig& config, const EngineOptions& options) {
+  if (options.pipeline_parallel == 1) return;
+  if (config.encoder) {
+    throw_error(ErrorCode::kUnsupported,
+                "pipeline_parallel: {} is a text encoder, expected a model that writes", config.architecture);
+  }
+  const dist::Shares shares = shares_of(options, 0);
+  for (int stage = 0; stage < shares.stages(); ++stage) {
+    if (shares.layers_of(stage, config.layers).size() > 0) continue;
+    throw_error(ErrorCode::kBadInput, "pipeline_parallel: rank {} would have none of the model's {} layers",
+                stage, config.layers);
+  }
+}
+
 std::vector<double> parse_rank_speeds(std::string_view name, const EngineOptions& options) {
-  const auto ranks = static_cast<size_t>(options.tensor_parallel);
+  const auto ranks = static_cast<size_t>(ranks_of(options));
   if (options.rank_speeds.empty()) return std::vector<double>(ranks, 1.0);
   std::vector<double> speeds;
   for (std::string_view rest = options.rank_speeds;;) {
@@ -73,6 +94,7 @@ void check_ranks_agree(dist::Communicator& group, const io::Checkpoint& checkpoi
       {"version of the program", MILLRACE_VERSION},
       {"model", checkpoint_identity(checkpoint, config)},
       {"--tensor-parallel", std::to_string(options.tensor_parallel)},
+      {"--pipeline-parallel", std::to_string(options.pipeline_parallel)},
       {"--rank-speeds", options.rank_speeds},
       {"processor", same_bits_family(backend)},
   };
@@ -83,8 +105,10 @@ void follow_rank_zero(const EngineOptions& options, dist::Communicator& group) {
   check_options(options);
   const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
   const ModelConfig config = read_config(checkpoint);
-  const dist::Shares shares(group.rank(), parse_rank_speeds("rank_speeds", options));
-  const ChosenBackend chosen = open_backend(checkpoint, config, options, {}, {&group, &shares});
+  check_stages(config, options);
+  const dist::Shares shares = shares_of(options, group.rank());
+  const ChosenBackend chosen =
+      open_backend(checkpoint, config, options, {}, {shares.stages() > 1 ? nullptr : &group, &shares});
   check_ranks_agree(group, checkpoint, config, options, *chosen.backend);
   const std::unique_ptr<Model> model = Model::load(checkpoint, *chosen.backend);
   follow(group, *chosen.backend, *model);

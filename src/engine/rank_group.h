@@ -13,9 +13,19 @@
 
 namespace millrace {
 
-// The processes that mpirun started, of which there must be `ranks`. The same group for all who ask at the
-// same time.
-std::shared_ptr<dist::Communicator> job_group(int ranks);
+// Those of the options that share a model, in one number.
+inline int ranks_of(const EngineOptions& options) {
+  return options.tensor_parallel * options.pipeline_parallel;
+}
+// This rank's part of a model.
+dist::Shares shares_of(const EngineOptions& options, int rank);
+
+// The processes that mpirun started, of which there must be as many as the options say. The same group for
+// all who ask at the same time.
+std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options);
+
+// Throws Error for a model that cannot be cut as the options say.
+void check_stages(const ModelConfig& config, const EngineOptions& options);
 
 // EngineOptions::rank_speeds as numbers, one per rank. Throws Error{kBadInput} under `name`.
 std::vector<double> parse_rank_speeds(std::string_view name, const EngineOptions& options);

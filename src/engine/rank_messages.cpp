@@ -136,10 +136,49 @@ void ReceivedBatch::unpack(std::span<const std::byte> bytes, size_t num_groups) 
   }
 }
 
-size_t part_bytes(const ExecutorSpec& whole, int group, dist::Range kv_heads) {
+namespace {
+
+// Which of a group's layers are in [layers): they are numbered in their order.
+dist::Range layers_in_group(const ExecutorSpec& spec, dist::Range layers, int group) {
+  dist::Range found{0, 0};
+  for (int64_t l = 0; l < std::ssize(spec.layers) && l < layers.end; ++l) {
+    if (spec.layers[static_cast<size_t>(l)].group != group) continue;
+    if (l < layers.begin) ++found.begin;
+    ++found.end;
+  }
+  return found;
+}
+
+}  // namespace
+
+BlockPart block_part(const ExecutorSpec& whole, const dist::Shares& shares, int rank, int group) {
+  const auto layers = static_cast<int64_t>(whole.layers.size());
+  if (shares.stages() > 1) {
+    return {layers_in_group(whole, shares.layers_of(rank, layers), group), {0, whole.kv_heads}};
+  }
+  return {layers_in_group(whole, {0, layers}, group), shares.heads_of(rank, whole.heads, whole.kv_heads).kv};
+}
+
+size_t part_bytes(const ExecutorSpec& whole, const BlockPart& part) {
   size_t bytes = 0;
-  for_each_piece(whole, group, kv_heads, [&](size_t, size_t, size_t count) { bytes += count; });
+  for_each_piece(whole, part, [&](size_t, size_t, size_t count) { bytes += count; });
   return bytes;
+}
+
+ExecutorSpec stage_spec(const ExecutorSpec& whole, const dist::Shares& shares) {
+  if (shares.stages() == 1) return whole;
+  ExecutorSpec spec = whole;
+  const dist::Range layers = shares.layers(std::ssize(whole.layers));
+  for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
+    const dist::Range mine = layers_in_group(whole, layers, g);
+    spec.kv_groups[static_cast<size_t>(g)].num_layers = static_cast<int32_t>(mine.size());
+    for (int64_t l = 0; l < std::ssize(spec.layers); ++l) {
+      auto& place = spec.layers[static_cast<size_t>(l)];
+      if (place.group != g) continue;
+      place.index = l >= layers.begin && l < layers.end ? place.index - static_cast<int32_t>(mine.begin) : 0;
+    }
+  }
+  return spec;
 }
 
 }  // namespace millrace

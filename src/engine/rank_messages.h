@@ -20,6 +20,7 @@ struct RankMessage {
     kStep,          // followed by a batch
     kLogits,        // of the last step, to rank 0
     kGreedy,
+    kHidden,      // the residual stream of the last step, to rank 0
     kReadBlock,   // `from`, to rank 0
     kWriteBlock,  // `to`, followed by the rank's bytes
     kCopyBlock,
@@ -45,18 +46,29 @@ struct ReceivedBatch {
   }
 };
 
-// The bytes of a KV block of one rank inside the whole block, [layers][key, value][kv heads][16 x head_dim]:
-// those of its KV heads. copy(whole offset, part offset, bytes) for each piece.
+// What of a KV block, [layers of the group][key, value][kv heads][16 x head_dim], is a rank's: some KV heads
+// of all layers, or all of some layers.
+struct BlockPart {
+  dist::Range layers, kv_heads;
+  bool empty() const { return layers.size() == 0 || kv_heads.size() == 0; }
+};
+BlockPart block_part(const ExecutorSpec& whole, const dist::Shares& shares, int rank, int group);
+size_t part_bytes(const ExecutorSpec& whole, const BlockPart& part);
+
+// copy(offset in the whole block, offset in the part, bytes) for each piece.
 template <class Copy>
-void for_each_piece(const ExecutorSpec& whole, int group, dist::Range kv_heads, const Copy& copy) {
+void for_each_piece(const ExecutorSpec& whole, const BlockPart& part, const Copy& copy) {
   const size_t head = static_cast<size_t>(kBlockTokens) * kv_head_bytes(whole.kv_type, whole.head_dim);
-  const size_t heads = static_cast<size_t>(whole.kv_heads), mine = static_cast<size_t>(kv_heads.size());
-  const auto pieces = static_cast<size_t>(whole.kv_groups[static_cast<size_t>(group)].num_layers) * 2;
-  for (size_t i = 0; i < pieces; ++i) {
-    copy((i * heads + static_cast<size_t>(kv_heads.begin)) * head, i * mine * head, mine * head);
+  const auto heads = static_cast<size_t>(whole.kv_heads), mine = static_cast<size_t>(part.kv_heads.size());
+  const auto first_head = static_cast<size_t>(part.kv_heads.begin);
+  const auto first = static_cast<size_t>(part.layers.begin) * 2,
+             last = static_cast<size_t>(part.layers.end) * 2;
+  for (size_t i = first; i < last; ++i) {
+    copy((i * heads + first_head) * head, (i - first) * mine * head, mine * head);
   }
 }
-// Of a rank's part; 0 where it has no KV heads.
-size_t part_bytes(const ExecutorSpec& whole, int group, dist::Range kv_heads);
+
+// The spec of a stage's executor: KV pools of its layers alone. Of ranks without a pipeline: the whole one.
+ExecutorSpec stage_spec(const ExecutorSpec& whole, const dist::Shares& shares);
 
 }  // namespace millrace

@@ -15,6 +15,7 @@
 #include "engine/leader_executor.h"
 #include "engine/load_tokenizer.h"
 #include "engine/open_backend.h"
+#include "engine/pipeline_executor.h"
 #include "engine/pool_size.h"
 #include "engine/rank_group.h"
 #include "engine/weight_types.h"
@@ -63,10 +64,11 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->weight_types_ = setup.weights;
   const ModelConfig config = read_config(r->checkpoint_);
   RankShare ranks;
-  if (options.tensor_parallel > 1 || setup.group != nullptr) {
-    r->group_ = setup.group != nullptr ? setup.group : job_group(options.tensor_parallel);
-    r->shares_.emplace(r->group_->rank(), parse_rank_speeds("rank_speeds", options));
-    ranks = {r->group_.get(), &*r->shares_};
+  if (ranks_of(options) > 1 || setup.group != nullptr) {
+    check_stages(config, options);
+    r->group_ = setup.group != nullptr ? setup.group : job_group(options);
+    r->shares_ = shares_of(options, r->group_->rank());
+    ranks = {r->shares_->stages() > 1 ? nullptr : r->group_.get(), &*r->shares_};
   }
   ChosenBackend chosen = open_backend(r->checkpoint_, config, options, setup, ranks);
   if (r->group_ != nullptr) check_ranks_agree(*r->group_, r->checkpoint_, config, options, *chosen.backend);
@@ -102,7 +104,8 @@ void Runtime::load_tokenizer_of(const ModelConfig& config) {
 
 void Runtime::make_executor(const RuntimeSetup& setup) {
   if (group_ != nullptr) {
-    executor_ = std::make_unique<LeaderExecutor>(*group_, *shares_, spec_, *backend_);
+    executor_ = make_leader(*group_, *shares_, spec_, *backend_);
+    pipeline_ = dynamic_cast<PipelineLeader*>(executor_.get());
   } else {
     executor_ = backend_->make_executor(spec_);
   }
@@ -211,11 +214,24 @@ void Runtime::compute(std::span<const Slice> slices) {
   MILLRACE_CHECK(logit_rows_.size() <= static_cast<size_t>(spec_.max_logit_rows));
   const bool hidden =
       std::any_of(slices.begin(), slices.end(), [](const Slice& slice) { return slice.hidden; });
-  model_->forward(*executor_, {.tokens = tokens_,
-                               .sequences = batch_,
-                               .logit_rows = logit_rows_,
-                               .sampled_rows = sampled_rows_,
-                               .only_logits = !hidden});
+  run_batch({.tokens = tokens_,
+             .sequences = batch_,
+             .logit_rows = logit_rows_,
+             .sampled_rows = sampled_rows_,
+             .only_logits = !hidden});
+}
+
+// Over the stages of a pipeline in micro-batches, unless hidden states of all rows are asked for.
+void Runtime::run_batch(const Batch& batch) {
+  if (pipeline_ != nullptr) pipeline_->begin_step();
+  const auto rows = std::ssize(batch.tokens);
+  const int64_t parts = pipeline_ == nullptr || !batch.only_logits ? 1 : pipeline_->micro_batches(rows);
+  if (parts == 1) return model_->forward(*executor_, batch);
+  for (int64_t i = 0; i < parts; ++i) {
+    const MicroBatch part(batch, static_cast<int32_t>(rows * i / parts),
+                          static_cast<int32_t>(rows * (i + 1) / parts));
+    model_->forward(*executor_, part.view());
+  }
 }
 
 std::span<const float> Runtime::forward(std::span<const Slice> slices) {

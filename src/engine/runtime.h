@@ -24,6 +24,8 @@
 
 namespace millrace {
 
+class PipelineLeader;
+
 // Some tokens of one sequence whose blocks are reserved: a row of the engine's own steps.
 struct Slice {
   const kv::Sequence* sequence = nullptr;
@@ -117,6 +119,7 @@ class Runtime {
   void make_executor(const RuntimeSetup& setup);
   void make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
   void compute(std::span<const Slice> slices);
+  void run_batch(const Batch& batch);
   void compute_inputs(std::span<const StepInput> inputs);
   void advance(std::span<const StepInput> inputs);
   std::span<const float> checked_logits();
@@ -130,6 +133,7 @@ class Runtime {
   std::unique_ptr<Model> model_;
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
+  PipelineLeader* pipeline_ = nullptr;  // the same, or what it wraps, where layers are other ranks'
   std::unique_ptr<ExecutorStore> store_;
   std::unique_ptr<kv::Cache> cache_;
   std::shared_ptr<const Tokenizer> tokenizer_;

@@ -120,6 +120,20 @@ std::span<const int32_t> prompt_of(const golden::Model& model) {
   return all.first(std::min<size_t>(all.size(), 40));
 }
 
+// The same over stages of a pipeline.
+void expect_same_in_stages(const std::string& path, std::span<const int32_t> tokens, const Expected& expected,
+                           int stages) {
+  SCOPED_TRACE(path + " over " + std::to_string(stages) + " stages");
+  EngineOptions options = options_for(path, 1);
+  options.pipeline_parallel = stages;
+  with_ranks(stages, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+    const auto runtime = open(options, std::move(group));
+    EXPECT_TRUE(same_bits(all_logits(*runtime, tokens, kRows), expected.logits));
+    EXPECT_TRUE(same_bits(all_logits(*runtime, tokens, 7), expected.logits));
+    EXPECT_EQ(greedy(*runtime, tokens), expected.greedy);
+  });
+}
+
 class AnyNumberOfRanks : public testing::TestWithParam<std::string> {};
 
 TEST_P(AnyNumberOfRanks, HasTheBitsOfOneProcess) {
@@ -142,11 +156,13 @@ TEST(Ranks, EveryArchitectureWorksOrIsRefused) {
     const std::string name = entry.path().filename().string();
     const golden::Model model = golden::load_model(name);
     for (const std::string& path : model.paths) {
+      const Expected expected = alone(path, prompt_of(model));
       if (refused.contains(model.architecture)) {
-        EXPECT_THROW(expect_same(path, prompt_of(model), {}, 3), Error) << path;
-        continue;
+        EXPECT_THROW(expect_same(path, prompt_of(model), expected, 3), Error) << path;
+      } else {
+        expect_same(path, prompt_of(model), expected, 3);
       }
-      expect_same(path, prompt_of(model), alone(path, prompt_of(model)), 3);
+      expect_same_in_stages(path, prompt_of(model), expected, 2);
       ++worked;
     }
   }
@@ -237,7 +253,7 @@ TEST(Ranks, EveryTypeOfCache) {
 }
 
 // Requests that come, share prompts, are swapped out to RAM and computed again: the answers of each alone.
-TEST(Ranks, RandomSchedulesOverThreeRanks) {
+void expect_random_schedules(int tensor_parallel, int pipeline_parallel) {
   std::mt19937 random(28);
   const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
   for (const std::string& model : {test::kLlamaModel, test::kWindowModel}) {
@@ -258,12 +274,14 @@ TEST(Ranks, RandomSchedulesOverThreeRanks) {
       if (r.embedding) r.samples = 1;
       requests.push_back(r);
     }
-    EngineOptions options = options_for(model, 3);
+    const int ranks = tensor_parallel * pipeline_parallel;
+    EngineOptions options = options_for(model, tensor_parallel);
+    options.pipeline_parallel = pipeline_parallel;
     options.context = 128;
     options.max_running = 8;
     options.step_tokens = 24;
     options.ram_tier_bytes = size_t{1} << 20;
-    with_ranks(3, {options}, [&](std::shared_ptr<dist::Communicator> group) {
+    with_ranks(ranks, {options}, [&](std::shared_ptr<dist::Communicator> group) {
       const auto change = [&](RuntimeSetup& setup) { setup.group = group; };
       const size_t groups = model == test::kWindowModel ? 2 : 1;
       test::Harness harness(options, std::vector<int32_t>(groups, 20), nullptr, change);
@@ -290,6 +308,9 @@ TEST(Ranks, RandomSchedulesOverThreeRanks) {
   }
 }
 
+TEST(Ranks, RandomSchedulesOverThreeRanks) { expect_random_schedules(3, 1); }
+TEST(Ranks, RandomSchedulesOverTwoStages) { expect_random_schedules(1, 2); }
+
 std::string error_of(const std::function<void()>& body) {
   try {
     body();
@@ -311,6 +332,17 @@ TEST(Ranks, AnotherModelOrPlanIsRefusedByName) {
   EXPECT_NE(model.find("model: rank 1 of 2 has '"), std::string::npos) << model;
   const std::string plan = run(options_for(llama, 2), options_for(llama, 2, "1,2"));
   EXPECT_EQ(plan, "--rank-speeds: rank 1 of 2 has '1,2', rank 0 has '': all ranks need the same");
+}
+
+TEST(Ranks, StagesThatMakeNoSense) {
+  EngineOptions options = options_for(test::kLlamaModel, 2);
+  options.pipeline_parallel = 2;
+  EXPECT_EQ(error_of([&] { open(options); }),
+            "pipeline_parallel: found 2 with tensor_parallel 2, expected one of both");
+  options.tensor_parallel = 1;
+  options.pipeline_parallel = 16;
+  const std::string layers = error_of([&] { open(options); });
+  EXPECT_NE(layers.find("would have none of the model's"), std::string::npos) << layers;
 }
 
 TEST(Ranks, OptionsThatMakeNoSense) {
