@@ -8,6 +8,7 @@
 #include "engine/checkpoint_identity.h"
 #include "engine/engine_options.h"
 #include "engine/leader_executor.h"
+#include "engine/lock_memory.h"
 #include "engine/open_backend.h"
 
 namespace millrace {
@@ -111,6 +112,7 @@ void follow_rank_zero(const EngineOptions& options, dist::Communicator& group) {
       open_backend(checkpoint, config, options, {}, {shares.stages() > 1 ? nullptr : &group, &shares});
   check_ranks_agree(group, checkpoint, config, options, *chosen.backend);
   const std::unique_ptr<Model> model = Model::load(checkpoint, *chosen.backend);
+  if (options.lock) lock_memory();
   follow(group, *chosen.backend, *model);
 }
 

@@ -1,7 +1,7 @@
-// The plan (dist/plan.h) of a checkpoint over ranks, from its header alone.
+// The plan (dist/share_plan.h) of a checkpoint over ranks, from its header alone.
 #pragma once
 
-#include "dist/plan.h"
+#include "dist/share_plan.h"
 #include "io/checkpoint.h"
 #include "model/model.h"
 

@@ -1,10 +1,6 @@
 #include "engine/runtime.h"
 
-#include <sys/mman.h>
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 
@@ -14,6 +10,7 @@
 #include "engine/engine_options.h"
 #include "engine/leader_executor.h"
 #include "engine/load_tokenizer.h"
+#include "engine/lock_memory.h"
 #include "engine/open_backend.h"
 #include "engine/pipeline_executor.h"
 #include "engine/pool_size.h"
@@ -40,18 +37,6 @@ namespace {
   throw_error(ErrorCode::kBadInput,
               "{}: logits: found NaN, expected numbers; every weight is finite, so the values overflow",
               checkpoint.path());
-}
-
-// Everything this process has mapped, weights included, stays in memory.
-void lock_memory() {
-  if (::mlockall(MCL_CURRENT | MCL_FUTURE) == 0) return;
-  const int reason = errno;
-  rlimit limit{};
-  ::getrlimit(RLIMIT_MEMLOCK, &limit);
-  throw_error(ErrorCode::kNoMemory,
-              "--lock: cannot lock memory: {}; found a limit of {} bytes, expected room for the whole model "
-              "(ulimit -l)",
-              std::strerror(reason), limit.rlim_cur);
 }
 
 }  // namespace

@@ -26,11 +26,8 @@ class CpuBackend final : public Backend {
   std::string_view name() const override { return "cpu"; }
   std::string description() const override {
     const std::string nodes = pool_.nodes() > 1 ? fmt::format(" on {} memory nodes", pool_.nodes()) : "";
-    const std::string rank = group_ == nullptr ? ""
-                                               : fmt::format(", rank {} of {} over {}", group_->rank(),
-                                                             group_->size(), group_->name());
     return fmt::format("cpu, {}, {} thread{}{}{}", kernels_.name, threads(), threads() == 1 ? "" : "s", nodes,
-                       rank);
+                       ranks_text());
   }
   std::string_view isa() const override { return kernels_.name; }
   int threads() const override { return pool_.size(); }
@@ -98,6 +95,14 @@ class CpuBackend final : public Backend {
   }
 
  private:
+  std::string ranks_text() const {
+    if (group_ != nullptr) {
+      return fmt::format(", rank {} of {} over {}", group_->rank(), group_->size(), group_->name());
+    }
+    if (shares_ == nullptr) return "";
+    return fmt::format(", stage {} of {}", shares_->stage(), shares_->stages());
+  }
+
   const cpu::KernelTable& kernels_;
   dist::Communicator* const group_;  // absent: this process has the whole model
   const dist::Shares* const shares_;

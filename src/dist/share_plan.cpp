@@ -1,4 +1,4 @@
-#include "dist/plan.h"
+#include "dist/share_plan.h"
 
 namespace millrace::dist {
 namespace {
