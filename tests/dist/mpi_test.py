@@ -59,6 +59,10 @@ class Mpi(unittest.TestCase):
             three = ranks(3, *arguments, "--out", shared, "--tensor-parallel", "3")
             self.assertEqual(three.returncode, 0, three.stderr)
             self.assertEqual(Path(alone).read_bytes(), Path(shared).read_bytes())
+            os.unlink(shared)
+            stages = ranks(2, *arguments, "--out", shared, "--pipeline-parallel", "2")
+            self.assertEqual(stages.returncode, 0, stages.stderr)
+            self.assertEqual(Path(alone).read_bytes(), Path(shared).read_bytes())
 
     def test_run_answers_once_and_alike(self):
         arguments = ["run", LLAMA, "--raw", "-p", "abc", "-n", "12", "--seed", "3", "--threads", "1", "-q"]
@@ -101,7 +105,7 @@ class Mpi(unittest.TestCase):
 
     def serve(self):
         server = subprocess.Popen([*MPIRUN, "-n", "3", MILLRACE, "serve", LLAMA, "--port", "0", "--threads", "1",
-                                   "--tensor-parallel", "3", "--ctx", "256"],
+                                   "--tensor-parallel", "3", "--ctx", "256", "--model-id", "m"],
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT)
         self.addCleanup(server.stderr.close)
         self.addCleanup(server.stdout.close)
@@ -112,7 +116,7 @@ class Mpi(unittest.TestCase):
         return server, found.group(1)
 
     def ask(self, url):
-        body = json.dumps({"model": "llama3", "prompt": "abc", "max_tokens": 5, "seed": 1}).encode()
+        body = json.dumps({"model": "m", "prompt": "abc", "max_tokens": 5, "seed": 1}).encode()
         request = urllib.request.Request(url + "/v1/completions", body, {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)["choices"][0]["text"]
