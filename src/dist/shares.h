@@ -4,6 +4,7 @@
 // ranks hold the same KV head. Or how layers are cut over the stages of a pipeline, of whole layers each.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
