@@ -10,7 +10,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(kernel_parts base tensor kernels_quant kernels_cpu_quant kernels_cpu kernels_reference kernels_cuda kernels_api)
-set(engine_parts quant io jinja tokenizer kv sched sample backend backend_cpu backend_cuda backend_reference model engine)
+set(engine_parts dist quant io jinja tokenizer kv sched sample backend backend_cpu backend_cuda backend_reference model engine)
 
 # objects_of(VARIABLE PART...): the objects of those parts that are compiled.
 function(objects_of variable)

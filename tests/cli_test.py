@@ -187,6 +187,15 @@ class Run(CliTest):
         self.bad("run", self.model, "-p", "a", "--device", "tpu", says=["tpu", "cpu"])
         self.bad("run", self.model, "-p", "a", "--gpu-memory", "1.5", says=["--gpu-memory", "1.5"])
         self.bad("run", self.model, "-p", "a", "--gpu-memory", "0.5", "--device", "cpu", says=["--gpu-memory", "--device cpu"])
+        self.bad("run", self.model, "-p", "a", "--tensor-parallel", 17, says=["--tensor-parallel", "17"])
+        self.bad("run", self.model, "-p", "a", "--pipeline-parallel", 0, says=["--pipeline-parallel", "0"])
+        self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--pipeline-parallel", 2,
+                 says=["--pipeline-parallel", "--tensor-parallel 2"])
+        self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--rank-speeds", "1,x", says=["--rank-speeds", "1,x"])
+        self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--rank-speeds", "1,2,3", says=["--rank-speeds", "3"])
+        self.bad("run", self.model, "-p", "a", "--tensor-parallel", 2, "--quantize", "q8_0", says=["--quantize", "2"])
+        self.bad("inspect", self.model, "--ranks", 17, says=["--ranks", "17"])
+        self.bad("inspect", self.model, "--ranks", 2, "--rank-speeds", "1,0", says=["--rank-speeds", "1,0"])
         self.bad("tune", self.path / "none.gguf", says=["none.gguf"])
         self.bad("tune", self.model, "--device", "cpu", says=["cpu", "cuda"])
         self.bad("tune", self.model, "--print", says=["--print", "MODEL"])
@@ -346,6 +355,16 @@ class Inspect(CliTest):
                 self.assertEqual(out["metadata"]["general.architecture"], {"phi": "phi2"}.get(name, name))
                 text = self.good("inspect", model)
                 self.assertIn("longest context that fits", text)
+
+    def test_ranks(self):
+        plan = self.good_json("inspect", self.model, "--ranks", 3, "--rank-speeds", "2,1,1")["tensor_parallel"]
+        self.assertEqual(len(plan["ranks"]), 3)
+        for parts in zip(*(rank["weights"] for rank in plan["ranks"])):
+            if "attn_output" in parts[0]["weight"] or "ffn_down" in parts[0]["weight"]:
+                bounds = [0] + [part["end"] for part in parts]
+                self.assertEqual([part["begin"] for part in parts], bounds[:-1])
+                self.assertEqual(bounds[-1], parts[0]["of"])
+        self.assertIn("received per token", self.good("inspect", self.model, "--ranks", 3, "--tensors"))
 
     def test_bad_input(self):
         self.bad("inspect", self.path / "none.gguf", says=["none.gguf"])

@@ -241,6 +241,7 @@ void add_bench(CommandLine& line) {
   command.flag("--json", options->json, "one JSON object");
   const std::shared_ptr<ClientOptions> clients = add_client_options(command, options->engine);
   add_device_options(command, options->engine);
+  add_rank_options(command, options->engine);
   add_quantize_option(command, options->engine);
   command.footer(kBenchFooter);
   // What the other way of measuring would not look at is refused, not ignored.

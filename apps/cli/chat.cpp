@@ -229,6 +229,7 @@ void add_chat(CommandLine& line) {
       .show_default();
   add_sampling_options(command, options->sampling);
   add_device_options(command, options->engine);
+  add_rank_options(command, options->engine);
   add_quantize_option(command, options->engine);
   add_draft_options(command, options->engine, "Guessing ahead");
   command.footer(kChatFooter);

@@ -9,6 +9,8 @@
 
 #include "engine/memory_plan.h"
 #include "engine/open_backend.h"
+#include "engine/rank_group.h"
+#include "engine/rank_plan.h"
 #include "engine/weight_types.h"
 #include "io/hf_directory.h"
 #include "io/printable.h"
@@ -26,6 +28,8 @@ using Json = nlohmann::ordered_json;
 struct InspectOptions {
   EngineOptions engine = default_options();
   bool tensors = false, json = false;
+  int32_t ranks = 1;
+  std::string rank_speeds;
 };
 
 constexpr const char* kInspectFooter =
@@ -35,6 +39,7 @@ constexpr const char* kInspectFooter =
     "  millrace inspect model.gguf --tensors                    # every tensor\n"
     "  millrace inspect gpt-oss-120b                            # before it is fetched: its first megabytes "
     "do\n"
+    "  millrace inspect model.gguf --ranks 3                    # shared by three processes\n"
     "  millrace inspect model.gguf --json | jq .memory";
 
 // A metadata value for people: long text and arrays cut short.
@@ -208,7 +213,67 @@ void print_text(const InspectOptions& options, const std::string& path, const io
   write_stdout(out + "\n" + memory_text(plan, backend));
 }
 
+std::string heads_text(const dist::Range& heads) {
+  return heads.size() == 0 ? "none" : fmt::format("{}-{}", heads.begin, heads.end - 1);
+}
+
+std::string plan_text(const dist::Plan& plan, bool weights) {
+  std::string out = fmt::format("\nOver {} ranks, each with some rows of every matrix\n", plan.ranks.size());
+  out += fmt::format("  {:<6}{:>12}{:>14}{:>11}{:>18}{:>22}\n", "rank", "weights", "query heads", "kv heads",
+                     "kv per 1k tokens", "received per token");
+  for (size_t r = 0; r < plan.ranks.size(); ++r) {
+    const dist::Plan::Rank& rank = plan.ranks[r];
+    const uint64_t received =
+        plan.received(static_cast<int>(r), 1, 1) + (r == 0 ? plan.logits_received(1) : 0);
+    out += fmt::format("  {:<6}{:>12}{:>14}{:>11}{:>18}{:>22}\n", r, human_bytes(rank.weight_bytes),
+                       heads_text(rank.query_heads), heads_text(rank.kv_heads),
+                       human_bytes(rank.kv_bytes_per_token * 1024), human_bytes(received));
+  }
+  out +=
+      fmt::format("  exchanges per step: {}; a prompt of 512 tokens: rank 0 receives {}\n",
+                  plan.exchanges_per_step(), human_bytes(plan.received(0, 512, 1) + plan.logits_received(1)));
+  if (!weights) return out;
+  for (size_t i = 0; i < plan.ranks[0].parts.size(); ++i) {
+    out += fmt::format("  {:<32}", plan.ranks[0].parts[i].weight);
+    for (const dist::Plan::Rank& rank : plan.ranks)
+      out += fmt::format(" {}-{}", rank.parts[i].begin, rank.parts[i].end);
+    out += fmt::format(" of {}\n", plan.ranks[0].parts[i].of);
+  }
+  return out;
+}
+
+Json plan_json(const dist::Plan& plan) {
+  Json ranks = Json::array();
+  for (size_t r = 0; r < plan.ranks.size(); ++r) {
+    const dist::Plan::Rank& rank = plan.ranks[r];
+    Json parts = Json::array();
+    for (const dist::Plan::Part& part : rank.parts) {
+      parts.push_back({{"weight", part.weight},
+                       {"begin", part.begin},
+                       {"end", part.end},
+                       {"of", part.of},
+                       {"bytes", part.bytes}});
+    }
+    ranks.push_back({{"speed", plan.speeds[r]},
+                     {"weight_bytes", rank.weight_bytes},
+                     {"query_heads", {rank.query_heads.begin, rank.query_heads.end}},
+                     {"kv_heads", {rank.kv_heads.begin, rank.kv_heads.end}},
+                     {"kv_bytes_per_token", rank.kv_bytes_per_token},
+                     {"received_bytes_per_token", plan.received(static_cast<int>(r), 1, 1)},
+                     {"sent_bytes_per_token", plan.sent(static_cast<int>(r), 1, 1)},
+                     {"received_bytes_per_prompt_of_512", plan.received(static_cast<int>(r), 512, 1)},
+                     {"weights", std::move(parts)}});
+  }
+  return {{"ranks", std::move(ranks)},
+          {"logits_received_bytes_per_token", plan.logits_received(1)},
+          {"exchanges_per_step", plan.exchanges_per_step()}};
+}
+
 int inspect(const InspectOptions& options) {
+  EngineOptions sharing = options.engine;
+  sharing.tensor_parallel = options.ranks;
+  sharing.rank_speeds = options.rank_speeds;
+  const std::vector<double> speeds = parse_rank_speeds("--rank-speeds", sharing);
   EngineOptions given = options.engine;
   // What "auto" chooses is measured on the weights: for that the model has to be here.
   if (given.quantize == "auto") given.model = find_model(given.model, given);
@@ -224,15 +289,20 @@ int inspect(const InspectOptions& options) {
   const std::unique_ptr<Backend>& backend = chosen.backend;
   tell_device(chosen.note);
   const MemoryPlan plan = plan_memory(checkpoint, config, *backend, engine, setup);
+  std::optional<dist::Plan> ranks;
+  if (options.ranks > 1) ranks = plan_ranks(checkpoint, config, plan.kv_type, speeds);
   if (options.json) {
-    write_json({{"path", valid_utf8(path)},
+    Json out = {{"path", valid_utf8(path)},
                 {"config", config_json(config)},
                 {"metadata", metadata_json(checkpoint)},
                 {"tensors", tensors_json(checkpoint, options.tensors)},
                 {"device", backend->description()},
-                {"memory", memory_json(plan)}});
+                {"memory", memory_json(plan)}};
+    if (ranks) out["tensor_parallel"] = plan_json(*ranks);
+    write_json(out);
   } else {
     print_text(options, path, checkpoint, config, *backend, plan);
+    if (ranks) write_stdout(plan_text(*ranks, options.tensors));
   }
   return 0;
 }
@@ -245,6 +315,14 @@ void add_inspect(CommandLine& line) {
   add_model_path(command, options->engine);
   command.flag("--tensors", options->tensors, "list every tensor");
   command.flag("--json", options->json, "one JSON object");
+  command
+      .option("--ranks", options->ranks,
+              "how so many processes would share it: rows, memory, bytes exchanged")
+      .range(1, dist::kMaxTensorRanks)
+      .show_default();
+  command.option("--rank-speeds", options->rank_speeds, "their speeds, 3,1,1: who is faster gets more");
+  command.refuse_unless(
+      "--rank-speeds", [options] { return options->ranks > 1; }, "without --ranks");
   add_planning_options(command, options->engine);
   add_quantize_option(command, options->engine);
   command.footer(kInspectFooter);

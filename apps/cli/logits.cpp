@@ -77,6 +77,7 @@ void add_logits(CommandLine& line) {
   command.flag("--all", options->all, "a row for every token, not only the last");
   command.option("--out", options->out, "the .npy file to write; appears whole or not at all").required();
   add_device_options(command, options->engine);
+  add_rank_options(command, options->engine);
   add_quantize_option(command, options->engine);
   command.footer(kLogitsFooter);
   command.runs([options] { return logits(*options); });

@@ -10,10 +10,13 @@
 #include "base/error.h"
 #include "bench.h"
 #include "chat.h"
+#include "devices.h"
+#include "dist/mpi_communicator.h"
 #include "inspect.h"
 #include "interrupt.h"
 #include "list.h"
 #include "logits.h"
+#include "open_model.h"
 #include "output.h"
 #include "perplexity.h"
 #include "pull.h"
@@ -82,6 +85,7 @@ int run_command_line(int argc, char** argv) {
   add_synth(line);
   add_quantize(line);
   add_tune(line);
+  add_devices(line);
   return line.parse(argc, argv)();
 }
 
@@ -92,6 +96,8 @@ int guarded_main(int argc, char** argv) {
     return fail(kStatusBadInput, error.what());
   } catch (const UsageError& error) {
     return fail(kStatusBadInput, error.what());
+  } catch (const Followed&) {
+    return 0;
   } catch (const Interrupted& interrupted) {
     return 128 + interrupted.signal;
   } catch (const ClosedOutput&) {
@@ -108,5 +114,7 @@ int guarded_main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   millrace::cli::install_signal_handlers();
-  return millrace::cli::guarded_main(argc, argv);
+  const int status = millrace::cli::guarded_main(argc, argv);
+  if (status != 0) millrace::dist::abort_mpi(status);  // the other ranks would wait for this one
+  return status;
 }

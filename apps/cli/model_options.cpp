@@ -1,6 +1,7 @@
 #include "model_options.h"
 
 #include "confirm.h"
+#include "dist/shares.h"
 #include "engine/engine_options.h"
 #include "input.h"
 #include "quant/request.h"
@@ -44,6 +45,28 @@ void add_device_options(Command& command, EngineOptions& options) {
   add_planning_options(command, options);
   command.flag("--lock", options.lock, "keep the model in memory: none of it may be paged out")
       .group(kModelGroup);
+}
+
+void add_rank_options(Command& command, EngineOptions& options) {
+  command
+      .option("--tensor-parallel", options.tensor_parallel,
+              "processes that share the model, started by mpirun -n N: each has some rows of every matrix")
+      .range(1, dist::kMaxTensorRanks)
+      .show_default()
+      .group(kModelGroup);
+  command
+      .option("--pipeline-parallel", options.pipeline_parallel,
+              "the same with whole layers in each process, one behind the other")
+      .range(1, dist::kMaxTensorRanks)
+      .show_default()
+      .group(kModelGroup);
+  command
+      .option("--rank-speeds", options.rank_speeds,
+              "speeds of these processes, 3,1,1: who is faster gets more of the model; default: all alike")
+      .group(kModelGroup);
+  command.refuse_unless(
+      "--rank-speeds", [&options] { return options.tensor_parallel > 1 || options.pipeline_parallel > 1; },
+      "without --tensor-parallel or --pipeline-parallel");
 }
 
 void add_quantize_option(Command& command, EngineOptions& options) {
@@ -118,6 +141,7 @@ EngineOptions checked(EngineOptions options) {
   // What was said to every command and is of no use to this one. (Said to this one it was refused.)
   const EngineOptions defaults;
   if (!may_use_gpu(options)) options.gpu_memory = defaults.gpu_memory;
+  if (options.tensor_parallel == 1 && options.pipeline_parallel == 1) options.rank_speeds = "";
   if (options.quantize != "auto") options.quantize_budget = options.quantize_sample = "";
   check_options(options, OptionNames::kFlags);
   if (!options.quantize_sample.empty()) options.quantize_sample = read_input(options.quantize_sample);

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "dist/communicator.h"
+#include "engine/rank_group.h"
 #include "model_names.h"
 #include "model_options.h"
 #include "output.h"
@@ -17,6 +19,15 @@ auto open_with_progress(const EngineOptions& given, const Open& open) {
   EngineOptions options = checked(given);
   options.model = find_model(options.model, options);
   if (!options.draft_model.empty()) options.draft_model = find_model(options.draft_model, options);
+  std::shared_ptr<dist::Communicator> group;
+  if (ranks_of(options) > 1) {
+    group = job_group(options);
+    if (group->rank() != 0) {
+      follow_rank_zero(options, *group);
+      group.reset();
+      throw Followed();
+    }
+  }
   Progress progress(options.quantize.empty() ? "loading" : "quantizing");
   options.on_load = [&](size_t done, size_t total) { progress.update(done, total); };
   auto opened = open(options);

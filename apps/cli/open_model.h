@@ -9,6 +9,9 @@
 
 namespace millrace::cli {
 
+// Thrown to main by a process that is not rank 0, when rank 0 has closed the model: it did its part.
+struct Followed {};
+
 // Both take options as they were parsed, check them (model_options.h) and find the models that they name
 // (model_names.h). Throw Error.
 std::unique_ptr<Engine> open_engine(const EngineOptions& options);

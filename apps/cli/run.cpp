@@ -160,6 +160,7 @@ void add_run(CommandLine& line) {
   command.flag("-q,--quiet", options->quiet, "no statistics at the end");
   add_sampling_options(command, options->sampling);
   add_device_options(command, options->engine);
+  add_rank_options(command, options->engine);
   add_quantize_option(command, options->engine);
   add_draft_options(command, options->engine, "Guessing ahead");
   command.footer(kRunFooter);

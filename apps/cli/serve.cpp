@@ -91,6 +91,10 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
   for (const char* name : {"--max-models", "--unload-after", "--models-memory"}) {
     command.refuse_unless(name, several, "without --models");
   }
+  for (const char* name : {"--tensor-parallel", "--pipeline-parallel"}) {
+    command.refuse_unless(
+        name, [several] { return !several(); }, "with --models: ranks share one model");
+  }
   for (const char* name : {"--model-id", "--alias"}) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models, whose TOML file has names and aliases");
@@ -220,6 +224,7 @@ void add_serve(CommandLine& line) {
   add_yes_option(command, "fetch the model without asking if it is not here");
   add_models_options(command, *o);
   add_device_options(command, o->engine);
+  add_rank_options(command, o->engine);
   add_quantize_option(command, o->engine);
   add_engine_options(command, o->engine, "Engine");
   command.option("--max-queue", o->engine.max_waiting, "requests that may wait; more are answered with 503")

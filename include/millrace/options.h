@@ -32,6 +32,13 @@ struct EngineOptions {
   // by (not its name; empty: a built-in one).
   std::string quantize_budget = {}, quantize_sample = {};
   bool lock = false;  // keep weights and cache in memory: nothing is paged out
+  // Processes of mpirun's job that share the model, 1 to 16; each has some rows of every matrix. Only on
+  // CPUs.
+  int32_t tensor_parallel = 1;
+  // The same with whole layers in each, one behind the other; not together with tensor_parallel.
+  int32_t pipeline_parallel = 1;
+  // Their speeds, "3,1,1": who is faster gets more of the model; empty: all alike.
+  std::string rank_speeds = {};
 
   // --- who runs
   int32_t max_running = 64;      // samples in flight

@@ -295,7 +295,8 @@ void encode_all(const float* source, std::byte* out, int64_t elements) {
 // ---------------------------------------------------------------- scales beside the values
 
 float grid_scale(const ScaleGrid& grid, int64_t row, int64_t col) {
-  const int64_t at = row / grid.rows_per_scale * grid.scales_per_row + col / grid.cols_per_scale;
+  const int64_t at =
+      (grid.first_row + row) / grid.rows_per_scale * grid.scales_per_row + col / grid.cols_per_scale;
   if (grid.type == DType::kU8) return to_float(E8M0{static_cast<uint8_t>(grid.data[at])});
   if (grid.type == DType::kBF16) {
     BFloat16 scale;
@@ -427,7 +428,7 @@ void dequantize_row(const TensorView& view, int64_t row, float* out) {
     const bool scaled = view.scales.data != nullptr;
     const int64_t step = scaled ? std::max<int64_t>(1, view.scales.cols_per_scale) : cols;
     for (int64_t begin = 0; begin < cols; begin += step) {
-      const float scale = scaled ? grid_scale(view.scales, row, begin) : 1.0f;
+      const float scale = scaled ? grid_scale(view.scales, view.data_row(row), begin) : 1.0f;
       for (int64_t c = begin; c < std::min(begin + step, cols); ++c) {
         out[c] = scale * (view.type == DType::kF8E4M3 ? to_float(Fp8E4M3{bytes[c]})
                                                       : e2m1((bytes[c / 2] >> (c % 2 * 4)) & 15));
@@ -436,7 +437,7 @@ void dequantize_row(const TensorView& view, int64_t row, float* out) {
   } else {
     dequantize(view.type, view.row(row), out, cols);
     if (view.scales.data == nullptr) return;
-    for (int64_t c = 0; c < cols; ++c) out[c] *= grid_scale(view.scales, row, c);
+    for (int64_t c = 0; c < cols; ++c) out[c] *= grid_scale(view.scales, view.data_row(row), c);
   }
 }
 
@@ -538,7 +539,7 @@ bool scales_are_finite(const TensorView& view, int64_t row) {
     case DType::kF8E4M3:
       if (view.scales.data == nullptr) return true;
       for (int64_t c = 0; c < view.cols(); c += view.scales.cols_per_scale) {
-        if (!std::isfinite(grid_scale(view.scales, row, c))) return false;
+        if (!std::isfinite(grid_scale(view.scales, view.data_row(row), c))) return false;
       }
       return true;
     default:

@@ -39,6 +39,8 @@
 #include "base/paging.h"
 #include "base/sampling_math.h"
 #include "base/topology.h"
+#include "dist/communicator.h"
+#include "dist/shares.h"
 #include "kernels/quant/kv_types.h"
 #include "millrace/error.h"
 #include "tensor/tensor_view.h"
@@ -364,6 +366,10 @@ struct BackendOptions {
   int threads = 0;               // 0: one per core this process may use
   Topology topology = {};        // empty: this machine's
   double memory_fraction = 0.9;  // of a device's own memory that is free, how much we may take
+  // This rank's part of a model that ranks share, and for rows of matrices (not for stages of a pipeline)
+  // the group that exchanges what they make of them. They must outlive the backend.
+  dist::Communicator* group = nullptr;
+  const dist::Shares* shares = nullptr;
 };
 
 class Backend {
@@ -380,6 +386,8 @@ class Backend {
   virtual bool gives_hidden_states() const { return false; }  // of its executors: read_hidden
   // Bytes a second that its own memory is read with, measured now; nothing: it uses the machine's.
   virtual std::optional<double> measure_read_bandwidth() { return std::nullopt; }
+  // Of a rank: which part of the weights load_weight expects. Absent: all of them.
+  virtual const dist::Shares* shares() const { return nullptr; }
   // What of an architecture's operations this device does not do (op_features.h): none, or Model::load
   // refuses with their names.
   virtual OpFeatures lacks() const { return {}; }

@@ -27,6 +27,11 @@ std::optional<int> gpu_of(std::string_view name) {
 
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options) {
   if (name == "cpu") return make_cpu_backend(options);
+  if (options.shares != nullptr) {
+    throw_error(ErrorCode::kUnsupported,
+                "device {}: found {} ranks that share a model, expected one: only the cpu device does that",
+                name, options.shares->ranks() * options.shares->stages());
+  }
   if (name == "reference") return make_reference_backend();
   if (const std::optional<int> gpu = gpu_of(name)) return make_cuda_backend(options, *gpu);
   throw_error(ErrorCode::kBadInput, "device: found \"{}\", expected auto, cpu, reference, cuda or cuda:N",

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "dist/shares.h"
+#include "engine/rank_group.h"
 #include "io/printable.h"
 #include "kernels/quant/kv_types.h"
 #include "quant/request.h"
@@ -27,6 +29,7 @@ class OptionChecker {
     check_ranges();
     check_device();
     check_quantize();
+    check_ranks();
     if (o_.speculation == Speculation::kDraft && o_.draft_model.empty()) {
       throw_error(ErrorCode::kBadInput, "{}: found no path, expected one for drafts from a model",
                   name("draft_model"));
@@ -60,6 +63,23 @@ class OptionChecker {
     check_range("ageing", o_.ageing, 0, 1e6);
     check_range("kv_tokens", static_cast<double>(o_.kv_tokens), 0, 1e12);
     check_range("max_draft", o_.max_draft, 1, 64);
+  }
+
+  void check_ranks() const {
+    check_range("tensor_parallel", o_.tensor_parallel, 1, dist::kMaxTensorRanks);
+    check_range("pipeline_parallel", o_.pipeline_parallel, 1, dist::kMaxTensorRanks);
+    if (o_.tensor_parallel > 1 && o_.pipeline_parallel > 1) {
+      throw_error(ErrorCode::kUnsupported, "{}: found {} with {} {}, expected one of both",
+                  name("pipeline_parallel"), o_.pipeline_parallel, name("tensor_parallel"),
+                  o_.tensor_parallel);
+    }
+    parse_rank_speeds(name("rank_speeds"), o_);
+    if (ranks_of(o_) > 1 && !o_.quantize.empty()) {
+      throw_error(ErrorCode::kUnsupported,
+                  "{}: found {} {}, expected one process: millrace quantize writes the file first",
+                  name("quantize"), name(o_.pipeline_parallel > 1 ? "pipeline_parallel" : "tensor_parallel"),
+                  ranks_of(o_));
+    }
   }
 
   void check_device() const {
@@ -118,6 +138,9 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.kv_tokens = defaults.kv_tokens;
   draft.kv_bytes = defaults.kv_bytes;
   draft.prefix_cache = false;
+  draft.tensor_parallel = defaults.tensor_parallel;  // rank 0 guesses alone
+  draft.pipeline_parallel = defaults.pipeline_parallel;
+  draft.rank_speeds = defaults.rank_speeds;
   draft.ram_tier_bytes = defaults.ram_tier_bytes;
   draft.kv_dir = defaults.kv_dir;
   draft.speculation = defaults.speculation;

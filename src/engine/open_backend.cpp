@@ -6,10 +6,15 @@
 namespace millrace {
 
 ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& config,
-                           const EngineOptions& options, const RuntimeSetup& setup) {
-  const BackendOptions wanted{.threads = options.threads, .memory_fraction = options.gpu_memory};
-  if (options.device != "auto") {
-    std::unique_ptr<Backend> named = make_backend(options.device, wanted);
+                           const EngineOptions& options, const RuntimeSetup& setup, const RankShare& ranks) {
+  const BackendOptions wanted{.threads = options.threads,
+                              .memory_fraction = options.gpu_memory,
+                              .group = ranks.group,
+                              .shares = ranks.shares};
+  // Ranks share a model on CPUs only.
+  const std::string device = options.device == "auto" && ranks.shares != nullptr ? "cpu" : options.device;
+  if (device != "auto") {
+    std::unique_ptr<Backend> named = make_backend(device, wanted);
     std::string note = load_tuning(*named);
     return {std::move(named), std::move(note)};
   }

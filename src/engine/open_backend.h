@@ -12,11 +12,18 @@
 
 namespace millrace {
 
+// BackendOptions' own: the ranks that share the model; absent: this process has it alone.
+struct RankShare {
+  dist::Communicator* group = nullptr;
+  const dist::Shares* shares = nullptr;
+};
+
 struct ChosenBackend {
   std::unique_ptr<Backend> backend;
   std::string note;  // ModelInfo::device_note
 };
 ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& config,
-                           const EngineOptions& options, const RuntimeSetup& setup = {});
+                           const EngineOptions& options, const RuntimeSetup& setup = {},
+                           const RankShare& ranks = {});
 
 }  // namespace millrace

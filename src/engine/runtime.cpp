@@ -1,10 +1,6 @@
 #include "engine/runtime.h"
 
-#include <sys/mman.h>
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 
@@ -12,9 +8,13 @@
 #include "base/error.h"
 #include "engine/checkpoint_identity.h"
 #include "engine/engine_options.h"
+#include "engine/leader_executor.h"
 #include "engine/load_tokenizer.h"
+#include "engine/lock_memory.h"
 #include "engine/open_backend.h"
+#include "engine/pipeline_executor.h"
 #include "engine/pool_size.h"
+#include "engine/rank_group.h"
 #include "engine/weight_types.h"
 #include "kernels/quant/codec.h"
 #include "kernels/quant/kv_types.h"
@@ -39,18 +39,6 @@ namespace {
               checkpoint.path());
 }
 
-// Everything this process has mapped, weights included, stays in memory.
-void lock_memory() {
-  if (::mlockall(MCL_CURRENT | MCL_FUTURE) == 0) return;
-  const int reason = errno;
-  rlimit limit{};
-  ::getrlimit(RLIMIT_MEMLOCK, &limit);
-  throw_error(ErrorCode::kNoMemory,
-              "--lock: cannot lock memory: {}; found a limit of {} bytes, expected room for the whole model "
-              "(ulimit -l)",
-              std::strerror(reason), limit.rlim_cur);
-}
-
 }  // namespace
 
 std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetup setup) {
@@ -60,7 +48,15 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->checkpoint_ = io::Checkpoint::open(options.model);
   r->weight_types_ = setup.weights;
   const ModelConfig config = read_config(r->checkpoint_);
-  ChosenBackend chosen = open_backend(r->checkpoint_, config, options, setup);
+  RankShare ranks;
+  if (ranks_of(options) > 1 || setup.group != nullptr) {
+    check_stages(config, options);
+    r->group_ = setup.group != nullptr ? setup.group : job_group(options);
+    r->shares_ = shares_of(options, r->group_->rank());
+    ranks = {r->shares_->stages() > 1 ? nullptr : r->group_.get(), &*r->shares_};
+  }
+  ChosenBackend chosen = open_backend(r->checkpoint_, config, options, setup, ranks);
+  if (r->group_ != nullptr) check_ranks_agree(*r->group_, r->checkpoint_, config, options, *chosen.backend);
   r->backend_ = std::move(chosen.backend);
   r->device_note_ = std::move(chosen.note);
   check_context(config, *r->backend_, options, setup);
@@ -92,7 +88,12 @@ void Runtime::load_tokenizer_of(const ModelConfig& config) {
 }
 
 void Runtime::make_executor(const RuntimeSetup& setup) {
-  executor_ = backend_->make_executor(spec_);
+  if (group_ != nullptr) {
+    executor_ = make_leader(*group_, *shares_, spec_, *backend_);
+    pipeline_ = dynamic_cast<PipelineLeader*>(executor_.get());
+  } else {
+    executor_ = backend_->make_executor(spec_);
+  }
   if (setup.wrap_executor) executor_ = setup.wrap_executor(std::move(executor_));
   // A step with more drafts than any before it is no reason to allocate.
   tokens_.reserve(static_cast<size_t>(spec_.max_tokens));
@@ -198,11 +199,24 @@ void Runtime::compute(std::span<const Slice> slices) {
   MILLRACE_CHECK(logit_rows_.size() <= static_cast<size_t>(spec_.max_logit_rows));
   const bool hidden =
       std::any_of(slices.begin(), slices.end(), [](const Slice& slice) { return slice.hidden; });
-  model_->forward(*executor_, {.tokens = tokens_,
-                               .sequences = batch_,
-                               .logit_rows = logit_rows_,
-                               .sampled_rows = sampled_rows_,
-                               .only_logits = !hidden});
+  run_batch({.tokens = tokens_,
+             .sequences = batch_,
+             .logit_rows = logit_rows_,
+             .sampled_rows = sampled_rows_,
+             .only_logits = !hidden});
+}
+
+// Over the stages of a pipeline in micro-batches, unless hidden states of all rows are asked for.
+void Runtime::run_batch(const Batch& batch) {
+  if (pipeline_ != nullptr) pipeline_->begin_step();
+  const auto rows = std::ssize(batch.tokens);
+  const int64_t parts = pipeline_ == nullptr || !batch.only_logits ? 1 : pipeline_->micro_batches(rows);
+  if (parts == 1) return model_->forward(*executor_, batch);
+  for (int64_t i = 0; i < parts; ++i) {
+    const MicroBatch part(batch, static_cast<int32_t>(rows * i / parts),
+                          static_cast<int32_t>(rows * (i + 1) / parts));
+    model_->forward(*executor_, part.view());
+  }
 }
 
 std::span<const float> Runtime::forward(std::span<const Slice> slices) {

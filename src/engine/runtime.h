@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "base/buffer_pool.h"
+#include "dist/shares.h"
 #include "engine/executor_store.h"
 #include "engine/runtime_setup.h"
 #include "io/checkpoint.h"
@@ -22,6 +23,8 @@
 #include "tokenizer/tokenizer.h"
 
 namespace millrace {
+
+class PipelineLeader;
 
 // Some tokens of one sequence whose blocks are reserved: a row of the engine's own steps.
 struct Slice {
@@ -116,17 +119,21 @@ class Runtime {
   void make_executor(const RuntimeSetup& setup);
   void make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
   void compute(std::span<const Slice> slices);
+  void run_batch(const Batch& batch);
   void compute_inputs(std::span<const StepInput> inputs);
   void advance(std::span<const StepInput> inputs);
   std::span<const float> checked_logits();
   void check_input(const StepInput& input) const;
 
-  io::Checkpoint checkpoint_;  // first: everything below points into its mapping
+  io::Checkpoint checkpoint_;                  // first: everything below points into its mapping
+  std::shared_ptr<dist::Communicator> group_;  // the ranks that share the model, and this one's part; or none
+  std::optional<dist::Shares> shares_;
   std::unique_ptr<Backend> backend_;
   std::string device_note_;
   std::unique_ptr<Model> model_;
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
+  PipelineLeader* pipeline_ = nullptr;  // the same, or what it wraps, where layers are other ranks'
   std::unique_ptr<ExecutorStore> store_;
   std::unique_ptr<kv::Cache> cache_;
   std::shared_ptr<const Tokenizer> tokenizer_;

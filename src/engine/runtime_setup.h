@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "dist/communicator.h"
 #include "kv/cache.h"
 #include "model/model.h"
 
@@ -37,6 +38,10 @@ struct RuntimeSetup {
   std::function<std::unique_ptr<Executor>(std::unique_ptr<Executor>)> wrap_executor = {};
   // The cache's files, log and wake-up call; groups and identity are the runtime's to fill in.
   std::function<void(kv::CacheOptions&)> adjust_cache = {};
+
+  // The ranks that share the model, instead of the processes of mpirun's job: EngineOptions::tensor_parallel
+  // of them, of which this is rank 0. The others follow_rank_zero (rank_group.h).
+  std::shared_ptr<dist::Communicator> group = {};
 
   bool shared() const { return sequences == kShared; }
 };

@@ -9,6 +9,7 @@
 #include "model/architecture.h"
 #include "model/feature_recorder.h"
 #include "model/quantized_weights/quantized_weight.h"
+#include "model/weight_slice.h"
 #include "model/weight_source.h"
 #include "quant/recode.h"
 
@@ -17,47 +18,67 @@ namespace {
 
 // Hands every weight of a model, in file-independent order, to `visit`: GGUF name, what the architecture says
 // of it, view, use, and where it goes. Matrices that every token of a prompt is multiplied by come as
-// kDequantized: settled() says what they are loaded as.
+// kDequantized: settled() says what they are loaded as. With `shares` views are a rank's part, and an
+// embedding that serves as output matrix too comes twice: whole where it is looked up, in part where it is
+// multiplied.
 template <class Visit>
-void for_each_weight(WeightSource& source, const ModelConfig& c, ModelWeights& w, const Visit& visit) {
+void for_each_weight(WeightSource& source, const ModelConfig& c, const dist::Shares* shares, ModelWeights& w,
+                     const Visit& visit) {
   const Architecture& architecture = architecture_of(c);
   const auto take = [&](int l, const WeightSpec& spec, WeightUse use, WeightPtr& to) {
     std::optional<TensorView> view = spec.presence == Presence::kRequired
                                          ? source.require(l, spec.role, spec.shape)
                                          : source.find(l, spec.role, spec.shape);
     if (!view) return;
+    if (shares != nullptr && shares->ranks() > 1) *view = slice_weight(*view, spec.role, c, *shares);
     visit(l < 0 ? std::string(spec.role) : fmt::format("blk.{}.{}", l, spec.role), spec, *view, use, to);
   };
+  const dist::Range layers = shares == nullptr ? dist::Range{0, c.layers} : shares->layers(c.layers);
+  const bool first = layers.begin == 0, last = layers.end == c.layers;
   const std::vector<WeightSpec>& outside = source.specs(-1);
   const WeightSpec &embedding = outside[0], &norm = outside[1], &output = outside[2];
   const bool tied = !source.has(-1, output.role);
-  take(-1, embedding, tied && !c.encoder ? WeightUse::kEmbedding : embedding.use, w.token_embedding);
+  const bool multiplied = tied && !c.encoder;
+  if (first) {
+    take(-1, embedding, multiplied && shares == nullptr ? WeightUse::kEmbedding : embedding.use,
+         w.token_embedding);
+  }
+  if (multiplied && shares != nullptr && last) {
+    const TensorView view = source.require(-1, embedding.role, embedding.shape);
+    visit(std::string(embedding.role), embedding, slice_weight(view, output.role, c, *shares), output.use,
+          w.output);
+  }
   take(-1, norm, norm.use, w.output_norm);
-  take(-1, output, output.use, w.output);
+  if (last) take(-1, output, output.use, w.output);
   for (size_t i = 3; i < outside.size(); ++i) take(-1, outside[i], outside[i].use, w.*outside[i].outer);
   for (int l = 0; l < c.layers; ++l) {
     LayerWeights& layer = *w.layers.emplace_back(architecture.new_layer());
+    if (l < layers.begin || l >= layers.end) continue;
     for (const WeightSpec& spec : source.specs(l)) take(l, spec, spec.use, layer.*spec.to);
   }
 }
 
 void run_model(Executor& executor, const Architecture& architecture, const ModelWeights& weights,
-               const ModelConfig& config) {
-  executor.embed(architecture.embedding(weights, config));
-  for (int l = 0; l < config.layers; ++l) architecture.layer(executor, *weights.layers[l], config, l);
-  if (!config.encoder) executor.norm_logits(architecture.logits(weights, config));
+               const ModelConfig& config, dist::Range layers) {
+  if (layers.begin == 0) executor.embed(architecture.embedding(weights, config));
+  for (auto l = static_cast<int>(layers.begin); l < layers.end; ++l) {
+    architecture.layer(executor, *weights.layers[static_cast<size_t>(l)], config, l);
+  }
+  if (layers.end == config.layers && !config.encoder) {
+    executor.norm_logits(architecture.logits(weights, config));
+  }
 }
 
 // Refuses, before anything is loaded, a model with operations that the device does not do.
 void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend) {
   WeightSource source(checkpoint, config, /*gather=*/false);
   ModelWeights named;
-  for_each_weight(source, config, named,
+  for_each_weight(source, config, nullptr, named,
                   [](const std::string&, const WeightSpec&, const TensorView&, WeightUse, WeightPtr& to) {
                     to = std::make_unique<Weight>();
                   });
   FeatureRecorder recorder;
-  run_model(recorder, architecture_of(config), named, config);
+  run_model(recorder, architecture_of(config), named, config, {0, config.layers});
   const OpFeatures missing = recorder.features() & backend.lacks();
   if (missing.any()) {
     throw_error(ErrorCode::kUnsupported, "{}: {} needs what {} does not do yet: {}; use --device cpu",
@@ -123,7 +144,7 @@ std::vector<ReadBefore::Range> ranges_to_quantize(const io::Checkpoint& checkpoi
   ModelWeights none;
   std::vector<ReadBefore::Range> ranges;
   for_each_weight(
-      source, config, none,
+      source, config, nullptr, none,
       [&](const std::string& name, const WeightSpec&, const TensorView& view, WeightUse use, WeightPtr&) {
         const bool read = view.data != nullptr && view.rows() > 0 &&
                           loaded_type(quantize, name, view, use, tied) != view.type;
@@ -183,7 +204,7 @@ TypeChoice type_choice(const quant::Request& request) {
 
 void visit_weights(WeightSource& source, const ModelConfig& config, const WeightVisitor& visit) {
   ModelWeights none;
-  for_each_weight(source, config, none,
+  for_each_weight(source, config, nullptr, none,
                   [&](const std::string& name, const WeightSpec& spec, const TensorView& view, WeightUse,
                       WeightPtr&) { visit(name, spec, view); });
 }
@@ -194,6 +215,8 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   std::unique_ptr<Model> model(new Model);
   model->architecture_ = &find_architecture(checkpoint);
   model->config_ = read_config(checkpoint);
+  model->layers_ = backend.shares() == nullptr ? dist::Range{0, model->config_.layers}
+                                               : backend.shares()->layers(model->config_.layers);
   check_output(checkpoint, *model->architecture_);
   check_features(checkpoint, model->config_, backend);
   WeightSource source(checkpoint, model->config_, /*gather=*/true,
@@ -210,7 +233,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   if (quantize) before.emplace(ranges_to_quantize(checkpoint, model->config_, quantize, tied));
   const bool dequantizes = plan_weights(checkpoint, model->config_, backend, quantize).dequantized > 0;
   size_t index = 0;
-  for_each_weight(source, model->config_, model->weights_,
+  for_each_weight(source, model->config_, backend.shares(), model->weights_,
                   [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use,
                       WeightPtr& to) {
                     const DType type = loaded_type(quantize, name, stored, use, tied);
@@ -235,9 +258,11 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   return model;
 }
 
-void Model::forward(Executor& executor, const Batch& batch) const {
+void Model::forward(Executor& executor, const Batch& batch, const std::function<void()>& receive) const {
   executor.begin(batch);
-  run_model(executor, *architecture_, weights_, config_);
+  if (receive) receive();
+  run_model(executor, *architecture_, weights_, config_, layers_);
+  if (layers_.end < config_.layers) executor.start();
 }
 
 void Model::read_hidden(Executor& executor, int32_t row, std::span<float> to) const {
@@ -258,7 +283,7 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
   WeightSource::Unpacked unpacked_before;
   const bool tied = has_tied_output(checkpoint);
   for_each_weight(
-      source, config, none,
+      source, config, backend.shares(), none,
       [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use, WeightPtr&) {
         const size_t copied = source.gathered_bytes() - gathered;  // of this weight
         gathered += copied;

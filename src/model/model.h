@@ -51,8 +51,10 @@ class Model {
   const std::string& unpacked() const { return unpacked_; }
   const StoredWeight& stored_weight(const Weight& weight) const { return stored_.at(&weight); }
 
-  // One step: logits of batch.logit_rows are in executor.logits() afterwards.
-  void forward(Executor& executor, const Batch& batch) const;
+  // One step: logits of batch.logit_rows are in executor.logits() afterwards. Of a stage of a pipeline (the
+  // backend's shares) its layers only: `receive` puts what the stage before made into the residual stream,
+  // and where another stage follows executor.start() is called at the end.
+  void forward(Executor& executor, const Batch& batch, const std::function<void()>& receive = {}) const;
   // The hidden state of one row of that step behind the last norm, [hidden].
   void read_hidden(Executor& executor, int32_t row, std::span<float> to) const;
 
@@ -61,6 +63,7 @@ class Model {
 
   const Architecture* architecture_ = nullptr;
   ModelConfig config_;
+  dist::Range layers_;  // those that it has
   ModelWeights weights_;
   size_t bytes_per_token_ = 0;
   std::string unpacked_;

@@ -19,6 +19,7 @@ struct ScaleGrid {
   int64_t rows_per_scale = 1;
   int64_t cols_per_scale = 32;
   int64_t scales_per_row = 0;  // distance, in scales, between two rows of the grid
+  int64_t first_row = 0;       // of the grid's tensor, that the view begins with
 };
 
 struct TensorView {
@@ -29,6 +30,9 @@ struct TensorView {
   const std::byte* data = nullptr;
   int64_t row_stride_bytes = 0;  // between two rows of the last dimension
   ScaleGrid scales;
+  // Of a part of each of several matrices (rank 3): rows of the data from one matrix to the next; 0:
+  // shape[1].
+  int64_t matrix_rows = 0;
 
   int64_t cols() const { return rank == 0 ? 1 : shape[rank - 1]; }
   int64_t rows() const { return elements() / (cols() == 0 ? 1 : cols()); }
@@ -37,7 +41,11 @@ struct TensorView {
     for (int i = 0; i < rank; ++i) n *= shape[i];
     return n;
   }
-  const std::byte* row(int64_t r) const { return data + r * row_stride_bytes; }
+  // Which row of the data row r of the view is.
+  int64_t data_row(int64_t r) const {
+    return matrix_rows == 0 ? r : r / shape[rank - 2] * matrix_rows + r % shape[rank - 2];
+  }
+  const std::byte* row(int64_t r) const { return data + data_row(r) * row_stride_bytes; }
   size_t bytes() const { return static_cast<size_t>(rows()) * bytes_of(type, cols()); }
 };
 

@@ -39,7 +39,7 @@ void gemm_chunk(const KernelTable& kernels, const WeightChunk& w, const Activati
                 float* out, int64_t out_stride, float* dequantized, const PrefetchHint& prefetch) {
   const WeightMatrix& matrix = w.matrix;
   MILLRACE_CHECK(matrix.cols == x.cols && w.first + w.count <= matrix.rows);
-  const int64_t row = w.expert * matrix.rows + w.first;
+  const int64_t row = w.expert * matrix.expert_rows + w.first;
   if (!matrix.dequantized) {
     for (int64_t m = 0; m < num_m; m += kernels.rows_per_pass) {
       auto [kernel, panel] = kernel_for(kernels, matrix.format, x.from(m));
@@ -55,7 +55,8 @@ void gemm_chunk(const KernelTable& kernels, const WeightChunk& w, const Activati
   for (int64_t r = 0; r < w.count; r += kDequantizedRows) {
     const int64_t rows = std::min(kDequantizedRows, w.count - r);
     for (int64_t i = 0; i < rows; ++i) {
-      quant::dequantize_row(matrix.view, row + r + i, dequantized + i * matrix.cols);
+      quant::dequantize_row(matrix.view, w.expert * matrix.rows + w.first + r + i,
+                            dequantized + i * matrix.cols);
     }
     kernel(rows_of_float, 0, rows, panel, num_m, out + r, out_stride);
   }

@@ -107,6 +107,7 @@ WeightMatrix weight_matrix(const TensorView& view) {
   weight.experts = view.rank == 3 ? view.shape[0] : 1;
   weight.cols = view.cols();
   weight.rows = weight.experts == 0 ? 0 : view.rows() / weight.experts;
+  weight.expert_rows = view.matrix_rows == 0 ? weight.rows : view.matrix_rows;
   // A factor beside a type that has scales of its own, as NVFP4 files have: only the codec knows it.
   const bool with_factor = view.scales.data != nullptr && view.type != DType::kMXFP4Split;
   weight.format = with_factor ? Format::kF32 : *format;
@@ -136,7 +137,8 @@ WeightMatrix interleave(const TensorView& view, uint8_t* to, ThreadPool& pool) {
       for (int64_t b = 0; b < blocks; ++b) {
         const uint8_t* at[4];
         for (int64_t r = 0; r < 4; ++r) {
-          at[r] = from + std::min(4 * four + r, rows - 1) * view.row_stride_bytes + b * block_bytes;
+          at[r] = from + view.data_row(std::min(4 * four + r, rows - 1)) * view.row_stride_bytes +
+                  b * block_bytes;
         }
         interleaving.block(at, to + 4 * (four * row_bytes + b * block_bytes));
       }
@@ -144,6 +146,7 @@ WeightMatrix interleave(const TensorView& view, uint8_t* to, ThreadPool& pool) {
   });
   weight.format = interleaving.format;
   weight.matrix = {to, row_bytes, nullptr, 0, view.cols()};
+  weight.expert_rows = weight.rows;
   return weight;
 }
 

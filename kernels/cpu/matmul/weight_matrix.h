@@ -19,6 +19,8 @@ struct WeightMatrix {
   bool dequantized =
       false;  // FP8, the IQ and TQ types: to float32, a few rows at a time; format is then kF32
   int64_t experts = 1, rows = 0, cols = 0;
+  int64_t expert_rows =
+      0;  // of `matrix`, from one expert to the next: `rows`, or more where this is a part of each
 };
 
 // Of a product y = x W^T + b.
@@ -41,7 +43,7 @@ WeightMatrix interleave(const TensorView& view, uint8_t* to, ThreadPool& pool);
 // next. prefetched: the first rows of the product before that.
 inline PrefetchHint prefetch_of(const WeightMatrix& w, int64_t expert, int64_t row, bool prefetched) {
   const int64_t rows = row + kRowsAtOnce <= w.rows ? kRowsAtOnce : w.rows - row;
-  return {w.matrix.data + (expert * w.rows + row) * w.matrix.row_bytes, rows * w.matrix.row_bytes,
+  return {w.matrix.data + (expert * w.expert_rows + row) * w.matrix.row_bytes, rows * w.matrix.row_bytes,
           prefetched};
 }
 

@@ -18,7 +18,9 @@ class ExpertsRun {
         gate_(*op.gate_up.gate.matrix),
         down_(*op.down.matrix),
         rows_(op.rows),
-        hidden_(down_.rows),
+        hidden_(gate_.cols),
+        out_cols_(down_.rows),
+        inner_cols_(down_.cols),
         formats_(formats_for(ctx.kernels, {op.gate_up.gate, op.gate_up.up}, rows_, true)),
         inner_formats_(formats_for(ctx.kernels, {op.down}, rows_, true)) {}
 
@@ -28,6 +30,8 @@ class ExpertsRun {
   void quantize_missing();
   void gather_tiles();
   InnerActivations inner_at(int64_t sorted_row) const;
+  InnerActivations own_inner_at(int64_t sorted_row) const;
+  void exchange_inner();
   void gate_up_part(int32_t expert, int64_t first, int64_t count, const PrefetchHint& prefetch, int thread);
   void down_part(int32_t expert, int64_t first, int64_t count, const PrefetchHint& prefetch, int thread);
   template <class Part>
@@ -44,7 +48,7 @@ class ExpertsRun {
   MoeWorkspace& work_;
   ExpertOrder& order_;
   const WeightMatrix &gate_, &down_;
-  const int64_t rows_, hidden_;
+  const int64_t rows_, hidden_, out_cols_, inner_cols_;  // inner_cols_: gate's rows, and those of others
   const ActivationFormats formats_, inner_formats_;
 };
 
@@ -77,7 +81,7 @@ void ExpertsRun::gather_tiles() {
 
 // The inner activations from a sorted row on.
 InnerActivations ExpertsRun::inner_at(int64_t sorted_row) const {
-  const int64_t at = sorted_row * gate_.rows;
+  const int64_t at = sorted_row * inner_cols_;
   const QuantizedActivations& all = work_.inner_quantized;
   QuantizedActivations from{all.blocks + at / kQuantBlock, nullptr, nullptr};
   if (all.bf16_tiles != nullptr) {
@@ -87,12 +91,27 @@ InnerActivations ExpertsRun::inner_at(int64_t sorted_row) const {
   return {work_.inner + at, from, inner_formats_};
 }
 
+// What this rank makes of them, as values that are exchanged before anybody quantizes them.
+InnerActivations ExpertsRun::own_inner_at(int64_t sorted_row) const {
+  return {op_.exchange->mine + sorted_row * gate_.rows, {}, {.float32 = true}};
+}
+
+void ExpertsRun::exchange_inner() {
+  op_.exchange->to_whole(rows_ * op_.k);
+  if (!inner_formats_.quantized()) return;
+  for (int64_t i = 0; i < order_.num_active; ++i) {
+    const int32_t expert = order_.active[i];
+    const InnerActivations inner = inner_at(order_.start[expert]);
+    quantize_rows(ctx_, inner.formats, inner.values, order_.rows_of(expert), inner_cols_, inner.quantized);
+  }
+}
+
 void ExpertsRun::gate_up_part(int32_t expert, int64_t first, int64_t count, const PrefetchHint& prefetch,
                               int thread) {
   const int64_t at = order_.start[expert], num_m = order_.rows_of(expert);
   ActivationRows x = work_.input.rows(op_.x, num_m, hidden_, formats_, order_.token_of + at);
   if (x.bf16_tiles != nullptr) x.bf16_tiles += at * hidden_;
-  const InnerActivations inner = inner_at(at);
+  const InnerActivations inner = op_.exchange == nullptr ? inner_at(at) : own_inner_at(at);
   // A small batch's outputs of more rows than kMaxRowsPerTask fit into a thread's buffers.
   const int64_t max_rows = rows_ <= kSmallBatchRows ? kMaxSmallBatchOutputs : kMaxRowsPerTask;
   for (int64_t r = 0; r < count; r += max_rows) {
@@ -106,9 +125,9 @@ void ExpertsRun::down_part(int32_t expert, int64_t first, int64_t count, const P
                            int thread) {
   const int64_t at = order_.start[expert], num_m = order_.rows_of(expert);
   const InnerActivations inner = inner_at(at);
-  const ActivationRows x = inner.quantized.rows(inner.values, num_m, gate_.rows, inner_formats_);
-  gemm_chunk(ctx_.kernels, {down_, expert, first, count}, x, num_m, work_.expert_out + at * hidden_ + first,
-             hidden_, ctx_.scratch[thread].dequantized, prefetch);
+  const ActivationRows x = inner.quantized.rows(inner.values, num_m, inner_cols_, inner_formats_);
+  gemm_chunk(ctx_.kernels, {down_, expert, first, count}, x, num_m, work_.expert_out + at * out_cols_ + first,
+             out_cols_, ctx_.scratch[thread].dequantized, prefetch);
 }
 
 // A small batch's rows of all active experts, in parts that become smaller, of units of `unit`.
@@ -174,7 +193,7 @@ FirstReads ExpertsRun::first_reads_of_down(int64_t rows) const {
   FirstReads reads;
   for (int64_t i = 0; i < order_.num_active; ++i) {
     reads.data[reads.count++] = reinterpret_cast<const std::byte*>(
-        down_.matrix.data + order_.active[i] * down_.rows * down_.matrix.row_bytes);
+        down_.matrix.data + order_.active[i] * down_.expert_rows * down_.matrix.row_bytes);
   }
   reads.stride = reads.bytes = rows * down_.matrix.row_bytes;
   return reads;
@@ -199,18 +218,18 @@ void ExpertsRun::down_and_combine(const ShrinkingParts& parts) {
 // Columns [first, first + width) of y += sum over slots of weight * (down + bias)
 void ExpertsRun::combine(int64_t token, int64_t first, int64_t width) const {
   const int64_t k = op_.k;
-  float* y = op_.y + token * hidden_;
+  float* y = op_.y + token * (op_.y_stride == 0 ? out_cols_ : op_.y_stride);
   constexpr int64_t kStrip = 64;  // columns summed at a time
   for (int64_t c = first; c < first + width; c += kStrip) {
     const int64_t count = std::min(kStrip, first + width - c);
     float sum[kStrip] = {};
     for (int64_t slot = 0; slot < k; ++slot) {
-      const float* out = work_.expert_out + order_.sorted_row[token * k + slot] * hidden_ + c;
+      const float* out = work_.expert_out + order_.sorted_row[token * k + slot] * out_cols_ + c;
       const float weight = op_.weigh_input ? 1.0f : op_.weights[token * k + slot];
       if (op_.down.bias == nullptr) {
         for (int64_t i = 0; i < count; ++i) sum[i] += weight * out[i];
       } else {
-        const float* bias = op_.down.bias + op_.chosen[token * k + slot] * hidden_ + c;
+        const float* bias = op_.down.bias + op_.chosen[token * k + slot] * out_cols_ + c;
         for (int64_t i = 0; i < count; ++i) sum[i] += weight * (out[i] + bias[i]);
       }
     }
@@ -221,11 +240,11 @@ void ExpertsRun::combine(int64_t token, int64_t first, int64_t width) const {
 // Of a small batch a task is a piece of a token: its experts' outputs lie in other threads' caches.
 void ExpertsRun::combine_all() {
   const bool small_batch = rows_ <= kSmallBatchRows;
-  const int64_t width = small_batch ? kCombinedColumns : hidden_, pieces = tasks_for(hidden_, width);
+  const int64_t width = small_batch ? kCombinedColumns : out_cols_, pieces = tasks_for(out_cols_, width);
   ctx_.pool.parallel_for(rows_ * pieces, small_batch ? 1 : 8, [&](int64_t begin, int64_t end, int) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task % pieces * width;
-      combine(task / pieces, first, std::min(width, hidden_ - first));
+      combine(task / pieces, first, std::min(width, out_cols_ - first));
     }
   });
 }
@@ -250,7 +269,11 @@ void ExpertsRun::run() {
   const auto down = [&](int32_t expert, int64_t first, int64_t count, const PrefetchHint& prefetch,
                         int thread) { down_part(expert, first, count, prefetch, thread); };
   const int threads = ctx_.pool.size();
-  parallel_experts(gate_, kQuantBlock, rows_per_task(2 * gate_.rows * order_.num_active, threads), gate_up);
+  if (gate_.rows > 0) {
+    parallel_experts(gate_, kQuantBlock, rows_per_task(2 * gate_.rows * order_.num_active, threads), gate_up);
+  }
+  if (op_.exchange != nullptr) exchange_inner();
+  if (out_cols_ == 0) return;
   if (small_batch) ctx_.begin_product({});
   if (combine_at_once) {
     down_and_combine(parts);

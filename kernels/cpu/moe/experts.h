@@ -3,10 +3,20 @@
 // the experts of a token are then combined in slot order.
 #pragma once
 
+#include <functional>
+
 #include "kernels/cpu/matmul/gate_up.h"
 #include "kernels/cpu/moe/route.h"
 
 namespace millrace::cpu {
+
+// For experts of which others compute the other rows of every matrix: between up and down everybody gets
+// everybody's.
+struct InnerExchange {
+  float* mine;  // [rows * k][gate's rows], in sorted order
+  std::function<void(int64_t rows)>
+      to_whole;  // `mine` and the others' become MoeWorkspace::inner, [rows][down's columns]
+};
 
 struct MoeExperts {
   GateUp gate_up;          // [experts][inner][hidden] twice
@@ -19,7 +29,9 @@ struct MoeExperts {
   float* y;                // [rows][hidden]: added to
   int64_t rows;
   bool weigh_input =
-      false;  // a weight multiplies what goes into an expert instead of what comes out (no biases)
+      false;             // a weight multiplies what goes into an expert instead of what comes out (no biases)
+  int64_t y_stride = 0;  // of y; 0: down's rows
+  const InnerExchange* exchange = nullptr;  // absent: the matrices are whole
 };
 
 struct MoeShape {

@@ -19,12 +19,15 @@ class CpuBackend final : public Backend {
  public:
   CpuBackend(const BackendOptions& options, const cpu::KernelTable& kernels)
       : kernels_(kernels),
+        group_(options.group),
+        shares_(options.shares),
         pool_(options.threads, options.topology.empty() ? machine_topology() : options.topology) {}
 
   std::string_view name() const override { return "cpu"; }
   std::string description() const override {
     const std::string nodes = pool_.nodes() > 1 ? fmt::format(" on {} memory nodes", pool_.nodes()) : "";
-    return fmt::format("cpu, {}, {} thread{}{}", kernels_.name, threads(), threads() == 1 ? "" : "s", nodes);
+    return fmt::format("cpu, {}, {} thread{}{}{}", kernels_.name, threads(), threads() == 1 ? "" : "s", nodes,
+                       ranks_text());
   }
   std::string_view isa() const override { return kernels_.name; }
   int threads() const override { return pool_.size(); }
@@ -35,16 +38,28 @@ class CpuBackend final : public Backend {
            type == DType::kF8E4M3;
   }
 
+  const dist::Shares* shares() const override { return shares_; }
+  OpFeatures lacks() const override {
+    OpFeatures missing;
+    missing.add(OpFeature::kNormWhole, group_ != nullptr);  // over heads that other ranks have
+    return missing;
+  }
+
   size_t weight_bytes(const TensorView& view, WeightUse use, size_t before) const override {
     return cpu::held_bytes(view, use, kernels_, left_for_copies(before));
   }
   WeightPtr load_weight(const TensorView& view, WeightUse use) override {
-    if (pool_.nodes() > 1 && use == WeightUse::kMatrix) {
+    if (pool_.nodes() > 1 && use == WeightUse::kMatrix && view.matrix_rows == 0) {
       const int64_t matrices = view.rank == 3 ? std::max<int64_t>(1, view.shape[0]) : 1;
       read_ahead_.read_by_node(reinterpret_cast<const uint8_t*>(view.data), matrices, view.rows() / matrices,
                                view.row_stride_bytes, pool_);
-    } else {
+    } else if (view.matrix_rows == 0) {
       read_ahead_.read(view.data, static_cast<size_t>(view.rows() * view.row_stride_bytes));
+    } else {
+      const int64_t rows = view.shape[view.rank - 2];
+      for (int64_t r = 0; rows > 0 && r < view.rows(); r += rows) {
+        read_ahead_.read(view.row(r), static_cast<size_t>(rows * view.row_stride_bytes));
+      }
     }
     WeightPtr weight = cpu::load(view, use, kernels_, left_for_copies(held_), pool_);
     held_ += weight_bytes(view, use, held_);
@@ -52,7 +67,9 @@ class CpuBackend final : public Backend {
   }
 
   size_t workspace_bytes(const ExecutorSpec& spec) const override {
-    return cpu::workspace_bytes(spec, pool_.size(), kernels_.quantize_bf16_tile != nullptr);
+    const ExecutorSpec local = shares_ == nullptr ? spec : cpu::RankPart::local_spec(*shares_, spec);
+    return cpu::workspace_bytes(local, int64_t{spec.heads} * spec.head_dim, pool_.size(),
+                                kernels_.quantize_bf16_tile != nullptr);
   }
   std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) override {
     if (!supports_kv_type(spec.kv_type)) {
@@ -66,6 +83,8 @@ class CpuBackend final : public Backend {
                   "KV cache type int8: heads of {} dimensions, expected a multiple of {}", spec.head_dim,
                   kKvScaleDims);
     }
+    if (group_ != nullptr)
+      return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_, *group_, *shares_);
     return std::make_unique<cpu::CpuExecutor>(spec, kernels_, pool_);
   }
 
@@ -76,7 +95,17 @@ class CpuBackend final : public Backend {
   }
 
  private:
+  std::string ranks_text() const {
+    if (group_ != nullptr) {
+      return fmt::format(", rank {} of {} over {}", group_->rank(), group_->size(), group_->name());
+    }
+    if (shares_ == nullptr) return "";
+    return fmt::format(", stage {} of {}", shares_->stage(), shares_->stages());
+  }
+
   const cpu::KernelTable& kernels_;
+  dist::Communicator* const group_;  // absent: this process has the whole model
+  const dist::Shares* const shares_;
   ThreadPool pool_;
   cpu::ReadAhead read_ahead_;
   // Bytes for interleaved copies, less what is held already: the file itself may be in memory too.

@@ -48,6 +48,10 @@ GateUp gate_up_of(const Linear& gate, const Linear& up, Activation activation) {
   return {linear_of(gate), linear_of(up), activation_of(activation)};
 }
 
+int64_t attended_columns(const ExecutorSpec& spec, const RankPart* part) {
+  return part == nullptr ? int64_t{spec.heads} * spec.head_dim : part->head_columns();
+}
+
 NormWeights weights_of(const Norm& op) {
   const auto kind = !op.present()                   ? NormWeights::Kind::kNone
                     : op.kind == Norm::Kind::kLayer ? NormWeights::Kind::kLayer
@@ -58,13 +62,28 @@ NormWeights weights_of(const Norm& op) {
 }  // namespace
 
 CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool)
+    : CpuExecutor(spec, kernels, pool, nullptr) {}
+
+CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
+                         dist::Communicator& group, const dist::Shares& shares)
+    : CpuExecutor(RankPart::local_spec(shares, spec), kernels, pool,
+                  std::make_unique<RankPart>(group, shares, spec)) {
+  if (group.rank() == 0) whole_logits_.resize(static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
+}
+
+CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
+                         std::unique_ptr<RankPart> part)
     : spec_(spec),
       kernels_(kernels),
       pool_(pool),
-      memory_(workspace_bytes(spec, pool.size(), kernels.quantize_bf16_tile != nullptr), "workspace"),
+      part_(std::move(part)),
+      memory_(workspace_bytes(spec, attended_columns(spec, part_.get()), pool.size(),
+                              kernels.quantize_bf16_tile != nullptr),
+              "workspace"),
       prefetch_order_(kProductsPerLayer * spec.layers.size() + kProductsBesides) {
   Arena arena(memory_.data());
-  work_ = std::make_unique<Workspace>(spec, pool.size(), kernels.quantize_bf16_tile != nullptr, arena);
+  work_ = std::make_unique<Workspace>(spec, attended_columns(spec, part_.get()), pool.size(),
+                                      kernels.quantize_bf16_tile != nullptr, arena);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     // A vector behind the last value may be loaded past it: one more cache line.
     const size_t blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
@@ -145,14 +164,24 @@ void CpuExecutor::norm_heads(const Norm& op, int64_t heads, bool whole, float* v
             whole ? kNormedPerTask : kHeadsPerTask);
 }
 
+// values[rows][hidden], of which this rank made its columns, get the others'.
+void CpuExecutor::share_columns(float* values) {
+  if (part_ == nullptr) return;
+  part_->gather_rows(pool_, values + first_column(), spec_.hidden, values, spec_.hidden, rows_);
+}
+
 // residual += scale * norm_after(x W^T + b)
 void CpuExecutor::multiply_add(const Linear& weights, const ActivationRows& x, const Norm& norm_after,
                                float scale) {
+  const bool computes = weights.weight->rows > 0;  // a rank may have no rows of a small matrix
   if (!norm_after.present() && scale == 1.0f) {
-    return gemm_add(context(), {linear_of(weights), work_->residual, spec_.hidden}, x, rows_);
+    const GemmProduct product{linear_of(weights), work_->residual + first_column(), spec_.hidden};
+    if (computes) gemm_add(context(), product, x, rows_);
+    return share_columns(work_->residual);
   }
-  const GemmProduct product{linear_of(weights), work_->normed, spec_.hidden};
-  gemm(context(), {&product, 1}, x, rows_);
+  const GemmProduct product{linear_of(weights), work_->normed + first_column(), spec_.hidden};
+  if (computes) gemm(context(), {&product, 1}, x, rows_);
+  share_columns(work_->normed);
   const NormWeights norm = weights_of(norm_after);
   pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
@@ -164,6 +193,7 @@ void CpuExecutor::multiply_add(const Linear& weights, const ActivationRows& x, c
 }
 
 void CpuExecutor::norm_qkv(const NormQkv& op) {
+  if (part_ != nullptr && !part_->has_heads()) return;
   const ActivationRows x = norm_for(op.norm, {&op.q, &op.k, &op.v});
   const GemmProduct products[] = {{linear_of(op.q), work_->query, op.q.weight->rows},
                                   {linear_of(op.k), work_->key, op.k.weight->rows},
@@ -177,8 +207,9 @@ void CpuExecutor::norm_qkv(const NormQkv& op) {
 void CpuExecutor::project_add(const Projection& op) {
   if (rows_ == 0) return;
   const ActivationFormats formats = formats_for(kernels_, {linear_of(op.linear)}, rows_);
+  if (part_ != nullptr) part_->gather_heads(pool_, work_->attention, work_->attended, rows_);
   const ActivationRows x =
-      quantize_rows(context(), formats, work_->attention, rows_, work_->query_cols, work_->input);
+      quantize_rows(context(), formats, work_->attended, rows_, work_->attended_cols, work_->input);
   multiply_add(op.linear, x, op.norm_after, op.scale);
 }
 
@@ -186,22 +217,35 @@ void CpuExecutor::ffn_add(const Ffn& op) {
   if (rows_ == 0) return;
   const Linear& gate = op.gate.weight != nullptr ? op.gate : op.up;
   const ActivationRows x = norm_for(op.norm, {&gate, &op.up});
-  const InnerActivations inner{work_->inner, work_->inner_quantized,
-                               formats_for(kernels_, {linear_of(op.down)}, rows_)};
-  gate_up(context(), gate_up_of(op.gate, op.up, op.activation), x, rows_, inner);
-  multiply_add(op.down, inner.quantized.rows(inner.values, rows_, op.up.weight->rows, inner.formats),
+  multiply_add(op.down, inner_for(gate_up_of(op.gate, op.up, op.activation), x, op.up, op.down),
                op.norm_after, op.scale);
+}
+
+// act(gate x, up x) as the input of `down`: all of it, also what other ranks make.
+ActivationRows CpuExecutor::inner_for(const GateUp& op, const ActivationRows& x, const Linear& up,
+                                      const Linear& down) {
+  const ActivationFormats formats = formats_for(kernels_, {linear_of(down)}, rows_);
+  const int64_t cols = up.weight->rows, whole = down.weight->cols;
+  if (part_ == nullptr) {
+    const InnerActivations inner{work_->inner, work_->inner_quantized, formats};
+    gate_up(context(), op, x, rows_, inner);
+    return inner.quantized.rows(inner.values, rows_, cols, formats);
+  }
+  if (cols > 0) gate_up(context(), op, x, rows_, {part_->inner(), {}, {.float32 = true}});
+  part_->gather_rows(pool_, part_->inner(), cols, work_->inner, whole, rows_);
+  return quantize_rows(context(), formats, work_->inner, rows_, whole, work_->inner_quantized);
 }
 
 void CpuExecutor::norm_logits(const Logits& op) {
   const std::span<const int32_t> rows = batch_.logit_rows;
   if (rows.empty()) return;
   const ActivationRows x = norm_for(op.norm, {&op.output}, rows);
-  const GemmProduct product{linear_of(op.output), work_->logits, spec_.vocab};
-  gemm(context(), {&product, 1}, x, std::ssize(rows));
+  vocab_part_ = op.output.weight->rows;
+  const GemmProduct product{linear_of(op.output), work_->logits, vocab_part_};
+  if (vocab_part_ > 0) gemm(context(), {&product, 1}, x, std::ssize(rows));
   if (op.scale == 1.0f && op.softcap == 0.0f) return;
   constexpr int64_t kLogitsPerTask = 8192;
-  const int64_t all = std::ssize(rows) * spec_.vocab;
+  const int64_t all = std::ssize(rows) * vocab_part_;
   pool_.parallel_for(tasks_for(all, kLogitsPerTask), 1, [&](int64_t begin, int64_t end, int) {
     const int64_t first = begin * kLogitsPerTask, count = std::min(all, end * kLogitsPerTask) - first;
     float* logits = work_->logits + first;
@@ -211,13 +255,36 @@ void CpuExecutor::norm_logits(const Logits& op) {
 }
 
 std::span<const float> CpuExecutor::logits() {
+  if (part_ != nullptr) {
+    const int64_t rows = std::ssize(batch_.logit_rows);
+    if (rows > 0) part_->collect_rows(pool_, work_->logits, whole_logits_.data(), spec_.vocab, rows);
+    return {whole_logits_.data(), whole_logits_.empty() ? 0 : static_cast<size_t>(rows * spec_.vocab)};
+  }
   return {work_->logits, batch_.logit_rows.size() * static_cast<size_t>(spec_.vocab)};
 }
 
 std::span<const int32_t> CpuExecutor::greedy_tokens() {
+  if (part_ != nullptr) return greedy_of_parts();
   argmax_rows(context(), work_->logits, std::ssize(batch_.logit_rows), spec_.vocab, work_->argmax,
               greedy_.data());
   return {greedy_.data(), batch_.logit_rows.size()};
+}
+
+std::span<const int32_t> CpuExecutor::greedy_of_parts() {
+  const std::span<int32_t> tokens(greedy_.data(), batch_.logit_rows.size());
+  std::vector<float> values(tokens.size());
+  std::fill(tokens.begin(), tokens.end(), RankPart::kNoTokens);
+  if (vocab_part_ > 0) {
+    argmax_rows(context(), work_->logits, std::ssize(tokens), vocab_part_, work_->argmax, greedy_.data());
+  }
+  const auto first = static_cast<int32_t>(part_->first_row(spec_.vocab));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0) continue;
+    values[i] = work_->logits[static_cast<int64_t>(i) * vocab_part_ + tokens[i]];
+    tokens[i] += first;
+  }
+  if (!tokens.empty()) part_->collect_largest(tokens, values);
+  return tokens;
 }
 
 void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to) {
@@ -268,6 +335,7 @@ const float* CpuExecutor::query_scales(const Rope::Growth& growth) {
 }
 
 void CpuExecutor::rope_append_kv(const Rope& op) {
+  if (part_ != nullptr && !part_->has_heads()) return;
   prepare_rotation(op);
   RopeAppendKv append;
   append.rows = rows_;
@@ -312,15 +380,18 @@ void CpuExecutor::attend(const Attend& op) {
   const bool leaves_out = leaves_rows_out(op.layer);
   if (leaves_out) work_->attention_plan.keep_rows(batch_.logit_rows);
   if (deep_) prefetch_order_.resume(pool_);
-  paged_attention(context(), work_->attention_plan,
-                  {work_->query,
-                   work_->input.blocks,
-                   work_->attention,
-                   kv_of(op.layer),
-                   {op.window, op.chunk, op.bidirectional},
-                   op.scale,
-                   values_of(op.sinks),
-                   op.softcap});
+  const bool computes = part_ == nullptr || part_->has_heads();
+  if (computes) {
+    paged_attention(context(), work_->attention_plan,
+                    {work_->query,
+                     work_->input.blocks,
+                     work_->attention,
+                     kv_of(op.layer),
+                     {op.window, op.chunk, op.bidirectional},
+                     op.scale,
+                     values_of(op.sinks),
+                     op.softcap});
+  }
   if (leaves_out) keep_logit_rows();
 }
 
@@ -363,16 +434,16 @@ void CpuExecutor::shared_expert_add(const Experts& op) {
   const ActivationRows x =
       quantize_rows(context(), formats, work_->normed, rows_, spec_.hidden, work_->input);
   normed_formats_ = {};  // what route() quantized may have been overwritten
-  const InnerActivations inner{work_->inner, work_->inner_quantized,
-                               formats_for(kernels_, {linear_of(shared.down)}, rows_)};
-  gate_up(context(), gate_up_of(shared.gate, shared.up, op.activation), x, rows_, inner);
   const ActivationRows inner_rows =
-      inner.quantized.rows(inner.values, rows_, shared.up.weight->rows, inner.formats);
+      inner_for(gate_up_of(shared.gate, shared.up, op.activation), x, shared.up, shared.down);
+  const int64_t first = first_column(), cols = shared.down.weight->rows;
+  if (cols == 0) return;
   if (shared.mix.weight == nullptr) {
-    return gemm_add(context(), {linear_of(shared.down), work_->residual, spec_.hidden}, inner_rows, rows_);
+    return gemm_add(context(), {linear_of(shared.down), work_->residual + first, spec_.hidden}, inner_rows,
+                    rows_);
   }
   // Behind the choice of experts their scores are of no use any more.
-  float *mix = work_->router_scores, *out = work_->expert_out;
+  float *mix = work_->router_scores, *out = work_->expert_out + first;
   const GemmProduct mixed{linear_of(shared.mix), mix, 1}, down{linear_of(shared.down), out, spec_.hidden};
   gemm(context(), {&mixed, 1}, x, rows_);
   gemm(context(), {&down, 1}, inner_rows, rows_);
@@ -380,8 +451,8 @@ void CpuExecutor::shared_expert_add(const Experts& op) {
   kernels_.exp(mix, rows_, mix);
   pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      kernels_.scale_add(work_->residual + row * spec_.hidden, 1.0f, out + row * spec_.hidden,
-                         1.0f / (1.0f + mix[row]), spec_.hidden);
+      kernels_.scale_add(work_->residual + row * spec_.hidden + first, 1.0f, out + row * spec_.hidden,
+                         1.0f / (1.0f + mix[row]), cols);
     }
   });
 }
@@ -394,10 +465,19 @@ void CpuExecutor::experts_add(const Experts& op) {
   GateUp gate_up = gate_up_of(op.gate, op.up, op.activation);
   gate_up.alpha = op.alpha;
   gate_up.limit = op.limit;
+  InnerExchange exchange;
+  if (part_ != nullptr) {
+    exchange = {part_->inner(), [&](int64_t rows) {
+                  part_->gather_rows(pool_, part_->inner(), op.up.weight->rows, work_->inner,
+                                     op.down.weight->cols, rows);
+                }};
+  }
   moe_experts(context(),
               {gate_up, linear_of(op.down), spec_.experts_per_token, work_->chosen, work_->chosen_weight,
-               work_->normed, normed_formats_, work_->residual, rows_, op.weigh_input},
+               work_->normed, normed_formats_, work_->residual + first_column(), rows_, op.weigh_input,
+               spec_.hidden, part_ == nullptr ? nullptr : &exchange},
               moe);
+  share_columns(work_->residual);
   normed_formats_ = {};  // tiles of sorted rows may have taken their memory
 }
 

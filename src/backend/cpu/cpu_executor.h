@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/memory.h"
+#include "backend/cpu/rank_part.h"
 #include "backend/cpu/weight.h"
 #include "backend/cpu/workspace.h"
 #include "base/thread_pool.h"
@@ -20,6 +21,11 @@ namespace millrace::cpu {
 class CpuExecutor final : public Executor {
  public:
   CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool);
+  // As a rank of a group: `spec` is the whole model's, weights, heads and KV blocks are this rank's part. All
+  // ranks make the same calls in the same order, also of logits() and greedy_tokens(), which only rank 0
+  // gets.
+  CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
+              dist::Communicator& group, const dist::Shares& shares);
 
   void begin(const Batch& batch) override;
   void embed(const Embed& op) override;
@@ -42,6 +48,8 @@ class CpuExecutor final : public Executor {
   void write_slot(Slot slot, std::span<const float> values) override;
 
  private:
+  CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
+              std::unique_ptr<RankPart> part);
   struct SlotShape {
     float* values;
     int64_t rows, cols, max_rows;
@@ -53,8 +61,13 @@ class CpuExecutor final : public Executor {
   NormRows norm_of(const Norm& op, std::span<const int32_t> rows = {}) const;
   ActivationRows norm_for(const Norm& op, std::initializer_list<const Linear*> products,
                           std::span<const int32_t> rows = {});
+  ActivationRows inner_for(const GateUp& gate_up, const ActivationRows& x, const Linear& up,
+                           const Linear& down);
+  int64_t first_column() const { return part_ == nullptr ? 0 : part_->first_row(spec_.hidden); }
+  void share_columns(float* values);
   void norm_heads(const Norm& op, int64_t heads, bool whole, float* values);
   void multiply_add(const Linear& weights, const ActivationRows& x, const Norm& norm_after, float scale);
+  std::span<const int32_t> greedy_of_parts();
   void shared_expert_add(const Experts& op);
   void scale_routing(float scale);
   const float* query_scales(const Rope::Growth& growth);
@@ -66,16 +79,19 @@ class CpuExecutor final : public Executor {
   ExecutorSpec spec_;
   const KernelTable& kernels_;
   ThreadPool& pool_;
+  std::unique_ptr<RankPart> part_;  // absent: this process has the whole model
   StepMemory memory_;
   std::unique_ptr<Workspace> work_;
-  std::vector<Pages> kv_pools_;     // per group
-  std::vector<int32_t> greedy_;     // [max logit rows]
-  std::vector<int32_t> kept_rows_;  // [max logit rows]: 0, 1 ..: the logit rows when only they are kept
+  std::vector<Pages> kv_pools_;      // per group
+  std::vector<int32_t> greedy_;      // [max logit rows]
+  std::vector<float> whole_logits_;  // [max logit rows][vocab]: of all ranks, on rank 0
+  std::vector<int32_t> kept_rows_;   // [max logit rows]: 0, 1 ..: the logit rows when only they are kept
   PrefetchOrder prefetch_order_;
 
   Batch batch_{};
   int64_t rows_ = 0;                    // tokens of this step; behind the last attention those that are kept
   ActivationFormats normed_formats_;    // that work_->input has of work_->normed
+  int64_t vocab_part_ = 0;              // rows of the output matrix that this rank has
   bool deep_ = false;                   // attention of this step reads more than the caches hold
   const float* rotation_of_ = nullptr;  // inv_freq the cosines were made from
   float rotation_magnitude_ = 0;

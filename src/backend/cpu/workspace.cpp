@@ -11,8 +11,10 @@ AttentionShape attention_shape(const ExecutorSpec& spec) {
 
 }  // namespace
 
-Workspace::Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles, Arena& arena)
+Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int threads, bool with_bf16_tiles,
+                     Arena& arena)
     : query_cols(static_cast<int64_t>(spec.heads) * spec.head_dim),
+      attended_cols(all_attended_cols),
       kv_cols(static_cast<int64_t>(spec.kv_heads) * spec.head_dim),
       residual(arena.take<float>(int64_t{spec.max_tokens} * spec.hidden)),
       attention_plan(attention_shape(spec), threads, arena) {
@@ -21,13 +23,14 @@ Workspace::Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles
   normed = arena.take<float>(normed_rows * spec.hidden);
   query = arena.take<float>(tokens * query_cols);
   attention = arena.take<float>(tokens * query_cols);
+  attended = attended_cols == query_cols ? attention : arena.take<float>(tokens * attended_cols);
   key = arena.take<float>(tokens * kv_cols);
   value = arena.take<float>(tokens * kv_cols);
   logits = arena.take<float>(int64_t{spec.max_logit_rows} * spec.vocab);
 
   // Int8 tiles take the memory of blocks, in whole groups of rows.
   const auto whole = [](int64_t rows) { return tasks_for(rows, kTileHeight) * kTileHeight; };
-  const int64_t input_cols = std::max<int64_t>(spec.hidden, query_cols);
+  const int64_t input_cols = std::max<int64_t>({spec.hidden, query_cols, attended_cols});
   input.blocks = arena.take<ActivationBlock>(whole(normed_rows) * (input_cols / kQuantBlock));
   const int64_t inner_size = std::max(tokens * spec.ffn, chosen_rows * spec.expert_ffn);
   const int64_t inner_blocks = std::max(whole(tokens) * spec.ffn, chosen_rows * spec.expert_ffn);
@@ -57,14 +60,14 @@ Workspace::Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles
   row_scale = arena.take<float>(chosen_rows);
 
   argmax = arena.take<ArgmaxPiece>(argmax_pieces(spec.max_logit_rows, spec.vocab));
-  const int64_t max_cols =
-      std::max({int64_t{spec.hidden}, query_cols, int64_t{spec.ffn}, int64_t{spec.expert_ffn}});
+  const int64_t max_cols = std::max(
+      {int64_t{spec.hidden}, query_cols, attended_cols, int64_t{spec.ffn}, int64_t{spec.expert_ffn}});
   scratch = take_gemm_scratch(arena, threads, max_cols);
 }
 
-size_t workspace_bytes(const ExecutorSpec& spec, int threads, bool with_bf16_tiles) {
+size_t workspace_bytes(const ExecutorSpec& spec, int64_t attended_cols, int threads, bool with_bf16_tiles) {
   Arena count(nullptr);
-  const Workspace layout(spec, threads, with_bf16_tiles, count);
+  const Workspace layout(spec, attended_cols, threads, with_bf16_tiles, count);
   return count.used();
 }
 

@@ -9,15 +9,17 @@
 namespace millrace::cpu {
 
 struct Workspace {
-  Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles, Arena& arena);
+  // attended_cols: of the heads of all ranks, where those of `spec` are a rank's; else as many.
+  Workspace(const ExecutorSpec& spec, int64_t attended_cols, int threads, bool with_bf16_tiles, Arena& arena);
 
-  int64_t query_cols, kv_cols;
+  int64_t query_cols, attended_cols, kv_cols;
 
   float *residual, *normed;  // [tokens][hidden]
   float *query, *attention;  // [tokens][heads * head_dim]
+  float* attended;           // [tokens][attended_cols]: `attention` of all ranks
   float *key, *value;        // [tokens][kv_heads * head_dim]
   float* logits;             // [logit rows][vocab]
-  // The input of a product, [tokens][max(hidden, heads * head_dim)]. Its blocks also are the rotated queries
+  // The input of a product, [tokens][max(hidden, attended_cols)]. Its blocks also are the rotated queries
   // of an int8 cache: after the product that made them, before the one that reads what they attended to.
   QuantizedActivations input;
   float* inner;  // [tokens][ffn] or [tokens * chosen][expert_ffn]
@@ -41,6 +43,6 @@ struct Workspace {
 };
 
 // with_bf16_tiles: for a table that has them.
-size_t workspace_bytes(const ExecutorSpec& spec, int threads, bool with_bf16_tiles);
+size_t workspace_bytes(const ExecutorSpec& spec, int64_t attended_cols, int threads, bool with_bf16_tiles);
 
 }  // namespace millrace::cpu

@@ -1,0 +1,118 @@
+#include "backend/cpu/rank_part.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace millrace::cpu {
+namespace {
+
+constexpr int64_t kRowsPerTask = 4;  // that a thread copies
+
+}  // namespace
+
+RankPart::RankPart(dist::Communicator& group, const dist::Shares& shares, const ExecutorSpec& whole)
+    : group_(group),
+      shares_(shares),
+      heads_(shares.heads(whole.heads, whole.kv_heads)),
+      query_bounds_(static_cast<size_t>(shares.ranks()) + 1, 0),
+      bytes_(static_cast<size_t>(shares.ranks())) {
+  for (int r = 0; r < shares.ranks(); ++r) {
+    query_bounds_[static_cast<size_t>(r) + 1] =
+        shares.heads_of(r, whole.heads, whole.kv_heads).query.end * whole.head_dim;
+  }
+  const int64_t chosen = int64_t{whole.max_tokens} * whole.experts_per_token;
+  const int64_t inner = std::max(int64_t{whole.max_tokens} * whole.ffn, chosen * whole.expert_ffn);
+  exchanged_.resize(static_cast<size_t>(
+      std::max({int64_t{whole.max_tokens} * whole.hidden, inner, whole.max_tokens * query_bounds_.back(),
+                int64_t{whole.max_logit_rows} * whole.vocab})));
+  inner_.resize(static_cast<size_t>(inner));
+}
+
+ExecutorSpec RankPart::local_spec(const dist::Shares& shares, const ExecutorSpec& whole) {
+  ExecutorSpec local = whole;
+  const auto heads = shares.heads(whole.heads, whole.kv_heads);
+  local.kv_heads = static_cast<int32_t>(std::max<int64_t>(1, heads.kv.size()));
+  local.heads = static_cast<int32_t>(std::max<int64_t>(local.kv_heads, heads.query.size()));
+  return local;
+}
+
+// exchanged_ holds the ranks' parts one after the other: rank r's columns of row i are at
+// bounds[r] * rows + i * (columns of rank r).
+void RankPart::gather(ThreadPool& pool, const float* mine, int64_t stride, float* whole,
+                      std::span<const int64_t> bounds, int64_t rows) {
+  const auto rank = static_cast<size_t>(shares_.rank());
+  const int64_t cols = bounds[rank + 1] - bounds[rank];
+  MILLRACE_CHECK(static_cast<size_t>(rows * bounds.back()) <= exchanged_.size());
+  float* own = exchanged_.data() + bounds[rank] * rows;
+  pool.parallel_for(rows, kRowsPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) std::copy_n(mine + i * stride, cols, own + i * cols);
+  });
+  for (size_t r = 0; r < bytes_.size(); ++r) {
+    bytes_[r] = static_cast<size_t>((bounds[r + 1] - bounds[r]) * rows) * sizeof(float);
+  }
+  const std::span<float> all(exchanged_.data(), static_cast<size_t>(rows * bounds.back()));
+  group_.all_gather(std::as_bytes(std::span(own, static_cast<size_t>(rows * cols))),
+                    std::as_writable_bytes(all), bytes_);
+  unpack(pool, whole, bounds, rows);
+}
+
+void RankPart::unpack(ThreadPool& pool, float* whole, std::span<const int64_t> bounds, int64_t rows) {
+  const int64_t total = bounds.back();
+  pool.parallel_for(rows, kRowsPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (size_t r = 0; r + 1 < bounds.size(); ++r) {
+        const int64_t width = bounds[r + 1] - bounds[r];
+        std::copy_n(exchanged_.data() + bounds[r] * rows + i * width, width, whole + i * total + bounds[r]);
+      }
+    }
+  });
+}
+
+void RankPart::gather_rows(ThreadPool& pool, const float* mine, int64_t stride, float* whole, int64_t total,
+                           int64_t rows) {
+  gather(pool, mine, stride, whole, shares_.cut(total), rows);
+}
+
+void RankPart::gather_heads(ThreadPool& pool, const float* mine, float* whole, int64_t rows) {
+  const auto rank = static_cast<size_t>(shares_.rank());
+  gather(pool, mine, query_bounds_[rank + 1] - query_bounds_[rank], whole, query_bounds_, rows);
+}
+
+void RankPart::collect_rows(ThreadPool& pool, const float* mine, float* whole, int64_t total, int64_t rows) {
+  const std::vector<int64_t> bounds = shares_.cut(total);
+  const auto part = [&](size_t r) {
+    return std::span<float>(exchanged_.data() + bounds[r] * rows,
+                            static_cast<size_t>((bounds[r + 1] - bounds[r]) * rows));
+  };
+  const size_t own = part(static_cast<size_t>(group_.rank())).size();
+  if (group_.rank() != 0) return group_.send(0, std::as_bytes(std::span(mine, own)));
+  std::copy_n(mine, own, exchanged_.data());
+  for (int r = 1; r < group_.size(); ++r)
+    group_.recv(r, std::as_writable_bytes(part(static_cast<size_t>(r))));
+  unpack(pool, whole, bounds, rows);
+}
+
+void RankPart::collect_largest(std::span<int32_t> tokens, std::span<const float> values) {
+  struct Candidate {
+    int32_t token;
+    float value;
+  };
+  std::vector<Candidate> best(tokens.size());
+  for (size_t i = 0; i < best.size(); ++i) best[i] = {tokens[i], values[i]};
+  const auto bytes = std::as_writable_bytes(std::span(best));
+  if (group_.rank() != 0) return group_.send(0, bytes);
+  std::vector<Candidate> other(best.size());
+  for (int r = 1; r < group_.size();
+       ++r) {  // in rank order: tokens ascend, so that the first of equals stays
+    group_.recv(r, std::as_writable_bytes(std::span(other)));
+    for (size_t i = 0; i < best.size(); ++i) {
+      if (best[i].token == -1 || other[i].token == kNoTokens) continue;
+      if (other[i].token == -1 || best[i].token == kNoTokens || other[i].value > best[i].value)
+        best[i] = other[i];
+    }
+  }
+  for (size_t i = 0; i < best.size(); ++i) tokens[i] = best[i].token;
+}
+
+}  // namespace millrace::cpu

@@ -1,0 +1,60 @@
+// A rank's part of a step: who has which columns of an activation, and the exchange that gives everybody all
+// of them. Every rank computes some output rows of every matrix with the whole input, so that a row's sum is
+// made by one rank in the order it always has: the bits are those of one process, whatever the number of
+// ranks.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/thread_pool.h"
+#include "dist/communicator.h"
+#include "dist/shares.h"
+
+namespace millrace::cpu {
+
+class RankPart {
+ public:
+  RankPart(dist::Communicator& group, const dist::Shares& shares, const ExecutorSpec& whole);
+
+  // The spec of this rank's executor: its heads and KV heads (one of each where it has none).
+  static ExecutorSpec local_spec(const dist::Shares& shares, const ExecutorSpec& whole);
+
+  bool has_heads() const { return heads_.query.size() > 0; }
+  int64_t head_columns() const { return query_bounds_.back(); }  // of all ranks
+  // The first of this rank's rows of a matrix of `total`.
+  int64_t first_row(int64_t total) const { return shares_.rows(total).begin; }
+
+  // whole[rows][total] of everybody's mine[rows][own columns], rows `stride` apart. `mine` may lie in
+  // `whole`.
+  void gather_rows(ThreadPool& pool, const float* mine, int64_t stride, float* whole, int64_t total,
+                   int64_t rows);
+  // The same of columns that are cut by heads.
+  void gather_heads(ThreadPool& pool, const float* mine, float* whole, int64_t rows);
+  // Rank 0 gets everybody's; `whole` is not looked at on the others.
+  void collect_rows(ThreadPool& pool, const float* mine, float* whole, int64_t total, int64_t rows);
+  // tokens[i]: that of the largest value of all ranks' (token, value), lowest token among equals; -1 if one
+  // has -1. On rank 0 alone.
+  static constexpr int32_t kNoTokens = -2;  // of a rank without a part of the vocabulary
+  void collect_largest(std::span<int32_t> tokens, std::span<const float> values);
+
+  // What this rank computes itself of activations between up and down, [rows][its part].
+  float* inner() { return inner_.data(); }
+
+ private:
+  void gather(ThreadPool& pool, const float* mine, int64_t stride, float* whole,
+              std::span<const int64_t> bounds, int64_t rows);
+  void unpack(ThreadPool& pool, float* whole, std::span<const int64_t> bounds, int64_t rows);
+
+  dist::Communicator& group_;
+  const dist::Shares& shares_;
+  dist::Shares::Heads heads_;
+  std::vector<int64_t> query_bounds_;  // [ranks + 1]: columns of the heads' outputs
+  std::vector<float> exchanged_;       // [ranks][rows][columns]: as they arrive
+  std::vector<float> inner_;
+  std::vector<size_t> bytes_;  // [ranks]
+};
+
+}  // namespace millrace::cpu

@@ -1,0 +1,86 @@
+#include "dist/shares.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/check.h"
+#include "base/error.h"
+
+namespace millrace::dist {
+namespace {
+
+// [shares + 1]: `units` in proportion to the speeds.
+std::vector<int64_t> cut_units(int64_t units, const std::vector<double>& speeds) {
+  const double all = std::accumulate(speeds.begin(), speeds.end(), 0.0);
+  std::vector<int64_t> bounds(speeds.size() + 1, 0);
+  double before = 0;
+  for (size_t r = 0; r < speeds.size(); ++r) {
+    before += speeds[r];
+    bounds[r + 1] =
+        std::clamp<int64_t>(std::llround(before / all * static_cast<double>(units)), bounds[r], units);
+  }
+  bounds.back() = units;
+  return bounds;
+}
+
+}  // namespace
+
+Shares Shares::pipeline(int stage, std::vector<double> speeds) {
+  const Shares checked(stage, std::move(speeds));
+  Shares shares = even(0, 1);
+  shares.stage_ = stage;
+  shares.stage_speeds_ = checked.speeds_;
+  return shares;
+}
+
+Range Shares::layers_of(int stage, int64_t total) const {
+  const std::vector<int64_t> bounds = cut_units(total, stage_speeds_);
+  return {bounds[static_cast<size_t>(stage)], bounds[static_cast<size_t>(stage) + 1]};
+}
+
+Shares::Shares(int rank, std::vector<double> speeds) : rank_(rank), speeds_(std::move(speeds)) {
+  if (speeds_.empty() || ranks() > kMaxTensorRanks) {
+    throw_error(ErrorCode::kBadInput, "ranks: found {}, expected 1 to {}", ranks(), kMaxTensorRanks);
+  }
+  for (const double speed : speeds_) {
+    if (!(speed > 0) || !std::isfinite(speed)) {
+      throw_error(ErrorCode::kBadInput, "speed of a rank: found {}, expected a number above 0", speed);
+    }
+  }
+  MILLRACE_CHECK(rank >= 0 && rank < ranks());
+}
+
+std::vector<int64_t> Shares::cut(int64_t total) const {
+  int64_t unit = 32;
+  while (unit > 1 && total / unit < ranks()) unit /= 2;
+  std::vector<int64_t> bounds = cut_units((total + unit - 1) / unit, speeds_);
+  for (int64_t& bound : bounds) bound = std::min(bound * unit, total);
+  return bounds;
+}
+
+Range Shares::rows_of(int rank, int64_t total) const {
+  const std::vector<int64_t> bounds = cut(total);
+  return {bounds[static_cast<size_t>(rank)], bounds[static_cast<size_t>(rank) + 1]};
+}
+
+// With as many KV heads as ranks, whole groups of query heads; with fewer, ranks share a KV head and cut its
+// group.
+Shares::Heads Shares::heads_of(int rank, int64_t heads, int64_t kv_heads) const {
+  const int64_t group = heads / kv_heads;
+  if (kv_heads >= ranks()) {
+    const std::vector<int64_t> bounds = cut_units(kv_heads, speeds_);
+    const Range kv{bounds[static_cast<size_t>(rank)], bounds[static_cast<size_t>(rank) + 1]};
+    return {{kv.begin * group, kv.end * group}, kv};
+  }
+  // KV head h is of ranks [first(h), first(h + 1)).
+  const auto first = [&](int64_t h) { return (h * ranks() + kv_heads - 1) / kv_heads; };
+  int64_t head = 0;
+  while (first(head + 1) <= rank) ++head;
+  const int64_t sharers = first(head + 1) - first(head), place = rank - first(head);
+  const Range query{head * group + place * group / sharers, head * group + (place + 1) * group / sharers};
+  if (query.size() == 0) return {query, {head, head}};
+  return {query, {head, head + 1}};
+}
+
+}  // namespace millrace::dist

@@ -1,0 +1,195 @@
+#include "engine/leader_executor.h"
+
+#include <cstring>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "engine/pipeline_executor.h"
+
+namespace millrace {
+namespace {
+
+using Kind = RankMessage::Kind;
+
+// Tells the others to make theirs before this rank makes its own.
+std::unique_ptr<Executor> make_everywhere(dist::Communicator& group, const ExecutorSpec& spec,
+                                          Backend& backend) {
+  const std::vector<std::byte> bytes = packed(spec);
+  const RankMessage message{.kind = Kind::kMakeExecutor, .bytes = bytes.size()};
+  for (int r = 1; r < group.size(); ++r) {
+    group.send(r, std::as_bytes(std::span(&message, 1)));
+    group.send(r, bytes);
+  }
+  std::unique_ptr<Executor> own = backend.make_executor(spec);
+  group.barrier();  // everybody has the memory
+  return own;
+}
+
+}  // namespace
+
+LeaderExecutor::LeaderExecutor(dist::Communicator& group, const dist::Shares& shares,
+                               const ExecutorSpec& spec, Backend& backend)
+    : ForwardingExecutor(make_everywhere(group, spec, backend)),
+      group_(group),
+      shares_(shares),
+      spec_(spec) {}
+
+LeaderExecutor::~LeaderExecutor() {
+  try {
+    tell({.kind = Kind::kStop});
+  } catch (const Error&) {  // a rank has gone: there is nobody to tell
+  }
+}
+
+void LeaderExecutor::tell(const RankMessage& message, std::span<const std::byte> bytes) {
+  MILLRACE_CHECK(message.bytes == bytes.size());
+  for (int r = 1; r < group_.size(); ++r) {
+    group_.send(r, std::as_bytes(std::span(&message, 1)));
+    if (!bytes.empty()) group_.send(r, bytes);
+  }
+}
+
+void LeaderExecutor::begin(const Batch& batch) {
+  MILLRACE_CHECK(batch.sampled_rows.empty());  // this device does not sample
+  collected_ = false;
+  pack(batch, spec_.kv_groups.size(), message_);
+  tell({.kind = Kind::kStep, .bytes = message_.size()}, message_);
+  inner().begin(batch);
+}
+
+std::span<const float> LeaderExecutor::logits() {
+  if (!collected_) {
+    tell({.kind = Kind::kLogits});
+    logits_ = inner().logits();
+    collected_ = true;
+  }
+  return logits_;
+}
+
+std::span<const float> LeaderExecutor::logits_of(std::span<const int32_t> /*rows*/) { return logits(); }
+
+std::span<const int32_t> LeaderExecutor::greedy_tokens() {
+  tell({.kind = Kind::kGreedy});
+  return inner().greedy_tokens();
+}
+
+void LeaderExecutor::read_block(int group, int32_t block, std::span<std::byte> to) {
+  tell({.kind = Kind::kReadBlock, .group = group, .from = block});
+  for (int r = 0; r < group_.size(); ++r) {
+    const BlockPart part = block_part(spec_, shares_, r, group);
+    if (part.empty()) continue;
+    part_.resize(part_bytes(spec_, part));
+    if (r == 0) {
+      inner().read_block(group, block, part_);
+    } else {
+      group_.recv(r, part_);
+    }
+    for_each_piece(spec_, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
+      std::memcpy(to.data() + whole_at, part_.data() + part_at, bytes);
+    });
+  }
+}
+
+void LeaderExecutor::write_block(int group, int32_t block, std::span<const std::byte> from) {
+  for (int r = 0; r < group_.size(); ++r) {
+    const BlockPart part = block_part(spec_, shares_, r, group);
+    if (part.empty()) continue;
+    part_.resize(part_bytes(spec_, part));
+    for_each_piece(spec_, part, [&](size_t whole_at, size_t part_at, size_t bytes) {
+      std::memcpy(part_.data() + part_at, from.data() + whole_at, bytes);
+    });
+    if (r == 0) {
+      inner().write_block(group, block, part_);
+      continue;
+    }
+    const RankMessage message{.kind = Kind::kWriteBlock, .group = group, .to = block, .bytes = part_.size()};
+    group_.send(r, std::as_bytes(std::span(&message, 1)));
+    group_.send(r, part_);
+  }
+}
+
+void LeaderExecutor::copy_block(int group, int32_t from, int32_t to) {
+  tell({.kind = Kind::kCopyBlock, .group = group, .from = from, .to = to});
+  inner().copy_block(group, from, to);
+}
+
+// ---------------------------------------------------------------- the others
+
+namespace {
+
+class Follower {
+ public:
+  Follower(dist::Communicator& group, Backend& backend, const Model& model)
+      : group_(group), backend_(backend), model_(model) {}
+
+  void run() {
+    for (;;) {
+      RankMessage message;
+      group_.recv(0, std::as_writable_bytes(std::span(&message, 1)));
+      bytes_.resize(message.bytes);
+      if (!bytes_.empty()) group_.recv(0, bytes_);
+      if (message.kind == Kind::kStop) return;
+      act(message);
+    }
+  }
+
+ private:
+  void act(const RankMessage& message) {
+    switch (message.kind) {
+      case Kind::kStop:
+      case Kind::kHidden:  // every rank has all of it
+        return;
+      case Kind::kMakeExecutor:
+        spec_ = unpacked_spec(bytes_);
+        executor_ = backend_.make_executor(spec_);
+        group_.barrier();
+        return;
+      case Kind::kStep:
+        batch_.unpack(bytes_, spec_.kv_groups.size());
+        model_.forward(*executor_, batch_.view());
+        return;
+      case Kind::kLogits:
+        executor_->logits();
+        return;
+      case Kind::kGreedy:
+        executor_->greedy_tokens();
+        return;
+      case Kind::kReadBlock:
+        bytes_.resize(part_bytes(spec_, block_part(spec_, *backend_.shares(), group_.rank(), message.group)));
+        if (bytes_.empty()) return;
+        executor_->read_block(message.group, message.from, bytes_);
+        executor_->finish_reads();
+        group_.send(0, bytes_);
+        return;
+      case Kind::kWriteBlock:
+        executor_->write_block(message.group, message.to, bytes_);
+        return;
+      case Kind::kCopyBlock:
+        executor_->copy_block(message.group, message.from, message.to);
+        return;
+    }
+  }
+
+  dist::Communicator& group_;
+  Backend& backend_;
+  const Model& model_;
+  ExecutorSpec spec_;
+  std::unique_ptr<Executor> executor_;
+  ReceivedBatch batch_;
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+void follow(dist::Communicator& group, Backend& backend, const Model& model) {
+  if (backend.shares()->stages() > 1) return follow_stage(group, backend, model);
+  Follower(group, backend, model).run();
+}
+
+std::unique_ptr<Executor> make_leader(dist::Communicator& group, const dist::Shares& shares,
+                                      const ExecutorSpec& spec, Backend& backend) {
+  if (shares.stages() > 1) return std::make_unique<PipelineLeader>(group, shares, spec, backend);
+  return std::make_unique<LeaderExecutor>(group, shares, spec, backend);
+}
+
+}  // namespace millrace

@@ -1,0 +1,52 @@
+// LeaderExecutor: rank 0's executor, which tells the other ranks what it is asked to do before it does its
+// own part. KV blocks are whole here: what the cache reads and writes is put together from the ranks' KV
+// heads, in the order that one process has, so that tiers on disk are the same for any number of ranks.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/forwarding_executor.h"
+#include "dist/communicator.h"
+#include "dist/shares.h"
+#include "engine/rank_messages.h"
+#include "model/model.h"
+
+namespace millrace {
+
+class LeaderExecutor final : public ForwardingExecutor {
+ public:
+  // Makes executors on all ranks. `spec` is the whole model's.
+  LeaderExecutor(dist::Communicator& group, const dist::Shares& shares, const ExecutorSpec& spec,
+                 Backend& backend);
+  ~LeaderExecutor() override;
+  LeaderExecutor(const LeaderExecutor&) = delete;
+  LeaderExecutor& operator=(const LeaderExecutor&) = delete;
+
+  void begin(const Batch& batch) override;
+  std::span<const float> logits() override;
+  std::span<const float> logits_of(std::span<const int32_t> rows) override;
+  std::span<const int32_t> greedy_tokens() override;
+  void read_block(int group, int32_t block, std::span<std::byte> to) override;
+  void write_block(int group, int32_t block, std::span<const std::byte> from) override;
+  void copy_block(int group, int32_t from, int32_t to) override;
+
+ private:
+  void tell(const RankMessage& message, std::span<const std::byte> bytes = {});
+
+  dist::Communicator& group_;
+  const dist::Shares& shares_;
+  const ExecutorSpec spec_;
+  std::span<const float> logits_;  // of this step, once they were collected
+  bool collected_ = false;
+  std::vector<std::byte> message_, part_;
+};
+
+// Rank 0's executor of ranks that share rows, or of stages. Makes executors on all ranks.
+std::unique_ptr<Executor> make_leader(dist::Communicator& group, const dist::Shares& shares,
+                                      const ExecutorSpec& spec, Backend& backend);
+
+// What another rank does until rank 0 closes the model.
+void follow(dist::Communicator& group, Backend& backend, const Model& model);
+
+}  // namespace millrace

@@ -1,0 +1,119 @@
+#include "engine/rank_group.h"
+
+#include <charconv>
+#include <cstdlib>
+
+#include "base/error.h"
+#include "dist/mpi_communicator.h"
+#include "engine/checkpoint_identity.h"
+#include "engine/engine_options.h"
+#include "engine/leader_executor.h"
+#include "engine/lock_memory.h"
+#include "engine/open_backend.h"
+
+namespace millrace {
+namespace {
+
+// Processors whose results are the same bits (docs/architecture.md, "Same bits").
+std::string same_bits_family(const Backend& backend) {
+#if defined(__x86_64__)
+  const std::string_view architecture = "x86-64";
+#else
+  const std::string_view architecture = "arm64";
+#endif
+  const bool amx = backend.isa().find("amx") != std::string_view::npos;
+  return fmt::format("{} {}{}", backend.name(), architecture, amx ? " with AMX" : "");
+}
+
+}  // namespace
+
+std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options) {
+  static std::weak_ptr<dist::Communicator> known;  // MPI is per process
+  const int ranks = ranks_of(options);
+  const std::string_view option = options.pipeline_parallel > 1 ? "--pipeline-parallel" : "--tensor-parallel";
+  std::shared_ptr<dist::Communicator> group = known.lock();
+  if (group == nullptr) {
+    if (!dist::started_by_mpi()) {
+      throw_error(ErrorCode::kBadInput, "{} {}: found one process, expected {}: start it with mpirun -n {}",
+                  option, ranks, ranks, ranks);
+    }
+    known = group = dist::make_mpi_world();
+  }
+  if (group->size() != ranks) {
+    throw_error(ErrorCode::kBadInput, "{} {}: mpirun started {} processes, expected {}", option, ranks,
+                group->size(), ranks);
+  }
+  return group;
+}
+
+dist::Shares shares_of(const EngineOptions& options, int rank) {
+  std::vector<double> speeds = parse_rank_speeds("rank_speeds", options);
+  if (options.pipeline_parallel > 1) return dist::Shares::pipeline(rank, std::move(speeds));
+  return {rank, std::move(speeds)};
+}
+
+void check_stages(const ModelConfig& config, const EngineOptions& options) {
+  if (options.pipeline_parallel == 1) return;
+  if (config.encoder) {
+    throw_error(ErrorCode::kUnsupported,
+                "pipeline_parallel: {} is a text encoder, expected a model that writes", config.architecture);
+  }
+  const dist::Shares shares = shares_of(options, 0);
+  for (int stage = 0; stage < shares.stages(); ++stage) {
+    if (shares.layers_of(stage, config.layers).size() > 0) continue;
+    throw_error(ErrorCode::kBadInput, "pipeline_parallel: rank {} would have none of the model's {} layers",
+                stage, config.layers);
+  }
+}
+
+std::vector<double> parse_rank_speeds(std::string_view name, const EngineOptions& options) {
+  const auto ranks = static_cast<size_t>(ranks_of(options));
+  if (options.rank_speeds.empty()) return std::vector<double>(ranks, 1.0);
+  std::vector<double> speeds;
+  for (std::string_view rest = options.rank_speeds;;) {
+    const std::string_view word = rest.substr(0, rest.find(','));
+    double speed = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), speed);
+    if (error != std::errc() || end != word.data() + word.size() || !(speed > 0) || speed > 1e9) {
+      throw_error(ErrorCode::kBadInput, "{}: found \"{}\", expected numbers above 0 with commas between them",
+                  name, options.rank_speeds);
+    }
+    speeds.push_back(speed);
+    if (word.size() == rest.size()) break;
+    rest = rest.substr(word.size() + 1);
+  }
+  if (speeds.size() != ranks) {
+    throw_error(ErrorCode::kBadInput, "{}: found {} numbers, expected {}, one for each rank", name,
+                speeds.size(), ranks);
+  }
+  return speeds;
+}
+
+void check_ranks_agree(dist::Communicator& group, const io::Checkpoint& checkpoint, const ModelConfig& config,
+                       const EngineOptions& options, const Backend& backend) {
+  const dist::Claim claims[] = {
+      {"version of the program", MILLRACE_VERSION},
+      {"model", checkpoint_identity(checkpoint, config)},
+      {"--tensor-parallel", std::to_string(options.tensor_parallel)},
+      {"--pipeline-parallel", std::to_string(options.pipeline_parallel)},
+      {"--rank-speeds", options.rank_speeds},
+      {"processor", same_bits_family(backend)},
+  };
+  dist::check_agreement(group, claims);
+}
+
+void follow_rank_zero(const EngineOptions& options, dist::Communicator& group) {
+  check_options(options);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(options.model);
+  const ModelConfig config = read_config(checkpoint);
+  check_stages(config, options);
+  const dist::Shares shares = shares_of(options, group.rank());
+  const ChosenBackend chosen =
+      open_backend(checkpoint, config, options, {}, {shares.stages() > 1 ? nullptr : &group, &shares});
+  check_ranks_agree(group, checkpoint, config, options, *chosen.backend);
+  const std::unique_ptr<Model> model = Model::load(checkpoint, *chosen.backend);
+  if (options.lock) lock_memory();
+  follow(group, *chosen.backend, *model);
+}
+
+}  // namespace millrace

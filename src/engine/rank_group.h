@@ -1,0 +1,41 @@
+// Ranks that share one model: how a process comes to its group, what all ranks must agree on before a weight
+// is loaded, and what a rank other than 0 does.
+#pragma once
+
+#include <memory>
+
+#include "dist/communicator.h"
+#include "dist/shares.h"
+#include "engine/runtime_setup.h"
+#include "io/checkpoint.h"
+#include "millrace/options.h"
+#include "model/model.h"
+
+namespace millrace {
+
+// Those of the options that share a model, in one number.
+inline int ranks_of(const EngineOptions& options) {
+  return options.tensor_parallel * options.pipeline_parallel;
+}
+// This rank's part of a model.
+dist::Shares shares_of(const EngineOptions& options, int rank);
+
+// The processes that mpirun started, of which there must be as many as the options say. The same group for
+// all who ask at the same time.
+std::shared_ptr<dist::Communicator> job_group(const EngineOptions& options);
+
+// Throws Error for a model that cannot be cut as the options say.
+void check_stages(const ModelConfig& config, const EngineOptions& options);
+
+// EngineOptions::rank_speeds as numbers, one per rank. Throws Error{kBadInput} under `name`.
+std::vector<double> parse_rank_speeds(std::string_view name, const EngineOptions& options);
+
+// Throws Error{kBadInput}, with the ranks by name, unless all have the same program, model, options and kind
+// of processor.
+void check_ranks_agree(dist::Communicator& group, const io::Checkpoint& checkpoint, const ModelConfig& config,
+                       const EngineOptions& options, const Backend& backend);
+
+// Loads this rank's part and follows rank 0 until it closes the model.
+void follow_rank_zero(const EngineOptions& options, dist::Communicator& group);
+
+}  // namespace millrace

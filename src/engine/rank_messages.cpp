@@ -1,0 +1,184 @@
+#include "engine/rank_messages.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace millrace {
+namespace {
+
+template <class T>
+void append(std::vector<std::byte>& to, std::span<const T> values) {
+  const auto bytes = std::as_bytes(values);
+  to.insert(to.end(), bytes.begin(), bytes.end());
+}
+template <class T>
+void append_one(std::vector<std::byte>& to, const T& value) {
+  append(to, std::span(&value, 1));
+}
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  template <class T>
+  void read(std::span<T> to) {
+    const size_t count = to.size() * sizeof(T);
+    if (count > bytes_.size()) throw_error(ErrorCode::kInternal, "a message of rank 0 is too short");
+    if (count > 0) std::memcpy(to.data(), bytes_.data(), count);
+    bytes_ = bytes_.subspan(count);
+  }
+  template <class T>
+  T read_one() {
+    T value{};
+    read(std::span(&value, 1));
+    return value;
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+// The part of a spec that has no vectors.
+struct PlainSpec {
+  int32_t max_tokens, max_logit_rows, max_context, hidden, heads, kv_heads, head_dim, vocab, ffn, experts,
+      experts_per_token, expert_ffn;
+  DType kv_type;
+  uint64_t groups, layers;
+};
+
+struct BatchHeader {
+  uint64_t tokens, sequences, logit_rows, table_entries;
+  int32_t only_logits;
+};
+
+struct PlainSlice {
+  int32_t first_row, num_tokens, context_len;
+};
+
+size_t table_length(const SequenceSlice& slice) {
+  return static_cast<size_t>((slice.context_len + slice.num_tokens + kBlockTokens - 1) / kBlockTokens);
+}
+
+}  // namespace
+
+std::vector<std::byte> packed(const ExecutorSpec& spec) {
+  std::vector<std::byte> to;
+  append_one(
+      to, PlainSpec{spec.max_tokens, spec.max_logit_rows, spec.max_context, spec.hidden, spec.heads,
+                    spec.kv_heads, spec.head_dim, spec.vocab, spec.ffn, spec.experts, spec.experts_per_token,
+                    spec.expert_ffn, spec.kv_type, spec.kv_groups.size(), spec.layers.size()});
+  append(to, std::span(spec.kv_groups));
+  append(to, std::span(spec.layers));
+  return to;
+}
+
+ExecutorSpec unpacked_spec(std::span<const std::byte> bytes) {
+  Reader reader(bytes);
+  const auto plain = reader.read_one<PlainSpec>();
+  ExecutorSpec spec;
+  spec.max_tokens = plain.max_tokens;
+  spec.max_logit_rows = plain.max_logit_rows;
+  spec.max_context = plain.max_context;
+  spec.hidden = plain.hidden;
+  spec.heads = plain.heads;
+  spec.kv_heads = plain.kv_heads;
+  spec.head_dim = plain.head_dim;
+  spec.vocab = plain.vocab;
+  spec.ffn = plain.ffn;
+  spec.experts = plain.experts;
+  spec.experts_per_token = plain.experts_per_token;
+  spec.expert_ffn = plain.expert_ffn;
+  spec.kv_type = plain.kv_type;
+  spec.kv_groups.resize(plain.groups);
+  spec.layers.resize(plain.layers);
+  reader.read(std::span(spec.kv_groups));
+  reader.read(std::span(spec.layers));
+  return spec;
+}
+
+void pack(const Batch& batch, size_t num_groups, std::vector<std::byte>& to) {
+  to.clear();
+  size_t entries = 0;
+  for (const SequenceSlice& slice : batch.sequences) entries += num_groups * table_length(slice);
+  append_one(to, BatchHeader{batch.tokens.size(), batch.sequences.size(), batch.logit_rows.size(), entries,
+                             batch.only_logits ? 1 : 0});
+  append(to, batch.tokens);
+  append(to, batch.logit_rows);
+  for (const SequenceSlice& slice : batch.sequences) {
+    append_one(to, PlainSlice{slice.first_row, slice.num_tokens, slice.context_len});
+  }
+  for (const SequenceSlice& slice : batch.sequences) {
+    for (size_t g = 0; g < num_groups; ++g) append(to, std::span(slice.tables[g], table_length(slice)));
+  }
+}
+
+void ReceivedBatch::unpack(std::span<const std::byte> bytes, size_t num_groups) {
+  Reader reader(bytes);
+  const auto header = reader.read_one<BatchHeader>();
+  tokens.resize(header.tokens);
+  logit_rows.resize(header.logit_rows);
+  tables.resize(header.table_entries);
+  sequences.assign(header.sequences, {});
+  only_logits = header.only_logits != 0;
+  reader.read(std::span(tokens));
+  reader.read(std::span(logit_rows));
+  for (SequenceSlice& slice : sequences) {
+    const auto plain = reader.read_one<PlainSlice>();
+    slice.first_row = plain.first_row;
+    slice.num_tokens = plain.num_tokens;
+    slice.context_len = plain.context_len;
+  }
+  reader.read(std::span(tables));
+  const int32_t* at = tables.data();
+  for (SequenceSlice& slice : sequences) {
+    for (size_t g = 0; g < num_groups; ++g, at += table_length(slice)) slice.tables[g] = at;
+  }
+}
+
+namespace {
+
+// Which of a group's layers are in [layers): they are numbered in their order.
+dist::Range layers_in_group(const ExecutorSpec& spec, dist::Range layers, int group) {
+  dist::Range found{0, 0};
+  for (int64_t l = 0; l < std::ssize(spec.layers) && l < layers.end; ++l) {
+    if (spec.layers[static_cast<size_t>(l)].group != group) continue;
+    if (l < layers.begin) ++found.begin;
+    ++found.end;
+  }
+  return found;
+}
+
+}  // namespace
+
+BlockPart block_part(const ExecutorSpec& whole, const dist::Shares& shares, int rank, int group) {
+  const auto layers = static_cast<int64_t>(whole.layers.size());
+  if (shares.stages() > 1) {
+    return {layers_in_group(whole, shares.layers_of(rank, layers), group), {0, whole.kv_heads}};
+  }
+  return {layers_in_group(whole, {0, layers}, group), shares.heads_of(rank, whole.heads, whole.kv_heads).kv};
+}
+
+size_t part_bytes(const ExecutorSpec& whole, const BlockPart& part) {
+  size_t bytes = 0;
+  for_each_piece(whole, part, [&](size_t, size_t, size_t count) { bytes += count; });
+  return bytes;
+}
+
+ExecutorSpec stage_spec(const ExecutorSpec& whole, const dist::Shares& shares) {
+  if (shares.stages() == 1) return whole;
+  ExecutorSpec spec = whole;
+  const dist::Range layers = shares.layers(std::ssize(whole.layers));
+  for (int g = 0; g < static_cast<int>(spec.kv_groups.size()); ++g) {
+    const dist::Range mine = layers_in_group(whole, layers, g);
+    spec.kv_groups[static_cast<size_t>(g)].num_layers = static_cast<int32_t>(mine.size());
+    for (int64_t l = 0; l < std::ssize(spec.layers); ++l) {
+      auto& place = spec.layers[static_cast<size_t>(l)];
+      if (place.group != g) continue;
+      place.index = l >= layers.begin && l < layers.end ? place.index - static_cast<int32_t>(mine.begin) : 0;
+    }
+  }
+  return spec;
+}
+
+}  // namespace millrace

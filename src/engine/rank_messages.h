@@ -1,0 +1,74 @@
+// What rank 0 tells the ranks that follow it: the executor it made, its steps, and what it does with KV
+// blocks. Plain bytes between processes of the same program (checked at the start), so structs go as they
+// are.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "dist/communicator.h"
+#include "dist/shares.h"
+
+namespace millrace {
+
+struct RankMessage {
+  enum class Kind : int32_t {
+    kStop,          // the model is closed
+    kMakeExecutor,  // followed by a spec
+    kStep,          // followed by a batch
+    kLogits,        // of the last step, to rank 0
+    kGreedy,
+    kHidden,      // the residual stream of the last step, to rank 0
+    kReadBlock,   // `from`, to rank 0
+    kWriteBlock,  // `to`, followed by the rank's bytes
+    kCopyBlock,
+  } kind = Kind::kStop;
+  int32_t group = 0, from = 0, to = 0;  // of the KV cache
+  uint64_t bytes = 0;                   // that follow
+};
+
+std::vector<std::byte> packed(const ExecutorSpec& spec);
+ExecutorSpec unpacked_spec(std::span<const std::byte> bytes);
+
+void pack(const Batch& batch, size_t num_groups, std::vector<std::byte>& to);
+
+// A batch and the memory it points into.
+struct ReceivedBatch {
+  std::vector<int32_t> tokens, logit_rows, tables;
+  std::vector<SequenceSlice> sequences;
+  bool only_logits = false;
+
+  void unpack(std::span<const std::byte> bytes, size_t num_groups);
+  Batch view() const {
+    return {.tokens = tokens, .sequences = sequences, .logit_rows = logit_rows, .only_logits = only_logits};
+  }
+};
+
+// What of a KV block, [layers of the group][key, value][kv heads][16 x head_dim], is a rank's: some KV heads
+// of all layers, or all of some layers.
+struct BlockPart {
+  dist::Range layers, kv_heads;
+  bool empty() const { return layers.size() == 0 || kv_heads.size() == 0; }
+};
+BlockPart block_part(const ExecutorSpec& whole, const dist::Shares& shares, int rank, int group);
+size_t part_bytes(const ExecutorSpec& whole, const BlockPart& part);
+
+// copy(offset in the whole block, offset in the part, bytes) for each piece.
+template <class Copy>
+void for_each_piece(const ExecutorSpec& whole, const BlockPart& part, const Copy& copy) {
+  const size_t head = static_cast<size_t>(kBlockTokens) * kv_head_bytes(whole.kv_type, whole.head_dim);
+  const auto heads = static_cast<size_t>(whole.kv_heads), mine = static_cast<size_t>(part.kv_heads.size());
+  const auto first_head = static_cast<size_t>(part.kv_heads.begin);
+  const auto first = static_cast<size_t>(part.layers.begin) * 2,
+             last = static_cast<size_t>(part.layers.end) * 2;
+  for (size_t i = first; i < last; ++i) {
+    copy((i * heads + first_head) * head, (i - first) * mine * head, mine * head);
+  }
+}
+
+// The spec of a stage's executor: KV pools of its layers alone. Of ranks without a pipeline: the whole one.
+ExecutorSpec stage_spec(const ExecutorSpec& whole, const dist::Shares& shares);
+
+}  // namespace millrace

@@ -1,0 +1,67 @@
+#include "engine/rank_plan.h"
+
+#include "kernels/quant/kv_types.h"
+#include "model/weight_slice.h"
+#include "model/weight_source.h"
+
+namespace millrace {
+namespace {
+
+dist::PlanShape shape_of(const ModelConfig& c) {
+  dist::PlanShape shape{c.hidden, c.heads, c.kv_heads, c.head_dim, c.vocab, {}};
+  for (int l = 0; l < c.layers; ++l) {
+    auto& inner = shape.layers.emplace_back();
+    if (c.experts == 0 || c.is_dense(l)) {
+      inner.push_back({c.ffn, 1});
+      continue;
+    }
+    if (c.shared_ffn > 0) inner.push_back({c.shared_ffn, 1});
+    inner.push_back({c.expert_ffn, c.experts_per_token});
+  }
+  return shape;
+}
+
+// Which rows `part` is of `whole`: their data says.
+dist::Plan::Part part_of(const std::string& name, const TensorView& whole, const TensorView& part) {
+  const bool vector = whole.rank < 2 || whole.shape[static_cast<size_t>(whole.rank - 1)] != part.cols();
+  const auto at = static_cast<size_t>(vector ? whole.rank - 1 : whole.rank - 2);
+  const int64_t stride = vector ? static_cast<int64_t>(info(whole.type).block_bytes) : whole.row_stride_bytes;
+  const int64_t begin = part.data == whole.data || stride == 0 ? 0 : (part.data - whole.data) / stride;
+  return {name, begin, begin + part.shape[at], whole.shape[at], part.bytes()};
+}
+
+}  // namespace
+
+dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
+                      const std::vector<double>& speeds) {
+  dist::Plan plan;
+  plan.shape = shape_of(config);
+  plan.speeds = speeds;
+  const bool tied = has_tied_output(checkpoint) && !config.encoder;
+  for (int r = 0; r < static_cast<int>(speeds.size()); ++r) {
+    const dist::Shares shares(r, speeds);
+    dist::Plan::Rank& rank = plan.ranks.emplace_back();
+    const auto add = [&](const std::string& name, const TensorView& whole, const TensorView& part) {
+      rank.parts.push_back(part_of(name, whole, part));
+      rank.weight_bytes += rank.parts.back().bytes;
+    };
+    WeightSource source(checkpoint, config, /*gather=*/false);
+    visit_weights(
+        source, config, [&](const std::string& name, const WeightSpec& spec, const TensorView& view) {
+          if (name ==
+              "token_embd.weight") {  // looked up row by row: nothing of it is held but what is multiplied
+            if (tied) add(name, view, slice_weight(view, "output.weight", config, shares));
+            return;
+          }
+          add(name, view, slice_weight(view, spec.role, config, shares));
+        });
+    const auto heads = shares.heads(config.heads, config.kv_heads);
+    rank.query_heads = heads.query;
+    rank.kv_heads = heads.kv;
+    rank.kv_bytes_per_token = static_cast<size_t>(config.layers) * 2 * static_cast<size_t>(heads.kv.size()) *
+                              kv_head_bytes(kv_type, config.head_dim);
+  }
+  return plan;
+}
+
+}  // namespace millrace

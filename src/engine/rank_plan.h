@@ -1,0 +1,14 @@
+// The plan (dist/share_plan.h) of a checkpoint over ranks, from its header alone.
+#pragma once
+
+#include "dist/share_plan.h"
+#include "io/checkpoint.h"
+#include "model/model.h"
+
+namespace millrace {
+
+// Throws Error{kUnsupported} for a model that ranks cannot share.
+dist::Plan plan_ranks(const io::Checkpoint& checkpoint, const ModelConfig& config, DType kv_type,
+                      const std::vector<double>& speeds);
+
+}  // namespace millrace
