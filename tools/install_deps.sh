@@ -20,7 +20,7 @@ packages_of() {
     test) echo libgtest-dev clang-format-14 pkg-config ;;
     package) echo dpkg-dev file ;;
     fuzz) echo clang-14 libclang-rt-14-dev ;;
-    optional) echo clang-14 libclang-rt-14-dev clang-tidy-14 googletest qemu-user libsimde-dev "g++-$other-linux-gnu" ccache valgrind chromium firefox-esr haproxy python3-venv ;;
+    optional) echo clang-14 libclang-rt-14-dev clang-tidy-14 googletest qemu-user libsimde-dev "g++-$other-linux-gnu" ccache valgrind chromium firefox-esr haproxy python3-venv libopenmpi-dev openmpi-bin ;;
     npm) echo npm ;;
     *) echo "tools/install_deps.sh: unknown group '$1', expected build, test, package, fuzz, optional or npm" >&2; exit 2 ;;
   esac

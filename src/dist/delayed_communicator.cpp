@@ -1,0 +1,105 @@
+#include "dist/delayed_communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/error.h"
+#include "dist/point_to_point.h"
+
+namespace millrace::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;                      // one for all processes of a machine
+constexpr auto kShortSleep = std::chrono::microseconds(200);  // below it, sleeping may take longer than asked
+
+void wait_until(Clock::time_point time) {
+  for (auto now = Clock::now(); now < time; now = Clock::now()) {
+    if (time - now > kShortSleep) {
+      std::this_thread::sleep_for(time - now - kShortSleep / 2);
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+class DelayedCommunicator final : public PointToPoint {
+ public:
+  DelayedCommunicator(std::unique_ptr<Communicator> inner, const LinkDelay& delay)
+      : inner_(std::move(inner)), delay_(delay), name_(fmt::format("delayed {}", inner_->name())) {}
+
+  std::string_view name() const override { return name_; }
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+
+  void send(int to, std::span<const std::byte> bytes) override { inner_->send(to, message(bytes)); }
+  void recv(int from, std::span<std::byte> bytes) override {
+    in_.resize(sizeof(Header) + bytes.size());
+    inner_->recv(from, in_);
+    deliver(bytes);
+  }
+  void send_recv(int to, std::span<const std::byte> out, int from, std::span<std::byte> in) override {
+    in_.resize(sizeof(Header) + in.size());
+    inner_->send_recv(to, message(out), from, in_);
+    deliver(in);
+    --traffic_.calls;
+  }
+
+  std::unique_ptr<Communicator> split(int colour, int key) override {
+    return std::make_unique<DelayedCommunicator>(inner_->split(colour, key), delay_);
+  }
+  Traffic traffic() const override { return traffic_; }
+
+ private:
+  struct Header {
+    int64_t arrives_ns;
+  };
+
+  // The message with the time it is there.
+  std::span<const std::byte> message(std::span<const std::byte> bytes) {
+    const auto seconds = std::chrono::duration<double>(
+        delay_.bytes_per_s > 0 ? static_cast<double>(bytes.size()) / delay_.bytes_per_s : 0.0);
+    line_free_ = std::max(line_free_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(seconds);
+    const auto there = line_free_ + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(delay_.latency_s));
+    const Header header{
+        std::chrono::duration_cast<std::chrono::nanoseconds>(there.time_since_epoch()).count()};
+    const auto head = std::as_bytes(std::span(&header, 1));
+    out_.assign(head.begin(), head.end());
+    out_.insert(out_.end(), bytes.begin(), bytes.end());
+    traffic_.bytes_sent += bytes.size();
+    ++traffic_.calls;
+    return out_;
+  }
+
+  void deliver(std::span<std::byte> bytes) {
+    Header header{};
+    std::copy_n(in_.begin(), sizeof(Header), std::as_writable_bytes(std::span(&header, 1)).begin());
+    std::copy(in_.begin() + sizeof(Header), in_.end(), bytes.begin());
+    wait_until(Clock::time_point(
+        std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(header.arrives_ns))));
+    traffic_.bytes_received += bytes.size();
+    ++traffic_.calls;
+  }
+
+  std::unique_ptr<Communicator> inner_;
+  LinkDelay delay_;
+  std::string name_;
+  Clock::time_point line_free_{};
+  std::vector<std::byte> out_, in_;
+  Traffic traffic_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_delayed(std::unique_ptr<Communicator> inner, const LinkDelay& delay) {
+  if (!(delay.latency_s >= 0) || !(delay.bytes_per_s >= 0)) {
+    throw_error(ErrorCode::kBadInput, "link delay: found {} s and {} bytes/s, expected neither below 0",
+                delay.latency_s, delay.bytes_per_s);
+  }
+  return std::make_unique<DelayedCommunicator>(std::move(inner), delay);
+}
+
+}  // namespace millrace::dist

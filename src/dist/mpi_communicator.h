@@ -1,0 +1,24 @@
+// The communicator between processes and hosts, over Open MPI. The library is opened when it is asked for, so
+// that a program built with it starts on machines without: there, and in a build without mpi.h, asking is an
+// Error.
+#pragma once
+
+#include "dist/communicator.h"
+
+namespace millrace::dist {
+
+// Was this process started by mpirun, srun or their like? Looks at the environment only.
+bool started_by_mpi();
+
+// All processes of the job. The last communicator of it that goes ends MPI for this process, and it waits
+// there for the others; a rank that fails under way calls abort_mpi instead. Once per process.
+std::unique_ptr<Communicator> make_mpi_world();
+
+// Ends every process of the job, if there is one: for a rank that cannot go on. Returns if MPI was not
+// started.
+void abort_mpi(int status) noexcept;
+
+// "Open MPI v4.1.4", or why there is none.
+std::string describe_mpi();
+
+}  // namespace millrace::dist
