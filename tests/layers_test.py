@@ -11,7 +11,7 @@
     kernels/ the block formats (kernels/quant) and the encoders (kernels/cpu/quant) are for everybody from quant on.
     include/millrace sees nothing of src; millrace/error.h is for everybody, millrace/sampling.h for sample and grammar
     too, the rest of it for engine and apps. include/millrace/kernels (and kernels.h, all of it in one) sees nothing but
-    itself and C's own headers, and is for kernels and everybody above.
+    itself and C's own headers, and is for kernels, dist and everybody above.
     examples and python see include/millrace alone. tests and bench see everything, and nobody sees them.
 
 Also: every header is read once, every quoted include names a file, and no headers include each other in a circle,
@@ -51,7 +51,7 @@ MAY_SEE["train"] = MAY_SEE["engine"] | {"engine"}
 ANYTHING = {"tests", "bench"}
 SEES_PUBLIC_API = {"engine", "chat", "apps", "train", "python", "examples", "include"}
 SEES_BLOCK_FORMATS = {"quant", "backend", "model", "engine", "train", "apps"}
-SEES_KERNEL_API = SEES_BLOCK_FORMATS | {"kernels", "python", "examples"}
+SEES_KERNEL_API = SEES_BLOCK_FORMATS | {"kernels", "dist", "python", "examples"}
 DEVICES = {"reference", "cpu", "cuda", "no_cuda"}
 REGISTRY = "src/backend/registry.cpp"  # the one list of devices
 

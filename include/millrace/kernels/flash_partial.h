@@ -13,7 +13,7 @@
  *     partial   = mr_flash_merge(lower half, upper half) ...                   up to the root, in any order
  * of arrival out, lse  = mr_flash_finish(root, sinks)                                 once
  *
- * On a CPU; a GPU refuses with MR_UNSUPPORTED. */
+ * On a CPU; a GPU refuses with MR_ERROR_UNSUPPORTED. */
 #ifndef MILLRACE_KERNELS_FLASH_PARTIAL_H
 #define MILLRACE_KERNELS_FLASH_PARTIAL_H
 
