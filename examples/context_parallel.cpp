@@ -2,10 +2,11 @@
 // gets the bits that one device would have given.
 //
 //   mpirun -n 4 context_parallel --tokens 8192 --schedule mesh
-//   context_parallel --threads 4 --tokens 8192 --gbit 1          ranks are threads, over a link of 1 Gbit/s
+//   context_parallel --threads 4 --tokens 8192 --mbit 1000          ranks are threads, over a link of 1
+//   Gbit/s
 //
 // Options: --schedule ring, mesh (--a of its a x b) or wallfacer; --heads, --kv-heads, --head-dim; --backward
-// 1; --latency-us with --gbit;
+// 1; --latency-us with --mbit;
 // --repeat; --check 0 leaves out the comparison with one device. One line of JSON a rank 0 comes out, with
 // the time and the bytes; bench/scaling.py reads it.
 #include <cmath>
@@ -34,7 +35,7 @@ namespace {
 struct Options {
   std::map<std::string, int> numbers = {
       {"tokens", 4096}, {"heads", 8},  {"kv-heads", 2}, {"head-dim", 64},   {"threads", 0}, {"backward", 0},
-      {"check", 1},     {"repeat", 1}, {"gbit", 0},     {"latency-us", 50}, {"a", 0}};
+      {"check", 1},     {"repeat", 1}, {"mbit", 0},     {"latency-us", 50}, {"a", 0}};
   std::string schedule = "ring";
   int operator[](const char* name) const { return numbers.at(name); }
 };
@@ -214,8 +215,8 @@ void run_rank(const Options& options, dist::Communicator& group) {
 
 std::unique_ptr<dist::Communicator> slowed(std::unique_ptr<dist::Communicator> group,
                                            const Options& options) {
-  if (options["gbit"] == 0) return group;
-  return dist::make_delayed(std::move(group), {options["latency-us"] * 1e-6, options["gbit"] * 125e6});
+  if (options["mbit"] == 0) return group;
+  return dist::make_delayed(std::move(group), {options["latency-us"] * 1e-6, options["mbit"] * 125e3});
 }
 
 int run(const Options& options) {

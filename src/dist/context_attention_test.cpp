@@ -378,6 +378,17 @@ TEST(ContextAttention, MeasuredBytesAreTheFormulaToTheByte) {
       }
     }
   }
+  // Where pieces are powers of two long, exact partials are as many as the formula's, over all ranks.
+  for (const int n : {2, 4, 8}) {
+    const int64_t tokens = 4 * n * kContextChunk;
+    const ContextLayout layout = zigzag_layout({tokens}, n);
+    int64_t total = 0;
+    for (const RankBytes& of :
+         forward_bytes(mesh_schedule(layout, 2), layout, p.mask, p.shape(), PartialOrder::kExact)) {
+      total += of.received;
+    }
+    EXPECT_EQ(total, static_cast<int64_t>(n * formula_bytes(p.shape(), tokens, 2, n / 2))) << n;
+  }
   // In elements, as it is written: ring 2 N d_kv (n - 1) / n.
   EXPECT_EQ(formula_bytes(p.shape(), 4096, 1, 4), 2.0 * 4096 * 8 * 3 / 4 * 2);
 }

@@ -105,7 +105,7 @@ template <bool kMasked>
   Simd::store(factors, factor);
   bool changed = false;
   for (const float f : factors) changed |= f != 1.0f;
-  if (!changed) return;
+  if (!changed || !t.open) return;  // of a chunk's first keys: acc is zero
   for (int32_t d = 0; d < p.value_dim; ++d) {
     float* const at = t.acc + d * kFlashTile + lane;
     Simd::store(at, Simd::mul(Simd::load(at), factor));
