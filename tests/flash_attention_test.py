@@ -394,7 +394,7 @@ class Run:
 
 def fixed_cases(rng):
     for layout in ("bshd", "bhsd", "ragged"):
-        for lengths in ([], [(0, 0)], [(0, 5)], [(5, 0)], [(1, 1)], [(1, 200)], [(130, 67)]):
+        for lengths in ([], [(0, 0)], [(0, 5)], [(5, 0)], [(1, 1)], [(1, 200)], [(130, 67)], [(1, 900)], [(300, 700)]):
             if layout == "ragged" and lengths:
                 lengths = lengths + [(3, 7), (0, 9), (65, 64)]
             yield Case(rng, F32, lengths, 4, 2, 64, 64, layout, (-1, 0), True)

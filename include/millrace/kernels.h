@@ -11,6 +11,7 @@
 #include "millrace/kernels/flash_attention.h"
 #include "millrace/kernels/flash_attention_v2.h"
 #include "millrace/kernels/flash_attention_v2_optimized.h"
+#include "millrace/kernels/flash_partial.h"
 #include "millrace/kernels/gemm.h"
 #include "millrace/kernels/matmul.h"
 #include "millrace/kernels/moe.h"

@@ -33,6 +33,11 @@ class CpuDevice final : public mr_device {
   size_t flash_backward_workspace_bytes(const mr_flash_problem& problem, bool deterministic) const override;
   void flash_backward(const FlashBackward& call) override;
   void flash_quantize(const mr_flash_quantize_args& args, mr_stream stream) override;
+  void flash_partial_forward(const FlashPartialForward& call) override;
+  void flash_delta(const FlashDelta& call) override;
+  void flash_partial_backward(const FlashPartialBackward& call) override;
+  void flash_merge(const mr_flash_merge_args& args) override;
+  void flash_finish(const mr_flash_finish_args& args) override;
 
   size_t weight_bytes(const TensorView& matrix) const override;
   std::unique_ptr<mr_weight> make_weight(const TensorView& matrix, void* memory) override;

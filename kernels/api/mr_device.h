@@ -64,6 +64,12 @@ struct mr_device {
                                                 bool deterministic) const = 0;
   virtual void flash_backward(const millrace::api::FlashBackward& call) = 0;
   virtual void flash_quantize(const mr_flash_quantize_args& args, mr_stream stream) = 0;
+  // Attention in parts: Error{kUnsupported} unless a device has it (mr_flash_partial.cpp).
+  virtual void flash_partial_forward(const millrace::api::FlashPartialForward& call);
+  virtual void flash_delta(const millrace::api::FlashDelta& call);
+  virtual void flash_partial_backward(const millrace::api::FlashPartialBackward& call);
+  virtual void flash_merge(const mr_flash_merge_args& args);
+  virtual void flash_finish(const mr_flash_finish_args& args);
 
   virtual size_t weight_bytes(const millrace::TensorView& matrix) const = 0;
   virtual std::unique_ptr<mr_weight> make_weight(const millrace::TensorView& matrix, void* memory) = 0;

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "millrace/kernels/flash_attention.h"
+#include "millrace/kernels/flash_partial.h"
 
 namespace millrace::api {
 
@@ -26,6 +27,30 @@ struct FlashBackward {
   void* workspace;
   size_t workspace_bytes;
   mr_stream stream;
+};
+
+// Of millrace/kernels/flash_partial.h: positions are right too. A partial's results are float32.
+struct FlashPartialForward {
+  const mr_flash_problem& problem;
+  mr_flash_span span;
+  mr_flash_tensor q, k, v, out;
+  float* lse;
+  void* workspace;
+};
+
+struct FlashDelta {
+  const mr_flash_problem& problem;
+  mr_flash_tensor out, d_out;
+  float* delta;
+  void* workspace;
+};
+
+struct FlashPartialBackward {
+  const mr_flash_problem& problem;
+  mr_flash_span span;
+  mr_flash_tensor q, k, v;
+  const mr_flash_partial_gradients& gradients;
+  void* workspace;
 };
 
 }  // namespace millrace::api

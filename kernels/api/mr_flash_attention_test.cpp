@@ -278,6 +278,13 @@ std::vector<FlashShape> grid() {
   add([](FlashShape& s) { s.head_dim = 64, s.value_dim = 32, s.left = 30, s.right = 0, s.type = MR_BF16; });
   add([](FlashShape& s) { s.head_dim = 192, s.value_dim = 128, s.right = 0, s.type = MR_BF16; });
   add([](FlashShape& s) { s.heads = 70, s.q_len = 3, s.right = 0; });
+  // Over several chunks of 256 keys, and of 256 queries.
+  add([](FlashShape& s) { s.q_len = 270, s.k_len = 800, s.right = 0, s.sinks = true, s.type = MR_BF16; });
+  add([](FlashShape& s) {
+    s.q_len = 530, s.k_len = 530, s.left = 270, s.right = 0, s.head_dim = s.value_dim = 8;
+  });
+  add([](FlashShape& s) { s.q_len = 5, s.k_len = 1100, s.softcap = 4, s.heads = 8, s.kv_heads = 2; });
+  add([](FlashShape& s) { s.block = 128, s.q_len = 130, s.k_len = 600, s.right = 0, s.head_dim = 8; });
   add([](FlashShape& s) { s.block = 64, s.q_len = 130, s.k_len = 200, s.right = 0, s.head_dim = 8; });
   add([](FlashShape& s) { s.block = 128, s.q_len = 130, s.k_len = 300, s.left = 150, s.value_dim = 8; });
   return shapes;

@@ -188,4 +188,14 @@ FlashGradients flash_backward(const FlashInputs& in, const std::vector<double>& 
   return g;
 }
 
+void flash_merge(std::vector<double>& out, double& lse, const std::vector<double>& other, double other_lse) {
+  if (other_lse == kNever) return;
+  const double both = lse == kNever
+                          ? other_lse
+                          : std::max(lse, other_lse) + std::log1p(std::exp(-std::fabs(lse - other_lse)));
+  for (size_t d = 0; d < out.size(); ++d)
+    out[d] = std::exp(lse - both) * out[d] + std::exp(other_lse - both) * other[d];
+  lse = both;
+}
+
 }  // namespace millrace::reference

@@ -30,6 +30,10 @@ struct FlashGradients {
 // d_out: [rows][heads][value_dim]. Not paged.
 FlashGradients flash_backward(const FlashInputs& in, const std::vector<double>& d_out);
 
+// Two partials of one row (millrace/kernels/flash_partial.h): outputs [dims] and log-sum-exps; the second
+// into the first.
+void flash_merge(std::vector<double>& out, double& lse, const std::vector<double>& other, double other_lse);
+
 // Whether query i of head h in sequence b sees key j: the mask of positions, and the list of blocks.
 bool flash_sees(const mr_flash_problem& problem, int32_t b, int32_t h, int32_t i, int32_t j);
 

@@ -25,8 +25,21 @@ int64_t flash_element_size(FlashType type) {
 }
 
 FlashProblem plain_problem(const mr_flash_problem& p) {
-  FlashProblem to{p.heads,        p.kv_heads, p.head_dim, p.value_dim, p.scale, p.softcap, p.window_left,
-                  p.window_right, p.sinks,    0,          0,           0,       nullptr,   nullptr};
+  FlashProblem to{p.heads,
+                  p.kv_heads,
+                  p.head_dim,
+                  p.value_dim,
+                  p.scale,
+                  p.softcap,
+                  p.window_left,
+                  p.window_right,
+                  p.sinks,
+                  0,
+                  0,
+                  0,
+                  nullptr,
+                  nullptr,
+                  flash_nodes(std::max(p.max_q, p.max_k))};
   if (p.blocks != nullptr) {
     to.block_q = p.blocks->block_q;
     to.block_k = p.blocks->block_k;
@@ -84,7 +97,9 @@ int32_t key_length(const mr_flash_problem& p, int32_t b) {
 FlashSequence sequence_of(const mr_flash_problem& p, const FlashTensors& t, const FlashWorkspace& w,
                           int32_t b) {
   const FlashType type = flash_type(p.type);
-  const FlashType out_type = type == FlashType::kFp8 ? FlashType::kBF16 : type;
+  const FlashType out_type = t.partial()               ? FlashType::kF32
+                             : type == FlashType::kFp8 ? FlashType::kBF16
+                                                       : type;
   const int32_t* cu_k = p.pages == nullptr ? p.cu_k : nullptr;
   FlashSequence s{};
   s.q = rows_of(t.q, type, p.cu_q, b);
@@ -98,12 +113,15 @@ FlashSequence sequence_of(const mr_flash_problem& p, const FlashTensors& t, cons
   if (type == FlashType::kFp8) put_scales(p, b, s);
   if (t.grads != nullptr) {
     s.d_out = rows_of(t.grads->d_out, type, p.cu_q, b);
-    s.d_q = rows_of(t.grads->d_q, type, p.cu_q, b);
-    s.d_k = rows_of(t.grads->d_k, type, cu_k, b);
-    s.d_v = rows_of(t.grads->d_v, type, cu_k, b);
+    s.d_q = rows_of(t.grads->d_q, out_type, p.cu_q, b);
+    s.d_k = rows_of(t.grads->d_k, out_type, cu_k, b);
+    s.d_v = rows_of(t.grads->d_v, out_type, cu_k, b);
   }
   s.q_len = query_length(p, b);
   s.k_len = key_length(p, b);
+  s.shift = t.partial() ? int64_t{t.q_first[b]} - t.k_first[b] : int64_t{s.k_len} - s.q_len;
+  s.q_chunk = t.partial() ? t.q_first[b] / kFlashChunk : 0;
+  s.k_chunk = t.partial() ? t.k_first[b] / kFlashChunk : 0;
   const int64_t first_row = p.cu_q != nullptr ? p.cu_q[b] : int64_t{b} * p.heads * p.max_q;
   s.row_stride = p.cu_q != nullptr ? p.cu_q[p.batch] : p.max_q;
   s.lse = t.lse == nullptr ? nullptr : t.lse + first_row;
@@ -176,7 +194,8 @@ void for_key_tiles(const Context& ctx, const mr_flash_problem& problem, const Fl
   });
 }
 
-// d_sinks[h] = -sum over rows of exp(sink - lse) * delta, in double and in order.
+// d_sinks[h] = -sum over rows of exp(sink - lse) * delta, in double: rows of a chunk in order, then chunks in
+// order.
 void sink_gradients(const Context& ctx, const mr_flash_problem& p, const FlashTensors& t,
                     const FlashWorkspace& w) {
   ctx.pool.parallel_for(p.heads, 1, [&](int64_t begin, int64_t end, int) {
@@ -185,12 +204,25 @@ void sink_gradients(const Context& ctx, const mr_flash_problem& p, const FlashTe
       const double sink = p.sinks[h];
       for (int32_t b = 0; b < p.batch && sink != -std::numeric_limits<double>::infinity(); ++b) {
         const FlashSequence s = sequence_of(p, t, w, b);
-        for (int32_t i = 0; i < s.q_len; ++i) {
-          const int64_t at = h * s.row_stride + i;
-          sum -= std::exp(sink - s.lse[at]) * s.delta[at];
+        for (int32_t first = 0; first < s.q_len; first += kFlashChunk) {
+          const int64_t at = h * s.row_stride + first;
+          sum += flash_sink_gradient(sink, s.lse + at, s.delta + at, std::min(kFlashChunk, s.q_len - first));
         }
       }
       t.grads->d_sinks[h] = static_cast<float>(sum);
+    }
+  });
+}
+
+// Rows of one head in groups that a table takes at once: f(head, first row, rows).
+template <class F>
+void for_row_groups(const Context& ctx, int64_t rows, int32_t heads, const F& f) {
+  constexpr int32_t kRows = 16, kGroupsPerTask = 16;
+  const int64_t groups = (rows + kRows - 1) / kRows;
+  ctx.pool.parallel_for(groups * heads, kGroupsPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto head = static_cast<int32_t>(i / groups), first = static_cast<int32_t>(i % groups * kRows);
+      f(head, first, std::min(kRows, static_cast<int32_t>(rows - first)));
     }
   });
 }
@@ -263,7 +295,9 @@ FlashWorkspace take_flash_workspace(Arena& arena, const mr_flash_problem& proble
                                     bool backward) {
   constexpr int64_t kLine = 16;  // floats of a cache line: threads share none
   FlashWorkspace w{};
-  w.scratch_floats = (flash_scratch_floats(problem.head_dim, problem.value_dim) + kLine - 1) / kLine * kLine;
+  const int64_t floats = flash_scratch_floats(problem.head_dim, problem.value_dim,
+                                              flash_nodes(std::max(problem.max_q, problem.max_k)));
+  w.scratch_floats = (floats + kLine - 1) / kLine * kLine;
   w.scratch = arena.take<float>(threads * w.scratch_floats);
   if (backward) w.delta = arena.take<float>(int64_t{problem.batch} * problem.heads * problem.max_q);
   return w;
@@ -280,6 +314,46 @@ void flash_backward(const Context& ctx, const mr_flash_problem& problem, const F
   for_query_tiles(ctx, problem, tensors, workspace, ctx.kernels.flash_backward_queries);
   for_key_tiles(ctx, problem, tensors, workspace, ctx.kernels.flash_backward_keys);
   if (tensors.grads->d_sinks != nullptr) sink_gradients(ctx, problem, tensors, workspace);
+}
+
+void flash_partial_backward(const Context& ctx, const mr_flash_problem& problem, const FlashTensors& tensors,
+                            const FlashWorkspace& workspace) {
+  for_query_tiles(ctx, problem, tensors, workspace, ctx.kernels.flash_backward_queries);
+  for_key_tiles(ctx, problem, tensors, workspace, ctx.kernels.flash_backward_keys);
+}
+
+void flash_delta(const Context& ctx, const mr_flash_problem& problem, const FlashTensors& tensors,
+                 const FlashWorkspace& workspace) {
+  for_query_tiles(ctx, problem, tensors, workspace, ctx.kernels.flash_delta);
+}
+
+void flash_merge(const Context& ctx, const mr_flash_merge_args& args) {
+  const int64_t row = int64_t{args.heads} * args.dim;
+  for_row_groups(ctx, args.rows, args.heads, [&](int32_t head, int32_t first, int32_t count) {
+    const int64_t at = first * row + int64_t{head} * args.dim, lse = head * args.rows + first;
+    ctx.kernels.flash_merge_rows(
+        {args.out + at, args.other_out + at, args.lse == nullptr ? nullptr : args.lse + lse,
+         args.lse == nullptr ? nullptr : args.other_lse + lse, row, count, args.dim});
+  });
+}
+
+void flash_finish(const Context& ctx, const mr_flash_finish_args& args) {
+  const int64_t row = int64_t{args.heads} * args.dim;
+  const FlashRows out = rows_of(args.out, flash_type(args.type), nullptr, 0);
+  for_row_groups(ctx, args.rows, args.heads, [&](int32_t head, int32_t first, int32_t count) {
+    const int64_t lse = head * args.rows + first;
+    ctx.kernels.flash_finish_rows({args.partial + first * row + int64_t{head} * args.dim,
+                                   args.partial_lse == nullptr ? nullptr : args.partial_lse + lse, row, out,
+                                   args.lse == nullptr ? nullptr : args.lse + lse,
+                                   args.sinks == nullptr ? 0.0f : args.sinks[head], args.sinks != nullptr,
+                                   head, first, count, args.dim});
+  });
+}
+
+double flash_sink_gradient(double sink, const float* lse, const float* delta, int64_t rows) {
+  double sum = 0;
+  for (int64_t i = 0; i < rows; ++i) sum -= std::exp(sink - lse[i]) * delta[i];
+  return sum;
 }
 
 }  // namespace millrace::cpu

@@ -5,11 +5,13 @@
 //     pass over queries      dQ = scale dS K                      lanes are query rows, keys are broadcast
 //     pass over keys         dV = P^T d_out,  dK = scale dS^T Q   lanes are keys, query rows are broadcast
 //
+// Sums over keys, and over queries, are cut into chunks and these added in a tree (flash_chunks.h).
 // delta[row] = sum over dimensions of d_out * out. Seven products instead of five, and no atomic addition.
 #pragma once
 
 #include <stdint.h>
 
+#include "kernels/cpu/attention/flash_chunks.h"
 #include "kernels/cpu/attention/flash_scores.h"
 
 namespace millrace::cpu::MILLRACE_TARGET {
@@ -74,9 +76,15 @@ struct FlashQueryTile {
     d_out = scratch.take_tile(p.value_dim);
     scores = scratch.take(kFlashTile * kFlashTile);
     d_weights = scratch.take(kFlashTile * kFlashTile);
+    nodes = scratch.take(int64_t{p.nodes} * p.head_dim * kFlashTile);
   }
+  float* node(int32_t i) const { return nodes + int64_t{i} * task.problem->head_dim * kFlashTile; }
+
   FlashTask task;
   LaneRanges ranges;
+  ChunkStack chunks;
+  bool open = false;  // some keys of this chunk were seen
+  float* nodes;       // of the tree: each [head_dim][64]
   int32_t lanes;
   float *query, *sums, *d_out;  // [head_dim][64], [head_dim][64], [value_dim][64]
   float *scores, *d_weights;    // [64 keys][64]; scores become dS
@@ -137,7 +145,21 @@ void add_query_gradients(FlashQueryTiles& all, int32_t from, int32_t to, int32_t
       whole ? gradient_lanes<false>(t, lane, from, count) : gradient_lanes<true>(t, lane, from, count);
     }
     Math::accumulate(all.keys, count, p.head_dim, t.scores, t.lanes, t.sums, {});
+    t.open = true;
   }
+}
+
+// dQ of a chunk of keys becomes a node.
+inline void end_chunk(FlashQueryTile& t, int32_t chunk) {
+  if (!t.open) return;
+  t.open = false;
+  const FlashProblem& p = *t.task.problem;
+  const int32_t node = t.chunks.push(t.task.sequence->k_chunk + chunk, [&](int32_t i) {
+    flash_add_lanes(t.node(i), t.node(i + 1), p.head_dim, t.lanes);
+  });
+  alignas(64) float factor[kFlashTile];
+  for (float& f : factor) f = p.scale;
+  take_lanes(t.sums, factor, t.node(node), p.head_dim, t.lanes);
 }
 
 template <class Math>
@@ -158,13 +180,23 @@ void flash_backward_queries(const FlashTask& task) {
     zero_lanes(t.sums, p.head_dim);
   }
   const FlashRange seen = seen_keys(all.tiles, all.count);
-  for_each_key_tile(task, seen,
-                    [&](int32_t from, int32_t to) { add_query_gradients<Math>(all, from, to, seen.last); });
-  float factor[kFlashTile];
-  for (float& f : factor) f = p.scale;
+  int32_t chunk = 0;
+  const auto end_chunks = [&] {
+    for (int32_t i = 0; i < all.count; ++i) end_chunk(all.tiles[i], chunk);
+  };
+  for_each_key_tile(task, seen, [&](int32_t from, int32_t to) {
+    if (from / kFlashChunk != chunk) end_chunks();
+    chunk = from / kFlashChunk;
+    add_query_gradients<Math>(all, from, to, seen.last);
+  });
+  end_chunks();
+  float one[kFlashTile];
+  for (float& f : one) f = 1.0f;
   for (int32_t i = 0; i < all.count; ++i) {
-    const FlashQueryTile& t = all.tiles[i];
-    store_lanes(s.d_q, t.task.count, p.head_dim, t.sums, factor, all.keys, RowOfTask{t.task});
+    FlashQueryTile& t = all.tiles[i];
+    if (t.chunks.depth == 0) zero_lanes(t.node(0), p.head_dim);
+    t.chunks.finish([&](int32_t n) { flash_add_lanes(t.node(n), t.node(n + 1), p.head_dim, t.lanes); });
+    store_lanes(s.d_q, t.task.count, p.head_dim, t.node(0), one, all.keys, RowOfTask{t.task});
   }
 }
 
@@ -181,13 +213,26 @@ struct FlashKeyTile {
     value_sums = scratch.take_tile(p.value_dim);
     scores = scratch.take(kFlashTile * kFlashTile);
     d_weights = scratch.take(kFlashTile * kFlashTile);
+    key_nodes = scratch.take(int64_t{p.nodes} * p.head_dim * kFlashTile);
+    value_nodes = scratch.take(int64_t{p.nodes} * p.value_dim * kFlashTile);
     seeing = seeing_queries(p, *task.sequence, task.first, task.first + task.count);
   }
   // Whether some query of [from, to) of the head sees some of the keys.
   bool seen(int32_t head, int32_t from, int32_t to) const;
+  float* key_node(int32_t i) const { return key_nodes + int64_t{i} * task.problem->head_dim * kFlashTile; }
+  float* value_node(int32_t i) const {
+    return value_nodes + int64_t{i} * task.problem->value_dim * kFlashTile;
+  }
+  void add_node(int32_t i) {  // node i + 1 into node i
+    flash_add_lanes(key_node(i), key_node(i + 1), task.problem->head_dim, lanes);
+    flash_add_lanes(value_node(i), value_node(i + 1), task.problem->value_dim, lanes);
+  }
 
   FlashTask task;
   FlashRange seeing;
+  ChunkStack chunks;
+  bool open = false;               // some queries of this chunk see some of the keys
+  float *key_nodes, *value_nodes;  // of the tree: each [head_dim][64], [value_dim][64]
   int32_t lanes;
   float *keys, *key_sums;      // [head_dim][64]
   float *values, *value_sums;  // [value_dim][64]
@@ -283,7 +328,31 @@ void add_key_gradients(FlashKeyTiles& all, int32_t head, int32_t from, int32_t t
     for (int32_t m = 0; m < count; ++m) gradient_row(t, m, from + m, head);
     Math::accumulate(all.d_out, count, p.value_dim, t.scores, t.lanes, t.value_sums, {});
     Math::accumulate(all.query, count, p.head_dim, t.d_weights, t.lanes, t.key_sums, {});
+    t.open = true;
   }
+}
+
+// dK and dV of a chunk of queries, of all heads of the group, become a node.
+inline void end_chunk(FlashKeyTile& t, int32_t chunk) {
+  if (!t.open) return;
+  t.open = false;
+  const FlashProblem& p = *t.task.problem;
+  const int32_t node = t.chunks.push(t.task.sequence->q_chunk + chunk, [&](int32_t i) { t.add_node(i); });
+  alignas(64) float scale[kFlashTile], one[kFlashTile];
+  for (int32_t r = 0; r < kFlashTile; ++r) scale[r] = p.scale, one[r] = 1.0f;
+  take_lanes(t.key_sums, scale, t.key_node(node), p.head_dim, t.lanes);
+  take_lanes(t.value_sums, one, t.value_node(node), p.value_dim, t.lanes);
+}
+
+// Queries [first, last) of one chunk and all heads of the group.
+template <class Math>
+void add_query_chunk(FlashKeyTiles& all, const FlashTask& task, int32_t first, int32_t last) {
+  for (int32_t h = task.head; h < task.head + task.num_heads; ++h) {
+    for (int32_t from = first; from < last; from += kFlashTile) {
+      add_key_gradients<Math>(all, h, from, from + kFlashTile < last ? from + kFlashTile : last);
+    }
+  }
+  for (int32_t i = 0; i < all.count; ++i) end_chunk(all.tiles[i], first / kFlashChunk);
 }
 
 template <class Math>
@@ -305,17 +374,23 @@ void flash_backward_keys(const FlashTask& task) {
     seeing.first = t.seeing.first < seeing.first ? t.seeing.first : seeing.first;
     seeing.last = t.seeing.last > seeing.last ? t.seeing.last : seeing.last;
   }
-  for (int32_t h = task.head; h < task.head + task.num_heads; ++h) {
-    for (int32_t from = seeing.first / kFlashTile * kFlashTile; from < seeing.last; from += kFlashTile) {
-      add_key_gradients<Math>(all, h, from, from + kFlashTile < s.q_len ? from + kFlashTile : s.q_len);
-    }
+  int32_t first = seeing.first / kFlashTile * kFlashTile;
+  while (first < seeing.last) {
+    const int32_t end = (first / kFlashChunk + 1) * kFlashChunk, last = end < s.q_len ? end : s.q_len;
+    add_query_chunk<Math>(all, task, first, last);
+    first = last;
   }
-  float scale[kFlashTile], one[kFlashTile];
-  for (int32_t r = 0; r < kFlashTile; ++r) scale[r] = p.scale, one[r] = 1.0f;
+  float one[kFlashTile];
+  for (float& f : one) f = 1.0f;
   for (int32_t i = 0; i < all.count; ++i) {
-    const FlashKeyTile& t = all.tiles[i];
-    store_lanes(s.d_k, t.task.count, p.head_dim, t.key_sums, scale, all.query, row_of(t));
-    store_lanes(s.d_v, t.task.count, p.value_dim, t.value_sums, one, all.d_out, row_of(t));
+    FlashKeyTile& t = all.tiles[i];
+    if (t.chunks.depth == 0) {
+      zero_lanes(t.key_node(0), p.head_dim);
+      zero_lanes(t.value_node(0), p.value_dim);
+    }
+    t.chunks.finish([&](int32_t n) { t.add_node(n); });
+    store_lanes(s.d_k, t.task.count, p.head_dim, t.key_node(0), one, all.query, row_of(t));
+    store_lanes(s.d_v, t.task.count, p.value_dim, t.value_node(0), one, all.d_out, row_of(t));
   }
 }
 

@@ -1,10 +1,12 @@
 // Attention over tensors, forward: tiles of up to 64 query rows go through their keys 64 at a time, with an
-// online softmax. A task has up to four such tiles, so that keys and values are loaded once for all of them.
-// Lanes are rows, so that maxima, sums and weights are of vectors and nothing is reduced across lanes.
+// online softmax, which begins anew with every chunk (flash_chunks.h). A task has up to four such tiles, so
+// that keys and values are loaded once for all of them. Lanes are rows, so that maxima, sums and weights are
+// of vectors and nothing is reduced across lanes.
 #pragma once
 
 #include <stdint.h>
 
+#include "kernels/cpu/attention/flash_chunks.h"
 #include "kernels/cpu/attention/flash_scores.h"
 
 namespace millrace::cpu::MILLRACE_TARGET {
@@ -19,13 +21,22 @@ struct FlashForwardTile {
     query = scratch.take_tile(p.head_dim);
     acc = scratch.take_tile(p.value_dim);
     scores = scratch.take(kFlashTile * kFlashTile);
+    node_floats = int64_t{p.value_dim} * kFlashTile + kFlashTile;
+    nodes = scratch.take(p.nodes * node_floats);
   }
+  float* node(int32_t i) const { return nodes + i * node_floats; }
+  float* node_lse(int32_t i) const { return node(i) + int64_t{task.problem->value_dim} * kFlashTile; }
+
   FlashTask task;
   LaneRanges ranges;
-  int32_t lanes;  // a multiple of 16
-  float* query;   // [head_dim][64]
-  float* acc;     // [value_dim][64]
-  float* scores;  // [64 keys][64], then weights
+  ChunkStack chunks;
+  bool open = false;    // some keys of this chunk were seen
+  float* nodes;         // of the tree: each [value_dim][64] and log-sum-exps [64]
+  int64_t node_floats;  // of one
+  int32_t lanes;        // a multiple of 16
+  float* query;         // [head_dim][64]
+  float* acc;           // [value_dim][64]
+  float* scores;        // [64 keys][64], then weights
   alignas(64) float row_max[kFlashTile];
   alignas(64) float row_sum[kFlashTile];
 };
@@ -48,13 +59,15 @@ struct FlashForwardTiles {
   FlashForwardTile tiles[kFlashTiles];
 };
 
-// A sink is a key with that score and no value.
-inline void begin_rows(FlashForwardTile& t) {
-  const float* sinks = t.task.problem->sinks;
+// Nothing seen.
+inline void begin_softmax(FlashForwardTile& t) {
   for (int32_t r = 0; r < t.lanes; ++r) {
-    t.row_max[r] = sinks == nullptr ? -__builtin_inff() : sinks[t.task.head + r % t.task.num_heads];
-    t.row_sum[r] = sinks == nullptr || t.row_max[r] == -__builtin_inff() ? 0.0f : 1.0f;
+    t.row_max[r] = -__builtin_inff();
+    t.row_sum[r] = 0.0f;
   }
+}
+inline void begin_rows(FlashForwardTile& t) {
+  begin_softmax(t);
   for (int32_t d = 0; d < t.task.problem->value_dim; ++d) {
     for (int32_t r = 0; r < t.lanes; r += kLanes) Simd::store(t.acc + d * kFlashTile + r, Simd::zero());
   }
@@ -92,7 +105,7 @@ template <bool kMasked>
   Simd::store(factors, factor);
   bool changed = false;
   for (const float f : factors) changed |= f != 1.0f;
-  if (!changed) return;
+  if (!changed || !t.open) return;  // of a chunk's first keys: acc is zero
   for (int32_t d = 0; d < p.value_dim; ++d) {
     float* const at = t.acc + d * kFlashTile + lane;
     Simd::store(at, Simd::mul(Simd::load(at), factor));
@@ -125,22 +138,56 @@ void attend_keys(FlashForwardTiles& all, int32_t from, int32_t to, int32_t last)
     if (!t.ranges.some(from, to)) continue;
     Math::accumulate(all.values, count, p.value_dim, t.scores, t.lanes, t.acc, next);
     next = {};
+    t.open = true;
   }
 }
 
-inline void end_rows(FlashForwardTile& t, float* staging) {
-  const FlashSequence& s = *t.task.sequence;
-  const RowOfTask row_of{t.task};
+// What was seen of a chunk becomes a node: outputs and log-sum-exps.
+inline void end_chunk(FlashForwardTile& t, int32_t chunk) {
+  if (!t.open) return;
+  t.open = false;
+  const int32_t dims = t.task.problem->value_dim;
+  const int32_t node = t.chunks.push(t.task.sequence->k_chunk + chunk, [&](int32_t i) {
+    flash_merge_lanes(t.node(i), t.node_lse(i), t.node(i + 1), t.node_lse(i + 1), dims, t.lanes);
+  });
   alignas(64) float factor[kFlashTile];
-  for (int32_t r = 0; r < t.task.count; ++r) {
+  for (int32_t r = 0; r < t.lanes; ++r) {
     const float sum = t.row_sum[r];
     factor[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
-    if (s.lse == nullptr) continue;
-    const RowHead at = row_of(r);
-    s.lse[at.head * s.row_stride + at.row] =
-        sum == 0.0f ? -__builtin_inff() : t.row_max[r] + __builtin_logf(sum);
+    t.node_lse(node)[r] =
+        sum == 0.0f ? -__builtin_inff() : static_cast<float>(t.row_max[r] + __builtin_log(sum));
   }
-  store_lanes(s.out, t.task.count, t.task.problem->value_dim, t.acc, factor, staging, row_of);
+  take_lanes(t.acc, factor, t.node(node), dims, t.lanes);
+  begin_softmax(t);
+}
+
+// All chunks, then the sink, once: not of a partial.
+inline void end_rows(FlashForwardTile& t, float* staging) {
+  const FlashSequence& s = *t.task.sequence;
+  const float* const sinks = t.task.problem->sinks;
+  const int32_t dims = t.task.problem->value_dim;
+  t.chunks.finish([&](int32_t i) {
+    flash_merge_lanes(t.node(i), t.node_lse(i), t.node(i + 1), t.node_lse(i + 1), dims, t.lanes);
+  });
+  float* const lse = t.node_lse(0);
+  if (t.chunks.depth == 0) {  // no row has seen a key
+    for (int32_t r = 0; r < t.lanes; ++r) lse[r] = -__builtin_inff();
+    for (int64_t i = 0; i < int64_t{dims} * kFlashTile; i += kLanes) Simd::store(t.node(0) + i, Simd::zero());
+  }
+  alignas(64) float factor[kFlashTile], sink[kFlashTile];
+  for (int32_t r = 0; r < t.lanes; ++r) {
+    factor[r] = 1.0f;
+    if (sinks != nullptr) sink[r] = sinks[t.task.head + r % t.task.num_heads];
+  }
+  for (int32_t lane = 0; sinks != nullptr && lane < t.lanes; lane += kLanes) {
+    merge_sinks(lse + lane, sink + lane, factor + lane);
+  }
+  const RowOfTask row_of{t.task};
+  for (int32_t r = 0; s.lse != nullptr && r < t.task.count; ++r) {
+    const RowHead at = row_of(r);
+    s.lse[at.head * s.row_stride + at.row] = lse[r];
+  }
+  store_lanes(s.out, t.task.count, dims, t.node(0), factor, staging, row_of);
 }
 
 template <class Math>
@@ -153,8 +200,16 @@ void flash_forward(const FlashTask& task) {
     begin_rows(t);
   }
   const FlashRange seen = seen_keys(all.tiles, all.count);
-  for_each_key_tile(task, seen,
-                    [&](int32_t from, int32_t to) { attend_keys<Math>(all, from, to, seen.last); });
+  int32_t chunk = 0;
+  const auto end_chunks = [&] {
+    for (int32_t i = 0; i < all.count; ++i) end_chunk(all.tiles[i], chunk);
+  };
+  for_each_key_tile(task, seen, [&](int32_t from, int32_t to) {
+    if (from / kFlashChunk != chunk) end_chunks();
+    chunk = from / kFlashChunk;
+    attend_keys<Math>(all, from, to, seen.last);
+  });
+  end_chunks();
   for (int32_t i = 0; i < all.count; ++i) end_rows(all.tiles[i], all.values);
 }
 

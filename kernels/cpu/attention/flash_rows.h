@@ -125,12 +125,13 @@ void store_row(const FlashRows& to, int64_t row, int64_t head, int32_t dims, con
   }
 }
 
-// Sums [dims][64], each lane times its factor, to rows at(0), at(1) ...
+// Sums [dims][64], each lane times its factor, to rows at(0), at(1) ... Adding zero leaves no -0, whose sign
+// would tell whether chunks of which a row sees nothing were added.
 template <class At>
 void store_lanes(const FlashRows& to, int32_t count, int32_t dims, const float* sums, const float* factor,
                  float* staging, const At& at) {
   for (int32_t r = 0; r < count; ++r) {
-    for (int32_t d = 0; d < dims; ++d) staging[d] = sums[d * kFlashTile + r] * factor[r];
+    for (int32_t d = 0; d < dims; ++d) staging[d] = sums[d * kFlashTile + r] * factor[r] + 0.0f;
     store_row(to, at(r).row, at(r).head, dims, staging);
   }
 }

@@ -10,6 +10,11 @@ namespace millrace::cpu {
 // the first row of the sequence, so that the order of every sum is a matter of positions alone.
 inline constexpr int32_t kFlashTile = 64;
 
+// Sums over keys (and of dK and dV over queries) are cut into chunks of so many absolute positions, and
+// chunks are merged in one fixed tree (flash_chunks.h): who computed a chunk, and when, changes no bit.
+// MR_FLASH_CHUNK.
+inline constexpr int32_t kFlashChunk = 256;
+
 enum class FlashType : int32_t { kF32, kF16, kBF16, kFp8 };
 
 // Rows [dim] of one sequence of a tensor.
@@ -38,6 +43,8 @@ struct FlashSequence {
   FlashRows q, k, v, out;
   FlashRows d_out, d_q, d_k, d_v;  // backward
   int32_t q_len, k_len;
+  int64_t shift;             // the position of query 0 less that of key 0
+  int32_t q_chunk, k_chunk;  // the chunks that query 0 and key 0 begin
   // float32 [head][query], a head's row_stride apart; lse is absent where forward need not write it.
   float* lse;
   float* delta;  // backward: sum over dimensions of d_out * out
@@ -52,6 +59,7 @@ struct FlashProblem {
   // Block-sparse, or block_q 0: of (sequence, head, block of queries) the blocks of keys.
   int32_t block_q, block_k, q_blocks;
   const int32_t *row_starts, *columns;
+  int32_t nodes;  // of the tree of chunks that a tile holds at once: flash_nodes()
 };
 
 // Keys [first, last) that a query sees.
@@ -59,7 +67,7 @@ struct FlashRange {
   int32_t first, last;
 };
 inline FlashRange visible_keys(const FlashProblem& p, const FlashSequence& s, int32_t query) {
-  const int64_t position = int64_t{query} + s.k_len - s.q_len;
+  const int64_t position = query + s.shift;
   const int64_t low = p.window_left < 0 ? 0 : position - p.window_left;
   const int64_t high = p.window_right < 0 ? s.k_len : position + p.window_right + 1;
   const int64_t first = low < 0 ? 0 : low, last = high > s.k_len ? s.k_len : high;
@@ -69,9 +77,8 @@ inline FlashRange visible_keys(const FlashProblem& p, const FlashSequence& s, in
 
 // Queries that see some key of [first, last): all of them lie in the range that comes back.
 inline FlashRange seeing_queries(const FlashProblem& p, const FlashSequence& s, int32_t first, int32_t last) {
-  const int64_t shift = int64_t{s.k_len} - s.q_len;
-  const int64_t low = p.window_right < 0 ? 0 : int64_t{first} - p.window_right - shift;
-  const int64_t high = p.window_left < 0 ? s.q_len : int64_t{last} + p.window_left - shift;
+  const int64_t low = p.window_right < 0 ? 0 : int64_t{first} - p.window_right - s.shift;
+  const int64_t high = p.window_left < 0 ? s.q_len : int64_t{last} + p.window_left - s.shift;
   const int64_t from = low < 0 ? 0 : low, to = high > s.q_len ? s.q_len : high;
   if (from >= to) return {0, 0};
   return {static_cast<int32_t>(from), static_cast<int32_t>(to)};
@@ -102,14 +109,47 @@ struct FlashTask {
   }
 };
 
-// Rows [64][dims] of both sides; per tile lanes [dims][64] and sums [dims][64] of both, two tiles of scores.
-// 16 floats behind each: a vector behind the last dimension.
+// Rows [64][dims] of both sides; per tile lanes [dims][64] and sums [dims][64] of both, two tiles of scores,
+// and nodes of the tree of chunks, [dims][64] of both with 64 log-sum-exps. 16 floats behind each: a vector
+// behind the last dimension.
 inline constexpr int64_t kFlashSlack = 16;
-inline int64_t flash_scratch_floats(int64_t head_dim, int64_t value_dim) {
+inline int64_t flash_scratch_floats(int64_t head_dim, int64_t value_dim, int64_t nodes) {
   const int64_t pair = kFlashTile * (head_dim + value_dim) + 2 * kFlashSlack;
-  return pair + kFlashTiles * (2 * pair + 2 * kFlashTile * kFlashTile);
+  return pair + kFlashTiles * (2 * pair + 2 * kFlashTile * kFlashTile + nodes * (pair + kFlashTile));
+}
+
+// Nodes that are held at once over a span of so many positions: one for every level of a tree of its chunks,
+// one more where the span crosses from one tree to the next, and the one that is put there.
+inline int32_t flash_nodes(int64_t positions) {
+  int32_t levels = 0;
+  for (int64_t chunks = (positions + kFlashChunk - 1) / kFlashChunk; chunks > 0; chunks /= 2) ++levels;
+  return levels + 2;
 }
 
 using FlashFn = void (*)(const FlashTask& task);
+
+// Up to 16 rows of one head of two partials in memory, b into a (flash_chunks.h).
+struct FlashMergeTask {
+  float* out_a;  // [count], row_stride apart, of [dims]
+  const float* out_b;
+  float* lse_a;  // [count], or absent: gradients
+  const float* lse_b;
+  int64_t row_stride;
+  int32_t count, dims;
+};
+using FlashMergeFn = void (*)(const FlashMergeTask& task);
+
+// Up to 16 rows of one head of a partial to a tensor.
+struct FlashFinishTask {
+  const float* partial;  // [count], partial_stride apart, of [dims]
+  const float* lse_in;   // [count], or absent
+  int64_t partial_stride;
+  FlashRows out;
+  float* lse;  // [count], or absent
+  float sink;
+  bool has_sink;
+  int32_t head, first, count, dims;
+};
+using FlashFinishFn = void (*)(const FlashFinishTask& task);
 
 }  // namespace millrace::cpu

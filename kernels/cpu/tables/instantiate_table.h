@@ -83,6 +83,8 @@ constexpr KernelTable make_table(const char* name) {
       flash_delta,
       flash_backward_queries<FlashFloat>,
       flash_backward_keys<FlashFloat>,
+      flash_merge_rows,
+      flash_finish_rows,
       dense_panel,
       dense_widen};
 }

@@ -239,6 +239,9 @@ struct KernelTable {
   // Attention over tensors (attention/flash_task.h): a tile of query rows forward; backward its delta and its
   // dQ, and dK and dV of a tile of keys. An output is one chain of fused multiply-adds in order: same bits.
   FlashFn flash_forward, flash_delta, flash_backward_queries, flash_backward_keys;
+  // Partials of chunks in memory: merged, and finished as a tensor (attention/flash_chunks.h).
+  FlashMergeFn flash_merge_rows;
+  FlashFinishFn flash_finish_rows;
 
   // Products of plain matrices (matmul/dense_task.h): two panels of floats; elements of a type as floats.
   void (*dense_panel)(const DensePanel& panel);
