@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import deque
 from typing import Any, Protocol
@@ -101,6 +100,8 @@ class Stream:
 
 
 async def _readable(fd: int) -> None:
+    import asyncio  # not before it is needed: it is most of the time that importing this package would take
+
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 

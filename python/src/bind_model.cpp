@@ -6,6 +6,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
@@ -140,8 +141,8 @@ std::shared_ptr<LoadedModel> load(const std::string& name, const std::string& pa
     if (!progress.is_none()) progress(done, total);
   };
   const nb::gil_scoped_release unlocked;
-  auto model = std::make_shared<LoadedModel>(name, options, open_objects);
-  return model;
+  std::unique_ptr<Engine> engine = Engine::create(options);
+  return std::make_shared<LoadedModel>(name, std::move(engine), options, open_objects);
 }
 
 // response_format, regex or grammar, as JSON; for a text that is no chat.

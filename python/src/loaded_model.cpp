@@ -18,12 +18,13 @@ EngineOptions kept(EngineOptions options) {
 
 }  // namespace
 
-LoadedModel::LoadedModel(const std::string& name, const EngineOptions& options, bool open_objects)
+LoadedModel::LoadedModel(const std::string& name, std::unique_ptr<Engine> engine,
+                         const EngineOptions& options, bool open_objects)
     : name_(name),
       models_({{.name = name, .engine = kept(options), .keep = true}},
               {.defaults = kept(options), .open_objects = open_objects}, server::Log(false)),
       api_(models_, api_options()) {
-  models_.adopt(name, Engine::create(options));
+  models_.adopt(name, std::move(engine));
   model_ = models_.lease(name);
 }
 

@@ -17,8 +17,9 @@ namespace millrace::python {
 
 class LoadedModel {
  public:
-  // Loads everything; throws Error. `name`: what answers call the model.
-  LoadedModel(const std::string& name, const EngineOptions& options, bool open_objects);
+  // `engine`: made with these options. `name`: what answers call the model.
+  LoadedModel(const std::string& name, std::unique_ptr<Engine> engine, const EngineOptions& options,
+              bool open_objects);
   ~LoadedModel() { close(); }
   LoadedModel(const LoadedModel&) = delete;
   LoadedModel& operator=(const LoadedModel&) = delete;

@@ -30,8 +30,8 @@ SMALL = {"device": "cpu", "threads": 2, "ctx": 512, "kv_tokens": 4096}
 needs_smollm2 = unittest.skipUnless(SMOLLM2.is_file(), f"{SMOLLM2.name} is not there: python3 tools/fetch_model.py smollm2")
 
 
-def tiny(name, **options):
-    return millrace.LLM(GOLDEN / "models" / name / "model.gguf", **{**SMALL, **options})
+def tiny(model, **options):
+    return millrace.LLM(GOLDEN / "models" / model / "model.gguf", **{**SMALL, **options})
 
 
 def golden(name):
@@ -149,7 +149,7 @@ class Generate(Tiny):
                 self.refused(piece, self.llm.generate, "a", **arguments)
         self.refused("prompt: found no tokens", self.llm.generate, [[]])
         self.refused("prompt: found an empty text", self.llm.generate, "")
-        self.refused("prompt", self.llm.generate, [1, 2, 99999])
+        self.refused("token id: found 99999", self.llm.generate, [1, 2, 99999])
         self.refused("prompt: found a token id beyond 32 bits", self.llm.generate, [1 << 40])
         self.refused("expected text or a list of token ids", self.llm.generate, [{"role": "user"}])
         self.refused("too long", self.llm.generate, [1] * 600)
@@ -182,7 +182,7 @@ class Generate(Tiny):
         def ask():
             found.append(self.llm.generate("the mill", temperature=0, max_tokens=20, ignore_eos=True)[0].token_ids)
 
-        threads = [threading.Thread(target=ask) for _ in range(8)]
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -200,7 +200,7 @@ class Generate(Tiny):
 
             low = one.generate("b", max_tokens=60, ignore_eos=True)
             high = one.generate("c", max_tokens=60, ignore_eos=True, priority=100)
-            threads = [threading.Thread(target=read, args=pair) for pair in (("low", low), ("high", high))]
+            threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in (("low", low), ("high", high))]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -362,7 +362,7 @@ class Open(unittest.TestCase):
                     turns += 1
                     time.sleep(0.001)
 
-            thread = threading.Thread(target=count)
+            thread = threading.Thread(target=count, daemon=True)
             thread.start()
             list(llm.generate(["a b c"] * 20, max_tokens=100, ignore_eos=True))
             done.set()
@@ -505,7 +505,9 @@ class Chat(unittest.TestCase):
                                                              temperature=0, max_tokens=100)]
 
         events = asyncio.run(read())
-        self.assertEqual("".join(e.tool_call.arguments for e in events if e.kind == "tool_call"), call["arguments"])
+        pieces = [e.tool_call for e in events if e.kind == "tool_call"]
+        for index, one in enumerate(choice["message"]["tool_calls"]):
+            self.assertEqual("".join(p.arguments for p in pieces if p.index == index), one["function"]["arguments"])
         self.assertEqual(next(e for e in events if e.kind == "tool_call").tool_call.name, "weather")
         self.assertEqual((events[-1].kind, events[-1].finish_reason), ("finish", "tool_calls"))
         self.assertEqual(events[-1].usage, answer["usage"])

@@ -317,7 +317,9 @@ Awaitable<void> Server::signal_loop() {
 
 void Server::begin_end() {
   if (std::exchange(ending_, true)) return;
-  api_.log().write("info", "draining", {{"streams", static_cast<double>(api_.counters().streams)}});
+  if (own_process_) {
+    api_.log().write("info", "draining", {{"streams", static_cast<double>(api_.counters().streams)}});
+  }
   asio::co_spawn(control_, drain(), asio::detached);
 }
 
@@ -348,7 +350,7 @@ Awaitable<void> Server::drain() {
     pause.expires_after(seconds(0.02));
     co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
-  api_.log().write("info", "stopped");
+  if (own_process_) api_.log().write("info", "stopped");
   acceptor_.close(ignored);
   control_.stop();
 }
