@@ -111,8 +111,7 @@ def tidy_one(entry, headers, version):
 def check_tidy():
     version = subprocess.run([require("clang-tidy-14"), "--version"], capture_output=True, text=True).stdout
     database = json.loads((BUILD / "compile_commands.json").read_text())
-    entries = [entry for entry in database if Path(entry["file"]).is_relative_to(ROOT)
-               and "site-packages" not in entry["file"] and to_check(entry)]
+    entries = [entry for entry in database if Path(entry["file"]).is_relative_to(ROOT) and to_check(entry)]
     CLEAN.mkdir(parents=True, exist_ok=True)
     headers = repository_headers()
     # The longest first, so that no processor waits for the other at the end.

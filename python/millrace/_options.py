@@ -29,12 +29,12 @@ def _known(list_options: Callable[[], list[tuple[str, str, bool, str]]]) -> dict
 
 def engine_options() -> dict[str, str]:
     """The options of LLM(...), each with what it does."""
-    return {name: entry[3] for name, entry in _known(_millrace.engine_options).items()}
+    return {name: in_python(entry[3]) for name, entry in _known(_millrace.engine_options).items()}
 
 
 def server_options() -> dict[str, str]:
     """The options of serve(...), each with what it does."""
-    return {name: entry[3] for name, entry in _known(_millrace.server_options).items()}
+    return {name: in_python(entry[3]) for name, entry in _known(_millrace.server_options).items()}
 
 
 def nearest(name: str, names: list[str]) -> str:

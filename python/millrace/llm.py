@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any, Iterator, Literal, Mapping, Sequence, overload
 
 from . import _millrace
@@ -62,6 +64,7 @@ class LLM:
                 bar.close()
         self._info: dict[str, Any] = self._model.info()
         self._closed = False
+        _OPEN.add(self)
         self.tokenizer = Tokenizer(self._model, self._info)
 
     # ---------------------------------------------------------------- text
@@ -241,6 +244,16 @@ class LLM:
 
     def _repr_html_(self) -> str:
         return card(self._info, self._model.stats())
+
+
+_OPEN: weakref.WeakSet[LLM] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The engines' threads are still before the process takes their memory away."""
+    for llm in list(_OPEN):
+        llm.close()
 
 
 _AHEAD = 1024  # requests that a batch has inside the engine before they are read

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
+import weakref
 from typing import Any
 
 from . import _millrace
@@ -17,6 +20,8 @@ class Server:
     def __init__(self, llm: LLM, serving: _millrace.Serving, owns: bool) -> None:
         self.llm, self._serving, self._owns = llm, serving, owns
         self.url: str = serving.url
+        self._ended = threading.Event()
+        _RUNNING.add(self)
 
     @property
     def running(self) -> bool:
@@ -25,8 +30,16 @@ class Server:
     def stop(self) -> None:
         """Finishes what is under way, and ends. A model that serve() loaded is closed."""
         self._serving.stop()
+        self._ended.set()
         if self._owns:
             self.llm.close()
+
+    def wait(self) -> None:
+        """Until another thread stops it, or Ctrl-C: then it is stopped."""
+        try:
+            self._ended.wait()
+        finally:
+            self.stop()
 
     def __enter__(self) -> "Server":
         return self
@@ -36,6 +49,15 @@ class Server:
 
     def __repr__(self) -> str:
         return f"<millrace.Server {self.url}>"
+
+
+_RUNNING: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for server in list(_RUNNING):
+        server.stop()
 
 
 # The command line's names for the one model that it serves: here an LLM has its own.

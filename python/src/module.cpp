@@ -8,6 +8,7 @@
 namespace nb = nanobind;
 
 NB_MODULE(_millrace, m) {
+  nb::set_leak_warnings(false);  // what a program holds at its end is nothing to complain about
   m.attr("__version__") = MILLRACE_VERSION;
   millrace::python::bind_errors(m);
   millrace::python::bind_requests(m);

@@ -13,7 +13,8 @@ import millrace
 
 def batch(llm: millrace.LLM) -> list[str]:
     params = millrace.SamplingParams(max_tokens=4, temperature=0.0, stop=["\n"], logprobs=1, n=2)
-    results: millrace.Results = llm.generate(["the water", [1, 2, 3]], params)
+    llm.generate([[1, 2, 3], [4]], max_tokens=1)
+    results: millrace.Results = llm.generate(["the water", "the mill"], params)
     first: millrace.RequestOutput = results[0]
     best: list[millrace.Completion] = first.outputs
     probabilities: list[millrace.Logprob] | None = best[0].logprobs
