@@ -9,6 +9,7 @@ auditwheel puts in the libraries that not every machine has and names the oldest
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,9 @@ def build_engine(python, out, settings):
     raw = out / "raw"
     shutil.rmtree(raw, ignore_errors=True)
     run(python, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "-w", raw,
-        *(part for setting in settings for part in ("-C", setting)), ROOT)
+        *(part for setting in settings for part in ("-C", setting)), ROOT,
+        # The compilers by the names that CMake's presets find them by: ccache knows them apart by that.
+        env={"CC": "cc", "CXX": "c++", "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1", **os.environ})
     wheel, = raw.glob("millrace-*.whl")
     for old in out.glob("millrace-*.whl"):
         old.unlink()
