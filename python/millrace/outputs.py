@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any, Callable, Iterator, Sequence, overload
 
 from . import _millrace
@@ -120,6 +121,7 @@ class Results(Sequence[RequestOutput]):
         self._outputs: list[RequestOutput | None] = [None] * len(prompts)
         self._submitted = 0
         self._cancelled = False
+        self._turn = threading.RLock()  # threads that read the same results take turns
         self._fill(0)
 
     def _fill(self, until: int) -> None:
@@ -129,6 +131,10 @@ class Results(Sequence[RequestOutput]):
             self._submitted += 1
 
     def _get(self, index: int) -> RequestOutput:
+        with self._turn:
+            return self._read(index)
+
+    def _read(self, index: int) -> RequestOutput:
         found = self._outputs[index]
         if found is not None:
             return found

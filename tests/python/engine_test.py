@@ -467,6 +467,15 @@ class Chat(unittest.TestCase):
         answer = self.llm.chat(chat["messages"], temperature=0, max_tokens=max(sure, 2))
         self.assertEqual(answer["choices"][0]["message"]["content"], out.text)
 
+    def test_logits_are_those_of_transformers(self):
+        told = self.golden["logits"]
+        expected = np.fromfile(GOLDEN / "smollm2.f32", np.float32).reshape(len(told["positions"]), -1)
+        found = self.llm.logits(self.golden["chat"]["tokens"])
+        self.assertEqual(found.shape, (len(self.golden["chat"]["tokens"]), told["vocab_size"]))
+        error = relative_error(found[told["positions"], ::told["stride"]], expected)
+        print(f"[  figure  ] SmolLM2's logits, cpu against transformers: relative error {error:.1e}", file=sys.stderr)
+        self.assertLess(error, 0.1)  # 8-bit activations, 30 layers; tests/smollm2_test.cpp has the reference's
+
     def test_chat_is_openai_s_dict(self):
         answer = self.llm.chat([{"role": "user", "content": "Say hello."}], max_tokens=8, seed=1, logprobs=True, top_logprobs=2)
         self.assertEqual(answer["object"], "chat.completion")
