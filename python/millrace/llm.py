@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Iterator, Literal, Mapping, Sequence, overload
 
 from . import _millrace
+from ._checks import check_ids, check_messages, check_text, to_json
 from ._display import Stats, card
 from ._options import in_python, nearest, to_words
 from .errors import BadInputError, Error, make_error
@@ -51,6 +52,8 @@ class LLM:
                  open_objects: bool = False, progress: bool | None = None, **options: Any) -> None:
         if not isinstance(model, (str, os.PathLike)):
             raise BadInputError(f"model: found {model!r}, expected a path or a name")
+        if name is not None and not check_text("name", name):
+            raise BadInputError("name: found an empty string, expected some text")
         words = to_words({"device": device, **options}, _millrace.engine_options)
         path, found = _millrace.find_model(os.fspath(model))
         self._bars = progress
@@ -151,14 +154,10 @@ class LLM:
         for name in fields:
             if name not in _CHAT_FIELDS:
                 raise BadInputError(f"{name}: is no field of a chat{nearest(name, list(_CHAT_FIELDS))}")
-        body: dict[str, Any] = {"messages": list(messages), **{k: v for k, v in fields.items() if v is not None}}
+        body: dict[str, Any] = {"messages": check_messages(messages), **{k: v for k, v in fields.items() if v is not None}}
         if stream:
             body.update(stream=True, stream_options={"include_usage": True})
-        try:
-            text = json.dumps(body, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise BadInputError(f"messages: {error}") from None
-        return self._model.call("/v1/chat/completions", text)
+        return self._model.call("/v1/chat/completions", to_json("messages", body))
 
     # ---------------------------------------------------------------- numbers
 
@@ -268,22 +267,20 @@ def _one_prompt(prompt: Any) -> str | list[int]:
     if isinstance(prompt, str):
         if not prompt:
             raise BadInputError("prompt: found an empty text, expected some")
-        return prompt
+        return check_text("prompt", prompt)
     if hasattr(prompt, "tolist"):  # numpy, torch
         prompt = prompt.tolist()
-    if not isinstance(prompt, Sequence) or not all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
-        raise BadInputError(f"prompt: found {str(prompt)[:60]!r}, expected text or a list of token ids")
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise BadInputError(f"prompt: found {prompt!r:.60}, expected text or a list of token ids")
     if not prompt:
         raise BadInputError("prompt: found no tokens, expected at least one")
-    if not all(-(1 << 31) <= token < 1 << 31 for token in prompt):
-        raise BadInputError("prompt: found a token id beyond 32 bits")
-    return list(prompt)
+    return check_ids("prompt", prompt)
 
 
 def _prompts(prompts: Any) -> list[str | list[int]]:
     if isinstance(prompts, str) or (_is_prompt(prompts) and getattr(prompts, "ndim", 1) == 1):
         return [_one_prompt(prompts)]
-    if not isinstance(prompts, Sequence) and not hasattr(prompts, "__iter__"):
+    if isinstance(prompts, (Mapping, bytes)) or not hasattr(prompts, "__iter__"):
         raise BadInputError(f"prompts: found {prompts!r}, expected text, token ids or a list of them")
     return [_one_prompt(one) for one in prompts]
 

@@ -8,6 +8,7 @@ import math
 from typing import Any, Mapping, Sequence
 
 from . import _millrace
+from ._checks import check_ids, check_text, to_json
 from ._options import nearest
 from .errors import BadInputError
 
@@ -68,22 +69,25 @@ class SamplingParams:
                 raise BadInputError(f"{name}: found {getattr(self, name)!r}, expected True or False")
         if self.timeout is not None:
             _check_number("timeout", self.timeout, 0.0, 1e9, (int, float))
-        _check_list("stop", self._stops(), str, "strings")
-        _check_list("stop_token_ids", self.stop_token_ids or (), int, "token ids")
+        _check_strings("stop", self._stops())
+        check_ids("stop_token_ids", self.stop_token_ids or ())
+        check_text("cache_salt", self.cache_salt)
         if "" in self._stops():
             raise BadInputError("stop: found an empty string, expected some text")
         if self.choice is not None:
-            _check_list("choice", self.choice, str, "strings")
+            _check_strings("choice", self.choice)
             if not self.choice:
                 raise BadInputError("choice: found none, expected at least one string")
         forms = [name for name in ("json_schema", "regex", "grammar", "choice") if getattr(self, name) is not None]
         if len(forms) > 1:
             raise BadInputError(f"{forms[1]}: found {forms[0]} as well, expected one of them")
         for name in ("regex", "grammar"):
-            if not isinstance(getattr(self, name), (str, type(None))):
-                raise BadInputError(f"{name}: found {getattr(self, name)!r}, expected a string")
+            if getattr(self, name) is not None:
+                check_text(name, getattr(self, name))
+        self._constraint()
+        check_ids("logit_bias", list(self.logit_bias or ()))
         for token, bias in (self.logit_bias or {}).items():
-            if not isinstance(token, int) or not isinstance(bias, (int, float)) or not math.isfinite(bias):
+            if not isinstance(bias, (int, float)) or not math.isfinite(bias):
                 raise BadInputError(f"logit_bias: found {token!r}: {bias!r}, expected token ids and finite numbers")
 
     def _stops(self) -> Sequence[str]:
@@ -91,11 +95,17 @@ class SamplingParams:
 
     def _constraint(self) -> str | None:
         """What the server's API has for the form of the text, as JSON."""
-        if self.json_schema is not None and self.json_schema is not False:
-            if self.json_schema is True:
-                return json.dumps({"response_format": {"type": "json_object"}})
-            schema = json.loads(self.json_schema) if isinstance(self.json_schema, str) else self.json_schema
-            return json.dumps({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}})
+        if self.json_schema is True:
+            return json.dumps({"response_format": {"type": "json_object"}})
+        if self.json_schema is not None:
+            schema: Any = self.json_schema
+            try:
+                schema = json.loads(schema) if isinstance(schema, str) else schema
+            except ValueError as error:
+                raise BadInputError(f"json_schema: {error}") from None
+            if not isinstance(schema, Mapping):
+                raise BadInputError(f"json_schema: found {schema!r:.60}, expected a schema, or True for any object")
+            return to_json("json_schema", {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}})
         if self.regex is not None:
             return json.dumps({"regex": self.regex})
         if self.grammar is not None:
@@ -130,12 +140,18 @@ def _check_number(name: str, value: Any, low: float, high: float, types: tuple[t
     if isinstance(value, bool) or not isinstance(value, types) or not isinstance(value, (int, float)):
         raise BadInputError(f"{name}: found {value!r}, expected {'a whole number' if types == (int,) else 'a number'}")
     if not low <= value <= high:
-        raise BadInputError(f"{name}: found {value!r}, expected {low:g} to {high:g}")
+        raise BadInputError(f"{name}: found {value!r}, expected {_plain(low)} to {_plain(high)}")
 
 
-def _check_list(name: str, values: Sequence[Any], kind: type, what: str) -> None:
-    if isinstance(values, str) or not all(isinstance(v, kind) and not isinstance(v, bool) for v in values):
-        raise BadInputError(f"{name}: found {values!r}, expected {what}")
+def _plain(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+def _check_strings(name: str, values: Sequence[Any]) -> None:
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise BadInputError(f"{name}: found {values!r:.60}, expected strings")
+    for value in values:
+        check_text(name, value)
 
 
 def params_of(params: SamplingParams | Mapping[str, Any] | None, more: Mapping[str, Any]) -> SamplingParams:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Mapping, Sequence
 
 from . import _millrace
+from ._checks import check_messages, check_text, to_json
 from .errors import BadInputError
 
 
@@ -19,7 +19,7 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids. `parse_special`: names of special tokens in the text become them."""
-        return self._model.encode(text, add_special_tokens, parse_special)
+        return self._model.encode(check_text("text", text), add_special_tokens, parse_special)
 
     def decode(self, tokens: int | Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text; bytes that are no UTF-8 become U+FFFD."""
@@ -39,8 +39,8 @@ class Tokenizer:
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], tokenize: bool = True,
                             add_generation_prompt: bool = True, **variables: Any) -> str | list[int]:
         """The conversation as the model's template writes it: token ids, or text with tokenize=False."""
-        values = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **variables}
-        text = self._model.render_chat(json.dumps(values))
+        values = {"messages": check_messages(messages), "add_generation_prompt": add_generation_prompt, **variables}
+        text = self._model.render_chat(to_json("messages", values))
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:

@@ -143,6 +143,10 @@ class Generate(Tiny):
             "max_token: is no argument; did you mean max_tokens?": {"max_token": 3}, "stop: found [1]": {"stop": [1]},
             "stop: found an empty": {"stop": ""}, "grammar: found regex as well": {"regex": "a", "grammar": "b"},
             "temperature: found nan": {"temperature": float("nan")}, "ignore_eos: found 1": {"ignore_eos": 1},
+            "stop_token_ids: found a token id beyond": {"stop_token_ids": [1 << 40]}, "cache_salt: found 5": {"cache_salt": 5},
+            "json_schema: Expecting": {"json_schema": "{not"}, "json_schema: found 5": {"json_schema": 5},
+            "choice: found 'abc'": {"choice": "abc"}, "seed: found 18446744073709551616": {"seed": 1 << 64},
+            "logit_bias: found a token id beyond": {"logit_bias": {1 << 40: 1.0}}, "regex: found 5": {"regex": 5},
             "logit_bias": {"logit_bias": {1: float("inf")}}, "timeout: found -1": {"timeout": -1},
         }.items():
             with self.subTest(piece):
@@ -152,6 +156,12 @@ class Generate(Tiny):
         self.refused("token id: found 99999", self.llm.generate, [1, 2, 99999])
         self.refused("prompt: found a token id beyond 32 bits", self.llm.generate, [1 << 40])
         self.refused("expected text or a list of token ids", self.llm.generate, [{"role": "user"}])
+        self.refused("prompts: found {'a': 1}", self.llm.generate, {"a": 1})
+        self.refused("prompt: found 2.5, expected token ids", self.llm.generate, [[1, 2.5]])
+        self.refused("prompt: found half of a surrogate pair", self.llm.generate, "a\ud800")
+        self.refused("messages: found 'abc'", self.llm.chat, "abc")
+        self.refused("messages: found half of a surrogate", self.llm.chat, [{"role": "user", "content": "\udc00"}])
+        self.refused("messages", self.llm.tokenizer.apply_chat_template, [{"role": "user", "content": {1}}])
         self.refused("too long", self.llm.generate, [1] * 600)
         self.refused("sampling_params", self.llm.generate, "a", 5)
         self.refused("samples: found 65", self.llm.generate, "a", n=65)
@@ -259,7 +269,7 @@ class Numbers(Tiny):
     def test_wrong_tokens_are_refused(self):
         self.refused("273", self.llm.logits, [1, 273])
         self.refused("no tokens", self.llm.hidden_states, [])
-        self.refused("expected text or a list", self.llm.logits, [1.5])
+        self.refused("prompt: found 1.5", self.llm.logits, [1.5])
         np.testing.assert_array_equal(self.llm.logits(np.array([1, 2])), self.llm.logits([1, 2]))
 
 
