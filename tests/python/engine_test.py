@@ -140,7 +140,7 @@ class Generate(Tiny):
             "temperature: found -1": {"temperature": -1}, "temperature: found 'a'": {"temperature": "a"},
             "top_p: found 2": {"top_p": 2.0}, "n: found 0": {"n": 0}, "max_tokens: found 0": {"max_tokens": 0},
             "max_tokens: found True": {"max_tokens": True}, "logprobs: found 1001": {"logprobs": 1001},
-            "max_token: is no argument; did you mean max_tokens?": {"max_token": 3}, "stop: found [1]": {"stop": [1]},
+            "max_token: is no argument; did you mean max_tokens?": {"max_token": 3}, "stop: found 1": {"stop": [1]},
             "stop: found an empty": {"stop": ""}, "grammar: found regex as well": {"regex": "a", "grammar": "b"},
             "temperature: found nan": {"temperature": float("nan")}, "ignore_eos: found 1": {"ignore_eos": 1},
             "stop_token_ids: found a token id beyond": {"stop_token_ids": [1 << 40]}, "cache_salt: found 5": {"cache_salt": 5},
