@@ -22,7 +22,7 @@ NVCC ?= nvcc
 
 .DEFAULT_GOAL := help
 .PHONY: help run build test check install package deps deps-test fuzz soak format lint asan tsan cross cuda clean
-.PHONY: fa2-opt test-fa2-opt
+.PHONY: fa2-opt test-fa2-opt wheel
 
 help:
 	@echo 'make run      answer a prompt with SmolLM2-135M-Instruct (installs, builds and fetches what is missing)'
@@ -40,6 +40,7 @@ help:
 	@echo 'make lint     clang-format and clang-tidy only'
 	@echo 'make install  program, libraries, headers, man page and completions under PREFIX=/usr/local (DESTDIR is kept)'
 	@echo 'make package  build/package/millrace_VERSION_ARCH.deb, for Debian 12'
+	@echo 'make wheel    build/wheelhouse/*.whl: the Python packages (WHEEL="--cuda off": without CUDA)'
 	@echo 'make asan     tests under the address and undefined-behaviour sanitizers'
 	@echo 'make tsan     tests of the threads under the thread sanitizer'
 	@echo 'make cross    tests of the kernels on the other architecture (x86-64 or ARM) under qemu'
@@ -69,6 +70,10 @@ package: build
 	@tools/install_deps.sh package
 	@cd build/release && cpack -G DEB >/dev/null
 	@ls build/package/*.deb
+
+wheel:
+	@tools/install_deps.sh build wheel
+	@python3 tools/make_wheel.py $(WHEEL)
 
 test: deps-test
 	@python3 tools/run_tests.py

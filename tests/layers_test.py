@@ -12,8 +12,9 @@
     include/millrace sees nothing of src; millrace/error.h is for everybody, millrace/sampling.h for sample and grammar
     too, the rest of it for engine and apps. include/millrace/kernels (and kernels.h, all of it in one) sees nothing but
     itself and C's own headers, and is for kernels, dist and everybody above.
-    examples and python see include/millrace alone; examples see dist too, which has no public header yet. tests and
-    bench see everything, and nobody sees them.
+    python, the engine as a Python package, stands above apps and sees what they see, and them; python/kernels, the
+    kernel library as operations of others, sees include/millrace/kernels alone. examples see include/millrace, and
+    dist, which has no public header yet. tests and bench see everything, and nobody sees them.
 
 Also: every header is read once, every quoted include names a file, and no headers include each other in a circle,
 anywhere in the tree. Run with --self-test it builds small trees with each of these faults and fails unless each is
@@ -45,14 +46,14 @@ MAY_SEE = {  # layer -> the other layers whose headers it may include; what of k
     "model": BELOW_BACKEND | {"io", "backend", "dist"},
     "engine": BELOW_BACKEND | {"io", "backend", "model", "jinja", "tokenizer", "kv", "sched", "sample", "dist"},
     "examples": {"dist"},
-    "python": set(),
 }
 MAY_SEE["apps"] = MAY_SEE["engine"] | {"engine", "grammar", "chat", "hub"}
+MAY_SEE["python"] = MAY_SEE["apps"] | {"apps"}
 MAY_SEE["train"] = MAY_SEE["engine"] | {"engine"}
 ANYTHING = {"tests", "bench"}
 SEES_PUBLIC_API = {"engine", "chat", "apps", "train", "python", "examples", "include"}
 SEES_BLOCK_FORMATS = {"quant", "backend", "model", "engine", "train", "apps"}
-SEES_KERNEL_API = SEES_BLOCK_FORMATS | {"kernels", "dist", "python", "examples"}
+SEES_KERNEL_API = SEES_BLOCK_FORMATS | {"kernels", "dist", "python/kernels", "examples"}
 DEVICES = {"reference", "cpu", "cuda", "no_cuda"}
 REGISTRY = "src/backend/registry.cpp"  # the one list of devices
 
@@ -75,6 +76,8 @@ def layer_of(path):
         return "kernel_api", ""
     if parts[0] == "src":
         return parts[1], "/".join(parts[2:-1])
+    if parts[:2] == ("python", "kernels"):
+        return "python/kernels", ""
     return parts[0], "/".join(parts[1:-1])
 
 
@@ -264,6 +267,9 @@ GOOD_TREE = {
     "apps/server/http.h": ONCE,
     "examples/ask.cpp": "#include <millrace/engine.h>\n",
     "examples/attend.c": "#include <millrace/kernels.h>\n",
+    "python/src/model.h": ONCE + '#include "server/http.h"\n#include "millrace/engine.h"\n',
+    "python/src/model.cpp": '#include "model.h"\n#include "io/gguf.h"\n',
+    "python/kernels/src/ops.cpp": "#include <millrace/kernels.h>\n",
     "tests/engine_test.cpp": '#include "engine_cases.h"\n#include "http.h"\n#include "backend/cpu/cpu.h"\n',
     "tests/engine_cases.h": ONCE,
 }
@@ -299,6 +305,10 @@ BAD_FILES = {  # file -> (text, a piece of the message that must come)
     "apps/cli/bad.cpp": ('#include "backend/cpu/cpu.h"\n', "apps may see backend/*.h"),
     "apps/cli/bad2.cpp": ('#include "tests/engine_cases.h"\n', "apps may not see tests"),
     "examples/bad.cpp": ('#include "io/gguf.h"\n', "examples may not see io"),
+    "apps/cli/bad3.cpp": ('#include "python/src/model.h"\n', "apps may not see python"),
+    "python/src/bad.cpp": ('#include "backend/cpu/cpu.h"\n', "python may see backend/*.h"),
+    "python/kernels/src/bad.cpp": ('#include "millrace/engine.h"\n', "the public API is for engine and apps"),
+    "python/kernels/src/bad2.cpp": ('#include "base/error.h"\n', "python/kernels may not see base"),
     "src/engine/bad.cpp": ('#include "missing.h"\n', "no such file"),
     "src/engine/bad2.h": ('#include "model/llama.h"\n', "has no #pragma once"),
     "src/utils/bad.h": (ONCE, "'utils' is no layer"),

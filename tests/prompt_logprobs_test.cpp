@@ -134,12 +134,71 @@ TEST(PromptLogprobsTogether, SameBitsInAnyCompanyAndForEverySample) {
   }
 }
 
+// The rows themselves, and every token's hidden state: in chunks, beside others, as transformers has them.
+TEST(PromptRows, LogitsAgreeWithTransformersAndHaveTheSameBitsInAnyCompany) {
+  for (const char* name : {"llama3", "gpt-oss-w32", "gemma2"}) {
+    SCOPED_TRACE(name);
+    const golden::Model model = golden::load_model(name);
+    const auto engine = open(model.paths.front(), "reference", 3);
+    for (const golden::Prompt& prompt : model.prompts) {
+      Request request = scored(prompt.tokens, 0);
+      request.prompt_logprobs.reset();
+      request.prompt_logits = true;
+      EventStream alone = engine->submit(request);
+      const std::optional<Event> event = alone.next();
+      ASSERT_TRUE(event && event->prompt_logits) << (event ? event->error : "no event");
+      EXPECT_FALSE(event->prompt);
+      const auto vocab = static_cast<size_t>(engine->model().vocab);
+      ASSERT_EQ(event->prompt_logits->size(), prompt.tokens.size() * vocab);
+      for (size_t i = 0; i < prompt.positions.size(); ++i) {
+        const auto row =
+            std::span(*event->prompt_logits).subspan(static_cast<size_t>(prompt.positions[i]) * vocab, vocab);
+        EXPECT_LT(golden::relative_error(row, prompt.row(i)), 1e-4);
+      }
+      while (alone.next()) {
+      }
+      request.prompt_logprobs = 1;  // both from one pass
+      EventStream beside = engine->submit(request), other = engine->submit(scored(prompt.tokens, 1));
+      const std::optional<Event> both = beside.next();
+      ASSERT_TRUE(both && both->prompt && both->prompt_logits);
+      EXPECT_EQ(*both->prompt_logits, *event->prompt_logits);
+    }
+  }
+}
+
+TEST(PromptRows, HiddenStatesOfEveryTokenHaveTheMeanAndTheLastOfTheOtherPoolings) {
+  const golden::Model model = golden::load_model("llama3");
+  const auto engine = open(model.paths.front(), "cpu", 3);
+  const std::vector<int32_t>& tokens = model.prompts.front().tokens;
+  const auto embedding = [&](Pooling pooling) {
+    Request request;
+    request.tokens = tokens;
+    request.embedding = pooling;
+    EventStream stream = engine->submit(request);
+    return stream.next().value_or(Event{}).embedding;
+  };
+  const std::vector<float> all = embedding(Pooling::kNone), mean = embedding(Pooling::kMean),
+                           last = embedding(Pooling::kLast), first = embedding(Pooling::kFirst);
+  ASSERT_EQ(all.size(), tokens.size() * mean.size());
+  const size_t hidden = mean.size();
+  EXPECT_TRUE(std::equal(first.begin(), first.end(), all.begin()));
+  EXPECT_TRUE(std::equal(last.begin(), last.end(), all.end() - static_cast<ptrdiff_t>(hidden)));
+  for (size_t i = 0; i < hidden; ++i) {
+    double sum = 0;
+    for (size_t t = 0; t < tokens.size(); ++t) sum += all[t * hidden + i];
+    EXPECT_EQ(mean[i], static_cast<float>(sum / static_cast<double>(tokens.size())));
+  }
+}
+
 TEST(PromptLogprobsTogether, WrongRequestsAreRefused) {
   const auto engine = open(golden::load_model("llama3").paths.front(), "cpu", 2);
   Request request = scored({1, 2, 3}, 1001);
   EXPECT_THROW(engine->submit(request), Error);
   request.prompt_logprobs = 1;
   request.embedding = Pooling::kMean;
+  EXPECT_THROW(engine->submit(request), Error);
+  request.prompt_logprobs.reset();
+  request.prompt_logits = true;
   EXPECT_THROW(engine->submit(request), Error);
   Request one = scored({5}, 1);
   EventStream stream = engine->submit(one);

@@ -4,6 +4,7 @@
 #   tools/install_deps.sh build          compiler, CMake, the libraries, pip for the default model
 #   tools/install_deps.sh build test     also GoogleTest, clang tools, the cross compiler and qemu
 #   tools/install_deps.sh package        what reads the dependencies of a .deb
+#   tools/install_deps.sh wheel          what the Python packages are built with, beside PyPI's
 #   tools/install_deps.sh npm            npm, for what only that registry carries
 # Status 0: all required is there. Status 2: it is not, and the last line says what to install.
 # Packages of the group "optional" may be absent: the checks that want them skip and say so.
@@ -20,9 +21,10 @@ packages_of() {
     test) echo libgtest-dev clang-format-14 pkg-config ;;
     package) echo dpkg-dev file ;;
     fuzz) echo clang-14 libclang-rt-14-dev ;;
-    optional) echo clang-14 libclang-rt-14-dev clang-tidy-14 googletest qemu-user libsimde-dev "g++-$other-linux-gnu" ccache valgrind chromium firefox-esr haproxy python3-venv libopenmpi-dev openmpi-bin ;;
+    optional) echo clang-14 libclang-rt-14-dev clang-tidy-14 googletest qemu-user libsimde-dev "g++-$other-linux-gnu" ccache valgrind chromium firefox-esr haproxy python3-venv python3-dev libopenmpi-dev openmpi-bin ;;
+    wheel) echo python3-venv python3-dev ;;
     npm) echo npm ;;
-    *) echo "tools/install_deps.sh: unknown group '$1', expected build, test, package, fuzz, optional or npm" >&2; exit 2 ;;
+    *) echo "tools/install_deps.sh: unknown group '$1', expected build, test, package, wheel, fuzz, optional or npm" >&2; exit 2 ;;
   esac
 }
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from shutil import which
 
 ROOT = Path(__file__).resolve().parent.parent
-FORMATTED = ("src", "kernels", "include", "apps", "tests", "bench")
+FORMATTED = ("src", "kernels", "include", "apps", "python", "tests", "bench")
 SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".inc"}
 BUILD = ROOT / "build" / "dev"
 CLEAN = ROOT / "build" / "tidy"

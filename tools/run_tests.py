@@ -25,6 +25,8 @@ import threading
 import time
 from pathlib import Path
 
+import python_env
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 JOBS = str(os.cpu_count() or 2)
@@ -179,7 +181,15 @@ def fetch():
             say(f"tools/{script} could not fetch everything: the tests that want it will skip and say so")
 
 
+def make_python_env():
+    """What CMake finds nanobind in, before it looks: without it the Python package is not built, and one line says so."""
+    python, why = python_env.environment()
+    if python is None:
+        say(f"SKIPPED: the Python package because what it is built with cannot be had from PyPI ({why})")
+
+
 def run_dev(arguments):
+    make_python_env()
     if not build("dev"):
         return FAILED
     build_ahead("dev", arguments)

@@ -144,6 +144,12 @@ Option Command::choice_of(const std::string& name, const std::vector<std::string
   return known(option, Setting::Kind::kText);
 }
 void Command::footer(const std::string& text) { app_->footer(text); }
+std::vector<Command::Description> Command::describe() const {
+  std::vector<Description> all;
+  for (const KnownOption& known : parts_->options)
+    all.push_back({known.setting, known.option->get_description()});
+  return all;
+}
 void Command::refuse_unless(const std::string& name, std::function<bool()> useful, const std::string& why) {
   parts_->idle_rules.push_back({name, std::move(useful), why});
 }

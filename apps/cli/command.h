@@ -65,6 +65,12 @@ class Command {
         [&value](size_t chosen) { value = static_cast<Enum>(chosen); }, help);
   }
   void footer(const std::string& text);
+  // All that have a name, with their help: for those who take them by other means than a line.
+  struct Description {
+    Setting setting;
+    std::string help;
+  };
+  std::vector<Description> describe() const;
 
   // Option `name` does nothing unless `useful()`: who gives it to this command is told so, with `why`, such
   // as "without --kv-dir". What is said to every command, in the environment or above a file's tables, may

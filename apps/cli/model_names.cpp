@@ -44,21 +44,6 @@ void check_network(const hub::ModelName& name, const hub::Settings& settings) {
   }
 }
 
-// Among the files of this machine; empty: it is not here.
-std::string find_here(const std::string& given, const hub::ModelName& name, const hub::Settings& settings) {
-  if (const hub::KnownModel* known = hub::find_known(given)) {
-    std::string file = hub::find_in_folders(*known, own_folders());
-    if (!file.empty()) {
-      write_stderr(fmt::format("millrace: {} is {}\n", given, file));
-      return file;
-    }
-  }
-  const std::optional<hub::CachedModel> cached = hub::find_cached(name, settings);
-  if (!cached) return {};
-  hub::mark_used(*cached);
-  return cached->path;
-}
-
 std::string fetch_if_wanted(const std::string& given, const hub::ModelName& name,
                             const hub::Settings& settings, const EngineOptions& options) {
   check_network(name, settings);
@@ -74,6 +59,21 @@ std::string fetch_if_wanted(const std::string& given, const hub::ModelName& name
 }
 
 }  // namespace
+
+std::string find_on_this_machine(const std::string& given, const hub::ModelName& name,
+                                 const hub::Settings& settings) {
+  if (const hub::KnownModel* known = hub::find_known(given)) {
+    std::string file = hub::find_in_folders(*known, own_folders());
+    if (!file.empty()) {
+      write_stderr(fmt::format("millrace: {} is {}\n", given, file));
+      return file;
+    }
+  }
+  const std::optional<hub::CachedModel> cached = hub::find_cached(name, settings);
+  if (!cached) return {};
+  hub::mark_used(*cached);
+  return cached->path;
+}
 
 std::optional<hub::ModelName> hub_name(const std::string& given) {
   std::error_code ignored;
@@ -93,7 +93,7 @@ std::string find_model(const std::string& given, const EngineOptions& options) {
   const std::optional<hub::ModelName> name = hub_name(given);
   if (!name) return given;
   const hub::Settings settings = hub::settings_from_environment();
-  if (std::string path = find_here(given, *name, settings); !path.empty()) return path;
+  if (std::string path = find_on_this_machine(given, *name, settings); !path.empty()) return path;
   return fetch_if_wanted(given, *name, settings, options);
 }
 
@@ -101,7 +101,7 @@ FoundHead find_head(const std::string& given) {
   const std::optional<hub::ModelName> name = hub_name(given);
   if (!name) return {given, nullptr};
   const hub::Settings settings = hub::settings_from_environment();
-  if (std::string path = find_here(given, *name, settings); !path.empty()) return {path, nullptr};
+  if (std::string path = find_on_this_machine(given, *name, settings); !path.empty()) return {path, nullptr};
   check_network(*name, settings);
   const hub::PullPlan plan = hub::plan_pull(*name, settings);
   write_stderr(describe_fetch(plan, settings));

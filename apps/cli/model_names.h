@@ -27,6 +27,10 @@ FoundHead find_head(const std::string& given);
 // Error{kBadInput} for what is neither, with names that resemble it.
 std::optional<hub::ModelName> hub_name(const std::string& given);
 
+// The path of that model among the files of this machine; empty: it is not here.
+std::string find_on_this_machine(const std::string& given, const hub::ModelName& name,
+                                 const hub::Settings& settings);
+
 // What a server calls the model when nobody said: the file's name, or the repository's with its quantization.
 std::string model_title(const std::string& given);
 

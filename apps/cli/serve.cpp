@@ -101,6 +101,52 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
   }
 }
 
+int serve_one(ServeOptions& o) {
+  server::ServerOptions& s = o.server;
+  if (s.model_id.empty()) s.model_id = model_title(o.engine.model);
+  o.engine.model = find_model(o.engine.model, o.engine);
+  if (!server::check_model_text(o.engine.model)) {
+    write_stderr(fmt::format("millrace: {}: {}\n", s.model_id, server::kNoTemplate));
+  }
+  std::unique_ptr<Engine> engine = open_engine(o.engine);
+  const std::string device = engine->model().device;
+  server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};
+  o.set.defaults = checked(o.engine);
+  server::ModelSet models({std::move(spec)}, o.set, server::Log(s.log_json));
+  models.adopt(s.model_id, std::move(engine));
+  server::serve(models, s, [&](const std::string& url) {
+    write_stdout(fmt::format("millrace: {} on {}, listening on {}\n", s.model_id, device, url));
+  });
+  return 0;
+}
+
+// Throws what a client would be told.
+void preload(server::ModelSet& models, const std::string& name) {
+  std::promise<std::optional<server::ApiError>> loaded;
+  models.load(name, [&](const server::ModelLease&, std::optional<server::ApiError> error) {
+    loaded.set_value(std::move(error));
+  });
+  const std::optional<server::ApiError> error = loaded.get_future().get();
+  if (error) throw_error(ErrorCode::kBadInput, "{}", error->message);
+}
+
+int serve_several(ServeOptions& o) {
+  EngineOptions defaults = o.engine;
+  defaults.model = o.models;  // in the place of those to come: an option makes sense with a model only
+  o.set.defaults = checked(defaults);
+  const ModelList list = read_models(o.models, o.engine);
+  server::ModelSet models(list.models, o.set, server::Log(o.server.log_json));
+  models.find_all = [&o] { return read_models(o.models, o.engine).models; };
+  for (const std::string& name : list.preload) preload(models, name);
+  server::serve(models, o.server, [&](const std::string& url) {
+    write_stdout(fmt::format("millrace: {} model{} of {}, listening on {}\n", list.models.size(),
+                             list.models.size() == 1 ? "" : "s", o.models, url));
+  });
+  return 0;
+}
+
+}  // namespace
+
 void add_server_options(Command& command, server::ServerOptions& s) {
   std::string group = "Where it listens";
   const auto add = [&](const char* name, auto& value, const char* help) {
@@ -170,52 +216,6 @@ void add_server_options(Command& command, server::ServerOptions& s) {
   command.flag_off("--quiet", s.log_requests, "no line for each request").group(group);
   command.flag_off("--no-timeline", s.timeline, "/stats lists no requests").group(group);
 }
-
-int serve_one(ServeOptions& o) {
-  server::ServerOptions& s = o.server;
-  if (s.model_id.empty()) s.model_id = model_title(o.engine.model);
-  o.engine.model = find_model(o.engine.model, o.engine);
-  if (!server::check_model_text(o.engine.model)) {
-    write_stderr(fmt::format("millrace: {}: {}\n", s.model_id, server::kNoTemplate));
-  }
-  std::unique_ptr<Engine> engine = open_engine(o.engine);
-  const std::string device = engine->model().device;
-  server::ModelSpec spec{.name = s.model_id, .aliases = s.aliases, .engine = o.engine, .keep = true};
-  o.set.defaults = checked(o.engine);
-  server::ModelSet models({std::move(spec)}, o.set, server::Log(s.log_json));
-  models.adopt(s.model_id, std::move(engine));
-  server::serve(models, s, [&](const std::string& url) {
-    write_stdout(fmt::format("millrace: {} on {}, listening on {}\n", s.model_id, device, url));
-  });
-  return 0;
-}
-
-// Throws what a client would be told.
-void preload(server::ModelSet& models, const std::string& name) {
-  std::promise<std::optional<server::ApiError>> loaded;
-  models.load(name, [&](const server::ModelLease&, std::optional<server::ApiError> error) {
-    loaded.set_value(std::move(error));
-  });
-  const std::optional<server::ApiError> error = loaded.get_future().get();
-  if (error) throw_error(ErrorCode::kBadInput, "{}", error->message);
-}
-
-int serve_several(ServeOptions& o) {
-  EngineOptions defaults = o.engine;
-  defaults.model = o.models;  // in the place of those to come: an option makes sense with a model only
-  o.set.defaults = checked(defaults);
-  const ModelList list = read_models(o.models, o.engine);
-  server::ModelSet models(list.models, o.set, server::Log(o.server.log_json));
-  models.find_all = [&o] { return read_models(o.models, o.engine).models; };
-  for (const std::string& name : list.preload) preload(models, name);
-  server::serve(models, o.server, [&](const std::string& url) {
-    write_stdout(fmt::format("millrace: {} model{} of {}, listening on {}\n", list.models.size(),
-                             list.models.size() == 1 ? "" : "s", o.models, url));
-  });
-  return 0;
-}
-
-}  // namespace
 
 void add_serve(CommandLine& line) {
   Command command = line.add("serve", "answer OpenAI's API over HTTP, with a page to chat");

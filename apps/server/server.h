@@ -1,7 +1,8 @@
-// serve: listens until a signal ends it.
+// serve: listens until a signal ends it, or whoever runs it in a program of their own does.
 #pragma once
 
 #include <functional>
+#include <stop_token>
 #include <string>
 
 #include "model_set.h"
@@ -15,5 +16,10 @@ namespace millrace::server {
 // cannot listen, or when a file of the options cannot be read.
 void serve(ModelSet& models, const ServerOptions& options,
            const std::function<void(const std::string& url)>& listening);
+
+// The same inside another program, until `stop` is asked for: signals, limits and the end of the process are
+// that program's, and the models stay as they are.
+void serve_inside(ModelSet& models, const ServerOptions& options,
+                  const std::function<void(const std::string& url)>& listening, const std::stop_token& stop);
 
 }  // namespace millrace::server

@@ -25,6 +25,7 @@ enum class Pooling {
   kMean,   // of all tokens: every one is computed, nothing is taken from the prefix cache
   kLast,   // the last token's, which has seen all others
   kFirst,  // the first token's: [CLS], which in an encoder has seen all others
+  kNone,   // not at all: every token's, in order
 };
 
 // What Engine::submit throws for a prompt with more tokens than the context: kBadInput, told apart.
@@ -47,6 +48,9 @@ struct Request {
   // there; the first event of every sample brings them. Every token is computed then, whatever the cache has.
   // [0, 1000]
   std::optional<int32_t> prompt_logprobs = {};
+  // The logits of every token of the prompt, what the model expects behind it; the first event of every
+  // sample brings them. Every token is computed then, whatever the cache has.
+  bool prompt_logits = false;
 
   SamplingParams sampling = {};
   std::shared_ptr<const TokenConstraint> constraint = {};  // cloned for every sample
@@ -108,9 +112,12 @@ struct Event {
   std::vector<std::pair<int32_t, double>> top = {};
   // [prompt tokens], of the first token of a sample whose request has prompt_logprobs; else null.
   std::shared_ptr<const std::vector<TokenLogprob>> prompt = {};
+  // [prompt tokens, vocabulary], of the same event where the request has prompt_logits; else null.
+  std::shared_ptr<const std::vector<float>> prompt_logits = {};
 
   FinishReason finish = FinishReason::kMaxTokens;
-  std::vector<float> embedding = {};  // [ModelInfo::embedding_size], of kEmbedded; not normalised
+  std::vector<float> embedding = {};  // [ModelInfo::embedding_size], with Pooling::kNone [prompt tokens,
+                                      // that], of kEmbedded; not normalised
   Usage usage = {};
   ErrorCode code = ErrorCode::kInternal;
   std::string error = {};

@@ -56,10 +56,11 @@ void Committer::advance(const StepItem& item) {
   scheduler_.update(item.id, sample.blocks.length(), static_cast<int32_t>(sample.tokens.size()));
 }
 
-// The logprobs of a prompt that is computed, for the first event of every sample.
+// The logprobs and logits of a prompt that is computed, for the first event of every sample.
 void Committer::take_scores(Sample& sample) {
   if (!sample.scores || !sample.scores->complete()) return;
-  sample.job->prompt_logprobs = std::make_shared<const std::vector<TokenLogprob>>(sample.scores->take());
+  sample.job->prompt_logprobs = sample.scores->take_logprobs();
+  sample.job->prompt_logits = sample.scores->take_logits();
   sample.scores.reset();
 }
 
@@ -73,9 +74,9 @@ void Committer::record_drafts(const StepItem& item, int32_t right) {
 }
 
 void Committer::deliver_embedding(const StepItem& item) {
-  const HiddenPool& pool = *item.sample->hidden;
+  HiddenPool& pool = *item.sample->hidden;
   MILLRACE_CHECK(pool.complete());
-  std::vector<float> embedding = pool.mean();
+  std::vector<float> embedding = pool.take();
   runtime_.check_logits(embedding);
   delivery_.embedding(item.id, std::move(embedding));
 }

@@ -45,6 +45,7 @@ bool Delivery::token(Id id, const SampledToken& token, int32_t fed) {
   if (sample.usage.generated_tokens == 1) {
     event.usage = sample.usage;
     event.prompt = job.prompt_logprobs;
+    event.prompt_logits = job.prompt_logits;
   }
   job.events->push(std::move(event));
 

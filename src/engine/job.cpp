@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "engine/available_memory.h"
 #include "engine/render_chat.h"
 
 namespace millrace {
@@ -52,8 +53,9 @@ void check_embedding(const Runtime& runtime, const Request& request) {
                 "embedding: the device {} gives no hidden states, expected cpu, cuda or reference",
                 runtime.backend().name());
   }
-  if (request.prompt_logprobs) {
-    throw_error(ErrorCode::kBadInput, "embedding: found prompt_logprobs as well, expected one of them");
+  if (request.prompt_logprobs || request.prompt_logits) {
+    throw_error(ErrorCode::kBadInput, "embedding: found prompt_{} as well, expected one of them",
+                request.prompt_logprobs ? "logprobs" : "logits");
   }
   if (request.samples != 1 || !request.stop.empty() || request.constraint) {
     throw_error(
@@ -62,6 +64,15 @@ void check_embedding(const Runtime& runtime, const Request& request) {
         "others",
         request.samples, request.stop.size(), request.constraint ? "a" : "no");
   }
+}
+
+// Rows of floats that a client wants whole: more than there is memory for is not begun.
+void check_fits(std::string_view what, size_t tokens, int32_t row) {
+  const double mib = static_cast<double>(tokens) * row * sizeof(float) / (1 << 20);
+  const double available = static_cast<double>(available_memory()) / (1 << 20);
+  if (mib <= available) return;
+  throw_error(ErrorCode::kNoMemory, "{}: {} tokens of {} numbers are {:.0f} MiB, this machine has {:.0f} MiB",
+              what, tokens, row, mib, available);
 }
 
 void check(const Runtime& runtime, const Request& request, size_t tokens, int32_t max_running) {
@@ -85,6 +96,8 @@ void check(const Runtime& runtime, const Request& request, size_t tokens, int32_
     throw_error(ErrorCode::kBadInput, "prompt_logprobs: found {}, expected 0 to 1000",
                 *request.prompt_logprobs);
   }
+  if (request.prompt_logits) check_fits("prompt_logits", tokens, runtime.config().vocab);
+  if (request.embedding == Pooling::kNone) check_fits("embedding", tokens, runtime.config().hidden);
   runtime.check_tokens(request.stop_tokens);
   if (request.embedding) check_embedding(runtime, request);
 }

@@ -26,6 +26,7 @@ struct Job {
   std::optional<Sampler> sampler;              // of sample 0
   std::chrono::steady_clock::time_point arrival;
   std::shared_ptr<const std::vector<TokenLogprob>> prompt_logprobs;  // once they are all there
+  std::shared_ptr<const std::vector<float>> prompt_logits;           // the same
   double arrival_s = 0;                                              // the same on the engine's clock
   int32_t open = 0;                                                  // samples that have not ended
   bool forked = false;                                               // its samples are there

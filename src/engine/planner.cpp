@@ -31,8 +31,11 @@ void Planner::admit(std::shared_ptr<Job> job) {
     sample->prompt = j.prompt;
     const auto length = static_cast<int32_t>(sample->tokens.size());
     sample->usage.prompt_tokens = length;
-    if (j.request.prompt_logprobs) {
-      sample->scores.emplace(std::span(j.prompt->tokens), *j.request.prompt_logprobs);
+    if (j.request.prompt_logprobs || j.request.prompt_logits) {
+      sample->scores.emplace(
+          std::span(j.prompt->tokens),
+          PromptScores::Wanted{.top = j.request.prompt_logprobs,
+                               .logits = j.request.prompt_logits ? runtime_.config().vocab : 0});
     }
     j.arrival_s = since_start(j.arrival);
     const Id id = samples_.next_id(j);

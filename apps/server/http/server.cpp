@@ -10,6 +10,7 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/strand.hpp>
 #include <csignal>
@@ -17,6 +18,7 @@
 #include <iterator>
 #include <list>
 #include <thread>
+#include <utility>
 
 #include "addresses.h"
 #include "api_error.h"
@@ -83,9 +85,11 @@ constexpr int kMaxRefused = 16;  // connections that are told so at the same tim
 
 class Server {
  public:
-  Server(Api& api, const ServerOptions& options)
+  // `own_process`: signals end it, and it ends the process if its threads do not.
+  Server(Api& api, const ServerOptions& options, bool own_process)
       : api_(api),
         options_(options),
+        own_process_(own_process),
         workers_([&api](const HttpRequest& request, const Client& client,
                         const WorkLimits& limits) { return api.handle(request, client, limits); },
                  {.threads = options.threads,
@@ -97,9 +101,12 @@ class Server {
                                                            : (options.max_connections + 1) / 2),
         io_(options.threads),
         acceptor_(control_),
-        signals_(control_, SIGINT, SIGTERM, SIGHUP),
+        signals_(control_),
         last_resort_(api.log()) {
     api.counters().queued_work_limit = static_cast<int64_t>(options.slow_queue);
+    if (own_process) {
+      for (const int signal : {SIGINT, SIGTERM, SIGHUP}) signals_.add(signal);
+    }
     if (!options.tls_cert.empty()) tls_ = make_tls(options.tls_cert, options.tls_key);
     api_.run_work = [this](std::function<void()> work) { workers_.post(std::move(work)); };
     api_.run_detached = [this](std::shared_ptr<Answer> answer) {
@@ -109,10 +116,16 @@ class Server {
 
   std::string listen();
   void run();
+  // From any thread: what is under way is finished, as after a signal.
+  void end() {
+    asio::post(control_, [this] { begin_end(); });
+  }
 
  private:
   Awaitable<void> accept_loop();
   Awaitable<void> signal_loop();
+  void begin_end();
+  void end_process_at(std::chrono::steady_clock::time_point when);
   Awaitable<void> drain();
   Awaitable<void> sample_loop();
   Awaitable<void> run_detached(std::shared_ptr<Answer> answer);
@@ -122,6 +135,7 @@ class Server {
 
   Api& api_;
   const ServerOptions& options_;
+  const bool own_process_;
   std::unique_ptr<asio::ssl::context> tls_;
   WorkLanes workers_;
   AddressCounts addresses_;
@@ -174,7 +188,7 @@ std::string Server::listen() {
 
 void Server::run() {
   asio::co_spawn(control_, accept_loop(), asio::detached);
-  asio::co_spawn(control_, signal_loop(), asio::detached);
+  if (own_process_) asio::co_spawn(control_, signal_loop(), asio::detached);
   asio::co_spawn(control_, sample_loop(), asio::detached);
   const auto work = asio::make_work_guard(io_);
   std::vector<std::thread> threads;
@@ -185,11 +199,15 @@ void Server::run() {
   control_.run();
   // From here on a signal has its usual effect: it ends the process.
   signals_.clear();
-  last_resort_.end_at(std::chrono::steady_clock::now() + seconds(kThreadsEndS));
+  end_process_at(std::chrono::steady_clock::now() + seconds(kThreadsEndS));
   io_.stop();
   workers_.stop();
   for (std::thread& thread : threads) thread.join();
-  last_resort_.end_at(std::chrono::steady_clock::now() + seconds(kEngineEndS));
+  end_process_at(std::chrono::steady_clock::now() + seconds(kEngineEndS));
+}
+
+void Server::end_process_at(std::chrono::steady_clock::time_point when) {
+  if (own_process_) last_resort_.end_at(when);
 }
 
 // Says why and closes. What the client has sent is read meanwhile: closed with that unread, the connection
@@ -290,13 +308,19 @@ Awaitable<void> Server::signal_loop() {
     if (ending_) {
       api_.log().write("warn", "second signal: ending at once");
       deadline_ = {};
-      last_resort_.end_at(std::chrono::steady_clock::now() + seconds(2 * kCutS + kThreadsEndS));
+      end_process_at(std::chrono::steady_clock::now() + seconds(2 * kCutS + kThreadsEndS));
       continue;
     }
-    ending_ = true;
-    api_.log().write("info", "draining", {{"streams", static_cast<double>(api_.counters().streams)}});
-    asio::co_spawn(control_, drain(), asio::detached);
+    begin_end();
   }
+}
+
+void Server::begin_end() {
+  if (std::exchange(ending_, true)) return;
+  if (own_process_) {
+    api_.log().write("info", "draining", {{"streams", static_cast<double>(api_.counters().streams)}});
+  }
+  asio::co_spawn(control_, drain(), asio::detached);
 }
 
 void Server::stop_connections(bool at_once) {
@@ -326,7 +350,7 @@ Awaitable<void> Server::drain() {
     pause.expires_after(seconds(0.02));
     co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
-  api_.log().write("info", "stopped");
+  if (own_process_) api_.log().write("info", "stopped");
   acceptor_.close(ignored);
   control_.stop();
 }
@@ -366,11 +390,20 @@ void serve(ModelSet& models, const ServerOptions& options,
                     {{"max_connections", static_cast<double>(within.max_connections)},
                      {"wanted", static_cast<double>(options.max_connections)}});
   }
-  Server server(api, within);
+  Server server(api, within, true);
   const std::string url = server.listen();
   listening(url);
   server.run();
   models.stop();  // what it still calls is here
+}
+
+void serve_inside(ModelSet& models, const ServerOptions& options,
+                  const std::function<void(const std::string& url)>& listening, const std::stop_token& stop) {
+  Api api(models, options);
+  Server server(api, options, false);
+  listening(server.listen());
+  const std::stop_callback end(stop, [&server] { server.end(); });
+  server.run();
 }
 
 }  // namespace millrace::server

@@ -4,12 +4,25 @@
 #include "base/error.h"
 
 namespace millrace::server {
+namespace {
 
-void serve(ModelSet& /*models*/, const ServerOptions& /*options*/,
-           const std::function<void(const std::string& url)>& /*listening*/) {
+[[noreturn]] void refuse() {
   throw_error(
       ErrorCode::kUnsupported,
       "serve: this build has no server; build with g++ and libboost1.81-dev and libssl-dev installed");
+}
+
+}  // namespace
+
+void serve(ModelSet& /*models*/, const ServerOptions& /*options*/,
+           const std::function<void(const std::string& url)>& /*listening*/) {
+  refuse();
+}
+
+void serve_inside(ModelSet& /*models*/, const ServerOptions& /*options*/,
+                  const std::function<void(const std::string& url)>& /*listening*/,
+                  const std::stop_token& /*stop*/) {
+  refuse();
 }
 
 }  // namespace millrace::server

@@ -1,0 +1,49 @@
+"""What is given to the engine, checked where it can still be called by its name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping, Sequence
+
+from .errors import BadInputError
+
+_MOST = 1 << 31  # token ids are below it, whatever the vocabulary
+
+
+def check_text(name: str, text: Any) -> str:
+    """A string that UTF-8 can hold: Python's may also hold halves of surrogate pairs."""
+    if not isinstance(text, str):
+        raise BadInputError(f"{name}: found {text!r:.60}, expected a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInputError(f"{name}: found half of a surrogate pair at {error.start}, expected valid Unicode") from None
+    return text
+
+
+def check_ids(name: str, tokens: Sequence[Any]) -> list[int]:
+    """Token ids; whether the vocabulary has them is the engine's to say."""
+    ids = []
+    for token in tokens:
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise BadInputError(f"{name}: found {token!r:.60}, expected token ids")
+        ids.append(token.__index__())
+        if not -_MOST <= ids[-1] < _MOST:
+            raise BadInputError(f"{name}: found a token id beyond 32 bits")
+    return ids
+
+
+def check_messages(messages: Any) -> list[Any]:
+    """A list of dicts; what is in them is the format's to say."""
+    if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
+        raise BadInputError(f"messages: found {messages!r:.60}, expected a list of dicts")
+    return list(messages)
+
+
+def to_json(name: str, value: Any) -> str:
+    """JSON text of what a user gave."""
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInputError(f"{name}: {str(error)[:100]}") from None
+    return check_text(name, text)

@@ -1,0 +1,583 @@
+#!/usr/bin/env python3
+"""The package millrace: the engine from Python, against what transformers gave for the same weights (tests/golden).
+
+    PYTHONPATH=build/dev/python tests/python/engine_test.py [TEST ...]
+
+Needs numpy; tests of SmolLM2 are skipped where it was not fetched.
+"""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+
+import millrace
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+SMOLLM2 = ROOT / "build" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+SMALL = {"device": "cpu", "threads": 2, "ctx": 512, "kv_tokens": 4096}
+needs_smollm2 = unittest.skipUnless(SMOLLM2.is_file(), f"{SMOLLM2.name} is not there: python3 tools/fetch_model.py smollm2")
+
+
+def tiny(model, **options):
+    return millrace.LLM(GOLDEN / "models" / model / "model.gguf", **{**SMALL, **options})
+
+
+def golden(name):
+    folder = GOLDEN / "models" / name
+    told = json.loads((folder / "golden.json").read_text())
+    told["logits"] = np.fromfile(folder / "golden.f32", np.float32).reshape(-1, told["vocab_size"])
+    return told
+
+
+def relative_error(found, expected):
+    return np.linalg.norm(found.astype(np.float64) - expected) / np.linalg.norm(expected)
+
+
+class Tiny(unittest.TestCase):
+    """Against a tiny llama; one engine for all."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.llm = tiny("llama3")
+        cls.golden = golden("llama3")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.llm.close()
+
+    def refused(self, piece, call, *arguments, kind=millrace.BadInputError, **more):
+        with self.assertRaises(kind) as caught:
+            call(*arguments, **more)
+        self.assertIn(piece, str(caught.exception))
+        self.assertEqual(str(caught.exception).count("\n"), 0)
+
+
+class Generate(Tiny):
+    def test_greedy_tokens_are_those_of_transformers(self):
+        prompt = self.golden["prompts"][self.golden["greedy"]["prompt"]]["tokens"]
+        expected = self.golden["greedy"]["tokens"]
+        with tiny("llama3", device="reference", kv_type="f32") as exact:
+            out = exact.generate(prompt, temperature=0, max_tokens=len(expected), ignore_eos=True)[0]
+        self.assertEqual(out.token_ids, expected)
+        self.assertEqual(out.finish_reason, "length")
+        self.assertEqual(out.usage["prompt_tokens"], len(prompt))
+
+    def test_a_batch_has_the_tokens_of_each_alone(self):
+        prompts = [p["tokens"] for p in self.golden["prompts"]] + ["the water in the mill", "a"]
+        params = millrace.SamplingParams(max_tokens=12, seed=7, ignore_eos=True)
+        together = [out.token_ids for out in self.llm.generate(prompts, params)]
+        alone = [self.llm.generate(prompt, params)[0].token_ids for prompt in prompts]
+        self.assertEqual(together, alone)
+        self.assertTrue(all(len(tokens) == 12 for tokens in together))
+
+    def test_results_are_a_sequence(self):
+        results = self.llm.generate(["a", "b", "c"], max_tokens=3, ignore_eos=True)
+        self.assertEqual(len(results), 3)
+        self.assertEqual(results[-1].prompt, "c")
+        self.assertEqual([out.prompt for out in results[:2]], ["a", "b"])
+        self.assertEqual([out.prompt for out in results], ["a", "b", "c"])
+        with self.assertRaises(IndexError):
+            results[3]
+        self.assertEqual(len(self.llm.generate([])), 0)
+
+    def test_n_samples_have_seeds_of_their_own(self):
+        out = self.llm.generate("the water", n=3, seed=5, max_tokens=20, ignore_eos=True)[0]
+        again = self.llm.generate("the water", n=3, seed=5, max_tokens=20, ignore_eos=True)[0]
+        self.assertEqual([o.token_ids for o in out.outputs], [o.token_ids for o in again.outputs])
+        self.assertEqual(len({tuple(o.token_ids) for o in out.outputs}), 3)
+        self.assertEqual(out.usage["completion_tokens"], 60)
+
+    def test_logprobs_are_those_of_the_logits(self):
+        prompt = self.golden["prompts"][1]["tokens"]
+        out = self.llm.generate(prompt, temperature=0, max_tokens=4, logprobs=3, prompt_logprobs=2, ignore_eos=True)[0]
+        rows = self.llm.logits(prompt + out.token_ids).astype(np.float64)
+        rows -= rows.max(axis=1, keepdims=True)
+        rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        for i, found in enumerate(out.logprobs):
+            row = rows[len(prompt) - 1 + i]
+            self.assertAlmostEqual(found.logprob, row[found.token_id], places=4)
+            self.assertEqual(found.top[0][0], int(row.argmax()))
+            self.assertEqual(len(found.top), 3)
+        self.assertEqual(len(out.prompt_logprobs), len(prompt))
+        for i, found in enumerate(out.prompt_logprobs[1:]):
+            self.assertEqual(found.token_id, prompt[i + 1])
+            self.assertAlmostEqual(found.logprob, rows[i][found.token_id], places=4)
+        self.assertIsNone(self.llm.generate("a", max_tokens=1)[0].logprobs)
+
+    def test_stop_ends_before_the_text(self):
+        whole = self.llm.generate("the water", temperature=0, max_tokens=30, ignore_eos=True)[0].text
+        piece = whole[6:9]
+        out = self.llm.generate("the water", temperature=0, max_tokens=30, ignore_eos=True, stop=[piece])[0]
+        self.assertEqual(out.text, whole[:whole.index(piece)])
+        self.assertEqual(out.finish_reason, "stop")
+
+    def test_constraints(self):
+        out = self.llm.generate("a", regex="[0-9]{4}-x", seed=1, max_tokens=40)[0]
+        self.assertRegex(out.text, r"^[0-9]{4}-x$")
+        self.assertIn(self.llm.generate("a", choice=["mühle", "mill \"race\"\n"], seed=2)[0].text, ["mühle", "mill \"race\"\n"])
+        schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"]}
+        for given in (schema, json.dumps(schema)):
+            told = json.loads(self.llm.generate("a", json_schema=given, seed=3, max_tokens=100)[0].text)
+            self.assertTrue(1 <= told["n"] <= 9)
+        self.assertEqual(self.llm.generate("a", grammar='root ::= "yes"', seed=1)[0].text, "yes")
+        self.refused("json_schema", self.llm.generate, "a", json_schema={"type": "nonsense"})
+        self.refused("regex", self.llm.generate, "a", regex="(")
+
+    def test_wrong_arguments_are_named(self):
+        for piece, arguments in {
+            "temperature: found -1": {"temperature": -1}, "temperature: found 'a'": {"temperature": "a"},
+            "top_p: found 2": {"top_p": 2.0}, "n: found 0": {"n": 0}, "max_tokens: found 0": {"max_tokens": 0},
+            "max_tokens: found True": {"max_tokens": True}, "logprobs: found 1001": {"logprobs": 1001},
+            "max_token: is no argument; did you mean max_tokens?": {"max_token": 3}, "stop: found 1": {"stop": [1]},
+            "stop: found an empty": {"stop": ""}, "grammar: found regex as well": {"regex": "a", "grammar": "b"},
+            "temperature: found nan": {"temperature": float("nan")}, "ignore_eos: found 1": {"ignore_eos": 1},
+            "stop_token_ids: found a token id beyond": {"stop_token_ids": [1 << 40]}, "cache_salt: found 5": {"cache_salt": 5},
+            "json_schema: Expecting": {"json_schema": "{not"}, "json_schema: found 5": {"json_schema": 5},
+            "choice: found 'abc'": {"choice": "abc"}, "seed: found 18446744073709551616": {"seed": 1 << 64},
+            "logit_bias: found a token id beyond": {"logit_bias": {1 << 40: 1.0}}, "regex: found 5": {"regex": 5},
+            "logit_bias": {"logit_bias": {1: float("inf")}}, "timeout: found -1": {"timeout": -1},
+        }.items():
+            with self.subTest(piece):
+                self.refused(piece, self.llm.generate, "a", **arguments)
+        self.refused("prompt: found no tokens", self.llm.generate, [[]])
+        self.refused("prompt: found an empty text", self.llm.generate, "")
+        self.refused("token id: found 99999", self.llm.generate, [1, 2, 99999])
+        self.refused("prompt: found a token id beyond 32 bits", self.llm.generate, [1 << 40])
+        self.refused("expected text or a list of token ids", self.llm.generate, [{"role": "user"}])
+        self.refused("prompts: found {'a': 1}", self.llm.generate, {"a": 1})
+        self.refused("prompt: found 2.5, expected token ids", self.llm.generate, [[1, 2.5]])
+        self.refused("prompt: found half of a surrogate pair", self.llm.generate, "a\ud800")
+        self.refused("messages: found 'abc'", self.llm.chat, "abc")
+        self.refused("messages: found half of a surrogate", self.llm.chat, [{"role": "user", "content": "\udc00"}])
+        self.refused("messages", self.llm.tokenizer.apply_chat_template, [{"role": "user", "content": {1}}])
+        self.refused("too long", self.llm.generate, [1] * 600)
+        self.refused("sampling_params", self.llm.generate, "a", 5)
+        self.refused("samples: found 65", self.llm.generate, "a", n=65)
+
+    def test_timeout_ends_where_it_is(self):
+        out = self.llm.generate("a", ignore_eos=True, timeout=0)[0]
+        self.assertEqual(out.finish_reason, "deadline")
+
+    def test_leaving_a_loop_cancels(self):
+        before = self.llm.stats()["cancelled"]
+        for out in self.llm.generate([["a", "b"][i % 2] * (i + 1) for i in range(40)], max_tokens=400, ignore_eos=True):
+            break
+        del out
+        gc.collect()
+        self.wait_until(lambda: self.llm.stats()["running"] == 0 and self.llm.stats()["waiting"] == 0)
+        self.assertGreater(self.llm.stats()["cancelled"], before)
+
+    def wait_until(self, condition):
+        deadline = time.monotonic() + 20
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+
+    def test_threads_share_the_engine(self):
+        expected = self.llm.generate("the mill", temperature=0, max_tokens=20, ignore_eos=True)[0].token_ids
+        found = []
+
+        def ask():
+            found.append(self.llm.generate("the mill", temperature=0, max_tokens=20, ignore_eos=True)[0].token_ids)
+
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(found, [expected] * 8)
+
+    def test_priority_goes_first(self):
+        with tiny("llama3", max_running=1) as one:
+            slow = one.generate("a", max_tokens=200, ignore_eos=True)
+            order = []
+
+            def read(name, results):
+                results[0]
+                order.append(name)
+
+            low = one.generate("b", max_tokens=60, ignore_eos=True)
+            high = one.generate("c", max_tokens=60, ignore_eos=True, priority=100)
+            threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in (("low", low), ("high", high))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(order, ["high", "low"])
+            slow.cancel()
+
+
+class Numbers(Tiny):
+    def test_logits_are_those_of_transformers(self):
+        for name in ("llama3", "gpt-oss-w32", "gemma2"):
+            told = golden(name)
+            with tiny(name, device="reference", kv_type="f32") as exact:
+                for prompt in told["prompts"]:
+                    rows = exact.logits(prompt["tokens"])
+                    self.assertEqual(rows.shape, (len(prompt["tokens"]), told["vocab_size"]))
+                    expected = told["logits"][prompt["offset"]:prompt["offset"] + len(prompt["positions"])]
+                    self.assertLess(relative_error(rows[prompt["positions"]], expected), 1e-4)
+
+    def test_hidden_states_are_those_of_transformers(self):
+        told = json.loads((GOLDEN / "embeddings.json").read_text())["llama3"]
+        floats, size = np.fromfile(GOLDEN / "embeddings.f32", np.float32), told["hidden"]
+        with tiny("llama3", device="reference", kv_type="f32") as exact:
+            for prompt in told["prompts"]:
+                mean, last = floats[prompt["offset"]:prompt["offset"] + 2 * size].reshape(2, size)
+                rows = exact.hidden_states(prompt["tokens"])
+                self.assertEqual(rows.shape, (len(prompt["tokens"]), size))
+                self.assertLess(relative_error(rows.mean(axis=0, dtype=np.float64), mean), 1e-4)
+                self.assertLess(relative_error(rows[-1], last), 1e-4)
+                found = exact.embed([prompt["tokens"]], pooling="mean")
+                self.assertLess(relative_error(found[0], mean / np.linalg.norm(mean)), 1e-4)
+
+    def test_arrays_own_their_memory_and_are_not_copied(self):
+        llm = tiny("llama3")
+        rows = llm.logits([1, 2, 3])
+        again = rows.copy()
+        self.assertFalse(rows.flags.owndata)  # the engine's memory
+        self.assertTrue(rows.flags.c_contiguous and rows.flags.writeable)
+        self.assertEqual(rows.dtype, np.float32)
+        llm.close()
+        del llm
+        gc.collect()
+        np.testing.assert_array_equal(rows, again)
+        np.testing.assert_array_equal(np.from_dlpack(rows), again)
+
+    def test_embed(self):
+        vectors = self.llm.embed(["the water", [1, 2, 3]])
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+        cut = self.llm.embed("the water", dimensions=8)
+        self.assertEqual(cut.shape, (1, 8))
+        np.testing.assert_allclose(np.linalg.norm(cut), 1, rtol=1e-6)
+        self.assertEqual(self.llm.embed([]).shape[0], 0)
+        self.refused("pooling: found 'max'", self.llm.embed, "a", pooling="max")
+        self.refused("dimensions: found 0", self.llm.embed, "a", dimensions=0)
+
+    def test_wrong_tokens_are_refused(self):
+        self.refused("273", self.llm.logits, [1, 273])
+        self.refused("no tokens", self.llm.hidden_states, [])
+        self.refused("prompt: found 1.5", self.llm.logits, [1.5])
+        np.testing.assert_array_equal(self.llm.logits(np.array([1, 2])), self.llm.logits([1, 2]))
+
+
+class TokenizerTest(Tiny):
+    def test_texts_are_those_of_transformers(self):
+        for text in self.golden["texts"]:
+            self.assertEqual(self.llm.tokenizer.encode(text["text"]), text["tokens"])
+        chat = self.golden["chat"]
+        self.assertEqual(self.llm.tokenizer.apply_chat_template(chat["messages"], tokenize=False), chat["text"])
+        tokens = self.llm.tokenizer.apply_chat_template(chat["messages"])
+        self.assertEqual(self.llm.tokenizer.decode(tokens, skip_special_tokens=False), chat["text"])
+
+    def test_decode(self):
+        tokenizer = self.llm.tokenizer
+        self.assertEqual(tokenizer.decode(tokenizer.encode("mühle 水", add_special_tokens=False)), "mühle 水")
+        self.assertEqual(len(tokenizer), tokenizer.vocab_size)
+        self.refused("token: found 273", tokenizer.decode, [273])
+        self.assertIsInstance(tokenizer.token_bytes(5), bytes)
+
+
+class Open(unittest.TestCase):
+    def refused(self, piece, *arguments, kind=millrace.BadInputError, **options):
+        with self.assertRaises(kind) as caught:
+            millrace.LLM(*arguments, **options)
+        self.assertIn(piece, str(caught.exception))
+        self.assertEqual(str(caught.exception).count("\n"), 0)
+
+    def test_options_are_those_of_the_command_line(self):
+        model = GOLDEN / "models" / "llama3" / "model.gguf"
+        self.refused("max_runing: is no option; did you mean max_running?", model, max_runing=3)
+        self.refused("n_ctx: is no option; did you mean ctx?", model, n_ctx=512)
+        self.refused("ctx: found '1', expected an integer", model, ctx="1")
+        self.refused("ctx", model, ctx=-1)
+        self.refused("kv_type", model, kv_type="int3")
+        self.refused("device", model, device="tpu")
+        self.refused("lock: found 1, expected True or False", model, lock=1)
+        self.refused("max_draft does nothing without speculate", model, max_draft=3)
+        self.refused("budget", model, budget="4bpw")
+        self.assertIn("ctx", millrace.engine_options())
+        self.assertIn("port", millrace.server_options())
+        with tiny("llama3", ctx=128, no_prefix_cache=True, max_running=2, name="mine", lock=None) as llm:
+            self.assertEqual(llm.info["context"], 128)
+            self.assertEqual(llm.info["max_samples"], 2)
+            self.assertIn("llama", repr(llm))
+
+    def test_wrong_models_are_named(self):
+        self.refused("/nowhere/model.gguf", "/nowhere/model.gguf", kind=millrace.Error)
+        self.refused("found no such file and no model of this name", "smolm2")
+        self.refused("model: found 5", 5)
+        self.refused("README.md", ROOT / "README.md", kind=millrace.Error)
+        with self.assertRaises(ValueError):  # as Python's own code expects
+            millrace.LLM("smolm2")
+
+    def test_closed_models_refuse(self):
+        llm = tiny("llama3")
+        stream = llm.stream("a", max_tokens=400, ignore_eos=True)
+        next(stream)
+        llm.close()
+        llm.close()
+        with self.assertRaises(millrace.BusyError):
+            llm.generate("a")[0]
+        self.assertIn("cancelled", [event.finish_reason for event in stream])
+
+    def test_import_is_quick(self):
+        code = "import time; t = time.perf_counter(); import millrace; print(time.perf_counter() - t)"
+        best = min(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+                   for _ in range(3))
+        print(f"[  figure  ] import millrace: {best * 1e3:.0f} ms (goal 300)", file=sys.stderr)
+
+    def test_numpy_is_not_imported_before_it_is_needed(self):
+        code = "import sys, millrace; print('numpy' in sys.modules)"
+        told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(told.strip(), "False")
+
+    def test_ctrl_c_ends_a_wait(self):
+        code = ("import sys, millrace\n"
+                f"llm = millrace.LLM({str(GOLDEN / 'models' / 'llama3' / 'model.gguf')!r}, device='cpu', threads=1)\n"
+                "print('ready', flush=True)\n"
+                "try:\n"
+                "    while True: llm.generate(['a'] * 500, max_tokens=300, ignore_eos=True)[499]\n"
+                "except KeyboardInterrupt: print('interrupted', llm.generate('a', max_tokens=1)[0].finish_reason)\n")
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        self.assertEqual(process.stdout.readline(), "ready\n")
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        start = time.monotonic()
+        told = process.communicate(timeout=60)[0]
+        self.assertTrue(told.startswith("interrupted"), told)
+        self.assertEqual(process.returncode, 0)
+        print(f"[  figure  ] Ctrl-C to exit: {time.monotonic() - start:.1f} s", file=sys.stderr)
+
+    def test_the_gil_is_not_held_while_computing(self):
+        with tiny("llama3") as llm:
+            turns = 0
+            done = threading.Event()
+
+            def count():
+                nonlocal turns
+                while not done.is_set():
+                    turns += 1
+                    time.sleep(0.001)
+
+            thread = threading.Thread(target=count, daemon=True)
+            thread.start()
+            list(llm.generate(["a b c"] * 20, max_tokens=100, ignore_eos=True))
+            done.set()
+            thread.join()
+            self.assertGreater(turns, 5)
+
+    def test_html(self):
+        with tiny("llama3") as llm:
+            self.assertIn("<table>", llm._repr_html_())
+            self.assertIn("first_token", llm.stats()._repr_html_())
+            self.assertNotIn("<script", millrace.Stats({"<script>": 1})._repr_html_())
+
+
+class Streams(Tiny):
+    def test_text_comes_in_pieces(self):
+        whole = self.llm.generate("the water", temperature=0, max_tokens=20, ignore_eos=True)[0]
+        events = list(self.llm.stream("the water", temperature=0, max_tokens=20, ignore_eos=True, logprobs=1))
+        self.assertEqual("".join(e.text for e in events), whole.text)
+        self.assertEqual([e.token_id for e in events if e.token_id is not None], whole.token_ids)
+        self.assertEqual(events[-1].kind, "finish")
+        self.assertEqual(events[-1].usage["completion_tokens"], 20)
+        self.assertEqual(events[0].logprob.token_id, events[0].token_id)
+
+    def test_asyncio(self):
+        expected = self.llm.generate("the water", temperature=0, max_tokens=20, ignore_eos=True)[0].text
+
+        async def read():
+            text = ""
+            async for event in self.llm.stream("the water", temperature=0, max_tokens=20, ignore_eos=True):
+                text += event.text
+            return text
+
+        async def many():
+            ticks = 0
+
+            async def tick():
+                nonlocal ticks
+                while True:
+                    await asyncio.sleep(0.001)
+                    ticks += 1
+
+            ticking = asyncio.create_task(tick())
+            found = await asyncio.gather(*(read() for _ in range(10)))
+            ticking.cancel()
+            return found, ticks
+
+        found, ticks = asyncio.run(many())
+        self.assertEqual(found, [expected] * 10)
+        self.assertGreater(ticks, 0)
+
+    def test_leaving_an_async_loop_cancels(self):
+        before = self.llm.stats()["cancelled"]
+
+        async def leave():
+            async for _ in self.llm.stream("a", max_tokens=450, ignore_eos=True):
+                break
+
+        async def cancelled():
+            stream = self.llm.stream("a", max_tokens=450, ignore_eos=True)
+            task = asyncio.create_task(stream.__anext__())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(leave())
+        asyncio.run(cancelled())
+        gc.collect()
+        deadline = time.monotonic() + 20
+        while self.llm.stats()["cancelled"] < before + 2:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+
+    def test_streams_need_a_prompt_or_messages(self):
+        self.refused("one of them", self.llm.stream)
+        self.refused("one of them", self.llm.stream, "a", messages=[])
+        self.refused("is no argument", self.llm.stream, "a", tools=[])
+        self.refused("is no field of a chat", self.llm.stream, messages=[], max_token=3)
+
+
+@needs_smollm2
+class Chat(unittest.TestCase):
+    """SmolLM2: what transformers wrote on the same weights, tools, schemas, the server."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.llm = millrace.LLM(SMOLLM2, device="cpu", ctx=1024, kv_tokens=8192, name="smollm2")
+        cls.golden = json.loads((GOLDEN / "smollm2.json").read_text())
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.llm.close()
+
+    def test_greedy_chat_is_that_of_transformers(self):
+        chat = self.golden["chat"]
+        self.assertEqual(self.llm.tokenizer.apply_chat_template(chat["messages"]), chat["tokens"])
+        expected = self.golden["greedy"]["tokens"]
+        # 8-bit activations move logits by hundredths: up to the first token whose lead is smaller than that.
+        sure = next((i for i, gap in enumerate(self.golden["greedy"]["gaps"]) if gap < 0.5), len(expected))
+        out = self.llm.generate([chat["tokens"]], temperature=0, max_tokens=max(sure, 2))[0]
+        self.assertEqual(out.token_ids[:sure], expected[:sure])
+        self.assertGreaterEqual(sure, 2)
+        answer = self.llm.chat(chat["messages"], temperature=0, max_tokens=max(sure, 2))
+        self.assertEqual(answer["choices"][0]["message"]["content"], out.text)
+
+    def test_logits_are_those_of_transformers(self):
+        told = self.golden["logits"]
+        expected = np.fromfile(GOLDEN / "smollm2.f32", np.float32).reshape(len(told["positions"]), -1)
+        found = self.llm.logits(self.golden["chat"]["tokens"])
+        self.assertEqual(found.shape, (len(self.golden["chat"]["tokens"]), told["vocab_size"]))
+        error = relative_error(found[told["positions"], ::told["stride"]], expected)
+        print(f"[  figure  ] SmolLM2's logits, cpu against transformers: relative error {error:.1e}", file=sys.stderr)
+        self.assertLess(error, 0.1)  # 8-bit activations, 30 layers; tests/smollm2_test.cpp has the reference's
+
+    def test_chat_is_openai_s_dict(self):
+        answer = self.llm.chat([{"role": "user", "content": "Say hello."}], max_tokens=8, seed=1, logprobs=True, top_logprobs=2)
+        self.assertEqual(answer["object"], "chat.completion")
+        self.assertEqual(answer["model"], "smollm2")
+        choice = answer["choices"][0]
+        self.assertEqual(choice["message"]["role"], "assistant")
+        self.assertEqual(len(choice["logprobs"]["content"][0]["top_logprobs"]), 2)
+        self.assertEqual(answer["usage"]["completion_tokens"], 8)
+        chunks = list(self.llm.chat([{"role": "user", "content": "Say hello."}], max_tokens=8, seed=1, stream=True))
+        text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+        self.assertEqual(text, choice["message"]["content"])
+
+    def test_schema(self):
+        schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "people": {"type": "integer"}},
+                  "required": ["city", "people"], "additionalProperties": False}
+        answer = self.llm.chat([{"role": "user", "content": "A city of France, as JSON."}], max_tokens=80, temperature=0,
+                               response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}})
+        told = json.loads(answer["choices"][0]["message"]["content"])
+        self.assertEqual(set(told), {"city", "people"})
+        answer = self.llm.chat([{"role": "user", "content": "Yes or no?"}], regex="(yes|no)", temperature=0)
+        self.assertIn(answer["choices"][0]["message"]["content"], ("yes", "no"))
+
+    def test_tools(self):
+        tools = [{"type": "function", "function": {"name": "weather", "parameters": {
+            "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}}}]
+        messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+        answer = self.llm.chat(messages, tools=tools, tool_choice="required", temperature=0, max_tokens=100)
+        choice = answer["choices"][0]
+        self.assertEqual(choice["finish_reason"], "tool_calls")
+        call = choice["message"]["tool_calls"][0]["function"]
+        self.assertEqual(call["name"], "weather")
+        self.assertIn("city", json.loads(call["arguments"]))
+
+        async def read():
+            return [event async for event in self.llm.stream(messages=messages, tools=tools, tool_choice="required",
+                                                             temperature=0, max_tokens=100)]
+
+        events = asyncio.run(read())
+        pieces = [e.tool_call for e in events if e.kind == "tool_call"]
+        for index, one in enumerate(choice["message"]["tool_calls"]):
+            self.assertEqual("".join(p.arguments for p in pieces if p.index == index), one["function"]["arguments"])
+        self.assertEqual(next(e for e in events if e.kind == "tool_call").tool_call.name, "weather")
+        self.assertEqual((events[-1].kind, events[-1].finish_reason), ("finish", "tool_calls"))
+        for name in ("prompt_tokens", "completion_tokens"):  # what the cache had differs
+            self.assertEqual(events[-1].usage[name], answer["usage"][name])
+
+    def test_wrong_chats_are_named(self):
+        for piece, messages, fields in (
+                ("messages[0].role", [{"content": "a"}], {}), ("temperature", [{"role": "user", "content": "a"}], {"temperature": 9}),
+                ("tool_choice", [{"role": "user", "content": "a"}], {"tool_choice": "required"}),
+                ("max_tokens", [{"role": "user", "content": "a"}], {"max_tokens": 0}),
+                ("messages", [{"role": "user", "content": {1, 2}}], {}), ("toolz: is no field", [], {"toolz": []})):
+            with self.subTest(piece), self.assertRaises(millrace.BadInputError) as caught:
+                self.llm.chat(messages, **fields)
+            self.assertIn(piece, str(caught.exception))
+
+    def test_serve_in_the_process(self):
+        messages = [{"role": "user", "content": "Say hello."}]
+        expected = self.llm.chat(messages, temperature=0, max_tokens=10)["choices"][0]["message"]["content"]
+        before = signal.getsignal(signal.SIGINT)
+        with millrace.serve(self.llm, port=0) as server:
+            self.assertTrue(server.running)
+            self.assertEqual(signal.getsignal(signal.SIGINT), before)
+            request = urllib.request.Request(server.url + "/v1/chat/completions", headers={"content-type": "application/json"},
+                                             data=json.dumps({"messages": messages, "temperature": 0, "max_tokens": 10}).encode())
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                told = json.load(answer)
+            self.assertEqual(told["choices"][0]["message"]["content"], expected)
+            with self.assertRaises(millrace.Error):
+                millrace.serve(self.llm, port=int(server.url.rsplit(":", 1)[1]))
+        with self.assertRaises(OSError):
+            urllib.request.urlopen(server.url + "/health", timeout=5)
+        self.assertEqual(self.llm.chat(messages, temperature=0, max_tokens=10)["choices"][0]["message"]["content"], expected)
+        for piece, options in (("ctx: is for loading", {"ctx": 64}), ("prt: is no option; did you mean port?", {"prt": 1}),
+                               ("model_id", {"model_id": "x"}), ("port", {"port": 99999})):
+            with self.subTest(piece), self.assertRaises(millrace.BadInputError) as caught:
+                millrace.serve(self.llm, **options)
+            self.assertIn(piece, str(caught.exception))
+
+
+class Harmony(unittest.TestCase):
+    def test_the_format_is_the_model_s(self):
+        with tiny("gpt-oss-w32") as llm:
+            self.assertEqual(llm.chat_format, "harmony")
+            answer = llm.chat([{"role": "user", "content": "the water"}], max_tokens=20, seed=1, regex="[a-z]{3}")
+            message = answer["choices"][0]["message"]
+            self.assertEqual(message["role"], "assistant")
+            kinds = {event.kind for event in llm.stream(messages=[{"role": "user", "content": "a"}], max_tokens=40, seed=3)}
+            self.assertIn("finish", kinds)
+            self.assertLessEqual(kinds, {"text", "reasoning", "finish"})
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    unittest.main()

