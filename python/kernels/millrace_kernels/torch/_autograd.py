@@ -188,6 +188,11 @@ def _(ctx, dy):
 # ---------------------------------------------------------------- products
 
 
+def as_rows(x):
+    """[..., cols] as [rows, cols], empty ones too."""
+    return x[None] if x.dim() == 1 else x.flatten(0, -2)
+
+
 def save_linear(ctx, inputs, output):
     x, weight, bias = inputs
     ctx.save_for_backward(x, weight)
@@ -197,12 +202,12 @@ def save_linear(ctx, inputs, output):
 @differentiable("linear", save_linear)
 def _(ctx, dy):
     x, weight = ctx.saved_tensors
-    rows = dy.reshape(-1, weight.shape[0])
+    rows = as_rows(dy)
     d_x = d_weight = d_bias = None
     if ctx.needs_input_grad[0]:
         d_x = ops.matmul(rows, weight).reshape(x.shape)
     if ctx.needs_input_grad[1]:
-        d_weight = ops.matmul(rows, x.reshape(-1, weight.shape[1]), True, False)
+        d_weight = ops.matmul(rows, as_rows(x), True, False)
     if ctx.has_bias and ctx.needs_input_grad[2]:
         d_bias = rows.sum(0, dtype=torch.float32)
     return d_x, d_weight, d_bias
@@ -235,7 +240,7 @@ def save_linear_quantized(ctx, inputs, output):
 def _(ctx, dy):
     weight, scales = ctx.saved_tensors
     d_x = d_bias = None
-    rows = dy.reshape(-1, weight.shape[0])
+    rows = as_rows(dy)
     if ctx.needs_input_grad[0]:
         plain = ops.dequantize(weight, ctx.type, scales, *ctx.grid)
         d_x = ops.matmul(rows, plain).reshape(*dy.shape[:-1], plain.shape[1])
@@ -250,12 +255,12 @@ def _(ctx, dy):
 def save_route(ctx, inputs, output):
     scores, _, ctx.softmax_all = inputs
     ctx.save_for_backward(scores, *output)
-    ctx.mark_non_differentiable(output[0])
+    ctx.mark_non_differentiable(output[1])
 
 
 @differentiable("route", save_route)
-def _(ctx, _, d_weights):
-    scores, chosen, weights = ctx.saved_tensors
+def _(ctx, d_weights, _):
+    scores, weights, chosen = ctx.saved_tensors
     index = chosen.long()
     if ctx.softmax_all:
         shares = torch.softmax(scores, -1)
@@ -277,6 +282,7 @@ def _(ctx, dy):
                                                  ctx.type, ctx.activation, ctx.alpha, ctx.limit,
                                                  any(ctx.needs_input_grad[3:9]))
     given = (gate, up, down, gate_bias, up_bias, down_bias)
+    rest = rest or [None] * len(given)
     d_given = [d if wanted else None for d, wanted in zip(rest, ctx.needs_input_grad[3:9])]
     return d_x, None, d_weights, *(like(d, of) for d, of in zip(d_given, given)), *(None,) * 4
 

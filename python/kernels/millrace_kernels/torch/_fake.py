@@ -179,7 +179,7 @@ def _(x, weight, type, scales=None, bias=None, scale_rows=128, scale_cols=128):
 @fake("route")
 def _(scores, k, softmax_all=False):
     shape = (scores.shape[0], k)
-    return scores.new_empty(shape, dtype=torch.int32), scores.new_empty(shape)
+    return scores.new_empty(shape), scores.new_empty(shape, dtype=torch.int32)
 
 
 @fake("experts")

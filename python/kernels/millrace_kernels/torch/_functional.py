@@ -121,7 +121,8 @@ def route(scores, k, softmax_all=False):
 
     softmax_all: over all scores, and not over those of the chosen.
     """
-    return ops.route(scores.to(torch.float32), k, softmax_all)
+    weights, chosen = ops.route(scores.to(torch.float32), k, softmax_all)
+    return chosen, weights
 
 
 def experts(x, chosen, weights, gate, up, down, *, gate_bias=None, up_bias=None, down_bias=None, type="",

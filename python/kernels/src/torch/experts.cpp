@@ -8,7 +8,7 @@ namespace {
 
 using bindings::check;
 
-// scores float32 [rows, experts] -> chosen int32 [rows, k], weights float32 [rows, k].
+// scores float32 [rows, experts] -> weights float32 [rows, k], chosen int32 [rows, k].
 std::tuple<Tensor, Tensor> route(const Tensor& scores, int64_t k, bool softmax_all) {
   const char* op = "route";
   if (scores.dim() != 2) refuse(op, "scores has shape " + shape_text(scores) + ", expected [rows, experts]");
@@ -20,13 +20,13 @@ std::tuple<Tensor, Tensor> route(const Tensor& scores, int64_t k, bool softmax_a
   const float* from = float32_of(scores, rows * experts, scores, keep, op, "scores");
   Tensor chosen = empty({rows, k}, ScalarType::Int, scores),
          weights = empty({rows, k}, ScalarType::Float, scores);
-  if (rows == 0) return {chosen, weights};
+  if (rows == 0) return {weights, chosen};
   const bindings::DeviceLease device = lease(scores);
   check(mr_moe_route(device.get(), from, rows, static_cast<int32_t>(experts), static_cast<int32_t>(k),
                      softmax_all ? MR_SOFTMAX_ALL : MR_SOFTMAX_CHOSEN,
                      static_cast<int32_t*>(chosen.data_ptr()), static_cast<float*>(weights.data_ptr()),
                      device.stream()));
-  return {chosen, weights};
+  return {weights, chosen};
 }
 
 const float* optional_floats(const MaybeTensor& x, int64_t count, const Tensor& like, MaybeTensor& keep,

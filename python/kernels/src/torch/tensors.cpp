@@ -152,7 +152,7 @@ Rows::Rows(const Tensor& x, const char* op, const char* name) {
   keep = x;
   int64_t stride =
       cols > 1 && x.stride(static_cast<int64_t>(sizes.size()) - 1) != 1 ? -1 : row_stride(sizes, x);
-  if (stride < cols && rows > 1) {
+  if (stride < 0 || (stride < cols && rows > 1)) {
     keep = torch::stable::contiguous(x);
     stride = cols;
   }
