@@ -334,7 +334,8 @@ def test_rotary():
         inv_freq = 10000.0**-(torch.arange(dims // 2, dtype=torch.float64) / (dims // 2))
         compare(f"rotary {dtype} {interleaved} {dims}",
                 lambda x: mt.rotary(x, positions, inv_freq, interleaved=interleaved),
-                lambda x: exact_rotary(x, positions, inv_freq.float(), interleaved), (x,), dtype, 32 if dtype == F32 else 8)
+                lambda x: exact_rotary(x, positions, inv_freq.float(), interleaved), (x,), dtype,
+                32 if dtype == F32 else 8)
     x = random(2, 5, 3, 16)
     close("rotary, one position per column", mt.rotary(x, torch.arange(5)),
           mt.rotary(x, torch.arange(5).expand(2, 5)).double(), F32, 0)

@@ -68,7 +68,7 @@ def test_family(name, dtype, bound):
     assert set(d_got) == set(d_want), f"{name}: gradients of {set(d_want) ^ set(d_got)} are missing"
     for key, d in d_want.items():
         error = float((d_got[key] - d).abs().max())
-        assert error <= bound * max(largest, 1e-3), f"{name} gradient of {key}: off by {error:.3g}, largest {largest:.3g}"
+        assert error <= bound * max(largest, 1e-3), f"{name} gradient of {key}: off by {error:.3g} of {largest:.3g}"
     for side in ("left", "right"):
         mask = torch.ones_like(tokens)
         mask[1, :6 if side == "left" else None] = 0 if side == "left" else 1

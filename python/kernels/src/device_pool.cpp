@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include <cstdlib>
 #include <mutex>
 #include <stdexcept>
 #include <vector>
@@ -11,11 +12,15 @@
 namespace millrace::bindings {
 namespace {
 
-constexpr size_t kMaxIdle = 8;  // devices; one beyond is closed
+constexpr size_t kMaxIdle = 8;             // devices; one beyond is closed
+constexpr size_t kMaxKept = 64 << 20;      // bytes of scratch that stay with an idle device
+constexpr size_t kScratchAlignment = 256;  // of workspaces in the C API
 
 struct Idle {
   int kind;
   mr_device* device;
+  void* scratch;
+  size_t scratch_bytes;
 };
 
 struct Pool {
@@ -45,15 +50,15 @@ mr_device* open(int kind) {
   return device;
 }
 
-mr_device* take(Pool& from, int kind) {
+Idle take(Pool& from, int kind) {
   const std::lock_guard<std::mutex> lock(from.mutex);
   for (size_t i = from.idle.size(); i > 0; --i) {
     if (from.idle[i - 1].kind != kind) continue;
-    mr_device* device = from.idle[i - 1].device;
+    const Idle found = from.idle[i - 1];
     from.idle.erase(from.idle.begin() + static_cast<std::ptrdiff_t>(i - 1));
-    return device;
+    return found;
   }
-  return nullptr;
+  return {kind, nullptr, nullptr, 0};
 }
 
 }  // namespace
@@ -65,8 +70,22 @@ void check(mr_status status) {
 DeviceLease::DeviceLease(int kind, mr_stream stream) : kind_(kind), stream_(stream) {
   Pool* from = pool();
   pool_ = from;
-  device_ = take(*from, kind);
-  if (device_ == nullptr) device_ = open(kind);
+  const Idle found = take(*from, kind);
+  device_ = found.device != nullptr ? found.device : open(kind);
+  scratch_ = found.scratch;
+  scratch_bytes_ = found.scratch_bytes;
+}
+
+void* DeviceLease::scratch(size_t bytes) {
+  if (bytes <= scratch_bytes_) return scratch_;
+  std::free(scratch_);
+  scratch_bytes_ = 0;
+  const size_t whole = (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+  scratch_ = std::aligned_alloc(kScratchAlignment, whole);
+  if (scratch_ == nullptr)
+    throw std::runtime_error("millrace: no memory for a workspace of " + std::to_string(bytes));
+  scratch_bytes_ = whole;
+  return scratch_;
 }
 
 DeviceLease DeviceLease::cpu(int threads) { return {threads, nullptr}; }
@@ -75,16 +94,22 @@ DeviceLease DeviceLease::cuda(int ordinal, mr_stream stream) { return {-1 - ordi
 DeviceLease::~DeviceLease() {
   Pool* to = pool();
   if (to != pool_) return;
-  mr_device* surplus = nullptr;
+  if (scratch_bytes_ > kMaxKept) {
+    std::free(scratch_);
+    scratch_ = nullptr;
+    scratch_bytes_ = 0;
+  }
+  Idle surplus{0, nullptr, nullptr, 0};
   {
     const std::lock_guard<std::mutex> lock(to->mutex);
     if (to->idle.size() == kMaxIdle) {
-      surplus = to->idle.front().device;
+      surplus = to->idle.front();
       to->idle.erase(to->idle.begin());
     }
-    to->idle.push_back({kind_, device_});
+    to->idle.push_back({kind_, device_, scratch_, scratch_bytes_});
   }
-  if (surplus != nullptr) mr_device_close(surplus);
+  std::free(surplus.scratch);
+  if (surplus.device != nullptr) mr_device_close(surplus.device);
 }
 
 }  // namespace millrace::bindings

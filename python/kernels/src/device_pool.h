@@ -21,12 +21,17 @@ class DeviceLease {
 
   mr_device* get() const { return device_; }
   mr_stream stream() const { return stream_; }
+  // Host memory for the time of the lease, aligned to 256 bytes; it stays with the device, so that small
+  // calls do not ask the system for pages every time. One at a time: a second call may move it.
+  void* scratch(size_t bytes);
 
  private:
   DeviceLease(int kind, mr_stream stream);
   int kind_;  // threads of a CPU, or -1 - ordinal of a GPU
   mr_device* device_;
   mr_stream stream_;
+  void* scratch_ = nullptr;
+  size_t scratch_bytes_ = 0;
   void* pool_;  // where it came from: a forked child has another one
 };
 

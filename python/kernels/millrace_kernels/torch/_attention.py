@@ -5,7 +5,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 
-from ._functional import _int32, default_scale
+from ._functional import _int32, default_scale, run
 
 ops = torch.ops.millrace
 
@@ -46,10 +46,13 @@ def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0
         max_q = int(cu_q.diff().max()) if max_q is None and cu_q.numel() > 1 else max_q or 0
         max_k = int(cu_k.diff().max()) if max_k is None and cu_k.numel() > 1 else max_k or 0
     starts, columns, block_q, block_k = blocks if blocks is not None else (None, None, 0, 0)
+    if sinks is not None:
+        sinks = sinks.to(torch.float32)
     value_dim = v.shape[-1]
-    out, lse = ops.attention(_padded(q), _padded(k), _padded(v), None if sinks is None else sinks.to(torch.float32),
-                             cu_q, cu_k, max_q or 0, max_k or 0, starts, columns, block_q, block_k, scale, softcap,
-                             left, right)
+    if q.shape[-1] % DIM_STEP or value_dim % DIM_STEP:
+        q, k, v = _padded(q), _padded(k), _padded(v)
+    out, lse = run(ops.attention.default, q, k, v, sinks, cu_q, cu_k, max_q or 0, max_k or 0, starts, columns, block_q,
+                   block_k, scale, softcap, left, right)
     if out.shape[-1] != value_dim:
         out = out[..., :value_dim]
     return (out, lse) if return_lse else out
@@ -67,11 +70,10 @@ def attention_paged(q, k_pages, v_pages, page_table, k_lengths, *, causal=True, 
         right = 0 if right < 0 else min(right, 0)
     if cu_q is not None and max_q is None:
         max_q = int(cu_q.diff().max()) if cu_q.numel() > 1 else 0
-    out, lse = ops.attention_paged(q, k_pages, v_pages, _int32(page_table, "page_table"),
-                                   _int32(k_lengths, "k_lengths"),
-                                   None if sinks is None else sinks.to(torch.float32),
-                                   None if cu_q is None else _int32(cu_q, "cu_q"), max_q or 0,
-                                   default_scale(scale, q.shape[-1]), softcap, left, right)
+    out, lse = run(ops.attention_paged.default, q, k_pages, v_pages, _int32(page_table, "page_table"),
+                   _int32(k_lengths, "k_lengths"), None if sinks is None else sinks.to(torch.float32),
+                   None if cu_q is None else _int32(cu_q, "cu_q"), max_q or 0, default_scale(scale, q.shape[-1]),
+                   softcap, left, right)
     return (out, lse) if return_lse else out
 
 

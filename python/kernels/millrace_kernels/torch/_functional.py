@@ -7,6 +7,14 @@ import torch
 ops = torch.ops.millrace
 
 
+def run(op, *args):
+    """op(*args); where no gradient can be wanted, past the kernel that records one: it is Python and takes 10 us."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return op(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*args)
+
+
 def _int32(x, name):
     if x.dtype == torch.int32:
         return x
@@ -17,22 +25,22 @@ def _int32(x, name):
 
 def rms_norm(x, weight=None, eps=1e-6, weight_offset=0.0):
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dimension. Gemma's weights have offset 1."""
-    return ops.rms_norm(x, weight, eps, weight_offset)[0]
+    return run(ops.rms_norm.default, x, weight, eps, weight_offset)[0]
 
 
 def layer_norm(x, weight=None, bias=None, eps=1e-5):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
-    return ops.layer_norm(x, weight, bias, eps)[0]
+    return run(ops.layer_norm.default, x, weight, bias, eps)[0]
 
 
 def add_rms_norm(x, residual, weight=None, eps=1e-6, weight_offset=0.0):
     """sum = x + residual; (rms_norm(sum), sum)."""
-    return ops.add_rms_norm(x, residual, weight, eps, weight_offset)[:2]
+    return run(ops.add_rms_norm.default, x, residual, weight, eps, weight_offset)[:2]
 
 
 def add_layer_norm(x, residual, weight=None, bias=None, eps=1e-5):
     """sum = x + residual; (layer_norm(sum), sum)."""
-    return ops.add_layer_norm(x, residual, weight, bias, eps)[:2]
+    return run(ops.add_layer_norm.default, x, residual, weight, bias, eps)[:2]
 
 
 def rotary(x, positions, inv_freq=None, *, base=10000.0, magnitude=1.0, interleaved=False):
@@ -44,47 +52,47 @@ def rotary(x, positions, inv_freq=None, *, base=10000.0, magnitude=1.0, interlea
         half = torch.arange(x.shape[-1] // 2, device=x.device, dtype=torch.float64)
         inv_freq = base**(-2.0 * half / x.shape[-1])
     positions = _int32(positions, "positions").expand(x.shape[:-2])
-    return ops.rotary(x, positions, inv_freq.to(torch.float32), magnitude, interleaved)
+    return run(ops.rotary.default, x, positions, inv_freq.to(torch.float32), magnitude, interleaved)
 
 
 def gelu(x, approximate="none"):
     """torch's gelu: approximate is "none" (by erf) or "tanh"."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate is "{approximate}", expected "none" or "tanh"')
-    return ops.activation(x, "gelu" if approximate == "none" else "gelu_tanh")
+    return run(ops.activation.default, x, "gelu" if approximate == "none" else "gelu_tanh")
 
 
 def silu(x):
-    return ops.activation(x, "silu")
+    return run(ops.activation.default, x, "silu")
 
 
 def swiglu(gate, up):
     """silu(gate) * up."""
-    return ops.gated_activation(gate, up, "swiglu")
+    return run(ops.gated_activation.default, gate, up, "swiglu")
 
 
 def geglu(gate, up, approximate="none"):
     """gelu(gate) * up."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate is "{approximate}", expected "none" or "tanh"')
-    return ops.gated_activation(gate, up, "geglu" if approximate == "none" else "geglu_tanh")
+    return run(ops.gated_activation.default, gate, up, "geglu" if approximate == "none" else "geglu_tanh")
 
 
 def clamped_swiglu(gate, up, alpha=1.702, limit=7.0):
     """gpt-oss's: g = min(gate, limit), u = clamp(up, +-limit): g * sigmoid(alpha g) * (u + 1)."""
-    return ops.gated_activation(gate, up, "clamped_swiglu", alpha, limit)
+    return run(ops.gated_activation.default, gate, up, "clamped_swiglu", alpha, limit)
 
 
 def softmax(x, scale=1.0):
     """softmax(scale * x) over the last dimension, summed in float32."""
-    return ops.softmax(x, scale)
+    return run(ops.softmax.default, x, scale)
 
 
 def cross_entropy(logits, targets, *, ignore_index=-100, reduction="mean"):
     """Of logits [..., vocab] and classes [...]. "mean" is over the targets that are not ignore_index, as torch's is."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction is "{reduction}", expected "mean", "sum" or "none"')
-    loss = ops.cross_entropy(logits, _int32(targets, "targets"), ignore_index)[0]
+    loss = run(ops.cross_entropy.default, logits, _int32(targets, "targets"), ignore_index)[0]
     if reduction == "none":
         return loss
     total = loss.sum()
@@ -93,7 +101,7 @@ def cross_entropy(logits, targets, *, ignore_index=-100, reduction="mean"):
 
 def embedding(tokens, table, scale=1.0):
     """scale * table[tokens]."""
-    return ops.embedding(_int32(tokens, "tokens"), table, scale)
+    return run(ops.embedding.default, _int32(tokens, "tokens"), table, scale)
 
 
 def dropout(x, p=0.5, training=True, seed=None):
@@ -108,12 +116,12 @@ def dropout(x, p=0.5, training=True, seed=None):
         return x
     if seed is None:
         seed = torch.randint(0, 2**62, (2,))
-    return ops.dropout(x, p, seed)
+    return run(ops.dropout.default, x, p, seed)
 
 
 def linear(x, weight, bias=None):
     """x W^T + bias, with sums in float32; gradients of all three."""
-    return ops.linear(x, weight, None if bias is None else bias.to(torch.float32))
+    return run(ops.linear.default, x, weight, None if bias is None else bias.to(torch.float32))
 
 
 def route(scores, k, softmax_all=False):
@@ -121,7 +129,7 @@ def route(scores, k, softmax_all=False):
 
     softmax_all: over all scores, and not over those of the chosen.
     """
-    weights, chosen = ops.route(scores.to(torch.float32), k, softmax_all)
+    weights, chosen = run(ops.route.default, scores.to(torch.float32), k, softmax_all)
     return chosen, weights
 
 
@@ -132,8 +140,8 @@ def experts(x, chosen, weights, gate, up, down, *, gate_bias=None, up_bias=None,
     gate and up are [experts, ffn, hidden], down is [experts, hidden, ffn]: float32, float16, bfloat16, or bytes of
     the block type `type` (quantize). Gradients of x, weights, and of weights that are floats.
     """
-    y = ops.experts(x.to(torch.float32), _int32(chosen, "chosen"), weights.to(torch.float32), gate, up, down,
-                    gate_bias, up_bias, down_bias, type, activation, alpha, limit)
+    y = run(ops.experts.default, x.to(torch.float32), _int32(chosen, "chosen"), weights.to(torch.float32), gate, up,
+            down, gate_bias, up_bias, down_bias, type, activation, alpha, limit)
     return y.to(x.dtype)
 
 
@@ -153,9 +161,9 @@ def sample(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=No
 
     if uniform is None:
         uniform = torch.rand(rows, dtype=torch.float64, generator=generator)
-    return ops.sample(logits.to(torch.float32), per_row(uniform, torch.float64, "uniform"),
-                      per_row(temperature, torch.float32, "temperature"), per_row(top_k, torch.int32, "top_k"),
-                      per_row(top_p, torch.float32, "top_p"), per_row(min_p, torch.float32, "min_p"))
+    return run(ops.sample.default, logits.to(torch.float32), per_row(uniform, torch.float64, "uniform"),
+               per_row(temperature, torch.float32, "temperature"), per_row(top_k, torch.int32, "top_k"),
+               per_row(top_p, torch.float32, "top_p"), per_row(min_p, torch.float32, "min_p"))
 
 
 def default_scale(scale, head_dim):

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from ._fake import BLOCKS
+from ._functional import run
 
 ops = torch.ops.millrace
 
@@ -73,7 +74,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x):
         bias = None if self.bias is None else self.bias.to(torch.float32)
-        y = ops.linear_quantized(x.to(torch.float32), self.weight, self.type, self.scales, bias)
+        y = run(ops.linear_quantized.default, x.to(torch.float32), self.weight, self.type, self.scales, bias)
         return y.to(x.dtype)
 
     def extra_repr(self):

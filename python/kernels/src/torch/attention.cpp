@@ -169,10 +169,10 @@ std::tuple<Tensor, Tensor> run_forward(const Problem& p, const Tensor& q, const 
   const ScalarType out_type = p.c.type == MR_F8_E4M3 ? ScalarType::BFloat16 : q.scalar_type();
   Tensor out = empty(out_sizes(q, p.c.value_dim), out_type, q);
   Tensor lse = empty(lse_sizes(q), ScalarType::Float, q);
-  const bindings::DeviceLease device = lease(q);
+  bindings::DeviceLease device = lease(q);
   size_t bytes = 0;
   check(mr_flash_forward_workspace_bytes(device.get(), &p.c, &bytes));
-  const Workspace workspace(bytes, q);
+  const Workspace workspace(bytes, q, device);
   check(mr_flash_forward(device.get(), &p.c, flash(from_q), flash(from_k), flash(from_v), flash(out),
                          static_cast<float*>(lse.data_ptr()), workspace.data(), bytes, device.stream()));
   return {out, lse};
@@ -222,10 +222,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
                                      flash(d_v),
                                      sinks.has_value() ? static_cast<float*>(d_sinks.data_ptr()) : nullptr,
                                      deterministic ? 1 : 0};
-  const bindings::DeviceLease device = lease(q);
+  bindings::DeviceLease device = lease(q);
   size_t bytes = 0;
   check(mr_flash_backward_workspace_bytes(device.get(), &p.c, gradients.deterministic, &bytes));
-  const Workspace workspace(bytes, q);
+  const Workspace workspace(bytes, q, device);
   check(mr_flash_backward(device.get(), &p.c, flash(from_q), flash(from_k), flash(from_v), flash(from_out),
                           lse_data, &gradients, workspace.data(), bytes, device.stream()));
   return {d_q, d_k, d_v, d_sinks};
@@ -270,7 +270,7 @@ std::tuple<Tensor, Tensor> attention_quantize(const Tensor& x, int64_t rows_per_
                                     static_cast<int32_t>(rows_per_scale),
                                     rotate ? 1 : 0};
   if (x.numel() > 0) {
-    const bindings::DeviceLease device = lease(x);
+    bindings::DeviceLease device = lease(x);
     check(mr_flash_quantize(device.get(), &args, device.stream()));
   }
   return {codes, scales};

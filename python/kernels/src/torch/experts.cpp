@@ -21,7 +21,7 @@ std::tuple<Tensor, Tensor> route(const Tensor& scores, int64_t k, bool softmax_a
   Tensor chosen = empty({rows, k}, ScalarType::Int, scores),
          weights = empty({rows, k}, ScalarType::Float, scores);
   if (rows == 0) return {weights, chosen};
-  const bindings::DeviceLease device = lease(scores);
+  bindings::DeviceLease device = lease(scores);
   check(mr_moe_route(device.get(), from, rows, static_cast<int32_t>(experts), static_cast<int32_t>(k),
                      softmax_all ? MR_SOFTMAX_ALL : MR_SOFTMAX_CHOSEN,
                      static_cast<int32_t*>(chosen.data_ptr()), static_cast<float*>(weights.data_ptr()),
@@ -79,7 +79,7 @@ Tensor experts(const Tensor& x, const Tensor& chosen, const Tensor& weights, con
   torch::stable::zero_(y);
   if (rows == 0 || k == 0) return y;
   args.y = static_cast<float*>(y.data_ptr());
-  const bindings::DeviceLease device = lease(x);
+  bindings::DeviceLease device = lease(x);
   const PreparedWeight p_gate(device.get(), w_gate, x), p_up(device.get(), w_up, x),
       p_down(device.get(), w_down, x);
   args.gate = p_gate.get();
@@ -87,7 +87,7 @@ Tensor experts(const Tensor& x, const Tensor& chosen, const Tensor& weights, con
   args.down = p_down.get();
   size_t bytes = 0;
   check(mr_moe_workspace_bytes(device.get(), &args, &bytes));
-  const Workspace workspace(bytes, x);
+  const Workspace workspace(bytes, x, device);
   check(mr_moe(device.get(), &args, workspace.data(), bytes, device.stream()));
   return y;
 }
@@ -121,10 +121,10 @@ Tensor sample(const Tensor& logits, const Tensor& uniform, const Tensor& tempera
   for (size_t r = 0; r < params.size(); ++r) params[r] = {heat[r], most[r], nucleus[r], least[r], draws[r]};
   Tensor tokens = empty({rows}, ScalarType::Int, logits);
   if (rows == 0) return tokens;
-  const bindings::DeviceLease device = lease(logits);
+  bindings::DeviceLease device = lease(logits);
   size_t bytes = 0;
   check(mr_sample_workspace_bytes(device.get(), rows, vocab, &bytes));
-  const Workspace workspace(bytes, logits);
+  const Workspace workspace(bytes, logits, device);
   check(mr_sample(device.get(), from, rows, vocab, params.data(), static_cast<int32_t*>(tokens.data_ptr()),
                   workspace.data(), bytes, device.stream()));
   return tokens;

@@ -68,7 +68,7 @@ Normed norm(const Tensor& x, const MaybeTensor& residual, const MaybeTensor& wei
     args.mean = floats(*made.mean);
   }
   if (from.rows > 0 && from.cols > 0) {
-    const bindings::DeviceLease device = lease(x);
+    bindings::DeviceLease device = lease(x);
     check(mr_norm(device.get(), &args, device.stream()));
   }
   return made;
@@ -134,10 +134,10 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& dy, const Tensor&
     torch::stable::zero_(dbias);
     return {dx, dweight, dbias};
   }
-  const bindings::DeviceLease device = lease(x);
+  bindings::DeviceLease device = lease(x);
   size_t bytes = 0;
   check(mr_norm_backward_workspace_bytes(device.get(), &args, &bytes));
-  const Workspace workspace(bytes, x);
+  const Workspace workspace(bytes, x, device);
   check(mr_norm_backward(device.get(), &args, workspace.data(), bytes, device.stream()));
   return {dx, dweight, dbias};
 }
@@ -166,7 +166,7 @@ Tensor rotary(const Tensor& x, const Tensor& positions, const Tensor& inv_freq, 
   args.x = from.view;
   args.y = {y.data_ptr(), from.view.type, per_row};
   args.inverse = inverse ? 1 : 0;
-  const bindings::DeviceLease device = lease(x);
+  bindings::DeviceLease device = lease(x);
   check(mr_rotary_rows(device.get(), &args, device.stream()));
   return y;
 }
@@ -218,7 +218,7 @@ Tensor activate(const Tensor& x, const MaybeTensor& up, const ActivationOptions&
                                 rows_of(y, o.op),
                                 static_cast<float>(o.alpha),
                                 static_cast<float>(o.limit)};
-  const bindings::DeviceLease device = lease(x);
+  bindings::DeviceLease device = lease(x);
   check(mr_activation_rows(device.get(), &args, device.stream()));
   return y;
 }
@@ -247,7 +247,7 @@ std::tuple<Tensor, MaybeTensor> activate_backward(const Tensor& dy, const Tensor
   if (dup.has_value()) args.dup = rows_of(*dup, o.op);
   args.alpha = static_cast<float>(o.alpha);
   args.limit = static_cast<float>(o.limit);
-  const bindings::DeviceLease device = lease(x);
+  bindings::DeviceLease device = lease(x);
   check(mr_activation_rows_backward(device.get(), &args, device.stream()));
   return {dx, dup};
 }
@@ -281,7 +281,7 @@ Tensor softmax(const Tensor& x, double scale) {
   if (x.numel() == 0) return y;
   const mr_softmax_args args{from.rows, from.cols, from.view, rows_of(y, "softmax"),
                              static_cast<float>(scale)};
-  const bindings::DeviceLease device = lease(x);
+  bindings::DeviceLease device = lease(x);
   check(mr_softmax(device.get(), &args, device.stream()));
   return y;
 }
@@ -294,7 +294,7 @@ Tensor softmax_backward(const Tensor& dy, const Tensor& y, double scale) {
   if (y.numel() == 0) return dx;
   const mr_softmax_backward_args args{from.rows,    from.cols,       from.view,
                                       from_dy.view, rows_of(dx, op), static_cast<float>(scale)};
-  const bindings::DeviceLease device = lease(y);
+  bindings::DeviceLease device = lease(y);
   check(mr_softmax_backward(device.get(), &args, device.stream()));
   return dx;
 }
@@ -316,7 +316,7 @@ Tensor dropout(const Tensor& x, double p, const Tensor& seed) {
                              static_cast<uint64_t>(words[0]),
                              static_cast<uint64_t>(words[seed.stride(0)])};
   if (x.numel() == 0) return y;
-  const bindings::DeviceLease device = lease(x);
+  bindings::DeviceLease device = lease(x);
   check(mr_dropout(device.get(), &args, device.stream()));
   return y;
 }

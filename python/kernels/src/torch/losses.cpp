@@ -31,7 +31,7 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& tar
                                    ignore_of(ignore_index, op),
                                    static_cast<float*>(loss.data_ptr()),
                                    static_cast<float*>(lse.data_ptr())};
-  const bindings::DeviceLease device = lease(logits);
+  bindings::DeviceLease device = lease(logits);
   check(mr_cross_entropy(device.get(), &args, device.stream()));
   return {loss, lse};
 }
@@ -52,7 +52,7 @@ Tensor cross_entropy_backward(const Tensor& dloss, const Tensor& logits, const T
   args.dloss = float32_of(dloss, from.rows, logits, keep_dloss, op, "dloss");
   args.dlogits = rows_of(dlogits, op);
   if (from.rows == 0) return dlogits;
-  const bindings::DeviceLease device = lease(logits);
+  bindings::DeviceLease device = lease(logits);
   check(mr_cross_entropy_backward(device.get(), &args, device.stream()));
   return dlogits;
 }
@@ -75,7 +75,7 @@ Tensor embedding(const Tensor& tokens, const Tensor& table, double scale) {
   args.y = rows_of(y, op);
   args.scale = static_cast<float>(scale);
   if (y.numel() == 0) return y;
-  const bindings::DeviceLease device = lease(table);
+  bindings::DeviceLease device = lease(table);
   check(mr_embedding(device.get(), &args, device.stream()));
   return y;
 }
@@ -95,10 +95,10 @@ Tensor embedding_backward(const Tensor& dy, const Tensor& tokens, int64_t vocab,
   args.dtable = rows_of(dtable, op);
   args.scale = static_cast<float>(scale);
   if (from.rows == 0 || dtable.numel() == 0) return torch::stable::zero_(dtable);
-  const bindings::DeviceLease device = lease(dy);
+  bindings::DeviceLease device = lease(dy);
   size_t bytes = 0;
   check(mr_embedding_backward_workspace_bytes(device.get(), &args, &bytes));
-  const Workspace workspace(bytes, dy);
+  const Workspace workspace(bytes, dy, device);
   check(mr_embedding_backward(device.get(), &args, workspace.data(), bytes, device.stream()));
   return dtable;
 }

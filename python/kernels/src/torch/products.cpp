@@ -84,10 +84,10 @@ Tensor multiply(const Product& p, const std::vector<int64_t>& sizes, const Tenso
   args.out_type = p.a.view.type;
   args.c = c.data_ptr();
   args.bias = p.bias;
-  const bindings::DeviceLease device = lease(like);
+  bindings::DeviceLease device = lease(like);
   size_t bytes = 0;
   check(mr_gemm_workspace_bytes(device.get(), &args, &bytes));
-  const Workspace workspace(bytes, like);
+  const Workspace workspace(bytes, like, device);
   check(mr_gemm(device.get(), &args, workspace.data(), bytes, device.stream()));
   return c;
 }
@@ -135,7 +135,7 @@ Tensor quantize(const Tensor& w, std::string type_name, MaybeTensor importance) 
   sizes.back() = static_cast<int64_t>(row_bytes);
   Tensor out = empty(sizes, ScalarType::Byte, w);
   if (w.numel() == 0) return out;
-  const bindings::DeviceLease device = lease(w);
+  bindings::DeviceLease device = lease(w);
   check(mr_quantize(device.get(), type, static_cast<const float*>(from.view.data), from.rows, from.cols,
                     static_cast<const float*>(columns.view.data), out.data_ptr()));
   return out;
@@ -149,7 +149,7 @@ Tensor dequantize(const Tensor& weight, std::string type, MaybeTensor scales, in
   sizes.back() = w.matrix.cols;
   Tensor out = empty(sizes, ScalarType::Float, weight);
   if (out.numel() == 0) return out;
-  const bindings::DeviceLease device = lease(weight);
+  bindings::DeviceLease device = lease(weight);
   check(mr_dequantize(device.get(), &w.matrix, 0, w.matrix.experts * w.matrix.rows,
                       static_cast<float*>(out.data_ptr())));
   return out;
@@ -176,7 +176,7 @@ Tensor linear_quantized(const Tensor& x, const Tensor& weight, std::string type,
   Tensor y = empty(sizes, ScalarType::Float, x);
   const float* add = bias.has_value() ? float32_of(*bias, w.matrix.rows, x, keep, op, "bias") : nullptr;
   if (y.numel() == 0) return y;
-  const bindings::DeviceLease device = lease(x);
+  bindings::DeviceLease device = lease(x);
   const PreparedWeight prepared(device.get(), w, x);
   const mr_matmul_args args{prepared.get(),
                             add,
@@ -188,7 +188,7 @@ Tensor linear_quantized(const Tensor& x, const Tensor& weight, std::string type,
                             0};
   size_t bytes = 0;
   check(mr_matmul_workspace_bytes(device.get(), prepared.get(), from.rows, &bytes));
-  const Workspace workspace(bytes, x);
+  const Workspace workspace(bytes, x, device);
   check(mr_matmul(device.get(), &args, workspace.data(), bytes, device.stream()));
   return y;
 }

@@ -142,6 +142,14 @@ Workspace::Workspace(size_t bytes, const Tensor& like) : bytes_(bytes) {
   data_ = static_cast<char*>(memory_->data_ptr()) + (aligned - address);
 }
 
+Workspace::Workspace(size_t bytes, const Tensor& like, bindings::DeviceLease& device) : bytes_(bytes) {
+  if (like.is_cpu()) {
+    data_ = device.scratch(bytes);
+  } else {
+    *this = Workspace(bytes, like);
+  }
+}
+
 Rows::Rows(const Tensor& x, const char* op, const char* name) {
   const mr_dtype type = type_of(x, op, name);
   const std::vector<int64_t> sizes = sizes_of(x);

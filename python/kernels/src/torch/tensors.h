@@ -36,10 +36,11 @@ Tensor empty(const std::vector<int64_t>& sizes, ScalarType type, const Tensor& l
 // The device that a tensor lies on, and torch's current stream of it.
 bindings::DeviceLease lease(const Tensor& like);
 
-// Bytes that a call needs while it runs, aligned to 256.
+// Bytes that a call needs while it runs, aligned to 256. One of a lease at a time.
 class Workspace {
  public:
-  Workspace(size_t bytes, const Tensor& like);
+  Workspace(size_t bytes, const Tensor& like);                          // torch's memory
+  Workspace(size_t bytes, const Tensor& like, bindings::DeviceLease&);  // on a CPU the lease's scratch
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
