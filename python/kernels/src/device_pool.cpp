@@ -1,6 +1,6 @@
 // The pool keeps few idle devices. After fork() the child has none of the parent's threads: it starts with an
 // empty pool, and what the parent had is left where it lies.
-#include "device_pool.h"
+#include "python/kernels/src/device_pool.h"
 
 #include <pthread.h>
 

@@ -1,11 +1,12 @@
 // XLA FFI handlers for jax.ffi (millrace_kernels/jax.py): attention, norms, rotary, activations, softmax,
 // cross-entropy on a CPU. Buffers are contiguous; an array that is not there is one of no elements.
+#include <xla/ffi/api/ffi.h>
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
 
-#include "device_pool.h"
-#include "xla/ffi/api/ffi.h"
+#include "python/kernels/src/device_pool.h"
 
 namespace millrace::jax_calls {
 namespace {

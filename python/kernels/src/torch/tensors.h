@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "device_pool.h"
+#include "python/kernels/src/device_pool.h"
 
 namespace millrace::torch_ops {
 
