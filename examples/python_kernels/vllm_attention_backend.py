@@ -1,8 +1,8 @@
 """An attention backend for vLLM, out of its tree, over torch.ops.millrace.attention_paged.
 
-vLLM keeps keys and values in pages, [2, pages, page_tokens, kv_heads, head_dim], and gives every step as a ragged batch:
-query_start_loc [batch + 1], seq_lens [batch], block_table [batch, pages]. That is what the operation takes, so a step
-is two calls: the new rows are put into their slots, and attention runs over the pages. A plugin's entry point
+vLLM keeps keys and values in pages, [2, pages, page_tokens, kv_heads, head_dim], and gives every step as a ragged
+batch: query_start_loc [batch + 1], seq_lens [batch], block_table [batch, pages]. That is what the operation takes, so
+a step is two calls: the new rows are put into their slots, and attention runs over the pages. A plugin's entry point
 (vllm.platform_plugins) names `MillraceBackend` in its platform's get_attn_backend_cls.
 
 `write_rows` and `attend` need torch and millrace_kernels alone, and tests/python/kernels_examples_test.py runs them.
@@ -15,7 +15,7 @@ import millrace_kernels.torch as mt
 
 
 def write_rows(cache, key, value, slots):
-    """key and value [rows, kv_heads, dim] into the slots (page * page_tokens + place) of cache [2, pages, tokens, ..]."""
+    """key and value [rows, kv_heads, dim] into slots (page * page_tokens + place) of cache [2, pages, tokens, ..]."""
     pages, tokens = cache.shape[1:3]
     flat = cache.view(2, pages * tokens, *cache.shape[3:])
     kept = slots >= 0  # vLLM pads a step with slots of -1
@@ -41,8 +41,8 @@ if AttentionImpl is not None:
     class MillraceImpl(AttentionImpl):
 
         def __init__(self, num_heads, head_size, scale, num_kv_heads, alibi_slopes=None, sliding_window=None,
-                     kv_cache_dtype="auto", logits_soft_cap=None, attn_type="decoder", kv_sharing_target_layer_name=None,
-                     sinks=None):
+                     kv_cache_dtype="auto", logits_soft_cap=None, attn_type="decoder",
+                     kv_sharing_target_layer_name=None, sinks=None):
             if alibi_slopes is not None or attn_type != "decoder" or kv_cache_dtype != "auto":
                 raise NotImplementedError("millrace: no ALiBi, no encoder, a KV cache of the model's type")
             self.scale, self.sinks = scale, sinks

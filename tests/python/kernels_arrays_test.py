@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""millrace_kernels.arrays against numpy in float64, and over DLPack where torch is installed. Run by kernels_test.py."""
+"""millrace_kernels.arrays against numpy in float64, and over DLPack where torch is there. Run by kernels_test.py."""
 
 import numpy as np
 
@@ -46,8 +46,8 @@ def main():
             close("layer_norm", ma.layer_norm(x, w, b), (x64 - mean) / np.sqrt(var + 1e-5) * w + b, 4 * bound)
         a, c, bias = random(5, 7, dtype=dtype), random(9, 7, dtype=dtype), random(9)
         close("gemm", ma.gemm(a, c, transpose_b=True, bias=bias), a.astype(float) @ c.astype(float).T + bias, bound)
-        close("gemm of strides", ma.gemm(a.T, c[:, ::-1].T[::-1], transpose_a=True), a.astype(float) @ c.astype(float).T,
-              bound)
+        turned = c[:, ::-1].T[::-1]
+        close("gemm of strides", ma.gemm(a.T, turned, transpose_a=True), a.astype(float) @ c.astype(float).T, bound)
         q, k = random(2, 5, 4, 16, dtype=dtype), random(2, 7, 2, 16, dtype=dtype)
         scores = np.einsum("bihd,bjhd->bhij", q.astype(float), np.repeat(k.astype(float), 2, 2)) / 4
         seen = np.arange(7)[None] <= np.arange(5)[:, None] + 2

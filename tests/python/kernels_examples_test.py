@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The examples over these kernels: vLLM's paged attention without vLLM. TensorFlow's operation is compiled and run where
+"""The examples over these kernels: vLLM's paged attention without vLLM; TensorFlow's operation, compiled and run where
 tensorflow is installed. Run by kernels_test.py."""
 
 import importlib.util
@@ -64,9 +64,11 @@ def test_tensorflow():
     at = millrace_kernels.library_path().parent
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "millrace_tf.so"
-        subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", str(EXAMPLES / "tensorflow_operation.cpp"), "-o",
-                        str(out), f"-I{millrace_kernels.include_dir()}", *tf.sysconfig.get_compile_flags(),
-                        *tf.sysconfig.get_link_flags(), f"-L{at}", "-lmillrace_kernels", f"-Wl,-rpath,{at}"], check=True)
+        source = EXAMPLES / "tensorflow_operation.cpp"
+        subprocess.run(["g++", "-O1", "-shared", "-fPIC", str(source), "-o", str(out),
+                        f"-I{millrace_kernels.include_dir()}", *tf.sysconfig.get_compile_flags(),
+                        *tf.sysconfig.get_link_flags(), f"-L{at}", "-lmillrace_kernels", f"-Wl,-rpath,{at}"],
+                       check=True)
         op = tf.load_op_library(str(out)).millrace_rms_norm
         x, w = tf.random.normal((3, 5, 8)), tf.random.normal((8,))
         want = x / tf.sqrt(tf.reduce_mean(x * x, -1, keepdims=True) + 1e-6) * w

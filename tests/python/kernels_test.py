@@ -6,9 +6,9 @@
   tests/python/kernels_test.py BUILD --only torch,jax       some parts: contents, torch, transformers, ...
 
 Packages come from PyPI into build/venv/kernels (tests/python/kernels_requirements.txt): torch for CPUs, JAX,
-transformers, 1.5 GB, which is why this is part of `make check`. Another version of torch is PyPI's own, 5 GB with CUDA's
-libraries, into build/venv/kernels-VERSION. The kernels are linked from BUILD and not compiled again. What cannot be had
-is skipped and said (status 77).
+transformers, 1.5 GB, which is why this is part of `make check`. Another version of torch is PyPI's own, 5 GB with
+CUDA's libraries, into build/venv/kernels-VERSION. The kernels are linked from BUILD and not compiled again. What
+cannot be had is skipped and said (status 77).
 """
 
 import argparse
@@ -29,7 +29,8 @@ WHEEL_LIMIT = 30 << 20  # bytes
 # What a library of the wheel may need from outside: the C and C++ runtimes, and torch's own where it is torch's.
 SYSTEM = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2",
           "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-NEEDED = {"libmillrace_kernels.so": SYSTEM, "libmillrace_torch.so": SYSTEM | {"libmillrace_kernels.so", "libtorch_cpu.so"},
+NEEDED = {"libmillrace_kernels.so": SYSTEM,
+          "libmillrace_torch.so": SYSTEM | {"libmillrace_kernels.so", "libtorch_cpu.so"},
           "libmillrace_jax.so": SYSTEM | {"libmillrace_kernels.so"}}
 STABLE = re.compile(r"(aoti_torch_|torch_)\w+")  # torch's stable ABI is C: everything else of libtorch is not
 
@@ -38,7 +39,7 @@ def run(command, **options):
     return subprocess.run([str(part) for part in command], **options)
 
 
-def environment(name, requirements, *options):
+def environment(name, requirements):
     """A Python with the packages, or None and why not."""
     venv = ROOT / "build" / "venv" / name
     python, ready = venv / "bin" / "python", venv / "ready"
@@ -52,8 +53,8 @@ def environment(name, requirements, *options):
     listed.write_text(requirements)
     # A machine may have torch for CPUs at hand (pip's find-links); else torch's own index has it.
     for more in ((), ("--extra-index-url", PYTORCH_INDEX)):
-        done = run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *more, *options, "-r", listed],
-                   capture_output=True, text=True)
+        done = run([python, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check", *more, "-r",
+                    listed], capture_output=True, text=True)
         if done.returncode == 0:
             ready.write_text(requirements)
             return python, None
