@@ -283,7 +283,8 @@ def _(ctx, dy):
                                                  any(ctx.needs_input_grad[3:9]))
     given = (gate, up, down, gate_bias, up_bias, down_bias)
     rest = rest or [None] * len(given)
-    d_given = [d if wanted else None for d, wanted in zip(rest, ctx.needs_input_grad[3:9])]
+    wanted = (*ctx.needs_input_grad[3:9], *(False,) * 6)  # torch leaves out arguments that have their defaults
+    d_given = [d if w else None for d, w in zip(rest, wanted)]
     return d_x, None, d_weights, *(like(d, of) for d, of in zip(d_given, given)), *(None,) * 4
 
 
