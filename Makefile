@@ -22,7 +22,7 @@ NVCC ?= nvcc
 
 .DEFAULT_GOAL := help
 .PHONY: help run build test check install package deps deps-test fuzz soak format lint asan tsan cross cuda clean
-.PHONY: fa2-opt test-fa2-opt wheel
+.PHONY: fa2-opt test-fa2-opt wheel wheel-kernels hub
 
 help:
 	@echo 'make run      answer a prompt with SmolLM2-135M-Instruct (installs, builds and fetches what is missing)'
@@ -47,6 +47,8 @@ help:
 	@echo 'make cuda     build/cuda/millrace, with the CUDA backend (needs nvcc)'
 	@echo 'make fa2-opt  build/fa2-opt: the resident decode as a small library of its own (CUDA_ARCH: flags for nvcc)'
 	@echo 'make test-fa2-opt  its results against float64 and its frozen benchmark, on a GPU'
+	@echo 'make wheel-kernels  build/wheels/millrace_kernels-*.whl: the kernels for torch, JAX and numpy (PYTHON has torch, jaxlib)'
+	@echo 'make hub      build/hub: that wheel as a repository of Hugging Face kernels'
 	@echo 'make deps     install the packages a build needs'
 	@echo 'make clean    remove everything built; fetched models in build/models stay'
 
@@ -110,6 +112,18 @@ fa2-opt:
 
 test-fa2-opt: fa2-opt
 	@python3 tests/fa2/fa2_gate.py build/fa2-opt
+
+# Torch's and JAX's headers are PYTHON's; without an archive of a build the root is built, preset release.
+PYTHON ?= python3
+KERNELS_ARCHIVE ?=
+wheel-kernels: deps
+	@$(PYTHON) -m pip wheel -q --no-build-isolation --no-deps -w build/wheels \
+	  -C cmake.define.MILLRACE_KERNELS_ARCHIVE='$(abspath $(KERNELS_ARCHIVE))' -C build-dir=$(CURDIR)/build/kernels_python python/kernels
+	@ls build/wheels/millrace_kernels-*.whl
+
+hub:
+	@ls build/wheels/millrace_kernels-*.whl >/dev/null 2>&1 || $(MAKE) --no-print-directory wheel-kernels
+	@python3 tools/make_hub.py build/wheels/millrace_kernels-*.whl build/hub
 
 clean:
 	@if [ -d build ]; then find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} +; fi

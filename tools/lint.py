@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The checks that read the source and do not run it.
 
-  tools/lint.py format [--fix]   clang-format 14 over src, kernels, include, apps, tests and bench; --fix rewrites
+  tools/lint.py format [--fix]   clang-format 14 over src, kernels, include, apps, tests, bench, python; --fix rewrites
   tools/lint.py tidy             clang-tidy 14 (.clang-tidy) over what build/dev compiles of src, kernels and apps, no tests
 
 build/dev compiles many files of a folder as one, and so they are read here: the headers once. What clang-tidy found

@@ -1,0 +1,128 @@
+"""Attention with every mask of the library, and torch's scaled_dot_product_attention over it."""
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+
+from ._functional import _int32, default_scale, run
+
+ops = torch.ops.millrace
+
+DIM_STEP = 8  # head sizes of the library
+_fallback = "warn"
+
+
+def set_fallback(how):
+    """What scaled_dot_product_attention does where the library has no kernel (arbitrary masks, dropout): "warn" takes
+    torch's own and says so once per reason, "error" raises, "silent" takes torch's."""
+    global _fallback
+    if how not in ("warn", "error", "silent"):
+        raise ValueError(f'how is "{how}", expected "warn", "error" or "silent"')
+    _fallback = how
+
+
+def _padded(x):
+    missing = -x.shape[-1] % DIM_STEP
+    return F.pad(x, (0, missing)) if missing else x
+
+
+def attention(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0, sinks=None, cu_q=None, cu_k=None,
+              max_q=None, max_k=None, blocks=None, return_lse=False):
+    """softmax(scale * q k^T) v over [batch, seq, heads, dim], any strides; heads may be a multiple of k's and v's.
+
+    causal: query i sees keys j <= i + k_len - q_len. window (left, right): keys from position - left to position +
+    right; a negative side is open. softcap: scores become softcap * tanh(score / softcap). sinks [heads]: a logit in
+    every softmax that has no value. cu_q, cu_k int32 [batch + 1]: ragged rows [rows, heads, dim], with max_q and max_k
+    the longest. blocks: (row_starts, columns, block_q, block_k), block-sparse as millrace/kernels/flash_attention.h has
+    it. return_lse: also the log-sum-exp, float32 [batch, heads, seq].
+    """
+    left, right = window
+    if causal:
+        right = 0 if right < 0 else min(right, 0)
+    scale = default_scale(scale, q.shape[-1])
+    if cu_q is not None:
+        cu_q, cu_k = _int32(cu_q, "cu_q"), _int32(cu_k, "cu_k")
+        max_q = int(cu_q.diff().max()) if max_q is None and cu_q.numel() > 1 else max_q or 0
+        max_k = int(cu_k.diff().max()) if max_k is None and cu_k.numel() > 1 else max_k or 0
+    starts, columns, block_q, block_k = blocks if blocks is not None else (None, None, 0, 0)
+    if sinks is not None:
+        sinks = sinks.to(torch.float32)
+    value_dim = v.shape[-1]
+    if q.shape[-1] % DIM_STEP or value_dim % DIM_STEP:
+        q, k, v = _padded(q), _padded(k), _padded(v)
+    out, lse = run(ops.attention.default, q, k, v, sinks, cu_q, cu_k, max_q or 0, max_k or 0, starts, columns, block_q,
+                   block_k, scale, softcap, left, right)
+    if out.shape[-1] != value_dim:
+        out = out[..., :value_dim]
+    return (out, lse) if return_lse else out
+
+
+def attention_paged(q, k_pages, v_pages, page_table, k_lengths, *, causal=True, window=(-1, -1), scale=None,
+                    softcap=0.0, sinks=None, cu_q=None, max_q=None, return_lse=False):
+    """Queries [batch, seq, heads, dim] (or ragged) against keys in pages [pages, page_tokens, kv_heads, dim].
+
+    page_table int32 [batch, pages of the longest], k_lengths int32 [batch]; page_tokens is a multiple of 16. No
+    gradient.
+    """
+    left, right = window
+    if causal:
+        right = 0 if right < 0 else min(right, 0)
+    if cu_q is not None and max_q is None:
+        max_q = int(cu_q.diff().max()) if cu_q.numel() > 1 else 0
+    out, lse = run(ops.attention_paged.default, q, k_pages, v_pages, _int32(page_table, "page_table"),
+                   _int32(k_lengths, "k_lengths"), None if sinks is None else sinks.to(torch.float32),
+                   None if cu_q is None else _int32(cu_q, "cu_q"), max_q or 0, default_scale(scale, q.shape[-1]),
+                   softcap, left, right)
+    return (out, lse) if return_lse else out
+
+
+_warned = set()
+
+
+def _torch_instead(why, *args, **named):
+    if _fallback == "error":
+        raise NotImplementedError(f"millrace: scaled_dot_product_attention has no kernel for {why}")
+    if _fallback == "warn" and not torch.compiler.is_compiling() and why not in _warned:
+        _warned.add(why)
+        warnings.warn(f"millrace: scaled_dot_product_attention has no kernel for {why}: torch's own runs instead",
+                      stacklevel=3)
+    return F.scaled_dot_product_attention(*args, **named)
+
+
+def _top_left_causal(q, k, v, scale):
+    """torch's is_causal: query i sees keys j <= i, whatever the lengths."""
+    q_len, k_len = q.shape[1], k.shape[1]
+    if q_len <= k_len:
+        return attention(q, k[:, :q_len], v[:, :q_len], causal=True, scale=scale)
+    first = attention(q[:, :k_len], k, v, causal=True, scale=scale)
+    return torch.cat((first, attention(q[:, k_len:], k, v, scale=scale)), 1)
+
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+                                 enable_gqa=False):
+    """torch.nn.functional.scaled_dot_product_attention, by this library's kernels where it has them.
+
+    [..., heads, seq, dim]. A mask of any pattern and dropout are torch's own business (set_fallback).
+    """
+    named = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
+             "enable_gqa": enable_gqa}
+    why = None
+    if attn_mask is not None:
+        why = "an attn_mask"
+    elif dropout_p > 0.0:
+        why = "dropout"
+    elif query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        why = f"{query.dtype}"
+    elif query.shape[-1] > 256 or value.shape[-1] > 256:
+        why = "heads of more than 256 dimensions"
+    elif query.dim() < 3 or query.shape[:-3] != key.shape[:-3] or key.shape[:-3] != value.shape[:-3]:
+        why = "tensors without heads, or batches that broadcast"
+    if why is not None:
+        return _torch_instead(why, query, key, value, **named)
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    if heads != kv_heads and not enable_gqa:
+        raise ValueError(f"query has {heads} heads and key {kv_heads}: expected as many, or enable_gqa=True")
+    q, k, v = (x.reshape(-1, *x.shape[-3:]).transpose(1, 2) for x in (query, key, value))
+    out = _top_left_causal(q, k, v, scale) if is_causal else attention(q, k, v, scale=scale)
+    return out.transpose(1, 2).reshape(*query.shape[:-1], value.shape[-1])

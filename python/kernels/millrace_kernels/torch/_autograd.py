@@ -1,0 +1,367 @@
+"""Gradients of the operations, by the library's own backward kernels, and what autocast does with them."""
+
+import torch
+
+ops = torch.ops.millrace
+
+
+def differentiable(name, setup):
+    """The function below it is the gradient of millrace::name; it gets what `setup` saved."""
+    return lambda backward: torch.library.register_autograd(f"millrace::{name}", backward, setup_context=setup)
+
+
+def like(gradient, x):
+    """A gradient in the type of what it is of; None stays None."""
+    return None if gradient is None or x is None else gradient.to(x.dtype)
+
+
+# ---------------------------------------------------------------- attention
+
+
+def save_attention(ctx, inputs, output):
+    q, k, v, sinks, cu_q, cu_k, max_q, max_k, starts, columns, *numbers = inputs
+    out, lse = output
+    ctx.save_for_backward(q, k, v, out, lse, sinks, cu_q, cu_k, starts, columns)
+    ctx.lengths, ctx.numbers = (max_q, max_k), numbers
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+
+
+@differentiable("attention", save_attention)
+def _(ctx, d_out, _):
+    if d_out is None:
+        return (None,) * 16
+    q, k, v, out, lse, sinks, cu_q, cu_k, starts, columns = ctx.saved_tensors
+    d_q, d_k, d_v, d_sinks = ops.attention_backward(d_out, q, k, v, out, lse, sinks, cu_q, cu_k, *ctx.lengths, starts,
+                                                    columns, *ctx.numbers)
+    return d_q, d_k, d_v, None if sinks is None else d_sinks, *(None,) * 12
+
+
+# ---------------------------------------------------------------- norms
+
+
+def norm_gradients(ctx, dy, dsum):
+    x, weight, bias, mean, rstd = ctx.saved_tensors
+    if dy is None:
+        dy = torch.zeros_like(x)
+    d_x, d_weight, d_bias = ops.norm_backward(dy, x, weight, mean, rstd, dsum, ctx.offset, weight is not None,
+                                              bias is not None)
+    return d_x, like(d_weight, weight), like(d_bias, bias)
+
+
+def save_norm(ctx, x, weight, bias, mean, rstd, offset):
+    ctx.save_for_backward(x, weight, bias, mean, rstd)
+    ctx.offset = offset
+    ctx.mark_non_differentiable(*(t for t in (mean, rstd) if t is not None))
+    ctx.set_materialize_grads(False)
+
+
+def save_rms_norm(ctx, inputs, output):
+    x, weight, _, offset = inputs
+    save_norm(ctx, x, weight, None, None, output[1], offset)
+
+
+@differentiable("rms_norm", save_rms_norm)
+def _(ctx, dy, _):
+    d_x, d_weight, _ = norm_gradients(ctx, dy, None)
+    return d_x, d_weight, None, None
+
+
+def save_layer_norm(ctx, inputs, output):
+    x, weight, bias, _ = inputs
+    save_norm(ctx, x, weight, bias, output[1], output[2], 0.0)
+
+
+@differentiable("layer_norm", save_layer_norm)
+def _(ctx, dy, *_):
+    return *norm_gradients(ctx, dy, None), None
+
+
+def save_add_rms_norm(ctx, inputs, output):
+    x, residual, weight, _, offset = inputs
+    save_norm(ctx, output[1], weight, None, None, output[2], offset)
+    ctx.types = x.dtype, residual.dtype
+
+
+@differentiable("add_rms_norm", save_add_rms_norm)
+def _(ctx, dy, dsum, _):
+    d_sum, d_weight, _ = norm_gradients(ctx, dy, dsum)
+    return d_sum.to(ctx.types[0]), d_sum.to(ctx.types[1]), d_weight, None, None
+
+
+def save_add_layer_norm(ctx, inputs, output):
+    x, residual, weight, bias, _ = inputs
+    save_norm(ctx, output[1], weight, bias, output[2], output[3], 0.0)
+    ctx.types = x.dtype, residual.dtype
+
+
+@differentiable("add_layer_norm", save_add_layer_norm)
+def _(ctx, dy, dsum, *_):
+    d_sum, d_weight, d_bias = norm_gradients(ctx, dy, dsum)
+    return d_sum.to(ctx.types[0]), d_sum.to(ctx.types[1]), d_weight, d_bias, None
+
+
+# ---------------------------------------------------------------- rotary, activations, softmax, dropout
+
+
+def save_rotary(ctx, inputs, output):
+    _, positions, inv_freq, ctx.magnitude, ctx.interleaved, ctx.inverse = inputs
+    ctx.save_for_backward(positions, inv_freq)
+
+
+@differentiable("rotary", save_rotary)
+def _(ctx, dy):
+    positions, inv_freq = ctx.saved_tensors
+    return ops.rotary(dy, positions, inv_freq, ctx.magnitude, ctx.interleaved, not ctx.inverse), *(None,) * 5
+
+
+def save_activation(ctx, inputs, output):
+    x, ctx.kind = inputs
+    ctx.save_for_backward(x)
+
+
+@differentiable("activation", save_activation)
+def _(ctx, dy):
+    return ops.activation_backward(dy, *ctx.saved_tensors, ctx.kind), None
+
+
+def save_gated(ctx, inputs, output):
+    gate, up, *ctx.how = inputs
+    ctx.save_for_backward(gate, up)
+
+
+@differentiable("gated_activation", save_gated)
+def _(ctx, dy):
+    d_gate, d_up = ops.gated_activation_backward(dy, *ctx.saved_tensors, *ctx.how)
+    return d_gate, d_up, None, None, None
+
+
+def save_softmax(ctx, inputs, output):
+    ctx.scale = inputs[1]
+    ctx.save_for_backward(output)
+
+
+@differentiable("softmax", save_softmax)
+def _(ctx, dy):
+    return ops.softmax_backward(dy, *ctx.saved_tensors, ctx.scale), None
+
+
+def save_dropout(ctx, inputs, output):
+    _, ctx.p, seed = inputs
+    ctx.save_for_backward(seed)
+
+
+@differentiable("dropout", save_dropout)
+def _(ctx, dy):
+    return ops.dropout(dy, ctx.p, *ctx.saved_tensors), None, None
+
+
+# ---------------------------------------------------------------- losses, tables
+
+
+def save_cross_entropy(ctx, inputs, output):
+    logits, targets, ctx.ignore = inputs
+    ctx.save_for_backward(logits, targets, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+@differentiable("cross_entropy", save_cross_entropy)
+def _(ctx, d_loss, _):
+    if d_loss is None:
+        return None, None, None
+    logits, targets, lse = ctx.saved_tensors
+    return ops.cross_entropy_backward(d_loss, logits, targets, lse, ctx.ignore), None, None
+
+
+def save_embedding(ctx, inputs, output):
+    tokens, table, ctx.scale = inputs
+    ctx.vocab = table.shape[0]
+    ctx.save_for_backward(tokens)
+
+
+@differentiable("embedding", save_embedding)
+def _(ctx, dy):
+    return None, ops.embedding_backward(dy, *ctx.saved_tensors, ctx.vocab, ctx.scale), None
+
+
+# ---------------------------------------------------------------- products
+
+
+def as_rows(x):
+    """[..., cols] as [rows, cols], empty ones too."""
+    return x[None] if x.dim() == 1 else x.flatten(0, -2)
+
+
+def save_linear(ctx, inputs, output):
+    x, weight, bias = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.has_bias = bias is not None
+
+
+@differentiable("linear", save_linear)
+def _(ctx, dy):
+    x, weight = ctx.saved_tensors
+    rows = as_rows(dy)
+    d_x = d_weight = d_bias = None
+    if ctx.needs_input_grad[0]:
+        d_x = ops.matmul(rows, weight).reshape(x.shape)
+    if ctx.needs_input_grad[1]:
+        d_weight = ops.matmul(rows, as_rows(x), True, False)
+    if ctx.has_bias and ctx.needs_input_grad[2]:
+        d_bias = rows.sum(0, dtype=torch.float32)
+    return d_x, d_weight, d_bias
+
+
+def save_matmul(ctx, inputs, output):
+    a, b, *ctx.transposed = inputs
+    ctx.save_for_backward(a, b)
+
+
+@differentiable("matmul", save_matmul)
+def _(ctx, dc):
+    a, b = ctx.saved_tensors
+    transpose_a, transpose_b = ctx.transposed
+    d_a = d_b = None
+    if ctx.needs_input_grad[0]:
+        d_a = ops.matmul(b, dc, transpose_b, True) if transpose_a else ops.matmul(dc, b, False, not transpose_b)
+    if ctx.needs_input_grad[1]:
+        d_b = ops.matmul(dc, a, True, transpose_a) if transpose_b else ops.matmul(a, dc, not transpose_a, False)
+    return d_a, d_b, None, None
+
+
+def save_linear_quantized(ctx, inputs, output):
+    _, weight, ctx.type, scales, bias, *ctx.grid = inputs
+    ctx.save_for_backward(weight, scales)
+    ctx.has_bias = bias is not None
+
+
+@differentiable("linear_quantized", save_linear_quantized)
+def _(ctx, dy):
+    weight, scales = ctx.saved_tensors
+    d_x = d_bias = None
+    rows = as_rows(dy)
+    if ctx.needs_input_grad[0]:
+        plain = ops.dequantize(weight, ctx.type, scales, *ctx.grid)
+        d_x = ops.matmul(rows, plain).reshape(*dy.shape[:-1], plain.shape[1])
+    if ctx.has_bias and ctx.needs_input_grad[4]:
+        d_bias = rows.sum(0)
+    return d_x, None, None, None, d_bias, None, None
+
+
+# ---------------------------------------------------------------- experts
+
+
+def save_route(ctx, inputs, output):
+    scores, _, ctx.softmax_all = inputs
+    ctx.save_for_backward(scores, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+@differentiable("route", save_route)
+def _(ctx, d_weights, _):
+    scores, weights, chosen = ctx.saved_tensors
+    index = chosen.long()
+    if ctx.softmax_all:
+        shares = torch.softmax(scores, -1)
+        d_shares = torch.zeros_like(scores).scatter(1, index, d_weights)
+        return shares * (d_shares - (d_shares * shares).sum(-1, keepdim=True)), None, None
+    d_chosen = weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True))
+    return torch.zeros_like(scores).scatter(1, index, d_chosen), None, None
+
+
+def save_experts(ctx, inputs, output):
+    *tensors, ctx.type, ctx.activation, ctx.alpha, ctx.limit = inputs
+    ctx.save_for_backward(*tensors)
+
+
+@differentiable("experts", save_experts)
+def _(ctx, dy):
+    x, chosen, weights, gate, up, down, gate_bias, up_bias, down_bias = ctx.saved_tensors
+    d_x, d_weights, *rest = ops.experts_backward(dy, x, chosen, weights, gate, up, down, gate_bias, up_bias, down_bias,
+                                                 ctx.type, ctx.activation, ctx.alpha, ctx.limit,
+                                                 any(ctx.needs_input_grad[3:9]))
+    given = (gate, up, down, gate_bias, up_bias, down_bias)
+    rest = rest or [None] * len(given)
+    wanted = (*ctx.needs_input_grad[3:9], *(False,) * 6)  # torch leaves out arguments that have their defaults
+    d_given = [d if w else None for d, w in zip(rest, wanted)]
+    return d_x, None, d_weights, *(like(d, of) for d, of in zip(d_given, given)), *(None,) * 4
+
+
+# The C API has no gradient of experts: this one, in torch's own terms over the library's products, is Python's, and the
+# one operation that is not of the stable ABI. Experts in order, rows of an expert in order: the same bits every time.
+@torch.library.custom_op("millrace::experts_backward", mutates_args=())
+def experts_backward(dy: torch.Tensor, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor,
+                     gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, gate_bias: torch.Tensor | None,
+                     up_bias: torch.Tensor | None, down_bias: torch.Tensor | None, type: str, activation: str,
+                     alpha: float, limit: float, want_weights: bool) -> list[torch.Tensor]:
+    """[dx, dweights], and with want_weights float32 [dgate, dup, ddown, dgate_bias, dup_bias, ddown_bias]."""
+
+    def plain(w):
+        return w.float() if type == "" else ops.dequantize(w, type)
+
+    w_gate, w_up, w_down = plain(gate), plain(up), plain(down)
+    d_x, d_weights = torch.zeros_like(x), torch.zeros_like(weights)
+    made = [d_x, d_weights]
+    if want_weights:
+        made += [torch.zeros_like(w) for w in (w_gate, w_up, w_down)]
+        made += [w_gate.new_zeros(w.shape[:2]) for w in (w_gate, w_up, w_down)]
+    for e in range(w_gate.shape[0]):
+        rows, slots = torch.nonzero(chosen == e, as_tuple=True)
+        if rows.numel() == 0:
+            continue
+        x_e, share = x[rows], weights[rows, slots][:, None]
+        g = ops.linear(x_e, w_gate[e], None if gate_bias is None else gate_bias[e])
+        u = ops.linear(x_e, w_up[e], None if up_bias is None else up_bias[e])
+        h = ops.gated_activation(g, u, activation, alpha, limit)
+        y = ops.linear(h, w_down[e], None if down_bias is None else down_bias[e])
+        d_weights.index_put_((rows, slots), (dy[rows] * y).sum(-1))
+        d_y = dy[rows] * share
+        d_h = ops.matmul(d_y, w_down[e])
+        d_g, d_u = ops.gated_activation_backward(d_h, g, u, activation, alpha, limit)
+        d_x.index_add_(0, rows, ops.matmul(d_g, w_gate[e]) + ops.matmul(d_u, w_up[e]))
+        if want_weights:
+            for into, d, seen in zip(made[2:5], (d_g, d_u, d_y), (x_e, x_e, h)):
+                into[e] = ops.matmul(d, seen, True, False)
+            for into, d in zip(made[5:8], (d_g, d_u, d_y)):
+                into[e] = d.sum(0)
+    return made
+
+
+@experts_backward.register_fake
+def _(dy, x, chosen, weights, gate, up, down, gate_bias, up_bias, down_bias, type, activation, alpha, limit,
+      want_weights):
+    made = [torch.empty_like(x), torch.empty_like(weights)]
+    if want_weights:
+        from ._fake import BLOCKS
+        elements, size = (1, 1) if type == "" else BLOCKS[type]
+        shapes = [(*w.shape[:-1], w.shape[-1] // size * elements) if w.dtype == torch.uint8 else w.shape
+                  for w in (gate, up, down)]
+        made += [x.new_empty(shape) for shape in shapes] + [x.new_empty(shape[:2]) for shape in shapes]
+    return made
+
+
+# ---------------------------------------------------------------- autocast
+
+_library = torch.library.Library("millrace", "FRAGMENT")
+
+
+def cast_under_autocast(name, count):
+    """Products and attention take their first `count` tensors in autocast's type; everything else sums in float32."""
+    op = getattr(ops, name).default
+
+    for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+
+        def kernel(*args, device=device, **named):
+            to = torch.get_autocast_dtype(device)
+            cast = [a.to(to) if i < count and a.is_floating_point() else a for i, a in enumerate(args)]
+            with torch.autocast(device, enabled=False):
+                return op(*cast, **named)
+
+        _library.impl(name, kernel, key)
+
+
+cast_under_autocast("linear", 2)
+cast_under_autocast("matmul", 2)
+cast_under_autocast("attention", 3)
+cast_under_autocast("attention_paged", 3)

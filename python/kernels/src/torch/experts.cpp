@@ -1,0 +1,153 @@
+// Routing, mixture of experts, and sampling.
+#include <tuple>
+
+#include "weights.h"
+
+namespace millrace::torch_ops {
+namespace {
+
+using bindings::check;
+
+// scores float32 [rows, experts] -> weights float32 [rows, k], chosen int32 [rows, k].
+std::tuple<Tensor, Tensor> route(const Tensor& scores, int64_t k, bool softmax_all) {
+  const char* op = "route";
+  if (scores.dim() != 2) refuse(op, "scores has shape " + shape_text(scores) + ", expected [rows, experts]");
+  const int64_t rows = scores.size(0), experts = scores.size(1);
+  if (k < 1 || k > experts) {
+    refuse(op, "k is " + std::to_string(k) + ", expected 1 to " + std::to_string(experts) + " experts");
+  }
+  MaybeTensor keep;
+  const float* from = float32_of(scores, rows * experts, scores, keep, op, "scores");
+  Tensor chosen = empty({rows, k}, ScalarType::Int, scores),
+         weights = empty({rows, k}, ScalarType::Float, scores);
+  if (rows == 0) return {weights, chosen};
+  bindings::DeviceLease device = lease(scores);
+  check(mr_moe_route(device.get(), from, rows, static_cast<int32_t>(experts), static_cast<int32_t>(k),
+                     softmax_all ? MR_SOFTMAX_ALL : MR_SOFTMAX_CHOSEN,
+                     static_cast<int32_t*>(chosen.data_ptr()), static_cast<float*>(weights.data_ptr()),
+                     device.stream()));
+  return {weights, chosen};
+}
+
+const float* optional_floats(const MaybeTensor& x, int64_t count, const Tensor& like, MaybeTensor& keep,
+                             const char* op, const char* name) {
+  return x.has_value() ? float32_of(*x, count, like, keep, op, name) : nullptr;
+}
+
+mr_activation experts_activation(const std::string& name, const char* op) {
+  if (name == "swiglu") return MR_SWIGLU;
+  if (name == "clamped_swiglu") return MR_CLAMPED_SWIGLU;
+  refuse(op, "activation is \"" + name + "\", expected swiglu or clamped_swiglu");
+}
+
+// x float32 [rows, hidden]; gate, up [experts, ffn, hidden], down [experts, hidden, ffn] of one type.
+Tensor experts(const Tensor& x, const Tensor& chosen, const Tensor& weights, const Tensor& gate,
+               const Tensor& up, const Tensor& down, MaybeTensor gate_bias, MaybeTensor up_bias,
+               MaybeTensor down_bias, std::string type, std::string activation, double alpha, double limit) {
+  const char* op = "experts";
+  if (x.dim() != 2) refuse(op, "x has shape " + shape_text(x) + ", expected [rows, hidden]");
+  if (chosen.dim() != 2) refuse(op, "chosen has shape " + shape_text(chosen) + ", expected [rows, k]");
+  if (!x.is_cpu())
+    refuse(op, "x lies on a GPU, where weights are repacked once and for all: expected a CPU's");
+  const int64_t rows = x.size(0), hidden = x.size(1), k = chosen.size(1);
+  const WeightTensor w_gate(gate, type, {}, 0, 0, op, "gate"), w_up(up, type, {}, 0, 0, op, "up"),
+      w_down(down, type, {}, 0, 0, op, "down");
+  const int64_t count = w_gate.matrix.experts, ffn = w_gate.matrix.rows;
+  const auto same = [](const mr_matrix& m, int64_t e, int64_t r, int64_t c) {
+    return m.experts == e && m.rows == r && m.cols == c;
+  };
+  if (gate.dim() != 3 || !same(w_gate.matrix, count, ffn, hidden) || !same(w_up.matrix, count, ffn, hidden) ||
+      !same(w_down.matrix, count, hidden, ffn)) {
+    refuse(op, "gate, up and down have shapes " + shape_text(gate) + ", " + shape_text(up) + ", " +
+                   shape_text(down) + " for x " + shape_text(x) +
+                   ", expected [experts, ffn, hidden] twice and [experts, hidden, ffn]");
+  }
+  MaybeTensor keep[6];
+  mr_moe_args args{};
+  args.x = float32_of(x, rows * hidden, x, keep[0], op, "x");
+  args.chosen = int32_of(chosen, rows * k, x, keep[1], op, "chosen");
+  args.weights = float32_of(weights, rows * k, x, keep[2], op, "weights");
+  args.gate_bias = optional_floats(gate_bias, count * ffn, x, keep[3], op, "gate_bias");
+  args.up_bias = optional_floats(up_bias, count * ffn, x, keep[4], op, "up_bias");
+  args.down_bias = optional_floats(down_bias, count * hidden, x, keep[5], op, "down_bias");
+  args.activation = experts_activation(activation, op);
+  args.alpha = static_cast<float>(alpha);
+  args.limit = static_cast<float>(limit);
+  args.k = static_cast<int32_t>(k);
+  args.rows = rows;
+  Tensor y = empty({rows, hidden}, ScalarType::Float, x);
+  torch::stable::zero_(y);
+  if (rows == 0 || k == 0) return y;
+  args.y = static_cast<float*>(y.data_ptr());
+  bindings::DeviceLease device = lease(x);
+  const PreparedWeight p_gate(device.get(), w_gate, x), p_up(device.get(), w_up, x),
+      p_down(device.get(), w_down, x);
+  args.gate = p_gate.get();
+  args.up = p_up.get();
+  args.down = p_down.get();
+  size_t bytes = 0;
+  check(mr_moe_workspace_bytes(device.get(), &args, &bytes));
+  const Workspace workspace(bytes, x, device);
+  check(mr_moe(device.get(), &args, workspace.data(), bytes, device.stream()));
+  return y;
+}
+
+// One value for every row; host memory.
+template <class T>
+const T* per_row(const Tensor& x, int64_t rows, ScalarType type, MaybeTensor& keep, const char* name,
+                 const char* type_name) {
+  const char* op = "sample";
+  require_type(x, type, op, name, type_name);
+  require_shape(x, {rows}, op, name);
+  if (!x.is_cpu()) refuse(op, std::string(name) + " lies on another device, expected the CPU");
+  keep = x.is_contiguous() ? x : torch::stable::contiguous(x);
+  return static_cast<const T*>(keep->data_ptr());
+}
+
+// logits float32 [rows, vocab] -> int32 [rows]; -1: a logit is NaN, -2: none is above -infinity.
+Tensor sample(const Tensor& logits, const Tensor& uniform, const Tensor& temperature, const Tensor& top_k,
+              const Tensor& top_p, const Tensor& min_p) {
+  const char* op = "sample";
+  if (logits.dim() != 2) refuse(op, "logits has shape " + shape_text(logits) + ", expected [rows, vocab]");
+  const int64_t rows = logits.size(0), vocab = logits.size(1);
+  MaybeTensor keep[6];
+  const float* from = float32_of(logits, rows * vocab, logits, keep[0], op, "logits");
+  const auto* draws = per_row<double>(uniform, rows, ScalarType::Double, keep[1], "uniform", "float64");
+  const auto* heat = per_row<float>(temperature, rows, ScalarType::Float, keep[2], "temperature", "float32");
+  const auto* most = per_row<int32_t>(top_k, rows, ScalarType::Int, keep[3], "top_k", "int32");
+  const auto* nucleus = per_row<float>(top_p, rows, ScalarType::Float, keep[4], "top_p", "float32");
+  const auto* least = per_row<float>(min_p, rows, ScalarType::Float, keep[5], "min_p", "float32");
+  std::vector<mr_sample_params> params(static_cast<size_t>(rows));
+  for (size_t r = 0; r < params.size(); ++r) params[r] = {heat[r], most[r], nucleus[r], least[r], draws[r]};
+  Tensor tokens = empty({rows}, ScalarType::Int, logits);
+  if (rows == 0) return tokens;
+  bindings::DeviceLease device = lease(logits);
+  size_t bytes = 0;
+  check(mr_sample_workspace_bytes(device.get(), rows, vocab, &bytes));
+  const Workspace workspace(bytes, logits, device);
+  check(mr_sample(device.get(), from, rows, vocab, params.data(), static_cast<int32_t*>(tokens.data_ptr()),
+                  workspace.data(), bytes, device.stream()));
+  return tokens;
+}
+
+}  // namespace
+
+void define_experts(torch::stable::detail::StableLibrary& m) {
+  m.def("route(Tensor scores, int k, bool softmax_all=False) -> (Tensor, Tensor)");
+  m.def(
+      "experts(Tensor x, Tensor chosen, Tensor weights, Tensor gate, Tensor up, Tensor down, "
+      "Tensor? gate_bias=None, Tensor? up_bias=None, Tensor? down_bias=None, str type=\"\", "
+      "str activation=\"swiglu\", float alpha=1.702, float limit=7.) -> Tensor");
+  m.def(
+      "sample(Tensor logits, Tensor uniform, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) "
+      "-> "
+      "Tensor");
+}
+
+void implement_experts(torch::stable::detail::StableLibrary& m) {
+  m.impl("route", TORCH_BOX(&route));
+  m.impl("experts", TORCH_BOX(&experts));
+  m.impl("sample", TORCH_BOX(&sample));
+}
+
+}  // namespace millrace::torch_ops

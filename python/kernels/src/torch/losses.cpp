@@ -1,0 +1,125 @@
+// Cross-entropy of logits against classes, rows of a table by token, and their gradients.
+#include <climits>
+#include <tuple>
+
+#include "tensors.h"
+
+namespace millrace::torch_ops {
+namespace {
+
+using bindings::check;
+
+int32_t ignore_of(int64_t index, const char* op) {
+  if (index < INT32_MIN || index > INT32_MAX) refuse(op, "ignore_index is " + std::to_string(index));
+  return static_cast<int32_t>(index);
+}
+
+// logits [..., vocab], targets int32 of the shape before it -> loss and log-sum-exp, float32 of that shape.
+std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& targets, int64_t ignore_index) {
+  const char* op = "cross_entropy";
+  const Rows from(logits, op, "logits");
+  std::vector<int64_t> sizes = sizes_of(logits);
+  sizes.pop_back();
+  Tensor loss = empty(sizes, ScalarType::Float, logits), lse = empty(sizes, ScalarType::Float, logits);
+  MaybeTensor keep;
+  const int32_t* classes = int32_of(targets, from.rows, logits, keep, op, "targets");
+  if (from.rows == 0) return {loss, lse};
+  const mr_cross_entropy_args args{from.rows,
+                                   from.cols,
+                                   from.view,
+                                   classes,
+                                   ignore_of(ignore_index, op),
+                                   static_cast<float*>(loss.data_ptr()),
+                                   static_cast<float*>(lse.data_ptr())};
+  bindings::DeviceLease device = lease(logits);
+  check(mr_cross_entropy(device.get(), &args, device.stream()));
+  return {loss, lse};
+}
+
+Tensor cross_entropy_backward(const Tensor& dloss, const Tensor& logits, const Tensor& targets,
+                              const Tensor& lse, int64_t ignore_index) {
+  const char* op = "cross_entropy_backward";
+  const Rows from(logits, op, "logits");
+  Tensor dlogits = empty(sizes_of(logits), logits.scalar_type(), logits);
+  MaybeTensor keep_targets, keep_lse, keep_dloss;
+  mr_cross_entropy_backward_args args{};
+  args.rows = from.rows;
+  args.vocab = from.cols;
+  args.logits = from.view;
+  args.targets = int32_of(targets, from.rows, logits, keep_targets, op, "targets");
+  args.ignore_index = ignore_of(ignore_index, op);
+  args.lse = float32_of(lse, from.rows, logits, keep_lse, op, "lse");
+  args.dloss = float32_of(dloss, from.rows, logits, keep_dloss, op, "dloss");
+  args.dlogits = rows_of(dlogits, op);
+  if (from.rows == 0) return dlogits;
+  bindings::DeviceLease device = lease(logits);
+  check(mr_cross_entropy_backward(device.get(), &args, device.stream()));
+  return dlogits;
+}
+
+// tokens int32 of any shape, table [vocab, cols] -> [..., cols].
+Tensor embedding(const Tensor& tokens, const Tensor& table, double scale) {
+  const char* op = "embedding";
+  if (table.dim() != 2) refuse(op, "table has shape " + shape_text(table) + ", expected [vocab, cols]");
+  const Rows from(table, op, "table");
+  std::vector<int64_t> sizes = sizes_of(tokens);
+  sizes.push_back(from.cols);
+  Tensor y = empty(sizes, table.scalar_type(), table);
+  MaybeTensor keep;
+  mr_embedding_args args{};
+  args.rows = tokens.numel();
+  args.cols = from.cols;
+  args.vocab = from.rows;
+  args.tokens = int32_of(tokens, tokens.numel(), table, keep, op, "tokens");
+  args.table = from.view;
+  args.y = rows_of(y, op);
+  args.scale = static_cast<float>(scale);
+  if (y.numel() == 0) return y;
+  bindings::DeviceLease device = lease(table);
+  check(mr_embedding(device.get(), &args, device.stream()));
+  return y;
+}
+
+// The gradient of the table, in dy's type.
+Tensor embedding_backward(const Tensor& dy, const Tensor& tokens, int64_t vocab, double scale) {
+  const char* op = "embedding_backward";
+  const Rows from(dy, op, "dy");
+  Tensor dtable = empty({vocab, from.cols}, dy.scalar_type(), dy);
+  MaybeTensor keep;
+  mr_embedding_backward_args args{};
+  args.rows = from.rows;
+  args.cols = from.cols;
+  args.vocab = vocab;
+  args.tokens = int32_of(tokens, from.rows, dy, keep, op, "tokens");
+  args.dy = from.view;
+  args.dtable = rows_of(dtable, op);
+  args.scale = static_cast<float>(scale);
+  if (from.rows == 0 || dtable.numel() == 0) return torch::stable::zero_(dtable);
+  bindings::DeviceLease device = lease(dy);
+  size_t bytes = 0;
+  check(mr_embedding_backward_workspace_bytes(device.get(), &args, &bytes));
+  const Workspace workspace(bytes, dy, device);
+  check(mr_embedding_backward(device.get(), &args, workspace.data(), bytes, device.stream()));
+  return dtable;
+}
+
+}  // namespace
+
+void define_losses(torch::stable::detail::StableLibrary& m) {
+  m.def("cross_entropy(Tensor logits, Tensor targets, int ignore_index=-100) -> (Tensor, Tensor)");
+  m.def(
+      "cross_entropy_backward(Tensor dloss, Tensor logits, Tensor targets, Tensor lse, int "
+      "ignore_index=-100) -> "
+      "Tensor");
+  m.def("embedding(Tensor tokens, Tensor table, float scale=1.) -> Tensor");
+  m.def("embedding_backward(Tensor dy, Tensor tokens, SymInt vocab, float scale=1.) -> Tensor");
+}
+
+void implement_losses(torch::stable::detail::StableLibrary& m) {
+  m.impl("cross_entropy", TORCH_BOX(&cross_entropy));
+  m.impl("cross_entropy_backward", TORCH_BOX(&cross_entropy_backward));
+  m.impl("embedding", TORCH_BOX(&embedding));
+  m.impl("embedding_backward", TORCH_BOX(&embedding_backward));
+}
+
+}  // namespace millrace::torch_ops

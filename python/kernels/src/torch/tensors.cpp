@@ -1,0 +1,192 @@
+#include "tensors.h"
+
+#include <dlfcn.h>
+
+#include <stdexcept>
+
+namespace millrace::torch_ops {
+namespace {
+
+constexpr int64_t kWorkspaceAlignment = 256;  // of the C API
+
+int32_t device_type_of(const Tensor& x) {
+  int32_t type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &type));
+  return type;
+}
+
+// libtorch_cuda is not linked: a torch without CUDA has none.
+mr_stream current_cuda_stream(int32_t index) {
+  using Getter = AOTITorchError (*)(int32_t, void**);
+  static const Getter getter = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    void* symbol = library == nullptr ? nullptr : dlsym(library, "aoti_torch_get_current_cuda_stream");
+    return reinterpret_cast<Getter>(symbol);
+  }();
+  if (getter == nullptr)
+    throw std::runtime_error("millrace: this torch has no aoti_torch_get_current_cuda_stream");
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(getter(index, &stream));
+  return static_cast<mr_stream>(stream);
+}
+
+// Elements from one row of [rows, cols] to the next, or -1: the dimensions before the last do not step
+// evenly.
+int64_t row_stride(const std::vector<int64_t>& sizes, const Tensor& x) {
+  const auto dims = static_cast<int64_t>(sizes.size());
+  int64_t stride = -1, below = 1;
+  for (int64_t d = dims - 2; d >= 0; --d) {
+    if (sizes[static_cast<size_t>(d)] == 1) continue;
+    if (stride < 0) {
+      stride = x.stride(d);
+    } else if (x.stride(d) != stride * below) {
+      return -1;
+    }
+    below *= sizes[static_cast<size_t>(d)];
+  }
+  return stride < 0 ? sizes.back() : stride;
+}
+
+template <class T>
+const T* words_of(const Tensor& x, int64_t count, const Tensor& like, MaybeTensor& keep, const char* op,
+                  const char* name) {
+  if (x.numel() != count) {
+    refuse(op, std::string(name) + " has shape " + shape_text(x) + ", expected " + std::to_string(count) +
+                   " elements");
+  }
+  require_same_device(x, like, op, name);
+  keep = x.is_contiguous() ? x : torch::stable::contiguous(x);
+  return static_cast<const T*>(keep->data_ptr());
+}
+
+}  // namespace
+
+void refuse(const char* op, const std::string& what) {
+  throw std::runtime_error(std::string("millrace::") + op + ": " + what);
+}
+
+mr_dtype type_of(const Tensor& x, const char* op, const char* name) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float:
+      return MR_F32;
+    case ScalarType::Half:
+      return MR_F16;
+    case ScalarType::BFloat16:
+      return MR_BF16;
+    case ScalarType::Float8_e4m3fn:
+      return MR_F8_E4M3;
+    default:
+      refuse(op, std::string(name) + " has an unsupported dtype, expected float32, float16 or bfloat16");
+  }
+}
+
+void require_type(const Tensor& x, ScalarType type, const char* op, const char* name, const char* type_name) {
+  if (x.scalar_type() != type) refuse(op, std::string(name) + " has another dtype, expected " + type_name);
+}
+
+std::vector<int64_t> sizes_of(const Tensor& x) {
+  std::vector<int64_t> sizes(static_cast<size_t>(x.dim()));
+  for (size_t d = 0; d < sizes.size(); ++d) sizes[d] = x.size(static_cast<int64_t>(d));
+  return sizes;
+}
+
+std::string shape_text(const Tensor& x) {
+  std::string text = "[";
+  for (const int64_t size : sizes_of(x)) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+  return text + "]";
+}
+
+void require_shape(const Tensor& x, std::initializer_list<int64_t> shape, const char* op, const char* name) {
+  if (sizes_of(x) == std::vector<int64_t>(shape)) return;
+  std::string expected;
+  for (const int64_t size : shape) expected += (expected.empty() ? "" : ", ") + std::to_string(size);
+  refuse(op, std::string(name) + " has shape " + shape_text(x) + ", expected [" + expected + "]");
+}
+
+void require_same_device(const Tensor& x, const Tensor& as, const char* op, const char* name) {
+  if (device_type_of(x) != device_type_of(as) || x.get_device_index() != as.get_device_index()) {
+    refuse(op, std::string(name) + " lies on another device than the first argument");
+  }
+}
+
+Tensor empty(const std::vector<int64_t>& sizes, ScalarType type, const Tensor& like) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d > 0; --d) {
+    strides[d - 1] = step;
+    step *= sizes[d - 1] == 0 ? 1 : sizes[d - 1];
+  }
+  const auto dtype = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                                                  strides.data(), dtype, device_type_of(like),
+                                                  like.get_device_index(), &handle));
+  return Tensor(handle);
+}
+
+bindings::DeviceLease lease(const Tensor& like) {
+  if (like.is_cpu()) {
+    uint32_t threads = 0;
+    TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));
+    return bindings::DeviceLease::cpu(static_cast<int>(threads));
+  }
+  const int32_t index = like.get_device_index();
+  return bindings::DeviceLease::cuda(index, current_cuda_stream(index));
+}
+
+Workspace::Workspace(size_t bytes, const Tensor& like) : bytes_(bytes) {
+  if (bytes == 0) return;
+  memory_ = empty({static_cast<int64_t>(bytes) + kWorkspaceAlignment}, ScalarType::Byte, like);
+  const auto address = reinterpret_cast<uintptr_t>(memory_->data_ptr());
+  const uintptr_t aligned = (address + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  data_ = static_cast<char*>(memory_->data_ptr()) + (aligned - address);
+}
+
+Workspace::Workspace(size_t bytes, const Tensor& like, bindings::DeviceLease& device) : bytes_(bytes) {
+  if (like.is_cpu()) {
+    data_ = device.scratch(bytes);
+  } else {
+    *this = Workspace(bytes, like);
+  }
+}
+
+Rows::Rows(const Tensor& x, const char* op, const char* name) {
+  const mr_dtype type = type_of(x, op, name);
+  const std::vector<int64_t> sizes = sizes_of(x);
+  if (sizes.empty()) refuse(op, std::string(name) + " is a scalar, expected a last dimension");
+  cols = sizes.back();
+  rows = 1;
+  for (size_t d = 0; d + 1 < sizes.size(); ++d) rows *= sizes[d];
+  keep = x;
+  int64_t stride =
+      cols > 1 && x.stride(static_cast<int64_t>(sizes.size()) - 1) != 1 ? -1 : row_stride(sizes, x);
+  if (stride < 0 || (stride < cols && rows > 1)) {
+    keep = torch::stable::contiguous(x);
+    stride = cols;
+  }
+  view = {keep->data_ptr(), type, stride < cols ? cols : stride};
+}
+
+mr_rows rows_of(const Tensor& out, const char* op) { return {out.data_ptr(), type_of(out, op, "output"), 0}; }
+
+Vector::Vector(const MaybeTensor& x, int64_t size, const Tensor& like, const char* op, const char* name) {
+  if (!x.has_value()) return;
+  require_shape(*x, {size}, op, name);
+  require_same_device(*x, like, op, name);
+  keep = x->is_contiguous() ? *x : torch::stable::contiguous(*x);
+  view = {keep->data_ptr(), type_of(*x, op, name)};
+}
+
+const int32_t* int32_of(const Tensor& x, int64_t count, const Tensor& like, MaybeTensor& keep, const char* op,
+                        const char* name) {
+  require_type(x, ScalarType::Int, op, name, "int32");
+  return words_of<int32_t>(x, count, like, keep, op, name);
+}
+
+const float* float32_of(const Tensor& x, int64_t count, const Tensor& like, MaybeTensor& keep, const char* op,
+                        const char* name) {
+  require_type(x, ScalarType::Float, op, name, "float32");
+  return words_of<float>(x, count, like, keep, op, name);
+}
+
+}  // namespace millrace::torch_ops
