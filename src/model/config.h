@@ -29,6 +29,8 @@ struct ModelConfig {
   float attention_scale = 0.0f;                          // of the scores; 0: 1 / sqrt(head_dim)
   float attention_softcap = 0.0f, logit_softcap = 0.0f;  // 0: none
 
+  LatentShape latent;  // of latent attention: head_dim is then rope + rank, kv_heads 1
+
   std::vector<int32_t> layer_windows;  // [layers]: 0 full attention, else the window
   std::vector<bool> dense_layers;      // of a model with experts, [layers]: those without; empty: none
   bool is_dense(int layer) const { return !dense_layers.empty() && dense_layers[static_cast<size_t>(layer)]; }

@@ -22,6 +22,8 @@ struct Scaling {
   double magnitude = 1;                              // of the rotated vectors
 };
 
+constexpr std::string_view kYarnLogKey = "rope.scaling.yarn_log_multiplier";
+
 // YaRN's default magnitude (Peng et al. 2023, equation 22), with DeepSeek's factor on the logarithm.
 double yarn_magnitude(double factor, double mscale = 1) {
   return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
@@ -86,7 +88,8 @@ Scaling read_gguf_scaling(const ConfigReader& reader, const ModelConfig& config,
   s.beta_slow = reader.real_or("rope.scaling.yarn_beta_slow", "", 1);
   s.truncate = truncate;
   s.magnitude = reader.real_or("rope.scaling.attn_factor", "", 1.0);
-  if (s.type == "yarn") s.magnitude *= yarn_magnitude(s.factor);
+  // Where scores are scaled instead (yarn_score_scale), rotated vectors are not.
+  if (s.type == "yarn" && reader.real_or(kYarnLogKey, "", 0.0) == 0) s.magnitude *= yarn_magnitude(s.factor);
   const size_t angles = static_cast<size_t>(config.rotary_dims) / 2;
   // llama.cpp's converter names no type for them.
   s.divisors = gguf_divisors(reader, "rope_factors_short.weight", angles);
@@ -225,6 +228,21 @@ std::vector<double> unscaled(double theta, int32_t dims) {
 
 }  // namespace
 
+double yarn_score_scale(const ConfigReader& reader) {
+  // Rounded as GGUF's keys are.
+  const auto scale = [](double log_multiplier, double factor) {
+    const auto multiplier = static_cast<float>(log_multiplier), by = static_cast<float>(factor);
+    return multiplier == 0 || by <= 1 ? 1.0 : 1.0 + double{multiplier} * std::log(double{by});
+  };
+  if (reader.is_gguf()) {
+    return scale(reader.real_or(kYarnLogKey, "", 0), reader.real_or("rope.scaling.factor", "", 1));
+  }
+  const nlohmann::json& object = hf_rope_object(reader.hf());
+  if (hf_rope_type(reader, object) == "none") return 1.0;
+  const double all = reader.hf_real_or(object, "mscale_all_dim", 0);
+  return all == 0 ? 1.0 : scale(0.1 * all, reader.hf_real(object, "factor"));
+}
+
 std::vector<float> plain_angles(double theta, int32_t dims) {
   const std::vector<double> inv_freq = unscaled(theta, dims);
   return {inv_freq.begin(), inv_freq.end()};
@@ -273,6 +291,11 @@ void write_rope(GgufKeys& keys) {
     keys.real("rope.scaling.factor", s.factor);
     if (s.type == "yarn") {
       implied = yarn_magnitude(s.factor);
+      const double all = keys.reader().hf_real_or(hf_rope_object(keys.reader().hf()), "mscale_all_dim", 0);
+      if (config.latent.rank > 0 && all != 0) {
+        keys.real("rope.scaling.yarn_log_multiplier", 0.1 * all);
+        implied = 1;
+      }
       keys.size("rope.scaling.original_context_length", static_cast<int64_t>(s.original_context));
       if (s.beta_fast != 32) keys.real("rope.scaling.yarn_beta_fast", s.beta_fast);
       if (s.beta_slow != 1) keys.real("rope.scaling.yarn_beta_slow", s.beta_slow);

@@ -18,6 +18,10 @@ std::vector<float> plain_angles(double theta, int32_t dims);
 // range is rounded to whole dimensions.
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range = true);
 
+// What YaRN with mscale_all_dim (DeepSeek) multiplies queries and keys by, all of their dimensions: scores
+// have its square.
+double yarn_score_scale(const ConfigReader& reader);
+
 // config.json's partial_rotary_factor of a head, in rope_parameters or beside them.
 int32_t hf_rotary_dims(const ConfigReader& reader, int32_t head_dim);
 

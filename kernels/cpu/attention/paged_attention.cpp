@@ -119,6 +119,7 @@ void AttentionRun::attend_split(const SplitTask& task, const SplitTask* next, bo
   args.row_sum = out.row_sum;
   args.acc = out.out;
   args.scores = scratch.scores;
+  args.shared_values = scratch.shared_values;
   args.prefetched = prefetched;
   args.heads = heads;
   args.head_rows = head_rows;

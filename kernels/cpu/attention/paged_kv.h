@@ -37,7 +37,7 @@ inline KvType kv_kernel_type(DType type) {
 }
 
 // Where head `head`'s keys and values of one token go: to the caches' types and order. key, value:
-// [head_dim]. By the calling thread.
+// [head_dim]; without a value there are keys alone. By the calling thread.
 void store_kv(const PagedKv& kv, int32_t sequence, int32_t position, int64_t head, int64_t head_dim,
               const float* key, const float* value);
 

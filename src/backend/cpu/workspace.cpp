@@ -6,7 +6,7 @@ namespace millrace::cpu {
 namespace {
 
 AttentionShape attention_shape(const ExecutorSpec& spec) {
-  return {spec.heads, spec.kv_heads, spec.head_dim, spec.max_tokens, spec.max_context};
+  return {spec.heads, spec.kv_heads, spec.head_dim, spec.max_tokens, spec.max_context, spec.latent.rank > 0};
 }
 
 }  // namespace
@@ -22,12 +22,29 @@ Workspace::Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles
   query = arena.take<float>(tokens * query_cols);
   attention = arena.take<float>(tokens * query_cols);
   key = arena.take<float>(tokens * kv_cols);
-  value = arena.take<float>(tokens * kv_cols);
+  const LatentShape& latent = spec.latent;
+  const int64_t heads = spec.heads, head_cols = std::max(latent.nope + latent.rope, latent.value);
+  const int64_t compressed_cols = std::max(latent.q_rank, latent.rank + latent.rope);
+  value = arena.take<float>(latent.rank > 0 ? 0 : tokens * kv_cols);
+  if (latent.rank > 0) {
+    head_rows = arena.take<float>(tokens * heads * head_cols);
+    compressed = arena.take<float>(tokens * compressed_cols);
+    head_quantized = take_quantized(arena, gemm_heads_rows(heads, tokens), std::max(latent.nope, latent.rank),
+                                    with_bf16_tiles);
+    // pow2_blocks: of every head as many rows as are taken as blocks.
+    if (with_bf16_tiles) {
+      const int64_t small = std::min(tokens, kMaxRowsAsBlocks);
+      head_quantized.pow2_blocks =
+          arena.take<ActivationBlock>(heads * small * std::max(latent.nope, latent.rank) / kQuantBlock);
+    }
+  }
   logits = arena.take<float>(int64_t{spec.max_logit_rows} * spec.vocab);
 
   // Int8 tiles take the memory of blocks, in whole groups of rows.
   const auto whole = [](int64_t rows) { return tasks_for(rows, kTileHeight) * kTileHeight; };
-  const int64_t input_cols = std::max<int64_t>(spec.hidden, query_cols);
+  const int64_t attended_cols = latent.rank > 0 ? heads * latent.value : query_cols;
+  // The queries of an int8 cache are in here too; a latent cache is none.
+  const int64_t input_cols = std::max({int64_t{spec.hidden}, attended_cols, int64_t{latent.q_rank}});
   input.blocks = arena.take<ActivationBlock>(whole(normed_rows) * (input_cols / kQuantBlock));
   const int64_t inner_size = std::max(tokens * spec.ffn, chosen_rows * spec.expert_ffn);
   const int64_t inner_blocks = std::max(whole(tokens) * spec.ffn, chosen_rows * spec.expert_ffn);
@@ -58,7 +75,7 @@ Workspace::Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles
 
   argmax = arena.take<ArgmaxPiece>(argmax_pieces(spec.max_logit_rows, spec.vocab));
   const int64_t max_cols =
-      std::max({int64_t{spec.hidden}, query_cols, int64_t{spec.ffn}, int64_t{spec.expert_ffn}});
+      std::max({input_cols, query_cols, int64_t{spec.ffn}, int64_t{spec.expert_ffn}, int64_t{latent.nope}});
   scratch = take_gemm_scratch(arena, threads, max_cols);
 }
 
