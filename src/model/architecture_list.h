@@ -23,4 +23,6 @@
   ONE(kQwen2Moe)                    \
   ONE(kGlm4Moe)                     \
   ONE(kLlama4)                      \
-  ONE(kDeepSeek2)
+  ONE(kDeepSeek2)                   \
+  ONE(kMistral4)                    \
+  ONE(kMistral3)

@@ -18,7 +18,7 @@ struct LatentWeights final : LayerWeights {
   WeightPtr q_a, q_a_bias, q_a_norm, kv_a, kv_a_bias, kv_a_norm, k_b, v_b;
 };
 
-class DeepSeek2 final : public Architecture {
+class DeepSeek2 : public Architecture {
  public:
   std::string_view name() const override { return "deepseek2"; }
   std::vector<std::string_view> model_types() const override {
@@ -49,12 +49,19 @@ class DeepSeek2 final : public Architecture {
     const int32_t drafting = reader.integer_or("nextn_predict_layers", "", 0, config.layers - 1, 0);
     config.layers -= drafting;  // GGUF files count them
     config.layer_windows.resize(static_cast<size_t>(config.layers));
-    const bool v2 = !reader.is_gguf() && reader.hf().value("model_type", "") == "deepseek_v2";
-    read_deepseek_experts(reader, config, reader.is_gguf() || v2);
-    if (v2) check_choice(reader, config);
+    const std::string type = reader.is_gguf() ? "" : reader.hf().value("model_type", "");
+    const bool v2 = type == "deepseek_v2";
+    read_deepseek_experts(reader, config, reader.is_gguf() || v2 || type == "mistral4");
+    if (config.expert_weighting != Route::Weighting::kSigmoid &&
+        config.expert_weighting != Route::Weighting::kSigmoidRenormalized) {
+      check_choice(reader, config, v2 ? reader.hf().value("topk_method", "greedy") == "greedy" : false);
+      const bool normed = type == "mistral4" && reader.flag_or("", "norm_topk_prob", true);
+      if (normed) config.expert_weighting = Route::Weighting::kSoftmaxAllRenormalized;
+    }
     config.rotary_dims = config.latent.rope;
     config.rope_interleaved = reader.is_gguf() || v2 || reader.flag_or("", "rope_interleave", true);
     read_rope(reader, config);
+    read_query_growth(reader, config);
     // Of queries and keys before they are absorbed; YaRN scales all of their dimensions.
     const double dims = config.latent.nope + config.latent.rope;
     const double stretched = yarn_score_scale(reader);
@@ -81,6 +88,7 @@ class DeepSeek2 final : public Architecture {
     if (c.own.at("latent_eps") != c.norm_eps)
       keys.real("attention.latent_norm_epsilon", c.own.at("latent_eps"));
     write_rope(keys);
+    write_query_growth(keys);
     write_deepseek_experts(keys);
   }
 
@@ -95,7 +103,8 @@ class DeepSeek2 final : public Architecture {
       return weights;
     }
     add_experts(weights, config, usual_experts(config));
-    if (config.expert_weighting != Route::Weighting::kSoftmaxAll) {
+    if (config.expert_weighting == Route::Weighting::kSigmoid ||
+        config.expert_weighting == Route::Weighting::kSigmoidRenormalized) {
       weights.push_back(choice_bias_weight(config));
       weights.back().presence = Presence::kUsual;
     }
@@ -116,7 +125,9 @@ class DeepSeek2 final : public Architecture {
                        .kv_a = {w.kv_a.get(), w.kv_a_bias.get()},
                        .kv_a_norm = {w.kv_a_norm.get(), eps},
                        .k_b = {w.k_b.get()}});
-    x.rope_append_kv(rope_of(config, index));
+    Rope rope = rope_of(config, index);
+    rope.growth = query_growth(config);
+    x.rope_append_kv(rope);
     x.attend(attend_of(w, config, index));
     Projection projection = project_of(w, config);
     projection.head_values = {w.v_b.get()};
@@ -194,13 +205,12 @@ class DeepSeek2 final : public Architecture {
     config.layer_windows.assign(config.layers, 0);
   }
 
-  // The first V2 chose by groups and by the largest of each.
-  static void check_choice(const ConfigReader& reader, const ModelConfig& config) {
-    const std::string method = reader.hf().value("topk_method", "greedy");
-    if (method != "greedy" && config.expert_groups > 1) {
-      throw_error(ErrorCode::kUnsupported, "{}: config.json: topk_method: found \"{}\", expected \"greedy\"",
-                  reader.checkpoint().path(), method);
-    }
+  // The first V2 chose from groups by the largest of each, Mistral 4 by the largest two; none of those
+  // published does.
+  static void check_choice(const ConfigReader& reader, const ModelConfig& config, bool greedy) {
+    if (greedy || config.expert_groups == config.expert_groups_chosen) return;
+    throw_error(ErrorCode::kUnsupported, "{}: experts chosen by softmax: found {} of {} groups, expected all",
+                reader.checkpoint().path(), config.expert_groups_chosen, config.expert_groups);
   }
 
   static void add_latent_attention(std::vector<WeightSpec>& to, const ModelConfig& c) {
@@ -251,10 +261,41 @@ class DeepSeek2 final : public Architecture {
   }
 };
 
+// The same layers; experts are chosen by softmax, and queries grow with their position. Mistral AI 2026.
+class Mistral4 final : public DeepSeek2 {
+ public:
+  std::string_view name() const override { return "mistral4"; }
+  std::vector<std::string_view> model_types() const override { return {"mistral4"}; }
+  std::string_view hf_defaults(std::string_view) const override {
+    return R"({"hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 2048,
+      "num_hidden_layers": 36, "num_attention_heads": 32, "n_shared_experts": 1, "n_routed_experts": 128,
+      "routed_scaling_factor": 1.0, "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_rope_head_dim": 64,
+      "v_head_dim": 128, "qk_nope_head_dim": 64, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4,
+      "first_k_dense_replace": 0, "norm_topk_prob": true, "max_position_embeddings": 1048576, "rms_norm_eps": 1e-6,
+      "rope_interleave": true, "rope_parameters": {"type": "yarn", "rope_theta": 10000.0, "factor": 128.0,
+      "original_max_position_embeddings": 8192, "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0,
+      "mscale": 1.0, "llama_4_scaling_beta": 0.1}})";
+  }
+  std::vector<SyntheticPreset> presets() const override {
+    return {{"tiny-mistral4", R"({"model_type": "mistral4", "num_hidden_layers": 2, "n_routed_experts": 6,
+      "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64,
+      "num_attention_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 64, "qk_nope_head_dim": 32,
+      "qk_rope_head_dim": 32, "v_head_dim": 32, "vocab_size": 640, "max_position_embeddings": 2048,
+      "tie_word_embeddings": false, "rope_parameters": {"type": "yarn", "rope_theta": 10000.0, "factor": 8.0,
+      "original_max_position_embeddings": 128, "mscale_all_dim": 1.0, "mscale": 1.0,
+      "llama_4_scaling_beta": 0.2}})"}};
+  }
+  SyntheticTokenizer synthetic_tokenizer(int32_t vocab) const override {
+    return chatml_tokenizer("tekken", vocab);
+  }
+};
+
 const DeepSeek2 kDeepSeek2Object{};
+const Mistral4 kMistral4Object{};
 
 }  // namespace
 
 const Architecture& kDeepSeek2 = kDeepSeek2Object;
+const Architecture& kMistral4 = kMistral4Object;
 
 }  // namespace millrace

@@ -88,8 +88,13 @@ Scaling read_gguf_scaling(const ConfigReader& reader, const ModelConfig& config,
   s.beta_slow = reader.real_or("rope.scaling.yarn_beta_slow", "", 1);
   s.truncate = truncate;
   s.magnitude = reader.real_or("rope.scaling.attn_factor", "", 1.0);
-  // Where scores are scaled instead (yarn_score_scale), rotated vectors are not.
-  if (s.type == "yarn" && reader.real_or(kYarnLogKey, "", 0.0) == 0) s.magnitude *= yarn_magnitude(s.factor);
+  if (s.type == "yarn") {
+    // Latent attention scales the scores instead (yarn_score_scale); Mistral's files have mscale_all_dim
+    // here.
+    const double all = reader.real_or(kYarnLogKey, "", 0.0);
+    const bool scores = all != 0 && config.latent.rank > 0;
+    s.magnitude *= scores ? 1.0 : yarn_magnitude(s.factor) / (all == 0 ? 1.0 : yarn_magnitude(s.factor, all));
+  }
   const size_t angles = static_cast<size_t>(config.rotary_dims) / 2;
   // llama.cpp's converter names no type for them.
   s.divisors = gguf_divisors(reader, "rope_factors_short.weight", angles);
@@ -279,6 +284,30 @@ void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_ya
       s.type == "llama3" || s.type == "longrope" || (s.type == "yarn" && s.truncate != truncate_yarn_range);
   if (reader.is_gguf()) divide(reader, gguf_divisors(reader, "rope_freqs.weight", inv_freq.size()), inv_freq);
   for (const double f : inv_freq) config.rope_inv_freq.push_back(static_cast<float>(f));
+}
+
+void read_query_growth(const ConfigReader& reader, ModelConfig& config) {
+  double scale = 0, every = 0;
+  if (reader.is_gguf()) {
+    scale = reader.real_or("attention.temperature_scale", "", 0);
+    every = reader.real_or("rope.scaling.original_context_length", "", config.context_length);
+  } else {
+    const nlohmann::json& object = hf_rope_object(reader.hf());
+    scale = reader.hf_real_or(object, "llama_4_scaling_beta", 0);
+    every = reader.hf_real_or(object, "original_max_position_embeddings", config.context_length);
+  }
+  if (!(every >= 1)) reader.fail("original_max_position_embeddings", fmt::format("{}", every), "at least 1");
+  config.own["growth"] = static_cast<float>(scale);
+  config.own["growth_every"] = static_cast<float>(scale == 0 ? 1 : every);
+}
+
+void write_query_growth(GgufKeys& keys) {
+  if (keys.config().own.at("growth") != 0)
+    keys.real("attention.temperature_scale", keys.config().own.at("growth"));
+}
+
+Rope::Growth query_growth(const ModelConfig& config) {
+  return {config.own.at("growth"), config.own.at("growth_every"), 0};
 }
 
 void write_rope(GgufKeys& keys) {

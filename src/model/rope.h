@@ -25,6 +25,12 @@ double yarn_score_scale(const ConfigReader& reader);
 // config.json's partial_rotary_factor of a head, in rope_parameters or beside them.
 int32_t hf_rotary_dims(const ConfigReader& reader, int32_t head_dim);
 
+// Queries that grow with their position (llama_4_scaling_beta, per original context): Ministral 3, Mistral 4.
+// In config.own as "growth" and "growth_every".
+void read_query_growth(const ConfigReader& reader, ModelConfig& config);
+void write_query_growth(GgufKeys& keys);
+Rope::Growth query_growth(const ModelConfig& config);
+
 // A config.json's base and scaling as GGUF keys; with config.rope_as_tensor, as far as keys can say it.
 void write_rope(GgufKeys& keys);
 

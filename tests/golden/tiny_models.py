@@ -14,7 +14,7 @@ import quantize_formats as qf
 import tiny_tokenizers
 from write_models import Model
 
-MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3")
+MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3", "mistral4")
 QKV, PROJ = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 
 
@@ -127,7 +127,7 @@ class Draw:
             self.mlp(f"{at}.shared_expert", c["shared_expert_intermediate_size"])
             self.linear(f"{at}.shared_expert_gate", 1, hidden, 1.5)
         else:
-            if kind != "deepseek_v2":
+            if kind not in ("deepseek_v2", "mistral4"):
                 self.vector(f"{at}.gate.e_score_correction_bias", experts, 0.0, 0.2)
             self.mlp(f"{at}.shared_experts", c["moe_intermediate_size"] * c["n_shared_experts"])
         return self.experts(at, experts, c["moe_intermediate_size"])
@@ -322,6 +322,8 @@ def build():
                     output_router_logits=False, rope_theta=1000000.0, use_sliding_window=False, sliding_window=None)
     deepseek_yarn = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
                      "mscale_all_dim": 0.7, "original_max_position_embeddings": 64}
+    growing = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+               "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25}
     by = lambda mscale: 0.1 * mscale * np.log(deepseek_yarn["factor"]) + 1.0
     yarn = {"rope_type": "yarn", "factor": 2.6, "beta_fast": 20.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.3,
             "truncate": False}
@@ -409,4 +411,24 @@ def build():
                                      v_head_dim=12, n_routed_experts=5, num_experts_per_tok=2, n_shared_experts=2,
                                      moe_intermediate_size=24, topk_method="greedy", routed_scaling_factor=1.3,
                                      first_k_dense_replace=1, attention_bias=True),
+        "mistral4": lambda: plain("mistral4", 73, "mistral4", "Mistral4ForCausalLM", "llama3", shape(64, 2, 4, 4, 64),
+                                  hf={"stacked": True},
+                                  gguf={"types": {"attn_k_b": T.BF16, None: T.Q8_0}, "absorbed": True,
+                                        "keys": {"add_attn_temperature_scale": 0.25}},
+                                  variants={"rope scaling": None, "yarn without truncation": None, "yarn attention factor": None,
+                                            "routed_scaling_factor": {"routed_scaling_factor": 1.0},
+                                            "growth": {"rope_scaling": growing | {"llama_4_scaling_beta": 0.0,
+                                                                                  "partial_rotary_factor": 0.2}}},
+                                  kv_lora_rank=32, q_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=8, v_head_dim=16,
+                                  n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
+                                  moe_intermediate_size=32, routed_scaling_factor=1.4, norm_topk_prob=True,
+                                  first_k_dense_replace=0, rope_scaling=growing | {"partial_rotary_factor": 0.2}),
+        "ministral3": lambda: plain("ministral3", 74, "ministral3", "Ministral3ForCausalLM", "llama3",
+                                    shape(48, 2, 6, 2, 64, 16), hf={"x": 1},
+                                    gguf={"types": T.BF16, "keys": {"add_attn_temperature_scale": 0.25,
+                                          "add_rope_scaling_yarn_log_mul": 1.0, "add_sliding_window": 72}},
+                                    variants={"rope scaling": None, "yarn without truncation": None, "yarn attention factor": None,
+                                              "growth": {"rope_scaling": growing | {"llama_4_scaling_beta": 0.0}}},
+                                    linear=lambda rng, n, sh, std: qf.exact_bf16(rng, sh, 0.0, std),
+                                    sliding_window=72, rope_scaling=growing),
     } | packed_models(qwen_moe) | dense_models.build() | layer_norm_models.build()

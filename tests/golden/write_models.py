@@ -20,9 +20,10 @@ GGUF_ARCH = {"gpt_oss": "GPT_OSS", "llama": "LLAMA", "mistral": "LLAMA", "qwen2"
 GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "granite": "GRANITE", "olmo2": "OLMO2",
               "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", 
               "gpt2": "GPT2", "phi": "PHI2", "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "glm4_moe": "GLM4_MOE",
-              "llama4_text": "LLAMA4", "deepseek_v2": "DEEPSEEK2", "deepseek_v3": "DEEPSEEK2"}
+              "llama4_text": "LLAMA4", "deepseek_v2": "DEEPSEEK2", "deepseek_v3": "DEEPSEEK2",
+              "mistral4": "MISTRAL4", "ministral3": "MISTRAL3"}
 # Those whose converter interleaves the halves of q's and k's heads.
-INTERLEAVED = ("llama", "mistral", "ministral", "mixtral", "granite", "smollm3")
+INTERLEAVED = ("llama", "mistral", "ministral", "ministral3", "mixtral", "granite", "smollm3")
 
 
 @dataclass
@@ -264,7 +265,7 @@ def add_metadata(writer, model):
         writer.add_expert_count(c["num_experts"])
         writer.add_expert_used_count(c["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
-    if model.type in ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3"):
+    if model.type in ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3", "mistral4"):
         add_experts(writer, model)
     if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -313,7 +314,10 @@ def add_experts(writer, model):
         writer.add_array("llama4.rope.unrotated_layers", [not flag for flag in chunked])
         writer.add_attn_temperature_length(c["floor_scale"])
         writer.add_attn_temperature_scale(c["attn_scale"])
-    if model.type == "deepseek_v2":
+    if model.type == "mistral4":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
+        writer.add_expert_weights_norm(c["norm_topk_prob"])
+    if model.type in ("deepseek_v2", "mistral4"):
         writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
         writer.add_expert_shared_count(c["n_shared_experts"])
         writer.add_leading_dense_block_count(c["first_k_dense_replace"])
