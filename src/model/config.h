@@ -43,6 +43,10 @@ struct ModelConfig {
   float rope_magnitude = 1.0f;
   // Gemma 3: the angles of layers with a window, where they are others; empty: all layers have the same.
   std::vector<float> rope_window_inv_freq;
+  // LongRoPE: context_length ends where the angles above do; for contexts up to rope_long_context these are
+  // the angles, of all positions. Empty: there are no others.
+  std::vector<float> rope_long_inv_freq;
+  int32_t rope_long_context = 0;
   std::vector<bool> unrotated_layers;  // [layers]: those without rotary positions; empty: none
   bool is_rotated(int layer) const {
     return unrotated_layers.empty() || !unrotated_layers[static_cast<size_t>(layer)];

@@ -210,7 +210,7 @@ void write_experts(GgufKeys& keys) {
 void write_sizes(GgufKeys& keys, int64_t feed_forward) {
   const ModelConfig& c = keys.config();
   keys.size("block_count", c.layers);
-  keys.size("context_length", c.context_length);
+  keys.size("context_length", std::max(c.context_length, c.rope_long_context));
   keys.size("embedding_length", c.hidden);
   keys.size("feed_forward_length", feed_forward);
   keys.size("attention.head_count", c.heads);
