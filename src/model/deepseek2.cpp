@@ -1,6 +1,6 @@
-// DeepSeek V2 and V3 (and what has their layers: Kimi K2, Moonlight): latent attention, of which one vector a
-// token is cached, a dense start, then routed experts beside shared ones. DeepSeek-AI 2024. The layers that
-// draft further tokens are not read.
+// DeepSeek V2 and V3 (and what has their layers: Kimi K2, Moonlight, GLM 4.7 Flash): latent attention, of
+// which one vector a token is cached, a dense start, then routed experts beside shared ones. DeepSeek-AI
+// 2024. The layers that draft further tokens are not read.
 #include <cmath>
 
 #include "base/error.h"
@@ -22,7 +22,7 @@ class DeepSeek2 : public Architecture {
  public:
   std::string_view name() const override { return "deepseek2"; }
   std::vector<std::string_view> model_types() const override {
-    return {"deepseek_v3", "deepseek_v2", "kimi_k2"};
+    return {"deepseek_v3", "deepseek_v2", "kimi_k2", "glm4_moe_lite"};
   }
 
   std::string_view hf_defaults(std::string_view model_type) const override {
@@ -33,6 +33,13 @@ class DeepSeek2 : public Architecture {
         "qk_rope_head_dim": 64, "routed_scaling_factor": 1.0, "topk_method": "greedy", "v_head_dim": 128,
         "moe_intermediate_size": 1407})";
     }
+    if (model_type == "glm4_moe_lite") {
+      return R"({"hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
+        "num_hidden_layers": 47, "num_attention_heads": 20, "n_shared_experts": 1, "n_routed_experts": 64,
+        "routed_scaling_factor": 1.8, "kv_lora_rank": 512, "q_lora_rank": 768, "qk_rope_head_dim": 64,
+        "v_head_dim": 256, "qk_nope_head_dim": 192, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4,
+        "norm_topk_prob": true, "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "rope_interleave": true})";
+    }
     return R"({"hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
       "num_hidden_layers": 61, "num_attention_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
       "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
@@ -42,6 +49,26 @@ class DeepSeek2 : public Architecture {
   }
   std::vector<std::pair<std::string_view, std::string_view>> hf_aliases() const override {
     return {{"num_local_experts", "n_routed_experts"}, {"num_experts", "n_routed_experts"}};
+  }
+
+  // GLM 4.7 Flash names the kind of each layer; without that its first one is dense.
+  void settle_hf(nlohmann::json& config) const override {
+    if (config.value("model_type", "") != "glm4_moe_lite") return;
+    size_t dense = 1;
+    const auto types = config.find("mlp_layer_types");
+    if (types != config.end() && types->is_array()) {
+      for (dense = 0; dense < types->size() && (*types)[dense] == "dense";) ++dense;
+      for (size_t l = dense; l < types->size(); ++l) {
+        if ((*types)[l] != "sparse") {
+          throw_error(
+              ErrorCode::kUnsupported,
+              "config.json: mlp_layer_types[{}]: found {}, expected dense layers first and sparse ones "
+              "behind them",
+              l, (*types)[l].dump());
+        }
+      }
+    }
+    config["first_k_dense_replace"] = dense;
   }
 
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {

@@ -14,7 +14,7 @@ import quantize_formats as qf
 import tiny_tokenizers
 from write_models import Model
 
-MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3", "mistral4")
+MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite")
 QKV, PROJ = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 
 
@@ -423,6 +423,13 @@ def build():
                                   n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
                                   moe_intermediate_size=32, routed_scaling_factor=1.4, norm_topk_prob=True,
                                   first_k_dense_replace=0, rope_scaling=growing | {"partial_rotary_factor": 0.2}),
+        "glm4-moe-lite": lambda: plain("glm4-moe-lite", 75, "glm4_moe_lite", "Glm4MoeLiteForCausalLM", "qwen2",
+                                       shape(64, 2, 4, 4, 64), hf={"x": 1}, kv_lora_rank=32, q_lora_rank=32,
+                                       qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=64, n_routed_experts=6,
+                                       num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=32, n_group=1,
+                                       topk_group=1, routed_scaling_factor=1.8, norm_topk_prob=True, rms_norm_eps=1e-5,
+                                       mlp_layer_types=["dense", "sparse"], first_k_dense_replace=1,
+                                       variants={"topk_group": None}),
         "ministral3": lambda: plain("ministral3", 74, "ministral3", "Ministral3ForCausalLM", "llama3",
                                     shape(48, 2, 6, 2, 64, 16), hf={"x": 1},
                                     gguf={"types": T.BF16, "keys": {"add_attn_temperature_scale": 0.25,

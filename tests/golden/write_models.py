@@ -21,7 +21,7 @@ GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "gran
               "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", 
               "gpt2": "GPT2", "phi": "PHI2", "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "glm4_moe": "GLM4_MOE",
               "llama4_text": "LLAMA4", "deepseek_v2": "DEEPSEEK2", "deepseek_v3": "DEEPSEEK2",
-              "mistral4": "MISTRAL4", "ministral3": "MISTRAL3"}
+              "mistral4": "MISTRAL4", "glm4_moe_lite": "DEEPSEEK2", "ministral3": "MISTRAL3"}
 # Those whose converter interleaves the halves of q's and k's heads.
 INTERLEAVED = ("llama", "mistral", "ministral", "ministral3", "mixtral", "granite", "smollm3")
 
