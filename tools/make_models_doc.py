@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "models.md"
 BEGIN = "<!-- Written by tools/make_models_doc.py: change src/model or tests/golden, not this section. -->\n"
 END = "<!-- The end of what tools/make_models_doc.py writes. -->\n"
-# Operations of which a device may lack one, by the call that asks for it.
-CALLS = {"kLatent": "norm_latent_qkv", "kBidirectional": "attend_both_ways"}
+# Operations of which a device may lack one: what in an architecture's file asks for it.
+CALLS = {"kLatent": "public LatentDecoder", "kBidirectional": "attend_both_ways"}
 WORDS = {"kLatent": "latent attention", "kBidirectional": "bidirectional attention"}
 
 
