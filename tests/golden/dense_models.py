@@ -84,7 +84,8 @@ def gemma(name, seed, kind, s, qk, **more):
 
 
 def around_text(config):
-    """config.json of a model that sees, around that of its text model."""
+    """config.json of a model that sees, around that of its text model, whose cap of logits its class does not read."""
+    config = config | {"final_logit_softcapping": 2.0}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
               "image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"}
     return {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": config,

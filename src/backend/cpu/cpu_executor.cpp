@@ -297,6 +297,7 @@ PagedKv CpuExecutor::kv_of(int layer) const {
   kv.key_offset = static_cast<int64_t>(index) * spec_.kv_parts() * spec_.kv_heads * kv.head_bytes;
   kv.value_offset = kv.key_offset + (spec_.kv_parts() - 1) * spec_.kv_heads * kv.head_bytes;
   kv.tables = work_->tables[group];
+  kv.one_head = spec_.latent.rank > 0;
   return kv;
 }
 

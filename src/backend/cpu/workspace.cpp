@@ -5,8 +5,20 @@
 namespace millrace::cpu {
 namespace {
 
+// Latent attention has one key for all query heads. They are taken in groups as if there were more: one of so
+// many rows fills a tile, and several threads have something to do. All groups are of one size.
+int32_t groups_of(int32_t heads) {
+  constexpr int32_t kRows = 16;
+  int32_t groups = 1;
+  while (groups < heads && (heads % groups != 0 || heads / groups > kRows)) ++groups;
+  return groups;
+}
+
 AttentionShape attention_shape(const ExecutorSpec& spec) {
-  return {spec.heads, spec.kv_heads, spec.head_dim, spec.max_tokens, spec.max_context, spec.latent.rank > 0};
+  const bool latent = spec.latent.rank > 0;
+  return {spec.heads,       latent ? groups_of(spec.heads) : spec.kv_heads,
+          spec.head_dim,    spec.max_tokens,
+          spec.max_context, latent};
 }
 
 }  // namespace
