@@ -21,8 +21,8 @@ struct Shape {
 constexpr Shape kEven = {64, 5, {.rank = 64, .rope = 16, .nope = 32, .value = 32, .q_rank = 32}};
 constexpr Shape kOdd = {50, 3, {.rank = 37, .rope = 6, .nope = 19, .value = 11, .q_rank = 0}};
 // More heads than rows of a tile, wider than tiles of the AMX unit.
-constexpr Shape kWide = {64, 40, {.rank = 288, .rope = 32, .nope = 32, .value = 32, .q_rank = 96}};
-constexpr int32_t kTokens = 90;
+constexpr Shape kWide = {64, 24, {.rank = 288, .rope = 32, .nope = 32, .value = 32, .q_rank = 96}};
+constexpr int32_t kTokens = 70;
 
 struct Tensors {
   std::map<std::string, OwnedTensor> of;
@@ -30,12 +30,16 @@ struct Tensors {
     std::mt19937 random{5};
     const LatentShape& l = s.latent;
     const int64_t q_in = l.q_rank > 0 ? l.q_rank : s.hidden;
-    of["q"] = random_tensor(random, type, int64_t{s.heads} * (l.nope + l.rope), q_in, 0, 0.2f);
-    if (l.q_rank > 0) of["q_a"] = random_tensor(random, type, l.q_rank, s.hidden, 0, 0.2f);
-    of["kv_a"] = random_tensor(random, type, l.rank + l.rope, s.hidden, 0, 0.2f);
-    of["k_b"] = random_tensor(random, type, l.rank, l.nope, s.heads, 0.2f);
-    of["v_b"] = random_tensor(random, type, l.value, l.rank, s.heads, 0.2f);
-    of["o"] = random_tensor(random, type, s.hidden, int64_t{s.heads} * l.value, 0, 0.2f);
+    // A unit input stays a unit output.
+    const auto matrix = [&](int64_t rows, int64_t cols, int64_t heads = 0) {
+      return random_tensor(random, type, rows, cols, heads, 1.0f / std::sqrt(static_cast<float>(cols)));
+    };
+    of["q"] = matrix(int64_t{s.heads} * (l.nope + l.rope), q_in);
+    if (l.q_rank > 0) of["q_a"] = matrix(l.q_rank, s.hidden);
+    of["kv_a"] = matrix(l.rank + l.rope, s.hidden);
+    of["k_b"] = matrix(l.rank, l.nope, s.heads);
+    of["v_b"] = matrix(l.value, l.rank, s.heads);
+    of["o"] = matrix(s.hidden, int64_t{s.heads} * l.value);
     of["norm"] = random_vector(random, s.hidden, 1.0f, 0.2f);
     of["q_norm"] = random_vector(random, std::max(1, l.q_rank), 1.0f, 0.2f);
     of["kv_norm"] = random_vector(random, l.rank, 1.0f, 0.2f);
