@@ -3,6 +3,7 @@
 // however a prompt is cut.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "backend/reference/reference_backend.h"
@@ -46,11 +47,11 @@ struct Tensors {
   }
 };
 
-ExecutorSpec spec_of(const Shape& s, DType kv_type) {
+ExecutorSpec spec_of(const Shape& s, DType kv_type, int32_t tokens = kTokens) {
   ExecutorSpec spec;
-  spec.max_tokens = kTokens;
+  spec.max_tokens = tokens;
   spec.max_logit_rows = 1;
-  spec.max_context = 1024;
+  spec.max_context = 2048;
   spec.hidden = s.hidden;
   spec.heads = s.heads;
   spec.kv_heads = 1;
@@ -58,14 +59,14 @@ ExecutorSpec spec_of(const Shape& s, DType kv_type) {
   spec.vocab = 32;
   spec.latent = s.latent;
   spec.kv_type = kv_type;
-  spec.kv_groups = {{.window = 0, .num_layers = 2, .num_blocks = 16}};
+  spec.kv_groups = {{.window = 0, .num_layers = 2, .num_blocks = blocks_for(tokens) + 8}};
   spec.layers = {{0, 0}, {0, 1}};
   return spec;
 }
 
 // The residual stream behind two layers of latent attention, [tokens][hidden], a prompt in pieces of `chunk`.
-std::vector<float> run(Backend& backend, const Tensors& tensors, const Shape& s, DType kv_type,
-                       int32_t chunk) {
+std::vector<float> run(Backend& backend, const Tensors& tensors, const Shape& s, DType kv_type, int32_t chunk,
+                       int32_t total = kTokens) {
   std::map<std::string, WeightPtr> weights;
   for (const auto& [name, tensor] : tensors.of) {
     const bool vector = name.ends_with("norm");
@@ -75,18 +76,18 @@ std::vector<float> run(Backend& backend, const Tensors& tensors, const Shape& s,
     const auto found = weights.find(name);
     return found == weights.end() ? nullptr : found->second.get();
   };
-  const ExecutorSpec spec = spec_of(s, kv_type);
+  const ExecutorSpec spec = spec_of(s, kv_type, total);
   const auto executor = backend.make_executor(spec);
   std::vector<float> inv_freq;
   for (int i = 0; i < s.latent.rope / 2; ++i)
     inv_freq.push_back(std::pow(100.0f, -0.1f * static_cast<float>(i)));
   std::mt19937 random(6);
-  const std::vector<float> x = random_floats(random, static_cast<size_t>(kTokens * s.hidden), 2.0f);
+  const std::vector<float> x = random_floats(random, static_cast<size_t>(total * s.hidden), 2.0f);
   TestSequence sequence;
   std::array<int32_t, kMaxKvGroups> next{};
   std::vector<float> out;
-  for (int32_t done = 0; done < kTokens;) {
-    const int32_t count = std::min(chunk, kTokens - done);
+  for (int32_t done = 0; done < total;) {
+    const int32_t count = std::min(chunk, total - done);
     sequence.reserve(spec, count, next);
     const SequenceSlice slice = sequence.slice(0, count);
     const std::vector<int32_t> tokens(static_cast<size_t>(count), 1);
@@ -159,6 +160,23 @@ TEST(LatentAttention, AgreesWithTheReferenceForEveryCache) {
 }
 
 TEST(LatentAttention, AgreesWithTheReferenceForManyHeads) { compare(kWide, DType::kQ8_0, DType::kBF16); }
+
+// Three splits of the context, by several threads and by one.
+TEST(LatentAttention, ALongContextIsSplit) {
+  constexpr int32_t kLong = 1060;  // 75 blocks in the pool: TestSequence scatters by sevens
+  const Tensors tensors(DType::kF32, kEven);
+  const auto reference = make_reference_backend();
+  const std::vector<float> want = run(*reference, tensors, kEven, DType::kF32, kLong, kLong);
+  for (const Device& device : cpu_devices()) {
+    const std::vector<float> got = run(*device.backend, tensors, kEven, DType::kF32, kLong, kLong);
+    EXPECT_LT(error_of(got, want), 2e-6) << device.label;
+    // Where the first row differs, not all that do.
+    const std::vector<float> cut = run(*device.backend, tensors, kEven, DType::kF32, 8, kLong);
+    const auto [first, other] = std::mismatch(got.begin(), got.end(), cut.begin(), cut.end());
+    EXPECT_TRUE(first == got.end() && other == cut.end())
+        << device.label << " at token " << (first - got.begin()) / kEven.hidden;
+  }
+}
 
 TEST(LatentAttention, ACacheHasOneVectorAToken) {
   const ExecutorSpec spec = spec_of(kEven, DType::kBF16);
