@@ -52,6 +52,12 @@ class MeteredExecutor final : public ForwardingExecutor {
     time(Op::kNormQkv, [&] { inner().norm_qkv(op); });
     for (const Linear* linear : {&op.q, &op.k, &op.v}) add(Op::kNormQkv, *linear, tokens_);
   }
+  void norm_latent_qkv(const NormLatentQkv& op) override {
+    time(Op::kNormQkv, [&] { inner().norm_latent_qkv(op); });
+    for (const Linear* linear : {&op.q_a, &op.q, &op.kv_a, &op.k_b}) {
+      if (linear->weight != nullptr) add(Op::kNormQkv, *linear, tokens_);
+    }
+  }
   void rope_append_kv(const Rope& op) override {
     time(Op::kRopeAppend, [&] { inner().rope_append_kv(op); });
     meter_->at(Op::kRopeAppend).bytes += tokens_ * kv_bytes_per_token();
@@ -78,6 +84,7 @@ class MeteredExecutor final : public ForwardingExecutor {
   void project_add(const Projection& op) override {
     time(Op::kProject, [&] { inner().project_add(op); });
     add(Op::kProject, op.linear, tokens_);
+    if (op.head_values.weight != nullptr) add(Op::kProject, op.head_values, tokens_);
   }
   void ffn_add(const Ffn& op) override {
     time(Op::kFfn, [&] { inner().ffn_add(op); });
@@ -128,7 +135,8 @@ class MeteredExecutor final : public ForwardingExecutor {
     const Stored s = stored(*linear.weight);
     OpTotals& totals = meter_->at(op);
     totals.bytes += s.bytes;
-    totals.*s.operations += 2.0 * static_cast<double>(linear.weight->rows * linear.weight->cols) * rows;
+    totals.*s.operations +=
+        2.0 * static_cast<double>(linear.weight->experts * linear.weight->rows * linear.weight->cols) * rows;
   }
 
   void add_experts(const Linear& linear) {
@@ -145,7 +153,8 @@ class MeteredExecutor final : public ForwardingExecutor {
 
   double kv_bytes_per_token() const {
     const ExecutorSpec& spec = meter_->runtime().spec();
-    return 2.0 * spec.kv_heads * static_cast<double>(kv_head_bytes(spec.kv_type, spec.head_dim));
+    return static_cast<double>(spec.kv_parts() * spec.kv_heads) *
+           static_cast<double>(kv_head_bytes(spec.kv_type, spec.head_dim));
   }
 
   std::shared_ptr<OpMeter> meter_;

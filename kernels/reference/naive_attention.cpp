@@ -52,17 +52,20 @@ float* cached(const PagedKv& kv, const int32_t* table, int part, int head, int32
   const int32_t block = table[position / kBlockTokens];
   MILLRACE_CHECK(block != kNoBlock);
   const int64_t token =
-      (static_cast<int64_t>(part) * kv.kv_heads + head) * kBlockTokens + position % kBlockTokens;
+      (static_cast<int64_t>(std::min(part, kv.parts - 1)) * kv.kv_heads + head) * kBlockTokens +
+      position % kBlockTokens;
   return kv.pool + block * kv.block_floats + kv.layer_offset + token * kv.head_dim;
 }
 
 void append_kv(const PagedKv& kv, const int32_t* table, int32_t position, const float* key,
                const float* value) {
   for (int h = 0; h < kv.kv_heads; ++h) {
-    float *to_key = cached(kv, table, 0, h, position), *to_value = cached(kv, table, 1, h, position);
+    float* to_key = cached(kv, table, 0, h, position);
     std::copy_n(key + h * kv.head_dim, kv.head_dim, to_key);
-    std::copy_n(value + h * kv.head_dim, kv.head_dim, to_value);
     round_to_kv_type(kv.type, to_key, kv.head_dim);
+    if (kv.parts == 1) continue;
+    float* to_value = cached(kv, table, 1, h, position);
+    std::copy_n(value + h * kv.head_dim, kv.head_dim, to_value);
     round_to_kv_type(kv.type, to_value, kv.head_dim);
   }
 }

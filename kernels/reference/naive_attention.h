@@ -15,6 +15,7 @@ struct PagedKv {
   int64_t block_floats = 0;  // from one block to the next
   int64_t layer_offset = 0;  // floats
   int32_t kv_heads = 0, head_dim = 0;
+  int32_t parts = 2;  // 1: values are the keys, and a block has these alone
 };
 
 // The cached key (part 0) or value (part 1) of one head at one position, [head_dim]. table: logical block ->

@@ -10,6 +10,7 @@
 //
 //   embed            tokens            -> residual                      [tokens, hidden]
 //   norm_qkv         residual          -> query, key, value             [tokens, heads * head_dim] ...
+//   norm_latent_qkv  residual          -> query, key                    (latent attention)
 //   rope_append_kv   query, key, value -> query; key, value into the pool
 //   attend           query, pool       -> attention                     [tokens, heads * head_dim]
 //   project_add      attention         -> residual +=
@@ -122,6 +123,22 @@ struct NormQkv {
   bool norm_whole = false;  // q_norm and k_norm go over all heads at once (OLMo 2)
 };
 
+// Latent attention (DeepSeek V2), absorbed: what is cached of a token is one key that all heads share, and
+// its values are that key too. With n = norm(x), rank dimensions of the latent, and per head h
+//   q_h = q(norm_q(q_a n))_h                    [nope + rope], or q(n) without q_a
+//   key = [kv_a(n)[rank ..], norm_kv(kv_a(n)[.. rank])]   [rope + rank]: its first `rope` are rotated
+//   query_h = [q_h[nope ..], k_b_h q_h[.. nope]]          [rope + rank]
+// the scores are those of keys k_b_h^T latent, and Projection::head_values makes values of what was attended.
+struct NormLatentQkv {
+  Norm norm;
+  Linear q_a = {};      // [q_rank, hidden]; absent: q reads the normed input
+  Norm q_a_norm = {};   // over q_rank
+  Linear q;             // [heads * (nope + rope), q_rank or hidden]
+  Linear kv_a;          // [rank + rope, hidden]
+  Norm kv_a_norm = {};  // over rank
+  Linear k_b;           // [heads, rank, nope]
+};
+
 struct Rope {
   int layer = 0;
   // [rotary_dims / 2] angle per position; scaling (llama3, YaRN) is in here. Empty: nothing is rotated.
@@ -152,6 +169,9 @@ struct Attend {
 // x += scale * norm_after(W y + bias), y: what attention made.
 struct Projection {
   Linear linear;
+  // Latent attention: y is first made of what a head attended to, [heads][rope + rank], without its rotated
+  // dimensions, by a matrix of its own: [heads, value, rank]. Absent in most.
+  Linear head_values = {};
   Norm norm_after = {};  // absent in most (Gemma 2, OLMo 2)
   float scale = 1.0f;    // Granite's residual multiplier
 };
@@ -257,6 +277,12 @@ struct KvGroupSpec {
   int32_t num_blocks = 0;  // pool size
 };
 
+// Of latent attention (NormLatentQkv); rank 0: a model has none.
+struct LatentShape {
+  int32_t rank = 0, rope = 0, nope = 0, value = 0;
+  int32_t q_rank = 0;  // 0: queries are not compressed
+};
+
 // Everything an executor sizes its memory by.
 struct ExecutorSpec {
   int32_t max_tokens = 0;  // rows per step
@@ -265,6 +291,7 @@ struct ExecutorSpec {
   int32_t hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
   int32_t ffn = 0;  // dense intermediate size, or a shared expert's; 0 without
   int32_t experts = 0, experts_per_token = 0, expert_ffn = 0;  // 0 without experts
+  LatentShape latent = {};  // where there is any: kv_heads is 1, head_dim rope + rank
   DType kv_type = DType::kF32;
   std::vector<KvGroupSpec> kv_groups;
   struct LayerPlace {
@@ -272,9 +299,12 @@ struct ExecutorSpec {
   };  // where layer l's keys and values live
   std::vector<LayerPlace> layers;
 
-  // One block of group g: [layers in group][key, value][kv_heads][16][head_dim], contiguous.
+  // Of a latent cache values are the keys.
+  int32_t kv_parts() const { return latent.rank > 0 ? 1 : 2; }
+  // One block of group g: [layers in group][key, value][kv_heads][16][head_dim], contiguous; of a latent
+  // cache without the values.
   size_t kv_block_bytes(int group) const {
-    return static_cast<size_t>(kv_groups[group].num_layers) * 2 * kv_heads * kBlockTokens *
+    return static_cast<size_t>(kv_groups[group].num_layers) * kv_parts() * kv_heads * kBlockTokens *
            kv_head_bytes(kv_type, head_dim);
   }
 };
@@ -307,6 +337,10 @@ class Executor {
   virtual void begin(const Batch& batch) = 0;
   virtual void embed(const Embed& op) = 0;
   virtual void norm_qkv(const NormQkv& op) = 0;
+  // For models with latent attention, instead of norm_qkv; devices without it say so (OpFeature::kLatent).
+  virtual void norm_latent_qkv(const NormLatentQkv& /*op*/) {
+    throw Error(ErrorCode::kUnsupported, "this device has no latent attention");
+  }
   virtual void rope_append_kv(const Rope& op) = 0;
   virtual void attend(const Attend& op) = 0;
   virtual void project_add(const Projection& op) = 0;

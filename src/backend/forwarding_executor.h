@@ -15,6 +15,7 @@ class ForwardingExecutor : public Executor {
   void begin(const Batch& batch) override { inner_->begin(batch); }
   void embed(const Embed& op) override { inner_->embed(op); }
   void norm_qkv(const NormQkv& op) override { inner_->norm_qkv(op); }
+  void norm_latent_qkv(const NormLatentQkv& op) override { inner_->norm_latent_qkv(op); }
   void rope_append_kv(const Rope& op) override { inner_->rope_append_kv(op); }
   void attend(const Attend& op) override { inner_->attend(op); }
   void project_add(const Projection& op) override { inner_->project_add(op); }

@@ -166,7 +166,7 @@ TEST(Operations, Norms) {
       };
       residual("residual ", [&](Executor& e, Weights& w) { e.norm_residual(w.norm(kind, "norm")); });
       residual("projection ", [&](Executor& e, Weights& w) {
-        e.project_add({{w("o"), w("o.bias")}, w.norm(kind, "norm"), 0.6f});
+        e.project_add({.linear = {w("o"), w("o.bias")}, .norm_after = w.norm(kind, "norm"), .scale = 0.6f});
       });
       residual("ffn ", [&](Executor& e, Weights& w) {
         e.ffn_add({w.norm(kind, "norm"),

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "backend/forwarding_executor.h"
+#include "base/error.h"
 #include "kernels/quant/codec.h"
 #include "model/model.h"
 #include "model/weight_source.h"
@@ -55,6 +56,12 @@ class InputObserver final : public ForwardingExecutor {
     const std::vector<float> x = normed(&LayerWeights::attn_norm);
     add({"attn_q.weight", "attn_k.weight", "attn_v.weight"}, x, config_.hidden);
     inner().norm_qkv(op);
+  }
+
+  void norm_latent_qkv(const NormLatentQkv&) override {
+    throw_error(ErrorCode::kUnsupported,
+                "{}: the inputs of latent attention's matrices are not measured; name a type",
+                config_.architecture);
   }
 
   void project_add(const Projection& op) override {

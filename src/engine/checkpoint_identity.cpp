@@ -30,6 +30,10 @@ std::string checkpoint_identity(const io::Checkpoint& checkpoint, const ModelCon
                             config.residual_scale, config.attention_scale, config.attention_softcap}) {
     hash.update(&value, sizeof(float));
   }
+  for (const auto& [name, value] : config.own) {
+    hash.update(name);
+    hash.update(&value, sizeof(float));
+  }
   kv::BlockKey digest;
   hash.finish(digest.bytes);
   return digest.hex();

@@ -31,12 +31,12 @@ TensorView reorderable(const TensorView& view, const WeightSpec& spec) {
 }
 
 // What each angle of plain rotation is divided by: llama.cpp's form of the llama3 scaling, and of any other.
-OutTensor rope_divisors(const ModelConfig& config) {
+OutTensor rope_divisors(const ModelConfig& config, const char* name, const std::vector<float>& inv_freq) {
   OutTensor out;
-  out.name = "rope_freqs.weight";
-  for (size_t i = 0; i < config.rope_inv_freq.size(); ++i) {
+  out.name = name;
+  for (size_t i = 0; i < inv_freq.size(); ++i) {
     const double plain = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / config.rotary_dims);
-    out.values.push_back(static_cast<float>(plain / config.rope_inv_freq[i]));
+    out.values.push_back(static_cast<float>(plain / inv_freq[i]));
   }
   out.source.name = out.name;
   out.source.rank = 1;
@@ -77,7 +77,12 @@ std::vector<OutTensor> list_tensors(const io::Checkpoint& checkpoint,
                   add(name, reorderable(view, spec));
                   if (spec.interleaved_in_gguf) out.back().order.head_dim = config->head_dim;
                 });
-  if (config->rope_as_tensor) out.push_back(rope_divisors(*config));
+  if (!config->rope_long_inv_freq.empty()) {
+    out.push_back(rope_divisors(*config, "rope_factors_short.weight", config->rope_inv_freq));
+    out.push_back(rope_divisors(*config, "rope_factors_long.weight", config->rope_long_inv_freq));
+  } else if (config->rope_as_tensor) {
+    out.push_back(rope_divisors(*config, "rope_freqs.weight", config->rope_inv_freq));
+  }
   return out;
 }
 

@@ -47,7 +47,7 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   std::unique_ptr<Runtime> r(new Runtime);
   r->checkpoint_ = io::Checkpoint::open(options.model);
   r->weight_types_ = setup.weights;
-  const ModelConfig config = read_config(r->checkpoint_);
+  ModelConfig config = read_config(r->checkpoint_);
   RankShare ranks;
   if (ranks_of(options) > 1 || setup.group != nullptr) {
     check_stages(config, options);
@@ -64,6 +64,10 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->load_tokenizer_of(config);
   r->model_ =
       Model::load(r->checkpoint_, *r->backend_, options.on_load, setup.weights.choice, setup.weights.inputs);
+  if (!config.rope_long_inv_freq.empty() && r->spec_.max_context > config.context_length) {
+    r->model_->use_long_angles();
+    config.rope_inv_freq = config.rope_long_inv_freq;  // what names the cache's blocks on disk
+  }
   if (!r->model_->unpacked().empty()) {
     std::string& note = r->weight_types_.note;
     note = r->model_->unpacked() + (note.empty() ? "" : "; " + note);

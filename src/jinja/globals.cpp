@@ -97,7 +97,68 @@ Value global_strftime_now(RenderState& state, const Value&, const Arguments& arg
 }
 
 Value global_missing(RenderState&, const Value&, const Arguments&) {
-  fail_unsupported("the function lipsum, cycler or joiner");
+  fail_unsupported("the function lipsum");
+}
+
+// An object with state is a namespace, which its functions hold. They hold one another: emptied at the end.
+std::shared_ptr<NamespaceObject> new_state(RenderState& state) {
+  auto space = std::make_shared<NamespaceObject>();
+  state.namespaces.push_back(space);
+  return space;
+}
+Value bound_function(const char* name, Native native, const std::shared_ptr<NamespaceObject>& self) {
+  return Value::object(Kind::kFunction,
+                       std::make_shared<FunctionObject>(name, native, Value::object(Kind::kNamespace, self)));
+}
+
+// joiner(sep): nothing when it is called first, then the separator.
+Value joiner_call(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("joiner", arguments, {});
+  NamespaceObject& state = self.as_namespace();
+  if (truthy(*state.find("used"))) return *state.find("sep");
+  state.set("used", Value::boolean(true));
+  return Value::string("");
+}
+
+Value global_joiner(RenderState& state, const Value&, const Arguments& arguments) {
+  Bound args("joiner", arguments, {"sep"});
+  const auto joiner = new_state(state);
+  joiner->set("sep", args[0] == nullptr ? Value::string(", ") : *args[0]);
+  joiner->set("used", Value::boolean(false));
+  return bound_function("joiner", joiner_call, joiner);
+}
+
+// cycler(items...): current, next() and reset().
+void cycle_to(NamespaceObject& state, size_t position) {
+  const std::vector<Value>& items = state.find("items")->items();
+  state.set("pos", Value::integer(static_cast<int64_t>(position % items.size())));
+  state.set("current", items[position % items.size()]);
+}
+
+Value cycler_next(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("next", arguments, {});
+  NamespaceObject& state = self.as_namespace();
+  Value now = *state.find("current");
+  cycle_to(state, static_cast<size_t>(state.find("pos")->as_int()) + 1);
+  return now;
+}
+
+Value cycler_reset(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("reset", arguments, {});
+  cycle_to(self.as_namespace(), 0);
+  return Value::none();
+}
+
+Value global_cycler(RenderState& state, const Value&, const Arguments& arguments) {
+  if (arguments.positional.empty()) fail("at least one item has to be provided");
+  if (!arguments.keyword.empty())
+    fail("Cycler.__init__() got an unexpected keyword argument '{}'", arguments.keyword[0].first);
+  const auto cycler = new_state(state);
+  cycler->set("items", Value::tuple(arguments.positional));
+  cycle_to(*cycler, 0);
+  cycler->set("next", bound_function("next", cycler_next, cycler));
+  cycler->set("reset", bound_function("reset", cycler_reset, cycler));
+  return Value::object(Kind::kNamespace, cycler);
 }
 
 }  // namespace
@@ -109,8 +170,8 @@ Native find_global(std::string_view name) {
                                        {"raise_exception", global_raise_exception},
                                        {"strftime_now", global_strftime_now},
                                        {"lipsum", global_missing},
-                                       {"cycler", global_missing},
-                                       {"joiner", global_missing}};
+                                       {"cycler", global_cycler},
+                                       {"joiner", global_joiner}};
   return look_up(kGlobals, name);
 }
 

@@ -213,6 +213,13 @@ ExprPtr Parser::parse_name(bool with_namespace) {
   return expr;
 }
 
+// Equal strings of a template are one object, as Python's compiler has it: `is sameas` tells.
+Value Parser::shared_text(std::string text) {
+  Value& shared = texts_[text];
+  if (shared.is_undefined()) shared = Value::string(std::move(text));
+  return shared;
+}
+
 ExprPtr Parser::parse_primary(bool with_namespace) {
   const Token& token = current();
   auto expr = make(ExprKind::kConstant, token.line);
@@ -222,7 +229,7 @@ ExprPtr Parser::parse_primary(bool with_namespace) {
     case TokenKind::kString: {
       std::string text;
       while (current().kind == TokenKind::kString) text += next().text;
-      expr->constant = Value::string(std::move(text));
+      expr->constant = shared_text(std::move(text));
       return expr;
     }
     case TokenKind::kInteger:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,7 @@ class Parser {
   void parse_arguments(Expr& call);
   std::string parse_dotted_name();
 
+  Value shared_text(std::string text);
   ExprPtr make(ExprKind kind, int line) const;
   ExprPtr unary(char op, int line, ExprPtr operand);
   ExprPtr binary(ExprKind kind, char op, ExprPtr left, ExprPtr right);
@@ -97,6 +99,7 @@ class Parser {
   };
 
   std::vector<Token> tokens_;
+  std::map<std::string, Value> texts_;  // the template's string constants
   size_t position_ = 0;
   int nesting_ = 0;
   int loops_ = 0;                     // for statements around this point, up to the nearest macro

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -184,6 +185,79 @@ Value urlencode(RenderState&, const Value& self, const Arguments&) {
   return Value::string(std::move(out));
 }
 
+void erase_between(std::string& text, std::string_view begin, std::string_view end) {
+  for (size_t at = 0; (at = text.find(begin, at)) != std::string::npos;) {
+    const size_t stop = text.find(end, at);
+    if (stop == std::string::npos) return;
+    text.erase(at, stop + end.size() - at);
+    Budget::spend(1 + text.size() / 64);
+  }
+}
+
+// "#65", "#x41" or a name, as text; nothing where it is none of HTML's numbers. Of its two thousand names
+// those that texts have.
+std::optional<std::string> entity(std::string_view name) {
+  static const std::unordered_map<std::string_view, const char*> kNamed = {
+      {"amp", "&"}, {"lt", "<"}, {"gt", ">"}, {"quot", "\""}, {"apos", "'"}, {"nbsp", "\u00a0"}};
+  if (!name.starts_with('#')) {
+    const auto found = kNamed.find(name);
+    if (found == kNamed.end()) fail_unsupported("the entity &{}; in striptags", name);
+    return found->second;
+  }
+  const bool hex = name.size() > 1 && (name[1] | 0x20) == 'x';
+  const std::string_view digits = name.substr(hex ? 2 : 1);
+  uint32_t code = 0;
+  const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), code, hex ? 16 : 10);
+  if (digits.empty() || result.ptr != digits.data() + digits.size() || result.ec != std::errc())
+    return std::nullopt;
+  const bool changed = code < 0x20 || (code >= 0x7f && code < 0xa0) || code > 0x10ffff ||
+                       (code >= 0xd800 && code < 0xe000) || (code & 0xfffe) == 0xfffe ||
+                       (code >= 0xfdd0 && code < 0xfdf0);
+  if (changed) fail_unsupported("the entity &{}; in striptags", name);  // HTML means others by these
+  std::string out;
+  append_utf8(out, code);
+  return out;
+}
+
+std::string unescape_html(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t at = std::min(text.find('&'), text.size());
+    out += text.substr(0, at);
+    text.remove_prefix(at);
+    if (text.empty()) break;
+    const size_t end =
+        text.find_first_not_of("#abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", 1);
+    const bool closed = end != std::string_view::npos && end > 1 && text[end] == ';';
+    const std::optional<std::string> meant = closed ? entity(text.substr(1, end - 1)) : std::nullopt;
+    out += meant ? *meant : "&";
+    text.remove_prefix(meant ? end + 1 : 1);
+  }
+  return out;
+}
+
+// Comments and tags out, white space to single spaces, entities to what they mean: markupsafe's striptags.
+Value striptags(RenderState&, const Value& self, const Arguments& arguments) {
+  Bound args("striptags", arguments, {});
+  if (self.is_undefined()) return Value::string("");
+  std::string text = to_text(self);
+  erase_between(text, "<!--", "-->");
+  erase_between(text, "<", ">");
+  std::string out;
+  bool space = false;
+  for (size_t i = 0; i < text.size();) {
+    const size_t at = i;
+    if (is_space(next_code_point(text, i))) {
+      space = !out.empty();
+      continue;
+    }
+    if (space) out += ' ';
+    space = false;
+    out += std::string_view(text).substr(at, i - at);
+  }
+  return Value::string(unescape_html(out));
+}
+
 // int(text, base) and float(text): Python's spelling of numbers, white space around them allowed.
 std::optional<int64_t> parse_int(std::string_view text, int64_t base) {
   text = strip_left(strip_right(text, nullptr), nullptr);
@@ -322,6 +396,7 @@ Native find_text_filter(std::string_view name) {
                                        {"wordcount", wordcount},
                                        {"format", format},
                                        {"urlencode", urlencode},
+                                       {"striptags", striptags},
                                        {"int", filter_int},
                                        {"float", filter_float},
                                        {"round", filter_round},

@@ -337,6 +337,21 @@ std::string replace_text(std::string_view text, std::string_view from, std::stri
   return out += text.substr(begin);
 }
 
+namespace {
+
+std::string swapped_case(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const size_t at = i;
+    const char32_t c = next_code_point(text, i);
+    const std::string_view one = text.substr(at, i - at);
+    out += is_upper(c) ? to_lower(one) : is_lower(c) ? to_upper(one) : std::string(one);
+  }
+  return out;
+}
+
+}  // namespace
+
 Native find_text_method(std::string_view name) {
   static const NativeTable kMethods = {{"strip", strip},
                                        {"lstrip", lstrip},
@@ -358,6 +373,7 @@ Native find_text_method(std::string_view name) {
                                        {"upper", convert<to_upper>},
                                        {"lower", convert<to_lower>},
                                        {"casefold", convert<to_lower>},
+                                       {"swapcase", convert<swapped_case>},
                                        {"title", convert<to_title>},
                                        {"capitalize", convert<to_capitalized>},
                                        {"isspace", all_are<is_space>},

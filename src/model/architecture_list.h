@@ -22,4 +22,7 @@
   ONE(kModernBert)                  \
   ONE(kQwen2Moe)                    \
   ONE(kGlm4Moe)                     \
-  ONE(kLlama4)
+  ONE(kLlama4)                      \
+  ONE(kDeepSeek2)                   \
+  ONE(kMistral4)                    \
+  ONE(kMistral3)

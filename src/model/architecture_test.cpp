@@ -70,7 +70,8 @@ TEST(Architectures, WeightsOfALayerCanBeToldApart) {
         ASSERT_NE(spec.to, nullptr) << shape.name << " " << spec.role;
         EXPECT_TRUE(members.insert(&((*layer).*spec.to)).second) << shape.name << " " << spec.role;
         for (const int64_t size : spec.shape) EXPECT_GT(size, 0) << shape.name << " " << spec.role;
-        const bool named = !spec.hf.empty() || spec.experts || (spec.part_of && !spec.part_of->hf.empty());
+        const bool named = !spec.hf.empty() || spec.experts || (spec.part_of && !spec.part_of->hf.empty()) ||
+                           (spec.heads_of && !spec.heads_of->hf.empty());
         EXPECT_TRUE(named || spec.presence == Presence::kRare) << shape.name << " " << spec.role;
       }
     }

@@ -29,6 +29,8 @@ struct ModelConfig {
   float attention_scale = 0.0f;                          // of the scores; 0: 1 / sqrt(head_dim)
   float attention_softcap = 0.0f, logit_softcap = 0.0f;  // 0: none
 
+  LatentShape latent;  // of latent attention: head_dim is then rope + rank, kv_heads 1
+
   std::vector<int32_t> layer_windows;  // [layers]: 0 full attention, else the window
   std::vector<bool> dense_layers;      // of a model with experts, [layers]: those without; empty: none
   bool is_dense(int layer) const { return !dense_layers.empty() && dense_layers[static_cast<size_t>(layer)]; }
@@ -41,6 +43,10 @@ struct ModelConfig {
   float rope_magnitude = 1.0f;
   // Gemma 3: the angles of layers with a window, where they are others; empty: all layers have the same.
   std::vector<float> rope_window_inv_freq;
+  // LongRoPE: context_length ends where the angles above do; for contexts up to rope_long_context these are
+  // the angles, of all positions. Empty: there are no others.
+  std::vector<float> rope_long_inv_freq;
+  int32_t rope_long_context = 0;
   std::vector<bool> unrotated_layers;  // [layers]: those without rotary positions; empty: none
   bool is_rotated(int layer) const {
     return unrotated_layers.empty() || !unrotated_layers[static_cast<size_t>(layer)];

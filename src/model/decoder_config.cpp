@@ -145,21 +145,28 @@ void read_qwen_expert_layers(const ConfigReader& reader, ModelConfig& config) {
   if (any) config.ffn = reader.integer("feed_forward_length", "intermediate_size", 1, 1 << 20);
 }
 
-void read_deepseek_experts(const ConfigReader& reader, ModelConfig& config) {
+void read_deepseek_experts(const ConfigReader& reader, ModelConfig& config, bool softmax) {
   config.experts = reader.integer("expert_count", "n_routed_experts", 1, 4096);
   config.experts_per_token = reader.integer("expert_used_count", "num_experts_per_tok", 1, config.experts);
   config.expert_ffn = reader.integer("expert_feed_forward_length", "moe_intermediate_size", 1, 1 << 20);
   config.shared_ffn =
       reader.integer_or("expert_shared_count", "n_shared_experts", 1, 64, 1) * config.expert_ffn;
-  constexpr int32_t kSigmoid = 2;
-  const int32_t gating = reader.integer_or("expert_gating_func", "", 0, 1 << 20, kSigmoid);
-  if (gating != kSigmoid) {
-    throw_error(ErrorCode::kUnsupported, "{}: expert_gating_func: found {}, expected {} (sigmoid)",
-                reader.checkpoint().path(), gating, kSigmoid);
+  constexpr int32_t kSoftmax = 1, kSigmoid = 2;
+  const int32_t usual = softmax ? kSoftmax : kSigmoid;
+  const int32_t gating = reader.integer_or("expert_gating_func", "", 0, 1 << 20, usual);
+  if (gating != kSigmoid && !(softmax && gating <= kSoftmax)) {
+    throw_error(ErrorCode::kUnsupported, "{}: expert_gating_func: found {}, expected {}{} (sigmoid)",
+                reader.checkpoint().path(), gating, softmax ? "1 (softmax) or " : "", kSigmoid);
   }
-  config.expert_weighting = reader.flag_or("expert_weights_norm", "norm_topk_prob", true)
-                                ? Route::Weighting::kSigmoidRenormalized
-                                : Route::Weighting::kSigmoid;
+  if (gating == kSigmoid) {
+    config.expert_weighting = reader.flag_or("expert_weights_norm", "norm_topk_prob", true)
+                                  ? Route::Weighting::kSigmoidRenormalized
+                                  : Route::Weighting::kSigmoid;
+  } else {
+    config.expert_weighting = reader.flag_or("expert_weights_norm", "", false)
+                                  ? Route::Weighting::kSoftmaxAllRenormalized
+                                  : Route::Weighting::kSoftmaxAll;
+  }
   config.expert_scale =
       static_cast<float>(reader.real_or("expert_weights_scale", "routed_scaling_factor", 1.0));
   config.expert_groups = reader.integer_or("expert_group_count", "n_group", 1, config.experts, 1);
@@ -183,8 +190,11 @@ void write_deepseek_experts(GgufKeys& keys) {
   const ModelConfig& c = keys.config();
   write_experts(keys);
   keys.size("expert_shared_count", c.shared_ffn / c.expert_ffn);
-  keys.size("expert_gating_func", 2);
-  keys.flag("expert_weights_norm", c.expert_weighting == Route::Weighting::kSigmoidRenormalized);
+  const bool sigmoid = c.expert_weighting == Route::Weighting::kSigmoid ||
+                       c.expert_weighting == Route::Weighting::kSigmoidRenormalized;
+  keys.size("expert_gating_func", sigmoid ? 2 : 1);
+  keys.flag("expert_weights_norm", c.expert_weighting == Route::Weighting::kSigmoidRenormalized ||
+                                       c.expert_weighting == Route::Weighting::kSoftmaxAllRenormalized);
   keys.real("expert_weights_scale", c.expert_scale);
   keys.size("expert_group_count", c.expert_groups);
   keys.size("expert_group_used_count", c.expert_groups_chosen);
@@ -200,13 +210,13 @@ void write_experts(GgufKeys& keys) {
 void write_sizes(GgufKeys& keys, int64_t feed_forward) {
   const ModelConfig& c = keys.config();
   keys.size("block_count", c.layers);
-  keys.size("context_length", c.context_length);
+  keys.size("context_length", std::max(c.context_length, c.rope_long_context));
   keys.size("embedding_length", c.hidden);
   keys.size("feed_forward_length", feed_forward);
   keys.size("attention.head_count", c.heads);
   keys.size("attention.head_count_kv", c.kv_heads);
   keys.size("attention.key_length", c.head_dim);
-  keys.size("attention.value_length", c.head_dim);
+  keys.size("attention.value_length", c.latent.rank > 0 ? c.latent.rank : c.head_dim);
   keys.size("vocab_size", c.vocab);
 }
 

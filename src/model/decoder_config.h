@@ -34,8 +34,9 @@ void read_qwen_expert_layers(const ConfigReader& reader, ModelConfig& config);
 // GGUF: the layers with a feed-forward layer instead of experts.
 void read_gguf_dense_layers(const ConfigReader& reader, ModelConfig& config);
 // DeepSeek V3's routing, which GLM 4.5 has too: sigmoids, groups, a scale; and its layers: the first few are
-// dense, the others have a shared expert.
-void read_deepseek_experts(const ConfigReader& reader, ModelConfig& config);
+// dense, the others have a shared expert. softmax: scores are a softmax (V2) unless GGUF's key says
+// otherwise.
+void read_deepseek_experts(const ConfigReader& reader, ModelConfig& config, bool softmax = false);
 void write_deepseek_experts(GgufKeys& keys);
 // Number and size of experts.
 void write_experts(GgufKeys& keys);

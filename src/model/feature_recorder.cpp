@@ -35,6 +35,11 @@ void FeatureRecorder::norm_qkv(const NormQkv& op) {
   features_.add(OpFeature::kNormWhole, op.norm_whole);
 }
 
+void FeatureRecorder::norm_latent_qkv(const NormLatentQkv& op) {
+  norm_before(op.norm);
+  features_.add(OpFeature::kLatent);
+}
+
 void FeatureRecorder::rope_append_kv(const Rope& op) {
   features_.add(OpFeature::kQueryGrowth, op.growth.scale != 0.0f);
 }

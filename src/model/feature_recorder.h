@@ -13,6 +13,7 @@ class FeatureRecorder final : public Executor {
   void begin(const Batch&) override {}
   void embed(const Embed& op) override;
   void norm_qkv(const NormQkv& op) override;
+  void norm_latent_qkv(const NormLatentQkv& op) override;
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
   void project_add(const Projection& op) override;

@@ -45,6 +45,8 @@ class Gemma3 final : public Gemma {
 
   void read_config(const ConfigReader& reader, ModelConfig& config) const override {
     Gemma::read_config(reader, config);
+    // Of a model that sees, transformers' class caps no logits, whatever its text_config says.
+    if (!reader.is_gguf() && reader.checkpoint().hf->nested) config.logit_softcap = 0.0f;
     const double theta = reader.real_or("rope.freq_base_swa", "rope_local_base_freq", 10000.0);
     if (!(theta > 1)) reader.fail("rope theta of layers with a window", fmt::format("{}", theta), "above 1");
     if (!reader.is_gguf()) {

@@ -98,10 +98,10 @@ size_t stored_bytes(const TensorView& view) {
 }
 
 // Bytes of `view` that one token reads.
-size_t bytes_read(const TensorView& view, WeightUse use, const ModelConfig& config) {
+size_t bytes_read(const WeightSpec& spec, const TensorView& view, WeightUse use, const ModelConfig& config) {
   const size_t bytes = stored_bytes(view);
   if (use == WeightUse::kLookup) return bytes / static_cast<size_t>(view.rows());
-  if (view.rank == 3 && config.experts > 0) {
+  if (spec.experts && config.experts > 0) {
     return bytes / static_cast<size_t>(config.experts) * static_cast<size_t>(config.experts_per_token);
   }
   return bytes;
@@ -234,8 +234,8 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   const bool dequantizes = plan_weights(checkpoint, model->config_, backend, quantize).dequantized > 0;
   size_t index = 0;
   for_each_weight(source, model->config_, backend.shares(), model->weights_,
-                  [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use,
-                      WeightPtr& to) {
+                  [&](const std::string& name, const WeightSpec& spec, const TensorView& stored,
+                      WeightUse use, WeightPtr& to) {
                     const DType type = loaded_type(quantize, name, stored, use, tied);
                     if (before) before->begin(index++);
                     auto gathered = source.take_gathered();
@@ -249,7 +249,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
                     to = backend.load_weight(view, settled(use, view, backend, dequantizes));
                     if (!to->copied) keep(std::move(gathered));
                     model->stored_[to.get()] = {view.type, stored_bytes(view)};
-                    model->bytes_per_token_ += bytes_read(view, use, model->config_);
+                    model->bytes_per_token_ += bytes_read(spec, view, use, model->config_);
                     done += stored.bytes();
                     if (progress) progress(std::min(done, total), total);
                   });

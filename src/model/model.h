@@ -51,6 +51,9 @@ class Model {
   const std::string& unpacked() const { return unpacked_; }
   const StoredWeight& stored_weight(const Weight& weight) const { return stored_.at(&weight); }
 
+  // For contexts beyond context_length of a model with angles for those (rope_long_inv_freq).
+  void use_long_angles() { config_.rope_inv_freq = config_.rope_long_inv_freq; }
+
   // One step: logits of batch.logit_rows are in executor.logits() afterwards. Of a stage of a pipeline (the
   // backend's shares) its layers only: `receive` puts what the stage before made into the residual stream,
   // and where another stage follows executor.start() is called at the end.

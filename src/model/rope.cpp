@@ -19,8 +19,11 @@ struct Scaling {
   bool truncate = true;                              // yarn
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
   std::vector<double> divisors = {};                 // longrope: of contexts up to the original one
+  std::vector<double> long_divisors = {};            // and of longer ones
   double magnitude = 1;                              // of the rotated vectors
 };
+
+constexpr std::string_view kYarnLogKey = "rope.scaling.yarn_log_multiplier";
 
 // YaRN's default magnitude (Peng et al. 2023, equation 22), with DeepSeek's factor on the logarithm.
 double yarn_magnitude(double factor, double mscale = 1) {
@@ -86,10 +89,17 @@ Scaling read_gguf_scaling(const ConfigReader& reader, const ModelConfig& config,
   s.beta_slow = reader.real_or("rope.scaling.yarn_beta_slow", "", 1);
   s.truncate = truncate;
   s.magnitude = reader.real_or("rope.scaling.attn_factor", "", 1.0);
-  if (s.type == "yarn") s.magnitude *= yarn_magnitude(s.factor);
+  if (s.type == "yarn") {
+    // Latent attention scales the scores instead (yarn_score_scale); Mistral's files have mscale_all_dim
+    // here.
+    const double all = reader.real_or(kYarnLogKey, "", 0.0);
+    const bool scores = all != 0 && config.latent.rank > 0;
+    s.magnitude *= scores ? 1.0 : yarn_magnitude(s.factor) / (all == 0 ? 1.0 : yarn_magnitude(s.factor, all));
+  }
   const size_t angles = static_cast<size_t>(config.rotary_dims) / 2;
   // llama.cpp's converter names no type for them.
   s.divisors = gguf_divisors(reader, "rope_factors_short.weight", angles);
+  s.long_divisors = gguf_divisors(reader, "rope_factors_long.weight", angles);
   if (!s.divisors.empty()) s.type = "longrope";
   return s;
 }
@@ -133,18 +143,28 @@ void read_hf_yarn(const ConfigReader& reader, const nlohmann::json& object, Scal
   s.magnitude = reader.hf_real_or(object, "attention_factor", implied);
 }
 
+std::vector<double> hf_divisors(const ConfigReader& reader, const nlohmann::json& object, const char* field,
+                                size_t angles) {
+  const auto factors = object.find(field);
+  const std::string where = fmt::format("config.json: rope_scaling.{}", field);
+  if (factors == object.end() || !factors->is_array() || factors->size() != angles)
+    reader.fail(where, factors == object.end() ? "nothing" : fmt::format("{} values", factors->size()),
+                fmt::format("{} numbers", angles));
+  std::vector<double> out;
+  for (const nlohmann::json& factor : *factors) {
+    if (!factor.is_number()) reader.fail(where, factor.dump(), "numbers");
+    out.push_back(factor.get<double>());
+  }
+  return out;
+}
+
 void read_hf_longrope(const ConfigReader& reader, const nlohmann::json& object, const ModelConfig& config,
                       Scaling& s) {
-  const auto factors = object.find("short_factor");
   const size_t angles = static_cast<size_t>(config.rotary_dims) / 2;
-  if (factors == object.end() || !factors->is_array() || factors->size() != angles)
-    reader.fail("config.json: rope_scaling.short_factor",
-                factors == object.end() ? "nothing" : fmt::format("{} values", factors->size()),
-                fmt::format("{} numbers", angles));
-  for (const nlohmann::json& factor : *factors) {
-    if (!factor.is_number()) reader.fail("config.json: rope_scaling.short_factor", factor.dump(), "numbers");
-    s.divisors.push_back(factor.get<double>());
-  }
+  s.divisors = hf_divisors(reader, object, "short_factor", angles);
+  const auto longer = object.find("long_factor");  // where it does not fit, contexts end with the short ones
+  if (longer != object.end() && longer->is_array() && longer->size() == angles)
+    s.long_divisors = hf_divisors(reader, object, "long_factor", angles);
   const double implied =
       s.factor <= 1 ? 1.0 : std::sqrt(1 + std::log(s.factor) / std::log(s.original_context));
   s.magnitude = reader.hf_real_or(object, "attention_factor", implied);
@@ -204,9 +224,17 @@ void apply_scaling(const ConfigReader& reader, const Scaling& s, ModelConfig& co
   } else if (s.type == "yarn") {
     apply_yarn(s, config, inv_freq);
   } else if (s.type == "longrope") {
-    // The long factors would turn what is cached by the short ones: contexts end where those do.
+    // The long factors would turn what is cached by the short ones: contexts end where those do, unless
+    // all of a model's are longer.
+    std::vector<double> longer = inv_freq;
     divide(reader, s.divisors, inv_freq);
-    config.context_length = std::min(config.context_length, static_cast<int32_t>(s.original_context));
+    divide(reader, s.long_divisors, longer);
+    const auto original = static_cast<int32_t>(s.original_context);
+    if (!s.long_divisors.empty() && config.context_length > original) {
+      config.rope_long_inv_freq.assign(longer.begin(), longer.end());
+      config.rope_long_context = config.context_length;
+    }
+    config.context_length = std::min(config.context_length, original);
   } else if (s.type != "none" && s.type != "dynamic") {
     // dynamic: the angles change beyond the trained context only.
     throw_error(ErrorCode::kUnsupported,
@@ -224,6 +252,21 @@ std::vector<double> unscaled(double theta, int32_t dims) {
 }
 
 }  // namespace
+
+double yarn_score_scale(const ConfigReader& reader) {
+  // Rounded as GGUF's keys are.
+  const auto scale = [](double log_multiplier, double factor) {
+    const auto multiplier = static_cast<float>(log_multiplier), by = static_cast<float>(factor);
+    return multiplier == 0 || by <= 1 ? 1.0 : 1.0 + double{multiplier} * std::log(double{by});
+  };
+  if (reader.is_gguf()) {
+    return scale(reader.real_or(kYarnLogKey, "", 0), reader.real_or("rope.scaling.factor", "", 1));
+  }
+  const nlohmann::json& object = hf_rope_object(reader.hf());
+  if (hf_rope_type(reader, object) == "none") return 1.0;
+  const double all = reader.hf_real_or(object, "mscale_all_dim", 0);
+  return all == 0 ? 1.0 : scale(0.1 * all, reader.hf_real(object, "factor"));
+}
 
 std::vector<float> plain_angles(double theta, int32_t dims) {
   const std::vector<double> inv_freq = unscaled(theta, dims);
@@ -263,6 +306,30 @@ void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_ya
   for (const double f : inv_freq) config.rope_inv_freq.push_back(static_cast<float>(f));
 }
 
+void read_query_growth(const ConfigReader& reader, ModelConfig& config) {
+  double scale = 0, every = 0;
+  if (reader.is_gguf()) {
+    scale = reader.real_or("attention.temperature_scale", "", 0);
+    every = reader.real_or("rope.scaling.original_context_length", "", config.context_length);
+  } else {
+    const nlohmann::json& object = hf_rope_object(reader.hf());
+    scale = reader.hf_real_or(object, "llama_4_scaling_beta", 0);
+    every = reader.hf_real_or(object, "original_max_position_embeddings", config.context_length);
+  }
+  if (!(every >= 1)) reader.fail("original_max_position_embeddings", fmt::format("{}", every), "at least 1");
+  config.own["growth"] = static_cast<float>(scale);
+  config.own["growth_every"] = static_cast<float>(scale == 0 ? 1 : every);
+}
+
+void write_query_growth(GgufKeys& keys) {
+  if (keys.config().own.at("growth") != 0)
+    keys.real("attention.temperature_scale", keys.config().own.at("growth"));
+}
+
+Rope::Growth query_growth(const ModelConfig& config) {
+  return {config.own.at("growth"), config.own.at("growth_every"), 0};
+}
+
 void write_rope(GgufKeys& keys) {
   const ModelConfig& config = keys.config();
   keys.real("rope.freq_base", config.rope_theta);
@@ -273,10 +340,21 @@ void write_rope(GgufKeys& keys) {
     keys.real("rope.scaling.factor", s.factor);
     if (s.type == "yarn") {
       implied = yarn_magnitude(s.factor);
+      const double all = keys.reader().hf_real_or(hf_rope_object(keys.reader().hf()), "mscale_all_dim", 0);
+      // As llama.cpp's files have it: a tenth of it where scores are scaled, all of it in Mistral's.
+      const bool scores = config.latent.rank > 0;
+      if (all != 0 && (scores || config.own.contains("growth"))) {
+        keys.real(kYarnLogKey, scores ? 0.1 * all : all);
+        implied = scores ? 1.0 : implied / yarn_magnitude(s.factor, static_cast<float>(all));
+      }
       keys.size("rope.scaling.original_context_length", static_cast<int64_t>(s.original_context));
       if (s.beta_fast != 32) keys.real("rope.scaling.yarn_beta_fast", s.beta_fast);
       if (s.beta_slow != 1) keys.real("rope.scaling.yarn_beta_slow", s.beta_slow);
     }
+  }
+  if (s.type == "longrope") {
+    keys.text("rope.scaling.type", s.type);  // the factors are tensors
+    keys.size("rope.scaling.original_context_length", static_cast<int64_t>(s.original_context));
   }
   if (static_cast<float>(implied) != config.rope_magnitude) {
     keys.real("rope.scaling.attn_factor", config.rope_magnitude / implied);

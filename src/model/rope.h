@@ -18,8 +18,18 @@ std::vector<float> plain_angles(double theta, int32_t dims);
 // range is rounded to whole dimensions.
 void read_rope(const ConfigReader& reader, ModelConfig& config, bool truncate_yarn_range = true);
 
+// What YaRN with mscale_all_dim (DeepSeek) multiplies queries and keys by, all of their dimensions: scores
+// have its square.
+double yarn_score_scale(const ConfigReader& reader);
+
 // config.json's partial_rotary_factor of a head, in rope_parameters or beside them.
 int32_t hf_rotary_dims(const ConfigReader& reader, int32_t head_dim);
+
+// Queries that grow with their position (llama_4_scaling_beta, per original context): Ministral 3, Mistral 4.
+// In config.own as "growth" and "growth_every".
+void read_query_growth(const ConfigReader& reader, ModelConfig& config);
+void write_query_growth(GgufKeys& keys);
+Rope::Growth query_growth(const ModelConfig& config);
 
 // A config.json's base and scaling as GGUF keys; with config.rope_as_tensor, as far as keys can say it.
 void write_rope(GgufKeys& keys);

@@ -448,6 +448,51 @@ std::optional<TensorView> WeightSource::find_part(int layer, const WeightSpec& s
   return view;
 }
 
+// Some rows of every head of a matrix, as they are or, where they are turned or have scales beside them, as
+// float32: their blocks do not part as heads do.
+std::optional<TensorView> WeightSource::gather_heads(int layer, const WeightSpec& spec) {
+  const HeadsOf& of = *spec.heads_of;
+  const int64_t heads = spec.shape[0], rows = spec.shape[1], cols = spec.shape[2];
+  WeightSpec whole = spec;
+  whole.role = of.gguf;
+  whole.hf = of.hf;
+  whole.gguf = {};
+  whole.shape = {heads * of.head_rows, of.turned ? rows : cols};
+  const std::optional<TensorView> from = find_plain(layer, whole);
+  if (!from) return std::nullopt;
+  if (from->rank != 2 || from->shape[0] != whole.shape[0] || from->shape[1] != whole.shape[1]) {
+    throw_error(ErrorCode::kBadInput, "{}: tensor {}: found shape {}, expected {}", checkpoint_.path(),
+                from->name, shape_text({from->shape.data(), static_cast<size_t>(from->rank)}),
+                shape_text(whole.shape));
+  }
+  TensorView view = *from;
+  const bool as_is = !of.turned && from->scales.data == nullptr;
+  if (!as_is) view.type = DType::kF32;
+  view.scales = {};
+  set_shape(view, {heads, rows, cols});
+  const size_t row_bytes = bytes_of(view.type, cols);
+  view.row_stride_bytes = static_cast<int64_t>(row_bytes);
+  std::byte* to = own(row_bytes * static_cast<size_t>(heads * rows));
+  view.data = to;
+  if (!gather_) return view;
+  std::vector<float> row(static_cast<size_t>(from->cols()));
+  for (int64_t h = 0; h < heads; ++h) {
+    const int64_t first = h * of.head_rows + of.first_row;
+    for (int64_t r = 0; r < (of.turned ? cols : rows); ++r) {
+      if (as_is) {
+        std::memcpy(to + static_cast<size_t>(h * rows + r) * row_bytes,
+                    from->data + (first + r) * from->row_stride_bytes, row_bytes);
+        continue;
+      }
+      quant::dequantize_row(*from, first + r, row.data());
+      auto* values = reinterpret_cast<float*>(to) + h * rows * cols;
+      for (int64_t c = 0; c < from->cols(); ++c)
+        values[of.turned ? c * cols + r : r * cols + c] = row[static_cast<size_t>(c)];
+    }
+  }
+  return view;
+}
+
 // A matrix that Hugging Face stores as [in, out], turned around.
 TensorView WeightSource::gather_turned(const TensorView& from) {
   if (info(from.type).block_elements != 1)
@@ -491,6 +536,7 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   const bool whole = found && spec->part_of && checkpoint_.gguf && spec->part_of->gguf == spec->role &&
                      found->shape[0] == spec->part_of->all_rows;
   if (spec->part_of && (!found || whole)) found = find_part(layer, *spec);
+  if (!found && spec->heads_of) found = gather_heads(layer, *spec);
   if (!found && checkpoint_.gguf && spec->experts) found = gather_gate_up(layer, *spec);
   if (!found) return std::nullopt;
   if (checkpoint_.hf && spec->hf_transposed && found->rank == 2) found = gather_turned(*found);
@@ -531,6 +577,9 @@ TensorView WeightSource::require(int layer, std::string_view role, std::vector<i
     whole.gguf = {};
     for (std::string& name : names_of(layer, whole)) tried.push_back(std::move(name));
   }
+  if (spec != nullptr && spec->heads_of)
+    tried.push_back(fmt::format("the rows of layer {} of {}", layer,
+                                checkpoint_.gguf ? spec->heads_of->gguf : spec->heads_of->hf));
   throw_error(ErrorCode::kBadInput, "{}: tensor {}: found nothing, expected it for architecture {}",
               checkpoint_.path(), fmt::join(tried, " or "), config_.architecture);
 }

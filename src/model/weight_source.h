@@ -80,6 +80,7 @@ class WeightSource {
   std::optional<TensorView> gather_stacked(int layer, const WeightSpec& spec);
   // What a file has as rows of something larger, turned around, or less a number.
   std::optional<TensorView> find_part(int layer, const WeightSpec& spec);
+  std::optional<TensorView> gather_heads(int layer, const WeightSpec& spec);
   TensorView gather_turned(const TensorView& from);
   TensorView gather_offset(const TensorView& from, float offset);
   void attach_scales(TensorView& view);

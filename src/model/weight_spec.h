@@ -78,6 +78,14 @@ struct PartOf {
   int64_t first_row = 0, all_rows = 0;
 };
 
+// Where a file holds a weight [heads, rows, cols] in a matrix [heads * head_rows, ...]: rows [first_row, ...)
+// of each head's, or, turned, these transposed.
+struct HeadsOf {
+  std::string_view gguf = {}, hf = {};  // "attn_kv_b.weight", "self_attn.kv_b_proj.weight"
+  int64_t first_row = 0, head_rows = 0;
+  bool turned = false;
+};
+
 struct WeightSpec {
   std::string_view role;       // "attn_q.weight": its GGUF name behind "blk.N."
   std::string_view hf = {};    // "self_attn.q_proj.weight": its Hugging Face name behind "model.layers.N."
@@ -92,6 +100,7 @@ struct WeightSpec {
   std::optional<HfExperts> experts = {};  // instead of `hf`
   // Looked for when the weight is not there under its own name.
   std::optional<PartOf> part_of = {};
+  std::optional<HeadsOf> heads_of = {};
   // Outside the layers: where it goes, instead of `to`.
   OuterMember outer = nullptr;
   // What is added to a vector of a Hugging Face file: Gemma's norms are stored less one, but not in GGUF.

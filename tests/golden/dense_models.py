@@ -6,6 +6,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as T
 from gguf import RopeScalingType
 
+import quantize_formats as qf
 import tiny_tokenizers
 from tiny_models import Draw, base_config, shape
 from write_models import Model
@@ -61,11 +62,14 @@ class DenseDraw(Draw):
 
 
 def dense(name, seed, kind, architecture, family, s, draw, keys=None, vectors=None, gguf=True, hf=None, window=None,
-          variants=None, **more):
+          variants=None, types=T.Q8_0, **more):
     tok = tiny_tokenizers.make(family)
     config = base_config(kind, architecture, tok, pad_token_id=0, **(s | more))
-    weights = DenseDraw(seed, config, **draw).model()
-    how = {"types": T.Q8_0, "keys": keys or {}, "vectors": vectors or {}} if gguf else {}
+    drawn = DenseDraw(seed, config, **draw)
+    if types != T.Q8_0:  # rows of any length
+        drawn.linear_draw = lambda name, shape, std: qf.exact_bf16(drawn.rng, shape, 0.0, std)
+    weights = drawn.model()
+    how = {"types": types, "keys": keys or {}, "vectors": vectors or {}} if gguf else {}
     return Model(name, config, weights, tok, hf or {"x": 1}, how, window, draw.get("offset", 0.0), variants or {})
 
 
@@ -80,7 +84,8 @@ def gemma(name, seed, kind, s, qk, **more):
 
 
 def around_text(config):
-    """config.json of a model that sees, around that of its text model."""
+    """config.json of a model that sees, around that of its text model, whose cap of logits its class does not read."""
+    config = config | {"final_logit_softcapping": 2.0}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
               "image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"}
     return {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": config,
@@ -93,6 +98,8 @@ def build():
             "sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
     short = [1.0, 1.15, 1.4, 1.9, 2.5, 3.1]
     longrope = {"type": "longrope", "short_factor": short, "long_factor": [2 * f for f in short]}
+    longer = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0, 1.2, 1.5, 2.0, 2.6, 3.5, 5.0, 8.0],
+              "attention_factor": 1.1}
     long_factor = float(np.sqrt(1 + np.log(4096 / 1024) / np.log(1024)))
     granite = {"embedding_multiplier": 6.0, "logits_scaling": 4.0, "residual_multiplier": 0.4,
                "attention_multiplier": 0.3}
@@ -120,6 +127,13 @@ def build():
                   "add_rope_scaling_attn_factors": long_factor},
             vectors={"rope_factors_long.weight": longrope["long_factor"], "rope_factors_short.weight": short},
             variants={"partial rotary": {"partial_rotary_factor": 0.5, "rope_scaling": None}}),
+        # Contexts beyond the original one: the long factors, for all of their positions.
+        "phi3-long": lambda: dense(
+            "phi3-long", 68, "phi3", "Phi3ForCausalLM", "llama3", shape(48, 1, 3, 1, 40), {"fused": True},
+            sliding_window=None, original_max_position_embeddings=4, rope_scaling=longer,
+            keys={"add_rope_dimension_count": 16, "add_rope_scaling_orig_ctx_len": 4, "add_rope_scaling_attn_factors": 1.1},
+            vectors={"rope_factors_long.weight": longer["long_factor"], "rope_factors_short.weight": longer["short_factor"]},
+            types=T.BF16, variants={"long factors": {"rope_scaling": longer | {"long_factor": longer["short_factor"]}}}),
         "granite": lambda: dense(
             "granite", 65, "granite", "GraniteForCausalLM", "llama3", shape(64, 2, 4, 2, 32),
             {"embedding_scale": 6.0, "logit_scale": 4.0}, tie_word_embeddings=True, **granite,

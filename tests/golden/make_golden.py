@@ -80,11 +80,16 @@ def state_dict(model):
     return out
 
 
+def causal_lm(model):
+    """Of Mistral 4 transformers' automatic class knows only the model that sees."""
+    return transformers.Mistral4ForCausalLM if model.type == "mistral4" else transformers.AutoModelForCausalLM
+
+
 def load(model, **changes):
     config = {k: v for k, v in (model.config | changes).items() if k not in ("quantization_config", "torch_dtype")}
     config = transformers.CONFIG_MAPPING[model.type].from_dict(json.loads(json.dumps(config)))
-    net = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager", experts_implementation="eager").float().eval()
+    make = getattr(causal_lm(model), "from_config", None) or causal_lm(model)._from_config
+    net = make(config, attn_implementation="eager", experts_implementation="eager").float().eval()
     state = state_dict(model)
     if model.config["tie_word_embeddings"]:
         state["lm_head.weight"] = state[model.embedding()]
@@ -231,7 +236,7 @@ def check_hf(model, folder, prompts):
     packages of their own there: skipped)."""
     if model.hf.get("fp8") or model.hf.get("packed"):
         return
-    net = transformers.AutoModelForCausalLM.from_pretrained(
+    net = causal_lm(model).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager",
         **({"quantization_config": transformers.Mxfp4Config(dequantize=True)} if model.hf.get("experts") == "mxfp4" else {}))
     got, want = logits_of(net.float(), prompts[0][0]), prompts[0][1]

@@ -350,4 +350,15 @@ ERRORS = [
     "{% for x in nums %}{% else %}", "{% if t %}{% endfor %}", "{{ d.items.x.y }}", "{{ nums | first | first }}", "{{ '' | first | upper ~ none_list[0].x }}", "{{ 'x' * 10 ** 12 }}", "{{ abs(1) }}", "{{ len(nums) }}",
 ]
 
-CASES = TEXT + LITERALS + OPERATORS + STRING_METHODS + CONTAINERS + FILTERS + TESTS + STATEMENTS + ERRORS
+STATEFUL = [
+    "{% set j = joiner('|') %}{% for i in nums %}{{ j() }}{{ i }}{% endfor %}", "{% set j = joiner() %}{{ j() }}x{{ j() }}",
+    "{% set c = cycler('a', 'b', 3) %}{% for i in range(5) %}{{ c.current }}{{ c.next() }} {% endfor %}{{ c.pos }}{{ c.items }}",
+    "{% set c = cycler('a', 'b') %}{{ c.next() }}{% set _ = c.reset() %}{{ c.current }}", "{{ cycler() }}",
+    "{% set x = 'ab cd' %}{{ x is sameas 'ab cd' }}", "{% set x = 'ab' %}{% set y = 'ab' %}{{ x is sameas y }}",
+    "{{ s is sameas 'Hello, World' }}", "{% set x = 'é日' %}{{ x is sameas 'é日' }}{{ x is sameas 'é' }}",
+    "{{ html|striptags }}", "{{ '<p>a<b>c</b></p>\n d&lt;e&gt; <unclosed'|striptags }}", "{{ 5|striptags }}",
+    "{{ '&amp;&#65;&#x41;&nbsp;&;&#;& x'|striptags }}", "{{ '<!-- <b> --> x <!-- open'|striptags }}", "{{ gone|striptags }}",
+    "{{ s.swapcase() }}", "{{ uni.swapcase() }}", "{{ 'ǅ ß ﬁ Σ'.swapcase() }}", "{{ html|safe|striptags is escaped }}",
+]
+
+CASES = STATEFUL + TEXT + LITERALS + OPERATORS + STRING_METHODS + CONTAINERS + FILTERS + TESTS + STATEMENTS + ERRORS

@@ -14,7 +14,7 @@ import quantize_formats as qf
 import tiny_tokenizers
 from write_models import Model
 
-MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v3")
+MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite")
 QKV, PROJ = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 
 
@@ -63,6 +63,27 @@ class Draw:
             self.vector(f"{at}.q_norm.weight", dim, 1.2, 0.3)
             self.vector(f"{at}.k_norm.weight", dim, 1.2, 0.3)
 
+    def latent_attention(self, at):
+        """DeepSeek's: q, or what it is compressed to, and one latent for keys and values."""
+        c = self.config
+        hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
+        nope, rope, value = (c[k] for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        if q_rank := c["q_lora_rank"]:
+            self.linear(f"{at}.q_a_proj", q_rank, hidden, 1.3)
+            self.norm(f"{at}.q_a_layernorm", q_rank)
+            self.linear(f"{at}.q_b_proj", heads * (nope + rope), q_rank, 1.3)
+        else:
+            self.linear(f"{at}.q_proj", heads * (nope + rope), hidden, 1.3)
+        self.linear(f"{at}.kv_a_proj_with_mqa", rank + rope, hidden, 1.3)
+        self.norm(f"{at}.kv_a_layernorm", rank)
+        self.linear(f"{at}.kv_b_proj", heads * (nope + value), rank, 1.3)
+        self.linear(f"{at}.o_proj", hidden, heads * value, 1.6)
+        if c.get("attention_bias"):
+            self.vector(f"{at}.kv_a_proj_with_mqa.bias", rank + rope, 0.0, 0.3)
+            self.vector(f"{at}.o_proj.bias", hidden, 0.0, 0.3)
+            if q_rank:
+                self.vector(f"{at}.q_a_proj.bias", q_rank, 0.0, 0.3)
+
     def mlp(self, at, inner):
         hidden = self.config["hidden_size"]
         self.linear(f"{at}.gate_proj", inner, hidden, 1.5)
@@ -106,7 +127,8 @@ class Draw:
             self.mlp(f"{at}.shared_expert", c["shared_expert_intermediate_size"])
             self.linear(f"{at}.shared_expert_gate", 1, hidden, 1.5)
         else:
-            self.vector(f"{at}.gate.e_score_correction_bias", experts, 0.0, 0.2)
+            if kind not in ("deepseek_v2", "mistral4"):
+                self.vector(f"{at}.gate.e_score_correction_bias", experts, 0.0, 0.2)
             self.mlp(f"{at}.shared_experts", c["moe_intermediate_size"] * c["n_shared_experts"])
         return self.experts(at, experts, c["moe_intermediate_size"])
 
@@ -127,7 +149,10 @@ class Draw:
             self.norm(f"{at}.input_layernorm", hidden)
             bias = {"gpt_oss": "all", "qwen2": "qkv", "qwen2_moe": "qkv", "llama": "qkvo" if c.get("attention_bias") else None}.get(kind)
             qk_norm = kind in ("qwen3", "qwen3_moe") or kind == "glm4_moe" and c["use_qk_norm"]
-            self.attention(f"{at}.self_attn", bias, qk_norm=qk_norm)
+            if "kv_lora_rank" in c:
+                self.latent_attention(f"{at}.self_attn")
+            else:
+                self.attention(f"{at}.self_attn", bias, qk_norm=qk_norm)
             self.norm(f"{at}.post_attention_layernorm", hidden)
             if kind == "gpt_oss":
                 self.gpt_oss_mlp(f"{at}.mlp")
@@ -173,13 +198,13 @@ def gpt_oss(name, seed, window, s, experts, top_k, original, quantized, **write)
     return Model(name, config, Draw(seed, config).model(), tok, **write)
 
 
-def plain(name, seed, kind, architecture, family, s, hf=None, gguf=None, linear=None, **more):
+def plain(name, seed, kind, architecture, family, s, hf=None, gguf=None, linear=None, variants=None, **more):
     tok = tiny_tokenizers.make(family)
     config = base_config(kind, architecture, tok, **(s | more))
     draw = Draw(seed, config)
     if linear:
         draw.linear_draw = lambda n, sh, std: linear(draw.rng, n, sh, std)
-    return Model(name, config, draw.model(), tok, hf or {}, gguf or {})
+    return Model(name, config, draw.model(), tok, hf or {}, gguf or {}, variants=variants or {})
 
 
 # Files that between them use every GGUF type, on different matrices.
@@ -295,6 +320,11 @@ def build():
                       "original_max_position_embeddings": 64}
     qwen_moe = dict(num_experts_per_tok=3, decoder_sparse_step=1, mlp_only_layers=[], attention_bias=False,
                     output_router_logits=False, rope_theta=1000000.0, use_sliding_window=False, sliding_window=None)
+    deepseek_yarn = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+                     "mscale_all_dim": 0.7, "original_max_position_embeddings": 64}
+    growing = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+               "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.25}
+    by = lambda mscale: 0.1 * mscale * np.log(deepseek_yarn["factor"]) + 1.0
     yarn = {"rope_type": "yarn", "factor": 2.6, "beta_fast": 20.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.3,
             "truncate": False}
     q8 = {"types": T.Q8_0}
@@ -365,4 +395,47 @@ def build():
                                 num_experts_per_tok=1, interleave_moe_layer_step=2, no_rope_layer_interval=3,
                                 attention_chunk_size=40, floor_scale=16, attn_scale=0.3, attn_temperature_tuning=True,
                                 use_qk_norm=True, rope_theta=500000.0, rope_scaling=llama3_scaling),
+        "deepseek-v3": lambda: plain("deepseek-v3", 71, "deepseek_v3", "DeepseekV3ForCausalLM", "llama3",
+                                     shape(64, 3, 5, 5, 96), hf={"x": 1},
+                                     gguf={"types": {"attn_k_b": T.BF16, None: T.Q8_0}, "absorbed": True,
+                                           "keys": {"add_rope_scaling_attn_factors": by(1.0) / by(0.7)}},
+                                     variants={"yarn without truncation": None}, kv_lora_rank=64, q_lora_rank=32,
+                                     qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, n_routed_experts=8,
+                                     num_experts_per_tok=3, n_shared_experts=1, moe_intermediate_size=32, n_group=4,
+                                     topk_group=2, routed_scaling_factor=0.8, norm_topk_prob=True,
+                                     first_k_dense_replace=1, num_nextn_predict_layers=0, rope_scaling=deepseek_yarn),
+        "deepseek-v2": lambda: plain("deepseek-v2", 72, "deepseek_v2", "DeepseekV2ForCausalLM", "llama3",
+                                     shape(48, 2, 3, 3, 64), hf={"x": 1}, gguf={"types": T.BF16},
+                                     linear=lambda rng, n, sh, std: qf.exact_bf16(rng, sh, 0.0, std),
+                                     kv_lora_rank=40, q_lora_rank=None, qk_nope_head_dim=20, qk_rope_head_dim=6,
+                                     v_head_dim=12, n_routed_experts=5, num_experts_per_tok=2, n_shared_experts=2,
+                                     moe_intermediate_size=24, topk_method="greedy", routed_scaling_factor=1.3,
+                                     first_k_dense_replace=1, attention_bias=True),
+        "mistral4": lambda: plain("mistral4", 73, "mistral4", "Mistral4ForCausalLM", "llama3", shape(64, 2, 4, 4, 64),
+                                  hf={"stacked": True},
+                                  gguf={"types": {"attn_k_b": T.BF16, None: T.Q8_0}, "absorbed": True,
+                                        "keys": {"add_attn_temperature_scale": 0.25}},
+                                  variants={"rope scaling": None, "yarn without truncation": None, "yarn attention factor": None,
+                                            "routed_scaling_factor": {"routed_scaling_factor": 1.0},
+                                            "growth": {"rope_scaling": growing | {"llama_4_scaling_beta": 0.0,
+                                                                                  "partial_rotary_factor": 0.2}}},
+                                  kv_lora_rank=32, q_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=8, v_head_dim=16,
+                                  n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
+                                  moe_intermediate_size=32, routed_scaling_factor=0.5, norm_topk_prob=True,
+                                  first_k_dense_replace=0, rope_scaling=growing | {"partial_rotary_factor": 0.2}),
+        "glm4-moe-lite": lambda: plain("glm4-moe-lite", 75, "glm4_moe_lite", "Glm4MoeLiteForCausalLM", "qwen2",
+                                       shape(64, 2, 4, 4, 64), hf={"x": 1}, kv_lora_rank=32, q_lora_rank=32,
+                                       qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=64, n_routed_experts=6,
+                                       num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=32, n_group=1,
+                                       topk_group=1, routed_scaling_factor=1.8, norm_topk_prob=True, rms_norm_eps=1e-5,
+                                       mlp_layer_types=["dense", "sparse"], first_k_dense_replace=1,
+                                       variants={"topk_group": None}),
+        "ministral3": lambda: plain("ministral3", 74, "ministral3", "Ministral3ForCausalLM", "llama3",
+                                    shape(48, 2, 6, 2, 64, 16), hf={"x": 1},
+                                    gguf={"types": T.BF16, "keys": {"add_attn_temperature_scale": 0.25,
+                                          "add_rope_scaling_yarn_log_mul": 1.0, "add_sliding_window": 72}},
+                                    variants={"rope scaling": None, "yarn without truncation": None, "yarn attention factor": None,
+                                              "growth": {"rope_scaling": growing | {"llama_4_scaling_beta": 0.0}}},
+                                    linear=lambda rng, n, sh, std: qf.exact_bf16(rng, sh, 0.0, std),
+                                    sliding_window=72, rope_scaling=growing),
     } | packed_models(qwen_moe) | dense_models.build() | layer_norm_models.build()

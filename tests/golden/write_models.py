@@ -20,9 +20,10 @@ GGUF_ARCH = {"gpt_oss": "GPT_OSS", "llama": "LLAMA", "mistral": "LLAMA", "qwen2"
 GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "granite": "GRANITE", "olmo2": "OLMO2",
               "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", 
               "gpt2": "GPT2", "phi": "PHI2", "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "glm4_moe": "GLM4_MOE",
-              "llama4_text": "LLAMA4", "deepseek_v3": "DEEPSEEK2"}
+              "llama4_text": "LLAMA4", "deepseek_v2": "DEEPSEEK2", "deepseek_v3": "DEEPSEEK2",
+              "mistral4": "MISTRAL4", "glm4_moe_lite": "DEEPSEEK2", "ministral3": "MISTRAL3"}
 # Those whose converter interleaves the halves of q's and k's heads.
-INTERLEAVED = ("llama", "mistral", "ministral", "mixtral", "granite", "smollm3")
+INTERLEAVED = ("llama", "mistral", "ministral", "ministral3", "mixtral", "granite", "smollm3")
 
 
 @dataclass
@@ -181,6 +182,10 @@ def gguf_tensors(model):
         elif ".experts." in name:  # qwen3moe: one tensor per expert, stacked in GGUF
             before, after = name.split(".experts.")
             experts.setdefault(before + ".experts." + after.split(".", 1)[1], []).append(w)
+        elif name.endswith("kv_b_proj.weight") and model.gguf.get("absorbed"):
+            k_b, v_b = absorbed(model.config, w)
+            put(name.replace("kv_b", "k_b"), k_b)
+            put(name.replace("kv_b", "v_b"), v_b)
         elif name.endswith("e_score_correction_bias"):
             out[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = w
         elif name.endswith("shared_expert_gate.weight"):
@@ -195,6 +200,15 @@ def gguf_tensors(model):
     for name in [n for n, w in out.items() if w.factor is not None]:
         out[name.replace(".weight", ".scale")] = Weight(np.float32([out[name].factor]))
     return out
+
+
+def absorbed(config, w):
+    """Of kv_b_proj [heads * (nope + value), rank]: k_b [heads, rank, nope], v_b [heads, value, rank]."""
+    heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
+    each = lambda rows: rows.reshape(heads, -1, rows.shape[-1])
+    k_b = Weight(np.ascontiguousarray(each(w.values)[:, :nope].swapaxes(1, 2)))
+    return k_b, Weight(np.ascontiguousarray(each(w.values)[:, nope:]),
+                       {k: np.ascontiguousarray(each(v)[:, nope:]) for k, v in w.raw.items()})
 
 
 def fuse_gate_up(out):
@@ -215,7 +229,7 @@ def choose_type(model, name, w):
     types = model.gguf["types"]
     if isinstance(types, T):
         return types
-    return types[name.split(".")[-2]]
+    return types.get(name.split(".")[-2], types.get(None))
 
 
 def add_metadata(writer, model):
@@ -232,7 +246,7 @@ def add_metadata(writer, model):
     writer.add_embedding_length(c["hidden_size"])
     writer.add_feed_forward_length(c.get("intermediate_size_mlp") or c["intermediate_size"])
     writer.add_head_count(c["num_attention_heads"])
-    writer.add_head_count_kv(c["num_key_value_heads"])
+    writer.add_head_count_kv(1 if model.gguf.get("absorbed") else c["num_key_value_heads"])
     writer.add_rope_freq_base(c["rope_theta"])
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     if "head_dim" in c:
@@ -251,15 +265,35 @@ def add_metadata(writer, model):
         writer.add_expert_count(c["num_experts"])
         writer.add_expert_used_count(c["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
-    if model.type in ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v3"):
+    if model.type in ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3", "mistral4"):
         add_experts(writer, model)
     if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if "kv_lora_rank" in c:
+        add_latent(writer, model, rope)
     for add, value in model.gguf.get("keys", {}).items():
         getattr(writer, add)(value)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def add_latent(writer, model, rope):
+    """As llama.cpp's converter has it: with absorbed heads and those of the model beside them, or these alone."""
+    c = model.config
+    key, value, rank = c["qk_nope_head_dim"] + c["qk_rope_head_dim"], c["v_head_dim"], c["kv_lora_rank"]
+    writer.add_kv_lora_rank(rank)
+    if c["q_lora_rank"]:
+        writer.add_q_lora_rank(c["q_lora_rank"])
+    writer.add_rope_dimension_count(c["qk_rope_head_dim"])
+    absorbs = model.gguf.get("absorbed")
+    writer.add_key_length(rank + c["qk_rope_head_dim"] if absorbs else key)
+    writer.add_value_length(rank if absorbs else value)
+    if absorbs:
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(value)
+    if rope:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
 
 
 def add_experts(writer, model):
@@ -280,6 +314,14 @@ def add_experts(writer, model):
         writer.add_array("llama4.rope.unrotated_layers", [not flag for flag in chunked])
         writer.add_attn_temperature_length(c["floor_scale"])
         writer.add_attn_temperature_scale(c["attn_scale"])
+    if model.type == "mistral4":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
+        writer.add_expert_weights_norm(c["norm_topk_prob"])
+    if model.type in ("deepseek_v2", "mistral4"):
+        writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        writer.add_expert_shared_count(c["n_shared_experts"])
+        writer.add_leading_dense_block_count(c["first_k_dense_replace"])
+        writer.add_expert_weights_scale(c["routed_scaling_factor"])
     if model.type in ("glm4_moe", "deepseek_v3"):
         writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
         writer.add_expert_shared_count(c["n_shared_experts"])

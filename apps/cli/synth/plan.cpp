@@ -86,7 +86,7 @@ class Planner {
     view.rank = static_cast<int>(spec.shape.size());
     std::copy(spec.shape.begin(), spec.shape.end(), view.shape.begin());
     const bool small = quant::part_of(spec.role, view, false) == quant::Part::kSmall;
-    const DType type = small ? DType::kF32 : view.rank == 3 ? expert_type_ : matrix_type_;
+    const DType type = small ? DType::kF32 : spec.experts ? expert_type_ : matrix_type_;
     const std::string_view name = spec.gguf.empty() ? spec.role : spec.gguf.front();
     add(before + std::string(name), type, spec.shape, spec.spread);
   }

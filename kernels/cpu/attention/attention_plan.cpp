@@ -49,6 +49,9 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, int threads, Arena& ar
     own.last = arena.take<int32_t>(tile_rows_);
     own.part = take_partial(arena, tile_rows_, padded_dim_);
     own.total = take_partial(arena, tile_rows_, padded_dim_);
+    if (shape.shared_values) {
+      own.shared_values = arena.take<float>(int64_t{kTileTokens} * shape.head_dim + kLanes);
+    }
     if (scratch_ != nullptr) scratch_[t] = own;
   }
 }

@@ -14,8 +14,9 @@ namespace millrace::cpu {
 // What sizes the workspace.
 struct AttentionShape {
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t max_rows = 0;     // of queries in a step
-  int64_t max_context = 0;  // tokens of a sequence
+  int64_t max_rows = 0;        // of queries in a step
+  int64_t max_context = 0;     // tokens of a sequence
+  bool shared_values = false;  // values are the keys: AttentionSplit::shared_values
 };
 
 // A sequence's rows of the batch are [first_row, first_row + num_tokens); the first of them stands at
@@ -44,6 +45,7 @@ struct AttentionScratch {
   const ActivationBlock** query_blocks;  // the same
   int32_t *first, *last;                 // [tile rows]
   PartialSoftmax part, total;
+  float* shared_values = nullptr;  // [kTileTokens][head_dim] and kLanes more; absent where values are stored
 };
 
 class AttentionPlan {

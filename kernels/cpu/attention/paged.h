@@ -66,21 +66,16 @@ void attend_integer_rows(const AttentionSplit& s, const Tile& tile, int row) {
   }
 }
 
-// kR rows through one tile. Tokens that all of them see share loads; those before and after are taken row by
-// row, so that every row adds its own tokens, and only those, in order.
+// The sum of weighted values of kR rows over a tile, whose weights are in s.scores. Tokens that all rows see
+// share loads; those before and after are taken row by row, so that every row adds its own tokens, and only
+// those, in order.
 template <class Kv, int kR>
-void attend_float_rows(const AttentionSplit& s, const Tile& tile, int row) {
-  const int64_t stride = kTileTokens + kLanes;
-  int32_t from[kR], to[kR], all_from = 0, all_to = kTileTokens;
+void add_float_values(const AttentionSplit& s, const Tile& tile, int row, const int32_t* from,
+                      const int32_t* to) {
+  int32_t all_from = 0, all_to = kTileTokens;
   for (int r = 0; r < kR; ++r) {
-    from[r] = clip(s.first[row + r] - tile.start);
-    to[r] = clip(s.last[row + r] - tile.start);
     all_from = from[r] > all_from ? from[r] : all_from;
     all_to = to[r] < all_to ? to[r] : all_to;
-  }
-  SharedRows<Kv, kR>::score_tile(s, tile, row, s.scores + row * stride, stride);
-  for (int r = 0; r < kR; ++r) {
-    if (from[r] < to[r]) softmax_row(s, row + r, from[r], to[r]);
   }
   if (all_from >= all_to) {
     for (int r = 0; r < kR; ++r) SharedRows<Kv, 1>::add_values(s, tile, row + r, from[r], to[r]);
@@ -95,6 +90,53 @@ void attend_float_rows(const AttentionSplit& s, const Tile& tile, int row) {
   }
 }
 
+// The keys of a tile as values: from [head_dim][16] to [16][head_dim] floats, block by block.
+template <class Kv>
+void turn_keys(const AttentionSplit& s, const Tile& tile) {
+  for (int32_t b = tile.lo; b < tile.hi; ++b) {
+    const uint8_t* keys = tile.block[b] + s.key_offset;
+    float* to = s.shared_values + static_cast<int64_t>(b) * kLanes * s.head_dim;
+    for (int32_t d = 0; d < s.head_dim; ++d) {
+      alignas(64) float tokens[kLanes];
+      Simd::store(tokens, Kv::key(keys, s.head_dim, d));
+      for (int32_t t = 0; t < kLanes; ++t) to[t * static_cast<int64_t>(s.head_dim) + d] = tokens[t];
+    }
+  }
+}
+
+// Where turn_keys put them, as the values of a tile.
+inline Tile turned_tile(const AttentionSplit& s, const Tile& tile) {
+  Tile turned = tile;
+  for (int32_t b = tile.lo; b < tile.hi; ++b) {
+    turned.block[b] = turned.next[b] = turned.far[b] =
+        reinterpret_cast<const uint8_t*>(s.shared_values + static_cast<int64_t>(b) * kLanes * s.head_dim);
+  }
+  return turned;
+}
+
+// kR rows through one tile.
+template <class Kv, int kR>
+void attend_float_rows(const AttentionSplit& s, const Tile& tile, int row) {
+  const int64_t stride = kTileTokens + kLanes;
+  int32_t from[kR], to[kR];
+  for (int r = 0; r < kR; ++r) {
+    from[r] = clip(s.first[row + r] - tile.start);
+    to[r] = clip(s.last[row + r] - tile.start);
+  }
+  SharedRows<Kv, kR>::score_tile(s, tile, row, s.scores + row * stride, stride);
+  for (int r = 0; r < kR; ++r) {
+    if (from[r] < to[r]) softmax_row(s, row + r, from[r], to[r]);
+  }
+  if (s.shared_values == nullptr) {
+    add_float_values<Kv, kR>(s, tile, row, from, to);
+    return;
+  }
+  AttentionSplit values = s;
+  values.value_offset = 0;
+  values.head_bytes = static_cast<int64_t>(sizeof(float)) * kLanes * s.head_dim;
+  add_float_values<KvFloat<LoadF32>, kR>(values, turned_tile(s, tile), row, from, to);
+}
+
 template <class Kv, int kR>
 void attend_rows(const AttentionSplit& s, const Tile& tile, int row) {
   if constexpr (Kv::kIntegers) {
@@ -106,6 +148,9 @@ void attend_rows(const AttentionSplit& s, const Tile& tile, int row) {
 
 template <class Kv>
 void attend_tile(const AttentionSplit& s, const Tile& tile) {
+  if constexpr (!Kv::kIntegers) {
+    if (s.shared_values != nullptr) turn_keys<Kv>(s, tile);
+  }
   int row = 0;
   constexpr int kMaxRows = kSharedRows<Kv>;
   for (; row + kMaxRows <= s.rows; row += kMaxRows) attend_rows<Kv, kMaxRows>(s, tile, row);

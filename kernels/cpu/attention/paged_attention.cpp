@@ -74,7 +74,7 @@ void AttentionRun::first_blocks(const SplitTask& task, int from_head, const uint
   for (int32_t b = 0; b < 2 * kTileTokens / kBlockTokens; ++b) {
     if ((first + b) * kBlockTokens > position || (first + b + 1) * kBlockTokens <= begin) continue;
     blocks[b] = op_.kv.pool + op_.kv.tables[task.tile->sequence][first + b] * op_.kv.block_bytes +
-                (task.kv_head - from_head) * op_.kv.head_bytes;
+                op_.kv.head_offset(task.kv_head - from_head);
   }
 }
 
@@ -103,8 +103,8 @@ void AttentionRun::attend_split(const SplitTask& task, const SplitTask* next, bo
   args.pool = op_.kv.pool;
   args.block_bytes = op_.kv.block_bytes;
   args.table = op_.kv.tables[tile.sequence];
-  args.key_offset = op_.kv.key_offset + kv_head * op_.kv.head_bytes;
-  args.value_offset = op_.kv.value_offset + kv_head * op_.kv.head_bytes;
+  args.key_offset = op_.kv.key_offset + op_.kv.head_offset(kv_head);
+  args.value_offset = op_.kv.value_offset + op_.kv.head_offset(kv_head);
   args.head_bytes = op_.kv.head_bytes;
   args.head_dim = static_cast<int32_t>(head_dim_);
   args.padded_dim = static_cast<int32_t>(plan_.padded_dim());
@@ -119,6 +119,7 @@ void AttentionRun::attend_split(const SplitTask& task, const SplitTask* next, bo
   args.row_sum = out.row_sum;
   args.acc = out.out;
   args.scores = scratch.scores;
+  args.shared_values = scratch.shared_values;
   args.prefetched = prefetched;
   args.heads = heads;
   args.head_rows = head_rows;
@@ -168,7 +169,8 @@ PartialSoftmax AttentionRun::partial_at(int64_t task, int64_t split, int64_t max
 // Splits by different threads, some heads of a split at a time; then their combination.
 void AttentionRun::attend_in_splits(std::span<const QueryTile> tiles, int64_t max_splits,
                                     int32_t max_rows) const {
-  const int64_t together = std::min<int64_t>(kv_heads_, ctx_.kernels.heads_per_split[kernel_]);
+  const int64_t together =
+      op_.kv.one_head ? 1 : std::min<int64_t>(kv_heads_, ctx_.kernels.heads_per_split[kernel_]);
   const int64_t head_groups = tasks_for(kv_heads_, together);
   const auto split_task = [&](int64_t index) -> SplitTask {  // no tile: nothing to do
     const int64_t group = index / max_splits, head = group % head_groups * together;

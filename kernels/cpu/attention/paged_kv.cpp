@@ -56,6 +56,7 @@ void store_kv(const PagedKv& kv, int32_t sequence, int32_t position, int64_t hea
   MILLRACE_CHECK(block >= 0 && block < kv.num_blocks);
   uint8_t* base = kv.pool + block * kv.block_bytes + head * kv.head_bytes;
   store_head(kv.type, key, head_dim, base + kv.key_offset, token, token, kBlockTokens);
+  if (value == nullptr) return;
   store_head(kv.type, value, head_dim, base + kv.value_offset, token, token * head_dim, 1);
 }
 

@@ -19,6 +19,9 @@ struct PagedKv {
   int64_t key_offset = 0, value_offset = 0;  // of head 0, bytes into a block
   int64_t head_bytes = 0;                    // of one head's keys, or values, in a block
   const int32_t* const* tables = nullptr;    // [sequences]: logical block -> block
+  // All query heads read the first head, in groups that a plan takes for heads (latent attention).
+  bool one_head = false;
+  int64_t head_offset(int64_t head) const { return one_head ? 0 : head * head_bytes; }
 };
 
 inline KvType kv_kernel_type(DType type) {
@@ -37,7 +40,7 @@ inline KvType kv_kernel_type(DType type) {
 }
 
 // Where head `head`'s keys and values of one token go: to the caches' types and order. key, value:
-// [head_dim]. By the calling thread.
+// [head_dim]; without a value there are keys alone. By the calling thread.
 void store_kv(const PagedKv& kv, int32_t sequence, int32_t position, int64_t head, int64_t head_dim,
               const float* key, const float* value);
 

@@ -11,7 +11,7 @@ void rope_append_kv(const Context& ctx, const RopeAppendKv& op) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t row = task / pieces, first = task % pieces * kv_heads, last = first + kv_heads;
       float* key = op.key + row * op.kv_heads * dim;
-      const float* value = op.value + row * op.kv_heads * dim;
+      const float* value = op.value == nullptr ? nullptr : op.value + row * op.kv_heads * dim;
       const int64_t first_query = (row * op.heads + first * group_size) * dim;
       const int64_t queries = kv_heads * group_size * dim;
       if (half > 0) {
@@ -29,7 +29,8 @@ void rope_append_kv(const Context& ctx, const RopeAppendKv& op) {
                                   op.query_blocks + first_query / kQuantBlock);
       }
       for (int64_t h = first; h < last; ++h) {
-        store_kv(op.kv, op.sequence_of[row], op.positions[row], h, dim, key + h * dim, value + h * dim);
+        store_kv(op.kv, op.sequence_of[row], op.positions[row], h, dim, key + h * dim,
+                 value == nullptr ? nullptr : value + h * dim);
       }
     }
   });

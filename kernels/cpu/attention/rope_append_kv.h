@@ -18,7 +18,7 @@ struct RopeAppendKv {
   const float* query_scale;  // [rows]: multiplies the rotated queries; absent: they stay
   float* query;              // [rows][heads][head_dim], rotated in place
   float* key;                // [rows][kv_heads][head_dim], rotated in place
-  const float* value;        // [rows][kv_heads][head_dim]
+  const float* value;        // [rows][kv_heads][head_dim]; absent: the keys are the values
   // The rotated queries as an int8 cache reads them, [rows][heads * head_dim / 32]; absent: not wanted.
   ActivationBlock* query_blocks;
   PagedKv kv;

@@ -194,6 +194,9 @@ struct AttentionSplit {
   float* row_sum;        // [rows]
   float* acc;            // [rows][padded_dim]
   float* scores;         // scratch: [rows][kTileTokens + kLanes]
+  // Values are the keys (latent attention): scratch for those of a tile, [kTileTokens][head_dim], with kLanes
+  // more behind them; absent: values lie at value_offset.
+  float* shared_values = nullptr;
   // Blocks of the first two tiles that this thread attends to next, moved so that these offsets lead to their
   // head; and whether this split's first tiles were prefetched so.
   const uint8_t* next_blocks[2 * kTileTokens / kLanes] = {};

@@ -78,6 +78,10 @@ class CpuBackend final : public Backend {
           "KV cache type: found {}, the cpu backend has f32, f16, bf16, int8 (q8_0) and fp8 (f8_e4m3)",
           info(spec.kv_type).name);
     }
+    if (spec.kv_type == DType::kQ8_0 && spec.latent.rank > 0) {
+      throw_error(ErrorCode::kUnsupported,
+                  "KV cache type int8: a latent cache has f32, f16, bf16 or fp8 (f8_e4m3)");
+    }
     if (spec.kv_type == DType::kQ8_0 && spec.head_dim % kKvScaleDims != 0) {
       throw_error(ErrorCode::kUnsupported,
                   "KV cache type int8: heads of {} dimensions, expected a multiple of {}", spec.head_dim,

@@ -10,13 +10,14 @@
 #include "kernels/cpu/attention/rope_append_kv.h"
 #include "kernels/cpu/embedding/embed.h"
 #include "kernels/cpu/matmul/gemm.h"
+#include "kernels/cpu/matmul/gemm_heads.h"
 #include "kernels/quant/kv_types.h"
 
 namespace millrace::cpu {
 namespace {
 
 // Products of a step whose order is remembered, at most, per layer and besides.
-constexpr size_t kProductsPerLayer = 6, kProductsBesides = 4;
+constexpr size_t kProductsPerLayer = 8, kProductsBesides = 4;
 
 // So many tokens of keys and values go through the caches and push out what was prefetched before.
 constexpr int32_t kDeepContext = 4096;
@@ -204,8 +205,64 @@ void CpuExecutor::norm_qkv(const NormQkv& op) {
   norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, work_->key);
 }
 
+// y[rows][out] = x[rows][cols] W^T, x as it is.
+void CpuExecutor::multiply(const Linear& weights, const float* x, int64_t cols, float* y) {
+  const ActivationFormats formats = formats_for(kernels_, {linear_of(weights)}, rows_);
+  const GemmProduct product{linear_of(weights), y, weights.weight->rows};
+  gemm(context(), {&product, 1}, quantize_rows(context(), formats, x, rows_, cols, work_->input), rows_);
+}
+
+void CpuExecutor::norm_latent_qkv(const NormLatentQkv& op) {
+  const LatentShape& s = spec_.latent;
+  const int64_t dim = spec_.head_dim, heads = spec_.heads, q_dim = s.nope + s.rope, kv_dim = s.rank + s.rope;
+  float *q = work_->head_rows, *compressed = work_->compressed;
+  const bool compresses = op.q_a.weight != nullptr;
+  const ActivationRows x = norm_for(op.norm, {compresses ? &op.q_a : &op.q, &op.kv_a});
+  const GemmProduct kv{linear_of(op.kv_a), compressed, kv_dim};
+  gemm(context(), {&kv, 1}, x, rows_);
+  const NormWeights kv_norm = weights_of(op.kv_a_norm);
+  pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      std::copy_n(compressed + row * kv_dim + s.rank, s.rope, work_->key + row * dim);
+      norm_one(kernels_, kv_norm, compressed + row * kv_dim, s.rank, work_->key + row * dim + s.rope);
+    }
+  });
+  if (compresses) {
+    const GemmProduct q_a{linear_of(op.q_a), compressed, s.q_rank};
+    gemm(context(), {&q_a, 1}, x, rows_);
+    norm_rows(context(),
+              {weights_of(op.q_a_norm), compressed, s.q_rank, compressed, s.q_rank, rows_, s.q_rank},
+              kNormedPerTask);
+    multiply(op.q, compressed, s.q_rank, q);
+    normed_formats_ = {};
+  } else {
+    const GemmProduct product{linear_of(op.q), q, heads * q_dim};
+    gemm(context(), {&product, 1}, x, rows_);
+  }
+  pool_.parallel_for(rows_, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin * heads; i < end * heads; ++i) {
+      std::copy_n(q + i * q_dim + s.nope, s.rope, work_->query + i * dim);
+    }
+  });
+  gemm_heads(context(),
+             {linear_of(op.k_b), q, heads * q_dim, q_dim, work_->query + s.rope, heads * dim, dim, rows_},
+             work_->head_quantized);
+}
+
 void CpuExecutor::project_add(const Projection& op) {
   if (rows_ == 0) return;
+  if (op.head_values.weight != nullptr) {
+    const LatentShape& s = spec_.latent;
+    const int64_t heads = spec_.heads, dim = spec_.head_dim, cols = heads * s.value;
+    gemm_heads(context(),
+               {linear_of(op.head_values), work_->attention + s.rope, heads * dim, dim, work_->head_rows,
+                cols, s.value, rows_},
+               work_->head_quantized);
+    const ActivationFormats made = formats_for(kernels_, {linear_of(op.linear)}, rows_);
+    return multiply_add(op.linear,
+                        quantize_rows(context(), made, work_->head_rows, rows_, cols, work_->input),
+                        op.norm_after, op.scale);
+  }
   const ActivationFormats formats = formats_for(kernels_, {linear_of(op.linear)}, rows_);
   if (part_ != nullptr) part_->gather_heads(pool_, work_->attention, work_->attended, rows_);
   const ActivationRows x =
@@ -295,7 +352,7 @@ void CpuExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> to
 
 // ---------------------------------------------------------------- attention
 
-// A block of a group lies as [layer][key, value][kv_head].
+// A block of a group lies as [layer][key, value][kv_head], of a latent cache as [layer][key].
 PagedKv CpuExecutor::kv_of(int layer) const {
   const auto [group, index] = spec_.layers[layer];
   PagedKv kv;
@@ -304,9 +361,10 @@ PagedKv CpuExecutor::kv_of(int layer) const {
   kv.num_blocks = spec_.kv_groups[group].num_blocks;
   kv.block_bytes = static_cast<int64_t>(spec_.kv_block_bytes(group));
   kv.head_bytes = kBlockTokens * static_cast<int64_t>(kv_head_bytes(spec_.kv_type, spec_.head_dim));
-  kv.key_offset = static_cast<int64_t>(index) * 2 * spec_.kv_heads * kv.head_bytes;
-  kv.value_offset = kv.key_offset + spec_.kv_heads * kv.head_bytes;
+  kv.key_offset = static_cast<int64_t>(index) * spec_.kv_parts() * spec_.kv_heads * kv.head_bytes;
+  kv.value_offset = kv.key_offset + (spec_.kv_parts() - 1) * spec_.kv_heads * kv.head_bytes;
   kv.tables = work_->tables[group];
+  kv.one_head = spec_.latent.rank > 0;
   return kv;
 }
 
@@ -351,7 +409,7 @@ void CpuExecutor::rope_append_kv(const Rope& op) {
   append.query_scale = query_scales(op.growth);
   append.query = work_->query;
   append.key = work_->key;
-  append.value = work_->value;
+  append.value = spec_.kv_parts() == 1 ? nullptr : work_->value;
   append.query_blocks = spec_.kv_type == DType::kQ8_0 ? work_->input.blocks : nullptr;
   append.kv = kv_of(op.layer);
   cpu::rope_append_kv(context(), append);
@@ -493,7 +551,7 @@ CpuExecutor::SlotShape CpuExecutor::shape_of(Slot slot) {
     case Slot::kKey:
       return {w.key, rows_, w.kv_cols, spec_.max_tokens};
     case Slot::kValue:
-      return {w.value, rows_, w.kv_cols, spec_.max_tokens};
+      return {w.value, rows_, spec_.kv_parts() == 1 ? 0 : w.kv_cols, spec_.max_tokens};
     case Slot::kAttention:
       return {w.attention, rows_, w.query_cols, spec_.max_tokens};
     case Slot::kLogits:

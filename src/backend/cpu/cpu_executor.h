@@ -30,6 +30,7 @@ class CpuExecutor final : public Executor {
   void begin(const Batch& batch) override;
   void embed(const Embed& op) override;
   void norm_qkv(const NormQkv& op) override;
+  void norm_latent_qkv(const NormLatentQkv& op) override;
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
   void project_add(const Projection& op) override;
@@ -66,6 +67,7 @@ class CpuExecutor final : public Executor {
   int64_t first_column() const { return part_ == nullptr ? 0 : part_->first_row(spec_.hidden); }
   void share_columns(float* values);
   void norm_heads(const Norm& op, int64_t heads, bool whole, float* values);
+  void multiply(const Linear& weights, const float* x, int64_t cols, float* y);
   void multiply_add(const Linear& weights, const ActivationRows& x, const Norm& norm_after, float scale);
   std::span<const int32_t> greedy_of_parts();
   void shared_expert_add(const Experts& op);

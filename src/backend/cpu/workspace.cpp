@@ -5,8 +5,20 @@
 namespace millrace::cpu {
 namespace {
 
+// Latent attention has one key for all query heads. They are taken in groups as if there were more: one of so
+// many rows fills a tile, and several threads have something to do. All groups are of one size.
+int32_t groups_of(int32_t heads) {
+  constexpr int32_t kRows = 16;
+  int32_t groups = 1;
+  while (groups < heads && (heads % groups != 0 || heads / groups > kRows)) ++groups;
+  return groups;
+}
+
 AttentionShape attention_shape(const ExecutorSpec& spec) {
-  return {spec.heads, spec.kv_heads, spec.head_dim, spec.max_tokens, spec.max_context};
+  const bool latent = spec.latent.rank > 0;
+  return {spec.heads,       latent ? groups_of(spec.heads) : spec.kv_heads,
+          spec.head_dim,    spec.max_tokens,
+          spec.max_context, latent};
 }
 
 }  // namespace
@@ -25,12 +37,30 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   attention = arena.take<float>(tokens * query_cols);
   attended = attended_cols == query_cols ? attention : arena.take<float>(tokens * attended_cols);
   key = arena.take<float>(tokens * kv_cols);
-  value = arena.take<float>(tokens * kv_cols);
+  const LatentShape& latent = spec.latent;
+  const int64_t heads = spec.heads, head_cols = std::max(latent.nope + latent.rope, latent.value);
+  const int64_t compressed_cols = std::max(latent.q_rank, latent.rank + latent.rope);
+  value = arena.take<float>(latent.rank > 0 ? 0 : tokens * kv_cols);
+  if (latent.rank > 0) {
+    head_rows = arena.take<float>(tokens * heads * head_cols);
+    compressed = arena.take<float>(tokens * compressed_cols);
+    head_quantized = take_quantized(arena, gemm_heads_rows(heads, tokens), std::max(latent.nope, latent.rank),
+                                    with_bf16_tiles);
+    // pow2_blocks: of every head as many rows as are taken as blocks.
+    if (with_bf16_tiles) {
+      const int64_t small = std::min(tokens, kMaxRowsAsBlocks);
+      head_quantized.pow2_blocks =
+          arena.take<ActivationBlock>(heads * small * std::max(latent.nope, latent.rank) / kQuantBlock);
+    }
+  }
   logits = arena.take<float>(int64_t{spec.max_logit_rows} * spec.vocab);
 
   // Int8 tiles take the memory of blocks, in whole groups of rows.
   const auto whole = [](int64_t rows) { return tasks_for(rows, kTileHeight) * kTileHeight; };
-  const int64_t input_cols = std::max<int64_t>({spec.hidden, query_cols, attended_cols});
+  // The queries of an int8 cache are in here too; a latent cache is none.
+  const int64_t input_cols =
+      latent.rank > 0 ? std::max({int64_t{spec.hidden}, heads * latent.value, int64_t{latent.q_rank}})
+                      : std::max({int64_t{spec.hidden}, query_cols, attended_cols});
   input.blocks = arena.take<ActivationBlock>(whole(normed_rows) * (input_cols / kQuantBlock));
   const int64_t inner_size = std::max(tokens * spec.ffn, chosen_rows * spec.expert_ffn);
   const int64_t inner_blocks = std::max(whole(tokens) * spec.ffn, chosen_rows * spec.expert_ffn);
@@ -60,8 +90,8 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   row_scale = arena.take<float>(chosen_rows);
 
   argmax = arena.take<ArgmaxPiece>(argmax_pieces(spec.max_logit_rows, spec.vocab));
-  const int64_t max_cols = std::max(
-      {int64_t{spec.hidden}, query_cols, attended_cols, int64_t{spec.ffn}, int64_t{spec.expert_ffn}});
+  const int64_t max_cols = std::max({input_cols, query_cols, attended_cols, int64_t{spec.ffn},
+                                     int64_t{spec.expert_ffn}, int64_t{latent.nope}});
   scratch = take_gemm_scratch(arena, threads, max_cols);
 }
 

@@ -3,6 +3,7 @@
 
 #include "backend/backend.h"
 #include "kernels/cpu/attention/attention_plan.h"
+#include "kernels/cpu/matmul/gemm_heads.h"
 #include "kernels/cpu/moe/experts.h"
 #include "kernels/cpu/sample/argmax.h"
 
@@ -18,7 +19,11 @@ struct Workspace {
   float *query, *attention;  // [tokens][heads * head_dim]
   float* attended;           // [tokens][attended_cols]: `attention` of all ranks
   float *key, *value;        // [tokens][kv_heads * head_dim]
-  float* logits;             // [logit rows][vocab]
+  // Latent attention: queries before k_b, or values behind head_values, [tokens][heads][nope + rope or
+  // value]; and what q_a or kv_a makes, [tokens][q_rank or rank + rope].
+  float *head_rows = nullptr, *compressed = nullptr;
+  QuantizedActivations head_quantized = {};
+  float* logits;  // [logit rows][vocab]
   // The input of a product, [tokens][max(hidden, attended_cols)]. Its blocks also are the rotated queries
   // of an int8 cache: after the product that made them, before the one that reads what they attended to.
   QuantizedActivations input;

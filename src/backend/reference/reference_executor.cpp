@@ -115,6 +115,38 @@ class ReferenceExecutor final : public Executor {
     norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, key_);
   }
 
+  void norm_latent_qkv(const NormLatentQkv& op) override {
+    norm_rows(op.norm);
+    const LatentShape& s = spec_.latent;
+    const int64_t q_dim = s.nope + s.rope, kv_dim = s.rank + s.rope, dim = spec_.head_dim;
+    Floats compressed, q(rows_ * spec_.heads * q_dim), kv(rows_ * kv_dim), nope(rows_ * s.nope),
+        absorbed(rows_ * s.rank);
+    const float* input = normed_.data();
+    if (op.q_a.weight != nullptr) {
+      compressed.resize(rows_ * s.q_rank);
+      reference::linear(linear_of(op.q_a), 0, input, rows_, compressed.data());
+      for (int64_t t = 0; t < rows_; ++t)
+        norm(op.q_a_norm, &compressed[t * s.q_rank], s.q_rank, &compressed[t * s.q_rank]);
+      input = compressed.data();
+    }
+    reference::linear(linear_of(op.q), 0, input, rows_, q.data());
+    reference::linear(linear_of(op.kv_a), 0, normed_.data(), rows_, kv.data());
+    for (int64_t t = 0; t < rows_; ++t) {
+      std::copy_n(&kv[t * kv_dim + s.rank], s.rope, &key_[t * dim]);
+      norm(op.kv_a_norm, &kv[t * kv_dim], s.rank, &key_[t * dim + s.rope]);
+    }
+    for (int64_t h = 0; h < spec_.heads; ++h) {
+      const auto head = [&](int64_t t) { return &q[(t * spec_.heads + h) * q_dim]; };
+      for (int64_t t = 0; t < rows_; ++t) std::copy_n(head(t), s.nope, &nope[t * s.nope]);
+      reference::linear(linear_of(op.k_b), h, nope.data(), rows_, absorbed.data());
+      for (int64_t t = 0; t < rows_; ++t) {
+        float* to = &query_[(t * spec_.heads + h) * dim];
+        std::copy_n(head(t) + s.nope, s.rope, to);
+        std::copy_n(&absorbed[t * s.rank], s.rank, to + s.rope);
+      }
+    }
+  }
+
   void rope_append_kv(const Rope& op) override {
     const reference::Rotary rotary{op.inv_freq, op.magnitude, op.interleaved};
     const reference::PagedKv kv = kv_of(op.layer);
@@ -144,8 +176,10 @@ class ReferenceExecutor final : public Executor {
   }
 
   void project_add(const Projection& op) override {
-    Floats out(rows_ * spec_.hidden);
-    reference::linear(linear_of(op.linear), 0, attention_.data(), rows_, out.data());
+    Floats out(rows_ * spec_.hidden), values;
+    if (op.head_values.weight != nullptr) values = head_values(op.head_values);
+    const Floats& y = op.head_values.weight != nullptr ? values : attention_;
+    reference::linear(linear_of(op.linear), 0, y.data(), rows_, out.data());
     add_block(out, op.norm_after, op.scale);
   }
 
@@ -287,6 +321,23 @@ class ReferenceExecutor final : public Executor {
     }
   }
 
+  // [rows][heads][value] of what heads attended to.
+  Floats head_values(const Linear& op) {
+    const LatentShape& s = spec_.latent;
+    Floats out(rows_ * spec_.heads * s.value), latent(rows_ * s.rank), made(rows_ * s.value);
+    for (int64_t h = 0; h < spec_.heads; ++h) {
+      for (int64_t t = 0; t < rows_; ++t) {
+        std::copy_n(&attention_[(t * spec_.heads + h) * spec_.head_dim + s.rope], s.rank,
+                    &latent[t * s.rank]);
+      }
+      reference::linear(linear_of(op), h, latent.data(), rows_, made.data());
+      for (int64_t t = 0; t < rows_; ++t) {
+        std::copy_n(&made[t * s.value], s.value, &out[(t * spec_.heads + h) * s.value]);
+      }
+    }
+    return out;
+  }
+
   void shared_expert_add(const Experts::Shared& op, Activation activation) {
     Floats out(rows_ * spec_.hidden), mix(rows_, 1.0f);
     reference::feed_forward(feed_forward_of(op.gate, op.up, op.down, activation), normed_.data(), rows_,
@@ -318,9 +369,10 @@ class ReferenceExecutor final : public Executor {
     return {kv_type_,
             pools_[group].data(),
             static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
-            static_cast<int64_t>(index) * 2 * spec_.kv_heads * kBlockTokens * spec_.head_dim,
+            static_cast<int64_t>(index) * spec_.kv_parts() * spec_.kv_heads * kBlockTokens * spec_.head_dim,
             spec_.kv_heads,
-            spec_.head_dim};
+            spec_.head_dim,
+            spec_.kv_parts()};
   }
   const int32_t* table_of(const SequenceSlice& s, int layer) const {
     return s.tables[spec_.layers[layer].group];
@@ -338,7 +390,10 @@ class ReferenceExecutor final : public Executor {
 }  // namespace
 
 size_t reference_workspace_bytes(const ExecutorSpec& spec) {
-  const size_t per_row = 2 * spec.hidden + 2 * (spec.heads + spec.kv_heads) * spec.head_dim +
+  const LatentShape& latent = spec.latent;
+  const size_t latent_row =
+      spec.heads * (latent.nope + latent.rope + latent.value) + latent.q_rank + 3 * latent.rank;
+  const size_t per_row = latent_row + 2 * spec.hidden + 2 * (spec.heads + spec.kv_heads) * spec.head_dim +
                          2 * spec.experts_per_token + 2 * spec.ffn;
   return sizeof(float) * (per_row * spec.max_tokens + static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
 }

@@ -1,0 +1,206 @@
+#include "model/latent_decoder.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "io/hf_directory.h"
+#include "model/decoder_config.h"
+#include "model/decoder_layer.h"
+#include "model/decoder_weights.h"
+#include "model/rope.h"
+
+namespace millrace {
+namespace {
+
+struct LatentWeights final : LayerWeights {
+  WeightPtr q_a, q_a_bias, q_a_norm, kv_a, kv_a_bias, kv_a_norm, k_b, v_b;
+};
+
+// Sizes as transformers has them, or as llama.cpp does: newer files count the absorbed heads and have the
+// others beside them (key_length_mla), older ones have the others alone.
+void read_latent(const ConfigReader& reader, ModelConfig& config) {
+  config.hidden = reader.integer("embedding_length", "hidden_size", 1, 1 << 17);
+  config.layers = reader.integer("block_count", "num_hidden_layers", 1, 1024);
+  config.heads = reader.integer("attention.head_count", "num_attention_heads", 1, 1024);
+  config.context_length = reader.integer("context_length", "max_position_embeddings", 1, 1 << 28);
+  config.norm_eps =
+      static_cast<float>(reader.real_or("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-6));
+  if (!(config.norm_eps > 0)) reader.fail("rms norm epsilon", fmt::format("{}", config.norm_eps), "above 0");
+  constexpr int64_t kMost = 8192;  // dimensions of one head
+  LatentShape& s = config.latent;
+  s.rank = reader.integer("attention.kv_lora_rank", "kv_lora_rank", 1, kMost);
+  s.q_rank = reader.integer_or("attention.q_lora_rank", "q_lora_rank", 0, 1 << 17, 0);
+  s.rope = reader.integer("rope.dimension_count", "qk_rope_head_dim", 2, kMost);
+  if (reader.is_gguf()) {
+    const bool absorbed = reader.integer_or("attention.key_length_mla", "", 0, kMost, 0) > 0;
+    const int32_t key =
+        reader.integer(absorbed ? "attention.key_length_mla" : "attention.key_length", "", s.rope + 1, kMost);
+    s.nope = key - s.rope;
+    s.value =
+        reader.integer(absorbed ? "attention.value_length_mla" : "attention.value_length", "", 1, kMost);
+  } else {
+    s.nope = reader.integer("", "qk_nope_head_dim", 1, kMost);
+    s.value = reader.integer("", "v_head_dim", 1, kMost);
+    const auto activation = reader.hf().find("hidden_act");
+    if (activation != reader.hf().end() && *activation != "silu" && *activation != "swish") {
+      reader.fail("config.json: hidden_act", activation->dump(), "\"silu\"");
+    }
+  }
+  config.head_dim = s.rope + s.rank;
+  config.kv_heads = 1;
+  config.layer_windows.assign(config.layers, 0);
+}
+
+// The first V2 chose from groups by the largest of each, Mistral 4 by the largest two; none of those
+// published does.
+void check_groups(const ConfigReader& reader, const ModelConfig& config, bool ignored) {
+  if (ignored || config.expert_groups == config.expert_groups_chosen) return;
+  throw_error(ErrorCode::kUnsupported, "{}: experts chosen by softmax: found {} of {} groups, expected all",
+              reader.checkpoint().path(), config.expert_groups_chosen, config.expert_groups);
+}
+
+void add_latent_attention(std::vector<WeightSpec>& to, const ModelConfig& c) {
+  using W = LatentWeights;
+  const LatentShape& s = c.latent;
+  const int64_t heads = c.heads, q = heads * (s.nope + s.rope), kv = s.rank + s.rope;
+  const Presence rare = Presence::kRare;
+  to.push_back(norm_weight("attn_norm.weight", "input_layernorm.weight", c.hidden, &LayerWeights::attn_norm));
+  if (s.q_rank > 0) {
+    to.push_back(matrix_weight("attn_q_a.weight", "self_attn.q_a_proj.weight", s.q_rank, c.hidden,
+                               own_weight(&W::q_a)));
+    to.push_back(
+        bias_weight("attn_q_a.bias", "self_attn.q_a_proj.bias", {s.q_rank}, own_weight(&W::q_a_bias), rare));
+    to.push_back(norm_weight("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight", s.q_rank,
+                             own_weight(&W::q_a_norm)));
+    to.push_back(
+        matrix_weight("attn_q_b.weight", "self_attn.q_b_proj.weight", q, s.q_rank, &LayerWeights::attn_q));
+  } else {
+    to.push_back(
+        matrix_weight("attn_q.weight", "self_attn.q_proj.weight", q, c.hidden, &LayerWeights::attn_q));
+  }
+  to.push_back(matrix_weight("attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight", kv, c.hidden,
+                             own_weight(&W::kv_a)));
+  to.push_back(bias_weight("attn_kv_a_mqa.bias", "self_attn.kv_a_proj_with_mqa.bias", {kv},
+                           own_weight(&W::kv_a_bias), rare));
+  to.push_back(norm_weight("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", s.rank,
+                           own_weight(&W::kv_a_norm)));
+  const auto per_head = [&](std::string_view role, int64_t rows, int64_t cols, int64_t first, bool turned,
+                            WeightMember member) {
+    to.push_back({.role = role,
+                  .shape = {heads, rows, cols},
+                  .use = WeightUse::kMatrix,
+                  .to = member,
+                  .spread = 1.0 / std::sqrt(static_cast<double>(cols)),
+                  .heads_of = HeadsOf{.gguf = "attn_kv_b.weight",
+                                      .hf = "self_attn.kv_b_proj.weight",
+                                      .first_row = first,
+                                      .head_rows = s.nope + s.value,
+                                      .turned = turned}});
+  };
+  per_head("attn_k_b.weight", s.rank, s.nope, 0, true, own_weight(&W::k_b));
+  per_head("attn_v_b.weight", s.value, s.rank, s.nope, false, own_weight(&W::v_b));
+  to.push_back(matrix_weight("attn_output.weight", "self_attn.o_proj.weight", c.hidden, heads * s.value,
+                             &LayerWeights::attn_output));
+  to.push_back(bias_weight("attn_output.bias", "self_attn.o_proj.bias", {c.hidden},
+                           &LayerWeights::attn_output_bias, rare));
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string_view, std::string_view>> LatentDecoder::hf_aliases() const {
+  return {{"num_local_experts", "n_routed_experts"}, {"num_experts", "n_routed_experts"}};
+}
+
+void LatentDecoder::read_config(const ConfigReader& reader, ModelConfig& config) const {
+  read_latent(reader, config);
+  const int32_t drafting = reader.integer_or("nextn_predict_layers", "", 0, config.layers - 1, 0);
+  config.layers -= drafting;  // GGUF files count them
+  config.layer_windows.resize(static_cast<size_t>(config.layers));
+  const HfChoice choice = reader.is_gguf() ? HfChoice{} : hf_choice(reader);
+  read_deepseek_experts(reader, config, reader.is_gguf() || choice.softmax);
+  if (config.expert_weighting == Route::Weighting::kSoftmaxAll ||
+      config.expert_weighting == Route::Weighting::kSoftmaxAllRenormalized) {
+    check_groups(reader, config, choice.ignores_groups);
+    if (choice.renormalizes) config.expert_weighting = Route::Weighting::kSoftmaxAllRenormalized;
+  }
+  config.rotary_dims = config.latent.rope;
+  config.rope_interleaved = reader.is_gguf() || reader.flag_or("", "rope_interleave", true);
+  read_rope(reader, config);
+  read_query_growth(reader, config);
+  // Of queries and keys before they are absorbed; YaRN scales all of their dimensions.
+  const double dims = config.latent.nope + config.latent.rope;
+  const double stretched = yarn_score_scale(reader);
+  config.attention_scale = static_cast<float>(stretched * stretched / std::sqrt(dims));
+  // The norms of what is compressed have the default of transformers' class, whatever the file says.
+  const double eps = reader.is_gguf() ? config.norm_eps : 1e-6;
+  config.own["latent_eps"] = static_cast<float>(reader.real_or("attention.latent_norm_epsilon", "", eps));
+}
+
+void LatentDecoder::write_keys(GgufKeys& keys) const {
+  const ModelConfig& c = keys.config();
+  if (!c.rope_interleaved) {
+    throw_error(ErrorCode::kUnsupported,
+                "{}: config.json: rope_interleave: found false, expected true: GGUF's {} has no key for it",
+                keys.reader().checkpoint().path(), c.architecture);
+  }
+  write_sizes(keys, keys.reader().integer("", "intermediate_size", 1, 1 << 20));  // of dense layers
+  keys.size("attention.key_length_mla", c.latent.nope + c.latent.rope);
+  keys.size("attention.value_length_mla", c.latent.value);
+  keys.size("attention.kv_lora_rank", c.latent.rank);
+  if (c.latent.q_rank > 0) keys.size("attention.q_lora_rank", c.latent.q_rank);
+  keys.size("rope.dimension_count", c.latent.rope);
+  write_norm(keys);
+  if (c.own.at("latent_eps") != c.norm_eps)
+    keys.real("attention.latent_norm_epsilon", c.own.at("latent_eps"));
+  write_rope(keys);
+  write_query_growth(keys);
+  write_deepseek_experts(keys);
+}
+
+std::unique_ptr<LayerWeights> LatentDecoder::new_layer() const { return std::make_unique<LatentWeights>(); }
+
+std::vector<WeightSpec> LatentDecoder::layer_weights(const ModelConfig& config, int layer) const {
+  std::vector<WeightSpec> weights;
+  add_latent_attention(weights, config);
+  weights.push_back(ffn_norm_weight(config));
+  if (config.is_dense(layer)) {
+    add_feed_forward(weights, config);
+    return weights;
+  }
+  add_experts(weights, config, usual_experts(config));
+  if (config.expert_weighting == Route::Weighting::kSigmoid ||
+      config.expert_weighting == Route::Weighting::kSigmoidRenormalized) {
+    weights.push_back(choice_bias_weight(config));
+    weights.back().presence = Presence::kUsual;
+  }
+  add_shared_expert(weights, config,
+                    {.gate = "mlp.shared_experts.gate_proj.weight",
+                     .up = "mlp.shared_experts.up_proj.weight",
+                     .down = "mlp.shared_experts.down_proj.weight"});
+  return weights;
+}
+
+void LatentDecoder::layer(Executor& x, const LayerWeights& weights, const ModelConfig& config,
+                          int index) const {
+  const auto& w = static_cast<const LatentWeights&>(weights);
+  const float eps = config.own.at("latent_eps");
+  x.norm_latent_qkv({.norm = norm_of(config, w.attn_norm, w.attn_norm_bias),
+                     .q_a = {w.q_a.get(), w.q_a_bias.get()},
+                     .q_a_norm = {w.q_a_norm.get(), eps},
+                     .q = {w.attn_q.get()},
+                     .kv_a = {w.kv_a.get(), w.kv_a_bias.get()},
+                     .kv_a_norm = {w.kv_a_norm.get(), eps},
+                     .k_b = {w.k_b.get()}});
+  Rope rope = rope_of(config, index);
+  rope.growth = query_growth(config);
+  x.rope_append_kv(rope);
+  x.attend(attend_of(w, config, index));
+  Projection projection = project_of(w, config);
+  projection.head_values = {w.v_b.get()};
+  x.project_add(projection);
+  if (config.is_dense(index)) return x.ffn_add(ffn_of(w, config));
+  x.route(route_of(w, config));
+  x.experts_add(experts_of(w, config));
+}
+
+}  // namespace millrace
