@@ -20,7 +20,9 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "a feed-forward layer without gate",
                                   "sigmoid routing",
                                   "a shared expert",
-                                  "experts with weighed inputs"};
+                                  "experts with weighed inputs",
+                                  "gated attention",
+                                  "layers with a state"};
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

@@ -26,6 +26,8 @@ enum class OpFeature : int {
   kSigmoidRouting,  // or groups of experts, a bias of their choice, a scale of their weights
   kSharedExpert,
   kWeighedInput,
+  kGatedAttention,
+  kState,  // linear attention, state-space models, short convolutions
   kCount,
 };
 

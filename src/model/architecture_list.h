@@ -22,4 +22,5 @@
   ONE(kModernBert)                  \
   ONE(kQwen2Moe)                    \
   ONE(kGlm4Moe)                     \
-  ONE(kLlama4)
+  ONE(kLlama4)                      \
+  ONE(kQwen3Next)

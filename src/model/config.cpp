@@ -117,12 +117,17 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
   spec.experts_per_token = config.experts_per_token;
   spec.expert_ffn = config.expert_ffn;
   spec.kv_type = limits.kv_type;
-  for (const int32_t window : config.layer_windows) {
+  spec.gated_attention = config.gated_attention;
+  if (!config.state_layers.empty()) spec.state = config.state;
+  for (int l = 0; l < config.layers; ++l) {
+    const bool state = config.has_state(l);
+    const int32_t window = state ? kStateWindow : config.layer_windows[static_cast<size_t>(l)];
     auto group = std::find_if(spec.kv_groups.begin(), spec.kv_groups.end(),
-                              [&](const KvGroupSpec& g) { return g.window == window; });
+                              [&](const KvGroupSpec& g) { return g.window == window && g.state == state; });
     if (group == spec.kv_groups.end()) {
       MILLRACE_CHECK(spec.kv_groups.size() < kMaxKvGroups);  // read_hf_layer_types gives one window per model
-      group = spec.kv_groups.insert(group, {.window = window, .num_layers = 0, .num_blocks = 0});
+      group =
+          spec.kv_groups.insert(group, {.window = window, .num_layers = 0, .num_blocks = 0, .state = state});
     }
     spec.layers.push_back({static_cast<int32_t>(group - spec.kv_groups.begin()), group->num_layers++});
   }

@@ -82,6 +82,7 @@ class WeightSource {
   std::optional<TensorView> find_part(int layer, const WeightSpec& spec);
   TensorView gather_turned(const TensorView& from);
   TensorView gather_offset(const TensorView& from, float offset);
+  TensorView gather_negative_exp(const TensorView& from);
   void attach_scales(TensorView& view);
   std::byte* own(size_t bytes);
 

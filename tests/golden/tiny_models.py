@@ -14,7 +14,7 @@ import quantize_formats as qf
 import tiny_tokenizers
 from write_models import Model
 
-MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v3")
+MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v3", "qwen3_next")
 QKV, PROJ = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 
 
@@ -290,6 +290,7 @@ def packed_models(qwen_moe):
 def build():
     """Name -> function that makes the model (each takes a moment, so only the asked ones run)."""
     import dense_models
+    import state_models
 
     llama3_scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                       "original_max_position_embeddings": 64}
@@ -365,4 +366,5 @@ def build():
                                 num_experts_per_tok=1, interleave_moe_layer_step=2, no_rope_layer_interval=3,
                                 attention_chunk_size=40, floor_scale=16, attn_scale=0.3, attn_temperature_tuning=True,
                                 use_qk_norm=True, rope_theta=500000.0, rope_scaling=llama3_scaling),
-    } | packed_models(qwen_moe) | dense_models.build() | layer_norm_models.build()
+    } | packed_models(qwen_moe) | dense_models.build() | layer_norm_models.build() \
+        | state_models.build()

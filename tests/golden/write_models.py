@@ -20,7 +20,7 @@ GGUF_ARCH = {"gpt_oss": "GPT_OSS", "llama": "LLAMA", "mistral": "LLAMA", "qwen2"
 GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "granite": "GRANITE", "olmo2": "OLMO2",
               "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", 
               "gpt2": "GPT2", "phi": "PHI2", "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "glm4_moe": "GLM4_MOE",
-              "llama4_text": "LLAMA4", "deepseek_v3": "DEEPSEEK2"}
+              "llama4_text": "LLAMA4", "deepseek_v3": "DEEPSEEK2", "qwen3_next": "QWEN3NEXT"}
 # Those whose converter interleaves the halves of q's and k's heads.
 INTERLEAVED = ("llama", "mistral", "ministral", "mixtral", "granite", "smollm3")
 
@@ -164,7 +164,11 @@ def gguf_tensors(model):
         out[name] = Weight(np.array(values, dtype=np.float32))
     if (model.config.get("rope_scaling") or {}).get("rope_type") == "llama3":
         out["rope_freqs.weight"] = Weight(llama3_rope_freqs(model.config, model.head_dim()))
+    own = model.gguf.get("own", lambda name, w: None)  # what is particular to one architecture
     for name, w in model.weights.items():
+        if (parts := own(name, w)) is not None:
+            out |= dict(parts)
+            continue
         if model.norm_offset and name.endswith("norm.weight"):
             w = Weight(w.values + np.float32(model.norm_offset))
         if model.type in INTERLEAVED and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -208,7 +212,8 @@ def fuse_gate_up(out):
 
 def choose_type(model, name, w):
     """Vectors and routers stay F32, as the converter has it; experts MXFP4 where they are; the rest as asked."""
-    if w.values.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name or name == "position_embd.weight":
+    if w.values.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name or name == "position_embd.weight" \
+            or "conv" in name:
         return T.F32
     if w.codes is not None:
         return T.MXFP4

@@ -20,14 +20,14 @@ Workspace::Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles
   const int64_t normed_rows = std::max(tokens, int64_t{spec.max_logit_rows});
   normed = arena.take<float>(normed_rows * spec.hidden);
   query = arena.take<float>(tokens * query_cols);
-  attention = arena.take<float>(tokens * query_cols);
+  attention = arena.take<float>(tokens * std::max(query_cols, spec.state.values()));
   key = arena.take<float>(tokens * kv_cols);
   value = arena.take<float>(tokens * kv_cols);
   logits = arena.take<float>(int64_t{spec.max_logit_rows} * spec.vocab);
 
   // Int8 tiles take the memory of blocks, in whole groups of rows.
   const auto whole = [](int64_t rows) { return tasks_for(rows, kTileHeight) * kTileHeight; };
-  const int64_t input_cols = std::max<int64_t>(spec.hidden, query_cols);
+  const int64_t input_cols = std::max({int64_t{spec.hidden}, query_cols, spec.state.values()});
   input.blocks = arena.take<ActivationBlock>(whole(normed_rows) * (input_cols / kQuantBlock));
   const int64_t inner_size = std::max(tokens * spec.ffn, chosen_rows * spec.expert_ffn);
   const int64_t inner_blocks = std::max(whole(tokens) * spec.ffn, chosen_rows * spec.expert_ffn);
@@ -56,9 +56,14 @@ Workspace::Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles
   expert_out = arena.take<float>(chosen_rows * spec.hidden);
   row_scale = arena.take<float>(chosen_rows);
 
+  projected = arena.take<float>(
+      tokens * std::max<int64_t>(spec.state.projected, spec.gated_attention ? 2 * query_cols : 0));
+  mix = arena.take<float>(spec.state.present() ? tokens * spec.state.mix_cols() : 0);
+  attention_gate = arena.take<float>(spec.gated_attention ? tokens * query_cols : 0);
+  state = StateWorkspace(spec.state, tokens, threads, arena);
+
   argmax = arena.take<ArgmaxPiece>(argmax_pieces(spec.max_logit_rows, spec.vocab));
-  const int64_t max_cols =
-      std::max({int64_t{spec.hidden}, query_cols, int64_t{spec.ffn}, int64_t{spec.expert_ffn}});
+  const int64_t max_cols = std::max({input_cols, int64_t{spec.ffn}, int64_t{spec.expert_ffn}});
   scratch = take_gemm_scratch(arena, threads, max_cols);
 }
 

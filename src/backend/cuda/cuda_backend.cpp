@@ -39,6 +39,12 @@ class CudaBackend final : public Backend {
   }
 
   bool gives_hidden_states() const override { return true; }
+  OpFeatures lacks() const override {
+    OpFeatures missing;
+    missing.add(OpFeature::kGatedAttention);
+    missing.add(OpFeature::kState);
+    return missing;
+  }
   std::optional<double> measure_read_bandwidth() override {
     device_.use();
     const cuda::Stream stream;
