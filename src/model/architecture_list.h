@@ -23,4 +23,8 @@
   ONE(kQwen2Moe)                    \
   ONE(kGlm4Moe)                     \
   ONE(kLlama4)                      \
-  ONE(kQwen3Next)
+  ONE(kQwen3Next)                   \
+  ONE(kQwen35)                      \
+  ONE(kQwen35Moe)                   \
+  ONE(kLfm2)                        \
+  ONE(kLfm2Moe)

@@ -138,7 +138,9 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
       tokens = std::min<int64_t>(tokens,
                                  static_cast<int64_t>(group.window) + limits.max_tokens + 2 * kBlockTokens);
     }
-    const int64_t blocks = static_cast<int64_t>(blocks_for(tokens)) * limits.sequences;
+    int64_t each = blocks_for(tokens);
+    if (group.state) each = std::min<int64_t>(each, state_blocks_of_step(limits.max_tokens));
+    const int64_t blocks = each * limits.sequences;
     if (blocks > INT32_MAX) {
       throw_error(ErrorCode::kNoMemory,
                   "context: found {} tokens for {} sequences, expected at most {} blocks of {}",

@@ -150,6 +150,10 @@ void GatedDeltaDecoder::settle_hf(nlohmann::json& config) const {
 
 void GatedDeltaDecoder::read_config(const ConfigReader& reader, ModelConfig& config) const {
   read_decoder(reader, config);
+  // Files of llama.cpp count the layers that draft.
+  const int32_t drafting = reader.integer_or("nextn_predict_layers", "", 0, config.layers - 1, 0);
+  config.layers -= drafting;
+  config.layer_windows.resize(static_cast<size_t>(config.layers));
   if (reader.flag_or("", "attention_bias", false))
     reader.fail("config.json: attention_bias", "true", "false");
   if (has_experts()) {
@@ -176,7 +180,9 @@ void GatedDeltaDecoder::read_config(const ConfigReader& reader, ModelConfig& con
 void GatedDeltaDecoder::write_keys(GgufKeys& keys) const {
   const ModelConfig& c = keys.config();
   const StateShape& s = c.state;
-  if (tiled_in_gguf() && s.key_heads != s.value_heads)
+  // Of a synthetic model there are no weights yet, and any order is theirs.
+  const bool weights = !keys.reader().checkpoint().tensors().empty();
+  if (weights && tiled_in_gguf() && s.key_heads != s.value_heads)
     throw_error(ErrorCode::kUnsupported,
                 "{}: a GGUF file of {} has its heads in another order than found here; not written yet",
                 keys.reader().checkpoint().path(), c.architecture);

@@ -52,7 +52,7 @@ const std::vector<WeightSpec>& WeightSource::specs(int layer) {
   const std::vector<int64_t> matrix = {config_.vocab, config_.hidden};
   std::vector<WeightSpec> outside = {
       {.role = "token_embd.weight", .hf = hf.embedding, .shape = matrix, .use = WeightUse::kLookup},
-      {.role = "output_norm.weight",
+      {.role = hf.gguf_output_norm,
        .hf = hf.output_norm,
        .shape = {config_.hidden},
        .presence = hf.has_output_norm ? Presence::kRequired : Presence::kRare,

@@ -140,6 +140,70 @@ def qwen(name, seed, kind, architecture, s, gguf=True, hf=None, **more):
     return Model(name, config, weights, tok, hf or {"x": 1}, how if gguf else {}, None, 1.0)
 
 
+class ConvDraw(Draw):
+    """LFM 2."""
+
+    def model(self):
+        c, hidden = self.config, self.config["hidden_size"]
+        heads, kv, dim = c["num_attention_heads"], c["num_key_value_heads"], hidden // c["num_attention_heads"]
+        self.linear("model.embed_tokens", c["vocab_size"], hidden, 0.3 * np.sqrt(hidden))
+        for i, kind in enumerate(c["layer_types"]):
+            at = f"model.layers.{i}"
+            self.norm(f"{at}.operator_norm", hidden)
+            if kind == "conv":
+                self.linear(f"{at}.conv.in_proj", 3 * hidden, hidden, 1.2)
+                self.out[f"{at}.conv.conv.weight"] = qf.exact_bf16(self.rng, (hidden, 1, c["conv_L_cache"]), 0.0, 0.7)
+                self.linear(f"{at}.conv.out_proj", hidden, hidden, 1.2)
+                for part, n in (("in_proj", 3 * hidden), ("conv", hidden), ("out_proj", hidden)):
+                    if c["conv_bias"]:
+                        self.vector(f"{at}.conv.{part}.bias", n, 0.0, 0.3)
+            else:
+                for proj, rows in (("q_proj", heads * dim), ("k_proj", kv * dim), ("v_proj", kv * dim)):
+                    self.linear(f"{at}.self_attn.{proj}", rows, hidden, 1.3)
+                self.linear(f"{at}.self_attn.out_proj", hidden, heads * dim, 1.6)
+                self.vector(f"{at}.self_attn.q_layernorm.weight", dim, 1.2, 0.3)
+                self.vector(f"{at}.self_attn.k_layernorm.weight", dim, 1.2, 0.3)
+            self.norm(f"{at}.ffn_norm", hidden)
+            if i < c.get("num_dense_layers", c["num_hidden_layers"]):
+                for name, rows, cols in (("w1", c["intermediate_size"], hidden), ("w3", c["intermediate_size"], hidden),
+                                         ("w2", hidden, c["intermediate_size"])):
+                    self.linear(f"{at}.feed_forward.{name}", rows, cols, 1.2)
+                continue
+            self.linear(f"{at}.feed_forward.gate", c["num_experts"], hidden, 2.0)
+            self.vector(f"{at}.feed_forward.expert_bias", c["num_experts"], 0.0, 0.2)
+            self.experts(f"{at}.feed_forward", c["num_experts"], c["moe_intermediate_size"], ("w1", "w3", "w2"))
+        self.norm("model.embedding_norm", hidden)
+        scale = np.float32(2.0 ** -np.rint(np.log2(0.3 * np.sqrt(hidden) / 2)))
+        self.out["model.embedding_norm.weight"].values *= scale
+        return self.out
+
+
+def lfm2(name, seed, kind, architecture, s, layer_types, gguf=True, **more):
+    tok = tiny_tokenizers.make("llama3")
+    config = base_config(kind, architecture, tok, pad_token_id=0, **(s | {
+        "norm_eps": 1e-5, "tie_word_embeddings": True, "layer_types": layer_types, "rope_theta": 10000.0,
+        "block_auto_adjust_ff_dim": False} | more))
+    del config["rms_norm_eps"]
+    kv = [config["num_key_value_heads"] if t != "conv" else 0 for t in layer_types]
+
+    def own(name, w):
+        at = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
+        if name.endswith("conv.conv.weight"):
+            return [(at + "shortconv.conv.weight", Weight(w.values.squeeze(1)))]
+        if name.endswith("expert_bias"):
+            return [(at + "exp_probs_b.bias", w)]
+        return None
+
+    keys = {"add_shortconv_l_cache": config["conv_L_cache"], "add_vocab_size": config["vocab_size"]}
+    if "num_experts" in config:
+        keys |= {"add_expert_count": config["num_experts"], "add_expert_used_count": config["num_experts_per_tok"],
+                 "add_expert_feed_forward_length": config["moe_intermediate_size"],
+                 "add_leading_dense_block_count": config["num_dense_layers"], "add_expert_gating_func": 2}
+    weights = ConvDraw(seed, config).model()
+    how = {"types": T.Q8_0, "keys": keys, "own": own, "kv_heads": kv}
+    return Model(name, config, weights, tok, {"x": 1}, how if gguf else {})
+
+
 def build():
     experts = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=64,
                    norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
@@ -154,4 +218,22 @@ def build():
             "qwen3next-odd", 82, "qwen3_next", "Qwen3NextForCausalLM", shape(32, 4, 2, 1, 64, 16), gguf=False,
             full_attention_interval=2, **heads(1, 3, 33, 32, 3),
             **(experts | {"mlp_only_layers": [0], "norm_topk_prob": False})),
+        "qwen35": lambda: qwen(
+            "qwen35", 83, "qwen3_5_text", "Qwen3_5ForCausalLM", shape(32, 4, 2, 1, 64, 32), full_attention_interval=2,
+            **heads(2, 6, 17, 16, 4)),
+        "qwen35moe": lambda: qwen(
+            "qwen35moe", 84, "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", shape(32, 2, 4, 2, 64, 16),
+            full_attention_interval=2, **heads(2, 4, 16, 24, 4),
+            **{k: v for k, v in experts.items() if k not in ("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")}),
+        "lfm2": lambda: lfm2(
+            "lfm2", 85, "lfm2", "Lfm2ForCausalLM", shape(64, 3, 4, 2, 64), ["conv", "full_attention", "conv"],
+            conv_bias=False, conv_L_cache=3),
+        "lfm2-bias": lambda: lfm2(
+            "lfm2-bias", 86, "lfm2", "Lfm2ForCausalLM", shape(32, 2, 2, 1, 32), ["conv", "conv"], gguf=False,
+            conv_bias=True, conv_L_cache=5),
+        "lfm2moe": lambda: lfm2(
+            "lfm2moe", 87, "lfm2_moe", "Lfm2MoeForCausalLM", shape(32, 3, 4, 2, 64),
+            ["conv", "full_attention", "conv"], conv_bias=False, conv_L_cache=3, num_experts=5, num_experts_per_tok=2,
+            moe_intermediate_size=32, num_dense_layers=1, use_expert_bias=True, routed_scaling_factor=1.4,
+            norm_topk_prob=True),
     }

@@ -14,7 +14,8 @@ import quantize_formats as qf
 import tiny_tokenizers
 from write_models import Model
 
-MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v3", "qwen3_next")
+MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
+            "lfm2_moe")
 QKV, PROJ = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 
 

@@ -20,7 +20,8 @@ GGUF_ARCH = {"gpt_oss": "GPT_OSS", "llama": "LLAMA", "mistral": "LLAMA", "qwen2"
 GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "granite": "GRANITE", "olmo2": "OLMO2",
               "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", 
               "gpt2": "GPT2", "phi": "PHI2", "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "glm4_moe": "GLM4_MOE",
-              "llama4_text": "LLAMA4", "deepseek_v3": "DEEPSEEK2", "qwen3_next": "QWEN3NEXT"}
+              "llama4_text": "LLAMA4", "deepseek_v3": "DEEPSEEK2", "qwen3_next": "QWEN3NEXT",
+              "qwen3_5_text": "QWEN35", "qwen3_5_moe_text": "QWEN35MOE", "lfm2": "LFM2", "lfm2_moe": "LFM2MOE"}
 # Those whose converter interleaves the halves of q's and k's heads.
 INTERLEAVED = ("llama", "mistral", "ministral", "mixtral", "granite", "smollm3")
 
@@ -237,9 +238,9 @@ def add_metadata(writer, model):
     writer.add_embedding_length(c["hidden_size"])
     writer.add_feed_forward_length(c.get("intermediate_size_mlp") or c["intermediate_size"])
     writer.add_head_count(c["num_attention_heads"])
-    writer.add_head_count_kv(c["num_key_value_heads"])
+    writer.add_head_count_kv(model.gguf.get("kv_heads", c["num_key_value_heads"]))
     writer.add_rope_freq_base(c["rope_theta"])
-    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(c.get("rms_norm_eps") or c["norm_eps"])
     if "head_dim" in c:
         writer.add_key_length(c["head_dim"])
         writer.add_value_length(c["head_dim"])

@@ -391,7 +391,7 @@ void CpuExecutor::norm_mix(const NormMix& op) {
 
 void CpuExecutor::mix(const StateMix& op) {
   if (rows_ == 0) return;
-  const auto [group, index] = spec_.layers[op.layer];
+  const int32_t group = spec_.layers[op.layer].group, index = spec_.layers[op.layer].index;
   const std::span<const AttentionSequence> sequences = work_->attention_plan.sequences();
   state_mix(context(),
             {spec_.state,

@@ -80,8 +80,10 @@ class ReferenceExecutor final : public Executor {
     chosen_weight_.resize(chosen_.size());
     logits_.resize(static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+      // Blocks of a state group that nobody keeps are written behind the others.
+      const int32_t spare = spec.kv_groups[g].state ? blocks_for(spec.max_tokens) + 1 : 0;
       pools_.emplace_back(spec_.kv_block_bytes(static_cast<int>(g)) / sizeof(float) *
-                          spec.kv_groups[g].num_blocks);
+                          static_cast<size_t>(spec.kv_groups[g].num_blocks + spare));
     }
   }
 
@@ -190,7 +192,7 @@ class ReferenceExecutor final : public Executor {
   }
 
   void mix(const StateMix& op) override {
-    const auto [group, index] = spec_.layers[op.layer];
+    const int32_t group = spec_.layers[op.layer].group, index = spec_.layers[op.layer].index;
     const StateBlock at(spec_.state);
     const reference::StateMix layer{spec_.state,
                                     static_cast<reference::StateMix::Kind>(op.kind),
@@ -209,8 +211,19 @@ class ReferenceExecutor final : public Executor {
                                     pools_[group].data(),
                                     static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
                                     index * at.floats};
+    std::vector<int32_t> table;
+    const SequenceSlice* of = nullptr;
     for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
-      reference::state_mix(layer, table_of(s, op.layer), position, &mix_[row * spec_.state.mix_cols()],
+      if (of != &s) {
+        const int32_t* known = table_of(s, op.layer);
+        table.assign(known, known + blocks_for(s.context_len + s.num_tokens));
+        int32_t spare = spec_.kv_groups[group].num_blocks;
+        for (size_t b = static_cast<size_t>(s.context_len / kBlockTokens); b < table.size(); ++b) {
+          if (table[b] == kNoBlock) table[b] = spare++;
+        }
+        of = &s;
+      }
+      reference::state_mix(layer, table.data(), position, &mix_[row * spec_.state.mix_cols()],
                            &attention_[row * spec_.state.values()]);
     });
   }
