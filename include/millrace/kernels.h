@@ -12,6 +12,7 @@
 #include "millrace/kernels/flash_attention_v2.h"
 #include "millrace/kernels/flash_attention_v2_optimized.h"
 #include "millrace/kernels/gemm.h"
+#include "millrace/kernels/linear_attention.h"
 #include "millrace/kernels/matmul.h"
 #include "millrace/kernels/moe.h"
 #include "millrace/kernels/norm.h"

@@ -51,7 +51,7 @@ void keep_row(const StateMix& op, float* block, int32_t row, const float* mix, c
   const StateShape& s = op.shape;
   const StateBlock at(s);
   for (int64_t i = 0; i < s.keys(); ++i)
-    block[at.keys + row * at.row_keys + i] = static_cast<float>(x[static_cast<size_t>(s.keys() + i)]);
+    block[at.keys + row * at.row_keys + i] = static_cast<float>(x[static_cast<size_t>(s.key_at() + i)]);
   for (int32_t h = 0; h < s.value_heads; ++h) {
     const double biased = mix[s.step_at() + h] + (op.step_bias == nullptr ? 0.0 : op.step_bias[h]);
     double step = biased > 20.0 ? biased : std::log1p(std::exp(biased));
@@ -61,7 +61,7 @@ void keep_row(const StateMix& op, float* block, int32_t row, const float* mix, c
     block[at.betas + row * at.row_decays + h] =
         static_cast<float>(scan ? step : logistic(mix[s.beta_at() + h]));
     for (int32_t i = 0; i < s.value_dim; ++i) {
-      const double v = x[static_cast<size_t>(2 * s.keys() + h * s.value_dim + i)];
+      const double v = x[static_cast<size_t>(s.value_at() + h * s.value_dim + i)];
       block[at.writes + row * at.row_writes + h * at.padded_dim + i] =
           static_cast<float>(scan ? v * step : v);
     }
@@ -134,17 +134,19 @@ void state_mix(const StateMix& op, const int32_t* table, int32_t position, const
       out[i] = static_cast<float>(mix[s.gate_at() + i] * x[static_cast<size_t>(i)]);
     return;
   }
-  for (int32_t h = 0; op.kind == Kind::kGatedDelta && h < 2 * s.key_heads; ++h)
-    norm_to_length(x.data() + h * s.key_dim, s.key_dim, h < s.key_heads ? 1.0 / std::sqrt(s.key_dim) : 1.0);
+  for (int32_t h = 0; op.kind == Kind::kGatedDelta && h < s.key_heads; ++h) {
+    norm_to_length(x.data() + s.query_at() + h * s.key_dim, s.key_dim, 1.0 / std::sqrt(s.key_dim));
+    norm_to_length(x.data() + s.key_at() + h * s.key_dim, s.key_dim, 1.0);
+  }
   keep_row(op, block, row, mix, x);
   Doubles y(static_cast<size_t>(s.values()), 0.0);
   for (int32_t h = 0; h < s.value_heads; ++h) {
     const Doubles state = state_at(op, table, position, h);
-    const double* q = x.data() + s.key_head(h) * s.key_dim;
+    const double* q = x.data() + s.query_at() + s.key_head(h) * s.key_dim;
     for (int32_t i = 0; i < s.value_dim; ++i) {
       double& to = y[static_cast<size_t>(h * s.value_dim + i)];
       for (int32_t d = 0; d < s.key_dim; ++d) to += q[d] * state[static_cast<size_t>(d * s.value_dim + i)];
-      if (op.d != nullptr) to += op.d[h] * x[static_cast<size_t>(2 * s.keys() + h * s.value_dim + i)];
+      if (op.d != nullptr) to += op.d[h] * x[static_cast<size_t>(s.value_at() + h * s.value_dim + i)];
     }
     if (row + 1 < kBlockTokens) continue;
     float* state_out = block + at.state + h * at.head_state;

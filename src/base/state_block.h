@@ -16,7 +16,9 @@ namespace millrace {
 struct StateShape {
   int32_t key_heads = 0, key_dim = 0, value_heads = 0, value_dim = 0;
   int32_t taps = 0;  // of the convolution: a token sees itself and the taps - 1 before it; 0: no such layers
-  bool tiled = false;     // value head h has key head h % key_heads instead (GGUF files of Qwen 3.5)
+  bool tiled = false;  // value head h has key head h % key_heads instead (GGUF files of Qwen 3.5)
+  bool values_first =
+      false;              // what is convolved is values, keys, queries (Mamba-2); else queries, keys, values
   int32_t projected = 0;  // columns of the widest row that the layer's projections make
 
   bool present() const { return taps > 0; }
@@ -25,8 +27,11 @@ struct StateShape {
   }
   int64_t keys() const { return int64_t{key_heads} * key_dim; }
   int64_t values() const { return int64_t{value_heads} * value_dim; }
-  // What is convolved: queries, keys, values.
+  // What is convolved: queries, keys and values.
   int64_t channels() const { return 2 * keys() + values(); }
+  int64_t query_at() const { return values_first ? values() + keys() : 0; }
+  int64_t key_at() const { return values_first ? values() : keys(); }
+  int64_t value_at() const { return values_first ? 0 : 2 * keys(); }
   // A row of a layer's inputs: what is convolved, the gate, and two numbers for each value head.
   int64_t mix_cols() const { return channels() + values() + 2 * int64_t{value_heads}; }
   int64_t gate_at() const { return channels(); }

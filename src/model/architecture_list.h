@@ -27,4 +27,5 @@
   ONE(kQwen35)                      \
   ONE(kQwen35Moe)                   \
   ONE(kLfm2)                        \
-  ONE(kLfm2Moe)
+  ONE(kLfm2Moe)                     \
+  ONE(kGraniteHybrid)

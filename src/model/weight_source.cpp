@@ -509,6 +509,10 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   // A convolution of each channel by itself: [channels, 1, taps].
   if (found->rank == 3 && shape.size() == 2 && found->shape[1] == 1)
     set_shape(*found, {found->shape[0], found->shape[2]});
+  // A vector may be in groups in the file.
+  if (found->rank == 2 && shape.size() == 1 && found->shape[1] > 1 && found->elements() == shape[0] &&
+      found->row_stride_bytes == static_cast<int64_t>(bytes_of(found->type, found->shape[1])))
+    set_shape(*found, {shape[0]});
   // One row of a matrix may be a vector in the file.
   if (found->rank == 1 && shape.size() == 2 && shape[0] == 1) set_shape(*found, {1, found->shape[0]});
   // A bias or norm may be seen as [n] or, through a stride, as [.., n, 1].

@@ -201,7 +201,87 @@ def lfm2(name, seed, kind, architecture, s, layer_types, gguf=True, **more):
                  "add_leading_dense_block_count": config["num_dense_layers"], "add_expert_gating_func": 2}
     weights = ConvDraw(seed, config).model()
     how = {"types": T.Q8_0, "keys": keys, "own": own, "kv_heads": kv}
-    return Model(name, config, weights, tok, {"x": 1}, how if gguf else {})
+    return Model(name, config, weights, tok, {"x": 1}, how if gguf else {},
+                 variants={"norm_eps": {"norm_eps": 1e-1}})
+
+
+class MambaDraw(StateDraw):
+    """Granite 4 without experts."""
+
+    def norm(self, name, n, mean=1.0):
+        self.vector(name + ".weight", n, mean, 0.25 * mean)
+
+    def model(self):
+        c, hidden = self.config, self.config["hidden_size"]
+        heads, kv, dim = c["num_attention_heads"], c["num_key_value_heads"], hidden // c["num_attention_heads"]
+        inner, states = c["mamba_expand"] * hidden, c["mamba_n_groups"] * c["mamba_d_state"]
+        embedding = 0.5 / c["embedding_multiplier"]
+        self.linear("model.embed_tokens", c["vocab_size"], hidden, embedding * np.sqrt(hidden))
+        for i, kind in enumerate(c["layer_types"]):
+            at = f"model.layers.{i}"
+            self.norm(f"{at}.input_layernorm", hidden)
+            if kind == "mamba":
+                m = f"{at}.mamba"
+                self.linear(f"{m}.in_proj", 2 * inner + 2 * states + c["mamba_n_heads"], hidden, 1.5)
+                self.conv(f"{m}.conv1d", inner + 2 * states, c["mamba_d_conv"])
+                if c["mamba_conv_bias"]:
+                    self.vector(f"{m}.conv1d.bias", inner + 2 * states, 0.0, 0.3)
+                self.vector(f"{m}.dt_bias", c["mamba_n_heads"], -1.0, 0.7)
+                self.vector(f"{m}.A_log", c["mamba_n_heads"], -0.5, 1.0)
+                self.vector(f"{m}.D", c["mamba_n_heads"], 0.5, 0.5)
+                self.norm(f"{m}.norm", inner)
+                self.linear(f"{m}.out_proj", hidden, inner, 1.6)
+            else:
+                for proj, rows in (("q_proj", heads * dim), ("k_proj", kv * dim), ("v_proj", kv * dim)):
+                    self.linear(f"{at}.self_attn.{proj}", rows, hidden, 1.3)
+                self.linear(f"{at}.self_attn.o_proj", hidden, heads * dim, 1.6)
+            self.norm(f"{at}.post_attention_layernorm", hidden)
+            self.linear(f"{at}.shared_mlp.input_linear", 2 * c["shared_intermediate_size"], hidden, 1.5)
+            self.linear(f"{at}.shared_mlp.output_linear", hidden, c["shared_intermediate_size"], 0.9)
+        self.norm("model.norm", hidden, 2.0 * c["logits_scaling"] / (embedding * np.sqrt(hidden)))
+        return self.out
+
+
+def granite(name, seed, s, layer_types, gguf=True, **more):
+    tok = tiny_tokenizers.make("llama3")
+    config = base_config("granitemoehybrid", "GraniteMoeHybridForCausalLM", tok, pad_token_id=0, **(s | {
+        "tie_word_embeddings": True, "layer_types": layer_types, "num_local_experts": 0, "num_experts_per_tok": 0,
+        "embedding_multiplier": 6.0, "logits_scaling": 4.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3,
+        "position_embedding_type": "nope", "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+        "mamba_n_groups": 1, "mamba_chunk_size": 32} | more))
+    weights = MambaDraw(seed, config).model()
+    shared, hidden = config["shared_intermediate_size"], config["hidden_size"]
+
+    def own(name, w):
+        at, part = f"blk.{name.split('.')[2]}." if ".layers." in name else "", name.split(".mamba.")[-1]
+        if name.endswith("shared_mlp.input_linear.weight"):
+            return [(at + "ffn_gate.weight", w.rows(np.arange(shared))),
+                    (at + "ffn_up.weight", w.rows(np.arange(shared, 2 * shared)))]
+        if name.endswith("shared_mlp.output_linear.weight"):
+            return [(at + "ffn_down.weight", w)]
+        if ".mamba." not in name:
+            return None
+        if part == "conv1d.weight":
+            return [(at + "ssm_conv1d.weight", Weight(w.values.squeeze(1)))]
+        if part == "A_log":
+            return [(at + "ssm_a", Weight(-np.exp(w.values)[:, None]))]
+        if part == "D":
+            return [(at + "ssm_d", Weight(w.values[:, None]))]
+        if part == "norm.weight":
+            return [(at + "ssm_norm.weight", Weight(w.values.reshape(config["mamba_n_groups"], -1)))]
+        names = {"in_proj.weight": "ssm_in.weight", "conv1d.bias": "ssm_conv1d.bias", "dt_bias": "ssm_dt.bias",
+                 "out_proj.weight": "ssm_out.weight"}
+        return [(at + names[part], w)]
+
+    keys = {"add_ssm_conv_kernel": config["mamba_d_conv"], "add_ssm_state_size": config["mamba_d_state"],
+            "add_ssm_group_count": config["mamba_n_groups"], "add_ssm_time_step_rank": config["mamba_n_heads"],
+            "add_ssm_inner_size": 2 * hidden, "add_embedding_scale": 6.0, "add_logit_scale": 4.0,
+            "add_residual_scale": 0.4, "add_attention_scale": 0.3, "add_rope_scaling_finetuned": False,
+            "add_rope_dimension_count": hidden // config["num_attention_heads"]}
+    kv = [0 if t == "mamba" else config["num_key_value_heads"] for t in layer_types]
+    how = {"types": T.Q8_0, "keys": keys, "own": own, "kv_heads": kv}
+    return Model(name, config, weights, tok, {"x": 1}, how if gguf else {}, variants={
+        key: {key: config[key] * 1.5} for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier")})
 
 
 def build():
@@ -229,11 +309,18 @@ def build():
             "lfm2", 85, "lfm2", "Lfm2ForCausalLM", shape(64, 3, 4, 2, 64), ["conv", "full_attention", "conv"],
             conv_bias=False, conv_L_cache=3),
         "lfm2-bias": lambda: lfm2(
-            "lfm2-bias", 86, "lfm2", "Lfm2ForCausalLM", shape(32, 2, 2, 1, 32), ["conv", "conv"], gguf=False,
+            "lfm2-bias", 86, "lfm2", "Lfm2ForCausalLM", shape(32, 2, 2, 1, 32), ["full_attention", "conv"], gguf=False,
             conv_bias=True, conv_L_cache=5),
         "lfm2moe": lambda: lfm2(
             "lfm2moe", 87, "lfm2_moe", "Lfm2MoeForCausalLM", shape(32, 3, 4, 2, 64),
             ["conv", "full_attention", "conv"], conv_bias=False, conv_L_cache=3, num_experts=5, num_experts_per_tok=2,
             moe_intermediate_size=32, num_dense_layers=1, use_expert_bias=True, routed_scaling_factor=1.4,
             norm_topk_prob=True),
+        "granitehybrid": lambda: granite(
+            "granitehybrid", 88, shape(32, 3, 2, 1, 32), ["mamba", "attention", "mamba"], shared_intermediate_size=64,
+            mamba_n_heads=4, mamba_d_head=16, mamba_d_state=24, mamba_d_conv=4),
+        "granitehybrid-groups": lambda: granite(
+            "granitehybrid-groups", 89, shape(32, 2, 2, 2, 32), ["mamba", "attention"], gguf=False,
+            shared_intermediate_size=32, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=10, mamba_d_conv=3,
+            mamba_n_groups=2, mamba_conv_bias=False, time_step_limit=[0.05, 0.5], position_embedding_type="rope"),
     }

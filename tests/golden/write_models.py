@@ -21,9 +21,10 @@ GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "gran
               "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", 
               "gpt2": "GPT2", "phi": "PHI2", "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "glm4_moe": "GLM4_MOE",
               "llama4_text": "LLAMA4", "deepseek_v3": "DEEPSEEK2", "qwen3_next": "QWEN3NEXT",
-              "qwen3_5_text": "QWEN35", "qwen3_5_moe_text": "QWEN35MOE", "lfm2": "LFM2", "lfm2_moe": "LFM2MOE"}
+              "qwen3_5_text": "QWEN35", "qwen3_5_moe_text": "QWEN35MOE", "lfm2": "LFM2", "lfm2_moe": "LFM2MOE",
+              "granitemoehybrid": "GRANITE_HYBRID"}
 # Those whose converter interleaves the halves of q's and k's heads.
-INTERLEAVED = ("llama", "mistral", "ministral", "mixtral", "granite", "smollm3")
+INTERLEAVED = ("llama", "mistral", "ministral", "mixtral", "granite", "smollm3", "granitemoehybrid")
 
 
 @dataclass
@@ -214,7 +215,8 @@ def fuse_gate_up(out):
 def choose_type(model, name, w):
     """Vectors and routers stay F32, as the converter has it; experts MXFP4 where they are; the rest as asked."""
     if w.values.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name or name == "position_embd.weight" \
-            or "conv" in name:
+            or "conv." in name or "conv1d" in name or ".ssm_" in name and not name.endswith(("_in.weight", "_out.weight",
+                                                                                            "ssm_ba.weight")):
         return T.F32
     if w.codes is not None:
         return T.MXFP4

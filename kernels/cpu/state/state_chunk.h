@@ -41,7 +41,8 @@ inline void read_state_rows(const float* state, int64_t key_dim, int64_t padded,
                             float* const* out, int rows) {
   constexpr int kRowsAtOnce = 4;  // four sums of two registers each, where a register has eight lanes
   int r = 0;
-  for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce) read_state<kRowsAtOnce>(state, key_dim, padded, x + r, out + r);
+  for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce)
+    read_state<kRowsAtOnce>(state, key_dim, padded, x + r, out + r);
   for (; r < rows; ++r) read_state<1>(state, key_dim, padded, x + r, out + r);
 }
 

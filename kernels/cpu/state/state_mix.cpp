@@ -117,7 +117,7 @@ class StateMixer {
       gates(piece.row + r, before, decays);
       before = decays;
       if (block == nullptr) continue;
-      std::copy_n(x + s_.keys(), s_.keys(), block + at_.keys + (first + r) * at_.row_keys);
+      std::copy_n(x + s_.key_at(), s_.keys(), block + at_.keys + (first + r) * at_.row_keys);
       std::copy_n(decays, s_.value_heads, block + at_.decays + (first + r) * at_.row_decays);
     }
   }
@@ -127,9 +127,11 @@ class StateMixer {
     const auto eps = static_cast<float>(kLengthEps / s_.key_dim);
     const float by = 1.0f / std::sqrt(static_cast<float>(s_.key_dim));
     for (int32_t h = 0; h < 2 * s_.key_heads; ++h) {
-      float* head = x + int64_t{h} * s_.key_dim;
+      const bool query = h < s_.key_heads;
+      float* head = x + (query ? s_.query_at() + int64_t{h} * s_.key_dim
+                               : s_.key_at() + int64_t{h - s_.key_heads} * s_.key_dim);
       ctx_.kernels.rms_norm(head, nullptr, eps, s_.key_dim, head);
-      const float scale = h < s_.key_heads ? by * by : by;
+      const float scale = query ? by * by : by;
       for (int32_t i = 0; i < s_.key_dim; ++i) head[i] *= scale;
     }
   }
@@ -194,13 +196,13 @@ class StateMixer {
       const int64_t row = piece.row + i - first;
       const bool known = i < first;
       float* x = known ? nullptr : convolved_row(row);
-      chunk.k[i] = known ? block + at_.keys + i * at_.row_keys + key_at : x + s_.keys() + key_at;
+      chunk.k[i] = known ? block + at_.keys + i * at_.row_keys + key_at : x + s_.key_at() + key_at;
       chunk.w[i] = block == nullptr ? own.writes + i * at_.padded_dim
                                     : block + at_.writes + i * at_.row_writes + head * at_.padded_dim;
       logs[i] =
           known ? block[at_.decays + i * at_.row_decays + head] : work_.decays[row * s_.value_heads + head];
       if (known) continue;
-      chunk.q[i] = x + key_at;
+      chunk.q[i] = x + s_.query_at() + key_at;
       chunk.v[i] = value_row(x, row, head, own.values + i * at_.padded_dim);
       chunk.o[i] = own.outputs + i * at_.padded_dim;
       chunk.beta[i] = work_.betas[row * s_.value_heads + head];
@@ -214,7 +216,7 @@ class StateMixer {
   }
 
   const float* value_row(const float* x, int64_t row, int32_t head, float* to) const {
-    const float* v = x + 2 * s_.keys() + int64_t{head} * s_.value_dim;
+    const float* v = x + s_.value_at() + int64_t{head} * s_.value_dim;
     const float by = op_.kind == Kind::kSelectiveScan ? work_.betas[row * s_.value_heads + head] : 1.0f;
     for (int32_t i = 0; i < s_.value_dim; ++i) to[i] = v[i] * by;
     std::fill(to + s_.value_dim, to + at_.padded_dim, 0.0f);
@@ -223,7 +225,7 @@ class StateMixer {
 
   void finish_row(float* o, int64_t row, int32_t head) const {
     float* y = op_.out + row * s_.values() + int64_t{head} * s_.value_dim;
-    const float* v = convolved_row(row) + 2 * s_.keys() + int64_t{head} * s_.value_dim;
+    const float* v = convolved_row(row) + s_.value_at() + int64_t{head} * s_.value_dim;
     if (op_.d != nullptr) ctx_.kernels.scale_add(o, 1.0f, v, op_.d[head], s_.value_dim);
     if (op_.kind == Kind::kSelectiveScan) {
       std::copy_n(o, s_.value_dim, y);

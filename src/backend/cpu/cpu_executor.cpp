@@ -375,14 +375,14 @@ void CpuExecutor::norm_mix(const NormMix& op) {
         for (int32_t h = 0; h < part.heads; ++h)
           std::copy_n(from + part.at(h), part.dim, to + at + int64_t{h} * part.dim);
       };
-      place(op.query, 0);
-      place(op.key, s.keys());
-      place(op.value, 2 * s.keys());
+      place(op.query, s.query_at());
+      place(op.key, s.key_at());
+      place(op.value, s.value_at());
       place(op.gate, s.gate_at());
       place(op.step, s.step_at());
       place(op.beta, s.beta_at());
       for (int32_t h = 0; h < op.value_by.heads; ++h) {
-        float* values = to + 2 * s.keys() + int64_t{h} * op.value_by.dim;
+        float* values = to + s.value_at() + int64_t{h} * op.value_by.dim;
         kernels_.multiply(values, from + op.value_by.at(h), op.value_by.dim, values);
       }
     }
