@@ -136,6 +136,8 @@ void add_delta_net(std::vector<WeightSpec>& to, const ModelConfig& c, bool fused
   to.push_back(
       bias_weight("ssm_a", "linear_attn.A_log", {s.value_heads}, own_weight(&S::ssm_a), Presence::kRequired));
   to.back().hf_negative_log = true;
+  to.back().spread = 0.0;
+  to.back().synthetic = -0.5f;
   to.push_back(
       norm_weight("ssm_norm.weight", "linear_attn.norm.weight", s.value_dim, own_weight(&S::ssm_norm)));
   to.push_back(matrix_weight("ssm_out.weight", "linear_attn.out_proj.weight", hidden, s.values(),

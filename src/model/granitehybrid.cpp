@@ -273,6 +273,8 @@ class GraniteHybrid final : public Architecture {
                              Presence::kRequired));
     to.push_back(bias_weight("ssm_a", "mamba.A_log", {heads}, own_weight(&S::ssm_a), Presence::kRequired));
     to.back().hf_negative_log = true;
+    to.back().spread = 0.0;
+    to.back().synthetic = -0.5f;
     to.push_back(bias_weight("ssm_d", "mamba.D", {heads}, own_weight(&S::ssm_d), Presence::kRequired));
     to.push_back(norm_weight("ssm_norm.weight", "mamba.norm.weight", s.values(), own_weight(&S::ssm_norm)));
     to.push_back(matrix_weight("ssm_out.weight", "mamba.out_proj.weight", hidden, s.values(),

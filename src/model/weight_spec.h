@@ -87,6 +87,8 @@ struct WeightSpec {
   Presence presence = Presence::kRequired;
   double spread = 0.0;  // of a synthetic model's random values; 0: ones
 
+  std::optional<float> synthetic = {};  // what a synthetic model has in every place, instead of random values
+
   // What GGUF files may call it beside its role; where there are any, synthetic models take the first.
   std::vector<std::string_view> gguf = {};
   std::optional<HfExperts> experts = {};  // instead of `hf`
