@@ -3,6 +3,7 @@ them. Heads are of odd sizes, so that what pads them counts. GGUF names and orde
 """
 
 import numpy as np
+from gguf import ExpertGatingFuncType
 from gguf import GGMLQuantizationType as T
 
 import quantize_formats as qf
@@ -198,7 +199,7 @@ def lfm2(name, seed, kind, architecture, s, layer_types, gguf=True, **more):
     if "num_experts" in config:
         keys |= {"add_expert_count": config["num_experts"], "add_expert_used_count": config["num_experts_per_tok"],
                  "add_expert_feed_forward_length": config["moe_intermediate_size"],
-                 "add_leading_dense_block_count": config["num_dense_layers"], "add_expert_gating_func": 2}
+                 "add_leading_dense_block_count": config["num_dense_layers"], "add_expert_gating_func": ExpertGatingFuncType.SIGMOID}
     weights = ConvDraw(seed, config).model()
     how = {"types": T.Q8_0, "keys": keys, "own": own, "kv_heads": kv}
     return Model(name, config, weights, tok, {"x": 1}, how if gguf else {},
@@ -317,10 +318,10 @@ def build():
             moe_intermediate_size=32, num_dense_layers=1, use_expert_bias=True, routed_scaling_factor=1.4,
             norm_topk_prob=True),
         "granitehybrid": lambda: granite(
-            "granitehybrid", 88, shape(32, 3, 2, 1, 32), ["mamba", "attention", "mamba"], shared_intermediate_size=64,
+            "granitehybrid", 88, shape(32, 3, 2, 1, 64), ["mamba", "attention", "mamba"], shared_intermediate_size=64,
             mamba_n_heads=4, mamba_d_head=16, mamba_d_state=24, mamba_d_conv=4),
         "granitehybrid-groups": lambda: granite(
             "granitehybrid-groups", 89, shape(32, 2, 2, 2, 32), ["mamba", "attention"], gguf=False,
             shared_intermediate_size=32, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=10, mamba_d_conv=3,
-            mamba_n_groups=2, mamba_conv_bias=False, time_step_limit=[0.05, 0.5], position_embedding_type="rope"),
+            mamba_n_groups=2, mamba_conv_bias=False, position_embedding_type="rope"),
     }

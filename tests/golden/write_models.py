@@ -158,7 +158,8 @@ def gguf_tensors(model):
     out, experts = {}, {}
 
     def put(name, w):
-        mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        ends = (".weight", ".bias")
+        mapped = names.get_name(name, try_suffixes=ends) or names.get_name(name.removeprefix("model."), try_suffixes=ends)
         assert mapped, name
         out[mapped] = w
 
