@@ -199,7 +199,8 @@ def lfm2(name, seed, kind, architecture, s, layer_types, gguf=True, **more):
     if "num_experts" in config:
         keys |= {"add_expert_count": config["num_experts"], "add_expert_used_count": config["num_experts_per_tok"],
                  "add_expert_feed_forward_length": config["moe_intermediate_size"],
-                 "add_leading_dense_block_count": config["num_dense_layers"], "add_expert_gating_func": ExpertGatingFuncType.SIGMOID}
+                 "add_leading_dense_block_count": config["num_dense_layers"], "add_expert_gating_func": ExpertGatingFuncType.SIGMOID,
+                 "add_expert_weights_scale": config["routed_scaling_factor"]}
     weights = ConvDraw(seed, config).model()
     how = {"types": T.Q8_0, "keys": keys, "own": own, "kv_heads": kv}
     return Model(name, config, weights, tok, {"x": 1}, how if gguf else {},
