@@ -74,6 +74,26 @@ class Rig {
     const auto logits = executor_->logits();
     return {logits.begin(), logits.end()};
   }
+  // The same in small pieces, each with drafts behind it that are wrong and do not count.
+  std::vector<float> with_drafts(const std::vector<int32_t>& tokens) {
+    kv::Cache cache(options(false), *store_);
+    kv::Sequence s = cache.make_sequence();
+    while (s.length() < static_cast<int32_t>(tokens.size())) {
+      const auto left = std::span(tokens).subspan(static_cast<size_t>(s.length()));
+      const auto piece = left.first(std::min<size_t>(left.size(), 13));
+      std::vector<int32_t> fed(piece.begin(), piece.end());
+      for (int32_t i = 0; i < 9; ++i) fed.push_back((piece.back() + i + 1) % spec_.vocab);
+      const auto count = static_cast<int32_t>(fed.size());
+      EXPECT_TRUE(cache.reserve(s, count));
+      SequenceSlice slice{.first_row = 0, .num_tokens = count, .context_len = s.length(), .tables = {}};
+      for (size_t g = 0; g < spec_.kv_groups.size(); ++g) slice.tables[g] = s.table(static_cast<int>(g));
+      const auto row = static_cast<int32_t>(piece.size()) - 1;
+      model_->forward(*executor_, {.tokens = fed, .sequences = {&slice, 1}, .logit_rows = {&row, 1}});
+      cache.advance(s, piece);
+    }
+    const auto logits = executor_->logits();
+    return {logits.begin(), logits.end()};
+  }
   std::vector<float> cold(const std::vector<int32_t>& tokens) {
     kv::Cache cache(options(false), *store_);
     kv::Sequence s = cache.make_sequence();
@@ -162,6 +182,19 @@ void test_all_ways(const std::string& path, const std::string& device,
     left.pop_back();
     EXPECT_TRUE(same_bits(got_left, rig.cold(left))) << "a fork";
     EXPECT_TRUE(same_bits(got_right, rig.cold(right))) << "the other fork";
+  }
+}
+
+TEST(KvCache, RejectedDraftsLeaveNoTraceInAState) {
+  for (const char* device : {"cpu", "reference"}) {
+    for (const char* model : {"qwen3next", "lfm2", "granitehybrid"}) {
+      SCOPED_TRACE(std::string(model) + " on " + device);
+      Rig rig(std::string("tests/golden/models/") + model + "/model.gguf", device, std::nullopt);
+      std::vector<int32_t> tokens(75);
+      for (size_t i = 0; i < tokens.size(); ++i)
+        tokens[i] = static_cast<int32_t>(i * 37 % static_cast<size_t>(rig.vocab()));
+      EXPECT_TRUE(same_bits(rig.with_drafts(tokens), rig.cold(tokens)));
+    }
   }
 }
 
