@@ -18,7 +18,9 @@ from pathlib import Path
 
 SOURCES = {".cpp", ".h", ".cu", ".cuh", ".inc"}
 LIST = Path("src/model/architecture_list.h")
-OTHER_MEANINGS = {  # place -> words that are names of something else there
+OTHER_MEANINGS = {
+    "src/model/gated_delta.cpp": {"qwen2"},  # a tokenizer
+    "src/model/qwen35.cpp": {"qwen3.5-27b", "qwen3.5-35b-a3b"},  # presets  # place -> words that are names of something else there
     "src/tokenizer/": {"llama", "llama4", "qwen2", "gpt2", "bert", "modern-bert"},  # tokenizer.ggml.model, tokenizer.ggml.pre
     "apps/cli/quantize/vocabulary.cpp": {"llama", "qwen2", "gpt2", "bert"},
     "apps/cli/synth/metadata.cpp": {"gpt2"},

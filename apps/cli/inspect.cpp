@@ -91,6 +91,8 @@ Json config_json(const ModelConfig& config) {
   }
   std::map<int32_t, int> windows;
   for (const int32_t window : config.layer_windows) ++windows[window];
+  const auto states = std::count(config.state_layers.begin(), config.state_layers.end(), true);
+  if (states > 0) out["layers_with_state"] = states;
   for (const auto& [window, layers] : windows) {
     if (window > 0) out[fmt::format("layers_with_window_{}", window)] = layers;
   }
@@ -176,6 +178,10 @@ std::string memory_text(const MemoryPlan& plan, const Backend& backend) {
   line("workspace", human_bytes(plan.workspace));
   for (const MemoryPlan::Group& group : plan.groups) {
     const std::string kind = group.window > 0 ? fmt::format("window of {}", group.window) : "full attention";
+    if (group.state) {  // at any length
+      line(fmt::format("states of a sequence, {} layers", group.layers), human_bytes(group.bytes_at_context));
+      continue;
+    }
     line(fmt::format("kv per 1k tokens, {} {} layers", group.layers, kind),
          human_bytes(group.bytes_per_1k_tokens));
     line(fmt::format("kv at context {}, same layers", plan.context), human_bytes(group.bytes_at_context));

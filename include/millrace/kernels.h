@@ -13,6 +13,7 @@
 #include "millrace/kernels/flash_attention_v2_optimized.h"
 #include "millrace/kernels/flash_partial.h"
 #include "millrace/kernels/gemm.h"
+#include "millrace/kernels/linear_attention.h"
 #include "millrace/kernels/matmul.h"
 #include "millrace/kernels/moe.h"
 #include "millrace/kernels/norm.h"

@@ -13,6 +13,8 @@
 //   norm_latent_qkv  residual          -> query, key                    (latent attention)
 //   rope_append_kv   query, key, value -> query; key, value into the pool
 //   attend           query, pool       -> attention                     [tokens, heads * head_dim]
+//   norm_mix         residual          -> mix                           (layers with a state, in place of the
+//   mix              mix, pool         -> attention                      three above)
 //   project_add      attention         -> residual +=
 //   ffn_add          residual          -> residual +=                   (dense layers)
 //   route            residual          -> routing                       (expert layers)
@@ -39,6 +41,7 @@
 #include "backend/tuning.h"
 #include "base/paging.h"
 #include "base/sampling_math.h"
+#include "base/state_block.h"
 #include "base/topology.h"
 #include "dist/communicator.h"
 #include "dist/shares.h"
@@ -121,6 +124,9 @@ struct NormQkv {
   Linear q, k, v;
   Norm q_norm, k_norm;      // per head, over head_dim (Qwen 3); absent elsewhere
   bool norm_whole = false;  // q_norm and k_norm go over all heads at once (OLMo 2)
+  // Of each head q has 2 head_dim rows: the query's, and those of a gate that attend() multiplies its output
+  // by, as sigmoid(gate) (Qwen 3 Next).
+  bool gated = false;
 };
 
 // Latent attention (DeepSeek V2), absorbed: what is cached of a token is one key that all heads share, and
@@ -164,6 +170,51 @@ struct Attend {
   int32_t chunk = 0;
   // Encoders: a token also sees those behind it, window - 1 of them or all. A sequence is then one step's.
   bool bidirectional = false;
+  bool gated = false;  // NormQkv::gated
+};
+
+// ---- layers with a state (base/state_block.h): linear attention and state-space models
+
+// Where the columns of heads are in a row: those of head h begin at
+// first + h / per_group * group_stride + h % per_group * dim.
+struct HeadColumns {
+  int32_t first = 0, heads = 0, dim = 0;
+  int32_t per_group = 1, group_stride = 0;
+  // All side by side.
+  static HeadColumns plain(int32_t first, int32_t heads, int32_t dim) {
+    return {first, heads, dim, heads > 0 ? heads : 1, 0};
+  }
+  int32_t at(int32_t head) const { return first + head / per_group * group_stride + head % per_group * dim; }
+};
+
+// What a layer with a state is made of: products of n = norm(x), side by side in a row, whose columns become
+// the rows of StateShape: queries, keys and values, which are convolved, a gate, and for each value head a
+// step and a beta. Parts with no heads are not there.
+struct NormMix {
+  Norm norm;
+  std::array<Linear, 4> in;
+  HeadColumns query, key, value, gate, step, beta;
+  HeadColumns value_by = {};  // the values are multiplied by these (LFM 2)
+};
+
+// The convolution, and what becomes of it:
+// kGatedDelta: the gated delta rule. Queries and keys are normed to length 1, queries divided by
+// sqrt(key_dim);
+//   decay = exp(a softplus(step + step_bias)), beta = sigmoid(beta); S = decay S, S += k (beta (v - S^T
+//   k))^T, o = S^T q; y = norm(o) silu(gate).
+// kSelectiveScan: Mamba-2. step = clamp(softplus(step + step_bias)), decay = exp(a step);
+//   S = decay S + k (step v)^T, o = S^T q + d v; y = norm(o silu(gate)), or norm(o) silu(gate).
+// kConvolution: y = gate * what is convolved.
+struct StateMix {
+  int layer = 0;
+  enum class Kind { kGatedDelta, kSelectiveScan, kConvolution } kind = Kind::kGatedDelta;
+  const Weight *conv = nullptr, *conv_bias = nullptr;  // [channels, taps]; [channels], or absent
+  bool conv_silu = true;
+  const Weight *a = nullptr, *step_bias = nullptr, *d = nullptr;  // [value heads]; the last two may be absent
+  float step_min = 0.0f, step_max = 0.0f;                         // of kSelectiveScan
+  Norm norm = {};  // kGatedDelta: [value_dim], of each head; else [values], of norm_size columns each
+  int32_t norm_size = 0;
+  bool norm_before_gate = true;
 };
 
 // x += scale * norm_after(W y + bias), y: what attention made.
@@ -275,6 +326,7 @@ struct KvGroupSpec {
   int32_t window = 0;      // 0: full attention
   int32_t num_layers = 0;  // how many layers live in this group
   int32_t num_blocks = 0;  // pool size
+  bool state = false;      // of layers with a state; the window is kStateWindow
 };
 
 // Of latent attention (NormLatentQkv); rank 0: a model has none.
@@ -299,11 +351,18 @@ struct ExecutorSpec {
   };  // where layer l's keys and values live
   std::vector<LayerPlace> layers;
 
+  StateShape state = {};         // of the layers of a state group
+  bool gated_attention = false;  // NormQkv::gated
+
   // Of a latent cache values are the keys.
   int32_t kv_parts() const { return latent.rank > 0 ? 1 : 2; }
   // One block of group g: [layers in group][key, value][kv_heads][16][head_dim], contiguous; of a latent
-  // cache without the values.
+  // cache without the values; of a state group [layers in group] of StateBlock, in float32.
   size_t kv_block_bytes(int group) const {
+    if (kv_groups[group].state) {
+      return static_cast<size_t>(kv_groups[group].num_layers) *
+             static_cast<size_t>(StateBlock(state).floats) * sizeof(float);
+    }
     return static_cast<size_t>(kv_groups[group].num_layers) * kv_parts() * kv_heads * kBlockTokens *
            kv_head_bytes(kv_type, head_dim);
   }
@@ -343,6 +402,8 @@ class Executor {
   }
   virtual void rope_append_kv(const Rope& op) = 0;
   virtual void attend(const Attend& op) = 0;
+  virtual void norm_mix(const NormMix& op) = 0;
+  virtual void mix(const StateMix& op) = 0;
   virtual void project_add(const Projection& op) = 0;
   virtual void ffn_add(const Ffn& op) = 0;
   virtual void route(const Route& op) = 0;

@@ -18,6 +18,8 @@ class ForwardingExecutor : public Executor {
   void norm_latent_qkv(const NormLatentQkv& op) override { inner_->norm_latent_qkv(op); }
   void rope_append_kv(const Rope& op) override { inner_->rope_append_kv(op); }
   void attend(const Attend& op) override { inner_->attend(op); }
+  void norm_mix(const NormMix& op) override { inner_->norm_mix(op); }
+  void mix(const StateMix& op) override { inner_->mix(op); }
   void project_add(const Projection& op) override { inner_->project_add(op); }
   void ffn_add(const Ffn& op) override { inner_->ffn_add(op); }
   void route(const Route& op) override { inner_->route(op); }

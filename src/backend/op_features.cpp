@@ -21,7 +21,9 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "sigmoid routing",
                                   "a shared expert",
                                   "experts with weighed inputs",
-                                  "latent attention"};
+                                  "latent attention",
+                                  "gated attention",
+                                  "layers with a state"};
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

@@ -27,6 +27,8 @@ enum class OpFeature : int {
   kSharedExpert,
   kWeighedInput,
   kLatent,  // latent attention
+  kGatedAttention,
+  kState,  // linear attention, state-space models, short convolutions
   kCount,
 };
 

@@ -29,7 +29,11 @@ sched::Memory::Start CacheMemory::to_start(sched::Id id) const {
   for (size_t g = 0; g < groups; ++g) {
     int32_t more = blocks_for(known) - blocks_for(match.tokens);
     const int32_t window = spec_.kv_groups[g].window;
-    if (window > 0) more = std::min(more, blocks_for(window) + blocks_for(spec_.max_tokens) + 1);
+    if (spec_.kv_groups[g].state) {
+      more = std::min(more, state_blocks_of_step(spec_.max_tokens));
+    } else if (window > 0) {
+      more = std::min(more, blocks_for(window) + blocks_for(spec_.max_tokens) + 1);
+    }
     start.blocks[g] = match.takes[g] + more;
   }
   return start;

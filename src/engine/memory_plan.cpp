@@ -77,7 +77,8 @@ MemoryPlan plan_memory(const io::Checkpoint& checkpoint, const ModelConfig& conf
     plan.groups.push_back({.window = group.window,
                            .layers = group.num_layers,
                            .bytes_per_1k_tokens = block * (1024 / kBlockTokens),
-                           .bytes_at_context = block * static_cast<size_t>(one.kv_groups[g].num_blocks)});
+                           .bytes_at_context = block * static_cast<size_t>(one.kv_groups[g].num_blocks),
+                           .state = group.state});
   }
   // A device with memory of its own holds copies; the file's mapping is the machine's.
   const size_t mapped = backend.own_memory() ? 0 : plan.weights_mapped;

@@ -24,6 +24,7 @@ struct MemoryPlan {
     int32_t window, layers;
     size_t bytes_per_1k_tokens;  // of a sequence up to its window
     size_t bytes_at_context;     // one sequence of context_length
+    bool state;                  // of layers with a state; the window is their block and the one before it
   };
   std::vector<Group> groups;
   int32_t context = 0;  // planned

@@ -37,7 +37,12 @@ void set_shared_blocks(ExecutorSpec& spec, int32_t sequences, int64_t tokens) {
   constexpr int64_t kTailEvery = 512;
   for (KvGroupSpec& group : spec.kv_groups) {
     int64_t blocks = blocks_for(tokens);
-    if (group.window > 0) {
+    if (group.state) {
+      // Two of everybody who runs and one on the way, a step, and states that are kept.
+      constexpr int64_t kRunning = 3;
+      blocks = std::min(
+          blocks, sequences * kRunning + state_blocks_of_step(spec.max_tokens) + tokens / kStateTokensApart);
+    } else if (group.window > 0) {
       const int64_t window = blocks_for(group.window) + 2;
       blocks =
           std::min(blocks, sequences * window + blocks_for(spec.max_tokens) + tokens / kTailEvery * window);

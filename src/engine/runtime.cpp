@@ -118,7 +118,8 @@ void Runtime::make_cache(const ModelConfig& config, const EngineOptions& options
   for (size_t g = 0; g < spec_.kv_groups.size(); ++g) {
     cache.groups.push_back({.window = spec_.kv_groups[g].window,
                             .num_blocks = spec_.kv_groups[g].num_blocks,
-                            .block_bytes = spec_.kv_block_bytes(static_cast<int>(g))});
+                            .block_bytes = spec_.kv_block_bytes(static_cast<int>(g)),
+                            .sparse = spec_.kv_groups[g].state});
   }
   cache.element_bytes = bytes_of(spec_.kv_type, 1);  // 0 for a type of blocks
   cache.table_tokens = spec_.max_context;

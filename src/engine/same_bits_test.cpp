@@ -176,7 +176,7 @@ int schedules_wanted() {
   return said == nullptr ? kSchedules : std::clamp(std::atoi(said), 1, kSchedules);
 }
 
-void run_schedules(const std::string& model, size_t groups, uint64_t seed) {
+void run_schedules(const std::string& model, size_t groups, uint64_t seed, int engines = kEngines) {
   const int schedules = schedules_wanted();
   const Catalogue& catalogue = catalogue_of(model);
   namespace fs = std::filesystem;
@@ -185,7 +185,7 @@ void run_schedules(const std::string& model, size_t groups, uint64_t seed) {
   fs::remove_all(directory);
   Counts counts;
   Random random(seed);
-  for (int e = 0; e < kEngines; ++e) {
+  for (int e = 0; e < engines; ++e) {
     EngineOptions options = random_options(random, model);
     if (options.prefix_cache && random.chance(40)) {  // a new process finds what earlier ones left
       options.kv_dir = directory.string();
@@ -212,6 +212,12 @@ void run_schedules(const std::string& model, size_t groups, uint64_t seed) {
       counts.schedules, counts.finished, counts.forked, counts.cancelled, counts.swaps, counts.recomputes,
       counts.hits, counts.from_ram, counts.from_disk, counts.restarts, counts.accepted);
   if (schedules < kSchedules) return;
+  if (engines < kEngines) {
+    EXPECT_GT(counts.swaps + counts.recomputes, 0u);
+    EXPECT_GT(counts.hits, 100u);
+    EXPECT_GT(counts.forked, 10u);
+    return;
+  }
   // The paths this is about were taken.
   EXPECT_GT(counts.swaps, 10u);
   EXPECT_GT(counts.recomputes, 10u);
@@ -225,6 +231,8 @@ void run_schedules(const std::string& model, size_t groups, uint64_t seed) {
 }
 
 TEST(SameBits, RandomSchedulesWithWindows) { run_schedules(kWindowModel, 2, 1); }
+// Fewer: the paths are those of windows.
+TEST(SameBits, RandomSchedulesWithStates) { run_schedules(kStateModel, 2, 3, 5); }
 TEST(SameBits, RandomSchedulesWithFullAttention) { run_schedules(kLlamaModel, 1, 2); }
 
 // What a request answers alone is what the plainest loop over a Runtime gives: feed, sample, feed.
@@ -259,7 +267,7 @@ TEST(SameBits, AloneIsWhatAPlainLoopGives) {
 // A new process finds what an earlier one left on disk, and answers the same.
 TEST(SameBits, AfterARestartFromDisk) {
   namespace fs = std::filesystem;
-  for (const std::string& model : {kWindowModel, kLlamaModel}) {
+  for (const std::string& model : {kWindowModel, kStateModel, kLlamaModel}) {
     const Catalogue& catalogue = catalogue_of(model);
     const fs::path directory = fs::path(testing::TempDir()) / fmt::format("same_bits_kv_{}", ::getpid());
     fs::remove_all(directory);
@@ -271,7 +279,7 @@ TEST(SameBits, AfterARestartFromDisk) {
       options.prefix_cache = true;
       options.kv_dir = directory.string();
       options.kv_dir_bytes = size_t{64} << 20;
-      Harness h(options, random_pool(random, model == kWindowModel ? 2 : 1));
+      Harness h(options, random_pool(random, model == kLlamaModel ? 1 : 2));
       for (int s = 0; s < 3; ++s) {
         run_schedule(h, catalogue, random, counts);
         if (testing::Test::HasFatalFailure()) FAIL() << "life " << life;

@@ -16,6 +16,7 @@
 namespace millrace::test {
 
 inline const std::string kWindowModel = "tests/golden/models/gpt-oss-w32/model.gguf";
+inline const std::string kStateModel = "tests/golden/models/qwen3next/model.gguf";
 inline const std::string kLlamaModel = "tests/golden/models/llama3/model.gguf";
 
 // What one sample answered.

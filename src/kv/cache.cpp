@@ -28,6 +28,7 @@ void check_options(const CacheOptions& options) {
     if (group.num_blocks < 1) bad("blocks of a group", group.num_blocks, "at least 1");
     if (group.block_bytes < 1) bad("bytes of a block", group.block_bytes, "at least 1");
     if (group.window < 0) bad("window", group.window, "0 or more");
+    if (group.sparse && group.window == 0) bad("window of a sparse group", group.window, "at least 1");
     if (!options.disk_directory.empty() && options.disk_bytes < kFileHeaderBytes + group.block_bytes) {
       bad("size of the disk tier", options.disk_bytes, "room for a block at least");
     }
@@ -40,6 +41,7 @@ void check_options(const CacheOptions& options) {
 Cache::Impl::Pool::Pool(const GroupOptions& group, const CacheOptions& options, uint64_t seed)
     : window(group.window),
       block_bytes(group.block_bytes),
+      sparse(group.sparse),
       tail_blocks(group.window > 0 ? blocks_for(group.window - 1) : 0),
       blocks(group.num_blocks),
       free(group.num_blocks),

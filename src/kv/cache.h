@@ -47,10 +47,16 @@ namespace millrace::kv {
 enum class Eviction { kLru, kLfu, kRandom, kAdaptive };
 enum class Compression { kOff, kOn, kAutomatic };
 
+inline constexpr int32_t kSparseBoundaries = 4;
+
 struct GroupOptions {
   int32_t window = 0;      // a token sees itself and the window - 1 before it; 0: everything
   int32_t num_blocks = 0;  // of the main pool
   size_t block_bytes = 0;
+  // Of layers with a state (base/state_block.h): a block is as large as the state, and what a token sees of
+  // the blocks before its own is behind their last token. Of a long piece of a prompt only those are taken
+  // that the step ends with, and those at boundaries; the table has kNoBlock for the others.
+  bool sparse = false;
 };
 
 struct CacheOptions {
@@ -62,7 +68,7 @@ struct CacheOptions {
   bool prefix_cache = true;  // false: nothing is remembered, tokens are not hashed (tiers still swap)
   Eviction eviction = Eviction::kAdaptive;
   // Window groups keep the tail that resuming needs at the end of each prompt and sequence, where prompts
-  // were seen to branch, and every so many tokens.
+  // were seen to branch, and every so many tokens; sparse ones kSparseBoundaries times as many.
   int32_t boundary_tokens = 512;
   int32_t table_tokens = 0;  // tables are made for sequences this long at once; beyond, growing allocates
   size_t ram_bytes = 0;      // RAM tier: swapped sequences and blocks that left the main pool; 0: none

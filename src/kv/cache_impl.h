@@ -101,6 +101,7 @@ class Cache::Impl {
     Pool(const GroupOptions& group, const CacheOptions& options, uint64_t seed);
     int32_t window;
     size_t block_bytes;
+    bool sparse;
     int32_t tail_blocks;  // that resuming at a boundary needs of a window group
     struct Block {
       int32_t refs = 0, node = kNoNode;
@@ -149,6 +150,8 @@ class Cache::Impl {
   void touch(int32_t node, uint64_t uses);
   void commit(Rep& s, int32_t index, int32_t final_length);
   bool is_kept(const Rep& s, int group, int32_t index) const;
+  // Is logical block `index` taken when a sequence is to grow to `wanted` of them?
+  bool is_taken(const Rep& s, int group, int32_t index, int32_t wanted) const;
   void remember_tail(Rep& s);
   void drop_blocks(Rep& s);
   Rep* new_rep();

@@ -119,6 +119,16 @@ Sequence Cache::Impl::make_sequence(std::string_view salt) {
   return Sequence(s);
 }
 
+// What drafts may reach is taken as a whole: any of them may be the last that counts.
+bool Cache::Impl::is_taken(const Rep& s, int group, int32_t index, int32_t wanted) const {
+  constexpr int32_t kDense = 6;  // blocks: 64 drafts and the token before them
+  const Pool& pool = pools_[group];
+  if (!pool.sparse) return true;
+  const int32_t current = s.length / kBlockTokens;
+  const int32_t seen = blocks_for(pool.window);  // at the end of the step
+  return wanted - current <= kDense || index <= current || index >= wanted - seen || is_kept(s, group, index);
+}
+
 BlockCounts Cache::Impl::blocks_to_reserve(const Rep& s, int32_t tokens) const {
   BlockCounts needs{};
   if (tokens <= 0) return needs;
@@ -127,6 +137,13 @@ BlockCounts Cache::Impl::blocks_to_reserve(const Rep& s, int32_t tokens) const {
   for (int g = 0; g < num_groups(); ++g) {
     const auto held = static_cast<int32_t>(s.tables[g].blocks.size());
     needs[g] = std::max(0, wanted - held);
+    if (pools_[g].sparse) {
+      needs[g] = 0;
+      for (int32_t b = partial; b < wanted; ++b) {
+        const bool there = b < held && s.tables[g].blocks[b] != kNoBlock;
+        needs[g] += !there && is_taken(s, g, b, wanted);
+      }
+    }
     if (s.length % kBlockTokens != 0 && pools_[g].blocks[s.tables[g].blocks[partial]].refs > 1) ++needs[g];
   }
   return needs;
@@ -149,7 +166,7 @@ bool Cache::Impl::reserve(Rep& s, int32_t tokens) {
     }
   }
   for (int g = 0; g < num_groups(); ++g) {
-    if (needs[g] == 0) continue;
+    if (needs[g] == 0) continue;  // the last block is always taken: the table is long enough
     std::vector<int32_t>& table = s.tables[g].blocks;
     if (s.length % kBlockTokens != 0) {
       int32_t& partial = table[s.length / kBlockTokens];
@@ -165,7 +182,14 @@ bool Cache::Impl::reserve(Rep& s, int32_t tokens) {
         ++stats_.copies_on_write;
       }
     }
-    while (static_cast<int32_t>(table.size()) < wanted) table.push_back(allocate(g));
+    for (int32_t b = s.length / kBlockTokens; b < wanted; ++b) {
+      const bool take = is_taken(s, g, b, wanted);
+      if (b == static_cast<int32_t>(table.size())) {
+        table.push_back(take ? allocate(g) : kNoBlock);
+      } else if (take && table[b] == kNoBlock) {
+        table[b] = allocate(g);
+      }
+    }
   }
   return true;
 }
@@ -185,6 +209,7 @@ void Cache::Impl::advance(Rep& s, std::span<const int32_t> tokens) {
     Rep::Table& table = s.tables[g];
     const int32_t first = std::min(first_seen(g, s.length), static_cast<int32_t>(table.blocks.size()));
     for (; table.first_held < first; ++table.first_held) {
+      if (table.blocks[table.first_held] == kNoBlock) continue;
       leave_window(g, std::exchange(table.blocks[table.first_held], kNoBlock));
     }
   }
@@ -205,6 +230,7 @@ void Cache::Impl::commit(Rep& s, int32_t index, int32_t final_length) {
     const bool keep = is_kept(s, g, index);
     if (!keep && index < first_seen(g, final_length)) continue;  // nobody will ask for it
     int32_t& mine = s.tables[g].blocks[index];
+    if (mine == kNoBlock) continue;
     Copy& copy = index_[node].copies[g];
     if (copy.block == kNoBlock) {
       copy.block = mine;
@@ -230,7 +256,9 @@ bool Cache::Impl::is_kept(const Rep& s, int group, int32_t index) const {
   const auto in_tail_of = [&](int32_t boundary) {
     return index < boundary && index >= boundary - pool.tail_blocks;
   };
-  const int32_t every = std::max(1, options_.boundary_tokens / kBlockTokens);
+  // A state takes the room of many tokens' keys and values.
+  const int32_t apart = pool.sparse ? kSparseBoundaries : 1;
+  const int32_t every = std::max(1, options_.boundary_tokens / kBlockTokens) * apart;
   return in_tail_of(s.prompt_blocks) || in_tail_of(s.branch_blocks) ||
          in_tail_of((index / every + 1) * every);
 }

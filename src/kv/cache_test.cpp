@@ -57,6 +57,22 @@ struct Rig {
   Cache cache;
 };
 
+// A state is large: of a long prompt the blocks are taken that the next token sees, and those at boundaries.
+TEST(Cache, TakesFewBlocksOfALongPromptInASparseGroup) {
+  Rig rig({full(200), state(200)});
+  TestStream s{rig.cache.make_sequence(), "", counting(0, 1000)};
+  ASSERT_TRUE(rig.cache.reserve(s.sequence, 1000));
+  EXPECT_EQ(rig.cache.available(0), 200 - 63);
+  EXPECT_EQ(rig.cache.available(1), 200 - 3);  // the first, and two at the end
+  test_compute(rig.store, rig.groups, s, 1000);
+  // A smaller step than was reserved for has what it ends with.
+  ASSERT_TRUE(rig.cache.reserve(s.sequence, 500));
+  rig.cache.advance(s.sequence, std::span(s.tokens).first(500));
+  rig.cache.check_invariants();
+  EXPECT_NE(s.sequence.table(1)[30], kNoBlock);
+  EXPECT_NE(s.sequence.table(1)[31], kNoBlock);
+}
+
 TEST(Cache, WindowGroupKeepsItsWindowOnly) {
   Rig rig({full(100), window(32, 100)}, {.prefix_cache = false});
   TestStream s;

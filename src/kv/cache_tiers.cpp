@@ -208,7 +208,9 @@ bool Cache::Impl::swap_out(Rep& s) {
   ++stats_.swaps_out;
   for (int g = 0; g < num_groups(); ++g) {
     Rep::Table& table = s.tables[g];
-    for (size_t b = table.first_held; b < table.blocks.size(); ++b) unhold(g, table.blocks[b]);
+    for (size_t b = table.first_held; b < table.blocks.size(); ++b) {
+      if (table.blocks[b] != kNoBlock) unhold(g, table.blocks[b]);
+    }
     table.blocks.resize(table.first_held);
   }
   s.state = Sequence::State::kSwapped;

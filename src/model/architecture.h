@@ -28,7 +28,8 @@ struct HfNames {
   std::string_view output = "lm_head.weight";
   std::string_view layers = "model.layers.";
   bool has_output_norm = true;
-  float norm_offset = 0.0f;      // WeightSpec::hf_offset of the output norm
+  float norm_offset = 0.0f;                                  // WeightSpec::hf_offset of the output norm
+  std::string_view gguf_output_norm = "output_norm.weight";  // where GGUF has another name for it
   std::string_view prefix = {};  // what some files have before every name: "transformer."
 };
 

@@ -25,4 +25,10 @@
   ONE(kLlama4)                      \
   ONE(kDeepSeek2)                   \
   ONE(kMistral4)                    \
-  ONE(kMistral3)
+  ONE(kMistral3)                    \
+  ONE(kQwen3Next)                   \
+  ONE(kQwen35)                      \
+  ONE(kQwen35Moe)                   \
+  ONE(kLfm2)                        \
+  ONE(kLfm2Moe)                     \
+  ONE(kGraniteHybrid)

@@ -118,12 +118,17 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
   spec.expert_ffn = config.expert_ffn;
   spec.latent = config.latent;
   spec.kv_type = limits.kv_type;
-  for (const int32_t window : config.layer_windows) {
+  spec.gated_attention = config.gated_attention;
+  if (!config.state_layers.empty()) spec.state = config.state;
+  for (int l = 0; l < config.layers; ++l) {
+    const bool state = config.has_state(l);
+    const int32_t window = state ? kStateWindow : config.layer_windows[static_cast<size_t>(l)];
     auto group = std::find_if(spec.kv_groups.begin(), spec.kv_groups.end(),
-                              [&](const KvGroupSpec& g) { return g.window == window; });
+                              [&](const KvGroupSpec& g) { return g.window == window && g.state == state; });
     if (group == spec.kv_groups.end()) {
       MILLRACE_CHECK(spec.kv_groups.size() < kMaxKvGroups);  // read_hf_layer_types gives one window per model
-      group = spec.kv_groups.insert(group, {.window = window, .num_layers = 0, .num_blocks = 0});
+      group =
+          spec.kv_groups.insert(group, {.window = window, .num_layers = 0, .num_blocks = 0, .state = state});
     }
     spec.layers.push_back({static_cast<int32_t>(group - spec.kv_groups.begin()), group->num_layers++});
   }
@@ -134,7 +139,9 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
       tokens = std::min<int64_t>(tokens,
                                  static_cast<int64_t>(group.window) + limits.max_tokens + 2 * kBlockTokens);
     }
-    const int64_t blocks = static_cast<int64_t>(blocks_for(tokens)) * limits.sequences;
+    int64_t each = blocks_for(tokens);
+    if (group.state) each = std::min<int64_t>(each, state_blocks_of_step(limits.max_tokens));
+    const int64_t blocks = each * limits.sequences;
     if (blocks > INT32_MAX) {
       throw_error(ErrorCode::kNoMemory,
                   "context: found {} tokens for {} sequences, expected at most {} blocks of {}",

@@ -35,6 +35,14 @@ struct ModelConfig {
   std::vector<bool> dense_layers;      // of a model with experts, [layers]: those without; empty: none
   bool is_dense(int layer) const { return !dense_layers.empty() && dense_layers[static_cast<size_t>(layer)]; }
 
+  // Layers with a state in place of keys and values, [layers]; empty: none. And the shape of each.
+  std::vector<bool> state_layers;
+  StateShape state = {};
+  bool has_state(int layer) const {
+    return !state_layers.empty() && state_layers[static_cast<size_t>(layer)];
+  }
+  bool gated_attention = false;  // NormQkv::gated
+
   // Rotary position: after read_config these are the final angles and magnitude, scaling applied.
   double rope_theta = 10000.0;
   int32_t rotary_dims = 0;

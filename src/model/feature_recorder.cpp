@@ -48,7 +48,12 @@ void FeatureRecorder::attend(const Attend& op) {
   features_.add(OpFeature::kScoreSoftcap, op.softcap != 0.0f);
   features_.add(OpFeature::kChunkedAttention, op.chunk != 0);
   features_.add(OpFeature::kBidirectional, op.bidirectional);
+  features_.add(OpFeature::kGatedAttention, op.gated);
 }
+
+void FeatureRecorder::norm_mix(const NormMix& op) { norm_before(op.norm); }
+
+void FeatureRecorder::mix(const StateMix&) { features_.add(OpFeature::kState); }
 
 void FeatureRecorder::project_add(const Projection& op) { block(op.norm_after, op.scale); }
 

@@ -16,6 +16,8 @@ class FeatureRecorder final : public Executor {
   void norm_latent_qkv(const NormLatentQkv& op) override;
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
+  void norm_mix(const NormMix& op) override;
+  void mix(const StateMix& op) override;
   void project_add(const Projection& op) override;
   void ffn_add(const Ffn& op) override;
   void route(const Route& op) override;

@@ -23,6 +23,9 @@ class GgufKeys {
 
   // Keys without "<architecture>.".
   void size(std::string_view key, int64_t value) { writer_.set_u32(full(key), static_cast<uint32_t>(value)); }
+  void sizes(std::string_view key, const std::vector<int32_t>& values) {
+    writer_.set_i32s(full(key), values);
+  }
   void real(std::string_view key, double value) { writer_.set_f32(full(key), static_cast<float>(value)); }
   void flag(std::string_view key, bool value) { writer_.set_bool(full(key), value); }
   void flags(std::string_view key, const std::vector<bool>& values) { writer_.set_bools(full(key), values); }

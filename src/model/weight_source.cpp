@@ -1,6 +1,7 @@
 #include "model/weight_source.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -51,7 +52,7 @@ const std::vector<WeightSpec>& WeightSource::specs(int layer) {
   const std::vector<int64_t> matrix = {config_.vocab, config_.hidden};
   std::vector<WeightSpec> outside = {
       {.role = "token_embd.weight", .hf = hf.embedding, .shape = matrix, .use = WeightUse::kLookup},
-      {.role = "output_norm.weight",
+      {.role = hf.gguf_output_norm,
        .hf = hf.output_norm,
        .shape = {config_.hidden},
        .presence = hf.has_output_norm ? Presence::kRequired : Presence::kRare,
@@ -527,6 +528,15 @@ TensorView WeightSource::gather_offset(const TensorView& from, float offset) {
   return view;
 }
 
+// -exp of each element, as float32.
+TensorView WeightSource::gather_negative_exp(const TensorView& from) {
+  TensorView view = gather_offset(from, 0.0f);
+  if (!gather_) return view;
+  auto* values = reinterpret_cast<float*>(gathered_.back().get());
+  for (int64_t i = 0; i < from.cols(); ++i) values[i] = -std::exp(values[i]);
+  return view;
+}
+
 std::optional<TensorView> WeightSource::find(int layer, std::string_view role, std::vector<int64_t> shape) {
   const WeightSpec* spec = spec_of(layer, role);
   if (spec == nullptr) return std::nullopt;
@@ -541,6 +551,14 @@ std::optional<TensorView> WeightSource::find(int layer, std::string_view role, s
   if (!found) return std::nullopt;
   if (checkpoint_.hf && spec->hf_transposed && found->rank == 2) found = gather_turned(*found);
   if (checkpoint_.hf && spec->hf_offset != 0.0f) found = gather_offset(*found, spec->hf_offset);
+  if (checkpoint_.hf && spec->hf_negative_log) found = gather_negative_exp(*found);
+  // A convolution of each channel by itself: [channels, 1, taps].
+  if (found->rank == 3 && shape.size() == 2 && found->shape[1] == 1)
+    set_shape(*found, {found->shape[0], found->shape[2]});
+  // A vector may be in groups in the file.
+  if (found->rank == 2 && shape.size() == 1 && found->shape[1] > 1 && found->elements() == shape[0] &&
+      found->row_stride_bytes == static_cast<int64_t>(bytes_of(found->type, found->shape[1])))
+    set_shape(*found, {shape[0]});
   // One row of a matrix may be a vector in the file.
   if (found->rank == 1 && shape.size() == 2 && shape[0] == 1) set_shape(*found, {1, found->shape[0]});
   // A bias or norm may be seen as [n] or, through a stride, as [.., n, 1].

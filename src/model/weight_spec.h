@@ -95,6 +95,8 @@ struct WeightSpec {
   Presence presence = Presence::kRequired;
   double spread = 0.0;  // of a synthetic model's random values; 0: ones
 
+  std::optional<float> synthetic = {};  // what a synthetic model has in every place, instead of random values
+
   // What GGUF files may call it beside its role; where there are any, synthetic models take the first.
   std::vector<std::string_view> gguf = {};
   std::optional<HfExperts> experts = {};  // instead of `hf`
@@ -105,6 +107,8 @@ struct WeightSpec {
   OuterMember outer = nullptr;
   // What is added to a vector of a Hugging Face file: Gemma's norms are stored less one, but not in GGUF.
   float hf_offset = 0.0f;
+  // A Hugging Face file has the logarithm of the number less its sign: exp of it, negative, is the weight.
+  bool hf_negative_log = false;
   bool hf_transposed = false;  // Hugging Face stores [in, out] (GPT-2)
   // Hugging Face keeps the two halves of a rotated head apart; in GGUF files of this architecture their rows
   // alternate.

@@ -15,8 +15,9 @@ Part part_of(std::string_view name, const TensorView& view, bool tied) {
   if (name == "token_embd.weight") return tied ? Part::kOutput : Part::kEmbedding;
   const bool router = name.ends_with("ffn_gate_inp.weight") || name.ends_with("ffn_gate_inp_shexp.weight");
   const bool added = name == "position_embd.weight" || name == "token_types.weight";  // to the embedding
+  const bool conv = name.ends_with("ssm_conv1d.weight") || name.ends_with("shortconv.conv.weight");
   const bool weight = name.ends_with(".weight") && !name.ends_with("norm.weight");
-  if (view.rank < 2 || router || added || !weight || view.cols() == 1) return Part::kSmall;
+  if (view.rank < 2 || router || added || conv || !weight || view.cols() == 1) return Part::kSmall;
   return Part::kMatrix;
 }
 

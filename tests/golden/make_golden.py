@@ -136,10 +136,13 @@ def router_margins(net, top_k, tokens):
         if hasattr(module, "e_score_correction_bias"):
             margins.append(sigmoid_margins(module, logits))
             return
+        if len(inputs) > 1 and inputs[1] is not None:  # LFM 2: a bias of the choice
+            logits = logits.sigmoid() + inputs[1]
         best = torch.sort(logits, dim=-1, descending=True).values
         margins.append(best[:, top_k - 1] - best[:, top_k])
 
-    routers = [m for n, m in net.named_modules() if n.endswith(("mlp.router", "mlp.gate", "feed_forward.router"))]
+    routers = [m for n, m in net.named_modules() if n.endswith(("mlp.router", "mlp.gate", "feed_forward.router",
+                                                                     "feed_forward.gate"))]
     handles = [m.register_forward_hook(hook) for m in routers]
     out = logits_of(net, tokens)
     for h in handles:
@@ -221,7 +224,8 @@ def feature_changes(model, prompts):
     variants = {what: change for what, change in (variants | model.variants).items() if change is not None}
     nets = {what: load(model, **change) for what, change in variants.items()}
     for what, ends in (("biases", "bias"), ("sinks", "sinks"), ("q/k norm", ("q_norm.weight", "k_norm.weight"))):
-        if any(name.endswith(ends) and not name.endswith("e_score_correction_bias") for name in model.weights):
+        if any(name.endswith(ends) and not name.endswith(("e_score_correction_bias", "expert_bias"))
+               for name in model.weights):
             nets[what] = load(model)
             for name, value in nets[what].named_parameters():
                 if name.endswith(ends):

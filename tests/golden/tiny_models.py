@@ -14,7 +14,8 @@ import quantize_formats as qf
 import tiny_tokenizers
 from write_models import Model
 
-MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite")
+MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "llama4_text", "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe_lite",
+            "qwen3_next", "qwen3_5_moe_text", "lfm2_moe")
 QKV, PROJ = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
 
 
@@ -315,6 +316,7 @@ def packed_models(qwen_moe):
 def build():
     """Name -> function that makes the model (each takes a moment, so only the asked ones run)."""
     import dense_models
+    import state_models
 
     llama3_scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                       "original_max_position_embeddings": 64}
@@ -438,4 +440,5 @@ def build():
                                               "growth": {"rope_scaling": growing | {"llama_4_scaling_beta": 0.0}}},
                                     linear=lambda rng, n, sh, std: qf.exact_bf16(rng, sh, 0.0, std),
                                     sliding_window=72, rope_scaling=growing),
-    } | packed_models(qwen_moe) | dense_models.build() | layer_norm_models.build()
+    } | packed_models(qwen_moe) | dense_models.build() | layer_norm_models.build() \
+        | state_models.build()

@@ -21,9 +21,11 @@ GGUF_ARCH |= {"gemma3_text": "GEMMA3", "gemma2": "GEMMA2", "phi3": "PHI3", "gran
               "smollm3": "SMOLLM3", "seed_oss": "SEED_OSS", "ernie4_5": "ERNIE4_5", "ministral": "LLAMA", 
               "gpt2": "GPT2", "phi": "PHI2", "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "glm4_moe": "GLM4_MOE",
               "llama4_text": "LLAMA4", "deepseek_v2": "DEEPSEEK2", "deepseek_v3": "DEEPSEEK2",
-              "mistral4": "MISTRAL4", "glm4_moe_lite": "DEEPSEEK2", "ministral3": "MISTRAL3"}
+              "mistral4": "MISTRAL4", "glm4_moe_lite": "DEEPSEEK2", "ministral3": "MISTRAL3", "qwen3_next": "QWEN3NEXT",
+              "qwen3_5_text": "QWEN35", "qwen3_5_moe_text": "QWEN35MOE", "lfm2": "LFM2", "lfm2_moe": "LFM2MOE",
+              "granitemoehybrid": "GRANITE_HYBRID"}
 # Those whose converter interleaves the halves of q's and k's heads.
-INTERLEAVED = ("llama", "mistral", "ministral", "ministral3", "mixtral", "granite", "smollm3")
+INTERLEAVED = ("llama", "mistral", "ministral", "ministral3", "mixtral", "granite", "smollm3", "granitemoehybrid")
 
 
 @dataclass
@@ -157,7 +159,8 @@ def gguf_tensors(model):
     out, experts = {}, {}
 
     def put(name, w):
-        mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        ends = (".weight", ".bias")
+        mapped = names.get_name(name, try_suffixes=ends) or names.get_name(name.removeprefix("model."), try_suffixes=ends)
         assert mapped, name
         out[mapped] = w
 
@@ -165,7 +168,11 @@ def gguf_tensors(model):
         out[name] = Weight(np.array(values, dtype=np.float32))
     if (model.config.get("rope_scaling") or {}).get("rope_type") == "llama3":
         out["rope_freqs.weight"] = Weight(llama3_rope_freqs(model.config, model.head_dim()))
+    own = model.gguf.get("own", lambda name, w: None)  # what is particular to one architecture
     for name, w in model.weights.items():
+        if (parts := own(name, w)) is not None:
+            out |= dict(parts)
+            continue
         if model.norm_offset and name.endswith("norm.weight"):
             w = Weight(w.values + np.float32(model.norm_offset))
         if model.type in INTERLEAVED and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -222,7 +229,9 @@ def fuse_gate_up(out):
 
 def choose_type(model, name, w):
     """Vectors and routers stay F32, as the converter has it; experts MXFP4 where they are; the rest as asked."""
-    if w.values.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name or name == "position_embd.weight":
+    if w.values.ndim == 1 or name.endswith(".bias") or "ffn_gate_inp" in name or name == "position_embd.weight" \
+            or "conv." in name or "conv1d" in name or ".ssm_" in name and not name.endswith(("_in.weight", "_out.weight",
+                                                                                            "ssm_ba.weight")):
         return T.F32
     if w.codes is not None:
         return T.MXFP4
@@ -246,9 +255,10 @@ def add_metadata(writer, model):
     writer.add_embedding_length(c["hidden_size"])
     writer.add_feed_forward_length(c.get("intermediate_size_mlp") or c["intermediate_size"])
     writer.add_head_count(c["num_attention_heads"])
-    writer.add_head_count_kv(1 if model.gguf.get("absorbed") else c["num_key_value_heads"])
+    kv_heads = 1 if model.gguf.get("absorbed") else c["num_key_value_heads"]
+    writer.add_head_count_kv(model.gguf.get("kv_heads", kv_heads))
     writer.add_rope_freq_base(c["rope_theta"])
-    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(c.get("rms_norm_eps") or c["norm_eps"])
     if "head_dim" in c:
         writer.add_key_length(c["head_dim"])
         writer.add_value_length(c["head_dim"])

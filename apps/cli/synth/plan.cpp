@@ -59,7 +59,8 @@ class Planner {
     const double spread = 1.0 / std::sqrt(static_cast<double>(c.hidden));
     add("token_embd.weight", matrix_type_, {c.vocab, c.hidden}, spread);
     for (int32_t layer = 0; layer < c.layers; ++layer) add_layer(layer);
-    if (architecture_->hf_names().has_output_norm) add("output_norm.weight", DType::kF32, {c.hidden}, 0.0);
+    const HfNames names = architecture_->hf_names();
+    if (names.has_output_norm) add(std::string(names.gguf_output_norm), DType::kF32, {c.hidden}, 0.0);
     const auto tied = read.hf().find("tie_word_embeddings");
     if (!c.encoder && (tied == read.hf().end() || *tied != true))
       add("output.weight", matrix_type_, {c.vocab, c.hidden}, spread);
@@ -89,6 +90,8 @@ class Planner {
     const DType type = small ? DType::kF32 : spec.experts ? expert_type_ : matrix_type_;
     const std::string_view name = spec.gguf.empty() ? spec.role : spec.gguf.front();
     add(before + std::string(name), type, spec.shape, spec.spread);
+    if (spec.synthetic)
+      plan_.tensors.back().values.assign(static_cast<size_t>(view.elements()), *spec.synthetic);
   }
 
   // Llama 3's scaling travels in GGUF as divisors of the frequencies, [head_dim / 2].

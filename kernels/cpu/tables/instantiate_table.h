@@ -13,6 +13,7 @@
 #include "kernels/cpu/matmul/sum_of_products.h"
 #include "kernels/cpu/simd/load_float.h"
 #include "kernels/cpu/simd/target.h"
+#include "kernels/cpu/state/state_chunk.h"
 #include "kernels/cpu/tables/kernel_table.h"
 #if defined(MILLRACE_SIMD_AVX512)
 #include "kernels/cpu/matmul/gemm_x86.h"
@@ -86,7 +87,9 @@ constexpr KernelTable make_table(const char* name) {
       flash_merge_rows,
       flash_finish_rows,
       dense_panel,
-      dense_widen};
+      dense_widen,
+      state_chunk,
+      short_conv};
 }
 
 #if defined(MILLRACE_SIMD_X86)

@@ -36,6 +36,7 @@
 
 #include "kernels/cpu/attention/flash_task.h"
 #include "kernels/cpu/matmul/dense_task.h"
+#include "kernels/cpu/state/state_task.h"
 #include "kernels/cpu/tables/fused_kernels.h"
 
 namespace millrace::cpu {
@@ -249,6 +250,10 @@ struct KernelTable {
   // Products of plain matrices (matmul/dense_task.h): two panels of floats; elements of a type as floats.
   void (*dense_panel)(const DensePanel& panel);
   void (*dense_widen)(DenseElement type, const void* from, int64_t count, float* to);
+
+  // Layers with a state (state/state_task.h).
+  StateChunkFn state_chunk;
+  ShortConvFn short_conv;
 
   // Activation rows that share one pass over a chunk of weights: 64 rows of 2,880 int8 codes are 225 KiB,
   // within the second-level cache of every machine we know. A table that repacks weights wants as many as

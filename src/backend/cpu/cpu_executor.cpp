@@ -196,11 +196,13 @@ void CpuExecutor::multiply_add(const Linear& weights, const ActivationRows& x, c
 void CpuExecutor::norm_qkv(const NormQkv& op) {
   if (part_ != nullptr && !part_->has_heads()) return;
   const ActivationRows x = norm_for(op.norm, {&op.q, &op.k, &op.v});
-  const GemmProduct products[] = {{linear_of(op.q), work_->query, op.q.weight->rows},
+  float* query = op.gated ? work_->projected : work_->query;
+  const GemmProduct products[] = {{linear_of(op.q), query, op.q.weight->rows},
                                   {linear_of(op.k), work_->key, op.k.weight->rows},
                                   {linear_of(op.v), work_->value, op.v.weight->rows}};
   prefetch_order_.pause_after_next_product(deep_);
   gemm(context(), products, x, rows_);
+  if (op.gated) split_gates();
   norm_heads(op.q_norm, spec_.heads, op.norm_whole, work_->query);
   norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, work_->key);
 }
@@ -266,7 +268,7 @@ void CpuExecutor::project_add(const Projection& op) {
   const ActivationFormats formats = formats_for(kernels_, {linear_of(op.linear)}, rows_);
   if (part_ != nullptr) part_->gather_heads(pool_, work_->attention, work_->attended, rows_);
   const ActivationRows x =
-      quantize_rows(context(), formats, work_->attended, rows_, work_->attended_cols, work_->input);
+      quantize_rows(context(), formats, work_->attended, rows_, op.linear.weight->cols, work_->input);
   multiply_add(op.linear, x, op.norm_after, op.scale);
 }
 
@@ -449,8 +451,102 @@ void CpuExecutor::attend(const Attend& op) {
                      op.scale,
                      values_of(op.sinks),
                      op.softcap});
+    if (op.gated) gate_attention();
   }
   if (leaves_out) keep_logit_rows();
+}
+
+// Query and gate of each head alternate in the product.
+void CpuExecutor::split_gates() {
+  const int64_t dim = spec_.head_dim;
+  for (int64_t i = 0; i < rows_ * spec_.heads; ++i) {
+    std::copy_n(work_->projected + 2 * i * dim, dim, work_->query + i * dim);
+    std::copy_n(work_->projected + (2 * i + 1) * dim, dim, work_->attention_gate + i * dim);
+  }
+}
+
+// attention *= sigmoid(gate), of all rows: what is left out later costs little here.
+void CpuExecutor::gate_attention() {
+  pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
+    float* gate = work_->attention_gate + begin * work_->query_cols;
+    float* y = work_->attention + begin * work_->query_cols;
+    const int64_t count = (end - begin) * work_->query_cols;
+    for (int64_t i = 0; i < count; ++i) gate[i] = -gate[i];
+    kernels_.exp(gate, count, gate);
+    for (int64_t i = 0; i < count; ++i) y[i] /= 1.0f + gate[i];
+  });
+}
+
+// ---------------------------------------------------------------- layers with a state
+
+void CpuExecutor::norm_mix(const NormMix& op) {
+  if (rows_ == 0) return;
+  const StateShape& s = spec_.state;
+  GemmProduct products[4];
+  size_t count = 0;
+  int64_t cols = 0;
+  for (const Linear& in : op.in) {
+    if (in.weight == nullptr) continue;
+    products[count++] = {linear_of(in), work_->projected + cols, 0};
+    cols += in.weight->rows;
+  }
+  MILLRACE_CHECK(count > 0 && cols <= s.projected);
+  for (size_t i = 0; i < count; ++i) products[i].stride = cols;
+  // Products that are not there are the first one again.
+  const auto in = [&](size_t i) { return op.in[i].weight != nullptr ? &op.in[i] : &op.in[0]; };
+  const ActivationRows x = norm_for(op.norm, {in(0), in(1), in(2), in(3)});
+  gemm(context(), {products, count}, x, rows_);
+  pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* from = work_->projected + row * cols;
+      float* to = work_->mix + row * s.mix_cols();
+      const auto place = [&](const HeadColumns& part, int64_t at) {
+        for (int32_t h = 0; h < part.heads; ++h)
+          std::copy_n(from + part.at(h), part.dim, to + at + int64_t{h} * part.dim);
+      };
+      place(op.query, s.query_at());
+      place(op.key, s.key_at());
+      place(op.value, s.value_at());
+      place(op.gate, s.gate_at());
+      place(op.step, s.step_at());
+      place(op.beta, s.beta_at());
+      for (int32_t h = 0; h < op.value_by.heads; ++h) {
+        float* values = to + s.value_at() + int64_t{h} * op.value_by.dim;
+        kernels_.multiply(values, from + op.value_by.at(h), op.value_by.dim, values);
+      }
+    }
+  });
+}
+
+void CpuExecutor::mix(const StateMix& op) {
+  if (rows_ == 0) return;
+  const int32_t group = spec_.layers[op.layer].group, index = spec_.layers[op.layer].index;
+  const std::span<const AttentionSequence> sequences = work_->attention_plan.sequences();
+  state_mix(context(),
+            {spec_.state,
+             static_cast<StateMixRows::Kind>(op.kind),
+             work_->mix,
+             rows_,
+             sequences.data(),
+             std::ssize(sequences),
+             work_->tables[group],
+             reinterpret_cast<float*>(kv_pools_[group].data()),
+             static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
+             index * StateBlock(spec_.state).floats,
+             values_of(op.conv),
+             values_of(op.conv_bias),
+             op.conv_silu,
+             values_of(op.a),
+             values_of(op.step_bias),
+             values_of(op.d),
+             op.step_min,
+             op.step_max,
+             values_of(op.norm.weight),
+             op.norm.eps,
+             op.norm_size,
+             op.norm_before_gate,
+             work_->attention},
+            work_->state);
 }
 
 // ---------------------------------------------------------------- experts

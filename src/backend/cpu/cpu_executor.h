@@ -33,6 +33,8 @@ class CpuExecutor final : public Executor {
   void norm_latent_qkv(const NormLatentQkv& op) override;
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
+  void norm_mix(const NormMix& op) override;
+  void mix(const StateMix& op) override;
   void project_add(const Projection& op) override;
   void ffn_add(const Ffn& op) override;
   void route(const Route& op) override;
@@ -72,6 +74,8 @@ class CpuExecutor final : public Executor {
   std::span<const int32_t> greedy_of_parts();
   void shared_expert_add(const Experts& op);
   void scale_routing(float scale);
+  void split_gates();
+  void gate_attention();
   const float* query_scales(const Rope::Growth& growth);
   PagedKv kv_of(int layer) const;
   void prepare_rotation(const Rope& op);

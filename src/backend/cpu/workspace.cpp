@@ -34,7 +34,7 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   const int64_t normed_rows = std::max(tokens, int64_t{spec.max_logit_rows});
   normed = arena.take<float>(normed_rows * spec.hidden);
   query = arena.take<float>(tokens * query_cols);
-  attention = arena.take<float>(tokens * query_cols);
+  attention = arena.take<float>(tokens * std::max(query_cols, spec.state.values()));
   attended = attended_cols == query_cols ? attention : arena.take<float>(tokens * attended_cols);
   key = arena.take<float>(tokens * kv_cols);
   const LatentShape& latent = spec.latent;
@@ -60,7 +60,7 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   // The queries of an int8 cache are in here too; a latent cache is none.
   const int64_t input_cols =
       latent.rank > 0 ? std::max({int64_t{spec.hidden}, heads * latent.value, int64_t{latent.q_rank}})
-                      : std::max({int64_t{spec.hidden}, query_cols, attended_cols});
+                      : std::max({int64_t{spec.hidden}, query_cols, attended_cols, spec.state.values()});
   input.blocks = arena.take<ActivationBlock>(whole(normed_rows) * (input_cols / kQuantBlock));
   const int64_t inner_size = std::max(tokens * spec.ffn, chosen_rows * spec.expert_ffn);
   const int64_t inner_blocks = std::max(whole(tokens) * spec.ffn, chosen_rows * spec.expert_ffn);
@@ -88,6 +88,12 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   expert_order = take_expert_order(arena, spec.experts, tokens, spec.experts_per_token);
   expert_out = arena.take<float>(chosen_rows * spec.hidden);
   row_scale = arena.take<float>(chosen_rows);
+
+  projected = arena.take<float>(
+      tokens * std::max<int64_t>(spec.state.projected, spec.gated_attention ? 2 * query_cols : 0));
+  mix = arena.take<float>(spec.state.present() ? tokens * spec.state.mix_cols() : 0);
+  attention_gate = arena.take<float>(spec.gated_attention ? tokens * query_cols : 0);
+  state = StateWorkspace(spec.state, tokens, threads, arena);
 
   argmax = arena.take<ArgmaxPiece>(argmax_pieces(spec.max_logit_rows, spec.vocab));
   const int64_t max_cols = std::max({input_cols, query_cols, attended_cols, int64_t{spec.ffn},

@@ -6,6 +6,7 @@
 #include "kernels/cpu/matmul/gemm_heads.h"
 #include "kernels/cpu/moe/experts.h"
 #include "kernels/cpu/sample/argmax.h"
+#include "kernels/cpu/state/state_mix.h"
 
 namespace millrace::cpu {
 
@@ -16,7 +17,8 @@ struct Workspace {
   int64_t query_cols, attended_cols, kv_cols;
 
   float *residual, *normed;  // [tokens][hidden]
-  float *query, *attention;  // [tokens][heads * head_dim]
+  float* query;              // [tokens][heads * head_dim]
+  float* attention;          // the same, or values of layers with a state
   float* attended;           // [tokens][attended_cols]: `attention` of all ranks
   float *key, *value;        // [tokens][kv_heads * head_dim]
   // Latent attention: queries before k_b, or values behind head_values, [tokens][heads][nope + rope or
@@ -34,6 +36,12 @@ struct Workspace {
   AttentionSequence* sequences;          // [tokens]
   const int32_t** tables[kMaxKvGroups];  // [groups][tokens]: the sequences' block tables
   AttentionPlan attention_plan;
+
+  // Layers with a state, and gated attention.
+  float* projected;       // [tokens][projected]: products side by side; queries and their gates
+  float* mix;             // [tokens][mix columns]
+  float* attention_gate;  // [tokens][heads * head_dim]
+  StateWorkspace state;
 
   // Experts.
   float* router_scores;  // [tokens][experts]

@@ -42,6 +42,8 @@ class CudaBackend final : public Backend {
   OpFeatures lacks() const override {
     OpFeatures missing;
     missing.add(OpFeature::kLatent);
+    missing.add(OpFeature::kGatedAttention);
+    missing.add(OpFeature::kState);
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {

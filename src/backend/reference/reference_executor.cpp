@@ -11,6 +11,7 @@
 #include "kernels/reference/naive_moe.h"
 #include "kernels/reference/naive_norm.h"
 #include "kernels/reference/naive_rotary.h"
+#include "kernels/reference/naive_state.h"
 
 namespace millrace {
 namespace {
@@ -72,13 +73,17 @@ class ReferenceExecutor final : public Executor {
     query_.resize(rows * spec.heads * spec.head_dim);
     key_.resize(rows * spec.kv_heads * spec.head_dim);
     value_.resize(key_.size());
-    attention_.resize(query_.size());
+    attention_.resize(std::max(query_.size(), rows * static_cast<size_t>(spec.state.values())));
+    if (spec.gated_attention) attention_gate_.resize(query_.size());
+    mix_.resize(rows * static_cast<size_t>(spec.state.present() ? spec.state.mix_cols() : 0));
     chosen_.resize(rows * spec.experts_per_token);
     chosen_weight_.resize(chosen_.size());
     logits_.resize(static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
+      // Blocks of a state group that nobody keeps are written behind the others.
+      const int32_t spare = spec.kv_groups[g].state ? blocks_for(spec.max_tokens) + 1 : 0;
       pools_.emplace_back(spec_.kv_block_bytes(static_cast<int>(g)) / sizeof(float) *
-                          spec.kv_groups[g].num_blocks);
+                          static_cast<size_t>(spec.kv_groups[g].num_blocks + spare));
     }
   }
 
@@ -108,7 +113,11 @@ class ReferenceExecutor final : public Executor {
 
   void norm_qkv(const NormQkv& op) override {
     norm_rows(op.norm);
-    reference::linear(linear_of(op.q), 0, normed_.data(), rows_, query_.data());
+    if (op.gated) {
+      gated_query(op.q);
+    } else {
+      reference::linear(linear_of(op.q), 0, normed_.data(), rows_, query_.data());
+    }
     reference::linear(linear_of(op.k), 0, normed_.data(), rows_, key_.data());
     reference::linear(linear_of(op.v), 0, normed_.data(), rows_, value_.data());
     norm_heads(op.q_norm, spec_.heads, op.norm_whole, query_);
@@ -172,6 +181,82 @@ class ReferenceExecutor final : public Executor {
       layer.bidirectional_length = op.bidirectional ? s.context_len + s.num_tokens : 0;
       layer.table = table_of(s, op.layer);
       reference::attend(layer, position, &query_[row * cols], &attention_[row * cols]);
+    });
+    for (int64_t i = 0; op.gated && i < rows_ * cols; ++i) {
+      const double gate = attention_gate_[i];
+      attention_[i] = static_cast<float>(attention_[i] / (1.0 + std::exp(-gate)));
+    }
+  }
+
+  void norm_mix(const NormMix& op) override {
+    norm_rows(op.norm);
+    int64_t cols = 0;
+    for (const Linear& in : op.in) cols += in.weight == nullptr ? 0 : in.weight->rows;
+    Floats projected(rows_ * cols), out;
+    int64_t first = 0;
+    for (const Linear& in : op.in) {
+      if (in.weight == nullptr) continue;
+      out.resize(rows_ * in.weight->rows);
+      reference::linear(linear_of(in), 0, normed_.data(), rows_, out.data());
+      for (int64_t t = 0; t < rows_; ++t)
+        std::copy_n(&out[t * in.weight->rows], in.weight->rows, &projected[t * cols + first]);
+      first += in.weight->rows;
+    }
+    const StateShape& s = spec_.state;
+    for (int64_t t = 0; t < rows_; ++t) {
+      const float* from = &projected[t * cols];
+      float* to = &mix_[t * s.mix_cols()];
+      const auto place = [&](const HeadColumns& part, int64_t at) {
+        for (int32_t h = 0; h < part.heads; ++h)
+          std::copy_n(from + part.at(h), part.dim, to + at + int64_t{h} * part.dim);
+      };
+      place(op.query, s.query_at());
+      place(op.key, s.key_at());
+      place(op.value, s.value_at());
+      place(op.gate, s.gate_at());
+      place(op.step, s.step_at());
+      place(op.beta, s.beta_at());
+      for (int32_t h = 0; h < op.value_by.heads; ++h) {
+        for (int32_t i = 0; i < op.value_by.dim; ++i)
+          to[s.value_at() + h * op.value_by.dim + i] *= from[op.value_by.at(h) + i];
+      }
+    }
+  }
+
+  void mix(const StateMix& op) override {
+    const int32_t group = spec_.layers[op.layer].group, index = spec_.layers[op.layer].index;
+    const StateBlock at(spec_.state);
+    const reference::StateMix layer{spec_.state,
+                                    static_cast<reference::StateMix::Kind>(op.kind),
+                                    values_of(op.conv),
+                                    values_of(op.conv_bias),
+                                    op.conv_silu,
+                                    values_of(op.a),
+                                    values_of(op.step_bias),
+                                    values_of(op.d),
+                                    op.step_min,
+                                    op.step_max,
+                                    values_of(op.norm.weight),
+                                    op.norm.eps,
+                                    op.norm_size,
+                                    op.norm_before_gate,
+                                    pools_[group].data(),
+                                    static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float)),
+                                    index * at.floats};
+    std::vector<int32_t> table;
+    const SequenceSlice* of = nullptr;
+    for_each_token([&](const SequenceSlice& s, int64_t row, int32_t position) {
+      if (of != &s) {
+        const int32_t* known = table_of(s, op.layer);
+        table.assign(known, known + blocks_for(s.context_len + s.num_tokens));
+        int32_t spare = spec_.kv_groups[group].num_blocks;
+        for (size_t b = static_cast<size_t>(s.context_len / kBlockTokens); b < table.size(); ++b) {
+          if (table[b] == kNoBlock) table[b] = spare++;
+        }
+        of = &s;
+      }
+      reference::state_mix(layer, table.data(), position, &mix_[row * spec_.state.mix_cols()],
+                           &attention_[row * spec_.state.values()]);
     });
   }
 
@@ -306,6 +391,17 @@ class ReferenceExecutor final : public Executor {
     }
   }
 
+  // Query and gate of each head alternate in the product.
+  void gated_query(const Linear& q) {
+    Floats both(rows_ * q.weight->rows);
+    reference::linear(linear_of(q), 0, normed_.data(), rows_, both.data());
+    const int64_t dim = spec_.head_dim;
+    for (int64_t i = 0; i < rows_ * spec_.heads; ++i) {
+      std::copy_n(&both[2 * i * dim], dim, &query_[i * dim]);
+      std::copy_n(&both[(2 * i + 1) * dim], dim, &attention_gate_[i * dim]);
+    }
+  }
+
   void norm_heads(const Norm& op, int heads, bool whole, Floats& values) {
     const int64_t cols = whole ? int64_t{heads} * spec_.head_dim : spec_.head_dim;
     const int64_t count = whole ? rows_ : rows_ * heads;
@@ -383,6 +479,8 @@ class ReferenceExecutor final : public Executor {
   Batch batch_;
   int64_t rows_ = 0;
   Floats residual_, normed_, query_, key_, value_, attention_, chosen_weight_, logits_;
+  Floats attention_gate_;  // [rows][heads * head_dim]
+  Floats mix_;             // [rows][mix columns]: of layers with a state
   std::vector<int32_t> chosen_;
   std::vector<Floats> pools_;  // per group: [blocks][layers][key, value][kv_heads][16][head_dim]
 };
@@ -394,7 +492,9 @@ size_t reference_workspace_bytes(const ExecutorSpec& spec) {
   const size_t latent_row =
       spec.heads * (latent.nope + latent.rope + latent.value) + latent.q_rank + 3 * latent.rank;
   const size_t per_row = latent_row + 2 * spec.hidden + 2 * (spec.heads + spec.kv_heads) * spec.head_dim +
-                         2 * spec.experts_per_token + 2 * spec.ffn;
+                         2 * spec.experts_per_token + 2 * spec.ffn +
+                         (spec.gated_attention ? spec.heads * spec.head_dim : 0) +
+                         (spec.state.present() ? spec.state.mix_cols() + spec.state.values() : 0);
   return sizeof(float) * (per_row * spec.max_tokens + static_cast<size_t>(spec.max_logit_rows) * spec.vocab);
 }
 

@@ -1,0 +1,80 @@
+// StateShape and StateBlock: what layers with a state keep of 16 tokens. A block of such a layer has the rows
+// that the tokens of the block have written, and the state behind the last of them; a token of block i is
+// computed from the state of block i - 1 and the rows of block i before it, in a prompt and one by one alike.
+// So chunks are blocks: they lie at fixed positions of the sequence, and a state is written once a chunk.
+#pragma once
+
+#include <cstdint>
+
+#include "base/paging.h"
+
+namespace millrace {
+
+// A matrix [key_dim][value_dim] for each value head, and a short convolution over what goes in. Value heads
+// share the keys and queries of a key head, value_heads / key_heads of them in a row. No key heads: the layer
+// is a convolution alone.
+struct StateShape {
+  int32_t key_heads = 0, key_dim = 0, value_heads = 0, value_dim = 0;
+  int32_t taps = 0;  // of the convolution: a token sees itself and the taps - 1 before it; 0: no such layers
+  bool tiled = false;  // value head h has key head h % key_heads instead (GGUF files of Qwen 3.5)
+  bool values_first =
+      false;              // what is convolved is values, keys, queries (Mamba-2); else queries, keys, values
+  int32_t projected = 0;  // columns of the widest row that the layer's projections make
+
+  bool present() const { return taps > 0; }
+  int32_t key_head(int32_t value_head) const {
+    return tiled ? value_head % key_heads : value_head / (value_heads / key_heads);
+  }
+  int64_t keys() const { return int64_t{key_heads} * key_dim; }
+  int64_t values() const { return int64_t{value_heads} * value_dim; }
+  // What is convolved: queries, keys and values.
+  int64_t channels() const { return 2 * keys() + values(); }
+  int64_t query_at() const { return values_first ? values() + keys() : 0; }
+  int64_t key_at() const { return values_first ? values() : keys(); }
+  int64_t value_at() const { return values_first ? 0 : 2 * keys(); }
+  // A row of a layer's inputs: what is convolved, the gate, and two numbers for each value head.
+  int64_t mix_cols() const { return channels() + values() + 2 * int64_t{value_heads}; }
+  int64_t gate_at() const { return channels(); }
+  int64_t step_at() const { return channels() + values(); }             // decides how much is forgotten
+  int64_t beta_at() const { return step_at() + int64_t{value_heads}; }  // how much is written
+};
+
+// The window of a group of such layers: a token sees its own block and the one before it.
+inline constexpr int32_t kStateWindow = kBlockTokens + 1;
+// Blocks of such a group that a sequence needs at most while `tokens` of it are computed: its own and the one
+// before it; what drafts may reach, or two at the end and the boundaries between (kv::GroupOptions::sparse).
+inline constexpr int32_t kStateTokensApart = 2048;  // of states that are kept
+inline int32_t state_blocks_of_step(int32_t tokens) { return 8 + tokens / kStateTokensApart; }
+// A convolution reaches no further back than that.
+inline constexpr int32_t kMaxTaps = kBlockTokens + 1;
+
+// Offsets in floats. Rows of values and of the state are padded with zeros to whole vectors of 16.
+struct StateBlock {
+  explicit StateBlock(const StateShape& shape)
+      : padded_dim((shape.value_dim + kVector - 1) / kVector * kVector),
+        row_inputs(shape.channels()),
+        row_keys(shape.keys()),
+        row_writes(shape.key_heads == 0 ? 0 : int64_t{shape.value_heads} * padded_dim),
+        row_decays(shape.key_heads == 0 ? 0 : shape.value_heads),
+        head_state(int64_t{shape.key_dim} * padded_dim),
+        inputs(0),
+        keys(inputs + kBlockTokens * row_inputs),
+        writes(keys + kBlockTokens * row_keys),
+        decays(writes + kBlockTokens * row_writes),
+        betas(decays + kBlockTokens * row_decays),
+        state(betas + kBlockTokens * row_decays),
+        floats(state + (shape.key_heads == 0 ? 0 : shape.value_heads * head_state)) {}
+
+  static constexpr int64_t kVector = 16;
+  int64_t padded_dim;
+  int64_t row_inputs, row_keys, row_writes, row_decays, head_state;  // floats of a row, of a head's state
+  int64_t inputs;                                                    // [16][channels]: before the convolution
+  int64_t keys;    // [16][key_heads][key_dim]: behind it, normed
+  int64_t writes;  // [16][value_heads][padded_dim]: what each token writes into the state at its key
+  int64_t decays;  // [16][value_heads]: the logarithm of what is left of the block's first state
+  int64_t betas;   // [16][value_heads]: of the reference
+  int64_t state;   // [value_heads][key_dim][padded_dim]: behind the block's last token
+  int64_t floats;  // of all
+};
+
+}  // namespace millrace
