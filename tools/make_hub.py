@@ -4,7 +4,7 @@
   tools/make_hub.py WHEEL OUT
 
 OUT becomes a repository of the hub: build.toml, build/<variant>/ with the package in it. The variant names torch's
-stable ABI: one for every torch from 2.10 on. `kernels.get_local_kernel(Path(OUT), "millrace_kernels")` loads it.
+stable ABI: one for every torch from 2.10 on. `kernels.get_local_kernel(Path(OUT))` loads it.
 """
 
 import json
@@ -38,8 +38,9 @@ def main():
             path.write_bytes(archive.read(name))
     top = to / "__init__.py"
     top.write_text(top.read_text() + TOP)
-    (to / "metadata.json").write_text(json.dumps({"name": "millrace-kernels", "version": 1, "backend": {"type": "cpu"},
-                                                  "python-depends": []}, indent=2) + "\n")
+    metadata = {"id": "millrace_kernels", "name": "millrace-kernels", "version": 1, "license": "see LICENSE",
+                "backend": {"type": "cpu"}, "python-depends": []}
+    (to / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
     shutil.copy(ROOT / "python" / "kernels" / "build.toml", out / "build.toml")
     shutil.copy(ROOT / "python" / "kernels" / "README.md", out / "README.md")
     print(to)
