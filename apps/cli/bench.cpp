@@ -242,6 +242,7 @@ void add_bench(CommandLine& line) {
   const std::shared_ptr<ClientOptions> clients = add_client_options(command, options->engine);
   add_device_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_adapter_option(command, options->engine);
   command.footer(kBenchFooter);
   // What the other way of measuring would not look at is refused, not ignored.
   const auto many = [clients] { return clients->clients > 0; };

@@ -88,6 +88,7 @@ class Chat {
   Chat(Engine& engine, const ChatOptions& options)
       : engine_(engine), options_(options.engine), system_(options.system) {
     request_.sampling = sampling_params(options.sampling, engine.model().sampling);
+    request_.adapter = only_adapter(options.engine);
     request_.max_tokens = options.max_tokens;
     validate(request_.sampling, engine.model().vocab);
     reset();
@@ -230,6 +231,7 @@ void add_chat(CommandLine& line) {
   add_sampling_options(command, options->sampling);
   add_device_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_adapter_option(command, options->engine);
   add_draft_options(command, options->engine, "Guessing ahead");
   command.footer(kChatFooter);
   command.runs([options] { return chat(*options); });

@@ -78,6 +78,7 @@ void add_logits(CommandLine& line) {
   command.option("--out", options->out, "the .npy file to write; appears whole or not at all").required();
   add_device_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_adapter_option(command, options->engine);
   command.footer(kLogitsFooter);
   command.runs([options] { return logits(*options); });
 }

@@ -3,6 +3,7 @@
 #include "confirm.h"
 #include "engine/engine_options.h"
 #include "input.h"
+#include "model/adapter.h"
 #include "quant/request.h"
 
 namespace millrace::cli {
@@ -63,6 +64,27 @@ void add_quantize_option(Command& command, EngineOptions& options) {
     command.refuse_unless(
         name, [&options] { return options.quantize == "auto"; }, "without --quantize auto");
   }
+}
+
+void add_adapter_option(Command& command, EngineOptions& options, bool many) {
+  command
+      .option(
+          "--adapter", options.adapters,
+          many ? "a low-rank adapter (LoRA), NAME=PATH or NAME=PATH:SCALE: a PEFT directory or a GGUF file, "
+                 "served as MODEL:NAME; may be repeated"
+               : "answer with a low-rank adapter (LoRA), NAME=PATH or NAME=PATH:SCALE: a PEFT directory or "
+                 "a GGUF file")
+      .group(kModelGroup);
+  command.check([&options, many] {
+    if (many || options.adapters.size() < 2) return;
+    throw UsageError("--adapter: found " + std::to_string(options.adapters.size()) +
+                     ", expected one: only serve takes several");
+  });
+}
+
+std::string only_adapter(const EngineOptions& options) {
+  return options.adapters.empty() ? std::string()
+                                  : parse_adapter_option("--adapter", options.adapters.front()).name;
 }
 
 void add_engine_options(Command& command, EngineOptions& options, const std::string& group) {

@@ -105,6 +105,7 @@ int run(const RunOptions& options) {
     throw_error(ErrorCode::kBadInput,
                 "the prompt has no tokens, expected at least one (the model adds none itself)");
   }
+  request.adapter = only_adapter(options.engine);
   request.max_tokens = options.max_tokens;
   request.stop = options.stop;
   request.show_special = options.special;
@@ -161,6 +162,7 @@ void add_run(CommandLine& line) {
   add_sampling_options(command, options->sampling);
   add_device_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_adapter_option(command, options->engine);
   add_draft_options(command, options->engine, "Guessing ahead");
   command.footer(kRunFooter);
   command.refuse_unless(

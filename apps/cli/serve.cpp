@@ -91,6 +91,9 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
   for (const char* name : {"--max-models", "--unload-after", "--models-memory"}) {
     command.refuse_unless(name, several, "without --models");
   }
+  command.refuse_unless(
+      "--adapter", [several] { return !several(); },
+      "with --models, whose TOML file has those of each model");
   for (const char* name : {"--model-id", "--alias"}) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models, whose TOML file has names and aliases");
@@ -197,6 +200,7 @@ void preload(server::ModelSet& models, const std::string& name) {
 }
 
 int serve_several(ServeOptions& o) {
+  o.engine.adapters.clear();  // said to every command: they are one model's
   EngineOptions defaults = o.engine;
   defaults.model = o.models;  // in the place of those to come: an option makes sense with a model only
   o.set.defaults = checked(defaults);
@@ -221,6 +225,7 @@ void add_serve(CommandLine& line) {
   add_models_options(command, *o);
   add_device_options(command, o->engine);
   add_quantize_option(command, o->engine);
+  add_adapter_option(command, o->engine, /*many=*/true);
   add_engine_options(command, o->engine, "Engine");
   command.option("--max-queue", o->engine.max_waiting, "requests that may wait; more are answered with 503")
       .range(0, 1 << 24)

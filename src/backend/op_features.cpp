@@ -20,7 +20,8 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "a feed-forward layer without gate",
                                   "sigmoid routing",
                                   "a shared expert",
-                                  "experts with weighed inputs"};
+                                  "experts with weighed inputs",
+                                  "adapters"};
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

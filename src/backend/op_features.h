@@ -26,6 +26,7 @@ enum class OpFeature : int {
   kSigmoidRouting,  // or groups of experts, a bias of their choice, a scale of their weights
   kSharedExpert,
   kWeighedInput,
+  kAdapters,  // Batch::adapters
   kCount,
 };
 

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "io/printable.h"
 #include "kernels/quant/kv_types.h"
+#include "model/adapter.h"
 #include "quant/request.h"
 
 namespace millrace {
@@ -16,7 +17,8 @@ constexpr struct {
 } kFlagNames[] = {{"context", "--ctx"},
                   {"max_waiting", "--max-queue"},
                   {"quantize_budget", "--budget"},
-                  {"quantize_sample", "--sample"}};
+                  {"quantize_sample", "--sample"},
+                  {"adapters", "--adapter"}};
 
 class OptionChecker {
  public:
@@ -27,6 +29,7 @@ class OptionChecker {
     check_ranges();
     check_device();
     check_quantize();
+    parse_adapter_options(name("adapters"), o_.adapters);
     if (o_.speculation == Speculation::kDraft && o_.draft_model.empty()) {
       throw_error(ErrorCode::kBadInput, "{}: found no path, expected one for drafts from a model",
                   name("draft_model"));
@@ -114,6 +117,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.quantize = defaults.quantize;
   draft.quantize_budget = defaults.quantize_budget;
   draft.quantize_sample = defaults.quantize_sample;
+  draft.adapters = defaults.adapters;
   draft.lock = defaults.lock;
   draft.kv_tokens = defaults.kv_tokens;
   draft.kv_bytes = defaults.kv_bytes;

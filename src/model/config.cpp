@@ -116,6 +116,7 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
   spec.experts = config.experts;
   spec.experts_per_token = config.experts_per_token;
   spec.expert_ffn = config.expert_ffn;
+  spec.adapter_rank = limits.adapter_rank;
   spec.kv_type = limits.kv_type;
   for (const int32_t window : config.layer_windows) {
     auto group = std::find_if(spec.kv_groups.begin(), spec.kv_groups.end(),

@@ -22,6 +22,12 @@ void FeatureRecorder::activation(Activation activation, const Linear& gate) {
   features_.add(OpFeature::kUngated, gate.weight == nullptr);
 }
 
+void FeatureRecorder::products(std::initializer_list<const Linear*> linears) {
+  for (const Linear* linear : linears) {
+    if (linear->weight != nullptr) products_.insert(linear->weight);
+  }
+}
+
 void FeatureRecorder::embed(const Embed& op) {
   features_.add(OpFeature::kLearnedPositions,
                 op.positions != nullptr || op.types != nullptr || op.norm.present());
@@ -33,6 +39,7 @@ void FeatureRecorder::norm_qkv(const NormQkv& op) {
   norm_kind(op.q_norm);
   norm_kind(op.k_norm);
   features_.add(OpFeature::kNormWhole, op.norm_whole);
+  products({&op.q, &op.k, &op.v});
 }
 
 void FeatureRecorder::rope_append_kv(const Rope& op) {
@@ -45,12 +52,16 @@ void FeatureRecorder::attend(const Attend& op) {
   features_.add(OpFeature::kBidirectional, op.bidirectional);
 }
 
-void FeatureRecorder::project_add(const Projection& op) { block(op.norm_after, op.scale); }
+void FeatureRecorder::project_add(const Projection& op) {
+  block(op.norm_after, op.scale);
+  products({&op.linear});
+}
 
 void FeatureRecorder::ffn_add(const Ffn& op) {
   norm_before(op.norm);
   activation(op.activation, op.gate);
   block(op.norm_after, op.scale);
+  products({&op.gate, &op.up, &op.down});
 }
 
 void FeatureRecorder::route(const Route& op) {
@@ -63,6 +74,7 @@ void FeatureRecorder::route(const Route& op) {
 void FeatureRecorder::experts_add(const Experts& op) {
   features_.add(OpFeature::kSharedExpert, op.shared.up.weight != nullptr);
   features_.add(OpFeature::kWeighedInput, op.weigh_input);
+  products({&op.shared.gate, &op.shared.up, &op.shared.down});
   activation(op.activation, op.gate);
 }
 
@@ -73,6 +85,7 @@ void FeatureRecorder::norm_logits(const Logits& op) {
   features_.add(OpFeature::kLogitBias, op.output.bias != nullptr);
   features_.add(OpFeature::kScaledResidual, op.scale != 1.0f);
   features_.add(OpFeature::kLogitSoftcap, op.softcap != 0.0f);
+  products({&op.output});
 }
 
 }  // namespace millrace

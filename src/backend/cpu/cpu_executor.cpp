@@ -73,6 +73,11 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
   greedy_.resize(static_cast<size_t>(spec.max_logit_rows));
   kept_rows_.resize(static_cast<size_t>(spec.max_logit_rows));
   std::iota(kept_rows_.begin(), kept_rows_.end(), 0);
+  if (spec.adapter_rank == 0) return;
+  const size_t most = static_cast<size_t>(std::max(spec.max_tokens, spec.max_logit_rows));
+  row_adapters_.reserve(most);
+  logit_adapters_.reserve(most);
+  for (std::vector<LowRankRun>& runs : runs_) runs.reserve(most);
 }
 
 // ---------------------------------------------------------------- the step
@@ -94,9 +99,59 @@ void CpuExecutor::begin(const Batch& batch) {
   }
   work_->attention_plan.begin_step({work_->sequences, sequences});
   MILLRACE_CHECK(work_->attention_plan.rows() == rows_);
+  note_adapters(batch);
   deep_ = work_->attention_plan.longest_context() > kDeepContext;
   prefetch_order_.begin_step(pool_, rows_ <= kSmallBatchRows);
 }
+
+// ---------------------------------------------------------------- adapters
+
+void CpuExecutor::note_adapters(const Batch& batch) {
+  row_adapters_.clear();
+  logit_adapters_.clear();
+  if (batch.adapters == nullptr) return;
+  const auto has_one = [](const SequenceSlice& slice) { return slice.adapter >= 0 && slice.num_tokens > 0; };
+  if (std::none_of(batch.sequences.begin(), batch.sequences.end(), has_one)) return;
+  for (const SequenceSlice& slice : batch.sequences) {
+    row_adapters_.insert(row_adapters_.end(), static_cast<size_t>(slice.num_tokens), slice.adapter);
+  }
+  for (const int32_t row : batch.logit_rows)
+    logit_adapters_.push_back(row_adapters_[static_cast<size_t>(row)]);
+}
+
+bool CpuExecutor::any_update(const Linear& op) const {
+  int32_t before = -1;
+  for (const int32_t adapter : row_adapters_) {
+    if (adapter != before && batch_.adapters->find(adapter, op.weight) != nullptr) return true;
+    before = adapter;
+  }
+  return false;
+}
+
+// What rows with these adapters add to their products with op.weight, of x [rows][in]. `place`: of up to
+// three products whose updates are needed at once.
+CpuExecutor::Updates CpuExecutor::updates_of(const Linear& op, int place, std::span<const int32_t> adapters,
+                                             const float* x, int64_t stride) {
+  std::vector<LowRankRun>& runs = runs_[place];
+  runs.clear();
+  float* inner = work_->low_rank[place];
+  for (size_t row = 0; row < adapters.size();) {
+    size_t end = row + 1;
+    while (end < adapters.size() && adapters[end] == adapters[row]) ++end;
+    if (const LowRank* update = batch_.adapters->find(adapters[row], op.weight)) {
+      MILLRACE_CHECK(update->a->rows <= spec_.adapter_rank);
+      const auto count = static_cast<int64_t>(end - row);
+      runs.push_back(
+          {static_cast<int64_t>(row), count, &own(*update->a).matrix, &own(*update->b).matrix, inner});
+      inner += count * update->a->rows;
+    }
+    row = end;
+  }
+  low_rank_inner(context(), runs, x, stride);
+  return runs;
+}
+
+// ---------------------------------------------------------------- the embedding
 
 void CpuExecutor::embed(const Embed& op) {
   embed_rows(context(), own(*op.table).matrix.view, batch_.tokens.data(), rows_, op.scale, work_->residual);
@@ -145,14 +200,16 @@ void CpuExecutor::norm_heads(const Norm& op, int64_t heads, bool whole, float* v
             whole ? kNormedPerTask : kHeadsPerTask);
 }
 
-// residual += scale * norm_after(x W^T + b)
-void CpuExecutor::multiply_add(const Linear& weights, const ActivationRows& x, const Norm& norm_after,
-                               float scale) {
+// residual += scale * norm_after(x W^T + b + updates)
+void CpuExecutor::multiply_add(const Linear& weights, const ActivationRows& x, Updates updates,
+                               const Norm& norm_after, float scale) {
   if (!norm_after.present() && scale == 1.0f) {
-    return gemm_add(context(), {linear_of(weights), work_->residual, spec_.hidden}, x, rows_);
+    gemm_add(context(), {linear_of(weights), work_->residual, spec_.hidden}, x, rows_);
+    return low_rank_add(context(), updates, spec_.hidden, work_->residual, spec_.hidden);
   }
   const GemmProduct product{linear_of(weights), work_->normed, spec_.hidden};
   gemm(context(), {&product, 1}, x, rows_);
+  low_rank_add(context(), updates, spec_.hidden, work_->normed, spec_.hidden);
   const NormWeights norm = weights_of(norm_after);
   pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
@@ -170,6 +227,11 @@ void CpuExecutor::norm_qkv(const NormQkv& op) {
                                   {linear_of(op.v), work_->value, op.v.weight->rows}};
   prefetch_order_.pause_after_next_product(deep_);
   gemm(context(), products, x, rows_);
+  const Linear* const linears[] = {&op.q, &op.k, &op.v};
+  for (int i = 0; i < 3; ++i) {
+    const Updates updates = updates_of(*linears[i], i, row_adapters_, work_->normed, spec_.hidden);
+    low_rank_add(context(), updates, products[i].stride, products[i].out, products[i].stride);
+  }
   norm_heads(op.q_norm, spec_.heads, op.norm_whole, work_->query);
   norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, work_->key);
 }
@@ -179,18 +241,32 @@ void CpuExecutor::project_add(const Projection& op) {
   const ActivationFormats formats = formats_for(kernels_, {linear_of(op.linear)}, rows_);
   const ActivationRows x =
       quantize_rows(context(), formats, work_->attention, rows_, work_->query_cols, work_->input);
-  multiply_add(op.linear, x, op.norm_after, op.scale);
+  const Updates updates = updates_of(op.linear, 0, row_adapters_, work_->attention, work_->query_cols);
+  multiply_add(op.linear, x, updates, op.norm_after, op.scale);
+}
+
+// act(gate n) * (up n) with what adapters add, as the input of `down`; n: normed.
+InnerActivations CpuExecutor::gate_up_rows(const Linear& gate, const Linear& up, const Linear& down,
+                                           Activation activation, const ActivationRows& x) {
+  InnerActivations inner{work_->inner, work_->inner_quantized,
+                         formats_for(kernels_, {linear_of(down)}, rows_)};
+  inner.formats.float32 |= any_update(down);  // A reads floats
+  GateUp op = gate_up_of(gate, up, activation);
+  op.gate_updates =
+      updates_of(gate.weight == nullptr ? up : gate, 0, row_adapters_, work_->normed, spec_.hidden);
+  if (gate.weight != nullptr) op.up_updates = updates_of(up, 1, row_adapters_, work_->normed, spec_.hidden);
+  gate_up(context(), op, x, rows_, inner);
+  return inner;
 }
 
 void CpuExecutor::ffn_add(const Ffn& op) {
   if (rows_ == 0) return;
   const Linear& gate = op.gate.weight != nullptr ? op.gate : op.up;
   const ActivationRows x = norm_for(op.norm, {&gate, &op.up});
-  const InnerActivations inner{work_->inner, work_->inner_quantized,
-                               formats_for(kernels_, {linear_of(op.down)}, rows_)};
-  gate_up(context(), gate_up_of(op.gate, op.up, op.activation), x, rows_, inner);
-  multiply_add(op.down, inner.quantized.rows(inner.values, rows_, op.up.weight->rows, inner.formats),
-               op.norm_after, op.scale);
+  const InnerActivations inner = gate_up_rows(op.gate, op.up, op.down, op.activation, x);
+  const int64_t cols = op.up.weight->rows;
+  multiply_add(op.down, inner.quantized.rows(inner.values, rows_, cols, inner.formats),
+               updates_of(op.down, 2, row_adapters_, inner.values, cols), op.norm_after, op.scale);
 }
 
 void CpuExecutor::norm_logits(const Logits& op) {
@@ -199,6 +275,8 @@ void CpuExecutor::norm_logits(const Logits& op) {
   const ActivationRows x = norm_for(op.norm, {&op.output}, rows);
   const GemmProduct product{linear_of(op.output), work_->logits, spec_.vocab};
   gemm(context(), {&product, 1}, x, std::ssize(rows));
+  low_rank_add(context(), updates_of(op.output, 0, logit_adapters_, work_->normed, spec_.hidden), spec_.vocab,
+               work_->logits, spec_.vocab);
   if (op.scale == 1.0f && op.softcap == 0.0f) return;
   constexpr int64_t kLogitsPerTask = 8192;
   const int64_t all = std::ssize(rows) * spec_.vocab;
@@ -306,6 +384,7 @@ void CpuExecutor::keep_logit_rows() {
     keep(work_->attention, work_->query_cols, batch_.logit_rows[i], i);
   }
   batch_.logit_rows = {kept_rows_.data(), static_cast<size_t>(rows_)};
+  row_adapters_ = logit_adapters_;
 }
 
 void CpuExecutor::attend(const Attend& op) {
@@ -363,19 +442,17 @@ void CpuExecutor::shared_expert_add(const Experts& op) {
   const ActivationRows x =
       quantize_rows(context(), formats, work_->normed, rows_, spec_.hidden, work_->input);
   normed_formats_ = {};  // what route() quantized may have been overwritten
-  const InnerActivations inner{work_->inner, work_->inner_quantized,
-                               formats_for(kernels_, {linear_of(shared.down)}, rows_)};
-  gate_up(context(), gate_up_of(shared.gate, shared.up, op.activation), x, rows_, inner);
-  const ActivationRows inner_rows =
-      inner.quantized.rows(inner.values, rows_, shared.up.weight->rows, inner.formats);
-  if (shared.mix.weight == nullptr) {
-    return gemm_add(context(), {linear_of(shared.down), work_->residual, spec_.hidden}, inner_rows, rows_);
-  }
+  const InnerActivations inner = gate_up_rows(shared.gate, shared.up, shared.down, op.activation, x);
+  const int64_t cols = shared.up.weight->rows;
+  const ActivationRows inner_rows = inner.quantized.rows(inner.values, rows_, cols, inner.formats);
+  const Updates updates = updates_of(shared.down, 2, row_adapters_, inner.values, cols);
+  if (shared.mix.weight == nullptr) return multiply_add(shared.down, inner_rows, updates, {}, 1.0f);
   // Behind the choice of experts their scores are of no use any more.
   float *mix = work_->router_scores, *out = work_->expert_out;
   const GemmProduct mixed{linear_of(shared.mix), mix, 1}, down{linear_of(shared.down), out, spec_.hidden};
   gemm(context(), {&mixed, 1}, x, rows_);
   gemm(context(), {&down, 1}, inner_rows, rows_);
+  low_rank_add(context(), updates, spec_.hidden, out, spec_.hidden);
   for (int64_t row = 0; row < rows_; ++row) mix[row] = -mix[row];
   kernels_.exp(mix, rows_, mix);
   pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {

@@ -54,7 +54,15 @@ class CpuExecutor final : public Executor {
   ActivationRows norm_for(const Norm& op, std::initializer_list<const Linear*> products,
                           std::span<const int32_t> rows = {});
   void norm_heads(const Norm& op, int64_t heads, bool whole, float* values);
-  void multiply_add(const Linear& weights, const ActivationRows& x, const Norm& norm_after, float scale);
+  using Updates = std::span<const LowRankRun>;
+  void multiply_add(const Linear& weights, const ActivationRows& x, Updates updates, const Norm& norm_after,
+                    float scale);
+  void note_adapters(const Batch& batch);
+  bool any_update(const Linear& op) const;
+  Updates updates_of(const Linear& op, int place, std::span<const int32_t> adapters, const float* x,
+                     int64_t stride);
+  InnerActivations gate_up_rows(const Linear& gate, const Linear& up, const Linear& down,
+                                Activation activation, const ActivationRows& x);
   void shared_expert_add(const Experts& op);
   void scale_routing(float scale);
   const float* query_scales(const Rope::Growth& growth);
@@ -72,6 +80,9 @@ class CpuExecutor final : public Executor {
   std::vector<int32_t> greedy_;     // [max logit rows]
   std::vector<int32_t> kept_rows_;  // [max logit rows]: 0, 1 ..: the logit rows when only they are kept
   PrefetchOrder prefetch_order_;
+  std::vector<int32_t> row_adapters_;    // [rows], of this step's rows; empty: none of them has one
+  std::vector<int32_t> logit_adapters_;  // [logit rows], likewise
+  std::vector<LowRankRun> runs_[3];      // of the products whose A x lies in work_->low_rank
 
   Batch batch_{};
   int64_t rows_ = 0;                    // tokens of this step; behind the last attention those that are kept

@@ -56,6 +56,8 @@ Workspace::Workspace(const ExecutorSpec& spec, int threads, bool with_bf16_tiles
   expert_out = arena.take<float>(chosen_rows * spec.hidden);
   row_scale = arena.take<float>(chosen_rows);
 
+  for (float*& product : low_rank) product = arena.take<float>(normed_rows * spec.adapter_rank);
+
   argmax = arena.take<ArgmaxPiece>(argmax_pieces(spec.max_logit_rows, spec.vocab));
   const int64_t max_cols =
       std::max({int64_t{spec.hidden}, query_cols, int64_t{spec.ffn}, int64_t{spec.expert_ffn}});

@@ -39,6 +39,11 @@ class CudaBackend final : public Backend {
   }
 
   bool gives_hidden_states() const override { return true; }
+  OpFeatures lacks() const override {
+    OpFeatures lacking;
+    lacking.add(OpFeature::kAdapters);
+    return lacking;
+  }
   std::optional<double> measure_read_bandwidth() override {
     device_.use();
     const cuda::Stream stream;

@@ -108,9 +108,9 @@ class ReferenceExecutor final : public Executor {
 
   void norm_qkv(const NormQkv& op) override {
     norm_rows(op.norm);
-    reference::linear(linear_of(op.q), 0, normed_.data(), rows_, query_.data());
-    reference::linear(linear_of(op.k), 0, normed_.data(), rows_, key_.data());
-    reference::linear(linear_of(op.v), 0, normed_.data(), rows_, value_.data());
+    adapted_linear(op.q, normed_.data(), query_.data());
+    adapted_linear(op.k, normed_.data(), key_.data());
+    adapted_linear(op.v, normed_.data(), value_.data());
     norm_heads(op.q_norm, spec_.heads, op.norm_whole, query_);
     norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, key_);
   }
@@ -145,15 +145,14 @@ class ReferenceExecutor final : public Executor {
 
   void project_add(const Projection& op) override {
     Floats out(rows_ * spec_.hidden);
-    reference::linear(linear_of(op.linear), 0, attention_.data(), rows_, out.data());
+    adapted_linear(op.linear, attention_.data(), out.data());
     add_block(out, op.norm_after, op.scale);
   }
 
   void ffn_add(const Ffn& op) override {
     norm_rows(op.norm);
     Floats out(rows_ * spec_.hidden);
-    reference::feed_forward(feed_forward_of(op.gate, op.up, op.down, op.activation), normed_.data(), rows_,
-                            out.data());
+    feed_forward(op.gate, op.up, op.down, op.activation, out);
     add_block(out, op.norm_after, op.scale);
   }
 
@@ -204,6 +203,7 @@ class ReferenceExecutor final : public Executor {
            normed.data());
       float* logits = &logits_[i * spec_.vocab];
       reference::linear(linear_of(op.output), 0, normed.data(), 1, logits);
+      low_rank_add(op.output, adapter_of(batch_.logit_rows[i]), normed.data(), logits);
       for (int64_t t = 0; t < spec_.vocab; ++t) logits[t] *= op.scale;
       softcap(op.softcap, {logits, static_cast<size_t>(spec_.vocab)});
     }
@@ -266,6 +266,49 @@ class ReferenceExecutor final : public Executor {
     return {&logits_, spec_.vocab};
   }
 
+  int32_t adapter_of(int64_t row) const {
+    for (const SequenceSlice& s : batch_.sequences) {
+      if (row >= s.first_row && row < s.first_row + s.num_tokens) return s.adapter;
+    }
+    return -1;
+  }
+
+  // y += B (A x): of one row, what an adapter adds to a product.
+  void low_rank_add(const Linear& op, int32_t adapter, const float* x, float* y) const {
+    const LowRank* update = batch_.adapters == nullptr ? nullptr : batch_.adapters->find(adapter, op.weight);
+    if (update == nullptr) return;
+    Floats inner(update->a->rows), out(update->b->rows);
+    reference::linear({&own(*update->a).view, nullptr}, 0, x, 1, inner.data());
+    reference::linear({&own(*update->b).view, nullptr}, 0, inner.data(), 1, out.data());
+    for (size_t i = 0; i < out.size(); ++i) y[i] += out[i];
+  }
+
+  // y = W x + b of all rows, with what their adapters add. x: [rows][in], y: [rows][out]
+  void adapted_linear(const Linear& op, const float* x, float* y) const {
+    reference::linear(linear_of(op), 0, x, rows_, y);
+    if (batch_.adapters == nullptr) return;
+    for (int64_t t = 0; t < rows_; ++t) {
+      low_rank_add(op, adapter_of(t), x + t * op.weight->cols, y + t * op.weight->rows);
+    }
+  }
+
+  // out = down(act(gate n) * (up n)); out: [rows][hidden]
+  void feed_forward(const Linear& gate, const Linear& up, const Linear& down, Activation activation,
+                    Floats& out) const {
+    const reference::FeedForward plain = feed_forward_of(gate, up, down, activation);
+    if (batch_.adapters == nullptr) {
+      return reference::feed_forward(plain, normed_.data(), rows_, out.data());
+    }
+    const Linear& first = gate.weight == nullptr ? up : gate;
+    Floats gated(rows_ * first.weight->rows), raised(gate.weight == nullptr ? 0 : gated.size());
+    adapted_linear(first, normed_.data(), gated.data());
+    if (gate.weight != nullptr) adapted_linear(up, normed_.data(), raised.data());
+    for (size_t i = 0; i < gated.size(); ++i) {
+      gated[i] = reference::activate(plain, gated[i], raised.empty() ? 1.0f : raised[i]);
+    }
+    adapted_linear(down, gated.data(), out.data());
+  }
+
   void norm_rows(const Norm& op) {
     for (int64_t t = 0; t < rows_; ++t) {
       norm(op, &residual_[t * spec_.hidden], spec_.hidden, &normed_[t * spec_.hidden]);
@@ -289,8 +332,7 @@ class ReferenceExecutor final : public Executor {
 
   void shared_expert_add(const Experts::Shared& op, Activation activation) {
     Floats out(rows_ * spec_.hidden), mix(rows_, 1.0f);
-    reference::feed_forward(feed_forward_of(op.gate, op.up, op.down, activation), normed_.data(), rows_,
-                            out.data());
+    feed_forward(op.gate, op.up, op.down, activation, out);
     if (op.mix.weight != nullptr) {
       reference::linear(linear_of(op.mix), 0, normed_.data(), rows_, mix.data());
       for (float& x : mix) x = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(x))));
