@@ -139,7 +139,7 @@ class AdapterReader {
       if (known.empty()) refuse(module);
       const int64_t rank = rank_of(module, pair);
       const double scale = peft.scale_of(module, rank) * option_.scale;
-      for (const Target& target : targets.at(known)) take(module, pair, target, scale, false);
+      take_all(module, pair, targets.at(known), scale, false);
     }
   }
 
@@ -221,7 +221,7 @@ class AdapterReader {
       if (found == targets.end()) refuse(name);
       const auto rank = static_cast<double>(rank_of(name, pair));
       const double scale = option_.scale * (alpha != 0.0 ? alpha / rank : 1.0);
-      for (const Target& target : found->second) take(name, pair, target, scale, true);
+      take_all(name, pair, found->second, scale, true);
     }
   }
 
@@ -241,6 +241,16 @@ class AdapterReader {
                   option_.path, pair.b->name, shape_text(*pair.b), rank);
     }
     return rank;
+  }
+
+  // Phi-3's ffn_up is gate and up in one, elsewhere it is up alone: the rows tell which.
+  void take_all(const std::string& name, const Pair& pair, const std::vector<Target>& targets, double scale,
+                bool from_gguf) {
+    const auto fits = [&](const Target& target) { return target.all_rows == pair.b->shape[0]; };
+    const bool any = std::any_of(targets.begin(), targets.end(), fits);
+    for (const Target& target : targets) {
+      if (fits(target) || !any) take(name, pair, target, scale, from_gguf);
+    }
   }
 
   void take(const std::string& name, const Pair& pair, const Target& target, double scale, bool from_gguf) {

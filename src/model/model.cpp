@@ -228,7 +228,8 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
                     }
                     to = backend.load_weight(view, settled(use, view, backend, dequantizes));
                     if (!to->copied) keep(std::move(gathered));
-                    model->stored_[to.get()] = {view.type, stored_bytes(view)};
+                    model->stored_[to.get()] = {view.type, stored_bytes(view),
+                                                  checkpoint.gguf ? stored.name : name};
                     model->bytes_per_token_ += bytes_read(view, use, model->config_);
                     done += stored.bytes();
                     if (progress) progress(std::min(done, total), total);

@@ -36,6 +36,7 @@ using LoadProgress = std::function<void(size_t done, size_t total)>;
 struct StoredWeight {
   DType type = DType::kF32;
   size_t bytes = 0;  // of all of it, scales beside it included
+  std::string name;  // in a GGUF file: of one, as it has it (a fused matrix for each of its parts)
 };
 
 class Model {

@@ -20,6 +20,7 @@ struct MoeExperts {
   int64_t rows;
   bool weigh_input =
       false;  // a weight multiplies what goes into an expert instead of what comes out (no biases)
+  bool keep_inner = false;  // the workspace's inner has float32, sorted by expert, afterwards
 };
 
 struct MoeShape {

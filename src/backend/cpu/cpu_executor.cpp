@@ -151,6 +151,35 @@ CpuExecutor::Updates CpuExecutor::updates_of(const Linear& op, int place, std::s
   return runs;
 }
 
+// ---------------------------------------------------------------- calibration
+
+void CpuExecutor::watch(std::initializer_list<const Linear*> products, const float* x, int64_t rows,
+                        int64_t stride) {
+  if (watcher_ == nullptr) return;
+  const Weight* weights[3];
+  size_t count = 0;
+  for (const Linear* product : products) {
+    if (product->weight != nullptr) weights[count++] = product->weight;
+  }
+  watcher_->see({weights, count}, 0, x, rows, stride);
+}
+
+// Behind moe_experts: which rows went to whom, and what `down` was multiplied with.
+void CpuExecutor::watch_experts(const Experts& op) {
+  const ExpertOrder& order = work_->expert_order;
+  const Weight* const both[] = {op.gate.weight, op.up.weight};
+  const int64_t inner = op.down.weight->cols, k = spec_.experts_per_token;
+  std::vector<float> weighed(static_cast<size_t>(spec_.hidden));
+  for (int64_t i = 0; i < rows_ * k; ++i) {
+    const float* x = work_->normed + i / k * spec_.hidden;
+    const float by = op.weigh_input ? work_->chosen_weight[i] : 1.0f;
+    for (int64_t c = 0; c < spec_.hidden; ++c) weighed[static_cast<size_t>(c)] = x[c] * by;
+    watcher_->see(both, work_->chosen[i], weighed.data(), 1, spec_.hidden);
+    const Weight* const down[] = {op.down.weight};
+    watcher_->see(down, work_->chosen[i], work_->inner + order.sorted_row[i] * inner, 1, inner);
+  }
+}
+
 // ---------------------------------------------------------------- the embedding
 
 void CpuExecutor::embed(const Embed& op) {
@@ -227,6 +256,7 @@ void CpuExecutor::norm_qkv(const NormQkv& op) {
                                   {linear_of(op.v), work_->value, op.v.weight->rows}};
   prefetch_order_.pause_after_next_product(deep_);
   gemm(context(), products, x, rows_);
+  watch({&op.q, &op.k, &op.v}, work_->normed, rows_, spec_.hidden);
   const Linear* const linears[] = {&op.q, &op.k, &op.v};
   for (int i = 0; i < 3; ++i) {
     const Updates updates = updates_of(*linears[i], i, row_adapters_, work_->normed, spec_.hidden);
@@ -241,6 +271,7 @@ void CpuExecutor::project_add(const Projection& op) {
   const ActivationFormats formats = formats_for(kernels_, {linear_of(op.linear)}, rows_);
   const ActivationRows x =
       quantize_rows(context(), formats, work_->attention, rows_, work_->query_cols, work_->input);
+  watch({&op.linear}, work_->attention, rows_, work_->query_cols);
   const Updates updates = updates_of(op.linear, 0, row_adapters_, work_->attention, work_->query_cols);
   multiply_add(op.linear, x, updates, op.norm_after, op.scale);
 }
@@ -250,12 +281,14 @@ InnerActivations CpuExecutor::gate_up_rows(const Linear& gate, const Linear& up,
                                            Activation activation, const ActivationRows& x) {
   InnerActivations inner{work_->inner, work_->inner_quantized,
                          formats_for(kernels_, {linear_of(down)}, rows_)};
-  inner.formats.float32 |= any_update(down);  // A reads floats
+  inner.formats.float32 |= watcher_ != nullptr || any_update(down);  // A reads floats
+  watch({&gate, &up}, work_->normed, rows_, spec_.hidden);
   GateUp op = gate_up_of(gate, up, activation);
   op.gate_updates =
       updates_of(gate.weight == nullptr ? up : gate, 0, row_adapters_, work_->normed, spec_.hidden);
   if (gate.weight != nullptr) op.up_updates = updates_of(up, 1, row_adapters_, work_->normed, spec_.hidden);
   gate_up(context(), op, x, rows_, inner);
+  watch({&down}, inner.values, rows_, up.weight->rows);
   return inner;
 }
 
@@ -275,6 +308,7 @@ void CpuExecutor::norm_logits(const Logits& op) {
   const ActivationRows x = norm_for(op.norm, {&op.output}, rows);
   const GemmProduct product{linear_of(op.output), work_->logits, spec_.vocab};
   gemm(context(), {&product, 1}, x, std::ssize(rows));
+  watch({&op.output}, work_->normed, std::ssize(rows), spec_.hidden);
   low_rank_add(context(), updates_of(op.output, 0, logit_adapters_, work_->normed, spec_.hidden), spec_.vocab,
                work_->logits, spec_.vocab);
   if (op.scale == 1.0f && op.softcap == 0.0f) return;
@@ -473,8 +507,9 @@ void CpuExecutor::experts_add(const Experts& op) {
   gate_up.limit = op.limit;
   moe_experts(context(),
               {gate_up, linear_of(op.down), spec_.experts_per_token, work_->chosen, work_->chosen_weight,
-               work_->normed, normed_formats_, work_->residual, rows_, op.weigh_input},
+               work_->normed, normed_formats_, work_->residual, rows_, op.weigh_input, watcher_ != nullptr},
               moe);
+  if (watcher_ != nullptr) watch_experts(op);
   normed_formats_ = {};  // tiles of sorted rows may have taken their memory
 }
 

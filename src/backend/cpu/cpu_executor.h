@@ -12,12 +12,13 @@
 #include "backend/cpu/memory.h"
 #include "backend/cpu/weight.h"
 #include "backend/cpu/workspace.h"
+#include "backend/input_watcher.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/attention/paged_kv.h"
 
 namespace millrace::cpu {
 
-class CpuExecutor final : public Executor {
+class CpuExecutor final : public Executor, public WatchableExecutor {
  public:
   CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool);
 
@@ -40,6 +41,7 @@ class CpuExecutor final : public Executor {
   void copy_block(int group, int32_t from, int32_t to) override;
   std::vector<float> read_slot(Slot slot) override;
   void write_slot(Slot slot, std::span<const float> values) override;
+  void watch_inputs(InputWatcher* watcher) override { watcher_ = watcher; }
 
  private:
   struct SlotShape {
@@ -57,6 +59,8 @@ class CpuExecutor final : public Executor {
   using Updates = std::span<const LowRankRun>;
   void multiply_add(const Linear& weights, const ActivationRows& x, Updates updates, const Norm& norm_after,
                     float scale);
+  void watch(std::initializer_list<const Linear*> products, const float* x, int64_t rows, int64_t stride);
+  void watch_experts(const Experts& op);
   void note_adapters(const Batch& batch);
   bool any_update(const Linear& op) const;
   Updates updates_of(const Linear& op, int place, std::span<const int32_t> adapters, const float* x,
@@ -83,6 +87,8 @@ class CpuExecutor final : public Executor {
   std::vector<int32_t> row_adapters_;    // [rows], of this step's rows; empty: none of them has one
   std::vector<int32_t> logit_adapters_;  // [logit rows], likewise
   std::vector<LowRankRun> runs_[3];      // of the products whose A x lies in work_->low_rank
+
+  InputWatcher* watcher_ = nullptr;
 
   Batch batch_{};
   int64_t rows_ = 0;                    // tokens of this step; behind the last attention those that are kept

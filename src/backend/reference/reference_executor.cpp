@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/input_watcher.h"
 #include "base/check.h"
 #include "kernels/quant/codec.h"
 #include "kernels/reference/naive_attention.h"
@@ -62,7 +63,7 @@ reference::FeedForward feed_forward_of(const Linear& gate, const Linear& up, con
   return {linear_of(gate), linear_of(up), linear_of(down), activation_of(activation)};
 }
 
-class ReferenceExecutor final : public Executor {
+class ReferenceExecutor final : public Executor, public WatchableExecutor {
  public:
   explicit ReferenceExecutor(const ExecutorSpec& spec) : spec_(spec), kv_type_(spec.kv_type) {
     spec_.kv_type = DType::kF32;  // rounded to kv_type_, kept as float32
@@ -81,6 +82,8 @@ class ReferenceExecutor final : public Executor {
                           spec.kv_groups[g].num_blocks);
     }
   }
+
+  void watch_inputs(InputWatcher* watcher) override { watcher_ = watcher; }
 
   void begin(const Batch& batch) override {
     MILLRACE_CHECK(batch.tokens.size() <= static_cast<size_t>(spec_.max_tokens));
@@ -108,6 +111,7 @@ class ReferenceExecutor final : public Executor {
 
   void norm_qkv(const NormQkv& op) override {
     norm_rows(op.norm);
+    watch({&op.q, &op.k, &op.v}, 0, normed_.data(), rows_);
     adapted_linear(op.q, normed_.data(), query_.data());
     adapted_linear(op.k, normed_.data(), key_.data());
     adapted_linear(op.v, normed_.data(), value_.data());
@@ -145,6 +149,7 @@ class ReferenceExecutor final : public Executor {
 
   void project_add(const Projection& op) override {
     Floats out(rows_ * spec_.hidden);
+    watch({&op.linear}, 0, attention_.data(), rows_);
     adapted_linear(op.linear, attention_.data(), out.data());
     add_block(out, op.norm_after, op.scale);
   }
@@ -191,6 +196,7 @@ class ReferenceExecutor final : public Executor {
     const reference::FeedForward experts{linear_of(op.gate),           linear_of(op.up), linear_of(op.down),
                                          activation_of(op.activation), op.alpha,         op.limit};
     for (int64_t t = 0; t < rows_; ++t) {
+      if (watcher_ != nullptr) watch_experts(op, experts, t);
       reference::experts_add(experts, &chosen_[t * k], &chosen_weight_[t * k], k, &normed_[t * spec_.hidden],
                              &residual_[t * spec_.hidden], op.weigh_input);
     }
@@ -203,6 +209,7 @@ class ReferenceExecutor final : public Executor {
            normed.data());
       float* logits = &logits_[i * spec_.vocab];
       reference::linear(linear_of(op.output), 0, normed.data(), 1, logits);
+      watch({&op.output}, 0, normed.data(), 1);
       low_rank_add(op.output, adapter_of(batch_.logit_rows[i]), normed.data(), logits);
       for (int64_t t = 0; t < spec_.vocab; ++t) logits[t] *= op.scale;
       softcap(op.softcap, {logits, static_cast<size_t>(spec_.vocab)});
@@ -296,9 +303,10 @@ class ReferenceExecutor final : public Executor {
   void feed_forward(const Linear& gate, const Linear& up, const Linear& down, Activation activation,
                     Floats& out) const {
     const reference::FeedForward plain = feed_forward_of(gate, up, down, activation);
-    if (batch_.adapters == nullptr) {
+    if (batch_.adapters == nullptr && watcher_ == nullptr) {
       return reference::feed_forward(plain, normed_.data(), rows_, out.data());
     }
+    watch({&gate, &up}, 0, normed_.data(), rows_);
     const Linear& first = gate.weight == nullptr ? up : gate;
     Floats gated(rows_ * first.weight->rows), raised(gate.weight == nullptr ? 0 : gated.size());
     adapted_linear(first, normed_.data(), gated.data());
@@ -306,7 +314,32 @@ class ReferenceExecutor final : public Executor {
     for (size_t i = 0; i < gated.size(); ++i) {
       gated[i] = reference::activate(plain, gated[i], raised.empty() ? 1.0f : raised[i]);
     }
+    watch({&down}, 0, gated.data(), rows_);
     adapted_linear(down, gated.data(), out.data());
+  }
+
+  void watch(std::initializer_list<const Linear*> products, int64_t expert, const float* x,
+             int64_t rows) const {
+    if (watcher_ == nullptr) return;
+    std::vector<const Weight*> weights;
+    for (const Linear* product : products) {
+      if (product->weight != nullptr) weights.push_back(product->weight);
+    }
+    watcher_->see(weights, expert, x, rows, weights.front()->cols);
+  }
+
+  // What the experts of token t are multiplied with.
+  void watch_experts(const Experts& op, const reference::FeedForward& experts, int64_t t) const {
+    for (int64_t i = t * spec_.experts_per_token; i < (t + 1) * spec_.experts_per_token; ++i) {
+      Floats x(&normed_[t * spec_.hidden], &normed_[t * spec_.hidden] + spec_.hidden);
+      for (float& value : x) value *= op.weigh_input ? chosen_weight_[i] : 1.0f;
+      watch({&op.gate, &op.up}, chosen_[i], x.data(), 1);
+      Floats gate(op.gate.weight->rows), up(gate.size());
+      reference::linear(experts.gate, chosen_[i], x.data(), 1, gate.data());
+      reference::linear(experts.up, chosen_[i], x.data(), 1, up.data());
+      for (size_t c = 0; c < gate.size(); ++c) gate[c] = reference::activate(experts, gate[c], up[c]);
+      watch({&op.down}, chosen_[i], gate.data(), 1);
+    }
   }
 
   void norm_rows(const Norm& op) {
@@ -370,6 +403,7 @@ class ReferenceExecutor final : public Executor {
 
   ExecutorSpec spec_;
   DType kv_type_;
+  InputWatcher* watcher_ = nullptr;
   Batch batch_;
   int64_t rows_ = 0;
   Floats residual_, normed_, query_, key_, value_, attention_, chosen_weight_, logits_;
