@@ -330,6 +330,7 @@ int bench_clients(const EngineOptions& given, const ClientOptions& options, int3
   const int32_t longest = options.shared_prefix + prompt + generate + 1;
   EngineOptions engine_options = given;
   if (engine_options.context == 0) engine_options.context = longest;
+  const std::string adapter = only_adapter(engine_options);
   const std::unique_ptr<Engine> engine = open_engine(engine_options);
   if (engine->model().context < longest) {
     throw_error(ErrorCode::kBadInput, "--ctx is {}, expected at least {} for --shared-prefix, -p and -n",
@@ -348,19 +349,11 @@ int bench_clients(const EngineOptions& given, const ClientOptions& options, int3
                    options.temperature,
                    options.top_p,
                    options.top_k,
-                   only_adapter(engine_options)};
+                   adapter};
   const Result one = Clients(*engine, alone, 7).run(show);
-  const Load all{options.clients,
-                 options.requests,
-                 prompt,
-                 generate,
-                 options.shared_prefix,
-                 options.priorities,
-                 options.exact,
-                 options.temperature,
-                 options.top_p,
-                 options.top_k,
-                 only_adapter(engine_options)};
+  const Load all{options.clients,       options.requests,   prompt,        generate,
+                 options.shared_prefix, options.priorities, options.exact, options.temperature,
+                 options.top_p,         options.top_k,      adapter};
   const Result many = Clients(*engine, all, 42).run(show);
   if (json) {
     write_json(to_json(*engine, options, one, many));

@@ -182,6 +182,7 @@ class Chat {
 };
 
 int chat(const ChatOptions& options) {
+  only_adapter(options.engine);  // before anything is loaded
   const std::unique_ptr<Engine> engine = open_engine(options.engine);
   const ModelInfo& model = engine->model();
   check_writes(model);

@@ -1,5 +1,6 @@
 #include "model_options.h"
 
+#include "base/error.h"
 #include "confirm.h"
 #include "engine/engine_options.h"
 #include "input.h"
@@ -75,16 +76,15 @@ void add_adapter_option(Command& command, EngineOptions& options, bool many) {
                : "answer with a low-rank adapter (LoRA), NAME=PATH or NAME=PATH:SCALE: a PEFT directory or "
                  "a GGUF file")
       .group(kModelGroup);
-  command.check([&options, many] {
-    if (many || options.adapters.size() < 2) return;
-    throw UsageError("--adapter: found " + std::to_string(options.adapters.size()) +
-                     ", expected one: only serve takes several");
-  });
 }
 
 std::string only_adapter(const EngineOptions& options) {
-  return options.adapters.empty() ? std::string()
-                                  : parse_adapter_option("--adapter", options.adapters.front()).name;
+  if (options.adapters.empty()) return {};
+  if (options.adapters.size() > 1) {
+    throw_error(ErrorCode::kBadInput, "--adapter: found {}, expected one: only serve takes several",
+                options.adapters.size());
+  }
+  return parse_adapter_option("--adapter", options.adapters.front()).name;
 }
 
 void add_engine_options(Command& command, EngineOptions& options, const std::string& group) {

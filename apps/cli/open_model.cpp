@@ -34,7 +34,7 @@ std::unique_ptr<Engine> open_engine(const EngineOptions& options) {
 }
 
 std::unique_ptr<Runtime> open_runtime(const EngineOptions& options, RuntimeSetup setup) {
-  setup.adapter = options.adapters.empty() ? -1 : 0;  // add_adapter_option lets one through
+  setup.adapter = only_adapter(options).empty() ? -1 : 0;
   auto runtime = open_with_progress(options, [&](const EngineOptions& o) { return Runtime::open(o, setup); });
   tell_device(runtime->device_note());
   tell_quantized(runtime->weight_types().note);

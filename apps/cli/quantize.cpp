@@ -29,6 +29,7 @@
 #include "progress.h"
 #include "prompt.h"
 #include "quant/feedback.h"
+#include "quantize/fp8_directory.h"
 #include "quantize/metadata.h"
 #include "quantize/verify.h"
 #include "quantize/write_behind.h"
@@ -62,6 +63,8 @@ constexpr const char* kQuantizeFooter =
     "sample "
     "text\n"
     "under --budget: bytes of the file (800M, 3.5GiB) or bits per weight (4.5bpw).\n"
+    "fp8 writes a Hugging Face directory from one, as compressed-tensors does: E4M3 with a scale for each "
+    "row.\n"
     "q4_z is Millrace's own: q4_1 in 4.5 bits. Other programs cannot read it; --portable keeps auto from it.";
 
 constexpr size_t kPieceBytes = size_t{4} << 20;
@@ -209,6 +212,18 @@ void set_types(const QuantizeOptions& options, const io::Checkpoint& checkpoint,
   }
 }
 
+nlohmann::ordered_json to_json(const Verification& v) {
+  return {{"good", v.good()}, {"tokens", v.tokens}, {"relative_error", v.relative_error},
+          {"limit", v.limit}, {"kl", v.kl},         {"top1_agreement", v.top1_agreement}};
+}
+
+std::string to_text(const Verification& v) {
+  return fmt::format(
+      "verified on {} tokens: logits differ by {:.2f}% of their spread (the types explain up to {:.0f}%), "
+      "{:.5f} nats a token, the same likeliest token at {:.0f}%\n",
+      v.tokens, 100 * v.relative_error, 100 * v.limit, v.kl, 100 * v.top1_agreement);
+}
+
 nlohmann::ordered_json to_json(const QuantizeOptions& options, const std::vector<OutTensor>& tensors,
                                const Report& report) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -237,12 +252,7 @@ nlohmann::ordered_json to_json(const QuantizeOptions& options, const std::vector
     out["kl_of_groups_in_q4_0"] = report.chosen->group_kl;
   }
   if (report.verified) {
-    out["verified"] = {{"good", report.verified->good()},
-                       {"tokens", report.verified->tokens},
-                       {"relative_error", report.verified->relative_error},
-                       {"limit", report.verified->limit},
-                       {"kl", report.verified->kl},
-                       {"top1_agreement", report.verified->top1_agreement}};
+    out["verified"] = to_json(*report.verified);
   }
   out["tensors"] = std::move(rows);
   return out;
@@ -277,13 +287,7 @@ std::string to_text(const QuantizeOptions& options, const std::vector<OutTensor>
                   human_bytes(static_cast<size_t>(static_cast<double>(report.read_bytes) / report.seconds)),
                   human_bytes(static_cast<size_t>(static_cast<double>(report.file_bytes) / report.seconds)),
                   report.limit());
-  if (report.verified) {
-    const Verification& v = *report.verified;
-    out += fmt::format(
-        "verified on {} tokens: logits differ by {:.2f}% of their spread (the types explain up to {:.0f}%), "
-        "{:.5f} nats a token, the same likeliest token at {:.0f}%\n",
-        v.tokens, 100 * v.relative_error, 100 * v.limit, v.kl, 100 * v.top1_agreement);
-  }
+  if (report.verified) out += to_text(*report.verified);
   return out;
 }
 
@@ -366,7 +370,40 @@ void read_importance(const std::string& path, const std::vector<OutTensor>& tens
   }
 }
 
+// A Hugging Face directory instead of a GGUF file, which has no such type.
+int quantize_fp8(const QuantizeOptions& options) {
+  QuantizeOptions found = options;
+  found.engine.model = find_model(options.engine.model, options.engine);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(found.engine.model);
+  const auto start = std::chrono::steady_clock::now();
+  ThreadPool pool(options.engine.threads);
+  const Fp8Report written = write_fp8_directory(checkpoint, read_config(checkpoint), options.out, pool);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  Report report;
+  report.errors = {written.error};
+  if (options.verify) verify(found, report);
+  if (options.json) {
+    nlohmann::ordered_json out = {{"out", valid_utf8(options.out)},
+                                  {"type", options.type},
+                                  {"file_bytes", written.file_bytes},
+                                  {"seconds", seconds.count()},
+                                  {"quantized_tensors", written.quantized},
+                                  {"kept_tensors", written.kept},
+                                  {"relative_rms", written.error.relative_rms()}};
+    if (report.verified) out["verified"] = to_json(*report.verified);
+    write_json(out);
+  } else {
+    write_stdout(
+        fmt::format("{}: {}, {} matrices in fp8 (relative rms {:.5f}), {} tensors as they were, {:.1f} s\n",
+                    options.out, human_bytes(written.file_bytes), written.quantized,
+                    written.error.relative_rms(), written.kept, seconds.count()));
+    if (report.verified) write_stdout(to_text(*report.verified));
+  }
+  return 0;
+}
+
 int quantize(const QuantizeOptions& options) {
+  if (options.type == "fp8") return quantize_fp8(options);
   if (options.type != "auto") quant::parse_request("--type", options.type);  // before anything is opened
   if (options.type == "auto" && options.budget.empty()) {
     throw_error(ErrorCode::kBadInput,
@@ -408,8 +445,12 @@ void add_quantize(CommandLine& line) {
   auto options = std::make_shared<QuantizeOptions>();
   command.option("IN", options->engine.model, kModelHelp).required();
   add_yes_option(command, "fetch the model without asking if it is not here");
-  command.option("OUT", options->out, "the GGUF file to write; appears whole or not at all").required();
-  command.option("--type", options->type, "of matrices: " + quant::request_names() + " auto").show_default();
+  command
+      .option("OUT", options->out,
+              "the GGUF file to write, or of fp8 the directory; appears whole or not at all")
+      .required();
+  command.option("--type", options->type, "of matrices: " + quant::request_names() + " auto fp8")
+      .show_default();
   command.option("--output-type", options->output_type, "of the output matrix, or of a tied embedding");
   command.option("--budget", options->budget, "for auto: 800M (the file) or 4.5bpw (bits per weight)");
   command.option("--sample", options->sample, "for auto: a text to measure by; -: standard input");
@@ -426,6 +467,10 @@ void add_quantize(CommandLine& line) {
   command.flag("--json", options->json, "one JSON object");
   command.footer(kQuantizeFooter);
   const auto automatic = [options] { return options->type == "auto"; };
+  for (const char* name : {"--imatrix", "--output-type"}) {
+    command.refuse_unless(
+        name, [options] { return options->type != "fp8"; }, "with --type fp8, which has one scale for a row");
+  }
   for (const char* name : {"--budget", "--sample", "--portable"}) {
     command.refuse_unless(name, automatic, "without --type auto");
   }

@@ -170,6 +170,9 @@ ModelSet::Slot& ModelSet::find(const std::string& name) const {
   std::string all;
   for (const std::unique_ptr<Slot>& slot : slots_) {
     all += fmt::format("{}'{}'", all.empty() ? "" : ", ", slot->spec.name);
+    for (const std::string& adapter : slot->adapters) {
+      all += fmt::format(", '{}:{}'", slot->spec.name, adapter);
+    }
   }
   if (name.empty()) {
     throw ApiError(400, fmt::format("'model' is missing; this server has {}", all), "model",
