@@ -54,19 +54,19 @@ namespace {
 
 // Weights with the same inputs: what else an entry for this one may be called.
 std::vector<std::string> other_names(const std::string& name) {
-  struct Family {
+  struct SharedInputs {
     const char* whole;
     std::vector<const char*> parts;
   };
-  static const Family kFamilies[] = {{"attn_qkv.", {"attn_q.", "attn_k.", "attn_v."}},
-                                     {"ffn_up.", {"ffn_gate."}},
-                                     {"ffn_gate_up_exps.", {"ffn_gate_exps.", "ffn_up_exps."}}};
+  static const SharedInputs kShared[] = {{"attn_qkv.", {"attn_q.", "attn_k.", "attn_v."}},
+                                         {"ffn_up.", {"ffn_gate."}},
+                                         {"ffn_gate_up_exps.", {"ffn_gate_exps.", "ffn_up_exps."}}};
   std::vector<std::string> out;
   const auto swapped = [&](std::string_view from, std::string_view to) {
     std::string other = name;
     out.push_back(other.replace(other.find(from), from.size(), to));
   };
-  for (const Family& family : kFamilies) {
+  for (const SharedInputs& family : kShared) {
     const auto has = [&](std::string_view part) {
       const size_t at = name.find(part);
       return at != std::string::npos && at > 0 && name[at - 1] == '.';
