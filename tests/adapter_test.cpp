@@ -19,13 +19,13 @@ namespace fs = std::filesystem;
 
 const std::string kAdapters = golden::kRoot + "adapters/";
 
-struct Case {
+struct AdapterCase {
   std::string name, model;
   std::vector<int32_t> tokens;
   std::vector<float> logits;  // [tokens, vocabulary]
   double change = 0;
 
-  explicit Case(const std::string& given) : name(given) {
+  explicit AdapterCase(const std::string& given) : name(given) {
     const nlohmann::json json = golden::read_json(kAdapters + name + "/golden.json");
     model = json.at("model");
     tokens = json.at("tokens").get<std::vector<int32_t>>();
@@ -36,8 +36,8 @@ struct Case {
   std::string gguf() const { return kAdapters + name + "/adapter.gguf"; }
 };
 
-std::unique_ptr<Runtime> open(const std::string& model, const std::string& adapter, const std::string& device,
-                              const std::string& kv_type = "f32") {
+std::unique_ptr<Runtime> open_adapted(const std::string& model, const std::string& adapter,
+                                      const std::string& device, const std::string& kv_type = "f32") {
   RuntimeSetup setup{.sequences = 1, .logit_rows = 64};
   setup.adapter = adapter.empty() ? -1 : 0;
   EngineOptions options{
@@ -46,7 +46,7 @@ std::unique_ptr<Runtime> open(const std::string& model, const std::string& adapt
   return Runtime::open(options, setup);
 }
 
-std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens, size_t chunk) {
+std::vector<float> adapted_logits(Runtime& runtime, std::span<const int32_t> tokens, size_t chunk) {
   kv::Sequence sequence = runtime.make_sequence();
   std::vector<float> out;
   for (; !tokens.empty(); tokens = tokens.subspan(std::min(chunk, tokens.size()))) {
@@ -62,43 +62,43 @@ std::vector<float> all_logits(Runtime& runtime, std::span<const int32_t> tokens,
 class AdapterGolden : public testing::TestWithParam<std::string> {};
 
 TEST_P(AdapterGolden, AgreesWithPeft) {
-  const Case c(GetParam());
+  const AdapterCase c(GetParam());
   for (const std::string& model : golden::load_model(c.model).paths) {
     for (const std::string& adapter : {c.peft(), c.gguf()}) {
       if (!fs::exists(adapter)) continue;
       SCOPED_TRACE(model + " with " + adapter);
-      EXPECT_LT(
-          golden::relative_error(all_logits(*open(model, adapter, "reference"), c.tokens, 64), c.logits),
-          1e-4);
+      EXPECT_LT(golden::relative_error(
+                    adapted_logits(*open_adapted(model, adapter, "reference"), c.tokens, 64), c.logits),
+                1e-4);
       // Q8_0 weights round activations to 8 bits: tests/golden_test.cpp has the bound.
       const bool blocks = model.ends_with(".gguf");
-      const auto cpu = open(model, adapter, "cpu");
-      const std::vector<float> logits = all_logits(*cpu, c.tokens, 64);
+      const auto cpu = open_adapted(model, adapter, "cpu");
+      const std::vector<float> logits = adapted_logits(*cpu, c.tokens, 64);
       EXPECT_LT(golden::relative_error(logits, c.logits), blocks ? 0.06 : 1e-4);
-      EXPECT_EQ(all_logits(*cpu, c.tokens, 7), logits) << "cut into pieces";
-      EXPECT_EQ(all_logits(*cpu, c.tokens, 1), logits) << "token by token";
+      EXPECT_EQ(adapted_logits(*cpu, c.tokens, 7), logits) << "cut into pieces";
+      EXPECT_EQ(adapted_logits(*cpu, c.tokens, 1), logits) << "token by token";
     }
   }
 }
 
 TEST_P(AdapterGolden, WithoutItTheModelIsAnother) {  // else the test above would prove nothing
-  const Case c(GetParam());
-  const auto plain = open(golden::kRoot + "models/" + c.model + "/hf", "", "cpu");
-  EXPECT_NEAR(golden::relative_error(c.logits, all_logits(*plain, c.tokens, 64)), c.change, 1e-3);
+  const AdapterCase c(GetParam());
+  const auto plain = open_adapted(golden::kRoot + "models/" + c.model + "/hf", "", "cpu");
+  EXPECT_NEAR(golden::relative_error(c.logits, adapted_logits(*plain, c.tokens, 64)), c.change, 1e-3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, AdapterGolden,
                          testing::Values("llama3", "llama3-patterns", "phi3", "gpt2", "gemma3", "granite",
                                          "qwen2moe", "llama2-output"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& tested) {
+                           std::string name = tested.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
 
 // ---------------------------------------------------------------- many in one batch
 
-std::vector<double> logprobs_of(EventStream& stream) {
+std::vector<double> tokens_and_logprobs(EventStream& stream) {
   std::vector<double> out;
   while (std::optional<Event> event = stream.next()) {
     if (event->kind == Event::Kind::kFailed) throw std::runtime_error(event->error);
@@ -128,6 +128,7 @@ class AdapterEngine : public testing::Test {
     r.adapter = adapter;
     r.max_tokens = 12;
     r.ignore_end = true;
+    r.sampling.temperature = 0.0f;
     r.sampling.logprobs = 0;
     return r;
   }
@@ -141,7 +142,7 @@ TEST_F(AdapterEngine, EachHasTheBitsItHasAlone) {
     if (names[i].empty()) only.adapters.clear();  // the bits of the model itself
     const auto engine = Engine::create(only);
     EventStream stream = engine->submit(request(names[i], 30 + static_cast<int>(i) % 3));
-    alone.push_back(logprobs_of(stream));
+    alone.push_back(tokens_and_logprobs(stream));
   }
   for (size_t i = 1; i < 4; ++i) EXPECT_NE(alone[0], alone[i]);
   EXPECT_NE(alone[1], alone[3]);
@@ -152,7 +153,7 @@ TEST_F(AdapterEngine, EachHasTheBitsItHasAlone) {
       streams.push_back(engine->submit(request(names[i], 30 + static_cast<int>(i) % 3)));
     }
     for (size_t i = 0; i < names.size(); ++i) {
-      EXPECT_EQ(logprobs_of(streams[i]), alone[i]) << "request " << i << ", round " << round;
+      EXPECT_EQ(tokens_and_logprobs(streams[i]), alone[i]) << "request " << i << ", round " << round;
     }
   }
 }
@@ -179,7 +180,7 @@ TEST_F(AdapterEngine, AnUnknownNameIsRefused) {
     engine->submit(request("three", 3));
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "adapter: found three, expected one of one, two, half");
+    EXPECT_STREQ(error.what(), "adapter: found 'three', expected one of one, two, half");
   }
 }
 
@@ -203,7 +204,7 @@ class AdapterRefused : public testing::Test {
   }
   static std::string error_of(const std::string& model, const std::string& adapter) {
     try {
-      open(model, adapter, "cpu");
+      open_adapted(model, adapter, "cpu");
     } catch (const Error& error) {
       return error.what();
     }
@@ -237,9 +238,9 @@ TEST_F(AdapterRefused, AnotherModelsAdapter) {
   const std::string models = golden::kRoot + "models/";
   EXPECT_EQ(error_of(models + "phi3/hf", kAdapters + "phi3/adapter.gguf"), "");
   EXPECT_NE(error_of(models + "phi3/hf", kAdapters + "llama3/adapter.gguf")
-                .find("general.architecture: found llama, expected phi3"),
+                .find("general.architecture: found 'llama', expected phi3"),
             std::string::npos);
-  EXPECT_NE(error_of(models + "llama3/hf", kAdapters + "gpt2/peft").find("adapter of transformer.h.0"),
+  EXPECT_NE(error_of(models + "llama3/hf", kAdapters + "gpt2/peft").find("adapter of 'transformer.h.0"),
             std::string::npos);
   EXPECT_NE(error_of(models + "llama2/hf", kAdapters + "llama3/peft").find("expected ["), std::string::npos);
   EXPECT_NE(error_of(models + "llama3/hf", models + "llama3/model.gguf").find("general.type"),

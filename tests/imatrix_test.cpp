@@ -16,10 +16,10 @@
 namespace millrace {
 namespace {
 
-const std::string kFolder = golden::kRoot + "imatrix/";
+const std::string kImatrices = golden::kRoot + "imatrix/";
 
-io::ImportanceMatrix measured(const std::string& model, const std::string& device,
-                              std::span<const int32_t> tokens, size_t chunk) {
+io::ImportanceMatrix measured_inputs(const std::string& model, const std::string& device,
+                                     std::span<const int32_t> tokens, size_t chunk) {
   const auto runtime = Runtime::open(
       {.model = model, .device = device, .threads = 2, .context = 64, .kv_type = "f32", .step_tokens = 64},
       {.logit_rows = 64});
@@ -36,7 +36,7 @@ io::ImportanceMatrix measured(const std::string& model, const std::string& devic
 }
 
 // Every weight of `expected` is there, by its own name or those of its parts, with these sums.
-void expect_same(const io::ImportanceMatrix& found, const io::ImportanceMatrix& expected, double bound) {
+void expect_same_sums(const io::ImportanceMatrix& found, const io::ImportanceMatrix& expected, double bound) {
   for (const auto& [name, entry] : expected.entries) {
     SCOPED_TRACE(name);
     auto same = found.entries.find(name);
@@ -55,23 +55,24 @@ void expect_same(const io::ImportanceMatrix& found, const io::ImportanceMatrix& 
 class Imatrix : public testing::TestWithParam<std::string> {};
 
 TEST_P(Imatrix, AgreesWithTransformers) {
-  const io::ImportanceMatrix expected = io::read_imatrix(kFolder + GetParam() + ".gguf");
+  const io::ImportanceMatrix expected = io::read_imatrix(kImatrices + GetParam() + ".gguf");
   const auto tokens =
-      golden::read_json(kFolder + GetParam() + ".json").at("tokens").get<std::vector<int32_t>>();
+      golden::read_json(kImatrices + GetParam() + ".json").at("tokens").get<std::vector<int32_t>>();
   EXPECT_EQ(expected.chunk_tokens, std::ssize(tokens));
   for (const std::string& path : golden::load_model(GetParam()).paths) {
     SCOPED_TRACE(path);
-    expect_same(measured(path, "reference", tokens, 64), expected, 1e-5);
+    expect_same_sums(measured_inputs(path, "reference", tokens, 64), expected, 1e-5);
     // Q8_0 rounds activations on their way through the layers.
-    expect_same(measured(path, "cpu", tokens, 17), expected, path.ends_with(".gguf") ? 0.05 : 1e-5);
+    expect_same_sums(measured_inputs(path, "cpu", tokens, 17), expected,
+                     path.ends_with(".gguf") ? 0.05 : 1e-5);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Imatrix, testing::Values("llama3", "phi3", "gpt2", "qwen2moe"));
 
 TEST(ImatrixFile, BothFormsGiveTheSameWeights) {
-  const io::ImportanceMatrix now = io::read_imatrix(kFolder + "llama3.gguf"),
-                             before = io::read_imatrix(kFolder + "llama3.dat");
+  const io::ImportanceMatrix now = io::read_imatrix(kImatrices + "llama3.gguf"),
+                             before = io::read_imatrix(kImatrices + "llama3.dat");
   EXPECT_EQ(before.chunks, 3);
   EXPECT_EQ(before.datasets, std::vector<std::string>{"random"});
   const int64_t cols = now.entries.at("blk.1.ffn_down.weight").cols;
@@ -89,7 +90,7 @@ TEST(ImatrixFile, BothFormsGiveTheSameWeights) {
 
 TEST(ImatrixFile, WhatIsWrittenIsReadAgain) {
   const std::string path = (std::filesystem::temp_directory_path() / "millrace_imatrix_test.gguf").string();
-  io::ImportanceMatrix matrix = io::read_imatrix(kFolder + "qwen2moe.gguf");
+  io::ImportanceMatrix matrix = io::read_imatrix(kImatrices + "qwen2moe.gguf");
   matrix.datasets = {"a.txt", "b.txt"};
   io::write_imatrix(path, matrix);
   const io::ImportanceMatrix again = io::read_imatrix(path);
@@ -105,7 +106,7 @@ TEST(ImatrixFile, WhatIsWrittenIsReadAgain) {
 
 TEST(ImatrixFile, DamagedOnesAreRefused) {
   const std::string path = (std::filesystem::temp_directory_path() / "millrace_imatrix_cut.dat").string();
-  std::vector<std::byte> bytes = golden::read_bytes(kFolder + "llama3.dat");
+  std::vector<std::byte> bytes = golden::read_bytes(kImatrices + "llama3.dat");
   const auto write = [&](size_t count) {
     std::ofstream(path, std::ios::binary)
         .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(count));
