@@ -342,6 +342,31 @@ class Numbers(CliTest):
         self.assertFalse(out.exists())
 
 
+class Adapters(CliTest):
+    golden = pathlib.Path(__file__).resolve().parent / "golden"
+
+    def test_changes_the_logits(self):
+        model, adapter = self.golden / "models/llama3/hf", self.golden / "adapters/llama3/peft"
+        rows = {}
+        for name, words in {"plain": (), "whole": ("--adapter", f"a={adapter}"), "none": ("--adapter", f"a={adapter}:0"),
+                            "half": ("--adapter", f"a={adapter}:0.5")}.items():
+            self.good("logits", model, "--tokens", "5,6,7,8", "--out", self.path / "l.npy", *words)
+            rows[name] = read_npy(self.path / "l.npy")
+        self.assertEqual(rows["plain"], rows["none"], "a scale of zero adds zeros")
+        self.assertEqual(len({str(r) for r in rows.values()}), 3)
+
+    def test_bad_input(self):
+        for given in ("x", "=x", "a=", "a b=x", "a:b=x"):
+            self.bad("run", self.model, "-p", "a", "--adapter", given, says=["--adapter", "NAME=PATH"])
+        self.bad("run", self.model, "-p", "a", "--adapter", "a=x:1e9", says=["--adapter", "1e9"])
+        self.bad("run", self.model, "-p", "a", "--adapter", "a=x:nan", says=["--adapter"])
+        self.bad("run", self.model, "-p", "a", "--adapter", f"a={self.path}/none", says=["none"])
+        self.bad("serve", self.model, "--adapter", "a=x", "--adapter", "a=y", says=["--adapter", "twice"])
+        self.bad("serve", "--models", self.path, "--adapter", "a=x", says=["--adapter", "--models"])
+        for command in (("run", "-p", "a"), ("bench",), ("logits", "--tokens", "1", "--out", "o")):
+            self.bad(command[0], self.model, *command[1:], "--adapter", "a=x", "--adapter", "b=y", says=["--adapter", "one"])
+
+
 class Inspect(CliTest):
     def test_every_model(self):
         for name, model in self.models.items():

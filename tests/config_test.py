@@ -213,6 +213,8 @@ IDLE = (
     ("quantize out --budget 4bpw", "--type auto"), ("quantize out --sample t", "--type auto"),
     ("quantize out --device cpu", "--type auto"), ("quantize out --portable", "--type auto"),
     ("quantize out --type auto --budget 4bpw --output-type q8_0", "--type auto"),
+    ("quantize out --type auto --budget 4bpw --imatrix m", "--type auto"),
+    ("quantize out --type fp8 --imatrix m", "--type fp8"), ("quantize out --type fp8 --output-type q8_0", "--type fp8"),
 )
 
 

@@ -293,6 +293,80 @@ class Measure(QuantizeCase):
         self.assertIn("of peak", self.good("bench", model, "-p", 8, "-n", 2, "--repeat", 1, "--roofline"))
 
 
+class ImportanceMatrix(QuantizeCase):
+    def calibrated(self, model, *options):
+        out = self.path / "imatrix.gguf"
+        self.good("calibrate", model, "-f", TEXT, "-o", out, "--chunk", 64, "--chunks", 2, "--device", "cpu", *options)
+        return out
+
+    def test_weighs_the_errors_of_every_kind_of_model(self):
+        for name in ("llama3", "qwen3moe", "gpt2"):
+            model = GOLDEN / name / "hf"
+            imatrix = self.calibrated(model)
+            for kind in ("q4_0", "iq4_nl"):
+                with self.subTest(name, type=kind):
+                    plain, weighed = self.path / "plain.gguf", self.path / "weighed.gguf"
+                    self.good("quantize", model, plain, "--type", kind)
+                    self.good("quantize", model, weighed, "--type", kind, "--imatrix", imatrix)
+                    self.assertEqual(plain.stat().st_size, weighed.stat().st_size)
+                    self.assertNotEqual(plain.read_bytes(), weighed.read_bytes())
+                    plain.unlink()
+                    weighed.unlink()
+
+    def test_the_older_form(self):
+        model, out = GOLDEN / "llama3" / "hf", self.path / "o.gguf"
+        for form in ("gguf", "dat"):
+            self.good("quantize", model, out, "--type", "q4_0", "--imatrix", f"tests/golden/imatrix/llama3.{form}")
+
+    def test_refused(self):
+        model, out = GOLDEN / "llama3" / "hf", self.path / "o.gguf"
+        self.bad("quantize", model, out, "--type", "q4_0", "--imatrix", TEXT, says=["mill.txt", "importance matrix"])
+        self.bad("quantize", model, out, "--type", "q4_0", "--imatrix", GOLDEN / "llama3" / "model.gguf", says=["imatrix"])
+        self.bad("quantize", model, out, "--type", "q4_0", "--imatrix", "tests/golden/imatrix/gpt2.gguf",
+                 says=["another model's"])
+        self.bad("calibrate", model, "-f", TEXT, "-o", out, "--chunk", 100000, says=["tokens", "--chunk"])
+        self.bad("calibrate", model, "-f", self.path / "none", "-o", out, says=["none"])
+        self.bad("calibrate", model, "-f", TEXT, "-o", out, "--device", "tpu", says=["tpu"])
+        self.assertFalse(out.exists())
+
+
+class Fp8(QuantizeCase):
+    """A directory as compressed-tensors writes it. transformers' reading of it: tests/golden/README.md."""
+
+    def test_reads_what_it_writes(self):
+        for name in ("llama3", "phi3", "qwen3moe"):
+            with self.subTest(name):
+                source, out = GOLDEN / name / "hf", self.path / name
+                # A mixture of this size sends tokens to other experts for less.
+                check = () if name == "qwen3moe" else ("--verify", "--device", "cpu")
+                report = self.good_json("quantize", source, out, "--type", "fp8", *check)
+                self.assertTrue(report.get("verified", {"good": True})["good"])
+                data = (out / "model.safetensors").read_bytes()
+                header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+                eights = [key for key, value in header.items() if value.get("dtype") == "F8_E4M3"]
+                self.assertEqual(len(eights), report["quantized_tensors"])
+                self.assertEqual(any(".experts." in key for key in eights), name == "qwen3moe")
+                self.assertFalse(any(part in key for key in eights for part in ("norm", "embed", "lm_head", "mlp.gate.")))
+                self.assertLess(report["relative_rms"], 0.03)  # three bits behind the point: 2^-4 / sqrt(3) at most
+                config = json.loads((out / "config.json").read_text())["quantization_config"]
+                self.assertEqual((config["quant_method"], config["format"]), ("compressed-tensors", "float-quantized"))
+                self.assertIn("lm_head", config["ignore"])
+                self.assertEqual({p.name for p in source.iterdir() if p.suffix != ".safetensors"} -
+                                 {"model.safetensors.index.json"}, {p.name for p in out.iterdir()} - {"model.safetensors"})
+                size = sum(p.stat().st_size for p in source.glob("*.safetensors"))
+                self.assertLess((out / "model.safetensors").stat().st_size, 0.95 * size)
+
+    def test_refused(self):
+        out = self.path / "out"
+        self.bad("quantize", GOLDEN / "llama3" / "model.gguf", out, "--type", "fp8", says=["fp8", "directory"])
+        self.bad("quantize", GOLDEN / "gpt2" / "hf", out, "--type", "fp8", says=["transposed"])
+        self.bad("quantize", GOLDEN / "gptq" / "hf", out, "--type", "fp8", says=["quantization_config"])
+        self.bad("quantize", GOLDEN / "mixtral-stacked" / "hf", out, "--type", "fp8", says=["experts"])
+        self.assertEqual(list(self.path.iterdir()), [])
+        out.mkdir()
+        self.bad("quantize", GOLDEN / "llama3" / "hf", out, "--type", "fp8", says=["there already"])
+
+
 @unittest.skipUnless(SMOLLM2.exists(), f"{SMOLLM2} is not there; `python3 tools/fetch_model.py smollm2` fetches it")
 class RealModel(QuantizeCase):
     """What a type costs SmolLM2-135M in perplexity, against the file it came from."""

@@ -30,7 +30,7 @@ from description import Description  # noqa: E402
 from harness import SMOLLM2, Server, in_threads, post  # noqa: E402
 from limits import Limits  # noqa: E402, F401
 from messages import AnthropicClient, AnthropicNode, AnthropicThinking  # noqa: E402, F401
-from models import FromAFile, OneAtATime, Several  # noqa: E402, F401
+from models import Adapters, FromAFile, OneAtATime, Several  # noqa: E402, F401
 from ollama_api import OllamaClient  # noqa: E402, F401
 from recorded import Recorded  # noqa: E402, F401
 from shared import LONG, MESSAGES, SharedServer, describe, wait_for  # noqa: E402

@@ -243,6 +243,7 @@ void add_bench(CommandLine& line) {
   add_device_options(command, options->engine);
   add_rank_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_adapter_option(command, options->engine);
   command.footer(kBenchFooter);
   // What the other way of measuring would not look at is refused, not ignored.
   const auto many = [clients] { return clients->clients > 0; };

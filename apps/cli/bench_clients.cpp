@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "interrupt.h"
 #include "millrace/engine.h"
+#include "model_options.h"
 #include "open_model.h"
 #include "output.h"
 #include "prompt.h"
@@ -32,6 +33,7 @@ struct Load {
   bool exact = false;
   float temperature = 0.0f, top_p = 1.0f;
   int32_t top_k = 0;
+  std::string adapter = {};
 };
 
 struct Result {
@@ -167,6 +169,7 @@ class Clients {
     // Drawn only where it is used: bench/server_load.py --as-bench repeats the greedy load's draws.
     if (load_.temperature > 0.0f) r.sampling.seed = random();
     r.priority = priority;
+    r.adapter = load_.adapter;
     return r;
   }
 
@@ -327,6 +330,7 @@ int bench_clients(const EngineOptions& given, const ClientOptions& options, int3
   const int32_t longest = options.shared_prefix + prompt + generate + 1;
   EngineOptions engine_options = given;
   if (engine_options.context == 0) engine_options.context = longest;
+  const std::string adapter = only_adapter(engine_options);
   const std::unique_ptr<Engine> engine = open_engine(engine_options);
   if (engine->model().context < longest) {
     throw_error(ErrorCode::kBadInput, "--ctx is {}, expected at least {} for --shared-prefix, -p and -n",
@@ -344,11 +348,12 @@ int bench_clients(const EngineOptions& given, const ClientOptions& options, int3
                    options.exact,
                    options.temperature,
                    options.top_p,
-                   options.top_k};
+                   options.top_k,
+                   adapter};
   const Result one = Clients(*engine, alone, 7).run(show);
   const Load all{options.clients,       options.requests,   prompt,        generate,
                  options.shared_prefix, options.priorities, options.exact, options.temperature,
-                 options.top_p,         options.top_k};
+                 options.top_p,         options.top_k,      adapter};
   const Result many = Clients(*engine, all, 42).run(show);
   if (json) {
     write_json(to_json(*engine, options, one, many));

@@ -88,6 +88,7 @@ class Chat {
   Chat(Engine& engine, const ChatOptions& options)
       : engine_(engine), options_(options.engine), system_(options.system) {
     request_.sampling = sampling_params(options.sampling, engine.model().sampling);
+    request_.adapter = only_adapter(options.engine);
     request_.max_tokens = options.max_tokens;
     validate(request_.sampling, engine.model().vocab);
     reset();
@@ -181,6 +182,7 @@ class Chat {
 };
 
 int chat(const ChatOptions& options) {
+  only_adapter(options.engine);  // before anything is loaded
   const std::unique_ptr<Engine> engine = open_engine(options.engine);
   const ModelInfo& model = engine->model();
   check_writes(model);
@@ -231,6 +233,7 @@ void add_chat(CommandLine& line) {
   add_device_options(command, options->engine);
   add_rank_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_adapter_option(command, options->engine);
   add_draft_options(command, options->engine, "Guessing ahead");
   command.footer(kChatFooter);
   command.runs([options] { return chat(*options); });

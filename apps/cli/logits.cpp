@@ -79,6 +79,7 @@ void add_logits(CommandLine& line) {
   add_device_options(command, options->engine);
   add_rank_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_adapter_option(command, options->engine);
   command.footer(kLogitsFooter);
   command.runs([options] { return logits(*options); });
 }

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "bench.h"
+#include "calibrate.h"
 #include "chat.h"
 #include "devices.h"
 #include "dist/mpi_communicator.h"
@@ -82,6 +83,7 @@ int run_command_line(int argc, char** argv) {
   add_logits(line);
   add_perplexity(line);
   add_bench(line);
+  add_calibrate(line);
   add_synth(line);
   add_quantize(line);
   add_tune(line);

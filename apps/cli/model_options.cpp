@@ -1,9 +1,11 @@
 #include "model_options.h"
 
+#include "base/error.h"
 #include "confirm.h"
 #include "dist/shares.h"
 #include "engine/engine_options.h"
 #include "input.h"
+#include "model/adapter.h"
 #include "quant/request.h"
 
 namespace millrace::cli {
@@ -86,6 +88,26 @@ void add_quantize_option(Command& command, EngineOptions& options) {
     command.refuse_unless(
         name, [&options] { return options.quantize == "auto"; }, "without --quantize auto");
   }
+}
+
+void add_adapter_option(Command& command, EngineOptions& options, bool many) {
+  command
+      .option(
+          "--adapter", options.adapters,
+          many ? "a low-rank adapter (LoRA), NAME=PATH or NAME=PATH:SCALE: a PEFT directory or a GGUF file, "
+                 "served as MODEL:NAME; may be repeated"
+               : "answer with a low-rank adapter (LoRA), NAME=PATH or NAME=PATH:SCALE: a PEFT directory or "
+                 "a GGUF file")
+      .group(kModelGroup);
+}
+
+std::string only_adapter(const EngineOptions& options) {
+  if (options.adapters.empty()) return {};
+  if (options.adapters.size() > 1) {
+    throw_error(ErrorCode::kBadInput, "--adapter: found {}, expected one: only serve takes several",
+                options.adapters.size());
+  }
+  return parse_adapter_option("--adapter", options.adapters.front()).name;
 }
 
 void add_engine_options(Command& command, EngineOptions& options, const std::string& group) {

@@ -147,12 +147,18 @@ class TableReader {
     for (const auto& [key, value] : table_) {
       const std::string_view name = key.str();
       if (std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn)) continue;
-      words.push_back(fmt::format("--{}={}", name, word_of(name, value)));
+      if (const toml::array* const list = value.as_array()) {
+        for (const toml::node& item : *list)
+          words.push_back(fmt::format("--{}={}", name, word_of(name, item)));
+      } else {
+        words.push_back(fmt::format("--{}={}", name, word_of(name, value)));
+      }
     }
     CommandLine line("", "", "");
     Command command = line.add("model", "");
     add_device_options(command, options);
     add_quantize_option(command, options);
+    add_adapter_option(command, options, /*many=*/true);
     add_engine_options(command, options, "Engine");
     try {
       line.parse_alone(words);

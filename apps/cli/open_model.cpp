@@ -44,7 +44,8 @@ std::unique_ptr<Engine> open_engine(const EngineOptions& options) {
   return engine;
 }
 
-std::unique_ptr<Runtime> open_runtime(const EngineOptions& options, const RuntimeSetup& setup) {
+std::unique_ptr<Runtime> open_runtime(const EngineOptions& options, RuntimeSetup setup) {
+  setup.adapter = only_adapter(options).empty() ? -1 : 0;
   auto runtime = open_with_progress(options, [&](const EngineOptions& o) { return Runtime::open(o, setup); });
   tell_device(runtime->device_note());
   tell_quantized(runtime->weight_types().note);

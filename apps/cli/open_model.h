@@ -15,7 +15,7 @@ struct Followed {};
 // Both take options as they were parsed, check them (model_options.h) and find the models that they name
 // (model_names.h). Throw Error.
 std::unique_ptr<Engine> open_engine(const EngineOptions& options);
-std::unique_ptr<Runtime> open_runtime(const EngineOptions& options, const RuntimeSetup& setup = {});
+std::unique_ptr<Runtime> open_runtime(const EngineOptions& options, RuntimeSetup setup = {});
 
 // Throws Error{kUnsupported} for a text encoder.
 void check_writes(const ModelInfo& model);

@@ -255,6 +255,7 @@ void add_perplexity(CommandLine& line) {
   command.flag("--json", options->json, "one JSON object");
   add_device_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_adapter_option(command, options->engine);
   command.footer(kPerplexityFooter);
   command.check([options, file, tokens, kl] {
     options->compare = kl.given();

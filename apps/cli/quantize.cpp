@@ -18,8 +18,10 @@
 #include "base/thread_pool.h"
 #include "confirm.h"
 #include "engine/auto_types.h"
+#include "engine/input_sums.h"
 #include "input.h"
 #include "io/hf_directory.h"
+#include "io/imatrix.h"
 #include "io/printable.h"
 #include "model_names.h"
 #include "model_options.h"
@@ -27,6 +29,7 @@
 #include "progress.h"
 #include "prompt.h"
 #include "quant/feedback.h"
+#include "quantize/fp8_directory.h"
 #include "quantize/metadata.h"
 #include "quantize/verify.h"
 #include "quantize/write_behind.h"
@@ -36,7 +39,7 @@ namespace {
 
 struct QuantizeOptions {
   EngineOptions engine = default_options();  // the model, threads and, for auto, the device
-  std::string out, type = "int8", output_type, budget, sample;
+  std::string out, type = "int8", output_type, budget, sample, imatrix;
   bool portable = false, verify = false, json = false;
 };
 
@@ -45,6 +48,7 @@ constexpr const char* kQuantizeFooter =
     "  millrace quantize model.gguf small.gguf --type q4_k\n"
     "  millrace quantize path/to/hf-directory model.gguf --type int8\n"
     "  millrace quantize path/to/hf-directory model.gguf --type q4_k --verify\n"
+    "  millrace quantize model.gguf small.gguf --type iq4_xs --imatrix imatrix.gguf\n"
     "  millrace quantize model.gguf best.gguf --type auto --budget 4.5bpw\n"
     "  millrace quantize model.gguf best.gguf --type auto --budget 800M --sample text.txt --json\n"
     "int8 is q8_0. int4 is q4_k (4.5 bits per weight), the 4-bit type of least error for its size, and q4_1 "
@@ -59,6 +63,8 @@ constexpr const char* kQuantizeFooter =
     "sample "
     "text\n"
     "under --budget: bytes of the file (800M, 3.5GiB) or bits per weight (4.5bpw).\n"
+    "fp8 writes a Hugging Face directory from one, as compressed-tensors does: E4M3 with a scale for each "
+    "row.\n"
     "q4_z is Millrace's own: q4_1 in 4.5 bits. Other programs cannot read it; --portable keeps auto from it.";
 
 constexpr size_t kPieceBytes = size_t{4} << 20;
@@ -66,6 +72,7 @@ constexpr size_t kPieceBytes = size_t{4} << 20;
 struct Report {
   std::vector<quant::RecodeError> errors;  // of each tensor
   std::optional<AutoTypes> chosen;
+  std::vector<std::vector<float>> importance;  // of each tensor's columns; empty: all alike
   std::optional<Verification> verified;
   size_t read_bytes = 0, file_bytes = 0;
   double seconds = 0.0, waited_to_read = 0.0, waited_to_write = 0.0;
@@ -90,8 +97,9 @@ class TensorRecoder {
 
   // Tensor `index` of the list. `inputs` of the matrix on the sample, or none: what its errors are weighed by
   // and flow along.
+  // `importance`: of the columns alone, [experts, cols] of weights [experts, rows, cols]; or empty.
   quant::RecodeError recode(size_t index, const OutTensor& tensor, const TensorView& source,
-                            const quant::MatrixInputs* inputs) {
+                            const quant::MatrixInputs* inputs, std::span<const float> importance_of_each) {
     if (!tensor.values.empty()) {
       const size_t bytes = tensor.values.size() * sizeof(float);
       std::memcpy(behind_.buffer(bytes), tensor.values.data(), bytes);
@@ -102,6 +110,9 @@ class TensorRecoder {
     const size_t row_bytes = bytes_of(tensor.type, cols);
     const int64_t batch = std::max<int64_t>(1, static_cast<int64_t>(kPieceBytes / row_bytes));
     const float* importance = inputs == nullptr ? nullptr : inputs->squares.data();
+    const int64_t experts =
+        importance_of_each.empty() ? 1 : static_cast<int64_t>(importance_of_each.size()) / cols;
+    const int64_t expert_rows = std::max<int64_t>(1, rows / experts);
     const quant::ErrorFeedback* feedback =
         inputs == nullptr || tensor.type == source.type
             ? nullptr
@@ -119,9 +130,16 @@ class TensorRecoder {
       std::byte* const out = behind_.buffer(static_cast<size_t>(count) * row_bytes);
       pool_.parallel_for((count + chunk - 1) / chunk, 1, [&](int64_t begin, int64_t end, int) {
         const int64_t from = begin * chunk, to = std::min(end * chunk, count);
-        const quant::RecodeError error =
-            quant::recode_rows(source, first + from, to - from, tensor.type, importance, tensor.order,
-                               out + static_cast<size_t>(from) * row_bytes, feedback);
+        quant::RecodeError error;
+        for (int64_t row = from; row < to;) {  // an expert's rows at a time: each has columns of its own
+          const int64_t expert = (first + row) / expert_rows;
+          const int64_t end_row = std::min(to, (expert + 1) * expert_rows - first);
+          const float* weights =
+              importance_of_each.empty() ? importance : importance_of_each.data() + expert * cols;
+          error += quant::recode_rows(source, first + row, end_row - row, tensor.type, weights, tensor.order,
+                                      out + static_cast<size_t>(row) * row_bytes, feedback);
+          row = end_row;
+        }
         const std::lock_guard lock(mutex);
         sum += error;
       });
@@ -194,6 +212,18 @@ void set_types(const QuantizeOptions& options, const io::Checkpoint& checkpoint,
   }
 }
 
+nlohmann::ordered_json to_json(const Verification& v) {
+  return {{"good", v.good()}, {"tokens", v.tokens}, {"relative_error", v.relative_error},
+          {"limit", v.limit}, {"kl", v.kl},         {"top1_agreement", v.top1_agreement}};
+}
+
+std::string to_text(const Verification& v) {
+  return fmt::format(
+      "verified on {} tokens: logits differ by {:.2f}% of their spread (the types explain up to {:.0f}%), "
+      "{:.5f} nats a token, the same likeliest token at {:.0f}%\n",
+      v.tokens, 100 * v.relative_error, 100 * v.limit, v.kl, 100 * v.top1_agreement);
+}
+
 nlohmann::ordered_json to_json(const QuantizeOptions& options, const std::vector<OutTensor>& tensors,
                                const Report& report) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -222,12 +252,7 @@ nlohmann::ordered_json to_json(const QuantizeOptions& options, const std::vector
     out["kl_of_groups_in_q4_0"] = report.chosen->group_kl;
   }
   if (report.verified) {
-    out["verified"] = {{"good", report.verified->good()},
-                       {"tokens", report.verified->tokens},
-                       {"relative_error", report.verified->relative_error},
-                       {"limit", report.verified->limit},
-                       {"kl", report.verified->kl},
-                       {"top1_agreement", report.verified->top1_agreement}};
+    out["verified"] = to_json(*report.verified);
   }
   out["tensors"] = std::move(rows);
   return out;
@@ -262,13 +287,7 @@ std::string to_text(const QuantizeOptions& options, const std::vector<OutTensor>
                   human_bytes(static_cast<size_t>(static_cast<double>(report.read_bytes) / report.seconds)),
                   human_bytes(static_cast<size_t>(static_cast<double>(report.file_bytes) / report.seconds)),
                   report.limit());
-  if (report.verified) {
-    const Verification& v = *report.verified;
-    out += fmt::format(
-        "verified on {} tokens: logits differ by {:.2f}% of their spread (the types explain up to {:.0f}%), "
-        "{:.5f} nats a token, the same likeliest token at {:.0f}%\n",
-        v.tokens, 100 * v.relative_error, 100 * v.limit, v.kl, 100 * v.top1_agreement);
-  }
+  if (report.verified) out += to_text(*report.verified);
   return out;
 }
 
@@ -283,6 +302,7 @@ void write_file(const QuantizeOptions& options, const io::Checkpoint& checkpoint
   check_disk_space(options.out, report.file_bytes);
   for (const OutTensor& tensor : tensors) report.read_bytes += tensor.source.bytes();
   report.errors.resize(tensors.size());
+  report.importance.resize(tensors.size());
   {
     TensorRecoder recoder(writer, tensors, options.engine.threads, report.read_bytes);
     visit_tensors(checkpoint, config, tensors, [&](size_t i, const TensorView& source) {
@@ -291,7 +311,7 @@ void write_file(const QuantizeOptions& options, const io::Checkpoint& checkpoint
         const auto found = report.chosen->calibration.find(tensors[i].name);
         if (found != report.chosen->calibration.end()) inputs = &found->second;
       }
-      report.errors[i] = recoder.recode(i, tensors[i], source, inputs);
+      report.errors[i] = recoder.recode(i, tensors[i], source, inputs, report.importance[i]);
     });
     recoder.finish();
     report.waited_to_read = recoder.waited_to_read();
@@ -331,7 +351,59 @@ void verify(const QuantizeOptions& options, Report& report) {
       aside);
 }
 
+// What the importance matrix says of each tensor that is written anew.
+void read_importance(const std::string& path, const std::vector<OutTensor>& tensors, Report& report) {
+  const io::ImportanceMatrix matrix = io::read_imatrix(path);
+  report.importance.resize(tensors.size());
+  size_t found = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorView& view = tensors[i].source;
+    if (tensors[i].part == quant::Part::kSmall || !tensors[i].values.empty()) continue;
+    const int64_t experts = view.rank == 3 ? view.shape[0] : 1;
+    report.importance[i] = importance_of(matrix, path, tensors[i].name, experts, view.cols());
+    found += report.importance[i].empty() ? 0 : 1;
+  }
+  if (found == 0) {
+    throw_error(ErrorCode::kBadInput,
+                "--imatrix: {}: found no entry for any of this model's tensors, such as {}", path,
+                matrix.entries.begin()->first);
+  }
+}
+
+// A Hugging Face directory instead of a GGUF file, which has no such type.
+int quantize_fp8(const QuantizeOptions& options) {
+  QuantizeOptions found = options;
+  found.engine.model = find_model(options.engine.model, options.engine);
+  const io::Checkpoint checkpoint = io::Checkpoint::open(found.engine.model);
+  const auto start = std::chrono::steady_clock::now();
+  ThreadPool pool(options.engine.threads);
+  const Fp8Report written = write_fp8_directory(checkpoint, read_config(checkpoint), options.out, pool);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  Report report;
+  report.errors = {written.error};
+  if (options.verify) verify(found, report);
+  if (options.json) {
+    nlohmann::ordered_json out = {{"out", valid_utf8(options.out)},
+                                  {"type", options.type},
+                                  {"file_bytes", written.file_bytes},
+                                  {"seconds", seconds.count()},
+                                  {"quantized_tensors", written.quantized},
+                                  {"kept_tensors", written.kept},
+                                  {"relative_rms", written.error.relative_rms()}};
+    if (report.verified) out["verified"] = to_json(*report.verified);
+    write_json(out);
+  } else {
+    write_stdout(
+        fmt::format("{}: {}, {} matrices in fp8 (relative rms {:.5f}), {} tensors as they were, {:.1f} s\n",
+                    options.out, human_bytes(written.file_bytes), written.quantized,
+                    written.error.relative_rms(), written.kept, seconds.count()));
+    if (report.verified) write_stdout(to_text(*report.verified));
+  }
+  return 0;
+}
+
 int quantize(const QuantizeOptions& options) {
+  if (options.type == "fp8") return quantize_fp8(options);
   if (options.type != "auto") quant::parse_request("--type", options.type);  // before anything is opened
   if (options.type == "auto" && options.budget.empty()) {
     throw_error(ErrorCode::kBadInput,
@@ -355,6 +427,7 @@ int quantize(const QuantizeOptions& options) {
   } else {
     set_types(options, checkpoint, tensors);
   }
+  if (!options.imatrix.empty()) read_importance(options.imatrix, tensors, report);
   write_file(options, checkpoint, config, tensors, report);
   if (options.verify) verify(options, report);
   if (options.json) {
@@ -372,11 +445,18 @@ void add_quantize(CommandLine& line) {
   auto options = std::make_shared<QuantizeOptions>();
   command.option("IN", options->engine.model, kModelHelp).required();
   add_yes_option(command, "fetch the model without asking if it is not here");
-  command.option("OUT", options->out, "the GGUF file to write; appears whole or not at all").required();
-  command.option("--type", options->type, "of matrices: " + quant::request_names() + " auto").show_default();
+  command
+      .option("OUT", options->out,
+              "the GGUF file to write, or of fp8 the directory; appears whole or not at all")
+      .required();
+  command.option("--type", options->type, "of matrices: " + quant::request_names() + " auto fp8")
+      .show_default();
   command.option("--output-type", options->output_type, "of the output matrix, or of a tied embedding");
   command.option("--budget", options->budget, "for auto: 800M (the file) or 4.5bpw (bits per weight)");
   command.option("--sample", options->sample, "for auto: a text to measure by; -: standard input");
+  command.option("--imatrix", options->imatrix,
+                 "an importance matrix (millrace calibrate, llama.cpp): errors count by what columns are "
+                 "multiplied with");
   command.option("--device", options->engine.device, "for auto and --verify: where to measure")
       .show_default();
   command.option("--threads", options->engine.threads, "0: all that this process may use")
@@ -387,12 +467,18 @@ void add_quantize(CommandLine& line) {
   command.flag("--json", options->json, "one JSON object");
   command.footer(kQuantizeFooter);
   const auto automatic = [options] { return options->type == "auto"; };
+  for (const char* name : {"--imatrix", "--output-type"}) {
+    command.refuse_unless(
+        name, [options] { return options->type != "fp8"; }, "with --type fp8, which has one scale for a row");
+  }
   for (const char* name : {"--budget", "--sample", "--portable"}) {
     command.refuse_unless(name, automatic, "without --type auto");
   }
   command.refuse_unless(
       "--device", [options, automatic] { return automatic() || options->verify; },
       "without --type auto or --verify");
+  command.refuse_unless(
+      "--imatrix", [automatic] { return !automatic(); }, "with --type auto, which measures by itself");
   command.refuse_unless(
       "--output-type", [automatic] { return !automatic(); },
       "with --type auto, which chooses for every tensor");

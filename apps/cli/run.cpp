@@ -97,6 +97,7 @@ void print_json(const Engine& engine, const AnswerResult& result, const Answer& 
 
 int run(const RunOptions& options) {
   sampling_params(options.sampling);  // a mistake is told before the model is loaded
+  const std::string adapter = only_adapter(options.engine);
   const std::unique_ptr<Engine> engine = open_engine(options.engine);
   Request request;
   request.sampling = sampling_params(options.sampling, engine->model().sampling);
@@ -105,6 +106,7 @@ int run(const RunOptions& options) {
     throw_error(ErrorCode::kBadInput,
                 "the prompt has no tokens, expected at least one (the model adds none itself)");
   }
+  request.adapter = adapter;
   request.max_tokens = options.max_tokens;
   request.stop = options.stop;
   request.show_special = options.special;
@@ -162,6 +164,7 @@ void add_run(CommandLine& line) {
   add_device_options(command, options->engine);
   add_rank_options(command, options->engine);
   add_quantize_option(command, options->engine);
+  add_adapter_option(command, options->engine);
   add_draft_options(command, options->engine, "Guessing ahead");
   command.footer(kRunFooter);
   command.refuse_unless(

@@ -95,6 +95,9 @@ void refuse_idle_options(Command& command, const ServeOptions& o) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models: ranks share one model");
   }
+  command.refuse_unless(
+      "--adapter", [several] { return !several(); },
+      "with --models, whose TOML file has those of each model");
   for (const char* name : {"--model-id", "--alias"}) {
     command.refuse_unless(
         name, [several] { return !several(); }, "with --models, whose TOML file has names and aliases");
@@ -131,6 +134,7 @@ void preload(server::ModelSet& models, const std::string& name) {
 }
 
 int serve_several(ServeOptions& o) {
+  o.engine.adapters.clear();  // said to every command: they are one model's
   EngineOptions defaults = o.engine;
   defaults.model = o.models;  // in the place of those to come: an option makes sense with a model only
   o.set.defaults = checked(defaults);
@@ -226,6 +230,7 @@ void add_serve(CommandLine& line) {
   add_device_options(command, o->engine);
   add_rank_options(command, o->engine);
   add_quantize_option(command, o->engine);
+  add_adapter_option(command, o->engine, /*many=*/true);
   add_engine_options(command, o->engine, "Engine");
   command.option("--max-queue", o->engine.max_waiting, "requests that may wait; more are answered with 503")
       .range(0, 1 << 24)

@@ -19,7 +19,10 @@ Generation::Generation(ModelLease model, Timeline& timeline, const std::vector<R
   entry.samples = static_cast<int32_t>(choices_);
   if (use_) use_->count_prompts(static_cast<int32_t>(requests.size()));
   try {
-    for (const Request& request : requests) streams_.push_back(model_->engine().submit(request));
+    for (Request request : requests) {
+      request.adapter = model_->adapter();
+      streams_.push_back(model_->engine().submit(request));
+    }
   } catch (const PromptTooLong& error) {
     throw ApiError(400, error.what(), "", "context_length_exceeded");
   } catch (const Error& error) {

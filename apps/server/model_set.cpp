@@ -10,6 +10,17 @@
 #include "stats_sum.h"
 
 namespace millrace::server {
+namespace {
+
+// The same lease, of the model with this adapter. Empty: of the model itself.
+ModelLease with_adapter(ModelLease lease, const std::string& adapter) {
+  if (!lease) return lease;
+  ServedModel* const adapted = lease->with_adapter(adapter);
+  return {std::move(lease), adapted};
+}
+
+}  // namespace
+
 ModelSet::ModelSet(std::vector<ModelSpec> specs, const ModelSetOptions& options, const Log& log)
     : options_(options), log_(log) {
   if (specs.empty()) throw_error(ErrorCode::kBadInput, "models: found none, expected at least one");
@@ -29,14 +40,21 @@ void ModelSet::add(ModelSpec spec, ModelFile file) {
   for (auto alias = aliases.begin(); alias != aliases.end();) {
     alias = std::find(aliases.begin(), alias, *alias) != alias ? aliases.erase(alias) : alias + 1;
   }
+  auto slot = std::make_unique<Slot>();
+  for (const std::string& adapter : spec.engine.adapters) {  // "name=path"
+    slot->adapters.push_back(adapter.substr(0, adapter.find('=')));
+  }
   std::vector<std::string> names = aliases;
   names.push_back(spec.name);
+  const size_t own = names.size();
+  for (const std::string& adapter : slot->adapters) {
+    for (size_t i = 0; i < own; ++i) names.push_back(names[i] + ":" + adapter);
+  }
   for (const std::string& name : names) {
     if (name.empty()) throw_error(ErrorCode::kBadInput, "models: found an empty name");
     if (known(name) == nullptr) continue;
     throw_error(ErrorCode::kBadInput, "models: found the name '{}' twice, expected each once", name);
   }
-  auto slot = std::make_unique<Slot>();
   slot->file = std::move(file);
   if (!slot->file.error.empty()) {
     slot->last_error = public_reason(slot->file.error, spec);
@@ -122,8 +140,23 @@ ModelSet::Slot* ModelSet::known(const std::string& name) const {
     const std::vector<std::string>& aliases = slot->spec.aliases;
     if (slot->spec.name == name) return slot.get();
     if (std::find(aliases.begin(), aliases.end(), name) != aliases.end()) return slot.get();
+    if (!adapter_of(*slot, name).empty()) return slot.get();
   }
   return nullptr;
+}
+
+std::string ModelSet::adapter_of(const Slot& slot, const std::string& name) {
+  const auto is_own = [&](std::string_view base) {
+    const std::vector<std::string>& aliases = slot.spec.aliases;
+    return slot.spec.name == base || std::find(aliases.begin(), aliases.end(), base) != aliases.end();
+  };
+  if (is_own(name)) return {};
+  for (const std::string& adapter : slot.adapters) {
+    const size_t tail = adapter.size() + 1;
+    if (name.size() <= tail || !name.ends_with(":" + adapter)) continue;
+    if (is_own(std::string_view(name).substr(0, name.size() - tail))) return adapter;
+  }
+  return {};
 }
 
 bool ModelSet::has(const std::string& name) const {
@@ -137,6 +170,9 @@ ModelSet::Slot& ModelSet::find(const std::string& name) const {
   std::string all;
   for (const std::unique_ptr<Slot>& slot : slots_) {
     all += fmt::format("{}'{}'", all.empty() ? "" : ", ", slot->spec.name);
+    for (const std::string& adapter : slot->adapters) {
+      all += fmt::format(", '{}:{}'", slot->spec.name, adapter);
+    }
   }
   if (name.empty()) {
     throw ApiError(400, fmt::format("'model' is missing; this server has {}", all), "model",
@@ -161,7 +197,7 @@ ModelLease ModelSet::make_lease(Slot& slot) {
 ModelLease ModelSet::lease(const std::string& name) {
   const std::lock_guard lock(mutex_);
   Slot& slot = find(name);
-  return slot.model ? make_lease(slot) : nullptr;
+  return slot.model ? with_adapter(make_lease(slot), adapter_of(slot, name)) : nullptr;
 }
 
 void ModelSet::load(const std::string& name, Done done) {
@@ -169,10 +205,14 @@ void ModelSet::load(const std::string& name, Done done) {
   {
     const std::lock_guard lock(mutex_);
     Slot& slot = find(name);
+    const std::string adapter = adapter_of(slot, name);
     if (slot.model) {
-      loaded = make_lease(slot);
+      loaded = with_adapter(make_lease(slot), adapter);
     } else if (!stopping_) {
-      slot.waiting.push_back(std::move(done));
+      slot.waiting.push_back(
+          [done = std::move(done), adapter](ModelLease lease, std::optional<ApiError> error) {
+            done(with_adapter(std::move(lease), adapter), std::move(error));
+          });
       if (slot.state == State::kUnloaded) slot.state = State::kLoading;
       if (slot.waiting.size() == 1) queue_.push_back(&slot);
       news_.notify_all();
@@ -222,6 +262,7 @@ std::optional<ModelSet::Clock::time_point> ModelSet::expiry(const Slot& slot) co
 ModelSet::Status ModelSet::status_of(const Slot& slot) const {
   Status s{.name = slot.spec.name,
            .aliases = slot.spec.aliases,
+           .adapters = slot.adapters,
            .path = slot.spec.engine.model,
            .state = slot.unload_wanted && slot.model ? State::kUnloading : slot.state,
            .keep = slot.spec.keep,

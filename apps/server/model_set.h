@@ -70,8 +70,8 @@ class ModelSet {
   // Runs it on a thread of its own, which stop() asks to end and waits for.
   void in_background(std::function<void(const std::stop_token&)> work);
 
-  // A model by its name or an alias; by no name, where there is only one. Throws ApiError{404} for another
-  // name and ApiError{400} for none. Null: it is not loaded.
+  // A model by its name or an alias, and ":" and an adapter's behind it; by no name, where there is only one.
+  // Throws ApiError{404} for another name and ApiError{400} for none. Null: it is not loaded.
   ModelLease lease(const std::string& name);
   // The same as soon as it is loaded: with the lease, or with the reason why there is none. `done` is called
   // here when it is loaded already, else on the set's own thread: it must return soon.
@@ -88,6 +88,7 @@ class ModelSet {
   struct Status {
     std::string name = {};
     std::vector<std::string> aliases = {};
+    std::vector<std::string> adapters = {};
     std::string path = {};  // for the log and for who reads the file; never for an answer
     State state = State::kUnloaded;
     bool keep = false, pulled = false;
@@ -115,7 +116,8 @@ class ModelSet {
  private:
   struct Slot {
     ModelSpec spec;
-    ModelLease model = nullptr;  // ours; leases are made from it
+    std::vector<std::string> adapters = {};  // the names of its own: "base:adapter" means it with one
+    ModelLease model = nullptr;              // ours; leases are made from it
     State state = State::kUnloaded;
     int leases = 0;
     bool unload_wanted = false;
@@ -132,6 +134,8 @@ class ModelSet {
 
   Slot* known(const std::string& name) const;  // null: no such name
   Slot& find(const std::string& name) const;
+  // Of a slot that has this name; empty: the name is the model's own.
+  static std::string adapter_of(const Slot& slot, const std::string& name);
   ModelLease make_lease(Slot& slot);  // under the lock, as all below that take slots
   Status status_of(const Slot& slot) const;
   EngineStats stats_of(const Slot& slot) const;

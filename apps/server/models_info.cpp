@@ -54,6 +54,9 @@ Reply list_models(Api& api) {
   for (const ModelSet::Status& model : api.models().list()) {
     list.push_back(model_json(api, model, model.name));
     for (const std::string& alias : model.aliases) list.push_back(model_json(api, model, alias));
+    for (const std::string& adapter : model.adapters) {
+      list.push_back(model_json(api, model, model.name + ":" + adapter));
+    }
   }
   return json_reply({{"object", "list"}, {"data", list}});
 }

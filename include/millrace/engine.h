@@ -36,6 +36,7 @@ struct ModelInfo {
   bool encoder = false;              // embeddings are all that it gives
   Pooling pooling = Pooling::kMean;  // what its makers use
   std::vector<int32_t> end_tokens = {};
+  std::vector<std::string> adapters = {};  // the names that Request::adapter may have
   bool has_tokenizer = false, has_chat_template = false;
   std::string chat_template_error = {};  // why the model's template cannot be used; empty when it can
 

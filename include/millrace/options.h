@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace millrace {
 
@@ -31,6 +32,9 @@ struct EngineOptions {
   // For quantize "auto": what the weights may take, 4.5bpw (bits per weight) or 800M, and a text to measure
   // by (not its name; empty: a built-in one).
   std::string quantize_budget = {}, quantize_sample = {};
+  // Low-rank adapters (LoRA), PEFT directories or GGUF files: "name=path" or "name=path:scale". A request
+  // names the one it wants (Request::adapter).
+  std::vector<std::string> adapters = {};
   bool lock = false;  // keep weights and cache in memory: nothing is paged out
   // Processes of mpirun's job that share the model, 1 to 16; each has some rows of every matrix. Only on
   // CPUs.

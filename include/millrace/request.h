@@ -40,6 +40,8 @@ struct Request {
   std::string text = {};  // as it stands, with the tokens the model's tokenizer adds in front
   std::vector<ChatMessage> messages = {};  // through the model's chat template
 
+  std::string adapter = {};  // the name of one of EngineOptions::adapters; empty: the model as it is
+
   // An embedding of the prompt instead of an answer: one kFinished event brings it. Sampling and max_tokens
   // mean nothing then; samples, stop and constraint are refused.
   std::optional<Pooling> embedding = {};

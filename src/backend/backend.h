@@ -37,6 +37,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/adapter_table.h"
 #include "backend/op_features.h"
 #include "backend/tuning.h"
 #include "base/paging.h"
@@ -61,6 +62,7 @@ struct SequenceSlice {
   // tables[g][i] is the block of group g that holds positions [16 i, 16 i + 16); kNoBlock once out of the
   // window. Blocks for the new tokens are already there.
   std::array<const int32_t*, kMaxKvGroups> tables{};
+  int32_t adapter = -1;  // of Batch::adapters, whose updates its rows get; -1: none
 };
 
 struct Batch {
@@ -73,6 +75,10 @@ struct Batch {
   // Nobody will ask what the last layer makes of other rows than logit_rows (read_hidden, slots): behind its
   // keys and values an executor may leave them out.
   bool only_logits = false;
+  // Low-rank updates of products, each for the rows of the sequences that name its adapter: every product of
+  // a Linear in norm_qkv, project_add, ffn_add, the shared expert and norm_logits, y = W x + b, becomes
+  // y + B (A x) before anything else is done to it. Routers and experts have none. nullptr: no adapters.
+  const AdapterTable* adapters = nullptr;
 };
 
 // ---------------------------------------------------------------- weights
@@ -344,6 +350,7 @@ struct ExecutorSpec {
   int32_t ffn = 0;  // dense intermediate size, or a shared expert's; 0 without
   int32_t experts = 0, experts_per_token = 0, expert_ffn = 0;  // 0 without experts
   LatentShape latent = {};  // where there is any: kv_heads is 1, head_dim rope + rank
+  int32_t adapter_rank = 0;  // the largest of any adapter; 0: no step has adapters
   DType kv_type = DType::kF32;
   std::vector<KvGroupSpec> kv_groups;
   struct LayerPlace {

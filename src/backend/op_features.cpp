@@ -23,7 +23,8 @@ constexpr const char* kNames[] = {"LayerNorm",
                                   "experts with weighed inputs",
                                   "latent attention",
                                   "gated attention",
-                                  "layers with a state"};
+                                  "layers with a state",
+                                  "adapters"};
 static_assert(sizeof(kNames) / sizeof(*kNames) == static_cast<size_t>(OpFeature::kCount));
 
 }  // namespace

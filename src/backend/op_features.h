@@ -29,6 +29,7 @@ enum class OpFeature : int {
   kLatent,  // latent attention
   kGatedAttention,
   kState,  // linear attention, state-space models, short convolutions
+  kAdapters,  // Batch::adapters
   kCount,
 };
 

@@ -50,6 +50,7 @@ Slice Batcher::slice_of(const StepItem& item) {
   Slice slice;
   slice.sequence = &sample.blocks;
   slice.hidden = sample.hidden.has_value();
+  slice.adapter = sample.job->adapter;
   if (item.drafts > 0) {
     const size_t at = fed_.size();
     fed_.push_back(sample.tokens.back());

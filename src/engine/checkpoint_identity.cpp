@@ -39,4 +39,18 @@ std::string checkpoint_identity(const io::Checkpoint& checkpoint, const ModelCon
   return digest.hex();
 }
 
+std::string adapter_identity(const Adapter& adapter) {
+  kv::BlockKey digest;
+  kv::Blake2b hash(sizeof(digest.bytes));
+  for (const AdapterUpdate& update : adapter.updates) {
+    hash.update(update.role);
+    const int64_t shape[] = {update.layer, update.rank, update.in, update.out};
+    hash.update(shape, sizeof(shape));
+    hash.update(update.a.data(), update.a.size() * sizeof(float));
+    hash.update(update.b.data(), update.b.size() * sizeof(float));
+  }
+  hash.finish(digest.bytes);
+  return digest.hex();
+}
+
 }  // namespace millrace

@@ -139,6 +139,7 @@ class Engine::Impl {
              .encoder = config.encoder,
              .pooling = pooling_of(config),
              .end_tokens = runtime_->end_tokens(),
+             .adapters = runtime_->adapter_names(),
              .has_tokenizer = runtime_->has_tokenizer(),
              .has_chat_template = chat_template_ != nullptr,
              .chat_template_error = template_error_,
@@ -155,7 +156,7 @@ class Engine::Impl {
     }
     const ExecutorSpec& spec = runtime_->spec();
     info_.memory = {.weights_mapped = weights.mapped,
-                    .weights_copied = weights.repacked + weights.dequantized,
+                    .weights_copied = weights.repacked + weights.dequantized + runtime_->adapter_bytes(),
                     .workspace = runtime_->backend().workspace_bytes(spec),
                     .available = runtime_->backend().own_memory().value_or(available_memory())};
     for (size_t g = 0; g < spec.kv_groups.size(); ++g) {

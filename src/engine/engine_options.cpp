@@ -7,6 +7,7 @@
 #include "engine/rank_group.h"
 #include "io/printable.h"
 #include "kernels/quant/kv_types.h"
+#include "model/adapter.h"
 #include "quant/request.h"
 
 namespace millrace {
@@ -18,7 +19,8 @@ constexpr struct {
 } kFlagNames[] = {{"context", "--ctx"},
                   {"max_waiting", "--max-queue"},
                   {"quantize_budget", "--budget"},
-                  {"quantize_sample", "--sample"}};
+                  {"quantize_sample", "--sample"},
+                  {"adapters", "--adapter"}};
 
 class OptionChecker {
  public:
@@ -30,6 +32,7 @@ class OptionChecker {
     check_device();
     check_quantize();
     check_ranks();
+    parse_adapter_options(name("adapters"), o_.adapters);
     if (o_.speculation == Speculation::kDraft && o_.draft_model.empty()) {
       throw_error(ErrorCode::kBadInput, "{}: found no path, expected one for drafts from a model",
                   name("draft_model"));
@@ -79,6 +82,11 @@ class OptionChecker {
                   "{}: found {} {}, expected one process: millrace quantize writes the file first",
                   name("quantize"), name(o_.pipeline_parallel > 1 ? "pipeline_parallel" : "tensor_parallel"),
                   ranks_of(o_));
+    }
+    if (ranks_of(o_) > 1 && !o_.adapters.empty()) {
+      throw_error(ErrorCode::kUnsupported,
+                  "{}: found {} ranks, expected one process: adapters are not shared out yet",
+                  name("adapters"), ranks_of(o_));
     }
   }
 
@@ -134,6 +142,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.quantize = defaults.quantize;
   draft.quantize_budget = defaults.quantize_budget;
   draft.quantize_sample = defaults.quantize_sample;
+  draft.adapters = defaults.adapters;
   draft.lock = defaults.lock;
   draft.kv_tokens = defaults.kv_tokens;
   draft.kv_bytes = defaults.kv_bytes;

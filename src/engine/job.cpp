@@ -109,6 +109,8 @@ std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
                               uint64_t id, std::shared_ptr<Inbox> inbox) {
   auto job = std::make_shared<Job>();
   job->arrival = std::chrono::steady_clock::now();
+  job->adapter = runtime.adapter_number(request.adapter);
+  job->adapter_identity = runtime.adapter_identity(job->adapter);
   const std::vector<int32_t> tokens = prompt_tokens(runtime, chat_template, request);
   check(runtime, request, tokens.size(), max_running);
   // Without a tokenizer tokens still go in and out; only text does not.
@@ -116,7 +118,7 @@ std::shared_ptr<Job> make_job(const Runtime& runtime, const kv::Cache& cache,
   if (!request.stop.empty()) runtime.tokenizer();
   job->sampler.emplace(request.sampling, runtime.config().vocab);
   job->sampler->add_prompt(tokens);
-  job->prompt = cache.make_prompt(tokens, request.cache_salt);
+  job->prompt = cache.make_prompt(tokens, request.cache_salt, job->adapter_identity);
   job->end_tokens = request.stop_tokens;
   if (!request.ignore_end) {
     job->end_tokens.insert(job->end_tokens.end(), runtime.end_tokens().begin(), runtime.end_tokens().end());

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "engine/event_stream.h"
@@ -20,6 +21,8 @@ namespace millrace {
 struct Job {
   std::shared_ptr<EventStream::State> events;  // to the client
   Request request;                             // without its prompt
+  int32_t adapter = -1;                        // by number; -1: none
+  std::string_view adapter_identity;           // the runtime's; what its blocks are named for
   std::shared_ptr<const kv::Prompt> prompt;    // tokens and the names of their blocks
   std::shared_ptr<const Tokenizer> tokenizer;  // null: no text
   std::vector<int32_t> end_tokens;             // that end this request

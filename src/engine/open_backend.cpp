@@ -21,6 +21,9 @@ ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& 
   std::unique_ptr<Backend> gpu;
   try {
     gpu = make_backend("cuda", wanted);
+    OpFeatures wants;
+    wants.add(OpFeature::kAdapters, setup.adapter_rank > 0);
+    if ((wants & gpu->lacks()).any()) throw_error(ErrorCode::kUnsupported, "adapters run there only yet");
     runtime_spec(checkpoint, config, *gpu, options, setup);
     std::string note = load_tuning(*gpu);
     return {std::move(gpu), std::move(note)};

@@ -190,6 +190,7 @@ ExecutorLimits runtime_limits(const ModelConfig& config, const Backend& backend,
   if (config.encoder) limits.max_tokens = std::max(limits.max_tokens, limits.max_context);
   limits.max_logit_rows = setup.logit_rows > 0 ? setup.logit_rows : sequences + draft_rows(options);
   limits.sequences = sequences;
+  limits.adapter_rank = setup.adapter_rank;
   limits.kv_type =
       options.kv_type.empty() ? backend.default_kv_type() : parse_kv_type("kv_type", options.kv_type);
   if (!backend.supports_kv_type(limits.kv_type)) {

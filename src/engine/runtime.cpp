@@ -16,6 +16,7 @@
 #include "engine/pool_size.h"
 #include "engine/rank_group.h"
 #include "engine/weight_types.h"
+#include "io/printable.h"
 #include "kernels/quant/codec.h"
 #include "kernels/quant/kv_types.h"
 #include "sample/token_softmax.h"
@@ -48,6 +49,12 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->checkpoint_ = io::Checkpoint::open(options.model);
   r->weight_types_ = setup.weights;
   ModelConfig config = read_config(r->checkpoint_);
+  std::vector<Adapter> adapters = r->read_adapters(config, options);
+  for (const Adapter& adapter : adapters) {
+    setup.adapter_rank = std::max(setup.adapter_rank, static_cast<int32_t>(adapter.max_rank()));
+  }
+  MILLRACE_CHECK(setup.adapter < std::ssize(adapters));
+  r->own_adapter_ = setup.adapter;
   RankShare ranks;
   if (ranks_of(options) > 1 || setup.group != nullptr) {
     check_stages(config, options);
@@ -62,8 +69,9 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   check_context(config, *r->backend_, options, setup);
   r->spec_ = runtime_spec(r->checkpoint_, config, *r->backend_, options, setup);
   r->load_tokenizer_of(config);
-  r->model_ =
-      Model::load(r->checkpoint_, *r->backend_, options.on_load, setup.weights.choice, setup.weights.inputs);
+  r->model_ = Model::load(r->checkpoint_, *r->backend_, options.on_load, setup.weights.choice,
+                          setup.weights.inputs, !adapters.empty());
+  if (!adapters.empty()) r->model_->add_adapters(std::move(adapters), *r->backend_);
   if (!config.rope_long_inv_freq.empty() && r->spec_.max_context > config.context_length) {
     r->model_->use_long_angles();
     config.rope_inv_freq = config.rope_long_inv_freq;  // what names the cache's blocks on disk
@@ -76,6 +84,30 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->make_cache(config, options, setup);
   if (options.lock) lock_memory();
   return r;
+}
+
+std::vector<Adapter> Runtime::read_adapters(const ModelConfig& config, const EngineOptions& options) {
+  std::vector<Adapter> adapters;
+  for (const AdapterOption& option : parse_adapter_options("adapters", options.adapters)) {
+    const Adapter& adapter = adapters.emplace_back(read_adapter(option, checkpoint_, config));
+    adapter_names_.push_back(option.name);
+    adapter_identities_.push_back(millrace::adapter_identity(adapter));
+    adapter_bytes_ += adapter.bytes();
+  }
+  return adapters;
+}
+
+std::string_view Runtime::adapter_identity(int32_t adapter) const {
+  return adapter < 0 ? std::string_view() : adapter_identities_.at(static_cast<size_t>(adapter));
+}
+
+int32_t Runtime::adapter_number(const std::string& name) const {
+  if (name.empty()) return -1;
+  const auto found = std::find(adapter_names_.begin(), adapter_names_.end(), name);
+  if (found != adapter_names_.end()) return static_cast<int32_t>(found - adapter_names_.begin());
+  throw_error(ErrorCode::kBadInput, "adapter: found {}, expected {}", io::printable(name),
+              adapter_names_.empty() ? "none: the model has no adapters"
+                                     : fmt::format("one of {}", fmt::join(adapter_names_, ", ")));
 }
 
 // A damaged or missing tokenizer is an error only for those who need one.
@@ -147,7 +179,7 @@ const ChatTemplate* Runtime::chat_template() {
   return &*chat_template_;
 }
 
-kv::Sequence Runtime::make_sequence() { return cache_->make_sequence(); }
+kv::Sequence Runtime::make_sequence() { return cache_->make_sequence({}, adapter_identity(own_adapter_)); }
 
 void Runtime::check_tokens(std::span<const int32_t> tokens) const {
   for (const int32_t token : tokens) {
@@ -190,6 +222,7 @@ void Runtime::compute(std::span<const Slice> slices) {
                       .num_tokens = count,
                       .context_len = slice.sequence->length() + slice.ahead,
                       .tables = {}});
+    batch_.back().adapter = slice.adapter;
     for (size_t g = 0; g < spec_.kv_groups.size(); ++g) {
       batch_.back().tables[g] = slice.sequence->table(static_cast<int>(g));
     }
@@ -251,7 +284,8 @@ void Runtime::compute_inputs(std::span<const StepInput> inputs) {
                   "kv cache: found no free block for {} more tokens, expected room for {} contexts of {}",
                   count, inputs.size(), spec_.max_context);
     }
-    step_slices_.push_back({.sequence = input.sequence, .tokens = input.tokens, .want = input.want});
+    step_slices_.push_back(
+        {.sequence = input.sequence, .tokens = input.tokens, .want = input.want, .adapter = own_adapter_});
   }
   compute(step_slices_);
 }
@@ -331,7 +365,8 @@ void Runtime::generate_greedy(kv::Sequence& sequence, int32_t token, std::span<i
     const Slice slice{.sequence = &sequence,
                       .tokens = {&token, 1},  // which is not looked at when it is taken from the device
                       .ahead = ahead,
-                      .sampled_row = launched == 0 ? -1 : 0};
+                      .sampled_row = launched == 0 ? -1 : 0,
+                      .adapter = own_adapter_};
     compute({&slice, 1});
     executor_->sample({&greedy, 1});
     ++launched;

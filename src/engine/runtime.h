@@ -34,7 +34,8 @@ struct Slice {
   int32_t ahead = 0;  // tokens computed before these that do not count yet: drafts
   // Not -1: the one token is what the device picks in this row of the step before (Batch::sampled_rows).
   int32_t sampled_row = -1;
-  bool hidden = false;  // read_hidden will be asked for its rows
+  bool hidden = false;   // read_hidden will be asked for its rows
+  int32_t adapter = -1;  // by number (Runtime::adapter_number); -1: none
 };
 
 // Some new tokens of one sequence, and which of them want logits.
@@ -69,6 +70,12 @@ class Runtime {
   const ChatTemplate* chat_template();
   // Where generation ends: the config's, the tokenizer's.
   const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
+
+  // The names of EngineOptions::adapters in their order; what blocks computed with one are named for.
+  const std::vector<std::string>& adapter_names() const { return adapter_names_; }
+  size_t adapter_bytes() const { return adapter_bytes_; }
+  std::string_view adapter_identity(int32_t adapter) const;  // empty for -1
+  int32_t adapter_number(const std::string& name) const;     // -1 for no name; Error{kBadInput} for another
 
   // Empty; to be destroyed before the runtime.
   kv::Sequence make_sequence();
@@ -116,6 +123,7 @@ class Runtime {
  private:
   Runtime() = default;
   void load_tokenizer_of(const ModelConfig& config);
+  std::vector<Adapter> read_adapters(const ModelConfig& config, const EngineOptions& options);
   void make_executor(const RuntimeSetup& setup);
   void make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup);
   void compute(std::span<const Slice> slices);
@@ -141,6 +149,9 @@ class Runtime {
   std::optional<ChatTemplate> chat_template_;
   std::vector<int32_t> end_tokens_;
   WeightTypes weight_types_;
+  std::vector<std::string> adapter_names_, adapter_identities_;
+  size_t adapter_bytes_ = 0;
+  int32_t own_adapter_ = -1;  // of step(), step_greedy(), generate_greedy() and prefill()
   // Reused by every step.
   Buffer<int32_t> tokens_, logit_rows_, sampled_rows_, greedy_;
   Buffer<SequenceSlice> batch_;

@@ -33,6 +33,8 @@ struct RuntimeSetup {
   int64_t most_tokens = 0;   // of a shared pool whose size the options do not name; 0: any
 
   std::vector<int32_t> kv_blocks = {};  // of a shared pool, per layer group, instead of what the options say
+  int32_t adapter = -1;                 // of the runtime's own steps; -1: none (Slice has its own)
+  int32_t adapter_rank = 0;             // the runtime's to fill in
   WeightTypes weights = {};             // instead of what EngineOptions::quantize says
   // Stands between the model and the device's executor: to watch or to time what is called.
   std::function<std::unique_ptr<Executor>(std::unique_ptr<Executor>)> wrap_executor = {};

@@ -111,13 +111,15 @@ Cache::Cache(CacheOptions options, BlockStore& store)
     : impl_(std::make_unique<Impl>(std::move(options), store)) {}
 Cache::~Cache() = default;
 
-std::shared_ptr<const Prompt> Cache::make_prompt(std::span<const int32_t> tokens,
-                                                 std::string_view salt) const {
-  return impl_->make_prompt(tokens, salt);
+std::shared_ptr<const Prompt> Cache::make_prompt(std::span<const int32_t> tokens, std::string_view salt,
+                                                 std::string_view variant) const {
+  return impl_->make_prompt(tokens, salt, variant);
 }
 Match Cache::match(const Prompt& prompt) const { return impl_->match(prompt); }
 Sequence Cache::attach(std::shared_ptr<const Prompt> prompt) { return impl_->attach(std::move(prompt)); }
-Sequence Cache::make_sequence(std::string_view salt) { return impl_->make_sequence(salt); }
+Sequence Cache::make_sequence(std::string_view salt, std::string_view variant) {
+  return impl_->make_sequence(salt, variant);
+}
 bool Cache::ready(Sequence& sequence) { return impl_->ready(*sequence.s_); }
 bool Cache::reserve(Sequence& sequence, int32_t tokens) { return impl_->reserve(*sequence.s_, tokens); }
 void Cache::advance(Sequence& sequence, std::span<const int32_t> tokens) {

@@ -181,9 +181,9 @@ class Cache {
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
 
-  // Hashes the full blocks; about 0.5 us each. Any thread.
-  std::shared_ptr<const Prompt> make_prompt(std::span<const int32_t> tokens,
-                                            std::string_view salt = {}) const;
+  // Hashes the full blocks; about 0.5 us each. Any thread. `variant`: root_key's.
+  std::shared_ptr<const Prompt> make_prompt(std::span<const int32_t> tokens, std::string_view salt = {},
+                                            std::string_view variant = {}) const;
 
   // What attach would find now. Changes nothing; cheap (a lookup per block).
   Match match(const Prompt& prompt) const;
@@ -193,8 +193,8 @@ class Cache {
   // is kLoading. A hit may end inside a block: that block is copied. The prompt's last token is never part of
   // it.
   Sequence attach(std::shared_ptr<const Prompt> prompt);
-  // An empty sequence that matches nothing; what it computes is remembered under the salt.
-  Sequence make_sequence(std::string_view salt = {});
+  // An empty sequence that matches nothing; what it computes is remembered under salt and variant.
+  Sequence make_sequence(std::string_view salt = {}, std::string_view variant = {});
 
   // True when the state is not (any longer) kLoading. If a read failed the hit is looked up again without it:
   // length() may then be smaller. Call after poll().

@@ -66,13 +66,14 @@ class Cache::Impl {
   ~Impl();
 
   // --- cache_lookup.cpp
-  std::shared_ptr<const Prompt> make_prompt(std::span<const int32_t> tokens, std::string_view salt) const;
+  std::shared_ptr<const Prompt> make_prompt(std::span<const int32_t> tokens, std::string_view salt,
+                                            std::string_view variant) const;
   Match match(const Prompt& prompt) const;
   Sequence attach(std::shared_ptr<const Prompt> prompt);
   bool ready(Sequence::Rep& s);
 
   // --- cache_sequences.cpp
-  Sequence make_sequence(std::string_view salt);
+  Sequence make_sequence(std::string_view salt, std::string_view variant);
   bool reserve(Sequence::Rep& s, int32_t tokens);
   void advance(Sequence::Rep& s, std::span<const int32_t> tokens);
   Sequence fork(const Sequence::Rep& s);

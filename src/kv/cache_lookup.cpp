@@ -9,11 +9,11 @@ namespace millrace::kv {
 
 // ---------------------------------------------------------------- looking up
 
-std::shared_ptr<const Prompt> Cache::Impl::make_prompt(std::span<const int32_t> tokens,
-                                                       std::string_view salt) const {
+std::shared_ptr<const Prompt> Cache::Impl::make_prompt(std::span<const int32_t> tokens, std::string_view salt,
+                                                       std::string_view variant) const {
   auto prompt = std::make_shared<Prompt>();
   prompt->tokens.assign(tokens.begin(), tokens.end());
-  prompt->root = root_key(identity_, salt);
+  prompt->root = root_key(identity_, salt, variant);
   if (!options_.prefix_cache) return prompt;
   const BlockKey* parent = &prompt->root;
   prompt->keys.reserve(tokens.size() / kBlockTokens);

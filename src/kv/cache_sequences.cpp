@@ -113,9 +113,9 @@ Cache::Impl::Rep* Cache::Impl::new_rep() {
   return s;
 }
 
-Sequence Cache::Impl::make_sequence(std::string_view salt) {
+Sequence Cache::Impl::make_sequence(std::string_view salt, std::string_view variant) {
   Rep* s = new_rep();
-  s->key = root_key(identity_, salt);
+  s->key = root_key(identity_, salt, variant);
   return Sequence(s);
 }
 

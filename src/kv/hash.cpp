@@ -151,12 +151,13 @@ std::string BlockKey::hex() const {
   return text;
 }
 
-BlockKey root_key(std::string_view identity, std::string_view salt) {
+BlockKey root_key(std::string_view identity, std::string_view salt, std::string_view variant) {
   Blake2b hash(sizeof(BlockKey::bytes));
   const uint64_t sizes[2] = {identity.size(), salt.size()};  // so that no byte can change sides
   hash.update(sizes, sizeof(sizes));
   hash.update(identity);
   hash.update(salt);
+  hash.update(variant);  // the rest, whatever its size
   BlockKey key;
   hash.finish(key.bytes);
   return key;

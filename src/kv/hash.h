@@ -35,7 +35,7 @@ class Blake2b {
 uint64_t xxh64(std::span<const std::byte> data, uint64_t seed = 0);
 
 // The name of a logical block (16 tokens): 128 bits of BLAKE2b over its parent's name and its tokens. The
-// first block's parent is a root that stands for model, KV type, layout and salt.
+// first block's parent is a root that stands for model, KV type, layout, salt and adapter.
 struct BlockKey {
   std::array<uint8_t, 16> bytes{};
   auto operator<=>(const BlockKey&) const = default;
@@ -47,7 +47,8 @@ struct BlockKey {
   std::string hex() const;
 };
 
-BlockKey root_key(std::string_view identity, std::string_view salt);
+// `variant`: what of the model answers, an adapter's identity; empty: the model itself.
+BlockKey root_key(std::string_view identity, std::string_view salt, std::string_view variant = {});
 BlockKey child_key(const BlockKey& parent, std::span<const int32_t> tokens);
 
 }  // namespace millrace::kv

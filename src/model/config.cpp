@@ -117,6 +117,7 @@ ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits&
   spec.experts_per_token = config.experts_per_token;
   spec.expert_ffn = config.expert_ffn;
   spec.latent = config.latent;
+  spec.adapter_rank = limits.adapter_rank;
   spec.kv_type = limits.kv_type;
   spec.gated_attention = config.gated_attention;
   if (!config.state_layers.empty()) spec.state = config.state;

@@ -99,6 +99,7 @@ struct ExecutorLimits {
   int32_t max_context = 4096;
   int32_t sequences = 1;
   DType kv_type = DType::kF32;
+  int32_t adapter_rank = 0;  // ExecutorSpec's
 };
 ExecutorSpec make_executor_spec(const ModelConfig& config, const ExecutorLimits& limits);
 

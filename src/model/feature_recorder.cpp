@@ -22,6 +22,12 @@ void FeatureRecorder::activation(Activation activation, const Linear& gate) {
   features_.add(OpFeature::kUngated, gate.weight == nullptr);
 }
 
+void FeatureRecorder::products(std::initializer_list<const Linear*> linears) {
+  for (const Linear* linear : linears) {
+    if (linear->weight != nullptr) products_.insert(linear->weight);
+  }
+}
+
 void FeatureRecorder::embed(const Embed& op) {
   features_.add(OpFeature::kLearnedPositions,
                 op.positions != nullptr || op.types != nullptr || op.norm.present());
@@ -33,6 +39,8 @@ void FeatureRecorder::norm_qkv(const NormQkv& op) {
   norm_kind(op.q_norm);
   norm_kind(op.k_norm);
   features_.add(OpFeature::kNormWhole, op.norm_whole);
+  if (!op.gated) products({&op.q});  // of a gated one the rows are queries and gates in turn
+  products({&op.k, &op.v});
 }
 
 void FeatureRecorder::norm_latent_qkv(const NormLatentQkv& op) {
@@ -55,12 +63,16 @@ void FeatureRecorder::norm_mix(const NormMix& op) { norm_before(op.norm); }
 
 void FeatureRecorder::mix(const StateMix&) { features_.add(OpFeature::kState); }
 
-void FeatureRecorder::project_add(const Projection& op) { block(op.norm_after, op.scale); }
+void FeatureRecorder::project_add(const Projection& op) {
+  block(op.norm_after, op.scale);
+  if (op.head_values.weight == nullptr) products({&op.linear});
+}
 
 void FeatureRecorder::ffn_add(const Ffn& op) {
   norm_before(op.norm);
   activation(op.activation, op.gate);
   block(op.norm_after, op.scale);
+  products({&op.gate, &op.up, &op.down});
 }
 
 void FeatureRecorder::route(const Route& op) {
@@ -73,6 +85,7 @@ void FeatureRecorder::route(const Route& op) {
 void FeatureRecorder::experts_add(const Experts& op) {
   features_.add(OpFeature::kSharedExpert, op.shared.up.weight != nullptr);
   features_.add(OpFeature::kWeighedInput, op.weigh_input);
+  products({&op.shared.gate, &op.shared.up, &op.shared.down});
   activation(op.activation, op.gate);
 }
 
@@ -83,6 +96,7 @@ void FeatureRecorder::norm_logits(const Logits& op) {
   features_.add(OpFeature::kLogitBias, op.output.bias != nullptr);
   features_.add(OpFeature::kScaledResidual, op.scale != 1.0f);
   features_.add(OpFeature::kLogitSoftcap, op.softcap != 0.0f);
+  products({&op.output});
 }
 
 }  // namespace millrace

@@ -1,6 +1,9 @@
 // FeatureRecorder: an executor that computes nothing and notes what a model's operations ask for beyond what
-// every device does.
+// every device does; and the matrices of those products that adapters may update (Batch::adapters).
 #pragma once
+
+#include <initializer_list>
+#include <unordered_set>
 
 #include "backend/backend.h"
 
@@ -9,6 +12,7 @@ namespace millrace {
 class FeatureRecorder final : public Executor {
  public:
   const OpFeatures& features() const { return features_; }
+  bool adaptable(const Weight* weight) const { return products_.contains(weight); }
 
   void begin(const Batch&) override {}
   void embed(const Embed& op) override;
@@ -37,7 +41,10 @@ class FeatureRecorder final : public Executor {
   void block(const Norm& norm_after, float scale);
   void activation(Activation activation, const Linear& gate);
 
+  void products(std::initializer_list<const Linear*> linears);
+
   OpFeatures features_;
+  std::unordered_set<const Weight*> products_;
 };
 
 }  // namespace millrace

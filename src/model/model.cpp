@@ -70,7 +70,8 @@ void run_model(Executor& executor, const Architecture& architecture, const Model
 }
 
 // Refuses, before anything is loaded, a model with operations that the device does not do.
-void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend) {
+void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                    bool adapters) {
   WeightSource source(checkpoint, config, /*gather=*/false);
   ModelWeights named;
   for_each_weight(source, config, nullptr, named,
@@ -79,7 +80,9 @@ void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config,
                   });
   FeatureRecorder recorder;
   run_model(recorder, architecture_of(config), named, config, {0, config.layers});
-  const OpFeatures missing = recorder.features() & backend.lacks();
+  OpFeatures needed = recorder.features();
+  needed.add(OpFeature::kAdapters, adapters);
+  const OpFeatures missing = needed & backend.lacks();
   if (missing.any()) {
     throw_error(ErrorCode::kUnsupported, "{}: {} needs what {} does not do yet: {}; use --device cpu",
                 checkpoint.path(), config.architecture, backend.name(), missing.names());
@@ -211,14 +214,14 @@ void visit_weights(WeightSource& source, const ModelConfig& config, const Weight
 
 std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& backend,
                                    const LoadProgress& progress, const TypeChoice& quantize,
-                                   const InputsOf& inputs) {
+                                   const InputsOf& inputs, bool adapters) {
   std::unique_ptr<Model> model(new Model);
   model->architecture_ = &find_architecture(checkpoint);
   model->config_ = read_config(checkpoint);
   model->layers_ = backend.shares() == nullptr ? dist::Range{0, model->config_.layers}
                                                : backend.shares()->layers(model->config_.layers);
   check_output(checkpoint, *model->architecture_);
-  check_features(checkpoint, model->config_, backend);
+  check_features(checkpoint, model->config_, backend, adapters);
   WeightSource source(checkpoint, model->config_, /*gather=*/true,
                       [&](int64_t count, const auto& body) { backend.parallel(count, body); });
   const size_t total = checkpoint.mapped_bytes();
@@ -233,33 +236,84 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   if (quantize) before.emplace(ranges_to_quantize(checkpoint, model->config_, quantize, tied));
   const bool dequantizes = plan_weights(checkpoint, model->config_, backend, quantize).dequantized > 0;
   size_t index = 0;
-  for_each_weight(source, model->config_, backend.shares(), model->weights_,
-                  [&](const std::string& name, const WeightSpec& spec, const TensorView& stored,
-                      WeightUse use, WeightPtr& to) {
-                    const DType type = loaded_type(quantize, name, stored, use, tied);
-                    if (before) before->begin(index++);
-                    auto gathered = source.take_gathered();
-                    TensorView view = stored;
-                    if (type != stored.type) {
-                      std::vector<std::unique_ptr<std::byte[]>> memory;
-                      view =
-                          recoded(stored, type, backend, inputs ? inputs(name) : nullptr, feedback, memory);
-                      gathered = std::move(memory);
-                    }
-                    to = backend.load_weight(view, settled(use, view, backend, dequantizes));
-                    if (!to->copied) keep(std::move(gathered));
-                    model->stored_[to.get()] = {view.type, stored_bytes(view)};
-                    model->bytes_per_token_ += bytes_read(spec, view, use, model->config_);
-                    done += stored.bytes();
-                    if (progress) progress(std::min(done, total), total);
-                  });
+  for_each_weight(
+      source, model->config_, backend.shares(), model->weights_,
+      [&](const std::string& name, const WeightSpec& spec, const TensorView& stored, WeightUse use,
+          WeightPtr& to) {
+        const DType type = loaded_type(quantize, name, stored, use, tied);
+        if (before) before->begin(index++);
+        auto gathered = source.take_gathered();
+        TensorView view = stored;
+        if (type != stored.type) {
+          std::vector<std::unique_ptr<std::byte[]>> memory;
+          view = recoded(stored, type, backend, inputs ? inputs(name) : nullptr, feedback, memory);
+          gathered = std::move(memory);
+        }
+        to = backend.load_weight(view, settled(use, view, backend, dequantizes));
+        if (!to->copied) keep(std::move(gathered));
+        model->stored_[to.get()] = {view.type, stored_bytes(view), checkpoint.gguf ? stored.name : name};
+        model->bytes_per_token_ += bytes_read(spec, view, use, model->config_);
+        done += stored.bytes();
+        if (progress) progress(std::min(done, total), total);
+      });
   if (progress) progress(total, total);
   model->unpacked_ = words_of(source.unpacked());
   return model;
 }
 
+namespace {
+
+// A float32 matrix in memory.
+TensorView float_view(const std::vector<float>& values, int64_t rows, int64_t cols, const std::string& name) {
+  TensorView view;
+  view.name = name;
+  view.type = DType::kF32;
+  view.rank = 2;
+  view.shape = {rows, cols, 1, 1};
+  view.row_stride_bytes = static_cast<int64_t>(sizeof(float)) * cols;
+  view.data = reinterpret_cast<const std::byte*>(values.data());
+  return view;
+}
+
+}  // namespace
+
+const Weight* Model::find_weight(int layer, std::string_view role) const {
+  if (layer < 0) return architecture_->logits(weights_, config_).output.weight;
+  for (const WeightSpec& spec : architecture_->layer_weights(config_, layer)) {
+    if (spec.role == role) return ((*weights_.layers[static_cast<size_t>(layer)]).*spec.to).get();
+  }
+  return nullptr;
+}
+
+void Model::add_adapters(std::vector<Adapter> adapters, Backend& backend) {
+  FeatureRecorder recorder;  // knows the products that executors update
+  run_model(recorder, *architecture_, weights_, config_, layers_);
+  adapters_ = std::move(adapters);
+  adapter_table_ = AdapterTable(static_cast<int32_t>(adapters_.size()));
+  const auto load = [&](const std::vector<float>& values, int64_t rows, int64_t cols,
+                        const std::string& name) {
+    adapter_weights_.push_back(backend.load_weight(float_view(values, rows, cols, name), WeightUse::kMatrix));
+    return adapter_weights_.back().get();
+  };
+  for (size_t i = 0; i < adapters_.size(); ++i) {
+    for (const AdapterUpdate& update : adapters_[i].updates) {
+      const Weight* weight = find_weight(update.layer, update.role);
+      if (weight == nullptr || !recorder.adaptable(weight)) {
+        throw_error(ErrorCode::kUnsupported, "{}: adapter of {}: this {} model {}", adapters_[i].path,
+                    update.name, config_.architecture,
+                    weight == nullptr ? "has no such matrix" : "has a product there that is not adapted yet");
+      }
+      adapter_table_.set(static_cast<int32_t>(i), *weight,
+                         {.a = load(update.a, update.rank, update.in, update.name),
+                          .b = load(update.b, update.out, update.rank, update.name)});
+    }
+  }
+}
+
 void Model::forward(Executor& executor, const Batch& batch, const std::function<void()>& receive) const {
-  executor.begin(batch);
+  Batch adapted = batch;
+  if (!adapters_.empty()) adapted.adapters = &adapter_table_;
+  executor.begin(adapted);
   if (receive) receive();
   run_model(executor, *architecture_, weights_, config_, layers_);
   if (layers_.end < config_.layers) executor.start();

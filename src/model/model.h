@@ -8,8 +8,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "backend/adapter_table.h"
 #include "backend/backend.h"
 #include "io/checkpoint.h"
+#include "model/adapter.h"
 #include "model/config.h"
 #include "model/weight_spec.h"
 #include "quant/feedback.h"
@@ -34,15 +36,19 @@ using LoadProgress = std::function<void(size_t done, size_t total)>;
 struct StoredWeight {
   DType type = DType::kF32;
   size_t bytes = 0;  // of all of it, scales beside it included
+  std::string name;  // in a GGUF file: of one, as it has it (a fused matrix for each of its parts)
 };
 
 class Model {
  public:
   // The checkpoint must outlive the model: weights stay in its mapping, but for those that `quantize` turns
-  // into another type on the backend's threads.
+  // into another type on the backend's threads. `adapters`: some will be added.
   static std::unique_ptr<Model> load(const io::Checkpoint& checkpoint, Backend& backend,
                                      const LoadProgress& progress = {}, const TypeChoice& quantize = {},
-                                     const InputsOf& inputs = {});
+                                     const InputsOf& inputs = {}, bool adapters = false);
+  // Takes adapters in, numbered in this order (SequenceSlice::adapter). Once, before the first step; for a
+  // model that was loaded with `adapters`. Throws Error naming a matrix that cannot be adapted.
+  void add_adapters(std::vector<Adapter> adapters, Backend& backend);
 
   const ModelConfig& config() const { return config_; }
   // Bytes one decoded token must read from the weights (experts: only the chosen ones).
@@ -63,6 +69,7 @@ class Model {
 
  private:
   Model() = default;
+  const Weight* find_weight(int layer, std::string_view role) const;  // nullptr: there is none
 
   const Architecture* architecture_ = nullptr;
   ModelConfig config_;
@@ -72,6 +79,9 @@ class Model {
   std::string unpacked_;
   std::unordered_map<const Weight*, StoredWeight> stored_;
   std::vector<std::unique_ptr<std::byte[]>> gathered_;  // weights that did not stay in the mapping
+  std::vector<Adapter> adapters_;                       // their numbers; the weights below point to them
+  std::vector<WeightPtr> adapter_weights_;
+  AdapterTable adapter_table_;
 };
 
 // What loading would cost on this backend, without loading: bytes in the file, bytes held beyond it; of

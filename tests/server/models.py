@@ -288,3 +288,48 @@ no-prefix-cache = true
             done = subprocess.run([shared.BINARY, "serve", *options], capture_output=True, text=True, timeout=60)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(word, done.stderr)
+
+
+class Adapters(unittest.TestCase):
+    """model: base:adapter. The model is loaded when the first of them asks; adapters are those of a TOML file."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory(prefix="millrace-adapters-test-")
+        adapters = GOLDEN.parent / "adapters"
+        toml = pathlib.Path(cls.folder.name) / "models.toml"
+        toml.write_text(f"""[[model]]
+path = "{GOLDEN / 'llama3' / 'hf'}"
+name = "base"
+aliases = ["other"]
+adapter = ["one={adapters / 'llama3' / 'peft'}", "half={adapters / 'llama3' / 'adapter.gguf'}:0.5"]
+""")
+        cls.server = Server(shared.BINARY, f"--models={toml}")
+        cls.server.__enter__()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.__exit__()
+        cls.folder.cleanup()
+
+    def logprobs(self, model):
+        status, answer = self.server.json("POST", "/v1/completions", {
+            "model": model, "prompt": [5, 6, 7, 8, 9], "max_tokens": 4, "temperature": 0, "logprobs": 0})
+        self.assertEqual(status, 200, answer)
+        return answer["model"], answer["choices"][0]["logprobs"]["token_logprobs"]
+
+    def test_each_answers_for_itself(self):
+        one = self.logprobs("base:one")  # the one that has it loaded
+        self.assertEqual(one[0], "base:one")
+        self.assertEqual(self.logprobs("other:one"), one)
+        rows = [self.logprobs(model)[1] for model in ("base", "base:one", "base:half", "base")]
+        self.assertEqual(rows[0], rows[3])
+        self.assertEqual(len({str(row) for row in rows}), 3)
+        listed = [model["id"] for model in self.server.json("GET", "/v1/models")[1]["data"]]
+        self.assertEqual(listed, ["base", "other", "base:one", "base:half"])
+
+    def test_unknown(self):
+        for model in ("base:two", "one", "base:", ":one", "base:one:one"):
+            status, answer = self.server.json("POST", "/v1/completions", {"model": model, "prompt": "a"})
+            self.assertEqual((status, answer["error"]["code"]), (404, "model_not_found"), answer)
+            self.assertIn("base:one", answer["error"]["message"])

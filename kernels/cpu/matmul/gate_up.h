@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cpu/matmul/gemm_chunk.h"
+#include "kernels/cpu/matmul/low_rank.h"
 
 namespace millrace::cpu {
 
@@ -12,6 +13,8 @@ struct GateUp {
   // g * sigmoid(alpha g) * (u + 1). kGelu, kGeluTanh: GELU(g) * u.
   enum class Activation { kSilu, kClampedSwiglu, kGelu, kGeluTanh } activation = Activation::kSilu;
   float alpha = 1.702f, limit = 7.0f;
+  // Of a plain matrix: what is added to both products before biases and activation.
+  std::span<const LowRankRun> gate_updates = {}, up_updates = {};
 };
 
 // What lies between up and down.

@@ -7,6 +7,12 @@ namespace {
 
 constexpr int64_t kCombinedColumns = 512;  // of a token whose experts are added up at once, of a small batch
 
+ActivationFormats inner_formats(const Context& ctx, const MoeExperts& op) {
+  ActivationFormats formats = formats_for(ctx.kernels, {op.down}, op.rows, true);
+  formats.float32 |= op.keep_inner;
+  return formats;
+}
+
 // One call of moe_experts.
 class ExpertsRun {
  public:
@@ -22,7 +28,7 @@ class ExpertsRun {
         out_cols_(down_.rows),
         inner_cols_(down_.cols),
         formats_(formats_for(ctx.kernels, {op.gate_up.gate, op.gate_up.up}, rows_, true)),
-        inner_formats_(formats_for(ctx.kernels, {op.down}, rows_, true)) {}
+        inner_formats_(inner_formats(ctx, op)) {}
 
   void run();
 

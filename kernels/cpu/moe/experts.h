@@ -32,6 +32,7 @@ struct MoeExperts {
       false;             // a weight multiplies what goes into an expert instead of what comes out (no biases)
   int64_t y_stride = 0;  // of y; 0: down's rows
   const InnerExchange* exchange = nullptr;  // absent: the matrices are whole
+  bool keep_inner = false;                  // the workspace's inner has float32, sorted by expert, afterwards
 };
 
 struct MoeShape {

@@ -93,6 +93,11 @@ CpuExecutor::CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, T
   greedy_.resize(static_cast<size_t>(spec.max_logit_rows));
   kept_rows_.resize(static_cast<size_t>(spec.max_logit_rows));
   std::iota(kept_rows_.begin(), kept_rows_.end(), 0);
+  if (spec.adapter_rank == 0) return;
+  const size_t most = static_cast<size_t>(std::max(spec.max_tokens, spec.max_logit_rows));
+  row_adapters_.reserve(most);
+  logit_adapters_.reserve(most);
+  for (std::vector<LowRankRun>& runs : runs_) runs.reserve(most);
 }
 
 // ---------------------------------------------------------------- the step
@@ -114,9 +119,88 @@ void CpuExecutor::begin(const Batch& batch) {
   }
   work_->attention_plan.begin_step({work_->sequences, sequences});
   MILLRACE_CHECK(work_->attention_plan.rows() == rows_);
+  note_adapters(batch);
   deep_ = work_->attention_plan.longest_context() > kDeepContext;
   prefetch_order_.begin_step(pool_, rows_ <= kSmallBatchRows);
 }
+
+// ---------------------------------------------------------------- adapters
+
+void CpuExecutor::note_adapters(const Batch& batch) {
+  row_adapters_.clear();
+  logit_adapters_.clear();
+  if (batch.adapters == nullptr) return;
+  const auto has_one = [](const SequenceSlice& slice) { return slice.adapter >= 0 && slice.num_tokens > 0; };
+  if (std::none_of(batch.sequences.begin(), batch.sequences.end(), has_one)) return;
+  for (const SequenceSlice& slice : batch.sequences) {
+    row_adapters_.insert(row_adapters_.end(), static_cast<size_t>(slice.num_tokens), slice.adapter);
+  }
+  for (const int32_t row : batch.logit_rows)
+    logit_adapters_.push_back(row_adapters_[static_cast<size_t>(row)]);
+}
+
+bool CpuExecutor::any_update(const Linear& op) const {
+  int32_t before = -1;
+  for (const int32_t adapter : row_adapters_) {
+    if (adapter != before && batch_.adapters->find(adapter, op.weight) != nullptr) return true;
+    before = adapter;
+  }
+  return false;
+}
+
+// What rows with these adapters add to their products with op.weight, of x [rows][in]. `place`: of up to
+// three products whose updates are needed at once.
+CpuExecutor::Updates CpuExecutor::updates_of(const Linear& op, int place, std::span<const int32_t> adapters,
+                                             const float* x, int64_t stride) {
+  std::vector<LowRankRun>& runs = runs_[place];
+  runs.clear();
+  float* inner = work_->low_rank[place];
+  for (size_t row = 0; row < adapters.size();) {
+    size_t end = row + 1;
+    while (end < adapters.size() && adapters[end] == adapters[row]) ++end;
+    if (const LowRank* update = batch_.adapters->find(adapters[row], op.weight)) {
+      MILLRACE_CHECK(update->a->rows <= spec_.adapter_rank);
+      const auto count = static_cast<int64_t>(end - row);
+      runs.push_back(
+          {static_cast<int64_t>(row), count, &own(*update->a).matrix, &own(*update->b).matrix, inner});
+      inner += count * update->a->rows;
+    }
+    row = end;
+  }
+  low_rank_inner(context(), runs, x, stride);
+  return runs;
+}
+
+// ---------------------------------------------------------------- calibration
+
+void CpuExecutor::watch(std::initializer_list<const Linear*> products, const float* x, int64_t rows,
+                        int64_t stride) {
+  if (watcher_ == nullptr) return;
+  const Weight* weights[3];
+  size_t count = 0;
+  for (const Linear* product : products) {
+    if (product->weight != nullptr) weights[count++] = product->weight;
+  }
+  watcher_->see({weights, count}, 0, x, rows, stride);
+}
+
+// Behind moe_experts: which rows went to whom, and what `down` was multiplied with.
+void CpuExecutor::watch_experts(const Experts& op) {
+  const ExpertOrder& order = work_->expert_order;
+  const Weight* const both[] = {op.gate.weight, op.up.weight};
+  const int64_t inner = op.down.weight->cols, k = spec_.experts_per_token;
+  std::vector<float> weighed(static_cast<size_t>(spec_.hidden));
+  for (int64_t i = 0; i < rows_ * k; ++i) {
+    const float* x = work_->normed + i / k * spec_.hidden;
+    const float by = op.weigh_input ? work_->chosen_weight[i] : 1.0f;
+    for (int64_t c = 0; c < spec_.hidden; ++c) weighed[static_cast<size_t>(c)] = x[c] * by;
+    watcher_->see(both, work_->chosen[i], weighed.data(), 1, spec_.hidden);
+    const Weight* const down[] = {op.down.weight};
+    watcher_->see(down, work_->chosen[i], work_->inner + order.sorted_row[i] * inner, 1, inner);
+  }
+}
+
+// ---------------------------------------------------------------- the embedding
 
 void CpuExecutor::embed(const Embed& op) {
   embed_rows(context(), own(*op.table).matrix.view, batch_.tokens.data(), rows_, op.scale, work_->residual);
@@ -171,17 +255,19 @@ void CpuExecutor::share_columns(float* values) {
   part_->gather_rows(pool_, values + first_column(), spec_.hidden, values, spec_.hidden, rows_);
 }
 
-// residual += scale * norm_after(x W^T + b)
-void CpuExecutor::multiply_add(const Linear& weights, const ActivationRows& x, const Norm& norm_after,
-                               float scale) {
+// residual += scale * norm_after(x W^T + b + updates)
+void CpuExecutor::multiply_add(const Linear& weights, const ActivationRows& x, Updates updates,
+                               const Norm& norm_after, float scale) {
   const bool computes = weights.weight->rows > 0;  // a rank may have no rows of a small matrix
   if (!norm_after.present() && scale == 1.0f) {
     const GemmProduct product{linear_of(weights), work_->residual + first_column(), spec_.hidden};
     if (computes) gemm_add(context(), product, x, rows_);
+    low_rank_add(context(), updates, spec_.hidden, work_->residual, spec_.hidden);
     return share_columns(work_->residual);
   }
   const GemmProduct product{linear_of(weights), work_->normed + first_column(), spec_.hidden};
   if (computes) gemm(context(), {&product, 1}, x, rows_);
+  low_rank_add(context(), updates, spec_.hidden, work_->normed, spec_.hidden);
   share_columns(work_->normed);
   const NormWeights norm = weights_of(norm_after);
   pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
@@ -202,6 +288,12 @@ void CpuExecutor::norm_qkv(const NormQkv& op) {
                                   {linear_of(op.v), work_->value, op.v.weight->rows}};
   prefetch_order_.pause_after_next_product(deep_);
   gemm(context(), products, x, rows_);
+  watch({&op.q, &op.k, &op.v}, work_->normed, rows_, spec_.hidden);
+  const Linear* const linears[] = {&op.q, &op.k, &op.v};
+  for (int i = 0; i < 3; ++i) {
+    const Updates updates = updates_of(*linears[i], i, row_adapters_, work_->normed, spec_.hidden);
+    low_rank_add(context(), updates, products[i].stride, products[i].out, products[i].stride);
+  }
   if (op.gated) split_gates();
   norm_heads(op.q_norm, spec_.heads, op.norm_whole, work_->query);
   norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, work_->key);
@@ -262,32 +354,43 @@ void CpuExecutor::project_add(const Projection& op) {
                work_->head_quantized);
     const ActivationFormats made = formats_for(kernels_, {linear_of(op.linear)}, rows_);
     return multiply_add(op.linear,
-                        quantize_rows(context(), made, work_->head_rows, rows_, cols, work_->input),
+                        quantize_rows(context(), made, work_->head_rows, rows_, cols, work_->input), {},
                         op.norm_after, op.scale);
   }
   const ActivationFormats formats = formats_for(kernels_, {linear_of(op.linear)}, rows_);
   if (part_ != nullptr) part_->gather_heads(pool_, work_->attention, work_->attended, rows_);
   const ActivationRows x =
       quantize_rows(context(), formats, work_->attended, rows_, op.linear.weight->cols, work_->input);
-  multiply_add(op.linear, x, op.norm_after, op.scale);
+  const int64_t cols = op.linear.weight->cols;
+  watch({&op.linear}, work_->attended, rows_, cols);
+  const Updates updates = updates_of(op.linear, 0, row_adapters_, work_->attended, cols);
+  multiply_add(op.linear, x, updates, op.norm_after, op.scale);
 }
 
 void CpuExecutor::ffn_add(const Ffn& op) {
   if (rows_ == 0) return;
   const Linear& gate = op.gate.weight != nullptr ? op.gate : op.up;
   const ActivationRows x = norm_for(op.norm, {&gate, &op.up});
-  multiply_add(op.down, inner_for(gate_up_of(op.gate, op.up, op.activation), x, op.up, op.down),
-               op.norm_after, op.scale);
+  const ActivationRows inner = inner_for(op.gate, op.up, op.down, op.activation, x);
+  const Updates updates = updates_of(op.down, 2, row_adapters_, work_->inner, op.up.weight->rows);
+  multiply_add(op.down, inner, updates, op.norm_after, op.scale);
 }
 
-// act(gate x, up x) as the input of `down`: all of it, also what other ranks make.
-ActivationRows CpuExecutor::inner_for(const GateUp& op, const ActivationRows& x, const Linear& up,
-                                      const Linear& down) {
-  const ActivationFormats formats = formats_for(kernels_, {linear_of(down)}, rows_);
+// act(gate x) * (up x) with what adapters add, as the input of `down`: all of it, also what other ranks make.
+ActivationRows CpuExecutor::inner_for(const Linear& gate, const Linear& up, const Linear& down,
+                                      Activation activation, const ActivationRows& x) {
+  ActivationFormats formats = formats_for(kernels_, {linear_of(down)}, rows_);
   const int64_t cols = up.weight->rows, whole = down.weight->cols;
+  watch({&gate, &up}, work_->normed, rows_, spec_.hidden);
+  GateUp op = gate_up_of(gate, up, activation);
+  op.gate_updates =
+      updates_of(gate.weight == nullptr ? up : gate, 0, row_adapters_, work_->normed, spec_.hidden);
+  if (gate.weight != nullptr) op.up_updates = updates_of(up, 1, row_adapters_, work_->normed, spec_.hidden);
   if (part_ == nullptr) {
+    formats.float32 |= watcher_ != nullptr || any_update(down);  // A reads floats
     const InnerActivations inner{work_->inner, work_->inner_quantized, formats};
     gate_up(context(), op, x, rows_, inner);
+    watch({&down}, inner.values, rows_, cols);
     return inner.quantized.rows(inner.values, rows_, cols, formats);
   }
   if (cols > 0) gate_up(context(), op, x, rows_, {part_->inner(), {}, {.float32 = true}});
@@ -302,6 +405,9 @@ void CpuExecutor::norm_logits(const Logits& op) {
   vocab_part_ = op.output.weight->rows;
   const GemmProduct product{linear_of(op.output), work_->logits, vocab_part_};
   if (vocab_part_ > 0) gemm(context(), {&product, 1}, x, std::ssize(rows));
+  watch({&op.output}, work_->normed, std::ssize(rows), spec_.hidden);
+  low_rank_add(context(), updates_of(op.output, 0, logit_adapters_, work_->normed, spec_.hidden), vocab_part_,
+               work_->logits, vocab_part_);
   if (op.scale == 1.0f && op.softcap == 0.0f) return;
   constexpr int64_t kLogitsPerTask = 8192;
   const int64_t all = std::ssize(rows) * vocab_part_;
@@ -434,6 +540,7 @@ void CpuExecutor::keep_logit_rows() {
     keep(work_->attention, work_->query_cols, batch_.logit_rows[i], i);
   }
   batch_.logit_rows = {kept_rows_.data(), static_cast<size_t>(rows_)};
+  row_adapters_ = logit_adapters_;
 }
 
 void CpuExecutor::attend(const Attend& op) {
@@ -588,19 +695,20 @@ void CpuExecutor::shared_expert_add(const Experts& op) {
   const ActivationRows x =
       quantize_rows(context(), formats, work_->normed, rows_, spec_.hidden, work_->input);
   normed_formats_ = {};  // what route() quantized may have been overwritten
-  const ActivationRows inner_rows =
-      inner_for(gate_up_of(shared.gate, shared.up, op.activation), x, shared.up, shared.down);
+  const ActivationRows inner_rows = inner_for(shared.gate, shared.up, shared.down, op.activation, x);
+  const Updates updates = updates_of(shared.down, 2, row_adapters_, work_->inner, shared.up.weight->rows);
   const int64_t first = first_column(), cols = shared.down.weight->rows;
   if (cols == 0) return;
   if (shared.mix.weight == nullptr) {
-    return gemm_add(context(), {linear_of(shared.down), work_->residual + first, spec_.hidden}, inner_rows,
-                    rows_);
+    gemm_add(context(), {linear_of(shared.down), work_->residual + first, spec_.hidden}, inner_rows, rows_);
+    return low_rank_add(context(), updates, spec_.hidden, work_->residual, spec_.hidden);
   }
   // Behind the choice of experts their scores are of no use any more.
   float *mix = work_->router_scores, *out = work_->expert_out + first;
   const GemmProduct mixed{linear_of(shared.mix), mix, 1}, down{linear_of(shared.down), out, spec_.hidden};
   gemm(context(), {&mixed, 1}, x, rows_);
   gemm(context(), {&down, 1}, inner_rows, rows_);
+  low_rank_add(context(), updates, spec_.hidden, out, spec_.hidden);
   for (int64_t row = 0; row < rows_; ++row) mix[row] = -mix[row];
   kernels_.exp(mix, rows_, mix);
   pool_.parallel_for(rows_, kNormedPerTask, [&](int64_t begin, int64_t end, int) {
@@ -629,9 +737,10 @@ void CpuExecutor::experts_add(const Experts& op) {
   moe_experts(context(),
               {gate_up, linear_of(op.down), spec_.experts_per_token, work_->chosen, work_->chosen_weight,
                work_->normed, normed_formats_, work_->residual + first_column(), rows_, op.weigh_input,
-               spec_.hidden, part_ == nullptr ? nullptr : &exchange},
+               spec_.hidden, part_ == nullptr ? nullptr : &exchange, watcher_ != nullptr},
               moe);
   share_columns(work_->residual);
+  if (watcher_ != nullptr) watch_experts(op);
   normed_formats_ = {};  // tiles of sorted rows may have taken their memory
 }
 

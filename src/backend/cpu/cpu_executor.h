@@ -13,12 +13,13 @@
 #include "backend/cpu/rank_part.h"
 #include "backend/cpu/weight.h"
 #include "backend/cpu/workspace.h"
+#include "backend/input_watcher.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/attention/paged_kv.h"
 
 namespace millrace::cpu {
 
-class CpuExecutor final : public Executor {
+class CpuExecutor final : public Executor, public WatchableExecutor {
  public:
   CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool);
   // As a rank of a group: `spec` is the whole model's, weights, heads and KV blocks are this rank's part. All
@@ -49,6 +50,7 @@ class CpuExecutor final : public Executor {
   void copy_block(int group, int32_t from, int32_t to) override;
   std::vector<float> read_slot(Slot slot) override;
   void write_slot(Slot slot, std::span<const float> values) override;
+  void watch_inputs(InputWatcher* watcher) override { watcher_ = watcher; }
 
  private:
   CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
@@ -64,14 +66,22 @@ class CpuExecutor final : public Executor {
   NormRows norm_of(const Norm& op, std::span<const int32_t> rows = {}) const;
   ActivationRows norm_for(const Norm& op, std::initializer_list<const Linear*> products,
                           std::span<const int32_t> rows = {});
-  ActivationRows inner_for(const GateUp& gate_up, const ActivationRows& x, const Linear& up,
-                           const Linear& down);
+  ActivationRows inner_for(const Linear& gate, const Linear& up, const Linear& down, Activation activation,
+                           const ActivationRows& x);
   int64_t first_column() const { return part_ == nullptr ? 0 : part_->first_row(spec_.hidden); }
   void share_columns(float* values);
   void norm_heads(const Norm& op, int64_t heads, bool whole, float* values);
   void multiply(const Linear& weights, const float* x, int64_t cols, float* y);
-  void multiply_add(const Linear& weights, const ActivationRows& x, const Norm& norm_after, float scale);
   std::span<const int32_t> greedy_of_parts();
+  using Updates = std::span<const LowRankRun>;
+  void multiply_add(const Linear& weights, const ActivationRows& x, Updates updates, const Norm& norm_after,
+                    float scale);
+  void watch(std::initializer_list<const Linear*> products, const float* x, int64_t rows, int64_t stride);
+  void watch_experts(const Experts& op);
+  void note_adapters(const Batch& batch);
+  bool any_update(const Linear& op) const;
+  Updates updates_of(const Linear& op, int place, std::span<const int32_t> adapters, const float* x,
+                     int64_t stride);
   void shared_expert_add(const Experts& op);
   void scale_routing(float scale);
   void split_gates();
@@ -93,6 +103,11 @@ class CpuExecutor final : public Executor {
   std::vector<float> whole_logits_;  // [max logit rows][vocab]: of all ranks, on rank 0
   std::vector<int32_t> kept_rows_;   // [max logit rows]: 0, 1 ..: the logit rows when only they are kept
   PrefetchOrder prefetch_order_;
+  std::vector<int32_t> row_adapters_;    // [rows], of this step's rows; empty: none of them has one
+  std::vector<int32_t> logit_adapters_;  // [logit rows], likewise
+  std::vector<LowRankRun> runs_[3];      // of the products whose A x lies in work_->low_rank
+
+  InputWatcher* watcher_ = nullptr;
 
   Batch batch_{};
   int64_t rows_ = 0;                    // tokens of this step; behind the last attention those that are kept

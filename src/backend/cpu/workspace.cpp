@@ -94,6 +94,7 @@ Workspace::Workspace(const ExecutorSpec& spec, int64_t all_attended_cols, int th
   mix = arena.take<float>(spec.state.present() ? tokens * spec.state.mix_cols() : 0);
   attention_gate = arena.take<float>(spec.gated_attention ? tokens * query_cols : 0);
   state = StateWorkspace(spec.state, tokens, threads, arena);
+  for (float*& product : low_rank) product = arena.take<float>(normed_rows * spec.adapter_rank);
 
   argmax = arena.take<ArgmaxPiece>(argmax_pieces(spec.max_logit_rows, spec.vocab));
   const int64_t max_cols = std::max({input_cols, query_cols, attended_cols, int64_t{spec.ffn},

@@ -51,6 +51,9 @@ struct Workspace {
   float* expert_out;  // [tokens * chosen][hidden], sorted by expert
   float* row_scale;   // [tokens * chosen], sorted by expert
 
+  // Adapters: A x of up to three products of the same input, [3][tokens or logit rows][adapter_rank].
+  float* low_rank[3];
+
   ArgmaxPiece* argmax;   // of [logit rows][vocab]
   GemmScratch* scratch;  // [threads]
 };

@@ -44,6 +44,7 @@ class CudaBackend final : public Backend {
     missing.add(OpFeature::kLatent);
     missing.add(OpFeature::kGatedAttention);
     missing.add(OpFeature::kState);
+    missing.add(OpFeature::kAdapters);
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {

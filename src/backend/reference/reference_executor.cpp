@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/input_watcher.h"
 #include "base/check.h"
 #include "kernels/quant/codec.h"
 #include "kernels/reference/naive_attention.h"
@@ -63,7 +64,7 @@ reference::FeedForward feed_forward_of(const Linear& gate, const Linear& up, con
   return {linear_of(gate), linear_of(up), linear_of(down), activation_of(activation)};
 }
 
-class ReferenceExecutor final : public Executor {
+class ReferenceExecutor final : public Executor, public WatchableExecutor {
  public:
   explicit ReferenceExecutor(const ExecutorSpec& spec) : spec_(spec), kv_type_(spec.kv_type) {
     spec_.kv_type = DType::kF32;  // rounded to kv_type_, kept as float32
@@ -86,6 +87,8 @@ class ReferenceExecutor final : public Executor {
                           static_cast<size_t>(spec.kv_groups[g].num_blocks + spare));
     }
   }
+
+  void watch_inputs(InputWatcher* watcher) override { watcher_ = watcher; }
 
   void begin(const Batch& batch) override {
     MILLRACE_CHECK(batch.tokens.size() <= static_cast<size_t>(spec_.max_tokens));
@@ -113,13 +116,14 @@ class ReferenceExecutor final : public Executor {
 
   void norm_qkv(const NormQkv& op) override {
     norm_rows(op.norm);
+    watch({&op.q, &op.k, &op.v}, 0, normed_.data(), rows_);
     if (op.gated) {
       gated_query(op.q);
     } else {
-      reference::linear(linear_of(op.q), 0, normed_.data(), rows_, query_.data());
+      adapted_linear(op.q, normed_.data(), query_.data());
     }
-    reference::linear(linear_of(op.k), 0, normed_.data(), rows_, key_.data());
-    reference::linear(linear_of(op.v), 0, normed_.data(), rows_, value_.data());
+    adapted_linear(op.k, normed_.data(), key_.data());
+    adapted_linear(op.v, normed_.data(), value_.data());
     norm_heads(op.q_norm, spec_.heads, op.norm_whole, query_);
     norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, key_);
   }
@@ -264,15 +268,15 @@ class ReferenceExecutor final : public Executor {
     Floats out(rows_ * spec_.hidden), values;
     if (op.head_values.weight != nullptr) values = head_values(op.head_values);
     const Floats& y = op.head_values.weight != nullptr ? values : attention_;
-    reference::linear(linear_of(op.linear), 0, y.data(), rows_, out.data());
+    watch({&op.linear}, 0, y.data(), rows_);
+    adapted_linear(op.linear, y.data(), out.data());
     add_block(out, op.norm_after, op.scale);
   }
 
   void ffn_add(const Ffn& op) override {
     norm_rows(op.norm);
     Floats out(rows_ * spec_.hidden);
-    reference::feed_forward(feed_forward_of(op.gate, op.up, op.down, op.activation), normed_.data(), rows_,
-                            out.data());
+    feed_forward(op.gate, op.up, op.down, op.activation, out);
     add_block(out, op.norm_after, op.scale);
   }
 
@@ -311,6 +315,7 @@ class ReferenceExecutor final : public Executor {
     const reference::FeedForward experts{linear_of(op.gate),           linear_of(op.up), linear_of(op.down),
                                          activation_of(op.activation), op.alpha,         op.limit};
     for (int64_t t = 0; t < rows_; ++t) {
+      if (watcher_ != nullptr) watch_experts(op, experts, t);
       reference::experts_add(experts, &chosen_[t * k], &chosen_weight_[t * k], k, &normed_[t * spec_.hidden],
                              &residual_[t * spec_.hidden], op.weigh_input);
     }
@@ -323,6 +328,8 @@ class ReferenceExecutor final : public Executor {
            normed.data());
       float* logits = &logits_[i * spec_.vocab];
       reference::linear(linear_of(op.output), 0, normed.data(), 1, logits);
+      watch({&op.output}, 0, normed.data(), 1);
+      low_rank_add(op.output, adapter_of(batch_.logit_rows[i]), normed.data(), logits);
       for (int64_t t = 0; t < spec_.vocab; ++t) logits[t] *= op.scale;
       softcap(op.softcap, {logits, static_cast<size_t>(spec_.vocab)});
     }
@@ -385,6 +392,75 @@ class ReferenceExecutor final : public Executor {
     return {&logits_, spec_.vocab};
   }
 
+  int32_t adapter_of(int64_t row) const {
+    for (const SequenceSlice& s : batch_.sequences) {
+      if (row >= s.first_row && row < s.first_row + s.num_tokens) return s.adapter;
+    }
+    return -1;
+  }
+
+  // y += B (A x): of one row, what an adapter adds to a product.
+  void low_rank_add(const Linear& op, int32_t adapter, const float* x, float* y) const {
+    const LowRank* update = batch_.adapters == nullptr ? nullptr : batch_.adapters->find(adapter, op.weight);
+    if (update == nullptr) return;
+    Floats inner(update->a->rows), out(update->b->rows);
+    reference::linear({&own(*update->a).view, nullptr}, 0, x, 1, inner.data());
+    reference::linear({&own(*update->b).view, nullptr}, 0, inner.data(), 1, out.data());
+    for (size_t i = 0; i < out.size(); ++i) y[i] += out[i];
+  }
+
+  // y = W x + b of all rows, with what their adapters add. x: [rows][in], y: [rows][out]
+  void adapted_linear(const Linear& op, const float* x, float* y) const {
+    reference::linear(linear_of(op), 0, x, rows_, y);
+    if (batch_.adapters == nullptr) return;
+    for (int64_t t = 0; t < rows_; ++t) {
+      low_rank_add(op, adapter_of(t), x + t * op.weight->cols, y + t * op.weight->rows);
+    }
+  }
+
+  // out = down(act(gate n) * (up n)); out: [rows][hidden]
+  void feed_forward(const Linear& gate, const Linear& up, const Linear& down, Activation activation,
+                    Floats& out) const {
+    const reference::FeedForward plain = feed_forward_of(gate, up, down, activation);
+    if (batch_.adapters == nullptr && watcher_ == nullptr) {
+      return reference::feed_forward(plain, normed_.data(), rows_, out.data());
+    }
+    watch({&gate, &up}, 0, normed_.data(), rows_);
+    const Linear& first = gate.weight == nullptr ? up : gate;
+    Floats gated(rows_ * first.weight->rows), raised(gate.weight == nullptr ? 0 : gated.size());
+    adapted_linear(first, normed_.data(), gated.data());
+    if (gate.weight != nullptr) adapted_linear(up, normed_.data(), raised.data());
+    for (size_t i = 0; i < gated.size(); ++i) {
+      gated[i] = reference::activate(plain, gated[i], raised.empty() ? 1.0f : raised[i]);
+    }
+    watch({&down}, 0, gated.data(), rows_);
+    adapted_linear(down, gated.data(), out.data());
+  }
+
+  void watch(std::initializer_list<const Linear*> products, int64_t expert, const float* x,
+             int64_t rows) const {
+    if (watcher_ == nullptr) return;
+    std::vector<const Weight*> weights;
+    for (const Linear* product : products) {
+      if (product->weight != nullptr) weights.push_back(product->weight);
+    }
+    watcher_->see(weights, expert, x, rows, weights.front()->cols);
+  }
+
+  // What the experts of token t are multiplied with.
+  void watch_experts(const Experts& op, const reference::FeedForward& experts, int64_t t) const {
+    for (int64_t i = t * spec_.experts_per_token; i < (t + 1) * spec_.experts_per_token; ++i) {
+      Floats x(&normed_[t * spec_.hidden], &normed_[t * spec_.hidden] + spec_.hidden);
+      for (float& value : x) value *= op.weigh_input ? chosen_weight_[i] : 1.0f;
+      watch({&op.gate, &op.up}, chosen_[i], x.data(), 1);
+      Floats gate(op.gate.weight->rows), up(gate.size());
+      reference::linear(experts.gate, chosen_[i], x.data(), 1, gate.data());
+      reference::linear(experts.up, chosen_[i], x.data(), 1, up.data());
+      for (size_t c = 0; c < gate.size(); ++c) gate[c] = reference::activate(experts, gate[c], up[c]);
+      watch({&op.down}, chosen_[i], gate.data(), 1);
+    }
+  }
+
   void norm_rows(const Norm& op) {
     for (int64_t t = 0; t < rows_; ++t) {
       norm(op, &residual_[t * spec_.hidden], spec_.hidden, &normed_[t * spec_.hidden]);
@@ -436,8 +512,7 @@ class ReferenceExecutor final : public Executor {
 
   void shared_expert_add(const Experts::Shared& op, Activation activation) {
     Floats out(rows_ * spec_.hidden), mix(rows_, 1.0f);
-    reference::feed_forward(feed_forward_of(op.gate, op.up, op.down, activation), normed_.data(), rows_,
-                            out.data());
+    feed_forward(op.gate, op.up, op.down, activation, out);
     if (op.mix.weight != nullptr) {
       reference::linear(linear_of(op.mix), 0, normed_.data(), rows_, mix.data());
       for (float& x : mix) x = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(x))));
@@ -476,6 +551,7 @@ class ReferenceExecutor final : public Executor {
 
   ExecutorSpec spec_;
   DType kv_type_;
+  InputWatcher* watcher_ = nullptr;
   Batch batch_;
   int64_t rows_ = 0;
   Floats residual_, normed_, query_, key_, value_, attention_, chosen_weight_, logits_;

@@ -1,0 +1,128 @@
+// Importance matrices against hooks on transformers' modules (tests/golden/make_imatrix_golden.py), from both
+// kinds of model files, on the reference and the CPU; the two forms of the file; damaged ones.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "backend/input_watcher.h"
+#include "base/error.h"
+#include "engine/input_sums.h"
+#include "engine/runtime.h"
+#include "golden_reader.h"
+
+namespace millrace {
+namespace {
+
+const std::string kImatrices = golden::kRoot + "imatrix/";
+
+io::ImportanceMatrix measured_inputs(const std::string& model, const std::string& device,
+                                     std::span<const int32_t> tokens, size_t chunk) {
+  const auto runtime = Runtime::open(
+      {.model = model, .device = device, .threads = 2, .context = 64, .kv_type = "f32", .step_tokens = 64},
+      {.logit_rows = 64});
+  InputSums sums(runtime->model());
+  dynamic_cast<WatchableExecutor&>(runtime->executor()).watch_inputs(&sums);
+  kv::Sequence sequence = runtime->make_sequence();
+  for (; !tokens.empty(); tokens = tokens.subspan(std::min(chunk, tokens.size()))) {
+    const StepInput input{&sequence, tokens.first(std::min(chunk, tokens.size())), StepInput::Want::kAll};
+    runtime->step({&input, 1});
+  }
+  io::ImportanceMatrix matrix;
+  matrix.entries = sums.entries();
+  return matrix;
+}
+
+// Every weight of `expected` is there, by its own name or those of its parts, with these sums.
+void expect_same_sums(const io::ImportanceMatrix& found, const io::ImportanceMatrix& expected, double bound) {
+  for (const auto& [name, entry] : expected.entries) {
+    SCOPED_TRACE(name);
+    auto same = found.entries.find(name);
+    for (const auto& [whole, part] : {std::pair{"attn_qkv.", "attn_q."}, {"ffn_up.", "ffn_gate."}}) {
+      if (same != found.entries.end() || name.find(whole) == std::string::npos) continue;
+      std::string other = name;
+      same = found.entries.find(other.replace(other.find(whole), std::string(whole).size(), part));
+    }
+    ASSERT_NE(same, found.entries.end());
+    ASSERT_EQ(same->second.counts, entry.counts);
+    ASSERT_EQ(same->second.cols, entry.cols);
+    EXPECT_LT(golden::relative_error(same->second.sums, entry.sums), bound);
+  }
+}
+
+class Imatrix : public testing::TestWithParam<std::string> {};
+
+TEST_P(Imatrix, AgreesWithTransformers) {
+  const io::ImportanceMatrix expected = io::read_imatrix(kImatrices + GetParam() + ".gguf");
+  const auto tokens =
+      golden::read_json(kImatrices + GetParam() + ".json").at("tokens").get<std::vector<int32_t>>();
+  EXPECT_EQ(expected.chunk_tokens, std::ssize(tokens));
+  for (const std::string& path : golden::load_model(GetParam()).paths) {
+    SCOPED_TRACE(path);
+    expect_same_sums(measured_inputs(path, "reference", tokens, 64), expected, 1e-5);
+    // Q8_0 rounds activations on their way through the layers.
+    expect_same_sums(measured_inputs(path, "cpu", tokens, 17), expected,
+                     path.ends_with(".gguf") ? 0.05 : 1e-5);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Imatrix, testing::Values("llama3", "phi3", "gpt2", "qwen2moe"));
+
+TEST(ImatrixFile, BothFormsGiveTheSameWeights) {
+  const io::ImportanceMatrix now = io::read_imatrix(kImatrices + "llama3.gguf"),
+                             before = io::read_imatrix(kImatrices + "llama3.dat");
+  EXPECT_EQ(before.chunks, 3);
+  EXPECT_EQ(before.datasets, std::vector<std::string>{"random"});
+  const int64_t cols = now.entries.at("blk.1.ffn_down.weight").cols;
+  const std::vector<float> a = importance_of(now, "now", "blk.1.ffn_down.weight", 1, cols),
+                           b = importance_of(before, "before", "blk.1.ffn_down.weight", 1, cols);
+  ASSERT_EQ(a.size(), static_cast<size_t>(cols));
+  EXPECT_LT(golden::relative_error(a, b), 1e-6);
+  EXPECT_TRUE(importance_of(now, "now", "blk.7.ffn_down.weight", 1, cols).empty());
+  // A fused matrix has the inputs of its parts.
+  const int64_t hidden = now.entries.at("blk.0.attn_q.weight").cols;
+  EXPECT_EQ(importance_of(now, "now", "blk.0.attn_qkv.weight", 1, hidden),
+            importance_of(now, "now", "blk.0.attn_k.weight", 1, hidden));
+  EXPECT_THROW(importance_of(now, "now", "blk.0.attn_q.weight", 1, hidden + 32), Error);
+}
+
+TEST(ImatrixFile, WhatIsWrittenIsReadAgain) {
+  const std::string path = (std::filesystem::temp_directory_path() / "millrace_imatrix_test.gguf").string();
+  io::ImportanceMatrix matrix = io::read_imatrix(kImatrices + "qwen2moe.gguf");
+  matrix.datasets = {"a.txt", "b.txt"};
+  io::write_imatrix(path, matrix);
+  const io::ImportanceMatrix again = io::read_imatrix(path);
+  std::filesystem::remove(path);
+  EXPECT_EQ(again.datasets, matrix.datasets);
+  EXPECT_EQ(again.chunk_tokens, matrix.chunk_tokens);
+  ASSERT_EQ(again.entries.size(), matrix.entries.size());
+  for (const auto& [name, entry] : matrix.entries) {
+    EXPECT_EQ(again.entries.at(name).sums, entry.sums);
+    EXPECT_EQ(again.entries.at(name).counts, entry.counts);
+  }
+}
+
+TEST(ImatrixFile, DamagedOnesAreRefused) {
+  const std::string path = (std::filesystem::temp_directory_path() / "millrace_imatrix_cut.dat").string();
+  std::vector<std::byte> bytes = golden::read_bytes(kImatrices + "llama3.dat");
+  const auto write = [&](size_t count) {
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(count));
+  };
+  const size_t trailer = 4 + 4 + 6;
+  for (size_t cut = 0; cut < bytes.size(); cut += cut < 200 ? 1 : 97) {
+    if (cut == bytes.size() - trailer) continue;  // the oldest files end so
+    write(cut);
+    EXPECT_THROW(io::read_imatrix(path), Error) << cut;
+  }
+  bytes[7] = std::byte{0x7f};  // the length of the first name
+  write(bytes.size());
+  EXPECT_THROW(io::read_imatrix(path), Error);
+  std::filesystem::remove(path);
+  EXPECT_THROW(io::read_imatrix(golden::kRoot + "models/llama3/model.gguf"), Error);
+}
+
+}  // namespace
+}  // namespace millrace
