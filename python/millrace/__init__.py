@@ -9,6 +9,9 @@
 docs/python.md describes all of it.
 """
 
+import importlib
+from types import ModuleType
+
 from ._display import Stats
 from ._millrace import __version__
 from ._options import engine_options, server_options
@@ -26,3 +29,10 @@ __all__ = [
     "Completion", "Logprob", "ToolCall", "engine_options", "server_options", "Error", "BadInputError", "BusyError",
     "DeviceError", "FileError", "InternalError", "OutOfMemoryError", "UnsupportedError", "__version__",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """millrace.torch and millrace.jax are the other wheel's (millrace-kernels), imported when they are asked for."""
+    if name in ("torch", "jax"):
+        return importlib.import_module(f"millrace.{name}")
+    raise AttributeError(f"module 'millrace' has no attribute '{name}'")
