@@ -28,7 +28,7 @@ enum class OpFeature : int {
   kWeighedInput,
   kLatent,  // latent attention
   kGatedAttention,
-  kState,  // linear attention, state-space models, short convolutions
+  kState,     // linear attention, state-space models, short convolutions
   kAdapters,  // Batch::adapters
   kCount,
 };

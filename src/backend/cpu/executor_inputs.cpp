@@ -1,0 +1,84 @@
+// What an executor does with the inputs of its products besides: what adapters add, and what calibration
+// watches.
+#include "backend/cpu/cpu_executor.h"
+#include "base/check.h"
+
+namespace millrace::cpu {
+
+// ---------------------------------------------------------------- adapters
+
+void CpuExecutor::note_adapters(const Batch& batch) {
+  row_adapters_.clear();
+  logit_adapters_.clear();
+  if (batch.adapters == nullptr) return;
+  const auto has_one = [](const SequenceSlice& slice) { return slice.adapter >= 0 && slice.num_tokens > 0; };
+  if (std::none_of(batch.sequences.begin(), batch.sequences.end(), has_one)) return;
+  for (const SequenceSlice& slice : batch.sequences) {
+    row_adapters_.insert(row_adapters_.end(), static_cast<size_t>(slice.num_tokens), slice.adapter);
+  }
+  for (const int32_t row : batch.logit_rows)
+    logit_adapters_.push_back(row_adapters_[static_cast<size_t>(row)]);
+}
+
+bool CpuExecutor::any_update(const Linear& op) const {
+  int32_t before = -1;
+  for (const int32_t adapter : row_adapters_) {
+    if (adapter != before && batch_.adapters->find(adapter, op.weight) != nullptr) return true;
+    before = adapter;
+  }
+  return false;
+}
+
+// What rows with these adapters add to their products with op.weight, of x [rows][in]. `place`: of up to
+// three products whose updates are needed at once.
+CpuExecutor::Updates CpuExecutor::updates_of(const Linear& op, int place, std::span<const int32_t> adapters,
+                                             const float* x, int64_t stride) {
+  std::vector<LowRankRun>& runs = runs_[place];
+  runs.clear();
+  float* inner = work_->low_rank[place];
+  for (size_t row = 0; row < adapters.size();) {
+    size_t end = row + 1;
+    while (end < adapters.size() && adapters[end] == adapters[row]) ++end;
+    if (const LowRank* update = batch_.adapters->find(adapters[row], op.weight)) {
+      MILLRACE_CHECK(update->a->rows <= spec_.adapter_rank);
+      const auto count = static_cast<int64_t>(end - row);
+      runs.push_back(
+          {static_cast<int64_t>(row), count, &own(*update->a).matrix, &own(*update->b).matrix, inner});
+      inner += count * update->a->rows;
+    }
+    row = end;
+  }
+  low_rank_inner(context(), runs, x, stride);
+  return runs;
+}
+
+// ---------------------------------------------------------------- calibration
+
+void CpuExecutor::watch(std::initializer_list<const Linear*> products, const float* x, int64_t rows,
+                        int64_t stride) {
+  if (watcher_ == nullptr) return;
+  const Weight* weights[3];
+  size_t count = 0;
+  for (const Linear* product : products) {
+    if (product->weight != nullptr) weights[count++] = product->weight;
+  }
+  watcher_->see({weights, count}, 0, x, rows, stride);
+}
+
+// Behind moe_experts: which rows went to whom, and what `down` was multiplied with.
+void CpuExecutor::watch_experts(const Experts& op) {
+  const ExpertOrder& order = work_->expert_order;
+  const Weight* const both[] = {op.gate.weight, op.up.weight};
+  const int64_t inner = op.down.weight->cols, k = spec_.experts_per_token;
+  std::vector<float> weighed(static_cast<size_t>(spec_.hidden));
+  for (int64_t i = 0; i < rows_ * k; ++i) {
+    const float* x = work_->normed + i / k * spec_.hidden;
+    const float by = op.weigh_input ? work_->chosen_weight[i] : 1.0f;
+    for (int64_t c = 0; c < spec_.hidden; ++c) weighed[static_cast<size_t>(c)] = x[c] * by;
+    watcher_->see(both, work_->chosen[i], weighed.data(), 1, spec_.hidden);
+    const Weight* const down[] = {op.down.weight};
+    watcher_->see(down, work_->chosen[i], work_->inner + order.sorted_row[i] * inner, 1, inner);
+  }
+}
+
+}  // namespace millrace::cpu
