@@ -349,7 +349,7 @@ struct ExecutorSpec {
   int32_t hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
   int32_t ffn = 0;  // dense intermediate size, or a shared expert's; 0 without
   int32_t experts = 0, experts_per_token = 0, expert_ffn = 0;  // 0 without experts
-  LatentShape latent = {};  // where there is any: kv_heads is 1, head_dim rope + rank
+  LatentShape latent = {};   // where there is any: kv_heads is 1, head_dim rope + rank
   int32_t adapter_rank = 0;  // the largest of any adapter; 0: no step has adapters
   DType kv_type = DType::kF32;
   std::vector<KvGroupSpec> kv_groups;
