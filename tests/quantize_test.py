@@ -24,6 +24,9 @@ OUR_TYPES = ("q4_z",)
 SMOLLM2 = pathlib.Path("build/models/SmolLM2-135M-Instruct.Q4_1.gguf")
 TEXT = pathlib.Path("tests/golden/text/mill.txt")
 GOLDEN = pathlib.Path("tests/golden/models")
+# What a GGUF file cannot say, or is not written yet: refused in a line.
+NOT_WRITTEN = {"gpt2-scaled": "GGUF's keys for gpt2 cannot say", "granitehybrid-groups": "mamba_n_groups: found 2, expected 1",
+               "qwen35": "has its heads in another order than found here", "qwen35moe": "has its heads in another order than found here"}
 
 
 def millrace(*args, **options):
@@ -101,8 +104,8 @@ class Quantize(QuantizeCase):
         for directory in sorted(GOLDEN.glob("*/hf")):
             with self.subTest(model=directory.parent.name):
                 out = self.path / "out.gguf"
-                if directory.parent.name == "gpt2-scaled":
-                    self.bad("quantize", directory, out, "--type", "f32", says=["GGUF's keys for gpt2 cannot say"])
+                if refusal := NOT_WRITTEN.get(directory.parent.name):
+                    self.bad("quantize", directory, out, "--type", "f32", says=[refusal])
                     continue
                 # Logits of the file and of the directory, on the reference where a file's type is no difference.
                 self.assertIn("verified on", self.good("quantize", directory, out, "--type", "f32", "--verify"))
