@@ -280,7 +280,10 @@ Safetensors Safetensors::open_dir(const std::string& directory) {
   return out;
 }
 
-const std::vector<TensorView>& Safetensors::tensors() const { return state_->tensors; }
+const std::vector<TensorView>& Safetensors::tensors() const {
+  static const std::vector<TensorView> kNone;  // of what was not opened: a model that is a config.json so far
+  return state_ == nullptr ? kNone : state_->tensors;
+}
 
 const TensorView* Safetensors::find_tensor(std::string_view name) const {
   if (const auto found = state_->index.find(name); found != state_->index.end()) {
