@@ -119,7 +119,7 @@ namespace {
 
 class Follower {
  public:
-  Follower(dist::Communicator& group, Backend& backend, const Model& model)
+  Follower(dist::Communicator& group, Backend& backend, Model& model)
       : group_(group), backend_(backend), model_(model) {}
 
   void run() {
@@ -141,6 +141,7 @@ class Follower {
         return;
       case Kind::kMakeExecutor:
         spec_ = unpacked_spec(bytes_);
+        model_.settle_context(spec_.max_context);
         executor_ = backend_.make_executor(spec_);
         group_.barrier();
         return;
@@ -172,7 +173,7 @@ class Follower {
 
   dist::Communicator& group_;
   Backend& backend_;
-  const Model& model_;
+  Model& model_;
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
   ReceivedBatch batch_;
@@ -181,7 +182,7 @@ class Follower {
 
 }  // namespace
 
-void follow(dist::Communicator& group, Backend& backend, const Model& model) {
+void follow(dist::Communicator& group, Backend& backend, Model& model) {
   if (backend.shares()->stages() > 1) return follow_stage(group, backend, model);
   Follower(group, backend, model).run();
 }

@@ -47,6 +47,6 @@ std::unique_ptr<Executor> make_leader(dist::Communicator& group, const dist::Sha
                                       const ExecutorSpec& spec, Backend& backend);
 
 // What another rank does until rank 0 closes the model.
-void follow(dist::Communicator& group, Backend& backend, const Model& model);
+void follow(dist::Communicator& group, Backend& backend, Model& model);
 
 }  // namespace millrace

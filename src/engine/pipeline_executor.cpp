@@ -160,7 +160,7 @@ namespace {
 
 class StageFollower {
  public:
-  StageFollower(dist::Communicator& group, Backend& backend, const Model& model)
+  StageFollower(dist::Communicator& group, Backend& backend, Model& model)
       : group_(group), backend_(backend), model_(model) {}
 
   void run() {
@@ -187,6 +187,7 @@ class StageFollower {
         return;
       case Kind::kMakeExecutor:
         spec_ = unpacked_spec(bytes_);
+        model_.settle_context(spec_.max_context);
         executor_ = backend_.make_executor(stage_spec(spec_, *backend_.shares()));
         group_.barrier();
         return;
@@ -244,7 +245,7 @@ class StageFollower {
 
   dist::Communicator& group_;
   Backend& backend_;
-  const Model& model_;
+  Model& model_;
   ExecutorSpec spec_;
   std::unique_ptr<Executor> executor_;
   ReceivedBatch batch_;
@@ -254,7 +255,7 @@ class StageFollower {
 
 }  // namespace
 
-void follow_stage(dist::Communicator& group, Backend& backend, const Model& model) {
+void follow_stage(dist::Communicator& group, Backend& backend, Model& model) {
   StageFollower(group, backend, model).run();
 }
 

@@ -60,7 +60,7 @@ class PipelineLeader final : public ForwardingExecutor {
 };
 
 // What a stage other than the first does until rank 0 closes the model.
-void follow_stage(dist::Communicator& group, Backend& backend, const Model& model);
+void follow_stage(dist::Communicator& group, Backend& backend, Model& model);
 
 // Rows [begin, end) of a batch as a batch of their own, and the memory it points into.
 class MicroBatch {

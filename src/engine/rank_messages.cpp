@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "base/error.h"
 
@@ -43,9 +44,13 @@ class Reader {
 struct PlainSpec {
   int32_t max_tokens, max_logit_rows, max_context, hidden, heads, kv_heads, head_dim, vocab, ffn, experts,
       experts_per_token, expert_ffn;
+  LatentShape latent;
+  StateShape state;
+  int32_t gated_attention;
   DType kv_type;
   uint64_t groups, layers;
 };
+static_assert(std::is_trivially_copyable_v<PlainSpec> && std::is_trivially_copyable_v<KvGroupSpec>);
 
 struct BatchHeader {
   uint64_t tokens, sequences, logit_rows, table_entries;
@@ -67,7 +72,8 @@ std::vector<std::byte> packed(const ExecutorSpec& spec) {
   append_one(
       to, PlainSpec{spec.max_tokens, spec.max_logit_rows, spec.max_context, spec.hidden, spec.heads,
                     spec.kv_heads, spec.head_dim, spec.vocab, spec.ffn, spec.experts, spec.experts_per_token,
-                    spec.expert_ffn, spec.kv_type, spec.kv_groups.size(), spec.layers.size()});
+                    spec.expert_ffn, spec.latent, spec.state, spec.gated_attention ? 1 : 0, spec.kv_type,
+                    spec.kv_groups.size(), spec.layers.size()});
   append(to, std::span(spec.kv_groups));
   append(to, std::span(spec.layers));
   return to;
@@ -89,6 +95,9 @@ ExecutorSpec unpacked_spec(std::span<const std::byte> bytes) {
   spec.experts = plain.experts;
   spec.experts_per_token = plain.experts_per_token;
   spec.expert_ffn = plain.expert_ffn;
+  spec.latent = plain.latent;
+  spec.state = plain.state;
+  spec.gated_attention = plain.gated_attention != 0;
   spec.kv_type = plain.kv_type;
   spec.kv_groups.resize(plain.groups);
   spec.layers.resize(plain.layers);

@@ -72,10 +72,8 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
   r->model_ = Model::load(r->checkpoint_, *r->backend_, options.on_load, setup.weights.choice,
                           setup.weights.inputs, !adapters.empty());
   if (!adapters.empty()) r->model_->add_adapters(std::move(adapters), *r->backend_);
-  if (!config.rope_long_inv_freq.empty() && r->spec_.max_context > config.context_length) {
-    r->model_->use_long_angles();
-    config.rope_inv_freq = config.rope_long_inv_freq;  // what names the cache's blocks on disk
-  }
+  r->model_->settle_context(r->spec_.max_context);
+  config.rope_inv_freq = r->model_->config().rope_inv_freq;  // what names the cache's blocks on disk
   if (!r->model_->unpacked().empty()) {
     std::string& note = r->weight_types_.note;
     note = r->model_->unpacked() + (note.empty() ? "" : "; " + note);

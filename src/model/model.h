@@ -58,7 +58,11 @@ class Model {
   const StoredWeight& stored_weight(const Weight& weight) const { return stored_.at(&weight); }
 
   // For contexts beyond context_length of a model with angles for those (rope_long_inv_freq).
-  void use_long_angles() { config_.rope_inv_freq = config_.rope_long_inv_freq; }
+  void settle_context(int32_t max_context) {
+    if (!config_.rope_long_inv_freq.empty() && max_context > config_.context_length) {
+      config_.rope_inv_freq = config_.rope_long_inv_freq;
+    }
+  }
 
   // One step: logits of batch.logit_rows are in executor.logits() afterwards. Of a stage of a pipeline (the
   // backend's shares) its layers only: `receive` puts what the stage before made into the residual stream,
