@@ -1,5 +1,7 @@
 // Qwen 3.5 and 3.6, the text models: Qwen 3 Next's layers with their products in four matrices, dense or with
 // experts. Positions of text are the same in all of MRoPE's parts. Qwen Team 2026.
+#include <nlohmann/json.hpp>
+
 #include "model/gated_delta.h"
 
 namespace millrace {
