@@ -6,8 +6,11 @@
 
 #include <memory>
 
+#include <nlohmann/json.hpp>
+
 #include "backend/backend.h"
 #include "base/error.h"
+#include "base/utf8.h"
 #include "dist/mpi_communicator.h"
 #include "output.h"
 
