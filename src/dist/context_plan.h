@@ -66,6 +66,7 @@ struct ChunkNode {
   int level = 0;
   int64_t index = 0;
   ChunkRange span() const { return {index << level, (index + 1) << level}; }
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 sees the zero that the compiler compares with
   auto operator<=>(const ChunkNode&) const = default;
 };
 // The largest nodes of which every chunk of `all` is in `part`, in order: what `part` alone can be merged to.
@@ -85,6 +86,7 @@ struct BlockMove {
 };
 struct ContextTile {  // computed by a rank: queries of one owner against keys of one
   int queries, keys;
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 sees the zero that the compiler compares with
   auto operator<=>(const ContextTile&) const = default;
 };
 // Tiles of a step use what a rank had before the step; meanwhile the moves bring what later steps use.
