@@ -33,7 +33,6 @@ TARGETS = {
         "AVX2": (AVX2, {"SIMD_X86", "SIMD_AVX2"}),
         "AVX_VNNI": (AVX2 + ["-mavxvnni"], {"SIMD_X86", "SIMD_AVX2", "HAS_AVX_VNNI"}),
         "AVX512_BW": (AVX512_BW, {"SIMD_X86", "SIMD_AVX512"}),
-        "AVX512_VNNI": (AVX512_BW + ["-mavx512vnni"], {"SIMD_X86", "SIMD_AVX512", "HAS_AVX512_VNNI"}),
         "AVX512": (AVX512, {"SIMD_X86", "SIMD_AVX512", "HAS_AVX512_VNNI", "HAS_AVX512_VBMI"}),
     },
     "aarch64": {
