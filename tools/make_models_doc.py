@@ -21,6 +21,8 @@ END = "<!-- The end of what tools/make_models_doc.py writes. -->\n"
 # Operations of which a device may lack one: what in an architecture's file asks for it.
 CALLS = {"kLatent": ("public LatentDecoder",), "kBidirectional": ("attend_both_ways",),
          "kGatedAttention": ("public GatedDeltaDecoder", "public Qwen35"), "kState": ("gated_delta.h", "norm_mix("), "kAdapters": ()}
+# Proved on CPUs since a GPU last ran the golden models.
+NOT_RUN_ON_CUDA = ("mistral3",)
 WORDS = {"kLatent": "latent attention", "kBidirectional": "bidirectional attention", "kGatedAttention": "gated attention",
          "kState": "layers with a state"}
 
@@ -79,7 +81,7 @@ def section():
         cells = [f"{len(tests[k])} golden model{'s' if len(tests[k]) > 1 else ''}" if k in tests else "–" for k in ("hf", "gguf")]
         lacks = [WORDS[m] for m in missing if any(call in source for call in CALLS[m])]
         devices = "yes" if tests else "–"
-        cuda = f"refused: {', '.join(lacks)}" if lacks else devices
+        cuda = f"refused: {', '.join(lacks)}" if lacks else "not run" if name in NOT_RUN_ON_CUDA else devices
         shown = ", ".join(f"`{p}`" for p in presets if not p.startswith("tiny-"))
         lines.append(f"| {name} | {', '.join(f'`{t}`' for t in types)} | {cells[0]} | {cells[1]} | {devices} | {cuda} | {shown} |")
     if proved:

@@ -31,8 +31,8 @@ constexpr Hot kHot[] = {{"q8_0", Format::kQ8_0, 34}, {"mxfp4", Format::kMXFP4, 1
 const std::map<std::string, std::array<double, 2>> kBounds = {
     {"neon", {17.0, 22.0}},  // 15.4, 19.9 by g++ 12; what valgrind 3.19 runs on ARM: it lacks sdot
     // 21.10, 18.55 by g++ 12 -O3; what valgrind runs on x86, where it lacks AVX-512. More than a sum across
-    // the registers of a row took (10.96, 17.28), in two thirds of its time: hadd is three operations and a
-    // chain.
+    // the registers of a row took (10.96, 17.28), in three quarters of its time: hadd is three operations and
+    // a chain.
     {"avx2", {23.2, 20.4}},
 };
 
