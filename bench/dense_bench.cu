@@ -2,7 +2,7 @@
 // gate, up and their activation; down; each alone and as a layer, in a graph of launches that depend on one
 // another, over as many layers as no L2 holds. Beside each a kernel that reads the same bytes in the same
 // launches and multiplies nothing.
-//   dense_bench [--shape 8b|14b|1b|70b] [--types q4_k,q6_k,..] [--rows N] [--ring BYTES,..]
+//   dense_bench [--shape 8b|14b|1b|70b|gpt-oss] [--types q4_k,q6_k,..] [--rows N] [--ring BYTES,..]
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -21,12 +21,13 @@ namespace {
 
 struct Shape {
   const char* name;
-  int64_t hidden, query, kv, ffn;
+  int64_t hidden, query, kv, ffn, vocab;
 };
-constexpr Shape kShapes[] = {{"8b", 4096, 4096, 1024, 14336},
-                             {"14b", 5120, 5120, 1024, 17408},
-                             {"1b", 2048, 2048, 512, 8192},
-                             {"70b", 8192, 8192, 1024, 28672}};
+constexpr Shape kShapes[] = {{"8b", 4096, 4096, 1024, 14336, 128256},
+                             {"14b", 5120, 5120, 1024, 17408, 151936},
+                             {"1b", 2048, 2048, 512, 8192, 128256},
+                             {"70b", 8192, 8192, 1024, 28672, 128256},
+                             {"gpt-oss", 2880, 4096, 512, 2880, 201088}};
 
 __global__ void fill_random(uint32_t* to, size_t words, uint32_t seed) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < words;
@@ -237,6 +238,16 @@ struct Bench {
     });
     return us / (passes * static_cast<double>(layers.size()));
   }
+  void print_logits() {
+    Weights table(static_cast<size_t>(bytes_of_packed(packed_shape(type, shape.vocab, shape.hidden))) + 4096);
+    const DeviceBuffer out(static_cast<size_t>(shape.vocab) * 4 * sizeof(float), "logits");
+    Gemv op;
+    op.num_parts = 1;
+    op.parts[0] = {table.take(type, shape.vocab, shape.hidden), nullptr, out.as<float>()};
+    op.x = x.as<float>(), op.norm_weight = norm.as<float>(), op.eps = 1e-5f;
+    const double us = median_us(stream, 2, 7, [&] { launch(op); });
+    std::printf(" logits %.1f us %.2f TB/s", us, double(table.used) / us / 1e6);
+  }
   void run(const char* type_name, bool with_probe) {
     const Layer& l = layers[0];
     struct Op {
@@ -266,6 +277,7 @@ struct Bench {
             for (const Op& op : ops) (this->*op.launch)(at_layer);
           }),
           total);
+    print_logits();
     if (with_probe) {
       std::printf("\n");
       run_probes();

@@ -15,6 +15,7 @@
 // a K step of two tiles is 640 bytes, 20 cycles, 80 issue slots; its products take some 65.
 #include <algorithm>
 
+#include "kernels/cuda/gemv/dense_tiles.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/gemv/row.cuh"
 #include "kernels/cuda/gemv/tile_ring.cuh"
@@ -41,22 +42,6 @@ struct Params {
 // K steps of a stage: copies of some 1 KB.
 constexpr int stage_k_steps(PackedFormat format) {
   return format == PackedFormat::kBf16 ? 1 : format == PackedFormat::kQ4 ? 4 : 2;
-}
-
-struct Tile {
-  const Gemv::Part* part;
-  int tile;
-};
-__device__ inline Tile find_tile(const Gemv& op, int tile) {
-  int i = 0;
-  while (i + 1 < op.num_parts && tile >= op.parts[i].w.tiles_per_expert)
-    tile -= op.parts[i++].w.tiles_per_expert;
-  return {&op.parts[i], tile};
-}
-
-// Rows of activations, far enough apart that neighbours lie in different banks.
-__host__ __device__ inline uint32_t row_stride(int k_steps) {
-  return static_cast<uint32_t>(k_steps) * kKStepColumns * 2 + 64;
 }
 
 // Partial sums of a round, [pair][low, high][segment][8 rows][tokens]; the tiles' ones start in different
@@ -91,7 +76,7 @@ struct WarpRing {
       return p.op.parts[half].w.tiles + int64_t{first + of_pair} * p.tile_bytes + at;
     } else {
       // A missing last tile: the low one again.
-      const Tile tile = find_tile(p.op, min(first + 2 * of_pair + half, last - 1));
+      const DenseTile tile = find_tile(p.op, min(first + 2 * of_pair + half, last - 1));
       return tile.part->w.tiles + int64_t{tile.tile} * p.tile_bytes + at;
     }
   }
@@ -147,7 +132,7 @@ __device__ inline Output load_output(const Params& p, int first, int count, int 
   Output out;
   const int tokens = p.op.tokens, values = kTileRows * tokens, n = i / values;
   if (n >= count) return out;
-  const Tile tile = find_tile(p.op, first + n);
+  const DenseTile tile = find_tile(p.op, first + n);
   const int64_t row = tile.tile * kTileRows + i % values / tokens;
   if (row >= tile.part->w.rows) return out;
   out.at = n * half_floats(tokens) + i % values;
@@ -235,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_kernel(const __grid_constant
   norm_weight.load<false>(p.op.norm_weight, p.cols / 4);
   ptx::wait_for_previous();
   const int tokens = p.op.tokens, values = kTileRows * tokens;
-  const uint32_t stride = row_stride(p.k_steps);
+  const uint32_t stride = gemv_row_stride(p.k_steps);
   if (p.op.x_bf16 != nullptr) {
     copy_rows(p, rows, stride);
   } else {
@@ -325,7 +310,7 @@ struct Layout {
 };
 Layout layout_of(const PackedMatrix& w, int32_t tokens, const Device& device, uint32_t bytes) {
   Layout layout;
-  layout.rows_bytes = static_cast<uint32_t>(tokens) * row_stride(w.k_steps);
+  layout.rows_bytes = static_cast<uint32_t>(tokens) * gemv_row_stride(w.k_steps);
   layout.partial_bytes = 2 * static_cast<uint32_t>(round_floats(tokens)) * sizeof(float);
   const uint32_t fixed =
       layout.rows_bytes + layout.partial_bytes + kWarps * kMaxWarpStages * sizeof(uint64_t);
@@ -378,6 +363,10 @@ void launch_gemv(const Gemv& op, const Launch& at) {
   const int counted = op.act != nullptr ? 1 : op.num_parts;
   for (int i = 0; i < counted; ++i) p.total_tiles += op.parts[i].w.tiles_per_expert;
   if (p.total_tiles == 0) return;
+  if (prefers_gemv_tiles(op, at.device)) {
+    return launch_gemv_tiles(op, op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op, at.device.tuning()),
+                             at);
+  }
   uint32_t bytes = op.ring_bytes > 0 ? op.ring_bytes : tuned_ring_bytes(op, at.device.tuning());
   if (bytes == 0) bytes = kTwoCtasBytes;
   const Layout layout = layout_of(w, op.tokens, at.device, bytes);
