@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """torch.ops.millrace.* against torch in float64, forward and backward.
 
-  tests/python/kernels_torch_test.py [NAME ...]      every test, or those whose names contain one of these
+  tests/python/kernels_torch_test.py [NAME ...]                 every test, or those whose names contain one of these
+  tests/python/kernels_torch_test.py --device cuda [NAME ...]   on a GPU
 
 Run by tests/python/kernels_test.py with the package on the path. Shapes are odd, tensors strided, empty, of every type.
 A gradient is compared with float64 autograd of the plain formula; a tolerance is so many roundings of the type.
@@ -24,6 +25,10 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TYPES = (F32, F16, BF16)
 ROUNDING = {F32: 2.0**-23, F16: 2.0**-10, BF16: 2.0**-7}
 ops = torch.ops.millrace
+
+
+def device():
+    return torch.get_default_device().type
 
 
 def random(*shape, dtype=F32, scale=1.0, grad=True):
@@ -688,7 +693,7 @@ def test_inductor():
 
 def test_autocast():
     x, w = random(3, 16), random(8, 16)
-    with torch.autocast("cpu", dtype=BF16):
+    with torch.autocast(device(), dtype=BF16):
         y = mt.linear(x, w)
         assert y.dtype == BF16 and mt.rms_norm(x).dtype == F32
         out = mt.attention(*(random(1, 3, 2, 16) for _ in range(3)))
@@ -725,6 +730,8 @@ def test_threads_and_fork():
     for t in threads:
         t.join()
     assert not wrong, "another result in a thread"
+    if device() != "cpu":
+        return  # CUDA does not go on in a forked process
     child = os.fork()
     if child == 0:
         os._exit(0 if torch.equal(mt.softmax(x), want) else 1)
@@ -733,6 +740,9 @@ def test_threads_and_fork():
 
 def main():
     wanted = sys.argv[1:]
+    if wanted[:1] == ["--device"]:
+        torch.set_default_device(wanted[1])
+        wanted = wanted[2:]
     tests = {name: f for name, f in globals().items() if name.startswith("test_")}
     chosen = {name: f for name, f in tests.items() if not wanted or any(w in name for w in wanted)}
     if not chosen:
@@ -747,7 +757,7 @@ def main():
             failed += 1
             traceback.print_exc()
             print(f"{name}: FAILED", flush=True)
-    print(f"torch {torch.__version__}: {len(chosen) - failed} passed, {failed} failed")
+    print(f"torch {torch.__version__} on {device()}: {len(chosen) - failed} passed, {failed} failed")
     sys.exit(1 if failed else 0)
 
 
