@@ -4,7 +4,7 @@
 //   new
 //       cache over the same directory and reads them back, with and without compression; checks that the
 //       logits after the restart have the same bits.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <time.h>
 

@@ -1,6 +1,6 @@
 // Chat formats with real vocabularies and real templates, where they have been fetched: harmony's ids against
 // openai-harmony's, and control tokens in a user's text through every template.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>

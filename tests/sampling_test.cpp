@@ -1,7 +1,7 @@
 // Devices that pick tokens themselves, against the host's sampler: random rows with every combination of
 // parameters, alone and in batches of 128; and whole answers of an engine that launches steps ahead, against
 // the plainest loop. Without such a device (MILLRACE_TEST_DEVICES) a stand-in proves the test itself.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -2,7 +2,7 @@
 // its limit is the read bandwidth, measured here in the same run with the same threads.
 #include "bench.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>

@@ -3,7 +3,7 @@
 // measured first, in the same run: what batching gains is the ratio.
 #include "bench_clients.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 // matrix; `millrace quantize --imatrix` and other programs weigh their errors by it.
 #include "calibrate.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 // cache finds what it has computed before, and only the new tokens are fed.
 #include "chat.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <cstdlib>

@@ -1,6 +1,6 @@
 #include "config_file.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <toml++/toml.h>
 

@@ -1,7 +1,7 @@
 // millrace devices: the devices of this machine, and under mpirun the links between the ranks, measured.
 #include "devices.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <memory>

@@ -1,6 +1,6 @@
 #include "fetch_estimate.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string_view>
 

@@ -1,7 +1,7 @@
 // millrace logits: the numbers themselves, so that anyone can check them against anything.
 #include "logits.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>

@@ -1,7 +1,7 @@
 // millrace: parses the command line, runs one command, and turns what it throws into one line and a status:
 //   0 done   1 a fault of the program   2 bad input, files, options, no memory or disk   128 + n signal n
 // This is the only place of the command line that catches Error.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <new>

@@ -1,6 +1,6 @@
 #include "models_file.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <toml++/toml.h>
 #include <algorithm>

@@ -1,6 +1,6 @@
 #include "open_model.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/error.h"
 #include "dist/communicator.h"

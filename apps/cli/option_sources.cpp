@@ -1,6 +1,6 @@
 #include "option_sources.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cctype>

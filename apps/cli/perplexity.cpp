@@ -6,7 +6,7 @@
 // what both predict after each scored token's predecessors is compared.
 #include "perplexity.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 // threads while the ones after them are read and the ones before them are written.
 #include "quantize.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

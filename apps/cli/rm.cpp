@@ -1,6 +1,6 @@
 #include "rm.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 

@@ -1,7 +1,7 @@
 // millrace run: one prompt, one answer, streamed as it is generated.
 #include "run.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>

@@ -2,7 +2,7 @@
 // line.
 #include "serve.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <future>
 #include <memory>

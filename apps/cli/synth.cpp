@@ -1,7 +1,7 @@
 // millrace synth: a model of exact shape with random weights, for speed work and tests, written in one pass.
 #include "synth.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

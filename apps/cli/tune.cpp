@@ -2,7 +2,7 @@
 // file that every later start reads.
 #include "tune.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <filesystem>

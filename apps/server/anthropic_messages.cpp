@@ -1,5 +1,5 @@
 // POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, which coding agents speak.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "anthropic_answer.h"
 #include "anthropic_input.h"

@@ -1,7 +1,7 @@
 // Who may ask, what answers, and the one place where what is thrown becomes a response.
 #include "api.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <new>
 

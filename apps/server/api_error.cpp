@@ -1,6 +1,6 @@
 #include "api_error.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "constraints.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "api_error.h"
 

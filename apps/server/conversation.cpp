@@ -1,6 +1,6 @@
 #include "conversation.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

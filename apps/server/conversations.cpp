@@ -1,7 +1,7 @@
 // /v1/conversations: create, retrieve, update and delete, and the items in them.
 #include "conversations.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

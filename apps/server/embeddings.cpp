@@ -1,6 +1,6 @@
 // POST /v1/embeddings: texts or tokens in, a vector of length one for each out, as numbers or as base64 of
 // little-endian float32 (what OpenAI's own clients ask for).
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <bit>
 #include <span>

@@ -1,6 +1,6 @@
 // POST /infill: what stands before and behind a gap in, what fills it out. The fields and the answer are
 // llama.cpp's, for the editors that speak to it.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>

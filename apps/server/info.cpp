@@ -1,5 +1,5 @@
 // The small endpoints: tokens, templates, health.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <optional>
 

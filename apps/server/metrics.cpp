@@ -1,5 +1,5 @@
 // GET /metrics and GET /stats: the engine's counters for Prometheus, and for the dashboard (docs/server.md).
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <fstream>

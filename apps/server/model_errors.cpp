@@ -1,6 +1,6 @@
 #include "model_errors.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace millrace::server {
 namespace {

@@ -1,6 +1,6 @@
 // The ModelSet's own thread: loads what is asked for, one after the other, makes room for it, and unloads
 // what has been idle for long. model_set.cpp has what requests call.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/prctl.h>
 
 #include <algorithm>

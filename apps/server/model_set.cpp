@@ -1,7 +1,7 @@
 // Names, leases and what is said of models; model_loading.cpp has the set's own thread.
 #include "model_set.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // Ollama's /api/delete: removes a model that was fetched from the cache on disk. Only with --allow-pull, and
 // only what no file of a model that was given to the server is part of.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <filesystem>

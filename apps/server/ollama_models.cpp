@@ -1,6 +1,6 @@
 // Ollama's words for which models there are: /api/tags, /api/ps, /api/show, /api/version; and what it can do
 // that this server does not.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "api_error.h"
 #include "endpoints.h"

@@ -1,7 +1,7 @@
 // Ollama's /api/pull: fetches a model from Hugging Face's hub (src/hub) and takes it into the server, for as
 // long as it runs. On a thread of its own; the answer tells how far it is, a JSON object a line. Only with
 // --allow-pull: whoever may ask could fill the disk.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <chrono>
 #include <deque>

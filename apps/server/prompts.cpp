@@ -1,6 +1,6 @@
 #include "prompts.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/work_budget.h"
 

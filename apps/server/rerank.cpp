@@ -1,7 +1,7 @@
 // POST /v1/rerank (also /rerank and /v2/rerank): a query and documents in, the documents by how well they
 // answer it out, in the shape of Jina's and Cohere's APIs. A document's score is the cosine of its embedding
 // and the query's.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <numeric>

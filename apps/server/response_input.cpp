@@ -1,6 +1,6 @@
 #include "response_input.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "api_error.h"
 #include "chat/custom_tools.h"

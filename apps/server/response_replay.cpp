@@ -1,6 +1,6 @@
 #include "response_replay.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace millrace::server {
 namespace {

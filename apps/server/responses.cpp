@@ -1,5 +1,5 @@
 // /v1/responses: create, count, retrieve (whole or as events), list the input of, cancel and delete.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 

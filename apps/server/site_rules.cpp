@@ -1,6 +1,6 @@
 #include "site_rules.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // Two queues and their threads; see work_lanes.h.
 #include "work_lanes.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>

@@ -1,5 +1,7 @@
 #include "kernels/api/mr_status.h"
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <exception>
 #include <new>

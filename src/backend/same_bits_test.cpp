@@ -4,7 +4,7 @@
 // and that of same_bits_decode_test.cpp has). A small model with every operation, a windowed and a full
 // layer, dense and expert blocks and mixed weight types is run each way and its logits compared bit by bit;
 // and with `reference`, coarsely, so that equal nonsense does not pass.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "backend/reference/reference_backend.h"

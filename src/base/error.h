@@ -2,7 +2,7 @@
 // thread, the server handler, the command line's main and the language bindings.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <utility>
 

@@ -2,7 +2,7 @@
 // once, when an object is complete.
 #include "base/json_tree.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <numeric>

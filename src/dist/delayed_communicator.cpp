@@ -1,6 +1,6 @@
 #include "dist/delayed_communicator.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,6 +1,6 @@
 // Memory: decoding allocates nothing, and an allocation that fails costs one request, not the engine.
 // This file replaces operator new for the whole test program: it counts, and fails when told to.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 #include "engine/calibration.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <string_view>

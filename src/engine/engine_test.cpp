@@ -1,7 +1,7 @@
 // The public API on tiny models: answers, ends, cancellation, bad requests, clients that do not read.
 #include "millrace/engine.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 // A whole engine against what goes wrong around it: a disk that is full or broken, a process that is killed
 // in the middle of its work, tenants that must not see each other's prompts; and 64 requests in one batch.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>

@@ -1,5 +1,7 @@
 #include "engine/runtime.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "grammar/codepoint_set.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "hub/hub_client.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

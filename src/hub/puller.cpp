@@ -1,5 +1,5 @@
 // plan_pull and pull: from a name to files in the cache.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 

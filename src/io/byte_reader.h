@@ -2,7 +2,7 @@
 // that a file cut anywhere gives a message that says where.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <bit>
 #include <cstddef>

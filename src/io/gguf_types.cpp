@@ -1,7 +1,7 @@
 // The table of tensor type numbers. A gap in the numbers is a type that was withdrawn.
 #include "io/gguf_types.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 

@@ -2,7 +2,7 @@
 // of 64.
 #include "io/npy_writer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <bit>
 #include <limits>

@@ -2,7 +2,7 @@
 // long text cut short.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string>
 #include <string_view>

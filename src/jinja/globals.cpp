@@ -1,7 +1,7 @@
 // The global functions; those of jinja2 that no chat template calls are refused by name.
 #include "jinja/globals.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <ctime>

@@ -1,7 +1,7 @@
 // The lexer: jinja2's rules (regular expressions there) as hand-written scanning. See lexer.h.
 #include "jinja/lexer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

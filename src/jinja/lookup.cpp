@@ -1,7 +1,7 @@
 // Attributes, items and slices: what a template may look up, and what it gets where there is nothing.
 #include "jinja/lookup.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

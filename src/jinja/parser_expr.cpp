@@ -1,5 +1,5 @@
 // Expressions; statements are in parser.cpp.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // str() and repr() of values: what {{ }} prints.
 #include "jinja/print.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <vector>
 

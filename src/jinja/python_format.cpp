@@ -1,7 +1,7 @@
 // Python's two ways to format: "%s" % x and "{}".format(x); and strftime.
 #include "jinja/python_format.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

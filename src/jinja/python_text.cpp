@@ -1,7 +1,7 @@
 // Python's view of text over UTF-8; see python_text.h. The tables are generated from Python itself.
 #include "jinja/python_text.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

@@ -1,7 +1,7 @@
 // The loop variable and what else keeps state; see render_state.h.
 #include "jinja/render_state.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstdint>
 #include <optional>

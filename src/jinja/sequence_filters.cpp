@@ -1,7 +1,7 @@
 // Filters on lists and dicts. What is a generator in jinja2 is an iterator here: it can be iterated once.
 #include "jinja/sequence_filters.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Filters on text and numbers.
 #include "jinja/text_filters.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

@@ -1,6 +1,6 @@
 #include "kv/block_file.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 #include <cstring>

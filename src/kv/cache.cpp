@@ -1,7 +1,7 @@
 // Construction and the public face of kv::Cache.
 #include "kv/cache.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -1,5 +1,7 @@
 #include "model/adapter.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>

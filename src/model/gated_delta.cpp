@@ -1,6 +1,6 @@
 #include "model/gated_delta.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/error.h"
 #include "io/hf_directory.h"

@@ -1,6 +1,6 @@
 // gpt-oss: alternating window and full attention with learned sinks, YaRN, biases everywhere, and experts in
 // MXFP4 with a clamped SwiGLU. OpenAI 2025.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "model/architecture.h"
 #include "model/decoder_config.h"

@@ -1,6 +1,6 @@
 // Granite 4, the hybrids: layers of Mamba-2 and a few of attention without positions, Granite's multipliers,
 // one feed-forward layer in each. Those with experts beside it are refused. IBM 2025, Dao and Gu 2024.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <limits>

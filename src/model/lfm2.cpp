@@ -1,6 +1,6 @@
 // LFM 2: layers that are short convolutions between two gates, and a few of attention with q and k normed;
 // the larger ones with experts behind the first layers. Liquid AI 2025.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

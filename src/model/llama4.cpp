@@ -1,7 +1,7 @@
 // Llama 4, the text model: rotated layers that see their chunk of the context, with q and k normed, and every
 // few layers one without rotation that sees everything, whose queries grow with their position; experts that
 // weigh what goes in, beside a shared one, in all layers or every n-th. Meta 2025.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

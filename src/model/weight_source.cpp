@@ -1,5 +1,7 @@
 #include "model/weight_source.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>

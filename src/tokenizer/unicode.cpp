@@ -1,7 +1,7 @@
 // The spreading of the class ranges.
 #include "tokenizer/unicode.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

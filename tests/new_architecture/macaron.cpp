@@ -2,7 +2,7 @@
 // (registry.cpp beside it). A layer is a sandwich of attention between two feed-forward layers (after Lu et
 // al. 2019), the scale of its scores is a hyperparameter, and its Hugging Face files have names of their own.
 // tests/new_architecture_test.py runs it through the real binary.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "model/architecture.h"
 #include "model/decoder_config.h"

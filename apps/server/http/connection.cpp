@@ -1,6 +1,6 @@
 #include "http/connection.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "anthropic_error.h"
 #include "api_error.h"

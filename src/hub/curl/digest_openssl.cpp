@@ -1,5 +1,5 @@
 // Digest by OpenSSL's EVP functions, which use the processor's own instructions.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <openssl/evp.h>
 
 #include <array>

@@ -1,7 +1,7 @@
 // AWQ, layout "gemm": codes of 4 bits, eight rows of one column in each word, in an order of their own.
 //   qweight I32 [cols, rows / 8]     qzeros I32 [groups, rows / 8]     scales [groups, rows]
 // Zero points are as they are: value = (code - zero) * scale.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 

@@ -5,7 +5,7 @@
 //   weight.quant_state.bitsandbytes__nf4   JSON: blocksize, dtype, shape, nested_blocksize, nested_offset
 // Its dequantizer rounds every value to `dtype`, and so it is done here.
 // LLM.int8: weight I8 [rows, cols], SCB F32 [rows]: the largest magnitude of each row, which is code 127.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 #include <string>

@@ -6,7 +6,7 @@
 //   weight_scale          [rows, groups], [rows, 1] per row, [1] per tensor
 //   weight_zero_point     packed along the rows, I32 [rows * bits / 32, groups], or I8 as the scales
 //   weight_g_idx      I32 [cols]                     of files in the order of activations; -1: of no use
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 

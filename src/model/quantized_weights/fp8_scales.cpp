@@ -1,6 +1,6 @@
 #include "model/quantized_weights/fp8_scales.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 #include <utility>

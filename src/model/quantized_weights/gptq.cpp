@@ -4,7 +4,7 @@
 //                                            files of the first format (checkpoint_format "gptq")
 //   scales      [groups, rows]
 //   g_idx   I32 [cols]                       each column's group; with desc_act in no order
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "model/quantized_weights/integer_codes.h"
 #include "model/quantized_weights/schemes.h"

@@ -3,7 +3,7 @@
 //          the scales are divided by (compressed-tensors: weight_global_scale) or multiplied with (ModelOpt,
 //          whose codes are called weight: weight_scale_2). No type of ours has that number: float32.
 //   mxfp4  weight_packed U8, weight_scale U8 (e8m0) [rows, cols / 32]: our mxfp4, bytes in another order.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstring>
 #include <vector>
