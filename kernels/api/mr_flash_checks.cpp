@@ -19,7 +19,7 @@ void check_finite(float x, const char* name) {
 
 void check_sizes(const mr_flash_problem& p) {
   if (p.type != MR_F32 && p.type != MR_F16 && p.type != MR_BF16 && p.type != MR_F8_E4M3) {
-    throw_error(ErrorCode::kUnsupported, "problem.type is {}, expected bf16, f16, f8_e4m3 or, on a CPU, f32",
+    throw_error(ErrorCode::kUnsupported, "problem.type is {}, expected bf16, f16, f32 or f8_e4m3",
                 mr_dtype_name(p.type));
   }
   require_range(p.batch, 0, kMaxFlashBatch, "problem.batch");
@@ -153,7 +153,7 @@ mr_flash_problem checked_for_backward(const mr_flash_problem* problem) {
   const mr_flash_problem p = checked_problem(problem);
   if (p.type == MR_F8_E4M3) {
     throw_error(ErrorCode::kUnsupported,
-                "problem.type is f8_e4m3, which has no backward: expected bf16, f16 or, on a CPU, f32");
+                "problem.type is f8_e4m3, which has no backward: expected bf16, f16 or f32");
   }
   if (p.pages != nullptr) {
     throw_error(ErrorCode::kUnsupported,

@@ -40,6 +40,11 @@ class Problem(ctypes.Structure):
                 ("window_right", I), ("sinks", P), ("blocks", P), ("q_scales", P), ("k_scales", P), ("v_scales", P)]
 
 
+class QuantizeArgs(ctypes.Structure):
+    _fields_ = [("type", I), ("batch", I), ("seq", I), ("heads", I), ("dim", I), ("x", Tensor), ("codes", Tensor),
+                ("scales", P), ("rows_per_scale", I), ("rotate", I)]
+
+
 class Gradients(ctypes.Structure):
     _fields_ = [("d_out", Tensor), ("d_q", Tensor), ("d_k", Tensor), ("d_v", Tensor), ("d_sinks", P),
                 ("deterministic", I)]
@@ -76,6 +81,17 @@ class Library:
         stream = P(torch.cuda.current_stream().cuda_stream)
         self.check(self.c.mr_flash_forward(self.device, ctypes.byref(problem), q, k, v, out, P(lse),
                                            P(workspace.data_ptr()), ctypes.c_size_t(workspace.numel()), stream))
+
+    def quantize(self, torch, x, rows_per_scale, rotate):
+        """Codes and scales of x [batch, seq, heads, dim]."""
+        batch, seq, heads, dim = x.shape
+        codes = torch.full(x.shape, 0xFF, dtype=torch.uint8, device="cuda")
+        shape = (batch, seq, heads) if rows_per_scale == 1 else (batch, heads, -(-seq // rows_per_scale))
+        scales = torch.full(shape, math.nan, device="cuda")
+        args = QuantizeArgs(BF16 if x.dtype == torch.bfloat16 else F16, batch, seq, heads, dim, tensor_of(x, (0, 1, 2)),
+                            tensor_of(codes, (0, 1, 2)), scales.data_ptr(), rows_per_scale, rotate)
+        self.check(self.c.mr_flash_quantize(self.device, ctypes.byref(args), P(torch.cuda.current_stream().cuda_stream)))
+        return codes, scales
 
     def backward(self, torch, problem, q, k, v, out, lse, gradients, workspace):
         stream = P(torch.cuda.current_stream().cuda_stream)
@@ -440,6 +456,79 @@ def forward_cases():
                    right=(-1, 0)[n // 4], sinks=n % 3 == 0, sparse=(*block, 0.4), seed=n)
 
 
+class Fp8Case:
+    """(batch, queries, keys, heads, kv_heads, dim, value_dim) of E4M3 codes."""
+
+    def __init__(self, shape, causal, rotate, outliers, seed):
+        self.shape, self.causal, self.rotate, self.outliers, self.seed = shape, causal, rotate, outliers, seed
+
+    def __str__(self):
+        return f"fp8 {self.shape} {'causal' if self.causal else 'full'} rotate {self.rotate} outliers {self.outliers}"
+
+
+def fp8_cases():
+    shapes = [(1, 5, 7, 2, 1, 64, 64), (2, 130, 300, 4, 2, 128, 128), (1, 257, 129, 2, 2, 96, 40), (1, 64, 1000, 8, 1, 256, 256),
+              (2, 1, 4000, 16, 2, 128, 128), (1, 1025, 1025, 2, 2, 128, 128)]
+    for n, shape in enumerate(shapes):
+        for causal, rotate, outliers in itertools.product((False, True), (0, 1), (False, True)):
+            yield Fp8Case(shape, causal, rotate, outliers, n)
+
+
+def rotated(torch, x):
+    """x H / sqrt(n) for every n neighbours of the last dimension, in float64."""
+    n = x.shape[-1] & -x.shape[-1]
+    h = torch.ones(1, 1, dtype=torch.float64, device=x.device)
+    while h.shape[0] < n:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
+    return (x.double().unflatten(-1, (-1, n)) @ h / math.sqrt(n)).flatten(-2)
+
+
+def check_fp8(torch, library, case):
+    """None, or what is wrong: codes against their definition, attention against float64 over what the codes mean, and
+    against float64 over the tensors themselves."""
+    batch, nq, nk, heads, kv_heads, dim, value_dim = case.shape
+    torch.manual_seed(case.seed)
+    draw = lambda *shape: torch.randn(*shape, device="cuda")  # noqa: E731
+
+    def tensor(*shape):
+        x = draw(*shape)
+        if case.outliers:
+            x = x + 10 * draw(*shape) * (torch.rand(*shape, device="cuda") < 1e-3)
+        return x.bfloat16()
+
+    q, k, v = tensor(batch, nq, heads, dim), tensor(batch, nk, kv_heads, dim), tensor(batch, nk, kv_heads, value_dim)
+    faults, coded = [], []
+    for name, x, rows, rotate in (("q", q, 1, case.rotate), ("k", k, 128, case.rotate), ("v", v, 128, 0)):
+        codes, scales = library.quantize(torch, x, rows, rotate)
+        exact = rotated(torch, x) if rotate else x.double()
+        per_row = scales if rows == 1 else scales.repeat_interleave(128, 2)[:, :, :x.shape[1]].transpose(1, 2)
+        plain = codes.view(torch.float8_e4m3fn).double() * per_row[..., None].double()
+        top = exact.abs().amax(-1) if rows == 1 else None
+        if top is not None and not bool(((scales.double() * 448 - top).abs() <= 1e-5 * top).all()):
+            faults.append(f"{name}: a scale is not the largest magnitude / 448")
+        # Half a step of three bits of mantissa, or of the smallest number.
+        if not bool(((plain - exact).abs() <= exact.abs() * 2.0**-4 * 1.001 + per_row[..., None] * 2.0**-9).all()):
+            faults.append(f"{name}: a code is not the nearest")
+        coded.append((codes, scales, plain))
+    p = Problem(type=3, batch=batch, heads=heads, kv_heads=kv_heads, head_dim=dim, value_dim=value_dim, max_q=nq, max_k=nk,
+                window_left=-1, window_right=0 if case.causal else -1, scale=1 / math.sqrt(dim),
+                q_scales=coded[0][1].data_ptr(), k_scales=coded[1][1].data_ptr(), v_scales=coded[2][1].data_ptr())
+    out = torch.full((batch, nq, heads, value_dim), math.nan, dtype=torch.bfloat16, device="cuda")
+    lse = torch.full((batch, heads, nq), math.nan, device="cuda")
+    views = [tensor_of(x, (0, 1, 2)) for x in (coded[0][0], coded[1][0], coded[2][0], out)]
+    library.forward(torch, p, *views, lse.data_ptr(), library.workspace(torch, p))
+    torch.cuda.synchronize()
+    seen = visible(torch, nq, nk, -1, p.window_right)
+    for b in range(batch):
+        for what, bound, tensors in (("its codes", 6e-3, [c[2][b] for c in coded]),
+                                     ("its tensors", 0.12, [x[b].double() for x in (q, k, v)])):
+            want, _ = oracle(torch, *(x.transpose(0, 1) for x in tensors), p.scale, 0.0, seen, None)
+            error, at = relative(torch, out[b].transpose(0, 1), want, 1e-6)
+            if not error <= bound:
+                faults.append(f"sequence {b}: {error:.2e} from {what}, {at}")
+    return "; ".join(faults[:3]) or None
+
+
 def selected(cases, match, part):
     index, parts = (int(x) for x in part.split("/"))
     for i, case in enumerate(cases):
@@ -467,12 +556,14 @@ def main():
     library = Library(options.library)
     done = options.done
     failed = options.failed
-    cases = {"forward": forward_cases, "backward": backward_cases}[options.what]()
+    cases = {"forward": forward_cases, "backward": backward_cases, "fp8": fp8_cases}[options.what]()
     for case in itertools.islice(selected(cases, options.match, options.part), done, None):
         done += 1
         try:
             if options.what == "forward":
                 fault = check_forward(torch, library, case)
+            elif options.what == "fp8":
+                fault = check_fp8(torch, library, case)
             else:
                 fault = check_backward(torch, library, case, options.runs)
         except RuntimeError as error:

@@ -2,7 +2,7 @@
 """The mma.sync attention kernels against torch in float64: layouts x masks x head sizes x types, odd lengths (0 and 1
 among them), forward and backward. Outputs and workspace are poisoned, and what lies between rows must stay poison.
 
-    flash_mma_test.py LIBRARY [--bench] [--types f16,bf16] [--cases N]
+    flash_mma_test.py LIBRARY [--bench] [--types f32,f16,bf16] [--cases N]
 
 LIBRARY: a shared library of tests/gpu/flash_mma_driver.cpp and kernels/cuda/attention/flash_*_mma.cu. Without torch or
 a GPU: SKIPPED, status 0.
@@ -18,11 +18,11 @@ try:
 except ImportError:
     torch = None
 
-F16, BF16 = 1, 2
-TYPES = {"f16": F16, "bf16": BF16}
-# |x - oracle| / |oracle| of a whole tensor: operands and probabilities are rounded to 11 or 8 bits.
-BOUNDS = {"f16": (2e-3, 4e-3), "bf16": (1.2e-2, 2.5e-2)}  # forward, backward
-POISON = 31744.0  # exact in both types
+F32, F16, BF16 = 0, 1, 2
+TYPES = {"f32": F32, "f16": F16, "bf16": BF16}
+# |x - oracle| / |oracle| of a whole tensor: operands and probabilities are rounded to 24, 11 or 8 bits.
+BOUNDS = {"f32": (4e-6, 2e-5), "f16": (2e-3, 4e-3), "bf16": (1.2e-2, 2.5e-2)}  # forward, backward
+POISON = 31744.0  # exact in all types
 
 
 class Tensor(ctypes.Structure):
@@ -123,7 +123,7 @@ class Case:
     def __init__(self, case, seed):
         self.case = case
         torch.manual_seed(seed)
-        dtype = torch.float16 if case["type"] == "f16" else torch.bfloat16
+        dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[case["type"]]
         lengths_q, lengths_k = case["q"], case["k"]
         self.batch, self.paged = len(lengths_q), case["layout"] == "paged"
         self.ragged = case["layout"] in ("ragged", "paged")
@@ -400,7 +400,7 @@ def main():
     if "--bench" in sys.argv:
         bench(library)
         return 0
-    return 1 if test(library, int(option("--cases", "120")), option("--types", "f16,bf16").split(",")) else 0
+    return 1 if test(library, int(option("--cases", "120")), option("--types", "f32,f16,bf16").split(",")) else 0
 
 
 if __name__ == "__main__":

@@ -193,6 +193,10 @@ start fused "$python" tests/gpu/fused_test.py "$library" --device cuda --repeat 
 start products "$python" tests/gpu/gemm_test.py "$library"
 start flash_mma "$python" tests/gpu/flash_mma_test.py "$build/tests/libflash_mma_driver.so"
 for part in 0 1 2; do start "flash.$part" "$python" tests/gpu/flash_attention_test.py "$library" --part $part/3; done
+for part in 0 1; do
+  start "flash_backward.$part" "$python" tests/gpu/flash_attention_test.py "$library" --what backward --part $part/2 --runs 10
+done
+start flash_fp8 "$python" tests/gpu/flash_attention_test.py "$library" --what fp8
 if command -v compute-sanitizer >/dev/null; then
   # Small models with everything in them: sinks, windows, experts, ragged batches.
   small='*Golden.Device*/gpt_oss_w32:*Golden.Device*/qwen3'

@@ -45,8 +45,8 @@ typedef struct mr_flash_blocks {
 } mr_flash_blocks;
 
 typedef struct mr_flash_problem {
-  mr_dtype
-      type; /* of q, k, v, out: MR_BF16, MR_F16; MR_F32 on a CPU; MR_F8_E4M3: q, k, v, with out in BF16 */
+  mr_dtype type; /* of q, k, v, out: MR_BF16, MR_F16, MR_F32; MR_F8_E4M3: q, k, v, with out in BF16, forward
+                    only */
   int32_t batch, heads, kv_heads;
   int32_t head_dim, value_dim; /* of q and k; of v and out. Multiples of 8, at most 256 */
   int32_t max_q, max_k;        /* the length of every sequence, or, ragged, of the longest */
@@ -70,7 +70,7 @@ typedef struct mr_flash_problem {
   const float* sinks;                /* [heads], or NULL */
   const mr_flash_blocks* blocks;     /* host struct, or NULL: every block */
 
-  /* MR_F8_E4M3 only, on a CPU: a GPU refuses it. What codes are multiplied by, float32: a scale per row of q,
+  /* MR_F8_E4M3 only. What codes are multiplied by, float32: a scale per row of q,
    * [batch or 1][seq][heads] as q's rows lie, and per block of 128 absolute positions of k and v,
    * [batch][kv_heads][ceil(max_k / 128)]. */
   const float* q_scales;
@@ -88,7 +88,7 @@ MR_API mr_status mr_flash_forward(mr_device* device, const mr_flash_problem* pro
                                   void* workspace, size_t workspace_bytes, mr_stream stream);
 
 /* Backward: q, k, v, out and lse as forward had and gave them, d_out the gradient of out. d_q, d_k, d_v in
- * the problem's type (MR_BF16, MR_F16; MR_F32 on a CPU); d_sinks float32 [heads], NULL where it is not
+ * the problem's type (MR_BF16, MR_F16, MR_F32); d_sinks float32 [heads], NULL where it is not
  * wanted or there are no sinks. All are written, not added to.
  * deterministic 1: every sum in a fixed order, bit-equal from run to run. 0: dQ by atomic additions, faster.
  * The workspace is of the order of the tensors, never of scores. */

@@ -10,18 +10,20 @@ namespace millrace::api::gpu {
 namespace {
 
 // `lacks`: why Hopper's kernels do not take it, or null. Throws where nothing does.
-bool goes_to_mma(const mr_flash_problem& problem, const char* lacks, const char* pass,
-                 const cuda::Device& device) {
+bool goes_to_mma(const mr_flash_problem& problem, const char* lacks, bool mma_has_it, const char* pass) {
   if (lacks == nullptr) return false;
-  if (cuda::supports_flash_mma(problem, device.code_architecture())) return true;
+  if (mma_has_it) return true;
   throw_error(ErrorCode::kUnsupported, "{}, type {}, head_dim {}, value_dim {}: {}", pass,
               mr_dtype_name(problem.type), problem.head_dim, problem.value_dim, lacks);
 }
 bool forward_by_mma(const mr_flash_problem& problem, const cuda::Device& device) {
-  return goes_to_mma(problem, cuda::flash_forward_lacks(problem, device), "flash_forward", device);
+  return goes_to_mma(problem, cuda::flash_forward_lacks(problem, device),
+                     cuda::supports_flash_mma(problem, device.code_architecture()), "flash_forward");
 }
 bool backward_by_mma(const mr_flash_problem& problem, const cuda::Device& device) {
-  return goes_to_mma(problem, cuda::flash_backward_lacks(problem, device), "flash_backward", device);
+  return goes_to_mma(problem, cuda::flash_backward_lacks(problem, device),
+                     cuda::supports_flash_backward_mma(problem, device.code_architecture()),
+                     "flash_backward");
 }
 
 }  // namespace
@@ -56,8 +58,8 @@ void CudaDevice::flash_backward(const FlashBackward& call) {
                               call.workspace, to);
 }
 
-void CudaDevice::flash_quantize(const mr_flash_quantize_args&, mr_stream) {
-  throw_error(ErrorCode::kUnsupported, "flash_quantize on a GPU, expected a cpu device");
+void CudaDevice::flash_quantize(const mr_flash_quantize_args& args, mr_stream stream) {
+  cuda::launch_flash_quantize(args, at(stream).stream);
 }
 
 }  // namespace millrace::api::gpu

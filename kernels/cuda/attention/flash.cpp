@@ -74,7 +74,7 @@ struct BackwardMemory {
 const char* flash_forward_lacks(const mr_flash_problem& problem, const Device& device) {
   if (!device.has_wgmma()) return "this GPU or build has no kernel; one with sm_90a (H100, H200) has";
   if (problem.type != MR_BF16 && problem.type != MR_F16) {
-    return "no kernel for this type; MR_BF16 and MR_F16 have one, a cpu device has MR_F8_E4M3 too";
+    return "no kernel for this type on this GPU; sm_80 and later have f32, bf16 and f8_e4m3, sm_75 f16";
   }
   if (problem.head_dim % 8 != 0 || problem.value_dim % 8 != 0 || problem.head_dim > 256 ||
       problem.value_dim > 256) {
@@ -107,7 +107,7 @@ void launch_flash_forward(const mr_flash_problem& problem, const mr_flash_tensor
 const char* flash_backward_lacks(const mr_flash_problem& problem, const Device& device) {
   if (!device.has_wgmma()) return "this GPU or build has no kernel; one with sm_90a (H100, H200) has";
   if (problem.type != MR_BF16 && problem.type != MR_F16)
-    return "no kernel for this type; MR_BF16 and MR_F16 have one";
+    return "no backward kernel for this type; bf16, f16 and f32 have one";
   if (problem.head_dim > 128 || problem.value_dim > 128 || problem.head_dim % 8 != 0 ||
       problem.value_dim % 8 != 0) {
     return "no backward kernel for these head sizes; multiples of 8 up to 128 have one";

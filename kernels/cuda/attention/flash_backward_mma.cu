@@ -34,7 +34,10 @@ struct KeyTile {
   static constexpr bool kOfKeys = kGradient != KeyGradient::kValues,
                         kOfValues = kGradient != KeyGradient::kKeys;
   static constexpr int kKeys = kDim == 256 ? 32 : 64, kThreads = 2 * kKeys;  // 16 keys a warp
-  static constexpr int kQueries = kDim == 64 ? 64 : kDim == 128 ? 32 : 16;   // at a time
+  static constexpr int kQueries = sizeof(Element) == 4 ? 16
+                                  : kDim == 64         ? 64
+                                  : kDim == 128        ? 32
+                                                       : 16;  // at a time
   static constexpr size_t kSharedBytes = sizeof(Element) * kDim * 2 * (kKeys + kQueries);
 };
 
@@ -43,12 +46,13 @@ struct QueryTile {
   using Element = ElementOf;
   static constexpr int kDim = kDimOf;
   static constexpr int kQueries = kDim == 256 ? 32 : 64, kThreads = 2 * kQueries;  // 16 queries a warp
-  static constexpr int kKeys = kDim == 64 ? 64 : 32;                               // at a time
+  static constexpr int kKeys = sizeof(Element) == 4 ? 16 : kDim == 64 ? 64 : 32;   // at a time
   static constexpr size_t kSharedBytes = sizeof(Element) * kDim * 2 * (kKeys + kQueries);
 };
 
 constexpr int kDeltaWarps = 8, kSinkThreads = 256;
 
+__device__ inline float as_float(float x) { return x; }
 __device__ inline float as_float(__half x) { return __half2float(x); }
 __device__ inline float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
@@ -170,8 +174,7 @@ __device__ inline void write_gradient(const float (&x)[kDim / 8][4], float scale
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
       if (8 * n >= dim) continue;
-      *reinterpret_cast<uint32_t*>(to + 8 * n + 2 * t) =
-          pack<Element>(x[n][2 * half] * scale, x[n][2 * half + 1] * scale);
+      store_pair(to + 8 * n + 2 * t, x[n][2 * half] * scale, x[n][2 * half + 1] * scale);
     }
   }
 }
@@ -397,7 +400,11 @@ void launch_flash_backward_mma(const mr_flash_problem& problem, const mr_flash_t
   call.lse = lse;
   call.delta = static_cast<float*>(workspace);
   call.d_sinks = gradients.d_sinks;
-  problem.type == MR_F16 ? launch_type<__half>(call, stream) : launch_type<__nv_bfloat16>(call, stream);
+  if (problem.type == MR_F32) {
+    launch_type<float>(call, stream);
+  } else {
+    problem.type == MR_F16 ? launch_type<__half>(call, stream) : launch_type<__nv_bfloat16>(call, stream);
+  }
   if (call.d_sinks == nullptr) return;
   flash_sink_gradient_kernel<<<static_cast<unsigned>(call.shape.heads), kSinkThreads, 0, stream>>>(call);
   check_launch("flash_sink_gradient");

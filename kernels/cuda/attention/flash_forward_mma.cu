@@ -10,12 +10,16 @@ namespace millrace::cuda {
 namespace flash_mma {
 namespace {
 
-template <class ElementOf, int kDimOf>
+// kCodesOf: q, k and v are E4M3 codes in memory, bf16 in shared memory; what codes are multiplied by is
+// applied to scores and probabilities.
+template <class ElementOf, int kDimOf, bool kCodesOf = false>
 struct ForwardTile {
   using Element = ElementOf;
   static constexpr int kDim = kDimOf;
+  static constexpr bool kCodes = kCodesOf;
   static constexpr int kQueries = 64, kThreads = 2 * kQueries;  // 16 queries a warp
-  static constexpr int kKeys = kDim == 256 ? 32 : 64;           // 64 KB in all, what Turing has
+  // 64 KB in all, what Turing has; of float32, whose products are written out, few.
+  static constexpr int kKeys = sizeof(Element) == 4 ? 16 : kDim == 256 ? 32 : 64;
   static constexpr size_t kSharedBytes = sizeof(Element) * kDim * (kQueries + 2 * kKeys);
 };
 
@@ -32,6 +36,25 @@ struct RowState {
   float row_max[2] = {-INFINITY, -INFINITY};  // rows g and g + 8, base 2
   float row_sum[2] = {};                      // of this lane's columns
 };
+
+// Of E4M3 codes: dot products times the scales of their rows.
+template <class T>
+__device__ inline void scale_scores(float (&p)[T::kKeys / 8][4], const float (&q_scale)[2], float k_scale) {
+#pragma unroll
+  for (int n = 0; n < T::kKeys / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[n][i] *= q_scale[i / 2] * k_scale;
+  }
+}
+// Probabilities times what the values' codes are multiplied by.
+template <class T>
+__device__ inline void scale_probabilities(float (&p)[T::kKeys / 8][4], float v_scale) {
+#pragma unroll
+  for (int n = 0; n < T::kKeys / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[n][i] *= v_scale;
+  }
+}
 
 // Dot products become probabilities under the new maximum; out is scaled to it.
 template <class T>
@@ -101,8 +124,7 @@ __device__ inline void write_rows(const ForwardCall& call, const Sequence& seque
 #pragma unroll
     for (int n = 0; n < T::kDim / 8; ++n) {
       if (8 * n >= call.shape.value_dim) continue;
-      *reinterpret_cast<uint32_t*>(out + 8 * n + 2 * t) =
-          pack<Element>(state.out[n][2 * half] * scale, state.out[n][2 * half + 1] * scale);
+      store_pair(out + 8 * n + 2 * t, state.out[n][2 * half] * scale, state.out[n][2 * half + 1] * scale);
     }
   }
 }
@@ -127,14 +149,37 @@ __global__ void __launch_bounds__(T::kThreads)
 
   const auto* any = static_cast<const Element*>(call.q.data);
   const auto load_keys = [&](const Tensor& from, Element* tile, int32_t key, int32_t dim) {
-    load_tile<T::kDim, T::kKeys, T::kThreads>(tile, key, sequence.k_len, dim, any, [&](int32_t row) {
-      return key_row<const Element>(s, from, sequence, kv_head, row);
-    });
+    if constexpr (T::kCodes) {
+      load_codes<T::kDim, T::kKeys, T::kThreads>(tile, key, sequence.k_len, dim, [&](int32_t row) {
+        return key_row<const uint8_t>(s, from, sequence, kv_head, row);
+      });
+    } else {
+      load_tile<T::kDim, T::kKeys, T::kThreads>(tile, key, sequence.k_len, dim, any, [&](int32_t row) {
+        return key_row<const Element>(s, from, sequence, kv_head, row);
+      });
+    }
     ptx::copy_commit();
   };
-  load_tile<T::kDim, T::kQueries, T::kThreads>(
-      q_tile, first_query, sequence.q_len, s.head_dim, any,
-      [&](int32_t row) { return query_row<const Element>(call.q, sequence, head, row); });
+  float q_scale[2] = {1.f, 1.f};
+  const float *k_scales = nullptr, *v_scales = nullptr;
+  if constexpr (T::kCodes) {
+    load_codes<T::kDim, T::kQueries, T::kThreads>(
+        q_tile, first_query, sequence.q_len, s.head_dim,
+        [&](int32_t row) { return query_row<const uint8_t>(call.q, sequence, head, row); });
+    const int64_t row_start = s.cu_q != nullptr ? sequence.q_start : int64_t{sequence.index} * s.max_q;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t row = query + 8 * half;
+      if (row < sequence.q_len) q_scale[half] = s.q_scales[(row_start + row) * s.heads + head];
+    }
+    const int64_t blocks = (s.max_k + kKeysPerScale - 1) / kKeysPerScale;
+    const int64_t scales = (int64_t{sequence.index} * s.kv_heads + kv_head) * blocks;
+    k_scales = s.k_scales + scales, v_scales = s.v_scales + scales;
+  } else {
+    load_tile<T::kDim, T::kQueries, T::kThreads>(
+        q_tile, first_query, sequence.q_len, s.head_dim, any,
+        [&](int32_t row) { return query_row<const Element>(call.q, sequence, head, row); });
+  }
   const KeyTiles<T::kKeys> tiles(s, sequence, head, first_query, T::kQueries);
   RowState<T> state;
   if (tiles.count > 0) load_keys(call.k, k_tile, tiles.key(s, 0), s.head_dim);
@@ -145,8 +190,10 @@ __global__ void __launch_bounds__(T::kThreads)
     __syncthreads();      // everybody's part of them
     float p[T::kKeys / 8][4] = {};
     multiply_rows<T::kDim, T::kKeys>(p, q_tile, 16 * warp, k_tile);
+    if constexpr (T::kCodes) scale_scores<T>(p, q_scale, k_scales[key / kKeysPerScale]);
     const bool all_seen = sequence.sees_all(s, first_query, T::kQueries, key, T::kKeys);
     softmax_tile<T>(s, sequence, p, query, key, all_seen, state);
+    if constexpr (T::kCodes) scale_probabilities<T>(p, v_scales[key / kKeysPerScale]);
     ptx::copy_wait<0>();
     __syncthreads();  // the values are there; and nobody reads the keys any more
     if (tile + 1 < tiles.count) load_keys(call.k, k_tile, tiles.key(s, tile + 1), s.head_dim);
@@ -169,24 +216,27 @@ void launch_tile(ForwardCall call, cudaStream_t stream) {
   check_launch("flash_forward_mma");
 }
 
-template <class Element>
+template <class Element, bool kCodes = false>
 void launch_type(const ForwardCall& call, cudaStream_t stream) {
   switch (padded_dim(call.shape.head_dim, call.shape.value_dim)) {
     case 64:
-      return launch_tile<ForwardTile<Element, 64>>(call, stream);
+      return launch_tile<ForwardTile<Element, 64, kCodes>>(call, stream);
     case 128:
-      return launch_tile<ForwardTile<Element, 128>>(call, stream);
+      return launch_tile<ForwardTile<Element, 128, kCodes>>(call, stream);
     default:
-      return launch_tile<ForwardTile<Element, 256>>(call, stream);
+      return launch_tile<ForwardTile<Element, 256, kCodes>>(call, stream);
   }
 }
 
 }  // namespace
 }  // namespace flash_mma
 
+bool supports_flash_backward_mma(const mr_flash_problem& problem, int code_architecture) {
+  return problem.type != MR_F8_E4M3 && supports_flash_mma(problem, code_architecture);
+}
 bool supports_flash_mma(const mr_flash_problem& problem, int code_architecture) {
-  return problem.type == MR_F16 ? code_architecture >= 75
-                                : problem.type == MR_BF16 && code_architecture >= 80;
+  if (problem.type == MR_F16) return code_architecture >= 75;
+  return code_architecture >= 80;
 }
 
 void launch_flash_forward_mma(const mr_flash_problem& problem, const mr_flash_tensor& q,
@@ -203,6 +253,8 @@ void launch_flash_forward_mma(const mr_flash_problem& problem, const mr_flash_te
                          tensor_of(out, ragged_q),
                          lse,
                          0};
+  if (problem.type == MR_F32) return launch_type<float>(call, stream);
+  if (problem.type == MR_F8_E4M3) return launch_type<__nv_bfloat16, true>(call, stream);
   problem.type == MR_F16 ? launch_type<__half>(call, stream) : launch_type<__nv_bfloat16>(call, stream);
 }
 

@@ -1,10 +1,13 @@
 // What the mma.sync attention kernels share: the problem by value, which keys a row sees, tiles in shared
-// memory and their fragments.
+// memory and their fragments. float32 has the same kernels with products of its own, by FMA: a lane has the
+// same elements of every result.
 //
 // A tile is rows of kDim elements, 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that the eight
 // rows of an 8 x 8 matrix lie in different banks. Dimensions past the tensor's are zeros, and so are rows
 // past a sequence's end: a probability of zero does not undo a NaN that lies there.
 #pragma once
+
+#include <cuda_fp8.h>
 
 #include "kernels/cuda/attention/flash_mma.h"
 #include "kernels/cuda/ptx/mma.cuh"
@@ -14,6 +17,7 @@ namespace millrace::cuda::flash_mma {
 
 inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 inline constexpr int32_t kOpen = 1 << 30;  // an open side of a window
+inline constexpr int32_t kKeysPerScale = 128;
 
 struct Tensor {
   void* data;
@@ -30,6 +34,8 @@ struct Shape {
   float scale, softcap;
   int32_t window_left, window_right;
   const float* sinks;
+  // E4M3: of a row of q, as its rows lie, and of kKeysPerScale keys; null otherwise.
+  const float *q_scales, *k_scales, *v_scales;
   // Block-sparse: row_starts null where every block counts.
   int32_t block_q, block_k, q_blocks;
   const int32_t *row_starts, *columns;
@@ -45,6 +51,7 @@ inline Shape shape_of(const mr_flash_problem& p) {
   s.scale = p.scale, s.softcap = p.softcap, s.sinks = p.sinks;
   s.window_left = p.window_left < 0 || p.window_left > kOpen ? kOpen : p.window_left;
   s.window_right = p.window_right < 0 || p.window_right > kOpen ? kOpen : p.window_right;
+  s.q_scales = p.q_scales, s.k_scales = p.k_scales, s.v_scales = p.v_scales;
   if (p.blocks != nullptr) {
     s.block_q = p.blocks->block_q, s.block_k = p.blocks->block_k, s.q_blocks = p.blocks->q_blocks;
     s.row_starts = p.blocks->row_starts, s.columns = p.blocks->columns;
@@ -117,10 +124,23 @@ __device__ inline Element* key_row(const Shape& s, const Tensor& t, const Sequen
   return data + sequence.index * t.batch + (int64_t{sequence.k_start} + row) * t.seq;
 }
 
+template <class Element>
+__device__ inline uint32_t pack(float low, float high) {
+  if constexpr (sizeof(Element) == 2 && __is_same(Element, __half)) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+
 // 16 bytes of a tile.
+template <class Element>
+inline constexpr int kChunkElements = 16 / sizeof(Element);
 template <int kDim, class Element>
 __device__ inline Element* chunk_of(Element* tile, int row, int chunk) {
-  return tile + row * kDim + ((chunk ^ (row & 7)) * 8);
+  return tile + row * kDim + ((chunk ^ (row & 7)) * kChunkElements<Element>);
 }
 
 // Copies rows [first, first + kRows) of `row_at`'s tensor into the tile; not those from `count` on, nor
@@ -128,14 +148,38 @@ __device__ inline Element* chunk_of(Element* tile, int row, int chunk) {
 template <int kDim, int kRows, int kThreads, class Element, class RowAt>
 __device__ inline void load_tile(Element* tile, int32_t first, int32_t count, int32_t dim,
                                  const Element* any_address, const RowAt& row_at) {
+  constexpr int kElements = kChunkElements<Element>, kChunks = kDim / kElements;
+  static_assert(kRows * kChunks % kThreads == 0);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const bool there = first + row < count && chunk * kElements < dim;
+    const Element* from = there ? row_at(first + row) + chunk * kElements : any_address;
+    ptx::copy16_or_zero(chunk_of<kDim>(tile, row, chunk), from, there);
+  }
+}
+
+// The same of E4M3 codes, which bf16 holds exactly.
+template <int kDim, int kRows, int kThreads, class RowAt>
+__device__ inline void load_codes(__nv_bfloat16* tile, int32_t first, int32_t count, int32_t dim,
+                                  const RowAt& row_at) {
   constexpr int kChunks = kDim / 8;
   static_assert(kRows * kChunks % kThreads == 0);
 #pragma unroll 4
   for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     const bool there = first + row < count && chunk * 8 < dim;
-    const Element* from = there ? row_at(first + row) + chunk * 8 : any_address;
-    ptx::copy16_or_zero(chunk_of<kDim>(tile, row, chunk), from, there);
+    const uint2 codes =
+        there ? *reinterpret_cast<const uint2*>(row_at(first + row) + chunk * 8) : uint2{0u, 0u};
+    uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const uint32_t four = w < 2 ? codes.x : codes.y;
+      const auto pair = static_cast<__nv_fp8x2_storage_t>(w % 2 == 0 ? four & 0xffffu : four >> 16);
+      const float2 values = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
+      words[w] = pack<__nv_bfloat16>(values.x, values.y);
+    }
+    *reinterpret_cast<uint4*>(chunk_of<kDim>(tile, row, chunk)) = {words[0], words[1], words[2], words[3]};
   }
 }
 
@@ -161,7 +205,35 @@ __device__ inline uint4 load_b_columns(const Element* tile, int row, int n) {
   return ptx::ldmatrix_x4_transposed(chunk_of<kDim>(tile, row + lane % 16, 2 * n + lane / 16));
 }
 
-// c [16 rows, kColumns of them] += a_tile rows [row, row + 16) x (b_tile rows)^T, over kDim.
+// c [16 rows, kColumns of them] += a_tile rows [row, row + 16) x (b_tile rows)^T, over kDim. A lane's: rows g
+// and g + 8, columns 8n + 2t and + 1.
+template <int kDim, int kColumns>
+__device__ inline void multiply_rows(float (&c)[kColumns / 8][4], const float* a_tile, int row,
+                                     const float* b_tile) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll 4
+  for (int k = 0; k < kDim / 4; ++k) {
+    float4 a[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      a[half] = *reinterpret_cast<const float4*>(chunk_of<kDim>(a_tile, row + g + 8 * half, k));
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float4 b = *reinterpret_cast<const float4*>(chunk_of<kDim>(b_tile, 8 * n + 2 * t + i, k));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& sum = c[n][2 * half + i];
+          sum = fmaf(a[half].x, b.x, sum);
+          sum = fmaf(a[half].y, b.y, sum);
+          sum = fmaf(a[half].z, b.z, sum);
+          sum = fmaf(a[half].w, b.w, sum);
+        }
+      }
+    }
+  }
+}
 template <int kDim, int kColumns, class Element>
 __device__ inline void multiply_rows(float (&c)[kColumns / 8][4], const Element* a_tile, int row,
                                      const Element* b_tile) {
@@ -178,19 +250,36 @@ __device__ inline void multiply_rows(float (&c)[kColumns / 8][4], const Element*
   }
 }
 
+// A lane's two neighbours of a row.
 template <class Element>
-__device__ inline uint32_t pack(float low, float high) {
-  if constexpr (sizeof(Element) == 2 && __is_same(Element, __half)) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
+__device__ inline void store_pair(Element* to, float low, float high) {
+  if constexpr (__is_same(Element, float)) {
+    *reinterpret_cast<float2*>(to) = {low, high};
   } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
+    *reinterpret_cast<uint32_t*>(to) = pack<Element>(low, high);
   }
 }
 
 // out [16 rows, kDim] += p [16 rows, kDepth] x b_tile [kDepth rows, kDim]; p as a product left it, rounded
-// here.
+// here to the elements' type. Of float32 a quad's lanes tell one another their columns of p.
+template <int kDim, int kDepth>
+__device__ inline void multiply_columns(float (&out)[kDim / 8][4], const float (&p)[kDepth / 8][4],
+                                        const float* b_tile) {
+  const int quad = threadIdx.x % 32 & ~3, t = threadIdx.x % 4;
+#pragma unroll
+  for (int j = 0; j < kDepth; ++j) {
+    const float low = __shfl_sync(~0u, p[j / 8][j % 2], quad + j % 8 / 2);
+    const float high = __shfl_sync(~0u, p[j / 8][2 + j % 2], quad + j % 8 / 2);
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+      const float2 b = *reinterpret_cast<const float2*>(chunk_of<kDim>(b_tile, j, 2 * n + t / 2) + t % 2 * 2);
+      out[n][0] = fmaf(low, b.x, out[n][0]);
+      out[n][1] = fmaf(low, b.y, out[n][1]);
+      out[n][2] = fmaf(high, b.x, out[n][2]);
+      out[n][3] = fmaf(high, b.y, out[n][3]);
+    }
+  }
+}
 template <int kDim, int kDepth, class Element>
 __device__ inline void multiply_columns(float (&out)[kDim / 8][4], const float (&p)[kDepth / 8][4],
                                         const Element* b_tile) {
