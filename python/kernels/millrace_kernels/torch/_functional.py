@@ -115,7 +115,7 @@ def dropout(x, p=0.5, training=True, seed=None):
     if not training or p == 0.0:
         return x
     if seed is None:
-        seed = torch.randint(0, 2**62, (2,))
+        seed = torch.randint(0, 2**62, (2,), device="cpu")
     return run(ops.dropout.default, x, p, seed)
 
 
