@@ -1,7 +1,7 @@
 // Times the products of a dense model's layer for one to four rows: q, k, v with the norm; the projection;
 // gate, up and their activation; down; each alone and as a layer, in a graph of launches that depend on one
-// another, over as many layers as no L2 holds. Beside each a kernel that reads the same bytes in the same
-// launches and multiplies nothing.
+// another, over as many layers as no L2 holds; then layers with attention over a short context between them.
+// Beside each a kernel that reads the same bytes in the same launches and multiplies nothing.
 //   dense_bench [--shape 8b|14b|1b|70b|gpt-oss] [--types q4_k,q6_k,..] [--rows N] [--ring BYTES,..]
 #include <cstdio>
 #include <cstdlib>
@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "base/paging.h"
 #include "graph_time.cuh"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/gemv/gemv.h"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/grid_dependency.cuh"
@@ -22,12 +24,14 @@ namespace {
 struct Shape {
   const char* name;
   int64_t hidden, query, kv, ffn, vocab;
+  int32_t head_dim;
 };
-constexpr Shape kShapes[] = {{"8b", 4096, 4096, 1024, 14336, 128256},
-                             {"14b", 5120, 5120, 1024, 17408, 151936},
-                             {"1b", 2048, 2048, 512, 8192, 128256},
-                             {"70b", 8192, 8192, 1024, 28672, 128256},
-                             {"gpt-oss", 2880, 4096, 512, 2880, 201088}};
+constexpr int32_t kContext = 128;  // positions that attention sees
+constexpr Shape kShapes[] = {{"8b", 4096, 4096, 1024, 14336, 128256, 128},
+                             {"14b", 5120, 5120, 1024, 17408, 151936, 128},
+                             {"1b", 2048, 2048, 512, 8192, 128256, 64},
+                             {"70b", 8192, 8192, 1024, 28672, 128256, 128},
+                             {"gpt-oss", 2880, 4096, 512, 2880, 201088, 64}};
 
 __global__ void fill_random(uint32_t* to, size_t words, uint32_t seed) {
   for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < words;
@@ -133,7 +137,9 @@ struct Bench {
   std::vector<Layer> layers;
   Weights weights;
   DeviceBuffer x{size_t{4} * 32768 * 4, "x"}, norm{size_t{32768} * 4, "norm"},
-      query{size_t{4} * 65536 * 4, "q"}, act{size_t{4} * 32768 * 2, "act"};
+      query{size_t{4} * 65536 * 4, "q"}, act{size_t{4} * 32768 * 2, "act"},
+      attended{size_t{4} * 32768 * 4, "out"}, angles{size_t{4} * 256 * 4, "angles"},
+      arrived{size_t{4} * 64 * 4, "arrived"}, pool, batch;
 
   static int count_of(const Shape& s, DType type) {
     const double bytes = layer_bytes(s, type);
@@ -162,7 +168,47 @@ struct Bench {
     MILLRACE_CUDA_TRY(cudaMemset(x.as<void>(), 0, x.bytes()));
     MILLRACE_CUDA_TRY(cudaMemset(norm.as<void>(), 0, norm.bytes()));
     MILLRACE_CUDA_TRY(cudaMemset(act.as<void>(), 0, act.bytes()));
+    MILLRACE_CUDA_TRY(cudaMemset(arrived.as<void>(), 0, arrived.bytes()));
+    MILLRACE_CUDA_TRY(cudaMemset(angles.as<void>(), 0, angles.bytes()));
+    const int32_t blocks = blocks_for(kContext + 1);
+    pool = DeviceBuffer(static_cast<size_t>(blocks * rows) * kv_block_elements() * 2, "pool");
+    MILLRACE_CUDA_TRY(cudaMemset(pool.as<void>(), 0, pool.bytes()));
+    std::vector<int32_t> host(16, kContext);  // positions; sequence_of; table_starts; then tables
+    for (int32_t row = 0; row < 4; ++row) {
+      host[static_cast<size_t>(4 + row)] = row;
+      host[static_cast<size_t>(8 + row)] = 16 + row * blocks;
+    }
+    for (int32_t i = 0; i < rows * blocks; ++i) host.push_back(i);
+    batch = DeviceBuffer(host.size() * 4, "batch");
+    MILLRACE_CUDA_TRY(cudaMemcpy(batch.as<void>(), host.data(), host.size() * 4, cudaMemcpyHostToDevice));
     MILLRACE_CUDA_TRY(cudaDeviceSynchronize());
+  }
+  int32_t kv_heads() const { return static_cast<int32_t>(shape.kv / shape.head_dim); }
+  size_t kv_block_elements() const { return size_t{2} * static_cast<size_t>(shape.kv) * kBlockTokens; }
+  void attend(const Layer&) {
+    PagedAttention op;
+    const auto* ints = batch.as<const int32_t>();
+    op.cache = {.pool = pool.as<void>(),
+                .type = DType::kBF16,
+                .block_elements = static_cast<int64_t>(kv_block_elements()),
+                .layer_offset = 0,
+                .positions = ints,
+                .sequence_of = ints + 4,
+                .table_starts = ints + 8,
+                .tables = ints,
+                .heads = static_cast<int32_t>(shape.query / shape.head_dim),
+                .kv_heads = kv_heads(),
+                .head_dim = shape.head_dim,
+                .order = CacheOrder::kSwizzled};
+    op.op = {0, 0.1f, nullptr};
+    op.rows = rows;
+    op.angles = angles.as<const float2>();
+    op.query = query.as<float>();
+    op.key = query.as<float>() + 4 * shape.query;
+    op.value = query.as<float>() + 4 * (shape.query + shape.kv);
+    op.out = attended.as<float>();
+    op.arrived = arrived.as<int32_t>();
+    launch_paged_attention(op, at);
   }
   void launch(Gemv op) {
     op.tokens = rows, op.ring_bytes = ring;
@@ -277,6 +323,13 @@ struct Bench {
             for (const Op& op : ops) (this->*op.launch)(at_layer);
           }),
           total);
+    print("with attention", time([&](const Layer& at_layer) {
+            qkv(at_layer);
+            attend(at_layer);
+            for (int i = 1; i < 4; ++i) (this->*ops[i].launch)(at_layer);
+          }),
+          total);
+    print("attention alone", time([&](const Layer& at_layer) { attend(at_layer); }), 1e-6);
     print_logits();
     if (with_probe) {
       std::printf("\n");
