@@ -168,6 +168,9 @@ std::string plain(const Json& value) {
 
 std::string memory_text(const MemoryPlan& plan, const Backend& backend) {
   std::string out = fmt::format("Memory on {}\n", backend.description());
+  if (const std::string placement = backend.placement(); !placement.empty()) {
+    out += fmt::format("  {}\n", placement);
+  }
   const auto line = [&](std::string_view label, const std::string& value) {
     out += fmt::format("  {:<44} {:>12}\n", label, value);
   };

@@ -132,7 +132,7 @@ void Runtime::make_executor(const RuntimeSetup& setup) {
   // A step with more drafts than any before it is no reason to allocate.
   tokens_.reserve(static_cast<size_t>(spec_.max_tokens));
   logit_rows_.reserve(static_cast<size_t>(spec_.max_logit_rows));
-  if (executor_->samples()) sampled_rows_.reserve(static_cast<size_t>(spec_.max_tokens));
+  if (executor_->works_ahead()) sampled_rows_.reserve(static_cast<size_t>(spec_.max_tokens));
 }
 
 void Runtime::make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup) {
@@ -343,7 +343,7 @@ void Runtime::repeat_last_block(kv::Sequence& sequence, int32_t tokens) {
 }
 
 void Runtime::generate_greedy(kv::Sequence& sequence, int32_t token, std::span<int32_t> out) {
-  if (!executor_->samples()) {
+  if (!executor_->works_ahead()) {
     for (int32_t& next : out) {
       const StepInput input{&sequence, {&token, 1}, StepInput::Want::kLast};
       token = next = step_greedy({&input, 1})[0];
