@@ -153,7 +153,7 @@ Option Command::part_or_bytes(const std::string& name, double& value, const std:
   };
   CLI::Option* option = app_->add_option_function<std::string>(name, take, help);
   option->default_function([&value] { return fmt::format("{}", value); });
-  return known(option, Setting::Kind::kText);
+  return known(option, Setting::Kind::kAmount);
 }
 Option Command::choice_of(const std::string& name, const std::vector<std::string>& words,
                           const std::function<size_t()>& get, const std::function<void(size_t)>& set,
@@ -276,6 +276,11 @@ std::string toml_value(Setting::Kind kind, const std::string& text) {
       return whole_number(std::strtoull(text.c_str(), nullptr, 0));
     case Setting::Kind::kReal:
       return fmt::format("{}", std::strtod(text.c_str(), nullptr));
+    case Setting::Kind::kAmount: {
+      char* end = nullptr;
+      const double number = std::strtod(text.c_str(), &end);
+      return *end == '\0' ? fmt::format("{}", number) : toml_string(text);
+    }
   }
   return text;
 }

@@ -307,6 +307,7 @@ int inspect(const InspectOptions& options) {
                 {"tensors", tensors_json(checkpoint, options.tensors)},
                 {"device", backend->description()},
                 {"memory", memory_json(plan)}};
+    if (const std::string placement = backend->placement(); !placement.empty()) out["placement"] = placement;
     if (ranks) out["tensor_parallel"] = plan_json(*ranks);
     write_json(out);
   } else {

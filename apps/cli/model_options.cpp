@@ -143,6 +143,10 @@ void add_engine_options(Command& command, EngineOptions& options, const std::str
       .group(group);
   add("--kv-dir", options.kv_dir, "directory for blocks on disk, found again after a restart");
   command.size("--kv-dir-size", options.kv_dir_bytes, kMiB, "MiB of it").show_default().group(group);
+  add("--fallback", options.fallback, "cpu: when the GPU fails under way, requests go on there")
+      .one_of({"cpu"});
+  command.refuse_unless(
+      "--fallback", [&options] { return may_use_gpu(options); }, "with --device cpu or reference");
   add_draft_options(command, options, group);
   command.flag_off("--no-prefix-cache", options.prefix_cache, "prompts share nothing").group(group);
   command.refuse_unless(

@@ -115,6 +115,8 @@ class OptionChecker {
     for (const auto& [field, used] : {std::pair{"ram_tier_bytes", o_.ram_tier_bytes > 0},
                                       {"kv_dir", !o_.kv_dir.empty()},
                                       {"adapters", !o_.adapters.empty()},
+                                      {"tensor_parallel", o_.tensor_parallel > 1},
+                                      {"pipeline_parallel", o_.pipeline_parallel > 1},
                                       {"speculation", o_.speculation == Speculation::kDraft}}) {
       if (!used) continue;
       throw_error(ErrorCode::kUnsupported,
@@ -176,6 +178,7 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.lock = defaults.lock;
   draft.gpu_layers = defaults.gpu_layers;
   draft.cpu_experts = defaults.cpu_experts;
+  draft.fallback = defaults.fallback;
   draft.kv_tokens = defaults.kv_tokens;
   draft.kv_bytes = defaults.kv_bytes;
   draft.prefix_cache = false;

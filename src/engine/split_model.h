@@ -6,7 +6,7 @@
 #include <string>
 
 #include "backend/backend.h"
-#include "backend/mixed/placement.h"
+#include "backend/placement.h"
 #include "engine/runtime_setup.h"
 #include "io/checkpoint.h"
 #include "millrace/options.h"

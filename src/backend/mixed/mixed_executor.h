@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "backend/backend.h"
-#include "backend/mixed/placement.h"
+#include "backend/placement.h"
 
 namespace millrace::mixed {
 

@@ -1,4 +1,4 @@
-#include "backend/mixed/placement.h"
+#include "backend/placement.h"
 
 #include <algorithm>
 #include <charconv>
