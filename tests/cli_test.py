@@ -186,6 +186,13 @@ class Run(CliTest):
     def test_bad_input(self):
         self.bad("run", self.model, "-p", "a", "--device", "tpu", says=["tpu", "cpu"])
         self.bad("run", self.model, "-p", "a", "--gpu-memory", "1.5", says=["--gpu-memory", "1.5"])
+        self.bad("run", self.model, "-p", "a", "--gpu-memory", "16X", says=["--gpu-memory", "16X", "16G"])
+        two = ("run", self.model, "-p", "a", "--device", "cpu+reference")
+        self.bad(*two, "--gpu-layers", 999, says=["gpu layers", "999"])
+        self.bad(*two, "--gpu-layers", -2, says=["--gpu-layers", "-2"])
+        self.bad(*two, "--cpu-experts", "1", says=["cpu experts", "no experts"])
+        self.bad("run", self.model, "-p", "a", "--device", "cpu+tpu", says=["tpu", "cuda"])
+        self.bad("serve", self.model, "--fallback", "tpu", "--device", "auto", says=["--fallback", "tpu"])
         self.bad("run", self.model, "-p", "a", "--gpu-memory", "0.5", "--device", "cpu", says=["--gpu-memory", "--device cpu"])
         self.bad("run", self.model, "-p", "a", "--tensor-parallel", 17, says=["--tensor-parallel", "17"])
         self.bad("run", self.model, "-p", "a", "--pipeline-parallel", 0, says=["--pipeline-parallel", "0"])

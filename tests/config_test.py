@@ -198,6 +198,8 @@ IDLE = (
     ("serve --draft-model d", "--speculate draft"), ("serve --draft-model d --speculate lookup", "--speculate draft"),
     ("serve --max-draft 4", "--speculate"), ("serve --kv-dir-size 10", "--kv-dir"),
     ("serve --tls-key k", "--tls-cert"), ("serve --tls-cert c", "--tls-key"),
+    ("serve --gpu-layers 2 --device auto", "--device cuda"), ("run -p a --cpu-experts all --device cpu", "--device cuda"),
+    ("serve --fallback cpu --device cpu", "--device cpu"),
     ("serve --gpu-memory 0.5 --device cpu", "--device cpu"), ("serve --share-cache", "--keys"),
     ("serve --max-models 2", "--models"), ("serve --rank-speeds 2,1", "--tensor-parallel"),
     ("inspect --rank-speeds 2,1", "--ranks"),
@@ -234,7 +236,7 @@ class Idle(ConfigTest):
         self.bad("serve", self.model, "--config", config, says=["--kv-dir-size", "--kv-dir"])
 
     def test_what_is_said_to_all_may_idle(self):
-        config = self.file("kv-dir-size = 10\ngpu-memory = 0.5\nbudget = '4bpw'\nmax-draft = 3\ndepth = 1\ndevice = 'cpu'\n")
+        config = self.file("kv-dir-size = 10\ngpu-memory = '16G'\ngpu-layers = 2\nbudget = '4bpw'\nmax-draft = 3\ndepth = 1\ndevice = 'cpu'\n")
         wanted = self.good("run", self.model, "-p", "a", "-n", 4, "--temp", 0, "-q")
         self.assertEqual(self.good("run", self.model, "-p", "a", "-n", 4, "--temp", 0, "-q", "--config", config), wanted)
         env = {"MILLRACE_LOGPROBS": "3", "MILLRACE_DRAFT_MODEL": "none.gguf", "MILLRACE_DEVICE": "cpu", "MILLRACE_GPU_MEMORY": "0.5"}

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <optional>
 #include <type_traits>
@@ -130,6 +131,30 @@ Option Command::size(const std::string& name, size_t& bytes, size_t unit, const 
   option->default_function([&bytes, unit] { return fmt::format("{}", bytes / unit); });
   return known(option, Setting::Kind::kInteger);
 }
+
+Option Command::part_or_bytes(const std::string& name, double& value, const std::string& help) {
+  const auto take = [&value, name](const std::string& text) {
+    constexpr std::pair<const char*, double> kUnits[] = {{"", 1},         {"M", 1e6},  {"MB", 1e6},
+                                                         {"G", 1e9},      {"GB", 1e9}, {"MiB", 0x1p20},
+                                                         {"GiB", 0x1p30}, {"T", 1e12}};
+    double number = 0.0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const std::string unit(end, text.data() + text.size());
+    for (const auto& [known_unit, bytes] : kUnits) {
+      if (error != std::errc() || unit != known_unit) continue;
+      const double found = number * bytes;
+      const bool part = unit.empty() && found >= 0.01 && found <= 1.0;
+      if (!part && !(found >= 0x1p20 && found <= 1e15)) break;
+      value = found;
+      return;
+    }
+    throw CLI::ValidationError(name,
+                               "found " + text + ", expected a part from 0.01 to 1, or bytes such as 16G");
+  };
+  CLI::Option* option = app_->add_option_function<std::string>(name, take, help);
+  option->default_function([&value] { return fmt::format("{}", value); });
+  return known(option, Setting::Kind::kAmount);
+}
 Option Command::choice_of(const std::string& name, const std::vector<std::string>& words,
                           const std::function<size_t()>& get, const std::function<void(size_t)>& set,
                           const std::string& help) {
@@ -251,6 +276,11 @@ std::string toml_value(Setting::Kind kind, const std::string& text) {
       return whole_number(std::strtoull(text.c_str(), nullptr, 0));
     case Setting::Kind::kReal:
       return fmt::format("{}", std::strtod(text.c_str(), nullptr));
+    case Setting::Kind::kAmount: {
+      char* end = nullptr;
+      const double number = std::strtod(text.c_str(), &end);
+      return *end == '\0' ? fmt::format("{}", number) : toml_string(text);
+    }
   }
   return text;
 }

@@ -56,6 +56,8 @@ class Command {
   Option flag_off(const std::string& name, bool& value, const std::string& help);  // given: value is false
   // Told in units, kept in bytes.
   Option size(const std::string& name, size_t& bytes, size_t unit, const std::string& help);
+  // A part of something, 0.9, or bytes, 16G: kept as the number that it is.
+  Option part_or_bytes(const std::string& name, double& value, const std::string& help);
   // One of these words, each for the enumerator of that place.
   template <typename Enum>
   Option choice(const std::string& name, Enum& value, const std::vector<std::string>& words,

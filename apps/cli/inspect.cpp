@@ -168,6 +168,9 @@ std::string plain(const Json& value) {
 
 std::string memory_text(const MemoryPlan& plan, const Backend& backend) {
   std::string out = fmt::format("Memory on {}\n", backend.description());
+  if (const std::string placement = backend.placement(); !placement.empty()) {
+    out += fmt::format("  {}\n", placement);
+  }
   const auto line = [&](std::string_view label, const std::string& value) {
     out += fmt::format("  {:<44} {:>12}\n", label, value);
   };
@@ -304,6 +307,7 @@ int inspect(const InspectOptions& options) {
                 {"tensors", tensors_json(checkpoint, options.tensors)},
                 {"device", backend->description()},
                 {"memory", memory_json(plan)}};
+    if (const std::string placement = backend->placement(); !placement.empty()) out["placement"] = placement;
     if (ranks) out["tensor_parallel"] = plan_json(*ranks);
     write_json(out);
   } else {

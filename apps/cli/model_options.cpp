@@ -16,6 +16,7 @@ constexpr const char* kModelGroup = "How the model runs";
 bool may_use_gpu(const EngineOptions& options) {
   return options.device != "cpu" && options.device != "reference";
 }
+bool names_gpu(const EngineOptions& options) { return may_use_gpu(options) && options.device != "auto"; }
 
 }  // namespace
 
@@ -29,10 +30,19 @@ void add_planning_options(Command& command, EngineOptions& options) {
     return command.option(name, value, help).show_default().group(kModelGroup);
   };
   add("--device", options.device,
-      "cpu, cuda, cuda:N (one of several GPUs) or reference (slow, exact); auto: a GPU with room for the "
-      "model, "
-      "else the CPU");
-  add("--gpu-memory", options.gpu_memory, "part of a GPU's free memory that may be taken").range(0.01, 1.0);
+      "cpu, cuda, cuda:N (one of several GPUs; what does not fit is the CPU's) or reference (slow, exact); "
+      "A+B: over two devices; auto: a GPU with room for the model, else the CPU");
+  command
+      .part_or_bytes("--gpu-memory", options.gpu_memory,
+                     "part of a GPU's free memory that may be taken, or bytes such as 16G")
+      .show_default()
+      .group(kModelGroup);
+  add("--gpu-layers", options.gpu_layers,
+      "of a model that is split: so many of the last layers on the GPU; -1: as many as fit")
+      .range(-1, 1 << 20);
+  add("--cpu-experts", options.cpu_experts,
+      "of these layers: so many experts of each on the CPU, a list (0-7,12) or all; default: what does not "
+      "fit");
   add("--threads", options.threads, "CPU threads; 0: all that this process may use").range(0, 1024);
   add("--ctx", options.context,
       "tokens of context; 0: what the model was trained for, as far as memory holds it")
@@ -41,6 +51,10 @@ void add_planning_options(Command& command, EngineOptions& options) {
       "type of the KV cache: f32, f16, bf16, int8 or fp8; default: the device's");
   command.refuse_unless(
       "--gpu-memory", [&options] { return may_use_gpu(options); }, "with --device cpu or reference");
+  for (const char* name : {"--gpu-layers", "--cpu-experts"}) {
+    command.refuse_unless(
+        name, [&options] { return names_gpu(options); }, "without --device cuda or two devices");
+  }
 }
 
 void add_device_options(Command& command, EngineOptions& options) {
@@ -129,6 +143,10 @@ void add_engine_options(Command& command, EngineOptions& options, const std::str
       .group(group);
   add("--kv-dir", options.kv_dir, "directory for blocks on disk, found again after a restart");
   command.size("--kv-dir-size", options.kv_dir_bytes, kMiB, "MiB of it").show_default().group(group);
+  add("--fallback", options.fallback, "cpu: when the GPU fails under way, requests go on there")
+      .one_of({"cpu"});
+  command.refuse_unless(
+      "--fallback", [&options] { return may_use_gpu(options); }, "with --device cpu or reference");
   add_draft_options(command, options, group);
   command.flag_off("--no-prefix-cache", options.prefix_cache, "prompts share nothing").group(group);
   command.refuse_unless(
@@ -162,7 +180,14 @@ void add_draft_options(Command& command, EngineOptions& options, const std::stri
 EngineOptions checked(EngineOptions options) {
   // What was said to every command and is of no use to this one. (Said to this one it was refused.)
   const EngineOptions defaults;
-  if (!may_use_gpu(options)) options.gpu_memory = defaults.gpu_memory;
+  if (!may_use_gpu(options)) {
+    options.gpu_memory = defaults.gpu_memory;
+    options.fallback = defaults.fallback;
+  }
+  if (!names_gpu(options)) {
+    options.gpu_layers = defaults.gpu_layers;
+    options.cpu_experts = defaults.cpu_experts;
+  }
   if (options.tensor_parallel == 1 && options.pipeline_parallel == 1) options.rank_speeds = "";
   if (options.quantize != "auto") options.quantize_budget = options.quantize_sample = "";
   check_options(options, OptionNames::kFlags);

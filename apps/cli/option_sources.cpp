@@ -81,12 +81,15 @@ std::string_view kind_name(Setting::Kind kind) {
       return "a number";
     case Setting::Kind::kFlag:
       return "true or false";
+    case Setting::Kind::kAmount:
+      return "a number or a text such as \"16G\"";
   }
   return "";
 }
 
 bool goes_as(const ConfigEntry::Value& found, Setting::Kind wanted) {
   if (found.kind == wanted) return true;
+  if (wanted == Setting::Kind::kAmount) return found.kind != Setting::Kind::kFlag;
   if (wanted == Setting::Kind::kReal) return found.kind == Setting::Kind::kInteger;
   return wanted == Setting::Kind::kInteger && found.kind == Setting::Kind::kText && beyond_toml(found.text);
 }

@@ -95,6 +95,8 @@ std::string Api::failure() {
   return without_paths(failure);
 }
 
+std::string Api::fallback() { return without_paths(models_.fallback()); }
+
 ModelLease Api::model_of(const Fields& fields) {
   const Json* stream = fields.find("stream");
   const bool streams = stream != nullptr && stream->is_boolean() && stream->get<bool>();

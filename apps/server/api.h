@@ -53,6 +53,7 @@ class Api {
   }
   // Of an engine (Engine::failure()), without paths; logged whole when it is first seen.
   std::string failure();
+  std::string fallback();  // the same of Engine::fallback()
 
   // The model that a request names, for as long as its answer lives. Throws ApiError when there is no such
   // model, and ModelNotLoaded when it has to be loaded first: the request is then handled again.

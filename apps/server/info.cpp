@@ -121,7 +121,11 @@ Reply state_reply(const std::optional<Hindrance>& why, const Json& good) {
 }  // namespace
 
 Reply live(Api& api) { return state_reply(failed(api), {{"status", "ok"}}); }
-Reply health(Api& api) { return state_reply(hindered(api), {{"status", "ok"}}); }
+Reply health(Api& api) {
+  Json good = {{"status", "ok"}};
+  if (const std::string fallback = api.fallback(); !fallback.empty()) good["fallback"] = valid_utf8(fallback);
+  return state_reply(hindered(api), good);
+}
 
 Reply ready(Api& api) {
   Json loaded = Json::array();

@@ -317,6 +317,15 @@ EngineStats ModelSet::stats() const {
   return sum;
 }
 
+std::string ModelSet::fallback() const {
+  const std::lock_guard lock(mutex_);
+  for (const std::unique_ptr<Slot>& slot : slots_) {
+    if (!slot->model) continue;
+    if (std::string fallback = slot->model->engine().fallback(); !fallback.empty()) return fallback;
+  }
+  return {};
+}
+
 std::string ModelSet::failure() const {
   const std::lock_guard lock(mutex_);
   for (const std::unique_ptr<Slot>& slot : slots_) {

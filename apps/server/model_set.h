@@ -107,8 +107,9 @@ class ModelSet {
   Status status(const std::string& name) const;  // throws as lease() does
   // What a model's engines have done, those before this one included; gauges are of now.
   EngineStats stats(const std::string& name) const;
-  EngineStats stats() const;    // of all together
-  std::string failure() const;  // the first engine's that has one (Engine::failure)
+  EngineStats stats() const;     // of all together
+  std::string failure() const;   // the first engine's that has one (Engine::failure)
+  std::string fallback() const;  // the same of Engine::fallback
 
   // No more loading: who waits is told so. Called when the server ends.
   void stop();

@@ -108,6 +108,9 @@ class Engine {
   // Why nobody can be answered any more: the device failed, and stays failed. Empty while all is well. What
   // runs and what is submitted then ends with a kFailed event that says the same (kDevice).
   std::string failure() const;
+  // Not empty: the device has failed and the CPU has gone on in its place (EngineOptions::fallback), and why.
+  // Requests that ran were computed again from the tokens they had.
+  std::string fallback() const;
   const ModelInfo& model() const;
 
   // What the model's own tokenizer and chat template make of a text. Throw Error where the model has none.

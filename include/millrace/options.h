@@ -20,10 +20,19 @@ struct EngineOptions {
   // --- the model and where it runs
   std::string model = {};  // GGUF file or Hugging Face directory
   // cpu, cuda, cuda:1 (another GPU), reference; auto: a GPU if there is one with room for the model, else the
-  // CPU (ModelInfo::device_note says why).
+  // CPU (ModelInfo::device_note says why). A model that is larger than a GPU that was named is split: what
+  // does not fit is the CPU's. A+B: the same with any two devices.
   std::string device = "cpu";
-  double gpu_memory = 0.9;  // of a GPU's free memory, how much may be taken
-  int threads = 0;          // 0: all that this process may use
+  // Of a GPU's free memory, how much may be taken; above 1: so many bytes.
+  double gpu_memory = 0.9;
+  // Of a model that is split: how many of its last layers are the GPU's; -1: as many as fit. Which experts of
+  // these layers are the CPU's: so many of each, or a list such as "0-7,12", or "all"; empty: those that do
+  // not fit.
+  int32_t gpu_layers = -1;
+  std::string cpu_experts = {};
+  // "cpu": when the GPU fails under way, requests go on there; empty: they end.
+  std::string fallback = {};
+  int threads = 0;  // 0: all that this process may use
   // Tokens per sequence; 0: what the model was trained for, as far as memory holds it (ModelInfo::context).
   int32_t context = 0;
   std::string kv_type = {};  // f32, f16, bf16, int8, fp8; empty: the device's

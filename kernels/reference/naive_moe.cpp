@@ -98,6 +98,7 @@ void experts_add(const FeedForward& op, const int32_t* chosen, const float* weig
   std::vector<double> sum(static_cast<size_t>(hidden), 0.0);
   std::vector<float> weighed(x, x + op.gate.matrix->cols());
   for (int64_t slot = 0; slot < k; ++slot) {
+    if (chosen[slot] < 0) continue;
     if (weigh_input) {
       for (size_t i = 0; i < weighed.size(); ++i) weighed[i] = x[i] * weights[slot];
     }

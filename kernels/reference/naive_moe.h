@@ -36,7 +36,7 @@ void route_sigmoid(const float* scores, int64_t experts, int64_t k, const Sigmoi
                    float* weights);
 
 // One token: y += sum over slots of weight * expert(x); x, y: [hidden].
-// weigh_input: the weight multiplies x instead.
+// weigh_input: the weight multiplies x instead. chosen -1: the slot has no expert.
 void experts_add(const FeedForward& op, const int32_t* chosen, const float* weights, int64_t k,
                  const float* x, float* y, bool weigh_input = false);
 

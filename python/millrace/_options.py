@@ -58,6 +58,12 @@ def _word(name: str, kind: str, value: Any) -> str:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return repr(value)
         expected = "a number"
+    elif kind == "amount":
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return repr(value)
+        if isinstance(value, str):
+            return value
+        expected = 'a number or a text such as "16G"'
     else:
         if isinstance(value, bool):
             return "true" if value else "false"

@@ -22,6 +22,8 @@ const char* name_of(cli::Setting::Kind kind) {
       return "integer";
     case cli::Setting::Kind::kReal:
       return "real";
+    case cli::Setting::Kind::kAmount:
+      return "amount";
     case cli::Setting::Kind::kFlag:
       break;
   }

@@ -100,6 +100,13 @@ class Weight {
 };
 using WeightPtr = std::unique_ptr<const Weight>;
 
+// Where in its model a weight stands, for a device that is two (mixed/): it goes by this.
+struct WeightPlace {
+  enum class Part { kEmbedding, kOutput, kLayer, kExperts };  // kExperts: of a layer, [experts, ..]
+  Part part = Part::kOutput;
+  int32_t layer = -1;
+};
+
 // ---------------------------------------------------------------- operations' parameters
 
 // kRms: y = x / sqrt(mean(x^2) + eps) * weight. kRmsUnweighted: the same without weight. kLayer (LayerNorm):
@@ -425,6 +432,8 @@ class Executor {
 
   // Does sample() pick tokens, of rows that are simple() at least?
   virtual bool samples() const { return false; }
+  // Is a step's launch over long before its work is, so that another may be launched ahead of its tokens?
+  virtual bool works_ahead() const { return samples(); }
   // Sets to work what was asked for so far, on a device that would else wait for more.
   virtual void start() {}
   // Starts picking the tokens of this step's logit rows, [logit rows]; what the rows point to is read before
@@ -468,6 +477,7 @@ struct BackendOptions {
   int threads = 0;               // 0: one per core this process may use
   Topology topology = {};        // empty: this machine's
   double memory_fraction = 0.9;  // of a device's own memory that is free, how much we may take
+  size_t memory_bytes = 0;       // not 0: so much of it instead
   // This rank's part of a model that ranks share, and for rows of matrices (not for stages of a pipeline)
   // the group that exchanges what they make of them. They must outlive the backend.
   dist::Communicator* group = nullptr;
@@ -493,6 +503,8 @@ class Backend {
   // What of an architecture's operations this device does not do (op_features.h): none, or Model::load
   // refuses with their names.
   virtual OpFeatures lacks() const { return {}; }
+  // What of the model is where, in words, of a device that is two (mixed/).
+  virtual std::string placement() const { return {}; }
   // Bytes for weights, pools and workspace on a device with memory of its own; nothing: it uses the
   // machine's.
   virtual std::optional<size_t> own_memory() const { return std::nullopt; }
@@ -508,6 +520,20 @@ class Backend {
   // The view's memory must outlive the weight unless it is copied. Throws Error{kUnsupported} naming the
   // tensor for a type it lacks.
   virtual WeightPtr load_weight(const TensorView& view, WeightUse use) = 0;
+
+  // The same of weights whose place in the model is known.
+  virtual size_t placed_bytes(const TensorView& view, WeightUse use, size_t before,
+                              const WeightPlace& /*place*/) const {
+    return weight_bytes(view, use, before);
+  }
+  virtual size_t placed_dequantized_bytes(const TensorView& view, const WeightPlace& /*place*/) const {
+    return dequantized_bytes(view);
+  }
+  virtual WeightPtr load_placed(const TensorView& view, WeightUse use, const WeightPlace& /*place*/) {
+    return load_weight(view, use);
+  }
+  // Of weights there: does what is held of them lie in the machine's memory, whatever own_memory() says?
+  virtual bool in_machine_memory(const WeightPlace& /*place*/) const { return !own_memory(); }
 
   virtual size_t workspace_bytes(const ExecutorSpec& spec) const = 0;  // of an executor, without the KV pools
   virtual std::unique_ptr<Executor> make_executor(const ExecutorSpec& spec) = 0;

@@ -29,6 +29,8 @@ class ForwardingExecutor : public Executor {
   std::span<const float> logits() override { return inner_->logits(); }
   std::span<const int32_t> greedy_tokens() override { return inner_->greedy_tokens(); }
   bool samples() const override { return inner_->samples(); }
+  // One that samples for another has its launches.
+  bool works_ahead() const override { return samples() && inner_->works_ahead() == inner_->samples(); }
   void start() override { inner_->start(); }
   bool sample(std::span<const SampleRow> rows) override { return inner_->sample(rows); }
   std::span<const SampledRow> sampled() override { return inner_->sampled(); }

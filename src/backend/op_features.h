@@ -43,6 +43,11 @@ class OpFeatures {
     both.bits_ = bits_ & other.bits_;
     return both;
   }
+  OpFeatures operator|(const OpFeatures& other) const {
+    OpFeatures either;
+    either.bits_ = bits_ | other.bits_;
+    return either;
+  }
   bool any() const { return bits_ != 0; }
   std::string names() const;  // "GELU, a norm behind a block"
 

@@ -27,6 +27,10 @@ std::optional<int> gpu_of(std::string_view name) {
 
 std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOptions& options) {
   if (name == "cpu") return make_cpu_backend(options);
+  if (name.find('+') != std::string_view::npos) {
+    throw_error(ErrorCode::kUnsupported, "device: found {}, expected one: this is done with one device alone",
+                name);
+  }
   if (options.shares != nullptr) {
     throw_error(ErrorCode::kUnsupported,
                 "device {}: found {} ranks that share a model, expected one: only the cpu device does that",
@@ -34,8 +38,9 @@ std::unique_ptr<Backend> make_backend(std::string_view name, const BackendOption
   }
   if (name == "reference") return make_reference_backend();
   if (const std::optional<int> gpu = gpu_of(name)) return make_cuda_backend(options, *gpu);
-  throw_error(ErrorCode::kBadInput, "device: found \"{}\", expected auto, cpu, reference, cuda or cuda:N",
-              name);
+  throw_error(
+      ErrorCode::kBadInput,
+      "device: found \"{}\", expected auto, cpu, reference, cuda, cuda:N or two with a + between them", name);
 }
 
 }  // namespace millrace

@@ -88,6 +88,7 @@ void Delivery::end(Id id, FinishReason reason) {
 
 void Delivery::fail(Id id, const std::exception_ptr& error) noexcept {
   loss_.note(error);
+  if (loss_.may_recover() && DeviceLoss::is_of_device(error)) return;  // it begins anew
   if (samples_.holds(id)) finish(id, failure_event(error));
 }
 

@@ -17,9 +17,27 @@ bool DeviceLoss::is_of_device(const std::exception_ptr& error) noexcept {
 void DeviceLoss::note(const std::exception_ptr& error) noexcept {
   if (error_ || !is_of_device(error)) return;
   error_ = error;
+  if (has_fallback_) return;
   Event event = failure_event(error);
   const std::lock_guard lock(inbox_->mutex);
   inbox_->failure = std::move(event.error);
+}
+
+void DeviceLoss::recovered() {
+  const Event event = failure_event(error_);
+  error_ = nullptr;
+  has_fallback_ = false;
+  const std::lock_guard lock(inbox_->mutex);
+  inbox_->fallback = "using the CPU since the device failed: " + event.error;
+}
+
+void DeviceLoss::not_recovered(const std::exception_ptr& error) {
+  const Event lost = failure_event(error_), why = failure_event(error);
+  has_fallback_ = false;
+  const std::string text = lost.error + "; the CPU cannot go on: " + why.error;
+  error_ = std::make_exception_ptr(Error(ErrorCode::kDevice, text));
+  const std::lock_guard lock(inbox_->mutex);
+  inbox_->failure = text;
 }
 
 }  // namespace millrace

@@ -91,6 +91,11 @@ class Engine::Impl {
     return inbox_->failure;
   }
 
+  std::string fallback() const {
+    const std::lock_guard lock(inbox_->mutex);
+    return inbox_->fallback;
+  }
+
   void shutdown(bool drain) {
     const std::lock_guard only_one(shutdown_mutex_);
     {
@@ -195,6 +200,7 @@ std::unique_ptr<Engine> Engine::create(EngineOptions options) {
 EventStream Engine::submit(const Request& request) { return impl_->submit(request); }
 void Engine::cancel(uint64_t id) { impl_->inbox_->cancel(id); }
 std::string Engine::failure() const { return impl_->failure(); }
+std::string Engine::fallback() const { return impl_->fallback(); }
 
 EngineStats Engine::stats() const {
   EngineStats stats = impl_->recorder_.snapshot();

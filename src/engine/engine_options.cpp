@@ -1,6 +1,7 @@
 #include "engine/engine_options.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "dist/shares.h"
@@ -20,7 +21,11 @@ constexpr struct {
                   {"max_waiting", "--max-queue"},
                   {"quantize_budget", "--budget"},
                   {"quantize_sample", "--sample"},
-                  {"adapters", "--adapter"}};
+                  {"adapters", "--adapter"},
+                  {"ram_tier_bytes", "--ram-tier"},
+                  {"speculation", "--speculate"}};
+
+constexpr double kLeastMemory = 1 << 20;  // of a limit in bytes: less is a mistake
 
 class OptionChecker {
  public:
@@ -56,7 +61,10 @@ class OptionChecker {
   }
 
   void check_ranges() const {
-    check_range("gpu_memory", o_.gpu_memory, 0.01, 1);
+    if (!(o_.gpu_memory > 1 && o_.gpu_memory >= kLeastMemory && o_.gpu_memory <= 1e15)) {
+      check_range("gpu_memory", o_.gpu_memory, 0.01, 1);
+    }
+    check_range("gpu_layers", o_.gpu_layers, -1, 1 << 20);
     check_range("threads", o_.threads, 0, 1024);
     check_range("context", o_.context, 0, 1 << 28);
     check_range("max_running", o_.max_running, 1, 1 << 16);
@@ -92,10 +100,34 @@ class OptionChecker {
 
   void check_device() const {
     if (!o_.kv_type.empty()) parse_kv_type(name("kv_type"), o_.kv_type);
-    if (o_.gpu_memory != EngineOptions().gpu_memory && (o_.device == "cpu" || o_.device == "reference")) {
-      throw_error(ErrorCode::kBadInput, "{}: found {} {}, expected a GPU or auto", name("gpu_memory"),
-                  name("device"), o_.device);
+    const bool no_gpu = o_.device == "cpu" || o_.device == "reference";
+    const EngineOptions defaults;
+    if (no_gpu && o_.gpu_memory != defaults.gpu_memory) throw_device("gpu_memory", "a GPU or auto");
+    const bool named_gpu = !no_gpu && o_.device != "auto";
+    if (!named_gpu && o_.gpu_layers != defaults.gpu_layers) throw_device("gpu_layers", "a GPU");
+    if (!named_gpu && !o_.cpu_experts.empty()) throw_device("cpu_experts", "a GPU");
+    if (o_.fallback.empty()) return;
+    if (o_.fallback != "cpu") {
+      throw_error(ErrorCode::kBadInput, "{}: found {}, expected cpu", name("fallback"),
+                  io::printable(o_.fallback));
     }
+    if (no_gpu) throw_device("fallback", "a GPU or auto");
+    for (const auto& [field, used] : {std::pair{"ram_tier_bytes", o_.ram_tier_bytes > 0},
+                                      {"kv_dir", !o_.kv_dir.empty()},
+                                      {"adapters", !o_.adapters.empty()},
+                                      {"tensor_parallel", o_.tensor_parallel > 1},
+                                      {"pipeline_parallel", o_.pipeline_parallel > 1},
+                                      {"speculation", o_.speculation == Speculation::kDraft}}) {
+      if (!used) continue;
+      throw_error(ErrorCode::kUnsupported,
+                  "{}: found {} with it, expected none: what a GPU has made of it is lost", name("fallback"),
+                  name(field));
+    }
+  }
+
+  [[noreturn]] void throw_device(std::string_view field, std::string_view expected) const {
+    throw_error(ErrorCode::kBadInput, "{}: found {} {}, expected {}", name(field), name("device"), o_.device,
+                expected);
   }
 
   void check_quantize() const {
@@ -144,6 +176,9 @@ EngineOptions draft_model_options(const EngineOptions& options, int32_t context)
   draft.quantize_sample = defaults.quantize_sample;
   draft.adapters = defaults.adapters;
   draft.lock = defaults.lock;
+  draft.gpu_layers = defaults.gpu_layers;
+  draft.cpu_experts = defaults.cpu_experts;
+  draft.fallback = defaults.fallback;
   draft.kv_tokens = defaults.kv_tokens;
   draft.kv_bytes = defaults.kv_bytes;
   draft.prefix_cache = false;

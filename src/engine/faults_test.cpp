@@ -201,6 +201,46 @@ TEST(Faults, ADeadDeviceIsToldToEverybodyAndTriedNoMore) {
   }
 }
 
+// The same device with another to go on with: everybody gets the tokens that they would have got, and those
+// who come later are answered too.
+TEST(Faults, ADeadDeviceIsFollowedByTheCpu) {
+  for (const int steps : {0, 3, 11}) {
+    EngineOptions options = crowded(kWindowModel);
+    options.ram_tier_bytes = 0;
+    std::vector<std::vector<int32_t>> want;
+    {
+      Harness h(options);
+      for (int32_t i = 0; i < 12; ++i) h.submit(document(i));
+      h.run();
+      for (int32_t i = 0; i < 12; ++i) want.push_back(h.answers[static_cast<size_t>(i)][0].tokens);
+    }
+    options.device = "auto";  // whose fallback is not refused; what fails here is a CPU that plays a GPU
+    options.fallback = "cpu";
+    Harness h(options, {}, nullptr, [&](RuntimeSetup& setup) {
+      setup.wrap_executor = [&](std::unique_ptr<Executor> inner) {
+        return std::make_unique<DyingExecutor>(std::move(inner), steps);
+      };
+    });
+    for (int32_t i = 0; i < 12; ++i) h.submit(document(i));
+    h.run();
+    h.submit(document(0));
+    h.run();
+    want.push_back(want[0]);
+    for (size_t i = 0; i < want.size(); ++i) {
+      const Answer& answer = h.answers[i][0];
+      EXPECT_TRUE(answer.ended) << i;
+      EXPECT_EQ(answer.error, "") << i;
+      EXPECT_EQ(answer.tokens, want[i]) << i << " after " << steps << " steps";
+    }
+    EXPECT_FALSE(h.loop->device_lost());
+    EXPECT_EQ(h.inbox->failure, "");
+    EXPECT_EQ(h.inbox->fallback,
+              "using the CPU since the device failed: device cuda: an illegal memory access");
+    EXPECT_EQ(h.recorder->failed.load(), 0u);
+    h.runtime->cache().check_invariants();
+  }
+}
+
 // Killed in the middle of serving, twenty times over one directory: each new process opens it, finds what was
 // written, and answers as if nothing had happened.
 TEST(Faults, KilledTwentyTimesUnderLoadTheNextProcessGoesOn) {

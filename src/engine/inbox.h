@@ -22,10 +22,11 @@ struct Inbox {
     int32_t sample;  // -1: all of them
   };
   std::vector<Cancel> cancelled;
-  bool stop = false;    // no more jobs are taken
-  bool drain = false;   // those taken are finished first
-  bool poked = false;   // something outside has changed: a read from disk is there
-  std::string failure;  // of the device: nobody can be answered any more
+  bool stop = false;     // no more jobs are taken
+  bool drain = false;    // those taken are finished first
+  bool poked = false;    // something outside has changed: a read from disk is there
+  std::string failure;   // of the device: nobody can be answered any more
+  std::string fallback;  // a device failed and another goes on: Engine::fallback
 
   void cancel(uint64_t id, int32_t sample = -1);
   void poke();

@@ -1,6 +1,7 @@
 #include "engine/loop.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "engine/engine_options.h"
 
@@ -8,13 +9,15 @@ namespace millrace {
 
 Loop::Loop(Runtime& runtime, std::unique_ptr<ModelDrafter> drafter, const EngineOptions& options,
            std::shared_ptr<Inbox> inbox, Recorder& recorder)
-    : cache_(runtime.cache()),
+    : runtime_(runtime),
+      cache_(runtime.cache()),
+      options_(options),
       inbox_(std::move(inbox)),
       recorder_(recorder),
       limits_(limits_of(options, runtime.spec(), runtime.config().encoder)),
       scheduler_(limits_),
       samples_(limits_.max_running),
-      loss_(inbox_),
+      loss_(inbox_, !options.fallback.empty()),
       meter_(recorder, limits_.step_tokens),
       delivery_(samples_, scheduler_, loss_, recorder, runtime.context()),
       planner_(runtime, samples_, scheduler_, delivery_, recorder, options),
@@ -55,7 +58,7 @@ bool Loop::take_inbox() {
   }
   for (std::shared_ptr<Job>& job : new_jobs_) {
     Recorder::add(recorder_.submitted, 1);
-    if (loss_) {
+    if (loss_ && !loss_.may_recover()) {
       delivery_.fail_job(*job, loss_.error());
     } else {
       planner_.admit(std::move(job));
@@ -71,6 +74,7 @@ bool Loop::take_inbox() {
 }
 
 bool Loop::round() {
+  if (loss_.may_recover()) recover();
   if (loss_) {  // nobody's request can help it, so everybody is told
     step_.forget_step_ahead();
     const bool any = delivery_.fail_all(loss_.error());
@@ -83,6 +87,20 @@ bool Loop::round() {
     loss_.note(std::current_exception());
     if (!loss_) throw;
     return true;
+  }
+}
+
+// The device is lost: the CPU goes on with everybody's tokens, or nobody does.
+void Loop::recover() {
+  step_.forget_step_ahead();
+  try {
+    runtime_.fall_back_to_cpu(options_.threads);
+    planner_.start_all_over();
+    loss_.recovered();
+    const std::lock_guard lock(inbox_->mutex);
+    std::fprintf(stderr, "millrace: %s\n", inbox_->fallback.c_str());
+  } catch (...) {
+    loss_.not_recovered(std::current_exception());
   }
 }
 

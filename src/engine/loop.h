@@ -39,9 +39,12 @@ class Loop {
   bool take_inbox();
   bool round();
   bool plan_and_step();
+  void recover();
   void wait();
 
+  Runtime& runtime_;
   kv::Cache& cache_;
+  const EngineOptions& options_;
   const std::shared_ptr<Inbox> inbox_;
   Recorder& recorder_;
   const sched::Limits limits_;

@@ -2,21 +2,50 @@
 
 #include "base/error.h"
 #include "engine/pool_size.h"
+#include "engine/split_model.h"
 
 namespace millrace {
+namespace {
+
+ChosenBackend tuned(std::unique_ptr<Backend> backend, std::string note = {}) {
+  const std::string tuning = load_tuning(*backend);
+  if (!tuning.empty()) note += (note.empty() ? "" : "; ") + tuning;
+  return {std::move(backend), std::move(note)};
+}
+
+}  // namespace
 
 ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& config,
                            const EngineOptions& options, const RuntimeSetup& setup, const RankShare& ranks) {
+  const bool in_bytes = options.gpu_memory > 1;
   const BackendOptions wanted{.threads = options.threads,
-                              .memory_fraction = options.gpu_memory,
+                              .memory_fraction = in_bytes ? 1.0 : options.gpu_memory,
+                              .memory_bytes = in_bytes ? static_cast<size_t>(options.gpu_memory) : 0,
                               .group = ranks.group,
                               .shares = ranks.shares};
   // Ranks share a model on CPUs only.
   const std::string device = options.device == "auto" && ranks.shares != nullptr ? "cpu" : options.device;
   if (device != "auto") {
-    std::unique_ptr<Backend> named = make_backend(device, wanted);
-    std::string note = load_tuning(*named);
-    return {std::move(named), std::move(note)};
+    const SplitDevices devices = split_devices(device);
+    std::unique_ptr<Backend> named = make_backend(devices.first, wanted);
+    if (!devices.always && !splits_by_options(options)) {
+      if (devices.second.empty()) return tuned(std::move(named));
+      try {
+        runtime_spec(checkpoint, config, *named, options, setup);
+        return tuned(std::move(named));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kNoMemory) throw;
+        std::unique_ptr<Backend> both =
+            try_split_model(checkpoint, config, options, setup, named, devices.second, wanted);
+        if (both == nullptr) return tuned(std::move(named));  // who runs it is told the same
+        std::string note = fmt::format("larger than the GPU: {}", both->placement());
+        return tuned(std::move(both), std::move(note));
+      }
+    }
+    std::unique_ptr<Backend> both =
+        split_model(checkpoint, config, options, setup, std::move(named), devices.second, wanted);
+    std::string note = both->placement();
+    return tuned(std::move(both), std::move(note));
   }
   std::unique_ptr<Backend> gpu;
   try {
@@ -25,12 +54,13 @@ ChosenBackend open_backend(const io::Checkpoint& checkpoint, const ModelConfig& 
     wants.add(OpFeature::kAdapters, setup.adapter_rank > 0);
     if ((wants & gpu->lacks()).any()) throw_error(ErrorCode::kUnsupported, "adapters run there only yet");
     runtime_spec(checkpoint, config, *gpu, options, setup);
-    std::string note = load_tuning(*gpu);
-    return {std::move(gpu), std::move(note)};
+    return tuned(std::move(gpu));
   } catch (const Error& error) {
     const bool built_without = !gpu && error.code() == ErrorCode::kUnsupported;
     if (error.code() == ErrorCode::kBadInput) throw;
-    return {make_backend("cpu", wanted), built_without ? "" : fmt::format("using the CPU: {}", error.what())};
+    std::string note = built_without ? "" : fmt::format("using the CPU: {}", error.what());
+    if (error.code() == ErrorCode::kNoMemory) note += "; --device cuda splits the model";
+    return {make_backend("cpu", wanted), std::move(note)};
   }
 }
 

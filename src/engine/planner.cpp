@@ -117,6 +117,20 @@ void Planner::start_over(Sample& sample) {
   sample.blocks.reset();
 }
 
+void Planner::start_all_over() {
+  for (Id id = 0; id < samples_.end(); ++id) {
+    if (samples_.holds(id) && samples_[id].blocks) start_over(samples_[id]);
+  }
+  const auto& groups = runtime_.spec().kv_groups;
+  for (size_t g = 0; g < groups.size(); ++g) cache_.evict(static_cast<int>(g), groups[g].num_blocks);
+  for (const Id id : scheduler_.running_ids()) {
+    Sample& sample = samples_[id];
+    make_blocks(sample);
+    sample.failure = nullptr;
+    scheduler_.stands_at(id, sample.blocks.length(), false);
+  }
+}
+
 void Planner::preempt(const sched::Plan::Preemption& preemption) {
   Sample& sample = samples_[preemption.id];
   ++sample.usage.preemptions;

@@ -32,6 +32,8 @@ class Planner {
   // For a plan that nothing came of: somebody wants to run and nobody can, so what it needs is not there at
   // all. Fails the first of them; false when there is none.
   bool fail_stuck();
+  // Everything computed so far is lost: those who run begin anew with the tokens they have.
+  void start_all_over();
   // Fails the last in order of service, for an error that is nobody's own.
   void fail_lowest(const std::exception_ptr& error) noexcept;
 

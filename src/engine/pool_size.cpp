@@ -63,10 +63,12 @@ size_t free_on_device(size_t memory, const io::Checkpoint& checkpoint, const Mod
   if (weights + workspace < memory) return memory - weights - workspace;
   throw_error(
       ErrorCode::kNoMemory,
-      "device {}: weights of {:.2f} GiB and a workspace of {:.2f} GiB, expected at most {:.2f} GiB, {:.0f}% "
-      "of what the device has free (--gpu-memory; --quantize makes weights smaller)",
+      "device {}: weights of {:.2f} GiB and a workspace of {:.2f} GiB, expected at most {:.2f} GiB, {} "
+      "(--gpu-memory; --quantize makes weights smaller)",
       backend.name(), static_cast<double>(weights) / kGiB, static_cast<double>(workspace) / kGiB,
-      static_cast<double>(memory) / kGiB, 100 * options.gpu_memory);
+      static_cast<double>(memory) / kGiB,
+      options.gpu_memory > 1 ? "what may be taken"
+                             : fmt::format("{:.0f}% of what the device has free", 100 * options.gpu_memory));
 }
 
 // Blocks of a shared pool, as many tokens as `max_bytes` bytes hold and no more than `tokens`; how many that

@@ -75,6 +75,7 @@ std::unique_ptr<Runtime> Runtime::open(const EngineOptions& options, RuntimeSetu
                           setup.weights.inputs, !adapters.empty());
   if (!adapters.empty()) r->model_->add_adapters(std::move(adapters), *r->backend_);
   r->model_->settle_context(r->spec_.max_context);
+  r->stepping_ = r->model_.get();
   config.rope_inv_freq = r->model_->config().rope_inv_freq;  // what names the cache's blocks on disk
   if (!r->model_->unpacked().empty()) {
     std::string& note = r->weight_types_.note;
@@ -134,7 +135,22 @@ void Runtime::make_executor(const RuntimeSetup& setup) {
   // A step with more drafts than any before it is no reason to allocate.
   tokens_.reserve(static_cast<size_t>(spec_.max_tokens));
   logit_rows_.reserve(static_cast<size_t>(spec_.max_logit_rows));
-  if (executor_->samples()) sampled_rows_.reserve(static_cast<size_t>(spec_.max_tokens));
+  if (executor_->works_ahead()) sampled_rows_.reserve(static_cast<size_t>(spec_.max_tokens));
+}
+
+void Runtime::fall_back_to_cpu(int threads) {
+  MILLRACE_CHECK(fallback_backend_ == nullptr && group_ == nullptr);
+  std::unique_ptr<Backend> backend = make_backend("cpu", {.threads = threads});
+  std::unique_ptr<Model> model =
+      Model::load(checkpoint_, *backend, {}, weight_types_.choice, weight_types_.inputs);
+  model->settle_context(spec_.max_context);
+  std::unique_ptr<Executor> executor = backend->make_executor(spec_);
+  fallback_backend_ = std::move(backend);
+  fallback_model_ = std::move(model);
+  stepping_ = fallback_model_.get();
+  lost_executor_ = std::move(executor_);
+  executor_ = std::move(executor);
+  store_->use(*executor_);
 }
 
 void Runtime::make_cache(const ModelConfig& config, const EngineOptions& options, const RuntimeSetup& setup) {
@@ -249,11 +265,11 @@ void Runtime::run_batch(const Batch& batch) {
   if (pipeline_ != nullptr) pipeline_->begin_step();
   const auto rows = std::ssize(batch.tokens);
   const int64_t parts = pipeline_ == nullptr || !batch.only_logits ? 1 : pipeline_->micro_batches(rows);
-  if (parts == 1) return model_->forward(*executor_, batch);
+  if (parts == 1) return stepping_->forward(*executor_, batch);
   for (int64_t i = 0; i < parts; ++i) {
     const MicroBatch part(batch, static_cast<int32_t>(rows * i / parts),
                           static_cast<int32_t>(rows * (i + 1) / parts));
-    model_->forward(*executor_, part.view());
+    stepping_->forward(*executor_, part.view());
   }
 }
 
@@ -345,7 +361,7 @@ void Runtime::repeat_last_block(kv::Sequence& sequence, int32_t tokens) {
 }
 
 void Runtime::generate_greedy(kv::Sequence& sequence, int32_t token, std::span<int32_t> out) {
-  if (!executor_->samples()) {
+  if (!executor_->works_ahead()) {
     for (int32_t& next : out) {
       const StepInput input{&sequence, {&token, 1}, StepInput::Want::kLast};
       token = next = step_greedy({&input, 1})[0];

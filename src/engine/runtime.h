@@ -82,6 +82,11 @@ class Runtime {
   kv::Cache& cache() { return *cache_; }
   Executor& executor() { return *executor_; }
 
+  // From the next step on the CPU computes, with pools of the same size and nothing in them: every sequence
+  // is to be given up and everything remembered forgotten before that step. What the lost device had is not
+  // touched again before the runtime's end. Throws Error where the CPU cannot take the model.
+  void fall_back_to_cpu(int threads);
+
   // One ragged step. Returns logits [wanted rows, vocab] in input order, valid until the next step. The sum
   // of tokens must be at most spec().max_tokens. Throws Error{kBadInput} when a sequence would pass the
   // context or a token id is not in the vocabulary, Error{kNoMemory} when the pool has no block left (nothing
@@ -106,7 +111,7 @@ class Runtime {
   // would.
   [[noreturn]] void explain_no_token(int32_t sampled) const;
   // The hidden state of one row of that step (all slices' tokens in order) behind the last norm, [hidden].
-  void read_hidden(int32_t row, std::span<float> to) const { model_->read_hidden(*executor_, row, to); }
+  void read_hidden(int32_t row, std::span<float> to) const { stepping_->read_hidden(*executor_, row, to); }
   // Throws Error{kBadInput} naming the damage in the file when a row of logits holds a NaN.
   void check_logits(std::span<const float> row) const;
   void check_generates() const;                              // Error{kUnsupported} for a text encoder
@@ -139,8 +144,11 @@ class Runtime {
   std::unique_ptr<Backend> backend_;
   std::string device_note_;
   std::unique_ptr<Model> model_;
+  std::unique_ptr<Backend> fallback_backend_;  // after fall_back_to_cpu(), and its model
+  std::unique_ptr<Model> fallback_model_;
+  const Model* stepping_ = nullptr;  // one of both: what steps run
   ExecutorSpec spec_;
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Executor> lost_executor_, executor_;
   PipelineLeader* pipeline_ = nullptr;  // the same, or what it wraps, where layers are other ranks'
   std::unique_ptr<ExecutorStore> store_;
   std::unique_ptr<kv::Cache> cache_;

@@ -8,7 +8,7 @@ namespace millrace {
 StepAhead::StepAhead(Runtime& runtime, const SampleTable& samples, const sched::Scheduler& scheduler,
                      const Recorder& recorder, const EngineOptions& options)
     : runtime_(runtime), samples_(samples), scheduler_(scheduler), recorder_(recorder), options_(options) {
-  if (!runtime.executor().samples()) return;
+  if (!runtime.executor().works_ahead()) return;
   const auto count = static_cast<size_t>(options.max_running);
   items_.reserve(count);
   slices_.reserve(count);
@@ -17,6 +17,7 @@ StepAhead::StepAhead(Runtime& runtime, const SampleTable& samples, const sched::
 
 // Does the next step of everybody who runs depend on nothing that is known only here?
 bool StepAhead::may_launch(std::span<const StepItem> items) const {
+  if (!runtime_.executor().works_ahead()) return false;
   if (options_.speculation != Speculation::kOff || !samples_.loading().empty()) return false;
   if (!scheduler_.quiet(recorder_.now())) return false;
   int32_t live = 0;

@@ -16,29 +16,44 @@
 namespace millrace {
 namespace {
 
+// Where a weight of layer l, or outside the layers for -1, stands. What only embed() reads is the embedding;
+// of a model whose embedding is multiplied too it is all the output's.
+WeightPlace place_of(int l, const WeightSpec& spec, const ModelConfig& c, bool multiplied) {
+  using enum WeightPlace::Part;
+  if (l >= 0) return {spec.experts && c.experts > 0 ? kExperts : kLayer, l};
+  const auto is = [&](std::initializer_list<OuterMember> members) {
+    return std::find(members.begin(), members.end(), spec.outer) != members.end();
+  };
+  using W = ModelWeights;
+  const bool read = spec.role == "token_embd.weight" ||
+                    is({&W::positions, &W::token_types, &W::embedding_norm, &W::embedding_norm_bias});
+  return {read && !multiplied ? kEmbedding : kOutput, -1};
+}
+
 // Hands every weight of a model, in file-independent order, to `visit`: GGUF name, what the architecture says
-// of it, view, use, and where it goes. Matrices that every token of a prompt is multiplied by come as
-// kDequantized: settled() says what they are loaded as. With `shares` views are a rank's part, and an
-// embedding that serves as output matrix too comes twice: whole where it is looked up, in part where it is
+// of it, view, use, where it stands, and where it goes. Matrices that every token of a prompt is multiplied
+// by come as kDequantized: settled() says what they are loaded as. With `shares` views are a rank's part, and
+// an embedding that serves as output matrix too comes twice: whole where it is looked up, in part where it is
 // multiplied.
 template <class Visit>
 void for_each_weight(WeightSource& source, const ModelConfig& c, const dist::Shares* shares, ModelWeights& w,
                      const Visit& visit) {
   const Architecture& architecture = architecture_of(c);
+  const std::vector<WeightSpec>& outside = source.specs(-1);
+  const WeightSpec &embedding = outside[0], &norm = outside[1], &output = outside[2];
+  const bool tied = !source.has(-1, output.role);
+  const bool multiplied = tied && !c.encoder;
   const auto take = [&](int l, const WeightSpec& spec, WeightUse use, WeightPtr& to) {
     std::optional<TensorView> view = spec.presence == Presence::kRequired
                                          ? source.require(l, spec.role, spec.shape)
                                          : source.find(l, spec.role, spec.shape);
     if (!view) return;
     if (shares != nullptr && shares->ranks() > 1) *view = slice_weight(*view, spec.role, c, *shares);
-    visit(l < 0 ? std::string(spec.role) : fmt::format("blk.{}.{}", l, spec.role), spec, *view, use, to);
+    visit(l < 0 ? std::string(spec.role) : fmt::format("blk.{}.{}", l, spec.role), spec, *view, use,
+          place_of(l, spec, c, multiplied), to);
   };
   const dist::Range layers = shares == nullptr ? dist::Range{0, c.layers} : shares->layers(c.layers);
   const bool first = layers.begin == 0, last = layers.end == c.layers;
-  const std::vector<WeightSpec>& outside = source.specs(-1);
-  const WeightSpec &embedding = outside[0], &norm = outside[1], &output = outside[2];
-  const bool tied = !source.has(-1, output.role);
-  const bool multiplied = tied && !c.encoder;
   if (first) {
     take(-1, embedding, multiplied && shares == nullptr ? WeightUse::kEmbedding : embedding.use,
          w.token_embedding);
@@ -46,7 +61,7 @@ void for_each_weight(WeightSource& source, const ModelConfig& c, const dist::Sha
   if (multiplied && shares != nullptr && last) {
     const TensorView view = source.require(-1, embedding.role, embedding.shape);
     visit(std::string(embedding.role), embedding, slice_weight(view, output.role, c, *shares), output.use,
-          w.output);
+          WeightPlace{}, w.output);
   }
   take(-1, norm, norm.use, w.output_norm);
   if (last) take(-1, output, output.use, w.output);
@@ -75,9 +90,8 @@ void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config,
   WeightSource source(checkpoint, config, /*gather=*/false);
   ModelWeights named;
   for_each_weight(source, config, nullptr, named,
-                  [](const std::string&, const WeightSpec&, const TensorView&, WeightUse, WeightPtr& to) {
-                    to = std::make_unique<Weight>();
-                  });
+                  [](const std::string&, const WeightSpec&, const TensorView&, WeightUse, const WeightPlace&,
+                     WeightPtr& to) { to = std::make_unique<Weight>(); });
   FeatureRecorder recorder;
   run_model(recorder, architecture_of(config), named, config, {0, config.layers});
   OpFeatures needed = recorder.features();
@@ -91,8 +105,11 @@ void check_features(const io::Checkpoint& checkpoint, const ModelConfig& config,
 
 // What a weight is loaded as: dequantized where that is done in this model and the backend does it to this
 // one.
-WeightUse settled(WeightUse use, const TensorView& view, const Backend& backend, bool dequantizes) {
-  if (use != WeightUse::kDequantized || (dequantizes && backend.dequantized_bytes(view) > 0)) return use;
+WeightUse settled(WeightUse use, const TensorView& view, const WeightPlace& place, const Backend& backend,
+                  bool dequantizes) {
+  if (use != WeightUse::kDequantized || (dequantizes && backend.placed_dequantized_bytes(view, place) > 0)) {
+    return use;
+  }
   return WeightUse::kMatrix;
 }
 
@@ -146,16 +163,17 @@ std::vector<ReadBefore::Range> ranges_to_quantize(const io::Checkpoint& checkpoi
   WeightSource source(checkpoint, config, /*gather=*/false);
   ModelWeights none;
   std::vector<ReadBefore::Range> ranges;
-  for_each_weight(
-      source, config, nullptr, none,
-      [&](const std::string& name, const WeightSpec&, const TensorView& view, WeightUse use, WeightPtr&) {
-        const bool read = view.data != nullptr && view.rows() > 0 &&
-                          loaded_type(quantize, name, view, use, tied) != view.type;
-        const size_t bytes = read ? static_cast<size_t>((view.rows() - 1) * view.row_stride_bytes) +
-                                        bytes_of(view.type, view.cols())
-                                  : 0;
-        ranges.push_back({view.data, bytes});
-      });
+  for_each_weight(source, config, nullptr, none,
+                  [&](const std::string& name, const WeightSpec&, const TensorView& view, WeightUse use,
+                      const WeightPlace&, WeightPtr&) {
+                    const bool read = view.data != nullptr && view.rows() > 0 &&
+                                      loaded_type(quantize, name, view, use, tied) != view.type;
+                    const size_t bytes =
+                        read ? static_cast<size_t>((view.rows() - 1) * view.row_stride_bytes) +
+                                   bytes_of(view.type, view.cols())
+                             : 0;
+                    ranges.push_back({view.data, bytes});
+                  });
   return ranges;
 }
 
@@ -209,7 +227,7 @@ void visit_weights(WeightSource& source, const ModelConfig& config, const Weight
   ModelWeights none;
   for_each_weight(source, config, nullptr, none,
                   [&](const std::string& name, const WeightSpec& spec, const TensorView& view, WeightUse,
-                      WeightPtr&) { visit(name, spec, view); });
+                      const WeightPlace&, WeightPtr&) { visit(name, spec, view); });
 }
 
 std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& backend,
@@ -239,7 +257,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
   for_each_weight(
       source, model->config_, backend.shares(), model->weights_,
       [&](const std::string& name, const WeightSpec& spec, const TensorView& stored, WeightUse use,
-          WeightPtr& to) {
+          const WeightPlace& place, WeightPtr& to) {
         const DType type = loaded_type(quantize, name, stored, use, tied);
         if (before) before->begin(index++);
         auto gathered = source.take_gathered();
@@ -249,7 +267,7 @@ std::unique_ptr<Model> Model::load(const io::Checkpoint& checkpoint, Backend& ba
           view = recoded(stored, type, backend, inputs ? inputs(name) : nullptr, feedback, memory);
           gathered = std::move(memory);
         }
-        to = backend.load_weight(view, settled(use, view, backend, dequantizes));
+        to = backend.load_placed(view, settled(use, view, place, backend, dequantizes), place);
         if (!to->copied) keep(std::move(gathered));
         model->stored_[to.get()] = {view.type, stored_bytes(view), checkpoint.gguf ? stored.name : name};
         model->bytes_per_token_ += bytes_read(spec, view, use, model->config_);
@@ -336,31 +354,76 @@ WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& co
   size_t gathered = 0, held_before = 0;
   WeightSource::Unpacked unpacked_before;
   const bool tied = has_tied_output(checkpoint);
-  for_each_weight(
-      source, config, backend.shares(), none,
-      [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use, WeightPtr&) {
-        const size_t copied = source.gathered_bytes() - gathered;  // of this weight
-        gathered += copied;
-        TensorView view = stored;
-        view.type = loaded_type(quantize, name, stored, use, tied);
-        const bool same = view.type == stored.type;
-        if (!same) view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
-        if (use == WeightUse::kDequantized) plan.dequantized += backend.dequantized_bytes(view);
-        use = settled(use, view, backend, false);
-        const size_t held = backend.weight_bytes(view, use, held_before);
-        held_before += held;
-        // What is unpacked is read once, and then lies in memory of its own.
-        const bool unpacks = source.unpacked() != unpacked_before;
-        unpacked_before = source.unpacked();
-        if (same && !unpacks) plan.mapped += view.bytes();
-        // What was gathered or quantized is let go where the backend has a copy of it.
-        const bool let_go = held > 0 && use == WeightUse::kMatrix;
-        plan.repacked += held + (let_go ? 0 : same ? copied : view.bytes());
-      });
+  for_each_weight(source, config, backend.shares(), none,
+                  [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use,
+                      const WeightPlace& place, WeightPtr&) {
+                    const size_t copied = source.gathered_bytes() - gathered;  // of this weight
+                    gathered += copied;
+                    TensorView view = stored;
+                    view.type = loaded_type(quantize, name, stored, use, tied);
+                    const bool same = view.type == stored.type;
+                    if (!same) view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
+                    if (use == WeightUse::kDequantized) {
+                      plan.dequantized += backend.placed_dequantized_bytes(view, place);
+                    }
+                    use = settled(use, view, place, backend, false);
+                    const size_t held = backend.placed_bytes(view, use, held_before, place);
+                    held_before += held;
+                    // What is unpacked is read once, and then lies in memory of its own.
+                    const bool unpacks = source.unpacked() != unpacked_before;
+                    unpacked_before = source.unpacked();
+                    if (same && !unpacks) plan.mapped += view.bytes();
+                    // What was gathered or quantized is let go where the backend has a copy of it.
+                    const bool two = backend.own_memory() && backend.in_machine_memory(place);
+                    const bool let_go = held > 0 && use == WeightUse::kMatrix && !two;
+                    const size_t kept = let_go ? 0 : same ? copied : view.bytes();
+                    plan.repacked += held + (two ? 0 : kept);
+                    if (two) plan.on_machine += kept;
+                  });
   if (checkpoint.hf) plan.repacked += checkpoint.hf->weights.copied_bytes();
   if (!keeps_dequantized(plan.dequantized, plan.repacked, backend.own_memory().value_or(0)))
     plan.dequantized = 0;
   return plan;
+}
+
+WeightSizes weight_sizes(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                         const TypeChoice& quantize) {
+  WeightSource source(checkpoint, config, /*gather=*/false);
+  ModelWeights none;
+  WeightSizes sizes;
+  sizes.layers.resize(static_cast<size_t>(config.layers));
+  size_t before = 0;
+  const bool tied = has_tied_output(checkpoint);
+  for_each_weight(source, config, nullptr, none,
+                  [&](const std::string& name, const WeightSpec&, const TensorView& stored, WeightUse use,
+                      const WeightPlace& place, WeightPtr&) {
+                    TensorView view = stored;
+                    view.type = loaded_type(quantize, name, stored, use, tied);
+                    if (view.type != stored.type) {
+                      view.row_stride_bytes = static_cast<int64_t>(bytes_of(view.type, view.cols()));
+                    }
+                    if (use == WeightUse::kDequantized) use = WeightUse::kMatrix;
+                    const size_t held = backend.weight_bytes(view, use, before);
+                    before += held;
+                    // A device without memory of its own reads the file's.
+                    const size_t bytes = backend.own_memory() ? held : held + view.bytes();
+                    using enum WeightPlace::Part;
+                    switch (place.part) {
+                      case kEmbedding:
+                        sizes.embedding += bytes;
+                        break;
+                      case kOutput:
+                        sizes.output += bytes;
+                        break;
+                      case kLayer:
+                        sizes.layers[static_cast<size_t>(place.layer)].dense += bytes;
+                        break;
+                      case kExperts:
+                        sizes.layers[static_cast<size_t>(place.layer)].experts += bytes;
+                        break;
+                    }
+                  });
+  return sizes;
 }
 
 }  // namespace millrace

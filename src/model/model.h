@@ -92,11 +92,23 @@ class Model {
 // copies that only prompts read (WeightUse::kDequantized), beside those.
 struct WeightBytes {
   size_t mapped = 0, repacked = 0, dequantized = 0;
+  size_t on_machine = 0;  // of a device that is two: copies in the machine's memory, beside `repacked`
 };
 // Whether copies that only prompts read are made: all of a model's or none, where they take no more than an
 // eighth of what the other weights leave of the device's memory. The rest is the KV cache's.
 bool keeps_dequantized(size_t dequantized, size_t repacked, size_t memory);
 WeightBytes plan_weights(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
+                         const TypeChoice& quantize = {});
+
+// What each part of the model would take of this backend's memory.
+struct WeightSizes {
+  struct Layer {
+    size_t dense = 0, experts = 0;
+  };
+  size_t embedding = 0, output = 0;  // an embedding that is the output matrix too: output
+  std::vector<Layer> layers;
+};
+WeightSizes weight_sizes(const io::Checkpoint& checkpoint, const ModelConfig& config, const Backend& backend,
                          const TypeChoice& quantize = {});
 
 // Every weight the model uses under its GGUF name, whatever the checkpoint calls it, with what the

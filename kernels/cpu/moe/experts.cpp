@@ -230,6 +230,7 @@ void ExpertsRun::combine(int64_t token, int64_t first, int64_t width) const {
     const int64_t count = std::min(kStrip, first + width - c);
     float sum[kStrip] = {};
     for (int64_t slot = 0; slot < k; ++slot) {
+      if (order_.sorted_row[token * k + slot] < 0) continue;
       const float* out = work_.expert_out + order_.sorted_row[token * k + slot] * out_cols_ + c;
       const float weight = op_.weigh_input ? 1.0f : op_.weights[token * k + slot];
       if (op_.down.bias == nullptr) {
@@ -258,8 +259,11 @@ void ExpertsRun::combine_all() {
 void ExpertsRun::run() {
   quantize_missing();
   sort_by_expert(op_.chosen, rows_, op_.k, gate_.experts, order_);
+  if (order_.num_active == 0) return;
   if (op_.weigh_input) {
-    for (int64_t i = 0; i < rows_ * op_.k; ++i) work_.row_scale[order_.sorted_row[i]] = op_.weights[i];
+    for (int64_t i = 0; i < rows_ * op_.k; ++i) {
+      if (order_.sorted_row[i] >= 0) work_.row_scale[order_.sorted_row[i]] = op_.weights[i];
+    }
   }
   if (formats_.bf16_tiles) gather_tiles();
   const bool small_batch = ctx_.small_batch(rows_);

@@ -22,7 +22,7 @@ struct MoeExperts {
   GateUp gate_up;          // [experts][inner][hidden] twice
   LinearWeights down;      // [experts][hidden][inner]
   int64_t k;               // experts of a token
-  const int32_t* chosen;   // [rows][k]
+  const int32_t* chosen;   // [rows][k]; -1: none
   const float* weights;    // [rows][k]
   const float* x;          // [rows][hidden]
   ActivationFormats made;  // formats of x that the workspace's input has already

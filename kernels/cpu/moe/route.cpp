@@ -169,13 +169,19 @@ void sort_by_expert(const int32_t* chosen, int64_t rows, int64_t k, int64_t expe
   int32_t* start = order.start;
   std::fill_n(start, experts + 1, 0);
   const int64_t count = rows * k;
-  for (int64_t i = 0; i < count; ++i) ++start[chosen[i] + 1];
+  for (int64_t i = 0; i < count; ++i) {
+    if (chosen[i] >= 0) ++start[chosen[i] + 1];
+  }
   order.num_active = 0;
   for (int32_t e = 0; e < experts; ++e) {
     if (start[e + 1] > 0) order.active[order.num_active++] = e;
     start[e + 1] += start[e];
   }
   for (int64_t i = 0; i < count; ++i) {
+    if (chosen[i] < 0) {
+      order.sorted_row[i] = -1;
+      continue;
+    }
     const int32_t at = start[chosen[i]]++;
     order.token_of[at] = static_cast<int32_t>(i / k);
     order.sorted_row[i] = at;

@@ -44,12 +44,12 @@ struct RouteTokens {
 ActivationFormats route_tokens(const Context& ctx, const RouteTokens& op);
 
 // (token, slot) pairs sorted by expert, stably: rows [start[e], start[e + 1]) of the sorted order are expert
-// e's.
+// e's. Pairs of expert -1 are none.
 struct ExpertOrder {
   int32_t* start;       // [experts + 1]
   int32_t* active;      // [experts]: those with rows, the most rows first
   int32_t* token_of;    // [rows * k]: token of a sorted row
-  int32_t* sorted_row;  // [rows * k]: sorted row of (token, slot)
+  int32_t* sorted_row;  // [rows * k]: sorted row of (token, slot), or -1
   int64_t num_active;
 
   int64_t rows_of(int32_t expert) const { return start[expert + 1] - start[expert]; }

@@ -20,6 +20,11 @@ namespace millrace::cuda {
 void launch_route_top_k(const float* scores, int64_t count, int experts, int k, bool softmax_over_all,
                         int32_t* chosen, float* weights, const Launch& at);
 
+// Of a choice of experts, those of which only some are here: chosen[i] = local[chosen[i]], or, where that is
+// -1, any of the `count` that are here, with a weight of 0. local: [experts]. Latency-bound: 12 pairs bytes.
+void launch_keep_experts(const int32_t* local, int count, int64_t pairs, int32_t* chosen, float* weights,
+                         const Launch& at);
+
 // gate = silu(gate) * up, or gpt-oss's clamped form. Floor: 12 size / B.
 void launch_activate(const Activation& op, int64_t size, float* gate, const float* up, const Launch& at);
 

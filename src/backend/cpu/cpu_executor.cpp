@@ -646,6 +646,7 @@ void CpuExecutor::shared_expert_add(const Experts& op) {
 void CpuExecutor::experts_add(const Experts& op) {
   if (rows_ == 0) return;
   if (op.shared.up.weight != nullptr) shared_expert_add(op);
+  if (op.up.weight == nullptr) return;  // another device has them
   MoeWorkspace moe{work_->expert_order,    work_->input,      work_->inner,
                    work_->inner_quantized, work_->expert_out, work_->row_scale};
   GateUp gate_up = gate_up_of(op.gate, op.up, op.activation);

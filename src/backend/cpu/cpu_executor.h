@@ -14,12 +14,13 @@
 #include "backend/cpu/weight.h"
 #include "backend/cpu/workspace.h"
 #include "backend/input_watcher.h"
+#include "backend/mixed_part.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/attention/paged_kv.h"
 
 namespace millrace::cpu {
 
-class CpuExecutor final : public Executor, public WatchableExecutor {
+class CpuExecutor final : public Executor, public WatchableExecutor, public MixedPart {
  public:
   CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool);
   // As a rank of a group: `spec` is the whole model's, weights, heads and KV blocks are this rank's part. All
@@ -51,6 +52,13 @@ class CpuExecutor final : public Executor, public WatchableExecutor {
   std::vector<float> read_slot(Slot slot) override;
   void write_slot(Slot slot, std::span<const float> values) override;
   void watch_inputs(InputWatcher* watcher) override { watcher_ = watcher; }
+
+  void send_rows(bool routing) override;
+  HostRows rows_out() override;
+  void set_residual(std::span<const float> rows) override;
+  void add_residual(std::span<const float> rows) override;
+  void take_routed(const Norm& norm, const HostRows& rows) override;
+  void keep_experts(std::span<const int32_t> local) override;
 
  private:
   CpuExecutor(const ExecutorSpec& spec, const KernelTable& kernels, ThreadPool& pool,
@@ -106,6 +114,11 @@ class CpuExecutor final : public Executor, public WatchableExecutor {
   std::vector<int32_t> row_adapters_;    // [rows], of this step's rows; empty: none of them has one
   std::vector<int32_t> logit_adapters_;  // [logit rows], likewise
   std::vector<LowRankRun> runs_[3];      // of the products whose A x lies in work_->low_rank
+
+  // send_rows(true)'s: operations go on before anybody reads them.
+  bool sends_copy_ = false;
+  std::vector<float> sent_residual_, sent_weight_;
+  std::vector<int32_t> sent_chosen_;
 
   InputWatcher* watcher_ = nullptr;
 

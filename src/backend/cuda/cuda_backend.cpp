@@ -2,6 +2,8 @@
 // ones that prompts multiply as bf16 too, others in the file's own encoding.
 #include "backend/cuda_backend.h"
 
+#include <algorithm>
+
 #include "backend/cuda/autotune.h"
 #include "backend/cuda/cuda_executor.h"
 #include "backend/cuda/cuda_weight.h"
@@ -18,8 +20,10 @@ class CudaBackend final : public Backend {
  public:
   CudaBackend(const BackendOptions& options, int gpu)
       : device_(cuda::Device::open(gpu)),
-        own_memory_(
-            static_cast<size_t>(static_cast<double>(device_.info().free_bytes) * options.memory_fraction)),
+        own_memory_(options.memory_bytes > 0
+                        ? std::min(options.memory_bytes, device_.info().free_bytes)
+                        : static_cast<size_t>(static_cast<double>(device_.info().free_bytes) *
+                                              options.memory_fraction)),
         pool_(options.threads),
         uploader_(device_) {}
 

@@ -12,6 +12,7 @@
 #include "backend/cuda/graph.h"
 #include "backend/cuda/sample_batch.h"
 #include "backend/cuda/step_launcher.h"
+#include "backend/mixed_part.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "kernels/cuda/moe/sigmoid_routing.h"
@@ -52,14 +53,15 @@ Operation operation_of(const StepOp& op) {
   constexpr Operation kOperations[] = {Operation::kEmbed,  Operation::kNormQkv, Operation::kRopeAppend,
                                        Operation::kAttend, Operation::kProject, Operation::kFfn,
                                        Operation::kRoute,  Operation::kExperts, Operation::kNormQkv,
-                                       Operation::kLogits, Operation::kPick,    Operation::kPick};
+                                       Operation::kLogits, Operation::kPick,    Operation::kPick,
+                                       Operation::kRoute,  Operation::kExperts, Operation::kExperts};
   static_assert(std::size(kOperations) == std::variant_size_v<StepOp>);
   return kOperations[op.index()];
 }
 
 // Operations are recorded and launched together when somebody wants a result. Steps that repeat, decoding
 // above all, are replayed as graphs.
-class CudaExecutor final : public Executor {
+class CudaExecutor final : public Executor, public MixedPart {
  public:
   CudaExecutor(const ExecutorSpec& spec, const Device& device)
       : device_(device),
@@ -86,7 +88,7 @@ class CudaExecutor final : public Executor {
   void project_add(const Projection& op) override { ops_.emplace_back(op); }
   void ffn_add(const Ffn& op) override { ops_.emplace_back(op); }
   void route(const Route& op) override;
-  void experts_add(const Experts& op) override { ops_.emplace_back(op); }
+  void experts_add(const Experts& op) override;
   void norm_residual(const Norm& op) override { ops_.emplace_back(NormResidualOp{op}); }
   void norm_logits(const Logits& op) override { ops_.emplace_back(op); }
   std::span<const float> logits() override;
@@ -108,6 +110,13 @@ class CudaExecutor final : public Executor {
   std::vector<TimedOperation> operation_times() override;
   std::vector<float> read_slot(Slot slot) override;
   void write_slot(Slot slot, std::span<const float> values) override;
+
+  void send_rows(bool routing) override;
+  HostRows rows_out() override;
+  void set_residual(std::span<const float> rows) override;
+  void add_residual(std::span<const float> rows) override;
+  void take_routed(const Norm& norm, const HostRows& rows) override;
+  void keep_experts(std::span<const int32_t> local) override;
 
  private:
   struct SlotPlace {
@@ -142,6 +151,19 @@ class CudaExecutor final : public Executor {
   StepPlan plan_;
   std::vector<StepOp> ops_;  // recorded, not launched
   std::vector<uint64_t> last_signature_;
+
+  // As half of a mixed executor: rows and routing on their way to the host, rows on their way here.
+  PinnedBuffer rows_out_, routing_out_, rows_in_host_;
+  DeviceBuffer rows_in_;
+  Event rows_sent_, rows_taken_;
+  bool routing_sent_ = false, keeps_some_ = false;
+  struct LocalExperts {
+    const int32_t* host;
+    DeviceBuffer numbers;
+    int32_t count;
+  };
+  std::deque<LocalExperts> local_experts_;  // of each layer whose experts are shared out
+  void upload_rows(std::span<const float> rows);
 
   bool times_operations_ = false;
   std::vector<TimedOperation> operation_times_;
@@ -233,6 +255,17 @@ void CudaExecutor::route(const Route& op) {
   plan_.softmax_over_all = op.weighting == Route::Weighting::kSoftmaxAll;
   plan_.chosen = sigmoid || op.scale != 1.0f;
   ops_.emplace_back(op);
+}
+
+// Of experts that are here in part the choice has been made: those of other layers of the step choose
+// themselves.
+void CudaExecutor::experts_add(const Experts& op) {
+  ops_.emplace_back(op);
+  if (!keeps_some_) return;
+  keeps_some_ = false;
+  const bool chosen = std::exchange(plan_.chosen, true);
+  flush();
+  plan_.chosen = chosen;
 }
 
 // Decoding repeats: its steps are captured, those of a small batch at first sight, larger ones, beside which
@@ -399,6 +432,97 @@ void CudaExecutor::read_hidden(const Norm& norm, int32_t row, std::span<float> t
     hidden_norm_ = norm;
   }
   std::memcpy(to.data(), hidden_host_.as<const float>() + static_cast<size_t>(row) * hidden, to.size_bytes());
+}
+
+// ---------------------------------------------------------------- half of a mixed executor
+
+void CudaExecutor::send_rows(bool routing) {
+  device_.use();
+  graphs_.allow_pieces(3 * spec_.layers.size());
+  if (routing) ops_.emplace_back(ChooseOp{});
+  flush();
+  const size_t most = static_cast<size_t>(spec_.max_tokens) * sizeof(float);
+  if (rows_out_.bytes() == 0) rows_out_ = PinnedBuffer(most * static_cast<size_t>(spec_.hidden), "rows sent");
+  const auto rows = static_cast<size_t>(plan_.rows);
+  routing_sent_ = routing;
+  if (rows > 0) {
+    copy(rows_out_.as<void>(), work_.residual.as<void>(),
+         rows * static_cast<size_t>(spec_.hidden) * sizeof(float), cudaMemcpyDeviceToHost);
+  }
+  if (routing && rows > 0) {
+    const auto k = static_cast<size_t>(spec_.experts_per_token);
+    if (routing_out_.bytes() == 0) routing_out_ = PinnedBuffer(2 * most * k, "routing sent");
+    copy(routing_out_.as<void>(), work_.chosen.as<void>(), rows * k * sizeof(int32_t),
+         cudaMemcpyDeviceToHost);
+    copy(routing_out_.as<std::byte>() + most * k, work_.chosen_weight.as<void>(), rows * k * sizeof(float),
+         cudaMemcpyDeviceToHost);
+  }
+  rows_sent_.record(stream_);
+}
+
+HostRows CudaExecutor::rows_out() {
+  rows_sent_.wait();
+  const auto rows = static_cast<size_t>(plan_.rows), k = static_cast<size_t>(spec_.experts_per_token);
+  HostRows out{{rows_out_.as<const float>(), rows * static_cast<size_t>(spec_.hidden)}, {}, {}};
+  if (!routing_sent_) return out;
+  const size_t most = static_cast<size_t>(spec_.max_tokens) * k;
+  out.chosen = {routing_out_.as<const int32_t>(), rows * k};
+  out.weights = {routing_out_.as<const float>() + most, rows * k};
+  return out;
+}
+
+void CudaExecutor::upload_rows(std::span<const float> rows) {
+  device_.use();
+  MILLRACE_CHECK(std::ssize(rows) == plan_.rows * spec_.hidden);
+  const size_t most =
+      static_cast<size_t>(spec_.max_tokens) * static_cast<size_t>(spec_.hidden) * sizeof(float);
+  if (rows_in_.bytes() == 0) {
+    rows_in_host_ = PinnedBuffer(most, "rows taken");
+    rows_in_ = DeviceBuffer(most, "rows taken");
+  }
+  rows_taken_.wait();
+  std::memcpy(rows_in_host_.as<void>(), rows.data(), rows.size_bytes());
+}
+
+void CudaExecutor::set_residual(std::span<const float> rows) {
+  flush();
+  upload_rows(rows);
+  if (!rows.empty())
+    copy(work_.residual.as<void>(), rows_in_host_.as<void>(), rows.size_bytes(), cudaMemcpyHostToDevice);
+  rows_taken_.record(stream_);
+}
+
+void CudaExecutor::add_residual(std::span<const float> rows) {
+  flush();  // what still reads the rows before these is launched before them
+  upload_rows(rows);
+  if (rows.empty()) return;
+  copy(rows_in_.as<void>(), rows_in_host_.as<void>(), rows.size_bytes(), cudaMemcpyHostToDevice);
+  rows_taken_.record(stream_);
+  plan_.rows_in = rows_in_.as<const float>();
+  ops_.emplace_back(AddRowsOp{});
+}
+
+void CudaExecutor::take_routed(const Norm&, const HostRows&) {
+  throw_error(ErrorCode::kUnsupported,
+              "device cuda: it is the first of two devices, expected another second");
+}
+
+void CudaExecutor::keep_experts(std::span<const int32_t> local) {
+  device_.use();
+  auto found = std::find_if(local_experts_.begin(), local_experts_.end(),
+                            [&](const LocalExperts& l) { return l.host == local.data(); });
+  if (found == local_experts_.end()) {
+    LocalExperts& numbers = local_experts_.emplace_back();
+    numbers.host = local.data();
+    numbers.numbers = DeviceBuffer(local.size_bytes(), "numbers of experts");
+    numbers.count = 1 + *std::max_element(local.begin(), local.end());
+    copy(numbers.numbers.as<void>(), local.data(), local.size_bytes(), cudaMemcpyHostToDevice);
+    stream_.synchronize();
+    found = local_experts_.end() - 1;
+  }
+  flush();  // those before choose themselves
+  ops_.emplace_back(KeepExpertsOp{found->numbers.as<const int32_t>(), found->count});
+  keeps_some_ = true;
 }
 
 // ---------------------------------------------------------------- slots

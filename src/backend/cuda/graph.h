@@ -53,7 +53,7 @@ class GraphCache {
       graphs_.splice(graphs_.begin(), graphs_, it);
       return graphs_.front().second;
     }
-    if (graphs_.size() == kMaxGraphs) {
+    if (graphs_.size() >= most_) {
       stream.synchronize();  // it may still run
       graphs_.pop_back();
     }
@@ -61,10 +61,13 @@ class GraphCache {
                           std::forward_as_tuple(stream, std::forward<Record>(record)));
     return graphs_.front().second;
   }
+  // Steps in so many pieces have a graph for each.
+  void allow_pieces(size_t pieces) { most_ = kMaxGraphs * std::max<size_t>(1, pieces / 2); }
   void clear() { graphs_.clear(); }  // when a buffer that graphs point to has moved; the stream must be idle
 
  private:
   static constexpr size_t kMaxGraphs = 64;  // some megabytes each
+  size_t most_ = kMaxGraphs;
   std::list<std::pair<std::vector<uint64_t>, Graph>> graphs_;
 };
 

@@ -109,6 +109,12 @@ class Signature {
   }
   void operator()(const ArgmaxOp&) {}
   void operator()(const SampleOp&) {}
+  void operator()(const ChooseOp&) {}
+  void operator()(const KeepExpertsOp& op) {
+    add(reinterpret_cast<uint64_t>(op.local));
+    add(static_cast<uint64_t>(op.count));
+  }
+  void operator()(const AddRowsOp&) {}
 };
 
 }  // namespace

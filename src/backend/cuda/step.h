@@ -20,11 +20,19 @@ struct RopeOp {
 struct NormResidualOp {
   Norm norm;
 };
+// For experts of another device (backend/mixed_part.h): the choice, where nobody has made it yet, is made.
+struct ChooseOp {};
+// Expert e of the choice is number local[e] of the weights there are, count of them; -1: weighed with zero.
+struct KeepExpertsOp {
+  const int32_t* local;  // [experts], on the device
+  int32_t count;
+};
+struct AddRowsOp {};  // residual += rows that came from the host
 struct ArgmaxOp {};
 struct SampleOp {};  // the rows' parameters lie in a buffer of the executor's
 
 using StepOp = std::variant<Embed, NormQkv, RopeOp, Attend, Projection, Ffn, Route, Experts, NormResidualOp,
-                            Logits, ArgmaxOp, SampleOp>;
+                            Logits, ArgmaxOp, SampleOp, ChooseOp, KeepExpertsOp, AddRowsOp>;
 
 // What the launches depend on beside the operations.
 struct StepPlan {
@@ -32,6 +40,7 @@ struct StepPlan {
   bool single_tokens = false;      // every sequence has one token in this step
   int32_t last_position = -1;      // the largest of any row
   bool takes_sampled = false;      // some tokens are those that the step before picked
+  const float* rows_in = nullptr;  // AddRowsOp's, [rows, hidden] on the device
   const void* sampling = nullptr;  // SampleParams and what they point to, on the device
   // Of the last route: experts may be flushed later than it.
   bool softmax_over_all = false;

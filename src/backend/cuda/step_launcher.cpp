@@ -644,7 +644,8 @@ void StepLauncher::check_experts(const Experts& op) const {
                                            {&op.up, spec_.expert_ffn, spec_.hidden},
                                            {&op.down, spec_.hidden, spec_.expert_ffn}}) {
     MILLRACE_CHECK(linear->weight->rows == rows && linear->weight->cols == cols);
-    MILLRACE_CHECK(linear->weight->experts == spec_.experts);
+    MILLRACE_CHECK(linear->weight->experts == spec_.experts ||
+                   (plan_.chosen && linear->weight->experts < spec_.experts));  // KeepExpertsOp
   }
 }
 
@@ -664,9 +665,30 @@ void StepLauncher::shared_expert_add(const Experts& op) {
                    w_.residual.as<float>(), at_);
 }
 
+void StepLauncher::operator()(const ChooseOp&) {
+  if (!plan_.chosen) route_top_k();
+}
+
+void StepLauncher::operator()(const KeepExpertsOp& op) {
+  launch_keep_experts(op.local, op.count, pairs(), w_.chosen.as<int32_t>(), w_.chosen_weight.as<float>(),
+                      at_);
+}
+
+void StepLauncher::operator()(const AddRowsOp&) {
+  RowNorm add;
+  add.kind = NormKind::kNone;
+  add.x = plan_.rows_in;
+  add.rows = plan_.rows;
+  add.size = spec_.hidden;
+  add.y = w_.residual.as<float>();
+  add.add = true;
+  launch_row_norm(add, at_);
+}
+
 void StepLauncher::operator()(const Experts& op) {
-  check_experts(op);
   if (op.shared.up.weight != nullptr) shared_expert_add(op);
+  if (op.up.weight == nullptr) return;  // another device has them
+  check_experts(op);
   if (plan_.rows <= kMaxGemvRows && !plan_.chosen && !op.weigh_input && !is_gelu(op.activation)) {
     const GemvExperts gemv = gemv_experts(op);
     if (supports_gemv_experts(gemv, at_.device)) return launch_gemv_experts(gemv, at_);

@@ -62,6 +62,9 @@ class StepLauncher {
   void operator()(const Logits& op);
   void operator()(const ArgmaxOp& op);
   void operator()(const SampleOp& op);
+  void operator()(const ChooseOp& op);
+  void operator()(const KeepExpertsOp& op);
+  void operator()(const AddRowsOp& op);
   template <class Op>
   void visit(const Op& op) {
     (*this)(op);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "backend/input_watcher.h"
+#include "backend/mixed_part.h"
 #include "base/check.h"
 #include "kernels/quant/codec.h"
 #include "kernels/reference/naive_attention.h"
@@ -64,7 +65,7 @@ reference::FeedForward feed_forward_of(const Linear& gate, const Linear& up, con
   return {linear_of(gate), linear_of(up), linear_of(down), activation_of(activation)};
 }
 
-class ReferenceExecutor final : public Executor, public WatchableExecutor {
+class ReferenceExecutor final : public Executor, public WatchableExecutor, public MixedPart {
  public:
   explicit ReferenceExecutor(const ExecutorSpec& spec) : spec_(spec), kv_type_(spec.kv_type) {
     spec_.kv_type = DType::kF32;  // rounded to kv_type_, kept as float32
@@ -312,6 +313,7 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor {
   void experts_add(const Experts& op) override {
     const int64_t k = spec_.experts_per_token;
     if (op.shared.up.weight != nullptr) shared_expert_add(op.shared, op.activation);
+    if (op.up.weight == nullptr) return;
     const reference::FeedForward experts{linear_of(op.gate),           linear_of(op.up), linear_of(op.down),
                                          activation_of(op.activation), op.alpha,         op.limit};
     for (int64_t t = 0; t < rows_; ++t) {
@@ -359,6 +361,31 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor {
   void copy_block(int group, int32_t from, int32_t to) override {
     const std::span<std::byte> source = block_bytes(group, from);
     std::copy(source.begin(), source.end(), block_bytes(group, to).begin());
+  }
+
+  void send_rows(bool /*routing*/) override {  // copies: operations go on before anybody reads them
+    sent_residual_.assign(residual_.begin(), residual_.begin() + rows_ * spec_.hidden);
+    sent_chosen_.assign(chosen_.begin(), chosen_.begin() + rows_ * spec_.experts_per_token);
+    sent_weight_.assign(chosen_weight_.begin(), chosen_weight_.begin() + rows_ * spec_.experts_per_token);
+  }
+  HostRows rows_out() override { return {sent_residual_, sent_chosen_, sent_weight_}; }
+  void set_residual(std::span<const float> rows) override {
+    std::copy(rows.begin(), rows.end(), residual_.begin());
+  }
+  void add_residual(std::span<const float> rows) override {
+    for (size_t i = 0; i < rows.size(); ++i) residual_[i] += rows[i];
+  }
+  void take_routed(const Norm& op, const HostRows& rows) override {
+    set_residual(rows.residual);
+    norm_rows(op);
+    std::copy(rows.chosen.begin(), rows.chosen.end(), chosen_.begin());
+    std::copy(rows.weights.begin(), rows.weights.end(), chosen_weight_.begin());
+    std::fill_n(residual_.begin(), rows_ * spec_.hidden, 0.0f);
+  }
+  void keep_experts(std::span<const int32_t> local) override {
+    for (int64_t i = 0; i < rows_ * spec_.experts_per_token; ++i) {
+      chosen_[i] = local[static_cast<size_t>(chosen_[i])];
+    }
   }
 
   std::vector<float> read_slot(Slot slot) override {
@@ -557,7 +584,8 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor {
   Floats residual_, normed_, query_, key_, value_, attention_, chosen_weight_, logits_;
   Floats attention_gate_;  // [rows][heads * head_dim]
   Floats mix_;             // [rows][mix columns]: of layers with a state
-  std::vector<int32_t> chosen_;
+  std::vector<int32_t> chosen_, sent_chosen_;
+  Floats sent_residual_, sent_weight_;
   std::vector<Floats> pools_;  // per group: [blocks][layers][key, value][kv_heads][16][head_dim]
 };
 

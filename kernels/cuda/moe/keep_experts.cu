@@ -1,0 +1,29 @@
+// Which of the chosen experts are in this GPU's memory, where another device has the others of the layer.
+// What is not here is multiplied all the same, by an expert that is, and weighed with zero: the launches do
+// not depend on the choice, and the other device takes longer. Latency-bound.
+#include "kernels/cuda/moe/moe.h"
+
+namespace millrace::cuda {
+namespace {
+
+__global__ void keep_experts_kernel(const int32_t* local, int count, int64_t pairs, int32_t* chosen,
+                                    float* weights) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= pairs) return;
+  const int32_t expert = chosen[i], here = local[expert];
+  chosen[i] = here >= 0 ? here : expert % count;
+  if (here < 0) weights[i] = 0.0f;
+}
+
+}  // namespace
+
+void launch_keep_experts(const int32_t* local, int count, int64_t pairs, int32_t* chosen, float* weights,
+                         const Launch& at) {
+  if (pairs == 0) return;
+  constexpr int kThreads = 256;
+  const auto blocks = static_cast<unsigned>((pairs + kThreads - 1) / kThreads);
+  keep_experts_kernel<<<blocks, kThreads, 0, at.stream>>>(local, count, pairs, chosen, weights);
+  check_launch("keep_experts_kernel");
+}
+
+}  // namespace millrace::cuda
