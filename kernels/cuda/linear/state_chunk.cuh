@@ -22,12 +22,12 @@ struct ChunkOperands {
   static constexpr int kStride = 24;  // of a 16 x 16 matrix: pairs of four rows are in different banks
   float k[kStateChunk * kKeys];
   float q[kStateChunk * kKeys];
-  float t[kStateChunk * kStride];     // T
-  float a[kStateChunk * kStride];     // scale e(i, j) (q_i . k_j)
-  float l[kStateChunk * kStride];     // beta_i e(i, j) (k_i . k_j)
-  float left[kStateChunk];            // e_i
-  float left_query[kStateChunk];      // scale e_i
-  float until_end[kStateChunk];       // e(last, j)
+  float t[kStateChunk * kStride];  // T
+  float a[kStateChunk * kStride];  // scale e(i, j) (q_i . k_j)
+  float l[kStateChunk * kStride];  // beta_i e(i, j) (k_i . k_j)
+  float left[kStateChunk];         // e_i
+  float left_query[kStateChunk];   // scale e_i
+  float until_end[kStateChunk];    // e(last, j)
   float beta[kStateChunk];
 };
 
@@ -227,9 +227,7 @@ struct StateColumns {
   __device__ int column_of(int e) const {
     return column + static_cast<int>(threadIdx.x) % kWarpLanes / 4 + (e / 2) * 8;
   }
-  __device__ static int row_of(int n, int e) {
-    return n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e % 2;
-  }
+  __device__ static int row_of(int n, int e) { return n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e % 2; }
 
   // state [key_dim][stride], or null: zeros.
   __device__ void load(const float* state, int key_dim, int64_t stride) {
@@ -264,10 +262,9 @@ struct StateColumns {
         const int r = row_of(n, e);
         v[n][e] = 0.0f;
         if (!has(e) || r >= rows.last) continue;
-        v[n][e] = r >= rows.first
-                      ? values[r * op.v_stride + column_of(e)]
-                      : rows.block[op.pool.at.writes + r * op.pool.at.row_writes +
-                                   int64_t{of.head} * op.pool.at.padded_dim + column_of(e)];
+        v[n][e] = r >= rows.first ? values[r * op.v_stride + column_of(e)]
+                                  : rows.block[op.pool.at.writes + r * op.pool.at.row_writes +
+                                               int64_t{of.head} * op.pool.at.padded_dim + column_of(e)];
       }
     }
   }

@@ -112,8 +112,8 @@ void launch_state_scan_as(const StateScan& op, const Launch& at) {
   allow_shared_memory(kernel, kBytes);
   const int32_t strips = (op.value_dim + kCtaColumns - 1) / kCtaColumns;
   const int64_t ctas = int64_t{op.sequences.count} * op.heads * strips;
-  kernel<<<static_cast<unsigned>(ctas), (kColumnWarps + kPreparing) * kWarpLanes, kBytes, at.stream>>>(op,
-                                                                                                      strips);
+  kernel<<<static_cast<unsigned>(ctas), (kColumnWarps + kPreparing) * kWarpLanes, kBytes, at.stream>>>(
+      op, strips);
   check_launch(kDelta ? "gated_delta_kernel" : "selective_scan_kernel");
 }
 

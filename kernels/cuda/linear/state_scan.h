@@ -19,7 +19,7 @@
 
 namespace millrace::cuda {
 
-inline constexpr int32_t kStateChunk = 16;      // tokens: a block of the cache
+inline constexpr int32_t kStateChunk = 16;       // tokens: a block of the cache
 inline constexpr int32_t kMaxStateKeyDim = 256;  // a lane has half of them in registers
 
 // Where the rows of blocks are, in floats from a layer's part of one (base/state_block.h).
