@@ -24,7 +24,7 @@ struct ArgmaxOp {};
 struct SampleOp {};  // the rows' parameters lie in a buffer of the executor's
 
 using StepOp = std::variant<Embed, NormQkv, RopeOp, Attend, Projection, Ffn, Route, Experts, NormResidualOp,
-                            Logits, ArgmaxOp, SampleOp>;
+                            Logits, ArgmaxOp, SampleOp, NormMix, StateMix>;
 
 // What the launches depend on beside the operations.
 struct StepPlan {
