@@ -17,18 +17,19 @@ namespace millrace::cuda {
 
 // In shared memory. Columns of keys and queries are swizzled (key_column): lanes read pairs of eight rows, or
 // one column of rows that are two apart, from all banks.
-template <int kKeys>
+template <int kKeys, bool kDelta>
 struct ChunkOperands {
   static constexpr int kStride = 24;  // of a 16 x 16 matrix: pairs of four rows are in different banks
+  static constexpr int kSolved = kDelta ? kStateChunk * kStride : 4;  // without the delta rule nothing is
   float k[kStateChunk * kKeys];
   float q[kStateChunk * kKeys];
-  float t[kStateChunk * kStride];  // T
   float a[kStateChunk * kStride];  // scale e(i, j) (q_i . k_j)
-  float l[kStateChunk * kStride];  // beta_i e(i, j) (k_i . k_j)
+  float t[kSolved];                // T
+  float l[kSolved];                // beta_i e(i, j) (k_i . k_j)
   float left[kStateChunk];         // e_i
   float left_query[kStateChunk];   // scale e_i
   float until_end[kStateChunk];    // e(last, j)
-  float beta[kStateChunk];
+  float beta[kStateChunk];         // without the delta rule: the steps
 };
 
 // Column c of row r lies at c ^ this.
@@ -77,9 +78,9 @@ struct HeadChunks {
 // ---------------------------------------------------------------- one warp: preparing
 
 // Starts copying keys and queries of a chunk; what is not there is zeros.
-template <int kKeys>
+template <int kKeys, bool kDelta>
 __device__ inline void load_chunk(const StateScan& op, const HeadChunks& of, int32_t chunk,
-                                  ChunkOperands<kKeys>& to, bool aligned) {
+                                  ChunkOperands<kKeys, kDelta>& to, bool aligned) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   const ChunkRows rows = of.rows(op, chunk);
   const int64_t head_at = int64_t{of.key_head} * op.key_dim;
@@ -109,7 +110,8 @@ __device__ inline void load_chunk(const StateScan& op, const HeadChunks& of, int
   ptx::async_commit();
 }
 
-// The logarithm of row r's decay, and its beta (1 where there are none), of a row that is there.
+// The logarithm of row r's decay, and its beta (1 where there are none) or step; zeros of rows that are not
+// there.
 __device__ inline float2 gates_of(const StateScan& op, const HeadChunks& of, const ChunkRows& rows, int r) {
   if (r >= rows.last) return {0.0f, 0.0f};
   if (r < rows.first) {
@@ -123,14 +125,15 @@ __device__ inline float2 gates_of(const StateScan& op, const HeadChunks& of, con
   } else if (op.rates != nullptr) {
     gates.x = op.rates[of.head] * op.steps[at];
   }
-  if (op.betas != nullptr) gates.y = op.betas[at];
+  const float* second = op.betas != nullptr ? op.betas : op.steps;
+  if (second != nullptr) gates.y = second[at];
   return gates;
 }
 
 // T, column by column: a lane has one, and solves (I + L) T = B downwards.
 template <int kKeys>
-__device__ inline void solve_chunk(ChunkOperands<kKeys>& c) {
-  constexpr int kStride = ChunkOperands<kKeys>::kStride;
+__device__ inline void solve_chunk(ChunkOperands<kKeys, true>& c) {
+  constexpr int kStride = ChunkOperands<kKeys, true>::kStride;
   const int column = static_cast<int>(threadIdx.x) % kWarpLanes;
   if (column >= kStateChunk) return;
   float t[kStateChunk];
@@ -147,8 +150,8 @@ __device__ inline void solve_chunk(ChunkOperands<kKeys>& c) {
 // Of a chunk whose copies this warp has waited for. Keys and queries are rounded where they lie.
 template <int kKeys, bool kDelta>
 __device__ inline void prepare_chunk(const StateScan& op, const HeadChunks& of, int32_t chunk,
-                                     ChunkOperands<kKeys>& c) {
-  constexpr int kStride = ChunkOperands<kKeys>::kStride;
+                                     ChunkOperands<kKeys, kDelta>& c) {
+  constexpr int kStride = ChunkOperands<kKeys, kDelta>::kStride;
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes, g = lane / 4, t = lane % 4;
   const ChunkRows rows = of.rows(op, chunk);
   const float2 gates = gates_of(op, of, rows, lane % kStateChunk);
@@ -156,29 +159,40 @@ __device__ inline void prepare_chunk(const StateScan& op, const HeadChunks& of, 
   float kk[2][4] = {}, qk[2][4] = {};
   const int low = g * kKeys, high = (g + 8) * kKeys;
   const int low_swizzle = key_swizzle(g), high_swizzle = key_swizzle(g + 8);
-#pragma unroll 4
-  for (int tile = 0; tile < kKeys / 8; ++tile) {
-    const int at = tile * 8 + 2 * t;
-    float a[2][4];  // of keys, of queries
+  constexpr int kAtOnce = 4;  // tiles whose loads are under way together
+  for (int first = 0; first < kKeys / 8; first += kAtOnce) {
+    float2 x[kAtOnce][2][2];  // of keys, of queries: rows g and g + 8
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      float* base = m == 0 ? c.k : c.q;
-      auto* up = reinterpret_cast<float2*>(base + low + (at ^ low_swizzle));
-      auto* down = reinterpret_cast<float2*>(base + high + (at ^ high_swizzle));
-      const float2 x = *up, y = *down;
-      a[m][0] = ptx::round_tf32(x.x);
-      a[m][1] = ptx::round_tf32(y.x);
-      a[m][2] = ptx::round_tf32(x.y);
-      a[m][3] = ptx::round_tf32(y.y);
-      *up = make_float2(a[m][0], a[m][2]);
-      *down = make_float2(a[m][1], a[m][3]);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = (first + i) * 8 + 2 * t;
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const float* base = m == 0 ? c.k : c.q;
+        x[i][m][0] = *reinterpret_cast<const float2*>(base + low + (at ^ low_swizzle));
+        x[i][m][1] = *reinterpret_cast<const float2*>(base + high + (at ^ high_swizzle));
+      }
     }
-    if constexpr (kDelta) {
-      ptx::mma_tf32(kk[0], a[0], a[0][0], a[0][2]);
-      ptx::mma_tf32(kk[1], a[0], a[0][1], a[0][3]);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = (first + i) * 8 + 2 * t;
+      float a[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        float* base = m == 0 ? c.k : c.q;
+        a[m][0] = ptx::round_tf32(x[i][m][0].x);
+        a[m][1] = ptx::round_tf32(x[i][m][1].x);
+        a[m][2] = ptx::round_tf32(x[i][m][0].y);
+        a[m][3] = ptx::round_tf32(x[i][m][1].y);
+        *reinterpret_cast<float2*>(base + low + (at ^ low_swizzle)) = make_float2(a[m][0], a[m][2]);
+        *reinterpret_cast<float2*>(base + high + (at ^ high_swizzle)) = make_float2(a[m][1], a[m][3]);
+      }
+      if constexpr (kDelta) {
+        ptx::mma_tf32(kk[0], a[0], a[0][0], a[0][2]);
+        ptx::mma_tf32(kk[1], a[0], a[0][1], a[0][3]);
+      }
+      ptx::mma_tf32(qk[0], a[1], a[0][0], a[0][2]);
+      ptx::mma_tf32(qk[1], a[1], a[0][1], a[0][3]);
     }
-    ptx::mma_tf32(qk[0], a[1], a[0][0], a[0][2]);
-    ptx::mma_tf32(qk[1], a[1], a[0][1], a[0][3]);
   }
 
   // Logarithms from the chunk's first row on, added in order.
@@ -217,7 +231,7 @@ __device__ inline void prepare_chunk(const StateScan& op, const HeadChunks& of, 
 // Values of rows n * 8 + 2t + (0, 1), columns g and g + 8 of a warp's 16, as they lie in a product's sum.
 using RowTile = float[2][4];
 
-template <int kKeys>
+template <int kKeys, bool kDelta>
 struct StateColumns {
   float s[kKeys / 8][4];  // S^T: columns g (0, 1) and g + 8 (2, 3); keys 8 tile + 2t and the next
   int column;             // the first of the warp's
@@ -270,10 +284,9 @@ struct StateColumns {
   }
 
   // The outputs of a chunk's new rows, and the state behind it if somebody wants it.
-  template <bool kDelta>
   __device__ void advance(const StateScan& op, const HeadChunks& of, const ChunkRows& rows,
-                          const ChunkOperands<kKeys>& c, const RowTile& v, bool next_state) {
-    constexpr int kStride = ChunkOperands<kKeys>::kStride;
+                          const ChunkOperands<kKeys, kDelta>& c, const RowTile& v, bool next_state) {
+    constexpr int kStride = ChunkOperands<kKeys, kDelta>::kStride;
     const int lane = static_cast<int>(threadIdx.x) % kWarpLanes, g = lane / 4, t = lane % 4;
 
     // S^T k and S^T q: even and odd tiles of keys are chains of their own.
@@ -305,8 +318,8 @@ struct StateColumns {
         if (r < rows.first || r >= rows.last) continue;
         if constexpr (kDelta) {
           x[n][e] = fmaf(-c.left[r], read_k[0][n][e] + read_k[1][n][e], v[n][e]);
-        } else if (op.steps != nullptr) {
-          x[n][e] = v[n][e] * op.steps[(rows.row + r) * op.heads + of.head];
+        } else {
+          x[n][e] = v[n][e] * c.beta[r];
         }
         if (rows.block != nullptr && has(e)) {
           rows.block[op.pool.at.writes + r * op.pool.at.row_writes +
