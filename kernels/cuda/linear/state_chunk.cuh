@@ -30,10 +30,13 @@ struct ChunkOperands {
   float left_query[kStateChunk];   // scale e_i
   float until_end[kStateChunk];    // e(last, j)
   float beta[kStateChunk];         // without the delta rule: the steps
+  float log[kStateChunk];          // of what is left of the chunk's first state
 };
 
-// Column c of row r lies at c ^ this.
+// Column c of row r lies at c ^ this: of a tile of eight columns the place among four is changed, so that of
+// four tiles each has a fixed address and the next four are a constant further.
 __device__ inline int key_swizzle(int row) { return (((row ^ (row >> 2)) & 1) | (row & 2)) << 3; }
+inline constexpr int kSwizzled = 4;  // tiles
 
 // Rows of a sequence in one chunk: those before `first` are known, those from `last` on are not there.
 struct ChunkRows {
@@ -85,6 +88,28 @@ __device__ inline void load_chunk(const StateScan& op, const HeadChunks& of, int
   const ChunkRows rows = of.rows(op, chunk);
   const int64_t head_at = int64_t{of.key_head} * op.key_dim;
   constexpr int kGroups = kKeys / 4;  // of 16 bytes, of a row
+  if (aligned && op.key_dim == kKeys && rows.first == 0 && rows.last == kStateChunk) {
+    constexpr int kRowsAtOnce = kWarpLanes >= kGroups ? kWarpLanes / kGroups : 1;
+    constexpr int kTurns = kGroups > kWarpLanes ? kGroups / kWarpLanes : 1;
+    const int r0 = lane / kGroups, c0 = lane % kGroups * 4;  // with more groups than lanes: row 0
+    const float* k = op.k + (rows.row + r0) * op.k_stride + head_at + c0;
+    const float* q = op.q + (rows.row + r0) * op.q_stride + head_at + c0;
+    const int64_t k_step = kRowsAtOnce * op.k_stride, q_step = kRowsAtOnce * op.q_stride;
+#pragma unroll
+    for (int i = 0; i < kStateChunk / kRowsAtOnce; ++i) {
+      const int r = r0 + i * kRowsAtOnce;
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const int at = r * kKeys + ((c0 + turn * 4 * kWarpLanes) ^ key_swizzle(r));
+        ptx::async_copy16(to.k + at, k + turn * 4 * kWarpLanes);
+        ptx::async_copy16(to.q + at, q + turn * 4 * kWarpLanes);
+      }
+      k += k_step;
+      q += q_step;
+    }
+    ptx::async_commit();
+    return;
+  }
   for (int i = lane; i < 2 * kStateChunk * kGroups; i += kWarpLanes) {
     const bool query = i >= kStateChunk * kGroups;
     const int r = i / kGroups % kStateChunk, c = i % kGroups * 4;
@@ -95,12 +120,16 @@ __device__ inline void load_chunk(const StateScan& op, const HeadChunks& of, int
       from = rows.block + op.pool.at.keys + r * op.pool.at.row_keys + head_at;
     }
     float* at = (query ? to.q : to.k) + r * kKeys + (c ^ key_swizzle(r));
-    if (from != nullptr && aligned && c < op.key_dim) {
+    if (from == nullptr) {
+      *reinterpret_cast<float4*>(at) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      continue;
+    }
+    if (aligned && c < op.key_dim) {
       ptx::async_copy16(at, from + c);
       continue;
     }
     for (int j = 0; j < 4; ++j) {
-      if (from != nullptr && c + j < op.key_dim) {
+      if (c + j < op.key_dim) {
         ptx::async_copy4(at + j, from + c + j);
       } else {
         at[j] = 0.0f;
@@ -134,17 +163,26 @@ __device__ inline float2 gates_of(const StateScan& op, const HeadChunks& of, con
 template <int kKeys>
 __device__ inline void solve_chunk(ChunkOperands<kKeys, true>& c) {
   constexpr int kStride = ChunkOperands<kKeys, true>::kStride;
-  const int column = static_cast<int>(threadIdx.x) % kWarpLanes;
-  if (column >= kStateChunk) return;
+  const int column = static_cast<int>(threadIdx.x) % kStateChunk;  // half of the warp repeats the other
   float t[kStateChunk];
 #pragma unroll
   for (int i = 0; i < kStateChunk; ++i) {
+    float row[kStateChunk];
+#pragma unroll
+    for (int m = 0; m < i; m += 4) {
+      const float4 l = *reinterpret_cast<const float4*>(c.l + i * kStride + m);
+      row[m] = l.x;
+      row[m + 1] = l.y;
+      row[m + 2] = l.z;
+      row[m + 3] = l.w;
+    }
     float sum = i == column ? c.beta[i] : 0.0f;
 #pragma unroll
-    for (int m = 0; m < i; ++m) sum = fmaf(-c.l[i * kStride + m], t[m], sum);
+    for (int m = 0; m < i; ++m) sum = fmaf(-row[m], t[m], sum);
     t[i] = sum;
-    c.t[i * kStride + column] = ptx::round_tf32(sum);
   }
+#pragma unroll
+  for (int i = 0; i < kStateChunk; ++i) c.t[i * kStride + column] = ptx::round_tf32(t[i]);
 }
 
 // Of a chunk whose copies this warp has waited for. Keys and queries are rounded where they lie.
@@ -157,34 +195,35 @@ __device__ inline void prepare_chunk(const StateScan& op, const HeadChunks& of, 
   const float2 gates = gates_of(op, of, rows, lane % kStateChunk);
 
   float kk[2][4] = {}, qk[2][4] = {};
-  const int low = g * kKeys, high = (g + 8) * kKeys;
-  const int low_swizzle = key_swizzle(g), high_swizzle = key_swizzle(g + 8);
-  constexpr int kAtOnce = 4;  // tiles whose loads are under way together
-  for (int first = 0; first < kKeys / 8; first += kAtOnce) {
-    float2 x[kAtOnce][2][2];  // of keys, of queries: rows g and g + 8
+  // Rows g and g + 8 have the same swizzle.
+  float* at[kSwizzled];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int at = (first + i) * 8 + 2 * t;
+  for (int b = 0; b < kSwizzled; ++b) at[b] = c.k + g * kKeys + ((b * 8 + 2 * t) ^ key_swizzle(g));
+  constexpr int kLow = 8 * kKeys, kQueries = kStateChunk * kKeys;
+#pragma unroll
+  for (int first = 0; first < kKeys / 8; first += kSwizzled) {
+    float2 x[kSwizzled][2][2];  // of keys, of queries: rows g and g + 8
+#pragma unroll
+    for (int b = 0; b < kSwizzled; ++b) {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        const float* base = m == 0 ? c.k : c.q;
-        x[i][m][0] = *reinterpret_cast<const float2*>(base + low + (at ^ low_swizzle));
-        x[i][m][1] = *reinterpret_cast<const float2*>(base + high + (at ^ high_swizzle));
+        const float* from = at[b] + first * 8 + m * kQueries;
+        x[b][m][0] = *reinterpret_cast<const float2*>(from);
+        x[b][m][1] = *reinterpret_cast<const float2*>(from + kLow);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int at = (first + i) * 8 + 2 * t;
+    for (int b = 0; b < kSwizzled; ++b) {
       float a[2][4];
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        float* base = m == 0 ? c.k : c.q;
-        a[m][0] = ptx::round_tf32(x[i][m][0].x);
-        a[m][1] = ptx::round_tf32(x[i][m][1].x);
-        a[m][2] = ptx::round_tf32(x[i][m][0].y);
-        a[m][3] = ptx::round_tf32(x[i][m][1].y);
-        *reinterpret_cast<float2*>(base + low + (at ^ low_swizzle)) = make_float2(a[m][0], a[m][2]);
-        *reinterpret_cast<float2*>(base + high + (at ^ high_swizzle)) = make_float2(a[m][1], a[m][3]);
+        float* to = at[b] + first * 8 + m * kQueries;
+        a[m][0] = ptx::round_tf32(x[b][m][0].x);
+        a[m][1] = ptx::round_tf32(x[b][m][1].x);
+        a[m][2] = ptx::round_tf32(x[b][m][0].y);
+        a[m][3] = ptx::round_tf32(x[b][m][1].y);
+        *reinterpret_cast<float2*>(to) = make_float2(a[m][0], a[m][2]);
+        *reinterpret_cast<float2*>(to + kLow) = make_float2(a[m][1], a[m][3]);
       }
       if constexpr (kDelta) {
         ptx::mma_tf32(kk[0], a[0], a[0][0], a[0][2]);
@@ -209,21 +248,34 @@ __device__ inline void prepare_chunk(const StateScan& op, const HeadChunks& of, 
     c.left_query[lane] = op.scale * left;
     c.until_end[lane] = expf(log_last - log);
     c.beta[lane] = gates.y;
-  }
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int i = g + (e / 2) * 8, j = n * 8 + 2 * t + e % 2;
-      const float log_i = __shfl_sync(kAllLanes, log, i), log_j = __shfl_sync(kAllLanes, log, j);
-      const float beta_i = __shfl_sync(kAllLanes, gates.y, i);
-      const float between = j <= i ? expf(log_i - log_j) : 0.0f;
-      c.a[i * kStride + j] = j <= i ? ptx::round_tf32(op.scale * (between * qk[n][e])) : 0.0f;
-      if constexpr (kDelta) c.l[i * kStride + j] = j < i ? beta_i * (between * kk[n][e]) : 0.0f;
-    }
+    c.log[lane] = log;
   }
   __syncwarp();
-  if constexpr (kDelta) solve_chunk(c);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const float2 log_j = *reinterpret_cast<const float2*>(c.log + n * 8 + 2 * t);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = g + half * 8, j = n * 8 + 2 * t;
+      const float log_i = c.log[i];
+      // Of what is not there the logarithms may be anything: those of pairs j > i are made 0.
+      const float before = expf(j <= i ? log_i - log_j.x : 0.0f), next = expf(j < i ? log_i - log_j.y : 0.0f);
+      float2 a, l;
+      a.x = j <= i ? ptx::round_tf32(op.scale * (before * qk[n][half * 2])) : 0.0f;
+      a.y = j < i ? ptx::round_tf32(op.scale * (next * qk[n][half * 2 + 1])) : 0.0f;
+      *reinterpret_cast<float2*>(c.a + i * kStride + j) = a;
+      if constexpr (kDelta) {
+        const float beta = c.beta[i];
+        l.x = j < i ? beta * (before * kk[n][half * 2]) : 0.0f;
+        l.y = j + 1 < i ? beta * (next * kk[n][half * 2 + 1]) : 0.0f;
+        *reinterpret_cast<float2*>(c.l + i * kStride + j) = l;
+      }
+    }
+  }
+  if constexpr (kDelta) {
+    __syncwarp();
+    solve_chunk(c);
+  }
 }
 
 // ---------------------------------------------------------------- any warp: 16 columns of the state
@@ -268,17 +320,34 @@ struct StateColumns {
   // What a chunk reads of memory: values of its new rows, X of those that are known.
   __device__ void load_values(const StateScan& op, const HeadChunks& of, const ChunkRows& rows,
                               RowTile& v) const {
-    const float* values = op.v + rows.row * op.v_stride + int64_t{of.head} * op.value_dim;
+    const int own = column_of(0);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int r = row_of(n, e);
-        v[n][e] = 0.0f;
-        if (!has(e) || r >= rows.last) continue;
-        v[n][e] = r >= rows.first ? values[r * op.v_stride + column_of(e)]
-                                  : rows.block[op.pool.at.writes + r * op.pool.at.row_writes +
-                                               int64_t{of.head} * op.pool.at.padded_dim + column_of(e)];
+      for (int odd = 0; odd < 2; ++odd) {
+        const int r = row_of(n, odd);
+        const float* from = op.v + (rows.row + r) * op.v_stride + int64_t{of.head} * op.value_dim + own;
+        if (r < rows.first)
+          from = rows.block + op.pool.at.writes + r * op.pool.at.row_writes +
+                 int64_t{of.head} * op.pool.at.padded_dim + own;
+        v[n][odd] = r < rows.last && has(0) ? from[0] : 0.0f;
+        v[n][odd + 2] = r < rows.last && has(2) ? from[8] : 0.0f;
+      }
+    }
+  }
+
+  // X of new rows into the block, for those that are decoded behind them.
+  __device__ void keep_rows(const StateScan& op, const HeadChunks& of, const ChunkRows& rows,
+                            const RowTile& x) const {
+    float* to = rows.block + op.pool.at.writes + int64_t{of.head} * op.pool.at.padded_dim + column_of(0);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int r = row_of(n, odd);
+        if (r < rows.first || r >= rows.last) continue;
+        if (has(0)) to[r * op.pool.at.row_writes] = x[n][odd];
+        if (has(2)) to[r * op.pool.at.row_writes + 8] = x[n][odd + 2];
       }
     }
   }
@@ -291,18 +360,21 @@ struct StateColumns {
 
     // S^T k and S^T q: even and odd tiles of keys are chains of their own.
     float read_k[2][2][4] = {}, read_q[2][2][4] = {};
-    const int swizzle[2] = {key_swizzle(g), key_swizzle(g + 8)};
+    const float* at[kSwizzled];  // rows g and g + 8 have the same swizzle
+#pragma unroll
+    for (int b = 0; b < kSwizzled; ++b) at[b] = c.k + g * kKeys + ((b * 8 + 2 * t) ^ key_swizzle(g));
+    constexpr int kQueries = kStateChunk * kKeys;
 #pragma unroll
     for (int tile = 0; tile < kKeys / 8; ++tile) {
       const float a[4] = {ptx::round_tf32(s[tile][0]), ptx::round_tf32(s[tile][2]),
                           ptx::round_tf32(s[tile][1]), ptx::round_tf32(s[tile][3])};
+      const float* from = at[tile % kSwizzled] + tile / kSwizzled * kSwizzled * 8;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const int at = (g + n * 8) * kKeys + ((tile * 8 + 2 * t) ^ swizzle[n]);
-        const float2 q = *reinterpret_cast<const float2*>(c.q + at);
+        const float2 q = *reinterpret_cast<const float2*>(from + kQueries + n * 8 * kKeys);
         ptx::mma_tf32(read_q[tile % 2][n], a, q.x, q.y);
         if constexpr (kDelta) {
-          const float2 k = *reinterpret_cast<const float2*>(c.k + at);
+          const float2 k = *reinterpret_cast<const float2*>(from + n * 8 * kKeys);
           ptx::mma_tf32(read_k[tile % 2][n], a, k.x, k.y);
         }
       }
@@ -311,22 +383,17 @@ struct StateColumns {
     RowTile x;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
+      const float2 by = *reinterpret_cast<const float2*>((kDelta ? c.left : c.beta) + n * 8 + 2 * t);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int r = row_of(n, e);
-        x[n][e] = v[n][e];
-        if (r < rows.first || r >= rows.last) continue;
-        if constexpr (kDelta) {
-          x[n][e] = fmaf(-c.left[r], read_k[0][n][e] + read_k[1][n][e], v[n][e]);
-        } else {
-          x[n][e] = v[n][e] * c.beta[r];
-        }
-        if (rows.block != nullptr && has(e)) {
-          rows.block[op.pool.at.writes + r * op.pool.at.row_writes +
-                     int64_t{of.head} * op.pool.at.padded_dim + column_of(e)] = x[n][e];
-        }
+        const float of_row = e % 2 == 0 ? by.x : by.y;
+        const float fresh =
+            kDelta ? fmaf(-of_row, read_k[0][n][e] + read_k[1][n][e], v[n][e]) : v[n][e] * of_row;
+        x[n][e] = r >= rows.first && r < rows.last ? fresh : v[n][e];
       }
     }
+    if (rows.block != nullptr) keep_rows(op, of, rows, x);
 
     // W^T = X^T T^T, products over rows.
     RowTile w = {};
@@ -360,23 +427,23 @@ struct StateColumns {
         a[j][2] = ptx::round_tf32(w[j][1] * until.y);
         a[j][3] = ptx::round_tf32(w[j][3] * until.y);
       }
-      // Rows j * 8 + 2t and the next, column tile * 8 + g; the swizzle of a row changes bits 3 and 4 alone.
-      int row_at[2][2];
+      // Rows 2t and the next, and those eight further, which have the same swizzle; column tile * 8 + g.
+      const float* at_key[2][kSwizzled];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
+      for (int odd = 0; odd < 2; ++odd) {
+        const int r = 2 * t + odd;
 #pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-          const int r = j * 8 + 2 * t + odd;
-          row_at[j][odd] = r * kKeys + (g ^ key_swizzle(r));
-        }
+        for (int b = 0; b < kSwizzled; ++b) at_key[odd][b] = c.k + r * kKeys + ((b * 8 + g) ^ key_swizzle(r));
       }
 #pragma unroll
       for (int tile = 0; tile < kKeys / 8; ++tile) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[tile][e] *= left;
+        const int from = tile / kSwizzled * kSwizzled * 8, b = tile % kSwizzled;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          ptx::mma_tf32(s[tile], a[j], c.k[row_at[j][0] ^ (tile * 8)], c.k[row_at[j][1] ^ (tile * 8)]);
+          ptx::mma_tf32(s[tile], a[j], at_key[0][b][from + j * 8 * kKeys],
+                        at_key[1][b][from + j * 8 * kKeys]);
         }
       }
     }
@@ -400,15 +467,21 @@ struct StateColumns {
       }
     }
     const float skip = op.skip != nullptr ? op.skip[of.head] : 0.0f;
-    float* out = op.out + (rows.row * op.heads + of.head) * op.value_dim;
+    const int64_t row_size = int64_t{op.heads} * op.value_dim;
+    float* out = op.out + rows.row * row_size + int64_t{of.head} * op.value_dim + column_of(0);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int r = row_of(n, e);
-        if (r < rows.first || r >= rows.last || !has(e)) continue;
-        out[int64_t{r} * op.heads * op.value_dim + column_of(e)] =
-            op.skip != nullptr ? fmaf(skip, v[n][e], o[n][e]) : o[n][e];
+      for (int odd = 0; odd < 2; ++odd) {
+        const int r = row_of(n, odd);
+        const bool wanted = r >= rows.first && r < rows.last;
+        if (op.skip != nullptr) {
+          o[n][odd] = fmaf(skip, v[n][odd], o[n][odd]);
+          o[n][odd + 2] = fmaf(skip, v[n][odd + 2], o[n][odd + 2]);
+        }
+        float* to = out + r * row_size;
+        if (wanted && has(0)) to[0] = o[n][odd];
+        if (wanted && has(2)) to[8] = o[n][odd + 2];
       }
     }
   }
