@@ -185,8 +185,19 @@ void test_all_ways(const std::string& path, const std::string& device,
   }
 }
 
+// The CPU, the reference and what MILLRACE_TEST_DEVICES adds.
+std::vector<std::string> devices_under_test() {
+  std::vector<std::string> devices = {"cpu", "reference"};
+  const char* variable = std::getenv("MILLRACE_TEST_DEVICES");
+  std::istringstream list(variable != nullptr ? variable : "");
+  for (std::string name; std::getline(list, name, ',');) {
+    if (name != "cpu" && name != "reference") devices.push_back(name);
+  }
+  return devices;
+}
+
 TEST(KvCache, RejectedDraftsLeaveNoTraceInAState) {
-  for (const char* device : {"cpu", "reference"}) {
+  for (const std::string& device : devices_under_test()) {
     for (const char* model : {"qwen3next", "lfm2", "granitehybrid"}) {
       SCOPED_TRACE(std::string(model) + " on " + device);
       Rig rig(std::string("tests/golden/models/") + model + "/model.gguf", device, std::nullopt);
@@ -199,15 +210,8 @@ TEST(KvCache, RejectedDraftsLeaveNoTraceInAState) {
 }
 
 TEST(KvCache, EveryWayBackGivesTheSameBits) {
-  std::vector<std::string> devices = {"cpu", "reference"};
-  const char* variable = std::getenv("MILLRACE_TEST_DEVICES");
-  std::istringstream list(variable != nullptr ? variable : "");
-  for (std::string name; std::getline(list, name, ',');) {
-    if (name != "cpu" && name != "reference") devices.push_back(name);
-  }
   for (const std::string model : {"gpt-oss-w32", "gpt-oss-w128", "mistral", "llama3", "qwen3next", "lfm2"}) {
-    for (const std::string& device : devices) {
-      if (device == "cuda" && (model == "qwen3next" || model == "lfm2")) continue;  // refused there
+    for (const std::string& device : devices_under_test()) {
       test_all_ways(std::string("tests/golden/models/") + model + "/model.gguf", device);
       if (device != "reference") {  // which has blocks of f32 only
         test_all_ways(std::string("tests/golden/models/") + model + "/model.gguf", device, DType::kF8E4M3);

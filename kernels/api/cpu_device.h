@@ -49,6 +49,7 @@ class CpuDevice final : public mr_device {
   void gemm(const mr_gemm_args& args, void* workspace, mr_stream stream) override;
 
   // cpu_linear_attention.cpp
+  bool has_host_memory() const override { return true; }
   size_t linear_attention_workspace_bytes(int32_t key_dim, int32_t value_dim) const override;
   void gated_delta(const mr_gated_delta_args& args, void* workspace, mr_stream stream) override;
   void selective_scan(const mr_selective_scan_args& args, void* workspace, mr_stream stream) override;

@@ -79,17 +79,12 @@ struct mr_device {
   virtual size_t gemm_workspace_bytes(const mr_gemm_args& args) const = 0;
   virtual void gemm(const mr_gemm_args& args, void* workspace, mr_stream stream) = 0;
 
-  // Linear attention; a device that has none refuses.
-  virtual size_t linear_attention_workspace_bytes(int32_t, int32_t) const { throw_no_linear_attention(); }
-  virtual void gated_delta(const mr_gated_delta_args&, void*, mr_stream) { throw_no_linear_attention(); }
-  virtual void selective_scan(const mr_selective_scan_args&, void*, mr_stream) {
-    throw_no_linear_attention();
-  }
-  virtual void short_conv(const mr_short_conv_args&, mr_stream) { throw_no_linear_attention(); }
-  [[noreturn]] static void throw_no_linear_attention() {
-    throw millrace::Error(millrace::ErrorCode::kUnsupported,
-                          "linear attention: found a GPU, expected a CPU: there are no kernels for it yet");
-  }
+  // Linear attention. The host reads the lengths of sequences where they are in its memory.
+  virtual bool has_host_memory() const = 0;
+  virtual size_t linear_attention_workspace_bytes(int32_t key_dim, int32_t value_dim) const = 0;
+  virtual void gated_delta(const mr_gated_delta_args& args, void* workspace, mr_stream stream) = 0;
+  virtual void selective_scan(const mr_selective_scan_args& args, void* workspace, mr_stream stream) = 0;
+  virtual void short_conv(const mr_short_conv_args& args, mr_stream stream) = 0;
 
   virtual void moe_route(const float* scores, int64_t rows, int32_t experts, int32_t k,
                          mr_softmax_over softmax_over, int32_t* chosen, float* weights, mr_stream stream) = 0;

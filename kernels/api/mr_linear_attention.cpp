@@ -11,19 +11,25 @@ namespace {
 
 constexpr int64_t kMaxSequences = 1 << 24, kMaxLinearHeads = 1 << 16, kMaxLinearDim = 1 << 14;
 
-// Tokens of all sequences.
-int64_t check_sequences(const int32_t* cu_seqlens, int32_t sequences) {
+// Whether there may be a token: what a GPU's memory says is not looked at.
+bool check_sequences(const mr_device& device, const int32_t* cu_seqlens, int32_t sequences,
+                     int32_t most_tokens) {
   require_range(sequences, 0, kMaxSequences, "args.sequences");
-  if (sequences == 0) return 0;
+  require_range(most_tokens, 0, INT32_MAX, "args.most_tokens");
+  if (sequences == 0) return false;
   require_aligned(cu_seqlens, 4, "args.cu_seqlens");
+  if (!device.has_host_memory()) return true;
   if (cu_seqlens[0] != 0)
     throw_error(ErrorCode::kBadInput, "args.cu_seqlens[0] is {}, expected 0", cu_seqlens[0]);
   for (int32_t s = 0; s < sequences; ++s) {
     if (cu_seqlens[s + 1] < cu_seqlens[s])
       throw_error(ErrorCode::kBadInput, "args.cu_seqlens[{}] is {}, expected at least {}, the one before it",
                   s + 1, cu_seqlens[s + 1], cu_seqlens[s]);
+    if (most_tokens > 0 && cu_seqlens[s + 1] - cu_seqlens[s] > most_tokens)
+      throw_error(ErrorCode::kBadInput, "sequence {} has {} tokens, expected at most {}, args.most_tokens", s,
+                  cu_seqlens[s + 1] - cu_seqlens[s], most_tokens);
   }
-  return cu_seqlens[sequences];
+  return cu_seqlens[sequences] > 0;
 }
 
 void require_floats(const float* data, const char* name) { require_aligned(data, 4, name); }
@@ -39,7 +45,7 @@ void check_heads(int32_t keys, int32_t heads, const char* keys_name, const char*
                 keys);
 }
 
-mr_gated_delta_args checked_delta(const mr_gated_delta_args* given, bool pointers) {
+mr_gated_delta_args checked_delta(const mr_device& device, const mr_gated_delta_args* given, bool pointers) {
   require_pointer(given, "args");
   mr_gated_delta_args args = *given;
   check_heads(args.key_heads, args.value_heads, "args.key_heads", "args.value_heads");
@@ -48,7 +54,7 @@ mr_gated_delta_args checked_delta(const mr_gated_delta_args* given, bool pointer
   if (!std::isfinite(args.scale)) throw_error(ErrorCode::kBadInput, "args.scale is not finite");
   if (args.scale == 0.0f) args.scale = 1.0f / std::sqrt(static_cast<float>(args.key_dim));
   if (!pointers) return args;
-  if (check_sequences(args.cu_seqlens, args.sequences) > 0) {
+  if (check_sequences(device, args.cu_seqlens, args.sequences, args.most_tokens)) {
     require_floats(args.q, "args.q");
     require_floats(args.k, "args.k");
     require_floats(args.v, "args.v");
@@ -61,14 +67,15 @@ mr_gated_delta_args checked_delta(const mr_gated_delta_args* given, bool pointer
   return args;
 }
 
-mr_selective_scan_args checked_scan(const mr_selective_scan_args* given, bool pointers) {
+mr_selective_scan_args checked_scan(const mr_device& device, const mr_selective_scan_args* given,
+                                    bool pointers) {
   require_pointer(given, "args");
   const mr_selective_scan_args args = *given;
   check_heads(args.groups, args.heads, "args.groups", "args.heads");
   require_range(args.state_dim, 1, kMaxLinearDim, "args.state_dim");
   require_range(args.head_dim, 1, kMaxLinearDim, "args.head_dim");
   if (!pointers) return args;
-  if (check_sequences(args.cu_seqlens, args.sequences) > 0) {
+  if (check_sequences(device, args.cu_seqlens, args.sequences, args.most_tokens)) {
     require_floats(args.x, "args.x");
     require_floats(args.dt, "args.dt");
     require_floats(args.a, "args.a");
@@ -82,13 +89,13 @@ mr_selective_scan_args checked_scan(const mr_selective_scan_args* given, bool po
   return args;
 }
 
-mr_short_conv_args checked_conv(const mr_short_conv_args* given) {
+mr_short_conv_args checked_conv(const mr_device& device, const mr_short_conv_args* given) {
   require_pointer(given, "args");
   const mr_short_conv_args args = *given;
   require_range(args.channels, 1, INT32_MAX, "args.channels");
   require_range(args.taps, 1, kMaxTaps, "args.taps");
   require_range(args.silu, 0, 1, "args.silu");
-  if (check_sequences(args.cu_seqlens, args.sequences) > 0) {
+  if (check_sequences(device, args.cu_seqlens, args.sequences, args.most_tokens)) {
     require_floats(args.x, "args.x");
     require_floats(args.weight, "args.weight");
     require_floats(args.out, "args.out");
@@ -108,7 +115,7 @@ mr_status mr_gated_delta_workspace_bytes(mr_device* device, const mr_gated_delta
   return api::guarded([&] {
     api::require_pointer(device, "device");
     api::require_pointer(bytes, "bytes");
-    const mr_gated_delta_args checked = api::checked_delta(args, false);
+    const mr_gated_delta_args checked = api::checked_delta(*device, args, false);
     *bytes = device->linear_attention_workspace_bytes(checked.key_dim, checked.value_dim);
   });
 }
@@ -117,7 +124,7 @@ mr_status mr_chunk_gated_delta_rule(mr_device* device, const mr_gated_delta_args
                                     size_t workspace_bytes, mr_stream stream) {
   return api::guarded([&] {
     api::require_pointer(device, "device");
-    const mr_gated_delta_args checked = api::checked_delta(args, true);
+    const mr_gated_delta_args checked = api::checked_delta(*device, args, true);
     api::require_workspace(workspace, workspace_bytes,
                            device->linear_attention_workspace_bytes(checked.key_dim, checked.value_dim));
     if (checked.sequences > 0) device->gated_delta(checked, workspace, stream);
@@ -129,7 +136,7 @@ mr_status mr_selective_scan_workspace_bytes(mr_device* device, const mr_selectiv
   return api::guarded([&] {
     api::require_pointer(device, "device");
     api::require_pointer(bytes, "bytes");
-    const mr_selective_scan_args checked = api::checked_scan(args, false);
+    const mr_selective_scan_args checked = api::checked_scan(*device, args, false);
     *bytes = device->linear_attention_workspace_bytes(checked.state_dim, checked.head_dim);
   });
 }
@@ -138,7 +145,7 @@ mr_status mr_selective_scan(mr_device* device, const mr_selective_scan_args* arg
                             size_t workspace_bytes, mr_stream stream) {
   return api::guarded([&] {
     api::require_pointer(device, "device");
-    const mr_selective_scan_args checked = api::checked_scan(args, true);
+    const mr_selective_scan_args checked = api::checked_scan(*device, args, true);
     api::require_workspace(workspace, workspace_bytes,
                            device->linear_attention_workspace_bytes(checked.state_dim, checked.head_dim));
     if (checked.sequences > 0) device->selective_scan(checked, workspace, stream);
@@ -148,7 +155,7 @@ mr_status mr_selective_scan(mr_device* device, const mr_selective_scan_args* arg
 mr_status mr_short_conv(mr_device* device, const mr_short_conv_args* args, mr_stream stream) {
   return api::guarded([&] {
     api::require_pointer(device, "device");
-    const mr_short_conv_args checked = api::checked_conv(args);
+    const mr_short_conv_args checked = api::checked_conv(*device, args);
     if (checked.sequences > 0) device->short_conv(checked, stream);
   });
 }

@@ -102,7 +102,8 @@ mr_gated_delta_args delta_args(const LinearCase& c, LinearData& d) {
           c.key_heads,
           c.heads,
           c.key_dim,
-          c.value_dim};
+          c.value_dim,
+          0};
 }
 
 void run(mr_device* device, const mr_gated_delta_args& args) {
@@ -158,7 +159,8 @@ TEST(LinearAttention, SelectiveScanIsTheRecurrence) {
                                       c.key_heads,
                                       c.heads,
                                       c.key_dim,
-                                      c.value_dim};
+                                      c.value_dim,
+                                      0};
     const DevicePtr device = open_cpu();
     size_t bytes = 0;
     ASSERT_EQ(mr_selective_scan_workspace_bytes(device.get(), &args, &bytes), MR_OK) << mr_last_error();
@@ -231,7 +233,8 @@ TEST(LinearAttention, ShortConvolutionOfEachChannel) {
                                       channels,
                                       4,
                                       taps,
-                                      1};
+                                      1,
+                                      0};
         ASSERT_EQ(mr_short_conv(open_cpu(isa.c_str()).get(), &args, nullptr), MR_OK) << mr_last_error();
         expect_near(out, want, isa);
         if (first.empty()) first = out;
@@ -273,6 +276,9 @@ TEST(LinearAttention, RefusesWhatIsWrong) {
   bad = good;
   bad.cu_seqlens = cu.data();
   refused(bad, "args.cu_seqlens[2]");
+  bad = good;
+  bad.most_tokens = 4;
+  refused(bad, "sequence 0 has 5 tokens");
   EXPECT_REFUSED(mr_chunk_gated_delta_rule(device.get(), &good, workspace.data(), bytes - 1, nullptr),
                  MR_ERROR_NO_MEMORY, "workspace");
   mr_short_conv_args conv{};

@@ -5,7 +5,8 @@
  * cu_seqlens[s + 1]. Everything is float32 and contiguous. A sequence is computed in chunks of 16 tokens from
  * its first token on, so that one that begins with a final state of a whole number of chunks has the bits
  * that it has in one piece, in any batch, with any number of threads and, on a CPU, with any instruction set.
- * Outputs do not overlap inputs. On a GPU these return MR_ERROR_UNSUPPORTED. */
+ * Outputs do not overlap inputs. A GPU multiplies in TF32 (operands of ten bits of mantissa) and adds in
+ * float32, needs no workspace, and has a state of at most 256 keys: key_dim, state_dim. */
 #ifndef MILLRACE_KERNELS_LINEAR_ATTENTION_H
 #define MILLRACE_KERNELS_LINEAR_ATTENTION_H
 
@@ -30,6 +31,7 @@ typedef struct mr_gated_delta_args {
   const int32_t* cu_seqlens;  /* [sequences + 1] */
   float* out;                 /* [tokens][value_heads][value_dim] */
   int32_t sequences, key_heads, value_heads, key_dim, value_dim;
+  int32_t most_tokens; /* host: no sequence has more; 0: not known. It chooses a GPU's kernel and no bit */
 } mr_gated_delta_args;
 
 MR_API mr_status mr_gated_delta_workspace_bytes(mr_device* device, const mr_gated_delta_args* args,
@@ -52,6 +54,7 @@ typedef struct mr_selective_scan_args {
   const int32_t* cu_seqlens;  /* [sequences + 1] */
   float* out;                 /* [tokens][heads][head_dim] */
   int32_t sequences, groups, heads, state_dim, head_dim;
+  int32_t most_tokens; /* as above */
 } mr_selective_scan_args;
 
 MR_API mr_status mr_selective_scan_workspace_bytes(mr_device* device, const mr_selective_scan_args* args,
@@ -72,6 +75,7 @@ typedef struct mr_short_conv_args {
   int64_t channels;
   int32_t sequences, taps; /* taps: 1 to 17 */
   int32_t silu;            /* 1: act is SiLU; 0: none */
+  int32_t most_tokens;     /* as above */
 } mr_short_conv_args;
 
 MR_API mr_status mr_short_conv(mr_device* device, const mr_short_conv_args* args, mr_stream stream);

@@ -67,6 +67,13 @@ class CudaDevice final : public mr_device {
   size_t gemm_workspace_bytes(const mr_gemm_args&) const override { return 0; }
   void gemm(const mr_gemm_args& args, void* workspace, mr_stream stream) override;
 
+  // cuda_linear_attention.cpp
+  bool has_host_memory() const override { return false; }
+  size_t linear_attention_workspace_bytes(int32_t key_dim, int32_t value_dim) const override;
+  void gated_delta(const mr_gated_delta_args& args, void* workspace, mr_stream stream) override;
+  void selective_scan(const mr_selective_scan_args& args, void* workspace, mr_stream stream) override;
+  void short_conv(const mr_short_conv_args& args, mr_stream stream) override;
+
   void moe_route(const float* scores, int64_t rows, int32_t experts, int32_t k, mr_softmax_over softmax_over,
                  int32_t* chosen, float* weights, mr_stream stream) override;
   size_t moe_workspace_bytes(const mr_moe_args& args) const override;

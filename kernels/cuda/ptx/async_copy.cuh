@@ -1,4 +1,4 @@
-// Sixteen bytes at a time from global to shared memory, in groups that are waited for in order.
+// Sixteen or four bytes at a time from global to shared memory, in groups that are waited for in order.
 #pragma once
 
 #include "kernels/cuda/ptx/barrier.cuh"
@@ -7,6 +7,9 @@ namespace millrace::cuda::ptx {
 
 __device__ inline void async_copy16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ inline void async_copy4(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 __device__ inline void async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most kLeft of this thread's groups are still under way.

@@ -21,6 +21,18 @@ int32_t first_held_block(const SequenceSlice& s, int group, int32_t num_blocks) 
   return first;
 }
 
+// Of a group of layers with a state: what the first new token reads is there, the state before its block and
+// the rows of its block; of the new blocks some may not be kept.
+int32_t first_held_state(const SequenceSlice& s, int group, int32_t num_blocks) {
+  const int32_t own = s.context_len / kBlockTokens, first = std::max(0, own - 1);
+  for (int32_t b = first; b < table_size(s); ++b) {
+    const int32_t block = s.tables[group][b];
+    MILLRACE_CHECK(block < num_blocks);
+    MILLRACE_CHECK(block >= 0 || (block == kNoBlock && b * kBlockTokens >= s.context_len));
+  }
+  return first;
+}
+
 // The new tokens of a sequence are about to be written: their blocks must be there.
 void check_slice(const SequenceSlice& s, int32_t expected_row, const ExecutorSpec& spec) {
   MILLRACE_CHECK(s.first_row == expected_row && s.num_tokens >= 0 && s.context_len >= 0);
@@ -50,13 +62,16 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
     sequences_.push_back({&s, {}});
     single_tokens_ = single_tokens_ && s.num_tokens == 1;
     last_position_ = std::max(last_position_, length_after(s) - 1);
+    most_tokens_ = std::max(most_tokens_, s.num_tokens);
   }
   MILLRACE_CHECK(static_cast<size_t>(covered) == batch.tokens.size());
 
   size_ = tables();
   for (int g = 0; g < num_groups_; ++g) {
     for (Sequence& s : sequences_) {
-      s.first_held[g] = first_held_block(*s.slice, g, spec.kv_groups[g].num_blocks);
+      const KvGroupSpec& group = spec.kv_groups[g];
+      s.first_held[g] = group.state ? first_held_state(*s.slice, g, group.num_blocks)
+                                    : first_held_block(*s.slice, g, group.num_blocks);
       MILLRACE_CHECK(s.first_held[g] <= s.slice->context_len / kBlockTokens);
       size_ += static_cast<size_t>(table_size(*s.slice));
     }
@@ -67,7 +82,7 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
     size_ = chunks_at_ + 4 * chunks_.size();
   }
   lengths_at_ = size_;
-  if (!single_tokens_) size_ += sequences_.size();
+  if (!single_tokens_) size_ += 2 * sequences_.size() + 1;
 }
 
 void BatchArrays::cut_chunks(int32_t tokens) {
@@ -90,12 +105,16 @@ void BatchArrays::fill(int32_t* out) const {
   std::copy(batch_.logit_rows.begin(), batch_.logit_rows.end(), out + logit_rows());
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const SequenceSlice& s = *sequences_[i].slice;
-    if (!single_tokens_) out[lengths() + i] = length_after(s);
+    if (!single_tokens_) {
+      out[lengths() + i] = length_after(s);
+      out[row_starts() + i] = s.first_row;
+    }
     for (int32_t t = 0; t < s.num_tokens; ++t) {
       out[positions() + s.first_row + t] = s.context_len + t;
       out[sequence_of() + s.first_row + t] = static_cast<int32_t>(i);
     }
   }
+  if (!single_tokens_) out[row_starts() + sequences_.size()] = static_cast<int32_t>(batch_.tokens.size());
   size_t at = tables();
   for (int g = 0; g < num_groups_; ++g) {
     for (size_t i = 0; i < sequences_.size(); ++i) {

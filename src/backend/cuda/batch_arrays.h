@@ -3,7 +3,8 @@
 //   tokens, positions, sequence_of, sampled_rows [max_tokens] each | logit_rows [max_logit_rows]
 //   | per group: table_starts [max_tokens], from the array's begin | tables, one after another
 //   | chunks (attention/attention.h, PagedAttention), aligned to four
-//   | lengths, of sequences with this step's tokens, where one has several: else a row's position says it
+//   | lengths, of sequences with this step's tokens, where one has several: else a row's position says it;
+//     behind them the first row of each, and how many rows there are
 // A sequence without tokens in the step is left out. No CUDA in here: tested without a device.
 #pragma once
 
@@ -36,6 +37,9 @@ class BatchArrays {
   size_t chunks() const { return chunks_at_; }
   int32_t num_chunks() const { return static_cast<int32_t>(chunks_.size()); }
   size_t lengths() const { return lengths_at_; }
+  size_t row_starts() const { return lengths_at_ + sequences_.size(); }
+  int32_t num_sequences() const { return static_cast<int32_t>(sequences_.size()); }
+  int32_t most_tokens() const { return most_tokens_; }  // of a sequence in this step
 
   // Whether group `group` holds every position that a row with this window (0: everything) can see.
   bool holds_window(int group, int32_t window) const;
@@ -59,7 +63,7 @@ class BatchArrays {
   size_t max_rows_ = 0, max_logit_rows_ = 0, size_ = 0, chunks_at_ = 0, lengths_at_ = 0;
   int num_groups_ = 0;
   bool single_tokens_ = true;
-  int32_t last_position_ = -1;
+  int32_t last_position_ = -1, most_tokens_ = 0;
 };
 
 }  // namespace millrace::cuda

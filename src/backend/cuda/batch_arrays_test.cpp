@@ -47,9 +47,29 @@ TEST(BatchArrays, HoldsEveryPartWhereTheSpecificationSays) {
   EXPECT_EQ(part(values, arrays.table_starts(1), 2), (std::vector<int32_t>{first + 4, first + 5}));
   EXPECT_EQ(part(values, arrays.tables(), 8), (std::vector<int32_t>{7, 1, 2, 5, 3, kNoBlock, 0, 4}));
   EXPECT_EQ(arrays.lengths(), arrays.tables() + 8);
-  EXPECT_EQ(arrays.size(), arrays.lengths() + 2);
+  EXPECT_EQ(part(values, arrays.row_starts(), 3), (std::vector<int32_t>{0, 2, 5}));
+  EXPECT_EQ(arrays.size(), arrays.row_starts() + 3);
+  EXPECT_EQ(arrays.num_sequences(), 2);
+  EXPECT_EQ(arrays.most_tokens(), 3);
   EXPECT_FALSE(arrays.single_tokens());
   EXPECT_EQ(arrays.last_position(), 33);
+}
+
+// Of layers with a state some new blocks need not be kept; what the first new token reads must be.
+TEST(BatchArrays, StateGroupsMayLackNewBlocks) {
+  ExecutorSpec spec = two_groups();
+  spec.max_tokens = 40;
+  spec.kv_groups[1] = {.window = kStateWindow, .num_layers = 1, .num_blocks = 8, .state = true};
+  const std::vector<int32_t> tokens(36, 10), full{1, 2, 5, 6}, sparse{3, 4, kNoBlock, 0};
+  const SequenceSlice slice{0, 36, 20, {full.data(), sparse.data()}};
+  const BatchArrays arrays({tokens, {&slice, 1}, {}}, spec);
+  std::vector<int32_t> values(arrays.size(), -100);
+  arrays.fill(values.data());
+  EXPECT_EQ(part(values, arrays.tables(), 8), (std::vector<int32_t>{1, 2, 5, 6, 3, 4, kNoBlock, 0}));
+  for (const auto& lacks : {std::vector<int32_t>{kNoBlock, 4, 1, 0}, {3, kNoBlock, 1, 0}}) {
+    const SequenceSlice wrong{0, 36, 20, {full.data(), lacks.data()}};
+    EXPECT_DEATH(BatchArrays({tokens, {&wrong, 1}, {}}, spec), "kNoBlock");
+  }
 }
 
 TEST(BatchArrays, ChunksOfASequenceThatSeeTheMostComeFirst) {

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/linear/state_scan.h"
 #include "kernels/cuda/read_bandwidth.h"
 
 namespace millrace {
@@ -46,8 +47,6 @@ class CudaBackend final : public Backend {
   OpFeatures lacks() const override {
     OpFeatures missing;
     missing.add(OpFeature::kLatent);
-    missing.add(OpFeature::kGatedAttention);
-    missing.add(OpFeature::kState);
     missing.add(OpFeature::kAdapters);
     return missing;
   }
@@ -75,6 +74,10 @@ class CudaBackend final : public Backend {
     if (!supports_kv_type(spec.kv_type)) {
       throw_error(ErrorCode::kUnsupported, "device cuda: KV cache type {}, expected f32, f16, bf16 or fp8",
                   info(spec.kv_type).name);
+    }
+    if (spec.state.key_dim > cuda::kMaxStateKeyDim) {
+      throw_error(ErrorCode::kUnsupported, "device cuda: a state of {} key dimensions, expected at most {}",
+                  spec.state.key_dim, cuda::kMaxStateKeyDim);
     }
     return cuda::make_cuda_executor(spec, device_);
   }

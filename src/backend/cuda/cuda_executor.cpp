@@ -24,10 +24,6 @@ bool same_norm(const Norm& a, const Norm& b) {
   return a.weight == b.weight && a.bias == b.bias && a.eps == b.eps && a.kind == b.kind;
 }
 
-[[noreturn]] void throw_no_state() {
-  throw_error(ErrorCode::kUnsupported, "device cuda: layers with a state are the cpu's alone");
-}
-
 // An event with a time, recorded when it is made.
 class TimingEvent {
  public:
@@ -50,11 +46,12 @@ class TimingEvent {
 
 // In the order of StepOp's alternatives.
 Operation operation_of(const StepOp& op) {
-  constexpr Operation kOperations[] = {Operation::kEmbed,  Operation::kNormQkv, Operation::kRopeAppend,
-                                       Operation::kAttend, Operation::kProject, Operation::kFfn,
-                                       Operation::kRoute,  Operation::kExperts, Operation::kNormQkv,
-                                       Operation::kLogits, Operation::kPick,    Operation::kPick,
-                                       Operation::kRoute,  Operation::kExperts, Operation::kExperts};
+  constexpr Operation kOperations[] = {Operation::kEmbed,   Operation::kNormQkv, Operation::kRopeAppend,
+                                       Operation::kAttend,  Operation::kProject, Operation::kFfn,
+                                       Operation::kRoute,   Operation::kExperts, Operation::kNormQkv,
+                                       Operation::kLogits,  Operation::kPick,    Operation::kPick,
+                                       Operation::kRoute,   Operation::kExperts, Operation::kExperts,
+                                       Operation::kNormQkv, Operation::kAttend};
   static_assert(std::size(kOperations) == std::variant_size_v<StepOp>);
   return kOperations[op.index()];
 }
@@ -82,9 +79,8 @@ class CudaExecutor final : public Executor, public MixedPart {
   void norm_qkv(const NormQkv& op) override { ops_.emplace_back(op); }
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
-  // Refused before a weight is loaded: CudaBackend::lacks.
-  void norm_mix(const NormMix&) override { throw_no_state(); }
-  void mix(const StateMix&) override { throw_no_state(); }
+  void norm_mix(const NormMix& op) override { ops_.emplace_back(op); }
+  void mix(const StateMix& op) override { ops_.emplace_back(op); }
   void project_add(const Projection& op) override { ops_.emplace_back(op); }
   void ffn_add(const Ffn& op) override { ops_.emplace_back(op); }
   void route(const Route& op) override;

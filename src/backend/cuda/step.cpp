@@ -48,7 +48,7 @@ class Signature {
     add(op.v);
     add(op.q_norm);
     add(op.k_norm);
-    add(uint64_t{op.norm_whole});
+    add(uint64_t{op.norm_whole} << 1 | uint64_t{op.gated});
   }
   void operator()(const RopeOp& op) {
     add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint64_t>(op.table));
@@ -63,7 +63,7 @@ class Signature {
     add(op.scale);
     add(op.sinks);
     add(op.softcap);
-    add(static_cast<uint64_t>(op.chunk) << 1 | uint64_t{op.bidirectional});
+    add(static_cast<uint64_t>(op.chunk) << 2 | uint64_t{op.bidirectional} << 1 | uint64_t{op.gated});
   }
   void operator()(const Projection& op) {
     add(op.linear);
@@ -106,6 +106,25 @@ class Signature {
     add(op.output);
     add(op.scale);
     add(op.softcap);
+  }
+  void operator()(const NormMix& op) {
+    add(op.norm);
+    for (const Linear& in : op.in) add(in);
+    for (const HeadColumns* part :
+         {&op.query, &op.key, &op.value, &op.gate, &op.step, &op.beta, &op.value_by}) {
+      add(static_cast<uint64_t>(part->first) << 32 | static_cast<uint64_t>(part->heads));
+      add(static_cast<uint64_t>(part->dim) << 32 | static_cast<uint64_t>(part->per_group));
+      add(static_cast<uint64_t>(part->group_stride));
+    }
+  }
+  void operator()(const StateMix& op) {
+    add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint64_t>(op.kind));
+    for (const Weight* weight : {op.conv, op.conv_bias, op.a, op.step_bias, op.d}) add(weight);
+    add(op.step_min);
+    add(op.step_max);
+    add(op.norm);
+    add(static_cast<uint64_t>(op.norm_size) << 2 | uint64_t{op.norm_before_gate} << 1 |
+        uint64_t{op.conv_silu});
   }
   void operator()(const ArgmaxOp&) {}
   void operator()(const SampleOp&) {}

@@ -31,8 +31,9 @@ struct AddRowsOp {};  // residual += rows that came from the host
 struct ArgmaxOp {};
 struct SampleOp {};  // the rows' parameters lie in a buffer of the executor's
 
-using StepOp = std::variant<Embed, NormQkv, RopeOp, Attend, Projection, Ffn, Route, Experts, NormResidualOp,
-                            Logits, ArgmaxOp, SampleOp, ChooseOp, KeepExpertsOp, AddRowsOp>;
+using StepOp =
+    std::variant<Embed, NormQkv, RopeOp, Attend, Projection, Ffn, Route, Experts, NormResidualOp, Logits,
+                 ArgmaxOp, SampleOp, ChooseOp, KeepExpertsOp, AddRowsOp, NormMix, StateMix>;
 
 // What the launches depend on beside the operations.
 struct StepPlan {

@@ -8,6 +8,7 @@
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/generic.h"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/linear/state_rows.h"
 #include "kernels/cuda/moe/gelu.h"
 #include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/moe/sigmoid_routing.h"
@@ -187,10 +188,16 @@ void StepLauncher::operator()(const Embed& op) {
 
 void StepLauncher::operator()(const NormQkv& op) {
   const int64_t dim = spec_.head_dim;
-  const Target targets[] = {{op.q, w_.query.as<float>(), spec_.heads * dim},
-                            {op.k, w_.key.as<float>(), spec_.kv_heads * dim},
-                            {op.v, w_.value.as<float>(), spec_.kv_heads * dim}};
+  // Of a gated layer query and gate alternate, head by head.
+  const Target targets[] = {
+      {op.q, (op.gated ? w_.projected : w_.query).as<float>(), (op.gated ? 2 : 1) * spec_.heads * dim},
+      {op.k, w_.key.as<float>(), spec_.kv_heads * dim},
+      {op.v, w_.value.as<float>(), spec_.kv_heads * dim}};
   linears({w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed}, targets, false);
+  if (op.gated) {
+    launch_split_gates(w_.projected.as<const float>(), plan_.rows * spec_.heads, spec_.head_dim,
+                       w_.query.as<float>(), w_.attention_gate.as<float>(), at_);
+  }
   norm_heads(op.q_norm, spec_.heads, op.norm_whole, w_.query);
   norm_heads(op.k_norm, spec_.kv_heads, op.norm_whole, w_.key);
 }
@@ -204,6 +211,14 @@ void StepLauncher::operator()(const RopeOp& op) {
 }
 
 void StepLauncher::operator()(const Attend& op) {
+  attend(op);
+  if (op.gated) {
+    launch_gate_attention(w_.attention_gate.as<const float>(), plan_.rows * spec_.heads * spec_.head_dim,
+                          w_.attention.as<float>(), at_);
+  }
+}
+
+void StepLauncher::attend(const Attend& op) {
   if (uses_paged_attention(op)) return paged_attention(op);
   // A sequence of one token ends with it: nobody is behind it.
   const bool sees_behind = op.bidirectional && !plan_.single_tokens;
@@ -275,8 +290,7 @@ void StepLauncher::linear_add(const Linear& op, const float* x, int64_t cols, co
 }
 
 void StepLauncher::operator()(const Projection& op) {
-  linear_add(op.linear, w_.attention.as<float>(), int64_t{spec_.heads} * spec_.head_dim, op.norm_after,
-             op.scale);
+  linear_add(op.linear, w_.attention.as<float>(), op.linear.weight->cols, op.norm_after, op.scale);
 }
 
 void StepLauncher::activate(millrace::Activation kind, int64_t size, float* gate, const float* up) {

@@ -14,6 +14,7 @@
 #include "backend/cuda/workspace.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemv/gemv.h"
+#include "kernels/cuda/linear/state_scan.h"
 #include "kernels/cuda/moe/moe.h"
 
 namespace millrace::cuda {
@@ -65,6 +66,9 @@ class StepLauncher {
   void operator()(const ChooseOp& op);
   void operator()(const KeepExpertsOp& op);
   void operator()(const AddRowsOp& op);
+  // Layers with a state (state_launcher.cpp).
+  void operator()(const NormMix& op);
+  void operator()(const StateMix& op);
   template <class Op>
   void visit(const Op& op) {
     (*this)(op);
@@ -106,6 +110,9 @@ class StepLauncher {
   void round_pairs(const DeviceBuffer& x, int32_t copies, const PackedMatrix& w);
   int64_t pairs() const { return plan_.rows * spec_.experts_per_token; }
   LayerCache cache_of(int layer) const;
+  StatePool state_pool_of(int layer) const;
+  StateSequences state_sequences() const;
+  void attend(const Attend& op);
   void paged_attention(const Attend& op);
   void tile_attention(const Attend& op, const AttentionLimits& limits);
   const int32_t* in_batch(size_t offset) const { return batch_device_ + offset; }

@@ -22,6 +22,18 @@ struct Sizes {  // bytes
     const size_t query_cols = static_cast<size_t>(spec.heads) * static_cast<size_t>(spec.head_dim);
     hidden = rows * static_cast<size_t>(spec.hidden) * 4;
     query = rows * query_cols * 4;
+    const size_t value_cols = spec.state.present() ? static_cast<size_t>(spec.state.values()) : 0;
+    attention = rows * std::max(query_cols, value_cols) * 4;
+    if (spec.state.present()) {
+      mix = rows * static_cast<size_t>(spec.state.mix_cols()) * 4;
+      convolved = rows * static_cast<size_t>(spec.state.channels()) * 4;
+      decays = rows * static_cast<size_t>(spec.state.value_heads) * 4;
+      projected = rows * static_cast<size_t>(spec.state.projected) * 4;
+    }
+    if (spec.gated_attention) {
+      projected = std::max(projected, 2 * query);
+      attention_gate = query;
+    }
     key = rows * static_cast<size_t>(spec.kv_heads) * static_cast<size_t>(spec.head_dim) * 4;
     gate = std::max(rows * static_cast<size_t>(spec.ffn), pairs * static_cast<size_t>(spec.expert_ffn)) * 4;
     down = pairs * static_cast<size_t>(spec.hidden) * 4;
@@ -36,10 +48,11 @@ struct Sizes {  // bytes
     const auto expert_rows =
         static_cast<int64_t>(pairs) +
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
-    bf16_rows = std::max({bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(query_cols), device),
-                          bf16_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn), device),
-                          bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
-                          bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
+    bf16_rows = std::max(
+        {bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(std::max(query_cols, value_cols)), device),
+         bf16_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn), device),
+         bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
+         bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
     split = split_workspace_bytes(device);
     act_rows = pairs > 0 ? bf16_rows_bytes(expert_rows, spec.expert_ffn, device) : 0;
     groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts, device) * 4 : 0;
@@ -58,12 +71,14 @@ struct Sizes {  // bytes
     per_token = rows * 4;
   }
   size_t total() const {
-    return 2 * hidden + 2 * query + 2 * key + 2 * gate + down + scores + 2 * chosen + normed_logit_rows +
-           logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups + partial + arrived +
-           candidates + sample_details + 2 * per_token;
+    return 2 * hidden + query + attention + 2 * key + 2 * gate + down + scores + 2 * chosen +
+           normed_logit_rows + logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups +
+           partial + arrived + candidates + sample_details + 2 * per_token + projected + mix + convolved +
+           2 * decays + attention_gate;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, x_bf16, moe_sync,
       bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details, per_token;
+  size_t attention, projected = 0, mix = 0, convolved = 0, decays = 0, attention_gate = 0;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -80,7 +95,7 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   residual = memory(sizes.hidden);
   normed = memory(sizes.hidden);
   query = memory(sizes.query);
-  attention = memory(sizes.query);
+  attention = memory(sizes.attention);
   key = memory(sizes.key);
   value = memory(sizes.key);
   gate = memory(sizes.gate);
@@ -104,6 +119,12 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   sample_details = zeros(sizes.sample_details, at.stream);
   token_types = zeros(sizes.per_token, at.stream);
   mix = memory(sizes.per_token);
+  projected = memory(sizes.projected);
+  state_mix = memory(sizes.mix);
+  convolved = memory(sizes.convolved);
+  decays = memory(sizes.decays);
+  betas = memory(sizes.decays);
+  attention_gate = memory(sizes.attention_gate);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");

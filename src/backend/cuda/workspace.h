@@ -13,7 +13,7 @@ struct Workspace {
   Workspace(const ExecutorSpec& spec, const Launch& at);
 
   DeviceBuffer residual, normed;                 // [tokens, hidden]
-  DeviceBuffer query, attention;                 // [tokens, heads, head_dim]
+  DeviceBuffer query, attention;                 // [tokens, heads, head_dim]; of a state its values too
   DeviceBuffer key, value;                       // [tokens, kv_heads, head_dim]
   DeviceBuffer gate, up;                         // [tokens, ffn] or [tokens, slots, expert_ffn]
   DeviceBuffer down;                             // [tokens, slots, hidden]
@@ -29,7 +29,15 @@ struct Workspace {
   DeviceBuffer sample_details;       // [logit rows]
   DeviceBuffer token_types;          // [tokens]: zeros, every token's row of the table of types
   DeviceBuffer mix;                  // [tokens]: what the shared expert's output is multiplied with
-  std::vector<DeviceBuffer> pools;   // per group: [blocks][layers][key, value][kv_heads][16 x head_dim]
+  // Layers with a state, and gated attention.
+  DeviceBuffer projected;       // [tokens, columns of the widest projections]: one product behind the other
+  DeviceBuffer state_mix;       // [tokens, mix columns]
+  DeviceBuffer convolved;       // [tokens, channels]
+  DeviceBuffer decays, betas;   // [tokens, value heads]
+  DeviceBuffer attention_gate;  // [tokens, heads, head_dim]
+  // Per group: [blocks][layers][key, value][kv_heads][16 x head_dim]; of a state group [blocks][layers] of
+  // StateBlock.
+  std::vector<DeviceBuffer> pools;
 };
 
 // Bytes of all of it but the pools, and of what blocks need that leave them (block_copies.h).

@@ -1,0 +1,155 @@
+// The launches of layers with a state: what the step launcher does for NormMix and StateMix.
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "backend/cuda/step_launcher.h"
+#include "base/check.h"
+#include "kernels/cuda/linear/short_conv.h"
+#include "kernels/cuda/linear/state_rows.h"
+#include "kernels/cuda/linear/state_scan.h"
+
+namespace millrace::cuda {
+namespace {
+
+const float* vector_of(const Weight* weight) { return weight != nullptr ? own(*weight).vector() : nullptr; }
+
+PlacedHeads placed(const HeadColumns& from, int64_t to) {
+  return {from.first, from.heads, from.dim, from.per_group, from.group_stride, to};
+}
+
+}  // namespace
+
+StatePool StepLauncher::state_pool_of(int layer) const {
+  const auto [group, index] = spec_.layers[static_cast<size_t>(layer)];
+  StatePool pool;
+  pool.pool = w_.pools[static_cast<size_t>(group)].as<float>();
+  pool.block_floats = static_cast<int64_t>(spec_.kv_block_bytes(group) / sizeof(float));
+  pool.layer_offset = index * StateBlock(spec_.state).floats;
+  pool.at = state_places_of(spec_.state);
+  pool.table_starts = in_batch(batch_->table_starts(group));
+  pool.tables = in_batch(0);
+  return pool;
+}
+
+StateSequences StepLauncher::state_sequences() const {
+  return {batch_->num_sequences(), plan_.single_tokens ? nullptr : in_batch(batch_->row_starts()),
+          in_batch(batch_->positions())};
+}
+
+void StepLauncher::operator()(const NormMix& op) {
+  if (plan_.rows == 0) return;
+  const StateShape& s = spec_.state;
+  PlaceRows place;
+  std::vector<Target> targets;
+  int64_t columns = 0;
+  for (size_t i = 0; i < op.in.size(); ++i) {
+    if (op.in[i].weight == nullptr) continue;
+    float* out = w_.projected.as<float>() + plan_.rows * columns;
+    place.products[targets.size()] = {out, static_cast<int32_t>(op.in[i].weight->rows)};
+    targets.push_back({op.in[i], out, op.in[i].weight->rows});
+    columns += op.in[i].weight->rows;
+  }
+  MILLRACE_CHECK(!targets.empty() && columns <= s.projected);
+  // The products of a call are as many as attention has; a fourth goes by itself.
+  const Rows rows{w_.residual.as<float>(), plan_.rows, spec_.hidden, &op.norm, nullptr, &w_.normed};
+  constexpr size_t kTogether = 3;
+  const std::span<const Target> all(targets);
+  linears(rows, all.first(std::min(kTogether, all.size())), false);
+  if (all.size() > kTogether) linears(rows, all.subspan(kTogether), false);
+  place.parts = {placed(op.query, s.query_at()), placed(op.key, s.key_at()),   placed(op.value, s.value_at()),
+                 placed(op.gate, s.gate_at()),   placed(op.step, s.step_at()), placed(op.beta, s.beta_at())};
+  place.value_by = placed(op.value_by, s.value_at());
+  place.rows = plan_.rows;
+  place.columns = s.mix_cols();
+  place.out = w_.state_mix.as<float>();
+  launch_place_rows(place, at_);
+}
+
+void StepLauncher::operator()(const StateMix& op) {
+  if (plan_.rows == 0) return;
+  const StateShape& s = spec_.state;
+  const bool convolution = op.kind == StateMix::Kind::kConvolution;
+  const bool delta = op.kind == StateMix::Kind::kGatedDelta;
+  const float* mix = w_.state_mix.as<const float>();
+  // Of a graph of single tokens nothing may depend on anything but the rows.
+  const int32_t most_tokens = plan_.single_tokens ? 1 : batch_->most_tokens();
+
+  ShortConv conv;
+  conv.x = mix;
+  conv.x_stride = s.mix_cols();
+  conv.weight = vector_of(op.conv);
+  conv.bias = vector_of(op.conv_bias);
+  conv.channels = s.channels();
+  conv.taps = s.taps;
+  conv.silu = op.conv_silu;
+  conv.out = (convolution ? w_.attention : w_.convolved).as<float>();
+  conv.sequences = state_sequences();
+  conv.pool = state_pool_of(op.layer);
+  conv.most_tokens = most_tokens;
+  if (convolution) {
+    MILLRACE_CHECK(s.channels() == s.values());
+    conv.gate = mix + s.gate_at();
+    conv.gate_stride = s.mix_cols();
+  }
+  launch_short_conv(conv, at_);
+  if (convolution) return;
+
+  PrepareRows prepare;
+  prepare.shape = s;
+  prepare.delta = delta;
+  prepare.mix = mix;
+  prepare.convolved = w_.convolved.as<float>();
+  prepare.a = vector_of(op.a);
+  prepare.step_bias = vector_of(op.step_bias);
+  prepare.step_min = op.step_min;
+  prepare.step_max = op.step_max;
+  prepare.logs = w_.decays.as<float>();
+  prepare.betas = w_.betas.as<float>();
+  prepare.sequence_of = in_batch(batch_->sequence_of());
+  prepare.positions = in_batch(batch_->positions());
+  prepare.pool = conv.pool;
+  prepare.rows = plan_.rows;
+  launch_prepare_rows(prepare, at_);
+
+  StateScan scan;
+  scan.q = w_.convolved.as<const float>() + s.query_at();
+  scan.k = w_.convolved.as<const float>() + s.key_at();
+  scan.v = w_.convolved.as<const float>() + s.value_at();
+  scan.q_stride = scan.k_stride = scan.v_stride = s.channels();
+  scan.logs = w_.decays.as<const float>();
+  (delta ? scan.betas : scan.steps) = w_.betas.as<const float>();
+  scan.skip = vector_of(op.d);
+  scan.scale = delta ? 1.0f / std::sqrt(static_cast<float>(s.key_dim)) : 1.0f;
+  scan.out = w_.attention.as<float>();
+  scan.key_heads = s.key_heads;
+  scan.heads = s.value_heads;
+  scan.key_dim = s.key_dim;
+  scan.value_dim = s.value_dim;
+  scan.tiled = s.tiled;
+  scan.sequences = conv.sequences;
+  scan.pool = conv.pool;
+  scan.most_tokens = most_tokens;
+  if (delta) {
+    launch_gated_delta(scan, at_);
+  } else {
+    launch_selective_scan(scan, at_);
+  }
+
+  FinishRows finish;
+  finish.y = w_.attention.as<float>();
+  finish.gate = mix + s.gate_at();
+  finish.gate_stride = s.mix_cols();
+  finish.rows = plan_.rows;
+  finish.columns = s.values();
+  finish.norm = vector_of(op.norm.weight);
+  finish.each_column = !delta;
+  finish.norm_before_gate = delta || op.norm_before_gate;
+  finish.eps = op.norm.eps;
+  finish.size = delta ? s.value_dim : op.norm_size > 0 ? op.norm_size : static_cast<int32_t>(s.values());
+  MILLRACE_CHECK(finish.columns % finish.size == 0);
+  launch_finish_rows(finish, at_);
+}
+
+}  // namespace millrace::cuda
