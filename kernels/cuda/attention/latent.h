@@ -49,10 +49,6 @@ struct LatentAttention {
 };
 // Caches of bf16 (CacheOrder::kSwizzled) and fp8 with heads of 64 + 512 or 64 + 256 dimensions, on Hopper.
 bool supports_latent_wgmma(DType kv_type, int32_t rope, int32_t rank, const Device& device);
-inline constexpr int kLatentRows = 64;  // of a CTA's products: a row is one head of one token
-inline constexpr int32_t latent_chunk_tokens(int32_t heads) {
-  return heads >= kLatentRows ? 1 : kLatentRows / (heads > 0 ? heads : 1);
-}
 size_t latent_partial_bytes(int64_t rows, int32_t heads, int32_t max_splits, int32_t rank);
 void launch_latent_wgmma(const LatentAttention& op, const Launch& at);  // latent_wgmma.cu
 // Every type and size, in CacheOrder::kRows (or bf16 in either order). Chunks and partial are not looked at.

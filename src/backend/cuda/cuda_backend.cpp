@@ -41,10 +41,8 @@ class CudaBackend final : public Backend {
   bool gives_hidden_states() const override { return true; }
   OpFeatures lacks() const override {
     OpFeatures missing;
-    missing.add(OpFeature::kLatent);
     missing.add(OpFeature::kGatedAttention);
     missing.add(OpFeature::kState);
-    missing.add(OpFeature::kAdapters);
     return missing;
   }
   std::optional<double> measure_read_bandwidth() override {

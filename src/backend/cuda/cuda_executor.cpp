@@ -52,7 +52,8 @@ Operation operation_of(const StepOp& op) {
   constexpr Operation kOperations[] = {Operation::kEmbed,  Operation::kNormQkv, Operation::kRopeAppend,
                                        Operation::kAttend, Operation::kProject, Operation::kFfn,
                                        Operation::kRoute,  Operation::kExperts, Operation::kNormQkv,
-                                       Operation::kLogits, Operation::kPick,    Operation::kPick};
+                                       Operation::kLogits, Operation::kPick,    Operation::kPick,
+                                       Operation::kNormQkv};
   static_assert(std::size(kOperations) == std::variant_size_v<StepOp>);
   return kOperations[op.index()];
 }
@@ -78,6 +79,7 @@ class CudaExecutor final : public Executor {
   void begin(const Batch& batch) override;
   void embed(const Embed& op) override;
   void norm_qkv(const NormQkv& op) override { ops_.emplace_back(op); }
+  void norm_latent_qkv(const NormLatentQkv& op) override { ops_.emplace_back(op); }
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
   // Refused before a weight is loaded: CudaBackend::lacks.
@@ -175,6 +177,7 @@ void CudaExecutor::begin(const Batch& batch) {
   plan_.logit_rows = static_cast<int64_t>(batch.logit_rows.size());
   plan_.single_tokens = batch_->single_tokens();
   plan_.last_position = batch_->last_position();
+  plan_.adapters = batch_->adapted() ? batch.adapters : nullptr;
   // Steps that decode all look: one graph serves those that were launched ahead and those that were not.
   plan_.takes_sampled = !batch.sampled_rows.empty() || plan_.single_tokens;
   hidden_norm_.reset();
@@ -414,7 +417,7 @@ CudaExecutor::SlotPlace CudaExecutor::place_of(Slot slot) const {
     case Slot::kKey:
       return {work_.key, plan_.rows, key_cols};
     case Slot::kValue:
-      return {work_.value, plan_.rows, key_cols};
+      return {work_.value, plan_.rows, spec_.kv_parts() == 1 ? 0 : key_cols};
     case Slot::kAttention:
       return {work_.attention, plan_.rows, query_cols};
     case Slot::kLogits:

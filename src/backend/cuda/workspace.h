@@ -29,6 +29,8 @@ struct Workspace {
   DeviceBuffer sample_details;       // [logit rows]
   DeviceBuffer token_types;          // [tokens]: zeros, every token's row of the table of types
   DeviceBuffer mix;                  // [tokens]: what the shared expert's output is multiplied with
+  DeviceBuffer compressed;           // [tokens, q_rank]: queries of latent attention
+  DeviceBuffer low_rank;             // [tokens or logit rows, rank]: what adapters make of a product's input
   std::vector<DeviceBuffer> pools;   // per group: [blocks][layers][key, value][kv_heads][16 x head_dim]
 };
 
