@@ -228,13 +228,14 @@ void CudaExecutor::route(const Route& op) {
   MILLRACE_CHECK(op.experts_per_token == spec_.experts_per_token && op.experts_per_token <= spec_.experts);
   const bool sigmoid =
       op.weighting == Route::Weighting::kSigmoid || op.weighting == Route::Weighting::kSigmoidRenormalized;
-  if (sigmoid) {
+  const bool grouped = op.groups_chosen < op.groups;
+  if (sigmoid || grouped) {
     MILLRACE_CHECK(op.groups > 0 && spec_.experts % op.groups == 0 &&
                    op.groups_chosen * (spec_.experts / op.groups) >= op.experts_per_token);
     MILLRACE_CHECK(supports_sigmoid_routing(spec_.experts, op.groups));
   }
   plan_.softmax_over_all = op.weighting == Route::Weighting::kSoftmaxAll;
-  plan_.chosen = sigmoid || op.scale != 1.0f;
+  plan_.chosen = sigmoid || grouped || op.scale != 1.0f;
   ops_.emplace_back(op);
 }
 

@@ -545,7 +545,8 @@ void StepLauncher::operator()(const Route& op) {
 void StepLauncher::choose(const Route& op) {
   if (!plan_.chosen) return;
   using enum Route::Weighting;
-  if (op.weighting != kSigmoid && op.weighting != kSigmoidRenormalized) {
+  const bool softmax = op.weighting != kSigmoid && op.weighting != kSigmoidRenormalized;
+  if (softmax && op.groups_chosen >= op.groups) {
     route_top_k();
     return launch_scale_softcap(op.scale, 0.0f, pairs(), w_.chosen_weight.as<float>(), at_);
   }
@@ -557,7 +558,8 @@ void StepLauncher::choose(const Route& op) {
   routing.k = spec_.experts_per_token;
   routing.groups = op.groups;
   routing.groups_chosen = op.groups_chosen;
-  routing.renormalize = op.weighting == kSigmoidRenormalized;
+  routing.softmax = softmax;
+  routing.renormalize = op.weighting == kSigmoidRenormalized || (softmax && op.weighting != kSoftmaxAll);
   routing.scale = op.scale;
   routing.chosen = w_.chosen.as<int32_t>();
   routing.weights = w_.chosen_weight.as<float>();
