@@ -224,23 +224,48 @@ class Consumer {
            row % item_.heads;
   }
 
+  // Eight dimensions of 64 rows by all threads: load(row or key, chunk) of several at once, then store of
+  // each to the swizzled operand at `to`. Loads that follow one another would wait for one another.
+  template <class Load, class Convert>
+  __device__ __forceinline__ static void fill_operand(uint8_t* to, Load&& load, Convert&& convert) {
+    constexpr int kChunks = S::kDim / 8, kLoads = kLatentRows * kChunks / kConsumers;
+    constexpr int kAtOnce = kLoads % 6 == 0 ? 6 : 5;
+    static_assert(kLatentRows * kChunks % kConsumers == 0 && kLoads % kAtOnce == 0);
+#pragma unroll 1
+    for (int first = 0; first < kLoads; first += kAtOnce) {
+      decltype(load(0, 0)) raw[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = (first + i) * kConsumers + static_cast<int>(threadIdx.x);
+        raw[i] = load(at / kChunks, at % kChunks);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = (first + i) * kConsumers + static_cast<int>(threadIdx.x);
+        const int row = at / kChunks, chunk = at % kChunks;
+        *reinterpret_cast<uint4*>(to + chunk / 8 * kPartBytes +
+                                  ptx::swizzled(static_cast<uint32_t>(row),
+                                                static_cast<uint32_t>(chunk % 8 * 16))) = convert(raw[i]);
+      }
+    }
+  }
   // Times scale and log2 e, rounded; rows that are none are zeros.
   __device__ void store_queries() const {
-    constexpr int kChunks = S::kDim / 8;
+    struct Eight {
+      float4 a, b;
+    };
     const float scale = p_.scale * kLog2e;
-    for (int i = threadIdx.x; i < kLatentRows * kChunks; i += kConsumers) {
-      const int row = i / kChunks, chunk = i % kChunks;
-      uint4 words{0, 0, 0, 0};
-      if (is_row(row)) {
-        const auto* x = reinterpret_cast<const float4*>(p_.query + head_of(row) * S::kDim + chunk * 8);
-        const float4 a = x[0], b = x[1];
-        words = {pack_bf16(a.x * scale, a.y * scale), pack_bf16(a.z * scale, a.w * scale),
-                 pack_bf16(b.x * scale, b.y * scale), pack_bf16(b.z * scale, b.w * scale)};
-      }
-      *reinterpret_cast<uint4*>(
-          shared_ + S::kQueriesAt + chunk / 8 * kPartBytes +
-          ptx::swizzled(static_cast<uint32_t>(row), static_cast<uint32_t>(chunk % 8 * 16))) = words;
-    }
+    fill_operand(
+        shared_ + S::kQueriesAt,
+        [&](int row, int chunk) {
+          if (!is_row(row)) return Eight{};
+          const auto* x = reinterpret_cast<const float4*>(p_.query + head_of(row) * S::kDim + chunk * 8);
+          return Eight{x[0], x[1]};
+        },
+        [&](const Eight& x) {
+          return uint4{pack_bf16(x.a.x * scale, x.a.y * scale), pack_bf16(x.a.z * scale, x.a.w * scale),
+                       pack_bf16(x.b.x * scale, x.b.y * scale), pack_bf16(x.b.z * scale, x.b.w * scale)};
+        });
     ptx::publish_to_async();
     sync();  // all rows are there
   }
@@ -261,24 +286,28 @@ class Consumer {
     }
   }
   // Positions that no row sees may be anything: zeros.
-  __device__ void convert(int32_t tile, const uint8_t* raw) const {
-    constexpr int kChunks = S::kDim / 8;
+  __device__ __forceinline__ void convert(int32_t tile, const uint8_t* raw) const {
+    struct Codes {
+      uint2 eight;
+      uint32_t by;
+    };
     const int count = item_.last() + 1 - tile * kKeys;
-    for (int i = threadIdx.x; i < kKeys * kChunks; i += kConsumers) {
-      const int key = i / kChunks, chunk = i % kChunks, in_page = key % kBlockTokens;
-      uint4 words{0, 0, 0, 0};
-      if (key < count) {
-        const uint8_t* page = raw + key / kBlockTokens * S::kRawPageBytes;
-        const uint2 codes =
-            *reinterpret_cast<const uint2*>(page + kLatentScaleBytes + in_page * S::kDim + chunk * 8);
-        const uint32_t by = fp8_factor(page[in_page]) * 0x10001u;
-        words = {codes_to_bf16<kCodes01>(codes.x, by), codes_to_bf16<kCodes23>(codes.x, by),
-                 codes_to_bf16<kCodes01>(codes.y, by), codes_to_bf16<kCodes23>(codes.y, by)};
-      }
-      *reinterpret_cast<uint4*>(
-          shared_ + S::kTileAt + chunk / 8 * kPartBytes +
-          ptx::swizzled(static_cast<uint32_t>(key), static_cast<uint32_t>(chunk % 8 * 16))) = words;
-    }
+    fill_operand(
+        shared_ + S::kTileAt,
+        [&](int key, int chunk) {
+          if (key >= count) return Codes{};
+          const uint8_t* page = raw + key / kBlockTokens * S::kRawPageBytes;
+          const int in_page = key % kBlockTokens;
+          return Codes{
+              *reinterpret_cast<const uint2*>(page + kLatentScaleBytes + in_page * S::kDim + chunk * 8),
+              page[in_page]};
+        },
+        [](const Codes& codes) {
+          const uint32_t by = fp8_factor(codes.by) * 0x10001u;
+          return uint4{codes_to_bf16<kCodes01>(codes.eight.x, by), codes_to_bf16<kCodes23>(codes.eight.x, by),
+                       codes_to_bf16<kCodes01>(codes.eight.y, by),
+                       codes_to_bf16<kCodes23>(codes.eight.y, by)};
+        });
   }
 
   __device__ __forceinline__ void multiply_qk(const uint8_t* keys, float (&score)[16]) const {
@@ -385,30 +414,40 @@ class Consumer {
     sync();  // nobody writes maxima over them
   }
 
-  // store(r, dimension, accumulators of it and the next) for what this thread has.
-  template <class Store>
-  __device__ __forceinline__ void each_pair(int r, Store&& store) const {
+  // store(i, dimension, accumulators of it and the next) for pairs first .. first + kCount - 1 of what this
+  // thread has.
+  template <int kCount, class Store>
+  __device__ __forceinline__ void each_pair(int r, int first, Store&& store) const {
 #pragma unroll
-    for (int i = 0; i < kPieces * 16; ++i) {
-      const float* v = acc_[i / 16] + i % 16 * 4 + 2 * r;
-      store(group_ * (kRank / kGroups) + i * 8 + 2 * t_, v[0], v[1]);
+    for (int i = 0; i < kCount; ++i) {
+      const float* v = acc_[(first + i) / 16] + (first + i) % 16 * 4 + 2 * r;
+      store(i, group_ * (kRank / kGroups) + (first + i) * 8 + 2 * t_, v[0], v[1]);
     }
   }
-  // The split is combined with those before it, in `out`.
+  // The split is combined with those before it, in `out`: read several at once, since a read waits for the
+  // writes before it.
   __device__ void end_split(bool first, bool last) {
+    constexpr int kAtOnce = 16;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const SplitCombine::Factors factors = combined_[r].add(row_max_[r], row_sum_[r]);
       if (!is_row(row_ + 8 * r)) continue;
       float* out = p_.out + head_of(row_ + 8 * r) * S::kDim + kRope;
       const float all = combined_[r].row_sum;
-      each_pair(r, [&](int d, float a, float b) {
-        auto* to = reinterpret_cast<float2*>(out + d);
-        const float2 before = first ? float2{0.0f, 0.0f} : *to;
-        float2 v{factors.combine(before.x, a), factors.combine(before.y, b)};
-        if (last) v = {v.x / all, v.y / all};
-        *to = v;
-      });
+#pragma unroll
+      for (int at = 0; at < kPieces * 16; at += kAtOnce) {
+        float2 before[kAtOnce] = {};
+        if (!first) {
+          each_pair<kAtOnce>(r, at, [&](int i, int d, float, float) {
+            before[i] = *reinterpret_cast<const float2*>(out + d);
+          });
+        }
+        each_pair<kAtOnce>(r, at, [&](int i, int d, float a, float b) {
+          float2 v{factors.combine(before[i].x, a), factors.combine(before[i].y, b)};
+          if (last) v = {v.x / all, v.y / all};
+          *reinterpret_cast<float2*>(out + d) = v;
+        });
+      }
     }
   }
   // [rows, heads][max_splits] of [rank] accumulators, row_max, row_sum.
@@ -417,7 +456,9 @@ class Consumer {
     for (int r = 0; r < 2; ++r) {
       if (!is_row(row_ + 8 * r)) continue;
       float* to = p_.partial + (head_of(row_ + 8 * r) * p_.max_splits + split) * (kRank + 2);
-      each_pair(r, [&](int d, float a, float b) { *reinterpret_cast<float2*>(to + d) = {a, b}; });
+      each_pair<kPieces * 16>(r, 0, [&](int, int d, float a, float b) {
+        *reinterpret_cast<float2*>(to + d) = {a, b};
+      });
       if (group_ == 0 && t_ == 0) to[kRank] = row_max_[r], to[kRank + 1] = row_sum_[r];
     }
   }

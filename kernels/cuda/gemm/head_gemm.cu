@@ -1,6 +1,6 @@
-// A matrix per head. Packed weights: a CTA has 64 outputs of a head, 16 of them a warp, for 32 rows whose
-// activations lie in shared memory as bf16; a lane reads its fragments of a K step straight from the tiles
-// and multiplies them with up to four products' rows. Others: a warp has one output, dequantizes it eight
+// A matrix per head. Packed weights: a CTA has 64 or 128 outputs of a head, 16 of them a warp, for 8 to 64
+// rows whose activations lie in shared memory as bf16; a lane reads its fragments of a K step straight from
+// the tiles and multiplies them with all of the rows. Others: a warp has one output, dequantizes it eight
 // weights per lane at a time and multiplies them with up to eight rows.
 //
 // Roofline: one row, the bytes of the weights / 4.3 TB/s (16 heads of 512 x 128: 2 MB, half a microsecond,
@@ -8,6 +8,7 @@
 #include "kernels/cuda/gemm/head_gemm.h"
 
 #include "kernels/cuda/quant/dequantize.cuh"
+#include "kernels/cuda/tile/launch.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/weight_format.cuh"
 
@@ -16,11 +17,20 @@ namespace {
 
 // ---------------------------------------------------------------- packed weights
 
-constexpr int kWarps = 4, kThreads = kWarps * kWarpLanes;
-constexpr int kWarpOutputs = 2 * kTileRows, kOutputs = kWarps * kWarpOutputs;  // of a CTA
-constexpr int kProducts = 4, kRows = 8 * kProducts;                            // of eight rows
+constexpr int kWarpOutputs = 2 * kTileRows;                     // of a warp
 constexpr int kStepsHeld = 8;                                   // K steps of activations in shared memory
 constexpr int kRowBytes = kStepsHeld * kKStepColumns * 2 + 16;  // eight rows begin in different banks
+
+// What a CTA has: few rows, or many. The same sums either way.
+template <int kWarps_, int kProducts_>
+struct HeadTile {
+  static constexpr int kWarps = kWarps_, kThreads = kWarps * kWarpLanes, kOutputs = kWarps * kWarpOutputs;
+  static constexpr int kProducts = kProducts_, kRows = 8 * kProducts;
+  static constexpr int kSharedBytes = kRows * kRowBytes;
+};
+using FewRows = HeadTile<4, 1>;
+using SomeRows = HeadTile<4, 4>;
+using ManyRows = HeadTile<8, 8>;
 
 // A lane's weights of row g of a K step, columns as load_activations of all formats but kBf16 has them: 8t
 // and on of each block of 32.
@@ -38,27 +48,39 @@ __device__ inline void load_weights(const uint8_t* step, int lane, uint32_t (&w)
   }
 }
 
-// Columns [first, first + kStepsHeld K steps) of rows [row, row + kRows) as bf16; what is not there is zeros.
+// Columns [first, first + kStepsHeld K steps) of rows [row, row + kRows) as bf16, four at a time; what is not
+// there is zeros. kAligned: a row's columns are whole aligned float4.
+template <class Tile, bool kAligned>
 __device__ inline void load_rows(const HeadGemm& op, int head, int64_t row, int64_t first, uint8_t* to) {
-  constexpr int kPairs = kStepsHeld * kKStepColumns / 2;
-  const auto here = static_cast<int>(min(int64_t{kRows}, op.rows - row));
-  const float* x = op.x + row * op.x_row + head * op.x_head;
-  for (int i = threadIdx.x; i < (here + 7) / 8 * 8 * kPairs; i += kThreads) {
-    const int r = i / kPairs;
-    const int64_t c = first + i % kPairs * 2;
-    float low = 0.0f, high = 0.0f;
-    if (r < here) {
-      if (c < op.packed.cols) low = x[r * op.x_row + c];
-      if (c + 1 < op.packed.cols) high = x[r * op.x_row + c + 1];
+  const auto here = static_cast<int>(min(int64_t{Tile::kRows}, op.rows - row));
+  const auto quads = static_cast<int>(
+      min(int64_t{op.packed.k_steps} * kKStepColumns - first, int64_t{kStepsHeld} * kKStepColumns) / 4);
+  const float* x = op.x + row * op.x_row + head * op.x_head + first;
+  const int64_t cols = op.packed.cols - first;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < (here + 7) / 8 * 8 * quads; i += Tile::kThreads) {
+    const int r = i / quads, q = i % quads;
+    float4 v{0, 0, 0, 0};
+    if (r < here && 4 * q < cols) {
+      const float* from = x + r * op.x_row + 4 * q;
+      if constexpr (kAligned) {
+        v = *reinterpret_cast<const float4*>(from);
+      } else {
+        v.x = from[0];
+        if (4 * q + 1 < cols) v.y = from[1];
+        if (4 * q + 2 < cols) v.z = from[2];
+        if (4 * q + 3 < cols) v.w = from[3];
+      }
     }
-    *reinterpret_cast<uint32_t*>(to + r * kRowBytes + i % kPairs * 4) = bf16_pair(low, high);
+    *reinterpret_cast<uint2*>(to + r * kRowBytes + q * 8) = {bf16_pair(v.x, v.y), bf16_pair(v.z, v.w)};
   }
 }
 
-// grid: 64 outputs, 32 rows, heads.
-template <PackedFormat kFormat>
-__global__ void __launch_bounds__(kThreads) head_gemm_kernel(const __grid_constant__ HeadGemm op) {
-  __shared__ __align__(16) uint8_t shared[kRows * kRowBytes];
+// grid: outputs, rows, heads.
+template <PackedFormat kFormat, class Tile, bool kAligned>
+__global__ void __launch_bounds__(Tile::kThreads) head_gemm_kernel(const __grid_constant__ HeadGemm op) {
+  constexpr int kRows = Tile::kRows, kProducts = Tile::kProducts, kOutputs = Tile::kOutputs;
+  extern __shared__ __align__(16) uint8_t shared[];
   const int head = blockIdx.z, warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int64_t row = int64_t{blockIdx.y} * kRows;
   const auto here = static_cast<int>(min(int64_t{kRows}, op.rows - row));
@@ -70,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) head_gemm_kernel(const __grid_consta
   float sum[kProducts][4] = {};
   for (int first = 0; first < op.packed.k_steps; first += kStepsHeld) {
     __syncthreads();  // nobody reads the columns before
-    load_rows(op, head, row, int64_t{first} * kKStepColumns, shared);
+    load_rows<Tile, kAligned>(op, head, row, int64_t{first} * kKStepColumns, shared);
     __syncthreads();  // these are there
     const int steps = min(kStepsHeld, op.packed.k_steps - first);
 #pragma unroll 4
@@ -145,13 +167,23 @@ __global__ void __launch_bounds__(kGenericWarps* kWarpLanes)
   }
 }
 
+template <PackedFormat kFormat, class Tile, bool kAligned>
+void launch_tile(const HeadGemm& op, const Launch& at) {
+  const int64_t tiles = (op.rows + Tile::kRows - 1) / Tile::kRows;
+  const dim3 grid(static_cast<unsigned>((op.packed.rows + Tile::kOutputs - 1) / Tile::kOutputs),
+                  static_cast<unsigned>(tiles), static_cast<unsigned>(op.heads));
+  allow_shared_memory(head_gemm_kernel<kFormat, Tile, kAligned>, Tile::kSharedBytes);
+  head_gemm_kernel<kFormat, Tile, kAligned><<<grid, Tile::kThreads, Tile::kSharedBytes, at.stream>>>(op);
+  check_launch("head_gemm_kernel");
+}
 template <PackedFormat kFormat>
 void launch_packed(const HeadGemm& op, const Launch& at) {
-  const int64_t tiles = (op.rows + kRows - 1) / kRows;
-  const dim3 grid(static_cast<unsigned>((op.packed.rows + kOutputs - 1) / kOutputs),
-                  static_cast<unsigned>(tiles), static_cast<unsigned>(op.heads));
-  head_gemm_kernel<kFormat><<<grid, kThreads, 0, at.stream>>>(op);
-  check_launch("head_gemm_kernel");
+  const bool aligned = op.packed.cols % 4 == 0 && op.x_row % 4 == 0 && op.x_head % 4 == 0 &&
+                       reinterpret_cast<uintptr_t>(op.x) % 16 == 0;
+  if (!aligned) return launch_tile<kFormat, SomeRows, false>(op, at);
+  if (op.rows <= FewRows::kRows) return launch_tile<kFormat, FewRows, true>(op, at);
+  if (op.rows <= 4 * SomeRows::kRows) return launch_tile<kFormat, SomeRows, true>(op, at);
+  launch_tile<kFormat, ManyRows, true>(op, at);
 }
 
 }  // namespace

@@ -40,21 +40,38 @@ __device__ inline void each_update(const LowRankUpdates& op, int64_t row, Body&&
   }
 }
 
-// inner[row, k] = A[k, :] . x[row, :]. grid: tiles of rows (y), eight k (x).
+// inner[row, k] = A[k, :] . x[row, :]. grid: eight k (x), tiles of rows (y).
+template <class Vector>
 __global__ void __launch_bounds__(kThreads) shrink_kernel(const __grid_constant__ LowRankUpdates op) {
+  constexpr int kLanes = sizeof(Vector) / sizeof(float);
   const int lane = threadIdx.x % kWarpLanes;
   const int32_t k = static_cast<int32_t>(blockIdx.x) * kWarps + threadIdx.x / kWarpLanes;
+  const int64_t vectors = op.cols / kLanes;
   for (int64_t row = int64_t{blockIdx.y} * kRows; row < op.rows; row += int64_t{gridDim.y} * kRows) {
     each_update(op, row, [&](const LowRankUpdates::Update& update, uint32_t rows) {
       if (k >= update.rank) return;  // a whole warp: nobody waits for it
-      const float *a = update.a + k * op.cols, *x = op.x + row * op.cols;
+      const auto* a = reinterpret_cast<const Vector*>(update.a + k * op.cols);
+      const auto* x = reinterpret_cast<const Vector*>(op.x + row * op.cols);
       float sums[kRows] = {};
-      for (int64_t c = lane; c < op.cols; c += kWarpLanes) {
-        const float weight = a[c];
+      const auto add = [&](int64_t c) {
+        const Vector weight = a[c];
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          if ((rows >> r & 1u) != 0) sums[r] = fmaf(weight, x[r * op.cols + c], sums[r]);
+          if ((rows >> r & 1u) == 0) continue;
+          const Vector v = x[r * vectors + c];
+#pragma unroll
+          for (int i = 0; i < kLanes; ++i) {
+            sums[r] = fmaf(reinterpret_cast<const float*>(&weight)[i], reinterpret_cast<const float*>(&v)[i],
+                           sums[r]);
+          }
         }
+      };
+      if (__popc(rows) == 1) {  // one row has few loads of its own: several steps' are under way at once
+#pragma unroll 8
+        for (int64_t c = lane; c < vectors; c += kWarpLanes) add(c);
+      } else {
+#pragma unroll 2
+        for (int64_t c = lane; c < vectors; c += kWarpLanes) add(c);
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -67,19 +84,30 @@ __global__ void __launch_bounds__(kThreads) shrink_kernel(const __grid_constant_
 
 // y[row, o] += B[o, :] . inner[row, :]. grid: outputs (x), tiles of rows (y).
 __global__ void __launch_bounds__(kThreads) expand_kernel(const __grid_constant__ LowRankUpdates op) {
+  constexpr int kHeld = 64;  // of the rank, in shared memory
+  __shared__ __align__(16) float held[kHeld][kRows];
   const int64_t output = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (output >= op.outputs) return;
   for (int64_t row = int64_t{blockIdx.y} * kRows; row < op.rows; row += int64_t{gridDim.y} * kRows) {
     each_update(op, row, [&](const LowRankUpdates::Update& update, uint32_t rows) {
       const float *b = update.b + output * update.rank, *inner = op.inner + row * op.max_rank;
       float sums[kRows] = {};
-      for (int32_t k = 0; k < update.rank; ++k) {
-        const float weight = b[k];
+      for (int32_t first = 0; first < update.rank; first += kHeld) {
+        const int32_t count = min(kHeld, update.rank - first);
+        __syncthreads();  // nobody reads the part before
+        for (int i = threadIdx.x; i < count * kRows; i += kThreads) {
+          const int r = i % kRows;
+          held[i / kRows][r] = (rows >> r & 1u) != 0 ? inner[r * op.max_rank + first + i / kRows] : 0.0f;
+        }
+        __syncthreads();  // this one is there
+        if (output >= op.outputs) continue;
+#pragma unroll 4
+        for (int32_t k = 0; k < count; ++k) {
+          const float weight = b[first + k];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          if ((rows >> r & 1u) != 0) sums[r] = fmaf(weight, inner[r * op.max_rank + k], sums[r]);
+          for (int r = 0; r < kRows; ++r) sums[r] = fmaf(weight, held[k][r], sums[r]);
         }
       }
+      if (output >= op.outputs) return;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if ((rows >> r & 1u) != 0) op.y[(row + r) * op.outputs + output] += sums[r];
@@ -94,8 +122,13 @@ void launch_low_rank(const LowRankUpdates& op, const Launch& at) {
   if (op.rows == 0 || op.max_rank == 0) return;
   const int64_t tiles = (op.rows + kRows - 1) / kRows;
   const auto grid_y = static_cast<unsigned>(tiles < kMaxGridY ? tiles : kMaxGridY);
-  shrink_kernel<<<dim3(static_cast<unsigned>((op.max_rank + kWarps - 1) / kWarps), grid_y), kThreads, 0,
-                  at.stream>>>(op);
+  const dim3 shrink(static_cast<unsigned>((op.max_rank + kWarps - 1) / kWarps), grid_y);
+  // By the number of columns alone: it fixes the order of a sum.
+  if (op.cols % 4 == 0) {
+    shrink_kernel<float4><<<shrink, kThreads, 0, at.stream>>>(op);
+  } else {
+    shrink_kernel<float><<<shrink, kThreads, 0, at.stream>>>(op);
+  }
   check_launch("shrink_kernel");
   expand_kernel<<<dim3(static_cast<unsigned>((op.outputs + kThreads - 1) / kThreads), grid_y), kThreads, 0,
                   at.stream>>>(op);
