@@ -88,7 +88,16 @@ TEST(Embedding, TinyModelsAgreeWithTransformers) {
       // As in golden_test.cpp: 8-bit activations cost 0.5% a product, of which a layer has 5; a token near a
       // tie of two experts may go elsewhere. A GPU rounds activations of every product to bf16, 0.2%.
       for (const std::string& device : golden::device_names()) {
-        const auto engine = open(path, device);
+        std::unique_ptr<Engine> engine;
+        try {
+          engine = open(path, device);
+        } catch (const Error& error) {  // what a device refuses it names; the CPU refuses nothing
+          ASSERT_TRUE(device != "cpu" && error.code() == ErrorCode::kUnsupported) << error.what();
+          EXPECT_NE(std::string_view(error.what()).find("does not do yet: "), std::string_view::npos)
+              << error.what();
+          std::printf("[  figure  ] %s\n", error.what());
+          continue;
+        }
         const bool experts = read_config(checkpoint).experts > 0;
         const double exact = device.starts_with("cuda") ? (experts ? 0.5 : 0.03) : (experts ? 1e-3 : 1e-4);
         EXPECT_LT(worst_error(*engine, prompts), has_blocks(checkpoint) ? (experts ? 0.5 : 0.1) : exact)

@@ -34,12 +34,22 @@ void feed_forward(const FeedForward& op, const float* x, int64_t count, float* y
 }
 
 void route_top_k(const float* scores, int64_t experts, int64_t k, SoftmaxOver softmax_over, int32_t* chosen,
-                 float* weights) {
-  std::vector<int32_t> order(static_cast<size_t>(experts));
-  std::iota(order.begin(), order.end(), 0);
+                 float* weights, int groups, int groups_chosen) {
   const auto key = [&](int32_t e) {
     return std::isnan(scores[e]) ? -std::numeric_limits<float>::infinity() : scores[e];
   };
+  const int64_t per_group = experts / groups;
+  std::vector<int32_t> best(static_cast<size_t>(groups));  // expert of each group
+  for (int64_t e = 0; e < experts; ++e) {
+    int32_t& of = best[static_cast<size_t>(e / per_group)];
+    if (e % per_group == 0 || key(static_cast<int32_t>(e)) > key(of)) of = static_cast<int32_t>(e);
+  }
+  std::stable_sort(best.begin(), best.end(), [&](int32_t a, int32_t b) { return key(a) > key(b); });
+  std::vector<int32_t> order;
+  for (int32_t e = 0; e < experts; ++e) {
+    const auto same_group = [&](int32_t other) { return other / per_group == e / per_group; };
+    if (std::any_of(best.begin(), best.begin() + groups_chosen, same_group)) order.push_back(e);
+  }
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return key(a) > key(b); });
   const double top = scores[order[0]];
   double chosen_sum = 0, all_sum = 0;

@@ -22,9 +22,10 @@ void feed_forward(const FeedForward& op, const float* x, int64_t count, float* y
 
 enum class SoftmaxOver { kChosen, kAll };
 
-// The k largest of `experts` scores (ties and NaN to the lower index) and their weights.
+// The k largest of `experts` scores (ties and NaN to the lower index) and their weights. Of `groups` of
+// experts only the groups_chosen with the largest scores are looked at (DeepSeek V2); 1: all are.
 void route_top_k(const float* scores, int64_t experts, int64_t k, SoftmaxOver softmax_over, int32_t* chosen,
-                 float* weights);
+                 float* weights, int groups = 1, int groups_chosen = 1);
 
 // The sigmoid of each score is its weight; those of the largest weight + bias are chosen (DeepSeek V3).
 struct SigmoidRouting {

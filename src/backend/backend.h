@@ -268,7 +268,7 @@ struct Route {
   float scale = 1.0f;  // of the weights
   // DeepSeek V3. [experts]: added to a score where experts are chosen, not where they are weighted.
   const Weight* choice_bias = nullptr;
-  // Experts in so many groups, of which those of the largest two scores in sum are looked at; 1: all are.
+  // Groups of experts: those of the largest two sigmoids in sum, or softmax's largest, are looked at.
   int groups = 1, groups_chosen = 1;
 };
 

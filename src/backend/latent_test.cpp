@@ -1,10 +1,11 @@
 // Latent attention, operation by operation, against `reference`: with compressed queries and without, odd
 // shapes, weights of many types, every cache type; and the same bits on every instruction set of the CPU,
-// however a prompt is cut.
+// however a prompt is cut. Further devices (MILLRACE_TEST_DEVICES) have bits of their own.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "backend/reference/reference_backend.h"
 #include "backend/test_support.h"
@@ -23,6 +24,9 @@ constexpr Shape kEven = {64, 5, {.rank = 64, .rope = 16, .nope = 32, .value = 32
 constexpr Shape kOdd = {50, 3, {.rank = 37, .rope = 6, .nope = 19, .value = 11, .q_rank = 0}};
 // More heads than rows of a tile, wider than tiles of the AMX unit.
 constexpr Shape kWide = {64, 24, {.rank = 288, .rope = 32, .nope = 32, .value = 32, .q_rank = 96}};
+// Of models: what a GPU has tensor core kernels for.
+constexpr Shape kReal = {128, 16, {.rank = 512, .rope = 64, .nope = 128, .value = 128, .q_rank = 96}};
+constexpr Shape kSmallRank = {128, 66, {.rank = 256, .rope = 64, .nope = 64, .value = 64, .q_rank = 0}};
 constexpr int32_t kTokens = 70;
 
 struct Tensors {
@@ -131,6 +135,36 @@ double allowed(DType type, DType kv_type) {
                                                                        : 5e-3);
 }
 
+// A GPU multiplies bf16 by bf16: activations are rounded, and so are weights that no bf16 holds; beside it an
+// F32 matrix is multiplied as it is. Its attention rounds queries and probabilities too, of shapes that it
+// has products for.
+double allowed_on_gpu(DType type, DType kv_type) {
+  const double rounded = type == DType::kF32 ? 2e-6 : is_float(type) ? 0.012 : 0.03;
+  return rounded + (kv_type == DType::kF32 ? 0 : kv_type == DType::kF8E4M3 ? 0.03 : 8e-3);
+}
+
+// On a device that is not the CPU: near the reference, and the same bits in pieces.
+void compare_further(const Shape& s, DType type, DType kv_type, const std::vector<float>& want,
+                     int32_t total) {
+  const Tensors tensors(type, s);
+  for (const std::string& name : further_devices()) {
+    const auto backend = make_backend(name, {2});
+    const std::vector<float> got = run(*backend, tensors, s, kv_type, total, total);
+    const double error = error_of(got, want);
+    EXPECT_LT(error, allowed_on_gpu(type, kv_type)) << name;
+    std::printf("[  figure  ] %s latent rank %d heads %d %s, cache %s: error %.1e\n", name.c_str(),
+                s.latent.rank, s.heads, std::string(info(type).name).c_str(),
+                std::string(info(kv_type).name).c_str(), error);
+    for (const int32_t chunk : {1, 7, 40}) {
+      if (total > 8 * kTokens && chunk == 1) continue;  // thousands of launches
+      const std::vector<float> cut = run(*backend, tensors, s, kv_type, chunk, total);
+      const auto [first, other] = std::mismatch(got.begin(), got.end(), cut.begin(), cut.end());
+      EXPECT_TRUE(first == got.end() && other == cut.end())
+          << name << " by " << chunk << " at token " << (first - got.begin()) / s.hidden;
+    }
+  }
+}
+
 void compare(const Shape& s, DType type, DType kv_type) {
   SCOPED_TRACE(std::string(info(type).name) + ", cache " + std::string(info(kv_type).name));
   const Tensors tensors(type, s);
@@ -147,6 +181,7 @@ void compare(const Shape& s, DType type, DType kv_type) {
     if (first.empty()) first = got;
     EXPECT_EQ(got, first) << device.label;
   }
+  compare_further(s, type, kv_type, want, kTokens);
 }
 
 TEST(LatentAttention, AgreesWithTheReferenceForWeightsOfEveryKind) {
@@ -175,6 +210,21 @@ TEST(LatentAttention, ALongContextIsSplit) {
     const auto [first, other] = std::mismatch(got.begin(), got.end(), cut.begin(), cut.end());
     EXPECT_TRUE(first == got.end() && other == cut.end())
         << device.label << " at token " << (first - got.begin()) / kEven.hidden;
+  }
+  compare_further(kEven, DType::kF32, DType::kF32, want, kLong);
+}
+
+TEST(LatentAttention, FurtherDevicesAgreeWithTheReferenceForSizesOfModels) {
+  if (further_devices().empty()) GTEST_SKIP() << "MILLRACE_TEST_DEVICES names no further device";
+  const auto reference = make_reference_backend();
+  for (const Shape& s : {kReal, kSmallRank}) {
+    const Tensors tensors(DType::kBF16, s);
+    for (const DType kv_type : {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3}) {
+      const bool is_long = s.heads == kReal.heads && kv_type != DType::kF32 && kv_type != DType::kF16;
+      const int32_t total = is_long ? 600 : kTokens;
+      const std::vector<float> want = run(*reference, tensors, s, kv_type, total, total);
+      compare_further(s, DType::kBF16, kv_type, want, total);
+    }
   }
 }
 

@@ -1,5 +1,7 @@
 // DeepSeek V2 and V3, and what has their layers: Kimi K2, Moonlight, GLM 4.7 Flash. DeepSeek-AI 2024. The
 // layers that draft further tokens are not read.
+#include <string>
+
 #include "base/error.h"
 #include "io/hf_directory.h"
 #include "model/config_reader.h"
@@ -92,8 +94,13 @@ class DeepSeek2 final : public LatentDecoder {
  protected:
   HfChoice hf_choice(const ConfigReader& reader) const override {
     if (reader.hf().value("model_type", "") != "deepseek_v2") return {};
-    return {.softmax = true, .ignores_groups = reader.hf().value("topk_method", "greedy") == "greedy"};
+    const std::string method = reader.hf().value("topk_method", "greedy");
+    if (method != "greedy" && method != "group_limited_greedy") {
+      reader.fail("config.json: topk_method", method, "greedy or group_limited_greedy");
+    }
+    return {.softmax = true, .ignores_groups = method == "greedy"};
   }
+  bool softmax_groups_by_largest() const override { return true; }
 };
 
 const DeepSeek2 kDeepSeek2Object{};

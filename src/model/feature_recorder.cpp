@@ -79,7 +79,7 @@ void FeatureRecorder::route(const Route& op) {
   norm_before(op.norm);
   features_.add(OpFeature::kSigmoidRouting, op.weighting == Route::Weighting::kSigmoid ||
                                                 op.weighting == Route::Weighting::kSigmoidRenormalized ||
-                                                op.scale != 1.0f);
+                                                op.scale != 1.0f || op.groups_chosen < op.groups);
 }
 
 void FeatureRecorder::experts_add(const Experts& op) {

@@ -51,10 +51,11 @@ void read_latent(const ConfigReader& reader, ModelConfig& config) {
   config.layer_windows.assign(config.layers, 0);
 }
 
-// The first V2 chose from groups by the largest of each, Mistral 4 by the largest two; none of those
-// published does.
-void check_groups(const ConfigReader& reader, const ModelConfig& config, bool ignored) {
-  if (ignored || config.expert_groups == config.expert_groups_chosen) return;
+// V2 chooses from groups by the largest score of each. Mistral 4's classes would by the largest two of the
+// softmax, which no published model does.
+void settle_groups(const ConfigReader& reader, ModelConfig& config, bool ignored, bool by_largest) {
+  if (ignored) config.expert_groups = config.expert_groups_chosen = 1;
+  if (by_largest || config.expert_groups == config.expert_groups_chosen) return;
   throw_error(ErrorCode::kUnsupported, "{}: experts chosen by softmax: found {} of {} groups, expected all",
               reader.checkpoint().path(), config.expert_groups_chosen, config.expert_groups);
 }
@@ -120,7 +121,7 @@ void LatentDecoder::read_config(const ConfigReader& reader, ModelConfig& config)
   read_deepseek_experts(reader, config, reader.is_gguf() || choice.softmax);
   if (config.expert_weighting == Route::Weighting::kSoftmaxAll ||
       config.expert_weighting == Route::Weighting::kSoftmaxAllRenormalized) {
-    check_groups(reader, config, choice.ignores_groups);
+    settle_groups(reader, config, choice.ignores_groups, softmax_groups_by_largest());
     if (choice.renormalizes) config.expert_weighting = Route::Weighting::kSoftmaxAllRenormalized;
   }
   config.rotary_dims = config.latent.rope;

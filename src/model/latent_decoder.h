@@ -23,6 +23,8 @@ class LatentDecoder : public Architecture {
     bool ignores_groups = false;  // softmax: n_group and topk_group mean nothing
   };
   virtual HfChoice hf_choice(const ConfigReader& reader) const = 0;
+  // Softmax: groups of experts are chosen by their largest score; else those that leave some out are refused.
+  virtual bool softmax_groups_by_largest() const { return false; }
 };
 
 }  // namespace millrace

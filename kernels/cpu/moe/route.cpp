@@ -33,9 +33,28 @@ void route_top_k(const KernelTable& kernels, const TopK& op, int64_t token) {
   const auto key = [&](int64_t e) {
     return std::isnan(scores[e]) ? -std::numeric_limits<float>::infinity() : scores[e];
   };
+  const int64_t size = experts / op.groups;
+  const auto largest = [&](int64_t group) {
+    float most = key(group * size);
+    for (int64_t e = group * size + 1; e < (group + 1) * size; ++e) most = std::max(most, key(e));
+    return most;
+  };
+  const auto is_open = [&](int64_t group) {  // fewer than groups_chosen come before it
+    const float mine = largest(group);
+    int before = 0;
+    for (int64_t g = 0; g < op.groups; ++g) {
+      const float other = largest(g);
+      before += other > mine || (other == mine && g < group) ? 1 : 0;
+    }
+    return before < op.groups_chosen;
+  };
   for (int64_t slot = 0; slot < k; ++slot) {
     int32_t best = -1;
     for (int32_t e = 0; e < experts; ++e) {
+      if (op.groups_chosen < op.groups && e % size == 0 && !is_open(e / size)) {
+        e += static_cast<int32_t>(size) - 1;
+        continue;
+      }
       const bool taken = std::find(chosen, chosen + slot, e) != chosen + slot;
       if (!taken && (best < 0 || key(e) > key(best))) best = e;
     }

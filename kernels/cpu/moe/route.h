@@ -10,9 +10,10 @@ struct TopK {
   int64_t experts, k;
   // Softmax over the chosen scores, or over all of them; over all, renormalized, is over the chosen.
   enum class SoftmaxOver { kChosen, kAll } softmax_over;
-  const float* scores;  // [rows][experts]
-  int32_t* chosen;      // [rows][k]
-  float* weights;       // [rows][k]
+  const float* scores;                // [rows][experts]
+  int32_t* chosen;                    // [rows][k]
+  float* weights;                     // [rows][k]
+  int groups = 1, groups_chosen = 1;  // only groups of the largest score are looked at (DeepSeek V2)
 };
 
 // The k largest scores of a token, ties and NaN to the lower index, and their softmax. By the calling thread.

@@ -19,6 +19,13 @@ inline constexpr int32_t prefill_chunk_tokens(int32_t heads, int32_t kv_heads, i
   return heads > 0 && kv_heads > 0 ? prefill_rows(head_dim) / (heads / kv_heads) : 0;
 }
 
+// The same of latent attention, whose rows are heads of one key (latent.h): rows of a CTA's products, and
+// tokens.
+inline constexpr int kLatentRows = 64;
+inline constexpr int32_t latent_chunk_tokens(int32_t heads) {
+  return heads >= kLatentRows ? 1 : kLatentRows / (heads > 0 ? heads : 1);
+}
+
 // At most so many KV splits hold what a row at `position` or before it sees.
 inline constexpr int32_t attention_splits(int32_t position, int32_t window) {
   const int32_t all = position / kSplitKeys + 1, seen = (window + kSplitKeys - 2) / kSplitKeys + 1;

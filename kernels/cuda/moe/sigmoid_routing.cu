@@ -9,21 +9,23 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The two largest of keys [count], added; of one, itself.
-__device__ inline float two_largest(const float* keys, int count) {
+// The two largest of keys [count], added; of one, or with `one`, the largest.
+__device__ inline float two_largest(const float* keys, int count, bool one) {
   float first = -INFINITY, second = -INFINITY;
   for (int e = 0; e < count; ++e) {
     const float key = keys[e];
     second = key > first ? first : fmaxf(second, key);
     first = fmaxf(first, key);
   }
-  return count > 1 ? first + second : first;
+  return count > 1 && !one ? first + second : first;
 }
 
 // Experts of groups that are not looked at come last. group_key [groups], keys [experts] in shared memory.
 __device__ inline void close_groups(const SigmoidRouting& op, int lane, float* group_key, float* keys) {
   const int size = op.experts / op.groups;
-  for (int g = lane; g < op.groups; g += kWarpLanes) group_key[g] = two_largest(keys + g * size, size);
+  for (int g = lane; g < op.groups; g += kWarpLanes) {
+    group_key[g] = two_largest(keys + g * size, size, op.softmax);
+  }
   __syncwarp();  // all groups' keys are there
   for (int g = lane; g < op.groups; g += kWarpLanes) {
     int before = 0;
@@ -36,6 +38,18 @@ __device__ inline void close_groups(const SigmoidRouting& op, int lane, float* g
   __syncwarp();  // nobody chooses before the groups are closed
 }
 
+// What makes weights of scores: {the largest, 1 / the sum of exponentials}, of all experts.
+__device__ inline float2 softmax_of(const float* scores, int experts, int lane) {
+  float largest = -INFINITY, sum = 0.0f;
+  for (int e = lane; e < experts; e += kWarpLanes) largest = fmaxf(largest, scores[e]);
+#pragma unroll
+  for (int distance = kWarpLanes / 2; distance > 0; distance /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+  }
+  for (int e = lane; e < experts; e += kWarpLanes) sum += expf(scores[e] - largest);
+  return {largest, 1.0f / warp_sum(sum)};
+}
+
 // shared: keys [experts], group_key [groups].
 __global__ void __launch_bounds__(kWarpLanes) sigmoid_routing_kernel(SigmoidRouting op) {
   extern __shared__ float keys[];
@@ -43,11 +57,13 @@ __global__ void __launch_bounds__(kWarpLanes) sigmoid_routing_kernel(SigmoidRout
   const int64_t t = blockIdx.x;
   const float* scores = op.scores + t * op.experts;
   for (int e = lane; e < op.experts; e += kWarpLanes) {
-    const float key = sigmoid(scores[e]) + (op.choice_bias != nullptr ? op.choice_bias[e] : 0.0f);
+    const float weight = op.softmax ? scores[e] : sigmoid(scores[e]);
+    const float key = weight + (op.choice_bias != nullptr ? op.choice_bias[e] : 0.0f);
     keys[e] = isnan(key) ? -INFINITY : key;
   }
   __syncwarp();  // all keys are there
   if (op.groups_chosen < op.groups) close_groups(op, lane, keys + op.experts, keys);
+  const float2 over_all = op.softmax ? softmax_of(scores, op.experts, lane) : float2{0.0f, 0.0f};
   uint32_t last_key = 0xffffffffu;
   int32_t last_expert = -1;
   float sum = 0.0f;
@@ -62,7 +78,8 @@ __global__ void __launch_bounds__(kWarpLanes) sigmoid_routing_kernel(SigmoidRout
     }
     last_key = __reduce_max_sync(kAllLanes, key);
     last_expert = __reduce_min_sync(kAllLanes, key == last_key ? expert : INT_MAX);
-    const float weight = sigmoid(scores[last_expert]);
+    const float score = scores[last_expert];
+    const float weight = op.softmax ? expf(score - over_all.x) * over_all.y : sigmoid(score);
     sum += weight;
     if (lane == 0) {
       op.chosen[t * op.k + slot] = last_expert;

@@ -10,15 +10,16 @@ namespace millrace::cuda {
 
 // The k experts of each token with the largest sigmoid(score) + choice_bias, ties and NaN to the lower index,
 // among those of the `groups_chosen` groups whose two largest of these are largest in sum; their weights are
-// the sigmoids, divided by the sum of the chosen with `renormalize`, times scale. Latency-bound: 4 experts
-// bytes per token.
+// the sigmoids, divided by the sum of the chosen with `renormalize`, times scale. With `softmax` (DeepSeek
+// V2) the scores themselves are compared, of a group the largest one, and weights are their softmax over all
+// experts. Latency-bound: 4 experts bytes per token.
 struct SigmoidRouting {
   const float* scores = nullptr;       // [tokens, experts]
   const float* choice_bias = nullptr;  // [experts] or null
   int64_t tokens = 0;
   int32_t experts = 0, k = 0;
   int32_t groups = 1, groups_chosen = 1;  // of experts / groups that follow one another
-  bool renormalize = false;
+  bool renormalize = false, softmax = false;
   float scale = 1.0f;
   int32_t* chosen = nullptr;  // [tokens, k]
   float* weights = nullptr;   // [tokens, k]

@@ -596,13 +596,13 @@ void CpuExecutor::route(const Route& op) {
                        rows_);
     return scale_routing(op.scale);
   }
-  normed_formats_ =
-      route_tokens(context(), {norm_of(op.norm),
-                               linear_of(op.router),
-                               work_->router_scores,
-                               {spec_.experts, spec_.experts_per_token, softmax_over(op.weighting),
-                                work_->router_scores, work_->chosen, work_->chosen_weight},
-                               work_->input});
+  normed_formats_ = route_tokens(
+      context(), {norm_of(op.norm),
+                  linear_of(op.router),
+                  work_->router_scores,
+                  {spec_.experts, spec_.experts_per_token, softmax_over(op.weighting), work_->router_scores,
+                   work_->chosen, work_->chosen_weight, op.groups, op.groups_chosen},
+                  work_->input});
   scale_routing(op.scale);
 }
 

@@ -45,7 +45,8 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
     : batch_(batch),
       max_rows_(static_cast<size_t>(spec.max_tokens)),
       max_logit_rows_(static_cast<size_t>(spec.max_logit_rows)),
-      num_groups_(static_cast<int>(spec.kv_groups.size())) {
+      num_groups_(static_cast<int>(spec.kv_groups.size())),
+      has_adapters_(spec.adapter_rank > 0) {
   MILLRACE_CHECK(batch.tokens.size() <= max_rows_);
   MILLRACE_CHECK(batch.logit_rows.size() <= max_logit_rows_);
   MILLRACE_CHECK(num_groups_ <= kMaxKvGroups);
@@ -61,10 +62,12 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
     if (s.num_tokens == 0) continue;
     sequences_.push_back({&s, {}});
     single_tokens_ = single_tokens_ && s.num_tokens == 1;
+    adapted_ = adapted_ || (batch.adapters != nullptr && s.adapter >= 0);
     last_position_ = std::max(last_position_, length_after(s) - 1);
     most_tokens_ = std::max(most_tokens_, s.num_tokens);
   }
   MILLRACE_CHECK(static_cast<size_t>(covered) == batch.tokens.size());
+  MILLRACE_CHECK(has_adapters_ || !adapted_);
 
   size_ = tables();
   for (int g = 0; g < num_groups_; ++g) {
@@ -76,7 +79,8 @@ BatchArrays::BatchArrays(const Batch& batch, const ExecutorSpec& spec)
       size_ += static_cast<size_t>(table_size(*s.slice));
     }
   }
-  cut_chunks(prefill_chunk_tokens(spec.heads, spec.kv_heads, spec.head_dim));
+  cut_chunks(spec.latent.rank > 0 ? latent_chunk_tokens(spec.heads)
+                                  : prefill_chunk_tokens(spec.heads, spec.kv_heads, spec.head_dim));
   if (!chunks_.empty()) {
     chunks_at_ = (size_ + 3) / 4 * 4;
     size_ = chunks_at_ + 4 * chunks_.size();
@@ -112,9 +116,13 @@ void BatchArrays::fill(int32_t* out) const {
     for (int32_t t = 0; t < s.num_tokens; ++t) {
       out[positions() + s.first_row + t] = s.context_len + t;
       out[sequence_of() + s.first_row + t] = static_cast<int32_t>(i);
+      if (has_adapters_) out[adapters() + s.first_row + t] = s.adapter;
     }
   }
   if (!single_tokens_) out[row_starts() + sequences_.size()] = static_cast<int32_t>(batch_.tokens.size());
+  for (size_t i = 0; has_adapters_ && i < batch_.logit_rows.size(); ++i) {
+    out[logit_adapters() + i] = out[adapters() + batch_.logit_rows[i]];
+  }
   size_t at = tables();
   for (int g = 0; g < num_groups_; ++g) {
     for (size_t i = 0; i < sequences_.size(); ++i) {

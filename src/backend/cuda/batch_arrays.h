@@ -1,9 +1,10 @@
 // What the kernels must know about a batch, as one array of int32 that goes to the device in one copy. The
 // parts before the tables lie where the specification alone says, so that a recorded step finds them again:
 //   tokens, positions, sequence_of, sampled_rows [max_tokens] each | logit_rows [max_logit_rows]
-//   | per group: table_starts [max_tokens], from the array's begin | tables, one after another
-//   | chunks (attention/attention.h, PagedAttention), aligned to four
-//   | lengths, of sequences with this step's tokens, where one has several: else a row's position says it;
+//   | per group: table_starts [max_tokens], from the array's begin
+//   | where there are adapters: adapters [max_tokens], of each row, and logit_adapters [max_logit_rows], -1:
+//   none | tables, one after another | chunks (attention/attention.h, PagedAttention), aligned to four |
+//   lengths, of sequences with this step's tokens, where one has several: else a row's position says it;
 //     behind them the first row of each, and how many rows there are
 // A sequence without tokens in the step is left out. No CUDA in here: tested without a device.
 #pragma once
@@ -32,7 +33,9 @@ class BatchArrays {
   size_t sampled_rows() const { return 3 * max_rows_; }
   size_t logit_rows() const { return 4 * max_rows_; }
   size_t table_starts(int group) const { return 4 * max_rows_ + max_logit_rows_ + group * max_rows_; }
-  size_t tables() const { return table_starts(num_groups_); }
+  size_t adapters() const { return table_starts(num_groups_); }
+  size_t logit_adapters() const { return adapters() + max_rows_; }
+  size_t tables() const { return adapters() + (has_adapters_ ? max_rows_ + max_logit_rows_ : 0); }
 
   size_t chunks() const { return chunks_at_; }
   int32_t num_chunks() const { return static_cast<int32_t>(chunks_.size()); }
@@ -40,6 +43,9 @@ class BatchArrays {
   size_t row_starts() const { return lengths_at_ + sequences_.size(); }
   int32_t num_sequences() const { return static_cast<int32_t>(sequences_.size()); }
   int32_t most_tokens() const { return most_tokens_; }  // of a sequence in this step
+
+  // Whether a row of the batch has an adapter.
+  bool adapted() const { return adapted_; }
 
   // Whether group `group` holds every position that a row with this window (0: everything) can see.
   bool holds_window(int group, int32_t window) const;
@@ -62,7 +68,7 @@ class BatchArrays {
   std::vector<Chunk> chunks_;
   size_t max_rows_ = 0, max_logit_rows_ = 0, size_ = 0, chunks_at_ = 0, lengths_at_ = 0;
   int num_groups_ = 0;
-  bool single_tokens_ = true;
+  bool single_tokens_ = true, has_adapters_ = false, adapted_ = false;
   int32_t last_position_ = -1, most_tokens_ = 0;
 };
 

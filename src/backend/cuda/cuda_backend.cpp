@@ -44,12 +44,7 @@ class CudaBackend final : public Backend {
   }
 
   bool gives_hidden_states() const override { return true; }
-  OpFeatures lacks() const override {
-    OpFeatures missing;
-    missing.add(OpFeature::kLatent);
-    missing.add(OpFeature::kAdapters);
-    return missing;
-  }
+  OpFeatures lacks() const override { return {}; }
   std::optional<double> measure_read_bandwidth() override {
     device_.use();
     const cuda::Stream stream;

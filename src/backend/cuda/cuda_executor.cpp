@@ -51,7 +51,7 @@ Operation operation_of(const StepOp& op) {
                                        Operation::kRoute,   Operation::kExperts, Operation::kNormQkv,
                                        Operation::kLogits,  Operation::kPick,    Operation::kPick,
                                        Operation::kRoute,   Operation::kExperts, Operation::kExperts,
-                                       Operation::kNormQkv, Operation::kAttend};
+                                       Operation::kNormQkv, Operation::kAttend,  Operation::kNormQkv};
   static_assert(std::size(kOperations) == std::variant_size_v<StepOp>);
   return kOperations[op.index()];
 }
@@ -77,6 +77,7 @@ class CudaExecutor final : public Executor, public MixedPart {
   void begin(const Batch& batch) override;
   void embed(const Embed& op) override;
   void norm_qkv(const NormQkv& op) override { ops_.emplace_back(op); }
+  void norm_latent_qkv(const NormLatentQkv& op) override { ops_.emplace_back(op); }
   void rope_append_kv(const Rope& op) override;
   void attend(const Attend& op) override;
   void norm_mix(const NormMix& op) override { ops_.emplace_back(op); }
@@ -193,6 +194,7 @@ void CudaExecutor::begin(const Batch& batch) {
   plan_.logit_rows = static_cast<int64_t>(batch.logit_rows.size());
   plan_.single_tokens = batch_->single_tokens();
   plan_.last_position = batch_->last_position();
+  plan_.adapters = batch_->adapted() ? batch.adapters : nullptr;
   // Steps that decode all look: one graph serves those that were launched ahead and those that were not.
   plan_.takes_sampled = !batch.sampled_rows.empty() || plan_.single_tokens;
   hidden_norm_.reset();
@@ -243,13 +245,14 @@ void CudaExecutor::route(const Route& op) {
   MILLRACE_CHECK(op.experts_per_token == spec_.experts_per_token && op.experts_per_token <= spec_.experts);
   const bool sigmoid =
       op.weighting == Route::Weighting::kSigmoid || op.weighting == Route::Weighting::kSigmoidRenormalized;
-  if (sigmoid) {
+  const bool grouped = op.groups_chosen < op.groups;
+  if (sigmoid || grouped) {
     MILLRACE_CHECK(op.groups > 0 && spec_.experts % op.groups == 0 &&
                    op.groups_chosen * (spec_.experts / op.groups) >= op.experts_per_token);
     MILLRACE_CHECK(supports_sigmoid_routing(spec_.experts, op.groups));
   }
   plan_.softmax_over_all = op.weighting == Route::Weighting::kSoftmaxAll;
-  plan_.chosen = sigmoid || op.scale != 1.0f;
+  plan_.chosen = sigmoid || grouped || op.scale != 1.0f;
   ops_.emplace_back(op);
 }
 
@@ -534,7 +537,7 @@ CudaExecutor::SlotPlace CudaExecutor::place_of(Slot slot) const {
     case Slot::kKey:
       return {work_.key, plan_.rows, key_cols};
     case Slot::kValue:
-      return {work_.value, plan_.rows, key_cols};
+      return {work_.value, plan_.rows, spec_.kv_parts() == 1 ? 0 : key_cols};
     case Slot::kAttention:
       return {work_.attention, plan_.rows, query_cols};
     case Slot::kLogits:

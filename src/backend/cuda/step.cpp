@@ -50,6 +50,10 @@ class Signature {
     add(op.k_norm);
     add(uint64_t{op.norm_whole} << 1 | uint64_t{op.gated});
   }
+  void operator()(const NormLatentQkv& op) {
+    for (const Norm* norm : {&op.norm, &op.q_a_norm, &op.kv_a_norm}) add(*norm);
+    for (const Linear* linear : {&op.q_a, &op.q, &op.kv_a, &op.k_b}) add(*linear);
+  }
   void operator()(const RopeOp& op) {
     add(static_cast<uint64_t>(op.layer) << 32 | static_cast<uint64_t>(op.table));
     add(op.params.magnitude);
@@ -67,6 +71,7 @@ class Signature {
   }
   void operator()(const Projection& op) {
     add(op.linear);
+    add(op.head_values);
     add(op.norm_after);
     add(op.scale);
   }
@@ -146,6 +151,8 @@ std::vector<uint64_t> signature_of(const std::vector<StepOp>& ops, const StepPla
   signature.add(static_cast<uint64_t>(max_splits_for(plan.last_position, 0)));
   signature.add(uint64_t{plan.chosen} << 3 | uint64_t{plan.takes_sampled} << 2 |
                 uint64_t{plan.single_tokens} << 1 | uint64_t{plan.softmax_over_all});
+  // A model's table does not change once it runs.
+  signature.add(reinterpret_cast<uint64_t>(plan.adapters));
   for (const StepOp& op : ops) {
     signature.add(uint64_t{op.index()});
     std::visit(signature, op);

@@ -33,16 +33,17 @@ struct SampleOp {};  // the rows' parameters lie in a buffer of the executor's
 
 using StepOp =
     std::variant<Embed, NormQkv, RopeOp, Attend, Projection, Ffn, Route, Experts, NormResidualOp, Logits,
-                 ArgmaxOp, SampleOp, ChooseOp, KeepExpertsOp, AddRowsOp, NormMix, StateMix>;
+                 ArgmaxOp, SampleOp, ChooseOp, KeepExpertsOp, AddRowsOp, NormMix, StateMix, NormLatentQkv>;
 
 // What the launches depend on beside the operations.
 struct StepPlan {
   int64_t rows = 0, logit_rows = 0;
-  bool single_tokens = false;      // every sequence has one token in this step
-  int32_t last_position = -1;      // the largest of any row
-  bool takes_sampled = false;      // some tokens are those that the step before picked
-  const float* rows_in = nullptr;  // AddRowsOp's, [rows, hidden] on the device
-  const void* sampling = nullptr;  // SampleParams and what they point to, on the device
+  bool single_tokens = false;              // every sequence has one token in this step
+  int32_t last_position = -1;              // the largest of any row
+  bool takes_sampled = false;              // some tokens are those that the step before picked
+  const float* rows_in = nullptr;          // AddRowsOp's, [rows, hidden] on the device
+  const void* sampling = nullptr;          // SampleParams and what they point to, on the device
+  const AdapterTable* adapters = nullptr;  // of which some row has one
   // Of the last route: experts may be flushed later than it.
   bool softmax_over_all = false;
   bool chosen = false;  // it has chosen experts and weights itself; else who multiplies does, from the scores

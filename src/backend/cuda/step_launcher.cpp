@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernels/cuda/attention/latent.h"
 #include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/attention/tile_attention.h"
 #include "kernels/cuda/gemm/gemm.h"
@@ -56,9 +57,12 @@ StepLauncher::StepLauncher(const ExecutorSpec& spec, const Workspace& workspace,
       w_(workspace),
       at_(at),
       paged_attention_(
+          spec.latent.rank == 0 &&
           supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
       tile_attention_(
           supports_tile_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, at.device)),
+      latent_wgmma_(spec.latent.rank > 0 &&
+                    supports_latent_wgmma(spec.kv_type, spec.latent.rope, spec.latent.rank, at.device)),
       whole_grid_(at.device.claim_grid()) {}
 
 void StepLauncher::launch(const std::vector<StepOp>& ops, const StepPlan& plan, const BatchArrays& batch,
@@ -147,7 +151,7 @@ LayerCache StepLauncher::cache_of(int layer) const {
   cache.pool = w_.pools[static_cast<size_t>(group)].as<void>();
   cache.type = spec_.kv_type;
   const int32_t head_elements = spec_.head_dim + (spec_.kv_type == DType::kF8E4M3 ? 1 : 0);  // and its scale
-  const int64_t layer_elements = int64_t{2} * spec_.kv_heads * kBlockTokens * head_elements;
+  const int64_t layer_elements = int64_t{spec_.kv_parts()} * spec_.kv_heads * kBlockTokens * head_elements;
   cache.layer_offset = index * layer_elements;
   cache.block_elements = spec_.kv_groups[static_cast<size_t>(group)].num_layers * layer_elements;
   cache.positions = in_batch(batch_->positions());
@@ -157,7 +161,8 @@ LayerCache StepLauncher::cache_of(int layer) const {
   cache.heads = spec_.heads;
   cache.kv_heads = spec_.kv_heads;
   cache.head_dim = spec_.head_dim;
-  cache.order = paged_attention_ ? CacheOrder::kSwizzled : CacheOrder::kRows;
+  const bool swizzled = paged_attention_ || (latent_wgmma_ && spec_.kv_type == DType::kBF16);
+  cache.order = swizzled ? CacheOrder::kSwizzled : CacheOrder::kRows;
   return cache;
 }
 
@@ -203,8 +208,14 @@ void StepLauncher::operator()(const NormQkv& op) {
 }
 
 void StepLauncher::operator()(const RopeOp& op) {
-  launch_rope_append_kv(cache_of(op.layer), op.params, angle_tables_[op.table].angles.as<const float2>(),
-                        plan_.rows, w_.query.as<float>(), w_.key.as<float>(), w_.value.as<float>(), at_);
+  const auto* angles = angle_tables_[op.table].angles.as<const float2>();
+  if (is_latent()) {
+    launch_latent_append(cache_of(op.layer), op.params, angles, plan_.rows, w_.query.as<float>(),
+                         w_.key.as<float>(), at_);
+  } else {
+    launch_rope_append_kv(cache_of(op.layer), op.params, angles, plan_.rows, w_.query.as<float>(),
+                          w_.key.as<float>(), w_.value.as<float>(), at_);
+  }
   if (op.growth.scale == 0.0f) return;
   launch_grow_queries(op.growth, in_batch(batch_->positions()), plan_.rows,
                       int64_t{spec_.heads} * spec_.head_dim, w_.query.as<float>(), at_);
@@ -219,6 +230,7 @@ void StepLauncher::operator()(const Attend& op) {
 }
 
 void StepLauncher::attend(const Attend& op) {
+  if (is_latent()) return latent_attention(op);
   if (uses_paged_attention(op)) return paged_attention(op);
   // A sequence of one token ends with it: nobody is behind it.
   const bool sees_behind = op.bidirectional && !plan_.single_tokens;
@@ -290,6 +302,11 @@ void StepLauncher::linear_add(const Linear& op, const float* x, int64_t cols, co
 }
 
 void StepLauncher::operator()(const Projection& op) {
+  if (op.head_values.weight != nullptr) {
+    head_values(op.head_values);
+    return linear_add(op.linear, w_.query.as<float>(), int64_t{spec_.heads} * spec_.latent.value,
+                      op.norm_after, op.scale);
+  }
   linear_add(op.linear, w_.attention.as<float>(), op.linear.weight->cols, op.norm_after, op.scale);
 }
 
@@ -317,7 +334,7 @@ bool StepLauncher::gemv_ffn(const Ffn& op) {
   const bool plain = op.gate.weight != nullptr && op.activation == millrace::Activation::kSilu &&
                      op.norm.kind == Norm::Kind::kRms && op.norm.weight != nullptr &&
                      !op.norm_after.present() && op.scale == 1.0f;
-  if (!plain || plan_.rows > kMaxGemvRows) return false;
+  if (!plain || plan_.rows > kMaxGemvRows || plan_.adapters != nullptr) return false;
   const PackedMatrix &gate = own(*op.gate.weight).packed, &up = own(*op.up.weight).packed,
                      &down = own(*op.down.weight).packed;
   const auto tokens = static_cast<int32_t>(plan_.rows);
@@ -356,7 +373,7 @@ void StepLauncher::operator()(const Ffn& op) {
 void StepLauncher::operator()(const Logits& op) {
   const Target target{op.output, w_.logits.as<float>(), spec_.vocab};
   linears({w_.residual.as<float>(), plan_.logit_rows, spec_.hidden, &op.norm, in_batch(batch_->logit_rows()),
-           &w_.normed_logit_rows},
+           &w_.normed_logit_rows, true},
           {&target, 1}, false);
   if (op.scale == 1.0f && op.softcap == 0.0f) return;
   launch_scale_softcap(op.scale, op.softcap, plan_.logit_rows * spec_.vocab, w_.logits.as<float>(), at_);
@@ -394,8 +411,14 @@ void StepLauncher::linears(const Rows& rows, std::span<const Target> targets, bo
     RowNorm norm = row_norm_of(*rows.norm, rows.x, rows.count, rows.cols, rows.normed->as<float>());
     norm.source_rows = rows.source;
     launch_row_norm(norm, at_);
-    return linears({norm.y, rows.count, rows.cols, nullptr, nullptr, nullptr}, targets, add);
+    return linears({norm.y, rows.count, rows.cols, nullptr, nullptr, nullptr, rows.logits}, targets, add);
   }
+  products(rows, targets, add);
+  if (any_update(targets)) add_updates(rows, targets);
+}
+
+// The products themselves, of rows with RMSNorm or without norm.
+void StepLauncher::products(const Rows& rows, std::span<const Target> targets, bool add) {
   std::vector<Target> by_format[kPackedFormats];
   for (const Target& target : targets) {
     const Weight& weight = *target.linear.weight;
@@ -536,7 +559,8 @@ void StepLauncher::operator()(const Route& op) {
 void StepLauncher::choose(const Route& op) {
   if (!plan_.chosen) return;
   using enum Route::Weighting;
-  if (op.weighting != kSigmoid && op.weighting != kSigmoidRenormalized) {
+  const bool softmax = op.weighting != kSigmoid && op.weighting != kSigmoidRenormalized;
+  if (softmax && op.groups_chosen >= op.groups) {
     route_top_k();
     return launch_scale_softcap(op.scale, 0.0f, pairs(), w_.chosen_weight.as<float>(), at_);
   }
@@ -548,7 +572,8 @@ void StepLauncher::choose(const Route& op) {
   routing.k = spec_.experts_per_token;
   routing.groups = op.groups;
   routing.groups_chosen = op.groups_chosen;
-  routing.renormalize = op.weighting == kSigmoidRenormalized;
+  routing.softmax = softmax;
+  routing.renormalize = op.weighting == kSigmoidRenormalized || (softmax && op.weighting != kSoftmaxAll);
   routing.scale = op.scale;
   routing.chosen = w_.chosen.as<int32_t>();
   routing.weights = w_.chosen_weight.as<float>();

@@ -44,6 +44,7 @@ class StepLauncher {
     const Norm* norm = nullptr;
     const int32_t* source = nullptr;  // row of x for each
     const DeviceBuffer* normed;       // where the generic kernels keep normed rows
+    bool logits = false;              // rows of logits: their adapters are other rows'
   };
   struct Target {
     const Linear& linear;
@@ -53,6 +54,7 @@ class StepLauncher {
 
   void operator()(const Embed& op);
   void operator()(const NormQkv& op);
+  void operator()(const NormLatentQkv& op);  // step_latent.cpp
   void operator()(const RopeOp& op);
   void operator()(const Attend& op);
   void operator()(const Projection& op);
@@ -77,7 +79,11 @@ class StepLauncher {
   void prepare_angles(const std::vector<StepOp>& ops);
   bool fuses_rope(const std::vector<StepOp>& ops, size_t at) const;
   void linears(const Rows& rows, std::span<const Target> targets, bool add);
+  void products(const Rows& rows, std::span<const Target> targets, bool add);
   void packed_linears(const Rows& rows, std::span<const Target> targets, PackedFormat format, bool add);
+  // What adapters add to products of these rows (step_adapters.cpp).
+  bool any_update(std::span<const Target> targets) const;
+  void add_updates(const Rows& rows, std::span<const Target> targets);
   // Rows of the table, as they are in the residual stream or `out`: out[t, :] = scale * table[indices[t], :].
   void look_up(const Weight& table, const int32_t* indices, float scale, const DeviceBuffer& out);
   void norm_rows(const Norm& op, int64_t rows, int64_t size, const DeviceBuffer& values);  // in place
@@ -113,6 +119,10 @@ class StepLauncher {
   StatePool state_pool_of(int layer) const;
   StateSequences state_sequences() const;
   void attend(const Attend& op);
+  // Latent attention (step_latent.cpp).
+  bool is_latent() const { return spec_.latent.rank > 0; }
+  void latent_attention(const Attend& op);
+  void head_values(const Linear& op);  // of what was attended, into w_.query, [rows, heads * value]
   void paged_attention(const Attend& op);
   void tile_attention(const Attend& op, const AttentionLimits& limits);
   const int32_t* in_batch(size_t offset) const { return batch_device_ + offset; }
@@ -120,7 +130,7 @@ class StepLauncher {
   const ExecutorSpec& spec_;
   const Workspace& w_;
   const Launch at_;
-  const bool paged_attention_, tile_attention_;
+  const bool paged_attention_, tile_attention_, latent_wgmma_;
 
   struct AngleTable {
     std::vector<float> values;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/cuda/block_copies.h"
+#include "kernels/cuda/attention/latent.h"
 #include "kernels/cuda/attention/split_plan.h"
 #include "kernels/cuda/attention/tile_attention.h"
 #include "kernels/cuda/gemm/gemm.h"
@@ -19,7 +20,12 @@ struct Sizes {  // bytes
     const auto rows = static_cast<size_t>(spec.max_tokens),
                logit_rows = static_cast<size_t>(spec.max_logit_rows);
     const size_t pairs = rows * static_cast<size_t>(spec.experts_per_token);
-    const size_t query_cols = static_cast<size_t>(spec.heads) * static_cast<size_t>(spec.head_dim);
+    // Latent attention: queries before they are absorbed, and values behind it, are in these buffers in turn.
+    const int32_t latent_dim = std::max(spec.latent.nope + spec.latent.rope, spec.latent.value);
+    const size_t query_cols =
+        static_cast<size_t>(spec.heads) * static_cast<size_t>(std::max(spec.head_dim, latent_dim));
+    compressed = rows * static_cast<size_t>(spec.latent.q_rank) * 4;
+    low_rank = std::max(rows, logit_rows) * static_cast<size_t>(spec.adapter_rank) * 4;
     hidden = rows * static_cast<size_t>(spec.hidden) * 4;
     query = rows * query_cols * 4;
     const size_t value_cols = spec.state.present() ? static_cast<size_t>(spec.state.values()) : 0;
@@ -50,13 +56,19 @@ struct Sizes {  // bytes
         int64_t{kWgmmaRows} * std::min<int64_t>(static_cast<int64_t>(pairs), spec.experts);
     bf16_rows = std::max(
         {bf16_rows_bytes(spec.max_tokens, static_cast<int64_t>(std::max(query_cols, value_cols)), device),
-         bf16_rows_bytes(spec.max_tokens, std::max(spec.hidden, spec.ffn), device),
+         bf16_rows_bytes(spec.max_tokens, std::max({spec.hidden, spec.ffn, spec.latent.q_rank}), device),
          bf16_rows_bytes(spec.max_logit_rows, spec.hidden, device),
          bf16_rows_bytes(expert_rows, std::max(spec.hidden, spec.expert_ffn), device)});
     split = split_workspace_bytes(device);
     act_rows = pairs > 0 ? bf16_rows_bytes(expert_rows, spec.expert_ffn, device) : 0;
     groups = pairs > 0 ? expert_groups_ints(static_cast<int64_t>(pairs), spec.experts, device) * 4 : 0;
-    if (supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
+    if (spec.latent.rank > 0) {
+      const int32_t splits = max_splits_for(spec.max_context, 0);
+      if (splits > 1 && supports_latent_wgmma(spec.kv_type, spec.latent.rope, spec.latent.rank, device)) {
+        partial = std::min(2 * kMaxPartialBytes,  // heads share what is read: more of them for the same rows
+                           latent_partial_bytes(spec.max_tokens, spec.heads, splits, spec.latent.rank));
+      }
+    } else if (supports_paged_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
       partial = partial_bytes_for(spec.max_tokens, spec.max_context, spec.kv_heads, spec.head_dim);
       arrived = rows * static_cast<size_t>(spec.kv_heads) * 4;
     } else if (supports_tile_attention(spec.kv_type, spec.heads, spec.kv_heads, spec.head_dim, device)) {
@@ -74,11 +86,12 @@ struct Sizes {  // bytes
     return 2 * hidden + query + attention + 2 * key + 2 * gate + down + scores + 2 * chosen +
            normed_logit_rows + logits + best + x_bf16 + moe_sync + bf16_rows + split + act_rows + groups +
            partial + arrived + candidates + sample_details + 2 * per_token + projected + mix + convolved +
-           2 * decays + attention_gate;
+           2 * decays + attention_gate + compressed + low_rank;
   }
   size_t hidden, query, key, gate, down, scores, chosen, normed_logit_rows, logits, best, x_bf16, moe_sync,
       bf16_rows, split, act_rows, groups, partial = 0, arrived = 0, candidates, sample_details, per_token;
-  size_t attention, projected = 0, mix = 0, convolved = 0, decays = 0, attention_gate = 0;
+  size_t attention, projected = 0, mix = 0, convolved = 0, decays = 0, attention_gate = 0, compressed,
+                    low_rank;
 };
 
 DeviceBuffer memory(size_t bytes) { return {bytes, "the workspace"}; }
@@ -125,6 +138,8 @@ Workspace::Workspace(const ExecutorSpec& spec, const Launch& at) {
   decays = memory(sizes.decays);
   betas = memory(sizes.decays);
   attention_gate = memory(sizes.attention_gate);
+  compressed = memory(sizes.compressed);
+  low_rank = memory(sizes.low_rank);
   for (size_t g = 0; g < spec.kv_groups.size(); ++g) {
     const auto blocks = static_cast<size_t>(spec.kv_groups[g].num_blocks);
     pools.emplace_back(spec.kv_block_bytes(static_cast<int>(g)) * blocks, "the KV cache");

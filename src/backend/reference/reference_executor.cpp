@@ -304,7 +304,8 @@ class ReferenceExecutor final : public Executor, public WatchableExecutor, publi
       if (sigmoid) {
         reference::route_sigmoid(&scores[t * experts], experts, k, by_sigmoid, chosen, weight);
       } else {
-        reference::route_top_k(&scores[t * experts], experts, k, over, chosen, weight);
+        reference::route_top_k(&scores[t * experts], experts, k, over, chosen, weight, op.groups,
+                               op.groups_chosen);
       }
       for (int64_t i = 0; i < k; ++i) weight[i] *= op.scale;
     }
