@@ -47,6 +47,11 @@ class CpuDevice final : public mr_device {
   // cpu_gemm.cpp
   size_t gemm_workspace_bytes(const mr_gemm_args& args) const override;
   void gemm(const mr_gemm_args& args, void* workspace, mr_stream stream) override;
+  void lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream stream) override;
+  size_t lowbit_gemm_workspace_bytes(const mr_lowbit_gemm_args& args) const override;
+  void lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, mr_stream stream) override;
+  size_t grouped_gemm_workspace_bytes(const mr_grouped_gemm_args& args) const override;
+  void grouped_gemm(const mr_grouped_gemm_args& args, void* workspace, mr_stream stream) override;
 
   // cpu_linear_attention.cpp
   size_t linear_attention_workspace_bytes(int32_t key_dim, int32_t value_dim) const override;

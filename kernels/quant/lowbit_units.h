@@ -1,5 +1,5 @@
-// The layout in which matrices of four-bit weights are multiplied (include/millrace/kernels/lowbit.h), and how
-// it is made of what is published. Host and device run the same code.
+// The layout in which matrices of four-bit weights are multiplied (include/millrace/kernels/lowbit.h), and
+// how it is made of what is published. Host and device run the same code.
 //
 // A unit is 64 rows x 128 columns in one run of bytes; units lie [expert][row tile of 64][column unit of
 // 128]. Rows and columns that are not there have weight zero.
@@ -15,9 +15,10 @@
 //     INT4     [group] of: f16 [warp][g][row g, row g + 8] scales, bytes [warp][g][row g, row g + 8] zeros
 #pragma once
 
-#include <bit>
 #include <cstdint>
+#include <cstring>
 
+#include "base/float_bits.h"
 #include "kernels/quant/e2m1_word.h"
 #include "millrace/kernels/lowbit.h"
 
@@ -31,8 +32,8 @@ inline constexpr int kUnitWords = kUnitCodeBytes / 4;
 inline constexpr int kInt4ScaleBytes = 2 * kUnitRows, kInt4GroupBytes = 3 * kUnitRows;
 // Sums along the columns are cut here, and the segments' sums added in order: that fixes their bits.
 inline constexpr int kSegmentUnits = 16;
-// Sums of products with e2m1 weights come out 2^-32 times what they are.
-inline constexpr float kE2m1Unscale = 0x1p32f;
+// What a GPU makes of codes are weights times 2^-32, and so are its sums; this makes them right.
+inline constexpr float kLowbitUnscale = 0x1p32f;
 
 MILLRACE_HOST_DEVICE inline constexpr bool is_int4(mr_lowbit_format format) {
   return format == MR_LOWBIT_INT4_32 || format == MR_LOWBIT_INT4_128;
@@ -79,8 +80,7 @@ MILLRACE_HOST_DEVICE inline uint32_t published_scale(const mr_lowbit_matrix& m, 
 MILLRACE_HOST_DEVICE inline uint32_t published_zero(const mr_lowbit_matrix& m, int64_t expert, int64_t n,
                                                     int64_t group) {
   const int64_t groups = m.k / lowbit_group(m.format);
-  const uint32_t word =
-      static_cast<const uint32_t*>(m.zeros)[(expert * groups + group) * (m.n / 8) + n / 8];
+  const uint32_t word = static_cast<const uint32_t*>(m.zeros)[(expert * groups + group) * (m.n / 8) + n / 8];
   const auto row = static_cast<uint32_t>(n % 8);
   if (m.packing == MR_LOWBIT_AWQ) return word >> (4 * awq_place(row)) & 15u;
   return (word >> (4 * row) & 15u) + (m.packing == MR_LOWBIT_GPTQ ? 1u : 0u);
@@ -99,8 +99,8 @@ MILLRACE_HOST_DEVICE inline constexpr uint32_t e8m0_bits(uint32_t stored) { retu
 // Five bits of exponent and three of mantissa of an e4m3 above zero (its sign is not looked at).
 MILLRACE_HOST_DEVICE inline constexpr uint32_t encode_e4m3_scale(uint32_t e4m3) {
   const uint32_t exponent = e4m3 >> 3 & 15u, mantissa = e4m3 & 7u;
-  if (exponent > 0) return (exponent + 2) << 3 | mantissa;          // 2^(exponent - 7)
-  if (mantissa >= 4) return 2u << 3 | (mantissa & 3u) << 1;         // m * 2^-9
+  if (exponent > 0) return (exponent + 2) << 3 | mantissa;   // 2^(exponent - 7)
+  if (mantissa >= 4) return 2u << 3 | (mantissa & 3u) << 1;  // m * 2^-9
   return mantissa >= 2 ? 1u << 3 | (mantissa & 1u) << 2 : 0u;
 }
 // As a bf16, 2^94 times what it is: 2^-126 times a code becomes 2^-32 times a weight.
@@ -153,6 +153,38 @@ MILLRACE_HOST_DEVICE inline void pack_unit_scale(const mr_lowbit_matrix& m, int6
   at[2 * slot] = static_cast<uint8_t>(scale & 255u);
   at[2 * slot + 1] = static_cast<uint8_t>(scale >> 8);
   at[kInt4ScaleBytes + slot] = static_cast<uint8_t>(there ? published_zero(m, expert, n, k / size) : 0u);
+}
+
+// ---------------------------------------------------------------- reading, on a host
+
+// The weights of a word, w[8], the elements of UnitPlace(at, i).
+inline void unit_weights(const uint8_t* unit, mr_lowbit_format format, int at, float (&w)[8]) {
+  const int step = at / 128, slot = at / 32 % 4 * 16 + at % 32 / 4 * 2,
+            group = step * 16 / lowbit_group(format);
+  uint32_t word;
+  std::memcpy(&word, unit + 4 * at, 4);
+  for (int half = 0; half < 2; ++half) {
+    if (is_int4(format)) {
+      const uint8_t* scales = unit + kUnitCodeBytes + group * kInt4GroupBytes;
+      Half scale;
+      std::memcpy(&scale.bits, scales + 2 * (slot + half), 2);
+      const auto zero = static_cast<float>(scales[kInt4ScaleBytes + slot + half]);
+      for (const int i : {0, 1, 4, 5}) {
+        const int e = i + 2 * half;
+        const auto code = static_cast<float>(word >> (e / 2 * 4 + e % 2 * 16) & 15u);
+        w[e] = to_float(to_bfloat16((code - zero) * to_float(scale)));
+      }
+      continue;
+    }
+    const uint32_t stored = unit[kUnitCodeBytes + group * kUnitRows + slot + half];
+    const uint32_t bits = format == MR_LOWBIT_MXFP4 ? e8m0_bits(stored) : e4m3_scale_bits(stored);
+    const float scale = to_float(BFloat16{static_cast<uint16_t>(bits)});
+    for (const int i : {0, 1, 4, 5}) {
+      const int e = i + 2 * half;
+      const auto code = static_cast<uint16_t>(e2m1_pair(word, e / 2) >> (e % 2 * 16));
+      w[e] = to_float(BFloat16{code}) * scale * kLowbitUnscale;
+    }
+  }
 }
 
 }  // namespace millrace::quant

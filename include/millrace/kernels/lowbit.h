@@ -9,8 +9,8 @@
  *     MXFP4   e2m1 * 2^(scale - 127), exact for scales from 2^-94 to 2^33
  *     NVFP4   e2m1 * e4m3, exact; the second, float32 scale of a matrix goes to expert_scales
  *     INT4    (code - zero) * scale, rounded to bf16 once
- * Sums are float32, in segments of 2,048 along k (or n) that are added in order: the result does not depend
- * on the run, and a row's bits not on other rows nor on how many there are. */
+ * Sums are float32 (on Hopper in segments of 2,048 of k or n, added in order): the result does not depend on
+ * the run, and a row's bits not on other rows nor on how many there are. */
 #ifndef MILLRACE_KERNELS_LOWBIT_H
 #define MILLRACE_KERNELS_LOWBIT_H
 
@@ -22,7 +22,7 @@ extern "C" {
 
 typedef enum mr_lowbit_format {
   MR_LOWBIT_MXFP4 = 0,    /* an e8m0 scale for every 32 columns */
-  MR_LOWBIT_NVFP4 = 1,    /* an e4m3 scale for every 16 columns, none of them negative */
+  MR_LOWBIT_NVFP4 = 1,    /* an e4m3 scale for every 16 columns: no sign, no NaN */
   MR_LOWBIT_INT4_32 = 2,  /* an f16 scale and a zero for every 32 columns */
   MR_LOWBIT_INT4_128 = 3, /* the same for every 128 */
 } mr_lowbit_format;

@@ -14,10 +14,10 @@ struct GroupedDense {
   DenseType type = DenseType::kBf16;
   int32_t experts = 0;
   int64_t m = 0, n = 0, k = 0;
-  const int32_t* offsets = nullptr;      // [experts + 1], of the device
+  const int32_t* offsets = nullptr;       // [experts + 1], of the device
   const void *a = nullptr, *b = nullptr;  // forward: x, w; dgrad: dy, w; wgrad: dy, x
-  int64_t lda = 0, ldb = 0;              // w [experts, n, k]: ldb is k
-  void* c = nullptr;                     // y [m, n]; dx [m, k]; dw [experts, n, k], ldc k
+  int64_t lda = 0, ldb = 0;               // w [experts, n, k]: ldb is k
+  void* c = nullptr;                      // y [m, n]; dx [m, k]; dw [experts, n, k], ldc k
   int64_t ldc = 0;
   DenseOut out = DenseOut::kF32;
   float alpha = 1.0f;

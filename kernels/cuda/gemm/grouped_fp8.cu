@@ -36,9 +36,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
          index += static_cast<int>(gridDim.x) / Tile::kCtas) {
       // Rows and columns outside are not stored: any scale will do.
       const int row = item.a_row + warpgroup * 64 + 16 * (warp % 4) + lane / 4;
-      const float* scales[2] = {
-          p.dense.a_scales + int64_t{min(row, p.m - 1)} * p.dense.a_scale_stride,
-          p.dense.a_scales + int64_t{min(row + 8, p.m - 1)} * p.dense.a_scale_stride};
+      const float* scales[2] = {p.dense.a_scales + int64_t{min(row, p.m - 1)} * p.dense.a_scale_stride,
+                                p.dense.a_scales + int64_t{min(row + 8, p.m - 1)} * p.dense.a_scale_stride};
       const float* column_scales = p.dense.b_scales + item.expert * p.b_scales_per_expert +
                                    min(item.column, p.dense.n - 1) / 128 * p.dense.b_scale_stride;
       float total[Tile::kSums];

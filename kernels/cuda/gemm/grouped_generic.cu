@@ -112,7 +112,8 @@ void launch_grouped_dense(const GroupedDense& op, const Launch& at) {
   const bool empty = op.op == GroupedOp::kWgrad ? op.experts * op.n * op.k == 0
                                                 : op.m * (op.op == GroupedOp::kForward ? op.n : op.k) == 0;
   if (empty) return;
-  if (op.m == 0 || op.kernel == 1 || !supports_grouped_wgmma(op, at.device)) return launch_grouped_generic(op, at);
+  if (op.m == 0 || op.kernel == 1 || !supports_grouped_wgmma(op, at.device))
+    return launch_grouped_generic(op, at);
   op.type == DenseType::kE4m3 ? launch_grouped_fp8(op, at) : launch_grouped_wgmma(op, at);
 }
 

@@ -36,7 +36,8 @@ struct GroupedCursor {
   const GroupedProblem& p;
   GroupCursor rows;
   __device__ explicit GroupedCursor(const GroupedProblem& of)
-      : p(of), rows(kWgrad ? nullptr : of.offsets, kWgrad ? 1 : of.experts, of.m, Tile::kRows, of.column_tiles, 8) {}
+      : p(of),
+        rows(kWgrad ? nullptr : of.offsets, kWgrad ? 1 : of.experts, of.m, Tile::kRows, of.column_tiles, 8) {}
   __device__ bool find(int index, GroupedItem& item) {
     const int rank = static_cast<int>(blockIdx.x % Tile::kCtas);
     int32_t column_tile;

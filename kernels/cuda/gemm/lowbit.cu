@@ -26,15 +26,16 @@ __global__ void __launch_bounds__(kThreads) lowbit_repack_kernel(const mr_lowbit
     for (int at = static_cast<int>(threadIdx.x); at < quant::kUnitWords; at += kThreads)
       reinterpret_cast<uint32_t*>(unit)[at] = quant::pack_unit_word(from, expert, tile, column_unit, at);
     for (int at = static_cast<int>(threadIdx.x); at < groups * quant::kUnitRows; at += kThreads)
-      quant::pack_unit_scale(from, expert, tile, column_unit, at / quant::kUnitRows, at % quant::kUnitRows, unit);
+      quant::pack_unit_scale(from, expert, tile, column_unit, at / quant::kUnitRows, at % quant::kUnitRows,
+                             unit);
   }
 }
 
 // The weight in row n, column k, unscaled; of an expert's units.
 template <mr_lowbit_format kFormat>
 __device__ float weight_at(const uint8_t* units, int64_t column_units, int64_t n, int64_t k) {
-  const uint8_t* unit = units + (n / quant::kUnitRows * column_units + k / quant::kUnitColumns) *
-                                    quant::unit_bytes(kFormat);
+  const uint8_t* unit =
+      units + (n / quant::kUnitRows * column_units + k / quant::kUnitColumns) * quant::unit_bytes(kFormat);
   const int row = static_cast<int>(n % quant::kUnitRows), column = static_cast<int>(k % quant::kUnitColumns);
   uint32_t w[4];
   LowbitWeights<kFormat>::load(unit, column / 16, row / 16, row % 8 * 4 + column % 8 / 2, w);
@@ -54,7 +55,8 @@ __global__ void __launch_bounds__(kThreads) gemm_lowbit_generic_kernel(const Low
                      static_cast<int32_t>((op.outputs() + kTile - 1) / kTile), 4);
   GroupItem item;
   const int tx = static_cast<int>(threadIdx.x) % kTile, ty = static_cast<int>(threadIdx.x) / kTile;
-  for (int index = static_cast<int>(blockIdx.x); cursor.find(index, item); index += static_cast<int>(gridDim.x)) {
+  for (int index = static_cast<int>(blockIdx.x); cursor.find(index, item);
+       index += static_cast<int>(gridDim.x)) {
     const uint8_t* units = op.weights + item.expert * grid.units() * quant::unit_bytes(kFormat);
     const int64_t first_output = int64_t{item.column_tile} * kTile;
     float sum[4] = {};
@@ -94,12 +96,13 @@ bool aligned(const void* p, int64_t row_bytes, uintptr_t to) {
   return reinterpret_cast<uintptr_t>(p) % to == 0 && row_bytes % static_cast<int64_t>(to) == 0;
 }
 bool takes_gemv(const LowbitGemm& op, const Device& device) {
-  return device.has_wgmma() && !op.backward && op.offsets == nullptr && op.m <= kLowbitGemvRows &&
+  return device.has_wgmma() && op.k > 0 && !op.backward && op.offsets == nullptr && op.m <= kLowbitGemvRows &&
          aligned(op.x, op.ldx * 2, 4);
 }
 bool takes_wgmma(const LowbitGemm& op, const Device& device) {
   constexpr int64_t kMost = int64_t{1} << 30;
-  return device.has_wgmma() && aligned(op.x, op.ldx * 2, 16) && op.n < kMost && op.k < kMost && op.m < kMost;
+  return device.has_wgmma() && op.reduced() > 0 && aligned(op.x, op.ldx * 2, 16) && op.n < kMost &&
+         op.k < kMost && op.m < kMost;
 }
 
 }  // namespace
@@ -108,8 +111,8 @@ void launch_lowbit_repack(const mr_lowbit_matrix& from, uint8_t* to, const Launc
   const int64_t units = from.experts * quant::UnitGrid(from.n, from.k).units();
   if (units == 0) return;
   const int64_t ctas = units < 65536 ? units : 65536;
-  launch_dependent("lowbit_repack_kernel", lowbit_repack_kernel, dim3(static_cast<unsigned>(ctas)), kThreads, 0,
-                   at, from, to);
+  launch_dependent("lowbit_repack_kernel", lowbit_repack_kernel, dim3(static_cast<unsigned>(ctas)), kThreads,
+                   0, at, from, to);
 }
 
 void launch_lowbit_generic(const LowbitGemm& op, const Launch& at) {

@@ -24,9 +24,9 @@ struct LowbitGemm {
   void* y = nullptr;  // [m, n], backward [m, k]
   int64_t ldy = 0;
   float alpha = 1.0f;
-  const float* bias = nullptr;   // [experts, n] or null
-  float* workspace = nullptr;    // lowbit_workspace_bytes
-  int32_t kernel = 0;            // 0: what fits; 1: generic, 2: warpgroups, 3: GEMV; for tests
+  const float* bias = nullptr;  // [experts, n] or null
+  float* workspace = nullptr;   // lowbit_workspace_bytes
+  int32_t kernel = 0;           // 0: what fits; 1: generic, 2: warpgroups, 3: GEMV; for tests
 
   MILLRACE_HOST_DEVICE int64_t reduced() const { return backward ? n : k; }
   MILLRACE_HOST_DEVICE int64_t outputs() const { return backward ? k : n; }

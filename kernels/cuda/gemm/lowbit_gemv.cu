@@ -1,8 +1,8 @@
 // GEMV with four-bit weights: one to eight rows of bf16 activations. The units of a tile of 64 rows lie one
 // after the other, so a work item, a tile's segment of 2,048 columns, is one run of 70 KB.
 //
-// A CTA is four consumer warps, 16 rows each, and a producer thread that keeps a ring of eight units under
-// way by bulk copies; five CTAs an SM have 170 KB under way. A CTA keeps its segment, so its part of the
+// A CTA is four consumer warps, 16 rows each, and a producer thread that keeps a ring of nine units under
+// way by bulk copies; four CTAs an SM have 160 KB under way. A CTA keeps its segment, so its part of the
 // activations is loaded once, in the order in which a lane needs it:
 //     x   [row][unit 16][chunk 4][t 4] 16 bytes: the B operands of two steps of 16 columns
 // Rows are the columns of m16n8k16 products: the chains, and so the bits, of lowbit_wgmma.cuh. Several
@@ -20,7 +20,7 @@
 namespace millrace::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = (kWarps + 1) * 32, kRing = 8, kCtasPerSm = 5;
+constexpr int kWarps = 4, kThreads = (kWarps + 1) * 32, kRing = 9, kCtasPerSm = 4;
 constexpr int kRowBytes = quant::kSegmentUnits * 256 + 64;  // of x; neighbours in different banks
 
 struct GemvProblem {
@@ -35,8 +35,8 @@ __device__ void load_rows(const GemvProblem& p, int segment, uint8_t* to) {
   constexpr int kWords = quant::kSegmentUnits * 64;
   for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(p.op.m) * kWords; i += kWarps * 32) {
     const int row = i / kWords, word = i % kWords, half_step = word % 64 / 4, t = word % 4;
-    const int64_t column = (int64_t{segment} * quant::kSegmentUnits + word / 64) * quant::kUnitColumns +
-                           half_step * 8 + 2 * t;
+    const int64_t column =
+        (int64_t{segment} * quant::kSegmentUnits + word / 64) * quant::kUnitColumns + half_step * 8 + 2 * t;
     uint32_t value = 0;
     if (column < p.op.k) value = *reinterpret_cast<const uint32_t*>(x + row * p.op.ldx + column);
     uint8_t* at = to + row * kRowBytes + word / 64 * 256 + half_step / 4 * 64 + t * 16 + half_step % 4 * 4;
@@ -46,6 +46,7 @@ __device__ void load_rows(const GemvProblem& p, int segment, uint8_t* to) {
 
 template <mr_lowbit_format kFormat>
 __global__ void __launch_bounds__(kThreads, kCtasPerSm) gemv_lowbit_kernel(const GemvProblem p) {
+  using Weights = LowbitWeights<kFormat>;
   constexpr int kUnitBytes = quant::unit_bytes(kFormat);
   extern __shared__ __align__(128) uint8_t gemv_shared[];
   uint8_t *ring = gemv_shared, *rows = ring + kRing * kUnitBytes;
@@ -89,15 +90,24 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm) gemv_lowbit_kernel(const
     for (int i = 0; i < units; ++i) {
       ptx::barrier_wait(full + stage, parity);
       const uint8_t* unit = ring + stage * kUnitBytes;
+      // All loads of the unit before its chain of products, which is what takes longest.
+      uint32_t words[quant::kUnitSteps];
+      typename Weights::Scale scales[quant::kUnitSteps / Weights::kSteps];
+      uint4 b[4] = {};
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) {
-        uint4 b = make_uint4(0, 0, 0, 0);
-        if (mine) b = *reinterpret_cast<const uint4*>(x + i * 256 + pair * 64);
+      for (int s = 0; s < quant::kUnitSteps; ++s) words[s] = lowbit::word_at(unit, s, warp, lane);
+#pragma unroll
+      for (int s = 0; s < quant::kUnitSteps; s += Weights::kSteps)
+        scales[s / Weights::kSteps] = Weights::scale(unit, s, warp, lane);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (mine) b[c] = *reinterpret_cast<const uint4*>(x + i * 256 + c * 64);
+      }
+#pragma unroll
+      for (int s = 0; s < quant::kUnitSteps; ++s) {
         uint32_t w[4];
-        LowbitWeights<kFormat>::load(unit, 2 * pair, warp, lane, w);
-        ptx::mma_bf16(sum, w, b.x, b.y);
-        LowbitWeights<kFormat>::load(unit, 2 * pair + 1, warp, lane, w);
-        ptx::mma_bf16(sum, w, b.z, b.w);
+        Weights::weights(words[s], scales[s / Weights::kSteps], w);
+        ptx::mma_bf16(sum, w, s % 2 == 0 ? b[s / 2].x : b[s / 2].z, s % 2 == 0 ? b[s / 2].y : b[s / 2].w);
       }
       __syncwarp();
       if (lane == 0) ptx::barrier_arrive(empty + stage);

@@ -13,7 +13,8 @@ __device__ inline void store_out(void* to, int64_t at, DenseOut type, float y) {
 }
 
 // sum: unscaled; output `output` of row `row`.
-__device__ inline void store_lowbit(const LowbitGemm& op, float sum, int expert, int64_t row, int64_t output) {
+__device__ inline void store_lowbit(const LowbitGemm& op, float sum, int expert, int64_t row,
+                                    int64_t output) {
   const float scale = op.expert_scales != nullptr ? op.alpha * op.expert_scales[expert] : op.alpha;
   const float bias = op.bias != nullptr ? op.bias[expert * op.outputs() + output] : 0.0f;
   store_out(op.y, row * op.ldy + output, op.out, fmaf(sum, scale, bias));

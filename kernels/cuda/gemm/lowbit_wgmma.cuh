@@ -32,16 +32,17 @@ inline constexpr int kLowbitWarps = 8, kLowbitThreads = 384, kLowbitOutputs = 12
 inline constexpr int kLowbitPanelBytes = 2304;  // of a warpgroup: 16 tokens x 144 bytes or 8 x 272
 inline constexpr int kLowbitMaxTokens = 256;
 
-template <mr_lowbit_format kFormat, int kMaxTokens>
+template <mr_lowbit_format kFormat, int kMaxTokens, int kCluster>
 struct LowbitStages {
+  static constexpr int kCtas = kCluster;
   static constexpr int kTokenBytes = kMaxTokens * 256;
   static constexpr int kUnitBytes = quant::unit_bytes(kFormat), kRawBytes = 2 * kUnitBytes;
   static constexpr int kOther = 2 * kLowbitPanelBytes + 256;
   static constexpr int kFits = (kDenseSharedBytes - kOther) / (kTokenBytes + kRawBytes);
   static constexpr int kCount = kFits < 8 ? kFits : 8;
   static constexpr int kBytes = kCount * (kTokenBytes + kRawBytes) + kOther;
-  static constexpr int kBoxRows = kMaxTokens < 128 ? kMaxTokens : 128;
-  static_assert(kCount >= 3 && kRawBytes % 128 == 0);
+  static constexpr int kBoxRows = kMaxTokens < 128 || kCtas == 2 ? 64 : 128;
+  static_assert(kCount >= 3 && kRawBytes % 128 == 0 && (kCtas == 1 || kMaxTokens == kLowbitMaxTokens));
 };
 
 struct LowbitProblem {
@@ -77,7 +78,7 @@ struct LowbitShared {
   __device__ void init() const {
     for (int i = 0; i < Stages::kCount; ++i) {
       ptx::barrier_init(full + i, 2);
-      ptx::barrier_init(empty + i, kLowbitWarps);
+      ptx::barrier_init(empty + i, kLowbitWarps * Stages::kCtas);
     }
     ptx::barrier_init_fence();
   }
@@ -90,16 +91,16 @@ __device__ inline int lowbit_width(int rows) {
 }
 
 // One of two threads: tokens, or units of weights, of all stages.
-template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens, bool kTokens>
-__device__ void produce_lowbit(const LowbitProblem& p,
-                               const LowbitShared<LowbitStages<kFormat, kMaxTokens>>& shared) {
-  using Stages = LowbitStages<kFormat, kMaxTokens>;
+template <class Stages, bool kBackward, int kMaxTokens, bool kTokens>
+__device__ void produce_lowbit(const LowbitProblem& p, const LowbitShared<Stages>& shared) {
+  const int rank = static_cast<int>(blockIdx.x) % Stages::kCtas;
   uint32_t stage = 0, parity = 1;
   GroupCursor cursor = p.cursor(kMaxTokens);
   GroupItem item;
-  for (int index = static_cast<int>(blockIdx.x); cursor.find(index, item);
-       index += static_cast<int>(gridDim.x)) {
+  for (int index = static_cast<int>(blockIdx.x) / Stages::kCtas; cursor.find(index, item);
+       index += static_cast<int>(gridDim.x) / Stages::kCtas) {
     const int width = lowbit_width<kMaxTokens>(item.rows);
+    const int column_tile = item.column_tile * Stages::kCtas + rank;
     const uint8_t* expert = p.weights + item.expert * p.row_tiles * p.column_units * Stages::kUnitBytes;
     for (int i = 0; i < p.stages; ++i) {
       ptx::barrier_wait(shared.empty + stage, parity);
@@ -108,9 +109,11 @@ __device__ void produce_lowbit(const LowbitProblem& p,
         ptx::barrier_arrive_expect(full, static_cast<uint32_t>(width) * 256);
         uint8_t* to = shared.tokens + stage * Stages::kTokenBytes;
         for (int half = 0; half < 2; ++half) {
-          for (int row = 0; row < width; row += Stages::kBoxRows) {
-            ptx::tma_load_box(to + (half * kMaxTokens + row) * 128, &p.x, i * 128 + half * 64,
-                              item.first_row + row, full);
+          // This CTA's part of the tokens, to all of the cluster.
+          for (int row = rank * (width / Stages::kCtas); row < (rank + 1) * (width / Stages::kCtas);
+               row += Stages::kBoxRows) {
+            load_box<Stages::kCtas>(to + (half * kMaxTokens + row) * 128, &p.x, i * 128 + half * 64,
+                                    item.first_row + row, full);
           }
         }
       } else {
@@ -118,9 +121,10 @@ __device__ void produce_lowbit(const LowbitProblem& p,
         uint8_t* to = shared.raw + stage * Stages::kRawBytes;
         for (int half = 0; half < 2; ++half) {
           // A tile that is not there: any, its outputs are not stored, or dy is zero.
-          const int64_t tile = min(int64_t{kBackward ? 2 * i + half : 2 * item.column_tile + half},
-                                   p.row_tiles - 1);
-          const int64_t unit = tile * p.column_units + (kBackward ? item.column_tile : i);
+          const int64_t tile =
+              min(int64_t{kBackward ? 2 * i + half : 2 * column_tile + half}, p.row_tiles - 1);
+          const int64_t unit =
+              tile * p.column_units + (kBackward ? min(int64_t{column_tile}, p.column_units - 1) : i);
           ptx::bulk_copy_kept(to + half * Stages::kUnitBytes, expert + unit * Stages::kUnitBytes,
                               Stages::kUnitBytes, full);
         }
@@ -137,9 +141,9 @@ __device__ inline uint32_t transpose_matrix(uint32_t m) {
   return t;
 }
 
-template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens>
+template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens, int kCluster>
 struct LowbitConsumer {
-  using Stages = LowbitStages<kFormat, kMaxTokens>;
+  using Stages = LowbitStages<kFormat, kMaxTokens, kCluster>;
   using Shared = LowbitShared<Stages>;
   struct Fragments {
     uint32_t a[4][4];
@@ -148,13 +152,18 @@ struct LowbitConsumer {
   const Shared& shared;
   const int warpgroup, warp, lane;  // warp of the warpgroup
   uint32_t stage = 0, parity = 0;
+  uint32_t peer_empty = 0;  // the other CTA's barriers
 
   __device__ LowbitConsumer(const LowbitProblem& problem, const Shared& of, int index, int lane_index)
-      : p(problem), shared(of), warpgroup(index / 4), warp(index % 4), lane(lane_index) {}
+      : p(problem), shared(of), warpgroup(index / 4), warp(index % 4), lane(lane_index) {
+    if constexpr (kCluster == 2)
+      peer_empty = ptx::remote_address(blockIdx.x % 2 ^ 1u, ptx::shared_address(shared.empty));
+  }
 
   __device__ void release(uint32_t read) const {
     __syncwarp();
     if (lane == 0) ptx::barrier_arrive(shared.empty + read);
+    if (kCluster == 2 && lane == 1) ptx::barrier_arrive_remote(peer_empty + 8 * read);
   }
   // Half of a stage's weights: four steps of 16 of the reduced dimension.
   template <int kHalf>
@@ -177,12 +186,11 @@ struct LowbitConsumer {
   }
   template <int kHalf, int kSums>
   __device__ __forceinline__ void multiply(const Fragments& f, float (&acc)[kSums], bool first) const {
-    const uint64_t b = ptx::wgmma_operand(shared.tokens + stage * Stages::kTokenBytes +
-                                          kHalf * kMaxTokens * 128);
+    const uint64_t b =
+        ptx::wgmma_operand(shared.tokens + stage * Stages::kTokenBytes + kHalf * kMaxTokens * 128);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      ptx::wgmma_16bit<__nv_bfloat16, 0>(acc, f.a[i], b + 2 * i, !first || i > 0);
+    for (int i = 0; i < 4; ++i) ptx::wgmma_16bit<__nv_bfloat16, 0>(acc, f.a[i], b + 2 * i, !first || i > 0);
     ptx::wgmma_commit();
   }
   // Adds the totals of the segments before, and keeps them unless this was the last.
@@ -244,10 +252,14 @@ struct LowbitConsumer {
     store(item, acc);
   }
 
+  __device__ static int column_tile(const GroupItem& item) {
+    return item.column_tile * kCluster + static_cast<int>(blockIdx.x) % kCluster;
+  }
   // 64 outputs by 2 kSums tokens, 32 tokens at a time by the same instructions.
   template <int kSums>
   __device__ void store(const GroupItem& item, float (&acc)[kSums]) const {
-    const int first = item.column_tile * kLowbitOutputs + warpgroup * 64;
+    const int first = column_tile(item) * kLowbitOutputs + warpgroup * 64;
+    if (first >= p.outputs) return;
     float bias[2] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -289,7 +301,8 @@ struct LowbitConsumer {
           }
           // Matrix j: outputs 8 (j % 2) and on, tokens 8 (j / 2) and on; a lane's address is a token's.
           const int matrix = lane / 8;
-          const auto at = static_cast<uint32_t>((lane % 8 + matrix / 2 * 8) * 144 + (16 * warp + matrix % 2 * 8) * 2);
+          const auto at =
+              static_cast<uint32_t>((lane % 8 + matrix / 2 * 8) * 144 + (16 * warp + matrix % 2 * 8) * 2);
           store_transposed(ptx::shared_address(panel) + at, packed);
           store_panel<2>(item, panel, token + 16 * i, first);
         }
@@ -317,8 +330,8 @@ struct LowbitConsumer {
     if (token + row >= item.rows) return;
     const int column = first + chunk * kPer;
     const uint4 value = *reinterpret_cast<const uint4*>(panel + row * kPitch + chunk * 16);
-    uint8_t* to = static_cast<uint8_t*>(p.y) +
-                  (int64_t{item.first_row + token + row} * p.ldy + column) * kBytes;
+    uint8_t* to =
+        static_cast<uint8_t*>(p.y) + (int64_t{item.first_row + token + row} * p.ldy + column) * kBytes;
     if (p.by_chunks && column + kPer <= p.outputs) {
       *reinterpret_cast<uint4*>(to) = value;
       return;
@@ -338,8 +351,8 @@ struct LowbitConsumer {
   __device__ void run_all() {
     GroupCursor cursor = p.cursor(kMaxTokens);
     GroupItem item;
-    for (int index = static_cast<int>(blockIdx.x); cursor.find(index, item);
-         index += static_cast<int>(gridDim.x)) {
+    for (int index = static_cast<int>(blockIdx.x) / kCluster; cursor.find(index, item);
+         index += static_cast<int>(gridDim.x) / kCluster) {
       if (lowbit_width<kMaxTokens>(item.rows) == kMaxTokens) {
         run<kMaxTokens / 2>(item);
       } else if constexpr (kMaxTokens == kLowbitMaxTokens) {
@@ -351,34 +364,44 @@ struct LowbitConsumer {
 
 #endif  // MILLRACE_HAS_WGMMA
 
-template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens>
+template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens, int kCluster>
 __global__ void __launch_bounds__(kLowbitThreads, 1)
     gemm_lowbit_wgmma_kernel(const __grid_constant__ LowbitProblem p) {
 #ifdef MILLRACE_HAS_WGMMA
   extern __shared__ __align__(1024) uint8_t lowbit_raw[];
-  const LowbitShared<LowbitStages<kFormat, kMaxTokens>> shared(lowbit_raw);
+  using Stages = LowbitStages<kFormat, kMaxTokens, kCluster>;
+  const LowbitShared<Stages> shared(lowbit_raw);
   const int warp = static_cast<int>(ptx::warp_uniform(threadIdx.x / 32)), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
+  if constexpr (kCluster > 1) {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
   ptx::let_dependents_start();
   ptx::wait_for_previous();
   if (warp >= kLowbitWarps) {
     ptx::fewer_registers<40>();
-    if (warp == kLowbitWarps && lane == 0) produce_lowbit<kFormat, kBackward, kMaxTokens, true>(p, shared);
+    if (warp == kLowbitWarps && lane == 0) produce_lowbit<Stages, kBackward, kMaxTokens, true>(p, shared);
     if (warp == kLowbitWarps + 1 && lane == 0)
-      produce_lowbit<kFormat, kBackward, kMaxTokens, false>(p, shared);
+      produce_lowbit<Stages, kBackward, kMaxTokens, false>(p, shared);
   } else {
     ptx::more_registers<232>();
-    LowbitConsumer<kFormat, kBackward, kMaxTokens>(p, shared, warp, lane).run_all();
+    LowbitConsumer<kFormat, kBackward, kMaxTokens, kCluster>(p, shared, warp, lane).run_all();
+  }
+  if constexpr (kCluster > 1) {  // nobody ends while the other CTA may still write to its shared memory
+    __syncwarp();
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
   }
 #else
   __trap();
 #endif
 }
 
-template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens>
+template <mr_lowbit_format kFormat, bool kBackward, int kMaxTokens, int kCluster>
 void launch_lowbit_as(const LowbitGemm& op, const Launch& at) {
-  using Stages = LowbitStages<kFormat, kMaxTokens>;
+  using Stages = LowbitStages<kFormat, kMaxTokens, kCluster>;
   const quant::UnitGrid grid(op.n, op.k);
   LowbitProblem p{};
   p.x = dense_map(at.device, op.x, 2, op.reduced(), op.m, op.ldx, Stages::kBoxRows);
@@ -393,7 +416,8 @@ void launch_lowbit_as(const LowbitGemm& op, const Launch& at) {
   p.experts = op.experts;
   p.m = static_cast<int32_t>(op.m);
   p.outputs = static_cast<int32_t>(op.outputs());
-  p.output_tiles = static_cast<int32_t>((op.outputs() + kLowbitOutputs - 1) / kLowbitOutputs);
+  constexpr int64_t kOutputs = int64_t{kLowbitOutputs} * kCluster;
+  p.output_tiles = static_cast<int32_t>((op.outputs() + kOutputs - 1) / kOutputs);
   p.stages = static_cast<int32_t>((op.reduced() + 127) / 128);
   p.totals = p.stages > quant::kSegmentUnits ? op.workspace : nullptr;
   p.alpha = op.alpha;
@@ -402,23 +426,27 @@ void launch_lowbit_as(const LowbitGemm& op, const Launch& at) {
   p.by_chunks = reinterpret_cast<uintptr_t>(op.y) % 16 == 0 && op.ldy * bytes % 16 == 0;
   // At most: an expert's last tile may be short.
   const int64_t tiles = ((op.m + kMaxTokens - 1) / kMaxTokens + op.experts) * p.output_tiles;
-  const int64_t ctas = tiles < at.device.sm_count() ? tiles : at.device.sm_count();
-  const auto kernel = gemm_lowbit_wgmma_kernel<kFormat, kBackward, kMaxTokens>;
+  const int64_t most = at.device.sm_count() / kCluster, clusters = tiles < most ? tiles : most;
+  const auto kernel = gemm_lowbit_wgmma_kernel<kFormat, kBackward, kMaxTokens, kCluster>;
   allow_shared_memory(kernel, Stages::kBytes);
-  launch_dependent("gemm_lowbit_wgmma_kernel", kernel, dim3(static_cast<unsigned>(ctas)), kLowbitThreads,
-                   Stages::kBytes, at, p);
+  launch_clusters("gemm_lowbit_wgmma_kernel", kCluster, kernel,
+                  dim3(static_cast<unsigned>(clusters * kCluster)), kLowbitThreads, Stages::kBytes, at, p);
 }
 
+template <mr_lowbit_format kFormat, bool kBackward>
+void launch_lowbit_rows(const LowbitGemm& op, bool few, const Launch& at) {
+  if (few) return launch_lowbit_as<kFormat, kBackward, 64, 1>(op, at);
+  if (op.kernel == 4) return launch_lowbit_as<kFormat, kBackward, kLowbitMaxTokens, 2>(op, at);
+  launch_lowbit_as<kFormat, kBackward, kLowbitMaxTokens, 1>(op, at);
+}
 template <mr_lowbit_format kFormat>
 void launch_lowbit_wgmma(const LowbitGemm& op, const Launch& at) {
   // Rows that an expert has, if all have as many.
   const bool few = op.m <= 64 * int64_t{op.experts};
   if (op.backward) {
-    few ? launch_lowbit_as<kFormat, true, 64>(op, at)
-        : launch_lowbit_as<kFormat, true, kLowbitMaxTokens>(op, at);
+    launch_lowbit_rows<kFormat, true>(op, few, at);
   } else {
-    few ? launch_lowbit_as<kFormat, false, 64>(op, at)
-        : launch_lowbit_as<kFormat, false, kLowbitMaxTokens>(op, at);
+    launch_lowbit_rows<kFormat, false>(op, few, at);
   }
 }
 
