@@ -47,6 +47,11 @@ class CpuDevice final : public mr_device {
   // cpu_gemm.cpp
   size_t gemm_workspace_bytes(const mr_gemm_args& args) const override;
   void gemm(const mr_gemm_args& args, void* workspace, mr_stream stream) override;
+  void lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream stream) override;
+  size_t lowbit_gemm_workspace_bytes(const mr_lowbit_gemm_args& args) const override;
+  void lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, mr_stream stream) override;
+  size_t grouped_gemm_workspace_bytes(const mr_grouped_gemm_args& args) const override;
+  void grouped_gemm(const mr_grouped_gemm_args& args, void* workspace, mr_stream stream) override;
 
   // cpu_linear_attention.cpp
   bool has_host_memory() const override { return true; }

@@ -79,6 +79,13 @@ struct mr_device {
   virtual size_t gemm_workspace_bytes(const mr_gemm_args& args) const = 0;
   virtual void gemm(const mr_gemm_args& args, void* workspace, mr_stream stream) = 0;
 
+  // Checked; strides of 0 and alpha 0 have been replaced.
+  virtual void lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream stream) = 0;
+  virtual size_t lowbit_gemm_workspace_bytes(const mr_lowbit_gemm_args& args) const = 0;
+  virtual void lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, mr_stream stream) = 0;
+  virtual size_t grouped_gemm_workspace_bytes(const mr_grouped_gemm_args& args) const = 0;
+  virtual void grouped_gemm(const mr_grouped_gemm_args& args, void* workspace, mr_stream stream) = 0;
+
   // Linear attention. The host reads the lengths of sequences where they are in its memory.
   virtual bool has_host_memory() const = 0;
   virtual size_t linear_attention_workspace_bytes(int32_t key_dim, int32_t value_dim) const = 0;

@@ -74,6 +74,13 @@ class CudaDevice final : public mr_device {
   void selective_scan(const mr_selective_scan_args& args, void* workspace, mr_stream stream) override;
   void short_conv(const mr_short_conv_args& args, mr_stream stream) override;
 
+  // cuda_grouped_gemm.cpp
+  void lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream stream) override;
+  size_t lowbit_gemm_workspace_bytes(const mr_lowbit_gemm_args& args) const override;
+  void lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, mr_stream stream) override;
+  size_t grouped_gemm_workspace_bytes(const mr_grouped_gemm_args&) const override { return 0; }
+  void grouped_gemm(const mr_grouped_gemm_args& args, void* workspace, mr_stream stream) override;
+
   void moe_route(const float* scores, int64_t rows, int32_t experts, int32_t k, mr_softmax_over softmax_over,
                  int32_t* chosen, float* weights, mr_stream stream) override;
   size_t moe_workspace_bytes(const mr_moe_args& args) const override;

@@ -34,10 +34,8 @@
 // Eight bits with an exponent of 0 or 1 are the bf16 u * 2^-133, so one fused multiply-add with the scale
 // makes (u - 128) * scale of them, rounded once. Codes of fewer bits lie in the lowest of those eight (even
 // pairs of elements) or in the highest (odd pairs, whose scale is multiplied by 2^(bits - 8)): so two pairs
-// are two masks of one word. An e2m1 code is a bf16 in disguise as well: with its
-// exponent in the lowest two bits of a bf16's it is 2^-126 times what it means, zero and one half included. A
-// word holds its four pairs of elements (2i in the low half) so that three of them need a rotation and a
-// mask, and the fourth one multiplication (mxfp4.cuh). Scales are stored as what those have to be multiplied
+// are two masks of one word. An e2m1 code is a bf16 in disguise as well
+// (quant/e2m1_word.h), 2^-126 times what it means. Scales are stored as what those have to be multiplied
 // by to be weights times 2^-32, a bf16 without rounding for every MXFP4 scale up to 2^33.
 #pragma once
 
@@ -47,6 +45,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/quant/device_matrix.h"
+#include "kernels/quant/e2m1_word.h"
 
 namespace millrace::cuda {
 
@@ -68,36 +67,15 @@ __host__ __device__ inline constexpr uint8_t decode_mxfp4_scale(uint8_t stored) 
   return static_cast<uint8_t>(stored == 255 ? 255 : stored < 94 ? 0 : stored - 94);
 }
 
-// Where bit b (0: mantissa, 1, 2: exponent, 3: sign) of element i lies: rotations of 0, 3 and 6 bring those
-// of pairs 0 to 2 where a bf16 has them (the signs of pairs 1 and 2 from the other half of the word). Pair 3
-// has the bits that are left, and lies so that one multiplication brings them there.
-__host__ __device__ inline constexpr int mxfp4_bit(int i, int b) {
-  constexpr uint32_t kPlaces[4] = {0xf876u, 0x2ba9u, 0x5edcu, 0x1043u};
-  const bool crosses = b == 3 && (i / 2 == 1 || i / 2 == 2);
-  return static_cast<int>(kPlaces[i / 2] >> (4 * b) & 15u) + 16 * ((i + (crosses ? 1 : 0)) % 2);
-}
-// Pair 0 to 3 of a word, each element's bits where a bf16 has its sign, the lowest two of its exponent and
-// the first of its mantissa. No two bits of the multiplication meet where the mask looks, and none carries
-// there.
+// Pair 0 to 3 of a word of eight e2m1 codes, and the word (quant/e2m1_word.h).
 __host__ __device__ inline constexpr uint32_t mxfp4_pair(uint32_t word, int pair) {
-  constexpr uint32_t kBits = 0x81c081c0u, kLeft = 0x001b001bu, kGather = 1u << 3 | 1u << 8 | 1u << 14;
-  if (pair == 0) return word & kBits;
-  if (pair < 3) return (word >> (3 * pair) | word << (32 - 3 * pair)) & kBits;
-  return (word & kLeft) * kGather & kBits;
+  return quant::e2m1_pair(word, pair);
 }
-// Eight e2m1 codes, nibble i of `codes` element i.
 __host__ __device__ inline constexpr uint32_t encode_mxfp4(uint32_t codes) {
-  uint32_t word = 0;
-  for (int i = 0; i < 8; ++i) {
-    for (int b = 0; b < 4; ++b) word |= (codes >> (4 * i + b) & 1u) << mxfp4_bit(i, b);
-  }
-  return word;
+  return quant::encode_e2m1(codes);
 }
-// The e2m1 code of element i.
 __host__ __device__ inline constexpr uint32_t decode_mxfp4(uint32_t word, int i) {
-  uint32_t code = 0;
-  for (int b = 0; b < 4; ++b) code |= (word >> mxfp4_bit(i, b) & 1u) << b;
-  return code;
+  return quant::decode_e2m1(word, i);
 }
 // Where element i of a K step lies among the 64 columns of activations in memory, so that the tensor
 // core multiplies it with its weight of all but kBf16: a lane's fragment of 16 columns has two neighbours

@@ -1,0 +1,64 @@
+// Products of experts and of four-bit weights on a GPU.
+#include "kernels/api/cuda/cuda_device.h"
+#include "kernels/cuda/gemm/grouped.h"
+#include "kernels/cuda/gemm/lowbit.h"
+
+namespace millrace::api::gpu {
+namespace {
+
+cuda::DenseOut grouped_out(mr_dtype type) {
+  return type == MR_F32    ? cuda::DenseOut::kF32
+         : type == MR_BF16 ? cuda::DenseOut::kBf16
+                           : cuda::DenseOut::kF16;
+}
+
+cuda::LowbitGemm lowbit_of(const mr_lowbit_gemm_args& args, void* workspace) {
+  cuda::LowbitGemm op;
+  op.format = args.format;
+  op.experts = static_cast<int32_t>(args.experts);
+  op.n = args.n, op.k = args.k, op.m = args.m;
+  op.weights = static_cast<const uint8_t*>(args.weights);
+  op.expert_scales = args.expert_scales;
+  op.backward = args.backward != 0;
+  op.offsets = args.offsets;
+  op.x = args.x, op.ldx = args.ldx;
+  op.out = grouped_out(args.out_type);
+  op.y = args.y, op.ldy = args.ldy;
+  op.alpha = args.alpha;
+  op.bias = args.bias;
+  op.workspace = static_cast<float*>(workspace);
+  return op;
+}
+
+}  // namespace
+
+void CudaDevice::lowbit_repack(const mr_lowbit_matrix& matrix, void* to, mr_stream stream) {
+  cuda::launch_lowbit_repack(matrix, static_cast<uint8_t*>(to), at(stream));
+}
+size_t CudaDevice::lowbit_gemm_workspace_bytes(const mr_lowbit_gemm_args& args) const {
+  return cuda::lowbit_workspace_bytes(lowbit_of(args, nullptr), device_);
+}
+void CudaDevice::lowbit_gemm(const mr_lowbit_gemm_args& args, void* workspace, mr_stream stream) {
+  cuda::launch_lowbit(lowbit_of(args, workspace), at(stream));
+}
+
+void CudaDevice::grouped_gemm(const mr_grouped_gemm_args& args, void*, mr_stream stream) {
+  cuda::GroupedDense op;
+  op.op = static_cast<cuda::GroupedOp>(args.op);
+  op.type = args.type == MR_BF16  ? cuda::DenseType::kBf16
+            : args.type == MR_F16 ? cuda::DenseType::kF16
+                                  : cuda::DenseType::kE4m3;
+  op.experts = static_cast<int32_t>(args.experts);
+  op.m = args.m, op.n = args.n, op.k = args.k;
+  op.offsets = args.offsets;
+  op.a = args.a, op.lda = args.lda;
+  op.b = args.b, op.ldb = args.ldb;
+  op.c = args.c, op.ldc = args.ldc;
+  op.out = grouped_out(args.out_type);
+  op.alpha = args.alpha;
+  op.a_scales = args.a_scales, op.b_scales = args.b_scales;
+  op.a_scale_stride = (args.k + 127) / 128;
+  cuda::launch_grouped_dense(op, at(stream));
+}
+
+}  // namespace millrace::api::gpu

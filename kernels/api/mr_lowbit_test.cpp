@@ -1,0 +1,329 @@
+// mr_lowbit_* and mr_grouped_gemm on every instruction set of this machine, against sums in double over what
+// the published matrices mean: e2m1 by its table, GPTQ's and AWQ's words as their formats describe them.
+#include <cstring>
+
+#include "base/float_bits.h"
+#include "kernels/api/api_test_support.h"
+
+namespace millrace::api_test {
+namespace {
+
+struct Published {
+  std::vector<uint32_t> codes, zeros;
+  std::vector<uint16_t> scales;
+  mr_lowbit_matrix matrix{};
+  std::vector<double> values;  // [experts][n][k]
+};
+
+int group_of(mr_lowbit_format format) {
+  return format == MR_LOWBIT_NVFP4 ? 16 : format == MR_LOWBIT_INT4_128 ? 128 : 32;
+}
+
+// Codes and scales of bytes, in the words' memory.
+Published random_rows_matrix(std::mt19937& random, mr_lowbit_format format, int64_t experts, int64_t n,
+                             int64_t k) {
+  constexpr double kE2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  Published p;
+  const int64_t group = group_of(format), groups = k / group;
+  p.codes.resize(static_cast<size_t>(experts * n * k / 8));
+  p.scales.resize(static_cast<size_t>(experts * n * groups + 1) / 2);
+  for (uint32_t& word : p.codes) word = static_cast<uint32_t>(random());
+  auto* codes = reinterpret_cast<uint8_t*>(p.codes.data());
+  auto* scales = reinterpret_cast<uint8_t*>(p.scales.data());
+  for (int64_t i = 0; i < experts * n * groups; ++i)
+    scales[i] = static_cast<uint8_t>(format == MR_LOWBIT_MXFP4 ? 120 + random() % 8 : random() % 0x7f);
+  for (int64_t i = 0; i < experts * n * k; ++i) {
+    const uint32_t code = codes[i / 2] >> (4 * (i % 2)) & 15u;
+    const uint8_t stored = scales[i / k * groups + i % k / group];
+    const double scale =
+        format == MR_LOWBIT_MXFP4 ? std::ldexp(1.0, stored - 127) : to_float(Fp8E4M3{stored});
+    p.values.push_back((code < 8 ? 1 : -1) * kE2m1[code % 8] * scale);
+  }
+  p.matrix = {format, MR_LOWBIT_ROWS, experts, n, k, p.codes.data(), p.scales.data(), nullptr};
+  return p;
+}
+
+Published random_int4_matrix(std::mt19937& random, mr_lowbit_format format, mr_lowbit_packing packing,
+                             int64_t experts, int64_t n, int64_t k) {
+  constexpr int64_t kAwqOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};  // rows from the lowest bits on
+  Published p;
+  const int64_t group = group_of(format), groups = k / group;
+  p.codes.resize(static_cast<size_t>(experts * n * k / 8));
+  p.zeros.resize(static_cast<size_t>(experts * groups * n / 8));
+  p.values.resize(static_cast<size_t>(experts * n * k));
+  for (uint32_t& word : p.codes) word = static_cast<uint32_t>(random());
+  for (uint32_t& word : p.zeros) word = static_cast<uint32_t>(random());
+  for (int64_t i = 0; i < experts * groups * n; ++i)
+    p.scales.push_back(to_half(0.001f + 0.01f * static_cast<float>(random() % 1000) / 1000.0f).bits);
+  const bool awq = packing == MR_LOWBIT_AWQ;
+  for (int64_t e = 0; e < experts; ++e) {
+    const uint32_t* words = p.codes.data() + e * n * k / 8;
+    for (int64_t i = 0; i < n * k / 8; ++i) {
+      for (int64_t j = 0; j < 8; ++j) {
+        const int64_t row = awq ? i % (n / 8) * 8 + kAwqOrder[j] : i % n;
+        const int64_t column = awq ? i / (n / 8) : i / n * 8 + j;
+        const int64_t at = (e * groups + column / group) * n + row;
+        const uint32_t zeros =
+            p.zeros[static_cast<size_t>((e * groups + column / group) * (n / 8) + row / 8)];
+        const int64_t* found = std::find(kAwqOrder, kAwqOrder + 8, row % 8);
+        const double zero = (zeros >> (4 * (awq ? found - kAwqOrder : row % 8)) & 15u) +
+                            (packing == MR_LOWBIT_GPTQ ? 1.0 : 0.0);
+        const double exact =
+            ((words[i] >> (4 * j) & 15u) - zero) * to_float(Half{p.scales[static_cast<size_t>(at)]});
+        p.values[static_cast<size_t>((e * n + row) * k + column)] =
+            to_float(to_bfloat16(static_cast<float>(exact)));  // a weight is a bf16
+      }
+    }
+  }
+  p.matrix = {format, packing, experts, n, k, p.codes.data(), p.scales.data(), p.zeros.data()};
+  return p;
+}
+
+std::vector<uint16_t> random_bf16(std::mt19937& random, int64_t count) {
+  std::vector<uint16_t> x;
+  for (const float v : random_floats(random, count)) x.push_back(to_bfloat16(v).bits);
+  return x;
+}
+double bf16_at(const std::vector<uint16_t>& x, int64_t at) {
+  return to_float(BFloat16{x[static_cast<size_t>(at)]});
+}
+
+mr_status multiply_lowbit(mr_device* device, const mr_lowbit_gemm_args& args) {
+  size_t bytes = 0;
+  if (const mr_status status = mr_lowbit_gemm_workspace_bytes(device, &args, &bytes); status != MR_OK)
+    return status;
+  const Guarded workspace(bytes);
+  std::memset(workspace.data(), 0xff, bytes);
+  return mr_lowbit_gemm(device, &args, workspace.data(), bytes, nullptr);
+}
+
+// The largest error over the largest value, forward and backward, with offsets where there are experts.
+void compare(mr_device* device, const Published& w, const std::vector<int32_t>& offsets, const char* what) {
+  SCOPED_TRACE(what);
+  std::mt19937 random(5);
+  const mr_lowbit_matrix& m = w.matrix;
+  size_t bytes = 0;
+  ASSERT_EQ(mr_lowbit_bytes(&m, &bytes), MR_OK) << mr_last_error();
+  const Guarded units(bytes);
+  ASSERT_EQ(mr_lowbit_repack(device, &m, units.data(), bytes, nullptr), MR_OK) << mr_last_error();
+  const int64_t rows = offsets.back();
+  const std::vector<float> bias = random_floats(random, m.experts * m.n),
+                           scales = random_floats(random, m.experts);
+  for (const bool backward : {false, true}) {
+    const int64_t in = backward ? m.n : m.k, out = backward ? m.k : m.n, ldx = in + 3, ldy = out + 2;
+    const std::vector<uint16_t> x = random_bf16(random, rows * ldx);
+    std::vector<float> y(static_cast<size_t>(rows * ldy), -7.0f);
+    mr_lowbit_gemm_args args{};
+    args.format = m.format, args.experts = m.experts, args.n = m.n, args.k = m.k;
+    args.weights = units.data(), args.expert_scales = scales.data(), args.backward = backward;
+    args.m = rows, args.offsets = m.experts > 1 ? offsets.data() : nullptr;
+    args.x = x.data(), args.ldx = ldx, args.out_type = MR_F32, args.y = y.data(), args.ldy = ldy;
+    args.alpha = 0.5f, args.bias = backward ? nullptr : bias.data();
+    ASSERT_EQ(multiply_lowbit(device, args), MR_OK) << mr_last_error();
+    double error = 0, largest = 1e-30;
+    for (int64_t e = 0; e < m.experts; ++e) {
+      for (int64_t r = offsets[static_cast<size_t>(e)]; r < offsets[static_cast<size_t>(e) + 1]; ++r) {
+        for (int64_t o = 0; o < ldy; ++o) {
+          const float got = y[static_cast<size_t>(r * ldy + o)];
+          if (o >= out) {
+            ASSERT_EQ(got, -7.0f) << "between rows";
+            continue;
+          }
+          double sum = 0;
+          for (int64_t i = 0; i < in; ++i) {
+            const int64_t n = backward ? i : o, k = backward ? o : i;
+            sum += bf16_at(x, r * ldx + i) * w.values[static_cast<size_t>((e * m.n + n) * m.k + k)];
+          }
+          sum *= 0.5 * scales[static_cast<size_t>(e)];
+          if (!backward) sum += bias[static_cast<size_t>(e * m.n + o)];
+          error = std::max(error, std::abs(got - sum));
+          largest = std::max(largest, std::abs(sum));
+        }
+      }
+    }
+    EXPECT_LE(error / largest, 3e-6) << (backward ? "backward" : "forward");
+  }
+}
+
+TEST(Lowbit, EveryFormatPackingAndShape) {
+  for (const std::string& isa : isas()) {
+    const DevicePtr device = open_cpu(isa.c_str());
+    std::mt19937 random(3);
+    for (const mr_lowbit_format format : {MR_LOWBIT_MXFP4, MR_LOWBIT_NVFP4}) {
+      compare(device.get(), random_rows_matrix(random, format, 1, 70, 160), {0, 3}, "rows");
+      compare(device.get(), random_rows_matrix(random, format, 3, 65, 96), {0, 2, 2, 9}, "rows of experts");
+    }
+    for (const mr_lowbit_format format : {MR_LOWBIT_INT4_32, MR_LOWBIT_INT4_128}) {
+      for (const mr_lowbit_packing packing : {MR_LOWBIT_GPTQ, MR_LOWBIT_GPTQ_V2, MR_LOWBIT_AWQ})
+        compare(device.get(), random_int4_matrix(random, format, packing, 2, 72, 256), {0, 3, 5}, "INT4");
+    }
+  }
+}
+
+TEST(Lowbit, ARowsBitsDoNotDependOnOthers) {
+  const DevicePtr device = open_cpu();
+  std::mt19937 random(9);
+  const Published w = random_rows_matrix(random, MR_LOWBIT_NVFP4, 1, 128, 384);
+  size_t bytes = 0;
+  ASSERT_EQ(mr_lowbit_bytes(&w.matrix, &bytes), MR_OK);
+  EXPECT_EQ(bytes, 2u * 3u * (4096 + 512));
+  const Guarded units(bytes);
+  ASSERT_EQ(mr_lowbit_repack(device.get(), &w.matrix, units.data(), bytes, nullptr), MR_OK);
+  const std::vector<uint16_t> x = random_bf16(random, 300 * 384);
+  const auto run = [&](int64_t first, int64_t rows) {
+    std::vector<float> y(static_cast<size_t>(rows * 128));
+    mr_lowbit_gemm_args args{};
+    args.format = MR_LOWBIT_NVFP4, args.experts = 1, args.n = 128, args.k = 384, args.m = rows;
+    args.weights = units.data(), args.x = x.data() + first * 384, args.y = y.data(), args.out_type = MR_F32;
+    EXPECT_EQ(multiply_lowbit(device.get(), args), MR_OK) << mr_last_error();
+    return y;
+  };
+  const std::vector<float> all = run(0, 300), one = run(257, 1);
+  EXPECT_EQ(std::memcmp(all.data() + 257 * 128, one.data(), 128 * 4), 0);
+}
+
+TEST(Lowbit, WrongArguments) {
+  const DevicePtr device = open_cpu();
+  std::mt19937 random(1);
+  const Published good = random_rows_matrix(random, MR_LOWBIT_MXFP4, 1, 64, 128);
+  const Guarded units(1 << 16);
+  const auto refused = [&](const char* word, const auto& change) {
+    mr_lowbit_matrix m = good.matrix;
+    change(m);
+    EXPECT_REFUSED(mr_lowbit_repack(device.get(), &m, units.data(), 1 << 16, nullptr), MR_ERROR_INVALID,
+                   word);
+  };
+  refused("matrix.k", [](mr_lowbit_matrix& m) { m.k = 100; });
+  refused("matrix.packing", [](mr_lowbit_matrix& m) { m.packing = MR_LOWBIT_AWQ; });
+  refused("matrix.codes", [](mr_lowbit_matrix& m) { m.codes = nullptr; });
+  refused("matrix.zeros", [](mr_lowbit_matrix& m) { m.zeros = m.codes; });
+  refused("matrix.experts", [](mr_lowbit_matrix& m) { m.experts = 0; });
+  EXPECT_REFUSED(mr_lowbit_repack(device.get(), &good.matrix, units.data(), 100, nullptr), MR_ERROR_NO_MEMORY,
+                 "100");
+  const std::vector<uint16_t> x(128);
+  std::vector<float> y(128);
+  const auto refused_product = [&](const char* word, const auto& change) {
+    mr_lowbit_gemm_args args{};
+    args.format = MR_LOWBIT_MXFP4, args.experts = 1, args.n = 64, args.k = 128, args.m = 1;
+    args.weights = units.data(), args.x = x.data(), args.y = y.data(), args.out_type = MR_F32;
+    change(args);
+    EXPECT_REFUSED(multiply_lowbit(device.get(), args), MR_ERROR_INVALID, word);
+  };
+  refused_product("args.offsets", [](mr_lowbit_gemm_args& a) { a.experts = 2; });
+  refused_product("args.bias", [&](mr_lowbit_gemm_args& a) { a.backward = 1, a.bias = y.data(); });
+  refused_product("args.ldx", [](mr_lowbit_gemm_args& a) { a.ldx = 5; });
+  refused_product("args.out_type", [](mr_lowbit_gemm_args& a) { a.out_type = MR_I8; });
+}
+
+// ---------------------------------------------------------------- experts
+
+struct StoredRows {
+  std::vector<uint8_t> bytes;
+  std::vector<double> values;
+};
+StoredRows random_stored_rows(std::mt19937& random, mr_dtype type, int64_t count) {
+  StoredRows s;
+  for (const float v : random_floats(random, count)) {
+    if (type == MR_F8_E4M3) {
+      const auto code = static_cast<uint8_t>(random() & 0xdfu);  // no NaN
+      s.bytes.push_back(code);
+      s.values.push_back(to_float(Fp8E4M3{code}));
+      continue;
+    }
+    const uint16_t bits = type == MR_BF16 ? to_bfloat16(v).bits : to_half(v).bits;
+    s.bytes.push_back(static_cast<uint8_t>(bits & 255));
+    s.bytes.push_back(static_cast<uint8_t>(bits >> 8));
+    s.values.push_back(type == MR_BF16 ? to_float(BFloat16{bits}) : to_float(Half{bits}));
+  }
+  return s;
+}
+
+void compare_grouped(mr_device* device, mr_grouped_op op, mr_dtype type) {
+  SCOPED_TRACE(testing::Message() << "op " << op << ", type " << type);
+  std::mt19937 random(11);
+  constexpr int64_t kExperts = 4, kN = 70, kK = 150, kRows = 40, kBlocks = 2;
+  const int32_t offsets[kExperts + 1] = {0, 17, 17, 18, kRows};
+  const bool forward = op == MR_GROUPED_FORWARD, wgrad = op == MR_GROUPED_WGRAD, fp8 = type == MR_F8_E4M3;
+  const int64_t a_cols = forward ? kK : kN, out_rows = wgrad ? kExperts * kN : kRows,
+                cols = forward ? kN : kK;
+  const StoredRows a = random_stored_rows(random, type, kRows * a_cols),
+                   b = random_stored_rows(random, type, (wgrad ? kRows : kExperts * kN) * kK);
+  const std::vector<float> a_scales = random_floats(random, kRows * kBlocks),
+                           b_scales = random_floats(random, kExperts * kBlocks);
+  std::vector<float> c(static_cast<size_t>(out_rows * cols), NAN);
+  mr_grouped_gemm_args args{};
+  args.op = op, args.type = type, args.experts = kExperts, args.m = kRows, args.n = kN, args.k = kK;
+  args.offsets = offsets, args.a = a.bytes.data(), args.b = b.bytes.data();
+  args.out_type = MR_F32, args.c = c.data(), args.alpha = 0.25f;
+  if (fp8) args.a_scales = a_scales.data(), args.b_scales = b_scales.data();
+  size_t bytes = 0;
+  ASSERT_EQ(mr_grouped_gemm_workspace_bytes(device, &args, &bytes), MR_OK) << mr_last_error();
+  const Guarded workspace(bytes);
+  ASSERT_EQ(mr_grouped_gemm(device, &args, workspace.data(), bytes, nullptr), MR_OK) << mr_last_error();
+  std::vector<double> expected(c.size(), 0.0);
+  for (int64_t e = 0; e < kExperts; ++e) {
+    for (int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
+      for (int64_t n = 0; n < kN; ++n) {
+        for (int64_t k = 0; k < kK; ++k) {
+          const auto w_at = static_cast<size_t>((e * kN + n) * kK + k);
+          if (forward) {
+            const double scale =
+                !fp8 ? 1.0
+                     : static_cast<double>(a_scales[static_cast<size_t>(r * kBlocks + k / 128)]) *
+                           b_scales[static_cast<size_t>(e * kBlocks + k / 128)];
+            expected[static_cast<size_t>(r * kN + n)] +=
+                0.25 * scale * a.values[static_cast<size_t>(r * kK + k)] * b.values[w_at];
+          } else if (wgrad) {
+            expected[w_at] +=
+                0.25 * a.values[static_cast<size_t>(r * kN + n)] * b.values[static_cast<size_t>(r * kK + k)];
+          } else {
+            expected[static_cast<size_t>(r * kK + k)] +=
+                0.25 * a.values[static_cast<size_t>(r * kN + n)] * b.values[w_at];
+          }
+        }
+      }
+    }
+  }
+  double error = 0, largest = 1e-30;
+  for (size_t i = 0; i < c.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(c[i])) << i;
+    error = std::max(error, std::abs(c[i] - expected[i]));
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  EXPECT_LE(error / largest, 3e-6);
+}
+
+TEST(GroupedGemm, EveryTypeAndGradient) {
+  const DevicePtr device = open_cpu();
+  for (const mr_dtype type : {MR_BF16, MR_F16}) {
+    for (const mr_grouped_op op : {MR_GROUPED_FORWARD, MR_GROUPED_DGRAD, MR_GROUPED_WGRAD})
+      compare_grouped(device.get(), op, type);
+  }
+  compare_grouped(device.get(), MR_GROUPED_FORWARD, MR_F8_E4M3);
+}
+
+TEST(GroupedGemm, WrongArguments) {
+  const DevicePtr device = open_cpu();
+  const std::vector<uint16_t> a(64), b(64);
+  std::vector<float> c(64);
+  const int32_t offsets[2] = {0, 8};
+  const auto refused = [&](mr_status status, const char* word, const auto& change) {
+    mr_grouped_gemm_args args{};
+    args.type = MR_BF16, args.experts = 1, args.m = 8, args.n = 8, args.k = 8, args.offsets = offsets;
+    args.a = a.data(), args.b = b.data(), args.c = c.data(), args.out_type = MR_F32;
+    change(args);
+    size_t bytes = 0;
+    EXPECT_REFUSED(mr_grouped_gemm_workspace_bytes(device.get(), &args, &bytes), status, word);
+  };
+  refused(MR_ERROR_INVALID, "args.type", [](mr_grouped_gemm_args& x) { x.type = MR_F32; });
+  refused(MR_ERROR_UNSUPPORTED, "gradient",
+          [](mr_grouped_gemm_args& x) { x.type = MR_F8_E4M3, x.op = MR_GROUPED_WGRAD; });
+  refused(MR_ERROR_INVALID, "args.offsets", [](mr_grouped_gemm_args& x) { x.offsets = nullptr; });
+  refused(MR_ERROR_INVALID, "args.a", [](mr_grouped_gemm_args& x) { x.a = nullptr; });
+  refused(MR_ERROR_INVALID, "args.ldb", [](mr_grouped_gemm_args& x) { x.ldb = 16; });
+  refused(MR_ERROR_INVALID, "a_scales", [&](mr_grouped_gemm_args& x) { x.a_scales = c.data(); });
+  refused(MR_ERROR_INVALID, "args.a_scales", [](mr_grouped_gemm_args& x) { x.type = MR_F8_E4M3; });
+}
+
+}  // namespace
+}  // namespace millrace::api_test

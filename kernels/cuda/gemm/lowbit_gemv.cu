@@ -1,0 +1,177 @@
+// GEMV with four-bit weights: one to eight rows of bf16 activations. The units of a tile of 64 rows lie one
+// after the other, so a work item, a tile's segment of 2,048 columns, is one run of 70 KB.
+//
+// A CTA is four consumer warps, 16 rows each, and a producer thread that keeps a ring of nine units under
+// way by bulk copies; four CTAs an SM have 160 KB under way. A CTA keeps its segment, so its part of the
+// activations is loaded once, in the order in which a lane needs it:
+//     x   [row][unit 16][chunk 4][t 4] 16 bytes: the B operands of two steps of 16 columns
+// Rows are the columns of m16n8k16 products: the chains, and so the bits, of lowbit_wgmma.cuh. Several
+// segments' sums meet in a kernel that adds them in order.
+//
+// Roofline: the units' bytes at 4.3 TB/s (measured copy of an H200), some 19 bytes a cycle of an SM. A unit
+// is 4 x 150 (e2m1) to 4 x 210 (INT4) issue slots: 29 to 20 bytes a cycle.
+#include "kernels/cuda/gemm/lowbit_format.cuh"
+#include "kernels/cuda/gemm/lowbit_output.cuh"
+#include "kernels/cuda/ptx/barrier.cuh"
+#include "kernels/cuda/ptx/grid_dependency.cuh"
+#include "kernels/cuda/ptx/mma.cuh"
+#include "kernels/cuda/tile/launch.cuh"
+
+namespace millrace::cuda {
+namespace {
+
+constexpr int kWarps = 4, kThreads = (kWarps + 1) * 32, kRing = 9, kCtasPerSm = 4;
+constexpr int kRowBytes = quant::kSegmentUnits * 256 + 64;  // of x; neighbours in different banks
+
+struct GemvProblem {
+  LowbitGemm op;
+  int32_t row_tiles, column_units, segments;
+  int32_t tiles_apart;  // of a CTA's items
+};
+
+// Words 2t, 2t + 1 of every half step of a segment's columns; zeros behind the last.
+__device__ void load_rows(const GemvProblem& p, int segment, uint8_t* to) {
+  const auto* x = static_cast<const uint16_t*>(p.op.x);
+  constexpr int kWords = quant::kSegmentUnits * 64;
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(p.op.m) * kWords; i += kWarps * 32) {
+    const int row = i / kWords, word = i % kWords, half_step = word % 64 / 4, t = word % 4;
+    const int64_t column =
+        (int64_t{segment} * quant::kSegmentUnits + word / 64) * quant::kUnitColumns + half_step * 8 + 2 * t;
+    uint32_t value = 0;
+    if (column < p.op.k) value = *reinterpret_cast<const uint32_t*>(x + row * p.op.ldx + column);
+    uint8_t* at = to + row * kRowBytes + word / 64 * 256 + half_step / 4 * 64 + t * 16 + half_step % 4 * 4;
+    *reinterpret_cast<uint32_t*>(at) = value;
+  }
+}
+
+template <mr_lowbit_format kFormat>
+__global__ void __launch_bounds__(kThreads, kCtasPerSm) gemv_lowbit_kernel(const GemvProblem p) {
+  using Weights = LowbitWeights<kFormat>;
+  constexpr int kUnitBytes = quant::unit_bytes(kFormat);
+  extern __shared__ __align__(128) uint8_t gemv_shared[];
+  uint8_t *ring = gemv_shared, *rows = ring + kRing * kUnitBytes;
+  __shared__ uint64_t full[kRing], empty[kRing];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kRing; ++i) {
+      ptx::barrier_init(full + i, 1);
+      ptx::barrier_init(empty + i, kWarps);
+    }
+    ptx::barrier_init_fence();
+  }
+  const int segment = static_cast<int>(blockIdx.x) % p.segments;
+  const int first_unit = segment * quant::kSegmentUnits;
+  const int units = min(quant::kSegmentUnits, p.column_units - first_unit);
+  __syncthreads();  // the barriers are there
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
+  if (warp == kWarps) {
+    uint32_t stage = 0, parity = 1;
+    for (int tile = static_cast<int>(blockIdx.x) / p.segments; lane == 0 && tile < p.row_tiles;
+         tile += p.tiles_apart) {
+      const uint8_t* from = p.op.weights + (int64_t{tile} * p.column_units + first_unit) * kUnitBytes;
+      for (int i = 0; i < units; ++i) {
+        ptx::barrier_wait(empty + stage, parity);
+        ptx::barrier_arrive_expect(full + stage, kUnitBytes);
+        ptx::bulk_copy(ring + stage * kUnitBytes, from + int64_t{i} * kUnitBytes, kUnitBytes, full + stage);
+        if (++stage == kRing) stage = 0, parity ^= 1u;
+      }
+    }
+    return;
+  }
+  load_rows(p, segment, rows);
+  ptx::named_barrier<1, kWarps * 32>();  // the consumers: the activations are there
+  const int g = lane / 4, t = lane % 4;
+  const bool mine = g < p.op.m;
+  const uint8_t* x = rows + (mine ? g : 0) * kRowBytes + t * 16;
+  uint32_t stage = 0, parity = 0;
+  for (int tile = static_cast<int>(blockIdx.x) / p.segments; tile < p.row_tiles; tile += p.tiles_apart) {
+    float sum[4] = {};
+    for (int i = 0; i < units; ++i) {
+      ptx::barrier_wait(full + stage, parity);
+      const uint8_t* unit = ring + stage * kUnitBytes;
+      // All loads of the unit before its chain of products, which is what takes longest.
+      uint32_t words[quant::kUnitSteps];
+      typename Weights::Scale scales[quant::kUnitSteps / Weights::kSteps];
+      uint4 b[4] = {};
+#pragma unroll
+      for (int s = 0; s < quant::kUnitSteps; ++s) words[s] = lowbit::word_at(unit, s, warp, lane);
+#pragma unroll
+      for (int s = 0; s < quant::kUnitSteps; s += Weights::kSteps)
+        scales[s / Weights::kSteps] = Weights::scale(unit, s, warp, lane);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (mine) b[c] = *reinterpret_cast<const uint4*>(x + i * 256 + c * 64);
+      }
+#pragma unroll
+      for (int s = 0; s < quant::kUnitSteps; ++s) {
+        uint32_t w[4];
+        Weights::weights(words[s], scales[s / Weights::kSteps], w);
+        ptx::mma_bf16(sum, w, s % 2 == 0 ? b[s / 2].x : b[s / 2].z, s % 2 == 0 ? b[s / 2].y : b[s / 2].w);
+      }
+      __syncwarp();
+      if (lane == 0) ptx::barrier_arrive(empty + stage);
+      if (++stage == kRing) stage = 0, parity ^= 1u;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t output = int64_t{tile} * quant::kUnitRows + warp * 16 + g + i / 2 * 8;
+      const int row = 2 * t + i % 2;
+      if (row >= p.op.m || output >= p.op.n) continue;
+      if (p.segments == 1) {
+        store_lowbit(p.op, sum[i] * LowbitWeights<kFormat>::kUnscale, 0, row, output);
+      } else {  // [segment][row][n]
+        p.op.workspace[(int64_t{segment} * p.op.m + row) * p.op.n + output] = sum[i];
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(256) add_segments_kernel(const GemvProblem p, float unscale) {
+  ptx::let_dependents_start();
+  ptx::wait_for_previous();
+  const int64_t all = p.op.m * p.op.n;
+  for (int64_t i = int64_t{blockIdx.x} * 256 + threadIdx.x; i < all; i += int64_t{gridDim.x} * 256) {
+    float sum = p.op.workspace[i];
+    for (int s = 1; s < p.segments; ++s) sum += p.op.workspace[s * all + i];
+    store_lowbit(p.op, sum * unscale, 0, i / p.op.n, i % p.op.n);
+  }
+}
+
+template <mr_lowbit_format kFormat>
+void launch_as(const LowbitGemm& op, const Launch& at) {
+  const quant::UnitGrid grid(op.n, op.k);
+  GemvProblem p{};
+  p.op = op;
+  p.row_tiles = static_cast<int32_t>(grid.row_tiles);
+  p.column_units = static_cast<int32_t>(grid.column_units);
+  p.segments = (p.column_units + quant::kSegmentUnits - 1) / quant::kSegmentUnits;
+  const int wanted = at.device.sm_count() * kCtasPerSm / p.segments;
+  p.tiles_apart = wanted < 1 ? 1 : wanted < p.row_tiles ? wanted : p.row_tiles;
+  const size_t bytes = kRing * quant::unit_bytes(kFormat) + static_cast<size_t>(op.m) * kRowBytes;
+  allow_shared_memory(gemv_lowbit_kernel<kFormat>, bytes);
+  launch_dependent("gemv_lowbit_kernel", gemv_lowbit_kernel<kFormat>,
+                   dim3(static_cast<unsigned>(p.tiles_apart * p.segments)), kThreads, bytes, at, p);
+  if (p.segments == 1) return;
+  const int64_t blocks = (op.m * op.n + 255) / 256;
+  launch_dependent("add_segments_kernel", add_segments_kernel,
+                   dim3(static_cast<unsigned>(blocks < 1024 ? blocks : 1024)), 256, 0, at, p,
+                   LowbitWeights<kFormat>::kUnscale);
+}
+
+}  // namespace
+
+void launch_lowbit_gemv(const LowbitGemm& op, const Launch& at) {
+  switch (op.format) {
+    case MR_LOWBIT_MXFP4:
+      return launch_as<MR_LOWBIT_MXFP4>(op, at);
+    case MR_LOWBIT_NVFP4:
+      return launch_as<MR_LOWBIT_NVFP4>(op, at);
+    case MR_LOWBIT_INT4_32:
+      return launch_as<MR_LOWBIT_INT4_32>(op, at);
+    default:
+      return launch_as<MR_LOWBIT_INT4_128>(op, at);
+  }
+}
+
+}  // namespace millrace::cuda
