@@ -128,18 +128,35 @@ struct DenseStore {
     wide = reinterpret_cast<uintptr_t>(c) % bytes == 0 && ldc % 4 == 0;
     wide_residual = reinterpret_cast<uintptr_t>(e.residual) % bytes == 0 && e.residual_stride % 4 == 0;
   }
-  __device__ void add_residual(Float4& y, int64_t row, int32_t column) const {
+  // Four elements of the residual as they lie, zeros behind the end: a load that may be under way for long.
+  __device__ uint4 load_residual(int64_t row, int32_t column) const {
     const int64_t at = row * e.residual_stride + column;
-    if (!wide_residual || column + 4 > outputs) {
+    uint32_t w[4] = {0, 0, 0, 0};
+    if (e.out == DenseOut::kF32) {
+      const auto* from = static_cast<const uint32_t*>(e.residual) + at;
+      if (wide_residual && column + 4 <= outputs) return *reinterpret_cast<const uint4*>(from);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (column + i < outputs) y.v[i] += load_out(e.residual, at + i, e.out);
+        if (column + i < outputs) w[i] = from[i];
       }
-    } else if (e.out == DenseOut::kF32) {
-      const float4 x = *reinterpret_cast<const float4*>(static_cast<const float*>(e.residual) + at);
-      y.v[0] += x.x, y.v[1] += x.y, y.v[2] += x.z, y.v[3] += x.w;
     } else {
-      const uint2 x = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(e.residual) + at);
+      const auto* from = static_cast<const uint16_t*>(e.residual) + at;
+      if (wide_residual && column + 4 <= outputs) {
+        const uint2 x = *reinterpret_cast<const uint2*>(from);
+        return {x.x, x.y, 0, 0};
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (column + i < outputs) w[i / 2] |= static_cast<uint32_t>(from[i]) << (i % 2 * 16);
+      }
+    }
+    return {w[0], w[1], w[2], w[3]};
+  }
+  __device__ void add_residual(Float4& y, const uint4& x) const {
+    if (e.out == DenseOut::kF32) {
+      y.v[0] += __uint_as_float(x.x), y.v[1] += __uint_as_float(x.y);
+      y.v[2] += __uint_as_float(x.z), y.v[3] += __uint_as_float(x.w);
+    } else {
       const float2 low = unpack(x.x), high = unpack(x.y);
       y.v[0] += low.x, y.v[1] += low.y, y.v[2] += high.x, y.v[3] += high.y;
     }

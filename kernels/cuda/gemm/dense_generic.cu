@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) dense_finish_kernel(const float* sum
         dense_activate<kActivation>(y);
       }
     });
-    if (e.residual != nullptr) out.add_residual(y, row, column);
+    if (e.residual != nullptr) out.add_residual(y, out.load_residual(row, column));
     out.store(y, row, column);
   }
 }

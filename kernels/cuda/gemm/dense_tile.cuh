@@ -218,11 +218,31 @@ struct DensePanels {
     return *reinterpret_cast<const uint32_t*>(&v);
   }
 
+  // How finish goes over a warp's 16 rows: four passes of four rows, each in parts of 128 columns (of gates
+  // one, both of whose halves a lane has). A lane has four neighbouring columns of 4 rows, of 64 columns
+  // those of 2.
+  static constexpr int kParts = Tile::kWarpgroupColumns < 128 ? 1 : Tile::kWarpgroupColumns / 128;
+  static constexpr int kLanes = Tile::kWarpgroupColumns < 128 ? Tile::kWarpgroupColumns / 4 : 32;
+  static constexpr int kLaneRows = kLanes / 8;
+  __device__ int lane_row(int i) const { return lane / kLanes + i * (32 / kLanes); }
+
+  // What is read ahead of a tile's end, under its last products: vectors of columns, of gates [1] for what
+  // they multiply; the residual of the first step.
+  struct Ahead {
+    Float4 bias[kParts], scales[kParts];
+    uint4 residual[kLaneRows];
+  };
+
   // sum[kSums]: 64 rows from `row` and columns from `column` on, both of the sums' matrix.
   template <class Sum, int kSums>
   __device__ void store(const DenseProblem& p, Sum (&sum)[kSums], int32_t row, int32_t column) {
+    Ahead ahead = read_ahead(p, row, column);
+    store(p, sum, row, column, ahead);
+  }
+  template <class Sum, int kSums>
+  __device__ void store(const DenseProblem& p, Sum (&sum)[kSums], int32_t row, int32_t column, Ahead& ahead) {
     if (!p.epilogue.plain()) {
-      finish(p, sum, row, p.gate_columns > 0 ? column / 2 : column);
+      finish(p, sum, row, column, ahead);
     } else {
       store_rounded(p, sum, row, column);
     }
@@ -267,108 +287,117 @@ struct DensePanels {
       ptx::prefetch_l2(from + int64_t{c} * bytes);
   }
 
+  __device__ Ahead read_ahead(const DenseProblem& p, int32_t row, int32_t column) const {
+    Ahead ahead{};
+    const DenseEpilogue& e = p.epilogue;
+    if (e.plain()) return ahead;
+    const bool gated = p.gate_columns > 0;
+    const int32_t first = (gated ? column / 2 : column) + 4 * (lane % kLanes);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int32_t at = first + part * (gated ? p.outputs : 128),
+                    past = gated && part == 0 ? p.outputs : p.n;
+      ahead.bias[part] = load_columns(e.bias, at, past);
+      ahead.scales[part] = load_columns(e.column_scales, at, past);
+    }
+    if (e.residual != nullptr) {
+      read_residual(p, DenseStore(e, p.out, p.ldc, p.outputs), row + 16 * warp, first, ahead.residual);
+    }
+    return ahead;
+  }
+  __device__ void read_residual(const DenseProblem& p, const DenseStore& out, int32_t row, int32_t column,
+                                uint4 (&to)[kLaneRows]) const {
+#pragma unroll
+    for (int i = 0; i < kLaneRows; ++i) {
+      if (row + lane_row(i) < p.m) to[i] = out.load_residual(row + lane_row(i), column);
+    }
+  }
+
   // A warp's 16 rows, four at a time: from the lanes that have them to [4][kColumns] float32 of its own
   // quarter of the panels, chunk c of 16 bytes of row i at c ^ 2i, so that 16 lanes' pairs and 32 lanes'
-  // fours lie in different banks; then a lane has four neighbours of a row, and the loop over rows is few
-  // instructions, which stay in the first instruction cache. `column`: the first output.
+  // fours lie in different banks; then a lane has four neighbours of a row. All steps are the same few
+  // instructions, which stay in the first instruction caches.
   template <class Sum, int kSums>
-  __device__ void finish(const DenseProblem& p, const Sum (&sum)[kSums], int32_t row, int32_t column) const {
-    constexpr int kColumns = 2 * kSums, kRowBytes = kColumns * 4;
-    static_assert(4 * kRowBytes <= 2 * kPanelBytes / 4);
+  __device__ void finish(const DenseProblem& p, const Sum (&sum)[kSums], int32_t row, int32_t column,
+                         Ahead& ahead) const {
+    static_assert(4 * 2 * kSums * 4 <= 2 * kPanelBytes / 4);
     uint8_t* const rows = panels + warp * (2 * kPanelBytes / 4);
-    const int g = lane / 4, t = lane % 4;
-    const DenseStore out(p.epilogue, p.out, p.ldc, p.outputs);
+    const DenseEpilogue& e = p.epilogue;
+    const DenseStore out(e, p.out, p.ldc, p.outputs);
+    const int parts = p.gate_columns > 0 ? 1 : kParts;
+    const int32_t first = (p.gate_columns > 0 ? column / 2 : column) + 4 * (lane % kLanes);
 #pragma unroll 1
-    for (int pass = 0; pass < 4; ++pass) {  // rows 8 (pass / 2) + 4 (pass % 2) and on
-      __syncwarp();                         // all lanes have read the rows before
-      if (g / 4 == pass % 2) {
-        uint8_t* const to = rows + g % 4 * kRowBytes + t % 2 * 8;
-        const int flip = g % 4 * 2;
-        if (pass < 2) {
-          put_rows<0>(to, flip, sum);
-        } else {
-          put_rows<1>(to, flip, sum);
-        }
+    for (int step = 0; step < 4 * parts; ++step) {
+      const int pass = step / parts, part = step % parts;
+      if (part == 0) put_rows(rows, pass, sum);
+      uint4 residual[kLaneRows];
+#pragma unroll
+      for (int i = 0; i < kLaneRows; ++i) residual[i] = ahead.residual[i];
+      if (e.residual != nullptr && step + 1 < 4 * parts) {  // the next step's, on their way under this one
+        read_residual(p, out, row + 16 * warp + (step + 1) / parts * 4, first + (step + 1) % parts * 128,
+                      ahead.residual);
       }
-      __syncwarp();  // the rows are there
-      const int32_t first = row + 16 * warp + 4 * pass;
-      with_activation(p.epilogue.activation, [&]<DenseActivation kActivation>() {
-        if constexpr (!is_gated(kActivation)) {
-          finish_columns<kActivation, kColumns>(p, out, rows, first, column);
-        } else if constexpr (Tile::kTakesGates) {
-          finish_gates<kActivation, kColumns>(p, out, rows, first, column);
+      const int32_t first_row = row + 16 * warp + 4 * pass, at = first + 128 * part;
+      with_activation(e.activation, [&]<DenseActivation kActivation>() {
+        constexpr int kRows = is_gated(kActivation) && !Tile::kTakesGates ? 0 : kLaneRows;
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          const int32_t r = first_row + lane_row(i);
+          if (r >= p.m) break;  // with 32 lanes a row, for all of them alike
+          Float4 y = scaled(p, rows, lane_row(i), part, ahead, r, part);
+          if constexpr (is_gated(kActivation)) {
+            y = dense_gate<kActivation>(e, y, scaled(p, rows, lane_row(i), 1, ahead, r, kParts - 1));
+          } else {
+            dense_activate<kActivation>(y);
+          }
+          if (e.residual != nullptr) out.add_residual(y, residual[i]);
+          out.store(y, r, at);
         }
       });
     }
   }
-  // Half kHalf of a lane's rows: chunk 2j + t / 2 has columns 8j + 2t and + 1.
+  // Four sums of row i of the pass, of columns from 128 `part` on, with factors and bias.
+  __device__ Float4 scaled(const DenseProblem& p, const uint8_t* rows, int i, int part, const Ahead& ahead,
+                           int32_t row, int vector) const {
+    const DenseEpilogue& e = p.epilogue;
+    const int chunk = lane % kLanes + 32 * part;
+    const float4 x =
+        *reinterpret_cast<const float4*>(rows + i * Tile::kWarpgroupColumns * 4 + (chunk ^ (2 * i)) * 16);
+    Float4 y{{x.x, x.y, x.z, x.w}};
+    const bool last = kParts > 1 && vector > 0;
+    const float scale = e.row_scales != nullptr ? e.alpha * e.row_scales[row] : e.alpha;
+    if (e.column_scales != nullptr) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) y.v[k] *= last ? ahead.scales[kParts - 1].v[k] : ahead.scales[0].v[k];
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      y.v[k] = fmaf(y.v[k], scale, last ? ahead.bias[kParts - 1].v[k] : ahead.bias[0].v[k]);
+    }
+    return y;
+  }
+  // Rows 4 pass to 4 pass + 3 from the lanes (g, t) that have them: chunk 2j + t / 2 has columns 8j + 2t and
+  // + 1.
+  template <class Sum, int kSums>
+  __device__ void put_rows(uint8_t* rows, int pass, const Sum (&sum)[kSums]) const {
+    const int g = lane / 4, t = lane % 4;
+    __syncwarp();  // all lanes have read the rows before
+    if (g / 4 == pass % 2) {
+      uint8_t* const to = rows + g % 4 * (2 * kSums * 4) + t % 2 * 8;
+      if (pass < 2) {
+        put_half<0>(to, g % 4 * 2, sum);
+      } else {
+        put_half<1>(to, g % 4 * 2, sum);
+      }
+    }
+    __syncwarp();  // the rows are there
+  }
   template <int kHalf, class Sum, int kSums>
-  __device__ void put_rows(uint8_t* to, int flip, const Sum (&sum)[kSums]) const {
+  __device__ void put_half(uint8_t* to, int flip, const Sum (&sum)[kSums]) const {
 #pragma unroll
     for (int j = 0; j < kSums / 4; ++j) {
       *reinterpret_cast<float2*>(to + ((2 * j + lane % 4 / 2) ^ flip) * 16) = make_float2(
           static_cast<float>(sum[4 * j + 2 * kHalf]), static_cast<float>(sum[4 * j + 2 * kHalf + 1]));
-    }
-  }
-  __device__ static Float4 get(const uint8_t* row, int chunk, int i) {
-    const float4 x = *reinterpret_cast<const float4*>(row + (chunk ^ (2 * i)) * 16);
-    return {{x.x, x.y, x.z, x.w}};
-  }
-  // Four rows from `row` on, kColumns columns.
-  template <DenseActivation kActivation, int kColumns>
-  __device__ void finish_columns(const DenseProblem& p, const DenseStore& out, const uint8_t* rows,
-                                 int32_t row, int32_t column) const {
-    const DenseEpilogue& e = p.epilogue;
-    constexpr int kLanes = kColumns < 128 ? kColumns / 4 : 32, kRowsAtOnce = 32 / kLanes;
-    const int chunk = lane % kLanes, own = lane / kLanes;
-#pragma unroll 1
-    for (int part = 0; part < (kColumns < 128 ? 1 : kColumns / 128); ++part) {
-      const int32_t at = column + 128 * part + 4 * chunk;
-      const Float4 bias = load_columns(e.bias, at, p.n), scales = load_columns(e.column_scales, at, p.n);
-#pragma unroll 2
-      for (int i = own; i < 4; i += kRowsAtOnce) {
-        if (row + i >= p.m) break;  // of kE4m3 all lanes have the same row
-        Float4 y = get(rows + i * kColumns * 4, chunk + 32 * part, i);
-        const float scale = e.row_scales != nullptr ? e.alpha * e.row_scales[row + i] : e.alpha;
-        if (e.column_scales != nullptr) {
-#pragma unroll
-          for (int k = 0; k < 4; ++k) y.v[k] *= scales.v[k];
-        }
-#pragma unroll
-        for (int k = 0; k < 4; ++k) y.v[k] = fmaf(y.v[k], scale, bias.v[k]);
-        dense_activate<kActivation>(y);
-        if (e.residual != nullptr) out.add_residual(y, row + i, at);
-        out.store(y, row + i, at);
-      }
-    }
-  }
-  // The same of gates, the first half of the columns, and what they multiply.
-  template <DenseActivation kActivation, int kColumns>
-  __device__ void finish_gates(const DenseProblem& p, const DenseStore& out, const uint8_t* rows, int32_t row,
-                               int32_t column) const {
-    static_assert(kColumns == 256);
-    const DenseEpilogue& e = p.epilogue;
-    const int32_t at = column + 4 * lane, other = at + p.outputs;
-    const Float4 bias = load_columns(e.bias, at, p.outputs), other_bias = load_columns(e.bias, other, p.n);
-    const Float4 scales = load_columns(e.column_scales, at, p.outputs),
-                 other_scales = load_columns(e.column_scales, other, p.n);
-#pragma unroll 2
-    for (int i = 0; i < 4; ++i) {
-      if (row + i >= p.m) break;
-      Float4 g = get(rows + i * kColumns * 4, lane, i), u = get(rows + i * kColumns * 4, lane + 32, i);
-      const float scale = e.row_scales != nullptr ? e.alpha * e.row_scales[row + i] : e.alpha;
-      if (e.column_scales != nullptr) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) g.v[k] *= scales.v[k], u.v[k] *= other_scales.v[k];
-      }
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        g.v[k] = fmaf(g.v[k], scale, bias.v[k]);
-        u.v[k] = fmaf(u.v[k], scale, other_bias.v[k]);
-      }
-      Float4 y = dense_gate<kActivation>(e, g, u);
-      if (e.residual != nullptr) out.add_residual(y, row + i, at);
-      out.store(y, row + i, at);
     }
   }
 

@@ -58,10 +58,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         }
       }
       if (Tile::kStaggered && warpgroup == 0) ptx::named_arrive<kAheadName, 256>();  // the second may go on
+      typename DensePanels<Tile>::Ahead ahead = panels.read_ahead(p, row, column);
       ptx::wgmma_wait<0>();
       ptx::fence_registers(sum);
       if (leader) at.release(before);
-      panels.store(p, sum, row, column);
+      panels.store(p, sum, row, column, ahead);
     });
     if (leader) ptx::bulk_store_wait();  // shared memory stays until copies have read it
   }
@@ -86,9 +87,10 @@ void launch_shape(const DenseGemm& op, int tile, const Launch& at) {
 
 template <class Element>
 void launch_layout(const DenseGemm& op, int tile, const Launch& at) {
-  if constexpr (Element::kElementBytes == 1) return launch_shape<Element, false, false>(op, tile, at);
-  if (op.mn_major_a) return launch_shape<Element, true, true>(op, tile, at);
-  if (op.mn_major_b) return launch_shape<Element, false, true>(op, tile, at);
+  if constexpr (Element::kElementBytes == 2) {
+    if (op.mn_major_a) return launch_shape<Element, true, true>(op, tile, at);
+    if (op.mn_major_b) return launch_shape<Element, false, true>(op, tile, at);
+  }
   launch_shape<Element, false, false>(op, tile, at);
 }
 
