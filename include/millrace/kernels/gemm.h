@@ -32,7 +32,7 @@ typedef enum mr_gemm_activation {
 } mr_gemm_activation;
 
 typedef struct mr_gemm_args {
-  mr_dtype type; /* of a and b: MR_BF16, MR_F16, MR_F8_E4M3, MR_I8; on a CPU MR_F32 too */
+  mr_dtype type; /* of a and b: MR_BF16, MR_F16, MR_F8_E4M3, MR_I8, MR_F32 (on a GPU by FMA, slow) */
   int64_t m, n, k;
   const void* a; /* [m, k] or, transposed, [k, m]; rows lda elements apart (0: packed) */
   int64_t lda;

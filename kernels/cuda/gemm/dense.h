@@ -13,7 +13,10 @@
 
 namespace millrace::cuda {
 
-enum class DenseType : int32_t { kBf16, kF16, kE4m3, kS8 };
+enum class DenseType : int32_t { kBf16, kF16, kE4m3, kS8, kF32 };  // kF32: launch_dense_generic alone
+inline int dense_bytes(DenseType type) {
+  return type == DenseType::kF32 ? 4 : type == DenseType::kBf16 || type == DenseType::kF16 ? 2 : 1;
+}
 enum class DenseOut : int32_t { kF32, kBf16, kF16, kE4m3 };
 enum class DenseActivation : int32_t { kNone, kGelu, kGeluTanh, kSilu, kSwiglu, kClampedSwiglu };
 

@@ -17,6 +17,8 @@ __device__ float load_element(const void* from, int64_t at, DenseType type) {
       return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[at]);
     case DenseType::kF16:
       return __half2float(static_cast<const __half*>(from)[at]);
+    case DenseType::kF32:
+      return static_cast<const float*>(from)[at];
     case DenseType::kE4m3:
       return static_cast<float>(static_cast<const __nv_fp8_e4m3*>(from)[at]);
     default:
@@ -154,7 +156,7 @@ void launch_dense_generic(const DenseGemm& op, const Launch& at) {
   for (unsigned first = 0; first < rows; first += kMostRows) {
     DenseGemm part = op;
     const int64_t skip = int64_t{first} * kTile;
-    const int element = op.type == DenseType::kBf16 || op.type == DenseType::kF16 ? 2 : 1;
+    const int element = dense_bytes(op.type);
     const int out = dense_out_bytes(op.epilogue.out);
     part.m = op.m - skip;
     part.a = static_cast<const uint8_t*>(op.a) + (op.mn_major_a ? skip : skip * op.lda) * element;
@@ -187,8 +189,8 @@ void launch_dense_finish(const float* sums, const DenseGemm& op, const Launch& a
 }
 
 bool supports_dense_wgmma(const DenseGemm& op, const Device& device) {
-  if (!device.has_wgmma() || op.m == 0 || op.n == 0 || op.k == 0) return false;
-  const int64_t bytes = op.type == DenseType::kBf16 || op.type == DenseType::kF16 ? 2 : 1;
+  if (!device.has_wgmma() || op.m == 0 || op.n == 0 || op.k == 0 || op.type == DenseType::kF32) return false;
+  const int64_t bytes = dense_bytes(op.type);
   const int64_t out = dense_out_bytes(op.epilogue.out);
   if (bytes == 1 && (op.mn_major_a || op.mn_major_b)) return false;
   if (op.mn_major_a && !op.mn_major_b) return false;  // TT: no layer's product
